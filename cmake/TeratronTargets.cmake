@@ -1,0 +1,39 @@
+# teratron_library(name [TORCH] SOURCES ... DEPENDS ...): one static library.
+# TORCH libraries see ATen through one shared precompiled header; the others never include torch.
+find_package(GTest REQUIRED)
+
+file(WRITE ${CMAKE_BINARY_DIR}/pch/empty.cpp "")
+add_library(teratron_pch STATIC EXCLUDE_FROM_ALL ${CMAKE_BINARY_DIR}/pch/empty.cpp)
+target_link_libraries(teratron_pch PUBLIC teratron_libtorch)
+target_compile_options(teratron_pch PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-unused-parameter>)
+target_include_directories(teratron_pch PRIVATE ${CMAKE_SOURCE_DIR})
+target_precompile_headers(teratron_pch PRIVATE <ATen/ATen.h> <torch/csrc/autograd/custom_function.h>)
+
+function(teratron_use_torch target)
+  target_link_libraries(${target} PUBLIC teratron_libtorch)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-unused-parameter>)
+  target_precompile_headers(${target} REUSE_FROM teratron_pch)
+endfunction()
+
+function(teratron_library name)
+  cmake_parse_arguments(LIB "TORCH" "" "SOURCES;DEPENDS" ${ARGN})
+  add_library(${name} STATIC ${LIB_SOURCES})
+  target_include_directories(${name} PUBLIC ${CMAKE_SOURCE_DIR})
+  target_link_libraries(${name} PUBLIC ${LIB_DEPENDS} Threads::Threads)
+  if(LIB_TORCH)
+    teratron_use_torch(${name})
+  endif()
+endfunction()
+
+# teratron_test(name [TORCH] SOURCES ... DEPENDS ...): one GoogleTest binary per layer, run as a whole by CTest.
+function(teratron_test name)
+  cmake_parse_arguments(T "TORCH" "" "SOURCES;DEPENDS" ${ARGN})
+  add_executable(${name} ${T_SOURCES})
+  target_link_libraries(${name} PRIVATE ${T_DEPENDS} GTest::gtest_main)
+  target_compile_definitions(${name} PRIVATE TERATRON_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+  if(T_TORCH)
+    teratron_use_torch(${name})
+  endif()
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES TIMEOUT 900)
+endfunction()

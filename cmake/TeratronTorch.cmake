@@ -1,0 +1,29 @@
+# libtorch out of the PyPI wheel, linked directly (find_package(Torch) would demand a full CUDA toolkit).
+# -idirafter: the wheel carries its own fmt and protobuf, which must not hide the system's.
+if(NOT TERATRON_TORCH)
+  file(GLOB candidates ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages)
+  list(GET candidates 0 TERATRON_TORCH)
+endif()
+if(NOT EXISTS ${TERATRON_TORCH}/torch/lib/libtorch.so)
+  message(FATAL_ERROR "torch 2.11 not found in '${TERATRON_TORCH}'. Run ./run build, which installs it, "
+                      "or pass -DTERATRON_TORCH=<site-packages>.")
+endif()
+
+add_library(teratron_libtorch INTERFACE)
+set(nvidia ${TERATRON_TORCH}/nvidia)
+foreach(dir torch/include torch/include/torch/csrc/api/include nvidia/cu13/include nvidia/nccl/include
+            nvidia/cudnn/include)
+  target_compile_options(teratron_libtorch INTERFACE
+                         "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-idirafter ${TERATRON_TORCH}/${dir}>")
+endforeach()
+target_link_libraries(teratron_libtorch INTERFACE
+  ${TERATRON_TORCH}/torch/lib/libtorch.so ${TERATRON_TORCH}/torch/lib/libtorch_cpu.so
+  ${TERATRON_TORCH}/torch/lib/libc10.so)
+if(EXISTS ${TERATRON_TORCH}/torch/lib/libtorch_cuda.so)
+  target_link_libraries(teratron_libtorch INTERFACE
+    -Wl,--no-as-needed ${TERATRON_TORCH}/torch/lib/libtorch_cuda.so ${TERATRON_TORCH}/torch/lib/libc10_cuda.so
+    -Wl,--as-needed ${nvidia}/cu13/lib/libcudart.so.13 ${nvidia}/cu13/lib/libcublasLt.so.13
+    ${nvidia}/nccl/lib/libnccl.so.2)
+endif()
+target_link_options(teratron_libtorch INTERFACE
+  -Wl,-rpath,${TERATRON_TORCH}/torch/lib:${nvidia}/cu13/lib:${nvidia}/nccl/lib)

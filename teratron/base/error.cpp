@@ -1,0 +1,65 @@
+#include "teratron/base/error.h"
+
+#include <cstdio>
+#include <cstdlib>
+
+namespace teratron {
+
+namespace {
+
+std::string join_problems(const std::vector<Problem>& problems) {
+  std::string text;
+  for (const Problem& problem : problems) {
+    if (!text.empty()) text += '\n';
+    text += to_string(problem);
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string to_string(const Problem& problem) {
+  std::string text;
+  if (!problem.where.empty()) text += problem.where + ": ";
+  text += problem.what;
+  if (!problem.fix.empty()) text += ". " + problem.fix;
+  if (text.back() != '.') text += '.';
+  return text;
+}
+
+UserError::UserError(ExitCode kind, std::vector<Problem> problems)
+    : std::runtime_error(join_problems(problems)), kind_(kind), problems_(std::move(problems)) {}
+
+UserError config_error(Problem problem) {
+  return {ExitCode::config, {std::move(problem)}};
+}
+
+UserError data_error(Problem problem) {
+  return {ExitCode::data, {std::move(problem)}};
+}
+
+UserError checkpoint_error(Problem problem) {
+  return {ExitCode::checkpoint, {std::move(problem)}};
+}
+
+void assertion_failed(const char* condition, const char* file, int line, const std::string& detail) {
+  std::fprintf(stderr, "teratron: internal error: %s:%d: %s %s\nPlease report this as a bug.\n", file, line,
+               condition, detail.c_str());
+  std::abort();
+}
+
+std::string printable(std::string_view text, size_t max_length) {
+  std::string out;
+  for (const char c : text.substr(0, max_length)) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) {
+      out += fmt::format("\\x{:02x}", byte);
+    } else {
+      out += c;
+    }
+  }
+  if (text.size() > max_length) out += "...";
+  return out;
+}
+
+}  // namespace teratron

@@ -1,0 +1,77 @@
+// One rank's endpoint of one group of ranks.
+//
+// Stream contract: a collective starts after the work already queued on the caller's current stream and runs on
+// the communicator's own stream (GPU), or runs to its end before it returns (CPU ranks). Work::wait() makes the
+// caller's current stream wait for it; it never blocks the host on a GPU. Tensors handed over stay alive inside
+// the Work until wait() returns: whoever drops a Work without waiting keeps its tensors alive himself.
+// Every rank of the group must issue the same collectives in the same order; a ledger of (sequence, name,
+// shape) finds the rank that did not. After abort() every call throws Fault.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "teratron/comm/peers.h"
+
+namespace teratron {
+
+enum class ReduceOp : uint8_t { sum, avg, max, min };
+
+/// A collective under way.
+class Work {
+ public:
+  Work() = default;
+  explicit Work(std::function<void()> wait) : wait_(std::move(wait)) {}
+  /// The current stream (CPU: the caller) waits for the result. Calling it twice is harmless.
+  void wait();
+
+ private:
+  std::function<void()> wait_;
+};
+
+/// One message of a grouped exchange between neighbours.
+struct PointToPoint {
+  at::Tensor tensor;
+  int64_t peer = 0;  // rank within the group
+  bool send = false;
+};
+
+class Communicator : public Peers {
+ public:
+  // Tensors are contiguous. Sums of bf16 and fp16 are accumulated in fp32 and in rank order on CPU ranks, so
+  // results are the same on every rank and in every run.
+  virtual Work all_reduce(at::Tensor tensor, ReduceOp op) = 0;
+  /// output = this rank's equal part of the reduced input: input.numel() == size() * output.numel().
+  virtual Work reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) = 0;
+  /// output = all inputs, one after the other by rank: output.numel() == size() * input.numel().
+  virtual Work all_gather(at::Tensor output, at::Tensor input) = 0;
+  virtual Work broadcast(at::Tensor tensor, int64_t root) = 0;
+  /// Equal parts: part r of input goes to rank r.
+  virtual Work all_to_all(at::Tensor output, at::Tensor input) = 0;
+  /// Sends and receives that may run at the same time; buffered, so that two ranks may send to each other.
+  virtual Work exchange(std::vector<PointToPoint> messages) = 0;
+  virtual void barrier() = 0;
+  /// Makes every pending and later call of this group throw Fault, on this rank and on its peers.
+  virtual void abort(const std::string& reason) = 0;
+};
+
+/// Group of one: every collective is the identity (reduce_scatter and all_gather copy).
+std::shared_ptr<Communicator> self_communicator();
+
+/// All ranks of a job; makes the communicators of groups.
+class World {
+ public:
+  virtual ~World() = default;
+  virtual int64_t rank() const = 0;
+  virtual int64_t size() const = 0;
+  /// The communicator of `ranks` (global, ascending not required: position = rank in the group), which contain
+  /// the caller. All members call it with the same list and in the same order of lists.
+  virtual std::shared_ptr<Communicator> group(const std::vector<int64_t>& ranks) = 0;
+};
+
+}  // namespace teratron

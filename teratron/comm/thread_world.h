@@ -1,0 +1,17 @@
+// Ranks as threads of one process: every parallel code path runs in a plain test without a GPU.
+#pragma once
+
+#include <functional>
+
+#include "teratron/comm/mesh.h"
+
+namespace teratron {
+
+/// Runs `body` on `ranks` threads, each with its own World of that size and with at::set_num_threads(1).
+/// When one throws, the groups of all are aborted, all threads are joined and the first exception is rethrown.
+void run_ranks(int64_t ranks, const std::function<void(World&)>& body);
+
+/// The same with the mesh built: dp defaults to 1 here.
+void run_ranks(MeshOptions options, const std::function<void(const Mesh&)>& body);
+
+}  // namespace teratron

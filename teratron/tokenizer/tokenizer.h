@@ -1,0 +1,49 @@
+// A tokenizer turns text into token ids and back. All are thread-safe after construction.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace teratron {
+
+/// Ids of the tokens with a meaning of their own; absent where the vocabulary has none.
+struct SpecialTokens {
+  std::optional<int32_t> eod, bos, eos, pad, cls, sep, mask;
+  std::vector<int32_t> additional;  // in order, e.g. T5's sentinels
+};
+
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+  /// Appends the ids of `text` (UTF-8; invalid bytes are treated as U+FFFD) to `ids`.
+  virtual void encode(std::string_view text, std::vector<int32_t>& ids) const = 0;
+  /// The text of the ids (bytes of byte-level tokens joined; incomplete UTF-8 at the borders is kept as it is).
+  virtual std::string decode(std::span<const int32_t> ids) const = 0;
+  /// Number of ids, added tokens included, padding of the embedding excluded.
+  virtual int64_t vocab_size() const = 0;
+  virtual const SpecialTokens& special() const = 0;
+};
+
+struct TokenizerOptions {
+  std::string type;  // Megatron's --tokenizer-type: GPT2BPETokenizer, HuggingFaceTokenizer, NullTokenizer...
+  std::string vocab_file;
+  std::string merge_file;
+  std::string tokenizer_model;  // file or folder with tokenizer.json; also --tokenizer-name-or-path
+  int64_t vocab_size = 0;       // NullTokenizer
+  int64_t vocab_extra_ids = 0;
+  std::string compat_version = "0.7";  // bytes of Megatron 0.7, 2.6 or head (compat.md 2.5)
+};
+
+/// Reads the files and builds the tokenizer. Throws UserError(config) for a missing or unknown option and
+/// UserError(data) for a file that is wrong.
+std::unique_ptr<Tokenizer> build_tokenizer(const TokenizerOptions& options);
+
+/// Vocabulary rounded up to a multiple of divisible_by * tensor_parallel (compat.md 2.5).
+int64_t padded_vocab_size(int64_t vocab_size, int64_t divisible_by, int64_t tensor_parallel);
+
+}  // namespace teratron
