@@ -33,7 +33,7 @@ struct Piece {
 struct Shard {
   std::vector<int64_t> global_shape;  // logical shape, without padding
   int64_t dim = -1;
-  std::vector<int64_t> segments;
+  std::vector<int64_t> segments = {};
   int64_t padded = 0;
   int64_t parts = 1;
   int64_t index = 0;
