@@ -1,0 +1,42 @@
+// Rotary position embedding (Su et al. 2021, "RoFormer"). For every head, the first r = 2 * cos.size(1)
+// channels are rotated in pairs by the angle of the token's position; the others pass unchanged
+// (rotary_percent < 1).
+//
+//   half:         pairs (i, i + r/2)     Hugging Face's rotate_half, Megatron-LM's default
+//   interleaved:  pairs (2i, 2i + 1)     Megatron-LM's --rotary-interleaved
+//   (a, b) -> (a cos - b sin, b cos + a sin);   inverse (the backward): sin -> -sin
+//
+// Shapes: x [S, B, N, D] or [S, B, G, N, D], any strides but the last, which is 1: q or k as views of the
+// fused qkv buffer [S, B, G, heads/G + 2, D]; narrow(3, 0, heads/G + 1) of it turns q and k in one call. cos,
+// sin f32 (f64 for f64 x) [P, r/2], contiguous: a row per position, scaled as the model wants (YaRN's
+// attention factor included). positions int64 [S, B], any strides (expand it for a shared row); every value
+// in [0, P): checked on CPU, undefined behaviour on the GPU. Dtypes of x: f32, bf16, f16, f64. Asynchronous
+// on the current CUDA stream.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace teratron {
+
+enum class RopeStyle : uint8_t { half, interleaved };
+enum class RopeDirection : uint8_t { forward, inverse };
+
+struct RopeTable {
+  at::Tensor cos;
+  at::Tensor sin;
+};
+
+struct RopeOptions {
+  RopeStyle style = RopeStyle::half;
+  RopeDirection direction = RopeDirection::forward;
+};
+
+/// Rotates x where it lies.
+void rope_(const at::Tensor& x, const RopeTable& table, const at::Tensor& positions,
+           const RopeOptions& options);
+
+/// Rotates into a new contiguous tensor.
+at::Tensor rope(const at::Tensor& x, const RopeTable& table, const at::Tensor& positions,
+                const RopeOptions& options);
+
+}  // namespace teratron
