@@ -1,0 +1,259 @@
+#include "teratron/base/fault_point.h"
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+
+#include <unistd.h>
+
+#include "teratron/base/error.h"
+
+namespace teratron {
+
+namespace fault_detail {
+std::atomic<bool> armed = false;
+}
+
+namespace {
+
+enum class Action : uint8_t { kill, abort, stop, raise, error, delay, bitflip };
+
+struct ArmedFault {
+  std::string point;
+  int64_t rank = -1, step = -1, hit = -1, times = -1;
+  Action action = Action::kill;
+  int64_t value = 0;
+  int64_t passed = 0;
+};
+
+struct Registry {
+  std::mutex mutex;
+  std::vector<ArmedFault> faults;
+  bool recording = false;
+  std::vector<std::string> recorded;
+};
+
+// A fault may strike any thread at any depth, so what is armed belongs to the process.
+Registry& registry() {
+  static Registry instance;
+  return instance;
+}
+
+struct Context {
+  int64_t rank = 0;
+  int64_t step = 0;
+};
+
+Context& context() {
+  thread_local Context instance;
+  return instance;
+}
+
+UserError bad_specification(std::string_view text, const std::string& what) {
+  return config_error({.what = fmt::format("'{}': {}", printable(text), what),
+                       .where = "TERATRON_FAULT",
+                       .fix = "Write point[@rank=N,step=N,hit=N,times=N]:action[=value]"});
+}
+
+int64_t parse_number(std::string_view specification, std::string_view digits) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  if (error != std::errc{} || end != digits.data() + digits.size() || value < 0) {
+    throw bad_specification(specification, fmt::format("'{}' is not a number", printable(digits)));
+  }
+  return value;
+}
+
+struct NamedError {
+  std::string_view name;
+  int value;
+};
+constexpr std::array<NamedError, 9> named_errors = {{{"EIO", EIO},
+                                                     {"ESTALE", ESTALE},
+                                                     {"ENOSPC", ENOSPC},
+                                                     {"EDQUOT", EDQUOT},
+                                                     {"EACCES", EACCES},
+                                                     {"EROFS", EROFS},
+                                                     {"ENOENT", ENOENT},
+                                                     {"EINTR", EINTR},
+                                                     {"EINVAL", EINVAL}}};
+
+void parse_action(std::string_view specification, std::string_view text, ArmedFault& fault) {
+  const size_t equals = text.find('=');
+  const std::string_view name = text.substr(0, equals);
+  const std::string_view value = equals == std::string_view::npos ? "" : text.substr(equals + 1);
+  if (name == "kill") {
+    fault.action = Action::kill;
+  } else if (name == "abort") {
+    fault.action = Action::abort;
+  } else if (name == "stop") {
+    fault.action = Action::stop;
+  } else if (name == "throw") {
+    fault.action = Action::raise;
+  } else if (name == "delay") {
+    fault.action = Action::delay;
+    fault.value = parse_number(specification, value);
+  } else if (name == "bitflip") {
+    fault.action = Action::bitflip;
+    fault.value = value.empty() ? 0 : parse_number(specification, value);
+  } else if (name == "errno") {
+    fault.action = Action::error;
+    for (const NamedError& known : named_errors) {
+      if (known.name == value) fault.value = known.value;
+    }
+    if (fault.value == 0) throw bad_specification(specification, "errno needs a name such as EIO or ENOSPC");
+  } else {
+    throw bad_specification(specification,
+                            "the action is none of kill, abort, stop, throw, errno, delay, bitflip");
+  }
+}
+
+void parse_condition(std::string_view specification, std::string_view text, ArmedFault& fault) {
+  const size_t equals = text.find('=');
+  const std::string_view name = text.substr(0, equals);
+  if (equals == std::string_view::npos) throw bad_specification(specification, "a condition lacks '='");
+  const int64_t value = parse_number(specification, text.substr(equals + 1));
+  if (name == "rank") {
+    fault.rank = value;
+  } else if (name == "step") {
+    fault.step = value;
+  } else if (name == "hit") {
+    fault.hit = value;
+  } else if (name == "times") {
+    fault.times = value;
+  } else {
+    throw bad_specification(specification, "a condition is none of rank, step, hit, times");
+  }
+}
+
+template <typename Function>
+void for_each_part(std::string_view text, char separator, const Function& function) {
+  while (!text.empty()) {
+    const size_t end = text.find(separator);
+    if (end != 0) function(text.substr(0, end));
+    if (end == std::string_view::npos) return;
+    text.remove_prefix(end + 1);
+  }
+}
+
+ArmedFault parse_fault(std::string_view text) {
+  const size_t colon = text.find(':');
+  if (colon == std::string_view::npos) throw bad_specification(text, "':action' is missing");
+  ArmedFault fault;
+  const std::string_view target = text.substr(0, colon);
+  const size_t at = target.find('@');
+  fault.point = target.substr(0, at);
+  if (fault.point.empty()) throw bad_specification(text, "the name of the point is missing");
+  if (at != std::string_view::npos) {
+    for_each_part(target.substr(at + 1), ',',
+                  [&](std::string_view condition) { parse_condition(text, condition, fault); });
+  }
+  parse_action(text, text.substr(colon + 1), fault);
+  return fault;
+}
+
+bool matches(const ArmedFault& fault, std::string_view point) {
+  const std::string_view pattern = fault.point;
+  const bool same =
+      pattern.ends_with('*') ? point.starts_with(pattern.substr(0, pattern.size() - 1)) : point == pattern;
+  return same && (fault.rank < 0 || fault.rank == context().rank) &&
+         (fault.step < 0 || fault.step == context().step);
+}
+
+int act(const ArmedFault& fault, std::string_view point, std::span<std::byte> data) {
+  switch (fault.action) {
+    case Action::kill:
+      ::kill(::getpid(), SIGKILL);
+      break;
+    case Action::abort:
+      std::abort();
+    case Action::stop:
+      ::raise(SIGSTOP);
+      break;
+    case Action::raise:
+      throw Fault(fmt::format("fault injected at {}", point));
+    case Action::delay:
+      std::this_thread::sleep_for(std::chrono::milliseconds(fault.value));
+      break;
+    case Action::bitflip:
+      if (!data.empty()) {
+        const size_t bit = static_cast<size_t>(fault.value) % (data.size() * 8);
+        data[bit / 8] ^= std::byte{1} << (bit % 8);
+      }
+      break;
+    case Action::error:
+      return static_cast<int>(fault.value);
+  }
+  return 0;
+}
+
+}  // namespace
+
+int fault_detail::pass(std::string_view point, std::span<std::byte> data) {
+  std::vector<ArmedFault> due;
+  {
+    Registry& all = registry();
+    const std::lock_guard lock(all.mutex);
+    if (all.recording) {
+      bool known = false;
+      for (const std::string& name : all.recorded) known = known || name == point;
+      if (!known) all.recorded.emplace_back(point);
+    }
+    for (ArmedFault& fault : all.faults) {
+      if (!matches(fault, point)) continue;
+      ++fault.passed;
+      const bool strikes =
+          (fault.hit < 0 || fault.passed == fault.hit) && (fault.times < 0 || fault.passed <= fault.times);
+      if (strikes) due.push_back(fault);
+    }
+  }
+  int error = 0;
+  for (const ArmedFault& fault : due) {
+    const int pretended = act(fault, point, data);
+    if (pretended != 0) error = pretended;
+  }
+  return error;
+}
+
+void set_fault_context(int64_t rank, int64_t step) {
+  context() = {rank, step};
+}
+
+void arm_faults(std::string_view specification) {
+  std::vector<ArmedFault> faults;
+  for_each_part(specification, ';', [&](std::string_view text) { faults.push_back(parse_fault(text)); });
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  all.faults = std::move(faults);
+  fault_detail::armed.store(!all.faults.empty() || all.recording, std::memory_order_relaxed);
+}
+
+void arm_faults_from_environment() {
+  if (const char* specification = std::getenv("TERATRON_FAULT")) arm_faults(specification);
+}
+
+std::vector<std::string> record_fault_points(void (*body)(void*), void* argument) {
+  Registry& all = registry();
+  const auto set_recording = [&all](bool on) {
+    const std::lock_guard lock(all.mutex);
+    all.recording = on;
+    if (on) all.recorded.clear();
+    fault_detail::armed.store(on || !all.faults.empty(), std::memory_order_relaxed);
+  };
+  set_recording(true);
+  try {
+    body(argument);
+  } catch (...) {
+    set_recording(false);
+    throw;
+  }
+  set_recording(false);
+  return all.recorded;
+}
+
+}  // namespace teratron
