@@ -1,0 +1,284 @@
+// Built with -ffp-contract=off: a fused multiply-add would change the last bit against the reference.
+#include "teratron/optim/lr_schedule.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numbers>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "teratron/base/error.h"
+
+namespace teratron {
+namespace {
+
+constexpr std::array<std::string_view, 5> kLrStyles = {"constant", "linear", "cosine", "inverse-square-root",
+                                                       "WSD"};
+constexpr std::array<std::string_view, 4> kWsdStyles = {"linear", "cosine", "exponential", "minus_sqrt"};
+constexpr std::array<std::string_view, 3> kWdStyles = {"constant", "linear", "cosine"};
+
+template <typename Style, size_t N>
+std::optional<Style> style_from(const std::array<std::string_view, N>& names, std::string_view name) {
+  const auto found = std::find(names.begin(), names.end(), name);
+  if (found == names.end()) return std::nullopt;
+  return static_cast<Style>(found - names.begin());
+}
+
+double half_cosine(double x) {
+  return 0.5 * (std::cos(std::numbers::pi * x) + 1.0);
+}
+
+double wsd_coefficient(const LrScheduleOptions& options, double n) {
+  const double anneal_start = options.decay_steps - options.wsd_decay_steps;
+  if (n <= anneal_start) return 1.0;
+  const double q = (n - anneal_start) / options.wsd_decay_steps;
+  switch (options.wsd_decay_style) {
+    case WsdDecayStyle::linear:
+      return 1.0 - q;
+    case WsdDecayStyle::cosine:
+      return half_cosine(q);
+    case WsdDecayStyle::exponential:
+      return 2.0 * std::pow(0.5, q) - 1.0;
+    case WsdDecayStyle::minus_sqrt:
+      return 1.0 - std::sqrt(q);
+  }
+  return 1.0;
+}
+
+std::vector<Problem> contradictions(const LrScheduleOptions& o) {
+  std::vector<Problem> problems;
+  const auto require = [&](bool holds, std::string what, std::string where, std::string fix) {
+    if (!holds) problems.push_back({std::move(what), std::move(where), std::move(fix)});
+  };
+  require(o.min_lr >= 0.0, fmt::format("min-lr = {} is negative", o.min_lr), "--min-lr", "use 0 or more");
+  require(o.max_lr >= o.min_lr, fmt::format("lr = {} is below min-lr = {}", o.max_lr, o.min_lr), "--lr",
+          "raise --lr or lower --min-lr");
+  require(o.init_lr <= o.max_lr, fmt::format("lr-warmup-init = {} is above lr = {}", o.init_lr, o.max_lr),
+          "--lr-warmup-init", "start the warm-up at or below --lr");
+  require(o.decay_steps > 0.0, fmt::format("the learning rate decays over {} samples", o.decay_steps),
+          "--lr-decay-iters", "give a positive length, or a positive --train-iters");
+  require(
+      o.warmup_steps >= 0.0 && o.warmup_steps < o.decay_steps,
+      fmt::format("the warm-up takes {} samples but the decay ends after {}", o.warmup_steps, o.decay_steps),
+      "--lr-warmup-iters", "make the warm-up shorter than the decay");
+  if (o.decay_style == LrDecayStyle::wsd) {
+    require(o.wsd_decay_steps > 0.0 && o.wsd_decay_steps <= o.decay_steps,
+            fmt::format("the WSD tail is {} samples long, of {} in all", o.wsd_decay_steps, o.decay_steps),
+            "--lr-wsd-decay-iters", "give the tail a positive length within the decay");
+  }
+  require(o.start_weight_decay >= 0.0,
+          fmt::format("start-weight-decay = {} is negative", o.start_weight_decay), "--start-weight-decay",
+          "use 0 or more");
+  require(o.end_weight_decay >= o.start_weight_decay,
+          fmt::format("end-weight-decay = {} is below start-weight-decay = {}", o.end_weight_decay,
+                      o.start_weight_decay),
+          "--end-weight-decay", "weight decay may only grow");
+  require(o.weight_decay_style != WeightDecayStyle::constant || o.start_weight_decay == o.end_weight_decay,
+          fmt::format("weight decay is constant but goes from {} to {}", o.start_weight_decay,
+                      o.end_weight_decay),
+          "--weight-decay-incr-style", "choose linear or cosine, or equal ends");
+  return problems;
+}
+
+[[noreturn]] void mixed_units(std::string_view samples_flag, std::string_view fix) {
+  throw config_error(
+      {.what = fmt::format("{} counts samples, but the run is given in iterations (or the reverse)",
+                           samples_flag),
+       .where = std::string(samples_flag),
+       .fix = std::string(fix)});
+}
+
+/// Reads checkpoint keys one by one, gathering what differs from the flags.
+class StateReader {
+ public:
+  StateReader(const nlohmann::json& state, ScheduleLoadRule rule) : state_(state), rule_(rule) {}
+
+  void number(const char* key, double& value) {
+    const double saved = get<double>(key, [](const nlohmann::json& j) { return j.is_number(); });
+    if (choose(key, saved != value, fmt::format("{}", saved), fmt::format("{}", value))) value = saved;
+  }
+
+  template <typename Style, size_t N>
+  void style(const char* key, const std::array<std::string_view, N>& names, Style& value) {
+    const auto text = get<std::string>(key, [](const nlohmann::json& j) { return j.is_string(); });
+    const auto saved = style_from<Style>(names, text);
+    if (!saved)
+      throw checkpoint_error(
+          {.what = fmt::format("unknown {} \"{}\"", key, printable(text)), .where = kWhere});
+    if (choose(key, *saved != value, text, std::string(names[size_t(value)]))) value = *saved;
+  }
+
+  int64_t count(const char* key) {
+    return get<int64_t>(key, [](const nlohmann::json& j) { return j.is_number_integer() && j >= 0; });
+  }
+
+  bool has(const char* key) const { return state_.contains(key); }
+
+  void finish() {
+    if (!differences_.empty()) throw UserError(ExitCode::checkpoint, std::move(differences_));
+  }
+
+ private:
+  static constexpr const char* kWhere = "opt_param_scheduler of the checkpoint";
+
+  template <typename T, typename Check>
+  T get(const char* key, Check&& valid) const {
+    const auto found = state_.find(key);
+    if (found == state_.end() || !valid(*found)) {
+      throw checkpoint_error(
+          {.what = fmt::format("\"{}\" is missing or of the wrong type", key), .where = kWhere});
+    }
+    return found->template get<T>();
+  }
+
+  /// Whether the checkpoint's value is to be taken.
+  bool choose(const char* key, bool differs, const std::string& saved, const std::string& given) {
+    if (rule_ == ScheduleLoadRule::use_checkpoint) return true;
+    if (rule_ == ScheduleLoadRule::must_match && differs) {
+      differences_.push_back(
+          {.what = fmt::format("{} is {} in the checkpoint but {} by the flags", key, saved, given),
+           .where = kWhere,
+           .fix = "pass --override-opt_param-scheduler to go by the flags, or "
+                  "--use-checkpoint-opt_param-scheduler to go by the checkpoint"});
+    }
+    return false;
+  }
+
+  const nlohmann::json& state_;
+  ScheduleLoadRule rule_;
+  std::vector<Problem> differences_;
+};
+
+/// Lengths are whole samples except a fractional warm-up; print whole numbers as integers, like the
+/// reference.
+nlohmann::json length(double value) {
+  if (value == std::floor(value) && std::abs(value) < 9.0e15) return static_cast<int64_t>(value);
+  return value;
+}
+
+}  // namespace
+
+std::string_view name_of(LrDecayStyle style) {
+  return kLrStyles[size_t(style)];
+}
+std::string_view name_of(WsdDecayStyle style) {
+  return kWsdStyles[size_t(style)];
+}
+std::string_view name_of(WeightDecayStyle style) {
+  return kWdStyles[size_t(style)];
+}
+std::optional<LrDecayStyle> lr_decay_style_from_name(std::string_view name) {
+  return style_from<LrDecayStyle>(kLrStyles, name);
+}
+std::optional<WsdDecayStyle> wsd_decay_style_from_name(std::string_view name) {
+  return style_from<WsdDecayStyle>(kWsdStyles, name);
+}
+std::optional<WeightDecayStyle> weight_decay_style_from_name(std::string_view name) {
+  return style_from<WeightDecayStyle>(kWdStyles, name);
+}
+
+double learning_rate(const LrScheduleOptions& options, int64_t num_steps, const ParamGroupRule& group) {
+  const double n = static_cast<double>(num_steps);
+  const double w = options.warmup_steps;
+  const double max_lr = group.max_lr.value_or(options.max_lr);
+  const double min_lr = group.min_lr.value_or(options.min_lr);
+  if (w > 0.0 && n <= w) return options.init_lr + (max_lr - options.init_lr) * n / w;
+  if (options.decay_style == LrDecayStyle::constant) return max_lr;
+  if (n > options.decay_steps) return min_lr;
+  if (options.decay_style == LrDecayStyle::inverse_square_root) {
+    return std::max(min_lr, max_lr * std::pow(std::max(w, 1.0), 0.5) / std::pow(std::max(n, 1.0), 0.5));
+  }
+  const double r = (n - w) / (options.decay_steps - w);
+  double coefficient = 1.0 - r;
+  if (options.decay_style == LrDecayStyle::cosine) coefficient = half_cosine(r);
+  if (options.decay_style == LrDecayStyle::wsd) coefficient = wsd_coefficient(options, n);
+  return min_lr + coefficient * (max_lr - min_lr);
+}
+
+double weight_decay(const LrScheduleOptions& options, int64_t num_steps, const ParamGroupRule& group) {
+  const double n = static_cast<double>(num_steps);
+  const double steps = options.weight_decay_steps;
+  const bool at_end = n > steps || steps <= 0.0 || options.weight_decay_style == WeightDecayStyle::constant;
+  if (at_end) return options.end_weight_decay * group.weight_decay_mult;
+  const double ratio = n / steps;
+  const double coefficient =
+      options.weight_decay_style == WeightDecayStyle::linear ? ratio : half_cosine(1.0 - ratio);
+  const double delta = options.end_weight_decay - options.start_weight_decay;
+  return (options.start_weight_decay + coefficient * delta) * group.weight_decay_mult;
+}
+
+void resolve_lengths(const LrScheduleFlags& flags, LrScheduleOptions& options) {
+  if (flags.train_iters.has_value() == flags.train_samples.has_value()) {
+    throw config_error({.what = "the length of the training must be given once, in iterations or in samples",
+                        .where = "--train-iters, --train-samples",
+                        .fix = "give exactly one of the two"});
+  }
+  const auto samples = [&](int64_t iters) {
+    return static_cast<double>(iters) * double(flags.global_batch_size);
+  };
+  double warmup = 0.0;
+  if (flags.train_iters) {
+    if (flags.lr_decay_samples) mixed_units("--lr-decay-samples", "use --lr-decay-iters");
+    if (flags.lr_wsd_decay_samples) mixed_units("--lr-wsd-decay-samples", "use --lr-wsd-decay-iters");
+    if (flags.lr_warmup_samples != 0) mixed_units("--lr-warmup-samples", "use --lr-warmup-iters");
+    options.decay_steps = samples(flags.lr_decay_iters.value_or(*flags.train_iters));
+    options.wsd_decay_steps = samples(flags.lr_wsd_decay_iters.value_or(0));
+    options.weight_decay_steps = samples(*flags.train_iters);
+    warmup = samples(flags.lr_warmup_iters);
+  } else {
+    if (flags.lr_decay_iters) mixed_units("--lr-decay-iters", "use --lr-decay-samples");
+    if (flags.lr_wsd_decay_iters) mixed_units("--lr-wsd-decay-iters", "use --lr-wsd-decay-samples");
+    if (flags.lr_warmup_iters != 0) mixed_units("--lr-warmup-iters", "use --lr-warmup-samples");
+    options.decay_steps = static_cast<double>(flags.lr_decay_samples.value_or(*flags.train_samples));
+    options.wsd_decay_steps = static_cast<double>(flags.lr_wsd_decay_samples.value_or(0));
+    options.weight_decay_steps = static_cast<double>(*flags.train_samples);
+    warmup = static_cast<double>(flags.lr_warmup_samples);
+  }
+  options.warmup_steps = flags.lr_warmup_fraction ? *flags.lr_warmup_fraction * options.decay_steps : warmup;
+}
+
+OptimizerParamScheduler::OptimizerParamScheduler(const LrScheduleOptions& options) : options_(options) {
+  auto problems = contradictions(options);
+  if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
+}
+
+nlohmann::json OptimizerParamScheduler::state() const {
+  return {{"max_lr", options_.max_lr},
+          {"lr_warmup_steps", length(options_.warmup_steps)},
+          {"num_steps", num_steps_},
+          {"lr_decay_style", name_of(options_.decay_style)},
+          {"lr_decay_steps", length(options_.decay_steps)},
+          {"min_lr", options_.min_lr},
+          {"start_wd", options_.start_weight_decay},
+          {"end_wd", options_.end_weight_decay},
+          {"wd_incr_style", name_of(options_.weight_decay_style)},
+          {"wd_incr_steps", length(options_.weight_decay_steps)}};
+}
+
+void OptimizerParamScheduler::load(const nlohmann::json& state, ScheduleLoadRule rule) {
+  LrScheduleOptions merged = options_;
+  StateReader reader(state, rule);
+  reader.number("max_lr", merged.max_lr);
+  reader.number("min_lr", merged.min_lr);
+  reader.number("lr_warmup_steps", merged.warmup_steps);
+  reader.number("lr_decay_steps", merged.decay_steps);
+  reader.style("lr_decay_style", kLrStyles, merged.decay_style);
+  if (reader.has("start_wd")) {
+    reader.number("start_wd", merged.start_weight_decay);
+    reader.number("end_wd", merged.end_weight_decay);
+    reader.number("wd_incr_steps", merged.weight_decay_steps);
+    reader.style("wd_incr_style", kWdStyles, merged.weight_decay_style);
+  }
+  const int64_t num_steps = reader.count("num_steps");
+  reader.finish();
+  auto problems = contradictions(merged);
+  if (!problems.empty()) throw UserError(ExitCode::checkpoint, std::move(problems));
+  options_ = merged;
+  num_steps_ = num_steps;
+}
+
+}  // namespace teratron

@@ -1,0 +1,227 @@
+#include "teratron/optim/lr_schedule.h"
+
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "teratron/base/error.h"
+
+namespace teratron {
+namespace {
+
+using nlohmann::json;
+
+const std::string kFixtures = std::string(TERATRON_SOURCE_DIR) + "/tests/fixtures/schedules/";
+
+json read_json(const std::string& name) {
+  std::ifstream file(kFixtures + name);
+  return json::parse(file);
+}
+
+LrScheduleOptions options_of(const json& c) {
+  LrScheduleOptions o;
+  o.init_lr = c["init_lr"];
+  o.max_lr = c["max_lr"];
+  o.min_lr = c["min_lr"];
+  o.warmup_steps = c["lr_warmup_steps"];
+  o.decay_steps = c["lr_decay_steps"];
+  o.decay_style = lr_decay_style_from_name(c["lr_decay_style"].get<std::string>()).value();
+  o.wsd_decay_steps = c.value("wsd_decay_steps", 0.0);
+  if (c.contains("lr_wsd_decay_style")) {
+    o.wsd_decay_style = wsd_decay_style_from_name(c["lr_wsd_decay_style"].get<std::string>()).value();
+  }
+  o.start_weight_decay = c["start_wd"];
+  o.end_weight_decay = c["end_wd"];
+  o.weight_decay_steps = c["wd_incr_steps"];
+  o.weight_decay_style = weight_decay_style_from_name(c["wd_incr_style"].get<std::string>()).value();
+  return o;
+}
+
+std::map<std::string, std::vector<std::vector<std::string>>> read_rows() {
+  std::map<std::string, std::vector<std::vector<std::string>>> rows;
+  std::ifstream file(kFixtures + "lr_values.csv");
+  std::string line;
+  std::getline(file, line);
+  while (std::getline(file, line)) {
+    std::vector<std::string> cells;
+    std::stringstream stream(line);
+    for (std::string cell; std::getline(stream, cell, ',');) cells.push_back(cell);
+    rows[cells[0]].push_back(cells);
+  }
+  return rows;
+}
+
+LrScheduleOptions plain_cosine() {
+  return {.max_lr = 1e-3,
+          .min_lr = 1e-5,
+          .warmup_steps = 10,
+          .decay_steps = 100,
+          .decay_style = LrDecayStyle::cosine,
+          .weight_decay_steps = 100};
+}
+
+TEST(LrSchedule, ValuesOfTheReferenceBitForBit) {
+  const auto rows = read_rows();
+  const json cases = read_json("lr_cases.json");
+  ASSERT_EQ(cases.size(), rows.size());
+  for (const json& c : cases) {
+    SCOPED_TRACE(c["case"].get<std::string>());
+    OptimizerParamScheduler scheduler(options_of(c));
+    const ParamGroupRule second = {.max_lr = c["max_lr"].get<double>() * 2,
+                                   .min_lr = c["min_lr"].get<double>() / 2,
+                                   .weight_decay_mult = 0.0};
+    const auto& expected = rows.at(c["case"]);
+    ASSERT_EQ(expected.size(), c["steps"].get<size_t>() + 1);
+    for (const auto& row : expected) {
+      EXPECT_EQ(scheduler.num_steps(), std::stoll(row[2]));
+      EXPECT_EQ(scheduler.lr(), std::stod(row[3])) << "at " << row[2];
+      EXPECT_EQ(scheduler.wd(), std::stod(row[4])) << "at " << row[2];
+      EXPECT_EQ(scheduler.lr(second), std::stod(row[5])) << "at " << row[2];
+      EXPECT_EQ(scheduler.wd(second), std::stod(row[6])) << "at " << row[2];
+      if (&row != &expected.back()) scheduler.step(c["increment"]);
+    }
+    EXPECT_EQ(scheduler.state(), c["state_dict"]);
+  }
+}
+
+TEST(LrSchedule, NamesRoundTrip) {
+  for (const char* name : {"constant", "linear", "cosine", "inverse-square-root", "WSD"}) {
+    EXPECT_EQ(name_of(lr_decay_style_from_name(name).value()), name);
+  }
+  for (const char* name : {"linear", "cosine", "exponential", "minus_sqrt"}) {
+    EXPECT_EQ(name_of(wsd_decay_style_from_name(name).value()), name);
+  }
+  EXPECT_FALSE(lr_decay_style_from_name("wsd"));
+  EXPECT_FALSE(weight_decay_style_from_name("WSD"));
+}
+
+TEST(LrSchedule, ResumedEqualsUnbroken) {
+  OptimizerParamScheduler whole(plain_cosine());
+  for (int i = 0; i < 37; ++i) whole.step(2);
+  OptimizerParamScheduler resumed(plain_cosine());
+  resumed.load(json::parse(whole.state().dump()), ScheduleLoadRule::must_match);
+  EXPECT_EQ(resumed.num_steps(), 74);
+  whole.step(2);
+  resumed.step(2);
+  EXPECT_EQ(resumed.lr(), whole.lr());
+}
+
+TEST(LrSchedule, LoadRules) {
+  const json saved = OptimizerParamScheduler(plain_cosine()).state();
+  LrScheduleOptions changed = plain_cosine();
+  changed.max_lr = 2e-3;
+  changed.decay_style = LrDecayStyle::linear;
+  changed.weight_decay_steps = 50;
+
+  OptimizerParamScheduler strict(changed);
+  try {
+    strict.load(saved, ScheduleLoadRule::must_match);
+    FAIL() << "a changed schedule was taken silently";
+  } catch (const UserError& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::checkpoint);
+    EXPECT_EQ(error.problems().size(), 3U);
+    EXPECT_NE(std::string(error.what()).find("--override-opt_param-scheduler"), std::string::npos);
+  }
+  EXPECT_EQ(strict.options().max_lr, 2e-3) << "a failed load must change nothing";
+
+  OptimizerParamScheduler by_flags(changed);
+  by_flags.load(saved, ScheduleLoadRule::keep_flags);
+  EXPECT_EQ(by_flags.options().max_lr, 2e-3);
+  EXPECT_EQ(by_flags.options().decay_style, LrDecayStyle::linear);
+
+  OptimizerParamScheduler by_checkpoint(changed);
+  by_checkpoint.load(saved, ScheduleLoadRule::use_checkpoint);
+  EXPECT_EQ(by_checkpoint.options().max_lr, 1e-3);
+  EXPECT_EQ(by_checkpoint.options().decay_style, LrDecayStyle::cosine);
+  EXPECT_EQ(by_checkpoint.options().weight_decay_steps, 100);
+}
+
+TEST(LrSchedule, StateWithoutWeightDecayIsTaken) {
+  json saved = OptimizerParamScheduler(plain_cosine()).state();
+  for (const char* key : {"start_wd", "end_wd", "wd_incr_style", "wd_incr_steps"}) saved.erase(key);
+  OptimizerParamScheduler scheduler(plain_cosine());
+  EXPECT_NO_THROW(scheduler.load(saved, ScheduleLoadRule::must_match));
+}
+
+TEST(LrSchedule, BrokenStatesAreRejected) {
+  const json good = OptimizerParamScheduler(plain_cosine()).state();
+  const auto rejected = [&](const json& state) {
+    OptimizerParamScheduler scheduler(plain_cosine());
+    EXPECT_THROW(scheduler.load(state, ScheduleLoadRule::use_checkpoint), UserError) << state;
+  };
+  rejected(json::array());
+  for (const auto& [key, value] : good.items()) {
+    if (key == "start_wd") continue;  // absent weight decay is legal
+    json state = good;
+    state.erase(key);
+    rejected(state);
+    state[key] = json::array();
+    rejected(state);
+  }
+  json state = good;
+  state["lr_decay_style"] = "stairs";
+  rejected(state);
+  state = good;
+  state["num_steps"] = -1;
+  rejected(state);
+  state = good;
+  state["lr_decay_steps"] = 0;
+  rejected(state);
+}
+
+TEST(LrSchedule, ContradictionsAreAllNamed) {
+  const LrScheduleOptions bad = {.init_lr = 1.0,
+                                 .max_lr = 1e-5,
+                                 .min_lr = 1e-3,
+                                 .warmup_steps = 100,
+                                 .decay_steps = 100,
+                                 .decay_style = LrDecayStyle::wsd,
+                                 .start_weight_decay = 0.1,
+                                 .end_weight_decay = 0.01};
+  try {
+    OptimizerParamScheduler scheduler(bad);
+    FAIL();
+  } catch (const UserError& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::config);
+    EXPECT_EQ(error.problems().size(), 6U) << error.what();
+  }
+  LrScheduleOptions nan = plain_cosine();
+  nan.max_lr = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_THROW(OptimizerParamScheduler{nan}, UserError);
+}
+
+TEST(LrSchedule, LengthsFromIterationsAndSamples) {
+  LrScheduleOptions o;
+  resolve_lengths(
+      {.train_iters = 100, .global_batch_size = 32, .lr_wsd_decay_iters = 10, .lr_warmup_iters = 5}, o);
+  EXPECT_EQ(o.decay_steps, 3200);
+  EXPECT_EQ(o.weight_decay_steps, 3200);
+  EXPECT_EQ(o.wsd_decay_steps, 320);
+  EXPECT_EQ(o.warmup_steps, 160);
+  resolve_lengths(
+      {.train_iters = 120, .global_batch_size = 32, .lr_decay_iters = 100, .lr_warmup_fraction = 0.013}, o);
+  EXPECT_EQ(o.warmup_steps, 0.013 * 3200) << "of the decay, not rounded";
+  EXPECT_EQ(o.weight_decay_steps, 3840);
+  resolve_lengths({.train_samples = 5000, .global_batch_size = 32, .lr_warmup_samples = 77}, o);
+  EXPECT_EQ(o.decay_steps, 5000);
+  EXPECT_EQ(o.warmup_steps, 77);
+
+  EXPECT_THROW(resolve_lengths({}, o), UserError);
+  EXPECT_THROW(resolve_lengths({.train_iters = 1, .train_samples = 1}, o), UserError);
+  EXPECT_THROW(resolve_lengths({.train_iters = 1, .lr_decay_samples = 1}, o), UserError);
+  EXPECT_THROW(resolve_lengths({.train_iters = 1, .lr_wsd_decay_samples = 1}, o), UserError);
+  EXPECT_THROW(resolve_lengths({.train_iters = 1, .lr_warmup_samples = 1}, o), UserError);
+  EXPECT_THROW(resolve_lengths({.train_samples = 1, .lr_decay_iters = 1}, o), UserError);
+  EXPECT_THROW(resolve_lengths({.train_samples = 1, .lr_wsd_decay_iters = 1}, o), UserError);
+  EXPECT_THROW(resolve_lengths({.train_samples = 1, .lr_warmup_iters = 1}, o), UserError);
+}
+
+}  // namespace
+}  // namespace teratron
