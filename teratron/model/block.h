@@ -1,0 +1,32 @@
+// One transformer layer, pre-norm (Radford et al. 2019).
+#pragma once
+
+#include "teratron/model/config.h"
+#include "teratron/nn/dropout.h"
+#include "teratron/nn/mlp.h"
+#include "teratron/nn/norm.h"
+#include "teratron/nn/self_attention.h"
+
+namespace teratron {
+
+class Block {
+ public:
+  /// `layer` counts from 0 through the whole model.
+  Block(const Scope& scope, const GPTConfig& config, int64_t layer, const TensorParallel& parallel);
+  at::Tensor forward(const at::Tensor& x_SBH, const AttentionContext& context, KeyValueCache* cache);
+
+ private:
+  /// residual + dropout(x + bias)
+  at::Tensor add_residual(const at::Tensor& residual, const at::Tensor& x, Parameter* bias,
+                          const AttentionContext& context, uint64_t site) const;
+
+  double hidden_dropout_;
+  uint64_t site_;
+  TensorParallel parallel_;
+  Norm attention_norm_;
+  SelfAttention attention_;
+  Norm mlp_norm_;
+  Mlp mlp_;
+};
+
+}  // namespace teratron

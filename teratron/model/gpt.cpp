@@ -1,0 +1,93 @@
+#include "teratron/model/gpt.h"
+
+#include "teratron/nn/cross_entropy.h"
+
+namespace teratron {
+
+namespace {
+
+VocabularyOptions vocabulary_options(const GPTConfig& config) {
+  return {.size = config.vocabulary,
+          .padded = config.padded_vocabulary,
+          .hidden = config.hidden,
+          .init = Init::normal(config.init_std)};
+}
+
+}  // namespace
+
+GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& stage,
+         const TensorParallel& parallel)
+    : config_(config), stage_(stage), parallel_(parallel) {
+  const Scope root(parameters);
+  const Scope embedding = root / "embedding";
+  if (stage.embedding || (stage.head && config.tied_embeddings)) {
+    word_embeddings_ = std::make_unique<VocabParallelEmbedding>(embedding / "word_embeddings",
+                                                                vocabulary_options(config), parallel);
+  }
+  if (stage.embedding && config.position == PositionEmbedding::learned_absolute) {
+    position_embeddings_ = std::make_unique<Embedding>(
+        embedding / "position_embeddings",
+        Embedding::Options{config.max_positions, config.hidden, Init::normal(config.init_std)}, parallel);
+  }
+  if (config.position == PositionEmbedding::rope) {
+    rope_ = std::make_unique<RotaryEmbedding>(
+        RotaryEmbedding::Options{config.rope, config.kv_channels, config.max_positions},
+        at::TensorOptions().dtype(parameters.options().dtype).device(parameters.options().device));
+  }
+  const Scope decoder = root / "decoder";
+  for (int64_t layer = stage.first_layer; layer < stage.first_layer + stage.layers; ++layer) {
+    const Scope scope = decoder / "layers" / std::to_string(layer);
+    blocks_.push_back(std::make_unique<Block>(scope, config, layer, parallel));
+  }
+  if (!stage.head) return;
+  final_norm_ = std::make_unique<Norm>(decoder / "final_layernorm", config.hidden, config.norm, parallel);
+  head_ =
+      config.tied_embeddings
+          ? &word_embeddings_->weight()
+          : &(root / "output_layer")
+                 .parameter("weight", {.shard = vocabulary_shard(vocabulary_options(config), parallel.group),
+                                       .init = Init::normal(config.init_std)});
+}
+
+at::Tensor GPT::embed(const MicroBatch& batch) {
+  at::Tensor x_SBH = word_embeddings_->forward(batch.tokens_SB);
+  const SequencePart part = local_sequence(x_SBH.size(0), parallel_);
+  if (position_embeddings_) {
+    const at::Tensor positions_SB = batch.positions_SB.narrow(0, part.first, x_SBH.size(0));
+    x_SBH = x_SBH + position_embeddings_->forward(positions_SB);
+  }
+  return bias_dropout_add(x_SBH, nullptr, at::Tensor(),
+                          {.rate = batch.training ? config_.hidden_dropout : 0.0,
+                           .key = {config_.dropout_seed, 0, batch.first_sample},
+                           .part = part});
+}
+
+AttentionContext GPT::attention_context(const MicroBatch& batch) const {
+  return {.rope = rope_.get(),
+          .positions_SB = batch.positions_SB,
+          .first_visible_BS = batch.first_visible_BS,
+          .dropout_seed = config_.dropout_seed,
+          .first_sample = batch.first_sample,
+          .training = batch.training};
+}
+
+Activations GPT::forward(const Activations& input, const MicroBatch& batch,
+                         std::vector<KeyValueCache>* caches) {
+  const AttentionContext context = attention_context(batch);
+  at::Tensor x_SBH = stage_.embedding ? embed(batch) : input.hidden_SBH;
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    x_SBH = blocks_[i]->forward(x_SBH, context, caches ? &caches->at(i) : nullptr);
+  }
+  return {final_norm_ ? final_norm_->forward(x_SBH) : x_SBH};
+}
+
+at::Tensor GPT::logits(const Activations& output) {
+  const InputRegion region = parallel_.sequence_parallel ? InputRegion::gathered : InputRegion::copied;
+  return linear(output.hidden_SBH, *head_, nullptr, region, parallel_.group);
+}
+
+at::Tensor GPT::loss(const Activations& output, const MicroBatch& batch) {
+  return vocab_parallel_cross_entropy(logits(output), batch.labels_SB, config_.vocabulary, parallel_.group);
+}
+
+}  // namespace teratron

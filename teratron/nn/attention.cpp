@@ -1,0 +1,185 @@
+#include "teratron/nn/attention.h"
+
+#include <algorithm>
+#include <array>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "teratron/base/error.h"
+#include "teratron/kernels/softmax.h"
+#include "teratron/nn/autograd.h"
+
+namespace teratron {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+at::Tensor heads_first(const at::Tensor& x_SBND) {
+  return x_SBND.permute({1, 2, 0, 3});  // [B, N, S, D]
+}
+
+// [B, N, S, D] -> [S, B, N * D]
+at::Tensor merge_heads(const at::Tensor& y_BNSD) {
+  return y_BNSD.permute({2, 0, 1, 3}).reshape({y_BNSD.size(2), y_BNSD.size(0), -1});
+}
+
+// Grouped keys or values repeated for each query head of their group; a view where there is nothing to
+// repeat.
+at::Tensor repeat_groups(const at::Tensor& x_BGSD, int64_t heads) {
+  const int64_t groups = x_BGSD.size(1);
+  return groups == heads ? x_BGSD : x_BGSD.repeat_interleave(heads / groups, 1);
+}
+
+bool is_plain(const AttentionRequest& request) {
+  return !request.first_visible_BS.defined() && request.dropout == 0.0;
+}
+
+// The causal masks of fused backends are top-left aligned; without a square shape the mask means something
+// else.
+bool has_fused_mask(const AttentionRequest& request) {
+  return !request.causal || request.q_SBND.size(0) == request.k_SBGD.size(0) || request.q_SBND.size(0) == 1;
+}
+
+bool needs_causal_mask(const AttentionRequest& request) {
+  return request.causal && request.q_SBND.size(0) > 1;
+}
+
+bool is_half_on_gpu(const AttentionRequest& request) {
+  const at::ScalarType dtype = request.q_SBND.scalar_type();
+  return request.q_SBND.is_cuda() && (dtype == at::kBFloat16 || dtype == at::kHalf);
+}
+
+bool flash_cpu_supports(const AttentionRequest& request) {
+  return request.q_SBND.is_cpu() && is_plain(request) && has_fused_mask(request);
+}
+
+at::Tensor flash_cpu(const AttentionRequest& request) {
+  const at::Tensor q = heads_first(request.q_SBND);
+  const at::Tensor k = repeat_groups(heads_first(request.k_SBGD), q.size(1));
+  const at::Tensor v = repeat_groups(heads_first(request.v_SBGD), q.size(1));
+  return merge_heads(std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
+      q, k, v, 0.0, needs_causal_mask(request), std::nullopt, request.scale)));
+}
+
+bool cudnn_supports(const AttentionRequest& request) {
+  return is_half_on_gpu(request) && is_plain(request) && has_fused_mask(request) &&
+         request.q_SBND.size(0) > 1 && request.q_SBND.size(3) % 8 == 0 && request.q_SBND.size(3) <= 128 &&
+         !at::globalContext().deterministicAlgorithms();
+}
+
+at::Tensor cudnn(const AttentionRequest& request) {
+  const at::Tensor q = heads_first(request.q_SBND);
+  const at::Tensor k = heads_first(request.k_SBGD);
+  const at::Tensor v = heads_first(request.v_SBGD);
+  return merge_heads(std::get<0>(at::_scaled_dot_product_cudnn_attention(
+      q, k, v, std::nullopt, q.requires_grad(), 0.0, needs_causal_mask(request), false, request.scale)));
+}
+
+bool flash_supports(const AttentionRequest& request) {
+  return is_half_on_gpu(request) && is_plain(request) && has_fused_mask(request) &&
+         request.q_SBND.size(3) % 8 == 0 && request.q_SBND.size(3) <= 256;
+}
+
+at::Tensor flash(const AttentionRequest& request) {
+  const at::Tensor q = heads_first(request.q_SBND);
+  const at::Tensor k = repeat_groups(heads_first(request.k_SBGD), q.size(1));
+  const at::Tensor v = repeat_groups(heads_first(request.v_SBGD), q.size(1));
+  return merge_heads(std::get<0>(at::_scaled_dot_product_flash_attention(
+      q, k, v, 0.0, needs_causal_mask(request), false, request.scale)));
+}
+
+// Our own scaled masked softmax with dropout; scores are kept.
+struct Softmax : torch::autograd::Function<Softmax> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
+                            const SoftmaxOptions& options) {
+    const SoftmaxOutput output = softmax_forward(scores, options);
+    context->save_for_backward({output.probabilities, options.dropout.where.rows});
+    context->saved_data["scale"] = options.scale;
+    context->saved_data["rate"] = options.dropout.p;
+    context->saved_data["seed"] = static_cast<int64_t>(options.dropout.key.seed);
+    context->saved_data["site"] = static_cast<int64_t>(options.dropout.key.tensor);
+    return output.y;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const variable_list saved = context->get_saved_variables();
+    const SoftmaxOptions options{
+        .scale = context->saved_data["scale"].toDouble(),
+        .dropout = {.p = context->saved_data["rate"].toDouble(),
+                    .key = {static_cast<uint64_t>(context->saved_data["seed"].toInt()),
+                            static_cast<uint64_t>(context->saved_data["site"].toInt())},
+                    .where = {.rows = saved[1]}}};
+    return {softmax_backward(gradients[0].contiguous(), saved[0], options), at::Tensor()};
+  }
+};
+
+// Rows (sample, head, query) of the scores, numbered through the whole training.
+at::Tensor score_rows(const AttentionRequest& request) {
+  const at::Tensor& q = request.q_SBND;
+  const auto i64 = q.options().dtype(at::kLong).requires_grad(false);
+  const at::Tensor sample_B = at::arange(q.size(1), i64) + request.dropout_key.first_sample;
+  const at::Tensor head_N = at::arange(q.size(2), i64) + request.first_head;
+  const at::Tensor row_S = at::arange(q.size(0), i64) + (request.k_SBGD.size(0) - q.size(0));
+  const at::Tensor sample_head = (sample_B * request.all_heads).unsqueeze(1) + head_N;
+  return (sample_head * request.k_SBGD.size(0)).unsqueeze(2).add(row_S).reshape(-1);
+}
+
+// True where a key lies before the first one its query may see: [B, 1, Sq, Sk].
+at::Tensor document_mask(const AttentionRequest& request) {
+  if (!request.first_visible_BS.defined()) return {};
+  const at::Tensor& first_BS = request.first_visible_BS;
+  const at::Tensor key_S = at::arange(request.k_SBGD.size(0), first_BS.options());
+  return key_S.lt(first_BS.unsqueeze(-1)).unsqueeze(1);
+}
+
+bool math_supports(const AttentionRequest&) {
+  return true;
+}
+
+at::Tensor math(const AttentionRequest& request) {
+  const at::Tensor q = heads_first(request.q_SBND);
+  const at::Tensor k = repeat_groups(heads_first(request.k_SBGD), q.size(1));
+  const at::Tensor v = repeat_groups(heads_first(request.v_SBGD), q.size(1));
+  const SoftmaxOptions options{
+      .scale = request.scale,
+      .causal = request.causal,
+      .mask = document_mask(request),
+      .dropout = {.p = request.dropout,
+                  .key = {request.dropout_key.seed, request.dropout_key.site},
+                  .where = {.rows = request.dropout > 0.0 ? score_rows(request) : at::Tensor()}}};
+  const at::Tensor scores = at::matmul(q, k.transpose(-2, -1));
+  return merge_heads(at::matmul(Softmax::apply(scores, options), v));
+}
+
+struct Backend {
+  const char* name;
+  bool (*supports)(const AttentionRequest&);
+  at::Tensor (*run)(const AttentionRequest&);
+};
+
+constexpr std::array<Backend, 4> backends = {{{"flash-cpu", flash_cpu_supports, flash_cpu},
+                                              {"cudnn", cudnn_supports, cudnn},
+                                              {"flash", flash_supports, flash},
+                                              {"math", math_supports, math}}};
+
+const Backend& choose(const AttentionRequest& request) {
+  const auto* found = std::find_if(backends.begin(), backends.end(),
+                                   [&](const Backend& backend) { return backend.supports(request); });
+  TERATRON_ASSERT(found != backends.end(), "math honours every request");
+  return *found;
+}
+
+}  // namespace
+
+at::Tensor attention(const AttentionRequest& request) {
+  return choose(request).run(request);
+}
+
+std::string attention_backend(const AttentionRequest& request) {
+  return choose(request).name;
+}
+
+}  // namespace teratron

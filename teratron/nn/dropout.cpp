@@ -1,0 +1,69 @@
+#include "teratron/nn/dropout.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "teratron/kernels/activation.h"
+#include "teratron/kernels/dropout.h"
+#include "teratron/nn/autograd.h"
+
+namespace teratron {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Row (s, b) of a local [S, B, H] is row (sample, position) of the whole training.
+at::Tensor global_rows(const at::Tensor& x_SBH, const DropoutPlan& plan) {
+  const auto i64 = x_SBH.options().dtype(at::kLong);
+  const at::Tensor samples_B = at::arange(x_SBH.size(1), i64) + plan.key.first_sample;
+  const at::Tensor positions_S = at::arange(x_SBH.size(0), i64) + plan.part.first;
+  return (samples_B * plan.part.whole).unsqueeze(0).add(positions_S.unsqueeze(1)).reshape(-1);
+}
+
+struct BiasDropoutAdd : torch::autograd::Function<BiasDropoutAdd> {
+  static Dropout plan_of(AutogradContext* context, const at::Tensor& rows) {
+    return {.p = context->saved_data["rate"].toDouble(),
+            .key = {static_cast<uint64_t>(context->saved_data["seed"].toInt()),
+                    static_cast<uint64_t>(context->saved_data["site"].toInt())},
+            .where = {.rows = rows}};
+  }
+
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& bias,
+                            const at::Tensor& residual, Parameter* parameter, const DropoutPlan& plan) {
+    context->saved_data["rate"] = plan.rate;
+    context->saved_data["seed"] = static_cast<int64_t>(plan.key.seed);
+    context->saved_data["site"] = static_cast<int64_t>(plan.key.site);
+    context->saved_data["has_residual"] = residual.defined();
+    save_pointer(context, "bias", parameter);
+    const at::Tensor rows = plan.rate > 0.0 ? global_rows(x, plan) : at::Tensor();
+    context->save_for_backward({rows});
+    return teratron::bias_dropout_add(
+        x.contiguous(), bias, residual.defined() ? residual.contiguous() : residual, plan_of(context, rows));
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const at::Tensor dy = gradients[0].contiguous();
+    const at::Tensor dx = dropout(dy, plan_of(context, context->get_saved_variables()[0]));
+    if (auto* bias = saved_pointer<Parameter>(context, "bias")) add_gradient(*bias, column_sum(dx));
+    const bool has_residual = context->saved_data["has_residual"].toBool();
+    return {dx, at::Tensor(), has_residual ? dy : at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+SequencePart local_sequence(int64_t local_length, const TensorParallel& parallel) {
+  if (!parallel.sequence_parallel) return {0, local_length};
+  return {parallel.group.rank * local_length, parallel.group.size * local_length};
+}
+
+at::Tensor bias_dropout_add(const at::Tensor& x_SBH, Parameter* bias, const at::Tensor& residual_SBH,
+                            const DropoutPlan& plan) {
+  if (!bias && !residual_SBH.defined() && plan.rate == 0.0) return x_SBH;
+  if (bias) expect_gradient(*bias);
+  return BiasDropoutAdd::apply(x_SBH, bias ? bias->tensor : at::Tensor(), residual_SBH, bias, plan);
+}
+
+}  // namespace teratron

@@ -1,0 +1,67 @@
+// Tensor-parallel linear layers (Shoeybi et al. 2019; sequence parallelism: Korthikanti et al. 2022).
+//
+//   ColumnLinear   y = x W^T + b   W cut along its rows: every rank gives its columns of y
+//   RowLinear      y = x W^T + b   W cut along its columns: partial results are summed, then b is added
+//
+// Activations are [S, B, features]. With sequence parallelism the region outside a column/row pair holds a
+// part of the sequence: Column gathers it first, Row scatters its result.
+#pragma once
+
+#include "teratron/comm/mesh.h"
+#include "teratron/nn/parameter.h"
+
+namespace teratron {
+
+/// The ranks a layer is cut over.
+struct TensorParallel {
+  Group group;
+  bool sequence_parallel = false;
+};
+
+struct LinearOptions {
+  int64_t in = 0;   // global
+  int64_t out = 0;  // global
+  bool bias = true;
+  Init init;
+  std::vector<int64_t> segments = {};  // Column only: pieces of `out` that are cut one by one (gate|up)
+};
+
+class ColumnLinear {
+ public:
+  ColumnLinear(const Scope& scope, const LinearOptions& options, const TensorParallel& parallel);
+  /// x [S, B, in] (S local under sequence parallelism) -> [S, B, out / tp], S whole. A null bias is left out.
+  at::Tensor forward(const at::Tensor& x_SBI);
+
+ private:
+  TensorParallel parallel_;
+  Parameter* weight_;
+  Parameter* bias_ = nullptr;
+};
+
+class RowLinear {
+ public:
+  RowLinear(const Scope& scope, const LinearOptions& options, const TensorParallel& parallel);
+  /// x [S, B, in / tp], S whole -> [S, B, out] without the bias (S local under sequence parallelism). The
+  /// bias is added by the caller, who fuses it with dropout and residual.
+  at::Tensor forward(const at::Tensor& x_SBI);
+  /// The bias [out], null when there is none.
+  Parameter* bias() { return bias_; }
+
+ private:
+  TensorParallel parallel_;
+  Parameter* weight_;
+  Parameter* bias_ = nullptr;
+};
+
+/// What Column does on its way in, and undoes in backward.
+enum class InputRegion : uint8_t {
+  local,     // x is used as it is; dx is not reduced
+  copied,    // x is replicated; dx is all-reduced under the weight gradient's GEMM
+  gathered,  // x is a part of the sequence; it is gathered, dx is reduce-scattered under the weight gradient
+};
+
+/// y = x W^T (+ b) with the communication of `region` over `group`. `bias` may be null.
+at::Tensor linear(const at::Tensor& x, Parameter& weight, Parameter* bias, InputRegion region,
+                  const Group& group);
+
+}  // namespace teratron

@@ -1,0 +1,59 @@
+#include "teratron/nn/norm.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "teratron/nn/autograd.h"
+
+namespace teratron {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct NormFunction : torch::autograd::Function<NormFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            Parameter* gain, Parameter* shift, const NormOptions& options) {
+    const at::Tensor bias = shift ? shift->tensor : at::Tensor();
+    const NormOutput output = norm_forward(x.contiguous(), {}, {weight, bias}, options);
+    context->save_for_backward({output.sum, output.mean, output.rstd});
+    save_pointer(context, "gain", gain);
+    save_pointer(context, "shift", shift);
+    save_pointer(context, "options", &options);
+    return output.y;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const variable_list saved = context->get_saved_variables();
+    auto* gain = saved_pointer<Parameter>(context, "gain");
+    auto* shift = saved_pointer<Parameter>(context, "shift");
+    const at::Tensor bias = shift ? shift->tensor : at::Tensor();
+    const NormGradients result =
+        norm_backward(gradients[0].contiguous(), at::Tensor(), {saved[0], saved[1], saved[2]},
+                      {gain->tensor, bias}, *saved_pointer<const NormOptions>(context, "options"));
+    add_gradient(*gain, result.dweight);
+    if (shift) add_gradient(*shift, result.dbias);
+    return {result.dx, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+Norm::Norm(const Scope& scope, int64_t width, const NormOptions& options, const TensorParallel& parallel)
+    : options_(options) {
+  const ParameterOptions common{.shard = Shard::replicated({width}),
+                                .weight_decay = false,
+                                .sum_over_tensor_parallel = parallel.sequence_parallel};
+  ParameterOptions weight = common;
+  weight.init = options.zero_centered ? Init::zeros() : Init::ones();
+  weight_ = &scope.parameter("weight", weight);
+  if (options.kind == NormKind::layer) bias_ = &scope.parameter("bias", common);
+}
+
+at::Tensor Norm::forward(const at::Tensor& x) {
+  expect_gradient(*weight_);
+  if (bias_) expect_gradient(*bias_);
+  return NormFunction::apply(x, weight_->tensor, weight_, bias_, options_);
+}
+
+}  // namespace teratron

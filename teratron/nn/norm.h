@@ -1,0 +1,21 @@
+// LayerNorm (Ba et al. 2016) and RMSNorm (Zhang & Sennrich 2019) over the last dimension.
+#pragma once
+
+#include "teratron/kernels/norm.h"
+#include "teratron/nn/linear.h"
+
+namespace teratron {
+
+class Norm {
+ public:
+  Norm(const Scope& scope, int64_t width, const NormOptions& options, const TensorParallel& parallel);
+  /// x [..., width] -> the same shape. Statistics in fp32.
+  at::Tensor forward(const at::Tensor& x);
+
+ private:
+  NormOptions options_;
+  Parameter* weight_;
+  Parameter* bias_ = nullptr;  // LayerNorm only
+};
+
+}  // namespace teratron

@@ -1,0 +1,109 @@
+#include "teratron/nn/parameter.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "teratron/base/error.h"
+#include "teratron/nn/autograd.h"
+#include "teratron/nn/init.h"
+
+namespace teratron {
+
+namespace {
+
+// A model without a gradient buffer (tests, custom loops) gets its accumulator on first use.
+void ensure_main_grad(Parameter& parameter) {
+  if (parameter.main_grad.defined()) return;
+  const at::Tensor& tensor = parameter.tensor;
+  parameter.main_grad = at::zeros(tensor.sizes(), tensor.options().dtype(gradient_dtype(parameter)));
+}
+
+void gradient_arrived(Parameter& parameter) {
+  parameter.pending_uses -= 1;
+  if (parameter.pending_uses == 0 && parameter.on_gradient) parameter.on_gradient();
+}
+
+struct Use : torch::autograd::Function<Use> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& tensor,
+                            Parameter* parameter) {
+    save_pointer(context, "parameter", parameter);
+    return tensor.view_as(tensor);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    add_gradient(*saved_pointer<Parameter>(context, "parameter"), gradients[0]);
+    return {at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::ScalarType gradient_dtype(const Parameter& parameter) {
+  return parameter.tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+void expect_gradient(Parameter& parameter) {
+  if (at::GradMode::is_enabled()) parameter.pending_uses += 1;
+}
+
+void add_gradient(Parameter& parameter, const at::Tensor& gradient) {
+  ensure_main_grad(parameter);
+  parameter.main_grad.add_(gradient);
+  gradient_arrived(parameter);
+}
+
+void add_weight_gradient(Parameter& parameter, const at::Tensor& dy, const at::Tensor& x) {
+  ensure_main_grad(parameter);
+  at::Tensor& sum = parameter.main_grad;
+  if (sum.scalar_type() == x.scalar_type()) {
+    sum.addmm_(dy.t(), x);
+  } else if (x.is_cuda()) {
+    at::addmm_out(sum, sum, dy.t(), x, sum.scalar_type());
+  } else {
+    sum.addmm_(dy.t().to(sum.scalar_type()), x.to(sum.scalar_type()));
+  }
+  gradient_arrived(parameter);
+}
+
+at::Tensor use(Parameter& parameter) {
+  expect_gradient(parameter);
+  return Use::apply(parameter.tensor, &parameter);
+}
+
+Parameter& ParameterSet::create(std::string name, const ParameterOptions& options) {
+  TERATRON_ASSERT(find(name) == nullptr, "two parameters named {}", name);
+  Parameter& parameter = parameters_.emplace_back();
+  parameter.name = std::move(name);
+  parameter.options = options;
+  parameter.tensor = at::empty(options.shard.local_shape(),
+                               at::TensorOptions().dtype(options_.dtype).device(options_.device));
+  initialize(parameter, options_.seed);
+  parameter.tensor.requires_grad_(true);
+  return parameter;
+}
+
+Parameter* ParameterSet::find(std::string_view name) {
+  for (Parameter& parameter : parameters_) {
+    if (parameter.name == name) return &parameter;
+  }
+  return nullptr;
+}
+
+int64_t ParameterSet::numel() const {
+  int64_t total = 0;
+  for (const Parameter& parameter : parameters_) total += parameter.tensor.numel();
+  return total;
+}
+
+Scope Scope::operator/(std::string_view name) const {
+  return Scope(*set_, full_name(name));
+}
+
+Parameter& Scope::parameter(std::string_view name, const ParameterOptions& options) const {
+  return set_->create(full_name(name), options);
+}
+
+std::string Scope::full_name(std::string_view name) const {
+  return prefix_.empty() ? std::string(name) : prefix_ + "." + std::string(name);
+}
+
+}  // namespace teratron

@@ -1,0 +1,108 @@
+// Parameters and where they live.
+//
+// A Parameter knows how it is cut (Shard) and owns the place where its gradient is gathered (main_grad).
+// Layers create theirs through a Scope, which gives each a name: the names of Megatron-Core, so that
+// checkpoints and Hugging Face's maps speak of "decoder.layers.3.mlp.linear_fc1.weight".
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <string>
+
+#include <ATen/ATen.h>
+
+#include "teratron/base/shard.h"
+
+namespace teratron {
+
+/// How a parameter starts. Values depend on the seed, the name and the global index of an element only, so
+/// they are the same for every layout.
+struct Init {
+  enum class Kind : uint8_t { constant, normal, uniform };
+  Kind kind = Kind::constant;
+  double value = 0.0;  // the constant, the standard deviation, or the bound a of [-a, a]
+
+  static Init zeros() { return {}; }
+  static Init ones() { return {Kind::constant, 1.0}; }
+  static Init normal(double standard_deviation) { return {Kind::normal, standard_deviation}; }
+  static Init uniform(double bound) { return {Kind::uniform, bound}; }
+};
+
+struct ParameterOptions {
+  Shard shard;
+  Init init;
+  bool weight_decay = true;
+  /// The tensor is replicated over the tensor-parallel ranks, but each sees a part of the sequence, so its
+  /// gradient is summed over them (sequence parallelism).
+  bool sum_over_tensor_parallel = false;
+};
+
+struct Parameter {
+  std::string name;
+  ParameterOptions options;
+  /// This rank's part: a leaf that requires a gradient, in the model's dtype. Never replaced, only written.
+  at::Tensor tensor;
+  /// Gradient summed over micro-batches, same shape; fp32 (fp64 for fp64). Written through add_gradient
+  /// alone.
+  at::Tensor main_grad;
+  /// Forward uses whose gradient has not come yet. A tied weight has several per micro-batch.
+  int64_t pending_uses = 0;
+  /// Called when pending_uses falls to 0: the gradient buffer starts its reduction there.
+  std::function<void()> on_gradient;
+
+  const Shard& shard() const { return options.shard; }
+};
+
+/// fp32, or fp64 for fp64 parameters.
+at::ScalarType gradient_dtype(const Parameter& parameter);
+/// Forward says that one gradient will come (nothing when gradients are off).
+void expect_gradient(Parameter& parameter);
+/// Backward delivers it: main_grad += gradient.
+void add_gradient(Parameter& parameter, const at::Tensor& gradient);
+/// main_grad += dy^T x for a weight [out, in], dy [T, out], x [T, in]; one GEMM, no intermediate gradient.
+void add_weight_gradient(Parameter& parameter, const at::Tensor& dy, const at::Tensor& x);
+/// The parameter for plain ATen code: its gradient goes into main_grad, never into tensor.grad().
+at::Tensor use(Parameter& parameter);
+
+/// All parameters of one rank's model in order of registration. Addresses are stable.
+class ParameterSet {
+ public:
+  struct Options {
+    at::ScalarType dtype = at::kFloat;
+    at::Device device = at::kCPU;
+    uint64_t seed = 1234;
+  };
+  ParameterSet() = default;
+  explicit ParameterSet(const Options& options) : options_(options) {}
+  ParameterSet(const ParameterSet&) = delete;
+  ParameterSet& operator=(const ParameterSet&) = delete;
+
+  const Options& options() const { return options_; }
+  Parameter& create(std::string name, const ParameterOptions& options);
+  std::deque<Parameter>& all() { return parameters_; }
+  const std::deque<Parameter>& all() const { return parameters_; }
+  /// The parameter of that name, or null.
+  Parameter* find(std::string_view name);
+  /// Elements on this rank.
+  int64_t numel() const;
+
+ private:
+  Options options_;
+  std::deque<Parameter> parameters_;
+};
+
+/// A place in the model's tree of names.
+class Scope {
+ public:
+  explicit Scope(ParameterSet& set, std::string prefix = "") : set_(&set), prefix_(std::move(prefix)) {}
+  Scope operator/(std::string_view name) const;
+  Parameter& parameter(std::string_view name, const ParameterOptions& options) const;
+  const ParameterSet::Options& options() const { return set_->options(); }
+
+ private:
+  std::string full_name(std::string_view name) const;
+  ParameterSet* set_;
+  std::string prefix_;
+};
+
+}  // namespace teratron

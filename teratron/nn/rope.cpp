@@ -1,0 +1,52 @@
+#include "teratron/nn/rope.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "teratron/nn/autograd.h"
+
+namespace teratron {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// A rotation's adjoint is the rotation back.
+struct Rotation : torch::autograd::Function<Rotation> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& positions,
+                            const RopeTable& table, RopeStyle style) {
+    context->save_for_backward({positions});
+    save_pointer(context, "table", &table);
+    context->saved_data["style"] = static_cast<int64_t>(style);
+    return rope(x, table, positions, {style, RopeDirection::forward});
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const variable_list saved = context->get_saved_variables();
+    const auto style = static_cast<RopeStyle>(context->saved_data["style"].toInt());
+    const RopeTable& table = *saved_pointer<const RopeTable>(context, "table");
+    at::Tensor dx = rope(gradients[0].contiguous(), table, saved[0], {style, RopeDirection::inverse});
+    return {dx, at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+RotaryEmbedding::RotaryEmbedding(const Options& options, const at::TensorOptions& model)
+    : style_(options.config.interleaved ? RopeStyle::interleaved : RopeStyle::half) {
+  const auto rotated = static_cast<int64_t>(static_cast<double>(options.head_width) * options.config.percent);
+  const auto fp64 = at::TensorOptions().dtype(at::kDouble);
+  const at::Tensor exponents = at::arange(0, rotated, 2, fp64) / static_cast<double>(rotated);
+  const at::Tensor frequencies = at::pow(options.config.base, exponents).reciprocal();
+  const at::Tensor angles = at::outer(at::arange(options.positions, fp64), frequencies);
+  const bool wide = c10::typeMetaToScalarType(model.dtype()) == at::kDouble;
+  const auto target = at::TensorOptions().dtype(wide ? at::kDouble : at::kFloat).device(model.device());
+  table_ = {angles.cos().to(target), angles.sin().to(target)};
+}
+
+at::Tensor RotaryEmbedding::apply(const at::Tensor& x, const at::Tensor& positions_SB) const {
+  return Rotation::apply(x, positions_SB, table_, style_);
+}
+
+}  // namespace teratron

@@ -1,0 +1,72 @@
+#include "teratron/nn/self_attention.h"
+
+#include <cmath>
+
+namespace teratron {
+
+namespace {
+
+// Rows of the fused projection: for each query group its query heads, its key and its value.
+int64_t qkv_rows(const SelfAttentionOptions& options) {
+  return (options.heads + 2 * options.query_groups) * options.kv_channels;
+}
+
+void extend(KeyValueCache& cache, at::Tensor& k_SBGD, at::Tensor& v_SBGD) {
+  cache.k_SBGD = cache.k_SBGD.defined() ? at::cat({cache.k_SBGD, k_SBGD}, 0) : k_SBGD;
+  cache.v_SBGD = cache.v_SBGD.defined() ? at::cat({cache.v_SBGD, v_SBGD}, 0) : v_SBGD;
+  k_SBGD = cache.k_SBGD;
+  v_SBGD = cache.v_SBGD;
+}
+
+}  // namespace
+
+SelfAttention::SelfAttention(const Scope& scope, const SelfAttentionOptions& options,
+                             const TensorParallel& parallel)
+    : options_(options),
+      group_(parallel.group),
+      qkv_(scope / "linear_qkv",
+           {.in = options.hidden,
+            .out = qkv_rows(options),
+            .bias = options.qkv_bias,
+            .init = options.qkv_init},
+           parallel),
+      output_(scope / "linear_proj",
+              {.in = options.heads * options.kv_channels,
+               .out = options.hidden,
+               .bias = options.bias,
+               .init = options.output_init},
+              parallel) {}
+
+at::Tensor SelfAttention::forward(const at::Tensor& x_SBH, const AttentionContext& context,
+                                  KeyValueCache* cache) {
+  const at::Tensor qkv_SBF = qkv_.forward(x_SBH);
+  const int64_t sequence = qkv_SBF.size(0);
+  const int64_t batch = qkv_SBF.size(1);
+  const int64_t groups = options_.query_groups / group_.size;
+  const int64_t per_group = options_.heads / options_.query_groups;
+  const int64_t width = options_.kv_channels;
+  const std::vector<at::Tensor> parts =
+      qkv_SBF.view({sequence, batch, groups, per_group + 2, width}).split_with_sizes({per_group, 1, 1}, 3);
+  at::Tensor q_SBND = parts[0].reshape({sequence, batch, groups * per_group, width});
+  at::Tensor k_SBGD = parts[1].squeeze(3);
+  at::Tensor v_SBGD = parts[2].squeeze(3);
+  if (context.rope) {
+    q_SBND = context.rope->apply(q_SBND, context.positions_SB);
+    k_SBGD = context.rope->apply(k_SBGD, context.positions_SB);
+  }
+  if (cache) extend(*cache, k_SBGD, v_SBGD);
+  const at::Tensor mixed_SBF =
+      attention({.q_SBND = q_SBND,
+                 .k_SBGD = k_SBGD,
+                 .v_SBGD = v_SBGD,
+                 .scale = 1.0 / std::sqrt(static_cast<double>(width)),
+                 .causal = true,
+                 .first_visible_BS = context.first_visible_BS,
+                 .dropout = context.training ? options_.dropout : 0.0,
+                 .dropout_key = {context.dropout_seed, options_.dropout_site, context.first_sample},
+                 .first_head = group_.rank * groups * per_group,
+                 .all_heads = options_.heads});
+  return output_.forward(mixed_SBF);
+}
+
+}  // namespace teratron

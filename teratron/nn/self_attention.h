@@ -1,0 +1,53 @@
+// Self-attention with fused QKV, multi-head or grouped-query, tensor-parallel over query groups.
+#pragma once
+
+#include "teratron/nn/attention.h"
+#include "teratron/nn/linear.h"
+#include "teratron/nn/rope.h"
+
+namespace teratron {
+
+/// Keys and values of the tokens seen so far, of one layer; grows as text is generated.
+struct KeyValueCache {
+  at::Tensor k_SBGD;
+  at::Tensor v_SBGD;
+};
+
+/// What a micro-batch brings to every attention layer. Positions and document bounds are always data.
+struct AttentionContext {
+  const RotaryEmbedding* rope = nullptr;  // null: positions are not rotated
+  at::Tensor positions_SB;
+  at::Tensor first_visible_BS;  // see AttentionRequest
+  uint64_t dropout_seed = 0;
+  int64_t first_sample = 0;
+  bool training = true;  // dropout is active
+};
+
+struct SelfAttentionOptions {
+  int64_t hidden = 0;
+  int64_t heads = 0;         // query heads
+  int64_t query_groups = 0;  // key/value heads
+  int64_t kv_channels = 0;   // head width
+  bool bias = true;
+  bool qkv_bias = true;
+  double dropout = 0.0;
+  uint64_t dropout_site = 0;
+  Init qkv_init;
+  Init output_init;
+};
+
+class SelfAttention {
+ public:
+  SelfAttention(const Scope& scope, const SelfAttentionOptions& options, const TensorParallel& parallel);
+  /// x [S, B, H] -> [S, B, H] without the output bias. `cache` is this layer's, or null.
+  at::Tensor forward(const at::Tensor& x_SBH, const AttentionContext& context, KeyValueCache* cache);
+  Parameter* output_bias() { return output_.bias(); }
+
+ private:
+  SelfAttentionOptions options_;
+  Group group_;
+  ColumnLinear qkv_;
+  RowLinear output_;
+};
+
+}  // namespace teratron
