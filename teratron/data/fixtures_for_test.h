@@ -1,0 +1,42 @@
+// Finding and comparing fixtures in the tests of this layer.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+namespace teratron::testing {
+
+/// tests/fixtures/<name> of the source tree.
+std::filesystem::path fixture(const std::string& name);
+nlohmann::json read_json(const std::filesystem::path& path);
+/// One JSON value per line.
+std::vector<nlohmann::json> read_json_lines(const std::filesystem::path& path);
+std::string read_bytes(const std::filesystem::path& path);
+void write_bytes(const std::filesystem::path& path, std::string_view bytes);
+
+std::string sha256(std::string_view bytes);
+template <typename T>
+std::string sha256_of(const std::vector<T>& values) {
+  return sha256({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)});
+}
+
+/// A fresh folder that is removed at the end of the scope.
+class TemporaryFolder {
+ public:
+  TemporaryFolder();
+  ~TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace teratron::testing

@@ -1,0 +1,41 @@
+// numpy's legacy RandomState, draw for draw: shuffled indices must equal those that Megatron-LM builds.
+//
+// State: MT19937 seeded by init_genrand(seed), which is std::mt19937(seed). Reference:
+// numpy.random.RandomState, whose stream is frozen by NEP 19.
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <span>
+#include <utility>
+
+namespace teratron {
+
+class NumpyRandom {
+ public:
+  explicit NumpyRandom(uint32_t seed) : engine_(seed) {}
+
+  /// One raw 32-bit output.
+  uint32_t next_u32() { return static_cast<uint32_t>(engine_()); }
+  /// Uniform in [0, 1) with 53 bits; takes two outputs.
+  double random_sample();
+  /// Uniform integer in [0, last] by masking and rejecting; takes no output when last is 0.
+  uint64_t interval(uint64_t last);
+  /// Uniform integer in [low, high).
+  int64_t randint(int64_t low, int64_t high);
+  /// Index drawn with probabilities proportional to `p` (non-negative, not all zero).
+  int64_t choice(std::span<const double> p);
+  /// Number of trials up to the first success, >= 1; 0 < p < 1.
+  int64_t geometric(double p);
+
+  /// Fisher-Yates from the end, in place.
+  template <typename T>
+  void shuffle(std::span<T> values) {
+    for (size_t i = values.size(); i-- > 1;) std::swap(values[i], values[interval(i)]);
+  }
+
+ private:
+  std::mt19937 engine_;
+};
+
+}  // namespace teratron
