@@ -1,0 +1,82 @@
+#include "teratron/train/arguments.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "teratron/train/config_file.h"
+
+namespace teratron {
+
+namespace {
+
+std::string program_kind(std::string_view program) {
+  for (const std::string_view word : {"generat", "serve", "logits"}) {
+    if (program.find(word) != std::string_view::npos) return "generate";
+  }
+  for (const std::string_view word : {"bert", "t5"}) {
+    if (program.find(word) != std::string_view::npos) return std::string(word);
+  }
+  return "gpt";
+}
+
+// Settings of the file that --config-file names, to be placed before the flags, which win.
+Settings file_settings(const Settings& flags) {
+  Settings settings;
+  const Setting* file = nullptr;
+  for (const Setting& setting : flags.values) {
+    if (setting.field->name == "config_file") file = &setting;
+  }
+  if (file && std::holds_alternative<std::string>(file->value)) {
+    read_config_file(std::get<std::string>(file->value), file->where, settings);
+  }
+  return settings;
+}
+
+void append(Settings& to, Settings&& from) {
+  std::move(from.values.begin(), from.values.end(), std::back_inserter(to.values));
+  std::move(from.problems.begin(), from.problems.end(), std::back_inserter(to.problems));
+  std::move(from.notices.begin(), from.notices.end(), std::back_inserter(to.notices));
+}
+
+}  // namespace
+
+ParsedArguments parse_arguments(std::string_view program, std::span<const std::string> args,
+                                const ParseOptions& options) {
+  const Schema& schema = arguments_schema();
+  ParsedArguments parsed{.program = program_kind(program)};
+  Settings flags;
+  read_flags(schema, args, flags);
+  parsed.help = flags.help;
+  if (parsed.help) return parsed;
+  Settings settings = file_settings(flags);
+  append(settings, std::move(flags));
+  const ReviewOptions review_options{.program = parsed.program, .refuse_planned = options.refuse_planned};
+  review(schema, &parsed.args, review_options, settings);
+  if (!settings.problems.empty()) throw UserError(ExitCode::config, std::move(settings.problems));
+  parsed.sources = apply(settings, &parsed.args);
+  parsed.notices = std::move(settings.notices);
+  return parsed;
+}
+
+std::string dump(const Arguments& args) {
+  return dump(arguments_schema(), &args);
+}
+
+std::string to_json(const Arguments& args) {
+  return to_json(arguments_schema(), &args);
+}
+
+Arguments arguments_from_json(std::string_view text, const std::string& where,
+                              std::vector<std::string>* unknown) {
+  Arguments args;
+  std::vector<std::string> others = from_json(arguments_schema(), text, where, &args);
+  if (unknown) *unknown = std::move(others);
+  return args;
+}
+
+std::string arguments_help(std::string_view usage) {
+  const Arguments defaults;
+  return help_text(arguments_schema(), usage, &defaults);
+}
+
+}  // namespace teratron

@@ -1,0 +1,15 @@
+// The YAML file that --config-file (or Megatron-LM's --yaml-cfg) names: plain field names, or a configuration
+// of Accelerate with its megatron_lm_config section.
+#pragma once
+
+#include <string>
+
+#include "teratron/base/config.h"
+
+namespace teratron {
+
+/// Adds the settings of `path`, those of the files that its base: names first. `where` names who asked for
+/// the file. Problems are collected with file:line:column; nothing is thrown.
+void read_config_file(const std::string& path, const std::string& where, Settings& settings);
+
+}  // namespace teratron

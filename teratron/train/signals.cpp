@@ -1,0 +1,46 @@
+#include "teratron/train/signals.h"
+
+#include <atomic>
+
+#include <unistd.h>
+
+#include "teratron/base/error.h"
+
+namespace teratron {
+namespace {
+
+// A signal handler has no argument of ours: process-wide state is the only way to reach it.
+std::atomic<int> received_signal{0};
+std::atomic<bool> installed{false};
+static_assert(std::atomic<int>::is_always_lock_free, "the handler may only touch lock-free atomics");
+
+extern "C" void on_stop_signal(int signal) {
+  int none = 0;
+  if (!received_signal.compare_exchange_strong(none, signal)) _exit(128 + signal);
+}
+
+}  // namespace
+
+StopSignals::StopSignals() {
+  const bool already = installed.exchange(true);
+  TERATRON_ASSERT(!already, "only one StopSignals may live at a time");
+  received_signal = 0;
+  struct sigaction action{};
+  action.sa_handler = on_stop_signal;
+  action.sa_flags = SA_RESTART;  // reads and writes in flight go on
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGTERM, &action, &old_term_);
+  sigaction(SIGINT, &action, &old_int_);
+}
+
+StopSignals::~StopSignals() {
+  sigaction(SIGTERM, &old_term_, nullptr);
+  sigaction(SIGINT, &old_int_, nullptr);
+  installed = false;
+}
+
+int StopSignals::received() const {
+  return received_signal.load();
+}
+
+}  // namespace teratron

@@ -1,0 +1,260 @@
+// Checks of the model's sizes and of the layout of ranks.
+#include <algorithm>
+
+#include "teratron/train/validate.h"
+
+namespace teratron {
+
+namespace {
+
+void derive_widths(Validation& v) {
+  Arguments& a = v.args;
+  if (!a.hidden_size) return;
+  const int64_t hidden = *a.hidden_size;
+  if (!a.ffn_hidden_size) {
+    const std::optional<int64_t> four = product(4, hidden);
+    if (!four)
+      return v.reject("hidden_size", fmt::format("hidden_size = {} is too large", hidden),
+                      "Use a smaller one");
+    a.ffn_hidden_size =
+        a.swiglu ? std::max<int64_t>(64, static_cast<int64_t>(static_cast<double>(*four) * 2 / 3 / 64) * 64)
+                 : *four;
+    v.derived("ffn_hidden_size");
+  }
+  if (a.kv_channels || !a.num_attention_heads) return;
+  const bool even =
+      v.divisible({.name = "hidden_size",
+                   .value = hidden,
+                   .by = "num_attention_heads",
+                   .divisor = *a.num_attention_heads,
+                   .reason = "The hidden state is split into the heads unless kv_channels is given"});
+  if (!even) return;
+  a.kv_channels = hidden / *a.num_attention_heads;
+  v.derived("kv_channels");
+}
+
+void derive_lengths(Validation& v) {
+  Arguments& a = v.args;
+  if (a.seq_length && a.encoder_seq_length && *a.seq_length != *a.encoder_seq_length) {
+    v.reject("encoder_seq_length",
+             fmt::format("encoder_seq_length = {} and seq_length = {} differ", *a.encoder_seq_length,
+                         *a.seq_length),
+             "Give one of them");
+  }
+  if (!a.seq_length && a.encoder_seq_length) {
+    a.seq_length = a.encoder_seq_length;
+    v.derived("seq_length");
+  }
+  if (!a.encoder_seq_length && a.seq_length) {
+    a.encoder_seq_length = a.seq_length;
+    v.derived("encoder_seq_length");
+  }
+  if (!a.max_position_embeddings && a.seq_length) {
+    a.max_position_embeddings = a.seq_length;
+    v.derived("max_position_embeddings");
+  }
+  if (a.seq_length && *a.seq_length > *a.max_position_embeddings) {
+    v.reject(
+        "seq_length",
+        fmt::format("seq_length = {} is longer than max_position_embeddings = {}", *a.seq_length,
+                    *a.max_position_embeddings),
+        fmt::format("Use seq_length <= {} or raise max_position_embeddings", *a.max_position_embeddings));
+  }
+}
+
+void check_positions(Validation& v) {
+  Arguments& a = v.args;
+  if (!a.add_position_embedding && a.position_embedding_type == "learned_absolute") {
+    if (v.chosen("position_embedding_type")) {
+      v.reject("add_position_embedding",
+               "--no-position-embedding contradicts position_embedding_type = learned_absolute",
+               "Give one of them");
+    } else {
+      a.position_embedding_type = "none";
+      v.derived("position_embedding_type");
+    }
+  }
+  if (a.position_embedding_type != "rope") {
+    for (const std::string_view name : {"rotary_percent", "rotary_base", "rotary_interleaved"}) {
+      if (v.chosen(name))
+        v.note(fmt::format("{} has no effect without --position-embedding-type rope", flag_of(name)));
+    }
+    return;
+  }
+  if (!a.kv_channels) return;
+  const auto rotated = static_cast<int64_t>(static_cast<double>(*a.kv_channels) * a.rotary_percent);
+  if (rotated > 0 && rotated % 2 == 0) return;
+  v.reject("rotary_percent",
+           fmt::format(
+               "kv_channels = {} with rotary_percent = {} rotates {} channels. Channels are rotated in pairs",
+               *a.kv_channels, a.rotary_percent, rotated),
+           "Use a head width and share that give an even number above 0");
+}
+
+void check_heads(Validation& v) {
+  const Arguments& a = v.args;
+  if (!a.num_attention_heads) return;
+  const int64_t tp = a.tensor_model_parallel_size;
+  v.divisible({.name = "num_attention_heads",
+               .value = *a.num_attention_heads,
+               .by = "tensor_model_parallel_size",
+               .divisor = tp,
+               .reason = "Heads are split over tensor-parallel ranks"});
+  if (!a.group_query_attention) {
+    if (v.chosen("num_query_groups"))
+      v.note("--num-query-groups has no effect without --group-query-attention");
+    return;
+  }
+  v.divisible({.name = "num_attention_heads",
+               .value = *a.num_attention_heads,
+               .by = "num_query_groups",
+               .divisor = a.num_query_groups,
+               .reason = "Each group serves the same number of query heads"});
+  v.divisible({.name = "num_query_groups",
+               .value = a.num_query_groups,
+               .by = "tensor_model_parallel_size",
+               .divisor = tp,
+               .reason = "Key and value heads are split over tensor-parallel ranks"});
+}
+
+void check_pipeline(Validation& v) {
+  const Arguments& a = v.args;
+  const int64_t pp = a.pipeline_model_parallel_size;
+  const bool uneven = a.decoder_first_pipeline_num_layers || a.decoder_last_pipeline_num_layers;
+  if (a.num_layers_per_virtual_pipeline_stage && a.num_virtual_stages_per_pipeline_rank) {
+    v.reject("num_virtual_stages_per_pipeline_rank",
+             "num_layers_per_virtual_pipeline_stage and num_virtual_stages_per_pipeline_rank are both set",
+             "Give one of them");
+  }
+  const bool interleaved = a.num_layers_per_virtual_pipeline_stage || a.num_virtual_stages_per_pipeline_rank;
+  if (interleaved && pp == 1) {
+    v.reject("pipeline_model_parallel_size",
+             "the interleaved schedule needs pipeline_model_parallel_size > 1",
+             "Raise it or leave the virtual stages out");
+  }
+  if (!a.num_layers || uneven) return;
+  const bool even = v.divisible({.name = "num_layers",
+                                 .value = *a.num_layers,
+                                 .by = "pipeline_model_parallel_size",
+                                 .divisor = pp,
+                                 .reason = "Every stage gets the same number of layers"});
+  if (!even || !interleaved) return;
+  const int64_t stage = *a.num_layers / pp;
+  const int64_t parts =
+      a.num_layers_per_virtual_pipeline_stage.value_or(a.num_virtual_stages_per_pipeline_rank.value_or(1));
+  if (stage % parts == 0) return;
+  const std::string_view name = a.num_layers_per_virtual_pipeline_stage
+                                    ? "num_layers_per_virtual_pipeline_stage"
+                                    : "num_virtual_stages_per_pipeline_rank";
+  v.reject(name,
+           fmt::format("the {} layers of a pipeline stage are not divisible by {} = {}", stage, name, parts),
+           fmt::format("Use one of {}", divisors_text(stage)));
+}
+
+void check_uneven_stages(Validation& v) {
+  const Arguments& a = v.args;
+  if (!a.num_layers || !(a.decoder_first_pipeline_num_layers || a.decoder_last_pipeline_num_layers)) return;
+  int64_t stages = a.pipeline_model_parallel_size;
+  int64_t layers = *a.num_layers;
+  for (const auto& given : {a.decoder_first_pipeline_num_layers, a.decoder_last_pipeline_num_layers}) {
+    if (!given) continue;
+    layers -= *given;
+    --stages;
+  }
+  if (stages >= 0 && layers >= 0 && (stages == 0 ? layers == 0 : layers % stages == 0)) return;
+  v.reject(
+      "num_layers",
+      fmt::format("num_layers = {} without the first and last stage's own leaves {} layers for {} stages",
+                  *a.num_layers, layers, stages),
+      "Choose first and last so that the rest divides evenly");
+}
+
+void check_sequence_cuts(Validation& v) {
+  const Arguments& a = v.args;
+  const int64_t tp = a.tensor_model_parallel_size;
+  const int64_t cp = a.context_parallel_size;
+  if (a.sequence_parallel && tp == 1)
+    v.note("--sequence-parallel has no effect at tensor_model_parallel_size 1");
+  if (!a.seq_length) return;
+  if (cp > 1 && cp <= INT64_MAX / 2) {
+    v.divisible({.name = "seq_length",
+                 .value = *a.seq_length,
+                 .by = "2 * context_parallel_size",
+                 .divisor = 2 * cp,
+                 .reason = "Each context-parallel rank holds two pieces of the sequence"});
+  }
+  if (a.sequence_parallel && tp > 1 && *a.seq_length % cp == 0) {
+    v.divisible(
+        {.name = "seq_length",
+         .value = *a.seq_length / cp,
+         .by = "tensor_model_parallel_size",
+         .divisor = tp,
+         .reason = "Sequence parallelism cuts the sequence (of a context-parallel rank) over these ranks"});
+  }
+}
+
+}  // namespace
+
+void check_model(Validation& v) {
+  Arguments& a = v.args;
+  derive_widths(v);
+  derive_lengths(v);
+  check_positions(v);
+  if (static_cast<int>(a.swiglu) + static_cast<int>(a.squared_relu) + static_cast<int>(a.openai_gelu) > 1) {
+    v.reject("swiglu", "more than one of swiglu, squared_relu and openai_gelu is set", "Give one of them");
+  }
+  if (a.hidden_dropout >= 1)
+    v.reject("hidden_dropout", "hidden_dropout = 1 drops everything", "Use a value below 1");
+  if (a.attention_dropout >= 1) {
+    v.reject("attention_dropout", "attention_dropout = 1 drops everything", "Use a value below 1");
+  }
+}
+
+void check_parallel(Validation& v, int64_t world_size) {
+  Arguments& a = v.args;
+  check_heads(v);
+  if (a.ffn_hidden_size) {
+    v.divisible({.name = "ffn_hidden_size",
+                 .value = *a.ffn_hidden_size,
+                 .by = "tensor_model_parallel_size",
+                 .divisor = a.tensor_model_parallel_size,
+                 .reason = "The MLP is split over tensor-parallel ranks"});
+  }
+  if (a.padded_vocab_size) {
+    v.divisible({.name = "padded_vocab_size",
+                 .value = *a.padded_vocab_size,
+                 .by = "tensor_model_parallel_size",
+                 .divisor = a.tensor_model_parallel_size,
+                 .reason = "The embedding's rows are split over tensor-parallel ranks"});
+  }
+  check_pipeline(v);
+  check_uneven_stages(v);
+  check_sequence_cuts(v);
+  a.world_size = world_size;
+  const std::optional<int64_t> model_ranks =
+      product(a.tensor_model_parallel_size, a.pipeline_model_parallel_size);
+  const std::optional<int64_t> ranks =
+      model_ranks ? product(*model_ranks, a.context_parallel_size) : std::nullopt;
+  if (!ranks || world_size < 1 || world_size % *ranks != 0) {
+    v.reject(
+        "tensor_model_parallel_size",
+        fmt::format(
+            "{} ranks cannot be divided into replicas of tensor {} x pipeline {} x context {} = {} ranks",
+            world_size, a.tensor_model_parallel_size, a.pipeline_model_parallel_size, a.context_parallel_size,
+            ranks ? std::to_string(*ranks) : "too many"),
+        ranks ? fmt::format("Start {} ranks, or choose sizes whose product is one of {}",
+                            multiples_text(world_size, *ranks), divisors_text(world_size))
+              : "Choose smaller sizes");
+    return;
+  }
+  a.data_parallel_size = world_size / *ranks;
+  v.derived("world_size");
+  v.derived("data_parallel_size");
+  if (a.overlap_param_gather && !(a.overlap_grad_reduce && a.use_distributed_optimizer)) {
+    v.reject("overlap_param_gather",
+             "overlap_param_gather needs overlap_grad_reduce and use_distributed_optimizer",
+             "Add --overlap-grad-reduce --use-distributed-optimizer");
+  }
+}
+
+}  // namespace teratron
