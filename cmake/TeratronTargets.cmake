@@ -11,7 +11,8 @@ target_precompile_headers(teratron_pch PRIVATE <ATen/ATen.h> <torch/csrc/autogra
 
 function(teratron_use_torch target)
   target_link_libraries(${target} PUBLIC teratron_libtorch)
-  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-unused-parameter>)
+  # Executables would get -fPIE, with which the header precompiled for libraries cannot be used.
+  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-Wno-unused-parameter;-fPIC>")
   target_precompile_headers(${target} REUSE_FROM teratron_pch)
 endfunction()
 

@@ -29,7 +29,8 @@ at::Tensor gather(const at::Tensor& x, int64_t dim, const Group& group);
 at::Tensor split(const at::Tensor& x, int64_t dim, const Group& group);
 at::Tensor all_gather(const at::Tensor& x, int64_t dim, const Group& group);
 at::Tensor reduce_scatter(const at::Tensor& x, int64_t dim, const Group& group);
-/// x is cut into group.size equal parts along `scatter_dim`; the parts received are joined along `gather_dim`.
+/// x is cut into group.size equal parts along `scatter_dim`; the parts received are joined along
+/// `gather_dim`.
 at::Tensor exchange(const at::Tensor& x, int64_t scatter_dim, int64_t gather_dim, const Group& group);
 
 // The same movements without autograd, for use inside backward functions.

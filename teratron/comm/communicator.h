@@ -1,14 +1,12 @@
 // One rank's endpoint of one group of ranks.
 //
-// Stream contract: a collective starts after the work already queued on the caller's current stream and runs on
-// the communicator's own stream (GPU), or runs to its end before it returns (CPU ranks). Work::wait() makes the
-// caller's current stream wait for it; it never blocks the host on a GPU. Tensors handed over stay alive inside
-// the Work until wait() returns: whoever drops a Work without waiting keeps its tensors alive himself.
-// Every rank of the group must issue the same collectives in the same order; a ledger of (sequence, name,
-// shape) finds the rank that did not. After abort() every call throws Fault.
+// Stream contract: a collective starts after the work already queued on the caller's current stream and runs
+// on the communicator's own stream (GPU), or runs to its end before it returns (CPU ranks). Work::wait()
+// makes the caller's current stream wait for it; it never blocks the host on a GPU. Tensors handed over stay
+// alive inside the Work until wait() returns: whoever drops a Work without waiting keeps its tensors alive
+// himself. Every rank of the group must issue the same collectives in the same order; a ledger of (sequence,
+// name, shape) finds the rank that did not. After abort() every call throws Fault.
 #pragma once
-
-#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <functional>
@@ -16,11 +14,12 @@
 #include <string>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+
+#include "teratron/comm/cpu_reduce.h"
 #include "teratron/comm/peers.h"
 
 namespace teratron {
-
-enum class ReduceOp : uint8_t { sum, avg, max, min };
 
 /// A collective under way.
 class Work {
@@ -69,8 +68,8 @@ class World {
   virtual ~World() = default;
   virtual int64_t rank() const = 0;
   virtual int64_t size() const = 0;
-  /// The communicator of `ranks` (global, ascending not required: position = rank in the group), which contain
-  /// the caller. All members call it with the same list and in the same order of lists.
+  /// The communicator of `ranks` (global, ascending not required: position = rank in the group), which
+  /// contain the caller. All members call it with the same list and in the same order of lists.
   virtual std::shared_ptr<Communicator> group(const std::vector<int64_t>& ranks) = 0;
 };
 

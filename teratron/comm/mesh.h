@@ -1,6 +1,6 @@
-// The ranks of a job as a grid. A Mesh is an immutable value that is passed down: nothing asks a global who it is.
-// Order and groups are Megatron-LM's: "tp-cp-ep-dp-pp", leftmost axis fastest; the expert view (etp, ep, edp,
-// pp) lies over the same ranks.
+// The ranks of a job as a grid. A Mesh is an immutable value that is passed down: nothing asks a global who
+// it is. Order and groups are Megatron-LM's: "tp-cp-ep-dp-pp", leftmost axis fastest; the expert view (etp,
+// ep, edp, pp) lies over the same ranks.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,9 @@
 #include <vector>
 
 #include "teratron/comm/communicator.h"
+#include "teratron/comm/rank_grid.h"
 
 namespace teratron {
-
-enum class Axis : uint8_t { tp, cp, dp, pp, ep, etp, edp };
 
 /// Some ranks that work together. A group of one is legal and every collective on it is the identity, so no
 /// layer ever tests the size.
@@ -22,16 +21,6 @@ struct Group {
   int64_t size = 1;
   std::vector<int64_t> ranks = {0};  // global
   std::shared_ptr<Communicator> communicator = self_communicator();
-};
-
-struct MeshOptions {
-  int64_t tp = 1;
-  int64_t pp = 1;
-  int64_t cp = 1;
-  int64_t ep = 1;
-  int64_t etp = 1;
-  int64_t dp = 0;  // 0: what is left of the world
-  std::string order = "tp-cp-ep-dp-pp";
 };
 
 class Mesh {
@@ -43,7 +32,9 @@ class Mesh {
 
   int64_t rank() const;
   int64_t world_size() const;
-  /// The ranks that share this rank's coordinates on all axes not named.
+  const RankGrid& grid() const;
+  /// The ranks that share this rank's coordinates on all axes not named. The axes must lie in one view: dense
+  /// (tp, cp, dp, pp) or expert (etp, ep, edp, pp).
   const Group& group(Axis axis) const;
   const Group& group(std::initializer_list<Axis> axes) const;
   /// All ranks.
@@ -57,10 +48,6 @@ class Mesh {
   struct State;
   std::shared_ptr<const State> state_;
 };
-
-/// The lists of global ranks of every group of one kind, in Megatron-LM's order of enumeration.
-std::vector<std::vector<int64_t>> rank_groups(const MeshOptions& options, int64_t world_size,
-                                              const std::vector<Axis>& axes);
 
 /// A picture of the groups, for logs and `teratron plan`.
 std::string to_string(const Mesh& mesh);

@@ -1,4 +1,5 @@
-// The least that host-side code (checkpoints, start-up checks) needs of the other ranks; no tensors, no torch.
+// The least that host-side code (checkpoints, start-up checks) needs of the other ranks; no tensors, no
+// torch.
 #pragma once
 
 #include <cstdint>
