@@ -1,0 +1,222 @@
+#include "teratron/cli/tokenizer_command.h"
+
+#include <charconv>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "teratron/base/error.h"
+#include "teratron/base/log.h"
+#include "teratron/tokenizer/bpe_trainer.h"
+#include "teratron/tokenizer/tokenizer.h"
+
+namespace teratron {
+namespace {
+
+struct TrainFlags {
+  std::vector<std::string> inputs;
+  std::string output;
+  std::string json_key = "text";
+  BpeTrainerOptions options;
+};
+
+/// Documents of several files one after the other: JSON lines by key, or plain text in blocks of whole lines.
+class Documents {
+ public:
+  explicit Documents(const TrainFlags& flags) : flags_(flags) {}
+
+  bool next(std::string& document) {
+    for (; file_ < flags_.inputs.size(); ++file_) {
+      if (!stream_.is_open()) open();
+      if (is_json() ? next_json(document) : next_block(document)) return true;
+      stream_.close();
+      stream_.clear();
+    }
+    return false;
+  }
+
+ private:
+  static constexpr size_t kBlock = size_t{1} << 20;
+
+  bool is_json() const {
+    return flags_.inputs[file_].ends_with(".jsonl") || flags_.inputs[file_].ends_with(".json");
+  }
+
+  void open() {
+    stream_.open(flags_.inputs[file_], std::ios::binary);
+    line_ = 0;
+    if (!stream_) {
+      throw data_error({.what = "cannot be read",
+                        .where = flags_.inputs[file_],
+                        .fix = "check the path given to --input"});
+    }
+  }
+
+  bool next_json(std::string& document) {
+    std::string line;
+    while (std::getline(stream_, line)) {
+      ++line_;
+      if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+      const auto json = nlohmann::json::parse(line, nullptr, false);
+      if (!json.is_object() || !json.contains(flags_.json_key) || !json[flags_.json_key].is_string()) {
+        throw data_error(
+            {.what = fmt::format("no JSON object with a text under the key '{}'", flags_.json_key),
+             .where = fmt::format("{}:{}", flags_.inputs[file_], line_),
+             .fix = "name the key with --json-key"});
+      }
+      document = json[flags_.json_key].get<std::string>();
+      return true;
+    }
+    return false;
+  }
+
+  bool next_block(std::string& document) {
+    document.clear();
+    std::string line;
+    while (document.size() < kBlock && std::getline(stream_, line)) {
+      document += line;
+      if (!stream_.eof()) document += '\n';
+    }
+    return !document.empty();
+  }
+
+  const TrainFlags& flags_;
+  size_t file_ = 0;
+  std::ifstream stream_;
+  int64_t line_ = 0;
+};
+
+void train(const TrainFlags& flags) {
+  Documents documents(flags);
+  const TrainedBpe bpe = train_bpe([&](std::string& text) { return documents.next(text); }, flags.options);
+  write_bpe(bpe, flags.output);
+  if (static_cast<int64_t>(bpe.tokens.size()) < flags.options.vocab_size) {
+    notice("the text gives {} tokens only, not {}", bpe.tokens.size(), flags.options.vocab_size);
+  }
+  print("{} tokens, {} merges, {} special tokens written to {}", bpe.tokens.size(), bpe.merges.size(),
+        bpe.special_tokens.size(), flags.output);
+}
+
+void encode(const Tokenizer& tokenizer, bool whole_document) {
+  std::vector<int32_t> ids;
+  const auto encode_one = [&](const std::string& text) {
+    ids.clear();
+    tokenizer.encode(text, ids);
+    fmt::memory_buffer line;
+    fmt::format_to(std::back_inserter(line), "{}\n", fmt::join(ids, " "));
+    std::cout.write(line.data(), static_cast<std::streamsize>(line.size()));
+  };
+  if (whole_document) {
+    encode_one(std::string(std::istreambuf_iterator<char>(std::cin), {}));
+  } else {
+    for (std::string line; std::getline(std::cin, line);) encode_one(line);
+  }
+  std::cout.flush();
+}
+
+std::vector<int32_t> parse_ids(const std::string& line, int64_t number, const Tokenizer& tokenizer) {
+  std::vector<int32_t> ids;
+  std::istringstream words(line);
+  for (std::string word; words >> word;) {
+    int32_t id = -1;
+    const auto [rest, error] = std::from_chars(word.data(), word.data() + word.size(), id);
+    if (error != std::errc() || *rest != 0 || id < 0 || id >= tokenizer.vocab_size()) {
+      throw data_error({.what = fmt::format("'{}' is not an id from 0 to {}", printable(word, 40),
+                                            tokenizer.vocab_size() - 1),
+                        .where = fmt::format("stdin:{}", number),
+                        .fix = "give ids with blanks between"});
+    }
+    ids.push_back(id);
+  }
+  return ids;
+}
+
+void decode(const Tokenizer& tokenizer) {
+  int64_t number = 0;
+  for (std::string line; std::getline(std::cin, line);) {
+    const std::string text = tokenizer.decode(parse_ids(line, ++number, tokenizer));
+    std::cout.write(text.data(), static_cast<std::streamsize>(text.size())).put('\n');
+  }
+  std::cout.flush();
+}
+
+void info(const Tokenizer& tokenizer, const TokenizerOptions& options) {
+  print("type: {}", options.type);
+  print("vocabulary: {} (padded to a multiple of 128: {})", tokenizer.vocab_size(),
+        padded_vocab_size(tokenizer.vocab_size(), 128, 1));
+  const SpecialTokens& special = tokenizer.special();
+  const auto show = [](const char* name, const std::optional<int32_t>& id) {
+    if (id) print("{}: {}", name, *id);
+  };
+  show("eod", special.eod);
+  show("bos", special.bos);
+  show("eos", special.eos);
+  show("pad", special.pad);
+  show("cls", special.cls);
+  show("sep", special.sep);
+  show("mask", special.mask);
+  if (!special.additional.empty()) {
+    print("additional: {} from {} to {}", special.additional.size(), special.additional.front(),
+          special.additional.back());
+  }
+}
+
+void add_tokenizer_flags(CLI::App& app, TokenizerOptions& options) {
+  app.add_option("--tokenizer-type", options.type, "GPT2BPETokenizer, HuggingFaceTokenizer, NullTokenizer...")
+      ->required();
+  app.add_option("--vocab-file", options.vocab_file, "vocab.json, or the word list of BERT");
+  app.add_option("--merge-file", options.merge_file, "merges.txt");
+  app.add_option("--tokenizer-model,--tokenizer-name-or-path", options.tokenizer_model,
+                 "tokenizer.json or the folder that holds it");
+  app.add_option("--vocab-size", options.vocab_size, "number of ids of NullTokenizer");
+  app.add_option("--vocab-extra-ids", options.vocab_extra_ids, "sentinel tokens <extra_id_n>");
+  app.add_option("--compat-version", options.compat_version, "ids as of Megatron-LM 2.6, 0.7 or head");
+}
+
+}  // namespace
+
+int tokenizer_command(std::span<const std::string> args) {
+  CLI::App app("Train a tokenizer, or look at what one does", "teratron tokenizer");
+  app.require_subcommand(1);
+  TrainFlags flags;
+  CLI::App* const train_app = app.add_subcommand("train", "Learn a byte-level BPE vocabulary from text");
+  train_app->add_option("--input", flags.inputs, "text files, or JSON lines (*.jsonl, *.json)")->required();
+  train_app->add_option("--output", flags.output, "folder for vocab.json, merges.txt and tokenizer.json")
+      ->required();
+  train_app->add_option("--vocab-size", flags.options.vocab_size, "tokens, everything included")->required();
+  train_app->add_option("--json-key", flags.json_key, "key of the text in JSON lines")->capture_default_str();
+  train_app->add_option("--special-tokens", flags.options.special_tokens, "tokens of their own")
+      ->capture_default_str();
+  train_app->add_option("--min-frequency", flags.options.min_frequency, "rarer pairs are not merged")
+      ->capture_default_str();
+
+  TokenizerOptions options;
+  bool whole_document = false;
+  CLI::App* const encode_app = app.add_subcommand("encode", "Text from stdin to ids, one document a line");
+  encode_app->add_flag("--document", whole_document, "all of stdin is one document");
+  CLI::App* const decode_app = app.add_subcommand("decode", "Ids from stdin to text, one document a line");
+  CLI::App* const info_app = app.add_subcommand("info", "Sizes and special tokens");
+  for (CLI::App* const sub : {encode_app, decode_app, info_app}) add_tokenizer_flags(*sub, options);
+  try {
+    app.parse(std::vector<std::string>(args.rbegin(), args.rend()));  // CLI11 takes them from the back
+  } catch (const CLI::Success& help) {
+    return app.exit(help);
+  } catch (const CLI::ParseError& error) {
+    throw config_error(
+        {.what = error.what(), .where = "teratron tokenizer", .fix = "see teratron tokenizer --help"});
+  }
+  if (train_app->parsed()) {
+    train(flags);
+    return static_cast<int>(ExitCode::ok);
+  }
+  const std::unique_ptr<Tokenizer> tokenizer = build_tokenizer(options);
+  if (encode_app->parsed()) encode(*tokenizer, whole_document);
+  if (decode_app->parsed()) decode(*tokenizer);
+  if (info_app->parsed()) info(*tokenizer, options);
+  return static_cast<int>(ExitCode::ok);
+}
+
+}  // namespace teratron

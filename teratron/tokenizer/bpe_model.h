@@ -1,0 +1,78 @@
+// The merge table of a byte-level BPE, and the encoding of one word.
+//
+// A word starts as one token per byte; the adjacent pair with the lowest rank (leftmost of equals) is merged
+// until no pair is in the table (Sennrich et al. 2016, over bytes as in GPT-2). O(n log n) in the bytes of
+// the word.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace teratron {
+
+/// What the vocabulary files say, tokens in the spelling of byte_alphabet.h.
+struct BpeSpec {
+  std::vector<std::pair<std::string, int32_t>> vocab;
+  std::vector<std::pair<std::string, std::string>> merges;  // in order of rank
+  std::string unk_token;       // stands for bytes without a token; empty: such bytes are dropped
+  bool fuse_unk = false;       // a run of such bytes becomes one unk_token
+  bool ignore_merges = false;  // a word that is a token is that token, whatever the merges say
+  std::string where;           // file, for messages
+};
+
+class BpeModel {
+ public:
+  /// Throws UserError(data): duplicate tokens or ids, ids out of range, merges of or into unknown tokens.
+  explicit BpeModel(const BpeSpec& spec);
+
+  /// Appends the ids of one word.
+  void encode_word(std::string_view word, std::vector<int32_t>& ids) const;
+
+  /// Bytes of a token; empty when the id is not used.
+  std::string_view bytes_of(int32_t id) const;
+  /// Id of a token as the vocabulary spells it.
+  std::optional<int32_t> id_of(const std::string& spelling) const;
+  /// Number of tokens, and one more than the largest id.
+  int64_t size() const { return static_cast<int64_t>(ids_.size()); }
+  int32_t id_bound() const { return static_cast<int32_t>(token_bytes_.size()); }
+  /// Words (bytes) that are known to encode to the one id: the tokens that merges can reach.
+  const std::vector<std::pair<std::string_view, int32_t>>& whole_words() const { return whole_words_; }
+
+ private:
+  struct PairSlot {
+    uint64_t pair = kNoPair;
+    uint32_t rank = kNoRank;
+  };
+  static constexpr uint64_t kNoPair = ~uint64_t{0};
+  static constexpr uint32_t kNoRank = ~uint32_t{0};
+
+  void read_vocab(const BpeSpec& spec);
+  void read_merges(const BpeSpec& spec);
+  void insert(int32_t left, int32_t right, uint32_t rank);
+  uint32_t rank_of(int32_t left, int32_t right) const;
+  size_t slot_of(uint64_t pair) const { return (pair * 0x9e3779b97f4a7c15u) >> pair_shift_; }
+  void start_symbols(std::string_view word, std::vector<int32_t>& symbols) const;
+  void merge_short(int32_t* symbols, size_t count, std::vector<int32_t>& ids) const;
+  void merge_long(const std::vector<int32_t>& symbols, std::vector<int32_t>& ids) const;
+  void find_whole_words();
+
+  std::unordered_map<std::string, int32_t> ids_;  // spelling -> id
+  std::vector<std::string> token_bytes_;          // by id
+  std::vector<std::pair<std::string_view, int32_t>> whole_words_;
+  std::unordered_map<std::string_view, int32_t> byte_words_;  // only with ignore_merges
+  int32_t byte_ids_[256];                                     // -1: the vocabulary lacks the byte
+  std::vector<PairSlot> pairs_;                               // open addressing
+  int pair_shift_ = 63;
+  std::vector<int32_t> merged_;  // by rank
+  int32_t unk_ = -1;
+  bool fuse_unk_ = false;
+  bool ignore_merges_ = false;
+  bool all_bytes_ = true;
+};
+
+}  // namespace teratron

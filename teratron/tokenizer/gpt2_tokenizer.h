@@ -1,0 +1,31 @@
+// GPT2BPETokenizer: byte-level BPE from vocab.json and merges.txt.
+#pragma once
+
+#include "teratron/tokenizer/added_tokens.h"
+#include "teratron/tokenizer/bpe_model.h"
+#include "teratron/tokenizer/pre_split.h"
+#include "teratron/tokenizer/tokenizer.h"
+#include "teratron/tokenizer/word_cache.h"
+
+namespace teratron {
+
+/// eod is <|endoftext|>, which the vocabulary must have. Up to Megatron-LM 0.7 a literal <|endoftext|> in the
+/// text is spelled out in ordinary tokens; with `literal_special` (Megatron-LM's head) it is that one token.
+class Gpt2BpeTokenizer : public Tokenizer {
+ public:
+  Gpt2BpeTokenizer(const BpeSpec& spec, bool literal_special);
+
+  void encode(std::string_view text, std::vector<int32_t>& ids) const override;
+  std::string decode(std::span<const int32_t> ids) const override;
+  int64_t vocab_size() const override { return model_.size(); }
+  const SpecialTokens& special() const override { return special_; }
+
+ private:
+  BpeModel model_;
+  mutable WordCachePool caches_;
+  PreSplitter splitter_;
+  AddedTokenMatcher added_;
+  SpecialTokens special_;
+};
+
+}  // namespace teratron

@@ -1,0 +1,36 @@
+#include "teratron/tokenizer/null_tokenizer.h"
+
+#include <charconv>
+
+#include "teratron/base/error.h"
+
+namespace teratron {
+
+NullTokenizer::NullTokenizer(int64_t vocab_size, bool eod_is_extra)
+    : vocab_size_(vocab_size + (eod_is_extra ? 1 : 0)) {
+  special_.eod = static_cast<int32_t>(vocab_size_ - 1);
+}
+
+void NullTokenizer::encode(std::string_view text, std::vector<int32_t>& ids) const {
+  constexpr std::string_view kBlanks = " \t\r\n\v\f";
+  for (size_t begin = text.find_first_not_of(kBlanks); begin != std::string_view::npos;) {
+    const size_t end = std::min(text.find_first_of(kBlanks, begin), text.size());
+    const std::string_view word = text.substr(begin, end - begin);
+    int64_t id = -1;
+    const auto [rest, error] = std::from_chars(word.data(), word.data() + word.size(), id);
+    if (error != std::errc() || rest != word.data() + word.size() || id < 0 || id >= vocab_size_) {
+      throw data_error(
+          {.what = fmt::format("'{}' is not an id from 0 to {}", printable(word, 40), vocab_size_ - 1),
+           .where = "text of NullTokenizer",
+           .fix = "give ids with blanks between, or a larger --vocab-size"});
+    }
+    ids.push_back(static_cast<int32_t>(id));
+    begin = text.find_first_not_of(kBlanks, end);
+  }
+}
+
+std::string NullTokenizer::decode(std::span<const int32_t> ids) const {
+  return fmt::format("{}", fmt::join(ids, " "));
+}
+
+}  // namespace teratron

@@ -1,0 +1,25 @@
+// NullTokenizer: the text already is ids, written as decimal numbers with blanks between.
+#pragma once
+
+#include "teratron/tokenizer/tokenizer.h"
+
+namespace teratron {
+
+/// Up to Megatron-LM 0.7 the end of a document is an id more, V, and the vocabulary V + 1; at head it is V -
+/// 1 of V.
+class NullTokenizer : public Tokenizer {
+ public:
+  NullTokenizer(int64_t vocab_size, bool eod_is_extra);
+
+  /// Throws UserError(data) for anything but numbers below vocab_size().
+  void encode(std::string_view text, std::vector<int32_t>& ids) const override;
+  std::string decode(std::span<const int32_t> ids) const override;
+  int64_t vocab_size() const override { return vocab_size_; }
+  const SpecialTokens& special() const override { return special_; }
+
+ private:
+  int64_t vocab_size_;
+  SpecialTokens special_;
+};
+
+}  // namespace teratron

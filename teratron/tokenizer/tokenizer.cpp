@@ -1,0 +1,75 @@
+#include "teratron/tokenizer/tokenizer.h"
+
+#include <algorithm>
+#include <array>
+
+#include "teratron/base/error.h"
+#include "teratron/tokenizer/gpt2_tokenizer.h"
+#include "teratron/tokenizer/null_tokenizer.h"
+#include "teratron/tokenizer/vocab_files.h"
+
+namespace teratron {
+namespace {
+
+constexpr std::array kTypes = {"GPT2BPETokenizer", "NullTokenizer"};
+
+void require(const std::string& value, std::string_view flag, const TokenizerOptions& options) {
+  if (!value.empty()) return;
+  throw config_error({.what = fmt::format("--tokenizer-type {} needs {}", options.type, flag),
+                      .where = std::string(flag),
+                      .fix = fmt::format("add {} <path>", flag)});
+}
+
+bool is_head(const TokenizerOptions& options) {
+  return options.compat_version == "head";
+}
+
+std::unique_ptr<Tokenizer> build_null(const TokenizerOptions& options) {
+  if (options.vocab_size <= 0 || options.vocab_size > INT32_MAX - 1) {
+    throw config_error({.what = fmt::format("NullTokenizer needs a vocabulary size from 1 to {}, not {}",
+                                            INT32_MAX - 1, options.vocab_size),
+                        .where = "--vocab-size",
+                        .fix = "add --vocab-size <number of ids>"});
+  }
+  return std::make_unique<NullTokenizer>(options.vocab_size, !is_head(options));
+}
+
+std::unique_ptr<Tokenizer> build_gpt2(const TokenizerOptions& options) {
+  require(options.vocab_file, "--vocab-file", options);
+  require(options.merge_file, "--merge-file", options);
+  return std::make_unique<Gpt2BpeTokenizer>(read_gpt2_files(options.vocab_file, options.merge_file),
+                                            is_head(options));
+}
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> build_tokenizer(const TokenizerOptions& options) {
+  constexpr std::array kVersions = {"2.6", "0.7", "head"};
+  if (std::find(kVersions.begin(), kVersions.end(), options.compat_version) == kVersions.end()) {
+    throw config_error(
+        {.what = fmt::format("unknown compatibility version '{}'", printable(options.compat_version)),
+         .where = "compat version of the tokenizer",
+         .fix = fmt::format("use one of {}", fmt::join(kVersions, ", "))});
+  }
+  if (options.type == "GPT2BPETokenizer") return build_gpt2(options);
+  if (options.type == "NullTokenizer") return build_null(options);
+  throw config_error({.what = fmt::format("unknown tokenizer type '{}'", printable(options.type)),
+                      .where = "--tokenizer-type",
+                      .fix = fmt::format("use one of {}", fmt::join(kTypes, ", "))});
+}
+
+int64_t padded_vocab_size(int64_t vocab_size, int64_t divisible_by, int64_t tensor_parallel) {
+  int64_t multiple = 0;
+  int64_t padded = 0;
+  if (vocab_size < 0 || divisible_by <= 0 || tensor_parallel <= 0 ||
+      __builtin_mul_overflow(divisible_by, tensor_parallel, &multiple) ||
+      __builtin_add_overflow(vocab_size, multiple - 1, &padded)) {
+    throw config_error({.what = fmt::format("cannot pad a vocabulary of {} to a multiple of {} x {}",
+                                            vocab_size, divisible_by, tensor_parallel),
+                        .where = "--make-vocab-size-divisible-by",
+                        .fix = "use positive numbers"});
+  }
+  return padded / multiple * multiple;
+}
+
+}  // namespace teratron
