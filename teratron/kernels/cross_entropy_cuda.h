@@ -1,0 +1,36 @@
+// Launchers of cross_entropy.h. Raw device pointers.
+#pragma once
+
+#include <cstdint>
+
+#include "teratron/base/dtype.h"
+
+struct CUstream_st;
+
+namespace teratron::cuda {
+
+struct VocabShape {
+  int64_t rows;
+  int64_t width;  // columns of the buffer, padding included
+  int64_t first;
+  int64_t columns;
+  Dtype dtype;
+};
+
+struct CrossEntropyStatisticsArgs {
+  const void* logits;
+  const int64_t* targets;
+  void *max, *sum_exp, *target_logit;
+};
+void cross_entropy_statistics(const VocabShape& shape, const CrossEntropyStatisticsArgs& args,
+                              CUstream_st* stream);
+
+struct CrossEntropyGradientArgs {
+  void* logits;
+  const int64_t* targets;
+  const void *max, *sum_exp, *scale;
+};
+void cross_entropy_gradient(const VocabShape& shape, const CrossEntropyGradientArgs& args,
+                            CUstream_st* stream);
+
+}  // namespace teratron::cuda

@@ -1,0 +1,49 @@
+#include "teratron/kernels/dispatch.h"
+
+namespace teratron {
+
+RowShape rows_of(const at::Tensor& x) {
+  TERATRON_ASSERT(x.dim() >= 1, "a scalar has no rows");
+  const int64_t width = x.size(-1);
+  return {width == 0 ? 0 : x.numel() / width, width};
+}
+
+Dtype dtype_of(const at::Tensor& x) {
+  switch (x.scalar_type()) {
+    case at::kFloat:
+      return Dtype::f32;
+    case at::kDouble:
+      return Dtype::f64;
+    case at::kBFloat16:
+      return Dtype::bf16;
+    case at::kHalf:
+      return Dtype::f16;
+    default:
+      TERATRON_ASSERT(false, "no kernel for {}", at::toString(x.scalar_type()));
+  }
+  return Dtype::f32;
+}
+
+at::ScalarType accumulation_type(const at::Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+void require_float(const at::Tensor& x, const char* what) {
+  TERATRON_ASSERT(x.defined() && x.is_contiguous(), "{} is not contiguous", what);
+  const auto type = x.scalar_type();
+  TERATRON_ASSERT(type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf,
+                  "{} is {}", what, at::toString(type));
+}
+
+void require_like(const at::Tensor& t, const at::Tensor& like, int64_t numel, const char* what) {
+  TERATRON_ASSERT(t.defined() && t.is_contiguous(), "{} is not contiguous", what);
+  TERATRON_ASSERT(t.device() == like.device(), "{} is on {}", what, t.device().str());
+  TERATRON_ASSERT(t.scalar_type() == like.scalar_type(), "{} is {}", what, at::toString(t.scalar_type()));
+  TERATRON_ASSERT(t.numel() == numel, "{} has {} elements, not {}", what, t.numel(), numel);
+}
+
+void* address(const at::Tensor& x) {
+  return x.defined() ? x.data_ptr() : nullptr;
+}
+
+}  // namespace teratron

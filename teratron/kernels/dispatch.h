@@ -1,0 +1,58 @@
+// What every op of this layer needs to get from tensors to typed rows. Internal to kernels.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include "teratron/base/dtype.h"
+#include "teratron/base/error.h"
+
+namespace teratron {
+
+/// A tensor seen as rows of its last dimension.
+struct RowShape {
+  int64_t count;
+  int64_t width;
+};
+RowShape rows_of(const at::Tensor& x);
+
+/// base's name of a floating-point tensor's type.
+Dtype dtype_of(const at::Tensor& x);
+
+/// f64 for f64, f32 for everything narrower.
+at::ScalarType accumulation_type(const at::Tensor& x);
+
+/// x is contiguous and of a type that the kernels compute with.
+void require_float(const at::Tensor& x, const char* what);
+/// t is contiguous, on like's device, of like's dtype and has `numel` elements.
+void require_like(const at::Tensor& t, const at::Tensor& like, int64_t numel, const char* what);
+
+template <typename T>
+using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+/// Calls f(T{}) with the C++ type of the tensor's elements.
+template <typename F>
+void with_float_type(const at::Tensor& x, F&& f) {
+  switch (x.scalar_type()) {
+    case at::kFloat:
+      return f(float{});
+    case at::kDouble:
+      return f(double{});
+    case at::kBFloat16:
+      return f(at::BFloat16{});
+    case at::kHalf:
+      return f(at::Half{});
+    default:
+      TERATRON_ASSERT(false, "no kernel for {}", at::toString(x.scalar_type()));
+  }
+}
+
+template <typename To, typename From>
+void convert(const From* from, To* to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<To>(from[i]);
+}
+
+/// Address of the first element, or null for an undefined tensor.
+void* address(const at::Tensor& x);
+
+}  // namespace teratron

@@ -1,0 +1,96 @@
+// The launchers of a build without nvcc. Nothing calls them unless a tensor is on a GPU.
+#include "teratron/base/error.h"
+#include "teratron/kernels/activation_cuda.h"
+#include "teratron/kernels/cross_entropy_cuda.h"
+#include "teratron/kernels/dropout_cuda.h"
+#include "teratron/kernels/norm_cuda.h"
+#include "teratron/kernels/optimizer_step_cuda.h"
+#include "teratron/kernels/random_fill_cuda.h"
+#include "teratron/kernels/reduce_cuda.h"
+#include "teratron/kernels/rope_cuda.h"
+#include "teratron/kernels/stream.h"
+
+namespace teratron {
+namespace {
+
+[[noreturn]] void missing(const char* kernel) {
+  throw Fault(fmt::format("{}: this build has no CUDA kernels; build again with nvcc, or run on CPU", kernel),
+              ExitCode::config);
+}
+
+}  // namespace
+
+Stream current_stream(const at::Tensor&) {
+  missing("current_stream");
+}
+
+namespace cuda {
+void norm_forward(const NormShape&, const NormForwardArgs&, CUstream_st*) {
+  missing("norm_forward");
+}
+int64_t norm_backward_blocks(const NormShape&) {
+  missing("norm_backward");
+}
+void norm_backward(const NormShape&, const NormBackwardArgs&, CUstream_st*) {
+  missing("norm_backward");
+}
+void activation_forward(const ActivationShape&, const ActivationArgs&, CUstream_st*) {
+  missing("activation");
+}
+void activation_backward(const ActivationShape&, const ActivationArgs&, CUstream_st*) {
+  missing("activation");
+}
+int64_t column_sum_partials(int64_t, int64_t) {
+  missing("column_sum");
+}
+void column_sum(const ColumnSumArgs&, CUstream_st*) {
+  missing("column_sum");
+}
+void rope(const RopeArgs&, CUstream_st*) {
+  missing("rope");
+}
+void cross_entropy_statistics(const VocabShape&, const CrossEntropyStatisticsArgs&, CUstream_st*) {
+  missing("cross_entropy_statistics");
+}
+void cross_entropy_gradient(const VocabShape&, const CrossEntropyGradientArgs&, CUstream_st*) {
+  missing("cross_entropy_gradient");
+}
+void adam_step(const StepArgs&, const AdamConstants&, CUstream_st*) {
+  missing("adam_step");
+}
+void sgd_step(const StepArgs&, double, CUstream_st*) {
+  missing("sgd_step");
+}
+void advance_step(int64_t*, const float*, CUstream_st*) {
+  missing("advance_step");
+}
+int64_t reduce_partials(int64_t) {
+  missing("reduce");
+}
+void sum_of_squares(const FlatBuffer&, double*, double*, CUstream_st*) {
+  missing("sum_of_squares");
+}
+void count_zeros(const FlatBuffer&, int64_t*, int64_t*, CUstream_st*) {
+  missing("count_zeros");
+}
+void flag_nonfinite(const FlatBuffer&, float*, CUstream_st*) {
+  missing("flag_nonfinite");
+}
+void scale(const FlatBuffer&, const void*, bool, CUstream_st*) {
+  missing("scale");
+}
+void bias_dropout_add(const DropoutArgs&, CUstream_st*) {
+  missing("bias_dropout_add");
+}
+void softmax_forward(const SoftmaxArgs&, CUstream_st*) {
+  missing("softmax_forward");
+}
+void softmax_backward(const SoftmaxArgs&, CUstream_st*) {
+  missing("softmax_backward");
+}
+void random_fill(const FillArgs&, CUstream_st*) {
+  missing("random_fill");
+}
+}  // namespace cuda
+
+}  // namespace teratron

@@ -1,0 +1,33 @@
+// Launchers of optimizer_step.h. Raw device pointers; null where a tensor is undefined.
+#pragma once
+
+#include <cstdint>
+
+#include "teratron/base/dtype.h"
+
+struct CUstream_st;
+
+namespace teratron::cuda {
+
+struct StepArgs {
+  int64_t n;
+  Dtype param_dtype, grad_dtype, copy_dtype;
+  void* param;
+  const void* grad;
+  void *moment1, *moment2;  // SGD: moment1 is the momentum buffer, moment2 null
+  void* copy;
+  const uint8_t* groups;
+  const double *lr, *weight_decay;
+  const int64_t* step;
+  const float *grad_scale, *found_inf;
+};
+
+struct AdamConstants {
+  double beta1, beta2, eps;
+  bool decoupled;
+};
+void adam_step(const StepArgs& args, const AdamConstants& constants, CUstream_st* stream);
+void sgd_step(const StepArgs& args, double momentum, CUstream_st* stream);
+void advance_step(int64_t* step, const float* found_inf, CUstream_st* stream);
+
+}  // namespace teratron::cuda

@@ -1,0 +1,25 @@
+// The value of one element of random_fill, the same bits on host and device. Internal to kernels.
+#pragma once
+
+#include "teratron/base/philox.h"
+
+namespace teratron {
+
+struct RandomQuad {
+  float value[4];
+};
+
+/// offset + scale * (standard normal or U(-1, 1)) for the four elements of a block.
+TERATRON_HOST_DEVICE RandomQuad random_block(const RandomKey& key, uint64_t block, bool uniform) {
+  RandomQuad out;
+  if (uniform) {
+    const PhiloxWords w = philox(key, block);
+    for (int i = 0; i < 4; ++i) out.value[i] = fmaf(2.0f, uniform_from(w.word[i]), -1.0f);
+  } else {
+    const NormalQuad q = normal_block(key, block);
+    for (int i = 0; i < 4; ++i) out.value[i] = q.value[i];
+  }
+  return out;
+}
+
+}  // namespace teratron

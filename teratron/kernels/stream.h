@@ -1,0 +1,15 @@
+// The CUDA stream that a launcher uses, without CUDA's headers. Internal to kernels.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+struct CUstream_st;
+
+namespace teratron {
+
+using Stream = CUstream_st*;
+
+/// PyTorch's current stream of x's device, which must be the current device.
+Stream current_stream(const at::Tensor& x);
+
+}  // namespace teratron
