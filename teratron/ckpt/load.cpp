@@ -1,0 +1,229 @@
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <set>
+#include <span>
+
+#include <nlohmann/json.hpp>
+
+#include "teratron/base/fault_point.h"
+#include "teratron/ckpt/agree.h"
+#include "teratron/ckpt/checkpoint.h"
+#include "teratron/ckpt/directory.h"
+#include "teratron/ckpt/plan.h"
+#include "teratron/ckpt/safetensors.h"
+#include "teratron/ckpt/shard_reader.h"
+
+// Fault points: ckpt.load_begin, ckpt.load_block (each; a bitflip damages what was read), ckpt.load_end.
+
+namespace teratron {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+namespace {
+
+std::string describe(Dtype dtype, const std::vector<int64_t>& shape) {
+  return fmt::format("{} [{}]", name_of(dtype), fmt::join(shape, ", "));
+}
+
+// Compares what this rank asks for with what there is.
+json match(const std::vector<LocalTensor>& tensors, const Manifest& manifest) {
+  json names = json::array();
+  json problems = json::array();
+  for (const LocalTensor& tensor : tensors) {
+    names.push_back(tensor.name);
+    const auto found = manifest.tensors.find(tensor.name);
+    if (found == manifest.tensors.end()) {
+      problems.push_back({tensor.name, "is not in the checkpoint"});
+    } else if (found->second.shape != tensor.shard.global_shape || found->second.dtype != tensor.dtype) {
+      problems.push_back({tensor.name, fmt::format("is {} in the checkpoint, {} in this run",
+                                                   describe(found->second.dtype, found->second.shape),
+                                                   describe(tensor.dtype, tensor.shard.global_shape))});
+    }
+  }
+  return {{"names", std::move(names)}, {"problems", std::move(problems)}};
+}
+
+struct MatchContext {
+  const fs::path& path;
+  const Manifest& manifest;
+  const std::vector<std::string>& ignored;
+};
+
+void reject_mismatches(const std::vector<std::string>& answers, const MatchContext& context) {
+  std::set<std::string> asked;
+  std::set<std::pair<std::string, std::string>> found;
+  for (const std::string& answer : answers) {
+    const json value = json::parse(answer);
+    for (const json& name : value["names"]) asked.insert(name);
+    for (const json& problem : value["problems"]) found.emplace(problem[0], problem[1]);
+  }
+  for (const auto& [name, tensor] : context.manifest.tensors) {
+    const bool ignored = std::any_of(context.ignored.begin(), context.ignored.end(),
+                                     [&name](const std::string& prefix) { return name.starts_with(prefix); });
+    if (!ignored && !asked.contains(name)) {
+      found.emplace(name, fmt::format("({}) is in the checkpoint, but not in this run",
+                                      describe(tensor.dtype, tensor.shape)));
+    }
+  }
+  if (found.empty()) return;
+  std::vector<Problem> problems;
+  const std::string where = printable(context.path.string(), 4096);
+  for (const auto& [name, what] : found) {
+    problems.push_back({.what = fmt::format("tensor \"{}\" {}", printable(name), what), .where = where});
+  }
+  problems.back().fix =
+      "The checkpoint is of another model: compare the settings with 'teratron ckpt inspect'";
+  throw UserError(ExitCode::checkpoint, std::move(problems));
+}
+
+// Copies what one stored part and one local tensor share, block by block.
+class PartLoader {
+ public:
+  PartLoader(ShardReader& reader, const LocalTensor& target, char* buffer)
+      : reader_(reader), target_(target), element_(size_of(target.dtype)), buffer_(buffer) {}
+
+  void load(const ManifestPart& part, const std::vector<CommonRun>& common) {
+    size_t first = 0;
+    for (int64_t block = 0; first < common.size(); ++block) {
+      const int64_t begin = block * Manifest::block_bytes;
+      const int64_t end = begin + ShardReader::block_size(part, block);
+      TERATRON_ASSERT(begin < end, "{}", target_.name);
+      if (common[first].other * element_ >= end) continue;
+      copy_block(part, block, std::span(common).subspan(first), {begin, end});
+      while (first < common.size() && (common[first].other + common[first].length) * element_ <= end) ++first;
+    }
+  }
+
+ private:
+  struct ByteRange {
+    int64_t begin;
+    int64_t end;
+  };
+
+  void copy_block(const ManifestPart& part, int64_t block, std::span<const CommonRun> common,
+                  ByteRange range) {
+    char* const data = static_cast<char*>(target_.data);
+    const CommonRun& whole = common.front();
+    if (whole.other * element_ <= range.begin && (whole.other + whole.length) * element_ >= range.end) {
+      reader_.read_block(target_.name, part, block,
+                         data + whole.local * element_ + range.begin - whole.other * element_);
+      return;
+    }
+    if (!reader_.read_block(target_.name, part, block, buffer_)) return;
+    for (const CommonRun& run : common) {
+      const int64_t run_begin = run.other * element_;
+      if (run_begin >= range.end) break;
+      const int64_t begin = std::max(run_begin, range.begin);
+      const int64_t end = std::min(run_begin + run.length * element_, range.end);
+      std::memcpy(data + run.local * element_ + begin - run_begin, buffer_ + begin - range.begin,
+                  static_cast<size_t>(end - begin));
+    }
+  }
+
+  ShardReader& reader_;
+  const LocalTensor& target_;
+  int64_t element_;
+  char* buffer_;
+};
+
+// The runs of all parts of a tensor, checked against the bytes that are stored.
+std::vector<std::vector<Run>> runs_of_parts(const std::string& name, const ManifestTensor& tensor) {
+  std::vector<std::vector<Run>> runs;
+  for (const ManifestPart& part : tensor.parts) {
+    runs.push_back(stored_runs(part));
+    if (total_length(runs.back()) * size_of(tensor.dtype) != part.bytes) {
+      throw DamagedCheckpoint(
+          {{.what = fmt::format("tensor \"{}\": a part has {} bytes for {} elements", printable(name),
+                                part.bytes, total_length(runs.back()))}});
+    }
+  }
+  return runs;
+}
+
+void load_all(const std::vector<LocalTensor>& tensors, const Manifest& manifest, ShardReader& reader) {
+  const auto buffer = std::make_unique<char[]>(Manifest::block_bytes);
+  std::vector<const LocalTensor*> order;
+  for (const LocalTensor& tensor : tensors) order.push_back(&tensor);
+  std::stable_sort(order.begin(), order.end(),
+                   [](const LocalTensor* a, const LocalTensor* b) { return a->name < b->name; });
+  std::vector<std::vector<Run>> part_runs;
+  const std::string* current = nullptr;
+  for (const LocalTensor* target : order) {
+    const ManifestTensor& tensor = manifest.tensors.at(target->name);
+    if (current == nullptr || *current != target->name) part_runs = runs_of_parts(target->name, tensor);
+    current = &target->name;
+    const std::vector<Run> wanted = runs_of(target->shard, target->flat_begin, flat_end_of(*target));
+    PartLoader loader(reader, *target, buffer.get());
+    int64_t found = 0;
+    for (size_t i = 0; i < tensor.parts.size(); ++i) {
+      const std::vector<CommonRun> common = intersect(wanted, part_runs[i]);
+      for (const CommonRun& run : common) found += run.length;
+      loader.load(tensor.parts[i], common);
+    }
+    if (found != total_length(wanted)) {
+      reader.problems().push_back(
+          {.what = fmt::format("tensor \"{}\": {} elements are needed, {} are stored",
+                               printable(target->name), total_length(wanted), found)});
+    }
+  }
+}
+
+void check_whole(const std::string& name, const ManifestTensor& tensor, std::vector<Problem>& problems) {
+  std::vector<Run> all;
+  for (const std::vector<Run>& runs : runs_of_parts(name, tensor))
+    all.insert(all.end(), runs.begin(), runs.end());
+  std::sort(all.begin(), all.end(), [](const Run& a, const Run& b) { return a.global < b.global; });
+  int64_t end = 0;
+  for (const Run& run : all) {
+    if (run.global != end) break;
+    end += run.length;
+  }
+  if (end != checked_numel(tensor.shape)) {
+    problems.push_back({.what = fmt::format("tensor \"{}\": element {} is stored not at all or twice",
+                                            printable(name), end)});
+  }
+}
+
+}  // namespace
+
+LoadReport load_tensors(const fs::path& path, const std::vector<LocalTensor>& tensors,
+                        const std::vector<std::string>& ignored, Peers& peers) {
+  const auto start = std::chrono::steady_clock::now();
+  Manifest manifest;
+  const std::vector<std::string> answers = on_every_rank(peers, [&] {
+    fault_point("ckpt.load_begin");
+    manifest = read_manifest(path);
+    return match(tensors, manifest).dump();
+  });
+  reject_mismatches(answers, {path, manifest, ignored});
+  ShardReader reader(path, manifest);
+  on_every_rank(peers, [&]() -> std::string {
+    load_all(tensors, manifest, reader);
+    if (!reader.problems().empty()) throw DamagedCheckpoint(reader.problems());
+    fault_point("ckpt.load_end");
+    return "";
+  });
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  return {reader.bytes_read(), seconds.count(), reader.hash_seconds()};
+}
+
+int64_t verify_checkpoint(const fs::path& path) {
+  const Manifest manifest = read_manifest(path);
+  ShardReader reader(path, manifest);
+  const auto buffer = std::make_unique<char[]>(Manifest::block_bytes);
+  for (const auto& [name, tensor] : manifest.tensors) {
+    check_whole(name, tensor, reader.problems());
+    for (const ManifestPart& part : tensor.parts) {
+      for (int64_t block = 0; block < block_count(part.bytes); ++block) {
+        reader.read_block(name, part, block, buffer.get());
+      }
+    }
+  }
+  if (!reader.problems().empty()) throw DamagedCheckpoint(std::move(reader.problems()));
+  return reader.bytes_read();
+}
+
+}  // namespace teratron
