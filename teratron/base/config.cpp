@@ -115,9 +115,10 @@ void set_field(const Schema::Target& target, const Written& written, Settings& s
                                  .fix = "Remove it"});
     return;
   }
+  const std::string& where = written.value_where.empty() ? written.where : written.value_where;
   Value value;
   if (!written.null) {
-    Problem problem{.where = written.where};
+    Problem problem{.where = where};
     value = field.type == FieldType::boolean && written.texts.empty()
                 ? Value(true)
                 : parse_value(field, written.texts, problem);
@@ -127,7 +128,7 @@ void set_field(const Schema::Target& target, const Written& written, Settings& s
     }
     if (target.negated) value = !std::get<bool>(value);
   }
-  settings.values.push_back({&field, std::move(value), written.where});
+  settings.values.push_back({&field, std::move(value), where});
 }
 
 }  // namespace
@@ -193,6 +194,11 @@ std::string Schema::nearest(std::string_view spelling) const {
 
 void set(const Schema& schema, const Written& written, Settings& settings) {
   const Schema::Target* target = schema.find(written.key);
+  // "masked_softmax_fusion: true" in a file says as little as "--no-masked-softmax-fusion".
+  if (!target) {
+    const Schema::Target* negative = schema.find("no_" + canonical_name(written.key));
+    if (negative && negative->old && negative->old->verdict == OldFlag::Verdict::inherent) target = negative;
+  }
   if (!target) return report_unknown(schema, written, settings);
   if (target->old) return set_old(schema, *target->old, written, settings);
   if (target->field) return set_field(*target, written, settings);

@@ -146,8 +146,9 @@ class Schema {
 struct Written {
   std::string key;                 // "--tensor-model-parallel-size", "tensor_model_parallel_size"
   std::vector<std::string> texts;  // its values; empty: a flag without one
-  std::string where;
-  bool null = false;  // YAML's null: back to the default
+  std::string where;               // of the key
+  std::string value_where = {};    // of the value, when that is another place
+  bool null = false;               // YAML's null: back to the default
 };
 
 /// Looks the key up, converts and checks the values, and adds a setting, a notice or problems.
@@ -179,7 +180,8 @@ void review(const Schema& schema, const void* defaults, const ReviewOptions& opt
 /// Writes the settings into `object`, last one of a field wins, and returns where each came from.
 Sources apply(const Settings& settings, void* object);
 
-/// As Python's str(): True, None, 1e-05, ['a', 'b'].
+/// As Python's str(): True, None, 1e-05, ['a', 'b']; an empty list is None, as Megatron-LM's lists are when
+/// not given.
 std::string python_text(const Value& value);
 /// Megatron-LM's dump: header line, "  name ...... value" with dots to column 48, sorted without regard to
 /// case, end line.

@@ -148,8 +148,7 @@ std::string help_row(const Field& field, const Value& initial) {
   if (const std::string hint = value_hint(field); !hint.empty()) left += ' ' + hint;
   std::string right(field.help);
   const std::string text = python_text(initial);
-  if (text != "None" && text != "False" && text != "True" && text != "[]")
-    right += fmt::format(" [{}]", text);
+  if (text != "None" && text != "False" && text != "True") right += fmt::format(" [{}]", text);
   if (const std::string status = status_text(field); !status.empty()) right += fmt::format(" ({})", status);
   if (left.size() + 2 > indent) {
     left += '\n' + std::string(indent, ' ');

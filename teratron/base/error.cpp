@@ -23,7 +23,7 @@ std::string to_string(const Problem& problem) {
   if (!problem.where.empty()) text += problem.where + ": ";
   text += problem.what;
   if (!problem.fix.empty()) text += ". " + problem.fix;
-  if (text.back() != '.') text += '.';
+  if (text.back() != '.' && text.back() != '?') text += '.';
   return text;
 }
 

@@ -1,12 +1,216 @@
 #include "teratron/train/config_file.h"
 
+#include <algorithm>
+#include <set>
+
+#include "teratron/base/yaml.h"
+#include "teratron/train/arguments.h"
+
 namespace teratron {
 
+namespace {
+
+// A key of Accelerate. Keys that are neither here nor fields are unknown.
+struct AccelerateKey {
+  enum class Kind : uint8_t { renamed, launcher, only, python };
+  std::string_view key;
+  Kind kind;
+  std::string_view text;  // renamed: the field; only: the values that mean something here, "a|b"
+};
+
+using Kind = AccelerateKey::Kind;
+
+constexpr AccelerateKey top_keys[] = {
+    {"compute_environment", Kind::only, "LOCAL_MACHINE"},
+    {"distributed_type", Kind::only, "MEGATRON_LM|NO|MULTI_GPU|MULTI_CPU"},
+    {"downcast_bf16", Kind::only, "no|false"},
+    {"debug", Kind::launcher, ""},
+    {"enable_cpu_affinity", Kind::launcher, ""},
+    {"gpu_ids", Kind::launcher, ""},
+    {"machine_rank", Kind::launcher, ""},
+    {"main_process_ip", Kind::launcher, ""},
+    {"main_process_port", Kind::launcher, ""},
+    {"main_training_function", Kind::launcher, ""},
+    {"num_machines", Kind::launcher, ""},
+    {"num_processes", Kind::launcher, ""},
+    {"rdzv_backend", Kind::launcher, ""},
+    {"same_network", Kind::launcher, ""},
+    {"tpu_env", Kind::launcher, ""},
+    {"tpu_use_cluster", Kind::launcher, ""},
+    {"tpu_use_sudo", Kind::launcher, ""},
+};
+
+// Fields of Accelerate's plugin whose name is not that of one of our fields.
+constexpr AccelerateKey plugin_keys[] = {
+    {"tp_degree", Kind::renamed, "tensor_model_parallel_size"},
+    {"pp_degree", Kind::renamed, "pipeline_model_parallel_size"},
+    {"sequence_parallelism", Kind::renamed, "sequence_parallel"},
+    {"gradient_clipping", Kind::renamed, "clip_grad"},
+    {"decoder_last_pipeline_num_layers", Kind::renamed, "decoder_last_pipeline_num_layers"},
+    {"is_train_batch_min", Kind::only, "true|false"},
+    {"megatron_dataset_flag", Kind::only, "true|false"},
+    {"lr_mult", Kind::only, "1|1.0"},
+    {"use_custom_fsdp", Kind::only, "false"},
+    {"optimizer_cpu_offload", Kind::only, "false"},
+    {"use_precision_aware_optimizer", Kind::only, "false"},
+    {"overlap_cpu_optimizer_d2h_h2d", Kind::only, "false"},
+    {"return_logits", Kind::only, "false"},
+    {"set_all_logging_options", Kind::only, "false"},
+    {"consumed_samples", Kind::python, ""},
+    {"no_wd_decay_cond", Kind::python, ""},
+    {"scale_lr_cond", Kind::python, ""},
+    {"custom_train_step_class", Kind::python, ""},
+    {"custom_train_step_kwargs", Kind::python, ""},
+    {"custom_model_provider_function", Kind::python, ""},
+    {"custom_prepare_model_function", Kind::python, ""},
+    {"custom_megatron_datasets_provider_function", Kind::python, ""},
+    {"custom_get_batch_function", Kind::python, ""},
+    {"custom_loss_function", Kind::python, ""},
+};
+
+std::string lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
+  return text;
+}
+
+class ConfigFile {
+ public:
+  explicit ConfigFile(Settings& settings) : settings_(settings) {}
+
+  void add(const YamlEntry& entry) {
+    const std::string key = canonical_name(entry.key);
+    if (entry.section.empty()) return add_top(key, entry);
+    if (entry.section == "megatron_lm_config") return add_plugin(key, entry);
+    if (entry.section == "megatron_lm_config.other_megatron_args" ||
+        entry.section == "megatron_lm_config.megatron_lm_other_megatron_args") {
+      return pass(entry.key, entry);
+    }
+    // The sections of Megatron-LM's own YAML files.
+    if (entry.section == "language_model" || entry.section == "model_parallel")
+      return add_megatron(key, entry);
+    reject_section(entry);
+  }
+
+  void note_launcher_keys() {
+    if (!launcher_keys_.empty()) {
+      settings_.notices.push_back(
+          fmt::format("{} belong to the launcher and have no effect here", launcher_keys_));
+    }
+  }
+
+ private:
+  void pass(const std::string& key, const YamlEntry& entry) {
+    set(arguments_schema(),
+        {.key = key,
+         .texts = entry.texts,
+         .where = entry.where,
+         .value_where = entry.value_where,
+         .null = entry.null},
+        settings_);
+  }
+
+  void assign(std::string_view key, std::string value, const YamlEntry& entry) {
+    set(arguments_schema(),
+        {.key = std::string(key), .texts = {std::move(value)}, .where = entry.value_where}, settings_);
+  }
+
+  void reject(const YamlEntry& entry, std::string what, std::string fix) {
+    settings_.problems.push_back(
+        {.what = std::move(what), .where = entry.value_where, .fix = std::move(fix)});
+  }
+
+  void reject_section(const YamlEntry& entry) {
+    const std::string section = entry.section.substr(0, entry.section.find('.'));
+    if (!rejected_sections_.insert(section).second) return;
+    const bool other = section == "deepspeed_config" || section == "fsdp_config";
+    reject(entry, fmt::format("section '{}' is not {}", printable(section), other ? "supported" : "known"),
+           other ? "Use megatron_lm_config, or remove the section"
+                 : "Sections are megatron_lm_config, language_model and model_parallel");
+  }
+
+  void apply_key(const AccelerateKey& known, const YamlEntry& entry) {
+    if (entry.null) return;
+    const std::string value = entry.texts.size() == 1 ? entry.texts[0] : "";
+    switch (known.kind) {
+      case Kind::renamed:
+        return pass(std::string(known.text), entry);
+      case Kind::launcher:
+        launcher_keys_ += (launcher_keys_.empty() ? "" : ", ") + std::string(known.key);
+        return;
+      case Kind::only: {
+        const std::string allowed = fmt::format("|{}|", lower(std::string(known.text)));
+        if (!value.empty() && allowed.find("|" + lower(value) + "|") != std::string::npos) return;
+        return reject(entry, fmt::format("{} = '{}' is not supported", known.key, printable(value)),
+                      fmt::format("Only {} has a meaning here; or remove it", known.text));
+      }
+      case Kind::python:
+        return reject(entry, fmt::format("{} is for Accelerate's Python programs", known.key), "Remove it");
+    }
+  }
+
+  void add_top(const std::string& key, const YamlEntry& entry) {
+    const auto* known =
+        std::find_if(std::begin(top_keys), std::end(top_keys), [&](const auto& k) { return k.key == key; });
+    if (known != std::end(top_keys)) return apply_key(*known, entry);
+    const bool section = key == "megatron_lm_config" || key == "deepspeed_config" || key == "fsdp_config";
+    if (section && (entry.null || entry.texts.empty())) return;
+    if (key == "mixed_precision") return add_precision(entry);
+    if (key == "use_cpu") return add_use_cpu(entry);
+    pass(entry.key, entry);
+  }
+
+  void add_precision(const YamlEntry& entry) {
+    const std::string value = entry.texts.size() == 1 ? lower(entry.texts[0]) : "";
+    if (entry.null || value == "no" || value == "false") return;
+    if (value == "fp16" || value == "bf16") return assign(value, "true", entry);
+    if (value == "fp8") {
+      assign("bf16", "true", entry);
+      return assign("fp8", "hybrid", entry);
+    }
+    reject(entry, fmt::format("mixed_precision = '{}' is not a valid choice", printable(value)),
+           "Use one of no, fp16, bf16, fp8");
+  }
+
+  void add_use_cpu(const YamlEntry& entry) {
+    const std::string value = entry.texts.size() == 1 ? lower(entry.texts[0]) : "";
+    if (entry.null || value == "false" || value == "no") return;
+    if (value == "true" || value == "yes") return assign("device", "cpu", entry);
+    reject(entry, fmt::format("use_cpu = '{}' is neither true nor false", printable(value)),
+           "Use true or false");
+  }
+
+  void add_plugin(const std::string& full_key, const YamlEntry& entry) {
+    constexpr std::string_view prefix = "megatron_lm_";
+    const std::string key = full_key.starts_with(prefix) ? full_key.substr(prefix.size()) : full_key;
+    if (entry.null) return;  // the plugin's "not set"
+    const auto* known = std::find_if(std::begin(plugin_keys), std::end(plugin_keys),
+                                     [&](const auto& k) { return k.key == key; });
+    if (known != std::end(plugin_keys)) return apply_key(*known, entry);
+    pass(key, entry);
+  }
+
+  // Megatron-LM's YAML names the fields of its dataclasses, of which a few differ from the flags.
+  void add_megatron(const std::string& key, const YamlEntry& entry) {
+    if (key != "activation_func") return pass(entry.key, entry);
+    const std::string value = entry.texts.size() == 1 ? lower(entry.texts[0]) : "";
+    if (value == "gelu") return;
+    if (value == "swiglu") return assign("swiglu", "true", entry);
+    if (value == "squaredrelu") return assign("squared_relu", "true", entry);
+    reject(entry, fmt::format("activation_func = '{}' is not a valid choice", printable(value)),
+           "Use one of gelu, swiglu, squaredrelu");
+  }
+
+  Settings& settings_;
+  std::string launcher_keys_;
+  std::set<std::string> rejected_sections_;
+};
+
+}  // namespace
+
 void read_config_file(const std::string& path, const std::string& where, Settings& settings) {
-  settings.problems.push_back(
-      {.what = fmt::format("{}: configuration files cannot be read yet", printable(path)),
-       .where = where,
-       .fix = "Give flags"});
+  ConfigFile file(settings);
+  for (const YamlEntry& entry : read_yaml(path, where, settings.problems)) file.add(entry);
+  file.note_launcher_keys();
 }
 
 }  // namespace teratron

@@ -66,8 +66,8 @@ bool Validation::divisible(const Divisible& check) {
   reject(check.name,
          fmt::format("{} = {} is not divisible by {} = {}. {}", check.name, check.value, check.by,
                      check.divisor, check.reason),
-         fmt::format("Use {} = {}, or a divisor of {}: {}", check.name,
-                     multiples_text(check.value, check.divisor), check.value, divisors_text(check.value)));
+         fmt::format("Use {} = {}, or {} = one of {}", check.name, multiples_text(check.value, check.divisor),
+                     check.by, divisors_text(check.value)));
   return false;
 }
 

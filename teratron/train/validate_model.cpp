@@ -91,6 +91,24 @@ void check_positions(Validation& v) {
            "Use a head width and share that give an even number above 0");
 }
 
+void derive_query_groups(Validation& v) {
+  Arguments& a = v.args;
+  if (!a.attention_head_type) return;
+  const bool multiquery = *a.attention_head_type == "multiquery";
+  const bool contradicts = multiquery
+                               ? v.chosen("num_query_groups") && a.num_query_groups != 1
+                               : a.group_query_attention && a.num_query_groups != a.num_attention_heads;
+  if (contradicts) {
+    v.reject("attention_head_type",
+             fmt::format("attention_head_type = {} contradicts num_query_groups = {}", *a.attention_head_type,
+                         a.num_query_groups),
+             "Give one of them");
+  } else if (multiquery && !a.group_query_attention) {
+    a.group_query_attention = true;
+    v.derived("group_query_attention");
+  }
+}
+
 void check_heads(Validation& v) {
   const Arguments& a = v.args;
   if (!a.num_attention_heads) return;
@@ -200,6 +218,7 @@ void check_model(Validation& v) {
   derive_widths(v);
   derive_lengths(v);
   check_positions(v);
+  derive_query_groups(v);
   if (static_cast<int>(a.swiglu) + static_cast<int>(a.squared_relu) + static_cast<int>(a.openai_gelu) > 1) {
     v.reject("swiglu", "more than one of swiglu, squared_relu and openai_gelu is set", "Give one of them");
   }
