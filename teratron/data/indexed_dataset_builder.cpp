@@ -113,8 +113,6 @@ void IndexedDatasetBuilder::finalize() {
   }
   idx_.write_values(std::span<const int64_t>(table_));
   TERATRON_ASSERT(pointer == bin_.size(), "{} bytes in the index, {} written", pointer, bin_.size());
-  bin_.sync();
-  idx_.sync();
   bin_.commit();
   idx_.commit();
 }

@@ -7,25 +7,25 @@
 #include <span>
 #include <string>
 
+#include "teratron/base/file.h"
+
 namespace teratron {
 
-/// A file open for reading. Reads are thread-safe. A missing file or one that ends too early is
-/// UserError(data); I/O errors of the system are retried briefly (network file systems), then Fault.
+/// A regular file open for reading. Reads are thread-safe. A missing file or one that ends too early is
+/// UserError(data); failures of the system are Faults (base/file.h).
 class InputFile {
  public:
-  explicit InputFile(std::string path);
-  ~InputFile();
-  InputFile(InputFile&& other) noexcept;
-  InputFile& operator=(InputFile&&) = delete;
+  explicit InputFile(const std::string& path);
 
-  const std::string& path() const { return path_; }
+  std::string path() const { return file_.path().string(); }
   /// Size in bytes and modification time when it was opened.
   int64_t size() const { return size_; }
   int64_t modified_ns() const { return modified_ns_; }
 
   /// Fills all of `to` with the bytes from `offset` on.
-  void read_at(int64_t offset, std::span<std::byte> to) const;
-
+  void read_at(int64_t offset, std::span<std::byte> to) const {
+    file_.read(to.data(), static_cast<int64_t>(to.size()), offset);
+  }
   template <typename T>
   void read_values(int64_t offset, std::span<T> to) const {
     read_at(offset, std::as_writable_bytes(to));
@@ -38,8 +38,7 @@ class InputFile {
   }
 
  private:
-  std::string path_;
-  int fd_ = -1;
+  File file_;
   int64_t size_ = 0;
   int64_t modified_ns_ = 0;
 };

@@ -1,4 +1,4 @@
-// A file that appears under its name only when it is complete.
+// A buffered file that appears under its name only when it is complete.
 #pragma once
 
 #include <cstddef>
@@ -6,18 +6,17 @@
 #include <span>
 #include <string>
 
+#include "teratron/base/file.h"
+
 namespace teratron {
 
-/// Writes to an unpredictable name beside `path`; commit() flushes to the disk and renames. Without commit()
-/// nothing is left. Failures of the system are Faults.
+/// AtomicFile for many small writes. Without commit() nothing is left.
 class OutputFile {
  public:
-  explicit OutputFile(std::string path);
-  ~OutputFile();
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
+  explicit OutputFile(const std::string& path);
 
   const std::string& path() const { return path_; }
+  /// Bytes given so far.
   int64_t size() const { return size_; }
 
   void write(std::span<const std::byte> bytes);
@@ -29,19 +28,15 @@ class OutputFile {
   void write_value(const T& value) {
     write(std::as_bytes(std::span(&value, 1)));
   }
-  /// Everything written so far reaches the disk; the name is not yet visible.
-  void sync();
   void commit();
 
  private:
   void flush();
 
   std::string path_;
-  std::string temporary_;
+  AtomicFile file_;
   std::string buffer_;
-  int fd_ = -1;
   int64_t size_ = 0;
-  bool synced_ = false;
 };
 
 }  // namespace teratron

@@ -1,0 +1,193 @@
+#include "teratron/data/blend.h"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "teratron/base/error.h"
+
+namespace teratron {
+
+namespace {
+
+std::string_view stripped(std::string_view text) {
+  constexpr std::string_view kSpace = " \t\n\r\f\v";
+  const size_t first = text.find_first_not_of(kSpace);
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(kSpace) - first + 1);
+}
+
+bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
+
+/// numpy's pairwise summation of a contiguous array of doubles.
+double pairwise_sum(std::span<const double> values) {
+  const size_t n = values.size();
+  if (n < 8) return std::accumulate(values.begin(), values.end(), 0.0);
+  if (n > 128) {
+    const size_t half = n / 2 - (n / 2) % 8;
+    return pairwise_sum(values.first(half)) + pairwise_sum(values.subspan(half));
+  }
+  double part[8];
+  std::copy_n(values.begin(), 8, part);
+  size_t i = 8;
+  for (; i + 8 <= n; i += 8) {
+    for (size_t j = 0; j < 8; ++j) part[j] += values[i + j];
+  }
+  double sum = ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
+  for (; i < n; ++i) sum += values[i];
+  return sum;
+}
+
+UserError bad_path(std::string what, std::string fix) {
+  return config_error({.what = std::move(what), .where = "--data-path", .fix = std::move(fix)});
+}
+
+}  // namespace
+
+std::optional<double> python_float(std::string_view text) {
+  text = stripped(text);
+  std::string digits;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '_') {
+      digits += static_cast<char>(std::tolower(static_cast<unsigned char>(text[i])));
+    } else if (i == 0 || i + 1 == text.size() || !is_digit(text[i - 1]) || !is_digit(text[i + 1])) {
+      return {};
+    }
+  }
+  std::string_view number = digits;
+  if (number.starts_with('+') || number.starts_with('-')) number.remove_prefix(1);
+  const double sign = digits.starts_with('-') ? -1.0 : 1.0;
+  if (number == "inf" || number == "infinity") return sign * std::numeric_limits<double>::infinity();
+  if (number == "nan") return std::numeric_limits<double>::quiet_NaN();
+  if (number.empty() || (!is_digit(number.front()) && number.front() != '.')) return {};
+  double value = 0;
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), value);
+  if (end != number.data() + number.size() || error == std::errc::invalid_argument) return {};
+  // Out of range: Python rounds to inf or 0 (the exponent's sign tells which).
+  if (error == std::errc::result_out_of_range) {
+    value = number.find("e-") != number.npos ? 0.0 : std::numeric_limits<double>::infinity();
+  }
+  return sign * value;
+}
+
+BlendPaths parse_data_path(std::span<const std::string> items) {
+  if (items.empty()) throw bad_path("no data was given", "Give a prefix, or pairs of weight and prefix");
+  BlendPaths paths;
+  if (items.size() % 2 == 1) {
+    paths.prefixes.assign(items.begin(), items.end());
+    return paths;
+  }
+  std::vector<double> weights;
+  bool all_prefixes = false;
+  for (size_t i = 0; i < items.size(); i += 2) {
+    const auto weight = python_float(items[i]);
+    if (weight && all_prefixes) {
+      throw bad_path(
+          fmt::format("\"{}\" is a weight, but the items before are all prefixes", printable(items[i])),
+          "Give prefixes alone, or a weight before every prefix");
+    }
+    all_prefixes = all_prefixes || !weight;
+    if (weight) weights.push_back(*weight);
+  }
+  if (all_prefixes) {
+    paths.prefixes.assign(items.begin(), items.end());
+    return paths;
+  }
+  for (size_t i = 1; i < items.size(); i += 2) paths.prefixes.emplace_back(stripped(items[i]));
+  paths.weights = std::move(weights);
+  return paths;
+}
+
+std::vector<double> normalize_weights(std::span<const double> values) {
+  const double sum = pairwise_sum(values);
+  std::vector<double> result(values.begin(), values.end());
+  for (double& value : result) value /= sum;
+  return result;
+}
+
+int64_t samples_with_surplus(int64_t wanted, double weight, double surplus) {
+  const double samples = std::ceil(static_cast<double>(wanted) * weight);
+  return static_cast<int64_t>(std::ceil(samples * (1 + surplus)));
+}
+
+BlendIndex greedy_blend(std::span<const double> weights, int64_t size) {
+  TERATRON_ASSERT(!weights.empty() && weights.size() <= 32767 && size >= 0);
+  BlendIndex index;
+  index.dataset.reserve(static_cast<size_t>(size));
+  index.sample.reserve(static_cast<size_t>(size));
+  std::vector<int64_t> counts(weights.size());
+  for (int64_t i = 0; i < size; ++i) {
+    const double position = std::max(static_cast<double>(i), 1.0);
+    size_t chosen = 0;
+    double largest = weights[0] * position - static_cast<double>(counts[0]);
+    for (size_t d = 1; d < weights.size(); ++d) {
+      const double error = weights[d] * position - static_cast<double>(counts[d]);
+      if (error > largest) {
+        largest = error;
+        chosen = d;
+      }
+    }
+    index.dataset.push_back(static_cast<int16_t>(chosen));
+    index.sample.push_back(counts[chosen]++);
+  }
+  return index;
+}
+
+BlendIndex exhaustive_blend(std::span<const int64_t> sizes) {
+  TERATRON_ASSERT(!sizes.empty() && sizes.size() <= 32767);
+  const int64_t total = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  std::vector<double> weights;
+  for (const int64_t size : sizes) weights.push_back(static_cast<double>(size) / static_cast<double>(total));
+  BlendIndex index;
+  std::vector<int64_t> counts(sizes.size());
+  for (int64_t i = 0; i < total; ++i) {
+    const double position = std::max(static_cast<double>(i), 1.0);
+    std::optional<size_t> chosen;
+    double largest = 0;
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      const double error = weights[d] * position - static_cast<double>(counts[d]);
+      if (counts[d] < sizes[d] && (!chosen || error > largest)) {
+        largest = error;
+        chosen = d;
+      }
+    }
+    index.dataset.push_back(static_cast<int16_t>(*chosen));
+    index.sample.push_back(counts[*chosen]++);
+  }
+  return index;
+}
+
+BlendedDataset::BlendedDataset(Parts parts, BlendIndex index)
+    : parts_(std::move(parts)), index_(std::move(index)) {
+  TERATRON_ASSERT(!parts_.empty() && index_.dataset.size() == index_.sample.size());
+  std::vector<int64_t> needed(parts_.size());
+  for (size_t i = 0; i < index_.dataset.size(); ++i) {
+    int64_t& last = needed[static_cast<size_t>(index_.dataset[i])];
+    last = std::max(last, index_.sample[i] + 1);
+  }
+  for (size_t d = 0; d < parts_.size(); ++d) {
+    if (needed[d] <= parts_[d]->size()) continue;
+    throw config_error({.what = fmt::format("the blend needs {} samples of [{}], which is more than it has",
+                                            needed[d], parts_[d]->describe()),
+                        .where = "--data-path",
+                        .fix = "Raise --mid-level-dataset-surplus (0.005 by default)"});
+  }
+}
+
+void BlendedDataset::get(int64_t i, Sample& sample) const {
+  TERATRON_ASSERT(i >= 0 && i < size(), "sample {} of {}", i, size());
+  parts_[static_cast<size_t>(index_.dataset[i])]->get(index_.sample[i], sample);
+}
+
+std::string BlendedDataset::describe() const {
+  std::string text = fmt::format("blend of {} samples", size());
+  for (const auto& part : parts_) text += "; " + part->describe();
+  return text;
+}
+
+}  // namespace teratron

@@ -1,0 +1,241 @@
+#include "teratron/data/blend.h"
+
+#include <cmath>
+#include <cstdlib>
+
+#include <gtest/gtest.h>
+
+#include "teratron/base/error.h"
+#include "teratron/data/fixtures_for_test.h"
+#include "teratron/data/gpt_builder.h"
+#include "teratron/data/indexed_dataset_builder.h"
+
+namespace teratron {
+namespace {
+
+using nlohmann::json;
+using testing::fixture;
+using testing::sha256_of;
+using testing::TemporaryFolder;
+
+void expect_index(const BlendIndex& index, const json& expected) {
+  EXPECT_EQ(sha256_of(index.dataset), expected["dataset_index_sha256"]);
+  EXPECT_EQ(sha256_of(index.sample), expected["dataset_sample_index_sha256"]);
+  if (expected.contains("dataset_index")) {
+    EXPECT_EQ(json(index.dataset), expected["dataset_index"]);
+  }
+}
+
+TEST(Blend, GreedyMatchesMegatron) {
+  for (const json& c : testing::read_json(fixture("blend/greedy.json"))) {
+    const auto weights = normalize_weights(c["weights"].get<std::vector<double>>());
+    for (size_t i = 0; i < weights.size(); ++i) {
+      EXPECT_EQ(weights[i], std::strtod(c["normalized_hex"][i].get<std::string>().c_str(), nullptr));
+    }
+    expect_index(greedy_blend(weights, c["size"]), c);
+  }
+}
+
+TEST(Blend, ExhaustiveMatchesMegatron) {
+  for (const json& c : testing::read_json(fixture("blend/exhaustive.json"))) {
+    expect_index(exhaustive_blend(c["sizes"].get<std::vector<int64_t>>()), c);
+  }
+}
+
+TEST(Blend, SizesMatchMegatron) {
+  for (const json& c : testing::read_json(fixture("blend/small_functions.json"))["sizes"]) {
+    for (size_t d = 0; d < c["weights"].size(); ++d) {
+      for (size_t s = 0; s < c["sizes"].size(); ++s) {
+        EXPECT_EQ(samples_with_surplus(c["sizes"][s], c["weights"][d], c["surplus"]), c["result"][d][s]);
+      }
+    }
+  }
+}
+
+TEST(Blend, DataPathsMatchMegatron) {
+  for (const json& c : testing::read_json(fixture("blend/small_functions.json"))["data_path"]) {
+    SCOPED_TRACE(c["data_path"].dump());
+    const auto items = c["data_path"].get<std::vector<std::string>>();
+    if (c.contains("error")) {
+      EXPECT_THROW(parse_data_path(items), UserError);
+      continue;
+    }
+    const BlendPaths paths = parse_data_path(items);
+    EXPECT_EQ(json(paths.prefixes), c["result"][0]);
+    EXPECT_EQ(paths.weights.has_value(), !c["result"][1].is_null());
+    if (paths.weights) {
+      EXPECT_EQ(json(*paths.weights), c["result"][1]);
+    }
+  }
+  EXPECT_THROW(parse_data_path({}), UserError);
+}
+
+TEST(Blend, PythonFloat) {
+  for (const auto& [text, value] : std::vector<std::pair<std::string, double>>{{"1", 1},
+                                                                               {"+1.5", 1.5},
+                                                                               {"-.5", -.5},
+                                                                               {"5.", 5},
+                                                                               {"1e3", 1000},
+                                                                               {"1E-2", .01},
+                                                                               {"1_000.2_5", 1000.25},
+                                                                               {"\t2\n", 2},
+                                                                               {"1e-400", 0},
+                                                                               {"Infinity", HUGE_VAL},
+                                                                               {"-inf", -HUGE_VAL},
+                                                                               {"1e400", HUGE_VAL}}) {
+    const auto parsed = python_float(text);
+    ASSERT_TRUE(parsed) << text;
+    EXPECT_EQ(*parsed, value) << text;
+  }
+  EXPECT_TRUE(std::isnan(*python_float("NaN")));
+  for (const std::string text :
+       {"", " ", "_1", "1_", "1__0", "0x10", "1 2", "1e", "--1", "+-1", "infin", "e5", ".", "1f", "1._5"}) {
+    EXPECT_FALSE(python_float(text)) << text;
+  }
+}
+
+GPTDataOptions builder_options(const json& c) {
+  GPTDataOptions options{.sequence_length = c["sequence_length"], .seed = c["random_seed"]};
+  const auto items = [](const json& blend) {
+    std::vector<std::string> list;
+    for (size_t i = 0; i < blend[0].size(); ++i) {
+      if (!blend[1].is_null()) list.push_back(blend[1][i].dump());
+      list.push_back(fixture(blend[0][i]).string());
+    }
+    return list;
+  };
+  if (c.contains("blend")) {
+    options.data_path = items(c["blend"]);
+    options.split = c["split"];
+  } else {
+    for (size_t s = 0; s < 3; ++s) {
+      if (!c["blend_per_split"][s].is_null()) options.split_data_path[s] = items(c["blend_per_split"][s]);
+    }
+  }
+  for (size_t s = 0; s < 3; ++s) {
+    options.samples[s].reset();
+    if (!c["sizes"][s].is_null()) options.samples[s] = c["sizes"][s].get<int64_t>();
+  }
+  options.surplus = c.value("mid_level_dataset_surplus", 0.005);
+  options.masks = {.eod_id = 99, .vocab_size = 100};
+  return options;
+}
+
+void expect_split(const Dataset* built, const json& expected) {
+  if (expected.is_null()) {
+    EXPECT_EQ(built, nullptr);
+    return;
+  }
+  ASSERT_NE(built, nullptr);
+  const auto length = expected.contains("size") ? expected["size"] : expected["length"];
+  EXPECT_EQ(built->size(), length.get<int64_t>());
+  if (expected.contains("dataset_index_sha256")) {
+    const auto* blend = dynamic_cast<const BlendedDataset*>(built);
+    ASSERT_NE(blend, nullptr);
+    expect_index(blend->index(), expected);
+    for (size_t i = 0; i < blend->parts().size(); ++i) {
+      EXPECT_EQ(blend->parts()[i]->size(), expected["mid_level"][i]["length"]);
+    }
+  } else {
+    EXPECT_EQ(dynamic_cast<const BlendedDataset*>(built), nullptr);
+  }
+  for (const json& c : expected.value("samples", json::array())) {
+    Sample sample;
+    built->get(c["i"], sample);
+    EXPECT_EQ(json(sample.tokens), c["tokens"]);
+  }
+}
+
+TEST(GPTBuilder, MatchesMegatron) {
+  for (const json& c : testing::read_json(fixture("blend/builder.json"))) {
+    SCOPED_TRACE(c["case"].dump());
+    for (const bool cached : {false, true}) {
+      TemporaryFolder folder;
+      GPTDataOptions options = builder_options(c);
+      if (cached) options.cache_path = folder / "cache";
+      const GPTDatasets built = build_gpt_datasets(options);
+      expect_split(built.train.get(), c["splits"]["train"]);
+      expect_split(built.valid.get(), c["splits"]["valid"]);
+      expect_split(built.test.get(), c["splits"]["test"]);
+    }
+  }
+}
+
+std::string message_of(const GPTDataOptions& options, ExitCode kind) {
+  try {
+    build_gpt_datasets(options);
+  } catch (const UserError& error) {
+    EXPECT_EQ(error.exit_code(), kind);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(GPTBuilder, WrongOptions) {
+  const std::string six = fixture("corpora/six").string();
+  const GPTDataOptions good{.data_path = {six}, .split = "1", .sequence_length = 4, .samples = {5, 0, 0}};
+  EXPECT_EQ(message_of(good, ExitCode::config), "");
+  auto options = good;
+  options.sequence_length = 0;
+  options.data_path = {};
+  options.samples[0] = -1;
+  const std::string all = message_of(options, ExitCode::config);
+  for (const char* part : {"no data was given", "--seq-length", "-1 train samples"}) {
+    EXPECT_NE(all.find(part), std::string::npos) << all;
+  }
+  options = good;
+  options.mock_data = true;
+  EXPECT_NE(message_of(options, ExitCode::config).find("more than one way"), std::string::npos);
+  options.data_path.clear();
+  EXPECT_NE(message_of(options, ExitCode::config).find("needs a vocabulary"), std::string::npos);
+  options = good;
+  options.data_path = {"0", six};
+  EXPECT_NE(message_of(options, ExitCode::config).find("not above 0"), std::string::npos);
+  options.data_path = {"1", six};
+  options.samples[0].reset();
+  EXPECT_NE(message_of(options, ExitCode::config).find("number of train samples"), std::string::npos);
+  options = good;
+  options.data_path = {six + "-missing"};
+  EXPECT_NE(message_of(options, ExitCode::data).find("six-missing.idx"), std::string::npos);
+}
+
+TEST(GPTBuilder, SplitsWithoutSequences) {
+  const std::string one = fixture("corpora/one").string();
+  GPTDataOptions options{.data_path = {one}, .split = "969,30,1", .sequence_length = 4, .samples = {5, 5, 5}};
+  const GPTDatasets built = build_gpt_datasets(options);
+  EXPECT_NE(built.train, nullptr);
+  EXPECT_EQ(built.valid, nullptr);
+  EXPECT_EQ(built.test, nullptr);
+  options.split = "1,98,1";
+  EXPECT_NE(message_of(options, ExitCode::data).find("the train split holds none"), std::string::npos);
+}
+
+TEST(GPTBuilder, PrefixMayCarryASuffix) {
+  const std::string six = fixture("corpora/six").string();
+  const GPTDataOptions options{
+      .data_path = {six + ".bin"}, .split = "1", .sequence_length = 4, .samples = {5, 0, 0}};
+  EXPECT_NE(build_gpt_datasets(options).train, nullptr);
+}
+
+TEST(GPTBuilder, MockData) {
+  const GPTDataOptions options{
+      .mock_data = true, .sequence_length = 8, .samples = {7, 3, 0}, .masks = {.vocab_size = 50}};
+  const GPTDatasets built = build_gpt_datasets(options);
+  EXPECT_EQ(built.train->size(), 7);
+  EXPECT_EQ(built.valid->size(), 3);
+  EXPECT_EQ(built.test, nullptr);
+}
+
+TEST(BlendedDataset, OversampledDatasetIsNamed) {
+  const auto part = std::make_shared<MockGPTDataset>(
+      MockGPTDataset::Options{.samples = 3, .sequence_length = 4, .vocab_size = 10});
+  try {
+    BlendedDataset({part, part}, greedy_blend(std::vector<double>{0.9, 0.1}, 10));
+    FAIL();
+  } catch (const UserError& error) {
+    EXPECT_NE(std::string(error.what()).find("--mid-level-dataset-surplus"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace teratron

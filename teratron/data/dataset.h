@@ -1,0 +1,31 @@
+// What a loader draws samples from.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace teratron {
+
+/// One sequence of a decoder-only model. All vectors have sequence_length entries.
+struct Sample {
+  std::vector<int64_t> tokens;
+  std::vector<int64_t> labels;
+  std::vector<int64_t> position_ids;
+  std::vector<float> loss_mask;         // 0 where the label does not count
+  std::vector<int32_t> document_start;  // first position that each token may see
+};
+
+/// A sequence of samples in a fixed order. Thread-safe.
+class Dataset {
+ public:
+  virtual ~Dataset() = default;
+  virtual int64_t size() const = 0;
+  virtual int64_t sequence_length() const = 0;
+  /// Fills sample i, 0 <= i < size(). Data that is wrong throws UserError(data).
+  virtual void get(int64_t i, Sample& sample) const = 0;
+  /// One line for the log.
+  virtual std::string describe() const = 0;
+};
+
+}  // namespace teratron

@@ -1,0 +1,169 @@
+#include "teratron/data/loader.h"
+
+#include <atomic>
+
+#include <gtest/gtest.h>
+
+#include "teratron/base/error.h"
+#include "teratron/data/fixtures_for_test.h"
+#include "teratron/data/gpt_builder.h"
+
+namespace teratron {
+namespace {
+
+using nlohmann::json;
+using testing::fixture;
+
+json pass_of(Sampler& sampler, size_t limit) {
+  json batches = json::array();
+  while (batches.size() < limit) {
+    const auto batch = sampler.next();
+    if (!batch) break;
+    batches.push_back(*batch);
+  }
+  return batches;
+}
+
+SamplerOptions sampler_options(const json& c) {
+  SamplerOptions options{.total_samples = c["total"], .dp_rank = c["dp_rank"], .dp_size = c["dp_size"]};
+  options.consumed_samples = c.value("consumed", 0);
+  options.micro_batch = c.value("micro", 1);
+  options.data_sharding = c.value("data_sharding", true);
+  options.drop_last = c.value("drop_last", true);
+  options.kind = c["sampler"] == "random"            ? SamplerKind::cyclic
+                 : c["sampler"] == "full_validation" ? SamplerKind::full_validation
+                                                     : SamplerKind::single;
+  return options;
+}
+
+TEST(Sampler, MatchesMegatron) {
+  int checked = 0;
+  for (const json& c : testing::read_json(fixture("samplers/samplers.json"))) {
+    SCOPED_TRACE(c.dump().substr(0, 150));
+    const auto sampler = build_sampler(sampler_options(c));
+    const size_t limit = c["sampler"] == "random" ? 40 : c["sampler"] == "sequential" ? 20 : 1000;
+    EXPECT_EQ(pass_of(*sampler, limit), c["batches"]);
+    if (c.contains("next")) {
+      while (sampler->next()) {
+      }
+      EXPECT_EQ(pass_of(*sampler, c["next"].size()), c["next"]);
+    }
+    if (c.contains("len")) {
+      EXPECT_LE(c["batches"].size(), c["len"].get<size_t>());
+    }
+    ++checked;
+  }
+  EXPECT_EQ(checked, 72);
+}
+
+TEST(Sampler, CyclicNeedsWholeSteps) {
+  SamplerOptions options{.kind = SamplerKind::cyclic, .total_samples = 7, .micro_batch = 4, .dp_size = 2};
+  EXPECT_THROW(build_sampler(options), UserError);
+  options.total_samples = 20;
+  options.consumed_samples = 4;
+  EXPECT_THROW(build_sampler(options), UserError);
+}
+
+std::shared_ptr<const Dataset> mock(int64_t samples) {
+  return std::make_shared<MockGPTDataset>(
+      MockGPTDataset::Options{.samples = samples, .sequence_length = 6, .vocab_size = 1000});
+}
+
+std::vector<std::vector<int64_t>> tokens_of(Loader& loader, size_t limit) {
+  std::vector<std::vector<int64_t>> all;
+  while (all.size() < limit) {
+    const auto batch = loader.next();
+    if (!batch) break;
+    EXPECT_EQ(batch->tokens.size(), static_cast<size_t>(batch->micro_batch * batch->seq_length));
+    EXPECT_EQ(batch->loss_mask.size(), batch->tokens.size());
+    EXPECT_TRUE(batch->document_start.empty());
+    all.push_back(batch->tokens);
+  }
+  return all;
+}
+
+TEST(Loader, SameBatchesForAnyNumberOfWorkers) {
+  for (const auto kind : {SamplerKind::single, SamplerKind::cyclic}) {
+    LoaderOptions options{.sampler = {.kind = kind, .micro_batch = 3, .dp_rank = 1, .dp_size = 2},
+                          .workers = 0};
+    Loader serial(mock(100), options);
+    const auto expected = tokens_of(serial, 60);
+    EXPECT_EQ(expected.size(), kind == SamplerKind::single ? 16u : 60u);
+    for (const int workers : {1, 2, 5}) {
+      options.workers = workers;
+      Loader loader(mock(100), options);
+      EXPECT_EQ(tokens_of(loader, 60), expected);
+      if (kind == SamplerKind::single) {
+        EXPECT_FALSE(loader.next());
+        EXPECT_FALSE(loader.next());
+      }
+    }
+  }
+}
+
+TEST(Loader, ResumeFromConsumedSamples) {
+  for (const auto kind : {SamplerKind::single, SamplerKind::cyclic}) {
+    LoaderOptions options{.sampler = {.kind = kind, .micro_batch = 2, .dp_rank = 2, .dp_size = 3}};
+    Loader whole(mock(200), options);
+    const auto expected = tokens_of(whole, 30);
+    for (const int64_t steps : {1, 7, 29}) {
+      options.sampler.consumed_samples = steps * 6;
+      Loader resumed(mock(200), options);
+      const auto rest = tokens_of(resumed, 30 - steps);
+      EXPECT_EQ(rest, std::vector(expected.begin() + steps, expected.end()));
+    }
+  }
+}
+
+TEST(Loader, DocumentBoundsComeAlong) {
+  GPTDataOptions options{.data_path = {fixture("corpora/wide").string()},
+                         .split = "1",
+                         .sequence_length = 8,
+                         .samples = {50, 0, 0}};
+  options.masks = {.eod_id = 99, .reset_attention_mask = true, .vocab_size = 100};
+  const auto train = build_gpt_datasets(options).train;
+  Loader loader(train, {.sampler = {.micro_batch = 4}});
+  bool any = false;
+  for (int i = 0; i < 12; ++i) {
+    const auto batch = loader.next();
+    ASSERT_TRUE(batch);
+    for (size_t t = 0; t < batch->document_start.size(); ++t) {
+      const auto start = static_cast<size_t>(batch->document_start[t]);
+      const size_t row = t / 8 * 8;
+      EXPECT_LE(row + start, t);
+      if (start > 0) {
+        EXPECT_EQ(batch->tokens[row + start - 1], 99);
+      }
+      any = any || start > 0;
+    }
+  }
+  EXPECT_TRUE(any);
+}
+
+class FailingDataset : public MockGPTDataset {
+ public:
+  FailingDataset() : MockGPTDataset({.samples = 100, .sequence_length = 4, .vocab_size = 10}) {}
+  void get(int64_t i, Sample& sample) const override {
+    if (i == 13) throw data_error({.what = "sample 13 is bad"});
+    MockGPTDataset::get(i, sample);
+  }
+};
+
+TEST(Loader, ErrorsArriveAtTheirBatch) {
+  for (const int workers : {0, 1, 3}) {
+    Loader loader(std::make_shared<FailingDataset>(), {.sampler = {.micro_batch = 2}, .workers = workers});
+    for (int i = 0; i < 6; ++i) EXPECT_TRUE(loader.next());
+    EXPECT_THROW(loader.next(), UserError);
+    EXPECT_TRUE(loader.next());
+  }
+}
+
+TEST(Loader, MayBeDroppedAtAnyTime) {
+  for (int taken = 0; taken < 4; ++taken) {
+    Loader loader(mock(1000), {.sampler = {.micro_batch = 2}, .workers = 3, .prefetch = 4});
+    for (int i = 0; i < taken; ++i) loader.next();
+  }
+}
+
+}  // namespace
+}  // namespace teratron
