@@ -2,6 +2,7 @@
 #include <cmath>
 #include <ctime>
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "teratron/train/sinks.h"

@@ -10,8 +10,8 @@ namespace teratron {
 namespace {
 
 // A signal handler has no argument of ours: process-wide state is the only way to reach it.
-std::atomic<int> received_signal{0};
-std::atomic<bool> installed{false};
+std::atomic<int> received_signal{0};  // lint: allow(global-state): see above
+std::atomic<bool> installed{false};   // lint: allow(global-state): see above
 static_assert(std::atomic<int>::is_always_lock_free, "the handler may only touch lock-free atomics");
 
 extern "C" void on_stop_signal(int signal) {
