@@ -84,5 +84,103 @@ TEST(Collectives, AdjointPropertyHoldsForRandomShapes) {
   }
 }
 
+/// A plain computation of what each rank must get, from the values of all ranks.
+TEST(Collectives, MoveTheValuesTheySay) {
+  run_ranks({.tp = 3}, [](const Mesh& mesh) {
+    const Group& group = mesh.group(Axis::tp);
+    for (at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16}) {
+      for (int64_t dim = 0; dim < 3; ++dim) {
+        std::vector<at::Tensor> all;
+        for (int64_t r = 0; r < 3; ++r) all.push_back(random_tensor({6, 3, 9}, r).mul(8).round().to(type));
+        const at::Tensor& mine = all[group.rank];
+        const at::Tensor sum = all[0] + all[1] + all[2];
+        EXPECT_TRUE(at::equal(copy_to(mine, group), mine));
+        EXPECT_TRUE(at::equal(reduce_from(mine, group), sum));
+        EXPECT_TRUE(at::equal(gather(mine, dim, group), at::cat(all, dim)));
+        EXPECT_TRUE(at::equal(all_gather(mine, dim, group), at::cat(all, dim)));
+        EXPECT_TRUE(at::equal(all_gather_values(mine, dim - 3, group), at::cat(all, dim)));
+        EXPECT_TRUE(at::equal(split(mine, dim, group), mine.chunk(3, dim)[group.rank]));
+        EXPECT_TRUE(at::equal(reduce_scatter(mine, dim, group), sum.chunk(3, dim)[group.rank]));
+        EXPECT_TRUE(at::equal(reduce_scatter_values(mine, dim, group), sum.chunk(3, dim)[group.rank]));
+        for (int64_t join = 0; join < 3; ++join) {
+          std::vector<at::Tensor> received;
+          for (const at::Tensor& x : all) received.push_back(x.chunk(3, dim)[group.rank]);
+          EXPECT_TRUE(at::equal(exchange(mine, dim, join, group), at::cat(received, join)));
+        }
+      }
+    }
+  });
+}
+
+TEST(Collectives, TakeTensorsThatAreNotContiguousAndLeaveThemAlone) {
+  run_ranks({.tp = 2}, [](const Mesh& mesh) {
+    const at::Tensor x = random_tensor({4, 6}, mesh.rank()).t();
+    const at::Tensor before = x.clone();
+    for (const Case& c : cases(1, 0)) {
+      const at::Tensor plain = c.forward(before.contiguous(), mesh.group(Axis::tp));
+      EXPECT_TRUE(at::equal(c.forward(x, mesh.group(Axis::tp)), plain)) << c.name;
+      EXPECT_TRUE(at::equal(x, before)) << c.name;
+    }
+  });
+}
+
+TEST(Collectives, OfOneRankReturnTheirArgument) {
+  const Mesh mesh;
+  const at::Tensor x = random_tensor({2, 3, 4}, 1).requires_grad_(true);
+  for (const Case& c : cases(1, 2)) EXPECT_TRUE(c.forward(x, mesh.group(Axis::tp)).is_same(x)) << c.name;
+}
+
+TEST(Collectives, ValuesCarryNoGradient) {
+  run_ranks({.tp = 2}, [](const Mesh& mesh) {
+    const at::Tensor x = random_tensor({2, 2}, 1).requires_grad_(true);
+    EXPECT_FALSE(all_gather_values(x, 0, mesh.group(Axis::tp)).requires_grad());
+    EXPECT_FALSE(reduce_scatter_values(x, 0, mesh.group(Axis::tp)).requires_grad());
+    EXPECT_TRUE(all_gather(x, 0, mesh.group(Axis::tp)).requires_grad());
+  });
+}
+
+/// Two layers under sequence and tensor parallelism, over tp x dp, against one rank: collectives of two
+/// groups run inside four backwards at the same time.
+TEST(Collectives, RunInsideBackwardOfFourRanks) {
+  const int64_t s = 8, h = 6, f = 12;
+  const at::Tensor a = random_tensor({f, h}, 1), b = random_tensor({h, f}, 2);
+  const auto batch = [&](int64_t replica) { return random_tensor({s, h}, 10 + replica); };
+  const auto loss_of = [](const at::Tensor& y) { return y.sin().sum(); };
+  at::Tensor whole_a = a.clone().requires_grad_(true), whole_b = b.clone().requires_grad_(true);
+  for (int64_t replica = 0; replica < 2; ++replica) {
+    at::Tensor x = batch(replica);
+    for (int layer = 0; layer < 2; ++layer) x = x + at::gelu(x.matmul(whole_a.t())).matmul(whole_b.t());
+    torch::autograd::backward({loss_of(x)}, {});
+  }
+  run_ranks({.tp = 2, .dp = 2}, [&](const Mesh& mesh) {
+    const Group &tp = mesh.group(Axis::tp), &dp = mesh.group(Axis::dp);
+    for (int step = 0; step < 10; ++step) {
+      at::Tensor my_a = a.chunk(2, 0)[tp.rank].clone().requires_grad_(true);
+      at::Tensor my_b = b.chunk(2, 1)[tp.rank].clone().requires_grad_(true);
+      at::Tensor x = batch(dp.rank).chunk(2, 0)[tp.rank];
+      for (int layer = 0; layer < 2; ++layer) {
+        const at::Tensor hidden = at::gelu(all_gather(x, 0, tp).matmul(copy_to(my_a, dp).t()));
+        x = x + reduce_scatter(hidden.matmul(copy_to(my_b, dp).t()), 0, tp);
+      }
+      torch::autograd::backward({loss_of(x)}, {});
+      EXPECT_TRUE(at::allclose(my_a.grad(), whole_a.grad().chunk(2, 0)[tp.rank], 1e-10, 1e-12));
+      EXPECT_TRUE(at::allclose(my_b.grad(), whole_b.grad().chunk(2, 1)[tp.rank], 1e-10, 1e-12));
+    }
+  });
+}
+
+/// loss = sum over ranks of |reduce_scatter(x)|^2 / 2: the Hessian times v is all_gather(reduce_scatter(v)).
+TEST(Collectives, HaveSecondDerivatives) {
+  run_ranks({.tp = 2}, [](const Mesh& mesh) {
+    const Group& group = mesh.group(Axis::tp);
+    const at::Tensor x = random_tensor({4, 3}, mesh.rank()).requires_grad_(true);
+    const at::Tensor v = random_tensor({4, 3}, 10 + mesh.rank());
+    const at::Tensor loss = reduce_scatter(x, 0, group).square().sum() / 2;
+    const at::Tensor first = torch::autograd::grad({loss}, {x}, {}, true, true)[0];
+    const at::Tensor second = torch::autograd::grad({first}, {x}, {v})[0];
+    EXPECT_TRUE(at::allclose(second, all_gather(reduce_scatter(v, 0, group), 0, group)));
+  });
+}
+
 }  // namespace
 }  // namespace teratron

@@ -25,18 +25,17 @@ class SelfCommunicator final : public Communicator {
   Work all_to_all(at::Tensor output, at::Tensor input) override { return copy(output, input); }
 
   Work exchange(std::vector<PointToPoint> messages) override {
-    std::deque<at::Tensor> sent;
+    const at::NoGradGuard no_grad;
     for (const PointToPoint& message : messages) {
-      TERATRON_ASSERT(message.peer == 0);
-      if (message.send) sent.push_back(message.tensor);
+      TERATRON_ASSERT(message.peer == 0, "peer {} of 1", message.peer);
+      if (message.send) sent_.push_back(message.tensor.clone());
     }
     for (const PointToPoint& message : messages) {
       if (message.send) continue;
-      TERATRON_ASSERT(!sent.empty(), "a receive from oneself without a send");
-      copy(message.tensor, sent.front());
-      sent.pop_front();
+      TERATRON_ASSERT(!sent_.empty(), "a receive from oneself without a send");
+      copy(message.tensor, sent_.front());
+      sent_.pop_front();
     }
-    TERATRON_ASSERT(sent.empty(), "a send to oneself without a receive");
     return done();
   }
 
@@ -60,6 +59,7 @@ class SelfCommunicator final : public Communicator {
     return done();
   }
 
+  std::deque<at::Tensor> sent_;
   std::string reason_;
 };
 

@@ -7,8 +7,8 @@
 namespace teratron {
 namespace {
 
-constexpr int64_t kMostCells = 16;  // per side of the grid
-constexpr size_t kMostRanks = 64;   // per list of groups
+constexpr int64_t kMostCells = 8;  // per side of the grid
+constexpr size_t kMostRanks = 64;  // per list of groups
 
 std::string draw_groups(const RankGroups& groups) {
   std::string text;
@@ -52,14 +52,16 @@ std::string draw_grid(const RankGrid& grid) {
     cells[p][d] += fmt::format("{}{}", cells[p][d].empty() ? "" : " | ", fmt::join(ranks, " "));
   }
   const size_t width = std::max<size_t>(cells[0][0].size(), 5) + 3;
-  std::string text = fmt::format("{:8}", "");
-  for (int64_t d = 0; d < replicas; ++d) text += fmt::format("{:<{}}", fmt::format("dp {}", d), width);
-  text += replicas < grid.size(Axis::dp) ? fmt::format("... dp {}\n", grid.size(Axis::dp) - 1) : "\n";
-  for (int64_t p = 0; p < stages; ++p) {
-    text += fmt::format("{:<8}", fmt::format("pp {}", p));
-    for (const std::string& cell : cells[p]) text += fmt::format("{:<{}}", cell, width);
-    text += "\n";
-  }
+  const auto row = [&](const std::string& name, const std::vector<std::string>& texts) {
+    std::string line = fmt::format("{:<11}", name);
+    for (const std::string& text : texts) line += fmt::format("{:<{}}", text, width);
+    return line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+  };
+  std::vector<std::string> heads;
+  for (int64_t d = 0; d < replicas; ++d) heads.push_back(fmt::format("dp {}", d));
+  if (replicas < grid.size(Axis::dp)) heads.push_back(fmt::format("... dp {}", grid.size(Axis::dp) - 1));
+  std::string text = row("", heads);
+  for (int64_t p = 0; p < stages; ++p) text += row(fmt::format("pp {}", p), cells[p]);
   if (stages < grid.size(Axis::pp)) text += fmt::format("... pp {}\n", grid.size(Axis::pp) - 1);
   return text;
 }
@@ -75,8 +77,8 @@ std::string sizes_of(const GridView& view) {
 }  // namespace
 
 std::string to_string(const RankGrid& grid) {
-  std::string text = fmt::format("{} ranks = {} (fastest first)\n{}", grid.world_size, sizes_of(grid.dense),
-                                 draw_grid(grid));
+  std::string text = fmt::format("{} rank{} = {} (fastest first)\n{}", grid.world_size,
+                                 grid.world_size == 1 ? "" : "s", sizes_of(grid.dense), draw_grid(grid));
   const auto line = [&](const std::string& name, const RankGroups& groups) {
     if (groups[0].size() > 1) text += fmt::format("{:<11}{}\n", name, draw_groups(groups));
   };

@@ -84,10 +84,10 @@ void Meeting::wait(Lock& lock, const Waiting& waiting) {
   auto& me = home_.ranks_[ranks_[waiting.rank]];
   while (!waiting.ready()) {
     if (!failure_.empty()) throw Fault(failure_);
-    const auto missing = waiting.missing();
-    const auto ended = [&](int64_t place) { return home_.ranks_[ranks_[place]].finished; };
-    if (std::any_of(missing.begin(), missing.end(), ended)) {
-      fail(fmt::format("{} cannot complete: {}", waiting.what, where_they_are(missing)));
+    auto ended = waiting.missing();
+    std::erase_if(ended, [&](int64_t place) { return !home_.ranks_[ranks_[place]].finished; });
+    if (!ended.empty()) {
+      fail(fmt::format("{} cannot complete: {}", waiting.what, where_they_are(ended)));
       continue;
     }
     places_[waiting.rank].waiting = true;
@@ -100,8 +100,7 @@ void Meeting::wait(Lock& lock, const Waiting& waiting) {
       fail(fmt::format("{} timed out after {:g} s: {}", waiting.what, seconds,
                        where_they_are(waiting.missing())));
     } else if (home_.progress_ == progress && home_.all_wait()) {
-      home_.fail_all(fmt::format("all ranks wait for each other: {} misses {}", waiting.what,
-                                 where_they_are(waiting.missing())));
+      home_.fail_all("the ranks wait for each other: " + home_.who_waits());
     }
   }
 }
@@ -213,6 +212,14 @@ Meeting& Rendezvous::meeting(int64_t rank, const std::vector<int64_t>& group) {
 
 bool Rendezvous::all_wait() const {
   return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.finished || r.waits_in; });
+}
+
+std::string Rendezvous::who_waits() const {
+  std::vector<std::string> parts;
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (ranks_[rank].waits_in) parts.push_back(fmt::format("rank {} in {}", rank, *ranks_[rank].waits_in));
+  }
+  return fmt::format("{}", fmt::join(parts, "; "));
 }
 
 void Rendezvous::fail_all(const std::string& reason) {

@@ -123,6 +123,7 @@ class Rendezvous {
   };
 
   bool all_wait() const;
+  std::string who_waits() const;
   void fail_all(const std::string& reason);
 
   const std::chrono::milliseconds timeout_;

@@ -1,0 +1,256 @@
+#include "teratron/comm/thread_communicator.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "teratron/comm/broadcast_packed.h"
+#include "teratron/comm/thread_world.h"
+
+namespace teratron {
+namespace {
+
+const std::vector<at::ScalarType> kTypes = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf,
+                                            at::kLong,  at::kInt,    at::kByte};
+
+/// What rank `rank` brings; every rank can compute everybody's.
+at::Tensor input_of(int64_t rank, int64_t count, at::ScalarType type) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(1000 + rank);
+  if (at::isIntegralType(type, true)) return at::randint(0, 60, {count}, generator, at::kLong).to(type);
+  return at::randn({count}, generator, at::kDouble).to(type);
+}
+
+/// The reduction as the header words it: in rank order, half precision in float, rounded once.
+at::Tensor reduced(int64_t ranks, int64_t count, at::ScalarType type, ReduceOp op) {
+  const bool half = type == at::kBFloat16 || type == at::kHalf;
+  at::Tensor sum;
+  for (int64_t r = 0; r < ranks; ++r) {
+    const at::Tensor next = input_of(r, count, type).to(half ? at::kFloat : type);
+    if (!sum.defined())
+      sum = next;
+    else if (op == ReduceOp::max)
+      sum = at::maximum(sum, next);
+    else if (op == ReduceOp::min)
+      sum = at::minimum(sum, next);
+    else
+      sum = sum + next;
+  }
+  if (op == ReduceOp::avg) sum = at::isIntegralType(type, true) ? at::floor_divide(sum, ranks) : sum / ranks;
+  return sum.to(type);
+}
+
+class ForRanks : public testing::TestWithParam<int64_t> {
+ protected:
+  /// Runs `body` with the group of all ranks, once per element type.
+  void for_types(const std::function<void(const Group&, at::ScalarType)>& body) {
+    run_ranks({.dp = GetParam()}, [&](const Mesh& mesh) {
+      for (at::ScalarType type : kTypes) body(mesh.world(), type);
+    });
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Sizes, ForRanks, testing::Values(1, 2, 3, 4));
+
+TEST_P(ForRanks, AllReduceEqualsThePlainReduction) {
+  for_types([&](const Group& group, at::ScalarType type) {
+    for (int64_t count : {0, 1, 5, 4099}) {
+      for (ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::max, ReduceOp::min}) {
+        at::Tensor x = input_of(group.rank, count, type);
+        group.communicator->all_reduce(x, op).wait();
+        EXPECT_TRUE(at::equal(x, reduced(group.size, count, type, op)))
+            << type << " " << static_cast<int>(op);
+      }
+    }
+  });
+}
+
+TEST_P(ForRanks, ReduceScatterEqualsItsPartOfTheReduction) {
+  for_types([&](const Group& group, at::ScalarType type) {
+    const int64_t part = 1500, count = part * group.size;
+    for (ReduceOp op : {ReduceOp::sum, ReduceOp::max}) {
+      const at::Tensor x = input_of(group.rank, count, type);
+      at::Tensor y = at::empty({part}, x.options());
+      group.communicator->reduce_scatter(y, x, op).wait();
+      EXPECT_TRUE(at::equal(y, reduced(group.size, count, type, op).narrow(0, group.rank * part, part)))
+          << type;
+      EXPECT_TRUE(at::equal(x, input_of(group.rank, count, type))) << "the input changed";
+      at::Tensor in_place = x.clone();  // the output is this rank's part of the input
+      group.communicator->reduce_scatter(in_place.narrow(0, group.rank * part, part), in_place, op).wait();
+      EXPECT_TRUE(at::equal(in_place.narrow(0, group.rank * part, part), y)) << type;
+    }
+  });
+}
+
+TEST_P(ForRanks, AllGatherAndAllToAllMoveTheParts) {
+  for_types([&](const Group& group, at::ScalarType type) {
+    const int64_t part = 7, n = group.size;
+    std::vector<at::Tensor> whole, mine;
+    for (int64_t r = 0; r < n; ++r) {
+      whole.push_back(input_of(r, part, type));
+      mine.push_back(input_of(r, part * n, type).narrow(0, group.rank * part, part));
+    }
+    at::Tensor gathered = at::empty({n * part}, whole[0].options());
+    group.communicator->all_gather(gathered, input_of(group.rank, part, type)).wait();
+    EXPECT_TRUE(at::equal(gathered, at::cat(whole)));
+    at::Tensor in_place = at::zeros({n * part}, whole[0].options());
+    in_place.narrow(0, group.rank * part, part).copy_(whole[group.rank]);
+    group.communicator->all_gather(in_place, in_place.narrow(0, group.rank * part, part)).wait();
+    EXPECT_TRUE(at::equal(in_place, gathered));
+    at::Tensor exchanged = at::empty({n * part}, whole[0].options());
+    group.communicator->all_to_all(exchanged, input_of(group.rank, part * n, type)).wait();
+    EXPECT_TRUE(at::equal(exchanged, at::cat(mine)));
+  });
+}
+
+TEST_P(ForRanks, BroadcastFromEveryRoot) {
+  for_types([&](const Group& group, at::ScalarType type) {
+    for (int64_t root = 0; root < group.size; ++root) {
+      at::Tensor x = input_of(group.rank, 33, type);
+      group.communicator->broadcast(x, root).wait();
+      EXPECT_TRUE(at::equal(x, input_of(root, 33, type)));
+    }
+  });
+}
+
+TEST_P(ForRanks, BytesOfAnyLengthAreGathered) {
+  run_ranks({.dp = GetParam()}, [](const Mesh& mesh) {
+    const auto& world = mesh.world();
+    const auto bytes =
+        world.communicator->all_gather_bytes(std::string(100 * world.rank, static_cast<char>(world.rank)));
+    ASSERT_EQ(static_cast<int64_t>(bytes.size()), world.size);
+    for (int64_t r = 0; r < world.size; ++r) EXPECT_EQ(bytes[r], std::string(100 * r, static_cast<char>(r)));
+  });
+}
+
+TEST_P(ForRanks, ExchangeRunsBothWaysAndKeepsTheOrder) {
+  run_ranks({.pp = GetParam()}, [](const Mesh& mesh) {
+    const Group& group = mesh.group(Axis::pp);
+    const int64_t next = (group.rank + 1) % group.size, previous = (group.rank + group.size - 1) % group.size;
+    for (int step = 0; step < 20; ++step) {
+      const at::Tensor up = at::full({3}, group.rank + 100.0 * step),
+                       down = at::full({2, 2}, -group.rank - 1.0);
+      at::Tensor from_below = at::empty({3}), from_above = at::empty({2, 2});
+      group.communicator->exchange({{up, next, true}, {from_below, previous, false}}).wait();
+      group.communicator->exchange({{down, previous, true}}).wait();
+      group.communicator->exchange({{from_above, next, false}}).wait();
+      EXPECT_EQ(from_below[0].item<double>(), previous + 100.0 * step);
+      EXPECT_EQ(from_above[1][1].item<double>(), -next - 1.0);
+    }
+  });
+}
+
+TEST_P(ForRanks, PackedBroadcastGivesEveryRankTheTensorsOfTheFirst) {
+  run_ranks({.tp = GetParam()}, [](const Mesh& mesh) {
+    const auto batch = [](int64_t rank) {
+      return std::vector<at::Tensor>{
+          input_of(rank, 15, at::kLong).view({3, 5}), input_of(rank, 7, at::kFloat),
+          input_of(rank, 3, at::kByte).to(at::kBool), input_of(rank, 0, at::kInt),
+          input_of(rank, 5, at::kBFloat16),           input_of(rank, 1, at::kDouble).squeeze()};
+    };
+    const auto got = broadcast_packed(batch(mesh.rank()), mesh.group(Axis::tp));
+    const auto expected = batch(0);
+    ASSERT_EQ(got.size(), expected.size());
+    for (size_t i = 0; i < got.size(); ++i) {
+      EXPECT_TRUE(at::equal(got[i], expected[i])) << i;
+      EXPECT_EQ(got[i].scalar_type(), expected[i].scalar_type());
+      EXPECT_EQ(got[i].sizes(), expected[i].sizes());
+    }
+  });
+}
+
+TEST(ThreadCommunicator, NanWinsInMaxAndMin) {
+  run_ranks({.dp = 3}, [](const Mesh& mesh) {
+    const auto nan = std::numeric_limits<double>::quiet_NaN();
+    for (at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+      for (int64_t place = 0; place < 3; ++place) {
+        for (ReduceOp op : {ReduceOp::max, ReduceOp::min, ReduceOp::sum}) {
+          at::Tensor x = at::full({4}, mesh.rank() == place ? nan : 1.0, type);
+          mesh.world().communicator->all_reduce(x, op).wait();
+          EXPECT_TRUE(x.isnan().all().item<bool>()) << type << " at rank " << place;
+        }
+      }
+    }
+  });
+}
+
+TEST(ThreadCommunicator, FlagsAreReducedAsOrAndAnd) {
+  run_ranks({.dp = 3}, [](const Mesh& mesh) {
+    const auto flags = [&](ReduceOp op) {
+      at::Tensor x = at::tensor({mesh.rank() == 1 ? 1 : 0, 1, 0}).to(at::kBool);
+      mesh.world().communicator->all_reduce(x, op).wait();
+      return x;
+    };
+    EXPECT_TRUE(at::equal(flags(ReduceOp::max), at::tensor({1, 1, 0}).to(at::kBool)));
+    EXPECT_TRUE(at::equal(flags(ReduceOp::sum), at::tensor({1, 1, 0}).to(at::kBool)));
+    EXPECT_TRUE(at::equal(flags(ReduceOp::min), at::tensor({0, 1, 0}).to(at::kBool)));
+  });
+}
+
+TEST(ThreadCommunicator, SumsAreTheSameInEveryRunAndOnEveryRank) {
+  std::vector<at::Tensor> results(12);
+  for (int run = 0; run < 3; ++run) {
+    run_ranks({.dp = 4}, [&](const Mesh& mesh) {
+      at::Tensor x = input_of(mesh.rank(), 10007, at::kFloat) * std::pow(10.0, mesh.rank());
+      mesh.world().communicator->all_reduce(x, ReduceOp::sum).wait();
+      results[run * 4 + mesh.rank()] = x;
+    });
+  }
+  for (const at::Tensor& result : results) EXPECT_TRUE(at::equal(result, results[0]));
+}
+
+TEST(ThreadCommunicator, SubgroupsWorkAtTheSameTime) {
+  run_ranks({.tp = 2, .pp = 2, .dp = 2}, [](const Mesh& mesh) {
+    for (int step = 0; step < 200; ++step) {
+      for (Axis axis : {Axis::tp, Axis::dp, Axis::pp}) {
+        // Groups run at different speeds.
+        if ((mesh.rank() + step) % 5 == 0) at::randn({64, 64}).matmul(at::randn({64, 64}));
+        const Group& group = mesh.group(axis);
+        at::Tensor x = at::full({100}, mesh.rank() + 10 * step, at::kLong);
+        group.communicator->all_reduce(x, ReduceOp::sum).wait();
+        int64_t expected = 0;
+        for (int64_t rank : group.ranks) expected += rank + 10 * step;
+        ASSERT_TRUE((x == expected).all().item<bool>());
+      }
+    }
+  });
+}
+
+TEST(ThreadCommunicator, AlikeListsOfRanksGiveIndependentGroups) {
+  run_ranks(2, [](World& world) {
+    const auto first = world.group({0, 1});
+    const auto second = world.group({0, 1});
+    const auto reversed = world.group({1, 0});
+    EXPECT_EQ(reversed->rank(), 1 - world.rank());
+    // One rank is a collective ahead in one group: that must not be seen in the other.
+    at::Tensor a = at::full({1}, static_cast<double>(world.rank())), b = at::full({1}, 10.0);
+    if (world.rank() == 0) first->exchange({{b, 1, true}});
+    second->all_reduce(a, ReduceOp::sum);
+    EXPECT_EQ(a.item<double>(), 1);
+    if (world.rank() == 1) first->exchange({{a, 0, false}});
+    EXPECT_EQ(a.item<double>(), world.rank() == 1 ? 10 : 1);
+  });
+}
+
+TEST(SelfCommunicator, IsTheIdentity) {
+  const auto self = self_communicator();
+  const at::Tensor x = input_of(0, 6, at::kFloat);
+  at::Tensor y = at::zeros({6}), z = at::zeros({6});
+  self->all_gather(y, x).wait();
+  self->exchange({{z, 0, false}, {x, 0, true}}).wait();
+  EXPECT_TRUE(at::equal(x, y));
+  EXPECT_TRUE(at::equal(x, z));
+  self->all_reduce(y, ReduceOp::avg).wait();
+  EXPECT_TRUE(at::equal(x, y));
+  EXPECT_EQ(self->all_gather_bytes("a"), std::vector<std::string>{"a"});
+  self->barrier();
+}
+
+TEST(Work, WaitsOnce) {
+  int waits = 0;
+  Work work([&] { ++waits; });
+  work.wait();
+  work.wait();
+  EXPECT_EQ(waits, 1);
+  Work().wait();
+}
+
+}  // namespace
+}  // namespace teratron
