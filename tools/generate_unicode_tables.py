@@ -63,7 +63,7 @@ def bert_columns():
 
 
 def python_columns():
-    control, punctuation, mark, blank, split = set(), set(), set(), set(), set()
+    control, punctuation, mark, blank, split, cased, ignorable = (set() for _ in range(7))
     for c in CODE_POINTS:
         ch = chr(c)
         category = unicodedata.category(ch)
@@ -77,7 +77,12 @@ def python_columns():
             blank.add(c)
         if ch.isspace():
             split.add(c)
-    return control, punctuation, mark, blank, split
+        # What decides whether a capital sigma is a word's last letter.
+        if (ch + "\u03a3").lower().endswith("\u03c2"):
+            cased.add(c)
+        elif ("A" + ch + "\u03a3").lower().endswith("\u03c2"):
+            ignorable.add(c)
+    return control, punctuation, mark, blank, split, cased, ignorable
 
 
 def combining_classes():

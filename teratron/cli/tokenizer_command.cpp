@@ -173,6 +173,8 @@ void add_tokenizer_flags(CLI::App& app, TokenizerOptions& options) {
                  "tokenizer.json or the folder that holds it");
   app.add_option("--vocab-size", options.vocab_size, "number of ids of NullTokenizer");
   app.add_option("--vocab-extra-ids", options.vocab_extra_ids, "sentinel tokens <extra_id_n>");
+  app.add_flag("!--tokenizer-hf-no-include-special-tokens", options.include_special_tokens,
+               "no [CLS] ... [SEP] or <|begin_of_text|> around a text");
   app.add_option("--compat-version", options.compat_version, "ids as of Megatron-LM 2.6, 0.7 or head");
 }
 

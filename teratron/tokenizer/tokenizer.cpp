@@ -2,16 +2,18 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 
 #include "teratron/base/error.h"
 #include "teratron/tokenizer/gpt2_tokenizer.h"
+#include "teratron/tokenizer/hf_tokenizer.h"
 #include "teratron/tokenizer/null_tokenizer.h"
 #include "teratron/tokenizer/vocab_files.h"
 
 namespace teratron {
 namespace {
 
-constexpr std::array kTypes = {"GPT2BPETokenizer", "NullTokenizer"};
+constexpr std::array kTypes = {"GPT2BPETokenizer", "HuggingFaceTokenizer", "NullTokenizer"};
 
 void require(const std::string& value, std::string_view flag, const TokenizerOptions& options) {
   if (!value.empty()) return;
@@ -41,6 +43,16 @@ std::unique_ptr<Tokenizer> build_gpt2(const TokenizerOptions& options) {
                                             is_head(options));
 }
 
+std::unique_ptr<Tokenizer> build_hugging_face(const TokenizerOptions& options) {
+  require(options.tokenizer_model, "--tokenizer-model", options);
+  namespace fs = std::filesystem;
+  const fs::path given = options.tokenizer_model;
+  const fs::path file = fs::is_directory(given) ? given / "tokenizer.json" : given;
+  const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
+  return std::make_unique<HuggingFaceTokenizer>(
+      read_hugging_face(file.string()), read_special_names(folder.string()), options.include_special_tokens);
+}
+
 }  // namespace
 
 std::unique_ptr<Tokenizer> build_tokenizer(const TokenizerOptions& options) {
@@ -52,6 +64,7 @@ std::unique_ptr<Tokenizer> build_tokenizer(const TokenizerOptions& options) {
          .fix = fmt::format("use one of {}", fmt::join(kVersions, ", "))});
   }
   if (options.type == "GPT2BPETokenizer") return build_gpt2(options);
+  if (options.type == "HuggingFaceTokenizer") return build_hugging_face(options);
   if (options.type == "NullTokenizer") return build_null(options);
   throw config_error({.what = fmt::format("unknown tokenizer type '{}'", printable(options.type)),
                       .where = "--tokenizer-type",

@@ -36,6 +36,7 @@ struct TokenizerOptions {
   std::string tokenizer_model;  // file or folder with tokenizer.json; also --tokenizer-name-or-path
   int64_t vocab_size = 0;       // NullTokenizer
   int64_t vocab_extra_ids = 0;
+  bool include_special_tokens = true;  // [CLS] ... [SEP], <|begin_of_text|>: off by --tokenizer-hf-no-include-special-tokens
   std::string compat_version = "0.7";  // bytes of Megatron 0.7, 2.6 or head (compat.md 2.5)
 };
 

@@ -26,6 +26,8 @@ enum Flag : uint16_t {
   python_mark = 1 << 10,
   python_blank = 1 << 11,  // becomes ' '
   python_split = 1 << 12,  // separates words in str.split()
+  python_cased = 1 << 13,  // Cased and not Case_Ignorable
+  python_ignorable = 1 << 14,
 };
 
 /// Flags of every code point: two look-ups.

@@ -1,0 +1,216 @@
+"""Token ids of the built program against Hugging Face `tokenizers`, on real text and on random Unicode.
+
+TERATRON_BINARY names the program, TERATRON_TEST_DATA the folder with vocabularies and texts, TERATRON_FUZZ_STRINGS the
+number of random strings (100000).
+"""
+import json
+import os
+import pathlib
+import random
+import subprocess
+
+import pytest
+
+tokenizers = pytest.importorskip("tokenizers")
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BINARY = os.environ.get("TERATRON_BINARY", str(ROOT / "build/release/teratron"))
+DATA = pathlib.Path(os.environ.get("TERATRON_TEST_DATA", ROOT.parent / "shared/data"))
+STRINGS = int(os.environ.get("TERATRON_FUZZ_STRINGS", "100000"))
+TEXTS = ["tinyshakespeare.txt", "wikitext2-test.txt", "wikitext2-valid.txt", "lambada_test.jsonl"]
+
+if not (DATA / "gpt2-vocab.json").exists():
+    pytest.skip(f"no vocabularies in {DATA}: set TERATRON_TEST_DATA", allow_module_level=True)
+if not os.path.exists(BINARY):
+    pytest.skip(f"no program at {BINARY}: set TERATRON_BINARY", allow_module_level=True)
+
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+          r"|\s+(?!\S)|\s+")
+QWEN2 = LLAMA3.replace("{1,3}", "")
+# A pattern that is none of the known ones, without classes that change between Unicode versions.
+OTHER = r"[A-Za-z]+|[0-9]{2}|\s+|[^A-Za-z0-9\s]+"
+
+
+def bpe(**options):
+    return models.BPE.from_file(str(DATA / "gpt2-vocab.json"), str(DATA / "gpt2-merges.txt"), **options)
+
+
+def gpt2(prefix_space=False):
+    tokenizer = Tokenizer(bpe())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    return tokenizer
+
+
+def split_tokenizer(pattern, behavior="isolated", invert=False, **options):
+    tokenizer = Tokenizer(bpe(**options))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(pattern), behavior, invert),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def llama3():
+    tokenizer = split_tokenizer(LLAMA3, ignore_merges=True)
+    tokenizer.add_special_tokens(["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"])
+    begin = tokenizer.token_to_id("<|begin_of_text|>")
+    tokenizer.post_processor = processors.Sequence([
+        processors.ByteLevel(trim_offsets=True),
+        processors.TemplateProcessing(single="<|begin_of_text|> $A",
+                                      special_tokens=[("<|begin_of_text|>", begin)])])
+    return tokenizer
+
+
+def qwen2():
+    tokenizer = split_tokenizer(QWEN2)
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    return tokenizer
+
+
+def added():
+    tokenizer = gpt2()
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFD(), normalizers.Lowercase()])
+    tokenizer.add_tokens([AddedToken("WORD", single_word=True, normalized=False),
+                          AddedToken("left", lstrip=True, normalized=True),
+                          AddedToken("right", rstrip=True, normalized=False),
+                          AddedToken("Größe", normalized=True),
+                          AddedToken("<a>", lstrip=True, rstrip=True, normalized=False),
+                          AddedToken("<a><b>", normalized=False)])
+    return tokenizer
+
+
+TOKENIZERS = {
+    "gpt2": gpt2, "gpt2-prefix": lambda: gpt2(True), "llama3": llama3, "qwen2": qwen2, "added": added,
+    "removed": lambda: split_tokenizer(OTHER, "removed", True),
+    "gaps": lambda: split_tokenizer(r"\s+", "removed"),
+    "previous": lambda: split_tokenizer(r"[0-9,]", "merged_with_previous"),
+    "next": lambda: split_tokenizer(r"[0-9,]", "merged_with_next"),
+    "contiguous": lambda: split_tokenizer(r"[0-9,]", "contiguous"),
+    "other": lambda: split_tokenizer(OTHER),
+}
+
+
+def random_strings(count, seed=20):
+    rng = random.Random(seed)
+    fixed = ["'s", "'S", "'ſ", "'ll", "'Ll", "'re", " ", "  ", "\t", "\r", "\u00a0", "\u2003", "\u3000", "\u0085",
+             "\u180e", "\u200b", "\u200d", "\ufeff", "<|endoftext|>", "<|begin_of_text|>", "<|im_start|>", "WORD",
+             "left", "right", "<a>", "<b>", "Größe", "GRÖSSE", "[MASK]", "[CLS]", "##ing", "\U0001f468\u200d\U0001f469",
+             "❤\ufe0f", "\U0001f1e9\U0001f1ea", "½", "Ⅷ", "٣", "中文", "한국어", "ﬁ", "İ", "Σ", "ΑΣ", "ς", "_", "-", "...",
+             "\u0301", "\u0316", "\u0345", "\u1100\u1161\u11a8", "e\u0301", "1", "23", "4567", "0x1F", "hello", " world"]
+    ranges = [(0x20, 0x7e)] * 4 + [(1, 0x2ff), (0x300, 0x36f), (0x370, 0x5ff), (0x600, 0x6ff), (0x900, 0x0fff),
+              (0x1000, 0x1fff), (0x2000, 0x2fff), (0x3000, 0x30ff), (0x4e00, 0x9fff), (0xac00, 0xd7a3),
+              (0xe000, 0xffff), (0x10000, 0x1ffff), (0x20000, 0x32000), (0xe0000, 0x10ffff), (1, 0x10ffff)]
+    for _ in range(count):
+        parts = []
+        for _ in range(rng.randint(0, 12)):
+            if rng.random() < 0.3:
+                parts.append(rng.choice(fixed))
+                continue
+            low, high = rng.choice(ranges)
+            code = rng.randint(low, high)
+            if code != 10 and not 0xd800 <= code < 0xe000:
+                parts.append(chr(code) * rng.choice([1, 1, 1, 2, 5]))
+        yield "".join(parts)
+
+
+def run(command, flags, text):
+    done = subprocess.run([BINARY, "tokenizer", command, *flags], input=text, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout
+
+
+def encode_lines(flags, lines):
+    out = run("encode", flags, "".join(line + "\n" for line in lines).encode())
+    return [[int(x) for x in line.split()] for line in out.decode().split("\n")[:-1]]
+
+
+def encode_document(flags, text):
+    return [int(x) for x in run("encode", [*flags, "--document"], text).split()]
+
+
+def assert_same(lines, ours, theirs):
+    assert len(ours) == len(theirs) == len(lines)
+    bad = [(line, a, b) for line, a, b in zip(lines, ours, theirs) if a != b]
+    assert not bad, f"{len(bad)} of {len(lines)} differ, first: {bad[0]!r}"
+
+
+def hugging_face_flags(tokenizer, folder):
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(folder)]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_hugging_face(name, tmp_path):
+    tokenizer = TOKENIZERS[name]()
+    flags = hugging_face_flags(tokenizer, tmp_path)
+    for file in TEXTS:
+        text = (DATA / file).read_bytes()
+        assert encode_document(flags, text) == tokenizer.encode(text.decode()).ids, file
+    lines = list(random_strings(STRINGS))
+    assert_same(lines, encode_lines(flags, lines), [e.ids for e in tokenizer.encode_batch(lines)])
+
+
+@pytest.mark.parametrize("pattern", [LLAMA3, QWEN2], ids=["llama3", "qwen2"])
+def test_line_ends(pattern, tmp_path):
+    tokenizer = split_tokenizer(pattern)
+    flags = hugging_face_flags(tokenizer, tmp_path)
+    rng = random.Random(5)
+    text = "".join(rng.choice(["\n", "\r", "\r\n", " ", "\t", "a", "'", "7", "!", "\u2028"]) for _ in range(20000))
+    assert encode_document(flags, text.encode()) == tokenizer.encode(text).ids
+
+
+GPT2_FLAGS = ["--tokenizer-type", "GPT2BPETokenizer", "--vocab-file", str(DATA / "gpt2-vocab.json"),
+              "--merge-file", str(DATA / "gpt2-merges.txt")]
+
+
+def test_gpt2_bpe():
+    plain = Tokenizer(bpe())
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    lines = list(random_strings(STRINGS))
+    assert_same(lines, encode_lines(GPT2_FLAGS, lines), [e.ids for e in plain.encode_batch(lines)])
+    head = [*GPT2_FLAGS, "--compat-version", "head"]
+    assert_same(lines, encode_lines(head, lines), [e.ids for e in gpt2().encode_batch(lines)])
+
+
+def test_invalid_utf8_is_replaced():
+    rng = random.Random(6)
+    plain = Tokenizer(bpe())
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    for _ in range(50):
+        raw = bytes(rng.choice([rng.randint(0, 255), 0xe2, 0x82, 0xac, 0xf0, 0x9f, 0x41]) for _ in range(300))
+        assert encode_document(GPT2_FLAGS, raw) == plain.encode(raw.decode(errors="replace")).ids
+
+
+def test_trained_vocabulary_loads_in_hugging_face(tmp_path):
+    run("train", ["--input", *[str(DATA / f) for f in TEXTS[:2]], "--vocab-size", "2000", "--output", str(tmp_path)], b"")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == 2000
+    flags = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(tmp_path)]
+    own = ["--tokenizer-type", "GPT2BPETokenizer", "--vocab-file", str(tmp_path / "vocab.json"),
+           "--merge-file", str(tmp_path / "merges.txt"), "--compat-version", "head"]
+    lines = list(random_strings(min(STRINGS, 5000)))
+    expected = [e.ids for e in tokenizer.encode_batch(lines)]
+    assert_same(lines, encode_lines(flags, lines), expected)
+    assert_same(lines, encode_lines(own, lines), expected)
+
+
+def test_training_learns_the_same_merges(tmp_path):
+    documents = [json.loads(line)["text"] for line in open(DATA / "lambada_test.jsonl", encoding="utf-8")]
+    theirs = Tokenizer(models.BPE())
+    theirs.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    theirs.train_from_iterator(documents, tokenizers.trainers.BpeTrainer(
+        vocab_size=2999, min_frequency=2, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    run("train", ["--input", str(DATA / "lambada_test.jsonl"), "--vocab-size", "3000", "--output", str(tmp_path)], b"")
+    merges = (tmp_path / "merges.txt").read_text(encoding="utf-8").split("\n")[1:-1]
+    expected = json.loads(theirs.to_str())["model"]["merges"]
+    assert merges == [m if isinstance(m, str) else " ".join(m) for m in expected]
+
+
+def test_decode_is_the_inverse():
+    lines = [line for line in random_strings(2000) if "\n" not in line]
+    ids = run("encode", GPT2_FLAGS, "".join(line + "\n" for line in lines).encode())
+    assert run("decode", GPT2_FLAGS, ids) == "".join(line + "\n" for line in lines).encode()
