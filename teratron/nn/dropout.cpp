@@ -30,17 +30,19 @@ struct BiasDropoutAdd : torch::autograd::Function<BiasDropoutAdd> {
             .where = {.rows = rows}};
   }
 
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& bias,
-                            const at::Tensor& residual, Parameter* parameter, const DropoutPlan& plan) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
+                            const std::optional<at::Tensor>& residual, Parameter* bias,
+                            const DropoutPlan& plan) {
     context->saved_data["rate"] = plan.rate;
     context->saved_data["seed"] = static_cast<int64_t>(plan.key.seed);
     context->saved_data["site"] = static_cast<int64_t>(plan.key.site);
-    context->saved_data["has_residual"] = residual.defined();
-    save_pointer(context, "bias", parameter);
+    context->saved_data["has_residual"] = residual.has_value();
+    save_pointer(context, "bias", bias);
     const at::Tensor rows = plan.rate > 0.0 ? global_rows(x, plan) : at::Tensor();
     context->save_for_backward({rows});
     return teratron::bias_dropout_add(
-        x.contiguous(), bias, residual.defined() ? residual.contiguous() : residual, plan_of(context, rows));
+        x.contiguous(), bias ? bias->tensor : at::Tensor(),
+        residual ? residual->contiguous() : at::Tensor(), plan_of(context, rows));
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -48,7 +50,7 @@ struct BiasDropoutAdd : torch::autograd::Function<BiasDropoutAdd> {
     const at::Tensor dx = dropout(dy, plan_of(context, context->get_saved_variables()[0]));
     if (auto* bias = saved_pointer<Parameter>(context, "bias")) add_gradient(*bias, column_sum(dx));
     const bool has_residual = context->saved_data["has_residual"].toBool();
-    return {dx, at::Tensor(), has_residual ? dy : at::Tensor(), at::Tensor(), at::Tensor()};
+    return {dx, has_residual ? dy : at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -63,7 +65,8 @@ at::Tensor bias_dropout_add(const at::Tensor& x_SBH, Parameter* bias, const at::
                             const DropoutPlan& plan) {
   if (!bias && !residual_SBH.defined() && plan.rate == 0.0) return x_SBH;
   if (bias) expect_gradient(*bias);
-  return BiasDropoutAdd::apply(x_SBH, bias ? bias->tensor : at::Tensor(), residual_SBH, bias, plan);
+  const auto residual = residual_SBH.defined() ? std::optional(residual_SBH) : std::nullopt;
+  return BiasDropoutAdd::apply(x_SBH, residual, bias, plan);
 }
 
 }  // namespace teratron

@@ -44,14 +44,14 @@ struct Linear : torch::autograd::Function<Linear> {
   }
 
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
-                            const at::Tensor& bias, const Plan& plan) {
+                            const Plan& plan) {
     context->save_for_backward({x, weight});
     save_pointer(context, "weight", plan.weight);
     save_pointer(context, "bias", plan.bias);
     save_pointer(context, "group", plan.group);
     context->saved_data["region"] = static_cast<int64_t>(plan.region);
     const at::Tensor input = whole_input(x, plan.region, *plan.group);
-    return at::linear(input, weight, plan.bias ? std::optional<at::Tensor>(bias) : std::nullopt);
+    return at::linear(input, weight, plan.bias ? std::optional<at::Tensor>(plan.bias->tensor) : std::nullopt);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -69,7 +69,7 @@ struct Linear : torch::autograd::Function<Linear> {
       add_gradient(*bias, at::sum(rows(dy), {0}, false, gradient_dtype(*bias)));
     }
     dx.work.wait();
-    return {dx.result, at::Tensor(), at::Tensor(), at::Tensor()};
+    return {dx.result, at::Tensor(), at::Tensor()};
   }
 };
 
@@ -83,8 +83,7 @@ at::Tensor linear(const at::Tensor& x, Parameter& weight, Parameter* bias, Input
                   const Group& group) {
   expect_gradient(weight);
   if (bias) expect_gradient(*bias);
-  return Linear::apply(x, weight.tensor, bias ? bias->tensor : at::Tensor(),
-                       Linear::Plan{&weight, bias, region, &group});
+  return Linear::apply(x, weight.tensor, Linear::Plan{&weight, bias, region, &group});
 }
 
 ColumnLinear::ColumnLinear(const Scope& scope, const LinearOptions& options, const TensorParallel& parallel)

@@ -1,0 +1,86 @@
+// AdamW over flat shards, with fp32 master weights and no host sync.
+//
+// A step: gradients of replicated parameters are summed over the tensor-parallel ranks (sequence
+// parallelism), the L2 norm is taken once over the whole model, gradients are scaled and clipped, and one
+// pass updates master weights, moments and the model's copy. A gradient that holds Inf or NaN raises a flag
+// on the device that makes the pass a no-op, so the weights stay intact whatever the host does later.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "teratron/kernels/optimizer_step.h"
+#include "teratron/optim/flat_buffer.h"
+
+namespace teratron {
+
+struct OptimizerOptions {
+  AdamOptions adam;
+  double clip_grad = 1.0;      // 0: no clipping
+  bool skip_nonfinite = true;  // a step with Inf or NaN changes nothing
+  bool count_zeros = false;
+};
+
+/// One rank's part of one tensor of the training state, for checkpoints: elements [begin, end) of the
+/// flattened local part of the tensor that `shard` describes.
+struct StateTensor {
+  std::string name;
+  Shard shard;
+  FlatRange local;
+  at::Tensor values;  // 1-D view
+};
+
+/// What a step tells, still on the device: f64 scalars, valid once the step's work is done.
+struct StepReport {
+  at::Tensor grad_norm;  // before clipping, of the unscaled gradients
+  at::Tensor found_inf;  // 1 when the step was skipped or should have been
+  at::Tensor num_zeros;  // undefined unless asked for
+};
+
+class Optimizer {
+ public:
+  Optimizer(FlatBuffer& buffer, const Mesh& mesh, const OptimizerOptions& options);
+
+  struct Hyperparameters {
+    double lr = 0.0;
+    double weight_decay = 0.0;
+    double loss_scale = 1.0;  // the loss was multiplied by this
+  };
+  /// After FlatBuffer::finish_reduction(). Ends with gather_parameters().
+  StepReport step(const Hyperparameters& hyper);
+
+  /// Number of steps that changed the weights.
+  int64_t steps() const;
+  void set_steps(int64_t steps);
+  /// Moments and master weights, as "optimizer.exp_avg.<parameter>", "optimizer.exp_avg_sq.<parameter>" and
+  /// "optimizer.param.<parameter>" (only where master weights are kept apart).
+  std::vector<StateTensor> state() const;
+  /// Master weights follow from the model's (after loading weights without optimizer state).
+  void reset_master_weights();
+  /// L2 norm of all parameters, on the device.
+  at::Tensor parameter_norm() const;
+
+ private:
+  struct Slice {
+    FlatRange range;
+    at::Tensor master;
+    at::Tensor exp_avg;
+    at::Tensor exp_avg_sq;
+    at::Tensor groups;
+  };
+  void sum_sequence_parallel_gradients();
+  /// Sums over what this rank counts: tensors replicated over tensor parallelism count on its first rank
+  /// only.
+  at::Tensor sum_over_model(const std::function<at::Tensor(const FlatRange&)>& of_range) const;
+  void add_state(const Slice& slice, const FlatBuffer::Entry& entry, std::vector<StateTensor>& out) const;
+
+  FlatBuffer& buffer_;
+  OptimizerOptions options_;
+  Group tensor_parallel_;
+  Group norm_group_;
+  std::vector<Slice> slices_;
+  std::vector<FlatRange> counted_;
+  StepScalars scalars_;
+};
+
+}  // namespace teratron

@@ -1,0 +1,77 @@
+#include "teratron/train/batches.h"
+
+#include <ATen/ATen.h>
+
+#include "teratron/base/error.h"
+#include "teratron/comm/broadcast_packed.h"
+
+namespace teratron {
+
+namespace {
+
+// [B, S] of the loader as [S, B] on the device.
+template <typename T>
+at::Tensor transposed(const std::vector<T>& values, const Batch& batch, const at::TensorOptions& target) {
+  const auto host = at::TensorOptions().dtype(target.dtype());
+  const at::Tensor rows =
+      at::from_blob(const_cast<T*>(values.data()), {batch.micro_batch, batch.seq_length}, host);
+  at::Tensor columns = rows.t().contiguous();
+  if (target.device().is_cpu()) return columns;
+  return columns.pin_memory().to(target.device(), /*non_blocking=*/true);
+}
+
+// What a batch of this size is, for the ranks that receive it.
+Batch empty_batch(int64_t micro_batch, int64_t seq_length) {
+  const auto count = static_cast<size_t>(micro_batch * seq_length);
+  Batch batch{.micro_batch = micro_batch, .seq_length = seq_length};
+  batch.tokens.resize(count);
+  batch.labels.resize(count);
+  batch.position_ids.resize(count);
+  batch.loss_mask.resize(count);
+  batch.document_start.resize(count);
+  return batch;
+}
+
+}  // namespace
+
+BatchSource::BatchSource(std::shared_ptr<const Dataset> dataset, const Options& options, const Mesh& mesh)
+    : options_(options), tensor_parallel_(mesh.group(Axis::tp)) {
+  if (tensor_parallel_.rank == 0) loader_ = std::make_unique<Loader>(std::move(dataset), options.loader);
+  const SamplerOptions& sampler = options.loader.sampler;
+  next_sample_ = sampler.consumed_samples + sampler.dp_rank * sampler.micro_batch;
+}
+
+Batch BatchSource::read() {
+  if (!loader_) return empty_batch(options_.loader.sampler.micro_batch, options_.sequence_length);
+  std::optional<Batch> batch = loader_->next();
+  if (!batch) {
+    throw data_error({.what = fmt::format("the data ends after sample {}", next_sample_),
+                      .where = "data-path",
+                      .fix = "Train for fewer samples, or choose --dataloader-type cyclic to go round again"});
+  }
+  return *std::move(batch);
+}
+
+MicroBatch BatchSource::next() {
+  const Batch batch = read();
+  const at::TensorOptions device = at::TensorOptions().device(options_.device);
+  std::vector<at::Tensor> tensors = {transposed(batch.tokens, batch, device.dtype(at::kLong)),
+                                     transposed(batch.position_ids, batch, device.dtype(at::kLong)),
+                                     transposed(batch.labels, batch, device.dtype(at::kLong)),
+                                     transposed(batch.loss_mask, batch, device.dtype(at::kFloat))};
+  if (options_.resets_attention) {
+    tensors.push_back(transposed(batch.document_start, batch, device.dtype(at::kInt)));
+  }
+  tensors = broadcast_packed(tensors, tensor_parallel_);
+  MicroBatch micro{.tokens_SB = tensors[0],
+                   .positions_SB = tensors[1],
+                   .labels_SB = tensors[2],
+                   .loss_mask_SB = tensors[3],
+                   .first_sample = next_sample_};
+  if (options_.resets_attention) micro.first_visible_BS = tensors[4].t().contiguous();
+  const SamplerOptions& sampler = options_.loader.sampler;
+  next_sample_ += sampler.micro_batch * sampler.dp_size;
+  return micro;
+}
+
+}  // namespace teratron

@@ -1,0 +1,20 @@
+// The device of a run: its name and its memory.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <optional>
+#include <string>
+
+#include "teratron/train/metrics.h"
+
+namespace teratron {
+
+/// "NVIDIA H200", or "CPU".
+std::string device_name(at::Device device);
+/// Number of visible GPUs; 0 in a build without CUDA.
+int64_t gpu_count();
+/// Of PyTorch's caching allocator; nothing on CPU.
+std::optional<MemoryUse> device_memory(at::Device device);
+
+}  // namespace teratron

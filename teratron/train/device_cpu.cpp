@@ -1,0 +1,17 @@
+#include "teratron/train/device.h"
+
+namespace teratron {
+
+std::string device_name(at::Device) {
+  return "CPU";
+}
+
+int64_t gpu_count() {
+  return 0;
+}
+
+std::optional<MemoryUse> device_memory(at::Device) {
+  return std::nullopt;
+}
+
+}  // namespace teratron

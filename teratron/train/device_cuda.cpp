@@ -1,0 +1,31 @@
+#include <ATen/Context.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <cuda_runtime_api.h>
+
+#include "teratron/base/error.h"
+#include "teratron/train/device.h"
+
+namespace teratron {
+
+std::string device_name(at::Device device) {
+  if (device.is_cpu()) return "CPU";
+  cudaDeviceProp properties{};
+  if (cudaGetDeviceProperties(&properties, device.index()) != cudaSuccess) {
+    throw Fault(fmt::format("GPU {} does not answer", static_cast<int>(device.index())));
+  }
+  return properties.name;
+}
+
+int64_t gpu_count() {
+  return at::hasCUDA() ? static_cast<int64_t>(at::globalContext().getNumGPUs()) : 0;
+}
+
+std::optional<MemoryUse> device_memory(at::Device device) {
+  if (device.is_cpu()) return std::nullopt;
+  const auto statistics = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index());
+  const auto& allocated = statistics.allocated_bytes[0];
+  const auto& reserved = statistics.reserved_bytes[0];
+  return MemoryUse{allocated.current, allocated.peak, reserved.current, reserved.peak};
+}
+
+}  // namespace teratron

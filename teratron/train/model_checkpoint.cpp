@@ -1,0 +1,183 @@
+#include "teratron/train/model_checkpoint.h"
+
+#include <ATen/ATen.h>
+
+#include <deque>
+#include <nlohmann/json.hpp>
+
+#include "teratron/base/error.h"
+#include "teratron/base/log.h"
+
+namespace teratron {
+
+namespace {
+
+constexpr std::pair<at::ScalarType, Dtype> dtypes[] = {{at::kFloat, Dtype::f32},
+                                                       {at::kDouble, Dtype::f64},
+                                                       {at::kBFloat16, Dtype::bf16},
+                                                       {at::kHalf, Dtype::f16}};
+
+Dtype file_dtype(at::ScalarType type) {
+  for (const auto& [scalar, dtype] : dtypes) {
+    if (scalar == type) return dtype;
+  }
+  TERATRON_ASSERT(false, "no file dtype for {}", at::toString(type));
+  return Dtype::f32;
+}
+
+at::ScalarType scalar_type(Dtype dtype, const std::string& name) {
+  for (const auto& [scalar, known] : dtypes) {
+    if (known == dtype) return scalar;
+  }
+  throw checkpoint_error({.what = fmt::format("weights of type {} cannot be loaded", name_of(dtype)),
+                          .where = name,
+                          .fix = "Convert the checkpoint to F32, BF16 or F16 first"});
+}
+
+// Host memory behind LocalTensors: the tensors' own where they are on the CPU in the right type, else copies.
+class HostTensors {
+ public:
+  void add(const StateTensor& state, const at::Tensor& values, at::ScalarType type) {
+    const bool in_place = values.is_cpu() && values.is_contiguous() && values.scalar_type() == type;
+    const at::Tensor host =
+        in_place ? values : at::empty(values.sizes(), at::TensorOptions().dtype(type));
+    places_.push_back({values, host});
+    list_.push_back({.name = state.name,
+                     .dtype = file_dtype(type),
+                     .shard = state.shard,
+                     .flat_begin = state.local.begin,
+                     .flat_end = state.local.end,
+                     .data = host.mutable_data_ptr()});
+  }
+  void copy_to_host() {
+    for (const Place& place : places_) {
+      if (!place.values.is_same(place.host)) place.host.copy_(place.values);
+    }
+  }
+  void copy_from_host() {
+    for (const Place& place : places_) {
+      if (!place.values.is_same(place.host)) place.values.copy_(place.host);
+    }
+  }
+  const std::vector<LocalTensor>& list() const { return list_; }
+
+ private:
+  struct Place {
+    at::Tensor values;
+    at::Tensor host;
+  };
+  std::deque<Place> places_;
+  std::vector<LocalTensor> list_;
+};
+
+StateTensor whole(const Parameter& parameter) {
+  return {parameter.name, parameter.shard(), {0, parameter.tensor.numel()}, parameter.tensor.detach().view(-1)};
+}
+
+// Weights are read in the type they were saved in.
+void add_weights(ParameterSet& parameters, const CheckpointInfo& info, HostTensors& tensors) {
+  bool converted = false;
+  for (const Parameter& parameter : parameters.all()) {
+    const StateTensor state = whole(parameter);
+    const auto saved = info.tensors.find(parameter.name);
+    const at::ScalarType type = saved == info.tensors.end()
+                                    ? parameter.tensor.scalar_type()
+                                    : scalar_type(saved->second.dtype, parameter.name);
+    converted = converted || type != parameter.tensor.scalar_type();
+    tensors.add(state, state.values, type);
+  }
+  if (converted) {
+    notice("weights of {} are converted to {}", info.path.string(),
+           at::toString(parameters.options().dtype));
+  }
+}
+
+bool has_optimizer(const CheckpointInfo& info) {
+  const auto first = info.tensors.lower_bound("optimizer.");
+  return first != info.tensors.end() && first->first.starts_with("optimizer.");
+}
+
+void check_loadable(const CheckpointInfo& info, const LoadOptions& options) {
+  std::vector<std::string> fields = model_fields();
+  if (options.optimizer) fields.insert(fields.end(), {"bf16", "fp16"});
+  check_same_model(info, options.config, fields);
+  if (options.optimizer && !has_optimizer(info)) {
+    throw checkpoint_error({.what = "the checkpoint holds no optimizer state",
+                            .where = info.path.string(),
+                            .fix = "Use --finetune to start a new run from its weights, or --no-load-optim"});
+  }
+}
+
+}  // namespace
+
+const std::vector<std::string>& model_fields() {
+  static const std::vector<std::string> fields = {"num_layers",
+                                                  "hidden_size",
+                                                  "ffn_hidden_size",
+                                                  "num_attention_heads",
+                                                  "group_query_attention",
+                                                  "num_query_groups",
+                                                  "kv_channels",
+                                                  "max_position_embeddings",
+                                                  "position_embedding_type",
+                                                  "rotary_percent",
+                                                  "rotary_base",
+                                                  "normalization",
+                                                  "swiglu",
+                                                  "untie_embeddings_and_output_weights",
+                                                  "add_bias_linear",
+                                                  "add_qkv_bias",
+                                                  "tokenizer_vocab_size"};
+  return fields;
+}
+
+std::filesystem::path save_model(Trainer& trainer, const SaveOptions& options) {
+  HostTensors tensors;
+  for (const Parameter& parameter : trainer.parameters().all()) {
+    const StateTensor state = whole(parameter);
+    tensors.add(state, state.values, parameter.tensor.scalar_type());
+  }
+  if (options.optimizer) {
+    for (const StateTensor& state : trainer.optimizer().state()) {
+      tensors.add(state, state.values, state.values.scalar_type());
+    }
+  }
+  tensors.copy_to_host();
+  return save_checkpoint({.directory = options.directory,
+                          .iteration = options.iteration,
+                          .tensors = tensors.list(),
+                          .config = options.texts.config,
+                          .state = options.texts.state},
+                         *trainer.mesh().world().communicator);
+}
+
+std::optional<CheckpointInfo> load_model(Trainer& trainer, const LoadOptions& options) {
+  Communicator& peers = *trainer.mesh().world().communicator;
+  const auto path = find_checkpoint(options.directory, options.iteration, peers);
+  if (!path) return std::nullopt;
+  HostTensors tensors;
+  add_weights(trainer.parameters(), open_checkpoint(*path), tensors);
+  if (options.optimizer) {
+    for (const StateTensor& state : trainer.optimizer().state()) {
+      tensors.add(state, state.values, state.values.scalar_type());
+    }
+  }
+  const auto info = load_checkpoint({.directory = options.directory,
+                                     .iteration = options.iteration,
+                                     .tensors = tensors.list(),
+                                     .ignored = {"optimizer."},
+                                     .check = [&](const CheckpointInfo& found) { check_loadable(found, options); }},
+                                    peers);
+  tensors.copy_from_host();
+  if (!options.optimizer) trainer.optimizer().reset_master_weights();
+  return info;
+}
+
+void load_weights(ParameterSet& parameters, const std::filesystem::path& path, Peers& peers) {
+  HostTensors tensors;
+  add_weights(parameters, open_checkpoint(path), tensors);
+  load_tensors(path, tensors.list(), {"optimizer."}, peers);
+  tensors.copy_from_host();
+}
+
+}  // namespace teratron

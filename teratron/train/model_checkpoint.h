@@ -1,0 +1,46 @@
+// A trainer's tensors in and out of checkpoints (ckpt/checkpoint.h).
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "teratron/ckpt/checkpoint.h"
+#include "teratron/train/trainer.h"
+
+namespace teratron {
+
+/// What else a checkpoint holds: JSON objects.
+struct CheckpointTexts {
+  std::string config = "{}";  // settings of the run
+  std::string state = "{}";   // counters, scheduler, loss scale
+};
+
+struct SaveOptions {
+  std::filesystem::path directory;
+  int64_t iteration = 0;
+  CheckpointTexts texts;
+  bool optimizer = true;
+};
+
+/// Saves weights and optimizer state; returns the committed directory. Collective over the mesh.
+std::filesystem::path save_model(Trainer& trainer, const SaveOptions& options);
+
+struct LoadOptions {
+  std::filesystem::path directory;
+  std::optional<int64_t> iteration;
+  std::string config = "{}";  // this run's; differing model fields are rejected
+  bool optimizer = true;
+};
+
+/// Loads into the trainer; nothing where there is no checkpoint. Weights of another dtype are converted, which
+/// a notice says. Without optimizer state, master weights follow from the weights. Collective.
+std::optional<CheckpointInfo> load_model(Trainer& trainer, const LoadOptions& options);
+
+/// Weights alone into a model without a trainer. `path` is an iter_* directory. Collective over `peers`.
+void load_weights(ParameterSet& parameters, const std::filesystem::path& path, Peers& peers);
+
+/// The settings that make two runs' models the same, by name.
+const std::vector<std::string>& model_fields();
+
+}  // namespace teratron

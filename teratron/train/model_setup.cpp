@@ -1,0 +1,144 @@
+#include "teratron/train/model_setup.h"
+
+#include "teratron/base/error.h"
+#include "teratron/train/device.h"
+
+namespace teratron {
+
+namespace {
+
+PositionEmbedding position_embedding(const Arguments& args) {
+  if (args.position_embedding_type == "rope") return PositionEmbedding::rope;
+  if (args.position_embedding_type == "none") return PositionEmbedding::none;
+  TERATRON_ASSERT(args.position_embedding_type == "learned_absolute", "{}", args.position_embedding_type);
+  return PositionEmbedding::learned_absolute;
+}
+
+}  // namespace
+
+at::ScalarType model_dtype(const Arguments& args) {
+  if (args.bf16) return at::kBFloat16;
+  return args.fp16 ? at::kHalf : at::kFloat;
+}
+
+at::Device choose_device(const Arguments& args) {
+  const bool present = gpu_count() > 0;
+  if (args.device == "cuda" && !present) {
+    throw config_error({.what = "--device cuda, but no GPU is visible to this process",
+                        .where = "device",
+                        .fix = "Use --device cpu, or check the driver and CUDA_VISIBLE_DEVICES with "
+                               "`teratron env`"});
+  }
+  return args.device != "cpu" && present ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
+}
+
+MeshOptions mesh_options(const Arguments& args) {
+  return {.tp = args.tensor_model_parallel_size,
+          .pp = args.pipeline_model_parallel_size,
+          .cp = args.context_parallel_size,
+          .ep = args.expert_model_parallel_size,
+          .etp = args.expert_tensor_parallel_size.value_or(1)};
+}
+
+TokenizerOptions tokenizer_options(const Arguments& args) {
+  return {.type = args.tokenizer_type.value_or(""),
+          .vocab_file = args.vocab_file.value_or(""),
+          .merge_file = args.merge_file.value_or(""),
+          .tokenizer_model = args.tokenizer_model.value_or(""),
+          .vocab_size = args.vocab_size.value_or(0),
+          .vocab_extra_ids = args.vocab_extra_ids};
+}
+
+GPTConfig gpt_config(const Arguments& args, int64_t vocabulary) {
+  const int64_t heads = args.num_attention_heads.value();
+  return {.layers = args.num_layers.value(),
+          .hidden = args.hidden_size.value(),
+          .ffn_hidden = args.ffn_hidden_size.value(),
+          .heads = heads,
+          .query_groups = args.group_query_attention ? args.num_query_groups : heads,
+          .kv_channels = args.kv_channels.value(),
+          .vocabulary = vocabulary,
+          .padded_vocabulary = args.padded_vocab_size.value_or(
+              padded_vocab_size(vocabulary, args.make_vocab_size_divisible_by, args.tensor_model_parallel_size)),
+          .max_positions = args.max_position_embeddings.value(),
+          .position = position_embedding(args),
+          .rope = {.base = static_cast<double>(args.rotary_base), .percent = args.rotary_percent},
+          .norm = {.kind = args.normalization == "RMSNorm" ? NormKind::rms : NormKind::layer,
+                   .eps = args.norm_epsilon},
+          .activation = args.swiglu ? Activation::swiglu : Activation::gelu,
+          .linear_bias = args.add_bias_linear,
+          .qkv_bias = args.add_qkv_bias,
+          .tied_embeddings = !args.untie_embeddings_and_output_weights,
+          .init_std = args.init_method_std,
+          .hidden_dropout = args.hidden_dropout,
+          .attention_dropout = args.attention_dropout,
+          .dropout_seed = static_cast<uint64_t>(args.seed)};
+}
+
+ModelShape model_shape(const GPTConfig& config) {
+  return {.layers = config.layers,
+          .hidden = config.hidden,
+          .heads = config.heads,
+          .kv_channels = config.kv_channels,
+          .query_groups = config.query_groups,
+          .ffn_hidden = config.ffn_hidden,
+          .padded_vocab = config.padded_vocabulary,
+          .swiglu = is_gated(config.activation)};
+}
+
+StageSpec stage_spec(const GPTConfig& config, const Mesh& mesh) {
+  const Group& stages = mesh.group(Axis::pp);
+  const int64_t layers = config.layers / stages.size;
+  return {.first_layer = stages.rank * layers,
+          .layers = layers,
+          .embedding = stages.rank == 0,
+          .head = stages.rank == stages.size - 1};
+}
+
+OptimizerOptions optimizer_options(const Arguments& args) {
+  return {.adam = {.beta1 = args.adam_beta1, .beta2 = args.adam_beta2, .eps = args.adam_eps},
+          .clip_grad = args.clip_grad,
+          .skip_nonfinite = args.fp16 || args.check_for_nan_in_loss_and_grad,
+          .count_zeros = args.log_num_zeros_in_grad};
+}
+
+LossScaler loss_scaler(const Arguments& args) {
+  if (!args.fp16) return LossScaler::constant(1.0F);
+  if (args.loss_scale) return LossScaler::constant(static_cast<float>(*args.loss_scale));
+  return LossScaler::dynamic({.initial_scale = static_cast<float>(args.initial_loss_scale),
+                              .min_scale = static_cast<float>(args.min_loss_scale),
+                              .growth_interval = static_cast<int64_t>(args.loss_scale_window),
+                              .hysteresis = args.hysteresis});
+}
+
+OptimizerParamScheduler lr_scheduler(const Arguments& args) {
+  LrScheduleOptions options{
+      .init_lr = args.lr_warmup_init,
+      .max_lr = args.lr.value(),
+      .min_lr = args.min_lr,
+      .decay_style = lr_decay_style_from_name(args.lr_decay_style).value(),
+      .wsd_decay_style = wsd_decay_style_from_name(args.lr_wsd_decay_style).value(),
+      .start_weight_decay = args.start_weight_decay.value_or(args.weight_decay),
+      .end_weight_decay = args.end_weight_decay.value_or(args.weight_decay),
+      .weight_decay_style = weight_decay_style_from_name(args.weight_decay_incr_style).value()};
+  resolve_lengths({.train_iters = args.train_iters,
+                   .train_samples = args.train_samples,
+                   .global_batch_size = args.global_batch_size.value(),
+                   .lr_decay_iters = args.lr_decay_iters,
+                   .lr_decay_samples = args.lr_decay_samples,
+                   .lr_wsd_decay_iters = args.lr_wsd_decay_iters,
+                   .lr_wsd_decay_samples = args.lr_wsd_decay_samples,
+                   .lr_warmup_fraction = args.lr_warmup_fraction,
+                   .lr_warmup_iters = args.lr_warmup_iters,
+                   .lr_warmup_samples = args.lr_warmup_samples},
+                  options);
+  return OptimizerParamScheduler(options);
+}
+
+BatchSchedule batch_schedule(const Arguments& args) {
+  return BatchSchedule::constant(args.global_batch_size.value(),
+                                 {.micro_batch_size = args.micro_batch_size.value(),
+                                  .data_parallel_size = args.data_parallel_size.value()});
+}
+
+}  // namespace teratron

@@ -1,0 +1,35 @@
+// From the settings of a run to the structs that the layers below take.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include "teratron/comm/mesh.h"
+#include "teratron/data/gpt_builder.h"
+#include "teratron/model/gpt.h"
+#include "teratron/optim/batch_schedule.h"
+#include "teratron/optim/loss_scaler.h"
+#include "teratron/optim/lr_schedule.h"
+#include "teratron/optim/optimizer.h"
+#include "teratron/tokenizer/tokenizer.h"
+#include "teratron/train/arguments.h"
+#include "teratron/train/flops.h"
+
+namespace teratron {
+
+/// fp32, or what --bf16 or --fp16 say.
+at::ScalarType model_dtype(const Arguments& args);
+/// What --device says; "auto" is the GPU where there is one. UserError(config) where cuda is asked for and absent.
+at::Device choose_device(const Arguments& args);
+MeshOptions mesh_options(const Arguments& args);
+TokenizerOptions tokenizer_options(const Arguments& args);
+/// `vocabulary`: logical size, of the tokenizer.
+GPTConfig gpt_config(const Arguments& args, int64_t vocabulary);
+ModelShape model_shape(const GPTConfig& config);
+/// The layers of this rank's pipeline stage.
+StageSpec stage_spec(const GPTConfig& config, const Mesh& mesh);
+OptimizerOptions optimizer_options(const Arguments& args);
+LossScaler loss_scaler(const Arguments& args);
+OptimizerParamScheduler lr_scheduler(const Arguments& args);
+BatchSchedule batch_schedule(const Arguments& args);
+
+}  // namespace teratron

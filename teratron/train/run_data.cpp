@@ -1,0 +1,81 @@
+#include "teratron/train/run_data.h"
+
+#include "teratron/data/gpt_dataset.h"
+
+namespace teratron {
+
+namespace {
+
+int64_t total_iterations(const Arguments& args) {
+  return args.train_iters.value_or(args.train_samples.value_or(0) / args.global_batch_size.value());
+}
+
+GPTDataOptions data_options(const Arguments& args, const Tokenizer& tokenizer) {
+  const SpecialTokens& special = tokenizer.special();
+  return {.data_path = args.data_path,
+          .split = args.split.value_or("969, 30, 1"),
+          .split_data_path = {args.train_data_path, args.valid_data_path, args.test_data_path},
+          .mock_data = args.mock_data,
+          .sequence_length = args.seq_length.value(),
+          .seed = static_cast<uint32_t>(args.seed),
+          .samples = wanted_samples(args),
+          .masks = {.eod_id = special.eod.value_or(-1),
+                    .pad_id = dataset_pad_id(special, false),
+                    .reset_position_ids = args.reset_position_ids,
+                    .reset_attention_mask = args.reset_attention_mask,
+                    .eod_mask_loss = args.eod_mask_loss,
+                    .vocab_size = tokenizer.vocab_size()},
+          .surplus = args.mid_level_dataset_surplus,
+          .cache_path = args.data_cache_path.value_or("")};
+}
+
+// Ranks that do not read learn from the reader which splits there are.
+std::array<bool, 3> agree_on_presence(const std::array<std::shared_ptr<const Dataset>, 3>& datasets,
+                                      const Group& group) {
+  std::string mine;
+  for (const auto& dataset : datasets) mine += dataset ? '1' : '0';
+  const std::string first = group.communicator->all_gather_bytes(mine).at(0);
+  std::array<bool, 3> present = {};
+  for (size_t i = 0; i < 3; ++i) present[i] = first.at(i) == '1';
+  return present;
+}
+
+}  // namespace
+
+std::array<std::optional<int64_t>, 3> wanted_samples(const Arguments& args) {
+  const int64_t batch = args.global_batch_size.value();
+  const int64_t iterations = total_iterations(args);
+  const int64_t train = args.train_samples.value_or(iterations * batch);
+  const int64_t evaluations = args.eval_interval ? iterations / *args.eval_interval + 1 : 1;
+  return {train, evaluations * args.eval_iters * batch, args.eval_iters * batch};
+}
+
+RunData::RunData(const Arguments& args, const Tokenizer& tokenizer, at::Device device, const Mesh& mesh)
+    : args_(args), device_(device), mesh_(mesh) {
+  const Group& tensor_parallel = mesh.group(Axis::tp);
+  if (tensor_parallel.rank == 0) {
+    GPTDatasets built = build_gpt_datasets(data_options(args, tokenizer));
+    datasets_ = {std::move(built.train), std::move(built.valid), std::move(built.test)};
+  }
+  present_ = agree_on_presence(datasets_, tensor_parallel);
+}
+
+std::unique_ptr<BatchSource> RunData::open(Split split, int64_t consumed_samples) const {
+  const Group& data_parallel = mesh_.group(Axis::dp);
+  const SamplerOptions sampler{
+      .kind = args_.dataloader_type == "cyclic" ? SamplerKind::cyclic : SamplerKind::single,
+      .consumed_samples = consumed_samples,
+      .micro_batch = args_.micro_batch_size.value(),
+      .dp_rank = data_parallel.rank,
+      .dp_size = data_parallel.size,
+      .data_sharding = args_.data_sharding};
+  return std::make_unique<BatchSource>(
+      datasets_[static_cast<size_t>(split)],
+      BatchSource::Options{.loader = {.sampler = sampler, .workers = static_cast<int>(args_.num_workers)},
+                           .sequence_length = args_.seq_length.value(),
+                           .device = device_,
+                           .resets_attention = args_.reset_attention_mask},
+      mesh_);
+}
+
+}  // namespace teratron

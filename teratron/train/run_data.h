@@ -1,0 +1,34 @@
+// The three data sets of a run and where in them it stands.
+#pragma once
+
+#include <array>
+#include <memory>
+
+#include "teratron/train/batches.h"
+#include "teratron/train/model_setup.h"
+
+namespace teratron {
+
+enum class Split : uint8_t { train, valid, test };
+
+class RunData {
+ public:
+  /// Builds the indices on ranks that read (tensor-parallel rank 0). Collective.
+  RunData(const Arguments& args, const Tokenizer& tokenizer, at::Device device, const Mesh& mesh);
+
+  bool has(Split split) const { return present_[static_cast<size_t>(split)]; }
+  /// Micro-batches of this data-parallel rank from the given number of consumed samples on.
+  std::unique_ptr<BatchSource> open(Split split, int64_t consumed_samples) const;
+
+ private:
+  Arguments args_;
+  at::Device device_;
+  Mesh mesh_;
+  std::array<std::shared_ptr<const Dataset>, 3> datasets_;
+  std::array<bool, 3> present_ = {};
+};
+
+/// Samples wanted of train, valid and test.
+std::array<std::optional<int64_t>, 3> wanted_samples(const Arguments& args);
+
+}  // namespace teratron

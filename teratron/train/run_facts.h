@@ -1,0 +1,21 @@
+// What a reader of a run's report wants to know first.
+#pragma once
+
+#include "teratron/train/metrics.h"
+#include "teratron/train/model_setup.h"
+
+namespace teratron {
+
+struct RunDescription {
+  const Arguments& args;
+  const GPTConfig& model;
+  at::Device device = at::kCPU;
+  int64_t parameters = 0;  // on this rank
+  int64_t train_iters = 0;
+  int64_t start_iteration = 0;
+  int64_t world_size = 1;
+};
+
+RunFacts run_facts(const RunDescription& run);
+
+}  // namespace teratron

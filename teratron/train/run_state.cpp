@@ -1,0 +1,43 @@
+#include "teratron/train/run_state.h"
+
+#include <nlohmann/json.hpp>
+
+#include "teratron/base/error.h"
+
+namespace teratron {
+
+namespace {
+
+int64_t counter(const nlohmann::json& state, const char* key) {
+  const auto found = state.find(key);
+  if (found == state.end() || !found->is_number_integer()) {
+    throw checkpoint_error({.what = fmt::format("the checkpoint's state has no number '{}'", key),
+                            .where = "manifest.json",
+                            .fix = "Use --finetune to start a new run from its weights"});
+  }
+  return found->get<int64_t>();
+}
+
+}  // namespace
+
+std::string RunState::to_json() const {
+  const nlohmann::json state = {{"iteration", iteration},
+                                {"consumed_train_samples", consumed_train_samples},
+                                {"consumed_valid_samples", consumed_valid_samples},
+                                {"optimizer_steps", optimizer_steps},
+                                {"opt_param_scheduler", scheduler.state()},
+                                {"grad_scaler", scaler.state()}};
+  return state.dump();
+}
+
+void RunState::load(const std::string& json, ScheduleLoadRule rule) {
+  const nlohmann::json state = nlohmann::json::parse(json);
+  iteration = counter(state, "iteration");
+  consumed_train_samples = counter(state, "consumed_train_samples");
+  consumed_valid_samples = counter(state, "consumed_valid_samples");
+  optimizer_steps = counter(state, "optimizer_steps");
+  scheduler.load(state.value("opt_param_scheduler", nlohmann::json::object()), rule);
+  scaler.load(state.value("grad_scaler", nlohmann::json::object()));
+}
+
+}  // namespace teratron

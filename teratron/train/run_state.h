@@ -1,0 +1,24 @@
+// The host's counters of a run: what a checkpoint needs besides tensors to go on exactly.
+#pragma once
+
+#include <string>
+
+#include "teratron/optim/loss_scaler.h"
+#include "teratron/optim/lr_schedule.h"
+
+namespace teratron {
+
+struct RunState {
+  int64_t iteration = 0;
+  int64_t consumed_train_samples = 0;
+  int64_t consumed_valid_samples = 0;
+  int64_t optimizer_steps = 0;  // those that changed the weights
+  OptimizerParamScheduler scheduler;
+  LossScaler scaler;
+
+  std::string to_json() const;
+  /// Takes over counters, scheduler and scaler. UserError(checkpoint) where something is missing.
+  void load(const std::string& json, ScheduleLoadRule rule);
+};
+
+}  // namespace teratron

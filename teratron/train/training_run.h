@@ -1,0 +1,79 @@
+// One rank's whole run: model, data, counters and everything that is told about them.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+
+#include "teratron/train/model_checkpoint.h"
+#include "teratron/train/progress.h"
+#include "teratron/train/run_data.h"
+#include "teratron/train/run_lock.h"
+#include "teratron/train/run_state.h"
+#include "teratron/train/signals.h"
+#include "teratron/train/sinks.h"
+
+namespace teratron {
+
+class TrainingRun {
+ public:
+  TrainingRun(const Arguments& args, const Mesh& mesh);
+
+  /// Resumes from --load. True when the training was already finished.
+  bool load();
+  /// Trains to the planned end, an exit condition or a signal.
+  void train();
+  /// Evaluates on a whole split: `prefix` as Megatron logs it.
+  void evaluate(Split split, const std::string& prefix);
+  void save();
+  void finish();
+  /// A signal ended the training.
+  bool stopped_by_signal() const { return stop_reason_ == StopReason::signal; }
+  const Arguments& args() const { return args_; }
+  const RunState& state() const { return state_; }
+  bool has(Split split) const { return data_->has(split); }
+  bool saved_last_iteration() const { return saved_iteration_ == state_.iteration; }
+
+ private:
+  /// Ordered by urgency: ranks agree on the greatest.
+  enum class StopReason : uint8_t { none, interval, duration, signal };
+  /// A step that was issued but whose numbers the host has not read.
+  struct IssuedStep {
+    StepInFlight numbers;
+    StepMetrics metrics;
+  };
+
+  void open_logs();
+  bool is_logging_rank() const { return mesh_.rank() == mesh_.world_size() - 1; }
+  int64_t train_iters() const;
+  std::string config_json() const;
+  void emit(decltype(MetricsEvent::what) what);
+  StopReason wish() const;
+  IssuedStep issue_step(BatchSource& source);
+  /// Reads a step's numbers: loss scale, NaN policy, stop agreement, metrics.
+  void absorb(IssuedStep step);
+  void check_finite(const StepNumbers& numbers, const StepMetrics& metrics) const;
+  void log_interval();
+  bool must_read_now() const;
+  bool at_interval(const std::optional<int64_t>& interval) const;
+
+  Arguments args_;
+  Mesh mesh_;
+  at::Device device_;
+  std::chrono::steady_clock::time_point start_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  GPTConfig model_;
+  std::unique_ptr<RunLock> lock_;
+  std::unique_ptr<Trainer> trainer_;
+  std::unique_ptr<RunData> data_;
+  RunState state_;
+  BatchSchedule batches_;
+  StopSignals signals_;
+  std::unique_ptr<MetricsHub> hub_;
+  std::unique_ptr<IntervalMeter> meter_;
+  std::unique_ptr<ProgressBar> progress_;
+  StopReason stop_reason_ = StopReason::none;
+  int64_t saved_iteration_ = -1;
+};
+
+}  // namespace teratron
