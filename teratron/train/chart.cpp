@@ -153,10 +153,10 @@ std::string draw_legend(const std::vector<Series>& series, const Frame& frame) {
     if (it->name.empty() || it->points.empty()) continue;
     svg += fmt::format("<text class='tick' text-anchor='end' x='{:.1f}' y='18'>{}</text>", x,
                        escape_html(it->name));
-    x -= 7.0 * double(it->name.size()) + 6.0;
+    x -= 5.9 * double(it->name.size()) + 8.0;
     svg += fmt::format("<line class='line key {}' x1='{:.1f}' x2='{:.1f}' y1='14' y2='14'/>", it->css_class,
                        x - 14, x);
-    x -= 28.0;
+    x -= 30.0;
   }
   return svg;
 }
@@ -198,16 +198,21 @@ std::string escape_html(const std::string& text) {
 
 std::vector<std::pair<double, double>> smooth(const std::vector<std::pair<double, double>>& points,
                                               double span) {
+  Points smoothed = finite(points);
   const double keep = 1.0 - 1.0 / std::max(span, 1.0);
-  Points smoothed;
-  double sum = 0.0;
-  double weight = 0.0;
-  for (const auto& [x, y] : points) {
-    if (!std::isfinite(y)) continue;
-    sum = keep * sum + y;
-    weight = keep * weight + 1.0;
-    smoothed.emplace_back(x, sum / weight);
-  }
+  const auto pass = [&](auto first, auto last, auto target) {
+    double sum = 0.0;
+    double weight = 0.0;
+    for (; first != last; ++first, ++target) {
+      sum = keep * sum + first->second;
+      weight = keep * weight + 1.0;
+      target->second += 0.5 * sum / weight;
+    }
+  };
+  const Points values = smoothed;
+  for (auto& point : smoothed) point.second = 0.0;
+  pass(values.begin(), values.end(), smoothed.begin());
+  pass(values.rbegin(), values.rend(), smoothed.rbegin());
   return smoothed;
 }
 

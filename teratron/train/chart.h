@@ -31,7 +31,8 @@ std::string line_chart(const ChartOptions& options, const std::vector<Series>& s
 /// &, <, >, " and ' as entities; control characters except tab and line feed as U+FFFD.
 std::string escape_html(const std::string& text);
 
-/// Exponential moving average over the points' values, corrected for its start, with the weight 1 - 1 / span.
+/// Mean of the exponential moving averages from the left and from the right, each with the weight 1 - 1 / span and
+/// corrected for its start: a curve that does not lag. Values that are not finite are left out.
 std::vector<std::pair<double, double>> smooth(const std::vector<std::pair<double, double>>& points,
                                               double span);
 

@@ -27,9 +27,9 @@ main { max-width: 1060px; margin: 0 auto; padding: 36px 24px 64px; }
 h1 { font-size: 26px; margin: 0; letter-spacing: -0.01em; }
 h2 { font-size: 17px; margin: 34px 0 12px; }
 .sub { color: var(--soft); margin: 4px 0 24px; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin-bottom: 16px; }
+.cards { display: flex; flex-wrap: wrap; gap: 12px; margin-bottom: 12px; }
 .card, .chart, table, .sample { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; }
-.card { padding: 12px 16px; }
+.card { padding: 12px 16px; flex: 1 1 135px; }
 .card b { display: block; font-size: 22px; font-weight: 650; font-variant-numeric: tabular-nums; }
 .card span { color: var(--soft); font-size: 13px; }
 .grid2 { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 12px; margin-top: 12px; }
@@ -65,6 +65,14 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
+/// Over the last ten values: one step alone is too noisy to quote.
+double mean_of_last(const Points& points) {
+  const size_t count = std::min<size_t>(points.size(), 10);
+  double sum = 0.0;
+  for (size_t i = points.size() - count; i < points.size(); ++i) sum += points[i].second;
+  return count == 0 ? NAN : sum / double(count);
+}
+
 template <typename Get>
 Points points_of(const RunLog& log, Get&& get) {
   Points points;
@@ -95,9 +103,9 @@ std::string cards(const RunLog& log) {
       tokens += double(step.tokens);
     }
     html += card(fmt::format("{} / {}", log.steps.back().iteration, log.train_iters), "iterations");
-    const Points smoothed = smooth(losses, 10.0);
-    if (!smoothed.empty())
-      html += card(fmt::format("{:.4f}", smoothed.back().second), "training loss at the end");
+    if (std::isfinite(mean_of_last(losses))) {
+      html += card(fmt::format("{:.4f}", mean_of_last(losses)), "training loss, last 10 steps");
+    }
     for (auto it = log.evaluations.rbegin(); it != log.evaluations.rend(); ++it) {
       const double loss = first_loss(it->losses);
       if (it->split != "validation" || !std::isfinite(loss)) continue;

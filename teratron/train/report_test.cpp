@@ -155,11 +155,14 @@ TEST(Chart, ThinsLongSeriesButKeepsExtremes) {
       << "one point at zero";
 }
 
-TEST(Chart, SmoothStartsAtTheFirstValue) {
+TEST(Chart, SmoothAveragesBothDirections) {
   const auto smoothed = smooth({{1, 4.0}, {2, NAN}, {3, 2.0}}, 2.0);
   ASSERT_EQ(smoothed.size(), 2U);
-  EXPECT_DOUBLE_EQ(smoothed[0].second, 4.0);
-  EXPECT_DOUBLE_EQ(smoothed[1].second, (0.5 * 4.0 + 2.0) / 1.5);
+  EXPECT_DOUBLE_EQ(smoothed[0].second, 0.5 * (4.0 + (0.5 * 2.0 + 4.0) / 1.5));
+  EXPECT_DOUBLE_EQ(smoothed[1].second, 0.5 * (2.0 + (0.5 * 4.0 + 2.0) / 1.5));
+  std::vector<std::pair<double, double>> line;
+  for (int i = 0; i < 1000; ++i) line.emplace_back(i, 3.0 * i);
+  EXPECT_NEAR(smooth(line, 20.0)[500].second, 1500.0, 1e-6) << "no lag";
 }
 
 TEST(Chart, EscapesHtml) {

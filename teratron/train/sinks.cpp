@@ -80,7 +80,7 @@ class TensorBoardSink : public MetricsSink {
                           [&](const IntervalMetrics& interval) { this->interval(interval, time); },
                           [&](const EvalMetrics& evaluation) { evaluate(evaluation, time); },
                           [&](const SampleText& sample) {
-                            writer_.text("samples", "**" + sample.prompt + "** " + sample.text,
+                            writer_.text("samples", "**" + sample.prompt + "**" + sample.text,
                                          sample.iteration, time);
                           },
                           [&](const TimerMetrics& timers) {
