@@ -35,6 +35,20 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
+// Typing errors between what was typed and a name. A shortened name counts as one error, left-out words as
+// two: among several such names the shortest is meant.
+size_t spelling_distance(const std::string& typed, const std::string& name) {
+  if (typed.size() >= 3 && name.starts_with(typed)) return 1;
+  const size_t distance = edit_distance(typed, name);
+  const std::vector<std::string> have = words(name, '_');
+  const std::vector<std::string> parts = words(typed, '_');
+  const bool subset =
+      parts.size() > 1 && std::all_of(parts.begin(), parts.end(), [&](const std::string& part) {
+        return std::find(have.begin(), have.end(), part) != have.end();
+      });
+  return subset ? std::min<size_t>(distance, 2) : distance;
+}
+
 bool is_flag(std::string_view token) {
   if (token.starts_with("--")) return true;
   const bool number =
@@ -179,10 +193,8 @@ std::string Schema::nearest(std::string_view spelling) const {
   std::string best;
   size_t best_distance = std::max<size_t>(2, wanted.size() / 3) + 1;
   for (const auto& [name, target] : index_) {
-    if (!target.field) continue;
-    // A shortened name is as near as one typing error; among several the shortest completion is meant.
-    const bool prefix = wanted.size() >= 3 && name.starts_with(wanted);
-    const size_t distance = prefix ? 1 : edit_distance(wanted, name);
+    if (!target.field || target.field->status == FieldStatus::derived) continue;
+    const size_t distance = spelling_distance(wanted, name);
     if (distance < best_distance ||
         (distance == best_distance && !best.empty() && name.size() < best.size())) {
       best = name;

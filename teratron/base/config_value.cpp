@@ -244,9 +244,10 @@ std::string python_text(const Value& value) {
     std::string operator()(double v) const { return python_real(v); }
     std::string operator()(const std::string& v) const { return v; }
     std::string operator()(const std::vector<int64_t>& v) const {
-      return fmt::format("[{}]", fmt::join(v, ", "));
+      return v.empty() ? "None" : fmt::format("[{}]", fmt::join(v, ", "));
     }
     std::string operator()(const std::vector<std::string>& v) const {
+      if (v.empty()) return "None";
       std::string out = "[";
       for (const std::string& text : v) out += fmt::format("{}'{}'", out.size() > 1 ? ", " : "", text);
       return out + "]";

@@ -79,4 +79,9 @@ std::string arguments_help(std::string_view usage) {
   return help_text(arguments_schema(), usage, &defaults);
 }
 
+std::string arguments_document() {
+  const Arguments defaults;
+  return flags_document(arguments_schema(), &defaults);
+}
+
 }  // namespace teratron

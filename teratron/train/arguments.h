@@ -83,5 +83,7 @@ Arguments arguments_from_json(std::string_view text, const std::string& where,
                               std::vector<std::string>* unknown = nullptr);
 /// Text of --help.
 std::string arguments_help(std::string_view usage);
+/// Text of docs/flags.md.
+std::string arguments_document();
 
 }  // namespace teratron

@@ -187,6 +187,36 @@ void check_uneven_stages(Validation& v) {
       "Choose first and last so that the rest divides evenly");
 }
 
+// The experts are laid over the same ranks in a view of their own: expert tensor x expert x pipeline x data.
+void check_experts(Validation& v, int64_t world_size) {
+  const Arguments& a = v.args;
+  const int64_t ep = a.expert_model_parallel_size;
+  if (!a.num_experts) {
+    if (ep > 1)
+      v.reject("expert_model_parallel_size", "expert_model_parallel_size > 1 without experts",
+               "Give --num-experts");
+    return;
+  }
+  v.divisible({.name = "num_experts",
+               .value = *a.num_experts,
+               .by = "expert_model_parallel_size",
+               .divisor = ep,
+               .reason = "Every rank of the expert group holds the same number of experts"});
+  if (a.moe_router_topk > *a.num_experts) {
+    v.reject("moe_router_topk",
+             fmt::format("moe_router_topk = {} is above num_experts = {}", a.moe_router_topk, *a.num_experts),
+             fmt::format("Use at most {}", *a.num_experts));
+  }
+  const int64_t etp = a.expert_tensor_parallel_size.value_or(a.tensor_model_parallel_size);
+  const std::optional<int64_t> cut = product(etp, ep);
+  const std::optional<int64_t> ranks = cut ? product(*cut, a.pipeline_model_parallel_size) : std::nullopt;
+  if (ranks && world_size % *ranks == 0) return;
+  v.reject("expert_model_parallel_size",
+           fmt::format("{} ranks cannot be divided into expert tensor {} x expert {} x pipeline {} ranks",
+                       world_size, etp, ep, a.pipeline_model_parallel_size),
+           fmt::format("Choose sizes whose product is one of {}", divisors_text(world_size)));
+}
+
 void check_sequence_cuts(Validation& v) {
   const Arguments& a = v.args;
   const int64_t tp = a.tensor_model_parallel_size;
@@ -249,6 +279,7 @@ void check_parallel(Validation& v, int64_t world_size) {
   check_pipeline(v);
   check_uneven_stages(v);
   check_sequence_cuts(v);
+  check_experts(v, world_size);
   a.world_size = world_size;
   const std::optional<int64_t> model_ranks =
       product(a.tensor_model_parallel_size, a.pipeline_model_parallel_size);
