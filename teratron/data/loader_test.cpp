@@ -42,9 +42,10 @@ TEST(Sampler, MatchesMegatron) {
     SCOPED_TRACE(c.dump().substr(0, 150));
     const auto sampler = build_sampler(sampler_options(c));
     const size_t limit = c["sampler"] == "random" ? 40 : c["sampler"] == "sequential" ? 20 : 1000;
-    EXPECT_EQ(pass_of(*sampler, limit), c["batches"]);
+    const json first_pass = pass_of(*sampler, limit);
+    EXPECT_EQ(first_pass, c["batches"]);
     if (c.contains("next")) {
-      while (sampler->next()) {
+      while (first_pass.size() == limit && sampler->next()) {  // an unfinished pass
       }
       EXPECT_EQ(pass_of(*sampler, c["next"].size()), c["next"]);
     }
