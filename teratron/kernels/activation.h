@@ -13,14 +13,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "teratron/kernels/activation_kind.h"
+
 namespace teratron {
-
-enum class Activation : uint8_t { gelu, gelu_erf, squared_relu, relu, silu, swiglu, geglu };
-
-/// Whether x holds gate|up.
-constexpr bool is_gated(Activation activation) {
-  return activation == Activation::swiglu || activation == Activation::geglu;
-}
 
 at::Tensor activation_forward(const at::Tensor& x, const at::Tensor& bias, Activation activation);
 

@@ -4,12 +4,9 @@
 #include <cstdint>
 
 #include "teratron/base/dtype.h"
+#include "teratron/kernels/activation_kind.h"
 
 struct CUstream_st;
-
-namespace teratron {
-enum class Activation : uint8_t;
-}
 
 namespace teratron::cuda {
 

@@ -19,7 +19,7 @@ void check_scalars(const StepScalars& s, const at::Tensor& param) {
   check(s.step, at::kLong);
   if (s.grad_scale.defined()) check(s.grad_scale, at::kFloat);
   if (s.found_inf.defined()) check(s.found_inf, at::kFloat);
-  TERATRON_ASSERT(s.lr.numel() == s.weight_decay.numel());
+  TERATRON_ASSERT(s.lr.numel() == s.weight_decay.numel() && s.lr.numel() <= 256, "{} groups", s.lr.numel());
 }
 
 /// Everything but the moments.
@@ -54,6 +54,7 @@ cuda::StepArgs describe(const at::Tensor& param, const at::Tensor& grad, const a
           .groups = static_cast<const uint8_t*>(address(groups)),
           .lr = s.lr.const_data_ptr<double>(),
           .weight_decay = s.weight_decay.const_data_ptr<double>(),
+          .group_count = static_cast<int>(s.lr.numel()),
           .step = s.step.const_data_ptr<int64_t>(),
           .grad_scale = static_cast<const float*>(address(s.grad_scale)),
           .found_inf = static_cast<const float*>(address(s.found_inf))};

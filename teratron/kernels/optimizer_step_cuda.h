@@ -17,7 +17,8 @@ struct StepArgs {
   void *moment1, *moment2;  // SGD: moment1 is the momentum buffer, moment2 null
   void* copy;
   const uint8_t* groups;
-  const double *lr, *weight_decay;
+  const double *lr, *weight_decay;  // [group_count], at most 256
+  int group_count;
   const int64_t* step;
   const float *grad_scale, *found_inf;
 };

@@ -1,0 +1,15 @@
+// The activation functions by name; activation.h says what each computes.
+#pragma once
+
+#include <cstdint>
+
+namespace teratron {
+
+enum class Activation : uint8_t { gelu, gelu_erf, squared_relu, relu, silu, swiglu, geglu };
+
+/// Whether x holds gate|up.
+constexpr bool is_gated(Activation activation) {
+  return activation == Activation::swiglu || activation == Activation::geglu;
+}
+
+}  // namespace teratron

@@ -1,0 +1,59 @@
+// The activation functions and their derivatives on one value, in f32 or f64.
+#pragma once
+
+#include "teratron/kernels/activation_kind.h"
+#include "teratron/kernels/device.cuh"
+
+namespace teratron::cuda {
+
+/// 1 / (1 + exp(-x)); exact limits at both ends.
+__device__ inline float sigmoid(float x) {
+  return __fdividef(1.0f, 1.0f + __expf(-x));
+}
+__device__ inline double sigmoid(double x) {
+  return 1.0 / (1.0 + exp(-x));
+}
+
+/// gelu (tanh form) = z s with s = sigmoid(2 sqrt(2/pi) (z + 0.044715 z^3)).
+template <typename A>
+__device__ A gelu_gate(A z) {
+  constexpr A a = A(1.5957691216057308), b = A(0.044715);
+  return sigmoid(a * z * (A(1) + b * z * z));
+}
+
+template <Activation kind, typename A>
+__device__ A value_of(A z) {
+  if constexpr (kind == Activation::gelu || kind == Activation::geglu) return z * gelu_gate(z);
+  if constexpr (kind == Activation::gelu_erf) return A(0.5) * z * (A(1) + erf(z * A(0.7071067811865476)));
+  if constexpr (kind == Activation::squared_relu) return z > A(0) ? z * z : A(0);
+  if constexpr (kind == Activation::relu) return z > A(0) ? z : A(0);
+  return z * sigmoid(z);
+}
+
+/// Value and derivative together, which share their transcendental.
+template <typename A>
+struct ValueAndSlope {
+  A value, slope;
+};
+
+template <Activation kind, typename A>
+__device__ ValueAndSlope<A> slope_of(A z) {
+  if constexpr (kind == Activation::gelu || kind == Activation::geglu) {
+    constexpr A a = A(1.5957691216057308), b3 = A(3 * 0.044715);
+    const A s = gelu_gate(z);
+    return {z * s, s + z * s * (A(1) - s) * a * (A(1) + b3 * z * z)};
+  } else if constexpr (kind == Activation::gelu_erf) {
+    const A cdf = A(0.5) * (A(1) + erf(z * A(0.7071067811865476)));
+    return {z * cdf, cdf + z * A(0.3989422804014327) * exp(A(-0.5) * z * z)};
+  } else if constexpr (kind == Activation::squared_relu) {
+    const A positive = z > A(0) ? z : A(0);
+    return {positive * positive, A(2) * positive};
+  } else if constexpr (kind == Activation::relu) {
+    return {z > A(0) ? z : A(0), z > A(0) ? A(1) : A(0)};
+  } else {
+    const A s = sigmoid(z);
+    return {z * s, s * (A(1) + z * (A(1) - s))};
+  }
+}
+
+}  // namespace teratron::cuda

@@ -1,0 +1,101 @@
+#include "teratron/kernels/cross_entropy_cuda.h"
+#include "teratron/kernels/device.cuh"
+
+namespace teratron::cuda {
+namespace {
+
+/// The row's target among the local logical columns, or -1.
+__device__ int64_t local_target(const VocabShape& shape, int64_t target) {
+  const int64_t column = target - shape.first;
+  return column >= 0 && column < shape.columns ? column : -1;
+}
+
+/// One block per row, one pass.
+template <typename T, int N>
+__global__ void __launch_bounds__(512) statistics_kernel(VocabShape shape, CrossEntropyStatisticsArgs args) {
+  using A = Accumulator<T>;
+  __shared__ A shared[64];
+  const int64_t row = blockIdx.x;
+  const T* const z = static_cast<const T*>(args.logits) + row * shape.width;
+  const int64_t whole = shape.columns / N * N;
+  RunningSoftmax<A> statistics;
+#pragma unroll 4
+  for (int64_t c = threadIdx.x * N; c < whole; c += blockDim.x * N) {
+    const Pack<T, N> pack = load<N>(z + c);
+    A x[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] = widen(pack.v[i]);
+    statistics.add(x);
+  }
+  if (whole + threadIdx.x < shape.columns) {
+    const A x[1] = {widen(z[whole + threadIdx.x])};
+    statistics.add(x);
+  }
+  block_merge(statistics, shared);
+  if (threadIdx.x != 0) return;
+  const int64_t column = local_target(shape, args.targets[row]);
+  static_cast<A*>(args.max)[row] = statistics.max;
+  static_cast<A*>(args.sum_exp)[row] = statistics.sum;
+  static_cast<A*>(args.target_logit)[row] = column < 0 ? A(0) : A(widen(z[column]));
+}
+
+/// One block per row. Rows with scale 0 (masked tokens) are written without being read.
+template <typename T, int N>
+__global__ void __launch_bounds__(512) gradient_kernel(VocabShape shape, CrossEntropyGradientArgs args) {
+  using A = Accumulator<T>;
+  const int64_t row = blockIdx.x;
+  T* const z = static_cast<T*>(args.logits) + row * shape.width;
+  const A scale = static_cast<const A*>(args.scale)[row];
+  const A max = static_cast<const A*>(args.max)[row];
+  const A factor = scale / static_cast<const A*>(args.sum_exp)[row];
+  const int64_t target = local_target(shape, args.targets[row]);
+  const auto gradient = [&](A value, int64_t column) {
+    const A p = column < shape.columns ? fast_exp(value - max) * factor : A(0);
+    return round_to<T>(column == target ? p - scale : p);
+  };
+#pragma unroll 4
+  for (int64_t c = threadIdx.x * N; c < shape.width; c += blockDim.x * N) {
+    Pack<T, N> pack;
+    if (scale != A(0)) {
+      pack = load<N>(z + c);
+#pragma unroll
+      for (int i = 0; i < N; ++i) pack.v[i] = gradient(widen(pack.v[i]), c + i);
+    } else {
+#pragma unroll
+      for (int i = 0; i < N; ++i) pack.v[i] = round_to<T>(A(0));
+    }
+    store<N>(z + c, pack);
+  }
+}
+
+/// Calls f(T{}, N) with N the pack that width and alignment allow.
+template <typename F>
+void with_pack(const VocabShape& shape, const void* logits, F&& f) {
+  with_device_type(shape.dtype, [&]<typename T>(T zero) {
+    if (shape.width % pack_size<T> == 0 && aligned(logits)) {
+      f(zero, std::integral_constant<int, pack_size<T>>{});
+    } else {
+      f(zero, std::integral_constant<int, 1>{});
+    }
+  });
+}
+
+}  // namespace
+
+void cross_entropy_statistics(const VocabShape& shape, const CrossEntropyStatisticsArgs& args,
+                              CUstream_st* stream) {
+  with_pack(shape, args.logits, [&]<typename T>(T, auto pack) {
+    statistics_kernel<T, pack.value><<<static_cast<unsigned>(shape.rows), 512, 0, stream>>>(shape, args);
+  });
+  check_launch("cross_entropy_statistics");
+}
+
+void cross_entropy_gradient(const VocabShape& shape, const CrossEntropyGradientArgs& args,
+                            CUstream_st* stream) {
+  with_pack(shape, args.logits, [&]<typename T>(T, auto pack) {
+    gradient_kernel<T, pack.value><<<static_cast<unsigned>(shape.rows), 512, 0, stream>>>(shape, args);
+  });
+  check_launch("cross_entropy_gradient");
+}
+
+}  // namespace teratron::cuda

@@ -1,0 +1,19 @@
+#include "teratron/kernels/device.cuh"
+#include "teratron/kernels/launch_fault.h"
+
+namespace teratron::cuda {
+
+void check_launch(const char* kernel) {
+  const cudaError_t error = cudaGetLastError();
+  if (error != cudaSuccess) throw_launch_fault(kernel, cudaGetErrorString(error));
+}
+
+int multiprocessors() {
+  int device = 0, count = 1;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  check_launch("multiprocessors");
+  return count;
+}
+
+}  // namespace teratron::cuda

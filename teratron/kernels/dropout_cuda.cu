@@ -1,0 +1,50 @@
+#include "teratron/kernels/device.cuh"
+#include "teratron/kernels/dropout_cuda.h"
+#include "teratron/kernels/dropout_device.cuh"
+#include "teratron/kernels/tiling.cuh"
+
+namespace teratron::cuda {
+namespace {
+
+template <typename T, int N>
+__global__ void __launch_bounds__(256) bias_dropout_add_kernel(DropoutArgs args) {
+  using A = Accumulator<T>;
+  const int64_t column = tile_column<N>();
+  if (column >= args.width) return;
+  A bias[N];
+  read_or_zero<N, T>(args.bias, column, bias);
+#pragma unroll 2
+  for (int64_t row = tile_first_row(); row < args.rows; row += tile_row_step()) {
+    const int64_t offset = row * args.width + column;
+    Pack<T, N> pack = load<N>(static_cast<const T*>(args.x) + offset);
+    A x[N], residual[N];
+    read_or_zero<N, T>(args.residual, offset, residual);
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] = widen(pack.v[i]) + bias[i];
+    if (args.mask.threshold != 0) apply_mask(args.mask, args.mask.row_start(row) + column, x);
+#pragma unroll
+    for (int i = 0; i < N; ++i) pack.v[i] = round_to<T>(x[i] + residual[i]);
+    store<N>(static_cast<T*>(args.y) + offset, pack);
+  }
+}
+
+template <typename T, int N>
+void launch(const DropoutArgs& args, cudaStream_t stream) {
+  const Tiling t = tile_rows(ceil_div(args.width, N), args.rows);
+  bias_dropout_add_kernel<T, N><<<t.grid, t.block, 0, stream>>>(args);
+  check_launch("bias_dropout_add");
+}
+
+}  // namespace
+
+void bias_dropout_add(const DropoutArgs& args, CUstream_st* stream) {
+  with_device_type(args.dtype, [&]<typename T>(T) {
+    if (args.width % pack_size<T> == 0 && aligned(args.x, args.bias, args.residual, args.y)) {
+      launch<T, pack_size<T>>(args, stream);
+    } else {
+      launch<T, 1>(args, stream);
+    }
+  });
+}
+
+}  // namespace teratron::cuda

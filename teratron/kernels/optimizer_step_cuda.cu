@@ -1,0 +1,172 @@
+#include "teratron/kernels/device.cuh"
+#include "teratron/kernels/optimizer_step_cuda.h"
+
+namespace teratron::cuda {
+namespace {
+
+constexpr int block_shift = 6;  // log2 of optimizer_block
+constexpr int max_groups = 256;
+
+/// What a parameter group needs, computed once per block in f64.
+template <typename A>
+struct GroupStep {
+  A rate;   // lr, divided by Adam's first bias correction
+  A keep;   // 1 - lr * weight_decay
+  A decay;  // weight_decay
+};
+
+template <typename A>
+__device__ void read_groups(const StepArgs& args, double correction, GroupStep<A>* groups) {
+  for (int i = threadIdx.x; i < args.group_count; i += blockDim.x) {
+    groups[i] = {static_cast<A>(args.lr[i] / correction),
+                 static_cast<A>(1 - args.lr[i] * args.weight_decay[i]), static_cast<A>(args.weight_decay[i])};
+  }
+}
+
+template <typename A>
+struct AdamRule {
+  A rest1, beta2, rest2, eps;
+  bool decoupled;
+  A root_correction2;
+
+  __device__ void operator()(const GroupStep<A>& group, A g, A& p, A& m, A& v) const {
+    if (decoupled) {
+      p *= group.keep;
+    } else {
+      g += group.decay * p;
+    }
+    m += rest1 * (g - m);
+    v = beta2 * v + rest2 * g * g;
+    p -= group.rate * (m / (sqrt(v) / root_correction2 + eps));
+  }
+};
+
+template <typename A>
+struct SgdRule {
+  A momentum;
+  bool buffered;
+
+  __device__ void operator()(const GroupStep<A>& group, A g, A& p, A& b, A&) const {
+    g += group.decay * p;
+    if (buffered) b = momentum * b + g;
+    p -= group.rate * (buffered ? b : g);
+  }
+};
+
+/// Elements [i, i + N) of the shard. Moments that are null are not touched.
+template <int N, typename A, typename G, typename Rule>
+__device__ void update(const StepArgs& args, const Rule& rule, const GroupStep<A>& group, A grad_scale,
+                       int64_t i) {
+  const Pack<G, N> grad = load<N>(static_cast<const G*>(args.grad) + i);
+  Pack<A, N> p = load<N>(static_cast<const A*>(args.param) + i), m, v;
+  if (args.moment1 != nullptr) m = load<N>(static_cast<const A*>(args.moment1) + i);
+  if (args.moment2 != nullptr) v = load<N>(static_cast<const A*>(args.moment2) + i);
+#pragma unroll
+  for (int k = 0; k < N; ++k) rule(group, widen(grad.v[k]) * grad_scale, p.v[k], m.v[k], v.v[k]);
+  store<N>(static_cast<A*>(args.param) + i, p);
+  if (args.moment1 != nullptr) store<N>(static_cast<A*>(args.moment1) + i, m);
+  if (args.moment2 != nullptr) store<N>(static_cast<A*>(args.moment2) + i, v);
+  if (args.copy == nullptr) return;
+  if (args.copy_dtype == Dtype::bf16) {
+    Pack<__nv_bfloat16, N> low;
+#pragma unroll
+    for (int k = 0; k < N; ++k) low.v[k] = round_to<__nv_bfloat16>(p.v[k]);
+    store<N>(static_cast<__nv_bfloat16*>(args.copy) + i, low);
+  } else {
+    Pack<__half, N> low;
+#pragma unroll
+    for (int k = 0; k < N; ++k) low.v[k] = round_to<__half>(p.v[k]);
+    store<N>(static_cast<__half*>(args.copy) + i, low);
+  }
+}
+
+template <int N, typename A, typename G, typename Rule>
+__device__ void walk(const StepArgs& args, const Rule& rule, const GroupStep<A>* groups) {
+  const A grad_scale = args.grad_scale == nullptr ? A(1) : static_cast<A>(*args.grad_scale);
+  const int64_t step = gridDim.x * int64_t{blockDim.x} * N, whole = args.n / N * N;
+  const int64_t first = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) * N;
+  const auto group_of = [&](int64_t i) { return args.groups == nullptr ? 0 : args.groups[i >> block_shift]; };
+#pragma unroll 2
+  for (int64_t i = first; i < whole; i += step) {
+    update<N, A, G>(args, rule, groups[group_of(i)], grad_scale, i);
+  }
+  const int64_t rest = whole + first / N;
+  if (rest < args.n) update<1, A, G>(args, rule, groups[group_of(rest)], grad_scale, rest);
+}
+
+template <int N, typename A, typename G>
+__global__ void __launch_bounds__(256) adam_kernel(StepArgs args, AdamConstants c) {
+  if (args.found_inf != nullptr && *args.found_inf != 0) return;
+  __shared__ GroupStep<A> groups[max_groups];
+  __shared__ double corrections[2];
+  if (threadIdx.x < 2) {
+    corrections[threadIdx.x] = 1 - pow(threadIdx.x == 0 ? c.beta1 : c.beta2, static_cast<double>(*args.step));
+  }
+  __syncthreads();
+  read_groups<A>(args, corrections[0], groups);
+  __syncthreads();
+  const AdamRule<A> rule{static_cast<A>(1 - c.beta1),
+                         static_cast<A>(c.beta2),
+                         static_cast<A>(1 - c.beta2),
+                         static_cast<A>(c.eps),
+                         c.decoupled,
+                         static_cast<A>(sqrt(corrections[1]))};
+  walk<N, A, G>(args, rule, groups);
+}
+
+template <int N, typename A, typename G>
+__global__ void __launch_bounds__(256) sgd_kernel(StepArgs args, double momentum) {
+  if (args.found_inf != nullptr && *args.found_inf != 0) return;
+  __shared__ GroupStep<A> groups[max_groups];
+  read_groups<A>(args, 1.0, groups);
+  __syncthreads();
+  walk<N, A, G>(args, SgdRule<A>{static_cast<A>(momentum), args.moment1 != nullptr}, groups);
+}
+
+__global__ void advance_kernel(int64_t* step, const float* found_inf) {
+  if (found_inf == nullptr || *found_inf == 0) ++*step;
+}
+
+/// Calls f(pack, A{}, G{}): packs of 4 where everything is aligned to 16 bytes.
+template <typename F>
+void with_types(const StepArgs& args, F&& f) {
+  if (args.param_dtype == Dtype::f64) return f(std::integral_constant<int, 1>{}, double{}, double{});
+  with_device_type(args.grad_dtype, [&]<typename G>(G grad) {
+    if constexpr (!std::is_same_v<G, double>) {
+      if (aligned(args.param, args.grad, args.moment1, args.moment2, args.copy)) {
+        f(std::integral_constant<int, 4>{}, float{}, grad);
+      } else {
+        f(std::integral_constant<int, 1>{}, float{}, grad);
+      }
+    }
+  });
+}
+
+/// A grid that fills the GPU and walks over the shard: the blocks' preparation is then spread thin.
+unsigned grid_for(int64_t n) {
+  const int64_t wanted = ceil_div(n, 256 * 4), most = int64_t{multiprocessors()} * 8;
+  return static_cast<unsigned>(wanted < most ? wanted : most);
+}
+
+}  // namespace
+
+void adam_step(const StepArgs& args, const AdamConstants& constants, CUstream_st* stream) {
+  with_types(args, [&]<typename A, typename G>(auto pack, A, G) {
+    adam_kernel<pack.value, A, G><<<grid_for(args.n), 256, 0, stream>>>(args, constants);
+  });
+  check_launch("adam_step");
+}
+
+void sgd_step(const StepArgs& args, double momentum, CUstream_st* stream) {
+  with_types(args, [&]<typename A, typename G>(auto pack, A, G) {
+    sgd_kernel<pack.value, A, G><<<grid_for(args.n), 256, 0, stream>>>(args, momentum);
+  });
+  check_launch("sgd_step");
+}
+
+void advance_step(int64_t* step, const float* found_inf, CUstream_st* stream) {
+  advance_kernel<<<1, 1, 0, stream>>>(step, found_inf);
+  check_launch("advance_step");
+}
+
+}  // namespace teratron::cuda

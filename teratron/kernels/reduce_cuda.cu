@@ -1,0 +1,157 @@
+#include "teratron/kernels/device.cuh"
+#include "teratron/kernels/reduce_cuda.h"
+
+namespace teratron::cuda {
+namespace {
+
+// Fixed, so that the order of the additions depends on the size of the buffer alone.
+constexpr int64_t max_blocks = 1024;
+constexpr int threads = 256;
+constexpr int64_t elements_per_thread = 32;
+
+struct SumOfSquares {
+  using Result = double;
+  /// Squares of one pack are added in the type of the arithmetic, packs in f64. Squares of f32 gradients
+  /// above 1.8e19 overflow to inf, which is what such gradients deserve.
+  template <typename A, int N>
+  static __device__ double of(const A (&x)[N]) {
+    A sum = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum += x[i] * x[i];
+    return sum;
+  }
+};
+
+struct CountZeros {
+  using Result = int64_t;
+  template <typename A, int N>
+  static __device__ int64_t of(const A (&x)[N]) {
+    int count = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) count += x[i] == A(0);
+    return count;
+  }
+};
+
+/// f(x, first) for every pack of the buffer that falls to this thread, then for its element of the rest.
+template <typename T, int N, typename F>
+__device__ void walk(const FlatBuffer& buffer, F&& f) {
+  using A = Accumulator<T>;
+  const T* const data = static_cast<const T*>(buffer.data);
+  const int64_t thread = blockIdx.x * int64_t{blockDim.x} + threadIdx.x,
+                step = gridDim.x * int64_t{blockDim.x} * N;
+  const int64_t whole = buffer.n / N * N;
+#pragma unroll 4
+  for (int64_t i = thread * N; i < whole; i += step) {
+    const Pack<T, N> pack = load<N>(data + i);
+    A x[N];
+#pragma unroll
+    for (int k = 0; k < N; ++k) x[k] = widen(pack.v[k]);
+    f(x, i);
+  }
+  if (whole + thread < buffer.n) {
+    const A x[1] = {widen(data[whole + thread])};
+    f(x, whole + thread);
+  }
+}
+
+template <typename Op, typename T, int N>
+__global__ void __launch_bounds__(threads) reduce_kernel(FlatBuffer buffer, typename Op::Result* partial) {
+  using R = typename Op::Result;
+  __shared__ R shared[32];
+  R sum[1] = {0};
+  walk<T, N>(buffer, [&](const auto& x, int64_t) { sum[0] += Op::of(x); });
+  block_sum(sum, shared);
+  if (threadIdx.x == 0) partial[blockIdx.x] = sum[0];
+}
+
+template <typename R>
+__global__ void __launch_bounds__(1024) finish_kernel(const R* partial, int count, R* out) {
+  __shared__ R shared[32];
+  R sum[1] = {static_cast<int>(threadIdx.x) < count ? partial[threadIdx.x] : R(0)};
+  block_sum(sum, shared);
+  if (threadIdx.x == 0) *out = sum[0];
+}
+
+template <typename T, int N>
+__global__ void __launch_bounds__(threads) nonfinite_kernel(FlatBuffer buffer, float* flag) {
+  bool bad = false;
+  walk<T, N>(buffer, [&](const auto& x, int64_t) {
+    for (const auto value : x) bad |= !isfinite(value);
+  });
+  if (bad) *flag = 1;  // every writer writes the same
+}
+
+template <typename T, int N>
+__global__ void __launch_bounds__(threads) scale_kernel(FlatBuffer buffer, const void* factor, bool wide) {
+  using A = Accumulator<T>;
+  const A f = wide ? static_cast<A>(*static_cast<const double*>(factor))
+                   : static_cast<A>(*static_cast<const float*>(factor));
+  T* const data = static_cast<T*>(const_cast<void*>(buffer.data));
+  walk<T, N>(buffer, [&]<int M>(const A(&x)[M], int64_t first) {
+    Pack<T, M> pack;
+#pragma unroll
+    for (int i = 0; i < M; ++i) pack.v[i] = round_to<T>(x[i] * f);
+    store<M>(data + first, pack);
+  });
+}
+
+/// Calls f(T{}, pack).
+template <typename F>
+void with_pack(const FlatBuffer& x, F&& f) {
+  with_device_type(x.dtype, [&]<typename T>(T zero) {
+    if (aligned(x.data)) {
+      f(zero, std::integral_constant<int, pack_size<T>>{});
+    } else {
+      f(zero, std::integral_constant<int, 1>{});
+    }
+  });
+}
+
+template <typename Op>
+void reduce(const FlatBuffer& x, typename Op::Result* partial, typename Op::Result* out,
+            cudaStream_t stream) {
+  const int blocks = static_cast<int>(reduce_partials(x.n));
+  with_pack(x, [&]<typename T>(T, auto pack) {
+    reduce_kernel<Op, T, pack.value><<<blocks, threads, 0, stream>>>(x, partial);
+  });
+  check_launch("reduce");
+  finish_kernel<<<1, 1024, 0, stream>>>(partial, blocks, out);
+  check_launch("reduce");
+}
+
+unsigned wide_grid(int64_t n) {
+  const int64_t wanted = ceil_div(n, threads * elements_per_thread);
+  return static_cast<unsigned>(wanted < 4096 ? wanted : 4096);
+}
+
+}  // namespace
+
+int64_t reduce_partials(int64_t n) {
+  const int64_t wanted = ceil_div(n, threads * elements_per_thread);
+  return wanted < max_blocks ? wanted : max_blocks;
+}
+
+void sum_of_squares(const FlatBuffer& x, double* partial, double* out, CUstream_st* stream) {
+  reduce<SumOfSquares>(x, partial, out, stream);
+}
+
+void count_zeros(const FlatBuffer& x, int64_t* partial, int64_t* out, CUstream_st* stream) {
+  reduce<CountZeros>(x, partial, out, stream);
+}
+
+void flag_nonfinite(const FlatBuffer& x, float* flag, CUstream_st* stream) {
+  with_pack(x, [&]<typename T>(T, auto pack) {
+    nonfinite_kernel<T, pack.value><<<wide_grid(x.n), threads, 0, stream>>>(x, flag);
+  });
+  check_launch("flag_nonfinite");
+}
+
+void scale(const FlatBuffer& x, const void* factor, bool wide, CUstream_st* stream) {
+  with_pack(x, [&]<typename T>(T, auto pack) {
+    scale_kernel<T, pack.value><<<wide_grid(x.n), threads, 0, stream>>>(x, factor, wide);
+  });
+  check_launch("scale");
+}
+
+}  // namespace teratron::cuda

@@ -1,0 +1,47 @@
+// Elementwise work on rows: a thread keeps one pack of columns (its bias stays in registers) and walks down
+// the rows.
+#pragma once
+
+#include "teratron/kernels/device.cuh"
+
+namespace teratron::cuda {
+
+struct Tiling {
+  dim3 grid, block;
+};
+
+/// `packs` column packs by `rows` rows.
+inline Tiling tile_rows(int64_t packs, int64_t rows) {
+  constexpr int threads = 256;
+  const int64_t x = packs >= threads ? threads : ceil_div(packs, 32) * 32;
+  const int64_t y = threads / x > rows ? rows : threads / x;
+  const int64_t columns = ceil_div(packs, x);
+  // Enough blocks to fill the GPU several times over; the rest of the rows is walked.
+  const int64_t wanted = ceil_div(int64_t{multiprocessors()} * 32, columns);
+  const int64_t down = ceil_div(rows, y);
+  return {.grid = dim3(static_cast<unsigned>(columns), static_cast<unsigned>(down < wanted ? down : wanted)),
+          .block = dim3(static_cast<unsigned>(x), static_cast<unsigned>(y))};
+}
+
+/// First element of this thread's column pack; >= width: the thread has nothing to do.
+template <int N>
+__device__ int64_t tile_column() {
+  return (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) * N;
+}
+__device__ inline int64_t tile_first_row() {
+  return blockIdx.y * int64_t{blockDim.y} + threadIdx.y;
+}
+__device__ inline int64_t tile_row_step() {
+  return gridDim.y * int64_t{blockDim.y};
+}
+
+/// One pack of a vector that may be null (zeros).
+template <int N, typename T, typename A>
+__device__ void read_or_zero(const void* from, int64_t column, A (&out)[N]) {
+  Pack<T, N> pack;
+  if (from != nullptr) pack = load<N>(static_cast<const T*>(from) + column);
+#pragma unroll
+  for (int i = 0; i < N; ++i) out[i] = from != nullptr ? widen(pack.v[i]) : A(0);
+}
+
+}  // namespace teratron::cuda
