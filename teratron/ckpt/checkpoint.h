@@ -22,6 +22,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -44,6 +45,9 @@ struct LocalTensor {
   int64_t flat_end = -1;
   /// The element at flat_begin. Saving only reads it.
   void* data = nullptr;
+  /// Saving only, instead of data: called when the part is written, and what it returns is let go of
+  /// afterwards, so that tensors of a device, or conversions, need the memory of one tensor.
+  std::function<std::shared_ptr<const void>()> fetch = nullptr;
 };
 
 /// Damaged, incomplete or mixed-up files, as opposed to a checkpoint of another model: an older one may do.
@@ -120,6 +124,19 @@ struct LoadReport {
 /// DamagedCheckpoint.
 LoadReport load_tensors(const std::filesystem::path& path, const std::vector<LocalTensor>& tensors,
                         const std::vector<std::string>& ignored, Peers& peers);
+
+/// Reads single tensors of one checkpoint, in any order: for tools. Not collective, not for several threads.
+class CheckpointReader {
+ public:
+  explicit CheckpointReader(const std::filesystem::path& path);
+  ~CheckpointReader();
+  /// Errors as of load_tensors, for this tensor.
+  void read(const LocalTensor& target);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 struct LoadRequest {
   std::filesystem::path directory;

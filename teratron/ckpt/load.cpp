@@ -49,7 +49,7 @@ json match(const std::vector<LocalTensor>& tensors, const Manifest& manifest) {
 struct MatchContext {
   const fs::path& path;
   const Manifest& manifest;
-  const std::vector<std::string>& ignored;
+  std::vector<std::string> ignored;
 };
 
 void reject_mismatches(const std::vector<std::string>& answers, const MatchContext& context) {
@@ -143,32 +143,45 @@ std::vector<std::vector<Run>> runs_of_parts(const std::string& name, const Manif
   return runs;
 }
 
-void load_all(const std::vector<LocalTensor>& tensors, const Manifest& manifest, ShardReader& reader) {
-  const auto buffer = std::make_unique<char[]>(Manifest::block_bytes);
-  std::vector<const LocalTensor*> order;
-  for (const LocalTensor& tensor : tensors) order.push_back(&tensor);
-  std::stable_sort(order.begin(), order.end(),
-                   [](const LocalTensor* a, const LocalTensor* b) { return a->name < b->name; });
-  std::vector<std::vector<Run>> part_runs;
-  const std::string* current = nullptr;
-  for (const LocalTensor* target : order) {
-    const ManifestTensor& tensor = manifest.tensors.at(target->name);
-    if (current == nullptr || *current != target->name) part_runs = runs_of_parts(target->name, tensor);
-    current = &target->name;
-    const std::vector<Run> wanted = runs_of(target->shard, target->flat_begin, flat_end_of(*target));
-    PartLoader loader(reader, *target, buffer.get());
+// Loads one local tensor after the other; neighbours of the same name share the work of listing its parts.
+class TensorLoader {
+ public:
+  TensorLoader(ShardReader& reader, const Manifest& manifest)
+      : reader_(reader), manifest_(manifest), buffer_(std::make_unique<char[]>(Manifest::block_bytes)) {}
+
+  void load(const LocalTensor& target) {
+    const ManifestTensor& tensor = manifest_.tensors.at(target.name);
+    if (current_ != target.name) part_runs_ = runs_of_parts(target.name, tensor);
+    current_ = target.name;
+    const std::vector<Run> wanted = runs_of(target.shard, target.flat_begin, flat_end_of(target));
+    PartLoader loader(reader_, target, buffer_.get());
     int64_t found = 0;
     for (size_t i = 0; i < tensor.parts.size(); ++i) {
-      const std::vector<CommonRun> common = intersect(wanted, part_runs[i]);
+      const std::vector<CommonRun> common = intersect(wanted, part_runs_[i]);
       for (const CommonRun& run : common) found += run.length;
       loader.load(tensor.parts[i], common);
     }
     if (found != total_length(wanted)) {
-      reader.problems().push_back(
-          {.what = fmt::format("tensor \"{}\": {} elements are needed, {} are stored",
-                               printable(target->name), total_length(wanted), found)});
+      reader_.problems().push_back(
+          {.what = fmt::format("tensor \"{}\": {} elements are needed, {} are stored", printable(target.name),
+                               total_length(wanted), found)});
     }
   }
+
+ private:
+  ShardReader& reader_;
+  const Manifest& manifest_;
+  std::unique_ptr<char[]> buffer_;
+  std::string current_;
+  std::vector<std::vector<Run>> part_runs_;
+};
+
+void load_all(const std::vector<LocalTensor>& tensors, TensorLoader& loader) {
+  std::vector<const LocalTensor*> order;
+  for (const LocalTensor& tensor : tensors) order.push_back(&tensor);
+  std::stable_sort(order.begin(), order.end(),
+                   [](const LocalTensor* a, const LocalTensor* b) { return a->name < b->name; });
+  for (const LocalTensor* target : order) loader.load(*target);
 }
 
 void check_whole(const std::string& name, const ManifestTensor& tensor, std::vector<Problem>& problems) {
@@ -201,13 +214,32 @@ LoadReport load_tensors(const fs::path& path, const std::vector<LocalTensor>& te
   reject_mismatches(answers, {path, manifest, ignored});
   ShardReader reader(path, manifest);
   on_every_rank(peers, [&]() -> std::string {
-    load_all(tensors, manifest, reader);
+    TensorLoader loader(reader, manifest);
+    load_all(tensors, loader);
     if (!reader.problems().empty()) throw DamagedCheckpoint(reader.problems());
     fault_point("ckpt.load_end");
     return "";
   });
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   return {reader.bytes_read(), seconds.count(), reader.hash_seconds()};
+}
+
+struct CheckpointReader::State {
+  explicit State(const fs::path& path)
+      : manifest(read_manifest(path)), reader(path, manifest), loader(reader, manifest) {}
+  Manifest manifest;
+  ShardReader reader;
+  TensorLoader loader;
+};
+
+CheckpointReader::CheckpointReader(const fs::path& path) : state_(std::make_unique<State>(path)) {}
+CheckpointReader::~CheckpointReader() = default;
+
+void CheckpointReader::read(const LocalTensor& target) {
+  const std::string answer = match({target}, state_->manifest).dump();
+  reject_mismatches({answer}, {state_->reader.path(), state_->manifest, {""}});
+  state_->loader.load(target);
+  if (!state_->reader.problems().empty()) throw DamagedCheckpoint(std::move(state_->reader.problems()));
 }
 
 int64_t verify_checkpoint(const fs::path& path) {

@@ -79,7 +79,8 @@ std::vector<uint64_t> write_part(const PlannedPart& part, const LocalTensor& sou
   Hasher hasher;
   int64_t in_block = 0;
   const int64_t element = size_of(source.dtype);
-  const char* const data = static_cast<const char*>(source.data);
+  const std::shared_ptr<const void> fetched = source.fetch ? source.fetch() : nullptr;
+  const char* const data = static_cast<const char*>(source.fetch ? fetched.get() : source.data);
   const auto end_block = [&] {
     hashes.push_back(hasher.digest());
     hasher.reset();

@@ -25,6 +25,7 @@ class ShardReader {
   bool read_block(const std::string& name, const ManifestPart& part, int64_t block, void* out);
   static int64_t block_size(const ManifestPart& part, int64_t block);
 
+  const std::filesystem::path& path() const { return checkpoint_; }
   std::vector<Problem>& problems() { return problems_; }
   int64_t bytes_read() const { return bytes_read_; }
   double hash_seconds() const { return hash_seconds_; }
