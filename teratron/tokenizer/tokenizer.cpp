@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "teratron/base/error.h"
+#include "teratron/tokenizer/bert_tokenizer.h"
 #include "teratron/tokenizer/gpt2_tokenizer.h"
 #include "teratron/tokenizer/hf_tokenizer.h"
 #include "teratron/tokenizer/null_tokenizer.h"
@@ -13,7 +14,8 @@
 namespace teratron {
 namespace {
 
-constexpr std::array kTypes = {"GPT2BPETokenizer", "HuggingFaceTokenizer", "NullTokenizer"};
+constexpr std::array kTypes = {"BertWordPieceCase", "BertWordPieceLowerCase", "GPT2BPETokenizer",
+                               "HuggingFaceTokenizer", "NullTokenizer"};
 
 void require(const std::string& value, std::string_view flag, const TokenizerOptions& options) {
   if (!value.empty()) return;
@@ -43,6 +45,24 @@ std::unique_ptr<Tokenizer> build_gpt2(const TokenizerOptions& options) {
                                             is_head(options));
 }
 
+std::unique_ptr<Tokenizer> build_bert(const TokenizerOptions& options) {
+  require(options.vocab_file, "--vocab-file", options);
+  constexpr int64_t kMostExtraIds = 1'000'000;
+  if (options.vocab_extra_ids < 0 || options.vocab_extra_ids > kMostExtraIds) {
+    throw config_error({.what = fmt::format("{} sentinel tokens are not possible", options.vocab_extra_ids),
+                        .where = "--vocab-extra-ids",
+                        .fix = fmt::format("use 0 to {}", kMostExtraIds)});
+  }
+  BertOptions bert{.vocab_file = options.vocab_file,
+                   .lower_case = options.type == "BertWordPieceLowerCase",
+                   .extra_ids = options.vocab_extra_ids,
+                   .head = is_head(options),
+                   .include_special_tokens = options.include_special_tokens};
+  // At head BertWordPieceCase brings the sentinels of T5 unasked.
+  if (bert.head && !bert.lower_case && bert.extra_ids == 0) bert.extra_ids = 100;
+  return std::make_unique<BertTokenizer>(bert);
+}
+
 std::unique_ptr<Tokenizer> build_hugging_face(const TokenizerOptions& options) {
   require(options.tokenizer_model, "--tokenizer-model", options);
   namespace fs = std::filesystem;
@@ -64,6 +84,8 @@ std::unique_ptr<Tokenizer> build_tokenizer(const TokenizerOptions& options) {
          .fix = fmt::format("use one of {}", fmt::join(kVersions, ", "))});
   }
   if (options.type == "GPT2BPETokenizer") return build_gpt2(options);
+  if (options.type == "BertWordPieceLowerCase" || options.type == "BertWordPieceCase")
+    return build_bert(options);
   if (options.type == "HuggingFaceTokenizer") return build_hugging_face(options);
   if (options.type == "NullTokenizer") return build_null(options);
   throw config_error({.what = fmt::format("unknown tokenizer type '{}'", printable(options.type)),

@@ -8,6 +8,7 @@ import os
 import pathlib
 import random
 import subprocess
+import unicodedata
 
 import pytest
 
@@ -180,9 +181,11 @@ def test_invalid_utf8_is_replaced():
     rng = random.Random(6)
     plain = Tokenizer(bpe())
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    for _ in range(50):
-        raw = bytes(rng.choice([rng.randint(0, 255), 0xe2, 0x82, 0xac, 0xf0, 0x9f, 0x41]) for _ in range(300))
-        assert encode_document(GPT2_FLAGS, raw) == plain.encode(raw.decode(errors="replace")).ids
+    lines = [bytes(rng.choice([rng.randint(0x0b, 255), 0xe2, 0x82, 0xac, 0xed, 0xa0, 0xf0, 0x9f, 0xf4, 0x41])
+                   for _ in range(300)) for _ in range(300)]
+    ours = run("encode", GPT2_FLAGS, b"".join(line + b"\n" for line in lines)).decode().split("\n")[:-1]
+    theirs = [plain.encode(line.decode(errors="replace")).ids for line in lines]
+    assert [[int(x) for x in line.split()] for line in ours] == theirs
 
 
 def test_trained_vocabulary_loads_in_hugging_face(tmp_path):
@@ -214,3 +217,95 @@ def test_decode_is_the_inverse():
     lines = [line for line in random_strings(2000) if "\n" not in line]
     ids = run("encode", GPT2_FLAGS, "".join(line + "\n" for line in lines).encode())
     assert run("decode", GPT2_FLAGS, ids) == "".join(line + "\n" for line in lines).encode()
+
+
+BERT_VOCAB = DATA / "bert-uncased-vocab.txt"
+
+
+def bert_flags(kind, version, *more):
+    return ["--tokenizer-type", kind, "--vocab-file", str(BERT_VOCAB), "--compat-version", version, *more]
+
+
+def hugging_face_bert(lower):
+    vocab = {token: i for i, token in enumerate(BERT_VOCAB.read_text(encoding="utf-8").split("\n")[:-1])}
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.add_special_tokens(["[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"])
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", vocab["[SEP]"]), ("[CLS]", vocab["[CLS]"]))
+    return tokenizer
+
+
+@pytest.mark.parametrize("kind", ["BertWordPieceLowerCase", "BertWordPieceCase"])
+def test_bert_head(kind):
+    tokenizer = hugging_face_bert(kind == "BertWordPieceLowerCase")
+    lines = list(random_strings(STRINGS))
+    expected = [e.ids for e in tokenizer.encode_batch(lines)]
+    assert_same(lines, encode_lines(bert_flags(kind, "head"), lines), expected)
+    plain = [e.ids for e in tokenizer.encode_batch(lines, add_special_tokens=False)]
+    assert_same(lines, encode_lines(bert_flags(kind, "head", "--tokenizer-hf-no-include-special-tokens"), lines), plain)
+    for file in TEXTS[:2]:
+        text = (DATA / file).read_bytes()
+        assert encode_document(bert_flags(kind, "head"), text) == tokenizer.encode(text.decode()).ids
+
+
+class OriginalBert:
+    """What the published Python tokenizer of BERT does, written from its description."""
+
+    def __init__(self, lower):
+        self.lower = lower
+        self.vocab = {}
+        for i, line in enumerate(BERT_VOCAB.read_text(encoding="utf-8").split("\n")[:-1]):
+            self.vocab[line.strip()] = i
+
+    @staticmethod
+    def punctuation(c):
+        return unicodedata.category(c)[0] == "P" or (c.isascii() and c.isprintable() and not c.isalnum() and c != " ")
+
+    @staticmethod
+    def cleaned(text):
+        for c in text:
+            category = unicodedata.category(c)
+            if c in "\t\n\r " or category == "Zs":
+                yield " "
+            elif c not in "\0\ufffd" and category not in ("Cc", "Cf"):
+                code = ord(c)
+                chinese = any(a <= code <= b for a, b in [
+                    (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F),
+                    (0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F)])
+                yield f" {c} " if chinese else c
+
+    def words(self, text):
+        for token in "".join(self.cleaned(text)).split():
+            if self.lower:
+                token = "".join(c for c in unicodedata.normalize("NFD", token.lower())
+                                if unicodedata.category(c) != "Mn")
+            yield from "".join(f" {c} " if self.punctuation(c) else c for c in token).split()
+
+    def pieces(self, word):
+        unknown = [self.vocab["[UNK]"]]
+        if len(word) > 200:
+            return unknown
+        ids, begin = [], 0
+        while begin < len(word):
+            prefix = "##" if begin else ""
+            end = next((e for e in range(len(word), begin, -1) if prefix + word[begin:e] in self.vocab), None)
+            if end is None:
+                return unknown
+            ids.append(self.vocab[prefix + word[begin:end]])
+            begin = end
+        return ids
+
+    def encode(self, text):
+        return [i for word in self.words(text) for i in self.pieces(word)]
+
+
+@pytest.mark.parametrize("kind", ["BertWordPieceLowerCase", "BertWordPieceCase"])
+def test_bert_original(kind):
+    if unicodedata.unidata_version != "14.0.0":
+        pytest.skip(f"the tables are those of Python 3.11 (Unicode 14), not Unicode {unicodedata.unidata_version}")
+    original = OriginalBert(kind == "BertWordPieceLowerCase")
+    lines = list(random_strings(min(STRINGS, 30000)))
+    assert_same(lines, encode_lines(bert_flags(kind, "0.7"), lines), [original.encode(line) for line in lines])
+    text = (DATA / TEXTS[0]).read_bytes()
+    assert encode_document(bert_flags(kind, "0.7"), text) == original.encode(text.decode())
