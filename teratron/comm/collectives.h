@@ -15,6 +15,7 @@
 //
 // For each pair inner(f(x), y) == inner(x, f*(y)), a value in R counted once (Korthikanti et al. 2022 give
 // the first six as f, f-bar, g and g-bar). With a group of one each returns its argument.
+// copy_to, and split along dimension 0, return memory of their argument: do not write into the result.
 #pragma once
 
 #include <ATen/core/Tensor.h>

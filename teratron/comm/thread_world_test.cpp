@@ -5,8 +5,10 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "teratron/base/error.h"
+#include "teratron/comm/collectives.h"
 
 namespace teratron {
 namespace {
@@ -73,6 +75,24 @@ TEST(ThreadWorld, AMessageOfAnotherShapeIsNamed) {
     if (world.rank() == 1) group.exchange({{at::ones({2, 2}), 0, false}});
   });
   EXPECT_EQ(fault, "rank 0 sent message Float [4], but rank 1 receives message Float [2, 2]");
+}
+
+TEST(ThreadWorld, AFaultInsideBackwardComesOutOfIt) {
+  try {
+    run_ranks({.tp = 2}, [](const Mesh& mesh) {
+      const at::Tensor x = at::ones({4, 4}).requires_grad_(true);
+      const Group& tp = mesh.group(Axis::tp);
+      // The forwards agree; backward is an all_reduce on one rank and nothing on the other.
+      const at::Tensor y = mesh.rank() == 0 ? copy_to(x, tp) : x * 1;
+      torch::autograd::backward({y.sum()}, {});
+      tp.communicator->barrier();
+    });
+    FAIL() << "no fault";
+  } catch (const Fault& fault) {
+    EXPECT_NE(std::string(fault.what()).find("rank 0: all_reduce(sum) Float [4, 4]; rank 1: barrier"),
+              std::string::npos)
+        << fault.what();
+  }
 }
 
 TEST(ThreadWorld, TheTimeOutNamesTheRanksThatDidNotCome) {
