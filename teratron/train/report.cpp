@@ -29,7 +29,7 @@ h2 { font-size: 17px; margin: 34px 0 12px; }
 .sub { color: var(--soft); margin: 4px 0 24px; }
 .cards { display: flex; flex-wrap: wrap; gap: 12px; margin-bottom: 12px; }
 .card, .chart, table, .sample { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; }
-.card { padding: 12px 16px; flex: 1 1 135px; }
+.card { padding: 12px 16px; flex: 1 1 125px; }
 .card b { display: block; font-size: 22px; font-weight: 650; font-variant-numeric: tabular-nums; }
 .card span { color: var(--soft); font-size: 13px; }
 .grid2 { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 12px; margin-top: 12px; }
