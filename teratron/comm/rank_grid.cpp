@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <limits>
+#include <numeric>
 #include <optional>
 
 #include <fmt/format.h>
@@ -26,16 +28,21 @@ int64_t position(const GridView& view, Axis axis) {
   return it - view.axes.begin();
 }
 
+/// The distance of neighbours along one axis.
+int64_t stride(const GridView& view, Axis axis) {
+  const auto end = view.sizes.begin() + position(view, axis);
+  return std::accumulate(view.sizes.begin(), end, int64_t{1}, std::multiplies<>());
+}
+
 /// Rank offsets of all points of the axes that `chosen` marks with `mark`, first axis fastest.
 std::vector<int64_t> offsets(const GridView& view, const std::vector<bool>& chosen, bool mark) {
   std::vector<int64_t> result = {0};
-  int64_t stride = 1;
   for (size_t i = 0; i < view.axes.size(); ++i) {
     const size_t before = result.size();
+    const int64_t distance = stride(view, view.axes[i]);
     for (int64_t step = 1; chosen[i] == mark && step < view.sizes[i]; ++step) {
-      for (size_t k = 0; k < before; ++k) result.push_back(result[k] + step * stride);
+      for (size_t k = 0; k < before; ++k) result.push_back(result[k] + step * distance);
     }
-    stride *= view.sizes[i];
   }
   return result;
 }
@@ -155,8 +162,8 @@ RankGrid::RankGrid(const MeshOptions& options, int64_t world) : world_size(world
                     {options.tp, options.cp, dp, options.pp});
   expert = make_view(order, {{"tp", Axis::etp}, {"ep", Axis::ep}, {"dp", Axis::edp}, {"pp", Axis::pp}},
                      {etp, options.ep, edp, options.pp});
-  const bool same_pipelines = enumerate(dense, {Axis::pp}) == enumerate(expert, {Axis::pp});
-  if (same_pipelines && (options.pp == 1 || order.back() == "pp" || dp == edp)) return;
+  const bool same_pipelines = stride(dense, Axis::pp) == stride(expert, Axis::pp);
+  if (options.pp == 1 || (same_pipelines && (order.back() == "pp" || dp == edp))) return;
   throw config_error(
       {.what = fmt::format(
            "dense and expert layers would have different pipelines: tp {} x cp {}, but etp {} x ep {}",

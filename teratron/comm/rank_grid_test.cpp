@@ -137,6 +137,11 @@ std::string refusal(const MeshOptions& options, int64_t world) {
   return "accepted";
 }
 
+TEST(RankGrid, ChecksNeedNoLists) {
+  const int64_t huge = int64_t{1} << 50;
+  EXPECT_EQ(RankGrid({.tp = 8, .pp = 16}, huge).size(dp), huge / 128);
+}
+
 TEST(RankGrid, RefusalsShowTheArithmetic) {
   const auto expect = [](const std::string& message, const std::string& part) {
     EXPECT_NE(message.find(part), std::string::npos) << message << "\nlacks\n" << part;
