@@ -16,7 +16,8 @@ foreach(dir torch/include torch/include/torch/csrc/api/include nvidia/cu13/inclu
   target_compile_options(teratron_libtorch INTERFACE
                          "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-idirafter ${TERATRON_TORCH}/${dir}>")
 endforeach()
-target_link_libraries(teratron_libtorch INTERFACE
+# libstdc++ first: libtorch.so exports std::filesystem functions of an older one, some of which jump to null.
+target_link_libraries(teratron_libtorch INTERFACE -Wl,--push-state,--no-as-needed stdc++ -Wl,--pop-state
   ${TERATRON_TORCH}/torch/lib/libtorch.so ${TERATRON_TORCH}/torch/lib/libtorch_cpu.so
   ${TERATRON_TORCH}/torch/lib/libc10.so)
 if(EXISTS ${TERATRON_TORCH}/torch/lib/libtorch_cuda.so)

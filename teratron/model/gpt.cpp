@@ -17,7 +17,7 @@ VocabularyOptions vocabulary_options(const GPTConfig& config) {
 
 GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& stage,
          const TensorParallel& parallel)
-    : config_(config), stage_(stage), parallel_(parallel) {
+    : config_(config), stage_(stage), parallel_(parallel), device_(parameters.options().device) {
   const Scope root(parameters);
   const Scope embedding = root / "embedding";
   if (stage.embedding || (stage.head && config.tied_embeddings)) {

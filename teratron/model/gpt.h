@@ -50,6 +50,7 @@ class GPT {
   const GPTConfig& config() const { return config_; }
   const StageSpec& stage() const { return stage_; }
   const TensorParallel& parallel() const { return parallel_; }
+  at::Device device() const { return device_; }
 
  private:
   at::Tensor embed(const MicroBatch& batch);
@@ -58,6 +59,7 @@ class GPT {
   GPTConfig config_;
   StageSpec stage_;
   TensorParallel parallel_;
+  at::Device device_;
   std::unique_ptr<VocabParallelEmbedding> word_embeddings_;
   std::unique_ptr<Embedding> position_embeddings_;
   std::unique_ptr<RotaryEmbedding> rope_;

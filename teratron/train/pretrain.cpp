@@ -5,26 +5,28 @@
 
 namespace teratron {
 
-ExitCode pretrain(const ParsedArguments& parsed, World& world) {
+ExitCode pretrain(const ParsedArguments& parsed, World& world, const StopSignals& signals) {
   const Arguments& args = parsed.args;
   const Mesh mesh(mesh_options(args), world);
   if (mesh.rank() == 0) {
     for (const std::string& line : parsed.notices) notice_line(line);
     print_line(dump(args));
   }
-  TrainingRun run(args, mesh);
+  TrainingRun run(args, mesh, signals);
   if (run.load()) {
     if (mesh.rank() == 0) {
-      print("training is already finished: {} holds iteration {}. Use --fresh to train again, or raise "
-            "--train-iters to go on.",
-            *args.load, run.state().iteration);
+      print(
+          "training is already finished: {} holds iteration {}. Use --fresh to train again, or raise "
+          "--train-iters to go on.",
+          *args.load, run.state().iteration);
     }
     return ExitCode::ok;
   }
   run.train();
   if (run.stopped_by_signal()) {
     if (args.save && !run.saved_last_iteration()) run.save();
-    if (!args.save && mesh.rank() == 0) warn("stopped by a signal, and nothing was saved: there is no --save");
+    if (!args.save && mesh.rank() == 0)
+      warn("stopped by a signal, and nothing was saved: there is no --save");
     run.finish();
     return ExitCode::stopped;
   }

@@ -14,8 +14,9 @@ std::string precision_name(const Arguments& args) {
 }
 
 std::string model_summary(const GPTConfig& model) {
-  return fmt::format("GPT: {} layers, hidden {}, {} heads ({} key/value), ffn {}, vocabulary {}", model.layers,
-                     model.hidden, model.heads, model.query_groups, model.ffn_hidden, model.vocabulary);
+  return fmt::format("GPT: {} layers, hidden {}, {} heads ({} key/value), ffn {}, vocabulary {}",
+                     model.layers, model.hidden, model.heads, model.query_groups, model.ffn_hidden,
+                     model.vocabulary);
 }
 
 }  // namespace
@@ -25,21 +26,22 @@ RunFacts run_facts(const RunDescription& run) {
   const std::string device = device_name(run.device);
   const MathMode mode = args.bf16 || args.fp16 ? MathMode::half : MathMode::fp32;
   const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return {.run_id = fmt::format("{:x}", std::chrono::duration_cast<std::chrono::microseconds>(now).count()),
-          .facts = {{"model", model_summary(run.model)},
-                    {"parameters on a rank", fmt::format("{}", run.parameters)},
-                    {"sequence length", fmt::format("{}", args.seq_length.value())},
-                    {"batch", fmt::format("{} samples, micro-batches of {}", args.global_batch_size.value(),
-                                          args.micro_batch_size.value())},
-                    {"precision", precision_name(args)},
-                    {"layout", fmt::format("tensor {} x pipeline {} x data {}", args.tensor_model_parallel_size,
-                                           args.pipeline_model_parallel_size, args.data_parallel_size.value())},
-                    {"device", device},
-                    {"seed", fmt::format("{}", args.seed)}},
-          .train_iters = run.train_iters,
-          .world_size = run.world_size,
-          .start_iteration = run.start_iteration,
-          .peak_flops_per_gpu = peak_flops(device, mode).value_or(0.0)};
+  return {
+      .run_id = fmt::format("{:x}", std::chrono::duration_cast<std::chrono::microseconds>(now).count()),
+      .facts = {{"model", model_summary(run.model)},
+                {"parameters on a rank", fmt::format("{}", run.parameters)},
+                {"sequence length", fmt::format("{}", args.seq_length.value())},
+                {"batch", fmt::format("{} samples, micro-batches of {}", args.global_batch_size.value(),
+                                      args.micro_batch_size.value())},
+                {"precision", precision_name(args)},
+                {"layout", fmt::format("tensor {} x pipeline {} x data {}", args.tensor_model_parallel_size,
+                                       args.pipeline_model_parallel_size, args.data_parallel_size.value())},
+                {"device", device},
+                {"seed", fmt::format("{}", args.seed)}},
+      .train_iters = run.train_iters,
+      .world_size = run.world_size,
+      .start_iteration = run.start_iteration,
+      .peak_flops_per_gpu = peak_flops(device, mode).value_or(0.0)};
 }
 
 }  // namespace teratron

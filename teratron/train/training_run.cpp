@@ -2,7 +2,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/log.h"
@@ -42,7 +41,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 }  // namespace
 
-TrainingRun::TrainingRun(const Arguments& args, const Mesh& mesh)
+TrainingRun::TrainingRun(const Arguments& args, const Mesh& mesh, const StopSignals& signals)
     : args_(args),
       mesh_(mesh),
       device_(choose_device(args)),
@@ -50,7 +49,8 @@ TrainingRun::TrainingRun(const Arguments& args, const Mesh& mesh)
       tokenizer_(build_tokenizer(tokenizer_options(args))),
       model_(gpt_config(args, tokenizer_->vocab_size())),
       state_{.scheduler = lr_scheduler(args), .scaler = loss_scaler(args)},
-      batches_(batch_schedule(args)) {
+      batches_(batch_schedule(args)),
+      signals_(signals) {
   if (args.deterministic_mode) at::globalContext().setDeterministicAlgorithms(true, false);
   if (mesh.rank() == 0) {
     print(" > padded vocab (size: {}) with {} dummy tokens (new size: {})", model_.vocabulary,
@@ -86,9 +86,10 @@ bool TrainingRun::load() {
                                            .optimizer = !args_.finetune && !args_.no_load_optim});
   if (!info) {
     if (args_.exit_on_missing_checkpoint) {
-      throw checkpoint_error({.what = "no checkpoint found",
-                              .where = *args_.load,
-                              .fix = "Correct --load, or leave out --exit-on-missing-checkpoint to start anew"});
+      throw checkpoint_error(
+          {.what = "no checkpoint found",
+           .where = *args_.load,
+           .fix = "Correct --load, or leave out --exit-on-missing-checkpoint to start anew"});
     }
     if (mesh_.rank() == 0) warn("no checkpoint in {}: starting from random weights", *args_.load);
     return false;
@@ -161,13 +162,12 @@ bool TrainingRun::must_read_now() const {
 
 TrainingRun::IssuedStep TrainingRun::issue_step(BatchSource& source) {
   const BatchSize batch = batches_.at(state_.consumed_train_samples);
-  const Optimizer::Hyperparameters hyper{
-      .lr = state_.scheduler.lr(), .weight_decay = state_.scheduler.wd(), .loss_scale = state_.scaler.scale()};
-  StepInFlight numbers =
-      trainer_->train_step([&](int64_t) { return source.next(); },
-                           {.microbatches = batch.microbatches,
-                            .hyper = hyper,
-                            .stop_request = static_cast<int64_t>(wish())});
+  const Optimizer::Hyperparameters hyper{.lr = state_.scheduler.lr(),
+                                         .weight_decay = state_.scheduler.wd(),
+                                         .loss_scale = state_.scaler.scale()};
+  StepInFlight numbers = trainer_->train_step(
+      [&](int64_t) { return source.next(); },
+      {.microbatches = batch.microbatches, .hyper = hyper, .stop_request = static_cast<int64_t>(wish())});
   state_.iteration += 1;
   state_.consumed_train_samples += batch.running;
   StepMetrics metrics{.iteration = state_.iteration,
@@ -183,12 +183,13 @@ TrainingRun::IssuedStep TrainingRun::issue_step(BatchSource& source) {
 void TrainingRun::check_finite(const StepNumbers& numbers, const StepMetrics& metrics) const {
   const bool checked = args_.check_for_nan_in_loss_and_grad && !args_.fp16;
   if (!checked || (!numbers.nonfinite && std::isfinite(numbers.loss))) return;
-  throw Fault(fmt::format("loss {} and gradient norm {} at iteration {}: the weights were left as they were after "
-                          "iteration {}. Lower --lr, lengthen the warm-up or look at the data from sample {} on; "
-                          "--no-check-for-nan-in-loss-and-grad trains on regardless",
-                          numbers.loss, numbers.grad_norm, metrics.iteration, metrics.iteration - 1,
-                          metrics.consumed_samples - metrics.global_batch_size),
-              ExitCode::numerics);
+  throw Fault(
+      fmt::format("loss {} and gradient norm {} at iteration {}: the weights were left as they were after "
+                  "iteration {}. Lower --lr, lengthen the warm-up or look at the data from sample {} on; "
+                  "--no-check-for-nan-in-loss-and-grad trains on regardless",
+                  numbers.loss, numbers.grad_norm, metrics.iteration, metrics.iteration - 1,
+                  metrics.consumed_samples - metrics.global_batch_size),
+      ExitCode::numerics);
 }
 
 void TrainingRun::absorb(IssuedStep step) {
@@ -201,6 +202,9 @@ void TrainingRun::absorb(IssuedStep step) {
     state_.optimizer_steps += 1;
   }
   state_.scaler.update(skipped);
+  // As in Megatron-LM's log: what the next step will use.
+  metrics.learning_rate = state_.scheduler.lr();
+  metrics.loss_scale = state_.scaler.scale();
   stop_reason_ = std::max(stop_reason_, static_cast<StopReason>(numbers.stop_request));
   metrics.losses = {{"lm loss", numbers.loss}};
   metrics.skipped = skipped;

@@ -17,7 +17,8 @@ namespace teratron {
 
 class TrainingRun {
  public:
-  TrainingRun(const Arguments& args, const Mesh& mesh);
+  /// `signals` are the process's: rank threads share them.
+  TrainingRun(const Arguments& args, const Mesh& mesh, const StopSignals& signals);
 
   /// Resumes from --load. True when the training was already finished.
   bool load();
@@ -68,7 +69,7 @@ class TrainingRun {
   std::unique_ptr<RunData> data_;
   RunState state_;
   BatchSchedule batches_;
-  StopSignals signals_;
+  const StopSignals& signals_;
   std::unique_ptr<MetricsHub> hub_;
   std::unique_ptr<IntervalMeter> meter_;
   std::unique_ptr<ProgressBar> progress_;

@@ -1,0 +1,43 @@
+#include "teratron/cli/env_command.h"
+
+#include <thread>
+
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <c10/macros/Macros.h>
+#include <sys/utsname.h>
+#include <torch/headeronly/version.h>
+
+#include "teratron/base/log.h"
+#include "teratron/cli/build_info.h"
+#include "teratron/train/device.h"
+
+namespace teratron {
+
+namespace {
+
+std::string operating_system() {
+  utsname name{};
+  if (uname(&name) != 0) return "unknown";
+  return fmt::format("{} {} ({})", name.sysname, name.release, name.machine);
+}
+
+}  // namespace
+
+int env_command(std::span<const std::string>) {
+  print("teratron      {}", TERATRON_VERSION);
+  print("built         {}, {}", TERATRON_BUILD_TYPE, TERATRON_COMPILER);
+  print("GPU kernels   {}", TERATRON_GPU_KERNELS);
+  print("libtorch      {}", TORCH_VERSION);
+  print("system        {}", operating_system());
+  print("CPU           {} cores, {} threads in use, {}", std::thread::hardware_concurrency(),
+        at::get_num_threads(), at::get_cpu_capability());
+  const int64_t gpus = gpu_count();
+  print("GPUs          {}", gpus);
+  for (int64_t i = 0; i < gpus; ++i) {
+    print("  GPU {}       {}", i, device_name(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(i))));
+  }
+  return 0;
+}
+
+}  // namespace teratron

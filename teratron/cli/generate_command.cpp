@@ -1,0 +1,116 @@
+#include "teratron/cli/generate_command.h"
+
+#include <fstream>
+#include <iostream>
+#include <optional>
+
+#include <ATen/Parallel.h>
+
+#include "teratron/base/file.h"
+#include "teratron/base/log.h"
+#include "teratron/generate/generator.h"
+#include "teratron/generate/loaded_model.h"
+#include "teratron/tokenizer/tokenizer.h"
+#include "teratron/train/model_setup.h"
+#include "teratron/train/report.h"
+#include "teratron/train/sinks.h"
+
+namespace teratron {
+
+namespace {
+
+std::vector<std::string> lines_of(std::istream& input) {
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(input, line);) {
+    if (!line.empty()) lines.push_back(line);
+  }
+  return lines;
+}
+
+std::vector<std::string> read_prompts(const Arguments& args) {
+  if (!args.prompt.empty()) return args.prompt;
+  if (!args.sample_input_file) return lines_of(std::cin);
+  std::ifstream file(*args.sample_input_file);
+  if (!file) {
+    throw config_error({.what = "the file of prompts cannot be read",
+                        .where = *args.sample_input_file,
+                        .fix = "Check --sample-input-file"});
+  }
+  return lines_of(file);
+}
+
+GenerationOptions generation_options(const Arguments& args, const Tokenizer& tokenizer) {
+  GenerationOptions options{.sampling = {.temperature = args.temperature,
+                                         .top_k = args.greedy ? 1 : args.top_k,
+                                         .top_p = args.top_p,
+                                         .seed = static_cast<uint64_t>(args.seed)},
+                            .end_token = tokenizer.special().eod.value_or(-1)};
+  check(options.sampling);
+  return options;
+}
+
+std::vector<int32_t> encode_prompt(const Tokenizer& tokenizer, const std::string& prompt) {
+  std::vector<int32_t> ids;
+  tokenizer.encode(prompt, ids);
+  if (ids.empty()) {
+    throw config_error(
+        {.what = "the prompt has no tokens", .where = "prompt", .fix = "Write at least a word"});
+  }
+  return ids;
+}
+
+// Where texts go: the terminal, a file, a run's log.
+class Texts {
+ public:
+  explicit Texts(const Arguments& args) {
+    if (args.sample_output_file) file_.emplace(*args.sample_output_file);
+    if (args.run_dir) hub_.add_background("metrics.jsonl", jsonl_sink(*args.run_dir + "/metrics.jsonl"));
+  }
+  void add(const SampleText& sample) {
+    print("{}{}", sample.prompt, sample.text);
+    print("");
+    if (file_) *file_ << sample.prompt << sample.text << "\n" << std::flush;
+    hub_.emit({.wall_time = wall_clock(), .what = sample});
+  }
+  void finish() { hub_.flush(); }
+
+ private:
+  std::optional<std::ofstream> file_;
+  MetricsHub hub_;
+};
+
+void generate_texts(LoadedModel& loaded) {
+  const Arguments& args = loaded.args;
+  const std::unique_ptr<Tokenizer> tokenizer = build_tokenizer(tokenizer_options(args));
+  GenerationOptions options = generation_options(args, *tokenizer);
+  Texts texts(args);
+  for (const std::string& prompt : read_prompts(args)) {
+    const std::vector<int32_t> ids = encode_prompt(*tokenizer, prompt);
+    const auto length = static_cast<int64_t>(ids.size());
+    options.max_new_tokens = args.max_new_tokens.value_or(std::max<int64_t>(args.out_seq_length - length, 0));
+    std::vector<int32_t> next = generate(*loaded.model, ids, options);
+    if (!next.empty() && next.back() == options.end_token) next.pop_back();
+    texts.add({.iteration = loaded.checkpoint.iteration, .prompt = prompt, .text = tokenizer->decode(next)});
+    options.stream += 1;
+  }
+  texts.finish();
+  if (args.run_dir) write_report(*args.run_dir + "/metrics.jsonl", *args.run_dir + "/report.html");
+}
+
+}  // namespace
+
+int generate_command(std::span<const std::string> args) {
+  const ParsedArguments parsed = parse_arguments("generate", args);
+  if (parsed.help) {
+    print_line(arguments_help("teratron generate --load DIR [--prompt TEXT ...] [FLAGS]"));
+    return 0;
+  }
+  if (parsed.args.num_threads) at::set_num_threads(static_cast<int>(*parsed.args.num_threads));
+  const Mesh mesh;
+  LoadedModel loaded = load_for_inference(
+      parsed, {.dtype = model_dtype(parsed.args), .device = choose_device(parsed.args)}, mesh);
+  generate_texts(loaded);
+  return 0;
+}
+
+}  // namespace teratron

@@ -1,0 +1,124 @@
+#include "teratron/cli/logits_command.h"
+
+#include <charconv>
+#include <fstream>
+
+#include <ATen/ATen.h>
+#include <CLI/CLI.hpp>
+
+#include "teratron/base/error.h"
+#include "teratron/ckpt/safetensors.h"
+#include "teratron/cli/command_line.h"
+#include "teratron/generate/generator.h"
+#include "teratron/generate/loaded_model.h"
+#include "teratron/train/model_setup.h"
+
+namespace teratron {
+
+namespace {
+
+struct LogitsOptions {
+  std::string load;
+  std::string input;
+  std::string output;
+  std::string device = "auto";
+};
+
+// One line's ids; blanks and commas separate them.
+std::vector<int64_t> parse_ids(std::string_view line, const std::string& where, int64_t vocabulary) {
+  std::vector<int64_t> ids;
+  size_t position = 0;
+  while ((position = line.find_first_not_of(" ,\t\r", position)) != std::string_view::npos) {
+    const size_t end = std::min(line.find_first_of(" ,\t\r", position), line.size());
+    const std::string_view word = line.substr(position, end - position);
+    int64_t id = -1;
+    const auto [stop, error] = std::from_chars(word.data(), word.data() + word.size(), id);
+    if (error != std::errc() || stop != word.data() + word.size() || id < 0 || id >= vocabulary) {
+      throw data_error(
+          {.what = fmt::format("'{}' is not a token id in [0, {})", printable(word, 40), vocabulary),
+           .where = where,
+           .fix = "Write one sequence of ids per line"});
+    }
+    ids.push_back(id);
+    position = end;
+  }
+  return ids;
+}
+
+std::vector<std::vector<int64_t>> read_sequences(const std::string& path, const GPTConfig& config) {
+  std::ifstream file(path);
+  if (!file) {
+    throw data_error({.what = "the file of token ids cannot be read", .where = path, .fix = "Check --input"});
+  }
+  std::vector<std::vector<int64_t>> sequences;
+  int64_t number = 0;
+  for (std::string line; std::getline(file, line);) {
+    const std::string where = fmt::format("{}:{}", path, ++number);
+    std::vector<int64_t> ids = parse_ids(line, where, config.vocabulary);
+    if (ids.empty()) continue;
+    if (static_cast<int64_t>(ids.size()) > config.max_positions) {
+      throw data_error(
+          {.what = fmt::format("{} tokens, but the model has {} positions", ids.size(), config.max_positions),
+           .where = where,
+           .fix = "Cut the sequence"});
+    }
+    sequences.push_back(std::move(ids));
+  }
+  if (sequences.empty()) {
+    throw data_error({.what = "the file holds no token ids", .where = path, .fix = "Check --input"});
+  }
+  return sequences;
+}
+
+at::Tensor logits_of(GPT& model, const std::vector<int64_t>& ids) {
+  const at::NoGradGuard no_grad;
+  const auto length = static_cast<int64_t>(ids.size());
+  const at::Tensor tokens = at::tensor(ids, at::TensorOptions().dtype(at::kLong)).view({length, 1});
+  const at::Tensor positions = at::arange(length, at::kLong).view({length, 1});
+  const MicroBatch batch{.tokens_SB = tokens.to(model.device()),
+                         .positions_SB = positions.to(model.device()),
+                         .training = false};
+  return whole_logits(model, model.forward({}, batch)).squeeze(1).to(at::kCPU, at::kFloat).contiguous();
+}
+
+void write_logits(GPT& model, const std::vector<std::vector<int64_t>>& sequences, const std::string& path) {
+  std::vector<SafetensorsWriter::Tensor> entries;
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    entries.push_back({.name = fmt::format("logits.{}", i),
+                       .dtype = Dtype::f32,
+                       .shape = {static_cast<int64_t>(sequences[i].size()), model.config().vocabulary}});
+  }
+  // The old file, if any, stays until the new one is whole.
+  const std::filesystem::path partial = path + ".partial";
+  std::filesystem::remove(partial);
+  SafetensorsWriter writer(partial, entries, {});
+  for (const std::vector<int64_t>& ids : sequences) {
+    const at::Tensor logits = logits_of(model, ids);
+    writer.write(logits.const_data_ptr<float>(), logits.numel() * static_cast<int64_t>(sizeof(float)));
+  }
+  writer.finish();
+  std::filesystem::rename(partial, path);
+}
+
+}  // namespace
+
+int logits_command(std::span<const std::string> args) {
+  LogitsOptions options;
+  CLI::App app("Logits of token ids, in fp32", "teratron logits");
+  app.add_option("--load", options.load, "Checkpoint directory")->required();
+  app.add_option("--input", options.input, "Text file, one sequence of token ids per line")->required();
+  app.add_option("--output", options.output, "safetensors file to write")->required();
+  app.add_option("--device", options.device, "auto, cpu or cuda")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  if (parse_command_line(app, args)) return 0;
+
+  const std::vector<std::string> flags = {"--load", options.load, "--device", options.device};
+  const ParsedArguments parsed = parse_arguments("logits", flags);
+  const Mesh mesh;
+  const LoadedModel loaded =
+      load_for_inference(parsed, {.dtype = at::kFloat, .device = choose_device(parsed.args)}, mesh);
+  write_logits(*loaded.model, read_sequences(options.input, loaded.model->config()), options.output);
+  return 0;
+}
+
+}  // namespace teratron

@@ -1,0 +1,96 @@
+// teratron: one program, one word for what it shall do.
+#include <array>
+#include <new>
+#include <string>
+#include <vector>
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+
+#include "teratron/base/error.h"
+#include "teratron/base/log.h"
+#include "teratron/cli/ckpt_command.h"
+#include "teratron/cli/data_command.h"
+#include "teratron/cli/env_command.h"
+#include "teratron/cli/generate_command.h"
+#include "teratron/cli/logits_command.h"
+#include "teratron/cli/preprocess_command.h"
+#include "teratron/cli/pretrain_command.h"
+#include "teratron/cli/tokenizer_command.h"
+
+namespace teratron {
+namespace {
+
+using Arguments = std::span<const std::string>;
+
+struct Command {
+  const char* name;
+  int (*run)(Arguments);
+  const char* help;
+};
+
+constexpr std::array<Command, 9> commands = {
+    {{"pretrain", pretrain_command, "train a model: teratron pretrain gpt FLAGS..."},
+     {"generate", generate_command, "continue texts with a trained model"},
+     {"logits", logits_command, "write the logits of token ids"},
+     {"preprocess", preprocess_command, "turn JSONL into .bin/.idx"},
+     {"merge", merge_command, "join .bin/.idx files"},
+     {"data", data_command, "look into data sets: inspect, verify, sample, indices"},
+     {"tokenizer", tokenizer_command, "train, encode, decode, info"},
+     {"ckpt", ckpt_command, "checkpoints: inspect, verify, convert from and to Hugging Face"},
+     {"env", env_command, "versions, devices, build options"}}};
+
+void print_help() {
+  print("teratron COMMAND ARGUMENTS...");
+  for (const Command& command : commands) print("  {:<12}{}", command.name, command.help);
+  print("Every command explains itself with --help.");
+}
+
+int dispatch(Arguments args) {
+  if (args.empty() || args[0] == "--help" || args[0] == "-h" || args[0] == "help") {
+    print_help();
+    return args.empty() ? static_cast<int>(ExitCode::config) : 0;
+  }
+  for (const Command& command : commands) {
+    if (args[0] == command.name) return command.run(args.subspan(1));
+  }
+  throw config_error({.what = fmt::format("'{}' is no command", printable(args[0], 40)),
+                      .where = "teratron",
+                      .fix = "See `teratron --help`"});
+}
+
+int failed(ExitCode code, std::string_view message) {
+  error_line(message);
+  return static_cast<int>(code);
+}
+
+// What libtorch throws: memory, the device, or something we did not foresee. Its stack trace is for us, not users.
+int failed(const c10::Error& error) {
+  const std::string message = error.what_without_backtrace();
+  if (dynamic_cast<const c10::OutOfMemoryError*>(&error)) return failed(ExitCode::out_of_memory, message);
+  return failed(ExitCode::retryable, message);
+}
+
+int guarded(Arguments args) {
+  try {
+    return dispatch(args);
+  } catch (const UserError& error) {
+    return failed(error.exit_code(), error.what());
+  } catch (const Fault& fault) {
+    return failed(fault.exit_code(), fault.what());
+  } catch (const c10::Error& error) {
+    return failed(error);
+  } catch (const std::bad_alloc&) {
+    return failed(ExitCode::out_of_memory, "out of host memory");
+  } catch (const std::exception& error) {
+    return failed(ExitCode::retryable, error.what());
+  }
+}
+
+}  // namespace
+}  // namespace teratron
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> args(argv + 1, argv + argc);
+  return teratron::guarded(args);
+}

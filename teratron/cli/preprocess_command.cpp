@@ -1,0 +1,145 @@
+#include "teratron/cli/preprocess_command.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <thread>
+
+#include <CLI/CLI.hpp>
+#include <unistd.h>
+
+#include "teratron/base/error.h"
+#include "teratron/base/log.h"
+#include "teratron/cli/command_line.h"
+#include "teratron/data/preprocess.h"
+#include "teratron/data/text_source.h"
+#include "teratron/tokenizer/tokenizer.h"
+
+namespace teratron {
+namespace {
+
+struct Flags {
+  PreprocessOptions options;
+  TokenizerOptions tokenizer;
+  std::vector<std::string> patterns;
+  std::string implementation = "mmap";
+  std::string language = "english";
+  int64_t chunk_size = 25;
+  bool keep_sequential = false;
+  bool keep_newlines = false;
+};
+
+void declare(CLI::App& app, Flags& flags) {
+  PreprocessOptions& options = flags.options;
+  app.add_option("--input", flags.patterns,
+                 "JSON lines: files, patterns, or - for standard input; .gz .xz .zst too")
+      ->required();
+  app.add_option("--json-keys,--json-key", options.json_keys, "keys to take text from")
+      ->capture_default_str();
+  app.add_option("--output-prefix", options.output_prefix, "path without the suffix _<key>_document.bin")
+      ->required();
+  app.add_flag("--append-eod", options.append_eod, "end each document with the end-of-document token");
+  app.add_flag("--split-sentences", options.split_sentences, "one sequence per sentence");
+  app.add_flag("--keep-newlines", flags.keep_newlines, "keep newlines between sentences when splitting");
+  app.add_option("--lang", flags.language, "language of the text, for sentence splitting")
+      ->capture_default_str();
+  options.workers = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  app.add_option("--workers", options.workers, "threads that tokenize; the output does not depend on it")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  app.add_option("--partitions", options.partitions,
+                 "deal lines round-robin to this many parts, then join them")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  app.add_flag("--keep-sequential-samples", flags.keep_sequential,
+               "keep the order of the lines with --partitions");
+  app.add_option("--log-interval", options.log_interval, "documents between progress lines")
+      ->check(CLI::Range(int64_t{1}, INT64_MAX))
+      ->capture_default_str();
+  app.add_option("--max-bad", options.max_bad, "wrong lines to leave out before giving up")
+      ->check(CLI::Range(int64_t{0}, INT64_MAX))
+      ->capture_default_str();
+  app.add_option("--dataset-impl", flags.implementation, "mmap is the only format written")
+      ->capture_default_str();
+  app.add_option("--chunk-size", flags.chunk_size, "accepted; blocks are sized automatically");
+  add_tokenizer_flags(app, flags.tokenizer);
+}
+
+/// `<name>_ss<extension>` of each input, if it exists: a file that was split into sentences before.
+void prefer_split_inputs(std::vector<std::string>& inputs) {
+  for (std::string& input : inputs) {
+    const std::filesystem::path path = input;
+    auto split = path;
+    split.replace_filename(path.stem().string() + "_ss" + path.extension().string());
+    if (input == "-" || !std::filesystem::exists(split)) continue;
+    notice("{} holds the sentences of {} and is read instead", printable(split.string()), printable(input));
+    input = split.string();
+  }
+}
+
+void resolve(Flags& flags) {
+  PreprocessOptions& options = flags.options;
+  options.inputs = expand_patterns(flags.patterns);
+  options.drop_empty_documents = flags.tokenizer.compat_version == "2.6";
+  if (options.split_sentences) prefer_split_inputs(options.inputs);
+  if (flags.keep_sequential) options.partitions = 1;
+  if (flags.implementation != "mmap") {
+    throw config_error(
+        {.what = fmt::format("the format '{}' is not written", printable(flags.implementation)),
+         .where = "--dataset-impl",
+         .fix = "Leave it out: all of Megatron-LM's versions read mmap"});
+  }
+  if (flags.tokenizer.type.empty()) {
+    throw config_error({.what = "no tokenizer was given",
+                        .where = "--tokenizer-type",
+                        .fix = "Add --tokenizer-type GPT2BPETokenizer, for example"});
+  }
+}
+
+/// One line on a terminal that is written over, plain lines elsewhere.
+void show_progress(const PreprocessProgress& progress, bool terminal) {
+  const double seconds = std::max(progress.seconds, 1e-9);
+  const double megabytes = static_cast<double>(progress.bytes) / 1e6;
+  std::string line = fmt::format("Processed {} documents ({:.1f} docs/s, {:.2f} MB/s).", progress.documents,
+                                 static_cast<double>(progress.documents) / seconds, megabytes / seconds);
+  if (progress.total_bytes > 0 && progress.bytes > 0) {
+    const double share =
+        std::min(1.0, static_cast<double>(progress.bytes) / static_cast<double>(progress.total_bytes));
+    const auto left = static_cast<int64_t>(seconds / share * (1 - share));
+    line += fmt::format(" {:.0f} %, ETA {}:{:02}:{:02}", 100 * share, left / 3600, left / 60 % 60, left % 60);
+  }
+  if (terminal) {
+    std::fprintf(stderr, "\r\033[K%s", line.c_str());
+  } else {
+    std::fprintf(stderr, "%s\n", line.c_str());
+  }
+}
+
+}  // namespace
+
+int preprocess_command(std::span<const std::string> args) {
+  CLI::App app("Turn JSON lines into an indexed dataset", "teratron preprocess");
+  Flags flags;
+  declare(app, flags);
+  if (!parse_command(app, args)) return static_cast<int>(ExitCode::ok);
+  resolve(flags);
+  const auto tokenizer = build_tokenizer(flags.tokenizer);
+  const bool terminal = ::isatty(STDERR_FILENO) != 0;
+  double seconds = 0;
+  flags.options.progress = [&](const PreprocessProgress& progress) {
+    seconds = progress.seconds;
+    show_progress(progress, terminal);
+  };
+  const PreprocessResult result = preprocess(flags.options, *tokenizer);
+  if (terminal) std::fputc('\n', stderr);
+  if (result.bad_lines > 0) warn("{} wrong lines were left out", result.bad_lines);
+  if (result.blank_lines > 0) notice("{} blank lines were skipped", result.blank_lines);
+  for (size_t i = 0; i < result.prefixes.size(); ++i) {
+    print("{}: {} documents, {} sequences, {} tokens ({:.1f} s)", result.prefixes[i], result.documents,
+          result.sequences[i], result.tokens[i], seconds);
+  }
+  return static_cast<int>(ExitCode::ok);
+}
+
+}  // namespace teratron

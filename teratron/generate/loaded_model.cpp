@@ -1,0 +1,61 @@
+#include "teratron/generate/loaded_model.h"
+
+#include <nlohmann/json.hpp>
+
+#include "teratron/train/model_checkpoint.h"
+#include "teratron/train/model_setup.h"
+
+namespace teratron {
+
+namespace {
+
+// Of the whole word embedding, padding excluded.
+int64_t vocabulary_of(const CheckpointInfo& info) {
+  const auto found = info.tensors.find("embedding.word_embeddings.weight");
+  if (found == info.tensors.end() || found->second.shape.size() != 2) {
+    throw checkpoint_error({.what = "the checkpoint has no embedding.word_embeddings.weight",
+                            .where = info.path.string(),
+                            .fix = "Give the checkpoint of a GPT model"});
+  }
+  return found->second.shape[0];
+}
+
+}  // namespace
+
+Arguments with_checkpoint_settings(const ParsedArguments& given, const CheckpointInfo& checkpoint) {
+  nlohmann::json merged = nlohmann::json::parse(checkpoint.config);
+  const nlohmann::json own = nlohmann::json::parse(to_json(given.args));
+  for (const auto& [field, source] : given.sources) merged[field] = own.at(field);
+  // How the checkpoint was cut says nothing about how it is used.
+  for (const char* field : {"tensor_model_parallel_size", "pipeline_model_parallel_size", "sequence_parallel",
+                            "padded_vocab_size", "load", "save"}) {
+    merged[field] = own.at(field);
+  }
+  std::vector<std::string> unknown;
+  return arguments_from_json(merged.dump(), checkpoint.path.string(), &unknown);
+}
+
+LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOptions& options,
+                               const Mesh& mesh) {
+  if (!given.args.load) {
+    throw config_error({.what = "no checkpoint was named", .where = "load", .fix = "Give --load DIR"});
+  }
+  Communicator& peers = *mesh.world().communicator;
+  const auto path = find_checkpoint(*given.args.load, given.args.ckpt_step, peers);
+  if (!path) {
+    throw checkpoint_error({.what = "no checkpoint found",
+                            .where = *given.args.load,
+                            .fix = "Name the directory that --save wrote"});
+  }
+  LoadedModel loaded{.checkpoint = open_checkpoint(*path)};
+  loaded.args = with_checkpoint_settings(given, loaded.checkpoint);
+  const GPTConfig config = gpt_config(loaded.args, vocabulary_of(loaded.checkpoint));
+  loaded.parameters = std::make_unique<ParameterSet>(
+      ParameterSet::Options{.dtype = options.dtype, .device = options.device, .seed = 0});
+  loaded.model = std::make_unique<GPT>(*loaded.parameters, config, stage_spec(config, mesh),
+                                       TensorParallel{mesh.group(Axis::tp)});
+  load_weights(*loaded.parameters, *path, peers);
+  return loaded;
+}
+
+}  // namespace teratron

@@ -1,0 +1,215 @@
+// A run that stops and goes on is the run that never stopped, bit by bit.
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "teratron/ckpt/safetensors.h"
+#include "teratron/comm/single_world.h"
+#include "teratron/comm/thread_world.h"
+#include "teratron/train/pretrain.h"
+#include "teratron/train/run_log.h"
+
+namespace teratron {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Resume : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::temp_directory_path() / ("teratron_resume_" + std::to_string(getpid()));
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  std::vector<std::string> flags(const std::string& name, const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> all = {"--num-layers",
+                                    "2",
+                                    "--hidden-size",
+                                    "16",
+                                    "--num-attention-heads",
+                                    "2",
+                                    "--seq-length",
+                                    "8",
+                                    "--max-position-embeddings",
+                                    "8",
+                                    "--micro-batch-size",
+                                    "2",
+                                    "--global-batch-size",
+                                    "4",
+                                    "--train-iters",
+                                    "20",
+                                    "--lr",
+                                    "1e-2",
+                                    "--lr-decay-style",
+                                    "cosine",
+                                    "--lr-warmup-iters",
+                                    "3",
+                                    "--mock-data",
+                                    "--tokenizer-type",
+                                    "NullTokenizer",
+                                    "--vocab-size",
+                                    "40",
+                                    "--eval-interval",
+                                    "5",
+                                    "--eval-iters",
+                                    "2",
+                                    "--log-interval",
+                                    "5",
+                                    "--save-interval",
+                                    "10",
+                                    "--device",
+                                    "cpu",
+                                    "--num-workers",
+                                    "1",
+                                    "--save",
+                                    (folder_ / name).string(),
+                                    "--load",
+                                    (folder_ / name).string()};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+
+  static ExitCode train(const std::vector<std::string>& args, int64_t ranks = 1) {
+    ParsedArguments parsed = parse_arguments("pretrain gpt", args);
+    finish(parsed, ranks);
+    const StopSignals signals;
+    if (ranks == 1) {
+      SingleWorld world;
+      return pretrain(parsed, world, signals);
+    }
+    ExitCode code = ExitCode::ok;
+    run_ranks(ranks, [&](World& world) {
+      const ExitCode mine = pretrain(parsed, world, signals);
+      if (world.rank() == 0) code = mine;
+    });
+    return code;
+  }
+
+  // Every tensor of one saved iteration, whichever shard holds it.
+  std::map<std::string, std::string> tensors(const std::string& name, int iteration) const {
+    std::map<std::string, std::string> all;
+    for (const auto& file : fs::directory_iterator(folder_ / name / fmt::format("iter_{:07d}", iteration))) {
+      if (file.path().extension() != ".safetensors") continue;
+      const SafetensorsFile shard(file.path());
+      for (const SafetensorsEntry& entry : shard.entries()) {
+        std::string bytes(entry.bytes, '\0');
+        shard.read(entry, 0, entry.bytes, bytes.data());
+        all[entry.name] = bytes;
+      }
+    }
+    return all;
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(Resume, TwentyStepsAreTenAndTen) {
+  EXPECT_EQ(train(flags("whole")), ExitCode::ok);
+  EXPECT_EQ(train(flags("halves", {"--exit-interval", "10"})), ExitCode::ok);
+  EXPECT_EQ(train(flags("halves")), ExitCode::ok);
+  const auto whole = tensors("whole", 20);
+  EXPECT_FALSE(whole.empty());
+  EXPECT_EQ(tensors("halves", 20), whole);
+  EXPECT_EQ(read_run_log(folder_ / "whole" / "metrics.jsonl").steps.size(), 20U);
+  EXPECT_EQ(read_run_log(folder_ / "halves" / "metrics.jsonl").steps.size(), 20U);
+}
+
+TEST_F(Resume, SoTheyAreWithDropoutAndSeveralRanks) {
+  const std::vector<std::string> layout = {"--tp", "2", "--sequence-parallel", "--use-distributed-optimizer"};
+  std::vector<std::string> first = layout;
+  first.insert(first.end(), {"--exit-interval", "10"});
+  EXPECT_EQ(train(flags("whole", layout), 4), ExitCode::ok);
+  EXPECT_EQ(train(flags("halves", first), 4), ExitCode::ok);
+  EXPECT_EQ(train(flags("halves", layout), 4), ExitCode::ok);
+  EXPECT_EQ(tensors("halves", 20), tensors("whole", 20));
+}
+
+TEST_F(Resume, GoesOnUnderAnotherLayoutWithTheSameNumbers) {
+  EXPECT_EQ(train(flags("serial", {"--exit-interval", "10"})), ExitCode::ok);
+  fs::copy(folder_ / "serial", folder_ / "parallel", fs::copy_options::recursive);
+  EXPECT_EQ(train(flags("serial")), ExitCode::ok);
+  EXPECT_EQ(train(flags("parallel", {"--tp", "2", "--use-distributed-optimizer"}), 4), ExitCode::ok);
+  const auto serial = read_run_log(folder_ / "serial" / "metrics.jsonl");
+  const auto parallel = read_run_log(folder_ / "parallel" / "metrics.jsonl");
+  ASSERT_EQ(serial.steps.size(), parallel.steps.size());
+  for (size_t i = 0; i < serial.steps.size(); ++i) {
+    const double expected = serial.steps[i].losses.at(0).second;
+    EXPECT_NEAR(parallel.steps[i].losses.at(0).second, expected, 1e-4 * expected) << i;
+  }
+}
+
+TEST_F(Resume, AFinishedRunIsNotTrainedAgainUnlessFresh) {
+  EXPECT_EQ(train(flags("run")), ExitCode::ok);
+  const auto before = fs::last_write_time(folder_ / "run" / "iter_0000020" / "manifest.json");
+  testing::internal::CaptureStdout();
+  EXPECT_EQ(train(flags("run")), ExitCode::ok);
+  EXPECT_NE(testing::internal::GetCapturedStdout().find("already finished"), std::string::npos);
+  EXPECT_EQ(fs::last_write_time(folder_ / "run" / "iter_0000020" / "manifest.json"), before);
+  EXPECT_EQ(train(flags("run", {"--fresh"})), ExitCode::ok);
+  EXPECT_NE(fs::last_write_time(folder_ / "run" / "iter_0000020" / "manifest.json"), before);
+}
+
+TEST_F(Resume, ASignalSavesAndSaysSo) {
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    // Training in a child whose first forward is its own: libtorch's threads do not survive a fork.
+    const auto args =
+        flags("run", {"--train-iters", "100000", "--save-interval", "100000", "--num-threads", "1"});
+    _exit(static_cast<int>(train(args)));
+  }
+  const fs::path log = folder_ / "run" / "metrics.jsonl";
+  for (int i = 0; i < 600 && (!fs::exists(log) || fs::file_size(log) < 2000); ++i) usleep(100'000);
+  kill(child, SIGTERM);
+  int status = 0;
+  waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), static_cast<int>(ExitCode::stopped));
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "latest_checkpointed_iteration.txt"));
+}
+
+TEST_F(Resume, NanStopsWithTheWeightsIntact) {
+  EXPECT_EQ(train(flags("run", {"--exit-interval", "10"})), ExitCode::ok);
+  try {
+    train(flags("run", {"--lr", "1e38", "--override-opt_param-scheduler", "--clip-grad", "0"}));
+    FAIL() << "a learning rate of 1e38 must blow up";
+  } catch (const Fault& fault) {
+    EXPECT_EQ(fault.exit_code(), ExitCode::numerics);
+    EXPECT_NE(std::string(fault.what()).find("weights were left"), std::string::npos) << fault.what();
+  }
+}
+
+TEST_F(Resume, AnotherModelIsRejectedWithEveryDifference) {
+  EXPECT_EQ(train(flags("run", {"--exit-interval", "10"})), ExitCode::ok);
+  try {
+    train(flags("run", {"--num-layers", "3", "--hidden-size", "32"}));
+    FAIL();
+  } catch (const UserError& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::checkpoint);
+    const std::string what = error.what();
+    EXPECT_NE(what.find("num_layers"), std::string::npos) << what;
+    EXPECT_NE(what.find("hidden_size"), std::string::npos) << what;
+  }
+}
+
+TEST_F(Resume, MissingCheckpoints) {
+  const std::vector<std::string> elsewhere = {"--load", (folder_ / "nothing").string(), "--train-iters", "5"};
+  EXPECT_EQ(train(flags("run", elsewhere)), ExitCode::ok);
+  std::vector<std::string> strict = elsewhere;
+  strict.emplace_back("--exit-on-missing-checkpoint");
+  try {
+    train(flags("other", strict));
+    FAIL();
+  } catch (const UserError& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::checkpoint);
+  }
+}
+
+}  // namespace
+}  // namespace teratron
