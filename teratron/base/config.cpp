@@ -1,7 +1,6 @@
 #include "teratron/base/config.h"
 
 #include <algorithm>
-#include <set>
 
 #include <fmt/ranges.h>
 
@@ -96,13 +95,19 @@ void set_meaning(const Schema& schema, const OldFlag& old, const Written& writte
   settings.notices.push_back(fmt::format("{} is an old spelling and means{}", old.flag, meaning));
 }
 
-bool switched_off(const OldFlag& old, const Written& written) {
-  static const std::set<std::string, std::less<>> no = {"false", "False", "no", "off", "0"};
-  return old.values == 0 && written.texts.size() == 1 && no.contains(written.texts[0]);
+// A switch that is not a field may still say "=false" or, in a file, ": false". Nullopt: neither true nor false.
+std::optional<bool> switched_on(const OldFlag& old, const Written& written, Settings& settings) {
+  if (old.values != 0 || written.texts.empty()) return !written.null;
+  const Field boolean{.name = old.flag, .type = FieldType::boolean};
+  Problem problem{.where = written.value_where.empty() ? written.where : written.value_where};
+  const Value value = parse_value(boolean, written.texts, problem);
+  if (const bool* on = std::get_if<bool>(&value)) return *on;
+  settings.problems.push_back(std::move(problem));
+  return std::nullopt;
 }
 
 void set_old(const Schema& schema, const OldFlag& old, const Written& written, Settings& settings) {
-  if (written.null || switched_off(old, written)) return;
+  if (!switched_on(old, written, settings).value_or(false)) return;
   if (old.values == 1 && written.texts.size() != 1) {
     settings.problems.push_back(
         {.what = fmt::format("{} needs one value", old.flag), .where = written.where});

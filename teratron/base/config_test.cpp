@@ -155,6 +155,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadFlags{{"--soon", "x"}, "--soon", "not supported yet", "Leave it at None"},
         BadFlags{{"--numbers", "1", "2"}, "--numbers", "needs 3 values, not 2", ""},
         BadFlags{{"--numbers", "1", "2", "c"}, "--numbers", "'c' is not an integer", ""},
+        BadFlags{{"--kind="}, "--kind", "kind is empty", ""},
+        BadFlags{{"--no-fuss=perhaps"}, "--no-fuss", "neither true nor false", ""},
         BadFlags{{"--gone", "1"}, "--gone", "it went away", "Remove"},
         BadFlags{{"--ancient"}, "--ancient", "needs one value", ""},
         BadFlags{{"--future-flag", "a", "b"}, "--future-flag", "later Megatron-LM version", "Remove"},
@@ -174,6 +176,12 @@ TEST(Config, NoticesOfInherentAndForeignFields) {
   EXPECT_EQ(r.settings.notices[0], "--numbers has no effect on this");
   EXPECT_EQ(r.settings.notices[1], "--paths has no effect: paths are always so");
   EXPECT_EQ(r.object.paths, (std::vector<std::string>{"a", "b"}));
+}
+
+TEST(Config, SwitchesThatAreNoFieldsCanBeOff) {
+  const Result r = read({"--no-fuss=false", "--no-fuss=No"});
+  EXPECT_TRUE(r.settings.problems.empty());
+  EXPECT_TRUE(r.settings.notices.empty());
 }
 
 TEST(Config, PlannedFieldsMayNameTheirDefault) {

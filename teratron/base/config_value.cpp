@@ -99,6 +99,11 @@ std::optional<std::string> find_choice(const FieldTraits& traits, const std::str
 }
 
 Value parse_text(const Field& field, const std::string& text, Problem& problem) {
+  if (text.empty()) {
+    problem.what = fmt::format("{} is empty", field.name);
+    problem.fix = "Give a value or leave it out";
+    return {};
+  }
   const std::optional<std::string> choice = find_choice(field.traits, text);
   if (choice) return *choice;
   std::string choices(field.traits.choices);

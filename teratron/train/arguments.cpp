@@ -1,6 +1,7 @@
 #include "teratron/train/arguments.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <iterator>
 
 #include "teratron/train/config_file.h"
@@ -32,6 +33,11 @@ Settings file_settings(const Settings& flags) {
   return settings;
 }
 
+std::optional<std::string> environment_variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? std::optional<std::string>(value) : std::nullopt;
+}
+
 void append(Settings& to, Settings&& from) {
   std::move(from.values.begin(), from.values.end(), std::back_inserter(to.values));
   std::move(from.problems.begin(), from.problems.end(), std::back_inserter(to.problems));
@@ -48,7 +54,10 @@ ParsedArguments parse_arguments(std::string_view program, std::span<const std::s
   read_flags(schema, args, flags);
   parsed.help = flags.help;
   if (parsed.help) return parsed;
-  Settings settings = file_settings(flags);
+  // From weakest to strongest: the environment, the file, the flags.
+  Settings settings;
+  read_accelerate_environment(environment_variable, settings);
+  append(settings, file_settings(flags));
   append(settings, std::move(flags));
   const ReviewOptions review_options{.program = parsed.program, .refuse_planned = options.refuse_planned};
   review(schema, &parsed.args, review_options, settings);
@@ -60,6 +69,17 @@ ParsedArguments parse_arguments(std::string_view program, std::span<const std::s
 
 std::string dump(const Arguments& args) {
   return dump(arguments_schema(), &args);
+}
+
+std::string explain(const ParsedArguments& parsed) {
+  std::string out;
+  for (const Field& field : arguments_schema().fields()) {
+    const auto source = parsed.sources.find(field.name);
+    if (source == parsed.sources.end()) continue;
+    out += fmt::format("{} = {}  ({})\n", field.name, printable(python_text(get_value(field, &parsed.args))),
+                       printable(source->second));
+  }
+  return out;
 }
 
 std::string to_json(const Arguments& args) {

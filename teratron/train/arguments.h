@@ -50,7 +50,8 @@ struct ParseOptions {
   bool refuse_planned = true;  // false: let settings through that nothing honours yet (planning, converting)
 };
 
-/// Reads flags and the YAML file that --config-file names. `program`: "gpt", "pretrain_gpt.py", "pretrain
+/// Reads, from weakest to strongest, what Accelerate's launcher left in the environment, the YAML file that
+/// --config-file names, and the flags. `program`: "gpt", "pretrain_gpt.py", "pretrain
 /// bert", "generate"...; it decides the tokenizer's default. Throws UserError(config) with every problem
 /// found.
 ParsedArguments parse_arguments(std::string_view program, std::span<const std::string> args,
@@ -76,6 +77,8 @@ const Schema& arguments_schema();
 
 /// Megatron-LM's listing of all arguments.
 std::string dump(const Arguments& args);
+/// One line "name = value  (source)" for each setting that was given or derived.
+std::string explain(const ParsedArguments& parsed);
 /// JSON copy for checkpoints, and back. `unknown` receives keys of other versions. Throws
 /// UserError(checkpoint).
 std::string to_json(const Arguments& args);

@@ -1,5 +1,6 @@
 // Settings from files: plain, with bases, of Accelerate and of Megatron-LM's own YAML.
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -7,6 +8,7 @@
 
 #include "teratron/base/file.h"
 #include "teratron/train/arguments.h"
+#include "teratron/train/config_file.h"
 
 namespace teratron {
 namespace {
@@ -156,71 +158,73 @@ TEST_F(ArgumentsFile, AccelerateConfigAsItsWizardWritesIt) {
   EXPECT_EQ(finished.args.global_batch_size, 3 * 2 * 2);
 }
 
+const std::vector<std::string> plugin_lines = {"tp_degree: 1",
+                                               "pp_degree: 1",
+                                               "use_custom_fsdp: false",
+                                               "overlap_cpu_optimizer_d2h_h2d: false",
+                                               "no_load_optim: true",
+                                               "eod_mask_loss: true",
+                                               "no_save_optim: true",
+                                               "optimizer_cpu_offload: false",
+                                               "use_precision_aware_optimizer: false",
+                                               "decoder_last_pipeline_num_layers: ~",
+                                               "recompute_granularity: full",
+                                               "recompute_method: uniform",
+                                               "recompute_num_layers: 1",
+                                               "attention_backend: true",
+                                               "expert_model_parallel_size: 1",
+                                               "context_parallel_size: 1",
+                                               "attention_dropout: 0.0",
+                                               "hidden_dropout: 0.0",
+                                               "attention_softmax_in_fp32: true",
+                                               "expert_tensor_parallel_size: 1",
+                                               "calculate_per_token_loss: false",
+                                               "use_rotary_position_embeddings: false",
+                                               "num_micro_batches: 2",
+                                               "gradient_clipping: 0",
+                                               "sequence_parallelism: false",
+                                               "recompute_activations: false",
+                                               "use_distributed_optimizer: true",
+                                               "pipeline_model_parallel_split_rank: null",
+                                               "num_layers_per_virtual_pipeline_stage: null",
+                                               "is_train_batch_min: 'True'",
+                                               "train_iters: 10",
+                                               "train_samples: null",
+                                               "weight_decay_incr_style: constant",
+                                               "start_weight_decay: null",
+                                               "end_weight_decay: null",
+                                               "lr_decay_style: cosine",
+                                               "lr_decay_iters: 5",
+                                               "lr_decay_samples: null",
+                                               "lr_warmup_iters: 1",
+                                               "lr_warmup_samples: 0",
+                                               "lr_warmup_fraction: null",
+                                               "min_lr: 0",
+                                               "consumed_samples: null",
+                                               "no_wd_decay_cond: null",
+                                               "scale_lr_cond: null",
+                                               "lr_mult: 1.0",
+                                               "megatron_dataset_flag: false",
+                                               "seq_length: 64",
+                                               "encoder_seq_length: 64",
+                                               "decoder_seq_length: null",
+                                               "tensorboard_dir: tb",
+                                               "set_all_logging_options: false",
+                                               "eval_iters: 3",
+                                               "eval_interval: 4",
+                                               "return_logits: false",
+                                               "custom_train_step_class: null",
+                                               "custom_train_step_kwargs: null",
+                                               "custom_model_provider_function: null",
+                                               "custom_prepare_model_function: null",
+                                               "custom_megatron_datasets_provider_function: null",
+                                               "custom_get_batch_function: null",
+                                               "custom_loss_function: null"};
+
 TEST_F(ArgumentsFile, EveryFieldOfTheAcceleratePluginIsKnown) {
   refuse_planned_ = false;
   std::string yaml = "megatron_lm_config:\n";
-  for (const std::string line : {"tp_degree: 1",
-                                 "pp_degree: 1",
-                                 "use_custom_fsdp: false",
-                                 "overlap_cpu_optimizer_d2h_h2d: false",
-                                 "no_load_optim: true",
-                                 "eod_mask_loss: true",
-                                 "no_save_optim: true",
-                                 "optimizer_cpu_offload: false",
-                                 "use_precision_aware_optimizer: false",
-                                 "decoder_last_pipeline_num_layers: ~",
-                                 "recompute_granularity: full",
-                                 "recompute_method: uniform",
-                                 "recompute_num_layers: 1",
-                                 "attention_backend: true",
-                                 "expert_model_parallel_size: 1",
-                                 "context_parallel_size: 1",
-                                 "attention_dropout: 0.0",
-                                 "hidden_dropout: 0.0",
-                                 "attention_softmax_in_fp32: true",
-                                 "expert_tensor_parallel_size: 1",
-                                 "calculate_per_token_loss: false",
-                                 "use_rotary_position_embeddings: true",
-                                 "num_micro_batches: 2",
-                                 "gradient_clipping: 0",
-                                 "sequence_parallelism: false",
-                                 "recompute_activations: false",
-                                 "use_distributed_optimizer: true",
-                                 "pipeline_model_parallel_split_rank: null",
-                                 "num_layers_per_virtual_pipeline_stage: null",
-                                 "is_train_batch_min: 'True'",
-                                 "train_iters: 10",
-                                 "train_samples: null",
-                                 "weight_decay_incr_style: constant",
-                                 "start_weight_decay: null",
-                                 "end_weight_decay: null",
-                                 "lr_decay_style: cosine",
-                                 "lr_decay_iters: 5",
-                                 "lr_decay_samples: null",
-                                 "lr_warmup_iters: 1",
-                                 "lr_warmup_samples: 0",
-                                 "lr_warmup_fraction: null",
-                                 "min_lr: 0",
-                                 "consumed_samples: null",
-                                 "no_wd_decay_cond: null",
-                                 "scale_lr_cond: null",
-                                 "lr_mult: 1.0",
-                                 "megatron_dataset_flag: false",
-                                 "seq_length: 64",
-                                 "encoder_seq_length: 64",
-                                 "decoder_seq_length: null",
-                                 "tensorboard_dir: tb",
-                                 "set_all_logging_options: false",
-                                 "eval_iters: 3",
-                                 "eval_interval: 4",
-                                 "return_logits: false",
-                                 "custom_train_step_class: null",
-                                 "custom_train_step_kwargs: null",
-                                 "custom_model_provider_function: null",
-                                 "custom_prepare_model_function: null",
-                                 "custom_megatron_datasets_provider_function: null",
-                                 "custom_get_batch_function: null",
-                                 "custom_loss_function: null"}) {
+  for (const std::string& line : plugin_lines) {
     yaml += "  megatron_lm_" + line + "\n";
   }
   yaml +=
@@ -284,6 +288,40 @@ TEST_F(ArgumentsFile, MegatronsOwnYaml) {
   EXPECT_FALSE(p.args.add_bias_linear);
   EXPECT_EQ(p.args.tensor_model_parallel_size, 4);
   EXPECT_EQ(p.args.micro_batch_size, 2);
+}
+
+TEST_F(ArgumentsFile, TwoSpellingsOfOneFieldMustAgree) {
+  const std::vector<Problem> problems = problems_of("tp: 2\nseed: 1\ntensor_model_parallel_size: 4\n");
+  ASSERT_EQ(problems.size(), 1u);
+  EXPECT_EQ(problems[0].where, path_ + ":3:29");
+  EXPECT_EQ(problems[0].what, "tensor_model_parallel_size is set twice; first at " + path_ + ":1:5");
+  EXPECT_TRUE(problems_of("tp: 2\ntensor_model_parallel_size: 2\n").empty());
+}
+
+TEST(AccelerateEnvironment, IsReadWhenItIsMeant) {
+  std::map<std::string, std::string> variables{{"MEGATRON_LM_TP_DEGREE", "2"},
+                                               {"MEGATRON_LM_SEQUENCE_PARALLELISM", "true"},
+                                               {"MEGATRON_LM_GRADIENT_CLIPPING", "0.5"},
+                                               {"MEGATRON_LM_RECOMPUTE_ACTIVATIONS", "false"},
+                                               {"MEGATRON_LM_PP_DEGREE", "many"}};
+  const auto get = [&](const char* name) {
+    const auto it = variables.find(name);
+    return it == variables.end() ? std::nullopt : std::optional(it->second);
+  };
+  Settings unused;
+  read_accelerate_environment(get, unused);
+  EXPECT_TRUE(unused.values.empty());
+  variables["ACCELERATE_USE_MEGATRON_LM"] = "true";
+  Settings settings;
+  read_accelerate_environment(get, settings);
+  Arguments args;
+  const Sources sources = apply(settings, &args);
+  EXPECT_EQ(args.tensor_model_parallel_size, 2);
+  EXPECT_TRUE(args.sequence_parallel);
+  EXPECT_EQ(args.clip_grad, 0.5);
+  EXPECT_EQ(sources.at("clip_grad"), "MEGATRON_LM_GRADIENT_CLIPPING");
+  ASSERT_EQ(settings.problems.size(), 1u);
+  EXPECT_EQ(settings.problems[0].where, "MEGATRON_LM_PP_DEGREE");
 }
 
 TEST_F(ArgumentsFile, MissingFileNamesTheFlag) {

@@ -1,6 +1,7 @@
 #include "teratron/train/config_file.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "teratron/base/yaml.h"
@@ -78,6 +79,29 @@ class ConfigFile {
   explicit ConfigFile(Settings& settings) : settings_(settings) {}
 
   void add(const YamlEntry& entry) {
+    const size_t before = settings_.values.size();
+    dispatch(entry);
+    for (size_t i = before; i < settings_.values.size(); ++i) check_twice(entry, settings_.values[i]);
+  }
+
+  void note_launcher_keys() {
+    if (!launcher_keys_.empty()) {
+      settings_.notices.push_back(
+          fmt::format("{} belong to the launcher and have no effect here", launcher_keys_));
+    }
+  }
+
+ private:
+  // Two spellings of one field in the same file are as wrong as one key twice, unless they agree.
+  void check_twice(const YamlEntry& entry, const Setting& setting) {
+    const std::string file = entry.where.substr(0, entry.where.rfind(':', entry.where.rfind(':') - 1));
+    const auto [first, fresh] = set_by_.emplace(file + '\n' + std::string(setting.field->name), setting);
+    if (fresh || first->second.value == setting.value) return;
+    reject(entry, fmt::format("{} is set twice; first at {}", setting.field->name, first->second.where),
+           "Remove one of them");
+  }
+
+  void dispatch(const YamlEntry& entry) {
     const std::string key = canonical_name(entry.key);
     if (entry.section.empty()) return add_top(key, entry);
     if (entry.section == "megatron_lm_config") return add_plugin(key, entry);
@@ -91,14 +115,6 @@ class ConfigFile {
     reject_section(entry);
   }
 
-  void note_launcher_keys() {
-    if (!launcher_keys_.empty()) {
-      settings_.notices.push_back(
-          fmt::format("{} belong to the launcher and have no effect here", launcher_keys_));
-    }
-  }
-
- private:
   void pass(const std::string& key, const YamlEntry& entry) {
     set(arguments_schema(),
         {.key = key,
@@ -203,6 +219,7 @@ class ConfigFile {
   Settings& settings_;
   std::string launcher_keys_;
   std::set<std::string> rejected_sections_;
+  std::map<std::string, Setting> set_by_;  // file and field -> its first setting
 };
 
 }  // namespace
@@ -211,6 +228,25 @@ void read_config_file(const std::string& path, const std::string& where, Setting
   ConfigFile file(settings);
   for (const YamlEntry& entry : read_yaml(path, where, settings.problems)) file.add(entry);
   file.note_launcher_keys();
+}
+
+void read_accelerate_environment(const Environment& environment, Settings& settings) {
+  const std::optional<std::string> used = environment("ACCELERATE_USE_MEGATRON_LM");
+  if (!used || lower(*used) != "true") return;
+  constexpr std::pair<const char*, const char*> variables[] = {
+      {"MEGATRON_LM_TP_DEGREE", "tensor_model_parallel_size"},
+      {"MEGATRON_LM_PP_DEGREE", "pipeline_model_parallel_size"},
+      {"MEGATRON_LM_NUM_MICRO_BATCHES", "num_micro_batches"},
+      {"MEGATRON_LM_SEQUENCE_PARALLELISM", "sequence_parallel"},
+      {"MEGATRON_LM_RECOMPUTE_ACTIVATIONS", "recompute_activations"},
+      {"MEGATRON_LM_USE_DISTRIBUTED_OPTIMIZER", "use_distributed_optimizer"},
+      {"MEGATRON_LM_GRADIENT_CLIPPING", "clip_grad"},
+  };
+  for (const auto& [variable, key] : variables) {
+    const std::optional<std::string> value = environment(variable);
+    if (!value || value->empty() || *value == "None") continue;
+    set(arguments_schema(), {.key = key, .texts = {*value}, .where = variable}, settings);
+  }
 }
 
 }  // namespace teratron

@@ -5,40 +5,10 @@
 
 #include <gtest/gtest.h>
 
-#include "teratron/train/arguments.h"
+#include "teratron/train/validate_test.h"
 
 namespace teratron {
 namespace {
-
-using Texts = std::vector<std::string>;
-
-const Texts small = {"--num-layers",
-                     "4",
-                     "--hidden-size",
-                     "64",
-                     "--num-attention-heads",
-                     "8",
-                     "--seq-length",
-                     "32",
-                     "--micro-batch-size",
-                     "2",
-                     "--train-iters",
-                     "10",
-                     "--lr",
-                     "1e-3",
-                     "--mock-data",
-                     "--tokenizer-type",
-                     "NullTokenizer",
-                     "--vocab-size",
-                     "100"};
-
-ParsedArguments finished(const Texts& more, int64_t world_size = 1) {
-  Texts args = small;
-  args.insert(args.end(), more.begin(), more.end());
-  ParsedArguments parsed = parse_arguments("pretrain gpt", args, {.refuse_planned = false});
-  finish(parsed, world_size);
-  return parsed;
-}
 
 // A random configuration that is right by construction.
 struct Random {

@@ -37,8 +37,7 @@ void check_batch_ramp(Validation& v, int64_t samples_at_once) {
 
 // The counter in which the run is measured: steps or samples.
 struct Counter {
-  std::string_view total, decay, warmup, wsd;  // names of the fields
-  std::optional<int64_t> length;
+  std::string_view decay, warmup, wsd;  // names of the fields
   std::optional<int64_t> decay_length;
   int64_t warmup_length;
   std::optional<int64_t> wsd_length;
@@ -67,8 +66,22 @@ void check_counters(Validation& v) {
   }
 }
 
+// The decay lasts as long as the training unless it is given. A training of no steps has none.
+struct Decay {
+  std::string_view name;
+  std::optional<int64_t>& length;
+  int64_t training;
+};
+
+void derive_decay(Validation& v, const Decay& decay) {
+  if (decay.length || decay.training == 0) return;
+  decay.length = decay.training;
+  v.derived(decay.name);
+}
+
 void check_warmup(Validation& v, const Counter& c) {
   const Arguments& a = v.args;
+  if (!c.decay_length) return;
   if (a.lr_warmup_fraction && c.warmup_length > 0) {
     v.reject("lr_warmup_fraction", fmt::format("lr_warmup_fraction and {} are both set", c.warmup),
              "Give one of them");
@@ -211,15 +224,13 @@ void check_schedule(Validation& v) {
              "Give one of them");
   }
   if (a.train_samples) {
-    if (!a.lr_decay_samples) v.derived("lr_decay_samples");
-    a.lr_decay_samples = a.lr_decay_samples.value_or(*a.train_samples);
-    check_warmup(v, {"train_samples", "lr_decay_samples", "lr_warmup_samples", "lr_wsd_decay_samples",
-                     a.train_samples, a.lr_decay_samples, a.lr_warmup_samples, a.lr_wsd_decay_samples});
+    derive_decay(v, {"lr_decay_samples", a.lr_decay_samples, *a.train_samples});
+    check_warmup(v, {"lr_decay_samples", "lr_warmup_samples", "lr_wsd_decay_samples", a.lr_decay_samples,
+                     a.lr_warmup_samples, a.lr_wsd_decay_samples});
   } else if (a.train_iters) {
-    if (!a.lr_decay_iters) v.derived("lr_decay_iters");
-    a.lr_decay_iters = a.lr_decay_iters.value_or(*a.train_iters);
-    check_warmup(v, {"train_iters", "lr_decay_iters", "lr_warmup_iters", "lr_wsd_decay_iters", a.train_iters,
-                     a.lr_decay_iters, a.lr_warmup_iters, a.lr_wsd_decay_iters});
+    derive_decay(v, {"lr_decay_iters", a.lr_decay_iters, *a.train_iters});
+    check_warmup(v, {"lr_decay_iters", "lr_warmup_iters", "lr_wsd_decay_iters", a.lr_decay_iters,
+                     a.lr_warmup_iters, a.lr_wsd_decay_iters});
   }
 }
 
@@ -258,7 +269,7 @@ void check_data(Validation& v) {
     }
   }
   if (!a.load) {
-    for (const std::string_view name : {"finetune", "no_load_optim", "no_load_rng", "ckpt_step",
+    for (const std::string_view name : {"finetune", "no_load_optim", "ckpt_step",
                                         "exit_on_missing_checkpoint", "use_checkpoint_args"}) {
       if (v.chosen(name)) v.note(fmt::format("{} has no effect without --load", flag_of(name)));
     }
