@@ -1,41 +1,22 @@
 #include "teratron/cli/command_line.h"
 
-#include <iterator>
-
 #include <CLI/CLI.hpp>
 
 #include "teratron/base/error.h"
-#include "teratron/tokenizer/tokenizer.h"
 
 namespace teratron {
 
-bool parse_command(CLI::App& app, std::span<const std::string> args) {
+bool parse_command_line(CLI::App& app, std::span<const std::string> args) {
   try {
     app.parse(std::vector<std::string>(args.rbegin(), args.rend()));  // CLI11 takes them from the back
   } catch (const CLI::Success& help) {
     app.exit(help);
-    return false;
+    return true;
   } catch (const CLI::ParseError& error) {
     throw config_error(
         {.what = error.what(), .where = app.get_name(), .fix = "See " + app.get_name() + " --help"});
   }
-  return true;
-}
-
-void add_tokenizer_flags(CLI::App& app, TokenizerOptions& options) {
-  app.add_option("--tokenizer-type", options.type,
-                 "GPT2BPETokenizer, HuggingFaceTokenizer, NullTokenizer...");
-  app.add_option("--vocab-file", options.vocab_file, "vocab.json, or the word list of BERT");
-  app.add_option("--merge-file", options.merge_file, "merges.txt");
-  app.add_option("--tokenizer-model,--tokenizer-name-or-path", options.tokenizer_model,
-                 "tokenizer.json or the folder that holds it");
-  app.add_option("--vocab-size", options.vocab_size, "number of ids of NullTokenizer");
-  app.add_option("--vocab-extra-ids", options.vocab_extra_ids, "sentinel tokens <extra_id_n>");
-  app.add_flag("!--tokenizer-hf-no-include-special-tokens", options.include_special_tokens,
-               "no [CLS] ... [SEP] or <|begin_of_text|> around a text");
-  app.add_option("--compat-version", options.compat_version,
-                 "ids and files as of Megatron-LM 2.6, 0.7 or head")
-      ->capture_default_str();
+  return false;
 }
 
 }  // namespace teratron

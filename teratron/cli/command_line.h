@@ -10,14 +10,8 @@ class App;
 
 namespace teratron {
 
-struct TokenizerOptions;
-
-/// Parses `args` into what was declared on `app`. False when help was asked for and printed. A wrong command line
-/// is UserError(config).
-bool parse_command(CLI::App& app, std::span<const std::string> args);
-
-/// --tokenizer-type, --vocab-file, --merge-file, --tokenizer-model, --vocab-size, --vocab-extra-ids,
-/// --tokenizer-hf-no-include-special-tokens and --compat-version.
-void add_tokenizer_flags(CLI::App& app, TokenizerOptions& options);
+/// Parses `args` into what was declared on `app`. True when help was asked for and printed: the command is done.
+/// A wrong command line is UserError(config).
+bool parse_command_line(CLI::App& app, std::span<const std::string> args);
 
 }  // namespace teratron
