@@ -6,17 +6,17 @@
 
 namespace teratron {
 
-bool parse_command_line(CLI::App& app, std::span<const std::string> args) {
+bool parse_command(CLI::App& app, std::span<const std::string> args) {
   try {
     app.parse(std::vector<std::string>(args.rbegin(), args.rend()));  // CLI11 takes them from the back
   } catch (const CLI::Success& help) {
     app.exit(help);
-    return true;
+    return false;
   } catch (const CLI::ParseError& error) {
     throw config_error(
         {.what = error.what(), .where = app.get_name(), .fix = "See " + app.get_name() + " --help"});
   }
-  return false;
+  return true;
 }
 
 }  // namespace teratron

@@ -10,8 +10,8 @@ class App;
 
 namespace teratron {
 
-/// Parses `args` into what was declared on `app`. True when help was asked for and printed: the command is done.
+/// Parses `args` into what was declared on `app`. False when help was asked for and printed: the command is done.
 /// A wrong command line is UserError(config).
-bool parse_command_line(CLI::App& app, std::span<const std::string> args);
+bool parse_command(CLI::App& app, std::span<const std::string> args);
 
 }  // namespace teratron
