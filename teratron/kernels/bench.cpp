@@ -1,0 +1,195 @@
+// kernels_bench: time, GB/s and fraction of the copy bandwidth of every kernel on the current GPU, at the shapes of a
+// 1.5B GPT (16384 tokens, hidden 2048). Bytes are the fewest that the kernel must move. The L2 cache is flushed before
+// each run; median of 50.
+#include <algorithm>
+#include <functional>
+
+#include <ATen/ATen.h>
+#include <ATen/cuda/CUDAEvent.h>
+
+#include "teratron/base/log.h"
+#include "teratron/kernels/activation.h"
+#include "teratron/kernels/cross_entropy.h"
+#include "teratron/kernels/dropout.h"
+#include "teratron/kernels/norm.h"
+#include "teratron/kernels/optimizer_step.h"
+#include "teratron/kernels/random_fill.h"
+#include "teratron/kernels/reduce.h"
+#include "teratron/kernels/rope.h"
+#include "teratron/kernels/softmax.h"
+
+namespace teratron {
+namespace {
+
+at::Tensor device_randn(at::IntArrayRef sizes, at::ScalarType type = at::kBFloat16) {
+  return at::randn(sizes, at::device(at::kCUDA).dtype(type));
+}
+
+class Bench {
+ public:
+  /// Measures the copy that everything is compared with: 1 GiB, bytes read plus bytes written.
+  Bench() : flush_(device_randn({256 << 20}, at::kHalf)) {
+    const at::Tensor from = device_randn({512 << 20}), to = at::empty_like(from);
+    copy_rate_ = 4.0 * static_cast<double>(from.numel()) / milliseconds([&] { to.copy_(from); }) / 1e6;
+    print("{:34} {:>9} {:>9} {:>8}", "kernel", "us", "GB/s", "of copy");
+    print("{:34} {:9} {:9.0f} {:8.3f}", "copy of 1 GiB", "", copy_rate_, 1.0);
+  }
+
+  void report(const std::string& name, double bytes, const std::function<void()>& run) {
+    const double ms = milliseconds(run);
+    const double rate = bytes / ms / 1e6;
+    print("{:34} {:9.1f} {:9.0f} {:8.3f}", name, ms * 1e3, rate, rate / copy_rate_);
+  }
+
+ private:
+  double milliseconds(const std::function<void()>& run) {
+    std::vector<double> times;
+    for (int i = 0; i < 55; ++i) {
+      flush_.fill_(1);
+      at::cuda::CUDAEvent start(cudaEventDefault), stop(cudaEventDefault);
+      start.record();
+      run();
+      stop.record();
+      stop.synchronize();
+      if (i >= 5) times.push_back(start.elapsed_time(stop));
+    }
+    std::nth_element(times.begin(), times.begin() + 25, times.end());
+    return times[25];
+  }
+
+  at::Tensor flush_;
+  double copy_rate_ = 0;
+};
+
+constexpr int64_t tokens = 16384, hidden = 2048, ffn = 8192;
+constexpr double row_bytes = 2.0 * tokens * hidden;
+
+void bench_norms(Bench& bench, NormKind kind, int64_t rows, int64_t width) {
+  const std::string name = fmt::format("{} norm {}x{}", kind == NormKind::rms ? "rms" : "layer", rows, width);
+  const double bytes = 2.0 * static_cast<double>(rows * width);
+  const at::Tensor x = device_randn({rows, width}), residual = device_randn({rows, width});
+  const NormParameters p{device_randn({width}), kind == NormKind::rms ? at::Tensor() : device_randn({width})};
+  const NormOptions options{.kind = kind, .eps = 1e-5, .zero_centered = false};
+  bench.report(name, 2 * bytes, [&] { norm_forward(x, {}, p, options); });
+  bench.report(name + " + residual", 4 * bytes, [&] { norm_forward(x, {residual, {}}, p, options); });
+  const NormOutput out = norm_forward(x, {}, p, options);
+  bench.report(name + " backward", 3 * bytes,
+               [&] { norm_backward(residual, {}, {out.sum, out.mean, out.rstd}, p, options); });
+  bench.report(name + " backward + residual", 4 * bytes,
+               [&] { norm_backward(residual, x, {out.sum, out.mean, out.rstd}, p, options); });
+}
+
+void bench_activations(Bench& bench) {
+  const double bytes = 2.0 * tokens * ffn;
+  const at::Tensor x = device_randn({tokens, ffn}), dy = device_randn({tokens, ffn}),
+                   bias = device_randn({ffn});
+  const at::Tensor wide = device_randn({tokens, 2 * ffn});
+  bench.report("gelu (bias)", 2 * bytes, [&] { activation_forward(x, bias, Activation::gelu); });
+  bench.report("gelu (bias) backward", 3 * bytes,
+               [&] { activation_backward(dy, x, bias, Activation::gelu); });
+  bench.report("gelu_erf backward", 3 * bytes,
+               [&] { activation_backward(dy, x, bias, Activation::gelu_erf); });
+  bench.report("squared_relu", 2 * bytes, [&] { activation_forward(x, {}, Activation::squared_relu); });
+  bench.report("swiglu", 3 * bytes, [&] { activation_forward(wide, {}, Activation::swiglu); });
+  bench.report("swiglu backward", 5 * bytes, [&] { activation_backward(dy, wide, {}, Activation::swiglu); });
+  bench.report("column_sum", bytes, [&] { column_sum(x); });
+}
+
+void bench_attention(Bench& bench) {
+  const at::Tensor qkv = device_randn({4096, 4, 16, 3, 128});
+  const at::Tensor angle = device_randn({4096, 64}, at::kFloat);
+  const RopeTable table{angle.cos(), angle.sin()};
+  const at::Tensor positions =
+      at::arange(4096, at::device(at::kCUDA).dtype(at::kLong)).unsqueeze(1).expand({4096, 4});
+  for (const RopeStyle style : {RopeStyle::half, RopeStyle::interleaved}) {
+    bench.report(style == RopeStyle::half ? "rope q, k in place" : "rope q, k interleaved", 2 * 2 * row_bytes,
+                 [&] { rope_(qkv.narrow(3, 0, 2), table, positions, {.style = style}); });
+  }
+  const at::Tensor scores = device_randn({4, 16, 2048, 2048});
+  const double bytes = 2.0 * static_cast<double>(scores.numel());
+  const SoftmaxOptions causal{.scale = 0.1, .causal = true};
+  const SoftmaxOptions dropped{
+      .scale = 0.1, .causal = true, .mask = {}, .dropout = {.p = 0.1, .key = {1, 2}}};
+  bench.report("softmax", 2 * bytes, [&] { softmax_forward(scores, {.scale = 0.1}); });
+  bench.report("softmax causal", 1.5 * bytes, [&] { softmax_forward(scores, causal); });
+  bench.report("softmax causal dropout", 2.5 * bytes, [&] { softmax_forward(scores, dropped); });
+  const at::Tensor p = softmax_forward(scores, causal).probabilities;
+  bench.report("softmax causal dropout backward", 2 * bytes, [&] { softmax_backward(scores, p, dropped); });
+}
+
+void bench_dropout(Bench& bench) {
+  const at::Tensor x = device_randn({tokens, hidden}), residual = device_randn({tokens, hidden});
+  const at::Tensor bias = device_randn({hidden});
+  const Dropout how{.p = 0.1, .key = {1, 2}};
+  bench.report("bias_dropout_add", 3 * row_bytes, [&] { bias_dropout_add(x, bias, residual, how); });
+  bench.report("bias_dropout_add, p = 0", 3 * row_bytes, [&] { bias_dropout_add(x, bias, residual, {}); });
+  bench.report("dropout", 2 * row_bytes, [&] { dropout(x, how); });
+}
+
+void bench_cross_entropy(Bench& bench) {
+  for (const int64_t vocabulary : {50304, 131072}) {
+    const at::Tensor logits = device_randn({8192, vocabulary});
+    const at::Tensor targets = at::randint(vocabulary, {8192}, at::device(at::kCUDA).dtype(at::kLong));
+    const VocabRange range{.first = 0, .columns = vocabulary - 47};
+    const double bytes = 2.0 * static_cast<double>(logits.numel());
+    const auto s = cross_entropy_statistics(logits, targets, range);
+    const CrossEntropySaved saved{s.max, s.sum_exp, targets, at::ones_like(s.max)};
+    bench.report(fmt::format("cross entropy statistics, V {}", vocabulary), bytes,
+                 [&] { cross_entropy_statistics(logits, targets, range); });
+    bench.report(fmt::format("cross entropy gradient, V {}", vocabulary), 2 * bytes,
+                 [&] { cross_entropy_gradient_(logits, saved, range); });
+  }
+}
+
+void bench_flat(Bench& bench) {
+  constexpr int64_t n = 200'000'000;
+  const auto zeros = [](at::ScalarType type) { return at::zeros({n}, at::device(at::kCUDA).dtype(type)); };
+  AdamShard shard{.param = device_randn({n}, at::kFloat),
+                  .grad = device_randn({n}, at::kFloat),
+                  .exp_avg = zeros(at::kFloat),
+                  .exp_avg_sq = zeros(at::kFloat),
+                  .copy = zeros(at::kBFloat16),
+                  .groups = at::zeros({n / 64}, at::device(at::kCUDA).dtype(at::kByte))};
+  const auto scalar = [](double value, at::ScalarType type) {
+    return at::full({1}, value, at::device(at::kCUDA).dtype(type));
+  };
+  const StepScalars s{.lr = scalar(1e-3, at::kDouble),
+                      .weight_decay = scalar(0.1, at::kDouble),
+                      .step = scalar(1, at::kLong),
+                      .grad_scale = scalar(1, at::kFloat),
+                      .found_inf = scalar(0, at::kFloat)};
+  bench.report("adam, f32 gradient, bf16 copy", 30.0 * n, [&] { adam_step_(shard, s, {}); });
+  const at::Tensor gradient = shard.grad, low = gradient.to(at::kBFloat16);
+  shard.grad = low;
+  bench.report("adam, bf16 gradient, bf16 copy", 28.0 * n, [&] { adam_step_(shard, s, {}); });
+  bench.report("sum_of_squares f32", 4.0 * n, [&] { sum_of_squares(gradient); });
+  bench.report("sum_of_squares bf16", 2.0 * n, [&] { sum_of_squares(low); });
+  bench.report("flag_nonfinite f32", 4.0 * n, [&] { flag_nonfinite_(s.found_inf, gradient); });
+  bench.report("scale f32", 8.0 * n, [&] { scale_(gradient, s.grad_scale); });
+  bench.report("random_fill normal bf16", 2.0 * n, [&] {
+    random_fill_(low, Shard::replicated({n}), {.key = {1, 2}, .distribution = Distribution::normal});
+  });
+}
+
+void bench_all() {
+  Bench bench;
+  bench_norms(bench, NormKind::layer, tokens, hidden);
+  bench_norms(bench, NormKind::rms, tokens, 4096);
+  bench_norms(bench, NormKind::layer, 65536, 768);
+  bench_activations(bench);
+  bench_attention(bench);
+  bench_dropout(bench);
+  bench_cross_entropy(bench);
+  bench_flat(bench);
+}
+
+}  // namespace
+}  // namespace teratron
+
+int main() {
+  if (!at::hasCUDA()) {
+    teratron::notice("kernels_bench needs a GPU; this machine has none");
+    return 0;
+  }
+  teratron::bench_all();
+}

@@ -1,0 +1,118 @@
+// The optimizer steps and reductions on the GPU against the CPU.
+#include <ATen/Context.h>
+
+#include "teratron/kernels/optimizer_step.h"
+#include "teratron/kernels/reduce.h"
+#include "teratron/kernels/testing.h"
+
+namespace teratron {
+namespace {
+
+class GpuFlat : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!at::hasCUDA()) GTEST_SKIP() << "no GPU on this machine";
+  }
+};
+
+at::Tensor gpu(const at::Tensor& x) {
+  return x.defined() ? x.to(at::kCUDA) : x;
+}
+
+struct Shards {
+  AdamShard adam;
+  SgdShard sgd;
+};
+
+Shards make_shards(int64_t n, at::ScalarType param, at::ScalarType grad, at::ScalarType copy) {
+  const at::Tensor groups = at::randint(3, {(n + 63) / 64}, at::kByte);
+  const at::Tensor low = param == at::kDouble ? at::Tensor() : at::zeros({n}, copy);
+  AdamShard adam{
+      randn({n}, param), randn({n}, grad), randn({n}, param), randn({n}, param).abs(), low, groups};
+  SgdShard sgd{adam.param.clone(), adam.grad, adam.exp_avg.clone(), low.defined() ? low.clone() : low,
+               groups};
+  return {adam, sgd};
+}
+
+Shards gpu(const Shards& s) {
+  return {
+      {gpu(s.adam.param), gpu(s.adam.grad), gpu(s.adam.exp_avg), gpu(s.adam.exp_avg_sq), gpu(s.adam.copy),
+       gpu(s.adam.groups)},
+      {gpu(s.sgd.param), gpu(s.sgd.grad), gpu(s.sgd.momentum_buffer), gpu(s.sgd.copy), gpu(s.sgd.groups)}};
+}
+
+StepScalars scalars(at::Device device) {
+  return {.lr = at::tensor({1e-2, 3e-3, 0.0}, at::kDouble).to(device),
+          .weight_decay = at::tensor({0.1, 0.0, 0.5}, at::kDouble).to(device),
+          .step = at::full({1}, 6, at::kLong).to(device),
+          .grad_scale = at::full({1}, 0.37f).to(device),
+          .found_inf = at::zeros({1}).to(device)};
+}
+
+void check_steps(int64_t n, at::ScalarType param, at::ScalarType grad, at::ScalarType copy) {
+  SCOPED_TRACE(fmt::format("{} {} {} {}", n, at::toString(param), at::toString(grad), at::toString(copy)));
+  Shards host = make_shards(n, param, grad, copy), device = gpu(host);
+  const StepScalars s = scalars(at::kCPU), t = scalars(at::kCUDA);
+  advance_step_(s.step, s.found_inf);
+  advance_step_(t.step, t.found_inf);
+  EXPECT_EQ(t.step.item<int64_t>(), 7);
+  for (const bool decoupled : {true, false}) {
+    const AdamOptions options{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .decoupled_weight_decay = decoupled};
+    adam_step_(host.adam, s, options);
+    adam_step_(device.adam, t, options);
+  }
+  sgd_step_(host.sgd, s, 0.9);
+  sgd_step_(device.sgd, t, 0.9);
+  const double limit = param == at::kDouble ? 1e-14 : 5e-7;
+  EXPECT_LT(relative_error(device.adam.param, host.adam.param), limit);
+  EXPECT_LT(relative_error(device.adam.exp_avg, host.adam.exp_avg), limit);
+  EXPECT_LT(relative_error(device.adam.exp_avg_sq, host.adam.exp_avg_sq), limit);
+  EXPECT_LT(relative_error(device.sgd.param, host.sgd.param), limit);
+  EXPECT_LT(relative_error(device.sgd.momentum_buffer, host.sgd.momentum_buffer), limit);
+  if (host.adam.copy.defined()) {
+    EXPECT_TRUE(same_bits(device.adam.copy.cpu(), device.adam.param.to(copy).cpu()));
+    EXPECT_TRUE(same_bits(device.sgd.copy.cpu(), device.sgd.param.to(copy).cpu()));
+  }
+  const at::Tensor before = device.adam.param.clone();
+  t.found_inf.fill_(1);
+  adam_step_(device.adam, t, {});
+  advance_step_(t.step, t.found_inf);
+  EXPECT_TRUE(at::equal(device.adam.param, before));
+  EXPECT_EQ(t.step.item<int64_t>(), 7);
+}
+
+TEST_F(GpuFlat, OptimizerSteps) {
+  for (const int64_t n : {1, 63, 100'003, 4'000'000}) {
+    check_steps(n, at::kFloat, at::kFloat, at::kBFloat16);
+    check_steps(n, at::kFloat, at::kBFloat16, at::kHalf);
+    check_steps(n, at::kFloat, at::kHalf, at::kBFloat16);
+    check_steps(n, at::kDouble, at::kDouble, at::kBFloat16);
+  }
+}
+
+TEST_F(GpuFlat, Reductions) {
+  for (const auto type : float_types) {
+    for (const int64_t n : {1, 1001, 5'000'001}) {
+      for (const int64_t offset : {0, 1}) {  // 1: not aligned to packs
+        at::Tensor all = randn({n + offset}, type);
+        all.narrow(0, offset, n / 7).zero_();
+        const at::Tensor x = all.narrow(0, offset, n), y = gpu(all).narrow(0, offset, n);
+        EXPECT_LT(relative_error(sum_of_squares(y), sum_of_squares(x)), type == at::kDouble ? 1e-13 : 1e-7);
+        EXPECT_EQ(sum_of_squares(y).item<double>(), sum_of_squares(y).item<double>());
+        EXPECT_EQ(count_zeros(y).item<int64_t>(), count_zeros(x).item<int64_t>());
+        at::Tensor flag = at::zeros({1}, at::device(at::kCUDA).dtype(at::kFloat));
+        flag_nonfinite_(flag, y);
+        EXPECT_EQ(flag.item<float>(), 0);
+        const at::Tensor expected = f64(x) * 0.25;
+        scale_(y, at::full({1}, 0.25, at::device(at::kCUDA).dtype(at::kFloat)));
+        EXPECT_CLOSE(y, expected, type);
+        y[n - 1] = std::numeric_limits<double>::quiet_NaN();
+        flag_nonfinite_(flag, y);
+        EXPECT_EQ(flag.item<float>(), 1);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace teratron

@@ -1,0 +1,205 @@
+// optimizer_step.h and reduce.h
+#include "teratron/kernels/optimizer_step.h"
+#include "teratron/kernels/reduce.h"
+#include "teratron/kernels/testing.h"
+
+namespace teratron {
+namespace {
+
+at::Tensor f64s(std::vector<double> values) {
+  return at::tensor(values, at::kDouble);
+}
+
+StepScalars scalars(std::vector<double> lr, std::vector<double> weight_decay) {
+  return {.lr = f64s(std::move(lr)),
+          .weight_decay = f64s(std::move(weight_decay)),
+          .step = at::zeros({1}, at::kLong),
+          .grad_scale = {},
+          .found_inf = {}};
+}
+
+at::Tensor example_param() {
+  return f64s({0.25, -0.5, 0.75, -1.0, 1.25});
+}
+
+at::Tensor example_grad(int t) {
+  at::Tensor grad = at::empty({5}, at::kDouble);
+  for (int i = 0; i < 5; ++i) grad[i] = ((7 * i + 3 * t) % 5 - 2) / 8.0 + 0.03125;
+  return grad;
+}
+
+AdamShard adam_shard(const at::Tensor& param) {
+  return {.param = param,
+          .grad = at::zeros_like(param),
+          .exp_avg = at::zeros_like(param),
+          .exp_avg_sq = at::zeros_like(param),
+          .copy = {},
+          .groups = {}};
+}
+
+/// Three steps on the example.
+AdamShard run_adam(at::ScalarType type, bool decoupled) {
+  AdamShard shard = adam_shard(example_param().to(type));
+  const StepScalars s = scalars({0.01}, {0.1});
+  for (int t = 1; t <= 3; ++t) {
+    shard.grad.copy_(example_grad(t));
+    advance_step_(s.step, {});
+    adam_step_(shard, s, {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .decoupled_weight_decay = decoupled});
+  }
+  return shard;
+}
+
+// Expected values: three steps of torch.optim (2.11, f64) with lr 0.01, betas (0.9, 0.95), weight decay 0.1.
+TEST(Adam, MatchesPyTorch) {
+  const at::Tensor adamw = f64s(
+      {0.2312542971266817, -0.4844308957383401, 0.7444681199076886, -1.01521925167392, 1.2468650832831816});
+  const at::Tensor adam = f64s(
+      {0.229591277980033, -0.4812136846724296, 0.7380046509961584, -1.0096345414669046, 1.2241807173394117});
+  const AdamShard shard = run_adam(at::kDouble, true);
+  EXPECT_LT(relative_error(shard.param, adamw), 1e-15);
+  EXPECT_LT(
+      relative_error(shard.exp_avg, f64s({0.03234374999999999, -0.013031249999999996, -0.0015312500000000018,
+                                          0.003718749999999999, 0.020843749999999998})),
+      1e-15);
+  EXPECT_LT(relative_error(shard.exp_avg_sq,
+                           f64s({0.005474243164062505, 0.0037584228515625036, 0.003537719726562503,
+                                 0.006008422851562505, 0.004202758789062503})),
+            1e-15);
+  EXPECT_LT(relative_error(run_adam(at::kDouble, false).param, adam), 1e-15);
+  EXPECT_LT(relative_error(run_adam(at::kFloat, true).param, adamw), 2e-7);
+  EXPECT_LT(relative_error(run_adam(at::kFloat, false).param, adam), 2e-7);
+}
+
+TEST(Sgd, MatchesPyTorch) {
+  SgdShard shard{.param = example_param(),
+                 .grad = {},
+                 .momentum_buffer = at::zeros({5}, at::kDouble),
+                 .copy = {},
+                 .groups = {}};
+  const StepScalars s = scalars({0.01}, {0.1});
+  for (int t = 1; t <= 3; ++t) {
+    shard.grad = example_grad(t);
+    sgd_step_(shard, s, 0.9);
+  }
+  EXPECT_LT(relative_error(shard.param, f64s({0.2433380731875, -0.4933072723125, 0.7475419739375,
+                                              -1.0004119268125, 1.2398771246875})),
+            1e-15);
+  EXPECT_LT(
+      relative_error(shard.momentum_buffer, f64s({0.39074893125000004, -0.26516651875, 0.18778385625000005,
+                                                  -0.23425106875, 0.5466937812500001})),
+      1e-15);
+}
+
+TEST(Sgd, WithoutMomentumNeedsNoBuffer) {
+  SgdShard shard{
+      .param = at::ones({3}), .grad = at::full({3}, 2.f), .momentum_buffer = {}, .copy = {}, .groups = {}};
+  sgd_step_(shard, scalars({0.25}, {1}), 0);
+  EXPECT_TRUE(at::equal(shard.param, at::full({3}, 0.25f)));
+}
+
+TEST(Adam, GroupsHaveTheirOwnRateAndDecay) {
+  const at::Tensor start = at::randn({150}), grad = at::randn({150});
+  AdamShard both = adam_shard(start.clone());
+  both.grad = grad;
+  both.groups = at::tensor({1, 0, 1}, at::kByte);
+  StepScalars s = scalars({0.1, 0.01}, {0.5, 0});
+  s.step.fill_(4);
+  adam_step_(both, s, {});
+  for (const auto& [first, count, group] : {std::array{0, 64, 1}, {64, 64, 0}, {128, 22, 1}}) {
+    AdamShard one = adam_shard(start.narrow(0, first, count).clone());
+    one.grad = grad.narrow(0, first, count).clone();
+    StepScalars t = scalars({s.lr[group].item<double>()}, {s.weight_decay[group].item<double>()});
+    t.step.fill_(4);
+    adam_step_(one, t, {});
+    EXPECT_TRUE(same_bits(one.param, both.param.narrow(0, first, count).clone()));
+  }
+}
+
+TEST(Adam, ScalesLowPrecisionGradientsAndWritesTheCopy) {
+  for (const auto type : {at::kBFloat16, at::kHalf}) {
+    AdamShard low = adam_shard(at::randn({200}));
+    AdamShard full = adam_shard(low.param.clone());
+    low.grad = at::randn({200}).to(type);
+    low.copy = at::empty({200}, type);
+    full.grad = low.grad.to(at::kFloat) * 0.125f;
+    StepScalars s = scalars({0.1}, {0.1});
+    s.step.fill_(1);
+    adam_step_(full, s, {});
+    s.grad_scale = at::tensor({0.125f});
+    adam_step_(low, s, {});
+    EXPECT_TRUE(same_bits(low.param, full.param));
+    EXPECT_TRUE(same_bits(low.copy, full.param.to(type)));
+  }
+}
+
+TEST(Adam, FoundInfLeavesEverythingAsItIs) {
+  AdamShard shard = adam_shard(at::randn({70}));
+  shard.grad = at::full({70}, std::numeric_limits<float>::infinity());
+  shard.copy = at::zeros({70}, at::kBFloat16);
+  const at::Tensor before = shard.param.clone();
+  StepScalars s = scalars({0.1}, {0.1});
+  s.found_inf = at::ones({1});
+  advance_step_(s.step, s.found_inf);
+  adam_step_(shard, s, {});
+  sgd_step_({.param = shard.param,
+             .grad = shard.grad,
+             .momentum_buffer = shard.exp_avg,
+             .copy = shard.copy,
+             .groups = {}},
+            s, 0.9);
+  EXPECT_EQ(s.step.item<int64_t>(), 0);
+  EXPECT_TRUE(same_bits(shard.param, before));
+  for (const at::Tensor& t : {shard.exp_avg, shard.exp_avg_sq, shard.copy})
+    EXPECT_EQ(t.abs().sum().item<float>(), 0);
+  s.found_inf.zero_();
+  advance_step_(s.step, s.found_inf);
+  EXPECT_EQ(s.step.item<int64_t>(), 1);
+}
+
+TEST(Reduce, SumsCountsAndScales) {
+  for (const auto type : float_types) {
+    for (const int64_t n : {0, 1, 7, 100003}) {
+      at::Tensor x = randn({n}, type);
+      if (n > 6) x.narrow(0, 2, 3).zero_();
+      EXPECT_EQ(sum_of_squares(x).scalar_type(), at::kDouble);
+      EXPECT_LT(relative_error(sum_of_squares(x), f64(x).pow(2).sum()), 1e-12);
+      EXPECT_EQ(count_zeros(x).item<int64_t>(), (x == 0).sum().item<int64_t>());
+      const at::Tensor expected = f64(x) * 0.3;
+      scale_(x, at::tensor({0.3}, at::kDouble));
+      EXPECT_CLOSE(x, expected, type);
+    }
+  }
+}
+
+TEST(Reduce, FlagsNonfiniteValuesAndKeepsTheFlag) {
+  for (const auto type : float_types) {
+    for (const double bad :
+         {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
+          std::numeric_limits<double>::quiet_NaN()}) {
+      at::Tensor x = randn({20011}, type);
+      at::Tensor flag = at::zeros({1});
+      flag_nonfinite_(flag, x);
+      EXPECT_EQ(flag.item<float>(), 0);
+      x[20010] = bad;
+      flag_nonfinite_(flag, x);
+      EXPECT_EQ(flag.item<float>(), 1);
+      EXPECT_FALSE(std::isfinite(sum_of_squares(x).item<double>()));
+      flag_nonfinite_(flag, randn({5}, type));
+      EXPECT_EQ(flag.item<float>(), 1);
+    }
+  }
+}
+
+TEST(Reduce, GivesTheSameBitsWithAnyNumberOfThreads) {
+  const at::Tensor x = at::randn({300000});
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  const at::Tensor one = sum_of_squares(x);
+  at::set_num_threads(3);
+  const at::Tensor three = sum_of_squares(x);
+  at::set_num_threads(threads);
+  EXPECT_EQ(one.item<double>(), three.item<double>());
+}
+
+}  // namespace
+}  // namespace teratron
