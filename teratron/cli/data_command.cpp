@@ -10,6 +10,7 @@
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/command_line.h"
+#include "teratron/cli/tokenizer_flags.h"
 #include "teratron/data/blend.h"
 #include "teratron/data/gpt_index.h"
 #include "teratron/data/indexed_dataset.h"
@@ -95,7 +96,7 @@ void sample(const SampleFlags& flags) {
       std::vector<int64_t> tokens;
       dataset.read(s, 0, -1, tokens);
       if (tokenizer == nullptr) {
-        print("document {} sequence {}: {}", document, s, fmt::join(tokens, " "));
+        teratron::print("document {} sequence {}: {}", document, s, fmt::join(tokens, " "));
         continue;
       }
       const std::vector<int32_t> ids(tokens.begin(), tokens.end());

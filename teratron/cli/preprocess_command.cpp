@@ -12,6 +12,7 @@
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/command_line.h"
+#include "teratron/cli/tokenizer_flags.h"
 #include "teratron/data/preprocess.h"
 #include "teratron/data/text_source.h"
 #include "teratron/tokenizer/tokenizer.h"
