@@ -172,6 +172,16 @@ ManifestTensor tensor_from_json(const json& value, const std::vector<ManifestSha
             "a part lies outside its shard");
     tensor.parts.push_back(std::move(part));
   }
+  // Together the parts are the tensor; this also bounds, by what is on disk, the work that a cut can ask for.
+  int64_t bytes = 0;
+  for (const ManifestPart& part : tensor.parts) {
+    require(!__builtin_add_overflow(bytes, part.bytes, &bytes), "the parts overflow");
+  }
+  const std::optional<int64_t> numel = checked_numel(tensor.shape);
+  int64_t expected = 0;
+  require(numel && !__builtin_mul_overflow(*numel, size_of(tensor.dtype), &expected), "the shape overflows");
+  require(bytes == expected, fmt::format("its parts have {} bytes, {} are needed", bytes, expected));
+  require(expected > 0 || tensor.parts.empty(), "it is empty and has parts");
   return tensor;
 }
 
@@ -181,7 +191,9 @@ Manifest manifest_from_json(const json& value) {
   manifest.iteration = whole(value.at("iteration"), "iteration");
   manifest.sequence = whole(value.at("sequence"), "sequence");
   require(value.at("block_bytes") == Manifest::block_bytes, "block_bytes is not supported");
-  manifest.config = value.at("config").dump();
+  require(value.at("config").is_object() && value.at("state").is_object(),
+          "config or state is not an object");
+  manifest.config = value["config"].dump();
   manifest.state = value.at("state").dump();
   for (const json& shard : value.at("shards")) manifest.shards.push_back(shard_from_json(shard));
   for (const auto& [name, tensor] : value.at("tensors").items()) {

@@ -1,0 +1,154 @@
+"""Hugging Face models in and out of the built program, against `transformers`: weights bitwise, logits in fp32.
+
+TERATRON_BINARY names the program.
+"""
+import json
+import os
+import pathlib
+import subprocess
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+from safetensors import safe_open  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BINARY = os.environ.get("TERATRON_BINARY", str(ROOT / "build/release/teratron/cli/teratron"))
+
+if not os.path.exists(BINARY):
+    pytest.skip(f"no program at {BINARY}: set TERATRON_BINARY", allow_module_level=True)
+
+LLAMA = dict(hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2,
+             vocab_size=101, max_position_embeddings=64, tie_word_embeddings=False)
+LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+               "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+CONFIGS = {
+    "gpt2": lambda: transformers.GPT2Config(n_embd=48, n_layer=2, n_head=4, vocab_size=101, n_positions=64),
+    "gpt2-untied": lambda: transformers.GPT2Config(n_embd=48, n_layer=2, n_head=4, n_inner=100, vocab_size=101,
+                                                   n_positions=64, tie_word_embeddings=False),
+    "llama2": lambda: transformers.LlamaConfig(**{**LLAMA, "num_key_value_heads": 6}),
+    "llama-gqa": lambda: transformers.LlamaConfig(**LLAMA, rope_theta=500000.0),
+    "llama-biases": lambda: transformers.LlamaConfig(**LLAMA, attention_bias=True, mlp_bias=True),
+    "llama3-rope": lambda: transformers.LlamaConfig(**LLAMA, rope_parameters=LLAMA3_ROPE),
+    "mistral": lambda: transformers.MistralConfig(**LLAMA, sliding_window=None, head_dim=8),
+    "qwen2": lambda: transformers.Qwen2Config(**{**LLAMA, "tie_word_embeddings": True}),
+    "qwen3": lambda: transformers.Qwen3Config(**LLAMA, head_dim=16),
+}
+WITHOUT_LOGITS = {"llama3-rope": "rope scaling", "qwen3": "qk_layernorm"}  # convert, but are not computed yet
+
+
+def run(*args, code=0):
+    done = subprocess.run([BINARY, *map(str, args)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def random_model(name, dtype=torch.float32):
+    torch.manual_seed(len(name))
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]())
+    with torch.no_grad():  # norms and biases that start as ones and zeros would hide mistakes
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model.to(dtype).eval()
+
+
+def assert_same(one, other):
+    assert sorted(one) == sorted(other)
+    for name in one:
+        assert one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_out_of_in_is_the_same(name, dtype, tmp_path):
+    model = random_model(name, dtype)
+    model.save_pretrained(tmp_path / "in", max_shard_size="50KB")
+    assert (tmp_path / "in" / "model.safetensors.index.json").exists()
+    run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt")
+    run("ckpt", "verify", tmp_path / "ckpt")
+    run("ckpt", "convert", "--to-hf", tmp_path / "out", "--load", tmp_path / "ckpt", "--max-shard-size", "60KB")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto").eval()
+    assert_same(model.state_dict(), again.state_dict())
+    first = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "in", dtype="auto").eval()
+    ids = torch.arange(2 * 32).reshape(2, 32) * 7 % 101
+    with torch.no_grad():
+        assert torch.equal(first(ids).logits, again(ids).logits), "config.json says something else"
+
+
+def test_megatron_layout(tmp_path):
+    """Names and rows as Megatron-LM's own loader makes them, written down once more, independently."""
+    model = random_model("llama-gqa")
+    model.save_pretrained(tmp_path / "in")
+    run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt")
+    theirs = model.state_dict()
+    ours = load_file(tmp_path / "ckpt" / "iter_0000000" / "shard-00000.safetensors")
+    heads, groups, width = 6, 2, 8
+    for layer in range(2):
+        attention = f"model.layers.{layer}.self_attn."
+        q = theirs[attention + "q_proj.weight"].view(groups, heads // groups * width, 48)
+        k = theirs[attention + "k_proj.weight"].view(groups, width, 48)
+        v = theirs[attention + "v_proj.weight"].view(groups, width, 48)
+        prefix = f"decoder.layers.{layer}."
+        assert torch.equal(ours[prefix + "self_attention.linear_qkv.weight"], torch.cat([q, k, v], 1).view(-1, 48))
+        mlp = f"model.layers.{layer}.mlp."
+        assert torch.equal(ours[prefix + "mlp.linear_fc1.weight"],
+                           torch.cat([theirs[mlp + "gate_proj.weight"], theirs[mlp + "up_proj.weight"]]))
+        assert torch.equal(ours[prefix + "mlp.linear_fc2.weight"], theirs[mlp + "down_proj.weight"])
+    assert torch.equal(ours["output_layer.weight"], theirs["lm_head.weight"])
+    assert torch.equal(ours["decoder.final_layernorm.weight"], theirs["model.norm.weight"])
+    manifest = json.loads((tmp_path / "ckpt" / "iter_0000000" / "manifest.json").read_text())
+    assert set(manifest["tensors"]) == set(ours)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa"])
+def test_types_are_converted_as_torch_does(name, tmp_path):
+    model = random_model(name)
+    model.save_pretrained(tmp_path / "in")
+    for flag, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / flag, "--target-params-dtype", flag)
+        run("ckpt", "convert", "--to-hf", tmp_path / f"{flag}-out", "--load", tmp_path / flag)
+        again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / f"{flag}-out", dtype="auto")
+        assert_same(model.to(dtype).state_dict(), again.state_dict())
+        model = random_model(name)
+
+
+def test_accelerates_spellings(tmp_path):
+    random_model("gpt2").save_pretrained(tmp_path / "in")
+    run("ckpt", "convert", "--load_path", tmp_path / "in", "--save_path", tmp_path / "ckpt",
+        "--target_tensor_model_parallel_size", 2, "--target_params_dtype", "fp32", "--print-checkpoint-structure")
+    said = run("ckpt", "convert", "--convert_checkpoint_from_megatron_to_transformers", "--load_path",
+               tmp_path / "ckpt", "--save_path", tmp_path / "out", "--max_shard_size", "200MB",
+               "--print-checkpoint-structure")
+    assert "decoder.layers.1.mlp.linear_fc2.weight" in said
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_pickles_are_refused(tmp_path):
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1,
+                                                      "n_positions": 8, "vocab_size": 9}))
+    said = run("ckpt", "convert", "--from-hf", tmp_path, "--save", tmp_path / "ckpt", code=4)
+    assert "pickled" in said and "save_pretrained" in said
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits(name, tmp_path):
+    if name in WITHOUT_LOGITS:
+        pytest.skip(f"the program does not compute {WITHOUT_LOGITS[name]} yet")
+    model = random_model(name)
+    model.save_pretrained(tmp_path / "in")
+    run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt")
+    torch.manual_seed(1)
+    lines = [torch.randint(0, 101, (length,)) for length in (1, 17, 64)]
+    (tmp_path / "ids.txt").write_text("".join(" ".join(map(str, line.tolist())) + "\n" for line in lines))
+    run("logits", "--load", tmp_path / "ckpt", "--input", tmp_path / "ids.txt", "--output", tmp_path / "out.safetensors")
+    got = load_file(tmp_path / "out.safetensors")
+    for index, line in enumerate(lines):
+        with torch.no_grad():
+            expected = model(line[None]).logits[0].float()
+        actual = got[f"logits.{index}"]
+        assert actual.shape == expected.shape
+        assert (actual - expected).norm() <= 1e-5 * expected.norm(), f"line {index}"
