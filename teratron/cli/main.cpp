@@ -1,5 +1,6 @@
 // teratron: one program, one word for what it shall do.
 #include <array>
+#include <csignal>
 #include <new>
 #include <string>
 #include <vector>
@@ -8,6 +9,7 @@
 #include <c10/util/Exception.h>
 
 #include "teratron/base/error.h"
+#include "teratron/base/fault_point.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/ckpt_command.h"
 #include "teratron/cli/data_command.h"
@@ -72,7 +74,9 @@ int failed(const c10::Error& error) {
 }
 
 int guarded(Arguments args) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is an error of write(), not a death
   try {
+    arm_faults_from_environment();
     return dispatch(args);
   } catch (const UserError& error) {
     return failed(error.exit_code(), error.what());
