@@ -37,14 +37,14 @@ struct TokenizerOptions {
   int64_t vocab_size = 0;       // NullTokenizer
   int64_t vocab_extra_ids = 0;
   bool include_special_tokens = true;  // [CLS] ... [SEP], <|begin_of_text|>: off by --tokenizer-hf-no-include-special-tokens
-  std::string compat_version = "0.7";  // bytes of Megatron 0.7, 2.6 or head (compat.md 2.5)
+  std::string compat_version = "0.7";  // ids as of Megatron-LM 2.6, 0.7 or head
 };
 
 /// Reads the files and builds the tokenizer. Throws UserError(config) for a missing or unknown option and
 /// UserError(data) for a file that is wrong.
 std::unique_ptr<Tokenizer> build_tokenizer(const TokenizerOptions& options);
 
-/// Vocabulary rounded up to a multiple of divisible_by * tensor_parallel (compat.md 2.5).
+/// Vocabulary rounded up to a multiple of divisible_by * tensor_parallel.
 int64_t padded_vocab_size(int64_t vocab_size, int64_t divisible_by, int64_t tensor_parallel);
 
 }  // namespace teratron
