@@ -221,7 +221,7 @@ TEST_F(Gpu, DropoutMasksAreThoseOfTheCpu) {
     how.where.rows = gpu(how.where.rows);
     EXPECT_TRUE(at::equal(dropout(gpu(x), how).cpu(), y));
     for (const auto type : {at::kBFloat16, at::kHalf, at::kDouble}) {
-      how.where.rows = {};
+      how.where.rows = at::Tensor();
       const at::Tensor low = x.to(type);
       EXPECT_GPU(dropout(gpu(low), how), dropout(f64(low), how), type);
     }

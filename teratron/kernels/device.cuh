@@ -93,13 +93,16 @@ struct RunningSoftmax {
       sum *= fast_exp(max - top);
       max = top;
     }
-    if (max == -INFINITY) return;
+    const A base = max == -INFINITY ? A(0) : max;  // so that -inf counts 0 and NaN still shows
 #pragma unroll
-    for (int i = 0; i < N; ++i) sum += fast_exp(x[i] - max);
+    for (int i = 0; i < N; ++i) sum += fast_exp(x[i] - base);
   }
   __device__ void merge(A other_max, A other_sum) {
     const A top = other_max > max ? other_max : max;
-    if (top == -INFINITY) return;
+    if (top == -INFINITY) {
+      sum += other_sum;
+      return;
+    }
     sum = sum * fast_exp(max - top) + other_sum * fast_exp(other_max - top);
     max = top;
   }

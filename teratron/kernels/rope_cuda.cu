@@ -7,7 +7,7 @@ namespace {
 /// One block per token; a thread rotates V pairs of channels in several heads with the same cosines. V pairs
 /// are two packs of V: (a, b) halves, or the first and second V of 2V interleaved neighbours.
 template <typename T, int V, bool interleaved>
-__global__ void __launch_bounds__(256) rope_kernel(RopeArgs args) {
+__global__ void __launch_bounds__(512) rope_kernel(RopeArgs args) {
   using A = Accumulator<T>;
   const int64_t s = blockIdx.x / args.batch, b = blockIdx.x % args.batch;
   const int half = static_cast<int>(args.rotated / 2), packs = half / V;

@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(256) forward_kernel(SoftmaxArgs args) {
     statistics.add(x);
   }
   block_merge(statistics, shared);
-  const A factor = statistics.sum > A(0) ? A(1) / statistics.sum : A(0);
+  const A factor = statistics.sum == A(0) ? A(0) : A(1) / statistics.sum;
   const uint64_t index = args.out == nullptr ? 0 : args.mask.row_start(blockIdx.x);
 #pragma unroll 2
   for (int64_t key = threadIdx.x * N; key < args.keys; key += blockDim.x * N) {
