@@ -150,6 +150,14 @@ void set_field(const Schema::Target& target, const Written& written, Settings& s
   settings.values.push_back({&field, std::move(value), where});
 }
 
+void refuse(const Setting& setting, std::string fix, Settings& settings) {
+  const std::string value = printable(python_text(setting.value));
+  settings.problems.push_back(
+      {.what = fmt::format("{} = {} is not supported yet", setting.field->name, value),
+       .where = setting.where,
+       .fix = std::move(fix)});
+}
+
 }  // namespace
 
 std::string flag_of(std::string_view name) {
@@ -271,12 +279,14 @@ void review(const Schema& schema, const void* defaults, const ReviewOptions& opt
     const std::string text = python_text(setting.value);
     if (field.status == FieldStatus::inherent) {
       settings.notices.push_back(fmt::format("{} has no effect: {}", flag_of(field.name), field.traits.note));
-    } else if (options.refuse_planned && (field.status == FieldStatus::planned ||
-                                          std::find(planned.begin(), planned.end(), text) != planned.end())) {
-      settings.problems.push_back(
-          {.what = fmt::format("{} = {} is not supported yet", field.name, printable(text)),
-           .where = setting.where,
-           .fix = fmt::format("Leave it at {}", python_text(get_value(field, defaults)))});
+    } else if (options.refuse_planned && field.status == FieldStatus::planned) {
+      refuse(setting, fmt::format("Leave it at {}", python_text(get_value(field, defaults))), settings);
+    } else if (options.refuse_planned && std::find(planned.begin(), planned.end(), text) != planned.end()) {
+      std::vector<std::string> built = words(field.traits.choices, '|');
+      std::erase_if(built, [&](const auto& c) {
+        return std::find(planned.begin(), planned.end(), c) != planned.end();
+      });
+      refuse(setting, fmt::format("Use one of {}", fmt::join(built, ", ")), settings);
     }
   }
 }

@@ -83,8 +83,20 @@ std::optional<Problem> read_member(const Field& field, const nlohmann::json& jso
   return std::nullopt;
 }
 
+// "a|b" as "a, b", which can be wrapped.
+std::string listed(std::string_view choices) {
+  std::string out;
+  for (const char c : choices) out += c == '|' ? ", " : std::string(1, c);
+  return out;
+}
+
+bool has_many_choices(const Field& field) {
+  return field.traits.choices.size() > 60;
+}
+
 std::string value_hint(const Field& field) {
-  if (!field.traits.choices.empty()) return fmt::format("{{{}}}", field.traits.choices);
+  if (!field.traits.choices.empty() && !has_many_choices(field))
+    return fmt::format("{{{}}}", field.traits.choices);
   switch (field.type) {
     case FieldType::boolean:
       return "";
@@ -111,11 +123,18 @@ std::string main_flag(const Field& field, const Value& initial) {
   return flag_of(field.name);
 }
 
+std::string help_of(const Field& field, const Value& initial) {
+  const bool off = initial == Value(true) && !field.traits.off.empty();
+  if (has_many_choices(field)) return fmt::format("{}: {}", field.help, listed(field.traits.choices));
+  return off ? fmt::format("Switch off: {}", field.help) : std::string(field.help);
+}
+
 std::string status_text(const Field& field) {
   if (field.status == FieldStatus::inherent) return "no effect: " + std::string(field.traits.note);
   if (field.status == FieldStatus::planned) return "not supported yet";
   if (field.status == FieldStatus::derived) return "computed";
-  if (!field.traits.planned_choices.empty()) return fmt::format("not yet: {}", field.traits.planned_choices);
+  if (!field.traits.planned_choices.empty())
+    return fmt::format("not yet: {}", listed(field.traits.planned_choices));
   return field.traits.note.empty() ? "" : std::string(field.traits.note);
 }
 
@@ -146,7 +165,7 @@ std::string help_row(const Field& field, const Value& initial) {
   std::string left = fmt::format("  {}", main_flag(field, initial));
   if (!field.traits.flags.empty()) left += fmt::format(", {}", field.traits.flags);
   if (const std::string hint = value_hint(field); !hint.empty()) left += ' ' + hint;
-  std::string right(field.help);
+  std::string right = help_of(field, initial);
   const std::string text = python_text(initial);
   if (text != "None" && text != "False" && text != "True") right += fmt::format(" [{}]", text);
   if (const std::string status = status_text(field); !status.empty()) right += fmt::format(" ({})", status);
@@ -168,8 +187,8 @@ std::string table_row(const Field& field, const Value& initial) {
   std::string flags = fmt::format("`{}`", main_flag(field, initial));
   if (!field.traits.flags.empty()) flags += fmt::format(" `{}`", field.traits.flags);
   if (const std::string hint = value_hint(field); !hint.empty()) flags += fmt::format(" {}", cell(hint));
-  return fmt::format("| {} | `{}` | {} | {} | {} |\n", flags, python_text(initial), field.since, field.help,
-                     cell(status_text(field)));
+  return fmt::format("| {} | `{}` | {} | {} | {} |\n", flags, python_text(initial), field.since,
+                     help_of(field, initial), cell(status_text(field)));
 }
 
 std::string_view verdict_text(OldFlag::Verdict verdict) {

@@ -1,6 +1,6 @@
 #include "teratron/train/validate.h"
 
-#include <algorithm>
+#include "teratron/tokenizer/tokenizer.h"
 
 namespace teratron {
 
@@ -119,21 +119,15 @@ int64_t query_groups(const Arguments& args) {
 }
 
 int64_t padded_vocab_size(const Arguments& args, int64_t vocab_size) {
-  if (args.padded_vocab_size) {
-    if (*args.padded_vocab_size >= vocab_size) return *args.padded_vocab_size;
-    throw config_error(
-        {.what = fmt::format("padded_vocab_size = {} is smaller than the vocabulary of {} tokens",
-                             *args.padded_vocab_size, vocab_size),
-         .where = "--padded-vocab-size",
-         .fix = "Leave it out, or take the vocabulary that the size belongs to"});
+  if (!args.padded_vocab_size) {
+    return padded_vocab_size(vocab_size, args.make_vocab_size_divisible_by, args.tensor_model_parallel_size);
   }
-  const std::optional<int64_t> step =
-      product(args.make_vocab_size_divisible_by, args.tensor_model_parallel_size);
-  const std::optional<int64_t> padded = step ? product((vocab_size - 1) / *step + 1, *step) : std::nullopt;
-  if (padded) return *padded;
-  throw config_error({.what = "the padded vocabulary does not fit 64 bits",
-                      .where = "--make-vocab-size-divisible-by",
-                      .fix = "Use a smaller make_vocab_size_divisible_by"});
+  if (*args.padded_vocab_size >= vocab_size) return *args.padded_vocab_size;
+  throw config_error(
+      {.what = fmt::format("padded_vocab_size = {} is smaller than the vocabulary of {} tokens",
+                           *args.padded_vocab_size, vocab_size),
+       .where = "--padded-vocab-size",
+       .fix = "Leave it out, or take the vocabulary that the size belongs to"});
 }
 
 }  // namespace teratron

@@ -162,8 +162,6 @@ void check_tokenizer_files(Validation& v, std::string_view type) {
   };
   if (type == "NullTokenizer") return need("vocab_size", a.vocab_size.has_value());
   if (type == "GPT2BPETokenizer") {
-    // tokenizer.json holds both the vocabulary and the merges.
-    if (a.tokenizer_model) return;
     need("vocab_file", a.vocab_file.has_value());
     return need("merge_file", a.merge_file.has_value());
   }
@@ -263,14 +261,14 @@ void check_data(Validation& v) {
   }
   if (a.split) check_split(v);
   if (!a.save) {
-    for (const std::string_view name : {"save_interval", "save_retain_interval", "no_save_optim",
-                                        "no_save_rng", "async_save", "log_progress"}) {
+    for (const std::string_view name :
+         {"save_interval", "save_retain_interval", "no_save_optim", "async_save", "log_progress"}) {
       if (v.chosen(name)) v.note(fmt::format("{} has no effect without --save", flag_of(name)));
     }
   }
   if (!a.load) {
-    for (const std::string_view name : {"finetune", "no_load_optim", "ckpt_step",
-                                        "exit_on_missing_checkpoint", "use_checkpoint_args"}) {
+    for (const std::string_view name :
+         {"finetune", "no_load_optim", "ckpt_step", "exit_on_missing_checkpoint", "use_checkpoint_args"}) {
       if (v.chosen(name)) v.note(fmt::format("{} has no effect without --load", flag_of(name)));
     }
   }
