@@ -137,8 +137,8 @@ void read_rope(Fields& fields, json& settings, const std::string& where) {
     return fields.problem(fmt::format("'rope_theta' = {} is not a whole number", theta));
   }
   settings["rotary_base"] = static_cast<int64_t>(theta);
-  settings["rotary_percent"] =
-      fields.number("partial_rotary_factor", rope.number("partial_rotary_factor", 1.0));
+  const double partial = fields.number("partial_rotary_factor", rope.number("partial_rotary_factor", 1.0));
+  if (partial != 1.0) fields.problem(fmt::format("'partial_rotary_factor' = {} is not supported", partial));
   const std::string type = rope.text("rope_type", rope.text("type", "default").c_str());
   if (type == "llama3") {
     settings["use_rope_scaling"] = true;

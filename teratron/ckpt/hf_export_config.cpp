@@ -14,7 +14,27 @@ namespace {
 // A field of the settings, or its default where it is absent or null.
 template <typename T>
 T setting(const json& settings, const char* name, T otherwise) {
-  return settings.contains(name) && !settings[name].is_null() ? settings[name].get<T>() : otherwise;
+  if (!settings.contains(name) || settings[name].is_null()) return otherwise;
+  try {
+    return settings[name].get<T>();
+  } catch (const json::exception&) {
+    throw checkpoint_error({.what = fmt::format("the saved setting {} = {} has another type than expected",
+                                                name, printable(settings[name].dump()))});
+  }
+}
+
+// Settings that change what is computed and that no model of the families exported here has.
+void reject_inexpressible(const json& settings, const std::string& where) {
+  std::vector<Problem> problems;
+  for (const char* name : {"squared_relu", "rotary_interleaved", "apply_layernorm_1p",
+                           "apply_residual_connection_post_layernorm"}) {
+    if (setting(settings, name, false))
+      problems.push_back({fmt::format("{} cannot be exported", name), where, ""});
+  }
+  if (setting(settings, "rotary_percent", 1.0) != 1.0) {
+    problems.push_back({"a rotary_percent below 1 cannot be exported", where, ""});
+  }
+  if (!problems.empty()) throw UserError(ExitCode::checkpoint, std::move(problems));
 }
 
 class Tensors {
@@ -82,19 +102,22 @@ json rope_parameters(const json& settings) {
 }
 
 json gpt2_text(const HfModel& model, const json& settings) {
-  return {{"architectures", {"GPT2LMHeadModel"}},
-          {"model_type", "gpt2"},
-          {"n_layer", model.layers},
-          {"n_embd", model.hidden},
-          {"n_head", model.heads},
-          {"n_inner", model.ffn},
-          {"n_positions", model.positions},
-          {"n_ctx", model.positions},
-          {"activation_function", "gelu_new"},
-          {"layer_norm_epsilon", setting(settings, "norm_epsilon", 1e-5)},
-          {"resid_pdrop", setting(settings, "hidden_dropout", 0.1)},
-          {"embd_pdrop", setting(settings, "hidden_dropout", 0.1)},
-          {"attn_pdrop", setting(settings, "attention_dropout", 0.1)}};
+  json text = {{"architectures", {"GPT2LMHeadModel"}},
+               {"model_type", "gpt2"},
+               {"n_layer", model.layers},
+               {"n_embd", model.hidden},
+               {"n_head", model.heads},
+               {"n_inner", model.ffn},
+               {"n_positions", model.positions},
+               {"n_ctx", model.positions},
+               {"activation_function", "gelu_new"},
+               {"layer_norm_epsilon", setting(settings, "norm_epsilon", 1e-5)},
+               {"resid_pdrop", setting(settings, "hidden_dropout", 0.1)},
+               {"embd_pdrop", setting(settings, "hidden_dropout", 0.1)},
+               {"attn_pdrop", setting(settings, "attention_dropout", 0.1)}};
+  // Otherwise transformers takes GPT-2's own end of text, which a smaller vocabulary does not have.
+  if (model.vocabulary <= 50256) text.update({{"bos_token_id", nullptr}, {"eos_token_id", nullptr}});
+  return text;
 }
 
 json llama_text(const HfModel& model, const json& settings) {
@@ -160,6 +183,7 @@ HfModel model_of_checkpoint(const CheckpointInfo& info) {
       tensors.has("embedding.position_embeddings.weight")
           ? tensors.size("embedding.position_embeddings.weight", 0)
           : setting(settings, "max_position_embeddings", setting<int64_t>(settings, "seq_length", 2048));
+  reject_inexpressible(settings, where);
   model.family = family_of(settings, tensors, model, where);
   return model;
 }

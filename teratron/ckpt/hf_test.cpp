@@ -138,7 +138,29 @@ TEST(HfConfigTest, WhatCannotBeExpressedIsListed) {
             std::string::npos);
   EXPECT_NE(error_of(changed(gpt2(), {{"n_layer", nullptr}})).find("'n_layer' is missing"),
             std::string::npos);
+  EXPECT_NE(error_of(changed(llama(), {{"partial_rotary_factor", 0.5}})).find("partial_rotary"),
+            std::string::npos);
   EXPECT_NE(error_of(json::array()), "");
+}
+
+TEST(HfConfigTest, WhatNoFamilyComputesIsNotExported) {
+  CheckpointInfo info{.path = "p"};
+  const HfModel model = parse(llama()).model;
+  for (const HfMapping& mapping : hf_layout(model, ""))
+    info.tensors[mapping.name] = {Dtype::f32, mapping.shape};
+  const auto error_of = [&](const json& patch) {
+    info.config = changed(json::parse(parse(llama()).settings), patch).dump();
+    return message_of<UserError>([&] { model_of_checkpoint(info); });
+  };
+  EXPECT_EQ(error_of(json::object()), "");
+  EXPECT_NE(error_of({{"squared_relu", true}, {"rotary_interleaved", true}}).find("rotary_interleaved"),
+            std::string::npos);
+  EXPECT_NE(error_of({{"rotary_percent", 0.5}}).find("rotary_percent"), std::string::npos);
+  EXPECT_NE(error_of({{"swiglu", false}}).find("no Hugging Face model has"), std::string::npos);
+  EXPECT_NE(error_of({{"swiglu", "yes"}}).find("another type"), std::string::npos);
+  EXPECT_NE(error_of({{"num_attention_heads", 5}}).find("5 heads do not fit"), std::string::npos);
+  info.tensors.erase("embedding.word_embeddings.weight");
+  EXPECT_NE(error_of(json::object()).find("this is no GPT"), std::string::npos);
 }
 
 // Every row of every source goes to exactly one place.
@@ -269,7 +291,8 @@ TEST(HfFilesTest, fault_18_hostile_indices) {
   }
   EXPECT_NE(error_of(with(7)).find("no plain name"), std::string::npos);
   EXPECT_NE(error_of(with("none.safetensors")).find("which is missing"), std::string::npos);
-  EXPECT_NE(error_of(with(good["weight_map"]["model.embed_tokens.weight"])).find("is missing"), std::string::npos);
+  EXPECT_NE(error_of(with(good["weight_map"]["model.embed_tokens.weight"])).find("is missing"),
+            std::string::npos);
   json unlisted = good;
   unlisted["weight_map"].erase("model.norm.weight");
   EXPECT_NE(error_of(unlisted), "");
