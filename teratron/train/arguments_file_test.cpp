@@ -233,6 +233,8 @@ TEST_F(ArgumentsFile, EveryFieldOfTheAcceleratePluginIsKnown) {
       "    vocab_file: v.json\n";
   const ParsedArguments p = parse(yaml);
   EXPECT_TRUE(p.args.no_load_optim);
+  // attention_backend, attention_softmax_in_fp32, is_train_batch_min and megatron_dataset_flag.
+  EXPECT_EQ(p.notices.size(), 4u);
   EXPECT_EQ(p.args.clip_grad, 0.0);
   EXPECT_EQ(p.args.num_micro_batches, 2);
   EXPECT_EQ(p.args.lr_decay_style, "cosine");

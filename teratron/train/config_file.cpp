@@ -13,10 +13,11 @@ namespace {
 
 // A key of Accelerate. Keys that are neither here nor fields are unknown.
 struct AccelerateKey {
-  enum class Kind : uint8_t { renamed, launcher, only, python };
+  enum class Kind : uint8_t { renamed, launcher, only, no_effect, python };
   std::string_view key;
   Kind kind;
-  std::string_view text;  // renamed: the field; only: the values that mean something here, "a|b"
+  std::string_view
+      text;  // renamed: the field; only: the values that mean something here, "a|b"; no_effect: why
 };
 
 using Kind = AccelerateKey::Kind;
@@ -48,8 +49,8 @@ constexpr AccelerateKey plugin_keys[] = {
     {"sequence_parallelism", Kind::renamed, "sequence_parallel"},
     {"gradient_clipping", Kind::renamed, "clip_grad"},
     {"decoder_last_pipeline_num_layers", Kind::renamed, "decoder_last_pipeline_num_layers"},
-    {"is_train_batch_min", Kind::only, "true|false"},
-    {"megatron_dataset_flag", Kind::only, "true|false"},
+    {"is_train_batch_min", Kind::no_effect, "the batch of a rank is micro_batch_size"},
+    {"megatron_dataset_flag", Kind::no_effect, "datasets are always Megatron-LM's"},
     {"lr_mult", Kind::only, "1|1.0"},
     {"use_custom_fsdp", Kind::only, "false"},
     {"optimizer_cpu_offload", Kind::only, "false"},
@@ -159,6 +160,9 @@ class ConfigFile {
         return reject(entry, fmt::format("{} = '{}' is not supported", known.key, printable(value)),
                       fmt::format("Only {} has a meaning here; or remove it", known.text));
       }
+      case Kind::no_effect:
+        settings_.notices.push_back(fmt::format("{} has no effect: {}", known.key, known.text));
+        return;
       case Kind::python:
         return reject(entry, fmt::format("{} is for Accelerate's Python programs", known.key), "Remove it");
     }
