@@ -1,9 +1,11 @@
 #include "teratron/cli/tokenizer_command.h"
 
 #include <charconv>
+#include <chrono>
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <sstream>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -100,21 +102,32 @@ void train(const TrainFlags& flags) {
         bpe.special_tokens.size(), flags.output);
 }
 
-void encode(const Tokenizer& tokenizer, bool whole_document) {
+struct EncodeFlags {
+  bool whole_document = false;
+  bool timing = false;
+};
+
+void encode(const Tokenizer& tokenizer, const EncodeFlags& flags) {
   std::vector<int32_t> ids;
+  size_t bytes = 0;
+  std::chrono::duration<double> spent{0};
   const auto encode_one = [&](const std::string& text) {
     ids.clear();
+    const auto begin = std::chrono::steady_clock::now();
     tokenizer.encode(text, ids);
+    spent += std::chrono::steady_clock::now() - begin;
+    bytes += text.size();
     fmt::memory_buffer line;
     fmt::format_to(std::back_inserter(line), "{}\n", fmt::join(ids, " "));
     std::cout.write(line.data(), static_cast<std::streamsize>(line.size()));
   };
-  if (whole_document) {
+  if (flags.whole_document) {
     encode_one(std::string(std::istreambuf_iterator<char>(std::cin), {}));
   } else {
     for (std::string line; std::getline(std::cin, line);) encode_one(line);
   }
   std::cout.flush();
+  if (flags.timing) notice("{} bytes encoded in {:.6f} s", bytes, spent.count());
 }
 
 std::vector<int32_t> parse_ids(const std::string& line, int64_t number, const Tokenizer& tokenizer) {
@@ -196,9 +209,11 @@ int tokenizer_command(std::span<const std::string> args) {
       ->capture_default_str();
 
   TokenizerOptions options;
-  bool whole_document = false;
+  EncodeFlags encode_flags;
   CLI::App* const encode_app = app.add_subcommand("encode", "Text from stdin to ids, one document a line");
-  encode_app->add_flag("--document", whole_document, "all of stdin is one document");
+  encode_app->add_flag("--document", encode_flags.whole_document, "all of stdin is one document");
+  encode_app->add_flag("--timing", encode_flags.timing,
+                       "tell on stderr how long encoding took, without reading and printing");
   CLI::App* const decode_app = app.add_subcommand("decode", "Ids from stdin to text, one document a line");
   CLI::App* const info_app = app.add_subcommand("info", "Sizes and special tokens");
   for (CLI::App* const sub : {encode_app, decode_app, info_app}) add_tokenizer_flags(*sub, options);
@@ -215,7 +230,7 @@ int tokenizer_command(std::span<const std::string> args) {
     return static_cast<int>(ExitCode::ok);
   }
   const std::unique_ptr<Tokenizer> tokenizer = build_tokenizer(options);
-  if (encode_app->parsed()) encode(*tokenizer, whole_document);
+  if (encode_app->parsed()) encode(*tokenizer, encode_flags);
   if (decode_app->parsed()) decode(*tokenizer);
   if (info_app->parsed()) info(*tokenizer, options);
   return static_cast<int>(ExitCode::ok);

@@ -10,6 +10,8 @@
 #pragma once
 
 #include <array>
+#include <bit>
+#include <cstring>
 #include <optional>
 #include <string_view>
 
@@ -78,6 +80,7 @@ class PreSplitter {
 
   /// Behind the run of `kind` that starts at p.
   const char* run(const char* p, const char* end, uint8_t kind) const {
+    if (kind == letter) p = skip_ascii_letters(p, end);
     while (p < end) {
       const uint8_t ascii = byte_class(p);
       if (ascii == kind) {
@@ -89,6 +92,24 @@ class PreSplitter {
         if (take(after) != kind) break;
         p = after;
       }
+    }
+    return p;
+  }
+
+  /// Eight bytes at a time: a letter is a byte that, in lower case, lies from 'a' to 'z'. Sums of the low seven bits
+  /// carry into the top bit of each byte.
+  static const char* skip_ascii_letters(const char* p, const char* end) {
+    constexpr uint64_t kOnes = 0x0101010101010101u;
+    constexpr uint64_t kTops = kOnes * 0x80;
+    while (end - p >= 8) {
+      uint64_t bytes = 0;
+      std::memcpy(&bytes, p, 8);
+      const uint64_t low = (bytes | kOnes * 0x20) & ~kTops;
+      const uint64_t from_a = low + kOnes * (0x80 - 'a');
+      const uint64_t behind_z = low + kOnes * (0x80 - 'z' - 1);
+      const uint64_t stops = ~(from_a & ~behind_z & ~bytes) & kTops;
+      if (stops != 0) return p + std::countr_zero(stops) / 8;
+      p += 8;
     }
     return p;
   }
