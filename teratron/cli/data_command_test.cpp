@@ -1,0 +1,113 @@
+#include "teratron/cli/data_command.h"
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "teratron/base/error.h"
+#include "teratron/cli/preprocess_command.h"
+
+namespace teratron {
+namespace {
+
+namespace fs = std::filesystem;
+using Arguments = std::vector<std::string>;
+
+class DataCommands : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::path(::testing::TempDir()) / ("data-commands-" + std::to_string(::getpid()));
+    fs::create_directories(folder_);
+    std::ofstream(folder_ / "in.jsonl") << "{\"text\": \"1 2 3\"}\n{\"text\": \"\"}\n{\"text\": \"4 5\"}\n";
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+
+  Arguments preprocess_arguments(const std::string& prefix) const {
+    return {"--input",
+            path("in.jsonl"),
+            "--output-prefix",
+            path(prefix),
+            "--tokenizer-type",
+            "NullTokenizer",
+            "--vocab-size",
+            "9",
+            "--append-eod",
+            "--workers",
+            "2",
+            "--dataset-impl",
+            "mmap",
+            "--json-key",
+            "text"};
+  }
+  void preprocess(const std::string& prefix) { output(preprocess_command, preprocess_arguments(prefix)); }
+  static std::string output(int (*command)(std::span<const std::string>), const Arguments& args) {
+    ::testing::internal::CaptureStdout();
+    const int code = command(args);
+    EXPECT_EQ(code, 0);
+    return ::testing::internal::GetCapturedStdout();
+  }
+  static ExitCode failure(int (*command)(std::span<const std::string>), const Arguments& args) {
+    try {
+      command(args);
+    } catch (const UserError& error) {
+      return error.exit_code();
+    }
+    return ExitCode::ok;
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(DataCommands, PreprocessInspectVerifySample) {
+  preprocess("a");
+  const std::string prefix = path("a_text_document");
+  const std::string inspected = output(data_command, {"inspect", prefix});
+  EXPECT_NE(inspected.find("documents         3"), std::string::npos) << inspected;
+  EXPECT_NE(inspected.find("tokens            7"), std::string::npos) << inspected;
+  EXPECT_NE(output(data_command, {"verify", prefix + ".bin", "--vocab-size", "10"}).find("sound"),
+            std::string::npos);
+  EXPECT_EQ(failure(data_command, {"verify", prefix, "--vocab-size", "5"}), ExitCode::data);
+  EXPECT_NE(output(data_command, {"sample", prefix, "--document", "2"}).find("4 5 9"), std::string::npos);
+  EXPECT_EQ(failure(data_command, {"sample", prefix, "--document", "3"}), ExitCode::config);
+  EXPECT_EQ(failure(data_command, {"inspect", path("none")}), ExitCode::data);
+}
+
+TEST_F(DataCommands, Indices) {
+  const std::string six = std::string(TERATRON_SOURCE_DIR) + "/tests/fixtures/corpora/six";
+  const std::string text =
+      output(data_command, {"indices", six, "--seq-length", "4", "--split", "1", "--samples", "10"});
+  EXPECT_NE(text.find("document_index   12 <i4: 2 1 5 0 4 3 0 4 3 2 ..."), std::string::npos) << text;
+  EXPECT_NE(text.find("(0,0) (0,4) (1,1)"), std::string::npos) << text;
+  EXPECT_NE(text.find("valid: no sequences"), std::string::npos) << text;
+}
+
+TEST_F(DataCommands, MergeOfAFolder) {
+  preprocess("a");
+  preprocess("b");
+  const std::string text = output(merge_command, {"--input", folder_.string(), "--output-prefix", path("c")});
+  EXPECT_NE(text.find("2 datasets, 6 documents, 4 sequences, 14 tokens"), std::string::npos) << text;
+  EXPECT_EQ(failure(merge_command,
+                    {"--input", path("a_text_document"), "--output-prefix", path("a_text_document")}),
+            ExitCode::config);
+  fs::create_directories(folder_ / "empty");
+  EXPECT_EQ(failure(merge_command, {"--input", path("empty"), "--output-prefix", path("d")}), ExitCode::data);
+}
+
+TEST_F(DataCommands, WrongCommandLines) {
+  EXPECT_EQ(failure(data_command, {"nonsense"}), ExitCode::config);
+  EXPECT_EQ(failure(preprocess_command, {"--input", path("in.jsonl"), "--output-prefix", path("a")}),
+            ExitCode::config);
+  auto args = preprocess_arguments("a");
+  args.insert(args.end(), {"--dataset-impl", "lazy"});
+  EXPECT_EQ(failure(preprocess_command, args), ExitCode::config);
+  std::ofstream(folder_ / "in.jsonl", std::ios::app) << "broken\n";
+  EXPECT_EQ(failure(preprocess_command, preprocess_arguments("a")), ExitCode::data);
+}
+
+}  // namespace
+}  // namespace teratron
