@@ -1,0 +1,35 @@
+// Cutting text into sentences with a trained Punkt model (Kiss and Strunk, "Unsupervised Multilingual Sentence
+// Boundary Detection", 2006), as nltk's PunktSentenceTokenizer does.
+//
+// A model is a folder in nltk's punkt_tab format: abbrev_types.txt, collocations.tab, sent_starters.txt,
+// ortho_context.tab.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace teratron {
+
+enum class SentenceBlanks : uint8_t {
+  drop,  // white space between sentences is left out
+  keep,  // it stays at the end of the sentence before (--keep-newlines)
+};
+
+/// Thread-safe.
+class PunktSplitter {
+ public:
+  /// Reads a model; a missing or damaged file is UserError(data).
+  PunktSplitter(const std::string& folder, SentenceBlanks blanks);
+  ~PunktSplitter();
+
+  /// The sentences of a text of valid UTF-8. As Megatron-LM, pieces of 1,000,000 characters are cut one by one.
+  std::vector<std::string> split(std::string_view text) const;
+
+ private:
+  struct Model;
+  std::unique_ptr<const Model> model_;
+};
+
+}  // namespace teratron
