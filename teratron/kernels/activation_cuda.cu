@@ -36,14 +36,17 @@ __global__ void __launch_bounds__(256) plain_forward(ActivationShape shape, Acti
   A bias[N];
   read_or_zero<N, T>(args.bias, column, bias);
   with_plain(shape.activation, [&](auto kind) {
-#pragma unroll 4
-    for (int64_t row = tile_first_row(); row < shape.rows; row += tile_row_step()) {
-      const int64_t offset = row * shape.width + column;
-      Pack<T, N> x = load<N>(static_cast<const T*>(args.x) + offset);
+    constexpr Activation f = decltype(kind)::value;
+    walk_rows<4, Pack<T, N>>(
+        shape.rows,
+        [&](int64_t row, Pack<T, N>& x) {
+          x = load<N>(static_cast<const T*>(args.x) + row * shape.width + column);
+        },
+        [&](int64_t row, Pack<T, N>& x) {
 #pragma unroll
-      for (int i = 0; i < N; ++i) x.v[i] = round_to<T>(value_of<kind.value>(widen(x.v[i]) + bias[i]));
-      store<N>(static_cast<T*>(args.out) + offset, x);
-    }
+          for (int i = 0; i < N; ++i) x.v[i] = round_to<T>(value_of<f>(widen(x.v[i]) + bias[i]));
+          store<N>(static_cast<T*>(args.out) + row * shape.width + column, x);
+        });
   });
 }
 
@@ -55,17 +58,22 @@ __global__ void __launch_bounds__(256) plain_backward(ActivationShape shape, Act
   A bias[N];
   read_or_zero<N, T>(args.bias, column, bias);
   with_plain(shape.activation, [&](auto kind) {
-#pragma unroll 4
-    for (int64_t row = tile_first_row(); row < shape.rows; row += tile_row_step()) {
-      const int64_t offset = row * shape.width + column;
-      const Pack<T, N> x = load<N>(static_cast<const T*>(args.x) + offset);
-      Pack<T, N> d = load<N>(static_cast<const T*>(args.dy) + offset);
+    constexpr Activation f = decltype(kind)::value;
+    walk_rows<2, Inputs<T, N, 2>>(
+        shape.rows,
+        [&](int64_t row, Inputs<T, N, 2>& in) {
+          const int64_t offset = row * shape.width + column;
+          in.pack[0] = load<N>(static_cast<const T*>(args.x) + offset);
+          in.pack[1] = load<N>(static_cast<const T*>(args.dy) + offset);
+        },
+        [&](int64_t row, Inputs<T, N, 2>& in) {
+          auto& [x, d] = in.pack;
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        d.v[i] = round_to<T>(widen(d.v[i]) * slope_of<kind.value>(widen(x.v[i]) + bias[i]).slope);
-      }
-      store<N>(static_cast<T*>(args.out) + offset, d);
-    }
+          for (int i = 0; i < N; ++i) {
+            d.v[i] = round_to<T>(widen(d.v[i]) * slope_of<f>(widen(x.v[i]) + bias[i]).slope);
+          }
+          store<N>(static_cast<T*>(args.out) + row * shape.width + column, d);
+        });
   });
 }
 
@@ -78,18 +86,23 @@ __global__ void __launch_bounds__(256) gated_forward(ActivationShape shape, Acti
   read_or_zero<N, T>(args.bias, column, gate_bias);
   read_or_zero<N, T>(args.bias, column + shape.width, up_bias);
   with_gated(shape.activation, [&](auto kind) {
-#pragma unroll 4
-    for (int64_t row = tile_first_row(); row < shape.rows; row += tile_row_step()) {
-      const T* const x = static_cast<const T*>(args.x) + row * 2 * shape.width + column;
-      const Pack<T, N> gate = load<N>(x), up = load<N>(x + shape.width);
-      Pack<T, N> y;
+    constexpr Activation f = decltype(kind)::value;
+    walk_rows<2, Inputs<T, N, 2>>(
+        shape.rows,
+        [&](int64_t row, Inputs<T, N, 2>& in) {
+          const T* const x = static_cast<const T*>(args.x) + row * 2 * shape.width + column;
+          in.pack[0] = load<N>(x);
+          in.pack[1] = load<N>(x + shape.width);
+        },
+        [&](int64_t row, Inputs<T, N, 2>& in) {
+          auto& [gate, up] = in.pack;
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        y.v[i] = round_to<T>(value_of<kind.value>(widen(gate.v[i]) + gate_bias[i]) *
-                             (widen(up.v[i]) + up_bias[i]));
-      }
-      store<N>(static_cast<T*>(args.out) + row * shape.width + column, y);
-    }
+          for (int i = 0; i < N; ++i) {
+            const A value = value_of<f>(widen(gate.v[i]) + gate_bias[i]);
+            up.v[i] = round_to<T>(value * (widen(up.v[i]) + up_bias[i]));
+          }
+          store<N>(static_cast<T*>(args.out) + row * shape.width + column, up);
+        });
   });
 }
 
@@ -102,22 +115,28 @@ __global__ void __launch_bounds__(256) gated_backward(ActivationShape shape, Act
   read_or_zero<N, T>(args.bias, column, gate_bias);
   read_or_zero<N, T>(args.bias, column + shape.width, up_bias);
   with_gated(shape.activation, [&](auto kind) {
-#pragma unroll 2
-    for (int64_t row = tile_first_row(); row < shape.rows; row += tile_row_step()) {
-      const int64_t wide = row * 2 * shape.width + column;
-      Pack<T, N> gate = load<N>(static_cast<const T*>(args.x) + wide);
-      Pack<T, N> up = load<N>(static_cast<const T*>(args.x) + wide + shape.width);
-      const Pack<T, N> dy = load<N>(static_cast<const T*>(args.dy) + row * shape.width + column);
+    constexpr Activation f = decltype(kind)::value;
+    walk_rows<2, Inputs<T, N, 3>>(
+        shape.rows,
+        [&](int64_t row, Inputs<T, N, 3>& in) {
+          const T* const x = static_cast<const T*>(args.x) + row * 2 * shape.width + column;
+          in.pack[0] = load<N>(x);
+          in.pack[1] = load<N>(x + shape.width);
+          in.pack[2] = load<N>(static_cast<const T*>(args.dy) + row * shape.width + column);
+        },
+        [&](int64_t row, Inputs<T, N, 3>& in) {
+          auto& [gate, up, dy] = in.pack;
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const auto f = slope_of<kind.value>(widen(gate.v[i]) + gate_bias[i]);
-        const A d = widen(dy.v[i]);
-        gate.v[i] = round_to<T>(d * (widen(up.v[i]) + up_bias[i]) * f.slope);
-        up.v[i] = round_to<T>(d * f.value);
-      }
-      store<N>(static_cast<T*>(args.out) + wide, gate);
-      store<N>(static_cast<T*>(args.out) + wide + shape.width, up);
-    }
+          for (int i = 0; i < N; ++i) {
+            const auto [value, slope] = slope_of<f>(widen(gate.v[i]) + gate_bias[i]);
+            const A d = widen(dy.v[i]);
+            gate.v[i] = round_to<T>(d * (widen(up.v[i]) + up_bias[i]) * slope);
+            up.v[i] = round_to<T>(d * value);
+          }
+          T* const dx = static_cast<T*>(args.out) + row * 2 * shape.width + column;
+          store<N>(dx, gate);
+          store<N>(dx + shape.width, up);
+        });
   });
 }
 

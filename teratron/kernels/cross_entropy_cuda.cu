@@ -10,6 +10,24 @@ __device__ int64_t local_target(const VocabShape& shape, int64_t target) {
   return column >= 0 && column < shape.columns ? column : -1;
 }
 
+/// f(pack, column) for this thread's packs of a row, four loads at a time.
+template <typename T, int N, typename F>
+__device__ void walk_packs(const T* row, int64_t columns, F&& f) {
+  constexpr int R = 4;
+  const int64_t step = blockDim.x * int64_t{N};
+  for (int64_t first = threadIdx.x * N; first < columns; first += R * step) {
+    Pack<T, N> packs[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      if (first + r * step < columns) packs[r] = load<N>(row + first + r * step);
+    }
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      if (first + r * step < columns) f(packs[r], first + r * step);
+    }
+  }
+}
+
 /// One block per row, one pass.
 template <typename T, int N>
 __global__ void __launch_bounds__(512) statistics_kernel(VocabShape shape, CrossEntropyStatisticsArgs args) {
@@ -19,14 +37,12 @@ __global__ void __launch_bounds__(512) statistics_kernel(VocabShape shape, Cross
   const T* const z = static_cast<const T*>(args.logits) + row * shape.width;
   const int64_t whole = shape.columns / N * N;
   RunningSoftmax<A> statistics;
-#pragma unroll 4
-  for (int64_t c = threadIdx.x * N; c < whole; c += blockDim.x * N) {
-    const Pack<T, N> pack = load<N>(z + c);
+  walk_packs<T, N>(z, whole, [&](const Pack<T, N>& pack, int64_t) {
     A x[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) x[i] = widen(pack.v[i]);
     statistics.add(x);
-  }
+  });
   if (whole + threadIdx.x < shape.columns) {
     const A x[1] = {widen(z[whole + threadIdx.x])};
     statistics.add(x);
@@ -53,19 +69,18 @@ __global__ void __launch_bounds__(512) gradient_kernel(VocabShape shape, CrossEn
     const A p = column < shape.columns ? fast_exp(value - max) * factor : A(0);
     return round_to<T>(column == target ? p - scale : p);
   };
-#pragma unroll 4
-  for (int64_t c = threadIdx.x * N; c < shape.width; c += blockDim.x * N) {
-    Pack<T, N> pack;
-    if (scale != A(0)) {
-      pack = load<N>(z + c);
+  if (scale == A(0)) {
+    Pack<T, N> zeros;
 #pragma unroll
-      for (int i = 0; i < N; ++i) pack.v[i] = gradient(widen(pack.v[i]), c + i);
-    } else {
-#pragma unroll
-      for (int i = 0; i < N; ++i) pack.v[i] = round_to<T>(A(0));
-    }
-    store<N>(z + c, pack);
+    for (int i = 0; i < N; ++i) zeros.v[i] = round_to<T>(A(0));
+    for (int64_t c = threadIdx.x * N; c < shape.width; c += blockDim.x * N) store<N>(z + c, zeros);
+    return;
   }
+  walk_packs<T, N>(z, shape.width, [&](Pack<T, N>& pack, int64_t c) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) pack.v[i] = gradient(widen(pack.v[i]), c + i);
+    store<N>(z + c, pack);
+  });
 }
 
 /// Calls f(T{}, N) with N the pack that width and alignment allow.

@@ -13,19 +13,26 @@ __global__ void __launch_bounds__(256) bias_dropout_add_kernel(DropoutArgs args)
   if (column >= args.width) return;
   A bias[N];
   read_or_zero<N, T>(args.bias, column, bias);
-#pragma unroll 2
-  for (int64_t row = tile_first_row(); row < args.rows; row += tile_row_step()) {
-    const int64_t offset = row * args.width + column;
-    Pack<T, N> pack = load<N>(static_cast<const T*>(args.x) + offset);
-    A x[N], residual[N];
-    read_or_zero<N, T>(args.residual, offset, residual);
+  walk_rows<2, Inputs<T, N, 2>>(
+      args.rows,
+      [&](int64_t row, Inputs<T, N, 2>& in) {
+        in.pack[0] = load<N>(static_cast<const T*>(args.x) + row * args.width + column);
+        if (args.residual != nullptr) {
+          in.pack[1] = load<N>(static_cast<const T*>(args.residual) + row * args.width + column);
+        }
+      },
+      [&](int64_t row, Inputs<T, N, 2>& in) {
+        auto& [pack, residual] = in.pack;
+        A x[N];
 #pragma unroll
-    for (int i = 0; i < N; ++i) x[i] = widen(pack.v[i]) + bias[i];
-    if (args.mask.threshold != 0) apply_mask(args.mask, args.mask.row_start(row) + column, x);
+        for (int i = 0; i < N; ++i) x[i] = widen(pack.v[i]) + bias[i];
+        if (args.mask.threshold != 0) apply_mask(args.mask, args.mask.row_start(row) + column, x);
 #pragma unroll
-    for (int i = 0; i < N; ++i) pack.v[i] = round_to<T>(x[i] + residual[i]);
-    store<N>(static_cast<T*>(args.y) + offset, pack);
-  }
+        for (int i = 0; i < N; ++i) {
+          pack.v[i] = round_to<T>(args.residual != nullptr ? x[i] + widen(residual.v[i]) : x[i]);
+        }
+        store<N>(static_cast<T*>(args.y) + row * args.width + column, pack);
+      });
 }
 
 template <typename T, int N>

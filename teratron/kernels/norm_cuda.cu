@@ -9,12 +9,12 @@ namespace {
 template <int N, typename T, typename A>
 __device__ void read_sum(const NormForwardArgs& args, int64_t offset, int64_t column, A (&h)[N]) {
   const Pack<T, N> x = load<N>(static_cast<const T*>(args.x) + offset);
-#pragma unroll
-  for (int i = 0; i < N; ++i) h[i] = widen(x.v[i]);
-  if (args.sum == nullptr) return;
   Pack<T, N> residual, bias, sum;
   if (args.residual != nullptr) residual = load<N>(static_cast<const T*>(args.residual) + offset);
   if (args.added_bias != nullptr) bias = load<N>(static_cast<const T*>(args.added_bias) + column);
+#pragma unroll
+  for (int i = 0; i < N; ++i) h[i] = widen(x.v[i]);
+  if (args.sum == nullptr) return;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     if (args.added_bias != nullptr) h[i] += widen(bias.v[i]);
@@ -25,6 +25,13 @@ __device__ void read_sum(const NormForwardArgs& args, int64_t offset, int64_t co
   store<N>(static_cast<T*>(args.sum) + offset, sum);
 }
 
+template <typename T, typename A, int N>
+__device__ void read_parameters(const NormShape& shape, const NormForwardArgs& args, int64_t column,
+                                A (&gain)[N], A (&shift)[N]) {
+  read_gain<N, T>(shape, args.weight, column, gain);
+  read_parameter<N, T>(shape, args.bias, column, shift);
+}
+
 /// One block per row; thread t holds the packs t, t + blockDim.x, ... (PER of them) in registers.
 template <typename T, int PER>
 __global__ void __launch_bounds__(max_row_threads)
@@ -33,12 +40,15 @@ __global__ void __launch_bounds__(max_row_threads)
   __shared__ float shared[64];
   const int64_t row = blockIdx.x;
   const float width = static_cast<float>(shape.width);
-  float h[PER][N];
+  // One pack per thread leaves the registers to fetch the parameters before they are needed.
+  constexpr bool early = PER == 1;
+  float h[PER][N], gain[N], shift[N];
 #pragma unroll
   for (int k = 0; k < PER; ++k) {
     const int64_t column = (k * blockDim.x + threadIdx.x) * int64_t{N};
     if (column < shape.width) {
       read_sum<N, T, float>(args, row * shape.width + column, column, h[k]);
+      if (early) read_parameters<T>(shape, args, column, gain, shift);
     }
   }
   float mean = 0;
@@ -75,9 +85,7 @@ __global__ void __launch_bounds__(max_row_threads)
   for (int k = 0; k < PER; ++k) {
     const int64_t column = (k * blockDim.x + threadIdx.x) * int64_t{N};
     if (column >= shape.width) continue;
-    float gain[N], shift[N];
-    read_gain<N, T>(shape, args.weight, column, gain);
-    read_parameter<N, T>(shape, args.bias, column, shift);
+    if (!early) read_parameters<T>(shape, args, column, gain, shift);
     Pack<T, N> y;
 #pragma unroll
     for (int i = 0; i < N; ++i) y.v[i] = round_to<T>(h[k][i] * rstd * gain[i] + shift[i]);

@@ -35,6 +35,30 @@ __device__ inline int64_t tile_row_step() {
   return gridDim.y * int64_t{blockDim.y};
 }
 
+/// What one row gives a thread to work on.
+template <typename T, int N, int K>
+struct Inputs {
+  Pack<T, N> pack[K];
+};
+
+/// This thread's rows in batches of R: `read` of the whole batch is issued before the first `work`, so that enough
+/// loads are in flight (the compiler cannot move a load over a store that might alias).
+template <int R, typename In, typename Read, typename Work>
+__device__ void walk_rows(int64_t rows, Read&& read, Work&& work) {
+  const int64_t step = tile_row_step();
+  for (int64_t first = tile_first_row(); first < rows; first += R * step) {
+    In in[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      if (first + r * step < rows) read(first + r * step, in[r]);
+    }
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      if (first + r * step < rows) work(first + r * step, in[r]);
+    }
+  }
+}
+
 /// One pack of a vector that may be null (zeros).
 template <int N, typename T, typename A>
 __device__ void read_or_zero(const void* from, int64_t column, A (&out)[N]) {
