@@ -1,5 +1,5 @@
-#include <ATen/Context.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <cuda_runtime_api.h>
 
 #include "teratron/base/error.h"
@@ -17,7 +17,7 @@ std::string device_name(at::Device device) {
 }
 
 int64_t gpu_count() {
-  return at::hasCUDA() ? static_cast<int64_t>(at::globalContext().getNumGPUs()) : 0;
+  return c10::cuda::device_count();
 }
 
 std::optional<MemoryUse> device_memory(at::Device device) {

@@ -37,7 +37,7 @@ MeshOptions mesh_options(const Arguments& args) {
           .pp = args.pipeline_model_parallel_size,
           .cp = args.context_parallel_size,
           .ep = args.expert_model_parallel_size,
-          .etp = args.expert_tensor_parallel_size.value_or(1)};
+          .etp = args.expert_tensor_parallel_size.value_or(0)};
 }
 
 TokenizerOptions tokenizer_options(const Arguments& args) {
@@ -58,8 +58,7 @@ GPTConfig gpt_config(const Arguments& args, int64_t vocabulary) {
           .query_groups = args.group_query_attention ? args.num_query_groups : heads,
           .kv_channels = args.kv_channels.value(),
           .vocabulary = vocabulary,
-          .padded_vocabulary = args.padded_vocab_size.value_or(
-              padded_vocab_size(vocabulary, args.make_vocab_size_divisible_by, args.tensor_model_parallel_size)),
+          .padded_vocabulary = padded_vocab_size(args, vocabulary),
           .max_positions = args.max_position_embeddings.value(),
           .position = position_embedding(args),
           .rope = {.base = static_cast<double>(args.rotary_base), .percent = args.rotary_percent},

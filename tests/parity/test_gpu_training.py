@@ -1,0 +1,75 @@
+"""The same binary on a GPU: the CPU's curve, half precision, bitwise resume."""
+
+import json
+import os
+import subprocess
+
+import pytest
+import torch
+
+BINARY = os.environ.get("TERATRON_BINARY")
+pytestmark = [
+    pytest.mark.skipif(not BINARY, reason="TERATRON_BINARY names no built program"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+]
+
+GPT2 = []
+LLAMA = ["--position-embedding-type", "rope", "--normalization", "RMSNorm", "--swiglu", "--disable-bias-linear",
+         "--untie-embeddings-and-output-weights", "--group-query-attention", "--num-query-groups", "2"]
+MODELS = {"gpt2": GPT2, "llama": LLAMA}
+
+
+def train(folder, name, *flags):
+    command = [
+        BINARY, "pretrain", "gpt", "--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4",
+        "--seq-length", "64", "--max-position-embeddings", "64", "--micro-batch-size", "2",
+        "--global-batch-size", "4", "--train-iters", "20", "--lr", "3e-3", "--lr-warmup-iters", "4",
+        "--lr-decay-style", "cosine", "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "500",
+        "--eval-iters", "0", "--save", str(folder / name), "--load", str(folder / name), "--log-interval", "5",
+        *flags]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    events = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+    return {event["iteration"]: event for event in events if event["type"] == "step"}
+
+
+def losses(steps):
+    return [steps[i]["losses"]["lm loss"] for i in sorted(steps)]
+
+
+NO_DROPOUT = ("--hidden-dropout", "0", "--attention-dropout", "0")
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+@pytest.mark.parametrize("dropout", [NO_DROPOUT, ("--hidden-dropout", "0.1", "--attention-dropout", "0.1")])
+def test_fp32_curve_is_the_cpus(tmp_path, model, dropout):
+    cpu = losses(train(tmp_path, "cpu", "--device", "cpu", *dropout, *MODELS[model]))
+    gpu = losses(train(tmp_path, "gpu", "--device", "cuda", *dropout, *MODELS[model]))
+    assert len(gpu) == 20
+    assert gpu == pytest.approx(cpu, rel=1e-4)
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+@pytest.mark.parametrize("precision", ["--bf16", "--fp16"])
+def test_half_precision_follows_fp32(tmp_path, model, precision):
+    more = ["--initial-loss-scale", "65536"] if precision == "--fp16" else []
+    full = losses(train(tmp_path, "fp32", "--device", "cuda", *NO_DROPOUT, *MODELS[model]))
+    half = train(tmp_path, "half", "--device", "cuda", precision, *more, *NO_DROPOUT, *MODELS[model])
+    assert losses(half) == pytest.approx(full, rel=2e-2)
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+@pytest.mark.parametrize("precision", [[], ["--bf16"]])
+def test_resume_is_bitwise_in_deterministic_mode(tmp_path, model, precision):
+    flags = ["--device", "cuda", "--deterministic-mode", *precision, *MODELS[model]]
+    whole = losses(train(tmp_path, "whole", *flags))
+    train(tmp_path, "halves", "--exit-interval", "10", *flags)
+    halves = losses(train(tmp_path, "halves", *flags))
+    assert halves == whole
+
+
+def test_overflow_halves_the_scale_and_leaves_the_weights(tmp_path):
+    steps = train(tmp_path, "fp16", "--device", "cuda", "--fp16", "--hysteresis", "1", *NO_DROPOUT)
+    assert any(step["skipped"] for step in steps.values())
+    scales = [steps[i]["loss_scale"] for i in sorted(steps)]
+    assert scales[0] == 2.0 ** 31 and min(scales) < 2.0 ** 28
