@@ -77,6 +77,21 @@ TEST_F(DataCommands, PreprocessInspectVerifySample) {
   EXPECT_EQ(failure(data_command, {"inspect", path("none")}), ExitCode::data);
 }
 
+TEST_F(DataCommands, SentencesBySplitter) {
+  std::ofstream(folder_ / "in.jsonl") << "{\"text\": \"1 2. 3? 4\"}\n";
+  auto args = preprocess_arguments("s");
+  args.insert(args.end(), {"--split-sentences", "--max-bad", "1"});
+  // NullTokenizer cannot read the punctuation: the line counts as wrong, with or without a splitter.
+  output(preprocess_command, args);
+  args.insert(args.end(),
+              {"--punkt-model", std::string(TERATRON_SOURCE_DIR) + "/tests/fixtures/preprocess/punkt_tab"});
+  output(preprocess_command, args);
+  std::ofstream(folder_ / "in.jsonl") << "{\"text\": \"1 2\"}\n{\"text\": [\"3\", \"4\"]}\n";
+  output(preprocess_command, args);
+  EXPECT_NE(output(data_command, {"inspect", path("s_text_sentence")}).find("sequences         3"),
+            std::string::npos);
+}
+
 TEST_F(DataCommands, Indices) {
   const std::string six = std::string(TERATRON_SOURCE_DIR) + "/tests/fixtures/corpora/six";
   const std::string text =

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <thread>
@@ -14,6 +15,7 @@
 #include "teratron/cli/command_line.h"
 #include "teratron/cli/tokenizer_flags.h"
 #include "teratron/data/preprocess.h"
+#include "teratron/data/punkt.h"
 #include "teratron/data/text_source.h"
 #include "teratron/tokenizer/tokenizer.h"
 
@@ -26,6 +28,7 @@ struct Flags {
   std::vector<std::string> patterns;
   std::string implementation = "mmap";
   std::string language = "english";
+  std::string punkt_model;
   int64_t chunk_size = 25;
   bool keep_sequential = false;
   bool keep_newlines = false;
@@ -43,6 +46,9 @@ void declare(CLI::App& app, Flags& flags) {
   app.add_flag("--append-eod", options.append_eod, "end each document with the end-of-document token");
   app.add_flag("--split-sentences", options.split_sentences, "one sequence per sentence");
   app.add_flag("--keep-newlines", flags.keep_newlines, "keep newlines between sentences when splitting");
+  app.add_option(
+      "--punkt-model", flags.punkt_model,
+      "folder of a sentence splitter in nltk's punkt_tab format (else the language's in $NLTK_DATA)");
   app.add_option("--lang", flags.language, "language of the text, for sentence splitting")
       ->capture_default_str();
   options.workers = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
@@ -98,6 +104,22 @@ void resolve(Flags& flags) {
   }
 }
 
+/// The splitter that was named, or nltk's for the language; none if there is neither: then texts must be lists.
+SentenceSplitter build_splitter(const Flags& flags) {
+  std::string folder = flags.punkt_model;
+  if (const char* nltk = std::getenv("NLTK_DATA"); folder.empty() && nltk != nullptr) {
+    const auto found = std::filesystem::path(nltk) / "tokenizers" / "punkt_tab" / flags.language;
+    if (std::filesystem::is_directory(found)) folder = found.string();
+  }
+  if (folder.empty()) {
+    notice("no sentence splitter: the texts must be lists of sentences (else add --punkt-model)");
+    return {};
+  }
+  const auto splitter = std::make_shared<PunktSplitter>(
+      folder, flags.keep_newlines ? SentenceBlanks::keep : SentenceBlanks::drop);
+  return [splitter](std::string_view text) { return splitter->split(text); };
+}
+
 /// One line on a terminal that is written over, plain lines elsewhere.
 void show_progress(const PreprocessProgress& progress, bool terminal) {
   const double seconds = std::max(progress.seconds, 1e-9);
@@ -126,6 +148,7 @@ int preprocess_command(std::span<const std::string> args) {
   if (!parse_command(app, args)) return static_cast<int>(ExitCode::ok);
   resolve(flags);
   const auto tokenizer = build_tokenizer(flags.tokenizer);
+  if (flags.options.split_sentences) flags.options.splitter = build_splitter(flags);
   const bool terminal = ::isatty(STDERR_FILENO) != 0;
   double seconds = 0;
   flags.options.progress = [&](const PreprocessProgress& progress) {
