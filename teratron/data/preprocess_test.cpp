@@ -105,6 +105,11 @@ TEST(Preprocess, Gpt2MatchesMegatron) {
   EXPECT_EQ(expect_cases("GPT2"), 12);
 }
 
+TEST(Preprocess, BertMatchesMegatron) {
+  if (!std::filesystem::exists(vocabulary("bert-uncased-vocab.txt"))) GTEST_SKIP() << "no BERT vocabulary";
+  EXPECT_EQ(expect_cases("Bert"), 5);
+}
+
 TEST(Preprocess, MergeMatchesMegatron) {
   TemporaryFolder folder;
   IndexedDatasetBuilder builder(folder / "merged", Dtype::u16);
