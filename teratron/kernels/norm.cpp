@@ -139,10 +139,21 @@ struct BackwardRow {
   }
 };
 
+/// What arrives at the backward.
+struct Arriving {
+  const at::Tensor& dy;
+  const at::Tensor& dresidual;
+  const NormSaved& saved;
+};
+
 template <typename T>
-void backward_cpu(const at::Tensor& dy, const at::Tensor& dresidual, const NormSaved& saved,
-                  const Affine<Accumulator<T>>& affine, bool rms, NormGradients& out) {
+void backward_cpu(const Arriving& in, const NormParameters& parameters, const NormOptions& options,
+                  NormGradients& out) {
   using A = Accumulator<T>;
+  const at::Tensor &dy = in.dy, &dresidual = in.dresidual;
+  const NormSaved& saved = in.saved;
+  const Affine<A> affine(parameters, options);
+  const bool rms = options.kind == NormKind::rms;
   const auto [rows, n] = rows_of(dy);
   const int64_t partials = (rows + rows_per_partial - 1) / rows_per_partial;
   const bool has_bias = out.dbias.defined();
@@ -180,8 +191,9 @@ void backward_cpu(const at::Tensor& dy, const at::Tensor& dresidual, const NormS
   if (has_bias) add_up(dbias, out.dbias.mutable_data_ptr<A>());
 }
 
-void backward_cuda(const at::Tensor& dy, const at::Tensor& dresidual, const NormSaved& saved,
-                   const NormParameters& p, const NormOptions& options, NormGradients& out) {
+void backward_cuda(const Arriving& in, const NormParameters& p, const NormOptions& options,
+                   NormGradients& out) {
+  const auto& [dy, dresidual, saved] = in;
   const cuda::NormShape shape = shape_of(dy, p, options);
   const int64_t blocks = cuda::norm_backward_blocks(shape);
   const at::Tensor partial_dweight = at::empty({blocks, shape.width}, out.dweight.options());
@@ -248,13 +260,11 @@ NormGradients norm_backward(const at::Tensor& dy, const at::Tensor& dresidual, c
                     .dbias = parameters.bias.defined() ? at::zeros({n}, statistics) : at::Tensor()};
   if (dy.numel() == 0) return out;
   if (dy.is_cuda()) {
-    backward_cuda(dy, dresidual, saved, parameters, options, out);
+    backward_cuda({dy, dresidual, saved}, parameters, options, out);
     return out;
   }
-  with_float_type(dy, [&]<typename T>(T) {
-    backward_cpu<T>(dy, dresidual, saved, Affine<Accumulator<T>>(parameters, options),
-                    options.kind == NormKind::rms, out);
-  });
+  with_float_type(dy,
+                  [&]<typename T>(T) { backward_cpu<T>({dy, dresidual, saved}, parameters, options, out); });
   return out;
 }
 
