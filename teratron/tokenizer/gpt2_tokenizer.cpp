@@ -28,9 +28,11 @@ void Gpt2BpeTokenizer::encode(std::string_view text, std::vector<int32_t>& ids) 
   const WordCachePool::Lease cache(caches_);
   const auto encode_plain = [&](std::string_view part) {
     const char* const end = part.data() + part.size();
+    WordBatch batch(*cache, ids);
     splitter_.split(SplitPattern::gpt2, part, [&](const char* word, size_t bytes) {
-      (*cache).encode(word, bytes, static_cast<size_t>(end - word), ids);
+      batch.add(word, bytes, static_cast<size_t>(end - word));
     });
+    batch.flush();
   };
   if (added_.empty()) return encode_plain(text);
   for (const auto& part : added_.split(text)) {

@@ -136,14 +136,16 @@ void HuggingFaceTokenizer::encode_steps(std::string_view text, size_t index, Wor
     text = prefixed;
   }
   const bool is_last = index + 1 == steps_.size();
-  if (step.pattern) {
+  if (step.pattern && is_last) {
     const char* const end = text.data() + text.size();
+    WordBatch batch(cache, ids);
     splitter_.split(*step.pattern, text, [&](const char* word, size_t bytes) {
-      if (is_last) {
-        cache.encode(word, bytes, static_cast<size_t>(end - word), ids);
-      } else {
-        encode_steps({word, bytes}, index + 1, cache, ids);
-      }
+      batch.add(word, bytes, static_cast<size_t>(end - word));
+    });
+    batch.flush();
+  } else if (step.pattern) {
+    splitter_.split(*step.pattern, text, [&](const char* word, size_t bytes) {
+      encode_steps({word, bytes}, index + 1, cache, ids);
     });
   } else if (step.regex) {
     std::vector<Regex::Piece> pieces = step.regex->find_all(text);

@@ -42,6 +42,7 @@ struct ShortWord {
     const uint64_t mixed = (low ^ std::rotl(high * 0x9e3779b97f4a7c15u, 31)) * 0xd6e8feb86659fd93u;
     return mixed ^ mixed >> 32;
   }
+  size_t bytes() const { return high >> 56; }
   bool operator==(const ShortWord&) const = default;
 };
 
@@ -73,21 +74,7 @@ class WordCache {
   void encode(const char* word, size_t bytes, size_t readable, std::vector<int32_t>& ids) {
     if (bytes > ShortWord::kMaxBytes) return encode_long({word, bytes}, ids);
     const ShortWord key = ShortWord::load(word, bytes, readable >= 16);
-    const uint64_t hash = key.hash();
-    const Entry* const set = &entries_[(hash & kSetMask) * kWays];
-    for (size_t way = 0; way < kWays; ++way) {
-      const Entry& entry = set[way];
-      if (entry.word == key && entry.count > 0) {
-        if (entry.count > kInline) {
-          const int32_t* const first = pool_.data() + entry.ids[0];
-          ids.insert(ids.end(), first, first + entry.count);
-        } else {
-          for (uint32_t i = 0; i < entry.count; ++i) ids.push_back(entry.ids[i]);
-        }
-        return;
-      }
-    }
-    encode_miss(key, hash, {word, bytes}, ids);
+    encode_short(key, key.hash(), word, ids);
   }
 
  private:
@@ -109,6 +96,28 @@ class WordCache {
     uint32_t text = 0, bytes = 0, ids = 0, count = 0;
   };
 
+  friend class WordBatch;
+
+  void prefetch(uint64_t hash) const {
+    const auto* const set = reinterpret_cast<const char*>(&entries_[(hash & kSetMask) * kWays]);
+    __builtin_prefetch(set);
+    __builtin_prefetch(set + 64);
+  }
+  void encode_short(const ShortWord& key, uint64_t hash, const char* word, std::vector<int32_t>& ids) {
+    const Entry* const set = &entries_[(hash & kSetMask) * kWays];
+    for (size_t way = 0; way < kWays; ++way) {
+      const Entry& entry = set[way];
+      if (!(entry.word == key) || entry.count == 0) continue;
+      if (entry.count > kInline) {
+        const int32_t* const first = pool_.data() + entry.ids[0];
+        ids.insert(ids.end(), first, first + entry.count);
+      } else {
+        for (uint32_t i = 0; i < entry.count; ++i) ids.push_back(entry.ids[i]);
+      }
+      return;
+    }
+    encode_miss(key, hash, {word, key.bytes()}, ids);
+  }
   void encode_miss(const ShortWord& key, uint64_t hash, std::string_view word, std::vector<int32_t>& ids);
   void encode_long(std::string_view word, std::vector<int32_t>& ids);
   void clear();
@@ -120,6 +129,51 @@ class WordCache {
   std::vector<int32_t> pool_;
   std::string text_;  // of long words
   uint32_t next_way_ = 0;
+};
+
+/// Words on their way into a cache: the slots of a word are fetched from memory while the words before it are encoded.
+/// Call flush() after the last one.
+class WordBatch {
+ public:
+  WordBatch(WordCache& cache, std::vector<int32_t>& ids) : cache_(cache), ids_(ids) {}
+
+  /// Like WordCache::encode; the bytes must stay until flush().
+  void add(const char* word, size_t bytes, size_t readable) {
+    Pending& pending = pending_[count_++];
+    pending.word = word;
+    pending.bytes = bytes;
+    if (bytes <= ShortWord::kMaxBytes) {
+      pending.key = ShortWord::load(word, bytes, readable >= 16);
+      pending.hash = pending.key.hash();
+      cache_.prefetch(pending.hash);
+    }
+    if (count_ == kSize) flush();
+  }
+
+  void flush() {
+    for (size_t i = 0; i < count_; ++i) {
+      const Pending& pending = pending_[i];
+      if (pending.bytes <= ShortWord::kMaxBytes) {
+        cache_.encode_short(pending.key, pending.hash, pending.word, ids_);
+      } else {
+        cache_.encode_long({pending.word, pending.bytes}, ids_);
+      }
+    }
+    count_ = 0;
+  }
+
+ private:
+  static constexpr size_t kSize = 32;
+  struct Pending {
+    const char* word;
+    size_t bytes;
+    ShortWord key;
+    uint64_t hash;
+  };
+  WordCache& cache_;
+  std::vector<int32_t>& ids_;
+  std::array<Pending, kSize> pending_;
+  size_t count_ = 0;
 };
 
 /// Lends each call a cache of its own: thread-safe, one lock per call rather than per word.
