@@ -118,7 +118,7 @@ struct LoadReport {
   double hash_seconds = 0;  // of which verifying the hashes
 };
 
-/// Fills the tensors (their padding is left as it is). Tensors of the checkpoint that no rank asked for are
+/// Fills the tensors (their padding is set to zero). Tensors of the checkpoint that no rank asked for are
 /// an error unless their name starts with one of `ignored` ("optimizer."). All missing, surplus and
 /// mismatching tensors are listed in one UserError(checkpoint); damage found while reading is
 /// DamagedCheckpoint.

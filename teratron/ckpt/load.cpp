@@ -143,6 +143,21 @@ std::vector<std::vector<Run>> runs_of_parts(const std::string& name, const Manif
   return runs;
 }
 
+// What no run covers is padding: whatever the memory held there must not enter any arithmetic.
+void clear_padding(const LocalTensor& target, const std::vector<Run>& runs) {
+  const int64_t element = size_of(target.dtype);
+  char* const data = static_cast<char*>(target.data);
+  int64_t end = 0;
+  const auto clear_until = [&](int64_t begin) {
+    if (begin > end) std::memset(data + end * element, 0, static_cast<size_t>((begin - end) * element));
+  };
+  for (const Run& run : runs) {
+    clear_until(run.local);
+    end = run.local + run.length;
+  }
+  clear_until(flat_end_of(target) - target.flat_begin);
+}
+
 // Loads one local tensor after the other; neighbours of the same name share the work of listing its parts.
 class TensorLoader {
  public:
@@ -154,6 +169,7 @@ class TensorLoader {
     if (current_ != target.name) part_runs_ = runs_of_parts(target.name, tensor);
     current_ = target.name;
     const std::vector<Run> wanted = runs_of(target.shard, target.flat_begin, flat_end_of(target));
+    clear_padding(target, wanted);
     PartLoader loader(reader_, target, buffer_.get());
     int64_t found = 0;
     for (size_t i = 0; i < tensor.parts.size(); ++i) {

@@ -1,5 +1,6 @@
 #include "teratron/ckpt/test_world.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
@@ -132,7 +133,10 @@ void TestTensors::fill(uint32_t seed) {
 
 std::string TestTensors::difference(uint32_t seed) const {
   TestTensors expected;
-  for (const LocalTensor& tensor : list_) expected.push(tensor);
+  for (const LocalTensor& tensor : list_) {
+    expected.push(tensor);
+    std::fill(expected.storage_.back().begin(), expected.storage_.back().end(), 0);
+  }
   expected.fill(seed);
   for (size_t i = 0; i < list_.size(); ++i) {
     for (size_t k = 0; k < storage_[i].size(); ++k) {

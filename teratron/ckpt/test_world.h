@@ -36,7 +36,7 @@ class TestTensors {
 
   /// Every element gets the value that belongs to (name, global index, seed).
   void fill(uint32_t seed);
-  /// Empty, or the first element that has not that value; padding must still be 0xee.
+  /// Empty, or the first element that has not that value; padding must be zero.
   std::string difference(uint32_t seed) const;
 
   const std::vector<LocalTensor>& list() const { return list_; }

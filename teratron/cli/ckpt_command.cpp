@@ -49,7 +49,8 @@ int64_t numel(const TensorInfo& tensor) {
 
 void print_tensors(const CheckpointInfo& info) {
   for (const auto& [name, tensor] : info.tensors) {
-    teratron::print("  {:<72} {:<5} [{}]", printable(name), name_of(tensor.dtype), fmt::join(tensor.shape, ", "));
+    teratron::print("  {:<72} {:<5} [{}]", printable(name), name_of(tensor.dtype),
+                    fmt::join(tensor.shape, ", "));
   }
 }
 
@@ -121,6 +122,27 @@ void resolve_aliases(Flags& flags) {
       {.what = "give either --from-hf and --save, or --to-hf and --load", .where = "ckpt convert"});
 }
 
+// The model's settings as they are given to the other commands. What is off is off by default, biases aside; the
+// sequence length is the user's choice, and the vocabulary the tokenizer's.
+std::string as_flags(const nlohmann::json& settings) {
+  std::string text;
+  for (const auto& [name, value] : settings.items()) {
+    std::string flag = "--" + name;
+    std::replace(flag.begin(), flag.end(), '_', '-');
+    if (name == "add_bias_linear") {
+      text += value ? "" : " --disable-bias-linear";
+    } else if (name == "seq_length" || name == "vocab_size" || value == false) {
+      continue;
+    } else if (name == "num_query_groups" && !settings.value("group_query_attention", false)) {
+      continue;
+    } else {
+      text += " " + flag +
+              (value.is_boolean() ? "" : " " + (value.is_string() ? value.get<std::string>() : value.dump()));
+    }
+  }
+  return text.empty() ? text : text.substr(1);
+}
+
 int convert(Flags& flags) {
   resolve_aliases(flags);
   for (const std::string& name : flags.without_effect) {
@@ -141,8 +163,8 @@ int convert(Flags& flags) {
   print("wrote {} ({} tensors, {} elements)", printable(report.result.string(), 4096), report.tensors,
         report.elements);
   if (importing) {
-    print("settings {}", open_checkpoint(report.result).config);
-    print("start from it with --load {} --finetune --use-checkpoint-args", printable(flags.save, 4096));
+    print("train from it with --load {} --finetune {}", printable(flags.save, 4096),
+          as_flags(nlohmann::json::parse(open_checkpoint(report.result).config)));
   }
   return 0;
 }
