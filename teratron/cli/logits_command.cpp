@@ -110,7 +110,7 @@ int logits_command(std::span<const std::string> args) {
   app.add_option("--output", options.output, "safetensors file to write")->required();
   app.add_option("--device", options.device, "auto, cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-  if (parse_command_line(app, args)) return 0;
+  if (!parse_command(app, args)) return 0;
 
   const std::vector<std::string> flags = {"--load", options.load, "--device", options.device};
   const ParsedArguments parsed = parse_arguments("logits", flags);

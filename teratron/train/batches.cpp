@@ -45,9 +45,10 @@ Batch BatchSource::read() {
   if (!loader_) return empty_batch(options_.loader.sampler.micro_batch, options_.sequence_length);
   std::optional<Batch> batch = loader_->next();
   if (!batch) {
-    throw data_error({.what = fmt::format("the data ends after sample {}", next_sample_),
-                      .where = "data-path",
-                      .fix = "Train for fewer samples, or choose --dataloader-type cyclic to go round again"});
+    throw data_error(
+        {.what = fmt::format("the data ends after sample {}", next_sample_),
+         .where = "data-path",
+         .fix = "Train for fewer samples, or choose --dataloader-type cyclic to go round again"});
   }
   return *std::move(batch);
 }

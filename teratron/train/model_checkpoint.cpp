@@ -1,8 +1,8 @@
 #include "teratron/train/model_checkpoint.h"
 
-#include <ATen/ATen.h>
-
 #include <deque>
+
+#include <ATen/ATen.h>
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/error.h"
@@ -39,8 +39,7 @@ class HostTensors {
  public:
   void add(const StateTensor& state, const at::Tensor& values, at::ScalarType type) {
     const bool in_place = values.is_cpu() && values.is_contiguous() && values.scalar_type() == type;
-    const at::Tensor host =
-        in_place ? values : at::empty(values.sizes(), at::TensorOptions().dtype(type));
+    const at::Tensor host = in_place ? values : at::zeros(values.sizes(), at::TensorOptions().dtype(type));
     places_.push_back({values, host});
     list_.push_back({.name = state.name,
                      .dtype = file_dtype(type),
@@ -71,7 +70,8 @@ class HostTensors {
 };
 
 StateTensor whole(const Parameter& parameter) {
-  return {parameter.name, parameter.shard(), {0, parameter.tensor.numel()}, parameter.tensor.detach().view(-1)};
+  return {
+      parameter.name, parameter.shard(), {0, parameter.tensor.numel()}, parameter.tensor.detach().view(-1)};
 }
 
 // Weights are read in the type they were saved in.
@@ -87,8 +87,7 @@ void add_weights(ParameterSet& parameters, const CheckpointInfo& info, HostTenso
     tensors.add(state, state.values, type);
   }
   if (converted) {
-    notice("weights of {} are converted to {}", info.path.string(),
-           at::toString(parameters.options().dtype));
+    notice("weights of {} are converted to {}", info.path.string(), at::toString(parameters.options().dtype));
   }
 }
 
@@ -162,12 +161,13 @@ std::optional<CheckpointInfo> load_model(Trainer& trainer, const LoadOptions& op
       tensors.add(state, state.values, state.values.scalar_type());
     }
   }
-  const auto info = load_checkpoint({.directory = options.directory,
-                                     .iteration = options.iteration,
-                                     .tensors = tensors.list(),
-                                     .ignored = {"optimizer."},
-                                     .check = [&](const CheckpointInfo& found) { check_loadable(found, options); }},
-                                    peers);
+  const auto info =
+      load_checkpoint({.directory = options.directory,
+                       .iteration = options.iteration,
+                       .tensors = tensors.list(),
+                       .ignored = {"optimizer."},
+                       .check = [&](const CheckpointInfo& found) { check_loadable(found, options); }},
+                      peers);
   tensors.copy_from_host();
   if (!options.optimizer) trainer.optimizer().reset_master_weights();
   return info;

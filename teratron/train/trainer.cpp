@@ -95,8 +95,9 @@ StepInFlight Trainer::report(const LossSum& sum, const StepReport& step, int64_t
   const at::Tensor request = at::full_like(sum.loss, static_cast<double>(stop_request));
   const Group& world = mesh_.world();
   if (world.size > 1) world.communicator->all_reduce(request, ReduceOp::max).wait();
-  return StepInFlight(at::cat({sum.loss, sum.tokens, step.grad_norm, or_zero(step.found_inf, sum.loss),
-                               or_zero(step.num_zeros, sum.loss), or_zero(parameter_norm, sum.loss), request}));
+  return StepInFlight(
+      at::cat({sum.loss, sum.tokens, step.grad_norm, or_zero(step.found_inf, sum.loss),
+               or_zero(step.num_zeros, sum.loss), or_zero(parameter_norm, sum.loss), request}));
 }
 
 StepNumbers Trainer::evaluate(const MicroBatches& microbatches, int64_t count) {
@@ -108,7 +109,8 @@ StepNumbers Trainer::evaluate(const MicroBatches& microbatches, int64_t count) {
     forward(batch, sum);
   }
   reduce(sum);
-  return StepInFlight(at::cat({sum.loss, sum.tokens, at::zeros({numbers - 2}, sum.loss.options())})).resolve();
+  return StepInFlight(at::cat({sum.loss, sum.tokens, at::zeros({numbers - 2}, sum.loss.options())}))
+      .resolve();
 }
 
 }  // namespace teratron

@@ -29,8 +29,8 @@ struct TrainerOptions {
 
 /// What a step did, on the host.
 struct StepNumbers {
-  double loss = 0.0;    // mean over the tokens of the global batch
-  int64_t tokens = 0;   // that counted
+  double loss = 0.0;   // mean over the tokens of the global batch
+  int64_t tokens = 0;  // that counted
   double grad_norm = 0.0;
   bool nonfinite = false;  // Inf or NaN in the gradient
   int64_t num_zeros = 0;

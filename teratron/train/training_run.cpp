@@ -155,7 +155,7 @@ bool TrainingRun::at_interval(const std::optional<int64_t>& interval) const {
 
 // The host runs one step ahead of the device, unless what it does next depends on the step's numbers.
 bool TrainingRun::must_read_now() const {
-  return device_.is_cpu() || state_.scaler.is_dynamic() || state_.iteration >= train_iters() ||
+  return device_.is_cpu() || args_.fp16 || state_.iteration >= train_iters() ||
          at_interval(args_.log_interval) || at_interval(args_.eval_interval) ||
          at_interval(args_.save_interval) || at_interval(args_.exit_interval);
 }
@@ -170,11 +170,13 @@ TrainingRun::IssuedStep TrainingRun::issue_step(BatchSource& source) {
       {.microbatches = batch.microbatches, .hyper = hyper, .stop_request = static_cast<int64_t>(wish())});
   state_.iteration += 1;
   state_.consumed_train_samples += batch.running;
+  // Only fp16 skips steps, and there the host waits for the verdict (absorb).
+  if (!args_.fp16) state_.scheduler.step(batch.running);
   StepMetrics metrics{.iteration = state_.iteration,
                       .consumed_samples = state_.consumed_train_samples,
                       .global_batch_size = batch.running,
-                      .learning_rate = hyper.lr,
-                      .loss_scale = hyper.loss_scale,
+                      // As in Megatron-LM's log: what the next step will use.
+                      .learning_rate = state_.scheduler.lr(),
                       .tokens = batch.running * args_.seq_length.value()};
   metrics.flops = training_flops(model_shape(model_), {batch.running, args_.seq_length.value()});
   return {std::move(numbers), std::move(metrics)};
@@ -197,13 +199,10 @@ void TrainingRun::absorb(IssuedStep step) {
   StepMetrics& metrics = step.metrics;
   check_finite(numbers, metrics);
   const bool skipped = args_.fp16 && numbers.nonfinite;
-  if (!skipped) {
-    state_.scheduler.step(metrics.global_batch_size);
-    state_.optimizer_steps += 1;
-  }
+  if (args_.fp16 && !skipped) state_.scheduler.step(metrics.global_batch_size);
+  if (args_.fp16) metrics.learning_rate = state_.scheduler.lr();
+  if (!skipped) state_.optimizer_steps += 1;
   state_.scaler.update(skipped);
-  // As in Megatron-LM's log: what the next step will use.
-  metrics.learning_rate = state_.scheduler.lr();
   metrics.loss_scale = state_.scaler.scale();
   stop_reason_ = std::max(stop_reason_, static_cast<StopReason>(numbers.stop_request));
   metrics.losses = {{"lm loss", numbers.loss}};
