@@ -23,12 +23,13 @@ add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-Wall> $<$<COMPILE_LANGUAGE:CXX>:-
 if(CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
   add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-march=${TERATRON_MARCH}>)
 endif()
-# fmt and spdlog are used header-only so that the binary needs no system library that another machine may lack.
-add_compile_definitions(FMT_HEADER_ONLY=1 SPDLOG_FMT_EXTERNAL=1)
+# fmt is used header-only so that the binary needs no system library that another machine may lack.
+add_compile_definitions(FMT_HEADER_ONLY=1)
 
 find_program(CCACHE ccache)
 if(CCACHE)
-  set(launcher env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${CCACHE})
+  # Depend mode: preprocessing ATen's headers a second time would cost more than a hit saves.
+  set(launcher env CCACHE_DEPEND=1 CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${CCACHE})
   set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE})
 endif()

@@ -7,11 +7,28 @@ add_library(teratron_pch STATIC EXCLUDE_FROM_ALL ${CMAKE_BINARY_DIR}/pch/empty.c
 target_link_libraries(teratron_pch PUBLIC teratron_libtorch)
 target_compile_options(teratron_pch PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-unused-parameter>)
 target_include_directories(teratron_pch PRIVATE ${CMAKE_SOURCE_DIR})
-target_precompile_headers(teratron_pch PRIVATE <ATen/ATen.h> <torch/csrc/autograd/custom_function.h>)
+target_precompile_headers(teratron_pch PRIVATE <ATen/ATen.h> <torch/csrc/autograd/custom_function.h>
+                           <fmt/format.h>)
+
+# What nearly every source includes, parsed once: for libraries without torch, and for their tests.
+set(common_headers <algorithm> <cstdint> <filesystem> <fmt/format.h> <fmt/ranges.h> <functional> <map> <memory>
+                   <optional> <span> <string> <string_view> <vector>)
+function(teratron_plain_pch name)
+  add_library(${name} STATIC EXCLUDE_FROM_ALL ${CMAKE_BINARY_DIR}/pch/empty.cpp)
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fPIC>)
+  target_precompile_headers(${name} PRIVATE ${common_headers} ${ARGN})
+endfunction()
+teratron_plain_pch(teratron_library_pch)
+teratron_plain_pch(teratron_test_pch <gtest/gtest.h>)
+
+function(teratron_use_plain_pch target pch)
+  # Executables would get -fPIE, with which the header precompiled for libraries cannot be used.
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fPIC>)
+  target_precompile_headers(${target} REUSE_FROM ${pch})
+endfunction()
 
 function(teratron_use_torch target)
   target_link_libraries(${target} PUBLIC teratron_libtorch)
-  # Executables would get -fPIE, with which the header precompiled for libraries cannot be used.
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-Wno-unused-parameter;-fPIC>")
   target_precompile_headers(${target} REUSE_FROM teratron_pch)
 endfunction()
@@ -23,6 +40,8 @@ function(teratron_library name)
   target_link_libraries(${name} PUBLIC ${LIB_DEPENDS} Threads::Threads)
   if(LIB_TORCH)
     teratron_use_torch(${name})
+  else()
+    teratron_use_plain_pch(${name} teratron_library_pch)
   endif()
 endfunction()
 
@@ -34,6 +53,8 @@ function(teratron_test name)
   target_compile_definitions(${name} PRIVATE TERATRON_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
   if(T_TORCH)
     teratron_use_torch(${name})
+  else()
+    teratron_use_plain_pch(${name} teratron_test_pch)
   endif()
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES TIMEOUT 900)

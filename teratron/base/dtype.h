@@ -7,7 +7,23 @@
 
 namespace teratron {
 
-enum class Dtype : uint8_t { u8, i8, u16, i16, u32, i32, u64, i64, f8_e4m3, f8_e5m2, bf16, f16, f32, f64, boolean };
+enum class Dtype : uint8_t {
+  u8,
+  i8,
+  u16,
+  i16,
+  u32,
+  i32,
+  u64,
+  i64,
+  f8_e4m3,
+  f8_e5m2,
+  bf16,
+  f16,
+  f32,
+  f64,
+  boolean
+};
 
 /// Bytes per element.
 int64_t size_of(Dtype dtype);

@@ -7,24 +7,24 @@
 // Nothing outside main() calls exit(). Each UserError has a test that triggers it.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#include <fmt/format.h>
 
 namespace teratron {
 
 /// Process exit codes, documented to users.
 enum class ExitCode : int {
   ok = 0,
-  config = 2,          // wrong flag, value or combination
-  data = 3,            // wrong or damaged data set, text or tokenizer
-  checkpoint = 4,      // wrong or damaged checkpoint, or the final save failed
-  retryable = 5,       // peer, network, GPU or file system failed: start the job again
-  numerics = 6,        // NaN or Inf that must not be trained through
-  out_of_memory = 7,   // device or host memory
-  stopped = 75,        // stopped by a signal after saving
+  config = 2,         // wrong flag, value or combination
+  data = 3,           // wrong or damaged data set, text or tokenizer
+  checkpoint = 4,     // wrong or damaged checkpoint, or the final save failed
+  retryable = 5,      // peer, network, GPU or file system failed: start the job again
+  numerics = 6,       // NaN or Inf that must not be trained through
+  out_of_memory = 7,  // device or host memory
+  stopped = 75,       // stopped by a signal after saving
 };
 
 /// One thing that is wrong with what the user gave.
@@ -64,7 +64,8 @@ class Fault : public std::runtime_error {
   ExitCode code_;
 };
 
-[[noreturn]] void assertion_failed(const char* condition, const char* file, int line, const std::string& detail);
+[[noreturn]] void assertion_failed(const char* condition, const char* file, int line,
+                                   const std::string& detail);
 
 /// Text from a file or a user, made safe to print: control characters are escaped, long texts are cut.
 std::string printable(std::string_view text, size_t max_length = 200);
@@ -72,8 +73,8 @@ std::string printable(std::string_view text, size_t max_length = 200);
 }  // namespace teratron
 
 /// Our own invariant. Optional detail: TERATRON_ASSERT(a == b, "a = {}, b = {}", a, b).
-#define TERATRON_ASSERT(condition, ...)                                                                     \
-  do {                                                                                                      \
-    if (!(condition)) [[unlikely]]                                                                          \
-      ::teratron::assertion_failed(#condition, __FILE__, __LINE__, ::fmt::format("" __VA_ARGS__));          \
+#define TERATRON_ASSERT(condition, ...)                                                            \
+  do {                                                                                             \
+    if (!(condition)) [[unlikely]]                                                                 \
+      ::teratron::assertion_failed(#condition, __FILE__, __LINE__, ::fmt::format("" __VA_ARGS__)); \
   } while (false)

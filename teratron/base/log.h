@@ -2,9 +2,9 @@
 // errors go to stderr. Both are line-atomic, so lines of several rank threads never mix.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <string_view>
+
+#include <fmt/format.h>
 
 namespace teratron {
 

@@ -1,8 +1,8 @@
 // Checkpoints: saved by any layout, loaded by any other, committed by one rename.
 //
 //   DIR/iter_0001200/shard-00000.safetensors ...   what each rank wrote; any safetensors tool reads them
-//   DIR/iter_0001200/manifest.json                 global tensors, the part in each shard, hashes, config,
-//   state DIR/latest_checkpointed_iteration.txt          Megatron's name; a hint only
+//   DIR/iter_0001200/manifest.json                 global tensors, parts in each shard, hashes, config, state
+//   DIR/latest_checkpointed_iteration.txt          Megatron's name; a hint only
 //
 // A checkpoint is logical: it lists global tensors, and each rank says which part of them it holds
 // (LocalTensor). A tensor that several ranks hold is written once. Loading reads the blocks that intersect

@@ -1,10 +1,12 @@
 // Activation functions of the MLP, with the bias of the preceding linear layer fused. z = x (+ bias):
 //
-//   gelu          0.5 z (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3)))   (Megatron-LM's bias_gelu; Hendrycks,
-//   Gimpel 2016) gelu_erf      0.5 z (1 + erf(z / sqrt(2))) squared_relu  max(z, 0)^2 (Primer, So et al.
-//   2021) relu          max(z, 0) silu          z / (1 + exp(-z)) swiglu        silu(gate) * up      z =
-//   gate|up, halves of the last dimension (Shazeer 2020) geglu         gelu(gate) * up      with the tanh
-//   form
+//   gelu          0.5 z (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3)))   (Megatron-LM's bias_gelu)
+//   gelu_erf      0.5 z (1 + erf(z / sqrt(2)))                      (Hendrycks, Gimpel 2016)
+//   squared_relu  max(z, 0)^2                                       (Primer, So et al. 2021)
+//   relu          max(z, 0)
+//   silu          z / (1 + exp(-z))
+//   swiglu        silu(gate) * up, z = gate|up: halves of the last dimension (Shazeer 2020)
+//   geglu         gelu(gate) * up, with the tanh form
 //
 // Shapes: x [..., m] contiguous, bias [m] or undefined; y [..., n] with m = 2n for swiglu and geglu, else m =
 // n. Dtypes: f32, bf16, f16, f64; bias in x's dtype; arithmetic in f32 (f64 for f64). CPU and CUDA;

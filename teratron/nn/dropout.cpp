@@ -40,9 +40,9 @@ struct BiasDropoutAdd : torch::autograd::Function<BiasDropoutAdd> {
     save_pointer(context, "bias", bias);
     const at::Tensor rows = plan.rate > 0.0 ? global_rows(x, plan) : at::Tensor();
     context->save_for_backward({rows});
-    return teratron::bias_dropout_add(
-        x.contiguous(), bias ? bias->tensor : at::Tensor(),
-        residual ? residual->contiguous() : at::Tensor(), plan_of(context, rows));
+    return teratron::bias_dropout_add(x.contiguous(), bias ? bias->tensor : at::Tensor(),
+                                      residual ? residual->contiguous() : at::Tensor(),
+                                      plan_of(context, rows));
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {

@@ -1,10 +1,9 @@
 // The global batch size as a function of the samples consumed, and the micro-batches it makes.
 //
 //   constant   --global-batch-size
-//   ramp       --rampup-batch-size START INCREMENT SAMPLES: START + INCREMENT * int(consumed /
-//   per_increment), with
-//              per_increment = SAMPLES / ((global - START) / INCREMENT) in floating point, until consumed >
-//              SAMPLES
+//   ramp       --rampup-batch-size START INCREMENT SAMPLES: START + INCREMENT * int(consumed / per_increment),
+//              with per_increment = SAMPLES / ((global - START) / INCREMENT) in floating point,
+//              until consumed > SAMPLES
 //   steps      --step-batch-size-schedule "0:768 250B:1536": the size of the last threshold reached
 //
 // A global batch is microbatches * micro_batch_size * data_parallel_size samples. With

@@ -1,7 +1,8 @@
 // Loss scale of fp16 training: constant, or dynamic with Megatron-LM's state machine.
 //
-//   overflow     growth_tracker = 0; hysteresis_tracker -= 1; if that is <= 0: scale = max(scale * backoff,
-//   min) clean step   growth_tracker += 1; at the growth interval: growth_tracker = 0, hysteresis refilled,
+//   overflow     growth_tracker = 0; hysteresis_tracker -= 1;
+//                if that is <= 0: scale = max(scale * backoff, min)
+//   clean step   growth_tracker += 1; at the growth interval: growth_tracker = 0, hysteresis refilled,
 //                scale *= growth
 //
 // The hysteresis is not refilled by a back-off: after the first one every further overflow halves at once,

@@ -36,7 +36,8 @@ struct TokenizerOptions {
   std::string tokenizer_model;  // file or folder with tokenizer.json; also --tokenizer-name-or-path
   int64_t vocab_size = 0;       // NullTokenizer
   int64_t vocab_extra_ids = 0;
-  bool include_special_tokens = true;  // [CLS] ... [SEP], <|begin_of_text|>: off by --tokenizer-hf-no-include-special-tokens
+  bool include_special_tokens =
+      true;  // [CLS] ... [SEP], <|begin_of_text|>: off by --tokenizer-hf-no-include-special-tokens
   std::string compat_version = "0.7";  // ids as of Megatron-LM 2.6, 0.7 or head
 };
 

@@ -1,10 +1,10 @@
 // The device of a run: its name and its memory.
 #pragma once
 
-#include <ATen/ATen.h>
-
 #include <optional>
 #include <string>
+
+#include <ATen/ATen.h>
 
 #include "teratron/train/metrics.h"
 

@@ -7,8 +7,8 @@
 //   causal   B L [6 h (ffn c dense + (ffn_moe topk + shared) c moe) + 6 layers (h (q + k + v) + q h)
 //                 + 6 mtp (3 h + 2 h^2) + 6 h V (1 + mtp)] + 6 layers q sum(L_i^2)
 //            the last term counts only the half of the scores that a causal mask leaves (current Megatron-LM)
-//   full     12 B L layers h^2 [(1 + groups/heads + L/h) q/h + (ffn/h) topk (1.5 with SwiGLU) + V / (2 layers
-//   h)]
+//   full     12 B L layers h^2 [(1 + groups/heads + L/h) q/h + (ffn/h) topk (1.5 with SwiGLU)
+//            + V / (2 layers h)]
 //            counts all scores (Megatron-LM core 0.7): logs of the two versions differ for the same run
 #pragma once
 

@@ -1,14 +1,13 @@
 // Serial twins: every layout gives one rank's loss and every gradient.
-#include "teratron/model/gpt.h"
+#include <map>
+#include <mutex>
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 
-#include <map>
-#include <mutex>
-
 #include "teratron/comm/thread_world.h"
+#include "teratron/model/gpt.h"
 #include "teratron/optim/flat_buffer.h"
 
 namespace teratron {
@@ -132,7 +131,8 @@ Result run(const GPTConfig& config, const Layout& layout, at::ScalarType dtype, 
     result.loss = mean.item<double>();
     for (Parameter& parameter : parameters.all()) {
       at::Tensor& global = result.gradients[parameter.name];
-      if (!global.defined()) global = at::zeros(parameter.shard().global_shape, parameter.main_grad.options());
+      if (!global.defined())
+        global = at::zeros(parameter.shard().global_shape, parameter.main_grad.options());
       place(parameter.shard(), parameter.main_grad, global);
     }
   });

@@ -1,10 +1,8 @@
 // A run that stops and goes on is the run that never stopped, bit by bit.
-#include <csignal>
 #include <filesystem>
 #include <fstream>
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "teratron/ckpt/safetensors.h"
@@ -153,25 +151,6 @@ TEST_F(Resume, AFinishedRunIsNotTrainedAgainUnlessFresh) {
   EXPECT_EQ(fs::last_write_time(folder_ / "run" / "iter_0000020" / "manifest.json"), before);
   EXPECT_EQ(train(flags("run", {"--fresh"})), ExitCode::ok);
   EXPECT_NE(fs::last_write_time(folder_ / "run" / "iter_0000020" / "manifest.json"), before);
-}
-
-TEST_F(Resume, ASignalSavesAndSaysSo) {
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    // Training in a child whose first forward is its own: libtorch's threads do not survive a fork.
-    const auto args =
-        flags("run", {"--train-iters", "100000", "--save-interval", "100000", "--num-threads", "1"});
-    _exit(static_cast<int>(train(args)));
-  }
-  const fs::path log = folder_ / "run" / "metrics.jsonl";
-  for (int i = 0; i < 600 && (!fs::exists(log) || fs::file_size(log) < 2000); ++i) usleep(100'000);
-  kill(child, SIGTERM);
-  int status = 0;
-  waitpid(child, &status, 0);
-  ASSERT_TRUE(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), static_cast<int>(ExitCode::stopped));
-  EXPECT_TRUE(fs::exists(folder_ / "run" / "latest_checkpointed_iteration.txt"));
 }
 
 TEST_F(Resume, NanStopsWithTheWeightsIntact) {
