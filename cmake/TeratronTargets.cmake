@@ -20,6 +20,7 @@ function(teratron_plain_pch name)
 endfunction()
 teratron_plain_pch(teratron_library_pch)
 teratron_plain_pch(teratron_test_pch <gtest/gtest.h>)
+target_link_libraries(teratron_test_pch PRIVATE GTest::gtest)
 
 function(teratron_use_plain_pch target pch)
   # Executables would get -fPIE, with which the header precompiled for libraries cannot be used.

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include "teratron/base/fault_point.h"
 #include "teratron/ckpt/safetensors.h"
 #include "teratron/comm/single_world.h"
 #include "teratron/comm/thread_world.h"
@@ -151,6 +152,24 @@ TEST_F(Resume, AFinishedRunIsNotTrainedAgainUnlessFresh) {
   EXPECT_EQ(fs::last_write_time(folder_ / "run" / "iter_0000020" / "manifest.json"), before);
   EXPECT_EQ(train(flags("run", {"--fresh"})), ExitCode::ok);
   EXPECT_NE(fs::last_write_time(folder_ / "run" / "iter_0000020" / "manifest.json"), before);
+}
+
+TEST_F(Resume, AFullDiskBetweenStepsDoesNotEndTheTraining) {
+  const ScopedFaults faults("file.write@step=10:errno=ENOSPC");
+  EXPECT_EQ(train(flags("run")), ExitCode::ok);
+  EXPECT_FALSE(fs::exists(folder_ / "run" / "iter_0000010"));
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "iter_0000020"));
+}
+
+TEST_F(Resume, AFullDiskAtTheLastSaveIsAnError) {
+  const ScopedFaults faults("file.write@step=15:errno=ENOSPC");
+  try {
+    train(flags("run", {"--save-interval", "100", "--train-iters", "15"}));
+    FAIL();
+  } catch (const Fault& fault) {
+    EXPECT_EQ(fault.exit_code(), ExitCode::checkpoint);
+  }
+  EXPECT_FALSE(fs::exists(folder_ / "run" / "iter_0000015"));
 }
 
 TEST_F(Resume, NanStopsWithTheWeightsIntact) {

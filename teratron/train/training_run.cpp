@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <nlohmann/json.hpp>
 
+#include "teratron/base/fault_point.h"
 #include "teratron/base/log.h"
 #include "teratron/train/report.h"
 #include "teratron/train/run_facts.h"
@@ -161,6 +162,7 @@ bool TrainingRun::must_read_now() const {
 }
 
 TrainingRun::IssuedStep TrainingRun::issue_step(BatchSource& source) {
+  set_fault_context(mesh_.rank(), state_.iteration + 1);
   const BatchSize batch = batches_.at(state_.consumed_train_samples);
   const Optimizer::Hyperparameters hyper{.lr = state_.scheduler.lr(),
                                          .weight_decay = state_.scheduler.wd(),
@@ -247,7 +249,7 @@ void TrainingRun::train() {
       last = std::chrono::steady_clock::now();
     }
     if (at_interval(args_.exit_interval)) stop_reason_ = std::max(stop_reason_, StopReason::interval);
-    if (args_.save && at_interval(args_.save_interval)) save();
+    if (args_.save && at_interval(args_.save_interval)) save_between_steps();
   }
   if (pending) absorb(*std::move(pending));
   log_interval();
@@ -268,6 +270,20 @@ void TrainingRun::evaluate(Split split, const std::string& prefix) {
                    .prefix = prefix,
                    .losses = {{"lm loss", numbers.loss}},
                    .seconds = seconds_since(begin)});
+}
+
+void TrainingRun::save_between_steps() {
+  try {
+    save();
+  } catch (const Fault& fault) {
+    if (fault.exit_code() != ExitCode::checkpoint) throw;
+    if (mesh_.rank() == 0) {
+      warn(
+          "{} The checkpoint of iteration {} was not saved; training goes on and tries again after {} "
+          "iterations",
+          fault.what(), state_.iteration, *args_.save_interval);
+    }
+  }
 }
 
 void TrainingRun::save() {

@@ -55,6 +55,8 @@ class TrainingRun {
   void absorb(IssuedStep step);
   void check_finite(const StepNumbers& numbers, const StepMetrics& metrics) const;
   void log_interval();
+  /// A full disk does not end the training: it goes on, and the next interval tries again.
+  void save_between_steps();
   bool must_read_now() const;
   bool at_interval(const std::optional<int64_t>& interval) const;
 
