@@ -1,0 +1,121 @@
+"""Runs the built program as users do, and looks at what it says and leaves behind."""
+
+import json
+import os
+import re
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from safetensors.torch import load_file
+import torch
+
+BINARY = os.environ.get("TERATRON_BINARY")
+needs_binary = pytest.mark.skipif(not BINARY, reason="TERATRON_BINARY names no built program")
+
+TINY = ["--num-layers", "2", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length", "16",
+        "--max-position-embeddings", "16", "--micro-batch-size", "2", "--global-batch-size", "2", "--lr", "1e-3",
+        "--eval-iters", "0", "--device", "cpu", "--num-threads", "1"]
+VOCABULARY = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "60"]
+MOCK = [*TINY, *VOCABULARY, "--mock-data"]
+NOT_FOR_USERS = ("c10::", "Exception raised from", "terminate called", "Assertion", "what():", "libtorch", ".cpp:")
+
+
+def environment(fault=""):
+    return {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "TERATRON_FAULT": fault}
+
+
+def teratron(*args, code=0, fault=""):
+    result = subprocess.run([BINARY, *map(str, args)], capture_output=True, text=True, timeout=60,
+                            stdin=subprocess.DEVNULL, env=environment(fault))
+    output = result.stdout + result.stderr
+    assert result.returncode == code, f"exit code {result.returncode}, not {code}: {output[-600:]}"
+    assert not [words for words in NOT_FOR_USERS if words in output], output[-3000:]
+    return result
+
+
+def train(*args, code=0, fault=""):
+    return teratron("pretrain", "gpt", *args, code=code, fault=fault)
+
+
+def start(args, fault=""):
+    return subprocess.Popen([BINARY, "pretrain", "gpt", *args], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                            text=True, env=environment(fault))
+
+
+def kept(folder, iterations, interval):
+    """Flags of a run that saves and resumes in `folder`."""
+    return [*MOCK, "--train-iters", str(iterations), "--save-interval", str(interval), "--save", str(folder),
+            "--load", str(folder)]
+
+
+def message(result, *parts):
+    """The one error on stderr, which says each of the parts (whatever the case of letters)."""
+    lines = result.stderr.splitlines()
+    starts = [i for i, line in enumerate(lines) if line.startswith("error: ")]
+    assert len(starts) == 1, f"one message was expected: {result.stderr}"
+    text = "\n".join(lines[starts[0]:])
+    assert len(text) < 2000, text
+    missing = [part for part in map(str, parts) if part.lower() not in text.lower()]
+    assert not missing, f"{missing} is not in: {text}"
+    return text
+
+
+def advises(text):
+    """A message ends in what to do: a sentence of its own after what is wrong."""
+    assert re.search(r"[.;?] \S.*\w", text), f"no advice in: {text}"
+
+
+def each(cases, check, folder):
+    """check(case, folder of its own) for every case, two at a time; tells every failure."""
+    def attempt(numbered):
+        number, case = numbered
+        own = folder / f"case{number}"
+        own.mkdir()
+        try:
+            check(case, own)
+        except AssertionError as error:
+            return f"{case!r:.80}: {error}".splitlines()[0]
+        return None
+
+    cases = list(cases)
+    assert cases
+    with ThreadPoolExecutor(2) as pool:
+        failures = [failure for failure in pool.map(attempt, enumerate(cases)) if failure]
+    assert not failures, f"{len(failures)} of {len(cases)}:\n" + "\n".join(failures)
+
+
+def weights(folder, iteration):
+    return load_file(folder / f"iter_{iteration:07d}" / "shard-00000.safetensors")
+
+
+def assert_bitwise(ours, expected):
+    assert ours.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert ours[name].dtype == tensor.dtype and ours[name].shape == tensor.shape, name
+        same = ours[name].contiguous().view(torch.uint8).equal(tensor.contiguous().view(torch.uint8))
+        assert same, f"{name} differs"
+
+
+def step_events(folder):
+    log = folder / "metrics.jsonl"
+    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+    events = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [event for event in events if event["type"] == "step"]
+
+
+def steps(folder):
+    return [event["iteration"] for event in step_events(folder)]
+
+
+def curve(folder):
+    """Loss and gradient norm of each iteration; what was trained again after a crash counts."""
+    return {event["iteration"]: (event["losses"], event["grad_norm"]) for event in step_events(folder)}
+
+
+def wait_for(condition, what):
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        time.sleep(0.01)

@@ -1,0 +1,261 @@
+"""Wrong flags, data, texts, tokenizers and foreign weights: one message with what, where and what to do; no trace."""
+
+import json
+import os
+import struct
+
+import numpy as np
+import pytest
+import torch
+from program import MOCK, TINY, VOCABULARY, advises, each, message, needs_binary, steps, teratron, train
+from safetensors.torch import save_file
+
+pytestmark = needs_binary
+
+
+# ---- flags ----
+
+def test_unknown_flag():
+    message(train(*MOCK, "--train-iters", "1", "--num-layer", "3", code=2), "--num-layer", "did you mean --num-layers?")
+
+
+def test_several_wrong_flags_are_told_together():
+    text = message(train(*MOCK, "--train-iters", "many", "--hiden-size", "3", "--micro-batch-size", "0",
+                         "--lr-decay-style", "cosin", "--clip-grad", "x", code=2),
+                   "--train-iters", "many", "--hiden-size", "--hidden-size?", "--micro-batch-size", "cosin", "cosine",
+                   "--clip-grad")
+    assert len(text.splitlines()) == 5, text
+
+
+def test_several_contradictions_are_told_together():
+    text = message(train(*MOCK, "--train-iters", "5", "--hidden-size", "15", "--bf16", "--fp16", "--global-batch-size",
+                         "3", code=2), "hidden", "15", "bf16", "fp16", "global")
+    assert len(text.splitlines()) >= 3, text
+
+
+@pytest.mark.parametrize("args,says", [("pretrian", "pretrian"), ("pretrain bort", "bort"), ("ckpt convrt", "convrt"),
+                                       ("tokenizer trian", "trian"), ("data verfy", "verfy"),
+                                       ("logits --input ids --output out", "--load"), ("generate", "--load")])
+def test_unknown_or_incomplete_command(args, says):
+    advises(message(teratron(*args.split(), code=2), says))
+
+
+# ---- data ----
+
+def dataset(folder, tokens, name="data"):
+    prefix = folder / name
+    np.asarray(tokens).astype("<u2").tofile(f"{prefix}.bin")
+    index = struct.pack("<QBQQ", 1, 8, 1, 2) + struct.pack("<iq", len(tokens), 0) + struct.pack("<qq", 0, 1)
+    (folder / f"{name}.idx").write_bytes(b"MMIDIDX\x00\x00" + index)
+    return prefix
+
+
+def train_on(*prefixes, more=(), code=3):
+    flags = [*TINY, *VOCABULARY, "--data-path", *prefixes, "--split", "1,0,0", "--train-iters", "4"]
+    return train(*flags, "--data-cache-path", prefixes[0].parent / "cache", *more, code=code)
+
+
+TOKENS = np.arange(500) % 60
+
+
+def test_sound_data_trains_on_beyond_its_first_plan(tmp_path):
+    prefix = dataset(tmp_path, TOKENS)
+    folder = ["--save", tmp_path / "run", "--load", tmp_path / "run"]
+    train_on(prefix, more=folder, code=0)
+    train_on(prefix, more=[*folder, "--train-iters", "90", "--override-opt-param-scheduler"], code=0)
+    assert steps(tmp_path / "run") == list(range(1, 91))
+
+
+def test_missing_data(tmp_path):
+    advises(message(train_on(tmp_path / "none"), tmp_path / "none", "no such file"))
+
+
+def test_damaged_index(tmp_path):
+    def check(damage, folder):
+        prefix = dataset(folder, TOKENS)
+        index = folder / "data.idx"
+        index.write_bytes(damage(index.read_bytes()))
+        advises(message(train_on(prefix), f"{prefix}.idx"))
+
+    each([lambda data: data[:-9], lambda data: b"", lambda data: bytes(200), lambda data: b"TNTIDX\x00\x00" + data[9:],
+          lambda data: data[:18] + b"\xff" * 8 + data[26:]], check, tmp_path)
+
+
+def test_short_tokens(tmp_path):
+    prefix = dataset(tmp_path, TOKENS)
+    os.truncate(f"{prefix}.bin", 990)
+    advises(message(train_on(prefix), prefix, "990", "1000"))
+
+
+def test_token_beyond_the_vocabulary(tmp_path):
+    tokens = TOKENS.copy()
+    tokens[137] = 999
+    prefix = dataset(tmp_path, tokens)
+    advises(message(train_on(prefix, more=["--train-iters", "40"]), prefix, "999", "document 0", "137"))
+
+
+def test_no_tokens(tmp_path):
+    prefix = dataset(tmp_path, [])
+    advises(message(train_on(prefix), prefix, "not enough"))
+
+
+def test_data_that_ends_too_early(tmp_path):
+    """Without weights each data set is read once."""
+    first, second = dataset(tmp_path, TOKENS, "first"), dataset(tmp_path, TOKENS, "second")
+    advises(message(train_on(first, second, more=["--train-iters", "90"]), "data ends after sample"))
+
+
+# ---- text and tokenizers ----
+
+def preprocess(folder, *args, code=3):
+    return teratron("preprocess", "--input", folder / "in.jsonl", "--output-prefix", folder / "out", *args, code=code)
+
+
+LINES = [b'{"text": "1 2', b'{"text": "\xff\xfe"}', b'{"txt": "1"}', b'{"text": 5}', b"[]",
+         b'{"text": ' + b"[" * 50_000 + b"]" * 50_000 + b"}"]
+
+
+def test_broken_line(tmp_path):
+    def check(line, folder):
+        (folder / "in.jsonl").write_bytes(b'{"text": "1 2"}\n' * 2 + line + b'\n{"text": "3"}\n')
+        advises(message(preprocess(folder, *VOCABULARY), f"{folder / 'in.jsonl'}:3"))
+        assert not list(folder.glob("out*document*")), "nothing half-made is left under the final name"
+
+    each(LINES, check, tmp_path)
+    (tmp_path / "in.jsonl").write_bytes(b"\n".join([b'{"text": "1 2"}', *LINES, b'{"text": "3"}']))
+    message(preprocess(tmp_path, *VOCABULARY, "--max-bad", str(len(LINES) - 1)), "in.jsonl:")
+    preprocess(tmp_path, *VOCABULARY, "--max-bad", str(len(LINES)), code=0)
+    assert np.fromfile(tmp_path / "out_text_document.bin", dtype="<u2").tolist() == [1, 2, 3]
+
+
+def test_missing_text(tmp_path):
+    advises(message(preprocess(tmp_path, *VOCABULARY), tmp_path / "in.jsonl"))
+
+
+def test_missing_tokenizer_file(tmp_path):
+    def check(flags, folder):
+        (folder / "in.jsonl").write_text('{"text": "a"}\n')
+        advises(message(preprocess(folder, "--tokenizer-type", *flags), "none.json"))
+
+    each([["HuggingFaceTokenizer", "--tokenizer-model", "none.json"],
+          ["GPT2BPETokenizer", "--vocab-file", "none.json", "--merge-file", "none.txt"]], check, tmp_path)
+
+
+def tokenizer_json(vocabulary, merges=(), **more):
+    model = {"type": "BPE", "vocab": vocabulary, "merges": list(merges)}
+    return json.dumps({"version": "1.0", "added_tokens": [], "normalizer": None, "post_processor": None,
+                       "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+                                         "use_regex": True}, "decoder": {"type": "ByteLevel"}, "model": model, **more})
+
+
+TOKENIZERS = {
+    "empty": "", "cut": tokenizer_json({"a": 0})[:-20], "deep": "[" * 100_000 + "]" * 100_000, "no model": "{}",
+    "unknown merge": tokenizer_json({"a": 0, "b": 1}, ["a q"]),
+    "merge without result": tokenizer_json({"a": 0, "b": 1}, ["a b"]),
+    "duplicate id": tokenizer_json({"a": 0, "b": 0}), "negative id": tokenizer_json({"a": -1}),
+    "huge id": tokenizer_json({"a": 2**40}),
+    "bad regex": tokenizer_json({"a": 0}, pre_tokenizer={"type": "Split", "pattern": {"Regex": "(a"},
+                                                         "behavior": "Isolated", "invert": False}),
+}
+
+
+def test_hostile_tokenizer(tmp_path):
+    def check(name, folder):
+        (folder / "in.jsonl").write_text('{"text": "a"}\n')
+        (folder / "tokenizer.json").write_text(TOKENIZERS[name])
+        message(preprocess(folder, "--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model",
+                           folder / "tokenizer.json"), "tokenizer.json")
+
+    each(TOKENIZERS, check, tmp_path)
+
+
+# ---- foreign weights ----
+
+HF_CONFIG = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 11, "n_positions": 8,
+             "n_embd": 8, "n_layer": 1, "n_head": 2, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
+
+
+def convert(folder, file, data):
+    """Converts a model whose weights are one file."""
+    (folder / "hf").mkdir()
+    (folder / "hf" / "config.json").write_text(json.dumps(HF_CONFIG))
+    (folder / "hf" / file).write_bytes(data)
+    result = teratron("ckpt", "convert", "--from-hf", folder / "hf", "--save", folder / "converted", code=4)
+    assert not list(folder.glob("converted/iter_*"))
+    return result
+
+
+def safetensors(header, data=b""):
+    return struct.pack("<Q", len(header)) + header.encode() + data
+
+
+def entry(shape="[2]", offsets="[0,8]", dtype="F32"):
+    return f'{{"transformer.wte.weight":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}}}'
+
+
+HEADERS = {
+    "empty file": b"",
+    "length 2^63": struct.pack("<Q", 2**63) + b"{}",
+    "length beyond the file": struct.pack("<Q", 1000) + b"{}",
+    "no JSON": safetensors("{nonsense"),
+    "deep": safetensors('{"a":' + "[" * 100_000 + "]" * 100_000 + "}"),
+    "negative shape": safetensors(entry("[-2]"), bytes(8)),
+    "shape overflows": safetensors(entry("[4294967296,4294967296,4294967296]"), bytes(8)),
+    "reversed offsets": safetensors(entry(offsets="[8,0]"), bytes(8)),
+    "beyond the end": safetensors(entry("[200]", "[0,800]"), bytes(8)),
+    "hole": safetensors(entry(offsets="[4,12]"), bytes(12)),
+    "unknown type": safetensors(entry(dtype="F31"), bytes(8)),
+    "duplicate key": safetensors(entry()[:-1] + "," + entry()[1:], bytes(8)),
+}
+
+
+def test_hostile_safetensors_header(tmp_path):
+    def check(name, folder):
+        message(convert(folder, "model.safetensors", HEADERS[name]), "model.safetensors")
+
+    each(HEADERS, check, tmp_path)
+
+
+def test_hostile_safetensors_index(tmp_path):
+    def check(file, folder):
+        save_file({"transformer.wte.weight": torch.zeros(11, 8)}, folder / "model.safetensors")
+        index = json.dumps({"metadata": {}, "weight_map": {"transformer.wte.weight": file}}).encode()
+        message(convert(folder, "model.safetensors.index.json", index), file)
+
+    each(["../model.safetensors", "/etc/hostname", "absent.safetensors"], check, tmp_path)
+
+
+def test_pickled_weights(tmp_path):
+    text = message(convert(tmp_path, "pytorch_model.bin", b"\x80\x02}q\x00."), "pytorch_model.bin", "pickle")
+    assert "save_pretrained" in text, f"the way out is missing: {text}"
+
+
+# ---- a trained model in use ----
+
+def test_logits_of_wrong_ids(tmp_path, unbroken):
+    def check(ids, folder):
+        (folder / "ids.txt").write_text(f"1 2 3\n{ids}\n")
+        result = teratron("logits", "--load", unbroken, "--input", folder / "ids.txt", "--output",
+                          folder / "out.safetensors", code=3)
+        advises(message(result, ids.split()[-1], f"{folder / 'ids.txt'}:2"))
+        assert not (folder / "out.safetensors").exists()
+
+    each(["1 2 61", "1 -1", "1 x", "1 99999999999999999999"], check, tmp_path)
+
+
+@pytest.mark.parametrize("flags,says", [(["--temperature", "0"], ["--temperature"]),
+                                        (["--top-k", "3", "--top-p", "0.5"], ["--top-k", "--top-p"]),
+                                        (["--top-p", "1.5"], ["--top-p"])])
+def test_generate_with_contradictions(unbroken, flags, says):
+    command = ["generate", "--load", unbroken, "--prompt", "1 2", "--max-new-tokens", "2", "--device", "cpu"]
+    advises(message(teratron(*command, *flags, code=2), *says))
+
+
+def test_generated_ids_are_apart_from_the_prompt(unbroken):
+    result = teratron("generate", "--load", unbroken, "--prompt", "1 2", "--max-new-tokens", "2", "--device", "cpu",
+                      "--greedy")
+    assert result.stdout.split()[:2] == ["1", "2"] and len(result.stdout.split()) == 4
+
+
+def test_generate_without_a_checkpoint(tmp_path):
+    advises(message(teratron("generate", "--load", tmp_path / "none", "--prompt", "1", code=4), tmp_path / "none"))
