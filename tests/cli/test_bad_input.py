@@ -34,7 +34,7 @@ def test_several_contradictions_are_told_together():
 
 
 @pytest.mark.parametrize("args,says", [("pretrian", "pretrian"), ("pretrain bort", "bort"), ("ckpt convrt", "convrt"),
-                                       ("tokenizer trian", "trian"), ("data verfy", "verfy"),
+                                       ("tokenizer trian", "trian"), ("data verfy", "verfy"), ("env --bogus", "--bogus"),
                                        ("logits --input ids --output out", "--load"), ("generate", "--load")])
 def test_unknown_or_incomplete_command(args, says):
     advises(message(teratron(*args.split(), code=2), says))
@@ -249,6 +249,21 @@ def test_logits_of_wrong_ids(tmp_path, unbroken):
 def test_generate_with_contradictions(unbroken, flags, says):
     command = ["generate", "--load", unbroken, "--prompt", "1 2", "--max-new-tokens", "2", "--device", "cpu"]
     advises(message(teratron(*command, *flags, code=2), *says))
+
+
+def test_unwritable_output(tmp_path, unbroken):
+    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "ids.txt").write_text("1 2\n")
+    (tmp_path / "in.jsonl").write_text('{"text": "1 2"}\n')
+    output = tmp_path / "file" / "out"
+
+    def check(args, _):
+        advises(message(teratron(*args, output, code=2), output.parent))
+
+    each([["logits", "--load", unbroken, "--input", tmp_path / "ids.txt", "--output"],
+          ["generate", "--load", unbroken, "--prompt", "1", "--max-new-tokens", "2", "--sample-output-file"],
+          ["preprocess", "--input", tmp_path / "in.jsonl", *VOCABULARY, "--output-prefix"],
+          ["pretrain", "gpt", *MOCK, "--train-iters", "1", "--run-dir"]], check, tmp_path)
 
 
 def test_generated_ids_are_apart_from_the_prompt(unbroken):
