@@ -1,5 +1,6 @@
 #include "teratron/cli/env_command.h"
 
+#include <CLI/CLI.hpp>
 #include <thread>
 
 #include <ATen/Parallel.h>
@@ -10,6 +11,7 @@
 
 #include "teratron/base/log.h"
 #include "teratron/cli/build_info.h"
+#include "teratron/cli/command_line.h"
 #include "teratron/train/device.h"
 
 namespace teratron {
@@ -24,7 +26,9 @@ std::string operating_system() {
 
 }  // namespace
 
-int env_command(std::span<const std::string>) {
+int env_command(std::span<const std::string> args) {
+  CLI::App app("Versions, devices and how the program was built", "teratron env");
+  if (!parse_command(app, args)) return 0;
   print("teratron      {}", TERATRON_VERSION);
   print("built         {}, {}", TERATRON_BUILD_TYPE, TERATRON_COMPILER);
   print("GPU kernels   {}", TERATRON_GPU_KERNELS);

@@ -64,6 +64,11 @@ class Texts {
  public:
   explicit Texts(const Arguments& args) {
     if (args.sample_output_file) file_.emplace(*args.sample_output_file);
+    if (file_ && !*file_) {
+      throw config_error({.what = "the file for the texts cannot be written",
+                          .where = *args.sample_output_file,
+                          .fix = "Check --sample-output-file"});
+    }
     if (args.run_dir) hub_.add_background("metrics.jsonl", jsonl_sink(*args.run_dir + "/metrics.jsonl"));
   }
   void add(const SampleText& sample) {

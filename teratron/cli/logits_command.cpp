@@ -90,7 +90,13 @@ void write_logits(GPT& model, const std::vector<std::vector<int64_t>>& sequences
   }
   // The old file, if any, stays until the new one is whole.
   const std::filesystem::path partial = path + ".partial";
-  std::filesystem::remove(partial);
+  std::error_code failure;
+  std::filesystem::remove(partial, failure);
+  if (failure) {
+    throw config_error({.what = "the output cannot be written: " + failure.message(),
+                        .where = path,
+                        .fix = "Check --output"});
+  }
   SafetensorsWriter writer(partial, entries, {});
   for (const std::vector<int64_t>& ids : sequences) {
     const at::Tensor logits = logits_of(model, ids);

@@ -69,7 +69,10 @@ int failed(ExitCode code, std::string_view message) {
 // What libtorch throws: memory, the device, or something we did not foresee. Its stack trace is for us, not users.
 int failed(const c10::Error& error) {
   const std::string message = error.what_without_backtrace();
-  if (dynamic_cast<const c10::OutOfMemoryError*>(&error)) return failed(ExitCode::out_of_memory, message);
+  const bool host_memory = message.find("DefaultCPUAllocator") != std::string::npos;
+  if (host_memory || dynamic_cast<const c10::OutOfMemoryError*>(&error)) {
+    return failed(ExitCode::out_of_memory, message);
+  }
   return failed(ExitCode::retryable, message);
 }
 

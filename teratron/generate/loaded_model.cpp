@@ -28,7 +28,7 @@ Arguments with_checkpoint_settings(const ParsedArguments& given, const Checkpoin
   for (const auto& [field, source] : given.sources) merged[field] = own.at(field);
   // How the checkpoint was cut says nothing about how it is used.
   for (const char* field : {"tensor_model_parallel_size", "pipeline_model_parallel_size", "sequence_parallel",
-                            "padded_vocab_size", "load", "save"}) {
+                            "padded_vocab_size", "load", "save", "run_dir", "tensorboard_dir", "seed"}) {
     merged[field] = own.at(field);
   }
   std::vector<std::string> unknown;

@@ -34,17 +34,14 @@ at::Tensor block_groups(const FlatBuffer& buffer) {
   return groups.to(buffer.gradients().device());
 }
 
-// Owned ranges without the tensors that another rank counts; neighbours are joined.
-std::vector<FlatRange> counted_ranges(const FlatBuffer& buffer, bool counts_replicated) {
+// Owned parts of the tensors that this rank counts, without the alignment between them.
+std::vector<FlatRange> counted_tensors(const FlatBuffer& buffer, bool counts_replicated) {
   std::vector<FlatRange> counted;
   for (const FlatRange& owned : buffer.owned()) {
-    if (counts_replicated) {
-      counted.push_back(owned);
-      continue;
-    }
     for (const FlatBuffer::Entry& entry : buffer.entries()) {
       const FlatRange part = intersection(owned, entry.range);
-      if (part.size() > 0 && entry.parameter->shard().dim >= 0) counted.push_back(part);
+      const bool counts = counts_replicated || entry.parameter->shard().dim >= 0;
+      if (part.size() > 0 && counts) counted.push_back(part);
     }
   }
   return counted;
@@ -56,7 +53,10 @@ Optimizer::Optimizer(FlatBuffer& buffer, const Mesh& mesh, const OptimizerOption
     : buffer_(buffer), options_(options), tensor_parallel_(mesh.group(Axis::tp)) {
   norm_group_ = buffer.options().sharded ? mesh.group({Axis::tp, Axis::pp, Axis::dp})
                                          : mesh.group({Axis::tp, Axis::pp});
-  counted_ = counted_ranges(buffer, tensor_parallel_.rank == 0);
+  const bool counts_replicated = tensor_parallel_.rank == 0;
+  counted_tensors_ = counted_tensors(buffer, counts_replicated);
+  // Alignment is zero and adds nothing to a norm: few large sums instead of one per tensor.
+  summed_ = counts_replicated ? buffer.owned() : counted_tensors_;
   const at::TensorOptions state = buffer.gradients().options();
   const at::Tensor groups = block_groups(buffer);
   for (const FlatRange& range : buffer.owned()) {
@@ -90,9 +90,10 @@ void Optimizer::sum_sequence_parallel_gradients() {
   }
 }
 
-at::Tensor Optimizer::sum_over_model(const std::function<at::Tensor(const FlatRange&)>& of_range) const {
+at::Tensor Optimizer::sum_over_model(const std::vector<FlatRange>& ranges,
+                                     const std::function<at::Tensor(const FlatRange&)>& of_range) const {
   at::Tensor total = at::zeros({1}, buffer_.gradients().options().dtype(at::kDouble));
-  for (const FlatRange& range : counted_) total.add_(of_range(range));
+  for (const FlatRange& range : ranges) total.add_(of_range(range));
   if (norm_group_.size > 1) norm_group_.communicator->all_reduce(total, ReduceOp::sum).wait();
   return total;
 }
@@ -100,13 +101,15 @@ at::Tensor Optimizer::sum_over_model(const std::function<at::Tensor(const FlatRa
 StepReport Optimizer::step(const Hyperparameters& hyper) {
   sum_sequence_parallel_gradients();
   const at::Tensor& gradients = buffer_.gradients();
-  const at::Tensor squares = sum_over_model(
-      [&](const FlatRange& range) { return sum_of_squares(gradients.narrow(0, range.begin, range.size())); });
+  const at::Tensor squares = sum_over_model(summed_, [&](const FlatRange& range) {
+    return sum_of_squares(gradients.narrow(0, range.begin, range.size()));
+  });
   StepReport report{.grad_norm = squares.sqrt().div_(hyper.loss_scale)};
   report.found_inf = report.grad_norm.isfinite().logical_not_().to(at::kFloat);
   if (options_.count_zeros) {
-    report.num_zeros = sum_over_model(
-        [&](const FlatRange& range) { return count_zeros(gradients.narrow(0, range.begin, range.size())); });
+    report.num_zeros = sum_over_model(counted_tensors_, [&](const FlatRange& range) {
+      return count_zeros(gradients.narrow(0, range.begin, range.size()));
+    });
   }
   at::Tensor scale = at::full_like(report.grad_norm, 1.0 / hyper.loss_scale);
   if (options_.clip_grad > 0.0) {
@@ -170,9 +173,10 @@ void Optimizer::reset_master_weights() {
 }
 
 at::Tensor Optimizer::parameter_norm() const {
-  return sum_over_model([&](const FlatRange& range) {
-           return sum_of_squares(buffer_.parameters().narrow(0, range.begin, range.size()));
-         })
+  return sum_over_model(summed_,
+                        [&](const FlatRange& range) {
+                          return sum_of_squares(buffer_.parameters().narrow(0, range.begin, range.size()));
+                        })
       .sqrt();
 }
 

@@ -71,7 +71,8 @@ class Optimizer {
   void sum_sequence_parallel_gradients();
   /// Sums over what this rank counts: tensors replicated over tensor parallelism count on its first rank
   /// only.
-  at::Tensor sum_over_model(const std::function<at::Tensor(const FlatRange&)>& of_range) const;
+  at::Tensor sum_over_model(const std::vector<FlatRange>& ranges,
+                            const std::function<at::Tensor(const FlatRange&)>& of_range) const;
   void add_state(const Slice& slice, const FlatBuffer::Entry& entry, std::vector<StateTensor>& out) const;
 
   FlatBuffer& buffer_;
@@ -79,7 +80,8 @@ class Optimizer {
   Group tensor_parallel_;
   Group norm_group_;
   std::vector<Slice> slices_;
-  std::vector<FlatRange> counted_;
+  std::vector<FlatRange> summed_;
+  std::vector<FlatRange> counted_tensors_;
   StepScalars scalars_;
 };
 

@@ -54,13 +54,15 @@ Batch BatchSource::read() {
 }
 
 MicroBatch BatchSource::next() {
-  const Batch batch = read();
+  Batch batch = read();
   const at::TensorOptions device = at::TensorOptions().device(options_.device);
   std::vector<at::Tensor> tensors = {transposed(batch.tokens, batch, device.dtype(at::kLong)),
                                      transposed(batch.position_ids, batch, device.dtype(at::kLong)),
                                      transposed(batch.labels, batch, device.dtype(at::kLong)),
                                      transposed(batch.loss_mask, batch, device.dtype(at::kFloat))};
   if (options_.resets_attention) {
+    // Empty: nothing was reset in this batch.
+    batch.document_start.resize(batch.tokens.size());
     tensors.push_back(transposed(batch.document_start, batch, device.dtype(at::kInt)));
   }
   tensors = broadcast_packed(tensors, tensor_parallel_);

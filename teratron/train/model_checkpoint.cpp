@@ -122,6 +122,7 @@ const std::vector<std::string>& model_fields() {
                                                   "rotary_percent",
                                                   "rotary_base",
                                                   "normalization",
+                                                  "norm_epsilon",
                                                   "swiglu",
                                                   "untie_embeddings_and_output_weights",
                                                   "add_bias_linear",

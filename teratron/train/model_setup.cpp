@@ -111,6 +111,9 @@ LossScaler loss_scaler(const Arguments& args) {
 }
 
 OptimizerParamScheduler lr_scheduler(const Arguments& args) {
+  if (args.skip_train) {
+    return OptimizerParamScheduler({.decay_steps = 1, .decay_style = LrDecayStyle::constant});
+  }
   LrScheduleOptions options{
       .init_lr = args.lr_warmup_init,
       .max_lr = args.lr.value(),

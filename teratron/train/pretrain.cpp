@@ -17,25 +17,24 @@ ExitCode pretrain(const ParsedArguments& parsed, World& world, const StopSignals
     if (mesh.rank() == 0) {
       print(
           "training is already finished: {} holds iteration {}. Use --fresh to train again, or raise "
-          "--train-iters to go on.",
+          "--train-iters and add --override-opt_param-scheduler to go on.",
           *args.load, run.state().iteration);
     }
     return ExitCode::ok;
   }
   run.train();
-  if (run.stopped_by_signal()) {
-    if (args.save && !run.saved_last_iteration()) run.save();
-    if (!args.save && mesh.rank() == 0)
-      warn("stopped by a signal, and nothing was saved: there is no --save");
-    run.finish();
-    return ExitCode::stopped;
-  }
-  const std::string where = fmt::format("iteration {} on ", run.state().iteration);
-  run.evaluate(Split::valid, where + "validation set");
+  // What was trained is safe before anything else can fail.
   if (args.save && run.state().iteration > 0 && !run.saved_last_iteration()) run.save();
-  run.evaluate(Split::test, where + "test set");
+  if (!args.save && run.stopped_by_signal() && mesh.rank() == 0) {
+    warn("stopped by a signal, and nothing was saved: there is no --save");
+  }
+  if (!run.stopped_early()) {
+    const std::string where = fmt::format("iteration {} on ", run.state().iteration);
+    run.evaluate(Split::valid, where + "validation set");
+    run.evaluate(Split::test, where + "test set");
+  }
   run.finish();
-  return ExitCode::ok;
+  return run.stopped_by_signal() ? ExitCode::stopped : ExitCode::ok;
 }
 
 }  // namespace teratron

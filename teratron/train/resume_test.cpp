@@ -1,4 +1,5 @@
 // A run that stops and goes on is the run that never stopped, bit by bit.
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -6,6 +7,7 @@
 #include <unistd.h>
 
 #include "teratron/base/fault_point.h"
+#include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/safetensors.h"
 #include "teratron/comm/single_world.h"
 #include "teratron/comm/thread_world.h"
@@ -99,7 +101,7 @@ class Resume : public testing::Test {
       for (const SafetensorsEntry& entry : shard.entries()) {
         std::string bytes(entry.bytes, '\0');
         shard.read(entry, 0, entry.bytes, bytes.data());
-        all[entry.name] = bytes;
+        all[file.path().filename().string() + " " + entry.name] = bytes;
       }
     }
     return all;
@@ -141,6 +143,29 @@ TEST_F(Resume, GoesOnUnderAnotherLayoutWithTheSameNumbers) {
     const double expected = serial.steps[i].losses.at(0).second;
     EXPECT_NEAR(parallel.steps[i].losses.at(0).second, expected, 1e-4 * expected) << i;
   }
+}
+
+TEST_F(Resume, ManyStopsUseNoMoreEvaluationDataThanOneRun) {
+  for (const char* stop : {"3", "5", "7", "9", "11", "13"}) {
+    EXPECT_EQ(train(flags("run", {"--exit-interval", stop})), ExitCode::ok);
+  }
+  EXPECT_EQ(train(flags("run")), ExitCode::ok);
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "iter_0000020"));
+}
+
+TEST_F(Resume, WithoutTheOptimizerAdamStartsToCountAgain) {
+  EXPECT_EQ(train(flags("run", {"--exit-interval", "10"})), ExitCode::ok);
+  EXPECT_EQ(train(flags("run", {"--no-load-optim"})), ExitCode::ok);
+  const CheckpointInfo info = open_checkpoint(folder_ / "run" / "iter_0000020");
+  EXPECT_NE(info.state.find("\"optimizer_steps\":10"), std::string::npos) << info.state;
+}
+
+TEST_F(Resume, EvaluationAloneNeedsNoLearningRate) {
+  EXPECT_EQ(train(flags("run", {"--exit-interval", "10"})), ExitCode::ok);
+  std::vector<std::string> args = flags("run", {"--skip-train"});
+  const auto lr = std::find(args.begin(), args.end(), "--lr");
+  args.erase(lr, lr + 2);
+  EXPECT_EQ(train(args), ExitCode::ok);
 }
 
 TEST_F(Resume, AFinishedRunIsNotTrainedAgainUnlessFresh) {

@@ -49,8 +49,9 @@ Trainer::Trainer(const TrainerOptions& options, const Mesh& mesh)
   model_ = std::make_unique<GPT>(parameters_, options.model, options.stage, parallel);
   std::vector<Parameter*> all;
   for (Parameter& parameter : parameters_.all()) all.push_back(&parameter);
-  buffer_ = std::make_unique<FlatBuffer>(
-      all, FlatBuffer::Options{.data_parallel = mesh.group(Axis::dp), .sharded = options.sharded_optimizer});
+  buffer_ = std::make_unique<FlatBuffer>(all, FlatBuffer::Options{.data_parallel = mesh.group(Axis::dp),
+                                                                  .sharded = options.sharded_optimizer,
+                                                                  .bucket_size = options.bucket_size});
   optimizer_ = std::make_unique<Optimizer>(*buffer_, mesh, options.optimizer);
 }
 

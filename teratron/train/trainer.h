@@ -24,6 +24,7 @@ struct TrainerOptions {
   uint64_t seed = 1234;
   bool sequence_parallel = false;
   bool sharded_optimizer = false;
+  int64_t bucket_size = 40'000'000;  // elements of a gradient bucket
   bool report_parameter_norm = false;
 };
 

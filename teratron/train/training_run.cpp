@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/fault_point.h"
+#include "teratron/base/file.h"
 #include "teratron/base/log.h"
 #include "teratron/train/report.h"
 #include "teratron/train/run_facts.h"
@@ -27,7 +28,7 @@ TrainerOptions trainer_options(const Arguments& args, const GPTConfig& model, at
 }
 
 ScheduleLoadRule schedule_rule(const Arguments& args) {
-  if (args.override_opt_param_scheduler) return ScheduleLoadRule::keep_flags;
+  if (args.override_opt_param_scheduler || args.skip_train) return ScheduleLoadRule::keep_flags;
   if (args.use_checkpoint_opt_param_scheduler) return ScheduleLoadRule::use_checkpoint;
   return ScheduleLoadRule::must_match;
 }
@@ -97,7 +98,8 @@ bool TrainingRun::load() {
   }
   if (!args_.finetune) {
     state_.load(info->state, schedule_rule(args_));
-    trainer_->optimizer().set_steps(args_.no_load_optim ? 0 : state_.optimizer_steps);
+    if (args_.no_load_optim) state_.optimizer_steps = 0;
+    trainer_->optimizer().set_steps(state_.optimizer_steps);
     saved_iteration_ = args_.save == args_.load ? state_.iteration : -1;
   }
   if (mesh_.rank() == 0) {
@@ -121,9 +123,12 @@ void TrainingRun::open_logs() {
                                          .log_throughput = args_.log_throughput}));
   const std::filesystem::path directory = run_directory(args_);
   if (!directory.empty()) {
-    std::filesystem::create_directories(directory);
+    make_directories(directory, ExitCode::config);
     const std::filesystem::path log = directory / "metrics.jsonl";
-    if (state_.iteration == 0) std::filesystem::remove(log);
+    // A new run has a log of its own; that of the run before it is kept beside it.
+    if (state_.iteration == 0 && std::filesystem::exists(log)) {
+      std::filesystem::rename(log, directory / "metrics.previous.jsonl");
+    }
     hub_->add_background("metrics.jsonl", jsonl_sink(log));
   }
   if (args_.tensorboard_dir) {
@@ -246,6 +251,8 @@ void TrainingRun::train() {
     if (at_interval(args_.log_interval)) log_interval();
     if (at_interval(args_.eval_interval)) {
       evaluate(Split::valid, fmt::format("iteration {}", state_.iteration));
+      const BatchSize batch = batches_.at(state_.consumed_train_samples);
+      state_.consumed_valid_samples += args_.eval_iters * batch.running;
       last = std::chrono::steady_clock::now();
     }
     if (at_interval(args_.exit_interval)) stop_reason_ = std::max(stop_reason_, StopReason::interval);
@@ -263,7 +270,6 @@ void TrainingRun::evaluate(Split split, const std::string& prefix) {
   const BatchSize batch = batches_.at(state_.consumed_train_samples);
   const StepNumbers numbers =
       trainer_->evaluate([&](int64_t) { return source->next(); }, args_.eval_iters * batch.microbatches);
-  if (split == Split::valid) state_.consumed_valid_samples += args_.eval_iters * batch.running;
   emit(EvalMetrics{.iteration = state_.iteration,
                    .consumed_samples = state_.consumed_train_samples,
                    .split = split == Split::valid ? "validation" : "test",

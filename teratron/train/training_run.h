@@ -24,12 +24,14 @@ class TrainingRun {
   bool load();
   /// Trains to the planned end, an exit condition or a signal.
   void train();
-  /// Evaluates on a whole split: `prefix` as Megatron logs it.
+  /// Evaluates --eval-iters steps of a split; `prefix` as Megatron logs it. Counters are left as they are.
   void evaluate(Split split, const std::string& prefix);
   void save();
   void finish();
   /// A signal ended the training.
   bool stopped_by_signal() const { return stop_reason_ == StopReason::signal; }
+  /// An exit condition or a signal ended the training before its planned end.
+  bool stopped_early() const { return stop_reason_ != StopReason::none; }
   const Arguments& args() const { return args_; }
   const RunState& state() const { return state_; }
   bool has(Split split) const { return data_->has(split); }
