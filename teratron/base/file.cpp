@@ -54,7 +54,8 @@ bool is_users_to_fix(int error) {
   const std::string reason = std::generic_category().message(error);
   const std::string where = printable(path.string(), 4096);
   if (is_users_to_fix(error))
-    throw UserError(kind, {{fmt::format("cannot {}: {}", action, reason), where, ""}});
+    throw UserError(
+        kind, {{fmt::format("cannot {}: {}", action, reason), where, "Check the path and its permissions"}});
   throw IoFault(fmt::format("{}: cannot {}: {}", where, action, reason), error);
 }
 

@@ -10,6 +10,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
+#include "teratron/cli/command_line.h"
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/hf_convert.h"
 
@@ -223,16 +224,7 @@ int ckpt_command(std::span<const std::string> args) {
       command->add_flag("--tensors", flags.list_tensors, "List the tensors");
   }
   add_convert(app, flags);
-  std::vector<std::string> reversed = normalised(args);
-  std::reverse(reversed.begin(), reversed.end());
-  try {
-    app.parse(std::move(reversed));
-  } catch (const CLI::CallForHelp&) {
-    std::cout << app.help("", CLI::AppFormatMode::All);
-    return 0;
-  } catch (const CLI::ParseError& error) {
-    throw config_error({.what = error.what(), .where = "teratron ckpt", .fix = "See teratron ckpt --help"});
-  }
+  if (!parse_command(app, normalised(args))) return 0;
   if (app.got_subcommand("inspect")) return inspect(flags);
   if (app.got_subcommand("verify")) return verify(flags);
   return convert(flags);

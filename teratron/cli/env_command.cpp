@@ -1,10 +1,10 @@
 #include "teratron/cli/env_command.h"
 
-#include <CLI/CLI.hpp>
 #include <thread>
 
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
+#include <CLI/CLI.hpp>
 #include <c10/macros/Macros.h>
 #include <sys/utsname.h>
 #include <torch/headeronly/version.h>

@@ -11,6 +11,7 @@
 #include "teratron/base/error.h"
 #include "teratron/base/fault_point.h"
 #include "teratron/base/log.h"
+#include "teratron/ckpt/checkpoint.h"
 #include "teratron/cli/ckpt_command.h"
 #include "teratron/cli/data_command.h"
 #include "teratron/cli/env_command.h"
@@ -81,6 +82,10 @@ int guarded(Arguments args) {
   try {
     arm_faults_from_environment();
     return dispatch(args);
+  } catch (const DamagedCheckpoint& error) {
+    return failed(error.exit_code(), std::string(error.what()) +
+                                         "\nRestore the files from a copy, or name a sound checkpoint with "
+                                         "--ckpt-step; `teratron ckpt verify` looks at every byte.");
   } catch (const UserError& error) {
     return failed(error.exit_code(), error.what());
   } catch (const Fault& fault) {

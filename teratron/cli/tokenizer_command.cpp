@@ -12,6 +12,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
+#include "teratron/cli/command_line.h"
 #include "teratron/tokenizer/bpe_trainer.h"
 #include "teratron/tokenizer/tokenizer.h"
 
@@ -217,14 +218,7 @@ int tokenizer_command(std::span<const std::string> args) {
   CLI::App* const decode_app = app.add_subcommand("decode", "Ids from stdin to text, one document a line");
   CLI::App* const info_app = app.add_subcommand("info", "Sizes and special tokens");
   for (CLI::App* const sub : {encode_app, decode_app, info_app}) add_tokenizer_flags(*sub, options);
-  try {
-    app.parse(std::vector<std::string>(args.rbegin(), args.rend()));  // CLI11 takes them from the back
-  } catch (const CLI::Success& help) {
-    return app.exit(help);
-  } catch (const CLI::ParseError& error) {
-    throw config_error(
-        {.what = error.what(), .where = "teratron tokenizer", .fix = "see teratron tokenizer --help"});
-  }
+  if (!parse_command(app, args)) return static_cast<int>(ExitCode::ok);
   if (train_app->parsed()) {
     train(flags);
     return static_cast<int>(ExitCode::ok);

@@ -128,7 +128,7 @@ class KeyWriter {
         options_(options),
         dtype_(dtype),
         folder_(prefix_ + ".parts-" + random_hex(8)) {
-    if (options.partitions > 1) make_directories(folder_, ExitCode::data);
+    if (options.partitions > 1) make_directories(folder_, ExitCode::config);
     for (int i = 0; i < options.partitions; ++i) {
       parts_.push_back(std::make_unique<IndexedDatasetBuilder>(part_prefix(i), dtype));
     }
@@ -231,7 +231,7 @@ PreprocessResult preprocess(const PreprocessOptions& options, const Tokenizer& t
   check(options, tokenizer);
   const auto start = Clock::now();
   const auto folder = std::filesystem::path(options.output_prefix).parent_path();
-  if (!folder.empty()) make_directories(folder, ExitCode::data);
+  if (!folder.empty()) make_directories(folder, ExitCode::config);
   std::vector<std::unique_ptr<KeyWriter>> writers;
   for (const std::string& key : options.json_keys) {
     writers.push_back(

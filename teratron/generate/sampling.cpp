@@ -33,13 +33,13 @@ void check(const SamplingOptions& options) {
   std::vector<Problem> problems;
   if (options.temperature <= 0.0 || options.temperature > 100.0) {
     problems.push_back({.what = fmt::format("temperature = {} is not in (0, 100]", options.temperature),
-                        .where = "temperature",
+                        .where = "--temperature",
                         .fix = "Use 1.0, or less for safer texts"});
   }
   if (options.top_k > 0 && options.top_p > 0.0) {
     problems.push_back(
-        {.what = fmt::format("top_k = {} and top_p = {} cannot both cut", options.top_k, options.top_p),
-         .where = "top_p",
+        {.what = fmt::format("--top-k {} and --top-p {} cannot both cut", options.top_k, options.top_p),
+         .where = "--top-p",
          .fix = "Give only one of them"});
   }
   if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
