@@ -94,7 +94,8 @@ void expect_same(const std::vector<StepNumbers>& actual, const std::vector<StepN
                 bound * expected[step].parameter_norm)
         << step;
     EXPECT_EQ(actual[step].tokens, expected[step].tokens);
-    EXPECT_EQ(actual[step].num_zeros, expected[step].num_zeros);
+    // Biases of keys have no gradient but rounding, which may happen to be zero: 2 layers, 2 groups, 4 channels.
+    EXPECT_NEAR(actual[step].num_zeros, expected[step].num_zeros, 16);
     EXPECT_EQ(actual[step].stop_request, step);
     EXPECT_FALSE(actual[step].nonfinite);
   }
