@@ -59,6 +59,14 @@ std::vector<int32_t> encode_prompt(const Tokenizer& tokenizer, const std::string
   return ids;
 }
 
+// The text that `next` adds to that of `prompt`, with the blank that some tokenizers put between two ids.
+std::string continuation(const Tokenizer& tokenizer, std::vector<int32_t> prompt,
+                         const std::vector<int32_t>& next) {
+  const size_t known = tokenizer.decode(prompt).size();
+  prompt.insert(prompt.end(), next.begin(), next.end());
+  return tokenizer.decode(prompt).substr(known);
+}
+
 // Where texts go: the terminal, a file, a run's log.
 class Texts {
  public:
@@ -95,7 +103,9 @@ void generate_texts(LoadedModel& loaded) {
     options.max_new_tokens = args.max_new_tokens.value_or(std::max<int64_t>(args.out_seq_length - length, 0));
     std::vector<int32_t> next = generate(*loaded.model, ids, options);
     if (!next.empty() && next.back() == options.end_token) next.pop_back();
-    texts.add({.iteration = loaded.checkpoint.iteration, .prompt = prompt, .text = tokenizer->decode(next)});
+    texts.add({.iteration = loaded.checkpoint.iteration,
+               .prompt = prompt,
+               .text = continuation(*tokenizer, ids, next)});
     options.stream += 1;
   }
   texts.finish();
