@@ -10,9 +10,9 @@
 
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
-#include "teratron/cli/command_line.h"
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/hf_convert.h"
+#include "teratron/cli/command_line.h"
 
 namespace teratron {
 
