@@ -13,6 +13,7 @@
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/command_line.h"
+#include "teratron/cli/tokenizer_flags.h"
 #include "teratron/tokenizer/bpe_trainer.h"
 #include "teratron/tokenizer/tokenizer.h"
 
@@ -178,20 +179,6 @@ void info(const Tokenizer& tokenizer, const TokenizerOptions& options) {
   }
 }
 
-void add_tokenizer_flags(CLI::App& app, TokenizerOptions& options) {
-  app.add_option("--tokenizer-type", options.type, "GPT2BPETokenizer, HuggingFaceTokenizer, NullTokenizer...")
-      ->required();
-  app.add_option("--vocab-file", options.vocab_file, "vocab.json, or the word list of BERT");
-  app.add_option("--merge-file", options.merge_file, "merges.txt");
-  app.add_option("--tokenizer-model,--tokenizer-name-or-path", options.tokenizer_model,
-                 "tokenizer.json or the folder that holds it");
-  app.add_option("--vocab-size", options.vocab_size, "number of ids of NullTokenizer");
-  app.add_option("--vocab-extra-ids", options.vocab_extra_ids, "sentinel tokens <extra_id_n>");
-  app.add_flag("!--tokenizer-hf-no-include-special-tokens", options.include_special_tokens,
-               "no [CLS] ... [SEP] or <|begin_of_text|> around a text");
-  app.add_option("--compat-version", options.compat_version, "ids as of Megatron-LM 2.6, 0.7 or head");
-}
-
 }  // namespace
 
 int tokenizer_command(std::span<const std::string> args) {
@@ -217,7 +204,10 @@ int tokenizer_command(std::span<const std::string> args) {
                        "tell on stderr how long encoding took, without reading and printing");
   CLI::App* const decode_app = app.add_subcommand("decode", "Ids from stdin to text, one document a line");
   CLI::App* const info_app = app.add_subcommand("info", "Sizes and special tokens");
-  for (CLI::App* const sub : {encode_app, decode_app, info_app}) add_tokenizer_flags(*sub, options);
+  for (CLI::App* const sub : {encode_app, decode_app, info_app}) {
+    add_tokenizer_flags(*sub, options);
+    sub->get_option("--tokenizer-type")->required();
+  }
   if (!parse_command(app, args)) return static_cast<int>(ExitCode::ok);
   if (train_app->parsed()) {
     train(flags);
