@@ -11,7 +11,17 @@ namespace teratron {
 
 namespace {
 
-enum DecayGroup : int64_t { decayed = 0, not_decayed = 1, decay_groups = 2 };
+// A block's group of hyperparameters is a sum of these.
+enum GroupBit : int64_t { not_decayed = 1, decoupled = 2, groups_in_all = 4 };
+
+int64_t group_of(const Parameter& parameter) {
+  const bool embedding_or_output =
+      parameter.name == "embedding.word_embeddings.weight" || parameter.name == "output_layer.weight";
+  int64_t group = 0;
+  if (!parameter.options.weight_decay) group += not_decayed;
+  if (embedding_or_output) group += decoupled;
+  return group;
+}
 
 FlatRange intersection(const FlatRange& a, const FlatRange& b) {
   return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
@@ -28,8 +38,7 @@ at::Tensor block_groups(const FlatBuffer& buffer) {
   for (const FlatBuffer::Entry& entry : buffer.entries()) {
     const int64_t first = entry.range.begin / optimizer_block;
     const int64_t end = (entry.range.end + optimizer_block - 1) / optimizer_block;
-    groups.narrow(0, first, end - first)
-        .fill_(entry.parameter->options.weight_decay ? DecayGroup::decayed : DecayGroup::not_decayed);
+    groups.narrow(0, first, end - first).fill_(group_of(*entry.parameter));
   }
   return groups.to(buffer.gradients().device());
 }
@@ -64,13 +73,19 @@ Optimizer::Optimizer(FlatBuffer& buffer, const Mesh& mesh, const OptimizerOption
     slices_.push_back(
         {.range = range,
          .master = has_master(buffer) ? model.to(state.dtype()) : model,
-         .exp_avg = at::zeros({range.size()}, state),
-         .exp_avg_sq = at::zeros({range.size()}, state),
+         .moments = make_moments(range.size()),
          .groups = groups.narrow(0, range.begin / optimizer_block, range.size() / optimizer_block)});
   }
-  scalars_ = {.lr = at::zeros({decay_groups}, state.dtype(at::kDouble)),
-              .weight_decay = at::zeros({decay_groups}, state.dtype(at::kDouble)),
+  scalars_ = {.lr = at::zeros({groups_in_all}, state.dtype(at::kDouble)),
+              .weight_decay = at::zeros({groups_in_all}, state.dtype(at::kDouble)),
               .step = at::zeros({1}, state.dtype(at::kLong))};
+}
+
+std::vector<Optimizer::Moment> Optimizer::make_moments(int64_t size) const {
+  const auto zeros = [&] { return at::zeros({size}, buffer_.gradients().options()); };
+  if (options_.kind == OptimizerKind::adam) return {{"exp_avg", zeros()}, {"exp_avg_sq", zeros()}};
+  if (options_.sgd_momentum == 0.0) return {};
+  return {{"momentum_buffer", zeros()}};
 }
 
 void Optimizer::sum_sequence_parallel_gradients() {
@@ -111,6 +126,14 @@ StepReport Optimizer::step(const Hyperparameters& hyper) {
       return count_zeros(gradients.narrow(0, range.begin, range.size()));
     });
   }
+  set_scalars(hyper, report);
+  advance_step_(scalars_.step, scalars_.found_inf);
+  for (const Slice& slice : slices_) step_slice(slice);
+  buffer_.gather_parameters();
+  return report;
+}
+
+void Optimizer::set_scalars(const Hyperparameters& hyper, const StepReport& report) {
   at::Tensor scale = at::full_like(report.grad_norm, 1.0 / hyper.loss_scale);
   if (options_.clip_grad > 0.0) {
     scale.mul_(at::clamp_max(options_.clip_grad / (report.grad_norm + 1e-6), 1.0));
@@ -118,21 +141,31 @@ StepReport Optimizer::step(const Hyperparameters& hyper) {
   scalars_.grad_scale = scale.to(at::kFloat);
   scalars_.found_inf = options_.skip_nonfinite ? report.found_inf : at::Tensor();
   scalars_.lr.fill_(hyper.lr);
-  scalars_.weight_decay.narrow(0, DecayGroup::decayed, 1).fill_(hyper.weight_decay);
-  advance_step_(scalars_.step, scalars_.found_inf);
-  for (const Slice& slice : slices_) {
-    const FlatRange& range = slice.range;
+  if (hyper.decoupled_lr) scalars_.lr.narrow(0, decoupled, 2).fill_(*hyper.decoupled_lr);
+  scalars_.weight_decay.slice(0, 0, groups_in_all, 2).fill_(hyper.weight_decay);
+}
+
+void Optimizer::step_slice(const Slice& slice) {
+  const FlatRange& range = slice.range;
+  const at::Tensor gradient = buffer_.gradients().narrow(0, range.begin, range.size());
+  const at::Tensor copy =
+      has_master(buffer_) ? buffer_.parameters().narrow(0, range.begin, range.size()) : at::Tensor();
+  if (options_.kind == OptimizerKind::adam) {
     adam_step_({.param = slice.master,
-                .grad = gradients.narrow(0, range.begin, range.size()),
-                .exp_avg = slice.exp_avg,
-                .exp_avg_sq = slice.exp_avg_sq,
-                .copy = has_master(buffer_) ? buffer_.parameters().narrow(0, range.begin, range.size())
-                                            : at::Tensor(),
+                .grad = gradient,
+                .exp_avg = slice.moments[0].values,
+                .exp_avg_sq = slice.moments[1].values,
+                .copy = copy,
                 .groups = slice.groups},
                scalars_, options_.adam);
+    return;
   }
-  buffer_.gather_parameters();
-  return report;
+  sgd_step_({.param = slice.master,
+             .grad = gradient,
+             .momentum_buffer = slice.moments.empty() ? at::Tensor() : slice.moments[0].values,
+             .copy = copy,
+             .groups = slice.groups},
+            scalars_, options_.sgd_momentum);
 }
 
 int64_t Optimizer::steps() const {
@@ -153,8 +186,7 @@ void Optimizer::add_state(const Slice& slice, const FlatBuffer::Entry& entry,
                    local, values.narrow(0, part.begin - slice.range.begin, part.size())});
   };
   if (has_master(buffer_)) add("param", slice.master);
-  add("exp_avg", slice.exp_avg);
-  add("exp_avg_sq", slice.exp_avg_sq);
+  for (const Moment& moment : slice.moments) add(moment.name, moment.values);
 }
 
 std::vector<StateTensor> Optimizer::state() const {

@@ -1,4 +1,4 @@
-// AdamW over flat shards, with fp32 master weights and no host sync.
+// AdamW or SGD over flat shards, with fp32 master weights and no host sync.
 //
 // A step: gradients of replicated parameters are summed over the tensor-parallel ranks (sequence
 // parallelism), the L2 norm is taken once over the whole model, gradients are scaled and clipped, and one
@@ -6,6 +6,7 @@
 // on the device that makes the pass a no-op, so the weights stay intact whatever the host does later.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,8 +15,12 @@
 
 namespace teratron {
 
+enum class OptimizerKind : uint8_t { adam, sgd };
+
 struct OptimizerOptions {
+  OptimizerKind kind = OptimizerKind::adam;
   AdamOptions adam;
+  double sgd_momentum = 0.9;
   double clip_grad = 1.0;      // 0: no clipping
   bool skip_nonfinite = true;  // a step with Inf or NaN changes nothing
   bool count_zeros = false;
@@ -45,6 +50,8 @@ class Optimizer {
     double lr = 0.0;
     double weight_decay = 0.0;
     double loss_scale = 1.0;  // the loss was multiplied by this
+    /// Learning rate of the word embeddings and of the output layer (--decoupled-lr); default lr.
+    std::optional<double> decoupled_lr = std::nullopt;
   };
   /// After FlatBuffer::finish_reduction(). Ends with gather_parameters().
   StepReport step(const Hyperparameters& hyper);
@@ -52,8 +59,9 @@ class Optimizer {
   /// Number of steps that changed the weights.
   int64_t steps() const;
   void set_steps(int64_t steps);
-  /// Moments and master weights, as "optimizer.exp_avg.<parameter>", "optimizer.exp_avg_sq.<parameter>" and
-  /// "optimizer.param.<parameter>" (only where master weights are kept apart).
+  /// Moments and master weights, as "optimizer.exp_avg.<parameter>" and "optimizer.exp_avg_sq.<parameter>"
+  /// (SGD: "optimizer.momentum_buffer.<parameter>", nothing without momentum), and "optimizer.param.<parameter>"
+  /// (only where master weights are kept apart).
   std::vector<StateTensor> state() const;
   /// Master weights follow from the model's (after loading weights without optimizer state).
   void reset_master_weights();
@@ -61,13 +69,19 @@ class Optimizer {
   at::Tensor parameter_norm() const;
 
  private:
+  struct Moment {
+    const char* name;
+    at::Tensor values;
+  };
   struct Slice {
     FlatRange range;
     at::Tensor master;
-    at::Tensor exp_avg;
-    at::Tensor exp_avg_sq;
+    std::vector<Moment> moments;
     at::Tensor groups;
   };
+  std::vector<Moment> make_moments(int64_t size) const;
+  void set_scalars(const Hyperparameters& hyper, const StepReport& report);
+  void step_slice(const Slice& slice);
   void sum_sequence_parallel_gradients();
   /// Sums over what this rank counts: tensors replicated over tensor parallelism count on its first rank
   /// only.
