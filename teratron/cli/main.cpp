@@ -12,6 +12,7 @@
 #include "teratron/base/fault_point.h"
 #include "teratron/base/log.h"
 #include "teratron/ckpt/checkpoint.h"
+#include "teratron/cli/bench_command.h"
 #include "teratron/cli/ckpt_command.h"
 #include "teratron/cli/data_command.h"
 #include "teratron/cli/env_command.h"
@@ -32,7 +33,7 @@ struct Command {
   const char* help;
 };
 
-constexpr std::array<Command, 9> commands = {
+constexpr std::array<Command, 10> commands = {
     {{"pretrain", pretrain_command, "train a model: teratron pretrain gpt FLAGS..."},
      {"generate", generate_command, "continue texts with a trained model"},
      {"logits", logits_command, "write the logits of token ids"},
@@ -41,6 +42,7 @@ constexpr std::array<Command, 9> commands = {
      {"data", data_command, "look into data sets: inspect, verify, sample, indices"},
      {"tokenizer", tokenizer_command, "train, encode, decode, info"},
      {"ckpt", ckpt_command, "checkpoints: inspect, verify, convert from and to Hugging Face"},
+     {"bench", bench_command, "time the training step of a model"},
      {"env", env_command, "versions, devices, build options"}}};
 
 void print_help() {

@@ -30,7 +30,8 @@ __device__ void walk_packs(const T* row, int64_t columns, F&& f) {
 
 /// One block per row, one pass.
 template <typename T, int N>
-__global__ void __launch_bounds__(512) statistics_kernel(VocabShape shape, CrossEntropyStatisticsArgs args) {
+__global__ void __launch_bounds__(512)
+    cross_entropy_statistics_kernel(VocabShape shape, CrossEntropyStatisticsArgs args) {
   using A = Accumulator<T>;
   __shared__ A shared[64];
   const int64_t row = blockIdx.x;
@@ -57,7 +58,8 @@ __global__ void __launch_bounds__(512) statistics_kernel(VocabShape shape, Cross
 
 /// One block per row. Rows with scale 0 (masked tokens) are written without being read.
 template <typename T, int N>
-__global__ void __launch_bounds__(512) gradient_kernel(VocabShape shape, CrossEntropyGradientArgs args) {
+__global__ void __launch_bounds__(512)
+    cross_entropy_gradient_kernel(VocabShape shape, CrossEntropyGradientArgs args) {
   using A = Accumulator<T>;
   const int64_t row = blockIdx.x;
   T* const z = static_cast<T*>(args.logits) + row * shape.width;
@@ -100,7 +102,8 @@ void with_pack(const VocabShape& shape, const void* logits, F&& f) {
 void cross_entropy_statistics(const VocabShape& shape, const CrossEntropyStatisticsArgs& args,
                               CUstream_st* stream) {
   with_pack(shape, args.logits, [&]<typename T>(T, auto pack) {
-    statistics_kernel<T, pack.value><<<static_cast<unsigned>(shape.rows), 512, 0, stream>>>(shape, args);
+    cross_entropy_statistics_kernel<T, pack.value>
+        <<<static_cast<unsigned>(shape.rows), 512, 0, stream>>>(shape, args);
   });
   check_launch("cross_entropy_statistics");
 }
@@ -108,7 +111,8 @@ void cross_entropy_statistics(const VocabShape& shape, const CrossEntropyStatist
 void cross_entropy_gradient(const VocabShape& shape, const CrossEntropyGradientArgs& args,
                             CUstream_st* stream) {
   with_pack(shape, args.logits, [&]<typename T>(T, auto pack) {
-    gradient_kernel<T, pack.value><<<static_cast<unsigned>(shape.rows), 512, 0, stream>>>(shape, args);
+    cross_entropy_gradient_kernel<T, pack.value>
+        <<<static_cast<unsigned>(shape.rows), 512, 0, stream>>>(shape, args);
   });
   check_launch("cross_entropy_gradient");
 }

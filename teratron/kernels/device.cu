@@ -16,4 +16,12 @@ int multiprocessors() {
   return count;
 }
 
+int shared_memory_limit() {
+  int device = 0, bytes = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  check_launch("shared_memory_limit");
+  return bytes;
+}
+
 }  // namespace teratron::cuda

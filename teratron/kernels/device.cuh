@@ -176,5 +176,7 @@ inline int64_t ceil_div(int64_t a, int64_t b) {
 
 /// Multiprocessors of the current device.
 int multiprocessors();
+/// Bytes of shared memory that one block of the current device can ask for.
+int shared_memory_limit();
 
 }  // namespace teratron::cuda

@@ -8,98 +8,155 @@ namespace {
 
 constexpr int rows_per_chunk = 128;  // of the path for any width
 
-/// The packs of one row that a thread works on.
-template <typename T, int PER>
-struct RowPacks {
-  Pack<T, pack_size<T>> dy[PER], h[PER], extra[PER];
-  float mean = 0, rstd = 0;
+/// 16 bytes from global into shared memory, without a register; visible to the copying thread alone until a barrier.
+__device__ void copy_async(void* shared, const void* global) {
+  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(global));
+}
+__device__ void end_copy_group() {
+  asm volatile("cp.async.commit_group;");
+}
+/// All but the newest N groups have arrived.
+template <int N>
+__device__ void await_copy_groups() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N));
+}
 
-  __device__ void read(const NormShape& shape, const NormBackwardArgs& args, int64_t row) {
-    constexpr int N = pack_size<T>;
+/// Rows on their way through shared memory. A thread reads back only what it copied itself, so no barrier is needed.
+template <typename T, int PER, int STAGES>
+struct RowPipe {
+  static constexpr int N = pack_size<T>;
+  using P = Pack<T, N>;
+  enum Part { dy, sum, residual, parts };
+
+  const NormShape& shape;
+  const NormBackwardArgs& args;
+  P* const packs;  // [STAGES][parts][PER][blockDim.x]
+
+  __device__ int64_t column(int k) const { return (k * blockDim.x + threadIdx.x) * int64_t{N}; }
+  __device__ P& at(int stage, Part part, int k) const {
+    return packs[((stage * parts + part) * PER + k) * blockDim.x + threadIdx.x];
+  }
+  /// One copy group, empty past the last row.
+  __device__ void fetch(int stage, int64_t row) const {
+    if (row < shape.rows) {
+#pragma unroll
+      for (int k = 0; k < PER; ++k) {
+        if (column(k) >= shape.width) continue;
+        const int64_t offset = row * shape.width + column(k);
+        copy_async(&at(stage, dy, k), static_cast<const T*>(args.dy) + offset);
+        copy_async(&at(stage, sum, k), static_cast<const T*>(args.sum) + offset);
+        if (args.dresidual != nullptr) {
+          copy_async(&at(stage, residual, k), static_cast<const T*>(args.dresidual) + offset);
+        }
+      }
+    }
+    end_copy_group();
+  }
+  /// The block's row of partial sums.
+  __device__ void store_sums(void* partial, const float (&sums)[PER][N]) const {
 #pragma unroll
     for (int k = 0; k < PER; ++k) {
-      const int64_t column = (k * blockDim.x + threadIdx.x) * int64_t{N};
-      if (column >= shape.width) continue;
-      const int64_t offset = row * shape.width + column;
-      dy[k] = load<N>(static_cast<const T*>(args.dy) + offset);
-      h[k] = load<N>(static_cast<const T*>(args.sum) + offset);
-      if (args.dresidual != nullptr) extra[k] = load<N>(static_cast<const T*>(args.dresidual) + offset);
+      if (column(k) >= shape.width) continue;
+      float* const out = static_cast<float*>(partial) + blockIdx.x * shape.width + column(k);
+#pragma unroll
+      for (int i = 0; i < N; ++i) out[i] = sums[k][i];
     }
-    rstd = static_cast<const float*>(args.rstd)[row];
-    if (!shape.rms) mean = static_cast<const float*>(args.mean)[row];
   }
 };
 
-template <typename T, int PER, int N>
-__device__ void read_gains(const NormShape& shape, const NormBackwardArgs& args, float (&gain)[PER][N]) {
+struct RowStatistics {
+  float mean = 0, rstd = 0;
+  template <bool RMS>
+  __device__ static RowStatistics read(const NormShape& shape, const NormBackwardArgs& args, int64_t row) {
+    if (row >= shape.rows) return {};
+    return {.mean = RMS ? 0.0f : static_cast<const float*>(args.mean)[row],
+            .rstd = static_cast<const float*>(args.rstd)[row]};
+  }
+};
+
+/// Blocks take rows in turn, STAGES of them on their way; a thread keeps its columns' gains and the sums of their
+/// gradients in registers.
+template <typename T, int PER, bool RMS, int STAGES>
+__global__ void __launch_bounds__(max_row_threads) backward_rows(NormShape shape, NormBackwardArgs args) {
+  using Pipe = RowPipe<T, PER, STAGES>;
+  constexpr int N = Pipe::N;
+  extern __shared__ __align__(16) unsigned char bytes[];
+  __shared__ float shared[2][64];
+  const Pipe pipe{shape, args, reinterpret_cast<typename Pipe::P*>(bytes)};
+  float gain[PER][N], dweight[PER][N] = {}, dbias[RMS ? 1 : PER][N] = {};
 #pragma unroll
   for (int k = 0; k < PER; ++k) {
-    const int64_t column = (k * blockDim.x + threadIdx.x) * int64_t{N};
-    if (column < shape.width) read_gain<N, T>(shape, args.weight, column, gain[k]);
+    if (pipe.column(k) < shape.width) read_gain<N, T>(shape, args.weight, pipe.column(k), gain[k]);
   }
-}
-
-/// Blocks take rows in turn; a thread keeps its columns' gains and the sums of their gradients in registers,
-/// and reads the next row before it waits for the sums over the current one. Very wide rows (PER = 4) have no
-/// registers left for the next row nor for the gains.
-template <typename T, int PER>
-__global__ void __launch_bounds__(max_row_threads)
-    backward_in_registers(NormShape shape, NormBackwardArgs args) {
-  constexpr int N = pack_size<T>;
-  __shared__ float shared[2][64];
-  constexpr bool ahead = PER < 4;
-  float gain[PER][N], dweight[PER][N] = {}, dbias[PER][N] = {};
-  RowPacks<T, PER> next;
-  if (ahead && blockIdx.x < shape.rows) next.read(shape, args, blockIdx.x);
-  int parity = 0;
-  for (int64_t row = blockIdx.x; row < shape.rows; row += gridDim.x, parity ^= 1) {
-    RowPacks<T, PER> now = next;
-    if (!ahead) now.read(shape, args, row);
-    if (ahead && row + gridDim.x < shape.rows) next.read(shape, args, row + gridDim.x);
-    if (!ahead || row == blockIdx.x) read_gains<T>(shape, args, gain);
-    float sums[2] = {0, 0};  // of g and of g xhat
+#pragma unroll
+  for (int stage = 0; stage < STAGES - 1; ++stage) pipe.fetch(stage, blockIdx.x + stage * int64_t{gridDim.x});
+  RowStatistics next = RowStatistics::read<RMS>(shape, args, blockIdx.x);
+  int stage = 0;
+  for (int64_t row = blockIdx.x; row < shape.rows; row += gridDim.x) {
+    const RowStatistics now = next;
+    next = RowStatistics::read<RMS>(shape, args, row + gridDim.x);
+    pipe.fetch((stage + STAGES - 1) % STAGES, row + (STAGES - 1) * int64_t{gridDim.x});
+    await_copy_groups<STAGES - 1>();
+    float sums[2] = {0, 0};  // of g xhat and, for the layer norm, of g
 #pragma unroll
     for (int k = 0; k < PER; ++k) {
-      if ((k * blockDim.x + threadIdx.x) * int64_t{N} >= shape.width) continue;
+      if (pipe.column(k) >= shape.width) continue;
+      const auto dy = pipe.at(stage, Pipe::dy, k), h = pipe.at(stage, Pipe::sum, k);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        const float dy = widen(now.dy[k].v[i]), xhat = (widen(now.h[k].v[i]) - now.mean) * now.rstd;
-        const float g = dy * gain[k][i];
-        dweight[k][i] += dy * xhat;
-        dbias[k][i] += dy;
-        sums[0] += g;
-        sums[1] += g * xhat;
+        const float d = widen(dy.v[i]), xhat = (widen(h.v[i]) - now.mean) * now.rstd;
+        dweight[k][i] += d * xhat;
+        sums[0] += d * gain[k][i] * xhat;
+        if constexpr (!RMS) {
+          dbias[k][i] += d;
+          sums[1] += d * gain[k][i];
+        }
       }
     }
-    block_sum(sums, shared[parity]);
-    const float mean_g = shape.rms ? 0.0f : sums[0] / static_cast<float>(shape.width);
-    const float mean_gx = sums[1] / static_cast<float>(shape.width);
+    block_sum(sums, shared[stage % 2]);
+    const float mean_gx = sums[0] / static_cast<float>(shape.width);
+    const float mean_g = sums[1] / static_cast<float>(shape.width);
 #pragma unroll
     for (int k = 0; k < PER; ++k) {
-      const int64_t column = (k * blockDim.x + threadIdx.x) * int64_t{N};
-      if (column >= shape.width) continue;
+      if (pipe.column(k) >= shape.width) continue;
+      const auto dy = pipe.at(stage, Pipe::dy, k), h = pipe.at(stage, Pipe::sum, k);
+      const auto extra = pipe.at(stage, Pipe::residual, k);
       Pack<T, N> dx;
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        const float xhat = (widen(now.h[k].v[i]) - now.mean) * now.rstd;
-        float d = now.rstd * (widen(now.dy[k].v[i]) * gain[k][i] - mean_g - xhat * mean_gx);
-        if (args.dresidual != nullptr) d += widen(now.extra[k].v[i]);
+        const float xhat = (widen(h.v[i]) - now.mean) * now.rstd;
+        float d = now.rstd * (widen(dy.v[i]) * gain[k][i] - mean_g - xhat * mean_gx);
+        if (args.dresidual != nullptr) d += widen(extra.v[i]);
         dx.v[i] = round_to<T>(d);
       }
-      store<N>(static_cast<T*>(args.dx) + row * shape.width + column, dx);
+      store<N>(static_cast<T*>(args.dx) + row * shape.width + pipe.column(k), dx);
     }
+    stage = (stage + 1) % STAGES;
   }
-#pragma unroll
-  for (int k = 0; k < PER; ++k) {
-    const int64_t column = (k * blockDim.x + threadIdx.x) * int64_t{N};
-    if (column >= shape.width) continue;
-    const int64_t offset = blockIdx.x * shape.width + column;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      static_cast<float*>(args.partial_dweight)[offset + i] = dweight[k][i];
-      if (args.partial_dbias != nullptr) static_cast<float*>(args.partial_dbias)[offset + i] = dbias[k][i];
-    }
-  }
+  pipe.store_sums(args.partial_dweight, dweight);
+  if constexpr (!RMS) pipe.store_sums(args.partial_dbias, dbias);
+}
+
+/// False where the device has too little shared memory for STAGES rows.
+template <typename T, int PER, bool RMS, int STAGES>
+bool launch_rows(const NormShape& shape, const NormBackwardArgs& args, int threads, cudaStream_t stream) {
+  const int bytes = STAGES * 3 * PER * threads * 16;
+  if (bytes > shared_memory_limit()) return false;
+  const auto kernel = backward_rows<T, PER, RMS, STAGES>;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  kernel<<<static_cast<unsigned>(norm_backward_blocks(shape)), threads, bytes, stream>>>(shape, args);
+  return true;
+}
+
+/// False where this path cannot take the shape.
+template <typename T, bool RMS>
+bool launch_rows(const NormShape& shape, const NormBackwardArgs& args, cudaStream_t stream) {
+  const RowPlan plan = plan_row(shape, pack_size<T>);
+  if (!aligned(args.dy, args.dresidual, args.sum, args.weight, args.dx)) return false;
+  if (plan.packs_per_thread == 1) return launch_rows<T, 1, RMS, 4>(shape, args, plan.threads, stream);
+  if (plan.packs_per_thread == 2) return launch_rows<T, 2, RMS, 4>(shape, args, plan.threads, stream);
+  return plan.packs_per_thread == 4 && launch_rows<T, 4, RMS, 2>(shape, args, plan.threads, stream);
 }
 
 /// dx for any width, alignment and type: one block per row.
@@ -168,17 +225,10 @@ template <typename T>
 void launch(const NormShape& shape, const NormBackwardArgs& args, cudaStream_t stream) {
   const unsigned blocks = static_cast<unsigned>(norm_backward_blocks(shape));
   if constexpr (!std::is_same_v<T, double>) {
-    const RowPlan plan = plan_row(shape, pack_size<T>);
-    if (plan.packs_per_thread > 0 && aligned(args.dy, args.dresidual, args.sum, args.weight, args.dx)) {
-      if (plan.packs_per_thread == 1) {
-        backward_in_registers<T, 1><<<blocks, plan.threads, 0, stream>>>(shape, args);
-      } else if (plan.packs_per_thread == 2) {
-        backward_in_registers<T, 2><<<blocks, plan.threads, 0, stream>>>(shape, args);
-      } else {
-        backward_in_registers<T, 4><<<blocks, plan.threads, 0, stream>>>(shape, args);
-      }
-      return;
-    }
+    // The layer norm of this path sums its shift's gradient too, and the RMS norm has none.
+    const bool has_shift = args.partial_dbias != nullptr;
+    if (shape.rms && !has_shift && launch_rows<T, true>(shape, args, stream)) return;
+    if (!shape.rms && has_shift && launch_rows<T, false>(shape, args, stream)) return;
   }
   backward_any<T><<<static_cast<unsigned>(shape.rows), 256, 0, stream>>>(shape, args);
   const dim3 grid(static_cast<unsigned>(ceil_div(shape.width, 32)), blocks);
@@ -191,7 +241,7 @@ int64_t norm_backward_blocks(const NormShape& shape) {
   const int64_t chunks = ceil_div(shape.rows, rows_per_chunk);
   const RowPlan plan = shape.dtype == Dtype::f64 ? RowPlan{0, 0} : plan_row(shape, pack_of(shape.dtype));
   if (plan.packs_per_thread == 0) return chunks;
-  const int64_t per_multiprocessor = plan.threads >= 768 ? 1 : 768 / plan.threads;
+  const int64_t per_multiprocessor = plan.packs_per_thread > 1 ? 1 : 1024 / plan.threads;
   return std::max(chunks, std::min<int64_t>(shape.rows, multiprocessors() * per_multiprocessor));
 }
 

@@ -21,10 +21,13 @@ std::string model_summary(const GPTConfig& model) {
 
 }  // namespace
 
+MathMode math_mode(const Arguments& args) {
+  return args.bf16 || args.fp16 ? MathMode::half : MathMode::fp32;
+}
+
 RunFacts run_facts(const RunDescription& run) {
   const Arguments& args = run.args;
   const std::string device = device_name(run.device);
-  const MathMode mode = args.bf16 || args.fp16 ? MathMode::half : MathMode::fp32;
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   return {
       .run_id = fmt::format("{:x}", std::chrono::duration_cast<std::chrono::microseconds>(now).count()),
@@ -41,7 +44,7 @@ RunFacts run_facts(const RunDescription& run) {
       .train_iters = run.train_iters,
       .world_size = run.world_size,
       .start_iteration = run.start_iteration,
-      .peak_flops_per_gpu = peak_flops(device, mode).value_or(0.0)};
+      .peak_flops_per_gpu = peak_flops(device, math_mode(args)).value_or(0.0)};
 }
 
 }  // namespace teratron

@@ -1,6 +1,7 @@
 // What a reader of a run's report wants to know first.
 #pragma once
 
+#include "teratron/train/flops.h"
 #include "teratron/train/metrics.h"
 #include "teratron/train/model_setup.h"
 
@@ -15,6 +16,9 @@ struct RunDescription {
   int64_t start_iteration = 0;
   int64_t world_size = 1;
 };
+
+/// The arithmetic that the peak of a device is quoted for.
+MathMode math_mode(const Arguments& args);
 
 RunFacts run_facts(const RunDescription& run);
 

@@ -152,7 +152,7 @@ TrainingRun::StopReason TrainingRun::wish() const {
   if (signals_.received() != 0) return StopReason::signal;
   const bool late = args_.exit_duration_in_mins &&
                     seconds_since(start_) > 60.0 * static_cast<double>(*args_.exit_duration_in_mins);
-  return late ? StopReason::duration : StopReason::none;
+  return late || seen_enough_ ? StopReason::duration : StopReason::none;
 }
 
 bool TrainingRun::at_interval(const std::optional<int64_t>& interval) const {
@@ -220,6 +220,7 @@ void TrainingRun::absorb(IssuedStep step) {
   meter_->add(metrics);
   if (progress_) progress_->step(metrics.iteration, metrics.seconds);
   emit(metrics);
+  if (observer_ && !seen_enough_) seen_enough_ = !observer_(metrics);
 }
 
 void TrainingRun::log_interval() {

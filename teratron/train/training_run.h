@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -15,6 +16,8 @@
 
 namespace teratron {
 
+using StepObserver = std::function<bool(const StepMetrics&)>;
+
 class TrainingRun {
  public:
   /// `signals` are the process's: rank threads share them.
@@ -24,6 +27,9 @@ class TrainingRun {
   bool load();
   /// Trains to the planned end, an exit condition or a signal.
   void train();
+  /// `observer` sees every step once its numbers are known; false ends the training in order, as an exit
+  /// condition does (on all ranks, if on one).
+  void on_step(StepObserver observer) { observer_ = std::move(observer); }
   /// Evaluates --eval-iters steps of a split; `prefix` as Megatron logs it. Counters are left as they are.
   void evaluate(Split split, const std::string& prefix);
   void save();
@@ -78,6 +84,8 @@ class TrainingRun {
   std::unique_ptr<IntervalMeter> meter_;
   std::unique_ptr<ProgressBar> progress_;
   StopReason stop_reason_ = StopReason::none;
+  StepObserver observer_;
+  bool seen_enough_ = false;  // the observer's wish to stop
   int64_t saved_iteration_ = -1;
 };
 

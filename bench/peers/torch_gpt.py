@@ -1,0 +1,192 @@
+"""The same training step in PyTorch: torch.compile, cuDNN attention, fused AdamW, one GPU.
+
+Two peers: `--masters bf16` keeps weights, gradients and Adam's moments in bf16 (fewer bytes than any trainer that keeps
+full precision); `--masters fp32` has the semantics of `teratron pretrain gpt --bf16`: fp32 weights and moments, fp32
+gradient accumulation, a bf16 copy of the weights for the matrix products.
+
+Prints one JSON object. Timed as `teratron bench` does: at least --steps steps after --warm-up-seconds of load.
+"""
+import argparse
+import json
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+SHAPES = {
+    "gpt2-124m": dict(hidden=768, layers=12, heads=12, sequence=1024, micro_batch=64, vocabulary=50304, rope=False),
+    "gpt2-345m": dict(hidden=1024, layers=24, heads=16, sequence=1024, micro_batch=32, vocabulary=50304, rope=False),
+    "gpt2-large": dict(hidden=1280, layers=36, heads=20, sequence=1024, micro_batch=16, vocabulary=50304, rope=False),
+    "gpt-1.5b": dict(hidden=2048, layers=24, heads=16, sequence=4096, micro_batch=4, vocabulary=131072, rope=True),
+    "llama3-8b-12l": dict(hidden=4096, layers=12, heads=32, groups=8, ffn=14336, sequence=8192, micro_batch=2,
+                          vocabulary=128256, rope=True, llama=True, rotary_base=500000.0),
+}
+
+
+def rotate(x, cos, sin):
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat((-b, a), -1) * sin
+
+
+class Layer(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        hidden, self.heads = shape["hidden"], shape["heads"]
+        self.groups = shape.get("groups", self.heads)
+        self.width = hidden // self.heads
+        self.llama = shape.get("llama", False)
+        ffn = shape.get("ffn", 4 * hidden)
+        norm = nn.RMSNorm if self.llama else nn.LayerNorm
+        bias = not self.llama
+        self.norm1, self.norm2 = norm(hidden, eps=1e-5), norm(hidden, eps=1e-5)
+        self.qkv = nn.Linear(hidden, (self.heads + 2 * self.groups) * self.width, bias=bias)
+        self.out = nn.Linear(hidden, hidden, bias=bias)
+        self.up = nn.Linear(hidden, ffn * (2 if self.llama else 1), bias=bias)
+        self.down = nn.Linear(ffn, hidden, bias=bias)
+
+    def attend(self, x, rotary):
+        batch, length, hidden = x.shape
+        parts = self.qkv(x).split([hidden, self.groups * self.width, self.groups * self.width], -1)
+        q, k, v = (part.view(batch, length, -1, self.width).transpose(1, 2) for part in parts)
+        if rotary is not None:
+            q, k = rotate(q, *rotary), rotate(k, *rotary)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.groups != self.heads)
+        return self.out(y.transpose(1, 2).reshape(batch, length, hidden))
+
+    def forward(self, x, rotary):
+        x = x + self.attend(self.norm1(x), rotary)
+        y = self.up(self.norm2(x))
+        if self.llama:
+            gate, value = y.chunk(2, -1)
+            y = F.silu(gate) * value
+        else:
+            y = F.gelu(y, approximate="tanh")
+        return x + self.down(y)
+
+
+class Model(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        hidden, vocabulary = shape["hidden"], shape["vocabulary"]
+        llama = shape.get("llama", False)
+        self.embedding = nn.Embedding(vocabulary, hidden)
+        self.positions = None if shape["rope"] else nn.Embedding(shape["sequence"], hidden)
+        self.layers = nn.ModuleList([Layer(shape) for _ in range(shape["layers"])])
+        self.norm = (nn.RMSNorm if llama else nn.LayerNorm)(hidden, eps=1e-5)
+        self.head = nn.Linear(hidden, vocabulary, bias=False)
+        if not llama:
+            self.head.weight = self.embedding.weight
+        self.rope = shape["rope"]
+        if self.rope:
+            width = hidden // shape["heads"]
+            base = shape.get("rotary_base", 10000.0)
+            frequencies = base ** (-torch.arange(0, width, 2, dtype=torch.float32) / width)
+            angles = torch.arange(shape["sequence"], dtype=torch.float32)[:, None] * frequencies
+            angles = torch.cat((angles, angles), -1)
+            self.register_buffer("cos", angles.cos())
+            self.register_buffer("sin", angles.sin())
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, tokens, labels):
+        x = self.embedding(tokens)
+        if self.positions is not None:
+            x = x + self.positions.weight
+        rotary = (self.cos, self.sin) if self.rope else None
+        for layer in self.layers:
+            x = layer(x, rotary)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
+
+
+class FullPrecisionMasters:
+    """AdamW on fp32 masters; gradients of the bf16 model are added to fp32 ones, clipped, applied and copied back."""
+
+    def __init__(self, model):
+        self.weights = list(model.parameters())
+        self.masters = [weight.detach().float().requires_grad_() for weight in self.weights]
+        for master in self.masters:
+            master.grad = torch.zeros_like(master)
+        self.adam = torch.optim.AdamW(self.masters, lr=1e-4, weight_decay=0.1, fused=True)
+
+    def after_backward(self):
+        with torch.no_grad():
+            torch._foreach_add_([m.grad for m in self.masters], [w.grad for w in self.weights])
+        for weight in self.weights:
+            weight.grad = None
+
+    def step(self):
+        nn.utils.clip_grad_norm_(self.masters, 1.0, foreach=True)
+        self.adam.step()
+        with torch.no_grad():
+            torch._foreach_copy_(self.weights, self.masters)
+            torch._foreach_zero_([m.grad for m in self.masters])
+
+
+class HalfPrecisionWeights:
+    def __init__(self, model):
+        self.weights = list(model.parameters())
+        self.adam = torch.optim.AdamW(self.weights, lr=1e-4, weight_decay=0.1, fused=True)
+
+    def after_backward(self):
+        pass
+
+    def step(self):
+        nn.utils.clip_grad_norm_(self.weights, 1.0, foreach=True)
+        self.adam.step()
+        self.adam.zero_grad(set_to_none=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="gpt2-124m")
+    parser.add_argument("--micro-batches", type=int, default=1)
+    parser.add_argument("--masters", choices=["bf16", "fp32"], default="fp32")
+    parser.add_argument("--warm-up-seconds", type=float, default=10.0)
+    parser.add_argument("--steps", type=int, default=60)
+    args = parser.parse_args()
+    shape = SHAPES[args.shape]
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = Model(shape).bfloat16()
+        tokens = torch.randint(0, shape["vocabulary"], (shape["micro_batch"], shape["sequence"] + 1))
+    optimizer = (FullPrecisionMasters if args.masters == "fp32" else HalfPrecisionWeights)(model)
+    compiled = torch.compile(model)
+    inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def step():
+        for _ in range(args.micro_batches):
+            (compiled(inputs, labels) / args.micro_batches).backward()
+            optimizer.after_backward()
+        optimizer.step()
+
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]):
+        for _ in range(3):
+            step()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        while time.perf_counter() - start < args.warm_up_seconds:
+            step()
+            torch.cuda.synchronize()
+        times = []
+        for _ in range(args.steps):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            step()
+            end.record()
+            times.append((begin, end))
+        torch.cuda.synchronize()
+    seconds = sorted(begin.elapsed_time(end) / 1e3 for begin, end in times)[len(times) // 2]
+    count = shape["micro_batch"] * shape["sequence"] * args.micro_batches
+    print(json.dumps({
+        "name": f"torch.compile, {args.masters} masters",
+        "step_ms": 1e3 * seconds,
+        "tokens_per_second": count / seconds,
+        "memory_bytes": torch.cuda.max_memory_allocated(),
+    }))
+
+
+if __name__ == "__main__":
+    main()
