@@ -1,8 +1,12 @@
 #include "teratron/ckpt/hf_config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <utility>
+#include <vector>
+
+#include <fmt/ranges.h>
 
 #include "teratron/base/json.h"
 
@@ -108,7 +112,8 @@ HfConfig gpt2_config(Fields& fields) {
   model.kv_channels = model.hidden / model.heads;
   if (model.hidden % model.heads != 0) fields.problem("'n_embd' is not divisible by 'n_head'");
   const std::string activation = fields.text("activation_function", "gelu_new");
-  fields.unsupported(activation != "gelu_new" && activation != "gelu_pytorch_tanh", "activation_function");
+  fields.unsupported(activation != "gelu_new" && activation != "gelu_pytorch_tanh" && activation != "gelu",
+                     "activation_function");
   fields.unsupported(!fields.boolean("scale_attn_weights", true), "scale_attn_weights");
   fields.unsupported(fields.boolean("scale_attn_by_inverse_layer_idx", false),
                      "scale_attn_by_inverse_layer_idx");
@@ -118,6 +123,7 @@ HfConfig gpt2_config(Fields& fields) {
                    {"normalization", "LayerNorm"},
                    {"norm_epsilon", fields.number("layer_norm_epsilon", 1e-5)},
                    {"swiglu", false},
+                   {"bias_gelu_fusion", activation != "gelu"},
                    {"hidden_dropout", fields.number("resid_pdrop", 0.1)},
                    {"attention_dropout", fields.number("attn_pdrop", 0.1)},
                    {"init_method_std", fields.number("initializer_range", 0.02)}});
@@ -172,16 +178,38 @@ void read_biases(Fields& fields, HfModel& model) {
   }
 }
 
-void read_window(Fields& fields, HfModel& model) {
-  const bool used = model.family == HfFamily::mistral || fields.boolean("use_sliding_window", false);
-  if (!used || !fields.has("sliding_window")) return;
-  // Within the window every position sees all before it, so the window has no effect.
-  if (fields.size("sliding_window") < model.positions) {
-    fields.problem(
-        fmt::format("'sliding_window' = {} below 'max_position_embeddings' = {} is not supported; set both "
-                    "to the window if no longer sequences are needed",
-                    fields.at("sliding_window").dump(), model.positions));
+// Whether each layer of a Qwen model has the window: by layer_types, or all from max_window_layers on.
+std::vector<int64_t> windowed_layers(Fields& fields, const HfModel& model) {
+  std::vector<int64_t> windowed(static_cast<size_t>(model.layers), 1);
+  if (!fields.has("layer_types")) {
+    const double first = fields.number("max_window_layers", 28);
+    for (int64_t layer = 0; layer < model.layers; ++layer) {
+      windowed[layer] = static_cast<double>(layer) >= first ? 1 : 0;
+    }
+    return windowed;
   }
+  const json& types = fields.at("layer_types");
+  bool known = types.is_array() && types.size() == windowed.size();
+  for (size_t layer = 0; known && layer < windowed.size(); ++layer) {
+    windowed[layer] = types[layer] == "sliding_attention" ? 1 : 0;
+    known = windowed[layer] == 1 || types[layer] == "full_attention";
+  }
+  fields.unsupported(!known, "layer_types");
+  return windowed;
+}
+
+void read_window(Fields& fields, const HfModel& model, json& settings) {
+  const bool mistral = model.family == HfFamily::mistral;
+  const bool used = mistral || fields.boolean("use_sliding_window", false);
+  if (!used || !fields.has("sliding_window")) return;
+  const int64_t window = fields.size("sliding_window");
+  if (window >= model.positions) return;  // every position sees all before it
+  const std::vector<int64_t> windowed =
+      mistral ? std::vector<int64_t>(static_cast<size_t>(model.layers), 1) : windowed_layers(fields, model);
+  const auto count = std::count(windowed.begin(), windowed.end(), 1);
+  if (count == 0) return;
+  settings["window_size"] = fmt::format("{},0", window - 1);
+  if (count < model.layers) settings["window_attn_skip_freq"] = fmt::format("[{}]", fmt::join(windowed, ","));
 }
 
 HfConfig llama_config(Fields& fields, HfFamily family, const std::string& where) {
@@ -202,7 +230,6 @@ HfConfig llama_config(Fields& fields, HfFamily family, const std::string& where)
   model.kv_channels = fields.size("head_dim", std::max<int64_t>(model.hidden / model.heads, 1));
   fields.unsupported(fields.text("hidden_act", "silu") != "silu", "hidden_act");
   read_biases(fields, model);
-  read_window(fields, model);
   json settings = common_settings(model);
   settings.update({{"position_embedding_type", "rope"},
                    {"normalization", "RMSNorm"},
@@ -213,6 +240,7 @@ HfConfig llama_config(Fields& fields, HfFamily family, const std::string& where)
                    {"init_method_std", fields.number("initializer_range", 0.02)}});
   if (family == HfFamily::qwen3) settings["qk_layernorm"] = true;
   read_rope(fields, settings, where);
+  read_window(fields, model, settings);
   return {model, settings.dump()};
 }
 

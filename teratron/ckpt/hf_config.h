@@ -1,11 +1,11 @@
 // Hugging Face's config.json as Megatron-LM's settings, and back.
 //
 // Known model types: gpt2, llama (2, 3, 3.1...), mistral, qwen2 (and 2.5), qwen3. What a file asks for and
-// these settings cannot express (another activation, a sliding window, a rope type) is a
-// UserError(checkpoint) that lists everything found: a model that would compute something else is never
+// these settings cannot express (another activation, a rope type) is a UserError(checkpoint) that lists everything found: a model that would compute something else is never
 // converted.
 //
-// GELU: GPT-2's gelu_new is the tanh form, which is what --swiglu off means here too.
+// GELU: GPT-2's gelu_new is the tanh form, the default here; "gelu" is that by erf (--no-bias-gelu-fusion).
+// Sliding windows: W keys there, the query's own included, are --window-size W-1,0 here.
 #pragma once
 
 #include <cstdint>

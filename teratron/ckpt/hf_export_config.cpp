@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "teratron/base/attention_windows.h"
 #include "teratron/ckpt/hf_config.h"
 
 namespace teratron {
@@ -26,7 +27,7 @@ T setting(const json& settings, const char* name, T otherwise) {
 // Settings that change what is computed and that no model of the families exported here has.
 void reject_inexpressible(const json& settings, const std::string& where) {
   std::vector<Problem> problems;
-  for (const char* name : {"squared_relu", "rotary_interleaved", "apply_layernorm_1p",
+  for (const char* name : {"squared_relu", "geglu", "rotary_interleaved", "apply_layernorm_1p",
                            "apply_residual_connection_post_layernorm"}) {
     if (setting(settings, name, false))
       problems.push_back({fmt::format("{} cannot be exported", name), where, ""});
@@ -59,6 +60,49 @@ class Tensors {
   const CheckpointInfo& info_;
 };
 
+// Of each layer; empty: every query sees all keys.
+std::vector<int64_t> windows_of(const json& settings, int64_t layers) {
+  const auto text = [&](const char* name) -> std::optional<std::string> {
+    const auto value = setting<std::string>(settings, name, "");
+    return value.empty() ? std::nullopt : std::optional(value);
+  };
+  const WindowSettings window{text("window_size"), text("window_attn_skip_freq")};
+  if ((window.window_size && !is_window_size(*window.window_size)) ||
+      (window.window_attn_skip_freq && !is_window_pattern(*window.window_attn_skip_freq, layers))) {
+    throw checkpoint_error({.what = "the saved window_size or window_attn_skip_freq is malformed"});
+  }
+  std::vector<int64_t> windows = attention_windows(window, layers);
+  if (std::count(windows.begin(), windows.end(), 0) == layers) windows.clear();
+  return windows;
+}
+
+// The window of a family, and what is not possible: none in GPT-2, and the same in all layers of Mistral.
+HfFamily with_window(HfFamily family, const json& settings, const HfModel& model, const std::string& where) {
+  const std::vector<int64_t> windows = windows_of(settings, model.layers);
+  if (windows.empty() || family == HfFamily::qwen2 || family == HfFamily::qwen3) return family;
+  const bool everywhere = std::count(windows.begin(), windows.end(), windows[0]) == std::ssize(windows);
+  if (family == HfFamily::llama && everywhere && !model.linear_bias) return HfFamily::mistral;
+  throw checkpoint_error(
+      {.what = "window_size cannot be exported: no Hugging Face model of this shape has such windows",
+       .where = where,
+       .fix = "A Llama with one window in all layers (as Mistral) and Qwen models can be exported"});
+}
+
+void add_windows(const HfModel& model, const std::vector<int64_t>& windows, json& text) {
+  if (model.family == HfFamily::mistral) {
+    text["sliding_window"] = windows.empty() ? json(nullptr) : json(windows[0]);
+    return;
+  }
+  if (windows.empty()) return;
+  json types = json::array();
+  for (const int64_t window : windows) types.push_back(window > 0 ? "sliding_attention" : "full_attention");
+  const auto first = std::find_if(windows.begin(), windows.end(), [](int64_t window) { return window > 0; });
+  text.update({{"use_sliding_window", true},
+               {"sliding_window", *first},
+               {"max_window_layers", first - windows.begin()},
+               {"layer_types", types}});
+}
+
 HfFamily family_of(const json& settings, const Tensors& tensors, const HfModel& model,
                    const std::string& where) {
   const std::string first = "decoder.layers.0.";
@@ -67,11 +111,14 @@ HfFamily family_of(const json& settings, const Tensors& tensors, const HfModel& 
   const auto position = setting<std::string>(settings, "position_embedding_type", "learned_absolute");
   if (position == "learned_absolute" && !rms && !gated && model.linear_bias && model.groups == model.heads &&
       model.kv_channels * model.heads == model.hidden) {
-    return HfFamily::gpt2;
+    return with_window(HfFamily::gpt2, settings, model, where);
   }
   if (position == "rope" && rms && gated) {
-    if (tensors.has(first + "self_attention.q_layernorm.weight")) return HfFamily::qwen3;
-    return model.qkv_bias && !model.linear_bias ? HfFamily::qwen2 : HfFamily::llama;
+    const bool normed = tensors.has(first + "self_attention.q_layernorm.weight");
+    const HfFamily family = normed                                 ? HfFamily::qwen3
+                            : model.qkv_bias && !model.linear_bias ? HfFamily::qwen2
+                                                                   : HfFamily::llama;
+    return with_window(family, settings, model, where);
   }
   throw checkpoint_error(
       {.what =
@@ -110,7 +157,7 @@ json gpt2_text(const HfModel& model, const json& settings) {
                {"n_inner", model.ffn},
                {"n_positions", model.positions},
                {"n_ctx", model.positions},
-               {"activation_function", "gelu_new"},
+               {"activation_function", setting(settings, "bias_gelu_fusion", true) ? "gelu_new" : "gelu"},
                {"layer_norm_epsilon", setting(settings, "norm_epsilon", 1e-5)},
                {"resid_pdrop", setting(settings, "hidden_dropout", 0.1)},
                {"embd_pdrop", setting(settings, "hidden_dropout", 0.1)},
@@ -120,13 +167,21 @@ json gpt2_text(const HfModel& model, const json& settings) {
   return text;
 }
 
+std::pair<const char*, const char*> llama_names(HfFamily family) {
+  switch (family) {
+    case HfFamily::mistral:
+      return {"mistral", "MistralForCausalLM"};
+    case HfFamily::qwen2:
+      return {"qwen2", "Qwen2ForCausalLM"};
+    case HfFamily::qwen3:
+      return {"qwen3", "Qwen3ForCausalLM"};
+    default:
+      return {"llama", "LlamaForCausalLM"};
+  }
+}
+
 json llama_text(const HfModel& model, const json& settings) {
-  const char* const type = model.family == HfFamily::qwen3   ? "qwen3"
-                           : model.family == HfFamily::qwen2 ? "qwen2"
-                                                             : "llama";
-  const char* const architecture = model.family == HfFamily::qwen3   ? "Qwen3ForCausalLM"
-                                   : model.family == HfFamily::qwen2 ? "Qwen2ForCausalLM"
-                                                                     : "LlamaForCausalLM";
+  const auto [type, architecture] = llama_names(model.family);
   json text = {{"architectures", {architecture}},
                {"model_type", type},
                {"num_hidden_layers", model.layers},
@@ -141,14 +196,13 @@ json llama_text(const HfModel& model, const json& settings) {
                {"attention_dropout", setting(settings, "attention_dropout", 0.0)},
                {"rope_theta", setting(settings, "rotary_base", 10000.0)},
                {"rope_parameters", rope_parameters(settings)}};
-  if (setting(settings, "rotary_percent", 1.0) != 1.0)
-    text["partial_rotary_factor"] = settings["rotary_percent"];
   // Releases of transformers before rope_parameters read this.
   if (text["rope_parameters"]["rope_type"] != "default") text["rope_scaling"] = text["rope_parameters"];
   if (model.family == HfFamily::llama) {
     text["attention_bias"] = model.linear_bias;
     text["mlp_bias"] = model.linear_bias;
   }
+  add_windows(model, windows_of(settings, model.layers), text);
   return text;
 }
 

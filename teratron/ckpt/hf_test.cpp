@@ -54,7 +54,13 @@ std::vector<json> all_models() {
           changed(llama(), {{"model_type", "qwen2"}, {"tie_word_embeddings", true}}),
           changed(llama(), {{"model_type", "qwen3"}, {"head_dim", 8}}),
           changed(llama(), {{"attention_bias", true}, {"mlp_bias", true}}),
-          changed(llama(), {{"num_key_value_heads", 6}})};
+          changed(llama(), {{"num_key_value_heads", 6}}),
+          changed(llama(), {{"model_type", "mistral"}, {"sliding_window", 32}}),
+          changed(llama(), {{"model_type", "qwen2"},
+                            {"use_sliding_window", true},
+                            {"sliding_window", 8},
+                            {"max_window_layers", 1}}),
+          changed(gpt2(), {{"activation_function", "gelu"}})};
 }
 
 // A folder as transformers writes it, with values that tell every element from every other.
@@ -131,9 +137,12 @@ TEST(HfConfigTest, WhatCannotBeExpressedIsListed) {
   EXPECT_NE(error_of({{"model_type", "mamba"}}).find("Supported are gpt2"), std::string::npos);
   EXPECT_NE(error_of(changed(llama(), {{"rope_scaling", {{"type", "yarn"}}}})).find("'yarn'"),
             std::string::npos);
-  EXPECT_NE(
-      error_of(changed(llama(), {{"model_type", "mistral"}, {"sliding_window", 32}})).find("sliding_window"),
-      std::string::npos);
+  EXPECT_NE(error_of(changed(llama(), {{"model_type", "qwen3"},
+                                       {"use_sliding_window", true},
+                                       {"sliding_window", 8},
+                                       {"layer_types", {"full_attention", "chunked"}}}))
+                .find("'layer_types'"),
+            std::string::npos);
   EXPECT_NE(error_of(changed(gpt2(), {{"activation_function", "relu"}})).find("activation_function"),
             std::string::npos);
   EXPECT_NE(error_of(changed(gpt2(), {{"n_layer", nullptr}})).find("'n_layer' is missing"),
@@ -156,11 +165,35 @@ TEST(HfConfigTest, WhatNoFamilyComputesIsNotExported) {
   EXPECT_NE(error_of({{"squared_relu", true}, {"rotary_interleaved", true}}).find("rotary_interleaved"),
             std::string::npos);
   EXPECT_NE(error_of({{"rotary_percent", 0.5}}).find("rotary_percent"), std::string::npos);
+  EXPECT_EQ(error_of({{"window_size", "7,0"}}), "") << "as Mistral";
+  EXPECT_NE(error_of({{"window_size", "7,0"}, {"window_attn_skip_freq", "2"}}).find("cannot be exported"),
+            std::string::npos);
+  EXPECT_NE(error_of({{"window_size", "seven"}}).find("malformed"), std::string::npos);
   EXPECT_NE(error_of({{"swiglu", false}}).find("no Hugging Face model has"), std::string::npos);
   EXPECT_NE(error_of({{"swiglu", "yes"}}).find("another type"), std::string::npos);
   EXPECT_NE(error_of({{"num_attention_heads", 5}}).find("5 heads do not fit"), std::string::npos);
   info.tensors.erase("embedding.word_embeddings.weight");
   EXPECT_NE(error_of(json::object()).find("this is no GPT"), std::string::npos);
+}
+
+TEST(HfConfigTest, Windows) {
+  const auto settings = [](const json& patch) {
+    return json::parse(parse(changed(changed(llama(), {{"sliding_window", 8}}), patch)).settings);
+  };
+  EXPECT_FALSE(settings(json::object()).contains("window_size")) << "Llama has none";
+  EXPECT_EQ(settings({{"model_type", "mistral"}})["window_size"], "7,0");
+  EXPECT_FALSE(settings({{"model_type", "mistral"}, {"sliding_window", 64}}).contains("window_size"))
+      << "as long as the longest text";
+  EXPECT_FALSE(settings({{"model_type", "qwen2"}}).contains("window_size")) << "not switched on";
+  const json from_layer =
+      settings({{"model_type", "qwen2"}, {"use_sliding_window", true}, {"max_window_layers", 1}});
+  EXPECT_EQ(from_layer["window_attn_skip_freq"], "[0,1]");
+  EXPECT_FALSE(settings({{"model_type", "qwen2"}, {"use_sliding_window", true}}).contains("window_size"))
+      << "the first 28 layers have none";
+  const json by_type = settings({{"model_type", "qwen3"},
+                                 {"use_sliding_window", true},
+                                 {"layer_types", {"sliding_attention", "full_attention"}}});
+  EXPECT_EQ(by_type["window_attn_skip_freq"], "[1,0]");
 }
 
 // Every row of every source goes to exactly one place.

@@ -13,6 +13,7 @@
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/hf_convert.h"
 #include "teratron/cli/command_line.h"
+#include "teratron/train/arguments.h"
 
 namespace teratron {
 
@@ -123,22 +124,21 @@ void resolve_aliases(Flags& flags) {
       {.what = "give either --from-hf and --save, or --to-hf and --load", .where = "ckpt convert"});
 }
 
-// The model's settings as they are given to the other commands. What is off is off by default, biases aside; the
-// sequence length is the user's choice, and the vocabulary the tokenizer's.
+// The model's settings that are not the defaults, as they are given to the other commands. The sequence length is the
+// user's choice, and the vocabulary the tokenizer's.
 std::string as_flags(const nlohmann::json& settings) {
+  const nlohmann::json defaults = nlohmann::json::parse(to_json(Arguments()));
   std::string text;
   for (const auto& [name, value] : settings.items()) {
-    std::string flag = "--" + name;
-    std::replace(flag.begin(), flag.end(), '_', '-');
-    if (name == "add_bias_linear") {
-      text += value ? "" : " --disable-bias-linear";
-    } else if (name == "seq_length" || name == "vocab_size" || value == false) {
-      continue;
-    } else if (name == "num_query_groups" && !settings.value("group_query_attention", false)) {
-      continue;
+    if (name == "seq_length" || name == "vocab_size" || value == defaults.at(name)) continue;
+    if (value == false) {
+      const std::string_view off = arguments_schema().field(name).traits.off;
+      text += fmt::format(" {}", off.substr(0, off.find(' ')));
+    } else if (value == true) {
+      text += " " + flag_of(name);
     } else {
-      text += " " + flag +
-              (value.is_boolean() ? "" : " " + (value.is_string() ? value.get<std::string>() : value.dump()));
+      text +=
+          fmt::format(" {} {}", flag_of(name), value.is_string() ? value.get<std::string>() : value.dump());
     }
   }
   return text.empty() ? text : text.substr(1);

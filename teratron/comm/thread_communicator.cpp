@@ -3,10 +3,10 @@
 #include <cstring>
 #include <utility>
 
-#include <c10/core/ScalarType.h>
 #include <fmt/format.h>
 
 #include "teratron/base/error.h"
+#include "teratron/base/tensor_dtype.h"
 #include "teratron/comm/cpu_reduce.h"
 
 namespace teratron {
@@ -15,27 +15,9 @@ namespace {
 using All = std::span<const Buffers>;
 
 Dtype reducible_dtype(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return Dtype::f32;
-    case at::kDouble:
-      return Dtype::f64;
-    case at::kBFloat16:
-      return Dtype::bf16;
-    case at::kHalf:
-      return Dtype::f16;
-    case at::kLong:
-      return Dtype::i64;
-    case at::kInt:
-      return Dtype::i32;
-    case at::kByte:
-      return Dtype::u8;
-    case at::kBool:
-      return Dtype::boolean;
-    default:
-      break;
-  }
-  TERATRON_ASSERT(false, "no reduction of {}", c10::toString(type));
+  const std::optional<Dtype> dtype = dtype_of(type);
+  TERATRON_ASSERT(dtype && can_reduce(*dtype), "no reduction of {}", c10::toString(type));
+  return *dtype;
 }
 
 std::string reduce_name(std::string_view operation, ReduceOp op) {

@@ -236,12 +236,15 @@ TEST_F(Gpu, Softmax) {
       const at::Tensor mask = at::rand({2, 1, queries, keys}) < 0.3;
       mask.select(2, 1).fill_(true);
       const Dropout drop{.p = 0.2, .key = {8, 9}};
+      const at::Tensor slopes = at::tensor({0.25, 0.0625, 0.0}, at::kDouble);
       for (const SoftmaxOptions& o : {SoftmaxOptions{.scale = 0.5},
                                       {.scale = 0.5, .causal = true},
                                       {.scale = 1, .mask = mask},
+                                      {.scale = 0.5, .causal = true, .slopes = slopes},
                                       {.scale = 0.7, .causal = true, .mask = mask, .dropout = drop}}) {
         SoftmaxOptions device = o;
         device.mask = gpu(o.mask);
+        if (o.slopes.defined()) device.slopes = gpu(o.slopes).to(type == at::kDouble ? type : at::kFloat);
         const SoftmaxOutput actual = softmax_forward(gpu(scores), device),
                             expected = softmax_forward(f64(scores), o);
         EXPECT_GPU(actual.probabilities, expected.probabilities, type);

@@ -1,5 +1,7 @@
 #include "teratron/kernels/dispatch.h"
 
+#include "teratron/base/tensor_dtype.h"
+
 namespace teratron {
 
 RowShape rows_of(const at::Tensor& x) {
@@ -9,19 +11,9 @@ RowShape rows_of(const at::Tensor& x) {
 }
 
 Dtype dtype_of(const at::Tensor& x) {
-  switch (x.scalar_type()) {
-    case at::kFloat:
-      return Dtype::f32;
-    case at::kDouble:
-      return Dtype::f64;
-    case at::kBFloat16:
-      return Dtype::bf16;
-    case at::kHalf:
-      return Dtype::f16;
-    default:
-      TERATRON_ASSERT(false, "no kernel for {}", at::toString(x.scalar_type()));
-  }
-  return Dtype::f32;
+  const std::optional<Dtype> dtype = dtype_of(x.scalar_type());
+  TERATRON_ASSERT(dtype && x.is_floating_point(), "no kernel for {}", at::toString(x.scalar_type()));
+  return *dtype;
 }
 
 at::ScalarType accumulation_type(const at::Tensor& x) {

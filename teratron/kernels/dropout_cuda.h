@@ -27,6 +27,7 @@ struct SoftmaxArgs {
   bool causal;
   const bool* masked;
   int64_t masked_strides[4];
+  const void* slopes;   // accumulation type
   const void* in;       // scores, or dy
   const void* saved;    // backward: the probabilities
   void* probabilities;  // forward

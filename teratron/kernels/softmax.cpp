@@ -21,11 +21,17 @@ cuda::SoftmaxArgs describe(const at::Tensor& scores, const SoftmaxOptions& optio
                          .causal = options.causal,
                          .masked = nullptr,
                          .masked_strides = {},
+                         .slopes = address(options.slopes),
                          .in = nullptr,
                          .saved = nullptr,
                          .probabilities = nullptr,
                          .out = nullptr,
                          .mask = mask_of(options.dropout, scores)};
+  if (options.slopes.defined()) {
+    TERATRON_ASSERT(options.slopes.scalar_type() == accumulation_type(scores) &&
+                    options.slopes.is_contiguous() && options.slopes.numel() == scores.size(1) &&
+                    options.slopes.device() == scores.device());
+  }
   if (options.mask.defined()) {
     TERATRON_ASSERT(options.mask.scalar_type() == at::kBool && options.mask.device() == scores.device());
     const at::Tensor expanded = options.mask.expand_as(scores);
@@ -38,8 +44,13 @@ cuda::SoftmaxArgs describe(const at::Tensor& scores, const SoftmaxOptions& optio
 at::Tensor probabilities_cpu(const at::Tensor& scores, const SoftmaxOptions& options) {
   const double lowest = -std::numeric_limits<double>::infinity();
   at::Tensor z = scores.to(accumulation_type(scores)) * options.scale;
+  const int64_t queries = scores.size(2), keys = scores.size(3);
+  if (options.slopes.defined()) {
+    const at::Tensor key = at::arange(keys, z.options());
+    const at::Tensor own_place = at::arange(keys - queries, keys, z.options());
+    z.add_(options.slopes.view({-1, 1, 1}) * (key - own_place.unsqueeze(1)));
+  }
   if (options.causal) {
-    const int64_t queries = scores.size(2), keys = scores.size(3);
     z.masked_fill_(at::ones({queries, keys}, at::kBool).triu(1 + keys - queries), lowest);
   }
   if (options.mask.defined()) z.masked_fill_(options.mask, lowest);

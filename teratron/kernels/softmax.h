@@ -1,9 +1,10 @@
 // Softmax over attention scores, for the cases that no fused attention backend serves (attention dropout,
 // arbitrary masks):
 //
-//   P[b,n,i,j] = softmax over the allowed j of scale * scores[b,n,i,j];   y = dropout(P)
+//   P[b,n,i,j] = softmax over the allowed j of scale * scores[b,n,i,j] + slopes[n] (j - i');   y = dropout(P)
 //
-// Key j is allowed for query i unless mask[b,n,i,j] is true or, with `causal`, j > i + (Sk - Sq). A row
+// with i' = i + (Sk - Sq), the key at the query's own place. slopes are those of ALiBi (Press et al. 2022).
+// Key j is allowed for query i unless mask[b,n,i,j] is true or, with `causal`, j > i'. A row
 // without any allowed key is all zeros, as in Megatron-LM's masked softmax. Masked scores may be anything,
 // NaN included.
 //
@@ -20,8 +21,9 @@ namespace teratron {
 struct SoftmaxOptions {
   double scale = 1;
   bool causal = false;
-  at::Tensor mask;  // bool, expandable to the shape of the scores ([B, 1, Sq, Sk]...); may be undefined
-  Dropout dropout;  // rows are numbered over [B, N, Sq]
+  at::Tensor mask;    // bool, expandable to the shape of the scores ([B, 1, Sq, Sk]...); may be undefined
+  at::Tensor slopes;  // f32 [N] (f64 for f64 scores); may be undefined
+  Dropout dropout;    // rows are numbered over [B, N, Sq]
 };
 
 struct SoftmaxOutput {

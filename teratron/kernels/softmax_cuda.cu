@@ -8,16 +8,20 @@ namespace {
 /// The row of scores of this block: which keys it may see.
 struct Row {
   int64_t start;  // of the row in the scores
-  int64_t limit;  // keys from here on are masked by causality
+  int64_t head;
+  int64_t own_place;  // the key at the query's own place
+  int64_t limit;      // keys from here on are masked by causality
   const bool* masked;
   int64_t masked_stride;
 
   __device__ explicit Row(const SoftmaxArgs& args) {
     const int64_t row = blockIdx.x;
-    const int64_t query = row % args.queries, head = row / args.queries % args.heads;
+    const int64_t query = row % args.queries;
     const int64_t batch = row / args.queries / args.heads;
+    head = row / args.queries % args.heads;
     start = row * args.keys;
-    limit = args.causal ? max(int64_t{0}, min(args.keys, query + args.keys - args.queries + 1)) : args.keys;
+    own_place = query + args.keys - args.queries;
+    limit = args.causal ? max(int64_t{0}, min(args.keys, own_place + 1)) : args.keys;
     masked = args.masked;
     if (masked != nullptr) {
       masked +=
@@ -30,13 +34,17 @@ struct Row {
   }
 };
 
-/// Scaled scores of a pack; -inf where the key is not allowed.
+/// Scaled and biased scores of a pack; -inf where the key is not allowed.
 template <typename T, int N, typename A>
 __device__ void read_scores(const SoftmaxArgs& args, const Row& row, int64_t key, A (&x)[N]) {
   const Pack<T, N> pack = load<N>(static_cast<const T*>(args.in) + row.start + key);
   const A scale = static_cast<A>(args.scale);
+  const A slope = args.slopes == nullptr ? A(0) : static_cast<const A*>(args.slopes)[row.head];
 #pragma unroll
-  for (int i = 0; i < N; ++i) x[i] = row.allows(key + i) ? widen(pack.v[i]) * scale : A(-INFINITY);
+  for (int i = 0; i < N; ++i) {
+    const A bias = slope * static_cast<A>(key + i - row.own_place);
+    x[i] = row.allows(key + i) ? widen(pack.v[i]) * scale + bias : A(-INFINITY);
+  }
 }
 
 template <typename T, int N>

@@ -89,7 +89,18 @@ void check_softmax(at::ScalarType type, const SoftmaxOptions& options, int64_t q
   const at::Tensor scores = randn({2, 3, queries, keys}, type) * 2;
   const at::Tensor z = leaf(scores);
   const at::Tensor ok = allowed(options, scores);
-  const at::Tensor weights = at::exp(z * options.scale) * ok;
+  at::Tensor biased = z * options.scale;
+  if (options.slopes.defined()) {
+    for (int64_t head = 0; head < 3; ++head) {
+      for (int64_t i = 0; i < queries; ++i) {
+        for (int64_t j = 0; j < keys; ++j) {
+          biased.select(1, head).select(1, i).select(1, j).add_(
+              options.slopes[head].item<double>() * static_cast<double>(j - i - (keys - queries)));
+        }
+      }
+    }
+  }
+  const at::Tensor weights = at::exp(biased) * ok;
   const at::Tensor sum = weights.sum(-1, true);
   const at::Tensor p = weights / at::where(sum == 0, at::ones({}, at::kDouble), sum);
   at::Tensor dirty = scores.clone();
@@ -114,6 +125,9 @@ TEST(Softmax, MatchesAutogradUnderEveryMask) {
     check_softmax(type, {.scale = 0.5, .causal = true}, 7, 9);
     check_softmax(type, {.scale = 0.5, .causal = true}, 9, 7);  // the first queries see nothing
     check_softmax(type, {.scale = 1, .mask = mask}, 7, 9);
+    const auto arithmetic = type == at::kDouble ? at::kDouble : at::kFloat;
+    const at::Tensor slopes = at::tensor({0.5, 0.25, 0.0}, at::kDouble).to(arithmetic);
+    check_softmax(type, {.scale = 0.4, .causal = true, .mask = mask, .slopes = slopes}, 7, 9);
     check_softmax(type, {.scale = 1, .causal = true, .mask = mask, .dropout = {.p = 0.3, .key = {1, 2}}}, 7,
                   9);
   }

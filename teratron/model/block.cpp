@@ -16,6 +16,7 @@ uint64_t first_site(int64_t layer) {
 
 // Layers that write into the residual stream start smaller, by the number of their additions.
 Init output_init(const GPTConfig& config) {
+  if (config.xavier_init) return Init::xavier();
   return Init::normal(config.init_std / std::sqrt(2.0 * static_cast<double>(config.layers)));
 }
 
@@ -28,8 +29,13 @@ SelfAttentionOptions attention_options(const GPTConfig& config, int64_t layer) {
           .qkv_bias = config.linear_bias || config.qkv_bias,
           .dropout = config.attention_dropout,
           .dropout_site = first_site(layer),
-          .qkv_init = Init::normal(config.init_std),
-          .output_init = output_init(config)};
+          .qkv_init = weight_init(config),
+          .output_init = output_init(config),
+          .qk_norm = config.qk_norm ? std::optional(config.norm) : std::nullopt,
+          .alibi = config.position == PositionEmbedding::alibi,
+          .window = config.windows.empty() ? 0 : config.windows.at(layer),
+          .score_divisor = config.query_key_layer_scaling ? static_cast<double>(layer + 1) : 1.0,
+          .recompute_core = config.recompute.granularity == RecomputeConfig::Granularity::attention_core};
 }
 
 MlpOptions mlp_options(const GPTConfig& config) {
@@ -37,7 +43,7 @@ MlpOptions mlp_options(const GPTConfig& config) {
           .ffn_hidden = config.ffn_hidden,
           .activation = config.activation,
           .bias = config.linear_bias,
-          .fc1_init = Init::normal(config.init_std),
+          .fc1_init = weight_init(config),
           .fc2_init = output_init(config)};
 }
 
@@ -45,6 +51,7 @@ MlpOptions mlp_options(const GPTConfig& config) {
 
 Block::Block(const Scope& scope, const GPTConfig& config, int64_t layer, const TensorParallel& parallel)
     : hidden_dropout_(config.hidden_dropout),
+      residual_after_norm_(config.residual_after_norm),
       site_(first_site(layer)),
       parallel_(parallel),
       attention_norm_(scope / "input_layernorm", config.hidden, config.norm, parallel),
@@ -53,10 +60,17 @@ Block::Block(const Scope& scope, const GPTConfig& config, int64_t layer, const T
       mlp_(scope / "mlp", mlp_options(config), parallel) {}
 
 at::Tensor Block::forward(const at::Tensor& x_SBH, const AttentionContext& context, KeyValueCache* cache) {
-  const at::Tensor attended_SBH = attention_.forward(attention_norm_.forward(x_SBH), context, cache);
-  const at::Tensor h_SBH = add_residual(x_SBH, attended_SBH, attention_.output_bias(), context, site_ + 1);
-  const at::Tensor mixed_SBH = mlp_.forward(mlp_norm_.forward(h_SBH));
-  return add_residual(h_SBH, mixed_SBH, mlp_.output_bias(), context, site_ + 2);
+  const at::Tensor normed_x_SBH = attention_norm_.forward(x_SBH);
+  const at::Tensor attended_SBH = attention_.forward(normed_x_SBH, context, cache);
+  const at::Tensor h_SBH =
+      add_residual(residual(x_SBH, normed_x_SBH), attended_SBH, attention_.output_bias(), context, site_ + 1);
+  const at::Tensor normed_h_SBH = mlp_norm_.forward(h_SBH);
+  const at::Tensor mixed_SBH = mlp_.forward(normed_h_SBH);
+  return add_residual(residual(h_SBH, normed_h_SBH), mixed_SBH, mlp_.output_bias(), context, site_ + 2);
+}
+
+at::Tensor Block::residual(const at::Tensor& stream, const at::Tensor& normed) const {
+  return residual_after_norm_ ? normed.to(stream.scalar_type()) : stream;
 }
 
 at::Tensor Block::add_residual(const at::Tensor& residual, const at::Tensor& x, Parameter* bias,

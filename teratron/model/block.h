@@ -20,7 +20,11 @@ class Block {
   at::Tensor add_residual(const at::Tensor& residual, const at::Tensor& x, Parameter* bias,
                           const AttentionContext& context, uint64_t site) const;
 
+  /// What goes past a layer: the stream itself, or what its norm made of it.
+  at::Tensor residual(const at::Tensor& stream, const at::Tensor& normed) const;
+
   double hidden_dropout_;
+  bool residual_after_norm_;
   uint64_t site_;
   TensorParallel parallel_;
   Norm attention_norm_;

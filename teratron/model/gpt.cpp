@@ -10,7 +10,7 @@ VocabularyOptions vocabulary_options(const GPTConfig& config) {
   return {.size = config.vocabulary,
           .padded = config.padded_vocabulary,
           .hidden = config.hidden,
-          .init = Init::normal(config.init_std)};
+          .init = weight_init(config)};
 }
 
 }  // namespace
@@ -27,7 +27,7 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
   if (stage.embedding && config.position == PositionEmbedding::learned_absolute) {
     position_embeddings_ = std::make_unique<Embedding>(
         embedding / "position_embeddings",
-        Embedding::Options{config.max_positions, config.hidden, Init::normal(config.init_std)}, parallel);
+        Embedding::Options{config.max_positions, config.hidden, weight_init(config)}, parallel);
   }
   if (config.position == PositionEmbedding::rope) {
     rope_ = std::make_unique<RotaryEmbedding>(
@@ -35,10 +35,8 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
         at::TensorOptions().dtype(parameters.options().dtype).device(parameters.options().device));
   }
   const Scope decoder = root / "decoder";
-  for (int64_t layer = stage.first_layer; layer < stage.first_layer + stage.layers; ++layer) {
-    const Scope scope = decoder / "layers" / std::to_string(layer);
-    blocks_.push_back(std::make_unique<Block>(scope, config, layer, parallel));
-  }
+  blocks_ = std::make_unique<BlockStack>(decoder / "layers", config,
+                                         BlockStack::Range{stage.first_layer, stage.layers}, parallel);
   if (!stage.head) return;
   final_norm_ = std::make_unique<Norm>(decoder / "final_layernorm", config.hidden, config.norm, parallel);
   head_ =
@@ -46,7 +44,7 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
           ? &word_embeddings_->weight()
           : &(root / "output_layer")
                  .parameter("weight", {.shard = vocabulary_shard(vocabulary_options(config), parallel.group),
-                                       .init = Init::normal(config.init_std)});
+                                       .init = weight_init(config)});
 }
 
 at::Tensor GPT::embed(const MicroBatch& batch) {
@@ -56,6 +54,7 @@ at::Tensor GPT::embed(const MicroBatch& batch) {
     const at::Tensor positions_SB = batch.positions_SB.narrow(0, part.first, x_SBH.size(0));
     x_SBH = x_SBH + position_embeddings_->forward(positions_SB);
   }
+  if (config_.fp32_residual) x_SBH = x_SBH.to(at::kFloat);
   return bias_dropout_add(x_SBH, nullptr, at::Tensor(),
                           {.rate = batch.training ? config_.hidden_dropout : 0.0,
                            .key = {config_.dropout_seed, 0, batch.first_sample},
@@ -75,9 +74,7 @@ Activations GPT::forward(const Activations& input, const MicroBatch& batch,
                          std::vector<KeyValueCache>* caches) {
   const AttentionContext context = attention_context(batch);
   at::Tensor x_SBH = stage_.embedding ? embed(batch) : input.hidden_SBH;
-  for (size_t i = 0; i < blocks_.size(); ++i) {
-    x_SBH = blocks_[i]->forward(x_SBH, context, caches ? &caches->at(i) : nullptr);
-  }
+  x_SBH = blocks_->forward(x_SBH, context, caches);
   return {final_norm_ ? final_norm_->forward(x_SBH) : x_SBH};
 }
 

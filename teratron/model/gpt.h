@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "teratron/model/block.h"
+#include "teratron/model/block_stack.h"
 #include "teratron/nn/embedding.h"
 
 namespace teratron {
@@ -31,7 +31,7 @@ struct MicroBatch {
 
 /// What goes from stage to stage.
 struct Activations {
-  at::Tensor hidden_SBH;  // S local under sequence parallelism
+  at::Tensor hidden_SBH;  // S local under sequence parallelism; fp32 under GPTConfig::fp32_residual
 };
 
 class GPT {
@@ -63,7 +63,7 @@ class GPT {
   std::unique_ptr<VocabParallelEmbedding> word_embeddings_;
   std::unique_ptr<Embedding> position_embeddings_;
   std::unique_ptr<RotaryEmbedding> rope_;
-  std::vector<std::unique_ptr<Block>> blocks_;
+  std::unique_ptr<BlockStack> blocks_;
   std::unique_ptr<Norm> final_norm_;
   Parameter* head_ = nullptr;  // the word embedding's weight when tied
 };

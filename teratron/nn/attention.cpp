@@ -9,6 +9,7 @@
 #include "teratron/base/error.h"
 #include "teratron/kernels/softmax.h"
 #include "teratron/nn/autograd.h"
+#include "teratron/nn/recompute.h"
 
 namespace teratron {
 
@@ -33,8 +34,14 @@ at::Tensor repeat_groups(const at::Tensor& x_BGSD, int64_t heads) {
   return groups == heads ? x_BGSD : x_BGSD.repeat_interleave(heads / groups, 1);
 }
 
+// Whether the window hides any key at all.
+bool has_window(const AttentionRequest& request) {
+  return request.causal && request.window > 0 && request.window < request.k_SBGD.size(0);
+}
+
+// What every fused backend lacks.
 bool is_plain(const AttentionRequest& request) {
-  return !request.first_visible_BS.defined() && request.dropout == 0.0;
+  return !request.first_visible_BS.defined() && request.dropout == 0.0 && !request.alibi_slopes.defined();
 }
 
 // The causal masks of fused backends are top-left aligned; without a square shape the mask means something
@@ -53,7 +60,7 @@ bool is_half_on_gpu(const AttentionRequest& request) {
 }
 
 bool flash_cpu_supports(const AttentionRequest& request) {
-  return request.q_SBND.is_cpu() && is_plain(request) && has_fused_mask(request);
+  return request.q_SBND.is_cpu() && is_plain(request) && !has_window(request) && has_fused_mask(request);
 }
 
 at::Tensor flash_cpu(const AttentionRequest& request) {
@@ -65,7 +72,7 @@ at::Tensor flash_cpu(const AttentionRequest& request) {
 }
 
 bool cudnn_supports(const AttentionRequest& request) {
-  return is_half_on_gpu(request) && is_plain(request) && has_fused_mask(request) &&
+  return is_half_on_gpu(request) && is_plain(request) && !has_window(request) && has_fused_mask(request) &&
          request.q_SBND.size(0) > 1 && request.q_SBND.size(3) % 8 == 0 && request.q_SBND.size(3) <= 128 &&
          !at::globalContext().deterministicAlgorithms();
 }
@@ -79,7 +86,7 @@ at::Tensor cudnn(const AttentionRequest& request) {
 }
 
 bool flash_supports(const AttentionRequest& request) {
-  return is_half_on_gpu(request) && is_plain(request) && has_fused_mask(request) &&
+  return is_half_on_gpu(request) && is_plain(request) && !has_window(request) && has_fused_mask(request) &&
          request.q_SBND.size(3) % 8 == 0 && request.q_SBND.size(3) <= 256;
 }
 
@@ -89,6 +96,20 @@ at::Tensor flash(const AttentionRequest& request) {
   const at::Tensor v = repeat_groups(heads_first(request.v_SBGD), q.size(1));
   return merge_heads(std::get<0>(at::_scaled_dot_product_flash_attention(
       q, k, v, 0.0, needs_causal_mask(request), false, request.scale)));
+}
+
+bool flash_window_supports(const AttentionRequest& request) {
+  return is_half_on_gpu(request) && is_plain(request) && has_window(request) && has_fused_mask(request) &&
+         request.q_SBND.size(0) > 1 && request.q_SBND.size(3) % 8 == 0 && request.q_SBND.size(3) <= 256;
+}
+
+// The op below scaled_dot_product_attention, which alone takes a window; [B, S, N, D], grouped heads as they are.
+at::Tensor flash_window(const AttentionRequest& request) {
+  const at::Tensor y_BSND = std::get<0>(at::_flash_attention_forward(
+      request.q_SBND.transpose(0, 1), request.k_SBGD.transpose(0, 1), request.v_SBGD.transpose(0, 1),
+      std::nullopt, std::nullopt, request.q_SBND.size(0), request.k_SBGD.size(0), 0.0, /*is_causal=*/true,
+      /*return_debug_mask=*/false, request.scale, request.window - 1, 0));
+  return y_BSND.transpose(0, 1).flatten(2);
 }
 
 // Our own scaled masked softmax with dropout; scores are kept.
@@ -127,31 +148,65 @@ at::Tensor score_rows(const AttentionRequest& request) {
   return (sample_head * request.k_SBGD.size(0)).unsqueeze(2).add(row_S).reshape(-1);
 }
 
-// True where a key lies before the first one its query may see: [B, 1, Sq, Sk].
-at::Tensor document_mask(const AttentionRequest& request) {
-  if (!request.first_visible_BS.defined()) return {};
-  const at::Tensor& first_BS = request.first_visible_BS;
+// First key that each query sees, by document bounds and window: [B or 1, Sq]; undefined: all.
+at::Tensor first_visible(const AttentionRequest& request) {
+  if (!has_window(request)) return request.first_visible_BS;
+  const int64_t keys = request.k_SBGD.size(0);
+  const int64_t first = keys - request.q_SBND.size(0) - request.window + 1;
+  const auto i32 = request.q_SBND.options().dtype(at::kInt).requires_grad(false);
+  const at::Tensor window_1S = at::arange(first, keys - request.window + 1, i32).unsqueeze(0);
+  if (!request.first_visible_BS.defined()) return window_1S;
+  return at::maximum(request.first_visible_BS, window_1S);
+}
+
+// True where a key lies before the first one its query may see: [B or 1, 1, Sq, Sk].
+at::Tensor hidden_keys(const AttentionRequest& request) {
+  const at::Tensor first_BS = first_visible(request);
+  if (!first_BS.defined()) return {};
   const at::Tensor key_S = at::arange(request.k_SBGD.size(0), first_BS.options());
   return key_S.lt(first_BS.unsqueeze(-1)).unsqueeze(1);
+}
+
+// factor * Q K^T; half precision rounds after the factor.
+at::Tensor scaled_scores(const at::Tensor& q_BNSD, const at::Tensor& k_BNSD, double factor) {
+  const at::Tensor nothing = at::empty({1, 1, 1}, q_BNSD.options().requires_grad(false));
+  const at::Tensor scores = at::baddbmm(nothing, q_BNSD.flatten(0, 1), k_BNSD.flatten(0, 1).transpose(1, 2),
+                                        /*beta=*/0.0, /*alpha=*/factor);
+  return scores.unflatten(0, {q_BNSD.size(0), q_BNSD.size(1)});
 }
 
 bool math_supports(const AttentionRequest&) {
   return true;
 }
 
-at::Tensor math(const AttentionRequest& request) {
+at::Tensor keep_scores(const AttentionRequest& request) {
   const at::Tensor q = heads_first(request.q_SBND);
   const at::Tensor k = repeat_groups(heads_first(request.k_SBGD), q.size(1));
   const at::Tensor v = repeat_groups(heads_first(request.v_SBGD), q.size(1));
   const SoftmaxOptions options{
-      .scale = request.scale,
+      .scale = request.score_divisor,
       .causal = request.causal,
-      .mask = document_mask(request),
+      .mask = hidden_keys(request),
+      .slopes = request.alibi_slopes,
       .dropout = {.p = request.dropout,
                   .key = {request.dropout_key.seed, request.dropout_key.site},
                   .where = {.rows = request.dropout > 0.0 ? score_rows(request) : at::Tensor()}}};
-  const at::Tensor scores = at::matmul(q, k.transpose(-2, -1));
+  const at::Tensor scores = scaled_scores(q, k, request.scale / request.score_divisor);
   return merge_heads(at::matmul(Softmax::apply(scores, options), v));
+}
+
+at::Tensor math(const AttentionRequest& request) {
+  if (!request.recompute) return keep_scores(request);
+  AttentionRequest rest = request;
+  rest.q_SBND = rest.k_SBGD = rest.v_SBGD = at::Tensor();
+  const Region region = [rest](at::TensorList inputs) {
+    AttentionRequest whole = rest;
+    whole.q_SBND = inputs[0];
+    whole.k_SBGD = inputs[1];
+    whole.v_SBGD = inputs[2];
+    return keep_scores(whole);
+  };
+  return recompute(region, {request.q_SBND, request.k_SBGD, request.v_SBGD}, {});
 }
 
 struct Backend {
@@ -160,9 +215,10 @@ struct Backend {
   at::Tensor (*run)(const AttentionRequest&);
 };
 
-constexpr std::array<Backend, 4> backends = {{{"flash-cpu", flash_cpu_supports, flash_cpu},
+constexpr std::array<Backend, 5> backends = {{{"flash-cpu", flash_cpu_supports, flash_cpu},
                                               {"cudnn", cudnn_supports, cudnn},
                                               {"flash", flash_supports, flash},
+                                              {"flash-window", flash_window_supports, flash_window},
                                               {"math", math_supports, math}}};
 
 const Backend& choose(const AttentionRequest& request) {

@@ -40,7 +40,7 @@ struct BiasDropoutAdd : torch::autograd::Function<BiasDropoutAdd> {
     save_pointer(context, "bias", bias);
     const at::Tensor rows = plan.rate > 0.0 ? global_rows(x, plan) : at::Tensor();
     context->save_for_backward({rows});
-    return teratron::bias_dropout_add(x.contiguous(), bias ? bias->tensor : at::Tensor(),
+    return teratron::bias_dropout_add(x.contiguous(), bias ? bias->tensor.to(x.scalar_type()) : at::Tensor(),
                                       residual ? residual->contiguous() : at::Tensor(),
                                       plan_of(context, rows));
   }
@@ -65,8 +65,9 @@ at::Tensor bias_dropout_add(const at::Tensor& x_SBH, Parameter* bias, const at::
                             const DropoutPlan& plan) {
   if (!bias && !residual_SBH.defined() && plan.rate == 0.0) return x_SBH;
   if (bias) expect_gradient(*bias);
-  const auto residual = residual_SBH.defined() ? std::optional(residual_SBH) : std::nullopt;
-  return BiasDropoutAdd::apply(x_SBH, residual, bias, plan);
+  if (!residual_SBH.defined()) return BiasDropoutAdd::apply(x_SBH, std::nullopt, bias, plan);
+  const at::Tensor x_wide_SBH = x_SBH.to(residual_SBH.scalar_type());
+  return BiasDropoutAdd::apply(x_wide_SBH, std::optional(residual_SBH), bias, plan);
 }
 
 }  // namespace teratron

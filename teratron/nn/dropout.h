@@ -34,7 +34,8 @@ struct DropoutPlan {
   SequencePart part;
 };
 
-/// residual + dropout(x + bias): x [S, B, H]; bias [H] may be null, the residual undefined.
+/// residual + dropout(x + bias): x [S, B, H]; bias [H] may be null, the residual undefined. The result has the
+/// residual's type, which may be wider than x's.
 at::Tensor bias_dropout_add(const at::Tensor& x_SBH, Parameter* bias, const at::Tensor& residual_SBH,
                             const DropoutPlan& plan);
 

@@ -1,10 +1,23 @@
 #include "teratron/nn/init.h"
 
+#include <cmath>
+
+#include "teratron/base/error.h"
 #include "teratron/base/hash_name.h"
 #include "teratron/kernels/random_fill.h"
 #include "teratron/nn/parameter.h"
 
 namespace teratron {
+
+namespace {
+
+// The bound of Xavier's uniform distribution.
+double xavier_bound(const std::vector<int64_t>& shape) {
+  TERATRON_ASSERT(shape.size() == 2, "only matrices are initialised by fan-in and fan-out");
+  return std::sqrt(6.0 / static_cast<double>(shape[0] + shape[1]));
+}
+
+}  // namespace
 
 void initialize(Parameter& parameter, uint64_t seed) {
   const Init& init = parameter.options.init;
@@ -12,11 +25,11 @@ void initialize(Parameter& parameter, uint64_t seed) {
     parameter.tensor.fill_(init.value);
     return;
   }
-  random_fill_(
-      parameter.tensor, parameter.shard(),
-      {.key = {seed, hash_name(parameter.name)},
-       .distribution = init.kind == Init::Kind::normal ? Distribution::normal : Distribution::uniform,
-       .scale = init.value});
+  const bool normal = init.kind == Init::Kind::normal;
+  random_fill_(parameter.tensor, parameter.shard(),
+               {.key = {seed, hash_name(parameter.name)},
+                .distribution = normal ? Distribution::normal : Distribution::uniform,
+                .scale = normal ? init.value : xavier_bound(parameter.shard().global_shape)});
 }
 
 }  // namespace teratron

@@ -11,26 +11,31 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+// Gain and shift in the type of x, which is wider than theirs when the residual stream is kept in fp32.
+NormParameters in_type_of(const at::Tensor& x, const Parameter& gain, const Parameter* shift) {
+  return {gain.tensor.detach().to(x.scalar_type()),
+          shift ? shift->tensor.detach().to(x.scalar_type()) : at::Tensor()};
+}
+
 struct NormFunction : torch::autograd::Function<NormFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             Parameter* gain, Parameter* shift, const NormOptions& options) {
-    const at::Tensor bias = shift ? shift->tensor : at::Tensor();
-    const NormOutput output = norm_forward(x.contiguous(), {}, {weight, bias}, options);
+    const NormOutput output = norm_forward(x.contiguous(), {}, in_type_of(x, *gain, shift), options);
     context->save_for_backward({output.sum, output.mean, output.rstd});
     save_pointer(context, "gain", gain);
     save_pointer(context, "shift", shift);
     save_pointer(context, "options", &options);
-    return output.y;
+    return output.y.to(weight.scalar_type());
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const variable_list saved = context->get_saved_variables();
     auto* gain = saved_pointer<Parameter>(context, "gain");
     auto* shift = saved_pointer<Parameter>(context, "shift");
-    const at::Tensor bias = shift ? shift->tensor : at::Tensor();
+    const at::Tensor dy = gradients[0].to(saved[0].scalar_type()).contiguous();
     const NormGradients result =
-        norm_backward(gradients[0].contiguous(), at::Tensor(), {saved[0], saved[1], saved[2]},
-                      {gain->tensor, bias}, *saved_pointer<const NormOptions>(context, "options"));
+        norm_backward(dy, at::Tensor(), {saved[0], saved[1], saved[2]}, in_type_of(dy, *gain, shift),
+                      *saved_pointer<const NormOptions>(context, "options"));
     add_gradient(*gain, result.dweight);
     if (shift) add_gradient(*shift, result.dbias);
     return {result.dx, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};

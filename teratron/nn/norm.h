@@ -9,7 +9,7 @@ namespace teratron {
 class Norm {
  public:
   Norm(const Scope& scope, int64_t width, const NormOptions& options, const TensorParallel& parallel);
-  /// x [..., width] -> the same shape. Statistics in fp32.
+  /// x [..., width] -> the same shape in the type of the weights; x may be wider. Statistics in fp32.
   at::Tensor forward(const at::Tensor& x);
 
  private:

@@ -18,14 +18,15 @@ namespace teratron {
 /// How a parameter starts. Values depend on the seed, the name and the global index of an element only, so
 /// they are the same for every layout.
 struct Init {
-  enum class Kind : uint8_t { constant, normal, uniform };
+  enum class Kind : uint8_t { constant, normal, xavier };
   Kind kind = Kind::constant;
-  double value = 0.0;  // the constant, the standard deviation, or the bound a of [-a, a]
+  double value = 0.0;  // the constant, or the standard deviation
 
   static Init zeros() { return {}; }
   static Init ones() { return {Kind::constant, 1.0}; }
   static Init normal(double standard_deviation) { return {Kind::normal, standard_deviation}; }
-  static Init uniform(double bound) { return {Kind::uniform, bound}; }
+  /// Uniform in [-a, a], a = sqrt(6 / (rows + columns)) of the global matrix (Glorot, Bengio 2010).
+  static Init xavier() { return {Kind::xavier}; }
 };
 
 struct ParameterOptions {
@@ -98,6 +99,7 @@ class Scope {
   Scope operator/(std::string_view name) const;
   Parameter& parameter(std::string_view name, const ParameterOptions& options) const;
   const ParameterSet::Options& options() const { return set_->options(); }
+  ParameterSet& set() const { return *set_; }
 
  private:
   std::string full_name(std::string_view name) const;

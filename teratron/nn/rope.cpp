@@ -1,5 +1,7 @@
 #include "teratron/nn/rope.h"
 
+#include <cmath>
+
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -33,13 +35,31 @@ struct Rotation : torch::autograd::Function<Rotation> {
 
 }  // namespace
 
+namespace {
+
+// Llama 3.1's constants (Grattafiori et al. 2024).
+at::Tensor llama3_scaled(const at::Tensor& frequencies, double factor) {
+  constexpr double trained_positions = 8192.0;
+  constexpr double low = 1.0;
+  constexpr double high = 4.0;
+  const at::Tensor turns = frequencies * (trained_positions / (2.0 * M_PI));
+  const at::Tensor kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+  return frequencies * (kept + (1.0 - kept) / factor);
+}
+
+}  // namespace
+
 RotaryEmbedding::RotaryEmbedding(const Options& options, const at::TensorOptions& model)
     : style_(options.config.interleaved ? RopeStyle::interleaved : RopeStyle::half) {
   const auto rotated = static_cast<int64_t>(static_cast<double>(options.head_width) * options.config.percent);
   const auto fp64 = at::TensorOptions().dtype(at::kDouble);
   const at::Tensor exponents = at::arange(0, rotated, 2, fp64) / static_cast<double>(rotated);
-  const at::Tensor frequencies = at::pow(options.config.base, exponents).reciprocal();
-  const at::Tensor angles = at::outer(at::arange(options.positions, fp64), frequencies);
+  at::Tensor frequencies = at::pow(options.config.base, exponents).reciprocal();
+  if (options.config.llama3_factor > 0.0) {
+    frequencies = llama3_scaled(frequencies, options.config.llama3_factor);
+  }
+  const at::Tensor places = at::arange(options.positions, fp64) / options.config.interpolation;
+  const at::Tensor angles = at::outer(places, frequencies);
   const bool wide = c10::typeMetaToScalarType(model.dtype()) == at::kDouble;
   const auto target = at::TensorOptions().dtype(wide ? at::kDouble : at::kFloat).device(model.device());
   table_ = {angles.cos().to(target), angles.sin().to(target)};

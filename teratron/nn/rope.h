@@ -9,6 +9,10 @@ struct RotaryConfig {
   double base = 10000.0;
   double percent = 1.0;  // share of each head's width that is rotated
   bool interleaved = false;
+  double interpolation = 1.0;  // positions are divided by this (Chen et al. 2023)
+  /// Llama 3's frequency scaling by this factor; 0: none. Wavelengths above 8192 positions are stretched by it,
+  /// those below 2048 are left alone, and between the two the way from one to the other is linear.
+  double llama3_factor = 0.0;
 };
 
 /// The angles of every position up to a limit, and their use.
@@ -19,7 +23,8 @@ class RotaryEmbedding {
     int64_t head_width = 0;
     int64_t positions = 0;  // rows of the table
   };
-  /// theta(position, i) = position * base^(-2 i / rotated), rotated = percent * head_width; computed in fp64.
+  /// theta(position, i) = position / interpolation * base^(-2 i / rotated), rotated = percent * head_width;
+  /// computed in fp64.
   /// The table is fp64 for fp64 models, else fp32.
   RotaryEmbedding(const Options& options, const at::TensorOptions& model);
   /// x [S, B, N, D] or [S, B, G, N, D] rotated by the angles of positions [S, B]. Differentiable.

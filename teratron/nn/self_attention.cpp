@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "teratron/nn/alibi.h"
+
 namespace teratron {
 
 namespace {
@@ -35,7 +37,20 @@ SelfAttention::SelfAttention(const Scope& scope, const SelfAttentionOptions& opt
                .out = options.hidden,
                .bias = options.bias,
                .init = options.output_init},
-              parallel) {}
+              parallel) {
+  const int64_t heads = options.heads / group_.size;
+  if (options.qk_norm) {
+    // Every rank sees its own heads only, so the gradients are summed over the ranks.
+    const TensorParallel partial{group_, true};
+    q_norm_.emplace(scope / "q_layernorm", options.kv_channels, *options.qk_norm, partial);
+    k_norm_.emplace(scope / "k_layernorm", options.kv_channels, *options.qk_norm, partial);
+  }
+  if (options.alibi) {
+    const ParameterSet::Options& model = scope.options();
+    alibi_slopes_N_ = alibi_slopes(options.heads, group_.rank * heads, heads,
+                                   at::TensorOptions().dtype(model.dtype).device(model.device));
+  }
+}
 
 at::Tensor SelfAttention::forward(const at::Tensor& x_SBH, const AttentionContext& context,
                                   KeyValueCache* cache) {
@@ -50,6 +65,8 @@ at::Tensor SelfAttention::forward(const at::Tensor& x_SBH, const AttentionContex
   at::Tensor q_SBND = parts[0].reshape({sequence, batch, groups * per_group, width});
   at::Tensor k_SBGD = parts[1].squeeze(3);
   at::Tensor v_SBGD = parts[2].squeeze(3);
+  if (q_norm_) q_SBND = q_norm_->forward(q_SBND);
+  if (k_norm_) k_SBGD = k_norm_->forward(k_SBGD);
   if (context.rope) {
     q_SBND = context.rope->apply(q_SBND, context.positions_SB);
     k_SBGD = context.rope->apply(k_SBGD, context.positions_SB);
@@ -62,10 +79,14 @@ at::Tensor SelfAttention::forward(const at::Tensor& x_SBH, const AttentionContex
                  .scale = 1.0 / std::sqrt(static_cast<double>(width)),
                  .causal = true,
                  .first_visible_BS = context.first_visible_BS,
+                 .window = options_.window,
+                 .alibi_slopes = alibi_slopes_N_,
+                 .score_divisor = options_.score_divisor,
                  .dropout = context.training ? options_.dropout : 0.0,
                  .dropout_key = {context.dropout_seed, options_.dropout_site, context.first_sample},
                  .first_head = group_.rank * groups * per_group,
-                 .all_heads = options_.heads});
+                 .all_heads = options_.heads,
+                 .recompute = options_.recompute_core});
   return output_.forward(mixed_SBF);
 }
 

@@ -1,8 +1,12 @@
-// Self-attention with fused QKV, multi-head or grouped-query, tensor-parallel over query groups.
+// Self-attention with fused QKV, multi-head or grouped-query, tensor-parallel over query groups. Optionally with
+// normalised queries and keys (Henry et al. 2020), ALiBi or a sliding window.
 #pragma once
+
+#include <optional>
 
 #include "teratron/nn/attention.h"
 #include "teratron/nn/linear.h"
+#include "teratron/nn/norm.h"
 #include "teratron/nn/rope.h"
 
 namespace teratron {
@@ -34,6 +38,11 @@ struct SelfAttentionOptions {
   uint64_t dropout_site = 0;
   Init qkv_init;
   Init output_init;
+  std::optional<NormOptions> qk_norm;  // of each head's query and key, before positions rotate them
+  bool alibi = false;
+  int64_t window = 0;          // see AttentionRequest
+  double score_divisor = 1.0;  // see AttentionRequest
+  bool recompute_core = false;
 };
 
 class SelfAttention {
@@ -48,6 +57,9 @@ class SelfAttention {
   Group group_;
   ColumnLinear qkv_;
   RowLinear output_;
+  std::optional<Norm> q_norm_;
+  std::optional<Norm> k_norm_;
+  at::Tensor alibi_slopes_N_;
 };
 
 }  // namespace teratron

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <iterator>
 
+#include "teratron/train/architecture.h"
 #include "teratron/train/config_file.h"
 
 namespace teratron {
@@ -54,11 +55,13 @@ ParsedArguments parse_arguments(std::string_view program, std::span<const std::s
   read_flags(schema, args, flags);
   parsed.help = flags.help;
   if (parsed.help) return parsed;
-  // From weakest to strongest: the environment, the file, the flags.
-  Settings settings;
-  read_accelerate_environment(environment_variable, settings);
-  append(settings, file_settings(flags));
-  append(settings, std::move(flags));
+  // From weakest to strongest: a named architecture, the environment, the file, the flags.
+  Settings given;
+  read_accelerate_environment(environment_variable, given);
+  append(given, file_settings(flags));
+  append(given, std::move(flags));
+  Settings settings = architecture_settings(schema, given);
+  append(settings, std::move(given));
   const ReviewOptions review_options{.program = parsed.program, .refuse_planned = options.refuse_planned};
   review(schema, &parsed.args, review_options, settings);
   if (!settings.problems.empty()) throw UserError(ExitCode::config, std::move(settings.problems));

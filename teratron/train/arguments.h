@@ -50,8 +50,8 @@ struct ParseOptions {
   bool refuse_planned = true;  // false: let settings through that nothing honours yet (planning, converting)
 };
 
-/// Reads, from weakest to strongest, what Accelerate's launcher left in the environment, the YAML file that
-/// --config-file names, and the flags. `program`: "gpt", "pretrain_gpt.py", "pretrain
+/// Reads, from weakest to strongest, the architecture that --model-preset or --hf-config names, what Accelerate's
+/// launcher left in the environment, the YAML file that --config-file names, and the flags. `program`: "gpt", "pretrain_gpt.py", "pretrain
 /// bert", "generate"...; it decides the tokenizer's default. Throws UserError(config) with every problem
 /// found.
 ParsedArguments parse_arguments(std::string_view program, std::span<const std::string> args,

@@ -107,7 +107,7 @@ TEST_F(ArgumentsFile, AllProblemsAtOnceWithPositions) {
 
 TEST_F(ArgumentsFile, InherentKeysInAnyWordingGiveNotices) {
   const ParsedArguments p =
-      parse("masked_softmax_fusion: true\nno_bias_gelu_fusion: true\nuse_flash_attn: false\n");
+      parse("masked_softmax_fusion: true\nno_bias_dropout_fusion: true\nuse_flash_attn: false\n");
   EXPECT_EQ(p.notices.size(), 2u);
 }
 

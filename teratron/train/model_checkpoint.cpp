@@ -7,28 +7,15 @@
 
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
+#include "teratron/base/tensor_dtype.h"
 
 namespace teratron {
 
 namespace {
 
-constexpr std::pair<at::ScalarType, Dtype> dtypes[] = {{at::kFloat, Dtype::f32},
-                                                       {at::kDouble, Dtype::f64},
-                                                       {at::kBFloat16, Dtype::bf16},
-                                                       {at::kHalf, Dtype::f16}};
-
-Dtype file_dtype(at::ScalarType type) {
-  for (const auto& [scalar, dtype] : dtypes) {
-    if (scalar == type) return dtype;
-  }
-  TERATRON_ASSERT(false, "no file dtype for {}", at::toString(type));
-  return Dtype::f32;
-}
-
 at::ScalarType scalar_type(Dtype dtype, const std::string& name) {
-  for (const auto& [scalar, known] : dtypes) {
-    if (known == dtype) return scalar;
-  }
+  const std::optional<at::ScalarType> type = scalar_type_of(dtype);
+  if (type && at::isFloatingType(*type)) return *type;
   throw checkpoint_error({.what = fmt::format("weights of type {} cannot be loaded", name_of(dtype)),
                           .where = name,
                           .fix = "Convert the checkpoint to F32, BF16 or F16 first"});
@@ -42,7 +29,7 @@ class HostTensors {
     const at::Tensor host = in_place ? values : at::zeros(values.sizes(), at::TensorOptions().dtype(type));
     places_.push_back({values, host});
     list_.push_back({.name = state.name,
-                     .dtype = file_dtype(type),
+                     .dtype = dtype_of(type).value(),
                      .shard = state.shard,
                      .flat_begin = state.local.begin,
                      .flat_end = state.local.end,
@@ -121,9 +108,21 @@ const std::vector<std::string>& model_fields() {
                                                   "position_embedding_type",
                                                   "rotary_percent",
                                                   "rotary_base",
+                                                  "rotary_interleaved",
+                                                  "rotary_seq_len_interpolation_factor",
+                                                  "use_rope_scaling",
+                                                  "rope_scaling_factor",
+                                                  "window_size",
+                                                  "window_attn_skip_freq",
                                                   "normalization",
                                                   "norm_epsilon",
+                                                  "apply_layernorm_1p",
+                                                  "apply_residual_connection_post_layernorm",
+                                                  "qk_layernorm",
                                                   "swiglu",
+                                                  "geglu",
+                                                  "squared_relu",
+                                                  "bias_gelu_fusion",
                                                   "untie_embeddings_and_output_weights",
                                                   "add_bias_linear",
                                                   "add_qkv_bias",

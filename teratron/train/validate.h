@@ -38,6 +38,7 @@ std::string multiples_text(int64_t value, int64_t step);
 std::optional<int64_t> product(int64_t a, int64_t b);
 
 void check_model(Validation& v);
+void check_layers(Validation& v);
 void check_parallel(Validation& v, int64_t world_size);
 void check_batch(Validation& v);
 void check_schedule(Validation& v);

@@ -17,8 +17,9 @@ void derive_widths(Validation& v) {
       return v.reject("hidden_size", fmt::format("hidden_size = {} is too large", hidden),
                       "Use a smaller one");
     a.ffn_hidden_size =
-        a.swiglu ? std::max<int64_t>(64, static_cast<int64_t>(static_cast<double>(*four) * 2 / 3 / 64) * 64)
-                 : *four;
+        a.swiglu || a.geglu
+            ? std::max<int64_t>(64, static_cast<int64_t>(static_cast<double>(*four) * 2 / 3 / 64) * 64)
+            : *four;
     v.derived("ffn_hidden_size");
   }
   if (a.kv_channels || !a.num_attention_heads) return;
@@ -60,35 +61,6 @@ void derive_lengths(Validation& v) {
                     *a.max_position_embeddings),
         fmt::format("Use seq_length <= {} or raise max_position_embeddings", *a.max_position_embeddings));
   }
-}
-
-void check_positions(Validation& v) {
-  Arguments& a = v.args;
-  if (!a.add_position_embedding && a.position_embedding_type == "learned_absolute") {
-    if (v.chosen("position_embedding_type")) {
-      v.reject("add_position_embedding",
-               "--no-position-embedding contradicts position_embedding_type = learned_absolute",
-               "Give one of them");
-    } else {
-      a.position_embedding_type = "none";
-      v.derived("position_embedding_type");
-    }
-  }
-  if (a.position_embedding_type != "rope") {
-    for (const std::string_view name : {"rotary_percent", "rotary_base", "rotary_interleaved"}) {
-      if (v.chosen(name))
-        v.note(fmt::format("{} has no effect without --position-embedding-type rope", flag_of(name)));
-    }
-    return;
-  }
-  if (!a.kv_channels) return;
-  const auto rotated = static_cast<int64_t>(static_cast<double>(*a.kv_channels) * a.rotary_percent);
-  if (rotated > 0 && rotated % 2 == 0) return;
-  v.reject("rotary_percent",
-           fmt::format(
-               "kv_channels = {} with rotary_percent = {} rotates {} channels. Channels are rotated in pairs",
-               *a.kv_channels, a.rotary_percent, rotated),
-           "Use a head width and share that give an even number above 0");
 }
 
 void derive_query_groups(Validation& v) {
@@ -247,11 +219,8 @@ void check_model(Validation& v) {
   Arguments& a = v.args;
   derive_widths(v);
   derive_lengths(v);
-  check_positions(v);
   derive_query_groups(v);
-  if (static_cast<int>(a.swiglu) + static_cast<int>(a.squared_relu) + static_cast<int>(a.openai_gelu) > 1) {
-    v.reject("swiglu", "more than one of swiglu, squared_relu and openai_gelu is set", "Give one of them");
-  }
+  check_layers(v);
   if (a.hidden_dropout >= 1)
     v.reject("hidden_dropout", "hidden_dropout = 1 drops everything", "Use a value below 1");
   if (a.attention_dropout >= 1) {

@@ -47,7 +47,21 @@ def llama():
     return transformers.LlamaForCausalLM(config), flags
 
 
-FAMILIES = {"gpt2": gpt2, "llama": llama}
+MODERN = dict(vocab_size=VOCABULARY, max_position_embeddings=LENGTH, hidden_size=32, intermediate_size=48,
+              num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.1,
+              tie_word_embeddings=False)
+
+
+def mistral():
+    return transformers.MistralForCausalLM(transformers.MistralConfig(**MODERN, sliding_window=5)), None
+
+
+def qwen3():
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**MODERN, head_dim=16)), None
+
+
+# Flags, or None: the settings come from config.json.
+FAMILIES = {"gpt2": gpt2, "llama": llama, "mistral": mistral, "qwen3": qwen3}
 
 
 @pytest.fixture(params=sorted(FAMILIES))
@@ -60,7 +74,7 @@ def family(request, tmp_path):
                 parameter.add_(0.1 * torch.randn_like(parameter))
     model.save_pretrained(tmp_path / "hf")
     run("ckpt", "convert", "--from-hf", tmp_path / "hf", "--save", tmp_path / "converted")
-    return model.eval(), flags, tmp_path
+    return model.eval(), ["--hf-config", tmp_path / "hf"] if flags is None else flags, tmp_path
 
 
 def test_logits_equal_transformers(family):

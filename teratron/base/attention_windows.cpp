@@ -1,0 +1,54 @@
+#include "teratron/base/attention_windows.h"
+
+#include <algorithm>
+#include <charconv>
+
+namespace teratron {
+
+std::optional<std::vector<int64_t>> parse_number_list(std::string_view text) {
+  const std::string_view marks = "()[] \t";
+  std::vector<int64_t> numbers;
+  size_t position = 0;
+  while (position <= text.size()) {
+    const size_t comma = std::min(text.find(',', position), text.size());
+    std::string_view word = text.substr(position, comma - position);
+    word.remove_prefix(std::min(word.find_first_not_of(marks), word.size()));
+    word = word.substr(0, word.find_last_not_of(marks) + 1);
+    int64_t number = 0;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), number);
+    if (error != std::errc() || end != word.data() + word.size()) return std::nullopt;
+    numbers.push_back(number);
+    position = comma + 1;
+  }
+  return numbers;
+}
+
+bool is_window_size(std::string_view text) {
+  const auto numbers = parse_number_list(text);
+  return numbers && numbers->size() == 2 && numbers->at(0) >= -1 && numbers->at(1) >= -1;
+}
+
+bool is_window_pattern(std::string_view text, int64_t layers) {
+  const auto numbers = parse_number_list(text);
+  if (!numbers) return false;
+  if (numbers->size() == 1) return numbers->at(0) > 0;
+  return static_cast<int64_t>(numbers->size()) == layers &&
+         std::all_of(numbers->begin(), numbers->end(),
+                     [](int64_t number) { return number == 0 || number == 1; });
+}
+
+std::vector<int64_t> attention_windows(const WindowSettings& settings, int64_t layers) {
+  if (!settings.window_size) return {};
+  const int64_t before = parse_number_list(*settings.window_size).value().at(0);
+  std::vector<int64_t> windows(static_cast<size_t>(layers), before < 0 ? 0 : before + 1);
+  if (!settings.window_attn_skip_freq) return windows;
+  const std::vector<int64_t> skip = parse_number_list(*settings.window_attn_skip_freq).value();
+  for (size_t layer = 0; layer < windows.size(); ++layer) {
+    const bool windowed =
+        skip.size() == 1 ? static_cast<int64_t>(layer + 1) % skip[0] != 0 : skip.at(layer) != 0;
+    if (!windowed) windows[layer] = 0;
+  }
+  return windows;
+}
+
+}  // namespace teratron

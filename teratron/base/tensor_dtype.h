@@ -1,0 +1,43 @@
+// ATen's element types by the names that files and kernels use. Only for code that sees torch: base itself does
+// not.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <utility>
+
+#include <c10/core/ScalarType.h>
+
+#include "teratron/base/dtype.h"
+
+namespace teratron {
+
+inline constexpr std::array<std::pair<c10::ScalarType, Dtype>, 10> tensor_dtypes = {
+    {{c10::kFloat, Dtype::f32},
+     {c10::kDouble, Dtype::f64},
+     {c10::kBFloat16, Dtype::bf16},
+     {c10::kHalf, Dtype::f16},
+     {c10::kLong, Dtype::i64},
+     {c10::kInt, Dtype::i32},
+     {c10::kShort, Dtype::i16},
+     {c10::kByte, Dtype::u8},
+     {c10::kChar, Dtype::i8},
+     {c10::kBool, Dtype::boolean}}};
+
+/// Nothing for a type that no file and no kernel has.
+constexpr std::optional<Dtype> dtype_of(c10::ScalarType type) {
+  for (const auto& [scalar, dtype] : tensor_dtypes) {
+    if (scalar == type) return dtype;
+  }
+  return std::nullopt;
+}
+
+/// Nothing for a type that tensors here do not have.
+constexpr std::optional<c10::ScalarType> scalar_type_of(Dtype dtype) {
+  for (const auto& [scalar, known] : tensor_dtypes) {
+    if (known == dtype) return scalar;
+  }
+  return std::nullopt;
+}
+
+}  // namespace teratron

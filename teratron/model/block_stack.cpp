@@ -1,0 +1,57 @@
+#include "teratron/model/block_stack.h"
+
+#include <algorithm>
+
+namespace teratron {
+
+BlockStack::BlockStack(const Scope& scope, const GPTConfig& config, const Range& layers,
+                       const TensorParallel& parallel)
+    : recompute_(config.recompute) {
+  if (config.recompute.distribute_inputs) shared_by_ = parallel.group;
+  std::deque<Parameter>& all = scope.set().all();
+  for (int64_t layer = layers.first; layer < layers.first + layers.count; ++layer) {
+    const size_t before = all.size();
+    blocks_.emplace_back(scope / std::to_string(layer), config, layer, parallel);
+    std::vector<Parameter*>& own = parameters_.emplace_back();
+    for (size_t i = before; i < all.size(); ++i) own.push_back(&all[i]);
+  }
+}
+
+size_t BlockStack::unit_from(size_t i) const {
+  if (recompute_.granularity != RecomputeConfig::Granularity::layers) return 0;
+  const auto layers = static_cast<size_t>(recompute_.layers);
+  if (recompute_.method == RecomputeConfig::Method::block) return i < layers ? 1 : 0;
+  return std::min(layers, blocks_.size() - i);
+}
+
+at::Tensor BlockStack::forward(at::Tensor x_SBH, const AttentionContext& context,
+                               std::vector<KeyValueCache>* caches) {
+  for (size_t i = 0; i < blocks_.size();) {
+    const size_t unit = caches ? 0 : unit_from(i);
+    if (unit > 0) {
+      x_SBH = recompute_unit(x_SBH, context, {static_cast<int64_t>(i), static_cast<int64_t>(unit)});
+    } else {
+      x_SBH = blocks_[i].forward(x_SBH, context, caches ? &caches->at(i) : nullptr);
+    }
+    i += std::max<size_t>(unit, 1);
+  }
+  return x_SBH;
+}
+
+at::Tensor BlockStack::recompute_unit(const at::Tensor& x_SBH, const AttentionContext& context,
+                                      const Range& unit) {
+  RecomputeOptions options{.shared_by = shared_by_};
+  for (int64_t i = unit.first; i < unit.first + unit.count; ++i) {
+    options.parameters.insert(options.parameters.end(), parameters_[i].begin(), parameters_[i].end());
+  }
+  const Region layers = [this, context, unit](at::TensorList inputs) {
+    at::Tensor y_SBH = inputs[0];
+    for (int64_t i = unit.first; i < unit.first + unit.count; ++i) {
+      y_SBH = blocks_[i].forward(y_SBH, context, nullptr);
+    }
+    return y_SBH;
+  };
+  return recompute(layers, {x_SBH}, options);
+}
+
+}  // namespace teratron

@@ -1,0 +1,88 @@
+#include "teratron/nn/recompute.h"
+
+#include <algorithm>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "teratron/comm/collectives.h"
+
+namespace teratron {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct Plan : torch::CustomClassHolder {
+  Plan(Region region_, RecomputeOptions options_)
+      : region(std::move(region_)), options(std::move(options_)) {}
+  Region region;
+  RecomputeOptions options;
+};
+
+at::Tensor own_part(const at::Tensor& x, const Group& group) {
+  if (group.size == 1) return x;
+  const int64_t rows = x.size(0) / group.size;
+  return x.narrow(0, group.rank * rows, rows).clone();
+}
+
+// The inputs as leaves of a graph of their own.
+variable_list fresh_inputs(const variable_list& saved, const std::vector<bool>& needs, const Group& group) {
+  variable_list inputs;
+  for (size_t i = 0; i < saved.size(); ++i) {
+    const at::Tensor whole = group.size == 1 ? saved[i] : all_gather_values(saved[i], 0, group);
+    inputs.push_back(whole.detach().requires_grad_(needs[i]));
+  }
+  return inputs;
+}
+
+struct Recomputed : torch::autograd::Function<Recomputed> {
+  static at::Tensor forward(AutogradContext* context, at::TensorList inputs,
+                            const c10::intrusive_ptr<Plan>& plan) {
+    variable_list saved;
+    c10::List<bool> needs;
+    for (const at::Tensor& input : inputs) {
+      saved.push_back(own_part(input, plan->options.shared_by));
+      needs.push_back(input.requires_grad());
+    }
+    context->save_for_backward(std::move(saved));
+    context->saved_data["needs"] = needs;
+    context->saved_data["plan"] = c10::IValue::make_capsule(plan);
+    return plan->region(inputs);
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto holder = context->saved_data["plan"].toCapsule();
+    const auto& plan = static_cast<const Plan&>(*holder);
+    const RecomputeOptions& options = plan.options;
+    const variable_list inputs = fresh_inputs(
+        context->get_saved_variables(), context->saved_data["needs"].toBoolList().vec(), options.shared_by);
+    // The region counts its uses once more.
+    for (Parameter* parameter : options.parameters) parameter->pending_uses -= 1;
+    {
+      const at::AutoGradMode with_gradients(true);
+      const at::Tensor output = plan.region(inputs);
+      torch::autograd::backward({output}, {gradients[0]});
+    }
+    variable_list result;
+    for (const at::Tensor& input : inputs) result.push_back(input.grad());
+    result.emplace_back();  // of the plan
+    return result;
+  }
+};
+
+}  // namespace
+
+at::Tensor recompute(const Region& region, const std::vector<at::Tensor>& inputs,
+                     const RecomputeOptions& options) {
+  const bool differentiable = at::GradMode::is_enabled() &&
+                              std::any_of(inputs.begin(), inputs.end(),
+                                          [](const at::Tensor& input) { return input.requires_grad(); });
+  if (!differentiable) return region(inputs);
+  for (Parameter* parameter : options.parameters) expect_gradient(*parameter);
+  return Recomputed::apply(at::TensorList(inputs), c10::make_intrusive<Plan>(region, options));
+}
+
+}  // namespace teratron

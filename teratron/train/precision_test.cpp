@@ -1,0 +1,85 @@
+// What the types of a model's parts promise.
+#include <gtest/gtest.h>
+
+#include "teratron/train/test_models.h"
+
+namespace teratron {
+namespace {
+
+// 64 layers of small additions to a large stream: bf16 loses them, fp32 does not.
+double error_of_stream(bool fp32_residual) {
+  TestSizes sizes{.hidden = 64, .ffn_hidden = 128, .heads = 4};
+  GPTConfig config = gpt2_config(sizes);
+  config.layers = 32;
+  config.init_std = 0.1;
+  const StepResult exact = run_step({.config = config});
+  config.fp32_residual = fp32_residual;
+  const StepResult rounded = run_step({.config = config, .dtype = at::kBFloat16});
+  return std::abs(rounded.loss - exact.loss) / exact.loss +
+         relative_error(rounded.gradients.at("embedding.word_embeddings.weight"),
+                        exact.gradients.at("embedding.word_embeddings.weight"));
+}
+
+TEST(Fp32Residual, LosesLess) {
+  EXPECT_LT(error_of_stream(true), 0.6 * error_of_stream(false));
+}
+
+TEST(Fp32Residual, IsTheTypeBetweenStages) {
+  GPTConfig config = gpt2_config();
+  config.fp32_residual = true;
+  ParameterSet parameters({.dtype = at::kBFloat16, .seed = 3});
+  GPT first(parameters, config, {.layers = 1, .head = false}, {});
+  const MicroBatch batch = test_batch(config, {}, false);
+  EXPECT_EQ(first.forward({}, batch).hidden_SBH.scalar_type(), at::kFloat);
+}
+
+TEST(Fp32Residual, ChangesNothingInFp32) {
+  for (const TestVariant& variant : option_variants()) {
+    TestStep step{.config = variant.config, .dtype = at::kFloat};
+    const StepResult without = run_step(step);
+    step.config.fp32_residual = true;
+    const StepResult with = run_step(step);
+    EXPECT_EQ(with.loss, without.loss) << variant.name;
+    for (const auto& [name, gradient] : without.gradients) {
+      EXPECT_TRUE(at::equal(with.gradients.at(name), gradient)) << variant.name << " " << name;
+    }
+  }
+}
+
+TEST(Fp32Residual, KeepsTheLayoutsTwins) {
+  for (const TestVariant& variant : family_variants()) {
+    TestStep step{.config = variant.config, .dtype = at::kBFloat16};
+    step.config.fp32_residual = true;
+    const StepResult serial = run_step(step);
+    step.layout = {.tp = 2, .sequence_parallel = true};
+    const StepResult parallel = run_step(step);
+    EXPECT_NEAR(parallel.loss, serial.loss, 1e-3 * serial.loss) << variant.name;
+    for (const auto& [name, gradient] : serial.gradients) {
+      EXPECT_LT(relative_error(parallel.gradients.at(name), gradient), 0.05) << variant.name << " " << name;
+    }
+  }
+}
+
+// Queries and keys so large that fp16 holds no score but those divided by the layer's number.
+TEST(QueryKeyScaling, KeepsFp16ScoresFinite) {
+  GPTConfig config = gpt2_config();
+  config.layers = 8;
+  config.attention_dropout = 0.1;  // the backend that keeps scores
+  for (const bool scaling : {false, true}) {
+    config.query_key_layer_scaling = scaling;
+    ParameterSet parameters({.dtype = at::kHalf, .seed = 3});
+    GPT model(parameters, config, {.layers = config.layers}, {});
+    for (Parameter& parameter : parameters.all()) {
+      const at::NoGradGuard no_grad;
+      if (parameter.name == "decoder.layers.7.self_attention.linear_qkv.weight") {
+        parameter.tensor.view({4, 3, -1}).narrow(1, 0, 2).mul_(4000.0);
+      }
+    }
+    const MicroBatch batch = test_batch(config, {}, false);
+    const at::Tensor loss = model.loss(model.forward({}, batch), batch);
+    EXPECT_EQ(at::isfinite(loss).all().item<bool>(), scaling);
+  }
+}
+
+}  // namespace
+}  // namespace teratron

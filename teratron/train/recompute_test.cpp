@@ -1,0 +1,199 @@
+// Recomputation changes no bit of loss and gradients, and keeps less.
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <gtest/gtest.h>
+
+#include "teratron/train/device.h"
+#include "teratron/train/test_models.h"
+
+namespace teratron {
+namespace {
+
+using Granularity = RecomputeConfig::Granularity;
+using Method = RecomputeConfig::Method;
+
+struct Plan {
+  const char* name;
+  RecomputeConfig config;
+};
+
+const std::vector<Plan>& plans() {
+  static const std::vector<Plan> all = {
+      {"selective", {.granularity = Granularity::attention_core}},
+      {"uniform 1", {.granularity = Granularity::layers}},
+      {"uniform 2", {.granularity = Granularity::layers, .layers = 2}},
+      {"uniform 5", {.granularity = Granularity::layers, .layers = 5}},
+      {"block 1", {.granularity = Granularity::layers, .method = Method::block}},
+      {"block 2", {.granularity = Granularity::layers, .method = Method::block, .layers = 2}}};
+  return all;
+}
+
+// Three layers, so that units of two leave a rest.
+std::vector<TestVariant> deep_variants() {
+  std::vector<TestVariant> all = family_variants();
+  for (TestVariant& variant : option_variants()) all.push_back(std::move(variant));
+  for (TestVariant& variant : all) {
+    variant.config.layers = 3;
+    if (!variant.config.windows.empty()) variant.config.windows.push_back(4);
+  }
+  return all;
+}
+
+void expect_same_bits(const TestStep& kept, const TestStep& recomputed, const std::string& name) {
+  const StepResult expected = run_step(kept);
+  const StepResult actual = run_step(recomputed);
+  EXPECT_EQ(actual.loss, expected.loss) << name;
+  ASSERT_EQ(actual.gradients.size(), expected.gradients.size());
+  for (const auto& [parameter, gradient] : expected.gradients) {
+    EXPECT_TRUE(at::equal(actual.gradients.at(parameter), gradient)) << name << " " << parameter;
+  }
+}
+
+TEST(Recompute, GivesTheSameBits) {
+  for (const TestVariant& variant : deep_variants()) {
+    for (const Plan& plan : plans()) {
+      TestStep step{.config = variant.config, .dtype = at::kFloat, .documents = true};
+      const TestStep kept = step;
+      step.config.recompute = plan.config;
+      expect_same_bits(kept, step, variant.name + ", " + plan.name);
+    }
+  }
+}
+
+TEST(Recompute, GivesThemUnderEveryLayout) {
+  for (const TestLayout& layout :
+       {TestLayout{.tp = 2}, TestLayout{.tp = 2, .sequence_parallel = true}, TestLayout{.dp = 2}}) {
+    for (const TestVariant& variant : family_variants()) {
+      for (const Plan& plan : plans()) {
+        TestStep step{.config = variant.config, .layout = layout, .dtype = at::kFloat};
+        const TestStep kept = step;
+        step.config.recompute = plan.config;
+        step.config.recompute.distribute_inputs =
+            plan.config.granularity == Granularity::layers && !layout.sequence_parallel && layout.tp > 1;
+        expect_same_bits(kept, step, variant.name + ", " + plan.name);
+      }
+    }
+  }
+}
+
+// In a pipeline several micro-batches are on their way at once; a parameter reports when its last one is back.
+TEST(Recompute, CountsTheUsesOfParametersFromForwardOn) {
+  for (const RecomputeConfig& recompute : {RecomputeConfig{}, plans()[1].config, plans()[2].config}) {
+    GPTConfig config = gpt2_config();
+    config.recompute = recompute;
+    ParameterSet parameters({.dtype = at::kFloat, .seed = 3});
+    GPT model(parameters, config, {.layers = config.layers}, {});
+    std::map<std::string, int> reports;
+    for (Parameter& parameter : parameters.all()) {
+      parameter.on_gradient = [&reports, &parameter] { reports[parameter.name] += 1; };
+    }
+    const MicroBatch batch = test_batch(config, {}, false);
+    std::vector<at::Tensor> losses;
+    for (int i = 0; i < 3; ++i) losses.push_back(model.loss(model.forward({}, batch), batch).mean());
+    for (int i = 0; i < 2; ++i) losses[i].backward();
+    EXPECT_TRUE(reports.empty());
+    losses[2].backward();
+    for (const Parameter& parameter : parameters.all()) {
+      EXPECT_EQ(reports[parameter.name], 1) << parameter.name;
+      EXPECT_EQ(parameter.pending_uses, 0) << parameter.name;
+    }
+  }
+}
+
+// Bytes of tensors on the CPU.
+class Meter : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
+    live_ += bytes;
+    peak_ = std::max(peak_, live_);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  int64_t live() const { return live_; }
+  int64_t peak() const { return peak_; }
+
+ private:
+  int64_t live_ = 0;
+  int64_t peak_ = 0;
+};
+
+struct Footprint {
+  int64_t kept = 0;  // between forward and backward
+  int64_t peak = 0;
+};
+
+constexpr TestSizes measured_sizes{.hidden = 64, .ffn_hidden = 256, .heads = 4, .positions = 128};
+
+GPTConfig measured_config(const RecomputeConfig& recompute) {
+  GPTConfig config = gpt2_config(measured_sizes);
+  config.layers = 6;
+  config.attention_dropout = 0.1;
+  config.recompute = recompute;
+  return config;
+}
+
+Footprint footprint(const RecomputeConfig& recompute) {
+  const GPTConfig config = measured_config(recompute);
+  ParameterSet parameters({.dtype = at::kFloat, .seed = 3});
+  GPT model(parameters, config, {.layers = config.layers}, {});
+  const MicroBatch batch = test_batch(config, {}, false);
+  model.loss(model.forward({}, batch), batch).mean().backward();  // makes room for the gradients
+  const auto meter = std::make_shared<Meter>();
+  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+  const at::Tensor loss = model.loss(model.forward({}, batch), batch).mean();
+  const int64_t kept = meter->live();
+  loss.backward();
+  return {kept, meter->peak()};
+}
+
+TEST(Recompute, KeepsLess) {
+  const Footprint all = footprint({});
+  const Footprint selective = footprint(plans()[0].config);
+  const Footprint each = footprint(plans()[1].config);
+  const Footprint pairs = footprint(plans()[2].config);
+  const Footprint first_two = footprint(plans()[5].config);
+  constexpr int64_t scores = int64_t{4} * 4 * 128 * 128 * 4;  // bytes of one layer's
+  constexpr int64_t hidden = int64_t{128} * 4 * 64 * 4;       // bytes of one layer's input
+  EXPECT_GE(all.kept - selective.kept, 6 * 2 * scores - 6 * 4 * hidden) << "P and dropout(P) of six layers";
+  EXPECT_LE(each.kept, all.kept - 6 * 2 * scores);
+  EXPECT_NEAR(static_cast<double>(each.kept - pairs.kept), 3.0 * hidden, 0.2 * hidden);
+  EXPECT_NEAR(static_cast<double>(all.kept - first_two.kept), static_cast<double>(all.kept - each.kept) / 3.0,
+              0.1 * static_cast<double>(all.kept - each.kept));
+  for (const Footprint& less : {selective, each, pairs, first_two}) EXPECT_LT(less.peak, all.peak);
+  EXPECT_LT(each.peak, all.peak / 2);
+}
+
+TEST(Recompute, LowersThePeakOnAGpu) {
+  if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
+  const at::Device device(at::kCUDA, 0);
+  const auto peak = [&](const RecomputeConfig& recompute) {
+    const GPTConfig config = measured_config(recompute);
+    const StepResult warm_up = run_step({.config = config, .dtype = at::kBFloat16, .device = device});
+    c10::DeviceAllocator* const allocator = c10::getDeviceAllocator(at::kCUDA);
+    allocator->resetPeakStats(0);
+    const int64_t before = allocator->getDeviceStats(0).allocated_bytes[0].current;
+    const StepResult measured = run_step({.config = config, .dtype = at::kBFloat16, .device = device});
+    EXPECT_EQ(measured.gradients.size(), warm_up.gradients.size());
+    return allocator->getDeviceStats(0).allocated_bytes[0].peak - before;
+  };
+  const int64_t all = peak({});
+  EXPECT_LT(peak(plans()[0].config), all);
+  EXPECT_LT(peak(plans()[1].config), all);
+  EXPECT_LT(peak(plans()[5].config), all);
+}
+
+TEST(Recompute, GivesTheSameBitsOnAGpuInDeterministicMode) {
+  if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
+  at::globalContext().setDeterministicAlgorithms(true, false);
+  for (const TestVariant& variant : deep_variants()) {
+    for (const Plan& plan : plans()) {
+      TestStep step{.config = variant.config, .dtype = at::kBFloat16, .device = at::Device(at::kCUDA, 0)};
+      const TestStep kept = step;
+      step.config.recompute = plan.config;
+      expect_same_bits(kept, step, variant.name + ", " + plan.name);
+    }
+  }
+  at::globalContext().setDeterministicAlgorithms(false, false);
+}
+
+}  // namespace
+}  // namespace teratron

@@ -1,0 +1,181 @@
+// Options of a layer that cannot be honoured, those with nothing to act on, and what follows from others.
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include <gtest/gtest.h>
+
+#include "teratron/train/validate_test.h"
+
+namespace teratron {
+namespace {
+
+class BadLayerTest : public testing::TestWithParam<BadCombination> {};
+
+TEST_P(BadLayerTest, IsRefused) {
+  expect_refused(GetParam());
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Layers, BadLayerTest,
+    testing::Values(
+        BadCombination{{"--position-embedding-type", "rope", "--use-rope-scaling",
+                        "--rotary-seq-len-interpolation-factor", "2"},
+                       1,
+                       "--use-rope-scaling",
+                       "both set",
+                       "one"},
+        BadCombination{{"--attention-head-type", "multiquery", "--tp", "2"},
+                       2,
+                       "--num-query-groups",
+                       "1 is not divisible by tensor_model_parallel_size = 2",
+                       "2"},
+        BadCombination{{"--window-size", "8"}, 1, "--window-size", "no pair of numbers", "127,0"},
+        BadCombination{{"--window-size", "-2,0"}, 1, "--window-size", "no pair of numbers", "-1 for all"},
+        BadCombination{{"--window-size", "a,b"}, 1, "--window-size", "'a,b' is no pair", ""},
+        BadCombination{{"--window-size", "8,0", "--window-attn-skip-freq", "[1,0]"},
+                       1,
+                       "--window-attn-skip-freq",
+                       "nor a list of num_layers = 4",
+                       "[1,1,0]"},
+        BadCombination{{"--window-size", "8,0", "--window-attn-skip-freq", "0"},
+                       1,
+                       "--window-attn-skip-freq",
+                       "neither a number above 0",
+                       ""},
+        BadCombination{{"--geglu", "--openai-gelu"}, 1, "--swiglu", "more than one of swiglu, geglu", ""},
+        BadCombination{{"--recompute-activations", "--recompute-method", "block"},
+                       1,
+                       "--recompute-method",
+                       "not selective",
+                       ""},
+        BadCombination{{"--distribute-saved-activations", "--recompute-granularity", "full"},
+                       1,
+                       "--distribute-saved-activations",
+                       "and tensor parallelism",
+                       "> 1"},
+        BadCombination{{"--distribute-checkpointed-activations", "--tp", "2"},
+                       2,
+                       "--distribute-checkpointed-activations",
+                       "needs recompute_granularity = full",
+                       ""},
+        BadCombination{{"--checkpoint-activations", "--distribute-saved-activations", "--tp", "2", "--sp"},
+                       2,
+                       "--distribute-saved-activations",
+                       "contradicts sequence_parallel",
+                       "one"},
+        BadCombination{
+            {"--checkpoint-activations", "--distribute-saved-activations", "--tp", "2", "--seq-length", "31"},
+            2,
+            "--seq-length",
+            "not divisible by tensor",
+            "30 or 32"},
+        BadCombination{{"--fp16-lm-cross-entropy"}, 1, "--fp16-lm-cross-entropy", "needs fp16", "--fp16"}));
+
+TEST(FinishLayers, FillsInWhatFullRecomputationNeeds) {
+  const ParsedArguments p = finished({"--recompute-granularity", "full"});
+  EXPECT_EQ(p.args.recompute_method, "uniform");
+  EXPECT_EQ(p.args.recompute_num_layers, 1);
+  const ParsedArguments old =
+      finished({"--activations-checkpoint-method", "block", "--checkpoint-num-layers", "3"});
+  EXPECT_EQ(old.args.recompute_granularity, "full");
+  EXPECT_EQ(old.args.recompute_method, "block");
+  EXPECT_EQ(old.args.recompute_num_layers, 3);
+}
+
+TEST(FinishLayers, GeluIsByErfWithoutTheFusion) {
+  EXPECT_TRUE(finished({}).args.bias_gelu_fusion);
+  EXPECT_FALSE(finished({"--no-bias-gelu-fusion"}).args.bias_gelu_fusion);
+  EXPECT_FALSE(finished({"--disable-bias-linear"}).args.bias_gelu_fusion);
+  EXPECT_TRUE(finished({"--disable-bias-linear", "--swiglu"}).args.bias_gelu_fusion);
+}
+
+TEST(FinishLayers, OptionsWithNothingToActOnAreNoted) {
+  for (const Texts& args :
+       {Texts{"--rotary-interleaved"}, Texts{"--use-rope-scaling"}, Texts{"--rope-scaling-factor", "2"},
+        Texts{"--rotary-seq-len-interpolation-factor", "2"}, Texts{"--window-attn-skip-freq", "2"},
+        Texts{"--recompute-num-layers", "2"}, Texts{"--recompute-method", "block"},
+        Texts{"--fp32-residual-connection"}}) {
+    const ParsedArguments p = finished(args);
+    ASSERT_EQ(p.notices.size(), 1u) << args[0];
+    EXPECT_TRUE(p.notices[0].starts_with(args[0] + " has no effect without")) << p.notices[0];
+  }
+}
+
+// --- architectures by name or by file
+
+std::string refusal(const Texts& args) {
+  try {
+    parse_arguments("pretrain gpt", args);
+  } catch (const UserError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Architecture, OfAPreset) {
+  const ParsedArguments p =
+      parse_arguments("pretrain gpt", Texts{"--seq-length", "256", "--model-preset", "llama3-8b"});
+  EXPECT_EQ(p.args.num_layers, 32);
+  EXPECT_EQ(p.args.hidden_size, 4096);
+  EXPECT_EQ(p.args.ffn_hidden_size, 14336);
+  EXPECT_EQ(p.args.num_query_groups, 8);
+  EXPECT_EQ(p.args.rotary_base, 500000);
+  EXPECT_TRUE(p.args.swiglu && p.args.untie_embeddings_and_output_weights && !p.args.add_bias_linear);
+  EXPECT_EQ(p.args.normalization, "RMSNorm");
+  EXPECT_EQ(p.args.max_position_embeddings, 8192);
+  EXPECT_EQ(p.args.seq_length, 256) << "flags win";
+  EXPECT_FALSE(p.args.vocab_size.has_value());
+  EXPECT_EQ(p.sources.at("hidden_size"), "--model-preset llama3-8b");
+}
+
+TEST(Architecture, OfMegatronsExample) {
+  const ParsedArguments p =
+      parse_arguments("pretrain gpt", Texts{"--model_preset=gpt-345m", "--num-layers", "12"});
+  EXPECT_EQ(p.args.num_layers, 12);
+  EXPECT_EQ(p.args.hidden_size, 1024);
+  EXPECT_EQ(p.args.num_attention_heads, 16);
+  EXPECT_EQ(p.args.seq_length, 1024);
+  EXPECT_TRUE(p.notices.empty());
+}
+
+TEST(Architecture, EveryPresetIsWhole) {
+  const std::string all = refusal({"--model-preset", "gpt5"});
+  const size_t list = all.find("Use one of ");
+  ASSERT_NE(list, std::string::npos) << all;
+  std::istringstream names(all.substr(list + 11));
+  int count = 0;
+  for (std::string name; std::getline(names, name, ','); ++count) {
+    name.erase(0, name.find_first_not_of(' '));
+    name.erase(name.find_last_not_of(" .\n") + 1);
+    ParsedArguments p = parse_arguments("pretrain gpt", Texts{"--model-preset", name, "--tokenizer-type",
+                                                              "NullTokenizer", "--vocab-size", "100"});
+    EXPECT_NO_THROW(finish(p, 1, {.needs_data = false})) << name;
+    EXPECT_TRUE(p.args.num_layers && p.args.hidden_size) << name;
+  }
+  EXPECT_GE(count, 20);
+}
+
+TEST(Architecture, OfAHuggingFaceConfig) {
+  const std::filesystem::path path =
+      std::filesystem::path(testing::TempDir()) / "architecture" / "config.json";
+  std::filesystem::create_directories(path.parent_path());
+  std::ofstream(path)
+      << R"({"model_type":"mistral","hidden_size":64,"intermediate_size":96,"sliding_window":8,
+    "num_hidden_layers":3,"num_attention_heads":4,"num_key_value_heads":2,"vocab_size":99,
+    "max_position_embeddings":32})";
+  for (const std::filesystem::path& given : {path, path.parent_path()}) {
+    const ParsedArguments p = parse_arguments("pretrain gpt", Texts{"--hf-config", given.string()});
+    EXPECT_EQ(p.args.num_layers, 3);
+    EXPECT_EQ(p.args.window_size, "7,0");
+    EXPECT_EQ(p.args.kv_channels, 16);
+  }
+  EXPECT_NE(refusal({"--hf-config", path.string(), "--model-preset", "gpt2"}).find("both set"),
+            std::string::npos);
+  EXPECT_NE(refusal({"--hf-config", (path / "none").string()}), "");
+  std::ofstream(path) << R"({"model_type":"mamba"})";
+  EXPECT_NE(refusal({"--hf-config", path.string()}).find("'mamba' is not supported"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace teratron

@@ -1,0 +1,145 @@
+// Models made by flags, with their numbers for test_model_options.py.
+//
+//   parity_model CASES.json DIRECTORY
+//
+// CASES: a list of {"name", "flags", "dtype": "fp32" or "fp64", "steps"}. Writes DIRECTORY/name.safetensors: the
+// weights as "weight.NAME", the tokens of each step [steps + 1, S + 1, B], logits and gradients of the first
+// batch's mean loss, and with steps > 0 the loss and the gradient's norm of so many training steps.
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <nlohmann/json.hpp>
+
+#include "teratron/base/error.h"
+#include "teratron/base/json.h"
+#include "teratron/base/log.h"
+#include "teratron/base/tensor_dtype.h"
+#include "teratron/ckpt/safetensors.h"
+#include "teratron/train/model_setup.h"
+#include "teratron/train/trainer.h"
+
+namespace teratron {
+namespace {
+
+constexpr int64_t batch_size = 2;
+constexpr int64_t vocabulary = 61;
+
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+void write_tensors(const std::filesystem::path& path, const NamedTensors& tensors) {
+  std::vector<SafetensorsWriter::Tensor> entries;
+  for (const auto& [name, tensor] : tensors) {
+    entries.push_back({name, dtype_of(tensor.scalar_type()).value(), tensor.sizes().vec()});
+  }
+  SafetensorsWriter writer(path, entries, {});
+  for (const auto& [name, tensor] : tensors) {
+    const at::Tensor whole = tensor.contiguous();
+    writer.write(whole.const_data_ptr(), static_cast<int64_t>(whole.nbytes()));
+  }
+  writer.finish();
+}
+
+// Norms and biases start as ones and zeros, which would hide mistakes.
+void stir_vectors(ParameterSet& parameters) {
+  const at::NoGradGuard no_grad;
+  at::Generator generator = at::detail::createCPUGenerator(11);
+  for (Parameter& parameter : parameters.all()) {
+    if (parameter.tensor.dim() != 1) continue;
+    const at::Tensor noise = at::randn(parameter.tensor.sizes(), generator, at::kDouble);
+    parameter.tensor.add_(0.1 * noise.to(parameter.tensor.scalar_type()));
+  }
+}
+
+// Rows of padding are left out.
+at::Tensor logical(const Parameter& parameter, const at::Tensor& local) {
+  return local.detach().narrow(0, 0, parameter.shard().global_shape[0]);
+}
+
+MicroBatch batch_of(const at::Tensor& text_SB) {
+  const int64_t length = text_SB.size(0) - 1;
+  return {
+      .tokens_SB = text_SB.narrow(0, 0, length).contiguous(),
+      .positions_SB = at::arange(length, at::kLong).unsqueeze(1).expand({length, batch_size}).contiguous(),
+      .labels_SB = text_SB.narrow(0, 1, length).contiguous(),
+      .loss_mask_SB = at::ones({length, batch_size})};
+}
+
+void add_first_batch(const GPTConfig& config, const ParameterSet::Options& options, const at::Tensor& text_SB,
+                     NamedTensors& out) {
+  ParameterSet parameters(options);
+  GPT model(parameters, config, {.layers = config.layers}, {});
+  stir_vectors(parameters);
+  const MicroBatch batch = batch_of(text_SB);
+  for (const Parameter& parameter : parameters.all()) {
+    out.emplace_back("weight." + parameter.name, logical(parameter, parameter.tensor).clone());
+  }
+  const at::Tensor logits = model.logits(model.forward({}, batch));
+  out.emplace_back("logits", logits.detach().narrow(2, 0, vocabulary).clone());
+  for (Parameter& parameter : parameters.all()) parameter.pending_uses = 0;
+  model.loss(model.forward({}, batch), batch).mean().backward();
+  for (const Parameter& parameter : parameters.all()) {
+    out.emplace_back("gradient." + parameter.name, logical(parameter, parameter.main_grad).clone());
+  }
+}
+
+void add_curve(const Arguments& args, const TrainerOptions& options, const at::Tensor& texts,
+               NamedTensors& out) {
+  const Mesh mesh;
+  Trainer trainer(options, mesh);
+  stir_vectors(trainer.parameters());
+  trainer.optimizer().reset_master_weights();
+  std::vector<double> losses;
+  std::vector<double> norms;
+  for (int64_t step = 0; step + 1 < texts.size(0); ++step) {
+    const StepNumbers numbers =
+        trainer
+            .train_step([&](int64_t) { return batch_of(texts[step]); },
+                        {.hyper = {.lr = args.lr.value(), .weight_decay = args.weight_decay}})
+            .resolve();
+    losses.push_back(numbers.loss);
+    norms.push_back(numbers.grad_norm);
+  }
+  const auto fp64 = at::TensorOptions().dtype(at::kDouble);
+  out.emplace_back("losses", at::tensor(losses, fp64));
+  out.emplace_back("norms", at::tensor(norms, fp64));
+}
+
+void run_case(const nlohmann::json& request, const std::filesystem::path& directory) {
+  ParsedArguments parsed = parse_arguments("pretrain gpt", request["flags"].get<std::vector<std::string>>());
+  finish(parsed, 1, {.needs_data = false});
+  const Arguments& args = parsed.args;
+  const at::ScalarType dtype = request["dtype"] == "fp64" ? at::kDouble : at::kFloat;
+  const GPTConfig config = gpt_config(args, vocabulary);
+  const int64_t steps = request["steps"].get<int64_t>();
+  at::Generator generator = at::detail::createCPUGenerator(5);
+  const at::Tensor texts =
+      at::randint(0, vocabulary, {steps + 1, *args.seq_length + 1, batch_size}, generator, at::kLong);
+  NamedTensors out = {{"texts", texts}};
+  const ParameterSet::Options parameters{.dtype = dtype, .seed = static_cast<uint64_t>(args.seed)};
+  add_first_batch(config, parameters, texts[0], out);
+  if (steps > 0) {
+    add_curve(args,
+              {.model = config,
+               .stage = {.layers = config.layers},
+               .optimizer = optimizer_options(args),
+               .dtype = dtype,
+               .seed = static_cast<uint64_t>(args.seed)},
+              texts, out);
+  }
+  write_tensors(directory / (request["name"].get<std::string>() + ".safetensors"), out);
+}
+
+}  // namespace
+}  // namespace teratron
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  at::set_num_threads(1);
+  try {
+    for (const nlohmann::json& request : teratron::read_json(argv[1], {}))
+      teratron::run_case(request, argv[2]);
+  } catch (const teratron::UserError& error) {
+    teratron::print("{}", error.what());
+    return static_cast<int>(error.exit_code());
+  }
+  return 0;
+}
