@@ -125,12 +125,12 @@ void resolve_aliases(Flags& flags) {
 }
 
 // The model's settings that are not the defaults, as they are given to the other commands. The sequence length is the
-// user's choice, and the vocabulary the tokenizer's.
+// user's choice.
 std::string as_flags(const nlohmann::json& settings) {
   const nlohmann::json defaults = nlohmann::json::parse(to_json(Arguments()));
   std::string text;
   for (const auto& [name, value] : settings.items()) {
-    if (name == "seq_length" || name == "vocab_size" || value == defaults.at(name)) continue;
+    if (name == "seq_length" || value == defaults.at(name)) continue;
     if (value == false) {
       const std::string_view off = arguments_schema().field(name).traits.off;
       text += fmt::format(" {}", off.substr(0, off.find(' ')));

@@ -1,5 +1,7 @@
 #include "teratron/train/model_setup.h"
 
+#include <algorithm>
+
 #include "teratron/base/attention_windows.h"
 #include "teratron/base/error.h"
 #include "teratron/train/device.h"
@@ -21,6 +23,12 @@ Activation activation(const Arguments& args) {
   if (args.geglu) return Activation::geglu;
   if (args.squared_relu) return Activation::squared_relu;
   return args.openai_gelu || args.bias_gelu_fusion ? Activation::gelu : Activation::gelu_erf;
+}
+
+// Published models may have more rows than their tokenizer has tokens: --vocab-size says how many.
+int64_t model_vocabulary(const Arguments& args, int64_t tokenizer_size) {
+  if (args.tokenizer_type == "NullTokenizer") return tokenizer_size;  // made from vocab_size
+  return std::max(tokenizer_size, args.vocab_size.value_or(0));
 }
 
 RotaryConfig rotary_config(const Arguments& args) {
@@ -77,7 +85,8 @@ TokenizerOptions tokenizer_options(const Arguments& args) {
           .vocab_extra_ids = args.vocab_extra_ids};
 }
 
-GPTConfig gpt_config(const Arguments& args, int64_t vocabulary) {
+GPTConfig gpt_config(const Arguments& args, int64_t tokenizer_size) {
+  const int64_t vocabulary = model_vocabulary(args, tokenizer_size);
   const int64_t heads = args.num_attention_heads.value();
   return {.layers = args.num_layers.value(),
           .hidden = args.hidden_size.value(),

@@ -22,8 +22,8 @@ at::ScalarType model_dtype(const Arguments& args);
 at::Device choose_device(const Arguments& args);
 MeshOptions mesh_options(const Arguments& args);
 TokenizerOptions tokenizer_options(const Arguments& args);
-/// `vocabulary`: logical size, of the tokenizer.
-GPTConfig gpt_config(const Arguments& args, int64_t vocabulary);
+/// The logical vocabulary is the tokenizer's, or --vocab-size where that is larger.
+GPTConfig gpt_config(const Arguments& args, int64_t tokenizer_size);
 ModelShape model_shape(const GPTConfig& config);
 /// The layers of this rank's pipeline stage.
 StageSpec stage_spec(const GPTConfig& config, const Mesh& mesh);

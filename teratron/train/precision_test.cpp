@@ -60,6 +60,27 @@ TEST(Fp32Residual, KeepsTheLayoutsTwins) {
   }
 }
 
+// The place of the gradients decides how they are accumulated; layers add to what they find.
+TEST(GradientsInBf16, AddUpWhereTheyAreToldTo) {
+  for (const TestVariant& variant : family_variants()) {
+    std::map<std::string, at::Tensor> sums[2];
+    for (const bool narrow : {false, true}) {
+      ParameterSet parameters({.dtype = at::kBFloat16, .seed = 3});
+      GPT model(parameters, variant.config, {.layers = variant.config.layers}, {});
+      for (Parameter& parameter : parameters.all()) {
+        parameter.main_grad = at::zeros_like(parameter.tensor.detach(), narrow ? at::kBFloat16 : at::kFloat);
+      }
+      const MicroBatch batch = test_batch(variant.config, {}, false);
+      for (int i = 0; i < 4; ++i) model.loss(model.forward({}, batch), batch).mean().backward();
+      for (const Parameter& parameter : parameters.all()) sums[narrow][parameter.name] = parameter.main_grad;
+    }
+    for (const auto& [name, sum] : sums[0]) {
+      EXPECT_EQ(sums[1].at(name).scalar_type(), at::kBFloat16);
+      EXPECT_LT(relative_error(sums[1].at(name), sum), 2e-2) << variant.name << " " << name;
+    }
+  }
+}
+
 // Queries and keys so large that fp16 holds no score but those divided by the layer's number.
 TEST(QueryKeyScaling, KeepsFp16ScoresFinite) {
   GPTConfig config = gpt2_config();

@@ -7,6 +7,7 @@
 // batch's mean loss, and with steps > 0 the loss and the gradient's norm of so many training steps.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/error.h"
