@@ -155,7 +155,11 @@ void read_rope(Fields& fields, json& settings, const std::string& where) {
     rope.unsupported(rope.number("original_max_position_embeddings", 8192) != 8192,
                      "original_max_position_embeddings");
   } else if (type == "linear") {
-    settings["rotary_seq_len_interpolation_factor"] = rope.size("factor");
+    const double factor = rope.number("factor", 0);
+    if (factor != std::floor(factor) || factor < 1 || factor > 1e9) {
+      rope.problem(fmt::format("'factor' = {} is not a whole number above 0", factor));
+    }
+    settings["rotary_seq_len_interpolation_factor"] = static_cast<int64_t>(factor);
   } else if (type != "default") {
     fields.problem(fmt::format("rope type '{}' is not supported", printable(type)));
   }

@@ -137,6 +137,9 @@ TEST(HfConfigTest, WhatCannotBeExpressedIsListed) {
   EXPECT_NE(error_of({{"model_type", "mamba"}}).find("Supported are gpt2"), std::string::npos);
   EXPECT_NE(error_of(changed(llama(), {{"rope_scaling", {{"type", "yarn"}}}})).find("'yarn'"),
             std::string::npos);
+  EXPECT_NE(error_of(changed(llama(), {{"rope_scaling", {{"type", "linear"}, {"factor", 2.5}}}}))
+                .find("'factor' = 2.5"),
+            std::string::npos);
   EXPECT_NE(error_of(changed(llama(), {{"model_type", "qwen3"},
                                        {"use_sliding_window", true},
                                        {"sliding_window", 8},
