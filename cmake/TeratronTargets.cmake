@@ -52,6 +52,8 @@ function(teratron_test name)
   add_executable(${name} ${T_SOURCES})
   target_link_libraries(${name} PRIVATE ${T_DEPENDS} GTest::gtest_main)
   target_compile_definitions(${name} PRIVATE TERATRON_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+  # What is tested is optimised; the tests themselves compile a quarter faster so.
+  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
   if(T_TORCH)
     teratron_use_torch(${name})
   else()

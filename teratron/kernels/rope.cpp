@@ -13,38 +13,44 @@ cuda::RopeStrides strides_of(const at::Tensor& x) {
   return {.s = x.stride(0), .b = x.stride(1), .outer = x.dim() == 5 ? x.stride(2) : 0, .inner = x.stride(-2)};
 }
 
+// A copy of x to out.
+cuda::RopeArgs describe(const at::Tensor& x, const at::Tensor& out) {
+  TERATRON_ASSERT(x.dim() == 4 || x.dim() == 5, "heads in {} dimensions", x.dim());
+  TERATRON_ASSERT(x.sizes() == out.sizes() && x.scalar_type() == out.scalar_type());
+  TERATRON_ASSERT(x.stride(-1) == 1 && out.stride(-1) == 1, "the channels are not contiguous");
+  return {.in = x.const_data_ptr(),
+          .out = out.data_ptr(),
+          .in_strides = strides_of(x),
+          .out_strides = strides_of(out),
+          .length = x.size(0),
+          .batch = x.size(1),
+          .outer = x.dim() == 5 ? x.size(2) : 1,
+          .inner = x.size(-2),
+          .channels = x.size(-1),
+          .dtype = dtype_of(x)};
+}
+
 cuda::RopeArgs describe(const at::Tensor& x, const at::Tensor& out, const RopeTable& table,
                         const at::Tensor& positions, const RopeOptions& options) {
-  TERATRON_ASSERT(x.dim() == 4 || x.dim() == 5, "rope of {} dimensions", x.dim());
-  TERATRON_ASSERT(x.stride(-1) == 1 && out.stride(-1) == 1, "the channels are not contiguous");
+  cuda::RopeArgs args = describe(x, out);
   const auto type = accumulation_type(x);
   for (const at::Tensor* t : {&table.cos, &table.sin}) {
     TERATRON_ASSERT(t->dim() == 2 && t->is_contiguous() && t->scalar_type() == type &&
                     t->device() == x.device());
   }
   TERATRON_ASSERT(table.cos.sizes() == table.sin.sizes());
-  const int64_t rotated = 2 * table.cos.size(1);
-  TERATRON_ASSERT(rotated <= x.size(-1), "{} rotated channels of {}", rotated, x.size(-1));
+  args.rotated = 2 * table.cos.size(1);
+  TERATRON_ASSERT(args.rotated <= x.size(-1), "{} rotated channels of {}", args.rotated, x.size(-1));
   TERATRON_ASSERT(positions.scalar_type() == at::kLong && positions.device() == x.device());
   TERATRON_ASSERT(positions.dim() == 2 && positions.size(0) == x.size(0) && positions.size(1) == x.size(1));
-  return {.in = x.const_data_ptr(),
-          .out = out.data_ptr(),
-          .in_strides = strides_of(x),
-          .out_strides = strides_of(out),
-          .cos = table.cos.const_data_ptr(),
-          .sin = table.sin.const_data_ptr(),
-          .positions = positions.const_data_ptr<int64_t>(),
-          .position_stride_s = positions.stride(0),
-          .position_stride_b = positions.stride(1),
-          .length = x.size(0),
-          .batch = x.size(1),
-          .outer = x.dim() == 5 ? x.size(2) : 1,
-          .inner = x.size(-2),
-          .channels = x.size(-1),
-          .rotated = rotated,
-          .dtype = dtype_of(x),
-          .interleaved = options.style == RopeStyle::interleaved,
-          .inverse = options.direction == RopeDirection::inverse};
+  args.cos = table.cos.const_data_ptr();
+  args.sin = table.sin.const_data_ptr();
+  args.positions = positions.const_data_ptr<int64_t>();
+  args.position_stride_s = positions.stride(0);
+  args.position_stride_b = positions.stride(1);
+  args.interleaved = options.style == RopeStyle::interleaved;
+  args.inverse = options.direction == RopeDirection::inverse;
+  return args;
 }
 
 /// One head of one token. in may be out.
@@ -102,6 +108,19 @@ void run(const at::Tensor& x, const at::Tensor& out, const RopeTable& table, con
 void rope_(const at::Tensor& x, const RopeTable& table, const at::Tensor& positions,
            const RopeOptions& options) {
   run(x, x, table, positions, options);
+}
+
+void rope_into(const at::Tensor& x, const at::Tensor& out, const RopeTable& table,
+               const at::Tensor& positions, const RopeOptions& options) {
+  run(x, out, table, positions, options);
+}
+
+void copy_heads(const at::Tensor& x, const at::Tensor& out) {
+  if (x.is_cuda() && x.numel() > 0) {
+    cuda::rope(describe(x, out), current_stream(x));
+  } else {
+    out.copy_(x);
+  }
 }
 
 at::Tensor rope(const at::Tensor& x, const RopeTable& table, const at::Tensor& positions,

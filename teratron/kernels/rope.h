@@ -35,6 +35,13 @@ struct RopeOptions {
 void rope_(const at::Tensor& x, const RopeTable& table, const at::Tensor& positions,
            const RopeOptions& options);
 
+/// Rotates into `out`, of x's shape and any strides but the last, which is 1.
+void rope_into(const at::Tensor& x, const at::Tensor& out, const RopeTable& table,
+               const at::Tensor& positions, const RopeOptions& options);
+
+/// Copies x into `out` under the same conditions, without a rotation.
+void copy_heads(const at::Tensor& x, const at::Tensor& out);
+
 /// Rotates into a new contiguous tensor.
 at::Tensor rope(const at::Tensor& x, const RopeTable& table, const at::Tensor& positions,
                 const RopeOptions& options);

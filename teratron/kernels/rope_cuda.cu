@@ -42,19 +42,22 @@ __global__ void __launch_bounds__(512) rope_kernel(RopeArgs args) {
   }
 }
 
-/// The channels that are not rotated, when the result is a new tensor. One block per token.
-template <typename T>
+/// The channels that are not rotated, when the result lies elsewhere, in packs of V. One block per token.
+template <typename T, int V>
 __global__ void __launch_bounds__(256) copy_rest(RopeArgs args) {
   const int64_t s = blockIdx.x / args.batch, b = blockIdx.x % args.batch;
-  const int rest = static_cast<int>(args.channels - args.rotated);
-  const int64_t inner = args.inner, count = args.outer * inner * rest;
+  const int inner = static_cast<int>(args.inner);
+  const int packs = static_cast<int>(args.channels - args.rotated) / V;
+  const int count = static_cast<int>(args.outer) * inner * packs;
   const T* const in =
       static_cast<const T*>(args.in) + s * args.in_strides.s + b * args.in_strides.b + args.rotated;
   T* const out = static_cast<T*>(args.out) + s * args.out_strides.s + b * args.out_strides.b + args.rotated;
-  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
-    const int64_t head = i / rest, channel = i % rest;
-    out[head / inner * args.out_strides.outer + head % inner * args.out_strides.inner + channel] =
-        in[head / inner * args.in_strides.outer + head % inner * args.in_strides.inner + channel];
+#pragma unroll 4
+  for (int i = threadIdx.x; i < count; i += blockDim.x) {
+    const int head = i / packs, channel = i % packs * V;
+    const int64_t from = head / inner * args.in_strides.outer + head % inner * args.in_strides.inner;
+    const int64_t to = head / inner * args.out_strides.outer + head % inner * args.out_strides.inner;
+    store<V>(out + to + channel, load<V>(in + from + channel));
   }
 }
 
@@ -80,9 +83,11 @@ bool divisible(const RopeStrides& s, int64_t pack) {
 void rope(const RopeArgs& args, CUstream_st* stream) {
   with_device_type(args.dtype, [&]<typename T>(T) {
     constexpr int V = pack_size<T>;
+    const bool in_packs = args.rotated / 2 % V == 0 && args.channels % V == 0 &&
+                          divisible(args.in_strides, V) && divisible(args.out_strides, V) &&
+                          aligned(args.in, args.out, args.cos, args.sin);
     if (args.rotated > 0) {
-      if (args.rotated / 2 % V == 0 && divisible(args.in_strides, V) && divisible(args.out_strides, V) &&
-          aligned(args.in, args.out, args.cos, args.sin)) {
+      if (in_packs) {
         launch<T, V>(args, stream);
       } else {
         launch<T, 1>(args, stream);
@@ -90,7 +95,8 @@ void rope(const RopeArgs& args, CUstream_st* stream) {
       check_launch("rope");
     }
     if (args.in != args.out && args.rotated < args.channels) {
-      copy_rest<T><<<static_cast<unsigned>(args.length * args.batch), 256, 0, stream>>>(args);
+      const auto copy = in_packs ? copy_rest<T, V> : copy_rest<T, 1>;
+      copy<<<static_cast<unsigned>(args.length * args.batch), 256, 0, stream>>>(args);
       check_launch("rope");
     }
   });

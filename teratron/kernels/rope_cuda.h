@@ -14,6 +14,7 @@ struct RopeStrides {
   int64_t s, b, outer, inner;
 };
 
+/// rotated = 0 copies.
 struct RopeArgs {
   const void* in;
   void* out;  // may be `in`, with its strides

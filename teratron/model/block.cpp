@@ -60,17 +60,17 @@ Block::Block(const Scope& scope, const GPTConfig& config, int64_t layer, const T
       mlp_(scope / "mlp", mlp_options(config), parallel) {}
 
 at::Tensor Block::forward(const at::Tensor& x_SBH, const AttentionContext& context, KeyValueCache* cache) {
-  const at::Tensor normed_x_SBH = attention_norm_.forward(x_SBH);
-  const at::Tensor attended_SBH = attention_.forward(normed_x_SBH, context, cache);
+  const Norm::Beside x = attention_norm_.forward_beside(x_SBH);
+  const at::Tensor attended_SBH = attention_.forward(x.normed, context, cache);
   const at::Tensor h_SBH =
-      add_residual(residual(x_SBH, normed_x_SBH), attended_SBH, attention_.output_bias(), context, site_ + 1);
-  const at::Tensor normed_h_SBH = mlp_norm_.forward(h_SBH);
-  const at::Tensor mixed_SBH = mlp_.forward(normed_h_SBH);
-  return add_residual(residual(h_SBH, normed_h_SBH), mixed_SBH, mlp_.output_bias(), context, site_ + 2);
+      add_residual(residual(x), attended_SBH, attention_.output_bias(), context, site_ + 1);
+  const Norm::Beside h = mlp_norm_.forward_beside(h_SBH);
+  const at::Tensor mixed_SBH = mlp_.forward(h.normed);
+  return add_residual(residual(h), mixed_SBH, mlp_.output_bias(), context, site_ + 2);
 }
 
-at::Tensor Block::residual(const at::Tensor& stream, const at::Tensor& normed) const {
-  return residual_after_norm_ ? normed.to(stream.scalar_type()) : stream;
+at::Tensor Block::residual(const Norm::Beside& stream) const {
+  return residual_after_norm_ ? stream.normed.to(stream.x.scalar_type()) : stream.x;
 }
 
 at::Tensor Block::add_residual(const at::Tensor& residual, const at::Tensor& x, Parameter* bias,

@@ -21,7 +21,7 @@ class Block {
                           const AttentionContext& context, uint64_t site) const;
 
   /// What goes past a layer: the stream itself, or what its norm made of it.
-  at::Tensor residual(const at::Tensor& stream, const at::Tensor& normed) const;
+  at::Tensor residual(const Norm::Beside& stream) const;
 
   double hidden_dropout_;
   bool residual_after_norm_;

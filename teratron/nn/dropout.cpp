@@ -47,7 +47,8 @@ struct BiasDropoutAdd : torch::autograd::Function<BiasDropoutAdd> {
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const at::Tensor dy = gradients[0].contiguous();
-    const at::Tensor dx = dropout(dy, plan_of(context, context->get_saved_variables()[0]));
+    const Dropout plan = plan_of(context, context->get_saved_variables()[0]);
+    const at::Tensor dx = plan.p > 0.0 ? dropout(dy, plan) : dy;
     if (auto* bias = saved_pointer<Parameter>(context, "bias")) add_gradient(*bias, column_sum(dx));
     const bool has_residual = context->saved_data["has_residual"].toBool();
     return {dx, has_residual ? dy : at::Tensor(), at::Tensor(), at::Tensor()};

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "teratron/comm/collectives.h"
+#include "teratron/kernels/activation.h"
 #include "teratron/nn/autograd.h"
 
 namespace teratron {
@@ -66,7 +67,7 @@ struct Linear : torch::autograd::Function<Linear> {
     const at::Tensor input = whole_input(x, region, group);
     add_weight_gradient(*saved_pointer<Parameter>(context, "weight"), rows(dy), rows(input));
     if (auto* bias = saved_pointer<Parameter>(context, "bias")) {
-      add_gradient(*bias, at::sum(rows(dy), {0}, false, gradient_dtype(*bias)));
+      add_gradient(*bias, column_sum(rows(dy)));
     }
     dx.work.wait();
     return {dx.result, at::Tensor(), at::Tensor()};

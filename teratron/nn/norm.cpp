@@ -18,14 +18,16 @@ NormParameters in_type_of(const at::Tensor& x, const Parameter& gain, const Para
 }
 
 struct NormFunction : torch::autograd::Function<NormFunction> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
-                            Parameter* gain, Parameter* shift, const NormOptions& options) {
+  // The normed x and x.
+  static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                               Parameter* gain, Parameter* shift, const NormOptions& options) {
     const NormOutput output = norm_forward(x.contiguous(), {}, in_type_of(x, *gain, shift), options);
+    context->set_materialize_grads(false);  // x may have no other use
     context->save_for_backward({output.sum, output.mean, output.rstd});
     save_pointer(context, "gain", gain);
     save_pointer(context, "shift", shift);
     save_pointer(context, "options", &options);
-    return output.y.to(weight.scalar_type());
+    return {output.y.to(weight.scalar_type()), x.view_as(x)};
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -33,8 +35,9 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
     auto* gain = saved_pointer<Parameter>(context, "gain");
     auto* shift = saved_pointer<Parameter>(context, "shift");
     const at::Tensor dy = gradients[0].to(saved[0].scalar_type()).contiguous();
+    const at::Tensor dresidual = gradients[1].defined() ? gradients[1].contiguous() : at::Tensor();
     const NormGradients result =
-        norm_backward(dy, at::Tensor(), {saved[0], saved[1], saved[2]}, in_type_of(dy, *gain, shift),
+        norm_backward(dy, dresidual, {saved[0], saved[1], saved[2]}, in_type_of(dy, *gain, shift),
                       *saved_pointer<const NormOptions>(context, "options"));
     add_gradient(*gain, result.dweight);
     if (shift) add_gradient(*shift, result.dbias);
@@ -56,9 +59,14 @@ Norm::Norm(const Scope& scope, int64_t width, const NormOptions& options, const 
 }
 
 at::Tensor Norm::forward(const at::Tensor& x) {
+  return forward_beside(x).normed;
+}
+
+Norm::Beside Norm::forward_beside(const at::Tensor& x) {
   expect_gradient(*weight_);
   if (bias_) expect_gradient(*bias_);
-  return NormFunction::apply(x, weight_->tensor, weight_, bias_, options_);
+  const variable_list results = NormFunction::apply(x, weight_->tensor, weight_, bias_, options_);
+  return {results[0], results[1]};
 }
 
 }  // namespace teratron

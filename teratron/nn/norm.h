@@ -12,6 +12,14 @@ class Norm {
   /// x [..., width] -> the same shape in the type of the weights; x may be wider. Statistics in fp32.
   at::Tensor forward(const at::Tensor& x);
 
+  /// The normed x, and x itself for who else needs it (a residual connection): backward adds both gradients
+  /// in one pass.
+  struct Beside {
+    at::Tensor normed;
+    at::Tensor x;
+  };
+  Beside forward_beside(const at::Tensor& x);
+
  private:
   NormOptions options_;
   Parameter* weight_;

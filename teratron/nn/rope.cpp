@@ -69,4 +69,17 @@ at::Tensor RotaryEmbedding::apply(const at::Tensor& x, const at::Tensor& positio
   return Rotation::apply(x, positions_SB, table_, style_);
 }
 
+void RotaryEmbedding::rotate_(const at::Tensor& x, const at::Tensor& positions_SB) const {
+  rope_(x, table_, positions_SB, {style_, RopeDirection::forward});
+}
+
+at::Tensor RotaryEmbedding::rotated(const at::Tensor& x, const at::Tensor& positions_SB) const {
+  return rope(x, table_, positions_SB, {style_, RopeDirection::forward});
+}
+
+void RotaryEmbedding::rotate_back(const at::Tensor& x, const at::Tensor& out,
+                                  const at::Tensor& positions_SB) const {
+  rope_into(x, out, table_, positions_SB, {style_, RopeDirection::inverse});
+}
+
 }  // namespace teratron

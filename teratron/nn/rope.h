@@ -30,6 +30,14 @@ class RotaryEmbedding {
   /// x [S, B, N, D] or [S, B, G, N, D] rotated by the angles of positions [S, B]. Differentiable.
   at::Tensor apply(const at::Tensor& x, const at::Tensor& positions_SB) const;
 
+  // For custom functions, without autograd. x as for apply, its channels contiguous.
+  /// Where x lies.
+  void rotate_(const at::Tensor& x, const at::Tensor& positions_SB) const;
+  /// Into a new contiguous tensor.
+  at::Tensor rotated(const at::Tensor& x, const at::Tensor& positions_SB) const;
+  /// The adjoint, into `out`.
+  void rotate_back(const at::Tensor& x, const at::Tensor& out, const at::Tensor& positions_SB) const;
+
  private:
   RopeTable table_;
   RopeStyle style_;

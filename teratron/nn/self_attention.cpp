@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "teratron/nn/alibi.h"
+#include "teratron/nn/qkv.h"
 
 namespace teratron {
 
@@ -60,16 +61,17 @@ at::Tensor SelfAttention::forward(const at::Tensor& x_SBH, const AttentionContex
   const int64_t groups = options_.query_groups / group_.size;
   const int64_t per_group = options_.heads / options_.query_groups;
   const int64_t width = options_.kv_channels;
-  const std::vector<at::Tensor> parts =
-      qkv_SBF.view({sequence, batch, groups, per_group + 2, width}).split_with_sizes({per_group, 1, 1}, 3);
-  at::Tensor q_SBND = parts[0].reshape({sequence, batch, groups * per_group, width});
-  at::Tensor k_SBGD = parts[1].squeeze(3);
-  at::Tensor v_SBGD = parts[2].squeeze(3);
-  if (q_norm_) q_SBND = q_norm_->forward(q_SBND);
-  if (k_norm_) k_SBGD = k_norm_->forward(k_SBGD);
-  if (context.rope) {
-    q_SBND = context.rope->apply(q_SBND, context.positions_SB);
-    k_SBGD = context.rope->apply(k_SBGD, context.positions_SB);
+  // Norms of queries and keys come before the rotation.
+  const RotaryEmbedding* const rope_at_once = q_norm_ ? nullptr : context.rope;
+  auto [q_SBND, k_SBGD, v_SBGD] = split_qkv(qkv_SBF.view({sequence, batch, groups, per_group + 2, width}),
+                                            rope_at_once, context.positions_SB);
+  if (q_norm_) {
+    q_SBND = q_norm_->forward(q_SBND);
+    k_SBGD = k_norm_->forward(k_SBGD);
+    if (context.rope) {
+      q_SBND = context.rope->apply(q_SBND, context.positions_SB);
+      k_SBGD = context.rope->apply(k_SBGD, context.positions_SB);
+    }
   }
   if (cache) extend(*cache, k_SBGD, v_SBGD);
   const at::Tensor mixed_SBF =
