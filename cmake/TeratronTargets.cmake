@@ -46,6 +46,18 @@ function(teratron_library name)
   endif()
 endfunction()
 
+# teratron_proto(name file.proto): the classes of a protocol buffer, as a library.
+# Static, and not re-exported: another library of the process may carry a protobuf of its own.
+find_package(Protobuf REQUIRED)
+find_library(PROTOBUF_LITE_STATIC libprotobuf-lite.a REQUIRED)
+function(teratron_proto name proto)
+  protobuf_generate_cpp(sources headers ${proto})
+  add_library(${name} STATIC ${sources} ${headers})
+  target_include_directories(${name} SYSTEM PUBLIC ${CMAKE_CURRENT_BINARY_DIR} ${Protobuf_INCLUDE_DIRS})
+  target_link_libraries(${name} PUBLIC ${PROTOBUF_LITE_STATIC} Threads::Threads)
+  target_link_options(${name} INTERFACE -Wl,--exclude-libs,libprotobuf-lite.a)
+endfunction()
+
 # teratron_test(name [TORCH] SOURCES ... DEPENDS ...): one GoogleTest binary per layer, run as a whole by CTest.
 function(teratron_test name)
   cmake_parse_arguments(T "TORCH" "" "SOURCES;DEPENDS" ${ARGN})

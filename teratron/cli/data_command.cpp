@@ -1,6 +1,8 @@
 #include "teratron/cli/data_command.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <filesystem>
 #include <memory>
 #include <set>
@@ -8,6 +10,7 @@
 #include <CLI/CLI.hpp>
 
 #include "teratron/base/error.h"
+#include "teratron/base/file.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/command_line.h"
 #include "teratron/cli/tokenizer_flags.h"
@@ -23,52 +26,103 @@ namespace {
 namespace fs = std::filesystem;
 constexpr int64_t kChunk = 1 << 20;
 
-void inspect(const std::string& prefix) {
-  const IndexedDataset dataset(strip_dataset_suffix(prefix));
-  int64_t shortest = dataset.sequences() > 0 ? INT64_MAX : 0;
-  int64_t longest = 0;
-  int64_t empty = 0;
-  for (int64_t first = 0; first < dataset.sequences(); first += kChunk) {
-    for (const int32_t length : dataset.lengths(first, std::min(kChunk, dataset.sequences() - first))) {
-      shortest = std::min<int64_t>(shortest, length);
-      longest = std::max<int64_t>(longest, length);
-      empty += length == 0 ? 1 : 0;
+/// Counts of lengths by powers of two: bucket b holds 2^(b-1) to 2^b - 1, the first one 0.
+struct LengthStatistics {
+  int64_t shortest = 0, longest = 0;
+  std::array<int64_t, 33> buckets{};
+
+  explicit LengthStatistics(const IndexedDataset& dataset) {
+    if (dataset.sequences() > 0) shortest = INT64_MAX;
+    for (int64_t first = 0; first < dataset.sequences(); first += kChunk) {
+      for (const int32_t length : dataset.lengths(first, std::min(kChunk, dataset.sequences() - first))) {
+        shortest = std::min<int64_t>(shortest, length);
+        longest = std::max<int64_t>(longest, length);
+        ++buckets[static_cast<size_t>(std::bit_width(static_cast<uint32_t>(length)))];
+      }
     }
   }
+};
+
+void show_histogram(const LengthStatistics& statistics) {
+  constexpr int64_t kWidth = 50;
+  const int64_t most =
+      std::max<int64_t>(1, *std::max_element(statistics.buckets.begin(), statistics.buckets.end()));
+  print("  tokens            sequences");
+  for (size_t b = 0; b < statistics.buckets.size(); ++b) {
+    const int64_t count = statistics.buckets[b];
+    if (count == 0) continue;
+    const int64_t low = b == 0 ? 0 : int64_t{1} << (b - 1);
+    const int64_t high = (int64_t{1} << b) - 1;
+    const auto bar = static_cast<size_t>((static_cast<__int128>(count) * kWidth + most - 1) / most);
+    print("    {:<15} {} {}", low == high ? fmt::to_string(low) : fmt::format("{}-{}", low, high), count,
+          std::string(bar, '#'));
+  }
+}
+
+/// The first tokens of a sequence must be below `vocab_size`.
+void check_tokens(const IndexedDataset& dataset, int64_t sequence, const std::vector<int64_t>& tokens,
+                  int64_t vocab_size) {
+  const auto wrong = std::find_if(tokens.begin(), tokens.end(),
+                                  [&](int64_t token) { return token < 0 || token >= vocab_size; });
+  if (wrong == tokens.end()) return;
+  throw data_error({.what = fmt::format("document {} (sequence {}), position {}: token id {} is outside the "
+                                        "vocabulary of {}",
+                                        dataset.document_of(sequence), sequence, wrong - tokens.begin(),
+                                        *wrong, vocab_size),
+                    .where = printable(dataset.bin().path(), 1000),
+                    .fix = "Name the tokenizer that the data was made with"});
+}
+
+/// Prints the sequences of a document, as text where there is a tokenizer. `limit`: most tokens to print of each.
+void show_document(const IndexedDataset& dataset, int64_t document, const Tokenizer* tokenizer,
+                   int64_t limit) {
+  for (int64_t s = dataset.document_start(document); s < dataset.document_start(document + 1); ++s) {
+    std::vector<int64_t> tokens;
+    const int64_t count = std::min<int64_t>(dataset.length(s), limit);
+    dataset.read(s, 0, count, tokens);
+    const std::string head = fmt::format("document {} sequence {}", document, s);
+    const char* const more = count < dataset.length(s) ? " ..." : "";
+    if (tokenizer == nullptr) {
+      print("{}: {}{}", head, fmt::join(tokens, " "), more);
+      continue;
+    }
+    check_tokens(dataset, s, tokens, tokenizer->vocab_size());
+    print("{}: {}{}", head, tokenizer->decode(std::vector<int32_t>(tokens.begin(), tokens.end())), more);
+  }
+}
+
+std::unique_ptr<Tokenizer> optional_tokenizer(const TokenizerOptions& options) {
+  return options.type.empty() ? nullptr : build_tokenizer(options);
+}
+
+void inspect(const std::string& prefix, const Tokenizer* tokenizer) {
+  constexpr int64_t kShownTokens = 64;
+  const IndexedDataset dataset(strip_dataset_suffix(prefix));
+  const LengthStatistics lengths(dataset);
   print("{}", printable(dataset.prefix(), 1000));
+  print("  format            {}", dataset.format() == IndexFormat::mmap ? "mmap" : "cached, lazy");
   print("  element type      {}", name_of(dataset.dtype()));
   print("  tokens            {}", dataset.tokens());
-  print("  sequences         {} ({} without tokens)", dataset.sequences(), empty);
+  print("  sequences         {} ({} without tokens)", dataset.sequences(), lengths.buckets[0]);
   print("  documents         {}", dataset.documents());
-  print("  sequence length   {} to {}, mean {:.1f}", shortest, longest,
+  print("  sequence length   {} to {}, mean {:.1f}", lengths.shortest, lengths.longest,
         dataset.sequences() > 0
             ? static_cast<double>(dataset.tokens()) / static_cast<double>(dataset.sequences())
             : 0.0);
   print("  bytes             {} (.bin), {} (.idx)", dataset.bin().size(), dataset.idx().size());
-}
-
-void verify_tokens(const IndexedDataset& dataset, int64_t vocab_size) {
-  std::vector<int64_t> tokens;
-  for (int64_t sequence = 0; sequence < dataset.sequences(); ++sequence) {
-    tokens.clear();
-    dataset.read(sequence, 0, -1, tokens);
-    const auto wrong = std::find_if(tokens.begin(), tokens.end(),
-                                    [&](int64_t token) { return token < 0 || token >= vocab_size; });
-    if (wrong == tokens.end()) continue;
-    throw data_error(
-        {.what =
-             fmt::format("document {} (sequence {}), position {}: token id {} is outside the "
-                         "vocabulary of {}",
-                         dataset.document_of(sequence), sequence, wrong - tokens.begin(), *wrong, vocab_size),
-         .where = printable(dataset.bin().path(), 1000),
-         .fix = "Name the tokenizer that the data was made with"});
-  }
+  show_histogram(lengths);
+  if (dataset.documents() > 0) show_document(dataset, 0, tokenizer, kShownTokens);
 }
 
 void verify(const std::string& prefix, int64_t vocab_size) {
   const IndexedDataset dataset(strip_dataset_suffix(prefix));
   dataset.verify();
-  if (vocab_size > 0) verify_tokens(dataset, vocab_size);
+  std::vector<int64_t> tokens;
+  for (int64_t sequence = 0; vocab_size > 0 && sequence < dataset.sequences(); ++sequence) {
+    tokens.clear();
+    dataset.read(sequence, 0, -1, tokens);
+    check_tokens(dataset, sequence, tokens, vocab_size);
+  }
   print("{}: sound; {} tokens, {} sequences, {} documents{}", printable(dataset.prefix(), 1000),
         dataset.tokens(), dataset.sequences(), dataset.documents(),
         vocab_size > 0 ? ", all tokens checked" : "");
@@ -88,36 +142,22 @@ void sample(const SampleFlags& flags) {
                         .where = "--document",
                         .fix = fmt::format("Use 0 to {}", dataset.documents() - 1)});
   }
-  std::unique_ptr<Tokenizer> tokenizer;
-  if (!flags.tokenizer.type.empty()) tokenizer = build_tokenizer(flags.tokenizer);
+  const auto tokenizer = optional_tokenizer(flags.tokenizer);
   const int64_t end = flags.document + std::min(flags.count, dataset.documents() - flags.document);
-  for (int64_t document = flags.document; document < end; ++document) {
-    for (int64_t s = dataset.document_start(document); s < dataset.document_start(document + 1); ++s) {
-      std::vector<int64_t> tokens;
-      dataset.read(s, 0, -1, tokens);
-      if (tokenizer == nullptr) {
-        teratron::print("document {} sequence {}: {}", document, s, fmt::join(tokens, " "));
-        continue;
-      }
-      const std::vector<int32_t> ids(tokens.begin(), tokens.end());
-      if (std::any_of(ids.begin(), ids.end(),
-                      [&](int32_t id) { return id < 0 || id >= tokenizer->vocab_size(); })) {
-        verify_tokens(dataset, tokenizer->vocab_size());
-      }
-      print("document {} sequence {}: {}", document, s, tokenizer->decode(ids));
-    }
-  }
+  for (int64_t document = flags.document; document < end; ++document)
+    show_document(dataset, document, tokenizer.get(), INT64_MAX);
 }
 
 struct IndicesFlags {
   std::vector<std::string> data_path;
   std::string split = "969,30,1";
-  int64_t sequence_length = 0;
-  uint32_t seed = 1234;
-  std::vector<int64_t> samples;  // train, valid, test; -1: one epoch
-  std::string cache_path;
+  std::string part = "train";
+  GPTIndexOptions index;
+  std::string folder = ".";
   int64_t rows = 10;
 };
+
+constexpr std::array<const char*, 3> kParts = {"train", "valid", "test"};
 
 void show_array(const char* name, const IndexArray& array, int64_t rows) {
   std::string text;
@@ -129,27 +169,50 @@ void show_array(const char* name, const IndexArray& array, int64_t rows) {
 }
 
 void indices(const IndicesFlags& flags) {
-  constexpr const char* kNames[] = {"train", "valid", "test"};
-  const auto shares = parse_split(flags.split);
-  for (const std::string& prefix : parse_data_path(flags.data_path).prefixes) {
-    const IndexedDataset dataset(strip_dataset_suffix(prefix));
-    print("{}", printable(dataset.prefix(), 1000));
-    const auto ranges = split_ranges(shares, dataset.sequences());
-    for (size_t i = 0; i < 3; ++i) {
-      if (!ranges[i] || ranges[i]->size() == 0) {
-        print("  {}: no sequences", kNames[i]);
-        continue;
-      }
-      GPTIndexOptions options{.sequence_length = flags.sequence_length, .seed = flags.seed};
-      if (i < flags.samples.size() && flags.samples[i] >= 0) options.samples = flags.samples[i];
-      const GPTIndex index = cached_gpt_index(dataset, *ranges[i], options, flags.cache_path);
-      print("  {}: sequences {} to {}, {} tokens per epoch, {} epochs, {} samples", kNames[i],
-            ranges[i]->first, ranges[i]->last - 1, index.tokens_per_epoch, index.epochs, index.samples());
-      show_array("document_index", index.document_index, flags.rows);
-      show_array("sample_index", index.sample_index, flags.rows);
-      show_array("shuffle_index", index.shuffle_index, flags.rows);
-    }
+  const std::vector<std::string> prefixes = parse_data_path(flags.data_path).prefixes;
+  if (prefixes.size() != 1) {
+    throw config_error(
+        {.what = fmt::format("{} datasets have {} sets of indices", prefixes.size(), prefixes.size()),
+         .where = "--data-path",
+         .fix = "Give one prefix"});
   }
+  const IndexedDataset dataset(strip_dataset_suffix(prefixes[0]));
+  const auto part = static_cast<size_t>(std::find(kParts.begin(), kParts.end(), flags.part) - kParts.begin());
+  const auto range = split_ranges(parse_split(flags.split), dataset.sequences())[part];
+  if (!range || range->size() == 0) {
+    throw data_error(
+        {.what = fmt::format("the {} part of {} sequences is empty", flags.part, dataset.sequences()),
+         .where = printable(dataset.prefix(), 1000),
+         .fix = "Change --split or --split-part"});
+  }
+  const GPTIndex index = build_gpt_index(*range, dataset.lengths(range->first, range->size()), flags.index);
+  make_directories(flags.folder, ExitCode::config);
+  print("{}", printable(dataset.prefix(), 1000));
+  print("  {}: sequences {} to {}, {} tokens per epoch, {} epochs, {} samples", flags.part, range->first,
+        range->last - 1, index.tokens_per_epoch, index.epochs, index.samples());
+  const std::pair<const char*, const IndexArray*> arrays[] = {{"document_index", &index.document_index},
+                                                              {"sample_index", &index.sample_index},
+                                                              {"shuffle_index", &index.shuffle_index}};
+  for (const auto& [name, array] : arrays) {
+    show_array(name, *array, flags.rows);
+    array->save((fs::path(flags.folder) / fmt::format("{}.npy", name)).string());
+  }
+}
+
+void declare_indices(CLI::App& app, IndicesFlags& flags) {
+  app.add_option("prefixes,--data-path", flags.data_path, "prefix of the dataset")->required();
+  app.add_option("--split", flags.split, "shares of train, valid and test")->capture_default_str();
+  app.add_option("--split-part", flags.part, "which of them")
+      ->check(CLI::IsMember(std::vector<std::string>(kParts.begin(), kParts.end())))
+      ->capture_default_str();
+  app.add_option("--seq-length", flags.index.sequence_length, "tokens of a sample")
+      ->required()
+      ->check(CLI::Range(int64_t{1}, int64_t{INT32_MAX}));
+  app.add_option("--num-samples", flags.index.samples, "samples wanted; default one epoch")
+      ->check(CLI::Range(int64_t{0}, INT64_MAX));
+  app.add_option("--seed", flags.index.seed, "seed of the shuffles")->capture_default_str();
+  app.add_option("--output-dir,--output", flags.folder, "where the .npy files go")->capture_default_str();
+  app.add_option("--rows", flags.rows, "entries to print")->capture_default_str();
 }
 
 /// Prefixes of all datasets in a folder, sorted; a file without its partner is an error.
@@ -170,38 +233,29 @@ int data_command(std::span<const std::string> args) {
   app.require_subcommand(1);
   std::vector<std::string> prefixes;
   int64_t vocab_size = 0;
-  CLI::App* const inspect_app = app.add_subcommand("inspect", "Sizes, element type, lengths");
+  SampleFlags sample_flags;
+  IndicesFlags index_flags;
+  CLI::App* const inspect_app = app.add_subcommand(
+      "inspect", "Sizes, element type, lengths, the first document (as text with tokenizer flags)");
   CLI::App* const verify_app = app.add_subcommand("verify", "Check every entry");
   for (CLI::App* const sub : {inspect_app, verify_app}) {
     sub->add_option("prefixes", prefixes, "paths without .bin and .idx")->required();
   }
+  add_tokenizer_flags(*inspect_app, sample_flags.tokenizer);
   verify_app->add_option("--vocab-size", vocab_size, "check that every token id is below");
-
-  SampleFlags sample_flags;
   CLI::App* const sample_app =
       app.add_subcommand("sample", "Print documents: ids, or text with tokenizer flags");
   sample_app->add_option("prefix", sample_flags.prefix, "path without .bin and .idx")->required();
   sample_app->add_option("--document", sample_flags.document, "first document")->capture_default_str();
   sample_app->add_option("--count", sample_flags.count, "how many")->check(CLI::Range(int64_t{1}, INT64_MAX));
   add_tokenizer_flags(*sample_app, sample_flags.tokenizer);
-
-  IndicesFlags index_flags;
-  CLI::App* const index_app = app.add_subcommand("indices", "The index arrays of a GPT dataset");
-  index_app->add_option("prefixes,--data-path", index_flags.data_path, "prefixes, or weights and prefixes")
-      ->required();
-  index_app->add_option("--split", index_flags.split, "shares of train, valid and test")
-      ->capture_default_str();
-  index_app->add_option("--seq-length", index_flags.sequence_length, "tokens of a sample")
-      ->required()
-      ->check(CLI::Range(int64_t{1}, int64_t{INT32_MAX}));
-  index_app->add_option("--seed", index_flags.seed, "seed of the shuffles")->capture_default_str();
-  index_app->add_option("--samples", index_flags.samples, "samples of train, valid and test; -1: one epoch")
-      ->expected(1, 3);
-  index_app->add_option("--data-cache-path", index_flags.cache_path, "folder to keep the arrays in, as .npy");
-  index_app->add_option("--rows", index_flags.rows, "entries to print")->capture_default_str();
+  CLI::App* const index_app =
+      app.add_subcommand("indices", "Write the index arrays of a GPT dataset as .npy");
+  declare_indices(*index_app, index_flags);
   if (!parse_command(app, args)) return static_cast<int>(ExitCode::ok);
+  const auto tokenizer = inspect_app->parsed() ? optional_tokenizer(sample_flags.tokenizer) : nullptr;
   for (const std::string& prefix : prefixes)
-    inspect_app->parsed() ? inspect(prefix) : verify(prefix, vocab_size);
+    inspect_app->parsed() ? inspect(prefix, tokenizer.get()) : verify(prefix, vocab_size);
   if (sample_app->parsed()) sample(sample_flags);
   if (index_app->parsed()) indices(index_flags);
   return static_cast<int>(ExitCode::ok);

@@ -8,10 +8,13 @@ namespace teratron {
 
 /// `args` come after the word "data". Results go to stdout; returns the exit code. Throws UserError and Fault.
 ///
-///   inspect PREFIX...   sizes, element type, lengths of sequences
+///   inspect PREFIX...   sizes, element type, a histogram of the lengths, and the first document: ids, or text when
+///                       tokenizer flags are given
 ///   verify PREFIX...    checks every index entry; with --vocab-size every token too
 ///   sample PREFIX       prints documents: ids, or text when tokenizer flags are given
-///   indices PREFIX...   the index arrays of a GPT dataset, as training would build them
+///   indices PREFIX      builds the index arrays of a GPT dataset as training would (--split, --split-part,
+///                       --seq-length, --num-samples, --seed) and writes document_index.npy, sample_index.npy and
+///                       shuffle_index.npy to --output-dir
 int data_command(std::span<const std::string> args);
 
 /// `args` come after the word "merge". --input FOLDER (all datasets in it, by name) or PREFIX... (in that order),

@@ -9,6 +9,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/cli/preprocess_command.h"
+#include "teratron/data/npy.h"
 
 namespace teratron {
 namespace {
@@ -92,13 +93,56 @@ TEST_F(DataCommands, SentencesBySplitter) {
             std::string::npos);
 }
 
+TEST_F(DataCommands, InspectShowsLengthsAndADocument) {
+  preprocess("a");
+  const std::string prefix = path("a_text_document");
+  const std::string ids = output(data_command, {"inspect", prefix});
+  EXPECT_NE(ids.find("    2-3             1 ##"), std::string::npos) << ids;
+  EXPECT_NE(ids.find("    4-7             1 ##"), std::string::npos) << ids;
+  EXPECT_NE(ids.find("document 0 sequence 0: 1 2 3 9"), std::string::npos) << ids;
+  std::ofstream(folder_ / "vocab.json")
+      << R"({"d": 0, "a": 1, "b": 2, "c": 3, "e": 4, "f": 5, "g": 6, "h": 7, "i": 8, "<|endoftext|>": 9})";
+  std::ofstream(folder_ / "merges.txt") << "";
+  const std::string text =
+      output(data_command, {"inspect", prefix, "--tokenizer-type", "GPT2BPETokenizer", "--vocab-file",
+                            path("vocab.json"), "--merge-file", path("merges.txt")});
+  EXPECT_NE(text.find("document 0 sequence 0: abc<|endoftext|>"), std::string::npos) << text;
+}
+
+TEST_F(DataCommands, OldFormat) {
+  auto args = preprocess_arguments("old");
+  for (const char* const implementation : {"lazy", "cached"}) {
+    args.insert(args.end(), {"--dataset-impl", implementation});
+    output(preprocess_command, args);
+    const std::string text = output(data_command, {"inspect", path("old_text_document")});
+    EXPECT_NE(text.find("cached, lazy"), std::string::npos) << text;
+    EXPECT_NE(text.find("element type      i32"), std::string::npos) << text;
+    EXPECT_NE(output(data_command, {"verify", path("old_text_document")}).find("sound; 7 tokens"),
+              std::string::npos);
+  }
+}
+
 TEST_F(DataCommands, Indices) {
   const std::string six = std::string(TERATRON_SOURCE_DIR) + "/tests/fixtures/corpora/six";
-  const std::string text =
-      output(data_command, {"indices", six, "--seq-length", "4", "--split", "1", "--samples", "10"});
+  const Arguments args = {
+      "indices",      "--data-path",  six, "--seq-length", "4", "--split", "1", "--num-samples", "10",
+      "--output-dir", path("indices")};
+  const std::string text = output(data_command, args);
   EXPECT_NE(text.find("document_index   12 <i4: 2 1 5 0 4 3 0 4 3 2 ..."), std::string::npos) << text;
   EXPECT_NE(text.find("(0,0) (0,4) (1,1)"), std::string::npos) << text;
-  EXPECT_NE(text.find("valid: no sequences"), std::string::npos) << text;
+  const IndexArray shuffle = IndexArray::open(path("indices/shuffle_index.npy"));
+  const std::vector<int64_t> expected = {1, 0, 3, 2, 5, 4, 6, 10, 12, 9, 8, 13, 11, 14, 7};
+  ASSERT_EQ(shuffle.rows(), static_cast<int64_t>(expected.size()));
+  for (size_t i = 0; i < expected.size(); ++i)
+    EXPECT_EQ(shuffle.at(static_cast<int64_t>(i)), expected[i]) << i;
+  EXPECT_EQ(IndexArray::open(path("indices/sample_index.npy")).columns(), 2);
+  EXPECT_EQ(IndexArray::open(path("indices/document_index.npy")).rows(), 12);
+  Arguments wrong = args;
+  wrong.insert(wrong.end(), {"--split-part", "valid"});
+  EXPECT_EQ(failure(data_command, wrong), ExitCode::data);
+  wrong = args;
+  wrong.insert(wrong.begin() + 3, six);
+  EXPECT_EQ(failure(data_command, wrong), ExitCode::config);
 }
 
 TEST_F(DataCommands, MergeOfAFolder) {
@@ -118,7 +162,7 @@ TEST_F(DataCommands, WrongCommandLines) {
   EXPECT_EQ(failure(preprocess_command, {"--input", path("in.jsonl"), "--output-prefix", path("a")}),
             ExitCode::config);
   auto args = preprocess_arguments("a");
-  args.insert(args.end(), {"--dataset-impl", "lazy"});
+  args.insert(args.end(), {"--dataset-impl", "other"});
   EXPECT_EQ(failure(preprocess_command, args), ExitCode::config);
   std::ofstream(folder_ / "in.jsonl", std::ios::app) << "broken\n";
   EXPECT_EQ(failure(preprocess_command, preprocess_arguments("a")), ExitCode::data);

@@ -48,7 +48,8 @@ void declare(CLI::App& app, Flags& flags) {
   app.add_flag("--keep-newlines", flags.keep_newlines, "keep newlines between sentences when splitting");
   app.add_option(
       "--punkt-model", flags.punkt_model,
-      "folder of a sentence splitter in nltk's punkt_tab format (else the language's in $NLTK_DATA)");
+      "folder of a sentence splitter in nltk's punkt_tab format (else the language's in $NLTK_DATA, else "
+      "built-in rules for English)");
   app.add_option("--lang", flags.language, "language of the text, for sentence splitting")
       ->capture_default_str();
   options.workers = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
@@ -67,7 +68,8 @@ void declare(CLI::App& app, Flags& flags) {
   app.add_option("--max-bad", options.max_bad, "wrong lines to leave out before giving up")
       ->check(CLI::Range(int64_t{0}, INT64_MAX))
       ->capture_default_str();
-  app.add_option("--dataset-impl", flags.implementation, "mmap is the only format written")
+  app.add_option("--dataset-impl", flags.implementation, "mmap, or the old format of cached and lazy")
+      ->check(CLI::IsMember({"mmap", "cached", "lazy"}))
       ->capture_default_str();
   app.add_option("--chunk-size", flags.chunk_size, "accepted; blocks are sized automatically");
   add_tokenizer_flags(app, flags.tokenizer);
@@ -91,12 +93,7 @@ void resolve(Flags& flags) {
   options.drop_empty_documents = flags.tokenizer.compat_version == "2.6";
   if (options.split_sentences) prefer_split_inputs(options.inputs);
   if (flags.keep_sequential) options.partitions = 1;
-  if (flags.implementation != "mmap") {
-    throw config_error(
-        {.what = fmt::format("the format '{}' is not written", printable(flags.implementation)),
-         .where = "--dataset-impl",
-         .fix = "Leave it out: all of Megatron-LM's versions read mmap"});
-  }
+  if (flags.implementation != "mmap") options.format = IndexFormat::legacy;
   if (flags.tokenizer.type.empty()) {
     throw config_error({.what = "no tokenizer was given",
                         .where = "--tokenizer-type",
@@ -104,19 +101,24 @@ void resolve(Flags& flags) {
   }
 }
 
-/// The splitter that was named, or nltk's for the language; none if there is neither: then texts must be lists.
+/// The splitter that was named, else nltk's for the language, else the rules for English.
 SentenceSplitter build_splitter(const Flags& flags) {
   std::string folder = flags.punkt_model;
   if (const char* nltk = std::getenv("NLTK_DATA"); folder.empty() && nltk != nullptr) {
     const auto found = std::filesystem::path(nltk) / "tokenizers" / "punkt_tab" / flags.language;
     if (std::filesystem::is_directory(found)) folder = found.string();
   }
-  if (folder.empty()) {
-    notice("no sentence splitter: the texts must be lists of sentences (else add --punkt-model)");
-    return {};
+  const SentenceBlanks blanks = flags.keep_newlines ? SentenceBlanks::keep : SentenceBlanks::drop;
+  if (folder.empty() && flags.language != "english") {
+    throw config_error(
+        {.what = fmt::format("there is no sentence splitter for '{}'", printable(flags.language)),
+         .where = "--lang",
+         .fix = "Name the folder of one with --punkt-model, or set NLTK_DATA"});
   }
-  const auto splitter = std::make_shared<PunktSplitter>(
-      folder, flags.keep_newlines ? SentenceBlanks::keep : SentenceBlanks::drop);
+  if (folder.empty())
+    notice("sentences are split by the built-in rules for English (--punkt-model takes nltk's model)");
+  const auto splitter = std::make_shared<PunktSplitter>(folder.empty() ? PunktSplitter::english(blanks)
+                                                                       : PunktSplitter(folder, blanks));
   return [splitter](std::string_view text) { return splitter->split(text); };
 }
 
@@ -150,9 +152,7 @@ int preprocess_command(std::span<const std::string> args) {
   const auto tokenizer = build_tokenizer(flags.tokenizer);
   if (flags.options.split_sentences) flags.options.splitter = build_splitter(flags);
   const bool terminal = ::isatty(STDERR_FILENO) != 0;
-  double seconds = 0;
-  flags.options.progress = [&](const PreprocessProgress& progress) {
-    seconds = progress.seconds;
+  flags.options.progress = [terminal](const PreprocessProgress& progress) {
     show_progress(progress, terminal);
   };
   const PreprocessResult result = preprocess(flags.options, *tokenizer);
@@ -161,7 +161,7 @@ int preprocess_command(std::span<const std::string> args) {
   if (result.blank_lines > 0) notice("{} blank lines were skipped", result.blank_lines);
   for (size_t i = 0; i < result.prefixes.size(); ++i) {
     print("{}: {} documents, {} sequences, {} tokens ({:.1f} s)", result.prefixes[i], result.documents,
-          result.sequences[i], result.tokens[i], seconds);
+          result.sequences[i], result.tokens[i], result.seconds);
   }
   return static_cast<int>(ExitCode::ok);
 }

@@ -1,17 +1,13 @@
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 
-#include <fcntl.h>
 #include <nlohmann/json.hpp>
-#include <sys/file.h>
-#include <unistd.h>
 
 #include "teratron/base/error.h"
 #include "teratron/base/file.h"
 #include "teratron/base/hash.h"
 #include "teratron/base/json.h"
 #include "teratron/base/log.h"
+#include "teratron/data/file_lock.h"
 #include "teratron/data/gpt_index.h"
 #include "teratron/data/indexed_dataset.h"
 
@@ -21,24 +17,6 @@ namespace {
 
 using nlohmann::json;
 namespace fs = std::filesystem;
-
-/// Held while one process builds; the others wait and then find the files.
-class FolderLock {
- public:
-  explicit FolderLock(const std::string& path)
-      : fd_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640)) {
-    if (fd_ < 0)
-      throw Fault(fmt::format("cannot create {}: {}", printable(path, 1000), std::strerror(errno)));
-    while (::flock(fd_, LOCK_EX) != 0 && errno == EINTR) {
-    }
-  }
-  ~FolderLock() { ::close(fd_); }
-  FolderLock(const FolderLock&) = delete;
-  FolderLock& operator=(const FolderLock&) = delete;
-
- private:
-  int fd_;
-};
 
 /// Hash of the first and last MiB: with size and time enough to notice that a file was replaced.
 std::string fingerprint(const InputFile& file) {
@@ -105,7 +83,8 @@ GPTIndex cached_gpt_index(const IndexedDataset& dataset, SequenceRange range, co
   const std::string stem =
       (fs::path(cache_path) / ("gpt-" + hash_to_hex(hash_text(description.dump())))).string();
   if (auto index = load(stem, description)) return *std::move(index);
-  const FolderLock lock(stem + ".lock");
+  const FileLock lock =
+      FileLock::wait(stem + ".lock");  // one builds; the others wait and then find the files
   if (auto index = load(stem, description)) return *std::move(index);
   const GPTIndex built = build();
   built.document_index.save(stem + "-document_index.npy");

@@ -1,11 +1,6 @@
 // Megatron-LM's indexed dataset: `<prefix>.bin` holds the tokens of all sequences without gaps,
 // `<prefix>.idx` says where each sequence lies and which sequences make up a document.
-//
-// .idx, little-endian and unaligned:
-//   9 bytes "MMIDIDX\0\0" | u64 version = 1 | u8 element code | u64 S sequences | u64 D = documents + 1
-//   i32[S] lengths in tokens | i64[S] byte offsets into .bin | i64[D] first sequence of each document, then S
-//   i8[S] modes, only in multimodal data (nothing in the file says so)
-// Element codes: 1 u8, 2 i8, 3 i16, 4 i32, 5 i64, 6 f64, 7 f32, 8 u16. Token data has an integer type.
+// The index has one of two formats (index_layout.h); both are read alike.
 #pragma once
 
 #include <cstdint>
@@ -15,18 +10,10 @@
 #include <vector>
 
 #include "teratron/base/dtype.h"
+#include "teratron/data/index_layout.h"
 #include "teratron/data/input_file.h"
 
 namespace teratron {
-
-/// Bytes of the .idx header and the codes of the element types.
-inline constexpr int64_t kIndexHeaderBytes = 34;
-inline constexpr char kIndexMagic[9] = {'M', 'M', 'I', 'D', 'I', 'D', 'X', '\0', '\0'};
-/// Throws UserError(data) for an unknown code; `where` names the file.
-Dtype dtype_of_index_code(uint8_t code, const std::string& where);
-uint8_t index_code_of(Dtype dtype);
-
-enum class DataModes : uint8_t { none, per_sequence };
 
 /// Read access to one prefix. Thread-safe; memory use does not depend on the size of the data.
 ///
@@ -40,9 +27,10 @@ class IndexedDataset {
   const std::string& prefix() const { return prefix_; }
   const InputFile& bin() const { return bin_; }
   const InputFile& idx() const { return idx_; }
-  Dtype dtype() const { return dtype_; }
-  int64_t sequences() const { return sequences_; }
-  int64_t documents() const { return table_entries_ - 1; }
+  IndexFormat format() const { return layout_.format; }
+  Dtype dtype() const { return layout_.dtype; }
+  int64_t sequences() const { return layout_.sequences; }
+  int64_t documents() const { return layout_.table_entries - 1; }
   int64_t tokens() const { return bin_.size() / element_size_; }
 
   int32_t length(int64_t sequence) const;
@@ -62,21 +50,21 @@ class IndexedDataset {
   void verify() const;
 
  private:
-  void check_header();
+  void check_files() const;
   void check_sequence(int64_t sequence) const;
   void check_document(int64_t document) const;
-  int64_t lengths_at(int64_t sequence) const { return kIndexHeaderBytes + 4 * sequence; }
-  int64_t pointers_at(int64_t sequence) const { return kIndexHeaderBytes + 4 * sequences_ + 8 * sequence; }
-  int64_t table_at(int64_t entry) const { return kIndexHeaderBytes + 12 * sequences_ + 8 * entry; }
+  void verify_sequences() const;
+  void verify_documents() const;
+  void verify_legacy_table() const;
+  int64_t pointer(int64_t sequence) const;
+  void read_pointers(int64_t first, std::span<int64_t> to) const;
 
   std::string prefix_;
   InputFile idx_;
   InputFile bin_;
   DataModes modes_;
-  Dtype dtype_ = Dtype::i32;
-  int64_t element_size_ = 4;
-  int64_t sequences_ = 0;
-  int64_t table_entries_ = 1;
+  IndexLayout layout_;
+  int64_t element_size_;
 };
 
 /// "corpus_text_document" of "corpus_text_document", "corpus_text_document.bin" or ".idx".

@@ -1,6 +1,7 @@
 #include "teratron/data/indexed_dataset_builder.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <limits>
 #include <utility>
 
@@ -47,12 +48,12 @@ bool write_tokens(OutputFile& file, Dtype dtype, std::span<const int32_t> tokens
 
 }  // namespace
 
-Dtype token_dtype(int64_t vocab_size) {
-  return vocab_size > 0 && vocab_size < 65500 ? Dtype::u16 : Dtype::i32;
+Dtype token_dtype(int64_t vocab_size, IndexFormat format) {
+  return format == IndexFormat::mmap && vocab_size > 0 && vocab_size < 65500 ? Dtype::u16 : Dtype::i32;
 }
 
-IndexedDatasetBuilder::IndexedDatasetBuilder(const std::string& prefix, Dtype dtype)
-    : dtype_(dtype), bin_(prefix + ".bin"), idx_(prefix + ".idx") {}
+IndexedDatasetBuilder::IndexedDatasetBuilder(const std::string& prefix, Dtype dtype, IndexFormat format)
+    : dtype_(dtype), format_(format), bin_(prefix + ".bin"), idx_(prefix + ".idx") {}
 
 void IndexedDatasetBuilder::add_sequence(std::span<const int32_t> tokens) {
   if (tokens.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max())) {
@@ -99,7 +100,7 @@ void IndexedDatasetBuilder::add_dataset(const IndexedDataset& other) {
   }
 }
 
-void IndexedDatasetBuilder::finalize() {
+void IndexedDatasetBuilder::write_index() {
   idx_.write_values(std::span<const char>(kIndexMagic));
   idx_.write_value(uint64_t{1});
   idx_.write_value(index_code_of(dtype_));
@@ -111,8 +112,35 @@ void IndexedDatasetBuilder::finalize() {
     idx_.write_value(pointer);
     pointer += length * size_of(dtype_);
   }
-  idx_.write_values(std::span<const int64_t>(table_));
   TERATRON_ASSERT(pointer == bin_.size(), "{} bytes in the index, {} written", pointer, bin_.size());
+}
+
+void IndexedDatasetBuilder::write_legacy_index() {
+  const auto count = static_cast<uint64_t>(lengths_.size());
+  idx_.write_values(std::span<const char>(kLegacyIndexMagic));
+  for (const uint64_t number :
+       {uint64_t{1}, uint64_t{index_code_of(dtype_)}, static_cast<uint64_t>(size_of(dtype_)), count, count,
+        static_cast<uint64_t>(table_.size())}) {
+    idx_.write_value(number);
+  }
+  for (uint64_t size = 0; size <= count; ++size) idx_.write_value(size);
+  int64_t token = 0;
+  idx_.write_value(token);
+  for (const int32_t length : lengths_) idx_.write_value(token += length);
+  for (const int32_t length : lengths_) idx_.write_value(static_cast<int64_t>(length));
+  TERATRON_ASSERT(token == tokens(), "{} tokens in the index, {} written", token, tokens());
+}
+
+void IndexedDatasetBuilder::finalize() {
+  if (format_ == IndexFormat::legacy) {
+    write_legacy_index();
+  } else {
+    write_index();
+  }
+  idx_.write_values(std::span<const int64_t>(table_));
+  // Whoever is killed between the two renames must not leave an old index beside new data.
+  std::error_code ignored;
+  std::filesystem::remove(idx_.path(), ignored);
   bin_.commit();
   idx_.commit();
 }

@@ -1,4 +1,4 @@
-// Writes Megatron-LM's indexed dataset, byte for byte (format: indexed_dataset.h).
+// Writes Megatron-LM's indexed dataset, byte for byte (formats: index_layout.h).
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "teratron/base/dtype.h"
+#include "teratron/data/index_layout.h"
 #include "teratron/data/output_file.h"
 
 namespace teratron {
@@ -14,14 +15,15 @@ namespace teratron {
 class IndexedDataset;
 
 /// Element type for a vocabulary: u16 below 65500 ids, else i32 (as Megatron-LM; 0 = unknown: i32).
-Dtype token_dtype(int64_t vocab_size);
+/// The legacy format always has i32.
+Dtype token_dtype(int64_t vocab_size, IndexFormat format = IndexFormat::mmap);
 
 /// Tokens go straight to the disk; 4 bytes per sequence and 8 per document stay in memory until finalize().
 /// Both files appear under their names only then, the index last.
 class IndexedDatasetBuilder {
  public:
   /// `dtype` is an integer type.
-  IndexedDatasetBuilder(const std::string& prefix, Dtype dtype);
+  IndexedDatasetBuilder(const std::string& prefix, Dtype dtype, IndexFormat format = IndexFormat::mmap);
 
   /// Appends a sequence to the current document. A token that the element type cannot hold is
   /// UserError(data).
@@ -37,7 +39,11 @@ class IndexedDatasetBuilder {
   int64_t tokens() const { return bin_.size() / size_of(dtype_); }
 
  private:
+  void write_index();
+  void write_legacy_index();
+
   Dtype dtype_;
+  IndexFormat format_;
   OutputFile bin_;
   OutputFile idx_;
   std::vector<int32_t> lengths_;

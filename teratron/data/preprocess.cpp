@@ -17,6 +17,7 @@
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
 #include "teratron/data/document_parser.h"
+#include "teratron/data/file_lock.h"
 #include "teratron/data/indexed_dataset.h"
 #include "teratron/data/indexed_dataset_builder.h"
 #include "teratron/data/text_source.h"
@@ -120,17 +121,45 @@ class Pipeline {
   std::vector<std::thread> threads_;
 };
 
+namespace fs = std::filesystem;
+
+FileLock lock_outputs(const fs::path& prefix) {
+  auto lock = FileLock::try_take(prefix.parent_path() / fmt::format(".{}.lock", prefix.filename().string()));
+  if (lock) return *std::move(lock);
+  throw config_error({.what = "another process is writing these files",
+                      .where = printable(prefix.string(), 1000),
+                      .fix = "Wait for it, or give another --output-prefix"});
+}
+
+/// Removes what a run that was killed left under temporary names (OutputFile's, and folders of parts).
+void remove_leftovers(const fs::path& prefix) {
+  const std::string name = prefix.filename().string();
+  const auto is_leftover = [&](const std::string& found) {
+    const bool file =
+        found.starts_with(fmt::format(".{}.bin.", name)) || found.starts_with(fmt::format(".{}.idx.", name));
+    return (file && found.ends_with(".tmp")) || found.starts_with(name + ".parts-");
+  };
+  const fs::path folder = prefix.has_parent_path() ? prefix.parent_path() : ".";
+  for (const std::string& found : list_directory(folder, ExitCode::config)) {
+    std::error_code ignored;
+    if (is_leftover(found)) fs::remove_all(folder / found, ignored);
+  }
+}
+
 /// The outputs of one key: one builder per partition.
 class KeyWriter {
  public:
   KeyWriter(std::string prefix, const PreprocessOptions& options, Dtype dtype)
       : prefix_(std::move(prefix)),
+        lock_(lock_outputs(prefix_)),
         options_(options),
         dtype_(dtype),
         folder_(prefix_ + ".parts-" + random_hex(8)) {
+    remove_leftovers(prefix_);
     if (options.partitions > 1) make_directories(folder_, ExitCode::config);
+    const IndexFormat format = options.partitions > 1 ? IndexFormat::mmap : options.format;
     for (int i = 0; i < options.partitions; ++i) {
-      parts_.push_back(std::make_unique<IndexedDatasetBuilder>(part_prefix(i), dtype));
+      parts_.push_back(std::make_unique<IndexedDatasetBuilder>(part_prefix(i), dtype, format));
     }
   }
   ~KeyWriter() {
@@ -163,7 +192,7 @@ class KeyWriter {
   void finalize() {
     for (auto& part : parts_) part->finalize();
     if (parts_.size() == 1) return;
-    IndexedDatasetBuilder whole(prefix_, dtype_);
+    IndexedDatasetBuilder whole(prefix_, dtype_, options_.format);
     for (int i = 0; i < options_.partitions; ++i) whole.add_dataset(IndexedDataset(part_prefix(i)));
     whole.finalize();
   }
@@ -178,6 +207,7 @@ class KeyWriter {
   }
 
   std::string prefix_;
+  FileLock lock_;
   const PreprocessOptions& options_;
   Dtype dtype_;
   std::string folder_;
@@ -230,19 +260,22 @@ void check(const PreprocessOptions& options, const Tokenizer& tokenizer) {
 PreprocessResult preprocess(const PreprocessOptions& options, const Tokenizer& tokenizer) {
   check(options, tokenizer);
   const auto start = Clock::now();
-  const auto folder = std::filesystem::path(options.output_prefix).parent_path();
+  const auto folder = fs::path(options.output_prefix).parent_path();
   if (!folder.empty()) make_directories(folder, ExitCode::config);
   std::vector<std::unique_ptr<KeyWriter>> writers;
   for (const std::string& key : options.json_keys) {
     writers.push_back(
         std::make_unique<KeyWriter>(fmt::format("{}_{}_{}", options.output_prefix, key,
                                                 options.split_sentences ? "sentence" : "document"),
-                                    options, token_dtype(tokenizer.vocab_size())));
+                                    options, token_dtype(tokenizer.vocab_size(), options.format)));
   }
   PreprocessResult result;
   PreprocessProgress progress{.total_bytes = total_bytes(options.inputs)};
+  const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
+  int64_t reported = -1;  // documents when `progress` was last called
   const auto report = [&] {
-    progress.seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    progress.seconds = seconds();
+    reported = result.documents;
     if (options.progress) options.progress(progress);
   };
   {
@@ -250,12 +283,12 @@ PreprocessResult preprocess(const PreprocessOptions& options, const Tokenizer& t
     while (const auto block = pipeline.next()) {
       for (size_t i = 0; i < writers.size(); ++i) writers[i]->add(block->keys[i], result.documents);
       count_bad_lines(*block, options, result);
-      const int64_t reported = result.documents / options.log_interval;
+      const int64_t intervals = result.documents / options.log_interval;
       result.documents += static_cast<int64_t>(block->keys[0].document_sequences.size());
       result.blank_lines += block->blank_lines;
       progress.documents = result.documents;
       progress.bytes = block->position;
-      if (result.documents / options.log_interval > reported) report();
+      if (result.documents / options.log_interval > intervals) report();
     }
   }
   for (const auto& writer : writers) {
@@ -265,7 +298,8 @@ PreprocessResult preprocess(const PreprocessOptions& options, const Tokenizer& t
     result.prefixes.push_back(writer->prefix());
   }
   result.bytes = progress.bytes;
-  report();
+  if (reported != result.documents) report();
+  result.seconds = seconds();
   return result;
 }
 

@@ -5,14 +5,20 @@
 // (one sequence each). Sequences without tokens are dropped; a document without tokens stays as an empty document
 // (2.6: is left out).
 //
-// One thread reads, `workers` threads parse and tokenize, one writes: memory is bounded, the order is that of the
-// input, and the bytes do not depend on the number of workers.
+// One thread reads, `workers` threads parse and tokenize, one writes: the order is that of the input, and the bytes do
+// not depend on the number of workers. Memory: 2 x workers + 2 blocks of 1 MiB of text (or one line, if it is longer) with
+// their tokens (4 bytes each), and for the index 4 bytes per sequence and 8 per document.
+//
+// The files appear under their names when they are complete. A run that was killed leaves temporary files behind; the
+// next one with the same prefix removes them and begins anew. Two at a time with one prefix are refused.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
+
+#include "teratron/data/index_layout.h"
 
 namespace teratron {
 
@@ -36,6 +42,7 @@ struct PreprocessOptions {
   bool split_sentences = false;       // names the output "sentence"; strings need a splitter
   SentenceSplitter splitter;          // may be empty
   bool drop_empty_documents = false;  // as Megatron-LM 2.6
+  IndexFormat format = IndexFormat::mmap;
   int workers = 1;
   /// Lines are dealt round-robin to this many parts, which are then joined: Megatron-LM's --partitions without
   /// --keep-sequential-samples. 1 keeps the order.
@@ -51,13 +58,15 @@ struct PreprocessResult {
   int64_t bad_lines = 0;
   int64_t blank_lines = 0;
   int64_t bytes = 0;
+  double seconds = 0;
   std::vector<int64_t> sequences, tokens;  // per key
   std::vector<std::string> prefixes;       // per key, of the files written
 };
 
 /// Throws UserError(data) naming file:line for the first wrong line beyond max_bad (broken JSON, invalid UTF-8,
 /// missing key, wrong type, too long, ids that the element type cannot hold), UserError(config) when
-/// `append_eod` meets a tokenizer without an end-of-document token. Nothing is left behind then.
+/// `append_eod` meets a tokenizer without an end-of-document token or another process writes the same files. Nothing
+/// is left behind then.
 PreprocessResult preprocess(const PreprocessOptions& options, const Tokenizer& tokenizer);
 
 }  // namespace teratron

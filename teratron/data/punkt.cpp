@@ -28,6 +28,24 @@ constexpr std::string_view kNonWord = R"x([)";}\]*:@'({\[!?])x";
 constexpr std::string_view kMultiChar = R"((?:-{2,}|\.{2,}|(?:\.\s){2,}\.))";
 constexpr int64_t kPieceCharacters = 1000000;
 
+/// For English without a model; periods inside are part of an abbreviation.
+constexpr std::string_view kEnglishAbbreviations =
+    "a.d a.m adm al apr assn assoc aug ave b.a b.c b.s bldg blvd brig bros c.e ca capt cf cl cmdr co col "
+    "comdr corp cpl "
+    "d.c d.d.s d.phil dec dept dist dr e.g ed eds eq esq est etc feb fig figs fl ft gen gov hon hr i.e inc "
+    "jan jr jun "
+    "ll.b ll.d lt ltd m.a m.b.a m.d m.p maj mar messrs mfg mg mgr misc mme mr mrs ms msgr mt n.b n.y no nos "
+    "nov oct op "
+    "p.m p.s pg ph.d pl pp pres prof pt rd rep rev sec sen sept sgt sr st ste supt tel u.k u.n u.s u.s.a "
+    "univ v viz vol "
+    "vols vs yr yrs";
+constexpr std::string_view kEnglishStarters =
+    "although and as at because but during even he her his however i if in it its many most no nor on one "
+    "she since so "
+    "some still such that the their then there these they this those though thus under we what when where "
+    "while who why "
+    "with yet you";
+
 bool is_blank(uint32_t code) {
   return (unicode::characters()[code] & unicode::python_split) != 0;
 }
@@ -87,6 +105,16 @@ struct Candidate {
 struct Slice {
   size_t start, end;
 };
+
+std::unordered_set<std::string> words_of(std::string_view list) {
+  std::unordered_set<std::string> words;
+  for (size_t start = 0; start < list.size();) {
+    const size_t end = std::min(list.find(' ', start), list.size());
+    words.emplace(list.substr(start, end - start));
+    start = end + 1;
+  }
+  return words;
+}
 
 std::vector<std::string> read_lines(const std::filesystem::path& path) {
   const std::string text = read_text(path, {.kind = ExitCode::data});
@@ -342,7 +370,16 @@ PunktSplitter::PunktSplitter(const std::string& folder, SentenceBlanks blanks) {
   model_ = std::move(model);
 }
 
+PunktSplitter::PunktSplitter(std::unique_ptr<const Model> model) : model_(std::move(model)) {}
+PunktSplitter::PunktSplitter(PunktSplitter&&) noexcept = default;
 PunktSplitter::~PunktSplitter() = default;
+
+PunktSplitter PunktSplitter::english(SentenceBlanks blanks) {
+  auto model = std::make_unique<Model>(blanks);
+  model->abbreviations = words_of(kEnglishAbbreviations);
+  model->starters = words_of(kEnglishStarters);
+  return PunktSplitter(std::move(model));
+}
 
 std::vector<std::string> PunktSplitter::split(std::string_view text) const {
   std::vector<std::string> sentences;

@@ -22,6 +22,11 @@ class PunktSplitter {
  public:
   /// Reads a model; a missing or damaged file is UserError(data).
   PunktSplitter(const std::string& folder, SentenceBlanks blanks);
+  /// English without a trained model: the same algorithm with a list of usual abbreviations (Mr., e.g., No. ...), after
+  /// which a sentence ends only before words that rarely follow them (The, He, But ...). A single letter with a
+  /// period is an initial when a capital follows.
+  static PunktSplitter english(SentenceBlanks blanks);
+  PunktSplitter(PunktSplitter&&) noexcept;
   ~PunktSplitter();
 
   /// The sentences of a text of valid UTF-8. As Megatron-LM, pieces of 1,000,000 characters are cut one by one.
@@ -29,6 +34,7 @@ class PunktSplitter {
 
  private:
   struct Model;
+  explicit PunktSplitter(std::unique_ptr<const Model> model);
   std::unique_ptr<const Model> model_;
 };
 

@@ -30,6 +30,20 @@ TEST(Punkt, KeepNewlinesMatchesMegatron) {
   expect_sentences(SentenceBlanks::keep, "punkt-newlines_ss.jsonl");
 }
 
+TEST(Punkt, EnglishWithoutAModel) {
+  const PunktSplitter splitter = PunktSplitter::english(SentenceBlanks::drop);
+  const auto expect = [&](const std::string& text, const std::vector<std::string>& sentences) {
+    EXPECT_EQ(splitter.split(text), sentences) << text;
+  };
+  expect("Dr. Smith met J. R. Jones at 5 p.m. in the U.S. Senate. He left.",
+         {"Dr. Smith met J. R. Jones at 5 p.m. in the U.S. Senate.", "He left."});
+  expect("We met at 5 p.m. The rest is known, e.g. from letters (see fig. 3). Why? \"Because!\" she said.",
+         {"We met at 5 p.m.", "The rest is known, e.g. from letters (see fig. 3).", "Why?", "\"Because!\"",
+          "she said."});
+  expect("It costs 3.50 or so. Acme Inc. sells it... and more.",
+         {"It costs 3.50 or so.", "Acme Inc. sells it... and more."});
+}
+
 TEST(Punkt, OddTexts) {
   const PunktSplitter splitter(fixture("preprocess/punkt_tab").string(), SentenceBlanks::drop);
   for (const std::string text :

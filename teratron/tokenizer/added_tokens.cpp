@@ -39,31 +39,12 @@ size_t blanks_behind(std::string_view text, size_t end) {
 
 AddedTokenMatcher::AddedTokenMatcher(std::vector<AddedToken> tokens) : tokens_(std::move(tokens)) {
   std::erase_if(tokens_, [](const AddedToken& token) { return token.content.empty(); });
-  trie_.emplace_back();
   for (size_t i = 0; i < tokens_.size(); ++i) {
     const auto first = static_cast<uint8_t>(tokens_[i].content[0]);
     only_first_ = i == 0 || only_first_ == first ? first : 256;
     first_[first] = true;
-    uint32_t node = 0;
-    for (const char c : tokens_[i].content) {
-      const auto byte = static_cast<uint8_t>(c);
-      uint32_t next = child(node, byte);
-      if (next == 0) {
-        next = static_cast<uint32_t>(trie_.size());
-        auto& edges = trie_[node].next;
-        edges.insert(std::upper_bound(edges.begin(), edges.end(), std::pair(byte, next)), {byte, next});
-        trie_.emplace_back();
-      }
-      node = next;
-    }
-    trie_[node].token = static_cast<int32_t>(i);
+    trie_.insert(tokens_[i].content, static_cast<int32_t>(i));
   }
-}
-
-uint32_t AddedTokenMatcher::child(uint32_t node, uint8_t byte) const {
-  const auto& edges = trie_[node].next;
-  const auto found = std::lower_bound(edges.begin(), edges.end(), std::pair<uint8_t, uint32_t>(byte, 0));
-  return found != edges.end() && found->first == byte ? found->second : 0;
 }
 
 bool AddedTokenMatcher::find(std::string_view text, size_t from, Match& match) const {
@@ -75,19 +56,8 @@ bool AddedTokenMatcher::find(std::string_view text, size_t from, Match& match) c
     } else if (!first_[static_cast<uint8_t>(text[begin])]) {
       continue;
     }
-    int32_t longest = -1;
-    size_t end = begin;
-    uint32_t node = 0;
-    for (size_t i = begin; i < text.size(); ++i) {
-      node = child(node, static_cast<uint8_t>(text[i]));
-      if (node == 0) break;
-      if (trie_[node].token >= 0) {
-        longest = trie_[node].token;
-        end = i + 1;
-      }
-    }
-    if (longest >= 0) {
-      match = {begin, end, longest};
+    if (const auto found = trie_.longest(text.substr(begin)); found.bytes > 0) {
+      match = {begin, begin + found.bytes, found.value};
       return true;
     }
   }

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
+#include "teratron/tokenizer/byte_trie.h"
 #include "teratron/tokenizer/unicode.h"
 
 namespace teratron {
@@ -38,20 +38,15 @@ class AddedTokenMatcher {
   std::vector<Part> split(std::string_view text) const;
 
  private:
-  struct Node {
-    std::vector<std::pair<uint8_t, uint32_t>> next;  // sorted by byte
-    int32_t token = -1;
-  };
   struct Match {
     size_t begin, end;
     int32_t token;
   };
-  uint32_t child(uint32_t node, uint8_t byte) const;
   bool find(std::string_view text, size_t from, Match& match) const;
   bool stands_alone(std::string_view text, const Match& match) const;
 
   std::vector<AddedToken> tokens_;
-  std::vector<Node> trie_;
+  ByteTrie trie_;  // values: places in tokens_
   bool first_[256] = {};
   int only_first_ = -1;  // the one byte that all tokens begin with
 };

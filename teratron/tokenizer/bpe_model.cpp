@@ -71,10 +71,12 @@ void BpeModel::read_merges(const BpeSpec& spec) {
     }
     return found->second;
   };
+  size_t shared = 0;
   for (size_t rank = 0; rank < spec.merges.size(); ++rank) {
     const auto& [left, right] = spec.merges[rank];
     merged_.push_back(id(left + right, rank));
-    insert(id(left, rank), id(right, rank), static_cast<uint32_t>(rank));
+    if (!spec.shared_ranks || merged_[shared] != merged_[rank]) shared = rank;
+    insert(id(left, rank), id(right, rank), static_cast<uint32_t>(shared));
   }
 }
 

@@ -22,6 +22,7 @@ struct BpeSpec {
   std::string unk_token;       // stands for bytes without a token; empty: such bytes are dropped
   bool fuse_unk = false;       // a run of such bytes becomes one unk_token
   bool ignore_merges = false;  // a word that is a token is that token, whatever the merges say
+  bool shared_ranks = false;   // successive merges into one token have one rank
   std::string where;           // file, for messages
 };
 

@@ -1,5 +1,5 @@
 // Cuts text into the "words" that byte-level BPE works on, without a regex engine: hand-written scanners for
-// the three patterns in wide use. `emit(const char* begin, size_t bytes)` receives the words in order; they
+// the patterns in wide use. `emit(const char* begin, size_t bytes)` receives the words in order; they
 // cover the text. The text must be valid UTF-8.
 //
 //   gpt2    's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
@@ -7,6 +7,7 @@
 //   ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|
 //           \s+(?!\S)|\s+
 //   qwen2   as llama3, but numbers are cut into single digits
+//   tiktoken_v1   as qwen2 without the first alternative
 #pragma once
 
 #include <array>
@@ -19,9 +20,9 @@
 
 namespace teratron {
 
-enum class SplitPattern : uint8_t { gpt2, llama3, qwen2 };
+enum class SplitPattern : uint8_t { gpt2, llama3, qwen2, tiktoken_v1 };
 
-/// The pattern that a regex spells, if it is one of the three.
+/// The pattern that a regex spells, if it is one of them.
 std::optional<SplitPattern> recognise_pattern(std::string_view regex);
 
 /// The regex of a pattern, as tokenizer.json spells it.
@@ -37,9 +38,11 @@ class PreSplitter {
       case SplitPattern::gpt2:
         return split_gpt2(text, emit);
       case SplitPattern::llama3:
-        return split_llama3(text, 3, emit);
+        return split_llama3({.max_digits = 3, .contractions = true}, text, emit);
       case SplitPattern::qwen2:
-        return split_llama3(text, 1, emit);
+        return split_llama3({.max_digits = 1, .contractions = true}, text, emit);
+      case SplitPattern::tiktoken_v1:
+        return split_llama3({.max_digits = 1, .contractions = false}, text, emit);
     }
   }
 
@@ -168,16 +171,22 @@ class PreSplitter {
     }
   }
 
+  /// What the relatives of the llama3 pattern differ in.
+  struct Llama3 {
+    int max_digits;
+    bool contractions;
+  };
+
   /// End of the word of the llama3 pattern that starts at p.
-  const char* llama3_word(const char* p, const char* end, int max_digits) const {
+  const char* llama3_word(Llama3 variant, const char* p, const char* end) const {
     const char* const begin = p;
-    if (*p == '\'') {
+    if (variant.contractions && *p == '\'') {
       if (const size_t bytes = contraction_any_case(p, end)) return p + bytes;
     }
     const uint8_t kind = take(p);
     if (kind == letter) return run(p, end, letter);
     if (kind == number) {
-      for (int i = 1; i < max_digits && p < end && peek(p) == number; ++i) take(p);
+      for (int i = 1; i < variant.max_digits && p < end && peek(p) == number; ++i) take(p);
       return p;
     }
     const uint8_t following = p < end ? peek(p) : static_cast<uint8_t>(space);
@@ -195,12 +204,12 @@ class PreSplitter {
   }
 
   template <class Emit>
-  void split_llama3(std::string_view text, int max_digits, Emit& emit) const {
+  void split_llama3(Llama3 variant, std::string_view text, Emit& emit) const {
     const char* p = text.data();
     const char* const end = p + text.size();
     while (p < end) {
       const char* const begin = p;
-      p = llama3_word(p, end, max_digits);
+      p = llama3_word(variant, p, end);
       emit(begin, static_cast<size_t>(p - begin));
     }
   }

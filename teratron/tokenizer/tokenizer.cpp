@@ -9,13 +9,17 @@
 #include "teratron/tokenizer/gpt2_tokenizer.h"
 #include "teratron/tokenizer/hf_tokenizer.h"
 #include "teratron/tokenizer/null_tokenizer.h"
+#include "teratron/tokenizer/sentencepiece_tokenizer.h"
+#include "teratron/tokenizer/tiktoken_tokenizer.h"
 #include "teratron/tokenizer/vocab_files.h"
 
 namespace teratron {
 namespace {
 
-constexpr std::array kTypes = {"BertWordPieceCase", "BertWordPieceLowerCase", "GPT2BPETokenizer",
-                               "HuggingFaceTokenizer", "NullTokenizer"};
+constexpr std::array kTypes = {
+    "BertWordPieceCase",    "BertWordPieceLowerCase", "GPT2BPETokenizer", "GPTSentencePieceTokenizer",
+    "HuggingFaceTokenizer", "Llama2Tokenizer",        "NullTokenizer",    "SentencePieceTokenizer",
+    "TikTokenizer"};
 
 void require(const std::string& value, std::string_view flag, const TokenizerOptions& options) {
   if (!value.empty()) return;
@@ -45,14 +49,18 @@ std::unique_ptr<Tokenizer> build_gpt2(const TokenizerOptions& options) {
                                             is_head(options));
 }
 
-std::unique_ptr<Tokenizer> build_bert(const TokenizerOptions& options) {
-  require(options.vocab_file, "--vocab-file", options);
+void check_extra_ids(const TokenizerOptions& options) {
   constexpr int64_t kMostExtraIds = 1'000'000;
   if (options.vocab_extra_ids < 0 || options.vocab_extra_ids > kMostExtraIds) {
     throw config_error({.what = fmt::format("{} sentinel tokens are not possible", options.vocab_extra_ids),
                         .where = "--vocab-extra-ids",
                         .fix = fmt::format("use 0 to {}", kMostExtraIds)});
   }
+}
+
+std::unique_ptr<Tokenizer> build_bert(const TokenizerOptions& options) {
+  require(options.vocab_file, "--vocab-file", options);
+  check_extra_ids(options);
   BertOptions bert{.vocab_file = options.vocab_file,
                    .lower_case = options.type == "BertWordPieceLowerCase",
                    .extra_ids = options.vocab_extra_ids,
@@ -73,6 +81,29 @@ std::unique_ptr<Tokenizer> build_hugging_face(const TokenizerOptions& options) {
       read_hugging_face(file.string()), read_special_names(folder.string()), options.include_special_tokens);
 }
 
+std::unique_ptr<Tokenizer> build_sentencepiece(const TokenizerOptions& options) {
+  require(options.tokenizer_model, "--tokenizer-model", options);
+  check_extra_ids(options);
+  auto style = SentencePieceStyle::plain;
+  if (!is_head(options)) {
+    if (options.type == "SentencePieceTokenizer") style = SentencePieceStyle::added_tokens;
+    if (options.type == "Llama2Tokenizer") style = SentencePieceStyle::leading_bos;
+  }
+  return std::make_unique<SentencePieceTokenizer>(read_sentencepiece(options.tokenizer_model), style,
+                                                  options.vocab_extra_ids);
+}
+
+std::unique_ptr<Tokenizer> build_tiktoken(const TokenizerOptions& options) {
+  require(options.tokenizer_model, "--tokenizer-model", options);
+  return std::make_unique<TiktokenTokenizer>(
+      TiktokenOptions{.file = options.tokenizer_model,
+                      .pattern = options.tiktoken_pattern,
+                      .vocab_size = options.vocab_size,
+                      .special_count = options.tiktoken_num_special_tokens,
+                      .special_tokens = options.special_tokens,
+                      .head = is_head(options)});
+}
+
 }  // namespace
 
 std::unique_ptr<Tokenizer> build_tokenizer(const TokenizerOptions& options) {
@@ -88,6 +119,10 @@ std::unique_ptr<Tokenizer> build_tokenizer(const TokenizerOptions& options) {
     return build_bert(options);
   if (options.type == "HuggingFaceTokenizer") return build_hugging_face(options);
   if (options.type == "NullTokenizer") return build_null(options);
+  if (options.type == "TikTokenizer") return build_tiktoken(options);
+  if (options.type == "SentencePieceTokenizer" || options.type == "GPTSentencePieceTokenizer" ||
+      options.type == "Llama2Tokenizer")
+    return build_sentencepiece(options);
   throw config_error({.what = fmt::format("unknown tokenizer type '{}'", printable(options.type)),
                       .where = "--tokenizer-type",
                       .fix = fmt::format("use one of {}", fmt::join(kTypes, ", "))});

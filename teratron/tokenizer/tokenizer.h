@@ -33,12 +33,16 @@ struct TokenizerOptions {
   std::string type;  // Megatron's --tokenizer-type: GPT2BPETokenizer, HuggingFaceTokenizer, NullTokenizer...
   std::string vocab_file;
   std::string merge_file;
-  std::string tokenizer_model;  // file or folder with tokenizer.json; also --tokenizer-name-or-path
-  int64_t vocab_size = 0;       // NullTokenizer
+  /// File or folder with tokenizer.json (also --tokenizer-name-or-path), .model of SentencePiece, ranks of tiktoken.
+  std::string tokenizer_model;
+  int64_t vocab_size = 0;  // NullTokenizer, TikTokenizer
   int64_t vocab_extra_ids = 0;
   bool include_special_tokens =
       true;  // [CLS] ... [SEP], <|begin_of_text|>: off by --tokenizer-hf-no-include-special-tokens
-  std::string compat_version = "0.7";  // ids as of Megatron-LM 2.6, 0.7 or head
+  std::string compat_version = "0.7";   // ids as of Megatron-LM 2.6, 0.7 or head
+  std::string tiktoken_pattern = "v2";  // these three: tiktoken_tokenizer.h
+  int64_t tiktoken_num_special_tokens = 1000;
+  std::vector<std::string> special_tokens;
 };
 
 /// Reads the files and builds the tokenizer. Throws UserError(config) for a missing or unknown option and

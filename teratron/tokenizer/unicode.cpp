@@ -86,6 +86,11 @@ bool is_valid(std::string_view text) {
   return simdjson::validate_utf8(text.data(), text.size());
 }
 
+size_t well_formed_bytes(std::string_view text) {
+  size_t skip = 0;
+  return well_formed(text, &skip);
+}
+
 std::string replace_invalid(std::string_view text) {
   std::string out;
   out.reserve(text.size() + 16);

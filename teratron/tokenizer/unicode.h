@@ -66,6 +66,12 @@ inline uint32_t next(const char*& p) {
   return code;
 }
 
+/// Bytes of the sequence that its first byte announces; 1 for a byte that begins none.
+inline size_t sequence_bytes(char first) {
+  const auto byte = static_cast<uint8_t>(first);
+  return byte < 0xc0 ? 1 : byte < 0xe0 ? 2 : byte < 0xf0 ? 3 : 4;
+}
+
 /// The code point that ends at `p`, which is moved before it; `begin` < `p`. The text must be valid UTF-8.
 uint32_t previous(const char* begin, const char*& p);
 
@@ -73,6 +79,9 @@ void append(uint32_t code_point, std::string& out);
 
 /// True for well-formed UTF-8 (no surrogates, nothing overlong).
 bool is_valid(std::string_view text);
+
+/// Bytes of the well-formed sequence that `text` (not empty) begins with; 0 when it begins with none.
+size_t well_formed_bytes(std::string_view text);
 
 /// Each maximal ill-formed part becomes one U+FFFD, as in Python's errors="replace".
 std::string replace_invalid(std::string_view text);

@@ -1,5 +1,7 @@
 #include "teratron/train/training_run.h"
 
+#include <filesystem>
+
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <nlohmann/json.hpp>
@@ -77,6 +79,11 @@ int64_t TrainingRun::train_iters() const {
 std::string TrainingRun::config_json() const {
   nlohmann::json config = nlohmann::json::parse(to_json(args_));
   config["tokenizer_vocab_size"] = model_.vocabulary;
+  // Whoever reads the checkpoint may be in another folder.
+  for (const char* const file : {"vocab_file", "merge_file", "tokenizer_model"}) {
+    if (config[file].is_string())
+      config[file] = std::filesystem::absolute(config[file].get<std::string>()).lexically_normal().string();
+  }
   return config.dump();
 }
 

@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""Runs the fuzz targets, each for some seconds from seeds that are valid inputs; fails when one of them finds anything.
+
+    python tests/fuzz/fuzz.py --build build/fuzz --seconds 10
+
+What a target finds stays in <build>/tests/fuzz_*.found; run the target with that file to see it again.
+"""
+import argparse
+import gzip
+import json
+import lzma
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FIXTURES = ROOT / "tests/fixtures"
+
+
+def legacy_index(lengths, documents):
+    """The old format of an index of i32 tokens."""
+    ends = [0]
+    for length in lengths:
+        ends.append(ends[-1] + length)
+    numbers = [1, 4, 4, len(lengths), len(lengths), len(documents), *range(len(lengths) + 1), *ends, *lengths, *documents]
+    return b"TNTIDX\0\0" + struct.pack(f"<{len(numbers)}q", *numbers)
+
+
+def idx_seeds():
+    for path in sorted((FIXTURES / "corpora").glob("*.idx")):
+        size = path.with_suffix(".bin").stat().st_size
+        if size < 65536:
+            yield struct.pack("<H", size) + path.read_bytes()
+    yield struct.pack("<H", 24) + legacy_index([3, 1, 2], [0, 2, 3])
+
+
+def jsonl_seeds():
+    lines = (FIXTURES / "preprocess/docs.jsonl").read_bytes().split(b"\n")
+    yield b"\n".join(lines[:8])
+    yield b'{"text": "Dr. No said: \\"Why?\\" He left.", "t": ["a", "\\ud83d\\ude00"]}\n{"text": 1}\n\n{"t'
+    yield gzip.compress(lines[0], mtime=0)
+    yield lzma.compress(lines[0])
+
+
+def tokenizer(**parts):
+    alphabet = [chr(c) for c in [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)]]
+    vocab = {token: i for i, token in enumerate([*alphabet, "th", "the", "Ġthe"])}
+    return json.dumps({"added_tokens": [{"id": 259, "content": "<|endoftext|>", "special": True, "lstrip": True}],
+                       "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "use_regex": True},
+                       "model": {"type": "BPE", "vocab": vocab, "merges": ["t h", ["th", "e"], "Ġ the"]},
+                       **parts}).encode()
+
+
+def tokenizer_json_seeds():
+    yield tokenizer()
+    split = {"type": "Split", "pattern": {"Regex": "[a-z]+|\\s"}, "behavior": "MergedWithNext", "invert": False}
+    yield tokenizer(
+        normalizer={"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]},
+        pre_tokenizer={"type": "Sequence", "pretokenizers": [
+            split, {"type": "Digits", "individual_digits": True},
+            {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]},
+        post_processor={"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<|endoftext|>"}},
+                                                                 {"Sequence": {"id": "A"}}],
+                        "special_tokens": {"<|endoftext|>": {"ids": [259]}}})
+
+
+def field(number, value):
+    """One field of a protocol buffer; ints stay below 128, bytes below 16384."""
+    if isinstance(value, int):
+        return bytes([number << 3 & 0x7f | (0x80 if number > 15 else 0)]) + (bytes([number >> 4]) if number > 15 else b"") + \
+            bytes([value])
+    if isinstance(value, float):
+        return bytes([number << 3 | 5]) + struct.pack("<f", value)
+    size = bytes([len(value)]) if len(value) < 128 else bytes([len(value) & 0x7f | 0x80, len(value) >> 7])
+    return bytes([number << 3 | 2]) + size + value
+
+
+def sentencepiece_seeds():
+    def piece(text, score, kind=1):
+        return field(1, field(1, text.encode()) + field(2, score) + field(3, kind))
+
+    pieces = piece("<unk>", 0.0, 2) + piece("<s>", 0.0, 3) + piece("</s>", 0.0, 3)
+    words = "".join(piece(w, -i - 1.0).decode("latin-1") for i, w in enumerate(["▁", "a", "l", "o", "lo", "▁the"]))
+    pieces += words.encode("latin-1") + piece("world", 0.0, 4) + piece("aa", -1.0, 5)
+    for kind in (1, 2):
+        yield pieces + field(2, field(3, kind)) + field(3, field(3, 1) + field(4, 0))
+    # Rules: one unit that matches nothing.
+    yield pieces + field(3, field(2, struct.pack("<I", 8) + struct.pack("<II", 0, 0) + b"x\0"))
+
+
+SEEDS = {"fuzz_idx": idx_seeds, "fuzz_jsonl": jsonl_seeds, "fuzz_tokenizer_json": tokenizer_json_seeds,
+         "fuzz_sentencepiece": sentencepiece_seeds}
+
+
+def run(target, seconds, folder):
+    corpus = pathlib.Path(folder) / target.name
+    corpus.mkdir()
+    for i, seed in enumerate(SEEDS[target.name]()):
+        (corpus / str(i)).write_bytes(seed)
+    return subprocess.Popen(
+        [target, f"-max_total_time={seconds}", "-timeout=20", "-rss_limit_mb=3000", "-verbosity=0", "-print_final_stats=1",
+         f"-artifact_prefix={target}.found", corpus],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1",
+             "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"})
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/fuzz")
+    parser.add_argument("--seconds", type=int, default=10)
+    args = parser.parse_args()
+    failed = False
+    with tempfile.TemporaryDirectory() as folder:
+        running = [(name, run(args.build / "tests" / name, args.seconds, folder)) for name in SEEDS]
+        for name, process in running:
+            output = process.communicate()[0]
+            executions = [line.split()[-1] for line in output.splitlines() if "number_of_executed_units" in line]
+            print(f"{name}: {executions[0] if executions else '?'} inputs in {args.seconds} s, "
+                  f"{'nothing found' if process.returncode == 0 else 'FAILED'}")
+            if process.returncode != 0:
+                failed = True
+                print(output[-6000:])
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

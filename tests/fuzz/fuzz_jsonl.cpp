@@ -1,0 +1,47 @@
+// Any input of preprocess, compressed or not.
+#include "tests/fuzz/scratch.h"
+
+#include "teratron/base/error.h"
+#include "teratron/data/document_parser.h"
+#include "teratron/data/punkt.h"
+#include "teratron/data/text_source.h"
+#include "teratron/tokenizer/byte_alphabet.h"
+#include "teratron/tokenizer/gpt2_tokenizer.h"
+
+namespace {
+
+teratron::BpeSpec bytes_and_a_few_words() {
+  teratron::BpeSpec spec;
+  const auto add = [&](const std::string& token) {
+    spec.vocab.emplace_back(token, static_cast<int32_t>(spec.vocab.size()));
+  };
+  for (int byte = 0; byte < 256; ++byte) add(teratron::spell_bytes(std::string(1, static_cast<char>(byte))));
+  spec.merges = {{"t", "h"}, {"th", "e"}, {"a", "a"}, {"aa", "aa"}};
+  for (const auto& [left, right] : spec.merges) add(left + right);
+  add("<|endoftext|>");
+  return spec;
+}
+
+struct Setup {
+  teratron::fuzz::Scratch scratch;
+  teratron::Gpt2BpeTokenizer tokenizer{bytes_and_a_few_words(), true};
+  teratron::PunktSplitter splitter = teratron::PunktSplitter::english(teratron::SentenceBlanks::keep);
+};
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static const Setup setup;
+  teratron::PreprocessOptions options{.json_keys = {"text", "t"}, .append_eod = true};
+  options.splitter = [](std::string_view text) { return setup.splitter.split(text); };
+  const std::string path = setup.scratch.write("a.jsonl", {data, size});
+  try {
+    teratron::LineReader reader({path}, 4096);
+    while (auto block = reader.next()) {
+      options.split_sentences = !options.split_sentences;
+      teratron::tokenize_block(*std::move(block), options, setup.tokenizer);
+    }
+  } catch (const teratron::UserError&) {
+  }
+  return 0;
+}
