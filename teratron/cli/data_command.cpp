@@ -83,7 +83,7 @@ void show_document(const IndexedDataset& dataset, int64_t document, const Tokeni
     const std::string head = fmt::format("document {} sequence {}", document, s);
     const char* const more = count < dataset.length(s) ? " ..." : "";
     if (tokenizer == nullptr) {
-      print("{}: {}{}", head, fmt::join(tokens, " "), more);
+      teratron::print("{}: {}{}", head, fmt::join(tokens, " "), more);
       continue;
     }
     check_tokens(dataset, s, tokens, tokenizer->vocab_size());

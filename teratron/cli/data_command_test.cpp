@@ -112,7 +112,7 @@ TEST_F(DataCommands, InspectShowsLengthsAndADocument) {
 TEST_F(DataCommands, OldFormat) {
   auto args = preprocess_arguments("old");
   for (const char* const implementation : {"lazy", "cached"}) {
-    args.insert(args.end(), {"--dataset-impl", implementation});
+    *(std::find(args.begin(), args.end(), "--dataset-impl") + 1) = implementation;
     output(preprocess_command, args);
     const std::string text = output(data_command, {"inspect", path("old_text_document")});
     EXPECT_NE(text.find("cached, lazy"), std::string::npos) << text;
@@ -162,7 +162,7 @@ TEST_F(DataCommands, WrongCommandLines) {
   EXPECT_EQ(failure(preprocess_command, {"--input", path("in.jsonl"), "--output-prefix", path("a")}),
             ExitCode::config);
   auto args = preprocess_arguments("a");
-  args.insert(args.end(), {"--dataset-impl", "other"});
+  *(std::find(args.begin(), args.end(), "--dataset-impl") + 1) = "other";
   EXPECT_EQ(failure(preprocess_command, args), ExitCode::config);
   std::ofstream(folder_ / "in.jsonl", std::ios::app) << "broken\n";
   EXPECT_EQ(failure(preprocess_command, preprocess_arguments("a")), ExitCode::data);

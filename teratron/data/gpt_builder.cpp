@@ -3,10 +3,16 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <map>
+#include <sstream>
 #include <utility>
 
+#include <nlohmann/json.hpp>
+
 #include "teratron/base/error.h"
+#include "teratron/base/file.h"
+#include "teratron/base/json.h"
 #include "teratron/base/log.h"
 #include "teratron/data/blend.h"
 
@@ -165,7 +171,45 @@ void check(const GPTDataOptions& options) {
   if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
 }
 
+std::vector<std::string> words_of(const std::string& text) {
+  std::istringstream stream(text);
+  return {std::istream_iterator<std::string>(stream), {}};
+}
+
 }  // namespace
+
+std::vector<std::string> read_data_args(const std::string& path) {
+  std::vector<std::string> items = words_of(read_text(path, {.kind = ExitCode::data}));
+  if (items.empty()) {
+    throw data_error({.what = "holds no dataset",
+                      .where = printable(path, 1000),
+                      .fix = "Write into it what --data-path takes"});
+  }
+  return items;
+}
+
+std::array<std::vector<std::string>, 3> read_per_split_data_args(const std::string& path) {
+  const nlohmann::json file = read_json(path, {.kind = ExitCode::data});
+  const auto reject = [&](std::string what) {
+    throw data_error({.what = std::move(what),
+                      .where = printable(path, 1000),
+                      .fix = "Give a list of texts under each of train, valid and test"});
+  };
+  std::array<std::vector<std::string>, 3> items;
+  for (size_t split = 0; split < 3; ++split) {
+    const auto found = file.is_object() ? file.find(kSplitNames[split]) : file.end();
+    if (found == file.end()) reject(fmt::format("\"{}\" is missing", kSplitNames[split]));
+    if (found->is_string()) {
+      items[split] = words_of(found->get<std::string>());
+    } else if (found->is_array() &&
+               std::all_of(found->begin(), found->end(), [](const auto& item) { return item.is_string(); })) {
+      items[split] = found->get<std::vector<std::string>>();
+    } else if (!found->is_null()) {
+      reject(fmt::format("\"{}\" is no list of texts", kSplitNames[split]));
+    }
+  }
+  return items;
+}
 
 GPTDatasets build_gpt_datasets(const GPTDataOptions& options) {
   check(options);

@@ -32,6 +32,12 @@ struct GPTDataOptions {
   std::string cache_path;  // "": indices are built in memory
 };
 
+/// The items of --data-path out of a file, with white space between. UserError(data) for a file that holds none.
+std::vector<std::string> read_data_args(const std::string& path);
+/// The items of train, valid and test out of a JSON file {"train": [...], "valid": [...], "test": [...]}; a text with
+/// blanks stands for a list. UserError(data) for anything else.
+std::array<std::vector<std::string>, 3> read_per_split_data_args(const std::string& path);
+
 /// Null: the split has no share, no path or no data.
 struct GPTDatasets {
   std::shared_ptr<const Dataset> train, valid, test;

@@ -60,6 +60,7 @@ void SentencePieceModel::add_piece(int32_t id) {
                         piece.type == PieceType::unused;
   if (!(ordinary ? ordinary_ : reserved_).emplace(piece.text, id).second)
     throw damaged(spec_, fmt::format("the piece '{}' appears twice", printable(piece.text)));
+  longest_piece_ = std::max(longest_piece_, piece.text.size());
   if (ordinary && spec_.kind == SentencePieceSpec::Kind::unigram) trie_.insert(piece.text, id);
   switch (piece.type) {
     case PieceType::normal:

@@ -69,6 +69,7 @@ class SentencePieceModel {
   SentencePieceNormalizer normalizer_;
   ByteTrie no_pieces_;
   std::optional<SentencePieceNormalizer> denormalizer_;
+  size_t longest_piece_ = 4;  // in bytes; an unknown character has up to 4
   int32_t unknown_ = -1;
   int32_t byte_ids_[256];
   float lowest_score_ = 0, highest_score_ = 0;  // of normal pieces

@@ -9,6 +9,7 @@ namespace teratron {
 namespace {
 
 constexpr float kUnknownPenalty = 10.0f;
+constexpr float kLowestSum = -100'000.0f;  // below it, sums are counted from here anew, as by the library
 
 std::string_view first_character(std::string_view text) {
   return text.substr(0, unicode::sequence_bytes(text[0]));
@@ -17,19 +18,24 @@ std::string_view first_character(std::string_view text) {
 }  // namespace
 
 std::vector<SentencePieceModel::Segment> SentencePieceModel::best_path(std::string_view text) const {
-  // The best segmentation of the text up to a place. Sums are rounded to 32 bits at each place and compared in 64
-  // like the library's, or long texts would come out differently.
+  // The best segmentation of the text up to a place. Sums have 32 bits as the library's, or long texts and ties would
+  // come out differently.
   struct Best {
     int32_t id = -1;
     float score = 0;
     int32_t begin = -1;
   };
   std::vector<Best> best(text.size() + 1);
-  const auto offer = [&](size_t begin, size_t end, int32_t id, double score) {
-    if (best[end].begin >= 0 && score <= static_cast<double>(best[end].score)) return;
-    best[end] = {id, static_cast<float>(score), static_cast<int32_t>(begin)};
+  const auto offer = [&](size_t begin, size_t end, int32_t id, float score) {
+    if (best[end].begin >= 0 && score <= best[end].score) return;
+    best[end] = {id, score, static_cast<int32_t>(begin)};
   };
   for (size_t begin = 0; begin < text.size();) {
+    if (best[begin].score < kLowestSum) {
+      const float passed = best[begin].score;
+      const size_t last = std::min(text.size(), begin + longest_piece_);
+      for (size_t end = begin; end <= last; ++end) best[end].score -= passed;
+    }
     const float so_far = best[begin].score;
     const size_t character = first_character(text.substr(begin)).size();
     bool covered = false;
@@ -41,15 +47,14 @@ std::vector<SentencePieceModel::Segment> SentencePieceModel::best_path(std::stri
       const int32_t id = trie_.value(node);
       if (id < 0 || type(id) == PieceType::unused) continue;
       // A user-defined piece is to win against all others.
-      const double gain = type(id) == PieceType::user_defined
-                              ? static_cast<float>(end - begin) * highest_score_ - 0.1
-                              : static_cast<double>(score(id));
-      offer(begin, end, id, gain + static_cast<double>(so_far));
+      const float gain = type(id) == PieceType::user_defined
+                             ? static_cast<float>(end - begin) * highest_score_ - 0.1f
+                             : score(id);
+      offer(begin, end, id, gain + so_far);
       covered = covered || end - begin == character;
     }
     if (!covered) {
-      offer(begin, begin + character, unknown_,
-            static_cast<double>(lowest_score_ - kUnknownPenalty + so_far));
+      offer(begin, begin + character, unknown_, lowest_score_ - kUnknownPenalty + so_far);
     }
     begin += character;
   }

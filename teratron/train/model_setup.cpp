@@ -82,7 +82,10 @@ TokenizerOptions tokenizer_options(const Arguments& args) {
           .merge_file = args.merge_file.value_or(""),
           .tokenizer_model = args.tokenizer_model.value_or(""),
           .vocab_size = args.vocab_size.value_or(0),
-          .vocab_extra_ids = args.vocab_extra_ids};
+          .vocab_extra_ids = args.vocab_extra_ids,
+          .tiktoken_pattern = args.tiktoken_pattern,
+          .tiktoken_num_special_tokens = args.tiktoken_num_special_tokens,
+          .special_tokens = args.tokenizer_special_tokens};
 }
 
 GPTConfig gpt_config(const Arguments& args, int64_t tokenizer_size) {

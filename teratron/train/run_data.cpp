@@ -12,9 +12,12 @@ int64_t total_iterations(const Arguments& args) {
 
 GPTDataOptions data_options(const Arguments& args, const Tokenizer& tokenizer) {
   const SpecialTokens& special = tokenizer.special();
-  return {.data_path = args.data_path,
+  std::array<std::vector<std::string>, 3> per_split = {args.train_data_path, args.valid_data_path,
+                                                       args.test_data_path};
+  if (args.per_split_data_args_path) per_split = read_per_split_data_args(*args.per_split_data_args_path);
+  return {.data_path = args.data_args_path ? read_data_args(*args.data_args_path) : args.data_path,
           .split = args.split.value_or("969, 30, 1"),
-          .split_data_path = {args.train_data_path, args.valid_data_path, args.test_data_path},
+          .split_data_path = per_split,
           .mock_data = args.mock_data,
           .sequence_length = args.seq_length.value(),
           .seed = static_cast<uint32_t>(args.seed),

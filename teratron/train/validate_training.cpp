@@ -244,13 +244,22 @@ void check_precision(Validation& v) {
 
 void check_data(Validation& v) {
   Arguments& a = v.args;
-  const bool per_split =
+  const bool split_paths =
       !a.train_data_path.empty() || !a.valid_data_path.empty() || !a.test_data_path.empty();
-  if (a.mock_data && (per_split || !a.data_path.empty())) {
+  const bool per_split = split_paths || a.per_split_data_args_path;
+  const bool one_path = !a.data_path.empty() || a.data_args_path;
+  if (a.mock_data && (per_split || one_path)) {
     v.reject("mock_data", "mock_data and a dataset are both given", "Give one of them");
   }
-  if (per_split && !a.data_path.empty()) {
+  if (per_split && one_path) {
     v.reject("data_path", "data_path and a path per split are both given", "Give one kind of them");
+  }
+  if (!a.data_path.empty() && a.data_args_path) {
+    v.reject("data_args_path", "data_path and data_args_path are both given", "Give one of them");
+  }
+  if (split_paths && a.per_split_data_args_path) {
+    v.reject("per_split_data_args_path", "per_split_data_args_path and a path per split are both given",
+             "Give one of them");
   }
   if (per_split && a.split && v.chosen("split")) {
     v.reject("split", "split is given although every split has its own path", "Leave split out");
