@@ -1,26 +1,36 @@
 #!/usr/bin/env python3
-"""Encoding speed of GPT-2's tokenizer on one core: teratron, Hugging Face tokenizers and tiktoken (where installed).
+"""Speed of GPT-2's tokenizer: teratron, Hugging Face tokenizers and tiktoken (where installed), in one run.
 
-Every tokenizer gets each whole text as one document, starting with empty caches (a new process for teratron, a new
-object for the others); the best of a few rounds counts, reading and printing excluded. The ids must agree.
+First encoding on one core: every tokenizer gets each whole text as one document, starting with empty caches (a new
+process for teratron, a new object for the others); the best of a few rounds counts, in CPU seconds, reading and printing excluded.
+The ids must agree. Then preprocessing: the texts as JSON lines to .bin/.idx, `teratron preprocess` with 1 and 2 workers
+beside a loop of json, tokenizer and numpy in Python. MB are of text; CPU seconds are those of all threads.
 
-    python bench/tokenizer_speed.py --binary build/release/teratron --data ../shared/data
+    python bench/tokenizer_speed.py --binary build/release/teratron/cli/teratron --data ../shared/data
 """
 import argparse
 import json
 import os
 import pathlib
 import re
+import resource
 import subprocess
+import tempfile
 import time
 
 TEXTS = ["tinyshakespeare.txt", "wikitext2-test.txt", "wikitext2-valid.txt"]
 
 
 def timed(encode, text):
-    begin = time.perf_counter()
+    """CPU seconds, so that a busy machine does not count."""
+    begin = time.process_time()
     ids = encode(text)
-    return time.perf_counter() - begin, ids
+    return time.process_time() - begin, ids
+
+
+def cold(make):
+    """A runner that makes the tokenizer anew for each text."""
+    return lambda text: timed(make(), text)
 
 
 def teratron(binary, data):
@@ -29,7 +39,7 @@ def teratron(binary, data):
 
     def run(text):
         done = subprocess.run([binary, *flags], input=text.encode(), capture_output=True, check=True)
-        seconds = re.search(r"encoded in ([0-9.]+) s", done.stderr.decode())
+        seconds = re.search(r"([0-9.]+) s of CPU time", done.stderr.decode())
         return float(seconds[1]), [int(x) for x in done.stdout.split()]
     return run
 
@@ -37,12 +47,11 @@ def teratron(binary, data):
 def hugging_face(data):
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    def run(text):
+    def make():
         tokenizer = Tokenizer(models.BPE.from_file(str(data / "gpt2-vocab.json"), str(data / "gpt2-merges.txt")))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        seconds, encoding = timed(tokenizer.encode, text)
-        return seconds, encoding.ids
-    return run
+        return lambda text: tokenizer.encode(text).ids
+    return make
 
 
 def tiktoken(data):
@@ -55,28 +64,70 @@ def tiktoken(data):
     ranks = {bytes(byte_of[c] for c in token): i for token, i in vocab.items() if token != "<|endoftext|>"}
     pattern = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 
-    def run(text):
-        encoding = library.Encoding("gpt2-local", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
-        return timed(encoding.encode_ordinary, text)
-    return run
+    def make():
+        return library.Encoding("gpt2-local", pat_str=pattern, mergeable_ranks=ranks, special_tokens={}).encode_ordinary
+    return make
+
+
+def json_lines(data, folder, megabytes):
+    """The paragraphs of the texts, over and over with a number before each, as one file."""
+    paragraphs = [p for file in TEXTS for p in (data / file).read_text(encoding="utf-8").split("\n\n") if p.strip()]
+    path, size, number = folder / "texts.jsonl", 0, 0
+    with open(path, "w", encoding="utf-8") as out:
+        while size < megabytes * 1e6:
+            for paragraph in paragraphs:
+                text = f"{number} {paragraph}"
+                number += 1
+                size += len(text.encode())
+                out.write(json.dumps({"text": text}) + "\n")
+    return path, size
+
+
+def preprocess(binary, data, folder, peers, megabytes):
+    path, size = json_lines(data, folder, megabytes)
+    flags = ["preprocess", "--input", str(path), "--output-prefix", str(folder / "out"), "--append-eod", "--tokenizer-type",
+             "GPT2BPETokenizer", "--vocab-file", str(data / "gpt2-vocab.json"), "--merge-file", str(data / "gpt2-merges.txt"),
+             "--log-interval", "100000000"]
+
+    def report(name, seconds, cpu):
+        print(f"preprocess {size / 1e6:.0f} MB, {name}: {size / seconds / 1e6:.1f} MB/s, {size / cpu / 1e6:.1f} MB per CPU s",
+              flush=True)
+
+    for workers in (1, 2):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        begin = time.perf_counter()
+        subprocess.run([binary, *flags, "--workers", str(workers)], check=True, capture_output=True)
+        seconds = time.perf_counter() - begin
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        report(f"teratron, {workers} workers", seconds,
+               after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    import numpy
+    for name, encode in peers.items():
+        begin, cpu = time.perf_counter(), time.process_time()
+        with open(path, encoding="utf-8") as lines, open(folder / "peer.bin", "wb") as out:
+            for line in lines:
+                out.write(numpy.array(encode(json.loads(line)["text"]) + [50256], dtype=numpy.uint16).tobytes())
+        report(f"Python and {name}", time.perf_counter() - begin, time.process_time() - cpu)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--binary", default="build/release/teratron")
+    parser.add_argument("--binary", default="build/release/teratron/cli/teratron")
     parser.add_argument("--data", type=pathlib.Path, default=pathlib.Path("../shared/data"))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--preprocess-mb", type=int, default=100, help="0: leave preprocessing out")
     args = parser.parse_args()
     os.environ["RAYON_NUM_THREADS"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-    runners = {"teratron": teratron(args.binary, args.data)}
-    for name, make in (("tokenizers", hugging_face), ("tiktoken", tiktoken)):
+    runners, peers = {"teratron": teratron(args.binary, args.data)}, {}
+    for name, peer in (("tokenizers", hugging_face), ("tiktoken", tiktoken)):
         try:
-            runners[name] = make(args.data)
+            make = peer(args.data)
+            runners[name], peers[name] = cold(make), make()
         except ImportError:
             print(f"{name}: not installed, left out")
-    print("text".ljust(24) + "".join(f"{name:>20}" for name in runners) + "   (MB/s)")
+    print("text".ljust(24) + "".join(f"{name:>20}" for name in runners) + "   (MB per CPU second)")
     for file in TEXTS:
         raw = (args.data / file).read_bytes()
         text = raw.decode()
@@ -87,6 +138,9 @@ def main():
             same = "" if results[0][1] == reference else " DIFFERS"
             row += f"{len(raw) / min(seconds for seconds, _ in results) / 1e6:.1f}{same}".rjust(20)
         print(row, flush=True)
+    if args.preprocess_mb:
+        with tempfile.TemporaryDirectory() as folder:
+            preprocess(args.binary, args.data, pathlib.Path(folder), peers, args.preprocess_mb)
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ TEST_F(DataCommands, OldFormat) {
     output(preprocess_command, args);
     const std::string text = output(data_command, {"inspect", path("old_text_document")});
     EXPECT_NE(text.find("cached, lazy"), std::string::npos) << text;
-    EXPECT_NE(text.find("element type      i32"), std::string::npos) << text;
+    EXPECT_NE(text.find("element type      I32"), std::string::npos) << text;
     EXPECT_NE(output(data_command, {"verify", path("old_text_document")}).find("sound; 7 tokens"),
               std::string::npos);
   }

@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <chrono>
+#include <ctime>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -113,10 +114,13 @@ void encode(const Tokenizer& tokenizer, const EncodeFlags& flags) {
   std::vector<int32_t> ids;
   size_t bytes = 0;
   std::chrono::duration<double> spent{0};
+  std::clock_t cpu = 0;
   const auto encode_one = [&](const std::string& text) {
     ids.clear();
     const auto begin = std::chrono::steady_clock::now();
+    const std::clock_t cpu_begin = std::clock();
     tokenizer.encode(text, ids);
+    cpu += std::clock() - cpu_begin;
     spent += std::chrono::steady_clock::now() - begin;
     bytes += text.size();
     fmt::memory_buffer line;
@@ -129,7 +133,10 @@ void encode(const Tokenizer& tokenizer, const EncodeFlags& flags) {
     for (std::string line; std::getline(std::cin, line);) encode_one(line);
   }
   std::cout.flush();
-  if (flags.timing) notice("{} bytes encoded in {:.6f} s", bytes, spent.count());
+  if (flags.timing) {
+    notice("{} bytes encoded in {:.6f} s, {:.6f} s of CPU time", bytes, spent.count(),
+           static_cast<double>(cpu) / CLOCKS_PER_SEC);
+  }
 }
 
 std::vector<int32_t> parse_ids(const std::string& line, int64_t number, const Tokenizer& tokenizer) {

@@ -217,6 +217,37 @@ TEST(GPTBuilder, PrefixMayCarryASuffix) {
   EXPECT_NE(build_gpt_datasets(options).train, nullptr);
 }
 
+TEST(GPTBuilder, DataPathsFromFiles) {
+  TemporaryFolder folder;
+  const auto write = [&](const std::string& text) {
+    testing::write_bytes(folder / "paths", text);
+    return folder / "paths";
+  };
+  using Items = std::vector<std::string>;
+  EXPECT_EQ(read_data_args(write(" 0.3 a\n0.7\tb \n")), (Items{"0.3", "a", "0.7", "b"}));
+  const auto items =
+      read_per_split_data_args(write(R"({"train": ["1", "a"], "valid": "2 b", "test": null})"));
+  EXPECT_EQ(items[0], (Items{"1", "a"}));
+  EXPECT_EQ(items[1], (Items{"2", "b"}));
+  EXPECT_TRUE(items[2].empty());
+  const auto error_of = [](const auto& action) {
+    try {
+      action();
+    } catch (const UserError& error) {
+      EXPECT_EQ(error.exit_code(), ExitCode::data);
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_NE(error_of([&] { read_data_args(write(" \n")); }).find("holds no dataset"), std::string::npos);
+  EXPECT_NE(error_of([&] { read_data_args(folder / "none"); }).find("none"), std::string::npos);
+  for (const std::string text : {"[]", R"({"train": []})"}) {
+    EXPECT_NE(error_of([&] { read_per_split_data_args(write(text)); }).find("is missing"), std::string::npos);
+  }
+  EXPECT_NE(error_of([&] { read_per_split_data_args(write(R"({"train": [1]})")); }).find("no list of texts"),
+            std::string::npos);
+}
+
 TEST(GPTBuilder, MockData) {
   const GPTDataOptions options{
       .mock_data = true, .sequence_length = 8, .samples = {7, 3, 0}, .masks = {.vocab_size = 50}};

@@ -1,0 +1,188 @@
+// The old format of the index, and the borders of 31 and 32 bits in both, with files that are mostly holes.
+#include "teratron/data/index_layout.h"
+
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <numeric>
+
+#include <gtest/gtest.h>
+
+#include "teratron/base/error.h"
+#include "teratron/data/fixtures_for_test.h"
+#include "teratron/data/gpt_dataset.h"
+#include "teratron/data/indexed_dataset.h"
+#include "teratron/data/indexed_dataset_builder.h"
+
+namespace teratron {
+namespace {
+
+using testing::read_bytes;
+using testing::TemporaryFolder;
+using testing::write_bytes;
+
+std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const UserError& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::data);
+    return error.what();
+  }
+  return "";
+}
+
+std::string longs(std::initializer_list<int64_t> values) {
+  std::string bytes;
+  for (const int64_t value : values) bytes.append(reinterpret_cast<const char*>(&value), sizeof(value));
+  return bytes;
+}
+
+void write_legacy(const std::string& prefix) {
+  IndexedDatasetBuilder builder(prefix, Dtype::i32, IndexFormat::legacy);
+  builder.add_sequence(std::vector<int32_t>{1, 2, 3});
+  builder.add_sequence(std::vector<int32_t>{70000});
+  builder.end_document();
+  builder.end_document();
+  builder.add_sequence(std::vector<int32_t>{5, 6});
+  builder.end_document();
+  builder.finalize();
+}
+
+/// version, element code and size, sequences, sizes, documents + 1; first sizes; offsets; sizes; documents.
+const std::string kLegacyIndex =
+    std::string("TNTIDX\0\0", 8) + longs({1, 4, 4, 3, 3, 4, 0, 1, 2, 3, 0, 3, 4, 6, 3, 1, 2, 0, 2, 2, 3});
+
+TEST(LegacyIndex, BytesOfTheFormat) {
+  TemporaryFolder folder;
+  write_legacy(folder / "a");
+  EXPECT_EQ(read_bytes(folder / "a.idx"), kLegacyIndex);
+  EXPECT_EQ(read_bytes(folder / "a.bin"),
+            std::string("\1\0\0\0\2\0\0\0\3\0\0\0\x70\x11\1\0\5\0\0\0\6\0\0\0", 24));
+  EXPECT_EQ(token_dtype(100, IndexFormat::legacy), Dtype::i32);
+}
+
+TEST(LegacyIndex, IsReadLikeThePresentOne) {
+  TemporaryFolder folder;
+  write_legacy(folder / "a");
+  const IndexedDataset dataset(folder / "a");
+  dataset.verify();
+  EXPECT_EQ(dataset.format(), IndexFormat::legacy);
+  EXPECT_EQ(dataset.documents(), 3);
+  EXPECT_EQ(dataset.lengths(0, 3), (std::vector<int32_t>{3, 1, 2}));
+  EXPECT_EQ(dataset.document_starts(0, 4), (std::vector<int64_t>{0, 2, 2, 3}));
+  std::vector<int64_t> tokens;
+  for (int64_t s = 0; s < 3; ++s) dataset.read(s, 0, -1, tokens);
+  EXPECT_EQ(tokens, (std::vector<int64_t>{1, 2, 3, 70000, 5, 6}));
+  IndexedDatasetBuilder builder(folder / "b", Dtype::i32);  // merging converts
+  builder.add_dataset(dataset);
+  builder.finalize();
+  const IndexedDataset present(folder / "b");
+  present.verify();
+  EXPECT_EQ(present.format(), IndexFormat::mmap);
+  EXPECT_EQ(present.lengths(0, 3), dataset.lengths(0, 3));
+  EXPECT_EQ(read_bytes(folder / "b.bin"), read_bytes(folder / "a.bin"));
+}
+
+TEST(LegacyIndex, Fault25DamagedFilesAreRejected) {
+  TemporaryFolder folder;
+  write_legacy(folder / "a");
+  const auto error_of = [&](const std::string& idx, DataModes modes = DataModes::none) {
+    write_bytes(folder / "a.idx", idx);
+    return message_of([&] { IndexedDataset(folder / "a", modes).verify(); });
+  };
+  const auto changed = [](size_t number, int64_t value) {
+    std::string idx = kLegacyIndex;
+    std::memcpy(&idx[8 + 8 * number], &value, sizeof(value));
+    return idx;
+  };
+  EXPECT_EQ(error_of(kLegacyIndex), "");
+  for (size_t size = 0; size < kLegacyIndex.size(); ++size)
+    EXPECT_NE(error_of(kLegacyIndex.substr(0, size)), "") << size;
+  EXPECT_NE(error_of(kLegacyIndex, DataModes::per_sequence).find("has no modes"), std::string::npos);
+  const std::pair<size_t, const char*> numbers[] = {
+      {0, "version 7"},    {2, "has 7 bytes"}, {3, "sizes for 7"}, {4, "7 sizes"}, {5, "does not fit"},
+      {7, "first size 7"}, {11, "token 7"},    {13, "token 7"},    {14, "byte"},   {17, "document"}};
+  for (const auto& [number, expected] : numbers) {
+    EXPECT_NE(error_of(changed(number, 7)).find(expected), std::string::npos)
+        << number << error_of(changed(number, 7));
+  }
+  for (const int64_t value : {INT64_MIN, int64_t{-1}, INT64_MAX, int64_t{1} << 61}) {
+    for (size_t number = 0; number < 21; ++number) EXPECT_NE(error_of(changed(number, value)), "") << number;
+  }
+}
+
+/// A dataset whose .bin is a hole but for the last token of each sequence, which is the sequence's number plus 1.
+void write_sparse(const std::string& prefix, const std::vector<int32_t>& lengths) {
+  std::string idx("MMIDIDX\0\0\1\0\0\0\0\0\0\0\x08", 18);
+  const auto count = static_cast<int64_t>(lengths.size());
+  idx += longs({count, count + 1});
+  idx.append(reinterpret_cast<const char*>(lengths.data()), lengths.size() * sizeof(int32_t));
+  std::ofstream bin(prefix + ".bin", std::ios::binary);
+  int64_t token = 0;
+  for (int64_t s = 0; s < count; ++s) {
+    idx += longs({2 * token});
+    token += lengths[static_cast<size_t>(s)];
+    bin.seekp(2 * token - 2);
+    bin.put(static_cast<char>(s + 1)).put('\0');
+  }
+  for (int64_t d = 0; d <= count; ++d) idx += longs({d});
+  write_bytes(prefix + ".idx", idx);
+}
+
+TEST(Borders, TokensBeyond32Bits) {
+  TemporaryFolder folder;
+  const std::vector<int32_t> lengths = {1 << 30, INT32_MAX, 1 << 30, INT32_MAX - 1, 3};
+  write_sparse(folder / "a", lengths);  // 6.4e9 tokens, 12.9e9 bytes, some blocks on the disk
+  const auto data = std::make_shared<IndexedDataset>(folder / "a");
+  data->verify();
+  EXPECT_EQ(data->tokens(), std::accumulate(lengths.begin(), lengths.end(), int64_t{0}));
+  for (int64_t s = 0; s < data->sequences(); ++s) {
+    std::vector<int64_t> tokens;
+    data->read(s, lengths[static_cast<size_t>(s)] - 2, 2, tokens);
+    EXPECT_EQ(tokens, (std::vector<int64_t>{0, s + 1}));
+  }
+  // Samples of 2^20 tokens: every sample index entry follows from plain division of the place in the row of tokens.
+  const GPTIndexOptions options{.sequence_length = 1 << 20, .samples = 8000};
+  const GPTIndex index = build_gpt_index({0, 5}, lengths, options);
+  EXPECT_EQ(index.epochs, 2);
+  std::vector<int64_t> starts = {0};
+  for (int64_t e = 0; e < index.document_index.rows(); ++e)
+    starts.push_back(starts.back() + lengths[static_cast<size_t>(index.document_index.at(e))]);
+  EXPECT_EQ(index.samples(), (starts.back() - 1) >> 20);
+  for (int64_t i = 0; i <= index.samples(); ++i) {
+    const int64_t place =
+        starts[static_cast<size_t>(index.sample_index.at(i, 0))] + index.sample_index.at(i, 1);
+    ASSERT_EQ(place, i << 20) << i;
+  }
+  const GPTDataset dataset(data, index, options, {});
+  Sample sample;
+  dataset.get(index.samples() - 1, sample);
+  EXPECT_EQ(sample.tokens.size(), size_t{1} << 20);
+}
+
+TEST(Borders, SequencesBeyond32Bits) {
+  TemporaryFolder folder;
+  for (const int64_t count : {(int64_t{1} << 31) + 3, (int64_t{1} << 32) + 3}) {
+    write_bytes(folder / "a.bin", "");
+    std::string head("MMIDIDX\0\0\1\0\0\0\0\0\0\0\x08", 18);
+    head += longs({count, count + 1});
+    {
+      std::ofstream idx(folder / "a.idx", std::ios::binary);
+      idx << head;
+      idx.seekp(34 + 12 * count + 8 * count);  // all documents but the last border start at sequence 0
+      idx << longs({count});
+    }
+    const IndexedDataset dataset(folder / "a");
+    EXPECT_EQ(dataset.sequences(), count);
+    EXPECT_EQ(dataset.length(count - 1), 0);
+    EXPECT_EQ(dataset.lengths(count - 3, 3), (std::vector<int32_t>{0, 0, 0}));
+    EXPECT_EQ(dataset.document_start(count), count);
+    EXPECT_EQ(dataset.document_of(count - 1), count - 1);
+    const std::string error = message_of(
+        [&] { build_gpt_index({count - 3, count}, std::vector<int32_t>{1, 2, 3}, {.sequence_length = 1}); });
+    EXPECT_NE(error.find("more than Megatron-LM's index can address"), std::string::npos) << error;
+  }
+}
+
+}  // namespace
+}  // namespace teratron
