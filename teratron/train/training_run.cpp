@@ -81,7 +81,7 @@ std::string TrainingRun::config_json() const {
   config["tokenizer_vocab_size"] = model_.vocabulary;
   // Whoever reads the checkpoint may be in another folder.
   for (const char* const file : {"vocab_file", "merge_file", "tokenizer_model"}) {
-    if (config[file].is_string())
+    if (config.contains(file) && config[file].is_string())
       config[file] = std::filesystem::absolute(config[file].get<std::string>()).lexically_normal().string();
   }
   return config.dump();
