@@ -14,12 +14,13 @@ PEER = Path(__file__).with_name("torch_gpt.py")
 
 
 def ours(args):
-    with tempfile.NamedTemporaryFile(suffix=".json") as result:
-        subprocess.run([*args.teratron.split(), "bench", "--shape", args.shape, "--json", result.name,
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        subprocess.run([*args.teratron.split(), "bench", "--shape", args.shape, "--json", result,
                         "--steps", str(args.steps), "--warm-up-seconds", str(args.warm_up_seconds),
                         "--profiled-steps", "0", *micro_batch_flags(args)],
                        check=True, stdout=subprocess.DEVNULL)
-        return json.load(result)
+        return json.loads(result.read_text())
 
 
 def micro_batch_flags(args):

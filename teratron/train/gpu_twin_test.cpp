@@ -30,7 +30,7 @@ struct Bound {
   double relative;
   double negligible = 1e-3;
 };
-constexpr Bound fp64{1e-11}, fp32{1e-5}, fp16{1e-2, 5e-3}, bf16{3e-2, 5e-3};
+constexpr Bound fp64{1e-11}, fp32{1e-5}, fp16{1e-2, 1e-2}, bf16{3e-2, 1e-2};
 
 void expect_close(const TestVariant& variant, const StepResult& actual, const StepResult& expected,
                   Bound bound) {
