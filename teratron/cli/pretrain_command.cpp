@@ -1,12 +1,91 @@
 #include "teratron/cli/pretrain_command.h"
 
+#include <atomic>
+#include <memory>
+#include <mutex>
+
 #include <ATen/Parallel.h>
+#include <unistd.h>
 
 #include "teratron/base/log.h"
-#include "teratron/comm/single_world.h"
+#include "teratron/cli/build_info.h"
+#include "teratron/cli/same_settings.h"
+#include "teratron/comm/world.h"
+#include "teratron/train/device.h"
+#include "teratron/train/model_setup.h"
 #include "teratron/train/pretrain.h"
 
 namespace teratron {
+namespace {
+
+/// What this process was told to do; or why it cannot.
+struct Order {
+  ParsedArguments parsed;
+  WorldOptions world;
+  std::optional<UserError> error;
+
+  Instructions instructions() const {
+    if (error) return {.error = error};
+    return {.settings = to_json(parsed.args), .version = TERATRON_VERSION};
+  }
+};
+
+/// The last words of a rank that its GPU keeps from leaving.
+void leave_at_once(const Fault& fault) {
+  error_line(fault.what());
+  _exit(static_cast<int>(fault.exit_code()));
+}
+
+WorldOptions world_options(const Arguments& args, const Launch& launch) {
+  WorldOptions options{.timeout = std::chrono::minutes(args.distributed_timeout_minutes)};
+  if (args.distributed_timeout_seconds_after_init) {
+    options.timeout_after_start = std::chrono::seconds(*args.distributed_timeout_seconds_after_init);
+  }
+  if (choose_device(args).is_cuda()) {
+    options.gpu = static_cast<int>(launch.local_rank % gpu_count());
+    options.on_stuck = leave_at_once;
+  }
+  return options;
+}
+
+Order read_order(std::span<const std::string> args, const Launch& launch) {
+  Order order;
+  try {
+    order.parsed = parse_arguments("pretrain gpt", args);
+    if (order.parsed.help) return order;
+    finish(order.parsed, launch.size);
+    order.world = world_options(order.parsed.args, launch);
+  } catch (const UserError& error) {
+    if (launch.size == 1) throw;
+    order.error = error;  // told once, when all ranks have met
+  }
+  return order;
+}
+
+/// Rank threads share the process's signal handlers. Installed when the ranks have met: until then a signal
+/// simply ends the process.
+class SharedSignals {
+ public:
+  const StopSignals& get() {
+    const std::lock_guard lock(mutex_);
+    if (!signals_) signals_ = std::make_unique<StopSignals>();
+    return *signals_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unique_ptr<StopSignals> signals_;
+};
+
+ExitCode run_rank(const Order& order, World& world, const StopSignals& signals) {
+  const Mesh everyone({}, world);
+  const Agreement agreement = agree_on(order.instructions(), *everyone.world().communicator);
+  if (!agreement.agreed) return agreement.code;
+  if (order.parsed.args.num_threads) at::set_num_threads(static_cast<int>(*order.parsed.args.num_threads));
+  return pretrain(order.parsed, world, signals);
+}
+
+}  // namespace
 
 int pretrain_command(std::span<const std::string> args) {
   if (!args.empty() && (args[0] == "--help" || args[0] == "-h")) {
@@ -19,15 +98,17 @@ int pretrain_command(std::span<const std::string> args) {
                         .where = "pretrain",
                         .fix = "Write `teratron pretrain gpt FLAGS...`"});
   }
-  ParsedArguments parsed = parse_arguments("pretrain gpt", args.subspan(1));
-  if (parsed.help) {
+  const Launch launch = read_launch(process_environment);
+  const Order order = read_order(args.subspan(1), launch);
+  if (order.parsed.help) {
     print_line(arguments_help("teratron pretrain gpt [FLAGS]"));
     return 0;
   }
-  SingleWorld world;
-  finish(parsed, world.size());
-  if (parsed.args.num_threads) at::set_num_threads(static_cast<int>(*parsed.args.num_threads));
-  return static_cast<int>(pretrain(parsed, world, StopSignals()));
+  SharedSignals signals;
+  std::atomic<int> code = 0;
+  run_world(launch, order.world,
+            [&](World& world) { code = static_cast<int>(run_rank(order, world, signals.get())); });
+  return code;
 }
 
 }  // namespace teratron

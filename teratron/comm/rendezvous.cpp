@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include "teratron/base/error.h"
+#include "teratron/base/fault_point.h"
 
 namespace teratron {
 namespace {
@@ -15,23 +16,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kLookAround{500};  // how often a waiting rank looks for a deadlock
 
-std::string ranks_in_words(const std::vector<int64_t>& ranks) {
-  return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
-}
-
 }  // namespace
-
-std::string to_string(const Call& call) {
-  if (call.dtype.empty()) return call.operation;
-  return fmt::format("{} {} [{}]", call.operation, call.dtype, fmt::join(call.shape, ", "));
-}
 
 Meeting::Meeting(Rendezvous& home, std::vector<int64_t> ranks)
     : home_(home), ranks_(std::move(ranks)), places_(ranks_.size()), buffers_(ranks_.size()) {}
-
-std::string Meeting::group_name() const {
-  return fmt::format("group [{}]", fmt::join(ranks_, " "));
-}
 
 void Meeting::release_all() {
   for (size_t i = 0; i < places_.size(); ++i) {
@@ -49,18 +37,11 @@ void Meeting::fail(const std::string& reason) {
 
 /// The calls of all ranks where they differ, else nothing.
 std::string Meeting::mismatch() const {
-  std::vector<std::pair<const Call*, std::vector<int64_t>>> kinds;
-  for (size_t i = 0; i < places_.size(); ++i) {
-    auto it =
-        std::find_if(kinds.begin(), kinds.end(), [&](const auto& k) { return *k.first == places_[i].call; });
-    if (it == kinds.end()) it = kinds.insert(kinds.end(), {&places_[i].call, {}});
-    it->second.push_back(ranks_[i]);
-  }
-  if (kinds.size() == 1) return "";
-  std::vector<std::string> parts;
-  for (const auto& [call, ranks] : kinds) parts.push_back(ranks_in_words(ranks) + ": " + to_string(*call));
-  return fmt::format("the ranks of {} differ at their collective {}: {}", group_name(), opened_ + 1,
-                     fmt::join(parts, "; "));
+  const auto same = [&](const Place& place) { return place.call == places_[0].call; };
+  if (std::all_of(places_.begin(), places_.end(), same)) return "";
+  std::vector<std::string> calls;
+  for (const Place& place : places_) calls.push_back(to_string(place.call));
+  return difference(ranks_, calls, opened_ + 1);
 }
 
 std::string Meeting::where_they_are(const std::vector<int64_t>& missing) const {
@@ -68,11 +49,10 @@ std::string Meeting::where_they_are(const std::vector<int64_t>& missing) const {
   for (int64_t place : missing) {
     const auto& rank = home_.ranks_[ranks_[place]];
     const Place& last = places_[place];
-    std::string where = "is computing or stuck outside of any collective";
+    std::string where = to_string(Whereabouts{.waits_in = rank.waits_in.value_or(""),
+                                              .last_number = last.calls,
+                                              .last_call = to_string(last.call)});
     if (rank.finished) where = "has ended";
-    if (rank.waits_in) where = "waits in " + *rank.waits_in;
-    if (last.calls > 0)
-      where += fmt::format(" (here its last was collective {}, {})", last.calls, to_string(last.call));
     parts.push_back(fmt::format("rank {} {}", ranks_[place], where));
   }
   return fmt::format("{}", fmt::join(parts, "; "));
@@ -130,7 +110,7 @@ void Meeting::arrive(Lock& lock, int64_t rank, Call call, Buffers mine) {
     return places;
   };
   wait(lock, {.rank = rank,
-              .what = fmt::format("{} (collective {} of {})", to_string(place.call), sequence, group_name()),
+              .what = collective_in_words(to_string(place.call), sequence, ranks_),
               .ready = [&] { return opened_ >= sequence; },
               .missing = missing});
 }
@@ -149,6 +129,7 @@ void Meeting::leave(Lock& lock, int64_t rank) {
 }
 
 void Meeting::collective(int64_t rank, Call call, Buffers mine, const Part& part) {
+  fault_point("comm.collective");
   Lock lock(home_.mutex_);
   arrive(lock, rank, std::move(call), mine);
   lock.unlock();
@@ -159,7 +140,8 @@ void Meeting::collective(int64_t rank, Call call, Buffers mine, const Part& part
     error = std::current_exception();
   }
   lock.lock();
-  if (error) fail(fmt::format("rank {} failed inside a collective of {}", ranks_[rank], group_name()));
+  if (error)
+    fail(fmt::format("rank {} failed inside a collective of {}", ranks_[rank], group_in_words(ranks_)));
   leave(lock, rank);
   if (error) std::rethrow_exception(error);
 }
@@ -175,11 +157,11 @@ void Meeting::send(int64_t from, int64_t to, const Call& call, std::span<const s
 void Meeting::receive(int64_t from, int64_t to, const Call& call, std::span<std::byte> bytes) {
   Lock lock(home_.mutex_);
   auto& box = mail_[{from, to}];
-  wait(lock,
-       {.rank = to,
-        .what = fmt::format("receive {} from rank {} in {}", to_string(call), ranks_[from], group_name()),
-        .ready = [&] { return !box.empty(); },
-        .missing = [&] { return std::vector<int64_t>{from}; }});
+  wait(lock, {.rank = to,
+              .what = fmt::format("receive {} from rank {} in {}", to_string(call), ranks_[from],
+                                  group_in_words(ranks_)),
+              .ready = [&] { return !box.empty(); },
+              .missing = [&] { return std::vector<int64_t>{from}; }});
   if (!failure_.empty()) throw Fault(failure_);
   const Message message = std::move(box.front());
   box.pop_front();

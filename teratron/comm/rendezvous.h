@@ -24,17 +24,9 @@
 #include <string>
 #include <vector>
 
+#include "teratron/comm/call.h"
+
 namespace teratron {
-
-/// What a rank asks for. The ranks of a group must all ask for the same.
-struct Call {
-  std::string operation;  // "all_reduce(sum)"
-  std::string dtype;
-  std::vector<int64_t> shape;
-  bool operator==(const Call&) const = default;
-};
-
-std::string to_string(const Call& call);
 
 /// The memory that a rank brings to a collective.
 struct Buffers {
@@ -87,7 +79,6 @@ class Meeting {
   void fail(const std::string& reason);
   std::string mismatch() const;
   std::string where_they_are(const std::vector<int64_t>& missing) const;
-  std::string group_name() const;
 
   Rendezvous& home_;
   const std::vector<int64_t> ranks_;  // global

@@ -6,30 +6,12 @@
 #include <fmt/format.h>
 
 #include "teratron/base/error.h"
-#include "teratron/base/tensor_dtype.h"
-#include "teratron/comm/cpu_reduce.h"
+#include "teratron/comm/tensor_call.h"
 
 namespace teratron {
 namespace {
 
 using All = std::span<const Buffers>;
-
-Dtype reducible_dtype(at::ScalarType type) {
-  const std::optional<Dtype> dtype = dtype_of(type);
-  TERATRON_ASSERT(dtype && can_reduce(*dtype), "no reduction of {}", c10::toString(type));
-  return *dtype;
-}
-
-std::string reduce_name(std::string_view operation, ReduceOp op) {
-  static constexpr std::string_view kNames[] = {"sum", "avg", "max", "min"};
-  return fmt::format("{}({})", operation, kNames[static_cast<size_t>(op)]);
-}
-
-Call call_of(std::string operation, const at::Tensor& tensor) {
-  TERATRON_ASSERT(tensor.defined() && tensor.is_cpu() && tensor.is_contiguous(),
-                  "{} wants a contiguous CPU tensor", operation);
-  return {std::move(operation), c10::toString(tensor.scalar_type()), tensor.sizes().vec()};
-}
 
 Buffers buffers_of(const at::Tensor& input, const at::Tensor& output) {
   return {input.const_data_ptr(), output.data_ptr()};
@@ -64,7 +46,7 @@ class ThreadCommunicator final : public Communicator {
   /// Rank r reduces the r-th part of all tensors and writes it into all of them: nobody else touches that
   /// part.
   Work all_reduce(at::Tensor tensor, ReduceOp op) override {
-    Call call = call_of(reduce_name("all_reduce", op), tensor);
+    Call call = cpu_call_of(reduce_name("all_reduce", op), tensor);
     const Reduction reduction{reducible_dtype(tensor.scalar_type()), op};
     const int64_t item = tensor.element_size();
     const int64_t begin = tensor.numel() * rank_ / size(), end = tensor.numel() * (rank_ + 1) / size();
@@ -78,8 +60,8 @@ class ThreadCommunicator final : public Communicator {
   }
 
   Work reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
-    Call call = call_of(reduce_name("reduce_scatter", op), output);
-    check_parts(input, output);
+    Call call = cpu_call_of(reduce_name("reduce_scatter", op), output);
+    check_parts(input, output, size());
     const Reduction reduction{reducible_dtype(output.scalar_type()), op};
     meeting_.collective(rank_, std::move(call), buffers_of(input, output), [&](All all) {
       reduce(reduction, inputs_of(all), rank_ * output.numel(), output.numel(), all[rank_].output);
@@ -88,8 +70,8 @@ class ThreadCommunicator final : public Communicator {
   }
 
   Work all_gather(at::Tensor output, at::Tensor input) override {
-    Call call = call_of("all_gather", input);
-    check_parts(output, input);
+    Call call = cpu_call_of("all_gather", input);
+    check_parts(output, input, size());
     const auto bytes = static_cast<int64_t>(input.nbytes());
     meeting_.collective(rank_, std::move(call), buffers_of(input, output), [&](All all) {
       for (int64_t r = 0; r < size(); ++r)
@@ -100,14 +82,14 @@ class ThreadCommunicator final : public Communicator {
 
   Work broadcast(at::Tensor tensor, int64_t root) override {
     TERATRON_ASSERT(root >= 0 && root < size(), "root {} of {}", root, size());
-    Call call = call_of(fmt::format("broadcast(root {})", root), tensor);
+    Call call = cpu_call_of(fmt::format("broadcast(root {})", root), tensor);
     meeting_.collective(rank_, std::move(call), buffers_of(tensor, tensor),
                         [&](All all) { copy_bytes(all[rank_].output, all[root].input, tensor.nbytes()); });
     return {};
   }
 
   Work all_to_all(at::Tensor output, at::Tensor input) override {
-    Call call = call_of("all_to_all", input);
+    Call call = cpu_call_of("all_to_all", input);
     TERATRON_ASSERT(
         output.is_contiguous() && output.nbytes() == input.nbytes() && input.numel() % size() == 0,
         "{} elements into {} parts", input.numel(), size());
@@ -124,7 +106,7 @@ class ThreadCommunicator final : public Communicator {
     // All sends go out first: they are buffered, and a peer may wait for one of them.
     for (const PointToPoint& message : messages) {
       check_peer(message.peer);
-      const Call call = call_of("message", message.tensor);
+      const Call call = cpu_call_of("message", message.tensor);
       if (!message.send) continue;
       const auto* bytes = static_cast<const std::byte*>(message.tensor.const_data_ptr());
       meeting_.send(rank_, message.peer, call, {bytes, message.tensor.nbytes()});
@@ -132,7 +114,7 @@ class ThreadCommunicator final : public Communicator {
     for (const PointToPoint& message : messages) {
       if (message.send) continue;
       auto* bytes = static_cast<std::byte*>(message.tensor.data_ptr());
-      meeting_.receive(message.peer, rank_, call_of("message", message.tensor),
+      meeting_.receive(message.peer, rank_, cpu_call_of("message", message.tensor),
                        {bytes, message.tensor.nbytes()});
     }
     return {};
@@ -153,12 +135,6 @@ class ThreadCommunicator final : public Communicator {
   void abort(const std::string& reason) override { meeting_.abort(reason); }
 
  private:
-  void check_parts(const at::Tensor& whole, const at::Tensor& part) const {
-    TERATRON_ASSERT(whole.is_contiguous() && part.is_contiguous() &&
-                        whole.scalar_type() == part.scalar_type() && whole.numel() == size() * part.numel(),
-                    "{} elements are not {} times {}", whole.numel(), size(), part.numel());
-  }
-
   void check_peer(int64_t peer) const {
     TERATRON_ASSERT(peer >= 0 && peer < size(), "peer {} of {}", peer, size());
   }

@@ -1,7 +1,6 @@
 #include "teratron/train/arguments.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <iterator>
 
 #include "teratron/train/architecture.h"
@@ -34,11 +33,6 @@ Settings file_settings(const Settings& flags) {
   return settings;
 }
 
-std::optional<std::string> environment_variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value ? std::optional<std::string>(value) : std::nullopt;
-}
-
 void append(Settings& to, Settings&& from) {
   std::move(from.values.begin(), from.values.end(), std::back_inserter(to.values));
   std::move(from.problems.begin(), from.problems.end(), std::back_inserter(to.problems));
@@ -57,7 +51,7 @@ ParsedArguments parse_arguments(std::string_view program, std::span<const std::s
   if (parsed.help) return parsed;
   // From weakest to strongest: a named architecture, the environment, the file, the flags.
   Settings given;
-  read_accelerate_environment(environment_variable, given);
+  read_accelerate_environment(process_environment, given);
   append(given, file_settings(flags));
   append(given, std::move(flags));
   Settings settings = architecture_settings(schema, given);

@@ -2,11 +2,10 @@
 // of Accelerate with its megatron_lm_config section.
 #pragma once
 
-#include <functional>
-#include <optional>
 #include <string>
 
 #include "teratron/base/config.h"
+#include "teratron/base/environment.h"
 
 namespace teratron {
 
@@ -15,7 +14,6 @@ namespace teratron {
 void read_config_file(const std::string& path, const std::string& where, Settings& settings);
 
 /// What Accelerate's launcher says in MEGATRON_LM_* variables when ACCELERATE_USE_MEGATRON_LM is true.
-using Environment = std::function<std::optional<std::string>(const char* name)>;
 void read_accelerate_environment(const Environment& environment, Settings& settings);
 
 }  // namespace teratron

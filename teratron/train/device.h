@@ -14,6 +14,8 @@ namespace teratron {
 std::string device_name(at::Device device);
 /// Number of visible GPUs; 0 in a build without CUDA.
 int64_t gpu_count();
+/// The GPU that this process computes on; 0 unless its World chose another.
+at::Device current_gpu();
 /// Of PyTorch's caching allocator; nothing on CPU.
 std::optional<MemoryUse> device_memory(at::Device device);
 

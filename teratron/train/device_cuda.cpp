@@ -20,6 +20,10 @@ int64_t gpu_count() {
   return c10::cuda::device_count();
 }
 
+at::Device current_gpu() {
+  return {at::kCUDA, c10::cuda::current_device()};
+}
+
 std::optional<MemoryUse> device_memory(at::Device device) {
   if (device.is_cpu()) return std::nullopt;
   const auto statistics = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index());

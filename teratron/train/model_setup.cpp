@@ -65,7 +65,7 @@ at::Device choose_device(const Arguments& args) {
                         .fix = "Use --device cpu, or check the driver and CUDA_VISIBLE_DEVICES with "
                                "`teratron env`"});
   }
-  return args.device != "cpu" && present ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
+  return args.device != "cpu" && present ? current_gpu() : at::Device(at::kCPU);
 }
 
 MeshOptions mesh_options(const Arguments& args) {

@@ -1,0 +1,10 @@
+#!/bin/bash
+# A job on two machines without a scheduler. On each: examples/two_machines.sh ADDRESS_OF_MACHINE_0 0|1 COMMAND...
+# where COMMAND is what follows `teratron`: pretrain gpt FLAGS...
+# Both may be the same machine: try it with 127.0.0.1 and --use-cpu in FLAGS_OF_LAUNCH.
+set -euo pipefail
+address=${1:?address of machine 0} machine=${2:?0 or 1}
+shift 2
+read -r -a flags <<<"${FLAGS_OF_LAUNCH:-}"
+exec teratron launch --nnodes 2 --node-rank "$machine" --master-addr "$address" --max-restarts 3 \
+  --log-dir "logs/machine-$machine" "${flags[@]}" -- "$@"

@@ -1,0 +1,25 @@
+#include "teratron/cli/launch_command.h"
+
+#include "teratron/base/error.h"
+#include "teratron/base/log.h"
+#include "teratron/cli/launch_job.h"
+
+namespace teratron {
+
+int launch_command(std::span<const std::string> args) {
+  const std::optional<LaunchOptions> options = read_launch_options(args);
+  if (!options) return 0;
+  const SignalQueue signals;
+  for (int64_t attempt = 0;; ++attempt) {
+    const LaunchJob::Result result = LaunchJob(*options, attempt).run(signals);
+    if (result.failure.empty()) return result.code;
+    const bool again = result.code == static_cast<int>(ExitCode::retryable) && !result.interrupted;
+    if (!again || attempt == options->max_restarts) {
+      throw Fault(result.failure, static_cast<ExitCode>(result.code));
+    }
+    warn("{}", result.failure);
+    notice("starting all ranks again ({} of {})", attempt + 1, options->max_restarts);
+  }
+}
+
+}  // namespace teratron

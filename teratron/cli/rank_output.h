@@ -1,0 +1,35 @@
+// What a rank prints: all of it goes to its log file, what a user wants to see to the screen.
+#pragma once
+
+#include <deque>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <string_view>
+
+namespace teratron {
+
+class RankOutput {
+ public:
+  /// Throws UserError(config) if the log cannot be written.
+  RankOutput(std::filesystem::path log, bool on_screen);
+
+  void add_line(std::string_view line);
+  const std::filesystem::path& log() const { return log_; }
+  /// It has printed an "error:".
+  bool has_failed() const { return has_failed_; }
+  /// The iteration of the last loss line; 0 if there was none.
+  int64_t iteration() const { return iteration_; }
+  /// The last lines, from the first "error:" on if there is one.
+  std::string last_lines() const;
+
+ private:
+  std::filesystem::path log_;
+  std::ofstream file_;
+  const bool on_screen_;
+  bool has_failed_ = false;
+  int64_t iteration_ = 0;
+  std::deque<std::string> last_;
+};
+
+}  // namespace teratron

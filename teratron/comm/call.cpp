@@ -1,0 +1,52 @@
+#include "teratron/comm/call.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/ranges.h>
+
+namespace teratron {
+
+std::string to_string(const Call& call) {
+  if (call.dtype.empty()) return call.operation;
+  return fmt::format("{} {} [{}]", call.operation, call.dtype, fmt::join(call.shape, ", "));
+}
+
+std::string group_in_words(std::span<const int64_t> ranks) {
+  return fmt::format("group [{}]", fmt::join(ranks, " "));
+}
+
+std::string ranks_in_words(std::span<const int64_t> ranks) {
+  return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
+}
+
+std::string collective_in_words(const std::string& call, int64_t sequence, std::span<const int64_t> ranks) {
+  return fmt::format("{} (collective {} of {})", call, sequence, group_in_words(ranks));
+}
+
+std::string difference(std::span<const int64_t> ranks, std::span<const std::string> calls, int64_t sequence) {
+  std::vector<std::pair<std::string, std::vector<int64_t>>> kinds;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    auto it =
+        std::find_if(kinds.begin(), kinds.end(), [&](const auto& kind) { return kind.first == calls[i]; });
+    if (it == kinds.end()) it = kinds.insert(kinds.end(), {calls[i], {}});
+    it->second.push_back(ranks[i]);
+  }
+  if (kinds.size() <= 1) return "";
+  std::vector<std::string> parts;
+  for (const auto& [call, askers] : kinds) parts.push_back(ranks_in_words(askers) + ": " + call);
+  return fmt::format("the ranks of {} differ at their collective {}: {}", group_in_words(ranks), sequence,
+                     fmt::join(parts, "; "));
+}
+
+std::string to_string(const Whereabouts& whereabouts) {
+  std::string text = "is computing or stuck outside of any collective";
+  if (!whereabouts.waits_in.empty()) text = "waits in " + whereabouts.waits_in;
+  if (whereabouts.last_number > 0) {
+    text +=
+        fmt::format(" (here its last was collective {}, {})", whereabouts.last_number, whereabouts.last_call);
+  }
+  return text;
+}
+
+}  // namespace teratron

@@ -1,0 +1,39 @@
+// What a rank asks of its group: an entry of the ledger on which all ranks must agree.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace teratron {
+
+struct Call {
+  std::string operation;  // "all_reduce(sum)"
+  std::string dtype;
+  std::vector<int64_t> shape;
+  bool operator==(const Call&) const = default;
+};
+
+/// "all_reduce(sum) Float [4, 2]". Equal calls have equal texts and different calls different ones.
+std::string to_string(const Call& call);
+
+/// "group [0 2]" and "ranks 0, 2".
+std::string group_in_words(std::span<const int64_t> ranks);
+std::string ranks_in_words(std::span<const int64_t> ranks);
+/// "all_reduce(sum) Float [4, 2] (collective 7 of group [0 2])"
+std::string collective_in_words(const std::string& call, int64_t sequence, std::span<const int64_t> ranks);
+
+/// Which ranks ask for what at one place of the sequence, calls[i] being that of ranks[i]; "" if all agree.
+std::string difference(std::span<const int64_t> ranks, std::span<const std::string> calls, int64_t sequence);
+
+/// Where a rank is, seen from a group that waits for it: what it waits in ("" if it computes) and the last
+/// collective of this group that it asked for (number 0: none).
+struct Whereabouts {
+  std::string waits_in;
+  int64_t last_number = 0;
+  std::string last_call;
+};
+std::string to_string(const Whereabouts& whereabouts);
+
+}  // namespace teratron

@@ -1,0 +1,37 @@
+#include "teratron/comm/mpi_wire.h"
+
+#include <dlfcn.h>
+
+#include "teratron/base/error.h"
+
+namespace teratron {
+namespace {
+
+using Join = Wire* (*)();
+
+/// MPI loads plugins that look for its symbols among the global ones. It is never unloaded.
+void* library() {
+  return dlopen("libteratron_mpi.so", RTLD_NOW | RTLD_GLOBAL);
+}
+
+}  // namespace
+
+bool mpi_is_available() {
+  return library() != nullptr;
+}
+
+std::unique_ptr<Wire> join_mpi() {
+  void* handle = library();
+  void* symbol = handle ? dlsym(handle, "teratron_join_mpi") : nullptr;
+  if (!symbol) {
+    throw Fault(fmt::format(
+        "MPI cannot be used: {}. Install libopenmpi3 (to build with MPI: libopenmpi-dev), or start "
+        "the job with `teratron launch`",
+        dlerror()));
+  }
+  Wire* wire = reinterpret_cast<Join>(symbol)();
+  if (!wire) throw Fault("MPI_Init failed; MPI says why above");
+  return std::unique_ptr<Wire>(wire);
+}
+
+}  // namespace teratron

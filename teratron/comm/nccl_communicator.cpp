@@ -1,0 +1,283 @@
+#include "teratron/comm/nccl_communicator.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include "teratron/base/fault_point.h"
+#include "teratron/comm/process_communicator.h"
+#include "teratron/comm/tensor_call.h"
+
+namespace teratron {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+ncclDataType_t nccl_type(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return ncclFloat32;
+    case at::kDouble:
+      return ncclFloat64;
+    case at::kBFloat16:
+      return ncclBfloat16;
+    case at::kHalf:
+      return ncclFloat16;
+    case at::kLong:
+      return ncclInt64;
+    case at::kInt:
+      return ncclInt32;
+    case at::kByte:
+    case at::kBool:
+      return ncclUint8;
+    default:
+      break;
+  }
+  TERATRON_ASSERT(false, "no reduction of {}", c10::toString(type));
+}
+
+ncclRedOp_t nccl_op(ReduceOp op, at::ScalarType type) {
+  const bool flag = type == at::kBool;  // bytes of 0 and 1
+  switch (op) {
+    case ReduceOp::sum:
+      return flag ? ncclMax : ncclSum;
+    case ReduceOp::avg:
+      TERATRON_ASSERT(!flag, "an average of flags");
+      return ncclAvg;
+    case ReduceOp::max:
+      return ncclMax;
+    case ReduceOp::min:
+      return ncclMin;
+  }
+  TERATRON_ASSERT(false);
+}
+
+/// Sends and receives between `peers` equal parts, as one operation.
+ncclResult_t send_receive_all(const at::Tensor& output, const at::Tensor& input, int64_t peers,
+                              ncclComm_t comm, cudaStream_t stream) {
+  const size_t bytes = input.nbytes() / peers;
+  const auto* from = static_cast<const std::byte*>(input.const_data_ptr());
+  auto* to = static_cast<std::byte*>(output.data_ptr());
+  check_nccl(ncclGroupStart(), comm, "ncclGroupStart");
+  for (int peer = 0; peer < peers; ++peer) {
+    check_nccl(ncclSend(from + peer * bytes, bytes, ncclUint8, peer, comm, stream), comm, "ncclSend");
+    check_nccl(ncclRecv(to + peer * bytes, bytes, ncclUint8, peer, comm, stream), comm, "ncclRecv");
+  }
+  return ncclGroupEnd();
+}
+
+}  // namespace
+
+NcclCommunicator::NcclCommunicator(std::shared_ptr<ProcessRanks> ranks, const std::vector<int64_t>& group)
+    : ranks_(std::move(ranks)),
+      meeting_(ranks_->meeting(group)),
+      hosts_(process_communicator(ranks_, group)) {}
+
+NcclChannel& NcclCommunicator::main_channel() {
+  if (!main_) {
+    const std::string mine = rank() == 0 ? to_bytes(new_channel_id()) : "";
+    const ncclUniqueId id = channel_id_from(hosts_->all_gather_bytes(mine)[0]);
+    main_ =
+        std::move(NcclChannel::join({{id, static_cast<int>(size()), static_cast<int>(rank())}}, *ranks_)[0]);
+  }
+  return *main_;
+}
+
+/// Joins the channels to and from both neighbours, and sends a byte over each: NCCL connects two ranks when
+/// they first speak, which must not make one wait for the other later.
+void NcclCommunicator::make_ring() {
+  const int64_t n = size();
+  const int64_t next = (rank() + 1) % n, previous = (rank() + n - 1) % n;
+  const auto all = hosts_->all_gather_bytes(to_bytes(new_channel_id()) + to_bytes(new_channel_id()));
+  std::vector<NcclChannel::Plan> plans;
+  for (const int64_t peer : {next, previous}) {
+    if (peer == previous && n == 2) break;  // the same rank
+    for (const auto& [from, to] : {std::pair(rank(), peer), std::pair(peer, rank())}) {
+      // A rank's first identity is that of the channel to its next rank, its second to the one before.
+      const size_t offset = to == (from + 1) % n ? 0 : sizeof(ncclUniqueId);
+      plans.push_back({channel_id_from(all[from], offset), 2, from == rank() ? 0 : 1});
+      ring_places_.emplace_back(from, to);
+    }
+  }
+  ring_ = NcclChannel::join(plans, *ranks_);
+  const at::Tensor byte =
+      at::zeros({static_cast<int64_t>(ring_.size())}, at::device(at::kCUDA).dtype(at::kByte));
+  auto* place = static_cast<std::byte*>(byte.data_ptr());
+  c10::cuda::CUDAEvent ready;
+  ready.record();
+  check_nccl(ncclGroupStart(), nullptr, "ncclGroupStart");
+  for (size_t i = 0; i < ring_.size(); ++i, ++place) {
+    const ncclComm_t communicator = ring_[i]->communicator();
+    const c10::cuda::CUDAStream& stream = ring_[i]->stream();
+    ready.block(stream);
+    const bool sends = ring_places_[i].first == rank();
+    check_nccl(sends ? ncclSend(place, 1, ncclUint8, 1, communicator, stream)
+                     : ncclRecv(place, 1, ncclUint8, 0, communicator, stream),
+               communicator, "the first message");
+  }
+  check_nccl(ncclGroupEnd(), nullptr, "ncclGroupEnd");
+  for (const auto& channel : ring_) {
+    channel->settle(*ranks_, [] { return "neighbours of a group were not connected in time"; });
+    c10::cuda::CUDAEvent done;
+    done.record(channel->stream());
+    done.block(c10::cuda::getCurrentCUDAStream());
+  }
+}
+
+NcclChannel& NcclCommunicator::channel_for(int64_t from, int64_t to) {
+  const auto place = std::find(ring_places_.begin(), ring_places_.end(), std::pair(from, to));
+  return place == ring_places_.end() ? main_channel() : *ring_[place - ring_places_.begin()];
+}
+
+NcclCommunicator::Event NcclCommunicator::issue(const NcclChannel& channel, const Operation& operation) {
+  c10::cuda::CUDAEvent ready;
+  ready.record();
+  ready.block(channel.stream());
+  check_nccl(operation.enqueue(channel.communicator(), channel.stream()), channel.communicator(),
+             operation.what.c_str());
+  channel.settle(*ranks_, [&] { return meeting_->overdue(operation.what, operation.number); });
+  auto done = std::make_shared<c10::cuda::CUDAEvent>();
+  done->record(channel.stream());
+  pending_.push_back({operation.what, operation.number, done, Clock::now()});
+  return done;
+}
+
+Work NcclCommunicator::collective(const Call& call, std::vector<at::Tensor> tensors,
+                                  decltype(Operation::enqueue) enqueue) {
+  fault_point("comm.collective");
+  const int64_t number = meeting_->record(call);
+  const Lock lock(mutex_);
+  ranks_->check();
+  TERATRON_ASSERT(!closed_);
+  const Event done =
+      issue(main_channel(),
+            {.what = meeting_->in_words(call, number), .number = number, .enqueue = std::move(enqueue)});
+  return Work([done, ranks = ranks_, keep = std::move(tensors)] {
+    ranks->check();
+    done->block(c10::cuda::getCurrentCUDAStream());
+  });
+}
+
+Work NcclCommunicator::all_reduce(at::Tensor tensor, ReduceOp op) {
+  if (tensor.is_cpu()) return hosts_->all_reduce(tensor, op);
+  return collective(call_of(reduce_name("all_reduce", op), tensor), {tensor},
+                    [=](ncclComm_t comm, cudaStream_t stream) {
+                      return ncclAllReduce(tensor.data_ptr(), tensor.data_ptr(), tensor.numel(),
+                                           nccl_type(tensor.scalar_type()), nccl_op(op, tensor.scalar_type()),
+                                           comm, stream);
+                    });
+}
+
+Work NcclCommunicator::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) {
+  if (output.is_cpu()) return hosts_->reduce_scatter(output, input, op);
+  check_parts(input, output, size());
+  return collective(call_of(reduce_name("reduce_scatter", op), output), {output, input},
+                    [=](ncclComm_t comm, cudaStream_t stream) {
+                      return ncclReduceScatter(input.const_data_ptr(), output.data_ptr(), output.numel(),
+                                               nccl_type(output.scalar_type()),
+                                               nccl_op(op, output.scalar_type()), comm, stream);
+                    });
+}
+
+Work NcclCommunicator::all_gather(at::Tensor output, at::Tensor input) {
+  if (output.is_cpu()) return hosts_->all_gather(output, input);
+  check_parts(output, input, size());
+  return collective(call_of("all_gather", input), {output, input}, [=](ncclComm_t comm, cudaStream_t stream) {
+    return ncclAllGather(input.const_data_ptr(), output.data_ptr(), input.nbytes(), ncclUint8, comm, stream);
+  });
+}
+
+Work NcclCommunicator::broadcast(at::Tensor tensor, int64_t root) {
+  if (tensor.is_cpu()) return hosts_->broadcast(tensor, root);
+  TERATRON_ASSERT(root >= 0 && root < size(), "root {} of {}", root, size());
+  return collective(call_of(fmt::format("broadcast(root {})", root), tensor), {tensor},
+                    [=](ncclComm_t comm, cudaStream_t stream) {
+                      return ncclBroadcast(tensor.data_ptr(), tensor.data_ptr(), tensor.nbytes(), ncclUint8,
+                                           static_cast<int>(root), comm, stream);
+                    });
+}
+
+Work NcclCommunicator::all_to_all(at::Tensor output, at::Tensor input) {
+  if (output.is_cpu()) return hosts_->all_to_all(output, input);
+  const int64_t n = size();
+  TERATRON_ASSERT(output.is_contiguous() && output.nbytes() == input.nbytes() && input.numel() % n == 0,
+                  "{} elements into {} parts", input.numel(), n);
+  return collective(call_of("all_to_all", input), {output, input}, [=](ncclComm_t comm, cudaStream_t stream) {
+    return send_receive_all(output, input, n, comm, stream);
+  });
+}
+
+Work NcclCommunicator::exchange(std::vector<PointToPoint> messages) {
+  if (messages.empty()) return {};
+  if (messages[0].tensor.is_cpu()) return hosts_->exchange(std::move(messages));
+  const Lock lock(mutex_);
+  ranks_->check();
+  TERATRON_ASSERT(!closed_);
+  if (ring_.empty()) make_ring();
+  std::vector<Event> events;
+  // Sends first, for the sake of messages that share a channel.
+  std::stable_partition(messages.begin(), messages.end(),
+                        [](const PointToPoint& message) { return message.send; });
+  for (const PointToPoint& message : messages) {
+    const at::Tensor& tensor = message.tensor;
+    const int64_t peer = message.peer;
+    TERATRON_ASSERT(peer >= 0 && peer < size() && peer != rank(), "peer {} of {}", peer, size());
+    const Call call = call_of("message", tensor);
+    const NcclChannel& channel = message.send ? channel_for(rank(), peer) : channel_for(peer, rank());
+    const bool shared = &channel == main_.get();
+    const int there = shared ? static_cast<int>(peer) : message.send ? 1 : 0;
+    const auto enqueue = [&](ncclComm_t comm, cudaStream_t stream) {
+      return message.send ? ncclSend(tensor.const_data_ptr(), tensor.nbytes(), ncclUint8, there, comm, stream)
+                          : ncclRecv(tensor.data_ptr(), tensor.nbytes(), ncclUint8, there, comm, stream);
+    };
+    const std::string what = fmt::format("{} {} {} {}", message.send ? "send" : "receive", to_string(call),
+                                         message.send ? "to place" : "from place", peer);
+    events.push_back(issue(channel, {.what = what, .number = {}, .enqueue = enqueue}));
+  }
+  return Work([events, ranks = ranks_, keep = std::move(messages)] {
+    ranks->check();
+    for (const Event& event : events) event->block(c10::cuda::getCurrentCUDAStream());
+  });
+}
+
+std::vector<std::string> NcclCommunicator::all_gather_bytes(const std::string& bytes) {
+  return hosts_->all_gather_bytes(bytes);
+}
+
+void NcclCommunicator::barrier() {
+  hosts_->barrier();
+}
+
+void NcclCommunicator::abort(const std::string& reason) {
+  hosts_->abort(reason);
+  close();
+}
+
+std::optional<std::string> NcclCommunicator::trouble() {
+  std::optional<Pending> overdue;
+  {
+    const Lock lock(mutex_, std::try_to_lock);
+    if (!lock || closed_) return std::nullopt;  // whoever is at work here looks at errors himself
+    if (main_ && !main_->error().empty()) return main_->error();
+    for (const auto& channel : ring_) {
+      if (!channel->error().empty()) return channel->error();
+    }
+    std::erase_if(pending_, [](const Pending& pending) { return pending.done->query(); });
+    if (!pending_.empty() && Clock::now() - pending_.front().since > ranks_->timeout())
+      overdue = pending_.front();
+  }
+  if (!overdue) return std::nullopt;
+  return meeting_->overdue(overdue->what, overdue->number);
+}
+
+void NcclCommunicator::close() {
+  const Lock lock(mutex_);
+  closed_ = true;
+  pending_.clear();
+  ring_.clear();
+  main_.reset();
+}
+
+}  // namespace teratron

@@ -1,0 +1,77 @@
+// One GPU's endpoint of a group. Internal to nccl_world.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include <c10/cuda/CUDAEvent.h>
+
+#include "teratron/comm/communicator.h"
+#include "teratron/comm/nccl_channel.h"
+
+namespace teratron {
+
+/// Collectives of a group run on one channel, in order. Neighbours of the group's ring (as pipeline stages
+/// are) have a channel in each direction, so that a message never waits for another one; messages between
+/// other ranks share the collectives' channel. Channels are made when the first collective or message is
+/// issued: all ranks of the group must come to it.
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(std::shared_ptr<ProcessRanks> ranks, const std::vector<int64_t>& group);
+
+  int64_t rank() const override { return meeting_->rank(); }
+  int64_t size() const override { return meeting_->size(); }
+  Work all_reduce(at::Tensor tensor, ReduceOp op) override;
+  Work reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override;
+  Work all_gather(at::Tensor output, at::Tensor input) override;
+  Work broadcast(at::Tensor tensor, int64_t root) override;
+  Work all_to_all(at::Tensor output, at::Tensor input) override;
+  Work exchange(std::vector<PointToPoint> messages) override;
+  std::vector<std::string> all_gather_bytes(const std::string& bytes) override;
+  void barrier() override;
+  void abort(const std::string& reason) override;
+
+  /// For the watchdog: why the oldest work does not end (its time is over, or NCCL met an error); nothing
+  /// while all is well.
+  std::optional<std::string> trouble();
+  /// Gives the channels up.
+  void close();
+
+ private:
+  using Event = std::shared_ptr<c10::cuda::CUDAEvent>;
+  using Lock = std::unique_lock<std::mutex>;
+  struct Pending {
+    std::string what;
+    std::optional<int64_t> number;
+    Event done;
+    std::chrono::steady_clock::time_point since;
+  };
+  /// What to call on a channel, and what to say of it.
+  struct Operation {
+    std::string what;
+    std::optional<int64_t> number;  // in the ledger
+    std::function<ncclResult_t(ncclComm_t, cudaStream_t)> enqueue;
+  };
+
+  Work collective(const Call& call, std::vector<at::Tensor> tensors, decltype(Operation::enqueue) enqueue);
+  Event issue(const NcclChannel& channel, const Operation& operation);
+  NcclChannel& main_channel();
+  void make_ring();
+  /// The channel of messages between these ranks: that of the ring, or the collectives'.
+  NcclChannel& channel_for(int64_t from, int64_t to);
+
+  std::shared_ptr<ProcessRanks> ranks_;
+  std::unique_ptr<ProcessMeeting> meeting_;  // the ledger of what runs on the GPU
+  std::shared_ptr<Communicator> hosts_;      // the same group for what does not
+  std::mutex mutex_;                         // of what follows
+  std::unique_ptr<NcclChannel> main_;
+  std::vector<std::unique_ptr<NcclChannel>> ring_;
+  std::vector<std::pair<int64_t, int64_t>> ring_places_;  // (from, to) of each
+  std::deque<Pending> pending_;
+  bool closed_ = false;
+};
+
+}  // namespace teratron

@@ -1,0 +1,125 @@
+#include "teratron/comm/nccl_world.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include <c10/cuda/CUDAFunctions.h>
+
+#include "teratron/comm/nccl_communicator.h"
+
+namespace teratron {
+namespace {
+
+constexpr std::chrono::milliseconds kLook{200};
+constexpr std::chrono::seconds kTimeToThrow{2};  // for a rank that is not stuck to leave by itself
+
+/// The communicators of one rank and the thread that watches them.
+class NcclWorld final : public World {
+ public:
+  NcclWorld(std::shared_ptr<ProcessRanks> ranks, NcclOptions options)
+      : ranks_(std::move(ranks)), options_(std::move(options)) {
+    c10::cuda::set_device(static_cast<c10::DeviceIndex>(options_.gpu));
+    hosts_ = std::make_unique<NcclCommunicator>(ranks_, all_ranks());
+    watchdog_ = std::thread([this] { watch(); });
+  }
+
+  /// Nobody's buffers go away while a peer may still read from them.
+  ~NcclWorld() override {
+    if (!ranks_->failure()) leave_together();
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_all();
+    watchdog_.join();
+    for (const auto& communicator : communicators_) communicator->close();
+  }
+
+  int64_t rank() const override { return ranks_->rank(); }
+  int64_t size() const override { return ranks_->size(); }
+
+  std::shared_ptr<Communicator> group(const std::vector<int64_t>& ranks) override {
+    auto communicator = std::make_shared<NcclCommunicator>(ranks_, ranks);
+    const std::lock_guard lock(mutex_);
+    communicators_.push_back(communicator);
+    return communicator;
+  }
+
+ private:
+  std::vector<int64_t> all_ranks() const {
+    std::vector<int64_t> all(size());
+    for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
+    return all;
+  }
+
+  void leave_together() noexcept {
+    try {
+      c10::cuda::device_synchronize();
+      hosts_->barrier();
+    } catch (const std::exception& error) {
+      ranks_->fail(error.what(), ExitCode::retryable);
+    }
+  }
+
+  /// Tells `ranks_` what is wrong with the communicators.
+  void look() noexcept {
+    try {
+      find_trouble();
+    } catch (const std::exception& error) {  // CUDA tells of errors at any call
+      ranks_->fail(error.what(), ExitCode::retryable);
+    }
+  }
+
+  void find_trouble() {
+    std::vector<std::shared_ptr<NcclCommunicator>> communicators;
+    {
+      const std::lock_guard lock(mutex_);
+      communicators = communicators_;
+    }
+    for (const auto& communicator : communicators) {
+      if (const auto trouble = communicator->trouble()) return ranks_->fail(*trouble, ExitCode::retryable);
+    }
+  }
+
+  bool stopped_within(std::chrono::milliseconds time) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, time, [&] { return stopping_; });
+  }
+
+  void watch() {
+    c10::cuda::set_device(static_cast<c10::DeviceIndex>(options_.gpu));
+    while (!stopped_within(kLook)) {
+      if (!ranks_->failure()) look();
+      const std::optional<Fault> failure = ranks_->failure();
+      if (!failure) continue;
+      if (options_.on_stuck) {
+        if (!stopped_within(kTimeToThrow)) options_.on_stuck(*failure);
+        return;
+      }
+      const std::lock_guard lock(mutex_);
+      for (const auto& communicator : communicators_) communicator->close();
+      return;
+    }
+  }
+
+  std::shared_ptr<ProcessRanks> ranks_;
+  const NcclOptions options_;
+  std::unique_ptr<NcclCommunicator> hosts_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::shared_ptr<NcclCommunicator>> communicators_;
+  bool stopping_ = false;
+  std::thread watchdog_;
+};
+
+}  // namespace
+
+std::unique_ptr<World> nccl_world(std::shared_ptr<ProcessRanks> ranks, NcclOptions options) {
+  return std::make_unique<NcclWorld>(std::move(ranks), std::move(options));
+}
+
+}  // namespace teratron

@@ -1,0 +1,11 @@
+#include "teratron/comm/nccl_world.h"
+
+namespace teratron {
+
+std::unique_ptr<World> nccl_world(std::shared_ptr<ProcessRanks>, NcclOptions) {
+  throw config_error({.what = "this program was built without CUDA, so there is no NCCL",
+                      .where = "backend",
+                      .fix = "Use --backend processes, or build with CUDA kernels: ./run build"});
+}
+
+}  // namespace teratron

@@ -1,0 +1,252 @@
+#include "teratron/comm/process_ranks.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include "teratron/base/hash.h"
+
+namespace teratron {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::seconds kAnswerTime{3};  // for a living rank to say where it is
+constexpr std::chrono::seconds kAfterCause{2};  // that the rank that failed first gets to leave first
+
+std::string own_name() {
+  std::array<char, 256> host{};
+  gethostname(host.data(), host.size() - 1);
+  return fmt::format("pid {} on {}", getpid(), host.data());
+}
+
+}  // namespace
+
+int64_t ProcessRanks::Ledger::add(std::string call) {
+  recent.push_back(std::move(call));
+  if (recent.size() > kLength) recent.pop_front();
+  return ++count;
+}
+
+const std::string* ProcessRanks::Ledger::at(int64_t number) const {
+  const int64_t age = count - number;
+  return age >= 0 && age < static_cast<int64_t>(recent.size()) ? &recent[recent.size() - 1 - age] : nullptr;
+}
+
+ProcessRanks::ProcessRanks(std::unique_ptr<Wire> wire, std::chrono::milliseconds timeout)
+    : rank_(wire->rank()), size_(wire->size()), timeout_(timeout), peers_(size_), wire_(std::move(wire)) {
+  wire_->start(*this);
+  const Frame hello{.kind = Frame::Kind::hello, .text = own_name()};
+  for (int64_t r = 0; r < size_; ++r) {
+    if (r != rank_) post(r, hello, {});
+  }
+}
+
+ProcessRanks::~ProcessRanks() {
+  Lock lock(mutex_);
+  const bool left = !finished_ && !failure_;
+  lock.unlock();
+  if (left) fail(fmt::format("rank {} has left", rank_), ExitCode::retryable);
+  lock.lock();
+  // Whoever watches the processes shall see the one first that is to blame.
+  if (failure_ && cause_ >= 0 && cause_ != rank_) {
+    changed_.wait_for(lock, kAfterCause, [&] { return peers_[cause_].lost; });
+  }
+  if (failure_) wire_->abandon();
+  lock.unlock();
+  wire_.reset();
+}
+
+void ProcessRanks::set_timeout(std::chrono::milliseconds timeout) {
+  const std::lock_guard lock(mutex_);
+  timeout_ = timeout;
+}
+
+std::chrono::milliseconds ProcessRanks::timeout() const {
+  const std::lock_guard lock(mutex_);
+  return timeout_;
+}
+
+std::unique_ptr<ProcessMeeting> ProcessRanks::meeting(const std::vector<int64_t>& group) {
+  TERATRON_ASSERT(std::find(group.begin(), group.end(), rank_) != group.end(),
+                  "rank {} is not in the group it asks for", rank_);
+  for (int64_t rank : group) TERATRON_ASSERT(rank >= 0 && rank < size_, "rank {} of {}", rank, size_);
+  const std::lock_guard lock(mutex_);
+  const int64_t index = meetings_asked_[group]++;
+  const uint64_t channel = hash_text(fmt::format("{} {}", index, group_in_words(group)));
+  return std::make_unique<ProcessMeeting>(*this, group, channel);
+}
+
+void ProcessRanks::finish() {
+  {
+    const std::lock_guard lock(mutex_);
+    finished_ = true;
+  }
+  for (int64_t r = 0; r < size_; ++r) {
+    if (r != rank_) post(r, {.kind = Frame::Kind::goodbye}, {});
+  }
+}
+
+void ProcessRanks::fail(const std::string& reason, ExitCode code) {
+  const std::lock_guard lock(mutex_);
+  fail_locked(reason, code, rank_);
+}
+
+void ProcessRanks::fail_locked(const std::string& reason, ExitCode code, int64_t cause) {
+  if (failure_) return;
+  failure_.emplace(reason.empty() ? "aborted" : reason, code);
+  cause_ = cause;
+  changed_.notify_all();
+  if (cause != rank_) return;  // everybody learns it from there
+  const Frame failure{
+      .kind = Frame::Kind::failure, .number = static_cast<int64_t>(code), .text = failure_->what()};
+  for (int64_t r = 0; r < size_; ++r) {
+    if (r != rank_) post(r, failure, {});
+  }
+}
+
+void ProcessRanks::check() const {
+  const std::lock_guard lock(mutex_);
+  if (failure_) throw Fault(*failure_);
+}
+
+std::optional<Fault> ProcessRanks::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void ProcessRanks::post(int64_t to, const Frame& frame, ByteSpan body) {
+  if (to == rank_) {
+    return dispatch(to, {frame.kind, frame.channel, frame.number, frame.text, Block(body)});
+  }
+  wire_->send(to, encode_head(frame, body.size()), body);
+}
+
+void ProcessRanks::on_bytes(int64_t from, ByteSpan bytes) {
+  try {
+    peers_[from].reader.feed(bytes, [&](Frame frame) { dispatch(from, std::move(frame)); });
+  } catch (const std::exception& error) {
+    fail(error.what(), ExitCode::retryable);
+  }
+}
+
+void ProcessRanks::on_lost(int64_t from) {
+  const std::lock_guard lock(mutex_);
+  peers_[from].lost = true;
+  if (!peers_[from].ended) {
+    fail_locked(fmt::format("{} has died: its connection was closed without a word", name_of_rank(from)),
+                ExitCode::retryable, from);
+  }
+  changed_.notify_all();
+}
+
+void ProcessRanks::dispatch(int64_t from, Frame frame) {
+  using Kind = Frame::Kind;
+  const std::lock_guard lock(mutex_);
+  Peer& peer = peers_[from];
+  switch (frame.kind) {
+    case Kind::hello:
+      peer.name = frame.text;
+      break;
+    case Kind::part:
+    case Kind::message:
+      mail_[{frame.channel, frame.kind, from}].push_back(std::move(frame));
+      break;
+    case Kind::question:
+      return answer(from, frame);
+    case Kind::answer:
+      peer.answer = std::move(frame);
+      break;
+    case Kind::failure:
+      fail_locked(frame.text, static_cast<ExitCode>(frame.number), from);
+      break;
+    case Kind::goodbye:
+      peer.ended = true;
+      break;
+  }
+  changed_.notify_all();
+}
+
+void ProcessRanks::answer(int64_t to, const Frame& question) {
+  const Ledger& ledger = ledgers_[question.channel];
+  const Whereabouts where{.waits_in = waits_in_,
+                          .last_number = ledger.count,
+                          .last_call = ledger.recent.empty() ? "" : ledger.recent.back()};
+  const std::string* call = ledger.at(question.number);
+  const ByteSpan body = call ? std::as_bytes(std::span(*call)) : ByteSpan();
+  post(to,
+       {.kind = Frame::Kind::answer,
+        .channel = question.channel,
+        .number = ledger.count,
+        .text = to_string(where)},
+       body);
+}
+
+std::string ProcessRanks::name_of_rank(int64_t rank) const {
+  const std::string& name = peers_[rank].name;
+  return name.empty() ? fmt::format("rank {}", rank) : fmt::format("rank {} ({})", rank, name);
+}
+
+/// Asks the missing ranks where they are and says what came out. The lock is released meanwhile.
+std::string ProcessRanks::overdue(Lock& lock, const Waiting& waiting) {
+  const std::vector<int64_t> asked = waiting.missing();
+  for (int64_t r : asked) {
+    peers_[r].answer.reset();
+    post(r, {.kind = Frame::Kind::question, .channel = waiting.channel, .number = waiting.number}, {});
+  }
+  const auto all_answered = [&] {
+    return std::all_of(asked.begin(), asked.end(),
+                       [&](int64_t r) { return peers_[r].answer || peers_[r].lost; });
+  };
+  changed_.wait_for(lock, kAnswerTime, all_answered);
+  std::vector<std::string> late;
+  std::vector<int64_t> arrived;
+  std::vector<std::string> calls;
+  if (const std::string* own = ledgers_[waiting.channel].at(waiting.number)) {
+    arrived.push_back(rank_);
+    calls.push_back(*own);
+  }
+  for (int64_t r : asked) {
+    const std::optional<Frame>& answer = peers_[r].answer;
+    if (!answer) {
+      late.push_back(name_of_rank(r) + " does not answer: it is stopped, or its machine is out of reach");
+    } else if (answer->number < waiting.number || answer->body.size() == 0) {
+      late.push_back(fmt::format("rank {} {}", r, answer->text));
+    } else {
+      arrived.push_back(r);
+      calls.emplace_back(reinterpret_cast<const char*>(answer->body.bytes().data()), answer->body.size());
+    }
+  }
+  if (const std::string differing = difference(arrived, calls, waiting.number); !differing.empty())
+    return differing;
+  const double seconds = std::chrono::duration<double>(timeout_).count();
+  return fmt::format("{} timed out after {:g} s: {}", waiting.what, seconds,
+                     late.empty() ? "all ranks are in it, so a device or the network is stuck"
+                                  : fmt::format("{}", fmt::join(late, "; ")));
+}
+
+void ProcessRanks::wait(Lock& lock, const Waiting& waiting) {
+  const auto deadline = Clock::now() + timeout_;
+  waits_in_ = waiting.what;
+  while (!waiting.ready() && !failure_) {
+    std::vector<int64_t> ended = waiting.missing();
+    std::erase_if(ended, [&](int64_t r) { return !peers_[r].ended; });
+    if (!ended.empty()) {
+      fail_locked(fmt::format("{} cannot complete: {} ended", waiting.what,
+                              ranks_in_words(ended) + (ended.size() == 1 ? " has" : " have")),
+                  ExitCode::retryable, rank_);
+      break;
+    }
+    const bool in_time = changed_.wait_until(lock, deadline) == std::cv_status::no_timeout;
+    if (!in_time && !waiting.ready() && !failure_) {
+      const std::string reason = overdue(lock, waiting);
+      fail_locked(reason, ExitCode::retryable, rank_);
+    }
+  }
+  waits_in_.clear();
+  if (!waiting.ready()) throw Fault(*failure_);
+}
+
+}  // namespace teratron

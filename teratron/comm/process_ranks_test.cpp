@@ -1,0 +1,223 @@
+#include "teratron/comm/process_ranks.h"
+
+#include <thread>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "teratron/comm/process_world.h"
+#include "teratron/comm/socket_wire.h"
+#include "teratron/comm/test_worlds.h"
+
+namespace teratron {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// The Fault of the first rank that fails.
+std::string fault_of(int64_t ranks, const std::function<void(World&, Communicator&)>& body,
+                     std::chrono::milliseconds timeout = 1min) {
+  std::vector<int64_t> all(ranks);
+  for (int64_t r = 0; r < ranks; ++r) all[r] = r;
+  try {
+    run_over_sockets(ranks, [&](World& world) { body(world, *world.group(all)); }, timeout);
+  } catch (const Fault& fault) {
+    EXPECT_EQ(fault.exit_code(), ExitCode::retryable);
+    return fault.what();
+  }
+  return "no fault";
+}
+
+void sum(Communicator& group, at::Tensor x) {
+  group.all_reduce(std::move(x), ReduceOp::sum).wait();
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(ProcessRanks, DifferentCallsAreNamed) {
+  const auto operations = fault_of(3, [](World& world, Communicator& group) {
+    sum(group, at::ones({2}));
+    if (world.rank() == 1) group.barrier();
+    sum(group, at::ones({4, 2}));
+  });
+  EXPECT_EQ(
+      operations,
+      "the ranks of group [0 1 2] differ at their collective 2: ranks 0, 2: all_reduce(sum) Float [4, 2]; "
+      "rank 1: barrier");
+  const auto shapes =
+      fault_of(2, [](World& world, Communicator& group) { sum(group, at::ones({world.rank() + 1})); });
+  EXPECT_TRUE(contains(shapes, "rank 0: all_reduce(sum) Float [1]; rank 1: all_reduce(sum) Float [2]"))
+      << shapes;
+  const auto roots =
+      fault_of(2, [](World& world, Communicator& group) { group.broadcast(at::ones({3}), world.rank()); });
+  EXPECT_TRUE(contains(roots, "rank 0: broadcast(root 0) Float [3]; rank 1: broadcast(root 1)")) << roots;
+  const auto messages = fault_of(2, [](World& world, Communicator& group) {
+    if (world.rank() == 0) group.exchange({{at::ones({4}), 1, true}});
+    if (world.rank() == 1) group.exchange({{at::ones({2, 2}), 0, false}});
+    group.barrier();
+  });
+  EXPECT_EQ(messages, "rank 0 sent message Float [4], but rank 1 receives message Float [2, 2]");
+}
+
+TEST(ProcessRanks, ALateRankIsAskedWhereItIs) {
+  const std::string computing = fault_of(
+      3,
+      [](World& world, Communicator& group) {
+        sum(group, at::ones({2}));
+        if (world.rank() == 2) std::this_thread::sleep_for(900ms);
+        sum(group, at::ones({5}));
+      },
+      200ms);
+  EXPECT_EQ(computing,
+            "all_reduce(sum) Float [5] (collective 2 of group [0 1 2]) timed out after 0.2 s: rank 2 is "
+            "computing or "
+            "stuck outside of any collective (here its last was collective 1, all_reduce(sum) Float [2])");
+  const std::string elsewhere = fault_of(
+      2,
+      [](World& world, Communicator& group) {
+        if (world.rank() == 0) group.exchange({{at::ones({2}), 1, false}});
+        if (world.rank() == 1) group.barrier();
+      },
+      300ms);
+  EXPECT_TRUE(
+      contains(elsewhere, "timed out after 0.3 s: rank 1 waits in barrier (collective 1 of group [0 1])") ||
+      contains(elsewhere, "timed out after 0.3 s: rank 0 waits in receive message Float [2] from rank 1"))
+      << elsewhere;
+}
+
+TEST(ProcessRanks, ARankThatHasEndedIsNotWaitedFor) {
+  const std::string fault = fault_of(3, [](World& world, Communicator& group) {
+    if (world.rank() != 1) group.barrier();
+  });
+  EXPECT_EQ(fault, "barrier (collective 1 of group [0 1 2]) cannot complete: rank 1 has ended");
+}
+
+TEST(ProcessRanks, TheReasonAndExitCodeOfAFailureReachAll) {
+  std::atomic<int> told = 0;
+  const auto body = [&](World& world) {
+    const auto group = world.group({0, 1, 2});
+    group->barrier();
+    if (world.rank() == 2)
+      throw data_error({.what = "token 99 of 60", .where = "a.bin", .fix = "Tokenize it again"});
+    try {
+      group->barrier();
+    } catch (const Fault& fault) {
+      EXPECT_EQ(fault.exit_code(), ExitCode::data);
+      EXPECT_STREQ(fault.what(), "rank 2 failed: a.bin: token 99 of 60. Tokenize it again.");
+      ++told;
+      EXPECT_THROW(world.group({0, 1, 2})->barrier(), Fault) << "groups made later fail too";
+      throw;
+    }
+  };
+  EXPECT_THROW(run_over_sockets(3, body), UserError);
+  EXPECT_EQ(told, 2);
+}
+
+/// A rank that is only a wire: it neither answers nor takes part.
+struct SilentPeer {
+  Descriptor listeners[2] = {listen_on("127.0.0.1", 0), listen_on("127.0.0.1", 0)};
+  std::vector<SocketAddress> addresses = {{"127.0.0.1", port_of(listeners[0]), "first"},
+                                          {"127.0.0.1", port_of(listeners[1]), "second"}};
+  std::unique_ptr<Wire> wire;
+  std::unique_ptr<ProcessRanks> ranks;
+
+  explicit SilentPeer(std::chrono::milliseconds timeout) {
+    std::thread silent([&] { wire = connect_sockets({1, addresses}, std::move(listeners[1]), 10s); });
+    auto own = connect_sockets({0, addresses}, std::move(listeners[0]), 10s);
+    silent.join();
+    ranks = std::make_unique<ProcessRanks>(std::move(own), timeout);
+  }
+
+  std::string barrier() const {
+    try {
+      ranks->meeting({0, 1})->meet({.operation = "barrier"}, std::vector<ByteSpan>(2));
+    } catch (const Fault& fault) {
+      return fault.what();
+    }
+    return "no fault";
+  }
+};
+
+TEST(ProcessRanks, ARankThatDoesNotAnswerIsNamed) {
+  const SilentPeer peer(200ms);
+  EXPECT_EQ(peer.barrier(),
+            "barrier (collective 1 of group [0 1]) timed out after 0.2 s: rank 1 does not answer: it is "
+            "stopped, or "
+            "its machine is out of reach");
+}
+
+TEST(ProcessRanks, ADeathIsNoticedAtOnce) {
+  SilentPeer peer(1min);
+  const auto begin = std::chrono::steady_clock::now();
+  std::thread killer([&] {
+    std::this_thread::sleep_for(50ms);
+    peer.wire.reset();
+  });
+  EXPECT_EQ(peer.barrier(), "rank 1 has died: its connection was closed without a word");
+  killer.join();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 20s);
+  EXPECT_EQ(peer.ranks->failure()->exit_code(), ExitCode::retryable);
+}
+
+TEST(SocketWire, NamesTheRanksThatDidNotConnect) {
+  Descriptor listener = listen_on("127.0.0.1", 0);
+  const SocketAddress own{"127.0.0.1", port_of(listener), "token"};
+  // Strangers knock: they have no token, and are no reason to fail or to wait.
+  const int port = port_of(listener);
+  EXPECT_TRUE(can_connect("127.0.0.1", port));
+  try {
+    connect_sockets({0, {own, own, own}}, std::move(listener), 300ms);
+    FAIL() << "no fault";
+  } catch (const Fault& fault) {
+    EXPECT_STREQ(fault.what(), "rank 0 got no connection with ranks 1, 2 within 0.3 s");
+  }
+}
+
+TEST(SocketWire, APortInUseIsNamed) {
+  const Descriptor first = listen_on("127.0.0.1", 0);
+  const std::string place = fmt::format("127.0.0.1:{}", port_of(first));
+  try {
+    listen_on("127.0.0.1", port_of(first));
+    FAIL() << "no fault";
+  } catch (const Fault& fault) {
+    EXPECT_EQ(fault.exit_code(), ExitCode::retryable);
+    EXPECT_TRUE(contains(fault.what(), "cannot listen on " + place + ": Address already in use"))
+        << fault.what();
+  }
+  EXPECT_THROW(listen_on("not an address", 0), Fault);
+}
+
+TEST(FrameReader, PutsFramesTogetherWhereverTheStreamIsCut) {
+  std::vector<std::byte> stream;
+  const std::vector<std::string> texts = {"", "call", ""}, bodies = {"", "a body", std::string(1000, 'x')};
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const Frame frame{.kind = Frame::Kind::part, .channel = 7, .number = int64_t(i), .text = texts[i]};
+    const auto head = encode_head(frame, bodies[i].size());
+    stream.insert(stream.end(), head.begin(), head.end());
+    const auto body = std::as_bytes(std::span(bodies[i]));
+    stream.insert(stream.end(), body.begin(), body.end());
+  }
+  for (const size_t step : {1, 2, 3, 7, 39, 40, 41, 64, 5000}) {
+    FrameReader reader;
+    size_t count = 0;
+    for (size_t at = 0; at < stream.size(); at += step) {
+      reader.feed(ByteSpan(stream).subspan(at, std::min(step, stream.size() - at)), [&](const Frame& frame) {
+        EXPECT_EQ(frame.channel, 7U);
+        EXPECT_EQ(frame.number, int64_t(count));
+        EXPECT_EQ(frame.text, texts[count]);
+        EXPECT_EQ(std::string(reinterpret_cast<const char*>(frame.body.bytes().data()), frame.body.size()),
+                  bodies[count]);
+        ++count;
+      });
+    }
+    EXPECT_EQ(count, texts.size()) << step;
+  }
+  FrameReader reader;
+  const std::vector<std::byte> noise(100, std::byte{'z'});
+  EXPECT_THROW(reader.feed(noise, [](const Frame&) {}), Fault);
+}
+
+}  // namespace
+}  // namespace teratron

@@ -1,0 +1,105 @@
+#include "teratron/comm/test_worlds.h"
+
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <gtest/gtest.h>
+
+#include "teratron/base/error.h"
+#include "teratron/comm/process_world.h"
+#include "teratron/comm/socket_wire.h"
+#include "teratron/comm/thread_world.h"
+#include "teratron/comm/world.h"
+
+namespace teratron {
+namespace {
+
+/// The job that this program is a rank of. GoogleTest gives tests no other way to what main() made.
+World* launched = nullptr;  // lint: allow(global-state): see above
+bool on_gpus = false;       // lint: allow(global-state): see above
+
+}  // namespace
+
+void on_worlds(MeshOptions options, const std::function<void(const Mesh&)>& body) {
+  if (options.dp == 0) options.dp = 1;
+  const int64_t size = options.tp * options.cp * options.dp * options.pp;
+  if (!launched) {
+    run_ranks(options, body);
+    run_over_sockets(size, [&](World& world) { body(Mesh(options, world)); });
+    return;
+  }
+  if (size != launched->size())
+    GTEST_SKIP() << "a mesh of " << size << " ranks in a job of " << launched->size();
+  body(Mesh(options, *launched));
+}
+
+void run_over_sockets(int64_t ranks, const std::function<void(World&)>& body,
+                      std::chrono::milliseconds timeout) {
+  std::vector<Descriptor> listeners;
+  SocketPlaces places;
+  for (int64_t r = 0; r < ranks; ++r) {
+    listeners.push_back(listen_on("127.0.0.1", 0));
+    places.addresses.push_back({"127.0.0.1", port_of(listeners.back()), fmt::format("token of {}", r)});
+  }
+  std::mutex mutex;
+  std::exception_ptr first;
+  const auto run = [&](int64_t rank) {
+    try {
+      const auto process = std::make_shared<ProcessRanks>(
+          connect_sockets({rank, places.addresses}, std::move(listeners[rank]), timeout), timeout);
+      const auto world = process_world(process);
+      run_as_process(*process, [&] { body(*world); });
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!first) first = std::current_exception();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int64_t r = 0; r < ranks; ++r) threads.emplace_back(run, r);
+  for (std::thread& thread : threads) thread.join();
+  if (first) std::rethrow_exception(first);
+}
+
+std::vector<int64_t> test_sizes() {
+  return launched ? std::vector{launched->size()} : std::vector<int64_t>{1, 2, 3, 4};
+}
+
+at::Tensor here(const at::Tensor& tensor) {
+  return on_gpus ? tensor.to(at::kCUDA) : tensor;
+}
+
+bool sums_are_exact() {
+  return !on_gpus;
+}
+
+bool same_values(const at::Tensor& tensor, const at::Tensor& expected) {
+  const at::Tensor got = tensor.to(at::kCPU);
+  if (sums_are_exact() || at::isIntegralType(expected.scalar_type(), true)) return at::equal(got, expected);
+  const bool half = expected.scalar_type() == at::kBFloat16 || expected.scalar_type() == at::kHalf;
+  const double tolerance = half ? 2e-2 : expected.scalar_type() == at::kFloat ? 1e-5 : 1e-12;
+  return got.sizes() == expected.sizes() && got.scalar_type() == expected.scalar_type() &&
+         at::allclose(got.to(at::kDouble), expected.to(at::kDouble), tolerance, tolerance,
+                      /*equal_nan=*/true);
+}
+
+}  // namespace teratron
+
+int main(int argc, char** argv) {
+  using namespace teratron;
+  testing::InitGoogleTest(&argc, argv);
+  const Launch launch = read_launch(process_environment);
+  if (launch.size == 1) return RUN_ALL_TESTS();
+  WorldOptions options{.timeout = std::chrono::minutes(2)};
+  const bool gpus = launch.backend.value_or(Backend::nccl) == Backend::nccl && at::hasCUDA();
+  if (gpus) options.gpu = static_cast<int>(launch.local_rank);
+  int result = 0;
+  run_world(launch, options, [&](World& world) {
+    launched = &world;
+    on_gpus = gpus;
+    result = RUN_ALL_TESTS();
+  });
+  return result;
+}

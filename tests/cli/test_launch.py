@@ -1,0 +1,257 @@
+"""Jobs of several ranks: the same numbers however they are started, and what happens when a rank does not play along."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+
+import pytest
+from program import BINARY, MOCK, advises, curve, environment, kept, message, needs_binary, steps, teratron, wait_for
+
+pytestmark = needs_binary
+
+JOB = [*MOCK, "--global-batch-size", "4", "--train-iters", "4", "--log-interval", "1"]
+LAYOUTS = {"tp2": (2, ["--tp", "2"]), "dp2": (2, []), "tp2dp2": (4, ["--tp", "2", "--use-distributed-optimizer"])}
+needs_mpirun = pytest.mark.skipif(not shutil.which("mpirun"), reason="mpirun is not installed (openmpi-bin)")
+BACKENDS = ["threads", "processes", pytest.param("mpi", marks=needs_mpirun)]
+
+
+def launch(ranks, *args, code=0, fault="", flags=()):
+    return teratron("launch", "--nproc-per-node", ranks, *flags, "--", "pretrain", "gpt", *args, code=code, fault=fault)
+
+
+def losses(text):
+    return [float(value) for value in re.findall(r"lm loss: (\S+)", text)]
+
+
+def mpirun(ranks, *args):
+    return ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), BINARY, *args]
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def one_rank():
+    expected = losses(teratron("pretrain", "gpt", *JOB).stdout)
+    assert len(expected) == 4
+    return expected
+
+
+# ---- the same job, started in every way ----
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_gives_the_losses_of_one_rank(tmp_path, one_rank, backend, layout):
+    ranks, flags = LAYOUTS[layout]
+    result = launch(ranks, *JOB, *flags, flags=["--backend", backend, "--log-dir", tmp_path])
+    assert losses(result.stdout) == pytest.approx(one_rank, rel=1e-5)
+    assert "padded vocab" in result.stdout and "tensor_model_parallel_size" in result.stdout
+    logs = sorted(path.name for path in tmp_path.iterdir())
+    assert logs == [f"rank-{rank}.log" for rank in range(ranks)]
+    if backend != "threads":
+        assert losses((tmp_path / f"rank-{ranks - 1}.log").read_text()) == pytest.approx(one_rank, rel=1e-5)
+
+
+@needs_mpirun
+def test_mpirun_without_the_launcher(one_rank):
+    result = subprocess.run(mpirun(2, "pretrain", "gpt", *JOB, "--tp", "2"), capture_output=True, text=True, timeout=60,
+                            env=environment())
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert losses(result.stdout) == pytest.approx(one_rank, rel=1e-5)
+
+
+def processes(commands, variables):
+    """Starts the commands together; their exit codes and outputs."""
+    running = [subprocess.Popen(command, env={**environment(), **more}, text=True, stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT) for command, more in zip(commands, variables)]
+    outputs = [process.communicate(timeout=90)[0] for process in running]
+    return [process.returncode for process in running], outputs
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_variables_of_other_launchers(one_rank, launcher):
+    port, command = free_port(), [BINARY, "pretrain", "gpt", *JOB, "--tp", "2"]
+    if launcher == "torchrun":
+        variables = [{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "MASTER_ADDR": "localhost",
+                      "MASTER_PORT": str(port)} for rank in range(2)]
+    else:
+        variables = [{"SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": str(rank),
+                      "SLURM_STEP_NODELIST": "localhost", "MASTER_PORT": str(port)} for rank in range(2)]
+    codes, outputs = processes([command, command], variables)
+    assert codes == [0, 0], outputs
+    assert losses(outputs[1]) == pytest.approx(one_rank, rel=1e-5)
+    assert losses(outputs[0]) == []
+
+
+def test_two_machines(tmp_path, one_rank):
+    port = str(free_port())
+    commands = [[BINARY, "launch", "--nnodes", "2", "--node-rank", node, "--nproc-per-node", "2", "--master-addr",
+                 "127.0.0.1", "--master-port", port, "--log-dir", str(tmp_path / node), "--", "pretrain", "gpt", *JOB,
+                 *LAYOUTS["tp2dp2"][1]] for node in "01"]
+    codes, outputs = processes(commands, [{}, {}])
+    assert codes == [0, 0], outputs
+    assert losses(outputs[0]) == [] and losses(outputs[1]) == pytest.approx(one_rank, rel=1e-5)
+    assert [path.name for path in (tmp_path / "1").iterdir()].count("rank-3.log") == 1
+
+
+def test_configuration_of_accelerate(tmp_path, one_rank):
+    config = tmp_path / "accelerate.yaml"
+    config.write_text("distributed_type: MEGATRON_LM\nnum_machines: 1\nnum_processes: 2\nuse_cpu: true\n"
+                      "mixed_precision: 'no'\nmegatron_lm_config:\n  megatron_lm_tp_degree: 2\n")
+    result = teratron("launch", "--config_file", config, "--log-dir", tmp_path, "--", "pretrain", "gpt", *JOB)
+    assert losses(result.stdout) == pytest.approx(one_rank, rel=1e-5)
+    assert re.search(r"tensor_model_parallel_size \.+ 2\n", result.stdout)
+    assert re.search(r"world_size \.+ 2\n", result.stdout)
+
+
+def test_environment_is_passed_on(tmp_path):
+    script = tmp_path / "show"
+    script.write_text("#!/bin/sh\necho \"$RANK of $WORLD_SIZE $NCCL_DEBUG $LOCAL_RANK\"\n")
+    script.chmod(0o755)
+    os.environ["NCCL_DEBUG"] = "WARN"
+    try:
+        result = teratron("launch", "--nproc-per-node", "2", "--backend", "processes", "--log-dir", tmp_path, "--", script)
+    finally:
+        del os.environ["NCCL_DEBUG"]
+    assert sorted(result.stdout.split("\n")) == ["", "0 of 2 WARN 0", "1 of 2 WARN 1"]
+
+
+@pytest.mark.parametrize("args,says", [
+    ([], "nothing to start"), (["--nproc-per-node", "0", "--", "env"], "--nproc-per-node"),
+    (["--backend", "gloo", "--", "env"], "gloo"), (["--nnodes", "2", "--node-rank", "2", "--", "env"], "machine 2 of 2"),
+    (["--nnodes", "2", "--", "env"], "--master-addr"), (["--config-file", "none.yaml", "--", "env"], "none.yaml"),
+    (["--nnodes", "2", "--backend", "threads", "--", "env"], "one machine"),
+    (["--backend", "nccl", "--use-cpu", "--", "env"], "NCCL needs GPUs"),
+    (["--num-processes", "3", "--nnodes", "2", "--master-addr", "localhost", "--", "env"], "3 ranks on 2 machines")])
+def test_wrong_launches(args, says):
+    advises(message(teratron("launch", *args, code=2), says))
+
+
+# ---- faults ----
+
+def start_job(*args, fault="", flags=()):
+    return subprocess.Popen([BINARY, "launch", *map(str, flags), "--", "pretrain", "gpt",
+                             *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env=environment(fault))
+
+
+def children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+        return list(map(int, file.read().split()))
+
+
+def rank_pids(process):
+    return children(process.pid)
+
+
+def test_fault_01_killed_rank(tmp_path):
+    run = tmp_path / "run"
+    process = start_job(*kept(run, 100000, 100000), "--tp", "2", "--log-interval", "1", flags=["--nproc-per-node", 2])
+    wait_for(lambda: len(steps(run)) >= 3, "three steps")
+    pids = rank_pids(process)
+    os.kill(pids[1], signal.SIGKILL)
+    began = time.monotonic()
+    _, errors = process.communicate(timeout=30)
+    assert time.monotonic() - began < 10
+    assert process.returncode == 5
+    assert re.search(rf"error: rank 1 \(pid {pids[1]} on \S+\) was killed by signal 9 \(SIGKILL\), the first of all, "
+                     r"after iteration \d+", errors), errors
+    said = (run / "logs" / "rank-0.log").read_text()
+    assert re.search(rf"error: rank 1 \(pid {pids[1]} on \S+\) has died", said), said[-1000:]
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_fault_01_restart_resumes_bitwise(tmp_path, backend):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    flags = ["--nproc-per-node", 2, "--backend", backend, "--max-restarts", 1]
+    launch(2, *kept(whole, 60, 10), "--tp", "2", flags=["--backend", "processes"])
+    process = start_job(*kept(broken, 60, 10), "--tp", "2", flags=flags, fault="comm.collective:delay=2")
+    wait_for(lambda: len(steps(broken)) >= 15, "fifteen steps")
+    ranks = rank_pids(process)
+    os.kill((children(ranks[0]) if backend == "mpi" else ranks)[0], signal.SIGKILL)
+    output, errors = process.communicate(timeout=90)
+    assert process.returncode == 0, output[-1000:] + errors
+    assert "notice: starting all ranks again (1 of 1)" in errors
+    assert re.search(r"loading checkpoint from \S+ at iteration [1-5]0", output)
+    assert curve(broken) == curve(whole)
+    assert (broken / "logs" / "rank-1.attempt-1.log").exists()
+
+
+def test_fault_05_stopped_rank(tmp_path):
+    run = tmp_path / "run"
+    process = start_job(*kept(run, 100000, 100000), "--tp", "2", "--distributed-timeout-seconds-after-init", "2",
+                        flags=["--nproc-per-node", 2])
+    wait_for(lambda: len(steps(run)) >= 3, "three steps")
+    pids = rank_pids(process)
+    os.kill(pids[1], signal.SIGSTOP)
+    began = time.monotonic()
+    _, errors = process.communicate(timeout=40)
+    assert time.monotonic() - began < 20
+    assert process.returncode == 5
+    assert re.search(rf"timed out after 2 s: rank 1 \(pid {pids[1]} on \S+\) does not answer: it is stopped", errors), errors
+    assert not os.path.exists(f"/proc/{pids[1]}"), "the stopped rank was ended too"
+
+
+def test_fault_22_port_in_use(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = launch(2, *JOB, code=5, flags=["--master-port", port, "--log-dir", tmp_path])
+        message(result, f"cannot listen on 127.0.0.1:{port}", "in use", "another port")
+
+
+@pytest.mark.skipif(not os.environ.get("TERATRON_LONG_TESTS"), reason="takes a minute; MeetingPoint's C++ test is its twin")
+def test_fault_22_missing_rank():
+    port = free_port()
+    variables = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    began = time.monotonic()
+    codes, outputs = processes([[BINARY, "pretrain", "gpt", *JOB, "--distributed-timeout-minutes", "1"]], [variables])
+    assert codes == [5] and 55 < time.monotonic() - began < 75
+    assert f"ranks 1, 2 of 3 did not come to 127.0.0.1:{port} within 60 s" in outputs[0]
+
+
+@pytest.mark.parametrize("wrong,says", [
+    (["--hidden-size", "32"], "hidden_size: rank 0 has 16, rank 1 has 32"),
+    (["--train-iters", "7"], "train_iters: rank 0 has 4, rank 1 has 7"),
+    (["--hidden-size", "15"], "rank 1 of 2 refused the settings")])
+def test_fault_23_different_settings(wrong, says):
+    port, command = free_port(), [BINARY, "pretrain", "gpt", *JOB, "--tp", "2"]
+    variables = [{"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                 for rank in range(2)]
+    began = time.monotonic()
+    codes, outputs = processes([command, [*command, *wrong]], variables)
+    assert codes == [2, 2] and time.monotonic() - began < 30
+    assert says in outputs[0], outputs[0]
+    assert "error" not in outputs[1], "told once"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_wrong_settings_are_told_once(tmp_path, backend):
+    result = launch(2, *JOB, "--tp", "3", code=2, flags=["--backend", backend, "--log-dir", tmp_path])
+    message(result, "tensor_model_parallel_size", "3")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_failure_of_one_rank_keeps_its_exit_code(tmp_path, backend):
+    result = launch(2, *JOB, "--tp", "2", code=5, fault="comm.collective@rank=1,step=3:throw",
+                    flags=["--backend", backend, "--log-dir", tmp_path])
+    assert "comm.collective" in message(result)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_signal_saves_and_exits_75(tmp_path, backend):
+    run = tmp_path / "run"
+    process = start_job(*kept(run, 100000, 100000), "--tp", "2", flags=["--nproc-per-node", 2, "--backend", backend])
+    wait_for(lambda: len(steps(run)) >= 3, "three steps")
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 75, output[-1000:] + errors
+    assert int((run / "latest_checkpointed_iteration.txt").read_text()) == steps(run)[-1]
