@@ -7,7 +7,7 @@
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/command_line.h"
-#include "teratron/comm/single_world.h"
+#include "teratron/cli/job.h"
 #include "teratron/train/bench.h"
 #include "teratron/train/bench_shapes.h"
 
@@ -54,13 +54,15 @@ int bench_command(std::span<const std::string> args) {
   if (options.precision != "fp32") flags.push_back("--" + options.precision);
   flags.insert(flags.end(), options.flags.begin(), options.flags.end());
   ParsedArguments parsed = parse_arguments("pretrain gpt", flags);
-  SingleWorld world;
-  finish(parsed, world.size());
+  const Launch launch = read_launch(process_environment);
+  finish(parsed, launch.size);
   options.bench.name = options.shape;
-  const std::optional<BenchResult> result = bench(parsed, world, options.bench);
-  if (!result) return 0;
-  print_line(to_string(*result));
-  if (options.json) write_text(*options.json, to_json(*result) + "\n", ExitCode::config);
+  run_world(launch, world_options(parsed.args, launch), [&](World& world) {
+    const std::optional<BenchResult> result = bench(parsed, world, options.bench);
+    if (!result) return;
+    print_line(to_string(*result));
+    if (options.json) write_text(*options.json, to_json(*result) + "\n", ExitCode::config);
+  });
   return 0;
 }
 

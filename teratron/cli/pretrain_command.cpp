@@ -5,14 +5,12 @@
 #include <mutex>
 
 #include <ATen/Parallel.h>
-#include <unistd.h>
 
 #include "teratron/base/log.h"
 #include "teratron/cli/build_info.h"
+#include "teratron/cli/job.h"
 #include "teratron/cli/same_settings.h"
-#include "teratron/comm/world.h"
-#include "teratron/train/device.h"
-#include "teratron/train/model_setup.h"
+#include "teratron/comm/mesh.h"
 #include "teratron/train/pretrain.h"
 
 namespace teratron {
@@ -29,24 +27,6 @@ struct Order {
     return {.settings = to_json(parsed.args), .version = TERATRON_VERSION};
   }
 };
-
-/// The last words of a rank that its GPU keeps from leaving.
-void leave_at_once(const Fault& fault) {
-  error_line(fault.what());
-  _exit(static_cast<int>(fault.exit_code()));
-}
-
-WorldOptions world_options(const Arguments& args, const Launch& launch) {
-  WorldOptions options{.timeout = std::chrono::minutes(args.distributed_timeout_minutes)};
-  if (args.distributed_timeout_seconds_after_init) {
-    options.timeout_after_start = std::chrono::seconds(*args.distributed_timeout_seconds_after_init);
-  }
-  if (choose_device(args).is_cuda()) {
-    options.gpu = static_cast<int>(launch.local_rank % gpu_count());
-    options.on_stuck = leave_at_once;
-  }
-  return options;
-}
 
 Order read_order(std::span<const std::string> args, const Launch& launch) {
   Order order;

@@ -140,6 +140,19 @@ TEST_P(WorldsOfSize, ExchangeRunsBothWaysAndKeepsTheOrder) {
   });
 }
 
+TEST(WorldsCommunicator, ExchangeBetweenRanksThatAreNoNeighbours) {
+  on_worlds({.pp = 4}, [](const Mesh& mesh) {
+    const Group& group = mesh.group(Axis::pp);
+    const int64_t across = (group.rank + 2) % 4;
+    constexpr int64_t many = 1 << 20;  // more than a send can leave behind unreceived
+    const at::Tensor mine = here(at::full({many}, static_cast<double>(group.rank)));
+    const at::Tensor theirs = here(at::empty({many}));
+    group.communicator->exchange({{mine, across, true}, {theirs, across, false}}).wait();
+    EXPECT_EQ(theirs.min().item<double>(), static_cast<double>(across));
+    EXPECT_EQ(theirs.max().item<double>(), static_cast<double>(across));
+  });
+}
+
 TEST_P(WorldsOfSize, PackedBroadcastGivesEveryRankTheTensorsOfTheFirst) {
   on_worlds({.tp = GetParam()}, [](const Mesh& mesh) {
     const auto batch = [](int64_t rank) {

@@ -1,6 +1,7 @@
 #include "teratron/comm/nccl_communicator.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -92,8 +93,8 @@ void NcclCommunicator::make_ring() {
   const int64_t next = (rank() + 1) % n, previous = (rank() + n - 1) % n;
   const auto all = hosts_->all_gather_bytes(to_bytes(new_channel_id()) + to_bytes(new_channel_id()));
   std::vector<NcclChannel::Plan> plans;
-  for (const int64_t peer : {next, previous}) {
-    if (peer == previous && n == 2) break;  // the same rank
+  const std::set<int64_t> neighbours = {next, previous};  // the same rank where there are two
+  for (const int64_t peer : neighbours) {
     for (const auto& [from, to] : {std::pair(rank(), peer), std::pair(peer, rank())}) {
       // A rank's first identity is that of the channel to its next rank, its second to the one before.
       const size_t offset = to == (from + 1) % n ? 0 : sizeof(ncclUniqueId);
@@ -209,6 +210,22 @@ Work NcclCommunicator::all_to_all(at::Tensor output, at::Tensor input) {
   });
 }
 
+namespace {
+
+ncclResult_t enqueue_message(const PointToPoint& message, int there, ncclComm_t comm, cudaStream_t stream) {
+  const at::Tensor& tensor = message.tensor;
+  return message.send ? ncclSend(tensor.const_data_ptr(), tensor.nbytes(), ncclUint8, there, comm, stream)
+                      : ncclRecv(tensor.data_ptr(), tensor.nbytes(), ncclUint8, there, comm, stream);
+}
+
+std::string in_words(const PointToPoint& message) {
+  return fmt::format("{} {} {} {}", message.send ? "send" : "receive",
+                     to_string(call_of("message", message.tensor)), message.send ? "to place" : "from place",
+                     message.peer);
+}
+
+}  // namespace
+
 Work NcclCommunicator::exchange(std::vector<PointToPoint> messages) {
   if (messages.empty()) return {};
   if (messages[0].tensor.is_cpu()) return hosts_->exchange(std::move(messages));
@@ -217,24 +234,30 @@ Work NcclCommunicator::exchange(std::vector<PointToPoint> messages) {
   TERATRON_ASSERT(!closed_);
   if (ring_.empty()) make_ring();
   std::vector<Event> events;
-  // Sends first, for the sake of messages that share a channel.
-  std::stable_partition(messages.begin(), messages.end(),
-                        [](const PointToPoint& message) { return message.send; });
+  std::vector<PointToPoint> shared;  // between ranks that are no neighbours
   for (const PointToPoint& message : messages) {
-    const at::Tensor& tensor = message.tensor;
     const int64_t peer = message.peer;
     TERATRON_ASSERT(peer >= 0 && peer < size() && peer != rank(), "peer {} of {}", peer, size());
-    const Call call = call_of("message", tensor);
     const NcclChannel& channel = message.send ? channel_for(rank(), peer) : channel_for(peer, rank());
-    const bool shared = &channel == main_.get();
-    const int there = shared ? static_cast<int>(peer) : message.send ? 1 : 0;
+    if (&channel == main_.get()) {
+      shared.push_back(message);
+      continue;
+    }
     const auto enqueue = [&](ncclComm_t comm, cudaStream_t stream) {
-      return message.send ? ncclSend(tensor.const_data_ptr(), tensor.nbytes(), ncclUint8, there, comm, stream)
-                          : ncclRecv(tensor.data_ptr(), tensor.nbytes(), ncclUint8, there, comm, stream);
+      return enqueue_message(message, message.send ? 1 : 0, comm, stream);
     };
-    const std::string what = fmt::format("{} {} {} {}", message.send ? "send" : "receive", to_string(call),
-                                         message.send ? "to place" : "from place", peer);
-    events.push_back(issue(channel, {.what = what, .number = {}, .enqueue = enqueue}));
+    events.push_back(issue(channel, {.what = in_words(message), .number = {}, .enqueue = enqueue}));
+  }
+  if (!shared.empty()) {
+    // As one group: on a channel of their own order a send could wait for a receive behind it.
+    const auto enqueue = [&](ncclComm_t comm, cudaStream_t stream) {
+      check_nccl(ncclGroupStart(), comm, "ncclGroupStart");
+      for (const PointToPoint& message : shared) {
+        check_nccl(enqueue_message(message, static_cast<int>(message.peer), comm, stream), comm, "a message");
+      }
+      return ncclGroupEnd();
+    };
+    events.push_back(issue(*main_, {.what = in_words(shared.front()), .number = {}, .enqueue = enqueue}));
   }
   return Work([events, ranks = ranks_, keep = std::move(messages)] {
     ranks->check();
