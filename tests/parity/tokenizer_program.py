@@ -1,7 +1,8 @@
 """What the parity tests of the tokenizers share: the program, the texts, and random Unicode.
 
 TERATRON_BINARY names the program, TERATRON_TEST_DATA the folder with vocabularies and texts. Without TERATRON_LONG_TESTS
-(./run test --long) texts are cut to TEXT_BYTES and 2000 random strings stand for 100000 (TERATRON_FUZZ_STRINGS).
+(./run test --long) two texts are enough, cut to TEXT_BYTES, and 2000 random strings stand for 100000
+(TERATRON_FUZZ_STRINGS).
 """
 import os
 import pathlib
@@ -15,8 +16,8 @@ BINARY = os.environ.get("TERATRON_BINARY", str(ROOT / "build/release/teratron/cl
 DATA = pathlib.Path(os.environ.get("TERATRON_TEST_DATA", ROOT.parent / "shared/data"))
 LONG = "TERATRON_LONG_TESTS" in os.environ
 STRINGS = int(os.environ.get("TERATRON_FUZZ_STRINGS", "100000" if LONG else "2000"))
-TEXT_BYTES = 150_000
-TEXTS = ["tinyshakespeare.txt", "wikitext2-test.txt", "wikitext2-valid.txt", "lambada_test.jsonl"]
+TEXT_BYTES = 100_000
+TEXTS = ["tinyshakespeare.txt", "wikitext2-test.txt", "wikitext2-valid.txt", "lambada_test.jsonl"][:4 if LONG else 2]
 
 if not (DATA / "gpt2-vocab.json").exists():
     pytest.skip(f"no vocabularies in {DATA}: set TERATRON_TEST_DATA", allow_module_level=True)
