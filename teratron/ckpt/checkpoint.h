@@ -155,4 +155,10 @@ std::optional<CheckpointInfo> load_checkpoint(const LoadRequest& request, Peers&
 /// all problems found. Not collective.
 int64_t verify_checkpoint(const std::filesystem::path& path);
 
+/// Moves all checkpoints of `directory` and what says which is the latest into a folder "replaced-N" in it, the newest
+/// last: a run that starts anew there leaves nothing behind that a later start could take for its own. Returns the
+/// folder; nothing when there were none. Collective.
+std::optional<std::filesystem::path> set_aside_checkpoints(const std::filesystem::path& directory,
+                                                           Peers& peers);
+
 }  // namespace teratron

@@ -180,4 +180,29 @@ std::optional<CheckpointInfo> load_checkpoint(const LoadRequest& request, Peers&
   }
 }
 
+std::optional<fs::path> set_aside_checkpoints(const fs::path& directory, Peers& peers) {
+  const std::string moved = on_rank_0(peers, [&]() -> std::string {
+    std::error_code ignored;
+    if (!fs::is_directory(directory, ignored)) return "";
+    std::vector<fs::path> paths = newest_first(directory);
+    if (paths.empty()) return "";
+    fs::path aside;
+    for (int number = 1; aside.empty() || fs::exists(aside, ignored); ++number) {
+      aside = directory / fmt::format("replaced-{}", number);
+    }
+    make_directories(aside, ExitCode::checkpoint);
+    // Until the newest has gone, a start without --fresh finds the old run as it was.
+    std::reverse(paths.begin(), paths.end());
+    paths.push_back(directory / "latest_checkpointed_iteration.txt");
+    for (const fs::path& path : paths) {
+      if (fs::exists(path, ignored)) rename_path(path, aside / path.filename(), ExitCode::checkpoint);
+    }
+    sync_directory(aside, ExitCode::checkpoint);
+    sync_directory(directory, ExitCode::checkpoint);
+    return aside.string();
+  });
+  if (moved.empty()) return std::nullopt;
+  return fs::path(moved);
+}
+
 }  // namespace teratron

@@ -19,6 +19,7 @@
 #include "teratron/cli/generate_command.h"
 #include "teratron/cli/launch_command.h"
 #include "teratron/cli/logits_command.h"
+#include "teratron/cli/plan_command.h"
 #include "teratron/cli/preprocess_command.h"
 #include "teratron/cli/pretrain_command.h"
 #include "teratron/cli/tokenizer_command.h"
@@ -34,10 +35,11 @@ struct Command {
   const char* help;
 };
 
-constexpr std::array<Command, 11> commands = {
+constexpr std::array<Command, 12> commands = {
     {{"pretrain", pretrain_command, "train a model: teratron pretrain gpt FLAGS..."},
      {"launch", launch_command,
       "start the ranks of a job: teratron launch --nproc-per-node 2 -- pretrain gpt FLAGS..."},
+     {"plan", plan_command, "show what a command line would do, without running it"},
      {"generate", generate_command, "continue texts with a trained model"},
      {"logits", logits_command, "write the logits of token ids"},
      {"preprocess", preprocess_command, "turn JSONL into .bin/.idx"},

@@ -69,7 +69,8 @@ class World {
   virtual int64_t rank() const = 0;
   virtual int64_t size() const = 0;
   /// The communicator of `ranks` (global, ascending not required: position = rank in the group), which
-  /// contain the caller. All members call it with the same list and in the same order of lists.
+  /// contain the caller. All members call it with the same list and in the same order of lists. Every call makes a
+  /// communicator of its own (with a stream of its own on a GPU).
   virtual std::shared_ptr<Communicator> group(const std::vector<int64_t>& ranks) = 0;
 };
 

@@ -64,6 +64,7 @@ struct Mesh::State {
   Group world;
   Group embedding;
   Group position_embedding;
+  PipelineLinks links;
 
   explicit State(const MeshOptions& options, int64_t world_size) : grid(options, world_size) {}
 
@@ -79,6 +80,27 @@ struct Mesh::State {
       }
       if (!groups.contains(set)) groups[set] = maker.make_mine(grid.groups(axes));
     }
+  }
+
+  // In the order of the ring on every rank, so that none waits for a link that its peer makes later.
+  void add_links(World& world) {
+    const std::vector<int64_t> ring = groups.at(bit(Axis::pp)).ranks;
+    for (size_t i = 0; ring.size() > 1 && i < ring.size(); ++i) {
+      const int64_t before = ring[i];
+      const int64_t behind = ring[(i + 1) % ring.size()];
+      if (rank != before && rank != behind) continue;
+      const Group forward = link(world, before, behind);
+      const Group backward = link(world, behind, before);
+      (rank == before ? links.forward_out : links.forward_in) = forward;
+      (rank == before ? links.backward_in : links.backward_out) = backward;
+    }
+  }
+
+  Group link(World& world, int64_t sender, int64_t receiver) const {
+    return {.rank = rank == sender ? 0 : 1,
+            .size = 2,
+            .ranks = {sender, receiver},
+            .communicator = world.group({sender, receiver})};
   }
 };
 
@@ -99,6 +121,7 @@ Mesh::Mesh(const MeshOptions& options, World& world) {
   state->add_view(state->grid.expert, maker);
   state->embedding = maker.make_mine(state->grid.embedding_groups());
   state->position_embedding = maker.make_mine(state->grid.position_embedding_groups());
+  state->add_links(world);
   state_ = std::move(state);
 }
 
@@ -129,6 +152,10 @@ const Group& Mesh::embedding() const {
 }
 const Group& Mesh::position_embedding() const {
   return state_->position_embedding;
+}
+
+const PipelineLinks& Mesh::pipeline_links() const {
+  return state_->links;
 }
 
 std::string to_string(const Mesh& mesh) {

@@ -23,6 +23,16 @@ struct Group {
   std::shared_ptr<Communicator> communicator = self_communicator();
 };
 
+/// The ways to the neighbouring pipeline stages, which form a ring (the interleaved schedule goes round it). Each is
+/// a communicator of its own with two ranks, the sender first, so that no message waits for one that goes another
+/// way. Without a pipeline: groups of one.
+struct PipelineLinks {
+  Group forward_in;    // activations from the stage before
+  Group forward_out;   // to the stage behind
+  Group backward_in;   // gradients from the stage behind
+  Group backward_out;  // to the stage before
+};
+
 class Mesh {
  public:
   /// One rank alone.
@@ -43,6 +53,7 @@ class Mesh {
   /// A rank outside the group gets a group of itself.
   const Group& embedding() const;
   const Group& position_embedding() const;
+  const PipelineLinks& pipeline_links() const;
 
  private:
   struct State;

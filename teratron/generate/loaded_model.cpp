@@ -52,7 +52,7 @@ LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOpti
   const GPTConfig config = gpt_config(loaded.args, vocabulary_of(loaded.checkpoint));
   loaded.parameters = std::make_unique<ParameterSet>(
       ParameterSet::Options{.dtype = options.dtype, .device = options.device, .seed = 0});
-  loaded.model = std::make_unique<GPT>(*loaded.parameters, config, stage_spec(config, mesh),
+  loaded.model = std::make_unique<GPT>(*loaded.parameters, config, StageSpec{.layers = config.layers},
                                        TensorParallel{mesh.group(Axis::tp)});
   load_weights(*loaded.parameters, *path, peers);
   return loaded;

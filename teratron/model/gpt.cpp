@@ -23,6 +23,8 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
   if (stage.embedding || (stage.head && config.tied_embeddings)) {
     word_embeddings_ = std::make_unique<VocabParallelEmbedding>(embedding / "word_embeddings",
                                                                 vocabulary_options(config), parallel);
+    word_embeddings_->weight().options.tied_over_stages =
+        config.tied_embeddings && stage.embedding != stage.head;
   }
   if (stage.embedding && config.position == PositionEmbedding::learned_absolute) {
     position_embeddings_ = std::make_unique<Embedding>(

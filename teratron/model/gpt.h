@@ -6,17 +6,10 @@
 #include <vector>
 
 #include "teratron/model/block_stack.h"
+#include "teratron/model/stage_spec.h"
 #include "teratron/nn/embedding.h"
 
 namespace teratron {
-
-/// Which part of the model a stage holds.
-struct StageSpec {
-  int64_t first_layer = 0;
-  int64_t layers = 0;
-  bool embedding = true;
-  bool head = true;
-};
 
 /// One micro-batch as the model sees it; the whole sequence on every rank.
 struct MicroBatch {

@@ -20,6 +20,7 @@ double xavier_bound(const std::vector<int64_t>& shape) {
 }  // namespace
 
 void initialize(Parameter& parameter, uint64_t seed) {
+  if (parameter.tensor.is_meta()) return;  // a model without memory, for planning
   const Init& init = parameter.options.init;
   if (init.kind == Init::Kind::constant) {
     parameter.tensor.fill_(init.value);

@@ -42,6 +42,7 @@ at::ScalarType gradient_dtype(const Parameter& parameter) {
 }
 
 void expect_gradient(Parameter& parameter) {
+  if (parameter.before_use) parameter.before_use();
   if (at::GradMode::is_enabled()) parameter.pending_uses += 1;
 }
 

@@ -36,6 +36,9 @@ struct ParameterOptions {
   /// The tensor is replicated over the tensor-parallel ranks, but each sees a part of the sequence, so its
   /// gradient is summed over them (sequence parallelism).
   bool sum_over_tensor_parallel = false;
+  /// The first and the last pipeline stage hold a copy each (tied word embeddings): the gradients of both are summed,
+  /// and the tensor counts once.
+  bool tied_over_stages = false;
 };
 
 struct Parameter {
@@ -50,13 +53,16 @@ struct Parameter {
   int64_t pending_uses = 0;
   /// Called when pending_uses falls to 0: the gradient buffer starts its reduction there.
   std::function<void()> on_gradient;
+  /// Called before each use in forward: waits for values that are still on their way from other ranks.
+  std::function<void()> before_use;
 
   const Shard& shard() const { return options.shard; }
 };
 
 /// fp32, or fp64 for fp64 parameters.
 at::ScalarType gradient_dtype(const Parameter& parameter);
-/// Forward says that one gradient will come (nothing when gradients are off).
+/// Forward says that it uses the parameter: from here on its values are there, and one gradient will come (none when
+/// gradients are off).
 void expect_gradient(Parameter& parameter);
 /// Backward delivers it: main_grad += gradient.
 void add_gradient(Parameter& parameter, const at::Tensor& gradient);

@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 
+#include "teratron/base/error.h"
 #include "teratron/kernels/optimizer_step.h"
 
 namespace teratron {
@@ -14,37 +15,58 @@ int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
+// The chunk of each parameter.
+std::vector<int64_t> chunk_numbers(const std::vector<int64_t>& sizes, size_t parameters) {
+  std::vector<int64_t> numbers;
+  for (size_t chunk = 0; chunk < sizes.size(); ++chunk) {
+    numbers.insert(numbers.end(), sizes[chunk], static_cast<int64_t>(chunk));
+  }
+  if (sizes.empty()) numbers.assign(parameters, 0);
+  TERATRON_ASSERT(numbers.size() == parameters, "chunks of {} parameters, given {}", numbers.size(),
+                  parameters);
+  return numbers;
+}
+
 }  // namespace
 
-FlatBuffer::FlatBuffer(std::vector<Parameter*> parameters, const Options& options) : options_(options) {
-  lay_out(std::move(parameters));
+FlatRange intersection(const FlatRange& a, const FlatRange& b) {
+  const int64_t begin = std::max(a.begin, b.begin);
+  return {begin, std::max(begin, std::min(a.end, b.end))};
+}
+
+FlatBuffer::FlatBuffer(const std::vector<Parameter*>& parameters, const Options& options)
+    : options_(options), last_microbatch_(std::max<size_t>(options.chunks.size(), 1)) {
+  lay_out(parameters);
   attach();
 }
 
-void FlatBuffer::lay_out(std::vector<Parameter*> parameters) {
-  std::reverse(parameters.begin(), parameters.end());
-  int64_t bucket_begin = 0;
-  int64_t position = 0;
-  int64_t first_entry = 0;
-  for (Parameter* parameter : parameters) {
-    const int64_t begin = round_up(position, optimizer_block);
-    position = begin + parameter->tensor.numel();
-    entries_.push_back({parameter, {begin, position}});
-    if (position - bucket_begin >= options_.bucket_size || parameter == parameters.back()) {
-      // A slice of a bucket is made of whole optimizer blocks.
-      const int64_t length = round_up(position - bucket_begin, optimizer_block * options_.data_parallel.size);
-      close_bucket(bucket_begin, bucket_begin + length, first_entry);
-      position = bucket_begin = bucket_begin + length;
-      first_entry = static_cast<int64_t>(entries_.size());
-    }
+void FlatBuffer::lay_out(const std::vector<Parameter*>& parameters) {
+  const std::vector<int64_t> chunks = chunk_numbers(options_.chunks, parameters.size());
+  for (size_t i = parameters.size(); i-- > 0;) {
+    Parameter* const parameter = parameters[i];
+    if (parameter->options.tied_over_stages) close_bucket();
+    const int64_t before = entries_.empty() ? 0 : entries_.back().range.end;
+    const int64_t bucket_begin = buckets_.empty() ? 0 : buckets_.back().range.end;
+    const int64_t begin = round_up(std::max(before, bucket_begin), optimizer_block);
+    const int64_t end = begin + parameter->tensor.numel();
+    entries_.push_back({parameter, {begin, end}, chunks[i]});
+    if (end - bucket_begin >= options_.bucket_size || parameter->options.tied_over_stages) close_bucket();
   }
+  close_bucket();
 }
 
-void FlatBuffer::close_bucket(int64_t begin, int64_t end, int64_t first_entry) {
-  buckets_.push_back(
-      {.range = {begin, end}, .parameters = static_cast<int64_t>(entries_.size()) - first_entry});
-  bucket_of_entry_.resize(entries_.size(), buckets_.size() - 1);
-  owned_.push_back(options_.sharded ? slice({begin, end}) : FlatRange{begin, end});
+// The entries after those of the last bucket form one.
+void FlatBuffer::close_bucket() {
+  const auto first = bucket_of_entry_.size();
+  if (first == entries_.size()) return;
+  const int64_t begin = buckets_.empty() ? 0 : buckets_.back().range.end;
+  // A slice of a bucket is made of whole optimizer blocks.
+  const int64_t length =
+      round_up(entries_.back().range.end - begin, optimizer_block * options_.data_parallel.size);
+  const FlatRange range{begin, begin + length};
+  bucket_of_entry_.resize(entries_.size(), buckets_.size());
+  buckets_.push_back({.range = range, .parameters = static_cast<int64_t>(entries_.size() - first)});
+  owned_.push_back(options_.sharded ? slice(range) : range);
 }
 
 void FlatBuffer::attach() {
@@ -59,8 +81,11 @@ void FlatBuffer::attach() {
     const at::Tensor view = parameters_.narrow(0, range.begin, range.size()).view(parameter.tensor.sizes());
     view.copy_(parameter.tensor.detach());
     parameter.tensor.set_data(view);
-    parameter.main_grad = gradients_.narrow(0, range.begin, range.size()).view(parameter.tensor.sizes());
-    parameter.on_gradient = [this, i] { gradient_arrived(buckets_[bucket_of_entry_[i]]); };
+    parameter.main_grad = gradients(range).view(parameter.tensor.sizes());
+    parameter.on_gradient = [this, i] { gradient_arrived(i); };
+    if (options_.sharded && options_.overlap_gather) {
+      parameter.before_use = [this, i] { buckets_[bucket_of_entry_[i]].gather.wait(); };
+    }
   }
 }
 
@@ -70,17 +95,22 @@ FlatRange FlatBuffer::slice(const FlatRange& bucket) const {
   return {begin, begin + length};
 }
 
+double FlatBuffer::gradient_scale() const {
+  return options_.average_in_collective ? 1.0 : 1.0 / static_cast<double>(options_.data_parallel.size);
+}
+
 void FlatBuffer::start_step() {
   if (gradients_.defined()) gradients_.zero_();
-  last_microbatch_ = false;
+  std::fill(last_microbatch_.begin(), last_microbatch_.end(), false);
   for (Bucket& bucket : buckets_) {
     bucket.arrived = 0;
     bucket.started = false;
   }
 }
 
-void FlatBuffer::gradient_arrived(Bucket& bucket) {
-  if (!last_microbatch_) return;
+void FlatBuffer::gradient_arrived(size_t entry) {
+  if (!last_microbatch_[entries_[entry].chunk]) return;
+  Bucket& bucket = buckets_[bucket_of_entry_[entry]];
   bucket.arrived += 1;
   if (bucket.arrived == bucket.parameters) start_reduction(bucket);
 }
@@ -89,34 +119,49 @@ void FlatBuffer::start_reduction(Bucket& bucket) {
   bucket.started = true;
   const Group& group = options_.data_parallel;
   if (group.size == 1) return;
-  const at::Tensor all = gradients_.narrow(0, bucket.range.begin, bucket.range.size());
+  const ReduceOp op = options_.average_in_collective ? ReduceOp::avg : ReduceOp::sum;
+  at::Tensor all = gradients(bucket.range);
+  if (options_.reduce_in_bf16) all = all.to(at::kBFloat16);
   if (!options_.sharded) {
-    bucket.work = group.communicator->all_reduce(all, ReduceOp::avg);
+    bucket.rounded = all;
+    bucket.reduction = group.communicator->all_reduce(all, op);
     return;
   }
-  const FlatRange mine = slice(bucket.range);
-  const at::Tensor part = gradients_.narrow(0, mine.begin, mine.size());
-  bucket.work = group.communicator->reduce_scatter(part, all, ReduceOp::avg);
+  const at::Tensor part = gradients(slice(bucket.range));
+  bucket.rounded = options_.reduce_in_bf16 ? at::empty_like(part, all.options()) : part;
+  bucket.reduction = group.communicator->reduce_scatter(bucket.rounded, all, op);
+}
+
+void FlatBuffer::finish_reduction(Bucket& bucket) {
+  bucket.reduction.wait();
+  if (bucket.rounded.defined() && options_.reduce_in_bf16) {
+    gradients(options_.sharded ? slice(bucket.range) : bucket.range).copy_(bucket.rounded);
+  }
+  bucket.rounded.reset();
 }
 
 void FlatBuffer::finish_reduction() {
   for (Bucket& bucket : buckets_) {
     if (!bucket.started) start_reduction(bucket);
   }
-  for (Bucket& bucket : buckets_) bucket.work.wait();
+  for (Bucket& bucket : buckets_) finish_reduction(bucket);
 }
 
 void FlatBuffer::gather_parameters() {
   const Group& group = options_.data_parallel;
   if (!options_.sharded || group.size == 1) return;
-  std::vector<Work> works;
-  for (const Bucket& bucket : buckets_) {
-    const FlatRange mine = slice(bucket.range);
-    works.push_back(
-        group.communicator->all_gather(parameters_.narrow(0, bucket.range.begin, bucket.range.size()),
-                                       parameters_.narrow(0, mine.begin, mine.size())));
+  // Last bucket first: forward begins there.
+  for (auto bucket = buckets_.rbegin(); bucket != buckets_.rend(); ++bucket) {
+    const FlatRange mine = slice(bucket->range);
+    bucket->gather =
+        group.communicator->all_gather(parameters_.narrow(0, bucket->range.begin, bucket->range.size()),
+                                       parameters_.narrow(0, mine.begin, mine.size()));
   }
-  for (Work& work : works) work.wait();
+  if (!options_.overlap_gather) finish_gather();
+}
+
+void FlatBuffer::finish_gather() {
+  for (Bucket& bucket : buckets_) bucket.gather.wait();
 }
 
 }  // namespace teratron

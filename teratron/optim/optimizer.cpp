@@ -23,10 +23,6 @@ int64_t group_of(const Parameter& parameter) {
   return group;
 }
 
-FlatRange intersection(const FlatRange& a, const FlatRange& b) {
-  return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
-}
-
 bool has_master(const FlatBuffer& buffer) {
   return buffer.parameters().scalar_type() != buffer.gradients().scalar_type();
 }
@@ -43,29 +39,42 @@ at::Tensor block_groups(const FlatBuffer& buffer) {
   return groups.to(buffer.gradients().device());
 }
 
+// Of the ranks that hold a tensor, one counts it: the first tensor-parallel rank one that is replicated there, the
+// first stage one that is tied over stages.
+bool counts(const Parameter& parameter, const Mesh& mesh) {
+  if (parameter.shard().dim < 0 && mesh.group(Axis::tp).rank > 0) return false;
+  return !parameter.options.tied_over_stages || mesh.embedding().rank == 0;
+}
+
 // Owned parts of the tensors that this rank counts, without the alignment between them.
-std::vector<FlatRange> counted_tensors(const FlatBuffer& buffer, bool counts_replicated) {
+std::vector<FlatRange> counted_tensors(const FlatBuffer& buffer, const Mesh& mesh) {
   std::vector<FlatRange> counted;
   for (const FlatRange& owned : buffer.owned()) {
     for (const FlatBuffer::Entry& entry : buffer.entries()) {
       const FlatRange part = intersection(owned, entry.range);
-      const bool counts = counts_replicated || entry.parameter->shard().dim >= 0;
-      if (part.size() > 0 && counts) counted.push_back(part);
+      if (part.size() > 0 && counts(*entry.parameter, mesh)) counted.push_back(part);
     }
   }
   return counted;
 }
 
+bool counts_all(const FlatBuffer& buffer, const Mesh& mesh) {
+  return std::all_of(buffer.entries().begin(), buffer.entries().end(),
+                     [&](const FlatBuffer::Entry& entry) { return counts(*entry.parameter, mesh); });
+}
+
 }  // namespace
 
 Optimizer::Optimizer(FlatBuffer& buffer, const Mesh& mesh, const OptimizerOptions& options)
-    : buffer_(buffer), options_(options), tensor_parallel_(mesh.group(Axis::tp)) {
+    : buffer_(buffer),
+      options_(options),
+      tensor_parallel_(mesh.group(Axis::tp)),
+      embedding_group_(mesh.embedding()) {
   norm_group_ = buffer.options().sharded ? mesh.group({Axis::tp, Axis::pp, Axis::dp})
                                          : mesh.group({Axis::tp, Axis::pp});
-  const bool counts_replicated = tensor_parallel_.rank == 0;
-  counted_tensors_ = counted_tensors(buffer, counts_replicated);
+  counted_tensors_ = counted_tensors(buffer, mesh);
   // Alignment is zero and adds nothing to a norm: few large sums instead of one per tensor.
-  summed_ = counts_replicated ? buffer.owned() : counted_tensors_;
+  summed_ = counts_all(buffer, mesh) ? buffer.owned() : counted_tensors_;
   const at::TensorOptions state = buffer.gradients().options();
   const at::Tensor groups = block_groups(buffer);
   for (const FlatRange& range : buffer.owned()) {
@@ -105,6 +114,21 @@ void Optimizer::sum_sequence_parallel_gradients() {
   }
 }
 
+// Slices that are owned alone: a tied tensor has a bucket of its own, so both stages own the same.
+void Optimizer::sum_tied_gradients() {
+  if (embedding_group_.size == 1) return;
+  for (const FlatBuffer::Entry& entry : buffer_.entries()) {
+    if (!entry.parameter->options.tied_over_stages) continue;
+    for (const FlatRange& owned : buffer_.owned()) {
+      const FlatRange part = intersection(owned, entry.range);
+      if (part.size() == 0) continue;
+      embedding_group_.communicator
+          ->all_reduce(buffer_.gradients().narrow(0, part.begin, part.size()), ReduceOp::sum)
+          .wait();
+    }
+  }
+}
+
 at::Tensor Optimizer::sum_over_model(const std::vector<FlatRange>& ranges,
                                      const std::function<at::Tensor(const FlatRange&)>& of_range) const {
   at::Tensor total = at::zeros({1}, buffer_.gradients().options().dtype(at::kDouble));
@@ -114,7 +138,9 @@ at::Tensor Optimizer::sum_over_model(const std::vector<FlatRange>& ranges,
 }
 
 StepReport Optimizer::step(const Hyperparameters& hyper) {
+  buffer_.finish_gather();
   sum_sequence_parallel_gradients();
+  sum_tied_gradients();
   const at::Tensor& gradients = buffer_.gradients();
   const at::Tensor squares = sum_over_model(summed_, [&](const FlatRange& range) {
     return sum_of_squares(gradients.narrow(0, range.begin, range.size()));
@@ -168,6 +194,15 @@ void Optimizer::step_slice(const Slice& slice) {
             scalars_, options_.sgd_momentum);
 }
 
+int64_t Optimizer::state_bytes() const {
+  int64_t bytes = 0;
+  for (const Slice& slice : slices_) {
+    for (const Moment& moment : slice.moments) bytes += static_cast<int64_t>(moment.values.nbytes());
+    if (has_master(buffer_)) bytes += static_cast<int64_t>(slice.master.nbytes());
+  }
+  return bytes;
+}
+
 int64_t Optimizer::steps() const {
   return scalars_.step.item<int64_t>();
 }
@@ -179,7 +214,7 @@ void Optimizer::set_steps(int64_t steps) {
 void Optimizer::add_state(const Slice& slice, const FlatBuffer::Entry& entry,
                           std::vector<StateTensor>& out) const {
   const FlatRange part = intersection(slice.range, entry.range);
-  if (part.size() <= 0) return;
+  if (part.size() == 0) return;
   const FlatRange local{part.begin - entry.range.begin, part.end - entry.range.begin};
   const auto add = [&](const char* kind, const at::Tensor& values) {
     out.push_back({fmt::format("optimizer.{}.{}", kind, entry.parameter->name), entry.parameter->shard(),

@@ -1,9 +1,10 @@
 // AdamW or SGD over flat shards, with fp32 master weights and no host sync.
 //
 // A step: gradients of replicated parameters are summed over the tensor-parallel ranks (sequence
-// parallelism), the L2 norm is taken once over the whole model, gradients are scaled and clipped, and one
-// pass updates master weights, moments and the model's copy. A gradient that holds Inf or NaN raises a flag
-// on the device that makes the pass a no-op, so the weights stay intact whatever the host does later.
+// parallelism) and those of tied word embeddings over first and last stage, the L2 norm is taken once over the
+// whole model, gradients are scaled and clipped, and one pass updates master weights, moments and the model's
+// copy. A gradient that holds Inf or NaN raises a flag on the device that makes the pass a no-op, so the weights
+// stay intact whatever the host does later.
 #pragma once
 
 #include <optional>
@@ -56,6 +57,10 @@ class Optimizer {
   /// After FlatBuffer::finish_reduction(). Ends with gather_parameters().
   StepReport step(const Hyperparameters& hyper);
 
+  /// Bytes of moments and master weights on this rank.
+  int64_t state_bytes() const;
+  /// By what the last step multiplied gradients: 1/loss scale and clipping together, fp32 [1] on the device.
+  const at::Tensor& gradient_factor() const { return scalars_.grad_scale; }
   /// Number of steps that changed the weights.
   int64_t steps() const;
   void set_steps(int64_t steps);
@@ -83,8 +88,8 @@ class Optimizer {
   void set_scalars(const Hyperparameters& hyper, const StepReport& report);
   void step_slice(const Slice& slice);
   void sum_sequence_parallel_gradients();
-  /// Sums over what this rank counts: tensors replicated over tensor parallelism count on its first rank
-  /// only.
+  void sum_tied_gradients();
+  /// Sums over what this rank counts: a tensor that several ranks of the model hold counts on one of them.
   at::Tensor sum_over_model(const std::vector<FlatRange>& ranges,
                             const std::function<at::Tensor(const FlatRange&)>& of_range) const;
   void add_state(const Slice& slice, const FlatBuffer::Entry& entry, std::vector<StateTensor>& out) const;
@@ -92,6 +97,7 @@ class Optimizer {
   FlatBuffer& buffer_;
   OptimizerOptions options_;
   Group tensor_parallel_;
+  Group embedding_group_;
   Group norm_group_;
   std::vector<Slice> slices_;
   std::vector<FlatRange> summed_;

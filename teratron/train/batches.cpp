@@ -34,9 +34,17 @@ Batch empty_batch(int64_t micro_batch, int64_t seq_length) {
 
 }  // namespace
 
+bool uses_data(const Mesh& mesh, bool resets) {
+  const Group& stages = mesh.group(Axis::pp);
+  return resets || stages.rank == 0 || stages.rank == stages.size - 1;
+}
+
 BatchSource::BatchSource(std::shared_ptr<const Dataset> dataset, const Options& options, const Mesh& mesh)
-    : options_(options), tensor_parallel_(mesh.group(Axis::tp)) {
-  if (tensor_parallel_.rank == 0) loader_ = std::make_unique<Loader>(std::move(dataset), options.loader);
+    : options_(options),
+      tensor_parallel_(mesh.group(Axis::tp)),
+      uses_data_(uses_data(mesh, options.resets_attention || options.resets_positions)) {
+  if (uses_data_ && tensor_parallel_.rank == 0)
+    loader_ = std::make_unique<Loader>(std::move(dataset), options.loader);
   const SamplerOptions& sampler = options.loader.sampler;
   next_sample_ = sampler.consumed_samples + sampler.dp_rank * sampler.micro_batch;
 }
@@ -54,6 +62,22 @@ Batch BatchSource::read() {
 }
 
 MicroBatch BatchSource::next() {
+  MicroBatch micro = uses_data_ ? read_and_broadcast() : counted_positions();
+  const SamplerOptions& sampler = options_.loader.sampler;
+  micro.first_sample = next_sample_;
+  next_sample_ += sampler.micro_batch * sampler.dp_size;
+  return micro;
+}
+
+MicroBatch BatchSource::counted_positions() const {
+  const int64_t length = options_.sequence_length;
+  const at::Tensor positions_S =
+      at::arange(length, at::TensorOptions().dtype(at::kLong).device(options_.device));
+  return {.positions_SB =
+              positions_S.unsqueeze(1).expand({length, options_.loader.sampler.micro_batch}).contiguous()};
+}
+
+MicroBatch BatchSource::read_and_broadcast() {
   Batch batch = read();
   const at::TensorOptions device = at::TensorOptions().device(options_.device);
   std::vector<at::Tensor> tensors = {transposed(batch.tokens, batch, device.dtype(at::kLong)),
@@ -69,11 +93,8 @@ MicroBatch BatchSource::next() {
   MicroBatch micro{.tokens_SB = tensors[0],
                    .positions_SB = tensors[1],
                    .labels_SB = tensors[2],
-                   .loss_mask_SB = tensors[3],
-                   .first_sample = next_sample_};
+                   .loss_mask_SB = tensors[3]};
   if (options_.resets_attention) micro.first_visible_BS = tensors[4].t().contiguous();
-  const SamplerOptions& sampler = options_.loader.sampler;
-  next_sample_ += sampler.micro_batch * sampler.dp_size;
   return micro;
 }
 

@@ -131,6 +131,7 @@ const std::vector<std::string>& model_fields() {
 }
 
 std::filesystem::path save_model(Trainer& trainer, const SaveOptions& options) {
+  trainer.buffer().finish_gather();
   HostTensors tensors;
   for (const Parameter& parameter : trainer.parameters().all()) {
     const StateTensor state = whole(parameter);
@@ -151,6 +152,7 @@ std::filesystem::path save_model(Trainer& trainer, const SaveOptions& options) {
 }
 
 std::optional<CheckpointInfo> load_model(Trainer& trainer, const LoadOptions& options) {
+  trainer.buffer().finish_gather();
   Communicator& peers = *trainer.mesh().world().communicator;
   const auto path = find_checkpoint(options.directory, options.iteration, peers);
   if (!path) return std::nullopt;

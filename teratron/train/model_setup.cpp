@@ -5,6 +5,7 @@
 #include "teratron/base/attention_windows.h"
 #include "teratron/base/error.h"
 #include "teratron/train/device.h"
+#include "teratron/train/pipeline_setup.h"
 
 namespace teratron {
 
@@ -133,20 +134,30 @@ ModelShape model_shape(const GPTConfig& config) {
           .swiglu = is_gated(config.activation)};
 }
 
-StageSpec stage_spec(const GPTConfig& config, const Mesh& mesh) {
-  const Group& stages = mesh.group(Axis::pp);
-  const int64_t layers = config.layers / stages.size;
-  return {.first_layer = stages.rank * layers,
-          .layers = layers,
-          .embedding = stages.rank == 0,
-          .head = stages.rank == stages.size - 1};
-}
-
 OptimizerOptions optimizer_options(const Arguments& args) {
   return {.adam = {.beta1 = args.adam_beta1, .beta2 = args.adam_beta2, .eps = args.adam_eps},
           .clip_grad = args.clip_grad,
           .skip_nonfinite = args.fp16 || args.check_for_nan_in_loss_and_grad,
           .count_zeros = args.log_num_zeros_in_grad};
+}
+
+TrainerOptions trainer_options(const Arguments& args, const GPTConfig& model, at::Device device) {
+  const int64_t default_bucket = std::max<int64_t>(40'000'000, 1'000'000 * args.data_parallel_size.value());
+  return {.model = model,
+          .layout = pipeline_layout(layout_options(args)),
+          .microbatch_group = args.microbatch_group_size_per_vp_stage.value_or(0),
+          .overlap_p2p = args.overlap_p2p_comm,
+          .optimizer = optimizer_options(args),
+          .dtype = model_dtype(args),
+          .device = device,
+          .seed = static_cast<uint64_t>(args.seed),
+          .sequence_parallel = args.sequence_parallel && args.tensor_model_parallel_size > 1,
+          .sharded_optimizer = args.use_distributed_optimizer,
+          .overlap_param_gather = args.overlap_param_gather,
+          .average_in_collective = args.ddp_average_in_collective,
+          .reduce_in_bf16 = args.grad_reduce_in_bf16,
+          .bucket_size = args.ddp_bucket_size.value_or(default_bucket),
+          .report_parameter_norm = args.log_params_norm};
 }
 
 LossScaler loss_scaler(const Arguments& args) {

@@ -5,14 +5,13 @@
 
 #include "teratron/comm/mesh.h"
 #include "teratron/data/gpt_builder.h"
-#include "teratron/model/gpt.h"
 #include "teratron/optim/batch_schedule.h"
 #include "teratron/optim/loss_scaler.h"
 #include "teratron/optim/lr_schedule.h"
-#include "teratron/optim/optimizer.h"
 #include "teratron/tokenizer/tokenizer.h"
 #include "teratron/train/arguments.h"
 #include "teratron/train/flops.h"
+#include "teratron/train/trainer.h"
 
 namespace teratron {
 
@@ -25,8 +24,7 @@ TokenizerOptions tokenizer_options(const Arguments& args);
 /// The logical vocabulary is the tokenizer's, or --vocab-size where that is larger.
 GPTConfig gpt_config(const Arguments& args, int64_t tokenizer_size);
 ModelShape model_shape(const GPTConfig& config);
-/// The layers of this rank's pipeline stage.
-StageSpec stage_spec(const GPTConfig& config, const Mesh& mesh);
+TrainerOptions trainer_options(const Arguments& args, const GPTConfig& model, at::Device device);
 OptimizerOptions optimizer_options(const Arguments& args);
 LossScaler loss_scaler(const Arguments& args);
 OptimizerParamScheduler lr_scheduler(const Arguments& args);

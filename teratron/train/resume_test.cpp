@@ -1,5 +1,6 @@
 // A run that stops and goes on is the run that never stopped, bit by bit.
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
@@ -13,6 +14,7 @@
 #include "teratron/comm/thread_world.h"
 #include "teratron/train/pretrain.h"
 #include "teratron/train/run_log.h"
+#include "teratron/train/training_run.h"
 
 namespace teratron {
 namespace {
@@ -107,6 +109,20 @@ class Resume : public testing::Test {
     return all;
   }
 
+  // The losses of a finished run are those of a run on one rank.
+  void expect_same_losses(const std::string& name, const std::string& serial_name,
+                          const std::vector<std::string>& serial_flags) const {
+    EXPECT_EQ(train(flags(serial_name, serial_flags)), ExitCode::ok);
+    const auto serial = read_run_log(folder_ / serial_name / "metrics.jsonl");
+    const auto parallel = read_run_log(folder_ / name / "metrics.jsonl");
+    ASSERT_EQ(serial.steps.size(), parallel.steps.size());
+    ASSERT_FALSE(serial.steps.empty());
+    for (size_t i = 0; i < serial.steps.size(); ++i) {
+      const double expected = serial.steps[i].losses.at(0).second;
+      EXPECT_NEAR(parallel.steps[i].losses.at(0).second, expected, 1e-4 * expected) << i;
+    }
+  }
+
   fs::path folder_;
 };
 
@@ -134,15 +150,8 @@ TEST_F(Resume, SoTheyAreWithDropoutAndSeveralRanks) {
 TEST_F(Resume, GoesOnUnderAnotherLayoutWithTheSameNumbers) {
   EXPECT_EQ(train(flags("serial", {"--exit-interval", "10"})), ExitCode::ok);
   fs::copy(folder_ / "serial", folder_ / "parallel", fs::copy_options::recursive);
-  EXPECT_EQ(train(flags("serial")), ExitCode::ok);
   EXPECT_EQ(train(flags("parallel", {"--tp", "2", "--use-distributed-optimizer"}), 4), ExitCode::ok);
-  const auto serial = read_run_log(folder_ / "serial" / "metrics.jsonl");
-  const auto parallel = read_run_log(folder_ / "parallel" / "metrics.jsonl");
-  ASSERT_EQ(serial.steps.size(), parallel.steps.size());
-  for (size_t i = 0; i < serial.steps.size(); ++i) {
-    const double expected = serial.steps[i].losses.at(0).second;
-    EXPECT_NEAR(parallel.steps[i].losses.at(0).second, expected, 1e-4 * expected) << i;
-  }
+  expect_same_losses("parallel", "serial", {});
 }
 
 TEST_F(Resume, ManyStopsUseNoMoreEvaluationDataThanOneRun) {
@@ -199,12 +208,88 @@ TEST_F(Resume, AFullDiskAtTheLastSaveIsAnError) {
 
 TEST_F(Resume, NanStopsWithTheWeightsIntact) {
   EXPECT_EQ(train(flags("run", {"--exit-interval", "10"})), ExitCode::ok);
+  // Every step is saved, so that the last checkpoint holds the weights before the step that fails.
+  ParsedArguments parsed =
+      parse_arguments("pretrain gpt", flags("run", {"--lr", "1e38", "--override-opt_param-scheduler",
+                                                    "--clip-grad", "0", "--save-interval", "1"}));
+  finish(parsed, 1);
+  const StopSignals signals;
+  TrainingRun run(parsed.args, Mesh(), signals);
+  run.load();
   try {
-    train(flags("run", {"--lr", "1e38", "--override-opt_param-scheduler", "--clip-grad", "0"}));
+    run.train();
     FAIL() << "a learning rate of 1e38 must blow up";
   } catch (const Fault& fault) {
     EXPECT_EQ(fault.exit_code(), ExitCode::numerics);
     EXPECT_NE(std::string(fault.what()).find("weights were left"), std::string::npos) << fault.what();
+  }
+  const int64_t failed = run.state().iteration;
+  EXPECT_GT(failed, 11);
+  const auto saved = tensors("run", static_cast<int>(failed - 1));
+  EXPECT_FALSE(fs::exists(folder_ / "run" / fmt::format("iter_{:07d}", failed)));
+  size_t compared = 0;
+  for (const Parameter& parameter : run.trainer().parameters().all()) {
+    const at::Tensor held = parameter.tensor.detach().contiguous();
+    for (const auto& [name, bytes] : saved) {
+      if (!name.ends_with(" " + parameter.name)) continue;
+      // The padding of the vocabulary is not saved.
+      EXPECT_EQ(std::memcmp(held.const_data_ptr(), bytes.data(), bytes.size()), 0) << name;
+      ++compared;
+    }
+  }
+  EXPECT_EQ(compared, run.trainer().parameters().all().size());
+}
+
+// A run that starts anew where an older one went further: nothing of the older one may be taken for its progress.
+TEST_F(Resume, AFreshRunDoesNotMeetTheOneBefore) {
+  EXPECT_EQ(train(flags("run")), ExitCode::ok);
+  const auto old = tensors("run", 20);
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(train(flags("run", {"--fresh", "--exit-interval", "5", "--save-interval", "100"})), ExitCode::ok);
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("replaced-1"), std::string::npos);
+  EXPECT_FALSE(fs::exists(folder_ / "run" / "iter_0000020"));
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "replaced-1" / "iter_0000020" / "manifest.json"));
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "replaced-1" / "iter_0000010"));
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "iter_0000005"));
+  // What goes on is the new run.
+  EXPECT_EQ(train(flags("run")), ExitCode::ok);
+  EXPECT_EQ(tensors("run", 20), old);
+  EXPECT_EQ(train(flags("run", {"--fresh", "--exit-interval", "5"})), ExitCode::ok);
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "replaced-2" / "iter_0000020"));
+}
+
+TEST_F(Resume, PipelinesGoOnWithTheSameNumbers) {
+  const std::vector<std::string> layout = {"--pp",
+                                           "2",
+                                           "--num-layers",
+                                           "4",
+                                           "--vpp",
+                                           "2",
+                                           "--global-batch-size",
+                                           "8",
+                                           "--use-distributed-optimizer",
+                                           "--overlap-grad-reduce",
+                                           "--overlap-param-gather"};
+  std::vector<std::string> first = layout;
+  first.insert(first.end(), {"--exit-interval", "10"});
+  EXPECT_EQ(train(flags("whole", layout), 4), ExitCode::ok);
+  EXPECT_EQ(train(flags("halves", first), 4), ExitCode::ok);
+  EXPECT_EQ(train(flags("halves", layout), 4), ExitCode::ok);
+  EXPECT_EQ(tensors("halves", 20), tensors("whole", 20));
+  expect_same_losses("halves", "serial", {"--num-layers", "4", "--global-batch-size", "8"});
+}
+
+// The stages between first and last read no data, unless documents reset positions or attention.
+TEST_F(Resume, StagesInTheMiddleSeeTheSamePositionsAndDocuments) {
+  for (const std::vector<std::string>& documents :
+       {std::vector<std::string>{}, {"--reset-position-ids", "--reset-attention-mask", "--eod-mask-loss"}}) {
+    std::vector<std::string> model = {"--num-layers", "4", "--position-embedding-type", "rope"};
+    model.insert(model.end(), documents.begin(), documents.end());
+    std::vector<std::string> layout = model;
+    layout.insert(layout.end(), {"--pp", "4"});
+    const std::string name = documents.empty() ? "plain" : "documents";
+    EXPECT_EQ(train(flags(name, layout), 4), ExitCode::ok);
+    expect_same_losses(name, name + "_serial", model);
   }
 }
 

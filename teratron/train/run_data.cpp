@@ -55,12 +55,12 @@ std::array<std::optional<int64_t>, 3> wanted_samples(const Arguments& args) {
 
 RunData::RunData(const Arguments& args, const Tokenizer& tokenizer, at::Device device, const Mesh& mesh)
     : args_(args), device_(device), mesh_(mesh) {
-  const Group& tensor_parallel = mesh.group(Axis::tp);
-  if (tensor_parallel.rank == 0) {
+  const bool resets = args.reset_attention_mask || args.reset_position_ids;
+  if (mesh.group(Axis::tp).rank == 0 && uses_data(mesh, resets)) {
     GPTDatasets built = build_gpt_datasets(data_options(args, tokenizer));
     datasets_ = {std::move(built.train), std::move(built.valid), std::move(built.test)};
   }
-  present_ = agree_on_presence(datasets_, tensor_parallel);
+  present_ = agree_on_presence(datasets_, mesh.group({Axis::tp, Axis::pp}));
 }
 
 std::unique_ptr<BatchSource> RunData::open(Split split, int64_t consumed_samples) const {
@@ -77,7 +77,8 @@ std::unique_ptr<BatchSource> RunData::open(Split split, int64_t consumed_samples
       BatchSource::Options{.loader = {.sampler = sampler, .workers = static_cast<int>(args_.num_workers)},
                            .sequence_length = args_.seq_length.value(),
                            .device = device_,
-                           .resets_attention = args_.reset_attention_mask},
+                           .resets_attention = args_.reset_attention_mask,
+                           .resets_positions = args_.reset_position_ids},
       mesh_);
 }
 

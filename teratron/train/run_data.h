@@ -13,7 +13,7 @@ enum class Split : uint8_t { train, valid, test };
 
 class RunData {
  public:
-  /// Builds the indices on ranks that read (tensor-parallel rank 0). Collective.
+  /// Builds the indices on ranks that read: the first tensor-parallel one of each stage that uses data. Collective.
   RunData(const Arguments& args, const Tokenizer& tokenizer, at::Device device, const Mesh& mesh);
 
   bool has(Split split) const { return present_[static_cast<size_t>(split)]; }

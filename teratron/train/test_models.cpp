@@ -34,7 +34,8 @@ void run_rank(const TestStep& step, const Mesh& mesh, std::mutex& mutex, StepRes
   std::vector<Parameter*> all;
   for (Parameter& parameter : parameters.all()) all.push_back(&parameter);
   const Group& data_parallel = mesh.group(Axis::dp);
-  FlatBuffer buffer(all, {.data_parallel = data_parallel, .bucket_size = 1000});
+  FlatBuffer buffer(all,
+                    {.data_parallel = data_parallel, .bucket_size = 1000, .average_in_collective = true});
   buffer.start_step();
   buffer.expect_last_microbatch();
   const MicroBatch batch = [&] {

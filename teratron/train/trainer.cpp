@@ -1,14 +1,46 @@
 #include "teratron/train/trainer.h"
 
+#include <map>
+
 #include <ATen/ATen.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
+
+#include "teratron/base/error.h"
+#include "teratron/pipeline/executor.h"
 
 namespace teratron {
 
 namespace {
 
 enum NumberIndex : int64_t { loss_sum, token_count, grad_norm, found_inf, zeros, params_norm, stop, numbers };
+
+// The micro-batches of a pass, read in order and kept until the last chunk has used them.
+class Window {
+ public:
+  Window(const MicroBatches& source, bool training) : source_(source), training_(training) {}
+
+  const MicroBatch& at(int64_t index) {
+    for (; next_ <= index; ++next_) {
+      MicroBatch batch = source_(next_);
+      batch.training = training_;
+      held_.emplace(next_, std::move(batch));
+    }
+    return held_.at(index);
+  }
+  void drop(int64_t index) { held_.erase(index); }
+
+ private:
+  const MicroBatches& source_;
+  bool training_;
+  int64_t next_ = 0;
+  std::map<int64_t, MicroBatch> held_;
+};
+
+PipelineLayout layout_or_single(const TrainerOptions& options) {
+  return options.layout.parts.empty() ? pipeline_layout({.layers = options.model.layers}) : options.layout;
+}
 
 at::Tensor or_zero(const at::Tensor& value, const at::Tensor& like) {
   return value.defined() ? value.to(like.scalar_type()).view({1}) : at::zeros_like(like);
@@ -41,27 +73,57 @@ StepNumbers StepInFlight::resolve() {
           .stop_request = static_cast<int64_t>(values[stop])};
 }
 
+std::string to_string(const StateMemory& memory) {
+  const auto count = static_cast<double>(std::max<int64_t>(memory.parameters, 1));
+  const int64_t all = memory.weights + memory.gradients + memory.optimizer;
+  return fmt::format(
+      "memory of weights, gradients and optimizer: {:.1f} + {:.1f} + {:.1f} = {:.1f} bytes per parameter, "
+      "{:.3g} GB",
+      static_cast<double>(memory.weights) / count, static_cast<double>(memory.gradients) / count,
+      static_cast<double>(memory.optimizer) / count, static_cast<double>(all) / count,
+      static_cast<double>(all) * 1e-9);
+}
+
 Trainer::Trainer(const TrainerOptions& options, const Mesh& mesh)
     : options_(options),
       mesh_(mesh),
       parameters_({.dtype = options.dtype, .device = options.device, .seed = options.seed}) {
+  options_.layout = layout_or_single(options);
+  const Group& stages = mesh.group(Axis::pp);
+  TERATRON_ASSERT(options_.layout.stages == stages.size, "a layout of {} stages on {}",
+                  options_.layout.stages, stages.size);
   const TensorParallel parallel{mesh.group(Axis::tp), options.sequence_parallel};
-  model_ = std::make_unique<GPT>(parameters_, options.model, options.stage, parallel);
+  std::vector<int64_t> sizes;
+  for (const StageSpec& spec : options_.layout.of_stage(stages.rank)) {
+    const auto before = static_cast<int64_t>(parameters_.all().size());
+    chunks_.push_back(std::make_unique<GPT>(parameters_, options.model, spec, parallel));
+    sizes.push_back(static_cast<int64_t>(parameters_.all().size()) - before);
+  }
   std::vector<Parameter*> all;
   for (Parameter& parameter : parameters_.all()) all.push_back(&parameter);
-  buffer_ = std::make_unique<FlatBuffer>(all, FlatBuffer::Options{.data_parallel = mesh.group(Axis::dp),
-                                                                  .sharded = options.sharded_optimizer,
-                                                                  .bucket_size = options.bucket_size});
+  buffer_ = std::make_unique<FlatBuffer>(
+      all, FlatBuffer::Options{.data_parallel = mesh.group(Axis::dp),
+                               .sharded = options.sharded_optimizer,
+                               .bucket_size = options.bucket_size,
+                               .average_in_collective = options.average_in_collective,
+                               .reduce_in_bf16 = options.reduce_in_bf16,
+                               .overlap_gather = options.overlap_param_gather,
+                               .chunks = sizes});
   optimizer_ = std::make_unique<Optimizer>(*buffer_, mesh, options.optimizer);
+  open_links(mesh, at::TensorOptions().dtype(options.dtype).device(options.device));
 }
 
-Trainer::LossSum Trainer::zero_sum() const {
-  const at::Tensor zero = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(options_.device));
-  return {zero, zero.clone()};
+StateMemory Trainer::memory() const {
+  return {.parameters = parameters_.numel(),
+          .weights = static_cast<int64_t>(buffer_->parameters().nbytes()),
+          .gradients = static_cast<int64_t>(buffer_->gradients().nbytes()),
+          .optimizer = optimizer_->state_bytes()};
 }
 
-at::Tensor Trainer::forward(const MicroBatch& batch, LossSum& sum) {
-  const at::Tensor loss_SB = model_->loss(model_->forward({}, batch), batch);
+at::Tensor Trainer::forward(GPT& chunk, const at::Tensor& input, const MicroBatch& batch, LossSum& sum) {
+  const Activations output = chunk.forward({input}, batch);
+  if (!chunk.stage().head) return output.hidden_SBH;
+  const at::Tensor loss_SB = chunk.loss(output, batch);
   const at::Tensor loss = (loss_SB * batch.loss_mask_SB.to(loss_SB.scalar_type())).sum();
   const at::Tensor tokens = batch.loss_mask_SB.sum();
   sum.loss.add_(loss.detach());
@@ -69,8 +131,39 @@ at::Tensor Trainer::forward(const MicroBatch& batch, LossSum& sum) {
   return loss / tokens.clamp_min(1.0);
 }
 
+MessageShape Trainer::message_shape(const MicroBatch& batch) const {
+  const int64_t cuts = options_.sequence_parallel ? mesh_.group(Axis::tp).size : 1;
+  const at::ScalarType dtype = options_.model.fp32_residual ? at::kFloat : options_.dtype;
+  return {.sizes = {batch.positions_SB.size(0) / cuts, batch.positions_SB.size(1), options_.model.hidden},
+          .options = at::TensorOptions().dtype(dtype).device(options_.device)};
+}
+
+Trainer::LossSum Trainer::run(const MicroBatches& microbatches, const Pass& pass) {
+  const at::Tensor zero = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(options_.device));
+  LossSum sum{zero, zero.clone()};
+  Window window(microbatches, pass.training);
+  const auto last_chunk = static_cast<int64_t>(chunks_.size()) - 1;
+  const auto forward_of = [&](const Action& action, const at::Tensor& input) {
+    const at::Tensor output = forward(*chunks_[action.chunk], input, window.at(action.microbatch), sum);
+    if (action.chunk == last_chunk) window.drop(action.microbatch);
+    return chunks_[action.chunk]->stage().head ? output * pass.scale : output;
+  };
+  const auto before_backward = [&](const Action& action) {
+    if (action.microbatch == pass.microbatches - 1) buffer_->expect_last_microbatch(action.chunk);
+  };
+  const Actions actions = schedule(mesh_.group(Axis::pp).rank, {.stages = options_.layout.stages,
+                                                                .chunks = options_.layout.chunks,
+                                                                .microbatches = pass.microbatches,
+                                                                .group = options_.microbatch_group,
+                                                                .forward_only = !pass.training,
+                                                                .early_receives = options_.overlap_p2p});
+  run_schedule(actions, mesh_.pipeline_links(), {forward_of, before_backward}, message_shape(window.at(0)));
+  return sum;
+}
+
+// Only the last stage has losses; everybody gets to know them.
 void Trainer::reduce(LossSum& sum) const {
-  const Group& group = mesh_.group(Axis::dp);
+  const Group& group = mesh_.group({Axis::pp, Axis::dp});
   if (group.size == 1) return;
   const at::Tensor both = at::cat({sum.loss, sum.tokens});
   group.communicator->all_reduce(both, ReduceOp::sum).wait();
@@ -78,13 +171,10 @@ void Trainer::reduce(LossSum& sum) const {
 }
 
 StepInFlight Trainer::train_step(const MicroBatches& microbatches, const StepPlan& plan) {
-  LossSum sum = zero_sum();
   buffer_->start_step();
-  const double scale = plan.hyper.loss_scale / static_cast<double>(plan.microbatches);
-  for (int64_t i = 0; i < plan.microbatches; ++i) {
-    if (i == plan.microbatches - 1) buffer_->expect_last_microbatch();
-    (forward(microbatches(i), sum) * scale).backward();
-  }
+  const double share = plan.hyper.loss_scale / static_cast<double>(plan.microbatches);
+  LossSum sum =
+      run(microbatches, {.microbatches = plan.microbatches, .scale = share * buffer_->gradient_scale()});
   buffer_->finish_reduction();
   reduce(sum);
   return report(sum, optimizer_->step(plan.hyper), plan.stop_request);
@@ -103,12 +193,7 @@ StepInFlight Trainer::report(const LossSum& sum, const StepReport& step, int64_t
 
 StepNumbers Trainer::evaluate(const MicroBatches& microbatches, int64_t count) {
   const at::NoGradGuard no_grad;
-  LossSum sum = zero_sum();
-  for (int64_t i = 0; i < count; ++i) {
-    MicroBatch batch = microbatches(i);
-    batch.training = false;
-    forward(batch, sum);
-  }
+  LossSum sum = run(microbatches, {.microbatches = count, .training = false});
   reduce(sum);
   return StepInFlight(at::cat({sum.loss, sum.tokens, at::zeros({numbers - 2}, sum.loss.options())}))
       .resolve();

@@ -1,8 +1,11 @@
-// One rank's model with its gradients and optimizer: what a training loop drives.
+// One rank's part of the model with its gradients and optimizer: what a training loop drives.
 //
 //   Trainer trainer(options, mesh);
 //   StepInFlight step = trainer.train_step(microbatches, {.lr = 3e-4});
 //   StepNumbers numbers = step.resolve();          // the first time the host waits
+//
+// Tensor, sequence, pipeline and data parallelism and the distributed optimizer change where numbers are computed,
+// not what they are: every layout gives one rank's losses, gradients and weights up to rounding.
 #pragma once
 
 #include <functional>
@@ -12,23 +15,31 @@
 #include "teratron/model/gpt.h"
 #include "teratron/optim/flat_buffer.h"
 #include "teratron/optim/optimizer.h"
+#include "teratron/pipeline/layout.h"
 
 namespace teratron {
 
+struct MessageShape;
+
 struct TrainerOptions {
   GPTConfig model;
-  StageSpec stage;
+  PipelineLayout layout = {};    // empty: all layers on one stage
+  int64_t microbatch_group = 0;  // of the interleaved schedule; 0: as many as stages
+  bool overlap_p2p = true;       // receives are posted one computation early
   OptimizerOptions optimizer;
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;
   uint64_t seed = 1234;
   bool sequence_parallel = false;
   bool sharded_optimizer = false;
+  bool overlap_param_gather = false;
+  bool average_in_collective = false;
+  bool reduce_in_bf16 = false;
   int64_t bucket_size = 40'000'000;  // elements of a gradient bucket
   bool report_parameter_norm = false;
 };
 
-/// What a step did, on the host.
+/// What a step did, on the host. The same on every rank.
 struct StepNumbers {
   double loss = 0.0;   // mean over the tokens of the global batch
   int64_t tokens = 0;  // that counted
@@ -51,8 +62,20 @@ class StepInFlight {
   std::function<void()> wait_;
 };
 
-/// Gives the micro-batches of a step, one per call.
+/// Gives the micro-batches of a step: called once per index, in order. Stages other than the first and the last use
+/// positions and document bounds alone.
 using MicroBatches = std::function<MicroBatch(int64_t index)>;
+
+/// Bytes that a rank holds from the first to the last step.
+struct StateMemory {
+  int64_t parameters = 0;  // elements
+  int64_t weights = 0;
+  int64_t gradients = 0;
+  int64_t optimizer = 0;  // moments and master weights
+};
+
+/// "memory of weights, gradients and optimizer: 2.0 + 4.0 + 3.0 = 9.0 bytes per parameter, 1.23 GB".
+std::string to_string(const StateMemory& memory);
 
 class Trainer {
  public:
@@ -68,27 +91,35 @@ class Trainer {
   /// Mean loss over the tokens of `count` micro-batches on every data-parallel rank, without training.
   StepNumbers evaluate(const MicroBatches& microbatches, int64_t count);
 
-  GPT& model() { return *model_; }
   ParameterSet& parameters() { return parameters_; }
   Optimizer& optimizer() { return *optimizer_; }
+  FlatBuffer& buffer() { return *buffer_; }
   const Mesh& mesh() const { return mesh_; }
   const TrainerOptions& options() const { return options_; }
+  StateMemory memory() const;
 
  private:
   struct LossSum {
     at::Tensor loss;    // f64 [1]
     at::Tensor tokens;  // f64 [1]
   };
-  /// Loss summed over the micro-batch's counted tokens, and their number; adds both to `sum`.
-  at::Tensor forward(const MicroBatch& batch, LossSum& sum);
-  LossSum zero_sum() const;
+  struct Pass {
+    int64_t microbatches = 1;
+    bool training = true;
+    double scale = 1.0;  // of each micro-batch's mean loss in backward
+  };
+  /// Runs the schedule; the loss sums are this rank's, zero on stages without the head.
+  LossSum run(const MicroBatches& microbatches, const Pass& pass);
+  /// The chunk's output, or at the end of the model the loss to differentiate; adds to `sum` there.
+  at::Tensor forward(GPT& chunk, const at::Tensor& input, const MicroBatch& batch, LossSum& sum);
+  MessageShape message_shape(const MicroBatch& batch) const;
   void reduce(LossSum& sum) const;
   StepInFlight report(const LossSum& sum, const StepReport& step, int64_t stop_request) const;
 
   TrainerOptions options_;
   Mesh mesh_;
   ParameterSet parameters_;
-  std::unique_ptr<GPT> model_;
+  std::vector<std::unique_ptr<GPT>> chunks_;  // of this stage, in the model's order
   std::unique_ptr<FlatBuffer> buffer_;
   std::unique_ptr<Optimizer> optimizer_;
 };

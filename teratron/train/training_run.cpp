@@ -16,19 +16,6 @@ namespace teratron {
 
 namespace {
 
-TrainerOptions trainer_options(const Arguments& args, const GPTConfig& model, at::Device device,
-                               const Mesh& mesh) {
-  return {.model = model,
-          .stage = stage_spec(model, mesh),
-          .optimizer = optimizer_options(args),
-          .dtype = model_dtype(args),
-          .device = device,
-          .seed = static_cast<uint64_t>(args.seed),
-          .sequence_parallel = args.sequence_parallel && args.tensor_model_parallel_size > 1,
-          .sharded_optimizer = args.use_distributed_optimizer,
-          .report_parameter_norm = args.log_params_norm};
-}
-
 ScheduleLoadRule schedule_rule(const Arguments& args) {
   if (args.override_opt_param_scheduler || args.skip_train) return ScheduleLoadRule::keep_flags;
   if (args.use_checkpoint_opt_param_scheduler) return ScheduleLoadRule::use_checkpoint;
@@ -64,10 +51,12 @@ TrainingRun::TrainingRun(const Arguments& args, const Mesh& mesh, const StopSign
     check_save_directory(*args.save, *mesh.world().communicator);
     if (mesh.rank() == 0) lock_ = std::make_unique<RunLock>(*args.save, RunLockOptions{});
   }
-  trainer_ = std::make_unique<Trainer>(trainer_options(args, model_, device_, mesh), mesh);
+  trainer_ = std::make_unique<Trainer>(trainer_options(args, model_, device_), mesh);
   if (mesh.group({Axis::dp, Axis::cp}).rank == 0) {
     print(" > number of parameters on (tensor, pipeline) model parallel rank ({}, {}): {}",
           mesh.group(Axis::tp).rank, mesh.group(Axis::pp).rank, trainer_->parameters().numel());
+    print(" > rank ({}, {}): {}", mesh.group(Axis::tp).rank, mesh.group(Axis::pp).rank,
+          to_string(trainer_->memory()));
   }
   data_ = std::make_unique<RunData>(args, *tokenizer_, device_, mesh);
 }
@@ -87,7 +76,15 @@ std::string TrainingRun::config_json() const {
   return config.dump();
 }
 
+void TrainingRun::set_old_run_aside() {
+  const auto aside = set_aside_checkpoints(*args_.save, *mesh_.world().communicator);
+  if (aside && mesh_.rank() == 0) {
+    notice_line(fmt::format("--fresh: the checkpoints of the earlier run were moved to {}", aside->string()));
+  }
+}
+
 bool TrainingRun::load() {
+  if (args_.fresh && args_.save) set_old_run_aside();
   if (!args_.load || args_.fresh) return false;
   const auto info = load_model(*trainer_, {.directory = *args_.load,
                                            .iteration = args_.ckpt_step,

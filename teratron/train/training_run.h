@@ -41,6 +41,7 @@ class TrainingRun {
   const Arguments& args() const { return args_; }
   const RunState& state() const { return state_; }
   bool has(Split split) const { return data_->has(split); }
+  Trainer& trainer() { return *trainer_; }
   bool saved_last_iteration() const { return saved_iteration_ == state_.iteration; }
 
  private:
@@ -52,6 +53,8 @@ class TrainingRun {
     StepMetrics metrics;
   };
 
+  /// --fresh: no later start may pick up what an earlier run has left in the directory.
+  void set_old_run_aside();
   void open_logs();
   bool is_logging_rank() const { return mesh_.rank() == mesh_.world_size() - 1; }
   int64_t train_iters() const;

@@ -106,6 +106,7 @@ void finish(ParsedArguments& parsed, int64_t world_size, const FinishOptions& op
   check_model(v);
   check_parallel(v, world_size);
   check_batch(v);
+  check_pipeline(v);
   check_schedule(v);
   check_precision(v);
   check_data(v);

@@ -107,58 +107,6 @@ void check_heads(Validation& v) {
                .reason = "Key and value heads are split over tensor-parallel ranks"});
 }
 
-void check_pipeline(Validation& v) {
-  const Arguments& a = v.args;
-  const int64_t pp = a.pipeline_model_parallel_size;
-  const bool uneven = a.decoder_first_pipeline_num_layers || a.decoder_last_pipeline_num_layers;
-  if (a.num_layers_per_virtual_pipeline_stage && a.num_virtual_stages_per_pipeline_rank) {
-    v.reject("num_virtual_stages_per_pipeline_rank",
-             "num_layers_per_virtual_pipeline_stage and num_virtual_stages_per_pipeline_rank are both set",
-             "Give one of them");
-  }
-  const bool interleaved = a.num_layers_per_virtual_pipeline_stage || a.num_virtual_stages_per_pipeline_rank;
-  if (interleaved && pp == 1) {
-    v.reject("pipeline_model_parallel_size",
-             "the interleaved schedule needs pipeline_model_parallel_size > 1",
-             "Raise it or leave the virtual stages out");
-  }
-  if (!a.num_layers || uneven) return;
-  const bool even = v.divisible({.name = "num_layers",
-                                 .value = *a.num_layers,
-                                 .by = "pipeline_model_parallel_size",
-                                 .divisor = pp,
-                                 .reason = "Every stage gets the same number of layers"});
-  if (!even || !interleaved) return;
-  const int64_t stage = *a.num_layers / pp;
-  const int64_t parts =
-      a.num_layers_per_virtual_pipeline_stage.value_or(a.num_virtual_stages_per_pipeline_rank.value_or(1));
-  if (stage % parts == 0) return;
-  const std::string_view name = a.num_layers_per_virtual_pipeline_stage
-                                    ? "num_layers_per_virtual_pipeline_stage"
-                                    : "num_virtual_stages_per_pipeline_rank";
-  v.reject(name,
-           fmt::format("the {} layers of a pipeline stage are not divisible by {} = {}", stage, name, parts),
-           fmt::format("Use one of {}", divisors_text(stage)));
-}
-
-void check_uneven_stages(Validation& v) {
-  const Arguments& a = v.args;
-  if (!a.num_layers || !(a.decoder_first_pipeline_num_layers || a.decoder_last_pipeline_num_layers)) return;
-  int64_t stages = a.pipeline_model_parallel_size;
-  int64_t layers = *a.num_layers;
-  for (const auto& given : {a.decoder_first_pipeline_num_layers, a.decoder_last_pipeline_num_layers}) {
-    if (!given) continue;
-    layers -= *given;
-    --stages;
-  }
-  if (stages >= 0 && layers >= 0 && (stages == 0 ? layers == 0 : layers % stages == 0)) return;
-  v.reject(
-      "num_layers",
-      fmt::format("num_layers = {} without the first and last stage's own leaves {} layers for {} stages",
-                  *a.num_layers, layers, stages),
-      "Choose first and last so that the rest divides evenly");
-}
-
 // The experts are laid over the same ranks in a view of their own: expert tensor x expert x pipeline x data.
 void check_experts(Validation& v, int64_t world_size) {
   const Arguments& a = v.args;
@@ -245,8 +193,6 @@ void check_parallel(Validation& v, int64_t world_size) {
                  .divisor = a.tensor_model_parallel_size,
                  .reason = "The embedding's rows are split over tensor-parallel ranks"});
   }
-  check_pipeline(v);
-  check_uneven_stages(v);
   check_sequence_cuts(v);
   check_experts(v, world_size);
   a.world_size = world_size;

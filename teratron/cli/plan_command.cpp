@@ -1,0 +1,227 @@
+#include "teratron/cli/plan_command.h"
+
+#include <charconv>
+
+#include "teratron/base/log.h"
+#include "teratron/comm/rank_grid.h"
+#include "teratron/pipeline/schedule.h"
+#include "teratron/train/model_setup.h"
+#include "teratron/train/pipeline_setup.h"
+
+namespace teratron {
+
+namespace {
+
+struct PlanOptions {
+  std::vector<std::string> flags;  // those of pretrain
+  std::optional<int64_t> world_size;
+  bool show_schedule = false;
+};
+
+int64_t parse_world_size(const std::string& text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc() && end == text.data() + text.size() && value > 0) return value;
+  throw config_error({.what = fmt::format("'{}' is no number of ranks", printable(text, 40)),
+                      .where = "--world-size",
+                      .fix = "Give a number above 0"});
+}
+
+// Takes plan's own flags out; the rest is pretrain's.
+PlanOptions read_options(std::span<const std::string> args) {
+  PlanOptions options;
+  for (size_t i = 0; i < args.size(); ++i) {
+    const std::string& arg = args[i];
+    if (i == 0 && !arg.starts_with("-")) {
+      if (arg == "gpt") continue;
+      throw config_error({.what = fmt::format("'{}' cannot be planned", printable(arg, 40)),
+                          .where = "plan",
+                          .fix = "Write `teratron plan gpt --world-size N FLAGS...`"});
+    }
+    const std::string name = flag_of(canonical_name(arg.substr(0, arg.find('='))));
+    if (name == "--show-schedule") {
+      options.show_schedule = true;
+    } else if (name != "--world-size") {
+      options.flags.push_back(arg);
+    } else if (arg.find('=') != arg.npos) {
+      options.world_size = parse_world_size(arg.substr(arg.find('=') + 1));
+    } else {
+      options.world_size = parse_world_size(i + 1 < args.size() ? args[i + 1] : "");
+      ++i;
+    }
+  }
+  return options;
+}
+
+// Ranks of one replica; finish() says what is wrong with sizes that do not multiply.
+int64_t replica_size(const Arguments& a) {
+  int64_t ranks = 1;
+  for (const int64_t size :
+       {a.tensor_model_parallel_size, a.pipeline_model_parallel_size, a.context_parallel_size}) {
+    if (__builtin_mul_overflow(ranks, size, &ranks)) return 1;
+  }
+  return ranks;
+}
+
+// Of the tokenizer, unless the padded size makes it superfluous.
+int64_t vocabulary_size(const Arguments& args) {
+  if (args.vocab_size) return *args.vocab_size;
+  if (args.padded_vocab_size) return *args.padded_vocab_size;
+  return build_tokenizer(tokenizer_options(args))->vocab_size();
+}
+
+struct RankSizes {
+  int64_t parameters = 0;
+  double weights = 0.0;  // bytes
+  double gradients = 0.0;
+  double optimizer = 0.0;
+  double activations = 0.0;
+};
+
+// Counts the parameters of a rank of this stage by building it without memory.
+int64_t count_parameters(const GPTConfig& config, const std::vector<StageSpec>& chunks, int64_t tp) {
+  ParameterSet set({.device = at::kMeta});
+  const TensorParallel parallel{.group = {.rank = 0, .size = tp}};
+  for (const StageSpec& chunk : chunks) {
+    const GPT part(set, config, chunk, parallel);
+  }
+  return set.numel();
+}
+
+// Bytes of activations that the layers of a stage keep for one micro-batch, with fused attention: 34 s b h a layer in
+// 16 bits, of which the 10 outside the parallel regions are cut by sequence parallelism alone (Korthikanti et al. 2022);
+// where layers are recomputed, the input of each unit.
+double layer_activations(const Arguments& a, const GPTConfig& config, int64_t layers) {
+  const auto tp = static_cast<double>(a.tensor_model_parallel_size);
+  const double bytes = static_cast<double>(*a.seq_length * *a.micro_batch_size) *
+                       static_cast<double>(config.hidden) * (a.bf16 || a.fp16 ? 1.0 : 2.0);
+  const double whole = bytes * ((a.sequence_parallel ? 10.0 / tp : 10.0) + 24.0 / tp);
+  const RecomputeConfig& recompute = config.recompute;
+  const double input = 2.0 * bytes / (a.sequence_parallel || recompute.distribute_inputs ? tp : 1.0);
+  if (recompute.granularity != RecomputeConfig::Granularity::layers)
+    return static_cast<double>(layers) * whole;
+  if (recompute.method == RecomputeConfig::Method::uniform) {
+    return static_cast<double>((layers + recompute.layers - 1) / recompute.layers) * input;
+  }
+  const int64_t recomputed = std::min(layers, recompute.layers);
+  return static_cast<double>(recomputed) * input + static_cast<double>(layers - recomputed) * whole;
+}
+
+RankSizes rank_sizes(const Arguments& a, const GPTConfig& config, const PipelineLayout& layout,
+                     int64_t stage) {
+  const std::vector<StageSpec> chunks = layout.of_stage(stage);
+  const bool half = a.bf16 || a.fp16;
+  const int64_t parameters = count_parameters(config, chunks, a.tensor_model_parallel_size);
+  const auto count = static_cast<double>(parameters);
+  const double shares = a.use_distributed_optimizer ? static_cast<double>(*a.data_parallel_size) : 1.0;
+  RankSizes sizes{.parameters = parameters,
+                  .weights = count * (half ? 2.0 : 4.0),
+                  .gradients = count * 4.0,
+                  .optimizer = count * (half ? 12.0 : 8.0) / shares};
+  double all = 0.0;
+  for (const StageSpec& chunk : chunks) all += layer_activations(a, config, chunk.layers);
+  const int64_t kept = activations_by_formula(stage, schedule_shape(a, layout, *a.num_micro_batches));
+  sizes.activations = all * static_cast<double>(kept) / static_cast<double>(layout.chunks);
+  return sizes;
+}
+
+std::string layers_text(const std::vector<StageSpec>& chunks) {
+  std::vector<std::string> parts;
+  for (const StageSpec& chunk : chunks) {
+    std::string text = chunk.embedding ? "embedding " : "";
+    if (chunk.layers > 0)
+      text += fmt::format("{}-{}", chunk.first_layer, chunk.first_layer + chunk.layers - 1);
+    if (chunk.layers == 0 && !chunk.embedding && !chunk.head) text = "nothing";
+    if (chunk.head) text += text.empty() ? "loss" : " loss";
+    parts.push_back(text);
+  }
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+void print_stages(const Arguments& a, const PipelineLayout& layout) {
+  const GPTConfig config = gpt_config(a, vocabulary_size(a));
+  constexpr double gib = 1024.0 * 1024.0 * 1024.0;
+  print("A rank of each pipeline stage, memory in GiB (activations are estimated):");
+  print("  {:>5}  {:>14}  {:>8}  {:>9}  {:>9}  {:>11}  {:>8}  layers", "stage", "parameters", "weights",
+        "gradients", "optimizer", "activations", "sum");
+  for (int64_t stage = 0; stage < layout.stages; ++stage) {
+    const RankSizes s = rank_sizes(a, config, layout, stage);
+    print("  {:>5}  {:>14}  {:>8.3f}  {:>9.3f}  {:>9.3f}  {:>11.3f}  {:>8.3f}  {}", stage, s.parameters,
+          s.weights / gib, s.gradients / gib, s.optimizer / gib, s.activations / gib,
+          (s.weights + s.gradients + s.optimizer + s.activations) / gib, layers_text(layout.of_stage(stage)));
+  }
+}
+
+// What a step has, or without a batch size enough to show every phase.
+int64_t shown_microbatches(const Arguments& a) {
+  if (a.num_micro_batches) return *a.num_micro_batches;
+  if (a.global_batch_size && a.micro_batch_size) {
+    return std::max<int64_t>(*a.global_batch_size / *a.micro_batch_size, 1);
+  }
+  return 2 * a.pipeline_model_parallel_size;
+}
+
+constexpr int64_t largest_drawing = 100'000;  // forwards of all stages
+
+void check_drawable(const ScheduleShape& shape) {
+  int64_t forwards = shape.stages;
+  const bool large = __builtin_mul_overflow(forwards, shape.chunks, &forwards) ||
+                     __builtin_mul_overflow(forwards, shape.microbatches, &forwards) ||
+                     forwards > largest_drawing;
+  const std::string problem = shape.chunks > 1 ? interleaving_problem(shape) : "";
+  if (!large && problem.empty()) return;
+  throw config_error({.what = large ? "the schedule is too large to draw" : problem,
+                      .where = "--show-schedule",
+                      .fix = large ? "Choose fewer stages or micro-batches to look at"
+                                   : "Use a multiple of the stages as --num-micro-batches"});
+}
+
+// A schedule needs a pipeline, not a model.
+void print_schedule(const Arguments& a) {
+  PipelineLayout layout{.stages = a.pipeline_model_parallel_size,
+                        .chunks = a.num_virtual_stages_per_pipeline_rank.value_or(1)};
+  if (a.num_layers) layout = pipeline_layout(layout_options(a));
+  if (layout.chunks > 1 && layout.stages == 1) {
+    throw config_error({.what = "virtual stages without a pipeline", .where = "--vpp", .fix = "Raise --pp"});
+  }
+  const ScheduleShape shape = schedule_shape(a, layout, shown_microbatches(a));
+  check_drawable(shape);
+  print("{} stages of {} chunks, {} micro-batches; F forward, B backward, each with its micro-batch{}:",
+        shape.stages, shape.chunks, shape.microbatches, shape.chunks > 1 ? ".chunk" : "");
+  print("{}", draw(shape));
+}
+
+void print_help() {
+  print_line("teratron plan [gpt] [--world-size N] [--show-schedule] FLAGS...");
+  print_line(
+      "Checks a command line of `teratron pretrain gpt` for N ranks without running it; FLAGS are its own.");
+  print_line("  --world-size N     ranks; default: those of one replica of the model");
+  print_line("  --show-schedule    draw when each pipeline stage computes what");
+}
+
+}  // namespace
+
+int plan_command(std::span<const std::string> args) {
+  const PlanOptions options = read_options(args);
+  ParsedArguments parsed = parse_arguments("pretrain gpt", options.flags);
+  if (parsed.help) {
+    print_help();
+    return 0;
+  }
+  const Arguments& a = parsed.args;
+  const bool schedule_alone = options.show_schedule && !a.num_layers;
+  if (schedule_alone) {
+    print_schedule(a);
+    return 0;
+  }
+  const int64_t world_size = options.world_size.value_or(replica_size(a));
+  finish(parsed, world_size, {.needs_data = false});
+  for (const std::string& line : parsed.notices) notice_line(line);
+  print_line(explain(parsed));
+  print_line(to_string(RankGrid(mesh_options(a), world_size)));
+  if (a.micro_batch_size) print_stages(a, pipeline_layout(layout_options(a)));
+  if (options.show_schedule) print_schedule(a);
+  return 0;
+}
+
+}  // namespace teratron

@@ -1,0 +1,57 @@
+"""`teratron plan`: what a command line would do, on a machine that could never do it."""
+from program import needs_binary, teratron
+
+pytestmark = needs_binary
+
+MODEL = ["--num-layers", "24", "--hidden-size", "1024", "--num-attention-heads", "16", "--seq-length", "1024",
+         "--tokenizer-type", "NullTokenizer", "--vocab-size", "50257", "--micro-batch-size", "4"]
+
+
+def plan(*flags, code=0):
+    return teratron("plan", *flags, code=code)
+
+
+def test_a_layout_for_512_ranks_is_shown_with_the_source_of_every_setting():
+    result = plan("gpt", "--world-size", "512", *MODEL, "--tp", "8", "--pp", "4", "--global-batch-size", "1024",
+                  "--bf16", "--use-distributed-optimizer")
+    assert "tensor_model_parallel_size = 8  (--tp)" in result.stdout
+    assert "data_parallel_size = 16  (derived)" in result.stdout
+    assert "num_micro_batches = 16  (derived)" in result.stdout
+    rows = [line for line in result.stdout.splitlines() if line.split()[:1] in (["0"], ["3"])]
+    assert "embedding 0-5" in rows[0] and rows[-1].endswith("18-23 loss")
+
+
+def test_parameters_of_a_rank_are_those_of_the_model():
+    """GPT2-large over 2 x 2 ranks, as Megatron-LM counts it: 210,753,280 on the first stage, 209,445,120 on the last."""
+    result = plan("gpt", "--num-layers", "36", "--hidden-size", "1280", "--num-attention-heads", "20", "--seq-length",
+                  "1024", "--tokenizer-type", "NullTokenizer", "--vocab-size", "50257", "--micro-batch-size", "1", "--tp",
+                  "2", "--pp", "2", "--world-size", "4")
+    counts = [int(line.split()[1]) for line in result.stdout.splitlines() if line.strip().startswith(("0 ", "1 "))]
+    assert counts == [210753280, 209445120]
+
+
+def test_every_problem_is_told_at_once():
+    result = plan("gpt", "--world-size", "6", *MODEL, "--tp", "5", "--pp", "7", "--clip-grad", "1", code=2)
+    for text in ("num_attention_heads = 16 is not divisible", "num_layers = 24 is not divisible",
+                 "6 ranks cannot be divided"):
+        assert text in result.stderr
+
+
+def test_a_schedule_needs_no_model():
+    result = plan("--show-schedule", "--pp", "2", "--num-micro-batches", "2")
+    assert "stage 0  | F0 F1 .  .  B0 -- .  B1 --" in result.stdout
+    assert "idle: 33.3 %" in result.stdout
+    interleaved = plan("--show-schedule", "--pp", "4", "--vpp", "2", "--num-micro-batches", "8").stdout
+    assert "F7.1" in interleaved and "idle: 15.8 %" in interleaved
+
+
+def test_bad_words_are_configuration_errors():
+    for flags in (["bart"], ["gpt", "--world-size", "many"], ["gpt", "--world-size", "0"], ["--show-schedule", "--vpp", "2"],
+                  ["--show-schedule", "--pp", "1000000", "--num-micro-batches", "1000000"],
+                  ["--show-schedule", "--pp", "4", "--vpp", "2", "--num-micro-batches", "6"]):
+        assert plan(*flags, code=2).stderr.startswith("error:"), flags
+
+
+def test_uneven_stages_are_shown():
+    result = plan("gpt", *MODEL, "--pp", "4", "--pipeline-model-parallel-layout", "Et*5|t*7|t*7|t*5,L")
+    assert "5-11" in result.stdout and "19-23 loss" in result.stdout
