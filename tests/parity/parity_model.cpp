@@ -120,7 +120,6 @@ void run_case(const nlohmann::json& request, const std::filesystem::path& direct
   if (steps > 0) {
     add_curve(args,
               {.model = config,
-               .stage = {.layers = config.layers},
                .optimizer = optimizer_options(args),
                .dtype = dtype,
                .seed = static_cast<uint64_t>(args.seed)},
