@@ -28,17 +28,17 @@ std::string host_name() {
   return name.data();
 }
 
-/// What a scheduler shall do about it: a rank that somebody killed may be started again, one that broke down
-/// by itself would do so again.
+/// What a scheduler shall do about it: a rank that was killed may be started again; one that broke down by itself
+/// would do so again, and one that was told to stop shall not.
 int exit_code_of(int status) {
   if (WIFEXITED(status)) {
     const int code = WEXITSTATUS(status);
     return code == 128 + SIGKILL ? static_cast<int>(ExitCode::retryable) : code;  // as mpirun tells it
   }
+  constexpr std::array<int, 7> kFinal = {SIGSEGV, SIGABRT, SIGBUS, SIGILL, SIGFPE, SIGINT, SIGTERM};
   const int signal = WTERMSIG(status);
-  const bool broken =
-      signal == SIGSEGV || signal == SIGABRT || signal == SIGBUS || signal == SIGILL || signal == SIGFPE;
-  return broken ? 128 + signal : static_cast<int>(ExitCode::retryable);
+  const bool final = std::find(kFinal.begin(), kFinal.end(), signal) != kFinal.end();
+  return final ? 128 + signal : static_cast<int>(ExitCode::retryable);
 }
 
 std::string end_in_words(int status) {

@@ -37,14 +37,7 @@ class MpiWire final : public Wire {
     good_ = result.get();
   }
 
-  ~MpiWire() override {
-    {
-      const std::lock_guard lock(mutex_);
-      stopping_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
+  ~MpiWire() override { stop(true); }
 
   bool good() const { return good_; }
   int64_t rank() const override { return rank_; }
@@ -64,16 +57,24 @@ class MpiWire final : public Wire {
     changed_.notify_all();
   }
 
-  void abandon() override {
-    const std::lock_guard lock(mutex_);
-    abandoned_ = true;
-  }
+  void close(bool failed) override { stop(failed); }
 
  private:
   struct Sending {
     std::vector<std::byte> bytes;
     std::vector<MPI_Request> requests;
   };
+
+  void stop(bool failed) {
+    if (!thread_.joinable()) return;
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+      abandoned_ = failed;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
 
   bool initialise() {
     int provided = 0, rank = 0, size = 0;

@@ -46,17 +46,16 @@ ProcessRanks::ProcessRanks(std::unique_ptr<Wire> wire, std::chrono::milliseconds
 
 ProcessRanks::~ProcessRanks() {
   Lock lock(mutex_);
-  const bool left = !finished_ && !failure_;
-  lock.unlock();
-  if (left) fail(fmt::format("rank {} has left", rank_), ExitCode::retryable);
-  lock.lock();
+  if (!finished_ && !failure_) {
+    fail_locked(fmt::format("rank {} has left", rank_), ExitCode::retryable, rank_);
+  }
   // Whoever watches the processes shall see the one first that is to blame.
-  if (failure_ && cause_ >= 0 && cause_ != rank_) {
+  if (failure_ && cause_ != rank_) {
     changed_.wait_for(lock, kAfterCause, [&] { return peers_[cause_].lost; });
   }
-  if (failure_) wire_->abandon();
+  const bool failed = failure_.has_value();
   lock.unlock();
-  wire_.reset();
+  wire_->close(failed);
 }
 
 void ProcessRanks::set_timeout(std::chrono::milliseconds timeout) {

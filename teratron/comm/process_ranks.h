@@ -107,7 +107,7 @@ class ProcessRanks final : private WireReceiver {
   std::optional<Fault> failure_;
   int64_t cause_ = -1;  // the rank that failed first
   bool finished_ = false;
-  std::unique_ptr<Wire> wire_;  // last: its thread uses all of the above
+  std::unique_ptr<Wire> wire_;
 };
 
 /// One rank's end of one group. Used by one thread at a time.

@@ -46,12 +46,7 @@ class SocketWire final : public Wire {
     }
   }
 
-  ~SocketWire() override {
-    if (!thread_.joinable()) return;
-    stopping_ = true;
-    wake_up();
-    thread_.join();
-  }
+  ~SocketWire() override { stop(); }
 
   int64_t rank() const override { return rank_; }
   int64_t size() const override { return static_cast<int64_t>(peers_.size()); }
@@ -60,6 +55,8 @@ class SocketWire final : public Wire {
     receiver_ = &receiver;
     thread_ = std::thread([this] { serve(); });
   }
+
+  void close(bool /*failed*/) override { stop(); }
 
   void send(int64_t to, ByteSpan head, ByteSpan body) override {
     Peer& peer = peers_[to];
@@ -81,6 +78,13 @@ class SocketWire final : public Wire {
     size_t written = 0;  // of the first in the queue
     bool open = false;
   };
+
+  void stop() {
+    if (!thread_.joinable()) return;
+    stopping_ = true;
+    wake_up();
+    thread_.join();
+  }
 
   void wake_up() const {
     const uint64_t one = 1;

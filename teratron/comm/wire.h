@@ -21,17 +21,17 @@ class WireReceiver {
 
 class Wire {
  public:
-  /// Delivers what send() was given (as far as the peers take it within seconds), then disconnects.
   virtual ~Wire() = default;
   virtual int64_t rank() const = 0;
   virtual int64_t size() const = 0;
-  /// Begins to deliver to `receiver`, which must outlive the wire. Called once.
+  /// Begins to deliver to `receiver`, until close(). Called once.
   virtual void start(WireReceiver& receiver) = 0;
   /// Queues head and body for another rank, in order. May be called by any thread; never waits for the peer;
   /// the caller keeps his memory. What is sent to a rank that has left is dropped.
   virtual void send(int64_t to, ByteSpan head, ByteSpan body) = 0;
-  /// The job has failed: do not wait for peers at the end.
-  virtual void abandon() {}
+  /// Sends what is still queued, as far as the peers take it within seconds, and stops. `failed`: the job has
+  /// failed, and peers that have gone are not waited for. The destructor disconnects.
+  virtual void close(bool failed) = 0;
 };
 
 }  // namespace teratron
