@@ -1,11 +1,12 @@
 #!/bin/bash
-# GPT-2 345M on two GPUs, cut by layers' width (tp2) or shared by the batch (dp2); prints samples/s and memory as it goes.
-# usage: examples/gpt2_345m.sh tp2|dp2 DATA_PREFIX VOCABULARY_FOLDER [FLAGS...]
+# GPT-2 345M on two GPUs: its layers cut in two (tp2), half of its layers on each (pp2), or half of the batch (dp2).
+# usage: examples/gpt2_345m.sh tp2|pp2|dp2 DATA_PREFIX VOCABULARY_FOLDER [FLAGS...]
 set -euo pipefail
 case ${1:-} in
   tp2) layout=(--tensor-model-parallel-size 2 --sequence-parallel) ;;
+  pp2) layout=(--pipeline-model-parallel-size 2) ;;
   dp2) layout=(--use-distributed-optimizer) ;;
-  *) echo "usage: $0 tp2|dp2 DATA_PREFIX VOCABULARY_FOLDER [FLAGS...]" >&2; exit 2 ;;
+  *) echo "usage: $0 tp2|pp2|dp2 DATA_PREFIX VOCABULARY_FOLDER [FLAGS...]" >&2; exit 2 ;;
 esac
 data=${2:?data prefix} vocabulary=${3:?folder with vocab.json and merges.txt} name=$1
 shift 3
