@@ -3,6 +3,8 @@
 
 usage: tools/wandb_follow.py RUN/metrics.jsonl [--to wandb|mlflow|print] [--project NAME] [--once]
 
+Project, name and folder are those of the run's --wandb-project, --wandb-exp-name and --wandb-save-dir unless given here.
+
 Run it beside the training, or afterwards; training itself knows nothing of these services and cannot be slowed by them.
 Without --once it waits for more lines until the run's "end" event (a resumed run is followed on by starting it again).
 The schema of the file is docs/metrics.md. Metric names are TensorBoard's.
@@ -14,7 +16,8 @@ import re
 import sys
 import time
 
-STEP_NAMES = {"learning_rate": "learning-rate", "global_batch_size": "batch-size", "loss_scale": "loss-scale",
+STEP_NAMES = {"learning_rate": "learning-rate", "decoupled_learning_rate": "decoupled-learning-rate",
+              "global_batch_size": "batch-size", "loss_scale": "loss-scale",
               "grad_norm": "grad-norm", "num_zeros": "num-zeros", "params_norm": "params-norm"}
 INTERVAL_NAMES = {"seconds_per_iteration": "iteration-time", "tokens_per_second": "tokens-per-second",
                   "tflops_per_gpu": "throughput", "mfu": "mfu"}
@@ -22,6 +25,11 @@ INTERVAL_NAMES = {"seconds_per_iteration": "iteration-time", "tokens_per_second"
 
 class MissingPackage(Exception):
     pass
+
+
+def set_or_none(text):
+    """A setting's text; the listing writes None for what was not set."""
+    return None if text in (None, "None") else text
 
 
 def optional_import(name):
@@ -39,7 +47,11 @@ class Wandb:
 
     def start(self, run):
         self.finish()
-        self.run = self.wandb.init(project=self.project, id=run["run_id"] or None, resume="allow", config=run["facts"])
+        arguments = run["arguments"]
+        given = {"name": arguments.get("wandb_exp_name"), "dir": arguments.get("wandb_save_dir")}
+        self.run = self.wandb.init(project=self.project or set_or_none(arguments.get("wandb_project")) or "teratron",
+                                   id=run["run_id"] or None, resume="allow", config={**arguments, **run["facts"]},
+                                   **{key: value for key, value in given.items() if set_or_none(value)})
 
     def log(self, metrics, step):
         self.run.log(metrics, step=step)
@@ -53,7 +65,7 @@ class Wandb:
 class MLflow:
     def __init__(self, project):
         self.mlflow, self.context = optional_import("mlflow"), None
-        self.mlflow.set_experiment(project)
+        self.mlflow.set_experiment(project or "teratron")
 
     def start(self, run):
         self.finish()
@@ -124,7 +136,8 @@ def follow(path, service, once):
             print(f"{path}: a line that is not JSON is left out", file=sys.stderr)
             continue
         if event.get("type") == "run" or not started:
-            service.start({"run_id": event.get("run_id", ""), "facts": event.get("facts", {})})
+            service.start({"run_id": event.get("run_id", ""), "facts": event.get("facts", {}),
+                           "arguments": event.get("arguments", {})})
             started = True
         metrics = metrics_of(event)
         if metrics:
@@ -138,7 +151,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jsonl")
     parser.add_argument("--to", choices=["wandb", "mlflow", "print"], default="wandb")
-    parser.add_argument("--project", default="teratron")
+    parser.add_argument("--project")
     parser.add_argument("--once", action="store_true", help="read what is there and stop")
     arguments = parser.parse_args()
     try:

@@ -74,6 +74,7 @@ std::string shown(const Written& written) {
 void report_unknown(const Schema& schema, const Written& written, Settings& settings) {
   const bool flag = written.key.starts_with("-");
   std::string near = schema.nearest(written.key);
+  if (!near.empty()) settings.unsettled.push_back(near);
   if (!near.empty() && flag) near = flag_of(near);
   settings.problems.push_back(
       {.what = fmt::format("unknown {} {}", flag ? "flag" : "key", shown(written)),
@@ -143,6 +144,7 @@ void set_field(const Schema::Target& target, const Written& written, Settings& s
                 : parse_value(field, written.texts, problem);
     if (std::holds_alternative<std::monostate>(value)) {
       settings.problems.push_back(std::move(problem));
+      settings.unsettled.emplace_back(field.name);
       return;
     }
     if (target.negated) value = !std::get<bool>(value);

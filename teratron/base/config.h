@@ -16,6 +16,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <variant>
 #include <vector>
 
@@ -48,6 +49,20 @@ enum class FieldType : uint8_t {
   texts
 };
 
+/// The type of a C++ member.
+template <typename T>
+constexpr FieldType field_type() {
+  if constexpr (std::is_same_v<T, field::Bool>) return FieldType::boolean;
+  if constexpr (std::is_same_v<T, field::Int>) return FieldType::integer;
+  if constexpr (std::is_same_v<T, field::Real>) return FieldType::real;
+  if constexpr (std::is_same_v<T, field::Text>) return FieldType::text;
+  if constexpr (std::is_same_v<T, field::MaybeInt>) return FieldType::maybe_integer;
+  if constexpr (std::is_same_v<T, field::MaybeReal>) return FieldType::maybe_real;
+  if constexpr (std::is_same_v<T, field::MaybeText>) return FieldType::maybe_text;
+  if constexpr (std::is_same_v<T, field::Ints>) return FieldType::integers;
+  if constexpr (std::is_same_v<T, field::Texts>) return FieldType::texts;
+}
+
 /// What setting a field does here.
 enum class FieldStatus : uint8_t {
   effect,    // honoured
@@ -79,6 +94,8 @@ struct Field {
   std::string_view help = {};   // one sentence
   FieldTraits traits = {};
   std::string_view group = {};  // heading in --help and the docs
+  /// Where the value lies when it is no member of the table's struct: the flags of a program built on the library.
+  void* place = nullptr;
 };
 
 /// A flag that is not a field: an old spelling that means others, or one that is accepted or refused as such.
@@ -106,6 +123,8 @@ struct Settings {
   std::vector<Setting> values;
   std::vector<Problem> problems;
   std::vector<std::string> notices;
+  std::vector<std::string>
+      unsettled;      // fields that were meant, but whose value is wrong or whose name misspelled
   bool help = false;  // --help was given
 };
 
@@ -129,6 +148,7 @@ class Schema {
   explicit Schema(const Tables& tables);
   std::span<const Field> fields() const { return tables_.fields; }
   std::span<const OldFlag> old_flags() const { return tables_.old_flags; }
+  std::string_view later_flags() const { return tables_.later_flags; }
   /// By flag or key, hyphens and underscores alike, with or without leading "--"; null when unknown.
   const Target* find(std::string_view spelling) const;
   /// The field called `name`; it must exist.

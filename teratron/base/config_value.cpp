@@ -131,10 +131,12 @@ Value parse_list(const Field& field, std::span<const std::string> texts, Problem
 
 template <typename T>
 T& member(const Field& field, void* object) {
+  if (field.place) return *static_cast<T*>(field.place);
   return *reinterpret_cast<T*>(static_cast<char*>(object) + field.offset);
 }
 template <typename T>
 const T& member(const Field& field, const void* object) {
+  if (field.place) return *static_cast<const T*>(field.place);
   return *reinterpret_cast<const T*>(static_cast<const char*>(object) + field.offset);
 }
 

@@ -144,7 +144,9 @@ struct LoadRequest {
   std::vector<LocalTensor> tensors;
   std::vector<std::string> ignored;                  // as of load_tensors
   std::function<void(const CheckpointInfo&)> check;  // called before loading; may throw UserError
-  int max_damaged = 3;                               // give up after so many damaged ones
+  /// Instead of `tensors`, where they depend on the checkpoint (its dtypes). Called for each one that is tried.
+  std::function<std::vector<LocalTensor>(const CheckpointInfo&)> choose = nullptr;
+  int max_damaged = 3;  // give up after so many damaged ones
 };
 
 /// find + open + load. A damaged checkpoint is renamed to iter_N.bad, loudly, and the next older one is

@@ -161,12 +161,14 @@ std::optional<CheckpointInfo> load_checkpoint(const LoadRequest& request, Peers&
     }
     try {
       CheckpointInfo info;
+      std::vector<LocalTensor> tensors = request.tensors;
       on_every_rank(peers, [&]() -> std::string {
         info = open_checkpoint(path);
         if (request.check) request.check(info);
+        if (request.choose) tensors = request.choose(info);
         return "";
       });
-      load_tensors(path, request.tensors, request.ignored, peers);
+      load_tensors(path, tensors, request.ignored, peers);
       return info;
     } catch (const DamagedCheckpoint& error) {
       if (request.iteration) throw;

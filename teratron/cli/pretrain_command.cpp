@@ -28,12 +28,11 @@ struct Order {
   }
 };
 
-Order read_order(std::span<const std::string> args, const Launch& launch) {
+Order read_order(std::span<const std::string> args, const Launch& launch, const Registry& registry) {
   Order order;
   try {
-    order.parsed = parse_arguments("pretrain gpt", args);
+    order.parsed = pretrain_arguments(args, launch.size, registry);
     if (order.parsed.help) return order;
-    finish(order.parsed, launch.size);
     order.world = world_options(order.parsed.args, launch);
   } catch (const UserError& error) {
     if (launch.size == 1) throw;
@@ -57,19 +56,33 @@ class SharedSignals {
   std::unique_ptr<StopSignals> signals_;
 };
 
-ExitCode run_rank(const Order& order, World& world, const StopSignals& signals) {
+ExitCode run_rank(const Order& order, World& world, const StopSignals& signals, const RankWork& work) {
   const Mesh everyone({}, world);
   const Agreement agreement = agree_on(order.instructions(), *everyone.world().communicator);
   if (!agreement.agreed) return agreement.code;
   if (order.parsed.args.num_threads) at::set_num_threads(static_cast<int>(*order.parsed.args.num_threads));
-  return pretrain(order.parsed, world, signals);
+  return work(order.parsed, world, signals);
 }
 
 }  // namespace
 
-int pretrain_command(std::span<const std::string> args) {
+int run_job(std::span<const std::string> args, const Registry& registry, const RankWork& work) {
+  const Launch launch = read_launch(process_environment);
+  const Order order = read_order(args, launch, registry);
+  if (order.parsed.help) {
+    print_line(arguments_help("teratron pretrain gpt [FLAGS]", registry.fields));
+    return 0;
+  }
+  SharedSignals signals;
+  std::atomic<int> code = 0;
+  run_world(launch, order.world,
+            [&](World& world) { code = static_cast<int>(run_rank(order, world, signals.get(), work)); });
+  return code;
+}
+
+int pretrain_command(std::span<const std::string> args, const Registry& registry) {
   if (!args.empty() && (args[0] == "--help" || args[0] == "-h")) {
-    print_line(arguments_help("teratron pretrain gpt [FLAGS]"));
+    print_line(arguments_help("teratron pretrain gpt [FLAGS]", registry.fields));
     return 0;
   }
   if (args.empty() || args[0] != "gpt") {
@@ -78,17 +91,10 @@ int pretrain_command(std::span<const std::string> args) {
                         .where = "pretrain",
                         .fix = "Write `teratron pretrain gpt FLAGS...`"});
   }
-  const Launch launch = read_launch(process_environment);
-  const Order order = read_order(args.subspan(1), launch);
-  if (order.parsed.help) {
-    print_line(arguments_help("teratron pretrain gpt [FLAGS]"));
-    return 0;
-  }
-  SharedSignals signals;
-  std::atomic<int> code = 0;
-  run_world(launch, order.world,
-            [&](World& world) { code = static_cast<int>(run_rank(order, world, signals.get())); });
-  return code;
+  return run_job(args.subspan(1), registry,
+                 [&](const ParsedArguments& parsed, World& world, const StopSignals& signals) {
+                   return pretrain(parsed, world, signals, registry);
+                 });
 }
 
 }  // namespace teratron

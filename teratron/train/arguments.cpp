@@ -21,14 +21,14 @@ std::string program_kind(std::string_view program) {
 }
 
 // Settings of the file that --config-file names, to be placed before the flags, which win.
-Settings file_settings(const Settings& flags) {
+Settings file_settings(const Schema& schema, const Settings& flags) {
   Settings settings;
   const Setting* file = nullptr;
   for (const Setting& setting : flags.values) {
     if (setting.field->name == "config_file") file = &setting;
   }
   if (file && std::holds_alternative<std::string>(file->value)) {
-    read_config_file(std::get<std::string>(file->value), file->where, settings);
+    read_config_file({std::get<std::string>(file->value), file->where, schema}, settings);
   }
   return settings;
 }
@@ -37,14 +37,35 @@ void append(Settings& to, Settings&& from) {
   std::move(from.values.begin(), from.values.end(), std::back_inserter(to.values));
   std::move(from.problems.begin(), from.problems.end(), std::back_inserter(to.problems));
   std::move(from.notices.begin(), from.notices.end(), std::back_inserter(to.notices));
+  std::move(from.unsettled.begin(), from.unsettled.end(), std::back_inserter(to.unsettled));
+}
+
+// The program's table with a few rows more.
+struct ExtendedSchema {
+  explicit ExtendedSchema(std::vector<Field> all)
+      : fields(std::move(all)),
+        schema({.fields = fields,
+                .old_flags = arguments_schema().old_flags(),
+                .later_flags = arguments_schema().later_flags()}) {}
+  std::vector<Field> fields;
+  Schema schema;
+};
+
+std::shared_ptr<const Schema> extended_schema(std::span<const Field> own_fields) {
+  const std::span<const Field> known = arguments_schema().fields();
+  std::vector<Field> all(known.begin(), known.end());
+  all.insert(all.end(), own_fields.begin(), own_fields.end());
+  const auto extended = std::make_shared<const ExtendedSchema>(std::move(all));
+  return {extended, &extended->schema};
 }
 
 }  // namespace
 
 ParsedArguments parse_arguments(std::string_view program, std::span<const std::string> args,
                                 const ParseOptions& options) {
-  const Schema& schema = arguments_schema();
   ParsedArguments parsed{.program = program_kind(program)};
+  if (!options.own_fields.empty()) parsed.schema = extended_schema(options.own_fields);
+  const Schema& schema = parsed.schema ? *parsed.schema : arguments_schema();
   Settings flags;
   read_flags(schema, args, flags);
   parsed.help = flags.help;
@@ -52,20 +73,28 @@ ParsedArguments parse_arguments(std::string_view program, std::span<const std::s
   // From weakest to strongest: a named architecture, the environment, the file, the flags.
   Settings given;
   read_accelerate_environment(process_environment, given);
-  append(given, file_settings(flags));
+  append(given, file_settings(schema, flags));
   append(given, std::move(flags));
   Settings settings = architecture_settings(schema, given);
   append(settings, std::move(given));
   const ReviewOptions review_options{.program = parsed.program, .refuse_planned = options.refuse_planned};
   review(schema, &parsed.args, review_options, settings);
-  if (!settings.problems.empty()) throw UserError(ExitCode::config, std::move(settings.problems));
+  if (!settings.problems.empty() && !options.defer_problems) {
+    throw UserError(ExitCode::config, std::move(settings.problems));
+  }
   parsed.sources = apply(settings, &parsed.args);
   parsed.notices = std::move(settings.notices);
+  parsed.problems = std::move(settings.problems);
+  parsed.unsettled = std::move(settings.unsettled);
   return parsed;
 }
 
 std::string dump(const Arguments& args) {
   return dump(arguments_schema(), &args);
+}
+
+std::string dump(const ParsedArguments& parsed) {
+  return dump(parsed.schema ? *parsed.schema : arguments_schema(), &parsed.args);
 }
 
 std::string explain(const ParsedArguments& parsed) {
@@ -91,9 +120,10 @@ Arguments arguments_from_json(std::string_view text, const std::string& where,
   return args;
 }
 
-std::string arguments_help(std::string_view usage) {
+std::string arguments_help(std::string_view usage, std::span<const Field> own_fields) {
   const Arguments defaults;
-  return help_text(arguments_schema(), usage, &defaults);
+  if (own_fields.empty()) return help_text(arguments_schema(), usage, &defaults);
+  return help_text(*extended_schema(own_fields), usage, &defaults);
 }
 
 std::string arguments_document() {

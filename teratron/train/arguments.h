@@ -14,6 +14,7 @@
 // yields a notice.
 #pragma once
 
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -44,10 +45,17 @@ struct ParsedArguments {
   Sources sources;  // field -> "--tp", "run.yaml:3:1", "derived"; absent: default
   std::vector<std::string> notices;
   bool help = false;  // --help was given: nothing else was checked
+  /// Under defer_problems: what parsing found, for finish() to tell, and the fields concerned.
+  std::vector<Problem> problems = {};
+  std::vector<std::string> unsettled = {};
+  std::shared_ptr<const Schema> schema = nullptr;  // with own_fields; null: arguments_schema()
 };
 
 struct ParseOptions {
   bool refuse_planned = true;  // false: let settings through that nothing honours yet (planning, converting)
+  /// Problems are not thrown but left to finish(), which tells them together with its own.
+  bool defer_problems = false;
+  std::span<const Field> own_fields = {};  // of a program built on the library (train/registry.h)
 };
 
 /// Reads, from weakest to strongest, the architecture that --model-preset or --hf-config names, what Accelerate's
@@ -77,6 +85,7 @@ const Schema& arguments_schema();
 
 /// Megatron-LM's listing of all arguments.
 std::string dump(const Arguments& args);
+std::string dump(const ParsedArguments& parsed);
 /// One line "name = value  (source)" for each setting that was given or derived.
 std::string explain(const ParsedArguments& parsed);
 /// JSON copy for checkpoints, and back. `unknown` receives keys of other versions. Throws
@@ -84,8 +93,8 @@ std::string explain(const ParsedArguments& parsed);
 std::string to_json(const Arguments& args);
 Arguments arguments_from_json(std::string_view text, const std::string& where,
                               std::vector<std::string>* unknown = nullptr);
-/// Text of --help.
-std::string arguments_help(std::string_view usage);
+/// Text of --help; `own_fields` come last.
+std::string arguments_help(std::string_view usage, std::span<const Field> own_fields = {});
 /// Text of docs/flags.md.
 std::string arguments_document();
 

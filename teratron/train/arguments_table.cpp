@@ -11,19 +11,6 @@ namespace {
 
 static_assert(std::is_standard_layout_v<Arguments>, "fields are reached by offset");
 
-template <typename T>
-constexpr FieldType field_type() {
-  if constexpr (std::is_same_v<T, field::Bool>) return FieldType::boolean;
-  if constexpr (std::is_same_v<T, field::Int>) return FieldType::integer;
-  if constexpr (std::is_same_v<T, field::Real>) return FieldType::real;
-  if constexpr (std::is_same_v<T, field::Text>) return FieldType::text;
-  if constexpr (std::is_same_v<T, field::MaybeInt>) return FieldType::maybe_integer;
-  if constexpr (std::is_same_v<T, field::MaybeReal>) return FieldType::maybe_real;
-  if constexpr (std::is_same_v<T, field::MaybeText>) return FieldType::maybe_text;
-  if constexpr (std::is_same_v<T, field::Ints>) return FieldType::integers;
-  if constexpr (std::is_same_v<T, field::Texts>) return FieldType::texts;
-}
-
 // Rows without a name are headings.
 constexpr Field rows_and_headings[] = {
 #define ROW(STATUS, TYPE, NAME, SINCE, HELP, ...) \

@@ -15,7 +15,8 @@ at::Tensor transposed(const std::vector<T>& values, const Batch& batch, const at
   const auto host = at::TensorOptions().dtype(target.dtype());
   const at::Tensor rows =
       at::from_blob(const_cast<T*>(values.data()), {batch.micro_batch, batch.seq_length}, host);
-  at::Tensor columns = rows.t().contiguous();
+  // A clone always: contiguous() of a single row would be a view of the loader's memory, which ends with the batch.
+  at::Tensor columns = rows.t().clone(at::MemoryFormat::Contiguous);
   if (target.device().is_cpu()) return columns;
   return columns.pin_memory().to(target.device(), /*non_blocking=*/true);
 }

@@ -13,7 +13,7 @@ namespace {
 
 // A key of Accelerate. Keys that are neither here nor fields are unknown.
 struct AccelerateKey {
-  enum class Kind : uint8_t { renamed, launcher, only, no_effect, python };
+  enum class Kind : uint8_t { renamed, launcher, only, no_effect, all_logging, python };
   std::string_view key;
   Kind kind;
   std::string_view
@@ -57,7 +57,7 @@ constexpr AccelerateKey plugin_keys[] = {
     {"use_precision_aware_optimizer", Kind::only, "false"},
     {"overlap_cpu_optimizer_d2h_h2d", Kind::only, "false"},
     {"return_logits", Kind::only, "false"},
-    {"set_all_logging_options", Kind::only, "false"},
+    {"set_all_logging_options", Kind::all_logging, ""},
     {"consumed_samples", Kind::python, ""},
     {"no_wd_decay_cond", Kind::python, ""},
     {"scale_lr_cond", Kind::python, ""},
@@ -77,7 +77,7 @@ std::string lower(std::string text) {
 
 class ConfigFile {
  public:
-  explicit ConfigFile(Settings& settings) : settings_(settings) {}
+  ConfigFile(const Schema& schema, Settings& settings) : schema_(schema), settings_(settings) {}
 
   void add(const YamlEntry& entry) {
     const size_t before = settings_.values.size();
@@ -117,7 +117,7 @@ class ConfigFile {
   }
 
   void pass(const std::string& key, const YamlEntry& entry) {
-    set(arguments_schema(),
+    set(schema_,
         {.key = key,
          .texts = entry.texts,
          .where = entry.where,
@@ -127,8 +127,8 @@ class ConfigFile {
   }
 
   void assign(std::string_view key, std::string value, const YamlEntry& entry) {
-    set(arguments_schema(),
-        {.key = std::string(key), .texts = {std::move(value)}, .where = entry.value_where}, settings_);
+    set(schema_, {.key = std::string(key), .texts = {std::move(value)}, .where = entry.value_where},
+        settings_);
   }
 
   void reject(const YamlEntry& entry, std::string what, std::string fix) {
@@ -164,7 +164,24 @@ class ConfigFile {
         settings_.notices.push_back(fmt::format("{} has no effect: {}", known.key, known.text));
         return;
       case Kind::python:
-        return reject(entry, fmt::format("{} is for Accelerate's Python programs", known.key), "Remove it");
+        return reject(entry, fmt::format("{} is for Accelerate's Python programs", known.key),
+                      "Remove it; examples/custom_loss shows a train step of one's own in C++");
+      case Kind::all_logging:
+        return add_all_logging(known, entry);
+    }
+  }
+
+  // As Accelerate: every switch of the logging flags.
+  void add_all_logging(const AccelerateKey& known, const YamlEntry& entry) {
+    const Field boolean{.name = known.key, .type = FieldType::boolean};
+    Problem problem{.where = entry.value_where};
+    const Value value = parse_value(boolean, entry.texts, problem);
+    if (std::holds_alternative<std::monostate>(value))
+      return settings_.problems.push_back(std::move(problem));
+    if (value == Value(false)) return;
+    for (const Field& field : schema_.fields()) {
+      const bool switches = field.type == FieldType::boolean && field.name.starts_with("log_");
+      if (switches && field.status == FieldStatus::effect) assign(field.name, "true", entry);
     }
   }
 
@@ -220,6 +237,7 @@ class ConfigFile {
            "Use one of gelu, swiglu, squaredrelu");
   }
 
+  const Schema& schema_;
   Settings& settings_;
   std::string launcher_keys_;
   std::set<std::string> rejected_sections_;
@@ -228,9 +246,9 @@ class ConfigFile {
 
 }  // namespace
 
-void read_config_file(const std::string& path, const std::string& where, Settings& settings) {
-  ConfigFile file(settings);
-  for (const YamlEntry& entry : read_yaml(path, where, settings.problems)) file.add(entry);
+void read_config_file(const ConfigFileRequest& request, Settings& settings) {
+  ConfigFile file(request.schema, settings);
+  for (const YamlEntry& entry : read_yaml(request.path, request.where, settings.problems)) file.add(entry);
   file.note_launcher_keys();
 }
 

@@ -9,9 +9,16 @@
 
 namespace teratron {
 
-/// Adds the settings of `path`, those of the files that its base: names first. `where` names who asked for
-/// the file. Problems are collected with file:line:column; nothing is thrown.
-void read_config_file(const std::string& path, const std::string& where, Settings& settings);
+/// A file, who asked for it, and the table of what it may set.
+struct ConfigFileRequest {
+  std::string path;
+  std::string where;
+  const Schema& schema;
+};
+
+/// Adds the settings of the file, those of the files that its base: names first. Problems are collected with
+/// file:line:column; nothing is thrown.
+void read_config_file(const ConfigFileRequest& request, Settings& settings);
 
 /// What Accelerate's launcher says in MEGATRON_LM_* variables when ACCELERATE_USE_MEGATRON_LM is true.
 void read_accelerate_environment(const Environment& environment, Settings& settings);

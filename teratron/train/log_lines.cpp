@@ -25,6 +25,17 @@ std::string dotted(const std::string& name) {
   return fmt::format("{:.<48}", name + ' ');
 }
 
+std::vector<std::string> lines_per_rank(const TimerMetrics& timers) {
+  std::vector<std::string> lines = {"times across ranks (ms):"};
+  for (const TimerMetrics::Row& row : timers.rows) {
+    lines.push_back(fmt::format("  {}:", row.name));
+    for (size_t rank = 0; rank < row.per_rank_ms.size(); ++rank) {
+      lines.push_back(fmt::format("     rank {:2d}: {:.2f}", rank, row.per_rank_ms[rank]));
+    }
+  }
+  return lines;
+}
+
 }  // namespace
 
 std::string timestamp(double wall_time, bool microseconds) {
@@ -53,8 +64,11 @@ std::string megatron_step_line(const IntervalMetrics& interval, const StepLineOp
   if (options.log_throughput) {
     line += fmt::format(" throughput per GPU (TFLOP/s/GPU): {:.1f} |", interval.tflops_per_gpu);
   }
-  line += fmt::format(" learning rate: {:.6E} | global batch size: {:5d} |", last.learning_rate,
-                      last.global_batch_size);
+  line += fmt::format(" learning rate: {:.6E} |", last.learning_rate);
+  if (last.decoupled_learning_rate) {
+    line += fmt::format(" decoupled learning rate: {:.6E} |", *last.decoupled_learning_rate);
+  }
+  line += fmt::format(" global batch size: {:5d} |", last.global_batch_size);
   for (const auto& [name, mean] : last.losses) {
     if (mean >= 0.0) line += fmt::format(" {}: {:.6E} |", name, mean);
   }
@@ -124,6 +138,7 @@ std::string memory_line(int64_t rank, int64_t iterations, const MemoryUse& memor
 
 std::vector<std::string> timer_lines(const TimerMetrics& timers, TimingOption option) {
   if (timers.rows.empty()) return {};
+  if (option == TimingOption::all) return lines_per_rank(timers);
   const bool both = option == TimingOption::minmax;
   std::vector<std::string> lines = {both ? "(min, max) time across ranks (ms):"
                                          : "max time across ranks (ms):"};

@@ -49,10 +49,10 @@ std::string save_line(int64_t iteration, const std::string& directory, const Gri
 /// reserved: ...`
 std::string memory_line(int64_t rank, int64_t iterations, const MemoryUse& memory);
 
-enum class TimingOption : uint8_t { max, minmax };  // --timing-log-option
+enum class TimingOption : uint8_t { max, minmax, all };  // --timing-log-option
 
-/// `(min, max) time across ranks (ms):` and one line per timer, its name dotted to 48 columns; empty without
-/// rows.
+/// `(min, max) time across ranks (ms):` and one line per timer, its name dotted to 48 columns; `all` has a line
+/// per timer and rank. Empty without rows.
 std::vector<std::string> timer_lines(const TimerMetrics& timers, TimingOption option);
 
 /// `[after training is done] datetime: 2026-01-31 12:00:00 `

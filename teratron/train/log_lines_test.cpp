@@ -129,6 +129,10 @@ TEST_F(LogLines, SaveMemoryTimersAndDates) {
   EXPECT_EQ(lines[1].find(':'), 4U + 48U);
   EXPECT_EQ(timer_lines(timers, TimingOption::max)[1],
             "    forward-backward ...............................: 12.25");
+  const TimerMetrics ranks = {.rows = {{"optimizer", 1.0, 2.5, {1.0, 2.5}}}};
+  EXPECT_EQ(timer_lines(ranks, TimingOption::all),
+            (std::vector<std::string>{"times across ranks (ms):", "  optimizer:", "     rank  0: 1.00",
+                                      "     rank  1: 2.50"}));
   EXPECT_TRUE(timer_lines({}, TimingOption::max).empty());
   EXPECT_EQ(datetime_line("after training is done", 1769860800.0),
             "[after training is done] datetime: 2026-01-31 12:00:00 ");

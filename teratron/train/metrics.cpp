@@ -17,6 +17,7 @@ void IntervalMeter::add(const StepMetrics& step) {
   seconds_ += step.seconds;
   tokens_ += static_cast<double>(step.tokens);
   flops_ += step.flops;
+  flops_full_ += step.flops_full;
   if (step.skipped) {
     ++skipped_;
     const bool nan = std::any_of(step.losses.begin(), step.losses.end(),
@@ -49,10 +50,16 @@ IntervalMetrics IntervalMeter::means() const {
   interval.nan = nan_;
   if (seconds_ > 0.0) {
     interval.tokens_per_second = tokens_ / seconds_;
-    const Throughput rate = throughput(
-        {.flops = flops_, .seconds = seconds_, .world_size = world_size_, .peak_flops_per_gpu = peak_});
-    interval.tflops_per_gpu = rate.tflops_per_gpu;
-    interval.mfu = rate.mfu;
+    const auto rate = [&](double flops) {
+      return throughput(
+          {.flops = flops, .seconds = seconds_, .world_size = world_size_, .peak_flops_per_gpu = peak_});
+    };
+    const Throughput causal = rate(flops_);
+    const Throughput full = rate(flops_full_);
+    interval.tflops_per_gpu = causal.tflops_per_gpu;
+    interval.mfu = causal.mfu;
+    interval.tflops_per_gpu_full = full.tflops_per_gpu;
+    interval.mfu_full = full.mfu;
   }
   return interval;
 }
@@ -60,7 +67,7 @@ IntervalMetrics IntervalMeter::means() const {
 void IntervalMeter::reset() {
   sums_.clear();
   advanced_ = skipped_ = nan_ = 0;
-  seconds_ = tokens_ = flops_ = 0.0;
+  seconds_ = tokens_ = flops_ = flops_full_ = 0.0;
 }
 
 }  // namespace teratron

@@ -30,6 +30,8 @@ struct RunFacts {
   std::string run_id;
   std::vector<std::pair<std::string, std::string>>
       facts;  // "model" -> "GPT, 345M parameters", in reading order
+  std::vector<std::pair<std::string, std::string>>
+      arguments;  // every setting, as the listing at the start shows it
   int64_t train_iters = 0;
   int64_t world_size = 1;
   int64_t start_iteration = 0;      // > 0: resumed
@@ -43,6 +45,7 @@ struct StepMetrics {
   int64_t skipped_samples = 0;  // --iterations-to-skip, in samples
   int64_t global_batch_size = 0;
   double learning_rate = 0.0;
+  std::optional<double> decoupled_learning_rate = std::nullopt;  // --decoupled-lr
   Losses losses;
   double loss_scale = 1.0;
   std::optional<double> grad_norm;
@@ -50,8 +53,9 @@ struct StepMetrics {
   std::optional<double> params_norm;
   bool skipped = false;  // no update: overflow, NaN
   double seconds = 0.0;
-  int64_t tokens = 0;  // of the global batch
-  double flops = 0.0;  // of the global batch, by the model's formula (flops.h)
+  int64_t tokens = 0;       // of the global batch
+  double flops = 0.0;       // of the global batch, by the causal convention (flops.h)
+  double flops_full = 0.0;  // by the full convention
   std::optional<MemoryUse> memory = std::nullopt;
 };
 
@@ -63,8 +67,10 @@ struct IntervalMetrics {
   int64_t skipped = 0;
   int64_t nan = 0;  // skipped steps whose loss was NaN or infinite
   double tokens_per_second = 0.0;
-  double tflops_per_gpu = 0.0;
-  double mfu = 0.0;  // 0 where the peak is unknown
+  double tflops_per_gpu = 0.0;       // causal convention (flops.h)
+  double mfu = 0.0;                  // 0 where the peak is unknown
+  double tflops_per_gpu_full = 0.0;  // full convention
+  double mfu_full = 0.0;
 };
 
 struct EvalMetrics {
@@ -96,6 +102,7 @@ struct TimerMetrics {
     std::string name;
     double min_ms = 0.0;
     double max_ms = 0.0;
+    std::vector<double> per_rank_ms = {};  // of the ranks that have this timer, in order
   };
   int64_t iteration = 0;
   std::vector<Row> rows;
@@ -142,6 +149,7 @@ class IntervalMeter {
   double seconds_ = 0.0;
   double tokens_ = 0.0;
   double flops_ = 0.0;
+  double flops_full_ = 0.0;
 };
 
 }  // namespace teratron

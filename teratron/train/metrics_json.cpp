@@ -46,6 +46,8 @@ struct Fields {
         run.peak_flops_per_gpu > 0.0 ? number(run.peak_flops_per_gpu) : Json(nullptr);
     json["facts"] = Json::object();
     for (const auto& [name, value] : run.facts) json["facts"][name] = value;
+    json["arguments"] = Json::object();
+    for (const auto& [name, value] : run.arguments) json["arguments"][name] = value;
   }
 
   void operator()(const StepMetrics& step) const {
@@ -55,6 +57,7 @@ struct Fields {
     json["seconds"] = number(step.seconds);
     json["tokens"] = step.tokens;
     json["flops"] = number(step.flops);
+    json["flops_full"] = number(step.flops_full);
     if (step.memory) {
       json["memory"] = {{"allocated", step.memory->allocated},
                         {"max_allocated", step.memory->max_allocated},
@@ -73,6 +76,8 @@ struct Fields {
     json["tokens_per_second"] = number(interval.tokens_per_second);
     json["tflops_per_gpu"] = number(interval.tflops_per_gpu);
     json["mfu"] = interval.mfu > 0.0 ? number(interval.mfu) : Json(nullptr);
+    json["tflops_per_gpu_full"] = number(interval.tflops_per_gpu_full);
+    json["mfu_full"] = interval.mfu_full > 0.0 ? number(interval.mfu_full) : Json(nullptr);
   }
 
   void operator()(const EvalMetrics& evaluation) const {
@@ -107,6 +112,7 @@ struct Fields {
     json["milliseconds"] = Json::object();
     for (const auto& row : timers.rows) {
       json["milliseconds"][row.name] = {{"min", number(row.min_ms)}, {"max", number(row.max_ms)}};
+      if (!row.per_rank_ms.empty()) json["milliseconds"][row.name]["per_rank"] = row.per_rank_ms;
     }
   }
 
@@ -124,6 +130,7 @@ struct Fields {
     if (step.skipped_samples > 0) json["skipped_samples"] = step.skipped_samples;
     json["global_batch_size"] = step.global_batch_size;
     json["learning_rate"] = number(step.learning_rate);
+    if (step.decoupled_learning_rate) json["decoupled_learning_rate"] = number(*step.decoupled_learning_rate);
     json["losses"] = losses_json(step.losses);
     json["loss_scale"] = number(step.loss_scale);
     if (step.grad_norm) json["grad_norm"] = number(*step.grad_norm);

@@ -85,7 +85,7 @@ bool has_optimizer(const CheckpointInfo& info) {
 
 void check_loadable(const CheckpointInfo& info, const LoadOptions& options) {
   std::vector<std::string> fields = model_fields();
-  if (options.optimizer) fields.insert(fields.end(), {"bf16", "fp16"});
+  if (options.optimizer) fields.insert(fields.end(), {"bf16", "fp16", "optimizer"});
   check_same_model(info, options.config, fields);
   if (options.optimizer && !has_optimizer(info)) {
     throw checkpoint_error({.what = "the checkpoint holds no optimizer state",
@@ -154,22 +154,24 @@ std::filesystem::path save_model(Trainer& trainer, const SaveOptions& options) {
 std::optional<CheckpointInfo> load_model(Trainer& trainer, const LoadOptions& options) {
   trainer.buffer().finish_gather();
   Communicator& peers = *trainer.mesh().world().communicator;
-  const auto path = find_checkpoint(options.directory, options.iteration, peers);
-  if (!path) return std::nullopt;
   HostTensors tensors;
-  add_weights(trainer.parameters(), open_checkpoint(*path), tensors);
-  if (options.optimizer) {
-    for (const StateTensor& state : trainer.optimizer().state()) {
-      tensors.add(state, state.values, state.values.scalar_type());
+  const auto choose = [&](const CheckpointInfo& found) {
+    check_loadable(found, options);
+    tensors = HostTensors();
+    add_weights(trainer.parameters(), found, tensors);
+    if (options.optimizer) {
+      for (const StateTensor& state : trainer.optimizer().state()) {
+        tensors.add(state, state.values, state.values.scalar_type());
+      }
     }
-  }
-  const auto info =
-      load_checkpoint({.directory = options.directory,
-                       .iteration = options.iteration,
-                       .tensors = tensors.list(),
-                       .ignored = {"optimizer."},
-                       .check = [&](const CheckpointInfo& found) { check_loadable(found, options); }},
-                      peers);
+    return tensors.list();
+  };
+  const auto info = load_checkpoint({.directory = options.directory,
+                                     .iteration = options.iteration,
+                                     .ignored = {"optimizer."},
+                                     .choose = choose},
+                                    peers);
+  if (!info) return std::nullopt;
   tensors.copy_from_host();
   if (!options.optimizer) trainer.optimizer().reset_master_weights();
   return info;

@@ -135,7 +135,9 @@ ModelShape model_shape(const GPTConfig& config) {
 }
 
 OptimizerOptions optimizer_options(const Arguments& args) {
-  return {.adam = {.beta1 = args.adam_beta1, .beta2 = args.adam_beta2, .eps = args.adam_eps},
+  return {.kind = args.optimizer == "sgd" ? OptimizerKind::sgd : OptimizerKind::adam,
+          .adam = {.beta1 = args.adam_beta1, .beta2 = args.adam_beta2, .eps = args.adam_eps},
+          .sgd_momentum = args.sgd_momentum,
           .clip_grad = args.clip_grad,
           .skip_nonfinite = args.fp16 || args.check_for_nan_in_loss_and_grad,
           .count_zeros = args.log_num_zeros_in_grad};
@@ -196,10 +198,19 @@ OptimizerParamScheduler lr_scheduler(const Arguments& args) {
   return OptimizerParamScheduler(options);
 }
 
+std::optional<ParamGroupRule> decoupled_group(const Arguments& args) {
+  if (!args.decoupled_lr) return std::nullopt;
+  return ParamGroupRule{.max_lr = args.decoupled_lr, .min_lr = args.decoupled_min_lr.value_or(args.min_lr)};
+}
+
 BatchSchedule batch_schedule(const Arguments& args) {
-  return BatchSchedule::constant(args.global_batch_size.value(),
-                                 {.micro_batch_size = args.micro_batch_size.value(),
-                                  .data_parallel_size = args.data_parallel_size.value()});
+  const BatchLayout layout = {.micro_batch_size = args.micro_batch_size.value(),
+                              .data_parallel_size = args.data_parallel_size.value()};
+  const int64_t final_size = args.global_batch_size.value();
+  const std::vector<int64_t>& ramp = args.rampup_batch_size;
+  if (ramp.empty()) return BatchSchedule::constant(final_size, layout);
+  return BatchSchedule::ramp({.start = ramp.at(0), .increment = ramp.at(1), .samples = ramp.at(2)},
+                             final_size, layout);
 }
 
 }  // namespace teratron

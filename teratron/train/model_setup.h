@@ -28,6 +28,8 @@ TrainerOptions trainer_options(const Arguments& args, const GPTConfig& model, at
 OptimizerOptions optimizer_options(const Arguments& args);
 LossScaler loss_scaler(const Arguments& args);
 OptimizerParamScheduler lr_scheduler(const Arguments& args);
+/// What --decoupled-lr gives the word embeddings and the output layer.
+std::optional<ParamGroupRule> decoupled_group(const Arguments& args);
 BatchSchedule batch_schedule(const Arguments& args);
 
 }  // namespace teratron

@@ -1,40 +1,46 @@
 #include "teratron/train/pretrain.h"
 
 #include "teratron/base/log.h"
+#include "teratron/train/checkpoint_settings.h"
 #include "teratron/train/training_run.h"
 
 namespace teratron {
 
-ExitCode pretrain(const ParsedArguments& parsed, World& world, const StopSignals& signals) {
+ParsedArguments pretrain_arguments(std::span<const std::string> args, int64_t world_size,
+                                   const Registry& registry) {
+  ParsedArguments parsed =
+      parse_arguments("pretrain gpt", args, {.defer_problems = true, .own_fields = registry.fields});
+  if (parsed.help) return parsed;
+  use_checkpoint_args(parsed);
+  finish(parsed, world_size);
+  return parsed;
+}
+
+ExitCode pretrain(const ParsedArguments& parsed, World& world, const StopSignals& signals,
+                  const Registry& registry) {
   const Arguments& args = parsed.args;
   const Mesh mesh(mesh_options(args), world);
   if (mesh.rank() == 0) {
     for (const std::string& line : parsed.notices) notice_line(line);
-    print_line(dump(args));
+    print(
+        "using world size: {}, data-parallel-size: {}, tensor-model-parallel size: {}, "
+        "pipeline-model-parallel size: {} ",
+        mesh.world_size(), *args.data_parallel_size, args.tensor_model_parallel_size,
+        args.pipeline_model_parallel_size);
+    print_line(dump(parsed));
   }
-  TrainingRun run(args, mesh, signals);
+  TrainingRun run(args, mesh, signals, registry);
   if (run.load()) {
     if (mesh.rank() == 0) {
       print(
           "training is already finished: {} holds iteration {}. Use --fresh to train again, or raise "
           "--train-iters and add --override-opt_param-scheduler to go on.",
-          *args.load, run.state().iteration);
+          *args.load, run.training().state().iteration);
     }
     return ExitCode::ok;
   }
   run.train();
-  // What was trained is safe before anything else can fail.
-  if (args.save && run.state().iteration > 0 && !run.saved_last_iteration()) run.save();
-  if (!args.save && run.stopped_by_signal() && mesh.rank() == 0) {
-    warn("stopped by a signal, and nothing was saved: there is no --save");
-  }
-  if (!run.stopped_early()) {
-    const std::string where = fmt::format("iteration {} on ", run.state().iteration);
-    run.evaluate(Split::valid, where + "validation set");
-    run.evaluate(Split::test, where + "test set");
-  }
-  run.finish();
-  return run.stopped_by_signal() ? ExitCode::stopped : ExitCode::ok;
+  return run.finish();
 }
 
 }  // namespace teratron

@@ -4,13 +4,20 @@
 #include "teratron/base/error.h"
 #include "teratron/comm/communicator.h"
 #include "teratron/train/arguments.h"
+#include "teratron/train/registry.h"
 #include "teratron/train/signals.h"
 
 namespace teratron {
 
-/// Runs one rank's part of a whole training. `parsed` is finished (finish()) for the world's size. Returns
-/// ExitCode::ok when training reached its planned end, stopped when a signal ended it after saving; everything
-/// else is thrown.
-ExitCode pretrain(const ParsedArguments& parsed, World& world, const StopSignals& signals);
+/// The settings of a pretraining on `world_size` ranks, finished: flags, file, environment and, with
+/// --use-checkpoint-args, checkpoint. UserError(config) with every problem. With --help only `help` is set.
+ParsedArguments pretrain_arguments(std::span<const std::string> args, int64_t world_size,
+                                   const Registry& registry = {});
+
+/// Runs one rank's part of a whole training. `parsed` is finished for the world's size. Returns ExitCode::ok when
+/// training reached its planned end, stopped when a signal or autoresume ended it after saving; everything else is
+/// thrown.
+ExitCode pretrain(const ParsedArguments& parsed, World& world, const StopSignals& signals,
+                  const Registry& registry = {});
 
 }  // namespace teratron

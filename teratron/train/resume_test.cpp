@@ -1,130 +1,16 @@
 // A run that stops and goes on is the run that never stopped, bit by bit.
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
-
-#include <gtest/gtest.h>
-#include <unistd.h>
 
 #include "teratron/base/fault_point.h"
-#include "teratron/ckpt/checkpoint.h"
-#include "teratron/ckpt/safetensors.h"
-#include "teratron/comm/single_world.h"
-#include "teratron/comm/thread_world.h"
-#include "teratron/train/pretrain.h"
 #include "teratron/train/run_log.h"
+#include "teratron/train/run_test.h"
 #include "teratron/train/training_run.h"
 
 namespace teratron {
 namespace {
 
-namespace fs = std::filesystem;
-
-class Resume : public testing::Test {
- protected:
-  void SetUp() override {
-    folder_ = fs::temp_directory_path() / ("teratron_resume_" + std::to_string(getpid()));
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
-  std::vector<std::string> flags(const std::string& name, const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> all = {"--num-layers",
-                                    "2",
-                                    "--hidden-size",
-                                    "16",
-                                    "--num-attention-heads",
-                                    "2",
-                                    "--seq-length",
-                                    "8",
-                                    "--max-position-embeddings",
-                                    "8",
-                                    "--micro-batch-size",
-                                    "2",
-                                    "--global-batch-size",
-                                    "4",
-                                    "--train-iters",
-                                    "20",
-                                    "--lr",
-                                    "1e-2",
-                                    "--lr-decay-style",
-                                    "cosine",
-                                    "--lr-warmup-iters",
-                                    "3",
-                                    "--mock-data",
-                                    "--tokenizer-type",
-                                    "NullTokenizer",
-                                    "--vocab-size",
-                                    "40",
-                                    "--eval-interval",
-                                    "5",
-                                    "--eval-iters",
-                                    "2",
-                                    "--log-interval",
-                                    "5",
-                                    "--save-interval",
-                                    "10",
-                                    "--device",
-                                    "cpu",
-                                    "--num-workers",
-                                    "1",
-                                    "--save",
-                                    (folder_ / name).string(),
-                                    "--load",
-                                    (folder_ / name).string()};
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
-  }
-
-  static ExitCode train(const std::vector<std::string>& args, int64_t ranks = 1) {
-    ParsedArguments parsed = parse_arguments("pretrain gpt", args);
-    finish(parsed, ranks);
-    const StopSignals signals;
-    if (ranks == 1) {
-      SingleWorld world;
-      return pretrain(parsed, world, signals);
-    }
-    ExitCode code = ExitCode::ok;
-    run_ranks(ranks, [&](World& world) {
-      const ExitCode mine = pretrain(parsed, world, signals);
-      if (world.rank() == 0) code = mine;
-    });
-    return code;
-  }
-
-  // Every tensor of one saved iteration, whichever shard holds it.
-  std::map<std::string, std::string> tensors(const std::string& name, int iteration) const {
-    std::map<std::string, std::string> all;
-    for (const auto& file : fs::directory_iterator(folder_ / name / fmt::format("iter_{:07d}", iteration))) {
-      if (file.path().extension() != ".safetensors") continue;
-      const SafetensorsFile shard(file.path());
-      for (const SafetensorsEntry& entry : shard.entries()) {
-        std::string bytes(entry.bytes, '\0');
-        shard.read(entry, 0, entry.bytes, bytes.data());
-        all[file.path().filename().string() + " " + entry.name] = bytes;
-      }
-    }
-    return all;
-  }
-
-  // The losses of a finished run are those of a run on one rank.
-  void expect_same_losses(const std::string& name, const std::string& serial_name,
-                          const std::vector<std::string>& serial_flags) const {
-    EXPECT_EQ(train(flags(serial_name, serial_flags)), ExitCode::ok);
-    const auto serial = read_run_log(folder_ / serial_name / "metrics.jsonl");
-    const auto parallel = read_run_log(folder_ / name / "metrics.jsonl");
-    ASSERT_EQ(serial.steps.size(), parallel.steps.size());
-    ASSERT_FALSE(serial.steps.empty());
-    for (size_t i = 0; i < serial.steps.size(); ++i) {
-      const double expected = serial.steps[i].losses.at(0).second;
-      EXPECT_NEAR(parallel.steps[i].losses.at(0).second, expected, 1e-4 * expected) << i;
-    }
-  }
-
-  fs::path folder_;
-};
+using Resume = SmallRun;
 
 TEST_F(Resume, TwentyStepsAreTenAndTen) {
   EXPECT_EQ(train(flags("whole")), ExitCode::ok);

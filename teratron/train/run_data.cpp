@@ -7,10 +7,13 @@ namespace teratron {
 namespace {
 
 int64_t total_iterations(const Arguments& args) {
-  return args.train_iters.value_or(args.train_samples.value_or(0) / args.global_batch_size.value());
+  if (args.train_iters) return *args.train_iters;
+  return args.train_samples ? batch_schedule(args).iterations_for(*args.train_samples) : 0;
 }
 
-GPTDataOptions data_options(const Arguments& args, const Tokenizer& tokenizer) {
+using Samples = std::array<std::optional<int64_t>, 3>;
+
+GPTDataOptions data_options(const Arguments& args, const Tokenizer& tokenizer, const Samples& samples) {
   const SpecialTokens& special = tokenizer.special();
   std::array<std::vector<std::string>, 3> per_split = {args.train_data_path, args.valid_data_path,
                                                        args.test_data_path};
@@ -21,7 +24,7 @@ GPTDataOptions data_options(const Arguments& args, const Tokenizer& tokenizer) {
           .mock_data = args.mock_data,
           .sequence_length = args.seq_length.value(),
           .seed = static_cast<uint32_t>(args.seed),
-          .samples = wanted_samples(args),
+          .samples = samples,
           .masks = {.eod_id = special.eod.value_or(-1),
                     .pad_id = dataset_pad_id(special, false),
                     .reset_position_ids = args.reset_position_ids,
@@ -30,6 +33,11 @@ GPTDataOptions data_options(const Arguments& args, const Tokenizer& tokenizer) {
                     .vocab_size = tokenizer.vocab_size()},
           .surplus = args.mid_level_dataset_surplus,
           .cache_path = args.data_cache_path.value_or("")};
+}
+
+GPTDatasets build(const Registry::Run& run, const Registry& registry, const Samples& samples) {
+  const GPTDataOptions options = data_options(run.args, run.tokenizer, samples);
+  return registry.datasets ? registry.datasets(run, options) : build_gpt_datasets(options);
 }
 
 // Ranks that do not read learn from the reader which splits there are.
@@ -53,14 +61,23 @@ std::array<std::optional<int64_t>, 3> wanted_samples(const Arguments& args) {
   return {train, evaluations * args.eval_iters * batch, args.eval_iters * batch};
 }
 
-RunData::RunData(const Arguments& args, const Tokenizer& tokenizer, at::Device device, const Mesh& mesh)
-    : args_(args), device_(device), mesh_(mesh) {
-  const bool resets = args.reset_attention_mask || args.reset_position_ids;
-  if (mesh.group(Axis::tp).rank == 0 && uses_data(mesh, resets)) {
-    GPTDatasets built = build_gpt_datasets(data_options(args, tokenizer));
+int64_t samples_per_epoch(const Registry::Run& run, const Registry& registry) {
+  std::string mine;
+  if (run.mesh.group(Axis::tp).rank == 0) {
+    const GPTDatasets built = build(run, registry, {std::nullopt, 0, 0});
+    mine = std::to_string(built.train ? built.train->size() : 0);
+  }
+  return std::stoll(run.mesh.world().communicator->all_gather_bytes(mine).at(0));
+}
+
+RunData::RunData(const Registry::Run& run, const Registry& registry, at::Device device)
+    : args_(run.args), device_(device), mesh_(run.mesh) {
+  const bool resets = args_.reset_attention_mask || args_.reset_position_ids;
+  if (mesh_.group(Axis::tp).rank == 0 && uses_data(mesh_, resets)) {
+    GPTDatasets built = build(run, registry, wanted_samples(args_));
     datasets_ = {std::move(built.train), std::move(built.valid), std::move(built.test)};
   }
-  present_ = agree_on_presence(datasets_, mesh.group({Axis::tp, Axis::pp}));
+  present_ = agree_on_presence(datasets_, mesh_.group({Axis::tp, Axis::pp}));
 }
 
 std::unique_ptr<BatchSource> RunData::open(Split split, int64_t consumed_samples) const {

@@ -6,6 +6,7 @@
 
 #include "teratron/train/batches.h"
 #include "teratron/train/model_setup.h"
+#include "teratron/train/registry.h"
 
 namespace teratron {
 
@@ -14,7 +15,7 @@ enum class Split : uint8_t { train, valid, test };
 class RunData {
  public:
   /// Builds the indices on ranks that read: the first tensor-parallel one of each stage that uses data. Collective.
-  RunData(const Arguments& args, const Tokenizer& tokenizer, at::Device device, const Mesh& mesh);
+  RunData(const Registry::Run& run, const Registry& registry, at::Device device);
 
   bool has(Split split) const { return present_[static_cast<size_t>(split)]; }
   /// Micro-batches of this data-parallel rank from the given number of consumed samples on.
@@ -27,6 +28,9 @@ class RunData {
   std::array<std::shared_ptr<const Dataset>, 3> datasets_;
   std::array<bool, 3> present_ = {};
 };
+
+/// Samples in one pass over the training data. Collective.
+int64_t samples_per_epoch(const Registry::Run& run, const Registry& registry);
 
 /// Samples wanted of train, valid and test.
 std::array<std::optional<int64_t>, 3> wanted_samples(const Arguments& args);

@@ -19,6 +19,14 @@ std::string model_summary(const GPTConfig& model) {
                      model.vocabulary);
 }
 
+std::vector<std::pair<std::string, std::string>> argument_texts(const Arguments& args) {
+  std::vector<std::pair<std::string, std::string>> texts;
+  for (const Field& field : arguments_schema().fields()) {
+    texts.emplace_back(field.name, python_text(get_value(field, &args)));
+  }
+  return texts;
+}
+
 }  // namespace
 
 MathMode math_mode(const Arguments& args) {
@@ -41,6 +49,7 @@ RunFacts run_facts(const RunDescription& run) {
                                        args.pipeline_model_parallel_size, args.data_parallel_size.value())},
                 {"device", device},
                 {"seed", fmt::format("{}", args.seed)}},
+      .arguments = argument_texts(args),
       .train_iters = run.train_iters,
       .world_size = run.world_size,
       .start_iteration = run.start_iteration,

@@ -25,6 +25,7 @@ std::string RunState::to_json() const {
                                 {"consumed_train_samples", consumed_train_samples},
                                 {"consumed_valid_samples", consumed_valid_samples},
                                 {"optimizer_steps", optimizer_steps},
+                                {"num_floating_point_operations_so_far", floating_point_operations},
                                 {"opt_param_scheduler", scheduler.state()},
                                 {"grad_scaler", scaler.state()}};
   return state.dump();
@@ -36,6 +37,9 @@ void RunState::load(const std::string& json, ScheduleLoadRule rule) {
   consumed_train_samples = counter(state, "consumed_train_samples");
   consumed_valid_samples = counter(state, "consumed_valid_samples");
   optimizer_steps = counter(state, "optimizer_steps");
+  const auto operations = state.find("num_floating_point_operations_so_far");
+  if (operations != state.end() && operations->is_number())
+    floating_point_operations = operations->get<double>();
   scheduler.load(state.value("opt_param_scheduler", nlohmann::json::object()), rule);
   scaler.load(state.value("grad_scaler", nlohmann::json::object()));
 }

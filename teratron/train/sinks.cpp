@@ -75,22 +75,17 @@ class TensorBoardSink : public MetricsSink {
 
   void write(const MetricsEvent& event) override {
     const double time = event.wall_time;
-    std::visit(Overloaded{[&](const RunFacts& run) { facts(run, time); },
-                          [&](const StepMetrics& step) { this->step(step, time); },
-                          [&](const IntervalMetrics& interval) { this->interval(interval, time); },
-                          [&](const EvalMetrics& evaluation) { evaluate(evaluation, time); },
-                          [&](const SampleText& sample) {
-                            writer_.text("samples", "**" + sample.prompt + "**" + sample.text,
-                                         sample.iteration, time);
-                          },
-                          [&](const TimerMetrics& timers) {
-                            TensorBoardWriter::Scalars points;
-                            for (const auto& row : timers.rows)
-                              points.emplace_back(row.name + "-time", row.max_ms / 1e3);
-                            if (!points.empty()) writer_.scalars(points, timers.iteration, time);
-                          },
-                          [](const auto&) {}},
-               event.what);
+    std::visit(
+        Overloaded{[&](const RunFacts& run) { facts(run, time); },
+                   [&](const StepMetrics& step) { this->step(step, time); },
+                   [&](const IntervalMetrics& interval) { this->interval(interval, time); },
+                   [&](const EvalMetrics& evaluation) { evaluate(evaluation, time); },
+                   [&](const SampleText& sample) {
+                     writer_.text("samples", "**" + sample.prompt + "**" + sample.text, sample.iteration,
+                                  time);
+                   },
+                   [&](const TimerMetrics& timers) { this->timers(timers, time); }, [](const auto&) {}},
+        event.what);
   }
 
  private:
@@ -98,21 +93,35 @@ class TensorBoardSink : public MetricsSink {
     std::string table = "| | |\n|---|---|\n";
     for (const auto& [name, value] : run.facts) table += "| " + name + " | " + value + " |\n";
     writer_.text("run", table, run.start_iteration, time);
+    for (const auto& [name, value] : run.arguments) writer_.text(name, value, run.start_iteration, time);
+    world_size_ = run.world_size;
+  }
+
+  void timers(const TimerMetrics& timers, double time) {
+    TensorBoardWriter::Scalars points;
+    for (const auto& row : timers.rows) points.emplace_back(row.name + "-time", row.max_ms / 1e3);
+    if (options_.timers && !points.empty()) writer_.scalars(points, timers.iteration, time);
   }
 
   void step(const StepMetrics& step, double time) {
     if (step.iteration % options_.log_interval != 0) return;
-    TensorBoardWriter::Scalars points = {{"learning-rate", step.learning_rate},
-                                         {"batch-size", double(step.global_batch_size)}};
+    TensorBoardWriter::Scalars points = {{"batch-size", double(step.global_batch_size)}};
+    if (options_.learning_rate) {
+      points.emplace_back("learning-rate", step.learning_rate);
+      if (step.decoupled_learning_rate) {
+        points.emplace_back("decoupled-learning-rate", *step.decoupled_learning_rate);
+      }
+    }
     for (const auto& loss : step.losses) points.push_back(loss);
-    points.emplace_back("loss-scale", step.loss_scale);
+    if (options_.loss_scale) points.emplace_back("loss-scale", step.loss_scale);
     if (step.grad_norm) points.emplace_back("grad-norm", *step.grad_norm);
     if (step.num_zeros) points.emplace_back("num-zeros", double(*step.num_zeros));
     if (step.params_norm) points.emplace_back("params-norm", *step.params_norm);
     TensorBoardWriter::Scalars by_samples;
     for (const auto& [tag, value] : points) by_samples.emplace_back(tag + " vs samples", value);
     if (step.skipped_samples > 0) points.emplace_back("skipped-train-samples", double(step.skipped_samples));
-    if (step.memory) {
+    if (options_.world_size) points.emplace_back("world-size", double(world_size_));
+    if (options_.memory && step.memory) {
       points.emplace_back("mem-reserved-bytes", double(step.memory->reserved));
       points.emplace_back("mem-allocated-bytes", double(step.memory->allocated));
       points.emplace_back("mem-max-allocated-bytes", double(step.memory->max_allocated));
@@ -133,6 +142,7 @@ class TensorBoardSink : public MetricsSink {
     TensorBoardWriter::Scalars points;
     for (const auto& [name, loss] : evaluation.losses) {
       points.emplace_back(name + " " + evaluation.split, loss);
+      if (!options_.validation_ppl) continue;
       points.emplace_back(name + " " + evaluation.split + " ppl", perplexity(loss));
     }
     if (points.empty()) return;
@@ -143,6 +153,7 @@ class TensorBoardSink : public MetricsSink {
 
   TensorBoardWriter writer_;
   TensorBoardOptions options_;
+  int64_t world_size_ = 1;
 };
 
 }  // namespace

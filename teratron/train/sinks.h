@@ -40,7 +40,13 @@ std::unique_ptr<MetricsSink> jsonl_sink(const std::filesystem::path& path);
 nlohmann::ordered_json to_json(const MetricsEvent& event);
 
 struct TensorBoardOptions {
-  int64_t log_interval = 1;  // --tensorboard-log-interval
+  int64_t log_interval = 1;   // --tensorboard-log-interval
+  bool learning_rate = true;  // --log-learning-rate-to-tensorboard and its brothers
+  bool loss_scale = true;
+  bool timers = true;
+  bool validation_ppl = true;
+  bool memory = true;
+  bool world_size = false;
 };
 /// UserError(config) where the directory cannot be created.
 std::unique_ptr<MetricsSink> tensorboard_sink(const std::filesystem::path& directory,

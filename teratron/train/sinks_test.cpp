@@ -43,6 +43,7 @@ std::vector<MetricsEvent> example_run() {
   const double start = 1769860800.0;
   events.push_back({start, RunFacts{.run_id = "a1b2",
                                     .facts = {{"model", "GPT, 10.6M parameters"}, {"device", "CPU"}},
+                                    .arguments = {{"wandb_exp_name", "run one"}},
                                     .train_iters = 4,
                                     .world_size = 2,
                                     .peak_flops_per_gpu = 1e12}});
@@ -62,6 +63,7 @@ std::vector<MetricsEvent> example_run() {
         .seconds = 0.25,
         .tokens = 1024,
         .flops = 1e10,
+        .flops_full = 2e10,
         .memory = MemoryUse{.allocated = 1, .max_allocated = 2, .reserved = 3, .max_reserved = 4}};
     meter.add(step);
     events.push_back({start + 0.25 * double(i), step});
@@ -103,6 +105,7 @@ TEST_F(Sinks, JsonlHoldsEveryEvent) {
   EXPECT_EQ(lines[0]["type"], "run");
   EXPECT_EQ(lines[0]["time"], "2026-01-31T12:00:00.000000Z");
   EXPECT_EQ(lines[0]["facts"]["model"], "GPT, 10.6M parameters");
+  EXPECT_EQ(lines[0]["arguments"]["wandb_exp_name"], "run one");
   EXPECT_EQ(lines[1]["type"], "step");
   EXPECT_EQ(lines[1]["losses"]["lm loss"], 4.0);
   EXPECT_EQ(lines[1]["memory"]["max_allocated"], 2);
@@ -113,6 +116,7 @@ TEST_F(Sinks, JsonlHoldsEveryEvent) {
   EXPECT_EQ(lines[5]["nan_iterations"], 1);
   EXPECT_DOUBLE_EQ(lines[5]["losses"]["lm loss"], 7.0 / 3.0);
   EXPECT_DOUBLE_EQ(lines[5]["mfu"], 4e10 / (1.0 * 2 * 1e12));
+  EXPECT_DOUBLE_EQ(lines[5]["mfu_full"], 8e10 / (1.0 * 2 * 1e12));
   EXPECT_EQ(lines[6]["type"], "evaluation");
   EXPECT_EQ(lines[7]["type"], "save");
   EXPECT_EQ(lines[8]["text"], " upon \xef\xbf\xbd a <time>") << "not UTF-8";
@@ -149,8 +153,8 @@ TEST_F(Sinks, TensorBoardFileIsFramed) {
     at += 12 + length + 4;
     ASSERT_LE(at, bytes.size());
   }
-  // Version, run facts, 4 x 2 steps, interval, 2 x evaluation, sample, timers.
-  EXPECT_EQ(records, 1U + 1 + 8 + 1 + 2 + 1 + 1);
+  // Version, run facts and an argument, 4 x 2 steps, interval, 2 x evaluation, sample, timers.
+  EXPECT_EQ(records, 1U + 2 + 8 + 1 + 2 + 1 + 1);
 }
 
 TEST_F(Sinks, ConsolePrintsTheChosenFormat) {

@@ -27,6 +27,11 @@ Timers::Scope Timers::scope(std::string_view name, int level) {
   return {this, index_of(name)};
 }
 
+Timers::Scope Timers::scope(Timers* timers, std::string_view name, int level) {
+  if (timers == nullptr) return {nullptr, 0};
+  return timers->scope(name, level);
+}
+
 size_t Timers::index_of(std::string_view name) {
   const auto known =
       std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.name == name; });
@@ -35,35 +40,33 @@ size_t Timers::index_of(std::string_view name) {
   return entries_.size() - 1;
 }
 
-std::vector<std::string> Timers::names() const {
-  std::vector<std::string> names;
-  for (const Entry& entry : entries_) names.push_back(entry.name);
-  return names;
-}
-
-std::vector<double> Timers::milliseconds(int64_t iterations) const {
+TimerReadings Timers::milliseconds(int64_t iterations) const {
   TERATRON_ASSERT(iterations > 0);
-  std::vector<double> values;
-  for (const Entry& entry : entries_)
-    values.push_back(entry.seconds * 1000.0 / static_cast<double>(iterations));
-  return values;
+  TimerReadings readings;
+  for (const Entry& entry : entries_) {
+    if (entry.seconds == 0.0) continue;
+    readings.emplace_back(entry.name, entry.seconds * 1000.0 / static_cast<double>(iterations));
+  }
+  return readings;
 }
 
 void Timers::reset() {
   for (Entry& entry : entries_) entry.seconds = 0.0;
 }
 
-TimerMetrics reduce_timers(const std::vector<std::string>& names,
-                           const std::vector<std::vector<double>>& per_rank) {
+TimerMetrics reduce_timers(const std::vector<TimerReadings>& per_rank) {
   TimerMetrics metrics;
-  for (size_t i = 0; i < names.size(); ++i) {
-    TimerMetrics::Row row{.name = names[i], .min_ms = 0.0, .max_ms = 0.0};
-    for (size_t rank = 0; rank < per_rank.size(); ++rank) {
-      TERATRON_ASSERT(per_rank[rank].size() == names.size(), "rank {} has other timers", rank);
-      row.min_ms = rank == 0 ? per_rank[rank][i] : std::min(row.min_ms, per_rank[rank][i]);
-      row.max_ms = std::max(row.max_ms, per_rank[rank][i]);
+  for (const TimerReadings& readings : per_rank) {
+    for (const auto& [name, milliseconds] : readings) {
+      auto row = std::find_if(metrics.rows.begin(), metrics.rows.end(),
+                              [&](const TimerMetrics::Row& known) { return known.name == name; });
+      if (row == metrics.rows.end()) {
+        row = metrics.rows.insert(row, {.name = name, .min_ms = milliseconds, .max_ms = milliseconds});
+      }
+      row->min_ms = std::min(row->min_ms, milliseconds);
+      row->max_ms = std::max(row->max_ms, milliseconds);
+      row->per_rank_ms.push_back(milliseconds);
     }
-    metrics.rows.push_back(std::move(row));
   }
   return metrics;
 }

@@ -2,7 +2,7 @@
 //
 //   { const auto timed = timers.scope("forward-backward", 1); ... }
 //
-// A timer above the chosen level (--timing-log-level) costs nothing and appears nowhere. On a GPU the caller
+// Names are Megatron-LM's: "forward-backward", "optimizer"... A timer above the chosen level (--timing-log-level) costs nothing and appears nowhere. On a GPU the caller
 // gives a `synchronize`, which runs before each reading, since kernels are asynchronous; without it, host
 // time is measured.
 #pragma once
@@ -16,6 +16,8 @@
 #include "teratron/train/metrics.h"
 
 namespace teratron {
+
+using TimerReadings = std::vector<std::pair<std::string, double>>;
 
 class Timers {
  public:
@@ -38,11 +40,11 @@ class Timers {
     Clock::time_point start_;
   };
   [[nodiscard]] Scope scope(std::string_view name, int level = 0);
+  /// The same where there may be no timers at all.
+  [[nodiscard]] static Scope scope(Timers* timers, std::string_view name, int level);
 
-  /// Names in the order of their first use: the same on ranks that do the same things.
-  std::vector<std::string> names() const;
-  /// Milliseconds per iteration of each name since the last reset.
-  std::vector<double> milliseconds(int64_t iterations) const;
+  /// Milliseconds per iteration of what ran since the last reset, in the order of first use.
+  TimerReadings milliseconds(int64_t iterations) const;
   void reset();
 
  private:
@@ -57,8 +59,7 @@ class Timers {
   std::vector<Entry> entries_;
 };
 
-/// Least and greatest of each timer over the ranks; `per_rank` holds one row of milliseconds per rank.
-TimerMetrics reduce_timers(const std::vector<std::string>& names,
-                           const std::vector<std::vector<double>>& per_rank);
+/// Least and greatest of each timer over the ranks that have it.
+TimerMetrics reduce_timers(const std::vector<TimerReadings>& per_rank);
 
 }  // namespace teratron

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "teratron/base/error.h"
+#include "teratron/comm/collectives.h"
 #include "teratron/pipeline/executor.h"
 
 namespace teratron {
@@ -64,13 +65,17 @@ StepInFlight::StepInFlight(const at::Tensor& device_numbers) {
 StepNumbers StepInFlight::resolve() {
   if (wait_) wait_();
   const auto* values = host_.const_data_ptr<double>();
-  return {.loss = values[loss_sum] / std::max(values[token_count], 1.0),
+  const double count = std::max(values[token_count], 1.0);
+  std::vector<double> metrics;
+  for (int64_t i = numbers; i < host_.numel(); ++i) metrics.push_back(values[i] / count);
+  return {.loss = values[loss_sum] / count,
           .tokens = static_cast<int64_t>(values[token_count]),
           .grad_norm = values[grad_norm],
           .nonfinite = values[found_inf] != 0.0,
           .num_zeros = static_cast<int64_t>(values[zeros]),
           .parameter_norm = values[params_norm],
-          .stop_request = static_cast<int64_t>(values[stop])};
+          .stop_request = static_cast<int64_t>(values[stop]),
+          .metrics = std::move(metrics)};
 }
 
 std::string to_string(const StateMemory& memory) {
@@ -86,6 +91,7 @@ std::string to_string(const StateMemory& memory) {
 
 Trainer::Trainer(const TrainerOptions& options, const Mesh& mesh)
     : options_(options),
+      step_(options.step ? *options.step : default_step_),
       mesh_(mesh),
       parameters_({.dtype = options.dtype, .device = options.device, .seed = options.seed}) {
   options_.layout = layout_or_single(options);
@@ -121,14 +127,32 @@ StateMemory Trainer::memory() const {
 }
 
 at::Tensor Trainer::forward(GPT& chunk, const at::Tensor& input, const MicroBatch& batch, LossSum& sum) {
+  const auto timed = Timers::scope(options_.timers, "forward-compute", 2);
   const Activations output = chunk.forward({input}, batch);
   if (!chunk.stage().head) return output.hidden_SBH;
-  const at::Tensor loss_SB = chunk.loss(output, batch);
-  const at::Tensor loss = (loss_SB * batch.loss_mask_SB.to(loss_SB.scalar_type())).sum();
-  const at::Tensor tokens = batch.loss_mask_SB.sum();
-  sum.loss.add_(loss.detach());
-  sum.tokens.add_(tokens);
-  return loss / tokens.clamp_min(1.0);
+  const StepLoss result = step_.forward_step(chunk, output, batch);
+  TERATRON_ASSERT(static_cast<int64_t>(result.metrics.size()) == sum.metrics.numel(),
+                  "the train step gave {} metrics and named {}", result.metrics.size(), sum.metrics.numel());
+  sum.loss.add_(result.loss.detach());
+  sum.tokens.add_(result.count.detach());
+  for (int64_t i = 0; i < sum.metrics.numel(); ++i) {
+    sum.metrics.narrow(0, i, 1).add_(result.metrics[static_cast<size_t>(i)].detach());
+  }
+  return result.loss / result.count.detach().clamp_min(1.0);
+}
+
+at::Tensor Trainer::forward_logits(GPT& chunk, const at::Tensor& input, const MicroBatch& batch,
+                                   at::Tensor& logits) {
+  const Activations output = chunk.forward({input}, batch);
+  if (!chunk.stage().head) return output.hidden_SBH;
+  logits = gather(chunk.logits(output), 2, mesh_.group(Axis::tp)).narrow(2, 0, options_.model.vocabulary);
+  return logits;
+}
+
+Trainer::LossSum Trainer::zero_sum() const {
+  const at::TensorOptions f64 = at::TensorOptions().dtype(at::kDouble).device(options_.device);
+  const auto metrics = static_cast<int64_t>(step_.metric_names().size());
+  return {at::zeros({1}, f64), at::zeros({1}, f64), at::zeros({metrics}, f64)};
 }
 
 MessageShape Trainer::message_shape(const MicroBatch& batch) const {
@@ -139,14 +163,16 @@ MessageShape Trainer::message_shape(const MicroBatch& batch) const {
 }
 
 Trainer::LossSum Trainer::run(const MicroBatches& microbatches, const Pass& pass) {
-  const at::Tensor zero = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(options_.device));
-  LossSum sum{zero, zero.clone()};
+  LossSum sum = zero_sum();
   Window window(microbatches, pass.training);
   const auto last_chunk = static_cast<int64_t>(chunks_.size()) - 1;
   const auto forward_of = [&](const Action& action, const at::Tensor& input) {
-    const at::Tensor output = forward(*chunks_[action.chunk], input, window.at(action.microbatch), sum);
+    GPT& chunk = *chunks_[action.chunk];
+    const MicroBatch& batch = window.at(action.microbatch);
+    const at::Tensor output =
+        pass.logits ? forward_logits(chunk, input, batch, *pass.logits) : forward(chunk, input, batch, sum);
     if (action.chunk == last_chunk) window.drop(action.microbatch);
-    return chunks_[action.chunk]->stage().head ? output * pass.scale : output;
+    return chunk.stage().head ? output * pass.scale : output;
   };
   const auto before_backward = [&](const Action& action) {
     if (action.microbatch == pass.microbatches - 1) buffer_->expect_last_microbatch(action.chunk);
@@ -165,18 +191,25 @@ Trainer::LossSum Trainer::run(const MicroBatches& microbatches, const Pass& pass
 void Trainer::reduce(LossSum& sum) const {
   const Group& group = mesh_.group({Axis::pp, Axis::dp});
   if (group.size == 1) return;
-  const at::Tensor both = at::cat({sum.loss, sum.tokens});
-  group.communicator->all_reduce(both, ReduceOp::sum).wait();
-  sum = {both.narrow(0, 0, 1), both.narrow(0, 1, 1)};
+  const at::Tensor all = at::cat({sum.loss, sum.tokens, sum.metrics});
+  group.communicator->all_reduce(all, ReduceOp::sum).wait();
+  sum = {all.narrow(0, 0, 1), all.narrow(0, 1, 1), all.narrow(0, 2, sum.metrics.numel())};
 }
 
 StepInFlight Trainer::train_step(const MicroBatches& microbatches, const StepPlan& plan) {
   buffer_->start_step();
   const double share = plan.hyper.loss_scale / static_cast<double>(plan.microbatches);
-  LossSum sum =
-      run(microbatches, {.microbatches = plan.microbatches, .scale = share * buffer_->gradient_scale()});
-  buffer_->finish_reduction();
+  const auto forward_backward = [&] {
+    const auto timed = Timers::scope(options_.timers, "forward-backward", 1);
+    return run(microbatches, {.microbatches = plan.microbatches, .scale = share * buffer_->gradient_scale()});
+  };
+  LossSum sum = forward_backward();
+  {
+    const auto timed = Timers::scope(options_.timers, "all-grads-sync", 1);
+    buffer_->finish_reduction();
+  }
   reduce(sum);
+  const auto timed = Timers::scope(options_.timers, "optimizer", 1);
   return report(sum, optimizer_->step(plan.hyper), plan.stop_request);
 }
 
@@ -188,15 +221,23 @@ StepInFlight Trainer::report(const LossSum& sum, const StepReport& step, int64_t
   if (world.size > 1) world.communicator->all_reduce(request, ReduceOp::max).wait();
   return StepInFlight(
       at::cat({sum.loss, sum.tokens, step.grad_norm, or_zero(step.found_inf, sum.loss),
-               or_zero(step.num_zeros, sum.loss), or_zero(parameter_norm, sum.loss), request}));
+               or_zero(step.num_zeros, sum.loss), or_zero(parameter_norm, sum.loss), request, sum.metrics}));
 }
 
 StepNumbers Trainer::evaluate(const MicroBatches& microbatches, int64_t count) {
   const at::NoGradGuard no_grad;
   LossSum sum = run(microbatches, {.microbatches = count, .training = false});
   reduce(sum);
-  return StepInFlight(at::cat({sum.loss, sum.tokens, at::zeros({numbers - 2}, sum.loss.options())}))
+  return StepInFlight(
+             at::cat({sum.loss, sum.tokens, at::zeros({numbers - 2}, sum.loss.options()), sum.metrics}))
       .resolve();
+}
+
+at::Tensor Trainer::logits(const MicroBatch& batch) {
+  const at::NoGradGuard no_grad;
+  at::Tensor logits;
+  run([&](int64_t) { return batch; }, {.training = false, .logits = &logits});
+  return logits;
 }
 
 }  // namespace teratron

@@ -16,6 +16,8 @@
 #include "teratron/optim/flat_buffer.h"
 #include "teratron/optim/optimizer.h"
 #include "teratron/pipeline/layout.h"
+#include "teratron/train/timers.h"
+#include "teratron/train/train_step.h"
 
 namespace teratron {
 
@@ -37,6 +39,9 @@ struct TrainerOptions {
   bool reduce_in_bf16 = false;
   int64_t bucket_size = 40'000'000;  // elements of a gradient bucket
   bool report_parameter_norm = false;
+  /// What is done with a micro-batch at the end of the model; null: Megatron-LM's GPT training. Must outlive it.
+  TrainStep* step = nullptr;
+  Timers* timers = nullptr;  // may be null; must outlive it
 };
 
 /// What a step did, on the host. The same on every rank.
@@ -47,7 +52,8 @@ struct StepNumbers {
   bool nonfinite = false;  // Inf or NaN in the gradient
   int64_t num_zeros = 0;
   double parameter_norm = 0.0;
-  int64_t stop_request = 0;  // the greatest of all ranks'
+  int64_t stop_request = 0;          // the greatest of all ranks'
+  std::vector<double> metrics = {};  // means of the train step's metrics
 };
 
 /// A step whose numbers are on their way from the device.
@@ -91,6 +97,10 @@ class Trainer {
   /// Mean loss over the tokens of `count` micro-batches on every data-parallel rank, without training.
   StepNumbers evaluate(const MicroBatches& microbatches, int64_t count);
 
+  /// Logits [S, B, vocabulary] of one micro-batch, without dropout, on every tensor-parallel rank of the last pipeline
+  /// stage; undefined on the others. Collective over the model.
+  at::Tensor logits(const MicroBatch& batch);
+
   ParameterSet& parameters() { return parameters_; }
   Optimizer& optimizer() { return *optimizer_; }
   FlatBuffer& buffer() { return *buffer_; }
@@ -100,23 +110,29 @@ class Trainer {
 
  private:
   struct LossSum {
-    at::Tensor loss;    // f64 [1]
-    at::Tensor tokens;  // f64 [1]
+    at::Tensor loss;     // f64 [1]
+    at::Tensor tokens;   // f64 [1]
+    at::Tensor metrics;  // f64 [number of them]
   };
   struct Pass {
     int64_t microbatches = 1;
     bool training = true;
-    double scale = 1.0;  // of each micro-batch's mean loss in backward
+    double scale = 1.0;            // of each micro-batch's mean loss in backward
+    at::Tensor* logits = nullptr;  // wanted instead of losses
   };
   /// Runs the schedule; the loss sums are this rank's, zero on stages without the head.
   LossSum run(const MicroBatches& microbatches, const Pass& pass);
   /// The chunk's output, or at the end of the model the loss to differentiate; adds to `sum` there.
   at::Tensor forward(GPT& chunk, const at::Tensor& input, const MicroBatch& batch, LossSum& sum);
+  at::Tensor forward_logits(GPT& chunk, const at::Tensor& input, const MicroBatch& batch, at::Tensor& logits);
+  LossSum zero_sum() const;
   MessageShape message_shape(const MicroBatch& batch) const;
   void reduce(LossSum& sum) const;
   StepInFlight report(const LossSum& sum, const StepReport& step, int64_t stop_request) const;
 
   TrainerOptions options_;
+  TrainStep default_step_;
+  TrainStep& step_;
   Mesh mesh_;
   ParameterSet parameters_;
   std::vector<std::unique_ptr<GPT>> chunks_;  // of this stage, in the model's order

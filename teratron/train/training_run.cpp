@@ -1,26 +1,19 @@
 #include "teratron/train/training_run.h"
 
-#include <filesystem>
+#include <algorithm>
 
-#include <ATen/Context.h>
-#include <ATen/Parallel.h>
 #include <nlohmann/json.hpp>
 
-#include "teratron/base/fault_point.h"
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
+#include "teratron/train/device.h"
+#include "teratron/train/replicas.h"
 #include "teratron/train/report.h"
 #include "teratron/train/run_facts.h"
 
 namespace teratron {
 
 namespace {
-
-ScheduleLoadRule schedule_rule(const Arguments& args) {
-  if (args.override_opt_param_scheduler || args.skip_train) return ScheduleLoadRule::keep_flags;
-  if (args.use_checkpoint_opt_param_scheduler) return ScheduleLoadRule::use_checkpoint;
-  return ScheduleLoadRule::must_match;
-}
 
 std::filesystem::path run_directory(const Arguments& args) {
   return args.run_dir.value_or(args.save.value_or(""));
@@ -30,119 +23,126 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// Ranks that start late must not make a job outlive its time: the earliest start counts.
+double earliest(double mine, const Mesh& mesh) {
+  double first = mine;
+  for (const std::string& time : mesh.world().communicator->all_gather_bytes(fmt::format("{}", mine))) {
+    first = std::min(first, std::stod(time));
+  }
+  return first;
+}
+
+TimingOption timing_option(const Arguments& args) {
+  if (args.timing_log_option == "all") return TimingOption::all;
+  return args.timing_log_option == "max" ? TimingOption::max : TimingOption::minmax;
+}
+
+TensorBoardOptions tensorboard_options(const Arguments& args) {
+  return {.log_interval = args.tensorboard_log_interval,
+          .learning_rate = args.log_learning_rate_to_tensorboard,
+          .loss_scale = args.log_loss_scale_to_tensorboard,
+          .timers = args.log_timers_to_tensorboard,
+          .validation_ppl = args.log_validation_ppl_to_tensorboard,
+          .memory = args.log_memory_to_tensorboard,
+          .world_size = args.log_world_size_to_tensorboard};
+}
+
+// A new run has a log of its own; that of the run before it is kept beside it.
+std::filesystem::path metrics_file(const std::filesystem::path& directory, bool is_new) {
+  make_directories(directory, ExitCode::config);
+  std::filesystem::path log = directory / "metrics.jsonl";
+  if (is_new && std::filesystem::exists(log)) {
+    std::filesystem::rename(log, directory / "metrics.previous.jsonl");
+  }
+  return log;
+}
+
+std::unique_ptr<Trace> make_trace(const Training& training) {
+  const Arguments& args = training.args();
+  const int64_t rank = training.mesh().rank();
+  const std::vector<int64_t> ranks =
+      args.profile_ranks.empty() ? std::vector<int64_t>{0} : args.profile_ranks;
+  if (!args.profile || std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) return nullptr;
+  const std::filesystem::path directory = run_directory(args);
+  make_directories(directory, ExitCode::config);
+  return std::make_unique<Trace>(TraceOptions{.first = args.profile_step_start,
+                                              .last = args.profile_step_end,
+                                              .file = directory / fmt::format("trace-rank-{}.json", rank),
+                                              .device = training.device()});
+}
+
+GridPosition position_of(const Mesh& mesh) {
+  return {.tp_rank = mesh.group(Axis::tp).rank,
+          .tp_size = mesh.group(Axis::tp).size,
+          .pp_rank = mesh.group(Axis::pp).rank,
+          .pp_size = mesh.group(Axis::pp).size};
+}
+
 }  // namespace
 
-TrainingRun::TrainingRun(const Arguments& args, const Mesh& mesh, const StopSignals& signals)
-    : args_(args),
-      mesh_(mesh),
-      device_(choose_device(args)),
-      start_(std::chrono::steady_clock::now()),
-      tokenizer_(build_tokenizer(tokenizer_options(args))),
-      model_(gpt_config(args, tokenizer_->vocab_size())),
-      state_{.scheduler = lr_scheduler(args), .scaler = loss_scaler(args)},
-      batches_(batch_schedule(args)),
+TrainingRun::TrainingRun(const Arguments& args, const Mesh& mesh, const StopSignals& signals,
+                         const Registry& registry)
+    : start_(std::chrono::steady_clock::now()),
+      start_time_(earliest(wall_clock(), mesh)),
+      training_(args, mesh, registry),
       signals_(signals) {
-  if (args.deterministic_mode) at::globalContext().setDeterministicAlgorithms(true, false);
-  if (mesh.rank() == 0) {
-    print(" > padded vocab (size: {}) with {} dummy tokens (new size: {})", model_.vocabulary,
-          model_.padded_vocabulary - model_.vocabulary, model_.padded_vocabulary);
-  }
-  if (args.save) {
-    check_save_directory(*args.save, *mesh.world().communicator);
-    if (mesh.rank() == 0) lock_ = std::make_unique<RunLock>(*args.save, RunLockOptions{});
-  }
-  trainer_ = std::make_unique<Trainer>(trainer_options(args, model_, device_), mesh);
-  if (mesh.group({Axis::dp, Axis::cp}).rank == 0) {
-    print(" > number of parameters on (tensor, pipeline) model parallel rank ({}, {}): {}",
-          mesh.group(Axis::tp).rank, mesh.group(Axis::pp).rank, trainer_->parameters().numel());
-    print(" > rank ({}, {}): {}", mesh.group(Axis::tp).rank, mesh.group(Axis::pp).rank,
-          to_string(trainer_->memory()));
-  }
-  data_ = std::make_unique<RunData>(args, *tokenizer_, device_, mesh);
-}
-
-int64_t TrainingRun::train_iters() const {
-  return args_.train_iters.value_or(batches_.iterations_for(args_.train_samples.value_or(0)));
-}
-
-std::string TrainingRun::config_json() const {
-  nlohmann::json config = nlohmann::json::parse(to_json(args_));
-  config["tokenizer_vocab_size"] = model_.vocabulary;
-  // Whoever reads the checkpoint may be in another folder.
-  for (const char* const file : {"vocab_file", "merge_file", "tokenizer_model"}) {
-    if (config.contains(file) && config[file].is_string())
-      config[file] = std::filesystem::absolute(config[file].get<std::string>()).lexically_normal().string();
-  }
-  return config.dump();
-}
-
-void TrainingRun::set_old_run_aside() {
-  const auto aside = set_aside_checkpoints(*args_.save, *mesh_.world().communicator);
-  if (aside && mesh_.rank() == 0) {
-    notice_line(fmt::format("--fresh: the checkpoints of the earlier run were moved to {}", aside->string()));
-  }
+  report_timers(training_.timers(), 1);
+  if (speaks_first()) print_line(datetime_line("after dataloaders are built", wall_clock()));
 }
 
 bool TrainingRun::load() {
-  if (args_.fresh && args_.save) set_old_run_aside();
-  if (!args_.load || args_.fresh) return false;
-  const auto info = load_model(*trainer_, {.directory = *args_.load,
-                                           .iteration = args_.ckpt_step,
-                                           .config = config_json(),
-                                           .optimizer = !args_.finetune && !args_.no_load_optim});
-  if (!info) {
-    if (args_.exit_on_missing_checkpoint) {
-      throw checkpoint_error(
-          {.what = "no checkpoint found",
-           .where = *args_.load,
-           .fix = "Correct --load, or leave out --exit-on-missing-checkpoint to start anew"});
-    }
-    if (mesh_.rank() == 0) warn("no checkpoint in {}: starting from random weights", *args_.load);
-    return false;
+  {
+    const auto timed = training_.timers().scope("load-checkpoint");
+    training_.load();
   }
-  if (!args_.finetune) {
-    state_.load(info->state, schedule_rule(args_));
-    if (args_.no_load_optim) state_.optimizer_steps = 0;
-    trainer_->optimizer().set_steps(state_.optimizer_steps);
-    saved_iteration_ = args_.save == args_.load ? state_.iteration : -1;
-  }
-  if (mesh_.rank() == 0) {
-    print(" loading checkpoint from {} at iteration {}", info->path.string(), info->iteration);
-  }
-  return !args_.skip_train && state_.iteration > 0 && state_.iteration >= train_iters();
+  if (args().load) report_timers(training_.timers(), 1);
+  first_iteration_ = state().iteration;
+  return !args().skip_train && state().iteration > 0 && state().iteration >= training_.train_iters();
 }
 
 void TrainingRun::open_logs() {
-  const RunFacts facts = run_facts({.args = args_,
-                                    .model = model_,
-                                    .device = device_,
-                                    .parameters = trainer_->parameters().numel(),
-                                    .train_iters = train_iters(),
-                                    .start_iteration = state_.iteration,
-                                    .world_size = mesh_.world_size()});
+  const RunFacts facts = run_facts({.args = args(),
+                                    .model = training_.model(),
+                                    .device = training_.device(),
+                                    .parameters = training_.trainer().parameters().numel(),
+                                    .train_iters = training_.train_iters(),
+                                    .start_iteration = state().iteration,
+                                    .world_size = training_.mesh().world_size()});
   meter_ = std::make_unique<IntervalMeter>(facts);
-  if (!is_logging_rank()) return;
+  trace_ = make_trace(training_);
+  if (args().log_progress && args().save && speaks_first()) {
+    progress_log_ = std::make_unique<ProgressLog>(
+        *args().save, ProgressLog::Start{.world_size = training_.mesh().world_size(),
+                                         .flops = state().floating_point_operations,
+                                         .wall_time = start_time_});
+  }
+  if (!training_.is_main_rank()) return;
+  if (args().log_throughput) {
+    notice(
+        "TFLOP/s are counted by the causal convention, half of the attention scores; metrics.jsonl also has "
+        "the full "
+        "one of Megatron-LM core 0.7");
+  }
   hub_ = std::make_unique<MetricsHub>();
-  hub_->add_now("console", console_sink({.short_format = args_.log_format == "short",
-                                         .log_throughput = args_.log_throughput}));
-  const std::filesystem::path directory = run_directory(args_);
+  hub_->add_now("console", console_sink({.short_format = args().log_format == "short",
+                                         .log_throughput = args().log_throughput,
+                                         .timing = timing_option(args())}));
+  const std::filesystem::path directory = run_directory(args());
   if (!directory.empty()) {
-    make_directories(directory, ExitCode::config);
-    const std::filesystem::path log = directory / "metrics.jsonl";
-    // A new run has a log of its own; that of the run before it is kept beside it.
-    if (state_.iteration == 0 && std::filesystem::exists(log)) {
-      std::filesystem::rename(log, directory / "metrics.previous.jsonl");
-    }
+    const std::filesystem::path log = metrics_file(directory, state().iteration == 0);
     hub_->add_background("metrics.jsonl", jsonl_sink(log));
+    if (args().wandb_project) {
+      notice("Weights & Biases: run tools/wandb_follow.py {} beside the training, or after it", log.string());
+    }
   }
-  if (args_.tensorboard_dir) {
-    hub_->add_background("TensorBoard", tensorboard_sink(*args_.tensorboard_dir,
-                                                         {.log_interval = args_.tensorboard_log_interval}));
+  if (args().tensorboard_dir) {
+    hub_->add_background("TensorBoard",
+                         tensorboard_sink(*args().tensorboard_dir, tensorboard_options(args())));
   }
-  progress_ = std::make_unique<ProgressBar>(ProgressState{.iteration = state_.iteration,
-                                                          .start_iteration = state_.iteration,
-                                                          .total = train_iters(),
-                                                          .save_interval = args_.save_interval.value_or(0)});
+  progress_ = std::make_unique<ProgressBar>(ProgressState{.iteration = state().iteration,
+                                                          .start_iteration = state().iteration,
+                                                          .total = training_.train_iters(),
+                                                          .save_interval = args().save_interval.value_or(0)});
   emit(facts);
 }
 
@@ -152,173 +152,208 @@ void TrainingRun::emit(decltype(MetricsEvent::what) what) {
   hub_->emit({.wall_time = wall_clock(), .what = std::move(what)});
 }
 
+std::filesystem::path TrainingRun::autoresume_file() const {
+  return args().autoresume_file.value_or(
+      (std::filesystem::path(args().save.value()) / "autoresume").string());
+}
+
+// Asked before a step, for its end.
 TrainingRun::StopReason TrainingRun::wish() const {
   if (signals_.received() != 0) return StopReason::signal;
-  const bool late = args_.exit_duration_in_mins &&
-                    seconds_since(start_) > 60.0 * static_cast<double>(*args_.exit_duration_in_mins);
+  const bool looks = args().adlr_autoresume && speaks_first() &&
+                     (state().iteration + 1) % args().adlr_autoresume_interval == 0;
+  std::error_code ignored;
+  if (looks && std::filesystem::exists(autoresume_file(), ignored)) return StopReason::autoresume;
+  const bool late = args().exit_duration_in_mins &&
+                    wall_clock() - start_time_ > 60.0 * static_cast<double>(*args().exit_duration_in_mins);
   return late || seen_enough_ ? StopReason::duration : StopReason::none;
 }
 
 bool TrainingRun::at_interval(const std::optional<int64_t>& interval) const {
-  return interval && state_.iteration % *interval == 0;
+  return interval && state().iteration % *interval == 0;
 }
 
 // The host runs one step ahead of the device, unless what it does next depends on the step's numbers.
 bool TrainingRun::must_read_now() const {
-  return device_.is_cpu() || args_.fp16 || state_.iteration >= train_iters() ||
-         at_interval(args_.log_interval) || at_interval(args_.eval_interval) ||
-         at_interval(args_.save_interval) || at_interval(args_.exit_interval);
-}
-
-TrainingRun::IssuedStep TrainingRun::issue_step(BatchSource& source) {
-  set_fault_context(mesh_.rank(), state_.iteration + 1);
-  const BatchSize batch = batches_.at(state_.consumed_train_samples);
-  const Optimizer::Hyperparameters hyper{.lr = state_.scheduler.lr(),
-                                         .weight_decay = state_.scheduler.wd(),
-                                         .loss_scale = state_.scaler.scale()};
-  StepInFlight numbers = trainer_->train_step(
-      [&](int64_t) { return source.next(); },
-      {.microbatches = batch.microbatches, .hyper = hyper, .stop_request = static_cast<int64_t>(wish())});
-  state_.iteration += 1;
-  state_.consumed_train_samples += batch.running;
-  // Only fp16 skips steps, and there the host waits for the verdict (absorb).
-  if (!args_.fp16) state_.scheduler.step(batch.running);
-  StepMetrics metrics{.iteration = state_.iteration,
-                      .consumed_samples = state_.consumed_train_samples,
-                      .global_batch_size = batch.running,
-                      // As in Megatron-LM's log: what the next step will use.
-                      .learning_rate = state_.scheduler.lr(),
-                      .tokens = batch.running * args_.seq_length.value()};
-  metrics.flops = training_flops(model_shape(model_), {batch.running, args_.seq_length.value()});
-  return {std::move(numbers), std::move(metrics)};
-}
-
-void TrainingRun::check_finite(const StepNumbers& numbers, const StepMetrics& metrics) const {
-  const bool checked = args_.check_for_nan_in_loss_and_grad && !args_.fp16;
-  if (!checked || (!numbers.nonfinite && std::isfinite(numbers.loss))) return;
-  throw Fault(
-      fmt::format("loss {} and gradient norm {} at iteration {}: the weights were left as they were after "
-                  "iteration {}. Lower --lr, lengthen the warm-up or look at the data from sample {} on; "
-                  "--no-check-for-nan-in-loss-and-grad trains on regardless",
-                  numbers.loss, numbers.grad_norm, metrics.iteration, metrics.iteration - 1,
-                  metrics.consumed_samples - metrics.global_batch_size),
-      ExitCode::numerics);
+  return training_.device().is_cpu() || args().fp16 || state().iteration >= training_.train_iters() ||
+         at_interval(args().log_interval) || at_interval(args().eval_interval) ||
+         at_interval(args().save_interval) || at_interval(args().exit_interval) ||
+         at_interval(args().check_weight_hash_across_dp_replicas_interval);
 }
 
 void TrainingRun::absorb(IssuedStep step) {
-  const StepNumbers numbers = step.numbers.resolve();
-  StepMetrics& metrics = step.metrics;
-  check_finite(numbers, metrics);
-  const bool skipped = args_.fp16 && numbers.nonfinite;
-  if (args_.fp16 && !skipped) state_.scheduler.step(metrics.global_batch_size);
-  if (args_.fp16) metrics.learning_rate = state_.scheduler.lr();
-  if (!skipped) state_.optimizer_steps += 1;
-  state_.scaler.update(skipped);
-  metrics.loss_scale = state_.scaler.scale();
-  stop_reason_ = std::max(stop_reason_, static_cast<StopReason>(numbers.stop_request));
-  metrics.losses = {{"lm loss", numbers.loss}};
-  metrics.skipped = skipped;
-  if (!skipped) metrics.grad_norm = numbers.grad_norm;
-  if (args_.log_num_zeros_in_grad) metrics.num_zeros = numbers.num_zeros;
-  if (args_.log_params_norm) metrics.params_norm = numbers.parameter_norm;
-  meter_->add(metrics);
-  if (progress_) progress_->step(metrics.iteration, metrics.seconds);
-  emit(metrics);
-  if (observer_ && !seen_enough_) seen_enough_ = !observer_(metrics);
+  FinishedStep done = training_.absorb(std::move(step));
+  stop_reason_ = std::max(stop_reason_, static_cast<StopReason>(done.numbers.stop_request));
+  if (hub_ && at_interval(args().log_interval)) done.metrics.memory = device_memory(training_.device());
+  meter_->add(done.metrics);
+  if (progress_) progress_->step(done.metrics.iteration, done.metrics.seconds);
+  emit(done.metrics);
+  if (observer_ && !seen_enough_) seen_enough_ = !observer_(done.metrics);
 }
 
 void TrainingRun::log_interval() {
-  if (meter_->steps() == 0) return;
+  const int64_t steps = meter_->steps();
+  if (steps == 0) return;
   emit(meter_->means());
   meter_->reset();
+  if (args().timing_log_level > 0) report_timers(training_.timers(), steps);
+}
+
+// After the first two iterations of a process, as Megatron-LM: then everything has been allocated.
+void TrainingRun::report_memory() const {
+  const int64_t steps = state().iteration - first_iteration_;
+  if (steps > 2 || training_.mesh().group(Axis::dp).rank != 0) return;
+  const std::optional<MemoryUse> memory = device_memory(training_.device());
+  if (memory) print_line(memory_line(training_.mesh().rank(), state().iteration, *memory));
+}
+
+void TrainingRun::report_timers(Timers& timers, int64_t iterations) {
+  const nlohmann::json mine = timers.milliseconds(iterations);
+  timers.reset();
+  std::vector<TimerReadings> readings;
+  for (const std::string& text : training_.mesh().world().communicator->all_gather_bytes(mine.dump())) {
+    readings.push_back(nlohmann::json::parse(text).get<TimerReadings>());
+  }
+  if (!training_.is_main_rank()) return;
+  TimerMetrics metrics = reduce_timers(readings);
+  metrics.iteration = state().iteration;
+  if (hub_) return emit(std::move(metrics));
+  for (const std::string& line : timer_lines(metrics, timing_option(args()))) print_line(line);
 }
 
 void TrainingRun::train() {
   open_logs();
-  if (args_.skip_train || state_.iteration >= train_iters()) return;
-  if (!data_->has(Split::train)) {
+  if (args().skip_train) {
+    if (speaks_first()) print("skipping training (--skip-train is on) ...");
+    return;
+  }
+  if (state().iteration >= training_.train_iters()) return;
+  if (!training_.has(Split::train)) {
     throw data_error({.what = "there is no training data",
                       .where = "data-path",
                       .fix = "Give --data-path with a --split that has a train share, or --mock-data"});
   }
-  const std::unique_ptr<BatchSource> source = data_->open(Split::train, state_.consumed_train_samples);
+  if (speaks_first()) {
+    print("training ...");
+    print_line(datetime_line("before the start of training step", wall_clock()));
+  }
+  const std::unique_ptr<BatchSource> source = training_.open(Split::train);
+  const MicroBatches microbatches = training_.from(*source);
   std::optional<IssuedStep> pending;
   auto last = std::chrono::steady_clock::now();
-  while (state_.iteration < train_iters() && stop_reason_ == StopReason::none) {
-    IssuedStep step = issue_step(*source);
+  while (state().iteration < training_.train_iters() && stop_reason_ == StopReason::none) {
+    if (trace_) trace_->before_step(state().iteration);
+    IssuedStep step = training_.issue(microbatches, static_cast<int64_t>(wish()));
     if (pending) absorb(*std::exchange(pending, std::nullopt));
     const auto now = std::chrono::steady_clock::now();
     step.metrics.seconds = std::chrono::duration<double>(now - last).count();
     last = now;
     pending = std::move(step);
-    if (must_read_now()) absorb(*std::exchange(pending, std::nullopt));
-    if (pending) continue;
-    if (at_interval(args_.log_interval)) log_interval();
-    if (at_interval(args_.eval_interval)) {
-      evaluate(Split::valid, fmt::format("iteration {}", state_.iteration));
-      const BatchSize batch = batches_.at(state_.consumed_train_samples);
-      state_.consumed_valid_samples += args_.eval_iters * batch.running;
-      last = std::chrono::steady_clock::now();
-    }
-    if (at_interval(args_.exit_interval)) stop_reason_ = std::max(stop_reason_, StopReason::interval);
-    if (args_.save && at_interval(args_.save_interval)) save_between_steps();
+    if (trace_) trace_->after_step(state().iteration);
+    report_memory();
+    if (!must_read_now()) continue;
+    absorb(*std::exchange(pending, std::nullopt));
+    between_steps();
+    // What was done between the steps is none of theirs.
+    if (at_interval(args().eval_interval)) last = std::chrono::steady_clock::now();
   }
   if (pending) absorb(*std::move(pending));
   log_interval();
+  if (speaks_first()) print_line(datetime_line("after training is done", wall_clock()));
+}
+
+void TrainingRun::between_steps() {
+  if (at_interval(args().log_interval)) log_interval();
+  if (at_interval(args().check_weight_hash_across_dp_replicas_interval)) {
+    check_replicas(training_.trainer().parameters(), training_.mesh());
+  }
+  if (at_interval(args().eval_interval)) {
+    evaluate(Split::valid, fmt::format("iteration {}", state().iteration));
+    training_.state().consumed_valid_samples += args().eval_iters * training_.global_batch_size();
+  }
+  if (at_interval(args().exit_interval)) stop_reason_ = std::max(stop_reason_, StopReason::interval);
+  if (args().save && at_interval(args().save_interval)) save_between_steps();
 }
 
 void TrainingRun::evaluate(Split split, const std::string& prefix) {
-  if (!data_->has(split) || args_.eval_iters == 0) return;
+  if (!training_.has(split) || args().eval_iters == 0) return;
   const auto begin = std::chrono::steady_clock::now();
-  const int64_t consumed = split == Split::valid ? state_.consumed_valid_samples : 0;
-  const std::unique_ptr<BatchSource> source = data_->open(split, consumed);
-  const BatchSize batch = batches_.at(state_.consumed_train_samples);
-  const StepNumbers numbers =
-      trainer_->evaluate([&](int64_t) { return source->next(); }, args_.eval_iters * batch.microbatches);
-  emit(EvalMetrics{.iteration = state_.iteration,
-                   .consumed_samples = state_.consumed_train_samples,
+  const std::unique_ptr<BatchSource> source = training_.open(split);
+  const StepNumbers numbers = training_.eval_step(*source, args().eval_iters);
+  emit(EvalMetrics{.iteration = state().iteration,
+                   .consumed_samples = state().consumed_train_samples,
                    .split = split == Split::valid ? "validation" : "test",
                    .prefix = prefix,
-                   .losses = {{"lm loss", numbers.loss}},
+                   .losses = training_.named_losses(numbers),
                    .seconds = seconds_since(begin)});
+}
+
+SaveMetrics TrainingRun::save() {
+  if (speaks_first()) print("saving checkpoint at iteration {:7d} to {}", state().iteration, *args().save);
+  Timers timers(0);
+  SaveMetrics saved;
+  {
+    const auto timed = timers.scope("save-checkpoint");
+    saved = training_.save();
+  }
+  if (args().timing_log_level > 0) report_timers(timers, 1);
+  if (progress_log_) {
+    progress_log_->saved({.iteration = state().iteration,
+                          .flops = state().floating_point_operations,
+                          .tokens = state().consumed_train_samples * args().seq_length.value(),
+                          .wall_time = wall_clock()});
+  }
+  return saved;
+}
+
+void TrainingRun::announce(const SaveMetrics& saved) {
+  if (progress_) progress_->clear();
+  if (speaks_first()) {
+    print_line(save_line(saved.iteration, saved.directory, position_of(training_.mesh())));
+  }
+  emit(saved);
 }
 
 void TrainingRun::save_between_steps() {
   try {
-    save();
+    announce(save());
   } catch (const Fault& fault) {
     if (fault.exit_code() != ExitCode::checkpoint) throw;
-    if (mesh_.rank() == 0) {
+    if (speaks_first()) {
       warn(
           "{} The checkpoint of iteration {} was not saved; training goes on and tries again after {} "
           "iterations",
-          fault.what(), state_.iteration, *args_.save_interval);
+          fault.what(), state().iteration, *args().save_interval);
     }
   }
 }
 
-void TrainingRun::save() {
-  const auto begin = std::chrono::steady_clock::now();
-  const std::filesystem::path path = save_model(*trainer_, {.directory = *args_.save,
-                                                            .iteration = state_.iteration,
-                                                            .texts = {config_json(), state_.to_json()},
-                                                            .optimizer = !args_.no_save_optim});
-  saved_iteration_ = state_.iteration;
-  emit(SaveMetrics{.iteration = state_.iteration,
-                   .directory = *args_.save,
-                   .seconds = seconds_since(begin),
-                   .bytes = open_checkpoint(path).bytes});
-}
-
-void TrainingRun::finish() {
-  static constexpr const char* reasons[] = {"finished", "exit-interval", "exit-duration", "signal"};
-  emit(EndMetrics{.iteration = state_.iteration,
+ExitCode TrainingRun::finish() {
+  // What was trained is safe before anything else can fail; it is told where Megatron-LM's log has it.
+  std::optional<SaveMetrics> saved;
+  if (args().save && state().iteration > first_iteration_ && !training_.is_saved()) saved = save();
+  const bool again = stop_reason_ == StopReason::signal || stop_reason_ == StopReason::autoresume;
+  if (!args().save && again && speaks_first()) {
+    warn("stopped by a signal, and nothing was saved: there is no --save");
+  }
+  if (stop_reason_ == StopReason::none) evaluate(Split::valid, "the end of training for val data");
+  if (saved) announce(*saved);
+  if (stop_reason_ == StopReason::none) evaluate(Split::test, "the end of training for test data");
+  if (stop_reason_ == StopReason::autoresume && speaks_first()) {
+    notice("autoresume: {} asked for the stop and is removed", autoresume_file().string());
+    std::filesystem::remove(autoresume_file());
+  }
+  static constexpr const char* reasons[] = {"finished", "exit-interval", "exit-duration", "autoresume",
+                                            "signal"};
+  emit(EndMetrics{.iteration = state().iteration,
                   .reason = reasons[static_cast<size_t>(stop_reason_)],
                   .seconds = seconds_since(start_)});
-  const std::filesystem::path directory = run_directory(args_);
-  if (!hub_ || directory.empty()) return;
-  hub_->flush();
-  write_report(directory / "metrics.jsonl", directory / "report.html");
+  const std::filesystem::path directory = run_directory(args());
+  if (hub_ && !directory.empty()) {
+    hub_->flush();
+    write_report(directory / "metrics.jsonl", directory / "report.html");
+  }
+  return again ? ExitCode::stopped : ExitCode::ok;
 }
 
 }  // namespace teratron

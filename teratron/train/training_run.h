@@ -1,4 +1,4 @@
-// One rank's whole run: model, data, counters and everything that is told about them.
+// The program's training loop over one rank's Training: evaluation, saves, exits, and everything that is told.
 #pragma once
 
 #include <chrono>
@@ -6,13 +6,12 @@
 #include <memory>
 #include <optional>
 
-#include "teratron/train/model_checkpoint.h"
 #include "teratron/train/progress.h"
-#include "teratron/train/run_data.h"
-#include "teratron/train/run_lock.h"
-#include "teratron/train/run_state.h"
+#include "teratron/train/progress_log.h"
 #include "teratron/train/signals.h"
 #include "teratron/train/sinks.h"
+#include "teratron/train/trace.h"
+#include "teratron/train/training.h"
 
 namespace teratron {
 
@@ -21,7 +20,8 @@ using StepObserver = std::function<bool(const StepMetrics&)>;
 class TrainingRun {
  public:
   /// `signals` are the process's: rank threads share them.
-  TrainingRun(const Arguments& args, const Mesh& mesh, const StopSignals& signals);
+  TrainingRun(const Arguments& args, const Mesh& mesh, const StopSignals& signals,
+              const Registry& registry = {});
 
   /// Resumes from --load. True when the training was already finished.
   bool load();
@@ -30,66 +30,53 @@ class TrainingRun {
   /// `observer` sees every step once its numbers are known; false ends the training in order, as an exit
   /// condition does (on all ranks, if on one).
   void on_step(StepObserver observer) { observer_ = std::move(observer); }
-  /// Evaluates --eval-iters steps of a split; `prefix` as Megatron logs it. Counters are left as they are.
-  void evaluate(Split split, const std::string& prefix);
-  void save();
-  void finish();
-  /// A signal ended the training.
-  bool stopped_by_signal() const { return stop_reason_ == StopReason::signal; }
-  /// An exit condition or a signal ended the training before its planned end.
-  bool stopped_early() const { return stop_reason_ != StopReason::none; }
-  const Arguments& args() const { return args_; }
-  const RunState& state() const { return state_; }
-  bool has(Split split) const { return data_->has(split); }
-  Trainer& trainer() { return *trainer_; }
-  bool saved_last_iteration() const { return saved_iteration_ == state_.iteration; }
+  /// After train(): final save, evaluation of both other splits, report. ExitCode::stopped when a signal or
+  /// autoresume ended the training.
+  ExitCode finish();
+  const Training& training() const { return training_; }
+  const RunState& state() const { return training_.state(); }
+  Trainer& trainer() { return training_.trainer(); }
 
  private:
   /// Ordered by urgency: ranks agree on the greatest.
-  enum class StopReason : uint8_t { none, interval, duration, signal };
-  /// A step that was issued but whose numbers the host has not read.
-  struct IssuedStep {
-    StepInFlight numbers;
-    StepMetrics metrics;
-  };
+  enum class StopReason : uint8_t { none, interval, duration, autoresume, signal };
 
-  /// --fresh: no later start may pick up what an earlier run has left in the directory.
-  void set_old_run_aside();
+  const Arguments& args() const { return training_.args(); }
+  bool speaks_first() const { return training_.mesh().rank() == 0; }
   void open_logs();
-  bool is_logging_rank() const { return mesh_.rank() == mesh_.world_size() - 1; }
-  int64_t train_iters() const;
-  std::string config_json() const;
   void emit(decltype(MetricsEvent::what) what);
   StopReason wish() const;
-  IssuedStep issue_step(BatchSource& source);
-  /// Reads a step's numbers: loss scale, NaN policy, stop agreement, metrics.
+  std::filesystem::path autoresume_file() const;
+  /// Reads a step's numbers: stop agreement, metrics.
   void absorb(IssuedStep step);
-  void check_finite(const StepNumbers& numbers, const StepMetrics& metrics) const;
+  /// What is due after the step whose numbers were just read.
+  void between_steps();
   void log_interval();
+  void report_memory() const;
+  /// Timers of all ranks go to the log; `timers` start from zero. Collective.
+  void report_timers(Timers& timers, int64_t iterations);
+  /// Evaluates --eval-iters steps of a split; `prefix` as Megatron logs it. Counters are left as they are.
+  void evaluate(Split split, const std::string& prefix);
+  SaveMetrics save();
+  void announce(const SaveMetrics& saved);
   /// A full disk does not end the training: it goes on, and the next interval tries again.
   void save_between_steps();
   bool must_read_now() const;
   bool at_interval(const std::optional<int64_t>& interval) const;
 
-  Arguments args_;
-  Mesh mesh_;
-  at::Device device_;
   std::chrono::steady_clock::time_point start_;
-  std::unique_ptr<Tokenizer> tokenizer_;
-  GPTConfig model_;
-  std::unique_ptr<RunLock> lock_;
-  std::unique_ptr<Trainer> trainer_;
-  std::unique_ptr<RunData> data_;
-  RunState state_;
-  BatchSchedule batches_;
+  double start_time_;  // wall clock, of the rank that started first
+  Training training_;
   const StopSignals& signals_;
   std::unique_ptr<MetricsHub> hub_;
   std::unique_ptr<IntervalMeter> meter_;
   std::unique_ptr<ProgressBar> progress_;
+  std::unique_ptr<ProgressLog> progress_log_;
+  std::unique_ptr<Trace> trace_;
   StopReason stop_reason_ = StopReason::none;
   StepObserver observer_;
-  bool seen_enough_ = false;  // the observer's wish to stop
-  int64_t saved_iteration_ = -1;
+  bool seen_enough_ = false;     // the observer's wish to stop
+  int64_t first_iteration_ = 0;  // done before this process
 };
 
 }  // namespace teratron

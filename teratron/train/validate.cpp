@@ -1,5 +1,8 @@
 #include "teratron/train/validate.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "teratron/tokenizer/tokenizer.h"
 
 namespace teratron {
@@ -22,8 +25,8 @@ void require_model(Validation& v, const std::string& program) {
 void require_training(Validation& v) {
   const Arguments& a = v.args;
   require(v, "micro_batch_size", "the samples of a rank in one forward pass");
-  if (!a.skip_train && !a.train_iters && !a.train_samples) {
-    v.reject("train_iters", "neither train_iters nor train_samples is set",
+  if (!a.skip_train && !a.train_iters && !a.train_samples && !a.num_train_epochs) {
+    v.reject("train_iters", "none of train_iters, train_samples and num_train_epochs is set",
              "Give --train-iters: the number of steps");
   }
   if (!a.skip_train) require(v, "lr", "the highest learning rate");
@@ -44,6 +47,12 @@ void fill_program_defaults(Validation& v, const std::string& program) {
     a.dataloader_type = "single";
     v.derived("dataloader_type");
   }
+}
+
+// A field that a bad value or a typing error left at its default makes others look wrong.
+bool follows_from(const Problem& problem, const std::vector<std::string>& unsettled) {
+  return std::any_of(unsettled.begin(), unsettled.end(),
+                     [&](const std::string& name) { return problem.what.find(name) != std::string::npos; });
 }
 
 }  // namespace
@@ -108,11 +117,17 @@ void finish(ParsedArguments& parsed, int64_t world_size, const FinishOptions& op
   check_batch(v);
   check_pipeline(v);
   check_schedule(v);
+  check_optimizer(v);
+  check_run(v);
   check_precision(v);
   check_data(v);
   check_tokenizer(v);
   check_generation(v);
-  if (!v.problems.empty()) throw UserError(ExitCode::config, std::move(v.problems));
+  std::vector<Problem> problems = std::exchange(parsed.problems, {});
+  for (Problem& problem : v.problems) {
+    if (!follows_from(problem, parsed.unsettled)) problems.push_back(std::move(problem));
+  }
+  if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
 }
 
 int64_t query_groups(const Arguments& args) {

@@ -43,6 +43,8 @@ void check_parallel(Validation& v, int64_t world_size);
 void check_batch(Validation& v);
 void check_pipeline(Validation& v);  // after check_batch: it needs the number of micro-batches
 void check_schedule(Validation& v);
+void check_optimizer(Validation& v);
+void check_run(Validation& v);
 void check_precision(Validation& v);
 void check_data(Validation& v);
 void check_tokenizer(Validation& v);

@@ -37,8 +37,7 @@ void check_interleaving(Validation& v, const PipelineLayout& layout) {
            "the interleaved schedule is impossible: " + problem,
            fmt::format("Use a multiple of {} micro-batches (global_batch_size / micro_batch_size / "
                        "data_parallel_size = {})",
-                       a.microbatch_group_size_per_vp_stage.value_or(layout.stages),
-                       *a.num_micro_batches));
+                       a.microbatch_group_size_per_vp_stage.value_or(layout.stages), *a.num_micro_batches));
 }
 
 }  // namespace

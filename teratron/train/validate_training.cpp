@@ -48,18 +48,31 @@ void check_counters(Validation& v) {
   if (a.train_iters && a.train_samples) {
     v.reject("train_samples", "train_iters and train_samples are both set", "Give one of them");
   }
+  if (a.num_train_epochs && (a.train_iters || a.train_samples)) {
+    v.reject(
+        "num_train_epochs",
+        fmt::format("num_train_epochs and {} are both set", a.train_iters ? "train_iters" : "train_samples"),
+        "Give one of them");
+  }
+  if (a.num_train_epochs && !a.rampup_batch_size.empty()) {
+    v.reject("num_train_epochs", "num_train_epochs counts steps of one size, but rampup_batch_size is set",
+             "Give --train-samples instead");
+  }
   const bool by_samples = a.train_samples.has_value();
   const auto reject = [&](std::string_view name) {
-    v.reject(name,
-             fmt::format("{} belongs to training by {}, but {} is set", name,
-                         by_samples ? "steps" : "samples", by_samples ? "train_samples" : "train_iters"),
-             by_samples ? "Use its twin that counts samples" : "Use its twin that counts steps");
+    v.reject(
+        name,
+        fmt::format("{} belongs to training by {}, but {} is set", name, by_samples ? "steps" : "samples",
+                    by_samples      ? "train_samples"
+                    : a.train_iters ? "train_iters"
+                                    : "num_train_epochs"),
+        by_samples ? "Use its twin that counts samples" : "Use its twin that counts steps");
   };
   if (by_samples) {
     if (a.lr_decay_iters) reject("lr_decay_iters");
     if (a.lr_warmup_iters) reject("lr_warmup_iters");
     if (a.lr_wsd_decay_iters) reject("lr_wsd_decay_iters");
-  } else if (a.train_iters) {
+  } else if (a.train_iters || a.num_train_epochs) {
     if (a.lr_decay_samples) reject("lr_decay_samples");
     if (a.lr_warmup_samples) reject("lr_warmup_samples");
     if (a.lr_wsd_decay_samples) reject("lr_wsd_decay_samples");
@@ -232,6 +245,71 @@ void check_schedule(Validation& v) {
   }
 }
 
+void check_optimizer(Validation& v) {
+  const Arguments& a = v.args;
+  const bool sgd = a.optimizer == "sgd";
+  for (const std::string_view name : {"adam_beta1", "adam_beta2", "adam_eps"}) {
+    if (sgd && v.chosen(name)) v.note(fmt::format("{} has no effect with --optimizer sgd", flag_of(name)));
+  }
+  if (!sgd && v.chosen("sgd_momentum")) v.note("--sgd-momentum has no effect without --optimizer sgd");
+  for (const std::string_view name : {"adam_beta1", "adam_beta2"}) {
+    if ((name == "adam_beta1" ? a.adam_beta1 : a.adam_beta2) < 1.0) continue;
+    v.reject(name, fmt::format("{} = 1 never lets a gradient in", name), "Use a value below 1");
+  }
+  if (a.decoupled_min_lr && !a.decoupled_lr)
+    v.note("--decoupled-min-lr has no effect without --decoupled-lr");
+  const double min_lr = a.decoupled_min_lr.value_or(a.min_lr);
+  if (a.decoupled_lr && min_lr > *a.decoupled_lr) {
+    v.reject("decoupled_lr",
+             fmt::format("{} = {} is above decoupled_lr = {}",
+                         a.decoupled_min_lr ? "decoupled_min_lr" : "min_lr", min_lr, *a.decoupled_lr),
+             "Raise decoupled_lr, or give a smaller --decoupled-min-lr");
+  }
+}
+
+void check_run(Validation& v) {
+  const Arguments& a = v.args;
+  if (a.adlr_autoresume && !a.save) {
+    v.reject("adlr_autoresume", "adlr_autoresume stops the run to be resumed, but there is no --save",
+             "Give --save, or leave it out");
+  }
+  for (const std::string_view name : {"adlr_autoresume_interval", "autoresume_file"}) {
+    if (!a.adlr_autoresume && v.chosen(name)) {
+      v.note(fmt::format("{} has no effect without --adlr-autoresume", flag_of(name)));
+    }
+  }
+  for (const std::string_view name : {"profile_step_start", "profile_step_end", "profile_ranks"}) {
+    if (!a.profile && v.chosen(name))
+      v.note(fmt::format("{} has no effect without --profile", flag_of(name)));
+  }
+  if (a.profile && a.profile_step_end <= a.profile_step_start) {
+    v.reject("profile_step_end",
+             fmt::format("profile_step_end = {} is not after profile_step_start = {}", a.profile_step_end,
+                         a.profile_step_start),
+             "Profile at least one step");
+  }
+  const bool has_directory = a.save || a.run_dir;
+  for (const std::string_view name : {"profile", "wandb_project"}) {
+    if (v.chosen(name) && !has_directory) {
+      v.reject(name, fmt::format("{} writes into the run directory, but there is none", name),
+               "Give --save or --run-dir");
+    }
+  }
+  for (const std::string_view name : {"wandb_exp_name", "wandb_save_dir"}) {
+    if (!a.wandb_project && v.chosen(name)) {
+      v.note(fmt::format("{} has no effect without --wandb-project", flag_of(name)));
+    }
+  }
+  if (a.tensorboard_dir) return;
+  for (const Field& field : arguments_schema().fields()) {
+    const bool only_there =
+        field.name.ends_with("_to_tensorboard") || field.name == "tensorboard_log_interval";
+    if (only_there && v.chosen(field.name)) {
+      v.note(fmt::format("{} has no effect without --tensorboard-dir", flag_of(field.name)));
+    }
+  }
+}
+
 void check_precision(Validation& v) {
   const Arguments& a = v.args;
   if (a.fp16 && a.bf16) v.reject("fp16", "fp16 and bf16 are both set", "Give one of them");
@@ -278,7 +356,8 @@ void check_data(Validation& v) {
   if (!a.load) {
     for (const std::string_view name :
          {"finetune", "no_load_optim", "ckpt_step", "exit_on_missing_checkpoint", "use_checkpoint_args"}) {
-      if (v.chosen(name)) v.note(fmt::format("{} has no effect without --load", flag_of(name)));
+      if (v.chosen(name) && !(a.pretrained_checkpoint && name != "ckpt_step"))
+        v.note(fmt::format("{} has no effect without --load", flag_of(name)));
     }
   }
 }

@@ -1,6 +1,7 @@
 """Each rule of tools/lint finds what it is for and leaves alone what only looks like it."""
 import importlib.machinery
 import importlib.util
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,8 @@ def test_excuse_needs_a_reason_and_the_rule():
 def test_reports_the_line_of_each_finding():
     text = "int f();\n\n// TODO: one\nvoid g(bool a, bool b);\n"
     assert [(line, rule) for line, rule, _ in lint.lint(CPP, text)] == [(3, "todo"), (4, "bool-pair")]
+
+
+def test_every_setting_with_an_effect_is_read():
+    found = subprocess.run([Path(__file__).parents[2] / "tools" / "unread_settings"], capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr

@@ -60,6 +60,7 @@ def test_tags_of_megatron(events):
 def test_text(events):
     texts = {tag: events.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in events.Tags()["tensors"]}
     assert "GPT, 10.6M parameters" in texts["run/text_summary"]
+    assert texts["wandb_exp_name/text_summary"] == "run one"
     assert texts["samples/text_summary"].startswith("**Once** upon \ufffd a")
     assert set(events.PluginTagToContent("text")) == set(texts)
 
@@ -70,7 +71,7 @@ def test_every_record_passes_the_crc(output):
     assert len(files) == 1
     loaded = list(loader.LegacyEventFileLoader(str(files[0])).Load())
     assert loaded[0].file_version == "brain.Event:2"
-    assert len(loaded) == 15
+    assert len(loaded) == 16
 
 
 def follow(output, folder, *arguments, modules=""):
@@ -95,6 +96,7 @@ class Run:
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("init") and "GPT, 10.6M parameters" in lines[0] and lines[-1] == "finish"
+    assert json.loads(lines[0][5:])["name"] == "run one", "as --wandb-exp-name said"
     logged = [json.loads(line[4:]) for line in lines if line.startswith("log")]
     assert [values["lm loss"] for values, step in logged if "lm loss" in values] == [4.0, 2.0, 1.0], \
         "a skipped step has no finite loss"

@@ -1,0 +1,22 @@
+# cmake --install: the program, libteratron (an archive per layer) with its headers, and what find_package(teratron) needs.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+get_property(layers GLOBAL PROPERTY TERATRON_LIBRARIES)
+list(APPEND layers teratron_tensorboard_proto)
+list(TRANSFORM layers REPLACE "(.+)" "lib\\1.a" OUTPUT_VARIABLE TERATRON_ARCHIVES)
+set(archive_folder ${CMAKE_INSTALL_LIBDIR}/teratron)
+install(TARGETS teratron RUNTIME)
+install(TARGETS ${layers} ARCHIVE DESTINATION ${archive_folder})
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/teratron DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+        FILES_MATCHING PATTERN "*.h" PATTERN "*.def")
+install(PROGRAMS ${CMAKE_SOURCE_DIR}/tools/wandb_follow.py DESTINATION ${CMAKE_INSTALL_DATADIR}/teratron)
+
+set(package ${CMAKE_INSTALL_LIBDIR}/cmake/teratron)
+configure_package_config_file(${CMAKE_SOURCE_DIR}/cmake/teratronConfig.cmake.in
+                              ${CMAKE_BINARY_DIR}/teratronConfig.cmake INSTALL_DESTINATION ${package}
+                              PATH_VARS archive_folder CMAKE_INSTALL_INCLUDEDIR)
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/teratronConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_BINARY_DIR}/teratronConfig.cmake ${CMAKE_BINARY_DIR}/teratronConfigVersion.cmake
+              ${CMAKE_SOURCE_DIR}/cmake/TeratronTorch.cmake
+        DESTINATION ${package})

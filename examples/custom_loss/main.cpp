@@ -1,0 +1,75 @@
+// A loss of one's own: samples in which keywords occur count for more. For code, say, that uses the libraries which one
+// wants a model to know well:
+//
+//   weight of a sample = 1 + alpha * (number of keyword tokens in it)
+//   loss = mean over the samples of weight * (mean loss of the sample's tokens)
+//
+//   custom_loss pretrain gpt FLAGS... --keywords plt pd sk fit predict --keyword-alpha 0.25
+#include <numeric>
+
+#include <ATen/ATen.h>
+
+#include "teratron/base/log.h"
+#include "teratron/cli/program.h"
+
+using teratron::MicroBatch;
+using teratron::Registry;
+using teratron::StepLoss;
+
+namespace {
+
+struct Settings {
+  std::vector<std::string> keywords = {"plt",  "pd",  "sk",  "fit",  "predict",
+                                       " plt", " pd", " sk", " fit", " predict"};
+  double alpha = 0.25;
+};
+
+class KeywordLoss : public teratron::TrainStep {
+ public:
+  KeywordLoss(std::vector<int64_t> keyword_ids, double alpha)
+      : keyword_ids_(std::move(keyword_ids)), alpha_(alpha) {}
+
+  std::vector<std::string> metric_names() const override { return {"keywords per sample"}; }
+
+  StepLoss loss(const at::Tensor& losses_SB, const MicroBatch& batch) override {
+    const at::Tensor mask_SB = batch.loss_mask_SB;
+    const at::Tensor loss_B = (losses_SB * mask_SB).sum(0) / mask_SB.sum(0).clamp_min(1.0);
+    at::Tensor keywords_B = at::zeros_like(loss_B);
+    for (const int64_t id : keyword_ids_) keywords_B += batch.tokens_SB.eq(id).sum(0);
+    const at::Tensor weight_B = 1.0 + alpha_ * keywords_B;
+    return {.loss = (weight_B * loss_B).sum(),
+            .count = at::full({}, loss_B.size(0), mask_SB.options()),
+            .metrics = {keywords_B.sum()}};
+  }
+
+ private:
+  std::vector<int64_t> keyword_ids_;
+  double alpha_;
+};
+
+// Keywords that are one token.
+std::vector<int64_t> ids_of(const std::vector<std::string>& keywords, const teratron::Tokenizer& tokenizer) {
+  std::vector<int64_t> found;
+  for (const std::string& keyword : keywords) {
+    std::vector<int32_t> ids;
+    tokenizer.encode(keyword, ids);
+    if (ids.size() == 1) found.push_back(ids[0]);
+  }
+  return found;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Settings settings;
+  const Registry registry = {
+      .fields = {teratron::own_field("keywords", &settings.keywords, "Words whose samples count for more"),
+                 teratron::own_field("keyword_alpha", &settings.alpha, "How much more per occurrence",
+                                     {.min = 0})},
+      .train_step = [&](const Registry::Run& run) {
+        const std::vector<int64_t> ids = ids_of(settings.keywords, run.tokenizer);
+        if (run.mesh.rank() == 0) teratron::print("keyword ids: {}", fmt::join(ids, " "));
+        return std::make_unique<KeywordLoss>(ids, settings.alpha);
+      }};
+  return teratron::main(argc, argv, registry);
+}

@@ -1,0 +1,84 @@
+"""The examples, built against the installed library as users build theirs, and run."""
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BINARY = os.environ.get("TERATRON_BINARY")
+pytestmark = pytest.mark.skipif(not BINARY, reason="TERATRON_BINARY names no built program")
+
+TINY = """--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 16 --max-position-embeddings 16
+    --micro-batch-size 2 --global-batch-size 4 --lr 1e-2 --train-iters 20 --eval-interval 10 --eval-iters 2
+    --log-interval 5 --device cpu --num-threads 1 --tokenizer-type NullTokenizer --vocab-size 30 --mock-data""".split()
+
+
+def run(*command, code=0, **more):
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=900, **more)
+    assert done.returncode == code, f"{command}: {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    prefix = tmp_path_factory.mktemp("installed")
+    build = Path(BINARY).resolve().parents[2]
+    run("cmake", "--install", build, "--prefix", prefix)
+    assert (prefix / "bin" / "teratron").exists() and (prefix / "include" / "teratron" / "train" / "training.h").exists()
+    return prefix
+
+
+@pytest.fixture(scope="module")
+def built(installed, tmp_path_factory):
+    def build(name):
+        folder = tmp_path_factory.mktemp(name)
+        run("cmake", "-S", ROOT / "examples" / name, "-B", folder, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={installed}")
+        run("cmake", "--build", folder)
+        return folder / name
+    return build
+
+
+def losses(output):
+    return [float(loss) for loss in re.findall(r" lm loss: (\S+) \|", output)]
+
+
+def test_custom_loss(built, tmp_path):
+    program = built("custom_loss")
+    heavy = run(program, "pretrain", "gpt", *TINY, "--keywords", "3", "5 6", "--keyword-alpha", "10")
+    assert "keyword ids: 3\n" in heavy, "5 6 is two tokens"
+    assert re.search(r"  keyword_alpha \.+ 10\.0\n", heavy)
+    counts = [float(count) for count in re.findall(r"keywords per sample: (\S+) \|", heavy)]
+    assert len(counts) == 4 and 0.2 < sum(counts) / 4 < 1.2, "16 tokens of 30 kinds hold 16 / 30 on average"
+    light = run(program, "pretrain", "gpt", *TINY, "--keyword-alpha", "0")
+    plain = run(BINARY, "pretrain", "gpt", *TINY)
+    assert losses(light) == pytest.approx(losses(plain), rel=1e-4), "without weights it is the usual loss"
+    assert losses(heavy)[0] > 2 * losses(plain)[0]
+    assert "--keyword-alpha" in run(program, "pretrain", "gpt", "--help")
+    run(program, "pretrain", "gpt", *TINY, "--keyword-alpha", "-1", code=2)
+    assert "teratron" in run(program, "--version")
+
+
+def test_own_loop(built, tmp_path):
+    program = built("own_loop")
+    folder = ["--save", tmp_path / "run", "--load", tmp_path / "run"]
+    output = run(program, *TINY, *folder)
+    lines = re.findall(r"step (\d+) of 20: batch 4, training loss (\S+), validation loss (\S+), accuracy (\S+)", output)
+    assert [line[0] for line in lines] == ["10", "20"]
+    assert float(lines[1][2]) < float(lines[0][2]) and 0 <= float(lines[1][3]) <= 1
+    again = run(program, *TINY, *folder, "--train-iters", "30", "--override-opt-param-scheduler")
+    assert "at iteration 20" in again and "step 30 of 30" in again
+
+
+def test_script_of_the_345m_model(tmp_path):
+    """Its flags are understood; the data set is not there."""
+    variables = {"CHECKPOINT_PATH": str(tmp_path / "checkpoints"), "VOCAB_FILE": "none.json", "MERGE_FILE": "none.txt",
+                 "DATA_PATH": str(tmp_path / "data"), "TERATRON": BINARY}
+    done = subprocess.run([ROOT / "examples" / "pretrain_gpt.sh", "--bf16", "--fp16=false"], capture_output=True,
+                          text=True, env={**os.environ, **variables})
+    assert done.returncode == 3 and "none.json" in done.stderr, done.stderr
+    del variables["VOCAB_FILE"]
+    done = subprocess.run([ROOT / "examples" / "pretrain_gpt.sh"], capture_output=True, text=True,
+                          env={**os.environ, **variables})
+    assert done.returncode != 0 and "VOCAB_FILE" in done.stderr
