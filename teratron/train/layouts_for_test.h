@@ -77,6 +77,10 @@ Gradients gradients_of(const GPTConfig& config, const Layout& layout, const Test
 /// Relative Frobenius error of every gradient and relative error of loss and norm, all below `bound`.
 void expect_same(const Gradients& actual, const Gradients& expected, double bound);
 
+/// The layout against one rank: in fp64 below 1e-12, in fp32 below 1e-5. A model that magnifies rounding may have a few
+/// times the error that one rank's own rounding makes in fp32 (in fp64: that times 2^-29).
+void expect_twins(const GPTConfig& config, const Layout& layout, const TestData& data);
+
 /// A model and a layout that fits it, drawn at random; at most `ranks` ranks.
 struct RandomCase {
   GPTConfig config;
