@@ -93,10 +93,11 @@ def test_kill_while_saving_loses_nothing(tmp_path, unbroken):
     each(POINTS, check, tmp_path)
 
 
-def test_kill_between_the_saves_of_fresh_and_old(tmp_path, unbroken):
-    """Under --fresh a new checkpoint takes the place of an old one of the same iteration in one exchange."""
+def test_kill_between_the_saves_of_new_and_old(tmp_path, unbroken):
+    """Without --load a new checkpoint takes the place of an old one of the same iteration in one exchange."""
     run = shutil.copytree(unbroken, tmp_path / "run")
-    train(*kept(run, 9, 3), "--fresh", "--seed", "4", code=-signal.SIGKILL, fault="ckpt.exchanged@step=3:kill")
+    without_load = kept(run, 9, 3)[:-2]
+    train(*without_load, "--seed", "4", code=-signal.SIGKILL, fault="ckpt.exchanged@step=3:kill")
     assert not all(a.equal(b) for a, b in zip(weights(run, 3).values(), weights(unbroken, 3).values()))
     assert_bitwise(weights(run, 9), weights(unbroken, 9))
 

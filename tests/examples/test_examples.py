@@ -51,7 +51,7 @@ def test_custom_loss(built, tmp_path):
     assert re.search(r"  keyword_alpha \.+ 10\.0\n", heavy)
     counts = [float(count) for count in re.findall(r"keywords per sample: (\S+) \|", heavy)]
     assert len(counts) == 4 and 0.2 < sum(counts) / 4 < 1.2, "16 tokens of 30 kinds hold 16 / 30 on average"
-    light = run(program, "pretrain", "gpt", *TINY, "--keyword-alpha", "0")
+    light = run(program, "pretrain", "gpt", *TINY, "--keywords", "3", "--keyword-alpha", "0")
     plain = run(BINARY, "pretrain", "gpt", *TINY)
     assert losses(light) == pytest.approx(losses(plain), rel=1e-4), "without weights it is the usual loss"
     assert losses(heavy)[0] > 2 * losses(plain)[0]
