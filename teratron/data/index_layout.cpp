@@ -101,12 +101,16 @@ IndexLayout read_legacy(const InputFile& idx, const Header& header, DataModes mo
   return layout;
 }
 
+constexpr const char* kDamagedFix =
+    "The file is damaged or not an indexed dataset; restore it or run preprocess again";
+
 }  // namespace
 
 Dtype dtype_of_index_code(uint64_t code, const std::string& where) {
   if (code < 1 || code > kCodes.size()) {
-    throw data_error(
-        {.what = fmt::format("unknown element code {} (1 to 8 are known)", code), .where = where});
+    throw data_error({.what = fmt::format("unknown element code {} (1 to 8 are known)", code),
+                      .where = where,
+                      .fix = kDamagedFix});
   }
   return kCodes[code - 1];
 }
@@ -118,10 +122,7 @@ uint8_t index_code_of(Dtype dtype) {
 }
 
 UserError damaged_dataset(const InputFile& file, std::string what) {
-  return data_error(
-      {.what = std::move(what),
-       .where = printable(file.path(), 1000),
-       .fix = "The file is damaged or not an indexed dataset; restore it or run preprocess again"});
+  return data_error({.what = std::move(what), .where = printable(file.path(), 1000), .fix = kDamagedFix});
 }
 
 IndexLayout read_index_layout(const InputFile& idx, DataModes modes) {
