@@ -103,7 +103,12 @@ void write_logits(GPT& model, const std::vector<std::vector<int64_t>>& sequences
     writer.write(logits.const_data_ptr<float>(), logits.numel() * static_cast<int64_t>(sizeof(float)));
   }
   writer.finish();
-  std::filesystem::rename(partial, path);
+  std::filesystem::rename(partial, path, failure);
+  if (failure) {
+    throw config_error({.what = "the output cannot be written: " + failure.message(),
+                        .where = path,
+                        .fix = "Check --output"});
+  }
 }
 
 }  // namespace

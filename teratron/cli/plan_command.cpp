@@ -107,6 +107,12 @@ double layer_activations(const Arguments& a, const GPTConfig& config, int64_t la
   return static_cast<double>(recomputed) * input + static_cast<double>(layers - recomputed) * whole;
 }
 
+// Moments, and master weights where the model computes in half precision.
+double optimizer_bytes_per_parameter(const Arguments& a) {
+  const double moments = a.optimizer == "adam" ? 8.0 : a.sgd_momentum > 0.0 ? 4.0 : 0.0;
+  return moments + (a.bf16 || a.fp16 ? 4.0 : 0.0);
+}
+
 RankSizes rank_sizes(const Arguments& a, const GPTConfig& config, const PipelineLayout& layout,
                      int64_t stage) {
   const std::vector<StageSpec> chunks = layout.of_stage(stage);
@@ -117,7 +123,7 @@ RankSizes rank_sizes(const Arguments& a, const GPTConfig& config, const Pipeline
   RankSizes sizes{.parameters = parameters,
                   .weights = count * (half ? 2.0 : 4.0),
                   .gradients = count * 4.0,
-                  .optimizer = count * (half ? 12.0 : 8.0) / shares};
+                  .optimizer = count * optimizer_bytes_per_parameter(a) / shares};
   double all = 0.0;
   for (const StageSpec& chunk : chunks) all += layer_activations(a, config, chunk.layers);
   const int64_t kept = activations_by_formula(stage, schedule_shape(a, layout, *a.num_micro_batches));

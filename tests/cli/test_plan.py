@@ -55,3 +55,18 @@ def test_bad_words_are_configuration_errors():
 def test_uneven_stages_are_shown():
     result = plan("gpt", *MODEL, "--pp", "4", "--pipeline-model-parallel-layout", "Et*5|t*7|t*7|t*5,L")
     assert "5-11" in result.stdout and "19-23 loss" in result.stdout
+
+
+def test_the_optimizer_decides_its_memory():
+    """Four bytes a moment, and four for the masters of half precision; here in weights of four bytes."""
+    def columns(*flags):
+        rows = [line.split() for line in plan("gpt", *MODEL, *flags).stdout.splitlines()]
+        return next(row for row in rows if len(row) > 6 and row[0] == "0" and row[1].isdigit() and int(row[1]) > 1000)
+
+    fp32 = columns()
+    weights = float(fp32[2])
+    memory = lambda *flags: float(columns(*flags)[4])
+    assert abs(float(fp32[4]) - 2 * weights) < 0.01
+    assert abs(memory("--optimizer", "sgd") - weights) < 0.01
+    assert memory("--optimizer", "sgd", "--sgd-momentum", "0") == 0
+    assert abs(memory("--optimizer", "sgd", "--bf16") - 2 * weights) < 0.01
