@@ -46,15 +46,25 @@ void run_over_sockets(int64_t ranks, const std::function<void(World&)>& body,
   }
   std::mutex mutex;
   std::exception_ptr first;
+  const auto keep = [&](std::exception_ptr exception) {
+    const std::lock_guard lock(mutex);
+    if (!first) first = std::move(exception);
+  };
   const auto run = [&](int64_t rank) {
     try {
       const auto process = std::make_shared<ProcessRanks>(
           connect_sockets({rank, places.addresses}, std::move(listeners[rank]), timeout), timeout);
       const auto world = process_world(process);
-      run_as_process(*process, [&] { body(*world); });
+      run_as_process(*process, [&] {
+        try {
+          body(*world);
+        } catch (...) {
+          keep(std::current_exception());  // before the peers hear of it and fail too
+          throw;
+        }
+      });
     } catch (...) {
-      const std::lock_guard lock(mutex);
-      if (!first) first = std::current_exception();
+      keep(std::current_exception());
     }
   };
   std::vector<std::thread> threads;

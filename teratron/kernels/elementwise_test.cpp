@@ -19,7 +19,7 @@ at::Tensor formula(const at::Tensor& z, Activation kind) {
     case Activation::squared_relu:
       return at::clamp_min(z, 0).pow(2);
     case Activation::relu:
-      return at::clamp_min(z, 0);
+      return at::relu(z);  // whose derivative at 0 is 0, clamp_min's is 1
     case Activation::silu:
       return z / (1 + at::exp(-z));
     case Activation::swiglu:
