@@ -12,6 +12,8 @@
 #include "teratron/base/log.h"
 #include "teratron/cli/build_info.h"
 #include "teratron/cli/command_line.h"
+#include "teratron/comm/mpi_wire.h"
+#include "teratron/comm/nccl_world.h"
 #include "teratron/train/device.h"
 
 namespace teratron {
@@ -32,7 +34,10 @@ int env_command(std::span<const std::string> args) {
   print("teratron      {}", TERATRON_VERSION);
   print("built         {}, {}", TERATRON_BUILD_TYPE, TERATRON_COMPILER);
   print("GPU kernels   {}", TERATRON_GPU_KERNELS);
-  print("libtorch      {}", TORCH_VERSION);
+  print("torch         {}", TORCH_VERSION);
+  for (const auto& [name, version] : gpu_libraries()) print("{:<14}{}", name, version);
+  if (const std::optional<std::string> nccl = nccl_version()) print("NCCL          {}", *nccl);
+  print("MPI           {}", mpi_version().value_or("none (jobs start by `teratron launch` or torchrun)"));
   print("system        {}", operating_system());
   print("CPU           {} cores, {} threads in use, {}", std::thread::hardware_concurrency(),
         at::get_num_threads(), at::get_cpu_capability());

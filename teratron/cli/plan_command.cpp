@@ -5,8 +5,10 @@
 #include "teratron/base/log.h"
 #include "teratron/comm/rank_grid.h"
 #include "teratron/pipeline/schedule.h"
+#include "teratron/train/checkpoint_settings.h"
 #include "teratron/train/model_setup.h"
 #include "teratron/train/pipeline_setup.h"
+#include "teratron/train/rank_memory.h"
 
 namespace teratron {
 
@@ -63,74 +65,6 @@ int64_t replica_size(const Arguments& a) {
   return ranks;
 }
 
-// Of the tokenizer, unless the padded size makes it superfluous.
-int64_t vocabulary_size(const Arguments& args) {
-  if (args.vocab_size) return *args.vocab_size;
-  if (args.padded_vocab_size) return *args.padded_vocab_size;
-  return build_tokenizer(tokenizer_options(args))->vocab_size();
-}
-
-struct RankSizes {
-  int64_t parameters = 0;
-  double weights = 0.0;  // bytes
-  double gradients = 0.0;
-  double optimizer = 0.0;
-  double activations = 0.0;
-};
-
-// Counts the parameters of a rank of this stage by building it without memory.
-int64_t count_parameters(const GPTConfig& config, const std::vector<StageSpec>& chunks, int64_t tp) {
-  ParameterSet set({.device = at::kMeta});
-  const TensorParallel parallel{.group = {.rank = 0, .size = tp}};
-  for (const StageSpec& chunk : chunks) {
-    const GPT part(set, config, chunk, parallel);
-  }
-  return set.numel();
-}
-
-// Bytes of activations that the layers of a stage keep for one micro-batch, with fused attention: 34 s b h a layer in
-// 16 bits, of which the 10 outside the parallel regions are cut by sequence parallelism alone (Korthikanti et al. 2022);
-// where layers are recomputed, the input of each unit.
-double layer_activations(const Arguments& a, const GPTConfig& config, int64_t layers) {
-  const auto tp = static_cast<double>(a.tensor_model_parallel_size);
-  const double bytes = static_cast<double>(*a.seq_length * *a.micro_batch_size) *
-                       static_cast<double>(config.hidden) * (a.bf16 || a.fp16 ? 1.0 : 2.0);
-  const double whole = bytes * ((a.sequence_parallel ? 10.0 / tp : 10.0) + 24.0 / tp);
-  const RecomputeConfig& recompute = config.recompute;
-  const double input = 2.0 * bytes / (a.sequence_parallel || recompute.distribute_inputs ? tp : 1.0);
-  if (recompute.granularity != RecomputeConfig::Granularity::layers)
-    return static_cast<double>(layers) * whole;
-  if (recompute.method == RecomputeConfig::Method::uniform) {
-    return static_cast<double>((layers + recompute.layers - 1) / recompute.layers) * input;
-  }
-  const int64_t recomputed = std::min(layers, recompute.layers);
-  return static_cast<double>(recomputed) * input + static_cast<double>(layers - recomputed) * whole;
-}
-
-// Moments, and master weights where the model computes in half precision.
-double optimizer_bytes_per_parameter(const Arguments& a) {
-  const double moments = a.optimizer == "adam" ? 8.0 : a.sgd_momentum > 0.0 ? 4.0 : 0.0;
-  return moments + (a.bf16 || a.fp16 ? 4.0 : 0.0);
-}
-
-RankSizes rank_sizes(const Arguments& a, const GPTConfig& config, const PipelineLayout& layout,
-                     int64_t stage) {
-  const std::vector<StageSpec> chunks = layout.of_stage(stage);
-  const bool half = a.bf16 || a.fp16;
-  const int64_t parameters = count_parameters(config, chunks, a.tensor_model_parallel_size);
-  const auto count = static_cast<double>(parameters);
-  const double shares = a.use_distributed_optimizer ? static_cast<double>(*a.data_parallel_size) : 1.0;
-  RankSizes sizes{.parameters = parameters,
-                  .weights = count * (half ? 2.0 : 4.0),
-                  .gradients = count * 4.0,
-                  .optimizer = count * optimizer_bytes_per_parameter(a) / shares};
-  double all = 0.0;
-  for (const StageSpec& chunk : chunks) all += layer_activations(a, config, chunk.layers);
-  const int64_t kept = activations_by_formula(stage, schedule_shape(a, layout, *a.num_micro_batches));
-  sizes.activations = all * static_cast<double>(kept) / static_cast<double>(layout.chunks);
-  return sizes;
-}
-
 std::string layers_text(const std::vector<StageSpec>& chunks) {
   std::vector<std::string> parts;
   for (const StageSpec& chunk : chunks) {
@@ -145,16 +79,15 @@ std::string layers_text(const std::vector<StageSpec>& chunks) {
 }
 
 void print_stages(const Arguments& a, const PipelineLayout& layout) {
-  const GPTConfig config = gpt_config(a, vocabulary_size(a));
-  constexpr double gib = 1024.0 * 1024.0 * 1024.0;
+  const GPTConfig config = planned_model(a);
   print("A rank of each pipeline stage, memory in GiB (activations are estimated):");
   print("  {:>5}  {:>14}  {:>8}  {:>9}  {:>9}  {:>11}  {:>8}  layers", "stage", "parameters", "weights",
         "gradients", "optimizer", "activations", "sum");
   for (int64_t stage = 0; stage < layout.stages; ++stage) {
-    const RankSizes s = rank_sizes(a, config, layout, stage);
+    const RankMemory s = rank_memory(a, config, stage);
     print("  {:>5}  {:>14}  {:>8.3f}  {:>9.3f}  {:>9.3f}  {:>11.3f}  {:>8.3f}  {}", stage, s.parameters,
-          s.weights / gib, s.gradients / gib, s.optimizer / gib, s.activations / gib,
-          (s.weights + s.gradients + s.optimizer + s.activations) / gib, layers_text(layout.of_stage(stage)));
+          s.weights / gib, s.gradients / gib, s.optimizer / gib, s.activations / gib, s.sum() / gib,
+          layers_text(layout.of_stage(stage)));
   }
 }
 
@@ -209,14 +142,16 @@ void print_help() {
 
 int plan_command(std::span<const std::string> args) {
   const PlanOptions options = read_options(args);
-  ParsedArguments parsed = parse_arguments("pretrain gpt", options.flags);
+  ParsedArguments parsed = parse_arguments("pretrain gpt", options.flags, {.defer_problems = true});
   if (parsed.help) {
     print_help();
     return 0;
   }
   const Arguments& a = parsed.args;
+  use_checkpoint_args(parsed);
   const bool schedule_alone = options.show_schedule && !a.num_layers;
   if (schedule_alone) {
+    if (!parsed.problems.empty()) throw UserError(ExitCode::config, parsed.problems);
     print_schedule(a);
     return 0;
   }

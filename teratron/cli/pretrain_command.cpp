@@ -60,6 +60,9 @@ ExitCode run_rank(const Order& order, World& world, const StopSignals& signals, 
   const Mesh everyone({}, world);
   const Agreement agreement = agree_on(order.instructions(), *everyone.world().communicator);
   if (!agreement.agreed) return agreement.code;
+  if (world.rank() == 0) {
+    for (const std::string& line : order.parsed.notices) notice_line(line);
+  }
   if (order.parsed.args.num_threads) at::set_num_threads(static_cast<int>(*order.parsed.args.num_threads));
   return work(order.parsed, world, signals);
 }

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include <ATen/Parallel.h>
-#include <c10/util/Exception.h>
 
 #include "teratron/base/error.h"
 #include "teratron/base/fault_point.h"
@@ -27,6 +26,7 @@
 #include "teratron/cli/preprocess_command.h"
 #include "teratron/cli/pretrain_command.h"
 #include "teratron/cli/tokenizer_command.h"
+#include "teratron/comm/torch_fault.h"
 #include "teratron/train/pretrain.h"
 
 namespace teratron {
@@ -87,16 +87,6 @@ int failed(ExitCode code, std::string_view message) {
   return static_cast<int>(code);
 }
 
-// What libtorch throws: memory, the device, or something we did not foresee. Its stack trace is for us, not users.
-int failed(const c10::Error& error) {
-  const std::string message = error.what_without_backtrace();
-  const bool host_memory = message.find("DefaultCPUAllocator") != std::string::npos;
-  if (host_memory || dynamic_cast<const c10::OutOfMemoryError*>(&error)) {
-    return failed(ExitCode::out_of_memory, message);
-  }
-  return failed(ExitCode::retryable, message);
-}
-
 // Runs `work`; whatever it throws becomes a message and an exit code.
 int guarded(const std::function<int()>& work) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is an error of write(), not a death
@@ -112,7 +102,8 @@ int guarded(const std::function<int()>& work) {
   } catch (const Fault& fault) {
     return failed(fault.exit_code(), fault.what());
   } catch (const c10::Error& error) {
-    return failed(error);
+    const Fault fault = to_fault(error);
+    return failed(fault.exit_code(), fault.what());
   } catch (const std::bad_alloc&) {
     return failed(ExitCode::out_of_memory, "out of host memory");
   } catch (const std::exception& error) {
@@ -132,10 +123,7 @@ int run_loop(int argc, char** argv, const Loop& loop, const Registry& registry) 
   return guarded([&] {
     return run_job(args, registry, [&](const ParsedArguments& parsed, World& world, const StopSignals&) {
       const Mesh mesh(mesh_options(parsed.args), world);
-      if (mesh.rank() == 0) {
-        for (const std::string& line : parsed.notices) notice_line(line);
-        print_line(dump(parsed));
-      }
+      if (mesh.rank() == 0) print_line(dump(parsed));
       Training training(parsed.args, mesh, registry);
       loop(training);
       return ExitCode::ok;

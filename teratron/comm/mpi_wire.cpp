@@ -8,6 +8,7 @@ namespace teratron {
 namespace {
 
 using Join = Wire* (*)();
+using Version = void (*)(char* text, size_t capacity);
 
 /// MPI loads plugins that look for its symbols among the global ones. It is never unloaded.
 void* library() {
@@ -18,6 +19,15 @@ void* library() {
 
 bool mpi_is_available() {
   return library() != nullptr;
+}
+
+std::optional<std::string> mpi_version() {
+  void* handle = library();
+  void* symbol = handle ? dlsym(handle, "teratron_mpi_version") : nullptr;
+  if (!symbol) return std::nullopt;
+  std::string text(200, '\0');
+  reinterpret_cast<Version>(symbol)(text.data(), text.size());
+  return text.substr(0, text.find_first_of(std::string_view(",\n\0", 3)));
 }
 
 std::unique_ptr<Wire> join_mpi() {

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "teratron/comm/wire.h"
 
@@ -10,6 +12,8 @@ namespace teratron {
 
 /// Whether the shared object and the MPI that it needs can be loaded.
 bool mpi_is_available();
+/// As the library names itself, "Open MPI v4.1.4"; nothing where it cannot be loaded.
+std::optional<std::string> mpi_version();
 /// Joins the job that this process was started in (MPI_Init). Throws Fault with the loader's or MPI's words.
 std::unique_ptr<Wire> join_mpi();
 

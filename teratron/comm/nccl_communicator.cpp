@@ -91,7 +91,9 @@ NcclChannel& NcclCommunicator::main_channel() {
 void NcclCommunicator::make_ring() {
   const int64_t n = size();
   const int64_t next = (rank() + 1) % n, previous = (rank() + n - 1) % n;
-  const auto all = hosts_->all_gather_bytes(to_bytes(new_channel_id()) + to_bytes(new_channel_id()));
+  // Of two ranks each is the other's next and previous.
+  const std::string second = n == 2 ? "" : to_bytes(new_channel_id());
+  const auto all = hosts_->all_gather_bytes(to_bytes(new_channel_id()) + second);
   std::vector<NcclChannel::Plan> plans;
   const std::set<int64_t> neighbours = {next, previous};  // the same rank where there are two
   for (const int64_t peer : neighbours) {

@@ -118,6 +118,12 @@ class NcclWorld final : public World {
 
 }  // namespace
 
+std::optional<std::string> nccl_version() {
+  int version = 0;
+  if (ncclGetVersion(&version) != ncclSuccess) return "unknown";
+  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
+
 std::unique_ptr<World> nccl_world(std::shared_ptr<ProcessRanks> ranks, NcclOptions options) {
   return std::make_unique<NcclWorld>(std::move(ranks), std::move(options));
 }

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "teratron/base/error.h"
 #include "teratron/comm/communicator.h"
@@ -15,6 +16,9 @@ struct NcclOptions {
   int gpu = 0;
   std::function<void(const Fault&)> on_stuck;  // see WorldOptions
 };
+
+/// "2.28.9" of the library in use; nothing in a build without CUDA.
+std::optional<std::string> nccl_version();
 
 /// A World over tensors of GPU `gpu`, which becomes the current device. Tensors on the CPU go over the
 /// messages of `ranks`, as barriers and bytes do: barrier() waits for hosts, not for what is queued on GPUs.

@@ -2,6 +2,10 @@
 
 namespace teratron {
 
+std::optional<std::string> nccl_version() {
+  return std::nullopt;
+}
+
 std::unique_ptr<World> nccl_world(std::shared_ptr<ProcessRanks>, NcclOptions) {
   throw config_error({.what = "this program was built without CUDA, so there is no NCCL",
                       .where = "backend",

@@ -1,6 +1,7 @@
 // The shared object behind mpi_wire.h. All calls of MPI come from one thread of the wire, which needs the
 // least of an MPI library: it is MPI's main thread.
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -165,4 +166,12 @@ class MpiWire final : public Wire {
 extern "C" __attribute__((visibility("default"))) teratron::Wire* teratron_join_mpi() {
   auto wire = std::make_unique<teratron::MpiWire>();
   return wire->good() ? wire.release() : nullptr;
+}
+
+/// Writes at most `capacity` characters.
+extern "C" __attribute__((visibility("default"))) void teratron_mpi_version(char* text, size_t capacity) {
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> whole{};
+  int length = 0;
+  MPI_Get_library_version(whole.data(), &length);
+  std::copy_n(whole.data(), std::min(capacity, whole.size()), text);
 }

@@ -2,11 +2,11 @@
 
 #include <new>
 
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include "teratron/base/error.h"
 #include "teratron/comm/process_communicator.h"
+#include "teratron/comm/torch_fault.h"
 
 namespace teratron {
 namespace {
@@ -43,11 +43,9 @@ void run_as_process(ProcessRanks& ranks, const std::function<void()>& body) {
   } catch (const Fault& fault) {
     fail(fault.what(), fault.exit_code());
     throw;
-  } catch (const c10::OutOfMemoryError& error) {
-    fail(error.what_without_backtrace(), ExitCode::out_of_memory);
-    throw;
   } catch (const c10::Error& error) {
-    fail(error.what_without_backtrace(), ExitCode::retryable);
+    const Fault fault = to_fault(error);
+    fail(fault.what(), fault.exit_code());
     throw;
   } catch (const std::bad_alloc&) {
     fail("out of host memory", ExitCode::out_of_memory);

@@ -7,22 +7,18 @@
 #include "teratron/base/error.h"
 #include "teratron/comm/thread_world.h"
 #include "teratron/generate/generator.h"
+#include "teratron/model/small_config_for_test.h"
 
 namespace teratron {
 namespace {
 
 GPTConfig config() {
-  return {.layers = 2,
-          .hidden = 16,
-          .ffn_hidden = 32,
-          .heads = 4,
-          .query_groups = 2,
-          .kv_channels = 4,
-          .vocabulary = 37,
-          .padded_vocabulary = 40,
-          .max_positions = 24,
-          .position = PositionEmbedding::rope,
-          .init_std = 0.3};
+  GPTConfig config = small_config();
+  config.layers = 2;
+  config.max_positions = 24;
+  config.position = PositionEmbedding::rope;
+  config.init_std = 0.3;
+  return config;
 }
 
 std::vector<int32_t> text_of(int64_t tp, const GenerationOptions& options) {

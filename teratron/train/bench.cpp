@@ -24,8 +24,7 @@ class StepClock {
   bool operator()(const StepMetrics& step) {
     const Clock::time_point now = Clock::now();
     if (profiling_) return profile_step();
-    if (result_.seconds.empty() && !warm(now)) return true;
-    if (!last_) return start_timing(now, step);
+    if (!last_) return !warm(now) || start_timing(now, step);
     result_.seconds.push_back(std::chrono::duration<double>(now - *last_).count());
     result_.final_loss = step.losses.front().second;
     last_ = now;
@@ -40,7 +39,7 @@ class StepClock {
 
  private:
   bool warm(Clock::time_point now) const {
-    return last_ || std::chrono::duration<double>(now - begin_).count() >= options_.warm_up_seconds;
+    return std::chrono::duration<double>(now - begin_).count() >= options_.warm_up_seconds;
   }
 
   bool start_timing(Clock::time_point now, const StepMetrics& step) {
@@ -73,10 +72,9 @@ class StepClock {
 
 }  // namespace
 
-std::optional<BenchResult> bench(const ParsedArguments& parsed, World& world, const BenchOptions& options) {
-  const Arguments& args = parsed.args;
+std::optional<BenchResult> bench(const Arguments& args, World& world, const StopSignals& signals,
+                                 const BenchOptions& options) {
   const Mesh mesh(mesh_options(args), world);
-  const StopSignals signals;
   TrainingRun run(args, mesh, signals);
   const at::Device device = choose_device(args);
   BenchResult result{.name = options.name,

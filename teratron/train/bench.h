@@ -14,6 +14,7 @@
 
 namespace teratron {
 
+class StopSignals;
 class World;
 
 struct BenchOptions {
@@ -41,7 +42,8 @@ struct BenchResult {
 };
 
 /// Runs on every rank; the result is the last rank's, empty on the others.
-std::optional<BenchResult> bench(const ParsedArguments& parsed, World& world, const BenchOptions& options);
+std::optional<BenchResult> bench(const Arguments& args, World& world, const StopSignals& signals,
+                                 const BenchOptions& options);
 
 /// A table for people, and one JSON object for scripts.
 std::string to_string(const BenchResult& result);

@@ -51,8 +51,13 @@ std::span<const BenchShape> bench_shapes() {
   return shapes;
 }
 
+std::string bench_shape_names() {
+  std::string names;
+  for (const BenchShape& shape : shapes) names += fmt::format("{}{}", names.empty() ? "" : ", ", shape.name);
+  return names;
+}
+
 std::vector<std::string> shape_flags(std::string_view name) {
-  std::string known;
   for (const BenchShape& shape : shapes) {
     if (shape.name == name) {
       std::vector<std::string> words;
@@ -60,11 +65,10 @@ std::vector<std::string> shape_flags(std::string_view name) {
       append_words(words, shape.flags);
       return words;
     }
-    known += fmt::format("{}{}", known.empty() ? "" : ", ", shape.name);
   }
   throw config_error({.what = fmt::format("'{}' is no shape", printable(name)),
                       .where = "--shape",
-                      .fix = "Use one of: " + known});
+                      .fix = "Use one of: " + bench_shape_names()});
 }
 
 }  // namespace teratron

@@ -14,6 +14,8 @@ struct BenchShape {
 };
 
 std::span<const BenchShape> bench_shapes();
+/// Their names, separated by commas.
+std::string bench_shape_names();
 
 /// The shape's flags after those common to all: mock data, no dropout. Throws UserError(config) for an
 /// unknown name.

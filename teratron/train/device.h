@@ -3,6 +3,8 @@
 
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <ATen/ATen.h>
 
@@ -16,6 +18,8 @@ std::string device_name(at::Device device);
 int64_t gpu_count();
 /// The GPU that this process computes on; 0 unless its World chose another.
 at::Device current_gpu();
+/// Versions of the GPU's libraries in use, and the greatest CUDA that the driver allows; empty in a build without CUDA.
+std::vector<std::pair<std::string, std::string>> gpu_libraries();
 /// Of PyTorch's caching allocator; nothing on CPU.
 std::optional<MemoryUse> device_memory(at::Device device);
 

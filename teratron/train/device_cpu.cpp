@@ -14,6 +14,10 @@ at::Device current_gpu() {
   return {at::kCUDA, 0};
 }
 
+std::vector<std::pair<std::string, std::string>> gpu_libraries() {
+  return {};
+}
+
 std::optional<MemoryUse> device_memory(at::Device) {
   return std::nullopt;
 }

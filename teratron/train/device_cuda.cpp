@@ -1,3 +1,4 @@
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <cuda_runtime_api.h>
@@ -6,6 +7,15 @@
 #include "teratron/train/device.h"
 
 namespace teratron {
+
+namespace {
+
+// CUDA counts thousands and tens: 13020 is 13.2.
+std::string cuda_text(int version) {
+  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+}
+
+}  // namespace
 
 std::string device_name(at::Device device) {
   if (device.is_cpu()) return "CPU";
@@ -22,6 +32,17 @@ int64_t gpu_count() {
 
 at::Device current_gpu() {
   return {at::kCUDA, c10::cuda::current_device()};
+}
+
+std::vector<std::pair<std::string, std::string>> gpu_libraries() {
+  int runtime = 0;
+  int driver = 0;
+  cudaRuntimeGetVersion(&runtime);
+  cudaDriverGetVersion(&driver);
+  const std::string driver_text = driver == 0 ? "none" : cuda_text(driver);
+  const int64_t cudnn = at::detail::getCUDAHooks().versionRuntimeCuDNN();
+  return {{"CUDA", fmt::format("{} (driver: {})", cuda_text(runtime), driver_text)},
+          {"cuDNN", fmt::format("{}.{}.{}", cudnn / 10000, cudnn / 100 % 100, cudnn % 100)}};
 }
 
 std::optional<MemoryUse> device_memory(at::Device device) {

@@ -6,27 +6,21 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "teratron/model/small_config_for_test.h"
 #include "teratron/train/layouts_for_test.h"
 
 namespace teratron {
 namespace {
 
-GPTConfig small_config() {
-  return {.layers = 4,
-          .hidden = 16,
-          .ffn_hidden = 32,
-          .heads = 4,
-          .query_groups = 2,
-          .kv_channels = 4,
-          .vocabulary = 37,
-          .padded_vocabulary = 40,
-          .max_positions = 8,
-          .hidden_dropout = 0.1,
-          .attention_dropout = 0.1};
+GPTConfig config_with_dropout() {
+  GPTConfig config = small_config();
+  config.hidden_dropout = 0.1;
+  config.attention_dropout = 0.1;
+  return config;
 }
 
 TrainerOptions options_of(const Layout& layout, at::ScalarType dtype) {
-  TrainerOptions options = trainer_options(small_config(), layout, dtype);
+  TrainerOptions options = trainer_options(config_with_dropout(), layout, dtype);
   options.optimizer.clip_grad = 0.5;
   return options;
 }
@@ -236,7 +230,7 @@ TEST(Trainer, OptimizerStateIsCutOverTheRanks) {
     double bytes = 0.0;
     std::mutex mutex;
     run_ranks(layout.mesh(), [&](const Mesh& mesh) {
-      GPTConfig config = small_config();
+      GPTConfig config = config_with_dropout();
       config.hidden = 64;
       config.kv_channels = 16;
       config.ffn_hidden = 256;

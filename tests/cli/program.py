@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -26,17 +27,19 @@ def environment(fault=""):
     return {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "TERATRON_FAULT": fault}
 
 
-def teratron(*args, code=0, fault=""):
+def teratron(*args, code=0, fault="", memory=resource.RLIM_INFINITY):
+    """`memory`: most bytes of address space that the program may have."""
     result = subprocess.run([BINARY, *map(str, args)], capture_output=True, text=True, timeout=60,
-                            stdin=subprocess.DEVNULL, env=environment(fault))
+                            stdin=subprocess.DEVNULL, env=environment(fault),
+                            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (memory, memory)))
     output = result.stdout + result.stderr
     assert result.returncode == code, f"exit code {result.returncode}, not {code}: {output[-600:]}"
     assert not [words for words in NOT_FOR_USERS if words in output], output[-3000:]
     return result
 
 
-def train(*args, code=0, fault=""):
-    return teratron("pretrain", "gpt", *args, code=code, fault=fault)
+def train(*args, **expected):
+    return teratron("pretrain", "gpt", *args, **expected)
 
 
 def start(args, fault=""):

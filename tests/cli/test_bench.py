@@ -29,3 +29,14 @@ def test_a_run_that_ends_before_the_timed_steps_is_an_error():
     result = teratron("bench", "--precision", "fp32", "--train-iters", "4", "--steps", "50", "--warm-up-seconds", "0", *TINY,
                       code=2)
     assert "--train-iters" in result.stderr
+
+
+def test_everything_wrong_is_told_at_once():
+    result = teratron("bench", "--lr", "much", "--num-attention-heads", "5", code=2)
+    assert "--lr" in result.stderr and "num_attention_heads" in result.stderr
+
+
+def test_ranks_are_timed_together(tmp_path):
+    result = teratron("launch", "--nproc-per-node", "2", "--backend", "processes", "--log-dir", str(tmp_path), "--", "bench",
+                      "--precision", "fp32", "--steps", "3", "--warm-up-seconds", "0", *TINY)
+    assert result.stdout.count("median of 3") == 1

@@ -197,3 +197,10 @@ def test_huge_learning_rate(tmp_path):
     bad = int(re.search(r"at iteration (\d+)", text)[1])
     assert all(tensor.isfinite().all() for tensor in weights(run, bad - 1).values()), "as they were"
     assert not (run / f"iter_{bad:07d}").exists()
+
+
+def test_out_of_memory_tells_what_is_needed_and_how_to_need_less():
+    """Two thousand million tokens of 16 channels want 119 GiB; 64 GiB are to be had."""
+    result = train(*MOCK, "--vocab-size", "2000000000", "--train-iters", "1", code=7, memory=64 << 30)
+    message(result, "out of host memory: 119.21 GiB", "weights 119.21", "gradients 119.21", "optimizer 238.42",
+            "together", "--bf16", "--tensor-model-parallel-size 2", "--micro-batch-size 1 (now 2)")

@@ -1,5 +1,5 @@
 """`teratron plan`: what a command line would do, on a machine that could never do it."""
-from program import needs_binary, teratron
+from program import MOCK, needs_binary, teratron, train
 
 pytestmark = needs_binary
 
@@ -35,6 +35,18 @@ def test_every_problem_is_told_at_once():
     for text in ("num_attention_heads = 16 is not divisible", "num_layers = 24 is not divisible",
                  "6 ranks cannot be divided"):
         assert text in result.stderr
+
+
+def test_wrong_values_are_told_with_the_contradictions():
+    result = plan("gpt", "--world-size", "6", *MODEL, "--lr", "much", "--pp", "7", code=2)
+    assert "--lr" in result.stderr and "num_layers = 24 is not divisible" in result.stderr
+    assert "--pp" in plan("--show-schedule", "--pp", "many", "--num-micro-batches", "2", code=2).stderr
+
+
+def test_the_model_may_come_from_a_checkpoint(tmp_path):
+    train(*MOCK, "--train-iters", "1", "--save", str(tmp_path))
+    result = plan("gpt", "--use-checkpoint-args", "--load", str(tmp_path), "--vocab-size", "60", "--micro-batch-size", "2", "--tp", "2")
+    assert "num_layers = 2" in result.stdout and "hidden_size = 16" in result.stdout
 
 
 def test_a_schedule_needs_no_model():

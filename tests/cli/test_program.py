@@ -31,3 +31,12 @@ def test_written_configuration_is_read(tmp_path):
     file.write_text(file.read_text().replace("recompute_activations: true", "recompute_activations: false"))
     output = train(*MOCK, "--config-file", file, "--train-iters", "2").stdout
     assert re.search(r"  use_distributed_optimizer \.+ True\n", output)
+
+
+def test_environment_names_versions_and_devices():
+    lines = dict(line.split(None, 1) for line in teratron("env").stdout.splitlines() if line[:1].strip())
+    assert {"teratron", "built", "torch", "MPI", "system", "CPU", "GPUs"} <= lines.keys()
+    assert lines["torch"].startswith("2.11")
+    if not lines["GPU"].startswith("kernels   none"):
+        assert re.match(r"13\.\d+ \(driver: ", lines["CUDA"]) and re.match(r"\d+\.\d+\.\d+$", lines["cuDNN"])
+        assert re.match(r"\d+\.\d+\.\d+$", lines["NCCL"])

@@ -1,6 +1,8 @@
 """The script ./run, where it can be tried without a build, and the wrapper that starts a packaged program."""
+import json
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -81,3 +83,107 @@ def test_wrapper_says_that_torch_is_missing_or_without_cuda(package):
     (package / "site-packages/torch/lib/libtorch_cuda.so").unlink()
     result = run(package / "package/teratron", TERATRON_TORCH=package / "site-packages")
     assert result.returncode == 2 and "without CUDA 13" in result.stderr
+
+
+BINARY = os.environ.get("TERATRON_BINARY")
+needs_binary = pytest.mark.skipif(not BINARY, reason="TERATRON_BINARY names no built program")
+needs_fortunes = pytest.mark.skipif(not Path("/usr/share/games/fortunes").exists(), reason="package fortunes is missing")
+
+
+@needs_fortunes
+def test_fortunes_become_json_lines():
+    result = run("bash", "-c", f"source {ROOT}/run; fortunes_to_jsonl")
+    texts = [json.loads(line)["text"] for line in result.stdout.splitlines()]
+    assert len(texts) > 1000 and all(texts)
+    assert not [text for text in texts if "\n%\n" in text]
+    assert any('"' in text for text in texts) and any("\n" in text and "\t" in text for text in texts)
+
+
+def take_until(lines, text):
+    """The lines up to the first that holds the text."""
+    for line in lines:
+        yield line
+        if text in line:
+            return
+
+
+class Demo:
+    """./run demo in a folder of its own, with the built program and so many iterations."""
+
+    def __init__(self, folder, iterations):
+        self.folder = folder
+        self.iterations = iterations
+        program = folder / "program"
+        program.write_text(f"""#!/bin/sh
+case $1 in pretrain) exec {BINARY} "$@" --train-iters {iterations} --lr-warmup-iters 1 --eval-iters 1 --num-threads 1 ;; esac
+exec {BINARY} "$@"
+""")
+        program.chmod(0o755)
+
+    def start(self, *arguments):
+        script = (f"source {ROOT}/run; cd {self.folder}; need_packages() {{ :; }}; build() {{ :; }}; "
+                  f"binary() {{ echo {self.folder}/program; }}; has_gpu() {{ false; }}; command_demo {' '.join(arguments)}")
+        return subprocess.Popen(["bash", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                start_new_session=True)
+
+    def finish(self, *arguments):
+        process = self.start(*arguments)
+        output = process.communicate(timeout=120)[0]
+        assert process.returncode == 0, output[-2000:]
+        return output
+
+
+@needs_binary
+@needs_fortunes
+def test_demo_trains_writes_and_knows_that_it_is_done(tmp_path):
+    demo = Demo(tmp_path, 6)
+    output = demo.finish()
+    left = tmp_path / "runs/demo"
+    for name in ("report.html", "metrics.jsonl", "checkpoints/latest_checkpointed_iteration.txt", "samples.txt"):
+        assert (left / name).stat().st_size > 0, name
+    assert list((left / "tensorboard").iterdir())
+    assert "validation loss" in output
+    samples = (left / "samples.txt").read_text()
+    for prompt in ("The best way to", "A computer is", "Never trust"):
+        assert prompt in samples
+    again = demo.finish()
+    assert "already finished" in again and "teratron tokenizer" not in again
+    assert (left / "samples.txt").read_text() == samples
+    assert "already finished" not in demo.finish("--fresh")
+
+
+@needs_binary
+@needs_fortunes
+def test_interrupted_demo_goes_on_where_it_was(tmp_path):
+    demo = Demo(tmp_path, 2000)
+    tracker = tmp_path / "runs/demo/checkpoints/latest_checkpointed_iteration.txt"
+
+    def interrupt_after_a_log_line():
+        process = demo.start()
+        before = "".join(take_until(process.stdout, " lm loss: "))
+        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
+        rest = process.communicate(timeout=60)[0]
+        assert process.returncode == 75, rest
+        assert "./run demo goes on from here" in rest
+        return before
+
+    interrupt_after_a_log_line()
+    saved = int(tracker.read_text())
+    assert saved >= 10
+    assert f"at iteration {saved}" in interrupt_after_a_log_line()
+    assert int(tracker.read_text()) > saved
+
+
+@needs_binary
+def test_bundle_runs_elsewhere(tmp_path):
+    import torch
+    bundled = run(ROOT / "tools/bundle", tmp_path / "made", BINARY)
+    assert bundled.returncode == 0, bundled.stderr
+    shutil.move(tmp_path / "made", tmp_path / "moved")
+    result = run(tmp_path / "moved/teratron", "env", TERATRON_TORCH=Path(torch.__file__).parents[1])
+    assert result.returncode == 0, result.stderr
+    assert "torch         2.11" in result.stdout
+    libraries = [path.name for path in (tmp_path / "moved/lib").iterdir()]
+    assert not [name for name in libraries if name.startswith(("libtorch", "libc10", "libstdc++", "libcud"))]
+    assert str(ROOT) not in subprocess.run(["readelf", "-d", tmp_path / "moved/libexec/teratron"], capture_output=True,
+                                           text=True).stdout

@@ -1,0 +1,131 @@
+#include "teratron/train/rank_memory.h"
+
+#include <algorithm>
+
+#include "teratron/train/model_setup.h"
+#include "teratron/train/pipeline_setup.h"
+
+namespace teratron {
+
+namespace {
+
+// Counts the parameters of a rank of this stage by building it without memory.
+int64_t count_parameters(const GPTConfig& config, const std::vector<StageSpec>& chunks, int64_t tp) {
+  ParameterSet set({.device = at::kMeta});
+  const TensorParallel parallel{.group = {.rank = 0, .size = tp}};
+  for (const StageSpec& chunk : chunks) {
+    const GPT part(set, config, chunk, parallel);
+  }
+  return set.numel();
+}
+
+// Bytes of activations that the layers of a stage keep for one micro-batch, with fused attention: 34 s b h a layer in
+// 16 bits, of which the 10 outside the parallel regions are cut by sequence parallelism alone (Korthikanti et al. 2022);
+// where layers are recomputed, the input of each unit.
+double layer_activations(const Arguments& a, const GPTConfig& config, int64_t layers) {
+  const auto tp = static_cast<double>(a.tensor_model_parallel_size);
+  const double bytes = static_cast<double>(*a.seq_length * *a.micro_batch_size) *
+                       static_cast<double>(config.hidden) * (a.bf16 || a.fp16 ? 1.0 : 2.0);
+  const double whole = bytes * ((a.sequence_parallel ? 10.0 / tp : 10.0) + 24.0 / tp);
+  const RecomputeConfig& recompute = config.recompute;
+  const double input = 2.0 * bytes / (a.sequence_parallel || recompute.distribute_inputs ? tp : 1.0);
+  if (recompute.granularity != RecomputeConfig::Granularity::layers)
+    return static_cast<double>(layers) * whole;
+  if (recompute.method == RecomputeConfig::Method::uniform) {
+    return static_cast<double>((layers + recompute.layers - 1) / recompute.layers) * input;
+  }
+  const int64_t recomputed = std::min(layers, recompute.layers);
+  return static_cast<double>(recomputed) * input + static_cast<double>(layers - recomputed) * whole;
+}
+
+// Moments, and master weights where the model computes in half precision.
+double optimizer_bytes_per_parameter(const Arguments& a) {
+  const double moments = a.optimizer == "adam" ? 8.0 : a.sgd_momentum > 0.0 ? 4.0 : 0.0;
+  return moments + (a.bf16 || a.fp16 ? 4.0 : 0.0);
+}
+
+// What shrinks weights, gradients and optimizer state.
+std::vector<std::string> state_advice(const Arguments& a) {
+  std::vector<std::string> advice;
+  if (!a.use_distributed_optimizer && *a.data_parallel_size > 1) {
+    advice.push_back(
+        fmt::format("--use-distributed-optimizer: the optimizer's state is shared out over {} ranks",
+                    *a.data_parallel_size));
+  }
+  if (!a.bf16 && !a.fp16) advice.emplace_back("--bf16: activations take half the memory, weights too");
+  advice.push_back(
+      fmt::format("--tensor-model-parallel-size {} or --pipeline-model-parallel-size {}, with more ranks: "
+                  "the model is cut in two",
+                  2 * a.tensor_model_parallel_size, 2 * a.pipeline_model_parallel_size));
+  return advice;
+}
+
+// What shrinks activations.
+std::vector<std::string> activation_advice(const Arguments& a) {
+  std::vector<std::string> advice;
+  if (*a.micro_batch_size > 1) {
+    advice.push_back(fmt::format("--micro-batch-size {} (now {}): the same batch in smaller parts",
+                                 *a.micro_batch_size / 2, *a.micro_batch_size));
+  }
+  if (a.recompute_granularity != "full") {
+    advice.emplace_back(
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1: only the inputs "
+        "of the "
+        "layers are kept, for a third more computation");
+  }
+  if (a.tensor_model_parallel_size > 1 && !a.sequence_parallel) {
+    advice.emplace_back("--sequence-parallel: no activation is held twice");
+  }
+  return advice;
+}
+
+}  // namespace
+
+GPTConfig planned_model(const Arguments& args) {
+  if (args.vocab_size) return gpt_config(args, *args.vocab_size);
+  if (args.padded_vocab_size) return gpt_config(args, *args.padded_vocab_size);
+  return gpt_config(args, build_tokenizer(tokenizer_options(args))->vocab_size());
+}
+
+RankMemory rank_memory(const Arguments& a, const GPTConfig& model, int64_t stage) {
+  const PipelineLayout layout = pipeline_layout(layout_options(a));
+  const std::vector<StageSpec> chunks = layout.of_stage(stage);
+  const bool half = a.bf16 || a.fp16;
+  const int64_t parameters = count_parameters(model, chunks, a.tensor_model_parallel_size);
+  const auto count = static_cast<double>(parameters);
+  const double shares = a.use_distributed_optimizer ? static_cast<double>(*a.data_parallel_size) : 1.0;
+  RankMemory memory{.parameters = parameters,
+                    .weights = count * (half ? 2.0 : 4.0),
+                    .gradients = count * 4.0,
+                    .optimizer = count * optimizer_bytes_per_parameter(a) / shares};
+  double all = 0.0;
+  for (const StageSpec& chunk : chunks) all += layer_activations(a, model, chunk.layers);
+  const int64_t kept = activations_by_formula(stage, schedule_shape(a, layout, *a.num_micro_batches));
+  memory.activations = all * static_cast<double>(kept) / static_cast<double>(layout.chunks);
+  return memory;
+}
+
+std::vector<std::string> memory_advice(const Arguments& args, const RankMemory& memory) {
+  std::vector<std::string> advice = state_advice(args);
+  const std::vector<std::string> activations = activation_advice(args);
+  const bool state_first = memory.state() > memory.activations;
+  advice.insert(state_first ? advice.end() : advice.begin(), activations.begin(), activations.end());
+  advice.resize(std::min<size_t>(advice.size(), 3));
+  return advice;
+}
+
+Fault explain_out_of_memory(const Fault& cause, const Arguments& args, int64_t stage) {
+  const RankMemory memory = rank_memory(args, planned_model(args), stage);
+  std::string text = fmt::format(
+      "{}\n"
+      "What a rank of pipeline stage {} needs, in GiB: weights {:.2f}, gradients {:.2f}, optimizer {:.2f}, "
+      "activations "
+      "about {:.2f}; together {:.2f}.\n"
+      "Ways to need less:",
+      cause.what(), stage, memory.weights / gib, memory.gradients / gib, memory.optimizer / gib,
+      memory.activations / gib, memory.sum() / gib);
+  for (const std::string& line : memory_advice(args, memory)) text += "\n  " + line;
+  return Fault(text, ExitCode::out_of_memory);
+}
+
+}  // namespace teratron

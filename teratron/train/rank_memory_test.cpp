@@ -1,0 +1,50 @@
+#include "teratron/train/rank_memory.h"
+
+#include "teratron/train/validate_test.h"
+
+namespace teratron {
+namespace {
+
+std::string first_advice(const Texts& flags, const RankMemory& memory, int64_t world_size = 1) {
+  return memory_advice(finished(flags, world_size).args, memory).front();
+}
+
+TEST(RankMemory, CountsTheBytesOfEachPart) {
+  const Arguments args = finished({"--bf16", "--use-distributed-optimizer"}, 4).args;
+  const RankMemory memory = rank_memory(args, planned_model(args), 0);
+  const auto count = static_cast<double>(memory.parameters);
+  EXPECT_GT(count, 0.0);
+  EXPECT_EQ(memory.weights, 2.0 * count);
+  EXPECT_EQ(memory.gradients, 4.0 * count);
+  EXPECT_EQ(memory.optimizer, 3.0 * count);
+  EXPECT_EQ(memory.sum(), 9.0 * count + memory.activations);
+}
+
+TEST(RankMemory, AdvisesFirstWhatShrinksTheLargerPart) {
+  const RankMemory state{.weights = 10.0, .activations = 1.0};
+  const RankMemory activations{.weights = 1.0, .activations = 10.0};
+  EXPECT_EQ(first_advice({}, activations).substr(0, 20), "--micro-batch-size 1");
+  EXPECT_EQ(first_advice({}, state).substr(0, 6), "--bf16");
+  EXPECT_EQ(first_advice({"--bf16"}, state, 2).substr(0, 27), "--use-distributed-optimizer");
+  EXPECT_EQ(first_advice({"--micro-batch-size", "1"}, activations).substr(0, 23), "--recompute-granularity");
+}
+
+TEST(RankMemory, AdviceIsNotWhatIsDoneAlready) {
+  const Texts flags = {"--bf16",
+                       "--use-distributed-optimizer",
+                       "--micro-batch-size",
+                       "1",
+                       "--recompute-granularity",
+                       "full",
+                       "--recompute-method",
+                       "uniform",
+                       "--tensor-model-parallel-size",
+                       "2",
+                       "--sequence-parallel"};
+  const std::vector<std::string> advice = memory_advice(finished(flags, 4).args, {});
+  ASSERT_EQ(advice.size(), 1U);
+  EXPECT_NE(advice[0].find("--tensor-model-parallel-size 4"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace teratron
