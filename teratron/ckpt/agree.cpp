@@ -25,26 +25,6 @@ json encode(const UserError& error, const char* type) {
   return failure(type, error.exit_code(), std::move(problems));
 }
 
-// What `work` gave, or how it failed, as text that can travel. Texts may hold any bytes, hence CBOR.
-std::string attempt(const std::function<std::string()>& work) {
-  json outcome;
-  try {
-    return "+" + work();
-  } catch (const DamagedCheckpoint& error) {
-    outcome = encode(error, "damaged");
-  } catch (const UserError& error) {
-    outcome = encode(error, "user");
-  } catch (const Fault& error) {
-    outcome = failure("fault", error.exit_code(), {{error.what(), "", ""}});
-  } catch (const std::bad_alloc&) {
-    outcome = failure("fault", ExitCode::out_of_memory, {{"out of host memory", "", ""}});
-  } catch (const std::exception& error) {
-    outcome = failure("fault", ExitCode::retryable, {{error.what(), "", ""}});
-  }
-  const std::vector<uint8_t> bytes = json::to_cbor(outcome);
-  return "-" + std::string(bytes.begin(), bytes.end());
-}
-
 std::string name_ranks(const std::vector<size_t>& ranks) {
   return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
 }
@@ -80,8 +60,28 @@ std::string name_ranks(const std::vector<size_t>& ranks) {
 
 }  // namespace
 
-std::vector<std::string> on_every_rank(Peers& peers, const std::function<std::string()>& work) {
-  std::vector<std::string> outcomes = peers.all_gather_bytes(attempt(work));
+// As text that can travel. Texts may hold any bytes, hence CBOR.
+std::string attempt(const std::function<std::string()>& work) {
+  json outcome;
+  try {
+    return "+" + work();
+  } catch (const DamagedCheckpoint& error) {
+    outcome = encode(error, "damaged");
+  } catch (const UserError& error) {
+    outcome = encode(error, "user");
+  } catch (const Fault& error) {
+    outcome = failure("fault", error.exit_code(), {{error.what(), "", ""}});
+  } catch (const std::bad_alloc&) {
+    outcome = failure("fault", ExitCode::out_of_memory, {{"out of host memory", "", ""}});
+  } catch (const std::exception& error) {
+    outcome = failure("fault", ExitCode::retryable, {{error.what(), "", ""}});
+  }
+  const std::vector<uint8_t> bytes = json::to_cbor(outcome);
+  return "-" + std::string(bytes.begin(), bytes.end());
+}
+
+std::vector<std::string> agree_on(const std::string& mine, Peers& peers) {
+  std::vector<std::string> outcomes = peers.all_gather_bytes(mine);
   for (const std::string& outcome : outcomes) {
     if (outcome[0] == '-') rethrow(outcomes);
   }
@@ -89,10 +89,18 @@ std::vector<std::string> on_every_rank(Peers& peers, const std::function<std::st
   return outcomes;
 }
 
+std::vector<std::string> on_every_rank(Peers& peers, const std::function<std::string()>& work) {
+  return agree_on(attempt(work), peers);
+}
+
+std::string agree_on_rank_0(const std::string& mine, Peers& peers) {
+  const std::string outcome = peers.all_gather_bytes(peers.rank() == 0 ? mine : "").at(0);
+  if (outcome[0] == '-') rethrow({outcome});
+  return outcome.substr(1);
+}
+
 std::string on_rank_0(Peers& peers, const std::function<std::string()>& work) {
-  const std::vector<std::string> outcomes = peers.all_gather_bytes(peers.rank() == 0 ? attempt(work) : "+");
-  if (outcomes[0][0] == '-') rethrow({outcomes[0]});
-  return outcomes[0].substr(1);
+  return agree_on_rank_0(peers.rank() == 0 ? attempt(work) : "", peers);
 }
 
 }  // namespace teratron

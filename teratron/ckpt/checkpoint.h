@@ -65,7 +65,8 @@ struct SaveRequest {
   std::vector<LocalTensor> tensors;  // together the ranks must hold every element of every tensor
   std::string config = "{}";         // JSON object: the settings of the run; rank 0's is kept
   std::string state = "{}";  // JSON object: consumed samples, scheduler, loss scale...; rank 0's is kept
-  int64_t keep = 0;          // newest checkpoints that are kept; 0 keeps all
+  /// Once this one is committed, older ones go whose iteration is not divisible by this; 0 keeps all.
+  int64_t retain_interval = 0;
 };
 
 /// Saves and commits; returns the committed directory. Throws on every rank when one failed: Fault with exit

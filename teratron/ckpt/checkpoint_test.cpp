@@ -185,15 +185,18 @@ TEST(Checkpoint, fault_16_another_model_is_told_in_full) {
   EXPECT_NE(newer.find("Use Teratron"), std::string::npos) << newer;
 }
 
-TEST(Checkpoint, KeepsTheNewestAndPrunesTheRest) {
+TEST(Checkpoint, RetainsTheNewestAndThoseAtTheInterval) {
   const TemporaryDirectory directory;
   NoPeers alone;
   for (int64_t iteration = 1; iteration <= 5; ++iteration) {
     TestTensors tensors;
     tensors.add("w", Shard::replicated({3}));
     tensors.fill(static_cast<uint32_t>(iteration));
-    save_checkpoint(
-        {.directory = directory.path(), .iteration = iteration, .tensors = tensors.list(), .keep = 2}, alone);
+    save_checkpoint({.directory = directory.path(),
+                     .iteration = iteration,
+                     .tensors = tensors.list(),
+                     .retain_interval = 4},
+                    alone);
   }
   EXPECT_EQ(list_directory(directory.path(), ExitCode::data),
             (std::vector<std::string>{"iter_0000004", "iter_0000005", "latest_checkpointed_iteration.txt"}));

@@ -1,5 +1,5 @@
-// Faults 2 and 3: kill -9 at every step of saving, committing, hinting and pruning. Whatever the moment, the
-// old or the new checkpoint loads completely, and the next save works and sweeps what was left.
+// Faults 2 and 3: kill -9 at every step of saving, committing, hinting and pruning, in the foreground and in the background.
+// Whatever the moment, the old or the new checkpoint loads completely, and the next save works and sweeps what was left.
 #include <csignal>
 
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 
 #include "teratron/base/fault_point.h"
 #include "teratron/base/file.h"
-#include "teratron/ckpt/checkpoint.h"
+#include "teratron/ckpt/background_save.h"
 #include "teratron/ckpt/test_world.h"
 
 namespace teratron {
@@ -25,18 +25,25 @@ TestTensors tensors_of(int64_t rank, int64_t ranks) {
 
 struct Save {
   int64_t iteration;
-  int64_t keep;
   int64_t ranks;
   uint32_t seed;
+  bool prune = true;
+  bool background = false;
 };
 
 void save(const fs::path& directory, const Save& what) {
   run_peers(what.ranks, [&](Peers& peers) {
-    TestTensors own = tensors_of(peers.rank(), what.ranks);
-    own.fill(what.seed);
-    save_checkpoint(
-        {.directory = directory, .iteration = what.iteration, .tensors = own.list(), .keep = what.keep},
-        peers);
+    const auto own = std::make_shared<TestTensors>(tensors_of(peers.rank(), what.ranks));
+    own->fill(what.seed);
+    const SaveRequest request{.directory = directory,
+                              .iteration = what.iteration,
+                              .tensors = own->list(),
+                              .retain_interval = what.prune ? 1000 : 0};
+    if (!what.background) {
+      save_checkpoint(request, peers);
+    } else {
+      BackgroundSave(request, own, peers).finish();
+    }
   });
 }
 
@@ -74,12 +81,12 @@ int leftovers(const fs::path& directory) {
   return count;
 }
 
-void sweep(int64_t ranks, int64_t second_iteration) {
+void sweep(const Save& second) {
   std::vector<std::string> points;
   {
     const TemporaryDirectory directory;
-    save(directory.path(), {1, 1, ranks, 10});
-    points = record_fault_points([&] { save(directory.path(), {second_iteration, 1, ranks, 20}); });
+    save(directory.path(), {1, second.ranks, 10});
+    points = record_fault_points([&] { save(directory.path(), second); });
   }
   EXPECT_GT(points.size(), 12U);
   int kills = 0;
@@ -87,14 +94,14 @@ void sweep(int64_t ranks, int64_t second_iteration) {
   for (const std::string& point : points) {
     for (int hit = 1; hit < 40; ++hit) {
       const TemporaryDirectory directory;
-      save(directory.path(), {1, 1, ranks, 10});
+      save(directory.path(), {1, second.ranks, 10});
       const std::string fault = fmt::format("{}@hit={}:kill", point, hit);
-      if (!killed_by(fault, [&] { save(directory.path(), {second_iteration, 1, ranks, 20}); })) break;
+      if (!killed_by(fault, [&] { save(directory.path(), second); })) break;
       ++kills;
       const uint32_t found = load(directory.path(), {10, 20});
       EXPECT_NE(found, 0U) << fault;
       survivors += found == 10 ? 1 : 0;
-      save(directory.path(), {9, 1, ranks, 30});
+      save(directory.path(), {9, second.ranks, 30});
       EXPECT_EQ(load(directory.path(), {30}), 30U) << fault;
       EXPECT_EQ(leftovers(directory.path()), 0) << fault;
     }
@@ -105,24 +112,30 @@ void sweep(int64_t ranks, int64_t second_iteration) {
 }
 
 TEST(Crash, fault_03_kill_anywhere_with_one_rank) {
-  sweep(1, 2);
+  sweep({2, 1, 20});
+}
+
+TEST(Crash, fault_03_kill_anywhere_in_the_background) {
+  sweep({.iteration = 2, .ranks = 1, .seed = 20, .background = true});
 }
 
 TEST(Crash, fault_03_kill_anywhere_while_the_same_iteration_is_replaced) {
-  sweep(1, 1);
+  sweep({1, 1, 20});
 }
 
 TEST(Crash, fault_02_kill_while_ranks_write_their_shards) {
   const TemporaryDirectory directory;
-  save(directory.path(), {1, 0, 2, 10});
+  save(directory.path(), {1, 2, 10, false});
   for (const char* point :
        {"ckpt.shard_created", "ckpt.shard_block", "ckpt.before_shard_sync", "ckpt.shard_done"}) {
-    EXPECT_TRUE(
-        killed_by(fmt::format("{}@rank=1:kill", point), [&] { save(directory.path(), {2, 0, 2, 20}); }));
-    EXPECT_EQ(load(directory.path(), {10, 20}), 10U) << point;
+    for (const bool background : {false, true}) {
+      EXPECT_TRUE(killed_by(fmt::format("{}@rank=1:kill", point),
+                            [&] { save(directory.path(), {2, 2, 20, false, background}); }));
+      EXPECT_EQ(load(directory.path(), {10, 20}), 10U) << point;
+    }
   }
   EXPECT_EQ(leftovers(directory.path()), 1) << "each save sweeps what the killed one before it left";
-  save(directory.path(), {2, 0, 2, 20});
+  save(directory.path(), {2, 2, 20, false});
   EXPECT_EQ(load(directory.path(), {20}), 20U);
   EXPECT_EQ(leftovers(directory.path()), 0);
 }

@@ -178,14 +178,14 @@ fs::path quarantine(const fs::path& checkpoint) {
   }
 }
 
-void prune(const fs::path& directory, int64_t keep) {
-  if (keep <= 0) return;
-  const std::vector<fs::path> paths = newest_first(directory);
-  for (size_t i = static_cast<size_t>(keep); i < paths.size(); ++i) {
-    fs::path doomed = paths[i];
+void prune_beside(const fs::path& newest, int64_t retain_interval) {
+  for (const fs::path& path : newest_first(newest.parent_path())) {
+    const bool retained = iteration_of(path.filename().string()).value() % retain_interval == 0;
+    if (retained || path.filename() == newest.filename()) continue;
+    fs::path doomed = path;
     doomed += ".pruned-" + random_hex(8);
     fault_point("ckpt.before_prune");
-    rename_path(paths[i], doomed, ExitCode::checkpoint);
+    rename_path(path, doomed, ExitCode::checkpoint);
     fault_point("ckpt.pruning");
     std::error_code error;
     fs::remove_all(doomed, error);

@@ -49,8 +49,9 @@ void sweep_leftovers(const std::filesystem::path& directory);
 /// Renames to iter_N.bad (or .bad-2...) so that nothing finds it again; returns the new path.
 std::filesystem::path quarantine(const std::filesystem::path& checkpoint);
 
-/// Removes all but the `keep` newest; 0 keeps all. Each disappears by one rename before it is deleted.
-void prune(const std::filesystem::path& directory, int64_t keep);
+/// Removes the checkpoints beside `newest` whose iteration is not divisible by `retain_interval` (above 0). Each
+/// disappears by one rename before it is deleted.
+void prune_beside(const std::filesystem::path& newest, int64_t retain_interval);
 
 /// Puts `partial` in the place of `target`, in one step, whether target exists or not. What was there before
 /// is deleted.

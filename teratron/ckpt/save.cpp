@@ -14,6 +14,7 @@
 #include "teratron/ckpt/manifest.h"
 #include "teratron/ckpt/plan.h"
 #include "teratron/ckpt/safetensors.h"
+#include "teratron/ckpt/save_stages.h"
 
 // Fault points, in order: ckpt.begin, ckpt.partial_created, ckpt.shard_created, ckpt.shard_block (each),
 // ckpt.before_shard_sync, ckpt.shard_done, ckpt.before_manifest, ckpt.manifest_written, ckpt.before_commit,
@@ -24,9 +25,7 @@ namespace teratron {
 
 namespace fs = std::filesystem;
 
-namespace {
-
-// rank 0's directory of an unfinished save; removed unless committed.
+// Rank 0's directory of an unfinished save; removed unless committed.
 class PartialDirectory {
  public:
   PartialDirectory(fs::path path) : path_(std::move(path)) {
@@ -50,6 +49,8 @@ class PartialDirectory {
   std::optional<DirectoryLock> lock_;
   bool committed_ = false;
 };
+
+namespace {
 
 // Shape in the file: that of the box where the part is one, else flat.
 std::vector<int64_t> stored_shape(const PlannedPart& part) {
@@ -109,12 +110,6 @@ std::vector<uint64_t> write_part(const PlannedPart& part, const LocalTensor& sou
   if (in_block > 0) end_block();
   return hashes;
 }
-
-struct ShardTarget {
-  fs::path partial;
-  std::string run_id;
-  int64_t rank = 0;
-};
 
 std::string write_shard(const SaveRequest& request, SavePlan& plan, const ShardTarget& target) {
   std::vector<PlannedPart>& parts = plan.mine;
@@ -177,9 +172,9 @@ void tidy_up(const SaveRequest& request, const fs::path& committed) {
   try {
     write_hint(request.directory, request.iteration);
     fault_point("ckpt.after_hint");
-    if (request.keep > 0) {
+    if (request.retain_interval > 0) {
       read_manifest(committed);  // an old checkpoint goes only when the new one is seen to be sound
-      prune(request.directory, request.keep);
+      prune_beside(committed, request.retain_interval);
     }
   } catch (const std::exception& error) {
     warn("checkpoint {} is saved, but tidying up failed: {}", printable(committed.string()), error.what());
@@ -193,36 +188,71 @@ void check_json_object(const std::string& text, const char* name) {
 
 }  // namespace
 
-fs::path save_checkpoint(const SaveRequest& request, Peers& peers) {
-  set_fault_context(peers.rank(), request.iteration);
-  check_json_object(request.config, "config");
-  check_json_object(request.state, "state");
-  SavePlan plan = plan_save(request.tensors, peers);
-  const fs::path committed = request.directory / iteration_name(request.iteration);
-  std::optional<PartialDirectory> partial;
-  ShardTarget target{.rank = peers.rank()};
-  target.run_id = on_rank_0(peers, [&] {
+CheckpointSave::CheckpointSave(SaveRequest request, Peers& peers)
+    : request_(std::move(request)), rank_(peers.rank()) {
+  enter();
+  check_json_object(request_.config, "config");
+  check_json_object(request_.state, "state");
+  plan_ = std::make_unique<SavePlan>(plan_save(request_.tensors, peers));
+  run_id_ = on_rank_0(peers, [&] {
     fault_point("ckpt.begin");
-    make_directories(request.directory, ExitCode::checkpoint);
-    sweep_leftovers(request.directory);
+    make_directories(request_.directory, ExitCode::checkpoint);
+    sweep_leftovers(request_.directory);
     const std::string run_id = random_hex(16);
-    partial.emplace(committed.string() + ".partial-" + run_id);
+    partial_ = std::make_unique<PartialDirectory>(committed().string() + ".partial-" + run_id);
     fault_point("ckpt.partial_created");
     return run_id;
   });
-  target.partial = committed.string() + ".partial-" + target.run_id;
-  const std::vector<std::string> fragments =
-      on_every_rank(peers, [&] { return write_shard(request, plan, target); });
-  on_rank_0(peers, [&] {
-    write_manifest(request, plan, fragments, target);
+}
+
+CheckpointSave::~CheckpointSave() = default;
+
+void CheckpointSave::enter() const {
+  set_fault_context(rank_, request_.iteration);
+}
+
+fs::path CheckpointSave::committed() const {
+  return request_.directory / iteration_name(request_.iteration);
+}
+
+void CheckpointSave::write() {
+  enter();
+  outcome_ = attempt([&] { return write_shard(request_, *plan_, target()); });
+}
+
+void CheckpointSave::share(Peers& peers) {
+  fragments_ = agree_on(outcome_, peers);
+}
+
+void CheckpointSave::commit() {
+  enter();
+  if (rank_ != 0) return;
+  outcome_ = attempt([&] {
+    write_manifest(request_, *plan_, fragments_, target());
     fault_point("ckpt.before_commit");
-    partial->commit(committed);
+    partial_->commit(committed());
     fault_point("ckpt.after_commit");
-    tidy_up(request, committed);
+    tidy_up(request_, committed());
     fault_point("ckpt.end");
     return std::string();
   });
-  return committed;
+}
+
+fs::path CheckpointSave::conclude(Peers& peers) {
+  agree_on_rank_0(outcome_, peers);
+  return committed();
+}
+
+ShardTarget CheckpointSave::target() const {
+  return {committed().string() + ".partial-" + run_id_, run_id_, rank_};
+}
+
+fs::path save_checkpoint(const SaveRequest& request, Peers& peers) {
+  CheckpointSave save(request, peers);
+  save.write();
+  save.share(peers);
+  save.commit();
+  return save.conclude(peers);
 }
 
 void check_save_directory(const fs::path& directory, Peers& peers) {

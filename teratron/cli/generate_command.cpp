@@ -5,6 +5,7 @@
 #include <optional>
 
 #include <ATen/Parallel.h>
+#include <nlohmann/json.hpp>
 
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
@@ -79,10 +80,11 @@ class Texts {
     }
     if (args.run_dir) hub_.add_background("metrics.jsonl", jsonl_sink(*args.run_dir + "/metrics.jsonl"));
   }
-  void add(const SampleText& sample) {
+  /// `line` goes to the file.
+  void add(const SampleText& sample, const std::string& line) {
     print("{}{}", sample.prompt, sample.text);
     print("");
-    if (file_) *file_ << sample.prompt << sample.text << "\n" << std::flush;
+    if (file_) *file_ << line << "\n" << std::flush;
     hub_.emit({.wall_time = wall_clock(), .what = sample});
   }
   void finish() { hub_.flush(); }
@@ -92,20 +94,57 @@ class Texts {
   MetricsHub hub_;
 };
 
+// Without a prompt a text begins where a document does: after the end of another.
+std::vector<int32_t> nothing(const Tokenizer& tokenizer) {
+  const SpecialTokens& special = tokenizer.special();
+  const std::optional<int32_t> start = special.eod ? special.eod : special.bos;
+  if (start) return {*start};
+  throw config_error({.what = "the tokenizer has no token that begins a document",
+                      .where = "num_samples",
+                      .fix = "Give a --prompt"});
+}
+
+// As Megatron-LM writes texts without a prompt.
+std::string json_line(const std::string& text, size_t length, bool finished) {
+  const nlohmann::ordered_json line = {{"text", text}, {"length", length}, {"finished", finished}};
+  return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+// What texts begin with: as shown and as ids.
+struct Start {
+  std::string text;
+  std::vector<int32_t> ids;
+};
+
+std::vector<Start> starts_of(const Arguments& args, const Tokenizer& tokenizer) {
+  if (args.num_samples > 0 && (!args.prompt.empty() || args.sample_input_file)) {
+    throw config_error({.what = "num_samples asks for texts without a prompt, but prompts are given",
+                        .where = "num_samples",
+                        .fix = "Give one of them"});
+  }
+  if (args.num_samples > 0) return std::vector<Start>(args.num_samples, {"", nothing(tokenizer)});
+  std::vector<Start> starts;
+  for (const std::string& prompt : read_prompts(args))
+    starts.push_back({prompt, encode_prompt(tokenizer, prompt)});
+  return starts;
+}
+
 void generate_texts(LoadedModel& loaded) {
   const Arguments& args = loaded.args;
   const std::unique_ptr<Tokenizer> tokenizer = build_tokenizer(tokenizer_options(args));
   GenerationOptions options = generation_options(args, *tokenizer);
   Texts texts(args);
-  for (const std::string& prompt : read_prompts(args)) {
-    const std::vector<int32_t> ids = encode_prompt(*tokenizer, prompt);
-    const auto length = static_cast<int64_t>(ids.size());
+  for (const Start& start : starts_of(args, *tokenizer)) {
+    const auto length = static_cast<int64_t>(start.ids.size());
     options.max_new_tokens = args.max_new_tokens.value_or(std::max<int64_t>(args.out_seq_length - length, 0));
-    std::vector<int32_t> next = generate(*loaded.model, ids, options);
-    if (!next.empty() && next.back() == options.end_token) next.pop_back();
-    texts.add({.iteration = loaded.checkpoint.iteration,
-               .prompt = prompt,
-               .text = continuation(*tokenizer, ids, next)});
+    std::vector<int32_t> next = generate(*loaded.model, start.ids, options);
+    const bool finished = !next.empty() && next.back() == options.end_token;
+    if (finished) next.pop_back();
+    const SampleText sample{.iteration = loaded.checkpoint.iteration,
+                            .prompt = start.text,
+                            .text = continuation(*tokenizer, start.ids, next)};
+    texts.add(sample, args.num_samples > 0 ? json_line(sample.text, next.size(), finished)
+                                           : sample.prompt + sample.text);
     options.stream += 1;
   }
   texts.finish();

@@ -17,7 +17,7 @@ VocabularyOptions vocabulary_options(const GPTConfig& config) {
 
 GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& stage,
          const TensorParallel& parallel)
-    : config_(config), stage_(stage), parallel_(parallel), device_(parameters.options().device) {
+    : Model(stage), config_(config), parallel_(parallel), device_(parameters.options().device) {
   const Scope root(parameters);
   const Scope embedding = root / "embedding";
   if (stage.embedding || (stage.head && config.tied_embeddings)) {
@@ -75,7 +75,7 @@ AttentionContext GPT::attention_context(const MicroBatch& batch) const {
 Activations GPT::forward(const Activations& input, const MicroBatch& batch,
                          std::vector<KeyValueCache>* caches) {
   const AttentionContext context = attention_context(batch);
-  at::Tensor x_SBH = stage_.embedding ? embed(batch) : input.hidden_SBH;
+  at::Tensor x_SBH = stage().embedding ? embed(batch) : input.hidden_SBH;
   x_SBH = blocks_->forward(x_SBH, context, caches);
   return {final_norm_ ? final_norm_->forward(x_SBH) : x_SBH};
 }

@@ -6,42 +6,25 @@
 #include <vector>
 
 #include "teratron/model/block_stack.h"
-#include "teratron/model/stage_spec.h"
+#include "teratron/model/model.h"
 #include "teratron/nn/embedding.h"
 
 namespace teratron {
 
-/// One micro-batch as the model sees it; the whole sequence on every rank.
-struct MicroBatch {
-  at::Tensor tokens_SB;         // i64
-  at::Tensor positions_SB;      // i64
-  at::Tensor labels_SB;         // i64; undefined when text is generated
-  at::Tensor loss_mask_SB;      // fp32; undefined when text is generated
-  at::Tensor first_visible_BS;  // i32 document bounds; undefined: none
-  int64_t first_sample = 0;     // global number of the first sample, for dropout
-  bool training = true;         // dropout is active
-};
-
-/// What goes from stage to stage.
-struct Activations {
-  at::Tensor hidden_SBH;  // S local under sequence parallelism; fp32 under GPTConfig::fp32_residual
-};
-
-class GPT {
+class GPT : public Model {
  public:
   GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& stage,
       const TensorParallel& parallel);
 
-  /// The first stage ignores `input`. The last stage's result is normalised, ready for logits().
-  Activations forward(const Activations& input, const MicroBatch& batch,
-                      std::vector<KeyValueCache>* caches = nullptr);
-  /// [S, B, padded vocabulary / tp] of the last stage's activations.
-  at::Tensor logits(const Activations& output);
-  /// Loss of every token [S, B] in fp32.
-  at::Tensor loss(const Activations& output, const MicroBatch& batch);
+  Activations forward(const Activations& input, const MicroBatch& batch) override {
+    return forward(input, batch, nullptr);
+  }
+  /// Text that is generated: `caches` hold the keys and values of each layer of the stage; may be null.
+  Activations forward(const Activations& input, const MicroBatch& batch, std::vector<KeyValueCache>* caches);
+  at::Tensor logits(const Activations& output) override;
+  at::Tensor loss(const Activations& output, const MicroBatch& batch) override;
 
   const GPTConfig& config() const { return config_; }
-  const StageSpec& stage() const { return stage_; }
   const TensorParallel& parallel() const { return parallel_; }
   at::Device device() const { return device_; }
 
@@ -50,7 +33,6 @@ class GPT {
   AttentionContext attention_context(const MicroBatch& batch) const;
 
   GPTConfig config_;
-  StageSpec stage_;
   TensorParallel parallel_;
   at::Device device_;
   std::unique_ptr<VocabParallelEmbedding> word_embeddings_;

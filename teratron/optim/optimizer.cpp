@@ -58,6 +58,12 @@ std::vector<FlatRange> counted_tensors(const FlatBuffer& buffer, const Mesh& mes
   return counted;
 }
 
+// What turns the gradients that came into those of the mean loss.
+at::Tensor unscaling(const Optimizer::Hyperparameters& hyper, const at::Tensor& like) {
+  const at::Tensor scale = at::full_like(like, 1.0 / hyper.loss_scale);
+  return hyper.count.defined() ? scale / hyper.count : scale;
+}
+
 bool counts_all(const FlatBuffer& buffer, const Mesh& mesh) {
   return std::all_of(buffer.entries().begin(), buffer.entries().end(),
                      [&](const FlatBuffer::Entry& entry) { return counts(*entry.parameter, mesh); });
@@ -145,13 +151,17 @@ StepReport Optimizer::step(const Hyperparameters& hyper) {
   const at::Tensor squares = sum_over_model(summed_, [&](const FlatRange& range) {
     return sum_of_squares(gradients.narrow(0, range.begin, range.size()));
   });
-  StepReport report{.grad_norm = squares.sqrt().div_(hyper.loss_scale)};
-  report.found_inf = report.grad_norm.isfinite().logical_not_().to(at::kFloat);
+  const at::Tensor unscale = unscaling(hyper, squares);
+  StepReport report{.grad_norm = squares.sqrt().mul_(unscale)};
+  at::Tensor finite = report.grad_norm.isfinite();
+  if (hyper.loss.defined()) finite = finite.logical_and(hyper.loss.isfinite());
+  report.found_inf = finite.logical_not().to(at::kFloat);
   if (options_.count_zeros) {
     report.num_zeros = sum_over_model(counted_tensors_, [&](const FlatRange& range) {
       return count_zeros(gradients.narrow(0, range.begin, range.size()));
     });
   }
+  scalars_.grad_scale = clipped(unscale, report.grad_norm).to(at::kFloat);
   set_scalars(hyper, report);
   advance_step_(scalars_.step, scalars_.found_inf);
   for (const Slice& slice : slices_) step_slice(slice);
@@ -159,12 +169,12 @@ StepReport Optimizer::step(const Hyperparameters& hyper) {
   return report;
 }
 
+at::Tensor Optimizer::clipped(const at::Tensor& scale, const at::Tensor& grad_norm) const {
+  if (options_.clip_grad == 0.0) return scale;
+  return scale * at::clamp_max(options_.clip_grad / (grad_norm + 1e-6), 1.0);
+}
+
 void Optimizer::set_scalars(const Hyperparameters& hyper, const StepReport& report) {
-  at::Tensor scale = at::full_like(report.grad_norm, 1.0 / hyper.loss_scale);
-  if (options_.clip_grad > 0.0) {
-    scale.mul_(at::clamp_max(options_.clip_grad / (report.grad_norm + 1e-6), 1.0));
-  }
-  scalars_.grad_scale = scale.to(at::kFloat);
   scalars_.found_inf = options_.skip_nonfinite ? report.found_inf : at::Tensor();
   scalars_.lr.fill_(hyper.lr);
   if (hyper.decoupled_lr) scalars_.lr.narrow(0, decoupled, 2).fill_(*hyper.decoupled_lr);

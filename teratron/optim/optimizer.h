@@ -53,13 +53,17 @@ class Optimizer {
     double loss_scale = 1.0;  // the loss was multiplied by this
     /// Learning rate of the word embeddings and of the output layer (--decoupled-lr); default lr.
     std::optional<double> decoupled_lr = std::nullopt;
+    /// The gradients are those of a sum over so many tokens, f64 [1] on the device; undefined: of a mean.
+    at::Tensor count = {};
+    /// f64 [1] on the device; a step whose loss is Inf or NaN counts as one whose gradient is. Undefined: finite.
+    at::Tensor loss = {};
   };
   /// After FlatBuffer::finish_reduction(). Ends with gather_parameters().
   StepReport step(const Hyperparameters& hyper);
 
   /// Bytes of moments and master weights on this rank.
   int64_t state_bytes() const;
-  /// By what the last step multiplied gradients: 1/loss scale and clipping together, fp32 [1] on the device.
+  /// By what the last step multiplied gradients: 1/loss scale, 1/count and clipping together, fp32 [1] on the device.
   const at::Tensor& gradient_factor() const { return scalars_.grad_scale; }
   /// Number of steps that changed the weights.
   int64_t steps() const;
@@ -85,6 +89,7 @@ class Optimizer {
     at::Tensor groups;
   };
   std::vector<Moment> make_moments(int64_t size) const;
+  at::Tensor clipped(const at::Tensor& scale, const at::Tensor& grad_norm) const;
   void set_scalars(const Hyperparameters& hyper, const StepReport& report);
   void step_slice(const Slice& slice);
   void sum_sequence_parallel_gradients();

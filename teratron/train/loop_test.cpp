@@ -89,6 +89,29 @@ TEST_F(Loop, TheBatchGrowsAndResumesInsideTheRamp) {
   EXPECT_EQ(tensors("halves", 20), tensors("whole", 20));
 }
 
+TEST_F(Loop, NamedStepsOnlyConsumeTheirData) {
+  const std::vector<std::string> skips = {"--iterations-to-skip", "0", "7", "--log-interval", "1"};
+  const std::string text = said(flags("whole", skips));
+  EXPECT_EQ(count_of(text, " lm loss: "), 18U) << text;
+  for (const char* skipped : {"iteration        1/", "iteration        8/"}) {
+    EXPECT_EQ(text.find(skipped), std::string::npos) << skipped;
+  }
+  expect_in_order(
+      text,
+      {"iteration        2/      20 | consumed samples:            8 | skipped samples:            4 |",
+       "iteration        9/      20 | consumed samples:           36 | skipped samples:            8 |"});
+  // The schedule waits, and the first step that trains sees the second batch.
+  EXPECT_EQ(train(flags("plain", {"--lr", "0"})), ExitCode::ok);
+  EXPECT_EQ(log("whole").steps[0].losses, log("plain").steps[1].losses);
+  EXPECT_NE(text.find("learning rate: 3.333333E-03 | global batch size:     4 | lm loss"), std::string::npos)
+      << text;
+  std::vector<std::string> first = skips;
+  first.insert(first.end(), {"--exit-interval", "5"});
+  EXPECT_EQ(train(flags("halves", first)), ExitCode::ok);
+  EXPECT_EQ(train(flags("halves", skips)), ExitCode::ok);
+  EXPECT_EQ(tensors("halves", 20), tensors("whole", 20));
+}
+
 TEST_F(Loop, SamplesAndEpochsBecomeSteps) {
   EXPECT_NE(said(without(flags("samples", {"--train-samples", "23"}), {"--train-iters", "--lr-warmup-iters"}))
                 .find("setting training iterations to 5"),
@@ -273,6 +296,33 @@ TEST_F(Loop, ALoopOfOnesOwnIsTheProgramsLoop) {
     training.save();
   });
   EXPECT_EQ(tensors("own", 20), tensors("program", 20));
+}
+
+TEST_F(Loop, GradientsThatTravelInBf16TrainNearlyAlike) {
+  EXPECT_EQ(train(flags("exact"), 2), ExitCode::ok);
+  for (const char* more : {"--use-distributed-optimizer", "--calculate-per-token-loss"}) {
+    EXPECT_EQ(train(flags(more, {"--grad-reduce-in-bf16", more}), 2), ExitCode::ok);
+    bool rounded = false;
+    for (size_t i = 0; i < 20; ++i) {
+      const double exact = log("exact").steps[i].losses[0].second;
+      EXPECT_NEAR(log(more).steps[i].losses[0].second, exact, 5e-3 * exact) << more << " " << i;
+      rounded = rounded || std::abs(log(more).steps[i].losses[0].second - exact) > 1e-6 * exact;
+    }
+    EXPECT_TRUE(rounded) << more;
+  }
+}
+
+TEST_F(Loop, PipelinesMayStandBeforeDataParallelRanks) {
+  const std::vector<std::string> layout = {"--tp", "2", "--pp", "2", "--use-tp-pp-dp-mapping"};
+  const std::string text = said(flags("run", layout), 8);
+  EXPECT_NE(text.find("  use_tp_pp_dp_mapping ............................ True"), std::string::npos);
+  expect_same_losses("run", "serial", {});
+  const ParsedArguments parsed = pretrain_arguments(flags("run", layout), 8);
+  run_ranks(8, [&](World& world) {
+    const Mesh mesh(mesh_options(parsed.args), world);
+    EXPECT_EQ(mesh.group(Axis::pp).rank, world.rank() / 2 % 2);
+    EXPECT_EQ(mesh.group(Axis::dp).rank, world.rank() / 4);
+  });
 }
 
 TEST_F(Loop, CopiesThatDriftApartAreNamed) {

@@ -21,12 +21,19 @@ at::ScalarType scalar_type(Dtype dtype, const std::string& name) {
                           .fix = "Convert the checkpoint to F32, BF16 or F16 first"});
 }
 
-// Host memory behind LocalTensors: the tensors' own where they are on the CPU in the right type, else copies.
+// Host memory behind LocalTensors: the tensors' own where they are on the CPU in the right type, else copies. A snapshot
+// is always a copy.
 class HostTensors {
  public:
+  enum class Kind : uint8_t { in_place, snapshot };
+  explicit HostTensors(Kind kind = Kind::in_place) : kind_(kind) {}
+
   void add(const StateTensor& state, const at::Tensor& values, at::ScalarType type) {
-    const bool in_place = values.is_cpu() && values.is_contiguous() && values.scalar_type() == type;
-    const at::Tensor host = in_place ? values : at::zeros(values.sizes(), at::TensorOptions().dtype(type));
+    const bool in_place =
+        kind_ == Kind::in_place && values.is_cpu() && values.is_contiguous() && values.scalar_type() == type;
+    const bool pinned = kind_ == Kind::snapshot && !values.is_cpu();
+    const at::Tensor host =
+        in_place ? values : at::zeros(values.sizes(), at::TensorOptions().dtype(type).pinned_memory(pinned));
     places_.push_back({values, host});
     list_.push_back({.name = state.name,
                      .dtype = dtype_of(type).value(),
@@ -52,6 +59,7 @@ class HostTensors {
     at::Tensor values;
     at::Tensor host;
   };
+  Kind kind_;
   std::deque<Place> places_;
   std::vector<LocalTensor> list_;
 };
@@ -76,6 +84,32 @@ void add_weights(ParameterSet& parameters, const CheckpointInfo& info, HostTenso
   if (converted) {
     notice("weights of {} are converted to {}", info.path.string(), at::toString(parameters.options().dtype));
   }
+}
+
+// What is saved of a trainer.
+std::shared_ptr<HostTensors> to_host(Trainer& trainer, const SaveOptions& options, HostTensors::Kind kind) {
+  trainer.buffer().finish_gather();
+  auto tensors = std::make_shared<HostTensors>(kind);
+  for (const Parameter& parameter : trainer.parameters().all()) {
+    const StateTensor state = whole(parameter);
+    tensors->add(state, state.values, parameter.tensor.scalar_type());
+  }
+  if (options.optimizer) {
+    for (const StateTensor& state : trainer.optimizer().state()) {
+      tensors->add(state, state.values, state.values.scalar_type());
+    }
+  }
+  tensors->copy_to_host();
+  return tensors;
+}
+
+SaveRequest save_request(const HostTensors& tensors, const SaveOptions& options) {
+  return {.directory = options.directory,
+          .iteration = options.iteration,
+          .tensors = tensors.list(),
+          .config = options.texts.config,
+          .state = options.texts.state,
+          .retain_interval = options.retain_interval};
 }
 
 bool has_optimizer(const CheckpointInfo& info) {
@@ -131,24 +165,14 @@ const std::vector<std::string>& model_fields() {
 }
 
 std::filesystem::path save_model(Trainer& trainer, const SaveOptions& options) {
-  trainer.buffer().finish_gather();
-  HostTensors tensors;
-  for (const Parameter& parameter : trainer.parameters().all()) {
-    const StateTensor state = whole(parameter);
-    tensors.add(state, state.values, parameter.tensor.scalar_type());
-  }
-  if (options.optimizer) {
-    for (const StateTensor& state : trainer.optimizer().state()) {
-      tensors.add(state, state.values, state.values.scalar_type());
-    }
-  }
-  tensors.copy_to_host();
-  return save_checkpoint({.directory = options.directory,
-                          .iteration = options.iteration,
-                          .tensors = tensors.list(),
-                          .config = options.texts.config,
-                          .state = options.texts.state},
-                         *trainer.mesh().world().communicator);
+  const auto tensors = to_host(trainer, options, HostTensors::Kind::in_place);
+  return save_checkpoint(save_request(*tensors, options), *trainer.mesh().world().communicator);
+}
+
+std::unique_ptr<BackgroundSave> start_saving_model(Trainer& trainer, const SaveOptions& options) {
+  const auto tensors = to_host(trainer, options, HostTensors::Kind::snapshot);
+  return std::make_unique<BackgroundSave>(save_request(*tensors, options), tensors,
+                                          *trainer.mesh().world().communicator);
 }
 
 std::optional<CheckpointInfo> load_model(Trainer& trainer, const LoadOptions& options) {

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "teratron/ckpt/checkpoint.h"
+#include "teratron/ckpt/background_save.h"
 #include "teratron/train/trainer.h"
 
 namespace teratron {
@@ -21,10 +21,14 @@ struct SaveOptions {
   int64_t iteration = 0;
   CheckpointTexts texts;
   bool optimizer = true;
+  int64_t retain_interval = 0;  // as of SaveRequest
 };
 
 /// Saves weights and optimizer state; returns the committed directory. Collective over the mesh.
 std::filesystem::path save_model(Trainer& trainer, const SaveOptions& options);
+/// The same in the background: what is saved is copied to host memory before this returns (pinned where it lies on a
+/// GPU), so the trainer may go on. The save must not outlive the trainer. Collective over the mesh.
+std::unique_ptr<BackgroundSave> start_saving_model(Trainer& trainer, const SaveOptions& options);
 
 struct LoadOptions {
   std::filesystem::path directory;

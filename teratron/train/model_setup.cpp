@@ -74,7 +74,8 @@ MeshOptions mesh_options(const Arguments& args) {
           .pp = args.pipeline_model_parallel_size,
           .cp = args.context_parallel_size,
           .ep = args.expert_model_parallel_size,
-          .etp = args.expert_tensor_parallel_size.value_or(0)};
+          .etp = args.expert_tensor_parallel_size.value_or(0),
+          .order = args.use_tp_pp_dp_mapping ? "tp-cp-ep-pp-dp" : MeshOptions().order};
 }
 
 TokenizerOptions tokenizer_options(const Arguments& args) {
@@ -157,6 +158,7 @@ TrainerOptions trainer_options(const Arguments& args, const GPTConfig& model, at
           .sharded_optimizer = args.use_distributed_optimizer,
           .overlap_param_gather = args.overlap_param_gather,
           .average_in_collective = args.ddp_average_in_collective,
+          .per_token_loss = args.calculate_per_token_loss,
           .reduce_in_bf16 = args.grad_reduce_in_bf16,
           .bucket_size = args.ddp_bucket_size.value_or(default_bucket),
           .report_parameter_norm = args.log_params_norm};

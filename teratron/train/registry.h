@@ -26,6 +26,8 @@ struct Registry {
   std::vector<Field> fields = {};
   /// Called once on every rank.
   std::function<std::unique_ptr<TrainStep>(const Run&)> train_step = nullptr;
+  /// Called for every pipeline stage that a rank holds (model/model.h). The settings of the model arrive as GPT's.
+  std::function<std::unique_ptr<Model>(const Run&, const ModelPart&)> model = nullptr;
   /// Called on ranks that read (tensor-parallel rank 0) with what the flags about data say. Samples are as
   /// Megatron-LM's: `sequence_length` inputs with their labels, masks and positions (data/dataset.h).
   std::function<GPTDatasets(const Run&, const GPTDataOptions&)> datasets = nullptr;

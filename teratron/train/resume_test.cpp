@@ -1,6 +1,7 @@
 // A run that stops and goes on is the run that never stopped, bit by bit.
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "teratron/base/fault_point.h"
 #include "teratron/train/run_log.h"
@@ -90,6 +91,129 @@ TEST_F(Resume, AFullDiskAtTheLastSaveIsAnError) {
     EXPECT_EQ(fault.exit_code(), ExitCode::checkpoint);
   }
   EXPECT_FALSE(fs::exists(folder_ / "run" / "iter_0000015"));
+}
+
+TEST_F(Resume, ASaveInTheBackgroundSavesTheSame) {
+  for (const int ranks : {1, 4}) {
+    std::vector<std::string> layout;
+    if (ranks == 4) layout = {"--tp", "2", "--use-distributed-optimizer"};
+    const std::string name = std::to_string(ranks);
+    EXPECT_EQ(train(flags("foreground" + name, layout), ranks), ExitCode::ok);
+    layout.emplace_back("--async-save");
+    // Slower than the training: the weights move on while they are written.
+    const ScopedFaults slow("ckpt.shard_created@step=10:delay=200");
+    EXPECT_EQ(train(flags("background" + name, layout), ranks), ExitCode::ok);
+    for (const int iteration : {10, 20}) {
+      EXPECT_EQ(tensors("background" + name, iteration), tensors("foreground" + name, iteration))
+          << iteration;
+    }
+  }
+}
+
+TEST_F(Resume, TrainingGoesOnWhileASaveIsUnderWay) {
+  const ScopedFaults slow("ckpt.shard_created@step=10:delay=200");
+  const std::string text = said(flags("run", {"--async-save", "--log-interval", "1"}));
+  const size_t next = text.find("iteration       11/");
+  const size_t saved = text.find("successfully saved checkpoint from iteration      10");
+  ASSERT_NE(next, std::string::npos);
+  ASSERT_NE(saved, std::string::npos);
+  EXPECT_LT(next, saved);
+  EXPECT_NE(text.find("successfully saved checkpoint from iteration      20"), std::string::npos);
+}
+
+TEST_F(Resume, AFullDiskInTheBackgroundDoesNotEndTheTraining) {
+  const ScopedFaults faults("file.write@step=10:errno=ENOSPC");
+  const std::string warnings = warned(flags("run", {"--async-save"}), 2);
+  EXPECT_NE(warnings.find("was not saved; the next save tries again"), std::string::npos) << warnings;
+  EXPECT_FALSE(fs::exists(folder_ / "run" / "iter_0000010"));
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "iter_0000020"));
+}
+
+TEST_F(Resume, AFailureInTheBackgroundEndsTheTrainingOnAllRanks) {
+  const ScopedFaults faults("ckpt.shard_done@step=10,rank=1:throw");
+  const ParsedArguments parsed = pretrain_arguments(flags("run", {"--async-save"}), 2);
+  const StopSignals signals;
+  std::vector<int64_t> ended(2);
+  const auto body = [&](World& world) {
+    TrainingRun run(parsed.args, Mesh(mesh_options(parsed.args), world), signals);
+    try {
+      run.train();
+    } catch (const Fault& fault) {
+      EXPECT_NE(std::string(fault.what()).find("ckpt.shard_done"), std::string::npos) << fault.what();
+      ended[world.rank()] = run.state().iteration;
+      throw;
+    }
+  };
+  EXPECT_THROW(run_ranks(2, body), Fault);
+  EXPECT_GT(ended[0], 10);
+  EXPECT_EQ(ended[0], ended[1]) << "after the same step";
+  EXPECT_FALSE(fs::exists(folder_ / "run" / "iter_0000010"));
+}
+
+TEST_F(Resume, CheckpointsBetweenTheRetainedOnesGo) {
+  for (const bool background : {false, true}) {
+    const std::string name = background ? "background" : "foreground";
+    std::vector<std::string> more = {"--save-interval", "2", "--save-retain-interval", "6"};
+    if (background) more.emplace_back("--async-save");
+    EXPECT_EQ(train(flags(name, more)), ExitCode::ok);
+    std::vector<std::string> left;
+    for (const auto& entry : fs::directory_iterator(folder_ / name)) {
+      const std::string file = entry.path().filename();
+      if (file.starts_with("iter_")) left.push_back(file);
+    }
+    std::sort(left.begin(), left.end());
+    EXPECT_EQ(left,
+              (std::vector<std::string>{"iter_0000006", "iter_0000012", "iter_0000018", "iter_0000020"}));
+  }
+}
+
+// NaN in chosen steps of 2 micro-batches, counted from 1.
+class NanIn : public TrainStep {
+ public:
+  explicit NanIn(std::vector<int64_t> steps) : steps_(std::move(steps)) {}
+  StepLoss loss(const at::Tensor& losses_SB, const MicroBatch& batch) override {
+    if (!batch.training) return TrainStep::loss(losses_SB, batch);
+    const int64_t step = passes_++ / 2 + 1;
+    const bool chosen = std::find(steps_.begin(), steps_.end(), step) != steps_.end();
+    StepLoss result = TrainStep::loss(losses_SB, batch);
+    if (chosen) result.loss = result.loss * std::numeric_limits<float>::quiet_NaN();
+    return result;
+  }
+
+ private:
+  std::vector<int64_t> steps_;
+  int64_t passes_ = 0;
+};
+
+Registry nan_in(const std::vector<int64_t>& steps) {
+  return {.train_step = [steps](const Registry::Run&) { return std::make_unique<NanIn>(steps); }};
+}
+
+TEST_F(Resume, AsManyNansAsAskedForAreSkipped) {
+  const std::vector<std::string> two = {"--max-nan-iterations", "2"};
+  const std::string text = said(flags("run", two), 1, nan_in({3, 7, 8}));
+  EXPECT_NE(text.find("number of skipped iterations:   1 | number of nan iterations:   1 |"),
+            std::string::npos);
+  EXPECT_NE(text.find("number of skipped iterations:   2 | number of nan iterations:   2 |"),
+            std::string::npos);
+  const CheckpointInfo info = open_checkpoint(folder_ / "run" / "iter_0000020");
+  EXPECT_NE(info.state.find("\"optimizer_steps\":17"), std::string::npos) << info.state;
+  EXPECT_NE(info.state.find("\"consumed_train_samples\":80"), std::string::npos) << info.state;
+  EXPECT_NE(info.state.find("\"num_steps\":68"), std::string::npos) << "the schedule waits: " << info.state;
+  for (const auto& [more, steps] :
+       {std::pair{two, std::vector<int64_t>{5, 6, 7}}, {std::vector<std::string>{}, {7}}}) {
+    try {
+      train(flags("three" + std::to_string(steps.size()), more), 1, nan_in(steps));
+      FAIL() << "one too many";
+    } catch (const Fault& fault) {
+      EXPECT_EQ(fault.exit_code(), ExitCode::numerics);
+      const std::string what = fault.what();
+      EXPECT_NE(what.find("at iteration 7"), std::string::npos) << what;
+      EXPECT_NE(what.find(fmt::format("as they were after iteration {}", 7 - steps.size())),
+                std::string::npos)
+          << what;
+    }
+  }
 }
 
 TEST_F(Resume, NanStopsWithTheWeightsIntact) {

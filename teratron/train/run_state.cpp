@@ -24,6 +24,7 @@ std::string RunState::to_json() const {
   const nlohmann::json state = {{"iteration", iteration},
                                 {"consumed_train_samples", consumed_train_samples},
                                 {"consumed_valid_samples", consumed_valid_samples},
+                                {"skipped_train_samples", skipped_train_samples},
                                 {"optimizer_steps", optimizer_steps},
                                 {"num_floating_point_operations_so_far", floating_point_operations},
                                 {"opt_param_scheduler", scheduler.state()},
@@ -36,6 +37,7 @@ void RunState::load(const std::string& json, ScheduleLoadRule rule) {
   iteration = counter(state, "iteration");
   consumed_train_samples = counter(state, "consumed_train_samples");
   consumed_valid_samples = counter(state, "consumed_valid_samples");
+  skipped_train_samples = state.value("skipped_train_samples", int64_t{0});
   optimizer_steps = counter(state, "optimizer_steps");
   const auto operations = state.find("num_floating_point_operations_so_far");
   if (operations != state.end() && operations->is_number())

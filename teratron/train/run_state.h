@@ -12,6 +12,7 @@ struct RunState {
   int64_t iteration = 0;
   int64_t consumed_train_samples = 0;
   int64_t consumed_valid_samples = 0;
+  int64_t skipped_train_samples = 0;       // of those consumed: by --iterations-to-skip
   int64_t optimizer_steps = 0;             // those that changed the weights
   double floating_point_operations = 0.0;  // by the model's formula
   OptimizerParamScheduler scheduler;

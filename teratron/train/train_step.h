@@ -12,13 +12,14 @@
 #include <string>
 #include <vector>
 
-#include "teratron/model/gpt.h"
+#include "teratron/model/model.h"
 #include "teratron/train/batches.h"
 
 namespace teratron {
 
 /// The loss of one micro-batch as two sums. The gradient is that of loss / count, averaged over the micro-batches and
-/// the data-parallel ranks; reported is the sum of all losses over the sum of all counts.
+/// the data-parallel ranks; with --calculate-per-token-loss that of the sum of all losses over the sum of all counts, which
+/// is reported in any case.
 struct StepLoss {
   at::Tensor loss;   // one element, differentiable
   at::Tensor count;  // one element: how many tokens, samples... `loss` sums over
@@ -35,7 +36,7 @@ class TrainStep {
   /// The next micro-batch of this data-parallel rank, on every tensor- and pipeline-parallel rank.
   virtual MicroBatch get_batch(BatchSource& source) { return source.next(); }
   /// On ranks of the last pipeline stage, with what their model's forward() gave.
-  virtual StepLoss forward_step(GPT& model, const Activations& output, const MicroBatch& batch) {
+  virtual StepLoss forward_step(Model& model, const Activations& output, const MicroBatch& batch) {
     return loss(model.loss(output, batch), batch);
   }
   /// From the loss of every token [S, B] in fp32. Default: the mean over the tokens that the mask counts.

@@ -15,7 +15,17 @@ namespace teratron {
 
 namespace {
 
-enum NumberIndex : int64_t { loss_sum, token_count, grad_norm, found_inf, zeros, params_norm, stop, numbers };
+enum NumberIndex : int64_t {
+  loss_sum,
+  token_count,
+  grad_norm,
+  found_inf,
+  zeros,
+  params_norm,
+  stop,
+  behind,
+  numbers
+};
 
 // The micro-batches of a pass, read in order and kept until the last chunk has used them.
 class Window {
@@ -41,6 +51,10 @@ class Window {
 
 PipelineLayout layout_or_single(const TrainerOptions& options) {
   return options.layout.parts.empty() ? pipeline_layout({.layers = options.model.layers}) : options.layout;
+}
+
+std::unique_ptr<Model> make_gpt(const ModelPart& part) {
+  return std::make_unique<GPT>(part.parameters, part.config, part.stage, part.parallel);
 }
 
 at::Tensor or_zero(const at::Tensor& value, const at::Tensor& like) {
@@ -75,6 +89,7 @@ StepNumbers StepInFlight::resolve() {
           .num_zeros = static_cast<int64_t>(values[zeros]),
           .parameter_norm = values[params_norm],
           .stop_request = static_cast<int64_t>(values[stop]),
+          .progress = -static_cast<int64_t>(values[behind]),
           .metrics = std::move(metrics)};
 }
 
@@ -99,10 +114,11 @@ Trainer::Trainer(const TrainerOptions& options, const Mesh& mesh)
   TERATRON_ASSERT(options_.layout.stages == stages.size, "a layout of {} stages on {}",
                   options_.layout.stages, stages.size);
   const TensorParallel parallel{mesh.group(Axis::tp), options.sequence_parallel};
+  const ModelProvider make = options.provider ? options.provider : make_gpt;
   std::vector<int64_t> sizes;
   for (const StageSpec& spec : options_.layout.of_stage(stages.rank)) {
     const auto before = static_cast<int64_t>(parameters_.all().size());
-    chunks_.push_back(std::make_unique<GPT>(parameters_, options.model, spec, parallel));
+    chunks_.push_back(make({parameters_, options.model, spec, parallel}));
     sizes.push_back(static_cast<int64_t>(parameters_.all().size()) - before);
   }
   std::vector<Parameter*> all;
@@ -126,7 +142,7 @@ StateMemory Trainer::memory() const {
           .optimizer = optimizer_->state_bytes()};
 }
 
-at::Tensor Trainer::forward(GPT& chunk, const at::Tensor& input, const MicroBatch& batch, LossSum& sum) {
+at::Tensor Trainer::forward(Model& chunk, const at::Tensor& input, const MicroBatch& batch, LossSum& sum) {
   const auto timed = Timers::scope(options_.timers, "forward-compute", 2);
   const Activations output = chunk.forward({input}, batch);
   if (!chunk.stage().head) return output.hidden_SBH;
@@ -138,10 +154,10 @@ at::Tensor Trainer::forward(GPT& chunk, const at::Tensor& input, const MicroBatc
   for (int64_t i = 0; i < sum.metrics.numel(); ++i) {
     sum.metrics.narrow(0, i, 1).add_(result.metrics[static_cast<size_t>(i)].detach());
   }
-  return result.loss / result.count.detach().clamp_min(1.0);
+  return options_.per_token_loss ? result.loss : result.loss / result.count.detach().clamp_min(1.0);
 }
 
-at::Tensor Trainer::forward_logits(GPT& chunk, const at::Tensor& input, const MicroBatch& batch,
+at::Tensor Trainer::forward_logits(Model& chunk, const at::Tensor& input, const MicroBatch& batch,
                                    at::Tensor& logits) {
   const Activations output = chunk.forward({input}, batch);
   if (!chunk.stage().head) return output.hidden_SBH;
@@ -167,7 +183,7 @@ Trainer::LossSum Trainer::run(const MicroBatches& microbatches, const Pass& pass
   Window window(microbatches, pass.training);
   const auto last_chunk = static_cast<int64_t>(chunks_.size()) - 1;
   const auto forward_of = [&](const Action& action, const at::Tensor& input) {
-    GPT& chunk = *chunks_[action.chunk];
+    Model& chunk = *chunks_[action.chunk];
     const MicroBatch& batch = window.at(action.microbatch);
     const at::Tensor output =
         pass.logits ? forward_logits(chunk, input, batch, *pass.logits) : forward(chunk, input, batch, sum);
@@ -198,10 +214,11 @@ void Trainer::reduce(LossSum& sum) const {
 
 StepInFlight Trainer::train_step(const MicroBatches& microbatches, const StepPlan& plan) {
   buffer_->start_step();
-  const double share = plan.hyper.loss_scale / static_cast<double>(plan.microbatches);
+  const double share = buffer_->gradient_scale() / static_cast<double>(plan.microbatches);
+  const double scale = plan.hyper.loss_scale * (options_.per_token_loss ? 1.0 : share);
   const auto forward_backward = [&] {
     const auto timed = Timers::scope(options_.timers, "forward-backward", 1);
-    return run(microbatches, {.microbatches = plan.microbatches, .scale = share * buffer_->gradient_scale()});
+    return run(microbatches, {.microbatches = plan.microbatches, .scale = scale});
   };
   LossSum sum = forward_backward();
   {
@@ -209,19 +226,25 @@ StepInFlight Trainer::train_step(const MicroBatches& microbatches, const StepPla
     buffer_->finish_reduction();
   }
   reduce(sum);
+  Optimizer::Hyperparameters hyper = plan.hyper;
+  hyper.loss = sum.loss;
+  if (options_.per_token_loss) hyper.count = sum.tokens.clamp_min(1.0);
   const auto timed = Timers::scope(options_.timers, "optimizer", 1);
-  return report(sum, optimizer_->step(plan.hyper), plan.stop_request);
+  return report(sum, optimizer_->step(hyper), plan);
 }
 
-StepInFlight Trainer::report(const LossSum& sum, const StepReport& step, int64_t stop_request) const {
+StepInFlight Trainer::report(const LossSum& sum, const StepReport& step, const StepPlan& plan) const {
   const at::Tensor parameter_norm =
       options_.report_parameter_norm ? optimizer_->parameter_norm() : at::Tensor();
-  const at::Tensor request = at::full_like(sum.loss, static_cast<double>(stop_request));
+  // One message: the greatest request, and as a negative number the least progress.
+  const at::Tensor agreed = at::empty({2}, sum.loss.options());
+  agreed[0].fill_(static_cast<double>(plan.stop_request));
+  agreed[1].fill_(static_cast<double>(-plan.progress));
   const Group& world = mesh_.world();
-  if (world.size > 1) world.communicator->all_reduce(request, ReduceOp::max).wait();
+  if (world.size > 1) world.communicator->all_reduce(agreed, ReduceOp::max).wait();
   return StepInFlight(
       at::cat({sum.loss, sum.tokens, step.grad_norm, or_zero(step.found_inf, sum.loss),
-               or_zero(step.num_zeros, sum.loss), or_zero(parameter_norm, sum.loss), request, sum.metrics}));
+               or_zero(step.num_zeros, sum.loss), or_zero(parameter_norm, sum.loss), agreed, sum.metrics}));
 }
 
 StepNumbers Trainer::evaluate(const MicroBatches& microbatches, int64_t count) {

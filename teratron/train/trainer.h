@@ -25,9 +25,10 @@ struct MessageShape;
 
 struct TrainerOptions {
   GPTConfig model;
-  PipelineLayout layout = {};    // empty: all layers on one stage
-  int64_t microbatch_group = 0;  // of the interleaved schedule; 0: as many as stages
-  bool overlap_p2p = true;       // receives are posted one computation early
+  ModelProvider provider = nullptr;  // null: GPT
+  PipelineLayout layout = {};        // empty: all layers on one stage
+  int64_t microbatch_group = 0;      // of the interleaved schedule; 0: as many as stages
+  bool overlap_p2p = true;           // receives are posted one computation early
   OptimizerOptions optimizer;
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;
@@ -36,6 +37,9 @@ struct TrainerOptions {
   bool sharded_optimizer = false;
   bool overlap_param_gather = false;
   bool average_in_collective = false;
+  /// Gradients are those of the sum of all losses over the sum of all counts of the global batch. Without it micro-batches
+  /// weigh the same, whatever they count.
+  bool per_token_loss = false;
   bool reduce_in_bf16 = false;
   int64_t bucket_size = 40'000'000;  // elements of a gradient bucket
   bool report_parameter_norm = false;
@@ -49,10 +53,11 @@ struct StepNumbers {
   double loss = 0.0;   // mean over the tokens of the global batch
   int64_t tokens = 0;  // that counted
   double grad_norm = 0.0;
-  bool nonfinite = false;  // Inf or NaN in the gradient
+  bool nonfinite = false;  // Inf or NaN in the loss or the gradient
   int64_t num_zeros = 0;
   double parameter_norm = 0.0;
   int64_t stop_request = 0;          // the greatest of all ranks'
+  int64_t progress = 0;              // the least of all ranks'
   std::vector<double> metrics = {};  // means of the train step's metrics
 };
 
@@ -90,7 +95,9 @@ class Trainer {
   struct StepPlan {
     int64_t microbatches = 1;
     Optimizer::Hyperparameters hyper;
-    int64_t stop_request = 0;  // this rank's wish to stop, agreed with the others through the step's numbers
+    // What ranks agree on through the step's numbers:
+    int64_t stop_request = 0;  // this rank's wish to stop
+    int64_t progress = 0;      // of whatever this rank does beside the training
   };
   /// Forward and backward over all micro-batches, reduction, optimizer. Nothing waits for the device.
   StepInFlight train_step(const MicroBatches& microbatches, const StepPlan& plan);
@@ -123,19 +130,20 @@ class Trainer {
   /// Runs the schedule; the loss sums are this rank's, zero on stages without the head.
   LossSum run(const MicroBatches& microbatches, const Pass& pass);
   /// The chunk's output, or at the end of the model the loss to differentiate; adds to `sum` there.
-  at::Tensor forward(GPT& chunk, const at::Tensor& input, const MicroBatch& batch, LossSum& sum);
-  at::Tensor forward_logits(GPT& chunk, const at::Tensor& input, const MicroBatch& batch, at::Tensor& logits);
+  at::Tensor forward(Model& chunk, const at::Tensor& input, const MicroBatch& batch, LossSum& sum);
+  at::Tensor forward_logits(Model& chunk, const at::Tensor& input, const MicroBatch& batch,
+                            at::Tensor& logits);
   LossSum zero_sum() const;
   MessageShape message_shape(const MicroBatch& batch) const;
   void reduce(LossSum& sum) const;
-  StepInFlight report(const LossSum& sum, const StepReport& step, int64_t stop_request) const;
+  StepInFlight report(const LossSum& sum, const StepReport& step, const StepPlan& plan) const;
 
   TrainerOptions options_;
   TrainStep default_step_;
   TrainStep& step_;
   Mesh mesh_;
   ParameterSet parameters_;
-  std::vector<std::unique_ptr<GPT>> chunks_;  // of this stage, in the model's order
+  std::vector<std::unique_ptr<Model>> chunks_;  // of this stage, in the model's order
   std::unique_ptr<FlatBuffer> buffer_;
   std::unique_ptr<Optimizer> optimizer_;
 };

@@ -203,15 +203,111 @@ TEST_P(Steps, EvaluateToOneRanksLoss) {
   });
 }
 
-TEST(Trainer, AgreesOnTheGreatestStopRequest) {
+// The tokens that count differ widely between samples: sample n of a step counts n + 1 of its 8.
+MicroBatch uneven_batch(int64_t step, FlatRange samples) {
+  MicroBatch batch = test_batch({}, 37, step, samples);
+  batch.loss_mask_SB.zero_();
+  for (int64_t i = 0; i < samples.size(); ++i) {
+    batch.loss_mask_SB.narrow(1, i, 1).narrow(0, 0, samples.begin + i + 1).fill_(1.0);
+  }
+  return batch;
+}
+
+struct UnevenSteps {
+  std::vector<StepNumbers> numbers;
+  std::map<std::string, at::Tensor> weights;
+};
+
+UnevenSteps uneven_steps(const Layout& layout, bool per_token) {
+  UnevenSteps result;
+  GlobalTensors global;
+  std::mutex mutex;
+  run_ranks(layout.mesh(), [&](const Mesh& mesh) {
+    TrainerOptions options = options_of(layout, at::kDouble);
+    options.per_token_loss = per_token;
+    Trainer trainer(options, mesh);
+    const int64_t share = test_samples / layout.dp;
+    const int64_t count = share / layout.microbatches;
+    std::vector<StepNumbers> numbers;
+    for (int64_t step = 0; step < 3; ++step) {
+      const auto batches = [&](int64_t i) {
+        const int64_t begin = mesh.group(Axis::dp).rank * share + i * count;
+        return uneven_batch(step, {begin, begin + count});
+      };
+      const Trainer::StepPlan plan{.microbatches = layout.microbatches,
+                                   .hyper = {.lr = 1e-2, .loss_scale = 8.0}};
+      numbers.push_back(trainer.train_step(batches, plan).resolve());
+    }
+    for (const StateTensor& part : weights(trainer)) global.add(part);
+    const std::lock_guard lock(mutex);
+    result.numbers = numbers;
+  });
+  result.weights = global.tensors();
+  return result;
+}
+
+double largest_difference(const UnevenSteps& a, const UnevenSteps& b) {
+  double largest = 0.0;
+  for (const auto& [name, weight] : b.weights) {
+    largest = std::max(largest, (a.weights.at(name) - weight).abs().max().item<double>());
+  }
+  return largest;
+}
+
+TEST(PerTokenLoss, WeighsTokensAlikeHoweverTheyAreDealtOut) {
+  const UnevenSteps serial = uneven_steps({}, true);
+  EXPECT_LT(largest_difference(serial, uneven_steps({}, false)), 1e-8) << "one micro-batch is a mean anyway";
+  for (const Layout& layout :
+       {Layout{.dp = 2}, Layout{.microbatches = 4}, Layout{.tp = 2, .dp = 2, .microbatches = 2},
+        Layout{.pp = 2, .dp = 2, .microbatches = 2}, Layout{.dp = 4, .sharded = true}}) {
+    SCOPED_TRACE(to_string(layout));
+    const UnevenSteps parallel = uneven_steps(layout, true);
+    expect_same(parallel.numbers, serial.numbers, 1e-11);
+    EXPECT_LT(largest_difference(parallel, serial), 1e-8);
+    EXPECT_GT(largest_difference(uneven_steps(layout, false), serial), 1e-4) << "micro-batches weigh alike";
+  }
+}
+
+// A loss that is NaN while every gradient is finite.
+class NanBesideTheGradient : public TrainStep {
+ public:
+  StepLoss loss(const at::Tensor& losses_SB, const MicroBatch& batch) override {
+    StepLoss good = TrainStep::loss(losses_SB, batch);
+    good.loss = good.loss + std::numeric_limits<double>::quiet_NaN();
+    return good;
+  }
+};
+
+TEST(Trainer, ANanInTheLossAloneChangesNothing) {
+  const Layout layout{.pp = 2, .dp = 2};
+  run_ranks(layout.mesh(), [&](const Mesh& mesh) {
+    NanBesideTheGradient step;
+    TrainerOptions options = options_of(layout, at::kFloat);
+    options.step = &step;
+    Trainer trainer(options, mesh);
+    std::vector<at::Tensor> before;
+    for (const StateTensor& part : weights(trainer)) before.push_back(part.values.clone());
+    const StepNumbers numbers = train_step(trainer, layout, {}, 0, {.lr = 1e-2}).resolve();
+    EXPECT_TRUE(numbers.nonfinite);
+    EXPECT_TRUE(std::isfinite(numbers.grad_norm)) << "or else this test would see the other reason";
+    size_t i = 0;
+    for (const StateTensor& part : weights(trainer))
+      EXPECT_TRUE(at::equal(part.values, before[i++])) << part.name;
+  });
+}
+
+TEST(Trainer, AgreesOnTheGreatestStopRequestAndTheLeastProgress) {
   const Layout layout{.pp = 2, .dp = 2};
   run_ranks(layout.mesh(), [&](const Mesh& mesh) {
     Trainer trainer(options_of(layout, at::kFloat), mesh);
     const auto batches = [&](int64_t) { return test_batch({}, 37, 0, {0, 4}); };
-    const StepNumbers numbers =
-        trainer.train_step(batches, {.hyper = {.lr = 1e-3}, .stop_request = mesh.rank() == 2 ? 3 : 1})
-            .resolve();
+    const StepNumbers numbers = trainer
+                                    .train_step(batches, {.hyper = {.lr = 1e-3},
+                                                          .stop_request = mesh.rank() == 2 ? 3 : 1,
+                                                          .progress = mesh.rank() == 1 ? 4 : 7})
+                                    .resolve();
     EXPECT_EQ(numbers.stop_request, 3);
+    EXPECT_EQ(numbers.progress, 4);
   });
 }
 

@@ -1,7 +1,8 @@
 #include "teratron/train/training.h"
 
-#include <cmath>
+#include <algorithm>
 #include <filesystem>
+#include <utility>
 
 #include <ATen/Context.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -77,6 +78,11 @@ Training::Training(const Arguments& args, const Mesh& mesh, const Registry& regi
     const auto timed = timers_->scope("model-and-optimizer-setup");
     TrainerOptions options = trainer_options(args_, model_, device_);
     options.step = step_.get();
+    if (registry_.model) {
+      options.provider = [this](const ModelPart& part) {
+        return registry_.model({args_, *tokenizer_, mesh_}, part);
+      };
+    }
     options.timers = timers_.get();
     trainer_ = std::make_unique<Trainer>(options, mesh_);
   }
@@ -180,16 +186,41 @@ bool Training::load() {
   return false;
 }
 
-SaveMetrics Training::save() {
-  const double begin = wall_clock();
-  const std::filesystem::path path = save_model(*trainer_, {.directory = args_.save.value(),
-                                                            .iteration = state_.iteration,
-                                                            .texts = {config_json(), state_.to_json()},
-                                                            .optimizer = !args_.no_save_optim});
-  saved_iteration_ = state_.iteration;
-  return {.iteration = state_.iteration,
+std::optional<SaveMetrics> Training::save() {
+  finish_save();
+  SaveUnderWay current{.iteration = state_.iteration, .begin = wall_clock()};
+  const SaveOptions options{.directory = args_.save.value(),
+                            .iteration = state_.iteration,
+                            .texts = {config_json(), state_.to_json()},
+                            .optimizer = !args_.no_save_optim,
+                            .retain_interval = args_.save_retain_interval.value_or(0)};
+  if (!args_.async_save) return committed(current, save_model(*trainer_, options));
+  current.writer = start_saving_model(*trainer_, options);
+  save_progress_ = 0;
+  saving_ = std::move(current);
+  return std::nullopt;
+}
+
+std::optional<SaveMetrics> Training::continue_save() {
+  if (!saving_) return std::nullopt;
+  SaveUnderWay current = *std::exchange(saving_, std::nullopt);  // one that throws is over
+  const auto path = current.writer->advance(save_progress_);
+  if (path) return committed(current, *path);
+  saving_ = std::move(current);
+  return std::nullopt;
+}
+
+std::optional<SaveMetrics> Training::finish_save() {
+  if (!saving_) return std::nullopt;
+  const SaveUnderWay current = *std::exchange(saving_, std::nullopt);
+  return committed(current, current.writer->finish());
+}
+
+SaveMetrics Training::committed(const SaveUnderWay& save, const std::filesystem::path& path) {
+  saved_iteration_ = save.iteration;
+  return {.iteration = save.iteration,
           .directory = *args_.save,
-          .seconds = wall_clock() - begin,
+          .seconds = wall_clock() - save.begin,
           .bytes = open_checkpoint(path).bytes};
 }
 
@@ -200,61 +231,110 @@ std::unique_ptr<BatchSource> Training::open(Split split) const {
   return data_->open(split, consumed);
 }
 
+StepMetrics Training::next_step_metrics(const BatchSize& batch) const {
+  const BatchShape shape{batch.running, args_.seq_length.value()};
+  return {.iteration = state_.iteration + 1,
+          .consumed_samples = state_.consumed_train_samples + batch.running,
+          .skipped_samples = state_.skipped_train_samples,
+          .global_batch_size = batch.running,
+          .tokens = batch.running * args_.seq_length.value(),
+          .flops = training_flops(model_shape(model_), shape),
+          .flops_full = training_flops(model_shape(model_), shape, FlopsConvention::full)};
+}
+
+void Training::add_learning_rates(StepMetrics& metrics) const {
+  metrics.learning_rate = state_.scheduler.lr();
+  if (decoupled_) metrics.decoupled_learning_rate = state_.scheduler.lr(*decoupled_);
+}
+
 IssuedStep Training::issue(const MicroBatches& microbatches, int64_t stop_request) {
   set_fault_context(mesh_.rank(), state_.iteration + 1);
   const BatchSize batch = batch_size();
+  StepMetrics metrics = next_step_metrics(batch);
   Optimizer::Hyperparameters hyper{.lr = state_.scheduler.lr(),
                                    .weight_decay = state_.scheduler.wd(),
                                    .loss_scale = state_.scaler.scale()};
   if (decoupled_) hyper.decoupled_lr = state_.scheduler.lr(*decoupled_);
-  StepInFlight numbers = trainer_->train_step(
-      microbatches, {.microbatches = batch.microbatches, .hyper = hyper, .stop_request = stop_request});
-  state_.iteration += 1;
-  state_.consumed_train_samples += batch.running;
-  // Only fp16 skips steps, and there the host waits for the verdict (absorb).
-  if (!args_.fp16) state_.scheduler.step(batch.running);
-  const BatchShape shape{batch.running, args_.seq_length.value()};
-  StepMetrics metrics{.iteration = state_.iteration,
-                      .consumed_samples = state_.consumed_train_samples,
-                      .global_batch_size = batch.running,
-                      .tokens = batch.running * args_.seq_length.value(),
-                      .flops = training_flops(model_shape(model_), shape),
-                      .flops_full = training_flops(model_shape(model_), shape, FlopsConvention::full)};
-  // As in Megatron-LM's log: what the next step will use.
-  metrics.learning_rate = state_.scheduler.lr();
-  if (decoupled_) metrics.decoupled_learning_rate = state_.scheduler.lr(*decoupled_);
+  StepInFlight numbers =
+      trainer_->train_step(microbatches, {.microbatches = batch.microbatches,
+                                          .hyper = hyper,
+                                          .stop_request = stop_request,
+                                          .progress = saving_ ? saving_->writer->progress() : 0});
+  state_.iteration = metrics.iteration;
+  state_.consumed_train_samples = metrics.consumed_samples;
   state_.floating_point_operations += metrics.flops;
+  if (!must_read_numbers()) state_.scheduler.step(batch.running);
+  add_learning_rates(metrics);  // as in Megatron-LM's log: what the next step will use
   return {std::move(numbers), std::move(metrics)};
 }
 
-void Training::check_finite(const StepNumbers& numbers, const StepMetrics& metrics) const {
-  const bool checked = args_.check_for_nan_in_loss_and_grad && !args_.fp16;
-  if (!checked || (!numbers.nonfinite && std::isfinite(numbers.loss))) return;
-  throw Fault(
+bool Training::skips_next() const {
+  const std::vector<int64_t>& named = args_.iterations_to_skip;
+  return std::find(named.begin(), named.end(), state_.iteration) != named.end();
+}
+
+StepMetrics Training::skip(const MicroBatches& microbatches) {
+  const BatchSize batch = batch_size();
+  for (int64_t i = 0; i < batch.microbatches; ++i) microbatches(i);
+  state_.skipped_train_samples += batch.running;
+  StepMetrics metrics = next_step_metrics(batch);
+  state_.iteration = metrics.iteration;
+  state_.consumed_train_samples = metrics.consumed_samples;
+  metrics.flops = metrics.flops_full = 0.0;
+  metrics.skipped = true;
+  add_learning_rates(metrics);
+  return metrics;
+}
+
+void Training::stop_at_nan(const StepNumbers& numbers, const StepMetrics& metrics) {
+  const Fault fault(
       fmt::format("loss {} and gradient norm {} at iteration {}: the weights were left as they were after "
                   "iteration {}. Lower --lr, lengthen the warm-up or look at the data from sample {} on; "
+                  "--max-nan-iterations lets so many such steps in a row be skipped, and "
                   "--no-check-for-nan-in-loss-and-grad trains on regardless",
-                  numbers.loss, numbers.grad_norm, metrics.iteration, metrics.iteration - 1,
+                  numbers.loss, numbers.grad_norm, metrics.iteration, metrics.iteration - 1 - nan_iterations_,
                   metrics.consumed_samples - metrics.global_batch_size),
       ExitCode::numerics);
+  try {
+    finish_save();  // what was trained before is sound
+  } catch (const std::exception& error) {
+    warn("the checkpoint that was being saved is lost: {}", error.what());
+  }
+  throw Fault(fault);
+}
+
+bool Training::was_skipped(const StepNumbers& numbers, const StepMetrics& metrics) {
+  if (args_.fp16) return numbers.nonfinite;
+  if (!args_.check_for_nan_in_loss_and_grad) return false;
+  if (!numbers.nonfinite) {
+    nan_iterations_ = 0;
+    return false;
+  }
+  if (nan_iterations_ == args_.max_nan_iterations) stop_at_nan(numbers, metrics);
+  ++nan_iterations_;
+  if (mesh_.rank() == 0) {
+    warn("loss {} and gradient norm {} at iteration {}: the step is skipped ({} of at most {} in a row)",
+         numbers.loss, numbers.grad_norm, metrics.iteration, nan_iterations_, args_.max_nan_iterations);
+  }
+  return true;
 }
 
 FinishedStep Training::absorb(IssuedStep step) {
   const StepNumbers numbers = step.numbers.resolve();
+  save_progress_ = numbers.progress;
   StepMetrics& metrics = step.metrics;
-  check_finite(numbers, metrics);
-  const bool skipped = args_.fp16 && numbers.nonfinite;
-  if (args_.fp16 && !skipped) state_.scheduler.step(metrics.global_batch_size);
-  if (args_.fp16) {
-    metrics.learning_rate = state_.scheduler.lr();
-    if (decoupled_) metrics.decoupled_learning_rate = state_.scheduler.lr(*decoupled_);
+  metrics.skipped = was_skipped(numbers, metrics);
+  if (must_read_numbers()) {
+    if (!metrics.skipped) state_.scheduler.step(metrics.global_batch_size);
+    add_learning_rates(metrics);
   }
-  if (!skipped) state_.optimizer_steps += 1;
-  state_.scaler.update(skipped);
+  if (!metrics.skipped) {
+    state_.optimizer_steps += 1;
+    metrics.grad_norm = numbers.grad_norm;
+  }
+  state_.scaler.update(metrics.skipped);
   metrics.loss_scale = state_.scaler.scale();
   metrics.losses = named_losses(numbers);
-  metrics.skipped = skipped;
-  if (!skipped) metrics.grad_norm = numbers.grad_norm;
   if (args_.log_num_zeros_in_grad) metrics.num_zeros = numbers.num_zeros;
   if (args_.log_params_norm) metrics.params_norm = numbers.parameter_norm;
   return {numbers, std::move(metrics)};
@@ -268,7 +348,10 @@ Losses Training::named_losses(const StepNumbers& numbers) const {
 }
 
 FinishedStep Training::train_step(const MicroBatches& microbatches) {
-  return absorb(issue(microbatches));
+  if (skips_next()) return {{}, skip(microbatches)};
+  FinishedStep done = absorb(issue(microbatches));
+  continue_save();
+  return done;
 }
 
 MicroBatches Training::from(BatchSource& source) const {

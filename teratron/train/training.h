@@ -44,8 +44,14 @@ class Training {
 
   /// Resumes from --load, or finetunes from --pretrained-checkpoint where that holds nothing. False: random weights.
   bool load();
-  /// Writes --save/iter_*; returns what was written.
-  SaveMetrics save();
+  /// Writes --save/iter_*; returns what was written. Under --async-save nothing is returned: the save goes on in the
+  /// background, from a copy in host memory, after the save before it has been waited for.
+  std::optional<SaveMetrics> save();
+  /// Under --async-save, after absorb(): what is due of the save; returns what was written, once it is committed. A
+  /// failure is thrown here, on all ranks after the same step.
+  std::optional<SaveMetrics> continue_save();
+  /// Waits for the save that is under way; nothing where there is none. Before the end of a loop of one's own.
+  std::optional<SaveMetrics> finish_save();
 
   // ---- Questions ----
   const Arguments& args() const { return args_; }
@@ -71,7 +77,8 @@ class Training {
   // ---- Steps ----
   /// Micro-batches of this data-parallel rank: train and valid from the samples consumed so far on.
   std::unique_ptr<BatchSource> open(Split split) const;
-  /// One step over global_batch_size() samples; the counters move on.
+  /// One step over global_batch_size() samples; the counters move on. A step that --iterations-to-skip names consumes
+  /// its samples and does nothing else: its metrics say that it was skipped and have no losses.
   FinishedStep train_step(BatchSource& source);
   /// The same over micro-batches of one's own, batch_size().microbatches of them.
   FinishedStep train_step(const MicroBatches& microbatches);
@@ -83,6 +90,11 @@ class Training {
   /// The two halves of a step: the host may issue the next one before it reads the numbers of this one. The greatest
   /// `stop_request` of all ranks comes back in the numbers. Fault (numerics) where the NaN policy says stop.
   IssuedStep issue(const MicroBatches& microbatches, int64_t stop_request = 0);
+  /// Whether --iterations-to-skip names the next step; and that step.
+  bool skips_next() const;
+  StepMetrics skip(const MicroBatches& microbatches);
+  /// Whether the next step depends on the numbers of this one: some steps may be skipped for theirs.
+  bool must_read_numbers() const { return args_.fp16 || args_.max_nan_iterations > 0; }
   FinishedStep absorb(IssuedStep step);
   /// "lm loss" and the train step's metrics by name.
   Losses named_losses(const StepNumbers& numbers) const;
@@ -100,7 +112,17 @@ class Training {
   void set_old_run_aside();
   std::optional<CheckpointInfo> load_from(const std::string& directory, bool weights_only);
   std::string config_json() const;
-  void check_finite(const StepNumbers& numbers, const StepMetrics& metrics) const;
+  StepMetrics next_step_metrics(const BatchSize& batch) const;
+  void add_learning_rates(StepMetrics& metrics) const;
+  /// True: the step changed nothing. Stops where too many did so for NaN.
+  bool was_skipped(const StepNumbers& numbers, const StepMetrics& metrics);
+  [[noreturn]] void stop_at_nan(const StepNumbers& numbers, const StepMetrics& metrics);
+  struct SaveUnderWay {
+    int64_t iteration = 0;
+    double begin = 0.0;  // wall clock
+    std::unique_ptr<BackgroundSave> writer = nullptr;
+  };
+  SaveMetrics committed(const SaveUnderWay& save, const std::filesystem::path& path);
 
   Mesh mesh_;
   at::Device device_;
@@ -116,7 +138,10 @@ class Training {
   std::unique_ptr<RunData> data_;
   RunState state_;
   BatchSchedule batches_;
+  int64_t nan_iterations_ = 0;  // in a row
   int64_t saved_iteration_ = -1;
+  int64_t save_progress_ = 0;  // the least of all ranks', as of the last step
+  std::optional<SaveUnderWay> saving_;
 };
 
 /// --num-train-epochs as train_iters; other settings come back as they are. Builds the training data's indices. Collective.

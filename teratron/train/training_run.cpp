@@ -175,9 +175,10 @@ bool TrainingRun::at_interval(const std::optional<int64_t>& interval) const {
 
 // The host runs one step ahead of the device, unless what it does next depends on the step's numbers.
 bool TrainingRun::must_read_now() const {
-  return training_.device().is_cpu() || args().fp16 || state().iteration >= training_.train_iters() ||
-         at_interval(args().log_interval) || at_interval(args().eval_interval) ||
-         at_interval(args().save_interval) || at_interval(args().exit_interval) ||
+  return training_.device().is_cpu() || training_.must_read_numbers() ||
+         state().iteration >= training_.train_iters() || at_interval(args().log_interval) ||
+         at_interval(args().eval_interval) || at_interval(args().save_interval) ||
+         at_interval(args().exit_interval) ||
          at_interval(args().check_weight_hash_across_dp_replicas_interval);
 }
 
@@ -189,6 +190,7 @@ void TrainingRun::absorb(IssuedStep step) {
   if (progress_) progress_->step(done.metrics.iteration, done.metrics.seconds);
   emit(done.metrics);
   if (observer_ && !seen_enough_) seen_enough_ = !observer_(done.metrics);
+  settle([this] { return training_.continue_save(); });
 }
 
 void TrainingRun::log_interval() {
@@ -242,6 +244,10 @@ void TrainingRun::train() {
   std::optional<IssuedStep> pending;
   auto last = std::chrono::steady_clock::now();
   while (state().iteration < training_.train_iters() && stop_reason_ == StopReason::none) {
+    if (training_.skips_next()) {
+      training_.skip(microbatches);
+      continue;
+    }
     if (trace_) trace_->before_step(state().iteration);
     IssuedStep step = training_.issue(microbatches, static_cast<int64_t>(wish()));
     if (pending) absorb(*std::exchange(pending, std::nullopt));
@@ -272,7 +278,9 @@ void TrainingRun::between_steps() {
     training_.state().consumed_valid_samples += args().eval_iters * training_.global_batch_size();
   }
   if (at_interval(args().exit_interval)) stop_reason_ = std::max(stop_reason_, StopReason::interval);
-  if (args().save && at_interval(args().save_interval)) save_between_steps();
+  if (!args().save || !at_interval(args().save_interval)) return;
+  settle([this] { return training_.finish_save(); });
+  settle([this] { return save(); });
 }
 
 void TrainingRun::evaluate(Split split, const std::string& prefix) {
@@ -288,25 +296,24 @@ void TrainingRun::evaluate(Split split, const std::string& prefix) {
                    .seconds = seconds_since(begin)});
 }
 
-SaveMetrics TrainingRun::save() {
+std::optional<SaveMetrics> TrainingRun::save() {
   if (speaks_first()) print("saving checkpoint at iteration {:7d} to {}", state().iteration, *args().save);
+  saving_ = {.iteration = state().iteration,
+             .flops = state().floating_point_operations,
+             .tokens = state().consumed_train_samples * args().seq_length.value()};
   Timers timers(0);
-  SaveMetrics saved;
+  std::optional<SaveMetrics> saved;
   {
     const auto timed = timers.scope("save-checkpoint");
     saved = training_.save();
   }
   if (args().timing_log_level > 0) report_timers(timers, 1);
-  if (progress_log_) {
-    progress_log_->saved({.iteration = state().iteration,
-                          .flops = state().floating_point_operations,
-                          .tokens = state().consumed_train_samples * args().seq_length.value(),
-                          .wall_time = wall_clock()});
-  }
   return saved;
 }
 
 void TrainingRun::announce(const SaveMetrics& saved) {
+  saving_.wall_time = wall_clock();
+  if (progress_log_) progress_log_->saved(saving_);
   if (progress_) progress_->clear();
   if (speaks_first()) {
     print_line(save_line(saved.iteration, saved.directory, position_of(training_.mesh())));
@@ -314,24 +321,23 @@ void TrainingRun::announce(const SaveMetrics& saved) {
   emit(saved);
 }
 
-void TrainingRun::save_between_steps() {
+void TrainingRun::settle(const std::function<std::optional<SaveMetrics>()>& saving) {
   try {
-    announce(save());
+    if (const auto saved = saving()) announce(*saved);
   } catch (const Fault& fault) {
     if (fault.exit_code() != ExitCode::checkpoint) throw;
-    if (speaks_first()) {
-      warn(
-          "{} The checkpoint of iteration {} was not saved; training goes on and tries again after {} "
-          "iterations",
-          fault.what(), state().iteration, *args().save_interval);
-    }
+    if (speaks_first()) warn("{} That checkpoint was not saved; the next save tries again", fault.what());
   }
 }
 
 ExitCode TrainingRun::finish() {
+  settle([this] { return training_.finish_save(); });
   // What was trained is safe before anything else can fail; it is told where Megatron-LM's log has it.
   std::optional<SaveMetrics> saved;
-  if (args().save && state().iteration > first_iteration_ && !training_.is_saved()) saved = save();
+  if (args().save && state().iteration > first_iteration_ && !training_.is_saved()) {
+    saved = save();
+    if (!saved) saved = training_.finish_save();
+  }
   const bool again = stop_reason_ == StopReason::signal || stop_reason_ == StopReason::autoresume;
   if (!args().save && again && speaks_first()) {
     warn("stopped by a signal, and nothing was saved: there is no --save");

@@ -57,10 +57,11 @@ class TrainingRun {
   void report_timers(Timers& timers, int64_t iterations);
   /// Evaluates --eval-iters steps of a split; `prefix` as Megatron logs it. Counters are left as they are.
   void evaluate(Split split, const std::string& prefix);
-  SaveMetrics save();
+  std::optional<SaveMetrics> save();
   void announce(const SaveMetrics& saved);
-  /// A full disk does not end the training: it goes on, and the next interval tries again.
-  void save_between_steps();
+  /// Announces what `saving` has committed. A full disk does not end the training: it goes on, and the next interval
+  /// tries again.
+  void settle(const std::function<std::optional<SaveMetrics>()>& saving);
   bool must_read_now() const;
   bool at_interval(const std::optional<int64_t>& interval) const;
 
@@ -75,6 +76,7 @@ class TrainingRun {
   std::unique_ptr<Trace> trace_;
   StopReason stop_reason_ = StopReason::none;
   StepObserver observer_;
+  ProgressLog::Saved saving_;    // the save that was last begun
   bool seen_enough_ = false;     // the observer's wish to stop
   int64_t first_iteration_ = 0;  // done before this process
 };

@@ -119,6 +119,7 @@ void finish(ParsedArguments& parsed, int64_t world_size, const FinishOptions& op
   check_schedule(v);
   check_optimizer(v);
   check_run(v);
+  check_steps(v);
   check_precision(v);
   check_data(v);
   check_tokenizer(v);

@@ -45,6 +45,7 @@ void check_pipeline(Validation& v);  // after check_batch: it needs the number o
 void check_schedule(Validation& v);
 void check_optimizer(Validation& v);
 void check_run(Validation& v);
+void check_steps(Validation& v);
 void check_precision(Validation& v);
 void check_data(Validation& v);
 void check_tokenizer(Validation& v);

@@ -320,6 +320,24 @@ void check_precision(Validation& v) {
   }
 }
 
+void check_steps(Validation& v) {
+  const Arguments& a = v.args;
+  if (a.calculate_per_token_loss && a.ddp_average_in_collective) {
+    v.reject("calculate_per_token_loss",
+             "calculate_per_token_loss divides by the tokens of all ranks, but ddp_average_in_collective "
+             "averages over "
+             "the ranks",
+             "Give one of them");
+  }
+  if (a.max_nan_iterations == 0) return;
+  if (a.fp16) v.note("--max-nan-iterations has no effect with --fp16, which skips every such step");
+  if (!a.check_for_nan_in_loss_and_grad) {
+    v.reject("max_nan_iterations",
+             "max_nan_iterations needs the check that --no-check-for-nan-in-loss-and-grad turns off",
+             "Give one of them");
+  }
+}
+
 void check_data(Validation& v) {
   Arguments& a = v.args;
   const bool split_paths =

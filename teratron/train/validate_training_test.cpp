@@ -104,6 +104,18 @@ INSTANTIATE_TEST_SUITE_P(
                        "--override-opt-param-scheduler",
                        "both set",
                        ""},
+        BadCombination{{"--calculate-per-token-loss", "--ddp-average-in-collective"},
+                       1,
+                       "--calculate-per-token-loss",
+                       "averages over the ranks",
+                       "one"},
+        BadCombination{{"--max-nan-iterations", "2", "--no-check-for-nan-in-loss-and-grad"},
+                       1,
+                       "--max-nan-iterations",
+                       "needs the check",
+                       ""},
+        BadCombination{
+            {"--iterations-to-skip", "-1"}, 1, "--iterations-to-skip", "out of range", "at least 0"},
         BadCombination{{"--fp16", "--bf16"}, 1, "--fp16", "both set", ""}));
 
 INSTANTIATE_TEST_SUITE_P(

@@ -245,7 +245,8 @@ def test_logits_of_wrong_ids(tmp_path, unbroken):
 
 @pytest.mark.parametrize("flags,says", [(["--temperature", "0"], ["--temperature"]),
                                         (["--top-k", "3", "--top-p", "0.5"], ["--top-k", "--top-p"]),
-                                        (["--top-p", "1.5"], ["--top-p"])])
+                                        (["--top-p", "1.5"], ["--top-p"]),
+                                        (["--num-samples", "2"], ["num_samples", "prompts are given"])])
 def test_generate_with_contradictions(unbroken, flags, says):
     command = ["generate", "--load", unbroken, "--prompt", "1 2", "--max-new-tokens", "2", "--device", "cpu"]
     advises(message(teratron(*command, *flags, code=2), *says))
@@ -270,6 +271,17 @@ def test_generated_ids_are_apart_from_the_prompt(unbroken):
     result = teratron("generate", "--load", unbroken, "--prompt", "1 2", "--max-new-tokens", "2", "--device", "cpu",
                       "--greedy")
     assert result.stdout.split()[:2] == ["1", "2"] and len(result.stdout.split()) == 4
+
+
+def test_samples_without_a_prompt(tmp_path, unbroken):
+    result = teratron("generate", "--load", unbroken, "--num-samples", "3", "--max-new-tokens", "5", "--device", "cpu",
+                      "--genfile", tmp_path / "texts")
+    samples = [json.loads(line) for line in (tmp_path / "texts").read_text().splitlines()]
+    assert len(samples) == 3 and len({sample["text"] for sample in samples}) > 1, samples
+    for sample in samples:
+        ids = sample["text"].split()
+        assert sample["text"] in result.stdout and "60" not in ids, "the end of a document is no text"
+        assert len(ids) == sample["length"] and sample["finished"] == (len(ids) < 5)
 
 
 def test_generate_without_a_checkpoint(tmp_path):

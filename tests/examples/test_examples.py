@@ -71,6 +71,22 @@ def test_own_loop(built, tmp_path):
     assert "at iteration 20" in again and "step 30 of 30" in again
 
 
+def test_own_model(built, tmp_path):
+    program = built("own_model")
+    alone = run(program, "pretrain", "gpt", *TINY, "--save", tmp_path / "run", "--save-interval", "10")
+    # Two layers of two norms and an MLP without biases, embedding and output of 128 padded rows, the last norm.
+    parameters = 2 * (4 * 16 + 2 * 16 * 64) + 2 * 128 * 16 + 2 * 16
+    assert f"model parallel rank (0, 0): {parameters}\n" in alone
+    assert losses(alone)[-1] < losses(alone)[0]
+    layout = ["--tp", "2", "--pp", "2", "--use-distributed-optimizer"]
+    parallel = run(program, "launch", "--nproc-per-node", "8", "--backend", "threads", "--log-dir", tmp_path / "logs",
+                   "--", "pretrain", "gpt", *TINY, *layout, "--micro-batch-size", "1")
+    assert losses(parallel) == pytest.approx(losses(alone), rel=1e-4)
+    resumed = run(program, "pretrain", "gpt", *TINY, "--load", tmp_path / "run", "--ckpt-step", "10")
+    assert "at iteration 10" in resumed and losses(resumed) == losses(alone)[2:]
+    run(program, "pretrain", "gpt", *TINY, "--reset-attention-mask", code=2)
+
+
 def test_script_of_the_345m_model(tmp_path):
     """Its flags are understood; the data set is not there."""
     variables = {"CHECKPOINT_PATH": str(tmp_path / "checkpoints"), "VOCAB_FILE": "none.json", "MERGE_FILE": "none.txt",

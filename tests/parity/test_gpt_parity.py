@@ -107,7 +107,14 @@ def learning_rate(step, peak, floor, warmup):
     return floor + (peak - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
-def torch_curve(model, samples):
+def mean_loss(model, batch):
+    """The loss to differentiate, and the one to report."""
+    logits = model(batch[:, :-1]).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+    return loss, loss
+
+
+def torch_curve(model, samples, loss_of=mean_loss):
     decayed = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() <= 1]
     optimizer = torch.optim.AdamW(
@@ -116,10 +123,9 @@ def torch_curve(model, samples):
     losses, norms = [], []
     for step in range(STEPS):
         batch = torch.tensor(np.stack([samples(step * BATCH + i) for i in range(BATCH)]))
-        logits = model(batch[:, :-1]).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        objective, loss = loss_of(model, batch)
         optimizer.zero_grad()
-        loss.backward()
+        objective.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.7).item())
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, 5e-3, 5e-4, 5)
@@ -128,10 +134,9 @@ def torch_curve(model, samples):
     return losses, norms
 
 
-def test_training_follows_pytorch(family):
+def check_training(family, tokens, loss_of, *more):
+    """Trains on a document of tokens, here and in PyTorch."""
     model, flags, folder = family
-    tokens = np.random.RandomState(3).randint(0, VOCABULARY, size=STEPS * BATCH * LENGTH + 50)
-    tokens[1::2] = (tokens[::2][: len(tokens[1::2])] * 7 + 3) % VOCABULARY  # something to learn
     write_dataset(folder / "tokens", tokens)
     order = np.arange((len(tokens) - 1) // LENGTH, dtype=np.uint32)
     state = np.random.RandomState(77)
@@ -144,13 +149,55 @@ def test_training_follows_pytorch(family):
         "--hidden-dropout", 0, "--attention-dropout", 0, "--data-path", folder / "tokens", "--split", "1,0,0",
         "--tokenizer-type", "NullTokenizer", "--vocab-size", VOCABULARY - 1, "--seed", 77, "--eval-iters", 0,
         "--load", folder / "converted", "--finetune", "--run-dir", folder / "run", "--log-interval", 1,
-        "--device", "cpu", *flags)
+        "--device", "cpu", *flags, *more)
     events = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [event for event in events if event["type"] == "step"]
     assert len(steps) == STEPS
     expected, norms = torch_curve(
-        model.train(), lambda i: tokens[order[i] * LENGTH: order[i] * LENGTH + LENGTH + 1])
+        model.train(), lambda i: tokens[order[i] * LENGTH: order[i] * LENGTH + LENGTH + 1], loss_of)
     for step, loss, norm in zip(steps, expected, norms):
         assert step["losses"]["lm loss"] == pytest.approx(loss, rel=1e-4)
         assert step["grad_norm"] == pytest.approx(norm, rel=1e-3)
     assert expected[-1] < 0.97 * expected[0]  # the weights did move
+
+
+def something_to_learn():
+    tokens = np.random.RandomState(3).randint(0, VOCABULARY, size=STEPS * BATCH * LENGTH + 50)
+    tokens[1::2] = (tokens[::2][: len(tokens[1::2])] * 7 + 3) % VOCABULARY
+    return tokens
+
+
+def test_training_follows_pytorch(family):
+    check_training(family, something_to_learn(), mean_loss)
+
+
+END = VOCABULARY - 1  # of a document, for the NullTokenizer
+
+
+def masked_losses(model, batch):
+    """Sum over the tokens that do not follow the end of a document, and their number, of each micro-batch of two."""
+    mask = batch[:, :-1] != END
+    logits = model(batch[:, :-1]).logits
+    losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), batch[:, 1:], reduction="none") * mask
+    return losses.view(2, -1).sum(1), mask.view(2, -1).sum(1)
+
+
+def by_token(model, batch):
+    losses, counts = masked_losses(model, batch)
+    return losses.sum() / counts.sum(), losses.sum() / counts.sum()
+
+
+def by_microbatch(model, batch):
+    losses, counts = masked_losses(model, batch)
+    return (losses / counts).mean(), losses.sum() / counts.sum()
+
+
+@pytest.mark.parametrize("family", ["llama"], indirect=True)
+@pytest.mark.parametrize("loss_of, more", [(by_token, ["--calculate-per-token-loss"]), (by_microbatch, [])])
+def test_uneven_microbatches_follow_pytorch(family, loss_of, more):
+    tokens = something_to_learn()
+    state = np.random.RandomState(9)
+    for begin in range(0, len(tokens), 3 * LENGTH):  # every third sample is nearly all ends of documents
+        part = tokens[begin:begin + LENGTH]
+        part[state.rand(len(part)) < 0.85] = END
+    check_training(family, tokens, loss_of, "--eod-mask-loss", *more)

@@ -1,0 +1,115 @@
+// A model of one's own under the library's training loop, data, optimizer and checkpoints: in the place of attention each
+// token takes the mean of the tokens before it (average attention networks, Zhang, Xiong & Su 2018, without their gates).
+//
+//   own_model pretrain gpt FLAGS...         (--tp, --pp and --use-distributed-optimizer work as ever)
+#include <ATen/ATen.h>
+
+#include "teratron/base/error.h"
+#include "teratron/cli/program.h"
+#include "teratron/nn/cross_entropy.h"
+#include "teratron/nn/embedding.h"
+#include "teratron/nn/mlp.h"
+#include "teratron/nn/norm.h"
+
+using teratron::Activations;
+using teratron::GPTConfig;
+using teratron::Init;
+using teratron::MicroBatch;
+using teratron::ModelPart;
+using teratron::Scope;
+using teratron::TensorParallel;
+
+namespace {
+
+// x [S, B, H]: row s becomes the mean of the rows 0..s.
+at::Tensor mean_of_past(const at::Tensor& x_SBH) {
+  const at::Tensor count_S = at::arange(1, x_SBH.size(0) + 1, x_SBH.options());
+  return x_SBH.cumsum(0) / count_S.view({-1, 1, 1});
+}
+
+class Layer {
+ public:
+  Layer(const Scope& scope, const GPTConfig& config, const TensorParallel& parallel)
+      : mixing_norm_(scope / "mixing_norm", config.hidden, config.norm, parallel),
+        mlp_norm_(scope / "mlp_norm", config.hidden, config.norm, parallel),
+        mlp_(scope / "mlp",
+             {.hidden = config.hidden,
+              .ffn_hidden = config.ffn_hidden,
+              .activation = config.activation,
+              .bias = false,
+              .fc1_init = Init::normal(config.init_std),
+              .fc2_init = Init::normal(config.init_std)},
+             parallel) {}
+
+  at::Tensor forward(const at::Tensor& x_SBH) {
+    const at::Tensor h_SBH = x_SBH + mean_of_past(mixing_norm_.forward(x_SBH));
+    return h_SBH + mlp_.forward(mlp_norm_.forward(h_SBH));
+  }
+
+ private:
+  teratron::Norm mixing_norm_;
+  teratron::Norm mlp_norm_;
+  teratron::Mlp mlp_;
+};
+
+class AverageNetwork : public teratron::Model {
+ public:
+  explicit AverageNetwork(const ModelPart& part)
+      : Model(part.stage), vocabulary_(part.config.vocabulary), parallel_(part.parallel) {
+    const Scope root(part.parameters);
+    const teratron::VocabularyOptions words{.size = part.config.vocabulary,
+                                            .padded = part.config.padded_vocabulary,
+                                            .hidden = part.config.hidden,
+                                            .init = Init::normal(part.config.init_std)};
+    if (part.stage.embedding) {
+      embedding_ = std::make_unique<teratron::VocabParallelEmbedding>(root / "embedding", words, parallel_);
+    }
+    for (int64_t i = 0; i < part.stage.layers; ++i) {
+      const Scope scope = root / "layers" / std::to_string(part.stage.first_layer + i);
+      layers_.push_back(std::make_unique<Layer>(scope, part.config, parallel_));
+    }
+    if (!part.stage.head) return;
+    last_norm_ =
+        std::make_unique<teratron::Norm>(root / "last_norm", part.config.hidden, part.config.norm, parallel_);
+    output_ =
+        &(root / "output")
+             .parameter("weight", {.shard = vocabulary_shard(words, parallel_.group), .init = words.init});
+  }
+
+  Activations forward(const Activations& input, const MicroBatch& batch) override {
+    at::Tensor x_SBH = embedding_ ? embedding_->forward(batch.tokens_SB) : input.hidden_SBH;
+    for (const auto& layer : layers_) x_SBH = layer->forward(x_SBH);
+    return {last_norm_ ? last_norm_->forward(x_SBH) : x_SBH};
+  }
+
+  at::Tensor logits(const Activations& output) override {
+    return linear(output.hidden_SBH, *output_, nullptr, teratron::InputRegion::copied, parallel_.group);
+  }
+
+  at::Tensor loss(const Activations& output, const MicroBatch& batch) override {
+    return vocab_parallel_cross_entropy(logits(output), batch.labels_SB, vocabulary_, parallel_.group);
+  }
+
+ private:
+  int64_t vocabulary_;
+  TensorParallel parallel_;
+  std::unique_ptr<teratron::VocabParallelEmbedding> embedding_;
+  std::vector<std::unique_ptr<Layer>> layers_;
+  std::unique_ptr<teratron::Norm> last_norm_;
+  teratron::Parameter* output_ = nullptr;
+};
+
+std::unique_ptr<teratron::Model> make_model(const teratron::Registry::Run& run, const ModelPart& part) {
+  if (run.args.sequence_parallel || run.args.reset_attention_mask) {
+    throw teratron::config_error({.what = "the mean is taken over whole samples",
+                                  .where = "sequence_parallel, reset_attention_mask",
+                                  .fix = "Leave these flags out"});
+  }
+  return std::make_unique<AverageNetwork>(part);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return teratron::main(argc, argv, {.model = make_model});
+}
