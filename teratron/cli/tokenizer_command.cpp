@@ -107,15 +107,40 @@ void train(const TrainFlags& flags) {
 
 struct EncodeFlags {
   bool whole_document = false;
+  bool offsets = false;
   bool timing = false;
 };
+
+/// Calls visit for each document on stdin.
+template <class Visit>
+void each_document(bool whole, const Visit& visit) {
+  if (whole) return visit(std::string(std::istreambuf_iterator<char>(std::cin), {}));
+  for (std::string line; std::getline(std::cin, line);) visit(line);
+}
+
+void print_line(const fmt::memory_buffer& line) {
+  std::cout.write(line.data(), static_cast<std::streamsize>(line.size())).put('\n');
+}
+
+void encode_with_offsets(const Tokenizer& tokenizer, const EncodeFlags& flags) {
+  each_document(flags.whole_document, [&](const std::string& text) {
+    fmt::memory_buffer line;
+    const char* blank = "";
+    for (const TokenSpan& span : tokenizer.encode_with_offsets(text)) {
+      fmt::format_to(std::back_inserter(line), "{}{}:{}-{}", blank, span.id, span.begin, span.end);
+      blank = " ";
+    }
+    print_line(line);
+  });
+  std::cout.flush();
+}
 
 void encode(const Tokenizer& tokenizer, const EncodeFlags& flags) {
   std::vector<int32_t> ids;
   size_t bytes = 0;
   std::chrono::duration<double> spent{0};
   std::clock_t cpu = 0;
-  const auto encode_one = [&](const std::string& text) {
+  each_document(flags.whole_document, [&](const std::string& text) {
     ids.clear();
     const auto begin = std::chrono::steady_clock::now();
     const std::clock_t cpu_begin = std::clock();
@@ -124,14 +149,9 @@ void encode(const Tokenizer& tokenizer, const EncodeFlags& flags) {
     spent += std::chrono::steady_clock::now() - begin;
     bytes += text.size();
     fmt::memory_buffer line;
-    fmt::format_to(std::back_inserter(line), "{}\n", fmt::join(ids, " "));
-    std::cout.write(line.data(), static_cast<std::streamsize>(line.size()));
-  };
-  if (flags.whole_document) {
-    encode_one(std::string(std::istreambuf_iterator<char>(std::cin), {}));
-  } else {
-    for (std::string line; std::getline(std::cin, line);) encode_one(line);
-  }
+    fmt::format_to(std::back_inserter(line), "{}", fmt::join(ids, " "));
+    print_line(line);
+  });
   std::cout.flush();
   if (flags.timing) {
     notice("{} bytes encoded in {:.6f} s, {:.6f} s of CPU time", bytes, spent.count(),
@@ -209,6 +229,10 @@ int tokenizer_command(std::span<const std::string> args) {
   encode_app->add_flag("--document", encode_flags.whole_document, "all of stdin is one document");
   encode_app->add_flag("--timing", encode_flags.timing,
                        "tell on stderr how long encoding took, without reading and printing");
+  encode_app
+      ->add_flag("--offsets", encode_flags.offsets,
+                 "print each token as id:begin-end, the characters of the text that it stands for")
+      ->excludes("--timing");
   CLI::App* const decode_app = app.add_subcommand("decode", "Ids from stdin to text, one document a line");
   CLI::App* const info_app = app.add_subcommand("info", "Sizes and special tokens");
   for (CLI::App* const sub : {encode_app, decode_app, info_app}) {
@@ -221,7 +245,7 @@ int tokenizer_command(std::span<const std::string> args) {
     return static_cast<int>(ExitCode::ok);
   }
   const std::unique_ptr<Tokenizer> tokenizer = build_tokenizer(options);
-  if (encode_app->parsed()) encode(*tokenizer, encode_flags);
+  if (encode_app->parsed()) (encode_flags.offsets ? encode_with_offsets : encode)(*tokenizer, encode_flags);
   if (decode_app->parsed()) decode(*tokenizer);
   if (info_app->parsed()) info(*tokenizer, options);
   return static_cast<int>(ExitCode::ok);

@@ -162,13 +162,7 @@ TEST(GPTBuilder, MatchesMegatron) {
 }
 
 std::string message_of(const GPTDataOptions& options, ExitCode kind) {
-  try {
-    build_gpt_datasets(options);
-  } catch (const UserError& error) {
-    EXPECT_EQ(error.exit_code(), kind);
-    return error.what();
-  }
-  return "";
+  return testing::message_of([&] { build_gpt_datasets(options); }, kind);
 }
 
 TEST(GPTBuilder, WrongOptions) {

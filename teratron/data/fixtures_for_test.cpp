@@ -6,6 +6,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include <gtest/gtest.h>
 #include <unistd.h>
 
 namespace teratron::testing {
@@ -104,6 +105,16 @@ std::vector<nlohmann::json> read_json_lines(const std::filesystem::path& path) {
     if (!line.empty()) values.push_back(nlohmann::json::parse(line));
   }
   return values;
+}
+
+std::string message_of(const std::function<void()>& action, ExitCode kind) {
+  try {
+    action();
+  } catch (const UserError& error) {
+    EXPECT_EQ(error.exit_code(), kind);
+    return error.what();
+  }
+  return "";
 }
 
 TemporaryFolder::TemporaryFolder() {

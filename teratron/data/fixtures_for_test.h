@@ -3,11 +3,14 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include <nlohmann/json.hpp>
+
+#include "teratron/base/error.h"
 
 namespace teratron::testing {
 
@@ -24,6 +27,9 @@ template <typename T>
 std::string sha256_of(const std::vector<T>& values) {
   return sha256({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)});
 }
+
+/// What the UserError of this kind says that `action` throws; empty if it throws none.
+std::string message_of(const std::function<void()>& action, ExitCode kind = ExitCode::data);
 
 /// A fresh folder that is removed at the end of the scope.
 class TemporaryFolder {

@@ -3,7 +3,6 @@
 
 #include <cstring>
 #include <fstream>
-#include <functional>
 #include <numeric>
 
 #include <gtest/gtest.h>
@@ -17,19 +16,10 @@
 namespace teratron {
 namespace {
 
+using testing::message_of;
 using testing::read_bytes;
 using testing::TemporaryFolder;
 using testing::write_bytes;
-
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const UserError& error) {
-    EXPECT_EQ(error.exit_code(), ExitCode::data);
-    return error.what();
-  }
-  return "";
-}
 
 std::string longs(std::initializer_list<int64_t> values) {
   std::string bytes;

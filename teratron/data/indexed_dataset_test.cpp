@@ -1,6 +1,5 @@
 #include "teratron/data/indexed_dataset.h"
 
-#include <functional>
 #include <random>
 
 #include <gtest/gtest.h>
@@ -13,19 +12,10 @@ namespace teratron {
 namespace {
 
 using testing::fixture;
+using testing::message_of;
 using testing::read_bytes;
 using testing::TemporaryFolder;
 using testing::write_bytes;
-
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const UserError& error) {
-    EXPECT_EQ(error.exit_code(), ExitCode::data);
-    return error.what();
-  }
-  return "";
-}
 
 /// Writes a small dataset with empty sequences and documents; returns its documents.
 std::vector<std::vector<std::vector<int32_t>>> write_small(const std::string& prefix, Dtype dtype) {

@@ -370,6 +370,7 @@ TEST(Preprocess, AppendEodNeedsAnEod) {
   class NoEod : public Tokenizer {
    public:
     void encode(std::string_view, std::vector<int32_t>&) const override {}
+    std::vector<TokenSpan> encode_with_offsets(std::string_view) const override { return {}; }
     std::string decode(std::span<const int32_t>) const override { return ""; }
     int64_t vocab_size() const override { return 10; }
     const SpecialTokens& special() const override { return special_; }

@@ -11,6 +11,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/base/file.h"
+#include "teratron/data/punkt_english.h"
 #include "teratron/tokenizer/regex_split.h"
 #include "teratron/tokenizer/unicode.h"
 
@@ -24,30 +25,32 @@ constexpr int kBeginLower = 1 << 4;
 constexpr int kUpper = 1 << 1 | kMiddleUpper | 1 << 3;
 constexpr int kLower = kBeginLower | 1 << 5 | 1 << 6;
 
-constexpr std::string_view kNonWord = R"x([)";}\]*:@'({\[!?])x";
+constexpr std::string_view kClosing = "\"')]}‘’“”«»";
+constexpr std::string_view kAfterWord = ")\";}]*:@'({[!?‘’“”«»";
+constexpr std::string_view kNonWord = R"x([)";}\]*:@'({\[!?‘’“”«»])x";
 constexpr std::string_view kMultiChar = R"((?:-{2,}|\.{2,}|(?:\.\s){2,}\.))";
 constexpr int64_t kPieceCharacters = 1000000;
 
-/// For English without a model; periods inside are part of an abbreviation.
-constexpr std::string_view kEnglishAbbreviations =
-    "a.d a.m adm al apr assn assoc aug ave b.a b.c b.s bldg blvd brig bros c.e ca capt cf cl cmdr co col "
-    "comdr corp cpl "
-    "d.c d.d.s d.phil dec dept dist dr e.g ed eds eq esq est etc feb fig figs fl ft gen gov hon hr i.e inc "
-    "jan jr jun "
-    "ll.b ll.d lt ltd m.a m.b.a m.d m.p maj mar messrs mfg mg mgr misc mme mr mrs ms msgr mt n.b n.y no nos "
-    "nov oct op "
-    "p.m p.s pg ph.d pl pp pres prof pt rd rep rev sec sen sept sgt sr st ste supt tel u.k u.n u.s u.s.a "
-    "univ v viz vol "
-    "vols vs yr yrs";
-constexpr std::string_view kEnglishStarters =
-    "although and as at because but during even he her his however i if in it its many most no nor on one "
-    "she since so "
-    "some still such that the their then there these they this those though thus under we what when where "
-    "while who why "
-    "with yet you";
+/// The first character of a text (not empty).
+std::string_view first_character(std::string_view text) {
+  return text.substr(0, unicode::sequence_bytes(text[0]));
+}
+
+bool is_one_of(std::string_view character, std::string_view set) {
+  return set.find(character) != std::string_view::npos;
+}
 
 bool is_blank(uint32_t code) {
   return (unicode::characters()[code] & unicode::python_split) != 0;
+}
+
+/// Bytes of the characters at the start of a text that a test holds for.
+template <class Test>
+size_t run_of(std::string_view text, const Test& test) {
+  size_t bytes = 0;
+  while (bytes < text.size() && test(first_character(text.substr(bytes))))
+    bytes += first_character(text.substr(bytes)).size();
+  return bytes;
 }
 
 std::string_view without_trailing_blanks(std::string_view text) {
@@ -204,8 +207,8 @@ std::vector<Candidate> PunktSplitter::Model::candidates(std::string_view text) c
     Candidate match{
         .start = static_cast<size_t>(piece.text.data() - text.data()), .end = 0, .after = {}, .next = {}};
     match.end = match.start + piece.text.size();
-    if (std::string_view(")\";}]*:@'({[!?").find(text[match.end]) != std::string_view::npos) {
-      match.after = text.substr(match.end, 1);
+    if (const auto next = first_character(text.substr(match.end)); is_one_of(next, kAfterWord)) {
+      match.after = next;
     } else {
       const char* const limit = text.data() + text.size();
       const char* p = text.data() + match.end;
@@ -344,12 +347,11 @@ std::vector<Slice> PunktSplitter::Model::split(std::string_view text) const {
     if (i + 1 < slices.size()) {
       const Slice& next = slices[i + 1];
       const std::string_view following = text.substr(next.start, next.end - next.start);
-      const size_t closing = std::min(following.find_first_not_of("\"')]}"), following.size());
-      size_t blanks = closing;
-      while (blanks < following.size() &&
-             std::string_view(" \t\n\r\v\f").find(following[blanks]) != std::string_view::npos) {
-        ++blanks;
-      }
+      const size_t closing = run_of(following, [](std::string_view c) { return is_one_of(c, kClosing); });
+      const size_t blanks = closing + run_of(following.substr(closing), [](std::string_view c) {
+                              const char* p = c.data();
+                              return is_blank(unicode::next(p));
+                            });
       const bool ends =
           blanks > closing || closing == following.size() || following.substr(closing).starts_with("--");
       if (closing > 0 && ends) {

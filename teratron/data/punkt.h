@@ -1,5 +1,5 @@
 // Cutting text into sentences with a trained Punkt model (Kiss and Strunk, "Unsupervised Multilingual Sentence
-// Boundary Detection", 2006), as nltk's PunktSentenceTokenizer does.
+// Boundary Detection", 2006), as the PunktSentenceTokenizer of nltk 3.10 does.
 //
 // A model is a folder in nltk's punkt_tab format: abbrev_types.txt, collocations.tab, sent_starters.txt,
 // ortho_context.tab.

@@ -44,6 +44,12 @@ TEST(Punkt, EnglishWithoutAModel) {
          {"It costs 3.50 or so.", "Acme Inc. sells it... and more."});
 }
 
+TEST(Punkt, QuotesThatAreNotAscii) {
+  const PunktSplitter splitter = PunktSplitter::english(SentenceBlanks::drop);
+  const std::vector<std::string> expected = {"“Why?”", "‘So.’", "«Oui.»", "End.”"};
+  EXPECT_EQ(splitter.split("“Why?”\n‘So.’ «Oui.» End.”"), expected);
+}
+
 TEST(Punkt, OddTexts) {
   const PunktSplitter splitter(fixture("preprocess/punkt_tab").string(), SentenceBlanks::drop);
   for (const std::string text :

@@ -35,7 +35,8 @@ BertTokenizer::BertTokenizer(const BertOptions& options)
     : words_(options.vocab_file),
       lower_case_(options.lower_case),
       head_(options.head),
-      around_(options.head && options.include_special_tokens) {
+      around_(options.head && options.include_special_tokens),
+      longest_word_(options.head ? kLongestWordHead : kLongestWord) {
   const auto need = [&](const char* token) {
     const auto id = words_.id_of(token);
     if (!id) {
@@ -70,86 +71,102 @@ BertTokenizer::BertTokenizer(const BertOptions& options)
 
 void BertTokenizer::encode(std::string_view text, std::vector<int32_t>& ids) const {
   if (!unicode::is_valid(text)) return encode(unicode::replace_invalid(text), ids);
-  if (!head_) return encode_plain(text, ids);
-  if (around_) ids.push_back(*special_.cls);
-  for (const auto& part : added_.split(text)) {
-    if (part.id >= 0) {
-      ids.push_back(part.id);
-    } else {
-      encode_plain(part.text, ids);
-    }
-  }
-  if (around_) ids.push_back(*special_.sep);
+  encode_all(
+      {text}, [&](int32_t id, AlignedView) { ids.push_back(id); },
+      [&](AlignedView word) { words_.encode_word(word.text, longest_word_, ids); });
 }
 
-std::string BertTokenizer::clean(std::string_view text) const {
+std::vector<TokenSpan> BertTokenizer::encode_with_offsets(std::string_view text) const {
+  const AlignedText tracked = AlignedText::track(text);
+  std::vector<TokenSpan> spans;
+  const Emit token = [&](int32_t id, AlignedView piece) {
+    const Characters characters = piece.characters();
+    spans.push_back({id, characters.begin, characters.end});
+  };
+  encode_all(tracked.view(), token, [&](AlignedView word) {
+    std::vector<int32_t> ids;
+    words_.encode_word(word.text, longest_word_, ids);
+    emit_pieces(words_, ids, word, token);
+  });
+  return spans;
+}
+
+void BertTokenizer::encode_all(AlignedView text, const Emit& token, const EmitWord& word) const {
+  if (around_) token(*special_.cls, {});
+  for (const auto& part : added_.split(text.text)) {
+    if (part.id >= 0) {
+      token(part.id, text.part(part.text));
+    } else {
+      cut(text.part(part.text), word);
+    }
+  }
+  if (around_) token(*special_.sep, {});
+}
+
+AlignedText BertTokenizer::clean(AlignedView text) const {
   constexpr uint32_t kReplacement = 0xfffd;
   const uint16_t drop = head_ ? unicode::hf_drop : unicode::python_control;
   const uint16_t blank = head_ ? unicode::hf_white : unicode::python_blank;
-  std::string out;
-  out.reserve(text.size() + 16);
-  each_character(text, [&](std::string_view character, uint32_t code, uint16_t flags) {
+  AlignedText out(text);
+  out.reserve(text.text.size() + 16);
+  each_character(text.text, [&](std::string_view character, uint32_t code, uint16_t flags) {
     if (code == 0 || code == kReplacement || (flags & drop)) return;
-    if (flags & blank) {
-      out += ' ';
-    } else if (code >= 0x3400 && is_chinese(code, head_)) {
-      out.append(" ").append(character).append(" ");
-    } else {
-      out += character;
-    }
+    const auto at = static_cast<size_t>(character.data() - text.text.data());
+    const bool chinese = code >= 0x3400 && is_chinese(code, head_);
+    if (chinese || (flags & blank)) out.append(" ", text, at);
+    if (!(flags & blank)) out.append(character, text, at);
+    if (chinese) out.append(" ", text, at);
   });
   return out;
 }
 
-std::string BertTokenizer::fold_case(std::string_view word) const {
+AlignedText BertTokenizer::fold_case(AlignedView text) const {
   const uint16_t mark = head_ ? unicode::hf_mark : unicode::python_mark;
-  const std::string decomposed =
-      head_ ? unicode::nfd(word) : unicode::python_nfd(unicode::python_lower(word));
-  std::string out;
-  out.reserve(decomposed.size());
-  each_character(decomposed, [&](std::string_view character, uint32_t code, uint16_t flags) {
+  const AlignedText decomposed =
+      head_ ? rewrite(text, unicode::kNfd)
+            : rewrite(rewrite(text, unicode::kPythonLower).view(), unicode::kPythonNfd);
+  const AlignedView view = decomposed.view();
+  AlignedText out(text);
+  out.reserve(view.text.size());
+  each_character(view.text, [&](std::string_view character, uint32_t, uint16_t flags) {
     if (flags & mark) return;
-    if (head_) {
-      unicode::append_lower(code, out);  // the library drops accents first
-    } else {
-      out += character;
-    }
+    out.append(character, view, static_cast<size_t>(character.data() - view.text.data()));
   });
-  return out;
+  return head_ ? rewrite(out.view(), unicode::kLower) : out;  // the library drops accents first
 }
 
-void BertTokenizer::encode_plain(std::string_view text, std::vector<int32_t>& ids) const {
-  const std::string cleaned = clean(text);
-  if (!lower_case_) return encode_words(cleaned, ids);
-  if (head_) return encode_words(fold_case(cleaned), ids);
+void BertTokenizer::cut(AlignedView text, const EmitWord& word) const {
+  const AlignedText cleaned = clean(text);
+  const AlignedView view = cleaned.view();
+  if (!lower_case_) return cut_words(view, word);
+  if (head_) return cut_words(fold_case(view).view(), word);
   // Word by word: whether a capital sigma is the last letter depends on where the word ends.
-  const char* begin = cleaned.data();
+  const char* begin = view.text.data();
   const auto flush = [&](const char* end) {
-    if (end > begin) encode_words(fold_case({begin, static_cast<size_t>(end - begin)}), ids);
+    if (end > begin) cut_words(fold_case(view.part({begin, static_cast<size_t>(end - begin)})).view(), word);
   };
-  each_character(cleaned, [&](std::string_view character, uint32_t, uint16_t flags) {
+  each_character(view.text, [&](std::string_view character, uint32_t, uint16_t flags) {
     if (!(flags & unicode::python_split)) return;
     flush(character.data());
     begin = character.data() + character.size();
   });
-  flush(cleaned.data() + cleaned.size());
+  flush(view.text.data() + view.text.size());
 }
 
-void BertTokenizer::encode_words(std::string_view text, std::vector<int32_t>& ids) const {
+void BertTokenizer::cut_words(AlignedView text, const EmitWord& word) const {
   const uint16_t blank = head_ ? unicode::hf_white : unicode::python_split;
   const uint16_t punctuation = head_ ? unicode::hf_punctuation : unicode::python_punctuation;
-  const size_t longest = head_ ? kLongestWordHead : kLongestWord;
-  const char* begin = text.data();
+  const char* begin = text.text.data();
   const auto flush = [&](const char* end) {
-    if (end > begin) words_.encode_word({begin, static_cast<size_t>(end - begin)}, longest, ids);
+    if (end > begin) word(text.part({begin, static_cast<size_t>(end - begin)}));
   };
-  each_character(text, [&](std::string_view character, uint32_t, uint16_t flags) {
+  each_character(text.text, [&](std::string_view character, uint32_t, uint16_t flags) {
     if (!(flags & (blank | punctuation))) return;
     flush(character.data());
-    if (!(flags & blank)) words_.encode_word(character, longest, ids);
+    if (!(flags & blank)) word(text.part(character));
     begin = character.data() + character.size();
   });
-  flush(text.data() + text.size());
+  flush(text.text.data() + text.text.size());
 }
 
 std::string BertTokenizer::decode(std::span<const int32_t> ids) const {

@@ -12,7 +12,10 @@
 //   vocabulary             [BOS], [EOS] and the sentinels are added   sentinels only (BertWordPieceCase: 100)
 #pragma once
 
+#include <functional>
+
 #include "teratron/tokenizer/added_tokens.h"
+#include "teratron/tokenizer/aligned_text.h"
 #include "teratron/tokenizer/tokenizer.h"
 #include "teratron/tokenizer/wordpiece.h"
 
@@ -32,19 +35,24 @@ class BertTokenizer : public Tokenizer {
   explicit BertTokenizer(const BertOptions& options);
 
   void encode(std::string_view text, std::vector<int32_t>& ids) const override;
+  std::vector<TokenSpan> encode_with_offsets(std::string_view text) const override;
   /// Pieces joined again, words with blanks between; [PAD] and [CLS] are left out.
   std::string decode(std::span<const int32_t> ids) const override;
   int64_t vocab_size() const override { return words_.size(); }
   const SpecialTokens& special() const override { return special_; }
 
  private:
-  void encode_plain(std::string_view text, std::vector<int32_t>& ids) const;
-  std::string clean(std::string_view text) const;
-  std::string fold_case(std::string_view word) const;
-  void encode_words(std::string_view text, std::vector<int32_t>& ids) const;
+  using Emit = std::function<void(int32_t id, AlignedView text)>;
+  using EmitWord = std::function<void(AlignedView word)>;
+  void encode_all(AlignedView text, const Emit& token, const EmitWord& word) const;
+  void cut(AlignedView text, const EmitWord& word) const;
+  AlignedText clean(AlignedView text) const;
+  AlignedText fold_case(AlignedView text) const;
+  void cut_words(AlignedView text, const EmitWord& word) const;
 
   WordPiece words_;
   bool lower_case_, head_, around_;
+  size_t longest_word_;
   AddedTokenMatcher added_;  // head only
   SpecialTokens special_;
 };

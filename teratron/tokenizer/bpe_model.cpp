@@ -10,15 +10,9 @@
 namespace teratron {
 namespace {
 
-constexpr size_t kShortWord = 48;  // up to here a scan for the best pair beats a heap
-
 UserError bad_vocab(const BpeSpec& spec, std::string what) {
   return data_error(
       {.what = std::move(what), .where = spec.where, .fix = "use the tokenizer's original files"});
-}
-
-uint64_t pair_key(int32_t left, int32_t right) {
-  return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
 }
 
 }  // namespace
@@ -31,7 +25,7 @@ BpeModel::BpeModel(const BpeSpec& spec) : fuse_unk_(spec.fuse_unk), ignore_merge
 
 void BpeModel::read_vocab(const BpeSpec& spec) {
   // Ids may leave gaps for added tokens, but a table by id must stay in proportion to the file.
-  const int64_t limit = static_cast<int64_t>(spec.vocab.size()) * 8 + 65536;
+  const int64_t limit = std::min(static_cast<int64_t>(spec.vocab.size()) * 8 + 65536, int64_t{1} << kIdBits);
   ids_.reserve(spec.vocab.size());
   for (const auto& [spelling, id] : spec.vocab) {
     if (id < 0 || id >= limit) {
@@ -59,9 +53,11 @@ void BpeModel::read_vocab(const BpeSpec& spec) {
 }
 
 void BpeModel::read_merges(const BpeSpec& spec) {
+  if (spec.merges.size() > kNoRank)
+    throw bad_vocab(spec, fmt::format("{} merges are more than {}", spec.merges.size(), kNoRank));
   const size_t slots = std::bit_ceil(std::max<size_t>(spec.merges.size() * 2, 16));
   pair_shift_ = 64 - std::countr_zero(slots);
-  pairs_.resize(slots);
+  pairs_.resize(slots, kNoPair);
   merged_.reserve(spec.merges.size());
   const auto id = [&](const std::string& token, size_t rank) {
     const auto found = ids_.find(token);
@@ -78,20 +74,24 @@ void BpeModel::read_merges(const BpeSpec& spec) {
     if (!spec.shared_ranks || merged_[shared] != merged_[rank]) shared = rank;
     insert(id(left, rank), id(right, rank), static_cast<uint32_t>(shared));
   }
+  if (!all_bytes_) return;
+  byte_ranks_.resize(256 * 256);
+  for (size_t pair = 0; pair < byte_ranks_.size(); ++pair)
+    byte_ranks_[pair] = rank_of(byte_ids_[pair >> 8], byte_ids_[pair & 0xff]);
 }
 
 void BpeModel::insert(int32_t left, int32_t right, uint32_t rank) {
   const uint64_t key = pair_key(left, right);
   size_t slot = slot_of(key);
-  while (pairs_[slot].pair != kNoPair && pairs_[slot].pair != key) slot = (slot + 1) & (pairs_.size() - 1);
-  pairs_[slot] = {key, rank};  // of a repeated merge the last one counts, as in the reference
+  while (pairs_[slot] != kNoPair && pairs_[slot] >> kRankBits != key) slot = (slot + 1) & (pairs_.size() - 1);
+  pairs_[slot] = key << kRankBits | rank;  // of a repeated merge the last one counts, as in the reference
 }
 
 uint32_t BpeModel::rank_of(int32_t left, int32_t right) const {
   const uint64_t key = pair_key(left, right);
   for (size_t slot = slot_of(key);; slot = (slot + 1) & (pairs_.size() - 1)) {
-    if (pairs_[slot].pair == key) return pairs_[slot].rank;
-    if (pairs_[slot].pair == kNoPair) return kNoRank;
+    const uint64_t found = pairs_[slot];
+    if (found >> kRankBits == key || found == kNoPair) return static_cast<uint32_t>(found) & kNoRank;
   }
 }
 
@@ -112,45 +112,58 @@ void BpeModel::find_whole_words() {
   }
 }
 
-void BpeModel::start_symbols(std::string_view word, std::vector<int32_t>& symbols) const {
+size_t BpeModel::start_symbols(std::string_view word, int32_t* symbols) const {
+  size_t count = 0;
   bool after_unknown = false;
-  for (size_t i = 0; i < word.size(); ++i) {
-    const int32_t id = byte_ids_[static_cast<uint8_t>(word[i])];
+  for (const char byte : word) {
+    const int32_t id = byte_ids_[static_cast<uint8_t>(byte)];
     if (id >= 0) {
-      symbols.push_back(id);
+      symbols[count++] = id;
     } else if (unk_ >= 0 && !(after_unknown && fuse_unk_)) {
-      symbols.push_back(unk_);
+      symbols[count++] = unk_;
     }
     after_unknown = id < 0;
   }
+  return count;
+}
+
+size_t BpeModel::encode_short(std::string_view word, int32_t* ids) const {
+  if (ignore_merges_) {
+    if (const auto found = byte_words_.find(word); found != byte_words_.end()) {
+      *ids = found->second;
+      return 1;
+    }
+  }
+  uint32_t ranks[kShortWord];
+  const size_t count = start_symbols(word, ids);
+  if (all_bytes_) {
+    for (size_t i = 0; i + 1 < count; ++i)
+      ranks[i] = byte_ranks_[size_t{static_cast<uint8_t>(word[i])} << 8 | static_cast<uint8_t>(word[i + 1])];
+  } else {
+    for (size_t i = 0; i + 1 < count; ++i) ranks[i] = rank_of(ids[i], ids[i + 1]);
+  }
+  return merge_short(ids, ranks, count);
 }
 
 void BpeModel::encode_word(std::string_view word, std::vector<int32_t>& ids) const {
+  if (word.size() <= kShortWord) {
+    int32_t symbols[kShortWord];
+    ids.insert(ids.end(), symbols, symbols + encode_short(word, symbols));
+    return;
+  }
   if (ignore_merges_) {
     if (const auto found = byte_words_.find(word); found != byte_words_.end()) {
       ids.push_back(found->second);
       return;
     }
   }
-  if (all_bytes_ && word.size() <= kShortWord) {
-    int32_t symbols[kShortWord];
-    for (size_t i = 0; i < word.size(); ++i) symbols[i] = byte_ids_[static_cast<uint8_t>(word[i])];
-    merge_short(symbols, word.size(), ids);
-    return;
-  }
-  std::vector<int32_t> symbols;
-  symbols.reserve(word.size());
-  start_symbols(word, symbols);
-  if (symbols.size() <= kShortWord) {
-    merge_short(symbols.data(), symbols.size(), ids);
-  } else {
-    merge_long(symbols, ids);
-  }
+  std::vector<int32_t> symbols(word.size());
+  symbols.resize(start_symbols(word, symbols.data()));
+  merge_long(symbols, ids);
 }
 
-void BpeModel::merge_short(int32_t* symbols, size_t count, std::vector<int32_t>& ids) const {
-  uint32_t ranks[kShortWord];
-  for (size_t i = 0; i + 1 < count; ++i) ranks[i] = rank_of(symbols[i], symbols[i + 1]);
+/// `ranks`: of each symbol with the next one.
+size_t BpeModel::merge_short(int32_t* symbols, uint32_t* ranks, size_t count) const {
   while (count > 1) {
     size_t best = 0;
     for (size_t i = 1; i + 1 < count; ++i) {
@@ -159,12 +172,12 @@ void BpeModel::merge_short(int32_t* symbols, size_t count, std::vector<int32_t>&
     if (ranks[best] == kNoRank) break;
     symbols[best] = merged_[ranks[best]];
     --count;
-    std::copy(symbols + best + 2, symbols + count + 1, symbols + best + 1);
-    if (best + 1 < count) std::copy(ranks + best + 2, ranks + count, ranks + best + 1);
+    for (size_t i = best + 1; i < count; ++i) symbols[i] = symbols[i + 1];
+    for (size_t i = best + 1; i + 1 < count; ++i) ranks[i] = ranks[i + 1];
     if (best > 0) ranks[best - 1] = rank_of(symbols[best - 1], symbols[best]);
     if (best + 1 < count) ranks[best] = rank_of(symbols[best], symbols[best + 1]);
   }
-  ids.insert(ids.end(), symbols, symbols + count);
+  return count;
 }
 
 void BpeModel::merge_long(const std::vector<int32_t>& symbols, std::vector<int32_t>& ids) const {
@@ -205,6 +218,23 @@ void BpeModel::merge_long(const std::vector<int32_t>& symbols, std::vector<int32
     offer(top.at);
   }
   for (int64_t i = 0; i < count; i = nodes[i].after) ids.push_back(nodes[i].id);
+}
+
+size_t BpeModel::covered_bytes(int32_t id, std::string_view rest) const {
+  const auto is_unknown = [&](char byte) { return byte_ids_[static_cast<uint8_t>(byte)] < 0; };
+  if (id != unk_ || rest.empty() || !is_unknown(rest[0])) return bytes_of(id).size();
+  if (!fuse_unk_) return 1;
+  return static_cast<size_t>(std::find_if_not(rest.begin(), rest.end(), is_unknown) - rest.begin());
+}
+
+std::string BpeModel::decode(std::span<const int32_t> ids,
+                             const std::unordered_map<int32_t, std::string>& others) const {
+  std::string text;
+  for (const int32_t id : ids) {
+    const auto other = others.find(id);
+    text.append(other != others.end() ? std::string_view(other->second) : bytes_of(id));
+  }
+  return text;
 }
 
 std::string_view BpeModel::bytes_of(int32_t id) const {

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -33,7 +34,15 @@ class BpeModel {
 
   /// Appends the ids of one word.
   void encode_word(std::string_view word, std::vector<int32_t>& ids) const;
+  /// The same for a word of at most kShortWord bytes; writes at most as many ids and returns their number.
+  static constexpr size_t kShortWord = 48;  // up to here a scan for the best pair beats a heap
+  size_t encode_short(std::string_view word, int32_t* ids) const;
 
+  /// Bytes at the start of `rest`, the rest of an encoded word, that its next token stands for.
+  size_t covered_bytes(int32_t id, std::string_view rest) const;
+  /// The text of ids, those in `others` spelled as it says.
+  std::string decode(std::span<const int32_t> ids,
+                     const std::unordered_map<int32_t, std::string>& others = {}) const;
   /// Bytes of a token; empty when the id is not used.
   std::string_view bytes_of(int32_t id) const;
   /// Id of a token as the vocabulary spells it.
@@ -45,20 +54,21 @@ class BpeModel {
   const std::vector<std::pair<std::string_view, int32_t>>& whole_words() const { return whole_words_; }
 
  private:
-  struct PairSlot {
-    uint64_t pair = kNoPair;
-    uint32_t rank = kNoRank;
-  };
+  /// A merge in one word, so that the table is small: left and right id, and the rank in the lowest bits.
+  static constexpr int kIdBits = 21, kRankBits = 22;
   static constexpr uint64_t kNoPair = ~uint64_t{0};
-  static constexpr uint32_t kNoRank = ~uint32_t{0};
+  static constexpr uint32_t kNoRank = (uint32_t{1} << kRankBits) - 1;
+  static uint64_t pair_key(int32_t left, int32_t right) {
+    return static_cast<uint64_t>(left) << kIdBits | static_cast<uint64_t>(right);
+  }
 
   void read_vocab(const BpeSpec& spec);
   void read_merges(const BpeSpec& spec);
   void insert(int32_t left, int32_t right, uint32_t rank);
   uint32_t rank_of(int32_t left, int32_t right) const;
-  size_t slot_of(uint64_t pair) const { return (pair * 0x9e3779b97f4a7c15u) >> pair_shift_; }
-  void start_symbols(std::string_view word, std::vector<int32_t>& symbols) const;
-  void merge_short(int32_t* symbols, size_t count, std::vector<int32_t>& ids) const;
+  size_t slot_of(uint64_t key) const { return (key * 0x9e3779b97f4a7c15u) >> pair_shift_; }
+  size_t start_symbols(std::string_view word, int32_t* symbols) const;
+  size_t merge_short(int32_t* symbols, uint32_t* ranks, size_t count) const;
   void merge_long(const std::vector<int32_t>& symbols, std::vector<int32_t>& ids) const;
   void find_whole_words();
 
@@ -67,8 +77,10 @@ class BpeModel {
   std::vector<std::pair<std::string_view, int32_t>> whole_words_;
   std::unordered_map<std::string_view, int32_t> byte_words_;  // only with ignore_merges
   int32_t byte_ids_[256];                                     // -1: the vocabulary lacks the byte
-  std::vector<PairSlot> pairs_;                               // open addressing
+  std::vector<uint64_t> pairs_;                               // open addressing
   int pair_shift_ = 63;
+  std::vector<uint32_t>
+      byte_ranks_;  // ranks of pairs of bytes, first byte high: quicker than the table of all pairs
   std::vector<int32_t> merged_;  // by rank
   int32_t unk_ = -1;
   bool fuse_unk_ = false;

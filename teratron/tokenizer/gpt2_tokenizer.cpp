@@ -25,29 +25,26 @@ Gpt2BpeTokenizer::Gpt2BpeTokenizer(const BpeSpec& spec, bool literal_special)
 
 void Gpt2BpeTokenizer::encode(std::string_view text, std::vector<int32_t>& ids) const {
   if (!unicode::is_valid(text)) return encode(unicode::replace_invalid(text), ids);
-  const WordCachePool::Lease cache(caches_);
-  const auto encode_plain = [&](std::string_view part) {
-    const char* const end = part.data() + part.size();
-    WordBatch batch(*cache, ids);
-    splitter_.split(SplitPattern::gpt2, part, [&](const char* word, size_t bytes) {
-      batch.add(word, bytes, static_cast<size_t>(end - word));
-    });
-    batch.flush();
-  };
-  if (added_.empty()) return encode_plain(text);
-  for (const auto& part : added_.split(text)) {
-    if (part.id >= 0) {
-      ids.push_back(part.id);
-    } else {
-      encode_plain(part.text);
-    }
-  }
+  IdSink sink(caches_, ids);
+  encode_parts({text}, sink);
 }
 
-std::string Gpt2BpeTokenizer::decode(std::span<const int32_t> ids) const {
-  std::string text;
-  for (const int32_t id : ids) text.append(model_.bytes_of(id));
-  return text;
+std::vector<TokenSpan> Gpt2BpeTokenizer::encode_with_offsets(std::string_view text) const {
+  const AlignedText tracked = AlignedText::track(text);
+  SpanSink sink(model_);
+  encode_parts(tracked.view(), sink);
+  return sink.take();
+}
+
+void Gpt2BpeTokenizer::encode_parts(AlignedView text, TokenSink& sink) const {
+  for (const auto& part : added_.split(text.text)) {
+    const AlignedView view = text.part(part.text);
+    if (part.id >= 0) {
+      sink.token(part.id, view);
+    } else {
+      sink.words(SplitPattern::gpt2, view);
+    }
+  }
 }
 
 }  // namespace teratron

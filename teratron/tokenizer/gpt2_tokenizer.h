@@ -3,7 +3,7 @@
 
 #include "teratron/tokenizer/added_tokens.h"
 #include "teratron/tokenizer/bpe_model.h"
-#include "teratron/tokenizer/pre_split.h"
+#include "teratron/tokenizer/token_sink.h"
 #include "teratron/tokenizer/tokenizer.h"
 #include "teratron/tokenizer/word_cache.h"
 
@@ -16,14 +16,16 @@ class Gpt2BpeTokenizer : public Tokenizer {
   Gpt2BpeTokenizer(const BpeSpec& spec, bool literal_special);
 
   void encode(std::string_view text, std::vector<int32_t>& ids) const override;
-  std::string decode(std::span<const int32_t> ids) const override;
+  std::vector<TokenSpan> encode_with_offsets(std::string_view text) const override;
+  std::string decode(std::span<const int32_t> ids) const override { return model_.decode(ids); }
   int64_t vocab_size() const override { return model_.size(); }
   const SpecialTokens& special() const override { return special_; }
 
  private:
+  void encode_parts(AlignedView text, TokenSink& sink) const;
+
   BpeModel model_;
   mutable WordCachePool caches_;
-  PreSplitter splitter_;
   AddedTokenMatcher added_;
   SpecialTokens special_;
 };

@@ -150,11 +150,11 @@ void Reader::read_normalizer(object normalizer) {
     for (const element part : need_array(normalizer, "normalizers"))
       read_normalizer(as_object(part, "normalizers"));
   } else if (type == "NFC") {
-    spec_.normalizers.push_back(Normalization::nfc);
+    spec_.normalizers.push_back(&unicode::kNfc);
   } else if (type == "NFD") {
-    spec_.normalizers.push_back(Normalization::nfd);
+    spec_.normalizers.push_back(&unicode::kNfd);
   } else if (type == "Lowercase") {
-    spec_.normalizers.push_back(Normalization::lowercase);
+    spec_.normalizers.push_back(&unicode::kLower);
   } else {
     unsupported("normalizer", type);
   }
@@ -241,7 +241,10 @@ void Reader::read_template(object processor) {
 
 void Reader::read_post_processor(object processor) {
   const std::string type = need_text(processor, "type");
-  if (type == "ByteLevel") return;  // moves offsets only
+  const bool trims = type == "ByteLevel" || type == "RobertaProcessing";
+  if (trims && flag(processor, "trim_offsets", true))
+    spec_.trim = OffsetTrim{flag(processor, "add_prefix_space", true)};
+  if (type == "ByteLevel") return;
   if (type == "Sequence") {
     for (const element part : need_array(processor, "processors"))
       read_post_processor(as_object(part, "processors"));

@@ -13,8 +13,6 @@
 
 namespace teratron {
 
-enum class Normalization : uint8_t { nfc, nfd, lowercase };
-
 /// One pre-tokenizer. Either one of the known patterns, or a regex (or literal) with its behaviour.
 struct SplitStep {
   std::optional<SplitPattern> pattern;
@@ -24,12 +22,19 @@ struct SplitStep {
   bool add_prefix_space = false;  // a piece that does not begin with a blank gets one
 };
 
+/// A post-processor that leaves blanks at both ends of a token out of its offsets; the blank that `add_prefix_space` put
+/// before a text stays.
+struct OffsetTrim {
+  bool add_prefix_space;
+};
+
 struct HuggingFaceSpec {
   std::vector<AddedToken> added;
-  std::vector<Normalization> normalizers;
+  std::vector<const unicode::Rewriting*> normalizers;
   std::vector<SplitStep> steps;
   BpeSpec model;
   std::vector<int32_t> prefix, suffix;  // put around a text by the post-processor
+  std::optional<OffsetTrim> trim;
 };
 
 /// Reads tokenizer.json. Throws UserError(data): not JSON, fields missing or of a wrong type, duplicate keys,

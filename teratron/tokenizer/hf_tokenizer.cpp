@@ -8,7 +8,11 @@ namespace teratron {
 
 HuggingFaceTokenizer::HuggingFaceTokenizer(HuggingFaceSpec spec, const SpecialNames& names,
                                            bool add_special_tokens)
-    : model_(spec.model), caches_(model_), normalizers_(spec.normalizers), steps_(std::move(spec.steps)) {
+    : model_(spec.model),
+      caches_(model_),
+      normalizers_(spec.normalizers),
+      steps_(std::move(spec.steps)),
+      trim_(spec.trim) {
   vocab_size_ = model_.id_bound();
   add_tokens(spec.added, spec.model.where);
   for (const auto* ids : {&spec.prefix, &spec.suffix}) {
@@ -48,7 +52,8 @@ void HuggingFaceTokenizer::add_tokens(const std::vector<AddedToken>& added, cons
     vocab_size_ = std::max<int64_t>(vocab_size_, int64_t{token.id} + 1);
     if (!is_new) continue;
     (token.normalized ? normalized : raw).push_back(token);
-    if (token.normalized) normalized.back().content = normalize(token.content);
+    if (token.normalized && !normalizers_.empty())
+      normalized.back().content = normalize({token.content}).view().text;
   }
   raw_tokens_ = AddedTokenMatcher(std::move(raw));
   normalized_tokens_ = AddedTokenMatcher(std::move(normalized));
@@ -76,97 +81,92 @@ void HuggingFaceTokenizer::find_special(const SpecialNames& names) {
   }
 }
 
-std::string HuggingFaceTokenizer::normalize(std::string_view text) const {
-  std::string out(text);
-  for (const Normalization step : normalizers_) {
-    if (step == Normalization::nfc) {
-      out = unicode::nfc(out);
-    } else if (step == Normalization::nfd) {
-      out = unicode::nfd(out);
-    } else {
-      std::string lower;
-      for (const char* p = out.data(); p < out.data() + out.size();)
-        unicode::append_lower(unicode::next(p), lower);
-      out = std::move(lower);
-    }
-  }
+AlignedText HuggingFaceTokenizer::normalize(AlignedView text) const {
+  AlignedText out = rewrite(text, *normalizers_.front());
+  for (size_t i = 1; i < normalizers_.size(); ++i) out = rewrite(out.view(), *normalizers_[i]);
   return out;
 }
 
 void HuggingFaceTokenizer::encode(std::string_view text, std::vector<int32_t>& ids) const {
   if (!unicode::is_valid(text)) return encode(unicode::replace_invalid(text), ids);
-  const WordCachePool::Lease cache(caches_);
-  ids.insert(ids.end(), prefix_.begin(), prefix_.end());
-  for (const auto& part : raw_tokens_.split(text)) {
-    if (part.id >= 0) {
-      ids.push_back(part.id);
-    } else {
-      encode_segment(part.text, *cache, ids);
-    }
-  }
-  ids.insert(ids.end(), suffix_.begin(), suffix_.end());
+  IdSink sink(caches_, ids);
+  encode_all({text}, sink);
 }
 
-void HuggingFaceTokenizer::encode_segment(std::string_view text, WordCache& cache,
-                                          std::vector<int32_t>& ids) const {
-  std::string normalized;
-  if (!normalizers_.empty()) {
-    normalized = normalize(text);
-    text = normalized;
-  }
-  if (normalized_tokens_.empty()) return encode_steps(text, 0, cache, ids);
-  for (const auto& part : normalized_tokens_.split(text)) {
+std::vector<TokenSpan> HuggingFaceTokenizer::encode_with_offsets(std::string_view text) const {
+  const AlignedText tracked = AlignedText::track(text);
+  SpanSink sink(model_);
+  encode_all(tracked.view(), sink);
+  std::vector<TokenSpan> spans = sink.take();
+  if (trim_) std::for_each(spans.begin(), spans.end(), [&](TokenSpan& span) { trim(span); });
+  return spans;
+}
+
+void HuggingFaceTokenizer::trim(TokenSpan& span) const {
+  const auto is_blank = [](char c) { return c == ' '; };
+  const std::string text = decode({&span.id, 1});
+  const int64_t leading = std::find_if_not(text.begin(), text.end(), is_blank) - text.begin();
+  const int64_t trailing = std::find_if_not(text.rbegin(), text.rend(), is_blank) - text.rbegin();
+  const bool is_put_before = trim_->add_prefix_space && leading == 1 && span.begin == 0;
+  if (!is_put_before) span.begin = std::min(span.begin + leading, span.end);
+  span.end = std::max(span.end - trailing, span.begin);
+}
+
+void HuggingFaceTokenizer::encode_all(AlignedView text, TokenSink& sink) const {
+  for (const int32_t id : prefix_) sink.token(id, {});
+  for (const auto& part : raw_tokens_.split(text.text)) {
+    const AlignedView view = text.part(part.text);
     if (part.id >= 0) {
-      ids.push_back(part.id);
+      sink.token(part.id, view);
+    } else if (normalizers_.empty()) {
+      encode_segment(view, sink);
     } else {
-      encode_steps(part.text, 0, cache, ids);
+      const AlignedText normalized = normalize(view);
+      encode_segment(normalized.view(), sink);
+    }
+  }
+  for (const int32_t id : suffix_) sink.token(id, {});
+}
+
+void HuggingFaceTokenizer::encode_segment(AlignedView text, TokenSink& sink) const {
+  for (const auto& part : normalized_tokens_.split(text.text)) {
+    const AlignedView view = text.part(part.text);
+    if (part.id >= 0) {
+      sink.token(part.id, view);
+    } else {
+      encode_steps(view, 0, sink);
     }
   }
 }
 
-void HuggingFaceTokenizer::encode_steps(std::string_view text, size_t index, WordCache& cache,
-                                        std::vector<int32_t>& ids) const {
-  if (text.empty()) return;
-  if (index == steps_.size()) return cache.encode(text.data(), text.size(), text.size(), ids);
+void HuggingFaceTokenizer::encode_steps(AlignedView text, size_t index, TokenSink& sink) const {
+  if (text.text.empty()) return;
+  if (index == steps_.size()) return sink.word(text);
   const SplitStep& step = steps_[index];
-  std::string prefixed;
-  if (step.add_prefix_space && text[0] != ' ') {
-    prefixed.reserve(text.size() + 1);
-    prefixed.append(" ").append(text);
-    text = prefixed;
+  AlignedText prefixed(text);
+  if (step.add_prefix_space && text.text[0] != ' ') {
+    prefixed.append(" ", text, 0);
+    prefixed.append(text);
+    text = prefixed.view();
   }
   const bool is_last = index + 1 == steps_.size();
   if (step.pattern && is_last) {
-    const char* const end = text.data() + text.size();
-    WordBatch batch(cache, ids);
-    splitter_.split(*step.pattern, text, [&](const char* word, size_t bytes) {
-      batch.add(word, bytes, static_cast<size_t>(end - word));
-    });
-    batch.flush();
+    sink.words(*step.pattern, text);
   } else if (step.pattern) {
-    splitter_.split(*step.pattern, text, [&](const char* word, size_t bytes) {
-      encode_steps({word, bytes}, index + 1, cache, ids);
+    PreSplitter().split(*step.pattern, text.text, [&](const char* word, size_t bytes) {
+      encode_steps(text.part({word, bytes}), index + 1, sink);
     });
   } else if (step.regex) {
-    std::vector<Regex::Piece> pieces = step.regex->find_all(text);
+    std::vector<Regex::Piece> pieces = step.regex->find_all(text.text);
     if (step.invert) {
       for (Regex::Piece& piece : pieces) piece.is_match = !piece.is_match;
     }
     for (const std::string_view piece : apply_behavior(pieces, step.behavior)) {
-      encode_steps(piece, index + 1, cache, ids);
+      encode_steps(text.part(piece), index + 1, sink);
     }
   } else {
-    encode_steps(text, index + 1, cache, ids);
+    encode_steps(text, index + 1, sink);
   }
-}
-
-std::string HuggingFaceTokenizer::decode(std::span<const int32_t> ids) const {
-  std::string text;
-  for (const int32_t id : ids) {
-    const auto added = added_content_.find(id);
-    text.append(added != added_content_.end() ? std::string_view(added->second) : model_.bytes_of(id));
-  }
-  return text;
 }
 
 }  // namespace teratron

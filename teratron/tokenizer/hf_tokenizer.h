@@ -10,8 +10,7 @@
 #include <unordered_map>
 
 #include "teratron/tokenizer/hf_spec.h"
-#include "teratron/tokenizer/tokenizer.h"
-#include "teratron/tokenizer/word_cache.h"
+#include "teratron/tokenizer/token_sink.h"
 
 namespace teratron {
 
@@ -21,7 +20,10 @@ class HuggingFaceTokenizer : public Tokenizer {
   HuggingFaceTokenizer(HuggingFaceSpec spec, const SpecialNames& names, bool add_special_tokens);
 
   void encode(std::string_view text, std::vector<int32_t>& ids) const override;
-  std::string decode(std::span<const int32_t> ids) const override;
+  std::vector<TokenSpan> encode_with_offsets(std::string_view text) const override;
+  std::string decode(std::span<const int32_t> ids) const override {
+    return model_.decode(ids, added_content_);
+  }
   int64_t vocab_size() const override { return vocab_size_; }
   const SpecialTokens& special() const override { return special_; }
 
@@ -29,19 +31,21 @@ class HuggingFaceTokenizer : public Tokenizer {
   void add_tokens(const std::vector<AddedToken>& added, const std::string& where);
   void find_special(const SpecialNames& names);
   std::optional<int32_t> id_of(const std::string& content) const;
-  std::string normalize(std::string_view text) const;
-  void encode_segment(std::string_view text, WordCache& cache, std::vector<int32_t>& ids) const;
-  void encode_steps(std::string_view text, size_t step, WordCache& cache, std::vector<int32_t>& ids) const;
+  AlignedText normalize(AlignedView text) const;
+  void encode_all(AlignedView text, TokenSink& sink) const;
+  void encode_segment(AlignedView text, TokenSink& sink) const;
+  void encode_steps(AlignedView text, size_t step, TokenSink& sink) const;
+  void trim(TokenSpan& span) const;
 
   BpeModel model_;
   mutable WordCachePool caches_;
-  PreSplitter splitter_;
-  std::vector<Normalization> normalizers_;
+  std::vector<const unicode::Rewriting*> normalizers_;
   std::vector<SplitStep> steps_;
   AddedTokenMatcher raw_tokens_, normalized_tokens_;
   std::unordered_map<int32_t, std::string> added_content_;
   std::unordered_map<std::string, int32_t> added_ids_;
   std::vector<int32_t> prefix_, suffix_;
+  std::optional<OffsetTrim> trim_;
   SpecialTokens special_;
   int64_t vocab_size_ = 0;
 };

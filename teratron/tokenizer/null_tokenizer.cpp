@@ -12,6 +12,11 @@ NullTokenizer::NullTokenizer(int64_t vocab_size, bool eod_is_extra)
 }
 
 void NullTokenizer::encode(std::string_view text, std::vector<int32_t>& ids) const {
+  for (const TokenSpan& span : encode_with_offsets(text)) ids.push_back(span.id);
+}
+
+std::vector<TokenSpan> NullTokenizer::encode_with_offsets(std::string_view text) const {
+  std::vector<TokenSpan> spans;
   constexpr std::string_view kBlanks = " \t\r\n\v\f";
   for (size_t begin = text.find_first_not_of(kBlanks); begin != std::string_view::npos;) {
     const size_t end = std::min(text.find_first_of(kBlanks, begin), text.size());
@@ -24,9 +29,10 @@ void NullTokenizer::encode(std::string_view text, std::vector<int32_t>& ids) con
            .where = "text of NullTokenizer",
            .fix = "give ids with blanks between, or a larger --vocab-size"});
     }
-    ids.push_back(static_cast<int32_t>(id));
+    spans.push_back({static_cast<int32_t>(id), static_cast<int64_t>(begin), static_cast<int64_t>(end)});
     begin = text.find_first_not_of(kBlanks, end);
   }
+  return spans;
 }
 
 std::string NullTokenizer::decode(std::span<const int32_t> ids) const {

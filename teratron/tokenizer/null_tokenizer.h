@@ -13,6 +13,7 @@ class NullTokenizer : public Tokenizer {
 
   /// Throws UserError(data) for anything but numbers below vocab_size().
   void encode(std::string_view text, std::vector<int32_t>& ids) const override;
+  std::vector<TokenSpan> encode_with_offsets(std::string_view text) const override;
   std::string decode(std::span<const int32_t> ids) const override;
   int64_t vocab_size() const override { return vocab_size_; }
   const SpecialTokens& special() const override { return special_; }

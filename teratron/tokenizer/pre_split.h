@@ -16,6 +16,7 @@
 #include <optional>
 #include <string_view>
 
+#include "teratron/tokenizer/ascii_block.h"
 #include "teratron/tokenizer/unicode.h"
 
 namespace teratron {
@@ -146,28 +147,62 @@ class PreSplitter {
     return last > p ? last : after;
   }
 
+  /// End of the word of the gpt2 pattern that starts at p.
+  const char* gpt2_word(const char* p, const char* end) const {
+    const char* const begin = p;
+    if (*p == '\'') {
+      if (const size_t bytes = contraction(p, end)) return p + bytes;
+    }
+    uint8_t kind = take(p);
+    if (kind == space && *begin == ' ' && p < end) {
+      const char* after = p;
+      kind = take(after);
+      if (kind != space) p = after;
+    }
+    p = run(p, end, kind);
+    return kind == space ? blanks(begin, p, end) : p;
+  }
+
+  /// Where words of the gpt2 pattern begin in the 64 bytes at p, itself the begin of one: a bit per byte, without the
+  /// first. Only what the block decides: up to the byte before its last one, or before the last one of ASCII.
+  static uint64_t gpt2_begins(const char* p, const char* end) {
+    const AsciiBlock block = AsciiBlock::load(p);
+    const int known = block.wide == 0 ? AsciiBlock::kBytes : std::countr_zero(block.wide);
+    const uint64_t decided =
+        known < 3 ? 0 : (~uint64_t{0} >> (AsciiBlock::kBytes - known + 1)) & ~uint64_t{1};
+    const uint64_t sign = ~(block.letter | block.number | block.space);
+    const uint64_t goes_on = (block.letter & block.letter << 1) | (block.number & block.number << 1) |
+                             (sign & sign << 1) | block.blank << 1;
+    // Of a run of white space the last character belongs to what follows.
+    const uint64_t in_run = block.space << 1 & block.space >> 1;
+    uint64_t begins = ((~block.space & ~goes_on) | (block.space & ~in_run)) & decided;
+    for (uint64_t rest = (begins | 1) & block.apostrophe; rest != 0; rest &= rest - 1) {
+      const int at = std::countr_zero(rest);
+      const auto bytes = static_cast<int>(contraction(p + at, end));
+      if (bytes == 0) continue;
+      const uint64_t up_to = (uint64_t{2} << at) - 1;
+      // The word behind begins wherever the contraction ends; where that is not decided, stop before it.
+      if (at + bytes >= known - 1) return begins & up_to;
+      begins = (begins & (up_to | ~uint64_t{0} << (at + bytes))) | uint64_t{1} << (at + bytes);
+    }
+    return begins;
+  }
+
   template <class Emit>
   void split_gpt2(std::string_view text, Emit& emit) const {
     const char* p = text.data();
     const char* const end = p + text.size();
     while (p < end) {
-      const char* const begin = p;
-      if (*p == '\'') {
-        if (const size_t bytes = contraction(p, end)) {
-          emit(p, bytes);
-          p += bytes;
-          continue;
-        }
+      uint64_t begins = end - p >= AsciiBlock::kBytes ? gpt2_begins(p, end) : 0;
+      const char* const block = p;
+      for (; begins != 0; begins &= begins - 1) {
+        const char* const next = block + std::countr_zero(begins);
+        emit(p, static_cast<size_t>(next - p));
+        p = next;
       }
-      uint8_t kind = take(p);
-      if (kind == space && *begin == ' ' && p < end) {
-        const char* after = p;
-        kind = take(after);
-        if (kind != space) p = after;
-      }
-      p = run(p, end, kind);
-      if (kind == space) p = blanks(begin, p, end);
-      emit(begin, static_cast<size_t>(p - begin));
+      if (p > block) continue;
+      p = gpt2_word(block, end);
+      emit(block, static_cast<size_t>(p - block));
     }
   }
 

@@ -104,25 +104,45 @@ std::optional<int32_t> SentencePieceModel::control(const std::string& piece) con
   return id && type(*id) == PieceType::control ? id : std::nullopt;
 }
 
-void SentencePieceModel::encode(std::string_view text, std::vector<int32_t>& ids) const {
-  const std::string normalized = normalizer_.normalize(text);
+std::vector<SentencePieceModel::Segment> SentencePieceModel::segments(std::string_view normalized) const {
   if (normalized.size() > kLongestText) {
     throw data_error(
         {.what = fmt::format("a text of {} bytes is too long for SentencePiece", normalized.size()),
          .fix = "split it into documents of less than 1 GiB"});
   }
-  const auto segments =
-      spec_.kind == SentencePieceSpec::Kind::unigram ? best_path(normalized) : merge(normalized);
+  std::vector<Segment> out;
   bool after_unknown = false;
-  for (const Segment& segment : segments) {
+  for (const Segment& segment :
+       spec_.kind == SentencePieceSpec::Kind::unigram ? best_path(normalized) : merge(normalized)) {
     const bool unknown = segment.id == unknown_;
     if (unknown && spec_.byte_fallback) {
-      for (const char c : segment.text) ids.push_back(byte_ids_[static_cast<uint8_t>(c)]);
-    } else if (!(unknown && after_unknown)) {
-      ids.push_back(segment.id);
+      for (const char c : segment.text)
+        out.push_back({segment.text.substr(0, 0), byte_ids_[static_cast<uint8_t>(c)]});
+      out.back().text = segment.text;
+    } else if (unknown && after_unknown) {
+      out.back().text = {out.back().text.data(), out.back().text.size() + segment.text.size()};
+    } else {
+      out.push_back(segment);
     }
     after_unknown = unknown;
   }
+  return out;
+}
+
+void SentencePieceModel::encode(std::string_view text, std::vector<int32_t>& ids) const {
+  const std::string normalized = normalizer_.normalize(text);
+  for (const Segment& segment : segments(normalized)) ids.push_back(segment.id);
+}
+
+std::vector<SentencePieceModel::Piece> SentencePieceModel::encode_with_places(std::string_view text) const {
+  std::vector<size_t> places;
+  const std::string normalized = normalizer_.normalize(text, &places);
+  std::vector<Piece> pieces;
+  for (const Segment& segment : segments(normalized)) {
+    const auto begin = static_cast<size_t>(segment.text.data() - normalized.data());
+    pieces.push_back({segment.id, places[begin], places[begin + segment.text.size()]});
+  }
+  return pieces;
 }
 
 std::string SentencePieceModel::decode_piece(int32_t id, bool at_start, bool& took_blank) const {

@@ -32,6 +32,13 @@ class SentencePieceModel {
 
   /// Appends the ids of `text`, which must be valid UTF-8.
   void encode(std::string_view text, std::vector<int32_t>& ids) const;
+  /// The same ids with the bytes [begin, end) of `text` they stand for, as the library gives them: of the bytes of an
+  /// unknown character only the last has it.
+  struct Piece {
+    int32_t id;
+    size_t begin, end;
+  };
+  std::vector<Piece> encode_with_places(std::string_view text) const;
   /// Text of the ids: control pieces vanish, bytes are joined (ill-formed ones become U+FFFD), the blank that
   /// normalisation put before the text is taken away.
   std::string decode(std::span<const int32_t> ids) const;
@@ -57,6 +64,7 @@ class SentencePieceModel {
   PieceType type(int32_t id) const { return spec_.pieces[static_cast<size_t>(id)].type; }
   float score(int32_t id) const { return spec_.pieces[static_cast<size_t>(id)].score; }
   std::optional<int32_t> control(const std::string& piece) const;
+  std::vector<Segment> segments(std::string_view normalized) const;
   std::vector<Segment> best_path(std::string_view text) const;
   std::vector<Segment> merge(std::string_view text) const;
   std::string decode_piece(int32_t id, bool at_start, bool& took_blank) const;

@@ -1,5 +1,6 @@
 #include "teratron/tokenizer/sentencepiece_normalizer.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "teratron/base/error.h"
@@ -77,7 +78,8 @@ CharsMap::Match SentencePieceNormalizer::prefix(std::string_view text) const {
   return {character.size(), character};
 }
 
-std::string SentencePieceNormalizer::normalize(std::string_view text) const {
+std::string SentencePieceNormalizer::normalize(std::string_view text, std::vector<size_t>* places) const {
+  const char* const start = text.data();
   while (remove_extra_whitespaces_ && !text.empty()) {
     const CharsMap::Match first = prefix(text);
     if (first.replacement != " ") break;
@@ -86,6 +88,10 @@ std::string SentencePieceNormalizer::normalize(std::string_view text) const {
   std::string out;
   if (text.empty()) return out;
   out.reserve(text.size() + text.size() / 2 + 2 * blank_.size());
+  const auto consumed = [&] { return static_cast<size_t>(text.data() - start); };
+  const auto note_places = [&] {
+    if (places != nullptr) places->resize(out.size(), consumed());
+  };
   if (add_dummy_prefix_ && !whitespace_as_suffix_) out += blank_;
   bool after_blank = remove_extra_whitespaces_;
   while (!text.empty()) {
@@ -100,10 +106,19 @@ std::string SentencePieceNormalizer::normalize(std::string_view text) const {
       }
     }
     if (!piece.empty()) after_blank = remove_extra_whitespaces_ && piece.ends_with(' ');
+    note_places();
     text.remove_prefix(next.bytes);
   }
-  while (remove_extra_whitespaces_ && out.ends_with(blank_)) out.resize(out.size() - blank_.size());
+  size_t end = consumed();
+  while (remove_extra_whitespaces_ && out.ends_with(blank_)) {
+    out.resize(out.size() - blank_.size());
+    if (places != nullptr) end = (*places)[out.size()];
+  }
   if (add_dummy_prefix_ && whitespace_as_suffix_) out += blank_;
+  if (places != nullptr) {
+    places->resize(std::min(places->size(), out.size()));
+    places->resize(out.size() + 1, end);
+  }
   return out;
 }
 

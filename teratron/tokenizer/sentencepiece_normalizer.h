@@ -41,8 +41,9 @@ class SentencePieceNormalizer {
   SentencePieceNormalizer(const SentencePieceRules& rules, const ByteTrie& protected_pieces,
                           const std::string& where);
 
-  /// `text` must be valid UTF-8.
-  std::string normalize(std::string_view text) const;
+  /// `text` must be valid UTF-8. `places`: for each byte of the result, and for its end, the byte of `text` that it
+  /// comes from.
+  std::string normalize(std::string_view text, std::vector<size_t>* places = nullptr) const;
 
  private:
   CharsMap::Match prefix(std::string_view text) const;

@@ -1,6 +1,7 @@
 #include "teratron/tokenizer/sentencepiece_tokenizer.h"
 
 #include "teratron/base/error.h"
+#include "teratron/tokenizer/aligned_text.h"
 #include "teratron/tokenizer/unicode.h"
 
 namespace teratron {
@@ -51,7 +52,6 @@ void SentencePieceTokenizer::add_tokens(int64_t extra_ids) {
 void SentencePieceTokenizer::encode(std::string_view text, std::vector<int32_t>& ids) const {
   if (!unicode::is_valid(text)) return encode(unicode::replace_invalid(text), ids);
   if (style_ == SentencePieceStyle::leading_bos) ids.push_back(*special_.bos);
-  if (added_.empty()) return model_.encode(text, ids);
   for (const auto& part : added_.split(text)) {
     if (part.id >= 0) {
       ids.push_back(part.id);
@@ -59,6 +59,27 @@ void SentencePieceTokenizer::encode(std::string_view text, std::vector<int32_t>&
       model_.encode(part.text, ids);
     }
   }
+}
+
+std::vector<TokenSpan> SentencePieceTokenizer::encode_with_offsets(std::string_view text) const {
+  const AlignedText tracked = AlignedText::track(text);
+  const AlignedView view = tracked.view();
+  std::vector<TokenSpan> spans;
+  if (style_ == SentencePieceStyle::leading_bos) spans.push_back({*special_.bos, 0, 0});
+  for (const auto& part : added_.split(view.text)) {
+    const AlignedView piece = view.part(part.text);
+    const Characters all = piece.characters();
+    if (part.id >= 0) {
+      spans.push_back({part.id, all.begin, all.end});
+      continue;
+    }
+    const auto character = [&](size_t byte) {
+      return byte < piece.text.size() ? piece.source[byte].begin : all.end;
+    };
+    for (const auto& token : model_.encode_with_places(piece.text))
+      spans.push_back({token.id, character(token.begin), character(token.end)});
+  }
+  return spans;
 }
 
 std::string SentencePieceTokenizer::decode(std::span<const int32_t> ids) const {

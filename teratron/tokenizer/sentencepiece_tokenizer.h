@@ -27,6 +27,7 @@ class SentencePieceTokenizer : public Tokenizer {
   SentencePieceTokenizer(SentencePieceSpec spec, SentencePieceStyle style, int64_t extra_ids);
 
   void encode(std::string_view text, std::vector<int32_t>& ids) const override;
+  std::vector<TokenSpan> encode_with_offsets(std::string_view text) const override;
   /// Added tokens are spelled out with a blank behind each, and one before.
   std::string decode(std::span<const int32_t> ids) const override;
   int64_t vocab_size() const override { return vocab_size_; }

@@ -213,40 +213,31 @@ void TiktokenTokenizer::name_special_tokens(const std::vector<std::string>& name
 
 void TiktokenTokenizer::encode(std::string_view text, std::vector<int32_t>& ids) const {
   if (!unicode::is_valid(text)) return encode(unicode::replace_invalid(text), ids);
-  const WordCachePool::Lease cache(caches_);
-  const auto encode_plain = [&](std::string_view part) {
-    const char* const end = part.data() + part.size();
-    WordBatch batch(*cache, ids);
-    const auto add = [&](const char* word, size_t bytes) {
-      batch.add(word, bytes, static_cast<size_t>(end - word));
-    };
-    if (known_pattern_) {
-      splitter_.split(*known_pattern_, part, add);
-    } else {
-      // What the pattern leaves out is left out, as by tiktoken.
-      for (const Regex::Piece& piece : regex_->find_all(part)) {
-        if (piece.is_match) add(piece.text.data(), piece.text.size());
-      }
-    }
-    batch.flush();
-  };
-  if (literal_.empty()) return encode_plain(text);
-  for (const auto& part : literal_.split(text)) {
-    if (part.id >= 0) {
-      ids.push_back(part.id);
-    } else {
-      encode_plain(part.text);
-    }
-  }
+  IdSink sink(caches_, ids);
+  encode_parts({text}, sink);
 }
 
-std::string TiktokenTokenizer::decode(std::span<const int32_t> ids) const {
-  std::string text;
-  for (const int32_t id : ids) {
-    const auto special = special_content_.find(id);
-    text.append(special != special_content_.end() ? std::string_view(special->second) : model_.bytes_of(id));
+std::vector<TokenSpan> TiktokenTokenizer::encode_with_offsets(std::string_view text) const {
+  const AlignedText tracked = AlignedText::track(text);
+  SpanSink sink(model_);
+  encode_parts(tracked.view(), sink);
+  return sink.take();
+}
+
+void TiktokenTokenizer::encode_parts(AlignedView text, TokenSink& sink) const {
+  for (const auto& part : literal_.split(text.text)) {
+    const AlignedView view = text.part(part.text);
+    if (part.id >= 0) {
+      sink.token(part.id, view);
+    } else if (known_pattern_) {
+      sink.words(*known_pattern_, view);
+    } else {
+      // What the pattern leaves out is left out, as by tiktoken.
+      for (const Regex::Piece& piece : regex_->find_all(part.text)) {
+        if (piece.is_match) sink.word(view.part(piece.text));
+      }
+    }
   }
-  return text;
 }
 
 }  // namespace teratron

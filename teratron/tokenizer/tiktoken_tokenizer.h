@@ -13,10 +13,8 @@
 
 #include "teratron/tokenizer/added_tokens.h"
 #include "teratron/tokenizer/bpe_model.h"
-#include "teratron/tokenizer/pre_split.h"
 #include "teratron/tokenizer/regex_split.h"
-#include "teratron/tokenizer/tokenizer.h"
-#include "teratron/tokenizer/word_cache.h"
+#include "teratron/tokenizer/token_sink.h"
 
 namespace teratron {
 
@@ -36,16 +34,19 @@ class TiktokenTokenizer : public Tokenizer {
   explicit TiktokenTokenizer(const TiktokenOptions& options);
 
   void encode(std::string_view text, std::vector<int32_t>& ids) const override;
-  std::string decode(std::span<const int32_t> ids) const override;
+  std::vector<TokenSpan> encode_with_offsets(std::string_view text) const override;
+  std::string decode(std::span<const int32_t> ids) const override {
+    return model_.decode(ids, special_content_);
+  }
   int64_t vocab_size() const override { return vocab_size_; }
   const SpecialTokens& special() const override { return special_; }
 
  private:
+  void encode_parts(AlignedView text, TokenSink& sink) const;
   void name_special_tokens(const std::vector<std::string>& names, int32_t first_id, bool literal);
 
   BpeModel model_;
   mutable WordCachePool caches_;
-  PreSplitter splitter_;
   std::optional<SplitPattern> known_pattern_;
   std::optional<Regex> regex_;  // when the pattern is none of the known ones
   AddedTokenMatcher literal_;

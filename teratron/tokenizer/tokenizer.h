@@ -17,11 +17,22 @@ struct SpecialTokens {
   std::vector<int32_t> additional;  // in order, e.g. T5's sentinels
 };
 
+/// A token and the characters (code points) [begin, end) of the text that it stands for, as Hugging Face tokenizers
+/// counts them: a token that holds some bytes of a character has all of it; tokens around the text have 0, 0.
+/// Megatron-LM's `offsets` are the begins.
+struct TokenSpan {
+  int32_t id;
+  int64_t begin, end;
+  bool operator==(const TokenSpan&) const = default;
+};
+
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
   /// Appends the ids of `text` (UTF-8; invalid bytes are treated as U+FFFD) to `ids`.
   virtual void encode(std::string_view text, std::vector<int32_t>& ids) const = 0;
+  /// The same ids with their places. Slower: for looking at tokens, not for streams of them.
+  virtual std::vector<TokenSpan> encode_with_offsets(std::string_view text) const = 0;
   /// The text of the ids (bytes of byte-level tokens joined; incomplete UTF-8 at the borders is kept as it is).
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
   /// Number of ids, added tokens included, padding of the embedding excluded.

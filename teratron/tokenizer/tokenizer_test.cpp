@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "teratron/tokenizer/bpe_model.h"
 #include "teratron/tokenizer/test_files.h"
 
 namespace teratron {
@@ -261,6 +262,20 @@ TEST(BuildTokenizer, RefusesDamagedFiles) {
   };
   expect_user_error(ExitCode::data, "no [UNK]", bert("a\n"));
   expect_user_error(ExitCode::data, "no [CLS]", bert("[UNK]\n"));
+}
+
+TEST(BpeModel, RefusesMoreThanItsTablesHold) {
+  BpeSpec spec{.vocab = {{"a", 0}}, .where = "test"};
+  spec.merges.resize((size_t{1} << 22) - 1);
+  expect_user_error(ExitCode::data, "merge 1 needs the token ''", [&] { BpeModel{spec}; });
+  spec.merges.resize(spec.merges.size() + 1);
+  expect_user_error(ExitCode::data, "4194304 merges are more than 4194303", [&] { BpeModel{spec}; });
+  spec.merges.clear();
+  for (int32_t id = 1; id < 300'000; ++id) spec.vocab.emplace_back(fmt::format("t{}", id), id);
+  spec.vocab.back().second = (1 << 21) - 1;
+  EXPECT_EQ(BpeModel(spec).id_bound(), 1 << 21);
+  spec.vocab.back().second = 1 << 21;
+  expect_user_error(ExitCode::data, "id 2097152 of token 't299999' is out of range", [&] { BpeModel{spec}; });
 }
 
 TEST(PaddedVocabSize, IsMegatrons) {

@@ -89,6 +89,8 @@ std::string replace_invalid(std::string_view text);
 /// Lower case of one code point (no context), appended.
 void append_lower(uint32_t code_point, std::string& out);
 
+/// Lower case, each code point by itself.
+std::string lower(std::string_view text);
 /// str.lower() of Python: Unicode version of the reference, and a final sigma becomes the final form.
 std::string python_lower(std::string_view text);
 
@@ -97,5 +99,19 @@ std::string nfd(std::string_view text);
 std::string nfc(std::string_view text);
 /// NFD of Python's unicodedata.
 std::string python_nfd(std::string_view text);
+
+/// A code point of rewritten text, and how many characters more than those it stands for: 0 for one in the place of one,
+/// 1 for one that is inserted, -n for one in the place of n + 1.
+struct Change {
+  uint32_t code;
+  int32_t characters;
+};
+
+/// One of the functions above, and the same told change by change.
+struct Rewriting {
+  std::string (*text)(std::string_view);
+  std::vector<Change> (*changes)(std::string_view);
+};
+extern const Rewriting kLower, kPythonLower, kNfd, kNfc, kPythonNfd;
 
 }  // namespace teratron::unicode

@@ -55,6 +55,7 @@ std::unordered_map<uint64_t, uint32_t> make_compositions() {
 struct Mark {
   uint32_t code;
   uint32_t combining_class;
+  int32_t characters = 0;  // as in Change
 };
 
 uint32_t combining_class(uint32_t code) {
@@ -68,8 +69,8 @@ void decompose(uint32_t code, const Replacements& replacements, std::vector<Mark
   if (code - kSyllables < kSyllableCount) {
     const uint32_t index = code - kSyllables;
     out.push_back({kLeads + index / (kVowelCount * kTailCount), 0});
-    out.push_back({kVowels + index / kTailCount % kVowelCount, 0});
-    if (index % kTailCount != 0) out.push_back({kTails + index % kTailCount, 0});
+    out.push_back({kVowels + index / kTailCount % kVowelCount, 0, 1});
+    if (index % kTailCount != 0) out.push_back({kTails + index % kTailCount, 0, 1});
     return;
   }
   const auto found = replacements.find(code);
@@ -77,7 +78,8 @@ void decompose(uint32_t code, const Replacements& replacements, std::vector<Mark
     out.push_back({code, combining_class(code)});
     return;
   }
-  for (const uint32_t part : found->second) out.push_back({part, combining_class(part)});
+  for (const uint32_t& part : found->second)
+    out.push_back({part, combining_class(part), &part == found->second.data() ? 0 : 1});
 }
 
 /// Fully decomposed, marks in canonical order.
@@ -99,9 +101,17 @@ std::vector<Mark> decomposed(std::string_view text, const Replacements& replacem
   return marks;
 }
 
-std::string join(const std::vector<Mark>& marks) {
+std::string join(const std::vector<Change>& changes) {
   std::string out;
-  for (const Mark& mark : marks) append(mark.code, out);
+  out.reserve(changes.size());
+  for (const Change& change : changes) append(change.code, out);
+  return out;
+}
+
+std::vector<Change> changes(const std::vector<Mark>& marks) {
+  std::vector<Change> out;
+  out.reserve(marks.size());
+  for (const Mark& mark : marks) out.push_back({mark.code, mark.characters});
   return out;
 }
 
@@ -136,10 +146,22 @@ const Replacements& lower_cases() {
   return table;
 }
 
-void append_replaced(uint32_t code, const Replacements& replacements, std::string& out) {
+const Replacements& python_decompositions() {
+  static const Replacements table =
+      make_replacements(unicode_tables::decompositions(), unicode_tables::python_decomposition_difference());
+  return table;
+}
+
+const Replacements& python_lower_cases() {
+  static const Replacements table =
+      make_replacements(unicode_tables::lower(), unicode_tables::python_lower_difference());
+  return table;
+}
+
+void append_replaced(uint32_t code, const Replacements& replacements, std::vector<Change>& out) {
   const auto found = replacements.find(code);
-  if (found == replacements.end()) return append(code, out);
-  for (const uint32_t part : found->second) append(part, out);
+  if (found == replacements.end()) return out.push_back({code, 0});
+  for (const uint32_t& part : found->second) out.push_back({part, &part == found->second.data() ? 0 : 1});
 }
 
 /// A capital sigma at `p` ends its word: a cased letter before it and none behind, ignorable ones left out.
@@ -162,47 +184,39 @@ bool is_final_sigma(std::string_view text, const char* sigma) {
   return true;
 }
 
-}  // namespace
-
-void append_lower(uint32_t code, std::string& out) {
-  if (code < 0x80) {
-    out.push_back(static_cast<char>(code >= 'A' && code <= 'Z' ? code + 32 : code));
-  } else {
-    append_replaced(code, lower_cases(), out);
-  }
+std::vector<Change> lower_changes(std::string_view text) {
+  std::vector<Change> out;
+  for (const char* p = text.data(); p < text.data() + text.size();)
+    append_replaced(next(p), lower_cases(), out);
+  return out;
 }
 
-std::string python_lower(std::string_view text) {
-  static const Replacements table =
-      make_replacements(unicode_tables::lower(), unicode_tables::python_lower_difference());
+std::vector<Change> python_lower_changes(std::string_view text) {
   constexpr uint32_t kCapitalSigma = 0x3a3;
   constexpr uint32_t kFinalSigma = 0x3c2;
-  std::string out;
+  std::vector<Change> out;
   out.reserve(text.size());
   for (const char* p = text.data(); p < text.data() + text.size();) {
     const char* const at = p;
     const uint32_t code = next(p);
     if (code == kCapitalSigma && is_final_sigma(text, at)) {
-      append(kFinalSigma, out);
+      out.push_back({kFinalSigma, 0});
     } else {
-      append_replaced(code, table, out);
+      append_replaced(code, python_lower_cases(), out);
     }
   }
   return out;
 }
 
-std::string nfd(std::string_view text) {
-  return all_below(text, 0xc0) ? std::string(text) : join(decomposed(text, decompositions()));
+std::vector<Change> nfd_changes(std::string_view text) {
+  return changes(decomposed(text, decompositions()));
 }
 
-std::string python_nfd(std::string_view text) {
-  static const Replacements table =
-      make_replacements(unicode_tables::decompositions(), unicode_tables::python_decomposition_difference());
-  return all_below(text, 0xc0) ? std::string(text) : join(decomposed(text, table));
+std::vector<Change> python_nfd_changes(std::string_view text) {
+  return changes(decomposed(text, python_decompositions()));
 }
 
-std::string nfc(std::string_view text) {
-  if (all_below(text, kFirstMark)) return std::string(text);
+std::vector<Change> nfc_changes(std::string_view text) {
   std::vector<Mark> marks = decomposed(text, decompositions());
   size_t out = 0;
   size_t starter = SIZE_MAX;
@@ -212,6 +226,7 @@ std::string nfc(std::string_view text) {
     if (starter != SIZE_MAX && (adjacent || (last_class < mark.combining_class && last_class != 0))) {
       if (const uint32_t code = composite(marks[starter].code, mark.code)) {
         marks[starter].code = code;
+        marks[starter].characters += mark.characters - 1;
         continue;
       }
     }
@@ -220,7 +235,48 @@ std::string nfc(std::string_view text) {
     marks[out++] = mark;
   }
   marks.resize(out);
-  return join(marks);
+  return changes(marks);
 }
+
+}  // namespace
+
+void append_lower(uint32_t code, std::string& out) {
+  if (code < 0x80) {
+    out.push_back(static_cast<char>(code >= 'A' && code <= 'Z' ? code + 32 : code));
+    return;
+  }
+  const auto found = lower_cases().find(code);
+  if (found == lower_cases().end()) return append(code, out);
+  for (const uint32_t part : found->second) append(part, out);
+}
+
+std::string lower(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (const char* p = text.data(); p < text.data() + text.size();) append_lower(next(p), out);
+  return out;
+}
+
+std::string python_lower(std::string_view text) {
+  return join(python_lower_changes(text));
+}
+
+std::string nfd(std::string_view text) {
+  return all_below(text, 0xc0) ? std::string(text) : join(nfd_changes(text));
+}
+
+std::string python_nfd(std::string_view text) {
+  return all_below(text, 0xc0) ? std::string(text) : join(python_nfd_changes(text));
+}
+
+std::string nfc(std::string_view text) {
+  return all_below(text, kFirstMark) ? std::string(text) : join(nfc_changes(text));
+}
+
+const Rewriting kLower = {lower, lower_changes};
+const Rewriting kPythonLower = {python_lower, python_lower_changes};
+const Rewriting kNfd = {nfd, nfd_changes};
+const Rewriting kNfc = {nfc, nfc_changes};
+const Rewriting kPythonNfd = {python_nfd, python_nfd_changes};
 
 }  // namespace teratron::unicode

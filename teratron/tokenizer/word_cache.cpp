@@ -20,38 +20,63 @@ KnownWords::KnownWords(const BpeModel& model) {
 }
 
 WordCache::WordCache(const BpeModel& model, const KnownWords& known)
-    : model_(model), known_(known), entries_(kSets * kWays) {}
+    : model_(model), known_(known), sets_(kSets) {}
 
 void WordCache::clear() {
-  std::fill(entries_.begin(), entries_.end(), Entry{});
+  std::fill(sets_.begin(), sets_.end(), Set{});
   std::fill(long_entries_.begin(), long_entries_.end(), LongEntry{});
   pool_.clear();
   text_.clear();
 }
 
-void WordCache::encode_miss(const ShortWord& key, uint64_t hash, std::string_view word,
-                            std::vector<int32_t>& ids) {
-  const size_t before = ids.size();
-  if (const int32_t id = known_.find(key); id >= 0) {
-    ids.push_back(id);
-  } else {
-    model_.encode_word(word, ids);
+/// A bit for the way that holds the word. All are compared without a branch, since nobody can foretell which one it is.
+inline uint32_t WordCache::hits(const Set& set, const ShortWord& key) {
+  uint32_t hits = 0;
+#pragma GCC unroll 4
+  for (size_t way = 0; way < kWays; ++way) {
+    const uint64_t differs = (set.words[way].low ^ key.low) | (set.words[way].high ^ key.high);
+    hits |= static_cast<uint32_t>(differs == 0) << way;
   }
-  const size_t count = ids.size() - before;
-  if (count == 0) return;
+  return hits;
+}
+
+/// Writes the ids to `out`, where there is room for kMaxBytes; returns how many.
+inline size_t WordCache::encode_short(const ShortWord& key, uint64_t hash, const char* word, int32_t* out) {
+  const Set& set = sets_[hash & kSetMask];
+  const uint32_t found_ways = hits(set, key);
+  if (found_ways == 0) return encode_miss(key, hash, word, out);
+  const Ids& found = set.ids[static_cast<size_t>(std::countr_zero(found_ways))];
+  if (found.count > kInline) {
+    std::copy_n(pool_.data() + found.ids[0], found.count, out);
+  } else {
+    std::memcpy(out, found.ids.data(), sizeof(found.ids));
+  }
+  return found.count;
+}
+
+size_t WordCache::encode_miss(const ShortWord& key, uint64_t hash, const char* word, int32_t* out) {
+  size_t count = 1;
+  if (const int32_t id = known_.find(key, hash); id >= 0) {
+    *out = id;
+  } else {
+    count = model_.encode_short({word, key.bytes()}, out);
+  }
+  if (count == 0) return 0;
   if (pool_.size() > kPoolLimit) clear();
-  Entry* const set = &entries_[(hash & kSetMask) * kWays];
+  Set& set = sets_[hash & kSetMask];
   size_t way = 0;
-  while (way < kWays && set[way].count > 0) ++way;
-  Entry& entry = set[way < kWays ? way : next_way_++ % kWays];
-  entry.word = key;
+  while (way < kWays && set.words[way].bytes() > 0) ++way;
+  if (way == kWays) way = next_way_++ % kWays;
+  set.words[way] = key;
+  Ids& entry = set.ids[way];
   entry.count = static_cast<uint32_t>(count);
   if (count <= kInline) {
-    std::copy_n(ids.begin() + before, count, entry.ids.begin());
+    std::copy_n(out, count, entry.ids.begin());
   } else {
     entry.ids[0] = static_cast<int32_t>(pool_.size());
-    pool_.insert(pool_.end(), ids.begin() + before, ids.end());
+    pool_.insert(pool_.end(), out, out + count);
   }
+  return count;
 }
 
 void WordCache::encode_long(std::string_view word, std::vector<int32_t>& ids) {
@@ -72,6 +97,70 @@ void WordCache::encode_long(std::string_view word, std::vector<int32_t>& ids) {
            static_cast<uint32_t>(pool_.size()), static_cast<uint32_t>(ids.size() - before)};
   text_.append(word);
   pool_.insert(pool_.end(), ids.begin() + before, ids.end());
+}
+
+/// Words on their way into a cache: where a word may stand is fetched from memory while the words before it are encoded.
+class WordCache::Batch {
+ public:
+  Batch(WordCache& cache, std::vector<int32_t>& ids) : cache_(cache), ids_(ids) {}
+  ~Batch() = default;
+  Batch(const Batch&) = delete;
+
+  /// The bytes must stay until flush(), which is to be called after the last word. `readable`: bytes that may be read
+  /// from `word` on.
+  void add(const char* word, size_t bytes, size_t readable) {
+    if (bytes > ShortWord::kMaxBytes) {
+      flush();
+      return cache_.encode_long({word, bytes}, ids_);
+    }
+    Pending& pending = pending_[count_++];
+    pending.word = word;
+    pending.key = ShortWord::load(word, bytes, readable >= 16);
+    pending.hash = pending.key.hash();
+    const Set* const set = &cache_.sets_[pending.hash & kSetMask];
+    __builtin_prefetch(&set->words);
+    __builtin_prefetch(&set->ids);
+    cache_.known_.prefetch(pending.hash);
+    if (count_ == kSize) flush();
+  }
+
+  void flush() {
+    int32_t* out = out_.data();
+    for (size_t i = 0; i < count_; ++i) {
+      const Pending& pending = pending_[i];
+      out += cache_.encode_short(pending.key, pending.hash, pending.word, out);
+    }
+    ids_.insert(ids_.end(), out_.data(), out);
+    count_ = 0;
+  }
+
+ private:
+  static constexpr size_t kSize = 32;
+  struct Pending {
+    const char* word;
+    ShortWord key;
+    uint64_t hash;
+  };
+  WordCache& cache_;
+  std::vector<int32_t>& ids_;
+  std::array<Pending, kSize> pending_;
+  std::array<int32_t, kSize * ShortWord::kMaxBytes + 1> out_;  // a word has no more ids than bytes
+  size_t count_ = 0;
+};
+
+void WordCache::encode(std::string_view word, std::vector<int32_t>& ids) {
+  Batch batch(*this, ids);
+  batch.add(word.data(), word.size(), word.size());
+  batch.flush();
+}
+
+void WordCache::encode_words(SplitPattern pattern, std::string_view text, std::vector<int32_t>& ids) {
+  const char* const end = text.data() + text.size();
+  Batch batch(*this, ids);
+  splitter_.split(pattern, text, [&](const char* word, size_t bytes) {
+    batch.add(word, bytes, static_cast<size_t>(end - word));
+  });
+  batch.flush();
 }
 
 std::unique_ptr<WordCache> WordCachePool::take() {

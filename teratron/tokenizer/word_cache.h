@@ -12,27 +12,30 @@
 #include <vector>
 
 #include "teratron/tokenizer/bpe_model.h"
+#include "teratron/tokenizer/pre_split.h"
 
 namespace teratron {
 
 /// A word of at most 15 bytes in two registers; the length is part of it.
 struct ShortWord {
   static constexpr size_t kMaxBytes = 15;
-  uint64_t low, high;
+  /// By 8 + n: keeps the first n bytes, none for n < 0.
+  static constexpr std::array<uint64_t, 24> kKeep = [] {
+    std::array<uint64_t, 24> keep{};
+    for (size_t n = 1; n < 16; ++n) keep[8 + n] = n < 8 ? (uint64_t{1} << 8 * n) - 1 : ~uint64_t{0};
+    return keep;
+  }();
+  uint64_t low = 0, high = 0;
 
   /// `readable`: at least 16 bytes may be read at `word`.
   static ShortWord load(const char* word, size_t bytes, bool readable) {
     static_assert(std::endian::native == std::endian::little);
     uint64_t parts[2] = {0, 0};
     if (readable) {
+      // What lies behind the word is cut off without a branch, since lengths cannot be foretold.
       std::memcpy(parts, word, 16);
-      const uint64_t keep = ~uint64_t{0} >> ((64 - 8 * (bytes & 7)) & 63);
-      if (bytes < 8) {
-        parts[0] &= bytes == 0 ? 0 : keep;
-        parts[1] = 0;
-      } else {
-        parts[1] &= bytes == 8 ? 0 : keep;
-      }
+      parts[0] &= kKeep[8 + bytes];
+      parts[1] &= kKeep[bytes];
     } else {
       std::memcpy(parts, word, bytes);
     }
@@ -50,12 +53,13 @@ struct ShortWord {
 class KnownWords {
  public:
   explicit KnownWords(const BpeModel& model);
-  /// Id, or -1.
-  int32_t find(const ShortWord& word) const {
-    for (size_t slot = word.hash() & mask_;; slot = (slot + 1) & mask_) {
+  /// Id, or -1. `hash`: of the word.
+  int32_t find(const ShortWord& word, uint64_t hash) const {
+    for (size_t slot = hash & mask_;; slot = (slot + 1) & mask_) {
       if (slots_[slot].id < 0 || slots_[slot].word == word) return slots_[slot].id;
     }
   }
+  void prefetch(uint64_t hash) const { __builtin_prefetch(&slots_[hash & mask_]); }
 
  private:
   struct Slot {
@@ -70,12 +74,10 @@ class WordCache {
  public:
   WordCache(const BpeModel& model, const KnownWords& known);
 
-  /// Appends the ids of a word. `readable`: bytes that may be read from `word` on (at least `bytes`).
-  void encode(const char* word, size_t bytes, size_t readable, std::vector<int32_t>& ids) {
-    if (bytes > ShortWord::kMaxBytes) return encode_long({word, bytes}, ids);
-    const ShortWord key = ShortWord::load(word, bytes, readable >= 16);
-    encode_short(key, key.hash(), word, ids);
-  }
+  /// Appends the ids of a word.
+  void encode(std::string_view word, std::vector<int32_t>& ids);
+  /// Appends the ids of all words of a text (valid UTF-8).
+  void encode_words(SplitPattern pattern, std::string_view text, std::vector<int32_t>& ids);
 
  private:
   static constexpr size_t kWays = 4;
@@ -86,100 +88,41 @@ class WordCache {
   static constexpr size_t kPoolLimit = size_t{1} << 20;
   static constexpr size_t kLongestCached = 128;
 
-  struct Entry {
-    ShortWord word{};
+  struct Ids {
     uint32_t count = 0;
     std::array<int32_t, kInline> ids{};  // or the place in pool_ when there are more
+  };
+  /// Two cache lines; a way without a word has length 0, which no word has.
+  struct alignas(64) Set {
+    std::array<ShortWord, kWays> words{};
+    std::array<Ids, kWays> ids{};
   };
   struct LongEntry {
     uint64_t hash = 0;
     uint32_t text = 0, bytes = 0, ids = 0, count = 0;
   };
+  class Batch;
 
-  friend class WordBatch;
-
-  void prefetch(uint64_t hash) const {
-    const auto* const set = reinterpret_cast<const char*>(&entries_[(hash & kSetMask) * kWays]);
-    __builtin_prefetch(set);
-    __builtin_prefetch(set + 64);
-  }
-  void encode_short(const ShortWord& key, uint64_t hash, const char* word, std::vector<int32_t>& ids) {
-    const Entry* const set = &entries_[(hash & kSetMask) * kWays];
-    for (size_t way = 0; way < kWays; ++way) {
-      const Entry& entry = set[way];
-      if (!(entry.word == key) || entry.count == 0) continue;
-      if (entry.count > kInline) {
-        const int32_t* const first = pool_.data() + entry.ids[0];
-        ids.insert(ids.end(), first, first + entry.count);
-      } else {
-        for (uint32_t i = 0; i < entry.count; ++i) ids.push_back(entry.ids[i]);
-      }
-      return;
-    }
-    encode_miss(key, hash, {word, key.bytes()}, ids);
-  }
-  void encode_miss(const ShortWord& key, uint64_t hash, std::string_view word, std::vector<int32_t>& ids);
+  static uint32_t hits(const Set& set, const ShortWord& key);
+  size_t encode_short(const ShortWord& key, uint64_t hash, const char* word, int32_t* out);
+  size_t encode_miss(const ShortWord& key, uint64_t hash, const char* word, int32_t* out);
   void encode_long(std::string_view word, std::vector<int32_t>& ids);
   void clear();
 
   const BpeModel& model_;
   const KnownWords& known_;
-  std::vector<Entry> entries_;
+  const PreSplitter splitter_;
+  std::vector<Set> sets_;
   std::vector<LongEntry> long_entries_;
   std::vector<int32_t> pool_;
   std::string text_;  // of long words
   uint32_t next_way_ = 0;
 };
 
-/// Words on their way into a cache: the slots of a word are fetched from memory while the words before it are encoded.
-/// Call flush() after the last one.
-class WordBatch {
- public:
-  WordBatch(WordCache& cache, std::vector<int32_t>& ids) : cache_(cache), ids_(ids) {}
-
-  /// Like WordCache::encode; the bytes must stay until flush().
-  void add(const char* word, size_t bytes, size_t readable) {
-    Pending& pending = pending_[count_++];
-    pending.word = word;
-    pending.bytes = bytes;
-    if (bytes <= ShortWord::kMaxBytes) {
-      pending.key = ShortWord::load(word, bytes, readable >= 16);
-      pending.hash = pending.key.hash();
-      cache_.prefetch(pending.hash);
-    }
-    if (count_ == kSize) flush();
-  }
-
-  void flush() {
-    for (size_t i = 0; i < count_; ++i) {
-      const Pending& pending = pending_[i];
-      if (pending.bytes <= ShortWord::kMaxBytes) {
-        cache_.encode_short(pending.key, pending.hash, pending.word, ids_);
-      } else {
-        cache_.encode_long({pending.word, pending.bytes}, ids_);
-      }
-    }
-    count_ = 0;
-  }
-
- private:
-  static constexpr size_t kSize = 32;
-  struct Pending {
-    const char* word;
-    size_t bytes;
-    ShortWord key;
-    uint64_t hash;
-  };
-  WordCache& cache_;
-  std::vector<int32_t>& ids_;
-  std::array<Pending, kSize> pending_;
-  size_t count_ = 0;
-};
-
 /// Lends each call a cache of its own: thread-safe, one lock per call rather than per word.
 class WordCachePool {
  public:
-  explicit WordCachePool(const BpeModel& model) : model_(model), known_(model) {}
+  explicit WordCachePool(const BpeModel& model) : model_(model), known_(model) { put(take()); }
 
   class Lease {
    public:

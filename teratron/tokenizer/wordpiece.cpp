@@ -57,6 +57,12 @@ WordPiece::WordPiece(const std::string& vocab_file) : path_(vocab_file) {
   unk_ = *unk;
 }
 
+size_t WordPiece::covered_bytes(int32_t id, std::string_view rest) const {
+  if (id == unk_) return rest.size();
+  const std::string_view token = token_of(id);
+  return rest.starts_with(token) ? token.size() : token.size() - kInner.size();
+}
+
 std::optional<int32_t> WordPiece::id_of(std::string_view token) const {
   const auto found = ids_.find(token);
   return found == ids_.end() ? std::nullopt : std::optional(found->second);

@@ -20,6 +20,9 @@ class WordPiece {
   /// Appends the ids of one word (valid UTF-8). `max_characters`: longer words are [UNK].
   void encode_word(std::string_view word, size_t max_characters, std::vector<int32_t>& ids) const;
 
+  /// Bytes at the start of `rest`, the rest of an encoded word, that its next piece stands for.
+  size_t covered_bytes(int32_t id, std::string_view rest) const;
+
   std::optional<int32_t> id_of(std::string_view token) const;
   /// Empty for an id that is not used.
   std::string_view token_of(int32_t id) const;

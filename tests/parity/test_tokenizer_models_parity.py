@@ -12,7 +12,7 @@ import pytest
 sentencepiece = pytest.importorskip("sentencepiece")
 tiktoken = pytest.importorskip("tiktoken")
 from tokenizer_program import (DATA, STRINGS, TEXTS, assert_same, encode_document, encode_lines,  # noqa: E402
-                               random_strings, read, run)
+                               offsets_of_lines, random_strings, read, run)
 
 USER_DEFINED = ["<user>", "New York", "▁▁"]
 NAMES = {"nmt_nfkc": {}, "nfkc_cf": {"normalization_rule_name": "nfkc_cf"},
@@ -57,6 +57,8 @@ def test_sentencepiece(model, kind, name):
     reference = sentencepiece.SentencePieceProcessor(model_file=model(kind, name))
     ids = encode_lines(flags(model(kind, name)), LINES)
     assert_same(LINES, ids, reference.encode(LINES))
+    places = [reference.encode(line, return_type="offset_mapping")["offsets"] for line in LINES]
+    assert_same(LINES, offsets_of_lines(flags(model(kind, name)), LINES), places)
     for file in TEXTS[:2]:
         text = read(file)
         assert encode_document(flags(model(kind, name)), text) == reference.encode(text.decode()), file
@@ -145,6 +147,8 @@ def test_tiktoken(pattern, tmp_path):
     if pattern == "v2":  # its classes are PCRE2's, which knows Unicode 14
         lines = [line for line in lines if all(unicodedata.category(c) != "Cn" for c in line)]
     assert_same(lines, encode_lines(line_flags, lines), [plain.encode_ordinary(line) for line in lines])
+    begins = [[begin for begin, _ in line] for line in offsets_of_lines(line_flags, lines)]
+    assert_same(lines, begins, [plain.decode_with_offsets(plain.encode_ordinary(line))[1] for line in lines])
     assert_same(lines, encode_lines(json_flags, lines), [shifted.encode_ordinary(line) for line in lines])
     assert_same(lines, encode_lines([*json_flags, "--compat-version", "head"], lines),
                 [shifted.encode(line, allowed_special="all") for line in lines])

@@ -11,7 +11,7 @@ import pytest
 tokenizers = pytest.importorskip("tokenizers")
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors  # noqa: E402
 from tokenizer_program import (DATA, STRINGS, TEXTS, assert_same, encode_document, encode_lines, long_test,  # noqa: E402
-                               random_strings, read, run)
+                               offsets_of_lines, random_strings, read, run)
 
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
           r"|\s+(?!\S)|\s+")
@@ -32,12 +32,26 @@ def gpt2(prefix_space=False):
     return tokenizer
 
 
+def with_offsets(processor, **options):
+    tokenizer = gpt2(**options)
+    tokenizer.post_processor = processor
+    return tokenizer
+
+
 def split_tokenizer(pattern, behavior="isolated", invert=False, **options):
     tokenizer = Tokenizer(bpe(**options))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(pattern), behavior, invert),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def without_letters(fuse):
+    """A vocabulary that lacks most bytes."""
+    kept = {c: i for i, c in enumerate(["<unk>", "Ġ", "h", "e", "l", "o", "Ã", "ä"])}
+    tokenizer = Tokenizer(models.BPE(kept | {"he": 8, "ll": 9}, [("h", "e"), ("l", "l")], unk_token="<unk>", fuse_unk=fuse))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     return tokenizer
 
 
@@ -72,7 +86,13 @@ def added():
 
 
 TOKENIZERS = {
-    "gpt2": gpt2, "gpt2-prefix": lambda: gpt2(True), "llama3": llama3, "qwen2": qwen2, "added": added,
+    "gpt2": gpt2, "gpt2-prefix": lambda: gpt2(True),
+    "gpt2-whole": lambda: with_offsets(processors.ByteLevel(trim_offsets=False)),
+    "gpt2-trim": lambda: with_offsets(processors.ByteLevel(trim_offsets=True)),
+    "gpt2-prefix-trim": lambda: with_offsets(processors.ByteLevel(trim_offsets=True, add_prefix_space=False), prefix_space=True),
+    "roberta": lambda: with_offsets(processors.RobertaProcessing(("<|endoftext|>", 50256), ("!", 0)), prefix_space=True),
+    "unknown": lambda: without_letters(False), "unknown-fused": lambda: without_letters(True),
+    "llama3": llama3, "qwen2": qwen2, "added": added,
     "removed": lambda: split_tokenizer(OTHER, "removed", True),
     "gaps": lambda: split_tokenizer(r"\s+", "removed"),
     "previous": lambda: split_tokenizer(r"[0-9,]", "merged_with_previous"),
@@ -95,7 +115,9 @@ def test_hugging_face(name, tmp_path):
         text = read(file)
         assert encode_document(flags, text) == tokenizer.encode(text.decode()).ids, file
     lines = list(random_strings(STRINGS))
-    assert_same(lines, encode_lines(flags, lines), [e.ids for e in tokenizer.encode_batch(lines)])
+    expected = tokenizer.encode_batch(lines)
+    assert_same(lines, encode_lines(flags, lines), [e.ids for e in expected])
+    assert_same(lines, offsets_of_lines(flags, lines), [e.offsets for e in expected])
 
 
 @pytest.mark.parametrize("pattern", [LLAMA3, QWEN2], ids=["llama3", "qwen2"])
@@ -190,8 +212,9 @@ def hugging_face_bert(lower):
 def test_bert_head(kind):
     tokenizer = hugging_face_bert(kind == "BertWordPieceLowerCase")
     lines = list(random_strings(STRINGS))
-    expected = [e.ids for e in tokenizer.encode_batch(lines)]
-    assert_same(lines, encode_lines(bert_flags(kind, "head"), lines), expected)
+    expected = tokenizer.encode_batch(lines)
+    assert_same(lines, encode_lines(bert_flags(kind, "head"), lines), [e.ids for e in expected])
+    assert_same(lines, offsets_of_lines(bert_flags(kind, "head"), lines), [e.offsets for e in expected])
     plain = [e.ids for e in tokenizer.encode_batch(lines, add_special_tokens=False)]
     assert_same(lines, encode_lines(bert_flags(kind, "head", "--tokenizer-hf-no-include-special-tokens"), lines), plain)
     for file in TEXTS[:2]:

@@ -67,6 +67,12 @@ def encode_lines(flags, lines):
     return [[int(x) for x in line.split()] for line in out.decode().split("\n")[:-1]]
 
 
+def offsets_of_lines(flags, lines):
+    """(begin, end) of each token, in characters."""
+    out = run("encode", [*flags, "--offsets"], "".join(line + "\n" for line in lines).encode()).decode()
+    return [[tuple(map(int, token.split(":")[1].split("-"))) for token in line.split()] for line in out.split("\n")[:-1]]
+
+
 def encode_document(flags, text):
     return [int(x) for x in run("encode", [*flags, "--document"], text).split()]
 

@@ -1,0 +1,58 @@
+// The classes of 64 bytes at once, a bit per byte (lowest: first byte).
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
+namespace teratron {
+
+/// Bytes above 0x7f are `wide` and of no other class; what is in no class is a sign of ASCII.
+struct AsciiBlock {
+  static constexpr int kBytes = 64;
+  uint64_t letter = 0, number = 0, space = 0;  // [A-Za-z], [0-9], white space
+  uint64_t blank = 0, apostrophe = 0;          // ' ' and '\''
+  uint64_t wide = 0;
+
+  /// 64 bytes may be read at `p`.
+  static AsciiBlock load(const char* p) {
+    AsciiBlock block;
+    for (int at = 0; at < kBytes; at += kVector) {
+      Bytes bytes;
+      std::memcpy(&bytes, p + at, kVector);
+      const auto within = [&](const Bytes& value, uint8_t first, uint8_t last) {
+        return mask(Bytes(value - first <= uint8_t(last - first))) << at;
+      };
+      block.letter |= within(bytes | 0x20, 'a', 'z');
+      block.number |= within(bytes, '0', '9');
+      block.space |= within(bytes, '\t', '\r');
+      block.blank |= within(bytes, ' ', ' ');
+      block.apostrophe |= within(bytes, '\'', '\'');
+      block.wide |= mask(bytes) << at;
+    }
+    block.space |= block.blank;
+    return block;
+  }
+
+ private:
+  static constexpr int kVector = 32;
+  using Bytes = uint8_t __attribute__((vector_size(kVector)));
+
+  /// The top bits of the bytes.
+#ifdef __AVX2__
+  static uint64_t mask(const Bytes& bytes) {
+    return static_cast<uint32_t>(_mm256_movemask_epi8(reinterpret_cast<__m256i>(bytes)));
+  }
+#else
+  static uint64_t mask(const Bytes& bytes) {
+    uint64_t bits = 0;
+    for (int i = 0; i < kVector; ++i) bits |= uint64_t{bytes[i]} >> 7 << i;
+    return bits;
+  }
+#endif
+};
+
+}  // namespace teratron
