@@ -8,10 +8,14 @@ namespace teratron {
 namespace {
 
 std::string join_problems(const std::vector<Problem>& problems) {
+  constexpr size_t most_shown = 30;
   std::string text;
-  for (const Problem& problem : problems) {
-    if (!text.empty()) text += '\n';
-    text += to_string(problem);
+  for (size_t i = 0; i < problems.size(); ++i) {
+    const bool last = i + 1 == problems.size();
+    if (i >= most_shown && !last) continue;
+    if (i > most_shown) text += fmt::format("\n... {} more ...", i - most_shown);  // the last says what to do
+    if (i > 0) text += '\n';
+    text += to_string(problems[i]);
   }
   return text;
 }

@@ -37,7 +37,8 @@ struct Problem {
 /// "where: what. fix": one line per problem.
 std::string to_string(const Problem& problem);
 
-/// Wrong input. `kind` is config, data or checkpoint. Carries every problem found, not only the first.
+/// Wrong input. `kind` is config, data or checkpoint. Carries every problem found, not only the first; what() shows the
+/// first 30 of a longer list, and the last.
 class UserError : public std::runtime_error {
  public:
   UserError(ExitCode kind, std::vector<Problem> problems);

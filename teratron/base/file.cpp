@@ -210,24 +210,41 @@ void File::close() {
     throw_errno("close", path_, kind_, errno);
 }
 
-AtomicFile::AtomicFile(fs::path path, ExitCode kind)
-    : path_(std::move(path)),
+TemporaryPath::TemporaryPath(fs::path target, ExitCode kind)
+    : target_(std::move(target)),
       kind_(kind),
-      file_(File::create(
-          path_.parent_path() / fmt::format(".{}.{}.tmp", path_.filename().string(), random_hex(16)), kind)) {
+      path_(target_.parent_path() / fmt::format(".{}.{}.tmp", target_.filename().string(), random_hex(16))) {
+  std::error_code ignored;
+  const fs::file_status status = fs::status(target_, ignored);
+  const fs::path folder = target_.has_parent_path() ? target_.parent_path() : ".";
+  if (!fs::is_directory(folder, ignored) || ::access(folder.c_str(), W_OK) != 0) {
+    throw UserError(kind, {{.what = fs::is_directory(folder, ignored) ? "its folder is not writable"
+                                                                      : "its folder is missing",
+                            .where = target_.string(),
+                            .fix = "Name a file in a folder that you may write to"}});
+  }
+  if (!fs::exists(status) || fs::is_regular_file(status)) return;
+  throw UserError(kind,
+                  {{.what = fs::is_directory(status) ? "this is a folder" : "this is a device, not a file",
+                    .where = target_.string(),
+                    .fix = "Name a file"}});
 }
 
-AtomicFile::~AtomicFile() {
-  if (!committed_) ::unlink(file_.path().c_str());
+TemporaryPath::~TemporaryPath() {
+  if (!committed_) ::unlink(path_.c_str());
+}
+
+void TemporaryPath::commit() {
+  TERATRON_ASSERT(!committed_);
+  rename_path(path_, target_, kind_);
+  committed_ = true;
+  sync_directory(target_.parent_path(), kind_);
 }
 
 void AtomicFile::commit() {
-  TERATRON_ASSERT(!committed_);
   file_.sync();
   file_.close();
-  rename_path(file_.path(), path_, kind_);
-  committed_ = true;
-  sync_directory(path_.parent_path(), kind_);
+  path_.commit();
 }
 
 std::string read_text(const fs::path& path, const ReadOptions& options) {

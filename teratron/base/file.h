@@ -68,25 +68,39 @@ class File {
   int64_t written_ = 0;
 };
 
-/// A file that appears whole or not at all: written under an unpredictable name beside the target, then
-/// fsync, rename, fsync of the directory. Without commit() the destructor discards it.
-class AtomicFile {
+/// An unpredictable name beside `target`, under which a file is written that appears there whole or not at all. A
+/// target that exists and is no file is UserError(kind). Without commit() the destructor removes what was written.
+class TemporaryPath {
  public:
-  AtomicFile(std::filesystem::path path, ExitCode kind);
-  ~AtomicFile();
-  AtomicFile(const AtomicFile&) = delete;
-  AtomicFile& operator=(const AtomicFile&) = delete;
+  TemporaryPath(std::filesystem::path target, ExitCode kind);
+  ~TemporaryPath();
+  TemporaryPath(const TemporaryPath&) = delete;
+  TemporaryPath& operator=(const TemporaryPath&) = delete;
 
-  void write(const void* data, int64_t bytes) { file_.write(data, bytes); }
-  void write(std::string_view text) { file_.write(text); }
-  const std::filesystem::path& temporary_path() const { return file_.path(); }
+  const std::filesystem::path& path() const { return path_; }
+  /// Of the file that is there, written and synced: rename, fsync of the directory.
   void commit();
 
  private:
-  std::filesystem::path path_;
+  std::filesystem::path target_;
   ExitCode kind_;
-  File file_;
+  std::filesystem::path path_;
   bool committed_ = false;
+};
+
+/// A file of that kind, and fsync before it is committed.
+class AtomicFile {
+ public:
+  AtomicFile(std::filesystem::path path, ExitCode kind)
+      : path_(std::move(path), kind), file_(File::create(path_.path(), kind)) {}
+
+  void write(const void* data, int64_t bytes) { file_.write(data, bytes); }
+  void write(std::string_view text) { file_.write(text); }
+  void commit();
+
+ private:
+  TemporaryPath path_;
+  File file_;
 };
 
 struct ReadOptions {

@@ -148,9 +148,10 @@ struct LoadRequest {
   /// Instead of `tensors`, where they depend on the checkpoint (its dtypes). Called for each one that is tried.
   std::function<std::vector<LocalTensor>(const CheckpointInfo&)> choose = nullptr;
   int max_damaged = 3;  // give up after so many damaged ones
+  bool own = true;      // false: the folder is another run's, and nothing in it is renamed
 };
 
-/// find + open + load. A damaged checkpoint is renamed to iter_N.bad, loudly, and the next older one is
+/// find + open + load. A damaged checkpoint of one's own is renamed to iter_N.bad, loudly, and the next older one is
 /// tried. Nothing where the directory holds no checkpoint.
 std::optional<CheckpointInfo> load_checkpoint(const LoadRequest& request, Peers& peers);
 

@@ -80,9 +80,8 @@ std::string find_sound(const fs::path& directory) {
 }
 
 // Rank 0's part of falling back: out of the way with the damaged one, or at least past it.
-void set_aside(const fs::path& path, const DamagedCheckpoint& error, std::set<fs::path>& passed) {
+void set_aside(const fs::path& path, const DamagedCheckpoint& error) {
   fault_point("ckpt.before_quarantine");
-  passed.insert(path);
   warn("checkpoint {} is damaged: {}", printable(path.string()), error.what());
   try {
     const fs::path bad = quarantine(path);
@@ -175,7 +174,12 @@ std::optional<CheckpointInfo> load_checkpoint(const LoadRequest& request, Peers&
       ++damaged;
       damage.insert(damage.end(), error.problems().begin(), error.problems().end());
       on_rank_0(peers, [&]() -> std::string {
-        set_aside(path, error, passed);
+        passed.insert(path);
+        if (request.own) {
+          set_aside(path, error);
+        } else {
+          warn("checkpoint {} is damaged; the next older one is tried", printable(path.string()));
+        }
         return "";
       });
     }

@@ -72,25 +72,23 @@ std::string continuation(const Tokenizer& tokenizer, std::vector<int32_t> prompt
 class Texts {
  public:
   explicit Texts(const Arguments& args) {
-    if (args.sample_output_file) file_.emplace(*args.sample_output_file);
-    if (file_ && !*file_) {
-      throw config_error({.what = "the file for the texts cannot be written",
-                          .where = *args.sample_output_file,
-                          .fix = "Check --sample-output-file"});
-    }
+    if (args.sample_output_file) file_.emplace(*args.sample_output_file, ExitCode::config);
     if (args.run_dir) hub_.add_background("metrics.jsonl", jsonl_sink(*args.run_dir + "/metrics.jsonl"));
   }
   /// `line` goes to the file.
   void add(const SampleText& sample, const std::string& line) {
     print("{}{}", sample.prompt, sample.text);
     print("");
-    if (file_) *file_ << line << "\n" << std::flush;
+    if (file_) file_->write(line + "\n");
     hub_.emit({.wall_time = wall_clock(), .what = sample});
   }
-  void finish() { hub_.flush(); }
+  void finish() {
+    if (file_) file_->commit();
+    hub_.flush();
+  }
 
  private:
-  std::optional<std::ofstream> file_;
+  std::optional<AtomicFile> file_;
   MetricsHub hub_;
 };
 
@@ -129,6 +127,17 @@ std::vector<Start> starts_of(const Arguments& args, const Tokenizer& tokenizer) 
   return starts;
 }
 
+// The model's positions end a text, too.
+int64_t new_tokens(const Arguments& args, int64_t length, int64_t positions) {
+  const int64_t room = std::max<int64_t>(positions - length, 0);
+  if (args.max_new_tokens && *args.max_new_tokens > room) {
+    notice(
+        "a prompt of {} tokens leaves {} of the model's {} positions: --max-new-tokens {} cannot be reached",
+        length, room, positions, *args.max_new_tokens);
+  }
+  return std::min(room, args.max_new_tokens.value_or(std::max<int64_t>(args.out_seq_length - length, 0)));
+}
+
 void generate_texts(LoadedModel& loaded) {
   const Arguments& args = loaded.args;
   const std::unique_ptr<Tokenizer> tokenizer = build_tokenizer(tokenizer_options(args));
@@ -136,7 +145,7 @@ void generate_texts(LoadedModel& loaded) {
   Texts texts(args);
   for (const Start& start : starts_of(args, *tokenizer)) {
     const auto length = static_cast<int64_t>(start.ids.size());
-    options.max_new_tokens = args.max_new_tokens.value_or(std::max<int64_t>(args.out_seq_length - length, 0));
+    options.max_new_tokens = new_tokens(args, length, loaded.model->config().max_positions);
     std::vector<int32_t> next = generate(*loaded.model, start.ids, options);
     const bool finished = !next.empty() && next.back() == options.end_token;
     if (finished) next.pop_back();

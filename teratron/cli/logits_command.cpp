@@ -6,7 +6,7 @@
 #include <ATen/ATen.h>
 #include <CLI/CLI.hpp>
 
-#include "teratron/base/error.h"
+#include "teratron/base/file.h"
 #include "teratron/ckpt/safetensors.h"
 #include "teratron/cli/command_line.h"
 #include "teratron/generate/generator.h"
@@ -88,27 +88,14 @@ void write_logits(GPT& model, const std::vector<std::vector<int64_t>>& sequences
                        .dtype = Dtype::f32,
                        .shape = {static_cast<int64_t>(sequences[i].size()), model.config().vocabulary}});
   }
-  // The old file, if any, stays until the new one is whole.
-  const std::filesystem::path partial = path + ".partial";
-  std::error_code failure;
-  std::filesystem::remove(partial, failure);
-  if (failure) {
-    throw config_error({.what = "the output cannot be written: " + failure.message(),
-                        .where = path,
-                        .fix = "Check --output"});
-  }
-  SafetensorsWriter writer(partial, entries, {});
+  TemporaryPath target(path, ExitCode::config);
+  SafetensorsWriter writer(target.path(), entries, {});
   for (const std::vector<int64_t>& ids : sequences) {
     const at::Tensor logits = logits_of(model, ids);
     writer.write(logits.const_data_ptr<float>(), logits.numel() * static_cast<int64_t>(sizeof(float)));
   }
   writer.finish();
-  std::filesystem::rename(partial, path, failure);
-  if (failure) {
-    throw config_error({.what = "the output cannot be written: " + failure.message(),
-                        .where = path,
-                        .fix = "Check --output"});
-  }
+  target.commit();
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
 #include "teratron/cli/pretrain_command.h"
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <new>
 
 #include <ATen/Parallel.h>
 
@@ -11,7 +13,10 @@
 #include "teratron/cli/job.h"
 #include "teratron/cli/same_settings.h"
 #include "teratron/comm/mesh.h"
+#include "teratron/comm/torch_fault.h"
+#include "teratron/train/model_setup.h"
 #include "teratron/train/pretrain.h"
+#include "teratron/train/rank_memory.h"
 
 namespace teratron {
 namespace {
@@ -56,6 +61,14 @@ class SharedSignals {
   std::unique_ptr<StopSignals> signals_;
 };
 
+int64_t pipeline_stage(const Arguments& args, const World& world) {
+  for (const std::vector<int64_t>& pipeline : rank_groups(mesh_options(args), world.size(), {Axis::pp})) {
+    const auto place = std::find(pipeline.begin(), pipeline.end(), world.rank());
+    if (place != pipeline.end()) return place - pipeline.begin();
+  }
+  return 0;
+}
+
 ExitCode run_rank(const Order& order, World& world, const StopSignals& signals, const RankWork& work) {
   const Mesh everyone({}, world);
   const Agreement agreement = agree_on(order.instructions(), *everyone.world().communicator);
@@ -63,8 +76,20 @@ ExitCode run_rank(const Order& order, World& world, const StopSignals& signals, 
   if (world.rank() == 0) {
     for (const std::string& line : order.parsed.notices) notice_line(line);
   }
-  if (order.parsed.args.num_threads) at::set_num_threads(static_cast<int>(*order.parsed.args.num_threads));
-  return work(order.parsed, world, signals);
+  const Arguments& args = order.parsed.args;
+  if (args.num_threads) at::set_num_threads(static_cast<int>(*args.num_threads));
+  const auto explained = [&](const Fault& cause) {
+    return explain_out_of_memory(cause, args, pipeline_stage(args, world));
+  };
+  try {
+    return work(order.parsed, world, signals);
+  } catch (const c10::Error& error) {
+    const Fault fault = to_fault(error);
+    if (fault.exit_code() != ExitCode::out_of_memory) throw;
+    throw explained(fault);
+  } catch (const std::bad_alloc&) {
+    throw explained(Fault("out of host memory", ExitCode::out_of_memory));
+  }
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <csignal>
+#include <cstdio>
 #include <functional>
 #include <new>
 #include <string>
@@ -38,13 +39,14 @@ struct Command {
   const char* name;
   std::function<int(Arguments)> run;
   const char* help;
+  bool prints_result = true;  // what it prints is its result, not its log
 };
 
 std::vector<Command> commands(const Registry& registry) {
   const auto pretrain = [&](Arguments args) { return pretrain_command(args, registry); };
-  return {{"pretrain", pretrain, "train a model: teratron pretrain gpt FLAGS..."},
+  return {{"pretrain", pretrain, "train a model: teratron pretrain gpt FLAGS...", false},
           {"launch", launch_command,
-           "start the ranks of a job: teratron launch --nproc-per-node 2 -- pretrain gpt FLAGS..."},
+           "start the ranks of a job: teratron launch --nproc-per-node 2 -- pretrain gpt FLAGS...", false},
           {"plan", plan_command, "show what a command line would do, without running it"},
           {"generate", generate_command, "continue texts with a trained model"},
           {"logits", logits_command, "write the logits of token ids"},
@@ -64,6 +66,14 @@ void print_help(const std::vector<Command>& known) {
   print("Every command explains itself with --help. `teratron --version` prints the version.");
 }
 
+int run(const Command& command, Arguments args) {
+  const int code = command.run(args);
+  if (code == 0 && command.prints_result && std::ferror(stdout) != 0) {
+    throw Fault("the output could not be written to its end. Check the disk or the program behind the pipe");
+  }
+  return code;
+}
+
 int dispatch(Arguments args, const Registry& registry) {
   const std::vector<Command> known = commands(registry);
   if (args.empty() || args[0] == "--help" || args[0] == "-h" || args[0] == "help") {
@@ -75,7 +85,7 @@ int dispatch(Arguments args, const Registry& registry) {
     return 0;
   }
   for (const Command& command : known) {
-    if (args[0] == command.name) return command.run(args.subspan(1));
+    if (args[0] == command.name) return run(command, args.subspan(1));
   }
   throw config_error({.what = fmt::format("'{}' is no command", printable(args[0], 40)),
                       .where = "teratron",

@@ -31,6 +31,11 @@ std::optional<FileLock> FileLock::take(const std::filesystem::path& path, int op
   };
   while (true) {
     const int descriptor = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640);
+    if (descriptor < 0 && (errno == EACCES || errno == EPERM || errno == EROFS || errno == ENOENT)) {
+      throw config_error({.what = fmt::format("the folder cannot be written to ({})", std::strerror(errno)),
+                          .where = printable(path.parent_path().string(), 1000),
+                          .fix = "Name one that you may write to"});
+    }
     if (descriptor < 0) fail("create");
     FileLock lock(path, descriptor);
     while (::flock(descriptor, operation) != 0) {

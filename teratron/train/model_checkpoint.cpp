@@ -193,7 +193,8 @@ std::optional<CheckpointInfo> load_model(Trainer& trainer, const LoadOptions& op
   const auto info = load_checkpoint({.directory = options.directory,
                                      .iteration = options.iteration,
                                      .ignored = {"optimizer."},
-                                     .choose = choose},
+                                     .choose = choose,
+                                     .own = options.own},
                                     peers);
   if (!info) return std::nullopt;
   tensors.copy_from_host();

@@ -35,6 +35,7 @@ struct LoadOptions {
   std::optional<int64_t> iteration;
   std::string config = "{}";  // this run's; differing model fields are rejected
   bool optimizer = true;
+  bool own = true;  // this run saves to the directory: what is damaged there may be renamed
 };
 
 /// Loads into the trainer; nothing where there is no checkpoint. Weights of another dtype are converted, which

@@ -9,6 +9,8 @@ namespace teratron {
 
 namespace {
 
+constexpr size_t most_advice = 3;
+
 // Counts the parameters of a rank of this stage by building it without memory.
 int64_t count_parameters(const GPTConfig& config, const std::vector<StageSpec>& chunks, int64_t tp) {
   ParameterSet set({.device = at::kMeta});
@@ -44,6 +46,19 @@ double optimizer_bytes_per_parameter(const Arguments& a) {
   return moments + (a.bf16 || a.fp16 ? 4.0 : 0.0);
 }
 
+bool divides(int64_t part, const std::optional<int64_t>& whole) {
+  return whole && *whole % part == 0;
+}
+
+// Twice the present cut of the model, where its sizes allow it.
+std::vector<std::string> cuts(const Arguments& a) {
+  const int64_t tp = 2 * a.tensor_model_parallel_size, pp = 2 * a.pipeline_model_parallel_size;
+  std::vector<std::string> flags;
+  if (divides(tp, a.num_attention_heads)) flags.push_back(fmt::format("--tensor-model-parallel-size {}", tp));
+  if (divides(pp, a.num_layers)) flags.push_back(fmt::format("--pipeline-model-parallel-size {}", pp));
+  return flags;
+}
+
 // What shrinks weights, gradients and optimizer state.
 std::vector<std::string> state_advice(const Arguments& a) {
   std::vector<std::string> advice;
@@ -52,11 +67,10 @@ std::vector<std::string> state_advice(const Arguments& a) {
         fmt::format("--use-distributed-optimizer: the optimizer's state is shared out over {} ranks",
                     *a.data_parallel_size));
   }
-  if (!a.bf16 && !a.fp16) advice.emplace_back("--bf16: activations take half the memory, weights too");
-  advice.push_back(
-      fmt::format("--tensor-model-parallel-size {} or --pipeline-model-parallel-size {}, with more ranks: "
-                  "the model is cut in two",
-                  2 * a.tensor_model_parallel_size, 2 * a.pipeline_model_parallel_size));
+  const std::vector<std::string> flags = cuts(a);
+  if (!flags.empty()) {
+    advice.push_back(fmt::format("{}, with more ranks: the model is cut in two", fmt::join(flags, " or ")));
+  }
   return advice;
 }
 
@@ -67,6 +81,7 @@ std::vector<std::string> activation_advice(const Arguments& a) {
     advice.push_back(fmt::format("--micro-batch-size {} (now {}): the same batch in smaller parts",
                                  *a.micro_batch_size / 2, *a.micro_batch_size));
   }
+  if (!a.bf16 && !a.fp16) advice.emplace_back("--bf16: activations take half the memory");
   if (a.recompute_granularity != "full") {
     advice.emplace_back(
         "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1: only the inputs "
@@ -110,7 +125,7 @@ std::vector<std::string> memory_advice(const Arguments& args, const RankMemory& 
   const std::vector<std::string> activations = activation_advice(args);
   const bool state_first = memory.state() > memory.activations;
   advice.insert(state_first ? advice.end() : advice.begin(), activations.begin(), activations.end());
-  advice.resize(std::min<size_t>(advice.size(), 3));
+  advice.resize(std::min(advice.size(), most_advice));
   return advice;
 }
 

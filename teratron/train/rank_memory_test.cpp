@@ -24,9 +24,33 @@ TEST(RankMemory, AdvisesFirstWhatShrinksTheLargerPart) {
   const RankMemory state{.weights = 10.0, .activations = 1.0};
   const RankMemory activations{.weights = 1.0, .activations = 10.0};
   EXPECT_EQ(first_advice({}, activations).substr(0, 20), "--micro-batch-size 1");
-  EXPECT_EQ(first_advice({}, state).substr(0, 6), "--bf16");
+  EXPECT_EQ(first_advice({}, state).substr(0, 30), "--tensor-model-parallel-size 2");
   EXPECT_EQ(first_advice({"--bf16"}, state, 2).substr(0, 27), "--use-distributed-optimizer");
   EXPECT_EQ(first_advice({"--micro-batch-size", "1"}, activations).substr(0, 23), "--recompute-granularity");
+}
+
+// What the flags advised give, against what `flags` alone need.
+void expect_less(const Texts& flags, const Texts& advised, int64_t world_size) {
+  Texts both = flags;
+  both.insert(both.end(), advised.begin(), advised.end());
+  const Arguments before = finished(flags, 2).args, after = finished(both, world_size).args;
+  EXPECT_LT(rank_memory(after, planned_model(after), 0).sum(),
+            rank_memory(before, planned_model(before), 0).sum())
+      << advised[0];
+}
+
+TEST(RankMemory, EveryAdviceGivesLess) {
+  const Texts recompute = {"--recompute-granularity", "full", "--recompute-method", "uniform",
+                           "--recompute-num-layers",  "1"};
+  expect_less({}, {"--use-distributed-optimizer"}, 2);
+  expect_less({}, {"--tensor-model-parallel-size", "2"}, 4);
+  expect_less({}, {"--pipeline-model-parallel-size", "2"}, 4);
+  expect_less({}, {"--micro-batch-size", "1"}, 2);
+  expect_less({}, recompute, 2);
+  expect_less({"--tensor-model-parallel-size", "2"}, {"--sequence-parallel"}, 2);
+  const Arguments fp32 = finished({}).args, bf16 = finished({"--bf16"}).args;
+  EXPECT_EQ(rank_memory(bf16, planned_model(bf16), 0).activations * 2.0,
+            rank_memory(fp32, planned_model(fp32), 0).activations);
 }
 
 TEST(RankMemory, AdviceIsNotWhatIsDoneAlready) {

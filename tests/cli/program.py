@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import resource
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -27,11 +26,11 @@ def environment(fault=""):
     return {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "TERATRON_FAULT": fault}
 
 
-def teratron(*args, code=0, fault="", memory=resource.RLIM_INFINITY):
+def teratron(*args, code=0, fault="", memory=None):
     """`memory`: most bytes of address space that the program may have."""
-    result = subprocess.run([BINARY, *map(str, args)], capture_output=True, text=True, timeout=60,
-                            stdin=subprocess.DEVNULL, env=environment(fault),
-                            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (memory, memory)))
+    limit = ["prlimit", f"--as={memory}"] if memory else []
+    result = subprocess.run([*limit, BINARY, *map(str, args)], capture_output=True, text=True, timeout=60,
+                            stdin=subprocess.DEVNULL, env=environment(fault))
     output = result.stdout + result.stderr
     assert result.returncode == code, f"exit code {result.returncode}, not {code}: {output[-600:]}"
     assert not [words for words in NOT_FOR_USERS if words in output], output[-3000:]

@@ -3,11 +3,12 @@
 import json
 import os
 import struct
+import subprocess
 
 import numpy as np
 import pytest
 import torch
-from program import MOCK, TINY, VOCABULARY, advises, each, message, needs_binary, steps, teratron, train
+from program import BINARY, MOCK, TINY, VOCABULARY, advises, each, message, needs_binary, steps, teratron, train
 from safetensors.torch import save_file
 
 pytestmark = needs_binary
@@ -286,3 +287,57 @@ def test_samples_without_a_prompt(tmp_path, unbroken):
 
 def test_generate_without_a_checkpoint(tmp_path):
     advises(message(teratron("generate", "--load", tmp_path / "none", "--prompt", "1", code=4), tmp_path / "none"))
+
+
+# ---- output ----
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    train(*MOCK, "--train-iters", "1", "--save", folder)
+    return folder
+
+
+def test_output_that_is_no_file_is_left_alone(trained, tmp_path):
+    (tmp_path / "ids").write_text("1 2 3\n")
+    for device in ("/dev/full", "/dev/null"):
+        before = os.stat(device).st_rdev
+        advises(message(teratron("logits", "--load", trained, "--input", tmp_path / "ids", "--output", device, code=2), device))
+        advises(message(teratron("generate", "--load", trained, "--prompt", "1", "--sample-output-file", device, code=2),
+                        device))
+        assert os.stat(device).st_rdev == before != 0
+
+
+def test_full_output_is_an_error():
+    with open("/dev/full", "w") as full:
+        result = subprocess.run([BINARY, "env"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert result.returncode == 5
+    advises(message(result, "output"))
+
+
+def test_more_tokens_than_positions_are_announced(trained):
+    result = teratron("generate", "--load", trained, "--prompt", "1 2 3", "--max-new-tokens", "200", "--greedy")
+    assert "leaves 13 of the model's 16 positions: --max-new-tokens 200" in result.stderr
+    assert "notice" not in teratron("generate", "--load", trained, "--prompt", "1 2 3", "--max-new-tokens", "5").stderr
+
+
+def test_ids_and_prompts_that_cannot_be_used(trained, tmp_path):
+    def logits(text, *says):
+        (tmp_path / "ids").write_text(text)
+        advises(message(teratron("logits", "--load", trained, "--input", tmp_path / "ids", "--output", tmp_path / "out",
+                                 code=3), *says))
+    logits("", "no token ids")
+    logits("1 2\n" + "1 " * 17, "ids:2", "17 tokens", "16 positions")
+    logits("1 61", "ids:1", "'61'", "[0, 61)")
+    advises(message(teratron("logits", "--load", trained, "--input", tmp_path / "none", "--output", tmp_path / "out", code=3),
+                    "none", "cannot be read"))
+    advises(message(teratron("generate", "--load", trained, "--prompt", "", code=2), "no tokens"))
+    advises(message(teratron("generate", "--load", trained, "--sample-input-file", tmp_path / "none", code=2), "prompts"))
+    advises(message(teratron("pretrain", code=2), "no model"))
+    advises(message(teratron("pretrain", "bort", code=2), "bort"))
+
+
+def test_a_checkpoint_without_optimizer_cannot_be_resumed(tmp_path):
+    flags = [*MOCK, "--save", tmp_path, "--load", tmp_path]
+    train(*flags, "--train-iters", "2", "--exit-interval", "1", "--no-save-optim")
+    advises(message(train(*flags, "--train-iters", "2", code=4), "optimizer", "--no-load-optim"))

@@ -73,3 +73,14 @@ def test_overflow_halves_the_scale_and_leaves_the_weights(tmp_path):
     assert any(step["skipped"] for step in steps.values())
     scales = [steps[i]["loss_scale"] for i in sorted(steps)]
     assert scales[0] == 2.0 ** 31 and min(scales) < 2.0 ** 28
+
+
+def test_out_of_memory_says_what_was_needed(tmp_path):
+    command = [BINARY, "pretrain", "gpt", "--num-layers", "2", "--hidden-size", "4096", "--num-attention-heads", "32",
+               "--seq-length", "8192", "--max-position-embeddings", "8192", "--micro-batch-size", "512", "--bf16",
+               "--train-iters", "1", "--lr", "1e-4", "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size",
+               "50000", "--eval-iters", "0"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 7, result.stderr
+    assert "CUDA out of memory. Tried to allocate" in result.stderr
+    assert "activations about" in result.stderr and "--micro-batch-size 256 (now 512)" in result.stderr

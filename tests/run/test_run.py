@@ -1,4 +1,5 @@
 """The script ./run, where it can be tried without a build, and the wrapper that starts a packaged program."""
+import contextlib
 import json
 import os
 import shutil
@@ -9,11 +10,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+BINARY = os.environ.get("TERATRON_BINARY")
+needs_binary = pytest.mark.skipif(not BINARY, reason="TERATRON_BINARY names no built program")
+needs_fortunes = pytest.mark.skipif(not Path("/usr/share/games/fortunes").exists(), reason="package fortunes is missing")
 
 
 def run(*command, **environment):
     env = {"PATH": "/usr/bin:/bin", **{k: str(v) for k, v in environment.items()}}
-    return subprocess.run([str(c) for c in command], capture_output=True, text=True, env=env)
+    return subprocess.run([str(c) for c in command], capture_output=True, text=True, env=env, timeout=120)
 
 
 def test_help_names_every_command():
@@ -23,7 +27,8 @@ def test_help_names_every_command():
 
 
 @pytest.mark.parametrize("arguments", [["dmeo"], ["build", "--preset", "fast"], ["demo", "--frehs"], ["test", "--all"],
-                                       ["package", "--small"]])
+                                       ["package", "--small"], ["build", "--bar"], ["clean", "all"], ["format", "x"],
+                                       ["test", "--preset"]])
 def test_what_it_does_not_know_is_an_error(arguments):
     result = run(ROOT / "run", *arguments)
     assert result.returncode == 1
@@ -85,14 +90,9 @@ def test_wrapper_says_that_torch_is_missing_or_without_cuda(package):
     assert result.returncode == 2 and "without CUDA 13" in result.stderr
 
 
-BINARY = os.environ.get("TERATRON_BINARY")
-needs_binary = pytest.mark.skipif(not BINARY, reason="TERATRON_BINARY names no built program")
-needs_fortunes = pytest.mark.skipif(not Path("/usr/share/games/fortunes").exists(), reason="package fortunes is missing")
-
-
 @needs_fortunes
 def test_fortunes_become_json_lines():
-    result = run("bash", "-c", f"source {ROOT}/run; fortunes_to_jsonl")
+    result = run(ROOT / "tools/fortunes_to_jsonl")
     texts = [json.loads(line)["text"] for line in result.stdout.splitlines()]
     assert len(texts) > 1000 and all(texts)
     assert not [text for text in texts if "\n%\n" in text]
@@ -112,7 +112,7 @@ class Demo:
 
     def __init__(self, folder, iterations):
         self.folder = folder
-        self.iterations = iterations
+        self.groups = []
         program = folder / "program"
         program.write_text(f"""#!/bin/sh
 case $1 in pretrain) exec {BINARY} "$@" --train-iters {iterations} --lr-warmup-iters 1 --eval-iters 1 --num-threads 1 ;; esac
@@ -123,8 +123,16 @@ exec {BINARY} "$@"
     def start(self, *arguments):
         script = (f"source {ROOT}/run; cd {self.folder}; need_packages() {{ :; }}; build() {{ :; }}; "
                   f"binary() {{ echo {self.folder}/program; }}; has_gpu() {{ false; }}; command_demo {' '.join(arguments)}")
-        return subprocess.Popen(["bash", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                start_new_session=True)
+        process = subprocess.Popen(["bash", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                   start_new_session=True)
+        self.groups.append(process.pid)
+        return process
+
+    def kill(self):
+        """Whatever a failed test left running."""
+        for group in self.groups:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
 
     def finish(self, *arguments):
         process = self.start(*arguments)
@@ -133,10 +141,17 @@ exec {BINARY} "$@"
         return output
 
 
+@pytest.fixture
+def demo(tmp_path, request):
+    demo = Demo(tmp_path, request.param)
+    yield demo
+    demo.kill()
+
+
 @needs_binary
 @needs_fortunes
-def test_demo_trains_writes_and_knows_that_it_is_done(tmp_path):
-    demo = Demo(tmp_path, 6)
+@pytest.mark.parametrize("demo", [6], indirect=True)
+def test_demo_trains_writes_and_knows_that_it_is_done(tmp_path, demo):
     output = demo.finish()
     left = tmp_path / "runs/demo"
     for name in ("report.html", "metrics.jsonl", "checkpoints/latest_checkpointed_iteration.txt", "samples.txt"):
@@ -154,8 +169,8 @@ def test_demo_trains_writes_and_knows_that_it_is_done(tmp_path):
 
 @needs_binary
 @needs_fortunes
-def test_interrupted_demo_goes_on_where_it_was(tmp_path):
-    demo = Demo(tmp_path, 2000)
+@pytest.mark.parametrize("demo", [2000], indirect=True)
+def test_interrupted_demo_goes_on_where_it_was(tmp_path, demo):
     tracker = tmp_path / "runs/demo/checkpoints/latest_checkpointed_iteration.txt"
 
     def interrupt_after_a_log_line():

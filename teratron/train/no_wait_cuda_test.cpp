@@ -1,0 +1,49 @@
+// The host issues a step and goes on: nothing in it waits for the device.
+#include <optional>
+
+#include <c10/cuda/CUDAFunctions.h>
+#include <gtest/gtest.h>
+
+#include "teratron/train/device.h"
+#include "teratron/train/test_models.h"
+#include "teratron/train/trainer.h"
+
+namespace teratron {
+namespace {
+
+// libtorch throws at every call that waits for the device.
+class NoWaiting {
+ public:
+  NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR); }
+  ~NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }
+};
+
+MicroBatch on_gpu(MicroBatch batch) {
+  for (at::Tensor* tensor : {&batch.tokens_SB, &batch.positions_SB, &batch.labels_SB, &batch.loss_mask_SB}) {
+    *tensor = tensor->to(at::kCUDA);
+  }
+  return batch;
+}
+
+TEST(NoWait, AStepOfSeveralMicroBatchesNeverWaitsForTheDevice) {
+  if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
+  for (const TestVariant& variant : family_variants({.hidden = 64, .ffn_hidden = 256, .positions = 64})) {
+    TrainerOptions options{.model = variant.config, .dtype = at::kBFloat16, .device = at::kCUDA};
+    options.optimizer.clip_grad = 1.0;
+    Trainer trainer(options, Mesh());
+    const MicroBatch batch = on_gpu(test_batch(variant.config, Group(), false));
+    const MicroBatches same = [&](int64_t) { return batch; };
+    const Trainer::StepPlan plan{.microbatches = 3, .hyper = {.lr = 1e-3}};
+    trainer.train_step(same, plan).resolve();  // allocates, and chooses kernels
+    std::optional<StepInFlight> step;
+    {
+      const NoWaiting strict;
+      EXPECT_ANY_THROW(at::ones({1}, at::kCUDA).item<float>()) << "the mode is on";
+      step = trainer.train_step(same, plan);
+    }
+    EXPECT_GT(step->resolve().loss, 0.0) << variant.name;
+  }
+}
+
+}  // namespace
+}  // namespace teratron
