@@ -35,7 +35,7 @@ struct Frame {
     message,   // point to point; text: the call
     question,  // where are you at collective `number` of this channel?
     answer,    // text: Whereabouts in words; body: the call at this number; `number`: of the last call
-    failure,   // text: the reason; `number`: the exit code
+    failure,   // text: the reason; `number`: the exit code; `channel`: the rank that failed first
     goodbye,   // the sender's part has ended in order
   };
   Kind kind = Kind::hello;

@@ -98,9 +98,11 @@ void ProcessRanks::fail_locked(const std::string& reason, ExitCode code, int64_t
   failure_.emplace(reason.empty() ? "aborted" : reason, code);
   cause_ = cause;
   changed_.notify_all();
-  if (cause != rank_) return;  // everybody learns it from there
-  const Frame failure{
-      .kind = Frame::Kind::failure, .number = static_cast<int64_t>(code), .text = failure_->what()};
+  // Also where another rank failed: whoever hears of this rank's end shall know the reason by then.
+  const Frame failure{.kind = Frame::Kind::failure,
+                      .channel = static_cast<uint64_t>(cause),
+                      .number = static_cast<int64_t>(code),
+                      .text = failure_->what()};
   for (int64_t r = 0; r < size_; ++r) {
     if (r != rank_) post(r, failure, {});
   }
@@ -159,7 +161,8 @@ void ProcessRanks::dispatch(int64_t from, Frame frame) {
       peer.answer = std::move(frame);
       break;
     case Kind::failure:
-      fail_locked(frame.text, static_cast<ExitCode>(frame.number), from);
+      TERATRON_ASSERT(frame.channel < peers_.size(), "rank {} of {}", frame.channel, size_);
+      fail_locked(frame.text, static_cast<ExitCode>(frame.number), static_cast<int64_t>(frame.channel));
       break;
     case Kind::goodbye:
       peer.ended = true;

@@ -21,6 +21,40 @@ namespace {
 World* launched = nullptr;  // lint: allow(global-state): see above
 bool on_gpus = false;       // lint: allow(global-state): see above
 
+/// Where the ranks of a job in this process reach each other.
+class Listeners {
+ public:
+  explicit Listeners(int64_t ranks) {
+    for (int64_t r = 0; r < ranks; ++r) {
+      listeners_.push_back(listen_on("127.0.0.1", 0));
+      addresses_.push_back({"127.0.0.1", port_of(listeners_.back()), fmt::format("token of {}", r)});
+    }
+  }
+
+  /// To be called for all ranks at the same time.
+  std::unique_ptr<Wire> connect(int64_t rank, std::chrono::milliseconds timeout) {
+    return connect_sockets({rank, addresses_}, std::move(listeners_[rank]), timeout);
+  }
+
+ private:
+  std::vector<Descriptor> listeners_;
+  std::vector<SocketAddress> addresses_;
+};
+
+/// `run` runs the ranks of a job.
+std::string fault_of(int64_t ranks, const RankBody& body,
+                     const std::function<void(const std::function<void(World&)>&)>& run) {
+  std::vector<int64_t> all(ranks);
+  for (int64_t r = 0; r < ranks; ++r) all[r] = r;
+  try {
+    run([&](World& world) { body(world, *world.group(all)); });
+  } catch (const Fault& fault) {
+    EXPECT_EQ(fault.exit_code(), ExitCode::retryable);
+    return fault.what();
+  }
+  return "no fault";
+}
+
 }  // namespace
 
 void on_worlds(MeshOptions options, const std::function<void(const Mesh&)>& body) {
@@ -38,12 +72,7 @@ void on_worlds(MeshOptions options, const std::function<void(const Mesh&)>& body
 
 void run_over_sockets(int64_t ranks, const std::function<void(World&)>& body,
                       std::chrono::milliseconds timeout) {
-  std::vector<Descriptor> listeners;
-  SocketPlaces places;
-  for (int64_t r = 0; r < ranks; ++r) {
-    listeners.push_back(listen_on("127.0.0.1", 0));
-    places.addresses.push_back({"127.0.0.1", port_of(listeners.back()), fmt::format("token of {}", r)});
-  }
+  Listeners listeners(ranks);
   std::mutex mutex;
   std::exception_ptr first;
   const auto keep = [&](std::exception_ptr exception) {
@@ -52,8 +81,7 @@ void run_over_sockets(int64_t ranks, const std::function<void(World&)>& body,
   };
   const auto run = [&](int64_t rank) {
     try {
-      const auto process = std::make_shared<ProcessRanks>(
-          connect_sockets({rank, places.addresses}, std::move(listeners[rank]), timeout), timeout);
+      const auto process = std::make_shared<ProcessRanks>(listeners.connect(rank, timeout), timeout);
       const auto world = process_world(process);
       run_as_process(*process, [&] {
         try {
@@ -71,6 +99,30 @@ void run_over_sockets(int64_t ranks, const std::function<void(World&)>& body,
   for (int64_t r = 0; r < ranks; ++r) threads.emplace_back(run, r);
   for (std::thread& thread : threads) thread.join();
   if (first) std::rethrow_exception(first);
+}
+
+std::string fault_over_threads(int64_t ranks, const RankBody& body, std::chrono::milliseconds timeout) {
+  return fault_of(ranks, body,
+                  [&](const auto& job) { run_ranks(ranks, job, ThreadOptions{.timeout = timeout}); });
+}
+
+std::string fault_over_sockets(int64_t ranks, const RankBody& body, std::chrono::milliseconds timeout) {
+  return fault_of(ranks, body, [&](const auto& job) { run_over_sockets(ranks, job, timeout); });
+}
+
+std::vector<std::unique_ptr<Wire>> connected_wires(int64_t ranks) {
+  Listeners listeners(ranks);
+  std::vector<std::unique_ptr<Wire>> wires(ranks);
+  std::vector<std::thread> threads;
+  for (int64_t r = 0; r < ranks; ++r) {
+    threads.emplace_back([&, r] { wires[r] = listeners.connect(r, std::chrono::minutes(1)); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return wires;
+}
+
+void sum(Communicator& group, at::Tensor x) {
+  group.all_reduce(std::move(x), ReduceOp::sum).wait();
 }
 
 std::vector<int64_t> test_sizes() {

@@ -8,11 +8,14 @@
 #pragma once
 
 #include <functional>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "teratron/comm/mesh.h"
+#include "teratron/comm/wire.h"
 
 namespace teratron {
 
@@ -24,6 +27,18 @@ void on_worlds(MeshOptions options, const std::function<void(const Mesh&)>& body
 /// others end too, and the first exception is rethrown.
 void run_over_sockets(int64_t ranks, const std::function<void(World&)>& body,
                       std::chrono::milliseconds timeout = std::chrono::minutes(1));
+
+/// The message of the Fault that a job of rank threads (of ranks over sockets) ends in when each runs `body` with
+/// the group of all, which must come from all being told and not from a hang; "no fault" if there is none.
+using RankBody = std::function<void(World&, Communicator&)>;
+std::string fault_over_threads(int64_t ranks, const RankBody& body,
+                               std::chrono::milliseconds timeout = std::chrono::minutes(1));
+std::string fault_over_sockets(int64_t ranks, const RankBody& body,
+                               std::chrono::milliseconds timeout = std::chrono::minutes(1));
+/// The ends of ranks that are connected by sockets, for tests that take the part of a rank themselves.
+std::vector<std::unique_ptr<Wire>> connected_wires(int64_t ranks);
+/// Sums over the group and waits for it.
+void sum(Communicator& group, at::Tensor x);
 
 /// Numbers of ranks that are worth a test here.
 std::vector<int64_t> test_sizes();

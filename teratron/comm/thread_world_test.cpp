@@ -9,32 +9,15 @@
 
 #include "teratron/base/error.h"
 #include "teratron/comm/collectives.h"
+#include "teratron/comm/test_worlds.h"
 
 namespace teratron {
 namespace {
 
 using namespace std::chrono_literals;
 
-/// The message of the Fault that `body` ends in, which must come from all ranks being told, not from a hang.
-std::string fault_of(int64_t ranks, const std::function<void(World&, Communicator&)>& body,
-                     ThreadOptions options = {}) {
-  std::vector<int64_t> all(ranks);
-  for (int64_t r = 0; r < ranks; ++r) all[r] = r;
-  try {
-    run_ranks(ranks, [&](World& world) { body(world, *world.group(all)); }, options);
-  } catch (const Fault& fault) {
-    EXPECT_EQ(fault.exit_code(), ExitCode::retryable);
-    return fault.what();
-  }
-  return "no fault";
-}
-
-void sum(Communicator& group, at::Tensor x) {
-  group.all_reduce(std::move(x), ReduceOp::sum).wait();
-}
-
 TEST(ThreadWorld, DifferentOperationsAreNamed) {
-  const std::string fault = fault_of(3, [](World& world, Communicator& group) {
+  const std::string fault = fault_over_threads(3, [](World& world, Communicator& group) {
     sum(group, at::ones({2}));
     if (world.rank() == 1) group.barrier();
     sum(group, at::ones({4, 2}));
@@ -46,31 +29,31 @@ TEST(ThreadWorld, DifferentOperationsAreNamed) {
 }
 
 TEST(ThreadWorld, DifferentShapesTypesAndReductionsAreNamed) {
-  const auto shapes =
-      fault_of(2, [](World& world, Communicator& group) { sum(group, at::ones({world.rank() + 1})); });
+  const auto shapes = fault_over_threads(
+      2, [](World& world, Communicator& group) { sum(group, at::ones({world.rank() + 1})); });
   EXPECT_NE(shapes.find("rank 0: all_reduce(sum) Float [1]; rank 1: all_reduce(sum) Float [2]"),
             std::string::npos)
       << shapes;
-  const auto types = fault_of(2, [](World& world, Communicator& group) {
+  const auto types = fault_over_threads(2, [](World& world, Communicator& group) {
     sum(group, at::ones({3}, world.rank() == 0 ? at::kFloat : at::kBFloat16));
   });
   EXPECT_NE(types.find("rank 0: all_reduce(sum) Float [3]; rank 1: all_reduce(sum) BFloat16 [3]"),
             std::string::npos)
       << types;
-  const auto ops = fault_of(2, [](World& world, Communicator& group) {
+  const auto ops = fault_over_threads(2, [](World& world, Communicator& group) {
     group.all_reduce(at::ones({3}), world.rank() == 0 ? ReduceOp::max : ReduceOp::avg);
   });
   EXPECT_NE(ops.find("rank 0: all_reduce(max) Float [3]; rank 1: all_reduce(avg) Float [3]"),
             std::string::npos)
       << ops;
-  const auto roots =
-      fault_of(2, [](World& world, Communicator& group) { group.broadcast(at::ones({3}), world.rank()); });
+  const auto roots = fault_over_threads(
+      2, [](World& world, Communicator& group) { group.broadcast(at::ones({3}), world.rank()); });
   EXPECT_NE(roots.find("rank 0: broadcast(root 0) Float [3]; rank 1: broadcast(root 1)"), std::string::npos)
       << roots;
 }
 
 TEST(ThreadWorld, AMessageOfAnotherShapeIsNamed) {
-  const std::string fault = fault_of(2, [](World& world, Communicator& group) {
+  const std::string fault = fault_over_threads(2, [](World& world, Communicator& group) {
     if (world.rank() == 0) group.exchange({{at::ones({4}), 1, true}});
     if (world.rank() == 1) group.exchange({{at::ones({2, 2}), 0, false}});
   });
@@ -96,13 +79,14 @@ TEST(ThreadWorld, AFaultInsideBackwardComesOutOfIt) {
 }
 
 TEST(ThreadWorld, TheTimeOutNamesTheRanksThatDidNotCome) {
-  const std::string fault = fault_of(3,
-                                     [](World& world, Communicator& group) {
-                                       sum(group, at::ones({2}));
-                                       if (world.rank() == 2) std::this_thread::sleep_for(700ms);
-                                       sum(group, at::ones({5}));
-                                     },
-                                     {.timeout = 200ms});
+  const std::string fault = fault_over_threads(
+      3,
+      [](World& world, Communicator& group) {
+        sum(group, at::ones({2}));
+        if (world.rank() == 2) std::this_thread::sleep_for(700ms);
+        sum(group, at::ones({5}));
+      },
+      200ms);
   EXPECT_EQ(fault,
             "all_reduce(sum) Float [5] (collective 2 of group [0 1 2]) timed out after 0.2 s: rank 2 is "
             "computing or "
@@ -110,18 +94,19 @@ TEST(ThreadWorld, TheTimeOutNamesTheRanksThatDidNotCome) {
 }
 
 TEST(ThreadWorld, AReceiveTimesOutToo) {
-  const std::string fault = fault_of(2,
-                                     [](World& world, Communicator& group) {
-                                       if (world.rank() == 0) std::this_thread::sleep_for(500ms);
-                                       if (world.rank() == 1) group.exchange({{at::ones({2}), 0, false}});
-                                     },
-                                     {.timeout = 100ms});
+  const std::string fault = fault_over_threads(
+      2,
+      [](World& world, Communicator& group) {
+        if (world.rank() == 0) std::this_thread::sleep_for(500ms);
+        if (world.rank() == 1) group.exchange({{at::ones({2}), 0, false}});
+      },
+      100ms);
   EXPECT_NE(fault.find("receive message Float [2] from rank 0 in group [0 1] timed out"), std::string::npos)
       << fault;
 }
 
 TEST(ThreadWorld, ARankThatHasEndedIsNotWaitedFor) {
-  const std::string fault = fault_of(3, [](World& world, Communicator& group) {
+  const std::string fault = fault_over_threads(3, [](World& world, Communicator& group) {
     if (world.rank() != 1) group.barrier();
   });
   EXPECT_EQ(fault, "barrier (collective 1 of group [0 1 2]) cannot complete: rank 1 has ended");
@@ -168,7 +153,7 @@ TEST(ThreadWorld, TheFirstExceptionComesBackAndNobodyHangs) {
 }
 
 TEST(ThreadWorld, AbortWakesTheGroup) {
-  const std::string fault = fault_of(3, [](World& world, Communicator& group) {
+  const std::string fault = fault_over_threads(3, [](World& world, Communicator& group) {
     if (world.rank() == 0) {
       std::this_thread::sleep_for(50ms);
       group.abort("the disk is full");
