@@ -63,6 +63,42 @@ class SelfCommunicator final : public Communicator {
   std::string reason_;
 };
 
+class WaitingCommunicator final : public Communicator {
+ public:
+  explicit WaitingCommunicator(std::shared_ptr<Communicator> inner) : inner_(std::move(inner)) {}
+  int64_t rank() const override { return inner_->rank(); }
+  int64_t size() const override { return inner_->size(); }
+
+  Work all_reduce(at::Tensor tensor, ReduceOp op) override { return wait(inner_->all_reduce(tensor, op)); }
+  Work reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
+    return wait(inner_->reduce_scatter(output, input, op));
+  }
+  Work all_gather(at::Tensor output, at::Tensor input) override {
+    return wait(inner_->all_gather(output, input));
+  }
+  Work broadcast(at::Tensor tensor, int64_t root) override { return wait(inner_->broadcast(tensor, root)); }
+  Work all_to_all(at::Tensor output, at::Tensor input) override {
+    return wait(inner_->all_to_all(output, input));
+  }
+  Work exchange(std::vector<PointToPoint> messages) override {
+    return wait(inner_->exchange(std::move(messages)));
+  }
+
+  std::vector<std::string> all_gather_bytes(const std::string& bytes) override {
+    return inner_->all_gather_bytes(bytes);
+  }
+  void barrier() override { inner_->barrier(); }
+  void abort(const std::string& reason) override { inner_->abort(reason); }
+
+ private:
+  static Work wait(Work work) {
+    work.wait();
+    return {};
+  }
+
+  std::shared_ptr<Communicator> inner_;
+};
+
 }  // namespace
 
 void Work::wait() {
@@ -71,6 +107,10 @@ void Work::wait() {
 
 std::shared_ptr<Communicator> self_communicator() {
   return std::make_shared<SelfCommunicator>();
+}
+
+std::shared_ptr<Communicator> waiting_communicator(std::shared_ptr<Communicator> communicator) {
+  return std::make_shared<WaitingCommunicator>(std::move(communicator));
 }
 
 }  // namespace teratron

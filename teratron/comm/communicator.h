@@ -62,6 +62,9 @@ class Communicator : public Peers {
 /// Group of one: every collective is the identity (reduce_scatter and all_gather copy).
 std::shared_ptr<Communicator> self_communicator();
 
+/// The same communicator without overlap: every collective is waited for where it is issued.
+std::shared_ptr<Communicator> waiting_communicator(std::shared_ptr<Communicator> communicator);
+
 /// All ranks of a job; makes the communicators of groups.
 class World {
  public:

@@ -17,13 +17,26 @@ at::Tensor rows(const at::Tensor& x) {
   return x.reshape({-1, x.size(-1)});
 }
 
-// dx leaves for the other ranks while the weight gradient is computed.
-struct InputGradient {
-  at::Tensor result;
+// A tensor that may still be on its way between the ranks; not to be read before work.wait().
+struct Moving {
+  at::Tensor tensor;
   Work work;
 };
 
-InputGradient start_input_gradient(const at::Tensor& dx, InputRegion region, const Group& group) {
+// The whole sequence out of everybody's part.
+Moving start_gather(const at::Tensor& x, const Group& group) {
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape[0] *= group.size;
+  const at::Tensor whole = at::empty(shape, x.options().requires_grad(false));
+  return {whole, group.communicator->all_gather(whole, x.detach().contiguous())};
+}
+
+Moving start_input(const at::Tensor& x, InputRegion region, const Group& group) {
+  const bool whole = group.size == 1 || region != InputRegion::gathered;
+  return whole ? Moving{x, {}} : start_gather(x, group);
+}
+
+Moving start_input_gradient(const at::Tensor& dx, InputRegion region, const Group& group) {
   if (group.size == 1 || region == InputRegion::local) return {dx, {}};
   if (region == InputRegion::copied) return {dx, group.communicator->all_reduce(dx, ReduceOp::sum)};
   std::vector<int64_t> shape = dx.sizes().vec();
@@ -40,10 +53,6 @@ struct Linear : torch::autograd::Function<Linear> {
     const Group* group;
   };
 
-  static at::Tensor whole_input(const at::Tensor& x, InputRegion region, const Group& group) {
-    return region == InputRegion::gathered ? all_gather_values(x, 0, group) : x;
-  }
-
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             const Plan& plan) {
     context->save_for_backward({x, weight});
@@ -51,26 +60,27 @@ struct Linear : torch::autograd::Function<Linear> {
     save_pointer(context, "bias", plan.bias);
     save_pointer(context, "group", plan.group);
     context->saved_data["region"] = static_cast<int64_t>(plan.region);
-    const at::Tensor input = whole_input(x, plan.region, *plan.group);
-    return at::linear(input, weight, plan.bias ? std::optional<at::Tensor>(plan.bias->tensor) : std::nullopt);
+    Moving input = start_input(x, plan.region, *plan.group);
+    input.work.wait();
+    return at::linear(input.tensor, weight,
+                      plan.bias ? std::optional<at::Tensor>(plan.bias->tensor) : std::nullopt);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor& x = saved[0];
     const auto region = static_cast<InputRegion>(context->saved_data["region"].toInt());
     const Group& group = *saved_pointer<const Group>(context, "group");
     const at::Tensor dy = gradients[0].contiguous();
 
-    InputGradient dx;
+    // The input is gathered under the input gradient's GEMM, and its gradient reduced under the weight's.
+    Moving input = start_input(saved[0], region, group);
+    Moving dx;
     if (context->needs_input_grad(0)) dx = start_input_gradient(at::matmul(dy, saved[1]), region, group);
-    const at::Tensor input = whole_input(x, region, group);
-    add_weight_gradient(*saved_pointer<Parameter>(context, "weight"), rows(dy), rows(input));
-    if (auto* bias = saved_pointer<Parameter>(context, "bias")) {
-      add_gradient(*bias, column_sum(rows(dy)));
-    }
+    if (auto* bias = saved_pointer<Parameter>(context, "bias")) add_gradient(*bias, column_sum(rows(dy)));
+    input.work.wait();
+    add_weight_gradient(*saved_pointer<Parameter>(context, "weight"), rows(dy), rows(input.tensor));
     dx.work.wait();
-    return {dx.result, at::Tensor(), at::Tensor()};
+    return {dx.tensor, at::Tensor(), at::Tensor()};
   }
 };
 

@@ -57,7 +57,8 @@ class RowLinear {
 enum class InputRegion : uint8_t {
   local,     // x is used as it is; dx is not reduced
   copied,    // x is replicated; dx is all-reduced under the weight gradient's GEMM
-  gathered,  // x is a part of the sequence; it is gathered, dx is reduce-scattered under the weight gradient
+  gathered,  // x is a part of the sequence; it is gathered (in backward again, under dx's GEMM), and dx is
+             // reduce-scattered under the weight gradient's
 };
 
 /// y = x W^T (+ b) with the communication of `region` over `group`. `bias` may be null.

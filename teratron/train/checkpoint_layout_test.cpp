@@ -33,7 +33,7 @@ class CheckpointLayouts : public testing::Test {
   std::map<std::string, at::Tensor> visit(const GPTConfig& config, at::ScalarType dtype,
                                           const Visit& visit) const {
     GlobalTensors global;
-    run_ranks(visit.layout.mesh(), [&](const Mesh& mesh) {
+    run_layout(visit.layout, [&](const Mesh& mesh) {
       Trainer trainer(trainer_options(config, visit.layout, dtype), mesh);
       if (visit.load) {
         const auto info = load_model(trainer, {.directory = folder_, .iteration = visit.load});

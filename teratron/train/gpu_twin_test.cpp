@@ -14,12 +14,6 @@ constexpr TestSizes sizes{.hidden = 64,
                           .padded_vocabulary = 512,
                           .positions = 64};
 
-std::vector<TestVariant> all_variants() {
-  std::vector<TestVariant> all = family_variants(sizes);
-  for (TestVariant& variant : option_variants(sizes)) all.push_back(std::move(variant));
-  return all;
-}
-
 StepResult run(const GPTConfig& config, at::Device device, at::ScalarType dtype) {
   return run_step({.config = config, .dtype = dtype, .device = device});
 }
@@ -54,14 +48,14 @@ class GpuTwin : public testing::Test {
 };
 
 TEST_F(GpuTwin, HasTheCpusGradientsInFp64) {
-  for (const TestVariant& variant : all_variants()) {
+  for (const TestVariant& variant : all_variants(sizes)) {
     expect_close(variant, run(variant.config, at::kCUDA, at::kDouble),
                  run(variant.config, at::kCPU, at::kDouble), fp64);
   }
 }
 
 TEST_F(GpuTwin, HasTheFp64GradientsWithinRounding) {
-  for (const TestVariant& variant : all_variants()) {
+  for (const TestVariant& variant : all_variants(sizes)) {
     const StepResult exact = run(variant.config, at::kCPU, at::kDouble);
     expect_close(variant, run(variant.config, at::kCPU, at::kFloat), exact, fp32);
     expect_close(variant, run(variant.config, at::kCUDA, at::kFloat), exact, fp32);

@@ -9,12 +9,6 @@
 namespace teratron {
 namespace {
 
-std::vector<TestVariant> all_variants() {
-  std::vector<TestVariant> all = family_variants();
-  for (TestVariant& variant : option_variants()) all.push_back(std::move(variant));
-  return all;
-}
-
 void expect_twins(const TestVariant& variant, const TestStep& parallel_step) {
   const double bound = parallel_step.dtype == at::kDouble ? 1e-12 : 1e-5;
   TestStep step = parallel_step;

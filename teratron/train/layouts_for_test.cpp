@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "teratron/base/error.h"
+#include "teratron/comm/late_world.h"
 #include "teratron/pipeline/schedule.h"
 #include "teratron/train/test_models.h"
 
@@ -17,20 +18,6 @@ int64_t pick(std::mt19937& random, std::initializer_list<int64_t> values) {
 
 bool coin(std::mt19937& random) {
   return random() % 2 == 0;
-}
-
-// Writes one rank's part into the global tensor.
-void place(const Shard& shard, const at::Tensor& local, const at::Tensor& global) {
-  for (const Piece& piece : shard.pieces()) {
-    at::Tensor to = global;
-    at::Tensor from = local;
-    for (size_t dim = 0; dim < piece.global.size.size(); ++dim) {
-      const auto d = static_cast<int64_t>(dim);
-      to = to.narrow(d, piece.global.start[dim], piece.global.size[dim]);
-      from = from.narrow(d, d == shard.dim ? piece.local_start : 0, piece.global.size[dim]);
-    }
-    to.copy_(from);
-  }
 }
 
 int64_t numel(const std::vector<int64_t>& shape) {
@@ -97,7 +84,16 @@ std::string to_string(const Layout& layout) {
   if (layout.overlap_param_gather) text += " overlap-gather";
   if (layout.average_in_collective) text += " average-in-collective";
   if (!layout.overlap_p2p) text += " no-overlap-p2p";
+  if (!layout.overlap_tp) text += " no-overlap-tp";
+  if (layout.late) text += " late";
   return text;
+}
+
+void run_layout(const Layout& layout, const std::function<void(const Mesh&)>& body) {
+  run_ranks(layout.tp * layout.pp * layout.dp, [&](World& world) {
+    LateWorld late(world);
+    body(Mesh(layout.mesh(), layout.late ? late : world));
+  });
 }
 
 TrainerOptions trainer_options(const GPTConfig& config, const Layout& layout, at::ScalarType dtype) {
@@ -109,6 +105,7 @@ TrainerOptions trainer_options(const GPTConfig& config, const Layout& layout, at
           .dtype = dtype,
           .seed = 5,
           .sequence_parallel = layout.sequence_parallel,
+          .overlap_tensor_parallel = layout.overlap_tp,
           .sharded_optimizer = layout.sharded,
           .overlap_param_gather = layout.overlap_param_gather,
           .average_in_collective = layout.average_in_collective,
@@ -197,7 +194,7 @@ Gradients gradients_of(const GPTConfig& config, const Layout& layout, const Test
   Gradients result;
   GlobalTensors global;
   std::mutex mutex;
-  run_ranks(layout.mesh(), [&](const Mesh& mesh) {
+  run_layout(layout, [&](const Mesh& mesh) {
     Trainer trainer(trainer_options(config, layout, dtype), mesh);
     const StepNumbers numbers = train_step(trainer, layout, data, 3, {.lr = 0.0}).resolve();
     for (const StateTensor& part : gradients(trainer)) global.add(part);
@@ -276,6 +273,8 @@ Layout random_layout(const GPTConfig& config, std::mt19937& random, int64_t rank
   layout.overlap_param_gather = layout.sharded && coin(random);
   layout.average_in_collective = coin(random);
   layout.overlap_p2p = coin(random);
+  layout.overlap_tp = coin(random);
+  layout.late = coin(random);
   layout.bucket_size = pick(random, {100, 1000, 1'000'000});
   do {
     layout.microbatches = pick(random, {1, 2, 4, 8});

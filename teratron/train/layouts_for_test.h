@@ -25,10 +25,24 @@ struct Layout {
   bool overlap_param_gather = false;
   bool average_in_collective = false;
   bool overlap_p2p = true;
+  bool overlap_tp = true;
+  bool late = false;  // collectives happen when they are waited for
 
   MeshOptions mesh() const { return {.tp = tp, .pp = pp, .dp = dp}; }
 };
 std::string to_string(const Layout& layout);
+/// Everything at once, on eight ranks.
+inline const Layout every_axis{.tp = 2,
+                               .pp = 2,
+                               .dp = 2,
+                               .chunks = 2,
+                               .microbatches = 2,
+                               .sequence_parallel = true,
+                               .sharded = true,
+                               .overlap_param_gather = true};
+
+/// Runs `body` on thread ranks.
+void run_layout(const Layout& layout, const std::function<void(const Mesh&)>& body);
 
 /// Samples of every step, over all ranks.
 inline constexpr int64_t test_samples = 8;

@@ -155,6 +155,7 @@ TrainerOptions trainer_options(const Arguments& args, const GPTConfig& model, at
           .device = device,
           .seed = static_cast<uint64_t>(args.seed),
           .sequence_parallel = args.sequence_parallel && args.tensor_model_parallel_size > 1,
+          .overlap_tensor_parallel = args.async_tensor_model_parallel_allreduce,
           .sharded_optimizer = args.use_distributed_optimizer,
           .overlap_param_gather = args.overlap_param_gather,
           .average_in_collective = args.ddp_average_in_collective,

@@ -37,14 +37,11 @@ INSTANTIATE_TEST_SUITE_P(
                     Layout{.pp = 2, .chunks = 2, .microbatches = 4},
                     Layout{.pp = 2, .stages = "Et||tt|tL", .group = 4, .microbatches = 8},
                     Layout{.pp = 4, .stages = "E|tt|tt|L", .microbatches = 2, .overlap_p2p = false},
-                    Layout{.tp = 2,
-                           .pp = 2,
-                           .dp = 2,
-                           .chunks = 2,
-                           .microbatches = 2,
-                           .sequence_parallel = true,
-                           .sharded = true,
-                           .overlap_param_gather = true}));
+                    every_axis, Layout{.tp = 2, .late = true},
+                    Layout{.tp = 2, .sequence_parallel = true, .late = true},
+                    Layout{.tp = 2, .sequence_parallel = true, .overlap_tp = false, .late = true},
+                    Layout{.pp = 2, .chunks = 2, .microbatches = 4, .late = true},
+                    Layout{.dp = 4, .sharded = true, .overlap_param_gather = true, .late = true}));
 
 // Seconds of random cases: TERATRON_RANDOM_SECONDS, two minutes in the long tests.
 int64_t random_seconds() {

@@ -30,8 +30,7 @@ const std::vector<Plan>& plans() {
 
 // Three layers, so that units of two leave a rest.
 std::vector<TestVariant> deep_variants() {
-  std::vector<TestVariant> all = family_variants();
-  for (TestVariant& variant : option_variants()) all.push_back(std::move(variant));
+  std::vector<TestVariant> all = all_variants();
   for (TestVariant& variant : all) {
     variant.config.layers = 3;
     if (!variant.config.windows.empty()) variant.config.windows.push_back(4);

@@ -13,20 +13,6 @@ namespace {
 
 constexpr int64_t samples = 4;
 
-// The global tensor out of one rank's part.
-void place(const Shard& shard, const at::Tensor& local, at::Tensor& global) {
-  for (const Piece& piece : shard.pieces()) {
-    at::Tensor to = global;
-    at::Tensor from = local;
-    for (size_t dim = 0; dim < piece.global.size.size(); ++dim) {
-      const auto axis = static_cast<int64_t>(dim);
-      to = to.narrow(axis, piece.global.start[dim], piece.global.size[dim]);
-      from = from.narrow(axis, axis == shard.dim ? piece.local_start : 0, piece.global.size[dim]);
-    }
-    to.copy_(from);
-  }
-}
-
 void run_rank(const TestStep& step, const Mesh& mesh, std::mutex& mutex, StepResult& result) {
   ParameterSet parameters({.dtype = step.dtype, .device = step.device, .seed = 3});
   const TensorParallel parallel{mesh.group(Axis::tp), step.layout.sequence_parallel};
@@ -130,6 +116,12 @@ std::vector<TestVariant> option_variants(const TestSizes& sizes) {
   return all;
 }
 
+std::vector<TestVariant> all_variants(const TestSizes& sizes) {
+  std::vector<TestVariant> all = family_variants(sizes);
+  for (TestVariant& variant : option_variants(sizes)) all.push_back(std::move(variant));
+  return all;
+}
+
 GPTConfig random_config(std::mt19937& random, const TestSizes& sizes) {
   const auto coin = [&random] { return random() % 2 == 0; };
   GPTConfig config = coin() ? gpt2_config(sizes) : llama_config(sizes);
@@ -190,6 +182,19 @@ StepResult run_step(const TestStep& step) {
               [&](const Mesh& mesh) { run_rank(step, mesh, mutex, result); });
   }
   return result;
+}
+
+void place(const Shard& shard, const at::Tensor& local, const at::Tensor& global) {
+  for (const Piece& piece : shard.pieces()) {
+    at::Tensor to = global;
+    at::Tensor from = local;
+    for (size_t dim = 0; dim < piece.global.size.size(); ++dim) {
+      const auto axis = static_cast<int64_t>(dim);
+      to = to.narrow(axis, piece.global.start[dim], piece.global.size[dim]);
+      from = from.narrow(axis, axis == shard.dim ? piece.local_start : 0, piece.global.size[dim]);
+    }
+    to.copy_(from);
+  }
 }
 
 double relative_error(const at::Tensor& a, const at::Tensor& b) {

@@ -35,6 +35,8 @@ struct TestVariant {
 std::vector<TestVariant> family_variants(const TestSizes& sizes = {});
 /// Every option of a layer at least once.
 std::vector<TestVariant> option_variants(const TestSizes& sizes = {});
+/// Both.
+std::vector<TestVariant> all_variants(const TestSizes& sizes = {});
 /// Any combination of options.
 GPTConfig random_config(std::mt19937& random, const TestSizes& sizes = {});
 
@@ -63,6 +65,9 @@ struct StepResult {
 
 /// Forward and backward of one global batch.
 StepResult run_step(const TestStep& step);
+
+/// Writes one rank's part of a tensor into the global one.
+void place(const Shard& shard, const at::Tensor& local, const at::Tensor& global);
 
 double relative_error(const at::Tensor& a, const at::Tensor& b);
 

@@ -113,7 +113,10 @@ Trainer::Trainer(const TrainerOptions& options, const Mesh& mesh)
   const Group& stages = mesh.group(Axis::pp);
   TERATRON_ASSERT(options_.layout.stages == stages.size, "a layout of {} stages on {}",
                   options_.layout.stages, stages.size);
-  const TensorParallel parallel{mesh.group(Axis::tp), options.sequence_parallel};
+  TensorParallel parallel{mesh.group(Axis::tp), options.sequence_parallel};
+  if (!options.overlap_tensor_parallel) {
+    parallel.group.communicator = waiting_communicator(parallel.group.communicator);
+  }
   const ModelProvider make = options.provider ? options.provider : make_gpt;
   std::vector<int64_t> sizes;
   for (const StageSpec& spec : options_.layout.of_stage(stages.rank)) {

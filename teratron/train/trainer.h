@@ -34,6 +34,7 @@ struct TrainerOptions {
   at::Device device = at::kCPU;
   uint64_t seed = 1234;
   bool sequence_parallel = false;
+  bool overlap_tensor_parallel = true;  // collectives of backward run under its GEMMs
   bool sharded_optimizer = false;
   bool overlap_param_gather = false;
   bool average_in_collective = false;

@@ -33,7 +33,7 @@ struct Curve {
 std::vector<StepNumbers> train(const Layout& layout, at::ScalarType dtype, const Curve& curve) {
   std::vector<StepNumbers> all(curve.steps);
   std::mutex mutex;
-  run_ranks(layout.mesh(), [&](const Mesh& mesh) {
+  run_layout(layout, [&](const Mesh& mesh) {
     Trainer trainer(options_of(layout, dtype), mesh);
     for (int64_t step = 0; step < curve.steps; ++step) {
       const StepNumbers numbers =
@@ -74,15 +74,6 @@ std::string name_of(const testing::TestParamInfo<Layout>& info) {
   return name;
 }
 
-const Layout everything{.tp = 2,
-                        .pp = 2,
-                        .dp = 2,
-                        .chunks = 2,
-                        .microbatches = 2,
-                        .sequence_parallel = true,
-                        .sharded = true,
-                        .overlap_param_gather = true};
-
 class Steps : public testing::TestWithParam<Layout> {};
 
 TEST_P(Steps, AreThoseOfOneRank) {
@@ -96,7 +87,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Layout{.dp = 2}, Layout{.dp = 2, .sharded = true, .average_in_collective = true},
                     Layout{.dp = 4, .microbatches = 2, .sharded = true, .overlap_param_gather = true},
                     Layout{.tp = 2, .dp = 2}, Layout{.pp = 2, .dp = 2, .microbatches = 4, .sharded = true},
-                    Layout{.pp = 3, .stages = "E|tttt|L", .microbatches = 4}, everything),
+                    Layout{.pp = 3, .stages = "E|tttt|L", .microbatches = 4}, every_axis),
     name_of);
 
 // The same curve for 50 steps, dropout and clipping included.
@@ -118,14 +109,14 @@ INSTANTIATE_TEST_SUITE_P(Layouts, Curves,
                                          Layout{.pp = 4, .stages = "Et|t|t||||t|L", .microbatches = 8},
                                          Layout{.pp = 2, .chunks = 2, .microbatches = 4}, Layout{.dp = 2},
                                          Layout{.dp = 4, .sharded = true, .overlap_param_gather = true},
-                                         everything),
+                                         every_axis),
                          name_of);
 
 // Adam divides a constant factor out of its update, so a wrong clip factor shows in the moments alone.
 TEST_P(Steps, ClipsTheGradientThatAdamSees) {
   const Layout& layout = GetParam();
   for (const double clip : {1e-3, 1e9}) {
-    run_ranks(layout.mesh(), [&](const Mesh& mesh) {
+    run_layout(layout, [&](const Mesh& mesh) {
       TrainerOptions options = options_of(layout, at::kDouble);
       options.optimizer.clip_grad = clip;
       Trainer trainer(options, mesh);
@@ -156,7 +147,7 @@ TEST_P(Steps, ClipsTheGradientThatAdamSees) {
 
 TEST_P(Steps, WithoutAFiniteGradientChangeNothing) {
   const Layout& layout = GetParam();
-  run_ranks(layout.mesh(), [&](const Mesh& mesh) {
+  run_layout(layout, [&](const Mesh& mesh) {
     Trainer trainer(options_of(layout, at::kFloat), mesh);
     train_step(trainer, layout, {}, 0, {.lr = 1e-2});
     const auto copies = [&] {
@@ -195,7 +186,7 @@ TEST_P(Steps, EvaluateToOneRanksLoss) {
   const Mesh alone;
   Trainer serial(options_of({}, at::kDouble), alone);
   const StepNumbers expected = evaluate(serial, {}, 3);
-  run_ranks(layout.mesh(), [&](const Mesh& mesh) {
+  run_layout(layout, [&](const Mesh& mesh) {
     Trainer trainer(options_of(layout, at::kDouble), mesh);
     const StepNumbers numbers = evaluate(trainer, layout, 3);
     EXPECT_NEAR(numbers.loss, expected.loss, 1e-12 * expected.loss);
@@ -298,7 +289,7 @@ TEST(Trainer, ANanInTheLossAloneChangesNothing) {
 
 TEST(Trainer, AgreesOnTheGreatestStopRequestAndTheLeastProgress) {
   const Layout layout{.pp = 2, .dp = 2};
-  run_ranks(layout.mesh(), [&](const Mesh& mesh) {
+  run_layout(layout, [&](const Mesh& mesh) {
     Trainer trainer(options_of(layout, at::kFloat), mesh);
     const auto batches = [&](int64_t) { return test_batch({}, 37, 0, {0, 4}); };
     const StepNumbers numbers = trainer
@@ -325,7 +316,7 @@ TEST(Trainer, OptimizerStateIsCutOverTheRanks) {
   const auto bytes_per_parameter = [](const Layout& layout) {
     double bytes = 0.0;
     std::mutex mutex;
-    run_ranks(layout.mesh(), [&](const Mesh& mesh) {
+    run_layout(layout, [&](const Mesh& mesh) {
       GPTConfig config = config_with_dropout();
       config.hidden = 64;
       config.kv_channels = 16;
@@ -352,7 +343,7 @@ TEST(Trainer, GradientsMayTravelInBf16) {
   const auto gradients_with = [](bool in_bf16, bool sharded) {
     GlobalTensors global;
     const Layout layout{.dp = 4, .sharded = sharded};
-    run_ranks(layout.mesh(), [&](const Mesh& mesh) {
+    run_layout(layout, [&](const Mesh& mesh) {
       TrainerOptions options = options_of(layout, at::kFloat);
       options.reduce_in_bf16 = in_bf16;
       Trainer trainer(options, mesh);
