@@ -28,6 +28,9 @@ function(teratron_use_plain_pch target pch)
   target_precompile_headers(${target} REUSE_FROM ${pch})
 endfunction()
 
+# Where programs of the build find libteratron_mpi.so, which is loaded by name.
+set(CMAKE_BUILD_RPATH ${CMAKE_BINARY_DIR}/teratron/comm)
+
 function(teratron_use_torch target)
   target_link_libraries(${target} PUBLIC teratron_libtorch)
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-Wno-unused-parameter;-fPIC>")

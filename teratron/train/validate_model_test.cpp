@@ -137,6 +137,12 @@ INSTANTIATE_TEST_SUITE_P(
                        "--global-batch-size",
                        "the last group holds 1",
                        "multiple of 2"},
+        BadCombination{
+            {"--pp", "2", "--vpp", "2", "--global-batch-size", "16", "--rampup-batch-size", "4", "6", "100"},
+            2,
+            "--rampup-batch-size",
+            "impossible at a global batch of 10: of 5 micro-batches in groups of 2 the last group holds 1",
+            "multiples of 4 samples, 2 micro-batches"},
         BadCombination{{"--pp", "2", "--vpp", "2", "--num-micro-batches", "4",
                         "--microbatch-group-size-per-virtual-pipeline-stage", "1"},
                        2,

@@ -16,6 +16,25 @@ void note_without_pipeline(Validation& v) {
   }
 }
 
+/// Every global batch size on the way up makes a schedule of its own.
+void check_interleaved_ramp(Validation& v, const PipelineLayout& layout) {
+  const Arguments& a = v.args;
+  const bool sound = a.micro_batch_size && a.data_parallel_size && v.problems.empty();
+  if (a.rampup_batch_size.size() != 3 || !sound) return;
+  const int64_t start = a.rampup_batch_size[0], increment = a.rampup_batch_size[1];
+  const int64_t target = *a.global_batch_size, at_once = target / *a.num_micro_batches;
+  for (int64_t size = start; size < target; size += increment) {
+    const std::string problem = interleaving_problem(schedule_shape(a, layout, size / at_once));
+    if (problem.empty()) continue;
+    const int64_t group = a.microbatch_group_size_per_vp_stage.value_or(layout.stages);
+    return v.reject(
+        "rampup_batch_size",
+        fmt::format("the interleaved schedule is impossible at a global batch of {}: {}", size, problem),
+        fmt::format("Use a start and an increment that are multiples of {} samples, {} micro-batches",
+                    group * at_once, group));
+  }
+}
+
 void check_interleaving(Validation& v, const PipelineLayout& layout) {
   const Arguments& a = v.args;
   constexpr std::string_view group = "microbatch_group_size_per_vp_stage";
@@ -31,6 +50,7 @@ void check_interleaving(Validation& v, const PipelineLayout& layout) {
         "Leave --no-overlap-p2p-communication out");
   }
   if (!a.num_micro_batches) return;
+  check_interleaved_ramp(v, layout);
   const std::string problem = interleaving_problem(schedule_shape(a, layout, *a.num_micro_batches));
   if (problem.empty()) return;
   v.reject(a.microbatch_group_size_per_vp_stage ? group : "global_batch_size",
