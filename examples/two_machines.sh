@@ -6,5 +6,5 @@ set -euo pipefail
 address=${1:?address of machine 0} machine=${2:?0 or 1}
 shift 2
 read -r -a flags <<<"${FLAGS_OF_LAUNCH:-}"
-exec teratron launch --nnodes 2 --node-rank "$machine" --master-addr "$address" --max-restarts 3 \
+exec "${TERATRON:-teratron}" launch --nnodes 2 --node-rank "$machine" --master-addr "$address" --max-restarts 3 \
   --log-dir "logs/machine-$machine" "${flags[@]}" -- "$@"

@@ -9,6 +9,7 @@
 
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
+#include "teratron/cli/job.h"
 #include "teratron/generate/generator.h"
 #include "teratron/generate/loaded_model.h"
 #include "teratron/tokenizer/tokenizer.h"
@@ -28,8 +29,13 @@ std::vector<std::string> lines_of(std::istream& input) {
   return lines;
 }
 
-std::vector<std::string> read_prompts(const Arguments& args) {
+std::vector<std::string> read_prompts(const Arguments& args, int64_t ranks) {
   if (!args.prompt.empty()) return args.prompt;
+  if (!args.sample_input_file && ranks > 1) {
+    throw config_error({.what = "the ranks of a job have no standard input to read prompts from",
+                        .where = "prompt",
+                        .fix = "Give --prompt or --sample-input-file"});
+  }
   if (!args.sample_input_file) return lines_of(std::cin);
   std::ifstream file(*args.sample_input_file);
   if (!file) {
@@ -114,7 +120,7 @@ struct Start {
   std::vector<int32_t> ids;
 };
 
-std::vector<Start> starts_of(const Arguments& args, const Tokenizer& tokenizer) {
+std::vector<Start> starts_of(const Arguments& args, const Tokenizer& tokenizer, int64_t ranks) {
   if (args.num_samples > 0 && (!args.prompt.empty() || args.sample_input_file)) {
     throw config_error({.what = "num_samples asks for texts without a prompt, but prompts are given",
                         .where = "num_samples",
@@ -122,41 +128,53 @@ std::vector<Start> starts_of(const Arguments& args, const Tokenizer& tokenizer) 
   }
   if (args.num_samples > 0) return std::vector<Start>(args.num_samples, {"", nothing(tokenizer)});
   std::vector<Start> starts;
-  for (const std::string& prompt : read_prompts(args))
+  for (const std::string& prompt : read_prompts(args, ranks))
     starts.push_back({prompt, encode_prompt(tokenizer, prompt)});
   return starts;
 }
 
 // The model's positions end a text, too.
-int64_t new_tokens(const Arguments& args, int64_t length, int64_t positions) {
-  const int64_t room = std::max<int64_t>(positions - length, 0);
-  if (args.max_new_tokens && *args.max_new_tokens > room) {
-    notice(
-        "a prompt of {} tokens leaves {} of the model's {} positions: --max-new-tokens {} cannot be reached",
-        length, room, positions, *args.max_new_tokens);
-  }
-  return std::min(room, args.max_new_tokens.value_or(std::max<int64_t>(args.out_seq_length - length, 0)));
+int64_t room_after(int64_t length, int64_t positions) {
+  return std::max<int64_t>(positions - length, 0);
 }
 
-void generate_texts(LoadedModel& loaded) {
+void note_full_positions(const Arguments& args, int64_t length, int64_t positions) {
+  const int64_t room = room_after(length, positions);
+  if (!args.max_new_tokens || *args.max_new_tokens <= room) return;
+  notice("a prompt of {} tokens leaves {} of the model's {} positions: --max-new-tokens {} cannot be reached",
+         length, room, positions, *args.max_new_tokens);
+}
+
+int64_t new_tokens(const Arguments& args, int64_t length, int64_t positions) {
+  const int64_t asked = args.max_new_tokens.value_or(std::max<int64_t>(args.out_seq_length - length, 0));
+  return std::min(room_after(length, positions), asked);
+}
+
+// All tensor-parallel ranks compute, and the first tells.
+void generate_texts(LoadedModel& loaded, const Mesh& mesh) {
   const Arguments& args = loaded.args;
   const std::unique_ptr<Tokenizer> tokenizer = build_tokenizer(tokenizer_options(args));
   GenerationOptions options = generation_options(args, *tokenizer);
-  Texts texts(args);
-  for (const Start& start : starts_of(args, *tokenizer)) {
+  std::optional<Texts> texts;
+  if (mesh.rank() == 0) texts.emplace(args);
+  for (const Start& start : starts_of(args, *tokenizer, mesh.world_size())) {
     const auto length = static_cast<int64_t>(start.ids.size());
-    options.max_new_tokens = new_tokens(args, length, loaded.model->config().max_positions);
+    const int64_t positions = loaded.model->config().max_positions;
+    if (texts) note_full_positions(args, length, positions);
+    options.max_new_tokens = new_tokens(args, length, positions);
     std::vector<int32_t> next = generate(*loaded.model, start.ids, options);
+    options.stream += 1;
+    if (!texts) continue;
     const bool finished = !next.empty() && next.back() == options.end_token;
     if (finished) next.pop_back();
     const SampleText sample{.iteration = loaded.checkpoint.iteration,
                             .prompt = start.text,
                             .text = continuation(*tokenizer, start.ids, next)};
-    texts.add(sample, args.num_samples > 0 ? json_line(sample.text, next.size(), finished)
-                                           : sample.prompt + sample.text);
-    options.stream += 1;
+    texts->add(sample, args.num_samples > 0 ? json_line(sample.text, next.size(), finished)
+                                            : sample.prompt + sample.text);
   }
-  texts.finish();
+  if (!texts) return;
+  texts->finish();
   if (args.run_dir) write_report(*args.run_dir + "/metrics.jsonl", *args.run_dir + "/report.html");
 }
 
@@ -169,10 +187,11 @@ int generate_command(std::span<const std::string> args) {
     return 0;
   }
   if (parsed.args.num_threads) at::set_num_threads(static_cast<int>(*parsed.args.num_threads));
-  const Mesh mesh;
-  LoadedModel loaded = load_for_inference(
-      parsed, {.dtype = model_dtype(parsed.args), .device = choose_device(parsed.args)}, mesh);
-  generate_texts(loaded);
+  run_tensor_parallel(parsed, [&](const Mesh& mesh) {
+    LoadedModel loaded = load_for_inference(
+        parsed, {.dtype = model_dtype(parsed.args), .device = choose_device(parsed.args)}, mesh);
+    generate_texts(loaded, mesh);
+  });
   return 0;
 }
 

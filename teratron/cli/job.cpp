@@ -29,4 +29,18 @@ WorldOptions world_options(const Arguments& args, const Launch& launch) {
   return options;
 }
 
+void run_tensor_parallel(const ParsedArguments& parsed, const std::function<void(const Mesh&)>& body) {
+  const Launch launch = read_launch(process_environment);
+  const int64_t asked = parsed.args.tensor_model_parallel_size;
+  if (parsed.sources.contains("tensor_model_parallel_size") && asked != launch.size) {
+    throw config_error(
+        {.what = fmt::format("tensor_model_parallel_size = {}, but the job has {} ranks", asked, launch.size),
+         .where = "tensor_model_parallel_size",
+         .fix = fmt::format("Start {} with `teratron launch --nproc-per-node {} -- ...`",
+                            asked == 1 ? "one rank" : "as many ranks", asked)});
+  }
+  run_world(launch, world_options(parsed.args, launch),
+            [&](World& world) { body(Mesh({.tp = launch.size, .dp = 1}, world)); });
+}
+
 }  // namespace teratron

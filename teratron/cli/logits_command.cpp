@@ -9,6 +9,7 @@
 #include "teratron/base/file.h"
 #include "teratron/ckpt/safetensors.h"
 #include "teratron/cli/command_line.h"
+#include "teratron/cli/job.h"
 #include "teratron/generate/generator.h"
 #include "teratron/generate/loaded_model.h"
 #include "teratron/train/model_setup.h"
@@ -98,6 +99,15 @@ void write_logits(GPT& model, const std::vector<std::vector<int64_t>>& sequences
   target.commit();
 }
 
+// All tensor-parallel ranks compute, and the first writes.
+void run_rank(const ParsedArguments& parsed, const LogitsOptions& options, const Mesh& mesh) {
+  const LoadedModel loaded =
+      load_for_inference(parsed, {.dtype = at::kFloat, .device = choose_device(parsed.args)}, mesh);
+  const auto sequences = read_sequences(options.input, loaded.model->config());
+  if (mesh.rank() == 0) return write_logits(*loaded.model, sequences, options.output);
+  for (const std::vector<int64_t>& ids : sequences) logits_of(*loaded.model, ids);
+}
+
 }  // namespace
 
 int logits_command(std::span<const std::string> args) {
@@ -112,10 +122,7 @@ int logits_command(std::span<const std::string> args) {
 
   const std::vector<std::string> flags = {"--load", options.load, "--device", options.device};
   const ParsedArguments parsed = parse_arguments("logits", flags);
-  const Mesh mesh;
-  const LoadedModel loaded =
-      load_for_inference(parsed, {.dtype = at::kFloat, .device = choose_device(parsed.args)}, mesh);
-  write_logits(*loaded.model, read_sequences(options.input, loaded.model->config()), options.output);
+  run_tensor_parallel(parsed, [&](const Mesh& mesh) { run_rank(parsed, options, mesh); });
   return 0;
 }
 

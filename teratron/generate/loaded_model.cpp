@@ -20,6 +20,16 @@ int64_t vocabulary_of(const CheckpointInfo& info) {
   return found->second.shape[0];
 }
 
+void check_cut(const GPTConfig& config, int64_t ranks) {
+  if (config.query_groups % ranks == 0 && config.heads % ranks == 0 && config.ffn_hidden % ranks == 0) return;
+  throw config_error(
+      {.what = fmt::format("{} heads in {} query groups and an MLP of width {} cannot be cut over {} "
+                           "tensor-parallel ranks",
+                           config.heads, config.query_groups, config.ffn_hidden, ranks),
+       .where = "tensor_model_parallel_size",
+       .fix = "Start a number of ranks that divides all of them"});
+}
+
 }  // namespace
 
 Arguments with_checkpoint_settings(const ParsedArguments& given, const CheckpointInfo& checkpoint) {
@@ -49,11 +59,14 @@ LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOpti
   }
   LoadedModel loaded{.checkpoint = open_checkpoint(*path)};
   loaded.args = with_checkpoint_settings(given, loaded.checkpoint);
+  const Group& tp = mesh.group(Axis::tp);
+  loaded.args.tensor_model_parallel_size = tp.size;
   const GPTConfig config = gpt_config(loaded.args, vocabulary_of(loaded.checkpoint));
+  check_cut(config, tp.size);
   loaded.parameters = std::make_unique<ParameterSet>(
       ParameterSet::Options{.dtype = options.dtype, .device = options.device, .seed = 0});
   loaded.model = std::make_unique<GPT>(*loaded.parameters, config, StageSpec{.layers = config.layers},
-                                       TensorParallel{mesh.group(Axis::tp)});
+                                       TensorParallel{tp});
   load_weights(*loaded.parameters, *path, peers);
   return loaded;
 }

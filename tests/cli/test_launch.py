@@ -9,6 +9,7 @@ import subprocess
 import time
 
 import pytest
+from safetensors.torch import load_file
 from program import BINARY, MOCK, advises, curve, environment, kept, message, needs_binary, steps, teratron, wait_for
 
 pytestmark = needs_binary
@@ -57,6 +58,29 @@ def test_every_layout_gives_the_losses_of_one_rank(tmp_path, one_rank, backend, 
     assert logs == [f"rank-{rank}.log" for rank in range(ranks)]
     if backend != "threads":
         assert losses((tmp_path / f"rank-{ranks - 1}.log").read_text()) == pytest.approx(one_rank, rel=1e-5)
+
+
+CURVE = [*MOCK, "--num-layers", "4", "--global-batch-size", "8", "--train-iters", "50", "--lr", "3e-3", "--log-interval",
+         "1", "--micro-batch-size"]
+SHARDED = ["--use-distributed-optimizer", "--overlap-param-gather", "--overlap-grad-reduce"]
+CURVES = {"tp2": (2, ["8", "--tp", "2"]), "tp2-sp": (2, ["8", "--tp", "2", "--sp"]), "pp2": (2, ["4", "--pp", "2"]),
+          "pp4-interleaved": (4, ["2", "--pp", "4", "--pipeline-model-parallel-layout", "Et|t|t||||t|L"]), "dp2": (2, ["4"]),
+          "dp4-sharded": (4, ["2", *SHARDED]),
+          "everything": (8, ["2", "--tp", "2", "--sp", "--pp", "2", "--vpp", "2", *SHARDED])}
+
+
+@pytest.fixture(scope="module")
+def one_rank_for_50_steps():
+    return losses(teratron("pretrain", "gpt", *CURVE, "8").stdout)
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+@pytest.mark.parametrize("layout", CURVES)
+def test_curves_of_50_steps_are_those_of_one_rank(tmp_path, one_rank_for_50_steps, backend, layout):
+    ranks, flags = CURVES[layout]
+    curve_of_job = losses(launch(ranks, *CURVE, *flags, flags=["--backend", backend, "--log-dir", tmp_path]).stdout)
+    assert len(curve_of_job) == 50 and one_rank_for_50_steps[-1] < 0.9 * one_rank_for_50_steps[0]
+    assert curve_of_job == pytest.approx(one_rank_for_50_steps, rel=1e-4)
 
 
 @needs_mpirun
@@ -132,6 +156,35 @@ def test_environment_is_passed_on(tmp_path):
     (["--num-processes", "3", "--nnodes", "2", "--master-addr", "localhost", "--", "env"], "3 ranks on 2 machines")])
 def test_wrong_launches(args, says):
     advises(message(teratron("launch", *args, code=2), says))
+
+
+# ---- a model that is cut over several ranks in use ----
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tensor_parallel_ranks_use_a_model(tmp_path, unbroken, backend):
+    (tmp_path / "ids.txt").write_text("1 2 3\n4 5\n")
+    ranks = ["launch", "--nproc-per-node", "2", "--backend", backend, "--log-dir", tmp_path, "--"]
+
+    def logits(start, name):
+        teratron(*start, "logits", "--load", unbroken, "--input", tmp_path / "ids.txt", "--output", tmp_path / name,
+                 "--device", "cpu")
+        return load_file(tmp_path / name)
+
+    alone, cut = logits([], "alone"), logits(ranks, "cut")
+    assert alone.keys() == cut.keys() == {"logits.0", "logits.1"}
+    for name, expected in alone.items():
+        assert cut[name].shape == expected.shape and (cut[name] - expected).abs().max() < 1e-5
+    text = ["generate", "--load", unbroken, "--prompt", "1 2", "--max-new-tokens", "8", "--device", "cpu", "--seed", "3"]
+    assert teratron(*ranks, *text, "--tp", "2").stdout == teratron(*text).stdout
+
+
+@pytest.mark.parametrize("ranks,flags,says", [
+    (2, ["--prompt", "1", "--tp", "4"], ["tensor_model_parallel_size = 4", "2 ranks"]),
+    (3, ["--prompt", "1"], ["cannot be cut over 3"]), (2, [], ["--prompt"])])
+def test_wrong_cuts_of_a_model_in_use(tmp_path, unbroken, ranks, flags, says):
+    result = teratron("launch", "--nproc-per-node", ranks, "--log-dir", tmp_path, "--", "generate", "--load", unbroken,
+                      "--device", "cpu", *flags, code=2)
+    message(result, *says)
 
 
 # ---- faults ----

@@ -1,6 +1,7 @@
 """The examples, built against the installed library as users build theirs, and run."""
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BINARY = os.environ.get("TERATRON_BINARY")
+BUILD = BINARY and Path(BINARY).resolve().parents[2]
 pytestmark = pytest.mark.skipif(not BINARY, reason="TERATRON_BINARY names no built program")
 
 TINY = """--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 16 --max-position-embeddings 16
@@ -24,8 +26,7 @@ def run(*command, code=0, **more):
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
     prefix = tmp_path_factory.mktemp("installed")
-    build = Path(BINARY).resolve().parents[2]
-    run("cmake", "--install", build, "--prefix", prefix)
+    run("cmake", "--install", BUILD, "--prefix", prefix)
     assert (prefix / "bin" / "teratron").exists() and (prefix / "include" / "teratron" / "train" / "training.h").exists()
     return prefix
 
@@ -98,3 +99,23 @@ def test_script_of_the_345m_model(tmp_path):
     done = subprocess.run([ROOT / "examples" / "pretrain_gpt.sh"], capture_output=True, text=True,
                           env={**os.environ, **variables})
     assert done.returncode != 0 and "VOCAB_FILE" in done.stderr
+
+
+def test_script_of_gpt2_large(tmp_path):
+    """The file of Accelerate starts four ranks, which understand its flags; the vocabulary is not there."""
+    done = subprocess.run([ROOT / "examples" / "gpt2_large.sh", tmp_path / "data", tmp_path / "none", "--run-dir",
+                           tmp_path / "run", "--device", "cpu"], capture_output=True, text=True,
+                          env={**os.environ, "TERATRON": BINARY, "TERATRON_BACKEND": "processes"})
+    assert done.returncode == 3 and "vocab.json" in done.stderr, done.stderr
+    assert len(list((tmp_path / "run" / "logs").iterdir())) == 4
+
+
+def test_installed_program_talks_over_mpi(installed, tmp_path):
+    program, library = installed / "bin" / "teratron", installed / "lib" / "teratron" / "libteratron_mpi.so"
+    if not library.exists() or not shutil.which("mpirun"):
+        pytest.skip("built without MPI")
+    places = re.search(r"R(?:UN)?PATH.*\[(.*)\]", run("readelf", "-d", program)).group(1).split(":")
+    assert str(BUILD) not in " ".join(places) and "$ORIGIN/../lib/teratron" in places
+    output = run(program, "launch", "--backend", "mpi", "--nproc-per-node", "2", "--log-dir", tmp_path, "--", "pretrain",
+                 "gpt", *TINY)
+    assert len(losses(output)) == 4
