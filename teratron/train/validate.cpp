@@ -124,6 +124,7 @@ void finish(ParsedArguments& parsed, int64_t world_size, const FinishOptions& op
   check_data(v);
   check_tokenizer(v);
   check_generation(v);
+  note_inert(v);
   std::vector<Problem> problems = std::exchange(parsed.problems, {});
   for (Problem& problem : v.problems) {
     if (!follows_from(problem, parsed.unsettled)) problems.push_back(std::move(problem));

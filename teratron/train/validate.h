@@ -50,5 +50,6 @@ void check_precision(Validation& v);
 void check_data(Validation& v);
 void check_tokenizer(Validation& v);
 void check_generation(Validation& v);
+void note_inert(Validation& v);  // after all others
 
 }  // namespace teratron

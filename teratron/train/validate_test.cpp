@@ -49,9 +49,10 @@ TEST(Finish, ChosenValuesStay) {
   EXPECT_EQ(p.args.max_position_embeddings, 64);
   EXPECT_EQ(p.args.split, "8,1,1");
   EXPECT_TRUE(p.args.sequence_parallel);
-  ASSERT_EQ(p.notices.size(), 2u);
+  ASSERT_EQ(p.notices.size(), 3u);
   EXPECT_EQ(p.notices[0], "--num-query-groups has no effect without --group-query-attention");
   EXPECT_EQ(p.notices[1], "--sequence-parallel has no effect at tensor_model_parallel_size 1");
+  EXPECT_EQ(p.notices[2], "--split has no effect with --mock-data");
 }
 
 TEST(Finish, PositionsFollowFromBothSpellings) {
@@ -116,6 +117,41 @@ TEST(Finish, SettingsWithNothingToActOnAreNoted) {
     ASSERT_EQ(p.notices.size(), 1u) << args[0];
     EXPECT_TRUE(p.notices[0].starts_with(args[0] + " has no effect without")) << p.notices[0];
   }
+}
+
+TEST(Finish, SettingsThatOthersMakeInertAreNoted) {
+  for (const Texts& args : {Texts{"--split", "1,1,1"},
+                            Texts{"--data-cache-path", "x"},
+                            Texts{"--mid-level-dataset-surplus", "0.1"},
+                            Texts{"--no-data-sharding"},
+                            Texts{"--eval-interval", "5", "--eval-iters", "0"},
+                            Texts{"--vocab-file", "x"},
+                            Texts{"--merge-file", "x"},
+                            Texts{"--tokenizer-model", "x"},
+                            Texts{"--tiktoken-pattern", "v1"},
+                            Texts{"--make-vocab-size-divisible-by", "8", "--padded-vocab-size", "200"},
+                            Texts{"--lr-wsd-decay-style", "cosine"},
+                            Texts{"--lr-wsd-decay-iters", "3"},
+                            Texts{"--lr-warmup-init", "1e-4"},
+                            Texts{"--min-lr", "1e-4", "--lr-decay-style", "constant"},
+                            Texts{"--init-method-std", "0.01", "--init-method-xavier-uniform"},
+                            Texts{"--hysteresis", "3", "--fp16", "--loss-scale", "8"},
+                            Texts{"--min-loss-scale", "3", "--fp16", "--loss-scale", "8"},
+                            Texts{"--ddp-bucket-size", "9"},
+                            Texts{"--grad-reduce-in-bf16"},
+                            Texts{"--use-distributed-optimizer"},
+                            Texts{"--use-tp-pp-dp-mapping"},
+                            Texts{"--check-weight-hash-across-dp-replicas-interval", "3"}}) {
+    const ParsedArguments p = finished(args);
+    ASSERT_EQ(p.notices.size(), 1u) << args[0];
+    EXPECT_TRUE(p.notices[0].find("has no effect ") != std::string::npos) << p.notices[0];
+  }
+  EXPECT_TRUE(finished({"--use-tp-pp-dp-mapping", "--pp", "2"}, 4).notices.empty());
+  for (const char* flag : {"--grad-reduce-in-bf16", "--use-distributed-optimizer"}) {
+    EXPECT_TRUE(finished({flag}, 2).notices.empty()) << flag;
+  }
+  EXPECT_TRUE(finished({"--lr-warmup-init", "1e-4", "--lr-warmup-iters", "2"}).notices.empty());
+  EXPECT_TRUE(finished({"--hysteresis", "3", "--fp16"}).notices.empty());
 }
 
 TEST(Finish, StepsDoNotMixWithSamples) {

@@ -1,0 +1,34 @@
+"""The architectures known by name have as many parameters as the published models."""
+
+import re
+
+from program import each, needs_binary, teratron
+
+pytestmark = needs_binary
+
+# Rows of the published word embedding, and parameters of the published weights.
+PUBLISHED = {
+    "gpt2": (50257, 124439808), "gpt2-medium": (50257, 354823168), "gpt2-large": (50257, 774030080),
+    "gpt2-xl": (50257, 1557611200), "gpt-345m": (50257, 354823168),
+    "llama2-7b": (32000, 6738415616), "llama2-13b": (32000, 13015864320), "llama2-70b": (32000, 68976648192),
+    "llama3-8b": (128256, 8030261248), "llama3-70b": (128256, 70553706496),
+    "llama3.1-8b": (128256, 8030261248), "llama3.1-70b": (128256, 70553706496),
+    "llama3.2-1b": (128256, 1235814400), "llama3.2-3b": (128256, 3212749824), "mistral-7b": (32000, 7241732096),
+    "qwen2.5-0.5b": (151936, 494032768), "qwen2.5-1.5b": (151936, 1543714304),
+    "qwen2.5-3b": (151936, 3085938688), "qwen2.5-7b": (152064, 7615616512),
+    "qwen3-0.6b": (151936, 596049920), "qwen3-1.7b": (151936, 1720574976),
+    "qwen3-4b": (151936, 4022468096), "qwen3-8b": (151936, 8190735360),
+}
+
+
+def test_presets_have_the_published_size(tmp_path):
+    def check(case, _):
+        name, (rows, parameters) = case
+        shown = teratron("plan", "gpt", "--world-size", "1", "--model-preset", name, "--seq-length", "128",
+                         "--micro-batch-size", "1", "--lr", "1e-4", "--train-iters", "1", "--mock-data",
+                         "--tokenizer-type", "NullTokenizer", "--vocab-size", rows - 1, "--padded-vocab-size", rows)
+        assert re.search(rf"^ +0 +{parameters} ", shown.stdout, re.M), f"{name}: {shown.stdout[-400:]}"
+
+    known = teratron("plan", "gpt", "--model-preset", "none", code=2).stderr
+    assert set(re.search(r"Use one of (.*?)[.]?\n", known).group(1).split(", ")) == set(PUBLISHED)
+    each(PUBLISHED.items(), check, tmp_path)
