@@ -136,6 +136,7 @@ int run_loop(int argc, char** argv, const Loop& loop, const Registry& registry) 
       if (mesh.rank() == 0) print_line(dump(parsed));
       Training training(parsed.args, mesh, registry);
       loop(training);
+      training.finish_save();
       return ExitCode::ok;
     });
   });

@@ -298,6 +298,27 @@ TEST_F(Loop, ALoopOfOnesOwnIsTheProgramsLoop) {
   EXPECT_EQ(tensors("own", 20), tensors("program", 20));
 }
 
+TEST_F(Loop, ALoopOfOnesOwnSavesInTheBackgroundAndSkips) {
+  const ParsedArguments parsed =
+      pretrain_arguments(flags("own", {"--async-save", "--iterations-to-skip", "3"}), 1);
+  Training training(parsed.args, Mesh());
+  const auto source = training.open(Split::train);
+  std::vector<int64_t> skipped;
+  while (training.state().iteration < 6) {
+    const StepMetrics metrics = training.train_step(*source).metrics;
+    if (metrics.skipped) skipped.push_back(metrics.iteration);
+    if (metrics.iteration != 5) continue;
+    EXPECT_FALSE(training.save()) << "it has only begun";
+  }
+  EXPECT_EQ(skipped, (std::vector<int64_t>{4}));
+  EXPECT_EQ(training.state().consumed_train_samples, 24);
+  EXPECT_FALSE(training.is_saved());
+  // The step after it may have found the save done already.
+  training.finish_save();
+  EXPECT_TRUE(fs::exists(folder_ / "own" / "iter_0000005" / "manifest.json"));
+  EXPECT_FALSE(training.finish_save());
+}
+
 TEST_F(Loop, GradientsThatTravelInBf16TrainNearlyAlike) {
   EXPECT_EQ(train(flags("exact"), 2), ExitCode::ok);
   for (const char* more : {"--use-distributed-optimizer", "--calculate-per-token-loss"}) {

@@ -50,7 +50,8 @@ class Training {
   /// Under --async-save, after absorb(): what is due of the save; returns what was written, once it is committed. A
   /// failure is thrown here, on all ranks after the same step.
   std::optional<SaveMetrics> continue_save();
-  /// Waits for the save that is under way; nothing where there is none. Before the end of a loop of one's own.
+  /// Waits for the save that is under way; nothing where there is none. A save that is not waited for in the end is lost:
+  /// run_loop() (cli/program.h) waits.
   std::optional<SaveMetrics> finish_save();
 
   // ---- Questions ----

@@ -70,6 +70,8 @@ def test_own_loop(built, tmp_path):
     assert float(lines[1][2]) < float(lines[0][2]) and 0 <= float(lines[1][3]) <= 1
     again = run(program, *TINY, *folder, "--train-iters", "30", "--override-opt-param-scheduler")
     assert "at iteration 20" in again and "step 30 of 30" in again
+    run(program, *TINY, "--save", tmp_path / "background", "--async-save")
+    assert (tmp_path / "background" / "latest_checkpointed_iteration.txt").read_text() == "20"
 
 
 def test_own_model(built, tmp_path):
