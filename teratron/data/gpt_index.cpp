@@ -70,19 +70,9 @@ std::vector<int32_t> build_document_index(SequenceRange range, const Plan& plan,
   return index;
 }
 
-/// The documents of all epochs in order, and their lengths.
-struct Walk {
-  std::span<const int32_t> documents;
-  std::span<const int32_t> lengths;
-  int64_t first_sequence;
-  int64_t length_at(size_t position) const {
-    return lengths[static_cast<size_t>(documents[position] - first_sequence)];
-  }
-};
-
 /// Walks over the documents sample by sample. T is wide enough for positions and offsets.
 template <typename T>
-std::vector<T> build_sample_index(const Walk& walk, const GPTIndexOptions& options, int64_t samples) {
+std::vector<T> walk_over(const DocumentRow& row, const GPTIndexOptions& options, int64_t samples) {
   const int64_t extra = options.add_extra_token ? 1 : 0;
   std::vector<T> index;
   index.reserve(2 * static_cast<size_t>(samples + 1));
@@ -92,18 +82,18 @@ std::vector<T> build_sample_index(const Walk& walk, const GPTIndexOptions& optio
   for (int64_t sample = 0; sample < samples; ++sample) {
     int64_t needed = options.sequence_length + extra;
     while (true) {
-      if (position + 8 < walk.documents.size()) {
+      if (position + 8 < row.documents.size()) {
         __builtin_prefetch(
-            &walk.lengths[static_cast<size_t>(walk.documents[position + 8] - walk.first_sequence)]);
+            &row.lengths[static_cast<size_t>(row.documents[position + 8] - row.first_sequence)]);
       }
-      const int64_t available = walk.length_at(position) - offset;
+      const int64_t available = row.length_at(position) - offset;
       if (available >= needed) {
         offset += needed - extra;
         break;
       }
-      if (position + 1 == walk.documents.size()) {  // the short last sample
+      if (position + 1 == row.documents.size()) {  // the short last sample
         TERATRON_ASSERT(sample + 1 == samples, "sample {} of {}", sample, samples);
-        offset = walk.length_at(position) - extra;
+        offset = row.length_at(position) - extra;
         break;
       }
       needed -= available;
@@ -165,6 +155,12 @@ std::array<std::optional<SequenceRange>, 3> split_ranges(const std::array<double
   return ranges;
 }
 
+IndexArray build_sample_index(const DocumentRow& row, const GPTIndexOptions& options, int64_t samples) {
+  const bool is_wide = row.documents.size() > std::numeric_limits<int32_t>::max();
+  return is_wide ? IndexArray(walk_over<int64_t>(row, options, samples), 2)
+                 : IndexArray(walk_over<int32_t>(row, options, samples), 2);
+}
+
 GPTIndex build_gpt_index(SequenceRange range, std::span<const int32_t> lengths,
                          const GPTIndexOptions& options) {
   TERATRON_ASSERT(static_cast<int64_t>(lengths.size()) == range.size() && options.sequence_length > 0);
@@ -186,12 +182,7 @@ GPTIndex build_gpt_index(SequenceRange range, std::span<const int32_t> lengths,
   index.epochs = plan.epochs;
   NumpyRandom random(options.seed);
   auto documents = build_document_index(range, plan, random);
-  const Walk walk{documents, lengths, range.first};
-  if (static_cast<int64_t>(documents.size()) > kMaxInt32) {
-    index.sample_index = IndexArray(build_sample_index<int64_t>(walk, options, plan.samples), 2);
-  } else {
-    index.sample_index = IndexArray(build_sample_index<int32_t>(walk, options, plan.samples), 2);
-  }
+  index.sample_index = build_sample_index({documents, lengths, range.first}, options, plan.samples);
   index.document_index = IndexArray(std::move(documents));
   if (plan.samples >= int64_t{std::numeric_limits<uint32_t>::max()} - 1) {
     index.shuffle_index = IndexArray(build_shuffle_index<int64_t>(plan, random));

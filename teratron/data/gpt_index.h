@@ -61,6 +61,19 @@ struct GPTIndex {
 GPTIndex build_gpt_index(SequenceRange range, std::span<const int32_t> lengths,
                          const GPTIndexOptions& options);
 
+/// The documents of all epochs one after the other, and the lengths of the sequences from `first_sequence` on.
+struct DocumentRow {
+  std::span<const int32_t> documents;
+  std::span<const int32_t> lengths;
+  int64_t first_sequence = 0;
+  int64_t length_at(size_t position) const {
+    return lengths[static_cast<size_t>(documents[position] - first_sequence)];
+  }
+};
+
+/// The sample index of a row of documents, which must hold the tokens of `samples` samples.
+IndexArray build_sample_index(const DocumentRow& row, const GPTIndexOptions& options, int64_t samples);
+
 /// build_gpt_index through a cache folder ("" = none): files are named by a hash of everything that the index
 /// depends on, the sizes and times of the data files and a part of their content included; one process
 /// builds, others wait for it. Arrays are .npy files as Megatron-LM writes them.

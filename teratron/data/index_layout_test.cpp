@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include "teratron/base/error.h"
 #include "teratron/data/fixtures_for_test.h"
@@ -171,6 +172,70 @@ TEST(Borders, SequencesBeyond32Bits) {
     const std::string error = message_of(
         [&] { build_gpt_index({count - 3, count}, std::vector<int32_t>{1, 2, 3}, {.sequence_length = 1}); });
     EXPECT_NE(error.find("more than Megatron-LM's index can address"), std::string::npos) << error;
+  }
+}
+
+/// So many document 0s, all on one page of memory that is never written.
+class ZeroDocuments {
+ public:
+  explicit ZeroDocuments(size_t count)
+      : count_(count),
+        memory_(mmap(nullptr, bytes(), PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {
+    if (memory_ == MAP_FAILED) throw std::runtime_error("mmap");
+    madvise(memory_, bytes(), MADV_HUGEPAGE);
+  }
+  ~ZeroDocuments() { munmap(memory_, bytes()); }
+  ZeroDocuments(const ZeroDocuments&) = delete;
+  std::span<const int32_t> all() const { return {static_cast<const int32_t*>(memory_), count_}; }
+
+ private:
+  size_t bytes() const { return count_ * sizeof(int32_t); }
+  size_t count_;
+  void* memory_;
+};
+
+TEST(Borders, PositionsBeyond31Bits) {
+  constexpr int64_t kLength = 1 << 24;  // documents hold one token, so that a sample takes so many of them
+  const std::vector<int32_t> lengths = {1};
+  const GPTIndexOptions options{.sequence_length = kLength};
+  const ZeroDocuments narrow(INT32_MAX), first_wide(size_t{INT32_MAX} + 1);
+  EXPECT_EQ(build_sample_index({narrow.all(), lengths}, options, 1).descr(), "<i4");
+  EXPECT_EQ(build_sample_index({first_wide.all(), lengths}, options, 1).descr(), "<i8");
+
+  const ZeroDocuments wide((size_t{1} << 31) + kLength);
+  const int64_t samples = static_cast<int64_t>(wide.all().size() - 1) / kLength;
+  const IndexArray index = build_sample_index({wide.all(), lengths}, options, samples);
+  ASSERT_EQ(index.rows(), samples + 1);
+  EXPECT_GT(index.at(samples), INT32_MAX);
+  for (int64_t i = 0; i <= samples; ++i) {
+    ASSERT_EQ(index.at(i, 0), i * kLength);
+    ASSERT_EQ(index.at(i, 1), 0);
+  }
+  TemporaryFolder folder;
+  index.save(folder / "sample_index.npy");
+  EXPECT_EQ(IndexArray::open(folder / "sample_index.npy").at(samples), samples * kLength);
+}
+
+TEST(Borders, WideArraysGiveTheSameSamples) {
+  TemporaryFolder folder;
+  write_sparse(folder / "a", {3, 5, 2, 9, 4});
+  const auto data = std::make_shared<IndexedDataset>(folder / "a");
+  const GPTIndexOptions options{.sequence_length = 4, .samples = 20};
+  const GPTIndex narrow = build_gpt_index({0, 5}, data->lengths(0, 5), options);
+  GPTIndex wide = narrow;
+  std::vector<int64_t> starts, order;
+  for (int64_t i = 0; i < narrow.sample_index.rows(); ++i)
+    starts.insert(starts.end(), {narrow.sample_index.at(i, 0), narrow.sample_index.at(i, 1)});
+  for (int64_t i = 0; i < narrow.samples(); ++i) order.push_back(narrow.shuffle_index.at(i));
+  wide.sample_index = IndexArray(starts, 2);
+  wide.shuffle_index = IndexArray(order);
+  const GPTDataset a(data, narrow, options, {}), b(data, wide, options, {});
+  ASSERT_EQ(a.size(), b.size());
+  Sample from_a, from_b;
+  for (int64_t i = 0; i < a.size(); ++i) {
+    a.get(i, from_a);
+    b.get(i, from_b);
+    ASSERT_EQ(from_a.tokens, from_b.tokens) << i;
   }
 }
 
