@@ -67,7 +67,9 @@ class BlockTokenizer {
   void add_object(std::string_view line) {
     element root;
     if (const auto error = parser_.parse(line.data(), line.size(), false).get(root)) {
-      throw WrongLine{fmt::format("broken JSON: {}", simdjson::error_message(error))};
+      std::string_view reason = simdjson::error_message(error);
+      if (reason.ends_with('.')) reason.remove_suffix(1);
+      throw WrongLine{fmt::format("broken JSON: {}", reason)};
     }
     simdjson::dom::object object;
     if (root.get(object)) throw WrongLine{"not a JSON object"};
