@@ -1,8 +1,10 @@
-// kernels_bench: time, GB/s and fraction of the copy bandwidth of every kernel on the current GPU, at the shapes of a
+// kernels_bench [GROUP...]: time, GB/s and fraction of the copy bandwidth of every kernel on the current GPU, at the shapes of a
 // 1.5B GPT (16384 tokens, hidden 2048). Bytes are the fewest that the kernel must move. The L2 cache is flushed before
-// each run; median of 50.
+// each run; median of 50. Products of FP8 matrices tell TFLOP/s. GROUP: norms, activations, attention, dropout,
+// cross_entropy, flat, fp8; default all.
 #include <algorithm>
 #include <functional>
+#include <span>
 
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAEvent.h>
@@ -11,6 +13,7 @@
 #include "teratron/kernels/activation.h"
 #include "teratron/kernels/cross_entropy.h"
 #include "teratron/kernels/dropout.h"
+#include "teratron/kernels/fp8.h"
 #include "teratron/kernels/norm.h"
 #include "teratron/kernels/optimizer_step.h"
 #include "teratron/kernels/random_fill.h"
@@ -39,6 +42,11 @@ class Bench {
     const double ms = milliseconds(run);
     const double rate = bytes / ms / 1e6;
     print("{:34} {:9.1f} {:9.0f} {:8.3f}", name, ms * 1e3, rate, rate / copy_rate_);
+  }
+
+  void report_product(const std::string& name, double operations, const std::function<void()>& run) {
+    const double ms = milliseconds(run);
+    print("{:34} {:9.1f} {:9.0f} TFLOP/s", name, ms * 1e3, operations / ms / 1e9);
   }
 
  private:
@@ -171,25 +179,84 @@ void bench_flat(Bench& bench) {
   });
 }
 
-void bench_all() {
+struct Sizes {
+  int64_t m, n, k;
+};
+
+Fp8Matrix in_fp8(const at::Tensor& x, Fp8Format format) {
+  return cast_to_fp8(x, {.format = format, .scale = fp8_scale_of(x, format), .columns = false});
+}
+
+// y = x W^T, and the gradient of W added to what is there; beside them the products in bf16.
+void bench_fp8_products(Bench& bench, const Sizes& s) {
+  const double operations = 2.0 * static_cast<double>(s.m * s.n * s.k);
+  const at::Tensor x = device_randn({s.m, s.k}), w = device_randn({s.n, s.k});
+  const at::Tensor sum = device_randn({s.m, s.n}, at::kFloat);
+  const Fp8Matrix a = in_fp8(x, Fp8Format::e4m3), g = in_fp8(x, Fp8Format::e5m2),
+                  b = in_fp8(w, Fp8Format::e4m3);
+  const Fp8Product forward{{a.rows, a.inverse}, {b.rows, b.inverse}, true};
+  const Fp8Product backward{{g.rows, g.inverse}, {b.rows, b.inverse}, false};
+  const std::string name = fmt::format("{}x{}x{}", s.m, s.n, s.k);
+  bench.report_product(name + " bf16", operations, [&] { at::matmul(x, w.t()); });
+  bench.report_product(name + " fp8", operations, [&] { fp8_matmul(forward, {}, at::kBFloat16); });
+  bench.report_product(name + " fp8 exact", operations, [&] { fp8_matmul(backward, {}, at::kBFloat16); });
+  bench.report_product(name + " fp8 added", operations, [&] { fp8_matmul_add_(sum, backward); });
+}
+
+// The shapes of Llama-3-8B.
+void bench_fp8(Bench& bench) {
+  for (const int64_t width : {4096, 14336, 28672}) {
+    const at::Tensor x = device_randn({tokens, width});
+    const double elements = static_cast<double>(x.numel());
+    const Fp8Scale scale = fp8_scale_of(x, Fp8Format::e4m3);
+    const at::Tensor amax = at::zeros_like(scale.scale);
+    bench.report(fmt::format("fp8 cast and transpose, {}", width), 4 * elements,
+                 [&] { cast_to_fp8(x, {.scale = scale, .amax = amax}); });
+    bench.report(fmt::format("fp8 cast, {}", width), 3 * elements,
+                 [&] { cast_to_fp8(x, {.scale = scale, .amax = amax, .columns = false}); });
+    bench.report(fmt::format("fp8 scale, {}", width), 2 * elements,
+                 [&] { fp8_scale_of(x, Fp8Format::e4m3); });
+  }
+  for (const Sizes& s : {Sizes{tokens, 28672, 4096}, Sizes{tokens, 4096, 14336}, Sizes{tokens, 6144, 4096},
+                         Sizes{tokens, 4096, 4096}, Sizes{28672, 4096, tokens}, Sizes{4096, 14336, tokens}}) {
+    bench_fp8_products(bench, s);
+  }
+}
+
+struct Group {
+  const char* name;
+  void (*run)(Bench&);
+};
+
+const Group groups[] = {{"norms",
+                         [](Bench& bench) {
+                           bench_norms(bench, NormKind::layer, tokens, hidden);
+                           bench_norms(bench, NormKind::rms, tokens, 4096);
+                           bench_norms(bench, NormKind::layer, 65536, 768);
+                         }},
+                        {"activations", bench_activations},
+                        {"attention", bench_attention},
+                        {"dropout", bench_dropout},
+                        {"cross_entropy", bench_cross_entropy},
+                        {"flat", bench_flat},
+                        {"fp8", bench_fp8}};
+
+void bench_groups(std::span<char*> wanted) {
   Bench bench;
-  bench_norms(bench, NormKind::layer, tokens, hidden);
-  bench_norms(bench, NormKind::rms, tokens, 4096);
-  bench_norms(bench, NormKind::layer, 65536, 768);
-  bench_activations(bench);
-  bench_attention(bench);
-  bench_dropout(bench);
-  bench_cross_entropy(bench);
-  bench_flat(bench);
+  for (const Group& group : groups) {
+    const bool named = std::any_of(wanted.begin(), wanted.end(),
+                                   [&](const char* name) { return std::string(name) == group.name; });
+    if (wanted.empty() || named) group.run(bench);
+  }
 }
 
 }  // namespace
 }  // namespace teratron
 
-int main() {
+int main(int argc, char** argv) {
   if (!at::hasCUDA()) {
     teratron::notice("kernels_bench needs a GPU; this machine has none");
     return 0;
   }
-  teratron::bench_all();
+  teratron::bench_groups({argv + 1, argv + argc});
 }

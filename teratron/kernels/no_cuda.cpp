@@ -3,6 +3,7 @@
 #include "teratron/kernels/activation_cuda.h"
 #include "teratron/kernels/cross_entropy_cuda.h"
 #include "teratron/kernels/dropout_cuda.h"
+#include "teratron/kernels/fp8_cuda.h"
 #include "teratron/kernels/norm_cuda.h"
 #include "teratron/kernels/optimizer_step_cuda.h"
 #include "teratron/kernels/random_fill_cuda.h"
@@ -87,6 +88,15 @@ void softmax_forward(const SoftmaxArgs&, CUstream_st*) {
 }
 void softmax_backward(const SoftmaxArgs&, CUstream_st*) {
   missing("softmax_backward");
+}
+void fp8_cast(const Fp8CastArgs&, CUstream_st*) {
+  missing("fp8_cast");
+}
+void fp8_scale_of(const Fp8ScaleArgs&, CUstream_st*) {
+  missing("fp8_scale_of");
+}
+void fp8_gemm(const Fp8GemmArgs&, CUstream_st*) {
+  missing("fp8_gemm");
 }
 void random_fill(const FillArgs&, CUstream_st*) {
   missing("random_fill");

@@ -4,6 +4,16 @@
 
 namespace teratron {
 
+namespace {
+
+Scope scope_of(int64_t layer, const Scope& layers, const GPTConfig& config) {
+  const Scope scope = layers / std::to_string(layer);
+  const int64_t behind = config.layers - 1 - layer;
+  return layer < config.bf16_layers_at_start || behind < config.bf16_layers_at_end ? scope : scope.in_fp8();
+}
+
+}  // namespace
+
 BlockStack::BlockStack(const Scope& scope, const GPTConfig& config, const Range& layers,
                        const TensorParallel& parallel)
     : recompute_(config.recompute) {
@@ -11,7 +21,7 @@ BlockStack::BlockStack(const Scope& scope, const GPTConfig& config, const Range&
   std::deque<Parameter>& all = scope.set().all();
   for (int64_t layer = layers.first; layer < layers.first + layers.count; ++layer) {
     const size_t before = all.size();
-    blocks_.emplace_back(scope / std::to_string(layer), config, layer, parallel);
+    blocks_.emplace_back(scope_of(layer, scope, config), config, layer, parallel);
     std::vector<Parameter*>& own = parameters_.emplace_back();
     for (size_t i = before; i < all.size(); ++i) own.push_back(&all[i]);
   }

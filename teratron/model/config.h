@@ -56,6 +56,9 @@ struct GPTConfig {
   double attention_dropout = 0.0;
   uint64_t dropout_seed = 1234;
   RecomputeConfig recompute;
+  /// In a model that multiplies in FP8: layers that do not.
+  int64_t bf16_layers_at_start = 0;
+  int64_t bf16_layers_at_end = 0;
 };
 
 /// Of every matrix that does not write into the residual stream.

@@ -41,12 +41,13 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
                                          BlockStack::Range{stage.first_layer, stage.layers}, parallel);
   if (!stage.head) return;
   final_norm_ = std::make_unique<Norm>(decoder / "final_layernorm", config.hidden, config.norm, parallel);
-  head_ =
+  Parameter& weight =
       config.tied_embeddings
-          ? &word_embeddings_->weight()
-          : &(root / "output_layer")
-                 .parameter("weight", {.shard = vocabulary_shard(vocabulary_options(config), parallel.group),
-                                       .init = weight_init(config)});
+          ? word_embeddings_->weight()
+          : (root / "output_layer")
+                .parameter("weight", {.shard = vocabulary_shard(vocabulary_options(config), parallel.group),
+                                      .init = weight_init(config)});
+  head_ = make_matmul(weight, nullptr);
 }
 
 at::Tensor GPT::embed(const MicroBatch& batch) {

@@ -40,7 +40,7 @@ class GPT : public Model {
   std::unique_ptr<RotaryEmbedding> rope_;
   std::unique_ptr<BlockStack> blocks_;
   std::unique_ptr<Norm> final_norm_;
-  Parameter* head_ = nullptr;  // the word embedding's weight when tied
+  std::unique_ptr<MatMul> head_;  // with the word embedding's weight when tied
 };
 
 }  // namespace teratron

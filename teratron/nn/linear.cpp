@@ -45,40 +45,64 @@ Moving start_input_gradient(const at::Tensor& dx, InputRegion region, const Grou
   return {part, group.communicator->reduce_scatter(part, dx, ReduceOp::sum)};
 }
 
+// The last dimension of `shape` becomes that of the rows.
+at::Tensor shaped_like(const at::Tensor& rows, at::IntArrayRef shape) {
+  std::vector<int64_t> sizes = shape.vec();
+  sizes.back() = rows.size(1);
+  return rows.view(sizes);
+}
+
 struct Linear : torch::autograd::Function<Linear> {
   struct Plan {
-    Parameter* weight;
+    MatMul* product;
     Parameter* bias;
     InputRegion region;
     const Group* group;
+    bool training;  // backward will come
   };
 
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+  // Backward gathers a gathered input once more, and keeps any other as the weight gradient takes it.
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&,
                             const Plan& plan) {
-    context->save_for_backward({x, weight});
-    save_pointer(context, "weight", plan.weight);
+    const bool gathered = plan.region == InputRegion::gathered;
+    Moving input = start_input(x, plan.region, *plan.group);
+    input.work.wait();
+    const MatMul::Operand operand = plan.product->input(
+        rows(input.tensor), {.columns = plan.training && !gathered, .recorded = plan.training});
+    if (gathered) {
+      context->save_for_backward({x});
+    } else {
+      context->save_for_backward({operand.columns, operand.inverse});
+    }
+    save_pointer(context, "product", plan.product);
     save_pointer(context, "bias", plan.bias);
     save_pointer(context, "group", plan.group);
     context->saved_data["region"] = static_cast<int64_t>(plan.region);
-    Moving input = start_input(x, plan.region, *plan.group);
-    input.work.wait();
-    return at::linear(input.tensor, weight,
-                      plan.bias ? std::optional<at::Tensor>(plan.bias->tensor) : std::nullopt);
+    return shaped_like(plan.product->forward(operand, plan.bias ? plan.bias->tensor : at::Tensor()),
+                       input.tensor.sizes());
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const variable_list saved = context->get_saved_variables();
+    MatMul& product = *saved_pointer<MatMul>(context, "product");
     const auto region = static_cast<InputRegion>(context->saved_data["region"].toInt());
     const Group& group = *saved_pointer<const Group>(context, "group");
-    const at::Tensor dy = gradients[0].contiguous();
+    const bool gathered = region == InputRegion::gathered;
 
     // The input is gathered under the input gradient's GEMM, and its gradient reduced under the weight's.
-    Moving input = start_input(saved[0], region, group);
+    Moving x = start_input(saved[0], region, group);
+    const at::Tensor dy = rows(gradients[0].contiguous());
+    const MatMul::Operand gradient = product.output_gradient(dy);
     Moving dx;
-    if (context->needs_input_grad(0)) dx = start_input_gradient(at::matmul(dy, saved[1]), region, group);
-    if (auto* bias = saved_pointer<Parameter>(context, "bias")) add_gradient(*bias, column_sum(rows(dy)));
-    input.work.wait();
-    add_weight_gradient(*saved_pointer<Parameter>(context, "weight"), rows(dy), rows(input.tensor));
+    if (context->needs_input_grad(0)) {
+      const at::Tensor whole = shaped_like(product.input_gradient(gradient), gradients[0].sizes());
+      dx = start_input_gradient(whole, region, group);
+    }
+    if (auto* bias = saved_pointer<Parameter>(context, "bias")) add_gradient(*bias, column_sum(dy));
+    x.work.wait();
+    const MatMul::Operand input = gathered ? product.input(rows(x.tensor), {.rows = false, .recorded = false})
+                                           : MatMul::Operand{.columns = saved[0], .inverse = saved[1]};
+    product.add_weight_gradient(gradient, input);
     dx.work.wait();
     return {dx.tensor, at::Tensor(), at::Tensor()};
   }
@@ -90,11 +114,12 @@ InputRegion input_region(const TensorParallel& parallel) {
 
 }  // namespace
 
-at::Tensor linear(const at::Tensor& x, Parameter& weight, Parameter* bias, InputRegion region,
+at::Tensor linear(const at::Tensor& x, MatMul& product, Parameter* bias, InputRegion region,
                   const Group& group) {
-  expect_gradient(weight);
+  expect_gradient(product.weight());
   if (bias) expect_gradient(*bias);
-  return Linear::apply(x, weight.tensor, Linear::Plan{&weight, bias, region, &group});
+  return Linear::apply(x, product.weight().tensor,
+                       Linear::Plan{&product, bias, region, &group, at::GradMode::is_enabled()});
 }
 
 ColumnLinear::ColumnLinear(const Scope& scope, const LinearOptions& options, const TensorParallel& parallel)
@@ -102,9 +127,10 @@ ColumnLinear::ColumnLinear(const Scope& scope, const LinearOptions& options, con
   const Group& group = parallel_.group;
   const std::vector<int64_t> segments =
       options.segments.empty() ? std::vector<int64_t>{options.out} : options.segments;
-  weight_ = &scope.parameter(
+  Parameter& weight = scope.parameter(
       "weight", {.shard = Shard::cut_segments({options.out, options.in}, 0, segments, group.size, group.rank),
                  .init = options.init});
+  product_ = make_matmul(weight, scope.fp8());
   if (!options.bias) return;
   bias_ = &scope.parameter("bias",
                            {.shard = Shard::cut_segments({options.out}, 0, segments, group.size, group.rank),
@@ -113,15 +139,16 @@ ColumnLinear::ColumnLinear(const Scope& scope, const LinearOptions& options, con
 }
 
 at::Tensor ColumnLinear::forward(const at::Tensor& x_SBI) {
-  return linear(x_SBI, *weight_, bias_, input_region(parallel_), parallel_.group);
+  return linear(x_SBI, *product_, bias_, input_region(parallel_), parallel_.group);
 }
 
 RowLinear::RowLinear(const Scope& scope, const LinearOptions& options, const TensorParallel& parallel)
     : parallel_(parallel) {
   const Group& group = parallel_.group;
-  weight_ = &scope.parameter(
+  Parameter& weight = scope.parameter(
       "weight",
       {.shard = Shard::cut({options.out, options.in}, 1, group.size, group.rank), .init = options.init});
+  product_ = make_matmul(weight, scope.fp8());
   if (!options.bias) return;
   bias_ = &scope.parameter("bias", {.shard = Shard::replicated({options.out}),
                                     .init = Init::zeros(),
@@ -130,7 +157,7 @@ RowLinear::RowLinear(const Scope& scope, const LinearOptions& options, const Ten
 }
 
 at::Tensor RowLinear::forward(const at::Tensor& x_SBI) {
-  const at::Tensor partial_SBO = linear(x_SBI, *weight_, nullptr, InputRegion::local, parallel_.group);
+  const at::Tensor partial_SBO = linear(x_SBI, *product_, nullptr, InputRegion::local, parallel_.group);
   return parallel_.sequence_parallel ? reduce_scatter(partial_SBO, 0, parallel_.group)
                                      : reduce_from(partial_SBO, parallel_.group);
 }

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "teratron/comm/mesh.h"
-#include "teratron/nn/parameter.h"
+#include "teratron/nn/matmul.h"
 
 namespace teratron {
 
@@ -34,7 +34,7 @@ class ColumnLinear {
 
  private:
   TensorParallel parallel_;
-  Parameter* weight_;
+  std::unique_ptr<MatMul> product_;
   Parameter* bias_ = nullptr;
 };
 
@@ -49,7 +49,7 @@ class RowLinear {
 
  private:
   TensorParallel parallel_;
-  Parameter* weight_;
+  std::unique_ptr<MatMul> product_;
   Parameter* bias_ = nullptr;
 };
 
@@ -62,7 +62,7 @@ enum class InputRegion : uint8_t {
 };
 
 /// y = x W^T (+ b) with the communication of `region` over `group`. `bias` may be null.
-at::Tensor linear(const at::Tensor& x, Parameter& weight, Parameter* bias, InputRegion region,
+at::Tensor linear(const at::Tensor& x, MatMul& product, Parameter* bias, InputRegion region,
                   const Group& group);
 
 }  // namespace teratron

@@ -46,29 +46,36 @@ void expect_gradient(Parameter& parameter) {
   if (at::GradMode::is_enabled()) parameter.pending_uses += 1;
 }
 
-void add_gradient(Parameter& parameter, const at::Tensor& gradient) {
+void accumulate_gradient(Parameter& parameter, const std::function<void(const at::Tensor& sum)>& add) {
   ensure_main_grad(parameter);
-  parameter.main_grad.add_(gradient);
+  add(parameter.main_grad);
   gradient_arrived(parameter);
 }
 
+void add_gradient(Parameter& parameter, const at::Tensor& gradient) {
+  accumulate_gradient(parameter, [&](const at::Tensor& sum) { sum.add_(gradient); });
+}
+
 void add_weight_gradient(Parameter& parameter, const at::Tensor& dy, const at::Tensor& x) {
-  ensure_main_grad(parameter);
-  at::Tensor& sum = parameter.main_grad;
-  if (sum.scalar_type() == x.scalar_type()) {
-    sum.addmm_(dy.t(), x);
-  } else if (x.is_cuda()) {
-    at::addmm_out(sum, sum, dy.t(), x, sum.scalar_type());
-  } else {
-    sum.addmm_(dy.t().to(sum.scalar_type()), x.to(sum.scalar_type()));
-  }
-  gradient_arrived(parameter);
+  accumulate_gradient(parameter, [&](at::Tensor sum) {
+    if (sum.scalar_type() == x.scalar_type()) {
+      sum.addmm_(dy.t(), x);
+    } else if (x.is_cuda()) {
+      at::addmm_out(sum, sum, dy.t(), x, sum.scalar_type());
+    } else {
+      sum.addmm_(dy.t().to(sum.scalar_type()), x.to(sum.scalar_type()));
+    }
+  });
 }
 
 at::Tensor use(Parameter& parameter) {
   expect_gradient(parameter);
   return Use::apply(parameter.tensor, &parameter);
 }
+
+ParameterSet::ParameterSet(const Options& options)
+    : options_(options),
+      fp8_(options.fp8 ? std::make_unique<Fp8Scaling>(*options.fp8, options.device) : nullptr) {}
 
 Parameter& ParameterSet::create(std::string name, const ParameterOptions& options) {
   TERATRON_ASSERT(find(name) == nullptr, "two parameters named {}", name);
@@ -96,7 +103,15 @@ int64_t ParameterSet::numel() const {
 }
 
 Scope Scope::operator/(std::string_view name) const {
-  return Scope(*set_, full_name(name));
+  Scope inner = *this;
+  inner.prefix_ = full_name(name);
+  return inner;
+}
+
+Scope Scope::in_fp8() const {
+  Scope same = *this;
+  same.fp8_ = set_->fp8();
+  return same;
 }
 
 Parameter& Scope::parameter(std::string_view name, const ParameterOptions& options) const {

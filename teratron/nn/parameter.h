@@ -7,11 +7,14 @@
 
 #include <deque>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 
 #include <ATen/ATen.h>
 
 #include "teratron/base/shard.h"
+#include "teratron/nn/fp8_scaling.h"
 
 namespace teratron {
 
@@ -66,6 +69,8 @@ at::ScalarType gradient_dtype(const Parameter& parameter);
 void expect_gradient(Parameter& parameter);
 /// Backward delivers it: main_grad += gradient.
 void add_gradient(Parameter& parameter, const at::Tensor& gradient);
+/// The same by `add(main_grad)`.
+void accumulate_gradient(Parameter& parameter, const std::function<void(const at::Tensor& sum)>& add);
 /// main_grad += dy^T x for a weight [out, in], dy [T, out], x [T, in]; one GEMM, no intermediate gradient.
 void add_weight_gradient(Parameter& parameter, const at::Tensor& dy, const at::Tensor& x);
 /// The parameter for plain ATen code: its gradient goes into main_grad, never into tensor.grad().
@@ -78,9 +83,10 @@ class ParameterSet {
     at::ScalarType dtype = at::kFloat;
     at::Device device = at::kCPU;
     uint64_t seed = 1234;
+    std::optional<Fp8Options> fp8 = {};  // how layers that may multiply in FP8 do
   };
   ParameterSet() = default;
-  explicit ParameterSet(const Options& options) : options_(options) {}
+  explicit ParameterSet(const Options& options);
   ParameterSet(const ParameterSet&) = delete;
   ParameterSet& operator=(const ParameterSet&) = delete;
 
@@ -92,9 +98,12 @@ class ParameterSet {
   Parameter* find(std::string_view name);
   /// Elements on this rank.
   int64_t numel() const;
+  /// Null without Options::fp8.
+  Fp8Scaling* fp8() { return fp8_.get(); }
 
  private:
   Options options_;
+  std::unique_ptr<Fp8Scaling> fp8_;
   std::deque<Parameter> parameters_;
 };
 
@@ -103,6 +112,10 @@ class Scope {
  public:
   explicit Scope(ParameterSet& set, std::string prefix = "") : set_(&set), prefix_(std::move(prefix)) {}
   Scope operator/(std::string_view name) const;
+  /// The same place, whose linear layers multiply in FP8 if the model does so at all.
+  Scope in_fp8() const;
+  /// Null: linear layers multiply in the model's dtype.
+  Fp8Scaling* fp8() const { return fp8_; }
   Parameter& parameter(std::string_view name, const ParameterOptions& options) const;
   const ParameterSet::Options& options() const { return set_->options(); }
   ParameterSet& set() const { return *set_; }
@@ -111,6 +124,7 @@ class Scope {
   std::string full_name(std::string_view name) const;
   ParameterSet* set_;
   std::string prefix_;
+  Fp8Scaling* fp8_ = nullptr;
 };
 
 }  // namespace teratron

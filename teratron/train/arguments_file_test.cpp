@@ -265,7 +265,6 @@ INSTANTIATE_TEST_SUITE_P(
         BadKey{"mixed_precision: int4\n", "mixed_precision = 'int4'"},
         BadKey{"mixed_precision: [a, b]\n", "mixed_precision = "},
         BadKey{"use_cpu: perhaps\n", "use_cpu = 'perhaps'"},
-        BadKey{"mixed_precision: fp8\n", "fp8 = hybrid is not supported yet"},
         BadKey{"megatron_lm_config:\n  megatron_lm_tp_degre: 2\n", "unknown key"},
         BadKey{"megatron_lm_config:\n  megatron_lm_tp_degree: two\n", "tensor_model_parallel_size = 'two'"},
         BadKey{"megatron_lm_config:\n  custom_loss_function: f\n", "Accelerate's Python programs"},

@@ -14,6 +14,8 @@ namespace teratron {
 
 /// "NVIDIA H200", or "CPU".
 std::string device_name(at::Device device);
+/// 90 for 9.0; 0 on CPU.
+int64_t compute_capability(at::Device device);
 /// Number of visible GPUs; 0 in a build without CUDA.
 int64_t gpu_count();
 /// The GPU that this process computes on; 0 unless its World chose another.

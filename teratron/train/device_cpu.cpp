@@ -6,6 +6,10 @@ std::string device_name(at::Device) {
   return "CPU";
 }
 
+int64_t compute_capability(at::Device) {
+  return 0;
+}
+
 int64_t gpu_count() {
   return 0;
 }

@@ -15,15 +15,24 @@ std::string cuda_text(int version) {
   return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }
 
-}  // namespace
-
-std::string device_name(at::Device device) {
-  if (device.is_cpu()) return "CPU";
+cudaDeviceProp properties_of(at::Device device) {
   cudaDeviceProp properties{};
   if (cudaGetDeviceProperties(&properties, device.index()) != cudaSuccess) {
     throw Fault(fmt::format("GPU {} does not answer", static_cast<int>(device.index())));
   }
-  return properties.name;
+  return properties;
+}
+
+}  // namespace
+
+std::string device_name(at::Device device) {
+  return device.is_cpu() ? "CPU" : properties_of(device).name;
+}
+
+int64_t compute_capability(at::Device device) {
+  if (device.is_cpu()) return 0;
+  const cudaDeviceProp properties = properties_of(device);
+  return properties.major * 10 + properties.minor;
 }
 
 int64_t gpu_count() {

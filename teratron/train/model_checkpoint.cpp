@@ -1,5 +1,6 @@
 #include "teratron/train/model_checkpoint.h"
 
+#include <algorithm>
 #include <deque>
 
 #include <ATen/ATen.h>
@@ -86,6 +87,29 @@ void add_weights(ParameterSet& parameters, const CheckpointInfo& info, HostTenso
   }
 }
 
+std::vector<StateTensor> fp8_state(Trainer& trainer) {
+  std::vector<StateTensor> states;
+  Fp8Scaling* const fp8 = trainer.parameters().fp8();
+  if (!fp8) return states;
+  for (const Fp8Scaling::State& state : fp8->state()) {
+    states.push_back(
+        {"optimizer." + state.name, Shard::replicated(state.shape), {0, state.values.numel()}, state.values});
+  }
+  return states;
+}
+
+// A run that comes from another precision, or from another length of history, starts without one.
+bool has_fp8_state(const CheckpointInfo& info, const std::vector<StateTensor>& states) {
+  return !states.empty() && std::all_of(states.begin(), states.end(), [&](const StateTensor& state) {
+    const auto saved = info.tensors.find(state.name);
+    return saved != info.tensors.end() && saved->second.shape == state.shard.global_shape;
+  });
+}
+
+void add_states(const std::vector<StateTensor>& states, HostTensors& tensors) {
+  for (const StateTensor& state : states) tensors.add(state, state.values, state.values.scalar_type());
+}
+
 // What is saved of a trainer.
 std::shared_ptr<HostTensors> to_host(Trainer& trainer, const SaveOptions& options, HostTensors::Kind kind) {
   trainer.buffer().finish_gather();
@@ -95,9 +119,8 @@ std::shared_ptr<HostTensors> to_host(Trainer& trainer, const SaveOptions& option
     tensors->add(state, state.values, parameter.tensor.scalar_type());
   }
   if (options.optimizer) {
-    for (const StateTensor& state : trainer.optimizer().state()) {
-      tensors->add(state, state.values, state.values.scalar_type());
-    }
+    add_states(trainer.optimizer().state(), *tensors);
+    add_states(fp8_state(trainer), *tensors);
   }
   tensors->copy_to_host();
   return tensors;
@@ -179,15 +202,15 @@ std::optional<CheckpointInfo> load_model(Trainer& trainer, const LoadOptions& op
   trainer.buffer().finish_gather();
   Communicator& peers = *trainer.mesh().world().communicator;
   HostTensors tensors;
+  const std::vector<StateTensor> fp8 = fp8_state(trainer);
+  bool fp8_loaded = false;
   const auto choose = [&](const CheckpointInfo& found) {
     check_loadable(found, options);
     tensors = HostTensors();
     add_weights(trainer.parameters(), found, tensors);
-    if (options.optimizer) {
-      for (const StateTensor& state : trainer.optimizer().state()) {
-        tensors.add(state, state.values, state.values.scalar_type());
-      }
-    }
+    if (options.optimizer) add_states(trainer.optimizer().state(), tensors);
+    fp8_loaded = options.optimizer && has_fp8_state(found, fp8);
+    if (fp8_loaded) add_states(fp8, tensors);
     return tensors.list();
   };
   const auto info = load_checkpoint({.directory = options.directory,
@@ -199,6 +222,13 @@ std::optional<CheckpointInfo> load_model(Trainer& trainer, const LoadOptions& op
   if (!info) return std::nullopt;
   tensors.copy_from_host();
   if (!options.optimizer) trainer.optimizer().reset_master_weights();
+  if (Fp8Scaling* scaling = trainer.parameters().fp8()) {
+    fp8_loaded ? scaling->restored() : scaling->weights_changed();
+  }
+  if (options.optimizer && !fp8.empty() && !fp8_loaded) {
+    notice("{} holds no FP8 scales for this run: the first step scales each tensor by itself",
+           info->path.string());
+  }
   return info;
 }
 

@@ -69,6 +69,26 @@ at::Device choose_device(const Arguments& args) {
   return args.device != "cpu" && present ? current_gpu() : at::Device(at::kCPU);
 }
 
+std::optional<Fp8Options> fp8_options(const Arguments& args) {
+  if (!args.fp8) return std::nullopt;
+  using Recipe = Fp8Options::Recipe;
+  return Fp8Options{.recipe = args.fp8_recipe == "delayed" ? Recipe::delayed : Recipe::tensorwise,
+                    .gradients = args.fp8 == "hybrid" ? Fp8Format::e5m2 : Fp8Format::e4m3,
+                    .weight_gradients = args.fp8_wgrad,
+                    .margin = args.fp8_margin,
+                    .history = args.fp8_amax_history_len,
+                    .most_recent = args.fp8_amax_compute_algo == "most_recent"};
+}
+
+void check_fp8_on(const Arguments& args, const std::string& gpu, int64_t compute_capability) {
+  constexpr int64_t ada = 89;
+  if (!args.fp8 || compute_capability >= ada) return;
+  throw config_error({.what = fmt::format("fp8 = {}, but {} has compute capability {}.{} and FP8 needs 8.9",
+                                          *args.fp8, gpu, compute_capability / 10, compute_capability % 10),
+                      .where = "--fp8-format",
+                      .fix = "Leave it out, or train on Ada, Hopper or later GPUs"});
+}
+
 MeshOptions mesh_options(const Arguments& args) {
   return {.tp = args.tensor_model_parallel_size,
           .pp = args.pipeline_model_parallel_size,
@@ -121,7 +141,9 @@ GPTConfig gpt_config(const Arguments& args, int64_t tokenizer_size) {
           .hidden_dropout = args.hidden_dropout,
           .attention_dropout = args.attention_dropout,
           .dropout_seed = static_cast<uint64_t>(args.seed),
-          .recompute = recompute_config(args)};
+          .recompute = recompute_config(args),
+          .bf16_layers_at_start = args.first_last_layers_bf16 ? args.num_layers_at_start_in_bf16 : 0,
+          .bf16_layers_at_end = args.first_last_layers_bf16 ? args.num_layers_at_end_in_bf16 : 0};
 }
 
 ModelShape model_shape(const GPTConfig& config) {
@@ -152,6 +174,7 @@ TrainerOptions trainer_options(const Arguments& args, const GPTConfig& model, at
           .overlap_p2p = args.overlap_p2p_comm,
           .optimizer = optimizer_options(args),
           .dtype = model_dtype(args),
+          .fp8 = fp8_options(args),
           .device = device,
           .seed = static_cast<uint64_t>(args.seed),
           .sequence_parallel = args.sequence_parallel && args.tensor_model_parallel_size > 1,

@@ -19,6 +19,10 @@ namespace teratron {
 at::ScalarType model_dtype(const Arguments& args);
 /// What --device says; "auto" is the GPU where there is one. UserError(config) where cuda is asked for and absent.
 at::Device choose_device(const Arguments& args);
+/// What --fp8-format and its companions say; nothing without it.
+std::optional<Fp8Options> fp8_options(const Arguments& args);
+/// UserError(config) where --fp8-format is given and the GPU cannot multiply in FP8.
+void check_fp8_on(const Arguments& args, const std::string& gpu, int64_t compute_capability);
 MeshOptions mesh_options(const Arguments& args);
 TokenizerOptions tokenizer_options(const Arguments& args);
 /// The logical vocabulary is the tokenizer's, or --vocab-size where that is larger.

@@ -11,14 +11,30 @@ namespace {
 
 constexpr size_t most_advice = 3;
 
+struct Counts {
+  int64_t parameters = 0;
+  int64_t matrices = 0;  // elements of the layers' matrices
+};
+
 // Counts the parameters of a rank of this stage by building it without memory.
-int64_t count_parameters(const GPTConfig& config, const std::vector<StageSpec>& chunks, int64_t tp) {
+Counts count_parameters(const GPTConfig& config, const std::vector<StageSpec>& chunks, int64_t tp) {
   ParameterSet set({.device = at::kMeta});
   const TensorParallel parallel{.group = {.rank = 0, .size = tp}};
   for (const StageSpec& chunk : chunks) {
     const GPT part(set, config, chunk, parallel);
   }
-  return set.numel();
+  Counts counts{.parameters = set.numel()};
+  for (const Parameter& parameter : set.all()) {
+    const bool in_layer = parameter.name.starts_with("decoder.layers.");
+    if (in_layer && parameter.tensor.dim() == 2) counts.matrices += parameter.tensor.numel();
+  }
+  return counts;
+}
+
+// The model's copy of the weights; in FP8 the layers' matrices once more, as they are and transposed.
+double weight_bytes(const Arguments& a, const Counts& counts) {
+  const auto copy = static_cast<double>(counts.parameters) * (a.bf16 || a.fp16 ? 2.0 : 4.0);
+  return copy + (a.fp8 ? 2.0 * static_cast<double>(counts.matrices) : 0.0);
 }
 
 // Bytes of activations that the layers of a stage keep for one micro-batch, with fused attention: 34 s b h a layer in
@@ -105,12 +121,11 @@ GPTConfig planned_model(const Arguments& args) {
 RankMemory rank_memory(const Arguments& a, const GPTConfig& model, int64_t stage) {
   const PipelineLayout layout = pipeline_layout(layout_options(a));
   const std::vector<StageSpec> chunks = layout.of_stage(stage);
-  const bool half = a.bf16 || a.fp16;
-  const int64_t parameters = count_parameters(model, chunks, a.tensor_model_parallel_size);
-  const auto count = static_cast<double>(parameters);
+  const Counts counts = count_parameters(model, chunks, a.tensor_model_parallel_size);
+  const auto count = static_cast<double>(counts.parameters);
   const double shares = a.use_distributed_optimizer ? static_cast<double>(*a.data_parallel_size) : 1.0;
-  RankMemory memory{.parameters = parameters,
-                    .weights = count * (half ? 2.0 : 4.0),
+  RankMemory memory{.parameters = counts.parameters,
+                    .weights = weight_bytes(a, counts),
                     .gradients = count * 4.0,
                     .optimizer = count * optimizer_bytes_per_parameter(a) / shares};
   double all = 0.0;

@@ -20,6 +20,14 @@ TEST(RankMemory, CountsTheBytesOfEachPart) {
   EXPECT_EQ(memory.sum(), 9.0 * count + memory.activations);
 }
 
+TEST(RankMemory, CountsTheCopiesInFp8) {
+  const Arguments bf16 = finished({"--bf16"}).args, fp8 = finished({"--bf16", "--fp8-format", "hybrid"}).args;
+  // Four layers of hidden size 64: QKV, projection, fc1 and fc2 are 3, 1, 4 and 4 squares.
+  EXPECT_EQ(
+      rank_memory(fp8, planned_model(fp8), 0).weights - rank_memory(bf16, planned_model(bf16), 0).weights,
+      2.0 * 4 * 12 * 64 * 64);
+}
+
 TEST(RankMemory, AdvisesFirstWhatShrinksTheLargerPart) {
   const RankMemory state{.weights = 10.0, .activations = 1.0};
   const RankMemory activations{.weights = 1.0, .activations = 10.0};

@@ -9,6 +9,7 @@ namespace teratron {
 namespace {
 
 std::string precision_name(const Arguments& args) {
+  if (args.fp8) return fmt::format("bf16, products in FP8 ({}, {})", *args.fp8, args.fp8_recipe);
   if (args.bf16) return "bf16";
   return args.fp16 ? "fp16" : "fp32";
 }
@@ -30,6 +31,7 @@ std::vector<std::pair<std::string, std::string>> argument_texts(const Arguments&
 }  // namespace
 
 MathMode math_mode(const Arguments& args) {
+  if (args.fp8) return MathMode::fp8;
   return args.bf16 || args.fp16 ? MathMode::half : MathMode::fp32;
 }
 

@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t samples = 4;
 
 void run_rank(const TestStep& step, const Mesh& mesh, std::mutex& mutex, StepResult& result) {
-  ParameterSet parameters({.dtype = step.dtype, .device = step.device, .seed = 3});
+  ParameterSet parameters({.dtype = step.dtype, .device = step.device, .seed = 3, .fp8 = step.fp8});
   const TensorParallel parallel{mesh.group(Axis::tp), step.layout.sequence_parallel};
   GPT model(parameters, step.config, {.layers = step.config.layers}, parallel);
   std::vector<Parameter*> all;

@@ -56,6 +56,7 @@ struct TestStep {
   at::ScalarType dtype = at::kDouble;
   at::Device device = at::kCPU;
   bool documents = false;
+  std::optional<Fp8Options> fp8 = {};
 };
 
 struct StepResult {

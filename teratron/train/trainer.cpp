@@ -108,7 +108,8 @@ Trainer::Trainer(const TrainerOptions& options, const Mesh& mesh)
     : options_(options),
       step_(options.step ? *options.step : default_step_),
       mesh_(mesh),
-      parameters_({.dtype = options.dtype, .device = options.device, .seed = options.seed}) {
+      parameters_(
+          {.dtype = options.dtype, .device = options.device, .seed = options.seed, .fp8 = options.fp8}) {
   options_.layout = layout_or_single(options);
   const Group& stages = mesh.group(Axis::pp);
   TERATRON_ASSERT(options_.layout.stages == stages.size, "a layout of {} stages on {}",
@@ -233,7 +234,9 @@ StepInFlight Trainer::train_step(const MicroBatches& microbatches, const StepPla
   hyper.loss = sum.loss;
   if (options_.per_token_loss) hyper.count = sum.tokens.clamp_min(1.0);
   const auto timed = Timers::scope(options_.timers, "optimizer", 1);
-  return report(sum, optimizer_->step(hyper), plan);
+  const StepReport step = optimizer_->step(hyper);
+  if (Fp8Scaling* fp8 = parameters_.fp8()) fp8->update(mesh_.group({Axis::tp, Axis::cp, Axis::dp}));
+  return report(sum, step, plan);
 }
 
 StepInFlight Trainer::report(const LossSum& sum, const StepReport& step, const StepPlan& plan) const {

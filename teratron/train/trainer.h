@@ -31,6 +31,7 @@ struct TrainerOptions {
   bool overlap_p2p = true;           // receives are posted one computation early
   OptimizerOptions optimizer;
   at::ScalarType dtype = at::kFloat;
+  std::optional<Fp8Options> fp8 = {};  // the transformer layers' linear layers multiply in FP8
   at::Device device = at::kCPU;
   uint64_t seed = 1234;
   bool sequence_parallel = false;

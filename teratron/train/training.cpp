@@ -11,6 +11,7 @@
 #include "teratron/base/fault_point.h"
 #include "teratron/base/log.h"
 #include "teratron/train/checkpoint_settings.h"
+#include "teratron/train/device.h"
 #include "teratron/train/sinks.h"
 
 namespace teratron {
@@ -68,6 +69,7 @@ Training::Training(const Arguments& args, const Mesh& mesh, const Registry& regi
       timers_(make_timers(args_, device_)),
       state_{.scheduler = lr_scheduler(args_), .scaler = loss_scaler(args_)},
       batches_(batch_schedule(args_)) {
+  if (device_.is_cuda()) check_fp8_on(args_, device_name(device_), compute_capability(device_));
   if (args_.deterministic_mode) at::globalContext().setDeterministicAlgorithms(true, false);
   announce();
   if (args_.save) {

@@ -115,13 +115,15 @@ void run_case(const nlohmann::json& request, const std::filesystem::path& direct
   const at::Tensor texts =
       at::randint(0, vocabulary, {steps + 1, *args.seq_length + 1, batch_size}, generator, at::kLong);
   NamedTensors out = {{"texts", texts}};
-  const ParameterSet::Options parameters{.dtype = dtype, .seed = static_cast<uint64_t>(args.seed)};
+  const ParameterSet::Options parameters{
+      .dtype = dtype, .seed = static_cast<uint64_t>(args.seed), .fp8 = fp8_options(args)};
   add_first_batch(config, parameters, texts[0], out);
   if (steps > 0) {
     add_curve(args,
               {.model = config,
                .optimizer = optimizer_options(args),
                .dtype = dtype,
+               .fp8 = fp8_options(args),
                .seed = static_cast<uint64_t>(args.seed)},
               texts, out);
   }

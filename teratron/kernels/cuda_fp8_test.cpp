@@ -1,0 +1,116 @@
+// FP8 on the GPU against the CPU: casts bit by bit, products within the rounding of their result.
+#include <ATen/Context.h>
+
+#include "teratron/kernels/fp8.h"
+#include "teratron/kernels/testing.h"
+
+namespace teratron {
+namespace {
+
+class GpuFp8 : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!at::hasCUDA()) GTEST_SKIP() << "no GPU on this machine";
+  }
+};
+
+Fp8Scale on_gpu(const Fp8Scale& scale) {
+  return {scale.scale.cuda(), scale.inverse.cuda()};
+}
+
+/// Leaves other bytes in the memory that the next results will be allocated in.
+void poison(int64_t bytes) {
+  std::vector<at::Tensor> blocks;
+  for (int i = 0; i < 4; ++i)
+    blocks.push_back(at::full({bytes}, 0x5A, at::device(at::kCUDA).dtype(at::kByte)));
+}
+
+at::Tensor codes(const at::Tensor& fp8) {
+  return fp8.cpu().view(at::kByte);
+}
+
+at::Tensor spread(int64_t rows, int64_t columns, at::ScalarType type) {
+  // Magnitudes over the whole range of the format and beyond it.
+  return (at::randn({rows, columns}) * at::exp2(at::randint(-20, 10, {rows, columns}))).to(type);
+}
+
+TEST_F(GpuFp8, CastsAsTheCpuDoes) {
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf, at::kFloat}) {
+    for (const auto& [rows, columns] :
+         {std::pair<int64_t, int64_t>{16, 16}, {144, 80}, {128, 64}, {400, 48}, {1024, 4096}, {2064, 1040}}) {
+      for (const Fp8Format format : {Fp8Format::e4m3, Fp8Format::e5m2}) {
+        SCOPED_TRACE(fmt::format("{} [{}, {}]", at::toString(type), rows, columns));
+        const at::Tensor x = spread(rows, columns, type);
+        const Fp8Scale scale = fp8_scale_of(x, format), device_scale = fp8_scale_of(x.cuda(), format);
+        EXPECT_TRUE(at::equal(device_scale.scale.cpu(), scale.scale));
+        EXPECT_TRUE(at::equal(device_scale.inverse.cpu(), scale.inverse));
+        const Fp8Scale used{scale.scale * 3, scale.inverse / 3};  // some of it beyond the largest
+        const at::Tensor amax = at::zeros({1}), device_amax = at::zeros({1}, at::device(at::kCUDA));
+        const Fp8Matrix expected = cast_to_fp8(x, {.format = format, .scale = used, .amax = amax});
+        poison(x.numel());
+        const Fp8Matrix both =
+            cast_to_fp8(x.cuda(), {.format = format, .scale = on_gpu(used), .amax = device_amax});
+        EXPECT_TRUE(at::equal(codes(both.rows), codes(expected.rows)));
+        EXPECT_TRUE(at::equal(codes(both.columns), codes(expected.columns)));
+        EXPECT_TRUE(at::equal(device_amax.cpu(), amax));
+        poison(x.numel());
+        const Fp8Cast part{.format = format, .scale = on_gpu(used)};
+        Fp8Cast only_rows = part, only_columns = part;
+        only_rows.columns = only_columns.rows = false;
+        EXPECT_TRUE(at::equal(codes(cast_to_fp8(x.cuda(), only_rows).rows), codes(expected.rows)));
+        EXPECT_TRUE(at::equal(codes(cast_to_fp8(x.cuda(), only_columns).columns), codes(expected.columns)));
+      }
+    }
+  }
+}
+
+TEST_F(GpuFp8, NoticesNan) {
+  at::Tensor x = at::randn({256, 256}, at::device(at::kCUDA).dtype(at::kBFloat16));
+  x[200][77] = std::nan("");
+  const at::Tensor amax = at::full({1}, 3.0F, at::device(at::kCUDA));
+  const Fp8Scale one{at::ones_like(amax), at::ones_like(amax)};
+  const Fp8Matrix matrix = cast_to_fp8(x, {.scale = one, .amax = amax});
+  EXPECT_TRUE(at::isnan(amax).item<bool>());
+  EXPECT_TRUE(at::isnan(matrix.columns.to(at::kFloat)[77][200]).item<bool>());
+  EXPECT_EQ(fp8_scale_of(x, Fp8Format::e4m3).scale.item<float>(), 1);
+}
+
+struct Factors {
+  Fp8Product cpu, gpu;
+};
+
+Factors factors(int64_t m, int64_t n, int64_t k, Fp8Format a_format) {
+  const auto operand = [](const at::Tensor& x, Fp8Format format) {
+    const Fp8Matrix q = cast_to_fp8(x, {.format = format, .scale = fp8_scale_of(x, format)});
+    return Fp8Operand{q.rows, q.inverse};
+  };
+  const Fp8Product cpu{.a = operand(at::randn({m, k}), a_format),
+                       .b = operand(at::randn({n, k}), Fp8Format::e4m3)};
+  return {
+      cpu,
+      {.a = {cpu.a.values.cuda(), cpu.a.inverse.cuda()}, .b = {cpu.b.values.cuda(), cpu.b.inverse.cuda()}}};
+}
+
+// The tensor cores add FP8 products with fewer bits than fp32 has, with fast accumulation over longer sums.
+TEST_F(GpuFp8, MultipliesAsTheCpuDoes) {
+  for (const Fp8Format a_format : {Fp8Format::e4m3, Fp8Format::e5m2}) {
+    for (const auto& [m, n, k] : {std::array<int64_t, 3>{16, 16, 16}, {256, 512, 1024}, {1040, 208, 4096}}) {
+      SCOPED_TRACE(fmt::format("{} by {} over {}", m, n, k));
+      Factors f = factors(m, n, k, a_format);
+      const at::Tensor bias = at::randn({n}, at::kBFloat16);
+      const at::Tensor expected = fp8_matmul(f.cpu, {}, at::kFloat);
+      EXPECT_LT(relative_error(fp8_matmul(f.gpu, {}, at::kFloat), expected), 5e-4);
+      EXPECT_LT(relative_error(fp8_matmul(f.gpu, {}, at::kBFloat16), expected), 4e-3);
+      EXPECT_LT(relative_error(fp8_matmul(f.gpu, bias.cuda(), at::kBFloat16), expected + bias), 4e-3);
+      const at::Tensor sum = at::randn({m, n});
+      const at::Tensor device_sum = sum.cuda();
+      fp8_matmul_add_(device_sum, f.gpu);
+      EXPECT_LT(relative_error(device_sum, sum + expected), 5e-4);
+      f.gpu.fast_accumulation = true;
+      EXPECT_LT(relative_error(fp8_matmul(f.gpu, {}, at::kBFloat16), expected), 1e-2);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace teratron

@@ -1,0 +1,155 @@
+#include "teratron/kernels/fp8.h"
+
+#include "teratron/kernels/dispatch.h"
+#include "teratron/kernels/fp8_cuda.h"
+#include "teratron/kernels/stream.h"
+
+namespace teratron {
+namespace {
+
+constexpr int64_t granule = 16;  // what the tensor cores take at once, in bytes
+
+at::ScalarType scalar_type(Fp8Format format) {
+  return format == Fp8Format::e4m3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2;
+}
+
+Fp8Format format_of(const at::Tensor& values) {
+  return values.scalar_type() == at::kFloat8_e5m2 ? Fp8Format::e5m2 : Fp8Format::e4m3;
+}
+
+bool is_aligned(const at::Tensor& x) {
+  return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % granule == 0;
+}
+
+float* floats(const at::Tensor& x) {
+  return static_cast<float*>(address(x));
+}
+
+void check_matrix(const at::Tensor& x) {
+  require_float(x, "x");
+  TERATRON_ASSERT(x.dim() == 2 && x.size(0) % granule == 0 && x.size(1) % granule == 0,
+                  "[{}] is no matrix of multiples of {}", fmt::join(x.sizes(), ", "), granule);
+  TERATRON_ASSERT(x.scalar_type() != at::kDouble, "no FP8 from fp64");
+  TERATRON_ASSERT(is_aligned(x), "unaligned matrix");
+}
+
+at::Tensor largest_magnitude(const at::Tensor& x) {
+  return x.numel() == 0 ? at::zeros({1}) : x.to(at::kFloat).abs().amax().view({1});
+}
+
+// fmax would lose a NaN.
+void raise_(const at::Tensor& amax, const at::Tensor& candidate) {
+  amax.copy_(at::maximum(amax, candidate));
+}
+
+Fp8Matrix cast_on_cpu(const at::Tensor& x, const Fp8Cast& cast) {
+  if (cast.amax.defined()) raise_(cast.amax, largest_magnitude(x));
+  const double most = largest(cast.format);
+  const at::Tensor q = (x.to(at::kFloat) * cast.scale.scale).clamp_(-most, most).to(scalar_type(cast.format));
+  return {.rows = cast.rows ? q : at::Tensor(),
+          .columns = cast.columns ? q.t().contiguous() : at::Tensor(),
+          .inverse = cast.scale.inverse};
+}
+
+at::Tensor product_on_cpu(const Fp8Product& product) {
+  const at::Tensor sum = at::matmul(product.a.values.to(at::kFloat), product.b.values.to(at::kFloat).t());
+  return sum * (product.a.inverse * product.b.inverse);
+}
+
+void gemm(const Fp8Product& product, const at::Tensor& bias, const at::Tensor& out, bool add) {
+  const at::Tensor workspace = at::empty({cuda::fp8_gemm_workspace}, out.options().dtype(at::kByte));
+  cuda::fp8_gemm({.m = product.a.values.size(0),
+                  .n = product.b.values.size(0),
+                  .k = product.a.values.size(1),
+                  .a_format = format_of(product.a.values),
+                  .b_format = format_of(product.b.values),
+                  .a = address(product.a.values),
+                  .b = address(product.b.values),
+                  .a_inverse = floats(product.a.inverse),
+                  .b_inverse = floats(product.b.inverse),
+                  .bias = address(bias),
+                  .out_type = dtype_of(out),
+                  .out = address(out),
+                  .add = add,
+                  .fast_accumulation = product.fast_accumulation,
+                  .workspace = address(workspace)},
+                 current_stream(out));
+}
+
+void check_product(const Fp8Product& product) {
+  const at::Tensor &a = product.a.values, &b = product.b.values;
+  TERATRON_ASSERT(a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(1), "[{}] by [{}] transposed",
+                  fmt::join(a.sizes(), ", "), fmt::join(b.sizes(), ", "));
+  TERATRON_ASSERT(a.is_contiguous() && b.is_contiguous(), "factors are not contiguous");
+  for (const at::Tensor& inverse : {product.a.inverse, product.b.inverse}) {
+    TERATRON_ASSERT(!inverse.is_cuda() || is_aligned(inverse), "unaligned scale");
+  }
+}
+
+}  // namespace
+
+Fp8Scale fp8_scale_of(const at::Tensor& x, Fp8Format format) {
+  check_matrix(x);
+  if (x.is_cuda()) {
+    const at::TensorOptions fp32 = x.options().dtype(at::kFloat);
+    const at::Tensor amax = at::zeros({1}, fp32);
+    const Fp8Scale scale{at::empty({1}, fp32), at::empty({1}, fp32)};
+    cuda::fp8_scale_of({.count = x.numel(),
+                        .dtype = dtype_of(x),
+                        .largest = static_cast<float>(largest(format)),
+                        .x = address(x),
+                        .amax = floats(amax),
+                        .scale = floats(scale.scale),
+                        .inverse = floats(scale.inverse)},
+                       current_stream(x));
+    return scale;
+  }
+  const at::Tensor amax = largest_magnitude(x);
+  const at::Tensor wanted = at::full_like(amax, largest(format)).div_(amax).clamp_max_(largest_fp8_scale);
+  const at::Tensor scale = at::where(amax.isfinite().logical_and(amax > 0), wanted, at::ones_like(wanted));
+  return {scale, scale.reciprocal()};
+}
+
+Fp8Matrix cast_to_fp8(const at::Tensor& x, const Fp8Cast& cast) {
+  check_matrix(x);
+  if (!x.is_cuda()) return cast_on_cpu(x, cast);
+  const at::TensorOptions fp8 = x.options().dtype(scalar_type(cast.format));
+  const Fp8Matrix result{.rows = cast.rows ? at::empty(x.sizes(), fp8) : at::Tensor(),
+                         .columns = cast.columns ? at::empty({x.size(1), x.size(0)}, fp8) : at::Tensor(),
+                         .inverse = cast.scale.inverse};
+  if (x.numel() == 0) return result;
+  cuda::fp8_cast({.rows = x.size(0),
+                  .columns = x.size(1),
+                  .dtype = dtype_of(x),
+                  .format = cast.format,
+                  .x = address(x),
+                  .scale = floats(cast.scale.scale),
+                  .amax = floats(cast.amax),
+                  .out = address(result.rows),
+                  .transposed = address(result.columns)},
+                 current_stream(x));
+  return result;
+}
+
+at::Tensor fp8_matmul(const Fp8Product& product, const at::Tensor& bias, at::ScalarType type) {
+  check_product(product);
+  if (!product.a.values.is_cuda()) {
+    const at::Tensor out = product_on_cpu(product);
+    return (bias.defined() ? out + bias.to(at::kFloat) : out).to(type);
+  }
+  const at::Tensor out =
+      at::empty({product.a.values.size(0), product.b.values.size(0)}, product.a.values.options().dtype(type));
+  gemm(product, bias, out, false);
+  return out;
+}
+
+void fp8_matmul_add_(const at::Tensor& sum, const Fp8Product& product) {
+  check_product(product);
+  if (!sum.is_cuda()) {
+    sum.add_(product_on_cpu(product));
+    return;
+  }
+  gemm(product, {}, sum, true);
+}
+
+}  // namespace teratron

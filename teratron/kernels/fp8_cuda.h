@@ -1,0 +1,49 @@
+// Launchers of fp8.h. Raw device pointers; null where a tensor is undefined.
+#pragma once
+
+#include <cstdint>
+
+#include "teratron/base/dtype.h"
+#include "teratron/kernels/fp8_format.h"
+
+struct CUstream_st;
+
+namespace teratron::cuda {
+
+struct Fp8CastArgs {
+  int64_t rows, columns;  // multiples of 16
+  Dtype dtype;            // of x
+  Fp8Format format;
+  const void* x;
+  const float* scale;
+  float* amax;
+  void *out, *transposed;
+};
+void fp8_cast(const Fp8CastArgs& args, CUstream_st* stream);
+
+struct Fp8ScaleArgs {
+  int64_t count;  // a multiple of 8
+  Dtype dtype;    // of x
+  float largest;  // of the format
+  const void* x;
+  float *amax, *scale, *inverse;  // amax is zero before
+};
+void fp8_scale_of(const Fp8ScaleArgs& args, CUstream_st* stream);
+
+struct Fp8GemmArgs {
+  int64_t m, n, k;
+  Fp8Format a_format, b_format;
+  const void *a, *b;
+  const float *a_inverse, *b_inverse;
+  const void* bias;  // in out_type
+  Dtype out_type;
+  void* out;
+  bool add;  // to what `out` holds
+  bool fast_accumulation;
+  void* workspace;
+};
+inline constexpr int64_t fp8_gemm_workspace = int64_t{32} << 20;
+/// Throws a Fault where cuBLASLt has no kernel for it.
+void fp8_gemm(const Fp8GemmArgs& args, CUstream_st* stream);
+
+}  // namespace teratron::cuda

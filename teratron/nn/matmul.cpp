@@ -1,0 +1,87 @@
+#include "teratron/nn/matmul.h"
+
+#include <ATen/ATen.h>
+
+namespace teratron {
+
+namespace {
+
+class PlainMatMul : public MatMul {
+ public:
+  using MatMul::MatMul;
+
+  Operand input(const at::Tensor& x_TI, const Wanted&) override { return {x_TI, x_TI, {}}; }
+  Operand output_gradient(const at::Tensor& dy_TO) override { return {dy_TO, dy_TO, {}}; }
+  at::Tensor forward(const Operand& x_TI, const at::Tensor& bias_O) override {
+    return at::linear(x_TI.rows, weight_.tensor,
+                      bias_O.defined() ? std::optional<at::Tensor>(bias_O) : std::nullopt);
+  }
+  at::Tensor input_gradient(const Operand& dy_TO) override { return at::matmul(dy_TO.rows, weight_.tensor); }
+  void add_weight_gradient(const Operand& dy_TO, const Operand& x_TI) override {
+    teratron::add_weight_gradient(weight_, dy_TO.columns, x_TI.columns);
+  }
+};
+
+class Fp8MatMul : public MatMul {
+ public:
+  Fp8MatMul(Parameter& weight, Fp8Scaling& scaling)
+      : MatMul(weight), scaling_(scaling), layer_(scaling.add_layer(weight.name)) {}
+
+  Operand input(const at::Tensor& x_TI, const Wanted& wanted) override {
+    return cast(x_TI, Role::input, wanted);
+  }
+  Operand output_gradient(const at::Tensor& dy_TO) override { return cast(dy_TO, Role::output_gradient, {}); }
+  at::Tensor forward(const Operand& x_TI, const at::Tensor& bias_O) override {
+    const Fp8Matrix& weight = weight_in_fp8();
+    return fp8_matmul(
+        {.a = {x_TI.rows, x_TI.inverse}, .b = {weight.rows, weight.inverse}, .fast_accumulation = true},
+        bias_O, weight_.tensor.scalar_type());
+  }
+  at::Tensor input_gradient(const Operand& dy_TO) override {
+    const Fp8Matrix& weight = weight_in_fp8();
+    return fp8_matmul({.a = {dy_TO.rows, dy_TO.inverse}, .b = {weight.columns, weight.inverse}}, {},
+                      weight_.tensor.scalar_type());
+  }
+  void add_weight_gradient(const Operand& dy_TO, const Operand& x_TI) override {
+    if (!scaling_.options().weight_gradients) {
+      teratron::add_weight_gradient(weight_, dy_TO.columns, x_TI.columns);
+      return;
+    }
+    teratron::accumulate_gradient(weight_, [&](const at::Tensor& sum) {
+      fp8_matmul_add_(sum, {.a = {dy_TO.columns, dy_TO.inverse}, .b = {x_TI.columns, x_TI.inverse}});
+    });
+  }
+
+ private:
+  using Role = Fp8Scaling::Role;
+
+  Operand cast(const at::Tensor& x, Role role, Wanted wanted) {
+    const bool weight_gradients = scaling_.options().weight_gradients;
+    const at::Tensor plain = wanted.columns && !weight_gradients ? x : at::Tensor();
+    wanted.columns = wanted.columns && weight_gradients;
+    const Fp8Matrix matrix = scaling_.cast(x.contiguous(), {layer_, role}, wanted);
+    return {matrix.rows, plain.defined() ? plain : matrix.columns, matrix.inverse};
+  }
+
+  const Fp8Matrix& weight_in_fp8() {
+    if (cast_in_step_ == scaling_.step()) return cast_weight_;
+    cast_weight_ = {};  // its memory may serve the new one
+    cast_weight_ = scaling_.cast(weight_.tensor, {layer_, Role::weight}, {});
+    cast_in_step_ = scaling_.step();
+    return cast_weight_;
+  }
+
+  Fp8Scaling& scaling_;
+  int64_t layer_;
+  Fp8Matrix cast_weight_;
+  int64_t cast_in_step_ = -1;
+};
+
+}  // namespace
+
+std::unique_ptr<MatMul> make_matmul(Parameter& weight, Fp8Scaling* fp8) {
+  if (fp8) return std::make_unique<Fp8MatMul>(weight, *fp8);
+  return std::make_unique<PlainMatMul>(weight);
+}
+
+}  // namespace teratron

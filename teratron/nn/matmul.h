@@ -1,0 +1,47 @@
+// The three products of a linear layer y = x W^T + b, in the number format that it was built with:
+//
+//   forward   y = x W^T        input gradient   dx = dy W        weight gradient   dW += dy^T x
+//
+// In the model's own dtype, or in FP8 (fp8_scaling.h), where a weight is cast once per step and an input is kept for
+// backward in FP8 alone.
+#pragma once
+
+#include <memory>
+
+#include "teratron/nn/fp8_scaling.h"
+#include "teratron/nn/parameter.h"
+
+namespace teratron {
+
+class MatMul {
+ public:
+  /// x [T, in] or dy [T, out] as the products take it.
+  struct Operand {
+    at::Tensor rows;     // for y and dx
+    at::Tensor columns;  // for dW
+    at::Tensor inverse;  // of an FP8 scale, else undefined
+  };
+  using Wanted = Fp8Scaling::Wanted;
+
+  explicit MatMul(Parameter& weight) : weight_(weight) {}
+  MatMul(const MatMul&) = delete;
+  MatMul& operator=(const MatMul&) = delete;
+  virtual ~MatMul() = default;
+  Parameter& weight() { return weight_; }
+
+  virtual Operand input(const at::Tensor& x_TI, const Wanted& wanted) = 0;
+  virtual Operand output_gradient(const at::Tensor& dy_TO) = 0;
+  /// `bias` may be undefined.
+  virtual at::Tensor forward(const Operand& x_TI, const at::Tensor& bias_O) = 0;
+  virtual at::Tensor input_gradient(const Operand& dy_TO) = 0;
+  virtual void add_weight_gradient(const Operand& dy_TO, const Operand& x_TI) = 0;
+
+ protected:
+  Parameter& weight_;
+};
+
+/// The products with a weight [out, in]; with `fp8`, which must outlive them, in FP8. T, in and out are multiples of 16
+/// there.
+std::unique_ptr<MatMul> make_matmul(Parameter& weight, Fp8Scaling* fp8);
+
+}  // namespace teratron

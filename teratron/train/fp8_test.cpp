@@ -1,0 +1,336 @@
+// Training with FP8 products: the history of scales, layouts, resuming, and curves beside those without it. The numbers
+// of a step are compared with PyTorch's in tests/parity.
+#include <cmath>
+
+#include "teratron/train/layouts_for_test.h"
+#include "teratron/train/model_setup.h"
+#include "teratron/train/run_test.h"
+#include "teratron/train/test_models.h"
+
+namespace teratron {
+namespace {
+
+using Role = Fp8Scaling::Role;
+
+const TestSizes sizes{.hidden = 32, .ffn_hidden = 64, .heads = 4, .positions = 16};
+const TestData data{.sequence = 16};
+
+// ---- The history of scales ----
+
+at::Tensor filled(double value) {
+  return at::full({16, 16}, value);
+}
+
+double scale_of(Fp8Scaling& scaling, Role role) {
+  return scaling.state().at(0).values[static_cast<int64_t>(role)].item<double>();
+}
+
+/// Scales of an input whose largest magnitude was 2, 8, 4, 0, Inf and 1 in the steps before.
+std::vector<double> scales(const Fp8Options& options) {
+  Fp8Scaling scaling(options, at::kCPU);
+  const int64_t layer = scaling.add_layer("w");
+  std::vector<double> all;
+  for (const double amax : {2.0, 8.0, 4.0, 0.0, static_cast<double>(INFINITY), 1.0}) {
+    scaling.cast(filled(amax / 2), {layer, Role::input}, {});
+    scaling.cast(filled(-amax), {layer, Role::input}, {});
+    scaling.cast(filled(1000), {layer, Role::input}, {.recorded = false});
+    scaling.update({});
+    all.push_back(scale_of(scaling, Role::input));
+  }
+  return all;
+}
+
+using Scales = std::vector<double>;
+
+TEST(Fp8Scaling, FollowsTheLastStep) {
+  EXPECT_EQ(scales({}), (Scales{224, 56, 112, 112, 112, 448}));
+  EXPECT_EQ(scales({.history = 3}), (Scales{224, 56, 112, 112, 112, 448}));
+}
+
+TEST(Fp8Scaling, OrTheLargestOfItsHistory) {
+  EXPECT_EQ(scales({.history = 2, .most_recent = false}), (Scales{224, 56, 56, 112, 112, 448}));
+  EXPECT_EQ(scales({.history = 3, .most_recent = false}), (Scales{224, 56, 56, 56, 112, 448}));
+}
+
+TEST(Fp8Scaling, LeavesAMargin) {
+  EXPECT_EQ(scales({.margin = 2}), (Scales{56, 14, 28, 28, 28, 112}));
+}
+
+TEST(Fp8Scaling, GivesGradientsTheirFormat) {
+  for (const Fp8Format format : {Fp8Format::e4m3, Fp8Format::e5m2}) {
+    Fp8Scaling scaling({.gradients = format}, at::kCPU);
+    const int64_t layer = scaling.add_layer("w");
+    const auto bytes = scaling.cast(filled(4), {layer, Role::output_gradient}, {}).rows.scalar_type();
+    EXPECT_EQ(bytes, format == Fp8Format::e4m3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2);
+    scaling.update({});
+    EXPECT_EQ(scale_of(scaling, Role::output_gradient), largest(format) / 4);
+    EXPECT_EQ(scale_of(scaling, Role::weight), 1);  // none was seen
+  }
+}
+
+TEST(Fp8Scaling, ByItselfHasNoState) {
+  Fp8Scaling scaling({.recipe = Fp8Options::Recipe::tensorwise}, at::kCPU);
+  const int64_t layer = scaling.add_layer("w");
+  for (const double amax : {2.0, 16.0}) {
+    EXPECT_EQ(scaling.cast(filled(amax), {layer, Role::input}, {}).inverse.item<double>(),
+              static_cast<double>(static_cast<float>(amax / 448)));
+    scaling.update({});
+  }
+  EXPECT_TRUE(scaling.state().empty());
+}
+
+// ---- Models ----
+
+struct Case {
+  GPTConfig config = llama_config(sizes);
+  Layout layout = {};
+  std::optional<Fp8Options> fp8 = Fp8Options{};
+  int64_t steps = 3;
+  double lr = 0.0;
+  at::ScalarType dtype = at::kFloat;
+  bool same_data = false;
+};
+
+struct Outcome {
+  std::vector<double> losses;
+  std::map<std::string, at::Tensor> gradients;  // of the last step
+  std::map<std::string, at::Tensor> fp8_state;
+};
+
+Outcome run(const Case& c) {
+  Outcome outcome;
+  GlobalTensors gradients_seen, state_seen;
+  std::mutex mutex;
+  run_ranks(c.layout.mesh(), [&](const Mesh& mesh) {
+    TrainerOptions options = trainer_options(c.config, c.layout, c.dtype);
+    options.fp8 = c.fp8;
+    Trainer trainer(options, mesh);
+    std::vector<double> losses;
+    for (int64_t step = 0; step < c.steps; ++step) {
+      const int64_t batch = c.same_data ? 0 : step;
+      losses.push_back(train_step(trainer, c.layout, data, batch, {.lr = c.lr}).resolve().loss);
+    }
+    for (const StateTensor& part : gradients(trainer)) gradients_seen.add(part);
+    if (Fp8Scaling* fp8 = trainer.parameters().fp8()) {
+      for (const Fp8Scaling::State& state : fp8->state()) {
+        state_seen.add({state.name, Shard::replicated(state.shape), {0, state.values.numel()}, state.values});
+      }
+    }
+    const std::lock_guard lock(mutex);
+    outcome.losses = losses;
+  });
+  outcome.gradients = gradients_seen.tensors();
+  outcome.fp8_state = state_seen.tensors();  // equal on all ranks, or the test has failed
+  return outcome;
+}
+
+double distance(const Outcome& a, const Outcome& b) {
+  double difference = 0.0, norm = 0.0;
+  for (const auto& [name, gradient] : b.gradients) {
+    difference += (a.gradients.at(name) - gradient).square().sum().item<double>();
+    norm += gradient.square().sum().item<double>();
+  }
+  return std::sqrt(difference / norm);
+}
+
+TEST(Fp8Training, IsNearTheProductsWithoutIt) {
+  for (const GPTConfig& config : {gpt2_config(sizes), llama_config(sizes)}) {
+    const Outcome plain = run({.config = config, .fp8 = std::nullopt});
+    for (const auto recipe : {Fp8Options::Recipe::delayed, Fp8Options::Recipe::tensorwise}) {
+      const Outcome fp8 = run({.config = config, .fp8 = Fp8Options{.recipe = recipe}});
+      EXPECT_GT(distance(fp8, plain), 1e-3);  // it was FP8
+      EXPECT_LT(distance(fp8, plain), 0.15);
+      EXPECT_NEAR(fp8.losses.back(), plain.losses.back(), 0.01 * plain.losses.back());
+    }
+  }
+}
+
+const Layout layouts[] = {{.tp = 2},
+                          {.tp = 2, .sequence_parallel = true},
+                          {.dp = 2},
+                          {.dp = 2, .sharded = true, .overlap_param_gather = true},
+                          {.pp = 2, .microbatches = 2},
+                          {.microbatches = 4},
+                          {.tp = 2, .dp = 2, .microbatches = 2, .sequence_parallel = true}};
+
+// With a history, all ranks scale alike, and what they round is what one rank rounds. Here and there fp32's rounding
+// decides between two values of FP8.
+TEST(Fp8Training, HasTwinsOfEveryLayout) {
+  const Fp8Options options{.history = 2, .most_recent = false};
+  const Outcome serial = run({.fp8 = options});
+  for (const Layout& layout : layouts) {
+    SCOPED_TRACE(to_string(layout));
+    const Outcome parallel = run({.layout = layout, .fp8 = options});
+    EXPECT_NEAR(parallel.losses.back(), serial.losses.back(), 1e-4 * serial.losses.back());
+    EXPECT_LT(distance(parallel, serial), 0.02);
+    ASSERT_EQ(parallel.fp8_state.size(), 16U);  // scales and history of four layers in each of two blocks
+    for (const auto& [name, state] : serial.fp8_state) {
+      EXPECT_LT(relative_error(parallel.fp8_state.at(name), state), 0.05) << name;
+    }
+  }
+}
+
+// A rank's part of a tensor has a largest magnitude of its own: the rounding is another, but not larger.
+TEST(Fp8Training, HasDistantTwinsWhereTensorsScaleThemselves) {
+  const Fp8Options options{.recipe = Fp8Options::Recipe::tensorwise};
+  const Outcome serial = run({.fp8 = options}), plain = run({.fp8 = std::nullopt});
+  for (const Layout& layout : layouts) {
+    SCOPED_TRACE(to_string(layout));
+    const Outcome parallel = run({.layout = layout, .fp8 = options});
+    EXPECT_NEAR(parallel.losses.back(), serial.losses.back(), 3e-3 * serial.losses.back());
+    EXPECT_LT(distance(parallel, plain), 1.2 * distance(serial, plain));
+  }
+}
+
+TEST(Fp8Training, KeepsLayersInBf16) {
+  GPTConfig config = gpt2_config(sizes);
+  config.layers = 4;
+  config.bf16_layers_at_start = 2;
+  config.bf16_layers_at_end = 1;
+  const Outcome some = run({.config = config});
+  EXPECT_EQ(some.fp8_state.size(), 8U);
+  EXPECT_TRUE(some.fp8_state.contains("fp8_scale.decoder.layers.2.mlp.linear_fc1.weight"));
+  config.bf16_layers_at_end = 2;
+  EXPECT_EQ(distance(run({.config = config}), run({.config = config, .fp8 = std::nullopt})), 0.0);
+}
+
+TEST(Fp8Training, RecomputesTheSameNumbers) {
+  GPTConfig config = llama_config(sizes);
+  const Outcome kept = run({.config = config});
+  config.recompute = {.granularity = RecomputeConfig::Granularity::layers};
+  const Outcome recomputed = run({.config = config});
+  EXPECT_EQ(recomputed.losses, kept.losses);
+  EXPECT_EQ(distance(recomputed, kept), 0.0);
+  for (const auto& [name, state] : kept.fp8_state) {
+    EXPECT_TRUE(at::equal(recomputed.fp8_state.at(name), state)) << name;
+  }
+}
+
+TEST(Fp8Training, EvaluatesWithoutATrace) {
+  Trainer trainer(
+      [] {
+        TrainerOptions options = trainer_options(llama_config(sizes), Layout{}, at::kFloat);
+        options.fp8 = Fp8Options{};
+        return options;
+      }(),
+      Mesh());
+  const auto state = [&] {
+    std::vector<at::Tensor> all;
+    for (const auto& part : trainer.parameters().fp8()->state()) all.push_back(part.values.clone());
+    return at::cat(all);
+  };
+  const auto batches = [&](int64_t i) { return test_batch(data, 37, 50 + i, {0, test_samples}); };
+  train_step(trainer, {}, data, 0, {.lr = 1e-2}).resolve();
+  const double loss = trainer.evaluate(batches, 1).loss;
+  EXPECT_EQ(trainer.evaluate(batches, 1).loss, loss);
+  const at::Tensor before = state();
+  trainer.parameters().fp8()->update({});  // nothing but weights was seen since the step
+  const at::Tensor after = state();
+  const int64_t inputs = 3 + 3;  // of a layer: scales, then amaxes of inputs, weights, gradients
+  for (int64_t layer = 0; layer < before.numel() / inputs; ++layer) {
+    EXPECT_EQ(after[layer * inputs].item<float>(), before[layer * inputs].item<float>());
+    EXPECT_EQ(after[layer * inputs + 3].item<float>(), 0) << layer;
+    EXPECT_GT(after[layer * inputs + 4].item<float>(), 0) << layer;
+  }
+}
+
+TEST(Fp8Training, TakesWeightGradientsFromBf16WhereAsked) {
+  const Outcome plain = run({.fp8 = std::nullopt, .steps = 1});
+  const auto error = [&](bool weight_gradients, const std::string& name) {
+    const Outcome fp8 = run({.fp8 = Fp8Options{.weight_gradients = weight_gradients}, .steps = 1});
+    return relative_error(fp8.gradients.at(name), plain.gradients.at(name));
+  };
+  const std::string last = "decoder.layers.1.mlp.linear_fc2.weight";
+  EXPECT_LT(error(false, last), 0.8 * error(true, last));
+}
+
+TEST(Fp8Training, LearnsAsMuch) {
+  const Case c{
+      .config = gpt2_config(sizes), .steps = 60, .lr = 1e-2, .dtype = at::kBFloat16, .same_data = true};
+  for (const Fp8Options& options :
+       {Fp8Options{}, Fp8Options{.recipe = Fp8Options::Recipe::tensorwise},
+        Fp8Options{.gradients = Fp8Format::e4m3, .history = 8, .most_recent = false}}) {
+    Case fp8 = c, bf16 = c;
+    fp8.fp8 = options;
+    bf16.fp8 = std::nullopt;
+    const std::vector<double> with = run(fp8).losses, without = run(bf16).losses;
+    EXPECT_LT(without.back(), 0.5 * without.front());
+    for (size_t i = 0; i < with.size(); ++i) EXPECT_NEAR(with[i], without[i], 0.05 * without.front()) << i;
+  }
+}
+
+// ---- Runs ----
+
+class Fp8Run : public SmallRun {
+ protected:
+  std::vector<std::string> fp8_flags(const std::string& name,
+                                     const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> all = {"--hidden-size",
+                                    "32",
+                                    "--bf16",
+                                    "--fp8-format",
+                                    "hybrid",
+                                    "--deterministic-mode",
+                                    "--fp8-amax-history-len",
+                                    "4",
+                                    "--fp8-amax-compute-algo",
+                                    "max"};
+    all.insert(all.end(), more.begin(), more.end());
+    return flags(name, all);
+  }
+};
+
+TEST_F(Fp8Run, TwentyStepsAreTenAndTen) {
+  for (const int64_t ranks : {1, 4}) {
+    const std::string suffix = std::to_string(ranks);
+    std::vector<std::string> layout;
+    if (ranks == 4) layout = {"--tp", "2", "--sequence-parallel", "--use-distributed-optimizer"};
+    std::vector<std::string> first = layout;
+    first.insert(first.end(), {"--exit-interval", "10"});
+    EXPECT_EQ(train(fp8_flags("whole" + suffix, layout), ranks), ExitCode::ok);
+    EXPECT_EQ(train(fp8_flags("halves" + suffix, first), ranks), ExitCode::ok);
+    EXPECT_EQ(train(fp8_flags("halves" + suffix, layout), ranks), ExitCode::ok);
+    const auto whole = tensors("whole" + suffix, 20);
+    EXPECT_EQ(tensors("halves" + suffix, 20), whole);
+    EXPECT_TRUE(std::any_of(whole.begin(), whole.end(), [](const auto& tensor) {
+      return tensor.first.find("optimizer.fp8_amax_history.decoder.layers.1.mlp.linear_fc2.weight") !=
+             std::string::npos;
+    }));
+  }
+}
+
+TEST_F(Fp8Run, GoesOnUnderAnotherLayout) {
+  EXPECT_EQ(train(fp8_flags("run", {"--exit-interval", "10"})), ExitCode::ok);
+  EXPECT_EQ(train(fp8_flags("run", {"--tp", "2", "--pp", "2"}), 4), ExitCode::ok);
+}
+
+TEST_F(Fp8Run, StartsFromBf16AndGoesBack) {
+  const std::vector<std::string> size = {"--hidden-size", "32", "--bf16"};
+  std::vector<std::string> ten = size;
+  ten.insert(ten.end(), {"--exit-interval", "10"});
+  const std::string missing = "holds no FP8 scales for this run";
+  EXPECT_EQ(train(flags("run", ten)), ExitCode::ok);
+  EXPECT_NE(warned(fp8_flags("run", {"--exit-interval", "5"})).find(missing), std::string::npos);
+  EXPECT_EQ(warned(fp8_flags("run", {"--exit-interval", "17"})).find(missing), std::string::npos);
+  EXPECT_NE(warned(fp8_flags("run", {"--exit-interval", "18", "--fp8-amax-history-len", "2"})).find(missing),
+            std::string::npos);
+  EXPECT_EQ(train(flags("run", size)), ExitCode::ok);
+}
+
+TEST(Fp8Device, MustMultiplyInFp8) {
+  Arguments args;
+  EXPECT_NO_THROW(check_fp8_on(args, "NVIDIA A100", 80));
+  args.fp8 = "hybrid";
+  EXPECT_NO_THROW(check_fp8_on(args, "NVIDIA H200", 90));
+  EXPECT_NO_THROW(check_fp8_on(args, "NVIDIA L40S", 89));
+  try {
+    check_fp8_on(args, "NVIDIA A100", 80);
+    FAIL();
+  } catch (const UserError& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::config);
+    EXPECT_NE(std::string(error.what()).find("NVIDIA A100 has compute capability 8.0"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace teratron
