@@ -113,7 +113,9 @@ std::vector<std::string> activation_advice(const Arguments& a) {
 }  // namespace
 
 GPTConfig planned_model(const Arguments& args) {
-  if (args.vocab_size) return gpt_config(args, *args.vocab_size);
+  // NullTokenizer adds the end of a document to --vocab-size.
+  if (args.vocab_size)
+    return gpt_config(args, *args.vocab_size + (args.tokenizer_type == "NullTokenizer" ? 1 : 0));
   if (args.padded_vocab_size) return gpt_config(args, *args.padded_vocab_size);
   return gpt_config(args, build_tokenizer(tokenizer_options(args))->vocab_size());
 }
