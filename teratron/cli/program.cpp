@@ -3,6 +3,8 @@
 #include <array>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
+#include <exception>
 #include <functional>
 #include <new>
 #include <string>
@@ -97,8 +99,24 @@ int failed(ExitCode code, std::string_view message) {
   return static_cast<int>(code);
 }
 
+// A GPU that failed makes libtorch throw where it gives memory back, in destructors, which nothing can catch.
+[[noreturn]] void on_terminate() {
+  try {
+    if (const std::exception_ptr thrown = std::current_exception()) std::rethrow_exception(thrown);
+  } catch (const c10::Error& error) {
+    const Fault fault = to_fault(error);
+    std::_Exit(failed(fault.exit_code(), fault.what()));
+  } catch (const std::exception& error) {
+    error_line(error.what());
+  } catch (...) {
+    error_line("an exception of an unknown kind");
+  }
+  std::abort();
+}
+
 // Runs `work`; whatever it throws becomes a message and an exit code.
 int guarded(const std::function<int()>& work) {
+  std::set_terminate(on_terminate);
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is an error of write(), not a death
   try {
     arm_faults_from_environment();

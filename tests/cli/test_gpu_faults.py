@@ -14,7 +14,7 @@ from program import BINARY, MOCK, curve, environment, kept, needs_binary, steps,
 
 pytestmark = [needs_binary, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
 
-GPU = ["--device", "cuda", "--tp", "2", "--sp"]
+GPU = ["--device", "cuda", "--tp", "2", "--sp", "--log-interval", "1"]
 ENDLESS = 10**8
 WILD_KERNEL = """
 #include <cstdlib>
@@ -113,7 +113,9 @@ def test_fault_06_illegal_address(tmp_path):
     errors = ends(launch(run, variables={"LD_PRELOAD": str(tmp_path / "wild.so")}), 5, within=90)
     assert re.search(r"error: rank 1 .*ended with exit code 5, the first of all", errors)
     assert "illegal memory access" in errors
-    assert "rank 1 failed: CUDA error: an illegal memory access" in log_of(run, 0)
+    assert "CUDA error: an illegal memory access" in errors
+    # A rank that libtorch ends out of a destructor cannot tell its peers why.
+    assert re.search(r"rank 1 (failed: CUDA error: an illegal|\(pid \d+ on \S+\) has died)", log_of(run, 0))
 
 
 def test_fault_22_port_in_use(tmp_path):
