@@ -71,9 +71,10 @@ class AverageNetwork : public teratron::Model {
     if (!part.stage.head) return;
     last_norm_ =
         std::make_unique<teratron::Norm>(root / "last_norm", part.config.hidden, part.config.norm, parallel_);
-    output_ =
-        &(root / "output")
-             .parameter("weight", {.shard = vocabulary_shard(words, parallel_.group), .init = words.init});
+    teratron::Parameter& weight =
+        (root / "output")
+            .parameter("weight", {.shard = vocabulary_shard(words, parallel_.group), .init = words.init});
+    product_ = teratron::make_matmul(weight, nullptr);
   }
 
   Activations forward(const Activations& input, const MicroBatch& batch) override {
@@ -83,7 +84,7 @@ class AverageNetwork : public teratron::Model {
   }
 
   at::Tensor logits(const Activations& output) override {
-    return linear(output.hidden_SBH, *output_, nullptr, teratron::InputRegion::copied, parallel_.group);
+    return linear(output.hidden_SBH, *product_, nullptr, teratron::InputRegion::copied, parallel_.group);
   }
 
   at::Tensor loss(const Activations& output, const MicroBatch& batch) override {
@@ -96,7 +97,7 @@ class AverageNetwork : public teratron::Model {
   std::unique_ptr<teratron::VocabParallelEmbedding> embedding_;
   std::vector<std::unique_ptr<Layer>> layers_;
   std::unique_ptr<teratron::Norm> last_norm_;
-  teratron::Parameter* output_ = nullptr;
+  std::unique_ptr<teratron::MatMul> product_;  // by the output layer's weight
 };
 
 std::unique_ptr<teratron::Model> make_model(const teratron::Registry::Run& run, const ModelPart& part) {
