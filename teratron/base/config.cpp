@@ -4,49 +4,12 @@
 
 #include <fmt/ranges.h>
 
+#include "teratron/base/spelling.h"
+#include "teratron/base/words.h"
+
 namespace teratron {
 
 namespace {
-
-std::vector<std::string> words(std::string_view text, char separator = ' ') {
-  std::vector<std::string> out;
-  size_t begin = 0;
-  while (begin <= text.size()) {
-    const size_t end = std::min(text.find(separator, begin), text.size());
-    if (end > begin) out.emplace_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return out;
-}
-
-size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 0; i < a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i + 1;
-    for (size_t j = 0; j < b.size(); ++j) {
-      const size_t substitute = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({substitute, row[j] + 1, diagonal + 1});
-    }
-  }
-  return row.back();
-}
-
-// Typing errors between what was typed and a name. A shortened name counts as one error, left-out words as
-// two: among several such names the shortest is meant.
-size_t spelling_distance(const std::string& typed, const std::string& name) {
-  if (typed.size() >= 3 && name.starts_with(typed)) return 1;
-  const size_t distance = edit_distance(typed, name);
-  const std::vector<std::string> have = words(name, '_');
-  const std::vector<std::string> parts = words(typed, '_');
-  const bool subset =
-      parts.size() > 1 && std::all_of(parts.begin(), parts.end(), [&](const std::string& part) {
-        return std::find(have.begin(), have.end(), part) != have.end();
-      });
-  return subset ? std::min<size_t>(distance, 2) : distance;
-}
 
 bool is_flag(std::string_view token) {
   if (token.starts_with("--")) return true;
@@ -111,7 +74,7 @@ void set_old(const Schema& schema, const OldFlag& old, const Written& written, S
   if (!switched_on(old, written, settings).value_or(false)) return;
   if (old.values == 1 && written.texts.size() != 1) {
     settings.problems.push_back(
-        {.what = fmt::format("{} needs one value", old.flag), .where = written.where});
+        {.what = fmt::format("{} needs one value", old.flag), .where = written.where, .fix = "Give one"});
     return;
   }
   switch (old.verdict) {
@@ -204,19 +167,11 @@ const Field& Schema::field(std::string_view name) const {
 }
 
 std::string Schema::nearest(std::string_view spelling) const {
-  const std::string wanted = canonical_name(spelling).substr(0, 80);
-  std::string best;
-  size_t best_distance = std::max<size_t>(2, wanted.size() / 3) + 1;
+  std::vector<std::string> names;
   for (const auto& [name, target] : index_) {
-    if (!target.field || target.field->status == FieldStatus::derived) continue;
-    const size_t distance = spelling_distance(wanted, name);
-    if (distance < best_distance ||
-        (distance == best_distance && !best.empty() && name.size() < best.size())) {
-      best = name;
-      best_distance = distance;
-    }
+    if (target.field && target.field->status != FieldStatus::derived) names.push_back(name);
   }
-  return best;
+  return nearest_spelling(canonical_name(spelling), names);
 }
 
 void set(const Schema& schema, const Written& written, Settings& settings) {

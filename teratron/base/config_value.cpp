@@ -117,6 +117,7 @@ Value parse_text(const Field& field, const std::string& text, Problem& problem) 
 Value parse_list(const Field& field, std::span<const std::string> texts, Problem& problem) {
   if (field.traits.count > 0 && texts.size() != field.traits.count) {
     problem.what = fmt::format("{} needs {} values, not {}", field.name, field.traits.count, texts.size());
+    problem.fix = fmt::format("Give {} values with blanks between", field.traits.count);
     return {};
   }
   if (field.type == FieldType::texts) return std::vector<std::string>(texts.begin(), texts.end());
@@ -170,6 +171,7 @@ Value parse_value(const Field& field, std::span<const std::string> texts, Proble
   if (texts.size() != 1) {
     problem.what = texts.empty() ? fmt::format("{} needs a value", field.name)
                                  : fmt::format("{} takes one value, not {}", field.name, texts.size());
+    problem.fix = "Give one value after the flag";
     return {};
   }
   const std::string& text = texts[0];

@@ -1,5 +1,6 @@
 #include "teratron/base/error.h"
 
+#include <cctype>
 #include <cstdio>
 #include <cstdlib>
 
@@ -20,19 +21,38 @@ std::string join_problems(const std::vector<Problem>& problems) {
   return text;
 }
 
+// What to do about a file when its reader has no better advice.
+const char* advice_for(ExitCode kind) {
+  if (kind == ExitCode::data) return "Give another file, or make or fetch this one again";
+  if (kind == ExitCode::checkpoint) return "Load another checkpoint, or make or fetch this one again";
+  return "";
+}
+
+// The last of several problems speaks for all.
+std::vector<Problem> with_advice(ExitCode kind, std::vector<Problem> problems) {
+  if (!problems.empty() && problems.back().fix.empty()) problems.back().fix = advice_for(kind);
+  return problems;
+}
+
 }  // namespace
 
 std::string to_string(const Problem& problem) {
   std::string text;
   if (!problem.where.empty()) text += problem.where + ": ";
   text += problem.what;
-  if (!problem.fix.empty()) text += ". " + problem.fix;
+  if (!problem.fix.empty()) {
+    text += ". ";
+    text += static_cast<char>(std::toupper(static_cast<unsigned char>(problem.fix.front())));
+    text += problem.fix.substr(1);
+  }
   if (text.back() != '.' && text.back() != '?') text += '.';
   return text;
 }
 
 UserError::UserError(ExitCode kind, std::vector<Problem> problems)
-    : std::runtime_error(join_problems(problems)), kind_(kind), problems_(std::move(problems)) {}
+    : std::runtime_error(join_problems(problems = with_advice(kind, std::move(problems)))),
+      kind_(kind),
+      problems_(std::move(problems)) {}
 
 UserError config_error(Problem problem) {
   return {ExitCode::config, {std::move(problem)}};

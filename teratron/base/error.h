@@ -31,7 +31,7 @@ enum class ExitCode : int {
 struct Problem {
   std::string what;   // what is wrong, with the numbers
   std::string where;  // file:line:col, flag, tensor name...; may be empty
-  std::string fix;    // what to do; may be empty
+  std::string fix;    // what to do; if empty, UserError advises by kind
 };
 
 /// "where: what. fix": one line per problem.

@@ -56,7 +56,10 @@ bool is_users_to_fix(int error) {
   if (is_users_to_fix(error))
     throw UserError(
         kind, {{fmt::format("cannot {}: {}", action, reason), where, "Check the path and its permissions"}});
-  throw IoFault(fmt::format("{}: cannot {}: {}", where, action, reason), error);
+  const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
+  throw IoFault(fmt::format("{}: cannot {}: {}. {}", where, action, reason,
+                            full ? "Make room there, or choose another place" : "Check the file system"),
+                error);
 }
 
 // Calls `operation` (which returns < 0 and sets errno on failure) until it succeeds, fails for good or was

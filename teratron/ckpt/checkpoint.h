@@ -96,8 +96,8 @@ struct CheckpointInfo {
   std::map<std::string, TensorInfo> tensors;
 };
 
-/// The newest checkpoint whose manifest and file sizes are sound (others are named in a warning), or that of
-/// `iteration`. Newest is what was committed last, even after a restart from an earlier iteration.
+/// `directory` itself if it is a checkpoint, else the newest in it whose manifest and file sizes are sound (others are
+/// named in a warning), or that of `iteration`. Newest is what was committed last, even after a restart from an earlier iteration.
 /// Nothing where there is none; UserError(checkpoint) where there were some and none is sound, where
 /// `iteration` is missing or unsound, or where the folder holds PyTorch files (.pt, .distcp).
 std::optional<std::filesystem::path> find_checkpoint(const std::filesystem::path& directory,

@@ -56,6 +56,7 @@ void reject_lost_history(const fs::path& directory) {
 
 // The candidates, newest first; never those of PyTorch, which are refused.
 std::vector<fs::path> candidates(const fs::path& directory) {
+  if (has_manifest(directory)) return {directory};  // a checkpoint itself
   std::vector<fs::path> paths = newest_first(directory);
   for (const fs::path& path : paths) {
     if (!has_manifest(path)) reject_pickled(path);
@@ -106,7 +107,7 @@ std::string next_candidate(const LoadRequest& request, const std::set<fs::path>&
 std::optional<fs::path> find_checkpoint(const fs::path& directory, std::optional<int64_t> iteration,
                                         Peers& peers) {
   const std::string found = on_rank_0(peers, [&]() -> std::string {
-    if (!iteration) return find_sound(directory);
+    if (!iteration) return has_manifest(directory) ? directory.string() : find_sound(directory);
     const fs::path path = explicit_checkpoint(directory, *iteration);
     if (!has_manifest(path)) reject_pickled(path);
     read_manifest(path);

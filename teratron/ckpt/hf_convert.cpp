@@ -6,6 +6,8 @@
 #include <set>
 #include <system_error>
 
+#include <nlohmann/json.hpp>
+
 #include "teratron/base/file.h"
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/directory.h"
@@ -17,6 +19,7 @@
 namespace teratron {
 
 namespace fs = std::filesystem;
+using nlohmann::json;
 
 namespace {
 
@@ -198,22 +201,25 @@ void check_export(const CheckpointInfo& info, const std::vector<HfMapping>& mapp
   if (!problems.empty()) throw UserError(ExitCode::checkpoint, std::move(problems));
 }
 
-void copy_tokenizer(const fs::path& from, const fs::path& to) {
-  if (from.empty()) return;
-  bool found = false;
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
-                           "merges.txt", "tokenizer.model", "added_tokens.json", "chat_template.jinja"}) {
-    std::error_code ignored;
-    if (!fs::is_regular_file(from / name, ignored)) continue;
-    write_text(to / name, read_text(from / name, {.kind = ExitCode::checkpoint}), ExitCode::checkpoint);
-    found = true;
+void copy_tokenizer(const HfTokenizerFiles& files, const fs::path& to) {
+  for (const auto& [name, file] : files) {
+    write_text(to / name, read_text(file, {.kind = ExitCode::checkpoint}), ExitCode::checkpoint);
   }
-  if (!found) {
-    throw checkpoint_error(
-        {.what = "there are no tokenizer files",
-         .where = printable(from.string(), 4096),
-         .fix = "--tokenizer-name takes a local folder with tokenizer.json or vocab.json"});
+}
+
+// Where the folder's tokenizer lies, as Megatron-LM's settings say it.
+json tokenizer_settings(const fs::path& folder) {
+  const HfTokenizerFiles files = hf_tokenizer_files(fs::absolute(folder));
+  const auto path = [&files](const char* name) { return files.at(name).lexically_normal().string(); };
+  if (files.contains("tokenizer.json")) {
+    return {{"tokenizer_type", "HuggingFaceTokenizer"}, {"tokenizer_model", path("tokenizer.json")}};
   }
+  if (files.contains("vocab.json") && files.contains("merges.txt")) {
+    return {{"tokenizer_type", "GPT2BPETokenizer"},
+            {"vocab_file", path("vocab.json")},
+            {"merge_file", path("merges.txt")}};
+  }
+  return json::object();
 }
 
 void write_export(const HfExport& request, const fs::path& directory, ConversionReport& report) {
@@ -236,13 +242,24 @@ void write_export(const HfExport& request, const fs::path& directory, Conversion
     const auto& [mapping, source] = origins[i];
     return disassemble(*mapping, source, ours.get(*mapping, tensors[i].dtype), size_of(tensors[i].dtype));
   });
-  write_text(directory / "config.json", hf_config_text(model, info.config, tensors[0].dtype),
-             ExitCode::checkpoint);
+  json config = json::parse(hf_config_text(model, info.config, tensors[0].dtype));
+  if (request.end_token) config["eos_token_id"] = *request.end_token;
+  write_text(directory / "config.json", config.dump(2) + "\n", ExitCode::checkpoint);
   copy_tokenizer(request.tokenizer, directory);
   report.tensors = static_cast<int64_t>(tensors.size());
 }
 
 }  // namespace
+
+HfTokenizerFiles hf_tokenizer_files(const fs::path& folder) {
+  HfTokenizerFiles files;
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
+                           "merges.txt", "tokenizer.model", "added_tokens.json", "chat_template.jinja"}) {
+    std::error_code ignored;
+    if (fs::is_regular_file(folder / name, ignored)) files[name] = folder / name;
+  }
+  return files;
+}
 
 ConversionReport import_hf(const HfImport& request) {
   std::error_code ignored;
@@ -255,7 +272,9 @@ ConversionReport import_hf(const HfImport& request) {
   const bool bare = files.has(hf_embedding_name(model.family));
   const std::vector<HfMapping> mappings = hf_layout(model, bare ? "" : hf_prefix(model.family));
   check_import({request, model, files}, mappings);
-  SaveRequest save{.directory = request.destination, .iteration = 0, .config = config.settings};
+  json settings = json::parse(config.settings);
+  settings.update(tokenizer_settings(request.source));
+  SaveRequest save{.directory = request.destination, .iteration = 0, .config = settings.dump()};
   ConversionReport report;
   for (const HfMapping& mapping : mappings) {
     const Dtype own = files.tensors().at(mapping.sources[0].name)->dtype;

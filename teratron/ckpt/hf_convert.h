@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,6 +14,12 @@
 #include "teratron/base/dtype.h"
 
 namespace teratron {
+
+/// Name in a Hugging Face folder -> file.
+using HfTokenizerFiles = std::map<std::string, std::filesystem::path>;
+
+/// The tokenizer files in a Hugging Face folder, perhaps none.
+HfTokenizerFiles hf_tokenizer_files(const std::filesystem::path& folder);
 
 struct HfImport {
   std::filesystem::path source;       // folder with config.json and safetensors
@@ -25,7 +32,8 @@ struct HfExport {
   std::filesystem::path destination;  // must not exist, or be empty
   std::optional<Dtype> dtype;
   int64_t max_shard_bytes = int64_t{5} * 1000 * 1000 * 1000;
-  std::filesystem::path tokenizer;  // folder whose tokenizer files are copied along; may be empty
+  HfTokenizerFiles tokenizer;        // copied along
+  std::optional<int64_t> end_token;  // the tokenizer's, for config.json
 };
 
 struct ConversionReport {
@@ -34,7 +42,8 @@ struct ConversionReport {
   int64_t elements = 0;
 };
 
-/// Weights and settings; optimizer and counters start anew (--finetune).
+/// Weights and settings, among them where the tokenizer lies if the folder has one; optimizer and counters start anew
+/// (--finetune).
 ConversionReport import_hf(const HfImport& request);
 
 /// config.json, model*.safetensors with index, and tokenizer files; appears in one rename.

@@ -301,9 +301,10 @@ TEST(HfConvert, NeverWritesIntoAFullFolder) {
   write_model(directory / "in", llama(), 1 << 30);
   const ConversionReport report = import_hf({.source = directory / "in", .destination = directory / "ckpt"});
   EXPECT_THROW(export_hf({.source = report.result, .destination = directory / "in"}), UserError);
-  EXPECT_THROW(
-      export_hf({.source = report.result, .destination = directory / "out", .tokenizer = directory.path()}),
-      UserError);
+  EXPECT_THROW(export_hf({.source = report.result,
+                          .destination = directory / "out",
+                          .tokenizer = {{"tokenizer.json", directory / "none"}}}),
+               UserError);
   EXPECT_FALSE(fs::exists(directory / "out")) << "a failed export leaves nothing";
 }
 

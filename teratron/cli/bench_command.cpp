@@ -27,15 +27,20 @@ struct Options {
 int bench_command(std::span<const std::string> args) {
   Options options;
   CLI::App app("Time the training step of a shape, with mock data through the real loop", "teratron bench");
-  app.add_option("--shape", options.shape, "one of: " + bench_shape_names());
+  app.add_option("--shape", options.shape, "one of: " + bench_shape_names())->capture_default_str();
   app.add_option("--precision", options.precision, "bf16, fp16 or fp32")
-      ->check(CLI::IsMember({"bf16", "fp16", "fp32"}));
+      ->check(CLI::IsMember({"bf16", "fp16", "fp32"}))
+      ->capture_default_str();
   app.add_option("--warm-up-seconds", options.bench.warm_up_seconds, "seconds before the first timed step")
-      ->check(CLI::NonNegativeNumber);
-  app.add_option("--steps", options.bench.steps, "timed steps")->check(CLI::PositiveNumber);
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--steps", options.bench.steps, "timed steps")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--profiled-steps", options.bench.profiled_steps,
                  "steps under the profiler afterwards; 0: none")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   app.add_option("--json", options.json, "write the result there, as JSON");
   app.allow_extras();
   app.footer("All other flags are those of `teratron pretrain gpt`; they overrule the shape's.");

@@ -13,6 +13,7 @@
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/hf_convert.h"
 #include "teratron/cli/command_line.h"
+#include "teratron/cli/model_tokenizer.h"
 #include "teratron/train/arguments.h"
 
 namespace teratron {
@@ -33,14 +34,13 @@ struct Flags {
   std::vector<std::string> without_effect;
 };
 
-// A --save folder or one checkpoint in it.
 fs::path locate(const fs::path& directory, std::optional<int64_t> step) {
-  std::error_code ignored;
-  if (!step && fs::exists(directory / "manifest.json", ignored)) return directory;
   NoPeers alone;
   const std::optional<fs::path> found = find_checkpoint(directory, step, alone);
   if (found) return *found;
-  throw checkpoint_error({.what = "there is no checkpoint", .where = printable(directory.string(), 4096)});
+  throw checkpoint_error({.what = "there is no checkpoint",
+                          .where = printable(directory.string(), 4096),
+                          .fix = "Give the --save folder of a training run, or one of its iter_* folders"});
 }
 
 int64_t numel(const TensorInfo& tensor) {
@@ -89,8 +89,9 @@ std::optional<Dtype> parse_dtype(const std::string& text) {
   if (text == "fp32" || text == "float32") return Dtype::f32;
   if (text == "bf16" || text == "bfloat16") return Dtype::bf16;
   if (text == "fp16" || text == "float16") return Dtype::f16;
-  throw config_error({.what = fmt::format("'{}' is none of fp32, bf16, fp16", printable(text)),
-                      .where = "--target-params-dtype"});
+  throw config_error({.what = fmt::format("'{}' is no type of weights", printable(text)),
+                      .where = "--target-params-dtype",
+                      .fix = "Use fp32, bf16 or fp16"});
 }
 
 // "200MB", "5GB", "1GiB", "1000000".
@@ -120,8 +121,9 @@ void resolve_aliases(Flags& flags) {
   const bool importing = !flags.from_hf.empty() && !flags.save.empty();
   const bool exporting = !flags.to_hf.empty() && !flags.load.empty();
   if (importing != exporting) return;
-  throw config_error(
-      {.what = "give either --from-hf and --save, or --to-hf and --load", .where = "ckpt convert"});
+  throw config_error({.what = "it is not said what to convert, or into what",
+                      .where = "ckpt convert",
+                      .fix = "Give either --from-hf and --save, or --to-hf and --load"});
 }
 
 // The model's settings that are not the defaults, as they are given to the other commands. The sequence length is the
@@ -144,6 +146,11 @@ std::string as_flags(const nlohmann::json& settings) {
   return text.empty() ? text : text.substr(1);
 }
 
+ModelTokenizer tokenizer_for_export(const Flags& flags) {
+  return flags.tokenizer.empty() ? tokenizer_of(open_checkpoint(locate(flags.load, flags.step)))
+                                 : tokenizer_in(flags.tokenizer);
+}
+
 int convert(Flags& flags) {
   resolve_aliases(flags);
   for (const std::string& name : flags.without_effect) {
@@ -151,13 +158,15 @@ int convert(Flags& flags) {
   }
   const std::optional<Dtype> dtype = parse_dtype(flags.dtype);
   const bool importing = !flags.from_hf.empty();
+  const ModelTokenizer tokenizer = importing ? ModelTokenizer() : tokenizer_for_export(flags);
   const ConversionReport report =
       importing ? import_hf({.source = flags.from_hf, .destination = flags.save, .dtype = dtype})
                 : export_hf({.source = locate(flags.load, flags.step),
                              .destination = flags.to_hf,
                              .dtype = dtype,
                              .max_shard_bytes = parse_size(flags.max_shard_size),
-                             .tokenizer = flags.tokenizer});
+                             .tokenizer = tokenizer.files,
+                             .end_token = tokenizer.end_token});
   if (flags.print_structure) {
     print_tensors(open_checkpoint(importing ? report.result : locate(flags.load, flags.step)));
   }
@@ -179,7 +188,8 @@ void add_convert(CLI::App& app, Flags& flags) {
   command->add_option("--ckpt-step", flags.step, "Iteration to read; default the newest");
   command->add_option("--max-shard-size", flags.max_shard_size, "Largest safetensors file written")
       ->capture_default_str();
-  command->add_option("--tokenizer-name", flags.tokenizer, "Folder whose tokenizer files are copied along");
+  command->add_option("--tokenizer-name", flags.tokenizer,
+                      "Folder whose tokenizer files are copied along; default those that training used");
   command->add_option("--target-params-dtype", flags.dtype, "fp32, bf16 or fp16; default as it is");
   command->add_option("--load-path", flags.load_path, "Accelerate's name of --from-hf and --load");
   command->add_option("--save-path", flags.save_path, "Accelerate's name of --save and --to-hf");
@@ -195,17 +205,6 @@ void add_convert(CLI::App& app, Flags& flags) {
   command->add_flag_callback(
       "--use-distributed-optimizer",
       [&flags] { flags.without_effect.emplace_back("--use-distributed-optimizer"); }, "Without effect here");
-}
-
-// Underscores and hyphens are the same in the names of flags.
-std::vector<std::string> normalised(std::span<const std::string> args) {
-  std::vector<std::string> result;
-  for (std::string arg : args) {
-    if (arg.starts_with("--"))
-      std::replace(arg.begin(), arg.begin() + std::min(arg.find('='), arg.size()), '_', '-');
-    result.push_back(std::move(arg));
-  }
-  return result;
 }
 
 }  // namespace
@@ -224,7 +223,7 @@ int ckpt_command(std::span<const std::string> args) {
       command->add_flag("--tensors", flags.list_tensors, "List the tensors");
   }
   add_convert(app, flags);
-  if (!parse_command(app, normalised(args))) return 0;
+  if (!parse_command(app, args)) return 0;
   if (app.got_subcommand("inspect")) return inspect(flags);
   if (app.got_subcommand("verify")) return verify(flags);
   return convert(flags);

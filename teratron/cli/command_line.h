@@ -11,7 +11,8 @@ class App;
 namespace teratron {
 
 /// Parses `args` into what was declared on `app`. False when help was asked for and printed: the command is done.
-/// A wrong command line is UserError(config).
+/// A wrong command line is UserError(config): unknown flags all at once, with what may have been meant. Underscores and
+/// hyphens are the same in flags.
 bool parse_command(CLI::App& app, std::span<const std::string> args);
 
 }  // namespace teratron

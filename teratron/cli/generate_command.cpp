@@ -3,6 +3,7 @@
 #include <fstream>
 #include <iostream>
 #include <optional>
+#include <set>
 
 #include <ATen/Parallel.h>
 #include <nlohmann/json.hpp>
@@ -33,7 +34,7 @@ std::vector<std::string> read_prompts(const Arguments& args, int64_t ranks) {
   if (!args.prompt.empty()) return args.prompt;
   if (!args.sample_input_file && ranks > 1) {
     throw config_error({.what = "the ranks of a job have no standard input to read prompts from",
-                        .where = "prompt",
+                        .where = "--prompt",
                         .fix = "Give --prompt or --sample-input-file"});
   }
   if (!args.sample_input_file) return lines_of(std::cin);
@@ -61,7 +62,7 @@ std::vector<int32_t> encode_prompt(const Tokenizer& tokenizer, const std::string
   tokenizer.encode(prompt, ids);
   if (ids.empty()) {
     throw config_error(
-        {.what = "the prompt has no tokens", .where = "prompt", .fix = "Write at least a word"});
+        {.what = "the prompt has no tokens", .where = "--prompt", .fix = "Write at least a word"});
   }
   return ids;
 }
@@ -104,7 +105,7 @@ std::vector<int32_t> nothing(const Tokenizer& tokenizer) {
   const std::optional<int32_t> start = special.eod ? special.eod : special.bos;
   if (start) return {*start};
   throw config_error({.what = "the tokenizer has no token that begins a document",
-                      .where = "num_samples",
+                      .where = "--num-samples",
                       .fix = "Give a --prompt"});
 }
 
@@ -122,8 +123,8 @@ struct Start {
 
 std::vector<Start> starts_of(const Arguments& args, const Tokenizer& tokenizer, int64_t ranks) {
   if (args.num_samples > 0 && (!args.prompt.empty() || args.sample_input_file)) {
-    throw config_error({.what = "num_samples asks for texts without a prompt, but prompts are given",
-                        .where = "num_samples",
+    throw config_error({.what = "--num-samples asks for texts without a prompt, but prompts are given",
+                        .where = "--num-samples",
                         .fix = "Give one of them"});
   }
   if (args.num_samples > 0) return std::vector<Start>(args.num_samples, {"", nothing(tokenizer)});
@@ -171,11 +172,28 @@ void generate_texts(LoadedModel& loaded, const Mesh& mesh) {
                             .prompt = start.text,
                             .text = continuation(*tokenizer, start.ids, next)};
     texts->add(sample, args.num_samples > 0 ? json_line(sample.text, next.size(), finished)
-                                            : sample.prompt + sample.text);
+                                            : sample.prompt + sample.text + "\n");
   }
   if (!texts) return;
   texts->finish();
   if (args.run_dir) write_report(*args.run_dir + "/metrics.jsonl", *args.run_dir + "/report.html");
+}
+
+// The settings that matter here; those of the model come with the checkpoint.
+std::string help() {
+  const std::set<std::string_view> others = {"load",   "ckpt_step",   "bf16",    "fp16",       "seed",
+                                             "device", "num_threads", "run_dir", "config_file"};
+  std::vector<Field> fields;
+  for (const Field& field : arguments_schema().fields()) {
+    const bool chosen = field.traits.program == "generate" || field.group == "Tokenizer";
+    if (chosen || others.contains(field.name)) fields.push_back(field);
+  }
+  const Arguments defaults;
+  return help_text(Schema({.fields = fields, .old_flags = {}, .later_flags = {}}),
+                   "teratron generate --load DIR [--prompt TEXT ...] [FLAGS]", &defaults) +
+         "\nThe model and its tokenizer are the checkpoint's; every other flag of `teratron pretrain gpt` is "
+         "taken\nand overrules them. Without --prompt or --sample-input-file, prompts are read from standard "
+         "input.\n";
 }
 
 }  // namespace
@@ -183,7 +201,7 @@ void generate_texts(LoadedModel& loaded, const Mesh& mesh) {
 int generate_command(std::span<const std::string> args) {
   const ParsedArguments parsed = parse_arguments("generate", args);
   if (parsed.help) {
-    print_line(arguments_help("teratron generate --load DIR [--prompt TEXT ...] [FLAGS]"));
+    print_line(help());
     return 0;
   }
   if (parsed.args.num_threads) at::set_num_threads(static_cast<int>(*parsed.args.num_threads));

@@ -35,7 +35,7 @@ void run_tensor_parallel(const ParsedArguments& parsed, const std::function<void
   if (parsed.sources.contains("tensor_model_parallel_size") && asked != launch.size) {
     throw config_error(
         {.what = fmt::format("tensor_model_parallel_size = {}, but the job has {} ranks", asked, launch.size),
-         .where = "tensor_model_parallel_size",
+         .where = "--tensor-model-parallel-size",
          .fix = fmt::format("Start {} with `teratron launch --nproc-per-node {} -- ...`",
                             asked == 1 ? "one rank" : "as many ranks", asked)});
   }

@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 
 #include "teratron/base/file.h"
+#include "teratron/base/log.h"
 #include "teratron/ckpt/safetensors.h"
 #include "teratron/cli/command_line.h"
 #include "teratron/cli/job.h"
@@ -104,7 +105,11 @@ void run_rank(const ParsedArguments& parsed, const LogitsOptions& options, const
   const LoadedModel loaded =
       load_for_inference(parsed, {.dtype = at::kFloat, .device = choose_device(parsed.args)}, mesh);
   const auto sequences = read_sequences(options.input, loaded.model->config());
-  if (mesh.rank() == 0) return write_logits(*loaded.model, sequences, options.output);
+  if (mesh.rank() == 0) {
+    write_logits(*loaded.model, sequences, options.output);
+    print("{}: the logits of {} sequences", printable(options.output, 4096), sequences.size());
+    return;
+  }
   for (const std::vector<int64_t>& ids : sequences) logits_of(*loaded.model, ids);
 }
 

@@ -159,6 +159,7 @@ int preprocess_command(std::span<const std::string> args) {
   if (terminal) std::fputc('\n', stderr);
   if (result.bad_lines > 0) warn("{} wrong lines were left out", result.bad_lines);
   if (result.blank_lines > 0) notice("{} blank lines were skipped", result.blank_lines);
+  if (result.documents == 0) warn("the input has no documents: what was written is empty");
   for (size_t i = 0; i < result.prefixes.size(); ++i) {
     print("{}: {} documents, {} sequences, {} tokens ({:.1f} s)", result.prefixes[i], result.documents,
           result.sequences[i], result.tokens[i], result.seconds);

@@ -15,6 +15,7 @@
 #include "teratron/base/error.h"
 #include "teratron/base/fault_point.h"
 #include "teratron/base/log.h"
+#include "teratron/base/spelling.h"
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/cli/bench_command.h"
 #include "teratron/cli/build_info.h"
@@ -89,9 +90,12 @@ int dispatch(Arguments args, const Registry& registry) {
   for (const Command& command : known) {
     if (args[0] == command.name) return run(command, args.subspan(1));
   }
+  std::vector<std::string> names;
+  for (const Command& command : known) names.emplace_back(command.name);
+  const std::string near = nearest_spelling(args[0], names);
   throw config_error({.what = fmt::format("'{}' is no command", printable(args[0], 40)),
                       .where = "teratron",
-                      .fix = "See `teratron --help`"});
+                      .fix = near.empty() ? "See `teratron --help`" : fmt::format("Did you mean {}?", near)});
 }
 
 int failed(ExitCode code, std::string_view message) {

@@ -8,7 +8,7 @@ std::optional<std::string> nccl_version() {
 
 std::unique_ptr<World> nccl_world(std::shared_ptr<ProcessRanks>, NcclOptions) {
   throw config_error({.what = "this program was built without CUDA, so there is no NCCL",
-                      .where = "backend",
+                      .where = "--backend",
                       .fix = "Use --backend processes, or build with CUDA kernels: ./run build"});
 }
 

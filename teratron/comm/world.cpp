@@ -63,7 +63,7 @@ Backend choose_backend(const Launch& launch, const WorldOptions& options) {
   if (launch.size > 1 && on_gpus != (backend == Backend::nccl)) {
     throw config_error({.what = fmt::format("the ranks compute on {}, which backend {} does not serve",
                                             on_gpus ? "GPUs" : "CPUs", name_of(backend)),
-                        .where = "backend",
+                        .where = "--backend",
                         .fix = on_gpus ? "Use --backend nccl, or --device cpu"
                                        : "Use --backend processes, or --device cuda where there are GPUs"});
   }

@@ -156,16 +156,20 @@ void check(const GPTDataOptions& options) {
          .fix = "Give one of --data-path, --train-data-path (and valid, test) and --mock-data"});
   }
   if (options.sequence_length < 1) {
-    problems.push_back(
-        {.what = fmt::format("{} is not above 0", options.sequence_length), .where = "--seq-length"});
+    problems.push_back({.what = fmt::format("{} is not above 0", options.sequence_length),
+                        .where = "--seq-length",
+                        .fix = "Give the tokens of a sample, 1024 for example"});
   }
   if (options.mock_data && options.masks.vocab_size < 2) {
-    problems.push_back({.what = "mock data needs a vocabulary", .where = "--vocab-size"});
+    problems.push_back({.what = "mock data needs a vocabulary",
+                        .where = "--vocab-size",
+                        .fix = "Give the number of tokens, 50257 for example"});
   }
   for (size_t split = 0; split < 3; ++split) {
     if (options.samples[split].value_or(0) < 0) {
       problems.push_back(
-          {.what = fmt::format("{} {} samples are wanted", *options.samples[split], kSplitNames[split])});
+          {.what = fmt::format("{} {} samples are wanted", *options.samples[split], kSplitNames[split]),
+           .fix = "Ask for 0 or more"});
     }
   }
   if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));

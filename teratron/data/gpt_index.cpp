@@ -35,7 +35,8 @@ Plan make_plan(int64_t tokens_per_epoch, const GPTIndexOptions& options) {
     const auto wanted = static_cast<__int128>(*options.samples) * length + extra;
     if (wanted > std::numeric_limits<int64_t>::max() / 2) {
       throw config_error({.what = fmt::format("{} samples of {} tokens are more than can be counted",
-                                              *options.samples, length)});
+                                              *options.samples, length),
+                          .fix = "Ask for fewer or shorter samples"});
     }
     const auto epochs = (wanted + tokens_per_epoch - 1) / tokens_per_epoch;
     plan.epochs = static_cast<int64_t>(std::max<__int128>(epochs, 1));

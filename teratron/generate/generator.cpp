@@ -34,7 +34,7 @@ std::vector<int32_t> generate(GPT& model, const std::vector<int32_t>& prompt,
   if (static_cast<int64_t>(prompt.size()) >= positions) {
     throw config_error(
         {.what = fmt::format("the prompt has {} tokens and the model {} positions", prompt.size(), positions),
-         .where = "prompt",
+         .where = "--prompt",
          .fix = "Shorten the prompt"});
   }
   std::vector<int32_t> ids = prompt;

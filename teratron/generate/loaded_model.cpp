@@ -26,7 +26,7 @@ void check_cut(const GPTConfig& config, int64_t ranks) {
       {.what = fmt::format("{} heads in {} query groups and an MLP of width {} cannot be cut over {} "
                            "tensor-parallel ranks",
                            config.heads, config.query_groups, config.ffn_hidden, ranks),
-       .where = "tensor_model_parallel_size",
+       .where = "--tensor-model-parallel-size",
        .fix = "Start a number of ranks that divides all of them"});
 }
 
@@ -48,7 +48,7 @@ Arguments with_checkpoint_settings(const ParsedArguments& given, const Checkpoin
 LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOptions& options,
                                const Mesh& mesh) {
   if (!given.args.load) {
-    throw config_error({.what = "no checkpoint was named", .where = "load", .fix = "Give --load DIR"});
+    throw config_error({.what = "no checkpoint was named", .where = "--load", .fix = "Give --load DIR"});
   }
   Communicator& peers = *mesh.world().communicator;
   const auto path = find_checkpoint(*given.args.load, given.args.ckpt_step, peers);

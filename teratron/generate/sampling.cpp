@@ -34,7 +34,7 @@ void check(const SamplingOptions& options) {
   if (options.temperature <= 0.0 || options.temperature > 100.0) {
     problems.push_back({.what = fmt::format("temperature = {} is not in (0, 100]", options.temperature),
                         .where = "--temperature",
-                        .fix = "Use 1.0, or less for safer texts"});
+                        .fix = "Use 1.0, less for safer texts, or --greedy for the most probable one"});
   }
   if (options.top_k > 0 && options.top_p > 0.0) {
     problems.push_back(

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
+
 namespace teratron {
 
 namespace {
@@ -16,7 +18,7 @@ Scope scope_of(int64_t layer, const Scope& layers, const GPTConfig& config) {
 
 BlockStack::BlockStack(const Scope& scope, const GPTConfig& config, const Range& layers,
                        const TensorParallel& parallel)
-    : recompute_(config.recompute) {
+    : layers_(layers), recompute_(config.recompute) {
   if (config.recompute.distribute_inputs) shared_by_ = parallel.group;
   std::deque<Parameter>& all = scope.set().all();
   for (int64_t layer = layers.first; layer < layers.first + layers.count; ++layer) {
@@ -34,6 +36,16 @@ size_t BlockStack::unit_from(size_t i) const {
   return std::min(layers, blocks_.size() - i);
 }
 
+at::Tensor BlockStack::forward_block(size_t i, const at::Tensor& x_SBH, const AttentionContext& context,
+                                     KeyValueCache* cache) {
+  at::Tensor y_SBH = blocks_[i].forward(x_SBH, context, cache);
+  if (observer_) {
+    const int64_t layer = layers_.first + static_cast<int64_t>(i);
+    observer_(fmt::format("decoder.layers.{}", layer), y_SBH, context.first_sample);
+  }
+  return y_SBH;
+}
+
 at::Tensor BlockStack::forward(at::Tensor x_SBH, const AttentionContext& context,
                                std::vector<KeyValueCache>* caches) {
   for (size_t i = 0; i < blocks_.size();) {
@@ -41,7 +53,7 @@ at::Tensor BlockStack::forward(at::Tensor x_SBH, const AttentionContext& context
     if (unit > 0) {
       x_SBH = recompute_unit(x_SBH, context, {static_cast<int64_t>(i), static_cast<int64_t>(unit)});
     } else {
-      x_SBH = blocks_[i].forward(x_SBH, context, caches ? &caches->at(i) : nullptr);
+      x_SBH = forward_block(i, x_SBH, context, caches ? &caches->at(i) : nullptr);
     }
     i += std::max<size_t>(unit, 1);
   }
@@ -57,7 +69,7 @@ at::Tensor BlockStack::recompute_unit(const at::Tensor& x_SBH, const AttentionCo
   const Region layers = [this, context, unit](at::TensorList inputs) {
     at::Tensor y_SBH = inputs[0];
     for (int64_t i = unit.first; i < unit.first + unit.count; ++i) {
-      y_SBH = blocks_[i].forward(y_SBH, context, nullptr);
+      y_SBH = forward_block(static_cast<size_t>(i), y_SBH, context, nullptr);
     }
     return y_SBH;
   };

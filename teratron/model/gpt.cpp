@@ -77,8 +77,17 @@ Activations GPT::forward(const Activations& input, const MicroBatch& batch,
                          std::vector<KeyValueCache>* caches) {
   const AttentionContext context = attention_context(batch);
   at::Tensor x_SBH = stage().embedding ? embed(batch) : input.hidden_SBH;
+  tell(stage().embedding ? "embedding" : "the stage before", x_SBH, batch);
   x_SBH = blocks_->forward(x_SBH, context, caches);
-  return {final_norm_ ? final_norm_->forward(x_SBH) : x_SBH};
+  if (!final_norm_) return {x_SBH};
+  const at::Tensor normed_SBH = final_norm_->forward(x_SBH);
+  tell("decoder.final_layernorm", normed_SBH, batch);
+  return {normed_SBH};
+}
+
+void GPT::observe(const PartObserver& observer) {
+  Model::observe(observer);
+  blocks_->observe(observer);
 }
 
 at::Tensor GPT::logits(const Activations& output) {

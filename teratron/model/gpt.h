@@ -23,6 +23,7 @@ class GPT : public Model {
   Activations forward(const Activations& input, const MicroBatch& batch, std::vector<KeyValueCache>* caches);
   at::Tensor logits(const Activations& output) override;
   at::Tensor loss(const Activations& output, const MicroBatch& batch) override;
+  void observe(const PartObserver& observer) override;
 
   const GPTConfig& config() const { return config_; }
   const TensorParallel& parallel() const { return parallel_; }

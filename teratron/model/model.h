@@ -36,6 +36,10 @@ struct ModelPart {
   const TensorParallel& parallel;
 };
 
+/// Is told what a part of the model gave for the micro-batch that begins with `first_sample`.
+using PartObserver =
+    std::function<void(const std::string& part, const at::Tensor& output, int64_t first_sample)>;
+
 class Model {
  public:
   explicit Model(const StageSpec& stage) : stage_(stage) {}
@@ -50,10 +54,20 @@ class Model {
   /// Loss of every token [S, B] in fp32, from the last stage's activations.
   virtual at::Tensor loss(const Activations& output, const MicroBatch& batch) = 0;
 
+  /// From now on forward() tells what each of its parts gives, under the parts' names in checkpoints; null: it does not.
+  /// A model that never tells can still be trained.
+  virtual void observe(const PartObserver& observer) { observer_ = observer; }
+
   const StageSpec& stage() const { return stage_; }
+
+ protected:
+  void tell(const char* part, const at::Tensor& output, const MicroBatch& batch) const {
+    if (observer_) observer_(part, output, batch.first_sample);
+  }
 
  private:
   StageSpec stage_;
+  PartObserver observer_;
 };
 
 using ModelProvider = std::function<std::unique_ptr<Model>(const ModelPart&)>;

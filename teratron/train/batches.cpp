@@ -56,7 +56,7 @@ Batch BatchSource::read() {
   if (!batch) {
     throw data_error(
         {.what = fmt::format("the data ends after sample {}", next_sample_),
-         .where = "data-path",
+         .where = "--data-path",
          .fix = "Train for fewer samples, or choose --dataloader-type cyclic to go round again"});
   }
   return *std::move(batch);

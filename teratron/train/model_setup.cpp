@@ -62,7 +62,7 @@ at::Device choose_device(const Arguments& args) {
   const bool present = gpu_count() > 0;
   if (args.device == "cuda" && !present) {
     throw config_error({.what = "--device cuda, but no GPU is visible to this process",
-                        .where = "device",
+                        .where = "--device",
                         .fix = "Use --device cpu, or check the driver and CUDA_VISIBLE_DEVICES with "
                                "`teratron env`"});
   }
@@ -96,18 +96,6 @@ MeshOptions mesh_options(const Arguments& args) {
           .ep = args.expert_model_parallel_size,
           .etp = args.expert_tensor_parallel_size.value_or(0),
           .order = args.use_tp_pp_dp_mapping ? "tp-cp-ep-pp-dp" : MeshOptions().order};
-}
-
-TokenizerOptions tokenizer_options(const Arguments& args) {
-  return {.type = args.tokenizer_type.value_or(""),
-          .vocab_file = args.vocab_file.value_or(""),
-          .merge_file = args.merge_file.value_or(""),
-          .tokenizer_model = args.tokenizer_model.value_or(""),
-          .vocab_size = args.vocab_size.value_or(0),
-          .vocab_extra_ids = args.vocab_extra_ids,
-          .tiktoken_pattern = args.tiktoken_pattern,
-          .tiktoken_num_special_tokens = args.tiktoken_num_special_tokens,
-          .special_tokens = args.tokenizer_special_tokens};
 }
 
 GPTConfig gpt_config(const Arguments& args, int64_t tokenizer_size) {

@@ -8,9 +8,9 @@
 #include "teratron/optim/batch_schedule.h"
 #include "teratron/optim/loss_scaler.h"
 #include "teratron/optim/lr_schedule.h"
-#include "teratron/tokenizer/tokenizer.h"
 #include "teratron/train/arguments.h"
 #include "teratron/train/flops.h"
+#include "teratron/train/tokenizer_settings.h"
 #include "teratron/train/trainer.h"
 
 namespace teratron {
@@ -24,7 +24,6 @@ std::optional<Fp8Options> fp8_options(const Arguments& args);
 /// UserError(config) where --fp8-format is given and the GPU cannot multiply in FP8.
 void check_fp8_on(const Arguments& args, const std::string& gpu, int64_t compute_capability);
 MeshOptions mesh_options(const Arguments& args);
-TokenizerOptions tokenizer_options(const Arguments& args);
 /// The logical vocabulary is the tokenizer's, or --vocab-size where that is larger.
 GPTConfig gpt_config(const Arguments& args, int64_t tokenizer_size);
 ModelShape model_shape(const GPTConfig& config);

@@ -1,6 +1,7 @@
 #include "teratron/train/signals.h"
 
 #include <atomic>
+#include <string_view>
 
 #include <unistd.h>
 
@@ -12,11 +13,15 @@ namespace {
 // A signal handler has no argument of ours: process-wide state is the only way to reach it.
 std::atomic<int> received_signal{0};  // lint: allow(global-state): see above
 std::atomic<bool> installed{false};   // lint: allow(global-state): see above
+std::atomic<bool> announces{false};   // lint: allow(global-state): see above
 static_assert(std::atomic<int>::is_always_lock_free, "the handler may only touch lock-free atomics");
 
 extern "C" void on_stop_signal(int signal) {
   int none = 0;
   if (!received_signal.compare_exchange_strong(none, signal)) _exit(128 + signal);
+  constexpr std::string_view text = "\nstopping after this step; once more ends at once, without saving\n";
+  if (announces) [[maybe_unused]]
+    const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
 }
 
 }  // namespace
@@ -25,6 +30,7 @@ StopSignals::StopSignals() {
   const bool already = installed.exchange(true);
   TERATRON_ASSERT(!already, "only one StopSignals may live at a time");
   received_signal = 0;
+  announces = ::isatty(STDERR_FILENO) != 0;
   struct sigaction action{};
   action.sa_handler = on_stop_signal;
   action.sa_flags = SA_RESTART;  // reads and writes in flight go on

@@ -57,6 +57,11 @@ std::unique_ptr<Model> make_gpt(const ModelPart& part) {
   return std::make_unique<GPT>(part.parameters, part.config, part.stage, part.parallel);
 }
 
+bool is_finite(const at::Tensor& tensor) {
+  const at::NoGradGuard no_grad;
+  return at::isfinite(tensor).all().item<bool>();
+}
+
 at::Tensor or_zero(const at::Tensor& value, const at::Tensor& like) {
   return value.defined() ? value.to(like.scalar_type()).view({1}) : at::zeros_like(like);
 }
@@ -195,7 +200,8 @@ Trainer::LossSum Trainer::run(const MicroBatches& microbatches, const Pass& pass
     return chunk.stage().head ? output * pass.scale : output;
   };
   const auto before_backward = [&](const Action& action) {
-    if (action.microbatch == pass.microbatches - 1) buffer_->expect_last_microbatch(action.chunk);
+    if (pass.reduces && action.microbatch == pass.microbatches - 1)
+      buffer_->expect_last_microbatch(action.chunk);
   };
   const Actions actions = schedule(mesh_.group(Axis::pp).rank, {.stages = options_.layout.stages,
                                                                 .chunks = options_.layout.chunks,
@@ -216,13 +222,17 @@ void Trainer::reduce(LossSum& sum) const {
   sum = {all.narrow(0, 0, 1), all.narrow(0, 1, 1), all.narrow(0, 2, sum.metrics.numel())};
 }
 
+// Of each micro-batch in backward.
+double Trainer::loss_scale(const StepPlan& plan) const {
+  const double share = buffer_->gradient_scale() / static_cast<double>(plan.microbatches);
+  return plan.hyper.loss_scale * (options_.per_token_loss ? 1.0 : share);
+}
+
 StepInFlight Trainer::train_step(const MicroBatches& microbatches, const StepPlan& plan) {
   buffer_->start_step();
-  const double share = buffer_->gradient_scale() / static_cast<double>(plan.microbatches);
-  const double scale = plan.hyper.loss_scale * (options_.per_token_loss ? 1.0 : share);
   const auto forward_backward = [&] {
     const auto timed = Timers::scope(options_.timers, "forward-backward", 1);
-    return run(microbatches, {.microbatches = plan.microbatches, .scale = scale});
+    return run(microbatches, {.microbatches = plan.microbatches, .scale = loss_scale(plan)});
   };
   LossSum sum = forward_backward();
   {
@@ -260,6 +270,26 @@ StepNumbers Trainer::evaluate(const MicroBatches& microbatches, int64_t count) {
   return StepInFlight(
              at::cat({sum.loss, sum.tokens, at::zeros({numbers - 2}, sum.loss.options()), sum.metrics}))
       .resolve();
+}
+
+std::optional<Trainer::NonFinite> Trainer::find_nonfinite(const MicroBatches& microbatches,
+                                                          const StepPlan& plan) {
+  std::optional<NonFinite> found;
+  const auto look = [&found](const std::string& part, const at::Tensor& output, int64_t first_sample) {
+    if (!found && !is_finite(output)) found = {.part = part, .first_sample = first_sample};
+  };
+  for (const auto& chunk : chunks_) chunk->observe(look);
+  buffer_->start_step();
+  const LossSum sum =
+      run(microbatches, {.microbatches = plan.microbatches, .scale = loss_scale(plan), .reduces = false});
+  for (const auto& chunk : chunks_) chunk->observe(nullptr);
+  if (!found && !is_finite(sum.loss)) found = {.part = "the loss"};
+  for (const FlatBuffer::Entry& entry : buffer_->entries()) {  // in the order of backward
+    if (found) break;
+    const Parameter& parameter = *entry.parameter;
+    if (!is_finite(parameter.main_grad)) found = {.part = parameter.name, .gradient = true};
+  }
+  return found;
 }
 
 at::Tensor Trainer::logits(const MicroBatch& batch) {

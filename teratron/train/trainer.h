@@ -10,6 +10,8 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "teratron/model/gpt.h"
@@ -110,6 +112,17 @@ class Trainer {
   /// stage; undefined on the others. Collective over the model.
   at::Tensor logits(const MicroBatch& batch);
 
+  /// Where a step's numbers stop being finite.
+  struct NonFinite {
+    std::string part;                     // that gave the first such output, or whose gradient it is
+    bool gradient = false;                // all outputs are finite
+    std::optional<int64_t> first_sample;  // of the micro-batch, where it is known
+  };
+  /// Runs forward and backward over a step's micro-batches once more and looks at the output of every part of this
+  /// rank's model, then, if all are finite, at the gradients, those that backward computes first before the others.
+  /// Nothing is updated, but the gradients of the step are lost. Collective over the model; waits for the device.
+  std::optional<NonFinite> find_nonfinite(const MicroBatches& microbatches, const StepPlan& plan);
+
   ParameterSet& parameters() { return parameters_; }
   Optimizer& optimizer() { return *optimizer_; }
   FlatBuffer& buffer() { return *buffer_; }
@@ -127,6 +140,7 @@ class Trainer {
     int64_t microbatches = 1;
     bool training = true;
     double scale = 1.0;            // of each micro-batch's mean loss in backward
+    bool reduces = true;           // gradients over the data-parallel ranks
     at::Tensor* logits = nullptr;  // wanted instead of losses
   };
   /// Runs the schedule; the loss sums are this rank's, zero on stages without the head.
@@ -135,6 +149,7 @@ class Trainer {
   at::Tensor forward(Model& chunk, const at::Tensor& input, const MicroBatch& batch, LossSum& sum);
   at::Tensor forward_logits(Model& chunk, const at::Tensor& input, const MicroBatch& batch,
                             at::Tensor& logits);
+  double loss_scale(const StepPlan& plan) const;
   LossSum zero_sum() const;
   MessageShape message_shape(const MicroBatch& batch) const;
   void reduce(LossSum& sum) const;

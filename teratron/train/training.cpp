@@ -1,28 +1,18 @@
 #include "teratron/train/training.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <utility>
 
 #include <ATen/Context.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <nlohmann/json.hpp>
 
 #include "teratron/base/fault_point.h"
 #include "teratron/base/log.h"
-#include "teratron/train/checkpoint_settings.h"
 #include "teratron/train/device.h"
-#include "teratron/train/sinks.h"
 
 namespace teratron {
 
 namespace {
-
-ScheduleLoadRule schedule_rule(const Arguments& args) {
-  if (args.override_opt_param_scheduler || args.skip_train) return ScheduleLoadRule::keep_flags;
-  if (args.use_checkpoint_opt_param_scheduler) return ScheduleLoadRule::use_checkpoint;
-  return ScheduleLoadRule::must_match;
-}
 
 std::unique_ptr<Timers> make_timers(const Arguments& args, at::Device device) {
   const auto level = static_cast<int>(args.timing_log_level);
@@ -124,109 +114,6 @@ int64_t Training::train_iters() const {
   return args_.train_iters.value_or(batches_.iterations_for(args_.train_samples.value_or(0)));
 }
 
-std::string Training::config_json() const {
-  nlohmann::json config = nlohmann::json::parse(to_json(args_));
-  config["tokenizer_vocab_size"] = model_.vocabulary;
-  // Whoever reads the checkpoint may be in another folder.
-  for (const char* const file : {"vocab_file", "merge_file", "tokenizer_model"}) {
-    if (!config.contains(file) || !config[file].is_string()) continue;
-    config[file] = std::filesystem::absolute(config[file].get<std::string>()).lexically_normal().string();
-  }
-  return config.dump();
-}
-
-std::optional<CheckpointInfo> Training::load_from(const std::string& directory, bool weights_only) {
-  const auto info =
-      load_model(*trainer_, {.directory = directory,
-                             .iteration = weights_only ? std::nullopt : args_.ckpt_step,
-                             .config = config_json(),
-                             .optimizer = !weights_only && !args_.finetune && !args_.no_load_optim,
-                             .own = args_.save == directory});
-  if (info && mesh_.rank() == 0) {
-    print(" loading checkpoint from {} at iteration {}", info->path.string(), info->iteration);
-  }
-  return info;
-}
-
-// --fresh: no later start may pick up what an earlier run has left in the directory.
-void Training::set_old_run_aside() {
-  const auto aside = set_aside_checkpoints(*args_.save, *mesh_.world().communicator);
-  if (aside && mesh_.rank() == 0) {
-    notice("--fresh: the checkpoints of the earlier run were moved to {}", aside->string());
-  }
-}
-
-bool Training::load() {
-  if (args_.fresh && args_.save) set_old_run_aside();
-  if (args_.fresh || (!args_.load && !args_.pretrained_checkpoint)) return false;
-  const bool speaks = mesh_.rank() == 0;
-  if (const auto info = args_.load ? load_from(*args_.load, false) : std::nullopt) {
-    if (args_.finetune) return true;
-    state_.load(info->state, schedule_rule(args_));
-    if (args_.no_load_optim) state_.optimizer_steps = 0;
-    trainer_->optimizer().set_steps(state_.optimizer_steps);
-    saved_iteration_ = args_.save == args_.load ? state_.iteration : -1;
-    if (!speaks || args_.skip_train) return true;
-    for (const std::string& line : resume_notices(info->config, config_json())) notice_line(line);
-    return true;
-  }
-  if (args_.pretrained_checkpoint) {
-    if (load_from(*args_.pretrained_checkpoint, true)) {
-      if (speaks) notice("finetuning from the weights of {}", *args_.pretrained_checkpoint);
-      return true;
-    }
-    throw checkpoint_error({.what = "no checkpoint found",
-                            .where = *args_.pretrained_checkpoint,
-                            .fix = "Correct --pretrained-checkpoint, or leave it out to start anew"});
-  }
-  if (args_.exit_on_missing_checkpoint) {
-    throw checkpoint_error(
-        {.what = "no checkpoint found",
-         .where = *args_.load,
-         .fix = "Correct --load, or leave out --exit-on-missing-checkpoint to start anew"});
-  }
-  if (speaks) warn("no checkpoint in {}: starting from random weights", *args_.load);
-  return false;
-}
-
-std::optional<SaveMetrics> Training::save() {
-  finish_save();
-  SaveUnderWay current{.iteration = state_.iteration, .begin = wall_clock()};
-  const SaveOptions options{.directory = args_.save.value(),
-                            .iteration = state_.iteration,
-                            .texts = {config_json(), state_.to_json()},
-                            .optimizer = !args_.no_save_optim,
-                            .retain_interval = args_.save_retain_interval.value_or(0)};
-  if (!args_.async_save) return committed(current, save_model(*trainer_, options));
-  current.writer = start_saving_model(*trainer_, options);
-  save_progress_ = 0;
-  saving_ = std::move(current);
-  return std::nullopt;
-}
-
-std::optional<SaveMetrics> Training::continue_save() {
-  if (!saving_) return std::nullopt;
-  SaveUnderWay current = *std::exchange(saving_, std::nullopt);  // one that throws is over
-  const auto path = current.writer->advance(save_progress_);
-  if (path) return committed(current, *path);
-  saving_ = std::move(current);
-  return std::nullopt;
-}
-
-std::optional<SaveMetrics> Training::finish_save() {
-  if (!saving_) return std::nullopt;
-  const SaveUnderWay current = *std::exchange(saving_, std::nullopt);
-  return committed(current, current.writer->finish());
-}
-
-SaveMetrics Training::committed(const SaveUnderWay& save, const std::filesystem::path& path) {
-  saved_iteration_ = save.iteration;
-  return {.iteration = save.iteration,
-          .directory = *args_.save,
-          .seconds = wall_clock() - save.begin,
-          .bytes = open_checkpoint(path).bytes};
-}
-
 std::unique_ptr<BatchSource> Training::open(Split split) const {
   const int64_t consumed = split == Split::train   ? state_.consumed_train_samples
                            : split == Split::valid ? state_.consumed_valid_samples
@@ -258,17 +145,23 @@ IssuedStep Training::issue(const MicroBatches& microbatches, int64_t stop_reques
                                    .weight_decay = state_.scheduler.wd(),
                                    .loss_scale = state_.scaler.scale()};
   if (decoupled_) hyper.decoupled_lr = state_.scheduler.lr(*decoupled_);
-  StepInFlight numbers =
-      trainer_->train_step(microbatches, {.microbatches = batch.microbatches,
-                                          .hyper = hyper,
-                                          .stop_request = stop_request,
-                                          .progress = saving_ ? saving_->writer->progress() : 0});
+  BadStep made_from{.iteration = metrics.iteration,
+                    .plan = {.microbatches = batch.microbatches,
+                             .hyper = hyper,
+                             .stop_request = stop_request,
+                             .progress = saving_ ? saving_->writer->progress() : 0}};
+  const auto kept = [&](int64_t index) {
+    MicroBatch microbatch = microbatches(index);
+    if (stops_at_nan()) made_from.batches.push_back(microbatch);
+    return microbatch;
+  };
+  StepInFlight numbers = trainer_->train_step(kept, made_from.plan);
   state_.iteration = metrics.iteration;
   state_.consumed_train_samples = metrics.consumed_samples;
   state_.floating_point_operations += metrics.flops;
   if (!must_read_numbers()) state_.scheduler.step(batch.running);
   add_learning_rates(metrics);  // as in Megatron-LM's log: what the next step will use
-  return {std::move(numbers), std::move(metrics)};
+  return {std::move(numbers), std::move(metrics), std::move(made_from)};
 }
 
 bool Training::skips_next() const {
@@ -289,14 +182,17 @@ StepMetrics Training::skip(const MicroBatches& microbatches) {
   return metrics;
 }
 
-void Training::stop_at_nan(const StepNumbers& numbers, const StepMetrics& metrics) {
+void Training::stop_at_nan(const StepNumbers& numbers, const IssuedStep& step) {
+  const std::string findings =
+      examine(*trainer_, step.made_from, args_.run_dir.value_or(args_.save.value_or("")));
+  const StepMetrics& metrics = step.metrics;
   const Fault fault(
       fmt::format("loss {} and gradient norm {} at iteration {}: the weights were left as they were after "
-                  "iteration {}. Lower --lr, lengthen the warm-up or look at the data from sample {} on; "
+                  "iteration {}. {} Lower --lr, lengthen the warm-up or look at the data from sample {} on; "
                   "--max-nan-iterations lets so many such steps in a row be skipped, and "
                   "--no-check-for-nan-in-loss-and-grad trains on regardless",
                   numbers.loss, numbers.grad_norm, metrics.iteration, metrics.iteration - 1 - nan_iterations_,
-                  metrics.consumed_samples - metrics.global_batch_size),
+                  findings, metrics.consumed_samples - metrics.global_batch_size),
       ExitCode::numerics);
   try {
     finish_save();  // what was trained before is sound
@@ -306,18 +202,18 @@ void Training::stop_at_nan(const StepNumbers& numbers, const StepMetrics& metric
   throw Fault(fault);
 }
 
-bool Training::was_skipped(const StepNumbers& numbers, const StepMetrics& metrics) {
+bool Training::was_skipped(const StepNumbers& numbers, const IssuedStep& step) {
   if (args_.fp16) return numbers.nonfinite;
   if (!args_.check_for_nan_in_loss_and_grad) return false;
   if (!numbers.nonfinite) {
     nan_iterations_ = 0;
     return false;
   }
-  if (nan_iterations_ == args_.max_nan_iterations) stop_at_nan(numbers, metrics);
+  if (nan_iterations_ == args_.max_nan_iterations) stop_at_nan(numbers, step);
   ++nan_iterations_;
   if (mesh_.rank() == 0) {
     warn("loss {} and gradient norm {} at iteration {}: the step is skipped ({} of at most {} in a row)",
-         numbers.loss, numbers.grad_norm, metrics.iteration, nan_iterations_, args_.max_nan_iterations);
+         numbers.loss, numbers.grad_norm, step.metrics.iteration, nan_iterations_, args_.max_nan_iterations);
   }
   return true;
 }
@@ -326,7 +222,7 @@ FinishedStep Training::absorb(IssuedStep step) {
   const StepNumbers numbers = step.numbers.resolve();
   save_progress_ = numbers.progress;
   StepMetrics& metrics = step.metrics;
-  metrics.skipped = was_skipped(numbers, metrics);
+  metrics.skipped = was_skipped(numbers, step);
   if (must_read_numbers()) {
     if (!metrics.skipped) state_.scheduler.step(metrics.global_batch_size);
     add_learning_rates(metrics);

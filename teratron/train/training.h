@@ -18,6 +18,7 @@
 
 #include "teratron/train/metrics.h"
 #include "teratron/train/model_checkpoint.h"
+#include "teratron/train/nan_report.h"
 #include "teratron/train/registry.h"
 #include "teratron/train/run_data.h"
 #include "teratron/train/run_lock.h"
@@ -30,6 +31,7 @@ namespace teratron {
 struct IssuedStep {
   StepInFlight numbers;
   StepMetrics metrics;
+  BadStep made_from = {};  // should it prove to be one; without batches where nobody asks
 };
 
 struct FinishedStep {
@@ -115,9 +117,10 @@ class Training {
   std::string config_json() const;
   StepMetrics next_step_metrics(const BatchSize& batch) const;
   void add_learning_rates(StepMetrics& metrics) const;
+  bool stops_at_nan() const { return args_.check_for_nan_in_loss_and_grad && !args_.fp16; }
   /// True: the step changed nothing. Stops where too many did so for NaN.
-  bool was_skipped(const StepNumbers& numbers, const StepMetrics& metrics);
-  [[noreturn]] void stop_at_nan(const StepNumbers& numbers, const StepMetrics& metrics);
+  bool was_skipped(const StepNumbers& numbers, const IssuedStep& step);
+  [[noreturn]] void stop_at_nan(const StepNumbers& numbers, const IssuedStep& step);
   struct SaveUnderWay {
     int64_t iteration = 0;
     double begin = 0.0;  // wall clock

@@ -232,7 +232,7 @@ void TrainingRun::train() {
   if (state().iteration >= training_.train_iters()) return;
   if (!training_.has(Split::train)) {
     throw data_error({.what = "there is no training data",
-                      .where = "data-path",
+                      .where = "--data-path",
                       .fix = "Give --data-path with a --split that has a train share, or --mock-data"});
   }
   if (speaks_first()) {

@@ -52,8 +52,13 @@ def kept(folder, iterations, interval):
             "--load", str(folder)]
 
 
+def advises(text):
+    """A message ends in what to do: a sentence of its own after what is wrong."""
+    assert re.search(r"[.;?] \S.*\w", text), f"no advice in: {text}"
+
+
 def message(result, *parts):
-    """The one error on stderr, which says each of the parts (whatever the case of letters)."""
+    """The one error on stderr, which says each of the parts (whatever the case of letters) and what to do."""
     lines = result.stderr.splitlines()
     starts = [i for i, line in enumerate(lines) if line.startswith("error: ")]
     assert len(starts) == 1, f"one message was expected: {result.stderr}"
@@ -61,12 +66,8 @@ def message(result, *parts):
     assert len(text) < 2000, text
     missing = [part for part in map(str, parts) if part.lower() not in text.lower()]
     assert not missing, f"{missing} is not in: {text}"
+    advises(text)
     return text
-
-
-def advises(text):
-    """A message ends in what to do: a sentence of its own after what is wrong."""
-    assert re.search(r"[.;?] \S.*\w", text), f"no advice in: {text}"
 
 
 def each(cases, check, folder):

@@ -8,7 +8,7 @@ import subprocess
 import numpy as np
 import pytest
 import torch
-from program import BINARY, MOCK, TINY, VOCABULARY, advises, each, message, needs_binary, steps, teratron, train
+from program import BINARY, MOCK, TINY, VOCABULARY, each, message, needs_binary, steps, teratron, train
 from safetensors.torch import save_file
 
 pytestmark = needs_binary
@@ -36,9 +36,37 @@ def test_several_contradictions_are_told_together():
 
 @pytest.mark.parametrize("args,says", [("pretrian", "pretrian"), ("pretrain bort", "bort"), ("ckpt convrt", "convrt"),
                                        ("tokenizer trian", "trian"), ("data verfy", "verfy"), ("env --bogus", "--bogus"),
-                                       ("logits --input ids --output out", "--load"), ("generate", "--load")])
+                                       ("logits --input ids --output out", "--load"), ("generate", "--load"),
+                                       ("preprocess --input a --output-prefix b", "--tokenizer-type"),
+                                       ("tokenizer encode --tokenizer-type NullTokenizer --offsets --timing", "--timing")])
 def test_unknown_or_incomplete_command(args, says):
-    advises(message(teratron(*args.split(), code=2), says))
+    message(teratron(*args.split(), code=2), says)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_no_gpu():
+    message(train(*MOCK, "--train-iters", "1", "--device", "cuda", code=2), "no GPU is visible", "--device cpu")
+
+
+def test_epochs_that_make_no_step(tmp_path):
+    prefix = dataset(tmp_path, TOKENS[:20])
+    text = message(train(*TINY, *VOCABULARY, "--data-path", prefix, "--split", "1,0,0", "--num-train-epochs", "1",
+                         "--global-batch-size", "8", "--data-cache-path", tmp_path / "cache", code=2),
+                   "num_train_epochs = 1 of 1 samples")
+    assert "more data" in text
+
+
+def test_a_schedule_too_large_to_draw():
+    message(teratron("plan", "gpt", "--show-schedule", "--pp", "8", "--num-micro-batches", "1000000", code=2),
+            "too large to draw", "fewer")
+
+
+@pytest.mark.parametrize("args,meant", [("pretrian gpt", ["pretrain"]), ("ckpt convrt", ["convert"]),
+                                        ("preprocess --inptu a --output_prefx b", ["--input", "--output-prefix"]),
+                                        ("tokenizer encode --vocab-fil v", ["--vocab-file"]),
+                                        ("data indices --datapath x", ["--data-path"])])
+def test_what_may_have_been_meant(args, meant):
+    message(teratron(*args.split(), code=2), *[f"did you mean {name}?" for name in meant])
 
 
 # ---- data ----
@@ -68,7 +96,7 @@ def test_sound_data_trains_on_beyond_its_first_plan(tmp_path):
 
 
 def test_missing_data(tmp_path):
-    advises(message(train_on(tmp_path / "none"), tmp_path / "none", "no such file"))
+    message(train_on(tmp_path / "none"), tmp_path / "none", "no such file")
 
 
 def test_damaged_index(tmp_path):
@@ -76,7 +104,7 @@ def test_damaged_index(tmp_path):
         prefix = dataset(folder, TOKENS)
         index = folder / "data.idx"
         index.write_bytes(damage(index.read_bytes()))
-        advises(message(train_on(prefix), f"{prefix}.idx"))
+        message(train_on(prefix), f"{prefix}.idx")
 
     each([lambda data: data[:-9], lambda data: b"", lambda data: bytes(200), lambda data: b"TNTIDX\x00\x00" + data[9:],
           lambda data: data[:18] + b"\xff" * 8 + data[26:]], check, tmp_path)
@@ -85,25 +113,25 @@ def test_damaged_index(tmp_path):
 def test_short_tokens(tmp_path):
     prefix = dataset(tmp_path, TOKENS)
     os.truncate(f"{prefix}.bin", 990)
-    advises(message(train_on(prefix), prefix, "990", "1000"))
+    message(train_on(prefix), prefix, "990", "1000")
 
 
 def test_token_beyond_the_vocabulary(tmp_path):
     tokens = TOKENS.copy()
     tokens[137] = 999
     prefix = dataset(tmp_path, tokens)
-    advises(message(train_on(prefix, more=["--train-iters", "40"]), prefix, "999", "document 0", "137"))
+    message(train_on(prefix, more=["--train-iters", "40"]), prefix, "999", "document 0", "137")
 
 
 def test_no_tokens(tmp_path):
     prefix = dataset(tmp_path, [])
-    advises(message(train_on(prefix), prefix, "not enough"))
+    message(train_on(prefix), prefix, "not enough")
 
 
 def test_data_that_ends_too_early(tmp_path):
     """Without weights each data set is read once."""
     first, second = dataset(tmp_path, TOKENS, "first"), dataset(tmp_path, TOKENS, "second")
-    advises(message(train_on(first, second, more=["--train-iters", "90"]), "data ends after sample"))
+    message(train_on(first, second, more=["--train-iters", "90"]), "data ends after sample")
 
 
 # ---- text and tokenizers ----
@@ -119,7 +147,7 @@ LINES = [b'{"text": "1 2', b'{"text": "\xff\xfe"}', b'{"txt": "1"}', b'{"text": 
 def test_broken_line(tmp_path):
     def check(line, folder):
         (folder / "in.jsonl").write_bytes(b'{"text": "1 2"}\n' * 2 + line + b'\n{"text": "3"}\n')
-        advises(message(preprocess(folder, *VOCABULARY), f"{folder / 'in.jsonl'}:3"))
+        message(preprocess(folder, *VOCABULARY), f"{folder / 'in.jsonl'}:3")
         assert not list(folder.glob("out*document*")), "nothing half-made is left under the final name"
 
     each(LINES, check, tmp_path)
@@ -130,13 +158,13 @@ def test_broken_line(tmp_path):
 
 
 def test_missing_text(tmp_path):
-    advises(message(preprocess(tmp_path, *VOCABULARY), tmp_path / "in.jsonl"))
+    message(preprocess(tmp_path, *VOCABULARY), tmp_path / "in.jsonl")
 
 
 def test_missing_tokenizer_file(tmp_path):
     def check(flags, folder):
         (folder / "in.jsonl").write_text('{"text": "a"}\n')
-        advises(message(preprocess(folder, "--tokenizer-type", *flags), "none.json"))
+        message(preprocess(folder, "--tokenizer-type", *flags), "none.json")
 
     each([["HuggingFaceTokenizer", "--tokenizer-model", "none.json"],
           ["GPT2BPETokenizer", "--vocab-file", "none.json", "--merge-file", "none.txt"]], check, tmp_path)
@@ -238,7 +266,7 @@ def test_logits_of_wrong_ids(tmp_path, unbroken):
         (folder / "ids.txt").write_text(f"1 2 3\n{ids}\n")
         result = teratron("logits", "--load", unbroken, "--input", folder / "ids.txt", "--output",
                           folder / "out.safetensors", code=3)
-        advises(message(result, ids.split()[-1], f"{folder / 'ids.txt'}:2"))
+        message(result, ids.split()[-1], f"{folder / 'ids.txt'}:2")
         assert not (folder / "out.safetensors").exists()
 
     each(["1 2 61", "1 -1", "1 x", "1 99999999999999999999"], check, tmp_path)
@@ -247,10 +275,10 @@ def test_logits_of_wrong_ids(tmp_path, unbroken):
 @pytest.mark.parametrize("flags,says", [(["--temperature", "0"], ["--temperature"]),
                                         (["--top-k", "3", "--top-p", "0.5"], ["--top-k", "--top-p"]),
                                         (["--top-p", "1.5"], ["--top-p"]),
-                                        (["--num-samples", "2"], ["num_samples", "prompts are given"])])
+                                        (["--num-samples", "2"], ["--num-samples", "prompts are given"])])
 def test_generate_with_contradictions(unbroken, flags, says):
     command = ["generate", "--load", unbroken, "--prompt", "1 2", "--max-new-tokens", "2", "--device", "cpu"]
-    advises(message(teratron(*command, *flags, code=2), *says))
+    message(teratron(*command, *flags, code=2), *says)
 
 
 def test_unwritable_output(tmp_path, unbroken):
@@ -260,7 +288,7 @@ def test_unwritable_output(tmp_path, unbroken):
     output = tmp_path / "file" / "out"
 
     def check(args, _):
-        advises(message(teratron(*args, output, code=2), output.parent))
+        message(teratron(*args, output, code=2), output.parent)
 
     each([["logits", "--load", unbroken, "--input", tmp_path / "ids.txt", "--output"],
           ["generate", "--load", unbroken, "--prompt", "1", "--max-new-tokens", "2", "--sample-output-file"],
@@ -286,7 +314,7 @@ def test_samples_without_a_prompt(tmp_path, unbroken):
 
 
 def test_generate_without_a_checkpoint(tmp_path):
-    advises(message(teratron("generate", "--load", tmp_path / "none", "--prompt", "1", code=4), tmp_path / "none"))
+    message(teratron("generate", "--load", tmp_path / "none", "--prompt", "1", code=4), tmp_path / "none")
 
 
 # ---- output ----
@@ -302,9 +330,9 @@ def test_output_that_is_no_file_is_left_alone(trained, tmp_path):
     (tmp_path / "ids").write_text("1 2 3\n")
     for device in ("/dev/full", "/dev/null"):
         before = os.stat(device).st_rdev
-        advises(message(teratron("logits", "--load", trained, "--input", tmp_path / "ids", "--output", device, code=2), device))
-        advises(message(teratron("generate", "--load", trained, "--prompt", "1", "--sample-output-file", device, code=2),
-                        device))
+        message(teratron("logits", "--load", trained, "--input", tmp_path / "ids", "--output", device, code=2), device)
+        message(teratron("generate", "--load", trained, "--prompt", "1", "--sample-output-file", device, code=2),
+                        device)
         assert os.stat(device).st_rdev == before != 0
 
 
@@ -312,7 +340,7 @@ def test_full_output_is_an_error():
     with open("/dev/full", "w") as full:
         result = subprocess.run([BINARY, "env"], stdout=full, stderr=subprocess.PIPE, text=True)
     assert result.returncode == 5
-    advises(message(result, "output"))
+    message(result, "output")
 
 
 def test_more_tokens_than_positions_are_announced(trained):
@@ -324,20 +352,20 @@ def test_more_tokens_than_positions_are_announced(trained):
 def test_ids_and_prompts_that_cannot_be_used(trained, tmp_path):
     def logits(text, *says):
         (tmp_path / "ids").write_text(text)
-        advises(message(teratron("logits", "--load", trained, "--input", tmp_path / "ids", "--output", tmp_path / "out",
-                                 code=3), *says))
+        message(teratron("logits", "--load", trained, "--input", tmp_path / "ids", "--output", tmp_path / "out",
+                                 code=3), *says)
     logits("", "no token ids")
     logits("1 2\n" + "1 " * 17, "ids:2", "17 tokens", "16 positions")
     logits("1 61", "ids:1", "'61'", "[0, 61)")
-    advises(message(teratron("logits", "--load", trained, "--input", tmp_path / "none", "--output", tmp_path / "out", code=3),
-                    "none", "cannot be read"))
-    advises(message(teratron("generate", "--load", trained, "--prompt", "", code=2), "no tokens"))
-    advises(message(teratron("generate", "--load", trained, "--sample-input-file", tmp_path / "none", code=2), "prompts"))
-    advises(message(teratron("pretrain", code=2), "no model"))
-    advises(message(teratron("pretrain", "bort", code=2), "bort"))
+    message(teratron("logits", "--load", trained, "--input", tmp_path / "none", "--output", tmp_path / "out", code=3),
+                    "none", "cannot be read")
+    message(teratron("generate", "--load", trained, "--prompt", "", code=2), "no tokens")
+    message(teratron("generate", "--load", trained, "--sample-input-file", tmp_path / "none", code=2), "prompts")
+    message(teratron("pretrain", code=2), "no model")
+    message(teratron("pretrain", "bort", code=2), "bort")
 
 
 def test_a_checkpoint_without_optimizer_cannot_be_resumed(tmp_path):
     flags = [*MOCK, "--save", tmp_path, "--load", tmp_path]
     train(*flags, "--train-iters", "2", "--exit-interval", "1", "--no-save-optim")
-    advises(message(train(*flags, "--train-iters", "2", code=4), "optimizer", "--no-load-optim"))
+    message(train(*flags, "--train-iters", "2", code=4), "optimizer", "--no-load-optim")

@@ -46,7 +46,8 @@ CONFIGS = {
 
 
 def run(*args, code=0):
-    done = subprocess.run([BINARY, *map(str, args)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([BINARY, *map(str, args)], capture_output=True, text=True, errors="replace",
+                          timeout=300)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -155,6 +156,58 @@ def test_accelerates_spellings(tmp_path):
     assert "decoder.layers.1.mlp.linear_fc2.weight" in said
     with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}
+
+
+def small_tokenizer(folder):
+    """Trained by the program, as vocab.json, merges.txt and tokenizer.json."""
+    folder.mkdir()
+    (folder / "text.txt").write_text("the cat sat on the mat and the dog sat on the cat\n" * 20)
+    run("tokenizer", "train", "--input", folder / "text.txt", "--output", folder, "--vocab-size", 280)
+    return folder
+
+
+def with_tokenizer(folder):
+    """A GPT-2 with its tokenizer beside it, as transformers saves them."""
+    tokenizer = small_tokenizer(folder.parent / "tokenizer")
+    config = transformers.GPT2Config(n_embd=48, n_layer=1, n_head=4, vocab_size=280, n_positions=64, bos_token_id=None,
+                                     eos_token_id=None)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    (folder / "tokenizer.json").write_bytes((tokenizer / "tokenizer.json").read_bytes())
+    return folder
+
+
+def test_a_model_brings_its_tokenizer_and_takes_it_along(tmp_path):
+    with_tokenizer(tmp_path / "in")
+    run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt")
+    said = run("generate", "--load", tmp_path / "ckpt", "--prompt", "the cat", "--max-new-tokens", 3, "--device", "cpu")
+    assert "the cat" in said
+    again = run("generate", "--load", tmp_path / "ckpt" / "iter_0000000", "--prompt", "the cat", "--max-new-tokens", 3,
+                "--device", "cpu")
+    assert again.split("the cat", 1)[1] == said.split("the cat", 1)[1]
+    run("ckpt", "convert", "--to-hf", tmp_path / "out", "--load", tmp_path / "ckpt")
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (tmp_path / "in" / "tokenizer.json").read_bytes()
+    ends = json.loads((tmp_path / "out" / "config.json").read_text())["eos_token_id"]
+    tokens = {token["content"]: token["id"]
+              for token in json.loads((tmp_path / "in" / "tokenizer.json").read_text())["added_tokens"]}
+    assert ends == tokens["<|endoftext|>"]
+
+
+def test_a_trained_model_is_exported_with_its_vocabulary(tmp_path):
+    tokenizer = small_tokenizer(tmp_path / "tokenizer")
+    files = ["--vocab-file", tokenizer / "vocab.json", "--merge-file", tokenizer / "merges.txt"]
+    run("pretrain", "gpt", "--num-layers", 1, "--hidden-size", 16, "--num-attention-heads", 2, "--seq-length", 16,
+        "--max-position-embeddings", 16, "--micro-batch-size", 2, "--train-iters", 1, "--lr", "1e-3", "--eval-iters", 0,
+        "--device", "cpu", "--mock-data", "--tokenizer-type", "GPT2BPETokenizer", *files, "--save", tmp_path / "ckpt")
+    run("ckpt", "convert", "--to-hf", tmp_path / "out", "--load", tmp_path / "ckpt")
+    loaded = transformers.GPT2Tokenizer(str(tmp_path / "out" / "vocab.json"), str(tmp_path / "out" / "merges.txt"))
+    text = "the dog sat"
+    ours = subprocess.run([BINARY, "tokenizer", "encode", "--tokenizer-type", "GPT2BPETokenizer", *map(str, files)],
+                          input=text, capture_output=True, text=True, check=True).stdout.split()
+    assert loaded.encode(text) == list(map(int, ours))
+    (tokenizer / "vocab.json").unlink()
+    said = run("ckpt", "convert", "--to-hf", tmp_path / "bare", "--load", tmp_path / "ckpt")
+    assert "no tokenizer is copied" in said and "--tokenizer-name" in said
+    assert not (tmp_path / "bare" / "vocab.json").exists()
 
 
 def test_pickles_are_refused(tmp_path):
