@@ -109,33 +109,68 @@ at::Tensor activation_forward(const at::Tensor& x, const at::Tensor& bias, Activ
   return apply(halves[0], activation).mul_(halves[1]).to(x.scalar_type());
 }
 
-at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
-                               Activation activation) {
+namespace {
+
+void check_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
+                    Activation activation) {
   check_input(x, bias, activation);
   require_like(dy, x, is_gated(activation) ? x.numel() / 2 : x.numel(), "dy");
-  if (x.is_cuda()) {
-    at::Tensor dx = at::empty_like(x);
-    if (dx.numel() == 0) return dx;
-    cuda::activation_backward(shape_of(x, activation),
-                              {.x = address(x), .bias = address(bias), .dy = address(dy), .out = address(dx)},
-                              current_stream(x));
-    return dx;
-  }
+}
+
+/// dx in the type of the arithmetic.
+at::Tensor backward_on_cpu(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
+                           Activation activation) {
   const at::Tensor z = pre_activation(x, bias);
   const at::Tensor grad = dy.to(z.scalar_type());
-  if (!is_gated(activation)) return apply_backward(grad, z, activation).to(x.scalar_type());
+  if (!is_gated(activation)) return apply_backward(grad, z, activation);
   const auto halves = z.chunk(2, -1);
   const at::Tensor dgate = apply_backward(grad * halves[1], halves[0], activation);
   const at::Tensor dup = grad * apply(halves[0], activation);
-  return at::cat({dgate, dup}, -1).to(x.scalar_type());
+  return at::cat({dgate, dup}, -1);
+}
+
+}  // namespace
+
+at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
+                               Activation activation) {
+  check_backward(dy, x, bias, activation);
+  if (!x.is_cuda()) return backward_on_cpu(dy, x, bias, activation).to(x.scalar_type());
+  at::Tensor dx = at::empty_like(x);
+  if (dx.numel() == 0) return dx;
+  cuda::activation_backward(shape_of(x, activation),
+                            {.x = address(x), .bias = address(bias), .dy = address(dy), .out = address(dx)},
+                            current_stream(x));
+  return dx;
+}
+
+SummedGradient activation_backward_summed(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
+                                          Activation activation) {
+  check_backward(dy, x, bias, activation);
+  if (!x.is_cuda() || x.numel() == 0) {
+    const at::Tensor dx = backward_on_cpu(dy, x, bias, activation);
+    return {dx.to(x.scalar_type()), column_sum(dx)};
+  }
+  const cuda::ActivationShape shape = shape_of(x, activation);
+  const auto sums = x.options().dtype(accumulation_type(x));
+  const SummedGradient result{at::empty_like(x), at::empty({x.size(-1)}, sums)};
+  const at::Tensor partial = at::empty({cuda::activation_partials(shape), x.size(-1)}, sums);
+  cuda::activation_backward(shape,
+                            {.x = address(x),
+                             .bias = address(bias),
+                             .dy = address(dy),
+                             .out = address(result.dx),
+                             .partial = address(partial),
+                             .column_sum = address(result.column_sum)},
+                            current_stream(x));
+  return result;
 }
 
 at::Tensor column_sum(const at::Tensor& x) {
   require_float(x, "x");
   const RowShape rows = rows_of(x);
-  at::Tensor out = at::zeros({rows.width}, x.options().dtype(accumulation_type(x)));
-  if (x.numel() == 0) return out;
-  if (x.is_cuda()) {
+  const auto sums = x.options().dtype(accumulation_type(x));
+  if (x.is_cuda() && x.numel() > 0) {
+    const at::Tensor out = at::empty({rows.width}, sums);
     const at::Tensor partial =
         at::empty({cuda::column_sum_partials(rows.count, rows.width), rows.width}, out.options());
     cuda::column_sum({.rows = rows.count,
@@ -147,6 +182,7 @@ at::Tensor column_sum(const at::Tensor& x) {
                      current_stream(x));
     return out;
   }
+  at::Tensor out = at::zeros({rows.width}, sums);
   with_float_type(x, [&]<typename T>(T) { column_sum_cpu<T>(x, out); });
   return out;
 }

@@ -26,6 +26,14 @@ at::Tensor activation_forward(const at::Tensor& x, const at::Tensor& bias, Activ
 at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
                                Activation activation);
 
+struct SummedGradient {
+  at::Tensor dx;
+  at::Tensor column_sum;  // of dx before it is rounded: f32 [m] (f64 for f64)
+};
+/// The same and the bias' gradient in one pass.
+SummedGradient activation_backward_summed(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
+                                          Activation activation);
+
 /// Sum over all rows: x [..., n] -> f32 [n] (f64 for f64), in a fixed order: bitwise reproducible.
 at::Tensor column_sum(const at::Tensor& x);
 

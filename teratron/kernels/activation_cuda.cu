@@ -1,6 +1,9 @@
+#include <algorithm>
+
 #include "teratron/kernels/activation_cuda.h"
 #include "teratron/kernels/activation_math.cuh"
 #include "teratron/kernels/device.cuh"
+#include "teratron/kernels/partials.cuh"
 #include "teratron/kernels/tiling.cuh"
 
 namespace teratron::cuda {
@@ -66,13 +69,35 @@ __global__ void __launch_bounds__(256) forward_kernel(ActivationShape shape, Act
   });
 }
 
-template <typename T, int N, bool gated>
+/// What a thread adds up of its columns, if anything.
+template <typename T, int N, int parts, bool summed>
+struct ColumnSums {
+  Accumulator<T> of[summed ? parts : 1][N] = {};
+
+  __device__ void add(int part, int i, Accumulator<T> x) {
+    if constexpr (summed) of[part][i] += x;
+  }
+  /// A row of partial sums per thread row of the grid.
+  __device__ void store(const ActivationShape& shape, const ActivationArgs& args, int64_t column) const {
+    if constexpr (!summed) return;
+    auto* const row =
+        static_cast<Accumulator<T>*>(args.partial) + tile_first_row() * parts * shape.width + column;
+#pragma unroll
+    for (int p = 0; p < parts; ++p) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) row[p * shape.width + i] = of[p][i];
+    }
+  }
+};
+
+template <typename T, int N, bool gated, bool summed>
 __global__ void __launch_bounds__(256) backward_kernel(ActivationShape shape, ActivationArgs args) {
   constexpr int parts = gated ? 2 : 1;
   using In = Inputs<T, N, parts + 1>;
   const int64_t column = tile_column<N>();
   if (column >= shape.width) return;
   const Biases<T, N, parts> bias(shape, args, column);
+  ColumnSums<T, N, parts, summed> sums;
   with_kind<gated>(shape.activation, [&](auto kind) {
     constexpr Activation f = decltype(kind)::value;
     walk_rows<2, In>(
@@ -88,18 +113,30 @@ __global__ void __launch_bounds__(256) backward_kernel(ActivationShape shape, Ac
           for (int i = 0; i < N; ++i) {
             const auto [value, slope] = slope_of<f>(widen(in.pack[0].v[i]) + bias.of[0][i]);
             const auto d = widen(in.pack[parts].v[i]);
+            auto dx = d * slope;
             if constexpr (gated) {
-              in.pack[0].v[i] = round_to<T>(d * (widen(in.pack[1].v[i]) + bias.of[1][i]) * slope);
+              dx *= widen(in.pack[1].v[i]) + bias.of[1][i];
               in.pack[1].v[i] = round_to<T>(d * value);
-            } else {
-              in.pack[0].v[i] = round_to<T>(d * slope);
+              sums.add(1, i, d * value);
             }
+            in.pack[0].v[i] = round_to<T>(dx);
+            sums.add(0, i, dx);
           }
           T* const dx = static_cast<T*>(args.out) + row * parts * shape.width + column;
 #pragma unroll
           for (int p = 0; p < parts; ++p) store<N>(dx + p * shape.width, in.pack[p]);
         });
   });
+  sums.store(shape, args, column);
+}
+
+/// Fewer blocks where each leaves partial sums.
+template <int N>
+Tiling summing_tiles(const ActivationShape& shape) {
+  return tile_rows(ceil_div(shape.width, N), shape.rows, 8);
+}
+inline int64_t thread_rows(const Tiling& tiling) {
+  return int64_t{tiling.grid.y} * tiling.block.y;
 }
 
 enum class Pass { forward, backward };
@@ -108,24 +145,51 @@ template <typename T, int N>
 void launch(Pass pass, const ActivationShape& shape, const ActivationArgs& args, cudaStream_t stream) {
   const Tiling t = tile_rows(ceil_div(shape.width, N), shape.rows);
   const bool gated = is_gated(shape.activation);
-  const auto kernel = pass == Pass::forward
-                          ? (gated ? forward_kernel<T, N, true> : forward_kernel<T, N, false>)
-                          : (gated ? backward_kernel<T, N, true> : backward_kernel<T, N, false>);
+  const auto kernel =
+      pass == Pass::forward
+          ? (gated ? forward_kernel<T, N, true> : forward_kernel<T, N, false>)
+          : (gated ? backward_kernel<T, N, true, false> : backward_kernel<T, N, false, false>);
   kernel<<<t.grid, t.block, 0, stream>>>(shape, args);
   check_launch("activation");
 }
 
+template <typename T, int N>
+void launch_summed(const ActivationShape& shape, const ActivationArgs& args, cudaStream_t stream) {
+  const Tiling t = summing_tiles<N>(shape);
+  const bool gated = is_gated(shape.activation);
+  const auto kernel = gated ? backward_kernel<T, N, true, true> : backward_kernel<T, N, false, true>;
+  kernel<<<t.grid, t.block, 0, stream>>>(shape, args);
+  check_launch("activation");
+  add_partials<Accumulator<T>>({.first = args.partial,
+                                .second = nullptr,
+                                .first_out = args.column_sum,
+                                .second_out = nullptr,
+                                .count = thread_rows(t),
+                                .width = gated ? 2 * shape.width : shape.width},
+                               stream);
+}
+
 void dispatch(Pass pass, const ActivationShape& shape, const ActivationArgs& args, cudaStream_t stream) {
   with_device_type(shape.dtype, [&]<typename T>(T) {
-    if (shape.width % pack_size<T> == 0 && aligned(args.x, args.bias, args.dy, args.out)) {
-      launch<T, pack_size<T>>(pass, shape, args, stream);
+    const bool in_packs = shape.width % pack_size<T> == 0 && aligned(args.x, args.bias, args.dy, args.out);
+    if (args.partial != nullptr) {
+      in_packs ? launch_summed<T, pack_size<T>>(shape, args, stream)
+               : launch_summed<T, 1>(shape, args, stream);
     } else {
-      launch<T, 1>(pass, shape, args, stream);
+      in_packs ? launch<T, pack_size<T>>(pass, shape, args, stream) : launch<T, 1>(pass, shape, args, stream);
     }
   });
 }
 
 }  // namespace
+
+int64_t activation_partials(const ActivationShape& shape) {
+  int64_t most = 0;
+  with_device_type(shape.dtype, [&]<typename T>(T) {
+    most = std::max(thread_rows(summing_tiles<pack_size<T>>(shape)), thread_rows(summing_tiles<1>(shape)));
+  });
+  return most;
+}
 
 void activation_forward(const ActivationShape& shape, const ActivationArgs& args, CUstream_st* stream) {
   dispatch(Pass::forward, shape, args, stream);

@@ -20,9 +20,13 @@ struct ActivationShape {
 
 struct ActivationArgs {
   const void *x, *bias;
-  const void* dy;  // backward only
-  void* out;       // y or dx
+  const void* dy;           // backward only
+  void* out;                // y or dx
+  void* partial = nullptr;  // backward: [activation_partials(shape), width of x], accumulation type, or null
+  void* column_sum = nullptr;  // with `partial`: [width of x]
 };
+/// How many rows of partial sums the backward writes at most.
+int64_t activation_partials(const ActivationShape& shape);
 void activation_forward(const ActivationShape& shape, const ActivationArgs& args, CUstream_st* stream);
 void activation_backward(const ActivationShape& shape, const ActivationArgs& args, CUstream_st* stream);
 

@@ -4,6 +4,9 @@
 namespace teratron::cuda {
 namespace {
 
+constexpr int threads =
+    256;  // small blocks: while one ends with its reductions, others of the multiprocessor load
+
 /// The row's target among the local logical columns, or -1.
 __device__ int64_t local_target(const VocabShape& shape, int64_t target) {
   const int64_t column = target - shape.first;
@@ -30,7 +33,7 @@ __device__ void walk_packs(const T* row, int64_t columns, F&& f) {
 
 /// One block per row, one pass.
 template <typename T, int N>
-__global__ void __launch_bounds__(512)
+__global__ void __launch_bounds__(threads)
     cross_entropy_statistics_kernel(VocabShape shape, CrossEntropyStatisticsArgs args) {
   using A = Accumulator<T>;
   __shared__ A shared[64];
@@ -58,7 +61,7 @@ __global__ void __launch_bounds__(512)
 
 /// One block per row. Rows with scale 0 (masked tokens) are written without being read.
 template <typename T, int N>
-__global__ void __launch_bounds__(512)
+__global__ void __launch_bounds__(threads)
     cross_entropy_gradient_kernel(VocabShape shape, CrossEntropyGradientArgs args) {
   using A = Accumulator<T>;
   const int64_t row = blockIdx.x;
@@ -103,7 +106,7 @@ void cross_entropy_statistics(const VocabShape& shape, const CrossEntropyStatist
                               CUstream_st* stream) {
   with_pack(shape, args.logits, [&]<typename T>(T, auto pack) {
     cross_entropy_statistics_kernel<T, pack.value>
-        <<<static_cast<unsigned>(shape.rows), 512, 0, stream>>>(shape, args);
+        <<<static_cast<unsigned>(shape.rows), threads, 0, stream>>>(shape, args);
   });
   check_launch("cross_entropy_statistics");
 }
@@ -112,7 +115,7 @@ void cross_entropy_gradient(const VocabShape& shape, const CrossEntropyGradientA
                             CUstream_st* stream) {
   with_pack(shape, args.logits, [&]<typename T>(T, auto pack) {
     cross_entropy_gradient_kernel<T, pack.value>
-        <<<static_cast<unsigned>(shape.rows), 512, 0, stream>>>(shape, args);
+        <<<static_cast<unsigned>(shape.rows), threads, 0, stream>>>(shape, args);
   });
   check_launch("cross_entropy_gradient");
 }

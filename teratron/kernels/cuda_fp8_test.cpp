@@ -102,6 +102,14 @@ TEST_F(GpuFp8, MultipliesAsTheCpuDoes) {
       EXPECT_LT(relative_error(fp8_matmul(f.gpu, {}, at::kFloat), expected), 5e-4);
       EXPECT_LT(relative_error(fp8_matmul(f.gpu, {}, at::kBFloat16), expected), 4e-3);
       EXPECT_LT(relative_error(fp8_matmul(f.gpu, bias.cuda(), at::kBFloat16), expected + bias), 4e-3);
+      const at::Tensor residual = at::randn({m, n}, at::kBFloat16);
+      EXPECT_LT(
+          relative_error(fp8_matmul_add(f.gpu, bias.cuda(), residual.cuda()), expected + bias + residual),
+          4e-3);
+      EXPECT_LT(relative_error(fp8_matmul_add(f.gpu, {}, residual.cuda()), expected + residual), 4e-3);
+      const at::Tensor out = at::full({m, n}, std::nanf(""), at::device(at::kCUDA));
+      fp8_matmul_out(out, f.gpu);
+      EXPECT_LT(relative_error(out, expected), 5e-4);
       const at::Tensor sum = at::randn({m, n});
       const at::Tensor device_sum = sum.cuda();
       fp8_matmul_add_(device_sum, f.gpu);

@@ -126,6 +126,12 @@ TEST_F(Gpu, Activations) {
         const at::Tensor dy = randn(expected.sizes(), type);
         EXPECT_GPU(activation_backward(gpu(dy), gpu(x), gpu(bias), kind),
                    activation_backward(f64(dy), f64(x), f64(bias), kind), type);
+        const auto summed = [&] { return activation_backward_summed(gpu(dy), gpu(x), gpu(bias), kind); };
+        const SummedGradient once = summed(),
+                             exact = activation_backward_summed(f64(dy), f64(x), f64(bias), kind);
+        EXPECT_GPU(once.dx, exact.dx, type);
+        EXPECT_GPU(once.column_sum, exact.column_sum, type == at::kDouble ? at::kDouble : at::kFloat);
+        EXPECT_TRUE(same_bits(once.column_sum, summed().column_sum));
       }
     }
   }

@@ -49,6 +49,11 @@ TEST(Activation, MatchesAutogradOfTheFormula) {
         const at::Tensor dy = randn(y.sizes(), type);
         y.backward(f64(dy));
         EXPECT_CLOSE(activation_backward(dy, x, bias, kind), z.grad(), type);
+        const SummedGradient summed = activation_backward_summed(dy, x, bias, kind);
+        EXPECT_TRUE(same_bits(summed.dx, activation_backward(dy, x, bias, kind)));
+        const auto sums = type == at::kDouble ? at::kDouble : at::kFloat;
+        EXPECT_EQ(summed.column_sum.scalar_type(), sums);
+        EXPECT_CLOSE(summed.column_sum, z.grad().flatten(0, 1).sum(0), sums);
       }
     }
   }

@@ -2,6 +2,7 @@
 
 #include "teratron/kernels/dispatch.h"
 #include "teratron/kernels/fp8_cuda.h"
+#include "teratron/kernels/gemm_cuda.h"
 #include "teratron/kernels/stream.h"
 
 namespace teratron {
@@ -13,8 +14,8 @@ at::ScalarType scalar_type(Fp8Format format) {
   return format == Fp8Format::e4m3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2;
 }
 
-Fp8Format format_of(const at::Tensor& values) {
-  return values.scalar_type() == at::kFloat8_e5m2 ? Fp8Format::e5m2 : Fp8Format::e4m3;
+Dtype fp8_type_of(const at::Tensor& values) {
+  return values.scalar_type() == at::kFloat8_e5m2 ? Dtype::f8_e5m2 : Dtype::f8_e4m3;
 }
 
 bool is_aligned(const at::Tensor& x) {
@@ -56,24 +57,30 @@ at::Tensor product_on_cpu(const Fp8Product& product) {
   return sum * (product.a.inverse * product.b.inverse);
 }
 
-void gemm(const Fp8Product& product, const at::Tensor& bias, const at::Tensor& out, bool add) {
-  const at::Tensor workspace = at::empty({cuda::fp8_gemm_workspace}, out.options().dtype(at::kByte));
-  cuda::fp8_gemm({.m = product.a.values.size(0),
-                  .n = product.b.values.size(0),
-                  .k = product.a.values.size(1),
-                  .a_format = format_of(product.a.values),
-                  .b_format = format_of(product.b.values),
-                  .a = address(product.a.values),
-                  .b = address(product.b.values),
-                  .a_inverse = floats(product.a.inverse),
-                  .b_inverse = floats(product.b.inverse),
-                  .bias = address(bias),
-                  .out_type = dtype_of(out),
-                  .out = address(out),
-                  .add = add,
-                  .fast_accumulation = product.fast_accumulation,
-                  .workspace = address(workspace)},
-                 current_stream(out));
+/// What follows a product: out = product (+ addend) (+ bias). The addend may be `out` itself.
+struct Following {
+  at::Tensor bias;
+  at::Tensor addend;
+};
+
+void gemm(const Fp8Product& product, const Following& following, const at::Tensor& out) {
+  const at::Tensor workspace = at::empty({cuda::gemm_workspace}, out.options().dtype(at::kByte));
+  cuda::gemm({.m = product.a.values.size(0),
+              .n = product.b.values.size(0),
+              .k = product.a.values.size(1),
+              .a_type = fp8_type_of(product.a.values),
+              .b_type = fp8_type_of(product.b.values),
+              .out_type = dtype_of(out),
+              .a = address(product.a.values),
+              .b = address(product.b.values),
+              .a_inverse = floats(product.a.inverse),
+              .b_inverse = floats(product.b.inverse),
+              .addend = address(following.addend),
+              .bias = address(following.bias),
+              .out = address(out),
+              .fast_accumulation = product.fast_accumulation,
+              .workspace = address(workspace)},
+             current_stream(out));
 }
 
 void check_product(const Fp8Product& product) {
@@ -139,8 +146,28 @@ at::Tensor fp8_matmul(const Fp8Product& product, const at::Tensor& bias, at::Sca
   }
   const at::Tensor out =
       at::empty({product.a.values.size(0), product.b.values.size(0)}, product.a.values.options().dtype(type));
-  gemm(product, bias, out, false);
+  gemm(product, {.bias = bias}, out);
   return out;
+}
+
+at::Tensor fp8_matmul_add(const Fp8Product& product, const at::Tensor& bias, const at::Tensor& residual) {
+  check_product(product);
+  if (!product.a.values.is_cuda()) {
+    const at::Tensor out = product_on_cpu(product) + residual.to(at::kFloat);
+    return (bias.defined() ? out + bias.to(at::kFloat) : out).to(residual.scalar_type());
+  }
+  const at::Tensor out = at::empty_like(residual);
+  gemm(product, {.bias = bias, .addend = residual}, out);
+  return out;
+}
+
+void fp8_matmul_out(const at::Tensor& out, const Fp8Product& product) {
+  check_product(product);
+  if (!out.is_cuda()) {
+    out.copy_(product_on_cpu(product));
+    return;
+  }
+  gemm(product, {}, out);
 }
 
 void fp8_matmul_add_(const at::Tensor& sum, const Fp8Product& product) {
@@ -149,7 +176,7 @@ void fp8_matmul_add_(const at::Tensor& sum, const Fp8Product& product) {
     sum.add_(product_on_cpu(product));
     return;
   }
-  gemm(product, {}, sum, true);
+  gemm(product, {.addend = sum}, sum);
 }
 
 }  // namespace teratron

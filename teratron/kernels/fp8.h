@@ -58,6 +58,10 @@ struct Fp8Product {
 
 /// a b^T (+ bias [N], undefined: none) [M, N] in `type`: f32 (without bias on a GPU), bf16 or f16.
 at::Tensor fp8_matmul(const Fp8Product& product, const at::Tensor& bias, at::ScalarType type);
+/// residual [M, N] + a b^T (+ bias [N], undefined: none), in the residual's type: bf16 or f16 on a GPU.
+at::Tensor fp8_matmul_add(const Fp8Product& product, const at::Tensor& bias, const at::Tensor& residual);
+/// out [M, N] fp32 = a b^T.
+void fp8_matmul_out(const at::Tensor& out, const Fp8Product& product);
 /// sum [M, N] fp32 += a b^T.
 void fp8_matmul_add_(const at::Tensor& sum, const Fp8Product& product);
 

@@ -30,20 +30,4 @@ struct Fp8ScaleArgs {
 };
 void fp8_scale_of(const Fp8ScaleArgs& args, CUstream_st* stream);
 
-struct Fp8GemmArgs {
-  int64_t m, n, k;
-  Fp8Format a_format, b_format;
-  const void *a, *b;
-  const float *a_inverse, *b_inverse;
-  const void* bias;  // in out_type
-  Dtype out_type;
-  void* out;
-  bool add;  // to what `out` holds
-  bool fast_accumulation;
-  void* workspace;
-};
-inline constexpr int64_t fp8_gemm_workspace = int64_t{32} << 20;
-/// Throws a Fault where cuBLASLt has no kernel for it.
-void fp8_gemm(const Fp8GemmArgs& args, CUstream_st* stream);
-
 }  // namespace teratron::cuda

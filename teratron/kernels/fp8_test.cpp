@@ -129,6 +129,12 @@ TEST(Fp8, MultipliesWhatItHolds) {
   EXPECT_LT(relative_error(fp8_matmul(product, {}, at::kFloat), exact), 1e-6);
   EXPECT_LT(relative_error(fp8_matmul(product, bias, at::kFloat), exact + f64(bias)), 1e-6);
   EXPECT_LT(relative_error(fp8_matmul(product, bias, at::kBFloat16), exact + f64(bias)), 6e-3);
+  const at::Tensor residual = randn({32, 48}, at::kBFloat16);
+  EXPECT_LT(relative_error(fp8_matmul_add(product, bias, residual), exact + f64(bias) + f64(residual)), 6e-3);
+  EXPECT_LT(relative_error(fp8_matmul_add(product, {}, residual), exact + f64(residual)), 6e-3);
+  const at::Tensor out = at::full({32, 48}, std::nanf(""));
+  fp8_matmul_out(out, product);
+  EXPECT_LT(relative_error(out, exact), 1e-6);
   const at::Tensor sum = randn({32, 48}), before = f64(sum);
   fp8_matmul_add_(sum, product);
   EXPECT_LT(relative_error(sum, before + exact), 1e-6);

@@ -3,9 +3,12 @@
 #include "teratron/kernels/activation_cuda.h"
 #include "teratron/kernels/cross_entropy_cuda.h"
 #include "teratron/kernels/dropout_cuda.h"
+#include "teratron/kernels/embedding_cuda.h"
 #include "teratron/kernels/fp8_cuda.h"
+#include "teratron/kernels/gemm_cuda.h"
 #include "teratron/kernels/norm_cuda.h"
 #include "teratron/kernels/optimizer_step_cuda.h"
+#include "teratron/kernels/qkv_cuda.h"
 #include "teratron/kernels/random_fill_cuda.h"
 #include "teratron/kernels/reduce_cuda.h"
 #include "teratron/kernels/rope_cuda.h"
@@ -41,11 +44,23 @@ void activation_forward(const ActivationShape&, const ActivationArgs&, CUstream_
 void activation_backward(const ActivationShape&, const ActivationArgs&, CUstream_st*) {
   missing("activation");
 }
+int64_t activation_partials(const ActivationShape&) {
+  missing("activation");
+}
 int64_t column_sum_partials(int64_t, int64_t) {
   missing("column_sum");
 }
 void column_sum(const ColumnSumArgs&, CUstream_st*) {
   missing("column_sum");
+}
+bool can_merge_qkv(const MergeQkvArgs&) {
+  missing("merge_qkv");
+}
+int64_t merge_qkv_partials(const MergeQkvArgs&) {
+  missing("merge_qkv");
+}
+void merge_qkv(const MergeQkvArgs&, CUstream_st*) {
+  missing("merge_qkv");
 }
 void rope(const RopeArgs&, CUstream_st*) {
   missing("rope");
@@ -89,14 +104,20 @@ void softmax_forward(const SoftmaxArgs&, CUstream_st*) {
 void softmax_backward(const SoftmaxArgs&, CUstream_st*) {
   missing("softmax_backward");
 }
+int64_t add_rows_partials(int64_t) {
+  missing("add_rows");
+}
+void add_rows(const AddRowsArgs&, CUstream_st*) {
+  missing("add_rows");
+}
 void fp8_cast(const Fp8CastArgs&, CUstream_st*) {
   missing("fp8_cast");
 }
 void fp8_scale_of(const Fp8ScaleArgs&, CUstream_st*) {
   missing("fp8_scale_of");
 }
-void fp8_gemm(const Fp8GemmArgs&, CUstream_st*) {
-  missing("fp8_gemm");
+void gemm(const GemmArgs&, CUstream_st*) {
+  missing("gemm");
 }
 void random_fill(const FillArgs&, CUstream_st*) {
   missing("random_fill");

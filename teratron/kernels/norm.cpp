@@ -255,11 +255,13 @@ NormGradients norm_backward(const at::Tensor& dy, const at::Tensor& dresidual, c
   if (dresidual.defined()) require_like(dresidual, dy, dy.numel(), "dresidual");
   const auto statistics = dy.options().dtype(accumulation_type(dy));
   const int64_t n = dy.size(-1);
+  const bool on_gpu = dy.is_cuda() && dy.numel() > 0;
+  const auto sums = [&] { return on_gpu ? at::empty({n}, statistics) : at::zeros({n}, statistics); };
   NormGradients out{.dx = at::empty_like(dy),
-                    .dweight = at::zeros({n}, statistics),
-                    .dbias = parameters.bias.defined() ? at::zeros({n}, statistics) : at::Tensor()};
+                    .dweight = sums(),
+                    .dbias = parameters.bias.defined() ? sums() : at::Tensor()};
   if (dy.numel() == 0) return out;
-  if (dy.is_cuda()) {
+  if (on_gpu) {
     backward_cuda({dy, dresidual, saved}, parameters, options, out);
     return out;
   }

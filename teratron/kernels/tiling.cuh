@@ -10,14 +10,14 @@ struct Tiling {
   dim3 grid, block;
 };
 
-/// `packs` column packs by `rows` rows.
-inline Tiling tile_rows(int64_t packs, int64_t rows) {
+/// `packs` column packs by `rows` rows, by about so many blocks per multiprocessor: enough to fill the GPU several times
+/// over; the rest of the rows is walked.
+inline Tiling tile_rows(int64_t packs, int64_t rows, int64_t blocks_per_multiprocessor = 32) {
   constexpr int threads = 256;
-  const int64_t x = packs >= threads ? threads : ceil_div(packs, 32) * 32;
+  const int64_t columns = ceil_div(packs, threads);
+  const int64_t x = ceil_div(ceil_div(packs, columns), 32) * 32;  // equal shares, rounded up to whole warps
   const int64_t y = threads / x > rows ? rows : threads / x;
-  const int64_t columns = ceil_div(packs, x);
-  // Enough blocks to fill the GPU several times over; the rest of the rows is walked.
-  const int64_t wanted = ceil_div(int64_t{multiprocessors()} * 32, columns);
+  const int64_t wanted = ceil_div(multiprocessors() * blocks_per_multiprocessor, columns);
   const int64_t down = ceil_div(rows, y);
   return {.grid = dim3(static_cast<unsigned>(columns), static_cast<unsigned>(down < wanted ? down : wanted)),
           .block = dim3(static_cast<unsigned>(x), static_cast<unsigned>(y))};

@@ -61,24 +61,16 @@ Block::Block(const Scope& scope, const GPTConfig& config, int64_t layer, const T
 
 at::Tensor Block::forward(const at::Tensor& x_SBH, const AttentionContext& context, KeyValueCache* cache) {
   const Norm::Beside x = attention_norm_.forward_beside(x_SBH);
-  const at::Tensor attended_SBH = attention_.forward(x.normed, context, cache);
-  const at::Tensor h_SBH =
-      add_residual(residual(x), attended_SBH, attention_.output_bias(), context, site_ + 1);
+  const at::Tensor h_SBH = attention_.forward_onto(residual(x, context, site_ + 1), x.normed, context, cache);
   const Norm::Beside h = mlp_norm_.forward_beside(h_SBH);
-  const at::Tensor mixed_SBH = mlp_.forward(h.normed);
-  return add_residual(residual(h), mixed_SBH, mlp_.output_bias(), context, site_ + 2);
+  return mlp_.forward_onto(residual(h, context, site_ + 2), h.normed);
 }
 
-at::Tensor Block::residual(const Norm::Beside& stream) const {
-  return residual_after_norm_ ? stream.normed.to(stream.x.scalar_type()) : stream.x;
-}
-
-at::Tensor Block::add_residual(const at::Tensor& residual, const at::Tensor& x, Parameter* bias,
-                               const AttentionContext& context, uint64_t site) const {
-  return bias_dropout_add(x, bias, residual,
-                          {.rate = context.training ? hidden_dropout_ : 0.0,
-                           .key = {context.dropout_seed, site, context.first_sample},
-                           .part = local_sequence(x.size(0), parallel_)});
+Residual Block::residual(const Norm::Beside& stream, const AttentionContext& context, uint64_t site) const {
+  return {.stream_SBH = residual_after_norm_ ? stream.normed.to(stream.x.scalar_type()) : stream.x,
+          .dropout = {.rate = context.training ? hidden_dropout_ : 0.0,
+                      .key = {context.dropout_seed, site, context.first_sample},
+                      .part = local_sequence(stream.x.size(0), parallel_)}};
 }
 
 }  // namespace teratron

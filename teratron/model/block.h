@@ -16,12 +16,8 @@ class Block {
   at::Tensor forward(const at::Tensor& x_SBH, const AttentionContext& context, KeyValueCache* cache);
 
  private:
-  /// residual + dropout(x + bias)
-  at::Tensor add_residual(const at::Tensor& residual, const at::Tensor& x, Parameter* bias,
-                          const AttentionContext& context, uint64_t site) const;
-
-  /// What goes past a layer: the stream itself, or what its norm made of it.
-  at::Tensor residual(const Norm::Beside& stream) const;
+  /// What goes past a layer, the stream itself or what its norm made of it, and the dropout where they meet.
+  Residual residual(const Norm::Beside& stream, const AttentionContext& context, uint64_t site) const;
 
   double hidden_dropout_;
   bool residual_after_norm_;

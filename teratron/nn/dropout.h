@@ -34,6 +34,12 @@ struct DropoutPlan {
   SequencePart part;
 };
 
+/// The residual stream that a layer's output is added to, and the dropout before that.
+struct Residual {
+  at::Tensor stream_SBH;
+  DropoutPlan dropout;
+};
+
 /// residual + dropout(x + bias): x [S, B, H]; bias [H] may be null, the residual undefined. The result has the
 /// residual's type, which may be wider than x's.
 at::Tensor bias_dropout_add(const at::Tensor& x_SBH, Parameter* bias, const at::Tensor& residual_SBH,

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "teratron/comm/collectives.h"
+#include "teratron/kernels/embedding.h"
 #include "teratron/nn/autograd.h"
 
 namespace teratron {
@@ -32,10 +33,12 @@ struct Lookup : torch::autograd::Function<Lookup> {
                                                  torch::autograd::variable_list gradients) {
     const torch::autograd::variable_list saved = context->get_saved_variables();
     Parameter& parameter = *saved_pointer<Parameter>(context, "parameter");
-    at::Tensor gradient = gradients[0].to(gradient_dtype(parameter));
+    at::Tensor gradient = gradients[0];
     if (saved[1].defined()) gradient = gradient.masked_fill(saved[1].unsqueeze(-1), 0);
-    const int64_t count = parameter.tensor.size(0);
-    add_gradient(parameter, at::embedding_dense_backward(gradient, saved[0], count, -1, false));
+    accumulate_gradient(parameter, [&](const at::Tensor& sum, bool add) {
+      if (!add) sum.zero_();
+      add_rows_(sum, saved[0].reshape(-1), gradient.reshape({-1, sum.size(1)}).contiguous());
+    });
     return {at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };

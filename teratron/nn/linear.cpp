@@ -5,6 +5,7 @@
 #include "teratron/comm/collectives.h"
 #include "teratron/kernels/activation.h"
 #include "teratron/nn/autograd.h"
+#include "teratron/nn/dropout.h"
 
 namespace teratron {
 
@@ -58,12 +59,13 @@ struct Linear : torch::autograd::Function<Linear> {
     Parameter* bias;
     InputRegion region;
     const Group* group;
-    bool training;  // backward will come
+    bool training = false;  // backward will come
+    BiasGradient bias_gradient = BiasGradient::by_layer;
   };
 
   // Backward gathers a gathered input once more, and keeps any other as the weight gradient takes it.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&,
-                            const Plan& plan) {
+                            const std::optional<at::Tensor>& residual, const Plan& plan) {
     const bool gathered = plan.region == InputRegion::gathered;
     Moving input = start_input(x, plan.region, *plan.group);
     input.work.wait();
@@ -75,11 +77,13 @@ struct Linear : torch::autograd::Function<Linear> {
       context->save_for_backward({operand.columns, operand.inverse});
     }
     save_pointer(context, "product", plan.product);
-    save_pointer(context, "bias", plan.bias);
+    save_pointer(context, "summed_bias", plan.bias_gradient == BiasGradient::by_layer ? plan.bias : nullptr);
     save_pointer(context, "group", plan.group);
     context->saved_data["region"] = static_cast<int64_t>(plan.region);
-    return shaped_like(plan.product->forward(operand, plan.bias ? plan.bias->tensor : at::Tensor()),
-                       input.tensor.sizes());
+    context->saved_data["has_residual"] = residual.has_value();
+    const MatMul::Addends addends{plan.bias ? plan.bias->tensor : at::Tensor(),
+                                  residual ? rows(residual->contiguous()) : at::Tensor()};
+    return shaped_like(plan.product->forward(operand, addends), input.tensor.sizes());
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -98,15 +102,23 @@ struct Linear : torch::autograd::Function<Linear> {
       const at::Tensor whole = shaped_like(product.input_gradient(gradient), gradients[0].sizes());
       dx = start_input_gradient(whole, region, group);
     }
-    if (auto* bias = saved_pointer<Parameter>(context, "bias")) add_gradient(*bias, column_sum(dy));
+    if (auto* bias = saved_pointer<Parameter>(context, "summed_bias")) add_gradient(*bias, column_sum(dy));
     x.work.wait();
     const MatMul::Operand input = gathered ? product.input(rows(x.tensor), {.rows = false, .recorded = false})
                                            : MatMul::Operand{.columns = saved[0], .inverse = saved[1]};
     product.add_weight_gradient(gradient, input);
     dx.work.wait();
-    return {dx.tensor, at::Tensor(), at::Tensor()};
+    const bool has_residual = context->saved_data["has_residual"].toBool();
+    return {dx.tensor, at::Tensor(), has_residual ? gradients[0] : at::Tensor(), at::Tensor()};
   }
 };
+
+at::Tensor apply(const at::Tensor& x, const std::optional<at::Tensor>& residual, Linear::Plan plan) {
+  expect_gradient(plan.product->weight());
+  if (plan.bias) expect_gradient(*plan.bias);
+  plan.training = at::GradMode::is_enabled();
+  return Linear::apply(x, plan.product->weight().tensor, residual, plan);
+}
 
 InputRegion input_region(const TensorParallel& parallel) {
   return parallel.sequence_parallel ? InputRegion::gathered : InputRegion::copied;
@@ -116,10 +128,7 @@ InputRegion input_region(const TensorParallel& parallel) {
 
 at::Tensor linear(const at::Tensor& x, MatMul& product, Parameter* bias, InputRegion region,
                   const Group& group) {
-  expect_gradient(product.weight());
-  if (bias) expect_gradient(*bias);
-  return Linear::apply(x, product.weight().tensor,
-                       Linear::Plan{&product, bias, region, &group, at::GradMode::is_enabled()});
+  return apply(x, std::nullopt, {.product = &product, .bias = bias, .region = region, .group = &group});
 }
 
 ColumnLinear::ColumnLinear(const Scope& scope, const LinearOptions& options, const TensorParallel& parallel)
@@ -138,8 +147,13 @@ ColumnLinear::ColumnLinear(const Scope& scope, const LinearOptions& options, con
                             .weight_decay = false});
 }
 
-at::Tensor ColumnLinear::forward(const at::Tensor& x_SBI) {
-  return linear(x_SBI, *product_, bias_, input_region(parallel_), parallel_.group);
+at::Tensor ColumnLinear::forward(const at::Tensor& x_SBI, BiasGradient bias_gradient) {
+  return apply(x_SBI, std::nullopt,
+               {.product = product_.get(),
+                .bias = bias_,
+                .region = input_region(parallel_),
+                .group = &parallel_.group,
+                .bias_gradient = bias_gradient});
 }
 
 RowLinear::RowLinear(const Scope& scope, const LinearOptions& options, const TensorParallel& parallel)
@@ -160,6 +174,16 @@ at::Tensor RowLinear::forward(const at::Tensor& x_SBI) {
   const at::Tensor partial_SBO = linear(x_SBI, *product_, nullptr, InputRegion::local, parallel_.group);
   return parallel_.sequence_parallel ? reduce_scatter(partial_SBO, 0, parallel_.group)
                                      : reduce_from(partial_SBO, parallel_.group);
+}
+
+at::Tensor RowLinear::forward_onto(const Residual& residual, const at::Tensor& x_SBI) {
+  const at::Tensor& stream_SBO = residual.stream_SBH;
+  const bool one_gemm = parallel_.group.size == 1 && residual.dropout.rate == 0.0 &&
+                        stream_SBO.scalar_type() == x_SBI.scalar_type();
+  if (!one_gemm) return bias_dropout_add(forward(x_SBI), bias_, stream_SBO, residual.dropout);
+  return apply(
+      x_SBI, stream_SBO,
+      {.product = product_.get(), .bias = bias_, .region = InputRegion::local, .group = &parallel_.group});
 }
 
 }  // namespace teratron

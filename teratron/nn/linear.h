@@ -26,11 +26,21 @@ struct LinearOptions {
   std::vector<int64_t> segments = {};  // Column only: pieces of `out` that are cut one by one (gate|up)
 };
 
+/// Who sums the gradient of a bias, the gradient of the layer's output, over the tokens.
+enum class BiasGradient : uint8_t {
+  by_layer,
+  by_consumer,  // backward of whoever takes the output: it writes that gradient, and sums it in the same pass
+};
+
+struct Residual;
+
 class ColumnLinear {
  public:
   ColumnLinear(const Scope& scope, const LinearOptions& options, const TensorParallel& parallel);
   /// x [S, B, in] (S local under sequence parallelism) -> [S, B, out / tp], S whole. A null bias is left out.
-  at::Tensor forward(const at::Tensor& x_SBI);
+  at::Tensor forward(const at::Tensor& x_SBI, BiasGradient bias_gradient = BiasGradient::by_layer);
+  /// The bias [out / tp], null when there is none.
+  Parameter* bias() { return bias_; }
 
  private:
   TensorParallel parallel_;
@@ -44,6 +54,8 @@ class RowLinear {
   /// x [S, B, in / tp], S whole -> [S, B, out] without the bias (S local under sequence parallelism). The
   /// bias is added by the caller, who fuses it with dropout and residual.
   at::Tensor forward(const at::Tensor& x_SBI);
+  /// residual + dropout(y + b), S local under sequence parallelism: by the GEMM alone where that can do it.
+  at::Tensor forward_onto(const Residual& residual, const at::Tensor& x_SBI);
   /// The bias [out], null when there is none.
   Parameter* bias() { return bias_; }
 
@@ -61,7 +73,7 @@ enum class InputRegion : uint8_t {
              // reduce-scattered under the weight gradient's
 };
 
-/// y = x W^T (+ b) with the communication of `region` over `group`. `bias` may be null.
+/// y = x W^T (+ b) with the communication of `region` over `group`. `bias` may be null. by_layer.
 at::Tensor linear(const at::Tensor& x, MatMul& product, Parameter* bias, InputRegion region,
                   const Group& group);
 

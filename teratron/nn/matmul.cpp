@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "teratron/kernels/gemm.h"
+
 namespace teratron {
 
 namespace {
@@ -12,7 +14,9 @@ class PlainMatMul : public MatMul {
 
   Operand input(const at::Tensor& x_TI, const Wanted&) override { return {x_TI, x_TI, {}}; }
   Operand output_gradient(const at::Tensor& dy_TO) override { return {dy_TO, dy_TO, {}}; }
-  at::Tensor forward(const Operand& x_TI, const at::Tensor& bias_O) override {
+  at::Tensor forward(const Operand& x_TI, const Addends& addends) override {
+    const auto& [bias_O, residual_TO] = addends;
+    if (residual_TO.defined()) return linear_add(x_TI.rows.contiguous(), weight_.tensor, bias_O, residual_TO);
     return at::linear(x_TI.rows, weight_.tensor,
                       bias_O.defined() ? std::optional<at::Tensor>(bias_O) : std::nullopt);
   }
@@ -31,11 +35,12 @@ class Fp8MatMul : public MatMul {
     return cast(x_TI, Role::input, wanted);
   }
   Operand output_gradient(const at::Tensor& dy_TO) override { return cast(dy_TO, Role::output_gradient, {}); }
-  at::Tensor forward(const Operand& x_TI, const at::Tensor& bias_O) override {
+  at::Tensor forward(const Operand& x_TI, const Addends& addends) override {
     const Fp8Matrix& weight = weight_in_fp8();
-    return fp8_matmul(
-        {.a = {x_TI.rows, x_TI.inverse}, .b = {weight.rows, weight.inverse}, .fast_accumulation = true},
-        bias_O, weight_.tensor.scalar_type());
+    const Fp8Product product{
+        .a = {x_TI.rows, x_TI.inverse}, .b = {weight.rows, weight.inverse}, .fast_accumulation = true};
+    return addends.residual_TO.defined() ? fp8_matmul_add(product, addends.bias_O, addends.residual_TO)
+                                         : fp8_matmul(product, addends.bias_O, weight_.tensor.scalar_type());
   }
   at::Tensor input_gradient(const Operand& dy_TO) override {
     const Fp8Matrix& weight = weight_in_fp8();
@@ -47,8 +52,13 @@ class Fp8MatMul : public MatMul {
       teratron::add_weight_gradient(weight_, dy_TO.columns, x_TI.columns);
       return;
     }
-    teratron::accumulate_gradient(weight_, [&](const at::Tensor& sum) {
-      fp8_matmul_add_(sum, {.a = {dy_TO.columns, dy_TO.inverse}, .b = {x_TI.columns, x_TI.inverse}});
+    teratron::accumulate_gradient(weight_, [&](const at::Tensor& sum, bool add) {
+      const Fp8Product product{.a = {dy_TO.columns, dy_TO.inverse}, .b = {x_TI.columns, x_TI.inverse}};
+      if (add) {
+        fp8_matmul_add_(sum, product);
+      } else {
+        fp8_matmul_out(sum, product);
+      }
     });
   }
 

@@ -31,8 +31,12 @@ class MatMul {
 
   virtual Operand input(const at::Tensor& x_TI, const Wanted& wanted) = 0;
   virtual Operand output_gradient(const at::Tensor& dy_TO) = 0;
-  /// `bias` may be undefined.
-  virtual at::Tensor forward(const Operand& x_TI, const at::Tensor& bias_O) = 0;
+  /// What the GEMM adds to its product; each may be undefined.
+  struct Addends {
+    at::Tensor bias_O;
+    at::Tensor residual_TO;
+  };
+  virtual at::Tensor forward(const Operand& x_TI, const Addends& addends) = 0;
   virtual at::Tensor input_gradient(const Operand& dy_TO) = 0;
   virtual void add_weight_gradient(const Operand& dy_TO, const Operand& x_TI) = 0;
 

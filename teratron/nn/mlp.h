@@ -21,9 +21,13 @@ class Mlp {
   Mlp(const Scope& scope, const MlpOptions& options, const TensorParallel& parallel);
   /// x [S, B, H] -> [S, B, H] without fc2's bias.
   at::Tensor forward(const at::Tensor& x_SBH);
+  /// residual + dropout(fc2(...) + its bias).
+  at::Tensor forward_onto(const Residual& residual, const at::Tensor& x_SBH);
   Parameter* output_bias() { return fc2_.bias(); }
 
  private:
+  at::Tensor activated(const at::Tensor& x_SBH);
+
   Activation activation_;
   ColumnLinear fc1_;
   RowLinear fc2_;

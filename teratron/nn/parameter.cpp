@@ -46,24 +46,40 @@ void expect_gradient(Parameter& parameter) {
   if (at::GradMode::is_enabled()) parameter.pending_uses += 1;
 }
 
-void accumulate_gradient(Parameter& parameter, const std::function<void(const at::Tensor& sum)>& add) {
+void accumulate_gradient(Parameter& parameter,
+                         const std::function<void(const at::Tensor& sum, bool add)>& write) {
   ensure_main_grad(parameter);
-  add(parameter.main_grad);
+  write(parameter.main_grad, !parameter.main_grad_is_void);
+  parameter.main_grad_is_void = false;
   gradient_arrived(parameter);
 }
 
+void finish_gradient(Parameter& parameter) {
+  if (parameter.main_grad_is_void) parameter.main_grad.zero_();
+  parameter.main_grad_is_void = false;
+}
+
 void add_gradient(Parameter& parameter, const at::Tensor& gradient) {
-  accumulate_gradient(parameter, [&](const at::Tensor& sum) { sum.add_(gradient); });
+  accumulate_gradient(parameter, [&](const at::Tensor& sum, bool add) {
+    if (add) {
+      sum.add_(gradient);
+    } else {
+      sum.copy_(gradient);
+    }
+  });
 }
 
 void add_weight_gradient(Parameter& parameter, const at::Tensor& dy, const at::Tensor& x) {
-  accumulate_gradient(parameter, [&](at::Tensor sum) {
-    if (sum.scalar_type() == x.scalar_type()) {
-      sum.addmm_(dy.t(), x);
-    } else if (x.is_cuda()) {
-      at::addmm_out(sum, sum, dy.t(), x, sum.scalar_type());
+  accumulate_gradient(parameter, [&](at::Tensor sum, bool add) {
+    const at::ScalarType type = sum.scalar_type();
+    if (type != x.scalar_type() && x.is_cuda()) {
+      if (add) {
+        at::addmm_out(sum, sum, dy.t(), x, type);
+      } else {
+        at::mm_out(sum, dy.t(), x, type);
+      }
     } else {
-      sum.addmm_(dy.t().to(sum.scalar_type()), x.to(sum.scalar_type()));
+      sum.addmm_(dy.t().to(type), x.to(type), /*beta=*/add ? 1.0 : 0.0);
     }
   });
 }

@@ -52,6 +52,9 @@ struct Parameter {
   /// Gradient summed over micro-batches, same shape; fp32 (fp64 for fp64). Written through add_gradient
   /// alone.
   at::Tensor main_grad;
+  /// main_grad holds what is of no use any more: the next gradient is written over it, not added. So nobody fills a
+  /// step's gradients with zeros.
+  bool main_grad_is_void = false;
   /// Forward uses whose gradient has not come yet. A tied weight has several per micro-batch.
   int64_t pending_uses = 0;
   /// Called when pending_uses falls to 0: the gradient buffer starts its reduction there.
@@ -69,8 +72,11 @@ at::ScalarType gradient_dtype(const Parameter& parameter);
 void expect_gradient(Parameter& parameter);
 /// Backward delivers it: main_grad += gradient.
 void add_gradient(Parameter& parameter, const at::Tensor& gradient);
-/// The same by `add(main_grad)`.
-void accumulate_gradient(Parameter& parameter, const std::function<void(const at::Tensor& sum)>& add);
+/// The same by `write(main_grad, add)`, which adds to what it holds or, without `add`, writes over it.
+void accumulate_gradient(Parameter& parameter,
+                         const std::function<void(const at::Tensor& sum, bool add)>& write);
+/// main_grad is a sum from here on: zero if no gradient has come since it became void.
+void finish_gradient(Parameter& parameter);
 /// main_grad += dy^T x for a weight [out, in], dy [T, out], x [T, in]; one GEMM, no intermediate gradient.
 void add_weight_gradient(Parameter& parameter, const at::Tensor& dy, const at::Tensor& x);
 /// The parameter for plain ATen code: its gradient goes into main_grad, never into tensor.grad().

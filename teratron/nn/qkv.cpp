@@ -14,10 +14,12 @@ using torch::autograd::variable_list;
 
 struct SplitQkv : torch::autograd::Function<SplitQkv> {
   static variable_list forward(AutogradContext* context, const at::Tensor& qkv_SBGPD,
-                               const RotaryEmbedding* rope, const std::optional<at::Tensor>& positions_SB) {
+                               const RotaryEmbedding* rope, const std::optional<at::Tensor>& positions_SB,
+                               const Parameter* bias) {
     context->save_for_backward({positions_SB.value_or(at::Tensor())});
     save_pointer(context, "rope", rope);
-    context->saved_data["shape"] = qkv_SBGPD.sizes().vec();
+    save_pointer(context, "bias", bias);
+    context->saved_data["groups"] = qkv_SBGPD.size(2);
     const int64_t per_group = qkv_SBGPD.size(3) - 2;
     at::Tensor q_SBGND = qkv_SBGPD.narrow(3, 0, per_group);
     const at::Tensor k_SBGD = qkv_SBGPD.select(3, per_group);
@@ -33,22 +35,17 @@ struct SplitQkv : torch::autograd::Function<SplitQkv> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const std::vector<int64_t> shape = context->saved_data["shape"].toIntVector();
-    const int64_t per_group = shape[3] - 2;
-    const at::Tensor dq_SBGND = gradients[0].unflatten(2, {shape[2], per_group});
-    const at::Tensor dqkv_SBGPD = at::empty(shape, gradients[0].options());
-    const at::Tensor to_q = dqkv_SBGPD.narrow(3, 0, per_group);
-    const at::Tensor to_k = dqkv_SBGPD.select(3, per_group);
-    if (const auto* rope = saved_pointer<const RotaryEmbedding>(context, "rope")) {
-      const at::Tensor positions_SB = context->get_saved_variables()[0];
-      rope->rotate_back(with_unit_stride(dq_SBGND), to_q, positions_SB);
-      rope->rotate_back(with_unit_stride(gradients[1]), to_k, positions_SB);
-    } else {
-      copy_heads(with_unit_stride(dq_SBGND), to_q);
-      copy_heads(with_unit_stride(gradients[1]), to_k);
-    }
-    copy_heads(with_unit_stride(gradients[2]), dqkv_SBGPD.select(3, per_group + 1));
-    return {dqkv_SBGPD, at::Tensor(), at::Tensor()};
+    const int64_t groups = context->saved_data["groups"].toInt();
+    const QkvGradients parts{.q = with_unit_stride(gradients[0].unflatten(2, {groups, -1})),
+                             .k = with_unit_stride(gradients[1]),
+                             .v = with_unit_stride(gradients[2])};
+    const auto* rope = saved_pointer<const RotaryEmbedding>(context, "rope");
+    auto* bias = saved_pointer<Parameter>(context, "bias");
+    const std::optional<QkvRotation> rotation =
+        rope ? std::optional(rope->rotation(context->get_saved_variables()[0])) : std::nullopt;
+    const MergedQkv merged = merge_qkv(parts, rotation ? &*rotation : nullptr, bias != nullptr);
+    if (bias) add_gradient(*bias, merged.column_sum);
+    return {merged.qkv, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 
   static at::Tensor with_unit_stride(const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
@@ -57,9 +54,9 @@ struct SplitQkv : torch::autograd::Function<SplitQkv> {
 }  // namespace
 
 QueryKeyValue split_qkv(const at::Tensor& qkv_SBGPD, const RotaryEmbedding* rope,
-                        const at::Tensor& positions_SB) {
+                        const at::Tensor& positions_SB, Parameter* bias) {
   const variable_list parts =
-      SplitQkv::apply(qkv_SBGPD, rope, rope ? std::optional(positions_SB) : std::nullopt);
+      SplitQkv::apply(qkv_SBGPD, rope, rope ? std::optional(positions_SB) : std::nullopt, bias);
   return {parts[0], parts[1], parts[2]};
 }
 

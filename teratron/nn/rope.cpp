@@ -77,9 +77,4 @@ at::Tensor RotaryEmbedding::rotated(const at::Tensor& x, const at::Tensor& posit
   return rope(x, table_, positions_SB, {style_, RopeDirection::forward});
 }
 
-void RotaryEmbedding::rotate_back(const at::Tensor& x, const at::Tensor& out,
-                                  const at::Tensor& positions_SB) const {
-  rope_into(x, out, table_, positions_SB, {style_, RopeDirection::inverse});
-}
-
 }  // namespace teratron

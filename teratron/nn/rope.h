@@ -1,7 +1,7 @@
 // Rotary position embedding (Su et al. 2021).
 #pragma once
 
-#include "teratron/kernels/rope.h"
+#include "teratron/kernels/qkv.h"
 
 namespace teratron {
 
@@ -35,8 +35,8 @@ class RotaryEmbedding {
   void rotate_(const at::Tensor& x, const at::Tensor& positions_SB) const;
   /// Into a new contiguous tensor.
   at::Tensor rotated(const at::Tensor& x, const at::Tensor& positions_SB) const;
-  /// The adjoint, into `out`.
-  void rotate_back(const at::Tensor& x, const at::Tensor& out, const at::Tensor& positions_SB) const;
+  /// What was done to queries and keys at these positions.
+  QkvRotation rotation(const at::Tensor& positions_SB) const { return {table_, style_, positions_SB}; }
 
  private:
   RopeTable table_;

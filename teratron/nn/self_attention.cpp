@@ -53,9 +53,9 @@ SelfAttention::SelfAttention(const Scope& scope, const SelfAttentionOptions& opt
   }
 }
 
-at::Tensor SelfAttention::forward(const at::Tensor& x_SBH, const AttentionContext& context,
-                                  KeyValueCache* cache) {
-  const at::Tensor qkv_SBF = qkv_.forward(x_SBH);
+at::Tensor SelfAttention::forward_onto(const Residual& residual, const at::Tensor& x_SBH,
+                                       const AttentionContext& context, KeyValueCache* cache) {
+  const at::Tensor qkv_SBF = qkv_.forward(x_SBH, BiasGradient::by_consumer);
   const int64_t sequence = qkv_SBF.size(0);
   const int64_t batch = qkv_SBF.size(1);
   const int64_t groups = options_.query_groups / group_.size;
@@ -64,7 +64,7 @@ at::Tensor SelfAttention::forward(const at::Tensor& x_SBH, const AttentionContex
   // Norms of queries and keys come before the rotation.
   const RotaryEmbedding* const rope_at_once = q_norm_ ? nullptr : context.rope;
   auto [q_SBND, k_SBGD, v_SBGD] = split_qkv(qkv_SBF.view({sequence, batch, groups, per_group + 2, width}),
-                                            rope_at_once, context.positions_SB);
+                                            rope_at_once, context.positions_SB, qkv_.bias());
   if (q_norm_) {
     q_SBND = q_norm_->forward(q_SBND);
     k_SBGD = k_norm_->forward(k_SBGD);
@@ -89,7 +89,7 @@ at::Tensor SelfAttention::forward(const at::Tensor& x_SBH, const AttentionContex
                  .first_head = group_.rank * groups * per_group,
                  .all_heads = options_.heads,
                  .recompute = options_.recompute_core});
-  return output_.forward(mixed_SBF);
+  return output_.forward_onto(residual, mixed_SBF);
 }
 
 }  // namespace teratron

@@ -48,9 +48,9 @@ struct SelfAttentionOptions {
 class SelfAttention {
  public:
   SelfAttention(const Scope& scope, const SelfAttentionOptions& options, const TensorParallel& parallel);
-  /// x [S, B, H] -> [S, B, H] without the output bias. `cache` is this layer's, or null.
-  at::Tensor forward(const at::Tensor& x_SBH, const AttentionContext& context, KeyValueCache* cache);
-  Parameter* output_bias() { return output_.bias(); }
+  /// residual + dropout(attention of x + output bias): x [S, B, H] -> [S, B, H]. `cache` is this layer's, or null.
+  at::Tensor forward_onto(const Residual& residual, const at::Tensor& x_SBH, const AttentionContext& context,
+                          KeyValueCache* cache);
 
  private:
   SelfAttentionOptions options_;

@@ -100,7 +100,7 @@ double FlatBuffer::gradient_scale() const {
 }
 
 void FlatBuffer::start_step() {
-  if (gradients_.defined()) gradients_.zero_();
+  for (const Entry& entry : entries_) entry.parameter->main_grad_is_void = true;
   std::fill(last_microbatch_.begin(), last_microbatch_.end(), false);
   for (Bucket& bucket : buckets_) {
     bucket.arrived = 0;
@@ -117,6 +117,11 @@ void FlatBuffer::gradient_arrived(size_t entry) {
 
 void FlatBuffer::start_reduction(Bucket& bucket) {
   bucket.started = true;
+  for (const Entry& entry : entries_) {
+    if (entry.range.begin >= bucket.range.begin && entry.range.end <= bucket.range.end) {
+      finish_gradient(*entry.parameter);
+    }
+  }
   const Group& group = options_.data_parallel;
   if (group.size == 1) return;
   const ReduceOp op = options_.average_in_collective ? ReduceOp::avg : ReduceOp::sum;

@@ -54,7 +54,7 @@ class FlatBuffer {
 
   /// What losses are multiplied by, so that summed gradients are the average over the ranks.
   double gradient_scale() const;
-  /// Before the first backward of a step: gradients become zero.
+  /// Before the first backward of a step: gradients count as zero, whatever the buffer holds until finish_reduction().
   void start_step();
   /// From now on gradients that arrive in this chunk are the last of the step: buckets start to be reduced.
   void expect_last_microbatch(int64_t chunk = 0) { last_microbatch_.at(chunk) = true; }

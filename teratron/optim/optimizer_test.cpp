@@ -110,6 +110,32 @@ TEST_P(OptimizerStep, FollowsTheFormula) {
   }
 }
 
+// Nobody clears the buffer: the first gradient of a step is written over what the last one left.
+TEST(Gradients, ForgetTheLastStep) {
+  Model model({});
+  FlatBuffer& buffer = *model.buffer;
+  Parameter &once = model.parameters.all()[0], &twice = model.parameters.all()[1],
+            &never = model.parameters.all()[2], &product = model.parameters.all()[3];
+  const at::Tensor dy = at::randn({5, 7}, at::kDouble), x = at::randn({5, 11}, at::kDouble);
+  for (const bool later : {false, true}) {
+    buffer.start_step();
+    for (Parameter& parameter : model.parameters.all()) parameter.main_grad.fill_(std::nan(""));
+    if (later) buffer.expect_last_microbatch();
+    for (int64_t use = 0; use < 2; ++use) {
+      for (Parameter* parameter : {&twice, &product}) expect_gradient(*parameter);
+      add_gradient(twice, gradient_of(1, use));
+      add_weight_gradient(product, dy, x);
+    }
+    expect_gradient(once);
+    add_gradient(once, gradient_of(2, 0));
+    buffer.finish_reduction();
+    EXPECT_TRUE(at::equal(once.main_grad, gradient_of(2, 0)));
+    EXPECT_TRUE(at::equal(twice.main_grad, gradient_of(1, 0) + gradient_of(1, 1)));
+    EXPECT_TRUE(at::allclose(product.main_grad, 2 * at::matmul(dy.t(), x)));
+    EXPECT_TRUE(at::equal(never.main_grad, at::zeros({7, 11}, at::kDouble)));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     All, OptimizerStep,
     testing::Values(Case{{.kind = OptimizerKind::sgd, .sgd_momentum = 0.9, .clip_grad = 0.0}, {}},

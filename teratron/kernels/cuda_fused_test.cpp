@@ -1,0 +1,122 @@
+// The GPU's kernels that do the work of several, against the CPU's f64 arithmetic on the same (rounded) inputs.
+#include <ATen/Context.h>
+
+#include "teratron/kernels/embedding.h"
+#include "teratron/kernels/gemm.h"
+#include "teratron/kernels/qkv.h"
+#include "teratron/kernels/testing.h"
+
+namespace teratron {
+namespace {
+
+class GpuFused : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!at::hasCUDA()) GTEST_SKIP() << "no GPU on this machine";
+  }
+};
+
+at::Tensor gpu(const at::Tensor& x) {
+  return x.defined() ? x.to(at::kCUDA) : x;
+}
+
+double allowed(at::ScalarType type) {
+  return type == at::kFloat ? 5e-6 : 1.2 * tolerance(type);
+}
+
+TEST_F(GpuFused, LinearAdd) {
+  for (const auto type : float_types) {
+    for (const auto& [rows, in, out] : {std::array<int64_t, 3>{8, 16, 24}, {1000, 520, 264}, {33, 7, 5}}) {
+      SCOPED_TRACE(fmt::format("{} [{}, {}] to {}", at::toString(type), rows, in, out));
+      const at::Tensor x = randn({rows, in}, type), w = randn({out, in}, type),
+                       residual = randn({rows, out}, type);
+      for (const at::Tensor& bias : {at::Tensor(), randn({out}, type)}) {
+        const at::Tensor y = linear_add(gpu(x), gpu(w), gpu(bias), gpu(residual));
+        EXPECT_LT(relative_error(y, linear_add(f64(x), f64(w), f64(bias), f64(residual))), allowed(type));
+      }
+    }
+  }
+}
+
+// Runs of equal ids that end within a chunk, begin and end at its borders, and span several.
+TEST_F(GpuFused, AddRows) {
+  for (const auto type : float_types) {
+    const auto sums = type == at::kDouble ? at::kDouble : at::kFloat;
+    for (const int64_t rows : {1, 31, 32, 64, 1000, 5000}) {
+      for (const int64_t ids_in_use : {1, 3, 40, 4000}) {
+        for (const int64_t width : {8, 37, 1040}) {
+          SCOPED_TRACE(fmt::format("{} {} rows of {}, {} ids", at::toString(type), rows, width, ids_in_use));
+          const at::Tensor ids = at::randint(ids_in_use, {rows}, at::kLong), dy = randn({rows, width}, type),
+                           sum = randn({4000, width}, sums), expected = f64(sum).clone();
+          add_rows_(expected, ids, f64(dy));
+          const at::Tensor device = gpu(sum), again = gpu(sum);
+          add_rows_(device, gpu(ids), gpu(dy));
+          add_rows_(again, gpu(ids), gpu(dy));
+          EXPECT_LT(relative_error(device, expected), 1e-6);
+          EXPECT_TRUE(same_bits(device, again));
+        }
+      }
+    }
+  }
+}
+
+TEST_F(GpuFused, AddRowsInBlocksOfAChunk) {
+  const at::Tensor ids = at::arange(64, at::kLong).repeat_interleave(32), dy = at::randn({2048, 16}),
+                   sum = at::zeros({64, 16}), device = gpu(sum);
+  add_rows_(sum, ids, dy);
+  add_rows_(device, gpu(ids), gpu(dy));
+  EXPECT_LT(relative_error(device, sum), 1e-6);
+}
+
+struct MergeCase {
+  at::ScalarType type;
+  int64_t queries, width, rotated;
+  bool strided;
+};
+
+void check_merge(const MergeCase& c) {
+  constexpr int64_t length = 37, batch = 5, groups = 3, positions = 50;
+  SCOPED_TRACE(fmt::format("{} {} queries, {} of {} channels rotated, strided {}", at::toString(c.type),
+                           c.queries, c.rotated, c.width, c.strided));
+  // As attention gives them: batch first, heads before the sequence, or in order.
+  const auto gradient = [&](int64_t heads) {
+    return c.strided ? randn({batch, groups * heads, length, c.width}, c.type).permute({2, 0, 1, 3})
+                     : randn({length, batch, groups * heads, c.width}, c.type);
+  };
+  const QkvGradients parts{gradient(c.queries).unflatten(2, {groups, c.queries}), gradient(1), gradient(1)};
+  const at::Tensor angle = at::randn({positions, c.rotated / 2});
+  const auto statistics = c.type == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor at = at::randint(positions, {length, batch}, at::kLong);
+  const RopeTable table{angle.cos().to(statistics), angle.sin().to(statistics)};
+  const QkvRotation host{{f64(table.cos), f64(table.sin)}, RopeStyle::half, at};
+  const QkvRotation device{{gpu(table.cos), gpu(table.sin)}, RopeStyle::half, gpu(at)};
+  const bool turns = c.rotated > 0;
+  const MergedQkv expected =
+      merge_qkv({f64(parts.q), f64(parts.k), f64(parts.v)}, turns ? &host : nullptr, true);
+  // .to() keeps strides.
+  const QkvGradients there{gpu(parts.q), gpu(parts.k), gpu(parts.v)};
+  const MergedQkv merged = merge_qkv(there, turns ? &device : nullptr, true);
+  EXPECT_LT(relative_error(merged.qkv, expected.qkv), allowed(c.type));
+  EXPECT_LT(relative_error(merged.column_sum, expected.column_sum),
+            turns ? allowed(c.type) : allowed(statistics));
+  const MergedQkv again = merge_qkv(there, turns ? &device : nullptr, true);
+  EXPECT_TRUE(same_bits(merged.column_sum, again.column_sum));
+  const MergedQkv alone = merge_qkv(there, turns ? &device : nullptr, false);
+  EXPECT_TRUE(same_bits(merged.qkv, alone.qkv));
+  EXPECT_FALSE(alone.column_sum.defined());
+}
+
+TEST_F(GpuFused, MergeQkv) {
+  for (const auto type : float_types) {
+    for (const bool strided : {false, true}) {
+      check_merge({type, 1, 64, 0, strided});
+      check_merge({type, 1, 64, 64, strided});
+      check_merge({type, 4, 128, 128, strided});
+      check_merge({type, 4, 128, 64, strided});
+      check_merge({type, 2, 20, 20, strided});
+    }
+  }
+}
+
+}  // namespace
+}  // namespace teratron

@@ -1,0 +1,32 @@
+#include "teratron/kernels/embedding.h"
+
+#include "teratron/kernels/dispatch.h"
+#include "teratron/kernels/embedding_cuda.h"
+#include "teratron/kernels/stream.h"
+
+namespace teratron {
+
+void add_rows_(const at::Tensor& sum, const at::Tensor& ids, const at::Tensor& dy) {
+  require_float(dy, "dy");
+  TERATRON_ASSERT(sum.dim() == 2 && dy.dim() == 2 && sum.size(1) == dy.size(1), "rows of {} and {}",
+                  sum.size(-1), dy.size(-1));
+  TERATRON_ASSERT(ids.dim() == 1 && ids.scalar_type() == at::kLong && ids.size(0) == dy.size(0));
+  if (!dy.is_cuda() || sum.scalar_type() != accumulation_type(dy) || dy.numel() == 0) {
+    sum.index_add_(0, ids, dy.to(sum.scalar_type()));
+    return;
+  }
+  require_float(sum, "sum");
+  const auto [sorted, order] = ids.sort(/*stable=*/true, 0, /*descending=*/false);
+  const at::Tensor partial = at::empty({cuda::add_rows_partials(dy.size(0)), dy.size(1)}, sum.options());
+  cuda::add_rows({.rows = dy.size(0),
+                  .width = dy.size(1),
+                  .dtype = dtype_of(dy),
+                  .ids = sorted.const_data_ptr<int64_t>(),
+                  .order = order.const_data_ptr<int64_t>(),
+                  .dy = address(dy),
+                  .sum = address(sum),
+                  .partial = address(partial)},
+                 current_stream(dy));
+}
+
+}  // namespace teratron

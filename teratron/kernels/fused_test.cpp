@@ -1,0 +1,70 @@
+// Kernels that do the work of several.
+#include "teratron/kernels/embedding.h"
+#include "teratron/kernels/gemm.h"
+#include "teratron/kernels/qkv.h"
+#include "teratron/kernels/testing.h"
+
+namespace teratron {
+namespace {
+
+TEST(LinearAdd, IsTheSum) {
+  for (const auto type : float_types) {
+    const at::Tensor x = randn({24, 40}, type), w = randn({16, 40}, type), residual = randn({24, 16}, type),
+                     bias = randn({16}, type);
+    const at::Tensor exact = f64(residual) + at::matmul(f64(x), f64(w).t());
+    EXPECT_CLOSE(linear_add(x, w, {}, residual), exact, type);
+    EXPECT_CLOSE(linear_add(x, w, bias, residual), exact + f64(bias), type);
+  }
+}
+
+TEST(AddRows, AddsToWhatIsThere) {
+  for (const auto type : float_types) {
+    const auto sums = type == at::kDouble ? at::kDouble : at::kFloat;
+    const at::Tensor ids = at::tensor({3, 0, 3, 5, 3}, at::kLong), dy = randn({5, 8}, type),
+                     sum = randn({6, 8}, sums), before = f64(sum).clone();
+    add_rows_(sum, ids, dy);
+    for (int64_t row = 0; row < 5; ++row) before[ids[row].item<int64_t>()] += f64(dy[row]);
+    EXPECT_CLOSE(sum, before, sums);
+  }
+}
+
+// Against autograd through the forward's views and rotation.
+TEST(MergeQkv, IsTheAdjointOfTakingApart) {
+  constexpr int64_t length = 5, batch = 3, groups = 2, width = 12;
+  const at::Tensor positions = at::randint(9, {length, batch}, at::kLong);
+  for (const int64_t queries : {1, 4}) {
+    for (const int64_t rotated : {0, 4, 12}) {
+      SCOPED_TRACE(fmt::format("{} queries, {} rotated channels", queries, rotated));
+      const at::Tensor angle = at::randn({9, rotated / 2}, at::kDouble);
+      const QkvRotation rotation{{angle.cos(), angle.sin()}, RopeStyle::half, positions};
+      const at::Tensor qkv = randn({length, batch, groups, queries + 2, width}, at::kDouble).requires_grad_();
+      at::Tensor loss = at::zeros({}, at::kDouble);
+      const auto gradient_of = [&](const at::Tensor& part, bool turns) {
+        const at::Tensor dy = randn(part.sizes(), at::kDouble);
+        at::Tensor y = part;
+        if (turns && rotated > 0) {
+          const at::Tensor a = part.narrow(-1, 0, rotated / 2), b = part.narrow(-1, rotated / 2, rotated / 2);
+          std::vector<int64_t> shape(part.dim(), 1);
+          shape[0] = length, shape[1] = batch, shape.back() = rotated / 2;
+          const at::Tensor at_place = angle.index({positions}).view(shape);
+          y = at::cat({a * at_place.cos() - b * at_place.sin(), b * at_place.cos() + a * at_place.sin(),
+                       part.narrow(-1, rotated, width - rotated)},
+                      -1);
+        }
+        loss = loss + (y * dy).sum();
+        return dy;
+      };
+      const QkvGradients parts{gradient_of(qkv.narrow(3, 0, queries), true),
+                               gradient_of(qkv.select(3, queries), true),
+                               gradient_of(qkv.select(3, queries + 1), false)};
+      loss.backward();
+      const MergedQkv merged = merge_qkv(parts, rotated > 0 ? &rotation : nullptr, true);
+      EXPECT_CLOSE(merged.qkv, qkv.grad(), at::kDouble);
+      EXPECT_CLOSE(merged.column_sum, qkv.grad().flatten(0, 1).sum(0).view(-1), at::kDouble);
+      EXPECT_FALSE(merge_qkv(parts, nullptr, false).column_sum.defined());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace teratron

@@ -1,0 +1,33 @@
+// Backward of taking the fused projection of queries, keys and values apart: three gradients become one.
+//
+// Shapes: q [S, B, G, P - 2, D], k and v [S, B, G, D], any strides but the last, which is 1; the result [S, B, G, P, D]
+// contiguous: of each group its queries, its key and its value. Dtypes: f32, bf16, f16, f64. CPU and CUDA; asynchronous
+// on the current CUDA stream. Bitwise reproducible.
+#pragma once
+
+#include "teratron/kernels/rope.h"
+
+namespace teratron {
+
+struct QkvGradients {
+  at::Tensor q;
+  at::Tensor k;
+  at::Tensor v;
+};
+
+/// How the forward rotated queries and keys.
+struct QkvRotation {
+  RopeTable table;
+  RopeStyle style = RopeStyle::half;
+  at::Tensor positions;
+};
+
+struct MergedQkv {
+  at::Tensor qkv;
+  at::Tensor column_sum;  // f32 [G P D] (f64 for f64): the bias' gradient; undefined where it is not wanted
+};
+
+/// `rotation` may be null; queries and keys are turned back.
+MergedQkv merge_qkv(const QkvGradients& gradients, const QkvRotation* rotation, bool with_column_sum);
+
+}  // namespace teratron
