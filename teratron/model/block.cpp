@@ -70,7 +70,8 @@ Residual Block::residual(const Norm::Beside& stream, const AttentionContext& con
   return {.stream_SBH = residual_after_norm_ ? stream.normed.to(stream.x.scalar_type()) : stream.x,
           .dropout = {.rate = context.training ? hidden_dropout_ : 0.0,
                       .key = {context.dropout_seed, site, context.first_sample},
-                      .part = local_sequence(stream.x.size(0), parallel_)}};
+                      .part = local_sequence(stream.x.size(0), parallel_),
+                      .rows = context.dropout_rows}};
 }
 
 }  // namespace teratron

@@ -70,6 +70,7 @@ AttentionContext GPT::attention_context(const MicroBatch& batch) const {
           .first_visible_BS = batch.first_visible_BS,
           .dropout_seed = config_.dropout_seed,
           .first_sample = batch.first_sample,
+          .dropout_rows = std::make_shared<DropoutRows>(),
           .training = batch.training};
 }
 

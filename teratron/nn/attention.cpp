@@ -148,6 +148,14 @@ at::Tensor score_rows(const AttentionRequest& request) {
   return (sample_head * request.k_SBGD.size(0)).unsqueeze(2).add(row_S).reshape(-1);
 }
 
+at::Tensor shared_score_rows(const AttentionRequest& request) {
+  if (!request.dropout_rows) return score_rows(request);
+  at::Tensor& rows = request.dropout_rows->scores;
+  if (!rows.defined()) rows = score_rows(request);
+  TERATRON_ASSERT(rows.numel() == request.q_SBND.numel() / request.q_SBND.size(3));
+  return rows;
+}
+
 // First key that each query sees, by document bounds and window: [B or 1, Sq]; undefined: all.
 at::Tensor first_visible(const AttentionRequest& request) {
   if (!has_window(request)) return request.first_visible_BS;
@@ -190,7 +198,7 @@ at::Tensor keep_scores(const AttentionRequest& request) {
       .slopes = request.alibi_slopes,
       .dropout = {.p = request.dropout,
                   .key = {request.dropout_key.seed, request.dropout_key.site},
-                  .where = {.rows = request.dropout > 0.0 ? score_rows(request) : at::Tensor()}}};
+                  .where = {.rows = request.dropout > 0.0 ? shared_score_rows(request) : at::Tensor()}}};
   const at::Tensor scores = scaled_scores(q, k, request.scale / request.score_divisor);
   return merge_heads(at::matmul(Softmax::apply(scores, options), v));
 }

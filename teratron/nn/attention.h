@@ -29,6 +29,7 @@ struct AttentionRequest {
   double score_divisor = 1.0;
   double dropout = 0.0;
   DropoutKey dropout_key;
+  std::shared_ptr<DropoutRows> dropout_rows = nullptr;  // of the micro-batch; null: of this request alone
   /// The first head of this rank among all heads, so that dropout does not depend on the layout.
   int64_t first_head = 0;
   int64_t all_heads = 0;

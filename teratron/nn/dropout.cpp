@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "teratron/base/error.h"
 #include "teratron/kernels/activation.h"
 #include "teratron/kernels/dropout.h"
 #include "teratron/nn/autograd.h"
@@ -22,6 +23,14 @@ at::Tensor global_rows(const at::Tensor& x_SBH, const DropoutPlan& plan) {
   return (samples_B * plan.part.whole).unsqueeze(0).add(positions_S.unsqueeze(1)).reshape(-1);
 }
 
+at::Tensor shared_rows(const at::Tensor& x_SBH, const DropoutPlan& plan) {
+  if (!plan.rows) return global_rows(x_SBH, plan);
+  at::Tensor& rows = plan.rows->hidden;
+  if (!rows.defined()) rows = global_rows(x_SBH, plan);
+  TERATRON_ASSERT(rows.numel() == x_SBH.size(0) * x_SBH.size(1));
+  return rows;
+}
+
 struct BiasDropoutAdd : torch::autograd::Function<BiasDropoutAdd> {
   static Dropout plan_of(AutogradContext* context, const at::Tensor& rows) {
     return {.p = context->saved_data["rate"].toDouble(),
@@ -38,7 +47,7 @@ struct BiasDropoutAdd : torch::autograd::Function<BiasDropoutAdd> {
     context->saved_data["site"] = static_cast<int64_t>(plan.key.site);
     context->saved_data["has_residual"] = residual.has_value();
     save_pointer(context, "bias", bias);
-    const at::Tensor rows = plan.rate > 0.0 ? global_rows(x, plan) : at::Tensor();
+    const at::Tensor rows = plan.rate > 0.0 ? shared_rows(x, plan) : at::Tensor();
     context->save_for_backward({rows});
     return teratron::bias_dropout_add(x.contiguous(), bias ? bias->tensor.to(x.scalar_type()) : at::Tensor(),
                                       residual ? residual->contiguous() : at::Tensor(),

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "teratron/nn/linear.h"
 
@@ -28,10 +29,17 @@ struct SequencePart {
 /// under sequence parallelism. `local_length` is the number of rows at hand.
 SequencePart local_sequence(int64_t local_length, const TensorParallel& parallel);
 
+/// Row numbers that the dropouts of one micro-batch share: whoever needs them first computes them.
+struct DropoutRows {
+  at::Tensor hidden;  // of activations [S, B]
+  at::Tensor scores;  // of attention scores [B, N, S]
+};
+
 struct DropoutPlan {
   double rate = 0.0;  // 0 leaves the dropout out
   DropoutKey key;
   SequencePart part;
+  std::shared_ptr<DropoutRows> rows = nullptr;  // of the micro-batch; null: of this dropout alone
 };
 
 /// The residual stream that a layer's output is added to, and the dropout before that.

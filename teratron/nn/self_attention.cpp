@@ -86,6 +86,7 @@ at::Tensor SelfAttention::forward_onto(const Residual& residual, const at::Tenso
                  .score_divisor = options_.score_divisor,
                  .dropout = context.training ? options_.dropout : 0.0,
                  .dropout_key = {context.dropout_seed, options_.dropout_site, context.first_sample},
+                 .dropout_rows = context.dropout_rows,
                  .first_head = group_.rank * groups * per_group,
                  .all_heads = options_.heads,
                  .recompute = options_.recompute_core});
