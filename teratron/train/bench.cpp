@@ -22,12 +22,10 @@ class StepClock {
 
   /// After each step; false: enough was seen.
   bool operator()(const StepMetrics& step) {
-    const Clock::time_point now = Clock::now();
     if (profiling_) return profile_step();
-    if (!last_) return !warm(now) || start_timing(now, step);
-    result_.seconds.push_back(std::chrono::duration<double>(now - *last_).count());
+    if (!timing_) return start_timing(step);
+    result_.seconds.push_back(step.device_seconds);
     result_.final_loss = step.losses.front().second;
-    last_ = now;
     if (static_cast<int64_t>(result_.seconds.size()) < options_.steps) return true;
     result_.memory = device_memory(device_);
     if (device_.is_cpu() || options_.profiled_steps == 0) return false;
@@ -38,12 +36,8 @@ class StepClock {
   }
 
  private:
-  bool warm(Clock::time_point now) const {
-    return std::chrono::duration<double>(now - begin_).count() >= options_.warm_up_seconds;
-  }
-
-  bool start_timing(Clock::time_point now, const StepMetrics& step) {
-    last_ = now;
+  bool start_timing(const StepMetrics& step) {
+    timing_ = std::chrono::duration<double>(Clock::now() - begin_).count() >= options_.warm_up_seconds;
     result_.tokens = step.tokens;
     result_.flops = step.flops;
     return true;
@@ -65,7 +59,7 @@ class StepClock {
   BenchResult& result_;
   DeviceProfile profile_;
   Clock::time_point begin_ = Clock::now();
-  std::optional<Clock::time_point> last_;
+  bool timing_ = false;
   bool profiling_ = false;
   int64_t first_profiled_ = 0;
 };

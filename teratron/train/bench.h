@@ -1,7 +1,8 @@
 // How fast a command line trains: the real loop, data loader and logging included.
 //
 // After a warm-up (GPUs lower their clocks after seconds of dense matrix products, so short timings flatter)
-// each step is timed from one step's numbers to the next one's, and some further steps run under a profiler.
+// each step is timed by the device, from the end of the step before to its own: the host may read the numbers of
+// several together. Some further steps run under a profiler.
 #pragma once
 
 #include <optional>

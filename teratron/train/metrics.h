@@ -51,11 +51,12 @@ struct StepMetrics {
   std::optional<double> grad_norm;
   std::optional<int64_t> num_zeros;
   std::optional<double> params_norm;
-  bool skipped = false;  // no update: overflow, NaN
-  double seconds = 0.0;
-  int64_t tokens = 0;       // of the global batch
-  double flops = 0.0;       // of the global batch, by the causal convention (flops.h)
-  double flops_full = 0.0;  // by the full convention
+  bool skipped = false;         // no update: overflow, NaN
+  double seconds = 0.0;         // as the host saw it
+  double device_seconds = 0.0;  // from the end of the step before to its own, where the work is done
+  int64_t tokens = 0;           // of the global batch
+  double flops = 0.0;           // of the global batch, by the causal convention (flops.h)
+  double flops_full = 0.0;      // by the full convention
   std::optional<MemoryUse> memory = std::nullopt;
 };
 

@@ -1,4 +1,5 @@
 // The host issues a step and goes on: nothing in it waits for the device.
+#include <chrono>
 #include <optional>
 
 #include <c10/cuda/CUDAFunctions.h>
@@ -43,6 +44,27 @@ TEST(NoWait, AStepOfSeveralMicroBatchesNeverWaitsForTheDevice) {
     }
     EXPECT_GT(step->resolve().loss, 0.0) << variant.name;
   }
+}
+
+TEST(NoWait, StepsThatAreReadTogetherHaveTheirOwnTimes) {
+  if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
+  const TestVariant variant = family_variants({.hidden = 64, .ffn_hidden = 256, .positions = 64}).front();
+  Trainer trainer({.model = variant.config, .dtype = at::kBFloat16, .device = at::kCUDA}, Mesh());
+  const MicroBatch batch = on_gpu(test_batch(variant.config, Group(), false));
+  const auto step = [&](int64_t microbatches) {
+    return trainer.train_step([&](int64_t) { return batch; },
+                              {.microbatches = microbatches, .hyper = {.lr = 1e-3}});
+  };
+  step(1).resolve();
+  const auto begin = std::chrono::steady_clock::now();
+  StepInFlight small = step(1);
+  StepInFlight large = step(20);
+  const double large_seconds = large.resolve().seconds;
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+  const double small_seconds = small.resolve().seconds;
+  EXPECT_GT(small_seconds, 0.0);
+  EXPECT_GT(large_seconds, 3 * small_seconds);
+  EXPECT_LT(large_seconds, taken.count());
 }
 
 }  // namespace

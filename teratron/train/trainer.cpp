@@ -1,5 +1,6 @@
 #include "teratron/train/trainer.h"
 
+#include <chrono>
 #include <map>
 
 #include <ATen/ATen.h>
@@ -68,7 +69,20 @@ at::Tensor or_zero(const at::Tensor& value, const at::Tensor& like) {
 
 }  // namespace
 
-StepInFlight::StepInFlight(const at::Tensor& device_numbers) {
+struct StepEnd {
+  std::chrono::steady_clock::time_point host = std::chrono::steady_clock::now();
+  std::optional<c10::Event> device = std::nullopt;  // what it is on a GPU
+
+  double seconds_since(const StepEnd& before) const {
+    return device ? 1e-3 * before.device->elapsedTime(*device)
+                  : std::chrono::duration<double>(host - before.host).count();
+  }
+};
+
+StepInFlight::StepInFlight(const at::Tensor& device_numbers, std::shared_ptr<const StepEnd> before)
+    : before_(std::move(before)) {
+  auto end = std::make_shared<StepEnd>();
+  end_ = end;
   if (device_numbers.is_cpu()) {
     host_ = device_numbers;
     return;
@@ -76,13 +90,12 @@ StepInFlight::StepInFlight(const at::Tensor& device_numbers) {
   host_ = at::empty(device_numbers.sizes(), device_numbers.options().device(at::kCPU).pinned_memory(true));
   host_.copy_(device_numbers, /*non_blocking=*/true);
   const c10::impl::VirtualGuardImpl guard(device_numbers.device().type());
-  auto event = std::make_shared<c10::Event>(device_numbers.device().type());
-  event->record(guard.getStream(device_numbers.device()));
-  wait_ = [event] { event->synchronize(); };
+  end->device.emplace(device_numbers.device().type(), c10::EventFlag::BACKEND_DEFAULT);  // has a time
+  end->device->record(guard.getStream(device_numbers.device()));
 }
 
 StepNumbers StepInFlight::resolve() {
-  if (wait_) wait_();
+  if (end_->device) end_->device->synchronize();
   const auto* values = host_.const_data_ptr<double>();
   const double count = std::max(values[token_count], 1.0);
   std::vector<double> metrics;
@@ -95,6 +108,7 @@ StepNumbers StepInFlight::resolve() {
           .parameter_norm = values[params_norm],
           .stop_request = static_cast<int64_t>(values[stop]),
           .progress = -static_cast<int64_t>(values[behind]),
+          .seconds = before_ ? end_->seconds_since(*before_) : 0.0,
           .metrics = std::move(metrics)};
 }
 
@@ -246,7 +260,9 @@ StepInFlight Trainer::train_step(const MicroBatches& microbatches, const StepPla
   const auto timed = Timers::scope(options_.timers, "optimizer", 1);
   const StepReport step = optimizer_->step(hyper);
   if (Fp8Scaling* fp8 = parameters_.fp8()) fp8->update(mesh_.group({Axis::tp, Axis::cp, Axis::dp}));
-  return report(sum, step, plan);
+  StepInFlight issued = report(sum, step, plan);
+  last_end_ = issued.end();
+  return issued;
 }
 
 StepInFlight Trainer::report(const LossSum& sum, const StepReport& step, const StepPlan& plan) const {
@@ -260,7 +276,8 @@ StepInFlight Trainer::report(const LossSum& sum, const StepReport& step, const S
   if (world.size > 1) world.communicator->all_reduce(agreed, ReduceOp::max).wait();
   return StepInFlight(
       at::cat({sum.loss, sum.tokens, step.grad_norm, or_zero(step.found_inf, sum.loss),
-               or_zero(step.num_zeros, sum.loss), or_zero(parameter_norm, sum.loss), agreed, sum.metrics}));
+               or_zero(step.num_zeros, sum.loss), or_zero(parameter_norm, sum.loss), agreed, sum.metrics}),
+      last_end_);
 }
 
 StepNumbers Trainer::evaluate(const MicroBatches& microbatches, int64_t count) {

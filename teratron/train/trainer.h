@@ -60,21 +60,29 @@ struct StepNumbers {
   bool nonfinite = false;  // Inf or NaN in the loss or the gradient
   int64_t num_zeros = 0;
   double parameter_norm = 0.0;
-  int64_t stop_request = 0;          // the greatest of all ranks'
-  int64_t progress = 0;              // the least of all ranks'
+  int64_t stop_request = 0;  // the greatest of all ranks'
+  int64_t progress = 0;      // the least of all ranks'
+  /// From the end of the step before to the end of this one, where the work is done; 0 for the first.
+  double seconds = 0.0;
   std::vector<double> metrics = {};  // means of the train step's metrics
 };
+
+/// When a step's work ended.
+struct StepEnd;
 
 /// A step whose numbers are on their way from the device.
 class StepInFlight {
  public:
-  explicit StepInFlight(const at::Tensor& device_numbers);
+  /// `before`: the end of the step before; may be null.
+  explicit StepInFlight(const at::Tensor& device_numbers, std::shared_ptr<const StepEnd> before = nullptr);
   /// Waits until the step is done.
   StepNumbers resolve();
+  std::shared_ptr<const StepEnd> end() const { return end_; }
 
  private:
   at::Tensor host_;
-  std::function<void()> wait_;
+  std::shared_ptr<const StepEnd> before_;
+  std::shared_ptr<const StepEnd> end_;
 };
 
 /// Gives the micro-batches of a step: called once per index, in order. Stages other than the first and the last use
@@ -163,6 +171,7 @@ class Trainer {
   std::vector<std::unique_ptr<Model>> chunks_;  // of this stage, in the model's order
   std::unique_ptr<FlatBuffer> buffer_;
   std::unique_ptr<Optimizer> optimizer_;
+  std::shared_ptr<const StepEnd> last_end_;  // of the last step; null before the first
 };
 
 }  // namespace teratron

@@ -1,7 +1,9 @@
 // Whole steps of every layout against one rank: losses, gradient norms and, through them, the optimizer.
 #include "teratron/train/trainer.h"
 
+#include <chrono>
 #include <limits>
+#include <thread>
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -300,6 +302,21 @@ TEST(Trainer, AgreesOnTheGreatestStopRequestAndTheLeastProgress) {
     EXPECT_EQ(numbers.stop_request, 3);
     EXPECT_EQ(numbers.progress, 4);
   });
+}
+
+TEST(Trainer, TimesAStepWhereverItsNumbersAreRead) {
+  Trainer trainer(options_of({}, at::kFloat), Mesh());
+  const auto begin = std::chrono::steady_clock::now();
+  std::vector<StepInFlight> steps;
+  for (int64_t step = 0; step < 3; ++step) steps.push_back(train_step(trainer, {}, {}, step, {.lr = 1e-3}));
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // and read together
+  std::vector<double> seconds;
+  for (StepInFlight& step : steps) seconds.push_back(step.resolve().seconds);
+  EXPECT_EQ(seconds[0], 0.0);
+  EXPECT_GT(seconds[1], 0.0);
+  EXPECT_GT(seconds[2], 0.0);
+  EXPECT_LT(seconds[1] + seconds[2], taken.count());
 }
 
 TEST(Trainer, MasterWeightsGatherWhatBf16WouldLose) {

@@ -234,6 +234,7 @@ FinishedStep Training::absorb(IssuedStep step) {
   state_.scaler.update(metrics.skipped);
   metrics.loss_scale = state_.scaler.scale();
   metrics.losses = named_losses(numbers);
+  metrics.device_seconds = numbers.seconds;
   if (args_.log_num_zeros_in_grad) metrics.num_zeros = numbers.num_zeros;
   if (args_.log_params_norm) metrics.params_norm = numbers.parameter_norm;
   return {numbers, std::move(metrics)};
