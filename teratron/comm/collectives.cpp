@@ -49,11 +49,12 @@ at::Tensor all_reduced(const at::Tensor& x, Dims, const Group& group) {
 }
 
 at::Tensor gathered(const at::Tensor& x, Dims dims, const Group& group) {
+  const int64_t dim = wrapped(x, dims.join);
   std::vector<int64_t> sizes = x.sizes().vec();
-  sizes.insert(sizes.begin(), group.size);
+  sizes[0] *= group.size;
   at::Tensor parts = new_like(x, sizes);
   group.communicator->all_gather(parts, x.contiguous()).wait();
-  return joined(parts, wrapped(x, dims.join));
+  return dim == 0 ? parts : joined(parts.unflatten(0, {group.size, x.size(0)}), dim);
 }
 
 at::Tensor cut(const at::Tensor& x, Dims dims, const Group& group) {
@@ -64,8 +65,11 @@ at::Tensor cut(const at::Tensor& x, Dims dims, const Group& group) {
 }
 
 at::Tensor reduce_scattered(const at::Tensor& x, Dims dims, const Group& group) {
-  const at::Tensor parts = parts_of(x, wrapped(x, dims.cut), group.size);
-  at::Tensor y = new_like(x, parts.sizes().slice(1).vec());
+  const int64_t dim = wrapped(x, dims.cut);
+  const at::Tensor parts = dim == 0 ? x.contiguous() : parts_of(x, dim, group.size);
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes[dim] /= group.size;
+  at::Tensor y = new_like(x, sizes);
   group.communicator->reduce_scatter(y, parts, ReduceOp::sum).wait();
   return y;
 }

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "teratron/base/error.h"
 #include "teratron/comm/broadcast_packed.h"
 #include "teratron/comm/test_worlds.h"
 #include "teratron/comm/thread_world.h"
@@ -252,6 +253,22 @@ TEST(ThreadCommunicator, AlikeListsOfRanksGiveIndependentGroups) {
   };
   run_ranks(2, body);
   run_over_sockets(2, body);
+}
+
+/// Ends the job that it runs in: in a launched one (tests/cli/test_launch.py) it is asked for alone.
+TEST(WorldsCommunicator, DISABLED_ThatDifferAreNamed) {
+  on_worlds({.dp = 2}, [](const Mesh& mesh) {
+    const at::Tensor x = here(at::zeros({4 + mesh.rank()}));
+    try {
+      sum(*mesh.world().communicator, x);
+      ADD_FAILURE() << "no fault";
+    } catch (const Fault& fault) {
+      EXPECT_NE(std::string(fault.what())
+                    .find("rank 0: all_reduce(sum) Float [4]; rank 1: all_reduce(sum) Float [5]"),
+                std::string::npos)
+          << fault.what();
+    }
+  });
 }
 
 TEST(SelfCommunicator, IsTheIdentity) {

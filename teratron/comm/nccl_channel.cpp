@@ -1,20 +1,24 @@
 #include "teratron/comm/nccl_channel.h"
 
+#include <chrono>
 #include <cstring>
+#include <future>
 #include <thread>
 #include <utility>
 
+#include <c10/cuda/CUDAFunctions.h>
 #include <fmt/format.h>
 
 namespace teratron {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+constexpr std::chrono::milliseconds kLook{20};
 
 }  // namespace
 
 void check_nccl(ncclResult_t result, ncclComm_t communicator, const char* what) {
-  if (result == ncclSuccess || result == ncclInProgress) return;
+  if (result == ncclSuccess) return;
   throw Fault(fmt::format("{}: {}: {}", what, ncclGetErrorString(result), ncclGetLastError(communicator)));
 }
 
@@ -36,35 +40,32 @@ ncclUniqueId channel_id_from(const std::string& bytes, size_t offset) {
 }
 
 NcclChannel::NcclChannel(const Plan& plan) : stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true)) {
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;
-  check_nccl(ncclCommInitRankConfig(&communicator_, plan.size, plan.id, plan.rank, &config), communicator_,
-             "ncclCommInitRankConfig");
+  check_nccl(ncclCommInitRank(&communicator_, plan.size, plan.id, plan.rank), communicator_,
+             "ncclCommInitRank");
 }
 
-std::vector<std::unique_ptr<NcclChannel>> NcclChannel::join(const std::vector<Plan>& plans,
-                                                            const ProcessRanks& ranks) {
-  std::vector<std::unique_ptr<NcclChannel>> channels;
+NcclChannel::Channels NcclChannel::join_now(const std::vector<Plan>& plans) {
+  Channels channels;
   check_nccl(ncclGroupStart(), nullptr, "ncclGroupStart");
   for (const Plan& plan : plans) channels.push_back(std::unique_ptr<NcclChannel>(new NcclChannel(plan)));
   check_nccl(ncclGroupEnd(), nullptr, "ncclGroupEnd");
-  for (const auto& channel : channels) {
-    channel->settle(ranks, [] { return "a communicator of NCCL was not made in time"; });
-  }
   return channels;
 }
 
-void NcclChannel::settle(const ProcessRanks& ranks, const std::function<std::string()>& overdue) const {
+// On a thread that can be left behind: NCCL waits for the other ranks for ever.
+NcclChannel::Channels NcclChannel::join(const std::vector<Plan>& plans, const ProcessRanks& ranks) {
   const auto deadline = Clock::now() + ranks.timeout();
-  while (true) {
-    ncclResult_t state = ncclInProgress;
-    check_nccl(ncclCommGetAsyncError(communicator_, &state), communicator_, "ncclCommGetAsyncError");
-    check_nccl(state, communicator_, "NCCL");
-    if (state == ncclSuccess) return;
+  std::packaged_task<Channels()> task([plans, gpu = c10::cuda::current_device()] {
+    c10::cuda::set_device(gpu);
+    return join_now(plans);
+  });
+  std::future<Channels> channels = task.get_future();
+  std::thread(std::move(task)).detach();
+  while (channels.wait_for(kLook) != std::future_status::ready) {
     ranks.check();
-    if (Clock::now() >= deadline) throw Fault(overdue());
-    std::this_thread::yield();
+    if (Clock::now() >= deadline) throw Fault("a communicator of NCCL was not made in time");
   }
+  return channels.get();
 }
 
 std::string NcclChannel::error() const {

@@ -1,7 +1,6 @@
 // NCCL communicators with a stream of their own. Internal to nccl_world.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -12,10 +11,14 @@
 
 namespace teratron {
 
-/// Throws Fault unless the result is success or "in progress".
+/// Throws Fault unless the result is success.
 void check_nccl(ncclResult_t result, ncclComm_t communicator, const char* what);
 
-/// A non-blocking NCCL communicator and the high-priority stream that its work runs on.
+/// An NCCL communicator and the high-priority stream that its work runs on.
+///
+/// The communicator is a blocking one: NCCL starts a thread for every call of a non-blocking one, which costs the host
+/// some hundred microseconds a collective. A call that connects ranks for the first time, or finds the stream's queue
+/// full, returns when that is done; the watchdog of nccl_world sees when it never is.
 class NcclChannel {
  public:
   struct Plan {
@@ -24,9 +27,9 @@ class NcclChannel {
     int rank;
   };
   /// Joins all at once, so that ranks may list their channels in any order. Throws Fault when the job fails
-  /// or the time-out of `ranks` passes meanwhile.
-  static std::vector<std::unique_ptr<NcclChannel>> join(const std::vector<Plan>& plans,
-                                                        const ProcessRanks& ranks);
+  /// or the time-out of `ranks` passes meanwhile; the process can then only end.
+  using Channels = std::vector<std::unique_ptr<NcclChannel>>;
+  static Channels join(const std::vector<Plan>& plans, const ProcessRanks& ranks);
 
   ~NcclChannel() { abort(); }
   NcclChannel(const NcclChannel&) = delete;
@@ -34,9 +37,6 @@ class NcclChannel {
 
   ncclComm_t communicator() const { return communicator_; }
   const c10::cuda::CUDAStream& stream() const { return stream_; }
-  /// Waits until what was called last has been queued on the stream. Throws Fault as join() does, with what
-  /// `overdue` says when the time is over.
-  void settle(const ProcessRanks& ranks, const std::function<std::string()>& overdue) const;
   /// The error that a kernel or the network met; "" if none.
   std::string error() const;
   /// Ends kernels that are stuck. The channel cannot be used any more.
@@ -44,6 +44,7 @@ class NcclChannel {
 
  private:
   explicit NcclChannel(const Plan& plan);
+  static Channels join_now(const std::vector<Plan>& plans);
 
   ncclComm_t communicator_ = nullptr;
   c10::cuda::CUDAStream stream_;

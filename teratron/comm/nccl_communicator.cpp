@@ -107,22 +107,22 @@ void NcclCommunicator::make_ring() {
   ring_ = NcclChannel::join(plans, *ranks_);
   const at::Tensor byte =
       at::zeros({static_cast<int64_t>(ring_.size())}, at::device(at::kCUDA).dtype(at::kByte));
-  auto* place = static_cast<std::byte*>(byte.data_ptr());
-  c10::cuda::CUDAEvent ready;
-  ready.record();
-  check_nccl(ncclGroupStart(), nullptr, "ncclGroupStart");
-  for (size_t i = 0; i < ring_.size(); ++i, ++place) {
-    const ncclComm_t communicator = ring_[i]->communicator();
-    const c10::cuda::CUDAStream& stream = ring_[i]->stream();
-    ready.block(stream);
-    const bool sends = ring_places_[i].first == rank();
-    check_nccl(sends ? ncclSend(place, 1, ncclUint8, 1, communicator, stream)
-                     : ncclRecv(place, 1, ncclUint8, 0, communicator, stream),
-               communicator, "the first message");
-  }
-  check_nccl(ncclGroupEnd(), nullptr, "ncclGroupEnd");
+  const auto send_bytes = [&](ncclComm_t, cudaStream_t) {
+    auto* place = static_cast<std::byte*>(byte.data_ptr());
+    check_nccl(ncclGroupStart(), nullptr, "ncclGroupStart");
+    for (size_t i = 0; i < ring_.size(); ++i, ++place) {
+      const ncclComm_t communicator = ring_[i]->communicator();
+      const c10::cuda::CUDAStream& stream = ring_[i]->stream();
+      ready_.block(stream);
+      const bool sends = ring_places_[i].first == rank();
+      check_nccl(sends ? ncclSend(place, 1, ncclUint8, 1, communicator, stream)
+                       : ncclRecv(place, 1, ncclUint8, 0, communicator, stream),
+                 communicator, "the first message");
+    }
+    return ncclGroupEnd();
+  };
+  issue(*ring_[0], {.call = {.operation = "first message"}, .number = {}, .since = Clock::now()}, send_bytes);
   for (const auto& channel : ring_) {
-    channel->settle(*ranks_, [] { return "neighbours of a group were not connected in time"; });
     c10::cuda::CUDAEvent done;
     done.record(channel->stream());
     done.block(c10::cuda::getCurrentCUDAStream());
@@ -134,29 +134,30 @@ NcclChannel& NcclCommunicator::channel_for(int64_t from, int64_t to) {
   return place == ring_places_.end() ? main_channel() : *ring_[place - ring_places_.begin()];
 }
 
-NcclCommunicator::Event NcclCommunicator::issue(const NcclChannel& channel, const Operation& operation) {
-  c10::cuda::CUDAEvent ready;
-  ready.record();
-  ready.block(channel.stream());
-  check_nccl(operation.enqueue(channel.communicator(), channel.stream()), channel.communicator(),
-             operation.what.c_str());
-  channel.settle(*ranks_, [&] { return meeting_->overdue(operation.what, operation.number); });
+NcclCommunicator::Event NcclCommunicator::issue(const NcclChannel& channel, Pending pending,
+                                                const Enqueue& enqueue) {
+  Pending* place = nullptr;
+  {
+    const Lock lock(pending_mutex_);
+    place = &pending_.emplace_back(std::move(pending));  // stays where it is while others come and go
+  }
+  ready_.record();
+  ready_.block(channel.stream());
+  const ncclResult_t result = enqueue(channel.communicator(), channel.stream());
+  if (result != ncclSuccess) check_nccl(result, channel.communicator(), in_words(*place).c_str());
   auto done = std::make_shared<c10::cuda::CUDAEvent>();
   done->record(channel.stream());
-  pending_.push_back({operation.what, operation.number, done, Clock::now()});
+  const Lock lock(pending_mutex_);
+  place->done = done;
   return done;
 }
 
-Work NcclCommunicator::collective(const Call& call, std::vector<at::Tensor> tensors,
-                                  decltype(Operation::enqueue) enqueue) {
+Work NcclCommunicator::collective(const Call& call, std::vector<at::Tensor> tensors, const Enqueue& enqueue) {
   fault_point("comm.collective");
   const int64_t number = meeting_->record(call);
   const Lock lock(mutex_);
-  ranks_->check();
   TERATRON_ASSERT(!closed_);
-  const Event done =
-      issue(main_channel(),
-            {.what = meeting_->in_words(call, number), .number = number, .enqueue = std::move(enqueue)});
+  const Event done = issue(main_channel(), {.call = call, .number = number, .since = Clock::now()}, enqueue);
   return Work([done, ranks = ranks_, keep = std::move(tensors)] {
     ranks->check();
     done->block(c10::cuda::getCurrentCUDAStream());
@@ -220,10 +221,9 @@ ncclResult_t enqueue_message(const PointToPoint& message, int there, ncclComm_t 
                       : ncclRecv(tensor.data_ptr(), tensor.nbytes(), ncclUint8, there, comm, stream);
 }
 
-std::string in_words(const PointToPoint& message) {
-  return fmt::format("{} {} {} {}", message.send ? "send" : "receive",
-                     to_string(call_of("message", message.tensor)), message.send ? "to place" : "from place",
-                     message.peer);
+Call message_call(const PointToPoint& message) {
+  return call_of(fmt::format("{} {}", message.send ? "send to place" : "receive from place", message.peer),
+                 message.tensor);
 }
 
 }  // namespace
@@ -248,7 +248,8 @@ Work NcclCommunicator::exchange(std::vector<PointToPoint> messages) {
     const auto enqueue = [&](ncclComm_t comm, cudaStream_t stream) {
       return enqueue_message(message, message.send ? 1 : 0, comm, stream);
     };
-    events.push_back(issue(channel, {.what = in_words(message), .number = {}, .enqueue = enqueue}));
+    events.push_back(
+        issue(channel, {.call = message_call(message), .number = {}, .since = Clock::now()}, enqueue));
   }
   if (!shared.empty()) {
     // As one group: on a channel of their own order a send could wait for a receive behind it.
@@ -259,7 +260,8 @@ Work NcclCommunicator::exchange(std::vector<PointToPoint> messages) {
       }
       return ncclGroupEnd();
     };
-    events.push_back(issue(*main_, {.what = in_words(shared.front()), .number = {}, .enqueue = enqueue}));
+    events.push_back(
+        issue(*main_, {.call = message_call(shared.front()), .number = {}, .since = Clock::now()}, enqueue));
   }
   return Work([events, ranks = ranks_, keep = std::move(messages)] {
     ranks->check();
@@ -280,27 +282,44 @@ void NcclCommunicator::abort(const std::string& reason) {
   close();
 }
 
-std::optional<std::string> NcclCommunicator::trouble() {
-  std::optional<Pending> overdue;
-  {
-    const Lock lock(mutex_, std::try_to_lock);
-    if (!lock || closed_) return std::nullopt;  // whoever is at work here looks at errors himself
-    if (main_ && !main_->error().empty()) return main_->error();
-    for (const auto& channel : ring_) {
-      if (!channel->error().empty()) return channel->error();
-    }
-    std::erase_if(pending_, [](const Pending& pending) { return pending.done->query(); });
-    if (!pending_.empty() && Clock::now() - pending_.front().since > ranks_->timeout())
-      overdue = pending_.front();
+std::string NcclCommunicator::in_words(const Pending& pending) const {
+  return pending.number ? meeting_->in_words(pending.call, *pending.number) : to_string(pending.call);
+}
+
+std::optional<NcclCommunicator::Pending> NcclCommunicator::oldest() {
+  while (true) {
+    const Lock lock(pending_mutex_);
+    if (pending_.empty()) return std::nullopt;
+    if (!pending_.front().done || !pending_.front().done->query()) return pending_.front();
+    pending_.pop_front();
   }
-  if (!overdue) return std::nullopt;
-  return meeting_->overdue(overdue->what, overdue->number);
+}
+
+/// Nothing while NCCL is being called: it tells the caller itself.
+std::string NcclCommunicator::channel_error() {
+  const Lock lock(mutex_, std::try_to_lock);
+  if (!lock) return "";
+  if (main_ && !main_->error().empty()) return main_->error();
+  for (const auto& channel : ring_) {
+    if (!channel->error().empty()) return channel->error();
+  }
+  return "";
+}
+
+std::optional<std::string> NcclCommunicator::trouble() {
+  if (std::string error = channel_error(); !error.empty()) return error;
+  const std::optional<Pending> pending = oldest();
+  if (!pending || Clock::now() - pending->since <= ranks_->timeout()) return std::nullopt;
+  return meeting_->overdue(in_words(*pending), pending->number);
 }
 
 void NcclCommunicator::close() {
   const Lock lock(mutex_);
   closed_ = true;
-  pending_.clear();
+  {
+    const Lock pending(pending_mutex_);
+    pending_.clear();
+  }
   ring_.clear();
   main_.reset();
 }

@@ -43,21 +43,21 @@ class NcclCommunicator final : public Communicator {
  private:
   using Event = std::shared_ptr<c10::cuda::CUDAEvent>;
   using Lock = std::unique_lock<std::mutex>;
+  using Enqueue = std::function<ncclResult_t(ncclComm_t, cudaStream_t)>;
+  /// Work that this rank has come to.
   struct Pending {
-    std::string what;
-    std::optional<int64_t> number;
-    Event done;
-    std::chrono::steady_clock::time_point since;
-  };
-  /// What to call on a channel, and what to say of it.
-  struct Operation {
-    std::string what;
+    Call call;
     std::optional<int64_t> number;  // in the ledger
-    std::function<ncclResult_t(ncclComm_t, cudaStream_t)> enqueue;
+    std::chrono::steady_clock::time_point since;
+    Event done = nullptr;  // null while NCCL is being called
   };
 
-  Work collective(const Call& call, std::vector<at::Tensor> tensors, decltype(Operation::enqueue) enqueue);
-  Event issue(const NcclChannel& channel, const Operation& operation);
+  Work collective(const Call& call, std::vector<at::Tensor> tensors, const Enqueue& enqueue);
+  Event issue(const NcclChannel& channel, Pending pending, const Enqueue& enqueue);
+  std::string in_words(const Pending& pending) const;
+  /// The oldest work, once what is done has been struck off.
+  std::optional<Pending> oldest();
+  std::string channel_error();
   NcclChannel& main_channel();
   void make_ring();
   /// The channel of messages between these ranks: that of the ring, or the collectives'.
@@ -66,12 +66,14 @@ class NcclCommunicator final : public Communicator {
   std::shared_ptr<ProcessRanks> ranks_;
   std::unique_ptr<ProcessMeeting> meeting_;  // the ledger of what runs on the GPU
   std::shared_ptr<Communicator> hosts_;      // the same group for what does not
-  std::mutex mutex_;                         // of what follows
+  std::mutex mutex_;                         // of the channels; held while NCCL is called
   std::unique_ptr<NcclChannel> main_;
   std::vector<std::unique_ptr<NcclChannel>> ring_;
   std::vector<std::pair<int64_t, int64_t>> ring_places_;  // (from, to) of each
-  std::deque<Pending> pending_;
+  c10::cuda::CUDAEvent ready_;                            // the caller's stream, at the last call
   bool closed_ = false;
+  std::mutex pending_mutex_;  // held for moments only
+  std::deque<Pending> pending_;
 };
 
 }  // namespace teratron

@@ -22,6 +22,7 @@ class NcclWorld final : public World {
  public:
   NcclWorld(std::shared_ptr<ProcessRanks> ranks, NcclOptions options)
       : ranks_(std::move(ranks)), options_(std::move(options)) {
+    TERATRON_ASSERT(options_.on_stuck);
     c10::cuda::set_device(static_cast<c10::DeviceIndex>(options_.gpu));
     hosts_ = std::make_unique<NcclCommunicator>(ranks_, all_ranks());
     watchdog_ = std::thread([this] { watch(); });
@@ -96,12 +97,7 @@ class NcclWorld final : public World {
       if (!ranks_->failure()) look();
       const std::optional<Fault> failure = ranks_->failure();
       if (!failure) continue;
-      if (options_.on_stuck) {
-        if (!stopped_within(kTimeToThrow)) options_.on_stuck(*failure);
-        return;
-      }
-      const std::lock_guard lock(mutex_);
-      for (const auto& communicator : communicators_) communicator->close();
+      if (!stopped_within(kTimeToThrow)) options_.on_stuck(*failure);
       return;
     }
   }

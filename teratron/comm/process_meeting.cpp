@@ -21,8 +21,7 @@ ProcessMeeting::ProcessMeeting(ProcessRanks& home, std::vector<int64_t> ranks, u
 int64_t ProcessMeeting::record(const Call& call) {
   const std::lock_guard lock(home_.mutex_);
   if (home_.failure_) throw Fault(*home_.failure_);
-  call_ = to_string(call);
-  return home_.ledgers_[channel_].add(call_);
+  return home_.ledgers_[channel_].add(call);
 }
 
 std::string ProcessMeeting::overdue(const std::string& what, std::optional<int64_t> number) {
@@ -79,6 +78,7 @@ std::vector<Frame> ProcessMeeting::collect(const std::string& call) {
 std::vector<Block> ProcessMeeting::meet(const Call& call, std::span<const ByteSpan> parts) {
   fault_point("comm.collective");
   sequence_ = record(call);
+  call_ = to_string(call);
   post_parts(call_, parts);
   std::vector<Frame> frames = collect(call_);
   frames[rank_].text = call_;

@@ -24,13 +24,13 @@ std::string own_name() {
 
 }  // namespace
 
-int64_t ProcessRanks::Ledger::add(std::string call) {
-  recent.push_back(std::move(call));
+int64_t ProcessRanks::Ledger::add(const Call& call) {
+  recent.push_back(call);
   if (recent.size() > kLength) recent.pop_front();
   return ++count;
 }
 
-const std::string* ProcessRanks::Ledger::at(int64_t number) const {
+const Call* ProcessRanks::Ledger::at(int64_t number) const {
   const int64_t age = count - number;
   return age >= 0 && age < static_cast<int64_t>(recent.size()) ? &recent[recent.size() - 1 - age] : nullptr;
 }
@@ -175,15 +175,15 @@ void ProcessRanks::answer(int64_t to, const Frame& question) {
   const Ledger& ledger = ledgers_[question.channel];
   const Whereabouts where{.waits_in = waits_in_,
                           .last_number = ledger.count,
-                          .last_call = ledger.recent.empty() ? "" : ledger.recent.back()};
-  const std::string* call = ledger.at(question.number);
-  const ByteSpan body = call ? std::as_bytes(std::span(*call)) : ByteSpan();
+                          .last_call = ledger.recent.empty() ? "" : to_string(ledger.recent.back())};
+  const Call* call = ledger.at(question.number);
+  const std::string text = call ? to_string(*call) : "";
   post(to,
        {.kind = Frame::Kind::answer,
         .channel = question.channel,
         .number = ledger.count,
         .text = to_string(where)},
-       body);
+       std::as_bytes(std::span(text)));
 }
 
 std::string ProcessRanks::name_of_rank(int64_t rank) const {
@@ -206,9 +206,9 @@ std::string ProcessRanks::overdue(Lock& lock, const Waiting& waiting) {
   std::vector<std::string> late;
   std::vector<int64_t> arrived;
   std::vector<std::string> calls;
-  if (const std::string* own = ledgers_[waiting.channel].at(waiting.number)) {
+  if (const Call* own = ledgers_[waiting.channel].at(waiting.number)) {
     arrived.push_back(rank_);
-    calls.push_back(*own);
+    calls.push_back(to_string(*own));
   }
   for (int64_t r : asked) {
     const std::optional<Frame>& answer = peers_[r].answer;

@@ -70,10 +70,10 @@ class ProcessRanks final : private WireReceiver {
   };
   struct Ledger {  // of one channel
     int64_t count = 0;
-    std::deque<std::string> recent;  // the last calls, the newest at the back
+    std::deque<Call> recent;  // the last ones, the newest at the back; in words only when somebody asks
     static constexpr size_t kLength = 1024;
-    int64_t add(std::string call);
-    const std::string* at(int64_t number) const;
+    int64_t add(const Call& call);
+    const Call* at(int64_t number) const;
   };
   /// What a rank waits for, in words and in ranks.
   struct Waiting {

@@ -7,8 +7,10 @@
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "teratron/base/error.h"
+#include "teratron/base/log.h"
 #include "teratron/comm/process_world.h"
 #include "teratron/comm/socket_wire.h"
 #include "teratron/comm/thread_world.h"
@@ -156,7 +158,13 @@ int main(int argc, char** argv) {
   if (launch.size == 1) return RUN_ALL_TESTS();
   WorldOptions options{.timeout = std::chrono::minutes(2)};
   const bool gpus = launch.backend.value_or(Backend::nccl) == Backend::nccl && at::hasCUDA();
-  if (gpus) options.gpu = static_cast<int>(launch.local_rank);
+  if (gpus) {
+    options.gpu = static_cast<int>(launch.local_rank);
+    options.on_stuck = [](const Fault& fault) {
+      error_line(fault.what());
+      _exit(static_cast<int>(fault.exit_code()));
+    };
+  }
   int result = 0;
   run_world(launch, options, [&](World& world) {
     launched = &world;

@@ -18,9 +18,8 @@ struct WorldOptions {
   std::optional<std::chrono::milliseconds> timeout_after_start = {};
   /// The GPU of this process; nothing: ranks compute on CPUs.
   std::optional<int> gpu = {};
-  /// Over NCCL: the job failed while this rank may be stuck in its GPU's queue, from which nothing gets it
-  /// out. Called on a thread of the world; ends the process. Not given: communicators are aborted, and the
-  /// next call of a collective throws.
+  /// With a GPU: the job failed while this rank may be stuck in its GPU's queue, from which nothing gets it
+  /// out. Called on a thread of the world; ends the process.
   std::function<void(const Fault&)> on_stuck = {};
 };
 

@@ -17,6 +17,7 @@ pytestmark = needs_binary
 JOB = [*MOCK, "--global-batch-size", "4", "--train-iters", "4", "--log-interval", "1"]
 LAYOUTS = {"tp2": (2, ["--tp", "2"]), "dp2": (2, []), "tp2dp2": (4, ["--tp", "2", "--use-distributed-optimizer"])}
 needs_mpirun = pytest.mark.skipif(not shutil.which("mpirun"), reason="mpirun is not installed (openmpi-bin)")
+COMM_TEST = os.path.join(os.path.dirname(BINARY or ""), "..", "comm", "comm_test")
 BACKENDS = ["threads", "processes", pytest.param("mpi", marks=needs_mpirun)]
 
 
@@ -81,6 +82,33 @@ def test_curves_of_50_steps_are_those_of_one_rank(tmp_path, one_rank_for_50_step
     curve_of_job = losses(launch(ranks, *CURVE, *flags, flags=["--backend", backend, "--log-dir", tmp_path]).stdout)
     assert len(curve_of_job) == 50 and one_rank_for_50_steps[-1] < 0.9 * one_rank_for_50_steps[0]
     assert curve_of_job == pytest.approx(one_rank_for_50_steps, rel=1e-4)
+
+
+needs_comm_test = pytest.mark.skipif(not os.path.exists(COMM_TEST), reason="comm_test is not beside the program")
+
+
+def communicator_tests(backend, logs, *flags):
+    job = [BINARY, "launch", "--nproc-per-node", "2", "--backend", backend, "--log-dir", str(logs), "--", COMM_TEST, *flags]
+    return subprocess.run(job, capture_output=True, text=True, timeout=120, env=environment())
+
+
+@needs_comm_test
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_collectives_and_their_adjoints_in_a_job(tmp_path, backend):
+    result = communicator_tests(backend, tmp_path, "--gtest_filter=*Worlds*")
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr
+    assert "WorldsCollectives.AdjointPropertyHoldsForRandomShapes" in result.stdout
+
+
+@needs_comm_test
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_ranks_that_differ_are_named_in_a_job(tmp_path, backend):
+    result = communicator_tests(backend, tmp_path, "--gtest_filter=*.DISABLED_ThatDifferAreNamed",
+                                "--gtest_also_run_disabled_tests")
+    logs = [(tmp_path / f"rank-{rank}.log").read_text() for rank in range(2)]
+    assert all("1 test from" in log and "FAILED" not in log for log in logs), logs
+    # The job has failed, which mpirun tells by an exit code of its own.
+    assert backend == "mpi" or result.returncode == 0, result.stderr
 
 
 @needs_mpirun
