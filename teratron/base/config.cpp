@@ -70,6 +70,12 @@ std::optional<bool> switched_on(const OldFlag& old, const Written& written, Sett
   return std::nullopt;
 }
 
+std::string instead_of(const OldFlag& old) {
+  constexpr std::string_view replaced = "it was replaced by ";
+  return old.text.starts_with(replaced) ? fmt::format("Use {}", old.text.substr(replaced.size()))
+                                        : "Remove it";
+}
+
 void set_old(const Schema& schema, const OldFlag& old, const Written& written, Settings& settings) {
   if (!switched_on(old, written, settings).value_or(false)) return;
   if (old.values == 1 && written.texts.size() != 1) {
@@ -86,7 +92,7 @@ void set_old(const Schema& schema, const OldFlag& old, const Written& written, S
     case OldFlag::Verdict::rejected:
       settings.problems.push_back({.what = fmt::format("{} is not supported: {}", old.flag, old.text),
                                    .where = written.where,
-                                   .fix = "Remove it"});
+                                   .fix = instead_of(old)});
   }
 }
 

@@ -72,7 +72,10 @@ class Fields {
   }
   void problem(std::string what) { problems_.push_back({.what = std::move(what), .where = where_}); }
   void finish() {
-    if (!problems_.empty()) throw UserError(ExitCode::checkpoint, std::move(problems_));
+    if (problems_.empty()) return;
+    problems_.back().fix =
+        "No setting here makes such a model; import another, or mend config.json if it is wrong";
+    throw UserError(ExitCode::checkpoint, std::move(problems_));
   }
 
  private:

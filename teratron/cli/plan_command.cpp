@@ -115,6 +115,15 @@ void check_drawable(const ScheduleShape& shape) {
                                    : "Use a multiple of the stages as --num-micro-batches"});
 }
 
+// A layout can be planned without data and length; a training needs them.
+void note_missing(ParsedArguments given, int64_t world_size) {
+  try {
+    finish(given, world_size);
+  } catch (const UserError& error) {
+    for (const Problem& problem : error.problems()) notice("a training needs more: {}", to_string(problem));
+  }
+}
+
 // A schedule needs a pipeline, not a model.
 void print_schedule(const Arguments& a) {
   PipelineLayout layout{.stages = a.pipeline_model_parallel_size,
@@ -156,7 +165,9 @@ int plan_command(std::span<const std::string> args) {
     return 0;
   }
   const int64_t world_size = options.world_size.value_or(replica_size(a));
+  const ParsedArguments given = parsed;
   finish(parsed, world_size, {.needs_data = false});
+  note_missing(given, world_size);
   for (const std::string& line : parsed.notices) notice_line(line);
   print_line(explain(parsed));
   print_line(to_string(RankGrid(mesh_options(a), world_size)));

@@ -9,6 +9,7 @@
 #include <simdjson.h>
 
 #include "teratron/base/error.h"
+#include "teratron/data/python_json.h"
 #include "teratron/tokenizer/tokenizer.h"
 
 namespace teratron {
@@ -65,17 +66,27 @@ class BlockTokenizer {
   }
 
   void add_object(std::string_view line) {
-    element root;
-    if (const auto error = parser_.parse(line.data(), line.size(), false).get(root)) {
-      std::string_view reason = simdjson::error_message(error);
-      if (reason.ends_with('.')) reason.remove_suffix(1);
-      throw WrongLine{fmt::format("broken JSON: {}", reason)};
-    }
+    const element root = parse(line);
     simdjson::dom::object object;
     if (root.get(object)) throw WrongLine{"not a JSON object"};
     for (size_t i = 0; i < options_.json_keys.size(); ++i) {
       add_document(find(object, options_.json_keys[i]), options_.json_keys[i], result_.keys[i]);
     }
+  }
+
+  element parse(std::string_view line) {
+    element root;
+    const auto error = parser_.parse(line.data(), line.size(), false).get(root);
+    halves_ = false;
+    if (!error) return root;
+    if (const auto plain = without_python_json(line)) {
+      halves_ = true;
+      if (!parser_.parse(*plain).get(root)) return root;
+    }
+    if (line.starts_with("\xef\xbb\xbf")) throw WrongLine{"the line begins with a byte order mark"};
+    std::string_view reason = simdjson::error_message(error);
+    if (reason.ends_with('.')) reason.remove_suffix(1);
+    throw WrongLine{fmt::format("broken JSON: {}", reason)};
   }
 
   /// The last value of the key counts, as in Python.
@@ -121,6 +132,9 @@ class BlockTokenizer {
 
   void add_sequence(std::string_view text, TokenizedKey& key) {
     const size_t before = key.tokens.size();
+    if (halves_ && text.find(kHalfPair) != text.npos) {
+      throw WrongLine{"the text has half of a surrogate pair (\\ud800 to \\udfff), which is no character"};
+    }
     try {
       tokenizer_.encode(text, key.tokens);
     } catch (const UserError& error) {
@@ -136,6 +150,7 @@ class BlockTokenizer {
   const Tokenizer& tokenizer_;
   TokenizedBlock& result_;
   simdjson::dom::parser parser_;
+  bool halves_ = false;  // the line was made plain: a text may have halves of surrogate pairs
 };
 
 }  // namespace

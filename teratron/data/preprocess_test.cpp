@@ -211,7 +211,7 @@ TEST(Preprocess, Fault28BrokenLinesNameFileAndLine) {
       {"{\"text\": \"1\"", "broken JSON"},
       {"{\"text\": \"1\"} x", "broken JSON"},
       {"{\"text\": \"\xff\"}", "broken JSON"},
-      {"{\"text\": \"\\ud800\"}", "broken JSON"},
+      {"{\"text\": \"\\ud800\"}", "half of a surrogate pair"},
       {std::string("{\"text\": \"\0\"}", 13), "broken JSON"},
       {"[\"text\"]", "not a JSON object"},
       {"{\"body\": \"1\"}", "no key \"text\""},

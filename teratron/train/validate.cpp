@@ -29,6 +29,11 @@ void require_training(Validation& v) {
     v.reject("train_iters", "none of train_iters, train_samples and num_train_epochs is set",
              "Give --train-iters: the number of steps");
   }
+  if (!a.skip_train && a.train_iters == 0 && !a.lr_decay_iters) {
+    v.reject("train_iters",
+             "train_iters = 0 leaves nothing to train, and no length for the learning rate to decay over",
+             "Give 1 or more, or --skip-train to evaluate alone");
+  }
   if (!a.skip_train) require(v, "lr", "the highest learning rate");
   if (!a.mock_data && a.data_path.empty() && a.train_data_path.empty() && a.valid_data_path.empty() &&
       a.test_data_path.empty() && !a.data_args_path && !a.per_split_data_args_path) {

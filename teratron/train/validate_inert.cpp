@@ -28,6 +28,9 @@ std::vector<Inert> inert_tokenizer(const Arguments& a) {
           {{"tiktoken_pattern", "tiktoken_num_special_tokens", "tokenizer_special_tokens"},
            type != "TikTokenizer",
            "without --tokenizer-type TikTokenizer"},
+          {{"vocab_extra_ids"},
+           !bert && type.find("entencePiece") == type.npos && type != "Llama2Tokenizer",
+           why},
           {{"make_vocab_size_divisible_by"}, a.padded_vocab_size.has_value(), "with --padded-vocab-size"}};
 }
 
@@ -53,6 +56,9 @@ std::vector<Inert> inert_layout(const Arguments& a) {
           {{"check_weight_hash_across_dp_replicas_interval"},
            one_replica && a.tensor_model_parallel_size == 1,
            "at data_parallel_size 1 and tensor_model_parallel_size 1"},
+          {{"async_tensor_model_parallel_allreduce"},
+           a.tensor_model_parallel_size == 1,
+           "at tensor_model_parallel_size 1"},
           {{"use_tp_pp_dp_mapping"},
            one_replica || a.pipeline_model_parallel_size == 1,
            "unless there are several pipeline stages and data-parallel ranks"}};

@@ -90,7 +90,7 @@ TEST(Finish, ExplainsWhereValuesComeFrom) {
 }
 
 TEST(Finish, TrainingOfNoSteps) {
-  const ParsedArguments p = finished({"--train-iters", "0"});
+  const ParsedArguments p = finished({"--train-iters", "0", "--skip-train"});
   EXPECT_FALSE(p.args.lr_decay_iters.has_value());
   EXPECT_EQ(to_json(arguments_from_json(to_json(p.args), "x")), to_json(p.args));
 }
@@ -111,8 +111,9 @@ TEST(Finish, NamesEverythingThatIsMissing) {
 }
 
 TEST(Finish, SettingsWithNothingToActOnAreNoted) {
-  for (const Texts& args : {Texts{"--hysteresis", "3"}, Texts{"--finetune"}, Texts{"--save-interval", "5"},
-                            Texts{"--rotary-base", "500"}, Texts{"--loss-scale", "8"}}) {
+  for (const Texts& args :
+       {Texts{"--hysteresis", "3"}, Texts{"--finetune"}, Texts{"--save-interval", "5"},
+        Texts{"--rotary-base", "500"}, Texts{"--loss-scale", "8"}, Texts{"--override-opt-param-scheduler"}}) {
     const ParsedArguments p = finished(args);
     ASSERT_EQ(p.notices.size(), 1u) << args[0];
     EXPECT_TRUE(p.notices[0].starts_with(args[0] + " has no effect without")) << p.notices[0];

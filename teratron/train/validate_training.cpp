@@ -373,7 +373,8 @@ void check_data(Validation& v) {
   }
   if (!a.load) {
     for (const std::string_view name :
-         {"finetune", "no_load_optim", "ckpt_step", "exit_on_missing_checkpoint", "use_checkpoint_args"}) {
+         {"finetune", "no_load_optim", "ckpt_step", "exit_on_missing_checkpoint", "use_checkpoint_args",
+          "override_opt_param_scheduler", "use_checkpoint_opt_param_scheduler"}) {
       if (v.chosen(name) && !(a.pretrained_checkpoint && name != "ckpt_step"))
         v.note(fmt::format("{} has no effect without --load", flag_of(name)));
     }
