@@ -11,17 +11,6 @@ namespace teratron {
 
 namespace {
 
-// Underscores and hyphens are the same in the names of flags.
-std::vector<std::string> normalised(std::span<const std::string> args) {
-  std::vector<std::string> result;
-  for (std::string arg : args) {
-    if (arg.starts_with("--"))
-      std::replace(arg.begin(), arg.begin() + std::min(arg.find('='), arg.size()), '_', '-');
-    result.push_back(std::move(arg));
-  }
-  return result;
-}
-
 std::vector<std::string> subcommand_names(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
@@ -42,32 +31,53 @@ void check_subcommand(const CLI::App& app, std::span<const std::string> args) {
                                           : fmt::format("Did you mean {}?", near)});
 }
 
-// The flags of `app`, without dashes in front and with underscores between words.
+// "--max_bad=3" -> "max-bad"; empty if it is no flag.
+std::string flag_name(const std::string& arg) {
+  if (!arg.starts_with("--")) return "";
+  std::string name = arg.substr(2, arg.find('=') - 2);
+  std::replace(name.begin(), name.end(), '_', '-');
+  return name;
+}
+
 std::vector<std::string> flag_names(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options()) {
-    for (std::string name : option->get_lnames()) {
-      std::replace(name.begin(), name.end(), '-', '_');
-      names.push_back(name);
-    }
+    for (const std::string& name : option->get_lnames()) names.push_back(name);
   }
   return names;
 }
 
+// Underscores and hyphens are the same in the names of our flags; what is passed on stays as it is.
+std::vector<std::string> normalised(std::span<const std::string> args,
+                                    const std::vector<std::string>& flags) {
+  std::vector<std::string> result(args.begin(), args.end());
+  for (std::string& arg : result) {
+    if (arg == "--") break;
+    const std::string name = flag_name(arg);
+    if (std::find(flags.begin(), flags.end(), name) != flags.end()) arg.replace(2, name.size(), name);
+  }
+  return result;
+}
+
+// As nearest_spelling() compares words.
+std::string underscored(std::string name) {
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
 // All flags that do not exist at once, each with what may have been meant; CLI11 names those that are missing first.
-void check_flags(const CLI::App& app, const std::string& command, std::span<const std::string> args) {
-  const std::vector<std::string> names = flag_names(app);
+void check_flags(const std::vector<std::string>& flags, const std::string& command,
+                 std::span<const std::string> args) {
+  std::vector<std::string> names;
+  for (const std::string& flag : flags) names.push_back(underscored(flag));
   std::vector<Problem> problems;
   for (const std::string& arg : args) {
     if (arg == "--") break;
-    if (!arg.starts_with("--")) continue;
-    const std::string flag = arg.substr(0, arg.find('='));
-    std::string name = flag.substr(2);
-    std::replace(name.begin(), name.end(), '-', '_');
-    if (std::find(names.begin(), names.end(), name) != names.end()) continue;
-    std::string near = nearest_spelling(name, names);
+    const std::string name = flag_name(arg);
+    if (name.empty() || std::find(flags.begin(), flags.end(), name) != flags.end()) continue;
+    std::string near = nearest_spelling(underscored(name), names);
     std::replace(near.begin(), near.end(), '_', '-');
-    problems.push_back({.what = "unknown flag " + printable(flag),
+    problems.push_back({.what = "unknown flag " + printable(arg.substr(0, arg.find('='))),
                         .where = command,
                         .fix = near.empty() ? fmt::format("See {} --help", command)
                                             : fmt::format("Did you mean --{}?", near)});
@@ -78,12 +88,13 @@ void check_flags(const CLI::App& app, const std::string& command, std::span<cons
 }  // namespace
 
 bool parse_command(CLI::App& app, std::span<const std::string> written) {
-  const std::vector<std::string> args = normalised(written);
-  check_subcommand(app, args);
-  const bool deeper = !args.empty() && !subcommand_names(app).empty() && !args[0].starts_with("-");
-  const CLI::App& parsed = deeper ? *app.get_subcommand(args[0]) : app;
-  const std::string command = deeper ? app.get_name() + " " + args[0] : app.get_name();
-  if (!parsed.get_allow_extras()) check_flags(parsed, command, args);
+  check_subcommand(app, written);
+  const bool deeper = !written.empty() && !subcommand_names(app).empty() && !written[0].starts_with("-");
+  const CLI::App& parsed = deeper ? *app.get_subcommand(written[0]) : app;
+  const std::string command = deeper ? app.get_name() + " " + written[0] : app.get_name();
+  const std::vector<std::string> flags = flag_names(parsed);
+  const std::vector<std::string> args = normalised(written, flags);
+  if (!parsed.get_allow_extras() && !parsed.get_prefix_command()) check_flags(flags, command, args);
   try {
     app.parse(std::vector<std::string>(args.rbegin(), args.rend()));  // CLI11 takes them from the back
   } catch (const CLI::Success& help) {
