@@ -127,6 +127,7 @@ void refuse(const Setting& setting, std::string fix, Settings& settings) {
       {.what = fmt::format("{} = {} is not supported yet", setting.field->name, value),
        .where = setting.where,
        .fix = std::move(fix)});
+  settings.unsettled.emplace_back(setting.field->name);  // what it contradicts is no concern now
 }
 
 }  // namespace
@@ -243,7 +244,9 @@ void review(const Schema& schema, const void* defaults, const ReviewOptions& opt
     if (field.status == FieldStatus::inherent) {
       settings.notices.push_back(fmt::format("{} has no effect: {}", flag_of(field.name), field.traits.note));
     } else if (options.refuse_planned && field.status == FieldStatus::planned) {
-      refuse(setting, fmt::format("Leave it at {}", python_text(get_value(field, defaults))), settings);
+      const Value initial = get_value(field, defaults);
+      const bool none = std::holds_alternative<std::monostate>(initial);
+      refuse(setting, none ? "Leave it out" : fmt::format("Leave it at {}", python_text(initial)), settings);
     } else if (options.refuse_planned && std::find(planned.begin(), planned.end(), text) != planned.end()) {
       std::vector<std::string> built = words(field.traits.choices, '|');
       std::erase_if(built, [&](const auto& c) {

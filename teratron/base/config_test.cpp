@@ -152,7 +152,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadFlags{{"--kind", "four"}, "--kind", "not a valid choice", "one, two, three"},
         BadFlags{{"--kind", "one|two"}, "--kind", "not a valid choice", ""},
         BadFlags{{"--kind", "three"}, "--kind", "kind = three is not supported yet", "Use one of one, two"},
-        BadFlags{{"--soon", "x"}, "--soon", "not supported yet", "Leave it at None"},
+        BadFlags{{"--soon", "x"}, "--soon", "not supported yet", "Leave it out"},
         BadFlags{{"--numbers", "1", "2"}, "--numbers", "needs 3 values, not 2", ""},
         BadFlags{{"--numbers", "1", "2", "c"}, "--numbers", "'c' is not an integer", ""},
         BadFlags{{"--kind="}, "--kind", "kind is empty", ""},

@@ -54,10 +54,14 @@ void fill_program_defaults(Validation& v, const std::string& program) {
   }
 }
 
-// A field that a bad value or a typing error left at its default makes others look wrong.
-bool follows_from(const Problem& problem, const std::vector<std::string>& unsettled) {
-  return std::any_of(unsettled.begin(), unsettled.end(),
-                     [&](const std::string& name) { return problem.what.find(name) != std::string::npos; });
+// A field that a bad value or a typing error left at its default, or that is refused, makes others look wrong.
+bool follows_from(const Problem& problem, const ParsedArguments& parsed) {
+  const std::vector<std::string>& names = parsed.unsettled;
+  return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+    const auto source = parsed.sources.find(name);
+    const bool there = source != parsed.sources.end() && source->second == problem.where;
+    return there || problem.what.find(name) != std::string::npos;
+  });
 }
 
 }  // namespace
@@ -133,7 +137,7 @@ void finish(ParsedArguments& parsed, int64_t world_size, const FinishOptions& op
   note_inert(v);
   std::vector<Problem> problems = std::exchange(parsed.problems, {});
   for (Problem& problem : v.problems) {
-    if (!follows_from(problem, parsed.unsettled)) problems.push_back(std::move(problem));
+    if (!follows_from(problem, parsed)) problems.push_back(std::move(problem));
   }
   if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
 }

@@ -123,9 +123,10 @@ void check_experts(Validation& v, int64_t world_size) {
                .divisor = ep,
                .reason = "Every rank of the expert group holds the same number of experts"});
   if (a.moe_router_topk > *a.num_experts) {
-    v.reject("moe_router_topk",
-             fmt::format("moe_router_topk = {} is above num_experts = {}", a.moe_router_topk, *a.num_experts),
-             fmt::format("Use at most {}", *a.num_experts));
+    v.reject(v.chosen("moe_router_topk") ? "moe_router_topk" : "num_experts",
+             fmt::format("num_experts = {}, but every token goes to moe_router_topk = {} of them",
+                         *a.num_experts, a.moe_router_topk),
+             fmt::format("Use --moe-router-topk {} or fewer, or more experts", *a.num_experts));
   }
   const int64_t etp = a.expert_tensor_parallel_size.value_or(a.tensor_model_parallel_size);
   const std::optional<int64_t> cut = product(etp, ep);

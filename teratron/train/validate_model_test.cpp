@@ -158,7 +158,13 @@ INSTANTIATE_TEST_SUITE_P(
         BadCombination{{"--ep", "2"}, 2, "--ep", "without experts", "--num-experts"},
         BadCombination{
             {"--num-experts", "6", "--ep", "4"}, 4, "--num-experts", "6 is not divisible", "4 or 8"},
-        BadCombination{{"--num-experts", "1"}, 1, "--moe-router-topk", "above num_experts", "at most 1"},
+        BadCombination{{"--num-experts", "1"},
+                       1,
+                       "--num-experts",
+                       "num_experts = 1, but every token goes to moe_router_topk = 2",
+                       "--moe-router-topk 1 or fewer"},
+        BadCombination{
+            {"--num-experts", "2", "--moe-router-topk", "3"}, 1, "--moe-router-topk", "= 3", "more experts"},
         BadCombination{{"--num-experts", "8", "--ep", "4", "--tp", "2"},
                        4,
                        "--ep",
