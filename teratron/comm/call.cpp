@@ -1,6 +1,7 @@
 #include "teratron/comm/call.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include <fmt/ranges.h>
@@ -37,6 +38,33 @@ std::string difference(std::span<const int64_t> ranks, std::span<const std::stri
   for (const auto& [call, askers] : kinds) parts.push_back(ranks_in_words(askers) + ": " + call);
   return fmt::format("the ranks of {} differ at their collective {}: {}", group_in_words(ranks), sequence,
                      fmt::join(parts, "; "));
+}
+
+const std::string* CallHistory::at(int64_t number) const {
+  const int64_t age = count - number;
+  const auto known = static_cast<int64_t>(calls.size());
+  return age >= 0 && age < known ? &calls[known - 1 - age] : nullptr;
+}
+
+std::string first_difference(std::span<const CallHistory> histories) {
+  int64_t first = std::numeric_limits<int64_t>::max(), last = 0;
+  for (const CallHistory& history : histories) {
+    if (history.calls.empty()) continue;
+    first = std::min(first, history.count - static_cast<int64_t>(history.calls.size()) + 1);
+    last = std::max(last, history.count);
+  }
+  for (int64_t number = first; number <= last; ++number) {
+    std::vector<int64_t> ranks;
+    std::vector<std::string> calls;
+    for (const CallHistory& history : histories) {
+      const std::string* call = history.at(number);
+      if (!call) continue;
+      ranks.push_back(history.rank);
+      calls.push_back(*call);
+    }
+    if (std::string differing = difference(ranks, calls, number); !differing.empty()) return differing;
+  }
+  return "";
 }
 
 std::string to_string(const Whereabouts& whereabouts) {

@@ -27,6 +27,17 @@ std::string collective_in_words(const std::string& call, int64_t sequence, std::
 /// Which ranks ask for what at one place of the sequence, calls[i] being that of ranks[i]; "" if all agree.
 std::string difference(std::span<const int64_t> ranks, std::span<const std::string> calls, int64_t sequence);
 
+/// What a rank asked for in one group: its last calls, the newest of which has number `count`.
+struct CallHistory {
+  int64_t rank = 0;
+  int64_t count = 0;
+  std::vector<std::string> calls;
+  /// Null where it was too long ago, or has not been asked for.
+  const std::string* at(int64_t number) const;
+};
+/// As difference(), at the first place where ranks differ that both remember.
+std::string first_difference(std::span<const CallHistory> histories);
+
 /// Where a rank is, seen from a group that waits for it: what it waits in ("" if it computes) and the last
 /// collective of this group that it asked for (number 0: none).
 struct Whereabouts {

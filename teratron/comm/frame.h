@@ -33,8 +33,8 @@ struct Frame {
     hello,     // text: pid and host of the sender
     part,      // of collective `number` of a channel; text: the call, "" in its later phases
     message,   // point to point; text: the call
-    question,  // where are you at collective `number` of this channel?
-    answer,    // text: Whereabouts in words; body: the call at this number; `number`: of the last call
+    question,  // where are you, and what did you ask for on this channel?
+    answer,    // text: Whereabouts in words; body: the last calls, a line each; `number`: of the newest
     failure,   // text: the reason; `number`: the exit code; `channel`: the rank that failed first
     goodbye,   // the sender's part has ended in order
   };

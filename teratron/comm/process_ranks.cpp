@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "teratron/base/hash.h"
+#include "teratron/base/words.h"
 
 namespace teratron {
 namespace {
@@ -30,9 +31,10 @@ int64_t ProcessRanks::Ledger::add(const Call& call) {
   return ++count;
 }
 
-const Call* ProcessRanks::Ledger::at(int64_t number) const {
-  const int64_t age = count - number;
-  return age >= 0 && age < static_cast<int64_t>(recent.size()) ? &recent[recent.size() - 1 - age] : nullptr;
+std::string ProcessRanks::Ledger::text() const {
+  std::string lines;
+  for (const Call& call : recent) lines += to_string(call) + "\n";
+  return lines;
 }
 
 ProcessRanks::ProcessRanks(std::unique_ptr<Wire> wire, std::chrono::milliseconds timeout)
@@ -158,7 +160,7 @@ void ProcessRanks::dispatch(int64_t from, Frame frame) {
     case Kind::question:
       return answer(from, frame);
     case Kind::answer:
-      peer.answer = std::move(frame);
+      peer.answers[frame.channel] = std::move(frame);
       break;
     case Kind::failure:
       TERATRON_ASSERT(frame.channel < peers_.size(), "rank {} of {}", frame.channel, size_);
@@ -176,14 +178,13 @@ void ProcessRanks::answer(int64_t to, const Frame& question) {
   const Whereabouts where{.waits_in = waits_in_,
                           .last_number = ledger.count,
                           .last_call = ledger.recent.empty() ? "" : to_string(ledger.recent.back())};
-  const Call* call = ledger.at(question.number);
-  const std::string text = call ? to_string(*call) : "";
+  const std::string calls = ledger.text();
   post(to,
        {.kind = Frame::Kind::answer,
         .channel = question.channel,
         .number = ledger.count,
         .text = to_string(where)},
-       std::as_bytes(std::span(text)));
+       std::as_bytes(std::span(calls)));
 }
 
 std::string ProcessRanks::name_of_rank(int64_t rank) const {
@@ -191,38 +192,46 @@ std::string ProcessRanks::name_of_rank(int64_t rank) const {
   return name.empty() ? fmt::format("rank {}", rank) : fmt::format("rank {} ({})", rank, name);
 }
 
+/// Of this rank, or as the other has answered.
+CallHistory ProcessRanks::history_of(int64_t rank, uint64_t channel) const {
+  if (rank == rank_) {
+    const auto own = ledgers_.find(channel);
+    if (own == ledgers_.end()) return {.rank = rank};
+    return {.rank = rank, .count = own->second.count, .calls = words(own->second.text(), '\n')};
+  }
+  const Frame& answer = peers_[rank].answers.at(channel);
+  const ByteSpan lines = answer.body.bytes();
+  const std::string_view text(reinterpret_cast<const char*>(lines.data()), lines.size());
+  return {.rank = rank, .count = answer.number, .calls = words(text, '\n')};
+}
+
 /// Asks the missing ranks where they are and says what came out. The lock is released meanwhile.
 std::string ProcessRanks::overdue(Lock& lock, const Waiting& waiting) {
   const std::vector<int64_t> asked = waiting.missing();
   for (int64_t r : asked) {
-    peers_[r].answer.reset();
-    post(r, {.kind = Frame::Kind::question, .channel = waiting.channel, .number = waiting.number}, {});
+    peers_[r].answers.erase(waiting.channel);
+    post(r, {.kind = Frame::Kind::question, .channel = waiting.channel}, {});
   }
   const auto all_answered = [&] {
-    return std::all_of(asked.begin(), asked.end(),
-                       [&](int64_t r) { return peers_[r].answer || peers_[r].lost; });
+    return std::all_of(asked.begin(), asked.end(), [&](int64_t r) {
+      return peers_[r].answers.contains(waiting.channel) || peers_[r].lost;
+    });
   };
   changed_.wait_for(lock, kAnswerTime, all_answered);
   std::vector<std::string> late;
-  std::vector<int64_t> arrived;
-  std::vector<std::string> calls;
-  if (const Call* own = ledgers_[waiting.channel].at(waiting.number)) {
-    arrived.push_back(rank_);
-    calls.push_back(to_string(*own));
-  }
+  std::vector<CallHistory> histories = {history_of(rank_, waiting.channel)};
   for (int64_t r : asked) {
-    const std::optional<Frame>& answer = peers_[r].answer;
-    if (!answer) {
+    const auto answer = peers_[r].answers.find(waiting.channel);
+    if (answer == peers_[r].answers.end()) {
       late.push_back(name_of_rank(r) + " does not answer: it is stopped, or its machine is out of reach");
-    } else if (answer->number < waiting.number || answer->body.size() == 0) {
-      late.push_back(fmt::format("rank {} {}", r, answer->text));
-    } else {
-      arrived.push_back(r);
-      calls.emplace_back(reinterpret_cast<const char*>(answer->body.bytes().data()), answer->body.size());
+      continue;
     }
+    histories.push_back(history_of(r, waiting.channel));
+    if (!histories.back().at(waiting.number))
+      late.push_back(fmt::format("rank {} {}", r, answer->second.text));
   }
-  if (const std::string differing = difference(arrived, calls, waiting.number); !differing.empty())
-    return differing;
+  std::sort(histories.begin(), histories.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
+  if (const std::string differing = first_difference(histories); !differing.empty()) return differing;
   const double seconds = std::chrono::duration<double>(timeout_).count();
   return fmt::format("{} timed out after {:g} s: {}", waiting.what, seconds,
                      late.empty() ? "all ranks are in it, so a device or the network is stuck"

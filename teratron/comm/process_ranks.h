@@ -66,14 +66,14 @@ class ProcessRanks final : private WireReceiver {
     std::string name;    // "pid 4711 on host"
     bool ended = false;  // said goodbye
     bool lost = false;
-    std::optional<Frame> answer;
+    std::map<uint64_t, Frame> answers;  // by channel: several threads may ask
   };
   struct Ledger {  // of one channel
     int64_t count = 0;
     std::deque<Call> recent;  // the last ones, the newest at the back; in words only when somebody asks
     static constexpr size_t kLength = 1024;
     int64_t add(const Call& call);
-    const Call* at(int64_t number) const;
+    std::string text() const;  // a line each
   };
   /// What a rank waits for, in words and in ranks.
   struct Waiting {
@@ -91,7 +91,7 @@ class ProcessRanks final : private WireReceiver {
   void post(int64_t to, const Frame& frame, ByteSpan body);
   void wait(Lock& lock, const Waiting& waiting);
   std::string overdue(Lock& lock, const Waiting& waiting);
-  std::string whereabouts(int64_t rank) const;
+  CallHistory history_of(int64_t rank, uint64_t channel) const;
   std::string name_of_rank(int64_t rank) const;
   void fail_locked(const std::string& reason, ExitCode code, int64_t cause);
 

@@ -43,6 +43,31 @@ TEST(ProcessRanks, DifferentCallsAreNamed) {
   EXPECT_EQ(messages, "rank 0 sent message Float [4], but rank 1 receives message Float [2, 2]");
 }
 
+/// As ranks on GPUs, which do not wait where they differ: the one that went on may be the first to ask.
+TEST(ProcessRanks, TheFirstOfSeveralDifferencesIsNamed) {
+  std::vector<std::unique_ptr<Wire>> wires = connected_wires(2);
+  ProcessRanks first(std::move(wires[0]), 1min), second(std::move(wires[1]), 1min);
+  const auto one = first.meeting({0, 1}), other = second.meeting({0, 1});
+  const auto sum_of = [](int64_t count) { return Call{"all_reduce(sum)", "Float", {count}}; };
+  for (int64_t i = 0; i < 2000; ++i) {  // more than are remembered
+    one->record(sum_of(i));
+    other->record(sum_of(i));
+  }
+  EXPECT_EQ(one->overdue("the last", 2000),
+            "the last timed out after 60 s: all ranks are in it, so a device or "
+            "the network is stuck");
+  one->record(sum_of(7));
+  for (const int64_t count : {8, 7, 9}) other->record(sum_of(count));
+  const std::string expected =
+      "the ranks of group [0 1] differ at their collective 2001: rank 0: all_reduce(sum) Float [7]; rank 1: "
+      "all_reduce(sum) Float [8]";
+  EXPECT_EQ(one->overdue("", 2001), expected);
+  EXPECT_EQ(other->overdue("", 2003), expected);
+  EXPECT_EQ(other->overdue("a message", std::nullopt), expected);
+  first.finish();
+  second.finish();
+}
+
 TEST(ProcessRanks, ALateRankIsAskedWhereItIs) {
   const std::string computing = fault_over_sockets(
       3,

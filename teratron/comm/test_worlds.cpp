@@ -151,12 +151,17 @@ bool same_values(const at::Tensor& tensor, const at::Tensor& expected) {
 
 }  // namespace teratron
 
+/// comm_test [--timeout=SECONDS], that of the launched job, and GoogleTest's flags.
 int main(int argc, char** argv) {
   using namespace teratron;
   testing::InitGoogleTest(&argc, argv);
   const Launch launch = read_launch(process_environment);
   if (launch.size == 1) return RUN_ALL_TESTS();
   WorldOptions options{.timeout = std::chrono::minutes(2)};
+  constexpr std::string_view flag = "--timeout=";
+  if (argc == 2 && std::string_view(argv[1]).starts_with(flag)) {
+    options.timeout_after_start = std::chrono::seconds(std::stoi(argv[1] + flag.size()));
+  }
   const bool gpus = launch.backend.value_or(Backend::nccl) == Backend::nccl && at::hasCUDA();
   if (gpus) {
     options.gpu = static_cast<int>(launch.local_rank);

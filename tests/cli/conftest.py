@@ -1,6 +1,6 @@
 import pytest
 
-from program import kept, train
+from program import JOB, kept, losses, train
 
 
 @pytest.fixture(scope="session")
@@ -9,3 +9,11 @@ def unbroken(tmp_path_factory):
     run = tmp_path_factory.mktemp("unbroken") / "run"
     train(*kept(run, 9, 3))
     return run
+
+
+@pytest.fixture(scope="session")
+def one_rank():
+    """The losses of JOB on one rank."""
+    expected = losses(train(*JOB).stdout)
+    assert len(expected) == 4
+    return expected

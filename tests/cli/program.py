@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +14,16 @@ import torch
 
 BINARY = os.environ.get("TERATRON_BINARY")
 needs_binary = pytest.mark.skipif(not BINARY, reason="TERATRON_BINARY names no built program")
+COMM_TEST = os.path.join(os.path.dirname(BINARY or ""), "..", "comm", "comm_test")
+needs_comm_test = pytest.mark.skipif(not os.path.exists(COMM_TEST), reason="comm_test is not beside the program")
+DIVERGENCES = ["shape", "operation", "order"]  # of ranks in comm_test
 
 TINY = ["--num-layers", "2", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length", "16",
         "--max-position-embeddings", "16", "--micro-batch-size", "2", "--global-batch-size", "2", "--lr", "1e-3",
         "--eval-iters", "0", "--device", "cpu", "--num-threads", "1"]
 VOCABULARY = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "60"]
 MOCK = [*TINY, *VOCABULARY, "--mock-data"]
+JOB = [*MOCK, "--global-batch-size", "4", "--train-iters", "4", "--log-interval", "1"]
 NOT_FOR_USERS = ("c10::", "Exception raised from", "terminate called", "Assertion", "what():", "libtorch", ".cpp:")
 
 
@@ -87,6 +92,29 @@ def each(cases, check, folder):
     with ThreadPoolExecutor(2) as pool:
         failures = [failure for failure in pool.map(attempt, enumerate(cases)) if failure]
     assert not failures, f"{len(failures)} of {len(cases)}:\n" + "\n".join(failures)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def processes(commands, variables):
+    """Starts the commands together; their exit codes and outputs."""
+    running = [subprocess.Popen(command, env={**environment(), **more}, text=True, stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT) for command, more in zip(commands, variables)]
+    outputs = [process.communicate(timeout=90)[0] for process in running]
+    return [process.returncode for process in running], outputs
+
+
+def communicator_tests(backend, logs, *flags):
+    job = [BINARY, "launch", "--nproc-per-node", "2", "--backend", backend, "--log-dir", str(logs), "--", COMM_TEST, *flags]
+    return subprocess.run(job, capture_output=True, text=True, timeout=120, env=environment())
+
+
+def losses(text):
+    return [float(value) for value in re.findall(r"lm loss: (\S+)", text)]
 
 
 def weights(folder, iteration):

@@ -10,7 +10,8 @@ import time
 
 import pytest
 import torch
-from program import BINARY, MOCK, curve, environment, kept, needs_binary, steps, wait_for
+from program import (BINARY, DIVERGENCES, MOCK, communicator_tests, curve, environment, kept, needs_binary, needs_comm_test, steps,
+                     wait_for)
 
 pytestmark = [needs_binary, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
 
@@ -138,3 +139,26 @@ def test_fault_23_different_settings(tmp_path):
     said = [rank.communicate(timeout=60)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [2, 2], said
     assert "hidden_size: rank 0 has 16, rank 1 has 32" in said[0] and "error" not in said[1]
+
+
+@needs_comm_test
+@pytest.mark.parametrize("how", DIVERGENCES)
+def test_ranks_that_differ_are_named(tmp_path, how):
+    """Both ranks hear, when the collective's time is over, which rank asked for what where they first differ."""
+    result = communicator_tests("nccl", tmp_path, f"--gtest_filter=*DISABLED_AreNamed/{how}",
+                                "--gtest_also_run_disabled_tests", "--timeout=5")
+    logs = [(tmp_path / f"rank-{rank}.log").read_text() for rank in range(2)]
+    assert all("1 test from" in log and "FAILED" not in log for log in logs), logs
+    assert result.returncode == 0, result.stderr
+
+
+@needs_comm_test
+@pytest.mark.parametrize("how", DIVERGENCES)
+def test_ranks_that_differ_end_the_job(tmp_path, how):
+    """The same, while both wait for their GPUs."""
+    began = time.monotonic()
+    result = communicator_tests("nccl", tmp_path, f"--gtest_filter=*DISABLED_EndTheJob/{how}",
+                                "--gtest_also_run_disabled_tests", "--timeout=5")
+    assert result.returncode == 5, result.stdout[-2000:] + result.stderr
+    assert time.monotonic() - began < 60
+    assert re.search(r"the ranks of group \[0 1\] differ at their collective 2: rank 0: \w+", result.stderr), result.stderr

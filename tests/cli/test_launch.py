@@ -10,14 +10,13 @@ import time
 
 import pytest
 from safetensors.torch import load_file
-from program import BINARY, MOCK, curve, environment, kept, message, needs_binary, steps, teratron, wait_for
+from program import (BINARY, DIVERGENCES, JOB, MOCK, communicator_tests, curve, environment, free_port, kept, losses, message,
+                     needs_binary, needs_comm_test, processes, steps, teratron, wait_for)
 
 pytestmark = needs_binary
 
-JOB = [*MOCK, "--global-batch-size", "4", "--train-iters", "4", "--log-interval", "1"]
 LAYOUTS = {"tp2": (2, ["--tp", "2"]), "dp2": (2, []), "tp2dp2": (4, ["--tp", "2", "--use-distributed-optimizer"])}
 needs_mpirun = pytest.mark.skipif(not shutil.which("mpirun"), reason="mpirun is not installed (openmpi-bin)")
-COMM_TEST = os.path.join(os.path.dirname(BINARY or ""), "..", "comm", "comm_test")
 BACKENDS = ["threads", "processes", pytest.param("mpi", marks=needs_mpirun)]
 
 
@@ -25,25 +24,8 @@ def launch(ranks, *args, code=0, fault="", flags=()):
     return teratron("launch", "--nproc-per-node", ranks, *flags, "--", "pretrain", "gpt", *args, code=code, fault=fault)
 
 
-def losses(text):
-    return [float(value) for value in re.findall(r"lm loss: (\S+)", text)]
-
-
 def mpirun(ranks, *args):
     return ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), BINARY, *args]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@pytest.fixture(scope="module")
-def one_rank():
-    expected = losses(teratron("pretrain", "gpt", *JOB).stdout)
-    assert len(expected) == 4
-    return expected
 
 
 # ---- the same job, started in every way ----
@@ -84,14 +66,6 @@ def test_curves_of_50_steps_are_those_of_one_rank(tmp_path, one_rank_for_50_step
     assert curve_of_job == pytest.approx(one_rank_for_50_steps, rel=1e-4)
 
 
-needs_comm_test = pytest.mark.skipif(not os.path.exists(COMM_TEST), reason="comm_test is not beside the program")
-
-
-def communicator_tests(backend, logs, *flags):
-    job = [BINARY, "launch", "--nproc-per-node", "2", "--backend", backend, "--log-dir", str(logs), "--", COMM_TEST, *flags]
-    return subprocess.run(job, capture_output=True, text=True, timeout=120, env=environment())
-
-
 @needs_comm_test
 @pytest.mark.parametrize("backend", BACKENDS[1:])
 def test_collectives_and_their_adjoints_in_a_job(tmp_path, backend):
@@ -102,8 +76,9 @@ def test_collectives_and_their_adjoints_in_a_job(tmp_path, backend):
 
 @needs_comm_test
 @pytest.mark.parametrize("backend", BACKENDS[1:])
-def test_ranks_that_differ_are_named_in_a_job(tmp_path, backend):
-    result = communicator_tests(backend, tmp_path, "--gtest_filter=*.DISABLED_ThatDifferAreNamed",
+@pytest.mark.parametrize("how", DIVERGENCES)
+def test_ranks_that_differ_are_named_in_a_job(tmp_path, backend, how):
+    result = communicator_tests(backend, tmp_path, f"--gtest_filter=*DISABLED_AreNamed/{how}",
                                 "--gtest_also_run_disabled_tests")
     logs = [(tmp_path / f"rank-{rank}.log").read_text() for rank in range(2)]
     assert all("1 test from" in log and "FAILED" not in log for log in logs), logs
@@ -117,14 +92,6 @@ def test_mpirun_without_the_launcher(one_rank):
                             env=environment())
     assert result.returncode == 0, result.stderr[-2000:]
     assert losses(result.stdout) == pytest.approx(one_rank, rel=1e-5)
-
-
-def processes(commands, variables):
-    """Starts the commands together; their exit codes and outputs."""
-    running = [subprocess.Popen(command, env={**environment(), **more}, text=True, stdout=subprocess.PIPE,
-                                stderr=subprocess.STDOUT) for command, more in zip(commands, variables)]
-    outputs = [process.communicate(timeout=90)[0] for process in running]
-    return [process.returncode for process in running], outputs
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])
@@ -151,39 +118,6 @@ def test_two_machines(tmp_path, one_rank):
     assert codes == [0, 0], outputs
     assert losses(outputs[0]) == [] and losses(outputs[1]) == pytest.approx(one_rank, rel=1e-5)
     assert [path.name for path in (tmp_path / "1").iterdir()].count("rank-3.log") == 1
-
-
-def test_configuration_of_accelerate(tmp_path, one_rank):
-    config = tmp_path / "accelerate.yaml"
-    config.write_text("distributed_type: MEGATRON_LM\nnum_machines: 1\nnum_processes: 2\nuse_cpu: true\n"
-                      "mixed_precision: 'no'\nmegatron_lm_config:\n  megatron_lm_tp_degree: 2\n")
-    result = teratron("launch", "--config_file", config, "--log-dir", tmp_path, "--", "pretrain", "gpt", *JOB)
-    assert losses(result.stdout) == pytest.approx(one_rank, rel=1e-5)
-    assert re.search(r"tensor_model_parallel_size \.+ 2\n", result.stdout)
-    assert re.search(r"world_size \.+ 2\n", result.stdout)
-
-
-def test_environment_is_passed_on(tmp_path):
-    script = tmp_path / "show"
-    script.write_text("#!/bin/sh\necho \"$RANK of $WORLD_SIZE $NCCL_DEBUG $LOCAL_RANK\"\n")
-    script.chmod(0o755)
-    os.environ["NCCL_DEBUG"] = "WARN"
-    try:
-        result = teratron("launch", "--nproc-per-node", "2", "--backend", "processes", "--log-dir", tmp_path, "--", script)
-    finally:
-        del os.environ["NCCL_DEBUG"]
-    assert sorted(result.stdout.split("\n")) == ["", "0 of 2 WARN 0", "1 of 2 WARN 1"]
-
-
-@pytest.mark.parametrize("args,says", [
-    ([], "nothing to start"), (["--nproc-per-node", "0", "--", "env"], "--nproc-per-node"),
-    (["--backend", "gloo", "--", "env"], "gloo"), (["--nnodes", "2", "--node-rank", "2", "--", "env"], "machine 2 of 2"),
-    (["--nnodes", "2", "--", "env"], "--master-addr"), (["--config-file", "none.yaml", "--", "env"], "none.yaml"),
-    (["--nnodes", "2", "--backend", "threads", "--", "env"], "one machine"),
-    (["--backend", "nccl", "--use-cpu", "--", "env"], "NCCL needs GPUs"),
-    (["--num-processes", "3", "--nnodes", "2", "--master-addr", "localhost", "--", "env"], "3 ranks on 2 machines")])
-def test_wrong_launches(args, says):
-    message(teratron("launch", *args, code=2), says)
 
 
 # ---- a model that is cut over several ranks in use ----
