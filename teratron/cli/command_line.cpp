@@ -104,6 +104,8 @@ bool parse_command(CLI::App& app, std::span<const std::string> written) {
     throw config_error(
         {.what = error.what(), .where = command, .fix = fmt::format("See {} --help", command)});
   }
+  const std::vector<std::string> rest = parsed.remaining();
+  if (parsed.get_prefix_command() && !rest.empty()) check_flags(flags, command, std::span(rest).first(1));
   return true;
 }
 

@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "teratron/base/config.h"
 #include "teratron/base/error.h"
 #include "teratron/base/yaml.h"
 #include "teratron/cli/command_line.h"
@@ -16,13 +17,31 @@ namespace {
 
 constexpr int kDefaultPort = 29500;  // where several machines meet unless told otherwise; torchrun's
 constexpr int64_t kMostRanks = 1 << 16;
+constexpr int64_t kMostPort = 65535;
 
-/// As given; what was not given is absent.
+UserError wrong(std::string what, std::string where, std::string fix) {
+  return config_error({.what = std::move(what), .where = std::move(where), .fix = std::move(fix)});
+}
+
+/// A value, the name that the user gave it by (a flag, or a key of the file) and where the file says so.
+template <typename T>
+struct Choice {
+  std::optional<T> value;
+  std::string name;
+  std::string line = {};
+  bool by_flag() const { return value && line.empty(); }
+  std::string where() const { return line.empty() ? name : line; }
+};
+
 struct Given {
-  std::optional<int64_t> ranks_here, ranks, machines, machine, port;
-  std::optional<std::string> address, backend, log_directory, config_file;
+  Choice<int64_t> ranks_here{.name = "--nproc-per-node"}, ranks{.name = "--num-processes"},
+      machines{.name = "--nnodes"}, machine{.name = "--node-rank"}, port{.name = "--master-port"};
+  Choice<std::string> address{.name = "--master-addr"};
+  std::optional<std::string> backend, log_directory, config_file;
   int64_t max_restarts = 0;
   bool use_cpu = false;
+  Choice<bool> file_use_cpu = {};  // which the command's --device overrides
+  Choice<std::string> file_gpus = {};
 };
 
 /// "--node-rank,--node_rank" and the same for every other spelling.
@@ -39,19 +58,20 @@ std::string flags(std::initializer_list<std::string> names) {
 
 void declare(CLI::App& app, Given& given) {
   const CLI::Range ranks(int64_t{1}, kMostRanks);
-  app.add_option(flags({"nproc-per-node"}), given.ranks_here,
+  app.add_option(flags({"nproc-per-node"}), given.ranks_here.value,
                  "Ranks on this machine; default: its GPUs, or 1")
       ->check(ranks);
-  app.add_option(flags({"num-processes"}), given.ranks, "Ranks on all machines together (Accelerate's)")
+  app.add_option(flags({"num-processes"}), given.ranks.value, "Ranks on all machines together (Accelerate's)")
       ->check(ranks);
-  app.add_option(flags({"nnodes", "num-machines"}), given.machines, "Machines; default 1")->check(ranks);
-  app.add_option(flags({"node-rank", "machine-rank"}), given.machine, "Number of this machine, from 0")
+  app.add_option(flags({"nnodes", "num-machines"}), given.machines.value, "Machines; default 1")
+      ->check(ranks);
+  app.add_option(flags({"node-rank", "machine-rank"}), given.machine.value, "Number of this machine, from 0")
       ->check(CLI::Range(int64_t{0}, kMostRanks));
-  app.add_option(flags({"master-addr", "main-process-ip"}), given.address,
+  app.add_option(flags({"master-addr", "main-process-ip"}), given.address.value,
                  "Address of machine 0 that all machines reach; default 127.0.0.1");
-  app.add_option(flags({"master-port", "main-process-port"}), given.port,
+  app.add_option(flags({"master-port", "main-process-port"}), given.port.value,
                  "Port on it; default: a free one on one machine, 29500 on several")
-      ->check(CLI::Range(int64_t{0}, int64_t{65535}));
+      ->check(CLI::Range(int64_t{0}, kMostPort));
   app.add_option(flags({"max-restarts"}), given.max_restarts,
                  "How often a job that ended with exit code 5 starts again")
       ->check(CLI::Range(int64_t{0}, kMostRanks));
@@ -70,43 +90,39 @@ class AccelerateKeys {
 
   void read() {
     for (const YamlEntry& entry : read_yaml(*given_.config_file, "--config-file", problems_)) {
-      if (entry.section.empty() && !entry.null && entry.texts.size() == 1) use(entry);
+      if (entry.section.empty()) use(entry);
     }
     if (!problems_.empty()) throw UserError(ExitCode::config, std::move(problems_));
   }
 
  private:
   void use(const YamlEntry& entry) {
-    if (entry.key == "num_processes") number(entry, given_.ranks_here ? nullptr : &given_.ranks);
-    if (entry.key == "num_machines") number(entry, &given_.machines);
-    if (entry.key == "machine_rank") number(entry, &given_.machine);
-    if (entry.key == "main_process_port") number(entry, &given_.port);
-    if (entry.key == "main_process_ip" && !given_.address) given_.address = entry.texts[0];
-    if (entry.key == "use_cpu" && (entry.texts[0] == "true" || entry.texts[0] == "True"))
-      given_.use_cpu = true;
+    const std::string key = canonical_name(entry.key);
+    if (key == "num_processes") take(entry, given_.ranks, {.min = 1, .max = kMostRanks});
+    if (key == "num_machines") take(entry, given_.machines, {.min = 1, .max = kMostRanks});
+    if (key == "machine_rank") take(entry, given_.machine, {.min = 0, .max = kMostRanks});
+    if (key == "main_process_ip") take(entry, given_.address);
+    if (key == "main_process_port") take(entry, given_.port, {.min = 0, .max = kMostPort});
+    if (key == "use_cpu") take(entry, given_.file_use_cpu);
+    if (key == "gpu_ids") take(entry, given_.file_gpus);
   }
 
-  void number(const YamlEntry& entry, std::optional<int64_t>* target) {
-    int64_t value = -1;
-    const std::string& text = entry.texts[0];
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || end != text.data() + text.size() || value < 0 || value > kMostRanks) {
-      problems_.push_back({.what = fmt::format("{} = '{}' is no number from 0 to {}", entry.key,
-                                               printable(text, 40), kMostRanks),
-                           .where = entry.value_where,
-                           .fix = "Correct it"});
-    } else if (target && !*target) {
-      *target = value;
-    }
+  /// Flags win, and a file over those that it is based on, which come first.
+  template <typename T>
+  void take(const YamlEntry& entry, Choice<T>& choice, const FieldTraits& limits = {}) {
+    const bool free = !choice.by_flag();
+    if (entry.null && free) choice.value.reset();
+    if (entry.null) return;
+    const Field field{.name = entry.key, .type = field_type<T>(), .traits = limits};
+    Problem problem{.where = entry.value_where};
+    const Value value = parse_value(field, entry.texts, problem);
+    if (!std::holds_alternative<T>(value)) return problems_.push_back(std::move(problem));
+    if (free) choice = {std::get<T>(value), entry.key, entry.value_where};
   }
 
   Given& given_;
   std::vector<Problem> problems_;
 };
-
-UserError wrong(std::string what, std::string where, std::string fix) {
-  return config_error({.what = std::move(what), .where = std::move(where), .fix = std::move(fix)});
-}
 
 /// The value of "--name value" or "--name=value" in a command; the last one counts.
 std::optional<std::string> value_of(const std::vector<std::string>& command, const std::string& name) {
@@ -129,6 +145,9 @@ std::vector<std::string> command_of(std::vector<std::string> rest, const Given& 
     throw wrong("nothing to start", "launch",
                 "Write `teratron launch --nproc-per-node 2 -- pretrain gpt FLAGS...`");
   }
+  if (rest[0].starts_with("-")) {
+    throw wrong("unknown flag " + printable(rest[0], 40), "teratron launch", "See teratron launch --help");
+  }
   if (rest[0].find('/') != std::string::npos) return rest;
   if (given.config_file) {
     if (value_of(rest, "--config-file")) {
@@ -141,42 +160,76 @@ std::vector<std::string> command_of(std::vector<std::string> rest, const Given& 
   return rest;
 }
 
+/// Ranks on this machine.
+int64_t ranks_here(const Given& given, int64_t machines, int64_t otherwise) {
+  const Choice<int64_t>&here = given.ranks_here, &all = given.ranks;
+  if (!all.value || (here.by_flag() && !all.by_flag())) return here.value.value_or(otherwise);
+  if (*all.value % machines != 0) {
+    throw wrong(fmt::format("{} = {}, {} ranks on {} machines", all.name, *all.value, *all.value, machines),
+                all.where(), "Use a multiple of the number of machines");
+  }
+  const int64_t share = *all.value / machines;
+  if (here.value.value_or(share) == share) return share;
+  throw wrong(fmt::format("{} = {} contradicts {} = {} on {} machines", here.name, *here.value, all.name,
+                          *all.value, machines),
+              here.where(), "Give one of them");
+}
+
 void place_ranks(const Given& given, LaunchOptions& options) {
-  options.machines = given.machines.value_or(1);
-  options.machine = given.machine.value_or(0);
+  options.machines = given.machines.value.value_or(1);
+  options.machine = given.machine.value.value_or(0);
   if (options.machine >= options.machines) {
-    throw wrong(fmt::format("machine {} of {}", options.machine, options.machines), "--node-rank",
-                fmt::format("Number the machines from 0 to {}", options.machines - 1));
+    throw wrong(fmt::format("{} = {} means machine {} of {}", given.machine.name, options.machine,
+                            options.machine, options.machines),
+                given.machine.where(),
+                fmt::format("Number the machines from 0 to {}, or correct {}", options.machines - 1,
+                            given.machines.name));
   }
   const int64_t gpus = options.backend == Backend::nccl ? gpu_count() : 0;
-  options.ranks_here = given.ranks_here.value_or(std::max<int64_t>(gpus, 1));
-  if (given.ranks) {
-    if (*given.ranks % options.machines != 0) {
-      throw wrong(fmt::format("{} ranks on {} machines", *given.ranks, options.machines), "--num-processes",
-                  "Use a multiple of the number of machines");
-    }
-    options.ranks_here = *given.ranks / options.machines;
-  }
+  options.ranks_here = ranks_here(given, options.machines, std::max<int64_t>(gpus, 1));
   if (options.backend == Backend::nccl && options.ranks_here > gpus) {
     throw wrong(fmt::format("{} ranks, but {} GPUs on this machine", options.ranks_here, gpus),
-                "--nproc-per-node", "NCCL needs a GPU for each rank: start fewer, or add --use-cpu");
+                (given.ranks_here.value ? given.ranks_here : given.ranks).where(),
+                "NCCL needs a GPU for each rank: start fewer, or add --use-cpu");
   }
 }
 
 void place_meeting(const Given& given, LaunchOptions& options) {
-  if (options.machines > 1 && options.one_process()) {
-    throw wrong(fmt::format("backend {} starts ranks on one machine", name_of(options.backend)), "--nnodes",
+  options.master_address = given.address.value.value_or("127.0.0.1");
+  options.master_port = static_cast<int>(given.port.value.value_or(options.machines > 1 ? kDefaultPort : 0));
+  if (options.machines == 1) return;
+  if (options.one_process()) {
+    throw wrong(fmt::format("backend {} starts ranks on one machine", name_of(options.backend)),
+                given.machines.where(),
                 options.backend == Backend::mpi
                     ? "Start `mpirun ... teratron pretrain ...` yourself with your hosts"
                     : "Use --backend processes");
   }
-  if (options.machines > 1 && !given.address) {
+  if (!given.address.value) {
     throw wrong(
-        "several machines, but nothing says where they meet", "--master-addr",
-        "Give --master-addr with an address of machine 0 that all machines reach, and the same to all");
+        fmt::format("{} = {}, but nothing says where they meet", given.machines.name, options.machines),
+        given.machines.where(),
+        given.machines.by_flag()
+            ? "Give --master-addr with an address of machine 0 that all machines reach, the same to all"
+            : "Set main_process_ip to an address of machine 0 that all machines reach, the same in the "
+              "files of all");
   }
-  options.master_address = given.address.value_or("127.0.0.1");
-  options.master_port = static_cast<int>(given.port.value_or(options.machines > 1 ? kDefaultPort : 0));
+  if (options.master_port == 0) {
+    throw wrong(fmt::format("{} = 0, any free port, which other machines cannot know", given.port.name),
+                given.port.where(), "Choose a port, the same for all machines, or leave it out");
+  }
+}
+
+/// Flags of the command win over the file, which the command reads too.
+bool computes_on_cpu(const Given& given, const std::vector<std::string>& command) {
+  if (const auto device = value_of(command, "--device")) return device == "cpu";
+  return given.use_cpu || given.file_use_cpu.value.value_or(false);
+}
+
+/// To this process, which counts them, and to those that it starts.
+void show_gpus(const Given& given) {
+  const std::string ids = given.file_gpus.value.value_or("all");
+  if (ids != "all") setenv("CUDA_VISIBLE_DEVICES", ids.c_str(), /*replace=*/0);
 }
 
 Backend backend_of(const Given& given, bool on_cpu) {
@@ -205,10 +258,10 @@ std::optional<LaunchOptions> read_launch_options(std::span<const std::string> ar
   declare(app, given);
   if (!parse_command(app, args)) return std::nullopt;
   if (given.config_file) AccelerateKeys(given).read();
+  show_gpus(given);
   LaunchOptions options{.max_restarts = given.max_restarts};
   options.command = command_of(app.remaining(), given);
-  const bool on_cpu = given.use_cpu || value_of(options.command, "--device") == "cpu";
-  options.backend = backend_of(given, on_cpu);
+  options.backend = backend_of(given, computes_on_cpu(given, options.command));
   place_ranks(given, options);
   place_meeting(given, options);
   const std::filesystem::path folder =

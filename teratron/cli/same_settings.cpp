@@ -13,7 +13,9 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::array<const char*, 3> kMayDiffer = {"data_cache_path", "num_threads", "num_workers"};
+/// Machines may have configuration files of their own; what these set is compared.
+constexpr std::array<const char*, 4> kMayDiffer = {"config_file", "data_cache_path", "num_threads",
+                                                   "num_workers"};
 constexpr size_t kShown = 20;  // differences told
 constexpr const char* kCode = "exit code";
 constexpr const char* kError = "refusal";

@@ -28,7 +28,8 @@ Settings file_settings(const Schema& schema, const Settings& flags) {
     if (setting.field->name == "config_file") file = &setting;
   }
   if (file && std::holds_alternative<std::string>(file->value)) {
-    read_config_file({std::get<std::string>(file->value), file->where, schema}, settings);
+    const bool launched = process_environment("TERATRON_BACKEND").has_value();
+    read_config_file({std::get<std::string>(file->value), file->where, schema, launched}, settings);
   }
   return settings;
 }

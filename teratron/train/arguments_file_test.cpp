@@ -147,10 +147,9 @@ TEST_F(ArgumentsFile, AccelerateConfigAsItsWizardWritesIt) {
   EXPECT_TRUE(p.args.bf16);
   EXPECT_EQ(p.args.device, "auto");
   ASSERT_EQ(p.notices.size(), 1u);
-  EXPECT_EQ(p.notices[0],
-            "machine_rank, main_training_function, num_machines, num_processes, rdzv_backend, same_network "
-            "belong to the "
-            "launcher and have no effect here");
+  EXPECT_EQ(
+      p.notices[0],
+      "no effect here, but in `teratron launch --config_file`: machine_rank, num_machines, num_processes");
   // Global batch = per-device batch x data-parallel size x micro-batches.
   ParsedArguments finished = p;
   finish(finished, 8);
@@ -264,6 +263,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadKey{"deepspeed_config:\n  zero_stage: 3\n  x: 1\n", "section 'deepspeed_config' is not supported"},
         BadKey{"mixed_precision: int4\n", "mixed_precision = 'int4'"},
         BadKey{"mixed_precision: [a, b]\n", "mixed_precision = "},
+        BadKey{"use_cpu: [true, false]\n", "use_cpu takes one value"},
         BadKey{"use_cpu: perhaps\n", "use_cpu = 'perhaps'"},
         BadKey{"megatron_lm_config:\n  megatron_lm_tp_degre: 2\n", "unknown key"},
         BadKey{"megatron_lm_config:\n  megatron_lm_tp_degree: two\n", "tensor_model_parallel_size = 'two'"},

@@ -13,11 +13,12 @@ namespace {
 
 // A key of Accelerate. Keys that are neither here nor fields are unknown.
 struct AccelerateKey {
-  enum class Kind : uint8_t { renamed, launcher, only, no_effect, all_logging, python };
+  enum class Kind : uint8_t { renamed, launcher, only, usual, no_effect, all_logging, python };
   std::string_view key;
   Kind kind;
-  std::string_view
-      text;  // renamed: the field; only: the values that mean something here, "a|b"; no_effect: why
+  /// renamed: the field; only: the values that mean something here, "a|b"; usual: those that ask for nothing;
+  /// no_effect: why
+  std::string_view text;
 };
 
 using Kind = AccelerateKey::Kind;
@@ -26,20 +27,20 @@ constexpr AccelerateKey top_keys[] = {
     {"compute_environment", Kind::only, "LOCAL_MACHINE"},
     {"distributed_type", Kind::only, "MEGATRON_LM|NO|MULTI_GPU|MULTI_CPU"},
     {"downcast_bf16", Kind::only, "no|false"},
-    {"debug", Kind::launcher, ""},
-    {"enable_cpu_affinity", Kind::launcher, ""},
     {"gpu_ids", Kind::launcher, ""},
     {"machine_rank", Kind::launcher, ""},
     {"main_process_ip", Kind::launcher, ""},
     {"main_process_port", Kind::launcher, ""},
-    {"main_training_function", Kind::launcher, ""},
     {"num_machines", Kind::launcher, ""},
     {"num_processes", Kind::launcher, ""},
-    {"rdzv_backend", Kind::launcher, ""},
-    {"same_network", Kind::launcher, ""},
-    {"tpu_env", Kind::launcher, ""},
-    {"tpu_use_cluster", Kind::launcher, ""},
-    {"tpu_use_sudo", Kind::launcher, ""},
+    {"debug", Kind::usual, "false"},
+    {"enable_cpu_affinity", Kind::usual, "false"},
+    {"main_training_function", Kind::usual, "main"},
+    {"rdzv_backend", Kind::usual, "static"},
+    {"same_network", Kind::usual, "true|false"},
+    {"tpu_env", Kind::usual, ""},
+    {"tpu_use_cluster", Kind::usual, "false"},
+    {"tpu_use_sudo", Kind::usual, "false"},
 };
 
 // Fields of Accelerate's plugin whose name is not that of one of our fields.
@@ -75,6 +76,12 @@ std::string lower(std::string text) {
   return text;
 }
 
+// Of "a|b", in whatever case.
+bool is_one_of(const std::string& value, std::string_view values) {
+  const std::string all = fmt::format("|{}|", lower(std::string(values)));
+  return !value.empty() && all.find("|" + lower(value) + "|") != std::string::npos;
+}
+
 class ConfigFile {
  public:
   ConfigFile(const Schema& schema, Settings& settings) : schema_(schema), settings_(settings) {}
@@ -88,7 +95,7 @@ class ConfigFile {
   void note_launcher_keys() {
     if (!launcher_keys_.empty()) {
       settings_.notices.push_back(
-          fmt::format("{} belong to the launcher and have no effect here", launcher_keys_));
+          fmt::format("no effect here, but in `teratron launch --config_file`: {}", launcher_keys_));
     }
   }
 
@@ -154,12 +161,14 @@ class ConfigFile {
       case Kind::launcher:
         launcher_keys_ += (launcher_keys_.empty() ? "" : ", ") + std::string(known.key);
         return;
-      case Kind::only: {
-        const std::string allowed = fmt::format("|{}|", lower(std::string(known.text)));
-        if (!value.empty() && allowed.find("|" + lower(value) + "|") != std::string::npos) return;
+      case Kind::only:
+        if (is_one_of(value, known.text)) return;
         return reject(entry, fmt::format("{} = '{}' is not supported", known.key, printable(value)),
                       fmt::format("Only {} has a meaning here; or remove it", known.text));
-      }
+      case Kind::usual:
+        if (entry.texts.empty() || is_one_of(value, known.text)) return;
+        settings_.notices.push_back(fmt::format("{} = '{}' has no effect", known.key, printable(value)));
+        return;
       case Kind::no_effect:
         settings_.notices.push_back(fmt::format("{} has no effect: {}", known.key, known.text));
         return;
@@ -171,14 +180,17 @@ class ConfigFile {
     }
   }
 
+  // A value that is neither true nor false is a problem, and no.
+  bool is_true(std::string_view key, const YamlEntry& entry) {
+    Problem problem{.where = entry.value_where};
+    const Value value = parse_value({.name = key, .type = FieldType::boolean}, entry.texts, problem);
+    if (std::holds_alternative<std::monostate>(value)) settings_.problems.push_back(std::move(problem));
+    return value == Value(true);
+  }
+
   // As Accelerate: every switch of the logging flags.
   void add_all_logging(const AccelerateKey& known, const YamlEntry& entry) {
-    const Field boolean{.name = known.key, .type = FieldType::boolean};
-    Problem problem{.where = entry.value_where};
-    const Value value = parse_value(boolean, entry.texts, problem);
-    if (std::holds_alternative<std::monostate>(value))
-      return settings_.problems.push_back(std::move(problem));
-    if (value == Value(false)) return;
+    if (!is_true(known.key, entry)) return;
     for (const Field& field : schema_.fields()) {
       const bool switches = field.type == FieldType::boolean && field.name.starts_with("log_");
       if (switches && field.status == FieldStatus::effect) assign(field.name, "true", entry);
@@ -209,11 +221,7 @@ class ConfigFile {
   }
 
   void add_use_cpu(const YamlEntry& entry) {
-    const std::string value = entry.texts.size() == 1 ? lower(entry.texts[0]) : "";
-    if (entry.null || value == "false" || value == "no") return;
-    if (value == "true" || value == "yes") return assign("device", "cpu", entry);
-    reject(entry, fmt::format("use_cpu = '{}' is neither true nor false", printable(value)),
-           "Use true or false");
+    if (!entry.null && is_true("use_cpu", entry)) assign("device", "cpu", entry);
   }
 
   void add_plugin(const std::string& full_key, const YamlEntry& entry) {
@@ -249,7 +257,7 @@ class ConfigFile {
 void read_config_file(const ConfigFileRequest& request, Settings& settings) {
   ConfigFile file(request.schema, settings);
   for (const YamlEntry& entry : read_yaml(request.path, request.where, settings.problems)) file.add(entry);
-  file.note_launcher_keys();
+  if (!request.launched) file.note_launcher_keys();
 }
 
 void read_accelerate_environment(const Environment& environment, Settings& settings) {

@@ -14,6 +14,7 @@ struct ConfigFileRequest {
   std::string path;
   std::string where;
   const Schema& schema;
+  bool launched = false;  // by `teratron launch`, which has obeyed its keys
 };
 
 /// Adds the settings of the file, those of the files that its base: names first. Problems are collected with
