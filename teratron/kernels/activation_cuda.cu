@@ -9,28 +9,6 @@
 namespace teratron::cuda {
 namespace {
 
-/// Calls f with the kind as a compile-time constant. The branch is the same for the whole grid.
-template <bool gated, typename F>
-__device__ void with_kind(Activation kind, F&& f) {
-  if constexpr (gated) {
-    if (kind == Activation::swiglu) return f(std::integral_constant<Activation, Activation::swiglu>{});
-    return f(std::integral_constant<Activation, Activation::geglu>{});
-  } else {
-    switch (kind) {
-      case Activation::gelu:
-        return f(std::integral_constant<Activation, Activation::gelu>{});
-      case Activation::gelu_erf:
-        return f(std::integral_constant<Activation, Activation::gelu_erf>{});
-      case Activation::squared_relu:
-        return f(std::integral_constant<Activation, Activation::squared_relu>{});
-      case Activation::relu:
-        return f(std::integral_constant<Activation, Activation::relu>{});
-      default:
-        return f(std::integral_constant<Activation, Activation::silu>{});
-    }
-  }
-}
-
 /// A row of x is one part, or gate|up. Biases of this thread's columns of each.
 template <typename T, int N, int parts>
 struct Biases {
@@ -60,9 +38,9 @@ __global__ void __launch_bounds__(256) forward_kernel(ActivationShape shape, Act
         [&](int64_t row, In& in) {
 #pragma unroll
           for (int i = 0; i < N; ++i) {
-            auto y = value_of<f>(widen(in.pack[0].v[i]) + bias.of[0][i]);
-            if constexpr (gated) y *= widen(in.pack[1].v[i]) + bias.of[1][i];
-            in.pack[0].v[i] = round_to<T>(y);
+            const auto z = widen(in.pack[0].v[i]) + bias.of[0][i];
+            const auto up = widen(in.pack[parts - 1].v[i]) + bias.of[parts - 1][i];
+            in.pack[0].v[i] = round_to<T>(output_of<f>(z, up));
           }
           store<N>(static_cast<T*>(args.out) + row * shape.width + column, in.pack[0]);
         });
@@ -111,16 +89,15 @@ __global__ void __launch_bounds__(256) backward_kernel(ActivationShape shape, Ac
         [&](int64_t row, In& in) {
 #pragma unroll
           for (int i = 0; i < N; ++i) {
-            const auto [value, slope] = slope_of<f>(widen(in.pack[0].v[i]) + bias.of[0][i]);
-            const auto d = widen(in.pack[parts].v[i]);
-            auto dx = d * slope;
+            const auto z = widen(in.pack[0].v[i]) + bias.of[0][i];
+            const auto up = widen(in.pack[parts - 1].v[i]) + bias.of[parts - 1][i];
+            const auto dx = gradients_of<f>(widen(in.pack[parts].v[i]), z, up);
             if constexpr (gated) {
-              dx *= widen(in.pack[1].v[i]) + bias.of[1][i];
-              in.pack[1].v[i] = round_to<T>(d * value);
-              sums.add(1, i, d * value);
+              in.pack[1].v[i] = round_to<T>(dx.up);
+              sums.add(1, i, dx.up);
             }
-            in.pack[0].v[i] = round_to<T>(dx);
-            sums.add(0, i, dx);
+            in.pack[0].v[i] = round_to<T>(dx.z);
+            sums.add(0, i, dx.z);
           }
           T* const dx = static_cast<T*>(args.out) + row * parts * shape.width + column;
 #pragma unroll

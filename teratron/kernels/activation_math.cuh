@@ -1,4 +1,4 @@
-// The activation functions and their derivatives on one value, in f32 or f64.
+// The activation functions and their derivatives on one element, in f32 or f64.
 #pragma once
 
 #include "teratron/kernels/activation_kind.h"
@@ -53,6 +53,52 @@ __device__ ValueAndSlope<A> slope_of(A z) {
   } else {
     const A s = sigmoid(z);
     return {z * s, s * (A(1) + z * (A(1) - s))};
+  }
+}
+
+/// is_gated where device code may ask.
+template <Activation kind>
+inline constexpr bool gates = is_gated(kind);
+
+/// y of one element: of z alone, or of a gated kind's gate z and `up`.
+template <Activation kind, typename A>
+__device__ A output_of(A z, A up) {
+  const A y = value_of<kind>(z);
+  if constexpr (gates<kind>) return y * up;
+  return y;
+}
+
+template <typename A>
+struct ActivationGradients {
+  A z, up;  // up: of gated kinds
+};
+
+template <Activation kind, typename A>
+__device__ ActivationGradients<A> gradients_of(A dy, A z, A up) {
+  const auto [value, slope] = slope_of<kind>(z);
+  if constexpr (gates<kind>) return {dy * slope * up, dy * value};
+  return {dy * slope, A(0)};
+}
+
+/// Calls f with the kind as a compile-time constant. The branch is the same for the whole grid.
+template <bool gated, typename F>
+__device__ void with_kind(Activation kind, F&& f) {
+  if constexpr (gated) {
+    if (kind == Activation::swiglu) return f(std::integral_constant<Activation, Activation::swiglu>{});
+    return f(std::integral_constant<Activation, Activation::geglu>{});
+  } else {
+    switch (kind) {
+      case Activation::gelu:
+        return f(std::integral_constant<Activation, Activation::gelu>{});
+      case Activation::gelu_erf:
+        return f(std::integral_constant<Activation, Activation::gelu_erf>{});
+      case Activation::squared_relu:
+        return f(std::integral_constant<Activation, Activation::squared_relu>{});
+      case Activation::relu:
+        return f(std::integral_constant<Activation, Activation::relu>{});
+      default:
+        return f(std::integral_constant<Activation, Activation::silu>{});
+    }
   }
 }
 

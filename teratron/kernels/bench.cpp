@@ -11,6 +11,7 @@
 
 #include "teratron/base/log.h"
 #include "teratron/kernels/activation.h"
+#include "teratron/kernels/activation_fp8.h"
 #include "teratron/kernels/cross_entropy.h"
 #include "teratron/kernels/dropout.h"
 #include "teratron/kernels/fp8.h"
@@ -203,6 +204,26 @@ void bench_fp8_products(Bench& bench, const Sizes& s) {
   bench.report_product(name + " fp8 added", operations, [&] { fp8_matmul_add_(sum, backward); });
 }
 
+void bench_fp8_activation(Bench& bench, const std::string& name, Activation kind, int64_t width) {
+  const int64_t parts = is_gated(kind) ? 2 : 1;
+  const at::Tensor x = device_randn({tokens, parts * width}), dy = device_randn({tokens, width});
+  const Fp8Scale scale = fp8_scale_of(dy, Fp8Format::e4m3);
+  const at::Tensor amax = at::zeros_like(scale.scale);
+  const Fp8Cast forward{.scale = scale, .amax = amax},
+      backward{.format = Fp8Format::e5m2, .scale = scale, .amax = amax};
+  const double elements = static_cast<double>(dy.numel()), read = 2.0 * static_cast<double>(parts) * elements;
+  bench.report(name + " to fp8", read + 2 * elements, [&] { activation_forward_fp8(x, kind, forward); });
+  for (const bool summed : {false, true}) {
+    bench.report(name + " backward to fp8" + (summed ? ", summed" : ""), 2 * read + 2 * elements,
+                 [&] { activation_backward_fp8(dy, x, kind, backward, summed); });
+  }
+}
+
+void bench_fp8_activations(Bench& bench) {
+  bench_fp8_activation(bench, "swiglu 14336", Activation::swiglu, 14336);
+  bench_fp8_activation(bench, "gelu 8192", Activation::gelu, ffn);
+}
+
 // The shapes of Llama-3-8B.
 void bench_fp8(Bench& bench) {
   for (const int64_t width : {4096, 14336, 28672}) {
@@ -217,6 +238,7 @@ void bench_fp8(Bench& bench) {
     bench.report(fmt::format("fp8 scale, {}", width), 2 * elements,
                  [&] { fp8_scale_of(x, Fp8Format::e4m3); });
   }
+  bench_fp8_activations(bench);
   for (const Sizes& s : {Sizes{tokens, 28672, 4096}, Sizes{tokens, 4096, 14336}, Sizes{tokens, 6144, 4096},
                          Sizes{tokens, 4096, 4096}, Sizes{28672, 4096, tokens}, Sizes{4096, 14336, tokens}}) {
     bench_fp8_products(bench, s);

@@ -1,6 +1,8 @@
 // FP8 on the GPU against the CPU: casts bit by bit, products within the rounding of their result.
 #include <ATen/Context.h>
 
+#include "teratron/kernels/activation.h"
+#include "teratron/kernels/activation_fp8.h"
 #include "teratron/kernels/fp8.h"
 #include "teratron/kernels/testing.h"
 
@@ -16,6 +18,10 @@ class GpuFp8 : public ::testing::Test {
 
 Fp8Scale on_gpu(const Fp8Scale& scale) {
   return {scale.scale.cuda(), scale.inverse.cuda()};
+}
+
+Fp8Scale scale_by(float scale) {
+  return {at::full({1}, scale), at::full({1}, 1.0F / scale)};
 }
 
 /// Leaves other bytes in the memory that the next results will be allocated in.
@@ -89,6 +95,68 @@ Factors factors(int64_t m, int64_t n, int64_t k, Fp8Format a_format) {
   return {
       cpu,
       {.a = {cpu.a.values.cuda(), cpu.a.inverse.cuda()}, .b = {cpu.b.values.cuda(), cpu.b.inverse.cuda()}}};
+}
+
+struct ActivationCase {
+  Activation kind;
+  at::ScalarType type;
+  int64_t rows, width;
+  Fp8Format format;
+};
+
+void expect_same(const Fp8Matrix& actual, const Fp8Matrix& expected) {
+  EXPECT_TRUE(at::equal(codes(actual.rows), codes(expected.rows)));
+  EXPECT_TRUE(at::equal(codes(actual.columns), codes(expected.columns)));
+}
+
+// To the bit what the two passes give, sums of columns aside.
+void check_activation(const ActivationCase& c) {
+  SCOPED_TRACE(
+      fmt::format("kind {} {} [{}, {}]", static_cast<int>(c.kind), at::toString(c.type), c.rows, c.width));
+  const auto device = at::device(at::kCUDA);
+  const at::Tensor x = randn({c.rows, c.width * (is_gated(c.kind) ? 2 : 1)}, c.type).cuda(),
+                   dy = randn({c.rows, c.width}, c.type).cuda();
+  const auto cast_with = [&](const at::Tensor& amax) {
+    return Fp8Cast{.format = c.format, .scale = on_gpu(scale_by(150)), .amax = amax};
+  };
+  const at::Tensor amax = at::zeros({1}, device), expected_amax = at::zeros({1}, device);
+  const Fp8Matrix y = cast_to_fp8(activation_forward(x, {}, c.kind), cast_with(expected_amax));
+  poison(x.numel());
+  expect_same(activation_forward_fp8(x, c.kind, cast_with(amax)), y);
+  EXPECT_TRUE(at::equal(amax, expected_amax));
+
+  amax.zero_(), expected_amax.zero_();
+  const SummedGradient plain = activation_backward_summed(dy, x, {}, c.kind);
+  const Fp8Matrix dx = cast_to_fp8(plain.dx, cast_with(expected_amax));
+  poison(x.numel());
+  expect_same(activation_backward_fp8(dy, x, c.kind, cast_with(amax), false).dx, dx);
+  const auto summed = [&] { return activation_backward_fp8(dy, x, c.kind, cast_with(amax), true); };
+  const SummedFp8Gradient one = summed(), another = summed();
+  expect_same(one.dx, dx);
+  EXPECT_TRUE(at::equal(amax, expected_amax));
+  EXPECT_TRUE(same_bits(one.column_sum, another.column_sum));
+  EXPECT_LT(relative_error(one.column_sum, plain.column_sum), 2e-6);
+}
+
+TEST_F(GpuFp8, CastsInTheActivation) {
+  for (const Activation kind : {Activation::gelu, Activation::gelu_erf, Activation::squared_relu,
+                                Activation::relu, Activation::silu, Activation::swiglu, Activation::geglu}) {
+    check_activation({kind, at::kBFloat16, 16, 16, Fp8Format::e4m3});
+    check_activation({kind, at::kBFloat16, 144, 80, Fp8Format::e5m2});
+    check_activation({kind, at::kHalf, 400, 192, Fp8Format::e5m2});
+    check_activation({kind, at::kBFloat16, 2064, 1040, Fp8Format::e4m3});
+    check_activation({kind, at::kFloat, 32, 48, Fp8Format::e5m2});
+  }
+}
+
+TEST_F(GpuFp8, CastsInTheActivationWhatIsWanted) {
+  const at::Tensor x = randn({256, 128}, at::kBFloat16).cuda();
+  Fp8Cast cast{.scale = on_gpu(scale_by(3))};
+  const Fp8Matrix both = activation_forward_fp8(x, Activation::swiglu, cast);
+  cast.columns = false;
+  const Fp8Matrix rows = activation_forward_fp8(x, Activation::swiglu, cast);
+  EXPECT_FALSE(rows.columns.defined());
+  EXPECT_TRUE(at::equal(codes(rows.rows), codes(both.rows)));
 }
 
 // The tensor cores add FP8 products with fewer bits than fp32 has, with fast accumulation over longer sums.

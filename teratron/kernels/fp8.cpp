@@ -1,7 +1,7 @@
 #include "teratron/kernels/fp8.h"
 
 #include "teratron/kernels/dispatch.h"
-#include "teratron/kernels/fp8_cuda.h"
+#include "teratron/kernels/fp8_allocation.h"
 #include "teratron/kernels/gemm_cuda.h"
 #include "teratron/kernels/stream.h"
 
@@ -117,25 +117,30 @@ Fp8Scale fp8_scale_of(const at::Tensor& x, Fp8Format format) {
   return {scale, scale.reciprocal()};
 }
 
+Fp8Allocation allocate_fp8(const at::Tensor& x, int64_t columns, const Fp8Cast& cast) {
+  const int64_t rows = x.size(0);
+  const at::TensorOptions fp8 = x.options().dtype(scalar_type(cast.format));
+  Fp8Matrix matrix{.rows = cast.rows ? at::empty({rows, columns}, fp8) : at::Tensor(),
+                   .columns = cast.columns ? at::empty({columns, rows}, fp8) : at::Tensor(),
+                   .inverse = cast.scale.inverse};
+  const cuda::Fp8Target target{.rows = rows,
+                               .columns = columns,
+                               .format = cast.format,
+                               .scale = floats(cast.scale.scale),
+                               .amax = floats(cast.amax),
+                               .out = address(matrix.rows),
+                               .transposed = address(matrix.columns)};
+  return {std::move(matrix), target};
+}
+
 Fp8Matrix cast_to_fp8(const at::Tensor& x, const Fp8Cast& cast) {
   check_matrix(x);
   if (!x.is_cuda()) return cast_on_cpu(x, cast);
-  const at::TensorOptions fp8 = x.options().dtype(scalar_type(cast.format));
-  const Fp8Matrix result{.rows = cast.rows ? at::empty(x.sizes(), fp8) : at::Tensor(),
-                         .columns = cast.columns ? at::empty({x.size(1), x.size(0)}, fp8) : at::Tensor(),
-                         .inverse = cast.scale.inverse};
-  if (x.numel() == 0) return result;
-  cuda::fp8_cast({.rows = x.size(0),
-                  .columns = x.size(1),
-                  .dtype = dtype_of(x),
-                  .format = cast.format,
-                  .x = address(x),
-                  .scale = floats(cast.scale.scale),
-                  .amax = floats(cast.amax),
-                  .out = address(result.rows),
-                  .transposed = address(result.columns)},
-                 current_stream(x));
-  return result;
+  const auto [matrix, target] = allocate_fp8(x, x.size(1), cast);
+  if (x.numel() > 0) {
+    cuda::fp8_cast({.to = target, .dtype = dtype_of(x), .x = address(x)}, current_stream(x));
+  }
+  return matrix;
 }
 
 at::Tensor fp8_matmul(const Fp8Product& product, const at::Tensor& bias, at::ScalarType type) {

@@ -10,14 +10,19 @@ struct CUstream_st;
 
 namespace teratron::cuda {
 
-struct Fp8CastArgs {
+/// A matrix in FP8 that a kernel writes.
+struct Fp8Target {
   int64_t rows, columns;  // multiples of 16
-  Dtype dtype;            // of x
   Fp8Format format;
-  const void* x;
   const float* scale;
   float* amax;
   void *out, *transposed;
+};
+
+struct Fp8CastArgs {
+  Fp8Target to;
+  Dtype dtype;  // of x
+  const void* x;
 };
 void fp8_cast(const Fp8CastArgs& args, CUstream_st* stream);
 

@@ -3,6 +3,8 @@
 
 #include <cmath>
 
+#include "teratron/kernels/activation.h"
+#include "teratron/kernels/activation_fp8.h"
 #include "teratron/kernels/testing.h"
 
 namespace teratron {
@@ -140,6 +142,36 @@ TEST(Fp8, MultipliesWhatItHolds) {
   EXPECT_LT(relative_error(sum, before + exact), 1e-6);
   // And it is near the product of what was cast: e4m3 has 4, e5m2 has 3 significant bits.
   EXPECT_LT(relative_error(exact, at::matmul(f64(a), f64(b).t())), 0.08);
+}
+
+// Within the formats' 4 and 3 significant bits, and to the bit that of the two passes.
+TEST(ActivationFp8, IsTheActivationInFp8) {
+  for (const Activation kind : {Activation::gelu, Activation::relu, Activation::swiglu}) {
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      SCOPED_TRACE(fmt::format("kind {} {}", static_cast<int>(kind), at::toString(type)));
+      const at::Tensor x = randn({48, 64}, type), y = activation_forward(f64(x), {}, kind);
+      const at::Tensor amax = at::zeros({1});
+      const Fp8Matrix forward = activation_forward_fp8(x, kind, {.scale = scale_by(16), .amax = amax});
+      EXPECT_LT(relative_error(values(forward.rows) * f64(forward.inverse), y), 0.04);
+      EXPECT_TRUE(at::equal(values(forward.columns), values(forward.rows).t()));
+      EXPECT_EQ(amax.item<float>(), activation_forward(x, {}, kind).abs().max().item<float>());
+
+      const at::Tensor dy = randn(y.sizes(), type);
+      const SummedGradient expected = activation_backward_summed(dy, x, {}, kind);
+      for (const bool summed : {false, true}) {
+        const SummedFp8Gradient backward = activation_backward_fp8(
+            dy, x, kind, {.format = Fp8Format::e5m2, .scale = scale_by(256), .amax = amax}, summed);
+        EXPECT_LT(
+            relative_error(values(backward.dx.rows) / 256, activation_backward(f64(dy), f64(x), {}, kind)),
+            0.08);
+        EXPECT_TRUE(at::equal(values(backward.dx.columns), values(backward.dx.rows).t()));
+        ASSERT_EQ(backward.column_sum.defined(), summed);
+        if (summed) {
+          EXPECT_TRUE(same_bits(backward.column_sum, expected.column_sum));
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // The launchers of a build without nvcc. Nothing calls them unless a tensor is on a GPU.
 #include "teratron/base/error.h"
 #include "teratron/kernels/activation_cuda.h"
+#include "teratron/kernels/activation_fp8_cuda.h"
 #include "teratron/kernels/cross_entropy_cuda.h"
 #include "teratron/kernels/dropout_cuda.h"
 #include "teratron/kernels/embedding_cuda.h"
@@ -45,6 +46,15 @@ void activation_backward(const ActivationShape&, const ActivationArgs&, CUstream
   missing("activation");
 }
 int64_t activation_partials(const ActivationShape&) {
+  missing("activation");
+}
+int64_t activation_fp8_partials(const ActivationShape&) {
+  missing("activation");
+}
+void activation_forward_fp8(const ActivationFp8Args&, CUstream_st*) {
+  missing("activation");
+}
+void activation_backward_fp8(const ActivationFp8Args&, CUstream_st*) {
   missing("activation");
 }
 int64_t column_sum_partials(int64_t, int64_t) {

@@ -28,18 +28,21 @@ void Fp8Scaling::prepare() {
   largest_.slice(0, gradient, count, roles).fill_(largest(options_.gradients));
 }
 
-Fp8Matrix Fp8Scaling::cast(const at::Tensor& x, const Matrix& matrix, const Wanted& wanted) {
+Fp8Matrix Fp8Scaling::cast(const Producer& x, const Matrix& matrix, const Wanted& wanted) {
   prepare();
   const int64_t index = matrix.layer * roles + static_cast<int64_t>(matrix.role);
   const bool delayed = options_.recipe == Fp8Options::Recipe::delayed;
-  const Fp8Scale scale = delayed && has_history_
-                             ? Fp8Scale{scales_.narrow(0, index, 1), inverses_.narrow(0, index, 1)}
-                             : fp8_scale_of(x, format(matrix.role));
-  return cast_to_fp8(x, {.format = format(matrix.role),
-                         .scale = scale,
-                         .amax = delayed && wanted.recorded ? amaxes_.narrow(0, index, 1) : at::Tensor(),
-                         .rows = wanted.rows,
-                         .columns = wanted.columns});
+  Fp8Cast cast{.format = format(matrix.role),
+               .amax = delayed && wanted.recorded ? amaxes_.narrow(0, index, 1) : at::Tensor(),
+               .rows = wanted.rows,
+               .columns = wanted.columns};
+  if (delayed && has_history_) {
+    cast.scale = {scales_.narrow(0, index, 1), inverses_.narrow(0, index, 1)};
+    return x.in_fp8(cast);
+  }
+  const at::Tensor plain = x.plain().contiguous();
+  cast.scale = fp8_scale_of(plain, cast.format);
+  return cast_to_fp8(plain, cast);
 }
 
 void Fp8Scaling::update(const Group& ranks) {

@@ -9,6 +9,7 @@
 // step, is scaled by its own amax. With tensor-wise ("current") scaling all are, always.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,20 @@ struct Fp8Options {
   int64_t margin = 0;
   int64_t history = 1;      // steps that are remembered
   bool most_recent = true;  // amax is the last step's; else the largest of the history
+};
+
+/// A matrix [R, C] on its way to a product. Where FP8 can be cast in the pass that computes it, it never exists in the
+/// model's dtype. One of both is called, once.
+struct Producer {
+  std::function<at::Tensor()> plain;
+  std::function<Fp8Matrix(const Fp8Cast& cast)> in_fp8;
+
+  Producer(std::function<at::Tensor()> plain, std::function<Fp8Matrix(const Fp8Cast&)> in_fp8)
+      : plain(std::move(plain)), in_fp8(std::move(in_fp8)) {}
+  /// What exists already.
+  Producer(const at::Tensor& x)
+      : plain([x] { return x; }),
+        in_fp8([x](const Fp8Cast& cast) { return cast_to_fp8(x.contiguous(), cast); }) {}
 };
 
 class Fp8Scaling {
@@ -48,8 +63,8 @@ class Fp8Scaling {
     bool columns = true;
     bool recorded = true;  // enters the history
   };
-  /// x [R, C] in FP8.
-  Fp8Matrix cast(const at::Tensor& x, const Matrix& matrix, const Wanted& wanted);
+  /// x in FP8: in the pass that computes it if the scale is known by then.
+  Fp8Matrix cast(const Producer& x, const Matrix& matrix, const Wanted& wanted);
 
   /// After the last backward of a step and the optimizer's update: the largest magnitudes of all `ranks` give new
   /// scales. Without a magnitude above zero, or with one that is not finite, a scale stays.

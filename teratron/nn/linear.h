@@ -7,8 +7,9 @@
 // part of the sequence: Column gathers it first, Row scatters its result.
 #pragma once
 
-#include "teratron/comm/mesh.h"
-#include "teratron/nn/matmul.h"
+#include <functional>
+
+#include "teratron/nn/linear_core.h"
 
 namespace teratron {
 
@@ -40,7 +41,8 @@ class ColumnLinear {
   /// x [S, B, in] (S local under sequence parallelism) -> [S, B, out / tp], S whole. A null bias is left out.
   at::Tensor forward(const at::Tensor& x_SBI, BiasGradient bias_gradient = BiasGradient::by_layer);
   /// The bias [out / tp], null when there is none.
-  Parameter* bias() { return bias_; }
+  Parameter* bias() const { return bias_; }
+  LinearCore core() const;
 
  private:
   TensorParallel parallel_;
@@ -51,26 +53,24 @@ class ColumnLinear {
 class RowLinear {
  public:
   RowLinear(const Scope& scope, const LinearOptions& options, const TensorParallel& parallel);
-  /// x [S, B, in / tp], S whole -> [S, B, out] without the bias (S local under sequence parallelism). The
-  /// bias is added by the caller, who fuses it with dropout and residual.
-  at::Tensor forward(const at::Tensor& x_SBI);
-  /// residual + dropout(y + b), S local under sequence parallelism: by the GEMM alone where that can do it.
+  /// residual + dropout(y + b) for x [S, B, in / tp], S whole; the result's S is local under sequence parallelism. By the
+  /// GEMM alone where that can do it.
   at::Tensor forward_onto(const Residual& residual, const at::Tensor& x_SBI);
-  /// The bias [out], null when there is none.
-  Parameter* bias() { return bias_; }
+
+  /// What `partial` adds to x W^T of this rank's columns.
+  struct Addends {
+    Parameter* bias;                         // may be null
+    std::optional<at::Tensor> residual_SBO;  // comes with the bias
+  };
+  using Partial = std::function<at::Tensor(const Addends& addends)>;
+  /// The same for an autograd function that ends with this layer: `partial` computes [S, B, out] in `type`.
+  at::Tensor forward_onto(const Residual& residual, at::ScalarType type, const Partial& partial);
+  LinearCore core() const;
 
  private:
   TensorParallel parallel_;
   std::unique_ptr<MatMul> product_;
   Parameter* bias_ = nullptr;
-};
-
-/// What Column does on its way in, and undoes in backward.
-enum class InputRegion : uint8_t {
-  local,     // x is used as it is; dx is not reduced
-  copied,    // x is replicated; dx is all-reduced under the weight gradient's GEMM
-  gathered,  // x is a part of the sequence; it is gathered (in backward again, under dx's GEMM), and dx is
-             // reduce-scattered under the weight gradient's
 };
 
 /// y = x W^T (+ b) with the communication of `region` over `group`. `bias` may be null. by_layer.

@@ -12,8 +12,8 @@ class PlainMatMul : public MatMul {
  public:
   using MatMul::MatMul;
 
-  Operand input(const at::Tensor& x_TI, const Wanted&) override { return {x_TI, x_TI, {}}; }
-  Operand output_gradient(const at::Tensor& dy_TO) override { return {dy_TO, dy_TO, {}}; }
+  Operand input(const Producer& x_TI, const Wanted&) override { return as_it_is(x_TI.plain()); }
+  Operand output_gradient(const Producer& dy_TO) override { return as_it_is(dy_TO.plain()); }
   at::Tensor forward(const Operand& x_TI, const Addends& addends) override {
     const auto& [bias_O, residual_TO] = addends;
     if (residual_TO.defined()) return linear_add(x_TI.rows.contiguous(), weight_.tensor, bias_O, residual_TO);
@@ -24,6 +24,9 @@ class PlainMatMul : public MatMul {
   void add_weight_gradient(const Operand& dy_TO, const Operand& x_TI) override {
     teratron::add_weight_gradient(weight_, dy_TO.columns, x_TI.columns);
   }
+
+ private:
+  static Operand as_it_is(const at::Tensor& x) { return {x, x, {}}; }
 };
 
 class Fp8MatMul : public MatMul {
@@ -31,10 +34,10 @@ class Fp8MatMul : public MatMul {
   Fp8MatMul(Parameter& weight, Fp8Scaling& scaling)
       : MatMul(weight), scaling_(scaling), layer_(scaling.add_layer(weight.name)) {}
 
-  Operand input(const at::Tensor& x_TI, const Wanted& wanted) override {
+  Operand input(const Producer& x_TI, const Wanted& wanted) override {
     return cast(x_TI, Role::input, wanted);
   }
-  Operand output_gradient(const at::Tensor& dy_TO) override { return cast(dy_TO, Role::output_gradient, {}); }
+  Operand output_gradient(const Producer& dy_TO) override { return cast(dy_TO, Role::output_gradient, {}); }
   at::Tensor forward(const Operand& x_TI, const Addends& addends) override {
     const Fp8Matrix& weight = weight_in_fp8();
     const Fp8Product product{
@@ -65,12 +68,15 @@ class Fp8MatMul : public MatMul {
  private:
   using Role = Fp8Scaling::Role;
 
-  Operand cast(const at::Tensor& x, Role role, Wanted wanted) {
-    const bool weight_gradients = scaling_.options().weight_gradients;
-    const at::Tensor plain = wanted.columns && !weight_gradients ? x : at::Tensor();
-    wanted.columns = wanted.columns && weight_gradients;
-    const Fp8Matrix matrix = scaling_.cast(x.contiguous(), {layer_, role}, wanted);
-    return {matrix.rows, plain.defined() ? plain : matrix.columns, matrix.inverse};
+  Operand cast(const Producer& x, Role role, Wanted wanted) {
+    if (!wanted.columns || scaling_.options().weight_gradients) {
+      const Fp8Matrix matrix = scaling_.cast(x, {layer_, role}, wanted);
+      return {matrix.rows, matrix.columns, matrix.inverse};
+    }
+    wanted.columns = false;
+    const at::Tensor plain = x.plain();
+    const Fp8Matrix matrix = scaling_.cast(plain, {layer_, role}, wanted);
+    return {matrix.rows, plain, matrix.inverse};
   }
 
   const Fp8Matrix& weight_in_fp8() {

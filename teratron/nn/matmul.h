@@ -29,8 +29,8 @@ class MatMul {
   virtual ~MatMul() = default;
   Parameter& weight() { return weight_; }
 
-  virtual Operand input(const at::Tensor& x_TI, const Wanted& wanted) = 0;
-  virtual Operand output_gradient(const at::Tensor& dy_TO) = 0;
+  virtual Operand input(const Producer& x_TI, const Wanted& wanted) = 0;
+  virtual Operand output_gradient(const Producer& dy_TO) = 0;
   /// What the GEMM adds to its product; each may be undefined.
   struct Addends {
     at::Tensor bias_O;

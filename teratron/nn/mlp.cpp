@@ -2,6 +2,8 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "teratron/kernels/activation.h"
+#include "teratron/kernels/activation_fp8.h"
 #include "teratron/nn/autograd.h"
 
 namespace teratron {
@@ -11,25 +13,74 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-struct ActivationFunction : torch::autograd::Function<ActivationFunction> {
-  // `bias` is what was added to x last, or null: its gradient is the sum of dx.
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, Activation activation,
-                            const Parameter* bias) {
-    context->save_for_backward({x});
-    context->saved_data["activation"] = static_cast<int64_t>(activation);
-    save_pointer(context, "bias", bias);
-    return activation_forward(x.contiguous(), at::Tensor(), activation);
+// activation(z) on its way to fc2.
+Producer activated(const at::Tensor& z, Activation activation) {
+  return {[=] { return activation_forward(z, at::Tensor(), activation); },
+          [=](const Fp8Cast& cast) { return activation_forward_fp8(z, activation, cast); }};
+}
+
+// The gradient of z on its way to fc1. `bias` is what was added to z last, or null: its gradient is the sum of dz.
+Producer activation_gradient(const at::Tensor& da, const at::Tensor& z, Activation activation,
+                             Parameter* bias) {
+  return {[=] {
+            if (!bias) return activation_backward(da, z, at::Tensor(), activation);
+            const SummedGradient dz = activation_backward_summed(da, z, at::Tensor(), activation);
+            add_gradient(*bias, dz.column_sum);
+            return dz.dx;
+          },
+          [=](const Fp8Cast& cast) {
+            const SummedFp8Gradient dz = activation_backward_fp8(da, z, activation, cast, bias != nullptr);
+            if (bias) add_gradient(*bias, dz.column_sum);
+            return dz.dx;
+          }};
+}
+
+// One function for all, so that what lies between the products need not exist in the model's dtype.
+struct MlpFunction : torch::autograd::Function<MlpFunction> {
+  struct Plan {
+    const ColumnLinear* fc1;
+    const RowLinear* fc2;
+    Activation activation;
+    const RowLinear::Addends* addends;
+    bool training;  // backward will come
+  };
+
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&,
+                            const std::optional<at::Tensor>& residual, const Plan& plan) {
+    const LinearCore fc1 = plan.fc1->core(), fc2 = plan.fc2->core();
+    const auto tensor_of = [](const Parameter* bias) { return bias ? bias->tensor : at::Tensor(); };
+    const LinearCore::Input input = fc1.input(x, plan.training);
+    const at::Tensor z = fc1.product->forward(input.operand, {tensor_of(plan.fc1->bias()), at::Tensor()});
+    const MatMul::Operand a = fc2.product->input(activated(z, plan.activation),
+                                                 {.columns = plan.training, .recorded = plan.training});
+    context->save_for_backward({input.kept.x, input.kept.inverse, z, a.columns, a.inverse});
+    save_pointer(context, "fc1", plan.fc1);
+    save_pointer(context, "fc2", plan.fc2);
+    save_pointer(context, "fc2_bias", plan.addends->bias);
+    context->saved_data["activation"] = static_cast<int64_t>(plan.activation);
+    context->saved_data["has_residual"] = residual.has_value();
+    const MatMul::Addends addends{tensor_of(plan.addends->bias),
+                                  residual ? as_rows(residual->contiguous()) : at::Tensor()};
+    return shaped_like(fc2.product->forward(a, addends), input.shape);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const variable_list saved = context->get_saved_variables();
+    const auto& column = *saved_pointer<const ColumnLinear>(context, "fc1");
+    const LinearCore fc1 = column.core(), fc2 = saved_pointer<const RowLinear>(context, "fc2")->core();
     const auto activation = static_cast<Activation>(context->saved_data["activation"].toInt());
-    auto* bias = saved_pointer<Parameter>(context, "bias");
-    const at::Tensor dy = gradients[0].contiguous(), x = saved[0].contiguous();
-    if (!bias) return {activation_backward(dy, x, at::Tensor(), activation), at::Tensor(), at::Tensor()};
-    const SummedGradient result = activation_backward_summed(dy, x, at::Tensor(), activation);
-    add_gradient(*bias, result.column_sum);
-    return {result.dx, at::Tensor(), at::Tensor()};
+    const at::Tensor dy = as_rows(gradients[0].contiguous());
+    if (auto* bias = saved_pointer<Parameter>(context, "fc2_bias")) add_gradient(*bias, column_sum(dy));
+    // A temporary below: its memory is free before fc1's products.
+    const auto da = [&] {
+      return fc2.backward({saved[3], saved[4]}, fc2.product->output_gradient(dy), dy.sizes(), true);
+    };
+    const MatMul::Operand dz =
+        fc1.product->output_gradient(activation_gradient(da(), saved[2], activation, column.bias()));
+    const at::Tensor dx =
+        fc1.backward({saved[0], saved[1]}, dz, gradients[0].sizes(), context->needs_input_grad(0));
+    const bool has_residual = context->saved_data["has_residual"].toBool();
+    return {dx, at::Tensor(), has_residual ? gradients[0] : at::Tensor(), at::Tensor()};
   }
 };
 
@@ -52,16 +103,19 @@ Mlp::Mlp(const Scope& scope, const MlpOptions& options, const TensorParallel& pa
            {.in = options.ffn_hidden, .out = options.hidden, .bias = options.bias, .init = options.fc2_init},
            parallel) {}
 
-at::Tensor Mlp::forward(const at::Tensor& x_SBH) {
-  return fc2_.forward(activated(x_SBH));
-}
-
 at::Tensor Mlp::forward_onto(const Residual& residual, const at::Tensor& x_SBH) {
-  return fc2_.forward_onto(residual, activated(x_SBH));
-}
-
-at::Tensor Mlp::activated(const at::Tensor& x_SBH) {
-  return ActivationFunction::apply(fc1_.forward(x_SBH, BiasGradient::by_consumer), activation_, fc1_.bias());
+  return fc2_.forward_onto(residual, x_SBH.scalar_type(), [&](const RowLinear::Addends& addends) {
+    for (MatMul* product : {fc1_.core().product, fc2_.core().product}) expect_gradient(product->weight());
+    for (Parameter* bias : {fc1_.bias(), addends.bias}) {
+      if (bias) expect_gradient(*bias);
+    }
+    const MlpFunction::Plan plan{.fc1 = &fc1_,
+                                 .fc2 = &fc2_,
+                                 .activation = activation_,
+                                 .addends = &addends,
+                                 .training = at::GradMode::is_enabled()};
+    return MlpFunction::apply(x_SBH, fc1_.core().product->weight().tensor, addends.residual_SBO, plan);
+  });
 }
 
 }  // namespace teratron

@@ -1,7 +1,7 @@
 // The feed-forward half of a block: fc2(activation(fc1(x))).
 #pragma once
 
-#include "teratron/kernels/activation.h"
+#include "teratron/kernels/activation_kind.h"
 #include "teratron/nn/linear.h"
 
 namespace teratron {
@@ -19,15 +19,11 @@ struct MlpOptions {
 class Mlp {
  public:
   Mlp(const Scope& scope, const MlpOptions& options, const TensorParallel& parallel);
-  /// x [S, B, H] -> [S, B, H] without fc2's bias.
-  at::Tensor forward(const at::Tensor& x_SBH);
-  /// residual + dropout(fc2(...) + its bias).
+  /// residual + dropout(fc2(activation(fc1(x)))) for x [S, B, H]. In FP8 with delayed scaling, the activation's result
+  /// and the gradient of fc1's output are cast by the passes that compute them.
   at::Tensor forward_onto(const Residual& residual, const at::Tensor& x_SBH);
-  Parameter* output_bias() { return fc2_.bias(); }
 
  private:
-  at::Tensor activated(const at::Tensor& x_SBH);
-
   Activation activation_;
   ColumnLinear fc1_;
   RowLinear fc2_;

@@ -1,0 +1,69 @@
+#include "teratron/kernels/activation_fp8.h"
+
+#include "teratron/kernels/activation.h"
+#include "teratron/kernels/activation_fp8_cuda.h"
+#include "teratron/kernels/dispatch.h"
+#include "teratron/kernels/fp8_allocation.h"
+#include "teratron/kernels/stream.h"
+
+namespace teratron {
+namespace {
+
+bool in_packs(const at::Tensor& x) {
+  return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
+}
+
+/// Whether the kernel takes x; of what no path takes, the longer one says why.
+bool in_one_pass(const at::Tensor& x, Activation activation) {
+  const bool narrow = x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf;
+  return x.is_cuda() && narrow && x.dim() == 2 && x.numel() > 0 && x.is_contiguous() && in_packs(x) &&
+         x.size(0) % 16 == 0 && x.size(1) % (is_gated(activation) ? 32 : 16) == 0;
+}
+
+cuda::ActivationShape shape_of(const at::Tensor& x, Activation activation) {
+  return {.rows = x.size(0),
+          .width = is_gated(activation) ? x.size(1) / 2 : x.size(1),
+          .dtype = dtype_of(x),
+          .activation = activation};
+}
+
+}  // namespace
+
+Fp8Matrix activation_forward_fp8(const at::Tensor& x, Activation activation, const Fp8Cast& cast) {
+  if (!in_one_pass(x, activation)) {
+    return cast_to_fp8(activation_forward(x, at::Tensor(), activation), cast);
+  }
+  const cuda::ActivationShape shape = shape_of(x, activation);
+  const auto [matrix, target] = allocate_fp8(x, shape.width, cast);
+  cuda::activation_forward_fp8({.shape = shape, .to = target, .x = address(x), .dy = nullptr},
+                               current_stream(x));
+  return matrix;
+}
+
+SummedFp8Gradient activation_backward_fp8(const at::Tensor& dy, const at::Tensor& x, Activation activation,
+                                          const Fp8Cast& cast, bool with_column_sum) {
+  if (!in_one_pass(x, activation) || !in_packs(dy)) {
+    if (!with_column_sum) {
+      return {cast_to_fp8(activation_backward(dy, x, at::Tensor(), activation), cast), at::Tensor()};
+    }
+    const SummedGradient summed = activation_backward_summed(dy, x, at::Tensor(), activation);
+    return {cast_to_fp8(summed.dx, cast), summed.column_sum};
+  }
+  const cuda::ActivationShape shape = shape_of(x, activation);
+  require_like(dy, x, shape.rows * shape.width, "dy");
+  const auto [matrix, target] = allocate_fp8(x, x.size(1), cast);
+  cuda::ActivationFp8Args args{.shape = shape, .to = target, .x = address(x), .dy = address(dy)};
+  SummedFp8Gradient result{.dx = matrix};
+  at::Tensor partial;
+  if (with_column_sum) {
+    const at::TensorOptions sums = x.options().dtype(at::kFloat);
+    partial = at::empty({cuda::activation_fp8_partials(shape), x.size(1)}, sums);
+    result.column_sum = at::empty({x.size(1)}, sums);
+    args.partial = partial.mutable_data_ptr<float>();
+    args.column_sum = result.column_sum.mutable_data_ptr<float>();
+  }
+  cuda::activation_backward_fp8(args, current_stream(x));
+  return result;
+}
+
+}  // namespace teratron

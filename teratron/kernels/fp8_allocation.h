@@ -1,0 +1,17 @@
+// Results of kernels that write FP8. Internal to kernels.
+#pragma once
+
+#include "teratron/kernels/fp8.h"
+#include "teratron/kernels/fp8_cuda.h"
+
+namespace teratron {
+
+struct Fp8Allocation {
+  Fp8Matrix matrix;
+  cuda::Fp8Target target;  // the same to a kernel
+};
+
+/// Room for what `cast` wants of a matrix of as many rows as x, on its device.
+Fp8Allocation allocate_fp8(const at::Tensor& x, int64_t columns, const Fp8Cast& cast);
+
+}  // namespace teratron
