@@ -1,7 +1,7 @@
 // kernels_bench [GROUP...]: time, GB/s and fraction of the copy bandwidth of every kernel on the current GPU, at the shapes of a
 // 1.5B GPT (16384 tokens, hidden 2048). Bytes are the fewest that the kernel must move. The L2 cache is flushed before
-// each run; median of 50. Products of FP8 matrices tell TFLOP/s. GROUP: norms, activations, attention, dropout,
-// cross_entropy, flat, fp8; default all.
+// each run; median of 50. Products of FP8 matrices tell TFLOP/s. GROUP: norms, activations, merge_qkv, attention,
+// dropout, cross_entropy, flat, fp8; default all.
 #include <algorithm>
 #include <functional>
 #include <span>
@@ -17,6 +17,7 @@
 #include "teratron/kernels/fp8.h"
 #include "teratron/kernels/norm.h"
 #include "teratron/kernels/optimizer_step.h"
+#include "teratron/kernels/qkv.h"
 #include "teratron/kernels/random_fill.h"
 #include "teratron/kernels/reduce.h"
 #include "teratron/kernels/rope.h"
@@ -102,6 +103,33 @@ void bench_activations(Bench& bench) {
   bench.report("swiglu", 3 * bytes, [&] { activation_forward(wide, {}, Activation::swiglu); });
   bench.report("swiglu backward", 5 * bytes, [&] { activation_backward(dy, wide, {}, Activation::swiglu); });
   bench.report("column_sum", bytes, [&] { column_sum(x); });
+}
+
+struct MergeShape {
+  const char* name;
+  int64_t length, batch, groups, queries, channels;
+  bool turned, summed;
+};
+
+void bench_merge_qkv(Bench& bench, const MergeShape& m) {
+  const auto gradient = [&](int64_t heads) {
+    return device_randn({m.length, m.batch, m.groups * heads, m.channels});
+  };
+  const QkvGradients parts{gradient(m.queries).unflatten(2, {m.groups, m.queries}), gradient(1), gradient(1)};
+  const at::Tensor angle = device_randn({m.length, m.channels / 2}, at::kFloat);
+  const at::Tensor positions = at::arange(m.length, at::device(at::kCUDA).dtype(at::kLong)).unsqueeze(1);
+  const QkvRotation rotation{
+      {angle.cos(), angle.sin()}, RopeStyle::half, positions.expand({m.length, m.batch})};
+  const double bytes = 4.0 * static_cast<double>(parts.q.numel() + 2 * parts.k.numel());
+  bench.report(fmt::format("merge q, k, v, {}", m.name), bytes,
+               [&] { merge_qkv(parts, m.turned ? &rotation : nullptr, m.summed); });
+}
+
+void bench_merges(Bench& bench) {
+  bench_merge_qkv(bench, {"1.5B", 4096, 4, 16, 1, 128, true, true});
+  bench_merge_qkv(bench, {"GPT2-124M", 1024, 64, 12, 1, 64, false, true});
+  bench_merge_qkv(bench, {"Llama-3-8B", 8192, 2, 8, 4, 128, true, false});
+  bench_merge_qkv(bench, {"GPT2-124M, no bias", 1024, 64, 12, 1, 64, false, false});
 }
 
 void bench_attention(Bench& bench) {
@@ -257,6 +285,7 @@ const Group groups[] = {{"norms",
                            bench_norms(bench, NormKind::layer, 65536, 768);
                          }},
                         {"activations", bench_activations},
+                        {"merge_qkv", bench_merges},
                         {"attention", bench_attention},
                         {"dropout", bench_dropout},
                         {"cross_entropy", bench_cross_entropy},

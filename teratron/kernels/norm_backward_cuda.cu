@@ -1,4 +1,4 @@
-#include "teratron/kernels/device.cuh"
+#include "teratron/kernels/async_copy.cuh"
 #include "teratron/kernels/norm_cuda.h"
 #include "teratron/kernels/norm_device.cuh"
 #include "teratron/kernels/partials.cuh"
@@ -7,20 +7,6 @@ namespace teratron::cuda {
 namespace {
 
 constexpr int rows_per_chunk = 128;  // of the path for any width
-
-/// 16 bytes from global into shared memory, without a register; visible to the copying thread alone until a barrier.
-__device__ void copy_async(void* shared, const void* global) {
-  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(global));
-}
-__device__ void end_copy_group() {
-  asm volatile("cp.async.commit_group;");
-}
-/// All but the newest N groups have arrived.
-template <int N>
-__device__ void await_copy_groups() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(N));
-}
 
 /// Rows on their way through shared memory. A thread reads back only what it copied itself, so no barrier is needed.
 template <typename T, int PER, int STAGES>

@@ -1,3 +1,4 @@
+#include "teratron/kernels/async_copy.cuh"
 #include "teratron/kernels/partials.cuh"
 #include "teratron/kernels/qkv_cuda.h"
 #include "teratron/kernels/tiling.cuh"
@@ -6,15 +7,16 @@ namespace teratron::cuda {
 namespace {
 
 constexpr int V = 8;  // elements of a 16-byte pack
+constexpr int max_threads = 256, blocks_per_multiprocessor = 3;
 
 /// A thread owns a pack in the first half of a head's channels and its partner in the second, and walks down the
 /// tokens.
+template <typename T>
 struct Unit {
-  const void* data;
-  int64_t stride_s, stride_b;  // of what it reads
-  int64_t column;              // of what it writes, in elements
-  int64_t offset;              // of what it reads, in a token
-  int pack;                    // in the half
+  const T* from;  // at the first token
+  int64_t stride_s, stride_b;
+  int64_t column;  // of what it writes, in elements
+  int pack;        // in the half
   bool turned;
 
   __device__ Unit(const MergeQkvArgs& args, int64_t index) {
@@ -23,80 +25,113 @@ struct Unit {
     const int group = head / per_group, place = head % per_group;
     const QkvPart& part = place < per_group - 2 ? args.q : place == per_group - 2 ? args.k : args.v;
     pack = static_cast<int>(index) % packs;
-    data = part.data;
+    from = static_cast<const T*>(part.data) + group * part.stride_group +
+           (place < per_group - 2 ? place * part.stride_head : 0) + pack * V;
     stride_s = part.stride_s;
     stride_b = part.stride_b;
-    offset = group * part.stride_group + (place < per_group - 2 ? place * part.stride_head : 0) + pack * V;
     column = head * args.channels + pack * V;
     turned = args.cos != nullptr && place < per_group - 1;
   }
-  __device__ int64_t place(int s, int b) const { return s * stride_s + b * stride_b + offset; }
 };
 
-/// A token's two packs.
-template <typename T>
-struct Packs {
-  Pack<T, V> low, high;
-};
+/// The angles of a thread's pack at a token.
+struct Angles {
+  Pack<float, 4> cos[V / 4], sin[V / 4];
 
-/// The same and where the angles of the token lie. They come from the cache when they are needed: in registers they would
-/// leave fewer threads to wait for memory.
-template <typename T>
-struct TurnedPacks : Packs<T> {
-  int64_t place;
-
-  __device__ void turn_back(const MergeQkvArgs& args) {
+  __device__ void read(const MergeQkvArgs& args, int64_t place) {
 #pragma unroll
-    for (int i = 0; i < V; i += 4) {
-      const Pack<float, 4> cos = load<4>(args.cos + place + i), sin = load<4>(args.sin + place + i);
+    for (int i = 0; i < V / 4; ++i) {
+      cos[i] = load<4>(args.cos + place + 4 * i);
+      sin[i] = load<4>(args.sin + place + 4 * i);
+    }
+  }
+  template <typename T>
+  __device__ void turn_back(Pack<T, V>& low, Pack<T, V>& high) const {
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const float a = widen(this->low.v[i + k]), b = widen(this->high.v[i + k]);
-        this->low.v[i + k] = round_to<T>(a * cos.v[k] + b * sin.v[k]);
-        this->high.v[i + k] = round_to<T>(b * cos.v[k] - a * sin.v[k]);
-      }
+    for (int i = 0; i < V; ++i) {
+      const float a = widen(low.v[i]), b = widen(high.v[i]), c = cos[i / 4].v[i % 4], s = sin[i / 4].v[i % 4];
+      low.v[i] = round_to<T>(a * c + b * s);
+      high.v[i] = round_to<T>(b * c - a * s);
     }
   }
 };
 
+/// A thread's tokens on their way through shared memory, which keeps more bytes in flight than registers could.
+template <typename T>
+struct TokenPipe {
+  static constexpr int stages = 4;
+  using Packs = Pack<T, V>[2][max_threads];
+
+  const MergeQkvArgs& args;
+  const Unit<T>& unit;
+  Packs* const packs;  // [stages]
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+
+  __device__ Pack<T, V>& at(int stage, int half) const { return packs[stage][half][thread]; }
+  /// One copy group, empty past the last token.
+  __device__ void fetch(int stage, int token) const {
+    const int batch = static_cast<int>(args.batch);
+    if (token < args.length * args.batch) {
+      const int64_t s = token / batch, b = token % batch;
+      const T* const from = unit.from + s * unit.stride_s + b * unit.stride_b;
+      copy_async(&at(stage, 0), from);
+      copy_async(&at(stage, 1), from + args.channels / 2);
+    }
+    end_copy_group();
+  }
+  /// Where the angles of a token lie; of one past the last, anywhere.
+  __device__ int64_t place_of_angles(int token) const {
+    const int batch = static_cast<int>(args.batch);
+    if (!unit.turned || token >= args.length * args.batch) return 0;
+    const int64_t s = token / batch, b = token % batch;
+    const int64_t position = args.positions[s * args.position_stride_s + b * args.position_stride_b];
+    return position * (args.channels / 2) + unit.pack * V;
+  }
+};
+
 template <typename T, bool turned, bool summed>
-__global__ void __launch_bounds__(256, turned&& summed ? 2 : 3) merge_kernel(MergeQkvArgs args) {
-  using In = std::conditional_t<turned, TurnedPacks<T>, Packs<T>>;
+__global__ void __launch_bounds__(max_threads, blocks_per_multiprocessor)
+    merge_kernel(const __grid_constant__ MergeQkvArgs args) {
+  using Pipe = TokenPipe<T>;
+  __shared__ typename Pipe::Packs packs[Pipe::stages];
   const int64_t half = args.channels / 2, width = args.groups * args.per_group * args.channels;
   const int64_t index = tile_column<1>();
   if (index >= width / 2 / V) return;
-  const Unit unit(args, index);
-  const int batch = static_cast<int>(args.batch);
-  float sums[2][summed ? V : 1] = {};
-  walk_rows<2, In>(
-      args.length * args.batch,
-      [&](int64_t row, In& x) {
-        const int s = static_cast<int>(row) / batch, b = static_cast<int>(row) % batch;
-        const T* const from = static_cast<const T*>(unit.data) + unit.place(s, b);
-        x.low = load<V>(from);
-        x.high = load<V>(from + half);
-        if constexpr (turned) {
-          x.place =
-              args.positions[s * args.position_stride_s + b * args.position_stride_b] * half + unit.pack * V;
-        }
-      },
-      [&](int64_t row, In& x) {
-        if constexpr (turned) {
-          if (unit.turned) x.turn_back(args);
-        }
-        T* const to = static_cast<T*>(args.out) + row * width + unit.column;
-        store<V>(to, x.low);
-        store<V>(to + half, x.high);
-        if constexpr (summed) {
+  const Unit<T> unit(args, index);
+  const Pipe pipe{args, unit, packs};
+  const int tokens = static_cast<int>(args.length * args.batch), step = static_cast<int>(tile_row_step());
+  const int first = static_cast<int>(tile_first_row());
 #pragma unroll
-          for (int i = 0; i < V; ++i) {
-            sums[0][i] += widen(x.low.v[i]);
-            sums[1][i] += widen(x.high.v[i]);
-          }
-        }
-      });
+  for (int stage = 0; stage < Pipe::stages - 1; ++stage) pipe.fetch(stage, first + stage * step);
+  int64_t next_angles = turned ? pipe.place_of_angles(first) : 0;
+  float sums[2][summed ? V : 1] = {};
+  int stage = 0;
+  for (int token = first; token < tokens; token += step) {
+    pipe.fetch((stage + Pipe::stages - 1) % Pipe::stages, token + (Pipe::stages - 1) * step);
+    Angles angles;
+    if constexpr (turned) {
+      if (unit.turned) angles.read(args, next_angles);
+      next_angles = pipe.place_of_angles(token + step);
+    }
+    await_copy_groups<Pipe::stages - 1>();
+    Pack<T, V> low = pipe.at(stage, 0), high = pipe.at(stage, 1);
+    if constexpr (turned) {
+      if (unit.turned) angles.turn_back(low, high);
+    }
+    T* const to = static_cast<T*>(args.out) + token * width + unit.column;
+    store<V>(to, low);
+    store<V>(to + half, high);
+    if constexpr (summed) {
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        sums[0][i] += widen(low.v[i]);
+        sums[1][i] += widen(high.v[i]);
+      }
+    }
+    stage = (stage + 1) % Pipe::stages;
+  }
   if constexpr (summed) {
-    float* const to = args.partial + tile_first_row() * width + unit.column;
+    float* const to = args.partial + first * width + unit.column;
 #pragma unroll
     for (int i = 0; i < V; ++i) {
       to[i] = sums[0][i];
@@ -115,7 +150,9 @@ void launch(const MergeQkvArgs& args, const Tiling& t, cudaStream_t stream) {
 }
 
 Tiling tiles(const MergeQkvArgs& args) {
-  return tile_rows(args.groups * args.per_group * args.channels / 2 / V, args.length * args.batch, 8);
+  // As many blocks as run at once: each leaves partial sums.
+  return tile_rows(args.groups * args.per_group * args.channels / 2 / V, args.length * args.batch,
+                   blocks_per_multiprocessor);
 }
 
 bool in_packs(const QkvPart& part) {
@@ -126,7 +163,7 @@ bool in_packs(const QkvPart& part) {
 }  // namespace
 
 bool can_merge_qkv(const MergeQkvArgs& args) {
-  constexpr int64_t most = int64_t{1} << 31;  // tokens are counted in 32 bits
+  constexpr int64_t most = int64_t{1} << 30;  // tokens are counted in 32 bits, with those past the last
   return (args.dtype == Dtype::bf16 || args.dtype == Dtype::f16) && args.channels % (2 * V) == 0 &&
          args.length * args.batch < most && in_packs(args.q) && in_packs(args.k) && in_packs(args.v) &&
          aligned(args.q.data, args.k.data, args.v.data, args.out, args.cos, args.sin);
