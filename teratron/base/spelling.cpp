@@ -23,8 +23,6 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-}  // namespace
-
 size_t spelling_distance(const std::string& typed, const std::string& name) {
   if (typed.size() >= 3 && name.starts_with(typed)) return 1;
   const size_t distance = edit_distance(typed, name);
@@ -36,6 +34,8 @@ size_t spelling_distance(const std::string& typed, const std::string& name) {
       });
   return subset ? std::min<size_t>(distance, 2) : distance;
 }
+
+}  // namespace
 
 std::string nearest_spelling(std::string_view typed, const std::vector<std::string>& names) {
   const std::string wanted(typed.substr(0, 80));

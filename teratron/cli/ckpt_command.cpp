@@ -146,9 +146,15 @@ std::string as_flags(const nlohmann::json& settings) {
   return text.empty() ? text : text.substr(1);
 }
 
-ModelTokenizer tokenizer_for_export(const Flags& flags) {
-  return flags.tokenizer.empty() ? tokenizer_of(open_checkpoint(locate(flags.load, flags.step)))
-                                 : tokenizer_in(flags.tokenizer);
+ConversionReport export_from(const fs::path& checkpoint, const Flags& flags) {
+  const ModelTokenizer tokenizer =
+      flags.tokenizer.empty() ? tokenizer_of(open_checkpoint(checkpoint)) : tokenizer_in(flags.tokenizer);
+  return export_hf({.source = checkpoint,
+                    .destination = flags.to_hf,
+                    .dtype = parse_dtype(flags.dtype),
+                    .max_shard_bytes = parse_size(flags.max_shard_size),
+                    .tokenizer = tokenizer.files,
+                    .end_token = tokenizer.end_token});
 }
 
 int convert(Flags& flags) {
@@ -156,20 +162,12 @@ int convert(Flags& flags) {
   for (const std::string& name : flags.without_effect) {
     notice("{} has no effect: a checkpoint has no layout and is cut when it is loaded", name);
   }
-  const std::optional<Dtype> dtype = parse_dtype(flags.dtype);
   const bool importing = !flags.from_hf.empty();
-  const ModelTokenizer tokenizer = importing ? ModelTokenizer() : tokenizer_for_export(flags);
+  const fs::path source = importing ? fs::path(flags.from_hf) : locate(flags.load, flags.step);
   const ConversionReport report =
-      importing ? import_hf({.source = flags.from_hf, .destination = flags.save, .dtype = dtype})
-                : export_hf({.source = locate(flags.load, flags.step),
-                             .destination = flags.to_hf,
-                             .dtype = dtype,
-                             .max_shard_bytes = parse_size(flags.max_shard_size),
-                             .tokenizer = tokenizer.files,
-                             .end_token = tokenizer.end_token});
-  if (flags.print_structure) {
-    print_tensors(open_checkpoint(importing ? report.result : locate(flags.load, flags.step)));
-  }
+      importing ? import_hf({.source = source, .destination = flags.save, .dtype = parse_dtype(flags.dtype)})
+                : export_from(source, flags);
+  if (flags.print_structure) print_tensors(open_checkpoint(importing ? report.result : source));
   print("wrote {} ({} tensors, {} elements)", printable(report.result.string(), 4096), report.tensors,
         report.elements);
   if (importing) {

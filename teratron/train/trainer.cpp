@@ -304,7 +304,8 @@ std::optional<Trainer::NonFinite> Trainer::find_nonfinite(const MicroBatches& mi
   for (const FlatBuffer::Entry& entry : buffer_->entries()) {  // in the order of backward
     if (found) break;
     const Parameter& parameter = *entry.parameter;
-    if (!is_finite(parameter.main_grad)) found = {.part = parameter.name, .gradient = true};
+    if (!parameter.main_grad_is_void && !is_finite(parameter.main_grad))
+      found = {.part = parameter.name, .gradient = true};
   }
   return found;
 }
