@@ -1,8 +1,13 @@
 #include "teratron/comm/launch.h"
 
+#include <atomic>
 #include <map>
+#include <thread>
 
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "teratron/base/error.h"
 #include "teratron/comm/meeting_point.h"
@@ -140,6 +145,35 @@ TEST(MeetingPoint, NamesTheRanksThatDoNotCome) {
                 fmt::format("ranks 1, 2 of 3 did not come to 127.0.0.1:{} within 0.3 s", alone.master_port)),
             std::string::npos)
       << missing;
+}
+
+/// Somebody listens there who is none of ours: one who says nothing, and one who hangs up.
+TEST(MeetingPoint, NamesThePlaceWhereAStrangerIs) {
+  const Descriptor silent = listen_on("127.0.0.1", 0);
+  Launch second{.rank = 1, .size = 2, .master_address = "127.0.0.1", .master_port = port_of(silent)};
+  const auto expect_told = [&] {
+    testing::internal::CaptureStderr();
+    const std::string fault = fault_of([&] { MeetingPoint(second, std::chrono::milliseconds(300)); });
+    EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+    EXPECT_NE(fault.find(fmt::format("whoever listens at 127.0.0.1:{} did not answer rank 1 as rank 0 would "
+                                     "within 0.3 s. Check MASTER_ADDR and MASTER_PORT",
+                                     second.master_port)),
+              std::string::npos)
+        << fault;
+  };
+  expect_told();
+  const Descriptor rude = listen_on("127.0.0.1", 0);
+  second.master_port = port_of(rude);
+  std::atomic<bool> done = false;
+  std::thread stranger([&] {
+    while (!done) {
+      pollfd polled{rude.get(), POLLIN, 0};
+      if (poll(&polled, 1, 50) > 0) close(accept(rude.get(), nullptr, nullptr));
+    }
+  });
+  expect_told();
+  done = true;
+  stranger.join();
 }
 
 TEST(MeetingPoint, NamesThePlaceWhereNobodyIs) {

@@ -1,7 +1,12 @@
 #include "teratron/comm/meeting_point.h"
 
+#include <exception>
+#include <future>
 #include <thread>
+#include <type_traits>
+#include <utility>
 
+#include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "teratron/base/error.h"
@@ -14,6 +19,22 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 constexpr Milliseconds kPause{100};
+constexpr Milliseconds kPatience{1000};  // with an answer that was on its way when the time was over
+
+/// The store lists its stack at every attempt that fails; what is wrong is said here, once. After a failure it
+/// stays quiet: an attempt may have been left behind.
+class QuietStore {
+ public:
+  QuietStore() { FLAGS_caffe2_log_level = c10::GLOG_FATAL; }
+  ~QuietStore() {
+    if (std::uncaught_exceptions() == 0) FLAGS_caffe2_log_level = former_;
+  }
+  QuietStore(const QuietStore&) = delete;
+  QuietStore& operator=(const QuietStore&) = delete;
+
+ private:
+  const int former_ = FLAGS_caffe2_log_level;
+};
 
 double in_seconds(Milliseconds time) {
   return std::chrono::duration<double>(time).count();
@@ -22,12 +43,13 @@ double in_seconds(Milliseconds time) {
 }  // namespace
 
 struct MeetingPoint::State {
+  using Store = c10::intrusive_ptr<c10d::TCPStore>;
   Launch launch;
   Milliseconds timeout;
   Clock::time_point deadline = Clock::now() + timeout;
   std::string address;  // of the store, numeric
   std::string own_address;
-  c10::intrusive_ptr<c10d::TCPStore> store;
+  Store store;
 
   std::string place() const { return fmt::format("{}:{}", launch.master_address, launch.master_port); }
 
@@ -73,6 +95,16 @@ struct MeetingPoint::State {
     store = c10::make_intrusive<c10d::TCPStore>(address, server);
   }
 
+  /// On a thread that can be left behind: the store waits for an answer for ever.
+  template <typename F>
+  std::invoke_result_t<F> in_time(F work) const {
+    std::packaged_task<std::invoke_result_t<F>()> task(std::move(work));
+    auto result = task.get_future();
+    std::thread(std::move(task)).detach();
+    if (result.wait_until(deadline + kPatience) != std::future_status::ready) fail_unanswered();
+    return result.get();
+  }
+
   void join() {
     while (!can_connect(address, launch.master_port)) {
       if (Clock::now() >= deadline) {
@@ -80,14 +112,41 @@ struct MeetingPoint::State {
       }
       std::this_thread::sleep_for(kPause);
     }
-    store = c10::make_intrusive<c10d::TCPStore>(address, options());
+    try {
+      store = in_time([address = address, options = options()] {
+        return c10::make_intrusive<c10d::TCPStore>(address, options);
+      });
+    } catch (const c10::Error&) {
+      fail_unanswered();
+    }
+  }
+
+  [[noreturn]] void fail_unanswered() const {
+    fail(fmt::format("whoever listens at {} did not answer rank {} as rank 0 would", place(), launch.rank));
+  }
+
+  /// Leaves this rank's text and takes those of all ranks; nothing if not all came in time.
+  std::vector<std::string> swap(const std::vector<std::string>& keys, const std::string& own) const {
+    return in_time([keys, own, rank = launch.rank, store = store, deadline = deadline] {
+      std::vector<std::string> texts;
+      static_cast<c10d::Store&>(*store).set(keys[rank], own);
+      while (!store->check(keys)) {
+        if (Clock::now() >= deadline) return texts;
+        std::this_thread::sleep_for(kPause);
+      }
+      for (const std::string& key : keys) texts.push_back(store->get_to_str(key));
+      return texts;
+    });
   }
 
   void fail_without(const std::vector<std::string>& keys) const {
-    std::vector<int64_t> missing;
-    for (size_t r = 0; r < keys.size(); ++r) {
-      if (!store->check({keys[r]})) missing.push_back(static_cast<int64_t>(r));
-    }
+    const auto missing = in_time([keys, store = store] {
+      std::vector<int64_t> ranks;
+      for (size_t r = 0; r < keys.size(); ++r) {
+        if (!store->check({keys[r]})) ranks.push_back(static_cast<int64_t>(r));
+      }
+      return ranks;
+    });
     if (missing.empty()) return;
     fail(fmt::format("{} of {} did not come to {}", ranks_in_words(missing), keys.size(), place()));
   }
@@ -97,6 +156,7 @@ struct MeetingPoint::State {
 
 MeetingPoint::MeetingPoint(const Launch& launch, Milliseconds timeout)
     : state_(std::make_unique<State>(State{.launch = launch, .timeout = timeout})) {
+  const QuietStore quiet;
   state_->find_address();
   const bool serves = launch.rank == 0 && !launch.store_runs;
   try {
@@ -119,21 +179,17 @@ const std::string& MeetingPoint::own_address() const {
 }
 
 std::vector<std::string> MeetingPoint::exchange(const std::string& own) {
-  c10d::TCPStore& store = *state_->store;
-  std::vector<std::string> keys, texts;
+  const QuietStore quiet;
+  std::vector<std::string> keys;
   for (int64_t r = 0; r < state_->launch.size; ++r) keys.push_back(state_->key(r));
   try {
-    static_cast<c10d::Store&>(store).set(keys[state_->launch.rank], own);
-    while (!store.check(keys)) {
-      if (Clock::now() >= state_->deadline) state_->fail_without(keys);
-      std::this_thread::sleep_for(kPause);
-    }
-    for (const std::string& key : keys) texts.push_back(store.get_to_str(key));
+    std::vector<std::string> texts;
+    while ((texts = state_->swap(keys, own)).empty()) state_->fail_without(keys);
+    return texts;
   } catch (const c10::Error& error) {
     throw Fault(
         fmt::format("the rendezvous at {} failed: {}", state_->place(), error.what_without_backtrace()));
   }
-  return texts;
 }
 
 }  // namespace teratron
