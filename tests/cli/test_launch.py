@@ -109,6 +109,58 @@ def test_variables_of_other_launchers(one_rank, launcher):
     assert losses(outputs[0]) == []
 
 
+SRUN = """#!/bin/bash
+# srun --ntasks N PROGRAM ARGUMENTS..., as Slurm starts them in a job of one machine.
+[ "$1" = --ntasks ] && tasks=$2 && shift 2
+trap 'kill -TERM $(jobs -p)' TERM
+for ((task = 0; task < tasks; ++task)); do
+  SLURM_PROCID=$task SLURM_LOCALID=$task SLURM_STEP_NUM_TASKS=$tasks SLURM_STEP_NODELIST=localhost "$@" &
+done
+code=0
+for task in $(jobs -p); do
+  while kill -0 "$task" 2>/dev/null; do wait "$task" && ended=0 || ended=$?; done
+  ((ended > code)) && code=$ended
+done
+exit $code
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    """Starts an srun in the environment of a batch job whose number leads to a port that is free."""
+    script = tmp_path / "srun"
+    script.write_text(SRUN)
+    script.chmod(0o755)
+    number = next(number for number in range(7000, 8000) if not taken(20000 + number))
+    variables = {"SLURM_JOB_ID": f"1{number:04}", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}
+    return lambda ranks, *args: subprocess.Popen([script, "--ntasks", str(ranks), BINARY, *map(str, args)], text=True,
+                                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                                 env={**environment(), **variables})
+
+
+def taken(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_srun(slurm, one_rank):
+    process = slurm(2, "pretrain", "gpt", *JOB, "--tp", "2")
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 0, output
+    assert losses(output) == pytest.approx(one_rank, rel=1e-5)
+
+
+def test_the_end_of_slurms_time_saves_and_exits_75(slurm, tmp_path):
+    """sbatch --signal=TERM@120: srun passes the signal on to all tasks."""
+    run = tmp_path / "run"
+    process = slurm(2, "pretrain", "gpt", *kept(run, 100000, 100000), "--tp", "2")
+    wait_for(lambda: len(steps(run)) >= 3, "three steps")
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=30)[0]
+    assert process.returncode == 75, output[-1000:]
+    assert int((run / "latest_checkpointed_iteration.txt").read_text()) == steps(run)[-1]
+
+
 def test_two_machines(tmp_path, one_rank):
     port = str(free_port())
     commands = [[BINARY, "launch", "--nnodes", "2", "--node-rank", node, "--nproc-per-node", "2", "--master-addr",
