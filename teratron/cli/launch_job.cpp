@@ -266,27 +266,31 @@ LaunchJob::Result LaunchJob::result() const {
     return result;
   }
   // Others fail because of the first; of two that end at the same time the one that was killed, or has
-  // something to say, came first.
+  // something of its own to say, came first.
   const auto killed = [](const Child* child) { return WIFSIGNALED(child->process->status()); };
-  const auto told = [&](const Child* child) {
-    return outputs_[child->rank - options_.first_rank()]->has_failed();
+  const auto output_of = [&](const Child* child) {
+    return outputs_[child->rank - options_.first_rank()].get();
   };
+  const auto own_reason = [&](const Child* child) { return output_of(child)->has_own_reason(); };
+  const auto told = [&](const Child* child) { return output_of(child)->has_failed(); };
   auto first = std::find_if(failed_.begin(), failed_.end(), killed);
+  if (first == failed_.end()) first = std::find_if(failed_.begin(), failed_.end(), own_reason);
   if (first == failed_.end()) first = std::find_if(failed_.begin(), failed_.end(), told);
   const Child& cause = first == failed_.end() ? *failed_.front() : **first;
-  const RankOutput* output = outputs_[cause.rank - options_.first_rank()].get();
+  const RankOutput* output = output_of(&cause);
   int64_t iteration = 0;
   for (const auto& each : outputs_) {
     iteration = std::max(iteration, each->iteration());
     if (options_.backend == Backend::mpi && each->has_failed() && !output->has_failed()) output = each.get();
   }
-  const std::string lines = output->last_lines();
+  std::string lines = output->last_lines();
+  if (lines.empty())
+    lines = options_.machine == 0 ? " (nothing)" : " (nothing; the machine of rank 0 tells why)";
   result.code = exit_code_of(cause.process->status());
-  result.failure = fmt::format("{} {}{}{}. Its last lines, of {}:{}", name_of_child(cause),
-                               end_in_words(cause.process->status()),
-                               failed_.size() > 1 || children_.size() > 1 ? ", the first of all" : "",
-                               iteration > 0 ? fmt::format(", after iteration {}", iteration) : "",
-                               output->log().string(), lines.empty() ? " (nothing)" : lines);
+  result.failure = fmt::format(
+      "{} {}{}{}. Its last lines, of {}:{}", name_of_child(cause), end_in_words(cause.process->status()),
+      failed_.size() > 1 || children_.size() > 1 ? ", the first of all" : "",
+      iteration > 0 ? fmt::format(", after iteration {}", iteration) : "", output->log().string(), lines);
   return result;
 }
 

@@ -34,7 +34,10 @@ RankOutput::RankOutput(std::filesystem::path log, bool on_screen)
 
 void RankOutput::add_line(std::string_view line) {
   file_ << line << '\n' << std::flush;
-  has_failed_ = has_failed_ || line.starts_with("error: ");
+  if (line.starts_with("error: ")) {
+    has_failed_ = true;
+    has_own_reason_ = has_own_reason_ || !line.starts_with("error: rank ");
+  }
   if (const int64_t iteration = iteration_of(line); iteration > 0) iteration_ = iteration;
   last_.emplace_back(line);
   // An error is told whole, if it is not endless.

@@ -18,6 +18,8 @@ class RankOutput {
   const std::filesystem::path& log() const { return log_; }
   /// It has printed an "error:".
   bool has_failed() const { return has_failed_; }
+  /// And not what it has heard of another rank.
+  bool has_own_reason() const { return has_own_reason_; }
   /// The iteration of the last loss line; 0 if there was none.
   int64_t iteration() const { return iteration_; }
   /// The last lines, from the first "error:" on if there is one.
@@ -28,6 +30,7 @@ class RankOutput {
   std::ofstream file_;
   const bool on_screen_;
   bool has_failed_ = false;
+  bool has_own_reason_ = false;
   int64_t iteration_ = 0;
   std::deque<std::string> last_;
 };

@@ -74,6 +74,18 @@ def test_two_machines(tmp_path, one_rank):
         ["rank-0.log", "rank-1.log"], ["rank-2.log", "rank-3.log"]]
 
 
+def test_machines_with_different_settings(tmp_path):
+    """Rank 0 tells what differs; the other machine's launcher tells where to look."""
+    port = free_port()
+    files = [configuration(tmp_path, f"machine{rank}.yaml", rank=rank, ip="127.0.0.1", port=port, machines=2, precision=precision)
+             for rank, precision in enumerate(["no", "bf16"])]
+    codes, outputs = processes([[BINARY, "launch", "--config_file", str(file), "--log-dir", str(file.with_suffix("")), "--",
+                                 "pretrain", "gpt", *JOB] for file in files], [{}, {}])
+    assert codes == [2, 2], outputs
+    assert "bf16: rank 0 has false, rank 1 has true" in outputs[0] and "config_file" not in outputs[0]
+    assert "the machine of rank 0 tells why" in outputs[1] and "rank 1" in outputs[1]
+
+
 def test_precision(tmp_path):
     file = configuration(tmp_path, precision="bf16")
     result = launch(file)
