@@ -89,9 +89,13 @@ ChildProcess::ChildProcess(const ChildOptions& options) {
 
 bool ChildProcess::reap() {
   int status = 0;
-  if (status_ || waitpid(pid_, &status, WNOHANG) != pid_) return false;
-  status_ = status;
-  return true;
+  while (running() && waitpid(pid_, &status, WNOHANG | WUNTRACED | WCONTINUED) == pid_) {
+    stopped_.reset();
+    if (WIFSTOPPED(status)) stopped_ = WSTOPSIG(status);
+    if (!WIFSTOPPED(status) && !WIFCONTINUED(status)) status_ = status;
+    if (status_) return true;
+  }
+  return false;
 }
 
 void ChildProcess::signal(int number) const {

@@ -30,6 +30,8 @@ class ChildProcess {
   bool running() const { return !status_; }
   /// Looks, without waiting, whether it has ended; true if it has just now.
   bool reap();
+  /// The signal that stopped it, until it goes on.
+  std::optional<int> stopped() const { return stopped_; }
   /// As waitpid() gives it. Only when it has ended.
   int status() const { return *status_; }
   /// To the process and what it started.
@@ -40,7 +42,7 @@ class ChildProcess {
  private:
   pid_t pid_ = -1;
   Descriptor output_;
-  std::optional<int> status_;
+  std::optional<int> status_, stopped_;
 };
 
 }  // namespace teratron

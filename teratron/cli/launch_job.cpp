@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "teratron/base/file.h"
+#include "teratron/base/log.h"
 
 namespace teratron {
 namespace {
@@ -41,11 +42,14 @@ int exit_code_of(int status) {
   return final ? 128 + signal : static_cast<int>(ExitCode::retryable);
 }
 
+std::string signal_in_words(int signal) {
+  const char* name = sigabbrev_np(signal);
+  return fmt::format("signal {} (SIG{})", signal, name ? name : "?");
+}
+
 std::string end_in_words(int status) {
   if (WIFEXITED(status)) return fmt::format("ended with exit code {}", WEXITSTATUS(status));
-  const int signal = WTERMSIG(status);
-  const char* name = sigabbrev_np(signal);
-  return fmt::format("was killed by signal {} (SIG{})", signal, name ? name : "?");
+  return "was killed by " + signal_in_words(WTERMSIG(status));
 }
 
 /// Open MPI's "[1,3]<stdout>:text" -> 3 and the text; nothing for a line of mpirun itself.
@@ -123,7 +127,8 @@ void LaunchJob::start() {
   if (options_.machine == 0 && options_.world_size() > 1) {
     const std::vector<std::string> addresses = resolve(options_.master_address);
     if (addresses.empty())
-      throw Fault(fmt::format("'{}' is the name of no machine", options_.master_address));
+      throw Fault(fmt::format("'{}' is the name of no machine. Correct --master-addr (main_process_ip)",
+                              options_.master_address));
     listener = listen_on(addresses[0], options_.master_port);
     port_ = port_of(listener);
   }
@@ -211,6 +216,25 @@ void LaunchJob::note_ends() {
   }
 }
 
+/// Ranks tell of one that is stopped when their time is over; where all are, nobody is left to tell.
+void LaunchJob::note_stops() {
+  bool all = !deadline_;
+  for (Child& child : children_) {
+    const std::optional<int> signal = child.process->stopped();
+    if (signal && !child.stop_told) {
+      warn("{} was stopped by {}; `kill -CONT {}` lets it go on", name_of_child(child),
+           signal_in_words(*signal), child.process->pid());
+    }
+    child.stop_told = signal.has_value();
+    all = all && (signal || !child.process->running());
+  }
+  if (!all) return stopped_since_.reset();
+  if (!stopped_since_) stopped_since_ = Clock::now();
+  if (Clock::now() - *stopped_since_ < options_.timeout || !failure_.empty()) return;
+  failure_ = fmt::format("all ranks on this machine were stopped for {} s", options_.timeout.count());
+  deadline_ = Clock::now();
+}
+
 void LaunchJob::end_stragglers() {
   if (!deadline_ || Clock::now() < *deadline_) return;
   for (Child& child : children_) {
@@ -245,6 +269,7 @@ LaunchJob::Result LaunchJob::run(const SignalQueue& signals) {
   while (running()) {
     wait_for_news(signals);
     note_ends();
+    note_stops();
     end_stragglers();
   }
   for (Child& child : children_) read_output(child);  // what came with their last breath
@@ -259,7 +284,11 @@ std::string LaunchJob::name_of_child(const Child& child) const {
 }
 
 LaunchJob::Result LaunchJob::result() const {
-  Result result{.interrupted = signals_passed_ > 0};
+  Result result{.failure = failure_, .interrupted = signals_passed_ > 0};
+  if (!failure_.empty()) {
+    result.code = static_cast<int>(ExitCode::retryable);
+    return result;
+  }
   if (failed_.empty()) {
     for (const Child& child : children_)
       result.code = std::max(result.code, WEXITSTATUS(child.process->status()));

@@ -48,6 +48,7 @@ class LaunchJob {
     std::unique_ptr<ChildProcess> process;
     int64_t rank = 0;     // of one that is a rank
     std::string partial;  // of its last line
+    bool stop_told = false;
     bool ended_by_us = false;
     bool drained = false;
   };
@@ -62,6 +63,7 @@ class LaunchJob {
   void take_line(const Child& child, std::string_view line);
   void take_signal(int number);
   void note_ends();
+  void note_stops();
   void end_stragglers();
   bool running() const;
   Result result() const;
@@ -74,6 +76,8 @@ class LaunchJob {
   std::vector<std::unique_ptr<RankOutput>> outputs_;               // by local rank
   std::vector<const Child*> failed_;                               // in the order of their ends
   std::optional<std::chrono::steady_clock::time_point> deadline_;  // of the others after the first failure
+  std::optional<std::chrono::steady_clock::time_point> stopped_since_;  // all of them
+  std::string failure_;                                                 // that this launcher saw itself
   int signals_passed_ = 0;
 };
 

@@ -5,9 +5,13 @@
 #include <filesystem>
 
 #include <CLI/CLI.hpp>
+#include <unistd.h>
 
 #include "teratron/base/config.h"
+#include "teratron/base/environment.h"
 #include "teratron/base/error.h"
+#include "teratron/base/log.h"
+#include "teratron/base/words.h"
 #include "teratron/base/yaml.h"
 #include "teratron/cli/command_line.h"
 #include "teratron/train/device.h"
@@ -138,6 +142,19 @@ std::optional<std::string> value_of(const std::vector<std::string>& command, con
   return value;
 }
 
+/// As execvp() looks for it.
+bool can_run(const std::string& program) {
+  const auto is_program = [](const std::filesystem::path& path) {
+    std::error_code ignored;
+    return !std::filesystem::is_directory(path, ignored) && access(path.c_str(), X_OK) == 0;
+  };
+  if (program.find('/') != std::string::npos) return is_program(program);
+  const std::vector<std::string> folders = words(process_environment("PATH").value_or(""), ':');
+  return std::any_of(folders.begin(), folders.end(), [&](const std::string& folder) {
+    return is_program(std::filesystem::path(folder) / program);
+  });
+}
+
 /// The program to start: a command of this one, or another program if it is written with a slash.
 std::vector<std::string> command_of(std::vector<std::string> rest, const Given& given) {
   if (!rest.empty() && rest[0] == "--") rest.erase(rest.begin());
@@ -148,7 +165,11 @@ std::vector<std::string> command_of(std::vector<std::string> rest, const Given& 
   if (rest[0].starts_with("-")) {
     throw wrong("unknown flag " + printable(rest[0], 40), "teratron launch", "See teratron launch --help");
   }
-  if (rest[0].find('/') != std::string::npos) return rest;
+  if (rest[0].find('/') != std::string::npos) {
+    if (can_run(rest[0])) return rest;
+    throw wrong("is no program that can be run", printable(rest[0]),
+                "Correct the path; commands of teratron are written without a slash");
+  }
   if (given.config_file) {
     if (value_of(rest, "--config-file")) {
       throw wrong("both launch and the command name a configuration file", "--config-file", "Name it once");
@@ -194,9 +215,18 @@ void place_ranks(const Given& given, LaunchOptions& options) {
   }
 }
 
+void note_inert(const Given& given, Backend backend) {
+  const auto note = [&](const auto& choice) {
+    if (choice.by_flag()) notice("{} has no effect with --backend {}", choice.name, name_of(backend));
+  };
+  note(given.address);
+  note(given.port);
+}
+
 void place_meeting(const Given& given, LaunchOptions& options) {
   options.master_address = given.address.value.value_or("127.0.0.1");
   options.master_port = static_cast<int>(given.port.value.value_or(options.machines > 1 ? kDefaultPort : 0));
+  if (options.machines == 1 && options.one_process()) return note_inert(given, options.backend);
   if (options.machines == 1) return;
   if (options.one_process()) {
     throw wrong(fmt::format("backend {} starts ranks on one machine", name_of(options.backend)),
@@ -226,6 +256,20 @@ bool computes_on_cpu(const Given& given, const std::vector<std::string>& command
   return given.use_cpu || given.file_use_cpu.value.value_or(false);
 }
 
+/// As the command's flags say; what is wrong with them the command tells.
+std::chrono::seconds timeout_of(const LaunchOptions& options) {
+  const auto number = [&](const std::string& flag) {
+    int64_t value = 0;
+    const std::string text = value_of(options.command, flag).value_or("");
+    std::from_chars(text.data(), text.data() + text.size(), value);
+    return value;
+  };
+  if (const int64_t seconds = number("--distributed-timeout-seconds-after-init"))
+    return std::chrono::seconds(seconds);
+  if (const int64_t minutes = number("--distributed-timeout-minutes")) return std::chrono::minutes(minutes);
+  return options.timeout;
+}
+
 /// To this process, which counts them, and to those that it starts.
 void show_gpus(const Given& given) {
   const std::string ids = given.file_gpus.value.value_or("all");
@@ -239,6 +283,9 @@ Backend backend_of(const Given& given, bool on_cpu) {
   if (!backend) {
     throw wrong(fmt::format("'{}' is no backend", printable(*given.backend, 40)), "--backend",
                 "Use one of threads, processes, mpi, nccl");
+  }
+  if (*backend == Backend::mpi && !can_run("mpirun")) {
+    throw wrong("mpirun is not installed", "--backend mpi", "Install Open MPI, or use --backend processes");
   }
   if (*backend == Backend::nccl && !gpus) {
     throw wrong(on_cpu ? "NCCL needs GPUs, but the ranks shall compute on CPUs"
@@ -264,6 +311,7 @@ std::optional<LaunchOptions> read_launch_options(std::span<const std::string> ar
   options.backend = backend_of(given, computes_on_cpu(given, options.command));
   place_ranks(given, options);
   place_meeting(given, options);
+  options.timeout = timeout_of(options);
   const std::filesystem::path folder =
       value_of(options.command, "--run-dir").value_or(value_of(options.command, "--save").value_or(""));
   options.log_directory = given.log_directory.value_or((folder / "logs").string());

@@ -1,6 +1,7 @@
 // What `teratron launch` was asked for: flags, Accelerate's file, and what follows from the machine.
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <span>
 #include <string>
@@ -18,6 +19,7 @@ struct LaunchOptions {
   int master_port = 0;  // 0: any that is free
   int64_t max_restarts = 0;
   Backend backend = Backend::processes;
+  std::chrono::seconds timeout = std::chrono::minutes(10);  // of ranks that wait for each other
   std::string log_directory;
   std::vector<std::string> command;  // path of the program and its arguments
 

@@ -266,6 +266,25 @@ def test_fault_05_stopped_rank(tmp_path):
     assert not os.path.exists(f"/proc/{pids[1]}"), "the stopped rank was ended too"
 
 
+@pytest.mark.parametrize("backend", ["threads", "processes"])
+def test_fault_05_all_ranks_stopped(tmp_path, backend):
+    """Nobody is left to wait for them but the launcher."""
+    run = tmp_path / "run"
+    process = start_job(*kept(run, 100000, 100000), "--tp", "2", "--distributed-timeout-seconds-after-init", "2",
+                        flags=["--nproc-per-node", 2, "--backend", backend])
+    wait_for(lambda: len(steps(run)) >= 3, "three steps")
+    pids = rank_pids(process)
+    for number in (signal.SIGSTOP, signal.SIGCONT, signal.SIGSTOP):
+        for pid in pids:
+            os.kill(pid, number)
+        time.sleep(0.7)
+    _, errors = process.communicate(timeout=15)
+    assert process.returncode == 5
+    assert "error: all ranks on this machine were stopped for 2 s" in errors
+    assert errors.count("SIGSTOP") == 2 * len(pids) and f"`kill -CONT {pids[0]}` lets it go on" in errors
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
 def test_fault_22_port_in_use(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -171,10 +171,28 @@ def test_the_keys_that_were_obeyed_are_not_called_without_effect(tmp_path):
     (["--master-port", "70000", "--", "env"], "--master-port"),
     (["--nproc-per-node", "4", "--num-processes", "2", "--", "env"], "--nproc-per-node = 4 contradicts --num-processes = 2"),
     (["--nproc-per-nod", "2", "--", "env"], "unknown flag --nproc-per-nod. Did you mean --nproc-per-node?"),
-    (["-np", "2", "env"], "unknown flag -np"),
+    (["-np", "2", "env"], "unknown flag -np"), (["--", "./none"], "./none: is no program"),
+    (["--", "/etc/passwd"], "/etc/passwd: is no program"), (["--", "/etc/"], "/etc/: is no program"),
     (["--num-processes", "3", "--nnodes", "2", "--master-addr", "localhost", "--", "env"], "3 ranks on 2 machines")])
 def test_wrong_launches(args, says):
     message(teratron("launch", *args, code=2), says)
+
+
+def test_what_launch_needs_is_missing(tmp_path):
+    (tmp_path / "logs").mkdir()
+    path = os.environ["PATH"]
+    os.environ["PATH"] = str(tmp_path)
+    try:
+        message(teratron("launch", "--backend", "mpi", "--", "env", code=2), "mpirun is not installed", "--backend processes")
+    finally:
+        os.environ["PATH"] = path
+    message(teratron("launch", "--nproc-per-node", "2", "--master-addr", "no.such.host.invalid", "--log-dir", tmp_path, "--",
+                     "env", code=5), "no.such.host.invalid", "--master-addr (main_process_ip)")
+
+
+def test_an_address_for_ranks_of_one_process_is_noted(tmp_path):
+    result = teratron("launch", "--backend", "threads", "--master-port", "7", "--log-dir", tmp_path, "--", "env")
+    assert "notice: --master-port has no effect with --backend threads" in result.stderr
 
 
 def test_environment_is_passed_on(tmp_path):
