@@ -43,7 +43,8 @@ TEST(Blend, ExhaustiveMatchesMegatron) {
 }
 
 TEST(Blend, SizesMatchMegatron) {
-  for (const json& c : testing::read_json(fixture("blend/small_functions.json"))["sizes"]) {
+  const json cases = testing::read_json(fixture("blend/small_functions.json"));
+  for (const json& c : cases["sizes"]) {
     for (size_t d = 0; d < c["weights"].size(); ++d) {
       for (size_t s = 0; s < c["sizes"].size(); ++s) {
         EXPECT_EQ(samples_with_surplus(c["sizes"][s], c["weights"][d], c["surplus"]), c["result"][d][s]);
@@ -53,7 +54,8 @@ TEST(Blend, SizesMatchMegatron) {
 }
 
 TEST(Blend, DataPathsMatchMegatron) {
-  for (const json& c : testing::read_json(fixture("blend/small_functions.json"))["data_path"]) {
+  const json cases = testing::read_json(fixture("blend/small_functions.json"));
+  for (const json& c : cases["data_path"]) {
     SCOPED_TRACE(c["data_path"].dump());
     const auto items = c["data_path"].get<std::vector<std::string>>();
     if (c.contains("error")) {

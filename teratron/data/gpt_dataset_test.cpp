@@ -89,7 +89,8 @@ TEST(GPTIndex, MatchesMegatron) {
 }
 
 TEST(GPTIndex, SplitsOfSmallFunctions) {
-  for (const json& c : testing::read_json(fixture("blend/small_functions.json"))["split_matrix"]) {
+  const json cases = testing::read_json(fixture("blend/small_functions.json"));
+  for (const json& c : cases["split_matrix"]) {
     SCOPED_TRACE(c["split"]);
     const auto shares = parse_split(c["split"].get<std::string>());
     for (size_t i = 0; i < 3; ++i) {
