@@ -86,6 +86,16 @@ def test_ranks_that_differ_are_named_in_a_job(tmp_path, backend, how):
     assert backend == "mpi" or result.returncode == 0, result.stderr
 
 
+@needs_comm_test
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_ranks_that_differ_end_the_job(tmp_path, backend):
+    result = communicator_tests(backend, tmp_path, "--gtest_filter=*DISABLED_EndTheJob/order",
+                                "--gtest_also_run_disabled_tests")
+    assert result.returncode == 5, result.stderr
+    assert ("the ranks of group [0 1] differ at their collective 2: rank 0: all_reduce(sum) Float [4]; rank 1: "
+            "all_reduce(sum) Float [1048576]") in result.stderr
+
+
 @needs_mpirun
 def test_mpirun_without_the_launcher(one_rank):
     result = subprocess.run(mpirun(2, "pretrain", "gpt", *JOB, "--tp", "2"), capture_output=True, text=True, timeout=60,
