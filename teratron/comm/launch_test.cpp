@@ -147,6 +147,40 @@ TEST(MeetingPoint, NamesTheRanksThatDoNotCome) {
       << missing;
 }
 
+/// What ranks are told that meet as `others` of rank 0 of three.
+std::vector<std::string> told_at_start(std::vector<Launch> others) {
+  Descriptor listener = listen_on("127.0.0.1", 0);
+  const int port = port_of(listener);
+  others.insert(others.begin(), Launch{.size = 3, .store_listener = listener.release()});
+  std::vector<std::string> told(others.size());
+  std::vector<std::thread> ranks;
+  for (size_t i = 0; i < others.size(); ++i) {
+    ranks.emplace_back([&, launch = others[i], i]() mutable {
+      launch.master_address = "127.0.0.1";
+      launch.master_port = port;
+      try {
+        MeetingPoint(launch, std::chrono::seconds(20)).exchange(fmt::format("i am {}", i));
+      } catch (const UserError& error) {
+        told[i] = error.what();
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  return told;
+}
+
+TEST(MeetingPoint, TellsAllRanksOfMachinesThatWereStartedWrong) {
+  for (const std::string& told : told_at_start({{.rank = 1, .size = 3}, {.rank = 2, .size = 4}})) {
+    EXPECT_EQ(
+        told,
+        "ranks: rank 2 was started as one of 4 ranks, rank 0 as one of 3. Start all machines with the same "
+        "--nnodes and --nproc-per-node, each with a --node-rank of its own.");
+  }
+  for (const std::string& told : told_at_start({{.rank = 1, .size = 3}, {.rank = 1, .size = 3}})) {
+    EXPECT_NE(told.find("rank 1 of 3 was started twice"), std::string::npos) << told;
+  }
+}
+
 /// Somebody listens there who is none of ours: one who says nothing, and one who hangs up.
 TEST(MeetingPoint, NamesThePlaceWhereAStrangerIs) {
   const Descriptor silent = listen_on("127.0.0.1", 0);

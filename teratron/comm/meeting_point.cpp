@@ -1,6 +1,7 @@
 #include "teratron/comm/meeting_point.h"
 
 #include <exception>
+#include <functional>
 #include <future>
 #include <thread>
 #include <type_traits>
@@ -40,10 +41,89 @@ double in_seconds(Milliseconds time) {
   return std::chrono::duration<double>(time).count();
 }
 
+using Store = c10::intrusive_ptr<c10d::TCPStore>;
+
+/// What the ranks leave in the store, as one of them sees it.
+struct Roll {
+  Store store;
+  Launch launch;
+  Clock::time_point deadline;
+
+  std::string key(const std::string& name) const {
+    return fmt::format("teratron/{}/{}", launch.attempt, name);
+  }
+  bool has(const std::string& name) const { return store->check({key(name)}); }
+  std::string get(const std::string& name) const { return store->get_to_str(key(name)); }
+  void put(const std::string& name, const std::string& text) const {
+    static_cast<c10d::Store&>(*store).set(key(name), text);
+  }
+
+  /// Throws what this rank, or another one, finds wrong with how they were started.
+  void check_start(const std::string& own_problem) const {
+    if (!own_problem.empty()) put("problem", own_problem);
+    if (!has("problem")) return;
+    if (launch.rank == 0) std::this_thread::sleep_for(5 * kPause);  // the store ends with this process
+    throw config_error({.what = get("problem"),
+                        .where = "ranks",
+                        .fix = "Start all machines with the same --nnodes and --nproc-per-node, each with a "
+                               "--node-rank of its own"});
+  }
+
+  void check_size() const {
+    const std::string here = std::to_string(launch.size), first = get("size");
+    check_start(here == first ? ""
+                              : fmt::format("rank {} was started as one of {} ranks, rank 0 as one of {}",
+                                            launch.rank, here, first));
+  }
+
+  void enter(const std::string& own) const {
+    const std::vector<uint8_t> mine(own.begin(), own.end());
+    const bool alone = store->compareSet(key(std::to_string(launch.rank)), {}, mine) == mine;
+    check_start(alone ? "" : fmt::format("rank {} of {} was started twice", launch.rank, launch.size));
+  }
+
+  std::vector<std::string> keys() const {
+    std::vector<std::string> all;
+    for (int64_t rank = 0; rank < launch.size; ++rank) all.push_back(key(std::to_string(rank)));
+    return all;
+  }
+
+  std::vector<int64_t> missing() const {
+    std::vector<int64_t> ranks;
+    for (int64_t rank = 0; rank < launch.size; ++rank) {
+      if (!has(std::to_string(rank))) ranks.push_back(rank);
+    }
+    return ranks;
+  }
+
+  bool wait_for(const std::function<bool()>& done) const {
+    while (!done()) {
+      if (Clock::now() >= deadline) return false;
+      std::this_thread::sleep_for(kPause);
+    }
+    return true;
+  }
+
+  /// Leaves this rank's text and takes those of all ranks; nothing if not all came in time.
+  std::vector<std::string> swap(const std::string& own) const {
+    if (launch.rank == 0) put("size", std::to_string(launch.size));
+    if (!wait_for([&] { return has("size"); })) return {};
+    check_size();
+    enter(own);
+    const auto all_came = [&, all = keys()] {
+      check_start("");
+      return store->check(all);
+    };
+    if (!wait_for(all_came)) return {};
+    std::vector<std::string> texts;
+    for (const std::string& one : keys()) texts.push_back(store->get_to_str(one));
+    return texts;
+  }
+};
+
 }  // namespace
 
 struct MeetingPoint::State {
-  using Store = c10::intrusive_ptr<c10d::TCPStore>;
   Launch launch;
   Milliseconds timeout;
   Clock::time_point deadline = Clock::now() + timeout;
@@ -125,33 +205,13 @@ struct MeetingPoint::State {
     fail(fmt::format("whoever listens at {} did not answer rank {} as rank 0 would", place(), launch.rank));
   }
 
-  /// Leaves this rank's text and takes those of all ranks; nothing if not all came in time.
-  std::vector<std::string> swap(const std::vector<std::string>& keys, const std::string& own) const {
-    return in_time([keys, own, rank = launch.rank, store = store, deadline = deadline] {
-      std::vector<std::string> texts;
-      static_cast<c10d::Store&>(*store).set(keys[rank], own);
-      while (!store->check(keys)) {
-        if (Clock::now() >= deadline) return texts;
-        std::this_thread::sleep_for(kPause);
-      }
-      for (const std::string& key : keys) texts.push_back(store->get_to_str(key));
-      return texts;
-    });
-  }
+  Roll roll() const { return {store, launch, deadline}; }
 
-  void fail_without(const std::vector<std::string>& keys) const {
-    const auto missing = in_time([keys, store = store] {
-      std::vector<int64_t> ranks;
-      for (size_t r = 0; r < keys.size(); ++r) {
-        if (!store->check({keys[r]})) ranks.push_back(static_cast<int64_t>(r));
-      }
-      return ranks;
-    });
+  void fail_without_all() const {
+    const auto missing = in_time([roll = roll()] { return roll.missing(); });
     if (missing.empty()) return;
-    fail(fmt::format("{} of {} did not come to {}", ranks_in_words(missing), keys.size(), place()));
+    fail(fmt::format("{} of {} did not come to {}", ranks_in_words(missing), launch.size, place()));
   }
-
-  std::string key(int64_t rank) const { return fmt::format("teratron/{}/{}", launch.attempt, rank); }
 };
 
 MeetingPoint::MeetingPoint(const Launch& launch, Milliseconds timeout)
@@ -180,11 +240,12 @@ const std::string& MeetingPoint::own_address() const {
 
 std::vector<std::string> MeetingPoint::exchange(const std::string& own) {
   const QuietStore quiet;
-  std::vector<std::string> keys;
-  for (int64_t r = 0; r < state_->launch.size; ++r) keys.push_back(state_->key(r));
   try {
     std::vector<std::string> texts;
-    while ((texts = state_->swap(keys, own)).empty()) state_->fail_without(keys);
+    while (texts.empty()) {
+      texts = state_->in_time([roll = state_->roll(), own] { return roll.swap(own); });
+      if (texts.empty()) state_->fail_without_all();
+    }
     return texts;
   } catch (const c10::Error& error) {
     throw Fault(

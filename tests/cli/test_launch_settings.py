@@ -86,6 +86,19 @@ def test_machines_with_different_settings(tmp_path):
     assert "the machine of rank 0 tells why" in outputs[1] and "rank 1" in outputs[1]
 
 
+@pytest.mark.parametrize("second,says", [({"rank": 1, "processes": 4}, "was started as one of 4 ranks, rank 0 as one of 6"),
+                                         ({"rank": 1, "processes": 6}, "of 6 was started twice")])
+def test_machines_that_were_started_wrong(tmp_path, second, says):
+    """The third would complete the job."""
+    port = free_port()
+    files = [configuration(tmp_path, f"machine{i}.yaml", ip="127.0.0.1", port=port, **{"machines": 3, "processes": 6, **values})
+             for i, values in enumerate([{}, {"rank": 1}, {"machines": second["processes"] // 2, **second}])]
+    codes, outputs = processes([[BINARY, "launch", "--config_file", str(file), "--log-dir", str(file.with_suffix("")), "--",
+                                 "pretrain", "gpt", *JOB] for file in files], [{}] * 3)
+    assert codes == [2, 2, 2], outputs
+    assert all(says in output and "--node-rank of its own" in output for output in outputs), outputs
+
+
 def test_precision(tmp_path):
     file = configuration(tmp_path, precision="bf16")
     result = launch(file)
