@@ -1,6 +1,7 @@
-"""Ours and the peers in turn on the same GPU: A B C A B C. Prints each figure, the medians and the ratios.
+"""Ours and the peers in turn on the same GPUs: A B C A B C. Prints each figure, the medians and the ratios.
 
-    python3 bench/peers/compare.py --teratron ./run --shape gpt2-124m
+    python3 bench/peers/compare.py --teratron "./run teratron" --shape gpt2-124m
+    python3 bench/peers/compare.py --teratron "./run teratron" --shape llama3-8b --gpus 4
 """
 import argparse
 import json
@@ -10,15 +11,19 @@ import sys
 import tempfile
 from pathlib import Path
 
-PEER = Path(__file__).with_name("torch_gpt.py")
+ONE_GPU = Path(__file__).with_name("torch_gpt.py")
+FLOOR = Path(__file__).with_name("floor.py")
+SEVERAL_GPUS = Path(__file__).with_name("torch_fsdp.py")
+FP8 = ["--fp8-format", "hybrid", "--fp8-amax-history-len", "16", "--fp8-amax-compute-algo", "max"]
 
 
-def ours(args):
+def ours(args, *flags):
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        subprocess.run([*args.teratron.split(), "bench", "--shape", args.shape, "--json", result,
+        launch = ["launch", "--nproc-per-node", str(args.gpus), "--"] if args.gpus > 1 else []
+        subprocess.run([*args.teratron.split(), *launch, "bench", "--shape", args.shape, "--json", result,
                         "--steps", str(args.steps), "--warm-up-seconds", str(args.warm_up_seconds),
-                        "--profiled-steps", "0", *micro_batch_flags(args)],
+                        "--profiled-steps", "0", *micro_batch_flags(args), *data_parallel_flags(args), *flags],
                        check=True, stdout=subprocess.DEVNULL)
         return json.loads(result.read_text())
 
@@ -27,36 +32,58 @@ def micro_batch_flags(args):
     return ["--num-micro-batches", str(args.micro_batches)] if args.micro_batches > 1 else []
 
 
-def peer(args, masters):
-    command = [sys.executable, PEER, "--shape", args.shape, "--masters", masters, "--steps", str(args.steps),
+def data_parallel_flags(args):
+    return ["--use-distributed-optimizer", "--overlap-param-gather"] if args.gpus > 1 else []
+
+
+def in_python(args, program, *flags):
+    start = [sys.executable]
+    if args.gpus > 1:
+        start += ["-m", "torch.distributed.run", "--nproc-per-node", str(args.gpus)]
+    command = [*start, program, "--shape", args.shape, *flags, "--steps", str(args.steps),
                "--micro-batches", str(args.micro_batches), "--warm-up-seconds", str(args.warm_up_seconds)]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return json.loads(output.splitlines()[-1])
+
+
+def contestants(args):
+    result = {"teratron": lambda: ours(args)}
+    if args.fp8:
+        result["teratron, FP8"] = lambda: ours(args, *FP8)
+    if args.gpus > 1:
+        result["FSDP2 + torch.compile"] = lambda: in_python(args, SEVERAL_GPUS)
+        return result
+    result["torch.compile, fp32 masters"] = lambda: in_python(args, ONE_GPU, "--masters", "fp32")
+    result["torch.compile, all bf16"] = lambda: in_python(args, ONE_GPU, "--masters", "bf16")
+    result["floor"] = lambda: in_python(args, FLOOR)
+    return result
+
+
+def measure(contestants, rounds):
+    speeds = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, run in contestants.items():
+            result = run()
+            speeds[name].append(result["tokens_per_second"])
+            print(f"{name:<36}{result['tokens_per_second']:>12.0f} tokens/s{result['step_ms']:>10.2f} ms", flush=True)
+    return speeds
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--teratron", default="teratron", help="command that starts teratron")
     parser.add_argument("--shape", default="gpt2-124m")
+    parser.add_argument("--gpus", type=int, default=1, help="of this machine; more than one: data parallel")
+    parser.add_argument("--fp8", action="store_true", help="ours in FP8, too")
     parser.add_argument("--micro-batches", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--warm-up-seconds", type=float, default=10.0)
     args = parser.parse_args()
-    contestants = {
-        "teratron": lambda: ours(args),
-        "torch.compile, fp32 masters": lambda: peer(args, "fp32"),
-        "torch.compile, all bf16": lambda: peer(args, "bf16"),
-    }
-    speeds = {name: [] for name in contestants}
-    for round_number in range(args.rounds):
-        for name, measure in contestants.items():
-            result = measure()
-            speeds[name].append(result["tokens_per_second"])
-            print(f"{name:<30}{result['tokens_per_second']:>12.0f} tokens/s{result['step_ms']:>10.2f} ms", flush=True)
+    speeds = measure(contestants(args), args.rounds)
     medians = {name: statistics.median(values) for name, values in speeds.items()}
     for name, median in medians.items():
-        print(f"{name:<30}{median:>12.0f} tokens/s in the median; teratron is {medians['teratron'] / median:.3f} times that")
+        print(f"{name:<36}{median:>12.0f} tokens/s in the median; teratron is {medians['teratron'] / median:.3f} times that")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ SHAPES = {
     "gpt-1.5b": dict(hidden=2048, layers=24, heads=16, sequence=4096, micro_batch=4, vocabulary=131072, rope=True),
     "llama3-8b-12l": dict(hidden=4096, layers=12, heads=32, groups=8, ffn=14336, sequence=8192, micro_batch=2,
                           vocabulary=128256, rope=True, llama=True, rotary_base=500000.0),
+    "llama3-8b": dict(hidden=4096, layers=32, heads=32, groups=8, ffn=14336, sequence=8192, micro_batch=1,
+                      vocabulary=128256, rope=True, llama=True, rotary_base=500000.0),
 }
 
 
@@ -91,14 +93,21 @@ class Model(nn.Module):
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.02)
 
-    def forward(self, tokens, labels):
+    def rotary_to(self, dtype):
+        if self.rope:
+            self.cos, self.sin = self.cos.to(dtype), self.sin.to(dtype)
+
+    def logits(self, tokens):
         x = self.embedding(tokens)
         if self.positions is not None:
             x = x + self.positions.weight
         rotary = (self.cos, self.sin) if self.rope else None
         for layer in self.layers:
             x = layer(x, rotary)
-        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
+        return self.head(self.norm(x))
+
+    def forward(self, tokens, labels):
+        return F.cross_entropy(self.logits(tokens).flatten(0, 1), labels.flatten())
 
 
 class FullPrecisionMasters:
@@ -139,6 +148,26 @@ class HalfPrecisionWeights:
         self.adam.zero_grad(set_to_none=True)
 
 
+def timed_steps(step, count, enough):
+    """Median seconds of `count` steps, after 3 that compile and as many as it takes until enough(seconds)."""
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    while not enough(time.perf_counter() - start):
+        step()
+        torch.cuda.synchronize()
+    times = []
+    for _ in range(count):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        step()
+        end.record()
+        times.append((begin, end))
+    torch.cuda.synchronize()
+    return sorted(begin.elapsed_time(end) / 1e3 for begin, end in times)[count // 2]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="gpt2-124m")
@@ -163,22 +192,7 @@ def main():
         optimizer.step()
 
     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]):
-        for _ in range(3):
-            step()
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        while time.perf_counter() - start < args.warm_up_seconds:
-            step()
-            torch.cuda.synchronize()
-        times = []
-        for _ in range(args.steps):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            step()
-            end.record()
-            times.append((begin, end))
-        torch.cuda.synchronize()
-    seconds = sorted(begin.elapsed_time(end) / 1e3 for begin, end in times)[len(times) // 2]
+        seconds = timed_steps(step, args.steps, lambda elapsed: elapsed >= args.warm_up_seconds)
     count = shape["micro_batch"] * shape["sequence"] * args.micro_batches
     print(json.dumps({
         "name": f"torch.compile, {args.masters} masters",

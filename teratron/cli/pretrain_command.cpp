@@ -95,8 +95,10 @@ ExitCode run_rank(const Order& order, World& world, const StopSignals& signals, 
 }  // namespace
 
 int run_job(std::span<const std::string> args, const Registry& registry, const RankWork& work) {
-  const Launch launch = read_launch(process_environment);
+  Launch launch = read_launch(process_environment);
   const Order order = read_order(args, launch, registry);
+  // To tell each other what is wrong, ranks need no GPU.
+  if (order.error && launch.backend == Backend::nccl) launch.backend = Backend::processes;
   if (order.parsed.help) {
     print_line(arguments_help("teratron pretrain gpt [FLAGS]", registry.fields));
     return 0;

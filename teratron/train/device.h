@@ -16,7 +16,7 @@ namespace teratron {
 std::string device_name(at::Device device);
 /// 90 for 9.0; 0 on CPU.
 int64_t compute_capability(at::Device device);
-/// Number of visible GPUs; 0 in a build without CUDA.
+/// Number of visible GPUs; 0 in a build without CUDA. Throws a Fault where there is a driver that does not start.
 int64_t gpu_count();
 /// The GPU that this process computes on; 0 unless its World chose another.
 at::Device current_gpu();

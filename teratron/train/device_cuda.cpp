@@ -2,6 +2,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 
 #include "teratron/base/error.h"
 #include "teratron/train/device.h"
@@ -23,6 +24,31 @@ cudaDeviceProp properties_of(at::Device device) {
   return properties;
 }
 
+// The CUDA driver's answers that mean that there is nothing to compute on; cuda.h has a hundred more.
+constexpr int stub_library = 34, no_device = 100;
+
+/// Starts the driver, which this machine may lack.
+int start_driver() {
+  void* driver = dlopen("libcuda.so.1", RTLD_NOW);
+  if (!driver) return no_device;
+  const auto start = reinterpret_cast<int (*)(unsigned)>(dlsym(driver, "cuInit"));
+  return start ? start(0) : no_device;
+}
+
+int64_t count_gpus() {
+  const int answer = start_driver();
+  if (answer == no_device || answer == stub_library) return 0;
+  int count = 0;
+  // The runtime counts as the driver does.
+  const cudaError_t error = answer == 0 ? cudaGetDeviceCount(&count) : static_cast<cudaError_t>(answer);
+  if (error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver) return 0;
+  if (error == cudaSuccess) return count;
+  throw Fault(fmt::format(
+      "this machine has a CUDA driver, but it does not start: {} (error {}). Look at `nvidia-smi`; "
+      "--device cpu computes without GPUs",
+      cudaGetErrorString(error), static_cast<int>(error)));
+}
+
 }  // namespace
 
 std::string device_name(at::Device device) {
@@ -36,7 +62,8 @@ int64_t compute_capability(at::Device device) {
 }
 
 int64_t gpu_count() {
-  return c10::cuda::device_count();
+  static const int64_t count = count_gpus();
+  return count;
 }
 
 at::Device current_gpu() {

@@ -59,6 +59,7 @@ at::ScalarType model_dtype(const Arguments& args) {
 }
 
 at::Device choose_device(const Arguments& args) {
+  if (args.device == "cpu") return at::kCPU;
   const bool present = gpu_count() > 0;
   if (args.device == "cuda" && !present) {
     throw config_error({.what = "--device cuda, but no GPU is visible to this process",
@@ -66,7 +67,7 @@ at::Device choose_device(const Arguments& args) {
                         .fix = "Use --device cpu, or check the driver and CUDA_VISIBLE_DEVICES with "
                                "`teratron env`"});
   }
-  return args.device != "cpu" && present ? current_gpu() : at::Device(at::kCPU);
+  return present ? current_gpu() : at::Device(at::kCPU);
 }
 
 std::optional<Fp8Options> fp8_options(const Arguments& args) {

@@ -216,10 +216,10 @@ void check_parallel(Validation& v, int64_t world_size) {
   a.data_parallel_size = world_size / *ranks;
   v.derived("world_size");
   v.derived("data_parallel_size");
-  if (a.overlap_param_gather && !(a.overlap_grad_reduce && a.use_distributed_optimizer)) {
-    v.reject("overlap_param_gather",
-             "overlap_param_gather needs overlap_grad_reduce and use_distributed_optimizer",
-             "Add --overlap-grad-reduce --use-distributed-optimizer");
+  // Megatron-LM wants overlap_grad_reduce beside it, which is always so here.
+  if (a.overlap_param_gather && !a.use_distributed_optimizer) {
+    v.reject("overlap_param_gather", "overlap_param_gather needs use_distributed_optimizer",
+             "Add --use-distributed-optimizer");
   }
 }
 

@@ -150,7 +150,7 @@ INSTANTIATE_TEST_SUITE_P(
                        "smaller than the pipeline",
                        ""},
         BadCombination{
-            {"--overlap-param-gather"}, 1, "--overlap-param-gather", "needs overlap_grad_reduce", ""}));
+            {"--overlap-param-gather"}, 1, "--overlap-param-gather", "needs use_distributed_optimizer", ""}));
 
 INSTANTIATE_TEST_SUITE_P(
     Experts, BadModelTest,

@@ -335,6 +335,15 @@ def test_wrong_settings_are_told_once(tmp_path, backend):
     message(result, "tensor_model_parallel_size", "3")
 
 
+def test_what_is_wrong_is_told_before_gpus_matter():
+    port, command = free_port(), [BINARY, "pretrain", "gpt", *JOB, "--overlap-param-gather"]
+    variables = [{"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                  "TERATRON_BACKEND": "nccl"} for rank in range(2)]
+    codes, outputs = processes([command, command], variables)
+    assert codes == [2, 2]
+    assert "overlap_param_gather needs use_distributed_optimizer" in outputs[0], outputs[0]
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_failure_of_one_rank_keeps_its_exit_code(tmp_path, backend):
     result = launch(2, *JOB, "--tp", "2", code=5, fault="comm.collective@rank=1,step=3:throw",

@@ -1,0 +1,124 @@
+"""What one GPU needs for a training step at least: its matrix products, cuDNN attention and unavoidable memory traffic.
+
+Runs them alone, one after the other, under the same load and clock as a training: per layer the products of forward and
+backward (weight gradients added to fp32), attention, and 16 copies of its activations [tokens, hidden]; the products of
+the output layer with three passes over its logits; and 30 bytes per parameter for Adam with fp32 masters.
+
+Prints one JSON object. Timed as `teratron bench` does.
+"""
+import argparse
+import json
+
+import torch
+
+from torch_gpt import SHAPES, timed_steps
+
+COPIES_PER_LAYER = 16
+LOGITS_PASSES = 3
+OPTIMIZER_BYTES = 30
+HEAD_ROWS = 8192
+
+
+def random(*shape):
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+
+class Product:
+    """y = x w^T and its two gradients, dW added in fp32."""
+
+    def __init__(self, rows, inputs, outputs):
+        self.x, self.y = random(rows, inputs), random(rows, outputs)
+        self.w = 0.02 * random(outputs, inputs)
+        self.dw = torch.zeros(outputs, inputs, device="cuda")
+        self.out_x, self.out_y = torch.empty_like(self.x), torch.empty_like(self.y)
+
+    def run(self):
+        torch.mm(self.x, self.w.t(), out=self.out_y)
+        torch.mm(self.y, self.w, out=self.out_x)
+        torch.ops.aten.addmm.dtype_out(self.dw, self.y.t(), self.x, torch.float32, out=self.dw)
+
+
+class Attention:
+    def __init__(self, shape):
+        width, sequence = shape["hidden"] // shape["heads"], shape["sequence"]
+        self.q = random(shape["micro_batch"], shape["heads"], sequence, width)
+        groups = shape.get("groups", shape["heads"])
+        self.k, self.v = (random(shape["micro_batch"], groups, sequence, width) for _ in range(2))
+        self.gradient = torch.randn_like(self.q)
+
+    def run(self):
+        aten = torch.ops.aten
+        y, lse, cq, ck, mq, mk, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(
+            self.q, self.k, self.v, None, True, 0.0, True, False)
+        aten._scaled_dot_product_cudnn_attention_backward(
+            self.gradient, self.q, self.k, self.v, y, lse, seed, offset, None, cq, ck, mq, mk, 0.0, True)
+
+
+class Traffic:
+    """Reads half of the bytes and writes the other half."""
+
+    def __init__(self, count):
+        self.chunks, self.source = divmod(int(count) // 2, 1 << 29), random(1 << 28)
+        self.target = torch.empty_like(self.source)
+
+    def run(self):
+        whole, rest = self.chunks
+        for _ in range(whole):
+            self.target.copy_(self.source)
+        self.target[:rest // 2].copy_(self.source[:rest // 2])
+
+
+def layer_products(shape):
+    tokens, hidden = shape["micro_batch"] * shape["sequence"], shape["hidden"]
+    width, ffn = hidden // shape["heads"], shape.get("ffn", 4 * hidden)
+    qkv = (shape["heads"] + 2 * shape.get("groups", shape["heads"])) * width
+    gated = 2 if shape.get("llama") else 1
+    return [Product(tokens, *sizes) for sizes in ((hidden, qkv), (hidden, hidden), (hidden, gated * ffn), (ffn, hidden))]
+
+
+def parameter_count(shape, products):
+    embeddings = shape["vocabulary"] * shape["hidden"] * (2 if shape.get("llama") else 1)
+    return shape["layers"] * sum(product.w.numel() for product in products) + embeddings
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="gpt2-124m")
+    parser.add_argument("--micro-batches", type=int, default=1)
+    parser.add_argument("--without-traffic", action="store_true", help="products and attention alone")
+    parser.add_argument("--warm-up-seconds", type=float, default=10.0)
+    parser.add_argument("--steps", type=int, default=60)
+    args = parser.parse_args()
+    shape = SHAPES[args.shape]
+    tokens = shape["micro_batch"] * shape["sequence"]
+    products, attention = layer_products(shape), Attention(shape)
+    head = Product(min(HEAD_ROWS, tokens), shape["hidden"], shape["vocabulary"])
+    activations = Traffic(2 * 2 * tokens * shape["hidden"])
+    logits = Traffic(LOGITS_PASSES * 2 * tokens * shape["vocabulary"])
+    optimizer = Traffic(OPTIMIZER_BYTES * parameter_count(shape, products))
+
+    def micro_batch():
+        for _ in range(shape["layers"]):
+            for work in (*products, attention):
+                work.run()
+            if not args.without_traffic:
+                for _ in range(COPIES_PER_LAYER):
+                    activations.run()
+        for _ in range(max(1, tokens // HEAD_ROWS)):
+            head.run()
+        if not args.without_traffic:
+            logits.run()
+
+    def step():
+        for _ in range(args.micro_batches):
+            micro_batch()
+        if not args.without_traffic:
+            optimizer.run()
+
+    seconds = timed_steps(step, args.steps, lambda elapsed: elapsed >= args.warm_up_seconds)
+    print(json.dumps({"name": "floor", "step_ms": 1e3 * seconds,
+                      "tokens_per_second": tokens * args.micro_batches / seconds}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""The same training step in PyTorch on several GPUs: FSDP2, torch.compile per layer, cuDNN attention, fused AdamW.
+
+Weights, moments and gradient reduction in fp32, products in bf16, as `teratron pretrain gpt --bf16
+--use-distributed-optimizer` has it. Started by torchrun, one process per GPU:
+
+    torchrun --nproc-per-node 4 bench/peers/torch_fsdp.py --shape llama3-8b
+
+Rank 0 prints one JSON object. Timed as `teratron bench` does: --steps steps after --warm-up-seconds of load.
+"""
+import argparse
+import json
+import os
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from torch_gpt import SHAPES, Model, timed_steps
+
+
+class ShardedModel(Model):
+    """Layers are compiled and sharded one by one, so that one is gathered while another computes."""
+
+    def shard(self, keep_gathered):
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for layer in self.layers:
+            layer.compile()
+            fully_shard(layer, mp_policy=policy, reshard_after_forward=not keep_gathered)
+        fully_shard(self, mp_policy=policy, reshard_after_forward=not keep_gathered)
+        self.loss = torch.compile(lambda logits, labels: F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
+
+    def forward(self, tokens, labels):
+        return self.loss(self.logits(tokens), labels)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="llama3-8b")
+    parser.add_argument("--micro-batches", type=int, default=1)
+    parser.add_argument("--reshard", action="store_true", help="free gathered weights between forward and backward")
+    parser.add_argument("--warm-up-seconds", type=float, default=10.0)
+    parser.add_argument("--steps", type=int, default=20)
+    args = parser.parse_args()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
+    shape = SHAPES[args.shape]
+    torch.manual_seed(0)
+    with device:
+        model = ShardedModel(shape)
+        tokens = torch.randint(0, shape["vocabulary"], (shape["micro_batch"], shape["sequence"] + 1))
+        model.rotary_to(torch.bfloat16)
+    model.shard(keep_gathered=not args.reshard)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
+    inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def step():
+        for number in range(args.micro_batches):
+            last = number == args.micro_batches - 1
+            model.set_requires_gradient_sync(last)
+            model.set_reshard_after_backward(last)
+            (model(inputs, labels) / args.micro_batches).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def enough(seconds):
+        """All ranks stop warming up after the same step."""
+        slowest = torch.tensor([seconds], device=device)
+        dist.all_reduce(slowest, dist.ReduceOp.MIN)
+        return slowest.item() >= args.warm_up_seconds
+
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]):
+        seconds = timed_steps(step, args.steps, enough)
+    if dist.get_rank() == 0:
+        count = shape["micro_batch"] * shape["sequence"] * args.micro_batches * dist.get_world_size()
+        print(json.dumps({
+            "name": "FSDP2 + torch.compile, fp32 masters",
+            "step_ms": 1e3 * seconds,
+            "tokens_per_second": count / seconds,
+            "tokens_per_second_per_gpu": count / seconds / dist.get_world_size(),
+            "memory_bytes": torch.cuda.max_memory_allocated(),
+        }), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
