@@ -155,6 +155,16 @@ __device__ A warp_sum(A x) {
   return x;
 }
 
+__device__ inline uint32_t warp_max(uint32_t x) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(0xFFFFFFFFu, x);
+#else
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x = max(x, __shfl_xor_sync(0xFFFFFFFFu, x, offset));
+  return x;
+#endif
+}
+
 /// Sums of K values over the block, in every thread. blockDim.x is a multiple of 32 and at most 1024;
 /// `shared` has 32 K elements and must not be reused before the next barrier. Every thread gets the same
 /// bits.

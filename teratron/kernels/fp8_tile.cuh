@@ -114,7 +114,7 @@ __device__ inline void raise(float* amax, uint32_t mine) {
   if (amax == nullptr) return;
   constexpr int warps = Fp8Tile::threads / 32;
   __shared__ uint32_t of_warp[warps];
-  mine = __reduce_max_sync(0xFFFFFFFFu, mine);
+  mine = warp_max(mine);
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
   __syncthreads();
   if (threadIdx.x != 0) return;
