@@ -56,6 +56,8 @@ struct GPTConfig {
   double attention_dropout = 0.0;
   uint64_t dropout_seed = 1234;
   RecomputeConfig recompute;
+  /// Parts of the sequence for which logits and losses are computed one after the other.
+  int64_t loss_chunks = 1;
   /// In a model that multiplies in FP8: layers that do not.
   int64_t bf16_layers_at_start = 0;
   int64_t bf16_layers_at_end = 0;

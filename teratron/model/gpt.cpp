@@ -1,6 +1,7 @@
 #include "teratron/model/gpt.h"
 
 #include "teratron/nn/cross_entropy.h"
+#include "teratron/nn/recompute.h"
 
 namespace teratron {
 
@@ -91,13 +92,37 @@ void GPT::observe(const PartObserver& observer) {
   blocks_->observe(observer);
 }
 
-at::Tensor GPT::logits(const Activations& output) {
+at::Tensor GPT::logits_of(const at::Tensor& hidden_SBH) {
   const InputRegion region = parallel_.sequence_parallel ? InputRegion::gathered : InputRegion::copied;
-  return linear(output.hidden_SBH, *head_, nullptr, region, parallel_.group);
+  return linear(hidden_SBH, *head_, nullptr, region, parallel_.group);
+}
+
+at::Tensor GPT::logits(const Activations& output) {
+  return logits_of(output.hidden_SBH);
+}
+
+at::Tensor GPT::losses_of(const at::Tensor& hidden_SBH, const at::Tensor& labels_SB) {
+  return vocab_parallel_cross_entropy(logits_of(hidden_SBH), labels_SB, config_.vocabulary, parallel_.group);
 }
 
 at::Tensor GPT::loss(const Activations& output, const MicroBatch& batch) {
-  return vocab_parallel_cross_entropy(logits(output), batch.labels_SB, config_.vocabulary, parallel_.group);
+  if (config_.loss_chunks == 1) return losses_of(output.hidden_SBH, batch.labels_SB);
+  // Under sequence parallelism a chunk is some rows of every rank's part of the sequence.
+  const int64_t parts = parallel_.sequence_parallel ? parallel_.group.size : 1;
+  const int64_t rows = output.hidden_SBH.size(0);
+  const int64_t chunk_rows = (rows + config_.loss_chunks - 1) / config_.loss_chunks;
+  // Not views of one another: autograd would take a collective that writes into one for a change of all.
+  const std::vector<at::Tensor> hidden = output.hidden_SBH.unsafe_split(chunk_rows, 0);
+  const std::vector<at::Tensor> labels = batch.labels_SB.unflatten(0, {parts, rows}).split(chunk_rows, 1);
+  std::vector<at::Tensor> losses;
+  for (size_t i = 0; i < hidden.size(); ++i) {
+    const Region region = [this, labels_SB = labels[i].flatten(0, 1)](at::TensorList inputs) {
+      return losses_of(inputs[0], labels_SB);
+    };
+    const at::Tensor losses_SB = recompute(region, {hidden[i]}, {.parameters = {&head_->weight()}});
+    losses.push_back(losses_SB.unflatten(0, {parts, -1}));
+  }
+  return at::cat(losses, 1).flatten(0, 1);
 }
 
 }  // namespace teratron

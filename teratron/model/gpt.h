@@ -31,6 +31,8 @@ class GPT : public Model {
 
  private:
   at::Tensor embed(const MicroBatch& batch);
+  at::Tensor logits_of(const at::Tensor& hidden_SBH);
+  at::Tensor losses_of(const at::Tensor& hidden_SBH, const at::Tensor& labels_SB);
   AttentionContext attention_context(const MicroBatch& batch) const;
 
   GPTConfig config_;

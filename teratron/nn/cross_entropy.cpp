@@ -36,7 +36,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& logits, const at::Tensor& targets,
                             int64_t vocabulary, const Group& group) {
     const VocabRange range = local_range(logits.size(-1), vocabulary, group.rank);
-    const at::Tensor rows = targets.reshape(-1);
+    const at::Tensor rows = targets.reshape(-1).contiguous();
     CrossEntropyStatistics statistics = cross_entropy_statistics(logits, rows, range);
     combine(statistics, group);
     context->save_for_backward({logits, rows, statistics.max, statistics.sum_exp});

@@ -307,6 +307,7 @@ RandomCase random_case(std::mt19937& random, int64_t ranks) {
       .method = coin(random) ? RecomputeConfig::Method::uniform : RecomputeConfig::Method::block,
       .layers = pick(random, {1, 2}),
       .distribute_inputs = layout.tp > 1 && !layout.sequence_parallel && coin(random)};
+  config.loss_chunks = pick(random, {1, 1, 2, 3});
   return {config, layout, {.documents = coin(random)}};
 }
 

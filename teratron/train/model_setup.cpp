@@ -131,6 +131,7 @@ GPTConfig gpt_config(const Arguments& args, int64_t tokenizer_size) {
           .attention_dropout = args.attention_dropout,
           .dropout_seed = static_cast<uint64_t>(args.seed),
           .recompute = recompute_config(args),
+          .loss_chunks = args.loss_chunks,
           .bf16_layers_at_start = args.first_last_layers_bf16 ? args.num_layers_at_start_in_bf16 : 0,
           .bf16_layers_at_end = args.first_last_layers_bf16 ? args.num_layers_at_end_in_bf16 : 0};
 }

@@ -130,8 +130,7 @@ GPTConfig measured_config(const RecomputeConfig& recompute) {
   return config;
 }
 
-Footprint footprint(const RecomputeConfig& recompute) {
-  const GPTConfig config = measured_config(recompute);
+Footprint footprint(const GPTConfig& config) {
   ParameterSet parameters({.dtype = at::kFloat, .seed = 3});
   GPT model(parameters, config, {.layers = config.layers}, {});
   const MicroBatch batch = test_batch(config, {}, false);
@@ -145,11 +144,11 @@ Footprint footprint(const RecomputeConfig& recompute) {
 }
 
 TEST(Recompute, KeepsLess) {
-  const Footprint all = footprint({});
-  const Footprint selective = footprint(plans()[0].config);
-  const Footprint each = footprint(plans()[1].config);
-  const Footprint pairs = footprint(plans()[2].config);
-  const Footprint first_two = footprint(plans()[5].config);
+  const Footprint all = footprint(measured_config({}));
+  const Footprint selective = footprint(measured_config(plans()[0].config));
+  const Footprint each = footprint(measured_config(plans()[1].config));
+  const Footprint pairs = footprint(measured_config(plans()[2].config));
+  const Footprint first_two = footprint(measured_config(plans()[5].config));
   constexpr int64_t scores = int64_t{4} * 4 * 128 * 128 * 4;  // bytes of one layer's
   constexpr int64_t hidden = int64_t{128} * 4 * 64 * 4;       // bytes of one layer's input
   EXPECT_GE(all.kept - selective.kept, 6 * 2 * scores - 6 * 4 * hidden) << "P and dropout(P) of six layers";
@@ -159,6 +158,39 @@ TEST(Recompute, KeepsLess) {
               0.1 * static_cast<double>(all.kept - each.kept));
   for (const Footprint& less : {selective, each, pairs, first_two}) EXPECT_LT(less.peak, all.peak);
   EXPECT_LT(each.peak, all.peak / 2);
+}
+
+// Sums over the tokens are cut, so the last bits may differ.
+TEST(LossChunks, ChangeNoNumber) {
+  for (const TestLayout& layout :
+       {TestLayout{}, TestLayout{.tp = 2}, TestLayout{.tp = 2, .sequence_parallel = true}}) {
+    for (const TestVariant& variant : family_variants()) {
+      TestStep step{.config = variant.config, .layout = layout, .dtype = at::kDouble, .documents = true};
+      const StepResult whole = run_step(step);
+      for (const int64_t chunks : {2, 3, 4}) {
+        step.config.loss_chunks = chunks;
+        const StepResult cut = run_step(step);
+        EXPECT_NEAR(cut.loss, whole.loss, 1e-13 * whole.loss) << variant.name;
+        ASSERT_EQ(cut.gradients.size(), whole.gradients.size());
+        for (const auto& [name, gradient] : whole.gradients) {
+          const double error = (cut.gradients.at(name) - gradient).norm().item<double>();
+          EXPECT_LE(error, 1e-12 * gradient.norm().item<double>())
+              << variant.name << " " << name << " " << chunks;
+        }
+      }
+    }
+  }
+}
+
+TEST(LossChunks, NeverHoldTheLogitsOfAMicroBatch) {
+  GPTConfig config = measured_config({.granularity = Granularity::layers});
+  config.vocabulary = config.padded_vocabulary = 8192;
+  const Footprint whole = footprint(config);
+  config.loss_chunks = 8;
+  const Footprint cut = footprint(config);
+  constexpr int64_t logits = int64_t{128} * 4 * 8192 * 4;  // bytes
+  EXPECT_GE(whole.kept - cut.kept, logits * 9 / 10);
+  EXPECT_GE(whole.peak - cut.peak, logits / 2);
 }
 
 TEST(Recompute, LowersThePeakOnAGpu) {

@@ -123,6 +123,15 @@ void check_recompute(Validation& v) {
   }
 }
 
+void check_loss_chunks(Validation& v) {
+  const Arguments& a = v.args;
+  const int64_t rows = a.seq_length.value_or(0) / (a.sequence_parallel ? a.tensor_model_parallel_size : 1);
+  if (a.seq_length && a.loss_chunks > rows) {
+    v.reject("loss_chunks", fmt::format("loss_chunks = {}, but a rank has {} positions", a.loss_chunks, rows),
+             fmt::format("Use at most {}", rows));
+  }
+}
+
 void check_half_precision(Validation& v) {
   const Arguments& a = v.args;
   if (a.fp32_residual_connection && !a.fp16 && !a.bf16) {
@@ -140,6 +149,7 @@ void check_layers(Validation& v) {
   check_windows(v);
   check_activation(v);
   check_recompute(v);
+  check_loss_chunks(v);
   check_half_precision(v);
 }
 
