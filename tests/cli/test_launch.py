@@ -1,31 +1,18 @@
-"""Jobs of several ranks: the same numbers however they are started, and what happens when a rank does not play along."""
+"""Jobs of several ranks: the same numbers however they are started."""
 
-import os
-import re
-import shutil
 import signal
 import socket
 import subprocess
-import time
 
 import pytest
 from safetensors.torch import load_file
-from program import (BINARY, DIVERGENCES, JOB, MOCK, communicator_tests, curve, environment, free_port, kept, losses, message,
+from jobs import BACKENDS, launch, mpirun, needs_mpirun
+from program import (BINARY, DIVERGENCES, JOB, MOCK, communicator_tests, environment, free_port, kept, losses, message,
                      needs_binary, needs_comm_test, processes, steps, teratron, wait_for)
 
 pytestmark = needs_binary
 
 LAYOUTS = {"tp2": (2, ["--tp", "2"]), "dp2": (2, []), "tp2dp2": (4, ["--tp", "2", "--use-distributed-optimizer"])}
-needs_mpirun = pytest.mark.skipif(not shutil.which("mpirun"), reason="mpirun is not installed (openmpi-bin)")
-BACKENDS = ["threads", "processes", pytest.param("mpi", marks=needs_mpirun)]
-
-
-def launch(ranks, *args, code=0, fault="", flags=()):
-    return teratron("launch", "--nproc-per-node", ranks, *flags, "--", "pretrain", "gpt", *args, code=code, fault=fault)
-
-
-def mpirun(ranks, *args):
-    return ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), BINARY, *args]
 
 
 # ---- the same job, started in every way ----
@@ -209,154 +196,3 @@ def test_wrong_cuts_of_a_model_in_use(tmp_path, unbroken, ranks, flags, says):
     result = teratron("launch", "--nproc-per-node", ranks, "--log-dir", tmp_path, "--", "generate", "--load", unbroken,
                       "--device", "cpu", *flags, code=2)
     message(result, *says)
-
-
-# ---- faults ----
-
-def start_job(*args, fault="", flags=()):
-    return subprocess.Popen([BINARY, "launch", *map(str, flags), "--", "pretrain", "gpt",
-                             *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            env=environment(fault))
-
-
-def children(pid):
-    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-        return list(map(int, file.read().split()))
-
-
-def rank_pids(process):
-    return children(process.pid)
-
-
-def test_fault_01_killed_rank(tmp_path):
-    run = tmp_path / "run"
-    process = start_job(*kept(run, 100000, 100000), "--tp", "2", "--log-interval", "1", flags=["--nproc-per-node", 2])
-    wait_for(lambda: len(steps(run)) >= 3, "three steps")
-    pids = rank_pids(process)
-    os.kill(pids[1], signal.SIGKILL)
-    began = time.monotonic()
-    _, errors = process.communicate(timeout=30)
-    assert time.monotonic() - began < 10
-    assert process.returncode == 5
-    assert re.search(rf"error: rank 1 \(pid {pids[1]} on \S+\) was killed by signal 9 \(SIGKILL\), the first of all, "
-                     r"after iteration \d+", errors), errors
-    said = (run / "logs" / "rank-0.log").read_text()
-    assert re.search(rf"error: rank 1 \(pid {pids[1]} on \S+\) has died", said), said[-1000:]
-
-
-@pytest.mark.parametrize("backend", BACKENDS[1:])
-def test_fault_01_restart_resumes_bitwise(tmp_path, backend):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    flags = ["--nproc-per-node", 2, "--backend", backend, "--max-restarts", 1]
-    launch(2, *kept(whole, 60, 10), "--tp", "2", flags=["--backend", "processes"])
-    process = start_job(*kept(broken, 60, 10), "--tp", "2", flags=flags, fault="comm.collective:delay=2")
-    wait_for(lambda: len(steps(broken)) >= 15, "fifteen steps")
-    ranks = rank_pids(process)
-    os.kill((children(ranks[0]) if backend == "mpi" else ranks)[0], signal.SIGKILL)
-    output, errors = process.communicate(timeout=90)
-    assert process.returncode == 0, output[-1000:] + errors
-    assert "notice: starting all ranks again (1 of 1)" in errors
-    assert re.search(r"loading checkpoint from \S+ at iteration [1-5]0", output)
-    assert curve(broken) == curve(whole)
-    assert (broken / "logs" / "rank-1.attempt-1.log").exists()
-
-
-def test_fault_05_stopped_rank(tmp_path):
-    run = tmp_path / "run"
-    process = start_job(*kept(run, 100000, 100000), "--tp", "2", "--distributed-timeout-seconds-after-init", "2",
-                        flags=["--nproc-per-node", 2])
-    wait_for(lambda: len(steps(run)) >= 3, "three steps")
-    pids = rank_pids(process)
-    os.kill(pids[1], signal.SIGSTOP)
-    began = time.monotonic()
-    _, errors = process.communicate(timeout=40)
-    assert time.monotonic() - began < 20
-    assert process.returncode == 5
-    assert re.search(rf"timed out after 2 s: rank 1 \(pid {pids[1]} on \S+\) does not answer: it is stopped", errors), errors
-    assert not os.path.exists(f"/proc/{pids[1]}"), "the stopped rank was ended too"
-
-
-@pytest.mark.parametrize("backend", ["threads", "processes"])
-def test_fault_05_all_ranks_stopped(tmp_path, backend):
-    """Nobody is left to wait for them but the launcher."""
-    run = tmp_path / "run"
-    process = start_job(*kept(run, 100000, 100000), "--tp", "2", "--distributed-timeout-seconds-after-init", "2",
-                        flags=["--nproc-per-node", 2, "--backend", backend])
-    wait_for(lambda: len(steps(run)) >= 3, "three steps")
-    pids = rank_pids(process)
-    for number in (signal.SIGSTOP, signal.SIGCONT, signal.SIGSTOP):
-        for pid in pids:
-            os.kill(pid, number)
-        time.sleep(0.7)
-    _, errors = process.communicate(timeout=15)
-    assert process.returncode == 5
-    assert "error: all ranks on this machine were stopped for 2 s" in errors
-    assert errors.count("SIGSTOP") == 2 * len(pids) and f"`kill -CONT {pids[0]}` lets it go on" in errors
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
-
-
-def test_fault_22_port_in_use(tmp_path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        result = launch(2, *JOB, code=5, flags=["--master-port", port, "--log-dir", tmp_path])
-        message(result, f"cannot listen on 127.0.0.1:{port}", "in use", "another port")
-
-
-@pytest.mark.skipif(not os.environ.get("TERATRON_LONG_TESTS"), reason="takes a minute; MeetingPoint's C++ test is its twin")
-def test_fault_22_missing_rank():
-    port = free_port()
-    variables = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    began = time.monotonic()
-    codes, outputs = processes([[BINARY, "pretrain", "gpt", *JOB, "--distributed-timeout-minutes", "1"]], [variables])
-    assert codes == [5] and 55 < time.monotonic() - began < 75
-    assert f"ranks 1, 2 of 3 did not come to 127.0.0.1:{port} within 60 s" in outputs[0]
-
-
-@pytest.mark.parametrize("wrong,says", [
-    (["--hidden-size", "32"], "hidden_size: rank 0 has 16, rank 1 has 32"),
-    (["--train-iters", "7"], "train_iters: rank 0 has 4, rank 1 has 7"),
-    (["--hidden-size", "15"], "rank 1 of 2 refused the settings")])
-def test_fault_23_different_settings(wrong, says):
-    port, command = free_port(), [BINARY, "pretrain", "gpt", *JOB, "--tp", "2"]
-    variables = [{"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-                 for rank in range(2)]
-    began = time.monotonic()
-    codes, outputs = processes([command, [*command, *wrong]], variables)
-    assert codes == [2, 2] and time.monotonic() - began < 30
-    assert says in outputs[0], outputs[0]
-    assert "error" not in outputs[1], "told once"
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_wrong_settings_are_told_once(tmp_path, backend):
-    result = launch(2, *JOB, "--tp", "3", code=2, flags=["--backend", backend, "--log-dir", tmp_path])
-    message(result, "tensor_model_parallel_size", "3")
-
-
-def test_what_is_wrong_is_told_before_gpus_matter():
-    port, command = free_port(), [BINARY, "pretrain", "gpt", *JOB, "--overlap-param-gather"]
-    variables = [{"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-                  "TERATRON_BACKEND": "nccl"} for rank in range(2)]
-    codes, outputs = processes([command, command], variables)
-    assert codes == [2, 2]
-    assert "overlap_param_gather needs use_distributed_optimizer" in outputs[0], outputs[0]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_failure_of_one_rank_keeps_its_exit_code(tmp_path, backend):
-    result = launch(2, *JOB, "--tp", "2", code=5, fault="comm.collective@rank=1,step=3:throw",
-                    flags=["--backend", backend, "--log-dir", tmp_path])
-    assert "comm.collective" in message(result)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_signal_saves_and_exits_75(tmp_path, backend):
-    run = tmp_path / "run"
-    process = start_job(*kept(run, 100000, 100000), "--tp", "2", flags=["--nproc-per-node", 2, "--backend", backend])
-    wait_for(lambda: len(steps(run)) >= 3, "three steps")
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=30)
-    assert process.returncode == 75, output[-1000:] + errors
-    assert int((run / "latest_checkpointed_iteration.txt").read_text()) == steps(run)[-1]
