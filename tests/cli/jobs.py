@@ -4,7 +4,7 @@ import shutil
 import subprocess
 
 import pytest
-from program import BINARY, environment, teratron
+from program import BINARY, environment, free_port, teratron
 
 needs_mpirun = pytest.mark.skipif(not shutil.which("mpirun"), reason="mpirun is not installed (openmpi-bin)")
 BACKENDS = ["threads", "processes", pytest.param("mpi", marks=needs_mpirun)]
@@ -21,6 +21,13 @@ def mpirun(ranks, *args):
 def start_job(*args, fault="", flags=()):
     return subprocess.Popen([BINARY, "launch", *map(str, flags), "--", "pretrain", "gpt", *map(str, args)],
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(fault))
+
+
+def start_two_machines(*args, fault="", flags=()):
+    """Two launchers of two ranks each, which meet on this machine."""
+    port = free_port()
+    machines = ["--nnodes", 2, "--nproc-per-node", 2, "--master-addr", "127.0.0.1", "--master-port", port]
+    return [start_job(*args, fault=fault, flags=[*machines, "--node-rank", node, *flags]) for node in range(2)]
 
 
 def children(pid):

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 from safetensors.torch import load_file
-from jobs import BACKENDS, launch, mpirun, needs_mpirun
+from jobs import BACKENDS, launch, mpirun, needs_mpirun, start_two_machines
 from program import (BINARY, DIVERGENCES, JOB, MOCK, communicator_tests, environment, free_port, kept, losses, message,
                      needs_binary, needs_comm_test, processes, steps, teratron, wait_for)
 
@@ -159,14 +159,11 @@ def test_the_end_of_slurms_time_saves_and_exits_75(slurm, tmp_path):
 
 
 def test_two_machines(tmp_path, one_rank):
-    port = str(free_port())
-    commands = [[BINARY, "launch", "--nnodes", "2", "--node-rank", node, "--nproc-per-node", "2", "--master-addr",
-                 "127.0.0.1", "--master-port", port, "--log-dir", str(tmp_path / node), "--", "pretrain", "gpt", *JOB,
-                 *LAYOUTS["tp2dp2"][1]] for node in "01"]
-    codes, outputs = processes(commands, [{}, {}])
-    assert codes == [0, 0], outputs
-    assert losses(outputs[0]) == [] and losses(outputs[1]) == pytest.approx(one_rank, rel=1e-5)
-    assert [path.name for path in (tmp_path / "1").iterdir()].count("rank-3.log") == 1
+    launchers = start_two_machines(*JOB, *LAYOUTS["tp2dp2"][1], flags=["--log-dir", tmp_path])
+    outputs = [launcher.communicate(timeout=90) for launcher in launchers]
+    assert [launcher.returncode for launcher in launchers] == [0, 0], outputs
+    assert losses(outputs[0][0]) == [] and losses(outputs[1][0]) == pytest.approx(one_rank, rel=1e-5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"rank-{rank}.log" for rank in range(4)]
 
 
 # ---- a model that is cut over several ranks in use ----

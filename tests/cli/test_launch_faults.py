@@ -7,10 +7,12 @@ import socket
 import time
 
 import pytest
-from jobs import BACKENDS, launch, rank_pids, start_job
-from program import BINARY, JOB, curve, free_port, kept, message, needs_binary, processes, steps, wait_for
+from jobs import BACKENDS, launch, rank_pids, start_job, start_two_machines
+from program import BINARY, JOB, curve, free_port, kept, message, needs_binary, processes, steps, teratron, wait_for
 
 pytestmark = needs_binary
+
+TWO_BY_TWO = ["--tp", "2", "--use-distributed-optimizer", "--global-batch-size", "4"]
 
 
 def test_fault_01_killed_rank(tmp_path):
@@ -43,6 +45,32 @@ def test_fault_01_restart_resumes_bitwise(tmp_path, backend):
     assert re.search(r"loading checkpoint from \S+ at iteration [1-5]0", output)
     assert curve(broken) == curve(whole)
     assert (broken / "logs" / "rank-1.attempt-1.log").exists()
+
+
+@pytest.mark.parametrize("machine", [0, 1])
+def test_restarts_of_two_machines(tmp_path, machine):
+    """A rank that dies ends those of the other machine too, whose launcher starts its own again."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    launch(4, *kept(whole, 60, 10), *TWO_BY_TWO, flags=["--backend", "processes"])
+    launchers = start_two_machines(*kept(broken, 60, 10), *TWO_BY_TWO, flags=["--max-restarts", 1, "--log-dir", tmp_path],
+                                   fault="comm.collective:delay=2")
+    wait_for(lambda: len(steps(broken)) >= 15, "fifteen steps")
+    os.kill(rank_pids(launchers[machine])[1], signal.SIGKILL)
+    outputs = [launcher.communicate(timeout=90) for launcher in launchers]
+    assert [launcher.returncode for launcher in launchers] == [0, 0], outputs
+    assert all("notice: starting all ranks again (1 of 1)" in errors for _, errors in outputs)
+    assert re.search(r"loading checkpoint from \S+ at iteration [1-5]0", outputs[0][0])
+    assert curve(broken) == curve(whole)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("code,starts", [(5, 3), (2, 1), (6, 1), (75, 1)])
+def test_only_exit_code_5_starts_the_ranks_again(tmp_path, backend, code, starts):
+    result = teratron("launch", "--nproc-per-node", 2, "--backend", backend, "--max-restarts", 2, "--log-dir", tmp_path,
+                      "--", "/bin/sh", "-c", f"exit {code}", code=code)
+    assert result.stderr.count("notice: starting all ranks again") == starts - 1
+    attempts = [tmp_path / f"rank-0{again}.log" for again in ("", ".attempt-1", ".attempt-2")]
+    assert [log.exists() for log in attempts] == [number < starts for number in range(3)]
 
 
 def test_fault_05_stopped_rank(tmp_path):
