@@ -76,5 +76,6 @@ function(teratron_test name)
     teratron_use_plain_pch(${name} teratron_test_pch)
   endif()
   add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 900)
+  # train_test takes a good three minutes; under a sanitizer many more.
+  set_tests_properties(${name} PROPERTIES TIMEOUT 1800)
 endfunction()

@@ -43,10 +43,10 @@ INSTANTIATE_TEST_SUITE_P(
                     Layout{.pp = 2, .chunks = 2, .microbatches = 4, .late = true},
                     Layout{.dp = 4, .sharded = true, .overlap_param_gather = true, .late = true}));
 
-// Seconds of random cases: TERATRON_RANDOM_SECONDS, two minutes in the long tests.
+// Of random cases: two minutes, in the long tests five, or TERATRON_RANDOM_SECONDS.
 int64_t random_seconds() {
   if (const char* chosen = std::getenv("TERATRON_RANDOM_SECONDS")) return std::atol(chosen);
-  return std::getenv("TERATRON_LONG_TESTS") ? 120 : 60;
+  return std::getenv("TERATRON_LONG_TESTS") ? 300 : 120;
 }
 
 uint32_t random_seed() {
