@@ -166,9 +166,15 @@ std::vector<std::string> command_of(std::vector<std::string> rest, const Given& 
     throw wrong("unknown flag " + printable(rest[0], 40), "teratron launch", "See teratron launch --help");
   }
   if (rest[0].find('/') != std::string::npos) {
-    if (can_run(rest[0])) return rest;
-    throw wrong("is no program that can be run", printable(rest[0]),
-                "Correct the path; commands of teratron are written without a slash");
+    if (!can_run(rest[0])) {
+      throw wrong("is no program that can be run", printable(rest[0]),
+                  "Correct the path; commands of teratron are written without a slash");
+    }
+    if (given.config_file && !value_of(rest, "--config-file")) {
+      notice("launch obeys its keys of {0}; for the others {1} needs --config-file {0} too",
+             *given.config_file, rest[0]);
+    }
+    return rest;
   }
   if (given.config_file) {
     if (value_of(rest, "--config-file")) {

@@ -121,7 +121,9 @@ def test_flags_win_over_the_file(tmp_path):
 def test_gpus(tmp_path):
     file = configuration(tmp_path)
     file.write_text(file.read_text() + "gpu_ids: 3,1\n")
-    assert launch(file, command=("/bin/sh", "-c", "echo $CUDA_VISIBLE_DEVICES")).stdout == "3,1\n3,1\n"
+    result = launch(file, command=("/bin/sh", "-c", "echo $CUDA_VISIBLE_DEVICES"))
+    assert result.stdout == "3,1\n3,1\n"
+    assert f"notice: launch obeys its keys of {file}; for the others /bin/sh needs --config-file {file} too" in result.stderr
 
 
 def test_a_file_wins_over_its_base(tmp_path):
