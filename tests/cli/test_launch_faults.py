@@ -7,7 +7,7 @@ import socket
 import time
 
 import pytest
-from jobs import BACKENDS, launch, rank_pids, start_job, start_two_machines
+from jobs import BACKENDS, launch, mpirun, rank_pids, start_job, start_two_machines
 from program import BINARY, JOB, curve, free_port, kept, message, needs_binary, processes, steps, teratron, wait_for
 
 pytestmark = needs_binary
@@ -73,19 +73,20 @@ def test_only_exit_code_5_starts_the_ranks_again(tmp_path, backend, code, starts
     assert [log.exists() for log in attempts] == [number < starts for number in range(3)]
 
 
-def test_fault_05_stopped_rank(tmp_path):
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_fault_05_stopped_rank(tmp_path, backend):
     run = tmp_path / "run"
     process = start_job(*kept(run, 100000, 100000), "--tp", "2", "--distributed-timeout-seconds-after-init", "2",
-                        flags=["--nproc-per-node", 2])
+                        flags=["--nproc-per-node", 2, "--backend", backend])
     wait_for(lambda: len(steps(run)) >= 3, "three steps")
-    pids = rank_pids(process)
+    pids = rank_pids(process, backend)
     os.kill(pids[1], signal.SIGSTOP)
     began = time.monotonic()
     _, errors = process.communicate(timeout=40)
     assert time.monotonic() - began < 20
     assert process.returncode == 5
     assert re.search(rf"timed out after 2 s: rank 1 \(pid {pids[1]} on \S+\) does not answer: it is stopped", errors), errors
-    assert not os.path.exists(f"/proc/{pids[1]}"), "the stopped rank was ended too"
+    wait_for(lambda: not os.path.exists(f"/proc/{pids[1]}"), "the end of the stopped rank too")
 
 
 @pytest.mark.parametrize("backend", ["threads", "processes"])
@@ -126,19 +127,23 @@ def test_fault_22_missing_rank():
     assert f"ranks 1, 2 of 3 did not come to 127.0.0.1:{port} within 60 s" in outputs[0]
 
 
+@pytest.mark.parametrize("backend", BACKENDS[1:])
 @pytest.mark.parametrize("wrong,says", [
     (["--hidden-size", "32"], "hidden_size: rank 0 has 16, rank 1 has 32"),
     (["--train-iters", "7"], "train_iters: rank 0 has 4, rank 1 has 7"),
     (["--hidden-size", "15"], "rank 1 of 2 refused the settings")])
-def test_fault_23_different_settings(wrong, says):
-    port, command = free_port(), [BINARY, "pretrain", "gpt", *JOB, "--tp", "2"]
-    variables = [{"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-                 for rank in range(2)]
+def test_fault_23_different_settings(backend, wrong, says):
+    port, arguments = free_port(), ["pretrain", "gpt", *JOB, "--tp", "2"]
     began = time.monotonic()
-    codes, outputs = processes([command, [*command, *wrong]], variables)
-    assert codes == [2, 2] and time.monotonic() - began < 30
-    assert says in outputs[0], outputs[0]
-    assert "error" not in outputs[1], "told once"
+    if backend == "mpi":
+        codes, outputs = processes([[*mpirun(1, *arguments), ":", "-np", "1", BINARY, *arguments, *wrong]], [{}])
+    else:
+        variables = [{"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                     for rank in range(2)]
+        codes, outputs = processes([[BINARY, *arguments], [BINARY, *arguments, *wrong]], variables)
+        assert "error" not in outputs[1], "told once"
+    assert set(codes) == {2} and time.monotonic() - began < 30
+    assert outputs[0].count(says) == 1, outputs[0]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
