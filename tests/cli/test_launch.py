@@ -3,6 +3,7 @@
 import signal
 import socket
 import subprocess
+import sys
 
 import pytest
 from safetensors.torch import load_file
@@ -89,6 +90,15 @@ def test_mpirun_without_the_launcher(one_rank):
                             env=environment())
     assert result.returncode == 0, result.stderr[-2000:]
     assert losses(result.stdout) == pytest.approx(one_rank, rel=1e-5)
+
+
+def test_torchrun(tmp_path):
+    """Its agent keeps the rendezvous store, where rank 0 would open one otherwise."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()),
+                "--no-python"]
+    (code,), (output,) = processes([[*torchrun, BINARY, "pretrain", "gpt", *JOB, "--tp", "2"]], [{}])
+    assert code == 0, output[-2000:]
+    assert losses(output) == losses(launch(2, *JOB, "--tp", "2", flags=["--log-dir", tmp_path]).stdout)
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])
