@@ -83,7 +83,9 @@ int SignalQueue::next() const {
 
 LaunchJob::LaunchJob(const LaunchOptions& options, int64_t attempt) : options_(options), attempt_(attempt) {
   make_directories(options.log_directory, ExitCode::config);
-  for (int64_t i = 0; i < options.ranks_here; ++i) {
+  // Lines of threads do not tell whose they are.
+  const int64_t outputs = options.backend == Backend::threads ? 1 : options.ranks_here;
+  for (int64_t i = 0; i < outputs; ++i) {
     const int64_t rank = options.first_rank() + i;
     const std::string again = attempt > 0 ? fmt::format(".attempt-{}", attempt) : "";
     const bool on_screen = rank == 0 || rank == options.world_size() - 1;
