@@ -1,0 +1,172 @@
+// Where parameters lie in flat memory, and when its buckets travel between the ranks.
+#include "teratron/optim/flat_buffer.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "teratron/kernels/optimizer_step.h"
+
+namespace teratron {
+
+bool operator==(const FlatRange& a, const FlatRange& b) {
+  return a.begin == b.begin && a.end == b.end;
+}
+void PrintTo(const FlatRange& range, std::ostream* out) {
+  *out << fmt::format("[{}, {})", range.begin, range.end);
+}
+
+namespace {
+
+using Ranges = std::vector<FlatRange>;
+using Notes = std::vector<std::string>;
+
+// The second of two ranks; moves nothing, but notes what is asked of it.
+class Recorder final : public Communicator {
+ public:
+  Notes notes;
+
+  int64_t rank() const override { return 1; }
+  int64_t size() const override { return 2; }
+  Work all_reduce(at::Tensor tensor, ReduceOp) override { return note("reduce", tensor); }
+  Work reduce_scatter(at::Tensor, at::Tensor input, ReduceOp) override { return note("reduce", input); }
+  Work all_gather(at::Tensor output, at::Tensor) override { return note("gather", output); }
+  Work broadcast(at::Tensor tensor, int64_t) override { return note("broadcast", tensor); }
+  Work all_to_all(at::Tensor output, at::Tensor) override { return note("all_to_all", output); }
+  Work exchange(std::vector<PointToPoint>) override { return {}; }
+  std::vector<std::string> all_gather_bytes(const std::string& bytes) override { return {bytes, bytes}; }
+  void barrier() override {}
+  void abort(const std::string&) override {}
+
+ private:
+  Work note(std::string_view what, const at::Tensor& part) {
+    const std::string text = fmt::format("{} {}+{}", what, part.storage_offset(), part.numel());
+    notes.push_back(text);
+    return Work([this, text] { notes.push_back("wait: " + text); });
+  }
+};
+
+// Four parameters of the given sizes.
+struct Buffer {
+  explicit Buffer(std::array<int64_t, 4> sizes, FlatBuffer::Options options = {}, int64_t tied = -1) {
+    const Scope scope(parameters);
+    std::vector<Parameter*> all;
+    for (int64_t i = 0; i < 4; ++i) {
+      all.push_back(&scope.parameter(std::string(1, static_cast<char>('a' + i)),
+                                     {.shard = Shard::replicated({sizes[i]}),
+                                      .init = Init::normal(1.0),
+                                      .tied_over_stages = i == tied}));
+      values.push_back(all.back()->tensor.detach().clone());
+    }
+    options.bucket_size = 150;
+    flat = std::make_unique<FlatBuffer>(all, options);
+  }
+  Parameter& operator[](size_t i) { return parameters.all()[i]; }
+
+  ParameterSet parameters;
+  std::vector<at::Tensor> values;  // as they were before they moved
+  std::unique_ptr<FlatBuffer> flat;
+};
+
+FlatBuffer::Options second_of_two(const std::shared_ptr<Recorder>& recorder) {
+  return {.data_parallel = {.rank = 1, .size = 2, .ranks = {0, 1}, .communicator = recorder}};
+}
+
+TEST(FlatBuffer, HoldsParametersInReverseOrderAtBlocks) {
+  Buffer buffer({10, 70, 64, 100});
+  const std::vector<FlatBuffer::Entry>& entries = buffer.flat->entries();
+  const Ranges expected{{0, 100}, {128, 192}, {192, 262}, {320, 330}};
+  ASSERT_EQ(entries.size(), expected.size());
+  for (size_t i = 0; i < entries.size(); ++i) {
+    SCOPED_TRACE(i);
+    const Parameter& parameter = *entries[i].parameter;
+    EXPECT_EQ(&parameter, &buffer[3 - i]);
+    EXPECT_EQ(entries[i].range, expected[i]);
+    EXPECT_EQ(entries[i].range.begin % optimizer_block, 0);
+    EXPECT_TRUE(at::equal(parameter.tensor, buffer.values[3 - i]));
+    EXPECT_TRUE(parameter.tensor.is_alias_of(buffer.flat->parameters()));
+    EXPECT_EQ(parameter.tensor.storage_offset(), expected[i].begin);
+    EXPECT_TRUE(parameter.main_grad.is_alias_of(buffer.flat->gradients()));
+    EXPECT_EQ(parameter.main_grad.storage_offset(), expected[i].begin);
+  }
+}
+
+// A bucket ends behind the parameter that fills it (150 elements here), padded to whole blocks on every rank.
+TEST(FlatBuffer, CutsBucketsIntoEqualSlicesOfWholeBlocks) {
+  const std::array<int64_t, 4> sizes{10, 70, 64, 100};
+  EXPECT_EQ(Buffer(sizes).flat->owned(), (Ranges{{0, 192}, {192, 384}}));
+
+  FlatBuffer::Options options = second_of_two(std::make_shared<Recorder>());
+  const Buffer whole(sizes, options);
+  EXPECT_EQ(whole.flat->owned(), (Ranges{{0, 256}, {256, 512}}));
+  EXPECT_EQ(whole.flat->gradients().numel(), 512);
+  options.sharded = true;
+  EXPECT_EQ(Buffer(sizes, options).flat->owned(), (Ranges{{128, 256}, {384, 512}}));
+}
+
+TEST(FlatBuffer, GivesATiedEmbeddingABucketOfItsOwn) {
+  EXPECT_EQ(Buffer({10, 70, 64, 100}, {}, 2).flat->owned(), (Ranges{{0, 128}, {128, 192}, {192, 384}}));
+}
+
+// Forward and backward of a product of the parameters; notes when backward comes to the second of them.
+void run_microbatch(Buffer& buffer, Notes& notes) {
+  at::Tensor product = at::ones({100});
+  for (size_t i = 0; i < 4; ++i) {
+    product = product * use(buffer[i]);
+    if (i == 1) product.register_hook([&](const at::Tensor&) { notes.emplace_back("backward is at b"); });
+  }
+  product.sum().backward();
+  notes.emplace_back("backward has ended");
+}
+
+TEST(FlatBuffer, ReducesABucketWhileTheLastBackwardGoesOn) {
+  for (const bool sharded : {false, true}) {
+    const auto recorder = std::make_shared<Recorder>();
+    FlatBuffer::Options options = second_of_two(recorder);
+    options.sharded = sharded;
+    Buffer buffer({100, 100, 100, 100}, options);
+    for (int64_t step = 0; step < 2; ++step) {
+      recorder->notes.clear();
+      buffer.flat->start_step();
+      run_microbatch(buffer, recorder->notes);
+      buffer.flat->expect_last_microbatch();
+      run_microbatch(buffer, recorder->notes);
+      buffer.flat->finish_reduction();
+      EXPECT_EQ(recorder->notes, (Notes{"backward is at b", "backward has ended", "reduce 0+256",
+                                        "backward is at b", "reduce 256+256", "backward has ended",
+                                        "wait: reduce 0+256", "wait: reduce 256+256"}));
+    }
+  }
+}
+
+TEST(FlatBuffer, ReducesInTheEndWhatGotNoGradient) {
+  const auto recorder = std::make_shared<Recorder>();
+  Buffer buffer({100, 100, 100, 100}, second_of_two(recorder));
+  buffer.flat->start_step();
+  buffer.flat->expect_last_microbatch();
+  use(buffer[2]).sum().backward();
+  EXPECT_EQ(recorder->notes, Notes{});
+  buffer.flat->finish_reduction();
+  EXPECT_EQ(recorder->notes,
+            (Notes{"reduce 0+256", "reduce 256+256", "wait: reduce 0+256", "wait: reduce 256+256"}));
+}
+
+TEST(FlatBuffer, GathersFirstWhatForwardUsesFirst) {
+  for (const bool overlap : {false, true}) {
+    const auto recorder = std::make_shared<Recorder>();
+    FlatBuffer::Options options = second_of_two(recorder);
+    options.sharded = true;
+    options.overlap_gather = overlap;
+    Buffer buffer({100, 100, 100, 100}, options);
+    buffer.flat->gather_parameters();
+    recorder->notes.emplace_back("forward");
+    for (size_t i = 0; i < 4; ++i) use(buffer[i]);
+    const Notes beside{"gather 256+256", "gather 0+256", "forward", "wait: gather 256+256",
+                       "wait: gather 0+256"};
+    const Notes before{"gather 256+256", "gather 0+256", "wait: gather 0+256", "wait: gather 256+256",
+                       "forward"};
+    EXPECT_EQ(recorder->notes, overlap ? beside : before);
+  }
+}
+
+}  // namespace
+}  // namespace teratron
