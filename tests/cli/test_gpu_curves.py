@@ -11,7 +11,8 @@ pytestmark = [needs_binary, pytest.mark.skipif(GPUS < 2, reason="needs two GPUs"
 
 MODEL = ["--num-layers", "8", "--hidden-size", "256", "--num-attention-heads", "4", "--seq-length", "256",
          "--max-position-embeddings", "256", "--micro-batch-size", "2", "--global-batch-size", "16", "--hidden-dropout", "0.1",
-         "--attention-dropout", "0", "--lr", "1e-3", "--lr-warmup-iters", "10", "--train-iters", "50", "--eval-iters", "0", "--log-interval", "1", *VOCABULARY,
+         "--attention-dropout", "0", "--lr", "1e-3", "--lr-warmup-iters", "10", "--train-iters", "50", "--eval-iters", "0",
+         "--log-interval", "1", *VOCABULARY,
          "--mock-data", "--distributed-timeout-seconds-after-init", "60"]
 SHARDED = ["--use-distributed-optimizer", "--overlap-param-gather"]
 LAYOUTS = {"tp2": (2, ["--tp", "2"]), "tp2-sp": (2, ["--tp", "2", "--sp"]), "pp2": (2, ["--pp", "2"]),
