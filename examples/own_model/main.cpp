@@ -7,6 +7,7 @@
 #include "teratron/base/error.h"
 #include "teratron/cli/program.h"
 #include "teratron/nn/cross_entropy.h"
+#include "teratron/nn/dropout.h"
 #include "teratron/nn/embedding.h"
 #include "teratron/nn/mlp.h"
 #include "teratron/nn/norm.h"
@@ -43,7 +44,7 @@ class Layer {
 
   at::Tensor forward(const at::Tensor& x_SBH) {
     const at::Tensor h_SBH = x_SBH + mean_of_past(mixing_norm_.forward(x_SBH));
-    return h_SBH + mlp_.forward(mlp_norm_.forward(h_SBH));
+    return mlp_.forward_onto({.stream_SBH = h_SBH, .dropout = {}}, mlp_norm_.forward(h_SBH));
   }
 
  private:
