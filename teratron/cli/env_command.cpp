@@ -26,6 +26,18 @@ std::string operating_system() {
   return fmt::format("{} {} ({})", name.sysname, name.release, name.machine);
 }
 
+void print_gpus() {
+  try {
+    const int64_t gpus = gpu_count();
+    print("GPUs          {}", gpus);
+    for (int64_t i = 0; i < gpus; ++i) {
+      print("  GPU {}       {}", i, device_name(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(i))));
+    }
+  } catch (const Fault& fault) {  // who asks for facts wants the others too
+    print("GPUs          {}", fault.what());
+  }
+}
+
 }  // namespace
 
 int env_command(std::span<const std::string> args) {
@@ -41,11 +53,7 @@ int env_command(std::span<const std::string> args) {
   print("system        {}", operating_system());
   print("CPU           {} cores, {} threads in use, {}", std::thread::hardware_concurrency(),
         at::get_num_threads(), at::get_cpu_capability());
-  const int64_t gpus = gpu_count();
-  print("GPUs          {}", gpus);
-  for (int64_t i = 0; i < gpus; ++i) {
-    print("  GPU {}       {}", i, device_name(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(i))));
-  }
+  print_gpus();
   return 0;
 }
 

@@ -279,12 +279,17 @@ std::chrono::seconds timeout_of(const LaunchOptions& options) {
 /// To this process, which counts them, and to those that it starts.
 void show_gpus(const Given& given) {
   const std::string ids = given.file_gpus.value.value_or("all");
-  if (ids != "all") setenv("CUDA_VISIBLE_DEVICES", ids.c_str(), /*replace=*/0);
+  if (ids == "all") return;
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (visible && ids != visible) {
+    notice("gpu_ids has no effect: CUDA_VISIBLE_DEVICES = {} is set", printable(visible, 100));
+  }
+  setenv("CUDA_VISIBLE_DEVICES", ids.c_str(), /*replace=*/0);
 }
 
 Backend backend_of(const Given& given, bool on_cpu) {
-  const bool gpus = !on_cpu && gpu_count() > 0;
-  if (!given.backend) return gpus ? Backend::nccl : Backend::processes;
+  const auto gpus = [&] { return !on_cpu && gpu_count() > 0; };
+  if (!given.backend) return gpus() ? Backend::nccl : Backend::processes;
   const std::optional<Backend> backend = backend_from(*given.backend);
   if (!backend) {
     throw wrong(fmt::format("'{}' is no backend", printable(*given.backend, 40)), "--backend",
@@ -293,7 +298,7 @@ Backend backend_of(const Given& given, bool on_cpu) {
   if (*backend == Backend::mpi && !can_run("mpirun")) {
     throw wrong("mpirun is not installed", "--backend mpi", "Install Open MPI, or use --backend processes");
   }
-  if (*backend == Backend::nccl && !gpus) {
+  if (*backend == Backend::nccl && !gpus()) {
     throw wrong(on_cpu ? "NCCL needs GPUs, but the ranks shall compute on CPUs"
                        : "NCCL needs GPUs, and none is visible",
                 "--backend", "Use --backend processes, or look at `teratron env`");

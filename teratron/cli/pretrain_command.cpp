@@ -40,7 +40,8 @@ Order read_order(std::span<const std::string> args, const Launch& launch, const 
     if (order.parsed.help) return order;
     order.world = world_options(order.parsed.args, launch);
   } catch (const UserError& error) {
-    if (launch.size == 1) throw;
+    // Ranks of GPUs meet on GPUs, which one that knows of none cannot join: each tells what it sees.
+    if (launch.size == 1 || launch.backend == Backend::nccl) throw;
     order.error = error;  // told once, when all ranks have met
   }
   return order;
@@ -95,10 +96,8 @@ ExitCode run_rank(const Order& order, World& world, const StopSignals& signals, 
 }  // namespace
 
 int run_job(std::span<const std::string> args, const Registry& registry, const RankWork& work) {
-  Launch launch = read_launch(process_environment);
+  const Launch launch = read_launch(process_environment);
   const Order order = read_order(args, launch, registry);
-  // To tell each other what is wrong, ranks need no GPU.
-  if (order.error && launch.backend == Backend::nccl) launch.backend = Backend::processes;
   if (order.parsed.help) {
     print_line(arguments_help("teratron pretrain gpt [FLAGS]", registry.fields));
     return 0;

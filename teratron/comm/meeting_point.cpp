@@ -20,7 +20,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 constexpr Milliseconds kPause{100};
-constexpr Milliseconds kPatience{1000};  // with an answer that was on its way when the time was over
+constexpr std::chrono::seconds kTimeToTell{10};  // that all ranks get to read why the job does not start
+constexpr Milliseconds kPatience{1000};          // with an answer that was on its way when the time was over
 
 /// The store lists its stack at every attempt that fails; what is wrong is said here, once. After a failure it
 /// stays quiet: an attempt may have been left behind.
@@ -62,8 +63,15 @@ struct Roll {
   void check_start(const std::string& own_problem) const {
     if (!own_problem.empty()) put("problem", own_problem);
     if (!has("problem")) return;
-    if (launch.rank == 0) std::this_thread::sleep_for(5 * kPause);  // the store ends with this process
-    throw config_error({.what = get("problem"),
+    const std::string problem = get("problem");
+    // The store ends with rank 0, which therefore leaves last.
+    const auto patience = Clock::now() + kTimeToTell;
+    int64_t told = store->add(key("told"), 1);
+    while (launch.rank == 0 && told < launch.size && Clock::now() < patience) {
+      std::this_thread::sleep_for(kPause);
+      told = store->add(key("told"), 0);
+    }
+    throw config_error({.what = problem,
                         .where = "ranks",
                         .fix = "Start all machines with the same --nnodes and --nproc-per-node, each with a "
                                "--node-rank of its own"});

@@ -35,6 +35,18 @@ Producer activation_gradient(const at::Tensor& da, const at::Tensor& z, Activati
           }};
 }
 
+// Kept for backward, and free as soon as it is not needed any more: save_for_backward keeps until the end.
+void keep(AutogradContext* context, const char* name, const at::Tensor& x) {
+  context->saved_data[name] = x;
+}
+
+at::Tensor take(AutogradContext* context, const char* name) {
+  const auto place = context->saved_data.find(name);
+  at::Tensor x = place->second.toTensor();
+  context->saved_data.erase(place);
+  return x;
+}
+
 // One function for all, so that what lies between the products need not exist in the model's dtype.
 struct MlpFunction : torch::autograd::Function<MlpFunction> {
   struct Plan {
@@ -53,7 +65,10 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
     const at::Tensor z = fc1.product->forward(input.operand, {tensor_of(plan.fc1->bias()), at::Tensor()});
     const MatMul::Operand a = fc2.product->input(activated(z, plan.activation),
                                                  {.columns = plan.training, .recorded = plan.training});
-    context->save_for_backward({input.kept.x, input.kept.inverse, z, a.columns, a.inverse});
+    context->save_for_backward({input.kept.x, input.kept.inverse});
+    keep(context, "z", z);
+    keep(context, "a", a.columns);
+    keep(context, "a_inverse", a.inverse);
     save_pointer(context, "fc1", plan.fc1);
     save_pointer(context, "fc2", plan.fc2);
     save_pointer(context, "fc2_bias", plan.addends->bias);
@@ -71,12 +86,13 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
     const auto activation = static_cast<Activation>(context->saved_data["activation"].toInt());
     const at::Tensor dy = as_rows(gradients[0].contiguous());
     if (auto* bias = saved_pointer<Parameter>(context, "fc2_bias")) add_gradient(*bias, column_sum(dy));
-    // A temporary below: its memory is free before fc1's products.
+    // Temporaries below: a is free before the activation's backward, da and z before fc1's products.
     const auto da = [&] {
-      return fc2.backward({saved[3], saved[4]}, fc2.product->output_gradient(dy), dy.sizes(), true);
+      return fc2.backward({take(context, "a"), take(context, "a_inverse")}, fc2.product->output_gradient(dy),
+                          dy.sizes(), true);
     };
-    const MatMul::Operand dz =
-        fc1.product->output_gradient(activation_gradient(da(), saved[2], activation, column.bias()));
+    const MatMul::Operand dz = fc1.product->output_gradient(
+        activation_gradient(da(), take(context, "z"), activation, column.bias()));
     const at::Tensor dx =
         fc1.backward({saved[0], saved[1]}, dz, gradients[0].sizes(), context->needs_input_grad(0));
     const bool has_residual = context->saved_data["has_residual"].toBool();

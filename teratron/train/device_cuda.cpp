@@ -41,7 +41,7 @@ int64_t count_gpus() {
   int count = 0;
   // The runtime counts as the driver does.
   const cudaError_t error = answer == 0 ? cudaGetDeviceCount(&count) : static_cast<cudaError_t>(answer);
-  if (error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver) return 0;
+  if (error == cudaErrorNoDevice) return 0;
   if (error == cudaSuccess) return count;
   throw Fault(fmt::format(
       "this machine has a CUDA driver, but it does not start: {} (error {}). Look at `nvidia-smi`; "

@@ -3,6 +3,8 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
 
+#include "teratron/nn/dropout.h"
+#include "teratron/nn/mlp.h"
 #include "teratron/train/device.h"
 #include "teratron/train/test_models.h"
 
@@ -158,6 +160,22 @@ TEST(Recompute, KeepsLess) {
               0.1 * static_cast<double>(all.kept - each.kept));
   for (const Footprint& less : {selective, each, pairs, first_two}) EXPECT_LT(less.peak, all.peak);
   EXPECT_LT(each.peak, all.peak / 2);
+}
+
+// The activation, kept for fc2's weight gradient, is gone when gate|up meets its own gradient.
+TEST(Mlp, FreesInBackwardWhatItHasUsed) {
+  constexpr int64_t tokens = 256, hidden = 16, ffn = 1024;
+  ParameterSet parameters({.dtype = at::kFloat, .seed = 3});
+  Mlp mlp(Scope(parameters),
+          {.hidden = hidden, .ffn_hidden = ffn, .activation = Activation::swiglu, .bias = false}, {});
+  const at::Tensor x = at::randn({tokens, 1, hidden}).requires_grad_();
+  const auto run = [&] { return mlp.forward_onto({.stream_SBH = x, .dropout = {}}, x).sum(); };
+  run().backward();  // makes room for the gradients
+  const auto meter = std::make_shared<Meter>();
+  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+  run().backward();
+  constexpr double unit = 4.0 * tokens * ffn;  // bytes of the activation
+  EXPECT_LT(static_cast<double>(meter->peak()) / unit, 7.5) << "8 with the activation kept to the end";
 }
 
 // Sums over the tokens are cut, so the last bits may differ.

