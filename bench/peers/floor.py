@@ -6,12 +6,9 @@ the output layer with three passes over its logits; and 30 bytes per parameter f
 
 Prints one JSON object. Timed as `teratron bench` does.
 """
-import argparse
-import json
-
 import torch
 
-from torch_gpt import SHAPES, timed_steps
+from torch_gpt import SHAPES, peer_parser, report, timed_steps
 
 COPIES_PER_LAYER = 16
 LOGITS_PASSES = 3
@@ -82,12 +79,8 @@ def parameter_count(shape, products):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="gpt2-124m")
-    parser.add_argument("--micro-batches", type=int, default=1)
+    parser = peer_parser(__doc__)
     parser.add_argument("--without-traffic", action="store_true", help="products and attention alone")
-    parser.add_argument("--warm-up-seconds", type=float, default=10.0)
-    parser.add_argument("--steps", type=int, default=60)
     args = parser.parse_args()
     shape = SHAPES[args.shape]
     tokens = shape["micro_batch"] * shape["sequence"]
@@ -116,8 +109,7 @@ def main():
             optimizer.run()
 
     seconds = timed_steps(step, args.steps, lambda elapsed: elapsed >= args.warm_up_seconds)
-    print(json.dumps({"name": "floor", "step_ms": 1e3 * seconds,
-                      "tokens_per_second": tokens * args.micro_batches / seconds}))
+    report("floor", seconds, tokens * args.micro_batches)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ Weights, moments and gradient reduction in fp32, products in bf16, as `teratron 
 
 Rank 0 prints one JSON object. Timed as `teratron bench` does: --steps steps after --warm-up-seconds of load.
 """
-import argparse
-import json
 import os
 
 import torch
@@ -18,7 +16,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from torch_gpt import SHAPES, Model, timed_steps
+from torch_gpt import SHAPES, Model, peer_parser, report, timed_steps
 
 
 class ShardedModel(Model):
@@ -37,12 +35,8 @@ class ShardedModel(Model):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="llama3-8b")
-    parser.add_argument("--micro-batches", type=int, default=1)
+    parser = peer_parser(__doc__, shape="llama3-8b", steps=20)
     parser.add_argument("--reshard", action="store_true", help="free gathered weights between forward and backward")
-    parser.add_argument("--warm-up-seconds", type=float, default=10.0)
-    parser.add_argument("--steps", type=int, default=20)
     args = parser.parse_args()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
@@ -77,13 +71,9 @@ def main():
         seconds = timed_steps(step, args.steps, enough)
     if dist.get_rank() == 0:
         count = shape["micro_batch"] * shape["sequence"] * args.micro_batches * dist.get_world_size()
-        print(json.dumps({
-            "name": "FSDP2 + torch.compile, fp32 masters",
-            "step_ms": 1e3 * seconds,
-            "tokens_per_second": count / seconds,
-            "tokens_per_second_per_gpu": count / seconds / dist.get_world_size(),
-            "memory_bytes": torch.cuda.max_memory_allocated(),
-        }), flush=True)
+        report("FSDP2 + torch.compile, fp32 masters", seconds, count,
+               tokens_per_second_per_gpu=count / seconds / dist.get_world_size(),
+               memory_bytes=torch.cuda.max_memory_allocated())
     dist.destroy_process_group()
 
 

@@ -168,13 +168,24 @@ def timed_steps(step, count, enough):
     return sorted(begin.elapsed_time(end) / 1e3 for begin, end in times)[count // 2]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", choices=SHAPES, default="gpt2-124m")
+def peer_parser(description, shape="gpt2-124m", steps=60):
+    """The flags that every program beside ours takes."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default=shape)
     parser.add_argument("--micro-batches", type=int, default=1)
-    parser.add_argument("--masters", choices=["bf16", "fp32"], default="fp32")
     parser.add_argument("--warm-up-seconds", type=float, default=10.0)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=steps)
+    return parser
+
+
+def report(name, seconds, tokens, **more):
+    """One step's result, as compare.py reads it."""
+    print(json.dumps({"name": name, "step_ms": 1e3 * seconds, "tokens_per_second": tokens / seconds, **more}), flush=True)
+
+
+def main():
+    parser = peer_parser(__doc__)
+    parser.add_argument("--masters", choices=["bf16", "fp32"], default="fp32")
     args = parser.parse_args()
     shape = SHAPES[args.shape]
     torch.manual_seed(0)
@@ -194,12 +205,7 @@ def main():
     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]):
         seconds = timed_steps(step, args.steps, lambda elapsed: elapsed >= args.warm_up_seconds)
     count = shape["micro_batch"] * shape["sequence"] * args.micro_batches
-    print(json.dumps({
-        "name": f"torch.compile, {args.masters} masters",
-        "step_ms": 1e3 * seconds,
-        "tokens_per_second": count / seconds,
-        "memory_bytes": torch.cuda.max_memory_allocated(),
-    }))
+    report(f"torch.compile, {args.masters} masters", seconds, count, memory_bytes=torch.cuda.max_memory_allocated())
 
 
 if __name__ == "__main__":

@@ -9,14 +9,10 @@
 namespace teratron {
 namespace {
 
-bool in_packs(const at::Tensor& x) {
-  return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
-}
-
 /// Whether the kernel takes x; of what no path takes, the longer one says why.
 bool in_one_pass(const at::Tensor& x, Activation activation) {
   const bool narrow = x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf;
-  return x.is_cuda() && narrow && x.dim() == 2 && x.numel() > 0 && x.is_contiguous() && in_packs(x) &&
+  return x.is_cuda() && narrow && x.dim() == 2 && x.numel() > 0 && x.is_contiguous() && is_aligned(x) &&
          x.size(0) % 16 == 0 && x.size(1) % (is_gated(activation) ? 32 : 16) == 0;
 }
 
@@ -42,7 +38,7 @@ Fp8Matrix activation_forward_fp8(const at::Tensor& x, Activation activation, con
 
 SummedFp8Gradient activation_backward_fp8(const at::Tensor& dy, const at::Tensor& x, Activation activation,
                                           const Fp8Cast& cast, bool with_column_sum) {
-  if (!in_one_pass(x, activation) || !in_packs(dy)) {
+  if (!in_one_pass(x, activation) || !is_aligned(dy)) {
     if (!with_column_sum) {
       return {cast_to_fp8(activation_backward(dy, x, at::Tensor(), activation), cast), at::Tensor()};
     }

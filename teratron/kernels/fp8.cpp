@@ -18,10 +18,6 @@ Dtype fp8_type_of(const at::Tensor& values) {
   return values.scalar_type() == at::kFloat8_e5m2 ? Dtype::f8_e5m2 : Dtype::f8_e4m3;
 }
 
-bool is_aligned(const at::Tensor& x) {
-  return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % granule == 0;
-}
-
 float* floats(const at::Tensor& x) {
   return static_cast<float*>(address(x));
 }
@@ -115,6 +111,10 @@ Fp8Scale fp8_scale_of(const at::Tensor& x, Fp8Format format) {
   const at::Tensor wanted = at::full_like(amax, largest(format)).div_(amax).clamp_max_(largest_fp8_scale);
   const at::Tensor scale = at::where(amax.isfinite().logical_and(amax > 0), wanted, at::ones_like(wanted));
   return {scale, scale.reciprocal()};
+}
+
+bool is_aligned(const at::Tensor& x) {
+  return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % granule == 0;
 }
 
 Fp8Allocation allocate_fp8(const at::Tensor& x, int64_t columns, const Fp8Cast& cast) {

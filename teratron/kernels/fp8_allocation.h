@@ -1,10 +1,13 @@
-// Results of kernels that write FP8. Internal to kernels.
+// What kernels that write FP8 share on the host. Internal to kernels.
 #pragma once
 
 #include "teratron/kernels/fp8.h"
 #include "teratron/kernels/fp8_cuda.h"
 
 namespace teratron {
+
+/// At a multiple of 16 bytes.
+bool is_aligned(const at::Tensor& x);
 
 struct Fp8Allocation {
   Fp8Matrix matrix;

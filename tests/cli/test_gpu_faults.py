@@ -10,6 +10,7 @@ import time
 
 import pytest
 import torch
+from jobs import rank_pids
 from program import (BINARY, DIVERGENCES, MOCK, communicator_tests, curve, environment, kept, needs_binary, needs_comm_test, steps,
                      wait_for)
 
@@ -43,11 +44,6 @@ def launch(run, *more, flags=(), variables=None, **counts):
     return subprocess.Popen([BINARY, "launch", "--nproc-per-node", "2", *map(str, flags), "--", *job(run, *more, **counts)],
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                             env={**environment(), **(variables or {})})
-
-
-def rank_pids(process):
-    with open(f"/proc/{process.pid}/task/{process.pid}/children", encoding="ascii") as file:
-        return list(map(int, file.read().split()))
 
 
 def running(run, *more, **others):
