@@ -144,7 +144,10 @@ NcclCommunicator::Event NcclCommunicator::issue(const NcclChannel& channel, Pend
   ready_.record();
   ready_.block(channel.stream());
   const ncclResult_t result = enqueue(channel.communicator(), channel.stream());
-  if (result != ncclSuccess) check_nccl(result, channel.communicator(), in_words(*place).c_str());
+  if (result != ncclSuccess) {
+    ranks_->check();  // the loss of a rank that has told why it left is no error of its own
+    check_nccl(result, channel.communicator(), in_words(*place).c_str());
+  }
   auto done = std::make_shared<c10::cuda::CUDAEvent>();
   done->record(channel.stream());
   const Lock lock(pending_mutex_);
@@ -191,6 +194,14 @@ Work NcclCommunicator::all_gather(at::Tensor output, at::Tensor input) {
   return collective(call_of("all_gather", input), {output, input}, [=](ncclComm_t comm, cudaStream_t stream) {
     return ncclAllGather(input.const_data_ptr(), output.data_ptr(), input.nbytes(), ncclUint8, comm, stream);
   });
+}
+
+at::Tensor NcclCommunicator::gather_output(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  if (options.device().is_cpu()) return hosts_->gather_output(sizes, options);
+  const Lock lock(mutex_);
+  TERATRON_ASSERT(!closed_);
+  if (!windows_) windows_.emplace();
+  return windows_->empty(sizes, options, main_channel().communicator());
 }
 
 Work NcclCommunicator::broadcast(at::Tensor tensor, int64_t root) {

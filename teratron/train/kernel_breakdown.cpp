@@ -16,14 +16,23 @@ struct Pattern {
 
 // The first that fits: cuDNN's attention kernels, for one, carry "sm90" as its GEMMs do.
 constexpr Pattern patterns[] = {
-    {"nccl", KernelKind::communication}, {"cross_entropy", KernelKind::cross_entropy},
-    {"fmha", KernelKind::attention},     {"flash", KernelKind::attention},
-    {"sdpa", KernelKind::attention},     {"attention", KernelKind::attention},
-    {"softmax", KernelKind::attention},  {"adam", KernelKind::optimizer},
-    {"sgd", KernelKind::optimizer},      {"sum_of_squares", KernelKind::optimizer},
-    {"gemm", KernelKind::gemm},          {"nvjet", KernelKind::gemm},
-    {"cutlass", KernelKind::gemm},       {"xmma", KernelKind::gemm},
-    {"gemv", KernelKind::gemm},          {"splitk", KernelKind::gemm},
+    {"nccl", KernelKind::communication},
+    {"memcpy ptop", KernelKind::communication},
+    {"cross_entropy", KernelKind::cross_entropy},
+    {"fmha", KernelKind::attention},
+    {"flash", KernelKind::attention},
+    {"sdpa", KernelKind::attention},
+    {"attention", KernelKind::attention},
+    {"softmax", KernelKind::attention},
+    {"adam", KernelKind::optimizer},
+    {"sgd", KernelKind::optimizer},
+    {"sum_of_squares", KernelKind::optimizer},
+    {"gemm", KernelKind::gemm},
+    {"nvjet", KernelKind::gemm},
+    {"cutlass", KernelKind::gemm},
+    {"xmma", KernelKind::gemm},
+    {"gemv", KernelKind::gemm},
+    {"splitk", KernelKind::gemm},
     {"cublas", KernelKind::gemm},
 };
 

@@ -20,6 +20,8 @@ TEST(KernelBreakdown, KnowsTheLibrariesNames) {
             KernelKind::attention);
   EXPECT_EQ(kind_of_kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage)"),
             KernelKind::communication);
+  EXPECT_EQ(kind_of_kernel("Memcpy PtoP (Device -> Device)"), KernelKind::communication);
+  EXPECT_EQ(kind_of_kernel("Memcpy DtoD (Device -> Device)"), KernelKind::memory_bound);
   EXPECT_EQ(kind_of_kernel("void teratron::cuda::adam_kernel<float, bf16>"), KernelKind::optimizer);
   EXPECT_EQ(kind_of_kernel("void at::native::vectorized_elementwise_kernel<8>"), KernelKind::memory_bound);
 }

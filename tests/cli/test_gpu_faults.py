@@ -149,7 +149,7 @@ def test_ranks_that_differ_are_named(tmp_path, how):
     """Both ranks hear, when the collective's time is over, which rank asked for what where they first differ."""
     result = differing_job(tmp_path, "AreNamed", how)
     logs = [(tmp_path / f"rank-{rank}.log").read_text() for rank in range(2)]
-    assert all("1 test from" in log and "FAILED" not in log for log in logs), logs
+    assert all("1 test from" in log and "FAILED" not in log for log in logs), "\n".join(logs)
     assert result.returncode == 0, result.stderr
 
 
