@@ -107,6 +107,22 @@ TEST_P(WorldsOfSize, AllGatherAndAllToAllMoveTheParts) {
   });
 }
 
+TEST_P(WorldsOfSize, LargeReductionsAreScattered) {
+  on_worlds({.dp = GetParam()}, [&](const Mesh& mesh) {
+    const Group& group = mesh.world();
+    const auto check = [&](int64_t part, at::ScalarType type, ReduceOp op) {
+      const int64_t count = part * group.size;
+      const at::Tensor x = here(input_of(group.rank, count, type));
+      const at::Tensor mine = x.narrow(0, group.rank * part, part);
+      group.communicator->reduce_scatter(mine, x, op).wait();
+      const at::Tensor expected = reduced(group.size, count, type, op);
+      EXPECT_TRUE(same_values(mine, expected.narrow(0, group.rank * part, part))) << type;
+    };
+    check(230'000, at::kFloat, ReduceOp::avg);
+    check(530'000, at::kBFloat16, ReduceOp::sum);
+  });
+}
+
 TEST_P(WorldsOfSize, BroadcastFromEveryRoot) {
   for_types([&](const Group& group, at::ScalarType type) {
     for (int64_t root = 0; root < group.size; ++root) {
