@@ -36,10 +36,10 @@ def data_parallel_flags(args):
     return ["--use-distributed-optimizer", "--overlap-param-gather"] if args.gpus > 1 else []
 
 
-def in_python(args, program, *flags):
+def in_python(args, program, *flags, gpus=1):
     start = [sys.executable]
-    if args.gpus > 1:
-        start += ["-m", "torch.distributed.run", "--nproc-per-node", str(args.gpus)]
+    if gpus > 1:
+        start += ["-m", "torch.distributed.run", "--nproc-per-node", str(gpus)]
     command = [*start, program, "--shape", args.shape, *flags, "--steps", str(args.steps),
                "--micro-batches", str(args.micro_batches), "--warm-up-seconds", str(args.warm_up_seconds)]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -51,11 +51,11 @@ def contestants(args):
     if args.fp8:
         result["teratron, FP8"] = lambda: ours(args, *FP8)
     if args.gpus > 1:
-        result["FSDP2 + torch.compile"] = lambda: in_python(args, SEVERAL_GPUS)
-        return result
-    result["torch.compile, fp32 masters"] = lambda: in_python(args, ONE_GPU, "--masters", "fp32")
-    result["torch.compile, all bf16"] = lambda: in_python(args, ONE_GPU, "--masters", "bf16")
-    result["floor"] = lambda: in_python(args, FLOOR)
+        result["FSDP2 + torch.compile"] = lambda: in_python(args, SEVERAL_GPUS, gpus=args.gpus)
+    else:
+        result["torch.compile, fp32 masters"] = lambda: in_python(args, ONE_GPU, "--masters", "fp32")
+        result["torch.compile, all bf16"] = lambda: in_python(args, ONE_GPU, "--masters", "bf16")
+    result["floor"] = lambda: in_python(args, FLOOR, "--ranks", str(args.gpus))
     return result
 
 

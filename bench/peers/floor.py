@@ -1,10 +1,12 @@
-"""What one GPU needs for a training step at least: its matrix products, cuDNN attention and unavoidable memory traffic.
+"""What a GPU needs for a training step at least: its matrix products, cuDNN attention and unavoidable memory traffic.
 
 Runs them alone, one after the other, under the same load and clock as a training: per layer the products of forward and
 backward (weight gradients added to fp32), attention, and 16 copies of its activations [tokens, hidden]; the products of
 the output layer with three passes over its logits; and 30 bytes per parameter for Adam with fp32 masters.
 
-Prints one JSON object. Timed as `teratron bench` does.
+With --ranks N it is one of N data-parallel GPUs, whose optimizer is sharded; their communication is left out.
+
+Prints one JSON object with the tokens of all ranks. Timed as `teratron bench` does.
 """
 import torch
 
@@ -81,6 +83,7 @@ def parameter_count(shape, products):
 def main():
     parser = peer_parser(__doc__)
     parser.add_argument("--without-traffic", action="store_true", help="products and attention alone")
+    parser.add_argument("--ranks", type=int, default=1)
     args = parser.parse_args()
     shape = SHAPES[args.shape]
     tokens = shape["micro_batch"] * shape["sequence"]
@@ -88,7 +91,7 @@ def main():
     head = Product(min(HEAD_ROWS, tokens), shape["hidden"], shape["vocabulary"])
     activations = Traffic(2 * 2 * tokens * shape["hidden"])
     logits = Traffic(LOGITS_PASSES * 2 * tokens * shape["vocabulary"])
-    optimizer = Traffic(OPTIMIZER_BYTES * parameter_count(shape, products))
+    optimizer = Traffic(OPTIMIZER_BYTES * parameter_count(shape, products) / args.ranks)
 
     def micro_batch():
         for _ in range(shape["layers"]):
@@ -109,7 +112,7 @@ def main():
             optimizer.run()
 
     seconds = timed_steps(step, args.steps, lambda elapsed: elapsed >= args.warm_up_seconds)
-    report("floor", seconds, tokens * args.micro_batches)
+    report("floor", seconds, args.ranks * tokens * args.micro_batches)
 
 
 if __name__ == "__main__":
