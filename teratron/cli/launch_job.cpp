@@ -36,7 +36,7 @@ int exit_code_of(int status) {
     const int code = WEXITSTATUS(status);
     return code == 128 + SIGKILL ? static_cast<int>(ExitCode::retryable) : code;  // as mpirun tells it
   }
-  constexpr std::array<int, 7> kFinal = {SIGSEGV, SIGABRT, SIGBUS, SIGILL, SIGFPE, SIGINT, SIGTERM};
+  constexpr std::array<int, 8> kFinal = {SIGSEGV, SIGABRT, SIGBUS, SIGILL, SIGFPE, SIGHUP, SIGINT, SIGTERM};
   const int signal = WTERMSIG(status);
   const bool final = std::find(kFinal.begin(), kFinal.end(), signal) != kFinal.end();
   return final ? 128 + signal : static_cast<int>(ExitCode::retryable);
@@ -67,7 +67,7 @@ std::optional<std::pair<int64_t, std::string_view>> tagged(std::string_view line
 SignalQueue::SignalQueue() {
   sigset_t wanted;
   sigemptyset(&wanted);
-  for (int signal : {SIGCHLD, SIGINT, SIGTERM}) sigaddset(&wanted, signal);
+  for (int signal : {SIGCHLD, SIGHUP, SIGINT, SIGTERM}) sigaddset(&wanted, signal);
   pthread_sigmask(SIG_BLOCK, &wanted, &former_);
   descriptor_ = Descriptor(signalfd(-1, &wanted, SFD_NONBLOCK | SFD_CLOEXEC));
 }
@@ -194,6 +194,7 @@ void LaunchJob::read_output(Child& child) {
 }
 
 void LaunchJob::take_signal(int number) {
+  if (number == SIGHUP && signals_passed_ > 0) return;  // a terminal that goes away may say so several times
   ++signals_passed_;
   for (Child& child : children_) {
     if (!child.process->running()) continue;

@@ -14,7 +14,7 @@
 
 namespace teratron {
 
-/// SIGCHLD, SIGINT and SIGTERM as something to poll, while it lives.
+/// SIGCHLD, SIGHUP, SIGINT and SIGTERM as something to poll, while it lives.
 class SignalQueue {
  public:
   SignalQueue();

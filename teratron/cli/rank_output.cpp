@@ -11,11 +11,12 @@ namespace {
 
 constexpr size_t kLastLines = 12;
 
-/// Of Megatron-LM's line "... iteration     12/   50 | ..."; 0 if it is another.
+/// Of Megatron-LM's line "... iteration     12/   50 | ..." or of the short "step 12/50 | ..."; 0 if it is another.
 int64_t iteration_of(std::string_view line) {
-  constexpr std::string_view word = " iteration ";
+  constexpr std::string_view word = " iteration ", short_word = "step ";
   const size_t at = line.find(word);
-  const size_t digits = at == line.npos ? at : line.find_first_not_of(' ', at + word.size());
+  size_t digits = at == line.npos ? at : line.find_first_not_of(' ', at + word.size());
+  if (line.starts_with(short_word)) digits = short_word.size();
   int64_t number = 0;
   if (digits == line.npos) return 0;
   const auto [end, error] = std::from_chars(line.data() + digits, line.data() + line.size(), number);
@@ -33,7 +34,9 @@ RankOutput::RankOutput(std::filesystem::path log, bool on_screen)
 }
 
 void RankOutput::add_line(std::string_view line) {
-  file_ << line << '\n' << std::flush;
+  if (file_ && !(file_ << line << '\n' << std::flush)) {
+    warn("{} is not written any more: {}", log_.string(), "no space, or its folder is gone");
+  }
   if (line.starts_with("error: ")) {
     has_failed_ = true;
     has_own_reason_ = has_own_reason_ || !line.starts_with("error: rank ");

@@ -1,6 +1,7 @@
 #include "teratron/pipeline/layout.h"
 
 #include <algorithm>
+#include <array>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -164,6 +165,12 @@ std::vector<int64_t> stage_lengths(const LayoutOptions& options) {
       options.stages - (options.first_stage_layers ? 1 : 0) - (options.last_stage_layers ? 1 : 0);
   const int64_t rest = counted - first - last;
   const bool fits = between >= 0 && rest >= between && (between == 0 ? rest == 0 : rest % between == 0);
+  if (!fits && between == 0) {
+    reject("num_layers",
+           fmt::format("num_layers = {}, and the only stages have {} layers of their own", options.layers,
+                       fmt::join(std::array{first, last}, " and ")),
+           "Choose first and last so that they add up to num_layers");
+  }
   if (!fits && (options.first_stage_layers || options.last_stage_layers)) {
     reject(
         "num_layers",

@@ -1,6 +1,7 @@
 #include "teratron/train/run_data.h"
 
 #include "teratron/data/gpt_dataset.h"
+#include "teratron/train/same_data.h"
 
 namespace teratron {
 
@@ -73,10 +74,12 @@ int64_t samples_per_epoch(const Registry::Run& run, const Registry& registry) {
 RunData::RunData(const Registry::Run& run, const Registry& registry, at::Device device)
     : args_(run.args), device_(device), mesh_(run.mesh) {
   const bool resets = args_.reset_attention_mask || args_.reset_position_ids;
-  if (mesh_.group(Axis::tp).rank == 0 && uses_data(mesh_, resets)) {
+  const bool reads = mesh_.group(Axis::tp).rank == 0 && uses_data(mesh_, resets);
+  if (reads) {
     GPTDatasets built = build(run, registry, wanted_samples(args_));
     datasets_ = {std::move(built.train), std::move(built.valid), std::move(built.test)};
   }
+  check_same_data(reads ? &datasets_ : nullptr, *mesh_.world().communicator);
   present_ = agree_on_presence(datasets_, mesh_.group({Axis::tp, Axis::pp}));
 }
 

@@ -18,7 +18,10 @@ static_assert(std::atomic<int>::is_always_lock_free, "the handler may only touch
 
 extern "C" void on_stop_signal(int signal) {
   int none = 0;
-  if (!received_signal.compare_exchange_strong(none, signal)) _exit(128 + signal);
+  if (!received_signal.compare_exchange_strong(none, signal)) {
+    if (signal == SIGHUP) return;  // a terminal that goes away may say so several times
+    _exit(128 + signal);
+  }
   constexpr std::string_view text = "\nstopping after this step; once more ends at once, without saving\n";
   if (announces) [[maybe_unused]]
     const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
@@ -37,11 +40,14 @@ StopSignals::StopSignals() {
   sigemptyset(&action.sa_mask);
   sigaction(SIGTERM, &action, &old_term_);
   sigaction(SIGINT, &action, &old_int_);
+  sigaction(SIGHUP, nullptr, &old_hangup_);
+  if (old_hangup_.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);  // nohup wants it ignored
 }
 
 StopSignals::~StopSignals() {
   sigaction(SIGTERM, &old_term_, nullptr);
   sigaction(SIGINT, &old_int_, nullptr);
+  sigaction(SIGHUP, &old_hangup_, nullptr);
   installed = false;
 }
 

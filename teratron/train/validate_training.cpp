@@ -1,6 +1,7 @@
 // Checks of batch arithmetic, schedules, precision, data, tokenizer and generation.
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "teratron/train/validate.h"
 
@@ -26,7 +27,7 @@ void check_batch_ramp(Validation& v, int64_t samples_at_once) {
              "Use start < global_batch_size, an increment that divides the difference, and samples > 0");
     return;
   }
-  for (const int64_t value : {start, increment}) {
+  for (const int64_t value : std::set{start, increment}) {
     v.divisible({.name = "rampup_batch_size",
                  .value = value,
                  .by = "micro_batch_size * data_parallel_size",

@@ -31,6 +31,14 @@ def test_fault_01_killed_rank(tmp_path):
     assert re.search(rf"error: rank 1 \(pid {pids[1]} on \S+\) has died", said), said[-1000:]
 
 
+def test_fault_01_names_the_iteration_of_short_lines(tmp_path):
+    job = kept(tmp_path, 100000, 100000)
+    process = start_job(*job, "--tp", "2", "--log-interval", "1", "--log-format", "short", flags=["--nproc-per-node", 2])
+    wait_for(lambda: len(steps(tmp_path)) >= 3, "three steps")
+    os.kill(rank_pids(process)[1], signal.SIGKILL)
+    assert re.search(r"rank 1 .* the first of all, after iteration \d+", process.communicate(timeout=30)[1])
+
+
 @pytest.mark.parametrize("backend", BACKENDS[1:])
 def test_fault_01_restart_resumes_bitwise(tmp_path, backend):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -168,12 +176,15 @@ def test_a_failure_of_one_rank_keeps_its_exit_code(tmp_path, backend):
     assert "comm.collective" in message(result)
 
 
+@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGHUP, signal.SIGHUP]])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_signal_saves_and_exits_75(tmp_path, backend):
+def test_signal_saves_and_exits_75(tmp_path, backend, signals):
     run = tmp_path / "run"
     process = start_job(*kept(run, 100000, 100000), "--tp", "2", flags=["--nproc-per-node", 2, "--backend", backend])
     wait_for(lambda: len(steps(run)) >= 3, "three steps")
-    process.send_signal(signal.SIGINT)
+    for number in signals:
+        process.send_signal(number)
+        time.sleep(0.02)
     output, errors = process.communicate(timeout=30)
     assert process.returncode == 75, output[-1000:] + errors
     assert int((run / "latest_checkpointed_iteration.txt").read_text()) == steps(run)[-1]

@@ -1,11 +1,14 @@
 """What `teratron launch` is told, by flags and by Accelerate's file: it is obeyed, or refused in words."""
 
+import json
 import os
 import re
 import shutil
+import subprocess
 
 import pytest
-from program import BINARY, JOB, free_port, losses, message, needs_binary, processes, teratron, train
+from program import (BINARY, JOB, TINY, VOCABULARY, environment, free_port, losses, message, needs_binary, processes, teratron,
+                     train)
 
 pytestmark = needs_binary
 
@@ -220,3 +223,23 @@ def test_environment_is_passed_on(tmp_path):
     finally:
         del os.environ["NCCL_DEBUG"]
     assert sorted(result.stdout.split("\n")) == ["", "0 of 2 WARN 0", "1 of 2 WARN 1"]
+
+
+@pytest.mark.parametrize("layout", [[], ["--pp", "2"]])
+@pytest.mark.parametrize("documents", [41, 3])
+def test_fault_23_different_data(tmp_path, layout, documents):
+    """Two machines with other files under the same name; that of the second has no text left for validation."""
+    port, started = free_port(), []
+    for node, count in enumerate([41, documents]):
+        folder = tmp_path / str(node)
+        folder.mkdir()
+        (folder / "text.jsonl").write_text("".join(json.dumps({"text": f"{i % 50} 7 {node} 9 " * 30}) + "\n" for i in range(count)))
+        teratron("preprocess", "--input", folder / "text.jsonl", "--output-prefix", folder / "my", *VOCABULARY)
+        machine = ["--nnodes", "2", "--node-rank", str(node), "--master-addr", "127.0.0.1", "--master-port", str(port)]
+        job = [*TINY, *VOCABULARY, "--data-path", "my_text_document", "--global-batch-size", "4", "--train-iters", "4", *layout,
+               "--eval-iters", "1", "--eval-interval", "2"]
+        started.append(subprocess.Popen([BINARY, "launch", "--nproc-per-node", "1", *machine, "--", "pretrain", "gpt", *job],
+                                        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()))
+    errors = [process.communicate(timeout=60)[1] for process in started]
+    assert [process.returncode for process in started] == [2, 2], errors
+    assert re.search(r"the ranks read different data; train: rank 0 has \d+ samples \(checksum \w{8}\), rank 1 has", errors[0])
