@@ -99,7 +99,8 @@ struct CheckpointInfo {
 /// `directory` itself if it is a checkpoint, else the newest in it whose manifest and file sizes are sound (others are
 /// named in a warning), or that of `iteration`. Newest is what was committed last, even after a restart from an earlier iteration.
 /// Nothing where there is none; UserError(checkpoint) where there were some and none is sound, where
-/// `iteration` is missing or unsound, or where the folder holds PyTorch files (.pt, .distcp).
+/// `iteration` is missing or unsound, or where the folder holds PyTorch files (.pt, .distcp); UserError(config) where
+/// a rank does not see what rank 0 found.
 std::optional<std::filesystem::path> find_checkpoint(const std::filesystem::path& directory,
                                                      std::optional<int64_t> iteration, Peers& peers);
 
@@ -109,7 +110,8 @@ CheckpointInfo open_checkpoint(const std::filesystem::path& path);
 /// Compares the named fields of the saved configuration with this run's (both JSON objects; a field that
 /// either lacks is skipped). UserError(checkpoint) with one problem per differing field. Not collective.
 void check_same_model(const CheckpointInfo& info, const std::string& config,
-                      const std::vector<std::string>& fields);
+                      const std::vector<std::string>& fields,
+                      const std::string& fix = "Use the settings of the checkpoint, or another folder");
 
 // ---- Loading ----
 
@@ -151,7 +153,7 @@ struct LoadRequest {
   bool own = true;      // false: the folder is another run's, and nothing in it is renamed
 };
 
-/// find + open + load. A damaged checkpoint of one's own is renamed to iter_N.bad, loudly, and the next older one is
+/// find + open + load. UserError(config) where a rank does not see what rank 0 found. A damaged checkpoint of one's own is renamed to iter_N.bad, loudly, and the next older one is
 /// tried. Nothing where the directory holds no checkpoint.
 std::optional<CheckpointInfo> load_checkpoint(const LoadRequest& request, Peers& peers);
 

@@ -2,9 +2,12 @@
 #include <atomic>
 #include <csignal>
 #include <fstream>
+#include <functional>
 #include <random>
+#include <thread>
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -158,6 +161,44 @@ TEST_F(CheckpointFault, fault_09_a_directory_that_is_not_shared) {
         << error.what();
   }
   EXPECT_TRUE(fs::is_empty(directory_ / "node0"));
+}
+
+// Likewise a checkpoint: the ranks are threads, each with a working directory of its own.
+TEST_F(CheckpointFault, fault_09_a_checkpoint_that_is_not_shared) {
+  bool possible = false;
+  std::thread([&possible] { possible = ::unshare(CLONE_FS) == 0; }).join();
+  if (!possible) GTEST_SKIP() << "threads may not have working directories of their own here";
+  save(1, 2);
+  const auto before = names();
+  const TemporaryDirectory elsewhere;
+  const fs::path name = directory_.path().filename();
+  const auto error_of = [&](const std::function<void(Peers&)>& body) {
+    try {
+      run_peers(2, [&](Peers& peers) {
+        ::unshare(CLONE_FS);
+        fs::current_path(peers.rank() == 0 ? directory_.path().parent_path() : elsewhere.path());
+        body(peers);
+      });
+    } catch (const DamagedCheckpoint& error) {
+      ADD_FAILURE() << error.what();
+    } catch (const UserError& error) {
+      EXPECT_EQ(error.exit_code(), ExitCode::config);
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const auto load_there = [&](Peers& peers) {
+    TestTensors own = tensors(peers.rank(), 2);
+    load_checkpoint({.directory = name, .tensors = own.list()}, peers);
+  };
+  const auto find_there = [&](Peers& peers) { find_checkpoint(name, {}, peers); };
+  for (const char* made : {"nothing", "", "iter_0000001"}) {
+    if (made != std::string("nothing")) fs::create_directories(elsewhere / name.string() / made);
+    EXPECT_NE(error_of(load_there).find("not to be seen here (rank 1)"), std::string::npos) << made;
+    EXPECT_NE(error_of(find_there).find("not to be seen here (rank 1)"), std::string::npos) << made;
+  }
+  EXPECT_EQ(names(), before) << "nothing is set aside";
+  EXPECT_EQ(load(2), 1);
 }
 
 TEST_F(CheckpointFault, fault_10_transient_errors_while_saving_and_loading) {

@@ -102,6 +102,18 @@ std::string next_candidate(const LoadRequest& request, const std::set<fs::path>&
   return next == paths.end() ? "" : next->string();
 }
 
+// A folder that one machine does not see is not damaged.
+void check_shared(const fs::path& path, Peers& peers) {
+  const std::vector<std::string> seen =
+      on_every_rank(peers, [&] { return has_manifest(path) ? "here" : ""; });
+  on_every_rank(peers, [&]() -> std::string {
+    if (seen[0].empty() || !seen[peers.rank()].empty()) return "";
+    throw config_error({.what = "what rank 0 found there is not to be seen here",
+                        .where = printable(path.string(), 4096),
+                        .fix = "Load from a file system that all nodes share"});
+  });
+}
+
 }  // namespace
 
 std::optional<fs::path> find_checkpoint(const fs::path& directory, std::optional<int64_t> iteration,
@@ -114,6 +126,7 @@ std::optional<fs::path> find_checkpoint(const fs::path& directory, std::optional
     return path.string();
   });
   if (found.empty()) return std::nullopt;
+  check_shared(found, peers);
   return fs::path(found);
 }
 
@@ -132,7 +145,7 @@ CheckpointInfo open_checkpoint(const fs::path& path) {
 }
 
 void check_same_model(const CheckpointInfo& info, const std::string& config,
-                      const std::vector<std::string>& fields) {
+                      const std::vector<std::string>& fields, const std::string& fix) {
   const json saved = json::parse(info.config);
   const json current = json::parse(config);
   std::vector<Problem> problems;
@@ -143,7 +156,7 @@ void check_same_model(const CheckpointInfo& info, const std::string& config,
                         .where = printable(info.path.string(), 4096)});
   }
   if (problems.empty()) return;
-  problems.back().fix = "Use the settings of the checkpoint, or another folder";
+  problems.back().fix = fix;
   throw UserError(ExitCode::checkpoint, std::move(problems));
 }
 
@@ -159,6 +172,7 @@ std::optional<CheckpointInfo> load_checkpoint(const LoadRequest& request, Peers&
                         .fix = "Check the file system, then restore one or start afresh in another folder"});
       throw DamagedCheckpoint(std::move(damage));
     }
+    check_shared(path, peers);
     try {
       CheckpointInfo info;
       std::vector<LocalTensor> tensors = request.tensors;

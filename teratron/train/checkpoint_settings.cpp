@@ -3,8 +3,9 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/directory.h"
-#include "teratron/train/model_checkpoint.h"
+#include "teratron/train/model_fields.h"
 
 namespace teratron {
 

@@ -9,8 +9,11 @@
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
 #include "teratron/base/tensor_dtype.h"
+#include "teratron/train/model_fields.h"
 
 namespace teratron {
+
+using nlohmann::json;
 
 namespace {
 
@@ -140,10 +143,32 @@ bool has_optimizer(const CheckpointInfo& info) {
   return first != info.tensors.end() && first->first.starts_with("optimizer.");
 }
 
+// What the checkpoint's settings and this run's say of the model.
+struct BothSettings {
+  BothSettings(const CheckpointInfo& info, const LoadOptions& options)
+      : saved(json::parse(plain_settings(info.config, info.path.string()))),
+        current(json::parse(plain_settings(options.config, "this run"))) {}
+  bool differ(const std::string& field) const {
+    return saved.contains(field) && current.contains(field) && saved[field] != current[field];
+  }
+  json saved;
+  json current;
+};
+
 void check_loadable(const CheckpointInfo& info, const LoadOptions& options) {
+  const BothSettings settings(info, options);
   std::vector<std::string> fields = model_fields();
+  for (const std::string& free : free_fields(options.config, options.finetune)) std::erase(fields, free);
   if (options.optimizer) fields.insert(fields.end(), {"bf16", "fp16", "optimizer"});
-  check_same_model(info, options.config, fields);
+  std::string fix = "Use the settings of the checkpoint, or another folder";
+  const std::vector<std::string> positions = free_fields(options.config, true);
+  if (std::ranges::any_of(fields, [&](const std::string& field) {
+        return settings.differ(field) && std::ranges::find(positions, field) != positions.end();
+      })) {
+    fix += "; --finetune starts a new run from its weights and may change the rotary positions";
+  }
+  check_same_model({.path = info.path, .config = settings.saved.dump()}, settings.current.dump(), fields,
+                   fix);
   if (options.optimizer && !has_optimizer(info)) {
     throw checkpoint_error({.what = "the checkpoint holds no optimizer state",
                             .where = info.path.string(),
@@ -151,41 +176,18 @@ void check_loadable(const CheckpointInfo& info, const LoadOptions& options) {
   }
 }
 
-}  // namespace
-
-const std::vector<std::string>& model_fields() {
-  static const std::vector<std::string> fields = {"num_layers",
-                                                  "hidden_size",
-                                                  "ffn_hidden_size",
-                                                  "num_attention_heads",
-                                                  "group_query_attention",
-                                                  "num_query_groups",
-                                                  "kv_channels",
-                                                  "max_position_embeddings",
-                                                  "position_embedding_type",
-                                                  "rotary_percent",
-                                                  "rotary_base",
-                                                  "rotary_interleaved",
-                                                  "rotary_seq_len_interpolation_factor",
-                                                  "use_rope_scaling",
-                                                  "rope_scaling_factor",
-                                                  "window_size",
-                                                  "window_attn_skip_freq",
-                                                  "normalization",
-                                                  "norm_epsilon",
-                                                  "apply_layernorm_1p",
-                                                  "apply_residual_connection_post_layernorm",
-                                                  "qk_layernorm",
-                                                  "swiglu",
-                                                  "geglu",
-                                                  "squared_relu",
-                                                  "bias_gelu_fusion",
-                                                  "untie_embeddings_and_output_weights",
-                                                  "add_bias_linear",
-                                                  "add_qkv_bias",
-                                                  "tokenizer_vocab_size"};
-  return fields;
+void note_changes(const CheckpointInfo& info, const LoadOptions& options) {
+  const BothSettings settings(info, options);
+  for (const std::string& field : free_fields(options.config, options.finetune)) {
+    if (!settings.differ(field)) continue;
+    notice("{} is {} now and was {} when {} was saved: {}", field, printable(settings.current[field].dump()),
+           printable(settings.saved[field].dump()), printable(info.path.string(), 4096),
+           field == "max_position_embeddings" ? "no weight depends on it"
+                                              : "its weights go on with other rotary positions");
+  }
 }
+
+}  // namespace
 
 std::filesystem::path save_model(Trainer& trainer, const SaveOptions& options) {
   const auto tensors = to_host(trainer, options, HostTensors::Kind::in_place);
@@ -221,6 +223,7 @@ std::optional<CheckpointInfo> load_model(Trainer& trainer, const LoadOptions& op
                                     peers);
   if (!info) return std::nullopt;
   tensors.copy_from_host();
+  if (peers.rank() == 0) note_changes(*info, options);
   if (!options.optimizer) trainer.optimizer().reset_master_weights();
   if (Fp8Scaling* scaling = trainer.parameters().fp8()) {
     fp8_loaded ? scaling->restored() : scaling->weights_changed();

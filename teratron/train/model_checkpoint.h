@@ -33,9 +33,10 @@ std::unique_ptr<BackgroundSave> start_saving_model(Trainer& trainer, const SaveO
 struct LoadOptions {
   std::filesystem::path directory;
   std::optional<int64_t> iteration;
-  std::string config = "{}";  // this run's; differing model fields are rejected
+  std::string config = "{}";  // this run's; another model is rejected
   bool optimizer = true;
-  bool own = true;  // this run saves to the directory: what is damaged there may be renamed
+  bool finetune = false;  // rotary positions may be others than those of the checkpoint, which a notice says
+  bool own = true;        // this run saves to the directory: what is damaged there may be renamed
 };
 
 /// Loads into the trainer; nothing where there is no checkpoint. Weights of another dtype are converted, which
@@ -44,8 +45,5 @@ std::optional<CheckpointInfo> load_model(Trainer& trainer, const LoadOptions& op
 
 /// Weights alone into a model without a trainer. `path` is an iter_* directory. Collective over `peers`.
 void load_weights(ParameterSet& parameters, const std::filesystem::path& path, Peers& peers);
-
-/// The settings that make two runs' models the same, by name.
-const std::vector<std::string>& model_fields();
 
 }  // namespace teratron

@@ -316,6 +316,46 @@ TEST_F(Resume, AnotherModelIsRejectedWithEveryDifference) {
   }
 }
 
+TEST_F(Resume, TheSameModelInOtherWordsGoesOn) {
+  EXPECT_EQ(train(flags("run", {"--exit-interval", "5", "--rotary-base", "500"})), ExitCode::ok);
+  EXPECT_EQ(train(flags("run", {"--exit-interval", "10", "--group-query-attention", "--num-query-groups", "2",
+                                "--window-size", "-1,0"})),
+            ExitCode::ok);
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "iter_0000010"));
+}
+
+TEST_F(Resume, RotaryPositionsGrowLongerAndAreStretchedByAFinetuning) {
+  const std::vector<std::string> rope = {"--position-embedding-type", "rope"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), rope.begin(), rope.end());
+    return more;
+  };
+  EXPECT_EQ(train(flags("run", with({"--exit-interval", "5"}))), ExitCode::ok);
+  std::string text = warned(flags("run", with({"--exit-interval", "10", "--max-position-embeddings", "32"})));
+  EXPECT_NE(text.find("max_position_embeddings is 32 now and was 8"), std::string::npos) << text;
+  for (const auto& [name, more] :
+       {std::pair{"rotary_base", std::vector<std::string>{"--rotary-base", "500"}},
+        std::pair{"rotary_seq_len_interpolation_factor",
+                  std::vector<std::string>{"--rotary-seq-len-interpolation-factor", "4"}}}) {
+    const std::string failure = failure_of(flags("run", with(more)), 1, {});
+    EXPECT_NE(failure.find(name), std::string::npos) << "another function of the same weights: " << failure;
+    EXPECT_NE(failure.find("--finetune"), std::string::npos) << failure;
+    std::vector<std::string> finetune = with(more);
+    finetune.insert(finetune.end(), {"--finetune", "--exit-interval", "2", "--max-position-embeddings", "16",
+                                     "--save", (folder_ / name).string()});
+    text = warned(flags("run", finetune));
+    EXPECT_NE(text.find(std::string(name) + " is "), std::string::npos) << text;
+    finetune = with(more);
+    finetune.insert(finetune.end(),
+                    {"--pretrained-checkpoint", (folder_ / "run").string(), "--exit-interval", "2"});
+    text = warned(flags(std::string("from_") + name, finetune));
+    EXPECT_NE(text.find(std::string(name) + " is "), std::string::npos) << text;
+  }
+  const std::string failure =
+      failure_of(flags("run", with({"--finetune", "--rotary-percent", "0.5"})), 1, {});
+  EXPECT_NE(failure.find("rotary_percent"), std::string::npos) << failure;
+}
+
 TEST_F(Resume, MissingCheckpoints) {
   const std::vector<std::string> elsewhere = {"--load", (folder_ / "nothing").string(), "--train-iters", "5"};
   EXPECT_EQ(train(flags("run", elsewhere)), ExitCode::ok);

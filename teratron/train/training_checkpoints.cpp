@@ -38,6 +38,7 @@ std::optional<CheckpointInfo> Training::load_from(const std::string& directory, 
                              .iteration = weights_only ? std::nullopt : args_.ckpt_step,
                              .config = config_json(),
                              .optimizer = !weights_only && !args_.finetune && !args_.no_load_optim,
+                             .finetune = weights_only || args_.finetune,
                              .own = args_.save == directory});
   if (info && mesh_.rank() == 0) {
     print(" loading checkpoint from {} at iteration {}", info->path.string(), info->iteration);

@@ -37,6 +37,15 @@ std::string multiples_text(int64_t value, int64_t step);
 /// a * b, or nullopt when it does not fit.
 std::optional<int64_t> product(int64_t a, int64_t b);
 
+/// Settings that have nothing to act on beside the others.
+struct Inert {
+  std::vector<std::string_view> names;
+  bool always;           // under these settings
+  std::string_view why;  // "--x has no effect" + why
+};
+/// Those of the model.
+std::vector<Inert> inert_model(const Arguments& args);
+
 void check_model(Validation& v);
 void check_layers(Validation& v);
 void check_parallel(Validation& v, int64_t world_size);

@@ -5,12 +5,6 @@ namespace teratron {
 
 namespace {
 
-struct Inert {
-  std::vector<std::string_view> names;
-  bool always;           // under these settings
-  std::string_view why;  // "--x has no effect" + why
-};
-
 std::vector<Inert> inert_data(const Arguments& a) {
   return {{{"split", "data_cache_path", "mid_level_dataset_surplus"}, a.mock_data, "with --mock-data"},
           {{"data_sharding"}, a.dataloader_type != "cyclic", "without --dataloader-type cyclic"},
@@ -64,14 +58,36 @@ std::vector<Inert> inert_layout(const Arguments& a) {
            "unless there are several pipeline stages and data-parallel ranks"}};
 }
 
+// The flag that gave a setting its value.
+std::string flag_behind(std::string_view name, const Arguments& args) {
+  const Arguments defaults;
+  const Field& field = arguments_schema().field(name);
+  const bool off = get_value(field, &args) == Value(false) && get_value(field, &defaults) == Value(true);
+  return off ? "--no" + flag_of(name).substr(1) : flag_of(name);
+}
+
 }  // namespace
 
+std::vector<Inert> inert_model(const Arguments& a) {
+  const bool rotary = a.position_embedding_type == "rope";
+  return {{{"num_query_groups"}, !a.group_query_attention, "without --group-query-attention"},
+          {{"rotary_percent", "rotary_base", "rotary_interleaved", "rotary_seq_len_interpolation_factor",
+            "use_rope_scaling", "rope_scaling_factor"},
+           !rotary,
+           "without --position-embedding-type rope"},
+          {{"rope_scaling_factor"}, rotary && !a.use_rope_scaling, "without --use-rope-scaling"},
+          {{"window_attn_skip_freq"}, !a.window_size, "without --window-size"},
+          {{"bias_gelu_fusion"},
+           a.swiglu || a.geglu || a.squared_relu || a.openai_gelu,
+           "on another activation than GELU"}};
+}
+
 void note_inert(Validation& v) {
-  for (const auto& inert : {inert_data, inert_tokenizer, inert_schedule, inert_layout}) {
+  for (const auto& inert : {inert_model, inert_data, inert_tokenizer, inert_schedule, inert_layout}) {
     for (const Inert& group : inert(v.args)) {
       for (const std::string_view name : group.names) {
         if (group.always && v.chosen(name))
-          v.note(fmt::format("{} has no effect {}", flag_of(name), group.why));
+          v.note(fmt::format("{} has no effect {}", flag_behind(name, v.args), group.why));
       }
     }
   }

@@ -18,18 +18,7 @@ void check_positions(Validation& v) {
       v.derived("position_embedding_type");
     }
   }
-  if (a.position_embedding_type != "rope") {
-    for (const std::string_view name :
-         {"rotary_percent", "rotary_base", "rotary_interleaved", "rotary_seq_len_interpolation_factor",
-          "use_rope_scaling", "rope_scaling_factor"}) {
-      if (v.chosen(name))
-        v.note(fmt::format("{} has no effect without --position-embedding-type rope", flag_of(name)));
-    }
-    return;
-  }
-  if (v.chosen("rope_scaling_factor") && !a.use_rope_scaling) {
-    v.note("--rope-scaling-factor has no effect without --use-rope-scaling");
-  }
+  if (a.position_embedding_type != "rope") return;
   if (a.use_rope_scaling && a.rotary_seq_len_interpolation_factor) {
     v.reject("use_rope_scaling", "use_rope_scaling and rotary_seq_len_interpolation_factor are both set",
              "Give one of them");
@@ -46,10 +35,7 @@ void check_positions(Validation& v) {
 
 void check_windows(Validation& v) {
   const Arguments& a = v.args;
-  if (!a.window_size) {
-    if (a.window_attn_skip_freq) v.note("--window-attn-skip-freq has no effect without --window-size");
-    return;
-  }
+  if (!a.window_size) return;
   if (!is_window_size(*a.window_size)) {
     v.reject("window_size",
              fmt::format("window_size = '{}' is no pair of numbers", printable(*a.window_size)),
@@ -72,12 +58,7 @@ void check_activation(Validation& v) {
     v.reject("swiglu", "more than one of swiglu, geglu, squared_relu and openai_gelu is set",
              "Give one of them");
   }
-  if (kinds > 0) {
-    if (v.chosen("bias_gelu_fusion"))
-      v.note("--no-bias-gelu-fusion has no effect on another activation than GELU");
-    return;
-  }
-  if (a.add_bias_linear || !a.bias_gelu_fusion || v.chosen("bias_gelu_fusion")) return;
+  if (kinds > 0 || a.add_bias_linear || !a.bias_gelu_fusion || v.chosen("bias_gelu_fusion")) return;
   a.bias_gelu_fusion = false;
   v.derived("bias_gelu_fusion");
 }

@@ -107,6 +107,11 @@ TEST(FinishLayers, OptionsWithNothingToActOnAreNoted) {
   }
 }
 
+TEST(FinishLayers, AnInertSwitchIsNotedAsItWasWritten) {
+  EXPECT_EQ(finished({"--swiglu", "--no-bias-gelu-fusion"}).notices,
+            Texts{"--no-bias-gelu-fusion has no effect on another activation than GELU"});
+}
+
 // --- architectures by name or by file
 
 std::string refusal(const Texts& args) {

@@ -90,11 +90,7 @@ void check_heads(Validation& v) {
                .by = "tensor_model_parallel_size",
                .divisor = tp,
                .reason = "Heads are split over tensor-parallel ranks"});
-  if (!a.group_query_attention) {
-    if (v.chosen("num_query_groups"))
-      v.note("--num-query-groups has no effect without --group-query-attention");
-    return;
-  }
+  if (!a.group_query_attention) return;
   v.divisible({.name = "num_attention_heads",
                .value = *a.num_attention_heads,
                .by = "num_query_groups",

@@ -50,8 +50,8 @@ TEST(Finish, ChosenValuesStay) {
   EXPECT_EQ(p.args.split, "8,1,1");
   EXPECT_TRUE(p.args.sequence_parallel);
   ASSERT_EQ(p.notices.size(), 3u);
-  EXPECT_EQ(p.notices[0], "--num-query-groups has no effect without --group-query-attention");
-  EXPECT_EQ(p.notices[1], "--sequence-parallel has no effect at tensor_model_parallel_size 1");
+  EXPECT_EQ(p.notices[0], "--sequence-parallel has no effect at tensor_model_parallel_size 1");
+  EXPECT_EQ(p.notices[1], "--num-query-groups has no effect without --group-query-attention");
   EXPECT_EQ(p.notices[2], "--split has no effect with --mock-data");
 }
 
