@@ -75,6 +75,10 @@ std::string Validation::where(std::string_view name) const {
   return chosen(name) ? sources.find(name)->second : flag_of(name);
 }
 
+void Validation::note(std::string line) {
+  notices.push_back(std::move(line));
+}
+
 void Validation::reject(std::string_view name, std::string what, std::string fix) {
   problems.push_back({.what = std::move(what), .where = where(name), .fix = std::move(fix)});
 }

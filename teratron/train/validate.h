@@ -16,7 +16,7 @@ struct Validation {
   /// Where the user set it, else its flag.
   std::string where(std::string_view name) const;
   void reject(std::string_view name, std::string what, std::string fix);
-  void note(std::string line) { notices.push_back(std::move(line)); }
+  void note(std::string line);
   /// Records that a value was computed.
   void derived(std::string_view name) { sources[std::string(name)] = "derived"; }
   /// value % divisor == 0, else a problem that names both; the fix lists values near `value`.
