@@ -176,6 +176,15 @@ def test_a_failure_of_one_rank_keeps_its_exit_code(tmp_path, backend):
     assert "comm.collective" in message(result)
 
 
+@pytest.fixture
+def heeded_hangups():
+    """Also where the tests themselves run under nohup, whose children ignore SIGHUP."""
+    former = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, former)
+
+
+@pytest.mark.usefixtures("heeded_hangups")
 @pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGHUP, signal.SIGHUP]])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_signal_saves_and_exits_75(tmp_path, backend, signals):
