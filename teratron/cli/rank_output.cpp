@@ -35,7 +35,7 @@ RankOutput::RankOutput(std::filesystem::path log, bool on_screen)
 
 void RankOutput::add_line(std::string_view line) {
   if (file_ && !(file_ << line << '\n' << std::flush)) {
-    warn("{} is not written any more: {}", log_.string(), "no space, or its folder is gone");
+    warn("{} is not written any more: no space, or its folder is gone", log_.string());
   }
   if (line.starts_with("error: ")) {
     has_failed_ = true;

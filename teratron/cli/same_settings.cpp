@@ -40,20 +40,14 @@ std::string shown(const json& settings, const std::string& key) {
 
 /// "hidden_size: rank 0 has 64, ranks 1, 3 have 128", where not all have the same.
 std::string difference_at(const std::string& key, const std::vector<json>& all) {
-  std::vector<std::pair<std::string, std::vector<int64_t>>> kinds;
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    const std::string value = shown(all[rank], key);
-    auto kind = std::find_if(kinds.begin(), kinds.end(), [&](const auto& k) { return k.first == value; });
-    if (kind == kinds.end()) kind = kinds.insert(kinds.end(), {value, {}});
-    kind->second.push_back(static_cast<int64_t>(rank));
+  std::vector<int64_t> ranks;
+  std::vector<std::string> values;
+  for (const json& settings : all) {
+    ranks.push_back(static_cast<int64_t>(ranks.size()));
+    values.push_back(shown(settings, key));
   }
-  if (kinds.size() == 1) return "";
-  std::vector<std::string> parts;
-  for (const auto& [value, ranks] : kinds) {
-    parts.push_back(
-        fmt::format("{} {} {}", ranks_in_words(ranks), ranks.size() == 1 ? "has" : "have", value));
-  }
-  return fmt::format("{}: {}", key, fmt::join(parts, ", "));
+  const std::string text = who_has_what(ranks, values);
+  return text.empty() ? "" : fmt::format("{}: {}", key, text);
 }
 
 UserError disagreement(const std::vector<json>& all) {

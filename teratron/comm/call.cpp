@@ -25,14 +25,31 @@ std::string collective_in_words(const std::string& call, int64_t sequence, std::
   return fmt::format("{} (collective {} of {})", call, sequence, group_in_words(ranks));
 }
 
-std::string difference(std::span<const int64_t> ranks, std::span<const std::string> calls, int64_t sequence) {
+std::vector<std::pair<std::string, std::vector<int64_t>>> ranks_by_text(std::span<const int64_t> ranks,
+                                                                        std::span<const std::string> texts) {
   std::vector<std::pair<std::string, std::vector<int64_t>>> kinds;
   for (size_t i = 0; i < ranks.size(); ++i) {
     auto it =
-        std::find_if(kinds.begin(), kinds.end(), [&](const auto& kind) { return kind.first == calls[i]; });
-    if (it == kinds.end()) it = kinds.insert(kinds.end(), {calls[i], {}});
+        std::find_if(kinds.begin(), kinds.end(), [&](const auto& kind) { return kind.first == texts[i]; });
+    if (it == kinds.end()) it = kinds.insert(kinds.end(), {texts[i], {}});
     it->second.push_back(ranks[i]);
   }
+  return kinds;
+}
+
+std::string who_has_what(std::span<const int64_t> ranks, std::span<const std::string> texts) {
+  const auto kinds = ranks_by_text(ranks, texts);
+  if (kinds.size() <= 1) return "";
+  std::vector<std::string> parts;
+  for (const auto& [text, holders] : kinds) {
+    parts.push_back(
+        fmt::format("{} {} {}", ranks_in_words(holders), holders.size() == 1 ? "has" : "have", text));
+  }
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+std::string difference(std::span<const int64_t> ranks, std::span<const std::string> calls, int64_t sequence) {
+  const auto kinds = ranks_by_text(ranks, calls);
   if (kinds.size() <= 1) return "";
   std::vector<std::string> parts;
   for (const auto& [call, askers] : kinds) parts.push_back(ranks_in_words(askers) + ": " + call);

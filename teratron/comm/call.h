@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace teratron {
@@ -23,6 +24,12 @@ std::string group_in_words(std::span<const int64_t> ranks);
 std::string ranks_in_words(std::span<const int64_t> ranks);
 /// "all_reduce(sum) Float [4, 2] (collective 7 of group [0 2])"
 std::string collective_in_words(const std::string& call, int64_t sequence, std::span<const int64_t> ranks);
+
+/// Who has what, in the order in which it is met first; texts[i] is that of ranks[i].
+std::vector<std::pair<std::string, std::vector<int64_t>>> ranks_by_text(std::span<const int64_t> ranks,
+                                                                        std::span<const std::string> texts);
+/// "rank 0 has 64, ranks 1, 3 have 128"; "" where all have the same.
+std::string who_has_what(std::span<const int64_t> ranks, std::span<const std::string> texts);
 
 /// Which ranks ask for what at one place of the sequence, calls[i] being that of ranks[i]; "" if all agree.
 std::string difference(std::span<const int64_t> ranks, std::span<const std::string> calls, int64_t sequence);

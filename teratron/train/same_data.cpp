@@ -1,6 +1,5 @@
 #include "teratron/train/same_data.h"
 
-#include <map>
 #include <vector>
 
 #include <fmt/ranges.h>
@@ -34,21 +33,15 @@ std::string described(const Dataset* dataset) {
 
 // "train: rank 0 has 96 samples (...), ranks 1, 2 have 48 samples (...)"; "" where all have the same.
 std::string difference_of(size_t split, const std::vector<std::string>& all) {
-  std::vector<std::pair<std::string, std::vector<int64_t>>> kinds;
+  std::vector<int64_t> readers;
+  std::vector<std::string> values;
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank].empty()) continue;
-    const std::string value = json::parse(all[rank]).at(split);
-    auto kind = std::find_if(kinds.begin(), kinds.end(), [&](const auto& k) { return k.first == value; });
-    if (kind == kinds.end()) kind = kinds.insert(kinds.end(), {value, {}});
-    kind->second.push_back(static_cast<int64_t>(rank));
+    readers.push_back(static_cast<int64_t>(rank));
+    values.push_back(json::parse(all[rank]).at(split));
   }
-  if (kinds.size() < 2) return "";
-  std::vector<std::string> parts;
-  for (const auto& [value, ranks] : kinds) {
-    parts.push_back(
-        fmt::format("{} {} {}", ranks_in_words(ranks), ranks.size() == 1 ? "has" : "have", value));
-  }
-  return fmt::format("{}: {}", names[split], fmt::join(parts, ", "));
+  const std::string text = who_has_what(readers, values);
+  return text.empty() ? "" : fmt::format("{}: {}", names[split], text);
 }
 
 }  // namespace
