@@ -69,7 +69,7 @@ at::Tensor Block::forward(const at::Tensor& x_SBH, const AttentionContext& conte
 Residual Block::residual(const Norm::Beside& stream, const AttentionContext& context, uint64_t site) const {
   return {.stream_SBH = residual_after_norm_ ? stream.normed.to(stream.x.scalar_type()) : stream.x,
           .dropout = {.rate = context.training ? hidden_dropout_ : 0.0,
-                      .key = {context.dropout_seed, site, context.first_sample},
+                      .key = {context.dropout_seed, site, context.samples_B},
                       .part = local_sequence(stream.x.size(0), parallel_),
                       .rows = context.dropout_rows}};
 }

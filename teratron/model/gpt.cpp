@@ -51,7 +51,7 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
   head_ = make_matmul(weight, nullptr);
 }
 
-at::Tensor GPT::embed(const MicroBatch& batch) {
+at::Tensor GPT::embed(const MicroBatch& batch, const AttentionContext& context) {
   at::Tensor x_SBH = word_embeddings_->forward(batch.tokens_SB);
   const SequencePart part = local_sequence(x_SBH.size(0), parallel_);
   if (position_embeddings_) {
@@ -60,17 +60,19 @@ at::Tensor GPT::embed(const MicroBatch& batch) {
   }
   if (config_.fp32_residual) x_SBH = x_SBH.to(at::kFloat);
   return bias_dropout_add(x_SBH, nullptr, at::Tensor(),
-                          {.rate = batch.training ? config_.hidden_dropout : 0.0,
-                           .key = {config_.dropout_seed, 0, batch.first_sample},
+                          {.rate = context.training ? config_.hidden_dropout : 0.0,
+                           .key = {context.dropout_seed, 0, context.samples_B},
                            .part = part});
 }
 
 AttentionContext GPT::attention_context(const MicroBatch& batch) const {
+  const bool drops = batch.training && (config_.hidden_dropout > 0.0 || config_.attention_dropout > 0.0);
   return {.rope = rope_.get(),
           .positions_SB = batch.positions_SB,
           .first_visible_BS = batch.first_visible_BS,
           .dropout_seed = config_.dropout_seed,
           .first_sample = batch.first_sample,
+          .samples_B = drops ? sample_numbers(batch) : at::Tensor(),
           .dropout_rows = std::make_shared<DropoutRows>(),
           .training = batch.training};
 }
@@ -78,7 +80,7 @@ AttentionContext GPT::attention_context(const MicroBatch& batch) const {
 Activations GPT::forward(const Activations& input, const MicroBatch& batch,
                          std::vector<KeyValueCache>* caches) {
   const AttentionContext context = attention_context(batch);
-  at::Tensor x_SBH = stage().embedding ? embed(batch) : input.hidden_SBH;
+  at::Tensor x_SBH = stage().embedding ? embed(batch, context) : input.hidden_SBH;
   tell(stage().embedding ? "embedding" : "the stage before", x_SBH, batch);
   x_SBH = blocks_->forward(x_SBH, context, caches);
   if (!final_norm_) return {x_SBH};

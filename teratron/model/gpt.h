@@ -30,7 +30,7 @@ class GPT : public Model {
   at::Device device() const { return device_; }
 
  private:
-  at::Tensor embed(const MicroBatch& batch);
+  at::Tensor embed(const MicroBatch& batch, const AttentionContext& context);
   at::Tensor logits_of(const at::Tensor& hidden_SBH);
   at::Tensor losses_of(const at::Tensor& hidden_SBH, const at::Tensor& labels_SB);
   AttentionContext attention_context(const MicroBatch& batch) const;

@@ -19,9 +19,13 @@ struct MicroBatch {
   at::Tensor labels_SB;         // i64; undefined when text is generated
   at::Tensor loss_mask_SB;      // fp32; undefined when text is generated
   at::Tensor first_visible_BS;  // i32 document bounds; undefined: none
-  int64_t first_sample = 0;     // global number of the first sample, for dropout
+  int64_t first_sample = 0;     // number of the first sample in the run
+  at::Tensor samples_B;         // i64 numbers of all samples, for dropout; undefined: counted from the first
   bool training = true;         // dropout is active
 };
+
+/// samples_B, or what it would be.
+at::Tensor sample_numbers(const MicroBatch& batch);
 
 /// What goes from stage to stage.
 struct Activations {

@@ -140,11 +140,12 @@ struct Softmax : torch::autograd::Function<Softmax> {
 // Rows (sample, head, query) of the scores, numbered through the whole training.
 at::Tensor score_rows(const AttentionRequest& request) {
   const at::Tensor& q = request.q_SBND;
-  const auto i64 = q.options().dtype(at::kLong).requires_grad(false);
-  const at::Tensor sample_B = at::arange(q.size(1), i64) + request.dropout_key.first_sample;
+  const at::Tensor& samples_B = request.dropout_key.samples_B;
+  TERATRON_ASSERT(samples_B.defined() && samples_B.numel() == q.size(1), "dropout without sample numbers");
+  const at::TensorOptions i64 = samples_B.options();
   const at::Tensor head_N = at::arange(q.size(2), i64) + request.first_head;
   const at::Tensor row_S = at::arange(q.size(0), i64) + (request.k_SBGD.size(0) - q.size(0));
-  const at::Tensor sample_head = (sample_B * request.all_heads).unsqueeze(1) + head_N;
+  const at::Tensor sample_head = (samples_B * request.all_heads).unsqueeze(1) + head_N;
   return (sample_head * request.k_SBGD.size(0)).unsqueeze(2).add(row_S).reshape(-1);
 }
 

@@ -17,9 +17,10 @@ using torch::autograd::variable_list;
 
 // Row (s, b) of a local [S, B, H] is row (sample, position) of the whole training.
 at::Tensor global_rows(const at::Tensor& x_SBH, const DropoutPlan& plan) {
-  const auto i64 = x_SBH.options().dtype(at::kLong);
-  const at::Tensor samples_B = at::arange(x_SBH.size(1), i64) + plan.key.first_sample;
-  const at::Tensor positions_S = at::arange(x_SBH.size(0), i64) + plan.part.first;
+  const at::Tensor& samples_B = plan.key.samples_B;
+  TERATRON_ASSERT(samples_B.defined() && samples_B.numel() == x_SBH.size(1),
+                  "dropout without sample numbers");
+  const at::Tensor positions_S = at::arange(x_SBH.size(0), samples_B.options()) + plan.part.first;
   return (samples_B * plan.part.whole).unsqueeze(0).add(positions_S.unsqueeze(1)).reshape(-1);
 }
 

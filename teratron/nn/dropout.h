@@ -14,8 +14,9 @@ struct DropoutKey {
   uint64_t seed = 0;
   /// Number of the place: layers and sites are counted through the whole model.
   uint64_t site = 0;
-  /// Global number of the micro-batch's first sample in the run.
-  int64_t first_sample = 0;
+  /// [B] i64: numbers of the micro-batch's samples in the run. Data, so that what is captured once (a CUDA graph) drops
+  /// other elements each time. Undefined where nothing is dropped.
+  at::Tensor samples_B;
 };
 
 /// Where a tensor [S, B, H] lies in the global activation: the position of its first row along S, of how

@@ -85,7 +85,7 @@ at::Tensor SelfAttention::forward_onto(const Residual& residual, const at::Tenso
                  .alibi_slopes = alibi_slopes_N_,
                  .score_divisor = options_.score_divisor,
                  .dropout = context.training ? options_.dropout : 0.0,
-                 .dropout_key = {context.dropout_seed, options_.dropout_site, context.first_sample},
+                 .dropout_key = {context.dropout_seed, options_.dropout_site, context.samples_B},
                  .dropout_rows = context.dropout_rows,
                  .first_head = group_.rank * groups * per_group,
                  .all_heads = options_.heads,

@@ -24,6 +24,7 @@ struct AttentionContext {
   at::Tensor first_visible_BS;  // see AttentionRequest
   uint64_t dropout_seed = 0;
   int64_t first_sample = 0;
+  at::Tensor samples_B;  // see DropoutKey
   std::shared_ptr<DropoutRows> dropout_rows =
       nullptr;           // to be shared by all layers; not by another micro-batch
   bool training = true;  // dropout is active

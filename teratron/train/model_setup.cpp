@@ -90,6 +90,14 @@ void check_fp8_on(const Arguments& args, const std::string& gpu, int64_t compute
                       .fix = "Leave it out, or train on Ada, Hopper or later GPUs"});
 }
 
+void check_graphs_on(const Arguments& args, at::Device device) {
+  if (args.cuda_graph_impl != "local" || device.is_cuda()) return;
+  throw config_error(
+      {.what = "cuda_graph_impl = local, but no GPU is visible to this process",
+       .where = "--cuda-graph-impl",
+       .fix = "Leave it out, or check the driver and CUDA_VISIBLE_DEVICES with `teratron env`"});
+}
+
 MeshOptions mesh_options(const Arguments& args) {
   return {.tp = args.tensor_model_parallel_size,
           .pp = args.pipeline_model_parallel_size,
@@ -175,7 +183,8 @@ TrainerOptions trainer_options(const Arguments& args, const GPTConfig& model, at
           .per_token_loss = args.calculate_per_token_loss,
           .reduce_in_bf16 = args.grad_reduce_in_bf16,
           .bucket_size = args.ddp_bucket_size.value_or(default_bucket),
-          .report_parameter_norm = args.log_params_norm};
+          .report_parameter_norm = args.log_params_norm,
+          .graphs_after = args.cuda_graph_impl == "local" ? args.cuda_graph_warmup_steps : 0};
 }
 
 LossScaler loss_scaler(const Arguments& args) {

@@ -23,6 +23,8 @@ at::Device choose_device(const Arguments& args);
 std::optional<Fp8Options> fp8_options(const Arguments& args);
 /// UserError(config) where --fp8-format is given and the GPU cannot multiply in FP8.
 void check_fp8_on(const Arguments& args, const std::string& gpu, int64_t compute_capability);
+/// UserError(config) where --cuda-graph-impl local is given and there is no GPU.
+void check_graphs_on(const Arguments& args, at::Device device);
 MeshOptions mesh_options(const Arguments& args);
 /// The logical vocabulary is the tokenizer's, or --vocab-size where that is larger.
 GPTConfig gpt_config(const Arguments& args, int64_t tokenizer_size);

@@ -27,6 +27,8 @@ struct StepLoss {
   std::vector<at::Tensor> metrics = {};
 };
 
+/// Under --cuda-graph-impl local forward_step() and loss() are called for a few steps and captured then: what they issue
+/// to the GPU is repeated, with the numbers that they had on the host at that time. get_batch() is always called.
 class TrainStep {
  public:
   virtual ~TrainStep() = default;

@@ -11,6 +11,7 @@
 #include "teratron/base/error.h"
 #include "teratron/comm/collectives.h"
 #include "teratron/pipeline/executor.h"
+#include "teratron/train/microbatch_graphs.h"
 
 namespace teratron {
 
@@ -156,7 +157,13 @@ Trainer::Trainer(const TrainerOptions& options, const Mesh& mesh)
                                .chunks = sizes});
   optimizer_ = std::make_unique<Optimizer>(*buffer_, mesh, options.optimizer);
   open_links(mesh, at::TensorOptions().dtype(options.dtype).device(options.device));
+  if (options.graphs_after == 0) return;
+  TERATRON_ASSERT(stages.size == 1 && parallel.group.size == 1, "graphs of what {} x {} ranks do together",
+                  stages.size, parallel.group.size);
+  graphs_ = std::make_unique<MicrobatchGraphs>(parameters_, options.graphs_after);
 }
+
+Trainer::~Trainer() = default;
 
 StateMemory Trainer::memory() const {
   return {.parameters = parameters_.numel(),
@@ -166,7 +173,6 @@ StateMemory Trainer::memory() const {
 }
 
 at::Tensor Trainer::forward(Model& chunk, const at::Tensor& input, const MicroBatch& batch, LossSum& sum) {
-  const auto timed = Timers::scope(options_.timers, "forward-compute", 2);
   const Activations output = chunk.forward({input}, batch);
   if (!chunk.stage().head) return output.hidden_SBH;
   const StepLoss result = step_.forward_step(chunk, output, batch);
@@ -203,15 +209,21 @@ MessageShape Trainer::message_shape(const MicroBatch& batch) const {
 
 Trainer::LossSum Trainer::run(const MicroBatches& microbatches, const Pass& pass) {
   LossSum sum = zero_sum();
+  run_onto(sum, microbatches, pass);
+  return sum;
+}
+
+void Trainer::run_onto(LossSum& sum, const MicroBatches& microbatches, const Pass& pass) {
   Window window(microbatches, pass.training);
   const auto last_chunk = static_cast<int64_t>(chunks_.size()) - 1;
   const auto forward_of = [&](const Action& action, const at::Tensor& input) {
     Model& chunk = *chunks_[action.chunk];
     const MicroBatch& batch = window.at(action.microbatch);
+    const auto timed = Timers::scope(pass.captured ? nullptr : options_.timers, "forward-compute", 2);
     const at::Tensor output =
         pass.logits ? forward_logits(chunk, input, batch, *pass.logits) : forward(chunk, input, batch, sum);
     if (action.chunk == last_chunk) window.drop(action.microbatch);
-    return chunk.stage().head ? output * pass.scale : output;
+    return chunk.stage().head && pass.scale.defined() ? output * pass.scale : output;
   };
   const auto before_backward = [&](const Action& action) {
     if (pass.reduces && action.microbatch == pass.microbatches - 1)
@@ -224,7 +236,6 @@ Trainer::LossSum Trainer::run(const MicroBatches& microbatches, const Pass& pass
                                                                 .forward_only = !pass.training,
                                                                 .early_receives = options_.overlap_p2p});
   run_schedule(actions, mesh_.pipeline_links(), {forward_of, before_backward}, message_shape(window.at(0)));
-  return sum;
 }
 
 // Only the last stage has losses; everybody gets to know them.
@@ -236,19 +247,37 @@ void Trainer::reduce(LossSum& sum) const {
   sum = {all.narrow(0, 0, 1), all.narrow(0, 1, 1), all.narrow(0, 2, sum.metrics.numel())};
 }
 
-// Of each micro-batch in backward.
-double Trainer::loss_scale(const StepPlan& plan) const {
+// Of each micro-batch in backward: f64, so that the product has the loss' type's own rounding. A tensor, as graphs keep
+// numbers.
+at::Tensor Trainer::loss_scale(const StepPlan& plan) const {
   const double share = buffer_->gradient_scale() / static_cast<double>(plan.microbatches);
-  return plan.hyper.loss_scale * (options_.per_token_loss ? 1.0 : share);
+  const double scale = plan.hyper.loss_scale * (options_.per_token_loss ? 1.0 : share);
+  return at::full({}, scale, at::TensorOptions().dtype(at::kDouble).device(options_.device));
+}
+
+Trainer::LossSum Trainer::forward_backward(const MicroBatches& microbatches, const StepPlan& plan) {
+  const auto timed = Timers::scope(options_.timers, "forward-backward", 1);
+  if (graphs_ && graphs_->begin_step()) return replay(microbatches, plan);
+  return run(microbatches, {.microbatches = plan.microbatches, .scale = loss_scale(plan)});
+}
+
+// Every micro-batch is a pass of its own.
+Trainer::LossSum Trainer::replay(const MicroBatches& microbatches, const StepPlan& plan) {
+  buffer_->finish_gather();
+  if (!kept_.scale.defined()) kept_ = {zero_sum(), loss_scale(plan)};
+  kept_.scale.copy_(loss_scale(plan));
+  for (const at::Tensor& sum : {kept_.sum.loss, kept_.sum.tokens, kept_.sum.metrics}) sum.zero_();
+  const auto body = [this](const MicroBatch& batch) {
+    run_onto(kept_.sum, [&batch](int64_t) { return batch; },
+             {.scale = kept_.scale, .reduces = false, .captured = true});
+  };
+  for (int64_t i = 0; i < plan.microbatches; ++i) graphs_->run(microbatches(i), i, body);
+  return kept_.sum;
 }
 
 StepInFlight Trainer::train_step(const MicroBatches& microbatches, const StepPlan& plan) {
   buffer_->start_step();
-  const auto forward_backward = [&] {
-    const auto timed = Timers::scope(options_.timers, "forward-backward", 1);
-    return run(microbatches, {.microbatches = plan.microbatches, .scale = loss_scale(plan)});
-  };
-  LossSum sum = forward_backward();
+  LossSum sum = forward_backward(microbatches, plan);
   {
     const auto timed = Timers::scope(options_.timers, "all-grads-sync", 1);
     buffer_->finish_reduction();

@@ -23,6 +23,7 @@
 
 namespace teratron {
 
+class MicrobatchGraphs;
 struct MessageShape;
 
 struct TrainerOptions {
@@ -47,6 +48,9 @@ struct TrainerOptions {
   bool reduce_in_bf16 = false;
   int64_t bucket_size = 40'000'000;  // elements of a gradient bucket
   bool report_parameter_norm = false;
+  /// Steps after which micro-batches of the training are replayed as CUDA graphs (microbatch_graphs.h); 0: they never
+  /// are. Without tensor and pipeline parallelism. Gradients are then reduced after the last backward, not under it.
+  int64_t graphs_after = 0;
   /// What is done with a micro-batch at the end of the model; null: Megatron-LM's GPT training. Must outlive it.
   TrainStep* step = nullptr;
   Timers* timers = nullptr;  // may be null; must outlive it
@@ -103,6 +107,7 @@ std::string to_string(const StateMemory& memory);
 class Trainer {
  public:
   Trainer(const TrainerOptions& options, const Mesh& mesh);
+  ~Trainer();
 
   struct StepPlan {
     int64_t microbatches = 1;
@@ -147,17 +152,23 @@ class Trainer {
   struct Pass {
     int64_t microbatches = 1;
     bool training = true;
-    double scale = 1.0;            // of each micro-batch's mean loss in backward
+    at::Tensor scale = {};         // of each micro-batch's mean loss in backward
     bool reduces = true;           // gradients over the data-parallel ranks
+    bool captured = false;         // nothing waits for the device
     at::Tensor* logits = nullptr;  // wanted instead of losses
   };
   /// Runs the schedule; the loss sums are this rank's, zero on stages without the head.
   LossSum run(const MicroBatches& microbatches, const Pass& pass);
+  /// The same onto `sum`.
+  void run_onto(LossSum& sum, const MicroBatches& microbatches, const Pass& pass);
+  /// Forward and backward of a training step, by graphs where there are some.
+  LossSum forward_backward(const MicroBatches& microbatches, const StepPlan& plan);
+  LossSum replay(const MicroBatches& microbatches, const StepPlan& plan);
   /// The chunk's output, or at the end of the model the loss to differentiate; adds to `sum` there.
   at::Tensor forward(Model& chunk, const at::Tensor& input, const MicroBatch& batch, LossSum& sum);
   at::Tensor forward_logits(Model& chunk, const at::Tensor& input, const MicroBatch& batch,
                             at::Tensor& logits);
-  double loss_scale(const StepPlan& plan) const;
+  at::Tensor loss_scale(const StepPlan& plan) const;
   LossSum zero_sum() const;
   MessageShape message_shape(const MicroBatch& batch) const;
   void reduce(LossSum& sum) const;
@@ -172,6 +183,13 @@ class Trainer {
   std::unique_ptr<FlatBuffer> buffer_;
   std::unique_ptr<Optimizer> optimizer_;
   std::shared_ptr<const StepEnd> last_end_;  // of the last step; null before the first
+  // What graphs read and write beside parameters and micro-batches.
+  struct Kept {
+    LossSum sum;
+    at::Tensor scale;
+  };
+  Kept kept_;
+  std::unique_ptr<MicrobatchGraphs> graphs_;  // null: none
 };
 
 }  // namespace teratron

@@ -60,6 +60,7 @@ Training::Training(const Arguments& args, const Mesh& mesh, const Registry& regi
       state_{.scheduler = lr_scheduler(args_), .scaler = loss_scaler(args_)},
       batches_(batch_schedule(args_)) {
   if (device_.is_cuda()) check_fp8_on(args_, device_name(device_), compute_capability(device_));
+  check_graphs_on(args_, device_);
   if (args_.deterministic_mode) at::globalContext().setDeterministicAlgorithms(true, false);
   announce();
   if (args_.save) {

@@ -135,6 +135,7 @@ void finish(ParsedArguments& parsed, int64_t world_size, const FinishOptions& op
   check_steps(v);
   check_precision(v);
   check_fp8(v);
+  check_graphs(v);
   check_data(v);
   check_tokenizer(v);
   check_generation(v);

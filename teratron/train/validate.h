@@ -57,6 +57,7 @@ void check_run(Validation& v);
 void check_steps(Validation& v);
 void check_precision(Validation& v);
 void check_fp8(Validation& v);  // after the model's sizes are known
+void check_graphs(Validation& v);
 void check_data(Validation& v);
 void check_tokenizer(Validation& v);
 void check_generation(Validation& v);

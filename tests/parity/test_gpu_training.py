@@ -68,6 +68,24 @@ def test_resume_is_bitwise_in_deterministic_mode(tmp_path, model, precision):
     assert halves == whole
 
 
+GRAPHS = {
+    "gpt2": [], "gpt2-bf16": ["--bf16"], "gpt2-fp16": ["--fp16", "--initial-loss-scale", "65536"],
+    "llama-bf16": ["--bf16", *LLAMA], "llama-fp8": ["--bf16", "--fp8-format", "hybrid", *LLAMA],
+    "ramp": ["--bf16", "--rampup-batch-size", "2", "2", "16"], "per-token": ["--calculate-per-token-loss"],
+    "one": ["--bf16", "--global-batch-size", "2"],
+}
+
+
+@pytest.mark.parametrize("name", sorted(GRAPHS))
+def test_cuda_graphs_leave_every_bit_as_it_is(tmp_path, name):
+    flags = ["--device", "cuda", "--deterministic-mode", "--eval-iters", "1", "--eval-interval", "7", *GRAPHS[name]]
+    graphs = [*flags, "--cuda-graph-impl", "local"]
+    eager = losses(train(tmp_path, "eager", *flags))
+    assert losses(train(tmp_path, "graphs", *graphs)) == eager
+    train(tmp_path, "halves", "--exit-interval", "10", *graphs)
+    assert losses(train(tmp_path, "halves", *graphs)) == eager
+
+
 def test_overflow_halves_the_scale_and_leaves_the_weights(tmp_path):
     steps = train(tmp_path, "fp16", "--device", "cuda", "--fp16", "--hysteresis", "1", *NO_DROPOUT)
     assert any(step["skipped"] for step in steps.values())

@@ -1,0 +1,241 @@
+// Steps whose micro-batches are replayed, beside the same steps without graphs: losses, gradients and weights are those,
+// bit for bit. On a CPU nothing is captured, but data and numbers take the same way (device_graph.h).
+#include <ATen/Context.h>
+
+#include "teratron/train/device.h"
+#include "teratron/train/layouts_for_test.h"
+#include "teratron/train/run_test.h"
+#include "teratron/train/test_models.h"
+
+namespace teratron {
+namespace {
+
+const TestSizes sizes{.hidden = 64, .ffn_hidden = 256, .heads = 4, .positions = 64};
+constexpr int64_t warm_up = 2;
+
+/// Steps of so many micro-batches of two samples, each with a loss scale of its own and an evaluation after it.
+struct Case {
+  GPTConfig config = gpt2_config(sizes);
+  at::Device device = at::kCPU;
+  at::ScalarType dtype = at::kFloat;
+  std::optional<Fp8Options> fp8 = {};
+  std::vector<int64_t> steps = {4, 4, 4, 4, 4, 4};
+  std::vector<double> scales = {};  // empty: 1
+  bool documents = false;
+  Layout layout = {};
+};
+
+struct Outcome {
+  std::vector<double> numbers;              // losses of steps and evaluations, norms of gradients
+  std::vector<std::vector<float>> tensors;  // gradients and weights after each step
+};
+
+MicroBatch batch_of(const Case& c, int64_t step, int64_t first) {
+  const TestData data{.sequence = sizes.positions, .documents = c.documents};
+  MicroBatch batch = test_batch(data, c.config.vocabulary, step, {first, first + 2});
+  for (at::Tensor* tensor : {&batch.tokens_SB, &batch.positions_SB, &batch.labels_SB, &batch.loss_mask_SB,
+                             &batch.first_visible_BS}) {
+    if (tensor->defined()) *tensor = tensor->to(c.device);
+  }
+  // Uneven counts, as the mean of a micro-batch is over them.
+  batch.loss_mask_SB.narrow(0, 0, 1 + first).zero_();
+  return batch;
+}
+
+std::vector<float> values_of(const at::Tensor& tensor) {
+  const at::Tensor flat = tensor.detach().to(at::kCPU, at::kFloat).contiguous();
+  return {flat.const_data_ptr<float>(), flat.const_data_ptr<float>() + flat.numel()};
+}
+
+void run_steps(const Case& c, Trainer& trainer, Outcome& outcome) {
+  const int64_t ranks = trainer.mesh().group(Axis::dp).size, rank = trainer.mesh().group(Axis::dp).rank;
+  for (size_t step = 0; step < c.steps.size(); ++step) {
+    const auto batches = [&](int64_t i) {
+      return batch_of(c, static_cast<int64_t>(step), 2 * (i * ranks + rank));
+    };
+    const double scale = c.scales.empty() ? 1.0 : c.scales.at(step);
+    const StepNumbers numbers =
+        trainer
+            .train_step(batches, {.microbatches = c.steps[step], .hyper = {.lr = 1e-2, .loss_scale = scale}})
+            .resolve();
+    outcome.tensors.push_back(values_of(trainer.buffer().gradients()));
+    outcome.numbers.insert(outcome.numbers.end(),
+                           {numbers.loss, numbers.grad_norm, trainer.evaluate(batches, 1).loss});
+    outcome.tensors.push_back(values_of(trainer.buffer().parameters()));
+  }
+}
+
+Outcome run(const Case& c, int64_t graphs_after) {
+  Outcome outcome;
+  run_layout(c.layout, [&](const Mesh& mesh) {
+    TrainerOptions options = trainer_options(c.config, c.layout, c.dtype);
+    options.device = c.device;
+    options.fp8 = c.fp8;
+    options.optimizer.clip_grad = 1.0;
+    options.graphs_after = graphs_after;
+    Trainer trainer(options, mesh);
+    Outcome mine;
+    run_steps(c, trainer, mine);
+    if (mesh.rank() == 0) outcome = mine;
+  });
+  return outcome;
+}
+
+void expect_the_same(const Case& c) {
+  const Outcome expected = run(c, 0), actual = run(c, warm_up);
+  EXPECT_NE(expected.numbers.front(), expected.numbers.at(3)) << "it trains";
+  EXPECT_EQ(actual.numbers, expected.numbers);
+  for (size_t i = 0; i < expected.tensors.size(); ++i) {
+    EXPECT_TRUE(actual.tensors.at(i) == expected.tensors[i])
+        << (i % 2 == 0 ? "gradients" : "weights") << " of step " << i / 2;
+  }
+}
+
+/// Everything that changes between micro-batches and steps.
+std::vector<std::pair<std::string, Case>> cases(at::Device device) {
+  const GPTConfig gpt2 = gpt2_config(sizes), llama = llama_config(sizes);
+  GPTConfig dropout = gpt2, recomputed = gpt2;
+  dropout.hidden_dropout = dropout.attention_dropout = 0.1;
+  recomputed = dropout;
+  recomputed.recompute = {.granularity = RecomputeConfig::Granularity::layers};
+  recomputed.loss_chunks = 2;
+  const Fp8Options tensorwise{.recipe = Fp8Options::Recipe::tensorwise};
+  std::vector<std::pair<std::string, Case>> all = {
+      {"gpt2 with dropout", {.config = dropout}},
+      {"gpt2 with dropout in bf16", {.config = dropout, .dtype = at::kBFloat16}},
+      {"llama", {.config = llama}},
+      {"llama in bf16", {.config = llama, .dtype = at::kBFloat16}},
+      {"recomputation", {.config = recomputed, .dtype = at::kBFloat16}},
+      {"documents", {.config = llama, .documents = true}},
+      {"one micro-batch", {.config = dropout, .steps = {1, 1, 1, 1, 1}}},
+      {"more and more", {.config = dropout, .steps = {1, 1, 1, 2, 4, 4}}},
+      {"dynamic loss scale",
+       {.config = dropout, .dtype = at::kHalf, .scales = {1024, 512, 512, 1024, 256, 64}}},
+      {"fp8", {.config = llama, .dtype = at::kBFloat16, .fp8 = Fp8Options{}}},
+      {"fp8 with one micro-batch",
+       {.config = gpt2, .dtype = at::kBFloat16, .fp8 = Fp8Options{.history = 3}, .steps = {1, 1, 1, 1, 1}}},
+      {"fp8 with more and more",
+       {.config = gpt2, .dtype = at::kBFloat16, .fp8 = Fp8Options{}, .steps = {1, 1, 1, 2, 4, 4}}},
+      {"fp8 by itself", {.config = gpt2, .dtype = at::kBFloat16, .fp8 = tensorwise}}};
+  for (auto& [name, one] : all) one.device = device;
+  return all;
+}
+
+TEST(Graphs, LeaveEveryBitAsItIs) {
+  for (const auto& [name, one] : cases(at::kCPU)) {
+    SCOPED_TRACE(name);
+    expect_the_same(one);
+  }
+}
+
+TEST(Graphs, LeaveEveryBitOfDataParallelRanks) {
+  for (const bool sharded : {false, true}) {
+    Case c{.steps = {1, 2, 2, 2}};
+    c.config.hidden_dropout = 0.1;
+    c.layout = {.dp = 2, .sharded = sharded, .overlap_param_gather = sharded};
+    expect_the_same(c);
+  }
+}
+
+TEST(Graphs, TakeMicroBatchesOfOneShapeOnly) {
+  TrainerOptions options = trainer_options(gpt2_config(sizes), {}, at::kFloat);
+  options.graphs_after = 1;
+  Trainer trainer(options, Mesh());
+  const auto step = [&](const MicroBatch& batch) {
+    trainer.train_step([&](int64_t) { return batch; }, {.hyper = {.lr = 1e-2}}).resolve();
+  };
+  const MicroBatch two = batch_of({}, 0, 0);
+  MicroBatch one = two;
+  for (at::Tensor* tensor : {&one.tokens_SB, &one.positions_SB, &one.labels_SB, &one.loss_mask_SB})
+    *tensor = tensor->narrow(1, 0, 1).contiguous();
+  step(one);
+  step(two);
+  step(two);
+  try {
+    step(one);
+    FAIL();
+  } catch (const UserError& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::config);
+    EXPECT_NE(std::string(error.what())
+                  .find("a tensor of shape [64, 1] where the CUDA graph was captured with one of [64, 2]"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
+class GraphRun : public SmallRun {};
+
+TEST_F(GraphRun, NeedsAGpu) {
+  if (gpu_count() > 0) GTEST_SKIP() << "a GPU";
+  const auto args = without(flags("run", {"--cuda-graph-impl", "local"}), {"--device"});
+  EXPECT_NE(failure_of(args, 1, {}).find("--cuda-graph-impl: cuda_graph_impl = local, but no GPU is visible"),
+            std::string::npos);
+}
+
+// ---- What a GPU captures ----
+
+class GraphsOnAGpu : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  }
+  void TearDown() override { at::globalContext().setDeterministicAlgorithms(false, false); }
+};
+
+TEST_F(GraphsOnAGpu, LeaveEveryBitAsItIs) {
+  for (const auto& [name, one] : cases(at::kCUDA)) {
+    SCOPED_TRACE(name);
+    EXPECT_EQ(run(one, 0).numbers, run(one, 0).numbers) << "without graphs the bits repeat";
+    expect_the_same(one);
+  }
+}
+
+// Its backward does not repeat bits.
+TEST_F(GraphsOnAGpu, HoldCudnnsAttention) {
+  at::globalContext().setDeterministicAlgorithms(false, false);
+  const Case c{.config = llama_config(sizes), .device = at::kCUDA, .dtype = at::kBFloat16};
+  const Outcome expected = run(c, 0), actual = run(c, warm_up);
+  for (size_t i = 0; i < expected.numbers.size(); ++i) {
+    EXPECT_NEAR(actual.numbers[i], expected.numbers[i], 5e-2 * std::abs(expected.numbers[i])) << i;
+  }
+}
+
+// Asks for the loss on the host.
+struct Waiting : TrainStep {
+  StepLoss loss(const at::Tensor& losses_SB, const MicroBatch& batch) override {
+    StepLoss result = TrainStep::loss(losses_SB, batch);
+    EXPECT_GT(result.loss.item<double>(), 0.0);
+    return result;
+  }
+};
+
+void train_what_waits() {
+  Waiting step;
+  const Case c{.device = at::kCUDA};
+  TrainerOptions options = trainer_options(c.config, {}, c.dtype);
+  options.device = c.device;
+  options.graphs_after = 1;
+  options.step = &step;
+  Trainer trainer(options, Mesh());
+  for (int i = 0; i < 2; ++i) {
+    trainer.train_step([&](int64_t) { return batch_of(c, 0, 0); }, {.hyper = {.lr = 1e-2}}).resolve();
+  }
+}
+
+// In a process of its own: what a failed capture leaves behind is no place for other tests.
+TEST_F(GraphsOnAGpu, SayWhatCannotBeCaptured) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto body = [] {
+    try {
+      train_what_waits();
+    } catch (const UserError& error) {
+      fmt::print(stderr, "{}\n", error.what());  // lint: allow(output): what the test reads
+      std::_Exit(static_cast<int>(error.exit_code()));
+    }
+  };
+  EXPECT_EXIT(body(), testing::ExitedWithCode(2), "--cuda-graph-impl: .* cannot be captured as a CUDA graph");
+}
+
+}  // namespace
+}  // namespace teratron
