@@ -31,11 +31,11 @@ class CudaGraph : public DeviceGraph {
   void replay() override { graph_.replay(); }
 
  private:
-  // The reason is known already; what follows from it says less.
+  // The reason is known already; what this says of it is less.
   void give_up() {
     try {
       graph_.capture_end();
-    } catch (const c10::Error&) {
+    } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch)
     }
   }
 
@@ -78,7 +78,7 @@ std::unique_ptr<DeviceGraph> capture_on_gpu(const DeviceWork& work, const Device
     graph->capture(work);
   } catch (...) {
     // The allocator goes on asking a graph whose capture has failed: it must not die before the program.
-    static_cast<void>(graph.release());
+    static_cast<void>(graph.release());  // NOLINT(bugprone-unused-return-value)
     throw_reason();
   }
   return graph;
