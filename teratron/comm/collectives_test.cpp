@@ -182,5 +182,33 @@ TEST(WorldsCollectives, HaveSecondDerivatives) {
   });
 }
 
+/// Outputs that live at the same time lie apart, and their memory serves again.
+TEST(WorldsCollectives, GathersIntoMemoryOfTheirOwn) {
+  for (const int64_t ranks : test_sizes()) {
+    on_worlds({.tp = ranks}, [](const Mesh& mesh) {
+      const Group& group = mesh.group(Axis::tp);
+      const auto part = [](int64_t rank, int64_t length, at::ScalarType type) {
+        return at::full({length}, rank + 1, at::kDouble).cumsum(0).remainder(100).to(type);
+      };
+      const auto start = [&](int64_t length, at::ScalarType type) {
+        return start_gather(here(part(group.rank, length, type)), group);
+      };
+      const auto whole = [&](int64_t length, at::ScalarType type) {
+        std::vector<at::Tensor> parts;
+        for (int64_t r = 0; r < group.size; ++r) parts.push_back(part(r, length, type));
+        return here(at::cat(parts));
+      };
+      for (int round = 0; round < 3; ++round) {
+        Moving small = start(5, at::kFloat), large = start(700'000, at::kBFloat16),
+               other = start(70'000, at::kInt);
+        for (Moving* moving : {&large, &small, &other}) moving->work.wait();
+        EXPECT_TRUE(at::equal(small.tensor, whole(5, at::kFloat)));
+        EXPECT_TRUE(at::equal(large.tensor, whole(700'000, at::kBFloat16)));
+        EXPECT_TRUE(at::equal(other.tensor, whole(70'000, at::kInt)));
+      }
+    });
+  }
+}
+
 }  // namespace
 }  // namespace teratron

@@ -76,6 +76,9 @@ class WaitingCommunicator final : public Communicator {
   Work all_gather(at::Tensor output, at::Tensor input) override {
     return wait(inner_->all_gather(output, input));
   }
+  at::Tensor gather_output(at::IntArrayRef sizes, const at::TensorOptions& options) override {
+    return inner_->gather_output(sizes, options);
+  }
   Work broadcast(at::Tensor tensor, int64_t root) override { return wait(inner_->broadcast(tensor, root)); }
   Work all_to_all(at::Tensor output, at::Tensor input) override {
     return wait(inner_->all_to_all(output, input));
@@ -103,6 +106,10 @@ class WaitingCommunicator final : public Communicator {
 
 void Work::wait() {
   if (auto wait = std::exchange(wait_, nullptr)) wait();
+}
+
+at::Tensor Communicator::gather_output(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return at::empty(sizes, options);
 }
 
 std::shared_ptr<Communicator> self_communicator() {

@@ -40,8 +40,10 @@ ncclUniqueId channel_id_from(const std::string& bytes, size_t offset) {
 }
 
 NcclChannel::NcclChannel(const Plan& plan) : stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true)) {
-  check_nccl(ncclCommInitRank(&communicator_, plan.size, plan.id, plan.rank), communicator_,
-             "ncclCommInitRank");
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.CTAPolicy = NCCL_CTA_POLICY_ZERO;  // where windows allow it (nccl_windows.h)
+  check_nccl(ncclCommInitRankConfig(&communicator_, plan.size, plan.id, plan.rank, &config), communicator_,
+             "ncclCommInitRankConfig");
 }
 
 NcclChannel::Channels NcclChannel::join_now(const std::vector<Plan>& plans) {

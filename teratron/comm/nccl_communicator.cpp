@@ -196,6 +196,14 @@ Work NcclCommunicator::all_gather(at::Tensor output, at::Tensor input) {
   });
 }
 
+at::Tensor NcclCommunicator::gather_output(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  if (options.device().is_cpu()) return hosts_->gather_output(sizes, options);
+  const Lock lock(mutex_);
+  TERATRON_ASSERT(!closed_);
+  if (!windows_) windows_.emplace();
+  return windows_->empty(sizes, options, main_channel().communicator());
+}
+
 Work NcclCommunicator::broadcast(at::Tensor tensor, int64_t root) {
   if (tensor.is_cpu()) return hosts_->broadcast(tensor, root);
   TERATRON_ASSERT(root >= 0 && root < size(), "root {} of {}", root, size());

@@ -11,6 +11,7 @@
 
 #include "teratron/comm/communicator.h"
 #include "teratron/comm/nccl_channel.h"
+#include "teratron/comm/nccl_windows.h"
 
 namespace teratron {
 
@@ -27,6 +28,7 @@ class NcclCommunicator final : public Communicator {
   Work all_reduce(at::Tensor tensor, ReduceOp op) override;
   Work reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override;
   Work all_gather(at::Tensor output, at::Tensor input) override;
+  at::Tensor gather_output(at::IntArrayRef sizes, const at::TensorOptions& options) override;
   Work broadcast(at::Tensor tensor, int64_t root) override;
   Work all_to_all(at::Tensor output, at::Tensor input) override;
   Work exchange(std::vector<PointToPoint> messages) override;
@@ -68,6 +70,7 @@ class NcclCommunicator final : public Communicator {
   std::shared_ptr<Communicator> hosts_;      // the same group for what does not
   std::mutex mutex_;                         // of the channels; held while NCCL is called
   std::unique_ptr<NcclChannel> main_;
+  std::optional<NcclWindows> windows_;  // of the main channel, once wanted
   std::vector<std::unique_ptr<NcclChannel>> ring_;
   std::vector<std::pair<int64_t, int64_t>> ring_places_;  // (from, to) of each
   c10::cuda::CUDAEvent ready_;                            // the caller's stream, at the last call

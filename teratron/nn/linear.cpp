@@ -24,16 +24,16 @@ struct Linear : torch::autograd::Function<Linear> {
 
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&,
                             const std::optional<at::Tensor>& residual, const Plan& plan) {
-    const LinearCore::Input input = plan.core.input(x, plan.training);
-    context->save_for_backward({input.kept.x, input.kept.inverse});
+    const MatMul::Addends addends{plan.bias ? plan.bias->tensor : at::Tensor(),
+                                  residual ? as_rows(residual->contiguous()) : at::Tensor()};
+    const auto [y, kept] = plan.core.forward(x, addends, plan.training);
+    context->save_for_backward({kept.x, kept.inverse});
     save_pointer(context, "product", plan.core.product);
     save_pointer(context, "group", plan.core.group);
     context->saved_data["region"] = static_cast<int64_t>(plan.core.region);
     save_pointer(context, "summed_bias", plan.bias_gradient == BiasGradient::by_layer ? plan.bias : nullptr);
     context->saved_data["has_residual"] = residual.has_value();
-    const MatMul::Addends addends{plan.bias ? plan.bias->tensor : at::Tensor(),
-                                  residual ? as_rows(residual->contiguous()) : at::Tensor()};
-    return shaped_like(plan.core.product->forward(input.operand, addends), input.shape);
+    return y;
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -41,10 +41,11 @@ struct Linear : torch::autograd::Function<Linear> {
     const LinearCore core{.product = saved_pointer<MatMul>(context, "product"),
                           .region = static_cast<InputRegion>(context->saved_data["region"].toInt()),
                           .group = saved_pointer<const Group>(context, "group")};
+    LinearCore::Returning x = core.restore({saved[0], saved[1]});
     const at::Tensor dy = as_rows(gradients[0].contiguous());
     if (auto* bias = saved_pointer<Parameter>(context, "summed_bias")) add_gradient(*bias, column_sum(dy));
-    const at::Tensor dx = core.backward({saved[0], saved[1]}, core.product->output_gradient(dy),
-                                        gradients[0].sizes(), context->needs_input_grad(0));
+    const at::Tensor dx = core.backward(std::move(x), core.product->output_gradient(dy), gradients[0].sizes(),
+                                        context->needs_input_grad(0));
     const bool has_residual = context->saved_data["has_residual"].toBool();
     return {dx, at::Tensor(), has_residual ? gradients[0] : at::Tensor(), at::Tensor()};
   }

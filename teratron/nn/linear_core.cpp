@@ -2,25 +2,11 @@
 
 #include <ATen/ATen.h>
 
-#include "teratron/comm/collectives.h"
+#include "teratron/base/error.h"
 
 namespace teratron {
 
 namespace {
-
-// A tensor that may still be on its way between the ranks; not to be read before work.wait().
-struct Moving {
-  at::Tensor tensor;
-  Work work;
-};
-
-// The whole sequence out of everybody's part.
-Moving start_gather(const at::Tensor& x, const Group& group) {
-  std::vector<int64_t> shape = x.sizes().vec();
-  shape[0] *= group.size;
-  const at::Tensor whole = at::empty(shape, x.options().requires_grad(false));
-  return {whole, group.communicator->all_gather(whole, x.detach().contiguous())};
-}
 
 Moving start_input(const at::Tensor& x, InputRegion region, const Group& group) {
   const bool whole = group.size == 1 || region != InputRegion::gathered;
@@ -48,30 +34,51 @@ at::Tensor shaped_like(const at::Tensor& rows, at::IntArrayRef shape) {
   return rows.view(sizes);
 }
 
-LinearCore::Input LinearCore::input(const at::Tensor& x_SBI, bool training) const {
-  const bool gathered = region == InputRegion::gathered;
-  Moving whole = start_input(x_SBI, region, *group);
-  whole.work.wait();
-  Input result{.operand = product->input(as_rows(whole.tensor),
-                                         {.columns = training && !gathered, .recorded = training}),
-               .shape = whole.tensor.sizes().vec()};
-  result.kept = gathered ? Kept{x_SBI, {}} : Kept{result.operand.columns, result.operand.inverse};
-  return result;
+// The product of this rank's own rows hides the way of the others.
+at::Tensor LinearCore::forward_own_first(Moving& x, const at::Tensor& bias_O) const {
+  const at::Tensor rows = as_rows(x.tensor);
+  const at::Tensor y = at::empty({rows.size(0), product->weight().tensor.size(0)}, rows.options());
+  const auto part = [&](int64_t begin, int64_t end) {
+    return begin == end || product->forward_part(y.slice(0, begin, end), rows.slice(0, begin, end), bias_O);
+  };
+  const int64_t count = rows.size(0) / group->size, begin = group->rank * count;
+  if (!part(begin, begin + count)) return {};
+  x.work.wait();
+  part(0, begin);
+  part(begin + count, rows.size(0));
+  return y;
 }
 
-at::Tensor LinearCore::backward(const Kept& x, const MatMul::Operand& dy_TO, at::IntArrayRef shape,
-                                bool wants_dx) const {
+LinearCore::Output LinearCore::forward(const at::Tensor& x_SBI, const MatMul::Addends& addends,
+                                       bool training) const {
   const bool gathered = region == InputRegion::gathered;
-  // The input is gathered under the input gradient's GEMM, and its gradient reduced under the weight's.
-  Moving whole = start_input(x.x, region, *group);
+  Moving whole = start_input(x_SBI, region, *group);
+  if (gathered) {
+    TERATRON_ASSERT(!addends.residual_TO.defined());
+    const at::Tensor y = forward_own_first(whole, addends.bias_O);
+    if (y.defined()) return {shaped_like(y, whole.tensor.sizes()), {x_SBI, {}}};
+  }
+  whole.work.wait();
+  const MatMul::Operand x =
+      product->input(as_rows(whole.tensor), {.columns = training && !gathered, .recorded = training});
+  return {shaped_like(product->forward(x, addends), whole.tensor.sizes()),
+          gathered ? Kept{x_SBI, {}} : Kept{x.columns, x.inverse}};
+}
+
+LinearCore::Returning LinearCore::restore(const Kept& x) const {
+  return {start_input(x.x, region, *group), x.inverse};
+}
+
+at::Tensor LinearCore::backward(Returning x, const MatMul::Operand& dy_TO, at::IntArrayRef shape,
+                                bool wants_dx) const {
   Moving dx;
   if (wants_dx) {
     dx = start_input_gradient(shaped_like(product->input_gradient(dy_TO), shape), region, *group);
   }
-  whole.work.wait();
-  const MatMul::Operand input =
-      gathered ? product->input(as_rows(whole.tensor), {.rows = false, .recorded = false})
-               : MatMul::Operand{.columns = x.x, .inverse = x.inverse};
+  x.x.work.wait();
+  const MatMul::Operand input = region == InputRegion::gathered
+                                    ? product->input(as_rows(x.x.tensor), {.rows = false, .recorded = false})
+                                    : MatMul::Operand{.columns = x.x.tensor, .inverse = x.inverse};
   product->add_weight_gradient(dy_TO, input);
   dx.work.wait();
   return dx.tensor;

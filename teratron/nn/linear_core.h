@@ -2,17 +2,17 @@
 // (linear.h) is such a function, and so is the whole MLP (mlp.h).
 #pragma once
 
-#include "teratron/comm/mesh.h"
+#include "teratron/comm/collectives.h"
 #include "teratron/nn/matmul.h"
 
 namespace teratron {
 
 /// What Column does on its way in, and undoes in backward.
 enum class InputRegion : uint8_t {
-  local,     // x is used as it is; dx is not reduced
-  copied,    // x is replicated; dx is all-reduced under the weight gradient's GEMM
-  gathered,  // x is a part of the sequence; it is gathered (in backward again, under dx's GEMM), and dx is
-             // reduce-scattered under the weight gradient's
+  local,   // x is used as it is; dx is not reduced
+  copied,  // x is replicated; dx is all-reduced under the weight gradient's GEMM
+  gathered,  // x is a part of the sequence; it is gathered (in backward again, under what comes before the weight
+             // gradient's GEMM), and dx is reduce-scattered under that
 };
 
 /// x [.., features] as [T, features].
@@ -31,17 +31,26 @@ struct LinearCore {
     at::Tensor x;
     at::Tensor inverse;  // of an FP8 scale, else undefined
   };
-  struct Input {
-    MatMul::Operand operand;
-    std::vector<int64_t> shape;  // of x when it is whole
+  struct Output {
+    at::Tensor y_SBO;
     Kept kept;
   };
-  /// x [S, B, in] on its way to product->forward; `training`: backward will come.
-  Input input(const at::Tensor& x_SBI, bool training) const;
+  /// From x [S, B, in], or this rank's part of it; `training`: backward will come.
+  Output forward(const at::Tensor& x_SBI, const MatMul::Addends& addends, bool training) const;
+  /// The input of dW's product, which may be on its way once more.
+  struct Returning {
+    Moving x;
+    at::Tensor inverse;
+  };
+  /// Backward's first step, taken early: whatever comes before dW's product hides the way of x.
+  Returning restore(const Kept& x) const;
   /// Adds dW to the weight's gradient; returns dx (undefined unless wanted) with the leading dimensions of `shape`, those
   /// of dy.
-  at::Tensor backward(const Kept& x, const MatMul::Operand& dy_TO, at::IntArrayRef shape,
-                      bool wants_dx) const;
+  at::Tensor backward(Returning x, const MatMul::Operand& dy_TO, at::IntArrayRef shape, bool wants_dx) const;
+
+ private:
+  /// y of an input that is on its way; undefined if its product takes it whole.
+  at::Tensor forward_own_first(Moving& x, const at::Tensor& bias_O) const;
 };
 
 }  // namespace teratron

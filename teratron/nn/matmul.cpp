@@ -20,6 +20,14 @@ class PlainMatMul : public MatMul {
     return at::linear(x_TI.rows, weight_.tensor,
                       bias_O.defined() ? std::optional<at::Tensor>(bias_O) : std::nullopt);
   }
+  bool forward_part(at::Tensor y_TO, const at::Tensor& x_TI, const at::Tensor& bias_O) override {
+    if (bias_O.defined()) {
+      at::addmm_out(y_TO, bias_O, x_TI, weight_.tensor.t());
+    } else {
+      at::mm_out(y_TO, x_TI, weight_.tensor.t());
+    }
+    return true;
+  }
   at::Tensor input_gradient(const Operand& dy_TO) override { return at::matmul(dy_TO.rows, weight_.tensor); }
   void add_weight_gradient(const Operand& dy_TO, const Operand& x_TI) override {
     teratron::add_weight_gradient(weight_, dy_TO.columns, x_TI.columns);
@@ -45,6 +53,7 @@ class Fp8MatMul : public MatMul {
     return addends.residual_TO.defined() ? fp8_matmul_add(product, addends.bias_O, addends.residual_TO)
                                          : fp8_matmul(product, addends.bias_O, weight_.tensor.scalar_type());
   }
+  bool forward_part(at::Tensor, const at::Tensor&, const at::Tensor&) override { return false; }
   at::Tensor input_gradient(const Operand& dy_TO) override {
     const Fp8Matrix& weight = weight_in_fp8();
     return fp8_matmul({.a = {dy_TO.rows, dy_TO.inverse}, .b = {weight.columns, weight.inverse}}, {},

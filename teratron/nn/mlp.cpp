@@ -61,11 +61,11 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
                             const std::optional<at::Tensor>& residual, const Plan& plan) {
     const LinearCore fc1 = plan.fc1->core(), fc2 = plan.fc2->core();
     const auto tensor_of = [](const Parameter* bias) { return bias ? bias->tensor : at::Tensor(); };
-    const LinearCore::Input input = fc1.input(x, plan.training);
-    const at::Tensor z = fc1.product->forward(input.operand, {tensor_of(plan.fc1->bias()), at::Tensor()});
+    const auto [z_SBF, kept] = fc1.forward(x, {tensor_of(plan.fc1->bias()), at::Tensor()}, plan.training);
+    const at::Tensor z = as_rows(z_SBF);
     const MatMul::Operand a = fc2.product->input(activated(z, plan.activation),
                                                  {.columns = plan.training, .recorded = plan.training});
-    context->save_for_backward({input.kept.x, input.kept.inverse});
+    context->save_for_backward({kept.x, kept.inverse});
     keep(context, "z", z);
     keep(context, "a", a.columns);
     keep(context, "a_inverse", a.inverse);
@@ -76,7 +76,7 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
     context->saved_data["has_residual"] = residual.has_value();
     const MatMul::Addends addends{tensor_of(plan.addends->bias),
                                   residual ? as_rows(residual->contiguous()) : at::Tensor()};
-    return shaped_like(fc2.product->forward(a, addends), input.shape);
+    return shaped_like(fc2.product->forward(a, addends), z_SBF.sizes());
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -84,17 +84,17 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
     const auto& column = *saved_pointer<const ColumnLinear>(context, "fc1");
     const LinearCore fc1 = column.core(), fc2 = saved_pointer<const RowLinear>(context, "fc2")->core();
     const auto activation = static_cast<Activation>(context->saved_data["activation"].toInt());
+    LinearCore::Returning x = fc1.restore({saved[0], saved[1]});
     const at::Tensor dy = as_rows(gradients[0].contiguous());
     if (auto* bias = saved_pointer<Parameter>(context, "fc2_bias")) add_gradient(*bias, column_sum(dy));
     // Temporaries below: a is free before the activation's backward, da and z before fc1's products.
     const auto da = [&] {
-      return fc2.backward({take(context, "a"), take(context, "a_inverse")}, fc2.product->output_gradient(dy),
-                          dy.sizes(), true);
+      return fc2.backward(fc2.restore({take(context, "a"), take(context, "a_inverse")}),
+                          fc2.product->output_gradient(dy), dy.sizes(), true);
     };
     const MatMul::Operand dz = fc1.product->output_gradient(
         activation_gradient(da(), take(context, "z"), activation, column.bias()));
-    const at::Tensor dx =
-        fc1.backward({saved[0], saved[1]}, dz, gradients[0].sizes(), context->needs_input_grad(0));
+    const at::Tensor dx = fc1.backward(std::move(x), dz, gradients[0].sizes(), context->needs_input_grad(0));
     const bool has_residual = context->saved_data["has_residual"].toBool();
     return {dx, at::Tensor(), has_residual ? gradients[0] : at::Tensor(), at::Tensor()};
   }

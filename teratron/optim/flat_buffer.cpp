@@ -74,7 +74,10 @@ void FlatBuffer::attach() {
   const at::TensorOptions storage = entries_.front().parameter->tensor.options().requires_grad(false);
   const int64_t length = buckets_.back().range.end;
   gradients_ = at::zeros({length}, storage.dtype(gradient_dtype(*entries_.front().parameter)));
-  parameters_ = at::zeros({length}, storage);
+  const bool gathered = options_.sharded && options_.data_parallel.size > 1;
+  parameters_ = gathered ? options_.data_parallel.communicator->gather_output({length}, storage)
+                         : at::empty({length}, storage);
+  parameters_.zero_();
   for (size_t i = 0; i < entries_.size(); ++i) {
     Parameter& parameter = *entries_[i].parameter;
     const FlatRange& range = entries_[i].range;
