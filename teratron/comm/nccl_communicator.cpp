@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <fmt/format.h>
 
 #include "teratron/base/fault_point.h"
@@ -13,6 +14,9 @@
 
 namespace teratron {
 namespace {
+
+constexpr size_t kWorthPushing = size_t{1}
+                                 << 20;  // bytes of a part; meeting twice costs as much as smaller ones
 
 using Clock = std::chrono::steady_clock;
 
@@ -177,15 +181,37 @@ Work NcclCommunicator::all_reduce(at::Tensor tensor, ReduceOp op) {
                     });
 }
 
+NcclWindows& NcclCommunicator::windows() {
+  if (!windows_) windows_.emplace(main_channel().communicator(), *hosts_);
+  return *windows_;
+}
+
+/// Null where copy engines cannot reach all ranks.
+NcclPush* NcclCommunicator::push() {
+  const Lock lock(mutex_);
+  TERATRON_ASSERT(!closed_);
+  if (!push_) push_.emplace(windows(), main_channel().communicator(), rank(), size());
+  return push_->possible() ? &*push_ : nullptr;
+}
+
 Work NcclCommunicator::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) {
   if (output.is_cpu()) return hosts_->reduce_scatter(output, input, op);
   check_parts(input, output, size());
-  return collective(call_of(reduce_name("reduce_scatter", op), output), {output, input},
-                    [=](ncclComm_t comm, cudaStream_t stream) {
-                      return ncclReduceScatter(input.const_data_ptr(), output.data_ptr(), output.numel(),
-                                               nccl_type(output.scalar_type()),
-                                               nccl_op(op, output.scalar_type()), comm, stream);
-                    });
+  const Call call = call_of(reduce_name("reduce_scatter", op), output);
+  const bool adds = op == ReduceOp::sum || op == ReduceOp::avg;
+  NcclPush* const pushing =
+      adds && at::isFloatingType(output.scalar_type()) && output.nbytes() >= kWorthPushing ? push() : nullptr;
+  if (pushing) {
+    return collective(call, {output, input}, [=, this](ncclComm_t, cudaStream_t stream) {
+      const c10::cuda::CUDAStreamGuard on_stream(main_->stream());
+      return pushing->reduce_scatter(output, input, op, stream);
+    });
+  }
+  return collective(call, {output, input}, [=](ncclComm_t comm, cudaStream_t stream) {
+    return ncclReduceScatter(input.const_data_ptr(), output.data_ptr(), output.numel(),
+                             nccl_type(output.scalar_type()), nccl_op(op, output.scalar_type()), comm,
+                             stream);
+  });
 }
 
 Work NcclCommunicator::all_gather(at::Tensor output, at::Tensor input) {
@@ -200,8 +226,7 @@ at::Tensor NcclCommunicator::gather_output(at::IntArrayRef sizes, const at::Tens
   if (options.device().is_cpu()) return hosts_->gather_output(sizes, options);
   const Lock lock(mutex_);
   TERATRON_ASSERT(!closed_);
-  if (!windows_) windows_.emplace();
-  return windows_->empty(sizes, options, main_channel().communicator());
+  return windows().empty(sizes, options);
 }
 
 Work NcclCommunicator::broadcast(at::Tensor tensor, int64_t root) {

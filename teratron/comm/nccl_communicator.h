@@ -11,7 +11,7 @@
 
 #include "teratron/comm/communicator.h"
 #include "teratron/comm/nccl_channel.h"
-#include "teratron/comm/nccl_windows.h"
+#include "teratron/comm/nccl_push.h"
 
 namespace teratron {
 
@@ -61,6 +61,8 @@ class NcclCommunicator final : public Communicator {
   std::optional<Pending> oldest();
   std::string channel_error();
   NcclChannel& main_channel();
+  NcclWindows& windows();
+  NcclPush* push();
   void make_ring();
   /// The channel of messages between these ranks: that of the ring, or the collectives'.
   NcclChannel& channel_for(int64_t from, int64_t to);
@@ -71,6 +73,7 @@ class NcclCommunicator final : public Communicator {
   std::mutex mutex_;                         // of the channels; held while NCCL is called
   std::unique_ptr<NcclChannel> main_;
   std::optional<NcclWindows> windows_;  // of the main channel, once wanted
+  std::optional<NcclPush> push_;        // the same
   std::vector<std::unique_ptr<NcclChannel>> ring_;
   std::vector<std::pair<int64_t, int64_t>> ring_places_;  // (from, to) of each
   c10::cuda::CUDAEvent ready_;                            // the caller's stream, at the last call

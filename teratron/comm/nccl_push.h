@@ -1,0 +1,32 @@
+// Reduce-scatter by copy engines: every rank pushes its parts into windows of the others, then each adds up what it has
+// got. NCCL's own needs multiprocessors while parts travel, and so would not run beside a matrix product. Internal to
+// nccl_communicator.
+#pragma once
+
+#include "teratron/comm/nccl_windows.h"
+
+namespace teratron {
+
+class NcclPush {
+ public:
+  /// Collective: asks whether all ranks reach each other's windows.
+  NcclPush(NcclWindows& windows, ncclComm_t communicator, int64_t rank, int64_t size);
+  bool possible() const { return possible_; }
+  /// output [N] = the sum or average over the ranks of part `rank` of input [size, N], rounded once; floating point. On
+  /// `stream`, which all calls share, and which is the current one: what it allocates is reused in its order.
+  ncclResult_t reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
+                              cudaStream_t stream);
+
+ private:
+  /// The stream goes on when those of all ranks have come here.
+  ncclResult_t meet(cudaStream_t stream);
+
+  NcclWindows& windows_;
+  ncclComm_t communicator_;
+  int64_t rank_;
+  int64_t size_;
+  at::Tensor tokens_;
+  bool possible_;
+};
+
+}  // namespace teratron
