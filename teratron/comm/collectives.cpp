@@ -50,9 +50,11 @@ at::Tensor all_reduced(const at::Tensor& x, Dims, const Group& group) {
 
 at::Tensor gathered(const at::Tensor& x, Dims dims, const Group& group) {
   const int64_t dim = wrapped(x, dims.join);
-  Moving parts = start_gather(x, group);
-  parts.work.wait();
-  return dim == 0 ? parts.tensor : joined(parts.tensor.unflatten(0, {group.size, x.size(0)}), dim);
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes[0] *= group.size;
+  at::Tensor parts = new_like(x, sizes);
+  group.communicator->all_gather(parts, x.contiguous()).wait();
+  return dim == 0 ? parts : joined(parts.unflatten(0, {group.size, x.size(0)}), dim);
 }
 
 at::Tensor cut(const at::Tensor& x, Dims dims, const Group& group) {
@@ -140,16 +142,6 @@ at::Tensor apply(Kind kind, const at::Tensor& x, Dims dims, const Group& group) 
 }
 
 }  // namespace
-
-Moving start_gather(const at::Tensor& part, const Group& group) {
-  const at::NoGradGuard no_grad;
-  std::vector<int64_t> sizes = part.sizes().vec();
-  sizes[0] *= group.size;
-  const at::Tensor whole = group.communicator->gather_output(sizes, part.options().requires_grad(false));
-  const at::Tensor own = whole.narrow(0, group.rank * part.size(0), part.size(0));
-  own.copy_(part);
-  return {whole, group.communicator->all_gather(whole, own)};
-}
 
 at::Tensor copy_to(const at::Tensor& x, const Group& group) {
   return apply(Kind::copy_to, x, {}, group);

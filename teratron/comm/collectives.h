@@ -34,14 +34,6 @@ at::Tensor reduce_scatter(const at::Tensor& x, int64_t dim, const Group& group);
 /// `gather_dim`.
 at::Tensor exchange(const at::Tensor& x, int64_t scatter_dim, int64_t gather_dim, const Group& group);
 
-/// A tensor that may still be on its way between the ranks; not to be read before work.wait().
-struct Moving {
-  at::Tensor tensor;
-  Work work;
-};
-/// The parts of all ranks, joined along dimension 0; without autograd.
-Moving start_gather(const at::Tensor& part, const Group& group);
-
 // The same movements without autograd, for use inside backward functions.
 at::Tensor all_gather_values(const at::Tensor& x, int64_t dim, const Group& group);
 at::Tensor reduce_scatter_values(const at::Tensor& x, int64_t dim, const Group& group);

@@ -19,7 +19,10 @@ constexpr std::chrono::milliseconds kLook{20};
 
 void check_nccl(ncclResult_t result, ncclComm_t communicator, const char* what) {
   if (result == ncclSuccess) return;
-  throw Fault(fmt::format("{}: {}: {}", what, ncclGetErrorString(result), ncclGetLastError(communicator)));
+  const std::string reason = ncclGetLastError(communicator);
+  const bool no_memory = reason.find("out of memory") != std::string::npos;
+  throw Fault(fmt::format("{}: {}: {}", what, ncclGetErrorString(result), reason),
+              no_memory ? ExitCode::out_of_memory : ExitCode::retryable);
 }
 
 ncclUniqueId new_channel_id() {

@@ -39,7 +39,7 @@ class NcclChannel {
   const c10::cuda::CUDAStream& stream() const { return stream_; }
   /// The error that a kernel or the network met; "" if none.
   std::string error() const;
-  /// Ends kernels that are stuck. The channel cannot be used any more.
+  /// Ends kernels that are stuck (not copies that wait for a peer). The channel cannot be used any more.
   void abort();
 
  private:

@@ -181,17 +181,27 @@ Work NcclCommunicator::all_reduce(at::Tensor tensor, ReduceOp op) {
                     });
 }
 
-NcclWindows& NcclCommunicator::windows() {
-  if (!windows_) windows_.emplace(main_channel().communicator(), *hosts_);
-  return *windows_;
+/// Null where copy engines do not reach all ranks. A new window is a collective of its own, as others are.
+NcclWindows* NcclCommunicator::windows() {
+  if (!windows_) {
+    windows_.emplace(main_channel().communicator(), *hosts_, [this](size_t bytes, const auto& make) {
+      const Call call{.operation = "window", .dtype = "Byte", .shape = {static_cast<int64_t>(bytes)}};
+      issue(main_channel(), {.call = call, .number = meeting_->record(call), .since = Clock::now()},
+            [&](ncclComm_t, cudaStream_t) {
+              make();
+              return ncclSuccess;
+            });
+    });
+  }
+  return windows_->usable() ? &*windows_ : nullptr;
 }
 
-/// Null where copy engines cannot reach all ranks.
+/// Null where windows are.
 NcclPush* NcclCommunicator::push() {
   const Lock lock(mutex_);
   TERATRON_ASSERT(!closed_);
-  if (!push_) push_.emplace(windows(), main_channel().communicator(), rank(), size());
-  return push_->possible() ? &*push_ : nullptr;
+  if (!push_ && windows()) push_.emplace(*windows(), main_channel().communicator(), rank(), size());
+  return push_ ? &*push_ : nullptr;
 }
 
 Work NcclCommunicator::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) {
@@ -226,7 +236,8 @@ at::Tensor NcclCommunicator::gather_output(at::IntArrayRef sizes, const at::Tens
   if (options.device().is_cpu()) return hosts_->gather_output(sizes, options);
   const Lock lock(mutex_);
   TERATRON_ASSERT(!closed_);
-  return windows().empty(sizes, options);
+  NcclWindows* const shared = windows();
+  return shared ? shared->empty(sizes, options) : at::empty(sizes, options);
 }
 
 Work NcclCommunicator::broadcast(at::Tensor tensor, int64_t root) {

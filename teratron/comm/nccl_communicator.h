@@ -61,7 +61,7 @@ class NcclCommunicator final : public Communicator {
   std::optional<Pending> oldest();
   std::string channel_error();
   NcclChannel& main_channel();
-  NcclWindows& windows();
+  NcclWindows* windows();
   NcclPush* push();
   void make_ring();
   /// The channel of messages between these ranks: that of the ring, or the collectives'.

@@ -17,8 +17,7 @@ NcclPush::NcclPush(NcclWindows& windows, ncclComm_t communicator, int64_t rank, 
       communicator_(communicator),
       rank_(rank),
       size_(size),
-      tokens_(windows.empty({size * kToken}, at::device(at::kCUDA).dtype(at::kByte))),
-      possible_(windows.at_rank(tokens_, rank) != nullptr) {}
+      tokens_(windows.empty({size * kToken}, at::device(at::kCUDA).dtype(at::kByte))) {}
 
 ncclResult_t NcclPush::meet(cudaStream_t stream) {
   auto* const tokens = static_cast<std::byte*>(tokens_.data_ptr());

@@ -9,9 +9,8 @@ namespace teratron {
 
 class NcclPush {
  public:
-  /// Collective: asks whether all ranks reach each other's windows.
+  /// `windows` are usable.
   NcclPush(NcclWindows& windows, ncclComm_t communicator, int64_t rank, int64_t size);
-  bool possible() const { return possible_; }
   /// output [N] = the sum or average over the ranks of part `rank` of input [size, N], rounded once; floating point. On
   /// `stream`, which all calls share, and which is the current one: what it allocates is reused in its order.
   ncclResult_t reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
@@ -26,7 +25,6 @@ class NcclPush {
   int64_t rank_;
   int64_t size_;
   at::Tensor tokens_;
-  bool possible_;
 };
 
 }  // namespace teratron

@@ -6,10 +6,11 @@
 // communicator of policy "zero CTA", whose input and output lie in windows.
 #pragma once
 
-#include <map>
+#include <functional>
+#include <memory>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/cuda/MemPool.h>
 #include <nccl.h>
 
 #include "teratron/comm/communicator.h"
@@ -18,26 +19,30 @@ namespace teratron {
 
 class NcclWindows {
  public:
-  /// `hosts`: the same group, for messages between its hosts; must outlive this.
-  NcclWindows(ncclComm_t communicator, Communicator& hosts);
-  /// A tensor in a window, of the current stream. Ranks ask for the same sizes and let go of them in the same order, so
-  /// that it lies at the same place of the same window on all of them. New windows are made by all ranks together.
+  /// Makes a window of so many bytes, which all ranks do together, by calling `make`; tells others meanwhile.
+  using Announce = std::function<void(size_t bytes, const std::function<void()>& make)>;
+
+  /// `hosts`: the same group, for messages between its hosts; must outlive this, as the communicator must. Collective.
+  NcclWindows(ncclComm_t communicator, Communicator& hosts, Announce announce);
+  ~NcclWindows();
+  /// Whether the GPUs of all ranks reach each other's windows. The same on all ranks.
+  bool usable() const { return usable_; }
+  /// A tensor in a window, for the current stream. Ranks ask for the same sizes and let go of them in the same order, so
+  /// that it is the same window on all of them.
   at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options);
-  /// Where that tensor begins in the memory of `rank`, as this GPU sees it; null where it does not.
+  /// Where that tensor begins in the memory of `rank`, as this GPU sees it.
   std::byte* at_rank(const at::Tensor& tensor, int64_t rank) const;
 
  private:
-  struct Segment {
-    std::byte* first_rank = nullptr;  // where rank 0's lies; null: out of reach
-    uint64_t stride = 0;              // to that of the next rank
-  };
-  Segment make_window(void* segment, size_t bytes);
-  at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options);
+  struct Window;
+  struct Shelf;
+  std::unique_ptr<Window> make_window(size_t bytes);
 
   ncclComm_t communicator_;
   Communicator& hosts_;
-  at::cuda::MemPool pool_;  // of libtorch's caching allocator: counted and reused as other memory is
-  std::map<void*, Segment> segments_;
+  Announce announce_;
+  std::shared_ptr<Shelf> shelf_;  // tensors may outlive this
+  bool usable_ = true;
 };
 
 }  // namespace teratron

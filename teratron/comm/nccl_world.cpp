@@ -31,13 +31,14 @@ class NcclWorld final : public World {
   /// Nobody's buffers go away while a peer may still read from them.
   ~NcclWorld() override {
     if (!ranks_->failure()) leave_together();
+    if (ranks_->failure()) close_all();  // the watchdog ends the process where that takes for ever
     {
       const std::lock_guard lock(mutex_);
       stopping_ = true;
     }
     changed_.notify_all();
     watchdog_.join();
-    for (const auto& communicator : communicators_) communicator->close();
+    close_all();
   }
 
   int64_t rank() const override { return ranks_->rank(); }
@@ -51,6 +52,15 @@ class NcclWorld final : public World {
   }
 
  private:
+  std::vector<std::shared_ptr<NcclCommunicator>> communicators() {
+    const std::lock_guard lock(mutex_);
+    return communicators_;
+  }
+
+  void close_all() {
+    for (const auto& communicator : communicators()) communicator->close();
+  }
+
   std::vector<int64_t> all_ranks() const {
     std::vector<int64_t> all(size());
     for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
@@ -76,12 +86,7 @@ class NcclWorld final : public World {
   }
 
   void find_trouble() {
-    std::vector<std::shared_ptr<NcclCommunicator>> communicators;
-    {
-      const std::lock_guard lock(mutex_);
-      communicators = communicators_;
-    }
-    for (const auto& communicator : communicators) {
+    for (const auto& communicator : communicators()) {
       if (const auto trouble = communicator->trouble()) return ranks_->fail(*trouble, ExitCode::retryable);
     }
   }

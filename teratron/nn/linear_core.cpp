@@ -8,6 +8,16 @@ namespace teratron {
 
 namespace {
 
+// The whole sequence out of everybody's part.
+Moving start_gather(const at::Tensor& part, const Group& group) {
+  std::vector<int64_t> sizes = part.sizes().vec();
+  sizes[0] *= group.size;
+  const at::Tensor whole = group.communicator->gather_output(sizes, part.options().requires_grad(false));
+  const at::Tensor own = whole.narrow(0, group.rank * part.size(0), part.size(0));
+  own.copy_(part.detach());
+  return {whole, group.communicator->all_gather(whole, own)};
+}
+
 Moving start_input(const at::Tensor& x, InputRegion region, const Group& group) {
   const bool whole = group.size == 1 || region != InputRegion::gathered;
   return whole ? Moving{x, {}} : start_gather(x, group);
@@ -39,10 +49,10 @@ at::Tensor LinearCore::forward_own_first(Moving& x, const at::Tensor& bias_O) co
   const at::Tensor rows = as_rows(x.tensor);
   const at::Tensor y = at::empty({rows.size(0), product->weight().tensor.size(0)}, rows.options());
   const auto part = [&](int64_t begin, int64_t end) {
-    return begin == end || product->forward_part(y.slice(0, begin, end), rows.slice(0, begin, end), bias_O);
+    if (begin < end) product->forward_part(y.slice(0, begin, end), rows.slice(0, begin, end), bias_O);
   };
   const int64_t count = rows.size(0) / group->size, begin = group->rank * count;
-  if (!part(begin, begin + count)) return {};
+  part(begin, begin + count);
   x.work.wait();
   part(0, begin);
   part(begin + count, rows.size(0));
@@ -53,10 +63,10 @@ LinearCore::Output LinearCore::forward(const at::Tensor& x_SBI, const MatMul::Ad
                                        bool training) const {
   const bool gathered = region == InputRegion::gathered;
   Moving whole = start_input(x_SBI, region, *group);
-  if (gathered) {
+  if (gathered && product->takes_parts()) {
     TERATRON_ASSERT(!addends.residual_TO.defined());
     const at::Tensor y = forward_own_first(whole, addends.bias_O);
-    if (y.defined()) return {shaped_like(y, whole.tensor.sizes()), {x_SBI, {}}};
+    return {shaped_like(y, whole.tensor.sizes()), {x_SBI, {}}};
   }
   whole.work.wait();
   const MatMul::Operand x =

@@ -2,7 +2,7 @@
 // (linear.h) is such a function, and so is the whole MLP (mlp.h).
 #pragma once
 
-#include "teratron/comm/collectives.h"
+#include "teratron/comm/mesh.h"
 #include "teratron/nn/matmul.h"
 
 namespace teratron {
@@ -20,7 +20,14 @@ at::Tensor as_rows(const at::Tensor& x);
 /// rows [T, features] with the leading dimensions of `shape`.
 at::Tensor shaped_like(const at::Tensor& rows, at::IntArrayRef shape);
 
-/// Products and group outlive the graph.
+/// A tensor that may still be on its way between the ranks; not to be read before work.wait().
+struct Moving {
+  at::Tensor tensor;
+  Work work;
+};
+
+/// Products and group outlive the graph. What is gathered lives no longer than a forward or a backward: that is how
+/// windows want it (Communicator::gather_output).
 struct LinearCore {
   MatMul* product;
   InputRegion region;
@@ -49,7 +56,7 @@ struct LinearCore {
   at::Tensor backward(Returning x, const MatMul::Operand& dy_TO, at::IntArrayRef shape, bool wants_dx) const;
 
  private:
-  /// y of an input that is on its way; undefined if its product takes it whole.
+  /// y of an input that is on its way.
   at::Tensor forward_own_first(Moving& x, const at::Tensor& bias_O) const;
 };
 

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "teratron/base/error.h"
 #include "teratron/kernels/gemm.h"
 
 namespace teratron {
@@ -20,13 +21,13 @@ class PlainMatMul : public MatMul {
     return at::linear(x_TI.rows, weight_.tensor,
                       bias_O.defined() ? std::optional<at::Tensor>(bias_O) : std::nullopt);
   }
-  bool forward_part(at::Tensor y_TO, const at::Tensor& x_TI, const at::Tensor& bias_O) override {
+  bool takes_parts() const override { return true; }
+  void forward_part(at::Tensor y_TO, const at::Tensor& x_TI, const at::Tensor& bias_O) override {
     if (bias_O.defined()) {
       at::addmm_out(y_TO, bias_O, x_TI, weight_.tensor.t());
     } else {
       at::mm_out(y_TO, x_TI, weight_.tensor.t());
     }
-    return true;
   }
   at::Tensor input_gradient(const Operand& dy_TO) override { return at::matmul(dy_TO.rows, weight_.tensor); }
   void add_weight_gradient(const Operand& dy_TO, const Operand& x_TI) override {
@@ -53,7 +54,6 @@ class Fp8MatMul : public MatMul {
     return addends.residual_TO.defined() ? fp8_matmul_add(product, addends.bias_O, addends.residual_TO)
                                          : fp8_matmul(product, addends.bias_O, weight_.tensor.scalar_type());
   }
-  bool forward_part(at::Tensor, const at::Tensor&, const at::Tensor&) override { return false; }
   at::Tensor input_gradient(const Operand& dy_TO) override {
     const Fp8Matrix& weight = weight_in_fp8();
     return fp8_matmul({.a = {dy_TO.rows, dy_TO.inverse}, .b = {weight.columns, weight.inverse}}, {},
@@ -103,6 +103,10 @@ class Fp8MatMul : public MatMul {
 };
 
 }  // namespace
+
+void MatMul::forward_part(at::Tensor, const at::Tensor&, const at::Tensor&) {
+  TERATRON_ASSERT(false, "{} takes its input whole", weight_.name);
+}
 
 std::unique_ptr<MatMul> make_matmul(Parameter& weight, Fp8Scaling* fp8) {
   if (fp8) return std::make_unique<Fp8MatMul>(weight, *fp8);

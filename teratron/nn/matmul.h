@@ -37,9 +37,9 @@ class MatMul {
     at::Tensor residual_TO;
   };
   virtual at::Tensor forward(const Operand& x_TI, const Addends& addends) = 0;
-  /// Writes y = x W^T + b of some rows while others are not there yet (b may be undefined); false where x is needed
-  /// whole, and nothing was written.
-  virtual bool forward_part(at::Tensor y_TO, const at::Tensor& x_TI, const at::Tensor& bias_O) = 0;
+  /// Whether rows can be multiplied while others are not there yet, by forward_part: y = x W^T + b (b may be undefined).
+  virtual bool takes_parts() const { return false; }
+  virtual void forward_part(at::Tensor y_TO, const at::Tensor& x_TI, const at::Tensor& bias_O);
   virtual at::Tensor input_gradient(const Operand& dy_TO) = 0;
   virtual void add_weight_gradient(const Operand& dy_TO, const Operand& x_TI) = 0;
 
