@@ -73,6 +73,7 @@ class WaitingCommunicator final : public Communicator {
   Work reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
     return wait(inner_->reduce_scatter(output, input, op));
   }
+  // reduce_scatter_made: all parts first, then the above.
   Work all_gather(at::Tensor output, at::Tensor input) override {
     return wait(inner_->all_gather(output, input));
   }
@@ -106,6 +107,12 @@ class WaitingCommunicator final : public Communicator {
 
 void Work::wait() {
   if (auto wait = std::exchange(wait_, nullptr)) wait();
+}
+
+Work Communicator::reduce_scatter_made(at::Tensor output, at::Tensor input, ReduceOp op,
+                                       const MakeParts& make) {
+  make(0, size());
+  return reduce_scatter(std::move(output), std::move(input), op);
 }
 
 at::Tensor Communicator::gather_output(at::IntArrayRef sizes, const at::TensorOptions& options) {

@@ -47,6 +47,10 @@ class Communicator : public Peers {
   virtual Work all_reduce(at::Tensor tensor, ReduceOp op) = 0;
   /// output = this rank's equal part of the reduced input: input.numel() == size() * output.numel().
   virtual Work reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) = 0;
+  /// The same for an input that is only computed now: make(first, last) computes its parts [first, last), on the current
+  /// stream, until all have been made. Where copy engines move them (gather_output), a part travels while the next is made.
+  using MakeParts = std::function<void(int64_t first, int64_t last)>;
+  virtual Work reduce_scatter_made(at::Tensor output, at::Tensor input, ReduceOp op, const MakeParts& make);
   /// output = all inputs, one after the other by rank: output.numel() == size() * input.numel().
   virtual Work all_gather(at::Tensor output, at::Tensor input) = 0;
   virtual Work broadcast(at::Tensor tensor, int64_t root) = 0;

@@ -196,8 +196,10 @@ NcclWindows* NcclCommunicator::windows() {
   return windows_->usable() ? &*windows_ : nullptr;
 }
 
-/// Null where windows are.
-NcclPush* NcclCommunicator::push() {
+/// Null where windows are, and where NCCL's own reduce-scatter is as good or the only one.
+NcclPush* NcclCommunicator::push_for(const at::Tensor& output, ReduceOp op) {
+  const bool adds = op == ReduceOp::sum || op == ReduceOp::avg;
+  if (!adds || !at::isFloatingType(output.scalar_type()) || output.nbytes() < kWorthPushing) return nullptr;
   const Lock lock(mutex_);
   TERATRON_ASSERT(!closed_);
   if (!push_ && windows()) push_.emplace(*windows(), main_channel().communicator(), rank(), size());
@@ -206,17 +208,25 @@ NcclPush* NcclCommunicator::push() {
 
 Work NcclCommunicator::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) {
   if (output.is_cpu()) return hosts_->reduce_scatter(output, input, op);
+  return reduce_scatter_made(std::move(output), std::move(input), op, [](int64_t, int64_t) {});
+}
+
+Work NcclCommunicator::reduce_scatter_made(at::Tensor output, at::Tensor input, ReduceOp op,
+                                           const MakeParts& make) {
+  if (output.is_cpu()) return hosts_->reduce_scatter_made(output, input, op, make);
   check_parts(input, output, size());
   const Call call = call_of(reduce_name("reduce_scatter", op), output);
-  const bool adds = op == ReduceOp::sum || op == ReduceOp::avg;
-  NcclPush* const pushing =
-      adds && at::isFloatingType(output.scalar_type()) && output.nbytes() >= kWorthPushing ? push() : nullptr;
-  if (pushing) {
-    return collective(call, {output, input}, [=, this](ncclComm_t, cudaStream_t stream) {
-      const c10::cuda::CUDAStreamGuard on_stream(main_->stream());
-      return pushing->reduce_scatter(output, input, op, stream);
+  if (NcclPush* const push = push_for(output, op)) {
+    return collective(call, {output, input}, [&](ncclComm_t, cudaStream_t) {
+      const c10::cuda::CUDAStream& stream = main_->stream();
+      return push->reduce_scatter(output, input, op, stream, [&](int64_t part) {
+        make(part, part + 1);
+        ready_.record();
+        ready_.block(stream);
+      });
     });
   }
+  make(0, size());
   return collective(call, {output, input}, [=](ncclComm_t comm, cudaStream_t stream) {
     return ncclReduceScatter(input.const_data_ptr(), output.data_ptr(), output.numel(),
                              nccl_type(output.scalar_type()), nccl_op(op, output.scalar_type()), comm,

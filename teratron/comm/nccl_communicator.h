@@ -28,6 +28,7 @@ class NcclCommunicator final : public Communicator {
   Work all_reduce(at::Tensor tensor, ReduceOp op) override;
   Work reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override;
   Work all_gather(at::Tensor output, at::Tensor input) override;
+  Work reduce_scatter_made(at::Tensor output, at::Tensor input, ReduceOp op, const MakeParts& make) override;
   at::Tensor gather_output(at::IntArrayRef sizes, const at::TensorOptions& options) override;
   Work broadcast(at::Tensor tensor, int64_t root) override;
   Work all_to_all(at::Tensor output, at::Tensor input) override;
@@ -62,7 +63,7 @@ class NcclCommunicator final : public Communicator {
   std::string channel_error();
   NcclChannel& main_channel();
   NcclWindows* windows();
-  NcclPush* push();
+  NcclPush* push_for(const at::Tensor& output, ReduceOp op);
   void make_ring();
   /// The channel of messages between these ranks: that of the ring, or the collectives'.
   NcclChannel& channel_for(int64_t from, int64_t to);

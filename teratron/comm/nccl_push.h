@@ -3,6 +3,10 @@
 // nccl_communicator.
 #pragma once
 
+#include <functional>
+
+#include <c10/cuda/CUDAStream.h>
+
 #include "teratron/comm/nccl_windows.h"
 
 namespace teratron {
@@ -12,9 +16,11 @@ class NcclPush {
   /// `windows` are usable.
   NcclPush(NcclWindows& windows, ncclComm_t communicator, int64_t rank, int64_t size);
   /// output [N] = the sum or average over the ranks of part `rank` of input [size, N], rounded once; floating point. On
-  /// `stream`, which all calls share, and which is the current one: what it allocates is reused in its order.
+  /// `stream`, which all calls share: what it allocates is reused in its order. `make_part` is called before a part is
+  /// read, on the caller's current stream, and makes `stream` wait for it.
   ncclResult_t reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
-                              cudaStream_t stream);
+                              const c10::cuda::CUDAStream& stream,
+                              const std::function<void(int64_t part)>& make_part);
 
  private:
   /// The stream goes on when those of all ranks have come here.

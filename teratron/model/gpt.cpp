@@ -95,7 +95,8 @@ void GPT::observe(const PartObserver& observer) {
 }
 
 at::Tensor GPT::logits_of(const at::Tensor& hidden_SBH) {
-  const InputRegion region = parallel_.sequence_parallel ? InputRegion::gathered : InputRegion::copied;
+  const ParallelRegion region =
+      parallel_.sequence_parallel ? ParallelRegion::gathered : ParallelRegion::copied;
   return linear(hidden_SBH, *head_, nullptr, region, parallel_.group);
 }
 

@@ -2,7 +2,6 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "teratron/comm/collectives.h"
 #include "teratron/kernels/activation.h"
 #include "teratron/nn/autograd.h"
 #include "teratron/nn/dropout.h"
@@ -39,13 +38,14 @@ struct Linear : torch::autograd::Function<Linear> {
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const variable_list saved = context->get_saved_variables();
     const LinearCore core{.product = saved_pointer<MatMul>(context, "product"),
-                          .region = static_cast<InputRegion>(context->saved_data["region"].toInt()),
+                          .region = static_cast<ParallelRegion>(context->saved_data["region"].toInt()),
                           .group = saved_pointer<const Group>(context, "group")};
+    const at::Tensor given = gradients[0].contiguous();
+    Moving dy = core.output_gradient(given);
     LinearCore::Returning x = core.restore({saved[0], saved[1]});
-    const at::Tensor dy = as_rows(gradients[0].contiguous());
-    if (auto* bias = saved_pointer<Parameter>(context, "summed_bias")) add_gradient(*bias, column_sum(dy));
-    const at::Tensor dx = core.backward(std::move(x), core.product->output_gradient(dy), gradients[0].sizes(),
-                                        context->needs_input_grad(0));
+    if (auto* bias = saved_pointer<Parameter>(context, "summed_bias"))
+      add_gradient(*bias, column_sum(as_rows(given)));
+    const at::Tensor dx = core.backward(std::move(x), std::move(dy), context->needs_input_grad(0));
     const bool has_residual = context->saved_data["has_residual"].toBool();
     return {dx, at::Tensor(), has_residual ? gradients[0] : at::Tensor(), at::Tensor()};
   }
@@ -60,7 +60,7 @@ at::Tensor apply(const at::Tensor& x, const std::optional<at::Tensor>& residual,
 
 }  // namespace
 
-at::Tensor linear(const at::Tensor& x, MatMul& product, Parameter* bias, InputRegion region,
+at::Tensor linear(const at::Tensor& x, MatMul& product, Parameter* bias, ParallelRegion region,
                   const Group& group) {
   return apply(x, std::nullopt, {.core = {&product, region, &group}, .bias = bias});
 }
@@ -86,7 +86,7 @@ at::Tensor ColumnLinear::forward(const at::Tensor& x_SBI, BiasGradient bias_grad
 }
 
 LinearCore ColumnLinear::core() const {
-  return {product_.get(), parallel_.sequence_parallel ? InputRegion::gathered : InputRegion::copied,
+  return {product_.get(), parallel_.sequence_parallel ? ParallelRegion::gathered : ParallelRegion::copied,
           &parallel_.group};
 }
 
@@ -105,7 +105,8 @@ RowLinear::RowLinear(const Scope& scope, const LinearOptions& options, const Ten
 }
 
 LinearCore RowLinear::core() const {
-  return {product_.get(), InputRegion::local, &parallel_.group};
+  return {product_.get(), parallel_.sequence_parallel ? ParallelRegion::scattered : ParallelRegion::summed,
+          &parallel_.group};
 }
 
 at::Tensor RowLinear::forward_onto(const Residual& residual, const at::Tensor& x_SBI) {
@@ -114,15 +115,12 @@ at::Tensor RowLinear::forward_onto(const Residual& residual, const at::Tensor& x
   });
 }
 
-at::Tensor RowLinear::forward_onto(const Residual& residual, at::ScalarType type, const Partial& partial) {
+at::Tensor RowLinear::forward_onto(const Residual& residual, at::ScalarType type, const Summed& summed) {
   const at::Tensor& stream_SBO = residual.stream_SBH;
-  const Group& group = parallel_.group;
-  const bool one_gemm = group.size == 1 && residual.dropout.rate == 0.0 && stream_SBO.scalar_type() == type;
-  if (one_gemm) return partial({bias_, stream_SBO});
-  const at::Tensor partial_SBO = partial({nullptr, std::nullopt});
-  const at::Tensor y_SBO =
-      parallel_.sequence_parallel ? reduce_scatter(partial_SBO, 0, group) : reduce_from(partial_SBO, group);
-  return bias_dropout_add(y_SBO, bias_, stream_SBO, residual.dropout);
+  const bool one_gemm =
+      parallel_.group.size == 1 && residual.dropout.rate == 0.0 && stream_SBO.scalar_type() == type;
+  if (one_gemm) return summed({bias_, stream_SBO});
+  return bias_dropout_add(summed({nullptr, std::nullopt}), bias_, stream_SBO, residual.dropout);
 }
 
 }  // namespace teratron

@@ -57,14 +57,14 @@ class RowLinear {
   /// GEMM alone where that can do it.
   at::Tensor forward_onto(const Residual& residual, const at::Tensor& x_SBI);
 
-  /// What `partial` adds to x W^T of this rank's columns.
+  /// What is added to x W^T.
   struct Addends {
     Parameter* bias;                         // may be null
     std::optional<at::Tensor> residual_SBO;  // comes with the bias
   };
-  using Partial = std::function<at::Tensor(const Addends& addends)>;
-  /// The same for an autograd function that ends with this layer: `partial` computes [S, B, out] in `type`.
-  at::Tensor forward_onto(const Residual& residual, at::ScalarType type, const Partial& partial);
+  using Summed = std::function<at::Tensor(const Addends& addends)>;
+  /// The same for an autograd function that ends with this layer: `summed` computes core().output [S, B, out] in `type`.
+  at::Tensor forward_onto(const Residual& residual, at::ScalarType type, const Summed& summed);
   LinearCore core() const;
 
  private:
@@ -74,7 +74,7 @@ class RowLinear {
 };
 
 /// y = x W^T (+ b) with the communication of `region` over `group`. `bias` may be null. by_layer.
-at::Tensor linear(const at::Tensor& x, MatMul& product, Parameter* bias, InputRegion region,
+at::Tensor linear(const at::Tensor& x, MatMul& product, Parameter* bias, ParallelRegion region,
                   const Group& group);
 
 }  // namespace teratron

@@ -1,5 +1,7 @@
 #include "teratron/nn/linear_core.h"
 
+#include <functional>
+
 #include <ATen/ATen.h>
 
 #include "teratron/base/error.h"
@@ -7,6 +9,20 @@
 namespace teratron {
 
 namespace {
+
+using enum ParallelRegion;
+
+/// Rows [begin, end).
+using Part = std::function<void(int64_t begin, int64_t end)>;
+
+// This rank's rows, and then those of the others.
+void own_rows_first(Work& way_of_others, int64_t rows, const Group& group, const Part& compute) {
+  const int64_t count = rows / group.size, begin = group.rank * count, end = begin + count;
+  compute(begin, end);
+  way_of_others.wait();
+  if (begin > 0) compute(0, begin);
+  if (end < rows) compute(end, rows);
+}
 
 // The whole sequence out of everybody's part.
 Moving start_gather(const at::Tensor& part, const Group& group) {
@@ -18,18 +34,11 @@ Moving start_gather(const at::Tensor& part, const Group& group) {
   return {whole, group.communicator->all_gather(whole, own)};
 }
 
-Moving start_input(const at::Tensor& x, InputRegion region, const Group& group) {
-  const bool whole = group.size == 1 || region != InputRegion::gathered;
-  return whole ? Moving{x, {}} : start_gather(x, group);
-}
-
-Moving start_input_gradient(const at::Tensor& dx, InputRegion region, const Group& group) {
-  if (group.size == 1 || region == InputRegion::local) return {dx, {}};
-  if (region == InputRegion::copied) return {dx, group.communicator->all_reduce(dx, ReduceOp::sum)};
-  std::vector<int64_t> shape = dx.sizes().vec();
-  shape[0] /= group.size;
-  at::Tensor part = at::empty(shape, dx.options());
-  return {part, group.communicator->reduce_scatter(part, dx, ReduceOp::sum)};
+std::vector<int64_t> part_of(at::IntArrayRef shape, const Group& group) {
+  std::vector<int64_t> sizes = shape.vec();
+  TERATRON_ASSERT(sizes[0] % group.size == 0, "{} cannot be cut into {} parts", sizes[0], group.size);
+  sizes[0] /= group.size;
+  return sizes;
 }
 
 }  // namespace
@@ -44,52 +53,110 @@ at::Tensor shaped_like(const at::Tensor& rows, at::IntArrayRef shape) {
   return rows.view(sizes);
 }
 
-// The product of this rank's own rows hides the way of the others.
 at::Tensor LinearCore::forward_own_first(Moving& x, const at::Tensor& bias_O) const {
   const at::Tensor rows = as_rows(x.tensor);
   const at::Tensor y = at::empty({rows.size(0), product->weight().tensor.size(0)}, rows.options());
-  const auto part = [&](int64_t begin, int64_t end) {
-    if (begin < end) product->forward_part(y.slice(0, begin, end), rows.slice(0, begin, end), bias_O);
-  };
-  const int64_t count = rows.size(0) / group->size, begin = group->rank * count;
-  part(begin, begin + count);
-  x.work.wait();
-  part(0, begin);
-  part(begin + count, rows.size(0));
+  own_rows_first(x.work, rows.size(0), *group, [&](int64_t begin, int64_t end) {
+    product->forward_part(y.slice(0, begin, end), rows.slice(0, begin, end), bias_O);
+  });
   return y;
 }
 
 LinearCore::Output LinearCore::forward(const at::Tensor& x_SBI, const MatMul::Addends& addends,
                                        bool training) const {
-  const bool gathered = region == InputRegion::gathered;
-  Moving whole = start_input(x_SBI, region, *group);
-  if (gathered && product->takes_parts()) {
+  if (region != copied && region != gathered) {
+    const MatMul::Operand x =
+        product->input(as_rows(x_SBI), {.columns = training, .recorded = training});
+    return {output(x, addends, x_SBI.sizes()), {x.columns, x.inverse}};
+  }
+  Moving whole = is(gathered) ? start_gather(x_SBI, *group) : Moving{x_SBI, {}};
+  if (is(gathered) && product->takes_parts()) {
     TERATRON_ASSERT(!addends.residual_TO.defined());
     const at::Tensor y = forward_own_first(whole, addends.bias_O);
     return {shaped_like(y, whole.tensor.sizes()), {x_SBI, {}}};
   }
   whole.work.wait();
-  const MatMul::Operand x =
-      product->input(as_rows(whole.tensor), {.columns = training && !gathered, .recorded = training});
+  const MatMul::Operand x = product->input(
+      as_rows(whole.tensor), {.columns = training && region != gathered, .recorded = training});
   return {shaped_like(product->forward(x, addends), whole.tensor.sizes()),
-          gathered ? Kept{x_SBI, {}} : Kept{x.columns, x.inverse}};
+          region == gathered ? Kept{x_SBI, {}} : Kept{x.columns, x.inverse}};
+}
+
+at::Tensor LinearCore::output(const MatMul::Operand& x_TI, const MatMul::Addends& addends,
+                              at::IntArrayRef shape) const {
+  if (is(scattered)) {
+    TERATRON_ASSERT(!addends.bias_O.defined() && !addends.residual_TO.defined());
+    return scattered_output(x_TI, shape);
+  }
+  const at::Tensor y = shaped_like(product->forward(x_TI, addends), shape);
+  if (is(summed)) group->communicator->all_reduce(y, ReduceOp::sum).wait();
+  return y;
+}
+
+at::Tensor LinearCore::scattered_output(const MatMul::Operand& x_TI, at::IntArrayRef shape) const {
+  std::vector<int64_t> sizes = part_of(shape, *group);
+  sizes.back() = product->weight().tensor.size(0);
+  const at::Tensor y = at::empty(sizes, product->weight().tensor.options().requires_grad(false));
+  if (!product->takes_parts()) {
+    group->communicator->reduce_scatter(y, product->forward(x_TI, {}), ReduceOp::sum).wait();
+    return y;
+  }
+  const int64_t rows = x_TI.rows.size(0), part = rows / group->size;
+  const at::Tensor partial = at::empty({rows, sizes.back()}, y.options());
+  const auto make = [&](int64_t first, int64_t last) {
+    product->forward_part(partial.slice(0, first * part, last * part),
+                          x_TI.rows.slice(0, first * part, last * part), {});
+  };
+  group->communicator->reduce_scatter_made(y, partial, ReduceOp::sum, make).wait();
+  return y;
+}
+
+Moving LinearCore::output_gradient(const at::Tensor& dy_SBO) const {
+  return is(scattered) ? start_gather(dy_SBO, *group) : Moving{dy_SBO, {}};
 }
 
 LinearCore::Returning LinearCore::restore(const Kept& x) const {
-  return {start_input(x.x, region, *group), x.inverse};
+  return {is(gathered) ? start_gather(x.x, *group) : Moving{x.x, {}}, x.inverse};
+}
+
+Moving LinearCore::start_input_gradient(const at::Tensor& dx) const {
+  if (is(copied)) return {dx, group->communicator->all_reduce(dx, ReduceOp::sum)};
+  if (!is(gathered)) return {dx, {}};
+  const at::Tensor part = at::empty(part_of(dx.sizes(), *group), dx.options());
+  return {part, group->communicator->reduce_scatter(part, dx, ReduceOp::sum)};
+}
+
+at::Tensor LinearCore::input_gradient_own_first(Moving& dy_SBO) const {
+  const at::Tensor rows = as_rows(dy_SBO.tensor);
+  const at::Tensor dx = at::empty({rows.size(0), product->weight().tensor.size(1)}, rows.options());
+  own_rows_first(dy_SBO.work, rows.size(0), *group, [&](int64_t begin, int64_t end) {
+    product->input_gradient_part(dx.slice(0, begin, end), rows.slice(0, begin, end));
+  });
+  return shaped_like(dx, dy_SBO.tensor.sizes());
+}
+
+void LinearCore::add_weight_gradient(Returning x, const MatMul::Operand& dy_TO) const {
+  x.x.work.wait();
+  const MatMul::Operand input = region == gathered ? product->input(as_rows(x.x.tensor), {.rows = false, .recorded = false})
+                                                   : MatMul::Operand{.columns = x.x.tensor, .inverse = x.inverse};
+  product->add_weight_gradient(dy_TO, input);
+}
+
+at::Tensor LinearCore::backward(Returning x, Moving dy_SBO, bool wants_dx) const {
+  const bool in_parts = is(scattered) && wants_dx && product->takes_parts();
+  if (!in_parts) dy_SBO.work.wait();
+  const at::Tensor dx = in_parts ? input_gradient_own_first(dy_SBO) : at::Tensor();
+  const MatMul::Operand dy = product->output_gradient(as_rows(dy_SBO.tensor));
+  if (!in_parts) return backward(std::move(x), dy, dy_SBO.tensor.sizes(), wants_dx);
+  add_weight_gradient(std::move(x), dy);
+  return dx;
 }
 
 at::Tensor LinearCore::backward(Returning x, const MatMul::Operand& dy_TO, at::IntArrayRef shape,
                                 bool wants_dx) const {
   Moving dx;
-  if (wants_dx) {
-    dx = start_input_gradient(shaped_like(product->input_gradient(dy_TO), shape), region, *group);
-  }
-  x.x.work.wait();
-  const MatMul::Operand input = region == InputRegion::gathered
-                                    ? product->input(as_rows(x.x.tensor), {.rows = false, .recorded = false})
-                                    : MatMul::Operand{.columns = x.x.tensor, .inverse = x.inverse};
-  product->add_weight_gradient(dy_TO, input);
+  if (wants_dx) dx = start_input_gradient(shaped_like(product->input_gradient(dy_TO), shape));
+  add_weight_gradient(std::move(x), dy_TO);
   dx.work.wait();
   return dx.tensor;
 }

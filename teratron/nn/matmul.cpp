@@ -29,6 +29,9 @@ class PlainMatMul : public MatMul {
       at::mm_out(y_TO, x_TI, weight_.tensor.t());
     }
   }
+  void input_gradient_part(at::Tensor dx_TI, const at::Tensor& dy_TO) override {
+    at::mm_out(dx_TI, dy_TO, weight_.tensor);
+  }
   at::Tensor input_gradient(const Operand& dy_TO) override { return at::matmul(dy_TO.rows, weight_.tensor); }
   void add_weight_gradient(const Operand& dy_TO, const Operand& x_TI) override {
     teratron::add_weight_gradient(weight_, dy_TO.columns, x_TI.columns);
@@ -106,6 +109,10 @@ class Fp8MatMul : public MatMul {
 
 void MatMul::forward_part(at::Tensor, const at::Tensor&, const at::Tensor&) {
   TERATRON_ASSERT(false, "{} takes its input whole", weight_.name);
+}
+
+void MatMul::input_gradient_part(at::Tensor, const at::Tensor&) {
+  TERATRON_ASSERT(false, "{} takes its gradient whole", weight_.name);
 }
 
 std::unique_ptr<MatMul> make_matmul(Parameter& weight, Fp8Scaling* fp8) {

@@ -37,9 +37,12 @@ class MatMul {
     at::Tensor residual_TO;
   };
   virtual at::Tensor forward(const Operand& x_TI, const Addends& addends) = 0;
-  /// Whether rows can be multiplied while others are not there yet, by forward_part: y = x W^T + b (b may be undefined).
+  /// Whether rows can be multiplied while others are not there yet or already under way, by the functions below.
   virtual bool takes_parts() const { return false; }
+  /// y = x W^T + b of some rows; b may be undefined.
   virtual void forward_part(at::Tensor y_TO, const at::Tensor& x_TI, const at::Tensor& bias_O);
+  /// dx = dy W of some rows.
+  virtual void input_gradient_part(at::Tensor dx_TI, const at::Tensor& dy_TO);
   virtual at::Tensor input_gradient(const Operand& dy_TO) = 0;
   virtual void add_weight_gradient(const Operand& dy_TO, const Operand& x_TI) = 0;
 

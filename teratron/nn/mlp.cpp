@@ -76,7 +76,7 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
     context->saved_data["has_residual"] = residual.has_value();
     const MatMul::Addends addends{tensor_of(plan.addends->bias),
                                   residual ? as_rows(residual->contiguous()) : at::Tensor()};
-    return shaped_like(fc2.product->forward(a, addends), z_SBF.sizes());
+    return fc2.output(a, addends, z_SBF.sizes());
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -84,17 +84,19 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
     const auto& column = *saved_pointer<const ColumnLinear>(context, "fc1");
     const LinearCore fc1 = column.core(), fc2 = saved_pointer<const RowLinear>(context, "fc2")->core();
     const auto activation = static_cast<Activation>(context->saved_data["activation"].toInt());
+    const at::Tensor given = gradients[0].contiguous();
+    Moving dy = fc2.output_gradient(given);
     LinearCore::Returning x = fc1.restore({saved[0], saved[1]});
-    const at::Tensor dy = as_rows(gradients[0].contiguous());
-    if (auto* bias = saved_pointer<Parameter>(context, "fc2_bias")) add_gradient(*bias, column_sum(dy));
+    if (auto* bias = saved_pointer<Parameter>(context, "fc2_bias"))
+      add_gradient(*bias, column_sum(as_rows(given)));
     // Temporaries below: a is free before the activation's backward, da and z before fc1's products.
     const auto da = [&] {
-      return fc2.backward(fc2.restore({take(context, "a"), take(context, "a_inverse")}),
-                          fc2.product->output_gradient(dy), dy.sizes(), true);
+      return as_rows(fc2.backward(fc2.restore({take(context, "a"), take(context, "a_inverse")}), std::move(dy), true));
     };
+    const std::vector<int64_t> shape = dy.tensor.sizes().vec();
     const MatMul::Operand dz = fc1.product->output_gradient(
         activation_gradient(da(), take(context, "z"), activation, column.bias()));
-    const at::Tensor dx = fc1.backward(std::move(x), dz, gradients[0].sizes(), context->needs_input_grad(0));
+    const at::Tensor dx = fc1.backward(std::move(x), dz, shape, context->needs_input_grad(0));
     const bool has_residual = context->saved_data["has_residual"].toBool();
     return {dx, at::Tensor(), has_residual ? gradients[0] : at::Tensor(), at::Tensor()};
   }
