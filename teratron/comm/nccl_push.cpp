@@ -5,13 +5,43 @@
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <cuda.h>
+#include <cudaTypedefs.h>
 
 #include "teratron/base/error.h"
 
 namespace teratron {
 namespace {
 
-constexpr int64_t kToken = 16;  // bytes, which keeps copies aligned
+constexpr int64_t kToken = 16;  // bytes, of which 4 are used
+
+// The driver's function, which libraries find at run time.
+PFN_cuStreamBatchMemOp_v11070 stream_memory_operations() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  C10_CUDA_CHECK(
+      cudaGetDriverEntryPointByVersion("cuStreamBatchMemOp", &function, 11070, cudaEnableDefault, &found));
+  TERATRON_ASSERT(function, "a driver without cuStreamBatchMemOp");
+  return reinterpret_cast<PFN_cuStreamBatchMemOp_v11070>(function);
+}
+
+CUstreamBatchMemOpParams write(std::byte* place, uint32_t value) {
+  CUstreamBatchMemOpParams result{};
+  result.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+  result.writeValue.address = reinterpret_cast<CUdeviceptr>(place);
+  result.writeValue.value = value;
+  result.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;  // all that came before is visible first
+  return result;
+}
+
+CUstreamBatchMemOpParams wait_until(std::byte* place, uint32_t value) {
+  CUstreamBatchMemOpParams result{};
+  result.waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+  result.waitValue.address = reinterpret_cast<CUdeviceptr>(place);
+  result.waitValue.value = value;
+  result.waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;  // modulo 2^32
+  return result;
+}
 
 }  // namespace
 
@@ -20,11 +50,30 @@ NcclPush::NcclPush(NcclWindows& windows, ncclComm_t communicator, int64_t rank, 
       communicator_(communicator),
       rank_(rank),
       size_(size),
-      tokens_(windows.empty({size * kToken}, at::device(at::kCUDA).dtype(at::kByte))) {}
+      tokens_(windows.empty({size, kToken}, at::device(at::kCUDA).dtype(at::kByte))) {
+  for (int64_t peer = 0; peer < size; ++peer) tells_.push_back(windows.at_rank(tokens_[rank], peer));
+}
 
+/// Nobody tells this rank anything before its tokens are zero.
+ncclResult_t NcclPush::start(cudaStream_t stream) {
+  C10_CUDA_CHECK(cudaMemsetAsync(tokens_.data_ptr(), 0, tokens_.nbytes(), stream));
+  std::byte* const spare = static_cast<std::byte*>(tokens_.data_ptr()) + sizeof(uint32_t);
+  return ncclAllReduce(spare, spare, 1, ncclUint8, ncclMax, communicator_, stream);
+}
+
+/// The stream goes on when those of all ranks have come here. By memory operations of streams, which wait without a kernel.
 ncclResult_t NcclPush::meet(cudaStream_t stream) {
-  auto* const tokens = static_cast<std::byte*>(tokens_.data_ptr());
-  return ncclAllGather(tokens + rank_ * kToken, tokens, kToken, ncclUint8, communicator_, stream);
+  static const auto issue = stream_memory_operations();
+  meetings_ += 1;
+  std::vector<CUstreamBatchMemOpParams> tell, wait;
+  for (int64_t peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    tell.push_back(write(tells_[peer], meetings_));
+    wait.push_back(wait_until(static_cast<std::byte*>(tokens_.data_ptr()) + peer * kToken, meetings_));
+  }
+  tell.insert(tell.end(), wait.begin(), wait.end());
+  const CUresult result = issue(stream, static_cast<unsigned>(tell.size()), tell.data(), 0);
+  return result == CUDA_SUCCESS ? ncclSuccess : ncclUnhandledCudaError;
 }
 
 ncclResult_t NcclPush::reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
@@ -36,6 +85,10 @@ ncclResult_t NcclPush::reduce_scatter(const at::Tensor& output, const at::Tensor
   std::optional<c10::cuda::CUDAStreamGuard> on_stream(stream);
   const at::Tensor got = windows_.empty(given.sizes(), given.options().requires_grad(false));
   on_stream.reset();
+  if (!started_) {
+    if (const ncclResult_t result = start(stream); result != ncclSuccess) return result;
+    started_ = true;
+  }
   if (const ncclResult_t result = meet(stream); result != ncclSuccess) return result;  // all have room
   for (int64_t distance = 1; distance < size_; ++distance) {
     const int64_t peer = (rank_ + distance) % size_;

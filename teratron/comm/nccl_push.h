@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <vector>
 
 #include <c10/cuda/CUDAStream.h>
 
@@ -23,14 +24,18 @@ class NcclPush {
                               const std::function<void(int64_t part)>& make_part);
 
  private:
-  /// The stream goes on when those of all ranks have come here.
+  ncclResult_t start(cudaStream_t stream);
   ncclResult_t meet(cudaStream_t stream);
 
   NcclWindows& windows_;
   ncclComm_t communicator_;
   int64_t rank_;
   int64_t size_;
-  at::Tensor tokens_;
+  at::Tensor
+      tokens_;  // [size, ..]: how often each rank has come to a meeting, as far as it has told this one
+  std::vector<std::byte*> tells_;  // where each rank keeps what this one tells it
+  uint32_t meetings_ = 0;          // modulo 2^32, as the waits compare
+  bool started_ = false;
 };
 
 }  // namespace teratron

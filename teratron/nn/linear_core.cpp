@@ -65,8 +65,7 @@ at::Tensor LinearCore::forward_own_first(Moving& x, const at::Tensor& bias_O) co
 LinearCore::Output LinearCore::forward(const at::Tensor& x_SBI, const MatMul::Addends& addends,
                                        bool training) const {
   if (region != copied && region != gathered) {
-    const MatMul::Operand x =
-        product->input(as_rows(x_SBI), {.columns = training, .recorded = training});
+    const MatMul::Operand x = product->input(as_rows(x_SBI), {.columns = training, .recorded = training});
     return {output(x, addends, x_SBI.sizes()), {x.columns, x.inverse}};
   }
   Moving whole = is(gathered) ? start_gather(x_SBI, *group) : Moving{x_SBI, {}};
@@ -76,8 +75,8 @@ LinearCore::Output LinearCore::forward(const at::Tensor& x_SBI, const MatMul::Ad
     return {shaped_like(y, whole.tensor.sizes()), {x_SBI, {}}};
   }
   whole.work.wait();
-  const MatMul::Operand x = product->input(
-      as_rows(whole.tensor), {.columns = training && region != gathered, .recorded = training});
+  const MatMul::Operand x = product->input(as_rows(whole.tensor),
+                                           {.columns = training && region != gathered, .recorded = training});
   return {shaped_like(product->forward(x, addends), whole.tensor.sizes()),
           region == gathered ? Kept{x_SBI, {}} : Kept{x.columns, x.inverse}};
 }
@@ -137,8 +136,9 @@ at::Tensor LinearCore::input_gradient_own_first(Moving& dy_SBO) const {
 
 void LinearCore::add_weight_gradient(Returning x, const MatMul::Operand& dy_TO) const {
   x.x.work.wait();
-  const MatMul::Operand input = region == gathered ? product->input(as_rows(x.x.tensor), {.rows = false, .recorded = false})
-                                                   : MatMul::Operand{.columns = x.x.tensor, .inverse = x.inverse};
+  const MatMul::Operand input = region == gathered
+                                    ? product->input(as_rows(x.x.tensor), {.rows = false, .recorded = false})
+                                    : MatMul::Operand{.columns = x.x.tensor, .inverse = x.inverse};
   product->add_weight_gradient(dy_TO, input);
 }
 

@@ -9,10 +9,10 @@ namespace teratron {
 
 /// What lies on the other side of a layer, and so what moves on its way in and out. In backward the way is undone.
 enum class ParallelRegion : uint8_t {
-  local,      // nothing moves
-  copied,     // Column: x is replicated; dx is all-reduced under the weight gradient's GEMM
-  gathered,   // Column: x is a part of the sequence and is gathered, in backward again; dx is reduce-scattered under the
-              // weight gradient's GEMM
+  local,   // nothing moves
+  copied,  // Column: x is replicated; dx is all-reduced under the weight gradient's GEMM
+  gathered,  // Column: x is a part of the sequence and is gathered, in backward again; dx is reduce-scattered under the
+             // weight gradient's GEMM
   summed,     // Row: y is all-reduced; dy is replicated
   scattered,  // Row: y is reduce-scattered to parts of the sequence while it is computed; dy is gathered
 };

@@ -91,7 +91,8 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
       add_gradient(*bias, column_sum(as_rows(given)));
     // Temporaries below: a is free before the activation's backward, da and z before fc1's products.
     const auto da = [&] {
-      return as_rows(fc2.backward(fc2.restore({take(context, "a"), take(context, "a_inverse")}), std::move(dy), true));
+      return as_rows(
+          fc2.backward(fc2.restore({take(context, "a"), take(context, "a_inverse")}), std::move(dy), true));
     };
     const std::vector<int64_t> shape = dy.tensor.sizes().vec();
     const MatMul::Operand dz = fc1.product->output_gradient(

@@ -9,8 +9,8 @@ from program import BINARY, VOCABULARY, communicator_tests, environment, losses,
 GPUS = torch.cuda.device_count()
 pytestmark = [needs_binary, pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")]
 
-MODEL = ["--num-layers", "8", "--hidden-size", "256", "--num-attention-heads", "4", "--seq-length", "256",
-         "--max-position-embeddings", "256", "--micro-batch-size", "2", "--global-batch-size", "16", "--hidden-dropout", "0.1",
+MODEL = ["--num-layers", "8", "--hidden-size", "512", "--num-attention-heads", "8", "--seq-length", "512",
+         "--max-position-embeddings", "512", "--micro-batch-size", "4", "--global-batch-size", "16", "--hidden-dropout", "0.1",
          "--attention-dropout", "0", "--lr", "1e-3", "--lr-warmup-iters", "10", "--train-iters", "50", "--eval-iters", "0",
          "--log-interval", "1", *VOCABULARY,
          "--mock-data", "--distributed-timeout-seconds-after-init", "60"]
