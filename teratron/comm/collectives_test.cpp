@@ -213,5 +213,29 @@ TEST(WorldsCollectives, GatherIntoMemoryOfTheGroup) {
   }
 }
 
+/// Part p of rank r is r + p + 1, once it has been made. Small parts and such as copy engines push.
+TEST(WorldsCollectives, ReduceScatterTakesPartsAsTheyAreMade) {
+  for (const int64_t ranks : test_sizes()) {
+    on_worlds({.tp = ranks}, [](const Mesh& mesh) {
+      const Group& group = mesh.group(Axis::tp);
+      for (const int64_t count : {7, 700'000, 900'000, 700'000}) {
+        const at::Tensor x = here(at::full({group.size, count}, 99.0, at::kBFloat16));
+        const at::Tensor y = at::empty({count}, x.options());
+        std::vector<int64_t> made(group.size);
+        const auto make = [&](int64_t first, int64_t last) {
+          for (int64_t part = first; part < last; ++part) {
+            made[part] += 1;
+            x[part].fill_(group.rank + part + 1);
+          }
+        };
+        group.communicator->reduce_scatter_made(y, x, ReduceOp::sum, make).wait();
+        EXPECT_EQ(made, std::vector<int64_t>(group.size, 1));
+        const int64_t expected = group.size * (group.size - 1) / 2 + group.size * (group.rank + 1);
+        EXPECT_TRUE((y == expected).all().item<bool>()) << count;
+      }
+    });
+  }
+}
+
 }  // namespace
 }  // namespace teratron

@@ -123,31 +123,6 @@ TEST_P(WorldsOfSize, LargeReductionsAreScattered) {
   });
 }
 
-TEST_P(WorldsOfSize, ReduceScatterTakesPartsAsTheyAreMade) {
-  on_worlds({.dp = GetParam()}, [&](const Mesh& mesh) {
-    const Group& group = mesh.world();
-    for (const int64_t part : {7, 700'000}) {
-      for (int64_t round = 0; round < 3; ++round) {
-        const int64_t count = part * group.size;
-        const at::Tensor wanted = here(input_of(group.rank + round, count, at::kBFloat16));
-        const at::Tensor x = at::full_like(wanted, 1000), y = at::empty({part}, x.options());
-        std::vector<int64_t> made(group.size);
-        const auto make = [&](int64_t first, int64_t last) {
-          for (int64_t i = first; i < last; ++i) made[i] += 1;
-          const int64_t begin = first * part, end = last * part;
-          x.slice(0, begin, end).copy_(wanted.slice(0, begin, end));
-        };
-        group.communicator->reduce_scatter_made(y, x, ReduceOp::sum, make).wait();
-        EXPECT_EQ(made, std::vector<int64_t>(group.size, 1));
-        at::Tensor sum = at::zeros({count}, at::kFloat);
-        for (int64_t rank = 0; rank < group.size; ++rank)
-          sum += input_of(rank + round, count, at::kBFloat16).to(at::kFloat);
-        EXPECT_TRUE(same_values(y, sum.to(at::kBFloat16).narrow(0, group.rank * part, part))) << part;
-      }
-    }
-  });
-}
-
 TEST_P(WorldsOfSize, BroadcastFromEveryRoot) {
   for_types([&](const Group& group, at::ScalarType type) {
     for (int64_t root = 0; root < group.size; ++root) {

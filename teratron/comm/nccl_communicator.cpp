@@ -11,6 +11,7 @@
 #include "teratron/base/fault_point.h"
 #include "teratron/comm/process_communicator.h"
 #include "teratron/comm/tensor_call.h"
+#include "teratron/kernels/reduce.h"
 
 namespace teratron {
 namespace {
@@ -199,7 +200,10 @@ NcclWindows* NcclCommunicator::windows() {
 /// Null where windows are, and where NCCL's own reduce-scatter is as good or the only one.
 NcclPush* NcclCommunicator::push_for(const at::Tensor& output, ReduceOp op) {
   const bool adds = op == ReduceOp::sum || op == ReduceOp::avg;
-  if (!adds || !at::isFloatingType(output.scalar_type()) || output.nbytes() < kWorthPushing) return nullptr;
+  if (!adds || !at::isFloatingType(output.scalar_type()) || output.nbytes() < kWorthPushing ||
+      size() > max_parts) {
+    return nullptr;
+  }
   const Lock lock(mutex_);
   TERATRON_ASSERT(!closed_);
   if (!push_ && windows()) push_.emplace(*windows(), main_channel().communicator(), rank(), size());

@@ -9,6 +9,7 @@
 #include <cudaTypedefs.h>
 
 #include "teratron/base/error.h"
+#include "teratron/kernels/reduce.h"
 
 namespace teratron {
 namespace {
@@ -99,9 +100,9 @@ ncclResult_t NcclPush::reduce_scatter(const at::Tensor& output, const at::Tensor
   make_part(rank_);
   if (const ncclResult_t result = meet(stream); result != ncclSuccess) return result;  // all has arrived
   on_stream.emplace(stream);
-  got[rank_].copy_(given[rank_]);  // needs multiprocessors, as the sum does: not before
-  at::Tensor sum = output.view(-1);
-  op == ReduceOp::sum ? at::sum_out(sum, got, 0) : at::mean_out(sum, got, 0);
+  std::vector<at::Tensor> parts = got.unbind();
+  parts[rank_] = given[rank_];
+  sum_parts_(output, parts, op == ReduceOp::avg);
   return ncclSuccess;
 }
 

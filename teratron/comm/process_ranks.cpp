@@ -77,6 +77,7 @@ std::unique_ptr<ProcessMeeting> ProcessRanks::meeting(const std::vector<int64_t>
   const std::lock_guard lock(mutex_);
   const int64_t index = meetings_asked_[group]++;
   const uint64_t channel = hash_text(fmt::format("{} {}", index, group_in_words(group)));
+  groups_[channel] = group;
   return std::make_unique<ProcessMeeting>(*this, group, channel);
 }
 
@@ -205,33 +206,56 @@ CallHistory ProcessRanks::history_of(int64_t rank, uint64_t channel) const {
   return {.rank = rank, .count = answer.number, .calls = words(text, '\n')};
 }
 
+/// What this rank and those of `ranks` that answer have called, by rank. The lock is released meanwhile.
+std::vector<CallHistory> ProcessRanks::ask(Lock& lock, uint64_t channel, const std::vector<int64_t>& ranks) {
+  for (int64_t r : ranks) {
+    peers_[r].answers.erase(channel);
+    post(r, {.kind = Frame::Kind::question, .channel = channel}, {});
+  }
+  const auto all_answered = [&] {
+    return std::all_of(ranks.begin(), ranks.end(),
+                       [&](int64_t r) { return peers_[r].answers.contains(channel) || peers_[r].lost; });
+  };
+  changed_.wait_for(lock, kAnswerTime, all_answered);
+  std::vector<CallHistory> histories = {history_of(rank_, channel)};
+  for (int64_t r : ranks) {
+    if (peers_[r].answers.contains(channel)) histories.push_back(history_of(r, channel));
+  }
+  std::sort(histories.begin(), histories.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
+  return histories;
+}
+
+/// Where this rank and `ranks` differ in another group: on a GPU they go on from there, and meet elsewhere no more.
+std::string ProcessRanks::difference_elsewhere(Lock& lock, uint64_t channel,
+                                               const std::vector<int64_t>& ranks) {
+  for (const auto& [other, group] : std::map(groups_)) {
+    std::vector<int64_t> shared = ranks;
+    std::erase_if(shared, [&](int64_t r) { return std::find(group.begin(), group.end(), r) == group.end(); });
+    if (other == channel || shared.empty()) continue;
+    if (std::string found = first_difference(ask(lock, other, shared)); !found.empty()) return found;
+  }
+  return "";
+}
+
 /// Asks the missing ranks where they are and says what came out. The lock is released meanwhile.
 std::string ProcessRanks::overdue(Lock& lock, const Waiting& waiting) {
   const std::vector<int64_t> asked = waiting.missing();
-  for (int64_t r : asked) {
-    peers_[r].answers.erase(waiting.channel);
-    post(r, {.kind = Frame::Kind::question, .channel = waiting.channel}, {});
+  const std::vector<CallHistory> histories = ask(lock, waiting.channel, asked);
+  if (const std::string found = first_difference(histories); !found.empty()) return found;
+  const bool all_answer = histories.size() == asked.size() + 1;
+  if (all_answer) {
+    if (const std::string found = difference_elsewhere(lock, waiting.channel, asked); !found.empty())
+      return found;
   }
-  const auto all_answered = [&] {
-    return std::all_of(asked.begin(), asked.end(), [&](int64_t r) {
-      return peers_[r].answers.contains(waiting.channel) || peers_[r].lost;
-    });
-  };
-  changed_.wait_for(lock, kAnswerTime, all_answered);
   std::vector<std::string> late;
-  std::vector<CallHistory> histories = {history_of(rank_, waiting.channel)};
   for (int64_t r : asked) {
     const auto answer = peers_[r].answers.find(waiting.channel);
     if (answer == peers_[r].answers.end()) {
       late.push_back(name_of_rank(r) + " does not answer: it is stopped, or its machine is out of reach");
-      continue;
-    }
-    histories.push_back(history_of(r, waiting.channel));
-    if (!histories.back().at(waiting.number))
+    } else if (!history_of(r, waiting.channel).at(waiting.number)) {
       late.push_back(fmt::format("rank {} {}", r, answer->second.text));
+    }
   }
-  std::sort(histories.begin(), histories.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
-  if (const std::string differing = first_difference(histories); !differing.empty()) return differing;
   const double seconds = std::chrono::duration<double>(timeout_).count();
   return fmt::format("{} timed out after {:g} s: {}", waiting.what, seconds,
                      late.empty() ? "all ranks are in it, so a device or the network is stuck"

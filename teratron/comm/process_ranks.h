@@ -92,6 +92,8 @@ class ProcessRanks final : private WireReceiver {
   void wait(Lock& lock, const Waiting& waiting);
   std::string overdue(Lock& lock, const Waiting& waiting);
   CallHistory history_of(int64_t rank, uint64_t channel) const;
+  std::vector<CallHistory> ask(Lock& lock, uint64_t channel, const std::vector<int64_t>& ranks);
+  std::string difference_elsewhere(Lock& lock, uint64_t channel, const std::vector<int64_t>& ranks);
   std::string name_of_rank(int64_t rank) const;
   void fail_locked(const std::string& reason, ExitCode code, int64_t cause);
 
@@ -103,6 +105,7 @@ class ProcessRanks final : private WireReceiver {
   std::map<Mailbox, std::deque<Frame>> mail_;
   std::map<uint64_t, Ledger> ledgers_;
   std::map<std::vector<int64_t>, int64_t> meetings_asked_;
+  std::map<uint64_t, std::vector<int64_t>> groups_;  // of the channels
   std::string waits_in_;
   std::optional<Fault> failure_;
   int64_t cause_ = -1;  // the rank that failed first

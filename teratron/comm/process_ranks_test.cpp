@@ -68,6 +68,26 @@ TEST(ProcessRanks, TheFirstOfSeveralDifferencesIsNamed) {
   second.finish();
 }
 
+/// As a rank whose GPU waits in one group while the other's host waits for it in another.
+TEST(ProcessRanks, ADifferenceInAnotherGroupIsNamed) {
+  std::vector<std::unique_ptr<Wire>> wires = connected_wires(2);
+  ProcessRanks first(std::move(wires[0]), 200ms), second(std::move(wires[1]), 200ms);
+  const auto one = first.meeting({0, 1}), other = second.meeting({0, 1});
+  const auto one_host = first.meeting({0, 1}), other_host = second.meeting({0, 1});
+  one->record({"all_reduce(sum)", "Float", {4}});
+  other->record({"all_reduce(sum)", "Float", {5}});
+  const std::vector<ByteSpan> nothing(2);
+  try {
+    other_host->meet({.operation = "barrier", .dtype = "", .shape = {}}, nothing);
+    ADD_FAILURE() << "no fault";
+  } catch (const Fault& fault) {
+    EXPECT_STREQ(
+        fault.what(),
+        "the ranks of group [0 1] differ at their collective 1: rank 0: all_reduce(sum) Float [4]; rank 1: "
+        "all_reduce(sum) Float [5]");
+  }
+}
+
 TEST(ProcessRanks, ALateRankIsAskedWhereItIs) {
   const std::string computing = fault_over_sockets(
       3,

@@ -114,5 +114,29 @@ TEST_F(GpuFlat, Reductions) {
   }
 }
 
+TEST_F(GpuFlat, SumsOfParts) {
+  for (const auto type : float_types) {
+    for (const int64_t n : {1, 1001, 3'000'008}) {
+      for (const int64_t count : {1, 2, 5}) {
+        for (const int64_t offset : {0, 1}) {  // 1: not aligned to packs
+          std::vector<at::Tensor> host, device;
+          for (int64_t i = 0; i < count; ++i) {
+            const at::Tensor x = randn({n + offset}, type);
+            host.push_back(x.narrow(0, offset, n));
+            device.push_back(gpu(x).narrow(0, offset, n));
+          }
+          for (const bool average : {false, true}) {
+            const at::Tensor expected = at::empty({n}, host[0].options());
+            sum_parts_(expected, host, average);
+            const at::Tensor actual = average ? device[count / 2] : at::empty({n}, device[0].options());
+            sum_parts_(actual, device, average);
+            EXPECT_TRUE(same_bits(actual.cpu(), expected)) << type << " " << n << " of " << count;
+          }
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace teratron

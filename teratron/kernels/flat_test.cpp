@@ -201,5 +201,18 @@ TEST(Reduce, GivesTheSameBitsWithAnyNumberOfThreads) {
   EXPECT_EQ(one.item<double>(), three.item<double>());
 }
 
+TEST(SumParts, AddsInOrderAndRoundsOnce) {
+  for (const auto type : float_types) {
+    std::vector<at::Tensor> parts;
+    at::Tensor sum = at::zeros({1001}, at::kDouble);
+    for (int64_t i = 0; i < 5; ++i) sum += f64(parts.emplace_back(randn({1001}, type)));
+    const at::Tensor out = at::empty({1001}, parts[0].options());
+    sum_parts_(out, parts, false);
+    EXPECT_CLOSE(out, sum, type);
+    sum_parts_(parts[3], parts, true);
+    EXPECT_CLOSE(parts[3], sum / 5, type);
+  }
+}
+
 }  // namespace
 }  // namespace teratron

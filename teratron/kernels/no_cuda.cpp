@@ -102,6 +102,9 @@ void count_zeros(const FlatBuffer&, int64_t*, int64_t*, CUstream_st*) {
 void flag_nonfinite(const FlatBuffer&, float*, CUstream_st*) {
   missing("flag_nonfinite");
 }
+void sum_parts(const FlatBuffer&, const Parts&, bool, CUstream_st*) {
+  missing("sum_parts");
+}
 void scale(const FlatBuffer&, const void*, bool, CUstream_st*) {
   missing("scale");
 }

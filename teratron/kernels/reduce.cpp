@@ -120,4 +120,28 @@ void scale_(const at::Tensor& x, const at::Tensor& factor) {
   });
 }
 
+void sum_parts_(const at::Tensor& out, const std::vector<at::Tensor>& parts, bool average) {
+  const cuda::FlatBuffer buffer = flat(out);
+  const auto count = static_cast<int64_t>(parts.size());
+  TERATRON_ASSERT(count >= 1 && count <= max_parts, "{} parts", count);
+  for (const at::Tensor& part : parts) require_like(part, out, buffer.n, "a part");
+  if (buffer.n == 0) return;
+  if (out.is_cuda()) {
+    cuda::Parts places{.data = {}, .count = static_cast<int>(count)};
+    for (int64_t i = 0; i < count; ++i) places.data[i] = parts[i].const_data_ptr();
+    cuda::sum_parts(buffer, places, average, current_stream(out));
+    return;
+  }
+  with_float_type(out, [&]<typename T>(T) {
+    using A = Accumulator<T>;
+    T* const data = out.mutable_data_ptr<T>();
+    const A divisor = average ? static_cast<A>(count) : A(1);
+    for (int64_t i = 0; i < buffer.n; ++i) {
+      A sum = 0;
+      for (const at::Tensor& part : parts) sum += static_cast<A>(part.const_data_ptr<T>()[i]);
+      data[i] = static_cast<T>(sum / divisor);
+    }
+  });
+}
+
 }  // namespace teratron

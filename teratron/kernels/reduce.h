@@ -1,7 +1,9 @@
-// Reductions over flat buffers (gradients) that leave their result on the device.
+// Reductions over flat buffers (gradients, parts of other ranks) that leave their result on the device.
 // x: any shape, contiguous; f32, bf16, f16, f64. Asynchronous on the current CUDA stream. Bitwise
 // reproducible: the order of the additions depends on the size alone.
 #pragma once
+
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -18,5 +20,10 @@ void flag_nonfinite_(const at::Tensor& flag, const at::Tensor& x);
 
 /// x <- x * factor, with the factor (f32 or f64 [1]) read from device memory.
 void scale_(const at::Tensor& x, const at::Tensor& factor);
+
+/// out <- the sum of the parts in their order, or its average, rounded once. All have out's type and size; out may be one
+/// of them. At most max_parts.
+inline constexpr int64_t max_parts = 128;
+void sum_parts_(const at::Tensor& out, const std::vector<at::Tensor>& parts, bool average);
 
 }  // namespace teratron

@@ -96,6 +96,32 @@ __global__ void __launch_bounds__(threads) scale_kernel(FlatBuffer buffer, const
   });
 }
 
+template <typename T, int N>
+__device__ void sum_pack(const Parts& parts, int64_t first, Accumulator<T> divisor, T* out) {
+  Accumulator<T> sum[N] = {};
+#pragma unroll 4
+  for (int part = 0; part < parts.count; ++part) {
+    const Pack<T, N> pack = load<N>(static_cast<const T*>(parts.data[part]) + first);
+#pragma unroll
+    for (int k = 0; k < N; ++k) sum[k] += widen(pack.v[k]);
+  }
+  Pack<T, N> pack;
+#pragma unroll
+  for (int k = 0; k < N; ++k) pack.v[k] = round_to<T>(sum[k] / divisor);
+  store<N>(out + first, pack);
+}
+
+template <typename T, int N>
+__global__ void __launch_bounds__(threads)
+    sum_parts_kernel(FlatBuffer buffer, Parts parts, Accumulator<T> divisor) {
+  T* const out = static_cast<T*>(const_cast<void*>(buffer.data));
+  const int64_t thread = blockIdx.x * int64_t{blockDim.x} + threadIdx.x,
+                step = gridDim.x * int64_t{blockDim.x} * N;
+  const int64_t whole = buffer.n / N * N;
+  for (int64_t i = thread * N; i < whole; i += step) sum_pack<T, N>(parts, i, divisor, out);
+  if (whole + thread < buffer.n) sum_pack<T, 1>(parts, whole + thread, divisor, out);
+}
+
 /// Calls f(T{}, pack).
 template <typename F>
 void with_pack(const FlatBuffer& x, F&& f) {
@@ -152,6 +178,20 @@ void scale(const FlatBuffer& x, const void* factor, bool wide, CUstream_st* stre
     scale_kernel<T, pack.value><<<wide_grid(x.n), threads, 0, stream>>>(x, factor, wide);
   });
   check_launch("scale");
+}
+
+void sum_parts(const FlatBuffer& out, const Parts& parts, bool average, CUstream_st* stream) {
+  bool packs = aligned(out.data);
+  for (int part = 0; part < parts.count; ++part) packs = packs && aligned(parts.data[part]);
+  with_device_type(out.dtype, [&]<typename T>(T) {
+    const Accumulator<T> divisor = average ? parts.count : 1;
+    if (packs) {
+      sum_parts_kernel<T, pack_size<T>><<<wide_grid(out.n), threads, 0, stream>>>(out, parts, divisor);
+    } else {
+      sum_parts_kernel<T, 1><<<wide_grid(out.n), threads, 0, stream>>>(out, parts, divisor);
+    }
+  });
+  check_launch("sum_parts");
 }
 
 }  // namespace teratron::cuda

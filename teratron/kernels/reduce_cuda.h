@@ -23,4 +23,11 @@ void flag_nonfinite(const FlatBuffer& x, float* flag, CUstream_st* stream);
 /// x.data is written; the factor is a double if `wide`, else a float.
 void scale(const FlatBuffer& x, const void* factor, bool wide, CUstream_st* stream);
 
+struct Parts {
+  const void* data[128];
+  int count;
+};
+/// out.data is written.
+void sum_parts(const FlatBuffer& out, const Parts& parts, bool average, CUstream_st* stream);
+
 }  // namespace teratron::cuda

@@ -34,6 +34,7 @@ MicrobatchGraphs::MicrobatchGraphs(ParameterSet& parameters, int64_t warm_up)
 }
 
 bool MicrobatchGraphs::begin_step() {
+  captured_first_ = false;
   if (steps_left_ == 0) return true;
   steps_left_ -= 1;
   return false;
@@ -68,12 +69,12 @@ MicrobatchGraphs::Captured MicrobatchGraphs::captured(const Body& body, const De
 void MicrobatchGraphs::run(const MicroBatch& batch, int64_t index, const Body& body) {
   take(batch);
   Captured& mine = index == 0 ? first_ : next_;
-  if (!mine.graph && index == 0) {
-    // What an evaluation has cast is not where the graph will look for it.
-    if (Fp8Scaling* fp8 = parameters_.fp8()) fp8->weights_changed();
-    mine = captured(body, nullptr);
-  } else if (!mine.graph) {
+  if (!mine.graph) {
+    // A graph casts weights to FP8 itself or takes them from the graph before it. Others are not where it looks later on.
+    Fp8Scaling* const fp8 = parameters_.fp8();
+    if (fp8 && !captured_first_) fp8->weights_changed();
     mine = captured(body, first_.graph.get());
+    captured_first_ = captured_first_ || index == 0;
   }
   for (Parameter* parameter : mine.filled) parameter->main_grad_is_void = false;
   mine.graph->replay();

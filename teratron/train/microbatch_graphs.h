@@ -42,6 +42,7 @@ class MicrobatchGraphs {
   MicroBatch batch_;
   Captured first_;
   Captured next_;
+  bool captured_first_ = false;  // in this step
 };
 
 }  // namespace teratron
