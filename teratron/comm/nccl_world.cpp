@@ -17,7 +17,8 @@ namespace {
 constexpr std::chrono::milliseconds kLook{200};
 constexpr std::chrono::seconds kTimeToThrow{2};  // for a rank that is not stuck to leave by itself
 
-/// The communicators of one rank and the thread that watches them.
+/// The communicators of one rank and two threads: one watches them, and may be kept waiting for ever by CUDA, as a rank
+/// that calls it can; the other ends a process that cannot leave by itself.
 class NcclWorld final : public World {
  public:
   NcclWorld(std::shared_ptr<ProcessRanks> ranks, NcclOptions options)
@@ -25,19 +26,16 @@ class NcclWorld final : public World {
     TERATRON_ASSERT(options_.on_stuck);
     c10::cuda::set_device(static_cast<c10::DeviceIndex>(options_.gpu));
     hosts_ = std::make_unique<NcclCommunicator>(ranks_, all_ranks());
-    watchdog_ = std::thread([this] { watch(); });
+    watcher_ = std::thread([this] { watch(); });
+    ender_ = std::thread([this] { end_if_stuck(); });
   }
 
   /// Nobody's buffers go away while a peer may still read from them.
   ~NcclWorld() override {
     if (!ranks_->failure()) leave_together();
-    if (ranks_->failure()) close_all();  // the watchdog ends the process where that takes for ever
-    {
-      const std::lock_guard lock(mutex_);
-      stopping_ = true;
-    }
-    changed_.notify_all();
-    watchdog_.join();
+    if (ranks_->failure()) close_all();  // or the process ends, where that takes for ever
+    stop(watcher_, watched_);
+    stop(ender_, ended_);
     close_all();
   }
 
@@ -91,18 +89,32 @@ class NcclWorld final : public World {
     }
   }
 
-  bool stopped_within(std::chrono::milliseconds time) {
+  bool becomes(const bool& done, std::chrono::milliseconds within) {
     std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, time, [&] { return stopping_; });
+    return changed_.wait_for(lock, within, [&] { return done; });
+  }
+
+  void stop(std::thread& thread, bool& done) {
+    {
+      const std::lock_guard lock(mutex_);
+      done = true;
+    }
+    changed_.notify_all();
+    thread.join();
   }
 
   void watch() {
     c10::cuda::set_device(static_cast<c10::DeviceIndex>(options_.gpu));
-    while (!stopped_within(kLook)) {
+    while (!becomes(watched_, kLook)) {
       if (!ranks_->failure()) look();
+    }
+  }
+
+  void end_if_stuck() {
+    while (!becomes(ended_, kLook)) {
       const std::optional<Fault> failure = ranks_->failure();
       if (!failure) continue;
-      if (!stopped_within(kTimeToThrow)) options_.on_stuck(*failure);
+      if (!becomes(ended_, kTimeToThrow)) options_.on_stuck(*failure);
       return;
     }
   }
@@ -113,8 +125,8 @@ class NcclWorld final : public World {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::shared_ptr<NcclCommunicator>> communicators_;
-  bool stopping_ = false;
-  std::thread watchdog_;
+  bool watched_ = false, ended_ = false;  // the threads may end
+  std::thread watcher_, ender_;
 };
 
 }  // namespace

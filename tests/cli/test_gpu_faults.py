@@ -146,11 +146,13 @@ def differing_job(tmp_path, test, how):
 @needs_comm_test
 @pytest.mark.parametrize("how", DIVERGENCES)
 def test_ranks_that_differ_are_named(tmp_path, how):
-    """Both ranks hear, when the collective's time is over, which rank asked for what where they first differ."""
+    """Both ranks hear, when the collective's time is over, which rank asked for what where they first differ. One that is
+    stuck in the driver (it loads a kernel, for which it waits for the GPU) hears it from no exception: its process ends."""
     result = differing_job(tmp_path, "AreNamed", how)
     logs = [(tmp_path / f"rank-{rank}.log").read_text() for rank in range(2)]
-    assert all("1 test from" in log and "FAILED" not in log for log in logs), "\n".join(logs)
-    assert result.returncode == 0, result.stderr
+    stuck = [log for log in logs if "error: the ranks of group [0 1] differ at their collective 2: rank 0:" in log]
+    assert all("[  PASSED  ] 1 test" in log or log in stuck for log in logs), "\n".join(logs)
+    assert result.returncode == (5 if stuck else 0), result.stderr
 
 
 @needs_comm_test
