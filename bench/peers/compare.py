@@ -5,6 +5,7 @@
 """
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -36,14 +37,31 @@ def data_parallel_flags(args):
     return ["--use-distributed-optimizer", "--overlap-param-gather"] if args.gpus > 1 else []
 
 
-def in_python(args, program, *flags, gpus=1):
-    start = [sys.executable]
-    if gpus > 1:
-        start += ["-m", "torch.distributed.run", "--nproc-per-node", str(gpus)]
-    command = [*start, program, "--shape", args.shape, *flags, "--steps", str(args.steps),
+def started(args, program, *flags, launcher=(), environment=None):
+    command = [sys.executable, *launcher, program, "--shape", args.shape, *flags, "--steps", str(args.steps),
                "--micro-batches", str(args.micro_batches), "--warm-up-seconds", str(args.warm_up_seconds)]
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})})
+
+
+def result_of(process):
+    output = process.communicate()[0]
+    if process.returncode != 0:
+        raise subprocess.CalledProcessError(process.returncode, process.args)
     return json.loads(output.splitlines()[-1])
+
+
+def peer(args, program, *flags, launcher=()):
+    return result_of(started(args, program, *flags, launcher=launcher))
+
+
+def floor(args):
+    """All GPUs at once: a step of a job lasts as long as the slowest needs."""
+    flags = ["--ranks", str(args.gpus)]
+    if args.gpus == 1:
+        return peer(args, FLOOR, *flags)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(args.gpus)))).split(",")[:args.gpus]
+    processes = [started(args, FLOOR, *flags, environment={"CUDA_VISIBLE_DEVICES": gpu}) for gpu in visible]
+    return min(map(result_of, processes), key=lambda result: result["tokens_per_second"])
 
 
 def contestants(args):
@@ -51,11 +69,12 @@ def contestants(args):
     if args.fp8:
         result["teratron, FP8"] = lambda: ours(args, *FP8)
     if args.gpus > 1:
-        result["FSDP2 + torch.compile"] = lambda: in_python(args, SEVERAL_GPUS, gpus=args.gpus)
+        launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(args.gpus)]
+        result["FSDP2 + torch.compile"] = lambda: peer(args, SEVERAL_GPUS, launcher=launcher)
     else:
-        result["torch.compile, fp32 masters"] = lambda: in_python(args, ONE_GPU, "--masters", "fp32")
-        result["torch.compile, all bf16"] = lambda: in_python(args, ONE_GPU, "--masters", "bf16")
-    result["floor"] = lambda: in_python(args, FLOOR, "--ranks", str(args.gpus))
+        result["torch.compile, fp32 masters"] = lambda: peer(args, ONE_GPU, "--masters", "fp32")
+        result["torch.compile, all bf16"] = lambda: peer(args, ONE_GPU, "--masters", "bf16")
+    result["floor"] = lambda: floor(args)
     return result
 
 

@@ -4,7 +4,8 @@ Runs them alone, one after the other, under the same load and clock as a trainin
 backward (weight gradients added to fp32), attention, and 16 copies of its activations [tokens, hidden]; the products of
 the output layer with three passes over its logits; and 30 bytes per parameter for Adam with fp32 masters.
 
-With --ranks N it is one of N data-parallel GPUs, whose optimizer is sharded; their communication is left out.
+With --ranks N it is one of N data-parallel GPUs, whose optimizer is sharded; their communication is left out. One process
+a GPU: compare.py starts them all at once and takes the slowest.
 
 Prints one JSON object with the tokens of all ranks. Timed as `teratron bench` does.
 """

@@ -12,6 +12,7 @@ namespace {
 constexpr double gib = 1024.0 * 1024.0 * 1024.0;
 constexpr size_t longest_kernels = 25;
 constexpr size_t name_width = 72;
+constexpr double much_idle = 0.2;  // of a step
 
 Throughput throughput_of(const BenchResult& result) {
   return throughput({.flops = result.flops,
@@ -36,6 +37,9 @@ std::string breakdown_table(const BenchResult& result) {
     row(name_of(static_cast<KernelKind>(kind)), result.breakdown.ms[kind]);
   }
   row("idle", result.breakdown.idle_ms);
+  if (result.breakdown.idle_ms > much_idle * total) {
+    text += "    The GPU waits for the host: larger micro-batches or --cuda-graph-impl local shorten that.\n";
+  }
   text += "  the longest kernels\n";
   for (size_t i = 0; i < std::min(longest_kernels, result.kernels.size()); ++i) {
     const KernelTotal& kernel = result.kernels[i];
