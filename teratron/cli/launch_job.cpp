@@ -21,6 +21,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kGrace{5};  // for the other ranks to notice by themselves
 constexpr std::chrono::milliseconds kLook{250};
+constexpr std::array<int, 3> kPassedOn = {SIGHUP, SIGINT, SIGTERM};
 constexpr int kStopped = static_cast<int>(ExitCode::stopped);
 
 std::string host_name() {
@@ -47,6 +48,10 @@ std::string signal_in_words(int signal) {
   return fmt::format("signal {} (SIG{})", signal, name ? name : "?");
 }
 
+bool is_passed_on(int signal) {
+  return std::find(kPassedOn.begin(), kPassedOn.end(), signal) != kPassedOn.end();
+}
+
 std::string end_in_words(int status) {
   if (WIFEXITED(status)) return fmt::format("ended with exit code {}", WEXITSTATUS(status));
   return "was killed by " + signal_in_words(WTERMSIG(status));
@@ -67,7 +72,8 @@ std::optional<std::pair<int64_t, std::string_view>> tagged(std::string_view line
 SignalQueue::SignalQueue() {
   sigset_t wanted;
   sigemptyset(&wanted);
-  for (int signal : {SIGCHLD, SIGHUP, SIGINT, SIGTERM}) sigaddset(&wanted, signal);
+  sigaddset(&wanted, SIGCHLD);
+  for (int signal : kPassedOn) sigaddset(&wanted, signal);
   pthread_sigmask(SIG_BLOCK, &wanted, &former_);
   descriptor_ = Descriptor(signalfd(-1, &wanted, SFD_NONBLOCK | SFD_CLOEXEC));
 }
@@ -196,6 +202,10 @@ void LaunchJob::read_output(Child& child) {
 void LaunchJob::take_signal(int number) {
   if (number == SIGHUP && signals_passed_ > 0) return;  // a terminal that goes away may say so several times
   ++signals_passed_;
+  if (signals_passed_ == 1) {
+    notice("{}: all ranks stop after this step; once more ends them at once, without saving",
+           signal_in_words(number));
+  }
   for (Child& child : children_) {
     if (!child.process->running()) continue;
     if (signals_passed_ > 2) {
@@ -315,12 +325,19 @@ LaunchJob::Result LaunchJob::result() const {
     iteration = std::max(iteration, each->iteration());
     if (options_.backend == Backend::mpi && each->has_failed() && !output->has_failed()) output = each.get();
   }
+  const int status = cause.process->status();
+  if (result.interrupted && WIFSIGNALED(status) && is_passed_on(WTERMSIG(status))) {
+    result.code = exit_code_of(status);
+    result.failure =
+        fmt::format("{} came before training began: nothing was saved", signal_in_words(WTERMSIG(status)));
+    return result;
+  }
   std::string lines = output->last_lines();
   if (lines.empty())
     lines = options_.machine == 0 ? " (nothing)" : " (nothing; the machine of rank 0 tells why)";
-  result.code = exit_code_of(cause.process->status());
+  result.code = exit_code_of(status);
   result.failure = fmt::format(
-      "{} {}{}{}. Its last lines, of {}:{}", name_of_child(cause), end_in_words(cause.process->status()),
+      "{} {}{}{}. Its last lines, of {}:{}", name_of_child(cause), end_in_words(status),
       failed_.size() > 1 || children_.size() > 1 ? ", the first of all" : "",
       iteration > 0 ? fmt::format(", after iteration {}", iteration) : "", output->log().string(), lines);
   return result;

@@ -115,10 +115,10 @@ int pretrain_command(std::span<const std::string> args, const Registry& registry
     return 0;
   }
   if (args.empty() || args[0] != "gpt") {
-    throw config_error({.what = args.empty() ? "no model was named"
-                                             : fmt::format("'{}' cannot be pretrained", printable(args[0])),
-                        .where = "pretrain",
-                        .fix = "Write `teratron pretrain gpt FLAGS...`"});
+    throw config_error(
+        {.what = args.empty() ? "no model was named" : fmt::format("'{}' is no model", printable(args[0])),
+         .where = "pretrain",
+         .fix = "Write `teratron pretrain gpt FLAGS...`"});
   }
   return run_job(args.subspan(1), registry,
                  [&](const ParsedArguments& parsed, World& world, const StopSignals& signals) {

@@ -26,11 +26,13 @@ int64_t iteration_of(std::string_view line) {
 }  // namespace
 
 RankOutput::RankOutput(std::filesystem::path log, bool on_screen)
-    : log_(std::move(log)), file_(log_), on_screen_(on_screen) {
+    : log_(std::move(log)), file_(log_, std::ios::app), on_screen_(on_screen) {
   if (!file_) {
     throw config_error(
         {.what = "cannot be written", .where = log_.string(), .fix = "Choose another --log-dir"});
   }
+  file_.seekp(0, std::ios::end);
+  if (file_.tellp() > 0) file_ << "---- the next job ----" << std::endl;
 }
 
 void RankOutput::add_line(std::string_view line) {

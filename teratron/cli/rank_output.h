@@ -11,7 +11,7 @@ namespace teratron {
 
 class RankOutput {
  public:
-  /// Throws UserError(config) if the log cannot be written.
+  /// What an earlier job has left in the log stays. Throws UserError(config) if it cannot be written.
   RankOutput(std::filesystem::path log, bool on_screen);
 
   void add_line(std::string_view line);

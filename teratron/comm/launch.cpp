@@ -1,5 +1,6 @@
 #include "teratron/comm/launch.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <utility>
@@ -34,11 +35,19 @@ class LaunchReader {
   explicit LaunchReader(const Environment& environment) : environment_(environment) {}
 
   Launch read() {
-    for (const Variables& variables : kLaunchers) {
-      if (environment_(variables.size) && environment_(variables.rank)) {
-        read_ranks(variables);
-        break;
-      }
+    const auto* const launcher =
+        std::find_if(kLaunchers.begin(), kLaunchers.end(), [&](const Variables& variables) {
+          return environment_(variables.size) && environment_(variables.rank);
+        });
+    if (launcher != kLaunchers.end()) {
+      read_ranks(*launcher);
+    } else if (environment_("WORLD_SIZE").value_or("1") != "1") {
+      throw config_error(
+          {.what = fmt::format("WORLD_SIZE = '{}' is set, but RANK is not",
+                               printable(*environment_("WORLD_SIZE"), 40)),
+           .where = "environment",
+           .fix = "Set RANK for each process (0, 1, ...), unset WORLD_SIZE for a job of one, or start the "
+                  "job with `teratron launch`"});
     }
     if (const auto backend = environment_("TERATRON_BACKEND")) {
       launch_.backend = backend_from(*backend);
