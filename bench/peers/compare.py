@@ -60,8 +60,13 @@ def floor(args):
     if args.gpus == 1:
         return peer(args, FLOOR, *flags)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(args.gpus)))).split(",")[:args.gpus]
+    assert len(visible) == args.gpus, f"CUDA_VISIBLE_DEVICES names {len(visible)} of {args.gpus} GPUs"
     processes = [started(args, FLOOR, *flags, environment={"CUDA_VISIBLE_DEVICES": gpu}) for gpu in visible]
-    return min(map(result_of, processes), key=lambda result: result["tokens_per_second"])
+    try:
+        return min(map(result_of, processes), key=lambda result: result["tokens_per_second"])
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def contestants(args):

@@ -85,7 +85,7 @@ class AverageNetwork : public teratron::Model {
   }
 
   at::Tensor logits(const Activations& output) override {
-    return linear(output.hidden_SBH, *product_, nullptr, teratron::InputRegion::copied, parallel_.group);
+    return linear(output.hidden_SBH, *product_, nullptr, teratron::ParallelRegion::copied, parallel_.group);
   }
 
   at::Tensor loss(const Activations& output, const MicroBatch& batch) override {

@@ -172,11 +172,12 @@ TEST_F(CheckpointFault, fault_09_a_checkpoint_that_is_not_shared) {
   const auto before = names();
   const TemporaryDirectory elsewhere;
   const fs::path name = directory_.path().filename();
+  int64_t sees = 0;  // the rank
   const auto error_of = [&](const std::function<void(Peers&)>& body) {
     try {
       run_peers(2, [&](Peers& peers) {
         ::unshare(CLONE_FS);
-        fs::current_path(peers.rank() == 0 ? directory_.path().parent_path() : elsewhere.path());
+        fs::current_path(peers.rank() == sees ? directory_.path().parent_path() : elsewhere.path());
         body(peers);
       });
     } catch (const DamagedCheckpoint& error) {
@@ -196,6 +197,12 @@ TEST_F(CheckpointFault, fault_09_a_checkpoint_that_is_not_shared) {
     if (made != std::string("nothing")) fs::create_directories(elsewhere / name.string() / made);
     EXPECT_NE(error_of(load_there).find("not to be seen here (rank 1)"), std::string::npos) << made;
     EXPECT_NE(error_of(find_there).find("not to be seen here (rank 1)"), std::string::npos) << made;
+  }
+  sees = 1;
+  fs::remove_all(elsewhere / name.string());
+  for (const auto& body : {std::function(load_there), std::function(find_there)}) {
+    EXPECT_NE(error_of(body).find("there are checkpoints here, but rank 0 sees none (rank 1)"),
+              std::string::npos);
   }
   EXPECT_EQ(names(), before) << "nothing is set aside";
   EXPECT_EQ(load(2), 1);

@@ -114,6 +114,18 @@ void check_shared(const fs::path& path, Peers& peers) {
   });
 }
 
+// Rank 0 has found nothing. A folder that its machine alone does not see is no fresh start.
+void check_empty(const fs::path& directory, Peers& peers) {
+  on_every_rank(peers, [&]() -> std::string {
+    std::vector<fs::path> paths = newest_first(directory);
+    paths.push_back(directory);
+    if (std::none_of(paths.begin(), paths.end(), has_manifest)) return "";
+    throw config_error({.what = "there are checkpoints here, but rank 0 sees none",
+                        .where = printable(directory.string(), 4096),
+                        .fix = "Load from a file system that all nodes share"});
+  });
+}
+
 }  // namespace
 
 std::optional<fs::path> find_checkpoint(const fs::path& directory, std::optional<int64_t> iteration,
@@ -125,7 +137,10 @@ std::optional<fs::path> find_checkpoint(const fs::path& directory, std::optional
     read_manifest(path);
     return path.string();
   });
-  if (found.empty()) return std::nullopt;
+  if (found.empty()) {
+    check_empty(directory, peers);
+    return std::nullopt;
+  }
   check_shared(found, peers);
   return fs::path(found);
 }
@@ -165,7 +180,10 @@ std::optional<CheckpointInfo> load_checkpoint(const LoadRequest& request, Peers&
   std::set<fs::path> passed;  // rank 0's
   for (int damaged = 0;;) {
     const fs::path path = on_rank_0(peers, [&] { return next_candidate(request, passed); });
-    if (path.empty() && damage.empty()) return std::nullopt;
+    if (path.empty() && damage.empty()) {
+      check_empty(request.directory, peers);
+      return std::nullopt;
+    }
     if (path.empty() || damaged == request.max_damaged) {
       damage.push_back({.what = fmt::format("{} checkpoints in a row are damaged; giving up", damaged),
                         .where = printable(request.directory.string(), 4096),

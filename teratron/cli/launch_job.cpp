@@ -203,8 +203,10 @@ void LaunchJob::take_signal(int number) {
   if (number == SIGHUP && signals_passed_ > 0) return;  // a terminal that goes away may say so several times
   ++signals_passed_;
   if (signals_passed_ == 1) {
-    notice("{}: all ranks stop after this step; once more ends them at once, without saving",
-           signal_in_words(number));
+    notice(
+        "{} passed on: ranks in training save and stop after this step; once more ends them at once, without "
+        "saving",
+        signal_in_words(number));
   }
   for (Child& child : children_) {
     if (!child.process->running()) continue;
@@ -326,7 +328,7 @@ LaunchJob::Result LaunchJob::result() const {
     if (options_.backend == Backend::mpi && each->has_failed() && !output->has_failed()) output = each.get();
   }
   const int status = cause.process->status();
-  if (result.interrupted && WIFSIGNALED(status) && is_passed_on(WTERMSIG(status))) {
+  if (result.interrupted && iteration == 0 && WIFSIGNALED(status) && is_passed_on(WTERMSIG(status))) {
     result.code = exit_code_of(status);
     result.failure =
         fmt::format("{} came before training began: nothing was saved", signal_in_words(WTERMSIG(status)));

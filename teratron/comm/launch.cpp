@@ -41,10 +41,10 @@ class LaunchReader {
         });
     if (launcher != kLaunchers.end()) {
       read_ranks(*launcher);
-    } else if (environment_("WORLD_SIZE").value_or("1") != "1") {
+    } else if (const std::string size = environment_("WORLD_SIZE").value_or("1");
+               !size.empty() && size != "1") {
       throw config_error(
-          {.what = fmt::format("WORLD_SIZE = '{}' is set, but RANK is not",
-                               printable(*environment_("WORLD_SIZE"), 40)),
+          {.what = fmt::format("WORLD_SIZE = '{}' is set, but RANK is not", printable(size, 40)),
            .where = "environment",
            .fix = "Set RANK for each process (0, 1, ...), unset WORLD_SIZE for a job of one, or start the "
                   "job with `teratron launch`"});

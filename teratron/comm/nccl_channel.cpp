@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 namespace teratron {
@@ -20,9 +21,13 @@ constexpr std::chrono::milliseconds kLook{20};
 void check_nccl(ncclResult_t result, ncclComm_t communicator, const char* what) {
   if (result == ncclSuccess) return;
   const std::string reason = ncclGetLastError(communicator);
-  const bool no_memory = reason.find("out of memory") != std::string::npos;
-  throw Fault(fmt::format("{}: {}: {}", what, ncclGetErrorString(result), reason),
-              no_memory ? ExitCode::out_of_memory : ExitCode::retryable);
+  const std::string text = fmt::format("{}: {}: {}", what, ncclGetErrorString(result), reason);
+  // NCCL knows its last warning alone, which may be of something that it has got over since.
+  const bool of_system = result == ncclUnhandledCudaError || result == ncclSystemError;
+  if (of_system && reason.find("out of memory") != std::string::npos) {
+    C10_THROW_ERROR(OutOfMemoryError, text);  // as the allocator: whoever catches it says what was needed
+  }
+  throw Fault(text);
 }
 
 ncclUniqueId new_channel_id() {

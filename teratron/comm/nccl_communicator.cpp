@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "teratron/base/fault_point.h"
+#include "teratron/base/log.h"
 #include "teratron/comm/process_communicator.h"
 #include "teratron/comm/tensor_call.h"
 #include "teratron/kernels/reduce.h"
@@ -193,6 +194,13 @@ NcclWindows* NcclCommunicator::windows() {
               return ncclSuccess;
             });
     });
+    if (!windows_->usable() && rank() == 0) {
+      notice(
+          "{} share no windows of NCCL (other hosts, or NCCL_WIN_ENABLE=0): what moves between their GPUs "
+          "runs "
+          "beside no product",
+          ranks_in_words(meeting_->ranks()));
+    }
   }
   return windows_->usable() ? &*windows_ : nullptr;
 }

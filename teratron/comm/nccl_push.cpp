@@ -63,7 +63,7 @@ ncclResult_t NcclPush::start(cudaStream_t stream) {
 }
 
 /// The stream goes on when those of all ranks have come here. By memory operations of streams, which wait without a kernel.
-ncclResult_t NcclPush::meet(cudaStream_t stream) {
+void NcclPush::meet(cudaStream_t stream) {
   static const auto issue = stream_memory_operations();
   meetings_ += 1;
   std::vector<CUstreamBatchMemOpParams> tell, wait;
@@ -74,7 +74,9 @@ ncclResult_t NcclPush::meet(cudaStream_t stream) {
   }
   tell.insert(tell.end(), wait.begin(), wait.end());
   const CUresult result = issue(stream, static_cast<unsigned>(tell.size()), tell.data(), 0);
-  return result == CUDA_SUCCESS ? ncclSuccess : ncclUnhandledCudaError;
+  if (result != CUDA_SUCCESS) {
+    throw Fault(fmt::format("cuStreamBatchMemOp: CUDA error {}", static_cast<int>(result)));
+  }
 }
 
 ncclResult_t NcclPush::reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
@@ -90,7 +92,7 @@ ncclResult_t NcclPush::reduce_scatter(const at::Tensor& output, const at::Tensor
     if (const ncclResult_t result = start(stream); result != ncclSuccess) return result;
     started_ = true;
   }
-  if (const ncclResult_t result = meet(stream); result != ncclSuccess) return result;  // all have room
+  meet(stream);  // all have room
   for (int64_t distance = 1; distance < size_; ++distance) {
     const int64_t peer = (rank_ + distance) % size_;
     make_part(peer);
@@ -98,7 +100,7 @@ ncclResult_t NcclPush::reduce_scatter(const at::Tensor& output, const at::Tensor
                                    output.nbytes(), cudaMemcpyDeviceToDevice, stream));
   }
   make_part(rank_);
-  if (const ncclResult_t result = meet(stream); result != ncclSuccess) return result;  // all has arrived
+  meet(stream);  // all has arrived
   on_stream.emplace(stream);
   std::vector<at::Tensor> parts = got.unbind();
   parts[rank_] = given[rank_];

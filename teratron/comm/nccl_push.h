@@ -25,7 +25,7 @@ class NcclPush {
 
  private:
   ncclResult_t start(cudaStream_t stream);
-  ncclResult_t meet(cudaStream_t stream);
+  void meet(cudaStream_t stream);
 
   NcclWindows& windows_;
   ncclComm_t communicator_;

@@ -22,7 +22,7 @@ std::optional<std::string> nccl_version();
 
 /// A World over tensors of GPU `gpu`, which becomes the current device. Tensors on the CPU go over the
 /// messages of `ranks`, as barriers and bytes do: barrier() waits for hosts, not for what is queued on GPUs.
-/// Sums of floating point are in NCCL's order, not in that of the ranks, and max and min drop NaN.
+/// Sums of floating point are in NCCL's order, not in that of the ranks (but for large reduce-scatters), and max and min drop NaN.
 std::unique_ptr<World> nccl_world(std::shared_ptr<ProcessRanks> ranks, NcclOptions options);
 
 }  // namespace teratron

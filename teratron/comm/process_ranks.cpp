@@ -206,8 +206,8 @@ CallHistory ProcessRanks::history_of(int64_t rank, uint64_t channel) const {
   return {.rank = rank, .count = answer.number, .calls = words(text, '\n')};
 }
 
-/// What this rank and those of `ranks` that answer have called, by rank. The lock is released meanwhile.
-std::vector<CallHistory> ProcessRanks::ask(Lock& lock, uint64_t channel, const std::vector<int64_t>& ranks) {
+/// What this rank and those of `ranks` that answer have called. The lock is released meanwhile, and others may ask, too.
+ProcessRanks::Answers ProcessRanks::ask(Lock& lock, uint64_t channel, const std::vector<int64_t>& ranks) {
   for (int64_t r : ranks) {
     peers_[r].answers.erase(channel);
     post(r, {.kind = Frame::Kind::question, .channel = channel}, {});
@@ -217,22 +217,28 @@ std::vector<CallHistory> ProcessRanks::ask(Lock& lock, uint64_t channel, const s
                        [&](int64_t r) { return peers_[r].answers.contains(channel) || peers_[r].lost; });
   };
   changed_.wait_for(lock, kAnswerTime, all_answered);
-  std::vector<CallHistory> histories = {history_of(rank_, channel)};
+  Answers answers{.histories = {history_of(rank_, channel)}, .places = {}};
   for (int64_t r : ranks) {
-    if (peers_[r].answers.contains(channel)) histories.push_back(history_of(r, channel));
+    const auto answer = peers_[r].answers.find(channel);
+    if (answer == peers_[r].answers.end()) continue;
+    answers.histories.push_back(history_of(r, channel));
+    answers.places[r] = answer->second.text;
   }
-  std::sort(histories.begin(), histories.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
-  return histories;
+  std::sort(answers.histories.begin(), answers.histories.end(),
+            [](const auto& a, const auto& b) { return a.rank < b.rank; });
+  return answers;
 }
 
-/// Where this rank and `ranks` differ in another group: on a GPU they go on from there, and meet elsewhere no more.
+/// Where this rank and `ranks` differ in another group (in any, if there are several): on a GPU they go on from there, and
+/// meet elsewhere no more.
 std::string ProcessRanks::difference_elsewhere(Lock& lock, uint64_t channel,
                                                const std::vector<int64_t>& ranks) {
   for (const auto& [other, group] : std::map(groups_)) {
     std::vector<int64_t> shared = ranks;
     std::erase_if(shared, [&](int64_t r) { return std::find(group.begin(), group.end(), r) == group.end(); });
     if (other == channel || shared.empty()) continue;
-    if (std::string found = first_difference(ask(lock, other, shared)); !found.empty()) return found;
+    if (std::string found = first_difference(ask(lock, other, shared).histories); !found.empty())
+      return found;
   }
   return "";
 }
@@ -240,20 +246,21 @@ std::string ProcessRanks::difference_elsewhere(Lock& lock, uint64_t channel,
 /// Asks the missing ranks where they are and says what came out. The lock is released meanwhile.
 std::string ProcessRanks::overdue(Lock& lock, const Waiting& waiting) {
   const std::vector<int64_t> asked = waiting.missing();
-  const std::vector<CallHistory> histories = ask(lock, waiting.channel, asked);
-  if (const std::string found = first_difference(histories); !found.empty()) return found;
-  const bool all_answer = histories.size() == asked.size() + 1;
-  if (all_answer) {
+  const Answers answers = ask(lock, waiting.channel, asked);
+  if (const std::string found = first_difference(answers.histories); !found.empty()) return found;
+  if (answers.places.size() == asked.size()) {
     if (const std::string found = difference_elsewhere(lock, waiting.channel, asked); !found.empty())
       return found;
   }
   std::vector<std::string> late;
   for (int64_t r : asked) {
-    const auto answer = peers_[r].answers.find(waiting.channel);
-    if (answer == peers_[r].answers.end()) {
+    if (!answers.places.contains(r)) {
       late.push_back(name_of_rank(r) + " does not answer: it is stopped, or its machine is out of reach");
-    } else if (!history_of(r, waiting.channel).at(waiting.number)) {
-      late.push_back(fmt::format("rank {} {}", r, answer->second.text));
+    }
+  }
+  for (const CallHistory& history : answers.histories) {
+    if (history.rank != rank_ && !history.at(waiting.number)) {
+      late.push_back(fmt::format("rank {} {}", history.rank, answers.places.at(history.rank)));
     }
   }
   const double seconds = std::chrono::duration<double>(timeout_).count();

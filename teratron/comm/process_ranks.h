@@ -92,7 +92,11 @@ class ProcessRanks final : private WireReceiver {
   void wait(Lock& lock, const Waiting& waiting);
   std::string overdue(Lock& lock, const Waiting& waiting);
   CallHistory history_of(int64_t rank, uint64_t channel) const;
-  std::vector<CallHistory> ask(Lock& lock, uint64_t channel, const std::vector<int64_t>& ranks);
+  struct Answers {
+    std::vector<CallHistory> histories;     // with this rank's own; by rank
+    std::map<int64_t, std::string> places;  // where the others are, of those that answer
+  };
+  Answers ask(Lock& lock, uint64_t channel, const std::vector<int64_t>& ranks);
   std::string difference_elsewhere(Lock& lock, uint64_t channel, const std::vector<int64_t>& ranks);
   std::string name_of_rank(int64_t rank) const;
   void fail_locked(const std::string& reason, ExitCode code, int64_t cause);
@@ -120,6 +124,7 @@ class ProcessMeeting {
 
   int64_t rank() const { return rank_; }
   int64_t size() const { return static_cast<int64_t>(ranks_.size()); }
+  const std::vector<int64_t>& ranks() const { return ranks_; }
   ProcessRanks& home() const { return home_; }
   /// All ranks come with the same call; parts[r] goes to rank r (of the group), and what each sent to this
   /// rank is returned (nothing at its own place). The caller may write into its parts afterwards.

@@ -128,6 +128,7 @@ void sum_parts_(const at::Tensor& out, const std::vector<at::Tensor>& parts, boo
   if (buffer.n == 0) return;
   if (out.is_cuda()) {
     cuda::Parts places{.data = {}, .count = static_cast<int>(count)};
+    static_assert(std::size(decltype(places.data){}) == max_parts);
     for (int64_t i = 0; i < count; ++i) places.data[i] = parts[i].const_data_ptr();
     cuda::sum_parts(buffer, places, average, current_stream(out));
     return;

@@ -56,3 +56,5 @@ def test_collectives_and_their_adjoints_over_nccl(tmp_path):
     result = communicator_tests("nccl", tmp_path, "--gtest_filter=*Worlds*")
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr
     assert "WorldsCollectives.AdjointPropertyHoldsForRandomShapes" in result.stdout
+    if torch.cuda.can_device_access_peer(0, 1):
+        assert "beside no product" not in (tmp_path / "rank-0.log").read_text(), "copy engines are not used"

@@ -202,19 +202,19 @@ def test_signal_saves_and_exits_75(tmp_path, backend, signals):
 
 def test_interrupt_before_training_is_said_to_be_one(tmp_path):
     process = subprocess.Popen([BINARY, "launch", "--nproc-per-node", "2", "--backend", "processes", "--log-dir", str(tmp_path),
-                                "--", "sh", "-c", "echo here; sleep 30"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               text=True, env=environment())
+                                "--", "/bin/sh", "-c", "echo here; exec sleep 30"],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
     wait_for(lambda: all((tmp_path / f"rank-{rank}.log").exists() and "here" in (tmp_path / f"rank-{rank}.log").read_text()
                          for rank in range(2)), "two ranks")
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 130, errors
-    assert "once more ends them at once" in errors
+    assert "signal 2 (SIGINT) passed on: ranks in training save and stop after this step; once more ends them" in errors
     assert "signal 2 (SIGINT) came before training began: nothing was saved" in errors
 
 
 def test_logs_of_earlier_jobs_stay(tmp_path):
     for word in ("first", "second"):
-        teratron("launch", "--nproc-per-node", 2, "--backend", "processes", "--log-dir", tmp_path, "--", "echo", word)
+        teratron("launch", "--nproc-per-node", 2, "--backend", "processes", "--log-dir", tmp_path, "--", "/bin/echo", word)
     for rank in range(2):
         assert (tmp_path / f"rank-{rank}.log").read_text() == "first\n---- the next job ----\nsecond\n"
