@@ -196,9 +196,8 @@ NcclWindows* NcclCommunicator::windows() {
     });
     if (!windows_->usable() && rank() == 0) {
       notice(
-          "{} share no windows of NCCL (other hosts, or NCCL_WIN_ENABLE=0): what moves between their GPUs "
-          "runs "
-          "beside no product",
+          "{} share no windows of NCCL (other hosts, or NCCL_WIN_ENABLE=0): their messages run beside no "
+          "product",
           ranks_in_words(meeting_->ranks()));
     }
   }
