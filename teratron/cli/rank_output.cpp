@@ -1,10 +1,14 @@
 #include "teratron/cli/rank_output.h"
 
 #include <charconv>
+#include <chrono>
 #include <cstdio>
+
+#include <unistd.h>
 
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
+#include "teratron/train/log_lines.h"
 
 namespace teratron {
 namespace {
@@ -32,7 +36,10 @@ RankOutput::RankOutput(std::filesystem::path log, bool on_screen)
         {.what = "cannot be written", .where = log_.string(), .fix = "Choose another --log-dir"});
   }
   file_.seekp(0, std::ios::end);
-  if (file_.tellp() > 0) file_ << "---- the next job ----" << std::endl;
+  if (file_.tellp() == 0) return;
+  const double now =
+      std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  file_ << fmt::format("---- {}, the job of launcher {} ----", timestamp(now), getpid()) << std::endl;
 }
 
 void RankOutput::add_line(std::string_view line) {
