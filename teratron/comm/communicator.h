@@ -58,9 +58,9 @@ class Communicator : public Peers {
   virtual Work all_to_all(at::Tensor output, at::Tensor input) = 0;
   /// Sends and receives that may run at the same time; buffered, so that two ranks may send to each other.
   virtual Work exchange(std::vector<PointToPoint> messages) = 0;
-  /// Memory for the output of all_gathers whose input is this rank's slice of it. Where all GPUs of the group reach each
-  /// other's memory, copy engines do these, which run beside matrix products. For the current stream alone. Every rank asks for the same sizes in the
-  /// same order, and lets go of the tensors in the same order: keep them inside a function.
+  /// Memory, for the current stream alone, for the output of all_gathers whose input is this rank's slice of it. Where all
+  /// GPUs of the group reach each other's memory, copy engines do these, which run beside matrix products. Every rank asks
+  /// for the same sizes in the same order, and lets go of the tensors in the same order: keep them inside a function.
   virtual at::Tensor gather_output(at::IntArrayRef sizes, const at::TensorOptions& options);
   virtual void barrier() = 0;
   /// Makes every pending and later call of this group throw Fault, on this rank and on its peers.

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include <ATen/ATen.h>
-#include <c10/cuda/CUDAGuard.h>
 #include <fmt/format.h>
 
 #include "teratron/base/fault_point.h"
@@ -17,8 +16,7 @@
 namespace teratron {
 namespace {
 
-constexpr size_t kWorthPushing = size_t{1}
-                                 << 20;  // bytes of a part; meeting twice costs as much as smaller ones
+constexpr size_t kWorthPushing = 1048576;  // bytes of a part; meeting twice costs as much as smaller ones
 
 using Clock = std::chrono::steady_clock;
 
