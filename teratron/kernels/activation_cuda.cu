@@ -17,6 +17,11 @@ struct Biases {
 #pragma unroll
     for (int p = 0; p < parts; ++p) read_or_zero<N, T>(args.bias, column + p * shape.width, of[p]);
   }
+  __device__ void add_to(int part, const Pack<T, N>& pack, Accumulator<T> (&x)[N]) const {
+    widen(pack, x);
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] += of[part][i];
+  }
 };
 
 template <typename T, int N, bool gated>
@@ -36,13 +41,12 @@ __global__ void __launch_bounds__(256) forward_kernel(ActivationShape shape, Act
           for (int p = 0; p < parts; ++p) in.pack[p] = load<N>(x + p * shape.width);
         },
         [&](int64_t row, In& in) {
+          Accumulator<T> x[parts][N], y[N];
 #pragma unroll
-          for (int i = 0; i < N; ++i) {
-            const auto z = widen(in.pack[0].v[i]) + bias.of[0][i];
-            const auto up = widen(in.pack[parts - 1].v[i]) + bias.of[parts - 1][i];
-            in.pack[0].v[i] = round_to<T>(output_of<f>(z, up));
-          }
-          store<N>(static_cast<T*>(args.out) + row * shape.width + column, in.pack[0]);
+          for (int p = 0; p < parts; ++p) bias.add_to(p, in.pack[p], x[p]);
+#pragma unroll
+          for (int i = 0; i < N; ++i) y[i] = output_of<f>(x[0][i], x[parts - 1][i]);
+          store<N>(static_cast<T*>(args.out) + row * shape.width + column, round_to_pack<T>(y));
         });
   });
 }
@@ -52,8 +56,11 @@ template <typename T, int N, int parts, bool summed>
 struct ColumnSums {
   Accumulator<T> of[summed ? parts : 1][N] = {};
 
-  __device__ void add(int part, int i, Accumulator<T> x) {
-    if constexpr (summed) of[part][i] += x;
+  __device__ void add(int part, const Accumulator<T> (&x)[N]) {
+    if constexpr (summed) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) of[part][i] += x[i];
+    }
   }
   /// A row of partial sums per thread row of the grid.
   __device__ void store(const ActivationShape& shape, const ActivationArgs& args, int64_t column) const {
@@ -87,21 +94,22 @@ __global__ void __launch_bounds__(256) backward_kernel(ActivationShape shape, Ac
           in.pack[parts] = load<N>(static_cast<const T*>(args.dy) + row * shape.width + column);
         },
         [&](int64_t row, In& in) {
+          Accumulator<T> x[parts][N], dy[N];
+#pragma unroll
+          for (int p = 0; p < parts; ++p) bias.add_to(p, in.pack[p], x[p]);
+          widen(in.pack[parts], dy);
 #pragma unroll
           for (int i = 0; i < N; ++i) {
-            const auto z = widen(in.pack[0].v[i]) + bias.of[0][i];
-            const auto up = widen(in.pack[parts - 1].v[i]) + bias.of[parts - 1][i];
-            const auto dx = gradients_of<f>(widen(in.pack[parts].v[i]), z, up);
-            if constexpr (gated) {
-              in.pack[1].v[i] = round_to<T>(dx.up);
-              sums.add(1, i, dx.up);
-            }
-            in.pack[0].v[i] = round_to<T>(dx.z);
-            sums.add(0, i, dx.z);
+            const auto gradient = gradients_of<f>(dy[i], x[0][i], x[parts - 1][i]);
+            if constexpr (gated) x[1][i] = gradient.up;
+            x[0][i] = gradient.z;
           }
           T* const dx = static_cast<T*>(args.out) + row * parts * shape.width + column;
 #pragma unroll
-          for (int p = 0; p < parts; ++p) store<N>(dx + p * shape.width, in.pack[p]);
+          for (int p = 0; p < parts; ++p) {
+            sums.add(p, x[p]);
+            store<N>(dx + p * shape.width, round_to_pack<T>(x[p]));
+          }
         });
   });
   sums.store(shape, args, column);

@@ -7,18 +7,16 @@
 namespace teratron::cuda {
 
 /// 1 / (1 + exp(-x)); exact limits at both ends.
-__device__ inline float sigmoid(float x) {
-  return __fdividef(1.0f, 1.0f + __expf(-x));
-}
-__device__ inline double sigmoid(double x) {
-  return 1.0 / (1.0 + exp(-x));
+template <typename A>
+__device__ A sigmoid(A x) {
+  return fast_inverse(A(1) + fast_exp(-x));
 }
 
 /// gelu (tanh form) = z s with s = sigmoid(2 sqrt(2/pi) (z + 0.044715 z^3)).
 template <typename A>
 __device__ A gelu_gate(A z) {
-  constexpr A a = A(1.5957691216057308), b = A(0.044715);
-  return sigmoid(a * z * (A(1) + b * z * z));
+  constexpr A a = A(-1.5957691216057308 * log2_e), b = A(0.044715);
+  return fast_inverse(A(1) + fast_exp2(z * (a + a * b * (z * z))));
 }
 
 template <Activation kind, typename A>
@@ -40,8 +38,8 @@ template <Activation kind, typename A>
 __device__ ValueAndSlope<A> slope_of(A z) {
   if constexpr (kind == Activation::gelu || kind == Activation::geglu) {
     constexpr A a = A(1.5957691216057308), b3 = A(3 * 0.044715);
-    const A s = gelu_gate(z);
-    return {z * s, s + z * s * (A(1) - s) * a * (A(1) + b3 * z * z)};
+    const A s = gelu_gate(z), value = z * s;
+    return {value, s + (value - value * s) * (a + a * b3 * (z * z))};
   } else if constexpr (kind == Activation::gelu_erf) {
     const A cdf = A(0.5) * (A(1) + erf(z * A(0.7071067811865476)));
     return {z * cdf, cdf + z * A(0.3989422804014327) * exp(A(-0.5) * z * z)};
@@ -52,7 +50,8 @@ __device__ ValueAndSlope<A> slope_of(A z) {
     return {z > A(0) ? z : A(0), z > A(0) ? A(1) : A(0)};
   } else {
     const A s = sigmoid(z);
-    return {z * s, s * (A(1) + z * (A(1) - s))};
+    const A value = z * s;
+    return {value, s + (value - value * s)};
   }
 }
 

@@ -19,9 +19,10 @@ __global__ void __launch_bounds__(256) column_sum_kernel(ColumnSumArgs args) {
   if (column < args.width) {
 #pragma unroll 8
     for (int64_t row = first + threadIdx.y; row < end; row += 8) {
-      const Pack<T, N> x = load<N>(static_cast<const T*>(args.x) + row * args.width + column);
+      A x[N];
+      widen(load<N>(static_cast<const T*>(args.x) + row * args.width + column), x);
 #pragma unroll
-      for (int i = 0; i < N; ++i) sum[i] += widen(x.v[i]);
+      for (int i = 0; i < N; ++i) sum[i] += x[i];
     }
   }
 #pragma unroll

@@ -43,8 +43,7 @@ __global__ void __launch_bounds__(threads)
   RunningSoftmax<A> statistics;
   walk_packs<T, N>(z, whole, [&](const Pack<T, N>& pack, int64_t) {
     A x[N];
-#pragma unroll
-    for (int i = 0; i < N; ++i) x[i] = widen(pack.v[i]);
+    widen(pack, x);
     statistics.add(x);
   });
   if (whole + threadIdx.x < shape.columns) {
@@ -70,9 +69,10 @@ __global__ void __launch_bounds__(threads)
   const A max = static_cast<const A*>(args.max)[row];
   const A factor = scale / static_cast<const A*>(args.sum_exp)[row];
   const int64_t target = local_target(shape, args.targets[row]);
-  const auto gradient = [&](A value, int64_t column) {
-    const A p = column < shape.columns ? fast_exp(value - max) * factor : A(0);
-    return round_to<T>(column == target ? p - scale : p);
+  // Of the pack's element i, where the pack begins `left` columns before the padding.
+  const auto gradient = [&](A value, int i, int left, int target_here) {
+    const A p = i < left ? fast_exp(value - max) * factor : A(0);
+    return i == target_here ? p - scale : p;
   };
   if (scale == A(0)) {
     Pack<T, N> zeros;
@@ -82,9 +82,13 @@ __global__ void __launch_bounds__(threads)
     return;
   }
   walk_packs<T, N>(z, shape.width, [&](Pack<T, N>& pack, int64_t c) {
+    A x[N];
+    widen(pack, x);
 #pragma unroll
-    for (int i = 0; i < N; ++i) pack.v[i] = gradient(widen(pack.v[i]), c + i);
-    store<N>(z + c, pack);
+    for (int i = 0; i < N; ++i) {
+      x[i] = gradient(x[i], i, static_cast<int>(shape.columns - c), static_cast<int>(target - c));
+    }
+    store<N>(z + c, round_to_pack<T>(x));
   });
 }
 

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include <cuda_bf16.h>
@@ -58,9 +59,63 @@ template <int N, typename T>
 __device__ Pack<T, N> load(const T* p) {
   return *reinterpret_cast<const Pack<T, N>*>(p);
 }
+/// To device memory.
 template <int N, typename T>
 __device__ void store(T* p, const Pack<T, N>& pack) {
-  *reinterpret_cast<Pack<T, N>*>(p) = pack;
+  if constexpr (sizeof(pack) == 16) {  // said outright: the compiler may cut an assignment into stores of the elements
+    uint4 w;
+    memcpy(&w, &pack, sizeof(pack));
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w)
+                 : "memory");
+  } else {
+    *reinterpret_cast<Pack<T, N>*>(p) = pack;
+  }
+}
+
+/// The values of a pack. Narrow types go two by two, which takes fewer instructions than one by one: these kernels are bound
+/// by memory only where they issue little else.
+template <typename T, int N>
+__device__ void widen(const Pack<T, N>& pack, Accumulator<T> (&x)[N]) {
+  if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+      if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+        const uint32_t two = *reinterpret_cast<const uint32_t*>(&pack.v[i]);
+        x[i] = __uint_as_float(two << 16);
+        x[i + 1] = __uint_as_float(two & 0xFFFF0000u);
+      } else {
+        const float2 two = __half22float2(*reinterpret_cast<const __half2*>(&pack.v[i]));
+        x[i] = two.x;
+        x[i + 1] = two.y;
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] = widen(pack.v[i]);
+  }
+}
+
+/// The values, rounded to the nearest of T.
+template <typename T, int N>
+__device__ Pack<T, N> round_to_pack(const Accumulator<T> (&x)[N]) {
+  Pack<T, N> pack;
+  if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+    using Two = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+    Two twos[N / 2];
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+      if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+        twos[i / 2] = __floats2bfloat162_rn(x[i], x[i + 1]);
+      } else {
+        twos[i / 2] = __floats2half2_rn(x[i], x[i + 1]);
+      }
+    }
+    memcpy(&pack, twos, sizeof(pack));
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) pack.v[i] = round_to<T>(x[i]);
+  }
+  return pack;
 }
 
 /// Whether every pointer can be accessed in 16-byte packs.
@@ -69,12 +124,31 @@ bool aligned(const P*... pointers) {
   return ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ...);
 }
 
+/// 1 / x; for f32 within a unit in the last place, and 0 above 2^126.
+__device__ inline float fast_inverse(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ inline double fast_inverse(double x) {
+  return 1 / x;
+}
+
+/// 2^x; for f32 within two units in the last place, and 0 below 2^-126.
+__device__ inline float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ inline double fast_exp2(double x) {
+  return exp2(x);
+}
+
+inline constexpr double log2_e = 1.4426950408889634074;
+
 /// exp(x), with exp(-inf) = 0; for f32 within a few units in the last place, and 0 below 2^-126.
 __device__ inline float fast_exp(float x) {
-  constexpr float log2_e = 1.4426950408889634f;
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * log2_e));
-  return y;
+  return fast_exp2(x * static_cast<float>(log2_e));
 }
 __device__ inline double fast_exp(double x) {
   return exp(x);
@@ -178,9 +252,32 @@ __device__ void block_sum(A (&x)[K], A* shared) {
 #pragma unroll
     for (int k = 0; k < K; ++k) shared[k * 32 + warp] = x[k];
   }
+  if (warp == 0 && lane >= warps) {  // added up four at a time
+#pragma unroll
+    for (int k = 0; k < K; ++k) shared[k * 32 + lane] = A(0);
+  }
   __syncthreads();
 #pragma unroll
-  for (int k = 0; k < K; ++k) x[k] = warp_sum(lane < warps ? shared[k * 32 + lane] : A(0));
+  for (int k = 0; k < K; ++k) {
+    const A* const of_warp = shared + k * 32;
+    x[k] = A(0);
+#pragma unroll 1
+    for (int w = 0; w < warps; w += 4) {
+      x[k] += (of_warp[w] + of_warp[w + 1]) + (of_warp[w + 2] + of_warp[w + 3]);
+    }
+  }
+}
+
+/// The largest x of the block, in every thread; NaN counts as nothing. As block_sum.
+template <typename A>
+__device__ void block_max(A& x, A* shared) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x = max(x, __shfl_xor_sync(0xFFFFFFFFu, x, offset));
+  if (warps == 1) return;
+  if (lane == 0) shared[warp] = x;
+  __syncthreads();
+  for (int w = 0; w < warps; ++w) x = max(x, shared[w]);
 }
 
 inline int64_t ceil_div(int64_t a, int64_t b) {

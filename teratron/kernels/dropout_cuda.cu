@@ -22,16 +22,15 @@ __global__ void __launch_bounds__(256) bias_dropout_add_kernel(DropoutArgs args)
         }
       },
       [&](int64_t row, Inputs<T, N, 2>& in) {
-        auto& [pack, residual] = in.pack;
-        A x[N];
+        A x[N], residual[N] = {};
+        widen(in.pack[0], x);
+        if (args.residual != nullptr) widen(in.pack[1], residual);
 #pragma unroll
-        for (int i = 0; i < N; ++i) x[i] = widen(pack.v[i]) + bias[i];
+        for (int i = 0; i < N; ++i) x[i] += bias[i];
         if (args.mask.threshold != 0) apply_mask(args.mask, args.mask.row_start(row) + column, x);
 #pragma unroll
-        for (int i = 0; i < N; ++i) {
-          pack.v[i] = round_to<T>(args.residual != nullptr ? x[i] + widen(residual.v[i]) : x[i]);
-        }
-        store<N>(static_cast<T*>(args.y) + row * args.width + column, pack);
+        for (int i = 0; i < N; ++i) x[i] += residual[i];
+        store<N>(static_cast<T*>(args.y) + row * args.width + column, round_to_pack<T>(x));
       });
 }
 

@@ -10,13 +10,15 @@ namespace teratron::cuda {
 template <int N, typename A>
 __device__ void apply_mask(const DropoutMask& mask, uint64_t first, A (&x)[N]) {
   const A scale = static_cast<A>(mask.scale);
+  const bool keeps_some = mask.threshold <= 0xFFFFFFFFu;
+  const uint32_t threshold = static_cast<uint32_t>(mask.threshold);
   if (N % 4 == 0 && first % 4 == 0) {
 #pragma unroll
     for (int i = 0; i < N; i += 4) {
       const PhiloxWords words = philox(mask.key, (first + i) / 4);
 #pragma unroll
       for (int k = 0; k < 4 && i + k < N; ++k) {
-        x[i + k] = words.word[k] >= mask.threshold ? x[i + k] * scale : A(0);
+        x[i + k] = keeps_some && words.word[k] >= threshold ? x[i + k] * scale : A(0);
       }
     }
     return;
@@ -27,7 +29,7 @@ __device__ void apply_mask(const DropoutMask& mask, uint64_t first, A (&x)[N]) {
     const PhiloxWords words = philox(mask.key, index / 4);
     const uint32_t low = index % 2 == 0 ? words.word[0] : words.word[1];
     const uint32_t high = index % 2 == 0 ? words.word[2] : words.word[3];
-    const A factor = (index % 4 < 2 ? low : high) >= mask.threshold ? scale : A(0);
+    const A factor = keeps_some && (index % 4 < 2 ? low : high) >= threshold ? scale : A(0);
 #pragma unroll
     for (int k = 0; k < N; ++k) {  // a run-time index would move x to local memory
       if (k == i) x[k] = factor == A(0) ? A(0) : x[k] * factor;

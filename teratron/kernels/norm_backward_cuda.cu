@@ -1,4 +1,3 @@
-#include "teratron/kernels/async_copy.cuh"
 #include "teratron/kernels/norm_cuda.h"
 #include "teratron/kernels/norm_device.cuh"
 #include "teratron/kernels/partials.cuh"
@@ -7,49 +6,14 @@ namespace teratron::cuda {
 namespace {
 
 constexpr int rows_per_chunk = 128;  // of the path for any width
+constexpr int row_overhead = 1;      // in packs: what a row costs a warp beside its packs
 
-/// Rows on their way through shared memory. A thread reads back only what it copied itself, so no barrier is needed.
-template <typename T, int PER, int STAGES>
-struct RowPipe {
-  static constexpr int N = pack_size<T>;
-  using P = Pack<T, N>;
-  enum Part { dy, sum, residual, parts };
+/// Of a multiprocessor, as the packs of a thread leave it registers.
+constexpr int resident_threads(int packs_per_thread) {
+  return packs_per_thread == 1 ? 1024 : 512;
+}
 
-  const NormShape& shape;
-  const NormBackwardArgs& args;
-  P* const packs;  // [STAGES][parts][PER][blockDim.x]
-
-  __device__ int64_t column(int k) const { return (k * blockDim.x + threadIdx.x) * int64_t{N}; }
-  __device__ P& at(int stage, Part part, int k) const {
-    return packs[((stage * parts + part) * PER + k) * blockDim.x + threadIdx.x];
-  }
-  /// One copy group, empty past the last row.
-  __device__ void fetch(int stage, int64_t row) const {
-    if (row < shape.rows) {
-#pragma unroll
-      for (int k = 0; k < PER; ++k) {
-        if (column(k) >= shape.width) continue;
-        const int64_t offset = row * shape.width + column(k);
-        copy_async(&at(stage, dy, k), static_cast<const T*>(args.dy) + offset);
-        copy_async(&at(stage, sum, k), static_cast<const T*>(args.sum) + offset);
-        if (args.dresidual != nullptr) {
-          copy_async(&at(stage, residual, k), static_cast<const T*>(args.dresidual) + offset);
-        }
-      }
-    }
-    end_copy_group();
-  }
-  /// The block's row of partial sums.
-  __device__ void store_sums(void* partial, const float (&sums)[PER][N]) const {
-#pragma unroll
-    for (int k = 0; k < PER; ++k) {
-      if (column(k) >= shape.width) continue;
-      float* const out = static_cast<float*>(partial) + blockIdx.x * shape.width + column(k);
-#pragma unroll
-      for (int i = 0; i < N; ++i) out[i] = sums[k][i];
-    }
-  }
-};
+enum Part { dy_part, sum_part, residual_part, parts };
 
 struct RowStatistics {
   float mean = 0, rstd = 0;
@@ -61,73 +25,98 @@ struct RowStatistics {
   }
 };
 
+/// The block's row of partial sums.
+template <int PER, int N>
+__device__ void store_sums(const NormShape& shape, void* partial, const float (&sums)[PER][N]) {
+#pragma unroll
+  for (int k = 0; k < PER; ++k) {
+    const int64_t column = (k * blockDim.x + threadIdx.x) * int64_t{N};
+    if (column >= shape.width) continue;
+    float* const out = static_cast<float*>(partial) + blockIdx.x * shape.width + column;
+#pragma unroll
+    for (int i = 0; i < N; i += 4) store<4>(out + i, Pack<float, 4>{sums[k][i], sums[k][i + 1], sums[k][i + 2], sums[k][i + 3]});
+  }
+}
+
 /// Blocks take rows in turn, STAGES of them on their way; a thread keeps its columns' gains and the sums of their
 /// gradients in registers.
 template <typename T, int PER, bool RMS, int STAGES>
-__global__ void __launch_bounds__(max_row_threads) backward_rows(NormShape shape, NormBackwardArgs args) {
-  using Pipe = RowPipe<T, PER, STAGES>;
+__global__ void __launch_bounds__(max_row_threads, resident_threads(PER) / max_row_threads)
+    backward_rows(NormShape shape, NormBackwardArgs args) {
+  using Pipe = RowPipe<T, parts, PER, STAGES>;
   constexpr int N = Pipe::N;
+  constexpr bool keeps = PER <= 2;  // registers for dy and xhat of a row, too
   extern __shared__ __align__(16) unsigned char bytes[];
   __shared__ float shared[2][64];
-  const Pipe pipe{shape, args, reinterpret_cast<typename Pipe::P*>(bytes)};
+  const Pipe pipe(shape, {args.dy, args.sum, args.dresidual}, bytes);
   float gain[PER][N], dweight[PER][N] = {}, dbias[RMS ? 1 : PER][N] = {};
 #pragma unroll
   for (int k = 0; k < PER; ++k) {
-    if (pipe.column(k) < shape.width) read_gain<N, T>(shape, args.weight, pipe.column(k), gain[k]);
+    if (pipe.has(k)) read_gain<N, T>(shape, args.weight, pipe.column(k), gain[k]);
   }
-#pragma unroll
-  for (int stage = 0; stage < STAGES - 1; ++stage) pipe.fetch(stage, blockIdx.x + stage * int64_t{gridDim.x});
+  pipe.start();
   RowStatistics next = RowStatistics::read<RMS>(shape, args, blockIdx.x);
+  const float inverse_width = 1.0f / static_cast<float>(shape.width);
+  float dy[keeps ? PER : 1][N], xhat[keeps ? PER : 1][N];
   int stage = 0;
   for (int64_t row = blockIdx.x; row < shape.rows; row += gridDim.x) {
     const RowStatistics now = next;
     next = RowStatistics::read<RMS>(shape, args, row + gridDim.x);
-    pipe.fetch((stage + STAGES - 1) % STAGES, row + (STAGES - 1) * int64_t{gridDim.x});
-    await_copy_groups<STAGES - 1>();
-    float sums[2] = {0, 0};  // of g xhat and, for the layer norm, of g
+    pipe.advance(stage, row);
+    const float shift = -now.mean * now.rstd;
+    const auto read = [&](int k, float(&d)[N], float(&x)[N]) {
+      pipe.read(stage, dy_part, k, d);
+      pipe.read(stage, sum_part, k, x);
+#pragma unroll
+      for (int i = 0; i < N; ++i) x[i] = x[i] * now.rstd + shift;
+    };
+    float sums[2] = {0, 0};  // of g xhat and, for the layer norm, of g, with g = dy * gain
 #pragma unroll
     for (int k = 0; k < PER; ++k) {
-      if (pipe.column(k) >= shape.width) continue;
-      const auto dy = pipe.at(stage, Pipe::dy, k), h = pipe.at(stage, Pipe::sum, k);
+      if (!pipe.has(k)) continue;
+      auto& d = dy[keeps ? k : 0];
+      auto& x = xhat[keeps ? k : 0];
+      read(k, d, x);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        const float d = widen(dy.v[i]), xhat = (widen(h.v[i]) - now.mean) * now.rstd;
-        dweight[k][i] += d * xhat;
-        sums[0] += d * gain[k][i] * xhat;
+        const float dx = d[i] * x[i];
+        dweight[k][i] += dx;
+        sums[0] += dx * gain[k][i];
         if constexpr (!RMS) {
-          dbias[k][i] += d;
-          sums[1] += d * gain[k][i];
+          dbias[k][i] += d[i];
+          sums[1] += d[i] * gain[k][i];
         }
       }
     }
     block_sum(sums, shared[stage % 2]);
-    const float mean_gx = sums[0] / static_cast<float>(shape.width);
-    const float mean_g = sums[1] / static_cast<float>(shape.width);
+    // dx = rstd (g - avg(g) - xhat avg(g xhat)) + dresidual
+    const float of_xhat = -now.rstd * sums[0] * inverse_width, constant = -now.rstd * sums[1] * inverse_width;
 #pragma unroll
     for (int k = 0; k < PER; ++k) {
-      if (pipe.column(k) >= shape.width) continue;
-      const auto dy = pipe.at(stage, Pipe::dy, k), h = pipe.at(stage, Pipe::sum, k);
-      const auto extra = pipe.at(stage, Pipe::residual, k);
-      Pack<T, N> dx;
+      if (!pipe.has(k)) continue;
+      auto& d = dy[keeps ? k : 0];
+      auto& x = xhat[keeps ? k : 0];
+      if constexpr (!keeps) read(k, d, x);
+      float dx[N] = {};
+      if (args.dresidual != nullptr) pipe.read(stage, residual_part, k, dx);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        const float xhat = (widen(h.v[i]) - now.mean) * now.rstd;
-        float d = now.rstd * (widen(dy.v[i]) * gain[k][i] - mean_g - xhat * mean_gx);
-        if (args.dresidual != nullptr) d += widen(extra.v[i]);
-        dx.v[i] = round_to<T>(d);
+        if constexpr (!RMS) dx[i] += constant;
+        dx[i] += x[i] * of_xhat;
+        dx[i] += d[i] * (gain[k][i] * now.rstd);
       }
-      store<N>(static_cast<T*>(args.dx) + row * shape.width + pipe.column(k), dx);
+      store<N>(static_cast<T*>(args.dx) + row * shape.width + pipe.column(k), round_to_pack<T>(dx));
     }
-    stage = (stage + 1) % STAGES;
+    stage = stage == STAGES - 1 ? 0 : stage + 1;
   }
-  pipe.store_sums(args.partial_dweight, dweight);
-  if constexpr (!RMS) pipe.store_sums(args.partial_dbias, dbias);
+  store_sums(shape, args.partial_dweight, dweight);
+  if constexpr (!RMS) store_sums(shape, args.partial_dbias, dbias);
 }
 
 /// False where the device has too little shared memory for STAGES rows.
 template <typename T, int PER, bool RMS, int STAGES>
 bool launch_rows(const NormShape& shape, const NormBackwardArgs& args, int threads, cudaStream_t stream) {
-  const int bytes = STAGES * 3 * PER * threads * 16;
+  const int bytes = RowPipe<T, parts, PER, STAGES>::bytes(threads);
   if (bytes > shared_memory_limit()) return false;
   const auto kernel = backward_rows<T, PER, RMS, STAGES>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
@@ -138,7 +127,7 @@ bool launch_rows(const NormShape& shape, const NormBackwardArgs& args, int threa
 /// False where this path cannot take the shape.
 template <typename T, bool RMS>
 bool launch_rows(const NormShape& shape, const NormBackwardArgs& args, cudaStream_t stream) {
-  const RowPlan plan = plan_row(shape, pack_size<T>);
+  const RowPlan plan = plan_row(shape, pack_size<T>, row_overhead);
   if (!aligned(args.dy, args.dresidual, args.sum, args.weight, args.dx)) return false;
   if (plan.packs_per_thread == 1) return launch_rows<T, 1, RMS, 4>(shape, args, plan.threads, stream);
   if (plan.packs_per_thread == 2) return launch_rows<T, 2, RMS, 4>(shape, args, plan.threads, stream);
@@ -225,10 +214,10 @@ void launch(const NormShape& shape, const NormBackwardArgs& args, cudaStream_t s
 
 int64_t norm_backward_blocks(const NormShape& shape) {
   const int64_t chunks = ceil_div(shape.rows, rows_per_chunk);
-  const RowPlan plan = shape.dtype == Dtype::f64 ? RowPlan{0, 0} : plan_row(shape, pack_of(shape.dtype));
+  const RowPlan plan = shape.dtype == Dtype::f64 ? RowPlan{0, 0} : plan_row(shape, pack_of(shape.dtype), row_overhead);
   if (plan.packs_per_thread == 0) return chunks;
-  const int64_t per_multiprocessor = plan.packs_per_thread > 1 ? 1 : 1024 / plan.threads;
-  return std::max(chunks, std::min<int64_t>(shape.rows, multiprocessors() * per_multiprocessor));
+  const int64_t at_once = blocks_at_once(resident_threads(plan.packs_per_thread), plan.threads);
+  return std::max(chunks, std::min<int64_t>(shape.rows, multiprocessors() * at_once));
 }
 
 void norm_backward(const NormShape& shape, const NormBackwardArgs& args, CUstream_st* stream) {

@@ -5,91 +5,132 @@
 namespace teratron::cuda {
 namespace {
 
-/// h of one pack, rounded to T as it is stored.
+/// h = x (+ added_bias) (+ residual) of N columns, rounded to T as it is stored.
 template <int N, typename T, typename A>
-__device__ void read_sum(const NormForwardArgs& args, int64_t offset, int64_t column, A (&h)[N]) {
-  const Pack<T, N> x = load<N>(static_cast<const T*>(args.x) + offset);
-  Pack<T, N> residual, bias, sum;
-  if (args.residual != nullptr) residual = load<N>(static_cast<const T*>(args.residual) + offset);
-  if (args.added_bias != nullptr) bias = load<N>(static_cast<const T*>(args.added_bias) + column);
+__device__ void add_and_store(const NormForwardArgs& args, int64_t offset, int64_t column, const A (&residual)[N], A (&h)[N]) {
+  if (args.added_bias != nullptr) {
+    A bias[N];
+    widen(load<N>(static_cast<const T*>(args.added_bias) + column), bias);
 #pragma unroll
-  for (int i = 0; i < N; ++i) h[i] = widen(x.v[i]);
-  if (args.sum == nullptr) return;
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    if (args.added_bias != nullptr) h[i] += widen(bias.v[i]);
-    if (args.residual != nullptr) h[i] += widen(residual.v[i]);
-    sum.v[i] = round_to<T>(h[i]);
-    h[i] = widen(sum.v[i]);
+    for (int i = 0; i < N; ++i) h[i] += bias[i];
   }
+#pragma unroll
+  for (int i = 0; i < N; ++i) h[i] += residual[i];
+  const Pack<T, N> sum = round_to_pack<T>(h);
+  widen(sum, h);
   store<N>(static_cast<T*>(args.sum) + offset, sum);
 }
 
-template <typename T, typename A, int N>
+template <int N, typename T, typename A>
 __device__ void read_parameters(const NormShape& shape, const NormForwardArgs& args, int64_t column,
                                 A (&gain)[N], A (&shift)[N]) {
   read_gain<N, T>(shape, args.weight, column, gain);
   read_parameter<N, T>(shape, args.bias, column, shift);
 }
 
-/// One block per row; thread t holds the packs t, t + blockDim.x, ... (PER of them) in registers.
-template <typename T, int PER>
-__global__ void __launch_bounds__(max_row_threads)
-    forward_in_registers(NormShape shape, NormForwardArgs args) {
-  constexpr int N = pack_size<T>;
-  __shared__ float shared[64];
-  const int64_t row = blockIdx.x;
-  const float width = static_cast<float>(shape.width);
-  // One pack per thread leaves the registers to fetch the parameters before they are needed.
-  constexpr bool early = PER == 1;
-  float h[PER][N], gain[N], shift[N];
+/// Of a multiprocessor, as a thread's packs leave it registers.
+constexpr int resident_threads(bool adds, int packs_per_thread) {
+  return packs_per_thread == 1 || (packs_per_thread == 2 && !adds) ? 1024 : 512;
+}
+
+/// Blocks take rows in turn, STAGES of them on their way. Thread t holds the packs t, t + blockDim.x, ... (PER of them) of
+/// a row in registers. ADDS: something is added to x.
+template <typename T, bool ADDS, int PER, int STAGES>
+__global__ void __launch_bounds__(max_row_threads, resident_threads(ADDS, PER) / max_row_threads)
+    forward_rows(const __grid_constant__ NormShape shape, const __grid_constant__ NormForwardArgs args) {
+  using Pipe = RowPipe<T, ADDS ? 2 : 1, PER, STAGES>;
+  constexpr int N = Pipe::N;
+  constexpr bool keeps = PER <= 2;  // registers for the parameters, too
+  extern __shared__ __align__(16) unsigned char bytes[];
+  __shared__ float shared[2][64];
+  const Pipe pipe = [&] {
+    if constexpr (ADDS) return Pipe(shape, {args.x, args.residual}, bytes);
+    if constexpr (!ADDS) return Pipe(shape, {args.x}, bytes);
+  }();
+  const float inverse_width = 1.0f / static_cast<float>(shape.width), eps = static_cast<float>(shape.eps);
+  float h[PER][N], gain[keeps ? PER : 1][N], shift[keeps ? PER : 1][N];
 #pragma unroll
   for (int k = 0; k < PER; ++k) {
-    const int64_t column = (k * blockDim.x + threadIdx.x) * int64_t{N};
-    if (column < shape.width) {
-      read_sum<N, T, float>(args, row * shape.width + column, column, h[k]);
-      if (early) read_parameters<T>(shape, args, column, gain, shift);
-    }
+    if (keeps && pipe.has(k)) read_parameters<N, T>(shape, args, pipe.column(k), gain[k], shift[k]);
   }
-  float mean = 0;
-  if (!shape.rms) {
-    float sum[1] = {0};
+  pipe.start();
+  int stage = 0;
+  for (int64_t row = blockIdx.x; row < shape.rows; row += gridDim.x) {
+    pipe.advance(stage, row);
+    float total[1] = {0}, squares[1] = {0};
 #pragma unroll
     for (int k = 0; k < PER; ++k) {
-      if ((k * blockDim.x + threadIdx.x) * int64_t{N} < shape.width) {
-#pragma unroll
-        for (int i = 0; i < N; ++i) sum[0] += h[k][i];
+      if (!pipe.has(k)) continue;
+      pipe.read(stage, 0, k, h[k]);
+      if constexpr (ADDS) {
+        float residual[N] = {};
+        if (args.residual != nullptr) pipe.read(stage, 1, k, residual);
+        add_and_store<N, T>(args, row * shape.width + pipe.column(k), pipe.column(k), residual, h[k]);
       }
-    }
-    block_sum(sum, shared);
-    mean = sum[0] / width;
-  }
-  float squares[1] = {0};
 #pragma unroll
-  for (int k = 0; k < PER; ++k) {
-    if ((k * blockDim.x + threadIdx.x) * int64_t{N} < shape.width) {
+      for (int i = 0; i < N; ++i) total[0] += h[k][i];
+    }
+    float mean = 0;
+    if (!shape.rms) {
+      block_sum(total, shared[stage % 2]);
+      mean = total[0] * inverse_width;
+    }
+#pragma unroll
+    for (int k = 0; k < PER; ++k) {
+      if (!pipe.has(k)) continue;
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         h[k][i] -= mean;
         squares[0] += h[k][i] * h[k][i];
       }
     }
-  }
-  block_sum(squares, shared + 32);
-  const float rstd = rsqrtf(squares[0] / width + static_cast<float>(shape.eps));
-  if (threadIdx.x == 0) {
-    static_cast<float*>(args.rstd)[row] = rstd;
-    if (!shape.rms) static_cast<float*>(args.mean)[row] = mean;
-  }
+    block_sum(squares, shared[stage % 2] + 32);
+    const float rstd = rsqrtf(squares[0] * inverse_width + eps);
+    if (threadIdx.x == 0) {
+      static_cast<float*>(args.rstd)[row] = rstd;
+      if (!shape.rms) static_cast<float*>(args.mean)[row] = mean;
+    }
 #pragma unroll
-  for (int k = 0; k < PER; ++k) {
-    const int64_t column = (k * blockDim.x + threadIdx.x) * int64_t{N};
-    if (column >= shape.width) continue;
-    if (!early) read_parameters<T>(shape, args, column, gain, shift);
-    Pack<T, N> y;
+    for (int k = 0; k < PER; ++k) {
+      if (!pipe.has(k)) continue;
+      auto& w = gain[keeps ? k : 0];
+      auto& b = shift[keeps ? k : 0];
+      if constexpr (!keeps) read_parameters<N, T>(shape, args, pipe.column(k), w, b);
 #pragma unroll
-    for (int i = 0; i < N; ++i) y.v[i] = round_to<T>(h[k][i] * rstd * gain[i] + shift[i]);
-    store<N>(static_cast<T*>(args.y) + row * shape.width + column, y);
+      for (int i = 0; i < N; ++i) h[k][i] = h[k][i] * rstd * w[i] + b[i];
+      store<N>(static_cast<T*>(args.y) + row * shape.width + pipe.column(k), round_to_pack<T>(h[k]));
+    }
+    stage = stage == STAGES - 1 ? 0 : stage + 1;
+  }
+}
+
+/// False where the device has too little shared memory for STAGES rows.
+template <typename T, bool ADDS, int PER, int STAGES>
+bool launch_rows(const NormShape& shape, const NormForwardArgs& args, const RowPlan& plan, cudaStream_t stream) {
+  const int bytes = RowPipe<T, ADDS ? 2 : 1, PER, STAGES>::bytes(plan.threads);
+  if (bytes > shared_memory_limit()) return false;
+  const auto kernel = forward_rows<T, ADDS, PER, STAGES>;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  const int64_t most = multiprocessors() * blocks_at_once(resident_threads(ADDS, PER), plan.threads);
+  kernel<<<static_cast<unsigned>(shape.rows < most ? shape.rows : most), plan.threads, bytes, stream>>>(shape, args);
+  return true;
+}
+
+/// False where this path cannot take the shape.
+template <typename T, bool ADDS>
+bool launch_rows(const NormShape& shape, const NormForwardArgs& args, cudaStream_t stream) {
+  constexpr int row_overhead = 3;
+  const RowPlan plan = plan_row(shape, pack_size<T>, row_overhead);
+  if (!aligned(args.x, args.residual, args.added_bias, args.weight, args.bias, args.sum, args.y)) return false;
+  switch (plan.packs_per_thread) {
+    case 1:
+      return launch_rows<T, ADDS, 1, 4>(shape, args, plan, stream);
+    case 2:
+      return launch_rows<T, ADDS, 2, 4>(shape, args, plan, stream);
+    case 4:
+      return launch_rows<T, ADDS, 4, 2>(shape, args, plan, stream);
+    default:
+      return false;
   }
 }
 
@@ -102,8 +143,9 @@ __global__ void __launch_bounds__(256) forward_any(NormShape shape, NormForwardA
   const T* const sum = static_cast<const T*>(args.sum == nullptr ? args.x : args.sum) + start;
   A total[1] = {0};
   for (int64_t c = threadIdx.x; c < shape.width; c += blockDim.x) {
-    A h[1];
-    read_sum<1, T, A>(args, start + c, c, h);
+    A h[1] = {widen(static_cast<const T*>(args.x)[start + c])}, residual[1] = {0};
+    if (args.residual != nullptr) residual[0] = widen(static_cast<const T*>(args.residual)[start + c]);
+    if (args.sum != nullptr) add_and_store<1, T>(args, start + c, c, residual, h);
     total[0] += h[0];
   }
   block_sum(total, shared);
@@ -131,18 +173,8 @@ template <typename T>
 void launch(const NormShape& shape, const NormForwardArgs& args, cudaStream_t stream) {
   const unsigned rows = static_cast<unsigned>(shape.rows);
   if constexpr (!std::is_same_v<T, double>) {
-    const RowPlan plan = plan_row(shape, pack_size<T>);
-    if (plan.packs_per_thread > 0 &&
-        aligned(args.x, args.residual, args.added_bias, args.weight, args.bias, args.sum, args.y)) {
-      if (plan.packs_per_thread == 1) {
-        forward_in_registers<T, 1><<<rows, plan.threads, 0, stream>>>(shape, args);
-      } else if (plan.packs_per_thread == 2) {
-        forward_in_registers<T, 2><<<rows, plan.threads, 0, stream>>>(shape, args);
-      } else {
-        forward_in_registers<T, 4><<<rows, plan.threads, 0, stream>>>(shape, args);
-      }
-      return;
-    }
+    const bool adds = args.sum != nullptr;
+    if (adds ? launch_rows<T, true>(shape, args, stream) : launch_rows<T, false>(shape, args, stream)) return;
   }
   forward_any<T><<<rows, 256, 0, stream>>>(shape, args);
 }

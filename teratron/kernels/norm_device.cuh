@@ -1,6 +1,7 @@
 // Shared by the forward and the backward of the norms.
 #pragma once
 
+#include "teratron/kernels/async_copy.cuh"
 #include "teratron/kernels/device.cuh"
 #include "teratron/kernels/norm_cuda.h"
 
@@ -13,9 +14,7 @@ __device__ void read_parameter(const NormShape& shape, const void* parameter, in
 #pragma unroll
     for (int i = 0; i < N; ++i) out[i] = A(0);
   } else if (shape.weight_dtype == shape.dtype) {
-    const Pack<T, N> p = load<N>(static_cast<const T*>(parameter) + column);
-#pragma unroll
-    for (int i = 0; i < N; ++i) out[i] = widen(p.v[i]);
+    widen(load<N>(static_cast<const T*>(parameter) + column), out);
   } else {
     constexpr int M = N < 4 ? N : 4;
 #pragma unroll
@@ -45,14 +44,85 @@ struct RowPlan {
   int packs_per_thread;
 };
 
-inline RowPlan plan_row(const NormShape& shape, int pack) {
+/// The plan of the fewest instructions: a warp issues some for every pack of its threads and as many as for `overhead`
+/// packs once per row (sums over the block, addresses). Four packs serve rows that fit no other way.
+inline RowPlan plan_row(const NormShape& shape, int pack, int overhead) {
   if (shape.width % pack != 0) return {0, 0};
   const int64_t packs = shape.width / pack;
+  RowPlan best{0, 0};
   for (const int per : {1, 2, 4}) {
-    if (packs > per * max_row_threads) continue;
-    return {static_cast<int>(ceil_div(ceil_div(packs, per), 32) * 32), per};
+    const int64_t threads = ceil_div(packs, 32 * per) * 32;
+    const int64_t least = best.threads * int64_t{best.packs_per_thread + overhead};
+    if (threads > max_row_threads || (least > 0 && (per == 4 || threads * (per + overhead) >= least))) continue;
+    best = {static_cast<int>(threads), per};
   }
-  return {0, 0};
+  return best;
 }
+
+/// Blocks that run at once on a multiprocessor which has registers for so many threads.
+inline int64_t blocks_at_once(int resident_threads, int threads) {
+  return threads < resident_threads ? resident_threads / threads : 1;
+}
+
+/// Rows of up to PARTS matrices of one shape on their way through shared memory, which keeps more bytes in flight than
+/// registers could. A thread reads back only what it copied itself, so no barrier is needed.
+template <typename T, int PARTS, int PER, int STAGES>
+class RowPipe {
+ public:
+  static constexpr int N = pack_size<T>;
+  using P = Pack<T, N>;
+
+  /// `shared`: bytes(blockDim.x) of it. Matrices that are null are not fetched.
+  __device__ RowPipe(const NormShape& shape, const void* const (&matrices)[PARTS], const void* shared)
+      : rows_(shape.rows), width_(static_cast<int>(shape.width)) {
+    first_ = shared_address(shared) + threadIdx.x * unsigned{sizeof(P)};
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+      from_[part] = matrices[part] == nullptr ? nullptr : static_cast<const T*>(matrices[part]) + column(0);
+    }
+  }
+  __device__ int column(int k) const { return static_cast<int>(k * blockDim.x + threadIdx.x) * N; }
+  __device__ bool has(int k) const { return column(k) < width_; }
+  __device__ void read(int stage, int part, int k, float (&x)[N]) const {
+    widen(load_shared<P>(place(stage, part, k)), x);
+  }
+  /// Sends for the first STAGES - 1 rows of this block.
+  __device__ void start() const {
+#pragma unroll
+    for (int stage = 0; stage < STAGES - 1; ++stage) fetch(stage, blockIdx.x + stage * int64_t{gridDim.x});
+  }
+  /// Sends for the row STAGES - 1 turns ahead and waits for `row`, which lies in `stage`.
+  __device__ void advance(int stage, int64_t row) const {
+    fetch(stage == 0 ? STAGES - 1 : stage - 1, row + (STAGES - 1) * int64_t{gridDim.x});
+    await_copy_groups<STAGES - 1>();
+  }
+  static int bytes(int threads) { return STAGES * PARTS * PER * threads * static_cast<int>(sizeof(P)); }
+
+ private:
+  __device__ SharedAddress place(int stage, int part, int k) const {
+    const unsigned pitch = blockDim.x * unsigned{sizeof(P)};
+    return first_ + stage * (PARTS * PER * pitch) + (part * PER + k) * pitch;
+  }
+  /// One copy group, empty past the last row.
+  __device__ void fetch(int stage, int64_t row) const {
+    if (row < rows_) {
+      const int64_t start = row * width_;
+#pragma unroll
+      for (int part = 0; part < PARTS; ++part) {
+        if (from_[part] == nullptr) continue;
+#pragma unroll
+        for (int k = 0; k < PER; ++k) {
+          if (has(k)) copy_async(place(stage, part, k), from_[part] + start + k * static_cast<int>(blockDim.x) * N);
+        }
+      }
+    }
+    end_copy_group();
+  }
+
+  int64_t rows_;
+  int width_;
+  SharedAddress first_;    // of [STAGES][PARTS][PER][blockDim.x] packs, this thread's
+  const T* from_[PARTS];  // this thread's first column
+};
 
 }  // namespace teratron::cuda

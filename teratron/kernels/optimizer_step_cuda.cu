@@ -53,6 +53,14 @@ struct SgdRule {
   }
 };
 
+template <typename T, typename A, int N>
+__device__ void store_rounded(T* to, const Pack<A, N>& pack) {
+  Accumulator<T> x[N];
+#pragma unroll
+  for (int k = 0; k < N; ++k) x[k] = static_cast<Accumulator<T>>(pack.v[k]);
+  store<N>(to, round_to_pack<T>(x));
+}
+
 /// Elements [i, i + N) of the shard. Moments that are null are not touched.
 template <int N, typename A, typename G, typename Rule>
 __device__ void update(const StepArgs& args, const Rule& rule, const GroupStep<A>& group, A grad_scale,
@@ -61,22 +69,18 @@ __device__ void update(const StepArgs& args, const Rule& rule, const GroupStep<A
   Pack<A, N> p = load<N>(static_cast<const A*>(args.param) + i), m, v;
   if (args.moment1 != nullptr) m = load<N>(static_cast<const A*>(args.moment1) + i);
   if (args.moment2 != nullptr) v = load<N>(static_cast<const A*>(args.moment2) + i);
+  A g[N];
+  widen(grad, g);
 #pragma unroll
-  for (int k = 0; k < N; ++k) rule(group, widen(grad.v[k]) * grad_scale, p.v[k], m.v[k], v.v[k]);
+  for (int k = 0; k < N; ++k) rule(group, g[k] * grad_scale, p.v[k], m.v[k], v.v[k]);
   store<N>(static_cast<A*>(args.param) + i, p);
   if (args.moment1 != nullptr) store<N>(static_cast<A*>(args.moment1) + i, m);
   if (args.moment2 != nullptr) store<N>(static_cast<A*>(args.moment2) + i, v);
   if (args.copy == nullptr) return;
   if (args.copy_dtype == Dtype::bf16) {
-    Pack<__nv_bfloat16, N> low;
-#pragma unroll
-    for (int k = 0; k < N; ++k) low.v[k] = round_to<__nv_bfloat16>(p.v[k]);
-    store<N>(static_cast<__nv_bfloat16*>(args.copy) + i, low);
+    store_rounded(static_cast<__nv_bfloat16*>(args.copy) + i, p);
   } else {
-    Pack<__half, N> low;
-#pragma unroll
-    for (int k = 0; k < N; ++k) low.v[k] = round_to<__half>(p.v[k]);
-    store<N>(static_cast<__half*>(args.copy) + i, low);
+    store_rounded(static_cast<__half*>(args.copy) + i, p);
   }
 }
 

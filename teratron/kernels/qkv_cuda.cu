@@ -45,14 +45,28 @@ struct Angles {
       sin[i] = load<4>(args.sin + place + 4 * i);
     }
   }
-  template <typename T>
-  __device__ void turn_back(Pack<T, V>& low, Pack<T, V>& high) const {
+  __device__ void turn_back(float (&low)[V], float (&high)[V]) const {
 #pragma unroll
     for (int i = 0; i < V; ++i) {
-      const float a = widen(low.v[i]), b = widen(high.v[i]), c = cos[i / 4].v[i % 4], s = sin[i / 4].v[i % 4];
-      low.v[i] = round_to<T>(a * c + b * s);
-      high.v[i] = round_to<T>(b * c - a * s);
+      const float a = low[i], b = high[i], c = cos[i / 4].v[i % 4], s = sin[i / 4].v[i % 4];
+      low[i] = a * c + b * s;
+      high[i] = b * c - a * s;
     }
+  }
+};
+
+/// A token on a thread's way down, without a division per token.
+struct TokenCursor {
+  int token, s, b;
+
+  __device__ TokenCursor(int token, int batch) : token(token), s(token / batch), b(token % batch) {}
+  __device__ void advance(const TokenCursor& step, int batch) {
+    token += step.token;
+    s += step.s;
+    b += step.b;
+    if (b < batch) return;
+    b -= batch;
+    ++s;
   }
 };
 
@@ -69,22 +83,18 @@ struct TokenPipe {
 
   __device__ Pack<T, V>& at(int stage, int half) const { return packs[stage][half][thread]; }
   /// One copy group, empty past the last token.
-  __device__ void fetch(int stage, int token) const {
-    const int batch = static_cast<int>(args.batch);
-    if (token < args.length * args.batch) {
-      const int64_t s = token / batch, b = token % batch;
-      const T* const from = unit.from + s * unit.stride_s + b * unit.stride_b;
+  __device__ void fetch(int stage, const TokenCursor& at_token) const {
+    if (at_token.s < args.length) {
+      const T* const from = unit.from + at_token.s * unit.stride_s + at_token.b * unit.stride_b;
       copy_async(&at(stage, 0), from);
       copy_async(&at(stage, 1), from + args.channels / 2);
     }
     end_copy_group();
   }
   /// Where the angles of a token lie; of one past the last, anywhere.
-  __device__ int64_t place_of_angles(int token) const {
-    const int batch = static_cast<int>(args.batch);
-    if (!unit.turned || token >= args.length * args.batch) return 0;
-    const int64_t s = token / batch, b = token % batch;
-    const int64_t position = args.positions[s * args.position_stride_s + b * args.position_stride_b];
+  __device__ int64_t place_of_angles(const TokenCursor& at_token) const {
+    if (!unit.turned || at_token.s >= args.length) return 0;
+    const int64_t position = args.positions[at_token.s * args.position_stride_s + at_token.b * args.position_stride_b];
     return position * (args.channels / 2) + unit.pack * V;
   }
 };
@@ -99,33 +109,42 @@ __global__ void __launch_bounds__(max_threads, blocks_per_multiprocessor)
   if (index >= width / 2 / V) return;
   const Unit<T> unit(args, index);
   const Pipe pipe{args, unit, packs};
-  const int tokens = static_cast<int>(args.length * args.batch), step = static_cast<int>(tile_row_step());
+  const int tokens = static_cast<int>(args.length * args.batch), batch = static_cast<int>(args.batch);
   const int first = static_cast<int>(tile_first_row());
+  const TokenCursor step(static_cast<int>(tile_row_step()), batch);
+  TokenCursor sent(first, batch), turned_next(first, batch);
 #pragma unroll
-  for (int stage = 0; stage < Pipe::stages - 1; ++stage) pipe.fetch(stage, first + stage * step);
-  int64_t next_angles = turned ? pipe.place_of_angles(first) : 0;
+  for (int stage = 0; stage < Pipe::stages - 1; ++stage) {
+    pipe.fetch(stage, sent);
+    sent.advance(step, batch);
+  }
+  int64_t next_angles = turned ? pipe.place_of_angles(turned_next) : 0;
   float sums[2][summed ? V : 1] = {};
   int stage = 0;
-  for (int token = first; token < tokens; token += step) {
-    pipe.fetch((stage + Pipe::stages - 1) % Pipe::stages, token + (Pipe::stages - 1) * step);
+  for (int token = first; token < tokens; token += step.token) {
+    pipe.fetch((stage + Pipe::stages - 1) % Pipe::stages, sent);
+    sent.advance(step, batch);
     Angles angles;
     if constexpr (turned) {
       if (unit.turned) angles.read(args, next_angles);
-      next_angles = pipe.place_of_angles(token + step);
+      turned_next.advance(step, batch);
+      next_angles = pipe.place_of_angles(turned_next);
     }
     await_copy_groups<Pipe::stages - 1>();
-    Pack<T, V> low = pipe.at(stage, 0), high = pipe.at(stage, 1);
+    float low[V], high[V];
+    widen(pipe.at(stage, 0), low);
+    widen(pipe.at(stage, 1), high);
     if constexpr (turned) {
       if (unit.turned) angles.turn_back(low, high);
     }
     T* const to = static_cast<T*>(args.out) + token * width + unit.column;
-    store<V>(to, low);
-    store<V>(to + half, high);
+    store<V>(to, round_to_pack<T>(low));
+    store<V>(to + half, round_to_pack<T>(high));
     if constexpr (summed) {
 #pragma unroll
       for (int i = 0; i < V; ++i) {
-        sums[0][i] += widen(low.v[i]);
-        sums[1][i] += widen(high.v[i]);
+        sums[0][i] += low[i];
+        sums[1][i] += high[i];
       }
     }
     stage = (stage + 1) % Pipe::stages;

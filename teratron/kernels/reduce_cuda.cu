@@ -43,10 +43,8 @@ __device__ void walk(const FlatBuffer& buffer, F&& f) {
   const int64_t whole = buffer.n / N * N;
 #pragma unroll 4
   for (int64_t i = thread * N; i < whole; i += step) {
-    const Pack<T, N> pack = load<N>(data + i);
     A x[N];
-#pragma unroll
-    for (int k = 0; k < N; ++k) x[k] = widen(pack.v[k]);
+    widen(load<N>(data + i), x);
     f(x, i);
   }
   if (whole + thread < buffer.n) {
@@ -89,10 +87,10 @@ __global__ void __launch_bounds__(threads) scale_kernel(FlatBuffer buffer, const
                    : static_cast<A>(*static_cast<const float*>(factor));
   T* const data = static_cast<T*>(const_cast<void*>(buffer.data));
   walk<T, N>(buffer, [&]<int M>(const A(&x)[M], int64_t first) {
-    Pack<T, M> pack;
+    A scaled[M];
 #pragma unroll
-    for (int i = 0; i < M; ++i) pack.v[i] = round_to<T>(x[i] * f);
-    store<M>(data + first, pack);
+    for (int i = 0; i < M; ++i) scaled[i] = x[i] * f;
+    store<M>(data + first, round_to_pack<T>(scaled));
   });
 }
 
@@ -101,14 +99,14 @@ __device__ void sum_pack(const Parts& parts, int64_t first, Accumulator<T> divis
   Accumulator<T> sum[N] = {};
 #pragma unroll 4
   for (int part = 0; part < parts.count; ++part) {
-    const Pack<T, N> pack = load<N>(static_cast<const T*>(parts.data[part]) + first);
+    Accumulator<T> x[N];
+    widen(load<N>(static_cast<const T*>(parts.data[part]) + first), x);
 #pragma unroll
-    for (int k = 0; k < N; ++k) sum[k] += widen(pack.v[k]);
+    for (int k = 0; k < N; ++k) sum[k] += x[k];
   }
-  Pack<T, N> pack;
 #pragma unroll
-  for (int k = 0; k < N; ++k) pack.v[k] = round_to<T>(sum[k] / divisor);
-  store<N>(out + first, pack);
+  for (int k = 0; k < N; ++k) sum[k] /= divisor;
+  store<N>(out + first, round_to_pack<T>(sum));
 }
 
 template <typename T, int N>

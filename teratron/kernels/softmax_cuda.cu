@@ -5,23 +5,24 @@
 namespace teratron::cuda {
 namespace {
 
+constexpr int max_threads = 256, packs_in_registers = 4;
+
 /// The row of scores of this block: which keys it may see.
 struct Row {
   int64_t start;  // of the row in the scores
-  int64_t head;
-  int64_t own_place;  // the key at the query's own place
-  int64_t limit;      // keys from here on are masked by causality
+  int head;
+  int own_place;  // the key at the query's own place
+  int limit;      // keys from here on are masked by causality
   const bool* masked;
   int64_t masked_stride;
 
   __device__ explicit Row(const SoftmaxArgs& args) {
-    const int64_t row = blockIdx.x;
-    const int64_t query = row % args.queries;
-    const int64_t batch = row / args.queries / args.heads;
-    head = row / args.queries % args.heads;
+    const int row = blockIdx.x, queries = static_cast<int>(args.queries), keys = static_cast<int>(args.keys);
+    const int query = row % queries, batch = row / queries / static_cast<int>(args.heads);
+    head = row / queries % static_cast<int>(args.heads);
     start = row * args.keys;
-    own_place = query + args.keys - args.queries;
-    limit = args.causal ? max(int64_t{0}, min(args.keys, own_place + 1)) : args.keys;
+    own_place = query + keys - queries;
+    limit = args.causal ? max(0, min(keys, own_place + 1)) : keys;
     masked = args.masked;
     if (masked != nullptr) {
       masked +=
@@ -29,113 +30,170 @@ struct Row {
     }
     masked_stride = args.masked_strides[3];
   }
-  __device__ bool allows(int64_t key) const {
+  __device__ bool allows(int key) const {
     return key < limit && (masked == nullptr || !masked[key * masked_stride]);
+  }
+  /// Whether all of the N keys are allowed for sure.
+  template <int N>
+  __device__ bool allows_all(int key) const {
+    return key + N <= limit && masked == nullptr;
   }
 };
 
 /// Scaled and biased scores of a pack; -inf where the key is not allowed.
 template <typename T, int N, typename A>
-__device__ void read_scores(const SoftmaxArgs& args, const Row& row, int64_t key, A (&x)[N]) {
-  const Pack<T, N> pack = load<N>(static_cast<const T*>(args.in) + row.start + key);
+__device__ void read_scores(const SoftmaxArgs& args, const Row& row, int key, A (&x)[N]) {
+  widen(load<N>(static_cast<const T*>(args.in) + row.start + key), x);
   const A scale = static_cast<A>(args.scale);
-  const A slope = args.slopes == nullptr ? A(0) : static_cast<const A*>(args.slopes)[row.head];
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
-    const A bias = slope * static_cast<A>(key + i - row.own_place);
-    x[i] = row.allows(key + i) ? widen(pack.v[i]) * scale + bias : A(-INFINITY);
+  for (int i = 0; i < N; ++i) x[i] *= scale;
+  if (args.slopes != nullptr) {
+    const A slope = static_cast<const A*>(args.slopes)[row.head];
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] += slope * static_cast<A>(key + i - row.own_place);
   }
+  if (row.allows_all<N>(key)) return;
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = row.allows(key + i) ? x[i] : A(-INFINITY);
 }
 
-template <typename T, int N>
-__global__ void __launch_bounds__(256) forward_kernel(SoftmaxArgs args) {
+/// Writes the probabilities of a pack, and what dropout leaves of them.
+template <typename T, int N, typename A>
+__device__ void write_probabilities(const SoftmaxArgs& args, const Row& row, int key, A (&p)[N]) {
+  const Pack<T, N> pack = round_to_pack<T>(p);
+  store<N>(static_cast<T*>(args.probabilities) + row.start + key, pack);
+  if (args.out == nullptr) return;
+  widen(pack, p);
+  if (key < row.limit) apply_mask(args.mask, args.mask.row_start(blockIdx.x) + key, p);
+  store<N>(static_cast<T*>(args.out) + row.start + key, round_to_pack<T>(p));
+}
+
+/// This thread's packs of a row, one every blockDim.x. C > 0: at most C, which stay in registers; 0: any number, read
+/// again in every pass.
+template <int N>
+__device__ int key_of(int c) {
+  return (c * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * N;
+}
+
+template <typename T, int N, int C>
+__global__ void __launch_bounds__(max_threads) forward_kernel(SoftmaxArgs args) {
   using A = Accumulator<T>;
   __shared__ A shared[64];
   const Row row(args);
-  RunningSoftmax<A> statistics;
-#pragma unroll 2
-  for (int64_t key = threadIdx.x * N; key < row.limit; key += blockDim.x * N) {
-    A x[N];
-    read_scores<T, N>(args, row, key, x);
-    statistics.add(x);
-  }
-  block_merge(statistics, shared);
-  const A factor = statistics.sum == A(0) ? A(0) : A(1) / statistics.sum;
-  const uint64_t index = args.out == nullptr ? 0 : args.mask.row_start(blockIdx.x);
-#pragma unroll 2
-  for (int64_t key = threadIdx.x * N; key < args.keys; key += blockDim.x * N) {
-    A x[N] = {};
-    if (key < row.limit) {
-      read_scores<T, N>(args, row, key, x);
+  if constexpr (C > 0) {
+    A x[C][N], most[1] = {-INFINITY}, sum[1] = {0};
 #pragma unroll
-      for (int i = 0; i < N; ++i) x[i] = factor == A(0) ? A(0) : fast_exp(x[i] - statistics.max) * factor;
+    for (int c = 0; c < C; ++c) {
+      if (key_of<N>(c) >= row.limit) continue;
+      read_scores<T, N>(args, row, key_of<N>(c), x[c]);
+#pragma unroll
+      for (int i = 0; i < N; ++i) most[0] = max(most[0], x[c][i]);
     }
-    Pack<T, N> pack;
+    block_max(most[0], shared);
+    const A base = most[0] == -INFINITY ? A(0) : most[0];  // so that -inf counts 0 and NaN still shows
 #pragma unroll
-    for (int i = 0; i < N; ++i) pack.v[i] = round_to<T>(x[i]);
-    store<N>(static_cast<T*>(args.probabilities) + row.start + key, pack);
-    if (args.out == nullptr) continue;
+    for (int c = 0; c < C; ++c) {
+      if (key_of<N>(c) >= row.limit) continue;
 #pragma unroll
-    for (int i = 0; i < N; ++i) x[i] = widen(pack.v[i]);
-    apply_mask(args.mask, index + key, x);
+      for (int i = 0; i < N; ++i) {
+        x[c][i] = fast_exp(x[c][i] - base);
+        sum[0] += x[c][i];
+      }
+    }
+    block_sum(sum, shared + 32);
+    const A factor = sum[0] == A(0) ? A(0) : A(1) / sum[0];
 #pragma unroll
-    for (int i = 0; i < N; ++i) pack.v[i] = round_to<T>(x[i]);
-    store<N>(static_cast<T*>(args.out) + row.start + key, pack);
+    for (int c = 0; c < C; ++c) {
+      const int key = key_of<N>(c);
+      if (key >= static_cast<int>(args.keys)) continue;
+#pragma unroll
+      for (int i = 0; i < N; ++i) x[c][i] = key < row.limit ? x[c][i] * factor : A(0);
+      write_probabilities<T, N>(args, row, key, x[c]);
+    }
+  } else {
+    RunningSoftmax<A> statistics;
+    for (int key = key_of<N>(0); key < row.limit; key += blockDim.x * N) {
+      A x[N];
+      read_scores<T, N>(args, row, key, x);
+      statistics.add(x);
+    }
+    block_merge(statistics, shared);
+    const A factor = statistics.sum == A(0) ? A(0) : A(1) / statistics.sum;
+    for (int key = key_of<N>(0); key < static_cast<int>(args.keys); key += blockDim.x * N) {
+      A x[N] = {};
+      if (key < row.limit) {
+        read_scores<T, N>(args, row, key, x);
+#pragma unroll
+        for (int i = 0; i < N; ++i) x[i] = factor == A(0) ? A(0) : fast_exp(x[i] - statistics.max) * factor;
+      }
+      write_probabilities<T, N>(args, row, key, x);
+    }
   }
 }
 
 /// Probabilities and masked incoming gradients of a pack.
 template <typename T, int N, typename A>
-__device__ void read_gradients(const SoftmaxArgs& args, int64_t offset, uint64_t index, A (&p)[N],
-                               A (&g)[N]) {
-  const Pack<T, N> probabilities = load<N>(static_cast<const T*>(args.saved) + offset);
-  const Pack<T, N> dy = load<N>(static_cast<const T*>(args.in) + offset);
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    p[i] = widen(probabilities.v[i]);
-    g[i] = widen(dy.v[i]);
-  }
-  if (args.mask.threshold != 0) apply_mask(args.mask, index, g);
+__device__ void read_gradients(const SoftmaxArgs& args, const Row& row, int key, A (&p)[N], A (&g)[N]) {
+  widen(load<N>(static_cast<const T*>(args.saved) + row.start + key), p);
+  widen(load<N>(static_cast<const T*>(args.in) + row.start + key), g);
+  if (args.mask.threshold != 0) apply_mask(args.mask, args.mask.row_start(blockIdx.x) + key, g);
 }
 
-template <typename T, int N>
-__global__ void __launch_bounds__(256) backward_kernel(SoftmaxArgs args) {
+template <typename T, int N, int C>
+__global__ void __launch_bounds__(max_threads) backward_kernel(SoftmaxArgs args) {
   using A = Accumulator<T>;
   __shared__ A shared[32];
   const Row row(args);
-  const uint64_t index = args.mask.threshold == 0 ? 0 : args.mask.row_start(blockIdx.x);
-  A sum[1] = {0};
-  for (int64_t key = threadIdx.x * N; key < row.limit; key += blockDim.x * N) {
-    A p[N], g[N];
-    read_gradients<T, N>(args, row.start + key, index + key, p, g);
+  A sum[1] = {0}, kept_p[C > 0 ? C : 1][N], kept_g[C > 0 ? C : 1][N];
+  const auto add = [&](int key, A(&p)[N], A(&g)[N]) {
+    if (key >= row.limit) return;
+    read_gradients<T, N>(args, row, key, p, g);
 #pragma unroll
     for (int i = 0; i < N; ++i) sum[0] += p[i] * g[i];
-  }
-  block_sum(sum, shared);
+  };
   const A scale = static_cast<A>(args.scale);
-  for (int64_t key = threadIdx.x * N; key < args.keys; key += blockDim.x * N) {
-    A p[N] = {}, g[N] = {};
-    if (key < row.limit) read_gradients<T, N>(args, row.start + key, index + key, p, g);
-    Pack<T, N> pack;
+  const auto write = [&](int key, A(&p)[N], A(&g)[N]) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) pack.v[i] = round_to<T>(scale * p[i] * (g[i] - sum[0]));
-    store<N>(static_cast<T*>(args.out) + row.start + key, pack);
+    for (int i = 0; i < N; ++i) p[i] = key < row.limit ? scale * p[i] * (g[i] - sum[0]) : A(0);
+    store<N>(static_cast<T*>(args.out) + row.start + key, round_to_pack<T>(p));
+  };
+  if constexpr (C > 0) {
+#pragma unroll
+    for (int c = 0; c < C; ++c) add(key_of<N>(c), kept_p[c], kept_g[c]);
+    block_sum(sum, shared);
+#pragma unroll
+    for (int c = 0; c < C; ++c) {
+      if (key_of<N>(c) < static_cast<int>(args.keys)) write(key_of<N>(c), kept_p[c], kept_g[c]);
+    }
+  } else {
+    for (int key = key_of<N>(0); key < row.limit; key += blockDim.x * N) add(key, kept_p[0], kept_g[0]);
+    block_sum(sum, shared);
+    for (int key = key_of<N>(0); key < static_cast<int>(args.keys); key += blockDim.x * N) {
+      if (key < row.limit) read_gradients<T, N>(args, row, key, kept_p[0], kept_g[0]);
+      write(key, kept_p[0], kept_g[0]);
+    }
   }
 }
 
 enum class Pass { forward, backward };
 
+template <typename T, int N, int C>
+void launch(Pass pass, const SoftmaxArgs& args, int64_t threads, cudaStream_t stream) {
+  const unsigned rows = static_cast<unsigned>(args.batch * args.heads * args.queries);
+  const auto kernel = pass == Pass::forward ? forward_kernel<T, N, C> : backward_kernel<T, N, C>;
+  kernel<<<rows, static_cast<unsigned>(threads), 0, stream>>>(args);
+  check_launch("softmax");
+}
+
+/// Small blocks, one per row: while one waits for its sums, others of the multiprocessor load.
 template <typename T, int N>
 void launch(Pass pass, const SoftmaxArgs& args, cudaStream_t stream) {
-  const unsigned rows = static_cast<unsigned>(args.batch * args.heads * args.queries);
-  const int64_t packs = ceil_div(args.keys, N);
-  const unsigned threads = static_cast<unsigned>(packs >= 256 ? 256 : ceil_div(packs, 32) * 32);
-  if (pass == Pass::forward) {
-    forward_kernel<T, N><<<rows, threads, 0, stream>>>(args);
+  const int64_t packs = ceil_div(args.keys, N), threads = ceil_div(packs, 32 * packs_in_registers) * 32;
+  if (threads <= max_threads) {
+    launch<T, N, packs_in_registers>(pass, args, threads, stream);
   } else {
-    backward_kernel<T, N><<<rows, threads, 0, stream>>>(args);
+    launch<T, N, 0>(pass, args, max_threads, stream);
   }
-  check_launch("softmax");
 }
 
 void dispatch(Pass pass, const SoftmaxArgs& args, cudaStream_t stream) {

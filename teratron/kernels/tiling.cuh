@@ -62,10 +62,9 @@ __device__ void walk_rows(int64_t rows, Read&& read, Work&& work) {
 /// One pack of a vector that may be null (zeros).
 template <int N, typename T, typename A>
 __device__ void read_or_zero(const void* from, int64_t column, A (&out)[N]) {
-  Pack<T, N> pack;
-  if (from != nullptr) pack = load<N>(static_cast<const T*>(from) + column);
+  if (from != nullptr) return widen(load<N>(static_cast<const T*>(from) + column), out);
 #pragma unroll
-  for (int i = 0; i < N; ++i) out[i] = from != nullptr ? widen(pack.v[i]) : A(0);
+  for (int i = 0; i < N; ++i) out[i] = A(0);
 }
 
 }  // namespace teratron::cuda
