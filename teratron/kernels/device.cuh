@@ -134,6 +134,16 @@ __device__ inline double fast_inverse(double x) {
   return 1 / x;
 }
 
+/// The square root; for f32 within a unit in the last place, and 0 below 2^-126.
+__device__ inline float fast_sqrt(float x) {
+  float y;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ inline double fast_sqrt(double x) {
+  return sqrt(x);
+}
+
 /// 2^x; for f32 within two units in the last place, and 0 below 2^-126.
 __device__ inline float fast_exp2(float x) {
   float y;

@@ -27,7 +27,7 @@ template <typename A>
 struct AdamRule {
   A rest1, beta2, rest2, eps;
   bool decoupled;
-  A root_correction2;
+  A inverse_root;  // 1 / sqrt of Adam's second bias correction
 
   __device__ void operator()(const GroupStep<A>& group, A g, A& p, A& m, A& v) const {
     if (decoupled) {
@@ -37,7 +37,7 @@ struct AdamRule {
     }
     m += rest1 * (g - m);
     v = beta2 * v + rest2 * g * g;
-    p -= group.rate * (m / (sqrt(v) / root_correction2 + eps));
+    p -= group.rate * (m * fast_inverse(fast_sqrt(v) * inverse_root + eps));
   }
 };
 
@@ -61,41 +61,67 @@ __device__ void store_rounded(T* to, const Pack<A, N>& pack) {
   store<N>(to, round_to_pack<T>(x));
 }
 
-/// Elements [i, i + N) of the shard. Moments that are null are not touched.
-template <int N, typename A, typename G, typename Rule>
-__device__ void update(const StepArgs& args, const Rule& rule, const GroupStep<A>& group, A grad_scale,
-                       int64_t i) {
-  const Pack<G, N> grad = load<N>(static_cast<const G*>(args.grad) + i);
-  Pack<A, N> p = load<N>(static_cast<const A*>(args.param) + i), m, v;
-  if (args.moment1 != nullptr) m = load<N>(static_cast<const A*>(args.moment1) + i);
-  if (args.moment2 != nullptr) v = load<N>(static_cast<const A*>(args.moment2) + i);
-  A g[N];
-  widen(grad, g);
-#pragma unroll
-  for (int k = 0; k < N; ++k) rule(group, g[k] * grad_scale, p.v[k], m.v[k], v.v[k]);
-  store<N>(static_cast<A*>(args.param) + i, p);
-  if (args.moment1 != nullptr) store<N>(static_cast<A*>(args.moment1) + i, m);
-  if (args.moment2 != nullptr) store<N>(static_cast<A*>(args.moment2) + i, v);
-  if (args.copy == nullptr) return;
-  if (args.copy_dtype == Dtype::bf16) {
-    store_rounded(static_cast<__nv_bfloat16*>(args.copy) + i, p);
-  } else {
-    store_rounded(static_cast<__half*>(args.copy) + i, p);
-  }
-}
+/// What N elements of the shard need. Moments that are null are not touched.
+template <int N, typename A, typename G>
+struct Elements {
+  Pack<G, N> grad;
+  Pack<A, N> param, moment1, moment2;
 
+  __device__ void read(const StepArgs& args, int64_t i) {
+    grad = load<N>(static_cast<const G*>(args.grad) + i);
+    param = load<N>(static_cast<const A*>(args.param) + i);
+    if (args.moment1 != nullptr) moment1 = load<N>(static_cast<const A*>(args.moment1) + i);
+    if (args.moment2 != nullptr) moment2 = load<N>(static_cast<const A*>(args.moment2) + i);
+  }
+  template <typename Rule>
+  __device__ void update(const Rule& rule, const GroupStep<A>& group, A grad_scale) {
+    A g[N];
+    widen(grad, g);
+#pragma unroll
+    for (int k = 0; k < N; ++k) rule(group, g[k] * grad_scale, param.v[k], moment1.v[k], moment2.v[k]);
+  }
+  __device__ void write(const StepArgs& args, int64_t i) const {
+    store<N>(static_cast<A*>(args.param) + i, param);
+    if (args.moment1 != nullptr) store<N>(static_cast<A*>(args.moment1) + i, moment1);
+    if (args.moment2 != nullptr) store<N>(static_cast<A*>(args.moment2) + i, moment2);
+    if (args.copy == nullptr) return;
+    if (args.copy_dtype == Dtype::bf16) {
+      store_rounded(static_cast<__nv_bfloat16*>(args.copy) + i, param);
+    } else {
+      store_rounded(static_cast<__half*>(args.copy) + i, param);
+    }
+  }
+};
+
+/// Blocks take chunks of `ahead` packs per thread in turn, all of them read before the first is written.
 template <int N, typename A, typename G, typename Rule>
 __device__ void walk(const StepArgs& args, const Rule& rule, const GroupStep<A>* groups) {
+  constexpr int ahead = N > 1 ? 2 : 1;
   const A grad_scale = args.grad_scale == nullptr ? A(1) : static_cast<A>(*args.grad_scale);
-  const int64_t step = gridDim.x * int64_t{blockDim.x} * N, whole = args.n / N * N;
-  const int64_t first = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) * N;
-  const auto group_of = [&](int64_t i) { return args.groups == nullptr ? 0 : args.groups[i >> block_shift]; };
-#pragma unroll 2
-  for (int64_t i = first; i < whole; i += step) {
-    update<N, A, G>(args, rule, groups[group_of(i)], grad_scale, i);
+  const auto group_of = [&](int64_t i) -> const GroupStep<A>& {
+    return groups[args.groups == nullptr ? 0 : args.groups[i >> block_shift]];
+  };
+  const int64_t row = int64_t{blockDim.x} * N, whole = args.n / N * N;
+  for (int64_t first = blockIdx.x * ahead * row + threadIdx.x * N; first < whole; first += gridDim.x * ahead * row) {
+    Elements<N, A, G> elements[ahead];
+#pragma unroll
+    for (int r = 0; r < ahead; ++r) {
+      if (first + r * row < whole) elements[r].read(args, first + r * row);
+    }
+#pragma unroll
+    for (int r = 0; r < ahead; ++r) {
+      const int64_t i = first + r * row;
+      if (i >= whole) continue;
+      elements[r].update(rule, group_of(i), grad_scale);
+      elements[r].write(args, i);
+    }
   }
-  const int64_t rest = whole + first / N;
-  if (rest < args.n) update<1, A, G>(args, rule, groups[group_of(rest)], grad_scale, rest);
+  const int64_t rest = whole + blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
+  if (rest >= args.n) return;
+  Elements<1, A, G> last;
+  last.read(args, rest);
+  last.update(rule, group_of(rest), grad_scale);
+  last.write(args, rest);
 }
 
 template <int N, typename A, typename G>
@@ -114,7 +140,7 @@ __global__ void __launch_bounds__(256) adam_kernel(StepArgs args, AdamConstants 
                          static_cast<A>(1 - c.beta2),
                          static_cast<A>(c.eps),
                          c.decoupled,
-                         static_cast<A>(sqrt(corrections[1]))};
+                         static_cast<A>(1 / sqrt(corrections[1]))};
   walk<N, A, G>(args, rule, groups);
 }
 

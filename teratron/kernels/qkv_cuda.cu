@@ -13,45 +13,24 @@ constexpr int max_threads = 256, blocks_per_multiprocessor = 3;
 /// tokens.
 template <typename T>
 struct Unit {
-  const T* from;  // at the first token
-  int64_t stride_s, stride_b;
-  int64_t column;  // of what it writes, in elements
-  int pack;        // in the half
+  const T* from;           // at the first token
+  int stride_s, stride_b;  // can_merge_qkv sees to it that offsets fit
+  int column;              // of what it writes, in elements
+  int pack;                // in the half
   bool turned;
 
-  __device__ Unit(const MergeQkvArgs& args, int64_t index) {
-    const int packs = static_cast<int>(args.channels / 2 / V);
-    const int head = static_cast<int>(index) / packs, per_group = static_cast<int>(args.per_group);
+  __device__ Unit(const MergeQkvArgs& args, int index) {
+    const int channels = static_cast<int>(args.channels), packs = channels / 2 / V;
+    const int head = index / packs, per_group = static_cast<int>(args.per_group);
     const int group = head / per_group, place = head % per_group;
     const QkvPart& part = place < per_group - 2 ? args.q : place == per_group - 2 ? args.k : args.v;
-    pack = static_cast<int>(index) % packs;
+    pack = index % packs;
     from = static_cast<const T*>(part.data) + group * part.stride_group +
            (place < per_group - 2 ? place * part.stride_head : 0) + pack * V;
-    stride_s = part.stride_s;
-    stride_b = part.stride_b;
-    column = head * args.channels + pack * V;
+    stride_s = static_cast<int>(part.stride_s);
+    stride_b = static_cast<int>(part.stride_b);
+    column = head * channels + pack * V;
     turned = args.cos != nullptr && place < per_group - 1;
-  }
-};
-
-/// The angles of a thread's pack at a token.
-struct Angles {
-  Pack<float, 4> cos[V / 4], sin[V / 4];
-
-  __device__ void read(const MergeQkvArgs& args, int64_t place) {
-#pragma unroll
-    for (int i = 0; i < V / 4; ++i) {
-      cos[i] = load<4>(args.cos + place + 4 * i);
-      sin[i] = load<4>(args.sin + place + 4 * i);
-    }
-  }
-  __device__ void turn_back(float (&low)[V], float (&high)[V]) const {
-#pragma unroll
-    for (int i = 0; i < V; ++i) {
-      const float a = low[i], b = high[i], c = cos[i / 4].v[i % 4], s = sin[i / 4].v[i % 4];
-      low[i] = a * c + b * s;
-      high[i] = b * c - a * s;
-    }
   }
 };
 
@@ -70,32 +49,67 @@ struct TokenCursor {
   }
 };
 
+/// The angles of a thread's packs at the tokens.
+struct Angles {
+  const float *cos, *sin;  // of its pack at position 0
+  const int64_t* positions;
+  int stride_s, stride_b, half, length;
+
+  __device__ Angles(const MergeQkvArgs& args, int pack)
+      : cos(args.cos + pack * V),
+        sin(args.sin + pack * V),
+        positions(args.positions),
+        stride_s(static_cast<int>(args.position_stride_s)),
+        stride_b(static_cast<int>(args.position_stride_b)),
+        half(static_cast<int>(args.channels / 2)),
+        length(static_cast<int>(args.length)) {}
+  /// Where those of a token lie; of one past the last, anywhere.
+  __device__ int place(const TokenCursor& at) const {
+    return at.s < length ? static_cast<int>(positions[at.s * stride_s + at.b * stride_b]) * half : 0;
+  }
+};
+
+struct AnglesOfToken {
+  Pack<float, 4> cos[V / 4], sin[V / 4];
+
+  __device__ void read(const Angles& angles, int place) {
+#pragma unroll
+    for (int i = 0; i < V / 4; ++i) {
+      cos[i] = load<4>(angles.cos + place + 4 * i);
+      sin[i] = load<4>(angles.sin + place + 4 * i);
+    }
+  }
+  __device__ void turn_back(float (&low)[V], float (&high)[V]) const {
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      const float a = low[i], b = high[i], c = cos[i / 4].v[i % 4], s = sin[i / 4].v[i % 4];
+      low[i] = a * c + b * s;
+      high[i] = b * c - a * s;
+    }
+  }
+};
+
 /// A thread's tokens on their way through shared memory, which keeps more bytes in flight than registers could.
 template <typename T>
 struct TokenPipe {
-  static constexpr int stages = 4;
-  using Packs = Pack<T, V>[2][max_threads];
+  static constexpr int stages = 4, half_pitch = max_threads * 16, stage_pitch = 2 * half_pitch;
+  static constexpr int bytes = stages * stage_pitch;
 
-  const MergeQkvArgs& args;
-  const Unit<T>& unit;
-  Packs* const packs;  // [stages]
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  SharedAddress first;  // this thread's
+  Unit<T> unit;
+  int half, length;
 
-  __device__ Pack<T, V>& at(int stage, int half) const { return packs[stage][half][thread]; }
+  __device__ void read(int stage, int part, float (&x)[V]) const {
+    widen(load_shared<Pack<T, V>>(first + stage * stage_pitch + part * half_pitch), x);
+  }
   /// One copy group, empty past the last token.
-  __device__ void fetch(int stage, const TokenCursor& at_token) const {
-    if (at_token.s < args.length) {
-      const T* const from = unit.from + at_token.s * unit.stride_s + at_token.b * unit.stride_b;
-      copy_async(&at(stage, 0), from);
-      copy_async(&at(stage, 1), from + args.channels / 2);
+  __device__ void fetch(int stage, const TokenCursor& at) const {
+    if (at.s < length) {
+      const T* const from = unit.from + (at.s * unit.stride_s + at.b * unit.stride_b);
+      copy_async(first + stage * stage_pitch, from);
+      copy_async(first + stage * stage_pitch + half_pitch, from + half);
     }
     end_copy_group();
-  }
-  /// Where the angles of a token lie; of one past the last, anywhere.
-  __device__ int64_t place_of_angles(const TokenCursor& at_token) const {
-    if (!unit.turned || at_token.s >= args.length) return 0;
-    const int64_t position = args.positions[at_token.s * args.position_stride_s + at_token.b * args.position_stride_b];
-    return position * (args.channels / 2) + unit.pack * V;
   }
 };
 
@@ -103,14 +117,16 @@ template <typename T, bool turned, bool summed>
 __global__ void __launch_bounds__(max_threads, blocks_per_multiprocessor)
     merge_kernel(const __grid_constant__ MergeQkvArgs args) {
   using Pipe = TokenPipe<T>;
-  __shared__ typename Pipe::Packs packs[Pipe::stages];
-  const int64_t half = args.channels / 2, width = args.groups * args.per_group * args.channels;
-  const int64_t index = tile_column<1>();
+  __shared__ __align__(16) unsigned char bytes[Pipe::bytes];
+  const int half = static_cast<int>(args.channels / 2), batch = static_cast<int>(args.batch);
+  const int width = static_cast<int>(args.groups * args.per_group * args.channels);
+  const int index = static_cast<int>(tile_column<1>());
   if (index >= width / 2 / V) return;
   const Unit<T> unit(args, index);
-  const Pipe pipe{args, unit, packs};
-  const int tokens = static_cast<int>(args.length * args.batch), batch = static_cast<int>(args.batch);
-  const int first = static_cast<int>(tile_first_row());
+  const Pipe pipe{shared_address(bytes) + (threadIdx.y * blockDim.x + threadIdx.x) * 16, unit, half,
+                  static_cast<int>(args.length)};
+  const Angles angles(args, unit.pack);
+  const int tokens = static_cast<int>(args.length) * batch, first = static_cast<int>(tile_first_row());
   const TokenCursor step(static_cast<int>(tile_row_step()), batch);
   TokenCursor sent(first, batch), turned_next(first, batch);
 #pragma unroll
@@ -118,26 +134,25 @@ __global__ void __launch_bounds__(max_threads, blocks_per_multiprocessor)
     pipe.fetch(stage, sent);
     sent.advance(step, batch);
   }
-  int64_t next_angles = turned ? pipe.place_of_angles(turned_next) : 0;
+  const bool turns = turned && unit.turned;
+  int next_angles = turns ? angles.place(turned_next) : 0;
   float sums[2][summed ? V : 1] = {};
+  T* to = static_cast<T*>(args.out) + first * int64_t{width} + unit.column;
   int stage = 0;
-  for (int token = first; token < tokens; token += step.token) {
+  for (int token = first; token < tokens; token += step.token, to += step.token * int64_t{width}) {
     pipe.fetch((stage + Pipe::stages - 1) % Pipe::stages, sent);
     sent.advance(step, batch);
-    Angles angles;
-    if constexpr (turned) {
-      if (unit.turned) angles.read(args, next_angles);
+    AnglesOfToken now;
+    if (turns) {
+      now.read(angles, next_angles);
       turned_next.advance(step, batch);
-      next_angles = pipe.place_of_angles(turned_next);
+      next_angles = angles.place(turned_next);
     }
     await_copy_groups<Pipe::stages - 1>();
     float low[V], high[V];
-    widen(pipe.at(stage, 0), low);
-    widen(pipe.at(stage, 1), high);
-    if constexpr (turned) {
-      if (unit.turned) angles.turn_back(low, high);
-    }
-    T* const to = static_cast<T*>(args.out) + token * width + unit.column;
+    pipe.read(stage, 0, low);
+    pipe.read(stage, 1, high);
+    if (turns) now.turn_back(low, high);
     store<V>(to, round_to_pack<T>(low));
     store<V>(to + half, round_to_pack<T>(high));
     if constexpr (summed) {
@@ -150,11 +165,11 @@ __global__ void __launch_bounds__(max_threads, blocks_per_multiprocessor)
     stage = (stage + 1) % Pipe::stages;
   }
   if constexpr (summed) {
-    float* const to = args.partial + first * width + unit.column;
+    float* const sum = args.partial + first * int64_t{width} + unit.column;
 #pragma unroll
     for (int i = 0; i < V; ++i) {
-      to[i] = sums[0][i];
-      to[half + i] = sums[1][i];
+      sum[i] = sums[0][i];
+      sum[half + i] = sums[1][i];
     }
   }
 }
@@ -174,8 +189,9 @@ Tiling tiles(const MergeQkvArgs& args) {
                    blocks_per_multiprocessor);
 }
 
-bool in_packs(const QkvPart& part) {
-  return part.stride_s % V == 0 && part.stride_b % V == 0 && part.stride_group % V == 0 &&
+bool in_packs(const MergeQkvArgs& args, const QkvPart& part) {
+  constexpr int64_t most = int64_t{1} << 31;  // offsets are counted in 32 bits
+  return args.length * part.stride_s + args.batch * part.stride_b < most && part.stride_s % V == 0 && part.stride_b % V == 0 && part.stride_group % V == 0 &&
          part.stride_head % V == 0;
 }
 
@@ -184,7 +200,8 @@ bool in_packs(const QkvPart& part) {
 bool can_merge_qkv(const MergeQkvArgs& args) {
   constexpr int64_t most = int64_t{1} << 30;  // tokens are counted in 32 bits, with those past the last
   return (args.dtype == Dtype::bf16 || args.dtype == Dtype::f16) && args.channels % (2 * V) == 0 &&
-         args.length * args.batch < most && in_packs(args.q) && in_packs(args.k) && in_packs(args.v) &&
+         args.length * args.batch < most && in_packs(args, args.q) && in_packs(args, args.k) &&
+         in_packs(args, args.v) &&
          aligned(args.q.data, args.k.data, args.v.data, args.out, args.cos, args.sin);
 }
 

@@ -94,30 +94,47 @@ __global__ void __launch_bounds__(threads) scale_kernel(FlatBuffer buffer, const
   });
 }
 
+/// The sums of N neighbours over the parts.
 template <typename T, int N>
-__device__ void sum_pack(const Parts& parts, int64_t first, Accumulator<T> divisor, T* out) {
+struct SumOfParts {
   Accumulator<T> sum[N] = {};
-#pragma unroll 4
-  for (int part = 0; part < parts.count; ++part) {
+
+  __device__ void add(const void* part, int64_t first) {
     Accumulator<T> x[N];
-    widen(load<N>(static_cast<const T*>(parts.data[part]) + first), x);
+    widen(load<N>(static_cast<const T*>(part) + first), x);
 #pragma unroll
     for (int k = 0; k < N; ++k) sum[k] += x[k];
   }
+  __device__ void write(T* out, Accumulator<T> divisor) {
+    if (divisor != Accumulator<T>(1)) {
 #pragma unroll
-  for (int k = 0; k < N; ++k) sum[k] /= divisor;
-  store<N>(out + first, round_to_pack<T>(sum));
-}
+      for (int k = 0; k < N; ++k) sum[k] /= divisor;
+    }
+    store<N>(out, round_to_pack<T>(sum));
+  }
+};
 
 template <typename T, int N>
 __global__ void __launch_bounds__(threads)
     sum_parts_kernel(FlatBuffer buffer, Parts parts, Accumulator<T> divisor) {
   T* const out = static_cast<T*>(const_cast<void*>(buffer.data));
-  const int64_t thread = blockIdx.x * int64_t{blockDim.x} + threadIdx.x,
-                step = gridDim.x * int64_t{blockDim.x} * N;
-  const int64_t whole = buffer.n / N * N;
-  for (int64_t i = thread * N; i < whole; i += step) sum_pack<T, N>(parts, i, divisor, out);
-  if (whole + thread < buffer.n) sum_pack<T, 1>(parts, whole + thread, divisor, out);
+  const int64_t row = int64_t{blockDim.x} * N, whole = buffer.n / N * N;
+  for (int64_t first = blockIdx.x * 2 * row + threadIdx.x * N; first < whole; first += gridDim.x * 2 * row) {
+    const bool both = first + row < whole;
+    SumOfParts<T, N> sums[2];
+#pragma unroll 2
+    for (int part = 0; part < parts.count; ++part) {
+      sums[0].add(parts.data[part], first);
+      if (both) sums[1].add(parts.data[part], first + row);
+    }
+    sums[0].write(out + first, divisor);
+    if (both) sums[1].write(out + first + row, divisor);
+  }
+  const int64_t rest = whole + blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
+  if (rest >= buffer.n) return;
+  SumOfParts<T, 1> last;
+  for (int part = 0; part < parts.count; ++part) last.add(parts.data[part], rest);
+  last.write(out + rest, divisor);
 }
 
 /// Calls f(T{}, pack).
