@@ -144,15 +144,15 @@ at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, const 
 }
 
 SummedGradient activation_backward_summed(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
-                                          Activation activation) {
+                                          Activation activation, const at::Tensor& into) {
   check_backward(dy, x, bias, activation);
   if (!x.is_cuda() || x.numel() == 0) {
     const at::Tensor dx = backward_on_cpu(dy, x, bias, activation);
-    return {dx.to(x.scalar_type()), column_sum(dx)};
+    return {dx.to(x.scalar_type()), column_sum(dx, into)};
   }
   const cuda::ActivationShape shape = shape_of(x, activation);
   const auto sums = x.options().dtype(accumulation_type(x));
-  const SummedGradient result{at::empty_like(x), at::empty({x.size(-1)}, sums)};
+  const SummedGradient result{at::empty_like(x), place_of_sum(into, x.size(-1), sums)};
   const at::Tensor partial = at::empty({cuda::activation_partials(shape), x.size(-1)}, sums);
   cuda::activation_backward(shape,
                             {.x = address(x),
@@ -165,12 +165,12 @@ SummedGradient activation_backward_summed(const at::Tensor& dy, const at::Tensor
   return result;
 }
 
-at::Tensor column_sum(const at::Tensor& x) {
+at::Tensor column_sum(const at::Tensor& x, const at::Tensor& into) {
   require_float(x, "x");
   const RowShape rows = rows_of(x);
   const auto sums = x.options().dtype(accumulation_type(x));
+  at::Tensor out = place_of_sum(into, rows.width, sums);
   if (x.is_cuda() && x.numel() > 0) {
-    const at::Tensor out = at::empty({rows.width}, sums);
     const at::Tensor partial =
         at::empty({cuda::column_sum_partials(rows.count, rows.width), rows.width}, out.options());
     cuda::column_sum({.rows = rows.count,
@@ -182,7 +182,7 @@ at::Tensor column_sum(const at::Tensor& x) {
                      current_stream(x));
     return out;
   }
-  at::Tensor out = at::zeros({rows.width}, sums);
+  out.zero_();
   with_float_type(x, [&]<typename T>(T) { column_sum_cpu<T>(x, out); });
   return out;
 }

@@ -37,12 +37,12 @@ Fp8Matrix activation_forward_fp8(const at::Tensor& x, Activation activation, con
 }
 
 SummedFp8Gradient activation_backward_fp8(const at::Tensor& dy, const at::Tensor& x, Activation activation,
-                                          const Fp8Cast& cast, bool with_column_sum) {
+                                          const Fp8Cast& cast, const WantedSum& sum) {
   if (!in_one_pass(x, activation) || !is_aligned(dy)) {
-    if (!with_column_sum) {
+    if (!sum) {
       return {cast_to_fp8(activation_backward(dy, x, at::Tensor(), activation), cast), at::Tensor()};
     }
-    const SummedGradient summed = activation_backward_summed(dy, x, at::Tensor(), activation);
+    const SummedGradient summed = activation_backward_summed(dy, x, at::Tensor(), activation, *sum);
     return {cast_to_fp8(summed.dx, cast), summed.column_sum};
   }
   const cuda::ActivationShape shape = shape_of(x, activation);
@@ -51,10 +51,10 @@ SummedFp8Gradient activation_backward_fp8(const at::Tensor& dy, const at::Tensor
   cuda::ActivationFp8Args args{.shape = shape, .to = target, .x = address(x), .dy = address(dy)};
   SummedFp8Gradient result{.dx = matrix};
   at::Tensor partial;
-  if (with_column_sum) {
+  if (sum) {
     const at::TensorOptions sums = x.options().dtype(at::kFloat);
     partial = at::empty({cuda::activation_fp8_partials(shape), x.size(1)}, sums);
-    result.column_sum = at::empty({x.size(1)}, sums);
+    result.column_sum = place_of_sum(*sum, x.size(1), sums);
     args.partial = partial.mutable_data_ptr<float>();
     args.column_sum = result.column_sum.mutable_data_ptr<float>();
   }

@@ -7,7 +7,7 @@
 // matrix x without a bias. bf16 and f16 on a GPU take one pass; anything else takes the two.
 #pragma once
 
-#include "teratron/kernels/activation_kind.h"
+#include "teratron/kernels/activation.h"
 #include "teratron/kernels/fp8.h"
 
 namespace teratron {
@@ -19,6 +19,6 @@ struct SummedFp8Gradient {
   at::Tensor column_sum;  // of dx before it is rounded: f32; undefined where it is not wanted
 };
 SummedFp8Gradient activation_backward_fp8(const at::Tensor& dy, const at::Tensor& x, Activation activation,
-                                          const Fp8Cast& cast, bool with_column_sum);
+                                          const Fp8Cast& cast, const WantedSum& sum);
 
 }  // namespace teratron

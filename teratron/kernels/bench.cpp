@@ -105,6 +105,10 @@ void bench_activations(Bench& bench) {
   bench.report("column_sum", bytes, [&] { column_sum(x); });
 }
 
+WantedSum sum_if(bool wanted) {
+  return wanted ? WantedSum(at::Tensor()) : std::nullopt;
+}
+
 struct MergeShape {
   const char* name;
   int64_t length, batch, groups, queries, channels;
@@ -122,7 +126,7 @@ void bench_merge_qkv(Bench& bench, const MergeShape& m) {
       {angle.cos(), angle.sin()}, RopeStyle::half, positions.expand({m.length, m.batch})};
   const double bytes = 4.0 * static_cast<double>(parts.q.numel() + 2 * parts.k.numel());
   bench.report(fmt::format("merge q, k, v, {}", m.name), bytes,
-               [&] { merge_qkv(parts, m.turned ? &rotation : nullptr, m.summed); });
+               [&] { merge_qkv(parts, m.turned ? &rotation : nullptr, sum_if(m.summed)); });
 }
 
 void bench_merges(Bench& bench) {
@@ -243,7 +247,7 @@ void bench_fp8_activation(Bench& bench, const std::string& name, Activation kind
   bench.report(name + " to fp8", read + 2 * elements, [&] { activation_forward_fp8(x, kind, forward); });
   for (const bool summed : {false, true}) {
     bench.report(name + " backward to fp8" + (summed ? ", summed" : ""), 2 * read + 2 * elements,
-                 [&] { activation_backward_fp8(dy, x, kind, backward, summed); });
+                 [&] { activation_backward_fp8(dy, x, kind, backward, sum_if(summed)); });
   }
 }
 

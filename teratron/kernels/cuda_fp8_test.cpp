@@ -129,8 +129,8 @@ void check_activation(const ActivationCase& c) {
   const SummedGradient plain = activation_backward_summed(dy, x, {}, c.kind);
   const Fp8Matrix dx = cast_to_fp8(plain.dx, cast_with(expected_amax));
   poison(x.numel());
-  expect_same(activation_backward_fp8(dy, x, c.kind, cast_with(amax), false).dx, dx);
-  const auto summed = [&] { return activation_backward_fp8(dy, x, c.kind, cast_with(amax), true); };
+  expect_same(activation_backward_fp8(dy, x, c.kind, cast_with(amax), std::nullopt).dx, dx);
+  const auto summed = [&] { return activation_backward_fp8(dy, x, c.kind, cast_with(amax), at::Tensor()); };
   const SummedFp8Gradient one = summed(), another = summed();
   expect_same(one.dx, dx);
   EXPECT_TRUE(at::equal(amax, expected_amax));

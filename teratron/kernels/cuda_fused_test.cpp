@@ -4,6 +4,7 @@
 #include "teratron/kernels/embedding.h"
 #include "teratron/kernels/gemm.h"
 #include "teratron/kernels/qkv.h"
+#include "teratron/kernels/sum_places_for_test.h"
 #include "teratron/kernels/testing.h"
 
 namespace teratron {
@@ -92,18 +93,22 @@ void check_merge(const MergeCase& c) {
   const QkvRotation device{{gpu(table.cos), gpu(table.sin)}, RopeStyle::half, gpu(at)};
   const bool turns = c.rotated > 0;
   const MergedQkv expected =
-      merge_qkv({f64(parts.q), f64(parts.k), f64(parts.v)}, turns ? &host : nullptr, true);
+      merge_qkv({f64(parts.q), f64(parts.k), f64(parts.v)}, turns ? &host : nullptr, at::Tensor());
   // .to() keeps strides.
   const QkvGradients there{gpu(parts.q), gpu(parts.k), gpu(parts.v)};
-  const MergedQkv merged = merge_qkv(there, turns ? &device : nullptr, true);
+  const MergedQkv merged = merge_qkv(there, turns ? &device : nullptr, at::Tensor());
   EXPECT_LT(relative_error(merged.qkv, expected.qkv), allowed(c.type));
   EXPECT_LT(relative_error(merged.column_sum, expected.column_sum),
             turns ? allowed(c.type) : allowed(statistics));
-  const MergedQkv again = merge_qkv(there, turns ? &device : nullptr, true);
+  const MergedQkv again = merge_qkv(there, turns ? &device : nullptr, at::Tensor());
   EXPECT_TRUE(same_bits(merged.column_sum, again.column_sum));
-  const MergedQkv alone = merge_qkv(there, turns ? &device : nullptr, false);
+  const MergedQkv alone = merge_qkv(there, turns ? &device : nullptr, std::nullopt);
   EXPECT_TRUE(same_bits(merged.qkv, alone.qkv));
   EXPECT_FALSE(alone.column_sum.defined());
+}
+
+TEST_F(GpuFused, SumsGoWhereTheyAreWanted) {
+  expect_sums_where_wanted(at::kCUDA);
 }
 
 TEST_F(GpuFused, MergeQkv) {

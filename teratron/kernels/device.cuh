@@ -62,7 +62,8 @@ __device__ Pack<T, N> load(const T* p) {
 /// To device memory.
 template <int N, typename T>
 __device__ void store(T* p, const Pack<T, N>& pack) {
-  if constexpr (sizeof(pack) == 16) {  // said outright: the compiler may cut an assignment into stores of the elements
+  if constexpr (sizeof(pack) ==
+                16) {  // said outright: the compiler may cut an assignment into stores of the elements
     uint4 w;
     memcpy(&w, &pack, sizeof(pack));
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w)

@@ -34,6 +34,13 @@ void require_like(const at::Tensor& t, const at::Tensor& like, int64_t numel, co
   TERATRON_ASSERT(t.numel() == numel, "{} has {} elements, not {}", what, t.numel(), numel);
 }
 
+at::Tensor place_of_sum(const at::Tensor& into, int64_t n, const at::TensorOptions& options) {
+  const bool fits = into.defined() && into.is_contiguous() && into.numel() == n &&
+                    into.scalar_type() == c10::typeMetaToScalarType(options.dtype()) &&
+                    into.device() == options.device();
+  return fits ? into : at::empty({n}, options);
+}
+
 void* address(const at::Tensor& x) {
   return x.defined() ? x.data_ptr() : nullptr;
 }

@@ -52,6 +52,9 @@ void convert(const From* from, To* to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) to[i] = static_cast<To>(from[i]);
 }
 
+/// `into` where it can take a sum [n] with these options, else a new tensor.
+at::Tensor place_of_sum(const at::Tensor& into, int64_t n, const at::TensorOptions& options);
+
 /// Address of the first element, or null for an undefined tensor.
 void* address(const at::Tensor& x);
 

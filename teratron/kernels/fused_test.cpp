@@ -2,6 +2,7 @@
 #include "teratron/kernels/embedding.h"
 #include "teratron/kernels/gemm.h"
 #include "teratron/kernels/qkv.h"
+#include "teratron/kernels/sum_places_for_test.h"
 #include "teratron/kernels/testing.h"
 
 namespace teratron {
@@ -15,6 +16,10 @@ TEST(LinearAdd, IsTheSum) {
     EXPECT_CLOSE(linear_add(x, w, {}, residual), exact, type);
     EXPECT_CLOSE(linear_add(x, w, bias, residual), exact + f64(bias), type);
   }
+}
+
+TEST(Sums, GoWhereTheyAreWanted) {
+  expect_sums_where_wanted(at::kCPU);
 }
 
 TEST(AddRows, AddsToWhatIsThere) {
@@ -58,10 +63,10 @@ TEST(MergeQkv, IsTheAdjointOfTakingApart) {
                                gradient_of(qkv.select(3, queries), true),
                                gradient_of(qkv.select(3, queries + 1), false)};
       loss.backward();
-      const MergedQkv merged = merge_qkv(parts, rotated > 0 ? &rotation : nullptr, true);
+      const MergedQkv merged = merge_qkv(parts, rotated > 0 ? &rotation : nullptr, at::Tensor());
       EXPECT_CLOSE(merged.qkv, qkv.grad(), at::kDouble);
       EXPECT_CLOSE(merged.column_sum, qkv.grad().flatten(0, 1).sum(0).view(-1), at::kDouble);
-      EXPECT_FALSE(merge_qkv(parts, nullptr, false).column_sum.defined());
+      EXPECT_FALSE(merge_qkv(parts, nullptr, std::nullopt).column_sum.defined());
     }
   }
 }

@@ -256,10 +256,13 @@ NormGradients norm_backward(const at::Tensor& dy, const at::Tensor& dresidual, c
   const auto statistics = dy.options().dtype(accumulation_type(dy));
   const int64_t n = dy.size(-1);
   const bool on_gpu = dy.is_cuda() && dy.numel() > 0;
-  const auto sums = [&] { return on_gpu ? at::empty({n}, statistics) : at::zeros({n}, statistics); };
+  const auto sums = [&](const at::Tensor& place) {
+    const at::Tensor out = place_of_sum(place, n, statistics);
+    return on_gpu ? out : out.zero_();
+  };
   NormGradients out{.dx = at::empty_like(dy),
-                    .dweight = sums(),
-                    .dbias = parameters.bias.defined() ? sums() : at::Tensor()};
+                    .dweight = sums(parameters.dweight_place),
+                    .dbias = parameters.bias.defined() ? sums(parameters.dbias_place) : at::Tensor()};
   if (dy.numel() == 0) return out;
   if (on_gpu) {
     backward_cuda({dy, dresidual, saved}, parameters, options, out);

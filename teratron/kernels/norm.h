@@ -24,10 +24,13 @@ struct NormOptions {
   bool zero_centered = false;
 };
 
-/// Gain and shift; bias may be undefined.
+/// Gain and shift; bias may be undefined. Beside them where the backward writes their gradients: as column_sum's `into`
+/// (activation.h).
 struct NormParameters {
   at::Tensor weight;
   at::Tensor bias;
+  at::Tensor dweight_place = {};
+  at::Tensor dbias_place = {};
 };
 
 /// What is added to x before it is normed; each may be undefined.

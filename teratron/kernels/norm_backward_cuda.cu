@@ -25,92 +25,111 @@ struct RowStatistics {
   }
 };
 
-/// The block's row of partial sums.
-template <int PER, int N>
-__device__ void store_sums(const NormShape& shape, void* partial, const float (&sums)[PER][N]) {
-#pragma unroll
-  for (int k = 0; k < PER; ++k) {
-    const int64_t column = (k * blockDim.x + threadIdx.x) * int64_t{N};
-    if (column >= shape.width) continue;
-    float* const out = static_cast<float*>(partial) + blockIdx.x * shape.width + column;
-#pragma unroll
-    for (int i = 0; i < N; i += 4) store<4>(out + i, Pack<float, 4>{sums[k][i], sums[k][i + 1], sums[k][i + 2], sums[k][i + 3]});
-  }
-}
+/// A row, pack by pack: dy and xhat stay in registers where there are enough, else they are read again.
+template <typename T, int PER, int STAGES>
+struct RowGradient {
+  using Pipe = RowPipe<T, parts, PER, STAGES>;
+  static constexpr int N = Pipe::N;
+  static constexpr bool keeps = PER <= 2;
+  float dy[keeps ? PER : 1][N], xhat[keeps ? PER : 1][N];
 
-/// Blocks take rows in turn, STAGES of them on their way; a thread keeps its columns' gains and the sums of their
-/// gradients in registers.
+  __device__ void read(const Pipe& pipe, int stage, const RowStatistics& of, int k) {
+    float(&x)[N] = xhat[keeps ? k : 0];
+    pipe.read(stage, dy_part, k, dy[keeps ? k : 0]);
+    pipe.read(stage, sum_part, k, x);
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] = x[i] * of.rstd - of.mean * of.rstd;
+  }
+};
+
+/// A thread's gains and the sums of the parameters' gradients over the rows.
+template <typename T, int PER, bool RMS, int STAGES>
+struct ParameterSums {
+  using Pipe = RowPipe<T, parts, PER, STAGES>;
+  static constexpr int N = Pipe::N;
+  float gain[PER][N], dweight[PER][N] = {}, dbias[RMS ? 1 : PER][N] = {};
+
+  __device__ ParameterSums(const NormShape& shape, const void* weight, const Pipe& pipe) {
+#pragma unroll
+    for (int k = 0; k < PER; ++k) {
+      if (pipe.has(k)) read_gain<N, T>(shape, weight, pipe.column(k), gain[k]);
+    }
+  }
+  /// Adds pack k, and to `of_row` sum g xhat and, for the layer norm, sum g, with g = dy * gain.
+  __device__ void add(int k, const float (&dy)[N], const float (&xhat)[N], float (&of_row)[2]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const float product = dy[i] * xhat[i];
+      dweight[k][i] += product;
+      of_row[0] += product * gain[k][i];
+      if constexpr (!RMS) {
+        dbias[k][i] += dy[i];
+        of_row[1] += dy[i] * gain[k][i];
+      }
+    }
+  }
+  /// The block's row of partial sums.
+  __device__ void store(const NormBackwardArgs& args, const Pipe& pipe) const {
+#pragma unroll
+    for (int k = 0; k < PER; ++k) {
+      if (!pipe.has(k)) continue;
+      store_row(static_cast<float*>(args.partial_dweight) + pipe.offset(blockIdx.x, k), dweight[k]);
+      if constexpr (!RMS)
+        store_row(static_cast<float*>(args.partial_dbias) + pipe.offset(blockIdx.x, k), dbias[k]);
+    }
+  }
+
+ private:
+  __device__ static void store_row(float* to, const float (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) to[i] = x[i];
+  }
+};
+
+/// Blocks take rows in turn, STAGES of them on their way:
+///   dx = rstd (g - avg(g) - xhat avg(g xhat)) + dresidual
 template <typename T, int PER, bool RMS, int STAGES>
 __global__ void __launch_bounds__(max_row_threads, resident_threads(PER) / max_row_threads)
     backward_rows(NormShape shape, NormBackwardArgs args) {
   using Pipe = RowPipe<T, parts, PER, STAGES>;
   constexpr int N = Pipe::N;
-  constexpr bool keeps = PER <= 2;  // registers for dy and xhat of a row, too
   extern __shared__ __align__(16) unsigned char bytes[];
   __shared__ float shared[2][64];
   const Pipe pipe(shape, {args.dy, args.sum, args.dresidual}, bytes);
-  float gain[PER][N], dweight[PER][N] = {}, dbias[RMS ? 1 : PER][N] = {};
-#pragma unroll
-  for (int k = 0; k < PER; ++k) {
-    if (pipe.has(k)) read_gain<N, T>(shape, args.weight, pipe.column(k), gain[k]);
-  }
+  ParameterSums<T, PER, RMS, STAGES> parameters(shape, args.weight, pipe);
   pipe.start();
   RowStatistics next = RowStatistics::read<RMS>(shape, args, blockIdx.x);
   const float inverse_width = 1.0f / static_cast<float>(shape.width);
-  float dy[keeps ? PER : 1][N], xhat[keeps ? PER : 1][N];
-  int stage = 0;
-  for (int64_t row = blockIdx.x; row < shape.rows; row += gridDim.x) {
+  for (RowTurn turn; turn.row < shape.rows; turn.next(STAGES)) {
     const RowStatistics now = next;
-    next = RowStatistics::read<RMS>(shape, args, row + gridDim.x);
-    pipe.advance(stage, row);
-    const float shift = -now.mean * now.rstd;
-    const auto read = [&](int k, float(&d)[N], float(&x)[N]) {
-      pipe.read(stage, dy_part, k, d);
-      pipe.read(stage, sum_part, k, x);
-#pragma unroll
-      for (int i = 0; i < N; ++i) x[i] = x[i] * now.rstd + shift;
-    };
-    float sums[2] = {0, 0};  // of g xhat and, for the layer norm, of g, with g = dy * gain
+    next = RowStatistics::read<RMS>(shape, args, turn.row + gridDim.x);
+    pipe.advance(turn);
+    RowGradient<T, PER, STAGES> row;
+    float sums[2] = {0, 0};
 #pragma unroll
     for (int k = 0; k < PER; ++k) {
       if (!pipe.has(k)) continue;
-      auto& d = dy[keeps ? k : 0];
-      auto& x = xhat[keeps ? k : 0];
-      read(k, d, x);
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const float dx = d[i] * x[i];
-        dweight[k][i] += dx;
-        sums[0] += dx * gain[k][i];
-        if constexpr (!RMS) {
-          dbias[k][i] += d[i];
-          sums[1] += d[i] * gain[k][i];
-        }
-      }
+      row.read(pipe, turn.stage, now, k);
+      parameters.add(k, row.dy[row.keeps ? k : 0], row.xhat[row.keeps ? k : 0], sums);
     }
-    block_sum(sums, shared[stage % 2]);
-    // dx = rstd (g - avg(g) - xhat avg(g xhat)) + dresidual
+    block_sum(sums, shared[turn.stage % 2]);
     const float of_xhat = -now.rstd * sums[0] * inverse_width, constant = -now.rstd * sums[1] * inverse_width;
 #pragma unroll
     for (int k = 0; k < PER; ++k) {
       if (!pipe.has(k)) continue;
-      auto& d = dy[keeps ? k : 0];
-      auto& x = xhat[keeps ? k : 0];
-      if constexpr (!keeps) read(k, d, x);
+      if constexpr (!row.keeps) row.read(pipe, turn.stage, now, k);
       float dx[N] = {};
-      if (args.dresidual != nullptr) pipe.read(stage, residual_part, k, dx);
+      if (args.dresidual != nullptr) pipe.read(turn.stage, residual_part, k, dx);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         if constexpr (!RMS) dx[i] += constant;
-        dx[i] += x[i] * of_xhat;
-        dx[i] += d[i] * (gain[k][i] * now.rstd);
+        dx[i] += row.xhat[row.keeps ? k : 0][i] * of_xhat;
+        dx[i] += row.dy[row.keeps ? k : 0][i] * (parameters.gain[k][i] * now.rstd);
       }
-      store<N>(static_cast<T*>(args.dx) + row * shape.width + pipe.column(k), round_to_pack<T>(dx));
+      store<N>(static_cast<T*>(args.dx) + pipe.offset(turn.row, k), round_to_pack<T>(dx));
     }
-    stage = stage == STAGES - 1 ? 0 : stage + 1;
   }
-  store_sums(shape, args.partial_dweight, dweight);
-  if constexpr (!RMS) store_sums(shape, args.partial_dbias, dbias);
+  parameters.store(args, pipe);
 }
 
 /// False where the device has too little shared memory for STAGES rows.
@@ -214,7 +233,8 @@ void launch(const NormShape& shape, const NormBackwardArgs& args, cudaStream_t s
 
 int64_t norm_backward_blocks(const NormShape& shape) {
   const int64_t chunks = ceil_div(shape.rows, rows_per_chunk);
-  const RowPlan plan = shape.dtype == Dtype::f64 ? RowPlan{0, 0} : plan_row(shape, pack_of(shape.dtype), row_overhead);
+  const RowPlan plan =
+      shape.dtype == Dtype::f64 ? RowPlan{0, 0} : plan_row(shape, pack_of(shape.dtype), row_overhead);
   if (plan.packs_per_thread == 0) return chunks;
   const int64_t at_once = blocks_at_once(resident_threads(plan.packs_per_thread), plan.threads);
   return std::max(chunks, std::min<int64_t>(shape.rows, multiprocessors() * at_once));

@@ -7,7 +7,8 @@ namespace {
 
 /// h = x (+ added_bias) (+ residual) of N columns, rounded to T as it is stored.
 template <int N, typename T, typename A>
-__device__ void add_and_store(const NormForwardArgs& args, int64_t offset, int64_t column, const A (&residual)[N], A (&h)[N]) {
+__device__ void add_and_store(const NormForwardArgs& args, int64_t offset, int64_t column,
+                              const A (&residual)[N], A (&h)[N]) {
   if (args.added_bias != nullptr) {
     A bias[N];
     widen(load<N>(static_cast<const T*>(args.added_bias) + column), bias);
@@ -21,16 +22,63 @@ __device__ void add_and_store(const NormForwardArgs& args, int64_t offset, int64
   store<N>(static_cast<T*>(args.sum) + offset, sum);
 }
 
-template <int N, typename T, typename A>
-__device__ void read_parameters(const NormShape& shape, const NormForwardArgs& args, int64_t column,
-                                A (&gain)[N], A (&shift)[N]) {
-  read_gain<N, T>(shape, args.weight, column, gain);
-  read_parameter<N, T>(shape, args.bias, column, shift);
-}
-
 /// Of a multiprocessor, as a thread's packs leave it registers.
 constexpr int resident_threads(bool adds, int packs_per_thread) {
   return packs_per_thread == 1 || (packs_per_thread == 2 && !adds) ? 1024 : 512;
+}
+
+/// Gain and shift of a thread's packs: in registers where there are enough, else read whenever they are needed.
+template <typename Pipe, int PER>
+struct RowParameters {
+  static constexpr int N = Pipe::N;
+  static constexpr bool keeps = PER <= 2;
+  float gain[keeps ? PER : 1][N], shift[keeps ? PER : 1][N];
+
+  __device__ void read(const NormShape& shape, const NormForwardArgs& args, const Pipe& pipe, int k) {
+    using T = typename Pipe::Element;
+    read_gain<N, T>(shape, args.weight, pipe.column(k), gain[keeps ? k : 0]);
+    read_parameter<N, T>(shape, args.bias, pipe.column(k), shift[keeps ? k : 0]);
+  }
+  __device__ void apply(int k, float rstd, float (&h)[N]) const {
+#pragma unroll
+    for (int i = 0; i < N; ++i) h[i] = h[i] * rstd * gain[keeps ? k : 0][i] + shift[keeps ? k : 0][i];
+  }
+};
+
+/// h of this thread's packs, and their sum.
+template <bool ADDS, typename Pipe, int PER, int N>
+__device__ float read_row(const NormForwardArgs& args, const Pipe& pipe, RowTurn turn, float (&h)[PER][N]) {
+  float total = 0;
+#pragma unroll
+  for (int k = 0; k < PER; ++k) {
+    if (!pipe.has(k)) continue;
+    pipe.read(turn.stage, 0, k, h[k]);
+    if constexpr (ADDS) {
+      float residual[N] = {};
+      if (args.residual != nullptr) pipe.read(turn.stage, 1, k, residual);
+      add_and_store<N, typename Pipe::Element>(args, pipe.offset(turn.row, k), pipe.column(k), residual,
+                                               h[k]);
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) total += h[k][i];
+  }
+  return total;
+}
+
+/// h <- h - mean; the sum of its squares.
+template <typename Pipe, int PER, int N>
+__device__ float center(const Pipe& pipe, float mean, float (&h)[PER][N]) {
+  float squares = 0;
+#pragma unroll
+  for (int k = 0; k < PER; ++k) {
+    if (!pipe.has(k)) continue;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      h[k][i] -= mean;
+      squares += h[k][i] * h[k][i];
+    }
+  }
+  return squares;
 }
 
 /// Blocks take rows in turn, STAGES of them on their way. Thread t holds the packs t, t + blockDim.x, ... (PER of them) of
@@ -39,8 +87,6 @@ template <typename T, bool ADDS, int PER, int STAGES>
 __global__ void __launch_bounds__(max_row_threads, resident_threads(ADDS, PER) / max_row_threads)
     forward_rows(const __grid_constant__ NormShape shape, const __grid_constant__ NormForwardArgs args) {
   using Pipe = RowPipe<T, ADDS ? 2 : 1, PER, STAGES>;
-  constexpr int N = Pipe::N;
-  constexpr bool keeps = PER <= 2;  // registers for the parameters, too
   extern __shared__ __align__(16) unsigned char bytes[];
   __shared__ float shared[2][64];
   const Pipe pipe = [&] {
@@ -48,71 +94,48 @@ __global__ void __launch_bounds__(max_row_threads, resident_threads(ADDS, PER) /
     if constexpr (!ADDS) return Pipe(shape, {args.x}, bytes);
   }();
   const float inverse_width = 1.0f / static_cast<float>(shape.width), eps = static_cast<float>(shape.eps);
-  float h[PER][N], gain[keeps ? PER : 1][N], shift[keeps ? PER : 1][N];
+  RowParameters<Pipe, PER> parameters;
 #pragma unroll
   for (int k = 0; k < PER; ++k) {
-    if (keeps && pipe.has(k)) read_parameters<N, T>(shape, args, pipe.column(k), gain[k], shift[k]);
+    if (parameters.keeps && pipe.has(k)) parameters.read(shape, args, pipe, k);
   }
   pipe.start();
-  int stage = 0;
-  for (int64_t row = blockIdx.x; row < shape.rows; row += gridDim.x) {
-    pipe.advance(stage, row);
-    float total[1] = {0}, squares[1] = {0};
-#pragma unroll
-    for (int k = 0; k < PER; ++k) {
-      if (!pipe.has(k)) continue;
-      pipe.read(stage, 0, k, h[k]);
-      if constexpr (ADDS) {
-        float residual[N] = {};
-        if (args.residual != nullptr) pipe.read(stage, 1, k, residual);
-        add_and_store<N, T>(args, row * shape.width + pipe.column(k), pipe.column(k), residual, h[k]);
-      }
-#pragma unroll
-      for (int i = 0; i < N; ++i) total[0] += h[k][i];
-    }
-    float mean = 0;
+  for (RowTurn turn; turn.row < shape.rows; turn.next(STAGES)) {
+    pipe.advance(turn);
+    float h[PER][Pipe::N], mean = 0;
+    float total[1] = {read_row<ADDS>(args, pipe, turn, h)};
     if (!shape.rms) {
-      block_sum(total, shared[stage % 2]);
+      block_sum(total, shared[turn.stage % 2]);
       mean = total[0] * inverse_width;
     }
-#pragma unroll
-    for (int k = 0; k < PER; ++k) {
-      if (!pipe.has(k)) continue;
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        h[k][i] -= mean;
-        squares[0] += h[k][i] * h[k][i];
-      }
-    }
-    block_sum(squares, shared[stage % 2] + 32);
+    float squares[1] = {center(pipe, mean, h)};
+    block_sum(squares, shared[turn.stage % 2] + 32);
     const float rstd = rsqrtf(squares[0] * inverse_width + eps);
     if (threadIdx.x == 0) {
-      static_cast<float*>(args.rstd)[row] = rstd;
-      if (!shape.rms) static_cast<float*>(args.mean)[row] = mean;
+      static_cast<float*>(args.rstd)[turn.row] = rstd;
+      if (!shape.rms) static_cast<float*>(args.mean)[turn.row] = mean;
     }
 #pragma unroll
     for (int k = 0; k < PER; ++k) {
       if (!pipe.has(k)) continue;
-      auto& w = gain[keeps ? k : 0];
-      auto& b = shift[keeps ? k : 0];
-      if constexpr (!keeps) read_parameters<N, T>(shape, args, pipe.column(k), w, b);
-#pragma unroll
-      for (int i = 0; i < N; ++i) h[k][i] = h[k][i] * rstd * w[i] + b[i];
-      store<N>(static_cast<T*>(args.y) + row * shape.width + pipe.column(k), round_to_pack<T>(h[k]));
+      if constexpr (!parameters.keeps) parameters.read(shape, args, pipe, k);
+      parameters.apply(k, rstd, h[k]);
+      store<Pipe::N>(static_cast<T*>(args.y) + pipe.offset(turn.row, k), round_to_pack<T>(h[k]));
     }
-    stage = stage == STAGES - 1 ? 0 : stage + 1;
   }
 }
 
 /// False where the device has too little shared memory for STAGES rows.
 template <typename T, bool ADDS, int PER, int STAGES>
-bool launch_rows(const NormShape& shape, const NormForwardArgs& args, const RowPlan& plan, cudaStream_t stream) {
-  const int bytes = RowPipe<T, ADDS ? 2 : 1, PER, STAGES>::bytes(plan.threads);
+bool launch_rows(const NormShape& shape, const NormForwardArgs& args, const RowPlan& plan,
+                 cudaStream_t stream) {
+  const int bytes = RowPipe < T, ADDS ? 2 : 1, PER, STAGES > ::bytes(plan.threads);
   if (bytes > shared_memory_limit()) return false;
   const auto kernel = forward_rows<T, ADDS, PER, STAGES>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   const int64_t most = multiprocessors() * blocks_at_once(resident_threads(ADDS, PER), plan.threads);
-  kernel<<<static_cast<unsigned>(shape.rows < most ? shape.rows : most), plan.threads, bytes, stream>>>(shape, args);
+  kernel<<<static_cast<unsigned>(shape.rows < most ? shape.rows : most), plan.threads, bytes, stream>>>(shape,
+                                                                                                        args);
   return true;
 }
 
@@ -121,7 +144,8 @@ template <typename T, bool ADDS>
 bool launch_rows(const NormShape& shape, const NormForwardArgs& args, cudaStream_t stream) {
   constexpr int row_overhead = 3;
   const RowPlan plan = plan_row(shape, pack_size<T>, row_overhead);
-  if (!aligned(args.x, args.residual, args.added_bias, args.weight, args.bias, args.sum, args.y)) return false;
+  if (!aligned(args.x, args.residual, args.added_bias, args.weight, args.bias, args.sum, args.y))
+    return false;
   switch (plan.packs_per_thread) {
     case 1:
       return launch_rows<T, ADDS, 1, 4>(shape, args, plan, stream);

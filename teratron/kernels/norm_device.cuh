@@ -53,7 +53,8 @@ inline RowPlan plan_row(const NormShape& shape, int pack, int overhead) {
   for (const int per : {1, 2, 4}) {
     const int64_t threads = ceil_div(packs, 32 * per) * 32;
     const int64_t least = best.threads * int64_t{best.packs_per_thread + overhead};
-    if (threads > max_row_threads || (least > 0 && (per == 4 || threads * (per + overhead) >= least))) continue;
+    if (threads > max_row_threads || (least > 0 && (per == 4 || threads * (per + overhead) >= least)))
+      continue;
     best = {static_cast<int>(threads), per};
   }
   return best;
@@ -64,11 +65,24 @@ inline int64_t blocks_at_once(int resident_threads, int threads) {
   return threads < resident_threads ? resident_threads / threads : 1;
 }
 
+/// The row that a block works on and the stage of the pipe that it lies in.
+struct RowTurn {
+  int64_t row = blockIdx.x;
+  int stage = 0;
+
+  __device__ RowTurn() {}
+  __device__ void next(int stages) {
+    row += gridDim.x;
+    stage = stage == stages - 1 ? 0 : stage + 1;
+  }
+};
+
 /// Rows of up to PARTS matrices of one shape on their way through shared memory, which keeps more bytes in flight than
 /// registers could. A thread reads back only what it copied itself, so no barrier is needed.
 template <typename T, int PARTS, int PER, int STAGES>
 class RowPipe {
  public:
+  using Element = T;
   static constexpr int N = pack_size<T>;
   using P = Pack<T, N>;
 
@@ -83,6 +97,8 @@ class RowPipe {
   }
   __device__ int column(int k) const { return static_cast<int>(k * blockDim.x + threadIdx.x) * N; }
   __device__ bool has(int k) const { return column(k) < width_; }
+  /// Of pack k in a matrix.
+  __device__ int64_t offset(int64_t row, int k) const { return row * width_ + column(k); }
   __device__ void read(int stage, int part, int k, float (&x)[N]) const {
     widen(load_shared<P>(place(stage, part, k)), x);
   }
@@ -91,9 +107,9 @@ class RowPipe {
 #pragma unroll
     for (int stage = 0; stage < STAGES - 1; ++stage) fetch(stage, blockIdx.x + stage * int64_t{gridDim.x});
   }
-  /// Sends for the row STAGES - 1 turns ahead and waits for `row`, which lies in `stage`.
-  __device__ void advance(int stage, int64_t row) const {
-    fetch(stage == 0 ? STAGES - 1 : stage - 1, row + (STAGES - 1) * int64_t{gridDim.x});
+  /// Sends for the row STAGES - 1 turns ahead and waits for this one.
+  __device__ void advance(const RowTurn& turn) const {
+    fetch(turn.stage == 0 ? STAGES - 1 : turn.stage - 1, turn.row + (STAGES - 1) * int64_t{gridDim.x});
     await_copy_groups<STAGES - 1>();
   }
   static int bytes(int threads) { return STAGES * PARTS * PER * threads * static_cast<int>(sizeof(P)); }
@@ -112,7 +128,8 @@ class RowPipe {
         if (from_[part] == nullptr) continue;
 #pragma unroll
         for (int k = 0; k < PER; ++k) {
-          if (has(k)) copy_async(place(stage, part, k), from_[part] + start + k * static_cast<int>(blockDim.x) * N);
+          if (has(k))
+            copy_async(place(stage, part, k), from_[part] + start + k * static_cast<int>(blockDim.x) * N);
         }
       }
     }
@@ -121,7 +138,7 @@ class RowPipe {
 
   int64_t rows_;
   int width_;
-  SharedAddress first_;    // of [STAGES][PARTS][PER][blockDim.x] packs, this thread's
+  SharedAddress first_;   // of [STAGES][PARTS][PER][blockDim.x] packs, this thread's
   const T* from_[PARTS];  // this thread's first column
 };
 

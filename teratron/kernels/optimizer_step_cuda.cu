@@ -102,7 +102,8 @@ __device__ void walk(const StepArgs& args, const Rule& rule, const GroupStep<A>*
     return groups[args.groups == nullptr ? 0 : args.groups[i >> block_shift]];
   };
   const int64_t row = int64_t{blockDim.x} * N, whole = args.n / N * N;
-  for (int64_t first = blockIdx.x * ahead * row + threadIdx.x * N; first < whole; first += gridDim.x * ahead * row) {
+  for (int64_t first = blockIdx.x * ahead * row + threadIdx.x * N; first < whole;
+       first += gridDim.x * ahead * row) {
     Elements<N, A, G> elements[ahead];
 #pragma unroll
     for (int r = 0; r < ahead; ++r) {

@@ -53,7 +53,7 @@ void merge_part(const at::Tensor& from, const at::Tensor& to, const QkvRotation*
 
 }  // namespace
 
-MergedQkv merge_qkv(const QkvGradients& gradients, const QkvRotation* rotation, bool with_column_sum) {
+MergedQkv merge_qkv(const QkvGradients& gradients, const QkvRotation* rotation, const WantedSum& sum) {
   const auto& [q, k, v] = gradients;
   TERATRON_ASSERT(q.dim() == 5 && k.dim() == 4 && k.sizes() == v.sizes() && q.size(2) == k.size(2));
   TERATRON_ASSERT(q.stride(-1) == 1 && k.stride(-1) == 1 && v.stride(-1) == 1);
@@ -66,9 +66,9 @@ MergedQkv merge_qkv(const QkvGradients& gradients, const QkvRotation* rotation, 
       const auto sums = q.options().dtype(at::kFloat);
       MergedQkv result{.qkv = qkv};
       at::Tensor partial;
-      if (with_column_sum) {
+      if (sum) {
         partial = at::empty({cuda::merge_qkv_partials(args), width}, sums);
-        result.column_sum = at::empty({width}, sums);
+        result.column_sum = place_of_sum(*sum, width, sums);
         args.partial = static_cast<float*>(address(partial));
         args.column_sum = static_cast<float*>(address(result.column_sum));
       }
@@ -79,7 +79,7 @@ MergedQkv merge_qkv(const QkvGradients& gradients, const QkvRotation* rotation, 
   merge_part(q, qkv.narrow(3, 0, queries), rotation);
   merge_part(k, qkv.select(3, queries), rotation);
   copy_heads(v, qkv.select(3, queries + 1));
-  return {.qkv = qkv, .column_sum = with_column_sum ? column_sum(qkv.flatten(2)) : at::Tensor()};
+  return {.qkv = qkv, .column_sum = sum ? column_sum(qkv.flatten(2), *sum) : at::Tensor()};
 }
 
 }  // namespace teratron

@@ -5,6 +5,7 @@
 // on the current CUDA stream. Bitwise reproducible.
 #pragma once
 
+#include "teratron/kernels/activation.h"
 #include "teratron/kernels/rope.h"
 
 namespace teratron {
@@ -28,6 +29,6 @@ struct MergedQkv {
 };
 
 /// `rotation` may be null; queries and keys are turned back.
-MergedQkv merge_qkv(const QkvGradients& gradients, const QkvRotation* rotation, bool with_column_sum);
+MergedQkv merge_qkv(const QkvGradients& gradients, const QkvRotation* rotation, const WantedSum& sum);
 
 }  // namespace teratron

@@ -191,8 +191,8 @@ Tiling tiles(const MergeQkvArgs& args) {
 
 bool in_packs(const MergeQkvArgs& args, const QkvPart& part) {
   constexpr int64_t most = int64_t{1} << 31;  // offsets are counted in 32 bits
-  return args.length * part.stride_s + args.batch * part.stride_b < most && part.stride_s % V == 0 && part.stride_b % V == 0 && part.stride_group % V == 0 &&
-         part.stride_head % V == 0;
+  return args.length * part.stride_s + args.batch * part.stride_b < most && part.stride_s % V == 0 &&
+         part.stride_b % V == 0 && part.stride_group % V == 0 && part.stride_head % V == 0;
 }
 
 }  // namespace

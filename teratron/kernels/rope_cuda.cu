@@ -36,7 +36,8 @@ __global__ void __launch_bounds__(2 * max_threads) rope_kernel(RopeArgs args) {
   const int64_t s = token / batch, b = token % batch;
   const unsigned half = static_cast<unsigned>(args.rotated / 2), packs = half / V;
   const unsigned j = threadIdx.x % packs, lanes = blockDim.x / packs;
-  const unsigned heads = static_cast<unsigned>(args.outer * args.inner), inner = static_cast<unsigned>(args.inner);
+  const unsigned heads = static_cast<unsigned>(args.outer * args.inner),
+                 inner = static_cast<unsigned>(args.inner);
   if (s >= args.length) return;
   const unsigned first = interleaved ? 2 * j * V : j * V;
   const unsigned second = interleaved ? first + V : first + half;

@@ -59,7 +59,9 @@ struct BiasDropoutAdd : torch::autograd::Function<BiasDropoutAdd> {
     const at::Tensor dy = gradients[0].contiguous();
     const Dropout plan = plan_of(context, context->get_saved_variables()[0]);
     const at::Tensor dx = plan.p > 0.0 ? dropout(dy, plan) : dy;
-    if (auto* bias = saved_pointer<Parameter>(context, "bias")) add_gradient(*bias, column_sum(dx));
+    if (auto* bias = saved_pointer<Parameter>(context, "bias")) {
+      add_gradient(*bias, column_sum(dx, gradient_place(*bias)));
+    }
     const bool has_residual = context->saved_data["has_residual"].toBool();
     return {dx, has_residual ? dy : at::Tensor(), at::Tensor(), at::Tensor()};
   }

@@ -44,7 +44,7 @@ struct Linear : torch::autograd::Function<Linear> {
     Moving dy = core.output_gradient(given);
     LinearCore::Returning x = core.restore({saved[0], saved[1]});
     if (auto* bias = saved_pointer<Parameter>(context, "summed_bias"))
-      add_gradient(*bias, column_sum(as_rows(given)));
+      add_gradient(*bias, column_sum(as_rows(given), gradient_place(*bias)));
     const at::Tensor dx = core.backward(std::move(x), std::move(dy), context->needs_input_grad(0));
     const bool has_residual = context->saved_data["has_residual"].toBool();
     return {dx, at::Tensor(), has_residual ? gradients[0] : at::Tensor(), at::Tensor()};

@@ -24,12 +24,14 @@ Producer activation_gradient(const at::Tensor& da, const at::Tensor& z, Activati
                              Parameter* bias) {
   return {[=] {
             if (!bias) return activation_backward(da, z, at::Tensor(), activation);
-            const SummedGradient dz = activation_backward_summed(da, z, at::Tensor(), activation);
+            const SummedGradient dz =
+                activation_backward_summed(da, z, at::Tensor(), activation, gradient_place(*bias));
             add_gradient(*bias, dz.column_sum);
             return dz.dx;
           },
           [=](const Fp8Cast& cast) {
-            const SummedFp8Gradient dz = activation_backward_fp8(da, z, activation, cast, bias != nullptr);
+            const SummedFp8Gradient dz =
+                activation_backward_fp8(da, z, activation, cast, gradient_place(bias));
             if (bias) add_gradient(*bias, dz.column_sum);
             return dz.dx;
           }};
@@ -88,7 +90,7 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
     Moving dy = fc2.output_gradient(given);
     LinearCore::Returning x = fc1.restore({saved[0], saved[1]});
     if (auto* bias = saved_pointer<Parameter>(context, "fc2_bias"))
-      add_gradient(*bias, column_sum(as_rows(given)));
+      add_gradient(*bias, column_sum(as_rows(given), gradient_place(*bias)));
     // Temporaries below: a is free before the activation's backward, da and z before fc1's products.
     const auto da = [&] {
       return as_rows(

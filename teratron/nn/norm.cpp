@@ -36,9 +36,11 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
     auto* shift = saved_pointer<Parameter>(context, "shift");
     const at::Tensor dy = gradients[0].to(saved[0].scalar_type()).contiguous();
     const at::Tensor dresidual = gradients[1].defined() ? gradients[1].contiguous() : at::Tensor();
-    const NormGradients result =
-        norm_backward(dy, dresidual, {saved[0], saved[1], saved[2]}, in_type_of(dy, *gain, shift),
-                      *saved_pointer<const NormOptions>(context, "options"));
+    NormParameters parameters = in_type_of(dy, *gain, shift);
+    parameters.dweight_place = gradient_place(*gain);
+    if (shift) parameters.dbias_place = gradient_place(*shift);
+    const NormGradients result = norm_backward(dy, dresidual, {saved[0], saved[1], saved[2]}, parameters,
+                                               *saved_pointer<const NormOptions>(context, "options"));
     add_gradient(*gain, result.dweight);
     if (shift) add_gradient(*shift, result.dbias);
     return {result.dx, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};

@@ -43,7 +43,7 @@ struct SplitQkv : torch::autograd::Function<SplitQkv> {
     auto* bias = saved_pointer<Parameter>(context, "bias");
     const std::optional<QkvRotation> rotation =
         rope ? std::optional(rope->rotation(context->get_saved_variables()[0])) : std::nullopt;
-    const MergedQkv merged = merge_qkv(parts, rotation ? &*rotation : nullptr, bias != nullptr);
+    const MergedQkv merged = merge_qkv(parts, rotation ? &*rotation : nullptr, gradient_place(bias));
     if (bias) add_gradient(*bias, merged.column_sum);
     return {merged.qkv, at::Tensor(), at::Tensor(), at::Tensor()};
   }

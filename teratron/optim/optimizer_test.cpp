@@ -136,6 +136,22 @@ TEST(Gradients, ForgetTheLastStep) {
   }
 }
 
+// A kernel may write the first gradient of a step where it belongs; later ones are added.
+TEST(Gradients, AreWrittenInPlaceOnce) {
+  Model model({});
+  Parameter& parameter = model.parameters.all()[0];
+  model.buffer->start_step();
+  parameter.main_grad.fill_(std::nan(""));
+  for (int64_t use = 0; use < 2; ++use) {
+    expect_gradient(parameter);
+    const at::Tensor place = gradient_place(parameter);
+    EXPECT_EQ(place.defined(), use == 0);
+    if (place.defined()) place.copy_(gradient_of(1, use));
+    add_gradient(parameter, place.defined() ? place : gradient_of(1, use));
+  }
+  EXPECT_TRUE(at::equal(parameter.main_grad, gradient_of(1, 0) + gradient_of(1, 1)));
+}
+
 INSTANTIATE_TEST_SUITE_P(
     All, OptimizerStep,
     testing::Values(Case{{.kind = OptimizerKind::sgd, .sgd_momentum = 0.9, .clip_grad = 0.0}, {}},
