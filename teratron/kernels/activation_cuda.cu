@@ -68,10 +68,7 @@ struct ColumnSums {
     auto* const row =
         static_cast<Accumulator<T>*>(args.partial) + tile_first_row() * parts * shape.width + column;
 #pragma unroll
-    for (int p = 0; p < parts; ++p) {
-#pragma unroll
-      for (int i = 0; i < N; ++i) row[p * shape.width + i] = of[p][i];
-    }
+    for (int p = 0; p < parts; ++p) store_values(row + p * shape.width, of[p]);
   }
 };
 

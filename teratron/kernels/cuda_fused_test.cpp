@@ -73,10 +73,12 @@ struct MergeCase {
   at::ScalarType type;
   int64_t queries, width, rotated;
   bool strided;
+  int64_t length = 37;
 };
 
 void check_merge(const MergeCase& c) {
-  constexpr int64_t length = 37, batch = 5, groups = 3, positions = 50;
+  constexpr int64_t batch = 5, groups = 3, positions = 50;
+  const int64_t length = c.length;
   SCOPED_TRACE(fmt::format("{} {} queries, {} of {} channels rotated, strided {}", at::toString(c.type),
                            c.queries, c.rotated, c.width, c.strided));
   // As attention gives them: batch first, heads before the sequence, or in order.
@@ -117,6 +119,7 @@ TEST_F(GpuFused, MergeQkv) {
       check_merge({type, 1, 64, 0, strided});
       check_merge({type, 1, 64, 64, strided});
       check_merge({type, 4, 128, 128, strided});
+      check_merge({type, 2, 64, 64, strided, 1201});  // several tokens per thread: the pipe goes round
       check_merge({type, 4, 128, 64, strided});
       check_merge({type, 2, 20, 20, strided});
     }

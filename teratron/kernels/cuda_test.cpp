@@ -99,6 +99,9 @@ TEST_F(Gpu, Norm) {
                                       {130, 4096},
                                       {40, 6144},
                                       {20, 12288},
+                                      {6000, 768},  // more rows than blocks: the pipe goes round
+                                      {3000, 4096},
+                                      {700, 12288},
                                       {5, 40000}}) {
       check_norm({type, rows, width, {.kind = NormKind::layer, .eps = 1e-5, .zero_centered = true}, true});
       check_norm({type, rows, width, {.kind = NormKind::rms, .eps = 1e-6, .zero_centered = false}, false});
@@ -236,7 +239,8 @@ TEST_F(Gpu, DropoutMasksAreThoseOfTheCpu) {
 
 TEST_F(Gpu, Softmax) {
   for (const auto type : float_types) {
-    for (const auto& [queries, keys] : {std::pair<int64_t, int64_t>{40, 64}, {33, 51}, {3, 2600}, {70, 24}}) {
+    for (const auto& [queries, keys] :
+         {std::pair<int64_t, int64_t>{40, 64}, {33, 51}, {3, 2600}, {70, 24}, {2, 9000}}) {
       SCOPED_TRACE(fmt::format("{} x {}", queries, keys));
       const at::Tensor scores = randn({2, 3, queries, keys}, type) * 2, dy = randn(scores.sizes(), type);
       const at::Tensor mask = at::rand({2, 1, queries, keys}) < 0.3;

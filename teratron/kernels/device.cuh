@@ -73,6 +73,20 @@ __device__ void store(T* p, const Pack<T, N>& pack) {
   }
 }
 
+/// The values as they are, in the widest stores that their number allows: one by one, neighbours' stores would share
+/// sectors. `p` is aligned as N values are.
+template <typename A, int N>
+__device__ void store_values(A* p, const A (&x)[N]) {
+  constexpr int M = N % pack_size<A> == 0 ? pack_size<A> : 1;
+#pragma unroll
+  for (int i = 0; i < N; i += M) {
+    Pack<A, M> pack;
+#pragma unroll
+    for (int k = 0; k < M; ++k) pack.v[k] = x[i + k];
+    store<M>(p + i, pack);
+  }
+}
+
 /// The values of a pack. Narrow types go two by two, which takes fewer instructions than one by one: these kernels are bound
 /// by memory only where they issue little else.
 template <typename T, int N>
@@ -125,7 +139,7 @@ bool aligned(const P*... pointers) {
   return ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ...);
 }
 
-/// 1 / x; for f32 within a unit in the last place, and 0 above 2^126.
+/// 1 / x; for f32 within a unit in the last place, 0 above 2^126 and inf below 2^-126.
 __device__ inline float fast_inverse(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -135,10 +149,10 @@ __device__ inline double fast_inverse(double x) {
   return 1 / x;
 }
 
-/// The square root; for f32 within a unit in the last place, and 0 below 2^-126.
+/// The square root; for f32 within a unit in the last place.
 __device__ inline float fast_sqrt(float x) {
   float y;
-  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 __device__ inline double fast_sqrt(double x) {
@@ -153,6 +167,14 @@ __device__ inline float fast_exp2(float x) {
 }
 __device__ inline double fast_exp2(double x) {
   return exp2(x);
+}
+
+/// x / y; for f32 within two units in the last place where y is between 2^-126 and 2^126.
+__device__ inline float fast_quotient(float x, float y) {
+  return __fdividef(x, y);
+}
+__device__ inline double fast_quotient(double x, double y) {
+  return x / y;
 }
 
 inline constexpr double log2_e = 1.4426950408889634074;

@@ -38,7 +38,7 @@ struct RowGradient {
     pipe.read(stage, dy_part, k, dy[keeps ? k : 0]);
     pipe.read(stage, sum_part, k, x);
 #pragma unroll
-    for (int i = 0; i < N; ++i) x[i] = x[i] * of.rstd - of.mean * of.rstd;
+    for (int i = 0; i < N; ++i) x[i] = (x[i] - of.mean) * of.rstd;
   }
 };
 
@@ -73,16 +73,10 @@ struct ParameterSums {
 #pragma unroll
     for (int k = 0; k < PER; ++k) {
       if (!pipe.has(k)) continue;
-      store_row(static_cast<float*>(args.partial_dweight) + pipe.offset(blockIdx.x, k), dweight[k]);
+      store_values(static_cast<float*>(args.partial_dweight) + pipe.offset(blockIdx.x, k), dweight[k]);
       if constexpr (!RMS)
-        store_row(static_cast<float*>(args.partial_dbias) + pipe.offset(blockIdx.x, k), dbias[k]);
+        store_values(static_cast<float*>(args.partial_dbias) + pipe.offset(blockIdx.x, k), dbias[k]);
     }
-  }
-
- private:
-  __device__ static void store_row(float* to, const float (&x)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) to[i] = x[i];
   }
 };
 
@@ -94,7 +88,7 @@ __global__ void __launch_bounds__(max_row_threads, resident_threads(PER) / max_r
   using Pipe = RowPipe<T, parts, PER, STAGES>;
   constexpr int N = Pipe::N;
   extern __shared__ __align__(16) unsigned char bytes[];
-  __shared__ float shared[2][64];
+  __shared__ float shared[2][row_sums];
   const Pipe pipe(shape, {args.dy, args.sum, args.dresidual}, bytes);
   ParameterSums<T, PER, RMS, STAGES> parameters(shape, args.weight, pipe);
   pipe.start();
@@ -136,7 +130,7 @@ __global__ void __launch_bounds__(max_row_threads, resident_threads(PER) / max_r
 template <typename T, int PER, bool RMS, int STAGES>
 bool launch_rows(const NormShape& shape, const NormBackwardArgs& args, int threads, cudaStream_t stream) {
   const int bytes = RowPipe<T, parts, PER, STAGES>::bytes(threads);
-  if (bytes > shared_memory_limit()) return false;
+  if (bytes > shared_memory_limit() - row_sums_bytes) return false;
   const auto kernel = backward_rows<T, PER, RMS, STAGES>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   kernel<<<static_cast<unsigned>(norm_backward_blocks(shape)), threads, bytes, stream>>>(shape, args);

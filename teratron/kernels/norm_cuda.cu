@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(max_row_threads, resident_threads(ADDS, PER) /
     forward_rows(const __grid_constant__ NormShape shape, const __grid_constant__ NormForwardArgs args) {
   using Pipe = RowPipe<T, ADDS ? 2 : 1, PER, STAGES>;
   extern __shared__ __align__(16) unsigned char bytes[];
-  __shared__ float shared[2][64];
+  __shared__ float shared[2][row_sums];
   const Pipe pipe = [&] {
     if constexpr (ADDS) return Pipe(shape, {args.x, args.residual}, bytes);
     if constexpr (!ADDS) return Pipe(shape, {args.x}, bytes);
@@ -130,7 +130,7 @@ template <typename T, bool ADDS, int PER, int STAGES>
 bool launch_rows(const NormShape& shape, const NormForwardArgs& args, const RowPlan& plan,
                  cudaStream_t stream) {
   const int bytes = RowPipe < T, ADDS ? 2 : 1, PER, STAGES > ::bytes(plan.threads);
-  if (bytes > shared_memory_limit()) return false;
+  if (bytes > shared_memory_limit() - row_sums_bytes) return false;
   const auto kernel = forward_rows<T, ADDS, PER, STAGES>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   const int64_t most = multiprocessors() * blocks_at_once(resident_threads(ADDS, PER), plan.threads);

@@ -38,6 +38,9 @@ __device__ void read_gain(const NormShape& shape, const void* weight, int64_t co
 /// More threads would leave each too few registers for the backward.
 inline constexpr int max_row_threads = 512;
 
+/// Of a block's sums, per turn: two places of 32 warps.
+inline constexpr int row_sums = 64, row_sums_bytes = 2 * row_sums * static_cast<int>(sizeof(float));
+
 /// How a row fits into the registers of a block; packs_per_thread = 0: it does not.
 struct RowPlan {
   int threads;

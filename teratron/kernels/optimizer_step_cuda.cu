@@ -37,7 +37,7 @@ struct AdamRule {
     }
     m += rest1 * (g - m);
     v = beta2 * v + rest2 * g * g;
-    p -= group.rate * (m * fast_inverse(fast_sqrt(v) * inverse_root + eps));
+    p -= group.rate * fast_quotient(m, fast_sqrt(v) * inverse_root + eps);
   }
 };
 

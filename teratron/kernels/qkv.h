@@ -25,7 +25,8 @@ struct QkvRotation {
 
 struct MergedQkv {
   at::Tensor qkv;
-  at::Tensor column_sum;  // f32 [G P D] (f64 for f64): the bias' gradient; undefined where it is not wanted
+  // f32 [G P D] (f64 for f64): the bias' gradient, on a GPU the sum before rounding; undefined where it is not wanted.
+  at::Tensor column_sum;
 };
 
 /// `rotation` may be null; queries and keys are turned back.

@@ -53,26 +53,27 @@ struct TokenCursor {
 struct Angles {
   const float *cos, *sin;  // of its pack at position 0
   const int64_t* positions;
-  int stride_s, stride_b, half, length;
+  int64_t stride_s, stride_b;
+  int half, length;
 
   __device__ Angles(const MergeQkvArgs& args, int pack)
       : cos(args.cos + pack * V),
         sin(args.sin + pack * V),
         positions(args.positions),
-        stride_s(static_cast<int>(args.position_stride_s)),
-        stride_b(static_cast<int>(args.position_stride_b)),
+        stride_s(args.position_stride_s),
+        stride_b(args.position_stride_b),
         half(static_cast<int>(args.channels / 2)),
         length(static_cast<int>(args.length)) {}
   /// Where those of a token lie; of one past the last, anywhere.
-  __device__ int place(const TokenCursor& at) const {
-    return at.s < length ? static_cast<int>(positions[at.s * stride_s + at.b * stride_b]) * half : 0;
+  __device__ int64_t place(const TokenCursor& at) const {
+    return at.s < length ? positions[at.s * stride_s + at.b * stride_b] * half : 0;
   }
 };
 
 struct AnglesOfToken {
   Pack<float, 4> cos[V / 4], sin[V / 4];
 
-  __device__ void read(const Angles& angles, int place) {
+  __device__ void read(const Angles& angles, int64_t place) {
 #pragma unroll
     for (int i = 0; i < V / 4; ++i) {
       cos[i] = load<4>(angles.cos + place + 4 * i);
@@ -135,7 +136,7 @@ __global__ void __launch_bounds__(max_threads, blocks_per_multiprocessor)
     sent.advance(step, batch);
   }
   const bool turns = turned && unit.turned;
-  int next_angles = turns ? angles.place(turned_next) : 0;
+  int64_t next_angles = turns ? angles.place(turned_next) : 0;
   float sums[2][summed ? V : 1] = {};
   T* to = static_cast<T*>(args.out) + first * int64_t{width} + unit.column;
   int stage = 0;
@@ -166,11 +167,8 @@ __global__ void __launch_bounds__(max_threads, blocks_per_multiprocessor)
   }
   if constexpr (summed) {
     float* const sum = args.partial + first * int64_t{width} + unit.column;
-#pragma unroll
-    for (int i = 0; i < V; ++i) {
-      sum[i] = sums[0][i];
-      sum[half + i] = sums[1][i];
-    }
+    store_values(sum, sums[0]);
+    store_values(sum + half, sums[1]);
   }
 }
 

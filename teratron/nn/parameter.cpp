@@ -69,7 +69,10 @@ std::optional<at::Tensor> gradient_place(const Parameter* parameter) {
 
 void add_gradient(Parameter& parameter, const at::Tensor& gradient) {
   accumulate_gradient(parameter, [&](const at::Tensor& sum, bool add) {
-    if (gradient.is_same(sum)) return;
+    if (gradient.is_same(sum)) {
+      TERATRON_ASSERT(!add, "{} got another gradient while one was written in place", parameter.name);
+      return;
+    }
     if (add) {
       sum.add_(gradient);
     } else {

@@ -49,8 +49,8 @@ struct Parameter {
   ParameterOptions options;
   /// This rank's part: a leaf that requires a gradient, in the model's dtype. Never replaced, only written.
   at::Tensor tensor;
-  /// Gradient summed over micro-batches, same shape; fp32 (fp64 for fp64). Written through add_gradient
-  /// alone.
+  /// Gradient summed over micro-batches, same shape; fp32 (fp64 for fp64). Written through
+  /// accumulate_gradient and what stands on it, or in gradient_place by a kernel whose add_gradient follows.
   at::Tensor main_grad;
   /// main_grad holds what is of no use any more: the next gradient is written over it, not added. So nobody fills a
   /// step's gradients with zeros.
