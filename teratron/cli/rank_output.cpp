@@ -1,7 +1,6 @@
 #include "teratron/cli/rank_output.h"
 
 #include <charconv>
-#include <chrono>
 #include <cstdio>
 
 #include <unistd.h>
@@ -9,6 +8,7 @@
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
 #include "teratron/train/log_lines.h"
+#include "teratron/train/sinks.h"
 
 namespace teratron {
 namespace {
@@ -37,9 +37,8 @@ RankOutput::RankOutput(std::filesystem::path log, bool on_screen)
   }
   file_.seekp(0, std::ios::end);
   if (file_.tellp() == 0) return;
-  const double now =
-      std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-  file_ << fmt::format("---- {}, the job of launcher {} ----", timestamp(now), getpid()) << std::endl;
+  file_ << fmt::format("---- {}, the job of launcher {} ----", timestamp(wall_clock()), getpid())
+        << std::endl;
 }
 
 void RankOutput::add_line(std::string_view line) {

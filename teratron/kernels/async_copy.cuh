@@ -29,9 +29,6 @@ __device__ inline void copy_async(SharedAddress shared, const void* global) {
                  : "memory");
   }
 }
-__device__ inline void copy_async(void* shared, const void* global) {
-  copy_async(shared_address(shared), global);
-}
 /// Reads 16 bytes.
 template <typename P>
 __device__ P load_shared(SharedAddress shared) {

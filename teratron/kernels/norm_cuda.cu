@@ -81,12 +81,16 @@ __device__ float center(const Pipe& pipe, float mean, float (&h)[PER][N]) {
   return squares;
 }
 
+/// x, and the residual where something is added.
+template <typename T, bool ADDS, int PER, int STAGES>
+using ForwardPipe = RowPipe<T, (ADDS ? 2 : 1), PER, STAGES>;
+
 /// Blocks take rows in turn, STAGES of them on their way. Thread t holds the packs t, t + blockDim.x, ... (PER of them) of
 /// a row in registers. ADDS: something is added to x.
 template <typename T, bool ADDS, int PER, int STAGES>
 __global__ void __launch_bounds__(max_row_threads, resident_threads(ADDS, PER) / max_row_threads)
     forward_rows(const __grid_constant__ NormShape shape, const __grid_constant__ NormForwardArgs args) {
-  using Pipe = RowPipe<T, ADDS ? 2 : 1, PER, STAGES>;
+  using Pipe = ForwardPipe<T, ADDS, PER, STAGES>;
   extern __shared__ __align__(16) unsigned char bytes[];
   __shared__ float shared[2][row_sums];
   const Pipe pipe = [&] {
@@ -129,7 +133,7 @@ __global__ void __launch_bounds__(max_row_threads, resident_threads(ADDS, PER) /
 template <typename T, bool ADDS, int PER, int STAGES>
 bool launch_rows(const NormShape& shape, const NormForwardArgs& args, const RowPlan& plan,
                  cudaStream_t stream) {
-  const int bytes = RowPipe < T, ADDS ? 2 : 1, PER, STAGES > ::bytes(plan.threads);
+  const int bytes = ForwardPipe<T, ADDS, PER, STAGES>::bytes(plan.threads);
   if (bytes > shared_memory_limit() - row_sums_bytes) return false;
   const auto kernel = forward_rows<T, ADDS, PER, STAGES>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);

@@ -68,29 +68,30 @@ __device__ void write_probabilities(const SoftmaxArgs& args, const Row& row, int
   store<N>(static_cast<T*>(args.out) + row.start + key, round_to_pack<T>(p));
 }
 
-/// This thread's packs of a row, one every blockDim.x. C > 0: at most C, which stay in registers; 0: any number, read
-/// again in every pass.
+/// The first key of this thread's pack c.
 template <int N>
 __device__ int key_of(int c) {
   return (c * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * N;
 }
 
+/// One block per row. C > 0: a thread has at most C packs, which stay in registers; 0: any number, read again in every pass.
+/// The same holds for the backward.
 template <typename T, int N, int C>
 __global__ void __launch_bounds__(max_threads) forward_kernel(SoftmaxArgs args) {
   using A = Accumulator<T>;
   __shared__ A shared[64];
   const Row row(args);
   if constexpr (C > 0) {
-    A x[C][N], most[1] = {-INFINITY}, sum[1] = {0};
+    A x[C][N], most = -INFINITY, sum[1] = {0};
 #pragma unroll
     for (int c = 0; c < C; ++c) {
       if (key_of<N>(c) >= row.limit) continue;
       read_scores<T, N>(args, row, key_of<N>(c), x[c]);
 #pragma unroll
-      for (int i = 0; i < N; ++i) most[0] = max(most[0], x[c][i]);
+      for (int i = 0; i < N; ++i) most = max(most, x[c][i]);
     }
-    block_max(most[0], shared);
-    const A base = most[0] == -INFINITY ? A(0) : most[0];  // so that -inf counts 0 and NaN still shows
+    block_max(most, shared);
+    const A base = most == -INFINITY ? A(0) : most;  // so that -inf counts 0 and NaN still shows
 #pragma unroll
     for (int c = 0; c < C; ++c) {
       if (key_of<N>(c) >= row.limit) continue;
