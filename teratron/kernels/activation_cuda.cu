@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(256) forward_kernel(ActivationShape shape, Act
 #pragma unroll
           for (int p = 0; p < parts; ++p) bias.add_to(p, in.pack[p], x[p]);
 #pragma unroll
-          for (int i = 0; i < N; ++i) y[i] = output_of<f>(x[0][i], x[parts - 1][i]);
+          for (int i = 0; i < N; ++i) y[i] = output_of<f>(x[0][i], x[parts - 1][i], gate_of<f>(x[0][i]));
           store<N>(static_cast<T*>(args.out) + row * shape.width + column, round_to_pack<T>(y));
         });
   });
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(256) backward_kernel(ActivationShape shape, Ac
           widen(in.pack[parts], dy);
 #pragma unroll
           for (int i = 0; i < N; ++i) {
-            const auto gradient = gradients_of<f>(dy[i], x[0][i], x[parts - 1][i]);
+            const auto gradient = gradients_of<f>(dy[i], x[0][i], x[parts - 1][i], gate_of<f>(x[0][i]));
             if constexpr (gated) x[1][i] = gradient.up;
             x[0][i] = gradient.z;
           }

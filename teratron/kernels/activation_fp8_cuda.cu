@@ -25,13 +25,14 @@ __global__ void __launch_bounds__(threads) forward_kernel(ActivationFp8Args args
     }
     const float scale = *args.to.scale;
     with_kind<gated>(args.shape.activation, [&](auto kind) {
+      constexpr Activation f = decltype(kind)::value;
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         Pack<T, pack> y;
 #pragma unroll
         for (int i = 0; i < pack; ++i) {
           const float z = widen(x[r][0].v[i]), up = widen(x[r][parts - 1].v[i]);
-          y.v[i] = round_to<T>(output_of<decltype(kind)::value>(z, up));
+          y.v[i] = round_to<T>(output_of<f>(z, up, gate_of<f>(z)));
         }
         quad.set(r, y, scale);
       }
@@ -100,12 +101,13 @@ __global__ void __launch_bounds__(threads, 3) backward_kernel(ActivationFp8Args 
     }
     const float scale = *args.to.scale;
     with_kind<gated>(args.shape.activation, [&](auto kind) {
+      constexpr Activation f = decltype(kind)::value;
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
 #pragma unroll
         for (int i = 0; i < pack; ++i) {
           const float z = widen(x[r][0].v[i]), up = widen(x[r][parts - 1].v[i]);
-          const auto dx = gradients_of<decltype(kind)::value>(widen(dy[r].v[i]), z, up);
+          const auto dx = gradients_of<f>(widen(dy[r].v[i]), z, up, gate_of<f>(z));
           if constexpr (gated) {
             x[r][1].v[i] = round_to<T>(dx.up);
             sums.add(1, i, dx.up);

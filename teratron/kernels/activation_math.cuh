@@ -6,40 +6,50 @@
 
 namespace teratron::cuda {
 
-/// 1 / (1 + exp(-x)); exact limits at both ends.
-template <typename A>
-__device__ A sigmoid(A x) {
-  return fast_inverse(A(1) + fast_exp(-x));
+/// Whether the function is z s with a gate s = sigmoid(f(z)): f(z) = 2 sqrt(2/pi) (z + 0.044715 z^3) for gelu's tanh form, and
+/// z for silu.
+template <Activation kind>
+inline constexpr bool has_gate = kind == Activation::gelu || kind == Activation::geglu ||
+                                 kind == Activation::silu || kind == Activation::swiglu;
+
+/// -f(z) / log(2), so that s = 1 / (1 + 2^x).
+template <Activation kind, typename A>
+__device__ A gate_exponent(A z) {
+  if constexpr (kind == Activation::gelu || kind == Activation::geglu) {
+    constexpr A a = A(-1.5957691216057308 * log2_e), b = A(0.044715);
+    return z * (a + a * b * (z * z));
+  } else {
+    return z * A(-log2_e);
+  }
 }
 
-/// gelu (tanh form) = z s with s = sigmoid(2 sqrt(2/pi) (z + 0.044715 z^3)).
-template <typename A>
-__device__ A gelu_gate(A z) {
-  constexpr A a = A(-1.5957691216057308 * log2_e), b = A(0.044715);
-  return fast_inverse(A(1) + fast_exp2(z * (a + a * b * (z * z))));
+/// s; exact limits at both ends. Nothing for functions without.
+template <Activation kind, typename A>
+__device__ A gate_of(A z) {
+  if constexpr (!has_gate<kind>) return A(0);
+  return fast_inverse(A(1) + fast_exp2(gate_exponent<kind>(z)));
 }
 
 template <Activation kind, typename A>
-__device__ A value_of(A z) {
-  if constexpr (kind == Activation::gelu || kind == Activation::geglu) return z * gelu_gate(z);
+__device__ A value_of(A z, A gate) {
   if constexpr (kind == Activation::gelu_erf) return A(0.5) * z * (A(1) + erf(z * A(0.7071067811865476)));
   if constexpr (kind == Activation::squared_relu) return z > A(0) ? z * z : A(0);
   if constexpr (kind == Activation::relu) return z > A(0) ? z : A(0);
-  return z * sigmoid(z);
+  return z * gate;
 }
 
-/// Value and derivative together, which share their transcendental.
+/// Value and derivative together.
 template <typename A>
 struct ValueAndSlope {
   A value, slope;
 };
 
 template <Activation kind, typename A>
-__device__ ValueAndSlope<A> slope_of(A z) {
+__device__ ValueAndSlope<A> slope_of(A z, A gate) {
   if constexpr (kind == Activation::gelu || kind == Activation::geglu) {
     constexpr A a = A(1.5957691216057308), b3 = A(3 * 0.044715);
-    const A s = gelu_gate(z), value = z * s;
-    return {value, s + (value - value * s) * (a + a * b3 * (z * z))};
+    const A value = z * gate;
+    return {value, gate + (value - value * gate) * (a + a * b3 * (z * z))};
   } else if constexpr (kind == Activation::gelu_erf) {
     const A cdf = A(0.5) * (A(1) + erf(z * A(0.7071067811865476)));
     return {z * cdf, cdf + z * A(0.3989422804014327) * exp(A(-0.5) * z * z)};
@@ -49,9 +59,8 @@ __device__ ValueAndSlope<A> slope_of(A z) {
   } else if constexpr (kind == Activation::relu) {
     return {z > A(0) ? z : A(0), z > A(0) ? A(1) : A(0)};
   } else {
-    const A s = sigmoid(z);
-    const A value = z * s;
-    return {value, s + (value - value * s)};
+    const A value = z * gate;
+    return {value, gate + (value - value * gate)};
   }
 }
 
@@ -59,10 +68,10 @@ __device__ ValueAndSlope<A> slope_of(A z) {
 template <Activation kind>
 inline constexpr bool gates = is_gated(kind);
 
-/// y of one element: of z alone, or of a gated kind's gate z and `up`.
+/// y of one element: of z alone, or of a gated kind's gate z and `up`. `gate` is gate_of(z).
 template <Activation kind, typename A>
-__device__ A output_of(A z, A up) {
-  const A y = value_of<kind>(z);
+__device__ A output_of(A z, A up, A gate) {
+  const A y = value_of<kind>(z, gate);
   if constexpr (gates<kind>) return y * up;
   return y;
 }
@@ -73,8 +82,8 @@ struct ActivationGradients {
 };
 
 template <Activation kind, typename A>
-__device__ ActivationGradients<A> gradients_of(A dy, A z, A up) {
-  const auto [value, slope] = slope_of<kind>(z);
+__device__ ActivationGradients<A> gradients_of(A dy, A z, A up, A gate) {
+  const auto [value, slope] = slope_of<kind>(z, gate);
   if constexpr (gates<kind>) return {dy * slope * up, dy * value};
   return {dy * slope, A(0)};
 }

@@ -1,6 +1,6 @@
 // kernels_bench [GROUP...]: time, GB/s and fraction of the copy bandwidth of every kernel on the current GPU, at the shapes of a
 // 1.5B GPT (16384 tokens, hidden 2048). Bytes are the fewest that the kernel must move. The L2 cache is flushed before
-// each run; median of 50. Products of FP8 matrices tell TFLOP/s. GROUP: norms, activations, merge_qkv, attention,
+// each run; median of 50. Products of FP8 matrices tell TFLOP/s. GROUP: norms, activations, linear_activation, merge_qkv, attention,
 // dropout, cross_entropy, flat, fp8; default all.
 #include <algorithm>
 #include <functional>
@@ -15,6 +15,7 @@
 #include "teratron/kernels/cross_entropy.h"
 #include "teratron/kernels/dropout.h"
 #include "teratron/kernels/fp8.h"
+#include "teratron/kernels/gemm.h"
 #include "teratron/kernels/norm.h"
 #include "teratron/kernels/optimizer_step.h"
 #include "teratron/kernels/qkv.h"
@@ -216,6 +217,33 @@ struct Sizes {
   int64_t m, n, k;
 };
 
+// fc1 with the activation after it, and fc2's gradient with the activation before it; beside them, product and activation one
+// after the other. m tokens, n wide, k in and out.
+void bench_linear_activation(Bench& bench, const std::string& name, const Sizes& s, Activation kind) {
+  const int64_t wide = is_gated(kind) ? 2 * s.n : s.n;
+  const double operations = 2.0 * static_cast<double>(s.m * s.k),
+               forward = operations * static_cast<double>(wide),
+               backward = operations * static_cast<double>(s.n);
+  const at::Tensor x = device_randn({s.m, s.k}), w1 = device_randn({wide, s.k}) / 32,
+                   w2 = device_randn({s.k, s.n}) / 32, z = device_randn({s.m, wide});
+  bench.report_product(name, forward, [&] { linear_activation(x, w1, {}, kind, true); });
+  bench.report_product(name + ", two kernels", forward,
+                       [&] { activation_forward(at::linear(x, w1), {}, kind); });
+  const WantedSum sum = is_gated(kind) ? std::nullopt : WantedSum(at::Tensor());
+  bench.report_product(name + " backward", backward,
+                       [&] { linear_activation_backward(x, w2, z, kind, sum); });
+  bench.report_product(name + " backward, two kernels", backward, [&] {
+    const at::Tensor da = at::matmul(x, w2);
+    sum ? activation_backward_summed(da, z, {}, kind).dx : activation_backward(da, z, {}, kind);
+  });
+}
+
+void bench_linear_activations(Bench& bench) {
+  bench_linear_activation(bench, "gelu 8192 of 2048", {tokens, ffn, hidden}, Activation::gelu);
+  bench_linear_activation(bench, "gelu 3072 of 768", {65536, 3072, 768}, Activation::gelu);
+  bench_linear_activation(bench, "swiglu 14336 of 4096", {tokens, 14336, 4096}, Activation::swiglu);
+}
+
 Fp8Matrix in_fp8(const at::Tensor& x, Fp8Format format) {
   return cast_to_fp8(x, {.format = format, .scale = fp8_scale_of(x, format), .columns = false});
 }
@@ -289,6 +317,7 @@ const Group groups[] = {{"norms",
                            bench_norms(bench, NormKind::layer, 65536, 768);
                          }},
                         {"activations", bench_activations},
+                        {"linear_activation", bench_linear_activations},
                         {"merge_qkv", bench_merges},
                         {"attention", bench_attention},
                         {"dropout", bench_dropout},

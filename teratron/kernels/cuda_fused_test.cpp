@@ -1,8 +1,11 @@
 // The GPU's kernels that do the work of several, against the CPU's f64 arithmetic on the same (rounded) inputs.
 #include <ATen/Context.h>
+#include <ATen/cuda/CUDAContextLight.h>
 
 #include "teratron/kernels/embedding.h"
 #include "teratron/kernels/gemm.h"
+#include "teratron/kernels/gemm_activation_cuda.h"
+#include "teratron/kernels/linear_activation_for_test.h"
 #include "teratron/kernels/qkv.h"
 #include "teratron/kernels/sum_places_for_test.h"
 #include "teratron/kernels/testing.h"
@@ -37,6 +40,42 @@ TEST_F(GpuFused, LinearAdd) {
       }
     }
   }
+}
+
+// Tiles that are cut at every side, an odd number of them one below the other, stages that go round or are not filled, and
+// fewer tiles than multiprocessors: product and activation one after the other then.
+TEST_F(GpuFused, LinearActivation) {
+  for (const Activation activation : activations) {
+    check_linear_activation({at::kCUDA, at::kBFloat16, activation, 2200, 2056, 72});
+  }
+  constexpr std::array<std::array<int64_t, 3>, 4> shapes{
+      {{17000, 264, 200}, {4096, 1544, 8}, {3000, 2048, 512}, {2200, 2055, 71}}};
+  for (const auto& [rows, width, k] : shapes) {
+    check_linear_activation({at::kCUDA, at::kBFloat16, Activation::gelu, rows, width, k});
+    check_linear_activation({at::kCUDA, at::kBFloat16, Activation::swiglu, rows, width, k});
+  }
+  for (const auto type : float_types) {
+    check_linear_activation({at::kCUDA, type, Activation::gelu, 2200, 2056, 72});
+    check_linear_activation({at::kCUDA, type, Activation::swiglu, 40, 16, 24});
+  }
+}
+
+TEST_F(GpuFused, LinearActivationTakesItsOwnKernel) {
+  const bool hopper = at::cuda::getCurrentDeviceProperties()->major == 9;
+  const auto has = [](int64_t rows) {
+    return cuda::has_gemm_activation({.rows = rows, .width = 2048, .k = 512, .activation = Activation::gelu});
+  };
+  EXPECT_EQ(has(4096), hopper);
+  EXPECT_FALSE(has(64));
+}
+
+// An operand at an address that is no multiple of 16: product and activation one after the other.
+TEST_F(GpuFused, LinearActivationOfUnalignedOperands) {
+  const auto random = [](at::IntArrayRef sizes) { return gpu(randn(sizes, at::kBFloat16)); };
+  const at::Tensor w = random({2048, 64}) / 8, shifted = random({4 + 4096 * 64}).slice(0, 4).view({4096, 64});
+  const at::Tensor y = linear_activation(shifted, w, {}, Activation::gelu, false).y;
+  const at::Tensor aligned = linear_activation(shifted.clone(), w, {}, Activation::gelu, false).y;
+  EXPECT_LT(relative_error(y, aligned), allowed(at::kBFloat16));
 }
 
 // Runs of equal ids that end within a chunk, begin and end at its borders, and span several.

@@ -1,6 +1,7 @@
 // Kernels that do the work of several.
 #include "teratron/kernels/embedding.h"
 #include "teratron/kernels/gemm.h"
+#include "teratron/kernels/linear_activation_for_test.h"
 #include "teratron/kernels/qkv.h"
 #include "teratron/kernels/sum_places_for_test.h"
 #include "teratron/kernels/testing.h"
@@ -15,6 +16,14 @@ TEST(LinearAdd, IsTheSum) {
     const at::Tensor exact = f64(residual) + at::matmul(f64(x), f64(w).t());
     EXPECT_CLOSE(linear_add(x, w, {}, residual), exact, type);
     EXPECT_CLOSE(linear_add(x, w, bias, residual), exact + f64(bias), type);
+  }
+}
+
+TEST(LinearActivation, IsProductAndActivation) {
+  for (const auto type : float_types) {
+    for (const Activation activation : activations) {
+      check_linear_activation({at::kCPU, type, activation, 24, 16, 40});
+    }
   }
 }
 

@@ -2,14 +2,31 @@
 //
 // x [T, I], w [O, I], bias [O] or undefined, residual [T, O]; contiguous, of one float type. CPU and CUDA; asynchronous
 // on the current CUDA stream. bf16 and f16 on a GPU: one GEMM of cuBLASLt, which rounds once.
+//
+// With an activation, bf16 on compute capability 9.0: one kernel of our own, which applies the activation to a tile of the
+// product while the next is multiplied, wherever there are tiles for all multiprocessors. Else product and activation one after
+// the other; the results are rounded in the same places. Bitwise reproducible where cuBLAS is.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include "teratron/kernels/activation.h"
 
 namespace teratron {
 
 /// residual + x w^T + bias.
 at::Tensor linear_add(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
                       const at::Tensor& residual);
+
+struct Activated {
+  at::Tensor y;
+  at::Tensor z;  // undefined unless wanted
+};
+/// y = activation(z) for z = x w^T + bias, rounded; gate|up of a gated activation.
+Activated linear_activation(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+                            Activation activation, bool wants_z);
+
+/// From the gradient dy [T, O] of activation(z) w^T: dz = activation'(z) * (dy w), of the rounded product, for z [T, I], or
+/// [T, 2 I] of a gated activation. The sum over its rows, undefined unless wanted, is as column_sum gives it.
+SummedGradient linear_activation_backward(const at::Tensor& dy, const at::Tensor& w, const at::Tensor& z,
+                                          Activation activation, const WantedSum& sum);
 
 }  // namespace teratron

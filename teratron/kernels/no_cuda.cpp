@@ -6,6 +6,7 @@
 #include "teratron/kernels/dropout_cuda.h"
 #include "teratron/kernels/embedding_cuda.h"
 #include "teratron/kernels/fp8_cuda.h"
+#include "teratron/kernels/gemm_activation_cuda.h"
 #include "teratron/kernels/gemm_cuda.h"
 #include "teratron/kernels/norm_cuda.h"
 #include "teratron/kernels/optimizer_step_cuda.h"
@@ -47,6 +48,18 @@ void activation_backward(const ActivationShape&, const ActivationArgs&, CUstream
 }
 int64_t activation_partials(const ActivationShape&) {
   missing("activation");
+}
+bool has_gemm_activation(const GemmActivationShape&) {
+  missing("gemm_activation");
+}
+void gemm_activation_forward(const GemmActivationShape&, const GemmActivationForward&, CUstream_st*) {
+  missing("gemm_activation");
+}
+int64_t gemm_activation_partials(const GemmActivationShape&) {
+  missing("gemm_activation");
+}
+void gemm_activation_backward(const GemmActivationShape&, const GemmActivationBackward&, CUstream_st*) {
+  missing("gemm_activation");
 }
 int64_t activation_fp8_partials(const ActivationShape&) {
   missing("activation");

@@ -36,6 +36,9 @@ struct LinearCore {
   ParallelRegion region;
   const Group* group;
 
+  /// Whether x and dy are there as a whole: nothing is gathered or scattered.
+  bool whole() const { return !is(ParallelRegion::gathered) && !is(ParallelRegion::scattered); }
+
   /// What backward needs of x: as it came if it was gathered (it is gathered once more), else as dW's product takes it.
   struct Kept {
     at::Tensor x;

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include "teratron/base/error.h"
-#include "teratron/kernels/gemm.h"
 
 namespace teratron {
 
@@ -20,6 +19,15 @@ class PlainMatMul : public MatMul {
     if (residual_TO.defined()) return linear_add(x_TI.rows.contiguous(), weight_.tensor, bias_O, residual_TO);
     return at::linear(x_TI.rows, weight_.tensor,
                       bias_O.defined() ? std::optional<at::Tensor>(bias_O) : std::nullopt);
+  }
+  bool takes_activation() const override { return true; }
+  Activated forward_activated(const Operand& x_TI, const at::Tensor& bias_O, Activation activation,
+                              bool wants_z) override {
+    return linear_activation(x_TI.rows.contiguous(), weight_.tensor, bias_O, activation, wants_z);
+  }
+  SummedGradient argument_gradient(const Operand& dy_TO, const at::Tensor& z, Activation activation,
+                                   const WantedSum& sum) override {
+    return linear_activation_backward(dy_TO.rows.contiguous(), weight_.tensor, z, activation, sum);
   }
   bool takes_parts() const override { return true; }
   void forward_part(at::Tensor y_TO, const at::Tensor& x_TI, const at::Tensor& bias_O) override {
@@ -106,6 +114,14 @@ class Fp8MatMul : public MatMul {
 };
 
 }  // namespace
+
+Activated MatMul::forward_activated(const Operand&, const at::Tensor&, Activation, bool) {
+  TERATRON_ASSERT(false, "{} takes no activation", weight_.name);
+}
+
+SummedGradient MatMul::argument_gradient(const Operand&, const at::Tensor&, Activation, const WantedSum&) {
+  TERATRON_ASSERT(false, "{} takes no activation", weight_.name);
+}
 
 void MatMul::forward_part(at::Tensor, const at::Tensor&, const at::Tensor&) {
   TERATRON_ASSERT(false, "{} takes its input whole", weight_.name);

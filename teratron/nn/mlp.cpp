@@ -2,7 +2,6 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "teratron/kernels/activation.h"
 #include "teratron/kernels/activation_fp8.h"
 #include "teratron/nn/autograd.h"
 
@@ -37,6 +36,11 @@ Producer activation_gradient(const at::Tensor& da, const at::Tensor& z, Activati
           }};
 }
 
+// Whether the products compute the activation and its gradient, too, so that neither is a pass over memory of its own.
+bool in_products(const LinearCore& fc1, const LinearCore& fc2) {
+  return fc1.whole() && fc2.whole() && fc1.product->takes_activation() && fc2.product->takes_activation();
+}
+
 // Kept for backward, and free as soon as it is not needed any more: save_for_backward keeps until the end.
 void keep(AutogradContext* context, const char* name, const at::Tensor& x) {
   context->saved_data[name] = x;
@@ -59,16 +63,37 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
     bool training;  // backward will come
   };
 
+  struct Hidden {
+    at::Tensor z;  // of the product alone: undefined unless backward will come
+    Producer a;
+    LinearCore::Kept x;
+    std::vector<int64_t> shape;
+  };
+
+  static at::Tensor tensor_of(const Parameter* bias) { return bias ? bias->tensor : at::Tensor(); }
+
+  static Hidden one_by_one(const LinearCore& fc1, const at::Tensor& x, const Plan& plan) {
+    const auto [z_SBF, kept] = fc1.forward(x, {tensor_of(plan.fc1->bias()), at::Tensor()}, plan.training);
+    const at::Tensor z = as_rows(z_SBF);
+    return {z, activated(z, plan.activation), kept, z_SBF.sizes().vec()};
+  }
+
+  static Hidden in_one_product(const LinearCore& fc1, const at::Tensor& x, const Plan& plan) {
+    const MatMul::Operand rows =
+        fc1.product->input(as_rows(x), {.columns = plan.training, .recorded = plan.training});
+    const auto [a, z] =
+        fc1.product->forward_activated(rows, tensor_of(plan.fc1->bias()), plan.activation, plan.training);
+    return {z, a, {rows.columns, rows.inverse}, x.sizes().vec()};
+  }
+
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&,
                             const std::optional<at::Tensor>& residual, const Plan& plan) {
     const LinearCore fc1 = plan.fc1->core(), fc2 = plan.fc2->core();
-    const auto tensor_of = [](const Parameter* bias) { return bias ? bias->tensor : at::Tensor(); };
-    const auto [z_SBF, kept] = fc1.forward(x, {tensor_of(plan.fc1->bias()), at::Tensor()}, plan.training);
-    const at::Tensor z = as_rows(z_SBF);
-    const MatMul::Operand a = fc2.product->input(activated(z, plan.activation),
-                                                 {.columns = plan.training, .recorded = plan.training});
-    context->save_for_backward({kept.x, kept.inverse});
-    keep(context, "z", z);
+    const Hidden hidden = in_products(fc1, fc2) ? in_one_product(fc1, x, plan) : one_by_one(fc1, x, plan);
+    const MatMul::Operand a =
+        fc2.product->input(hidden.a, {.columns = plan.training, .recorded = plan.training});
+    context->save_for_backward({hidden.x.x, hidden.x.inverse});
+    keep(context, "z", hidden.z);
     keep(context, "a", a.columns);
     keep(context, "a_inverse", a.inverse);
     save_pointer(context, "fc1", plan.fc1);
@@ -78,7 +103,7 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
     context->saved_data["has_residual"] = residual.has_value();
     const MatMul::Addends addends{tensor_of(plan.addends->bias),
                                   residual ? as_rows(residual->contiguous()) : at::Tensor()};
-    return fc2.output(a, addends, z_SBF.sizes());
+    return fc2.output(a, addends, hidden.shape);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -92,13 +117,22 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
     if (auto* bias = saved_pointer<Parameter>(context, "fc2_bias"))
       add_gradient(*bias, column_sum(as_rows(given), gradient_place(*bias)));
     // Temporaries below: a is free before the activation's backward, da and z before fc1's products.
-    const auto da = [&] {
-      return as_rows(
-          fc2.backward(fc2.restore({take(context, "a"), take(context, "a_inverse")}), std::move(dy), true));
+    const auto undo_fc2 = [&](bool wants_da) {
+      return fc2.backward(fc2.restore({take(context, "a"), take(context, "a_inverse")}), std::move(dy),
+                          wants_da);
+    };
+    const auto argument_gradient = [&] {
+      undo_fc2(false);
+      const SummedGradient dz = fc2.product->argument_gradient({.rows = as_rows(given)}, take(context, "z"),
+                                                               activation, gradient_place(column.bias()));
+      if (column.bias()) add_gradient(*column.bias(), dz.column_sum);
+      return dz.dx;
     };
     const std::vector<int64_t> shape = dy.tensor.sizes().vec();
     const MatMul::Operand dz = fc1.product->output_gradient(
-        activation_gradient(da(), take(context, "z"), activation, column.bias()));
+        in_products(fc1, fc2)
+            ? argument_gradient()
+            : activation_gradient(as_rows(undo_fc2(true)), take(context, "z"), activation, column.bias()));
     const at::Tensor dx = fc1.backward(std::move(x), dz, shape, context->needs_input_grad(0));
     const bool has_residual = context->saved_data["has_residual"].toBool();
     return {dx, at::Tensor(), has_residual ? gradients[0] : at::Tensor(), at::Tensor()};

@@ -1,0 +1,167 @@
+#include <algorithm>
+
+#include "teratron/kernels/gemm_activation_apply.cuh"
+#include "teratron/kernels/gemm_activation_cuda.h"
+#include "teratron/kernels/gemm_activation_multiply.cuh"
+#include "teratron/kernels/launch_fault.h"
+#include "teratron/kernels/partials.cuh"
+
+namespace teratron::cuda {
+namespace {
+
+using namespace gemm_activation;
+
+template <typename T>
+__global__ void __launch_bounds__(3 * group, 1) kernel(const __grid_constant__ Params p) {
+  if constexpr (available) {
+    extern __shared__ uint8_t memory[];
+    Shared& shared = *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
+    if (threadIdx.x == 0) {
+      for (int s = 0; s < stages; ++s) {
+        init_barrier(shared_address(&shared.arrived[s]), 1);
+        init_barrier(shared_address(&shared.taken[s]), 2 * blocks_in_cluster);
+      }
+      init_barriers_done();
+    }
+    sync_cluster();
+    if (threadIdx.x < group) {
+      give_registers<104>();
+      if (threadIdx.x >= 32) {
+        activate_tiles<T>(p, shared);
+      } else if (threadIdx.x == 0) {
+        copy_operands<T>(p, shared);
+      }
+    } else {
+      take_registers<200>();
+      multiply_tiles<T>(p, shared, threadIdx.x / group - 1);
+    }
+    sync_cluster();  // no block leaves while another sends to it
+  }
+}
+
+void check(cudaError_t error) {
+  if (error != cudaSuccess) throw_launch_fault("gemm_activation", cudaGetErrorString(error));
+}
+
+using Encode = decltype(&cuTensorMapEncodeTiled);
+
+Encode encoder() {
+  static const Encode encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
+                                           &found));
+    return reinterpret_cast<Encode>(function);
+  }();
+  return encode;
+}
+
+/// A row-major matrix that is copied in boxes of `box_rows` rows of 128 bytes.
+CUtensorMap matrix(const void* data, int64_t rows, int64_t columns, int box_rows) {
+  CUtensorMap map;
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t row_bytes[] = {static_cast<cuuint64_t>(columns) * sizeof(bf16)};
+  const cuuint32_t box[] = {row_values, static_cast<cuuint32_t>(box_rows)}, steps[] = {1, 1};
+  const CUresult result =
+      encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(data), sizes, row_bytes, box,
+                steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) throw_launch_fault("cuTensorMapEncodeTiled", "the matrix was refused");
+  return map;
+}
+
+template <typename T>
+void launch_task(const Params& p, cudaStream_t stream) {
+  constexpr int bytes = sizeof(Shared) + 1023;
+  const auto function = kernel<T>;
+  check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  const int64_t tiles =
+      ceil_div(p.shape.rows, tile_rows * blocks_in_cluster) * ceil_div(p.shape.width, T::columns);
+  const int64_t clusters = std::min<int64_t>(tiles, multiprocessors() / blocks_in_cluster);
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {blocks_in_cluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(clusters * blocks_in_cluster));
+  config.blockDim = dim3(3 * group);
+  config.dynamicSmemBytes = bytes;
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  check(cudaLaunchKernelEx(&config, function, p));
+}
+
+template <bool backward>
+void launch(const Params& p, cudaStream_t stream) {
+  switch (p.shape.activation) {
+    case Activation::gelu:
+      return launch_task<Task<backward, Activation::gelu>>(p, stream);
+    case Activation::gelu_erf:
+      return launch_task<Task<backward, Activation::gelu_erf>>(p, stream);
+    case Activation::squared_relu:
+      return launch_task<Task<backward, Activation::squared_relu>>(p, stream);
+    case Activation::relu:
+      return launch_task<Task<backward, Activation::relu>>(p, stream);
+    case Activation::silu:
+      return launch_task<Task<backward, Activation::silu>>(p, stream);
+    case Activation::swiglu:
+      return launch_task<Task<backward, Activation::swiglu>>(p, stream);
+    case Activation::geglu:
+      return launch_task<Task<backward, Activation::geglu>>(p, stream);
+  }
+}
+
+}  // namespace
+
+bool has_gemm_activation(const GemmActivationShape& shape) {
+  int device = 0, major = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  const int64_t tiles = ceil_div(shape.rows, tile_rows) * ceil_div(shape.width, tile_columns);
+  if (major != 9 || tiles < multiprocessors()) return false;
+  cudaFuncAttributes built{};
+  check(cudaFuncGetAttributes(&built, kernel<Task<false, Activation::gelu>>));
+  return built.numRegs >= 64;  // built for sm_90a: else its body is empty
+}
+
+void gemm_activation_forward(const GemmActivationShape& shape, const GemmActivationForward& args,
+                             CUstream_st* stream) {
+  const bool gated = is_gated(shape.activation);
+  const Params p{.a = matrix(args.x, shape.rows, shape.k, tile_rows),
+                 .b = matrix(args.w, gated ? 2 * shape.width : shape.width, shape.k, half_columns),
+                 .shape = shape,
+                 .bias = static_cast<const bf16*>(args.bias),
+                 .z_in = nullptr,
+                 .z_out = static_cast<bf16*>(args.z),
+                 .out = static_cast<bf16*>(args.out),
+                 .partial = nullptr};
+  launch<false>(p, stream);
+}
+
+int64_t gemm_activation_partials(const GemmActivationShape& shape) {
+  return ceil_div(shape.rows, tile_rows);
+}
+
+void gemm_activation_backward(const GemmActivationShape& shape, const GemmActivationBackward& args,
+                              CUstream_st* stream) {
+  const bool gated = is_gated(shape.activation);
+  const Params p{.a = matrix(args.dy, shape.rows, shape.k, tile_rows),
+                 .b = matrix(args.w, shape.k, shape.width, tile_k),
+                 .shape = shape,
+                 .bias = nullptr,
+                 .z_in = static_cast<const bf16*>(args.z),
+                 .z_out = nullptr,
+                 .out = static_cast<bf16*>(args.dz),
+                 .partial = args.partial};
+  launch<true>(p, stream);
+  if (args.partial == nullptr) return;
+  add_partials<float>({.first = args.partial,
+                       .second = nullptr,
+                       .first_out = args.column_sum,
+                       .second_out = nullptr,
+                       .count = gemm_activation_partials(shape),
+                       .width = gated ? 2 * shape.width : shape.width},
+                      stream);
+}
+
+}  // namespace teratron::cuda

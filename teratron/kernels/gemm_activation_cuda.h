@@ -1,0 +1,44 @@
+// A linear layer's product with the activation that follows it, and its gradient with the activation before it, each in one
+// kernel. bf16, for compute capability 9.0. Raw device pointers.
+#pragma once
+
+#include <cstdint>
+
+#include "teratron/kernels/activation_kind.h"
+
+struct CUstream_st;
+
+namespace teratron::cuda {
+
+/// An activation's result is [rows, width], its argument z [rows, width], or gate|up [rows, 2 width] of a gated one.
+struct GemmActivationShape {
+  int64_t rows, width, k;
+  Activation activation;
+};
+
+/// z = x [rows, k] w^T (+ bias), rounded; out = activation(z). w [width of z, k].
+struct GemmActivationForward {
+  const void *x, *w;
+  const void* bias;  // [width of z] or null
+  void* z;           // or null: not wanted
+  void* out;
+};
+
+/// dz = activation'(z) * (dy [rows, k] w), of the rounded product. w [k, width].
+struct GemmActivationBackward {
+  const void *dy, *w, *z;
+  void* dz;
+  float* partial;     // [gemm_activation_partials(shape), width of z], or null
+  float* column_sum;  // with `partial`: sum of dz over the rows before it is rounded, [width of z]
+};
+
+/// Whether the current device has these kernels, and the shape has tiles for all its multiprocessors.
+bool has_gemm_activation(const GemmActivationShape& shape);
+/// Width and k must be multiples of 8, and pointers of 16 bytes.
+void gemm_activation_forward(const GemmActivationShape& shape, const GemmActivationForward& args,
+                             CUstream_st* stream);
+int64_t gemm_activation_partials(const GemmActivationShape& shape);
+void gemm_activation_backward(const GemmActivationShape& shape, const GemmActivationBackward& args,
+                              CUstream_st* stream);
+
+}  // namespace teratron::cuda

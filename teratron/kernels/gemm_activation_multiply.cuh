@@ -1,0 +1,136 @@
+// Tiles of products: operands into shared memory, and what is made of them there.
+#pragma once
+
+#include "teratron/kernels/gemm_activation_tile.cuh"
+
+namespace teratron::cuda::gemm_activation {
+
+template <typename T>
+__device__ void copy_operands(const Params& p, Shared& shared) {
+  constexpr uint16_t everywhere = (1 << blocks_in_cluster) - 1;
+  const int half = static_cast<int>(block_in_cluster());  // this block brings it to both
+  Ring ring;
+  for (Walk walk(p.shape, T::columns); walk.more(); walk.next()) {
+    const Tile tile = walk.tile();
+    const int row = static_cast<int>(tile.row), column = static_cast<int>(tile.column);
+    for (int k = 0; k < p.shape.k; k += tile_k, ring.next()) {
+      const int s = ring.stage();
+      await(shared_address(&shared.taken[s]), ring.round() ^ 1);
+      const SharedAddress arrived = shared_address(&shared.arrived[s]);
+      arrive_expecting(arrived, sizeof shared.a[0] + sizeof shared.b[0]);
+      copy_box(shared_address(shared.a[s]), {p.a, k, row}, arrived);
+      const SharedAddress b = shared_address(shared.b[s] + half * half_columns * tile_k);
+      if constexpr (T::backward) {
+#pragma unroll
+        for (int i = 0; i < half_columns; i += row_values) {
+          copy_box_to(everywhere, b + i * tile_k * sizeof(bf16), {p.b, column + half * half_columns + i, k},
+                      arrived);
+        }
+      } else {
+        const int of_half = half * (T::gated ? static_cast<int>(p.shape.width) : half_columns);
+        copy_box_to(everywhere, b, {p.b, k, column + of_half}, arrived);
+      }
+    }
+  }
+}
+
+/// The product of one tile's 64 rows.
+template <bool backward>
+__device__ void multiply(const Params& p, Shared& shared, int half, Ring& ring, float (&d)[128]) {
+  const int thread = threadIdx.x % group;
+  int last = 0;
+  for (int64_t k = 0; k < p.shape.k; k += tile_k, ring.next()) {
+    const int s = ring.stage();
+    await(shared_address(&shared.arrived[s]), ring.round());
+    const SharedAddress a = shared_address(shared.a[s] + half * half_rows * tile_k),
+                        b = shared_address(shared.b[s]);
+    begin_products();
+#pragma unroll
+    for (int i = 0; i < tile_k; i += 16) {
+      const uint64_t along_k = operand_along_k(a + i * sizeof(bf16));
+      if constexpr (backward) {
+        const uint64_t across_k = operand_across_k(b + i * 128, tile_k * row_values * sizeof(bf16));
+        product_64_256_16<true>(d, along_k, across_k, k + i > 0);
+      } else {
+        product_64_256_16<false>(d, along_k, operand_along_k(b + i * sizeof(bf16)), k + i > 0);
+      }
+    }
+    end_product_group();
+    await_product_groups<1>();
+    if (k > 0 && thread < blocks_in_cluster) arrive_in_block(shared_address(&shared.taken[last]), thread);
+    last = s;
+  }
+  await_product_groups<0>();
+  if (thread < blocks_in_cluster) arrive_in_block(shared_address(&shared.taken[last]), thread);
+}
+
+__device__ inline uint32_t round_two(float a, float b) {
+  const __nv_bfloat162 two = __floats2bfloat162_rn(a, b);
+  return *reinterpret_cast<const uint32_t*>(&two);
+}
+
+/// The bias of the columns whose products a thread holds; 0 where there is none. Read before the products are made, so that
+/// nobody waits for it.
+struct Bias {
+  uint32_t two[32] = {};
+
+  template <bool gated>
+  __device__ void read(const Params& p, const Tile& tile) {
+    if (p.bias == nullptr) return;
+    const bf16* const from = p.bias + tile.column + 2 * (threadIdx.x % 4);
+    const bf16* const up = from + p.shape.width - half_columns;
+    const int there = static_cast<int>(min(p.shape.width - tile.column, int64_t{tile_columns}));
+#pragma unroll
+    for (int j = 0; j < 32; ++j) {
+      const bool second = gated && 8 * j >= half_columns;
+      if (8 * j - (second ? half_columns : 0) >= there) continue;
+      two[j] = *reinterpret_cast<const uint32_t*>((second ? up : from) + 8 * j);
+    }
+  }
+  __device__ void add_to(float (&d)[128]) const {
+#pragma unroll
+    for (int j = 0; j < 32; ++j) {
+      const float even = __uint_as_float(two[j] << 16), odd = __uint_as_float(two[j] & 0xFFFF0000u);
+      d[4 * j] += even;
+      d[4 * j + 1] += odd;
+      d[4 * j + 2] += even;
+      d[4 * j + 3] += odd;
+    }
+  }
+};
+
+/// This warpgroup's 64 rows of the product, rounded, into shared memory.
+__device__ inline void leave_product(Shared& shared, int half, const float (&d)[128]) {
+  const int warp = threadIdx.x % group / 32, lane = threadIdx.x % 32;
+  const int row = half * half_rows + 16 * warp + lane % 16, column = 8 * (lane / 16);
+  const SharedAddress place = shared_address(shared.product + row * pitch + column);
+#pragma unroll
+  for (int j = 0; j < 32; j += 2) {
+    store_four_tiles(place + 8 * j * sizeof(bf16), round_two(d[4 * j], d[4 * j + 1]),
+                     round_two(d[4 * j + 2], d[4 * j + 3]), round_two(d[4 * j + 4], d[4 * j + 5]),
+                     round_two(d[4 * j + 6], d[4 * j + 7]));
+  }
+}
+
+template <typename T>
+__device__ void multiply_tiles(const Params& p, Shared& shared, int half) {
+  Ring ring;
+  bool first = true;
+  for (Walk walk(p.shape, T::columns); walk.more(); walk.next()) {
+    float d[128];
+    if constexpr (T::backward) {
+      multiply<true>(p, shared, half, ring, d);
+    } else {
+      Bias bias;
+      bias.read<T::gated>(p, walk.tile());
+      multiply<false>(p, shared, half, ring, d);
+      bias.add_to(d);
+    }
+    if (!first) sync_named(read(half), group + activators);
+    leave_product(shared, half, d);
+    arrive_named(ready(half), group + activators);
+    first = false;
+  }
+}
+
+}  // namespace teratron::cuda::gemm_activation
