@@ -6,7 +6,7 @@
 
 namespace teratron::cuda {
 
-/// Whether the function is z s with a gate s = sigmoid(f(z)): f(z) = 2 sqrt(2/pi) (z + 0.044715 z^3) for gelu's tanh form, and
+/// Whether the function is z s with a sigmoid gate s = sigmoid(f(z)): f(z) = 2 sqrt(2/pi) (z + 0.044715 z^3) for gelu's tanh form, and
 /// z for silu.
 template <Activation kind>
 inline constexpr bool has_gate = kind == Activation::gelu || kind == Activation::geglu ||
@@ -66,13 +66,13 @@ __device__ ValueAndSlope<A> slope_of(A z, A gate) {
 
 /// is_gated where device code may ask.
 template <Activation kind>
-inline constexpr bool gates = is_gated(kind);
+inline constexpr bool takes_up = is_gated(kind);
 
 /// y of one element: of z alone, or of a gated kind's gate z and `up`. `gate` is gate_of(z).
 template <Activation kind, typename A>
 __device__ A output_of(A z, A up, A gate) {
   const A y = value_of<kind>(z, gate);
-  if constexpr (gates<kind>) return y * up;
+  if constexpr (takes_up<kind>) return y * up;
   return y;
 }
 
@@ -84,7 +84,7 @@ struct ActivationGradients {
 template <Activation kind, typename A>
 __device__ ActivationGradients<A> gradients_of(A dy, A z, A up, A gate) {
   const auto [value, slope] = slope_of<kind>(z, gate);
-  if constexpr (gates<kind>) return {dy * slope * up, dy * value};
+  if constexpr (takes_up<kind>) return {dy * slope * up, dy * value};
   return {dy * slope, A(0)};
 }
 

@@ -42,40 +42,54 @@ TEST_F(GpuFused, LinearAdd) {
   }
 }
 
-// Tiles that are cut at every side, an odd number of them one below the other, stages that go round or are not filled, and
-// fewer tiles than multiprocessors: product and activation one after the other then.
-TEST_F(GpuFused, LinearActivation) {
-  for (const Activation activation : activations) {
-    check_linear_activation({at::kCUDA, at::kBFloat16, activation, 2200, 2056, 72});
-  }
-  constexpr std::array<std::array<int64_t, 3>, 4> shapes{
-      {{17000, 264, 200}, {4096, 1544, 8}, {3000, 2048, 512}, {2200, 2055, 71}}};
-  for (const auto& [rows, width, k] : shapes) {
-    check_linear_activation({at::kCUDA, at::kBFloat16, Activation::gelu, rows, width, k});
-    check_linear_activation({at::kCUDA, at::kBFloat16, Activation::swiglu, rows, width, k});
-  }
-  for (const auto type : float_types) {
-    check_linear_activation({at::kCUDA, type, Activation::gelu, 2200, 2056, 72});
-    check_linear_activation({at::kCUDA, type, Activation::swiglu, 40, 16, 24});
-  }
+bool on_hopper() {
+  return at::cuda::getCurrentDeviceProperties()->major == 9;
 }
 
-TEST_F(GpuFused, LinearActivationTakesItsOwnKernel) {
-  const bool hopper = at::cuda::getCurrentDeviceProperties()->major == 9;
-  const auto has = [](int64_t rows) {
-    return cuda::has_gemm_activation({.rows = rows, .width = 2048, .k = 512, .activation = Activation::gelu});
-  };
-  EXPECT_EQ(has(4096), hopper);
-  EXPECT_FALSE(has(64));
+// Tiles that are cut at every side, an odd number of them one below the other, stages that go round or are not filled, one
+// column of tiles.
+TEST_F(GpuFused, LinearActivationInOneKernel) {
+  constexpr std::array<std::array<int64_t, 3>, 5> shapes{
+      {{2200, 2056, 72}, {17000, 264, 200}, {4352, 1544, 8}, {3000, 2048, 512}, {34000, 248, 64}}};
+  for (const auto& [rows, width, k] : shapes) {
+    for (const Activation activation : activations) {
+      EXPECT_EQ(cuda::has_gemm_activation({.rows = rows, .width = width, .k = k, .activation = activation}),
+                on_hopper());
+      check_every_element({at::kCUDA, at::kBFloat16, activation, rows, width, k});
+    }
+  }
+  check_linear_activation({at::kCUDA, at::kBFloat16, Activation::gelu, 2200, 2056, 72});
+  check_linear_activation({at::kCUDA, at::kBFloat16, Activation::swiglu, 17000, 264, 200});
+}
+
+// Other types, fewer tiles than multiprocessors, widths in no packs.
+TEST_F(GpuFused, LinearActivationInTwoKernels) {
+  EXPECT_FALSE(cuda::has_gemm_activation({.rows = 40, .width = 16, .k = 24, .activation = Activation::gelu}));
+  for (const auto type : float_types) {
+    for (const Activation activation : activations) {
+      check_linear_activation({at::kCUDA, type, activation, 40, 16, 24});
+    }
+  }
+  check_linear_activation({at::kCUDA, at::kHalf, Activation::gelu, 2200, 2056, 72});
+  check_linear_activation({at::kCUDA, at::kBFloat16, Activation::gelu, 2200, 2055, 71});
 }
 
 // An operand at an address that is no multiple of 16: product and activation one after the other.
 TEST_F(GpuFused, LinearActivationOfUnalignedOperands) {
   const auto random = [](at::IntArrayRef sizes) { return gpu(randn(sizes, at::kBFloat16)); };
-  const at::Tensor w = random({2048, 64}) / 8, shifted = random({4 + 4096 * 64}).slice(0, 4).view({4096, 64});
-  const at::Tensor y = linear_activation(shifted, w, {}, Activation::gelu, false).y;
-  const at::Tensor aligned = linear_activation(shifted.clone(), w, {}, Activation::gelu, false).y;
-  EXPECT_LT(relative_error(y, aligned), allowed(at::kBFloat16));
+  const auto shift = [](const at::Tensor& x) {
+    return at::cat({x.new_empty({4}), x.flatten()}).slice(0, 4).view(x.sizes());
+  };
+  const at::Tensor x = random({4352, 64}), w = random({2048, 64}) / 8, w2 = w.t().contiguous();
+  const Activated there = linear_activation(x, w, {}, Activation::gelu, true);
+  EXPECT_LT(relative_error(linear_activation(shift(x), w, {}, Activation::gelu, false).y, there.y),
+            allowed(at::kBFloat16));
+  const auto backward = [&](const at::Tensor& dy, const at::Tensor& z) {
+    return linear_activation_backward(dy, w2, z, Activation::gelu, std::nullopt).dx;
+  };
+  const at::Tensor dz = backward(x, there.z);
+  EXPECT_LT(relative_error(backward(shift(x), there.z), dz), allowed(at::kBFloat16));
+  EXPECT_LT(relative_error(backward(x, shift(there.z)), dz), allowed(at::kBFloat16));
 }
 
 // Runs of equal ids that end within a chunk, begin and end at its borders, and span several.

@@ -99,8 +99,9 @@ SummedGradient linear_activation_backward(const at::Tensor& dy, const at::Tensor
   at::Tensor partial;
   if (sum) {
     const auto sums = z.options().dtype(at::kFloat);
-    result.column_sum = place_of_sum(*sum, z.size(1), sums);
-    partial = at::empty({cuda::gemm_activation_partials(shape), z.size(1)}, sums);
+    const int64_t wide = shape.width * parts_of(activation);
+    result.column_sum = place_of_sum(*sum, wide, sums);
+    partial = at::empty({cuda::gemm_activation_partials(shape), wide}, sums);
   }
   cuda::gemm_activation_backward(shape,
                                  {.dy = address(dy),

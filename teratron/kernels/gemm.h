@@ -4,8 +4,9 @@
 // on the current CUDA stream. bf16 and f16 on a GPU: one GEMM of cuBLASLt, which rounds once.
 //
 // With an activation, bf16 on compute capability 9.0: one kernel of our own, which applies the activation to a tile of the
-// product while the next is multiplied, wherever there are tiles for all multiprocessors. Else product and activation one after
-// the other; the results are rounded in the same places. Bitwise reproducible where cuBLAS is.
+// product while the next is multiplied, where there are tiles for all multiprocessors, widths are multiples of 8 and addresses
+// of 16 bytes. Else product and activation one after the other; the results are rounded in the same places. Bitwise
+// reproducible where cuBLAS is.
 #pragma once
 
 #include "teratron/kernels/activation.h"

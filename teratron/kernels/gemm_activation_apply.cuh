@@ -71,7 +71,7 @@ __device__ void forward_rows(const Params& p, Rows<T>& rows) {
   }
 #pragma unroll
   for (int b = 0; b < batch; ++b) {
-    float x[T::parts][8], gate[8], y[8];
+    float x[T::parts][8], gate[8] = {}, y[8];
 #pragma unroll
     for (int i = 0; i < T::parts; ++i) widen(z[b][i], x[i]);
     gates_of<T::activation>(x[0], gate);
@@ -150,7 +150,7 @@ __device__ void backward_rows(const Params& p, Rows<T>& rows, Arguments<T>& argu
   arguments.take(z);
 #pragma unroll
   for (int b = 0; b < batch; ++b, rows.next()) {
-    float x[T::parts][8], gate[8], dy[8];
+    float x[T::parts][8], gate[8] = {}, dy[8];
     widen(product[b], dy);
 #pragma unroll
     for (int i = 0; i < T::parts; ++i) widen(z[b][i], x[i]);
@@ -198,28 +198,12 @@ __device__ void leave_sums(const Params& p, Shared& shared, const Tile& tile, co
   sync_named(5, activators);
 }
 
-/// What will be read of z for a tile, into L2.
-template <int parts>
-__device__ void fetch_argument(const Params& p, const Tile& tile) {
-  constexpr int line = 64;
-  for (int r = activator(); r < tile_rows && tile.row + r < p.shape.rows; r += activators) {
-#pragma unroll
-    for (int i = 0; i < parts; ++i) {
-      for (int c = 0; c < tile_columns && tile.column + c < p.shape.width; c += line) {
-        const bf16* const z = p.z_in + ((tile.row + r) * parts + i) * p.shape.width + tile.column + c;
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(z));
-      }
-    }
-  }
-}
-
 template <typename T>
 __device__ void activate_tiles(const Params& p, Shared& shared) {
   Walk walk(p.shape, T::columns);
   while (walk.more()) {
     const Tile tile = walk.tile();
     float sum[T::parts][8] = {};
-    if constexpr (T::backward) fetch_argument<T::parts>(p, tile);
     walk.next();
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {

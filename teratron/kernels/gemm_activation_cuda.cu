@@ -11,8 +11,11 @@ namespace {
 
 using namespace gemm_activation;
 
+// Registers per thread, of the first warpgroup and of those that multiply.
+constexpr int few_registers = 104, many_registers = 200;
+
 template <typename T>
-__global__ void __launch_bounds__(3 * group, 1) kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(threads, 1) kernel(const __grid_constant__ Params p) {
   if constexpr (available) {
     extern __shared__ uint8_t memory[];
     Shared& shared = *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
@@ -25,14 +28,14 @@ __global__ void __launch_bounds__(3 * group, 1) kernel(const __grid_constant__ P
     }
     sync_cluster();
     if (threadIdx.x < group) {
-      give_registers<104>();
+      give_registers<few_registers>();
       if (threadIdx.x >= 32) {
         activate_tiles<T>(p, shared);
       } else if (threadIdx.x == 0) {
         copy_operands<T>(p, shared);
       }
     } else {
-      take_registers<200>();
+      take_registers<many_registers>();
       multiply_tiles<T>(p, shared, threadIdx.x / group - 1);
     }
     sync_cluster();  // no block leaves while another sends to it
@@ -40,7 +43,9 @@ __global__ void __launch_bounds__(3 * group, 1) kernel(const __grid_constant__ P
 }
 
 void check(cudaError_t error) {
-  if (error != cudaSuccess) throw_launch_fault("gemm_activation", cudaGetErrorString(error));
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // told here, not to whoever asks next
+  throw_launch_fault("gemm_activation", cudaGetErrorString(error));
 }
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
@@ -51,6 +56,8 @@ Encode encoder() {
     cudaDriverEntryPointQueryResult found{};
     check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
                                            &found));
+    if (found != cudaDriverEntryPointSuccess)
+      throw_launch_fault("cuTensorMapEncodeTiled", "the driver lacks it");
     return reinterpret_cast<Encode>(function);
   }();
   return encode;
@@ -83,7 +90,7 @@ void launch_task(const Params& p, cudaStream_t stream) {
   cluster.val.clusterDim = {blocks_in_cluster, 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(clusters * blocks_in_cluster));
-  config.blockDim = dim3(3 * group);
+  config.blockDim = dim3(threads);
   config.dynamicSmemBytes = bytes;
   config.stream = stream;
   config.attrs = &cluster;
@@ -117,11 +124,13 @@ bool has_gemm_activation(const GemmActivationShape& shape) {
   int device = 0, major = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  const int64_t tiles = ceil_div(shape.rows, tile_rows) * ceil_div(shape.width, tile_columns);
-  if (major != 9 || tiles < multiprocessors()) return false;
+  const int64_t pairs =
+      ceil_div(shape.rows, blocks_in_cluster * tile_rows) * ceil_div(shape.width, tile_columns);
+  if (major != 9 || shape.k == 0 || pairs * blocks_in_cluster < multiprocessors()) return false;
   cudaFuncAttributes built{};
   check(cudaFuncGetAttributes(&built, kernel<Task<false, Activation::gelu>>));
-  return built.numRegs >= 64;  // built for sm_90a: else its body is empty
+  // Else the body is empty, not being built for sm_90a, or warpgroups would wait for registers for ever.
+  return built.numRegs * threads >= (few_registers + 2 * many_registers) * group;
 }
 
 void gemm_activation_forward(const GemmActivationShape& shape, const GemmActivationForward& args,

@@ -61,6 +61,7 @@ __device__ void multiply(const Params& p, Shared& shared, int half, Ring& ring, 
     last = s;
   }
   await_product_groups<0>();
+  products_are_in(d);
   if (thread < blocks_in_cluster) arrive_in_block(shared_address(&shared.taken[last]), thread);
 }
 

@@ -18,9 +18,9 @@ using bf16 = __nv_bfloat16;
 constexpr int tile_rows = 128, tile_columns = 256, tile_k = 64;
 constexpr int half_rows = tile_rows / 2, half_columns = tile_columns / 2;
 constexpr int blocks_in_cluster = 2, stages = 3;
-constexpr int group = 128, activators = 96;  // threads
-constexpr int row_values = 64;               // bf16 in the 128 bytes of an operand's row
-constexpr int slots = 6;                     // for z of an activator's rows to come
+constexpr int group = 128, threads = 3 * group, activators = 96;
+constexpr int row_values = 64;  // bf16 in the 128 bytes of an operand's row
+constexpr int slots = 6;        // for z of an activator's rows to come
 /// Of a row of the product: eight rows begin in different banks.
 constexpr int pitch = tile_columns + 8;
 
@@ -45,7 +45,7 @@ struct Params {
 /// What a kernel computes, and how many parts an activation's argument has: itself, or gate|up.
 template <bool is_backward, Activation kind>
 struct Task {
-  static constexpr bool backward = is_backward, gated = gates<kind>;
+  static constexpr bool backward = is_backward, gated = takes_up<kind>;
   static constexpr Activation activation = kind;
   static constexpr int parts = gated ? 2 : 1;
   /// Columns of the activation's result in a tile: a gated forward computes their gates and ups.

@@ -138,6 +138,13 @@ __device__ void await_product_groups() {
 #define TERATRON_IO(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define TERATRON_IO16(i) TERATRON_IO(i), TERATRON_IO(i + 4), TERATRON_IO(i + 8), TERATRON_IO(i + 12)
 
+/// After the wait: keeps uses of what products write behind it.
+template <int N>
+__device__ void products_are_in(float (&d)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
 /// d [64, 256] = (add: d +) a [64, 16] b [16, 256] in bf16. Thread t of the warpgroup holds in d[4 j + c] the element of row
 /// 16 (t / 32) + (t % 32) / 4 + 8 (c / 2) and column 8 j + 2 (t % 4) + c % 2.
 template <bool b_across_k>

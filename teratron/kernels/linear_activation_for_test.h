@@ -42,16 +42,41 @@ inline void check_linear_activation(const LinearActivationCase& c) {
     const SummedGradient got = linear_activation_backward(dy, w2, z, c.activation, place);
     EXPECT_TRUE(got.column_sum.is_same(place));
     EXPECT_LT(relative_error(got.dx, expected.dx), allowed);
-    // Roundings of da differ where sums over k do, and a sum over rows may be small beside its terms.
-    EXPECT_LT((f64(place).cpu() - expected.column_sum).norm().item<double>() /
-                  (expected.dx.norm().item<double>() * std::sqrt(static_cast<double>(c.rows))),
-              allowed);
+    // Of terms of either sign: so the sums are about as large, together, as the terms.
+    EXPECT_LT((f64(place).cpu() - expected.column_sum).norm().item<double>(),
+              allowed * expected.dx.norm().item<double>());
     const SummedGradient again = linear_activation_backward(dy, w2, z, c.activation, at::Tensor());
     EXPECT_TRUE(same_bits(again.dx, got.dx) && same_bits(again.column_sum, place));
     const SummedGradient unsummed = linear_activation_backward(dy, w2, z, c.activation, std::nullopt);
     EXPECT_TRUE(same_bits(unsummed.dx, got.dx));
     EXPECT_FALSE(unsummed.column_sum.defined());
   }
+}
+
+/// Whether two tensors of bf16 differ by no more than a unit in the last place, or `small`, anywhere.
+inline bool alike(const at::Tensor& a, const at::Tensor& b, double small) {
+  return ((f64(a) - f64(b)).abs() <= f64(b).abs() / 128 + small).all().item<bool>();
+}
+
+/// Operands of small integers, whose sums are exact: every element of z is the one rounding of its sum, and what the
+/// activation makes of z, or of the rounded product in backward, is what its own kernel makes of it.
+inline void check_every_element(const LinearActivationCase& c) {
+  SCOPED_TRACE(
+      fmt::format("activation {}, [{}, {}] to {}", static_cast<int>(c.activation), c.rows, c.k, c.width));
+  const int64_t wide = is_gated(c.activation) ? 2 * c.width : c.width;
+  const auto random = [&](at::IntArrayRef sizes) {
+    return (at::randint(-2, 3, sizes, at::kDouble) / 4).to(c.device, at::kBFloat16);
+  };
+  const at::Tensor x = random({c.rows, c.k}), w = random({wide, c.k}), bias = random({wide}),
+                   dy = random({c.rows, c.k}), w2 = random({c.k, c.width});
+  const auto [y, z] = linear_activation(x, w, bias, c.activation, true);
+  EXPECT_TRUE(same_bits(z, (at::matmul(f64(x), f64(w).t()) + f64(bias)).to(at::kBFloat16)));
+  EXPECT_TRUE(alike(y, activation_forward(z, {}, c.activation), 1e-6));
+  const SummedGradient got = linear_activation_backward(dy, w2, z, c.activation, at::Tensor());
+  const at::Tensor da = at::matmul(f64(dy), f64(w2)).to(at::kBFloat16);
+  const SummedGradient expected = activation_backward_summed(da, z, {}, c.activation);
+  EXPECT_TRUE(alike(got.dx, expected.dx, 1e-5));
+  EXPECT_LT(relative_error(got.column_sum, expected.column_sum), 1e-4);
 }
 
 }  // namespace teratron

@@ -17,6 +17,9 @@ GPT2 = []
 LLAMA = ["--position-embedding-type", "rope", "--normalization", "RMSNorm", "--swiglu", "--disable-bias-linear",
          "--untie-embeddings-and-output-weights", "--group-query-attention", "--num-query-groups", "2"]
 MODELS = {"gpt2": GPT2, "llama": LLAMA}
+# Wide enough that products apply the activation themselves.
+WIDE = ["--seq-length", "512", "--max-position-embeddings", "512", "--micro-batch-size", "9", "--global-batch-size", "18",
+        "--ffn-hidden-size", "2048", "--lr", "1e-3"]
 
 
 def train(folder, name, *flags):
@@ -59,6 +62,16 @@ def test_half_precision_follows_fp32(tmp_path, model, precision):
 
 
 @pytest.mark.parametrize("model", sorted(MODELS))
+def test_products_with_activations_train_alike(tmp_path, model):
+    flags = ["--device", "cuda", *WIDE, *MODELS[model]]
+    full = losses(train(tmp_path, "fp32", *flags))
+    half = losses(train(tmp_path, "half", "--bf16", *flags))
+    assert half == pytest.approx(full, rel=1e-2)
+    again = ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
+    assert losses(train(tmp_path, "again", "--bf16", *again, *flags)) == half
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
 @pytest.mark.parametrize("precision", [[], ["--bf16"]])
 def test_resume_is_bitwise_in_deterministic_mode(tmp_path, model, precision):
     flags = ["--device", "cuda", "--deterministic-mode", *precision, *MODELS[model]]
@@ -73,6 +86,7 @@ GRAPHS = {
     "llama-bf16": ["--bf16", *LLAMA], "llama-fp8": ["--bf16", "--fp8-format", "hybrid", *LLAMA],
     "ramp": ["--bf16", "--rampup-batch-size", "2", "2", "16"], "per-token": ["--calculate-per-token-loss"],
     "one": ["--bf16", "--global-batch-size", "2"],
+    "wide-gpt2": ["--bf16", *WIDE], "wide-llama": ["--bf16", *WIDE, *LLAMA],
 }
 
 
