@@ -65,9 +65,10 @@ std::string underscored(std::string name) {
   return name;
 }
 
-// All flags that do not exist at once, each with what may have been meant; CLI11 names those that are missing first.
+// All flags that do not exist at once, each with what may have been meant; CLI11 names those that are missing first. A command
+// that starts another is easily given the other's flags.
 void check_flags(const std::vector<std::string>& flags, const std::string& command,
-                 std::span<const std::string> args) {
+                 std::span<const std::string> args, bool starts_another) {
   std::vector<std::string> names;
   for (const std::string& flag : flags) names.push_back(underscored(flag));
   std::vector<Problem> problems;
@@ -77,10 +78,13 @@ void check_flags(const std::vector<std::string>& flags, const std::string& comma
     if (name.empty() || std::find(flags.begin(), flags.end(), name) != flags.end()) continue;
     std::string near = nearest_spelling(underscored(name), names);
     std::replace(near.begin(), near.end(), '_', '-');
+    std::string fix =
+        near.empty() ? fmt::format("See {} --help", command) : fmt::format("Did you mean --{}?", near);
+    if (starts_another) fix += near.empty() ? ". " : " ";
+    if (starts_another) fix += "Flags of the command to start come after its name";
     problems.push_back({.what = "unknown flag " + printable(arg.substr(0, arg.find('='))),
                         .where = command,
-                        .fix = near.empty() ? fmt::format("See {} --help", command)
-                                            : fmt::format("Did you mean --{}?", near)});
+                        .fix = std::move(fix)});
   }
   if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
 }
@@ -94,7 +98,7 @@ bool parse_command(CLI::App& app, std::span<const std::string> written) {
   const std::string command = deeper ? app.get_name() + " " + written[0] : app.get_name();
   const std::vector<std::string> flags = flag_names(parsed);
   const std::vector<std::string> args = normalised(written, flags);
-  if (!parsed.get_allow_extras() && !parsed.get_prefix_command()) check_flags(flags, command, args);
+  if (!parsed.get_allow_extras() && !parsed.get_prefix_command()) check_flags(flags, command, args, false);
   try {
     app.parse(std::vector<std::string>(args.rbegin(), args.rend()));  // CLI11 takes them from the back
   } catch (const CLI::Success& help) {
@@ -105,7 +109,8 @@ bool parse_command(CLI::App& app, std::span<const std::string> written) {
         {.what = error.what(), .where = command, .fix = fmt::format("See {} --help", command)});
   }
   const std::vector<std::string> rest = parsed.remaining();
-  if (parsed.get_prefix_command() && !rest.empty()) check_flags(flags, command, std::span(rest).first(1));
+  if (parsed.get_prefix_command() && !rest.empty())
+    check_flags(flags, command, std::span(rest).first(1), true);
   return true;
 }
 

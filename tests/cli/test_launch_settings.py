@@ -189,7 +189,7 @@ def test_the_keys_that_were_obeyed_are_not_called_without_effect(tmp_path):
     (["--master-port", "70000", "--", "env"], "--master-port"),
     (["--nproc-per-node", "4", "--num-processes", "2", "--", "env"], "--nproc-per-node = 4 contradicts --num-processes = 2"),
     (["--nproc-per-nod", "2", "--", "env"], "unknown flag --nproc-per-nod. Did you mean --nproc-per-node?"),
-    (["-np", "2", "env"], "unknown flag -np"), (["--", "./none"], "./none: is no program"),
+    (["--tp", "2", "--", "env"], "come after its name"), (["-np", "2", "env"], "unknown flag -np"), (["--", "./none"], "./none: is no program"),
     (["--", "/etc/passwd"], "/etc/passwd: is no program"), (["--", "/etc/"], "/etc/: is no program"),
     (["--num-processes", "3", "--nnodes", "2", "--master-addr", "localhost", "--", "env"], "3 ranks on 2 machines")])
 def test_wrong_launches(args, says):
