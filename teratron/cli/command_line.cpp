@@ -80,8 +80,8 @@ void check_flags(const std::vector<std::string>& flags, const std::string& comma
     std::replace(near.begin(), near.end(), '_', '-');
     std::string fix =
         near.empty() ? fmt::format("See {} --help", command) : fmt::format("Did you mean --{}?", near);
-    if (starts_another) fix += near.empty() ? ". " : " ";
-    if (starts_another) fix += "Flags of the command to start come after its name";
+    if (starts_another)
+      fix += fmt::format("{} Flags of the command to start come after its name", near.empty() ? "." : "");
     problems.push_back({.what = "unknown flag " + printable(arg.substr(0, arg.find('='))),
                         .where = command,
                         .fix = std::move(fix)});
