@@ -143,9 +143,7 @@ void launch_summed(const ActivationShape& shape, const ActivationArgs& args, cud
   kernel<<<t.grid, t.block, 0, stream>>>(shape, args);
   check_launch("activation");
   add_partials<Accumulator<T>>({.first = args.partial,
-                                .second = nullptr,
                                 .first_out = args.column_sum,
-                                .second_out = nullptr,
                                 .count = thread_rows(t),
                                 .width = gated ? 2 * shape.width : shape.width},
                                stream);

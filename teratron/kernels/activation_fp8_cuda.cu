@@ -180,9 +180,7 @@ void activation_backward_fp8(const ActivationFp8Args& args, CUstream_st* stream)
   check_launch("activation_backward_fp8");
   if (args.partial == nullptr) return;
   add_partials<float>({.first = args.partial,
-                       .second = nullptr,
                        .first_out = args.column_sum,
-                       .second_out = nullptr,
                        .count = activation_fp8_partials(args.shape),
                        .width = args.to.columns},
                       stream);

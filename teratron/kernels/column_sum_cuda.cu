@@ -45,13 +45,8 @@ void launch(const ColumnSumArgs& args, cudaStream_t stream) {
                   static_cast<unsigned>(partials));
   column_sum_kernel<T, N><<<grid, dim3(32, 8), 0, stream>>>(args);
   check_launch("column_sum");
-  add_partials<Accumulator<T>>({.first = args.partial,
-                                .second = nullptr,
-                                .first_out = args.out,
-                                .second_out = nullptr,
-                                .count = partials,
-                                .width = args.width},
-                               stream);
+  add_partials<Accumulator<T>>(
+      {.first = args.partial, .first_out = args.out, .count = partials, .width = args.width}, stream);
 }
 
 }  // namespace

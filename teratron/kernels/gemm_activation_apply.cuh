@@ -19,27 +19,27 @@ class Rows {
       left_ = static_cast<int>(max(int64_t{0}, (rows - first + step - 1) / step));
     product_ = shared_address(shared.product + in_tile * pitch + column);
     z_ = row * T::parts * width_ + tile.column + column;
-    out_ = T::backward ? z_ : row * width_ + tile.column + column;
+    y_ = row * width_ + tile.column + column;
   }
   __device__ int left() const { return left_; }
   __device__ void next() {
     --left_;
     product_ += step * pitch * sizeof(bf16);
     z_ += step * T::parts * width_;
-    out_ += T::backward ? step * T::parts * width_ : step * width_;
+    y_ += step * width_;
   }
   /// Of the product in the tile: a part's columns.
   __device__ Pack<bf16, 8> product(int part) const {
     return load_shared<Pack<bf16, 8>>(product_ + part * half_columns * sizeof(bf16));
   }
-  // Elements of a row of z, or of the result.
+  // Elements of a row of z, or of dz, and of the activation's result.
   __device__ int64_t z(int part) const { return z_ + part * width_; }
-  __device__ int64_t out(int part = 0) const { return out_ + part * width_; }
+  __device__ int64_t y() const { return y_; }
 
  private:
   int left_ = 0;
   SharedAddress product_;
-  int64_t width_, z_, out_;
+  int64_t width_, z_, y_;
 };
 
 /// Of eight values, step by step: only one warp of a scheduler computes here, which would wait for every exp2 and quotient that
@@ -81,7 +81,7 @@ __device__ void forward_rows(const Params& p, Rows<T>& rows) {
   }
 #pragma unroll
   for (int b = 0; b < batch; ++b, rows.next()) {
-    store<8>(p.out + rows.out(), result[b]);
+    store<8>(p.out + rows.y(), result[b]);
     if (p.z_out == nullptr) continue;
 #pragma unroll
     for (int i = 0; i < T::parts; ++i) store<8>(p.z_out + rows.z(i), z[b][i]);
@@ -165,7 +165,7 @@ __device__ void backward_rows(const Params& p, Rows<T>& rows, Arguments<T>& argu
     for (int i = 0; i < T::parts; ++i) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) sum[i][j] += x[i][j];
-      store<8>(p.out + rows.out(i), round_to_pack<bf16>(x[i]));
+      store<8>(p.out + rows.z(i), round_to_pack<bf16>(x[i]));
     }
   }
 }

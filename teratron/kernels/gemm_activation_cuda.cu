@@ -165,9 +165,7 @@ void gemm_activation_backward(const GemmActivationShape& shape, const GemmActiva
   launch<true>(p, stream);
   if (args.partial == nullptr) return;
   add_partials<float>({.first = args.partial,
-                       .second = nullptr,
                        .first_out = args.column_sum,
-                       .second_out = nullptr,
                        .count = gemm_activation_partials(shape),
                        .width = gated ? 2 * shape.width : shape.width},
                       stream);

@@ -66,7 +66,7 @@ __device__ void multiply(const Params& p, Shared& shared, int half, Ring& ring, 
 }
 
 __device__ inline uint32_t round_two(float a, float b) {
-  const __nv_bfloat162 two = __floats2bfloat162_rn(a, b);
+  const Pack<bf16, 2> two = round_to_pack<bf16>({a, b});
   return *reinterpret_cast<const uint32_t*>(&two);
 }
 
@@ -91,11 +91,10 @@ struct Bias {
   __device__ void add_to(float (&d)[128]) const {
 #pragma unroll
     for (int j = 0; j < 32; ++j) {
-      const float even = __uint_as_float(two[j] << 16), odd = __uint_as_float(two[j] & 0xFFFF0000u);
-      d[4 * j] += even;
-      d[4 * j + 1] += odd;
-      d[4 * j + 2] += even;
-      d[4 * j + 3] += odd;
+      float bias[2];
+      widen(reinterpret_cast<const Pack<bf16, 2>&>(two[j]), bias);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) d[4 * j + c] += bias[c % 2];
     }
   }
 };

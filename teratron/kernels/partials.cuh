@@ -6,8 +6,8 @@
 namespace teratron::cuda {
 
 struct PartialSums {
-  const void *first, *second;  // second may be null
-  void *first_out, *second_out;
+  const void *first, *second = nullptr;
+  void *first_out, *second_out = nullptr;
   int64_t count, width;
 };
 

@@ -217,9 +217,7 @@ void merge_qkv(const MergeQkvArgs& args, CUstream_st* stream) {
   }
   if (args.partial == nullptr) return;
   add_partials<float>({.first = args.partial,
-                       .second = nullptr,
                        .first_out = args.column_sum,
-                       .second_out = nullptr,
                        .count = merge_qkv_partials(args),
                        .width = args.groups * args.per_group * args.channels},
                       stream);
