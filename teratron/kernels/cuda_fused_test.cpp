@@ -6,6 +6,7 @@
 #include "teratron/kernels/gemm.h"
 #include "teratron/kernels/gemm_activation_cuda.h"
 #include "teratron/kernels/linear_activation_for_test.h"
+#include "teratron/kernels/linear_products_for_test.h"
 #include "teratron/kernels/qkv.h"
 #include "teratron/kernels/sum_places_for_test.h"
 #include "teratron/kernels/testing.h"
@@ -39,6 +40,20 @@ TEST_F(GpuFused, LinearAdd) {
         EXPECT_LT(relative_error(y, linear_add(f64(x), f64(w), f64(bias), f64(residual))), allowed(type));
       }
     }
+  }
+}
+
+// Odd sizes, rows with gaps, and products large enough for each kind of tile.
+TEST_F(GpuFused, LinearProductsAreTheSums) {
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    check_linear_products({at::kCUDA, type, 7, 5, 3, 2});
+    check_linear_products({at::kCUDA, type, 40, 24, 16, 8});
+    check_linear_products({at::kCUDA, type, 33, 1027, 129});
+  }
+  constexpr std::array<std::array<int64_t, 3>, 4> shapes{
+      {{4096, 768, 2304}, {8192, 2048, 2048}, {2048, 1024, 12672}, {4104, 4096, 2056}}};
+  for (const auto& [tokens, inputs, outputs] : shapes) {
+    check_linear_products({at::kCUDA, at::kBFloat16, tokens, inputs, outputs});
   }
 }
 

@@ -61,19 +61,21 @@ struct Following {
 
 void gemm(const Fp8Product& product, const Following& following, const at::Tensor& out) {
   const at::Tensor workspace = at::empty({cuda::gemm_workspace}, out.options().dtype(at::kByte));
+  const auto factor = [](const Fp8Operand& x) {
+    return cuda::GemmFactor{.data = address(x.values),
+                            .type = fp8_type_of(x.values),
+                            .stride = x.values.size(1),
+                            .inverse = floats(x.inverse)};
+  };
   cuda::gemm({.m = product.a.values.size(0),
               .n = product.b.values.size(0),
               .k = product.a.values.size(1),
-              .a_type = fp8_type_of(product.a.values),
-              .b_type = fp8_type_of(product.b.values),
-              .out_type = dtype_of(out),
-              .a = address(product.a.values),
-              .b = address(product.b.values),
-              .a_inverse = floats(product.a.inverse),
-              .b_inverse = floats(product.b.inverse),
+              .a = factor(product.a),
+              .b = factor(product.b),
               .addend = address(following.addend),
               .bias = address(following.bias),
               .out = address(out),
+              .out_type = dtype_of(out),
               .fast_accumulation = product.fast_accumulation,
               .workspace = address(workspace)},
              current_stream(out));

@@ -1,7 +1,7 @@
-// The product of a linear layer with what follows it.
+// The three products of a linear layer y = x w^T + bias, alone and with what follows them.
 //
-// x [T, I], w [O, I], bias [O] or undefined, residual [T, O]; contiguous, of one float type. CPU and CUDA; asynchronous
-// on the current CUDA stream. bf16 and f16 on a GPU: one GEMM of cuBLASLt, which rounds once.
+// x [T, I], w [O, I], bias [O] or undefined, residual [T, O], of one float type. CPU and CUDA; asynchronous on the current
+// CUDA stream. bf16 and f16 on a GPU: one GEMM of cuBLASLt, which rounds once, by the kernel that gemm_choice.h chooses.
 //
 // With an activation, bf16 on compute capability 9.0: one kernel of our own, which applies the activation to a tile of the
 // product while the next is multiplied, where there are tiles for all multiprocessors, widths are multiples of 8 and addresses
@@ -13,7 +13,14 @@
 
 namespace teratron {
 
-/// residual + x w^T + bias.
+/// x w^T + bias, into `y` [T, O] if that is given, contiguous.
+at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias, at::Tensor y = {});
+/// dy w of dy [T, O], into `dx` [T, I] if that is given, contiguous.
+at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& w, at::Tensor dx = {});
+/// sum = (add: sum +) dy^T x, contiguous, [O, I] in the type of x or f32.
+void linear_weight_gradient_(at::Tensor sum, const at::Tensor& dy, const at::Tensor& x, bool add);
+
+/// residual + x w^T + bias; all contiguous.
 at::Tensor linear_add(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
                       const at::Tensor& residual);
 

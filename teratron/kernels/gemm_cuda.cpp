@@ -1,13 +1,17 @@
 #include "teratron/kernels/gemm_cuda.h"
 
 #include <array>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <vector>
 
 #include <ATen/cuda/CUDAContextLight.h>
 #include <cublasLt.h>
 #include <fmt/format.h>
 
 #include "teratron/base/error.h"
+#include "teratron/kernels/gemm_choice.h"
 
 namespace teratron::cuda {
 namespace {
@@ -18,7 +22,7 @@ bool is_fp8(Dtype dtype) {
 
 void check(cublasStatus_t status, const GemmArgs& args) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
-  if (!is_fp8(args.a_type)) {
+  if (!is_fp8(args.a.type)) {
     throw Fault(fmt::format("product of [{}, {}] by [{}, {}]: cuBLASLt says {}", args.m, args.k, args.k,
                             args.n, cublasLtGetStatusString(status)));
   }
@@ -63,17 +67,17 @@ void set(const Description& description, cublasLtMatmulDescAttributes_t attribut
                   "attribute {}", static_cast<int>(attribute));
 }
 
-// cuBLAS counts columns first: our row-major out [m, n] = a b^T is its out [n, m] = b^T a, with both operands
-// contiguous along k.
+// cuBLAS counts columns first: our row-major out [m, n] = a b^T is its out [n, m] = b^T a, where a factor that is stored along
+// k is its matrix [k, ...].
 Description describe(const GemmArgs& args) {
   cublasLtMatmulDesc_t handle = nullptr;
   check(cublasLtMatmulDescCreate(&handle, CUBLAS_COMPUTE_32F, CUDA_R_32F), args);
   Description description(handle);
-  set(description, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
-  set(description, CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
-  if (is_fp8(args.a_type)) {
-    set(description, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, args.b_inverse);
-    set(description, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, args.a_inverse);
+  set(description, CUBLASLT_MATMUL_DESC_TRANSA, args.b.across_k ? CUBLAS_OP_N : CUBLAS_OP_T);
+  set(description, CUBLASLT_MATMUL_DESC_TRANSB, args.a.across_k ? CUBLAS_OP_T : CUBLAS_OP_N);
+  if (is_fp8(args.a.type)) {
+    set(description, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, args.b.inverse);
+    set(description, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, args.a.inverse);
     set(description, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<int8_t>(args.fast_accumulation ? 1 : 0));
   }
   if (args.bias == nullptr) return description;
@@ -83,10 +87,16 @@ Description describe(const GemmArgs& args) {
   return description;
 }
 
-Layout layout(const GemmArgs& args, Dtype type, int64_t rows, int64_t columns) {
+Layout layout(const GemmArgs& args, Dtype type, const std::array<int64_t, 3>& rows_columns_stride) {
+  const auto& [rows, columns, stride] = rows_columns_stride;
   cublasLtMatrixLayout_t handle = nullptr;
-  check(cublasLtMatrixLayoutCreate(&handle, type_of(type), rows, columns, rows), args);
+  check(cublasLtMatrixLayoutCreate(&handle, type_of(type), rows, columns, stride), args);
   return Layout(handle);
+}
+/// `count` rows of k elements.
+Layout layout(const GemmArgs& args, const GemmFactor& factor, int64_t count) {
+  if (factor.across_k) return layout(args, factor.type, {count, args.k, factor.stride});
+  return layout(args, factor.type, {args.k, count, factor.stride});
 }
 
 /// The power of two, at most 256, that divides the address.
@@ -112,31 +122,112 @@ Preference preference(const GemmArgs& args) {
   check(cublasLtMatmulPreferenceCreate(&handle), args);
   Preference result(handle);
   set(result, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(gemm_workspace));
-  set(result, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(args.b));
-  set(result, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(args.a));
+  set(result, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(args.b.data));
+  set(result, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(args.a.data));
   set(result, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(addend(args)));
   set(result, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(args.out));
   return result;
 }
 
+using Heuristics = std::vector<cublasLtMatmulHeuristicResult_t>;
+
+int attribute(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t which) {
+  int value = 0;
+  size_t written = 0;
+  cublasLtMatmulAlgoConfigGetAttribute(&algorithm, which, &value, sizeof value, &written);
+  return value;
+}
+
+/// Rows and columns of cuBLAS' tile, which are those of its out.
+std::array<int64_t, 2> tile_of(const cublasLtMatmulAlgo_t& algorithm) {
+  switch (attribute(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID)) {
+    case CUBLASLT_MATMUL_TILE_256x128:
+      return {256, 128};
+    case CUBLASLT_MATMUL_TILE_128x256:
+      return {128, 256};
+    case CUBLASLT_MATMUL_TILE_176x128:
+      return {176, 128};
+    case CUBLASLT_MATMUL_TILE_168x128:
+      return {168, 128};
+    case CUBLASLT_MATMUL_TILE_128x160:
+      return {128, 160};
+    default:
+      return {0, 0};  // none that the choice knows
+  }
+}
+
+size_t choose(const Heuristics& found, const GemmArgs& args) {
+  const cudaDeviceProp& device = *at::cuda::getCurrentDeviceProperties();
+  if (device.major != 9) return 0;
+  std::vector<GemmProposal> proposals;
+  for (const auto& result : found) {
+    const auto& [n, m] = tile_of(result.algo);
+    proposals.push_back({.algorithm = attribute(result.algo, CUBLASLT_ALGO_CONFIG_ID),
+                         .tile_m = m,
+                         .tile_n = n,
+                         .parts_of_k = attribute(result.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM)});
+  }
+  const int64_t k_bytes = args.k * (is_fp8(args.a.type) ? 1 : 2);
+  return choose_gemm(proposals, {args.m, args.n, k_bytes}, device.multiProcessorCount);
+}
+
+/// A product as cuBLASLt is told of it.
+struct Problem {
+  Description description;
+  Layout a, b, out;  // a and b by cuBLAS' order
+
+  explicit Problem(const GemmArgs& args)
+      : description(describe(args)),
+        a(layout(args, args.b, args.n)),
+        b(layout(args, args.a, args.m)),
+        out(layout(args, args.out_type, {args.n, args.m, args.n})) {}
+};
+
+cublasLtMatmulAlgo_t find_algorithm(const Problem& problem, const GemmArgs& args) {
+  constexpr int most = 16;
+  const Preference wanted = preference(args);
+  Heuristics found(most);
+  int count = 0;
+  check(cublasLtMatmulAlgoGetHeuristic(at::cuda::getCurrentCUDABlasLtHandle(), problem.description.get(),
+                                       problem.a.get(), problem.b.get(), problem.out.get(), problem.out.get(),
+                                       wanted.get(), most, found.data(), &count),
+        args);
+  found.resize(static_cast<size_t>(count));
+  std::erase_if(found, [](const auto& result) { return result.state != CUBLAS_STATUS_SUCCESS; });
+  check(found.empty() ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS, args);
+  return found[choose(found, args)].algo;
+}
+
+/// What the choice depends on.
+using Key = std::array<int64_t, 18>;
+
+Key key_of(const GemmArgs& args) {
+  const auto number = [](Dtype type) { return static_cast<int64_t>(type); };
+  return {at::cuda::current_device(), args.m, args.n, args.k, number(args.a.type), number(args.b.type),
+          number(args.out_type), args.a.stride, args.b.stride, args.a.across_k, args.b.across_k,
+          alignment(args.a.data), alignment(args.b.data), alignment(args.out), alignment(addend(args)),
+          args.addend != nullptr, args.bias != nullptr, args.fast_accumulation};
+}
+
+/// The algorithm of a product, asked for once.
+cublasLtMatmulAlgo_t algorithm_of(const Problem& problem, const GemmArgs& args) {
+  static std::mutex mutex;
+  static std::map<Key, cublasLtMatmulAlgo_t> known;
+  const std::lock_guard lock(mutex);
+  const Key key = key_of(args);
+  if (const auto found = known.find(key); found != known.end()) return found->second;
+  return known.emplace(key, find_algorithm(problem, args)).first->second;
+}
+
 }  // namespace
 
 void gemm(const GemmArgs& args, CUstream_st* stream) {
-  const Description description = describe(args);
-  const Layout a = layout(args, args.b_type, args.k, args.n);
-  const Layout b = layout(args, args.a_type, args.k, args.m);
-  const Layout out = layout(args, args.out_type, args.n, args.m);
-  const Preference wanted = preference(args);
-  const cublasLtHandle_t handle = at::cuda::getCurrentCUDABlasLtHandle();
-  cublasLtMatmulHeuristicResult_t best{};
-  int found = 0;
-  check(cublasLtMatmulAlgoGetHeuristic(handle, description.get(), a.get(), b.get(), out.get(), out.get(),
-                                       wanted.get(), 1, &best, &found),
-        args);
-  check(found > 0 ? best.state : CUBLAS_STATUS_NOT_SUPPORTED, args);
+  const Problem problem(args);
+  const cublasLtMatmulAlgo_t algorithm = algorithm_of(problem, args);
   const float one = 1.0F, beta = args.addend != nullptr ? 1.0F : 0.0F;
-  check(cublasLtMatmul(handle, description.get(), &one, args.b, a.get(), args.a, b.get(), &beta, addend(args),
-                       out.get(), args.out, out.get(), &best.algo, args.workspace, gemm_workspace, stream),
+  check(cublasLtMatmul(at::cuda::getCurrentCUDABlasLtHandle(), problem.description.get(), &one, args.b.data,
+                       problem.a.get(), args.a.data, problem.b.get(), &beta, addend(args), problem.out.get(),
+                       args.out, problem.out.get(), &algorithm, args.workspace, gemm_workspace, stream),
         args);
 }
 

@@ -9,20 +9,28 @@ struct CUstream_st;
 
 namespace teratron::cuda {
 
-/// out [m, n] = a [m, k] b [n, k]^T (+ addend [m, n]) (+ bias [n]), all row-major and contiguous.
+/// A row-major factor of a product.
+struct GemmFactor {
+  const void* data;
+  Dtype type;
+  int64_t stride;                  // elements from one row to the next
+  bool across_k = false;           // stored [k, m] or [k, n]
+  const float* inverse = nullptr;  // of FP8: what its values are multiplied by
+};
+
+/// out [m, n] = a [m, k] b [n, k]^T (+ addend [m, n]) (+ bias [n]); all but the factors contiguous.
 struct GemmArgs {
   int64_t m, n, k;
-  Dtype a_type, b_type, out_type;  // bf16 or f16 for all; or FP8 operands, also into f32
-  const void *a, *b;
-  const float *a_inverse, *b_inverse;  // of FP8 operands, what their values are multiplied by
-  const void* addend;                  // in out_type; may be `out` itself
-  const void* bias;                    // in out_type
+  GemmFactor a, b;     // both bf16, both f16, or FP8, which is not stored across k
+  const void* addend;  // in out_type; may be `out` itself
+  const void* bias;    // in out_type
   void* out;
-  bool fast_accumulation;  // see fp8.h
+  Dtype out_type;  // that of bf16 or f16 factors, or f32; bf16, f16 or f32 of FP8
+  bool fast_accumulation = false;  // see fp8.h
   void* workspace;
 };
 inline constexpr int64_t gemm_workspace = int64_t{32} << 20;
-/// Throws a Fault where cuBLASLt has no kernel for it.
+/// By the kernel that gemm_choice.h chooses. Throws a Fault where cuBLASLt has no kernel for it.
 void gemm(const GemmArgs& args, CUstream_st* stream);
 
 }  // namespace teratron::cuda

@@ -17,8 +17,7 @@ class PlainMatMul : public MatMul {
   at::Tensor forward(const Operand& x_TI, const Addends& addends) override {
     const auto& [bias_O, residual_TO] = addends;
     if (residual_TO.defined()) return linear_add(x_TI.rows.contiguous(), weight_.tensor, bias_O, residual_TO);
-    return at::linear(x_TI.rows, weight_.tensor,
-                      bias_O.defined() ? std::optional<at::Tensor>(bias_O) : std::nullopt);
+    return linear_forward(x_TI.rows, weight_.tensor, bias_O);
   }
   bool takes_activation() const override { return true; }
   Activated forward_activated(const Operand& x_TI, const at::Tensor& bias_O, Activation activation,
@@ -31,16 +30,14 @@ class PlainMatMul : public MatMul {
   }
   bool takes_parts() const override { return true; }
   void forward_part(at::Tensor y_TO, const at::Tensor& x_TI, const at::Tensor& bias_O) override {
-    if (bias_O.defined()) {
-      at::addmm_out(y_TO, bias_O, x_TI, weight_.tensor.t());
-    } else {
-      at::mm_out(y_TO, x_TI, weight_.tensor.t());
-    }
+    linear_forward(x_TI, weight_.tensor, bias_O, std::move(y_TO));
   }
   void input_gradient_part(at::Tensor dx_TI, const at::Tensor& dy_TO) override {
-    at::mm_out(dx_TI, dy_TO, weight_.tensor);
+    linear_input_gradient(dy_TO, weight_.tensor, std::move(dx_TI));
   }
-  at::Tensor input_gradient(const Operand& dy_TO) override { return at::matmul(dy_TO.rows, weight_.tensor); }
+  at::Tensor input_gradient(const Operand& dy_TO) override {
+    return linear_input_gradient(dy_TO.rows, weight_.tensor);
+  }
   void add_weight_gradient(const Operand& dy_TO, const Operand& x_TI) override {
     teratron::add_weight_gradient(weight_, dy_TO.columns, x_TI.columns);
   }

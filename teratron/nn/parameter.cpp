@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "teratron/base/error.h"
+#include "teratron/kernels/gemm.h"
 #include "teratron/nn/autograd.h"
 #include "teratron/nn/init.h"
 
@@ -82,18 +83,8 @@ void add_gradient(Parameter& parameter, const at::Tensor& gradient) {
 }
 
 void add_weight_gradient(Parameter& parameter, const at::Tensor& dy, const at::Tensor& x) {
-  accumulate_gradient(parameter, [&](at::Tensor sum, bool add) {
-    const at::ScalarType type = sum.scalar_type();
-    if (type != x.scalar_type() && x.is_cuda()) {
-      if (add) {
-        at::addmm_out(sum, sum, dy.t(), x, type);
-      } else {
-        at::mm_out(sum, dy.t(), x, type);
-      }
-    } else {
-      sum.addmm_(dy.t().to(type), x.to(type), /*beta=*/add ? 1.0 : 0.0);
-    }
-  });
+  accumulate_gradient(parameter,
+                      [&](at::Tensor sum, bool add) { linear_weight_gradient_(std::move(sum), dy, x, add); });
 }
 
 at::Tensor use(Parameter& parameter) {

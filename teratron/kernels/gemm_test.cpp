@@ -1,0 +1,47 @@
+#include "teratron/kernels/gemm_choice.h"
+#include "teratron/kernels/linear_products_for_test.h"
+
+namespace teratron {
+namespace {
+
+TEST(LinearProducts, AreTheSums) {
+  for (const auto type : float_types) {
+    check_linear_products({at::kCPU, type, 24, 40, 16});
+    check_linear_products({at::kCPU, type, 7, 5, 3, 2});
+  }
+}
+
+using cuda::choose_gemm;
+using cuda::GemmProposal;
+using cuda::GemmSize;
+
+constexpr int multiprocessors = 132;
+constexpr GemmProposal wide{66, 128, 256, 1}, high{66, 256, 128, 1}, overlapped{66, 128, 176, 1},
+    unknown{66, 192, 192, 1};
+
+TEST(ChooseGemm, PrefersTilesThatOverlapWhereKIsShort) {
+  const std::vector<GemmProposal> proposals{unknown, high, wide, overlapped};
+  EXPECT_EQ(choose_gemm(proposals, {32768, 50304, 2 * 768}, multiprocessors), 3U);
+  EXPECT_EQ(choose_gemm(proposals, {16384, 4096, 2 * 14336}, multiprocessors), 2U);
+}
+
+// 2048 columns are cut into 12 tiles of 176 with a rest, and into 8 of 256 without.
+TEST(ChooseGemm, CountsWhatTilesLeaveUnused) {
+  const std::vector<GemmProposal> proposals{overlapped, wide};
+  EXPECT_EQ(choose_gemm(proposals, {16384, 2048, 2 * 2048}, multiprocessors), 1U);
+  EXPECT_EQ(choose_gemm(proposals, {16384, 12 * 176, 2 * 2048}, multiprocessors), 0U);
+}
+
+TEST(ChooseGemm, TakesTheFirstWhereItKnowsNoBetter) {
+  const GemmSize large{16384, 8192, 4096}, small{512, 512, 4096};
+  EXPECT_EQ(choose_gemm(std::vector{unknown, unknown}, large, multiprocessors), 0U);
+  EXPECT_EQ(choose_gemm(std::vector{unknown, wide}, large, multiprocessors), 1U);
+  EXPECT_EQ(choose_gemm(std::vector{unknown, wide}, small, multiprocessors), 0U) << "too few tiles";
+  const GemmProposal split{66, 192, 192, 5}, old{13, 128, 256, 1}, wide_in_parts{66, 128, 256, 2};
+  EXPECT_EQ(choose_gemm(std::vector{split, wide}, large, multiprocessors), 0U);
+  EXPECT_EQ(choose_gemm(std::vector{unknown, old}, large, multiprocessors), 0U);
+  EXPECT_EQ(choose_gemm(std::vector{unknown, wide_in_parts}, large, multiprocessors), 0U);
+}
+
+}  // namespace
+}  // namespace teratron
