@@ -89,14 +89,21 @@ void column_sum_cpu(const at::Tensor& x, at::Tensor& out) {
   });
 }
 
+/// `result`, where it is to be.
+at::Tensor put(const at::Tensor& place, const at::Tensor& result) {
+  return place.defined() ? place.copy_(result) : result;
+}
+
 }  // namespace
 
-at::Tensor activation_forward(const at::Tensor& x, const at::Tensor& bias, Activation activation) {
+at::Tensor activation_forward(const at::Tensor& x, const at::Tensor& bias, Activation activation,
+                              at::Tensor y) {
   check_input(x, bias, activation);
+  if (y.defined()) require_like(y, x, is_gated(activation) ? x.numel() / 2 : x.numel(), "y");
   if (x.is_cuda()) {
     auto sizes = x.sizes().vec();
     if (is_gated(activation)) sizes.back() /= 2;
-    at::Tensor y = at::empty(sizes, x.options());
+    if (!y.defined()) y = at::empty(sizes, x.options());
     if (y.numel() == 0) return y;
     cuda::activation_forward(shape_of(x, activation),
                              {.x = address(x), .bias = address(bias), .dy = nullptr, .out = address(y)},
@@ -104,9 +111,9 @@ at::Tensor activation_forward(const at::Tensor& x, const at::Tensor& bias, Activ
     return y;
   }
   const at::Tensor z = pre_activation(x, bias);
-  if (!is_gated(activation)) return apply(z, activation).to(x.scalar_type());
+  if (!is_gated(activation)) return put(y, apply(z, activation).to(x.scalar_type()));
   const auto halves = z.chunk(2, -1);
-  return apply(halves[0], activation).mul_(halves[1]).to(x.scalar_type());
+  return put(y, apply(halves[0], activation).mul_(halves[1]).to(x.scalar_type()));
 }
 
 namespace {
@@ -132,10 +139,11 @@ at::Tensor backward_on_cpu(const at::Tensor& dy, const at::Tensor& x, const at::
 }  // namespace
 
 at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
-                               Activation activation) {
+                               Activation activation, at::Tensor dx) {
   check_backward(dy, x, bias, activation);
-  if (!x.is_cuda()) return backward_on_cpu(dy, x, bias, activation).to(x.scalar_type());
-  at::Tensor dx = at::empty_like(x);
+  if (dx.defined()) require_like(dx, x, x.numel(), "dx");
+  if (!x.is_cuda()) return put(dx, backward_on_cpu(dy, x, bias, activation).to(x.scalar_type()));
+  if (!dx.defined()) dx = at::empty_like(x);
   if (dx.numel() == 0) return dx;
   cuda::activation_backward(shape_of(x, activation),
                             {.x = address(x), .bias = address(bias), .dy = address(dy), .out = address(dx)},
@@ -144,15 +152,17 @@ at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, const 
 }
 
 SummedGradient activation_backward_summed(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
-                                          Activation activation, const at::Tensor& into) {
+                                          Activation activation, const SummedGradient& into) {
   check_backward(dy, x, bias, activation);
+  if (into.dx.defined()) require_like(into.dx, x, x.numel(), "dx");
   if (!x.is_cuda() || x.numel() == 0) {
     const at::Tensor dx = backward_on_cpu(dy, x, bias, activation);
-    return {dx.to(x.scalar_type()), column_sum(dx, into)};
+    return {put(into.dx, dx.to(x.scalar_type())), column_sum(dx, into.column_sum)};
   }
   const cuda::ActivationShape shape = shape_of(x, activation);
   const auto sums = x.options().dtype(accumulation_type(x));
-  const SummedGradient result{at::empty_like(x), place_of_sum(into, x.size(-1), sums)};
+  const SummedGradient result{into.dx.defined() ? into.dx : at::empty_like(x),
+                              place_of_sum(into.column_sum, x.size(-1), sums)};
   const at::Tensor partial = at::empty({cuda::activation_partials(shape), x.size(-1)}, sums);
   cuda::activation_backward(shape,
                             {.x = address(x),

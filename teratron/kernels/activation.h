@@ -21,20 +21,22 @@
 
 namespace teratron {
 
-at::Tensor activation_forward(const at::Tensor& x, const at::Tensor& bias, Activation activation);
+/// Into `y` if that is given.
+at::Tensor activation_forward(const at::Tensor& x, const at::Tensor& bias, Activation activation,
+                              at::Tensor y = {});
 
 /// dx from dy [..., n] and the forward's input, from which everything is recomputed; the bias' gradient is
-/// column_sum(dx).
+/// column_sum(dx). Into `dx` if that is given.
 at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
-                               Activation activation);
+                               Activation activation, at::Tensor dx = {});
 
 struct SummedGradient {
   at::Tensor dx;
   at::Tensor column_sum;  // of dx before it is rounded: f32 [m] (f64 for f64)
 };
-/// The same and the bias' gradient in one pass, as column_sum gives it.
+/// The same and the bias' gradient in one pass, as column_sum gives it; `into`: dx and column_sum's `into`, if given.
 SummedGradient activation_backward_summed(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
-                                          Activation activation, const at::Tensor& into = {});
+                                          Activation activation, const SummedGradient& into = {});
 
 /// Sum over all rows: x [..., n] -> f32 [n] (f64 for f64), in a fixed order: bitwise reproducible. Written over `into` and
 /// that returned, where it is a contiguous tensor of the sum's type; else a new tensor.

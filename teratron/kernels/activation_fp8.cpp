@@ -42,7 +42,8 @@ SummedFp8Gradient activation_backward_fp8(const at::Tensor& dy, const at::Tensor
     if (!sum) {
       return {cast_to_fp8(activation_backward(dy, x, at::Tensor(), activation), cast), at::Tensor()};
     }
-    const SummedGradient summed = activation_backward_summed(dy, x, at::Tensor(), activation, *sum);
+    const SummedGradient summed =
+        activation_backward_summed(dy, x, at::Tensor(), activation, {.dx = {}, .column_sum = *sum});
     return {cast_to_fp8(summed.dx, cast), summed.column_sum};
   }
   const cuda::ActivationShape shape = shape_of(x, activation);

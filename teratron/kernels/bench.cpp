@@ -226,14 +226,15 @@ void bench_linear_activation(Bench& bench, const std::string& name, const Sizes&
                backward = operations * static_cast<double>(s.n);
   const at::Tensor x = device_randn({s.m, s.k}), w1 = device_randn({wide, s.k}) / 32,
                    w2 = device_randn({s.k, s.n}) / 32, z = device_randn({s.m, wide});
-  bench.report_product(name, forward, [&] { linear_activation(x, w1, {}, kind, true); });
+  const Activated into{at::empty({s.m, s.n}, x.options()), at::empty_like(z)};
+  bench.report_product(name, forward, [&] { linear_activation(into, x, w1, {}, kind); });
   bench.report_product(name + ", two kernels", forward,
-                       [&] { activation_forward(at::linear(x, w1), {}, kind); });
+                       [&] { activation_forward(linear_forward(x, w1, {}), {}, kind); });
   const WantedSum sum = is_gated(kind) ? std::nullopt : WantedSum(at::Tensor());
   bench.report_product(name + " backward", backward,
-                       [&] { linear_activation_backward(x, w2, z, kind, sum); });
+                       [&] { linear_activation_backward({into.z, sum}, x, w2, z, kind); });
   bench.report_product(name + " backward, two kernels", backward, [&] {
-    const at::Tensor da = at::matmul(x, w2);
+    const at::Tensor da = linear_input_gradient(x, w2);
     sum ? activation_backward_summed(da, z, {}, kind).dx : activation_backward(da, z, {}, kind);
   });
 }
@@ -258,7 +259,7 @@ void bench_fp8_products(Bench& bench, const Sizes& s) {
   const Fp8Product forward{{a.rows, a.inverse}, {b.rows, b.inverse}, true};
   const Fp8Product backward{{g.rows, g.inverse}, {b.rows, b.inverse}, false};
   const std::string name = fmt::format("{}x{}x{}", s.m, s.n, s.k);
-  bench.report_product(name + " bf16", operations, [&] { at::matmul(x, w.t()); });
+  bench.report_product(name + " bf16", operations, [&] { linear_forward(x, w, {}); });
   bench.report_product(name + " fp8", operations, [&] { fp8_matmul(forward, {}, at::kBFloat16); });
   bench.report_product(name + " fp8 exact", operations, [&] { fp8_matmul(backward, {}, at::kBFloat16); });
   bench.report_product(name + " fp8 added", operations, [&] { fp8_matmul_add_(sum, backward); });

@@ -5,6 +5,7 @@
 #include "teratron/kernels/embedding.h"
 #include "teratron/kernels/gemm.h"
 #include "teratron/kernels/gemm_activation_cuda.h"
+#include "teratron/kernels/gemm_cuda.h"
 #include "teratron/kernels/linear_activation_for_test.h"
 #include "teratron/kernels/linear_products_for_test.h"
 #include "teratron/kernels/qkv.h"
@@ -48,7 +49,9 @@ TEST_F(GpuFused, LinearProductsAreTheSums) {
   for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
     check_linear_products({at::kCUDA, type, 7, 5, 3, 2});
     check_linear_products({at::kCUDA, type, 40, 24, 16, 8});
+    check_linear_products({at::kCUDA, type, 40, 24, 16});
     check_linear_products({at::kCUDA, type, 33, 1027, 129});
+    check_strange_factors(at::device(at::kCUDA).dtype(type));
   }
   constexpr std::array<std::array<int64_t, 3>, 4> shapes{
       {{4096, 768, 2304}, {8192, 2048, 2048}, {2048, 1024, 12672}, {4104, 4096, 2056}}};
@@ -57,15 +60,51 @@ TEST_F(GpuFused, LinearProductsAreTheSums) {
   }
 }
 
+// cuBLASLt would read past their ends.
+TEST_F(GpuFused, ProductsOfFactorsThatDoNotFitAreRefused) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto random = [](int64_t rows, int64_t columns) {
+    return at::randn({rows, columns}, at::device(at::kCUDA).dtype(at::kBFloat16));
+  };
+  EXPECT_DEATH(linear_forward(random(24, 16), random(8, 17), {}), "product of");
+  EXPECT_DEATH(linear_forward(random(24, 16), random(8, 16), random(1, 9)), "bias has 9 elements, not 8");
+}
+
 bool on_hopper() {
   return at::cuda::getCurrentDeviceProperties()->major == 9;
 }
 
+// cuBLASLt's first proposals for the large ones, 192 x 192 and 128 x 320, lose to others on Hopper.
+TEST_F(GpuFused, LargeProductsTakeTheKernelThatIsBestUnderLoad) {
+  const auto place = [](int64_t m, int64_t n, int64_t k) {
+    const auto options = at::device(at::kCUDA).dtype(at::kBFloat16);
+    const at::Tensor a = at::empty({m, k}, options), b = at::empty({n, k}, options),
+                     out = at::empty({m, n}, options);
+    return cuda::gemm_choice({.m = m,
+                              .n = n,
+                              .k = k,
+                              .a = {.data = a.data_ptr(), .type = Dtype::bf16, .stride = k},
+                              .b = {.data = b.data_ptr(), .type = Dtype::bf16, .stride = k},
+                              .addend = nullptr,
+                              .bias = nullptr,
+                              .out = out.data_ptr(),
+                              .out_type = Dtype::bf16,
+                              .workspace = nullptr});
+  };
+  EXPECT_EQ(place(16384, 8192, 2048) > 0, on_hopper());
+  EXPECT_EQ(place(16384, 4096, 4096) > 0, on_hopper());
+  EXPECT_EQ(place(64, 64, 64), 0U);
+}
+
 // Tiles that are cut at every side, an odd number of them one below the other, stages that go round or are not filled, one
-// column of tiles.
+// column of tiles; a k for narrow tiles and one for wide ones.
 TEST_F(GpuFused, LinearActivationInOneKernel) {
-  constexpr std::array<std::array<int64_t, 3>, 5> shapes{
-      {{2200, 2056, 72}, {17000, 264, 200}, {4352, 1544, 8}, {3000, 2048, 512}, {34000, 248, 64}}};
+  constexpr std::array<std::array<int64_t, 3>, 6> shapes{{{2200, 2056, 72},
+                                                          {17000, 264, 200},
+                                                          {4352, 1544, 8},
+                                                          {3000, 2048, 512},
+                                                          {34000, 248, 64},
+                                                          {2200, 2056, 1032}}};
   for (const auto& [rows, width, k] : shapes) {
     for (const Activation activation : activations) {
       EXPECT_EQ(cuda::has_gemm_activation({.rows = rows, .width = width, .k = k, .activation = activation}),
@@ -74,6 +113,7 @@ TEST_F(GpuFused, LinearActivationInOneKernel) {
     }
   }
   check_linear_activation({at::kCUDA, at::kBFloat16, Activation::gelu, 2200, 2056, 72});
+  check_linear_activation({at::kCUDA, at::kBFloat16, Activation::gelu, 2200, 2056, 1032});
   check_linear_activation({at::kCUDA, at::kBFloat16, Activation::swiglu, 17000, 264, 200});
 }
 

@@ -17,38 +17,50 @@ bool is_half(const at::Tensor& x) {
   return x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf;
 }
 
-/// Whether cuBLASLt makes the product of these factors, of one type.
-bool by_cublaslt(const at::Tensor& a, const at::Tensor& b) {
-  return a.is_cuda() && is_half(a) && a.numel() > 0 && b.numel() > 0;
+/// Whether cuBLASLt makes products of x.
+bool by_cublaslt(const at::Tensor& x, const at::Tensor& other) {
+  return x.is_cuda() && is_half(x) && x.numel() > 0 && other.numel() > 0;
 }
 
-/// x, or a copy, with the elements of a row side by side.
-at::Tensor in_rows(const at::Tensor& x) {
-  TERATRON_ASSERT(x.dim() == 2, "a factor of {} dimensions", x.dim());
-  return x.stride(1) == 1 && x.stride(0) >= x.size(1) ? x : x.contiguous();
-}
+/// A factor [rows, k] of a product, or stored [k, rows].
+struct Factor {
+  at::Tensor matrix;
+  bool across_k = false;
 
-cuda::GemmFactor along_k(const at::Tensor& x) {
-  return {.data = address(x), .type = dtype_of(x), .stride = x.stride(0)};
-}
-cuda::GemmFactor across_k(const at::Tensor& x) {
-  return {.data = address(x), .type = dtype_of(x), .stride = x.stride(0), .across_k = true};
-}
+  int64_t rows() const { return matrix.size(across_k ? 1 : 0); }
+  int64_t k() const { return matrix.size(across_k ? 0 : 1); }
+  /// What cuBLASLt can read: the elements of a row side by side.
+  Factor readable() const {
+    TERATRON_ASSERT(matrix.dim() == 2, "a factor of {} dimensions", matrix.dim());
+    const bool is = matrix.stride(1) == 1 && matrix.stride(0) >= matrix.size(1);
+    return is ? *this : Factor{matrix.clone(at::MemoryFormat::Contiguous), across_k};
+  }
+  cuda::GemmFactor raw() const {
+    return {
+        .data = address(matrix), .type = dtype_of(matrix), .stride = matrix.stride(0), .across_k = across_k};
+  }
+};
 
 struct Addends {
   at::Tensor matrix, bias;
 };
 
-/// out = a b^T, [m, k] by [n, k] (+ what is defined of `addends`).
-void gemm(const at::Tensor& out, const std::array<cuda::GemmFactor, 2>& factors, int64_t k,
-          const Addends& addends) {
-  TERATRON_ASSERT(out.is_contiguous(), "products go to contiguous tensors");
+/// out = a b^T (+ what is defined of `addends`), for factors of one type.
+void gemm(const at::Tensor& out, const std::array<Factor, 2>& factors, const Addends& addends) {
+  const Factor a = factors[0].readable(), b = factors[1].readable();
+  TERATRON_ASSERT(b.matrix.device() == a.matrix.device() &&
+                      b.matrix.scalar_type() == a.matrix.scalar_type() && b.k() == a.k() &&
+                      out.device() == a.matrix.device() && out.is_contiguous() &&
+                      out.numel() == a.rows() * b.rows(),
+                  "product of {} [{}, {}] by {} [{}, {}] into {} numbers", a.matrix.toString(), a.rows(),
+                  a.k(), b.matrix.toString(), b.k(), b.rows(), out.numel());
+  if (addends.bias.defined()) require_like(addends.bias, out, b.rows(), "bias");
   const at::Tensor workspace = at::empty({cuda::gemm_workspace}, out.options().dtype(at::kByte));
-  cuda::gemm({.m = out.size(0),
-              .n = out.size(1),
-              .k = k,
-              .a = factors[0],
-              .b = factors[1],
+  cuda::gemm({.m = a.rows(),
+              .n = b.rows(),
+              .k = a.k(),
+              .a = a.raw(),
+              .b = b.raw(),
               .addend = address(addends.matrix),
               .bias = address(addends.bias),
               .out = address(out),
@@ -60,32 +72,33 @@ void gemm(const at::Tensor& out, const std::array<cuda::GemmFactor, 2>& factors,
 }  // namespace
 
 at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias, at::Tensor y) {
+  if (y.defined()) require_like(y, x, x.size(0) * w.size(0), "y");
   if (!by_cublaslt(x, w)) {
     if (!y.defined()) return at::linear(x, w, bias.defined() ? std::optional(bias) : std::nullopt);
     return bias.defined() ? at::addmm_out(y, bias, x, w.t()) : at::mm_out(y, x, w.t());
   }
-  const at::Tensor a = in_rows(x), b = in_rows(w);
-  if (!y.defined()) y = at::empty({a.size(0), b.size(0)}, a.options());
-  gemm(y, {along_k(a), along_k(b)}, a.size(1), {.matrix = {}, .bias = bias});
+  if (!y.defined()) y = at::empty({x.size(0), w.size(0)}, x.options());
+  gemm(y, {Factor{x}, Factor{w}}, {.matrix = {}, .bias = bias});
   return y;
 }
 
 at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& w, at::Tensor dx) {
+  if (dx.defined()) require_like(dx, dy, dy.size(0) * w.size(1), "dx");
   if (!by_cublaslt(dy, w)) return dx.defined() ? at::mm_out(dx, dy, w) : at::matmul(dy, w);
-  const at::Tensor a = in_rows(dy), b = in_rows(w);
-  if (!dx.defined()) dx = at::empty({a.size(0), b.size(1)}, a.options());
-  gemm(dx, {along_k(a), across_k(b)}, a.size(1), {});
+  if (!dx.defined()) dx = at::empty({dy.size(0), w.size(1)}, dy.options());
+  gemm(dx, {Factor{dy}, Factor{w, true}}, {});
   return dx;
 }
 
 void linear_weight_gradient_(at::Tensor sum, const at::Tensor& dy, const at::Tensor& x, bool add) {
   const at::ScalarType type = sum.scalar_type();
-  if (!by_cublaslt(dy, x) || !(type == at::kFloat || type == x.scalar_type())) {
+  const bool one_type =
+      dy.scalar_type() == x.scalar_type() && (type == at::kFloat || type == x.scalar_type());
+  if (!by_cublaslt(dy, x) || !one_type) {
     sum.addmm_(dy.t().to(type), x.to(type), /*beta=*/add ? 1.0 : 0.0);
     return;
   }
-  const at::Tensor a = in_rows(dy), b = in_rows(x);
-  gemm(sum, {across_k(a), across_k(b)}, a.size(0), {.matrix = add ? sum : at::Tensor(), .bias = {}});
+  gemm(sum, {Factor{dy, true}, Factor{x, true}}, {.matrix = add ? sum : at::Tensor(), .bias = {}});
 }
 
 at::Tensor linear_add(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
@@ -96,7 +109,7 @@ at::Tensor linear_add(const at::Tensor& x, const at::Tensor& w, const at::Tensor
   if (bias.defined()) require_like(bias, x, w.size(0), "bias");
   if (!by_cublaslt(x, w)) return bias_dropout_add(at::matmul(x, w.t()), bias, residual, {});
   const at::Tensor out = at::empty_like(residual);
-  gemm(out, {along_k(x), along_k(w)}, x.size(1), {.matrix = residual, .bias = bias});
+  gemm(out, {Factor{x}, Factor{w}}, {.matrix = residual, .bias = bias});
   return out;
 }
 
@@ -117,43 +130,41 @@ int64_t parts_of(Activation activation) {
 
 }  // namespace
 
-Activated linear_activation(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
-                            Activation activation, bool wants_z) {
+void linear_activation(const Activated& into, const at::Tensor& x, const at::Tensor& w,
+                       const at::Tensor& bias, Activation activation) {
+  const auto& [y, z] = into;
   require_float(x, "x");
   require_like(w, x, w.size(0) * x.size(1), "w");
   if (bias.defined()) require_like(bias, x, w.size(0), "bias");
   TERATRON_ASSERT(w.size(0) % parts_of(activation) == 0, "gate|up of odd width {}", w.size(0));
   const cuda::GemmActivationShape shape{
       .rows = x.size(0), .width = w.size(0) / parts_of(activation), .k = x.size(1), .activation = activation};
-  if (!in_one_kernel(shape, {x, w, bias})) {
-    const at::Tensor z = linear_forward(x, w, bias);
-    return {activation_forward(z, {}, activation), wants_z ? z : at::Tensor()};
+  require_like(y, x, shape.rows * shape.width, "y");
+  if (z.defined()) require_like(z, x, shape.rows * w.size(0), "z");
+  if (!in_one_kernel(shape, {x, w, bias, y, z})) {
+    activation_forward(linear_forward(x, w, bias, z), {}, activation, y);
+    return;
   }
-  const Activated result{at::empty({shape.rows, shape.width}, x.options()),
-                         wants_z ? at::empty({shape.rows, w.size(0)}, x.options()) : at::Tensor()};
-  cuda::gemm_activation_forward(shape,
-                                {.x = address(x),
-                                 .w = address(w),
-                                 .bias = address(bias),
-                                 .z = address(result.z),
-                                 .out = address(result.y)},
-                                current_stream(x));
-  return result;
+  cuda::gemm_activation_forward(
+      shape, {.x = address(x), .w = address(w), .bias = address(bias), .z = address(z), .out = address(y)},
+      current_stream(x));
 }
 
-SummedGradient linear_activation_backward(const at::Tensor& dy, const at::Tensor& w, const at::Tensor& z,
-                                          Activation activation, const WantedSum& sum) {
+SummedGradient linear_activation_backward(const ArgumentGradient& into, const at::Tensor& dy,
+                                          const at::Tensor& w, const at::Tensor& z, Activation activation) {
+  const auto& [place, sum] = into;
   require_float(dy, "dy");
   require_like(w, dy, dy.size(1) * w.size(1), "w");
   require_like(z, dy, dy.size(0) * w.size(1) * parts_of(activation), "z");
+  if (place.defined()) require_like(place, z, z.numel(), "dz");
   const cuda::GemmActivationShape shape{
       .rows = dy.size(0), .width = w.size(1), .k = dy.size(1), .activation = activation};
-  if (!in_one_kernel(shape, {dy, w, z})) {
+  if (!in_one_kernel(shape, {dy, w, z, place})) {
     const at::Tensor da = linear_input_gradient(dy, w);
-    if (sum) return activation_backward_summed(da, z, {}, activation, *sum);
-    return {activation_backward(da, z, {}, activation), {}};
+    if (sum) return activation_backward_summed(da, z, {}, activation, {.dx = place, .column_sum = *sum});
+    return {activation_backward(da, z, {}, activation, place), {}};
   }
-  SummedGradient result{at::empty_like(z), {}};
+  SummedGradient result{place.defined() ? place : at::empty_like(z), {}};
   at::Tensor partial;
   if (sum) {
     const auto sums = z.options().dtype(at::kFloat);

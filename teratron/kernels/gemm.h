@@ -14,7 +14,8 @@
 namespace teratron {
 
 /// x w^T + bias, into `y` [T, O] if that is given, contiguous.
-at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias, at::Tensor y = {});
+at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+                          at::Tensor y = {});
 /// dy w of dy [T, O], into `dx` [T, I] if that is given, contiguous.
 at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& w, at::Tensor dx = {});
 /// sum = (add: sum +) dy^T x, contiguous, [O, I] in the type of x or f32.
@@ -24,17 +25,22 @@ void linear_weight_gradient_(at::Tensor sum, const at::Tensor& dy, const at::Ten
 at::Tensor linear_add(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
                       const at::Tensor& residual);
 
+/// Where results go; contiguous.
 struct Activated {
   at::Tensor y;
-  at::Tensor z;  // undefined unless wanted
+  at::Tensor z;  // undefined: not wanted
 };
 /// y = activation(z) for z = x w^T + bias, rounded; gate|up of a gated activation.
-Activated linear_activation(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
-                            Activation activation, bool wants_z);
+void linear_activation(const Activated& into, const at::Tensor& x, const at::Tensor& w,
+                       const at::Tensor& bias, Activation activation);
 
+struct ArgumentGradient {
+  at::Tensor dz;  // where it goes, contiguous; undefined: to a new tensor
+  WantedSum sum;  // over its rows
+};
 /// From the gradient dy [T, O] of activation(z) w^T: dz = activation'(z) * (dy w), of the rounded product, for z [T, I], or
-/// [T, 2 I] of a gated activation. The sum over its rows, undefined unless wanted, is as column_sum gives it.
-SummedGradient linear_activation_backward(const at::Tensor& dy, const at::Tensor& w, const at::Tensor& z,
-                                          Activation activation, const WantedSum& sum);
+/// [T, 2 I] of a gated activation. The sum, undefined unless wanted, is as column_sum gives it.
+SummedGradient linear_activation_backward(const ArgumentGradient& into, const at::Tensor& dy,
+                                          const at::Tensor& w, const at::Tensor& z, Activation activation);
 
 }  // namespace teratron

@@ -5,32 +5,33 @@
 
 namespace teratron::cuda::gemm_activation {
 
-/// The rows of a half of a tile of which a thread has 8 columns: every third, or every sixth where a tile has 128 columns.
+/// The rows of a half of a tile of which a thread has 8 columns.
 template <typename T>
 class Rows {
  public:
-  static constexpr int packs = T::columns / 8, step = activators / packs;
+  static constexpr int packs = T::columns / 8, step = T::activators / packs;
 
-  __device__ Rows(const Params& p, const Shared& shared, const Tile& tile, int half) : width_(p.shape.width) {
+  __device__ Rows(const Params& p, const typename T::Shared& shared, const Tile& tile, int half)
+      : width_(p.shape.width) {
     const int first = activator() / packs, in_tile = half * half_rows + first,
               column = 8 * (activator() % packs);
     const int64_t row = tile.row + in_tile, rows = min(int64_t{half_rows}, p.shape.rows - row + first);
     if (tile.column + column < width_)
       left_ = static_cast<int>(max(int64_t{0}, (rows - first + step - 1) / step));
-    product_ = shared_address(shared.product + in_tile * pitch + column);
+    product_ = shared_address(shared.product + in_tile * T::pitch + column);
     z_ = row * T::parts * width_ + tile.column + column;
     y_ = row * width_ + tile.column + column;
   }
   __device__ int left() const { return left_; }
   __device__ void next() {
     --left_;
-    product_ += step * pitch * sizeof(bf16);
+    product_ += step * T::pitch * sizeof(bf16);
     z_ += step * T::parts * width_;
     y_ += step * width_;
   }
   /// Of the product in the tile: a part's columns.
   __device__ Pack<bf16, 8> product(int part) const {
-    return load_shared<Pack<bf16, 8>>(product_ + part * half_columns * sizeof(bf16));
+    return load_shared<Pack<bf16, 8>>(product_ + part * T::half_columns * sizeof(bf16));
   }
   // Elements of a row of z, or of dz, and of the activation's result.
   __device__ int64_t z(int part) const { return z_ + part * width_; }
@@ -101,9 +102,9 @@ __device__ void forward_half(const Params& p, Rows<T> rows) {
 template <typename T>
 class Arguments {
  public:
-  static constexpr int depth = slots / T::parts;
+  static constexpr int depth = T::slots / T::parts;
 
-  __device__ Arguments(const Params& p, Shared& shared, const Rows<T>& rows)
+  __device__ Arguments(const Params& p, typename T::Shared& shared, const Rows<T>& rows)
       : p_(p), from_(rows), first_(shared_address(&shared.ahead[0][activator()])) {
 #pragma unroll
     for (int d = 0; d < depth; ++d) fetch(d);
@@ -123,7 +124,7 @@ class Arguments {
 
  private:
   __device__ SharedAddress slot(int turn, int part) const {
-    return first_ + (turn * T::parts + part) * activators * sizeof(uint4);
+    return first_ + (turn * T::parts + part) * T::activators * sizeof(uint4);
   }
   __device__ void fetch(int turn) {
     if (from_.left() > 0) {
@@ -179,27 +180,31 @@ __device__ void backward_half(const Params& p, Rows<T> rows, Arguments<T>& argum
   if (batch > 1 && rows.left() > 0) backward_rows<T, 1>(p, rows, arguments, sum);
 }
 
-/// The tile's row of partial sums out of those of the warps.
-template <int parts>
-__device__ void leave_sums(const Params& p, Shared& shared, const Tile& tile, const float (&sum)[parts][8]) {
-  const int warp = activator() / 32, lane = activator() % 32;
+/// The tile's row of partial sums out of those of the threads.
+template <typename T>
+__device__ void leave_sums(const Params& p, typename T::Shared& shared, const Tile& tile,
+                           const float (&sum)[T::parts][8]) {
+  constexpr int columns = T::tile_columns, packs = columns / 8;
+  const int row = activator() / packs, first = 8 * (activator() % packs);
 #pragma unroll
-  for (int i = 0; i < parts; ++i) {
+  for (int i = 0; i < T::parts; ++i) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) shared.sums[warp][i * tile_columns + 8 * lane + j] = sum[i][j];
+    for (int j = 0; j < 8; ++j) shared.sums[row][i * columns + first + j] = sum[i][j];
   }
-  sync_named(5, activators);
-  for (int c = activator(); c < parts * tile_columns; c += activators) {
-    const int64_t column = tile.column + c % tile_columns;
+  sync_named(5, T::activators);
+  for (int c = activator(); c < T::parts * columns; c += T::activators) {
+    const int64_t column = tile.column + c % columns;
     if (column >= p.shape.width || tile.row >= p.shape.rows) continue;
-    p.partial[(tile.row / tile_rows * parts + c / tile_columns) * p.shape.width + column] =
-        shared.sums[0][c] + shared.sums[1][c] + shared.sums[2][c];
+    float total = 0;
+#pragma unroll
+    for (int r = 0; r < T::rows_at_once; ++r) total += shared.sums[r][c];
+    p.partial[(tile.row / tile_rows * T::parts + c / columns) * p.shape.width + column] = total;
   }
-  sync_named(5, activators);
+  sync_named(5, T::activators);
 }
 
 template <typename T>
-__device__ void activate_tiles(const Params& p, Shared& shared) {
+__device__ void activate_tiles(const Params& p, typename T::Shared& shared) {
   Walk walk(p.shape, T::columns);
   while (walk.more()) {
     const Tile tile = walk.tile();
@@ -210,16 +215,16 @@ __device__ void activate_tiles(const Params& p, Shared& shared) {
       const Rows<T> rows(p, shared, tile, half);
       if constexpr (T::backward) {
         Arguments<T> arguments(p, shared, rows);
-        sync_named(ready(half), group + activators);
+        sync_named(ready(half), group + T::activators);
         backward_half(p, rows, arguments, sum);
       } else {
-        sync_named(ready(half), group + activators);
+        sync_named(ready(half), group + T::activators);
         forward_half(p, rows);
       }
-      if (walk.more()) arrive_named(read(half), group + activators);
+      if (walk.more()) arrive_named(read(half), group + T::activators);
     }
     if constexpr (T::backward) {
-      if (p.partial != nullptr) leave_sums(p, shared, tile, sum);
+      if (p.partial != nullptr) leave_sums<T>(p, shared, tile, sum);
     }
   }
 }

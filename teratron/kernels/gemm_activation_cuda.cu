@@ -11,32 +11,34 @@ namespace {
 
 using namespace gemm_activation;
 
-// Registers per thread, of the first warpgroup and of those that multiply.
-constexpr int few_registers = 104, many_registers = 200;
+bool is_narrow(const GemmActivationShape& shape) {
+  return shape.k < 1024 && !is_gated(shape.activation);
+}
 
 template <typename T>
-__global__ void __launch_bounds__(threads, 1) kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(T::threads, 1) kernel(const __grid_constant__ Params p) {
   if constexpr (available) {
     extern __shared__ uint8_t memory[];
-    Shared& shared = *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
+    auto& shared =
+        *reinterpret_cast<typename T::Shared*>((reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
     if (threadIdx.x == 0) {
-      for (int s = 0; s < stages; ++s) {
+      for (int s = 0; s < T::stages; ++s) {
         init_barrier(shared_address(&shared.arrived[s]), 1);
         init_barrier(shared_address(&shared.taken[s]), 2 * blocks_in_cluster);
       }
       init_barriers_done();
     }
     sync_cluster();
-    if (threadIdx.x < group) {
-      give_registers<few_registers>();
-      if (threadIdx.x >= 32) {
-        activate_tiles<T>(p, shared);
-      } else if (threadIdx.x == 0) {
+    if (threadIdx.x < T::helpers) {
+      give_registers<T::few_registers>();
+      if (threadIdx.x == 0) {
         copy_operands<T>(p, shared);
+      } else if (threadIdx.x >= 32 && activator() < T::activators) {
+        activate_tiles<T>(p, shared);
       }
     } else {
-      take_registers<many_registers>();
-      multiply_tiles<T>(p, shared, threadIdx.x / group - 1);
+      take_registers<T::many_registers>();
+      multiply_tiles<T>(p, shared, (static_cast<int>(threadIdx.x) - T::helpers) / group);
     }
     sync_cluster();  // no block leaves while another sends to it
   }
@@ -77,9 +79,22 @@ CUtensorMap matrix(const void* data, int64_t rows, int64_t columns, int box_rows
   return map;
 }
 
+// Else the body is empty, not being built for sm_90a, or warpgroups would wait for registers for ever.
+template <typename T>
+bool is_built() {
+  static const int registers = [] {
+    cudaFuncAttributes built{};
+    check(cudaFuncGetAttributes(&built, kernel<T>));
+    return built.numRegs;
+  }();
+  return registers * T::threads >= T::registers;
+}
+
 template <typename T>
 void launch_task(const Params& p, cudaStream_t stream) {
-  constexpr int bytes = sizeof(Shared) + 1023;
+  constexpr int bytes = sizeof(typename T::Shared) + 1023;
+  static_assert(bytes <= 227 << 10 && T::registers <= 64 << 10);
+  if (!is_built<T>()) throw_launch_fault("gemm_activation", "it was built with too few registers");
   const auto function = kernel<T>;
   check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   const int64_t tiles =
@@ -90,7 +105,7 @@ void launch_task(const Params& p, cudaStream_t stream) {
   cluster.val.clusterDim = {blocks_in_cluster, 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(clusters * blocks_in_cluster));
-  config.blockDim = dim3(threads);
+  config.blockDim = dim3(T::threads);
   config.dynamicSmemBytes = bytes;
   config.stream = stream;
   config.attrs = &cluster;
@@ -98,23 +113,31 @@ void launch_task(const Params& p, cudaStream_t stream) {
   check(cudaLaunchKernelEx(&config, function, p));
 }
 
+template <bool backward, Activation kind>
+void launch(const Params& p, cudaStream_t stream) {
+  if constexpr (!takes_up<kind>) {
+    if (is_narrow(p.shape)) return launch_task<Task<Narrow, backward, kind>>(p, stream);
+  }
+  launch_task<Task<Wide, backward, kind>>(p, stream);
+}
+
 template <bool backward>
 void launch(const Params& p, cudaStream_t stream) {
   switch (p.shape.activation) {
     case Activation::gelu:
-      return launch_task<Task<backward, Activation::gelu>>(p, stream);
+      return launch<backward, Activation::gelu>(p, stream);
     case Activation::gelu_erf:
-      return launch_task<Task<backward, Activation::gelu_erf>>(p, stream);
+      return launch<backward, Activation::gelu_erf>(p, stream);
     case Activation::squared_relu:
-      return launch_task<Task<backward, Activation::squared_relu>>(p, stream);
+      return launch<backward, Activation::squared_relu>(p, stream);
     case Activation::relu:
-      return launch_task<Task<backward, Activation::relu>>(p, stream);
+      return launch<backward, Activation::relu>(p, stream);
     case Activation::silu:
-      return launch_task<Task<backward, Activation::silu>>(p, stream);
+      return launch<backward, Activation::silu>(p, stream);
     case Activation::swiglu:
-      return launch_task<Task<backward, Activation::swiglu>>(p, stream);
+      return launch<backward, Activation::swiglu>(p, stream);
     case Activation::geglu:
-      return launch_task<Task<backward, Activation::geglu>>(p, stream);
+      return launch<backward, Activation::geglu>(p, stream);
   }
 }
 
@@ -125,17 +148,15 @@ bool has_gemm_activation(const GemmActivationShape& shape) {
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   const int64_t pairs =
-      ceil_div(shape.rows, blocks_in_cluster * tile_rows) * ceil_div(shape.width, tile_columns);
+      ceil_div(shape.rows, blocks_in_cluster * tile_rows) * ceil_div(shape.width, Wide::tile_columns);
   if (major != 9 || shape.k == 0 || pairs * blocks_in_cluster < multiprocessors()) return false;
-  cudaFuncAttributes built{};
-  check(cudaFuncGetAttributes(&built, kernel<Task<false, Activation::gelu>>));
-  // Else the body is empty, not being built for sm_90a, or warpgroups would wait for registers for ever.
-  return built.numRegs * threads >= (few_registers + 2 * many_registers) * group;
+  return is_built<Task<Wide, false, Activation::gelu>>();
 }
 
 void gemm_activation_forward(const GemmActivationShape& shape, const GemmActivationForward& args,
                              CUstream_st* stream) {
   const bool gated = is_gated(shape.activation);
+  const int half_columns = is_narrow(shape) ? Form<Narrow>::half_columns : Form<Wide>::half_columns;
   const Params p{.a = matrix(args.x, shape.rows, shape.k, tile_rows),
                  .b = matrix(args.w, gated ? 2 * shape.width : shape.width, shape.k, half_columns),
                  .shape = shape,

@@ -32,8 +32,8 @@ struct GemmActivationBackward {
   float* column_sum;  // with `partial`: sum of dz over the rows before it is rounded, [width of z]
 };
 
-/// Whether the current device has these kernels, and the shape has tiles (128 x 256, two below each other) for all its
-/// multiprocessors.
+/// Whether the current device has these kernels, and the shape has tiles (of 128 x 256, two below each other) for all its
+/// multiprocessors. Short products have tiles of 128 x 192 (gemm_activation_tile.cuh).
 bool has_gemm_activation(const GemmActivationShape& shape);
 /// Width and k must be multiples of 8, and pointers of 16 bytes.
 void gemm_activation_forward(const GemmActivationShape& shape, const GemmActivationForward& args,

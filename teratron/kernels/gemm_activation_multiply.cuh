@@ -6,10 +6,10 @@
 namespace teratron::cuda::gemm_activation {
 
 template <typename T>
-__device__ void copy_operands(const Params& p, Shared& shared) {
+__device__ void copy_operands(const Params& p, typename T::Shared& shared) {
   constexpr uint16_t everywhere = (1 << blocks_in_cluster) - 1;
-  const int half = static_cast<int>(block_in_cluster());  // this block brings it to both
-  Ring ring;
+  const int block = static_cast<int>(block_in_cluster());  // brings its share of b to all
+  Ring<T::stages> ring;
   for (Walk walk(p.shape, T::columns); walk.more(); walk.next()) {
     const Tile tile = walk.tile();
     const int row = static_cast<int>(tile.row), column = static_cast<int>(tile.column);
@@ -19,24 +19,31 @@ __device__ void copy_operands(const Params& p, Shared& shared) {
       const SharedAddress arrived = shared_address(&shared.arrived[s]);
       arrive_expecting(arrived, sizeof shared.a[0] + sizeof shared.b[0]);
       copy_box(shared_address(shared.a[s]), {p.a, k, row}, arrived);
-      const SharedAddress b = shared_address(shared.b[s] + half * half_columns * tile_k);
       if constexpr (T::backward) {
 #pragma unroll
-        for (int i = 0; i < half_columns; i += row_values) {
-          copy_box_to(everywhere, b + i * tile_k * sizeof(bf16), {p.b, column + half * half_columns + i, k},
+        for (int i = 0; i < T::tile_columns; i += blocks_in_cluster * row_values) {
+          const int mine = i + block * row_values;
+          if (mine >= T::tile_columns) break;
+          copy_box_to(everywhere, shared_address(shared.b[s] + mine * tile_k), {p.b, column + mine, k},
                       arrived);
         }
       } else {
-        const int of_half = half * (T::gated ? static_cast<int>(p.shape.width) : half_columns);
-        copy_box_to(everywhere, b, {p.b, k, column + of_half}, arrived);
+        const int of_half = block * (T::gated ? static_cast<int>(p.shape.width) : T::half_columns);
+        copy_box_to(everywhere, shared_address(shared.b[s] + block * T::half_columns * tile_k),
+                    {p.b, k, column + of_half}, arrived);
       }
     }
   }
 }
 
+/// Accumulators of a thread: of 64 rows of a tile, shared by a warpgroup.
+template <typename T>
+constexpr int accumulators = T::tile_columns / 2;
+
 /// The product of one tile's 64 rows.
-template <bool backward>
-__device__ void multiply(const Params& p, Shared& shared, int half, Ring& ring, float (&d)[128]) {
+template <typename T>
+__device__ void multiply(const Params& p, typename T::Shared& shared, int half, Ring<T::stages>& ring,
+                         float (&d)[accumulators<T>]) {
   const int thread = threadIdx.x % group;
   int last = 0;
   for (int64_t k = 0; k < p.shape.k; k += tile_k, ring.next()) {
@@ -48,11 +55,11 @@ __device__ void multiply(const Params& p, Shared& shared, int half, Ring& ring, 
 #pragma unroll
     for (int i = 0; i < tile_k; i += 16) {
       const uint64_t along_k = operand_along_k(a + i * sizeof(bf16));
-      if constexpr (backward) {
+      if constexpr (T::backward) {
         const uint64_t across_k = operand_across_k(b + i * 128, tile_k * row_values * sizeof(bf16));
-        product_64_256_16<true>(d, along_k, across_k, k + i > 0);
+        add_product<true>(d, along_k, across_k, k + i > 0);
       } else {
-        product_64_256_16<false>(d, along_k, operand_along_k(b + i * sizeof(bf16)), k + i > 0);
+        add_product<false>(d, along_k, operand_along_k(b + i * sizeof(bf16)), k + i > 0);
       }
     }
     end_product_group();
@@ -72,25 +79,25 @@ __device__ inline uint32_t round_two(float a, float b) {
 
 /// The bias of the columns whose products a thread holds; 0 where there is none. Read before the products are made, so that
 /// nobody waits for it.
+template <typename T>
 struct Bias {
-  uint32_t two[32] = {};
+  uint32_t two[T::tile_columns / 8] = {};
 
-  template <bool gated>
   __device__ void read(const Params& p, const Tile& tile) {
     if (p.bias == nullptr) return;
     const bf16* const from = p.bias + tile.column + 2 * (threadIdx.x % 4);
-    const bf16* const up = from + p.shape.width - half_columns;
-    const int there = static_cast<int>(min(p.shape.width - tile.column, int64_t{tile_columns}));
+    const bf16* const up = from + p.shape.width - T::half_columns;
+    const int there = static_cast<int>(min(p.shape.width - tile.column, int64_t{T::tile_columns}));
 #pragma unroll
-    for (int j = 0; j < 32; ++j) {
-      const bool second = gated && 8 * j >= half_columns;
-      if (8 * j - (second ? half_columns : 0) >= there) continue;
+    for (int j = 0; j < T::tile_columns / 8; ++j) {
+      const bool second = T::gated && 8 * j >= T::half_columns;
+      if (8 * j - (second ? T::half_columns : 0) >= there) continue;
       two[j] = *reinterpret_cast<const uint32_t*>((second ? up : from) + 8 * j);
     }
   }
-  __device__ void add_to(float (&d)[128]) const {
+  __device__ void add_to(float (&d)[accumulators<T>]) const {
 #pragma unroll
-    for (int j = 0; j < 32; ++j) {
+    for (int j = 0; j < T::tile_columns / 8; ++j) {
       float bias[2];
       widen(reinterpret_cast<const Pack<bf16, 2>&>(two[j]), bias);
 #pragma unroll
@@ -100,12 +107,13 @@ struct Bias {
 };
 
 /// This warpgroup's 64 rows of the product, rounded, into shared memory.
-__device__ inline void leave_product(Shared& shared, int half, const float (&d)[128]) {
+template <typename T>
+__device__ void leave_product(typename T::Shared& shared, int half, const float (&d)[accumulators<T>]) {
   const int warp = threadIdx.x % group / 32, lane = threadIdx.x % 32;
   const int row = half * half_rows + 16 * warp + lane % 16, column = 8 * (lane / 16);
-  const SharedAddress place = shared_address(shared.product + row * pitch + column);
+  const SharedAddress place = shared_address(shared.product + row * T::pitch + column);
 #pragma unroll
-  for (int j = 0; j < 32; j += 2) {
+  for (int j = 0; j < T::tile_columns / 8; j += 2) {
     store_four_tiles(place + 8 * j * sizeof(bf16), round_two(d[4 * j], d[4 * j + 1]),
                      round_two(d[4 * j + 2], d[4 * j + 3]), round_two(d[4 * j + 4], d[4 * j + 5]),
                      round_two(d[4 * j + 6], d[4 * j + 7]));
@@ -113,22 +121,22 @@ __device__ inline void leave_product(Shared& shared, int half, const float (&d)[
 }
 
 template <typename T>
-__device__ void multiply_tiles(const Params& p, Shared& shared, int half) {
-  Ring ring;
+__device__ void multiply_tiles(const Params& p, typename T::Shared& shared, int half) {
+  Ring<T::stages> ring;
   bool first = true;
   for (Walk walk(p.shape, T::columns); walk.more(); walk.next()) {
-    float d[128];
+    float d[accumulators<T>];
     if constexpr (T::backward) {
-      multiply<true>(p, shared, half, ring, d);
+      multiply<T>(p, shared, half, ring, d);
     } else {
-      Bias bias;
-      bias.read<T::gated>(p, walk.tile());
-      multiply<false>(p, shared, half, ring, d);
+      Bias<T> bias;
+      bias.read(p, walk.tile());
+      multiply<T>(p, shared, half, ring, d);
       bias.add_to(d);
     }
-    if (!first) sync_named(read(half), group + activators);
-    leave_product(shared, half, d);
-    arrive_named(ready(half), group + activators);
+    if (!first) sync_named(read(half), group + T::activators);
+    leave_product<T>(shared, half, d);
+    arrive_named(ready(half), group + T::activators);
     first = false;
   }
 }

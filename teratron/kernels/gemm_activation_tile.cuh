@@ -1,9 +1,9 @@
 // The kernels of gemm_activation_cuda.h: tiles, and how the threads of a block share them.
 //
-// Two blocks of a cluster, one per multiprocessor, take two tiles of 128 x 256 that lie one below the other and share what
-// they read of w. A warp of a block copies operands; two warpgroups multiply, each 64 rows, and leave the product, rounded, in
-// shared memory (gemm_activation_multiply.cuh); three warps apply the activation to it while the next tile is multiplied
-// (gemm_activation_apply.cuh).
+// Two blocks of a cluster, one per multiprocessor, take two tiles of 128 x 256 or 128 x 192 that lie one below the other and
+// share what they read of w. A warp of a block copies operands; two warpgroups multiply, each 64 rows, and leave the product,
+// rounded, in shared memory (gemm_activation_multiply.cuh); three or six warps apply the activation to it while the next tile is
+// multiplied (gemm_activation_apply.cuh).
 #pragma once
 
 #include "teratron/kernels/activation_math.cuh"
@@ -15,22 +15,45 @@ namespace teratron::cuda::gemm_activation {
 using namespace hopper;
 using bf16 = __nv_bfloat16;
 
-constexpr int tile_rows = 128, tile_columns = 256, tile_k = 64;
-constexpr int half_rows = tile_rows / 2, half_columns = tile_columns / 2;
-constexpr int blocks_in_cluster = 2, stages = 3;
-constexpr int group = 128, threads = 3 * group, activators = 96;
+constexpr int tile_rows = 128, half_rows = tile_rows / 2, tile_k = 64;
+constexpr int blocks_in_cluster = 2;
+constexpr int group = 128;
 constexpr int row_values = 64;  // bf16 in the 128 bytes of an operand's row
-constexpr int slots = 6;        // for z of an activator's rows to come
-/// Of a row of the product: eight rows begin in different banks.
-constexpr int pitch = tile_columns + 8;
 
+// How wide tiles are, how many threads apply the activation, how many stages operands have and how many packs of z are on their
+// way to an activator, of how many parts at most, and the registers of a thread that helps and of one that multiplies.
+
+/// Multiplies with the least energy.
+struct Wide {
+  static constexpr int tile_columns = 256, activators = 96, stages = 3, slots = 6, most_parts = 2;
+  static constexpr int few_registers = 104, many_registers = 200;
+};
+/// Applies activations twice as fast, for products that are soon made, being of a short k. Not for gated ones.
+struct Narrow {
+  static constexpr int tile_columns = 192, activators = 192, stages = 4, slots = 3, most_parts = 1;
+  static constexpr int few_registers = 104, many_registers = 152;
+};
+
+template <typename Choices>
+struct Form : Choices {
+  static constexpr int half_columns = Choices::tile_columns / 2;
+  static constexpr int helpers = (32 + Choices::activators + group - 1) / group * group;
+  static constexpr int threads = helpers + 2 * group;
+  static constexpr int registers = Choices::few_registers * helpers + Choices::many_registers * 2 * group;
+  /// Of a row of the product: eight rows begin in different banks.
+  static constexpr int pitch = Choices::tile_columns + 8;
+  /// Whole rows that the activators take at a time.
+  static constexpr int rows_at_once = Choices::activators / (Choices::tile_columns / 8);
+};
+
+template <typename F>
 struct alignas(1024) Shared {
-  bf16 a[stages][tile_rows * tile_k];
-  bf16 b[stages][tile_columns * tile_k];
-  bf16 product[tile_rows * pitch];
-  float sums[activators / 32][2 * tile_columns];  // of a warp's rows
-  uint4 ahead[slots][activators];                 // of z: each thread's own
-  uint64_t arrived[stages], taken[stages];
+  bf16 a[F::stages][tile_rows * tile_k];
+  bf16 b[F::stages][F::tile_columns * tile_k];
+  bf16 product[tile_rows * F::pitch];
+  float sums[F::rows_at_once][F::most_parts * F::tile_columns];
+  uint4 ahead[F::slots][F::activators];  // of z: each thread's own
+  uint64_t arrived[F::stages], taken[F::stages];
 };
 
 struct Params {
@@ -43,13 +66,16 @@ struct Params {
 };
 
 /// What a kernel computes, and how many parts an activation's argument has: itself, or gate|up.
-template <bool is_backward, Activation kind>
-struct Task {
+template <typename Choices, bool is_backward, Activation kind>
+struct Task : Form<Choices> {
+  using F = Form<Choices>;
   static constexpr bool backward = is_backward, gated = takes_up<kind>;
   static constexpr Activation activation = kind;
   static constexpr int parts = gated ? 2 : 1;
   /// Columns of the activation's result in a tile: a gated forward computes their gates and ups.
-  static constexpr int columns = !backward && gated ? half_columns : tile_columns;
+  static constexpr int columns = !backward && gated ? F::half_columns : F::tile_columns;
+  static_assert(F::activators % (columns / 8) == 0 && parts <= F::most_parts);
+  using Shared = gemm_activation::Shared<F>;
 };
 
 struct Tile {
@@ -82,6 +108,7 @@ class Walk {
 };
 
 /// The stages' ring as one of its users sees it.
+template <int stages>
 class Ring {
  public:
   __device__ int stage() const { return stage_; }

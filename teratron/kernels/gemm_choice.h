@@ -2,8 +2,8 @@
 //
 // cuBLASLt ranks its kernels by their speed at full clock. In training a GPU soon reaches its power limit, and then the kernel
 // that needs the least energy is the fastest; and kernels that write one tile while they multiply the next win where k is
-// short. On compute capability 9.0 a product takes the best proposal by the rates measured there under load (docs/
-// performance.md); elsewhere, and where none of the kernels measured is proposed, the first.
+// short and nothing is added. On compute capability 9.0 a product takes the best proposal by rates measured there under load
+// (docs/performance.md); elsewhere, and where none of the kernels measured is proposed, the first.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,8 @@ struct GemmProposal {
 };
 
 struct GemmSize {
-  int64_t m, n, k_bytes;  // k in bytes of the first operand
+  int64_t m, n, k_bytes;  // k in bytes of the first factor
+  bool adds = false;      // a bias or another matrix to the product
 };
 
 /// Index into `proposals` (at least one), which come in cuBLASLt's order.

@@ -1,6 +1,7 @@
 // cuBLASLt's matrix product. Raw device pointers; null where a tensor is undefined.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "teratron/base/dtype.h"
@@ -25,12 +26,14 @@ struct GemmArgs {
   const void* addend;  // in out_type; may be `out` itself
   const void* bias;    // in out_type
   void* out;
-  Dtype out_type;  // that of bf16 or f16 factors, or f32; bf16, f16 or f32 of FP8
+  Dtype out_type;                  // that of bf16 or f16 factors, or f32; bf16, f16 or f32 of FP8
   bool fast_accumulation = false;  // see fp8.h
   void* workspace;
 };
 inline constexpr int64_t gemm_workspace = int64_t{32} << 20;
 /// By the kernel that gemm_choice.h chooses. Throws a Fault where cuBLASLt has no kernel for it.
 void gemm(const GemmArgs& args, CUstream_st* stream);
+/// The place among cuBLASLt's proposals of the kernel that gemm() takes. For tests.
+size_t gemm_choice(const GemmArgs& args);
 
 }  // namespace teratron::cuda

@@ -8,7 +8,15 @@ TEST(LinearProducts, AreTheSums) {
   for (const auto type : float_types) {
     check_linear_products({at::kCPU, type, 24, 40, 16});
     check_linear_products({at::kCPU, type, 7, 5, 3, 2});
+    check_strange_factors(at::dtype(type));
   }
+}
+
+TEST(LinearProductsDeathTest, RefuseAPlaceOfAnotherSize) {
+  const at::Tensor x = at::randn({24, 16}), w = at::randn({8, 16});
+  EXPECT_DEATH(linear_forward(x, w, {}, at::empty({24, 9})), "y has 216 elements, not 192");
+  EXPECT_DEATH(linear_input_gradient(at::randn({24, 8}), w, at::empty({24, 17})),
+               "dx has 408 elements, not 384");
 }
 
 using cuda::choose_gemm;
@@ -23,6 +31,7 @@ TEST(ChooseGemm, PrefersTilesThatOverlapWhereKIsShort) {
   const std::vector<GemmProposal> proposals{unknown, high, wide, overlapped};
   EXPECT_EQ(choose_gemm(proposals, {32768, 50304, 2 * 768}, multiprocessors), 3U);
   EXPECT_EQ(choose_gemm(proposals, {16384, 4096, 2 * 14336}, multiprocessors), 2U);
+  EXPECT_EQ(choose_gemm(proposals, {32768, 50304, 2 * 768, true}, multiprocessors), 2U) << "a bias to add";
 }
 
 // 2048 columns are cut into 12 tiles of 176 with a rest, and into 8 of 256 without.

@@ -145,10 +145,29 @@ __device__ void products_are_in(float (&d)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-/// d [64, 256] = (add: d +) a [64, 16] b [16, 256] in bf16. Thread t of the warpgroup holds in d[4 j + c] the element of row
-/// 16 (t / 32) + (t % 32) / 4 + 8 (c / 2) and column 8 j + 2 (t % 4) + c % 2.
+/// d [64, 2 N] = (add: d +) a [64, 16] b [16, 2 N] in bf16, 2 N being 192 or 256. Thread t of the warpgroup holds in d[4 j + c]
+/// the element of row 16 (t / 32) + (t % 32) / 4 + 8 (c / 2) and column 8 j + 2 (t % 4) + c % 2.
 template <bool b_across_k>
-__device__ void product_64_256_16(float (&d)[128], uint64_t a, uint64_t b, bool add) {
+__device__ void add_product(float (&d)[96], uint64_t a, uint64_t b, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %98, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
+      "%96, %97, p, 1, 1, 0, %99;\n"
+      "}"
+      : TERATRON_IO16(0), TERATRON_IO16(16), TERATRON_IO16(32), TERATRON_IO16(48), TERATRON_IO16(64),
+        TERATRON_IO16(80)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(b_across_k ? 1 : 0));
+}
+template <bool b_across_k>
+__device__ void add_product(float (&d)[128], uint64_t a, uint64_t b, bool add) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"

@@ -10,6 +10,24 @@ inline constexpr std::array activations{Activation::gelu, Activation::gelu_erf, 
                                         Activation::relu, Activation::silu,     Activation::swiglu,
                                         Activation::geglu};
 
+/// Into new tensors.
+inline Activated linear_activation(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+                                   Activation activation, bool wants_z) {
+  const int64_t parts = is_gated(activation) ? 2 : 1;
+  const Activated result{at::full({x.size(0), w.size(0) / parts}, NAN, x.options()),
+                         wants_z ? at::full({x.size(0), w.size(0)}, NAN, x.options()) : at::Tensor()};
+  linear_activation(result, x, w, bias, activation);
+  return result;
+}
+inline SummedGradient linear_activation_backward(const at::Tensor& dy, const at::Tensor& w,
+                                                 const at::Tensor& z, Activation activation,
+                                                 const WantedSum& sum) {
+  const at::Tensor dz = at::full_like(z, NAN);
+  SummedGradient result = linear_activation_backward({dz, sum}, dy, w, z, activation);
+  EXPECT_TRUE(result.dx.is_same(dz));
+  return result;
+}
+
 struct LinearActivationCase {
   at::Device device;
   at::ScalarType type;
@@ -50,6 +68,18 @@ inline void check_linear_activation(const LinearActivationCase& c) {
     const SummedGradient unsummed = linear_activation_backward(dy, w2, z, c.activation, std::nullopt);
     EXPECT_TRUE(same_bits(unsummed.dx, got.dx));
     EXPECT_FALSE(unsummed.column_sum.defined());
+    const at::Tensor some_y = at::empty_like(y), some_z = at::empty_like(z), some_dz = at::empty_like(z);
+    for (const auto& [begin, end] :
+         {std::pair(c.rows * 2 / 3, c.rows), std::pair(int64_t{0}, c.rows * 2 / 3)}) {
+      const auto part = [&, begin = begin, end = end](const at::Tensor& t) { return t.slice(0, begin, end); };
+      linear_activation({part(some_y), part(some_z)}, part(x), w, bias, c.activation);
+      linear_activation_backward({part(some_dz), std::nullopt}, part(dy), w2, part(z), c.activation);
+    }
+    EXPECT_LT(relative_error(some_z, z), allowed);
+    EXPECT_LT(relative_error(some_y, y), allowed);
+    EXPECT_LT(relative_error(some_dz, got.dx), allowed);
+    const SummedGradient anew = linear_activation_backward({{}, std::nullopt}, dy, w2, z, c.activation);
+    EXPECT_TRUE(same_bits(anew.dx, got.dx));
   }
 }
 

@@ -12,14 +12,15 @@ struct LinearProductsCase {
   at::Device device;
   at::ScalarType type;
   int64_t tokens, inputs, outputs;
-  int64_t gap = 0;  // elements between the rows of x, w and dy
+  int64_t gap = 0;  // elements between the rows of x, w and dy, half of them before the first
 };
 
 inline void check_linear_products(const LinearProductsCase& c) {
-  SCOPED_TRACE(fmt::format("{} {}x{}x{}, gap {}", at::toString(c.type), c.tokens, c.inputs, c.outputs, c.gap));
+  SCOPED_TRACE(
+      fmt::format("{} {}x{}x{}, gap {}", at::toString(c.type), c.tokens, c.inputs, c.outputs, c.gap));
   const auto options = at::device(c.device).dtype(c.type);
   const auto random = [&](int64_t rows, int64_t columns) {
-    return at::randn({rows, columns + c.gap}, options).narrow(1, 0, columns);
+    return at::randn({rows, columns + c.gap}, options).narrow(1, c.gap / 2, columns);
   };
   const at::Tensor x = random(c.tokens, c.inputs), w = random(c.outputs, c.inputs),
                    dy = random(c.tokens, c.outputs), bias = at::randn({c.outputs}, options);
@@ -47,6 +48,22 @@ inline void check_linear_products(const LinearProductsCase& c) {
     linear_weight_gradient_(sum, dy, x, true);
     EXPECT_LT(relative_error(sum, 2 * dw), tolerance(type) + 1e-5);
   }
+}
+
+/// Factors that lie in memory as those of layers do not.
+inline void check_strange_factors(const at::TensorOptions& options) {
+  const at::Tensor w = at::randn({24, 16}, options), column = at::randn({16, 1}, options),
+                   expanded = at::randn({1, 1}, options).expand({40, 24}), none = at::empty({0, 24}, options);
+  const double close = tolerance(at::typeMetaToScalarType(options.dtype()));
+  EXPECT_LT(relative_error(linear_forward(column.t(), w, {}), at::matmul(f64(column).t(), f64(w).t())),
+            close);
+  EXPECT_LT(relative_error(linear_input_gradient(expanded, w), at::matmul(f64(expanded), f64(w))), close);
+  const at::Tensor sum = at::ones({24, 16}, options.dtype(at::kFloat));
+  linear_weight_gradient_(sum, none, none.slice(1, 0, 16), true);
+  EXPECT_TRUE((sum == 1).all().item<bool>());
+  linear_weight_gradient_(sum, none, none.slice(1, 0, 16), false);
+  EXPECT_TRUE((sum == 0).all().item<bool>());
+  EXPECT_EQ(linear_forward(none, w.t().contiguous(), {}).numel(), 0);
 }
 
 }  // namespace teratron

@@ -26,7 +26,7 @@ inline void expect_sums_where_wanted(at::Device device) {
   const at::Tensor x = random({32, 64}), dy = random({32, 64}), gain = random({64}), shift = random({64});
   expect_sum_in_place("column sum", [&](const at::Tensor& into) { return column_sum(x, into); });
   expect_sum_in_place("activation", [&](const at::Tensor& into) {
-    return activation_backward_summed(dy, x, {}, Activation::gelu, into).column_sum;
+    return activation_backward_summed(dy, x, {}, Activation::gelu, {.dx = {}, .column_sum = into}).column_sum;
   });
   const Fp8Scale scale = fp8_scale_of(dy, Fp8Format::e5m2);
   expect_sum_in_place("activation to fp8", [&](const at::Tensor& into) {

@@ -81,6 +81,27 @@ LinearCore::Output LinearCore::forward(const at::Tensor& x_SBI, const MatMul::Ad
           region == gathered ? Kept{x_SBI, {}} : Kept{x.columns, x.inverse}};
 }
 
+LinearCore::ActivatedOutput LinearCore::forward_activated(const at::Tensor& x_SBI, const at::Tensor& bias_O,
+                                                          Activation activation, bool training) const {
+  Moving whole = is(gathered) ? start_gather(x_SBI, *group) : Moving{x_SBI, {}};
+  const at::Tensor x = as_rows(whole.tensor);
+  const int64_t wide = product->weight().tensor.size(0), rows = x.size(0);
+  const Activated hidden{at::empty({rows, is_gated(activation) ? wide / 2 : wide}, x.options()),
+                         training ? at::empty({rows, wide}, x.options()) : at::Tensor()};
+  const auto compute = [&](int64_t begin, int64_t end) {
+    const Activated part{hidden.y.slice(0, begin, end),
+                         training ? hidden.z.slice(0, begin, end) : at::Tensor()};
+    product->forward_activated(part, x.slice(0, begin, end), bias_O, activation);
+  };
+  if (is(gathered)) {
+    own_rows_first(whole.work, rows, *group, compute);
+    return {hidden, {x_SBI, {}}, whole.tensor.sizes().vec()};
+  }
+  compute(0, rows);
+  const MatMul::Operand kept = product->input(x, {.columns = training, .recorded = training});
+  return {hidden, {kept.columns, kept.inverse}, x_SBI.sizes().vec()};
+}
+
 at::Tensor LinearCore::output(const MatMul::Operand& x_TI, const MatMul::Addends& addends,
                               at::IntArrayRef shape) const {
   if (is(scattered)) {
@@ -112,6 +133,25 @@ at::Tensor LinearCore::scattered_output(const MatMul::Operand& x_TI, at::IntArra
 
 Moving LinearCore::output_gradient(const at::Tensor& dy_SBO) const {
   return is(scattered) ? start_gather(dy_SBO, *group) : Moving{dy_SBO, {}};
+}
+
+SummedGradient LinearCore::argument_gradient(Moving& dy_SBO, const at::Tensor& z, Activation activation,
+                                             const WantedSum& sum) const {
+  const at::Tensor dy = as_rows(dy_SBO.tensor);
+  if (!gathers_gradient()) return product->argument_gradient({{}, sum}, dy, z, activation);
+  SummedGradient all{at::empty_like(z), {}};
+  own_rows_first(dy_SBO.work, dy.size(0), *group, [&](int64_t begin, int64_t end) {
+    const bool adds = all.column_sum.defined();
+    const ArgumentGradient into{all.dx.slice(0, begin, end), adds ? WantedSum(at::Tensor()) : sum};
+    const at::Tensor rows = dy.slice(0, begin, end), z_of_rows = z.slice(0, begin, end),
+                     part = product->argument_gradient(into, rows, z_of_rows, activation).column_sum;
+    if (adds) {
+      all.column_sum.add_(part);
+    } else {
+      all.column_sum = part;
+    }
+  });
+  return all;
 }
 
 LinearCore::Returning LinearCore::restore(const Kept& x) const {

@@ -36,8 +36,8 @@ struct LinearCore {
   ParallelRegion region;
   const Group* group;
 
-  /// Whether x and dy are there as a whole: nothing is gathered or scattered.
-  bool whole() const { return !is(ParallelRegion::gathered) && !is(ParallelRegion::scattered); }
+  /// Whether parts of dy come from other ranks.
+  bool gathers_gradient() const { return is(ParallelRegion::scattered); }
 
   /// What backward needs of x: as it came if it was gathered (it is gathered once more), else as dW's product takes it.
   struct Kept {
@@ -50,6 +50,14 @@ struct LinearCore {
   };
   /// From x [S, B, in], or this rank's part of it; `training`: backward will come. y as the region has it.
   Output forward(const at::Tensor& x_SBI, const MatMul::Addends& addends, bool training) const;
+  struct ActivatedOutput {
+    Activated hidden;  // [T, width]
+    Kept kept;
+    std::vector<int64_t> shape;  // leading dimensions of y
+  };
+  /// The same with an activation that the product takes; its argument if backward will come. For columns.
+  ActivatedOutput forward_activated(const at::Tensor& x_SBI, const at::Tensor& bias_O, Activation activation,
+                                    bool training) const;
   /// The same from what the product takes; `shape`: leading dimensions of x. For rows (local, summed, scattered).
   at::Tensor output(const MatMul::Operand& x_TI, const MatMul::Addends& addends, at::IntArrayRef shape) const;
 
@@ -58,6 +66,9 @@ struct LinearCore {
 
   /// dy with the whole sequence.
   Moving output_gradient(const at::Tensor& dy_SBO) const;
+  /// The gradient of z, where the layer's input is activation(z), and its sum, if wanted. For rows. Waits for dy.
+  SummedGradient argument_gradient(Moving& dy_SBO, const at::Tensor& z, Activation activation,
+                                   const WantedSum& sum) const;
   struct Returning {
     Moving x;
     at::Tensor inverse;

@@ -19,14 +19,13 @@ class PlainMatMul : public MatMul {
     if (residual_TO.defined()) return linear_add(x_TI.rows.contiguous(), weight_.tensor, bias_O, residual_TO);
     return linear_forward(x_TI.rows, weight_.tensor, bias_O);
   }
-  bool takes_activation() const override { return true; }
-  Activated forward_activated(const Operand& x_TI, const at::Tensor& bias_O, Activation activation,
-                              bool wants_z) override {
-    return linear_activation(x_TI.rows.contiguous(), weight_.tensor, bias_O, activation, wants_z);
+  void forward_activated(const Activated& into, const at::Tensor& x_TI, const at::Tensor& bias_O,
+                         Activation activation) override {
+    linear_activation(into, x_TI.contiguous(), weight_.tensor, bias_O, activation);
   }
-  SummedGradient argument_gradient(const Operand& dy_TO, const at::Tensor& z, Activation activation,
-                                   const WantedSum& sum) override {
-    return linear_activation_backward(dy_TO.rows.contiguous(), weight_.tensor, z, activation, sum);
+  SummedGradient argument_gradient(const ArgumentGradient& into, const at::Tensor& dy_TO, const at::Tensor& z,
+                                   Activation activation) override {
+    return linear_activation_backward(into, dy_TO.contiguous(), weight_.tensor, z, activation);
   }
   bool takes_parts() const override { return true; }
   void forward_part(at::Tensor y_TO, const at::Tensor& x_TI, const at::Tensor& bias_O) override {
@@ -112,11 +111,12 @@ class Fp8MatMul : public MatMul {
 
 }  // namespace
 
-Activated MatMul::forward_activated(const Operand&, const at::Tensor&, Activation, bool) {
+void MatMul::forward_activated(const Activated&, const at::Tensor&, const at::Tensor&, Activation) {
   TERATRON_ASSERT(false, "{} takes no activation", weight_.name);
 }
 
-SummedGradient MatMul::argument_gradient(const Operand&, const at::Tensor&, Activation, const WantedSum&) {
+SummedGradient MatMul::argument_gradient(const ArgumentGradient&, const at::Tensor&, const at::Tensor&,
+                                         Activation) {
   TERATRON_ASSERT(false, "{} takes no activation", weight_.name);
 }
 

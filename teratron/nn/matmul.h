@@ -38,16 +38,15 @@ class MatMul {
     at::Tensor residual_TO;
   };
   virtual at::Tensor forward(const Operand& x_TI, const Addends& addends) = 0;
-  /// Whether an activation that comes after y, or before x, can go through the two functions below.
-  virtual bool takes_activation() const { return false; }
-  /// activation(x W^T + b); b may be undefined. `wants_z`: its argument, too.
-  virtual Activated forward_activated(const Operand& x_TI, const at::Tensor& bias_O, Activation activation,
-                                      bool wants_z);
-  /// The gradient of z, where x = activation(z), and its sum over the tokens.
-  virtual SummedGradient argument_gradient(const Operand& dy_TO, const at::Tensor& z, Activation activation,
-                                           const WantedSum& sum);
-  /// Whether rows can be multiplied while others are not there yet or already under way, by the functions below.
+  /// Whether the four functions below are there. Rows can be multiplied by them while others are not there yet or already under
+  /// way, and an activation that comes after y, or before x, computed within the product.
   virtual bool takes_parts() const { return false; }
+  /// activation(x W^T + b) and its argument; b may be undefined.
+  virtual void forward_activated(const Activated& into, const at::Tensor& x_TI, const at::Tensor& bias_O,
+                                 Activation activation);
+  /// The gradient of z, where x = activation(z), and its sum over the rows.
+  virtual SummedGradient argument_gradient(const ArgumentGradient& into, const at::Tensor& dy_TO,
+                                           const at::Tensor& z, Activation activation);
   /// y = x W^T + b of some rows; b may be undefined.
   virtual void forward_part(at::Tensor y_TO, const at::Tensor& x_TI, const at::Tensor& bias_O);
   /// dx = dy W of some rows.

@@ -23,8 +23,8 @@ Producer activation_gradient(const at::Tensor& da, const at::Tensor& z, Activati
                              Parameter* bias) {
   return {[=] {
             if (!bias) return activation_backward(da, z, at::Tensor(), activation);
-            const SummedGradient dz =
-                activation_backward_summed(da, z, at::Tensor(), activation, gradient_place(*bias));
+            const SummedGradient dz = activation_backward_summed(
+                da, z, at::Tensor(), activation, {.dx = {}, .column_sum = gradient_place(*bias)});
             add_gradient(*bias, dz.column_sum);
             return dz.dx;
           },
@@ -38,7 +38,7 @@ Producer activation_gradient(const at::Tensor& da, const at::Tensor& z, Activati
 
 // Whether the products compute the activation and its gradient, too, so that neither is a pass over memory of its own.
 bool in_products(const LinearCore& fc1, const LinearCore& fc2) {
-  return fc1.whole() && fc2.whole() && fc1.product->takes_activation() && fc2.product->takes_activation();
+  return fc1.product->takes_parts() && fc2.product->takes_parts();
 }
 
 // Kept for backward, and free as soon as it is not needed any more: save_for_backward keeps until the end.
@@ -79,11 +79,9 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
   }
 
   static Hidden in_one_product(const LinearCore& fc1, const at::Tensor& x, const Plan& plan) {
-    const MatMul::Operand rows =
-        fc1.product->input(as_rows(x), {.columns = plan.training, .recorded = plan.training});
-    const auto [a, z] =
-        fc1.product->forward_activated(rows, tensor_of(plan.fc1->bias()), plan.activation, plan.training);
-    return {z, a, {rows.columns, rows.inverse}, x.sizes().vec()};
+    const auto [hidden, kept, shape] =
+        fc1.forward_activated(x, tensor_of(plan.fc1->bias()), plan.activation, plan.training);
+    return {hidden.z, hidden.y, kept, shape};
   }
 
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&,
@@ -116,23 +114,26 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
     LinearCore::Returning x = fc1.restore({saved[0], saved[1]});
     if (auto* bias = saved_pointer<Parameter>(context, "fc2_bias"))
       add_gradient(*bias, column_sum(as_rows(given), gradient_place(*bias)));
-    // Temporaries below: a is free before the activation's backward, da and z before fc1's products.
-    const auto undo_fc2 = [&](bool wants_da) {
-      return fc2.backward(fc2.restore({take(context, "a"), take(context, "a_inverse")}), std::move(dy),
+    // Temporaries below: a is free before the activation's backward (unless that hides the way of dy), da and z
+    // before fc1's products.
+    const auto undo_fc2 = [&](Moving gradient, bool wants_da) {
+      return fc2.backward(fc2.restore({take(context, "a"), take(context, "a_inverse")}), std::move(gradient),
                           wants_da);
     };
     const auto argument_gradient = [&] {
-      undo_fc2(false);
-      const SummedGradient dz = fc2.product->argument_gradient({.rows = as_rows(given)}, take(context, "z"),
-                                                               activation, gradient_place(column.bias()));
+      const bool gathers = fc2.gathers_gradient();
+      if (!gathers) undo_fc2(dy, false);
+      const SummedGradient dz =
+          fc2.argument_gradient(dy, take(context, "z"), activation, gradient_place(column.bias()));
+      if (gathers) undo_fc2(std::move(dy), false);
       if (column.bias()) add_gradient(*column.bias(), dz.column_sum);
       return dz.dx;
     };
     const std::vector<int64_t> shape = dy.tensor.sizes().vec();
     const MatMul::Operand dz = fc1.product->output_gradient(
-        in_products(fc1, fc2)
-            ? argument_gradient()
-            : activation_gradient(as_rows(undo_fc2(true)), take(context, "z"), activation, column.bias()));
+        in_products(fc1, fc2) ? argument_gradient()
+                              : activation_gradient(as_rows(undo_fc2(std::move(dy), true)),
+                                                    take(context, "z"), activation, column.bias()));
     const at::Tensor dx = fc1.backward(std::move(x), dz, shape, context->needs_input_grad(0));
     const bool has_residual = context->saved_data["has_residual"].toBool();
     return {dx, at::Tensor(), has_residual ? gradients[0] : at::Tensor(), at::Tensor()};

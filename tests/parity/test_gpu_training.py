@@ -22,9 +22,10 @@ WIDE = ["--seq-length", "512", "--max-position-embeddings", "512", "--micro-batc
         "--ffn-hidden-size", "2048", "--lr", "1e-3"]
 
 
-def train(folder, name, *flags):
+def train(folder, name, *flags, gpus=1):
+    launch = ["launch", "--nproc-per-node", str(gpus), "--"] if gpus > 1 else []
     command = [
-        BINARY, "pretrain", "gpt", "--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4",
+        BINARY, *launch, "pretrain", "gpt", "--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4",
         "--seq-length", "64", "--max-position-embeddings", "64", "--micro-batch-size", "2",
         "--global-batch-size", "4", "--train-iters", "20", "--lr", "3e-3", "--lr-warmup-iters", "4",
         "--lr-decay-style", "cosine", "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "500",
@@ -69,6 +70,24 @@ def test_products_with_activations_train_alike(tmp_path, model):
     assert half == pytest.approx(full, rel=1e-2)
     again = ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
     assert losses(train(tmp_path, "again", "--bf16", *again, *flags)) == half
+
+
+TWO_GPUS = {
+    "tp2": ["--tensor-model-parallel-size", "2"],
+    "tp2-sp": ["--tensor-model-parallel-size", "2", "--sequence-parallel"],
+    "dp2": ["--use-distributed-optimizer"],
+}
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("model", sorted(MODELS))
+@pytest.mark.parametrize("layout", sorted(TWO_GPUS))
+def test_products_with_activations_train_alike_on_two_gpus(tmp_path, model, layout):
+    flags = ["--device", "cuda", "--bf16", *WIDE, "--seq-length", "1024", "--max-position-embeddings", "1024",
+             "--micro-batch-size", "16", "--global-batch-size", "32", "--ffn-hidden-size", "4096", *NO_DROPOUT,
+             *MODELS[model]]
+    one = losses(train(tmp_path, "one", *flags))
+    assert losses(train(tmp_path, "two", *flags, *TWO_GPUS[layout], gpus=2)) == pytest.approx(one, rel=2e-4)
 
 
 @pytest.mark.parametrize("model", sorted(MODELS))
