@@ -12,14 +12,14 @@ namespace {
 cuda::ActivationShape shape_of(const at::Tensor& x, Activation activation) {
   const RowShape rows = rows_of(x);
   return {.rows = rows.count,
-          .width = is_gated(activation) ? rows.width / 2 : rows.width,
+          .width = rows.width / parts_of(activation),
           .dtype = dtype_of(x),
           .activation = activation};
 }
 
 void check_input(const at::Tensor& x, const at::Tensor& bias, Activation activation) {
   require_float(x, "x");
-  TERATRON_ASSERT(!is_gated(activation) || x.size(-1) % 2 == 0, "gate|up of odd width {}", x.size(-1));
+  TERATRON_ASSERT(x.size(-1) % parts_of(activation) == 0, "gate|up of odd width {}", x.size(-1));
   if (bias.defined()) require_like(bias, x, x.size(-1), "bias");
 }
 
@@ -99,10 +99,10 @@ at::Tensor put(const at::Tensor& place, const at::Tensor& result) {
 at::Tensor activation_forward(const at::Tensor& x, const at::Tensor& bias, Activation activation,
                               at::Tensor y) {
   check_input(x, bias, activation);
-  if (y.defined()) require_like(y, x, is_gated(activation) ? x.numel() / 2 : x.numel(), "y");
+  if (y.defined()) require_like(y, x, x.numel() / parts_of(activation), "y");
   if (x.is_cuda()) {
     auto sizes = x.sizes().vec();
-    if (is_gated(activation)) sizes.back() /= 2;
+    sizes.back() /= parts_of(activation);
     if (!y.defined()) y = at::empty(sizes, x.options());
     if (y.numel() == 0) return y;
     cuda::activation_forward(shape_of(x, activation),
@@ -121,7 +121,7 @@ namespace {
 void check_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
                     Activation activation) {
   check_input(x, bias, activation);
-  require_like(dy, x, is_gated(activation) ? x.numel() / 2 : x.numel(), "dy");
+  require_like(dy, x, x.numel() / parts_of(activation), "dy");
 }
 
 /// dx in the type of the arithmetic.

@@ -145,7 +145,7 @@ void launch_summed(const ActivationShape& shape, const ActivationArgs& args, cud
   add_partials<Accumulator<T>>({.first = args.partial,
                                 .first_out = args.column_sum,
                                 .count = thread_rows(t),
-                                .width = gated ? 2 * shape.width : shape.width},
+                                .width = parts_of(shape.activation) * shape.width},
                                stream);
 }
 

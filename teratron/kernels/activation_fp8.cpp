@@ -13,12 +13,12 @@ namespace {
 bool in_one_pass(const at::Tensor& x, Activation activation) {
   const bool narrow = x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf;
   return x.is_cuda() && narrow && x.dim() == 2 && x.numel() > 0 && x.is_contiguous() && is_aligned(x) &&
-         x.size(0) % 16 == 0 && x.size(1) % (is_gated(activation) ? 32 : 16) == 0;
+         x.size(0) % 16 == 0 && x.size(1) % (16 * parts_of(activation)) == 0;
 }
 
 cuda::ActivationShape shape_of(const at::Tensor& x, Activation activation) {
   return {.rows = x.size(0),
-          .width = is_gated(activation) ? x.size(1) / 2 : x.size(1),
+          .width = x.size(1) / parts_of(activation),
           .dtype = dtype_of(x),
           .activation = activation};
 }

@@ -11,5 +11,9 @@ enum class Activation : uint8_t { gelu, gelu_erf, squared_relu, relu, silu, swig
 constexpr bool is_gated(Activation activation) {
   return activation == Activation::swiglu || activation == Activation::geglu;
 }
+/// How many parts of a result's width x has.
+constexpr int64_t parts_of(Activation activation) {
+  return is_gated(activation) ? 2 : 1;
+}
 
 }  // namespace teratron

@@ -220,7 +220,7 @@ struct Sizes {
 // fc1 with the activation after it, and fc2's gradient with the activation before it; beside them, product and activation one
 // after the other. m tokens, n wide, k in and out.
 void bench_linear_activation(Bench& bench, const std::string& name, const Sizes& s, Activation kind) {
-  const int64_t wide = is_gated(kind) ? 2 * s.n : s.n;
+  const int64_t wide = parts_of(kind) * s.n;
   const double operations = 2.0 * static_cast<double>(s.m * s.k),
                forward = operations * static_cast<double>(wide),
                backward = operations * static_cast<double>(s.n);
@@ -266,7 +266,7 @@ void bench_fp8_products(Bench& bench, const Sizes& s) {
 }
 
 void bench_fp8_activation(Bench& bench, const std::string& name, Activation kind, int64_t width) {
-  const int64_t parts = is_gated(kind) ? 2 : 1;
+  const int64_t parts = parts_of(kind);
   const at::Tensor x = device_randn({tokens, parts * width}), dy = device_randn({tokens, width});
   const Fp8Scale scale = fp8_scale_of(dy, Fp8Format::e4m3);
   const at::Tensor amax = at::zeros_like(scale.scale);

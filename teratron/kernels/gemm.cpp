@@ -124,10 +124,6 @@ bool in_one_kernel(const cuda::GemmActivationShape& shape, std::initializer_list
   return fit && shape.width % 8 == 0 && shape.k % 8 == 0 && cuda::has_gemm_activation(shape);
 }
 
-int64_t parts_of(Activation activation) {
-  return is_gated(activation) ? 2 : 1;
-}
-
 }  // namespace
 
 void linear_activation(const Activated& into, const at::Tensor& x, const at::Tensor& w,

@@ -155,10 +155,9 @@ bool has_gemm_activation(const GemmActivationShape& shape) {
 
 void gemm_activation_forward(const GemmActivationShape& shape, const GemmActivationForward& args,
                              CUstream_st* stream) {
-  const bool gated = is_gated(shape.activation);
   const int half_columns = is_narrow(shape) ? Form<Narrow>::half_columns : Form<Wide>::half_columns;
   const Params p{.a = matrix(args.x, shape.rows, shape.k, tile_rows),
-                 .b = matrix(args.w, gated ? 2 * shape.width : shape.width, shape.k, half_columns),
+                 .b = matrix(args.w, parts_of(shape.activation) * shape.width, shape.k, half_columns),
                  .shape = shape,
                  .bias = static_cast<const bf16*>(args.bias),
                  .z_in = nullptr,
@@ -174,7 +173,6 @@ int64_t gemm_activation_partials(const GemmActivationShape& shape) {
 
 void gemm_activation_backward(const GemmActivationShape& shape, const GemmActivationBackward& args,
                               CUstream_st* stream) {
-  const bool gated = is_gated(shape.activation);
   const Params p{.a = matrix(args.dy, shape.rows, shape.k, tile_rows),
                  .b = matrix(args.w, shape.k, shape.width, tile_k),
                  .shape = shape,
@@ -188,7 +186,7 @@ void gemm_activation_backward(const GemmActivationShape& shape, const GemmActiva
   add_partials<float>({.first = args.partial,
                        .first_out = args.column_sum,
                        .count = gemm_activation_partials(shape),
-                       .width = gated ? 2 * shape.width : shape.width},
+                       .width = parts_of(shape.activation) * shape.width},
                       stream);
 }
 

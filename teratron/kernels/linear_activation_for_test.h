@@ -13,8 +13,7 @@ inline constexpr std::array activations{Activation::gelu, Activation::gelu_erf, 
 /// Into new tensors.
 inline Activated linear_activation(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
                                    Activation activation, bool wants_z) {
-  const int64_t parts = is_gated(activation) ? 2 : 1;
-  const Activated result{at::full({x.size(0), w.size(0) / parts}, NAN, x.options()),
+  const Activated result{at::full({x.size(0), w.size(0) / parts_of(activation)}, NAN, x.options()),
                          wants_z ? at::full({x.size(0), w.size(0)}, NAN, x.options()) : at::Tensor()};
   linear_activation(result, x, w, bias, activation);
   return result;
@@ -38,7 +37,7 @@ struct LinearActivationCase {
 inline void check_linear_activation(const LinearActivationCase& c) {
   SCOPED_TRACE(fmt::format("{} activation {}, [{}, {}] to {}", at::toString(c.type),
                            static_cast<int>(c.activation), c.rows, c.k, c.width));
-  const int64_t wide = is_gated(c.activation) ? 2 * c.width : c.width;
+  const int64_t wide = parts_of(c.activation) * c.width;
   const double shrink = 1 / std::sqrt(static_cast<double>(c.k));
   const auto random = [&](at::IntArrayRef sizes) { return randn(sizes, c.type).to(c.device); };
   const at::Tensor x = random({c.rows, c.k}), w = random({wide, c.k}) * shrink, dy = random({c.rows, c.k}),
@@ -93,7 +92,7 @@ inline bool alike(const at::Tensor& a, const at::Tensor& b, double small) {
 inline void check_every_element(const LinearActivationCase& c) {
   SCOPED_TRACE(
       fmt::format("activation {}, [{}, {}] to {}", static_cast<int>(c.activation), c.rows, c.k, c.width));
-  const int64_t wide = is_gated(c.activation) ? 2 * c.width : c.width;
+  const int64_t wide = parts_of(c.activation) * c.width;
   const auto random = [&](at::IntArrayRef sizes) {
     return (at::randint(-2, 3, sizes, at::kDouble) / 4).to(c.device, at::kBFloat16);
   };

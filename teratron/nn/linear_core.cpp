@@ -86,7 +86,7 @@ LinearCore::ActivatedOutput LinearCore::forward_activated(const at::Tensor& x_SB
   Moving whole = is(gathered) ? start_gather(x_SBI, *group) : Moving{x_SBI, {}};
   const at::Tensor x = as_rows(whole.tensor);
   const int64_t wide = product->weight().tensor.size(0), rows = x.size(0);
-  const Activated hidden{at::empty({rows, is_gated(activation) ? wide / 2 : wide}, x.options()),
+  const Activated hidden{at::empty({rows, wide / parts_of(activation)}, x.options()),
                          training ? at::empty({rows, wide}, x.options()) : at::Tensor()};
   const auto compute = [&](int64_t begin, int64_t end) {
     const Activated part{hidden.y.slice(0, begin, end),
