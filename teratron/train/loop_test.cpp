@@ -189,6 +189,15 @@ TEST_F(Loop, AResumeWithOtherNumbersSaysSo) {
   EXPECT_EQ(count_of(warned(flags("run", {"--seed", "7", "--hidden-dropout", "0.2"})), " now and was "), 0U);
 }
 
+TEST_F(Loop, AStartAmongOldCheckpointsSaysSo) {
+  const std::vector<std::string> args = without(flags("run"), {"--load"});
+  EXPECT_EQ(count_of(warned(args), "holds checkpoints of an earlier training"), 0U);
+  const std::string said = warned(args);
+  EXPECT_NE(said.find("the last of them iter_0000020"), std::string::npos) << said;
+  EXPECT_NE(said.find("add --load " + (folder_ / "run").string()), std::string::npos) << said;
+  EXPECT_EQ(count_of(warned(flags("run", {"--fresh"})), "earlier training,"), 0U);
+}
+
 TEST_F(Loop, ADamagedCheckpointIsAnnouncedOnce) {
   EXPECT_EQ(train(flags("run")), ExitCode::ok);
   fs::resize_file(folder_ / "run" / "iter_0000020" / "shard-00000.safetensors", 100);

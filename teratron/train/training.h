@@ -113,6 +113,7 @@ class Training {
  private:
   void announce() const;
   void set_old_run_aside();
+  void warn_of_old_run() const;
   std::optional<CheckpointInfo> load_from(const std::string& directory, bool weights_only);
   std::string config_json() const;
   StepMetrics next_step_metrics(const BatchSize& batch) const;

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/log.h"
+#include "teratron/ckpt/directory.h"
 #include "teratron/train/checkpoint_settings.h"
 #include "teratron/train/sinks.h"
 #include "teratron/train/training.h"
@@ -54,8 +55,21 @@ void Training::set_old_run_aside() {
   }
 }
 
+// Without --load nothing goes on from these, and new ones come among them.
+void Training::warn_of_old_run() const {
+  if (mesh_.rank() != 0 || args_.skip_train) return;
+  const std::vector<std::filesystem::path> old = newest_first(*args_.save);
+  if (old.empty()) return;
+  warn(
+      "{} holds checkpoints of an earlier training, the last of them {}. Without --load this training starts "
+      "anew and saves "
+      "among them. To go on with that one add --load {}; to keep it apart add --fresh",
+      *args_.save, old.front().filename().string(), *args_.save);
+}
+
 bool Training::load() {
   if (args_.fresh && args_.save) set_old_run_aside();
+  if (args_.save && !args_.fresh && !args_.load) warn_of_old_run();
   if (args_.fresh || (!args_.load && !args_.pretrained_checkpoint)) return false;
   const bool speaks = mesh_.rank() == 0;
   if (const auto info = args_.load ? load_from(*args_.load, false) : std::nullopt) {
