@@ -6,7 +6,7 @@
 
 namespace teratron::cuda {
 
-/// Whether the function is z s with a sigmoid gate s = sigmoid(f(z)): f(z) = 2 sqrt(2/pi) (z + 0.044715 z^3) for gelu's tanh form, and
+/// Whether the function is z s with a gate s = sigmoid(f(z)): f(z) = 2 sqrt(2/pi) (z + 0.044715 z^3) for gelu's tanh form, and
 /// z for silu.
 template <Activation kind>
 inline constexpr bool has_gate = kind == Activation::gelu || kind == Activation::geglu ||

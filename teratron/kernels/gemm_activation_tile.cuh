@@ -71,7 +71,7 @@ struct Task : Form<Choices> {
   using F = Form<Choices>;
   static constexpr bool backward = is_backward, gated = takes_up<kind>;
   static constexpr Activation activation = kind;
-  static constexpr int parts = gated ? 2 : 1;
+  static constexpr int parts = parts_of(kind);
   /// Columns of the activation's result in a tile: a gated forward computes their gates and ups.
   static constexpr int columns = !backward && gated ? F::half_columns : F::tile_columns;
   static_assert(F::activators % (columns / 8) == 0 && parts <= F::most_parts);

@@ -7,7 +7,7 @@ namespace {
 
 /// What kernels with this tile reach on an H200 under load, were k endless and no multiprocessor idle, as a share of the
 /// best's; and what a tile costs beside its products, in bytes of k: where the product is all, and where something is added.
-/// The last three write a tile while they multiply another, but not what they add to it.
+/// The last three seem to write a tile while they multiply another, but not to read then what they add to it.
 struct Rate {
   int64_t tile_m, tile_n;
   double rate, overhead, adding;

@@ -1,8 +1,8 @@
 // Which of cuBLASLt's proposals a product takes.
 //
 // cuBLASLt ranks its kernels by their speed at full clock. In training a GPU soon reaches its power limit, and then the kernel
-// that needs the least energy is the fastest; and kernels that write one tile while they multiply the next win where k is
-// short and nothing is added. On compute capability 9.0 a product takes the best proposal by rates measured there under load
+// that needs the least energy is the fastest; and kernels that seem to write one tile while they multiply the next win where k
+// is short and nothing is added. On compute capability 9.0 a product takes the best proposal by rates measured there under load
 // (docs/performance.md); elsewhere, and where none of the kernels measured is proposed, the first.
 #pragma once
 

@@ -62,8 +62,7 @@ void Training::warn_of_old_run() const {
   if (old.empty()) return;
   warn(
       "{} holds checkpoints of an earlier training, the last of them {}. Without --load this training starts "
-      "anew and saves "
-      "among them. To go on with that one add --load {}; to keep it apart add --fresh",
+      "anew and saves among them. To go on with that one add --load {}; to keep it apart add --fresh",
       *args_.save, old.front().filename().string(), *args_.save);
 }
 
