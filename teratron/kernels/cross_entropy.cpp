@@ -1,10 +1,14 @@
 #include "teratron/kernels/cross_entropy.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "teratron/kernels/cross_entropy_cuda.h"
 #include "teratron/kernels/dispatch.h"
 #include "teratron/kernels/stream.h"
+#include "teratron/kernels/vector_math.h"
+
+#pragma GCC optimize("O3")
 
 namespace teratron {
 namespace {
@@ -32,55 +36,88 @@ int64_t local_target(int64_t target, const cuda::VocabShape& shape) {
   return column >= 0 && column < shape.columns ? column : -1;
 }
 
-/// Rows are taken in chunks whose copy in the type of the arithmetic stays in the cache.
+/// Calls f(t) for every row, in parallel.
 template <typename F>
-void for_row_chunks(const cuda::VocabShape& shape, F&& f) {
-  const int64_t chunk = std::max<int64_t>(1, 65536 / std::max<int64_t>(1, shape.width));
-  at::parallel_for(0, shape.rows, chunk, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; row += chunk) f(row, std::min(chunk, end - row));
+void for_rows(const cuda::VocabShape& shape, const F& f) {
+  const int64_t grain = std::max<int64_t>(1, 65536 / std::max<int64_t>(1, shape.width));
+  at::parallel_for(0, shape.rows, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) f(t);
   });
 }
 
+/// Calls f(z, first, count) for the logical columns of a row, some that stay in the cache at a time: `z` holds them in the
+/// type of the arithmetic, and a vector of -inf after them.
+template <typename T, typename F>
+void for_columns(const T* row, const cuda::VocabShape& shape, const F& f) {
+  using A = Accumulator<T>;
+  constexpr int64_t at_once = 1024;
+  A z[at_once + Vector<A>::size()];
+  for (int64_t first = 0; first < shape.columns; first += at_once) {
+    const int64_t count = std::min(at_once, shape.columns - first);
+    convert(row + first, z, count);
+    std::fill_n(z + count, Vector<A>::size(), -std::numeric_limits<A>::infinity());
+    f(z, first, count);
+  }
+}
+
 template <typename A>
+A max_of(const A* z, int64_t count, A least) {
+  Vector<A> most(least);
+  for (int64_t i = 0; i < count; i += Vector<A>::size()) most = at::vec::maximum(most, Vector<A>::loadu(z + i));
+  return at::vec::vec_reduce_all<A>([](const auto& a, const auto& b) { return at::vec::maximum(a, b); }, most);
+}
+
+/// The sum of exp(z - top).
+template <typename A>
+A exp_sum(const A* z, int64_t count, A top) {
+  Vector<A> sums(0);
+  for (int64_t i = 0; i < count; i += Vector<A>::size()) {
+    sums = sums + (Vector<A>::loadu(z + i) - Vector<A>(top)).exp();
+  }
+  return at::vec::vec_reduce_all<A>([](const auto& a, const auto& b) { return a + b; }, sums);
+}
+
+template <typename T>
 void statistics_cpu(const at::Tensor& logits, const at::Tensor& targets, const cuda::VocabShape& shape,
                     const CrossEntropyStatistics& out) {
-  A* const max = out.max.mutable_data_ptr<A>();
-  A* const target_logit = out.target_logit.mutable_data_ptr<A>();
-  if (shape.columns == 0) {
-    std::fill(max, max + shape.rows, -std::numeric_limits<A>::infinity());
-    return;
-  }
+  using A = Accumulator<T>;
+  const T* const all = logits.const_data_ptr<T>();
   const int64_t* const target = targets.const_data_ptr<int64_t>();
-  for_row_chunks(shape, [&](int64_t row, int64_t count) {
-    at::Tensor z = at::empty({count, shape.columns}, out.max.options());
-    z.copy_(logits.narrow(0, row, count).narrow(1, 0, shape.columns));
-    for (int64_t t = 0; t < count; ++t) {
-      const int64_t column = local_target(target[row + t], shape);
-      if (column >= 0) target_logit[row + t] = z.const_data_ptr<A>()[t * shape.columns + column];
-    }
-    const at::Tensor row_max = std::get<0>(z.max(-1, true));
-    z.sub_(row_max).exp_();
-    out.max.narrow(0, row, count).copy_(row_max.squeeze(-1));
-    out.sum_exp.narrow(0, row, count).copy_(z.sum(-1));
+  A* const max = out.max.mutable_data_ptr<A>();
+  A* const sum_exp = out.sum_exp.mutable_data_ptr<A>();
+  A* const target_logit = out.target_logit.mutable_data_ptr<A>();
+  for_rows(shape, [&](int64_t t) {
+    const T* const row = all + t * shape.width;
+    A top = -std::numeric_limits<A>::infinity(), sum = 0;
+    for_columns(row, shape, [&](const A* z, int64_t, int64_t count) { top = max_of(z, count, top); });
+    for_columns(row, shape, [&](const A* z, int64_t, int64_t count) { sum += exp_sum(z, count, top); });
+    max[t] = top;
+    sum_exp[t] = sum;
+    const int64_t column = local_target(target[t], shape);
+    if (column >= 0) target_logit[t] = static_cast<A>(row[column]);
   });
 }
 
-template <typename A>
+template <typename T>
 void gradient_cpu(const at::Tensor& logits, const CrossEntropySaved& saved, const cuda::VocabShape& shape) {
+  using A = Accumulator<T>;
+  T* const all = logits.mutable_data_ptr<T>();
   const int64_t* const target = saved.targets.const_data_ptr<int64_t>();
+  const A* const max = saved.max.const_data_ptr<A>();
+  const A* const sum_exp = saved.sum_exp.const_data_ptr<A>();
   const A* const scale = saved.scale.const_data_ptr<A>();
-  for_row_chunks(shape, [&](int64_t row, int64_t count) {
-    const at::Tensor rows = logits.narrow(0, row, count);
-    const auto column_vector = [&](const at::Tensor& t) { return t.narrow(0, row, count).unsqueeze(-1); };
-    at::Tensor z = at::empty({count, shape.columns}, saved.max.options());
-    z.copy_(rows.narrow(1, 0, shape.columns));
-    z.sub_(column_vector(saved.max)).exp_().mul_(column_vector(saved.scale / saved.sum_exp));
-    for (int64_t t = 0; t < count; ++t) {
-      const int64_t column = local_target(target[row + t], shape);
-      if (column >= 0) z.mutable_data_ptr<A>()[t * shape.columns + column] -= scale[row + t];
-    }
-    rows.narrow(1, 0, shape.columns).copy_(z);
-    rows.narrow(1, shape.columns, shape.width - shape.columns).zero_();
+  for_rows(shape, [&](int64_t t) {
+    T* const row = all + t * shape.width;
+    const A factor = scale[t] / sum_exp[t];
+    const int64_t column = local_target(target[t], shape);
+    for_columns(row, shape, [&](A* z, int64_t first, int64_t count) {
+      for (int64_t i = 0; i < count; i += Vector<A>::size()) {
+        ((Vector<A>::loadu(z + i) - Vector<A>(max[t])).exp() * Vector<A>(factor)).store(z + i);
+      }
+      if (column >= first && column < first + count) z[column - first] -= scale[t];
+      convert(z, row + first, count);
+    });
+    std::fill(row + shape.columns, row + shape.width, T(0));
   });
 }
 
@@ -105,12 +142,7 @@ CrossEntropyStatistics cross_entropy_statistics(const at::Tensor& logits, const 
                                    current_stream(logits));
     return out;
   }
-  const at::Tensor flat = logits.view({shape.rows, shape.width});
-  if (type.dtype() == at::kDouble) {
-    statistics_cpu<double>(flat, targets, shape, out);
-  } else {
-    statistics_cpu<float>(flat, targets, shape, out);
-  }
+  with_float_type(logits, [&]<typename T>(T) { statistics_cpu<T>(logits, targets, shape, out); });
   return out;
 }
 
@@ -133,16 +165,7 @@ void cross_entropy_gradient_(const at::Tensor& logits, const CrossEntropySaved& 
                                  current_stream(logits));
     return;
   }
-  const at::Tensor flat = logits.view({shape.rows, shape.width});
-  const CrossEntropySaved rows{.max = saved.max.view(-1),
-                               .sum_exp = saved.sum_exp.view(-1),
-                               .targets = saved.targets.view(-1),
-                               .scale = saved.scale.view(-1)};
-  if (logits.scalar_type() == at::kDouble) {
-    gradient_cpu<double>(flat, rows, shape);
-  } else {
-    gradient_cpu<float>(flat, rows, shape);
-  }
+  with_float_type(logits, [&]<typename T>(T) { gradient_cpu<T>(logits, saved, shape); });
 }
 
 }  // namespace teratron

@@ -6,6 +6,7 @@
 #include "teratron/kernels/dispatch.h"
 #include "teratron/kernels/dropout.h"
 #include "teratron/kernels/gemm_activation_cuda.h"
+#include "teratron/kernels/gemm_cpu.h"
 #include "teratron/kernels/gemm_cuda.h"
 #include "teratron/kernels/stream.h"
 
@@ -69,11 +70,17 @@ void gemm(const at::Tensor& out, const std::array<Factor, 2>& factors, const Add
              current_stream(out));
 }
 
+/// `result`, where it is to be.
+at::Tensor put(const at::Tensor& place, const at::Tensor& result) {
+  return place.defined() ? place.copy_(result) : result;
+}
+
 }  // namespace
 
 at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias, at::Tensor y) {
   if (y.defined()) require_like(y, x, x.size(0) * w.size(0), "y");
   if (!by_cublaslt(x, w)) {
+    if (suits_onednn(x, w)) return put(y, multiply_by_onednn(x, w, bias));
     if (!y.defined()) return at::linear(x, w, bias.defined() ? std::optional(bias) : std::nullopt);
     return bias.defined() ? at::addmm_out(y, bias, x, w.t()) : at::mm_out(y, x, w.t());
   }
@@ -84,7 +91,10 @@ at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Te
 
 at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& w, at::Tensor dx) {
   if (dx.defined()) require_like(dx, dy, dy.size(0) * w.size(1), "dx");
-  if (!by_cublaslt(dy, w)) return dx.defined() ? at::mm_out(dx, dy, w) : at::matmul(dy, w);
+  if (!by_cublaslt(dy, w)) {
+    if (suits_onednn(dy, w)) return put(dx, multiply_by_onednn(dy, w.t(), {}));
+    return dx.defined() ? at::mm_out(dx, dy, w) : at::matmul(dy, w);
+  }
   if (!dx.defined()) dx = at::empty({dy.size(0), w.size(1)}, dy.options());
   gemm(dx, {Factor{dy}, Factor{w, true}}, {});
   return dx;
@@ -107,7 +117,7 @@ at::Tensor linear_add(const at::Tensor& x, const at::Tensor& w, const at::Tensor
   require_like(w, x, w.size(0) * x.size(1), "w");
   require_like(residual, x, x.size(0) * w.size(0), "residual");
   if (bias.defined()) require_like(bias, x, w.size(0), "bias");
-  if (!by_cublaslt(x, w)) return bias_dropout_add(at::matmul(x, w.t()), bias, residual, {});
+  if (!by_cublaslt(x, w)) return bias_dropout_add(linear_forward(x, w, {}), bias, residual, {});
   const at::Tensor out = at::empty_like(residual);
   gemm(out, {Factor{x}, Factor{w}}, {.matrix = residual, .bias = bias});
   return out;
