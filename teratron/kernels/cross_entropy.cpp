@@ -63,8 +63,10 @@ void for_columns(const T* row, const cuda::VocabShape& shape, const F& f) {
 template <typename A>
 A max_of(const A* z, int64_t count, A least) {
   Vector<A> most(least);
-  for (int64_t i = 0; i < count; i += Vector<A>::size()) most = at::vec::maximum(most, Vector<A>::loadu(z + i));
-  return at::vec::vec_reduce_all<A>([](const auto& a, const auto& b) { return at::vec::maximum(a, b); }, most);
+  for (int64_t i = 0; i < count; i += Vector<A>::size())
+    most = at::vec::maximum(most, Vector<A>::loadu(z + i));
+  return at::vec::vec_reduce_all<A>([](const auto& a, const auto& b) { return at::vec::maximum(a, b); },
+                                    most);
 }
 
 /// The sum of exp(z - top).

@@ -34,28 +34,48 @@ constexpr Activation kinds[] = {Activation::gelu, Activation::gelu_erf, Activati
                                 Activation::relu, Activation::silu,     Activation::swiglu,
                                 Activation::geglu};
 
+void check_activation(Activation kind, const at::Tensor& x, const at::Tensor& bias) {
+  const at::ScalarType type = x.scalar_type();
+  SCOPED_TRACE(fmt::format("kind {} of {} biased {}", static_cast<int>(kind), x.size(-1), bias.defined()));
+  const at::Tensor z = leaf(x);
+  const at::Tensor y = formula(bias.defined() ? z + f64(bias) : z, kind);
+  const at::Tensor actual = activation_forward(x, bias, kind);
+  EXPECT_EQ(actual.scalar_type(), type);
+  EXPECT_CLOSE(actual, y, type);
+  const at::Tensor dy = randn(y.sizes(), type);
+  y.backward(f64(dy));
+  EXPECT_CLOSE(activation_backward(dy, x, bias, kind), z.grad(), type);
+  const SummedGradient summed = activation_backward_summed(dy, x, bias, kind);
+  EXPECT_TRUE(same_bits(summed.dx, activation_backward(dy, x, bias, kind)));
+  const auto sums = type == at::kDouble ? at::kDouble : at::kFloat;
+  EXPECT_EQ(summed.column_sum.scalar_type(), sums);
+  EXPECT_CLOSE(summed.column_sum, z.grad().flatten(0, -2).sum(0), sums);
+}
+
 TEST(Activation, MatchesAutogradOfTheFormula) {
   for (const Activation kind : kinds) {
     for (const auto type : float_types) {
-      for (const bool biased : {false, true}) {
-        SCOPED_TRACE(fmt::format("kind {} biased {}", static_cast<int>(kind), biased));
-        const at::Tensor x = randn({5, 3, 14}, type) * 2;
-        const at::Tensor bias = biased ? randn({14}, type) : at::Tensor();
-        const at::Tensor z = leaf(x);
-        const at::Tensor y = formula(biased ? z + f64(bias) : z, kind);
-        const at::Tensor actual = activation_forward(x, bias, kind);
-        EXPECT_EQ(actual.scalar_type(), type);
-        EXPECT_CLOSE(actual, y, type);
-        const at::Tensor dy = randn(y.sizes(), type);
-        y.backward(f64(dy));
-        EXPECT_CLOSE(activation_backward(dy, x, bias, kind), z.grad(), type);
-        const SummedGradient summed = activation_backward_summed(dy, x, bias, kind);
-        EXPECT_TRUE(same_bits(summed.dx, activation_backward(dy, x, bias, kind)));
-        const auto sums = type == at::kDouble ? at::kDouble : at::kFloat;
-        EXPECT_EQ(summed.column_sum.scalar_type(), sums);
-        EXPECT_CLOSE(summed.column_sum, z.grad().flatten(0, 1).sum(0), sums);
-      }
+      check_activation(kind, randn({5, 3, 14}, type) * 2, {});
+      check_activation(kind, randn({5, 3, 14}, type) * 2, randn({14}, type));
+      check_activation(kind, randn({131, 1102}, type) * 2, randn({1102}, type));
     }
+  }
+}
+
+TEST(Activation, DoesNotDependOnTheNumberOfThreads) {
+  const at::Tensor x = randn({300, 128}), dy = randn({300, 64});
+  const int threads = at::get_num_threads();
+  const SummedGradient all = activation_backward_summed(dy, x, {}, Activation::swiglu);
+  at::set_num_threads(1);
+  const SummedGradient one = activation_backward_summed(dy, x, {}, Activation::swiglu);
+  at::set_num_threads(threads);
+  EXPECT_TRUE(same_bits(all.dx, one.dx) && same_bits(all.column_sum, one.column_sum));
+}
+
+TEST(Activation, PassesNaNOn) {
+  for (const Activation kind : kinds) {
+    const at::Tensor x = at::full({2, 2}, NAN);
+    EXPECT_TRUE(activation_forward(x, {}, kind).isnan().all().item<bool>()) << static_cast<int>(kind);
   }
 }
 

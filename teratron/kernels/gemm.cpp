@@ -80,7 +80,7 @@ at::Tensor put(const at::Tensor& place, const at::Tensor& result) {
 at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias, at::Tensor y) {
   if (y.defined()) require_like(y, x, x.size(0) * w.size(0), "y");
   if (!by_cublaslt(x, w)) {
-    if (suits_onednn(x, w)) return put(y, multiply_by_onednn(x, w, bias));
+    if (cpu::suits_multiply(x, w)) return put(y, cpu::multiply(x, w, bias));
     if (!y.defined()) return at::linear(x, w, bias.defined() ? std::optional(bias) : std::nullopt);
     return bias.defined() ? at::addmm_out(y, bias, x, w.t()) : at::mm_out(y, x, w.t());
   }
@@ -92,7 +92,7 @@ at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Te
 at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& w, at::Tensor dx) {
   if (dx.defined()) require_like(dx, dy, dy.size(0) * w.size(1), "dx");
   if (!by_cublaslt(dy, w)) {
-    if (suits_onednn(dy, w)) return put(dx, multiply_by_onednn(dy, w.t(), {}));
+    if (cpu::suits_multiply(dy, w)) return put(dx, cpu::multiply(dy, w.t(), {}));
     return dx.defined() ? at::mm_out(dx, dy, w) : at::matmul(dy, w);
   }
   if (!dx.defined()) dx = at::empty({dy.size(0), w.size(1)}, dy.options());
@@ -105,6 +105,7 @@ void linear_weight_gradient_(at::Tensor sum, const at::Tensor& dy, const at::Ten
   const bool one_type =
       dy.scalar_type() == x.scalar_type() && (type == at::kFloat || type == x.scalar_type());
   if (!by_cublaslt(dy, x) || !one_type) {
+    if (cpu::suits_add_product(sum, dy, x)) return cpu::add_product(sum, dy, x, add);
     sum.addmm_(dy.t().to(type), x.to(type), /*beta=*/add ? 1.0 : 0.0);
     return;
   }

@@ -1,4 +1,5 @@
 #include "teratron/kernels/gemm_choice.h"
+#include "teratron/kernels/gemm_cpu.h"
 #include "teratron/kernels/linear_products_for_test.h"
 
 namespace teratron {
@@ -8,7 +9,32 @@ TEST(LinearProducts, AreTheSums) {
   for (const auto type : float_types) {
     check_linear_products({at::kCPU, type, 24, 40, 16});
     check_linear_products({at::kCPU, type, 7, 5, 3, 2});
+    check_linear_products({at::kCPU, type, 1027, 72, 97});
+    check_linear_products({at::kCPU, type, 131, 72, 97, 2});
     check_strange_factors(at::dtype(type));
+  }
+}
+
+TEST(LinearProducts, OfF32AreOneDnns) {
+  const at::Tensor x = at::randn({128, 16}), w = at::randn({8, 16});
+  EXPECT_TRUE(cpu::suits_multiply(x, w)) << "libtorch lacks oneDNN's linear layer, and products take longer";
+  EXPECT_FALSE(cpu::suits_multiply(x.narrow(0, 0, 8), w));
+  EXPECT_FALSE(cpu::suits_multiply(x.to(at::kDouble), w.to(at::kDouble)));
+}
+
+// Of numbers that bf16 holds, whose products and sums f32 holds.
+TEST(LinearProducts, OfBf16AreAddedInF32) {
+  const auto integers = [](int64_t rows, int64_t columns) {
+    return at::randint(-8, 9, {rows, columns}).to(at::kBFloat16);
+  };
+  for (const int64_t tokens : {1, 2, 513, 1030}) {
+    const at::Tensor dy = integers(tokens, 71), x = integers(tokens, 65);
+    const at::Tensor exact = at::matmul(f64(dy).t(), f64(x));
+    const at::Tensor sum = at::full({71, 65}, 1000.f);
+    linear_weight_gradient_(sum, dy, x, true);
+    EXPECT_TRUE(at::equal(f64(sum), exact + 1000)) << tokens;
+    linear_weight_gradient_(sum, dy, x, false);
+    EXPECT_TRUE(at::equal(f64(sum), exact)) << tokens;
   }
 }
 
