@@ -1,7 +1,8 @@
-"""Ours and the peers in turn on the same GPUs: A B C A B C. Prints each figure, the medians and the ratios.
+"""Ours and the peers in turn on the same machine: A B C A B C. Prints each figure, the medians and the ratios.
 
     python3 bench/peers/compare.py --teratron "./run teratron" --shape gpt2-124m
     python3 bench/peers/compare.py --teratron "./run teratron" --shape llama3-8b --gpus 4
+    python3 bench/peers/compare.py --teratron "./run teratron" --shape llama-40m --gpus 0 --precision fp32 --steps 5
 """
 import argparse
 import json
@@ -12,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ONE_GPU = Path(__file__).with_name("torch_gpt.py")
+ONE_DEVICE = Path(__file__).with_name("torch_gpt.py")
 FLOOR = Path(__file__).with_name("floor.py")
 SEVERAL_GPUS = Path(__file__).with_name("torch_fsdp.py")
 FP8 = ["--fp8-format", "hybrid", "--fp8-amax-history-len", "16", "--fp8-amax-compute-algo", "max"]
@@ -24,13 +25,19 @@ def ours(args, *flags):
         launch = ["launch", "--nproc-per-node", str(args.gpus), "--"] if args.gpus > 1 else []
         subprocess.run([*args.teratron.split(), *launch, "bench", "--shape", args.shape, "--json", result,
                         "--steps", str(args.steps), "--warm-up-seconds", str(args.warm_up_seconds),
-                        "--profiled-steps", "0", *micro_batch_flags(args), *data_parallel_flags(args), *flags],
+                        "--profiled-steps", "0", "--precision", args.precision, *micro_batch_flags(args),
+                        *data_parallel_flags(args), *flags],
                        check=True, stdout=subprocess.DEVNULL)
         return json.loads(result.read_text())
 
 
 def micro_batch_flags(args):
-    return ["--num-micro-batches", str(args.micro_batches)] if args.micro_batches > 1 else []
+    flags = ["--num-micro-batches", str(args.micro_batches)] if args.micro_batches > 1 else []
+    return flags + size_flags(args)
+
+
+def size_flags(args):
+    return ["--micro-batch-size", str(args.micro_batch_size)] if args.micro_batch_size else []
 
 
 def data_parallel_flags(args):
@@ -76,9 +83,13 @@ def contestants(args):
     if args.gpus > 1:
         launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(args.gpus)]
         result["FSDP2 + torch.compile"] = lambda: peer(args, SEVERAL_GPUS, launcher=launcher)
+    elif args.gpus == 1:
+        result["torch.compile, fp32 masters"] = lambda: peer(args, ONE_DEVICE, "--masters", "fp32")
+        result["torch.compile, all bf16"] = lambda: peer(args, ONE_DEVICE, "--masters", "bf16")
     else:
-        result["torch.compile, fp32 masters"] = lambda: peer(args, ONE_GPU, "--masters", "fp32")
-        result["torch.compile, all bf16"] = lambda: peer(args, ONE_GPU, "--masters", "bf16")
+        flags = ["--device", "cpu", "--precision", args.precision, *size_flags(args)]
+        result[f"torch.compile, {args.precision}"] = lambda: peer(args, ONE_DEVICE, *flags)
+        return result
     result["floor"] = lambda: floor(args)
     return result
 
@@ -97,13 +108,19 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--teratron", default="teratron", help="command that starts teratron")
     parser.add_argument("--shape", default="gpt2-124m")
-    parser.add_argument("--gpus", type=int, default=1, help="of this machine; more than one: data parallel")
+    parser.add_argument("--gpus", type=int, default=1, help="of this machine; more than one: data parallel; 0: the CPU")
+    parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16", help="fp32: on the CPU")
     parser.add_argument("--fp8", action="store_true", help="ours in FP8, too")
     parser.add_argument("--micro-batches", type=int, default=1)
+    parser.add_argument("--micro-batch-size", type=int, help="default: the shape's")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--warm-up-seconds", type=float, default=10.0)
     args = parser.parse_args()
+    if args.gpus > 0 and (args.micro_batch_size or args.precision != "bf16"):
+        parser.error("--micro-batch-size and --precision go with --gpus 0: the peers on GPUs have the shape's size and bf16")
+    if args.gpus == 0:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     speeds = measure(contestants(args), args.rounds)
     medians = {name: statistics.median(values) for name, values in speeds.items()}
     for name, median in medians.items():

@@ -1,8 +1,8 @@
-"""The same training step in PyTorch: torch.compile, cuDNN attention, fused AdamW, one GPU.
+"""The same training step in PyTorch: torch.compile, cuDNN attention, fused AdamW, one GPU or the CPU.
 
 Two peers: `--masters bf16` keeps weights, gradients and Adam's moments in bf16 (fewer bytes than any trainer that keeps
 full precision); `--masters fp32` has the semantics of `teratron pretrain gpt --bf16`: fp32 weights and moments, fp32
-gradient accumulation, a bf16 copy of the weights for the matrix products.
+gradient accumulation, a bf16 copy of the weights for the matrix products. `--precision fp32` has no bf16 at all.
 
 Prints one JSON object. Timed as `teratron bench` does: at least --steps steps after --warm-up-seconds of load.
 """
@@ -20,6 +20,8 @@ SHAPES = {
     "gpt2-345m": dict(hidden=1024, layers=24, heads=16, sequence=1024, micro_batch=32, vocabulary=50304, rope=False),
     "gpt2-large": dict(hidden=1280, layers=36, heads=20, sequence=1024, micro_batch=16, vocabulary=50304, rope=False),
     "gpt-1.5b": dict(hidden=2048, layers=24, heads=16, sequence=4096, micro_batch=4, vocabulary=131072, rope=True),
+    "llama-40m": dict(hidden=512, layers=8, heads=8, groups=4, ffn=1408, sequence=512, micro_batch=4, vocabulary=32000,
+                      rope=True, llama=True, rotary_base=500000.0),
     "llama3-8b-12l": dict(hidden=4096, layers=12, heads=32, groups=8, ffn=14336, sequence=8192, micro_batch=2,
                           vocabulary=128256, rope=True, llama=True, rotary_base=500000.0),
     "llama3-8b": dict(hidden=4096, layers=32, heads=32, groups=8, ffn=14336, sequence=8192, micro_batch=1,
@@ -134,7 +136,9 @@ class FullPrecisionMasters:
             torch._foreach_zero_([m.grad for m in self.masters])
 
 
-class HalfPrecisionWeights:
+class WeightsAlone:
+    """Weights, gradients and moments of one type."""
+
     def __init__(self, model):
         self.weights = list(model.parameters())
         self.adam = torch.optim.AdamW(self.weights, lr=1e-4, weight_decay=0.1, fused=True)
@@ -148,24 +152,33 @@ class HalfPrecisionWeights:
         self.adam.zero_grad(set_to_none=True)
 
 
-def timed_steps(step, count, enough):
+def gpu_clock():
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds_between(begin, end):
+    return end - begin if isinstance(begin, float) else begin.elapsed_time(end) / 1e3
+
+
+def timed_steps(step, count, enough, device="cuda"):
     """Median seconds of `count` steps, after 3 that compile and as many as it takes until enough(seconds)."""
+    synchronize, clock = (torch.cuda.synchronize, gpu_clock) if device == "cuda" else (lambda: None, time.perf_counter)
     for _ in range(3):
         step()
-    torch.cuda.synchronize()
+    synchronize()
     start = time.perf_counter()
     while not enough(time.perf_counter() - start):
         step()
-        torch.cuda.synchronize()
+        synchronize()
     times = []
     for _ in range(count):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
+        begin = clock()
         step()
-        end.record()
-        times.append((begin, end))
-    torch.cuda.synchronize()
-    return sorted(begin.elapsed_time(end) / 1e3 for begin, end in times)[count // 2]
+        times.append((begin, clock()))
+    synchronize()
+    return sorted(seconds_between(begin, end) for begin, end in times)[count // 2]
 
 
 def peer_parser(description, shape="gpt2-124m", steps=60):
@@ -186,13 +199,20 @@ def report(name, seconds, tokens, **more):
 def main():
     parser = peer_parser(__doc__)
     parser.add_argument("--masters", choices=["bf16", "fp32"], default="fp32")
+    parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--micro-batch-size", type=int, help="default: the shape's")
     args = parser.parse_args()
     shape = SHAPES[args.shape]
+    sequences = args.micro_batch_size or shape["micro_batch"]
     torch.manual_seed(0)
-    with torch.device("cuda"):
-        model = Model(shape).bfloat16()
-        tokens = torch.randint(0, shape["vocabulary"], (shape["micro_batch"], shape["sequence"] + 1))
-    optimizer = (FullPrecisionMasters if args.masters == "fp32" else HalfPrecisionWeights)(model)
+    with torch.device(args.device):
+        model = Model({**shape, "micro_batch": sequences})
+        tokens = torch.randint(0, shape["vocabulary"], (sequences, shape["sequence"] + 1))
+    if args.precision == "bf16":
+        model = model.bfloat16()
+    has_masters = args.precision == "bf16" and args.masters == "fp32"
+    optimizer = (FullPrecisionMasters if has_masters else WeightsAlone)(model)
     compiled = torch.compile(model)
     inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
@@ -203,9 +223,10 @@ def main():
         optimizer.step()
 
     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]):
-        seconds = timed_steps(step, args.steps, lambda elapsed: elapsed >= args.warm_up_seconds)
-    count = shape["micro_batch"] * shape["sequence"] * args.micro_batches
-    report(f"torch.compile, {args.masters} masters", seconds, count, memory_bytes=torch.cuda.max_memory_allocated())
+        seconds = timed_steps(step, args.steps, lambda elapsed: elapsed >= args.warm_up_seconds, args.device)
+    name = f"torch.compile, {args.masters} masters" if args.precision == "bf16" else "torch.compile, fp32"
+    memory = dict(memory_bytes=torch.cuda.max_memory_allocated()) if args.device == "cuda" else {}
+    report(name, seconds, sequences * shape["sequence"] * args.micro_batches, **memory)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@
 
 namespace teratron {
 
-/// Into `y` if that is given.
+/// Into `y` if that is given, which of a gated activation must not overlap x.
 at::Tensor activation_forward(const at::Tensor& x, const at::Tensor& bias, Activation activation,
                               at::Tensor y = {});
 

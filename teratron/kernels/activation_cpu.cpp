@@ -78,8 +78,10 @@ void with_float_type(Dtype dtype, const F& f) {
       return f(at::BFloat16{});
     case Dtype::f16:
       return f(at::Half{});
-    default:
+    case Dtype::f32:
       return f(float{});
+    default:
+      TERATRON_ASSERT(false, "no kernel for {}", name_of(dtype));
   }
 }
 
@@ -158,6 +160,38 @@ void backward_row(const ActivationShape& shape, const ActivationArgs& args, int6
   });
 }
 
+/// Calls f(row) for every row, in parallel.
+template <typename F>
+void for_rows(const ActivationShape& shape, const F& f) {
+  const int64_t grain = std::max<int64_t>(1, 16384 / shape.width);
+  at::parallel_for(0, shape.rows, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) f(row);
+  });
+}
+
+template <typename A>
+struct Sums {
+  A *partial, *total;
+};
+
+/// Calls f(row, sum) for every row, in parallel by blocks; what all rows add to their block's `sum` [width] is the total.
+template <typename A, typename F>
+void sum_rows(int64_t rows, int64_t width, const Sums<A>& to, const F& f) {
+  const int64_t blocks = (rows + rows_per_partial - 1) / rows_per_partial;
+  at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      A* const sum = to.partial + block * width;
+      std::fill_n(sum, width, A(0));
+      const int64_t last = std::min(rows, (block + 1) * rows_per_partial);
+      for (int64_t row = block * rows_per_partial; row < last; ++row) f(row, sum);
+    }
+  });
+  std::fill_n(to.total, width, A(0));
+  for (int64_t block = 0; block < blocks; ++block) {
+    for (int64_t i = 0; i < width; ++i) to.total[i] += to.partial[block * width + i];
+  }
+}
+
 }  // namespace
 
 int64_t activation_partials(const ActivationShape& shape) {
@@ -165,39 +199,25 @@ int64_t activation_partials(const ActivationShape& shape) {
 }
 
 void activation_forward(const ActivationShape& shape, const ActivationArgs& args) {
-  const int64_t grain = std::max<int64_t>(1, 16384 / shape.width);
   with_float_type(shape.dtype, [&]<typename T>(T) {
     with_activation(shape.activation, [&]<Activation kind, bool gated>() {
-      at::parallel_for(0, shape.rows, grain, [&](int64_t begin, int64_t end) {
-        for (int64_t row = begin; row < end; ++row) forward_row<T, kind, gated>(shape, args, row);
-      });
+      for_rows(shape, [&](int64_t row) { forward_row<T, kind, gated>(shape, args, row); });
     });
   });
 }
 
 void activation_backward(const ActivationShape& shape, const ActivationArgs& args) {
-  const int64_t wide = shape.width * parts_of(shape.activation), partials = cpu::activation_partials(shape);
+  const int64_t wide = shape.width * parts_of(shape.activation);
   with_float_type(shape.dtype, [&]<typename T>(T) {
     using A = Accumulator<T>;
-    A* const partial = static_cast<A*>(args.partial);
     with_activation(shape.activation, [&]<Activation kind, bool gated>() {
-      at::parallel_for(0, partials, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t k = begin; k < end; ++k) {
-          A* const sum = partial == nullptr ? nullptr : partial + k * wide;
-          if (sum != nullptr) std::fill_n(sum, wide, A(0));
-          const int64_t last = std::min(shape.rows, (k + 1) * rows_per_partial);
-          for (int64_t row = k * rows_per_partial; row < last; ++row) {
-            backward_row<T, kind, gated>(shape, args, row, sum);
-          }
-        }
-      });
+      const auto row_with_sum = [&](int64_t row, A* sum) {
+        backward_row<T, kind, gated>(shape, args, row, sum);
+      };
+      if (args.partial == nullptr) return for_rows(shape, [&](int64_t row) { row_with_sum(row, nullptr); });
+      sum_rows<A>(shape.rows, wide, {static_cast<A*>(args.partial), static_cast<A*>(args.column_sum)},
+                  row_with_sum);
     });
-    if (partial == nullptr) return;
-    A* const total = static_cast<A*>(args.column_sum);
-    std::fill_n(total, wide, A(0));
-    for (int64_t k = 0; k < partials; ++k) {
-      for (int64_t i = 0; i < wide; ++i) total[i] += partial[k * wide + i];
-    }
   });
 }
 

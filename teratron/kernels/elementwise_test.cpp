@@ -65,11 +65,27 @@ TEST(Activation, MatchesAutogradOfTheFormula) {
 TEST(Activation, DoesNotDependOnTheNumberOfThreads) {
   const at::Tensor x = randn({300, 128}), dy = randn({300, 64});
   const int threads = at::get_num_threads();
+  at::set_num_threads(3);
   const SummedGradient all = activation_backward_summed(dy, x, {}, Activation::swiglu);
   at::set_num_threads(1);
   const SummedGradient one = activation_backward_summed(dy, x, {}, Activation::swiglu);
   at::set_num_threads(threads);
   EXPECT_TRUE(same_bits(all.dx, one.dx) && same_bits(all.column_sum, one.column_sum));
+}
+
+TEST(Activation, WritesWhereItIsTold) {
+  const at::Tensor x = randn({70, 24}), dy = randn({70, 12}), z = at::empty({0, 24});
+  const at::Tensor y = at::empty({70, 12}), sum = at::empty({24}), dx = x.clone();
+  EXPECT_TRUE(activation_forward(x, {}, Activation::geglu, y).is_same(y));
+  EXPECT_TRUE(same_bits(y, activation_forward(x, {}, Activation::geglu)));
+  const SummedGradient expected = activation_backward_summed(dy, x, {}, Activation::geglu);
+  const SummedGradient in_place = activation_backward_summed(dy, dx, {}, Activation::geglu, {dx, sum});
+  EXPECT_TRUE(in_place.dx.is_same(dx) && in_place.column_sum.is_same(sum));
+  EXPECT_TRUE(same_bits(dx, expected.dx) && same_bits(sum, expected.column_sum));
+  EXPECT_EQ(activation_forward(z, {}, Activation::geglu).sizes(), (at::IntArrayRef{0, 12}));
+  const SummedGradient nothing =
+      activation_backward_summed(at::empty({0, 12}), z, {}, Activation::geglu, {at::Tensor(), sum});
+  EXPECT_EQ(nothing.column_sum.abs().sum().item<float>(), 0);
 }
 
 TEST(Activation, PassesNaNOn) {

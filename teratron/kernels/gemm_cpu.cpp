@@ -1,16 +1,20 @@
 #include "teratron/kernels/gemm_cpu.h"
 
 #include <algorithm>
+#include <array>
+#include <exception>
 #include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
 
 #include <ATen/Context.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/native/CPUBlas.h>
+
+#include "teratron/kernels/dispatch.h"
 
 #pragma GCC optimize("O3")
 
@@ -30,30 +34,36 @@ bool is_matrix(const at::Tensor& x, at::ScalarType type) {
   return x.is_cpu() && x.scalar_type() == type && x.dim() == 2 && x.numel() > 0;
 }
 
+/// Whether oneDNN has the product of blocks for this processor.
 bool multiplies_bf16() {
-#ifdef __x86_64__
-  return __builtin_cpu_supports("avx512bf16") != 0;
-#else
-  return false;
-#endif
+  if (!at::hasMKLDNN()) return false;
+  const std::array<at::BFloat16, 4> ones{1, 1, 1, 1};
+  std::array<float, 4> sum{};
+  try {
+    at::native::cpublas::brgemm(2, 2, 2, 2, 2, 2, false, ones.data(), ones.data(), sum.data());
+    at::native::cpublas::brgemm_release();
+  } catch (const std::exception&) {
+    return false;
+  }
+  return sum[0] == 2;
 }
 
-constexpr int64_t rows_at_once = 32, columns_at_once = 64;  // of a sum, that one call of the kernel adds to
-constexpr int64_t tokens_at_once = 512;
+// What one call of the kernel adds to a sum. The kernels that PyTorch keeps are one for each of their sizes, so tokens are cut
+// and filled up to a few.
+constexpr int64_t rows_at_once = 32, columns_at_once = 64, tokens_at_once = 512, least_tokens = 64;
 
-/// Columns [first, first + count) of dy [T, O] as rows of `tokens`, zeros beyond T.
+/// Columns [first, first + count) of dy [T, O] as rows, `tokens_at_once` of each at a time; zeros beyond T.
 void transpose(const at::Tensor& dy, int64_t first, int64_t count, std::span<at::BFloat16> panel) {
-  constexpr int64_t length = 64;  // tokens of a block, which stays in the first cache
   const int64_t T = dy.size(0), O = dy.size(1), tokens = static_cast<int64_t>(panel.size()) / rows_at_once;
   const at::BFloat16* const from = dy.const_data_ptr<at::BFloat16>() + first;
-  at::BFloat16 block[rows_at_once][length];
-  for (int64_t t = 0; t < tokens; t += length) {
-    const int64_t here = std::min(length, tokens - t);
-    for (int64_t k = 0; k < here; ++k) {
+  at::BFloat16 block[rows_at_once][least_tokens];  // stays in the first cache
+  for (int64_t t = 0; t < tokens; t += least_tokens) {
+    for (int64_t k = 0; k < least_tokens; ++k) {
       const bool is_token = t + k < T;
       for (int64_t c = 0; c < count; ++c) block[c][k] = is_token ? from[(t + k) * O + c] : at::BFloat16(0);
     }
-    for (int64_t c = 0; c < count; ++c) std::copy_n(block[c], here, &panel[c * tokens + t]);
+    at::BFloat16* const to = &panel[t / tokens_at_once * tokens_at_once * rows_at_once + t % tokens_at_once];
+    for (int64_t c = 0; c < count; ++c) std::copy_n(block[c], least_tokens, to + c * tokens_at_once);
   }
 }
 
@@ -64,10 +74,10 @@ at::Tensor in_pairs(const at::Tensor& x, int64_t tokens) {
   const at::BFloat16* const from = x.const_data_ptr<at::BFloat16>();
   at::BFloat16* const to = result.mutable_data_ptr<at::BFloat16>();
   const std::vector<at::BFloat16> zeros(I, at::BFloat16(0));
+  const auto token = [&](int64_t t) { return t < T ? from + t * I : zeros.data(); };
   at::parallel_for(0, tokens / 2, 16, [&](int64_t begin, int64_t end) {
     for (int64_t pair = begin; pair < end; ++pair) {
-      const at::BFloat16* const first = from + 2 * pair * I;
-      const at::BFloat16* const second = 2 * pair + 1 < T ? first + I : zeros.data();
+      const at::BFloat16 *const first = token(2 * pair), *const second = token(2 * pair + 1);
       for (int64_t i = 0; i < I; ++i) {
         to[2 * (pair * I + i)] = first[i];
         to[2 * (pair * I + i) + 1] = second[i];
@@ -82,12 +92,17 @@ at::Tensor in_pairs(const at::Tensor& x, int64_t tokens) {
 bool suits_multiply(const at::Tensor& x, const at::Tensor& w) {
   // Every call brings w into oneDNN's order, which pays from about this many rows on.
   constexpr int64_t least_rows = 128;
-  static const bool is_built_in = find_linear().has_value();
-  return is_built_in && at::globalContext().userEnabledMkldnn() && is_matrix(x, at::kFloat) &&
-         is_matrix(w, at::kFloat) && x.size(0) >= least_rows && x.is_contiguous();
+  static const bool is_built_in = at::hasMKLDNN() && find_linear().has_value();
+  const bool fit =
+      is_matrix(x, at::kFloat) && is_matrix(w, at::kFloat) && x.is_contiguous() && x.size(0) >= least_rows;
+  const bool recorded = at::GradMode::is_enabled() && (x.requires_grad() || w.requires_grad());
+  return fit && is_built_in && !recorded && at::globalContext().userEnabledMkldnn();
 }
 
 at::Tensor multiply(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
+  TERATRON_ASSERT(x.size(1) == w.size(1), "product of [{}, {}] by [{}, {}]", x.size(0), x.size(1), w.size(1),
+                  w.size(0));
+  if (bias.defined()) require_like(bias, x, w.size(0), "bias");  // the operator takes it for contiguous
   static const auto linear = find_linear()->typed<Linear>();
   const at::AutoDispatchBelowADInplaceOrView no_gradient;
   return linear.call(x, w, bias.defined() ? std::optional(bias) : std::nullopt, "none",
@@ -95,26 +110,32 @@ at::Tensor multiply(const at::Tensor& x, const at::Tensor& w, const at::Tensor& 
 }
 
 bool suits_add_product(const at::Tensor& sum, const at::Tensor& dy, const at::Tensor& x) {
+  static const bool is_built_in = multiplies_bf16();
   const bool fit = is_matrix(sum, at::kFloat) && is_matrix(dy, at::kBFloat16) && is_matrix(x, at::kBFloat16);
-  return fit && multiplies_bf16() && at::globalContext().userEnabledMkldnn() && sum.is_contiguous() &&
+  return fit && is_built_in && at::globalContext().userEnabledMkldnn() && sum.is_contiguous() &&
          dy.is_contiguous() && x.is_contiguous();
 }
 
 void add_product(const at::Tensor& sum, const at::Tensor& dy, const at::Tensor& x, bool add) {
-  const int64_t O = dy.size(1), I = x.size(1), tokens = (x.size(0) + 1) / 2 * 2;
+  const int64_t T = x.size(0), O = dy.size(1), I = x.size(1);
+  TERATRON_ASSERT(dy.size(0) == T && sum.size(0) == O && sum.size(1) == I,
+                  "sum [{}, {}] of [{}, {}] by [{}, {}]", sum.size(0), sum.size(1), O, dy.size(0), T, I);
+  const int64_t tokens = (T + least_tokens - 1) / least_tokens * least_tokens;
+  const int64_t room = (tokens + tokens_at_once - 1) / tokens_at_once * tokens_at_once;
   const at::Tensor pairs = in_pairs(x, tokens);
   const at::BFloat16* const b = pairs.const_data_ptr<at::BFloat16>();
   float* const to = sum.mutable_data_ptr<float>();
   at::parallel_for(0, (O + rows_at_once - 1) / rows_at_once, 1, [&](int64_t begin, int64_t end) {
-    std::vector<at::BFloat16> panel(rows_at_once * tokens);
+    std::vector<at::BFloat16> panel(rows_at_once * room);
     for (int64_t o = begin * rows_at_once; o < std::min(O, end * rows_at_once); o += rows_at_once) {
       const int64_t rows = std::min(rows_at_once, O - o);
       transpose(dy, o, rows, panel);
       for (int64_t i = 0; i < I; i += columns_at_once) {
         const int64_t columns = std::min(columns_at_once, I - i);
         for (int64_t t = 0; t < tokens; t += tokens_at_once) {
-          at::native::cpublas::brgemm(rows, columns, std::min(tokens_at_once, tokens - t), tokens, I, I,
-                                      add || t > 0, panel.data() + t, b + t * I + 2 * i, to + o * I + i);
+          at::native::cpublas::brgemm(rows, columns, std::min(tokens_at_once, tokens - t), tokens_at_once, I,
+                                      I, add || t > 0, panel.data() + t * rows_at_once, b + t * I + 2 * i,
+                                      to + o * I + i);
         }
       }
     }

@@ -16,10 +16,35 @@ TEST(LinearProducts, AreTheSums) {
 }
 
 TEST(LinearProducts, OfF32AreOneDnns) {
-  const at::Tensor x = at::randn({128, 16}), w = at::randn({8, 16});
+  const at::Tensor x = at::randn({131, 16}), w = at::randn({16, 8}).t();
   EXPECT_TRUE(cpu::suits_multiply(x, w)) << "libtorch lacks oneDNN's linear layer, and products take longer";
+  EXPECT_LT(relative_error(linear_forward(x, w, {}), at::matmul(f64(x), f64(w).t())), tolerance(at::kFloat));
   EXPECT_FALSE(cpu::suits_multiply(x.narrow(0, 0, 8), w));
   EXPECT_FALSE(cpu::suits_multiply(x.to(at::kDouble), w.to(at::kDouble)));
+  EXPECT_FALSE(cpu::suits_multiply(x, w.clone().requires_grad_()));
+}
+
+TEST(LinearProductsDeathTest, RefuseFactorsThatDoNotFit) {
+  const at::Tensor x = at::randn({131, 16}), w = at::randn({8, 16}), bias = at::randn({16});
+  EXPECT_DEATH(linear_forward(x, w, bias.slice(0, 0, 16, 2)), "bias is not contiguous");
+  EXPECT_DEATH(linear_forward(x, at::randn({8, 15}), {}), "product of .131, 16. by .15, 8.");
+  const at::Tensor dy = at::randn({131, 8}).to(at::kBFloat16), a = x.to(at::kBFloat16);
+  if (!cpu::suits_add_product(w, dy, a)) GTEST_SKIP() << "this processor does not multiply bf16";
+  EXPECT_DEATH(linear_weight_gradient_(w, dy, a.narrow(0, 0, 130), true), "by .130, 16.");
+  EXPECT_DEATH(linear_weight_gradient_(at::randn({7, 16}), dy, a, true), "sum .7, 16.");
+}
+
+TEST(LinearProducts, DoNotDependOnTheNumberOfThreads) {
+  const at::Tensor dy = at::randn({131, 97}).to(at::kBFloat16), x = at::randn({131, 72}).to(at::kBFloat16);
+  const int threads = at::get_num_threads();
+  std::vector<at::Tensor> sums;
+  for (const int count : {1, 3}) {
+    at::set_num_threads(count);
+    sums.push_back(at::zeros({97, 72}));
+    linear_weight_gradient_(sums.back(), dy, x, true);
+  }
+  at::set_num_threads(threads);
+  EXPECT_TRUE(same_bits(sums[0], sums[1]));
 }
 
 // Of numbers that bf16 holds, whose products and sums f32 holds.

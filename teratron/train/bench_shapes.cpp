@@ -23,6 +23,11 @@ constexpr BenchShape shapes[] = {
      "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 4096 "
      "--max-position-embeddings 4096 --micro-batch-size 4 --vocab-size 131071 --position-embedding-type "
      "rope"},
+    {"llama-40m",
+     "--num-layers 8 --hidden-size 512 --ffn-hidden-size 1408 --num-attention-heads 8 "
+     "--group-query-attention --num-query-groups 4 --seq-length 512 --max-position-embeddings 512 "
+     "--micro-batch-size 4 --vocab-size 31999 --position-embedding-type rope --rotary-base 500000 "
+     "--normalization RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights"},
     {"llama3-8b-12l",
      "--num-layers 12 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 "
      "--group-query-attention --num-query-groups 8 --seq-length 8192 --max-position-embeddings 8192 "
