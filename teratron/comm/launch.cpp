@@ -41,13 +41,9 @@ class LaunchReader {
         });
     if (launcher != kLaunchers.end()) {
       read_ranks(*launcher);
-    } else if (const std::string size = environment_("WORLD_SIZE").value_or("1");
-               !size.empty() && size != "1") {
-      throw config_error(
-          {.what = fmt::format("WORLD_SIZE = '{}' is set, but RANK is not", printable(size, 40)),
-           .where = "environment",
-           .fix = "Set RANK for each process (0, 1, ...), unset WORLD_SIZE for a job of one, or start the "
-                  "job with `teratron launch`"});
+    } else {
+      refuse_alone("WORLD_SIZE", "1", "RANK");
+      refuse_alone("RANK", "0", "WORLD_SIZE");
     }
     if (const auto backend = environment_("TERATRON_BACKEND")) {
       launch_.backend = backend_from(*backend);
@@ -57,6 +53,19 @@ class LaunchReader {
   }
 
  private:
+  /// Without the other variable, one says nothing but that this is a job of one.
+  void refuse_alone(const char* name, const char* of_one, const char* other) const {
+    const std::string value = environment_(name).value_or("");
+    if (value.empty() || value == of_one) return;
+    throw config_error(
+        {.what = fmt::format("{} = '{}' is set, but {} is not", name, printable(value, 40), other),
+         .where = "environment",
+         .fix = fmt::format(
+             "Set both for each process (RANK counts from 0), unset {} for a job of one, or start the "
+             "job with `teratron launch`",
+             name)});
+  }
+
   static UserError bad(const char* name, const std::string& value, const std::string& expected) {
     return config_error({.what = fmt::format("{} = '{}' is not {}", name, printable(value, 40), expected),
                          .where = "environment",

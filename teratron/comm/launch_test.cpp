@@ -89,6 +89,8 @@ TEST(Launch, RefusesVariablesThatMakeNoSense) {
   EXPECT_NE(problem_of({{"WORLD_SIZE", "2"}}).find("WORLD_SIZE = '2' is set, but RANK is not"),
             std::string::npos);
   for (const char* one : {"1", ""}) EXPECT_EQ(launch_of({{"WORLD_SIZE", one}}).size, 1);
+  EXPECT_NE(problem_of({{"RANK", "1"}}).find("RANK = '1' is set, but WORLD_SIZE is not"), std::string::npos);
+  EXPECT_EQ(launch_of({{"RANK", "0"}}).size, 1);
   EXPECT_NE(problem_of({{"RANK", "2"}, {"WORLD_SIZE", "2"}}).find("RANK = '2' is not a number from 0 to 1"),
             std::string::npos);
   EXPECT_NE(problem_of({{"RANK", "0"}, {"WORLD_SIZE", "two"}}).find("WORLD_SIZE = 'two'"), std::string::npos);
