@@ -2,7 +2,7 @@
 
     python3 bench/peers/compare.py --teratron "./run teratron" --shape gpt2-124m
     python3 bench/peers/compare.py --teratron "./run teratron" --shape llama3-8b --gpus 4
-    python3 bench/peers/compare.py --teratron "./run teratron" --shape llama-40m --gpus 0 --precision fp32 --steps 5
+    python3 bench/peers/compare.py --teratron "./run teratron" --shape llama-56m --gpus 0 --precision fp32 --steps 5
 """
 import argparse
 import json
@@ -26,14 +26,13 @@ def ours(args, *flags):
         subprocess.run([*args.teratron.split(), *launch, "bench", "--shape", args.shape, "--json", result,
                         "--steps", str(args.steps), "--warm-up-seconds", str(args.warm_up_seconds),
                         "--profiled-steps", "0", "--precision", args.precision, *micro_batch_flags(args),
-                        *data_parallel_flags(args), *flags],
+                        *size_flags(args), *data_parallel_flags(args), *flags],
                        check=True, stdout=subprocess.DEVNULL)
         return json.loads(result.read_text())
 
 
 def micro_batch_flags(args):
-    flags = ["--num-micro-batches", str(args.micro_batches)] if args.micro_batches > 1 else []
-    return flags + size_flags(args)
+    return ["--num-micro-batches", str(args.micro_batches)] if args.micro_batches > 1 else []
 
 
 def size_flags(args):
@@ -109,14 +108,16 @@ def main():
     parser.add_argument("--teratron", default="teratron", help="command that starts teratron")
     parser.add_argument("--shape", default="gpt2-124m")
     parser.add_argument("--gpus", type=int, default=1, help="of this machine; more than one: data parallel; 0: the CPU")
-    parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16", help="fp32: on the CPU")
+    parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16", help="fp32: with --gpus 0 only")
     parser.add_argument("--fp8", action="store_true", help="ours in FP8, too")
     parser.add_argument("--micro-batches", type=int, default=1)
-    parser.add_argument("--micro-batch-size", type=int, help="default: the shape's")
+    parser.add_argument("--micro-batch-size", type=int, help="with --gpus 0 only; default: the shape's")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--warm-up-seconds", type=float, default=10.0)
     args = parser.parse_args()
+    if args.gpus < 0:
+        parser.error("--gpus counts GPUs; 0 stands for the CPU")
     if args.gpus > 0 and (args.micro_batch_size or args.precision != "bf16"):
         parser.error("--micro-batch-size and --precision go with --gpus 0: the peers on GPUs have the shape's size and bf16")
     if args.gpus == 0:

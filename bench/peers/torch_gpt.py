@@ -20,7 +20,7 @@ SHAPES = {
     "gpt2-345m": dict(hidden=1024, layers=24, heads=16, sequence=1024, micro_batch=32, vocabulary=50304, rope=False),
     "gpt2-large": dict(hidden=1280, layers=36, heads=20, sequence=1024, micro_batch=16, vocabulary=50304, rope=False),
     "gpt-1.5b": dict(hidden=2048, layers=24, heads=16, sequence=4096, micro_batch=4, vocabulary=131072, rope=True),
-    "llama-40m": dict(hidden=512, layers=8, heads=8, groups=4, ffn=1408, sequence=512, micro_batch=4, vocabulary=32000,
+    "llama-56m": dict(hidden=512, layers=8, heads=8, groups=4, ffn=1408, sequence=512, micro_batch=4, vocabulary=32000,
                       rope=True, llama=True, rotary_base=500000.0),
     "llama3-8b-12l": dict(hidden=4096, layers=12, heads=32, groups=8, ffn=14336, sequence=8192, micro_batch=2,
                           vocabulary=128256, rope=True, llama=True, rotary_base=500000.0),
@@ -207,7 +207,7 @@ def main():
     sequences = args.micro_batch_size or shape["micro_batch"]
     torch.manual_seed(0)
     with torch.device(args.device):
-        model = Model({**shape, "micro_batch": sequences})
+        model = Model(shape)
         tokens = torch.randint(0, shape["vocabulary"], (sequences, shape["sequence"] + 1))
     if args.precision == "bf16":
         model = model.bfloat16()

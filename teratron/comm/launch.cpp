@@ -53,7 +53,7 @@ class LaunchReader {
   }
 
  private:
-  /// Without the other variable, one says nothing but that this is a job of one.
+  /// Of RANK and WORLD_SIZE one alone is taken only with the value that a job of one has.
   void refuse_alone(const char* name, const char* of_one, const char* other) const {
     const std::string value = environment_(name).value_or("");
     if (value.empty() || value == of_one) return;

@@ -45,7 +45,7 @@ void column_sum_cpu(const at::Tensor& x, at::Tensor& out) {
   });
 }
 
-/// The same loops on either device.
+/// To the loops of x's device.
 void forward(const at::Tensor& x, const cuda::ActivationShape& shape, const cuda::ActivationArgs& args) {
   if (x.is_cuda()) return cuda::activation_forward(shape, args, current_stream(x));
   cpu::activation_forward(shape, args);

@@ -80,7 +80,7 @@ at::Tensor put(const at::Tensor& place, const at::Tensor& result) {
 at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias, at::Tensor y) {
   if (y.defined()) require_like(y, x, x.size(0) * w.size(0), "y");
   if (!by_cublaslt(x, w)) {
-    if (cpu::suits_multiply(x, w)) return put(y, cpu::multiply(x, w, bias));
+    if (cpu::suits_multiply(x, w, bias)) return put(y, cpu::multiply(x, w, bias));
     if (!y.defined()) return at::linear(x, w, bias.defined() ? std::optional(bias) : std::nullopt);
     return bias.defined() ? at::addmm_out(y, bias, x, w.t()) : at::mm_out(y, x, w.t());
   }

@@ -48,13 +48,18 @@ bool multiplies_bf16() {
   return sum[0] == 2;
 }
 
-// What one call of the kernel adds to a sum. The kernels that PyTorch keeps are one for each of their sizes, so tokens are cut
-// and filled up to a few.
+// Sizes of a call of the kernel. PyTorch keeps a kernel for every size that it was called with, so tokens are cut into 512s
+// and the rest is filled up to a multiple of 64.
 constexpr int64_t rows_at_once = 32, columns_at_once = 64, tokens_at_once = 512, least_tokens = 64;
 
-/// Columns [first, first + count) of dy [T, O] as rows, `tokens_at_once` of each at a time; zeros beyond T.
-void transpose(const at::Tensor& dy, int64_t first, int64_t count, std::span<at::BFloat16> panel) {
-  const int64_t T = dy.size(0), O = dy.size(1), tokens = static_cast<int64_t>(panel.size()) / rows_at_once;
+struct Columns {
+  int64_t first, count;
+};
+
+/// These columns of dy [T, O] as rows of `tokens`, `tokens_at_once` of each at a time; zeros beyond T.
+void transpose(const at::Tensor& dy, const Columns& columns, int64_t tokens, std::span<at::BFloat16> panel) {
+  const auto [first, count] = columns;
+  const int64_t T = dy.size(0), O = dy.size(1);
   const at::BFloat16* const from = dy.const_data_ptr<at::BFloat16>() + first;
   at::BFloat16 block[rows_at_once][least_tokens];  // stays in the first cache
   for (int64_t t = 0; t < tokens; t += least_tokens) {
@@ -89,13 +94,14 @@ at::Tensor in_pairs(const at::Tensor& x, int64_t tokens) {
 
 }  // namespace
 
-bool suits_multiply(const at::Tensor& x, const at::Tensor& w) {
+bool suits_multiply(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
   // Every call brings w into oneDNN's order, which pays from about this many rows on.
   constexpr int64_t least_rows = 128;
   static const bool is_built_in = at::hasMKLDNN() && find_linear().has_value();
   const bool fit =
       is_matrix(x, at::kFloat) && is_matrix(w, at::kFloat) && x.is_contiguous() && x.size(0) >= least_rows;
-  const bool recorded = at::GradMode::is_enabled() && (x.requires_grad() || w.requires_grad());
+  const bool recorded = at::GradMode::is_enabled() &&
+                        (x.requires_grad() || w.requires_grad() || (bias.defined() && bias.requires_grad()));
   return fit && is_built_in && !recorded && at::globalContext().userEnabledMkldnn();
 }
 
@@ -110,10 +116,11 @@ at::Tensor multiply(const at::Tensor& x, const at::Tensor& w, const at::Tensor& 
 }
 
 bool suits_add_product(const at::Tensor& sum, const at::Tensor& dy, const at::Tensor& x) {
-  static const bool is_built_in = multiplies_bf16();
   const bool fit = is_matrix(sum, at::kFloat) && is_matrix(dy, at::kBFloat16) && is_matrix(x, at::kBFloat16);
-  return fit && is_built_in && at::globalContext().userEnabledMkldnn() && sum.is_contiguous() &&
-         dy.is_contiguous() && x.is_contiguous();
+  const bool contiguous = sum.is_contiguous() && dy.is_contiguous() && x.is_contiguous();
+  if (!fit || !contiguous || !at::globalContext().userEnabledMkldnn()) return false;
+  static const bool is_built_in = multiplies_bf16();
+  return is_built_in;
 }
 
 void add_product(const at::Tensor& sum, const at::Tensor& dy, const at::Tensor& x, bool add) {
@@ -129,7 +136,7 @@ void add_product(const at::Tensor& sum, const at::Tensor& dy, const at::Tensor& 
     std::vector<at::BFloat16> panel(rows_at_once * room);
     for (int64_t o = begin * rows_at_once; o < std::min(O, end * rows_at_once); o += rows_at_once) {
       const int64_t rows = std::min(rows_at_once, O - o);
-      transpose(dy, o, rows, panel);
+      transpose(dy, {o, rows}, tokens, panel);
       for (int64_t i = 0; i < I; i += columns_at_once) {
         const int64_t columns = std::min(columns_at_once, I - i);
         for (int64_t t = 0; t < tokens; t += tokens_at_once) {

@@ -23,7 +23,7 @@ constexpr BenchShape shapes[] = {
      "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 4096 "
      "--max-position-embeddings 4096 --micro-batch-size 4 --vocab-size 131071 --position-embedding-type "
      "rope"},
-    {"llama-40m",
+    {"llama-56m",
      "--num-layers 8 --hidden-size 512 --ffn-hidden-size 1408 --num-attention-heads 8 "
      "--group-query-attention --num-query-groups 4 --seq-length 512 --max-position-embeddings 512 "
      "--micro-batch-size 4 --vocab-size 31999 --position-embedding-type rope --rotary-base 500000 "
