@@ -69,22 +69,6 @@ void with_activation(Activation activation, const F& f) {
   }
 }
 
-template <typename F>
-void with_float_type(Dtype dtype, const F& f) {
-  switch (dtype) {
-    case Dtype::f64:
-      return f(double{});
-    case Dtype::bf16:
-      return f(at::BFloat16{});
-    case Dtype::f16:
-      return f(at::Half{});
-    case Dtype::f32:
-      return f(float{});
-    default:
-      TERATRON_ASSERT(false, "no kernel for {}", name_of(dtype));
-  }
-}
-
 /// Values of a row in the type of the arithmetic, and zeros up to a whole vector.
 template <typename T>
 struct Values {

@@ -30,21 +30,26 @@ void require_like(const at::Tensor& t, const at::Tensor& like, int64_t numel, co
 template <typename T>
 using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-/// Calls f(T{}) with the C++ type of the tensor's elements.
+/// Calls f(T{}) with the C++ type of the elements.
 template <typename F>
-void with_float_type(const at::Tensor& x, F&& f) {
-  switch (x.scalar_type()) {
-    case at::kFloat:
+void with_float_type(Dtype dtype, F&& f) {
+  switch (dtype) {
+    case Dtype::f32:
       return f(float{});
-    case at::kDouble:
+    case Dtype::f64:
       return f(double{});
-    case at::kBFloat16:
+    case Dtype::bf16:
       return f(at::BFloat16{});
-    case at::kHalf:
+    case Dtype::f16:
       return f(at::Half{});
     default:
-      TERATRON_ASSERT(false, "no kernel for {}", at::toString(x.scalar_type()));
+      TERATRON_ASSERT(false, "no kernel for {}", name_of(dtype));
   }
+}
+
+template <typename F>
+void with_float_type(const at::Tensor& x, F&& f) {
+  with_float_type(dtype_of(x), f);
 }
 
 template <typename To, typename From>
