@@ -79,6 +79,7 @@ def contestants(args):
     result = {"teratron": lambda: ours(args)}
     if args.fp8:
         result["teratron, FP8"] = lambda: ours(args, *FP8)
+        result["teratron, FP8, output layer too"] = lambda: ours(args, *FP8, "--fp8-output-proj")
     if args.gpus > 1:
         launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(args.gpus)]
         result["FSDP2 + torch.compile"] = lambda: peer(args, SEVERAL_GPUS, launcher=launcher)

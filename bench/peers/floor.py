@@ -2,7 +2,8 @@
 
 Runs them alone, one after the other, under the same load and clock as a training: per layer the products of forward and
 backward (weight gradients added to fp32), attention, and 16 copies of its activations [tokens, hidden]; the products of
-the output layer with three passes over its logits; and 30 bytes per parameter for Adam with fp32 masters.
+the output layer with three passes over its logits; and 28 bytes per parameter for Adam, its fp32 masters being the bf16
+weights and two bytes more.
 
 With --ranks N it is one of N data-parallel GPUs, whose optimizer is sharded; their communication is left out. One process
 a GPU: compare.py starts them all at once and takes the slowest.
@@ -15,7 +16,7 @@ from torch_gpt import SHAPES, peer_parser, report, timed_steps
 
 COPIES_PER_LAYER = 16
 LOGITS_PASSES = 3
-OPTIMIZER_BYTES = 30
+OPTIMIZER_BYTES = 28
 HEAD_ROWS = 8192
 
 

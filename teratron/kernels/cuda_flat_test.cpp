@@ -24,21 +24,36 @@ struct Shards {
   SgdShard sgd;
 };
 
-Shards make_shards(int64_t n, at::ScalarType param, at::ScalarType grad, at::ScalarType copy) {
-  const at::Tensor groups = at::randint(3, {(n + 63) / 64}, at::kByte);
-  const at::Tensor low = param == at::kDouble ? at::Tensor() : at::zeros({n}, copy);
-  AdamShard adam{
-      randn({n}, param), randn({n}, grad), randn({n}, param), randn({n}, param).abs(), low, groups};
-  SgdShard sgd{adam.param.clone(), adam.grad, adam.exp_avg.clone(), low.defined() ? low.clone() : low,
-               groups};
-  return {adam, sgd};
+// f64, f32 with a copy in f16, or bf16 with its remainder.
+Weights make_weights(const at::Tensor& x, at::ScalarType type) {
+  if (type == at::kDouble) return {x};
+  const at::Tensor whole = x.to(at::kFloat);
+  if (type == at::kFloat) return {.param = whole, .copy = at::zeros_like(whole, at::kHalf)};
+  const Weights weights{at::empty_like(whole, at::kBFloat16), at::empty_like(whole, at::kShort)};
+  split_into_halves(whole, weights.param, weights.remainder);
+  return weights;
+}
+
+Shards make_shards(int64_t n, at::ScalarType type, at::ScalarType grad) {
+  const at::ScalarType state = type == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor groups = at::randint(3, {(n + 63) / 64}, at::kByte), x = randn({n}, at::kDouble);
+  const at::Tensor g = randn({n}, grad);
+  return {{make_weights(x, type), g, randn({n}, state), randn({n}, state).abs(), groups},
+          {make_weights(x, type), g, randn({n}, state), groups}};
+}
+
+Weights gpu(const Weights& w) {
+  return {gpu(w.param), gpu(w.remainder), gpu(w.copy)};
 }
 
 Shards gpu(const Shards& s) {
-  return {
-      {gpu(s.adam.param), gpu(s.adam.grad), gpu(s.adam.exp_avg), gpu(s.adam.exp_avg_sq), gpu(s.adam.copy),
-       gpu(s.adam.groups)},
-      {gpu(s.sgd.param), gpu(s.sgd.grad), gpu(s.sgd.momentum_buffer), gpu(s.sgd.copy), gpu(s.sgd.groups)}};
+  return {{gpu(s.adam.weights), gpu(s.adam.grad), gpu(s.adam.exp_avg), gpu(s.adam.exp_avg_sq),
+           gpu(s.adam.groups)},
+          {gpu(s.sgd.weights), gpu(s.sgd.grad), gpu(s.sgd.momentum_buffer), gpu(s.sgd.groups)}};
+}
+
+at::Tensor numbers(const Weights& w) {
+  return w.remainder.defined() ? join_halves(w.param, w.remainder) : w.param;
 }
 
 StepScalars scalars(at::Device device) {
@@ -49,9 +64,9 @@ StepScalars scalars(at::Device device) {
           .found_inf = at::zeros({1}).to(device)};
 }
 
-void check_steps(int64_t n, at::ScalarType param, at::ScalarType grad, at::ScalarType copy) {
-  SCOPED_TRACE(fmt::format("{} {} {} {}", n, at::toString(param), at::toString(grad), at::toString(copy)));
-  Shards host = make_shards(n, param, grad, copy), device = gpu(host);
+void check_steps(int64_t n, at::ScalarType param, at::ScalarType grad) {
+  SCOPED_TRACE(fmt::format("{} {} {}", n, at::toString(param), at::toString(grad)));
+  Shards host = make_shards(n, param, grad), device = gpu(host);
   const StepScalars s = scalars(at::kCPU), t = scalars(at::kCUDA);
   advance_step_(s.step, s.found_inf);
   advance_step_(t.step, t.found_inf);
@@ -64,29 +79,46 @@ void check_steps(int64_t n, at::ScalarType param, at::ScalarType grad, at::Scala
   sgd_step_(host.sgd, s, 0.9);
   sgd_step_(device.sgd, t, 0.9);
   const double limit = param == at::kDouble ? 1e-14 : 5e-7;
-  EXPECT_LT(relative_error(device.adam.param, host.adam.param), limit);
+  EXPECT_LT(relative_error(numbers(device.adam.weights), numbers(host.adam.weights)), limit);
   EXPECT_LT(relative_error(device.adam.exp_avg, host.adam.exp_avg), limit);
   EXPECT_LT(relative_error(device.adam.exp_avg_sq, host.adam.exp_avg_sq), limit);
-  EXPECT_LT(relative_error(device.sgd.param, host.sgd.param), limit);
+  EXPECT_LT(relative_error(numbers(device.sgd.weights), numbers(host.sgd.weights)), limit);
   EXPECT_LT(relative_error(device.sgd.momentum_buffer, host.sgd.momentum_buffer), limit);
-  if (host.adam.copy.defined()) {
-    EXPECT_TRUE(same_bits(device.adam.copy.cpu(), device.adam.param.to(copy).cpu()));
-    EXPECT_TRUE(same_bits(device.sgd.copy.cpu(), device.sgd.param.to(copy).cpu()));
+  for (const Weights& weights : {device.adam.weights, device.sgd.weights}) {
+    if (!weights.copy.defined()) continue;
+    EXPECT_TRUE(same_bits(weights.copy.cpu(), weights.param.to(at::kHalf).cpu()));
   }
-  const at::Tensor before = device.adam.param.clone();
+  const at::Tensor before = numbers(device.adam.weights).clone();
   t.found_inf.fill_(1);
   adam_step_(device.adam, t, {});
   advance_step_(t.step, t.found_inf);
-  EXPECT_TRUE(at::equal(device.adam.param, before));
+  EXPECT_TRUE(at::equal(numbers(device.adam.weights), before));
   EXPECT_EQ(t.step.item<int64_t>(), 7);
 }
 
 TEST_F(GpuFlat, OptimizerSteps) {
   for (const int64_t n : {1, 63, 100'003, 4'000'000}) {
-    check_steps(n, at::kFloat, at::kFloat, at::kBFloat16);
-    check_steps(n, at::kFloat, at::kBFloat16, at::kHalf);
-    check_steps(n, at::kFloat, at::kHalf, at::kBFloat16);
-    check_steps(n, at::kDouble, at::kDouble, at::kBFloat16);
+    for (const at::ScalarType param : {at::kFloat, at::kBFloat16}) {
+      for (const at::ScalarType grad : {at::kFloat, at::kBFloat16, at::kHalf}) check_steps(n, param, grad);
+    }
+    check_steps(n, at::kDouble, at::kDouble);
+  }
+}
+
+TEST_F(GpuFlat, SplitsLikeTheHost) {
+  at::Tensor x = at::randn({1'000'003});
+  x[7] = std::numeric_limits<float>::quiet_NaN();
+  x[8] = -std::numeric_limits<float>::infinity();
+  for (const int64_t offset : {0, 1}) {
+    const at::Tensor part = x.slice(0, offset), y = gpu(x).slice(0, offset);
+    const auto empty = [](const at::Tensor& like, at::ScalarType type) { return at::empty_like(like, type); };
+    const at::Tensor high = empty(part, at::kBFloat16), low = empty(part, at::kShort);
+    const at::Tensor gpu_high = empty(y, at::kBFloat16), gpu_low = empty(y, at::kShort);
+    split_into_halves(part, high, low);
+    split_into_halves(y, gpu_high, gpu_low);
+    EXPECT_TRUE(same_bits(gpu_high.cpu(), high));
+    EXPECT_TRUE(same_bits(gpu_low.cpu(), low));
+    EXPECT_TRUE(same_bits(join_halves(gpu_high, gpu_low).cpu(), join_halves(high, low)));
   }
 }
 

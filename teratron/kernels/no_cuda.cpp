@@ -103,6 +103,12 @@ void sgd_step(const StepArgs&, double, CUstream_st*) {
 void advance_step(int64_t*, const float*, CUstream_st*) {
   missing("advance_step");
 }
+void join_halves(const HalvesArgs&, CUstream_st*) {
+  missing("join_halves");
+}
+void split_into_halves(const HalvesArgs&, CUstream_st*) {
+  missing("split_into_halves");
+}
 int64_t reduce_partials(int64_t) {
   missing("reduce");
 }

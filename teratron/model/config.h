@@ -58,9 +58,10 @@ struct GPTConfig {
   RecomputeConfig recompute;
   /// Parts of the sequence for which logits and losses are computed one after the other.
   int64_t loss_chunks = 1;
-  /// In a model that multiplies in FP8: layers that do not.
+  /// In a model that multiplies in FP8: transformer layers that do not.
   int64_t bf16_layers_at_start = 0;
   int64_t bf16_layers_at_end = 0;
+  bool fp8_output_layer = false;  // it does, too
 };
 
 /// Of every matrix that does not write into the residual stream.

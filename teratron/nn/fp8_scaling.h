@@ -53,6 +53,8 @@ class Fp8Scaling {
 
   /// A linear layer by the name of its weight; its number. All are added before the first is used.
   int64_t add_layer(std::string weight);
+  /// By number.
+  const std::vector<std::string>& layers() const { return layers_; }
 
   struct Matrix {
     int64_t layer = 0;

@@ -23,7 +23,8 @@ int64_t group_of(const Parameter& parameter) {
   return group;
 }
 
-bool has_master(const FlatBuffer& buffer) {
+// The weights are less than fp32.
+bool needs_master(const FlatBuffer& buffer) {
   return buffer.parameters().scalar_type() != buffer.gradients().scalar_type();
 }
 
@@ -71,6 +72,25 @@ bool counts_all(const FlatBuffer& buffer, const Mesh& mesh) {
 
 }  // namespace
 
+StateTensor StateTensor::part(int64_t begin, int64_t end) const {
+  StateTensor part = *this;
+  part.values = values.slice(0, begin, end);
+  if (remainder.defined()) part.remainder = remainder.slice(0, begin, end);
+  return part;
+}
+
+at::Tensor StateTensor::read() const {
+  return remainder.defined() ? join_halves(values, remainder) : values;
+}
+
+void StateTensor::write(const at::Tensor& numbers) const {
+  if (!remainder.defined()) {
+    values.copy_(numbers);
+  } else {
+    split_into_halves(numbers.to(values.device()), values, remainder);
+  }
+}
+
 Optimizer::Optimizer(FlatBuffer& buffer, const Mesh& mesh, const OptimizerOptions& options)
     : buffer_(buffer),
       options_(options),
@@ -84,10 +104,9 @@ Optimizer::Optimizer(FlatBuffer& buffer, const Mesh& mesh, const OptimizerOption
   const at::TensorOptions state = buffer.gradients().options();
   const at::Tensor groups = block_groups(buffer);
   for (const FlatRange& range : buffer.owned()) {
-    const at::Tensor model = buffer.parameters().narrow(0, range.begin, range.size());
     slices_.push_back(
         {.range = range,
-         .master = has_master(buffer) ? model.to(state.dtype()) : model,
+         .weights = master_weights(range),
          .moments = make_moments(range.size()),
          .groups = groups.narrow(0, range.begin / optimizer_block, range.size() / optimizer_block)});
   }
@@ -101,6 +120,14 @@ std::vector<Optimizer::Moment> Optimizer::make_moments(int64_t size) const {
   if (options_.kind == OptimizerKind::adam) return {{"exp_avg", zeros()}, {"exp_avg_sq", zeros()}};
   if (options_.sgd_momentum == 0.0) return {};
   return {{"momentum_buffer", zeros()}};
+}
+
+Weights Optimizer::master_weights(const FlatRange& range) const {
+  const at::Tensor model = buffer_.parameters().narrow(0, range.begin, range.size());
+  if (!needs_master(buffer_)) return {.param = model};
+  if (model.scalar_type() == at::kBFloat16)
+    return {.param = model, .remainder = at::zeros_like(model, model.options().dtype(at::kShort))};
+  return {.param = model.to(buffer_.gradients().scalar_type()), .copy = model};
 }
 
 void Optimizer::sum_sequence_parallel_gradients() {
@@ -184,22 +211,18 @@ void Optimizer::set_scalars(const Hyperparameters& hyper, const StepReport& repo
 void Optimizer::step_slice(const Slice& slice) {
   const FlatRange& range = slice.range;
   const at::Tensor gradient = buffer_.gradients().narrow(0, range.begin, range.size());
-  const at::Tensor copy =
-      has_master(buffer_) ? buffer_.parameters().narrow(0, range.begin, range.size()) : at::Tensor();
   if (options_.kind == OptimizerKind::adam) {
-    adam_step_({.param = slice.master,
+    adam_step_({.weights = slice.weights,
                 .grad = gradient,
                 .exp_avg = slice.moments[0].values,
                 .exp_avg_sq = slice.moments[1].values,
-                .copy = copy,
                 .groups = slice.groups},
                scalars_, options_.adam);
     return;
   }
-  sgd_step_({.param = slice.master,
+  sgd_step_({.weights = slice.weights,
              .grad = gradient,
              .momentum_buffer = slice.moments.empty() ? at::Tensor() : slice.moments[0].values,
-             .copy = copy,
              .groups = slice.groups},
             scalars_, options_.sgd_momentum);
 }
@@ -208,7 +231,8 @@ int64_t Optimizer::state_bytes() const {
   int64_t bytes = 0;
   for (const Slice& slice : slices_) {
     for (const Moment& moment : slice.moments) bytes += static_cast<int64_t>(moment.values.nbytes());
-    if (has_master(buffer_)) bytes += static_cast<int64_t>(slice.master.nbytes());
+    if (slice.weights.copy.defined()) bytes += static_cast<int64_t>(slice.weights.param.nbytes());
+    if (slice.weights.remainder.defined()) bytes += static_cast<int64_t>(slice.weights.remainder.nbytes());
   }
   return bytes;
 }
@@ -226,11 +250,12 @@ void Optimizer::add_state(const Slice& slice, const FlatBuffer::Entry& entry,
   const FlatRange part = intersection(slice.range, entry.range);
   if (part.size() == 0) return;
   const FlatRange local{part.begin - entry.range.begin, part.end - entry.range.begin};
-  const auto add = [&](const char* kind, const at::Tensor& values) {
-    out.push_back({fmt::format("optimizer.{}.{}", kind, entry.parameter->name), entry.parameter->shard(),
-                   local, values.narrow(0, part.begin - slice.range.begin, part.size())});
+  const auto add = [&](const char* kind, const at::Tensor& values, const at::Tensor& remainder = {}) {
+    const StateTensor whole{fmt::format("optimizer.{}.{}", kind, entry.parameter->name),
+                            entry.parameter->shard(), local, values, remainder};
+    out.push_back(whole.part(part.begin - slice.range.begin, part.end - slice.range.begin));
   };
-  if (has_master(buffer_)) add("param", slice.master);
+  if (needs_master(buffer_)) add("param", slice.weights.param, slice.weights.remainder);
   for (const Moment& moment : slice.moments) add(moment.name, moment.values);
 }
 
@@ -243,9 +268,10 @@ std::vector<StateTensor> Optimizer::state() const {
 }
 
 void Optimizer::reset_master_weights() {
-  if (!has_master(buffer_)) return;
   for (const Slice& slice : slices_) {
-    slice.master.copy_(buffer_.parameters().narrow(0, slice.range.begin, slice.range.size()));
+    const auto& [param, remainder, copy] = slice.weights;
+    if (remainder.defined()) remainder.zero_();
+    if (copy.defined()) param.copy_(copy);
   }
 }
 

@@ -1,4 +1,5 @@
-// AdamW or SGD over flat shards, with fp32 master weights and no host sync.
+// AdamW or SGD over flat shards, with fp32 master weights and no host sync. Those of a bf16 model are its weights and 16
+// bits more (kernels/optimizer_step.h).
 //
 // A step: gradients of replicated parameters are summed over the tensor-parallel ranks (sequence
 // parallelism) and those of tied word embeddings over first and last stage, the L2 norm is taken once over the
@@ -33,7 +34,15 @@ struct StateTensor {
   std::string name;
   Shard shard;
   FlatRange local;
-  at::Tensor values;  // 1-D view
+  at::Tensor values;          // 1-D view
+  at::Tensor remainder = {};  // values are halves of fp32 numbers, here are the others; else undefined
+
+  at::ScalarType type() const { return remainder.defined() ? at::kFloat : values.scalar_type(); }
+  /// The same of elements [begin, end) of the view.
+  StateTensor part(int64_t begin, int64_t end) const;
+  /// The numbers, which may be `values` itself.
+  at::Tensor read() const;
+  void write(const at::Tensor& numbers) const;
 };
 
 /// What a step tells, still on the device: f64 scalars, valid once the step's work is done.
@@ -84,11 +93,12 @@ class Optimizer {
   };
   struct Slice {
     FlatRange range;
-    at::Tensor master;
+    Weights weights;
     std::vector<Moment> moments;
     at::Tensor groups;
   };
   std::vector<Moment> make_moments(int64_t size) const;
+  Weights master_weights(const FlatRange& range) const;
   at::Tensor clipped(const at::Tensor& scale, const at::Tensor& grad_norm) const;
   void set_scalars(const Hyperparameters& hyper, const StepReport& report);
   void step_slice(const Slice& slice);

@@ -194,6 +194,46 @@ TEST(Fp8Training, KeepsLayersInBf16) {
   EXPECT_EQ(distance(run({.config = config}), run({.config = config, .fp8 = std::nullopt})), 0.0);
 }
 
+GPTConfig with_fp8_output_layer(GPTConfig config) {
+  config.padded_vocabulary = 64;
+  config.fp8_output_layer = true;
+  return config;
+}
+
+// Logits and their gradient go through FP8; a tied weight keeps one gradient of two uses.
+TEST(Fp8Training, MultipliesInTheOutputLayerWhereAsked) {
+  for (GPTConfig config : {gpt2_config(sizes), llama_config(sizes)}) {
+    const Outcome plain = run({.config = config, .fp8 = std::nullopt}), layers = run({.config = config});
+    config = with_fp8_output_layer(config);
+    const Outcome all = run({.config = config});
+    const std::string weight =
+        config.tied_embeddings ? "embedding.word_embeddings.weight" : "output_layer.weight";
+    EXPECT_TRUE(all.fp8_state.contains("fp8_scale." + weight));
+    EXPECT_EQ(all.fp8_state.size(), layers.fp8_state.size() + 2);
+    EXPECT_GT(distance(all, layers), 1e-3);
+    EXPECT_LT(distance(all, plain), 0.15);
+    EXPECT_NEAR(all.losses.back(), plain.losses.back(), 0.01 * plain.losses.back());
+  }
+}
+
+// Parts of a tensor scale themselves in the first step. From then on layouts scale alike, one tensor after the other: a
+// scale follows from numbers that were computed with those before it.
+TEST(Fp8Training, HasTwinsOfEveryLayoutWithTheOutputLayer) {
+  const GPTConfig tied = with_fp8_output_layer(gpt2_config(sizes)),
+                  untied = with_fp8_output_layer(llama_config(sizes));
+  for (GPTConfig config : {tied, untied}) {
+    constexpr int64_t steps = 20;
+    const Outcome serial = run({.config = config, .steps = steps});
+    config.loss_chunks = config.tied_embeddings ? 1 : 2;
+    for (const Layout& layout : layouts) {
+      SCOPED_TRACE(to_string(layout));
+      const Outcome parallel = run({.config = config, .layout = layout, .steps = steps});
+      EXPECT_NEAR(parallel.losses.back(), serial.losses.back(), 1e-5 * serial.losses.back());
+      EXPECT_LT(distance(parallel, serial), 0.002);
+    }
+  }
+}
+
 TEST(Fp8Training, RecomputesTheSameNumbers) {
   GPTConfig config = llama_config(sizes);
   const Outcome kept = run({.config = config});

@@ -148,16 +148,17 @@ StepInFlight train_step(Trainer& trainer, const Layout& layout, const TestData& 
 
 void GlobalTensors::add(const StateTensor& part) {
   const std::lock_guard lock(mutex_);
+  const at::Tensor numbers = part.read();
   Local& local = parts_[{part.name, part.shard.index}];
   if (!local.values.defined()) {
     const int64_t size = numel(part.shard.local_shape());
-    local = {part.shard, at::zeros({size}, part.values.options()), at::zeros({size}, at::kBool)};
+    local = {part.shard, at::zeros({size}, numbers.options()), at::zeros({size}, at::kBool)};
   }
   const at::Tensor values = local.values.narrow(0, part.local.begin, part.local.size());
   const at::Tensor present = local.present.narrow(0, part.local.begin, part.local.size());
-  EXPECT_TRUE(at::equal(values.masked_select(present), part.values.masked_select(present)))
+  EXPECT_TRUE(at::equal(values.masked_select(present), numbers.masked_select(present)))
       << part.name << " differs between ranks that hold the same part";
-  values.copy_(part.values);
+  values.copy_(numbers);
   present.fill_(true);
 }
 

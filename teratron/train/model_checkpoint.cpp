@@ -32,13 +32,14 @@ class HostTensors {
   enum class Kind : uint8_t { in_place, snapshot };
   explicit HostTensors(Kind kind = Kind::in_place) : kind_(kind) {}
 
-  void add(const StateTensor& state, const at::Tensor& values, at::ScalarType type) {
-    const bool in_place =
-        kind_ == Kind::in_place && values.is_cpu() && values.is_contiguous() && values.scalar_type() == type;
+  void add(const StateTensor& state, at::ScalarType type) {
+    const at::Tensor& values = state.values;
+    const bool in_place = kind_ == Kind::in_place && values.is_cpu() && values.is_contiguous() &&
+                          values.scalar_type() == type && !state.remainder.defined();
     const bool pinned = kind_ == Kind::snapshot && !values.is_cpu();
     const at::Tensor host =
         in_place ? values : at::zeros(values.sizes(), at::TensorOptions().dtype(type).pinned_memory(pinned));
-    places_.push_back({values, host});
+    places_.push_back({state, host});
     list_.push_back({.name = state.name,
                      .dtype = dtype_of(type).value(),
                      .shard = state.shard,
@@ -47,22 +48,31 @@ class HostTensors {
                      .data = host.mutable_data_ptr()});
   }
   void copy_to_host() {
-    for (const Place& place : places_) {
-      if (!place.values.is_same(place.host)) place.host.copy_(place.values);
-    }
+    for_pieces([](const StateTensor& state, const at::Tensor& host) { host.copy_(state.read()); });
   }
   void copy_from_host() {
-    for (const Place& place : places_) {
-      if (!place.values.is_same(place.host)) place.values.copy_(place.host);
-    }
+    for_pieces([](const StateTensor& state, const at::Tensor& host) { state.write(host); });
   }
   const std::vector<LocalTensor>& list() const { return list_; }
 
  private:
   struct Place {
-    at::Tensor values;
+    StateTensor state;
     at::Tensor host;
   };
+  // What is joined of halves takes memory of the device that a training may have left little of: pieces of 64 MiB.
+  template <typename Copy>
+  void for_pieces(const Copy& copy) const {
+    constexpr int64_t piece = 1 << 24;
+    for (const auto& [state, host] : places_) {
+      if (state.values.is_same(host)) continue;
+      const int64_t size = host.numel(), step = state.remainder.defined() ? piece : size;
+      for (int64_t begin = 0; begin < size; begin += step) {
+        const int64_t end = std::min(size, begin + step);
+        copy(state.part(begin, end), host.slice(0, begin, end));
+      }
+    }
+  }
   Kind kind_;
   std::deque<Place> places_;
   std::vector<LocalTensor> list_;
@@ -83,7 +93,7 @@ void add_weights(ParameterSet& parameters, const CheckpointInfo& info, HostTenso
                                     ? parameter.tensor.scalar_type()
                                     : scalar_type(saved->second.dtype, parameter.name);
     converted = converted || type != parameter.tensor.scalar_type();
-    tensors.add(state, state.values, type);
+    tensors.add(state, type);
   }
   if (converted) {
     notice("weights of {} are converted to {}", info.path.string(), at::toString(parameters.options().dtype));
@@ -110,7 +120,7 @@ bool has_fp8_state(const CheckpointInfo& info, const std::vector<StateTensor>& s
 }
 
 void add_states(const std::vector<StateTensor>& states, HostTensors& tensors) {
-  for (const StateTensor& state : states) tensors.add(state, state.values, state.values.scalar_type());
+  for (const StateTensor& state : states) tensors.add(state, state.type());
 }
 
 // What is saved of a trainer.
@@ -118,8 +128,7 @@ std::shared_ptr<HostTensors> to_host(Trainer& trainer, const SaveOptions& option
   trainer.buffer().finish_gather();
   auto tensors = std::make_shared<HostTensors>(kind);
   for (const Parameter& parameter : trainer.parameters().all()) {
-    const StateTensor state = whole(parameter);
-    tensors->add(state, state.values, parameter.tensor.scalar_type());
+    tensors->add(whole(parameter), parameter.tensor.scalar_type());
   }
   if (options.optimizer) {
     add_states(trainer.optimizer().state(), *tensors);

@@ -141,7 +141,8 @@ GPTConfig gpt_config(const Arguments& args, int64_t tokenizer_size) {
           .recompute = recompute_config(args),
           .loss_chunks = args.loss_chunks,
           .bf16_layers_at_start = args.first_last_layers_bf16 ? args.num_layers_at_start_in_bf16 : 0,
-          .bf16_layers_at_end = args.first_last_layers_bf16 ? args.num_layers_at_end_in_bf16 : 0};
+          .bf16_layers_at_end = args.first_last_layers_bf16 ? args.num_layers_at_end_in_bf16 : 0,
+          .fp8_output_layer = args.fp8_output_proj};
 }
 
 ModelShape model_shape(const GPTConfig& config) {

@@ -13,28 +13,26 @@ constexpr size_t most_advice = 3;
 
 struct Counts {
   int64_t parameters = 0;
-  int64_t matrices = 0;  // elements of the layers' matrices
+  int64_t in_fp8 = 0;  // elements of the weights that multiply in FP8
 };
 
 // Counts the parameters of a rank of this stage by building it without memory.
-Counts count_parameters(const GPTConfig& config, const std::vector<StageSpec>& chunks, int64_t tp) {
-  ParameterSet set({.device = at::kMeta});
-  const TensorParallel parallel{.group = {.rank = 0, .size = tp}};
+Counts count_parameters(const Arguments& a, const GPTConfig& config, const std::vector<StageSpec>& chunks) {
+  ParameterSet set({.device = at::kMeta, .fp8 = fp8_options(a)});
+  const TensorParallel parallel{.group = {.rank = 0, .size = a.tensor_model_parallel_size}};
   for (const StageSpec& chunk : chunks) {
     const GPT part(set, config, chunk, parallel);
   }
   Counts counts{.parameters = set.numel()};
-  for (const Parameter& parameter : set.all()) {
-    const bool in_layer = parameter.name.starts_with("decoder.layers.");
-    if (in_layer && parameter.tensor.dim() == 2) counts.matrices += parameter.tensor.numel();
-  }
+  if (!set.fp8()) return counts;
+  for (const std::string& weight : set.fp8()->layers()) counts.in_fp8 += set.find(weight)->tensor.numel();
   return counts;
 }
 
-// The model's copy of the weights; in FP8 the layers' matrices once more, as they are and transposed.
+// The model's copy of the weights; those in FP8 once more, as they are and transposed.
 double weight_bytes(const Arguments& a, const Counts& counts) {
   const auto copy = static_cast<double>(counts.parameters) * (a.bf16 || a.fp16 ? 2.0 : 4.0);
-  return copy + (a.fp8 ? 2.0 * static_cast<double>(counts.matrices) : 0.0);
+  return copy + 2.0 * static_cast<double>(counts.in_fp8);
 }
 
 // Bytes of activations that the layers of a stage keep for one micro-batch, with fused attention: 34 s b h a layer in
@@ -56,10 +54,10 @@ double layer_activations(const Arguments& a, const GPTConfig& config, int64_t la
   return static_cast<double>(recomputed) * input + static_cast<double>(layers - recomputed) * whole;
 }
 
-// Moments, and master weights where the model computes in half precision.
+// Moments, and what the model's weights lack of the master weights: all of fp32 in fp16, half of it in bf16.
 double optimizer_bytes_per_parameter(const Arguments& a) {
   const double moments = a.optimizer == "adam" ? 8.0 : a.sgd_momentum > 0.0 ? 4.0 : 0.0;
-  return moments + (a.bf16 || a.fp16 ? 4.0 : 0.0);
+  return moments + (a.fp16 ? 4.0 : a.bf16 ? 2.0 : 0.0);
 }
 
 bool divides(int64_t part, const std::optional<int64_t>& whole) {
@@ -123,7 +121,7 @@ GPTConfig planned_model(const Arguments& args) {
 RankMemory rank_memory(const Arguments& a, const GPTConfig& model, int64_t stage) {
   const PipelineLayout layout = pipeline_layout(layout_options(a));
   const std::vector<StageSpec> chunks = layout.of_stage(stage);
-  const Counts counts = count_parameters(model, chunks, a.tensor_model_parallel_size);
+  const Counts counts = count_parameters(a, model, chunks);
   const auto count = static_cast<double>(counts.parameters);
   const double shares = a.use_distributed_optimizer ? static_cast<double>(*a.data_parallel_size) : 1.0;
   RankMemory memory{.parameters = counts.parameters,

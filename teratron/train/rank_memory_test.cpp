@@ -16,8 +16,10 @@ TEST(RankMemory, CountsTheBytesOfEachPart) {
   EXPECT_GT(count, 0.0);
   EXPECT_EQ(memory.weights, 2.0 * count);
   EXPECT_EQ(memory.gradients, 4.0 * count);
-  EXPECT_EQ(memory.optimizer, 3.0 * count);
-  EXPECT_EQ(memory.sum(), 9.0 * count + memory.activations);
+  EXPECT_EQ(memory.optimizer, 2.5 * count);
+  EXPECT_EQ(memory.sum(), 8.5 * count + memory.activations);
+  const Arguments fp16 = finished({"--fp16", "--use-distributed-optimizer"}, 4).args;
+  EXPECT_EQ(rank_memory(fp16, planned_model(fp16), 0).optimizer, 3.0 * count);
 }
 
 TEST(RankMemory, CountsTheCopiesInFp8) {
@@ -26,6 +28,18 @@ TEST(RankMemory, CountsTheCopiesInFp8) {
   EXPECT_EQ(
       rank_memory(fp8, planned_model(fp8), 0).weights - rank_memory(bf16, planned_model(bf16), 0).weights,
       2.0 * 4 * 12 * 64 * 64);
+}
+
+TEST(RankMemory, KnowsWhichWeightsAreInFp8) {
+  const auto fp8_bytes = [](const Texts& more) {
+    Texts flags = {"--bf16", "--fp8-format", "hybrid", "--vocab-size", "1000"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    const Arguments args = finished(flags).args;
+    const RankMemory memory = rank_memory(args, planned_model(args), 0);
+    return memory.weights - 2.0 * static_cast<double>(memory.parameters);
+  };
+  EXPECT_EQ(fp8_bytes({"--fp8-output-proj"}), 2.0 * (4 * 12 * 64 * 64 + 1024 * 64));
+  EXPECT_EQ(fp8_bytes({"--first-last-layers-bf16"}), 2.0 * 2 * 12 * 64 * 64);
 }
 
 TEST(RankMemory, AdvisesFirstWhatShrinksTheLargerPart) {

@@ -155,7 +155,7 @@ TEST_P(Steps, WithoutAFiniteGradientChangeNothing) {
     const auto copies = [&] {
       std::vector<at::Tensor> all;
       for (const StateTensor& part : weights(trainer)) all.push_back(part.values.clone());
-      for (const StateTensor& part : trainer.optimizer().state()) all.push_back(part.values.clone());
+      for (const StateTensor& part : trainer.optimizer().state()) all.push_back(part.read().clone());
       return all;
     };
     const std::vector<at::Tensor> before = copies();
@@ -348,8 +348,8 @@ TEST(Trainer, OptimizerStateIsCutOverTheRanks) {
     });
     return bytes;
   };
-  EXPECT_NEAR(bytes_per_parameter({.dp = 4, .bucket_size = 1'000'000}), 12.0, 0.1);
-  EXPECT_NEAR(bytes_per_parameter({.dp = 4, .bucket_size = 1'000'000, .sharded = true}), 3.0, 0.03);
+  EXPECT_NEAR(bytes_per_parameter({.dp = 4, .bucket_size = 1'000'000}), 10.0, 0.1);
+  EXPECT_NEAR(bytes_per_parameter({.dp = 4, .bucket_size = 1'000'000, .sharded = true}), 2.5, 0.03);
   EXPECT_EQ(
       to_string(
           {.parameters = 1'000'000, .weights = 2'000'000, .gradients = 4'000'000, .optimizer = 3'000'000}),

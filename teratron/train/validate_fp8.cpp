@@ -52,6 +52,26 @@ void check_sizes(Validation& v) {
                  times(part(a.seq_length, a.context_parallel_size), a.micro_batch_size)});
 }
 
+// The output layer's: the vocabulary and the tokens of a chunk of the loss.
+void check_output_layer(Validation& v) {
+  const Arguments& a = v.args;
+  const int64_t tp = a.tensor_model_parallel_size;
+  if (a.padded_vocab_size) {
+    check_size(v, {"padded_vocab_size", "padded_vocab_size / tensor_model_parallel_size",
+                   part(a.padded_vocab_size, tp)});
+  } else {
+    check_size(
+        v, {"make_vocab_size_divisible_by", "make_vocab_size_divisible_by", a.make_vocab_size_divisible_by});
+  }
+  const std::optional<int64_t> rows = part(a.seq_length, a.sequence_parallel ? tp : 1);
+  if (a.loss_chunks == 1 || !rows || a.loss_chunks > *rows) return;
+  const int64_t chunk = (*rows + a.loss_chunks - 1) / a.loss_chunks, last = (*rows - 1) % chunk + 1;
+  for (const int64_t size : {chunk, last}) {
+    const auto tokens = times(times(size, a.sequence_parallel ? tp : 1), a.micro_batch_size);
+    check_size(v, {"loss_chunks", "tokens of a chunk of the loss", tokens});
+  }
+}
+
 void check_ends(Validation& v) {
   const Arguments& a = v.args;
   if (!a.first_last_layers_bf16) {
@@ -78,7 +98,8 @@ void check_fp8(Validation& v) {
   if (!a.fp8) {
     for (const std::string_view name :
          {"fp8_recipe", "fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo", "fp8_wgrad",
-          "first_last_layers_bf16", "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"}) {
+          "fp8_output_proj", "first_last_layers_bf16", "num_layers_at_start_in_bf16",
+          "num_layers_at_end_in_bf16"}) {
       if (v.chosen(name)) v.note(fmt::format("{} has no effect without --fp8-format", flag_of(name)));
     }
     return;
@@ -93,6 +114,7 @@ void check_fp8(Validation& v) {
     }
   }
   check_sizes(v);
+  if (a.fp8_output_proj) check_output_layer(v);
   check_ends(v);
 }
 

@@ -158,8 +158,8 @@ class ReferenceGPT:
             normed = self.norm(x, f"decoder.layers.{layer}.pre_mlp_layernorm")
             x = (normed if o.residual_after_norm else x) + self.mlp(normed, layer)
         x = self.norm(x, "decoder.final_layernorm")
-        head = self.weights.get("output_layer.weight", self.weights["embedding.word_embeddings.weight"])
-        return x @ head.T
+        untied = "output_layer.weight" in self.weights
+        return self.linear(x, "output_layer" if untied else "embedding.word_embeddings")
 
     def loss(self, text_BS):
         return F.cross_entropy(self(text_BS[:, :-1]).flatten(0, 1), text_BS[:, 1:].flatten())

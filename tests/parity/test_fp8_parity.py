@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(not DRIVER.is_file(), reason="TERATRON_BINARY na
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 HYBRID = ["--bf16", "--fp8-format", "hybrid"]
+VOCABULARY = ["--vocab-size", "63", "--make-vocab-size-divisible-by", "64"]  # and the end of a document
 
 # name: flags, the model's options, how FP8 is used
 CASES = {
@@ -28,15 +29,19 @@ CASES = {
     "plain-weight-gradients": ([*HYBRID, "--no-fp8-wgrad"], {}, dict(weight_gradients=False)),
     "last-in-bf16": ([*HYBRID, "--first-last-layers-bf16", "--num-layers-at-start-in-bf16", "0"], {},
                      dict(plain_layers=(1,))),
+    "tied-output-layer": ([*HYBRID, "--fp8-output-proj", *VOCABULARY, "--seed", "2"], {}, dict(output_layer=True)),
+    "output-layer": ([*LLAMA, *HYBRID, "--fp8-output-proj", *VOCABULARY], LLAMA_OPTIONS, dict(output_layer=True)),
 }
 
 
 class Scales:
     """Transformer Engine's recipes: a scale per tensor, from its own amax or from those of earlier steps."""
 
-    def __init__(self, gradients=E5M2, delayed=True, history=1, margin=0, weight_gradients=True, plain_layers=()):
+    def __init__(self, gradients=E5M2, delayed=True, history=1, margin=0, weight_gradients=True, plain_layers=(),
+                 output_layer=False):
         self.gradients, self.delayed, self.length, self.margin = gradients, delayed, history, margin
         self.weight_gradients, self.plain_layers = weight_gradients, plain_layers
+        self.output_layer = output_layer
         self.scales, self.histories, self.amaxes = {}, {}, {}
 
     def cast(self, x, name, role):
@@ -80,7 +85,8 @@ class Fp8GPT(ReferenceGPT):
         self.scales = scales
 
     def linear(self, x, name):
-        if int(name.split(".")[2]) in self.scales.plain_layers:
+        in_layer = name.startswith("decoder.layers.")
+        if in_layer and int(name.split(".")[2]) in self.scales.plain_layers or not in_layer and not self.scales.output_layer:
             return super().linear(x, name)
         y = Product.apply(x.flatten(0, -2), self.weights[name + ".weight"], self.scales, name)
         bias = self.weights.get(name + ".bias")
