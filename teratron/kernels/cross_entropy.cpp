@@ -5,6 +5,7 @@
 
 #include "teratron/kernels/cross_entropy_cuda.h"
 #include "teratron/kernels/dispatch.h"
+#include "teratron/kernels/fp8_allocation.h"
 #include "teratron/kernels/stream.h"
 #include "teratron/kernels/vector_math.h"
 
@@ -148,26 +149,56 @@ CrossEntropyStatistics cross_entropy_statistics(const at::Tensor& logits, const 
   return out;
 }
 
+namespace {
+
+void check_saved(const CrossEntropySaved& saved, const at::Tensor& logits, int64_t rows) {
+  check_targets(saved.targets, logits, rows);
+  for (const at::Tensor* t : {&saved.max, &saved.sum_exp, &saved.scale}) {
+    TERATRON_ASSERT(t->scalar_type() == accumulation_type(logits) && t->is_contiguous() &&
+                    t->numel() == rows && t->device() == logits.device());
+  }
+}
+
+cuda::CrossEntropyGradientArgs gradient_args(const at::Tensor& logits, const CrossEntropySaved& saved) {
+  return {.logits = address(logits),
+          .targets = saved.targets.const_data_ptr<int64_t>(),
+          .max = address(saved.max),
+          .sum_exp = address(saved.sum_exp),
+          .scale = address(saved.scale)};
+}
+
+/// Whether the kernel that casts takes them.
+bool in_one_pass(const at::Tensor& logits) {
+  const bool narrow = logits.scalar_type() == at::kBFloat16 || logits.scalar_type() == at::kHalf;
+  return logits.is_cuda() && narrow && logits.dim() == 2 && logits.numel() > 0 && logits.is_contiguous() &&
+         is_aligned(logits) && logits.size(0) % 16 == 0 && logits.size(1) % 16 == 0;
+}
+
+}  // namespace
+
 void cross_entropy_gradient_(const at::Tensor& logits, const CrossEntropySaved& saved,
                              const VocabRange& range) {
   const cuda::VocabShape shape = shape_of(logits, range);
-  check_targets(saved.targets, logits, shape.rows);
-  for (const at::Tensor* t : {&saved.max, &saved.sum_exp, &saved.scale}) {
-    TERATRON_ASSERT(t->scalar_type() == accumulation_type(logits) && t->is_contiguous() &&
-                    t->numel() == shape.rows && t->device() == logits.device());
-  }
+  check_saved(saved, logits, shape.rows);
   if (logits.numel() == 0) return;
   if (logits.is_cuda()) {
-    cuda::cross_entropy_gradient(shape,
-                                 {.logits = address(logits),
-                                  .targets = saved.targets.const_data_ptr<int64_t>(),
-                                  .max = address(saved.max),
-                                  .sum_exp = address(saved.sum_exp),
-                                  .scale = address(saved.scale)},
-                                 current_stream(logits));
+    cuda::cross_entropy_gradient(shape, gradient_args(logits, saved), current_stream(logits));
     return;
   }
   with_float_type(logits, [&]<typename T>(T) { gradient_cpu<T>(logits, saved, shape); });
+}
+
+Fp8Matrix cross_entropy_gradient_fp8(const at::Tensor& logits, const CrossEntropySaved& saved,
+                                     const VocabRange& range, const Fp8Cast& cast) {
+  if (!in_one_pass(logits)) {
+    cross_entropy_gradient_(logits, saved, range);
+    return cast_to_fp8(logits, cast);
+  }
+  const cuda::VocabShape shape = shape_of(logits, range);
+  check_saved(saved, logits, shape.rows);
+  const auto [matrix, target] = allocate_fp8(logits, shape.width, cast);
+  cuda::cross_entropy_gradient_fp8(shape, gradient_args(logits, saved), target, current_stream(logits));
+  return matrix;
 }
 
 }  // namespace teratron

@@ -14,6 +14,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "teratron/kernels/fp8.h"
+
 namespace teratron {
 
 /// Which columns of the vocabulary the local logits are. Columns from `columns` on are padding: they take no
@@ -44,5 +46,10 @@ struct CrossEntropySaved {
 /// logits[t, j] <- (exp(z - M) / S - [j = target]) * scale[t], in place, in the logits' dtype.
 void cross_entropy_gradient_(const at::Tensor& logits, const CrossEntropySaved& saved,
                              const VocabRange& range);
+
+/// The same gradient of logits [T, v] cast to FP8 (fp8.h), to the bit: it is rounded to the logits' dtype before. bf16 and f16
+/// on a GPU take one pass, which leaves the logits as they are; otherwise they are overwritten.
+Fp8Matrix cross_entropy_gradient_fp8(const at::Tensor& logits, const CrossEntropySaved& saved,
+                                     const VocabRange& range, const Fp8Cast& cast);
 
 }  // namespace teratron

@@ -1,5 +1,5 @@
 #include "teratron/kernels/cross_entropy_cuda.h"
-#include "teratron/kernels/device.cuh"
+#include "teratron/kernels/fp8_tile.cuh"
 
 namespace teratron::cuda {
 namespace {
@@ -58,6 +58,25 @@ __global__ void __launch_bounds__(threads)
   static_cast<A*>(args.target_logit)[row] = column < 0 ? A(0) : A(widen(z[column]));
 }
 
+/// What the gradient of a row needs to know.
+template <typename A>
+struct RowGradient {
+  A max, factor, scale;
+  int64_t target;  // among the local columns, or -1
+
+  __device__ RowGradient(const VocabShape& shape, const CrossEntropyGradientArgs& args, int64_t row)
+      : max(static_cast<const A*>(args.max)[row]),
+        factor(static_cast<const A*>(args.scale)[row] / static_cast<const A*>(args.sum_exp)[row]),
+        scale(static_cast<const A*>(args.scale)[row]),
+        target(local_target(shape, args.targets[row])) {}
+
+  /// Of element i of a pack that begins `left` columns before the padding and `target_here` before the target.
+  __device__ A operator()(A value, int i, int left, int target_here) const {
+    const A p = i < left ? fast_exp(value - max) * factor : A(0);
+    return i == target_here ? p - scale : p;
+  }
+};
+
 /// One block per row. Rows with scale 0 (masked tokens) are written without being read.
 template <typename T, int N>
 __global__ void __launch_bounds__(threads)
@@ -65,16 +84,8 @@ __global__ void __launch_bounds__(threads)
   using A = Accumulator<T>;
   const int64_t row = blockIdx.x;
   T* const z = static_cast<T*>(args.logits) + row * shape.width;
-  const A scale = static_cast<const A*>(args.scale)[row];
-  const A max = static_cast<const A*>(args.max)[row];
-  const A factor = scale / static_cast<const A*>(args.sum_exp)[row];
-  const int64_t target = local_target(shape, args.targets[row]);
-  // Of the pack's element i, where the pack begins `left` columns before the padding.
-  const auto gradient = [&](A value, int i, int left, int target_here) {
-    const A p = i < left ? fast_exp(value - max) * factor : A(0);
-    return i == target_here ? p - scale : p;
-  };
-  if (scale == A(0)) {
+  const RowGradient<A> gradient(shape, args, row);
+  if (gradient.scale == A(0)) {
     Pack<T, N> zeros;
 #pragma unroll
     for (int i = 0; i < N; ++i) zeros.v[i] = round_to<T>(A(0));
@@ -86,10 +97,46 @@ __global__ void __launch_bounds__(threads)
     widen(pack, x);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      x[i] = gradient(x[i], i, static_cast<int>(shape.columns - c), static_cast<int>(target - c));
+      x[i] = gradient(x[i], i, static_cast<int>(shape.columns - c), static_cast<int>(gradient.target - c));
     }
     store<N>(z + c, round_to_pack<T>(x));
   });
+}
+
+/// The same in FP8, by tiles; the logits stay.
+template <typename T, Fp8Format format>
+__global__ void __launch_bounds__(Fp8Tile::threads)
+    cross_entropy_gradient_fp8_kernel(VocabShape shape, CrossEntropyGradientArgs args, Fp8Target to) {
+  constexpr int pack = Fp8Tile::pack;
+  __shared__ Fp8Tile tile;
+  const Fp8Place place;
+  Fp8Quad<format> quad;
+  if (place.column < shape.width && place.row < shape.rows) {
+    const T* const from = static_cast<const T*>(args.logits) + place.row * shape.width + place.column;
+    Pack<T, pack> z[4];
+#pragma unroll
+    for (int r = 0; r < 4; ++r) z[r] = load<pack>(from + r * shape.width);
+    const float to_fp8 = *to.scale;
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const RowGradient<float> gradient(shape, args, place.row + r);
+      float x[pack];
+      widen(z[r], x);
+#pragma unroll
+      for (int i = 0; i < pack; ++i) {
+        x[i] = gradient.scale == 0 ? 0
+                                   : gradient(x[i], i, static_cast<int>(shape.columns - place.column),
+                                              static_cast<int>(gradient.target - place.column));
+      }
+      quad.set(r, round_to_pack<T>(x), to_fp8);
+    }
+    if (to.out != nullptr) quad.write_rows(to, place.row, place.column);
+    quad.put(tile, place);
+  }
+  raise(to.amax, quad.most);
+  if (to.transposed == nullptr) return;
+  __syncthreads();
+  tile.write_transposed(to, place.first_column, shape.width - place.first_column);
 }
 
 /// Calls f(T{}, N) with N the pack that width and alignment allow.
@@ -122,6 +169,17 @@ void cross_entropy_gradient(const VocabShape& shape, const CrossEntropyGradientA
         <<<static_cast<unsigned>(shape.rows), threads, 0, stream>>>(shape, args);
   });
   check_launch("cross_entropy_gradient");
+}
+
+void cross_entropy_gradient_fp8(const VocabShape& shape, const CrossEntropyGradientArgs& args,
+                                const Fp8Target& to, CUstream_st* stream) {
+  const auto launch = [&]<typename T>(T) {
+    const auto kernel = to.format == Fp8Format::e4m3 ? cross_entropy_gradient_fp8_kernel<T, Fp8Format::e4m3>
+                                                     : cross_entropy_gradient_fp8_kernel<T, Fp8Format::e5m2>;
+    kernel<<<fp8_grid(to), Fp8Tile::threads, 0, stream>>>(shape, args, to);
+  };
+  shape.dtype == Dtype::bf16 ? launch(__nv_bfloat16{}) : launch(__half{});
+  check_launch("cross_entropy_gradient_fp8");
 }
 
 }  // namespace teratron::cuda

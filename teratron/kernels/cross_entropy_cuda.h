@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "teratron/base/dtype.h"
+#include "teratron/kernels/fp8_cuda.h"
 
 struct CUstream_st;
 
@@ -32,5 +33,8 @@ struct CrossEntropyGradientArgs {
 };
 void cross_entropy_gradient(const VocabShape& shape, const CrossEntropyGradientArgs& args,
                             CUstream_st* stream);
+/// bf16 or f16; rows and width are multiples of 16.
+void cross_entropy_gradient_fp8(const VocabShape& shape, const CrossEntropyGradientArgs& args,
+                                const Fp8Target& to, CUstream_st* stream);
 
 }  // namespace teratron::cuda

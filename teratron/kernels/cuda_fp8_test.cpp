@@ -3,6 +3,7 @@
 
 #include "teratron/kernels/activation.h"
 #include "teratron/kernels/activation_fp8.h"
+#include "teratron/kernels/cross_entropy.h"
 #include "teratron/kernels/fp8.h"
 #include "teratron/kernels/testing.h"
 
@@ -157,6 +158,36 @@ TEST_F(GpuFp8, CastsInTheActivationWhatIsWanted) {
   const Fp8Matrix rows = activation_forward_fp8(x, Activation::swiglu, cast);
   EXPECT_FALSE(rows.columns.defined());
   EXPECT_TRUE(at::equal(codes(rows.rows), codes(both.rows)));
+}
+
+// To the bit what the two passes give: with padding, targets of other ranks, and masked rows whose logits are no numbers.
+TEST_F(GpuFp8, CastsInTheCrossEntropy) {
+  for (const auto& [rows, width, padding] :
+       {std::array<int64_t, 3>{16, 16, 0}, {144, 80, 9}, {400, 1040, 40}, {2064, 4112, 0}, {32, 64, 64}}) {
+    for (const at::ScalarType type : {at::kBFloat16, at::kHalf, at::kFloat}) {
+      for (const Fp8Format format : {Fp8Format::e4m3, Fp8Format::e5m2}) {
+        SCOPED_TRACE(fmt::format("{} [{}, {}] {}", at::toString(type), rows, width, padding));
+        const VocabRange range{.first = 1000, .columns = width - padding};
+        const at::Tensor logits = (3 * randn({rows, width})).to(type).cuda();
+        const at::Tensor targets = at::randint(990, 1010 + width, {rows}, at::kLong).cuda();
+        const CrossEntropyStatistics s = cross_entropy_statistics(logits, targets, range);
+        const at::Tensor scale = at::rand({rows}, at::kFloat).cuda();
+        scale[rows / 2] = 0;
+        logits[rows / 2].fill_(std::numeric_limits<double>::quiet_NaN());
+        const CrossEntropySaved saved{s.max, s.sum_exp.clamp_min(1e-3), targets, scale};
+        const at::Tensor amax = at::zeros({1}).cuda(), expected_amax = at::zeros({1}).cuda();
+        const auto cast_with = [&](const at::Tensor& most) {
+          return Fp8Cast{.format = format, .scale = on_gpu(scale_by(300)), .amax = most};
+        };
+        const at::Tensor plain = logits.clone();
+        cross_entropy_gradient_(plain, saved, range);
+        const Fp8Matrix expected = cast_to_fp8(plain, cast_with(expected_amax));
+        poison(logits.numel());
+        expect_same(cross_entropy_gradient_fp8(logits, saved, range, cast_with(amax)), expected);
+        EXPECT_TRUE(at::equal(amax, expected_amax));
+      }
+    }
+  }
 }
 
 // The tensor cores add FP8 products with fewer bits than fp32 has, with fast accumulation over longer sums.

@@ -58,12 +58,10 @@ void with_source_type(Dtype dtype, F&& f) {
 }  // namespace
 
 void fp8_cast(const Fp8CastArgs& args, CUstream_st* stream) {
-  const dim3 grid(static_cast<unsigned>(ceil_div(args.to.columns, Fp8Tile::columns)),
-                  static_cast<unsigned>(ceil_div(args.to.rows, Fp8Tile::rows)));
   with_source_type(args.dtype, [&]<typename T>(T) {
     const auto kernel =
         args.to.format == Fp8Format::e4m3 ? cast_kernel<T, Fp8Format::e4m3> : cast_kernel<T, Fp8Format::e5m2>;
-    kernel<<<grid, threads, 0, stream>>>(args);
+    kernel<<<fp8_grid(args.to), threads, 0, stream>>>(args);
   });
   check_launch("fp8_cast");
 }

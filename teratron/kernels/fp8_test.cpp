@@ -5,6 +5,7 @@
 
 #include "teratron/kernels/activation.h"
 #include "teratron/kernels/activation_fp8.h"
+#include "teratron/kernels/cross_entropy.h"
 #include "teratron/kernels/testing.h"
 
 namespace teratron {
@@ -173,6 +174,24 @@ TEST(ActivationFp8, IsTheActivationInFp8) {
       }
     }
   }
+}
+
+TEST(CrossEntropyFp8, IsTheGradientInFp8) {
+  const VocabRange range{.first = 100, .columns = 60};
+  const at::Tensor logits = randn({32, 64}, at::kBFloat16), exact = f64(logits.narrow(1, 0, 60)).softmax(1);
+  const at::Tensor targets = at::randint(100, 160, {32}, at::kLong), scale = at::full({32}, 0.5F),
+                   amax = at::zeros({1});
+  const CrossEntropyStatistics s = cross_entropy_statistics(logits, targets, range);
+  const Fp8Matrix gradient =
+      cross_entropy_gradient_fp8(logits, {s.max, s.sum_exp, targets, scale}, range,
+                                 {.format = Fp8Format::e5m2, .scale = scale_by(1024), .amax = amax});
+  at::Tensor expected = at::zeros({32, 64}, at::kDouble);
+  expected.narrow(1, 0, 60).copy_(exact).scatter_add_(1, (targets - 100).unsqueeze(1),
+                                                      -at::ones({32, 1}, at::kDouble));
+  expected *= 0.5;
+  EXPECT_LT(relative_error(values(gradient.rows) / 1024, expected), 0.08);
+  EXPECT_TRUE(at::equal(values(gradient.columns), values(gradient.rows).t()));
+  EXPECT_NEAR(amax.item<float>(), expected.abs().max().item<double>(), 3e-3);
 }
 
 }  // namespace

@@ -48,6 +48,12 @@ struct Fp8Place {
   int64_t row = blockIdx.y * int64_t{Fp8Tile::rows} + quad * 4;
 };
 
+/// A block for every tile.
+inline dim3 fp8_grid(const Fp8Target& to) {
+  return {static_cast<unsigned>(ceil_div(to.columns, Fp8Tile::columns)),
+          static_cast<unsigned>(ceil_div(to.rows, Fp8Tile::rows))};
+}
+
 /// Four words of four bytes, transposed in place: word i gets byte i of every word.
 __device__ inline void transpose_bytes(uint32_t (&word)[4]) {
   const uint32_t a = __byte_perm(word[0], word[1], 0x5140), b = __byte_perm(word[2], word[3], 0x5140);

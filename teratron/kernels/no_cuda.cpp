@@ -94,6 +94,10 @@ void cross_entropy_statistics(const VocabShape&, const CrossEntropyStatisticsArg
 void cross_entropy_gradient(const VocabShape&, const CrossEntropyGradientArgs&, CUstream_st*) {
   missing("cross_entropy_gradient");
 }
+void cross_entropy_gradient_fp8(const VocabShape&, const CrossEntropyGradientArgs&, const Fp8Target&,
+                                CUstream_st*) {
+  missing("cross_entropy_gradient_fp8");
+}
 void adam_step(const StepArgs&, const AdamConstants&, CUstream_st*) {
   missing("adam_step");
 }

@@ -1,6 +1,7 @@
 #include "teratron/model/gpt.h"
 
-#include "teratron/nn/cross_entropy.h"
+#include "teratron/nn/linear.h"
+#include "teratron/nn/output_loss.h"
 #include "teratron/nn/recompute.h"
 
 namespace teratron {
@@ -94,22 +95,18 @@ void GPT::observe(const PartObserver& observer) {
   blocks_->observe(observer);
 }
 
-at::Tensor GPT::logits_of(const at::Tensor& hidden_SBH) {
-  const ParallelRegion region =
-      parallel_.sequence_parallel ? ParallelRegion::gathered : ParallelRegion::copied;
-  return linear(hidden_SBH, *head_, nullptr, region, parallel_.group);
+LinearCore GPT::output_layer() const {
+  return {head_.get(), parallel_.sequence_parallel ? ParallelRegion::gathered : ParallelRegion::copied,
+          &parallel_.group};
 }
 
 at::Tensor GPT::logits(const Activations& output) {
-  return logits_of(output.hidden_SBH);
-}
-
-at::Tensor GPT::losses_of(const at::Tensor& hidden_SBH, const at::Tensor& labels_SB) {
-  return vocab_parallel_cross_entropy(logits_of(hidden_SBH), labels_SB, config_.vocabulary, parallel_.group);
+  return linear(output.hidden_SBH, output_layer());
 }
 
 at::Tensor GPT::loss(const Activations& output, const MicroBatch& batch) {
-  if (config_.loss_chunks == 1) return losses_of(output.hidden_SBH, batch.labels_SB);
+  if (config_.loss_chunks == 1)
+    return output_losses(output.hidden_SBH, output_layer(), batch.labels_SB, config_.vocabulary);
   // Under sequence parallelism a chunk is some rows of every rank's part of the sequence.
   const int64_t parts = parallel_.sequence_parallel ? parallel_.group.size : 1;
   const int64_t rows = output.hidden_SBH.size(0);
@@ -120,7 +117,7 @@ at::Tensor GPT::loss(const Activations& output, const MicroBatch& batch) {
   std::vector<at::Tensor> losses;
   for (size_t i = 0; i < hidden.size(); ++i) {
     const Region region = [this, labels_SB = labels[i].flatten(0, 1)](at::TensorList inputs) {
-      return losses_of(inputs[0], labels_SB);
+      return output_losses(inputs[0], output_layer(), labels_SB, config_.vocabulary);
     };
     const at::Tensor losses_SB = recompute(region, {hidden[i]}, {.parameters = {&head_->weight()}});
     losses.push_back(losses_SB.unflatten(0, {parts, -1}));

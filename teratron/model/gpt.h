@@ -31,8 +31,7 @@ class GPT : public Model {
 
  private:
   at::Tensor embed(const MicroBatch& batch, const AttentionContext& context);
-  at::Tensor logits_of(const at::Tensor& hidden_SBH);
-  at::Tensor losses_of(const at::Tensor& hidden_SBH, const at::Tensor& labels_SB);
+  LinearCore output_layer() const;
   AttentionContext attention_context(const MicroBatch& batch) const;
 
   GPTConfig config_;

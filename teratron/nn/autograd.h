@@ -1,5 +1,5 @@
-// Carrying pointers to long-lived objects (parameters, groups) from a custom function's forward to its
-// backward. The object must outlive the graph: parameters and meshes live as long as the model.
+// What a custom function carries from its forward to its backward: pointers to long-lived objects (parameters, groups), which
+// must outlive the graph (they live as long as the model), and tensors that backward lets go of.
 #pragma once
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -14,6 +14,18 @@ void save_pointer(torch::autograd::AutogradContext* context, const char* key, co
 template <typename T>
 T* saved_pointer(torch::autograd::AutogradContext* context, const char* key) {
   return reinterpret_cast<T*>(context->saved_data[key].toInt());
+}
+
+/// Kept for backward, and free as soon as it is not needed any more: save_for_backward keeps until the end.
+inline void keep(torch::autograd::AutogradContext* context, const char* key, const at::Tensor& x) {
+  context->saved_data[key] = x;
+}
+
+inline at::Tensor take(torch::autograd::AutogradContext* context, const char* key) {
+  const auto place = context->saved_data.find(key);
+  at::Tensor x = place->second.toTensor();
+  context->saved_data.erase(place);
+  return x;
 }
 
 }  // namespace teratron

@@ -60,9 +60,8 @@ at::Tensor apply(const at::Tensor& x, const std::optional<at::Tensor>& residual,
 
 }  // namespace
 
-at::Tensor linear(const at::Tensor& x, MatMul& product, Parameter* bias, ParallelRegion region,
-                  const Group& group) {
-  return apply(x, std::nullopt, {.core = {&product, region, &group}, .bias = bias});
+at::Tensor linear(const at::Tensor& x, const LinearCore& core) {
+  return apply(x, std::nullopt, {.core = core, .bias = nullptr});
 }
 
 ColumnLinear::ColumnLinear(const Scope& scope, const LinearOptions& options, const TensorParallel& parallel)

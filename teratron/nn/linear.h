@@ -73,8 +73,7 @@ class RowLinear {
   Parameter* bias_ = nullptr;
 };
 
-/// y = x W^T (+ b) with the communication of `region` over `group`. `bias` may be null. by_layer.
-at::Tensor linear(const at::Tensor& x, MatMul& product, Parameter* bias, ParallelRegion region,
-                  const Group& group);
+/// y = x W^T with the communication of the layer's region.
+at::Tensor linear(const at::Tensor& x, const LinearCore& core);
 
 }  // namespace teratron

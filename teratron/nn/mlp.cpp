@@ -41,18 +41,6 @@ bool in_products(const LinearCore& fc1, const LinearCore& fc2) {
   return fc1.product->takes_parts() && fc2.product->takes_parts();
 }
 
-// Kept for backward, and free as soon as it is not needed any more: save_for_backward keeps until the end.
-void keep(AutogradContext* context, const char* name, const at::Tensor& x) {
-  context->saved_data[name] = x;
-}
-
-at::Tensor take(AutogradContext* context, const char* name) {
-  const auto place = context->saved_data.find(name);
-  at::Tensor x = place->second.toTensor();
-  context->saved_data.erase(place);
-  return x;
-}
-
 // One function for all, so that what lies between the products need not exist in the model's dtype.
 struct MlpFunction : torch::autograd::Function<MlpFunction> {
   struct Plan {
