@@ -6,11 +6,11 @@
 
 #include "teratron/base/error.h"
 #include "teratron/cli/program.h"
-#include "teratron/nn/cross_entropy.h"
 #include "teratron/nn/dropout.h"
 #include "teratron/nn/embedding.h"
 #include "teratron/nn/mlp.h"
 #include "teratron/nn/norm.h"
+#include "teratron/nn/output_loss.h"
 
 using teratron::Activations;
 using teratron::GPTConfig;
@@ -84,15 +84,17 @@ class AverageNetwork : public teratron::Model {
     return {last_norm_ ? last_norm_->forward(x_SBH) : x_SBH};
   }
 
-  at::Tensor logits(const Activations& output) override {
-    return linear(output.hidden_SBH, *product_, nullptr, teratron::ParallelRegion::copied, parallel_.group);
-  }
+  at::Tensor logits(const Activations& output) override { return linear(output.hidden_SBH, output_layer()); }
 
   at::Tensor loss(const Activations& output, const MicroBatch& batch) override {
-    return vocab_parallel_cross_entropy(logits(output), batch.labels_SB, vocabulary_, parallel_.group);
+    return output_losses(output.hidden_SBH, output_layer(), batch.labels_SB, vocabulary_);
   }
 
  private:
+  teratron::LinearCore output_layer() const {
+    return {product_.get(), teratron::ParallelRegion::copied, &parallel_.group};
+  }
+
   int64_t vocabulary_;
   TensorParallel parallel_;
   std::unique_ptr<teratron::VocabParallelEmbedding> embedding_;

@@ -120,13 +120,13 @@ __global__ void __launch_bounds__(Fp8Tile::threads)
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const RowGradient<float> gradient(shape, args, place.row + r);
+      const int64_t columns = gradient.scale == 0 ? 0 : shape.columns;  // a masked row's may be no numbers
       float x[pack];
       widen(z[r], x);
 #pragma unroll
       for (int i = 0; i < pack; ++i) {
-        x[i] = gradient.scale == 0 ? 0
-                                   : gradient(x[i], i, static_cast<int>(shape.columns - place.column),
-                                              static_cast<int>(gradient.target - place.column));
+        x[i] = gradient(x[i], i, static_cast<int>(columns - place.column),
+                        static_cast<int>(gradient.target - place.column));
       }
       quad.set(r, round_to_pack<T>(x), to_fp8);
     }

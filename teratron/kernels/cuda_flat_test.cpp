@@ -105,6 +105,23 @@ TEST_F(GpuFlat, OptimizerSteps) {
   }
 }
 
+// Slices that no packs fit.
+TEST_F(GpuFlat, StepsWhereNothingIsAligned) {
+  Shards host = make_shards(1001, at::kBFloat16, at::kFloat), device = gpu(host);
+  const auto rest = [](const at::Tensor& t) { return t.slice(0, 1); };
+  const StepScalars s = scalars(at::kCPU), t = scalars(at::kCUDA);
+  for (const auto& [shards, step] : {std::pair{&host, &s}, {&device, &t}}) {
+    AdamShard& adam = shards->adam;
+    adam_step_({{rest(adam.weights.param), rest(adam.weights.remainder)},
+                rest(adam.grad),
+                rest(adam.exp_avg),
+                rest(adam.exp_avg_sq),
+                adam.groups},
+               *step, {});
+  }
+  EXPECT_LT(relative_error(numbers(device.adam.weights), numbers(host.adam.weights)), 5e-7);
+}
+
 TEST_F(GpuFlat, SplitsLikeTheHost) {
   at::Tensor x = at::randn({1'000'003});
   x[7] = std::numeric_limits<float>::quiet_NaN();

@@ -185,6 +185,10 @@ TEST_F(GpuFp8, CastsInTheCrossEntropy) {
         poison(logits.numel());
         expect_same(cross_entropy_gradient_fp8(logits, saved, range, cast_with(amax)), expected);
         EXPECT_TRUE(at::equal(amax, expected_amax));
+        logits[0][0] =
+            std::numeric_limits<double>::quiet_NaN();  // a logical column's, unless all are padding
+        cross_entropy_gradient_fp8(logits, saved, range, cast_with(amax));
+        EXPECT_EQ(amax.isnan().item<bool>(), range.columns > 0);
       }
     }
   }

@@ -189,6 +189,18 @@ TEST(SplitWeights, RoundToTheNearestAndTiesAway) {
   EXPECT_TRUE(same_bits(Halves(ties).high, away.to(at::kBFloat16)));
 }
 
+TEST(SplitWeights, StayAsTheyAreWhereInfWasFound) {
+  const Halves halves(at::randn({70}));
+  const Weights weights{halves.high, halves.low};
+  const at::Tensor before = join_halves(halves.high, halves.low), grad = at::ones({70}), m = at::zeros({70});
+  StepScalars s = scalars({0.1}, {0.1});
+  s.step.fill_(1);
+  s.found_inf = at::ones({1});
+  adam_step_({weights, grad, m, m.clone(), {}}, s, {});
+  sgd_step_({weights, grad, m, {}}, s, 0.9);
+  EXPECT_TRUE(same_bits(join_halves(halves.high, halves.low), before));
+}
+
 TEST(Adam, FoundInfLeavesEverythingAsItIs) {
   AdamShard shard = adam_shard(at::randn({70}));
   shard.grad = at::full({70}, std::numeric_limits<float>::infinity());

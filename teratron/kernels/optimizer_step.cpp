@@ -37,6 +37,7 @@ void check_weights(const Weights& weights) {
                     t.device() == param.device());
   };
   if (split) check(remainder, at::kShort);
+  TERATRON_ASSERT(!copy.defined() || param.scalar_type() == at::kFloat, "a copy of f64");
   if (copy.defined()) check(copy, at::kHalf);
 }
 

@@ -58,8 +58,14 @@ struct SgdRule {
 template <typename A>
 struct WholeWeights {
   template <int N>
-  static __device__ Pack<A, N> read(const StepArgs& args, int64_t i) {
+  using Read = Pack<A, N>;
+  template <int N>
+  static __device__ Read<N> read(const StepArgs& args, int64_t i) {
     return load<N>(static_cast<const A*>(args.param) + i);
+  }
+  template <int N>
+  static __device__ Pack<A, N> join(const Read<N>& read) {
+    return read;
   }
   template <int N>
   static __device__ void write(const StepArgs& args, int64_t i, const Pack<A, N>& param) {
@@ -74,10 +80,25 @@ struct WholeWeights {
 
 /// Master weights of which the model's are one half.
 struct SplitWeights {
+  /// In words: the compiler would take packs apart at once, and so wait for them before it reads what comes next.
   template <int N>
-  static __device__ Pack<float, N> read(const StepArgs& args, int64_t i) {
-    const Pack<uint16_t, N> high = load<N>(static_cast<const uint16_t*>(args.param) + i);
-    const Pack<int16_t, N> low = load<N>(args.remainder + i);
+  using Words = std::conditional_t<N == 4, uint2, uint16_t>;
+  template <int N>
+  struct Read {
+    Words<N> high, low;
+  };
+  template <int N>
+  static __device__ Read<N> read(const StepArgs& args, int64_t i) {
+    static_assert(sizeof(Words<N>) == sizeof(uint16_t) * N);
+    return {*reinterpret_cast<const Words<N>*>(static_cast<const uint16_t*>(args.param) + i),
+            *reinterpret_cast<const Words<N>*>(args.remainder + i)};
+  }
+  template <int N>
+  static __device__ Pack<float, N> join(const Read<N>& read) {
+    Pack<uint16_t, N> high;
+    Pack<int16_t, N> low;
+    memcpy(&high, &read.high, sizeof(high));
+    memcpy(&low, &read.low, sizeof(low));
     Pack<float, N> param;
 #pragma unroll
     for (int k = 0; k < N; ++k) param.v[k] = __uint_as_float(join_bits({high.v[k], low.v[k]}));
@@ -102,11 +123,12 @@ struct SplitWeights {
 template <int N, typename A, typename G, typename W>
 struct Elements {
   Pack<G, N> grad;
+  typename W::template Read<N> weights;
   Pack<A, N> param, moment1, moment2;
 
   __device__ void read(const StepArgs& args, int64_t i) {
     grad = load<N>(static_cast<const G*>(args.grad) + i);
-    param = W::template read<N>(args, i);
+    weights = W::template read<N>(args, i);
     if (args.moment1 != nullptr) moment1 = load<N>(static_cast<const A*>(args.moment1) + i);
     if (args.moment2 != nullptr) moment2 = load<N>(static_cast<const A*>(args.moment2) + i);
   }
@@ -114,6 +136,7 @@ struct Elements {
   __device__ void update(const Rule& rule, const GroupStep<A>& group, A grad_scale) {
     A g[N];
     widen(grad, g);
+    param = W::template join<N>(weights);
 #pragma unroll
     for (int k = 0; k < N; ++k) rule(group, g[k] * grad_scale, param.v[k], moment1.v[k], moment2.v[k]);
   }

@@ -49,7 +49,7 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
           : (root / "output_layer")
                 .parameter("weight", {.shard = vocabulary_shard(vocabulary_options(config), parallel.group),
                                       .init = weight_init(config)});
-  head_ = make_matmul(weight, config.fp8_output_layer ? root.in_fp8().fp8() : nullptr);
+  head_ = make_matmul(weight, config.fp8_output_layer ? parameters.fp8() : nullptr);
 }
 
 at::Tensor GPT::embed(const MicroBatch& batch, const AttentionContext& context) {

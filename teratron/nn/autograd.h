@@ -4,6 +4,8 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "teratron/base/error.h"
+
 namespace teratron {
 
 template <typename T>
@@ -23,6 +25,7 @@ inline void keep(torch::autograd::AutogradContext* context, const char* key, con
 
 inline at::Tensor take(torch::autograd::AutogradContext* context, const char* key) {
   const auto place = context->saved_data.find(key);
+  TERATRON_ASSERT(place != context->saved_data.end(), "{} is gone: backward ran twice", key);
   at::Tensor x = place->second.toTensor();
   context->saved_data.erase(place);
   return x;

@@ -79,9 +79,9 @@ class Optimizer {
   void set_steps(int64_t steps);
   /// Moments and master weights, as "optimizer.exp_avg.<parameter>" and "optimizer.exp_avg_sq.<parameter>"
   /// (SGD: "optimizer.momentum_buffer.<parameter>", nothing without momentum), and "optimizer.param.<parameter>"
-  /// (only where master weights are kept apart).
+  /// (only of models below fp32).
   std::vector<StateTensor> state() const;
-  /// Master weights follow from the model's (after loading weights without optimizer state).
+  /// Master weights follow from the model's: for who has written those, as in loading weights without optimizer state.
   void reset_master_weights();
   /// L2 norm of all parameters, on the device.
   at::Tensor parameter_norm() const;

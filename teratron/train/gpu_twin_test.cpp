@@ -67,7 +67,13 @@ TEST_F(GpuTwin, HasTheFp64GradientsWithinRounding) {
 // The same numbers are rounded to FP8 on both; where bf16 has rounded them differently before, FP8 may do so, too.
 TEST_F(GpuTwin, HasTheCpusGradientsInFp8) {
   constexpr Bound fp8{0.1, 3e-2};
-  for (const TestVariant& variant : family_variants(sizes)) {
+  std::vector<TestVariant> variants = family_variants(sizes);
+  for (TestVariant variant : family_variants(sizes)) {
+    variant.name += " with its output layer";
+    variant.config.fp8_output_layer = true;
+    variants.push_back(variant);
+  }
+  for (const TestVariant& variant : variants) {
     for (const Fp8Options& options :
          {Fp8Options{}, Fp8Options{.gradients = Fp8Format::e4m3}, Fp8Options{.weight_gradients = false}}) {
       const auto run_on = [&](at::Device device) {

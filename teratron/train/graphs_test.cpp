@@ -94,7 +94,9 @@ void expect_the_same(const Case& c) {
 /// Everything that changes between micro-batches and steps.
 std::vector<std::pair<std::string, Case>> cases(at::Device device) {
   const GPTConfig gpt2 = gpt2_config(sizes), llama = llama_config(sizes);
-  GPTConfig dropout = gpt2, recomputed = gpt2;
+  GPTConfig dropout = gpt2, recomputed = gpt2, in_fp8 = gpt2;
+  in_fp8.padded_vocabulary = 64;
+  in_fp8.fp8_output_layer = true;
   dropout.hidden_dropout = dropout.attention_dropout = 0.1;
   recomputed = dropout;
   recomputed.recompute = {.granularity = RecomputeConfig::Granularity::layers};
@@ -116,6 +118,7 @@ std::vector<std::pair<std::string, Case>> cases(at::Device device) {
        {.config = gpt2, .dtype = at::kBFloat16, .fp8 = Fp8Options{.history = 3}, .steps = {1, 1, 1, 1, 1}}},
       {"fp8 with more and more",
        {.config = gpt2, .dtype = at::kBFloat16, .fp8 = Fp8Options{}, .steps = {1, 1, 1, 2, 4, 4}}},
+      {"fp8 with the output layer", {.config = in_fp8, .dtype = at::kBFloat16, .fp8 = Fp8Options{}}},
       {"fp8 by itself", {.config = gpt2, .dtype = at::kBFloat16, .fp8 = tensorwise}}};
   for (auto& [name, one] : all) one.device = device;
   return all;

@@ -233,7 +233,12 @@ std::optional<CheckpointInfo> load_model(Trainer& trainer, const LoadOptions& op
   if (!info) return std::nullopt;
   tensors.copy_from_host();
   if (peers.rank() == 0) note_changes(*info, options);
-  if (!options.optimizer) trainer.optimizer().reset_master_weights();
+  if (options.optimizer) {  // weights follow from master weights, on every rank alike
+    trainer.buffer().gather_parameters();
+    trainer.buffer().finish_gather();
+  } else {
+    trainer.optimizer().reset_master_weights();
+  }
   if (Fp8Scaling* scaling = trainer.parameters().fp8()) {
     fp8_loaded ? scaling->restored() : scaling->weights_changed();
   }

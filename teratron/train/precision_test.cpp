@@ -81,6 +81,33 @@ TEST(GradientsInBf16, AddUpWhereTheyAreToldTo) {
   }
 }
 
+TEST(MasterWeights, GatherWhatBf16WouldLose) {
+  const Mesh mesh;
+  Trainer trainer(options_of({}, at::kBFloat16), mesh);
+  const at::Tensor before = trainer.parameters().find("decoder.final_layernorm.weight")->tensor.clone();
+  // Steps far below a bf16 unit in the last place of 1.0 (2^-8).
+  for (int64_t step = 0; step < 60; ++step) train_step(trainer, {}, {}, 0, {.lr = 2e-4});
+  const at::Tensor after = trainer.parameters().find("decoder.final_layernorm.weight")->tensor;
+  EXPECT_GT((after - before).abs().max().item<double>(), 2e-3);
+}
+
+TEST(MasterWeights, FollowWhatIsWritten) {
+  Trainer trainer(trainer_options(gpt2_config(), {}, at::kBFloat16), Mesh());
+  train_step(trainer, {}, {}, 0, {.lr = 1e-3}).resolve();
+  const std::string name = "decoder.layers.0.mlp.linear_fc1.weight";
+  const auto master = [&] {
+    for (const StateTensor& state : trainer.optimizer().state()) {
+      if (state.name == "optimizer.param." + name) return state.read();
+    }
+    return at::Tensor();
+  };
+  at::Tensor weight = trainer.parameters().find(name)->tensor.detach().view(-1);
+  EXPECT_FALSE(at::equal(master(), weight.to(at::kFloat)));
+  weight.fill_(1.5);
+  trainer.optimizer().reset_master_weights();
+  EXPECT_TRUE(at::equal(master(), at::full_like(master(), 1.5)));
+}
+
 // Queries and keys so large that fp16 holds no score but those divided by the layer's number.
 TEST(QueryKeyScaling, KeepsFp16ScoresFinite) {
   GPTConfig config = gpt2_config();

@@ -34,7 +34,7 @@ struct TrainerOptions {
   bool overlap_p2p = true;           // receives are posted one computation early
   OptimizerOptions optimizer;
   at::ScalarType dtype = at::kFloat;
-  std::optional<Fp8Options> fp8 = {};  // the transformer layers' linear layers multiply in FP8
+  std::optional<Fp8Options> fp8 = {};  // linear layers multiply in FP8 (the model says which)
   at::Device device = at::kCPU;
   uint64_t seed = 1234;
   bool sequence_parallel = false;
@@ -101,7 +101,7 @@ struct StateMemory {
   int64_t optimizer = 0;  // moments and master weights
 };
 
-/// "memory of weights, gradients and optimizer: 2.0 + 4.0 + 3.0 = 9.0 bytes per parameter, 1.23 GB".
+/// "memory of weights, gradients and optimizer: 2.0 + 4.0 + 2.5 = 8.5 bytes per parameter, 1.23 GB".
 std::string to_string(const StateMemory& memory);
 
 class Trainer {

@@ -149,29 +149,32 @@ TEST_P(Steps, ClipsTheGradientThatAdamSees) {
 
 TEST_P(Steps, WithoutAFiniteGradientChangeNothing) {
   const Layout& layout = GetParam();
-  run_layout(layout, [&](const Mesh& mesh) {
-    Trainer trainer(options_of(layout, at::kFloat), mesh);
-    train_step(trainer, layout, {}, 0, {.lr = 1e-2});
-    const auto copies = [&] {
-      std::vector<at::Tensor> all;
-      for (const StateTensor& part : weights(trainer)) all.push_back(part.values.clone());
-      for (const StateTensor& part : trainer.optimizer().state()) all.push_back(part.read().clone());
-      return all;
-    };
-    const std::vector<at::Tensor> before = copies();
-    const int64_t count = test_samples / layout.dp / layout.microbatches;
-    const auto infinite = [&](int64_t) {
-      MicroBatch batch = test_batch({}, 37, 1, {0, count});
-      batch.loss_mask_SB.fill_(std::numeric_limits<float>::infinity());
-      return batch;
-    };
-    const StepNumbers numbers =
-        trainer.train_step(infinite, {.microbatches = layout.microbatches, .hyper = {.lr = 1e-2}}).resolve();
-    EXPECT_TRUE(numbers.nonfinite);
-    const std::vector<at::Tensor> after = copies();
-    for (size_t i = 0; i < after.size(); ++i) EXPECT_TRUE(at::equal(after[i], before[i])) << i;
-    EXPECT_EQ(trainer.optimizer().steps(), 1);
-  });
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    run_layout(layout, [&](const Mesh& mesh) {
+      Trainer trainer(options_of(layout, type), mesh);
+      train_step(trainer, layout, {}, 0, {.lr = 1e-2});
+      const auto copies = [&] {
+        std::vector<at::Tensor> all;
+        for (const StateTensor& part : weights(trainer)) all.push_back(part.values.clone());
+        for (const StateTensor& part : trainer.optimizer().state()) all.push_back(part.read().clone());
+        return all;
+      };
+      const std::vector<at::Tensor> before = copies();
+      const int64_t count = test_samples / layout.dp / layout.microbatches;
+      const auto infinite = [&](int64_t) {
+        MicroBatch batch = test_batch({}, 37, 1, {0, count});
+        batch.loss_mask_SB.fill_(std::numeric_limits<float>::infinity());
+        return batch;
+      };
+      const StepNumbers numbers =
+          trainer.train_step(infinite, {.microbatches = layout.microbatches, .hyper = {.lr = 1e-2}})
+              .resolve();
+      EXPECT_TRUE(numbers.nonfinite);
+      const std::vector<at::Tensor> after = copies();
+      for (size_t i = 0; i < after.size(); ++i) EXPECT_TRUE(at::equal(after[i], before[i])) << i;
+      EXPECT_EQ(trainer.optimizer().steps(), 1);
+    });
+  }
 }
 
 TEST_P(Steps, EvaluateToOneRanksLoss) {
@@ -317,16 +320,6 @@ TEST(Trainer, TimesAStepWhereverItsNumbersAreRead) {
   EXPECT_GT(seconds[1], 0.0);
   EXPECT_GT(seconds[2], 0.0);
   EXPECT_LT(seconds[1] + seconds[2], taken.count());
-}
-
-TEST(Trainer, MasterWeightsGatherWhatBf16WouldLose) {
-  const Mesh mesh;
-  Trainer trainer(options_of({}, at::kBFloat16), mesh);
-  const at::Tensor before = trainer.parameters().find("decoder.final_layernorm.weight")->tensor.clone();
-  // Steps far below a bf16 unit in the last place of 1.0 (2^-8).
-  for (int64_t step = 0; step < 60; ++step) train_step(trainer, {}, {}, 0, {.lr = 2e-4});
-  const at::Tensor after = trainer.parameters().find("decoder.final_layernorm.weight")->tensor;
-  EXPECT_GT((after - before).abs().max().item<double>(), 2e-3);
 }
 
 TEST(Trainer, OptimizerStateIsCutOverTheRanks) {

@@ -11,6 +11,7 @@ struct Size {
   std::string_view name;  // of the setting to blame
   std::string what;
   std::optional<int64_t> value;
+  std::string_view asks = "--fp8-format";  // the flag to leave out instead
 };
 
 void check_size(Validation& v, const Size& size) {
@@ -18,8 +19,8 @@ void check_size(Validation& v, const Size& size) {
   v.reject(size.name,
            fmt::format("{} = {} is no multiple of {}, as the factors of FP8 products must be", size.what,
                        *size.value, granule),
-           fmt::format("Choose sizes for which it is {}, or leave --fp8-format out",
-                       multiples_text(*size.value, granule)));
+           fmt::format("Choose sizes for which it is {}, or leave {} out",
+                       multiples_text(*size.value, granule), size.asks));
 }
 
 // What a rank holds of it; nothing where that is no whole number, which others refuse.
@@ -52,23 +53,29 @@ void check_sizes(Validation& v) {
                  times(part(a.seq_length, a.context_parallel_size), a.micro_batch_size)});
 }
 
-// The output layer's: the vocabulary and the tokens of a chunk of the loss.
+// Tokens of a chunk of the loss: of those before the last, and of the last.
+std::vector<std::optional<int64_t>> chunk_sizes(const Arguments& a) {
+  const int64_t ranks = a.sequence_parallel ? a.tensor_model_parallel_size : 1;
+  const std::optional<int64_t> rows = part(part(a.seq_length, a.context_parallel_size), ranks);
+  if (a.loss_chunks == 1 || !rows || a.loss_chunks > *rows) return {};
+  const int64_t chunk = (*rows - 1) / a.loss_chunks + 1, last = (*rows - 1) % chunk + 1;
+  const auto tokens = [&](int64_t size) { return times(times(size, ranks), a.micro_batch_size); };
+  if (last == chunk) return {tokens(chunk)};
+  return {tokens(chunk), tokens(last)};
+}
+
 void check_output_layer(Validation& v) {
   const Arguments& a = v.args;
-  const int64_t tp = a.tensor_model_parallel_size;
+  constexpr std::string_view flag = "--fp8-output-proj";
   if (a.padded_vocab_size) {
     check_size(v, {"padded_vocab_size", "padded_vocab_size / tensor_model_parallel_size",
-                   part(a.padded_vocab_size, tp)});
+                   part(a.padded_vocab_size, a.tensor_model_parallel_size), flag});
   } else {
-    check_size(
-        v, {"make_vocab_size_divisible_by", "make_vocab_size_divisible_by", a.make_vocab_size_divisible_by});
+    check_size(v, {"make_vocab_size_divisible_by", "make_vocab_size_divisible_by",
+                   a.make_vocab_size_divisible_by, flag});
   }
-  const std::optional<int64_t> rows = part(a.seq_length, a.sequence_parallel ? tp : 1);
-  if (a.loss_chunks == 1 || !rows || a.loss_chunks > *rows) return;
-  const int64_t chunk = (*rows + a.loss_chunks - 1) / a.loss_chunks, last = (*rows - 1) % chunk + 1;
-  for (const int64_t size : {chunk, last}) {
-    const auto tokens = times(times(size, a.sequence_parallel ? tp : 1), a.micro_batch_size);
-    check_size(v, {"loss_chunks", "tokens of a chunk of the loss", tokens});
+  for (const std::optional<int64_t>& tokens : chunk_sizes(a)) {
+    check_size(v, {"loss_chunks", "tokens of a chunk of the loss", tokens, flag});
   }
 }
 

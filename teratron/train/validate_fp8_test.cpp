@@ -84,7 +84,20 @@ INSTANTIATE_TEST_SUITE_P(
                        1,
                        "--loss-chunks",
                        "tokens of a chunk of the loss = 52",
-                       ""}));
+                       "leave --fp8-output-proj out"}));
+
+TEST(Fp8Settings, AreBlamedOnce) {
+  const Texts chunks = {
+      "--bf16", "--fp8-output-proj", "--seq-length", "64", "--micro-batch-size", "1", "--loss-chunks", "8"};
+  try {
+    finished(with_fp8(chunks));
+    FAIL();
+  } catch (const UserError& error) {
+    const std::string what = error.what();
+    EXPECT_NE(what.find("a chunk of the loss"), std::string::npos);
+    EXPECT_EQ(what.find("a chunk of the loss"), what.rfind("a chunk of the loss"));
+  }
+}
 
 TEST(Fp8Settings, AreTaken) {
   const ParsedArguments parsed = finished(with_fp8({"--bf16", "--fp8-recipe", "tensorwise"}));

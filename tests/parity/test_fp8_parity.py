@@ -18,7 +18,8 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 HYBRID = ["--bf16", "--fp8-format", "hybrid"]
 VOCABULARY = ["--vocab-size", "63", "--make-vocab-size-divisible-by", "64"]  # and the end of a document
 
-# name: flags, the model's options, how FP8 is used
+# name: flags, the model's options, how FP8 is used. With the default seed one number of "tied-output-layer" lies in the middle
+# of two; with seeds 2 to 6 none does.
 CASES = {
     "gpt2": (HYBRID, {}, {}),
     "llama": ([*LLAMA, *HYBRID], LLAMA_OPTIONS, {}),
