@@ -1,6 +1,7 @@
 // What the types of a model's parts promise.
 #include <gtest/gtest.h>
 
+#include "teratron/train/layouts_for_test.h"
 #include "teratron/train/test_models.h"
 
 namespace teratron {
@@ -83,7 +84,7 @@ TEST(GradientsInBf16, AddUpWhereTheyAreToldTo) {
 
 TEST(MasterWeights, GatherWhatBf16WouldLose) {
   const Mesh mesh;
-  Trainer trainer(options_of({}, at::kBFloat16), mesh);
+  Trainer trainer(trainer_options(gpt2_config(), {}, at::kBFloat16), mesh);
   const at::Tensor before = trainer.parameters().find("decoder.final_layernorm.weight")->tensor.clone();
   // Steps far below a bf16 unit in the last place of 1.0 (2^-8).
   for (int64_t step = 0; step < 60; ++step) train_step(trainer, {}, {}, 0, {.lr = 2e-4});
