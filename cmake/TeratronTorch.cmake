@@ -26,5 +26,14 @@ if(EXISTS ${TERATRON_TORCH}/torch/lib/libtorch_cuda.so)
     -Wl,--as-needed ${nvidia}/cu13/lib/libcudart.so.13 ${nvidia}/cu13/lib/libcublasLt.so.13
     ${nvidia}/nccl/lib/libnccl.so.2)
 endif()
+# at::parallel_for is a plain loop without OpenMP; with it, it shares libtorch's threads. ThreadSanitizer sees races in them.
+if(NOT TERATRON_SANITIZE MATCHES thread)
+  file(GLOB openmp ${TERATRON_TORCH}/torch/lib/libgomp*.so*)
+  if(NOT openmp)
+    set(openmp gomp)
+  endif()
+  target_compile_options(teratron_libtorch INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
+  target_link_libraries(teratron_libtorch INTERFACE ${openmp})
+endif()
 target_link_options(teratron_libtorch INTERFACE
   -Wl,-rpath,${TERATRON_TORCH}/torch/lib:${nvidia}/cu13/lib:${nvidia}/nccl/lib)

@@ -266,6 +266,20 @@ TEST(Reduce, GivesTheSameBitsWithAnyNumberOfThreads) {
   EXPECT_EQ(one.item<double>(), three.item<double>());
 }
 
+#ifndef __SANITIZE_THREAD__
+// Without OpenMP at::parallel_for compiles, too, and is a plain loop.
+TEST(Threads, ShareALoop) {
+  const int threads = at::get_num_threads();
+  at::set_num_threads(2);
+  std::array<int, 2> ran_on{};
+  at::parallel_for(0, 2, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) ran_on[i] = at::get_thread_num();
+  });
+  at::set_num_threads(threads);
+  EXPECT_EQ(ran_on, (std::array{0, 1}));
+}
+#endif
+
 TEST(SumParts, AddsInOrderAndRoundsOnce) {
   for (const auto type : float_types) {
     std::vector<at::Tensor> parts;
