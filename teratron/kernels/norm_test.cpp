@@ -53,7 +53,9 @@ void check(const Case& c) {
   }
   ASSERT_EQ(g.dbias.defined(), c.extras);
   if (c.extras) {
-    EXPECT_CLOSE(g.dbias, bias.grad(), statistics);
+    // Against the size of its terms: a single column's sum may nearly cancel.
+    const double error = (f64(g.dbias) - bias.grad()).norm().item<double>();
+    EXPECT_LT(error, tolerance(statistics) * f64(dy).norm().item<double>());
   }
 }
 
