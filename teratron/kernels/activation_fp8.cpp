@@ -9,13 +9,6 @@
 namespace teratron {
 namespace {
 
-/// Whether the kernel takes x; of what no path takes, the longer one says why.
-bool in_one_pass(const at::Tensor& x, Activation activation) {
-  const bool narrow = x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf;
-  return x.is_cuda() && narrow && x.dim() == 2 && x.numel() > 0 && x.is_contiguous() && is_aligned(x) &&
-         x.size(0) % 16 == 0 && x.size(1) % (16 * parts_of(activation)) == 0;
-}
-
 cuda::ActivationShape shape_of(const at::Tensor& x, Activation activation) {
   return {.rows = x.size(0),
           .width = x.size(1) / parts_of(activation),
@@ -26,7 +19,7 @@ cuda::ActivationShape shape_of(const at::Tensor& x, Activation activation) {
 }  // namespace
 
 Fp8Matrix activation_forward_fp8(const at::Tensor& x, Activation activation, const Fp8Cast& cast) {
-  if (!in_one_pass(x, activation)) {
+  if (!casts_in_one_pass(x, parts_of(activation))) {
     return cast_to_fp8(activation_forward(x, at::Tensor(), activation), cast);
   }
   const cuda::ActivationShape shape = shape_of(x, activation);
@@ -38,7 +31,7 @@ Fp8Matrix activation_forward_fp8(const at::Tensor& x, Activation activation, con
 
 SummedFp8Gradient activation_backward_fp8(const at::Tensor& dy, const at::Tensor& x, Activation activation,
                                           const Fp8Cast& cast, const WantedSum& sum) {
-  if (!in_one_pass(x, activation) || !is_aligned(dy)) {
+  if (!casts_in_one_pass(x, parts_of(activation)) || !is_aligned(dy)) {
     if (!sum) {
       return {cast_to_fp8(activation_backward(dy, x, at::Tensor(), activation), cast), at::Tensor()};
     }

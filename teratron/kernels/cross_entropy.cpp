@@ -167,13 +167,6 @@ cuda::CrossEntropyGradientArgs gradient_args(const at::Tensor& logits, const Cro
           .scale = address(saved.scale)};
 }
 
-/// Whether the kernel that casts takes them.
-bool in_one_pass(const at::Tensor& logits) {
-  const bool narrow = logits.scalar_type() == at::kBFloat16 || logits.scalar_type() == at::kHalf;
-  return logits.is_cuda() && narrow && logits.dim() == 2 && logits.numel() > 0 && logits.is_contiguous() &&
-         is_aligned(logits) && logits.size(0) % 16 == 0 && logits.size(1) % 16 == 0;
-}
-
 }  // namespace
 
 void cross_entropy_gradient_(const at::Tensor& logits, const CrossEntropySaved& saved,
@@ -190,7 +183,7 @@ void cross_entropy_gradient_(const at::Tensor& logits, const CrossEntropySaved& 
 
 Fp8Matrix cross_entropy_gradient_fp8(const at::Tensor& logits, const CrossEntropySaved& saved,
                                      const VocabRange& range, const Fp8Cast& cast) {
-  if (!in_one_pass(logits)) {
+  if (!casts_in_one_pass(logits)) {
     cross_entropy_gradient_(logits, saved, range);
     return cast_to_fp8(logits, cast);
   }
