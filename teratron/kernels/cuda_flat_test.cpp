@@ -24,9 +24,9 @@ struct Shards {
   SgdShard sgd;
 };
 
-// f64, f32 with a copy in f16, or bf16 with its remainder.
+// Weights of x's values: f64, f32 with a copy in f16, or bf16 with its remainder.
 Weights make_weights(const at::Tensor& x, at::ScalarType type) {
-  if (type == at::kDouble) return {x};
+  if (type == at::kDouble) return {x.clone()};
   const at::Tensor whole = x.to(at::kFloat);
   if (type == at::kFloat) return {.param = whole, .copy = at::zeros_like(whole, at::kHalf)};
   const Weights weights{at::empty_like(whole, at::kBFloat16), at::empty_like(whole, at::kShort)};
