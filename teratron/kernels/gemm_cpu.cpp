@@ -13,6 +13,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/cpu/Utils.h>
 #include <ATen/native/CPUBlas.h>
 
 #include "teratron/kernels/dispatch.h"
@@ -33,6 +34,63 @@ std::optional<c10::OperatorHandle> find_linear() {
 
 bool is_matrix(const at::Tensor& x, at::ScalarType type) {
   return x.is_cpu() && x.scalar_type() == type && x.dim() == 2 && x.numel() > 0;
+}
+
+bool is_recorded(const at::Tensor& x) {
+  return at::GradMode::is_enabled() && x.defined() && x.requires_grad();
+}
+
+Processor this_processor() {
+  const auto told = at::cpu::get_cpu_capabilities();
+  const auto name = told.find("cpu_name");
+  const auto has = [&](const char* what) {
+    const auto found = told.find(what);
+    return found != told.end() && found->second.isBool() && found->second.toBool();
+  };
+  return {.is_x86 = has("sse2"),
+          .is_amd =
+              name != told.end() && name->second.isString() && name->second.toStringRef().starts_with("AMD"),
+          .amx_bf16 = has("amx_bf16"),
+          .avx512_bf16 = has("avx512_bf16"),
+          .avx512_fp16 = has("avx512_fp16")};
+}
+
+bool suits_onednn(const at::Tensor& x, const at::Tensor& w) {
+  // Every call brings w into oneDNN's order, which pays from about this many rows on.
+  constexpr int64_t least_rows = 128;
+  static const bool is_built_in = at::hasMKLDNN() && find_linear().has_value();
+  return is_built_in && is_matrix(x, at::kFloat) && is_matrix(w, at::kFloat) && x.is_contiguous() &&
+         x.size(0) >= least_rows && at::globalContext().userEnabledMkldnn();
+}
+
+bool suits_widening(const at::Tensor& x, const at::Tensor& w) {
+  constexpr int64_t least_rows = 4;  // below, reading w takes the time
+  const at::ScalarType type = x.scalar_type();
+  return (type == at::kBFloat16 || type == at::kHalf) && is_matrix(x, type) && is_matrix(w, type) &&
+         x.size(0) >= least_rows && !multiplies_fast(type);
+}
+
+at::Tensor multiply_f32(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
+  const auto optional_bias = bias.defined() ? std::optional(bias) : std::nullopt;
+  if (!suits_onednn(x, w)) return at::linear(x, w, optional_bias);
+  static const auto linear = find_linear()->typed<Linear>();
+  return linear.call(x, w, optional_bias, "none", c10::List<std::optional<at::Scalar>>(), "");
+}
+
+/// In f32, rounded at the end; some columns at a time, so that what is wide stays in the cache.
+at::Tensor multiply_widened(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
+  constexpr int64_t numbers_at_once = 4 << 20;
+  const int64_t O = w.size(0),
+                at_once = std::max<int64_t>(64, numbers_at_once / std::max(x.size(0), x.size(1)));
+  const at::Tensor y = at::empty({x.size(0), O}, x.options()), wide = x.to(at::kFloat);
+  for (int64_t first = 0; first < O; first += at_once) {
+    const auto part = [&](const at::Tensor& t, int64_t dim) {
+      return t.narrow(dim, first, std::min(at_once, O - first));
+    };
+    part(y, 1).copy_(multiply_f32(wide, part(w, 0).to(at::kFloat),
+                                  bias.defined() ? part(bias, 0).to(at::kFloat) : at::Tensor()));
+  }
+  return y;
 }
 
 /// Whether oneDNN has the product of blocks for this processor.
@@ -116,31 +174,36 @@ at::Tensor in_pairs(const at::Tensor& x, int64_t tokens) {
 
 }  // namespace
 
+bool multiplies_fast(at::ScalarType type, const Processor& processor) {
+  if (!processor.is_x86) return true;
+  if (type == at::kHalf) return processor.avx512_fp16;
+  return type != at::kBFloat16 || processor.amx_bf16 || (processor.avx512_bf16 && processor.is_amd);
+}
+
+bool multiplies_fast(at::ScalarType type) {
+  static const Processor here = this_processor();
+  return multiplies_fast(type, here);
+}
+
 bool suits_multiply(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
-  // Every call brings w into oneDNN's order, which pays from about this many rows on.
-  constexpr int64_t least_rows = 128;
-  static const bool is_built_in = at::hasMKLDNN() && find_linear().has_value();
-  const bool fit =
-      is_matrix(x, at::kFloat) && is_matrix(w, at::kFloat) && x.is_contiguous() && x.size(0) >= least_rows;
-  const bool recorded = at::GradMode::is_enabled() &&
-                        (x.requires_grad() || w.requires_grad() || (bias.defined() && bias.requires_grad()));
-  return fit && is_built_in && !recorded && at::globalContext().userEnabledMkldnn();
+  if (is_recorded(x) || is_recorded(w) || is_recorded(bias)) return false;
+  return suits_onednn(x, w) || suits_widening(x, w);
 }
 
 at::Tensor multiply(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
   TERATRON_ASSERT(x.size(1) == w.size(1), "product of [{}, {}] by [{}, {}]", x.size(0), x.size(1), w.size(1),
                   w.size(0));
-  if (bias.defined()) require_like(bias, x, w.size(0), "bias");  // the operator takes it for contiguous
-  static const auto linear = find_linear()->typed<Linear>();
+  if (bias.defined()) require_like(bias, x, w.size(0), "bias");  // oneDNN's operator takes it for contiguous
   const at::AutoDispatchBelowADInplaceOrView no_gradient;
-  return linear.call(x, w, bias.defined() ? std::optional(bias) : std::nullopt, "none",
-                     c10::List<std::optional<at::Scalar>>(), "");
+  return x.scalar_type() == at::kFloat ? multiply_f32(x, w, bias) : multiply_widened(x, w, bias);
 }
 
 bool suits_add_product(const at::Tensor& sum, const at::Tensor& dy, const at::Tensor& x) {
   const bool fit = is_matrix(sum, at::kFloat) && is_matrix(dy, at::kBFloat16) && is_matrix(x, at::kBFloat16);
   const bool contiguous = sum.is_contiguous() && dy.is_contiguous() && x.is_contiguous();
-  if (!fit || !contiguous || !at::globalContext().userEnabledMkldnn()) return false;
+  if (!fit || !contiguous || !multiplies_fast(at::kBFloat16) || !at::globalContext().userEnabledMkldnn()) {
+    return false;
+  }
   static const bool is_built_in = multiplies_bf16();
   return is_built_in;
 }

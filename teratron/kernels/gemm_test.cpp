@@ -24,15 +24,53 @@ TEST(LinearProducts, OfF32AreOneDnns) {
   EXPECT_FALSE(cpu::suits_multiply(x, w.clone().requires_grad_()));
 }
 
+TEST(LinearProducts, AreFastByTheProcessorsInstructions) {
+  using cpu::multiplies_fast;
+  const cpu::Processor old, cooper_lake{.avx512_bf16 = true}, epyc{.is_amd = true, .avx512_bf16 = true},
+      xeon{.amx_bf16 = true, .avx512_bf16 = true, .avx512_fp16 = true}, arm{.is_x86 = false};
+  for (const auto& [processor, bf16, f16] : {std::tuple{old, false, false},
+                                             {cooper_lake, false, false},
+                                             {epyc, true, false},
+                                             {xeon, true, true},
+                                             {arm, true, true}}) {
+    EXPECT_EQ(multiplies_fast(at::kBFloat16, processor), bf16);
+    EXPECT_EQ(multiplies_fast(at::kHalf, processor), f16);
+    EXPECT_TRUE(multiplies_fast(at::kFloat, processor));
+    EXPECT_TRUE(multiplies_fast(at::kDouble, processor));
+  }
+}
+
+// Numbers whose sums f32 holds, in three parts of the columns.
+TEST(LinearProducts, OfHalvesInF32AreRoundedOnce) {
+  const auto integers = [](at::IntArrayRef sizes) { return at::randint(-8, 9, sizes).to(at::kFloat); };
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    for (const int64_t rows : {4, 131}) {
+      const at::Tensor x = integers({rows, 70'000}), w = integers({70'000, 130}) * 0.25,
+                       bias = integers({130});
+      const at::Tensor exact = at::addmm(f64(bias), f64(x), f64(w)).to(type);
+      const at::Tensor y = cpu::multiply(x.to(type), w.to(type).t(), bias.to(type));
+      EXPECT_TRUE(same_bits(y, exact)) << at::toString(type) << " " << rows;
+    }
+  }
+}
+
+TEST(LinearProducts, OfHalvesAreWidenedWhereThatIsFaster) {
+  const at::Tensor x = at::randn({4, 16}), w = at::randn({8, 16});
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    EXPECT_EQ(cpu::suits_multiply(x.to(type), w.to(type)), !cpu::multiplies_fast(type));
+    EXPECT_FALSE(cpu::suits_multiply(x.to(type).narrow(0, 0, 3), w.to(type)));
+    EXPECT_FALSE(cpu::suits_multiply(x.to(type), w.to(type).requires_grad_()));
+  }
+}
+
 TEST(LinearProductsDeathTest, RefuseFactorsThatDoNotFit) {
   const at::Tensor x = at::randn({131, 16}), w = at::randn({8, 16}), bias = at::randn({16});
   if (!cpu::suits_multiply(x, w)) GTEST_SKIP() << "libtorch lacks oneDNN's linear layer";
   EXPECT_DEATH(linear_forward(x, w, bias.slice(0, 0, 16, 2)), "bias is not contiguous");
   EXPECT_DEATH(linear_forward(x, at::randn({8, 15}), {}), "product of .131, 16. by .15, 8.");
   const at::Tensor dy = at::randn({131, 8}).to(at::kBFloat16), a = x.to(at::kBFloat16);
-  if (!cpu::suits_add_product(w, dy, a)) GTEST_SKIP() << "this processor does not multiply bf16";
-  EXPECT_DEATH(linear_weight_gradient_(w, dy, a.narrow(0, 0, 130), true), "by .130, 16.");
-  EXPECT_DEATH(linear_weight_gradient_(at::randn({7, 16}), dy, a, true), "sum .7, 16.");
+  EXPECT_DEATH(cpu::add_product(w, dy, a.narrow(0, 0, 130), true), "by .130, 16.");
+  EXPECT_DEATH(cpu::add_product(at::randn({7, 16}), dy, a, true), "sum .7, 16.");
 }
 
 TEST(LinearProducts, DoNotDependOnTheNumberOfThreads) {

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "teratron/base/error.h"
+#include "teratron/kernels/gemm_cpu.h"
 #include "teratron/kernels/softmax.h"
 #include "teratron/nn/autograd.h"
 #include "teratron/nn/recompute.h"
@@ -63,12 +64,18 @@ bool flash_cpu_supports(const AttentionRequest& request) {
   return request.q_SBND.is_cpu() && is_plain(request) && !has_window(request) && has_fused_mask(request);
 }
 
+// A factor in the type in which this device multiplies it fast.
+at::Tensor for_product(const at::Tensor& x) {
+  return x.is_cpu() && !cpu::multiplies_fast(x.scalar_type()) ? x.to(at::kFloat) : x;
+}
+
 at::Tensor flash_cpu(const AttentionRequest& request) {
-  const at::Tensor q = heads_first(request.q_SBND);
-  const at::Tensor k = repeat_groups(heads_first(request.k_SBGD), q.size(1));
-  const at::Tensor v = repeat_groups(heads_first(request.v_SBGD), q.size(1));
-  return merge_heads(std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
-      q, k, v, 0.0, needs_causal_mask(request), std::nullopt, request.scale)));
+  const at::Tensor q = for_product(heads_first(request.q_SBND));
+  const at::Tensor k = repeat_groups(for_product(heads_first(request.k_SBGD)), q.size(1));
+  const at::Tensor v = repeat_groups(for_product(heads_first(request.v_SBGD)), q.size(1));
+  const at::Tensor out = std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
+      q, k, v, 0.0, needs_causal_mask(request), std::nullopt, request.scale));
+  return merge_heads(out.to(request.q_SBND.scalar_type()));
 }
 
 bool cudnn_supports(const AttentionRequest& request) {
@@ -178,10 +185,10 @@ at::Tensor hidden_keys(const AttentionRequest& request) {
 
 // factor * Q K^T; half precision rounds after the factor.
 at::Tensor scaled_scores(const at::Tensor& q_BNSD, const at::Tensor& k_BNSD, double factor) {
-  const at::Tensor nothing = at::empty({1, 1, 1}, q_BNSD.options().requires_grad(false));
-  const at::Tensor scores = at::baddbmm(nothing, q_BNSD.flatten(0, 1), k_BNSD.flatten(0, 1).transpose(1, 2),
-                                        /*beta=*/0.0, /*alpha=*/factor);
-  return scores.unflatten(0, {q_BNSD.size(0), q_BNSD.size(1)});
+  const at::Tensor q = for_product(q_BNSD.flatten(0, 1)), k = for_product(k_BNSD.flatten(0, 1));
+  const at::Tensor nothing = at::empty({1, 1, 1}, q.options().requires_grad(false));
+  const at::Tensor scores = at::baddbmm(nothing, q, k.transpose(1, 2), /*beta=*/0.0, /*alpha=*/factor);
+  return scores.to(q_BNSD.scalar_type()).unflatten(0, {q_BNSD.size(0), q_BNSD.size(1)});
 }
 
 bool math_supports(const AttentionRequest&) {
@@ -201,7 +208,8 @@ at::Tensor keep_scores(const AttentionRequest& request) {
                   .key = {request.dropout_key.seed, request.dropout_key.site},
                   .where = {.rows = request.dropout > 0.0 ? shared_score_rows(request) : at::Tensor()}}};
   const at::Tensor scores = scaled_scores(q, k, request.scale / request.score_divisor);
-  return merge_heads(at::matmul(Softmax::apply(scores, options), v));
+  const at::Tensor weights = Softmax::apply(scores, options);
+  return merge_heads(at::matmul(for_product(weights), for_product(v)).to(v.scalar_type()));
 }
 
 at::Tensor math(const AttentionRequest& request) {
