@@ -40,19 +40,34 @@ bool is_recorded(const at::Tensor& x) {
   return at::GradMode::is_enabled() && x.defined() && x.requires_grad();
 }
 
+bool is_half(at::ScalarType type) {
+  return type == at::kBFloat16 || type == at::kHalf;
+}
+
 Processor this_processor() {
   const auto told = at::cpu::get_cpu_capabilities();
-  const auto name = told.find("cpu_name");
   const auto has = [&](const char* what) {
     const auto found = told.find(what);
     return found != told.end() && found->second.isBool() && found->second.toBool();
   };
-  return {.is_x86 = has("sse2"),
-          .is_amd =
-              name != told.end() && name->second.isString() && name->second.toStringRef().starts_with("AMD"),
-          .amx_bf16 = has("amx_bf16"),
-          .avx512_bf16 = has("avx512_bf16"),
-          .avx512_fp16 = has("avx512_fp16")};
+  Processor result{
+      .amx_bf16 = has("amx_bf16"), .avx512_bf16 = has("avx512_bf16"), .avx512_fp16 = has("avx512_fp16")};
+#ifdef __x86_64__
+  result.is_amd = __builtin_cpu_is("amd");
+#else
+  result.is_x86 = false;
+#endif
+  return result;
+}
+
+HalfProducts half_products_here(at::ScalarType type) {
+  static const Processor here = this_processor();
+  return half_products(type, here);
+}
+
+/// Rows of x from which on the conversions pay.
+int64_t least_rows_to_widen(HalfProducts products) {
+  return products == HalfProducts::slow ? 64 : 8;
 }
 
 bool suits_onednn(const at::Tensor& x, const at::Tensor& w) {
@@ -64,10 +79,10 @@ bool suits_onednn(const at::Tensor& x, const at::Tensor& w) {
 }
 
 bool suits_widening(const at::Tensor& x, const at::Tensor& w) {
-  constexpr int64_t least_rows = 4;  // below, reading w takes the time
   const at::ScalarType type = x.scalar_type();
-  return (type == at::kBFloat16 || type == at::kHalf) && is_matrix(x, type) && is_matrix(w, type) &&
-         x.size(0) >= least_rows && !multiplies_fast(type);
+  if (!is_half(type) || !is_matrix(x, type) || !is_matrix(w, type)) return false;
+  const HalfProducts products = half_products_here(type);
+  return products != HalfProducts::fast && x.size(0) >= least_rows_to_widen(products);
 }
 
 at::Tensor multiply_f32(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
@@ -77,7 +92,7 @@ at::Tensor multiply_f32(const at::Tensor& x, const at::Tensor& w, const at::Tens
   return linear.call(x, w, optional_bias, "none", c10::List<std::optional<at::Scalar>>(), "");
 }
 
-/// In f32, rounded at the end; some columns at a time, so that what is wide stays in the cache.
+/// In f32, some columns at a time, which bounds what is wide for a moment.
 at::Tensor multiply_widened(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
   constexpr int64_t numbers_at_once = 4 << 20;
   const int64_t O = w.size(0),
@@ -91,20 +106,6 @@ at::Tensor multiply_widened(const at::Tensor& x, const at::Tensor& w, const at::
                                   bias.defined() ? part(bias, 0).to(at::kFloat) : at::Tensor()));
   }
   return y;
-}
-
-/// Whether oneDNN has the product of blocks for this processor.
-bool multiplies_bf16() {
-  if (!at::hasMKLDNN()) return false;
-  const std::array<at::BFloat16, 4> ones{1, 1, 1, 1};
-  std::array<float, 4> sum{};
-  try {
-    at::native::cpublas::brgemm(2, 2, 2, 2, 2, 2, false, ones.data(), ones.data(), sum.data());
-    at::native::cpublas::brgemm_release();
-  } catch (const std::exception&) {
-    return false;
-  }
-  return sum[0] == 2;
 }
 
 // Sizes of a call of the kernel. PyTorch keeps a kernel for every size that it was called with, so tokens are cut into 512s
@@ -174,15 +175,20 @@ at::Tensor in_pairs(const at::Tensor& x, int64_t tokens) {
 
 }  // namespace
 
-bool multiplies_fast(at::ScalarType type, const Processor& processor) {
-  if (!processor.is_x86) return true;
-  if (type == at::kHalf) return processor.avx512_fp16;
-  return type != at::kBFloat16 || processor.amx_bf16 || (processor.avx512_bf16 && processor.is_amd);
+HalfProducts half_products(at::ScalarType type, const Processor& processor) {
+  TERATRON_ASSERT(is_half(type), "{}", at::toString(type));
+  using enum HalfProducts;
+  if (!processor.is_x86) return fast;
+  if (type == at::kHalf) return processor.avx512_fp16 ? fast : emulated;
+  if (processor.amx_bf16) return fast;
+  if (!processor.avx512_bf16) return emulated;
+  return processor.is_amd ? fast : slow;
 }
 
-bool multiplies_fast(at::ScalarType type) {
-  static const Processor here = this_processor();
-  return multiplies_fast(type, here);
+at::Tensor widened_where_emulated(const at::Tensor& x) {
+  const at::ScalarType type = x.scalar_type();
+  const bool emulated = x.is_cpu() && is_half(type) && half_products_here(type) == HalfProducts::emulated;
+  return emulated ? x.to(at::kFloat) : x;
 }
 
 bool suits_multiply(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
@@ -194,18 +200,32 @@ at::Tensor multiply(const at::Tensor& x, const at::Tensor& w, const at::Tensor& 
   TERATRON_ASSERT(x.size(1) == w.size(1), "product of [{}, {}] by [{}, {}]", x.size(0), x.size(1), w.size(1),
                   w.size(0));
   if (bias.defined()) require_like(bias, x, w.size(0), "bias");  // oneDNN's operator takes it for contiguous
+  TERATRON_ASSERT(
+      x.scalar_type() == w.scalar_type() && (x.scalar_type() == at::kFloat || is_half(x.scalar_type())),
+      "product of {} by {}", at::toString(x.scalar_type()), at::toString(w.scalar_type()));
   const at::AutoDispatchBelowADInplaceOrView no_gradient;
   return x.scalar_type() == at::kFloat ? multiply_f32(x, w, bias) : multiply_widened(x, w, bias);
+}
+
+bool has_add_product() {
+  if (!at::hasMKLDNN()) return false;
+  const std::array<at::BFloat16, 4> ones{1, 1, 1, 1};
+  std::array<float, 4> sum{};
+  try {
+    at::native::cpublas::brgemm(2, 2, 2, 2, 2, 2, false, ones.data(), ones.data(), sum.data());
+    at::native::cpublas::brgemm_release();
+  } catch (const std::exception&) {
+    return false;
+  }
+  return sum[0] == 2;
 }
 
 bool suits_add_product(const at::Tensor& sum, const at::Tensor& dy, const at::Tensor& x) {
   const bool fit = is_matrix(sum, at::kFloat) && is_matrix(dy, at::kBFloat16) && is_matrix(x, at::kBFloat16);
   const bool contiguous = sum.is_contiguous() && dy.is_contiguous() && x.is_contiguous();
-  if (!fit || !contiguous || !multiplies_fast(at::kBFloat16) || !at::globalContext().userEnabledMkldnn()) {
-    return false;
-  }
-  static const bool is_built_in = multiplies_bf16();
-  return is_built_in;
+  if (!fit || !contiguous || !at::globalContext().userEnabledMkldnn()) return false;
+  static const bool pays = half_products_here(at::kBFloat16) == HalfProducts::fast && has_add_product();
+  return pays;
 }
 
 void add_product(const at::Tensor& sum, const at::Tensor& dy, const at::Tensor& x, bool add) {

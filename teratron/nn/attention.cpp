@@ -64,15 +64,18 @@ bool flash_cpu_supports(const AttentionRequest& request) {
   return request.q_SBND.is_cpu() && is_plain(request) && !has_window(request) && has_fused_mask(request);
 }
 
-// A factor in the type in which this device multiplies it fast.
-at::Tensor for_product(const at::Tensor& x) {
-  return x.is_cpu() && !cpu::multiplies_fast(x.scalar_type()) ? x.to(at::kFloat) : x;
+// Many queries are bound by products, which some CPUs emulate in half precision: there they take f32, which is kept for
+// backward, too. A few queries are bound by reading keys and values.
+at::Tensor for_products(const at::Tensor& x, int64_t queries) {
+  constexpr int64_t many = 8;
+  return queries >= many ? cpu::widened_where_emulated(x) : x;
 }
 
 at::Tensor flash_cpu(const AttentionRequest& request) {
-  const at::Tensor q = for_product(heads_first(request.q_SBND));
-  const at::Tensor k = repeat_groups(for_product(heads_first(request.k_SBGD)), q.size(1));
-  const at::Tensor v = repeat_groups(for_product(heads_first(request.v_SBGD)), q.size(1));
+  const int64_t queries = request.q_SBND.size(0);
+  const at::Tensor q = for_products(heads_first(request.q_SBND), queries);
+  const at::Tensor k = repeat_groups(for_products(heads_first(request.k_SBGD), queries), q.size(1));
+  const at::Tensor v = repeat_groups(for_products(heads_first(request.v_SBGD), queries), q.size(1));
   const at::Tensor out = std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
       q, k, v, 0.0, needs_causal_mask(request), std::nullopt, request.scale));
   return merge_heads(out.to(request.q_SBND.scalar_type()));
@@ -185,7 +188,9 @@ at::Tensor hidden_keys(const AttentionRequest& request) {
 
 // factor * Q K^T; half precision rounds after the factor.
 at::Tensor scaled_scores(const at::Tensor& q_BNSD, const at::Tensor& k_BNSD, double factor) {
-  const at::Tensor q = for_product(q_BNSD.flatten(0, 1)), k = for_product(k_BNSD.flatten(0, 1));
+  const int64_t queries = q_BNSD.size(2);
+  const at::Tensor q = for_products(q_BNSD.flatten(0, 1), queries),
+                   k = for_products(k_BNSD.flatten(0, 1), queries);
   const at::Tensor nothing = at::empty({1, 1, 1}, q.options().requires_grad(false));
   const at::Tensor scores = at::baddbmm(nothing, q, k.transpose(1, 2), /*beta=*/0.0, /*alpha=*/factor);
   return scores.to(q_BNSD.scalar_type()).unflatten(0, {q_BNSD.size(0), q_BNSD.size(1)});
@@ -209,7 +214,9 @@ at::Tensor keep_scores(const AttentionRequest& request) {
                   .where = {.rows = request.dropout > 0.0 ? shared_score_rows(request) : at::Tensor()}}};
   const at::Tensor scores = scaled_scores(q, k, request.scale / request.score_divisor);
   const at::Tensor weights = Softmax::apply(scores, options);
-  return merge_heads(at::matmul(for_product(weights), for_product(v)).to(v.scalar_type()));
+  const int64_t queries = q.size(2);
+  return merge_heads(
+      at::matmul(for_products(weights, queries), for_products(v, queries)).to(v.scalar_type()));
 }
 
 at::Tensor math(const AttentionRequest& request) {
