@@ -20,7 +20,8 @@ class BackgroundSave {
   /// Starts to write. `memory` owns what the request's tensors point into and is let go of when it is written. `peers`
   /// must outlive the save. Collective; errors as of save_checkpoint().
   BackgroundSave(SaveRequest request, std::shared_ptr<const void> memory, Peers& peers);
-  /// Waits for this rank's thread; what is not committed is removed.
+  /// Waits for this rank's thread; what is not committed is removed by rank 0, or, where another rank still writes, by the next
+  /// save.
   ~BackgroundSave() = default;
 
   /// Stages that this rank has done alone: 0 to 2. Not collective.
