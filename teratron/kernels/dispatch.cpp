@@ -16,6 +16,10 @@ Dtype dtype_of(const at::Tensor& x) {
   return *dtype;
 }
 
+bool is_half(at::ScalarType type) {
+  return type == at::kBFloat16 || type == at::kHalf;
+}
+
 at::ScalarType accumulation_type(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }

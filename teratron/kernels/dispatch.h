@@ -22,6 +22,9 @@ Dtype dtype_of(const at::Tensor& x);
 /// f64 for f64, f32 for everything narrower.
 at::ScalarType accumulation_type(const at::Tensor& x);
 
+/// bf16 or f16.
+bool is_half(at::ScalarType type);
+
 /// x is contiguous and of a type that the kernels compute with.
 void require_float(const at::Tensor& x, const char* what);
 /// t is contiguous, on like's device, of like's dtype and has `numel` elements.

@@ -120,9 +120,8 @@ bool is_aligned(const at::Tensor& x) {
 }
 
 bool casts_in_one_pass(const at::Tensor& x, int64_t parts) {
-  const bool narrow = x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf;
-  return x.is_cuda() && narrow && x.dim() == 2 && x.numel() > 0 && x.is_contiguous() && is_aligned(x) &&
-         x.size(0) % granule == 0 && x.size(1) % (granule * parts) == 0;
+  return x.is_cuda() && is_half(x.scalar_type()) && x.dim() == 2 && x.numel() > 0 && x.is_contiguous() &&
+         is_aligned(x) && x.size(0) % granule == 0 && x.size(1) % (granule * parts) == 0;
 }
 
 Fp8Allocation allocate_fp8(const at::Tensor& x, int64_t columns, const Fp8Cast& cast) {

@@ -14,13 +14,9 @@ namespace teratron {
 
 namespace {
 
-bool is_half(const at::Tensor& x) {
-  return x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf;
-}
-
 /// Whether cuBLASLt makes products of x.
 bool by_cublaslt(const at::Tensor& x, const at::Tensor& other) {
-  return x.is_cuda() && is_half(x) && x.numel() > 0 && other.numel() > 0;
+  return x.is_cuda() && is_half(x.scalar_type()) && x.numel() > 0 && other.numel() > 0;
 }
 
 /// A factor [rows, k] of a product, or stored [k, rows].

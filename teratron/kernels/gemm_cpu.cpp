@@ -40,10 +40,6 @@ bool is_recorded(const at::Tensor& x) {
   return at::GradMode::is_enabled() && x.defined() && x.requires_grad();
 }
 
-bool is_half(at::ScalarType type) {
-  return type == at::kBFloat16 || type == at::kHalf;
-}
-
 Processor this_processor() {
   const auto told = at::cpu::get_cpu_capabilities();
   const auto has = [&](const char* what) {
