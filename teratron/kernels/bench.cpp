@@ -180,6 +180,11 @@ void bench_cross_entropy(Bench& bench) {
                  [&] { cross_entropy_statistics(logits, targets, range); });
     bench.report(fmt::format("cross entropy gradient, V {}", vocabulary), 2 * bytes,
                  [&] { cross_entropy_gradient_(logits, saved, range); });
+    bench.report(fmt::format("cross entropy with its gradient, V {}", vocabulary), 2 * bytes,
+                 [&] { cross_entropy_with_gradient_(logits, targets, range); });
+    bench.report(fmt::format("cross entropy scale, V {}", vocabulary),
+                 4.0 * static_cast<double>(logits.size(0)),
+                 [&] { cross_entropy_scale_(logits, saved.scale); });
     const Fp8Cast cast{.format = Fp8Format::e5m2, .scale = fp8_scale_of(logits, Fp8Format::e5m2)};
     bench.report(fmt::format("cross entropy gradient in FP8, V {}", vocabulary), 2 * bytes,
                  [&] { cross_entropy_gradient_fp8(logits, saved, range, cast); });

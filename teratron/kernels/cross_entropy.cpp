@@ -181,6 +181,49 @@ void cross_entropy_gradient_(const at::Tensor& logits, const CrossEntropySaved& 
   with_float_type(logits, [&]<typename T>(T) { gradient_cpu<T>(logits, saved, shape); });
 }
 
+bool has_cross_entropy_with_gradient(const at::Tensor& logits) {
+  return logits.is_cuda() && reinterpret_cast<uintptr_t>(address(logits)) % 16 == 0 &&
+         cuda::has_cross_entropy_with_gradient(shape_of(logits, {}));
+}
+
+at::Tensor cross_entropy_with_gradient_(const at::Tensor& logits, const at::Tensor& targets,
+                                        const VocabRange& range) {
+  if (!has_cross_entropy_with_gradient(logits)) {
+    const auto [max, sum_exp, target_logit] = cross_entropy_statistics(logits, targets, range);
+    cross_entropy_gradient_(logits, {max, sum_exp, targets, at::ones_like(max)}, range);
+    return sum_exp.log() + max - target_logit;
+  }
+  const cuda::VocabShape shape = shape_of(logits, range);
+  check_targets(targets, logits, shape.rows);
+  const at::Tensor losses = at::empty({shape.rows}, logits.options().dtype(at::kFloat));
+  if (shape.rows == 0) return losses;
+  cuda::cross_entropy_with_gradient(shape,
+                                    {.logits = address(logits),
+                                     .targets = targets.const_data_ptr<int64_t>(),
+                                     .losses = losses.mutable_data_ptr<float>()},
+                                    current_stream(logits));
+  return losses;
+}
+
+at::Tensor cross_entropy_scale_(const at::Tensor& gradient, const at::Tensor& scale) {
+  const cuda::VocabShape shape = shape_of(gradient, {});
+  TERATRON_ASSERT(scale.scalar_type() == accumulation_type(gradient) && scale.is_contiguous() &&
+                  scale.numel() == shape.rows && scale.device() == gradient.device());
+  if (shape.rows == 0) return at::ones({1}, scale.options());
+  const at::Tensor largest = scale.abs().amax().view({1});
+  if (gradient.is_cuda() && is_half(gradient.scalar_type())) {
+    cuda::cross_entropy_scale(shape,
+                              {.gradient = address(gradient),
+                               .scale = scale.const_data_ptr<float>(),
+                               .largest = largest.const_data_ptr<float>()},
+                              current_stream(gradient));
+    return largest;
+  }
+  const at::Tensor rows = gradient.view({shape.rows, shape.width}), column = scale.view({-1, 1});
+  rows.mul_(column / largest).masked_fill_(column == 0, 0);
+  return largest;
+}
+
 Fp8Matrix cross_entropy_gradient_fp8(const at::Tensor& logits, const CrossEntropySaved& saved,
                                      const VocabRange& range, const Fp8Cast& cast) {
   if (!casts_in_one_pass(logits)) {

@@ -47,7 +47,20 @@ struct CrossEntropySaved {
 void cross_entropy_gradient_(const at::Tensor& logits, const CrossEntropySaved& saved,
                              const VocabRange& range);
 
-/// The same gradient of logits [T, v] cast to FP8 (fp8.h), to the bit: it is rounded to the logits' dtype before. bf16 and f16
+/// Whether the next function takes one pass: bf16 on GPUs of compute capability 9.0 or more, v a multiple of 8 and at most
+/// 450,560.
+bool has_cross_entropy_with_gradient(const at::Tensor& logits);
+/// The losses [T] of logits whose whole rows are here, in the dtype of the statistics, and
+/// logits[t, j] <- exp(z - M) / S - [j = target] in place: one pass that reads and writes, where statistics and gradient read
+/// twice. Otherwise those two.
+at::Tensor cross_entropy_with_gradient_(const at::Tensor& logits, const at::Tensor& targets,
+                                        const VocabRange& range);
+/// What that gradient lacks, for scales [T] that come later: row t is multiplied by scale[t] / c, in place, where that is not 1,
+/// with c, the result [1], the scale of largest magnitude. Gradient times c is that of the scaled losses. Rows of scale 0 become
+/// zero whatever they hold. In most trainings all scales are c or 0, so nothing is rounded again.
+at::Tensor cross_entropy_scale_(const at::Tensor& gradient, const at::Tensor& scale);
+
+/// The gradient of cross_entropy_gradient_ of logits [T, v] cast to FP8 (fp8.h), to the bit: it is rounded to the logits' dtype before. bf16 and f16
 /// on a GPU take one pass, which leaves the logits as they are; otherwise they are overwritten.
 Fp8Matrix cross_entropy_gradient_fp8(const at::Tensor& logits, const CrossEntropySaved& saved,
                                      const VocabRange& range, const Fp8Cast& cast);

@@ -77,6 +77,14 @@ struct RowGradient {
   }
 };
 
+template <typename T, int N>
+__device__ void write_zeros(T* row, int64_t width) {
+  Pack<T, N> zeros;
+#pragma unroll
+  for (int i = 0; i < N; ++i) zeros.v[i] = round_to<T>(Accumulator<T>(0));
+  for (int64_t c = threadIdx.x * N; c < width; c += blockDim.x * N) store<N>(row + c, zeros);
+}
+
 /// One block per row. Rows with scale 0 (masked tokens) are written without being read.
 template <typename T, int N>
 __global__ void __launch_bounds__(threads)
@@ -86,10 +94,7 @@ __global__ void __launch_bounds__(threads)
   T* const z = static_cast<T*>(args.logits) + row * shape.width;
   const RowGradient<A> gradient(shape, args, row);
   if (gradient.scale == A(0)) {
-    Pack<T, N> zeros;
-#pragma unroll
-    for (int i = 0; i < N; ++i) zeros.v[i] = round_to<T>(A(0));
-    for (int64_t c = threadIdx.x * N; c < shape.width; c += blockDim.x * N) store<N>(z + c, zeros);
+    write_zeros<T, N>(z, shape.width);
     return;
   }
   walk_packs<T, N>(z, shape.width, [&](Pack<T, N>& pack, int64_t c) {
@@ -103,7 +108,35 @@ __global__ void __launch_bounds__(threads)
   });
 }
 
-/// The same in FP8, by tiles; the logits stay.
+constexpr int rows_per_block = 32;  // a lane looks at one
+
+/// By a whole block, row by row: hardly any needs it.
+template <typename T, int N>
+__global__ void __launch_bounds__(threads)
+    cross_entropy_scale_kernel(VocabShape shape, CrossEntropyScaleArgs args) {
+  const int64_t first = blockIdx.x * int64_t{rows_per_block}, mine = first + threadIdx.x % 32;
+  const float scale = mine < shape.rows ? args.scale[mine] : 0.0f;
+  const float factor = scale == 0 ? 0.0f : scale / *args.largest;
+  unsigned wanted = __ballot_sync(0xFFFFFFFFu, mine < shape.rows && factor != 1);
+  for (; wanted != 0; wanted &= wanted - 1) {
+    const int lane = __ffs(static_cast<int>(wanted)) - 1;
+    const float by = __shfl_sync(0xFFFFFFFFu, factor, lane);
+    T* const row = static_cast<T*>(args.gradient) + (first + lane) * shape.width;
+    if (by == 0) {
+      write_zeros<T, N>(row, shape.width);
+      continue;
+    }
+    walk_packs<T, N>(row, shape.width, [&](Pack<T, N>& pack, int64_t c) {
+      Accumulator<T> x[N];
+      widen(pack, x);
+#pragma unroll
+      for (int i = 0; i < N; ++i) x[i] *= by;
+      store<N>(row + c, round_to_pack<T>(x));
+    });
+  }
+}
+
+/// The gradient in FP8, by tiles; the logits stay.
 template <typename T, Fp8Format format>
 __global__ void __launch_bounds__(Fp8Tile::threads)
     cross_entropy_gradient_fp8_kernel(VocabShape shape, CrossEntropyGradientArgs args, Fp8Target to) {
@@ -169,6 +202,14 @@ void cross_entropy_gradient(const VocabShape& shape, const CrossEntropyGradientA
         <<<static_cast<unsigned>(shape.rows), threads, 0, stream>>>(shape, args);
   });
   check_launch("cross_entropy_gradient");
+}
+
+void cross_entropy_scale(const VocabShape& shape, const CrossEntropyScaleArgs& args, CUstream_st* stream) {
+  with_pack(shape, args.gradient, [&]<typename T>(T, auto pack) {
+    cross_entropy_scale_kernel<T, pack.value>
+        <<<static_cast<unsigned>(ceil_div(shape.rows, rows_per_block)), threads, 0, stream>>>(shape, args);
+  });
+  check_launch("cross_entropy_scale");
 }
 
 void cross_entropy_gradient_fp8(const VocabShape& shape, const CrossEntropyGradientArgs& args,

@@ -33,6 +33,23 @@ struct CrossEntropyGradientArgs {
 };
 void cross_entropy_gradient(const VocabShape& shape, const CrossEntropyGradientArgs& args,
                             CUstream_st* stream);
+/// Rows times scale[t] / *largest, where that is not 1; rows of scale 0 are not read.
+struct CrossEntropyScaleArgs {
+  void* gradient;
+  const float *scale, *largest;
+};
+void cross_entropy_scale(const VocabShape& shape, const CrossEntropyScaleArgs& args, CUstream_st* stream);
+
+struct CrossEntropyWithGradientArgs {
+  void* logits;  // aligned to 16 bytes
+  const int64_t* targets;
+  float* losses;
+};
+/// On the current device.
+bool has_cross_entropy_with_gradient(const VocabShape& shape);
+void cross_entropy_with_gradient(const VocabShape& shape, const CrossEntropyWithGradientArgs& args,
+                                 CUstream_st* stream);
+
 /// bf16 or f16; rows and width are multiples of 16.
 void cross_entropy_gradient_fp8(const VocabShape& shape, const CrossEntropyGradientArgs& args,
                                 const Fp8Target& to, CUstream_st* stream);

@@ -1,6 +1,7 @@
 // The GPU kernels against the CPU's f64 arithmetic on the same (rounded) inputs, with poisoned memory, several widths
 // (in packs, odd, wider than the registers hold) and twice for the same bits.
 #include <ATen/Context.h>
+#include <ATen/cuda/CUDAContextLight.h>
 
 #include "teratron/kernels/activation.h"
 #include "teratron/kernels/cross_entropy.h"
@@ -211,6 +212,61 @@ TEST_F(Gpu, CrossEntropy) {
       EXPECT_GPU(device, reference, type);
     }
   }
+}
+
+TEST_F(Gpu, CrossEntropyWithGradient) {
+  for (const auto& [width, columns] : {std::pair<int64_t, int64_t>{50304, 50257},
+                                       {64, 64},
+                                       {64, 3},
+                                       {1001, 1001},      // not in packs
+                                       {56320, 56320},    // the most of one block
+                                       {56328, 56321},    // two blocks
+                                       {131072, 131072},  // four
+                                       {256000, 128004},  // eight; some of padding alone
+                                       {450560, 450553},
+                                       {450568, 450561}}) {  // too long
+    SCOPED_TRACE(fmt::format("{} of {} columns", columns, width));
+    const at::Tensor logits = randn({37, width}, at::kBFloat16) * 3;
+    const at::Tensor targets = at::randint(columns, {37}, at::kLong);
+    targets[3] = -1;
+    targets[4] = columns;  // padding, or nothing
+    targets[5] = columns - 1;
+    logits[6].fill_(-3e4);
+    logits[6][1] = 3e4;
+    const VocabRange range{.first = 0, .columns = columns};
+    const at::Tensor exact = f64(logits);
+    const at::Tensor losses = cross_entropy_with_gradient_(exact, targets, range);
+    const at::Tensor device = gpu(logits);
+    const bool hopper = at::cuda::getCurrentDeviceProperties()->major == 9;
+    EXPECT_EQ(has_cross_entropy_with_gradient(device), hopper && width % 8 == 0 && width <= 450560);
+    EXPECT_GPU(cross_entropy_with_gradient_(device, gpu(targets), range), losses, at::kFloat);
+    EXPECT_GPU(device, exact, at::kBFloat16);
+    EXPECT_EQ(device.narrow(1, columns, width - columns).abs().sum().item<double>(), 0);
+    const at::Tensor again = gpu(logits);
+    cross_entropy_with_gradient_(again, gpu(targets), range);
+    EXPECT_TRUE(at::equal(again, device));
+
+    const at::Tensor scale = at::full({37}, 0.3, at::kFloat);
+    scale[2] = 0;
+    scale[7] = -0.15;
+    device[2].fill_(NAN);
+    const at::Tensor c = cross_entropy_scale_(device, gpu(scale));
+    EXPECT_EQ(c.item<float>(), 0.3F);
+    EXPECT_TRUE(at::equal(device[8], again[8]));
+    EXPECT_GPU(f64(device) * f64(c), exact * f64(scale).unsqueeze(1), at::kBFloat16);
+  }
+}
+
+TEST_F(Gpu, CrossEntropyShowsNumbersThatAreNone) {
+  const at::Tensor logits = at::zeros({2, 64}, at::device(at::kCUDA).dtype(at::kBFloat16));
+  logits[0][40] = NAN;
+  const at::Tensor targets = at::zeros({2}, at::device(at::kCUDA).dtype(at::kLong));
+  const at::Tensor losses = cross_entropy_with_gradient_(logits, targets, {.first = 0, .columns = 64});
+  EXPECT_TRUE(losses[0].isnan().item<bool>() && losses[1].isfinite().item<bool>());
+  EXPECT_TRUE(logits[0].isnan().all().item<bool>());
+  const at::Tensor c =
+      cross_entropy_scale_(logits, at::full({2}, INFINITY, at::device(at::kCUDA).dtype(at::kFloat)));
+  EXPECT_TRUE(c.isinf().all().item<bool>());
 }
 
 TEST_F(Gpu, DropoutMasksAreThoseOfTheCpu) {

@@ -42,8 +42,17 @@ struct Addends {
   at::Tensor matrix, bias;
 };
 
-/// out = a b^T (+ what is defined of `addends`), for factors of one type.
-void gemm(const at::Tensor& out, const std::array<Factor, 2>& factors, const Addends& addends) {
+/// What a product is multiplied by and what is added to it, as cuBLASLt reads them from the device.
+at::Tensor weights_of(const at::Tensor& factor, const Addends& addends) {
+  if (!factor.defined()) return {};
+  TERATRON_ASSERT(factor.scalar_type() == at::kFloat && factor.numel() == 1, "a factor {}",
+                  factor.toString());
+  return at::cat({factor.view({1}), at::full({1}, addends.matrix.defined() ? 1.0 : 0.0, factor.options())});
+}
+
+/// out = (what is defined of `factor`) a b^T (+ what is defined of `addends`), for factors of one type.
+void gemm(const at::Tensor& out, const std::array<Factor, 2>& factors, const Addends& addends,
+          const at::Tensor& factor = {}) {
   const Factor a = factors[0].readable(), b = factors[1].readable();
   TERATRON_ASSERT(b.matrix.device() == a.matrix.device() &&
                       b.matrix.scalar_type() == a.matrix.scalar_type() && b.k() == a.k() &&
@@ -53,6 +62,7 @@ void gemm(const at::Tensor& out, const std::array<Factor, 2>& factors, const Add
                   a.k(), b.matrix.toString(), b.k(), b.rows(), out.numel());
   if (addends.bias.defined()) require_like(addends.bias, out, b.rows(), "bias");
   const at::Tensor workspace = at::empty({cuda::gemm_workspace}, out.options().dtype(at::kByte));
+  const at::Tensor weights = weights_of(factor, addends);
   cuda::gemm({.m = a.rows(),
               .n = b.rows(),
               .k = a.k(),
@@ -62,7 +72,8 @@ void gemm(const at::Tensor& out, const std::array<Factor, 2>& factors, const Add
               .bias = address(addends.bias),
               .out = address(out),
               .out_type = dtype_of(out),
-              .workspace = address(workspace)},
+              .workspace = address(workspace),
+              .weights = static_cast<const float*>(address(weights))},
              current_stream(out));
 }
 
@@ -85,27 +96,42 @@ at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Te
   return y;
 }
 
-at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& w, at::Tensor dx) {
+namespace {
+
+/// With the factor multiplied, for products that take none.
+at::Tensor plain(const OutputGradient& dy) {
+  return dy.factor.defined() ? (dy.values * dy.factor).to(dy.values.scalar_type()) : dy.values;
+}
+
+}  // namespace
+
+at::Tensor linear_input_gradient(const OutputGradient& gradient, const at::Tensor& w, at::Tensor dx) {
+  const at::Tensor& values = gradient.values;
+  const bool by_gemm = by_cublaslt(values, w);
+  const at::Tensor dy = by_gemm ? values : plain(gradient);
   if (dx.defined()) require_like(dx, dy, dy.size(0) * w.size(1), "dx");
-  if (!by_cublaslt(dy, w)) {
+  if (!by_gemm) {
     if (cpu::suits_multiply(dy, w)) return put(dx, cpu::multiply(dy, w.t(), {}));
     return dx.defined() ? at::mm_out(dx, dy, w) : at::matmul(dy, w);
   }
   if (!dx.defined()) dx = at::empty({dy.size(0), w.size(1)}, dy.options());
-  gemm(dx, {Factor{dy}, Factor{w, true}}, {});
+  gemm(dx, {Factor{dy}, Factor{w, true}}, {}, gradient.factor);
   return dx;
 }
 
-void linear_weight_gradient_(at::Tensor sum, const at::Tensor& dy, const at::Tensor& x, bool add) {
+void linear_weight_gradient_(at::Tensor sum, const OutputGradient& gradient, const at::Tensor& x, bool add) {
   const at::ScalarType type = sum.scalar_type();
+  const at::Tensor& values = gradient.values;
   const bool one_type =
-      dy.scalar_type() == x.scalar_type() && (type == at::kFloat || type == x.scalar_type());
-  if (!by_cublaslt(dy, x) || !one_type) {
+      values.scalar_type() == x.scalar_type() && (type == at::kFloat || type == x.scalar_type());
+  if (!by_cublaslt(values, x) || !one_type) {
+    const at::Tensor dy = plain(gradient);
     if (cpu::suits_add_product(sum, dy, x)) return cpu::add_product(sum, dy, x, add);
     sum.addmm_(dy.t().to(type), x.to(type), /*beta=*/add ? 1.0 : 0.0);
     return;
   }
-  gemm(sum, {Factor{dy, true}, Factor{x, true}}, {.matrix = add ? sum : at::Tensor(), .bias = {}});
+  gemm(sum, {Factor{values, true}, Factor{x, true}}, {.matrix = add ? sum : at::Tensor(), .bias = {}},
+       gradient.factor);
 }
 
 at::Tensor linear_add(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,

@@ -16,10 +16,16 @@ namespace teratron {
 /// x w^T + bias, into `y` [T, O] if that is given, contiguous.
 at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
                           at::Tensor y = {});
-/// dy w of dy [T, O], into `dx` [T, I] if that is given, contiguous.
-at::Tensor linear_input_gradient(const at::Tensor& dy, const at::Tensor& w, at::Tensor dx = {});
+/// The gradient of y: values [T, O] times a number, `factor` [1] in f32 on their device; undefined: 1. A GEMM multiplies by it
+/// before it rounds.
+struct OutputGradient {
+  at::Tensor values, factor;
+  OutputGradient(at::Tensor of, at::Tensor times = {}) : values(std::move(of)), factor(std::move(times)) {}
+};
+/// dy w, into `dx` [T, I] if that is given, contiguous.
+at::Tensor linear_input_gradient(const OutputGradient& dy, const at::Tensor& w, at::Tensor dx = {});
 /// sum = (add: sum +) dy^T x, contiguous, [O, I] in the type of x or f32.
-void linear_weight_gradient_(at::Tensor sum, const at::Tensor& dy, const at::Tensor& x, bool add);
+void linear_weight_gradient_(at::Tensor sum, const OutputGradient& dy, const at::Tensor& x, bool add);
 
 /// residual + x w^T + bias; all contiguous.
 at::Tensor linear_add(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,

@@ -80,6 +80,9 @@ Description describe(const GemmArgs& args) {
     set(description, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, args.a.inverse);
     set(description, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<int8_t>(args.fast_accumulation ? 1 : 0));
   }
+  if (args.weights != nullptr) {
+    set(description, CUBLASLT_MATMUL_DESC_POINTER_MODE, static_cast<int32_t>(CUBLASLT_POINTER_MODE_DEVICE));
+  }
   if (args.bias == nullptr) return description;
   set(description, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
   set(description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, args.bias);
@@ -214,7 +217,7 @@ Chosen find_algorithm(const Problem& problem, const GemmArgs& args) {
 }
 
 /// What the choice depends on.
-using Key = std::array<int64_t, 18>;
+using Key = std::array<int64_t, 19>;
 
 Key key_of(const GemmArgs& args) {
   const auto number = [](Dtype type) { return static_cast<int64_t>(type); };
@@ -235,7 +238,8 @@ Key key_of(const GemmArgs& args) {
           alignment(addend(args)),
           args.addend != nullptr,
           args.bias != nullptr ? alignment(args.bias) : 0,
-          args.fast_accumulation};
+          args.fast_accumulation,
+          args.weights != nullptr};
 }
 
 /// The algorithm of a product, asked for once: asking for so many proposals takes 0.15 ms.
@@ -254,10 +258,12 @@ Chosen algorithm_of(const Problem& problem, const GemmArgs& args) {
 void gemm(const GemmArgs& args, CUstream_st* stream) {
   const Problem problem(args);
   const cublasLtMatmulAlgo_t algorithm = algorithm_of(problem, args).algorithm;
-  const float one = 1.0F, beta = args.addend != nullptr ? 1.0F : 0.0F;
-  check(cublasLtMatmul(at::cuda::getCurrentCUDABlasLtHandle(), problem.description.get(), &one, args.b.data,
-                       problem.a.get(), args.a.data, problem.b.get(), &beta, addend(args), problem.out.get(),
-                       args.out, problem.out.get(), &algorithm, args.workspace, gemm_workspace, stream),
+  const float on_host[] = {1.0F, args.addend != nullptr ? 1.0F : 0.0F};
+  const float* const weights = args.weights != nullptr ? args.weights : on_host;
+  check(cublasLtMatmul(at::cuda::getCurrentCUDABlasLtHandle(), problem.description.get(), weights,
+                       args.b.data, problem.a.get(), args.a.data, problem.b.get(), weights + 1, addend(args),
+                       problem.out.get(), args.out, problem.out.get(), &algorithm, args.workspace,
+                       gemm_workspace, stream),
         args);
 }
 

@@ -19,7 +19,7 @@ struct GemmFactor {
   const float* inverse = nullptr;  // of FP8: what its values are multiplied by
 };
 
-/// out [m, n] = a [m, k] b [n, k]^T (+ addend [m, n]) (+ bias [n]); all but the factors contiguous.
+/// out [m, n] = (weights[0]) a [m, k] b [n, k]^T (+ addend [m, n]) (+ bias [n]); all but the factors contiguous.
 struct GemmArgs {
   int64_t m, n, k;
   GemmFactor a, b;     // both bf16, both f16, or FP8, which is not stored across k
@@ -29,6 +29,8 @@ struct GemmArgs {
   Dtype out_type;                  // that of bf16 or f16 factors, or f32; bf16, f16 or f32 of FP8
   bool fast_accumulation = false;  // see fp8.h
   void* workspace;
+  /// On the device: of the product, and 1 with an addend, else 0. Null: the product's is 1.
+  const float* weights = nullptr;
 };
 inline constexpr int64_t gemm_workspace = int64_t{32} << 20;
 /// By the kernel that gemm_choice.h chooses. Throws a Fault where cuBLASLt has no kernel for it.

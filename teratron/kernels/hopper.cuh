@@ -1,6 +1,6 @@
 // What compute capability 9.0 has for products of matrices: copies of tiles by the tensor memory accelerator (TMA), barriers
 // in shared memory that count bytes, and products of a warpgroup (128 threads) whose operands lie in shared memory. The
-// names of the PTX ISA are in the code. Device code must be built for sm_90a.
+// names of the PTX ISA are in the code. Device code must be built for sm_90a; what needs sm_90 alone says so.
 #pragma once
 
 #include <cuda.h>
@@ -57,6 +57,27 @@ __device__ inline void await(SharedAddress barrier, uint32_t parity) {
   } while (done == 0);
 }
 
+/// Copies so many bytes, a multiple of 16, to this block's shared memory; `barrier` gets them. sm_90.
+__device__ inline void copy_bytes(SharedAddress to, const void* from, uint32_t bytes, SharedAddress barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+/// Writes x where `to` is in another block of this cluster, whose `barrier` gets 4 bytes. sm_90.
+__device__ inline void send(SharedAddress to, float x, SharedAddress barrier, uint32_t block) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there, signal;\n"
+      "mapa.shared::cluster.u32 there, %0, %3;\n"
+      "mapa.shared::cluster.u32 signal, %2, %3;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %1, [signal];\n"
+      "}" ::"r"(to),
+      "r"(__float_as_uint(x)), "r"(barrier), "r"(block)
+      : "memory");
+}
+
 /// The box of a matrix that begins at (column, row). What lies outside of the matrix is zeros.
 struct Box {
   const CUtensorMap& matrix;
@@ -85,6 +106,19 @@ __device__ inline uint32_t block_in_cluster() {
   uint32_t rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
+}
+__device__ inline int cluster_size() {
+  int blocks;
+  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+  return blocks;
+}
+/// The two halves of a barrier of all threads of the cluster, which makes known what init_barriers_done() released, not
+/// other writes. sm_90.
+__device__ inline void arrive_cluster() {
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
+__device__ inline void await_cluster() {
+  asm volatile("barrier.cluster.wait;" ::: "memory");
 }
 __device__ inline void sync_cluster() {
   asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");

@@ -40,6 +40,8 @@ inline void check_linear_products(const LinearProductsCase& c) {
   EXPECT_LT(relative_error(linear_input_gradient(dy, w), exact), close);
   EXPECT_TRUE(linear_input_gradient(dy, w, dx).is_same(dx));
   EXPECT_LT(relative_error(dx, exact), close);
+  const at::Tensor factor = at::full({1}, 0.375, options.dtype(at::kFloat));
+  EXPECT_LT(relative_error(linear_input_gradient({dy, factor}, w), 0.375 * exact), 2 * close);
   const at::Tensor dw = at::matmul(f64(dy).t(), f64(x));
   for (const at::ScalarType type : {c.type, c.type == at::kDouble ? at::kDouble : at::kFloat}) {
     const at::Tensor sum = empty(c.outputs, c.inputs, type);
@@ -47,6 +49,10 @@ inline void check_linear_products(const LinearProductsCase& c) {
     EXPECT_LT(relative_error(sum, dw), tolerance(type) + 1e-5);
     linear_weight_gradient_(sum, dy, x, true);
     EXPECT_LT(relative_error(sum, 2 * dw), tolerance(type) + 1e-5);
+    linear_weight_gradient_(sum, {dy, factor}, x, true);
+    EXPECT_LT(relative_error(sum, 2.375 * dw), 2 * tolerance(c.type) + 1e-5);
+    linear_weight_gradient_(sum, {dy, factor}, x, false);
+    EXPECT_LT(relative_error(sum, 0.375 * dw), 2 * tolerance(c.type) + 1e-5);
   }
 }
 

@@ -94,6 +94,15 @@ void cross_entropy_statistics(const VocabShape&, const CrossEntropyStatisticsArg
 void cross_entropy_gradient(const VocabShape&, const CrossEntropyGradientArgs&, CUstream_st*) {
   missing("cross_entropy_gradient");
 }
+void cross_entropy_scale(const VocabShape&, const CrossEntropyScaleArgs&, CUstream_st*) {
+  missing("cross_entropy_scale");
+}
+bool has_cross_entropy_with_gradient(const VocabShape&) {
+  missing("cross_entropy_with_gradient");
+}
+void cross_entropy_with_gradient(const VocabShape&, const CrossEntropyWithGradientArgs&, CUstream_st*) {
+  missing("cross_entropy_with_gradient");
+}
 void cross_entropy_gradient_fp8(const VocabShape&, const CrossEntropyGradientArgs&, const Fp8Target&,
                                 CUstream_st*) {
   missing("cross_entropy_gradient_fp8");

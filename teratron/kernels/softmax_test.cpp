@@ -69,6 +69,24 @@ TEST(CrossEntropy, AnyCutOfTheVocabularyMatchesAutograd) {
   }
 }
 
+TEST(CrossEntropy, LossAndUnscaledGradientAtOnce) {
+  for (const auto type : float_types) {
+    SCOPED_TRACE(at::toString(type));
+    const auto statistics = type == at::kDouble ? at::kDouble : at::kFloat;
+    const at::Tensor logits = randn({5, 40}, type), targets = at::randint(37, {5}, at::kLong);
+    const at::Tensor scale = at::tensor({0.25, 0.0, -0.5, 0.5, 0.125}).to(statistics);
+    const at::Tensor z = leaf(logits), used = z.narrow(1, 0, 37);
+    const at::Tensor loss = at::logsumexp(used, {1}) - at::gather(used, 1, targets.unsqueeze(1)).squeeze(1);
+    (loss * scale.to(at::kDouble)).sum().backward();
+    EXPECT_CLOSE(cross_entropy_with_gradient_(logits, targets, {.first = 0, .columns = 37}), loss,
+                 statistics);
+    logits[1].fill_(NAN);
+    const at::Tensor largest = cross_entropy_scale_(logits, scale);
+    EXPECT_EQ(largest.item<double>(), 0.5);
+    EXPECT_CLOSE(f64(logits) * 0.5, z.grad(), type);
+  }
+}
+
 TEST(CrossEntropy, HugeLogitsDoNotOverflow) {
   const at::Tensor logits = at::tensor({3e4f, 2.9e4f, -3e4f}).unsqueeze(0);
   const auto s = cross_entropy_statistics(logits, at::ones({1}, at::kLong), {.first = 0, .columns = 3});

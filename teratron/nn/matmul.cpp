@@ -14,6 +14,7 @@ class PlainMatMul : public MatMul {
 
   Operand input(const Producer& x_TI, const Wanted&) override { return as_it_is(x_TI.plain()); }
   Operand output_gradient(const Producer& dy_TO) override { return as_it_is(dy_TO.plain()); }
+  bool takes_plain_gradient() const override { return true; }
   at::Tensor forward(const Operand& x_TI, const Addends& addends) override {
     const auto& [bias_O, residual_TO] = addends;
     if (residual_TO.defined()) return linear_add(x_TI.rows.contiguous(), weight_.tensor, bias_O, residual_TO);
@@ -35,10 +36,10 @@ class PlainMatMul : public MatMul {
     linear_input_gradient(dy_TO, weight_.tensor, std::move(dx_TI));
   }
   at::Tensor input_gradient(const Operand& dy_TO) override {
-    return linear_input_gradient(dy_TO.rows, weight_.tensor);
+    return linear_input_gradient({dy_TO.rows, dy_TO.inverse}, weight_.tensor);
   }
   void add_weight_gradient(const Operand& dy_TO, const Operand& x_TI) override {
-    teratron::add_weight_gradient(weight_, dy_TO.columns, x_TI.columns);
+    teratron::add_weight_gradient(weight_, {dy_TO.columns, dy_TO.inverse}, x_TI.columns);
   }
 
  private:

@@ -20,7 +20,7 @@ class MatMul {
   struct Operand {
     at::Tensor rows;     // for y and dx
     at::Tensor columns;  // for dW
-    at::Tensor inverse;  // of an FP8 scale, else undefined
+    at::Tensor inverse;  // [1], what the numbers must be multiplied by: 1 / scale of FP8; undefined: 1
   };
   using Wanted = Fp8Scaling::Wanted;
 
@@ -32,6 +32,8 @@ class MatMul {
 
   virtual Operand input(const Producer& x_TI, const Wanted& wanted) = 0;
   virtual Operand output_gradient(const Producer& dy_TO) = 0;
+  /// Whether an output gradient may be rows and columns as they are, with `inverse` or without.
+  virtual bool takes_plain_gradient() const { return false; }
   /// What the GEMM adds to its product; each may be undefined.
   struct Addends {
     at::Tensor bias_O;

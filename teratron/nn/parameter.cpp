@@ -82,7 +82,7 @@ void add_gradient(Parameter& parameter, const at::Tensor& gradient) {
   });
 }
 
-void add_weight_gradient(Parameter& parameter, const at::Tensor& dy, const at::Tensor& x) {
+void add_weight_gradient(Parameter& parameter, const OutputGradient& dy, const at::Tensor& x) {
   accumulate_gradient(parameter,
                       [&](at::Tensor sum, bool add) { linear_weight_gradient_(std::move(sum), dy, x, add); });
 }

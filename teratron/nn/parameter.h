@@ -14,6 +14,7 @@
 #include <ATen/ATen.h>
 
 #include "teratron/base/shard.h"
+#include "teratron/kernels/gemm.h"
 #include "teratron/nn/fp8_scaling.h"
 
 namespace teratron {
@@ -83,7 +84,7 @@ void accumulate_gradient(Parameter& parameter,
 /// main_grad is a sum from here on: zero if no gradient has come since it became void.
 void finish_gradient(Parameter& parameter);
 /// main_grad += dy^T x for a weight [out, in], dy [T, out], x [T, in]; one GEMM, no intermediate gradient.
-void add_weight_gradient(Parameter& parameter, const at::Tensor& dy, const at::Tensor& x);
+void add_weight_gradient(Parameter& parameter, const OutputGradient& dy, const at::Tensor& x);
 /// The parameter for plain ATen code: its gradient goes into main_grad, never into tensor.grad().
 at::Tensor use(Parameter& parameter);
 
