@@ -10,7 +10,8 @@ namespace {
 using bf16 = __nv_bfloat16;
 
 constexpr int threads = 256, N = pack_size<bf16>, most_blocks = 8;
-constexpr int64_t part_bytes = 110 << 10;  // two fit into a multiprocessor
+constexpr int part_bytes = 110 << 10;  // two fit into a multiprocessor
+constexpr int other_bytes = 1 << 10;   // of shared memory that a block needs beside its part, at most
 constexpr float minus_infinity = -INFINITY;
 
 struct Params {
@@ -191,7 +192,7 @@ bool is_built_for_device() {
 
 bool has_cross_entropy_with_gradient(const VocabShape& shape) {
   return shape.dtype == Dtype::bf16 && shape.width % N == 0 && blocks_per_row(shape) > 0 &&
-         is_built_for_device();
+         is_built_for_device() && shared_memory_limit() >= part_bytes + other_bytes;
 }
 
 void cross_entropy_with_gradient(const VocabShape& shape, const CrossEntropyWithGradientArgs& args,

@@ -50,9 +50,9 @@ at::Tensor weights_of(const at::Tensor& factor, const Addends& addends) {
   return at::cat({factor.view({1}), at::full({1}, addends.matrix.defined() ? 1.0 : 0.0, factor.options())});
 }
 
-/// out = (what is defined of `factor`) a b^T (+ what is defined of `addends`), for factors of one type.
+/// out = a b^T (times `scale` [1], if defined) (+ what is defined of `addends`), for factors of one type.
 void gemm(const at::Tensor& out, const std::array<Factor, 2>& factors, const Addends& addends,
-          const at::Tensor& factor = {}) {
+          const at::Tensor& scale = {}) {
   const Factor a = factors[0].readable(), b = factors[1].readable();
   TERATRON_ASSERT(b.matrix.device() == a.matrix.device() &&
                       b.matrix.scalar_type() == a.matrix.scalar_type() && b.k() == a.k() &&
@@ -62,7 +62,7 @@ void gemm(const at::Tensor& out, const std::array<Factor, 2>& factors, const Add
                   a.k(), b.matrix.toString(), b.k(), b.rows(), out.numel());
   if (addends.bias.defined()) require_like(addends.bias, out, b.rows(), "bias");
   const at::Tensor workspace = at::empty({cuda::gemm_workspace}, out.options().dtype(at::kByte));
-  const at::Tensor weights = weights_of(factor, addends);
+  const at::Tensor weights = weights_of(scale, addends);
   cuda::gemm({.m = a.rows(),
               .n = b.rows(),
               .k = a.k(),
