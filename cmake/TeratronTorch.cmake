@@ -24,7 +24,7 @@ if(EXISTS ${TERATRON_TORCH}/torch/lib/libtorch_cuda.so)
   target_link_libraries(teratron_libtorch INTERFACE
     -Wl,--no-as-needed ${TERATRON_TORCH}/torch/lib/libtorch_cuda.so ${TERATRON_TORCH}/torch/lib/libc10_cuda.so
     -Wl,--as-needed ${nvidia}/cu13/lib/libcudart.so.13 ${nvidia}/cu13/lib/libcublasLt.so.13
-    ${nvidia}/nccl/lib/libnccl.so.2)
+    ${nvidia}/nccl/lib/libnccl.so.2 ${nvidia}/cudnn/lib/libcudnn.so.9)
 endif()
 # at::parallel_for is a plain loop without OpenMP; with it, it shares libtorch's threads. ThreadSanitizer sees races in them.
 if(NOT TERATRON_SANITIZE MATCHES thread)
@@ -36,4 +36,14 @@ if(NOT TERATRON_SANITIZE MATCHES thread)
   target_link_libraries(teratron_libtorch INTERFACE ${openmp})
 endif()
 target_link_options(teratron_libtorch INTERFACE
-  -Wl,-rpath,${TERATRON_TORCH}/torch/lib:${nvidia}/cu13/lib:${nvidia}/nccl/lib)
+  -Wl,-rpath,${TERATRON_TORCH}/torch/lib:${nvidia}/cu13/lib:${nvidia}/nccl/lib:${nvidia}/cudnn/lib)
+
+# cuDNN's graphs in C++: headers alone, in a wheel of their own.
+function(teratron_use_cudnn_frontend source)
+  if(NOT EXISTS ${TERATRON_TORCH}/include/cudnn_frontend.h)
+    message(FATAL_ERROR "nvidia-cudnn-frontend not found in '${TERATRON_TORCH}'. Run ./run build, which installs it, "
+                        "or install the version in requirements.txt there.")
+  endif()
+  set_source_files_properties(${source} PROPERTIES
+    COMPILE_OPTIONS "-idirafter;${TERATRON_TORCH}/include" COMPILE_DEFINITIONS CUDNN_FRONTEND_SKIP_JSON_LIB)
+endfunction()

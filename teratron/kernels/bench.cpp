@@ -120,7 +120,7 @@ void bench_merge_qkv(Bench& bench, const MergeShape& m) {
   const auto gradient = [&](int64_t heads) {
     return device_randn({m.length, m.batch, m.groups * heads, m.channels});
   };
-  const QkvGradients parts{gradient(m.queries).unflatten(2, {m.groups, m.queries}), gradient(1), gradient(1)};
+  const QkvParts parts{gradient(m.queries).unflatten(2, {m.groups, m.queries}), gradient(1), gradient(1)};
   const at::Tensor angle = device_randn({m.length, m.channels / 2}, at::kFloat);
   const at::Tensor positions = at::arange(m.length, at::device(at::kCUDA).dtype(at::kLong)).unsqueeze(1);
   const QkvRotation rotation{

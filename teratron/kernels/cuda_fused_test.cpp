@@ -194,7 +194,7 @@ void check_merge(const MergeCase& c) {
     return c.strided ? randn({batch, groups * heads, length, c.width}, c.type).permute({2, 0, 1, 3})
                      : randn({length, batch, groups * heads, c.width}, c.type);
   };
-  const QkvGradients parts{gradient(c.queries).unflatten(2, {groups, c.queries}), gradient(1), gradient(1)};
+  const QkvParts parts{gradient(c.queries).unflatten(2, {groups, c.queries}), gradient(1), gradient(1)};
   const at::Tensor angle = at::randn({positions, c.rotated / 2});
   const auto statistics = c.type == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor at = at::randint(positions, {length, batch}, at::kLong);
@@ -205,7 +205,7 @@ void check_merge(const MergeCase& c) {
   const MergedQkv expected =
       merge_qkv({f64(parts.q), f64(parts.k), f64(parts.v)}, turns ? &host : nullptr, at::Tensor());
   // .to() keeps strides.
-  const QkvGradients there{gpu(parts.q), gpu(parts.k), gpu(parts.v)};
+  const QkvParts there{gpu(parts.q), gpu(parts.k), gpu(parts.v)};
   const MergedQkv merged = merge_qkv(there, turns ? &device : nullptr, at::Tensor());
   EXPECT_LT(relative_error(merged.qkv, expected.qkv), allowed(c.type));
   EXPECT_LT(relative_error(merged.column_sum, expected.column_sum),

@@ -68,9 +68,9 @@ TEST(MergeQkv, IsTheAdjointOfTakingApart) {
         loss = loss + (y * dy).sum();
         return dy;
       };
-      const QkvGradients parts{gradient_of(qkv.narrow(3, 0, queries), true),
-                               gradient_of(qkv.select(3, queries), true),
-                               gradient_of(qkv.select(3, queries + 1), false)};
+      const QkvParts parts{gradient_of(qkv.narrow(3, 0, queries), true),
+                           gradient_of(qkv.select(3, queries), true),
+                           gradient_of(qkv.select(3, queries + 1), false)};
       loss.backward();
       const MergedQkv merged = merge_qkv(parts, rotated > 0 ? &rotation : nullptr, at::Tensor());
       EXPECT_CLOSE(merged.qkv, qkv.grad(), at::kDouble);
@@ -78,6 +78,33 @@ TEST(MergeQkv, IsTheAdjointOfTakingApart) {
       EXPECT_FALSE(merge_qkv(parts, nullptr, std::nullopt).column_sum.defined());
     }
   }
+}
+
+TEST(MergeQkv, TakesWhatIsMergedAsItIs) {
+  for (const int64_t queries : {1, 4}) {
+    const at::Tensor whole = randn({5, 3, 2, queries + 2, 12}, at::kFloat);
+    const MergedQkv merged = merge_qkv(parts_of(whole), nullptr, at::Tensor());
+    EXPECT_EQ(merged.qkv.const_data_ptr(), whole.const_data_ptr());
+    EXPECT_TRUE(merged.qkv.equal(whole));
+    EXPECT_CLOSE(merged.column_sum, f64(whole).flatten(0, 1).sum(0).view(-1), at::kFloat);
+  }
+}
+
+// Views of one tensor that are not its parts in their order, and parts of which the last rows are missing.
+TEST(MergeQkv, MergesWhatOnlyLooksMerged) {
+  const at::Tensor whole = randn({5, 3, 2, 3, 12}, at::kFloat);
+  const auto& [q, k, v] = parts_of(whole);
+  const auto rows = [](const QkvParts& of, int64_t first, int64_t count) {
+    return QkvParts{of.q.narrow(0, first, count), of.k.narrow(0, first, count), of.v.narrow(0, first, count)};
+  };
+  const QkvParts swapped{v.unsqueeze(3), k, q.select(3, 0)}, same{q, k, k}, copied{q.clone(), k, v};
+  const QkvParts transposed = parts_of(whole.transpose(0, 1)), every_other = parts_of(whole.narrow(1, 0, 2));
+  for (const QkvParts& parts : {swapped, same, copied, transposed, every_other}) {
+    EXPECT_FALSE(whole_of(parts).defined());
+    const at::Tensor expected = at::cat({parts.q, parts.k.unsqueeze(3), parts.v.unsqueeze(3)}, 3);
+    EXPECT_TRUE(merge_qkv(parts, nullptr, std::nullopt).qkv.equal(expected));
+  }
+  EXPECT_TRUE(whole_of(rows(parts_of(whole), 1, 2)).equal(whole.narrow(0, 1, 2)));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "teratron/kernels/activation_cuda.h"
 #include "teratron/kernels/activation_fp8_cuda.h"
 #include "teratron/kernels/cross_entropy_cuda.h"
+#include "teratron/kernels/cudnn_attention.h"
 #include "teratron/kernels/dropout_cuda.h"
 #include "teratron/kernels/embedding_cuda.h"
 #include "teratron/kernels/fp8_cuda.h"
@@ -28,6 +29,11 @@ namespace {
 
 Stream current_stream(const at::Tensor&) {
   missing("current_stream");
+}
+
+void cudnn_attention_backward(const AttentionForward&, const at::Tensor&, const AttentionOptions&,
+                              const AttentionGradients&) {
+  missing("attention");
 }
 
 namespace cuda {

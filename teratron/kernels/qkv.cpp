@@ -16,8 +16,7 @@ cuda::QkvPart part(const at::Tensor& x) {
           .stride_head = x.dim() == 5 ? x.stride(3) : 0};
 }
 
-cuda::MergeQkvArgs describe(const QkvGradients& gradients, const QkvRotation* rotation,
-                            const at::Tensor& qkv) {
+cuda::MergeQkvArgs describe(const QkvParts& gradients, const QkvRotation* rotation, const at::Tensor& qkv) {
   cuda::MergeQkvArgs args{.q = part(gradients.q),
                           .k = part(gradients.k),
                           .v = part(gradients.v),
@@ -51,14 +50,48 @@ void merge_part(const at::Tensor& from, const at::Tensor& to, const QkvRotation*
   }
 }
 
+/// Whether both are the same elements in memory, in the same order.
+bool is_same_view(const at::Tensor& x, const at::Tensor& y) {
+  if (x.storage_offset() != y.storage_offset() || x.sizes() != y.sizes()) return false;
+  for (int64_t i = 0; i < x.dim(); ++i) {
+    if (x.size(i) != 1 && x.stride(i) != y.stride(i)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
-MergedQkv merge_qkv(const QkvGradients& gradients, const QkvRotation* rotation, const WantedSum& sum) {
+QkvParts parts_of(const at::Tensor& qkv) {
+  const int64_t queries = qkv.size(3) - 2;
+  return {qkv.narrow(3, 0, queries), qkv.select(3, queries), qkv.select(3, queries + 1)};
+}
+
+at::Tensor whole_of(const QkvParts& parts) {
+  const at::Tensor& q = parts.q;
+  if (!q.is_alias_of(parts.k) || !q.is_alias_of(parts.v)) return {};
+  const int64_t per_group = q.size(3) + 2, width = q.size(2) * per_group * q.size(4);
+  const int64_t room = static_cast<int64_t>(q.storage().nbytes() / q.element_size()) - q.storage_offset();
+  if (q.size(0) * q.size(1) * width > room) return {};
+  const at::Tensor whole =
+      q.as_strided({q.size(0), q.size(1), q.size(2), per_group, q.size(4)},
+                   {q.size(1) * width, width, per_group * q.size(4), q.size(4), 1}, q.storage_offset());
+  const QkvParts of_whole = parts_of(whole);
+  const bool same =
+      is_same_view(q, of_whole.q) && is_same_view(parts.k, of_whole.k) && is_same_view(parts.v, of_whole.v);
+  return same ? whole : at::Tensor();
+}
+
+MergedQkv merge_qkv(const QkvParts& gradients, const QkvRotation* rotation, const WantedSum& sum) {
   const auto& [q, k, v] = gradients;
   TERATRON_ASSERT(q.dim() == 5 && k.dim() == 4 && k.sizes() == v.sizes() && q.size(2) == k.size(2));
   TERATRON_ASSERT(q.stride(-1) == 1 && k.stride(-1) == 1 && v.stride(-1) == 1);
-  const int64_t queries = q.size(3);
-  const at::Tensor qkv = at::empty({q.size(0), q.size(1), q.size(2), queries + 2, q.size(4)}, q.options());
+  if (rotation == nullptr) {
+    const at::Tensor whole = whole_of(gradients);
+    if (whole.defined()) {
+      return {.qkv = whole, .column_sum = sum ? column_sum(whole.flatten(2), *sum) : at::Tensor()};
+    }
+  }
+  const at::Tensor qkv = at::empty({q.size(0), q.size(1), q.size(2), q.size(3) + 2, q.size(4)}, q.options());
   const int64_t width = qkv.size(2) * qkv.size(3) * qkv.size(4);
   if (q.is_cuda() && q.numel() > 0 && is_simple(rotation, q.size(4))) {
     cuda::MergeQkvArgs args = describe(gradients, rotation, qkv);
@@ -76,9 +109,10 @@ MergedQkv merge_qkv(const QkvGradients& gradients, const QkvRotation* rotation, 
       return result;
     }
   }
-  merge_part(q, qkv.narrow(3, 0, queries), rotation);
-  merge_part(k, qkv.select(3, queries), rotation);
-  copy_heads(v, qkv.select(3, queries + 1));
+  const QkvParts into = parts_of(qkv);
+  merge_part(q, into.q, rotation);
+  merge_part(k, into.k, rotation);
+  copy_heads(v, into.v);
   return {.qkv = qkv, .column_sum = sum ? column_sum(qkv.flatten(2), *sum) : at::Tensor()};
 }
 

@@ -10,11 +10,16 @@
 
 namespace teratron {
 
-struct QkvGradients {
+struct QkvParts {
   at::Tensor q;
   at::Tensor k;
   at::Tensor v;
 };
+
+/// Views of a tensor of the result's layout.
+QkvParts parts_of(const at::Tensor& qkv);
+/// The tensor of the result's layout whose parts these are; undefined where they lie otherwise.
+at::Tensor whole_of(const QkvParts& parts);
 
 /// How the forward rotated queries and keys.
 struct QkvRotation {
@@ -29,7 +34,8 @@ struct MergedQkv {
   at::Tensor column_sum;
 };
 
-/// `rotation` may be null; queries and keys are turned back.
-MergedQkv merge_qkv(const QkvGradients& gradients, const QkvRotation* rotation, const WantedSum& sum);
+/// `rotation` may be null; queries and keys are turned back. Where they are not and the gradients are merged already, the
+/// result is the tensor whose parts they are.
+MergedQkv merge_qkv(const QkvParts& gradients, const QkvRotation* rotation, const WantedSum& sum);
 
 }  // namespace teratron

@@ -33,7 +33,7 @@ inline void expect_sums_where_wanted(at::Device device) {
     const Fp8Cast cast{.format = Fp8Format::e5m2, .scale = scale};
     return activation_backward_fp8(dy, x, Activation::gelu, cast, into).column_sum;
   });
-  const QkvGradients parts{random({4, 8, 2, 1, 32}), random({4, 8, 2, 32}), random({4, 8, 2, 32})};
+  const QkvParts parts{random({4, 8, 2, 1, 32}), random({4, 8, 2, 32}), random({4, 8, 2, 32})};
   expect_sum_in_place("merge",
                       [&](const at::Tensor& into) { return merge_qkv(parts, nullptr, into).column_sum; });
   const NormParameters p{gain, shift};

@@ -7,9 +7,12 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "teratron/base/error.h"
+#include "teratron/kernels/cudnn_attention.h"
 #include "teratron/kernels/gemm_cpu.h"
+#include "teratron/kernels/qkv.h"
 #include "teratron/kernels/softmax.h"
 #include "teratron/nn/autograd.h"
+#include "teratron/nn/qkv.h"
 #include "teratron/nn/recompute.h"
 
 namespace teratron {
@@ -87,12 +90,55 @@ bool cudnn_supports(const AttentionRequest& request) {
          !at::globalContext().deterministicAlgorithms();
 }
 
+AttentionForward cudnn_forward(const QueryKeyValue& qkv, const AttentionOptions& options, bool for_backward) {
+  const at::Tensor q = heads_first(qkv.q_SBND), k = heads_first(qkv.k_SBGD), v = heads_first(qkv.v_SBGD);
+  const auto result = at::_scaled_dot_product_cudnn_attention(q, k, v, std::nullopt, for_backward, 0.0,
+                                                              options.causal, false, options.scale);
+  return {q, k, v, std::get<0>(result), std::get<1>(result)};
+}
+
+// Its gradients lie as q, k and v do: where these are parts of a projection, so are those of its gradient.
+struct CudnnAttention : torch::autograd::Function<CudnnAttention> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& q_SBND, const at::Tensor& k_SBGD,
+                            const at::Tensor& v_SBGD, const AttentionOptions& options) {
+    const AttentionForward result = cudnn_forward({q_SBND, k_SBGD, v_SBGD}, options, true);
+    context->save_for_backward({q_SBND, k_SBGD, v_SBGD, result.y_BNSD, result.log_sum_BNS1});
+    context->saved_data["scale"] = options.scale;
+    context->saved_data["causal"] = options.causal;
+    return merge_heads(result.y_BNSD);
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const variable_list saved = context->get_saved_variables();
+    const QueryKeyValue qkv{saved[0], saved[1], saved[2]};
+    const at::Tensor dy_SBND = gradients[0].unflatten(2, {qkv.q_SBND.size(2), -1});
+    const QueryKeyValue d = empty_like(qkv);
+    cudnn_attention_backward(
+        {heads_first(qkv.q_SBND), heads_first(qkv.k_SBGD), heads_first(qkv.v_SBGD), saved[3], saved[4]},
+        heads_first(dy_SBND.stride(-1) == 1 ? dy_SBND : dy_SBND.contiguous()),
+        {context->saved_data["scale"].toDouble(), context->saved_data["causal"].toBool()},
+        {heads_first(d.q_SBND), heads_first(d.k_SBGD), heads_first(d.v_SBGD)});
+    return {d.q_SBND, d.k_SBGD, d.v_SBGD, at::Tensor()};
+  }
+
+  static QueryKeyValue empty_like(const QueryKeyValue& qkv) {
+    const int64_t groups = qkv.k_SBGD.size(2);
+    const at::Tensor whole = whole_of({qkv.q_SBND.unflatten(2, {groups, -1}), qkv.k_SBGD, qkv.v_SBGD});
+    if (whole.defined()) {
+      const QkvParts parts = parts_of(at::empty_like(whole));
+      return {parts.q.flatten(2, 3), parts.k, parts.v};
+    }
+    return {at::empty_like(qkv.q_SBND), at::empty_like(qkv.k_SBGD), at::empty_like(qkv.v_SBGD)};
+  }
+};
+
 at::Tensor cudnn(const AttentionRequest& request) {
-  const at::Tensor q = heads_first(request.q_SBND);
-  const at::Tensor k = heads_first(request.k_SBGD);
-  const at::Tensor v = heads_first(request.v_SBGD);
-  return merge_heads(std::get<0>(at::_scaled_dot_product_cudnn_attention(
-      q, k, v, std::nullopt, q.requires_grad(), 0.0, needs_causal_mask(request), false, request.scale)));
+  const AttentionOptions options{.scale = request.scale, .causal = needs_causal_mask(request)};
+  if (!request.q_SBND.requires_grad()) {
+    return merge_heads(
+        cudnn_forward({request.q_SBND, request.k_SBGD, request.v_SBGD}, options, false).y_BNSD);
+  }
+  return CudnnAttention::apply(request.q_SBND, request.k_SBGD, request.v_SBGD, options);
 }
 
 bool flash_supports(const AttentionRequest& request) {

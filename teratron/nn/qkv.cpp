@@ -21,8 +21,7 @@ struct SplitQkv : torch::autograd::Function<SplitQkv> {
     save_pointer(context, "bias", bias);
     context->saved_data["groups"] = qkv_SBGPD.size(2);
     const int64_t per_group = qkv_SBGPD.size(3) - 2;
-    at::Tensor q_SBGND = qkv_SBGPD.narrow(3, 0, per_group);
-    const at::Tensor k_SBGD = qkv_SBGPD.select(3, per_group);
+    auto [q_SBGND, k_SBGD, v_SBGD] = parts_of(qkv_SBGPD);
     // Heads are evenly spaced in memory only if a group has one, or if there is one group.
     const bool q_stays = per_group == 1 || qkv_SBGPD.size(2) == 1;
     if (rope && q_stays) {
@@ -31,14 +30,14 @@ struct SplitQkv : torch::autograd::Function<SplitQkv> {
       rope->rotate_(k_SBGD, *positions_SB);
       q_SBGND = rope->rotated(q_SBGND, *positions_SB);
     }
-    return {q_SBGND.flatten(2, 3), k_SBGD, qkv_SBGPD.select(3, per_group + 1)};
+    return {q_SBGND.flatten(2, 3), k_SBGD, v_SBGD};
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const int64_t groups = context->saved_data["groups"].toInt();
-    const QkvGradients parts{.q = with_unit_stride(gradients[0].unflatten(2, {groups, -1})),
-                             .k = with_unit_stride(gradients[1]),
-                             .v = with_unit_stride(gradients[2])};
+    const QkvParts parts{.q = with_unit_stride(gradients[0].unflatten(2, {groups, -1})),
+                         .k = with_unit_stride(gradients[1]),
+                         .v = with_unit_stride(gradients[2])};
     const auto* rope = saved_pointer<const RotaryEmbedding>(context, "rope");
     auto* bias = saved_pointer<Parameter>(context, "bias");
     const std::optional<QkvRotation> rotation =
