@@ -44,7 +44,7 @@ class Layer {
 
   at::Tensor forward(const at::Tensor& x_SBH) {
     const at::Tensor h_SBH = x_SBH + mean_of_past(mixing_norm_.forward(x_SBH));
-    return mlp_.forward_onto({.stream_SBH = h_SBH, .dropout = {}}, mlp_norm_.forward(h_SBH));
+    return settled(mlp_.forward_onto({.stream_SBH = h_SBH, .dropout = {}}, mlp_norm_.forward(h_SBH)));
   }
 
  private:

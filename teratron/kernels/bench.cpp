@@ -88,6 +88,10 @@ void bench_norms(Bench& bench, NormKind kind, int64_t rows, int64_t width) {
                [&] { norm_backward(residual, {}, {out.sum, out.mean, out.rstd}, p, options); });
   bench.report(name + " backward + residual", 4 * bytes,
                [&] { norm_backward(residual, x, {out.sum, out.mean, out.rstd}, p, options); });
+  NormParameters summing = p;
+  summing.dx_sum = at::Tensor();
+  bench.report(name + " backward + residual, summed", 4 * bytes,
+               [&] { norm_backward(residual, x, {out.sum, out.mean, out.rstd}, summing, options); });
 }
 
 void bench_activations(Bench& bench) {

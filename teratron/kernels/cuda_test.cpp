@@ -52,6 +52,19 @@ struct NormCase {
   bool extras;
 };
 
+/// Summing dx changes nothing else; the sum, taken before dx is rounded, is right to the rounding of its terms.
+void check_sum_of_dx(const NormCase& c, const NormGradients& alone,
+                     const std::function<NormGradients(const at::Tensor& place)>& summed) {
+  const at::Tensor place = at::full({c.width}, 7.0, alone.dweight.options());
+  const NormGradients g = summed(place), again = summed({});
+  EXPECT_TRUE(g.dx_sum.is_same(place));
+  EXPECT_TRUE(same_bits(g.dx_sum.cpu(), again.dx_sum.cpu()));
+  EXPECT_LT(relative_error(g.dx, f64(alone.dx)), allowed(c.type));
+  EXPECT_LT(relative_error(g.dweight, f64(alone.dweight)), 1e-5);
+  const at::Tensor dx = f64(alone.dx), error = f64(g.dx_sum) - dx.sum(0);
+  EXPECT_LT(error.norm().item<double>(), allowed(c.type) * dx.norm().item<double>());
+}
+
 void check_norm(const NormCase& c) {
   SCOPED_TRACE(fmt::format("{} [{}, {}] rms {} extras {}", at::toString(c.type), c.rows, c.width,
                            c.options.kind == NormKind::rms, c.extras));
@@ -89,6 +102,11 @@ void check_norm(const NormCase& c) {
   }
   EXPECT_TRUE(same_bits(g.dx.cpu(), g_again.dx.cpu()));
   EXPECT_TRUE(same_bits(g.dweight.cpu(), g_again.dweight.cpu()));
+  check_sum_of_dx(c, g, [&](const at::Tensor& place) {
+    NormParameters summing = p_gpu;
+    summing.dx_sum = place;
+    return norm_backward(gpu(dy), gpu(dresidual), {out.sum, out.mean, out.rstd}, summing, c.options);
+  });
 }
 
 TEST_F(Gpu, Norm) {
@@ -100,6 +118,8 @@ TEST_F(Gpu, Norm) {
                                       {130, 4096},
                                       {40, 6144},
                                       {20, 12288},
+                                      {5000, 2048},
+                                      {900, 8192},
                                       {6000, 768},  // more rows than blocks: the pipe goes round
                                       {3000, 4096},
                                       {700, 12288},

@@ -97,8 +97,8 @@ Key key_of(const Tensors& tensors, const AttentionOptions& options) {
   return key;
 }
 
-// Of a thread, as cuDNN's handles are: a plan is built for the handle.
 Plan& plan_for(const Tensors& tensors, const AttentionOptions& options, cudnnHandle_t handle) {
+  // Of a thread, as cuDNN's handles are. lint: allow(global-state): a plan depends on the key alone
   thread_local std::map<Key, Plan> plans;
   Key key = key_of(tensors, options);
   const auto known = plans.find(key);

@@ -40,6 +40,9 @@ namespace cuda {
 void norm_forward(const NormShape&, const NormForwardArgs&, CUstream_st*) {
   missing("norm_forward");
 }
+bool norm_backward_can_sum_dx(const NormShape&) {
+  missing("norm_backward");
+}
 int64_t norm_backward_blocks(const NormShape&) {
   missing("norm_backward");
 }

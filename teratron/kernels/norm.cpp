@@ -194,10 +194,13 @@ void backward_cpu(const Arriving& in, const NormParameters& parameters, const No
 void backward_cuda(const Arriving& in, const NormParameters& p, const NormOptions& options,
                    NormGradients& out) {
   const auto& [dy, dresidual, saved] = in;
-  const cuda::NormShape shape = shape_of(dy, p, options);
+  cuda::NormShape shape = shape_of(dy, p, options);
+  shape.sums_dx = p.dx_sum && out.dbias.defined() && cuda::norm_backward_can_sum_dx(shape);
+  if (shape.sums_dx) out.dx_sum = place_of_sum(*p.dx_sum, shape.width, out.dweight.options());
   const int64_t blocks = cuda::norm_backward_blocks(shape);
   const at::Tensor partial_dweight = at::empty({blocks, shape.width}, out.dweight.options());
   const at::Tensor partial_dbias = out.dbias.defined() ? at::empty_like(partial_dweight) : at::Tensor();
+  const at::Tensor partial_dx = shape.sums_dx ? at::empty_like(partial_dweight) : at::Tensor();
   cuda::norm_backward(shape,
                       {.dy = address(dy),
                        .dresidual = address(dresidual),
@@ -208,8 +211,10 @@ void backward_cuda(const Arriving& in, const NormParameters& p, const NormOption
                        .dx = address(out.dx),
                        .partial_dweight = address(partial_dweight),
                        .partial_dbias = address(partial_dbias),
+                       .partial_dx = address(partial_dx),
                        .dweight = address(out.dweight),
-                       .dbias = address(out.dbias)},
+                       .dbias = address(out.dbias),
+                       .dx_sum = address(out.dx_sum)},
                       current_stream(dy));
 }
 
@@ -263,13 +268,13 @@ NormGradients norm_backward(const at::Tensor& dy, const at::Tensor& dresidual, c
   NormGradients out{.dx = at::empty_like(dy),
                     .dweight = sums(parameters.dweight_place),
                     .dbias = parameters.bias.defined() ? sums(parameters.dbias_place) : at::Tensor()};
-  if (dy.numel() == 0) return out;
   if (on_gpu) {
     backward_cuda({dy, dresidual, saved}, parameters, options, out);
-    return out;
+  } else if (dy.numel() > 0) {
+    with_float_type(
+        dy, [&]<typename T>(T) { backward_cpu<T>({dy, dresidual, saved}, parameters, options, out); });
   }
-  with_float_type(dy,
-                  [&]<typename T>(T) { backward_cpu<T>({dy, dresidual, saved}, parameters, options, out); });
+  if (parameters.dx_sum && !out.dx_sum.defined()) out.dx_sum = column_sum(out.dx, *parameters.dx_sum);
   return out;
 }
 

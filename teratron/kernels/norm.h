@@ -12,7 +12,7 @@
 // asynchronous on the current CUDA stream. No autograd: nn wraps these. Bitwise reproducible.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include "teratron/kernels/activation.h"
 
 namespace teratron {
 
@@ -24,13 +24,14 @@ struct NormOptions {
   bool zero_centered = false;
 };
 
-/// Gain and shift; bias may be undefined. Beside them where the backward writes their gradients: as column_sum's `into`
-/// (activation.h).
+/// Gain and shift; bias may be undefined. Beside them where the backward writes their gradients, as column_sum's `into`, and
+/// whether it sums dx.
 struct NormParameters {
   at::Tensor weight;
   at::Tensor bias;
   at::Tensor dweight_place = {};
   at::Tensor dbias_place = {};
+  WantedSum dx_sum = std::nullopt;
 };
 
 /// What is added to x before it is normed; each may be undefined.
@@ -57,9 +58,11 @@ struct NormSaved {
 };
 
 struct NormGradients {
-  at::Tensor dx;       // gradient of h: of x and of the residual alike; column_sum(dx) is that of added_bias
+  at::Tensor dx;       // gradient of h: of x and of the residual alike
   at::Tensor dweight;  // f32 [n] (f64 for f64)
   at::Tensor dbias;    // f32 [n]; undefined when there is no bias
+  at::Tensor
+      dx_sum;  // f32 [n] if wanted: over rows of dx, on a GPU before rounding; the gradient of a bias added to h
 };
 
 /// dy [..., n]; `dresidual` (may be undefined) is the gradient that reaches h past the norm and is added to

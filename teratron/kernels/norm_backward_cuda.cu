@@ -8,9 +8,18 @@ namespace {
 constexpr int rows_per_chunk = 128;  // of the path for any width
 constexpr int row_overhead = 1;      // in packs: what a row costs a warp beside its packs
 
+/// Which sums over the rows a kernel keeps, each with those before it: of dy xhat, of dy (layer norms), of dx.
+enum Sums { of_gain, of_shift, of_dx };
+
 /// Of a multiprocessor, as the packs of a thread leave it registers.
-constexpr int resident_threads(int packs_per_thread) {
-  return packs_per_thread == 1 ? 1024 : 512;
+constexpr int resident_threads(int packs_per_thread, bool sums_dx) {
+  if (packs_per_thread == 1) return sums_dx ? 768 : 1024;
+  return packs_per_thread == 2 && sums_dx ? 384 : 512;
+}
+/// Of a block.
+constexpr int max_threads(int packs_per_thread, bool sums_dx) {
+  if (!sums_dx) return max_row_threads;
+  return packs_per_thread == 1 ? 128 : 384;
 }
 
 enum Part { dy_part, sum_part, residual_part, parts };
@@ -42,14 +51,15 @@ struct RowGradient {
   }
 };
 
-/// A thread's gains and the sums of the parameters' gradients over the rows.
-template <typename T, int PER, bool RMS, int STAGES>
-struct ParameterSums {
+/// A thread's gains and its sums over the rows.
+template <typename T, int PER, Sums SUMS, int STAGES>
+struct RowSums {
   using Pipe = RowPipe<T, parts, PER, STAGES>;
   static constexpr int N = Pipe::N;
-  float gain[PER][N], dweight[PER][N] = {}, dbias[RMS ? 1 : PER][N] = {};
+  float gain[PER][N], dweight[PER][N] = {};
+  float dbias[SUMS >= of_shift ? PER : 1][N] = {}, dx_sum[SUMS >= of_dx ? PER : 1][N] = {};
 
-  __device__ ParameterSums(const NormShape& shape, const void* weight, const Pipe& pipe) {
+  __device__ RowSums(const NormShape& shape, const void* weight, const Pipe& pipe) {
 #pragma unroll
     for (int k = 0; k < PER; ++k) {
       if (pipe.has(k)) read_gain<N, T>(shape, weight, pipe.column(k), gain[k]);
@@ -62,10 +72,16 @@ struct ParameterSums {
       const float product = dy[i] * xhat[i];
       dweight[k][i] += product;
       of_row[0] += product * gain[k][i];
-      if constexpr (!RMS) {
+      if constexpr (SUMS >= of_shift) {
         dbias[k][i] += dy[i];
         of_row[1] += dy[i] * gain[k][i];
       }
+    }
+  }
+  __device__ void add_dx(int k, const float (&dx)[N]) {
+    if constexpr (SUMS >= of_dx) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) dx_sum[k][i] += dx[i];
     }
   }
   /// The block's row of partial sums.
@@ -73,24 +89,27 @@ struct ParameterSums {
 #pragma unroll
     for (int k = 0; k < PER; ++k) {
       if (!pipe.has(k)) continue;
-      store_values(static_cast<float*>(args.partial_dweight) + pipe.offset(blockIdx.x, k), dweight[k]);
-      if constexpr (!RMS)
-        store_values(static_cast<float*>(args.partial_dbias) + pipe.offset(blockIdx.x, k), dbias[k]);
+      const int64_t place = pipe.offset(blockIdx.x, k);
+      store_values(static_cast<float*>(args.partial_dweight) + place, dweight[k]);
+      if constexpr (SUMS >= of_shift) store_values(static_cast<float*>(args.partial_dbias) + place, dbias[k]);
+      if constexpr (SUMS >= of_dx) store_values(static_cast<float*>(args.partial_dx) + place, dx_sum[k]);
     }
   }
 };
 
 /// Blocks take rows in turn, STAGES of them on their way:
 ///   dx = rstd (g - avg(g) - xhat avg(g xhat)) + dresidual
-template <typename T, int PER, bool RMS, int STAGES>
-__global__ void __launch_bounds__(max_row_threads, resident_threads(PER) / max_row_threads)
+template <typename T, int PER, Sums SUMS, int STAGES>
+__global__ void __launch_bounds__(max_threads(PER, SUMS == of_dx),
+                                  resident_threads(PER, SUMS == of_dx) / max_threads(PER, SUMS == of_dx))
     backward_rows(NormShape shape, NormBackwardArgs args) {
+  constexpr bool RMS = SUMS == of_gain;
   using Pipe = RowPipe<T, parts, PER, STAGES>;
   constexpr int N = Pipe::N;
   extern __shared__ __align__(16) unsigned char bytes[];
   __shared__ float shared[2][row_sums];
   const Pipe pipe(shape, {args.dy, args.sum, args.dresidual}, bytes);
-  ParameterSums<T, PER, RMS, STAGES> parameters(shape, args.weight, pipe);
+  RowSums<T, PER, SUMS, STAGES> over_rows(shape, args.weight, pipe);
   pipe.start();
   RowStatistics next = RowStatistics::read<RMS>(shape, args, blockIdx.x);
   const float inverse_width = 1.0f / static_cast<float>(shape.width);
@@ -104,7 +123,7 @@ __global__ void __launch_bounds__(max_row_threads, resident_threads(PER) / max_r
     for (int k = 0; k < PER; ++k) {
       if (!pipe.has(k)) continue;
       row.read(pipe, turn.stage, now, k);
-      parameters.add(k, row.dy[row.keeps ? k : 0], row.xhat[row.keeps ? k : 0], sums);
+      over_rows.add(k, row.dy[row.keeps ? k : 0], row.xhat[row.keeps ? k : 0], sums);
     }
     block_sum(sums, shared[turn.stage % 2]);
     const float of_xhat = -now.rstd * sums[0] * inverse_width, constant = -now.rstd * sums[1] * inverse_width;
@@ -118,33 +137,37 @@ __global__ void __launch_bounds__(max_row_threads, resident_threads(PER) / max_r
       for (int i = 0; i < N; ++i) {
         if constexpr (!RMS) dx[i] += constant;
         dx[i] += row.xhat[row.keeps ? k : 0][i] * of_xhat;
-        dx[i] += row.dy[row.keeps ? k : 0][i] * (parameters.gain[k][i] * now.rstd);
+        dx[i] += row.dy[row.keeps ? k : 0][i] * (over_rows.gain[k][i] * now.rstd);
       }
+      over_rows.add_dx(k, dx);
       store<N>(static_cast<T*>(args.dx) + pipe.offset(turn.row, k), round_to_pack<T>(dx));
     }
   }
-  parameters.store(args, pipe);
+  over_rows.store(args, pipe);
 }
 
 /// False where the device has too little shared memory for STAGES rows.
-template <typename T, int PER, bool RMS, int STAGES>
+template <typename T, int PER, Sums SUMS, int STAGES>
 bool launch_rows(const NormShape& shape, const NormBackwardArgs& args, int threads, cudaStream_t stream) {
   const int bytes = RowPipe<T, parts, PER, STAGES>::bytes(threads);
   if (bytes > shared_memory_limit() - row_sums_bytes) return false;
-  const auto kernel = backward_rows<T, PER, RMS, STAGES>;
+  const auto kernel = backward_rows<T, PER, SUMS, STAGES>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   kernel<<<static_cast<unsigned>(norm_backward_blocks(shape)), threads, bytes, stream>>>(shape, args);
   return true;
 }
 
 /// False where this path cannot take the shape.
-template <typename T, bool RMS>
+template <typename T, Sums SUMS>
 bool launch_rows(const NormShape& shape, const NormBackwardArgs& args, cudaStream_t stream) {
   const RowPlan plan = plan_row(shape, pack_size<T>, row_overhead);
   if (!aligned(args.dy, args.dresidual, args.sum, args.weight, args.dx)) return false;
-  if (plan.packs_per_thread == 1) return launch_rows<T, 1, RMS, 4>(shape, args, plan.threads, stream);
-  if (plan.packs_per_thread == 2) return launch_rows<T, 2, RMS, 4>(shape, args, plan.threads, stream);
-  return plan.packs_per_thread == 4 && launch_rows<T, 4, RMS, 2>(shape, args, plan.threads, stream);
+  if (plan.packs_per_thread == 1) return launch_rows<T, 1, SUMS, 4>(shape, args, plan.threads, stream);
+  if (plan.packs_per_thread == 2) return launch_rows<T, 2, SUMS, 4>(shape, args, plan.threads, stream);
+  if constexpr (SUMS < of_dx) {
+    return plan.packs_per_thread == 4 && launch_rows<T, 4, SUMS, 2>(shape, args, plan.threads, stream);
+  }
+  return false;
 }
 
 /// dx for any width, alignment and type: one block per row.
@@ -177,14 +200,14 @@ __global__ void __launch_bounds__(256) backward_any(NormShape shape, NormBackwar
   }
 }
 
-/// Parameter gradients for any width: a block sums rows_per_chunk rows of 32 columns. Block (32, 8).
+/// The sums for any width, after backward_any: a block sums rows_per_chunk rows of 32 columns. Block (32, 8).
 template <typename T>
-__global__ void __launch_bounds__(256) parameters_any(NormShape shape, NormBackwardArgs args) {
+__global__ void __launch_bounds__(256) sums_any(NormShape shape, NormBackwardArgs args) {
   using A = Accumulator<T>;
-  __shared__ A shared[2][8][32];
+  __shared__ A shared[3][8][32];
   const int64_t column = blockIdx.x * int64_t{32} + threadIdx.x;
   const int64_t first = blockIdx.y * int64_t{rows_per_chunk};
-  A dweight = 0, dbias = 0;
+  A dweight = 0, dbias = 0, dx = 0;
   if (column < shape.width) {
     for (int64_t row = first + threadIdx.y; row < min(shape.rows, first + rows_per_chunk); row += 8) {
       const A dy = widen(static_cast<const T*>(args.dy)[row * shape.width + column]);
@@ -192,13 +215,16 @@ __global__ void __launch_bounds__(256) parameters_any(NormShape shape, NormBackw
       const A h = widen(static_cast<const T*>(args.sum)[row * shape.width + column]);
       dweight += dy * (h - mean) * static_cast<const A*>(args.rstd)[row];
       dbias += dy;
+      if (shape.sums_dx) dx += widen(static_cast<const T*>(args.dx)[row * shape.width + column]);
     }
   }
   shared[0][threadIdx.y][threadIdx.x] = dweight;
   shared[1][threadIdx.y][threadIdx.x] = dbias;
+  shared[2][threadIdx.y][threadIdx.x] = dx;
   __syncthreads();
-  if (threadIdx.y > 1 || column >= shape.width) return;
-  A* const out = static_cast<A*>(threadIdx.y == 0 ? args.partial_dweight : args.partial_dbias);
+  if (threadIdx.y > 2 || column >= shape.width) return;
+  void* const partials[] = {args.partial_dweight, args.partial_dbias, args.partial_dx};
+  A* const out = static_cast<A*>(partials[threadIdx.y]);
   if (out == nullptr) return;
   A sum = 0;
   for (int k = 0; k < 8; ++k) sum += shared[threadIdx.y][k][threadIdx.x];
@@ -215,22 +241,33 @@ void launch(const NormShape& shape, const NormBackwardArgs& args, cudaStream_t s
   if constexpr (!std::is_same_v<T, double>) {
     // The layer norm of this path sums its shift's gradient too, and the RMS norm has none.
     const bool has_shift = args.partial_dbias != nullptr;
-    if (shape.rms && !has_shift && launch_rows<T, true>(shape, args, stream)) return;
-    if (!shape.rms && has_shift && launch_rows<T, false>(shape, args, stream)) return;
+    if (shape.rms && !has_shift && launch_rows<T, of_gain>(shape, args, stream)) return;
+    if (shape.sums_dx) {
+      if (launch_rows<T, of_dx>(shape, args, stream)) return;
+    } else if (!shape.rms && has_shift && launch_rows<T, of_shift>(shape, args, stream)) {
+      return;
+    }
   }
   backward_any<T><<<static_cast<unsigned>(shape.rows), 256, 0, stream>>>(shape, args);
   const dim3 grid(static_cast<unsigned>(ceil_div(shape.width, 32)), blocks);
-  parameters_any<T><<<grid, dim3(32, 8), 0, stream>>>(shape, args);
+  sums_any<T><<<grid, dim3(32, 8), 0, stream>>>(shape, args);
 }
 
 }  // namespace
+
+bool norm_backward_can_sum_dx(const NormShape& shape) {
+  if (shape.rms || shape.dtype == Dtype::f64) return false;
+  const auto [threads, packs] = plan_row(shape, pack_of(shape.dtype), row_overhead);
+  return (packs == 1 || packs == 2) && threads <= max_threads(packs, true);
+}
 
 int64_t norm_backward_blocks(const NormShape& shape) {
   const int64_t chunks = ceil_div(shape.rows, rows_per_chunk);
   const RowPlan plan =
       shape.dtype == Dtype::f64 ? RowPlan{0, 0} : plan_row(shape, pack_of(shape.dtype), row_overhead);
   if (plan.packs_per_thread == 0) return chunks;
-  const int64_t at_once = blocks_at_once(resident_threads(plan.packs_per_thread), plan.threads);
+  const int64_t at_once =
+      blocks_at_once(resident_threads(plan.packs_per_thread, shape.sums_dx), plan.threads);
   return std::max(chunks, std::min<int64_t>(shape.rows, multiprocessors() * at_once));
 }
 
@@ -240,8 +277,10 @@ void norm_backward(const NormShape& shape, const NormBackwardArgs& args, CUstrea
     check_launch("norm_backward");
     add_partials<Accumulator<T>>({.first = args.partial_dweight,
                                   .second = args.partial_dbias,
+                                  .third = shape.sums_dx ? args.partial_dx : nullptr,
                                   .first_out = args.dweight,
                                   .second_out = args.dbias,
+                                  .third_out = args.dx_sum,
                                   .count = norm_backward_blocks(shape),
                                   .width = shape.width},
                                  stream);

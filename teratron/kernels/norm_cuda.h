@@ -17,6 +17,7 @@ struct NormShape {
   double eps;
   bool rms;
   bool zero_centered;
+  bool sums_dx = false;  // in backward
 };
 
 struct NormForwardArgs {
@@ -30,8 +31,11 @@ struct NormBackwardArgs {
   const void *dy, *dresidual, *sum, *mean, *rstd, *weight;
   void* dx;
   void *partial_dweight, *partial_dbias;  // [norm_backward_blocks(shape), width]; partial_dbias may be null
-  void *dweight, *dbias;
+  void* partial_dx;                       // the same; not null if shape.sums_dx
+  void *dweight, *dbias, *dx_sum;
 };
+/// Whether the backward can sum dx in its pass: of layer norms with a shift whose rows leave registers for it.
+bool norm_backward_can_sum_dx(const NormShape& shape);
 /// How many rows of partial sums the backward writes.
 int64_t norm_backward_blocks(const NormShape& shape);
 void norm_backward(const NormShape& shape, const NormBackwardArgs& args, CUstream_st* stream);

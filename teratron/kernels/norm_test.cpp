@@ -57,6 +57,13 @@ void check(const Case& c) {
     const double error = (f64(g.dbias) - bias.grad()).norm().item<double>();
     EXPECT_LT(error, tolerance(statistics) * f64(dy).norm().item<double>());
   }
+  NormParameters summing = p;
+  summing.dx_sum = at::Tensor();
+  const NormGradients summed =
+      norm_backward(dy, dresidual, {out.sum, out.mean, out.rstd}, summing, c.options);
+  EXPECT_FALSE(g.dx_sum.defined());
+  EXPECT_TRUE(same_bits(summed.dx, g.dx));
+  EXPECT_TRUE(same_bits(summed.dx_sum, column_sum(g.dx)));
 }
 
 TEST(Norm, MatchesAutogradOfTheFormula) {
@@ -113,10 +120,12 @@ TEST(Norm, BackwardGivesTheSameBitsWithAnyNumberOfThreads) {
 
 TEST(Norm, NoRowsGiveZeroGradients) {
   const at::Tensor x = at::empty({0, 8});
-  const NormParameters p{at::ones({8}), at::zeros({8})};
+  NormParameters p{at::ones({8}), at::zeros({8})};
+  p.dx_sum = at::Tensor();
   const NormOutput out = norm_forward(x, {}, p, {});
   const NormGradients g = norm_backward(x, {}, {out.sum, out.mean, out.rstd}, p, {});
   EXPECT_EQ(g.dweight.abs().sum().item<float>(), 0);
+  EXPECT_TRUE(g.dx_sum.equal(at::zeros({8})));
 }
 
 }  // namespace

@@ -6,17 +6,18 @@
 namespace teratron::cuda {
 
 struct PartialSums {
-  const void *first, *second = nullptr;
-  void *first_out, *second_out = nullptr;
+  const void *first, *second = nullptr, *third = nullptr;  // a later one only with those before it
+  void *first_out, *second_out = nullptr, *third_out = nullptr;
   int64_t count, width;
 };
 
-/// out[c] = sum over r < count of partial[r * width + c], for up to two arrays (blockIdx.y). Block (32, 32).
+/// out[c] = sum over r < count of partial[r * width + c], for up to three arrays (blockIdx.y). Block (32, 32).
 template <typename A>
 __global__ void __launch_bounds__(1024) add_partials_kernel(PartialSums p) {
   __shared__ A shared[32][33];
-  const A* const partial = static_cast<const A*>(blockIdx.y == 0 ? p.first : p.second);
-  A* const out = static_cast<A*>(blockIdx.y == 0 ? p.first_out : p.second_out);
+  const unsigned array = blockIdx.y;
+  const A* const partial = static_cast<const A*>(array == 0 ? p.first : array == 1 ? p.second : p.third);
+  A* const out = static_cast<A*>(array == 0 ? p.first_out : array == 1 ? p.second_out : p.third_out);
   const int64_t column = blockIdx.x * int64_t{32} + threadIdx.x;
   A sum = 0;
   if (column < p.width) {
@@ -32,7 +33,8 @@ __global__ void __launch_bounds__(1024) add_partials_kernel(PartialSums p) {
 
 template <typename A>
 void add_partials(const PartialSums& p, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(ceil_div(p.width, 32)), p.second == nullptr ? 1 : 2);
+  const unsigned arrays = p.second == nullptr ? 1 : p.third == nullptr ? 2 : 3;
+  const dim3 grid(static_cast<unsigned>(ceil_div(p.width, 32)), arrays);
   add_partials_kernel<A><<<grid, dim3(32, 32), 0, stream>>>(p);
   check_launch("add_partials");
 }

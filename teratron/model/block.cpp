@@ -59,10 +59,10 @@ Block::Block(const Scope& scope, const GPTConfig& config, int64_t layer, const T
       mlp_norm_(scope / "pre_mlp_layernorm", config.hidden, config.norm, parallel),
       mlp_(scope / "mlp", mlp_options(config), parallel) {}
 
-at::Tensor Block::forward(const at::Tensor& x_SBH, const AttentionContext& context, KeyValueCache* cache) {
-  const Norm::Beside x = attention_norm_.forward_beside(x_SBH);
-  const at::Tensor h_SBH = attention_.forward_onto(residual(x, context, site_ + 1), x.normed, context, cache);
-  const Norm::Beside h = mlp_norm_.forward_beside(h_SBH);
+Stream Block::forward(const Stream& stream, const AttentionContext& context, KeyValueCache* cache) {
+  const Norm::Beside x = attention_norm_.forward_beside(stream);
+  const Norm::Beside h = mlp_norm_.forward_beside(
+      attention_.forward_onto(residual(x, context, site_ + 1), x.normed, context, cache));
   return mlp_.forward_onto(residual(h, context, site_ + 2), h.normed);
 }
 

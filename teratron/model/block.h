@@ -13,7 +13,7 @@ class Block {
  public:
   /// `layer` counts from 0 through the whole model.
   Block(const Scope& scope, const GPTConfig& config, int64_t layer, const TensorParallel& parallel);
-  at::Tensor forward(const at::Tensor& x_SBH, const AttentionContext& context, KeyValueCache* cache);
+  Stream forward(const Stream& stream, const AttentionContext& context, KeyValueCache* cache);
 
  private:
   /// What goes past a layer, the stream itself or what its norm made of it, and the dropout where they meet.

@@ -36,28 +36,29 @@ size_t BlockStack::unit_from(size_t i) const {
   return std::min(layers, blocks_.size() - i);
 }
 
-at::Tensor BlockStack::forward_block(size_t i, const at::Tensor& x_SBH, const AttentionContext& context,
-                                     KeyValueCache* cache) {
-  at::Tensor y_SBH = blocks_[i].forward(x_SBH, context, cache);
+Stream BlockStack::forward_block(size_t i, const Stream& x, const AttentionContext& context,
+                                 KeyValueCache* cache) {
+  Stream y = blocks_[i].forward(x, context, cache);
   if (observer_) {
     const int64_t layer = layers_.first + static_cast<int64_t>(i);
-    observer_(fmt::format("decoder.layers.{}", layer), y_SBH, context.first_sample);
+    observer_(fmt::format("decoder.layers.{}", layer), y.x_SBH, context.first_sample);
   }
-  return y_SBH;
+  return y;
 }
 
-at::Tensor BlockStack::forward(at::Tensor x_SBH, const AttentionContext& context,
-                               std::vector<KeyValueCache>* caches) {
+Stream BlockStack::forward(const at::Tensor& x_SBH, const AttentionContext& context,
+                           std::vector<KeyValueCache>* caches) {
+  Stream x{x_SBH};
   for (size_t i = 0; i < blocks_.size();) {
     const size_t unit = caches ? 0 : unit_from(i);
     if (unit > 0) {
-      x_SBH = recompute_unit(x_SBH, context, {static_cast<int64_t>(i), static_cast<int64_t>(unit)});
+      x = {recompute_unit(settled(x), context, {static_cast<int64_t>(i), static_cast<int64_t>(unit)})};
     } else {
-      x_SBH = forward_block(i, x_SBH, context, caches ? &caches->at(i) : nullptr);
+      x = forward_block(i, x, context, caches ? &caches->at(i) : nullptr);
     }
     i += std::max<size_t>(unit, 1);
   }
-  return x_SBH;
+  return x;
 }
 
 at::Tensor BlockStack::recompute_unit(const at::Tensor& x_SBH, const AttentionContext& context,
@@ -67,11 +68,11 @@ at::Tensor BlockStack::recompute_unit(const at::Tensor& x_SBH, const AttentionCo
     options.parameters.insert(options.parameters.end(), parameters_[i].begin(), parameters_[i].end());
   }
   const Region layers = [this, context, unit](at::TensorList inputs) {
-    at::Tensor y_SBH = inputs[0];
+    Stream y{inputs[0]};
     for (int64_t i = unit.first; i < unit.first + unit.count; ++i) {
-      y_SBH = forward_block(static_cast<size_t>(i), y_SBH, context, nullptr);
+      y = forward_block(static_cast<size_t>(i), y, context, nullptr);
     }
-    return y_SBH;
+    return settled(y);
   };
   return recompute(layers, {x_SBH}, options);
 }

@@ -20,15 +20,15 @@ class BlockStack {
   BlockStack(const Scope& scope, const GPTConfig& config, const Range& layers,
              const TensorParallel& parallel);
   /// `caches`: one per layer, or null. Nothing is recomputed when text is generated.
-  at::Tensor forward(at::Tensor x_SBH, const AttentionContext& context, std::vector<KeyValueCache>* caches);
+  Stream forward(const at::Tensor& x_SBH, const AttentionContext& context,
+                 std::vector<KeyValueCache>* caches);
   /// Model::observe(); layers that are recomputed tell once more in backward.
   void observe(const PartObserver& observer) { observer_ = observer; }
 
  private:
   /// Layers from `i` on that are recomputed together; 0: layer `i` keeps its activations.
   size_t unit_from(size_t i) const;
-  at::Tensor forward_block(size_t i, const at::Tensor& x_SBH, const AttentionContext& context,
-                           KeyValueCache* cache);
+  Stream forward_block(size_t i, const Stream& x, const AttentionContext& context, KeyValueCache* cache);
   at::Tensor recompute_unit(const at::Tensor& x_SBH, const AttentionContext& context, const Range& unit);
 
   Range layers_;

@@ -81,11 +81,11 @@ AttentionContext GPT::attention_context(const MicroBatch& batch) const {
 Activations GPT::forward(const Activations& input, const MicroBatch& batch,
                          std::vector<KeyValueCache>* caches) {
   const AttentionContext context = attention_context(batch);
-  at::Tensor x_SBH = stage().embedding ? embed(batch, context) : input.hidden_SBH;
+  const at::Tensor x_SBH = stage().embedding ? embed(batch, context) : input.hidden_SBH;
   tell(stage().embedding ? "embedding" : "the stage before", x_SBH, batch);
-  x_SBH = blocks_->forward(x_SBH, context, caches);
-  if (!final_norm_) return {x_SBH};
-  const at::Tensor normed_SBH = final_norm_->forward(x_SBH);
+  const Stream y = blocks_->forward(x_SBH, context, caches);
+  if (!final_norm_) return {settled(y)};
+  const at::Tensor normed_SBH = final_norm_->forward_beside(y).normed;
   tell("decoder.final_layernorm", normed_SBH, batch);
   return {normed_SBH};
 }

@@ -16,8 +16,7 @@ using torch::autograd::variable_list;
 struct Linear : torch::autograd::Function<Linear> {
   struct Plan {
     LinearCore core;
-    Parameter* bias;
-    BiasGradient bias_gradient = BiasGradient::by_layer;
+    Parameter* bias;        // whose gradient others sum
     bool training = false;  // backward will come
   };
 
@@ -30,7 +29,6 @@ struct Linear : torch::autograd::Function<Linear> {
     save_pointer(context, "product", plan.core.product);
     save_pointer(context, "group", plan.core.group);
     context->saved_data["region"] = static_cast<int64_t>(plan.core.region);
-    save_pointer(context, "summed_bias", plan.bias_gradient == BiasGradient::by_layer ? plan.bias : nullptr);
     context->saved_data["has_residual"] = residual.has_value();
     return y;
   }
@@ -40,14 +38,25 @@ struct Linear : torch::autograd::Function<Linear> {
     const LinearCore core{.product = saved_pointer<MatMul>(context, "product"),
                           .region = static_cast<ParallelRegion>(context->saved_data["region"].toInt()),
                           .group = saved_pointer<const Group>(context, "group")};
-    const at::Tensor given = gradients[0].contiguous();
-    Moving dy = core.output_gradient(given);
+    Moving dy = core.output_gradient(gradients[0].contiguous());
     LinearCore::Returning x = core.restore({saved[0], saved[1]});
-    if (auto* bias = saved_pointer<Parameter>(context, "summed_bias"))
-      add_gradient(*bias, column_sum(as_rows(given), gradient_place(*bias)));
     const at::Tensor dx = core.backward(std::move(x), std::move(dy), context->needs_input_grad(0));
     const bool has_residual = context->saved_data["has_residual"].toBool();
     return {dx, at::Tensor(), has_residual ? gradients[0] : at::Tensor(), at::Tensor()};
+  }
+};
+
+// The identity, whose backward sums.
+struct Settle : torch::autograd::Function<Settle> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const Parameter* bias) {
+    save_pointer(context, "bias", bias);
+    return x.view_as(x);
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    auto* bias = saved_pointer<Parameter>(context, "bias");
+    add_gradient(*bias, column_sum(gradients[0].contiguous(), gradient_place(*bias)));
+    return {gradients[0], at::Tensor()};
   }
 };
 
@@ -59,6 +68,10 @@ at::Tensor apply(const at::Tensor& x, const std::optional<at::Tensor>& residual,
 }
 
 }  // namespace
+
+at::Tensor settled(const Stream& stream) {
+  return stream.bias ? Settle::apply(stream.x_SBH, stream.bias) : stream.x_SBH;
+}
 
 at::Tensor linear(const at::Tensor& x, const LinearCore& core) {
   return apply(x, std::nullopt, {.core = core, .bias = nullptr});
@@ -80,8 +93,8 @@ ColumnLinear::ColumnLinear(const Scope& scope, const LinearOptions& options, con
                             .weight_decay = false});
 }
 
-at::Tensor ColumnLinear::forward(const at::Tensor& x_SBI, BiasGradient bias_gradient) {
-  return apply(x_SBI, std::nullopt, {.core = core(), .bias = bias_, .bias_gradient = bias_gradient});
+Stream ColumnLinear::forward(const at::Tensor& x_SBI) {
+  return {apply(x_SBI, std::nullopt, {.core = core(), .bias = bias_}), bias_};
 }
 
 LinearCore ColumnLinear::core() const {
@@ -108,18 +121,18 @@ LinearCore RowLinear::core() const {
           &parallel_.group};
 }
 
-at::Tensor RowLinear::forward_onto(const Residual& residual, const at::Tensor& x_SBI) {
+Stream RowLinear::forward_onto(const Residual& residual, const at::Tensor& x_SBI) {
   return forward_onto(residual, x_SBI.scalar_type(), [&](const Addends& addends) {
     return apply(x_SBI, addends.residual_SBO, {.core = core(), .bias = addends.bias});
   });
 }
 
-at::Tensor RowLinear::forward_onto(const Residual& residual, at::ScalarType type, const Summed& summed) {
+Stream RowLinear::forward_onto(const Residual& residual, at::ScalarType type, const Summed& summed) {
   const at::Tensor& stream_SBO = residual.stream_SBH;
   const bool one_gemm =
       parallel_.group.size == 1 && residual.dropout.rate == 0.0 && stream_SBO.scalar_type() == type;
-  if (one_gemm) return summed({bias_, stream_SBO});
-  return bias_dropout_add(summed({nullptr, std::nullopt}), bias_, stream_SBO, residual.dropout);
+  if (one_gemm) return {summed({bias_, stream_SBO}), bias_};
+  return {bias_dropout_add(summed({nullptr, std::nullopt}), bias_, stream_SBO, residual.dropout)};
 }
 
 }  // namespace teratron

@@ -27,19 +27,22 @@ struct LinearOptions {
   std::vector<int64_t> segments = {};  // Column only: pieces of `out` that are cut one by one (gate|up)
 };
 
-/// Who sums the gradient of a bias, the gradient of the layer's output, over the tokens.
-enum class BiasGradient : uint8_t {
-  by_layer,
-  by_consumer,  // backward of whoever takes the output: it writes that gradient, and sums it in the same pass
-};
-
 struct Residual;
+
+/// Activations [S, B, H] whose last bias has no gradient yet: the sum of theirs over the tokens. Backward of whoever takes them
+/// writes that gradient, sums it in the same pass and adds it to the bias'.
+struct Stream {
+  at::Tensor x_SBH;
+  Parameter* bias = nullptr;  // null: every bias has its gradient
+};
+/// x for whoever does not do that.
+at::Tensor settled(const Stream& stream);
 
 class ColumnLinear {
  public:
   ColumnLinear(const Scope& scope, const LinearOptions& options, const TensorParallel& parallel);
-  /// x [S, B, in] (S local under sequence parallelism) -> [S, B, out / tp], S whole. A null bias is left out.
-  at::Tensor forward(const at::Tensor& x_SBI, BiasGradient bias_gradient = BiasGradient::by_layer);
+  /// x [S, B, in] (S local under sequence parallelism) -> [S, B, out / tp], S whole.
+  Stream forward(const at::Tensor& x_SBI);
   /// The bias [out / tp], null when there is none.
   Parameter* bias() const { return bias_; }
   LinearCore core() const;
@@ -55,7 +58,7 @@ class RowLinear {
   RowLinear(const Scope& scope, const LinearOptions& options, const TensorParallel& parallel);
   /// residual + dropout(y + b) for x [S, B, in / tp], S whole; the result's S is local under sequence parallelism. By the
   /// GEMM alone where that can do it.
-  at::Tensor forward_onto(const Residual& residual, const at::Tensor& x_SBI);
+  Stream forward_onto(const Residual& residual, const at::Tensor& x_SBI);
 
   /// What is added to x W^T.
   struct Addends {
@@ -64,7 +67,7 @@ class RowLinear {
   };
   using Summed = std::function<at::Tensor(const Addends& addends)>;
   /// The same for an autograd function that ends with this layer: `summed` computes core().output [S, B, out] in `type`.
-  at::Tensor forward_onto(const Residual& residual, at::ScalarType type, const Summed& summed);
+  Stream forward_onto(const Residual& residual, at::ScalarType type, const Summed& summed);
   LinearCore core() const;
 
  private:

@@ -84,7 +84,6 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
     keep(context, "a_inverse", a.inverse);
     save_pointer(context, "fc1", plan.fc1);
     save_pointer(context, "fc2", plan.fc2);
-    save_pointer(context, "fc2_bias", plan.addends->bias);
     context->saved_data["activation"] = static_cast<int64_t>(plan.activation);
     context->saved_data["has_residual"] = residual.has_value();
     const MatMul::Addends addends{tensor_of(plan.addends->bias),
@@ -97,11 +96,8 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
     const auto& column = *saved_pointer<const ColumnLinear>(context, "fc1");
     const LinearCore fc1 = column.core(), fc2 = saved_pointer<const RowLinear>(context, "fc2")->core();
     const auto activation = static_cast<Activation>(context->saved_data["activation"].toInt());
-    const at::Tensor given = gradients[0].contiguous();
-    Moving dy = fc2.output_gradient(given);
+    Moving dy = fc2.output_gradient(gradients[0].contiguous());
     LinearCore::Returning x = fc1.restore({saved[0], saved[1]});
-    if (auto* bias = saved_pointer<Parameter>(context, "fc2_bias"))
-      add_gradient(*bias, column_sum(as_rows(given), gradient_place(*bias)));
     // Temporaries below: a is free before the activation's backward (unless that hides the way of dy), da and z
     // before fc1's products.
     const auto undo_fc2 = [&](Moving gradient, bool wants_da) {
@@ -147,7 +143,7 @@ Mlp::Mlp(const Scope& scope, const MlpOptions& options, const TensorParallel& pa
            {.in = options.ffn_hidden, .out = options.hidden, .bias = options.bias, .init = options.fc2_init},
            parallel) {}
 
-at::Tensor Mlp::forward_onto(const Residual& residual, const at::Tensor& x_SBH) {
+Stream Mlp::forward_onto(const Residual& residual, const at::Tensor& x_SBH) {
   return fc2_.forward_onto(residual, x_SBH.scalar_type(), [&](const RowLinear::Addends& addends) {
     for (MatMul* product : {fc1_.core().product, fc2_.core().product}) expect_gradient(product->weight());
     for (Parameter* bias : {fc1_.bias(), addends.bias}) {

@@ -21,7 +21,7 @@ class Mlp {
   Mlp(const Scope& scope, const MlpOptions& options, const TensorParallel& parallel);
   /// residual + dropout(fc2(activation(fc1(x)))) for x [S, B, H]. In FP8 with delayed scaling, the activation's result
   /// and the gradient of fc1's output are cast by the passes that compute them.
-  at::Tensor forward_onto(const Residual& residual, const at::Tensor& x_SBH);
+  Stream forward_onto(const Residual& residual, const at::Tensor& x_SBH);
 
  private:
   Activation activation_;

@@ -18,15 +18,24 @@ NormParameters in_type_of(const at::Tensor& x, const Parameter& gain, const Para
 }
 
 struct NormFunction : torch::autograd::Function<NormFunction> {
+  struct Plan {
+    Parameter* gain;
+    Parameter* shift;  // may be null
+    const NormOptions* options;
+    Parameter* stream_bias;  // may be null
+  };
+
   // The normed x and x.
   static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
-                               Parameter* gain, Parameter* shift, const NormOptions& options) {
-    const NormOutput output = norm_forward(x.contiguous(), {}, in_type_of(x, *gain, shift), options);
+                               const Plan& plan) {
+    const auto& [gain, shift, options, stream_bias] = plan;
+    const NormOutput output = norm_forward(x.contiguous(), {}, in_type_of(x, *gain, shift), *options);
     context->set_materialize_grads(false);  // x may have no other use
     context->save_for_backward({output.sum, output.mean, output.rstd});
     save_pointer(context, "gain", gain);
     save_pointer(context, "shift", shift);
-    save_pointer(context, "options", &options);
+    save_pointer(context, "options", options);
+    save_pointer(context, "stream_bias", stream_bias);
     return {output.y.to(weight.scalar_type()), x.view_as(x)};
   }
 
@@ -39,11 +48,14 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
     NormParameters parameters = in_type_of(dy, *gain, shift);
     parameters.dweight_place = gradient_place(*gain);
     if (shift) parameters.dbias_place = gradient_place(*shift);
+    auto* stream_bias = saved_pointer<Parameter>(context, "stream_bias");
+    parameters.dx_sum = gradient_place(stream_bias);
     const NormGradients result = norm_backward(dy, dresidual, {saved[0], saved[1], saved[2]}, parameters,
                                                *saved_pointer<const NormOptions>(context, "options"));
     add_gradient(*gain, result.dweight);
     if (shift) add_gradient(*shift, result.dbias);
-    return {result.dx, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+    if (stream_bias) add_gradient(*stream_bias, result.dx_sum);
+    return {result.dx, at::Tensor(), at::Tensor()};
   }
 };
 
@@ -61,13 +73,14 @@ Norm::Norm(const Scope& scope, int64_t width, const NormOptions& options, const 
 }
 
 at::Tensor Norm::forward(const at::Tensor& x) {
-  return forward_beside(x).normed;
+  return forward_beside({x}).normed;
 }
 
-Norm::Beside Norm::forward_beside(const at::Tensor& x) {
+Norm::Beside Norm::forward_beside(const Stream& stream) {
   expect_gradient(*weight_);
   if (bias_) expect_gradient(*bias_);
-  const variable_list results = NormFunction::apply(x, weight_->tensor, weight_, bias_, options_);
+  const NormFunction::Plan plan{weight_, bias_, &options_, stream.bias};
+  const variable_list results = NormFunction::apply(stream.x_SBH, weight_->tensor, plan);
   return {results[0], results[1]};
 }
 

@@ -13,12 +13,12 @@ class Norm {
   at::Tensor forward(const at::Tensor& x);
 
   /// The normed x, and x itself for who else needs it (a residual connection): backward adds both gradients
-  /// in one pass.
+  /// and sums what the stream's bias gets in one pass.
   struct Beside {
     at::Tensor normed;
     at::Tensor x;
   };
-  Beside forward_beside(const at::Tensor& x);
+  Beside forward_beside(const Stream& x);
 
  private:
   NormOptions options_;

@@ -53,9 +53,9 @@ SelfAttention::SelfAttention(const Scope& scope, const SelfAttentionOptions& opt
   }
 }
 
-at::Tensor SelfAttention::forward_onto(const Residual& residual, const at::Tensor& x_SBH,
-                                       const AttentionContext& context, KeyValueCache* cache) {
-  const at::Tensor qkv_SBF = qkv_.forward(x_SBH, BiasGradient::by_consumer);
+Stream SelfAttention::forward_onto(const Residual& residual, const at::Tensor& x_SBH,
+                                   const AttentionContext& context, KeyValueCache* cache) {
+  const auto [qkv_SBF, qkv_bias] = qkv_.forward(x_SBH);
   const int64_t sequence = qkv_SBF.size(0);
   const int64_t batch = qkv_SBF.size(1);
   const int64_t groups = options_.query_groups / group_.size;
@@ -64,7 +64,7 @@ at::Tensor SelfAttention::forward_onto(const Residual& residual, const at::Tenso
   // Norms of queries and keys come before the rotation.
   const RotaryEmbedding* const rope_at_once = q_norm_ ? nullptr : context.rope;
   auto [q_SBND, k_SBGD, v_SBGD] = split_qkv(qkv_SBF.view({sequence, batch, groups, per_group + 2, width}),
-                                            rope_at_once, context.positions_SB, qkv_.bias());
+                                            rope_at_once, context.positions_SB, qkv_bias);
   if (q_norm_) {
     q_SBND = q_norm_->forward(q_SBND);
     k_SBGD = k_norm_->forward(k_SBGD);

@@ -52,8 +52,8 @@ class SelfAttention {
  public:
   SelfAttention(const Scope& scope, const SelfAttentionOptions& options, const TensorParallel& parallel);
   /// residual + dropout(attention of x + output bias): x [S, B, H] -> [S, B, H]. `cache` is this layer's, or null.
-  at::Tensor forward_onto(const Residual& residual, const at::Tensor& x_SBH, const AttentionContext& context,
-                          KeyValueCache* cache);
+  Stream forward_onto(const Residual& residual, const at::Tensor& x_SBH, const AttentionContext& context,
+                      KeyValueCache* cache);
 
  private:
   SelfAttentionOptions options_;

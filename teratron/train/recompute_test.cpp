@@ -169,7 +169,7 @@ TEST(Mlp, FreesInBackwardWhatItHasUsed) {
   Mlp mlp(Scope(parameters),
           {.hidden = hidden, .ffn_hidden = ffn, .activation = Activation::swiglu, .bias = false}, {});
   const at::Tensor x = at::randn({tokens, 1, hidden}).requires_grad_();
-  const auto run = [&] { return mlp.forward_onto({.stream_SBH = x, .dropout = {}}, x).sum(); };
+  const auto run = [&] { return settled(mlp.forward_onto({.stream_SBH = x, .dropout = {}}, x)).sum(); };
   run().backward();  // makes room for the gradients
   const auto meter = std::make_shared<Meter>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
