@@ -215,6 +215,15 @@ void check_merge(const MergeCase& c) {
   const MergedQkv alone = merge_qkv(there, turns ? &device : nullptr, std::nullopt);
   EXPECT_TRUE(same_bits(merged.qkv, alone.qkv));
   EXPECT_FALSE(alone.column_sum.defined());
+  for (const WantedSum& sum : {WantedSum(at::Tensor()), WantedSum()}) {
+    const at::Tensor whole = at::cat({there.q, there.k.unsqueeze(3), there.v.unsqueeze(3)}, 3);
+    const MergedQkv in_place = merge_qkv(parts_of(whole), turns ? &device : nullptr, sum);
+    EXPECT_EQ(in_place.qkv.const_data_ptr(), whole.const_data_ptr());
+    EXPECT_TRUE(same_bits(in_place.qkv, merged.qkv));
+    if (sum) {
+      EXPECT_LT(relative_error(in_place.column_sum, f64(merged.column_sum)), turns ? 1e-6 : allowed(c.type));
+    }
+  }
 }
 
 TEST_F(GpuFused, SumsGoWhereTheyAreWanted) {

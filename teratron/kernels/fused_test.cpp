@@ -76,6 +76,11 @@ TEST(MergeQkv, IsTheAdjointOfTakingApart) {
       EXPECT_CLOSE(merged.qkv, qkv.grad(), at::kDouble);
       EXPECT_CLOSE(merged.column_sum, qkv.grad().flatten(0, 1).sum(0).view(-1), at::kDouble);
       EXPECT_FALSE(merge_qkv(parts, nullptr, std::nullopt).column_sum.defined());
+      const at::Tensor whole = at::cat({parts.q, parts.k.unsqueeze(3), parts.v.unsqueeze(3)}, 3);
+      const MergedQkv in_place = merge_qkv(parts_of(whole), rotated > 0 ? &rotation : nullptr, at::Tensor());
+      EXPECT_EQ(in_place.qkv.const_data_ptr(), whole.const_data_ptr());
+      EXPECT_TRUE(in_place.qkv.equal(merged.qkv));
+      EXPECT_TRUE(in_place.column_sum.equal(merged.column_sum));
     }
   }
 }
@@ -88,6 +93,20 @@ TEST(MergeQkv, TakesWhatIsMergedAsItIs) {
     EXPECT_TRUE(merged.qkv.equal(whole));
     EXPECT_CLOSE(merged.column_sum, f64(whole).flatten(0, 1).sum(0).view(-1), at::kFloat);
   }
+}
+
+TEST(Qkv, IsTurnedAfterItsProduct) {
+  constexpr int64_t length = 4, batch = 3, groups = 2, per_group = 3, channels = 8;
+  const at::Tensor x = randn({length * batch, 5}, at::kDouble), bias = randn({48}, at::kDouble),
+                   w = randn({48, 5}, at::kDouble), angle = at::randn({9, 4}, at::kDouble),
+                   positions = at::randint(9, {length, batch}, at::kLong);
+  const QkvTurn turn{{{angle.cos(), angle.sin()}, RopeStyle::interleaved, positions}, per_group, channels};
+  const at::Tensor y = linear_turned(x, w, bias, turn).view({length, batch, groups, per_group, channels});
+  const at::Tensor plain = linear_forward(x, w, bias).view(y.sizes());
+  const RopeOptions how{.style = RopeStyle::interleaved};
+  EXPECT_CLOSE(y.narrow(3, 0, 2), rope(plain.narrow(3, 0, 2), turn.rotation.table, positions, how),
+               at::kDouble);
+  EXPECT_TRUE(y.select(3, 2).equal(plain.select(3, 2)));
 }
 
 // Views of one tensor that are not its parts in their order, and parts of which the last rows are missing.

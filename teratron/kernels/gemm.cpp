@@ -148,16 +148,52 @@ at::Tensor linear_add(const at::Tensor& x, const at::Tensor& w, const at::Tensor
 
 namespace {
 
-/// Whether the kernel takes these tensors, all of one type.
-bool in_one_kernel(const cuda::GemmActivationShape& shape, std::initializer_list<at::Tensor> tensors) {
+/// Whether our kernels take these tensors, all of one type.
+bool fit_our_kernels(const cuda::GemmActivationShape& shape, std::initializer_list<at::Tensor> tensors) {
   const bool fit = std::ranges::all_of(tensors, [](const at::Tensor& x) {
     return !x.defined() || (x.is_cuda() && x.scalar_type() == at::kBFloat16 &&
                             reinterpret_cast<uintptr_t>(address(x)) % 16 == 0);
   });
-  return fit && shape.width % 8 == 0 && shape.k % 8 == 0 && cuda::has_gemm_activation(shape);
+  return fit && shape.width % 8 == 0 && shape.k % 8 == 0;
+}
+
+bool in_one_kernel(const cuda::GemmActivationShape& shape, std::initializer_list<at::Tensor> tensors) {
+  return fit_our_kernels(shape, tensors) && cuda::has_gemm_activation(shape);
+}
+
+cuda::GemmTurn raw(const QkvTurn& turn) {
+  const auto& [table, style, positions] = turn.rotation;
+  return {.cos = static_cast<const float*>(address(table.cos)),
+          .sin = static_cast<const float*>(address(table.sin)),
+          .positions = positions.const_data_ptr<int64_t>(),
+          .stride_s = positions.stride(0),
+          .stride_b = positions.stride(1),
+          .batch = static_cast<int>(positions.size(1)),
+          .per_group = static_cast<int>(turn.per_group),
+          .channels = static_cast<int>(turn.channels)};
 }
 
 }  // namespace
+
+at::Tensor linear_turned(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+                         const QkvTurn& turn) {
+  TERATRON_ASSERT(turn.rotation.positions.numel() == x.size(0));
+  const cuda::GemmActivationShape shape{
+      .rows = x.size(0), .width = w.size(0), .k = x.size(1), .activation = Activation::relu};
+  const auto& [table, style, positions] = turn.rotation;
+  const bool whole_heads = style == RopeStyle::half && 2 * table.cos.size(1) == turn.channels;
+  if (!whole_heads || !x.is_contiguous() || !fit_our_kernels(shape, {x, w, bias}) ||
+      !cuda::has_gemm_turn(shape, turn.channels)) {
+    const at::Tensor y = linear_forward(x, w, bias);
+    turn_qkv_(y, turn);
+    return y;
+  }
+  const at::Tensor y = at::empty({shape.rows, shape.width}, x.options());
+  cuda::gemm_turn(
+      shape, {.x = address(x), .w = address(w), .bias = address(bias), .out = address(y), .turn = raw(turn)},
+      current_stream(x));
+  return y;
+}
 
 void linear_activation(const Activated& into, const at::Tensor& x, const at::Tensor& w,
                        const at::Tensor& bias, Activation activation) {

@@ -3,13 +3,14 @@
 // x [T, I], w [O, I], bias [O] or undefined, residual [T, O], of one float type. CPU and CUDA; asynchronous on the current
 // CUDA stream. bf16 and f16 on a GPU: one GEMM of cuBLASLt, which rounds once, by the kernel that gemm_choice.h chooses.
 //
-// With an activation, bf16 on compute capability 9.0: one kernel of our own, which applies the activation to a tile of the
-// product while the next is multiplied, where there are tiles for all multiprocessors, widths are multiples of 8 and addresses
-// of 16 bytes. Else product and activation one after the other; the results are rounded in the same places. Bitwise
-// reproducible where cuBLAS is.
+// With an activation, or a rotation by halves of whole heads, bf16 on compute capability 9.0: one kernel of our own, which does
+// that to a tile of the product while the next is multiplied, where there are tiles for all multiprocessors, widths are multiples
+// of 8 and addresses of 16 bytes. Else one after the other; the results are rounded in the same places. Bitwise reproducible
+// where cuBLAS is.
 #pragma once
 
 #include "teratron/kernels/activation.h"
+#include "teratron/kernels/qkv.h"
 
 namespace teratron {
 
@@ -30,6 +31,9 @@ void linear_weight_gradient_(at::Tensor sum, const OutputGradient& dy, const at:
 /// residual + x w^T + bias; all contiguous.
 at::Tensor linear_add(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
                       const at::Tensor& residual);
+/// x w^T + bias, rounded, whose queries and keys are then turned.
+at::Tensor linear_turned(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+                         const QkvTurn& turn);
 
 /// Where results go; contiguous.
 struct Activated {

@@ -63,19 +63,27 @@ struct Params {
   const bf16* z_in;
   bf16 *z_out, *out;
   float* partial;
+  GemmTurn turn;
 };
 
 /// What a kernel computes, and how many parts an activation's argument has: itself, or gate|up.
 template <typename Choices, bool is_backward, Activation kind>
 struct Task : Form<Choices> {
   using F = Form<Choices>;
-  static constexpr bool backward = is_backward, gated = takes_up<kind>;
+  static constexpr bool backward = is_backward, gated = takes_up<kind>, turns = false;
   static constexpr Activation activation = kind;
   static constexpr int parts = parts_of(kind);
   /// Columns of the activation's result in a tile: a gated forward computes their gates and ups.
   static constexpr int columns = !backward && gated ? F::half_columns : F::tile_columns;
   static_assert(F::activators % (columns / 8) == 0 && parts <= F::most_parts);
   using Shared = gemm_activation::Shared<F>;
+};
+
+/// The product alone, whose queries and keys are turned.
+struct TurnTask : Form<Wide> {
+  static constexpr bool backward = false, gated = false, turns = true;
+  static constexpr int columns = tile_columns;
+  using Shared = gemm_activation::Shared<Form<Wide>>;
 };
 
 struct Tile {

@@ -64,6 +64,12 @@ bool has_gemm_activation(const GemmActivationShape&) {
 void gemm_activation_forward(const GemmActivationShape&, const GemmActivationForward&, CUstream_st*) {
   missing("gemm_activation");
 }
+bool has_gemm_turn(const GemmActivationShape&, int64_t) {
+  missing("gemm_turn");
+}
+void gemm_turn(const GemmActivationShape&, const GemmTurnArgs&, CUstream_st*) {
+  missing("gemm_turn");
+}
 int64_t gemm_activation_partials(const GemmActivationShape&) {
   missing("gemm_activation");
 }

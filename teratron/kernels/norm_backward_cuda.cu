@@ -13,7 +13,7 @@ enum Sums { of_gain, of_shift, of_dx };
 
 /// Of a multiprocessor, as the packs of a thread leave it registers.
 constexpr int resident_threads(int packs_per_thread, bool sums_dx) {
-  if (packs_per_thread == 1) return sums_dx ? 768 : 1024;
+  if (packs_per_thread == 1) return sums_dx ? 896 : 1024;
   return packs_per_thread == 2 && sums_dx ? 384 : 512;
 }
 /// Of a block.

@@ -81,17 +81,24 @@ at::Tensor whole_of(const QkvParts& parts) {
   return same ? whole : at::Tensor();
 }
 
+void turn_qkv_(const at::Tensor& qkv_TF, const QkvTurn& turn) {
+  const auto& [table, style, positions] = turn.rotation;
+  const at::Tensor heads =
+      qkv_TF.view({positions.size(0), positions.size(1), -1, turn.per_group, turn.channels});
+  rope_(heads.narrow(3, 0, turn.per_group - 1), table, positions, {style, RopeDirection::forward});
+}
+
 MergedQkv merge_qkv(const QkvParts& gradients, const QkvRotation* rotation, const WantedSum& sum) {
   const auto& [q, k, v] = gradients;
   TERATRON_ASSERT(q.dim() == 5 && k.dim() == 4 && k.sizes() == v.sizes() && q.size(2) == k.size(2));
   TERATRON_ASSERT(q.stride(-1) == 1 && k.stride(-1) == 1 && v.stride(-1) == 1);
-  if (rotation == nullptr) {
-    const at::Tensor whole = whole_of(gradients);
-    if (whole.defined()) {
-      return {.qkv = whole, .column_sum = sum ? column_sum(whole.flatten(2), *sum) : at::Tensor()};
-    }
+  const at::Tensor whole = whole_of(gradients);
+  if (whole.defined() && rotation == nullptr) {
+    return {.qkv = whole, .column_sum = sum ? column_sum(whole.flatten(2), *sum) : at::Tensor()};
   }
-  const at::Tensor qkv = at::empty({q.size(0), q.size(1), q.size(2), q.size(3) + 2, q.size(4)}, q.options());
+  const at::Tensor qkv =
+      whole.defined() ? whole
+                      : at::empty({q.size(0), q.size(1), q.size(2), q.size(3) + 2, q.size(4)}, q.options());
   const int64_t width = qkv.size(2) * qkv.size(3) * qkv.size(4);
   if (q.is_cuda() && q.numel() > 0 && is_simple(rotation, q.size(4))) {
     cuda::MergeQkvArgs args = describe(gradients, rotation, qkv);
@@ -112,7 +119,7 @@ MergedQkv merge_qkv(const QkvParts& gradients, const QkvRotation* rotation, cons
   const QkvParts into = parts_of(qkv);
   merge_part(q, into.q, rotation);
   merge_part(k, into.k, rotation);
-  copy_heads(v, into.v);
+  if (!whole.defined()) copy_heads(v, into.v);
   return {.qkv = qkv, .column_sum = sum ? column_sum(qkv.flatten(2), *sum) : at::Tensor()};
 }
 

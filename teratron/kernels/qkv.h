@@ -1,4 +1,4 @@
-// Backward of taking the fused projection of queries, keys and values apart: three gradients become one.
+// The fused projection of queries, keys and values, and the backward of taking it apart: three gradients become one.
 //
 // Shapes: q [S, B, G, P - 2, D], k and v [S, B, G, D], any strides but the last, which is 1; the result [S, B, G, P, D]
 // contiguous: of each group its queries, its key and its value. Dtypes: f32, bf16, f16, f64. CPU and CUDA; asynchronous
@@ -28,14 +28,23 @@ struct QkvRotation {
   at::Tensor positions;
 };
 
+/// The rotation of a projection [T, G P D] of tokens [S, B], T = S B.
+struct QkvTurn {
+  QkvRotation rotation;
+  int64_t per_group;  // P
+  int64_t channels;   // D
+};
+/// Turns queries and keys where they lie; contiguous.
+void turn_qkv_(const at::Tensor& qkv_TF, const QkvTurn& turn);
+
 struct MergedQkv {
   at::Tensor qkv;
   // f32 [G P D] (f64 for f64): the bias' gradient, on a GPU the sum before rounding; undefined where it is not wanted.
   at::Tensor column_sum;
 };
 
-/// `rotation` may be null; queries and keys are turned back. Where they are not and the gradients are merged already, the
-/// result is the tensor whose parts they are.
+/// `rotation` may be null; else queries and keys are turned back. Gradients that are the parts of a tensor of the result's layout
+/// are used up: the result is that tensor, turned where it lies.
 MergedQkv merge_qkv(const QkvParts& gradients, const QkvRotation* rotation, const WantedSum& sum);
 
 }  // namespace teratron

@@ -100,8 +100,9 @@ struct TokenPipe {
   Unit<T> unit;
   int half, length;
 
-  __device__ void read(int stage, int part, float (&x)[V]) const {
-    widen(load_shared<Pack<T, V>>(first + stage * stage_pitch + part * half_pitch), x);
+  __device__ void read(int stage, float (&low)[V], float (&high)[V]) const {
+    widen(load_shared<Pack<T, V>>(first + stage * stage_pitch), low);
+    widen(load_shared<Pack<T, V>>(first + stage * stage_pitch + half_pitch), high);
   }
   /// One copy group, empty past the last token.
   __device__ void fetch(int stage, const TokenCursor& at) const {
@@ -137,6 +138,8 @@ __global__ void __launch_bounds__(max_threads, blocks_per_multiprocessor)
   }
   const bool turns = turned && unit.turned;
   int64_t next_angles = turns ? angles.place(turned_next) : 0;
+  const bool stays = !turns && unit.from == static_cast<const T*>(args.out) + unit.column;
+  if (stays && !summed) return;
   float sums[2][summed ? V : 1] = {};
   T* to = static_cast<T*>(args.out) + first * int64_t{width} + unit.column;
   int stage = 0;
@@ -151,11 +154,12 @@ __global__ void __launch_bounds__(max_threads, blocks_per_multiprocessor)
     }
     await_copy_groups<Pipe::stages - 1>();
     float low[V], high[V];
-    pipe.read(stage, 0, low);
-    pipe.read(stage, 1, high);
+    pipe.read(stage, low, high);
     if (turns) now.turn_back(low, high);
-    store<V>(to, round_to_pack<T>(low));
-    store<V>(to + half, round_to_pack<T>(high));
+    if (!stays) {
+      store<V>(to, round_to_pack<T>(low));
+      store<V>(to + half, round_to_pack<T>(high));
+    }
     if constexpr (summed) {
 #pragma unroll
       for (int i = 0; i < V; ++i) {

@@ -17,7 +17,7 @@ struct QkvPart {
 
 struct MergeQkvArgs {
   QkvPart q, k, v;
-  void* out;  // [length, batch, groups, per_group, channels]
+  void* out;  // [length, batch, groups, per_group, channels]; q, k and v may all be its parts
   int64_t length, batch, groups;
   int64_t per_group;  // queries, a key and a value
   int64_t channels;

@@ -16,14 +16,15 @@ using torch::autograd::variable_list;
 struct Linear : torch::autograd::Function<Linear> {
   struct Plan {
     LinearCore core;
-    Parameter* bias;        // whose gradient others sum
+    Parameter* bias;  // whose gradient others sum
+    const QkvTurn* turn = nullptr;
     bool training = false;  // backward will come
   };
 
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&,
                             const std::optional<at::Tensor>& residual, const Plan& plan) {
     const MatMul::Addends addends{plan.bias ? plan.bias->tensor : at::Tensor(),
-                                  residual ? as_rows(residual->contiguous()) : at::Tensor()};
+                                  residual ? as_rows(residual->contiguous()) : at::Tensor(), plan.turn};
     const auto [y, kept] = plan.core.forward(x, addends, plan.training);
     context->save_for_backward({kept.x, kept.inverse});
     save_pointer(context, "product", plan.core.product);
@@ -93,8 +94,8 @@ ColumnLinear::ColumnLinear(const Scope& scope, const LinearOptions& options, con
                             .weight_decay = false});
 }
 
-Stream ColumnLinear::forward(const at::Tensor& x_SBI) {
-  return {apply(x_SBI, std::nullopt, {.core = core(), .bias = bias_}), bias_};
+Stream ColumnLinear::forward(const at::Tensor& x_SBI, const QkvTurn* turn) {
+  return {apply(x_SBI, std::nullopt, {.core = core(), .bias = bias_, .turn = turn}), bias_};
 }
 
 LinearCore ColumnLinear::core() const {

@@ -41,8 +41,9 @@ at::Tensor settled(const Stream& stream);
 class ColumnLinear {
  public:
   ColumnLinear(const Scope& scope, const LinearOptions& options, const TensorParallel& parallel);
-  /// x [S, B, in] (S local under sequence parallelism) -> [S, B, out / tp], S whole.
-  Stream forward(const at::Tensor& x_SBI);
+  /// x [S, B, in] (S local under sequence parallelism) -> [S, B, out / tp], S whole; queries and keys turned, if there is a
+  /// turn, which backward does not undo.
+  Stream forward(const at::Tensor& x_SBI, const QkvTurn* turn = nullptr);
   /// The bias [out / tp], null when there is none.
   Parameter* bias() const { return bias_; }
   LinearCore core() const;

@@ -72,6 +72,7 @@ LinearCore::Output LinearCore::forward(const at::Tensor& x_SBI, const MatMul::Ad
   if (is(gathered) && product->takes_parts()) {
     TERATRON_ASSERT(!addends.residual_TO.defined());
     const at::Tensor y = forward_own_first(whole, addends.bias_O);
+    if (addends.turn != nullptr) turn_qkv_(y, *addends.turn);
     return {shaped_like(y, whole.tensor.sizes()), {x_SBI, {}}};
   }
   whole.work.wait();

@@ -16,7 +16,8 @@ class PlainMatMul : public MatMul {
   Operand output_gradient(const Producer& dy_TO) override { return as_it_is(dy_TO.plain()); }
   bool takes_plain_gradient() const override { return true; }
   at::Tensor forward(const Operand& x_TI, const Addends& addends) override {
-    const auto& [bias_O, residual_TO] = addends;
+    const auto& [bias_O, residual_TO, turn] = addends;
+    if (turn != nullptr) return linear_turned(x_TI.rows, weight_.tensor, bias_O, *turn);
     if (residual_TO.defined()) return linear_add(x_TI.rows.contiguous(), weight_.tensor, bias_O, residual_TO);
     return linear_forward(x_TI.rows, weight_.tensor, bias_O);
   }
@@ -59,8 +60,10 @@ class Fp8MatMul : public MatMul {
     const Fp8Matrix& weight = weight_in_fp8();
     const Fp8Product product{
         .a = {x_TI.rows, x_TI.inverse}, .b = {weight.rows, weight.inverse}, .fast_accumulation = true};
-    return addends.residual_TO.defined() ? fp8_matmul_add(product, addends.bias_O, addends.residual_TO)
-                                         : fp8_matmul(product, addends.bias_O, weight_.tensor.scalar_type());
+    if (addends.residual_TO.defined()) return fp8_matmul_add(product, addends.bias_O, addends.residual_TO);
+    at::Tensor y = fp8_matmul(product, addends.bias_O, weight_.tensor.scalar_type());
+    if (addends.turn != nullptr) turn_qkv_(y, *addends.turn);
+    return y;
   }
   at::Tensor input_gradient(const Operand& dy_TO) override {
     const Fp8Matrix& weight = weight_in_fp8();

@@ -34,10 +34,12 @@ class MatMul {
   virtual Operand output_gradient(const Producer& dy_TO) = 0;
   /// Whether an output gradient may be rows and columns as they are, with `inverse` or without.
   virtual bool takes_plain_gradient() const { return false; }
-  /// What the GEMM adds to its product; each may be undefined.
+  /// What is added to the product; each may be undefined. Queries and keys are turned after that, if there is a turn; without a
+  /// residual.
   struct Addends {
     at::Tensor bias_O;
     at::Tensor residual_TO;
+    const QkvTurn* turn = nullptr;
   };
   virtual at::Tensor forward(const Operand& x_TI, const Addends& addends) = 0;
   /// Whether the four functions below are there. Rows can be multiplied by them while others are not there yet or already under

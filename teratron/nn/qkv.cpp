@@ -13,20 +13,21 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct SplitQkv : torch::autograd::Function<SplitQkv> {
+  struct Plan {
+    const RotaryEmbedding* rope;
+    bool turned;
+    const Parameter* bias;
+  };
+
   static variable_list forward(AutogradContext* context, const at::Tensor& qkv_SBGPD,
-                               const RotaryEmbedding* rope, const std::optional<at::Tensor>& positions_SB,
-                               const Parameter* bias) {
+                               const std::optional<at::Tensor>& positions_SB, const Plan& plan) {
+    const auto& [rope, turned, bias] = plan;
     context->save_for_backward({positions_SB.value_or(at::Tensor())});
     save_pointer(context, "rope", rope);
     save_pointer(context, "bias", bias);
     context->saved_data["groups"] = qkv_SBGPD.size(2);
-    const int64_t per_group = qkv_SBGPD.size(3) - 2;
     auto [q_SBGND, k_SBGD, v_SBGD] = parts_of(qkv_SBGPD);
-    // Heads are evenly spaced in memory only if a group has one, or if there is one group.
-    const bool q_stays = per_group == 1 || qkv_SBGPD.size(2) == 1;
-    if (rope && q_stays) {
-      rope->rotate_(qkv_SBGPD.narrow(3, 0, per_group + 1), *positions_SB);
-    } else if (rope) {
+    if (rope && !turned) {
       rope->rotate_(k_SBGD, *positions_SB);
       q_SBGND = rope->rotated(q_SBGND, *positions_SB);
     }
@@ -44,7 +45,7 @@ struct SplitQkv : torch::autograd::Function<SplitQkv> {
         rope ? std::optional(rope->rotation(context->get_saved_variables()[0])) : std::nullopt;
     const MergedQkv merged = merge_qkv(parts, rotation ? &*rotation : nullptr, gradient_place(bias));
     if (bias) add_gradient(*bias, merged.column_sum);
-    return {merged.qkv, at::Tensor(), at::Tensor(), at::Tensor()};
+    return {merged.qkv, at::Tensor(), at::Tensor()};
   }
 
   static at::Tensor with_unit_stride(const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
@@ -52,10 +53,15 @@ struct SplitQkv : torch::autograd::Function<SplitQkv> {
 
 }  // namespace
 
-QueryKeyValue split_qkv(const at::Tensor& qkv_SBGPD, const RotaryEmbedding* rope,
-                        const at::Tensor& positions_SB, Parameter* bias) {
+bool queries_are_view(int64_t groups, int64_t queries_per_group) {
+  return queries_per_group == 1 || groups == 1;
+}
+
+QueryKeyValue split_qkv(const QkvProjection& projection, const RotaryEmbedding* rope,
+                        const at::Tensor& positions_SB) {
+  const SplitQkv::Plan plan{rope, projection.turned, projection.bias};
   const variable_list parts =
-      SplitQkv::apply(qkv_SBGPD, rope, rope ? std::optional(positions_SB) : std::nullopt, bias);
+      SplitQkv::apply(projection.qkv_SBGPD, rope ? std::optional(positions_SB) : std::nullopt, plan);
   return {parts[0], parts[1], parts[2]};
 }
 

@@ -55,16 +55,18 @@ SelfAttention::SelfAttention(const Scope& scope, const SelfAttentionOptions& opt
 
 Stream SelfAttention::forward_onto(const Residual& residual, const at::Tensor& x_SBH,
                                    const AttentionContext& context, KeyValueCache* cache) {
-  const auto [qkv_SBF, qkv_bias] = qkv_.forward(x_SBH);
-  const int64_t sequence = qkv_SBF.size(0);
-  const int64_t batch = qkv_SBF.size(1);
   const int64_t groups = options_.query_groups / group_.size;
   const int64_t per_group = options_.heads / options_.query_groups;
   const int64_t width = options_.kv_channels;
   // Norms of queries and keys come before the rotation.
   const RotaryEmbedding* const rope_at_once = q_norm_ ? nullptr : context.rope;
-  auto [q_SBND, k_SBGD, v_SBGD] = split_qkv(qkv_SBF.view({sequence, batch, groups, per_group + 2, width}),
-                                            rope_at_once, context.positions_SB, qkv_bias);
+  std::optional<QkvTurn> turn;
+  if (rope_at_once && queries_are_view(groups, per_group))
+    turn = {rope_at_once->rotation(context.positions_SB), per_group + 2, width};
+  const auto [qkv_SBF, bias] = qkv_.forward(x_SBH, turn ? &*turn : nullptr);
+  const at::Tensor qkv_SBGPD = qkv_SBF.unflatten(-1, {groups, per_group + 2, width});
+  auto [q_SBND, k_SBGD, v_SBGD] =
+      split_qkv({qkv_SBGPD, bias, turn.has_value()}, rope_at_once, context.positions_SB);
   if (q_norm_) {
     q_SBND = q_norm_->forward(q_SBND);
     k_SBGD = k_norm_->forward(k_SBGD);
