@@ -105,6 +105,30 @@ TEST_F(GpuFlat, OptimizerSteps) {
   }
 }
 
+// Enough parameters for stages in shared memory, whole and with a rest: the same bits as by parts too small for them.
+TEST_F(GpuFlat, AdamInStages) {
+  constexpr int64_t part = 64 * 1000;
+  for (const int64_t n : {int64_t{1} << 21, int64_t{3'000'001}, int64_t{5'000'128}}) {
+    const Shards host = make_shards(n, at::kBFloat16, at::kFloat);
+    const AdamShard whole = gpu(host).adam, parts = gpu(host).adam;
+    const StepScalars s = scalars(at::kCUDA);
+    adam_step_(whole, s, {});
+    for (int64_t i = 0; i < n; i += part) {
+      const auto cut = [&](const at::Tensor& t) { return t.slice(0, i, i + part); };
+      adam_step_({{cut(parts.weights.param), cut(parts.weights.remainder)},
+                  cut(parts.grad),
+                  cut(parts.exp_avg),
+                  cut(parts.exp_avg_sq),
+                  parts.groups.slice(0, i / 64, (i + part) / 64)},
+                 s, {});
+    }
+    EXPECT_TRUE(same_bits(numbers(whole.weights).cpu(), numbers(parts.weights).cpu())) << n;
+    EXPECT_TRUE(same_bits(whole.exp_avg.cpu(), parts.exp_avg.cpu())) << n;
+    EXPECT_TRUE(same_bits(whole.exp_avg_sq.cpu(), parts.exp_avg_sq.cpu())) << n;
+    EXPECT_FALSE(same_bits(numbers(whole.weights).cpu(), numbers(host.adam.weights))) << n;
+  }
+}
+
 // Slices that no packs fit.
 TEST_F(GpuFlat, StepsWhereNothingIsAligned) {
   Shards host = make_shards(1001, at::kBFloat16, at::kFloat), device = gpu(host);

@@ -65,6 +65,24 @@ __device__ inline void copy_bytes(SharedAddress to, const void* from, uint32_t b
       : "memory");
 }
 
+/// The same back to global memory. This thread's copies since end_bytes_back() before are a group; what threads wrote is seen
+/// by copies that come after their wrote_for_copies() and a barrier. sm_90.
+__device__ inline void copy_bytes_back(void* to, SharedAddress from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+               : "memory");
+}
+__device__ inline void end_bytes_back() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+/// All but the newest N groups have been read from shared memory.
+template <int N>
+__device__ void await_bytes_back_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+}
+__device__ inline void wrote_for_copies() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 /// Writes x where `to` is in another block of this cluster, whose `barrier` gets 4 bytes. sm_90.
 __device__ inline void send(SharedAddress to, float x, SharedAddress barrier, uint32_t block) {
   asm volatile(

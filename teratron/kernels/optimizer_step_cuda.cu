@@ -1,4 +1,5 @@
 #include "teratron/kernels/device.cuh"
+#include "teratron/kernels/hopper.cuh"
 #include "teratron/kernels/optimizer_step_cuda.h"
 #include "teratron/kernels/split_float.h"
 
@@ -179,10 +180,9 @@ __device__ void walk(const StepArgs& args, const Rule& rule, const GroupStep<A>*
   last.write(args, rest);
 }
 
-template <int N, typename A, typename G, typename W>
-__global__ void __launch_bounds__(256) adam_kernel(StepArgs args, AdamConstants c) {
-  if (args.found_inf != nullptr && *args.found_inf != 0) return;
-  __shared__ GroupStep<A> groups[max_groups];
+/// For all threads of a block.
+template <typename A>
+__device__ AdamRule<A> prepare_adam(const StepArgs& args, const AdamConstants& c, GroupStep<A>* groups) {
   __shared__ double corrections[2];
   if (threadIdx.x < 2) {
     corrections[threadIdx.x] = 1 - pow(threadIdx.x == 0 ? c.beta1 : c.beta2, static_cast<double>(*args.step));
@@ -190,13 +190,133 @@ __global__ void __launch_bounds__(256) adam_kernel(StepArgs args, AdamConstants 
   __syncthreads();
   read_groups<A>(args, corrections[0], groups);
   __syncthreads();
-  const AdamRule<A> rule{static_cast<A>(1 - c.beta1),
-                         static_cast<A>(c.beta2),
-                         static_cast<A>(1 - c.beta2),
-                         static_cast<A>(c.eps),
-                         c.decoupled,
-                         static_cast<A>(1 / sqrt(corrections[1]))};
-  walk<N, A, G, W>(args, rule, groups);
+  return {static_cast<A>(1 - c.beta1),
+          static_cast<A>(c.beta2),
+          static_cast<A>(1 - c.beta2),
+          static_cast<A>(c.eps),
+          c.decoupled,
+          static_cast<A>(1 / sqrt(corrections[1]))};
+}
+
+template <int N, typename A, typename G, typename W>
+__global__ void __launch_bounds__(256) adam_kernel(StepArgs args, AdamConstants c) {
+  if (args.found_inf != nullptr && *args.found_inf != 0) return;
+  __shared__ GroupStep<A> groups[max_groups];
+  walk<N, A, G, W>(args, prepare_adam<A>(args, c, groups), groups);
+}
+
+/// What a step reads and writes of some parameters, on its way through shared memory: bulk copies keep more bytes in flight
+/// than registers could, and take no instructions. Of split weights and f32 gradients.
+struct alignas(128) AdamStage {
+  static constexpr int parameters = 1024, count = 4,
+                       blocks = 3;  // stages of a block, blocks of a multiprocessor
+  static constexpr uint32_t words = parameters * sizeof(float), halves = parameters * sizeof(uint16_t);
+  float grad[parameters], moment1[parameters], moment2[parameters];
+  uint16_t high[parameters];
+  int16_t low[parameters];
+
+  __device__ void fetch(const StepArgs& args, SharedAddress barrier) {
+    hopper::arrive_expecting(barrier, sizeof(AdamStage));
+    hopper::copy_bytes(shared_address(grad), args.grad, words, barrier);
+    hopper::copy_bytes(shared_address(moment1), args.moment1, words, barrier);
+    hopper::copy_bytes(shared_address(moment2), args.moment2, words, barrier);
+    hopper::copy_bytes(shared_address(high), args.param, halves, barrier);
+    hopper::copy_bytes(shared_address(low), args.remainder, halves, barrier);
+  }
+  __device__ void send_back(const StepArgs& args) {
+    hopper::copy_bytes_back(args.moment1, shared_address(moment1), words);
+    hopper::copy_bytes_back(args.moment2, shared_address(moment2), words);
+    hopper::copy_bytes_back(args.param, shared_address(high), halves);
+    hopper::copy_bytes_back(args.remainder, shared_address(low), halves);
+    hopper::end_bytes_back();
+  }
+  /// Not by store(), which is for device memory alone.
+  __device__ void write(const Elements<4, float, float, SplitWeights>& four, const StepArgs& of_here, int k) {
+    SplitWeights::write<4>(of_here, k, four.param);
+    const auto &m = four.moment1.v, &v = four.moment2.v;
+    *reinterpret_cast<float4*>(moment1 + k) = {m[0], m[1], m[2], m[3]};
+    *reinterpret_cast<float4*>(moment2 + k) = {v[0], v[1], v[2], v[3]};
+  }
+  /// The arguments of a step over what lies here.
+  __device__ StepArgs here(StepArgs args) {
+    args.n = parameters;
+    args.grad = grad;
+    args.moment1 = moment1;
+    args.moment2 = moment2;
+    args.param = high;
+    args.remainder = low;
+    return args;
+  }
+};
+
+/// Those of a step from parameter i on, a multiple of optimizer_block.
+__device__ inline StepArgs from(StepArgs args, int64_t i) {
+  args.n -= i;
+  args.grad = static_cast<const float*>(args.grad) + i;
+  args.moment1 = static_cast<float*>(args.moment1) + i;
+  args.moment2 = static_cast<float*>(args.moment2) + i;
+  args.param = static_cast<uint16_t*>(args.param) + i;
+  args.remainder += i;
+  if (args.groups != nullptr) args.groups += i >> block_shift;
+  return args;
+}
+
+__global__ void __launch_bounds__(256, AdamStage::blocks) adam_in_stages(StepArgs args, AdamConstants c) {
+  if constexpr (hopper::available) {
+    if (args.found_inf != nullptr && *args.found_inf != 0) return;
+    using Four = Elements<4, float, float, SplitWeights>;
+    constexpr int size = AdamStage::parameters, count = AdamStage::count;
+    extern __shared__ __align__(128) unsigned char memory[];
+    auto* const stages = reinterpret_cast<AdamStage*>(memory);
+    __shared__ uint64_t arrived[count];
+    __shared__ GroupStep<float> groups[max_groups];
+    const int64_t whole = args.n / size * size, step = gridDim.x * int64_t{size};
+    const auto fetch = [&](int s, int64_t i) {
+      if (i < whole) stages[s].fetch(from(args, i), shared_address(&arrived[s]));
+    };
+    if (threadIdx.x == 0) {
+      for (int s = 0; s < count; ++s) hopper::init_barrier(shared_address(&arrived[s]), 1);
+      hopper::init_barriers_done();
+      for (int s = 0; s < count - 1; ++s) fetch(s, (blockIdx.x + s * int64_t{gridDim.x}) * size);
+    }
+    const AdamRule<float> rule = prepare_adam<float>(args, c, groups);
+    const float grad_scale = args.grad_scale == nullptr ? 1.0F : *args.grad_scale;
+    int s = 0;
+    uint32_t round = 0;
+    for (int64_t i = blockIdx.x * int64_t{size}; i < whole; i += step) {
+      hopper::await(shared_address(&arrived[s]), round);
+      const StepArgs here = stages[s].here(args);
+      const int k = 4 * static_cast<int>(threadIdx.x);
+      Four four;
+      four.read(here, k);
+      four.update(rule, groups[args.groups == nullptr ? 0 : args.groups[(i + k) >> block_shift]], grad_scale);
+      stages[s].write(four, here, k);
+      hopper::wrote_for_copies();
+      __syncthreads();
+      if (threadIdx.x == 0) {
+        stages[s].send_back(from(args, i));
+        hopper::await_bytes_back_read<1>();  // the stage before this one is free
+        fetch(s == 0 ? count - 1 : s - 1, i + (count - 1) * step);
+      }
+      s = s + 1 == count ? 0 : s + 1;
+      if (s == 0) round ^= 1;
+    }
+    if (threadIdx.x == 0) hopper::await_bytes_back_read<0>();
+    walk<4, float, float, SplitWeights>(from(args, whole), rule, groups);
+  }
+}
+
+bool can_step_in_stages(const StepArgs& args) {
+  static const int64_t at_once = [] {
+    int device = 0, major = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    const int bytes = AdamStage::blocks * AdamStage::count * static_cast<int>(sizeof(AdamStage));
+    return major == 9 && bytes <= shared_memory_limit() ? multiprocessors() * AdamStage::blocks : 0;
+  }();
+  return at_once > 0 && args.n >= 2 * at_once * AdamStage::parameters && args.remainder != nullptr &&
+         args.grad_dtype == Dtype::f32 && args.moment2 != nullptr &&
+         aligned(args.param, args.remainder, args.grad, args.moment1, args.moment2);
 }
 
 template <int N, typename A, typename G, typename W>
@@ -206,19 +326,6 @@ __global__ void __launch_bounds__(256) sgd_kernel(StepArgs args, double momentum
   read_groups<A>(args, 1.0, groups);
   __syncthreads();
   walk<N, A, G, W>(args, SgdRule<A>{static_cast<A>(momentum), args.moment1 != nullptr}, groups);
-}
-
-__global__ void __launch_bounds__(256) join_kernel(HalvesArgs args) {
-  const int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
-  if (i < args.n) args.x[i] = join_bits({args.high[i], args.low[i]});
-}
-
-__global__ void __launch_bounds__(256) split_kernel(HalvesArgs args) {
-  const int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
-  if (i >= args.n) return;
-  const SplitFloat split = split_bits(args.x[i]);
-  args.high[i] = split.high;
-  args.low[i] = split.low;
 }
 
 __global__ void advance_kernel(int64_t* step, const float* found_inf) {
@@ -254,6 +361,13 @@ unsigned grid_for(int64_t n) {
 }  // namespace
 
 void adam_step(const StepArgs& args, const AdamConstants& constants, CUstream_st* stream) {
+  if (can_step_in_stages(args)) {
+    constexpr int bytes = AdamStage::count * sizeof(AdamStage);
+    cudaFuncSetAttribute(adam_in_stages, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    adam_in_stages<<<multiprocessors() * AdamStage::blocks, 256, bytes, stream>>>(args, constants);
+    check_launch("adam_step");
+    return;
+  }
   with_types(args, [&]<typename A, typename G, typename W>(auto pack, A, G, W) {
     adam_kernel<pack.value, A, G, W><<<grid_for(args.n), 256, 0, stream>>>(args, constants);
   });
@@ -270,16 +384,6 @@ void sgd_step(const StepArgs& args, double momentum, CUstream_st* stream) {
 void advance_step(int64_t* step, const float* found_inf, CUstream_st* stream) {
   advance_kernel<<<1, 1, 0, stream>>>(step, found_inf);
   check_launch("advance_step");
-}
-
-void join_halves(const HalvesArgs& args, CUstream_st* stream) {
-  join_kernel<<<static_cast<unsigned>(ceil_div(args.n, 256)), 256, 0, stream>>>(args);
-  check_launch("join_halves");
-}
-
-void split_into_halves(const HalvesArgs& args, CUstream_st* stream) {
-  split_kernel<<<static_cast<unsigned>(ceil_div(args.n, 256)), 256, 0, stream>>>(args);
-  check_launch("split_into_halves");
 }
 
 }  // namespace teratron::cuda
