@@ -95,13 +95,20 @@ def contestants(args):
 
 
 def measure(contestants, rounds):
-    speeds = {name: [] for name in contestants}
+    """The speeds of those that ran, and the names of those that failed, whose output says why."""
+    speeds, failed = {name: [] for name in contestants}, []
     for _ in range(rounds):
-        for name, run in contestants.items():
-            result = run()
+        for name in list(speeds):
+            try:
+                result = contestants[name]()
+            except subprocess.CalledProcessError as error:
+                print(f"{name:<36} failed with exit code {error.returncode}; the others go on", flush=True)
+                failed.append(name)
+                del speeds[name]
+                continue
             speeds[name].append(result["tokens_per_second"])
             print(f"{name:<36}{result['tokens_per_second']:>12.0f} tokens/s{result['step_ms']:>10.2f} ms", flush=True)
-    return speeds
+    return speeds, failed
 
 
 def main():
@@ -123,11 +130,13 @@ def main():
         parser.error("--micro-batch-size and --precision go with --gpus 0: the peers on GPUs have the shape's size and bf16")
     if args.gpus == 0:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    speeds = measure(contestants(args), args.rounds)
+    speeds, failed = measure(contestants(args), args.rounds)
     medians = {name: statistics.median(values) for name, values in speeds.items()}
     for name, median in medians.items():
-        print(f"{name:<36}{median:>12.0f} tokens/s in the median; teratron is {medians['teratron'] / median:.3f} times that")
+        ratio = f"; teratron is {medians['teratron'] / median:.3f} times that" if "teratron" in medians else ""
+        print(f"{name:<36}{median:>12.0f} tokens/s in the median{ratio}")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

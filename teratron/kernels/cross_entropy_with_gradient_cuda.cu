@@ -30,12 +30,6 @@ int64_t blocks_per_row(const VocabShape& shape) {
   return blocks <= most_blocks ? blocks : 0;
 }
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-constexpr bool built = true;
-#else
-constexpr bool built = false;
-#endif
-
 /// A number of each block of the cluster, in all of them.
 struct Exchange {
   uint64_t barrier;
@@ -139,7 +133,7 @@ struct Part {
 };
 
 __global__ void __launch_bounds__(threads) cross_entropy_with_gradient_kernel(Params p) {
-  if constexpr (built) {
+  if constexpr (hopper::is_sm_90) {
     extern __shared__ uint4 memory[];
     __shared__ uint64_t arrived;
     __shared__ Exchange maxima, sums;
@@ -180,11 +174,7 @@ void check(cudaError_t error) {
 
 // Else the body is empty.
 bool is_built_for_device() {
-  static const bool is = [] {
-    cudaFuncAttributes attributes{};
-    check(cudaFuncGetAttributes(&attributes, cross_entropy_with_gradient_kernel));
-    return attributes.ptxVersion >= 90;
-  }();
+  static const bool is = built_for(reinterpret_cast<const void*>(cross_entropy_with_gradient_kernel)) >= 90;
   return is;
 }
 

@@ -112,7 +112,8 @@ TEST_F(GpuFlat, AdamInStages) {
     const Shards host = make_shards(n, at::kBFloat16, at::kFloat);
     const AdamShard whole = gpu(host).adam, parts = gpu(host).adam;
     const StepScalars s = scalars(at::kCUDA);
-    adam_step_(whole, s, {});
+    const AdamOptions options{.decoupled_weight_decay = n % 2 == 0};
+    adam_step_(whole, s, options);
     for (int64_t i = 0; i < n; i += part) {
       const auto cut = [&](const at::Tensor& t) { return t.slice(0, i, i + part); };
       adam_step_({{cut(parts.weights.param), cut(parts.weights.remainder)},
@@ -120,7 +121,7 @@ TEST_F(GpuFlat, AdamInStages) {
                   cut(parts.exp_avg),
                   cut(parts.exp_avg_sq),
                   parts.groups.slice(0, i / 64, (i + part) / 64)},
-                 s, {});
+                 s, options);
     }
     EXPECT_TRUE(same_bits(numbers(whole.weights).cpu(), numbers(parts.weights).cpu())) << n;
     EXPECT_TRUE(same_bits(whole.exp_avg.cpu(), parts.exp_avg.cpu())) << n;

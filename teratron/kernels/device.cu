@@ -16,6 +16,13 @@ int multiprocessors() {
   return count;
 }
 
+int built_for(const void* kernel) {
+  cudaFuncAttributes attributes{};
+  cudaFuncGetAttributes(&attributes, kernel);
+  check_launch("built_for");
+  return attributes.ptxVersion;
+}
+
 int shared_memory_limit() {
   int device = 0, bytes = 0;
   cudaGetDevice(&device);

@@ -319,6 +319,8 @@ inline int64_t ceil_div(int64_t a, int64_t b) {
 
 /// Multiprocessors of the current device.
 int multiprocessors();
+/// What the kernel that the current device runs was built for: 90 for compute capability 9.0.
+int built_for(const void* kernel);
 /// Bytes of shared memory that one block of the current device can ask for.
 int shared_memory_limit();
 

@@ -15,6 +15,13 @@ inline constexpr bool available = true;
 inline constexpr bool available = false;
 #endif
 
+/// What needs sm_90 alone; built_for() says it to the host.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+inline constexpr bool is_sm_90 = true;
+#else
+inline constexpr bool is_sm_90 = false;
+#endif
+
 /// `arrivals`: of threads, to a phase. init_barriers_done() makes barriers known to the copies and the cluster.
 __device__ inline void init_barrier(SharedAddress barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");

@@ -262,7 +262,7 @@ __device__ inline StepArgs from(StepArgs args, int64_t i) {
 }
 
 __global__ void __launch_bounds__(256, AdamStage::blocks) adam_in_stages(StepArgs args, AdamConstants c) {
-  if constexpr (hopper::available) {
+  if constexpr (hopper::is_sm_90) {
     if (args.found_inf != nullptr && *args.found_inf != 0) return;
     using Four = Elements<4, float, float, SplitWeights>;
     constexpr int size = AdamStage::parameters, count = AdamStage::count;
@@ -308,11 +308,10 @@ __global__ void __launch_bounds__(256, AdamStage::blocks) adam_in_stages(StepArg
 
 bool can_step_in_stages(const StepArgs& args) {
   static const int64_t at_once = [] {
-    int device = 0, major = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     const int bytes = AdamStage::blocks * AdamStage::count * static_cast<int>(sizeof(AdamStage));
-    return major == 9 && bytes <= shared_memory_limit() ? multiprocessors() * AdamStage::blocks : 0;
+    // Built for less, the body is empty.
+    const bool is_there = built_for(reinterpret_cast<const void*>(adam_in_stages)) >= 90;
+    return is_there && bytes <= shared_memory_limit() ? multiprocessors() * AdamStage::blocks : 0;
   }();
   return at_once > 0 && args.n >= 2 * at_once * AdamStage::parameters && args.remainder != nullptr &&
          args.grad_dtype == Dtype::f32 && args.moment2 != nullptr &&
