@@ -58,7 +58,7 @@ def test_wrapper_takes_torch_from_the_variable(package):
     assert result.returncode == 0, result.stderr
     libraries, *arguments = result.stdout.splitlines()
     assert libraries.split(":") == [f"{site}/torch/lib", f"{site}/nvidia/cu13/lib", f"{site}/nvidia/nccl/lib",
-                                    f"{package}/package/lib"]
+                                    f"{site}/nvidia/cudnn/lib", f"{package}/package/lib"]
     assert arguments == ["env", "a b"]
 
 
