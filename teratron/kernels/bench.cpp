@@ -339,11 +339,25 @@ const Group groups[] = {{"norms",
                         {"flat", bench_flat},
                         {"fp8", bench_fp8}};
 
+/// The first name that no group has; null: none.
+const char* unknown(std::span<char*> wanted) {
+  const auto found = std::ranges::find_if(wanted, [](const std::string& name) {
+    return std::ranges::find(groups, name, &Group::name) == std::end(groups);
+  });
+  return found == wanted.end() ? nullptr : *found;
+}
+
+std::string all_names() {
+  std::vector<std::string> names;
+  for (const Group& group : groups) names.emplace_back(group.name);
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
 void bench_groups(std::span<char*> wanted) {
   Bench bench;
   for (const Group& group : groups) {
-    const bool named = std::any_of(wanted.begin(), wanted.end(),
-                                   [&](const char* name) { return std::string(name) == group.name; });
+    const bool named =
+        std::ranges::any_of(wanted, [&](const std::string& name) { return name == group.name; });
     if (wanted.empty() || named) group.run(bench);
   }
 }
@@ -352,9 +366,14 @@ void bench_groups(std::span<char*> wanted) {
 }  // namespace teratron
 
 int main(int argc, char** argv) {
+  const std::span<char*> wanted(argv + 1, argv + argc);
+  if (const char* name = teratron::unknown(wanted)) {
+    teratron::notice("kernels_bench: there is no group {}; there are {}", name, teratron::all_names());
+    return 2;
+  }
   if (!at::hasCUDA()) {
     teratron::notice("kernels_bench needs a GPU; this machine has none");
     return 0;
   }
-  teratron::bench_groups({argv + 1, argv + argc});
+  teratron::bench_groups(wanted);
 }
