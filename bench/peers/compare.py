@@ -23,12 +23,12 @@ def ours(args, *flags):
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         launch = ["launch", "--nproc-per-node", str(args.gpus), "--"] if args.gpus > 1 else []
-        subprocess.run([*args.teratron.split(), *launch, "bench", "--shape", args.shape, "--json", result,
-                        "--steps", str(args.steps), "--warm-up-seconds", str(args.warm_up_seconds),
-                        "--profiled-steps", "0", "--precision", args.precision, *micro_batch_flags(args),
-                        *size_flags(args), *data_parallel_flags(args), *flags],
-                       check=True, stdout=subprocess.DEVNULL)
-        return json.loads(result.read_text())
+        command = [*args.teratron.split(), *launch, "bench", "--shape", args.shape, "--json", result,
+                   "--steps", str(args.steps), "--warm-up-seconds", str(args.warm_up_seconds),
+                   "--profiled-steps", "0", "--precision", args.precision, *micro_batch_flags(args),
+                   *size_flags(args), *data_parallel_flags(args), *flags]
+        require_success(subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode)
+        return parsed(result.read_text() if result.exists() else "")
 
 
 def micro_batch_flags(args):
@@ -49,11 +49,27 @@ def started(args, program, *flags, launcher=(), environment=None):
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})})
 
 
+class Failed(Exception):
+    """A contestant gave no result."""
+
+
+def parsed(text):
+    try:
+        result = json.loads(text)
+        return {name: float(result[name]) for name in ("tokens_per_second", "step_ms")}
+    except (ValueError, KeyError, TypeError) as error:
+        raise Failed(f"said {text[:80]!r} where its result should be") from error
+
+
+def require_success(code):
+    if code != 0:
+        raise Failed(f"failed with exit code {code}")
+
+
 def result_of(process):
     output = process.communicate()[0]
-    if process.returncode != 0:
-        raise subprocess.CalledProcessError(process.returncode, process.args)
-    return json.loads(output.splitlines()[-1])
+    require_success(process.returncode)
+    return parsed((output.splitlines() or [""])[-1])
 
 
 def peer(args, program, *flags, launcher=()):
@@ -95,16 +111,17 @@ def contestants(args):
 
 
 def measure(contestants, rounds):
-    """The speeds of those that ran, and the names of those that failed, whose output says why."""
+    """The speeds of each, and the names of those that failed once, whose output says why; they run no more."""
     speeds, failed = {name: [] for name in contestants}, []
     for _ in range(rounds):
-        for name in list(speeds):
+        for name in speeds:
+            if name in failed:
+                continue
             try:
                 result = contestants[name]()
-            except subprocess.CalledProcessError as error:
-                print(f"{name:<36} failed with exit code {error.returncode}; the others go on", flush=True)
+            except Failed as error:
+                print(f"{name:<36} {error}; the others go on", flush=True)
                 failed.append(name)
-                del speeds[name]
                 continue
             speeds[name].append(result["tokens_per_second"])
             print(f"{name:<36}{result['tokens_per_second']:>12.0f} tokens/s{result['step_ms']:>10.2f} ms", flush=True)
@@ -131,7 +148,7 @@ def main():
     if args.gpus == 0:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     speeds, failed = measure(contestants(args), args.rounds)
-    medians = {name: statistics.median(values) for name, values in speeds.items()}
+    medians = {name: statistics.median(values) for name, values in speeds.items() if values}
     for name, median in medians.items():
         ratio = f"; teratron is {medians['teratron'] / median:.3f} times that" if "teratron" in medians else ""
         print(f"{name:<36}{median:>12.0f} tokens/s in the median{ratio}")

@@ -100,6 +100,18 @@ TEST_F(GpuAttention, BackwardOfSeparateTensors) {
   }
 }
 
+TEST_F(GpuAttention, BackwardOfNothing) {
+  const auto tensor = [](int64_t batch) { return on_gpu({batch, 2, 64, 64}, at::kBFloat16); };
+  const AttentionGradients into{tensor(0), tensor(0), tensor(0)};
+  cudnn_attention_backward({tensor(0), tensor(0), tensor(0), tensor(0), on_gpu({0, 2, 64, 1}, at::kFloat)},
+                           tensor(0), {1.0, true}, into);
+  const at::Tensor no_keys = on_gpu({1, 2, 0, 64}, at::kBFloat16);
+  const AttentionGradients zero{tensor(1), no_keys, no_keys};
+  cudnn_attention_backward({tensor(1), no_keys, no_keys, tensor(1), on_gpu({1, 2, 64, 1}, at::kFloat)},
+                           tensor(1), {}, zero);
+  EXPECT_EQ(zero.q_BNSD.abs().max().item<double>(), 0.0);
+}
+
 TEST_F(GpuAttention, SaysWhatCudnnCannotDo) {
   const Case c{64, 64, 1, 2, 2, 264, {1.0, true}};
   const auto tensor = [&](int64_t channels) { return on_gpu({1, 2, 64, channels}, at::kBFloat16); };

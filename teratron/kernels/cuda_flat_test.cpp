@@ -105,46 +105,64 @@ TEST_F(GpuFlat, OptimizerSteps) {
   }
 }
 
-// Enough parameters for stages in shared memory, whole and with a rest: the same bits as by parts too small for them.
-TEST_F(GpuFlat, AdamInStages) {
+// The same in memory that begins so many elements later.
+AdamShard shifted(const AdamShard& shard, int64_t offset) {
+  const auto shift = [&](const at::Tensor& t) {
+    return at::empty({t.numel() + offset}, t.options()).slice(0, offset).copy_(t);
+  };
+  return {{shift(shard.weights.param), shift(shard.weights.remainder)},
+          shift(shard.grad),
+          shift(shard.exp_avg),
+          shift(shard.exp_avg_sq),
+          shard.groups};
+}
+
+// Steps parts too small for stages in shared memory.
+void step_parts(const AdamShard& shard, const StepScalars& scalars, const AdamOptions& options) {
   constexpr int64_t part = 64 * 1000;
-  for (const int64_t n : {int64_t{1} << 21, int64_t{3'000'001}, int64_t{5'000'128}}) {
-    const Shards host = make_shards(n, at::kBFloat16, at::kFloat);
-    const AdamShard whole = gpu(host).adam, parts = gpu(host).adam;
-    const StepScalars s = scalars(at::kCUDA);
-    const AdamOptions options{.decoupled_weight_decay = n % 2 == 0};
-    adam_step_(whole, s, options);
-    for (int64_t i = 0; i < n; i += part) {
-      const auto cut = [&](const at::Tensor& t) { return t.slice(0, i, i + part); };
-      adam_step_({{cut(parts.weights.param), cut(parts.weights.remainder)},
-                  cut(parts.grad),
-                  cut(parts.exp_avg),
-                  cut(parts.exp_avg_sq),
-                  parts.groups.slice(0, i / 64, (i + part) / 64)},
-                 s, options);
-    }
-    EXPECT_TRUE(same_bits(numbers(whole.weights).cpu(), numbers(parts.weights).cpu())) << n;
-    EXPECT_TRUE(same_bits(whole.exp_avg.cpu(), parts.exp_avg.cpu())) << n;
-    EXPECT_TRUE(same_bits(whole.exp_avg_sq.cpu(), parts.exp_avg_sq.cpu())) << n;
-    EXPECT_FALSE(same_bits(numbers(whole.weights).cpu(), numbers(host.adam.weights))) << n;
+  for (int64_t i = 0; i < shard.grad.numel(); i += part) {
+    const auto cut = [&](const at::Tensor& t) { return t.slice(0, i, i + part); };
+    adam_step_({{cut(shard.weights.param), cut(shard.weights.remainder)},
+                cut(shard.grad),
+                cut(shard.exp_avg),
+                cut(shard.exp_avg_sq),
+                shard.groups.defined() ? shard.groups.slice(0, i / 64, (i + part) / 64) : at::Tensor{}},
+               scalars, options);
   }
 }
 
-// Slices that no packs fit.
-TEST_F(GpuFlat, StepsWhereNothingIsAligned) {
-  Shards host = make_shards(1001, at::kBFloat16, at::kFloat), device = gpu(host);
-  const auto rest = [](const at::Tensor& t) { return t.slice(0, 1); };
-  const StepScalars s = scalars(at::kCPU), t = scalars(at::kCUDA);
-  for (const auto& [shards, step] : {std::pair{&host, &s}, {&device, &t}}) {
-    AdamShard& adam = shards->adam;
-    adam_step_({{rest(adam.weights.param), rest(adam.weights.remainder)},
-                rest(adam.grad),
-                rest(adam.exp_avg),
-                rest(adam.exp_avg_sq),
-                adam.groups},
-               *step, {});
+// Enough parameters for stages, whole and with a rest, aligned to 16 bytes and no more, with and without groups: the same
+// bits as by parts.
+TEST_F(GpuFlat, AdamInStages) {
+  for (const int64_t n : {int64_t{1} << 21, int64_t{3'000'001}, int64_t{5'000'128}}) {
+    for (const bool grouped : {true, false}) {
+      AdamShard host = make_shards(n, at::kBFloat16, at::kFloat).adam;
+      if (!grouped) host.groups = at::Tensor{};
+      const AdamShard on_gpu{gpu(host.weights), gpu(host.grad), gpu(host.exp_avg), gpu(host.exp_avg_sq),
+                             gpu(host.groups)};
+      const AdamShard whole = shifted(on_gpu, 8), parts = shifted(on_gpu, 0);
+      const StepScalars s = scalars(at::kCUDA);
+      const AdamOptions options{.decoupled_weight_decay = n % 2 == 0};
+      adam_step_(whole, s, options);
+      step_parts(parts, s, options);
+      EXPECT_TRUE(same_bits(numbers(whole.weights).cpu(), numbers(parts.weights).cpu())) << n;
+      EXPECT_TRUE(same_bits(whole.exp_avg.cpu(), parts.exp_avg.cpu())) << n;
+      EXPECT_TRUE(same_bits(whole.exp_avg_sq.cpu(), parts.exp_avg_sq.cpu())) << n;
+      EXPECT_FALSE(same_bits(numbers(whole.weights).cpu(), numbers(host.weights))) << n;
+    }
   }
-  EXPECT_LT(relative_error(numbers(device.adam.weights), numbers(host.adam.weights)), 5e-7);
+}
+
+// Slices that no packs fit, the larger of them long enough for stages.
+TEST_F(GpuFlat, StepsWhereNothingIsAligned) {
+  for (const int64_t n : {1000, 2'000'000}) {
+    const AdamShard host = make_shards(n, at::kBFloat16, at::kFloat).adam;
+    const AdamShard device = shifted(
+        {gpu(host.weights), gpu(host.grad), gpu(host.exp_avg), gpu(host.exp_avg_sq), gpu(host.groups)}, 1);
+    adam_step_(host, scalars(at::kCPU), {});
+    adam_step_(device, scalars(at::kCUDA), {});
+    EXPECT_LT(relative_error(numbers(device.weights), numbers(host.weights)), 5e-7);
+  }
 }
 
 TEST_F(GpuFlat, SplitsLikeTheHost) {

@@ -113,6 +113,10 @@ void cudnn_attention_backward(const AttentionForward& forward, const at::Tensor&
   const Tensors tensors{forward.q_BNSD,       forward.k_BGSD,   forward.v_BGSD,   forward.y_BNSD,  dy_BNSD,
                         forward.log_sum_BNS1, gradients.q_BNSD, gradients.k_BGSD, gradients.v_BGSD};
   for (const at::Tensor& x : tensors) TERATRON_ASSERT(x.is_cuda() && x.dim() == 4 && x.stride(3) == 1);
+  if (tensors[q].numel() == 0 || tensors[k].numel() == 0) {
+    for (int64_t place = dq; place <= dv; ++place) tensors[place].zero_();
+    return;
+  }
   cudnnHandle_t handle = at::native::getCudnnHandle();
   Plan& plan = plan_for(tensors, options, handle);
   std::unordered_map<int64_t, void*> addresses;

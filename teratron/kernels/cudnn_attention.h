@@ -2,8 +2,9 @@
 // that those of queries, keys and values can be one tensor without a copy.
 //
 // Shapes: N heads of queries in G groups, each with a key and a value (N a multiple of G). bf16 or f16, any strides but the
-// last, which is 1; 16-byte aligned. CUDA, asynchronous on the current stream; the bits of dq do not repeat. The first call
-// with a shape makes cuDNN choose its kernels, which must not happen while a CUDA graph is captured.
+// last, which is 1; 16-byte aligned, no two elements in one place. CUDA, asynchronous on the current stream; the bits of dq do
+// not repeat. The first call with a shape makes cuDNN choose its kernels, which must not happen while a CUDA graph is captured;
+// the choice is kept as long as the thread lives, for each shape, strides and options.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -24,6 +24,10 @@ at::ScalarType accumulation_type(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
+bool is_aligned(const at::Tensor& x) {
+  return reinterpret_cast<uintptr_t>(address(x)) % 16 == 0;
+}
+
 void require_float(const at::Tensor& x, const char* what) {
   TERATRON_ASSERT(x.defined() && x.is_contiguous(), "{} is not contiguous", what);
   const auto type = x.scalar_type();

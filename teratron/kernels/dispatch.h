@@ -25,6 +25,9 @@ at::ScalarType accumulation_type(const at::Tensor& x);
 /// bf16 or f16.
 bool is_half(at::ScalarType type);
 
+/// At a multiple of 16 bytes.
+bool is_aligned(const at::Tensor& x);
+
 /// x is contiguous and of a type that the kernels compute with.
 void require_float(const at::Tensor& x, const char* what);
 /// t is contiguous, on like's device, of like's dtype and has `numel` elements.

@@ -115,10 +115,6 @@ Fp8Scale fp8_scale_of(const at::Tensor& x, Fp8Format format) {
   return {scale, scale.reciprocal()};
 }
 
-bool is_aligned(const at::Tensor& x) {
-  return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % granule == 0;
-}
-
 bool casts_in_one_pass(const at::Tensor& x, int64_t parts) {
   return x.is_cuda() && is_half(x.scalar_type()) && x.dim() == 2 && x.numel() > 0 && x.is_contiguous() &&
          is_aligned(x) && x.size(0) % granule == 0 && x.size(1) % (granule * parts) == 0;

@@ -6,9 +6,6 @@
 
 namespace teratron {
 
-/// At a multiple of 16 bytes.
-bool is_aligned(const at::Tensor& x);
-
 /// Whether the kernels that compute a matrix and cast it read x [R, C], C of `parts` matrices side by side: bf16 or f16 on a
 /// GPU, sizes and address as FP8 wants them. Of what no path takes, the one that casts after it says why.
 bool casts_in_one_pass(const at::Tensor& x, int64_t parts = 1);

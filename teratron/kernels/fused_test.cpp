@@ -107,6 +107,10 @@ TEST(Qkv, IsTurnedAfterItsProduct) {
   EXPECT_CLOSE(y.narrow(3, 0, 2), rope(plain.narrow(3, 0, 2), turn.rotation.table, positions, how),
                at::kDouble);
   EXPECT_TRUE(y.select(3, 2).equal(plain.select(3, 2)));
+  const QkvTurn of_nothing{{turn.rotation.table, turn.rotation.style, positions.narrow(1, 0, 0)}, 3, 8};
+  EXPECT_EQ(linear_turned(x.narrow(0, 0, 0), w, bias, of_nothing).sizes(), at::IntArrayRef({0, 48}));
+  const QkvTurn too_many{{turn.rotation.table, turn.rotation.style, positions}, 4, channels};
+  EXPECT_DEATH(turn_qkv_(plain.view({12, 48}), too_many), "48 features in groups of 32");
 }
 
 // Views of one tensor that are not its parts in their order, and parts of which the last rows are missing.

@@ -151,8 +151,7 @@ namespace {
 /// Whether our kernels take these tensors, all of one type.
 bool fit_our_kernels(const cuda::GemmActivationShape& shape, std::initializer_list<at::Tensor> tensors) {
   const bool fit = std::ranges::all_of(tensors, [](const at::Tensor& x) {
-    return !x.defined() || (x.is_cuda() && x.scalar_type() == at::kBFloat16 &&
-                            reinterpret_cast<uintptr_t>(address(x)) % 16 == 0);
+    return !x.defined() || (x.is_cuda() && x.scalar_type() == at::kBFloat16 && is_aligned(x));
   });
   return fit && shape.width % 8 == 0 && shape.k % 8 == 0;
 }
@@ -177,18 +176,21 @@ cuda::GemmTurn raw(const QkvTurn& turn) {
 
 at::Tensor linear_turned(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
                          const QkvTurn& turn) {
-  TERATRON_ASSERT(turn.rotation.positions.numel() == x.size(0));
   const cuda::GemmActivationShape shape{
       .rows = x.size(0), .width = w.size(0), .k = x.size(1), .activation = Activation::relu};
   const auto& [table, style, positions] = turn.rotation;
-  const bool whole_heads = style == RopeStyle::half && 2 * table.cos.size(1) == turn.channels;
+  const bool whole_heads = style == RopeStyle::half && 2 * table.cos.size(1) == turn.channels &&
+                           is_aligned(table.cos) && is_aligned(table.sin);
   if (!whole_heads || !x.is_contiguous() || !fit_our_kernels(shape, {x, w, bias}) ||
       !cuda::has_gemm_turn(shape, turn.channels)) {
     const at::Tensor y = linear_forward(x, w, bias);
     turn_qkv_(y, turn);
     return y;
   }
+  require_like(w, x, shape.width * shape.k, "w");
+  if (bias.defined()) require_like(bias, x, shape.width, "bias");
   const at::Tensor y = at::empty({shape.rows, shape.width}, x.options());
+  require_rotation(queries_and_keys(y, turn), table, positions);
   cuda::gemm_turn(
       shape, {.x = address(x), .w = address(w), .bias = address(bias), .out = address(y), .turn = raw(turn)},
       current_stream(x));

@@ -27,7 +27,7 @@ namespace {
 
 }  // namespace
 
-Stream current_stream(const at::Tensor&) {
+DeviceStream current_stream(const at::Tensor&) {
   missing("current_stream");
 }
 

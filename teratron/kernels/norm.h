@@ -61,8 +61,9 @@ struct NormGradients {
   at::Tensor dx;       // gradient of h: of x and of the residual alike
   at::Tensor dweight;  // f32 [n] (f64 for f64)
   at::Tensor dbias;    // f32 [n]; undefined when there is no bias
-  at::Tensor
-      dx_sum;  // f32 [n] if wanted: over rows of dx, on a GPU before rounding; the gradient of a bias added to h
+  // f32 [n] if wanted: over rows of dx, the gradient of a bias added to h; before dx is rounded where that takes no pass of its
+  // own.
+  at::Tensor dx_sum;
 };
 
 /// dy [..., n]; `dresidual` (may be undefined) is the gradient that reaches h past the norm and is added to

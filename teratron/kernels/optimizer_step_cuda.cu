@@ -284,12 +284,14 @@ __global__ void __launch_bounds__(256, AdamStage::blocks) adam_in_stages(StepArg
     int s = 0;
     uint32_t round = 0;
     for (int64_t i = blockIdx.x * int64_t{size}; i < whole; i += step) {
+      const int k = 4 * static_cast<int>(threadIdx.x);
+      const int group =
+          args.groups == nullptr ? 0 : args.groups[(i + k) >> block_shift];  // arrives meanwhile
       hopper::await(shared_address(&arrived[s]), round);
       const StepArgs here = stages[s].here(args);
-      const int k = 4 * static_cast<int>(threadIdx.x);
       Four four;
       four.read(here, k);
-      four.update(rule, groups[args.groups == nullptr ? 0 : args.groups[(i + k) >> block_shift]], grad_scale);
+      four.update(rule, groups[group], grad_scale);
       stages[s].write(four, here, k);
       hopper::wrote_for_copies();
       __syncthreads();
@@ -363,6 +365,8 @@ void adam_step(const StepArgs& args, const AdamConstants& constants, CUstream_st
   if (can_step_in_stages(args)) {
     constexpr int bytes = AdamStage::count * sizeof(AdamStage);
     cudaFuncSetAttribute(adam_in_stages, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    cudaFuncSetAttribute(adam_in_stages, cudaFuncAttributePreferredSharedMemoryCarveout,
+                         cudaSharedmemCarveoutMaxShared);
     adam_in_stages<<<multiprocessors() * AdamStage::blocks, 256, bytes, stream>>>(args, constants);
     check_launch("adam_step");
     return;

@@ -81,11 +81,18 @@ at::Tensor whole_of(const QkvParts& parts) {
   return same ? whole : at::Tensor();
 }
 
+at::Tensor queries_and_keys(const at::Tensor& qkv_TF, const QkvTurn& turn) {
+  const int64_t width = turn.per_group * turn.channels;
+  TERATRON_ASSERT(qkv_TF.size(1) % width == 0, "{} features in groups of {}", qkv_TF.size(1), width);
+  const at::Tensor& positions = turn.rotation.positions;
+  return qkv_TF
+      .view({positions.size(0), positions.size(1), qkv_TF.size(1) / width, turn.per_group, turn.channels})
+      .narrow(3, 0, turn.per_group - 1);
+}
+
 void turn_qkv_(const at::Tensor& qkv_TF, const QkvTurn& turn) {
   const auto& [table, style, positions] = turn.rotation;
-  const at::Tensor heads =
-      qkv_TF.view({positions.size(0), positions.size(1), -1, turn.per_group, turn.channels});
-  rope_(heads.narrow(3, 0, turn.per_group - 1), table, positions, {style, RopeDirection::forward});
+  rope_(queries_and_keys(qkv_TF, turn), table, positions, {style, RopeDirection::forward});
 }
 
 MergedQkv merge_qkv(const QkvParts& gradients, const QkvRotation* rotation, const WantedSum& sum) {

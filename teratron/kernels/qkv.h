@@ -34,7 +34,9 @@ struct QkvTurn {
   int64_t per_group;  // P
   int64_t channels;   // D
 };
-/// Turns queries and keys where they lie; contiguous.
+/// Its queries and keys [S, B, G, P - 1, D]; a view.
+at::Tensor queries_and_keys(const at::Tensor& qkv_TF, const QkvTurn& turn);
+/// Turns them where they lie; contiguous.
 void turn_qkv_(const at::Tensor& qkv_TF, const QkvTurn& turn);
 
 struct MergedQkv {

@@ -125,6 +125,9 @@ __global__ void __launch_bounds__(max_threads, blocks_per_multiprocessor)
   const int index = static_cast<int>(tile_column<1>());
   if (index >= width / 2 / V) return;
   const Unit<T> unit(args, index);
+  const bool turns = turned && unit.turned;
+  const bool stays = !turns && unit.from == static_cast<const T*>(args.out) + unit.column;
+  if (stays && !summed) return;
   const Pipe pipe{shared_address(bytes) + (threadIdx.y * blockDim.x + threadIdx.x) * 16, unit, half,
                   static_cast<int>(args.length)};
   const Angles angles(args, unit.pack);
@@ -136,10 +139,7 @@ __global__ void __launch_bounds__(max_threads, blocks_per_multiprocessor)
     pipe.fetch(stage, sent);
     sent.advance(step, batch);
   }
-  const bool turns = turned && unit.turned;
   int64_t next_angles = turns ? angles.place(turned_next) : 0;
-  const bool stays = !turns && unit.from == static_cast<const T*>(args.out) + unit.column;
-  if (stays && !summed) return;
   float sums[2][summed ? V : 1] = {};
   T* to = static_cast<T*>(args.out) + first * int64_t{width} + unit.column;
   int stage = 0;

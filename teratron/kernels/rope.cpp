@@ -33,16 +33,8 @@ cuda::RopeArgs describe(const at::Tensor& x, const at::Tensor& out) {
 cuda::RopeArgs describe(const at::Tensor& x, const at::Tensor& out, const RopeTable& table,
                         const at::Tensor& positions, const RopeOptions& options) {
   cuda::RopeArgs args = describe(x, out);
-  const auto type = accumulation_type(x);
-  for (const at::Tensor* t : {&table.cos, &table.sin}) {
-    TERATRON_ASSERT(t->dim() == 2 && t->is_contiguous() && t->scalar_type() == type &&
-                    t->device() == x.device());
-  }
-  TERATRON_ASSERT(table.cos.sizes() == table.sin.sizes());
+  require_rotation(x, table, positions);
   args.rotated = 2 * table.cos.size(1);
-  TERATRON_ASSERT(args.rotated <= x.size(-1), "{} rotated channels of {}", args.rotated, x.size(-1));
-  TERATRON_ASSERT(positions.scalar_type() == at::kLong && positions.device() == x.device());
-  TERATRON_ASSERT(positions.dim() == 2 && positions.size(0) == x.size(0) && positions.size(1) == x.size(1));
   args.cos = table.cos.const_data_ptr();
   args.sin = table.sin.const_data_ptr();
   args.positions = positions.const_data_ptr<int64_t>();
@@ -104,6 +96,19 @@ void run(const at::Tensor& x, const at::Tensor& out, const RopeTable& table, con
 }
 
 }  // namespace
+
+void require_rotation(const at::Tensor& x, const RopeTable& table, const at::Tensor& positions) {
+  const auto type = accumulation_type(x);
+  for (const at::Tensor* t : {&table.cos, &table.sin}) {
+    TERATRON_ASSERT(t->dim() == 2 && t->is_contiguous() && t->scalar_type() == type &&
+                    t->device() == x.device());
+  }
+  TERATRON_ASSERT(table.cos.sizes() == table.sin.sizes());
+  const int64_t rotated = 2 * table.cos.size(1);
+  TERATRON_ASSERT(rotated <= x.size(-1), "{} rotated channels of {}", rotated, x.size(-1));
+  TERATRON_ASSERT(positions.scalar_type() == at::kLong && positions.device() == x.device());
+  TERATRON_ASSERT(positions.dim() == 2 && positions.size(0) == x.size(0) && positions.size(1) == x.size(1));
+}
 
 void rope_(const at::Tensor& x, const RopeTable& table, const at::Tensor& positions,
            const RopeOptions& options) {

@@ -31,6 +31,9 @@ struct RopeOptions {
   RopeDirection direction = RopeDirection::forward;
 };
 
+/// Aborts unless table and positions are for x, as above.
+void require_rotation(const at::Tensor& x, const RopeTable& table, const at::Tensor& positions);
+
 /// Rotates x where it lies.
 void rope_(const at::Tensor& x, const RopeTable& table, const at::Tensor& positions,
            const RopeOptions& options);

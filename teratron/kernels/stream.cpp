@@ -6,7 +6,7 @@
 
 namespace teratron {
 
-Stream current_stream(const at::Tensor& x) {
+DeviceStream current_stream(const at::Tensor& x) {
   TERATRON_ASSERT(x.get_device() == c10::cuda::current_device(), "{} is not the current device",
                   x.device().str());
   return c10::cuda::getCurrentCUDAStream().stream();

@@ -7,9 +7,9 @@ struct CUstream_st;
 
 namespace teratron {
 
-using Stream = CUstream_st*;
+using DeviceStream = CUstream_st*;
 
 /// PyTorch's current stream of x's device, which must be the current device.
-Stream current_stream(const at::Tensor& x);
+DeviceStream current_stream(const at::Tensor& x);
 
 }  // namespace teratron

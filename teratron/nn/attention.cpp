@@ -111,11 +111,11 @@ struct CudnnAttention : torch::autograd::Function<CudnnAttention> {
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const variable_list saved = context->get_saved_variables();
     const QueryKeyValue qkv{saved[0], saved[1], saved[2]};
-    const at::Tensor dy_SBND = gradients[0].unflatten(2, {qkv.q_SBND.size(2), -1});
+    const at::Tensor dy_SBND = gradients[0].contiguous().unflatten(2, {qkv.q_SBND.size(2), -1});
     const QueryKeyValue d = empty_like(qkv);
     cudnn_attention_backward(
         {heads_first(qkv.q_SBND), heads_first(qkv.k_SBGD), heads_first(qkv.v_SBGD), saved[3], saved[4]},
-        heads_first(dy_SBND.stride(-1) == 1 ? dy_SBND : dy_SBND.contiguous()),
+        heads_first(dy_SBND),
         {context->saved_data["scale"].toDouble(), context->saved_data["causal"].toBool()},
         {heads_first(d.q_SBND), heads_first(d.k_SBGD), heads_first(d.v_SBGD)});
     return {d.q_SBND, d.k_SBGD, d.v_SBGD, at::Tensor()};

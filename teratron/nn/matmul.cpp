@@ -17,6 +17,7 @@ class PlainMatMul : public MatMul {
   bool takes_plain_gradient() const override { return true; }
   at::Tensor forward(const Operand& x_TI, const Addends& addends) override {
     const auto& [bias_O, residual_TO, turn] = addends;
+    TERATRON_ASSERT(turn == nullptr || !residual_TO.defined());
     if (turn != nullptr) return linear_turned(x_TI.rows, weight_.tensor, bias_O, *turn);
     if (residual_TO.defined()) return linear_add(x_TI.rows.contiguous(), weight_.tensor, bias_O, residual_TO);
     return linear_forward(x_TI.rows, weight_.tensor, bias_O);
@@ -57,6 +58,7 @@ class Fp8MatMul : public MatMul {
   }
   Operand output_gradient(const Producer& dy_TO) override { return cast(dy_TO, Role::output_gradient, {}); }
   at::Tensor forward(const Operand& x_TI, const Addends& addends) override {
+    TERATRON_ASSERT(addends.turn == nullptr || !addends.residual_TO.defined());
     const Fp8Matrix& weight = weight_in_fp8();
     const Fp8Product product{
         .a = {x_TI.rows, x_TI.inverse}, .b = {weight.rows, weight.inverse}, .fast_accumulation = true};
