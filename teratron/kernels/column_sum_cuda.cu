@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "teratron/kernels/activation_cuda.h"
 #include "teratron/kernels/device.cuh"
 #include "teratron/kernels/partials.cuh"
@@ -5,16 +7,16 @@
 namespace teratron::cuda {
 namespace {
 
-constexpr int rows_per_block = 256;
+constexpr int threads = 256, blocks_per_multiprocessor = 4;
 
-/// A block sums rows_per_block rows of 32 column packs. Block (32, 8).
+/// A block sums its share of the rows of 32 column packs. Block (32, 8).
 template <typename T, int N>
-__global__ void __launch_bounds__(256) column_sum_kernel(ColumnSumArgs args) {
+__global__ void __launch_bounds__(threads, blocks_per_multiprocessor) column_sum_kernel(ColumnSumArgs args) {
   using A = Accumulator<T>;
   __shared__ A shared[8][32][N];
   const int64_t column = (blockIdx.x * int64_t{32} + threadIdx.x) * N;
-  const int64_t first = blockIdx.y * int64_t{rows_per_block};
-  const int64_t end = min(args.rows, first + rows_per_block);
+  const int64_t share = (args.rows + gridDim.y - 1) / gridDim.y, first = blockIdx.y * share;
+  const int64_t end = min(args.rows, first + share);
   A sum[N] = {};
   if (column < args.width) {
 #pragma unroll 8
@@ -51,8 +53,11 @@ void launch(const ColumnSumArgs& args, cudaStream_t stream) {
 
 }  // namespace
 
-int64_t column_sum_partials(int64_t rows, int64_t) {
-  return ceil_div(rows, rows_per_block);
+int64_t column_sum_partials(int64_t rows, int64_t width) {
+  constexpr int64_t fewest_rows = 64;
+  // As many blocks as run at once, of packs of eight columns.
+  const int64_t down = int64_t{multiprocessors()} * blocks_per_multiprocessor / ceil_div(width, 8 * 32);
+  return std::max<int64_t>(1, std::min(down, ceil_div(rows, fewest_rows)));
 }
 
 void column_sum(const ColumnSumArgs& args, CUstream_st* stream) {

@@ -169,6 +169,18 @@ TEST_F(GpuFused, AddRows) {
   }
 }
 
+// Ids are sorted in types of two, four and eight bytes.
+TEST_F(GpuFused, AddRowsOfLargeTables) {
+  for (const int64_t count : {int64_t{32'768}, int64_t{65'536}, int64_t{65'537}, int64_t{300'000}}) {
+    const at::Tensor ends = at::tensor({int64_t{0}, count / 2 - 1, count / 2, count - 1}),
+                     ids = at::cat({ends, at::randint(count, {3000}, at::kLong), ends}),
+                     dy = at::randn({ids.size(0), 16}), sum = at::zeros({count, 16}), device = gpu(sum);
+    add_rows_(sum, ids, dy);
+    add_rows_(device, gpu(ids), gpu(dy));
+    EXPECT_LT(relative_error(device, sum), 1e-6) << count;
+  }
+}
+
 TEST_F(GpuFused, AddRowsInBlocksOfAChunk) {
   const at::Tensor ids = at::arange(64, at::kLong).repeat_interleave(32), dy = at::randn({2048, 16}),
                    sum = at::zeros({64, 16}), device = gpu(sum);

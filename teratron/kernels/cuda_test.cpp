@@ -49,7 +49,8 @@ struct NormCase {
   at::ScalarType type;
   int64_t rows, width;
   NormOptions options;
-  bool extras;
+  bool extras;          // addends, and a gradient past the norm
+  bool shift = extras;  // a bias of its own
 };
 
 /// Summing dx changes nothing else; the sum, taken before dx is rounded, is right to the rounding of its terms.
@@ -69,9 +70,10 @@ void check_norm(const NormCase& c) {
   SCOPED_TRACE(fmt::format("{} [{}, {}] rms {} extras {}", at::toString(c.type), c.rows, c.width,
                            c.options.kind == NormKind::rms, c.extras));
   const auto rows = [&] { return randn({c.rows, c.width}, c.type); };
-  const auto columns = [&] { return c.extras ? randn({c.width}, c.type) : at::Tensor(); };
-  const at::Tensor x = rows() + 0.5, residual = c.extras ? rows() : at::Tensor(), added_bias = columns();
-  const NormParameters p{randn({c.width}, c.type), columns()}, p_gpu{gpu(p.weight), gpu(p.bias)};
+  const auto columns = [&](bool wanted) { return wanted ? randn({c.width}, c.type) : at::Tensor(); };
+  const at::Tensor x = rows() + 0.5, residual = c.extras ? rows() : at::Tensor(),
+                   added_bias = columns(c.extras);
+  const NormParameters p{randn({c.width}, c.type), columns(c.shift)}, p_gpu{gpu(p.weight), gpu(p.bias)};
   const auto forward = [&] {
     return norm_forward(gpu(x), {gpu(residual), gpu(added_bias)}, p_gpu, c.options);
   };
@@ -97,7 +99,7 @@ void check_norm(const NormCase& c) {
   const auto statistics = c.type == at::kDouble ? at::kDouble : at::kFloat;
   EXPECT_GPU(g.dx, g64.dx, c.type);
   EXPECT_GPU(g.dweight, g64.dweight, statistics);
-  if (c.extras) {
+  if (c.shift) {
     EXPECT_GPU(g.dbias, g64.dbias, statistics);
   }
   EXPECT_TRUE(same_bits(g.dx.cpu(), g_again.dx.cpu()));
@@ -130,10 +132,24 @@ TEST_F(Gpu, Norm) {
   }
 }
 
+// Whole, with a rest and few, with more rows than warps.
+TEST_F(Gpu, NormOfRowsThatWarpsTake) {
+  for (const auto type : {at::kBFloat16, at::kHalf}) {
+    for (const auto& [rows, width] :
+         {std::pair<int64_t, int64_t>{1, 768}, {40, 520}, {9001, 760}, {13000, 768}}) {
+      check_norm({type, rows, width, {.kind = NormKind::layer, .eps = 1e-5}, false, true});
+      check_norm({type, rows, width, {.kind = NormKind::layer, .eps = 1e-5}, true});
+      check_norm({type, rows, width, {.kind = NormKind::rms, .eps = 1e-6}, false});
+    }
+  }
+}
+
 TEST_F(Gpu, NormTakesF32Weights) {
-  const at::Tensor x = randn({50, 2048}, at::kBFloat16), weight = at::randn({2048});
-  const NormOutput out = norm_forward(gpu(x), {}, {gpu(weight), {}}, {});
-  EXPECT_GPU(out.y, norm_forward(f64(x), {}, {f64(weight), {}}, {}).y, at::kBFloat16);
+  for (const int64_t width : {768, 2048}) {
+    const at::Tensor x = randn({50, width}, at::kBFloat16), weight = at::randn({width});
+    const NormOutput out = norm_forward(gpu(x), {}, {gpu(weight), {}}, {});
+    EXPECT_GPU(out.y, norm_forward(f64(x), {}, {f64(weight), {}}, {}).y, at::kBFloat16);
+  }
 }
 
 TEST_F(Gpu, Activations) {

@@ -6,6 +6,20 @@
 
 namespace teratron {
 
+namespace {
+
+/// Ascending, and where each was: [T] and [T]. In the narrowest type that holds ids below `count`, as a radix sort passes over
+/// them for each byte.
+std::pair<at::Tensor, at::Tensor> sorted(const at::Tensor& ids, int64_t count) {
+  constexpr int64_t shorts = 1 << 16, ints = int64_t{1} << 32;
+  const at::ScalarType type = count <= shorts ? at::kShort : count <= ints ? at::kInt : at::kLong;
+  const int64_t middle = type == at::kShort ? shorts / 2 : type == at::kInt ? ints / 2 : 0;
+  const auto [keys, order] = (ids - middle).to(type).sort(/*stable=*/true, 0, /*descending=*/false);
+  return {keys.to(at::kLong) + middle, order};
+}
+
+}  // namespace
+
 void add_rows_(const at::Tensor& sum, const at::Tensor& ids, const at::Tensor& dy) {
   require_float(dy, "dy");
   TERATRON_ASSERT(sum.dim() == 2 && dy.dim() == 2 && sum.size(1) == dy.size(1), "rows of {} and {}",
@@ -16,12 +30,12 @@ void add_rows_(const at::Tensor& sum, const at::Tensor& ids, const at::Tensor& d
     return;
   }
   require_float(sum, "sum");
-  const auto [sorted, order] = ids.sort(/*stable=*/true, 0, /*descending=*/false);
+  const auto [ascending, order] = sorted(ids, sum.size(0));
   const at::Tensor partial = at::empty({cuda::add_rows_partials(dy.size(0)), dy.size(1)}, sum.options());
   cuda::add_rows({.rows = dy.size(0),
                   .width = dy.size(1),
                   .dtype = dtype_of(dy),
-                  .ids = sorted.const_data_ptr<int64_t>(),
+                  .ids = ascending.const_data_ptr<int64_t>(),
                   .order = order.const_data_ptr<int64_t>(),
                   .dy = address(dy),
                   .sum = address(sum),

@@ -90,29 +90,50 @@ struct Tile {
   int64_t row, column;  // the first, of the activation's result
 };
 
-/// The tiles of a block one after the other: eight columns of tiles row by row, then the next eight, so that what blocks
-/// compute at a time shares its operands in L2.
+/// The tiles of a block one after the other: strips of eight columns of tiles, each row by row, so that what blocks compute at a
+/// time shares its operands in L2.
 class Walk {
  public:
   __device__ Walk(const GemmActivationShape& shape, int columns)
       : columns_(columns),
-        down_(tiles(shape.rows, tile_rows * blocks_in_cluster)),
+        strip_tiles_(strip_columns * tiles(shape.rows, tile_rows * blocks_in_cluster)),
         across_(tiles(shape.width, columns)),
-        index_(blockIdx.x / blocks_in_cluster) {}
-  __device__ bool more() const { return index_ < down_ * across_; }
-  __device__ void next() { index_ += gridDim.x / blocks_in_cluster; }
+        within_(blockIdx.x / blocks_in_cluster) {
+    enter_strip();
+  }
+  __device__ bool more() const { return across_ > 0; }
+  __device__ void next() {
+    within_ += gridDim.x / blocks_in_cluster;
+    enter_strip();
+  }
   __device__ Tile tile() const {
-    const uint32_t strip = index_ / (8 * down_), within = index_ % (8 * down_);
-    const uint32_t wide = min(8u, across_ - 8 * strip);
-    return {int64_t{within / wide * blocks_in_cluster + block_in_cluster()} * tile_rows,
-            int64_t{8 * strip + within % wide} * columns_};
+    uint32_t row = within_ / strip_columns, column = within_ % strip_columns;
+    if (across_ < strip_columns) {
+      row = within_ / across_;
+      column = within_ % across_;
+    }
+    return {int64_t{row * blocks_in_cluster + block_in_cluster()} * tile_rows,
+            int64_t{first_ + column} * columns_};
   }
 
  private:
+  static constexpr uint32_t strip_columns = 8;
   __device__ static uint32_t tiles(int64_t size, int tile) {
     return static_cast<uint32_t>((size + tile - 1) / tile);
   }
-  uint32_t columns_, down_, across_, index_;
+  /// Goes on to the strip that the tile lies in.
+  __device__ void enter_strip() {
+    while (across_ > 0) {
+      const uint32_t here = across_ < strip_columns ? strip_tiles_ / strip_columns * across_ : strip_tiles_;
+      if (within_ < here) return;
+      within_ -= here;
+      first_ += strip_columns;
+      across_ = across_ < strip_columns ? 0 : across_ - strip_columns;
+    }
+  }
+  uint32_t columns_, strip_tiles_;
+  uint32_t first_ = 0, across_;  // columns of tiles: the strip's first, and those from there on
+  uint32_t within_;              // the strip
 };
 
 /// The stages' ring as one of its users sees it.

@@ -5,19 +5,24 @@
 namespace teratron::cuda {
 namespace {
 
-constexpr int rows_per_chunk = 128;  // of the path for any width
+constexpr int rows_per_chunk = 128;  // where rows fit into no registers
 constexpr int row_overhead = 1;      // in packs: what a row costs a warp beside its packs
 
 /// Which sums over the rows a kernel keeps, each with those before it: of dy xhat, of dy (layer norms), of dx.
 enum Sums { of_gain, of_shift, of_dx };
 
+/// Of a block whose warps take rows; it has a multiprocessor to itself, and a thread room for three sums of three packs.
+constexpr int warp_row_threads = 384;
+
 /// Of a multiprocessor, as the packs of a thread leave it registers.
 constexpr int resident_threads(int packs_per_thread, bool sums_dx) {
+  if (packs_per_thread == 3) return warp_row_threads;
   if (packs_per_thread == 1) return sums_dx ? 896 : 1024;
   return packs_per_thread == 2 && sums_dx ? 384 : 512;
 }
 /// Of a block.
 constexpr int max_threads(int packs_per_thread, bool sums_dx) {
+  if (packs_per_thread == 3) return warp_row_threads;
   if (!sums_dx) return max_row_threads;
   return packs_per_thread == 1 ? 128 : 384;
 }
@@ -35,9 +40,8 @@ struct RowStatistics {
 };
 
 /// A row, pack by pack: dy and xhat stay in registers where there are enough, else they are read again.
-template <typename T, int PER, int STAGES>
+template <typename Pipe, int PER>
 struct RowGradient {
-  using Pipe = RowPipe<T, parts, PER, STAGES>;
   static constexpr int N = Pipe::N;
   static constexpr bool keeps = PER <= 2;
   float dy[keeps ? PER : 1][N], xhat[keeps ? PER : 1][N];
@@ -52,9 +56,9 @@ struct RowGradient {
 };
 
 /// A thread's gains and its sums over the rows.
-template <typename T, int PER, Sums SUMS, int STAGES>
+template <typename Pipe, int PER, Sums SUMS>
 struct RowSums {
-  using Pipe = RowPipe<T, parts, PER, STAGES>;
+  using T = typename Pipe::Element;
   static constexpr int N = Pipe::N;
   float gain[PER][N], dweight[PER][N] = {};
   float dbias[SUMS >= of_shift ? PER : 1][N] = {}, dx_sum[SUMS >= of_dx ? PER : 1][N] = {};
@@ -84,40 +88,71 @@ struct RowSums {
       for (int i = 0; i < N; ++i) dx_sum[k][i] += dx[i];
     }
   }
-  /// The block's row of partial sums.
+  /// The block's row of partial sums, of teams that are the block.
   __device__ void store(const NormBackwardArgs& args, const Pipe& pipe) const {
+    each([&](int which, int k,
+             const float(&sum)[N]) { store_values(partial(args, which) + pipe.offset(blockIdx.x, k), sum); },
+         pipe);
+  }
+  /// The same, of teams that are its warps. `shared`: f32 for each sum of each warp.
+  __device__ void store_of_warps(const NormBackwardArgs& args, const Pipe& pipe, int width,
+                                 float* shared) const {
+    constexpr int arrays = SUMS + 1;
+    each(
+        [&](int which, int k, const float(&sum)[N]) {
+          float* const to = shared + (Pipe::Team::team() * arrays + which) * width + pipe.column(k);
+#pragma unroll
+          for (int i = 0; i < N; i += 4)
+            reinterpret_cast<float4&>(to[i]) = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
+        },
+        pipe);
+    __syncthreads();
+    for (int i = threadIdx.x; i < arrays * width; i += blockDim.x) {
+      float sum = 0;
+      for (int warp = 0; warp < blockDim.x / 32; ++warp) sum += shared[warp * arrays * width + i];
+      partial(args, i / width)[blockIdx.x * int64_t{width} + i % width] = sum;
+    }
+  }
+
+ private:
+  __device__ static float* partial(const NormBackwardArgs& args, int which) {
+    return static_cast<float*>(which == of_gain    ? args.partial_dweight
+                               : which == of_shift ? args.partial_dbias
+                                                   : args.partial_dx);
+  }
+  template <typename F>
+  __device__ void each(F&& f, const Pipe& pipe) const {
 #pragma unroll
     for (int k = 0; k < PER; ++k) {
       if (!pipe.has(k)) continue;
-      const int64_t place = pipe.offset(blockIdx.x, k);
-      store_values(static_cast<float*>(args.partial_dweight) + place, dweight[k]);
-      if constexpr (SUMS >= of_shift) store_values(static_cast<float*>(args.partial_dbias) + place, dbias[k]);
-      if constexpr (SUMS >= of_dx) store_values(static_cast<float*>(args.partial_dx) + place, dx_sum[k]);
+      f(of_gain, k, dweight[k]);
+      if constexpr (SUMS >= of_shift) f(of_shift, k, dbias[k]);
+      if constexpr (SUMS >= of_dx) f(of_dx, k, dx_sum[k]);
     }
   }
 };
 
-/// Blocks take rows in turn, STAGES of them on their way:
+/// Teams take rows in turn, STAGES of them on their way:
 ///   dx = rstd (g - avg(g) - xhat avg(g xhat)) + dresidual
-template <typename T, int PER, Sums SUMS, int STAGES>
+template <typename T, int PER, Sums SUMS, int STAGES, typename Team>
 __global__ void __launch_bounds__(max_threads(PER, SUMS == of_dx),
                                   resident_threads(PER, SUMS == of_dx) / max_threads(PER, SUMS == of_dx))
     backward_rows(NormShape shape, NormBackwardArgs args) {
   constexpr bool RMS = SUMS == of_gain;
-  using Pipe = RowPipe<T, parts, PER, STAGES>;
+  using Pipe = RowPipe<T, parts, PER, STAGES, Team>;
   constexpr int N = Pipe::N;
   extern __shared__ __align__(16) unsigned char bytes[];
   __shared__ float shared[2][row_sums];
   const Pipe pipe(shape, {args.dy, args.sum, args.dresidual}, bytes);
-  RowSums<T, PER, SUMS, STAGES> over_rows(shape, args.weight, pipe);
+  RowSums<Pipe, PER, SUMS> over_rows(shape, args.weight, pipe);
   pipe.start();
-  RowStatistics next = RowStatistics::read<RMS>(shape, args, blockIdx.x);
+  RowStatistics next = RowStatistics::read<RMS>(shape, args, Team::first_row());
   const float inverse_width = 1.0f / static_cast<float>(shape.width);
-  for (RowTurn turn; turn.row < shape.rows; turn.next(STAGES)) {
+  for (RowTurn<Team> turn; turn.row < shape.rows; turn.next(STAGES)) {
     const RowStatistics now = next;
-    next = RowStatistics::read<RMS>(shape, args, turn.row + gridDim.x);
+    next = RowStatistics::read<RMS>(shape, args, turn.row + Team::row_step());
     pipe.advance(turn);
-    RowGradient<T, PER, STAGES> row;
+    RowGradient<Pipe, PER> row;
     float sums[2] = {0, 0};
 #pragma unroll
     for (int k = 0; k < PER; ++k) {
@@ -125,7 +160,7 @@ __global__ void __launch_bounds__(max_threads(PER, SUMS == of_dx),
       row.read(pipe, turn.stage, now, k);
       over_rows.add(k, row.dy[row.keeps ? k : 0], row.xhat[row.keeps ? k : 0], sums);
     }
-    block_sum(sums, shared[turn.stage % 2]);
+    Team::sum(sums, shared[turn.stage % 2]);
     const float of_xhat = -now.rstd * sums[0] * inverse_width, constant = -now.rstd * sums[1] * inverse_width;
 #pragma unroll
     for (int k = 0; k < PER; ++k) {
@@ -143,15 +178,20 @@ __global__ void __launch_bounds__(max_threads(PER, SUMS == of_dx),
       store<N>(static_cast<T*>(args.dx) + pipe.offset(turn.row, k), round_to_pack<T>(dx));
     }
   }
-  over_rows.store(args, pipe);
+  if constexpr (std::is_same_v<Team, WarpRows>) {
+    __syncthreads();  // the last to read its rows
+    over_rows.store_of_warps(args, pipe, static_cast<int>(shape.width), reinterpret_cast<float*>(bytes));
+  } else {
+    over_rows.store(args, pipe);
+  }
 }
 
 /// False where the device has too little shared memory for STAGES rows.
-template <typename T, int PER, Sums SUMS, int STAGES>
+template <typename T, int PER, Sums SUMS, int STAGES, typename Team = BlockRows>
 bool launch_rows(const NormShape& shape, const NormBackwardArgs& args, int threads, cudaStream_t stream) {
-  const int bytes = RowPipe<T, parts, PER, STAGES>::bytes(threads);
+  const int bytes = RowPipe<T, parts, PER, STAGES, Team>::bytes(threads);
   if (bytes > shared_memory_limit() - row_sums_bytes) return false;
-  const auto kernel = backward_rows<T, PER, SUMS, STAGES>;
+  const auto kernel = backward_rows<T, PER, SUMS, STAGES, Team>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   kernel<<<static_cast<unsigned>(norm_backward_blocks(shape)), threads, bytes, stream>>>(shape, args);
   return true;
@@ -160,8 +200,12 @@ bool launch_rows(const NormShape& shape, const NormBackwardArgs& args, int threa
 /// False where this path cannot take the shape.
 template <typename T, Sums SUMS>
 bool launch_rows(const NormShape& shape, const NormBackwardArgs& args, cudaStream_t stream) {
-  const RowPlan plan = plan_row(shape, pack_size<T>, row_overhead);
   if (!aligned(args.dy, args.dresidual, args.sum, args.weight, args.dx)) return false;
+  if constexpr (!std::is_same_v<T, float>) {
+    if (packs_by_warps(shape) == 3)
+      return launch_rows<T, 3, SUMS, 4, WarpRows>(shape, args, warp_row_threads, stream);
+  }
+  const RowPlan plan = plan_row(shape, pack_size<T>, row_overhead);
   if (plan.packs_per_thread == 1) return launch_rows<T, 1, SUMS, 4>(shape, args, plan.threads, stream);
   if (plan.packs_per_thread == 2) return launch_rows<T, 2, SUMS, 4>(shape, args, plan.threads, stream);
   if constexpr (SUMS < of_dx) {
@@ -200,16 +244,16 @@ __global__ void __launch_bounds__(256) backward_any(NormShape shape, NormBackwar
   }
 }
 
-/// The sums for any width, after backward_any: a block sums rows_per_chunk rows of 32 columns. Block (32, 8).
+/// The sums for any width, after backward_any: a block sums its share of the rows of 32 columns. Block (32, 8).
 template <typename T>
 __global__ void __launch_bounds__(256) sums_any(NormShape shape, NormBackwardArgs args) {
   using A = Accumulator<T>;
   __shared__ A shared[3][8][32];
   const int64_t column = blockIdx.x * int64_t{32} + threadIdx.x;
-  const int64_t first = blockIdx.y * int64_t{rows_per_chunk};
+  const int64_t count = (shape.rows + gridDim.y - 1) / gridDim.y, first = blockIdx.y * count;
   A dweight = 0, dbias = 0, dx = 0;
   if (column < shape.width) {
-    for (int64_t row = first + threadIdx.y; row < min(shape.rows, first + rows_per_chunk); row += 8) {
+    for (int64_t row = first + threadIdx.y; row < min(shape.rows, first + count); row += 8) {
       const A dy = widen(static_cast<const T*>(args.dy)[row * shape.width + column]);
       const A mean = shape.rms ? A(0) : static_cast<const A*>(args.mean)[row];
       const A h = widen(static_cast<const T*>(args.sum)[row * shape.width + column]);
@@ -257,18 +301,20 @@ void launch(const NormShape& shape, const NormBackwardArgs& args, cudaStream_t s
 
 bool norm_backward_can_sum_dx(const NormShape& shape) {
   if (shape.rms || shape.dtype == Dtype::f64) return false;
+  if (packs_by_warps(shape) > 0) return true;
   const auto [threads, packs] = plan_row(shape, pack_of(shape.dtype), row_overhead);
   return (packs == 1 || packs == 2) && threads <= max_threads(packs, true);
 }
 
 int64_t norm_backward_blocks(const NormShape& shape) {
-  const int64_t chunks = ceil_div(shape.rows, rows_per_chunk);
+  if (packs_by_warps(shape) > 0)
+    return std::min<int64_t>(ceil_div(shape.rows, warp_row_threads / 32), multiprocessors());
   const RowPlan plan =
       shape.dtype == Dtype::f64 ? RowPlan{0, 0} : plan_row(shape, pack_of(shape.dtype), row_overhead);
-  if (plan.packs_per_thread == 0) return chunks;
+  if (plan.packs_per_thread == 0) return ceil_div(shape.rows, rows_per_chunk);
   const int64_t at_once =
       blocks_at_once(resident_threads(plan.packs_per_thread, shape.sums_dx), plan.threads);
-  return std::max(chunks, std::min<int64_t>(shape.rows, multiprocessors() * at_once));
+  return std::min<int64_t>(shape.rows, multiprocessors() * at_once);
 }
 
 void norm_backward(const NormShape& shape, const NormBackwardArgs& args, CUstream_st* stream) {

@@ -27,11 +27,14 @@ constexpr int resident_threads(bool adds, int packs_per_thread) {
   return packs_per_thread == 1 || (packs_per_thread == 2 && !adds) ? 1024 : 512;
 }
 
+template <typename Team>
+constexpr int max_threads = std::is_same_v<Team, WarpRows> ? 256 : max_row_threads;
+
 /// Gain and shift of a thread's packs: in registers where there are enough, else read whenever they are needed.
 template <typename Pipe, int PER>
 struct RowParameters {
   static constexpr int N = Pipe::N;
-  static constexpr bool keeps = PER <= 2;
+  static constexpr bool keeps = PER <= 3;
   float gain[keeps ? PER : 1][N], shift[keeps ? PER : 1][N];
 
   __device__ void read(const NormShape& shape, const NormForwardArgs& args, const Pipe& pipe, int k) {
@@ -47,7 +50,8 @@ struct RowParameters {
 
 /// h of this thread's packs, and their sum.
 template <bool ADDS, typename Pipe, int PER, int N>
-__device__ float read_row(const NormForwardArgs& args, const Pipe& pipe, RowTurn turn, float (&h)[PER][N]) {
+__device__ float read_row(const NormForwardArgs& args, const Pipe& pipe, const typename Pipe::Turn& turn,
+                          float (&h)[PER][N]) {
   float total = 0;
 #pragma unroll
   for (int k = 0; k < PER; ++k) {
@@ -82,15 +86,15 @@ __device__ float center(const Pipe& pipe, float mean, float (&h)[PER][N]) {
 }
 
 /// x, and the residual where something is added.
-template <typename T, bool ADDS, int PER, int STAGES>
-using ForwardPipe = RowPipe<T, (ADDS ? 2 : 1), PER, STAGES>;
+template <typename T, bool ADDS, int PER, int STAGES, typename Team>
+using ForwardPipe = RowPipe<T, (ADDS ? 2 : 1), PER, STAGES, Team>;
 
-/// Blocks take rows in turn, STAGES of them on their way. Thread t holds the packs t, t + blockDim.x, ... (PER of them) of
-/// a row in registers. ADDS: something is added to x.
-template <typename T, bool ADDS, int PER, int STAGES>
-__global__ void __launch_bounds__(max_row_threads, resident_threads(ADDS, PER) / max_row_threads)
+/// Teams take rows in turn, STAGES of them on their way. Thread t of n holds the packs t, t + n, ... (PER of them) of a row in
+/// registers. ADDS: something is added to x.
+template <typename T, bool ADDS, int PER, int STAGES, typename Team>
+__global__ void __launch_bounds__(max_threads<Team>, resident_threads(ADDS, PER) / max_threads<Team>)
     forward_rows(const __grid_constant__ NormShape shape, const __grid_constant__ NormForwardArgs args) {
-  using Pipe = ForwardPipe<T, ADDS, PER, STAGES>;
+  using Pipe = ForwardPipe<T, ADDS, PER, STAGES, Team>;
   extern __shared__ __align__(16) unsigned char bytes[];
   __shared__ float shared[2][row_sums];
   const Pipe pipe = [&] {
@@ -104,18 +108,18 @@ __global__ void __launch_bounds__(max_row_threads, resident_threads(ADDS, PER) /
     if (parameters.keeps && pipe.has(k)) parameters.read(shape, args, pipe, k);
   }
   pipe.start();
-  for (RowTurn turn; turn.row < shape.rows; turn.next(STAGES)) {
+  for (RowTurn<Team> turn; turn.row < shape.rows; turn.next(STAGES)) {
     pipe.advance(turn);
     float h[PER][Pipe::N], mean = 0;
     float total[1] = {read_row<ADDS>(args, pipe, turn, h)};
     if (!shape.rms) {
-      block_sum(total, shared[turn.stage % 2]);
+      Team::sum(total, shared[turn.stage % 2]);
       mean = total[0] * inverse_width;
     }
     float squares[1] = {center(pipe, mean, h)};
-    block_sum(squares, shared[turn.stage % 2] + 32);
+    Team::sum(squares, shared[turn.stage % 2] + 32);
     const float rstd = rsqrtf(squares[0] * inverse_width + eps);
-    if (threadIdx.x == 0) {
+    if (Team::thread() == 0) {
       static_cast<float*>(args.rstd)[turn.row] = rstd;
       if (!shape.rms) static_cast<float*>(args.mean)[turn.row] = mean;
     }
@@ -130,16 +134,15 @@ __global__ void __launch_bounds__(max_row_threads, resident_threads(ADDS, PER) /
 }
 
 /// False where the device has too little shared memory for STAGES rows.
-template <typename T, bool ADDS, int PER, int STAGES>
-bool launch_rows(const NormShape& shape, const NormForwardArgs& args, const RowPlan& plan,
-                 cudaStream_t stream) {
-  const int bytes = ForwardPipe<T, ADDS, PER, STAGES>::bytes(plan.threads);
+template <typename T, bool ADDS, int PER, int STAGES, typename Team = BlockRows>
+bool launch_rows(const NormShape& shape, const NormForwardArgs& args, int threads, cudaStream_t stream) {
+  const int bytes = ForwardPipe<T, ADDS, PER, STAGES, Team>::bytes(threads);
   if (bytes > shared_memory_limit() - row_sums_bytes) return false;
-  const auto kernel = forward_rows<T, ADDS, PER, STAGES>;
+  const auto kernel = forward_rows<T, ADDS, PER, STAGES, Team>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  const int64_t most = multiprocessors() * blocks_at_once(resident_threads(ADDS, PER), plan.threads);
-  kernel<<<static_cast<unsigned>(shape.rows < most ? shape.rows : most), plan.threads, bytes, stream>>>(shape,
-                                                                                                        args);
+  const int64_t wanted = ceil_div(shape.rows, Team::teams(threads)),
+                most = multiprocessors() * blocks_at_once(resident_threads(ADDS, PER), threads);
+  kernel<<<static_cast<unsigned>(wanted < most ? wanted : most), threads, bytes, stream>>>(shape, args);
   return true;
 }
 
@@ -147,16 +150,20 @@ bool launch_rows(const NormShape& shape, const NormForwardArgs& args, const RowP
 template <typename T, bool ADDS>
 bool launch_rows(const NormShape& shape, const NormForwardArgs& args, cudaStream_t stream) {
   constexpr int row_overhead = 3;
-  const RowPlan plan = plan_row(shape, pack_size<T>, row_overhead);
   if (!aligned(args.x, args.residual, args.added_bias, args.weight, args.bias, args.sum, args.y))
     return false;
+  if constexpr (!ADDS && !std::is_same_v<T, float>) {
+    if (packs_by_warps(shape) == 3)
+      return launch_rows<T, ADDS, 3, 4, WarpRows>(shape, args, max_threads<WarpRows>, stream);
+  }
+  const RowPlan plan = plan_row(shape, pack_size<T>, row_overhead);
   switch (plan.packs_per_thread) {
     case 1:
-      return launch_rows<T, ADDS, 1, 4>(shape, args, plan, stream);
+      return launch_rows<T, ADDS, 1, 4>(shape, args, plan.threads, stream);
     case 2:
-      return launch_rows<T, ADDS, 2, 4>(shape, args, plan, stream);
+      return launch_rows<T, ADDS, 2, 4>(shape, args, plan.threads, stream);
     case 4:
-      return launch_rows<T, ADDS, 4, 2>(shape, args, plan, stream);
+      return launch_rows<T, ADDS, 4, 2>(shape, args, plan.threads, stream);
     default:
       return false;
   }

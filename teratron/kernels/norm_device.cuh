@@ -68,58 +68,101 @@ inline int64_t blocks_at_once(int resident_threads, int threads) {
   return threads < resident_threads ? resident_threads / threads : 1;
 }
 
-/// The row that a block works on and the stage of the pipe that it lies in.
+/// A block takes a row at a time.
+struct BlockRows {
+  __device__ static unsigned thread() { return threadIdx.x; }
+  __device__ static unsigned threads() { return blockDim.x; }
+  __device__ static unsigned team() { return 0; }
+  static constexpr int teams(int) { return 1; }
+  __device__ static int64_t first_row() { return blockIdx.x; }
+  __device__ static int64_t row_step() { return gridDim.x; }
+  /// Over the row; `shared` as block_sum wants it.
+  template <int K>
+  __device__ static void sum(float (&x)[K], float* shared) {
+    block_sum(x, shared);
+  }
+};
+
+/// A warp takes a row at a time and waits for no other: for short rows.
+struct WarpRows {
+  __device__ static unsigned thread() { return threadIdx.x % 32; }
+  __device__ static constexpr unsigned threads() { return 32; }
+  __device__ static unsigned team() { return threadIdx.x / 32; }
+  /// Of a block.
+  static constexpr int teams(int block_threads) { return block_threads / 32; }
+  __device__ static int64_t first_row() { return blockIdx.x * int64_t{blockDim.x / 32} + team(); }
+  __device__ static int64_t row_step() { return gridDim.x * int64_t{blockDim.x / 32}; }
+  template <int K>
+  __device__ static void sum(float (&x)[K], float*) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) x[k] = warp_sum(x[k]);
+  }
+};
+
+/// Packs of a row for each thread of a warp that takes rows by itself; 0: blocks take them.
+inline int packs_by_warps(const NormShape& shape) {
+  const bool whole = (shape.dtype == Dtype::bf16 || shape.dtype == Dtype::f16) && shape.width % 8 == 0;
+  const int64_t packs = ceil_div(shape.width, 8 * 32);
+  return whole && packs == 3 ? 3 : 0;
+}
+
+/// The row that is worked on and the stage of the pipe that it lies in.
+template <typename Team>
 struct RowTurn {
-  int64_t row = blockIdx.x;
+  int64_t row = Team::first_row();
   int stage = 0;
 
   __device__ RowTurn() {}
   __device__ void next(int stages) {
-    row += gridDim.x;
+    row += Team::row_step();
     stage = stage == stages - 1 ? 0 : stage + 1;
   }
 };
 
 /// Rows of up to PARTS matrices of one shape on their way through shared memory, which keeps more bytes in flight than
 /// registers could. A thread reads back only what it copied itself, so no barrier is needed.
-template <typename T, int PARTS, int PER, int STAGES>
+template <typename T, int PARTS, int PER, int STAGES, typename TEAM>
 class RowPipe {
  public:
   using Element = T;
+  using Team = TEAM;
+  using Turn = RowTurn<Team>;
   static constexpr int N = pack_size<T>;
   using P = Pack<T, N>;
 
   /// `shared`: bytes(blockDim.x) of it. Matrices that are null are not fetched.
   __device__ RowPipe(const NormShape& shape, const void* const (&matrices)[PARTS], const void* shared)
       : rows_(shape.rows), width_(static_cast<int>(shape.width)) {
-    first_ = shared_address(shared) + threadIdx.x * unsigned{sizeof(P)};
+    first_ =
+        shared_address(shared) + Team::team() * bytes(Team::threads()) + Team::thread() * unsigned{sizeof(P)};
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
       from_[part] = matrices[part] == nullptr ? nullptr : static_cast<const T*>(matrices[part]) + column(0);
     }
   }
-  __device__ int column(int k) const { return static_cast<int>(k * blockDim.x + threadIdx.x) * N; }
+  __device__ int column(int k) const { return static_cast<int>(k * Team::threads() + Team::thread()) * N; }
   __device__ bool has(int k) const { return column(k) < width_; }
   /// Of pack k in a matrix.
   __device__ int64_t offset(int64_t row, int k) const { return row * width_ + column(k); }
   __device__ void read(int stage, int part, int k, float (&x)[N]) const {
     widen(load_shared<P>(place(stage, part, k)), x);
   }
-  /// Sends for the first STAGES - 1 rows of this block.
+  /// Sends for the first STAGES - 1 rows of this team.
   __device__ void start() const {
 #pragma unroll
-    for (int stage = 0; stage < STAGES - 1; ++stage) fetch(stage, blockIdx.x + stage * int64_t{gridDim.x});
+    for (int stage = 0; stage < STAGES - 1; ++stage)
+      fetch(stage, Team::first_row() + stage * Team::row_step());
   }
   /// Sends for the row STAGES - 1 turns ahead and waits for this one.
-  __device__ void advance(const RowTurn& turn) const {
-    fetch(turn.stage == 0 ? STAGES - 1 : turn.stage - 1, turn.row + (STAGES - 1) * int64_t{gridDim.x});
+  __device__ void advance(const Turn& turn) const {
+    fetch(turn.stage == 0 ? STAGES - 1 : turn.stage - 1, turn.row + (STAGES - 1) * Team::row_step());
     await_copy_groups<STAGES - 1>();
   }
-  static int bytes(int threads) { return STAGES * PARTS * PER * threads * static_cast<int>(sizeof(P)); }
+  __host__ __device__ static constexpr int bytes(int threads) { return STAGES * PARTS * PER * threads * static_cast<int>(sizeof(P)); }
 
  private:
   __device__ SharedAddress place(int stage, int part, int k) const {
-    const unsigned pitch = blockDim.x * unsigned{sizeof(P)};
+    const unsigned pitch = Team::threads() * unsigned{sizeof(P)};
     return first_ + stage * (PARTS * PER * pitch) + (part * PER + k) * pitch;
   }
   /// One copy group, empty past the last row.
@@ -132,7 +175,8 @@ class RowPipe {
 #pragma unroll
         for (int k = 0; k < PER; ++k) {
           if (has(k))
-            copy_async(place(stage, part, k), from_[part] + start + k * static_cast<int>(blockDim.x) * N);
+            copy_async(place(stage, part, k),
+                       from_[part] + start + k * static_cast<int>(Team::threads()) * N);
         }
       }
     }
@@ -141,7 +185,7 @@ class RowPipe {
 
   int64_t rows_;
   int width_;
-  SharedAddress first_;   // of [STAGES][PARTS][PER][blockDim.x] packs, this thread's
+  SharedAddress first_;   // of [STAGES][PARTS][PER][threads] packs, this thread's
   const T* from_[PARTS];  // this thread's first column
 };
 

@@ -10,15 +10,25 @@ namespace teratron {
 
 namespace {
 
-// Rows of a weight that holds the ids [first, first + rows); other ids give zeros.
+// Whether all samples have the same ids, and say so by their stride, as positions do.
+bool are_shared(const at::Tensor& ids) {
+  return ids.dim() == 2 && ids.size(1) > 1 && ids.stride(1) == 0;
+}
+
+at::Tensor sum_over_samples(const at::Tensor& gradient_SBH) {
+  return gradient_SBH.sum({1}, /*keepdim=*/true,
+                          gradient_SBH.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+}
+
+// Rows of a weight that holds the ids [first, first + rows); other ids give zeros. What samples share is looked up once.
 struct Lookup : torch::autograd::Function<Lookup> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& weight,
                             const at::Tensor& ids, Parameter* parameter, int64_t first) {
     const int64_t count = weight.size(0);
-    at::Tensor local = ids;
+    at::Tensor local = are_shared(ids) ? ids.narrow(1, 0, 1) : ids;
     at::Tensor elsewhere;
     if (parameter->shard().parts > 1) {
-      local = ids - first;
+      local = local - first;
       elsewhere = local.lt(0).logical_or_(local.ge(count));
       local = local.masked_fill(elsewhere, 0);
     }
@@ -26,7 +36,7 @@ struct Lookup : torch::autograd::Function<Lookup> {
     save_pointer(context, "parameter", parameter);
     at::Tensor rows = at::embedding(weight, local);
     if (elsewhere.defined()) rows.masked_fill_(elsewhere.unsqueeze(-1), 0);
-    return rows;
+    return are_shared(ids) ? rows.expand({ids.size(0), ids.size(1), rows.size(2)}) : rows;
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -34,6 +44,7 @@ struct Lookup : torch::autograd::Function<Lookup> {
     const torch::autograd::variable_list saved = context->get_saved_variables();
     Parameter& parameter = *saved_pointer<Parameter>(context, "parameter");
     at::Tensor gradient = gradients[0];
+    if (saved[0].numel() < gradient.numel() / gradient.size(-1)) gradient = sum_over_samples(gradient);
     if (saved[1].defined()) gradient = gradient.masked_fill(saved[1].unsqueeze(-1), 0);
     accumulate_gradient(parameter, [&](const at::Tensor& sum, bool add) {
       if (!add) sum.zero_();

@@ -33,6 +33,14 @@ Batch empty_batch(int64_t micro_batch, int64_t seq_length) {
   return batch;
 }
 
+// Whether every sample's positions are 0, 1, 2, ...
+bool counts_positions(const Batch& batch) {
+  for (size_t i = 0; i < batch.position_ids.size(); ++i) {
+    if (batch.position_ids[i] != static_cast<int64_t>(i) % batch.seq_length) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 bool uses_data(const Mesh& mesh, bool resets) {
@@ -63,26 +71,29 @@ Batch BatchSource::read() {
 }
 
 MicroBatch BatchSource::next() {
-  MicroBatch micro = uses_data_ ? read_and_broadcast() : counted_positions();
+  MicroBatch micro = uses_data_ ? read_and_broadcast() : MicroBatch{.positions_SB = counted_positions()};
   const SamplerOptions& sampler = options_.loader.sampler;
   micro.first_sample = next_sample_;
   next_sample_ += sampler.micro_batch * sampler.dp_size;
   return micro;
 }
 
-MicroBatch BatchSource::counted_positions() const {
+at::Tensor BatchSource::counted_positions() const {
   const int64_t length = options_.sequence_length;
   const at::Tensor positions_S =
       at::arange(length, at::TensorOptions().dtype(at::kLong).device(options_.device));
-  return {.positions_SB =
-              positions_S.unsqueeze(1).expand({length, options_.loader.sampler.micro_batch}).contiguous()};
+  return positions_S.unsqueeze(1).expand({length, options_.loader.sampler.micro_batch});
 }
 
 MicroBatch BatchSource::read_and_broadcast() {
   Batch batch = read();
   const at::TensorOptions device = at::TensorOptions().device(options_.device);
+  // Other ranks could not know it.
+  const bool counts = tensor_parallel_.size == 1 && batch.seq_length == options_.sequence_length &&
+                      counts_positions(batch);
   std::vector<at::Tensor> tensors = {transposed(batch.tokens, batch, device.dtype(at::kLong)),
-                                     transposed(batch.position_ids, batch, device.dtype(at::kLong)),
+                                     counts ? counted_positions()
+                                            : transposed(batch.position_ids, batch, device.dtype(at::kLong)),
                                      transposed(batch.labels, batch, device.dtype(at::kLong)),
                                      transposed(batch.loss_mask, batch, device.dtype(at::kFloat))};
   if (options_.resets_attention) {

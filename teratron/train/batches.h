@@ -33,8 +33,8 @@ class BatchSource {
  private:
   Batch read();
   MicroBatch read_and_broadcast();
-  /// What a stage without data gets.
-  MicroBatch counted_positions() const;
+  /// [S, B], a row for all samples: all that a stage without data gets.
+  at::Tensor counted_positions() const;
 
   Options options_;
   Group tensor_parallel_;
