@@ -169,6 +169,21 @@ TEST_F(GpuFused, AddRows) {
   }
 }
 
+TEST_F(GpuFused, AddLookedUp) {
+  for (const auto type : float_types) {
+    for (const int64_t width : {8, 37, 1040}) {
+      for (const int64_t rows_of_id : {1, 3, 64}) {
+        SCOPED_TRACE(fmt::format("{} rows of {}, {} for an id", at::toString(type), width, rows_of_id));
+        const at::Tensor ids = at::randint(50, {61}, at::kLong), table = randn({50, width}, type),
+                         x = randn({61 * rows_of_id, width}, type), device = gpu(x);
+        add_looked_up_(device, gpu(table), gpu(ids));
+        add_looked_up_(x, table, ids);
+        EXPECT_TRUE(same_bits(device.cpu(), x));
+      }
+    }
+  }
+}
+
 // Ids are sorted in types of two, four and eight bytes.
 TEST_F(GpuFused, AddRowsOfLargeTables) {
   for (const int64_t count : {int64_t{32'768}, int64_t{65'536}, int64_t{65'537}, int64_t{300'000}}) {

@@ -20,6 +20,29 @@ std::pair<at::Tensor, at::Tensor> sorted(const at::Tensor& ids, int64_t count) {
 
 }  // namespace
 
+void add_looked_up_(const at::Tensor& x, const at::Tensor& table, const at::Tensor& ids) {
+  require_float(x, "x");
+  require_like(table, x, table.size(0) * x.size(1), "table");
+  TERATRON_ASSERT(ids.dim() == 1 && ids.scalar_type() == at::kLong && ids.is_contiguous() &&
+                  ids.device() == x.device());
+  if (x.numel() == 0) return;
+  TERATRON_ASSERT(ids.numel() > 0 && x.size(0) % ids.numel() == 0, "{} ids for {} rows", ids.numel(),
+                  x.size(0));
+  const int64_t rows_of_id = x.size(0) / ids.numel();
+  if (!x.is_cuda()) {
+    x.view({ids.numel(), rows_of_id, -1}).add_(at::embedding(table, ids).unsqueeze(1));
+    return;
+  }
+  cuda::add_looked_up({.rows = x.size(0),
+                       .width = x.size(1),
+                       .dtype = dtype_of(x),
+                       .ids = ids.const_data_ptr<int64_t>(),
+                       .rows_of_id = rows_of_id,
+                       .table = address(table),
+                       .x = address(x)},
+                      current_stream(x));
+}
+
 void add_rows_(const at::Tensor& sum, const at::Tensor& ids, const at::Tensor& dy) {
   require_float(dy, "dy");
   TERATRON_ASSERT(sum.dim() == 2 && dy.dim() == 2 && sum.size(1) == dy.size(1), "rows of {} and {}",

@@ -1,14 +1,17 @@
-// The gradient of a lookup in a table.
+// Rows of a table added to others, and the gradient of a lookup.
 //
-// sum [V, H]; ids int64 [T], each in [0, V): checked on CPU, undefined behaviour on the GPU; dy [T, H] contiguous in f32,
-// bf16, f16 or f64. CPU and CUDA; asynchronous on the current CUDA stream. Bitwise reproducible.
+// table, sum [V, H]; ids int64, contiguous, each in [0, V): checked on CPU, undefined behaviour on the GPU; x, dy [T, H] contiguous
+// in f32, bf16, f16 or f64. CPU and CUDA; asynchronous on the current CUDA stream. Bitwise reproducible.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace teratron {
 
-/// sum[ids[t]] += dy[t].
+/// x[t] += table[ids[t / n]] for T / n ids, rounded; of x's type.
+void add_looked_up_(const at::Tensor& x, const at::Tensor& table, const at::Tensor& ids);
+
+/// sum[ids[t]] += dy[t] for T ids.
 void add_rows_(const at::Tensor& sum, const at::Tensor& ids, const at::Tensor& dy);
 
 }  // namespace teratron

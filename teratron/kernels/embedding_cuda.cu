@@ -1,8 +1,39 @@
 #include "teratron/kernels/device.cuh"
 #include "teratron/kernels/embedding_cuda.h"
+#include "teratron/kernels/tiling.cuh"
 
 namespace teratron::cuda {
 namespace {
+
+template <typename T, int N>
+__global__ void __launch_bounds__(256) add_looked_up_kernel(AddLookedUpArgs args) {
+  using In = Inputs<T, N, 2>;
+  const int64_t column = tile_column<N>();
+  if (column >= args.width) return;
+  T* const x = static_cast<T*>(args.x) + column;
+  const T* const table = static_cast<const T*>(args.table) + column;
+  walk_rows<4, In>(
+      args.rows,
+      [&](int64_t row, In& in) {
+        in.pack[0] = load<N>(x + row * args.width);
+        in.pack[1] = load<N>(table + args.ids[row / args.rows_of_id] * args.width);
+      },
+      [&](int64_t row, In& in) {
+        Accumulator<T> sum[N], more[N];
+        widen(in.pack[0], sum);
+        widen(in.pack[1], more);
+#pragma unroll
+        for (int i = 0; i < N; ++i) sum[i] += more[i];
+        store<N>(x + row * args.width, round_to_pack<T>(sum));
+      });
+}
+
+template <typename T, int N>
+void launch(const AddLookedUpArgs& args, cudaStream_t stream) {
+  const Tiling t = tile_rows(ceil_div(args.width, N), args.rows);
+  add_looked_up_kernel<T, N><<<t.grid, t.block, 0, stream>>>(args);
+  check_launch("add_looked_up");
+}
 
 constexpr int chunk_rows = 32;
 constexpr int threads = 128;
@@ -115,6 +146,16 @@ void launch(const AddRowsArgs& args, cudaStream_t stream) {
 }
 
 }  // namespace
+
+void add_looked_up(const AddLookedUpArgs& args, CUstream_st* stream) {
+  with_device_type(args.dtype, [&]<typename T>(T) {
+    if (args.width % pack_size<T> == 0 && aligned(args.x, args.table)) {
+      launch<T, pack_size<T>>(args, stream);
+    } else {
+      launch<T, 1>(args, stream);
+    }
+  });
+}
 
 int64_t add_rows_partials(int64_t rows) {
   return 2 * ceil_div(rows, chunk_rows);

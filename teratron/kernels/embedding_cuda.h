@@ -9,6 +9,16 @@ struct CUstream_st;
 
 namespace teratron::cuda {
 
+struct AddLookedUpArgs {
+  int64_t rows, width;
+  Dtype dtype;
+  const int64_t* ids;  // [rows / rows_of_id]
+  int64_t rows_of_id;
+  const void* table;
+  void* x;
+};
+void add_looked_up(const AddLookedUpArgs& args, CUstream_st* stream);
+
 struct AddRowsArgs {
   int64_t rows, width;
   Dtype dtype;           // of dy

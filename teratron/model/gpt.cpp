@@ -57,7 +57,7 @@ at::Tensor GPT::embed(const MicroBatch& batch, const AttentionContext& context) 
   const SequencePart part = local_sequence(x_SBH.size(0), parallel_);
   if (position_embeddings_) {
     const at::Tensor positions_SB = batch.positions_SB.narrow(0, part.first, x_SBH.size(0));
-    x_SBH = x_SBH + position_embeddings_->forward(positions_SB);
+    x_SBH = position_embeddings_->add_to_(x_SBH, positions_SB);
   }
   if (config_.fp32_residual) x_SBH = x_SBH.to(at::kFloat);
   return bias_dropout_add(x_SBH, nullptr, at::Tensor(),

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "teratron/base/error.h"
 #include "teratron/comm/collectives.h"
 #include "teratron/kernels/embedding.h"
 #include "teratron/nn/autograd.h"
@@ -10,25 +11,25 @@ namespace teratron {
 
 namespace {
 
-// Whether all samples have the same ids, and say so by their stride, as positions do.
-bool are_shared(const at::Tensor& ids) {
-  return ids.dim() == 2 && ids.size(1) > 1 && ids.stride(1) == 0;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+void add_lookup_gradient(Parameter& parameter, const at::Tensor& ids, const at::Tensor& gradient) {
+  accumulate_gradient(parameter, [&](const at::Tensor& sum, bool add) {
+    if (!add) sum.zero_();
+    add_rows_(sum, ids.reshape(-1), gradient.reshape({-1, sum.size(1)}).contiguous());
+  });
 }
 
-at::Tensor sum_over_samples(const at::Tensor& gradient_SBH) {
-  return gradient_SBH.sum({1}, /*keepdim=*/true,
-                          gradient_SBH.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
-}
-
-// Rows of a weight that holds the ids [first, first + rows); other ids give zeros. What samples share is looked up once.
+// Rows of a weight that holds the ids [first, first + rows); other ids give zeros.
 struct Lookup : torch::autograd::Function<Lookup> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& weight,
-                            const at::Tensor& ids, Parameter* parameter, int64_t first) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& weight, const at::Tensor& ids,
+                            Parameter* parameter, int64_t first) {
     const int64_t count = weight.size(0);
-    at::Tensor local = are_shared(ids) ? ids.narrow(1, 0, 1) : ids;
+    at::Tensor local = ids;
     at::Tensor elsewhere;
     if (parameter->shard().parts > 1) {
-      local = local - first;
+      local = ids - first;
       elsewhere = local.lt(0).logical_or_(local.ge(count));
       local = local.masked_fill(elsewhere, 0);
     }
@@ -36,21 +37,43 @@ struct Lookup : torch::autograd::Function<Lookup> {
     save_pointer(context, "parameter", parameter);
     at::Tensor rows = at::embedding(weight, local);
     if (elsewhere.defined()) rows.masked_fill_(elsewhere.unsqueeze(-1), 0);
-    return are_shared(ids) ? rows.expand({ids.size(0), ids.size(1), rows.size(2)}) : rows;
+    return rows;
   }
 
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 torch::autograd::variable_list gradients) {
-    const torch::autograd::variable_list saved = context->get_saved_variables();
-    Parameter& parameter = *saved_pointer<Parameter>(context, "parameter");
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const variable_list saved = context->get_saved_variables();
     at::Tensor gradient = gradients[0];
-    if (saved[0].numel() < gradient.numel() / gradient.size(-1)) gradient = sum_over_samples(gradient);
     if (saved[1].defined()) gradient = gradient.masked_fill(saved[1].unsqueeze(-1), 0);
-    accumulate_gradient(parameter, [&](const at::Tensor& sum, bool add) {
-      if (!add) sum.zero_();
-      add_rows_(sum, saved[0].reshape(-1), gradient.reshape({-1, sum.size(1)}).contiguous());
-    });
+    add_lookup_gradient(*saved_pointer<Parameter>(context, "parameter"), saved[0], gradient);
     return {at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+// Whether all samples have the same ids, and say so by their stride, as positions do.
+bool are_shared(const at::Tensor& ids_SB) {
+  return ids_SB.size(1) > 1 && ids_SB.stride(1) == 0;
+}
+
+// Rows of a weight added to x, where it lies. What samples share is looked up once.
+struct AddLookup : torch::autograd::Function<AddLookup> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x_SBH, const at::Tensor& weight,
+                            const at::Tensor& ids_SB, Parameter* parameter) {
+    const at::Tensor ids = (are_shared(ids_SB) ? ids_SB.select(1, 0) : ids_SB.reshape(-1)).contiguous();
+    context->save_for_backward({ids});
+    save_pointer(context, "parameter", parameter);
+    context->mark_dirty({x_SBH});
+    TERATRON_ASSERT(x_SBH.is_contiguous(), "rows are added where they lie");
+    add_looked_up_(x_SBH.flatten(0, 1), weight, ids);
+    return x_SBH;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const at::Tensor ids = context->get_saved_variables()[0];
+    const at::Tensor of_id = gradients[0].reshape({ids.numel(), -1, gradients[0].size(-1)});
+    const auto sums = of_id.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    add_lookup_gradient(*saved_pointer<Parameter>(context, "parameter"), ids,
+                        of_id.size(1) > 1 ? of_id.sum(1, /*keepdim=*/false, sums) : of_id);
+    return {gradients[0], at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -82,8 +105,9 @@ Embedding::Embedding(const Scope& scope, const Options& options, const TensorPar
                                           .init = options.init,
                                           .sum_over_tensor_parallel = parallel.sequence_parallel})) {}
 
-at::Tensor Embedding::forward(const at::Tensor& ids_SB) {
-  return lookup(*weight_, ids_SB);
+at::Tensor Embedding::add_to_(const at::Tensor& x_SBH, const at::Tensor& ids_SB) {
+  expect_gradient(*weight_);
+  return AddLookup::apply(x_SBH, weight_->tensor, ids_SB, weight_);
 }
 
 }  // namespace teratron

@@ -39,8 +39,8 @@ class Embedding {
     Init init;
   };
   Embedding(const Scope& scope, const Options& options, const TensorParallel& parallel);
-  /// ids [S, B] of this rank's part of the sequence -> [S, B, hidden].
-  at::Tensor forward(const at::Tensor& ids_SB);
+  /// x + the rows of ids [S, B], of this rank's part of the sequence; in x's place, contiguous, which nobody else may need.
+  at::Tensor add_to_(const at::Tensor& x_SBH, const at::Tensor& ids_SB);
 
  private:
   Parameter* weight_;

@@ -8,26 +8,30 @@ namespace teratron {
 namespace {
 
 struct Result {
-  at::Tensor y, gradient;
+  at::Tensor y, dx, gradient;
 };
 
-Result looked_up(const at::Tensor& ids_SB, const at::Tensor& dy_SBH, at::ScalarType type) {
-  ParameterSet parameters({.dtype = type, .device = at::kCPU, .seed = 1});
+Result looked_up(const at::Tensor& x_SBH, const at::Tensor& ids_SB, const at::Tensor& dy_SBH) {
+  ParameterSet parameters({.dtype = x_SBH.scalar_type(), .device = at::kCPU, .seed = 1});
   Embedding embedding(Scope(parameters), {.count = 9, .hidden = 4, .init = Init::normal(1.0)}, {});
   Parameter& weight = *parameters.find("weight");
-  const at::Tensor y = embedding.forward(ids_SB);
+  const at::Tensor x = x_SBH.detach().requires_grad_(), y = embedding.add_to_(x.clone(), ids_SB);
+  EXPECT_TRUE(y.equal(x_SBH + at::embedding(weight.tensor, ids_SB)));
   y.backward(dy_SBH);
-  return {y.detach(), weight.main_grad.clone()};
+  return {y.detach(), x.grad(), weight.main_grad.clone()};
 }
 
 TEST(Embedding, LooksUpOnceWhatSamplesShare) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     const at::Tensor shared = at::tensor({3, 0, 8, 3, 1}, at::kLong).unsqueeze(1).expand({5, 6}),
-                     dy = at::randn({5, 6, 4}).to(type);
-    const Result once = looked_up(shared, dy, type), each = looked_up(shared.contiguous(), dy, type);
+                     x = at::randn({5, 6, 4}).to(type), dy = at::randn({5, 6, 4}).to(type);
+    const Result once = looked_up(x, shared, dy), each = looked_up(x, shared.contiguous(), dy);
     EXPECT_TRUE(once.y.equal(each.y));
+    EXPECT_TRUE(once.dx.equal(dy));
     EXPECT_TRUE(at::allclose(once.gradient, each.gradient, 1e-5, 1e-5));
-    EXPECT_GT(each.gradient.abs().sum().item<double>(), 0.0);
+    const at::Tensor expected =
+        at::zeros({9, 4}).index_add_(0, shared.reshape(-1), dy.to(at::kFloat).reshape({-1, 4}));
+    EXPECT_TRUE(at::allclose(each.gradient, expected, 1e-5, 1e-5));
   }
 }
 
