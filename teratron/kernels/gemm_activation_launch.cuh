@@ -42,7 +42,9 @@ __global__ void __launch_bounds__(T::threads, 1) kernel(const __grid_constant__ 
       }
     } else {
       take_registers<T::many_registers>();
-      multiply_tiles<T>(p, shared, (static_cast<int>(threadIdx.x) - T::helpers) / group);
+      const int half = (static_cast<int>(threadIdx.x) - T::helpers) / group;
+      multiply_tiles<T>(
+          p, shared, __shfl_sync(0xFFFFFFFFu, half, 0));  // now the compiler knows it for the same in a warp
     }
     sync_cluster();  // no block leaves while another sends to it
   }

@@ -44,27 +44,27 @@ constexpr int accumulators = T::tile_columns / 2;
 template <typename T>
 __device__ void multiply(const Params& p, typename T::Shared& shared, int half, Ring<T::stages>& ring,
                          float (&d)[accumulators<T>]) {
+  // For each 16 along k.
+  constexpr uint32_t step_a = 16 * sizeof(bf16), step_b = T::backward ? 16 * 128 : step_a;
+  const uint64_t first_a = operand_along_k(shared_address(shared.a[0] + half * half_rows * tile_k)),
+                 first_b = T::backward ? operand_across_k(shared_address(shared.b[0]),
+                                                          tile_k * row_values * sizeof(bf16))
+                                       : operand_along_k(shared_address(shared.b[0]));
   const int thread = threadIdx.x % group;
+  const int steps = (static_cast<int>(p.shape.k) + tile_k - 1) / tile_k;
   int last = 0;
-  for (int64_t k = 0; k < p.shape.k; k += tile_k, ring.next()) {
+  for (int step = 0; step < steps; ++step, ring.next()) {
     const int s = ring.stage();
     await(shared_address(&shared.arrived[s]), ring.round());
-    const SharedAddress a = shared_address(shared.a[s] + half * half_rows * tile_k),
-                        b = shared_address(shared.b[s]);
+    const uint64_t a = operand_after(first_a, s * sizeof shared.a[0]),
+                   b = operand_after(first_b, s * sizeof shared.b[0]);
     begin_products();
 #pragma unroll
-    for (int i = 0; i < tile_k; i += 16) {
-      const uint64_t along_k = operand_along_k(a + i * sizeof(bf16));
-      if constexpr (T::backward) {
-        const uint64_t across_k = operand_across_k(b + i * 128, tile_k * row_values * sizeof(bf16));
-        add_product<true>(d, along_k, across_k, k + i > 0);
-      } else {
-        add_product<false>(d, along_k, operand_along_k(b + i * sizeof(bf16)), k + i > 0);
-      }
-    }
+    for (int i = 0; i < tile_k / 16; ++i)
+      add_product<T::backward>(d, operand_after(a, i * step_a), operand_after(b, i * step_b), step + i > 0);
     end_product_group();
     await_product_groups<1>();
-    if (k > 0 && thread < blocks_in_cluster) arrive_in_block(shared_address(&shared.taken[last]), thread);
+    if (step > 0 && thread < blocks_in_cluster) arrive_in_block(shared_address(&shared.taken[last]), thread);
     last = s;
   }
   await_product_groups<0>();

@@ -181,6 +181,12 @@ __device__ inline uint64_t operand_across_k(SharedAddress address, uint32_t bloc
          (address & 0x3FFFFu) >> 4;
 }
 
+/// The operand so many bytes, a multiple of 16, further on in shared memory.
+__device__ inline uint64_t operand_after(uint64_t operand, uint32_t bytes) {
+  // Addresses never carry beyond their field, the low 14 bits.
+  return (operand & 0xFFFFFFFF00000000u) | (static_cast<uint32_t>(operand) + bytes / 16);
+}
+
 /// Before the first product that takes registers which other instructions wrote.
 __device__ inline void begin_products() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
