@@ -16,13 +16,13 @@ constexpr int warp_row_threads = 384;
 
 /// Of a multiprocessor, as the packs of a thread leave it registers.
 constexpr int resident_threads(int packs_per_thread, bool sums_dx) {
-  if (packs_per_thread == 3) return warp_row_threads;
+  if (packs_per_thread == warp_packs) return warp_row_threads;
   if (packs_per_thread == 1) return sums_dx ? 896 : 1024;
   return packs_per_thread == 2 && sums_dx ? 384 : 512;
 }
 /// Of a block.
 constexpr int max_threads(int packs_per_thread, bool sums_dx) {
-  if (packs_per_thread == 3) return warp_row_threads;
+  if (packs_per_thread == warp_packs) return warp_row_threads;
   if (!sums_dx) return max_row_threads;
   return packs_per_thread == 1 ? 128 : 384;
 }
@@ -197,17 +197,25 @@ bool launch_rows(const NormShape& shape, const NormBackwardArgs& args, int threa
   return true;
 }
 
+constexpr int stages = 4;
+
+/// Where the device has the shared memory for it.
+bool by_warps(const NormShape& shape) {
+  using Pipe = RowPipe<__nv_bfloat16, parts, warp_packs, stages, WarpRows>;
+  return are_for_warps(shape) && Pipe::bytes(warp_row_threads) <= shared_memory_limit() - row_sums_bytes;
+}
+
 /// False where this path cannot take the shape.
 template <typename T, Sums SUMS>
 bool launch_rows(const NormShape& shape, const NormBackwardArgs& args, cudaStream_t stream) {
   if (!aligned(args.dy, args.dresidual, args.sum, args.weight, args.dx)) return false;
   if constexpr (!std::is_same_v<T, float>) {
-    if (packs_by_warps(shape) == 3)
-      return launch_rows<T, 3, SUMS, 4, WarpRows>(shape, args, warp_row_threads, stream);
+    if (by_warps(shape))
+      return launch_rows<T, warp_packs, SUMS, stages, WarpRows>(shape, args, warp_row_threads, stream);
   }
   const RowPlan plan = plan_row(shape, pack_size<T>, row_overhead);
-  if (plan.packs_per_thread == 1) return launch_rows<T, 1, SUMS, 4>(shape, args, plan.threads, stream);
-  if (plan.packs_per_thread == 2) return launch_rows<T, 2, SUMS, 4>(shape, args, plan.threads, stream);
+  if (plan.packs_per_thread == 1) return launch_rows<T, 1, SUMS, stages>(shape, args, plan.threads, stream);
+  if (plan.packs_per_thread == 2) return launch_rows<T, 2, SUMS, stages>(shape, args, plan.threads, stream);
   if constexpr (SUMS < of_dx) {
     return plan.packs_per_thread == 4 && launch_rows<T, 4, SUMS, 2>(shape, args, plan.threads, stream);
   }
@@ -301,13 +309,13 @@ void launch(const NormShape& shape, const NormBackwardArgs& args, cudaStream_t s
 
 bool norm_backward_can_sum_dx(const NormShape& shape) {
   if (shape.rms || shape.dtype == Dtype::f64) return false;
-  if (packs_by_warps(shape) > 0) return true;
+  if (by_warps(shape)) return true;
   const auto [threads, packs] = plan_row(shape, pack_of(shape.dtype), row_overhead);
   return (packs == 1 || packs == 2) && threads <= max_threads(packs, true);
 }
 
 int64_t norm_backward_blocks(const NormShape& shape) {
-  if (packs_by_warps(shape) > 0)
+  if (by_warps(shape))
     return std::min<int64_t>(ceil_div(shape.rows, warp_row_threads / 32), multiprocessors());
   const RowPlan plan =
       shape.dtype == Dtype::f64 ? RowPlan{0, 0} : plan_row(shape, pack_of(shape.dtype), row_overhead);

@@ -34,7 +34,7 @@ constexpr int max_threads = std::is_same_v<Team, WarpRows> ? 256 : max_row_threa
 template <typename Pipe, int PER>
 struct RowParameters {
   static constexpr int N = Pipe::N;
-  static constexpr bool keeps = PER <= 3;
+  static constexpr bool keeps = PER <= warp_packs;
   float gain[keeps ? PER : 1][N], shift[keeps ? PER : 1][N];
 
   __device__ void read(const NormShape& shape, const NormForwardArgs& args, const Pipe& pipe, int k) {
@@ -153,8 +153,9 @@ bool launch_rows(const NormShape& shape, const NormForwardArgs& args, cudaStream
   if (!aligned(args.x, args.residual, args.added_bias, args.weight, args.bias, args.sum, args.y))
     return false;
   if constexpr (!ADDS && !std::is_same_v<T, float>) {
-    if (packs_by_warps(shape) == 3)
-      return launch_rows<T, ADDS, 3, 4, WarpRows>(shape, args, max_threads<WarpRows>, stream);
+    if (are_for_warps(shape) &&
+        launch_rows<T, ADDS, warp_packs, 4, WarpRows>(shape, args, max_threads<WarpRows>, stream))
+      return true;
   }
   const RowPlan plan = plan_row(shape, pack_size<T>, row_overhead);
   switch (plan.packs_per_thread) {

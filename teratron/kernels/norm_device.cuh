@@ -99,11 +99,13 @@ struct WarpRows {
   }
 };
 
-/// Packs of a row for each thread of a warp that takes rows by itself; 0: blocks take them.
-inline int packs_by_warps(const NormShape& shape) {
-  const bool whole = (shape.dtype == Dtype::bf16 || shape.dtype == Dtype::f16) && shape.width % 8 == 0;
-  const int64_t packs = ceil_div(shape.width, 8 * 32);
-  return whole && packs == 3 ? 3 : 0;
+/// Of a thread of such a warp.
+constexpr int warp_packs = 3;
+
+/// Whether warps take rows faster than blocks do.
+inline bool are_for_warps(const NormShape& shape) {
+  const bool half = shape.dtype == Dtype::bf16 || shape.dtype == Dtype::f16;
+  return half && shape.width % 8 == 0 && ceil_div(shape.width, 8 * 32) == warp_packs;
 }
 
 /// The row that is worked on and the stage of the pipe that it lies in.
@@ -158,7 +160,9 @@ class RowPipe {
     fetch(turn.stage == 0 ? STAGES - 1 : turn.stage - 1, turn.row + (STAGES - 1) * Team::row_step());
     await_copy_groups<STAGES - 1>();
   }
-  __host__ __device__ static constexpr int bytes(int threads) { return STAGES * PARTS * PER * threads * static_cast<int>(sizeof(P)); }
+  __host__ __device__ static constexpr int bytes(int threads) {
+    return STAGES * PARTS * PER * threads * static_cast<int>(sizeof(P));
+  }
 
  private:
   __device__ SharedAddress place(int stage, int part, int k) const {

@@ -89,13 +89,13 @@ MicroBatch BatchSource::read_and_broadcast() {
   Batch batch = read();
   const at::TensorOptions device = at::TensorOptions().device(options_.device);
   // Other ranks could not know it.
-  const bool counts = tensor_parallel_.size == 1 && batch.seq_length == options_.sequence_length &&
-                      counts_positions(batch);
-  std::vector<at::Tensor> tensors = {transposed(batch.tokens, batch, device.dtype(at::kLong)),
-                                     counts ? counted_positions()
-                                            : transposed(batch.position_ids, batch, device.dtype(at::kLong)),
-                                     transposed(batch.labels, batch, device.dtype(at::kLong)),
-                                     transposed(batch.loss_mask, batch, device.dtype(at::kFloat))};
+  const bool counts =
+      tensor_parallel_.size == 1 && batch.seq_length == options_.sequence_length && counts_positions(batch);
+  std::vector<at::Tensor> tensors = {
+      transposed(batch.tokens, batch, device.dtype(at::kLong)),
+      counts ? counted_positions() : transposed(batch.position_ids, batch, device.dtype(at::kLong)),
+      transposed(batch.labels, batch, device.dtype(at::kLong)),
+      transposed(batch.loss_mask, batch, device.dtype(at::kFloat))};
   if (options_.resets_attention) {
     // Empty: nothing was reset in this batch.
     batch.document_start.resize(batch.tokens.size());
