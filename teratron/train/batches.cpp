@@ -35,8 +35,11 @@ Batch empty_batch(int64_t micro_batch, int64_t seq_length) {
 
 // Whether every sample's positions are 0, 1, 2, ...
 bool counts_positions(const Batch& batch) {
-  for (size_t i = 0; i < batch.position_ids.size(); ++i) {
-    if (batch.position_ids[i] != static_cast<int64_t>(i) % batch.seq_length) return false;
+  for (int64_t sample = 0; sample < batch.micro_batch; ++sample) {
+    const int64_t* const positions = batch.position_ids.data() + sample * batch.seq_length;
+    for (int64_t s = 0; s < batch.seq_length; ++s) {
+      if (positions[s] != s) return false;
+    }
   }
   return true;
 }
