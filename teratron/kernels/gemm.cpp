@@ -179,9 +179,9 @@ at::Tensor linear_turned(const at::Tensor& x, const at::Tensor& w, const at::Ten
   const cuda::GemmActivationShape shape{
       .rows = x.size(0), .width = w.size(0), .k = x.size(1), .activation = Activation::relu};
   const auto& [table, style, positions] = turn.rotation;
-  const bool whole_heads = style == RopeStyle::half && 2 * table.cos.size(1) == turn.channels &&
-                           is_aligned(table.cos) && is_aligned(table.sin);
-  if (!whole_heads || !x.is_contiguous() || !fit_our_kernels(shape, {x, w, bias}) ||
+  const bool fits_rotation = style == RopeStyle::half && 2 * table.cos.size(1) == turn.channels &&
+                             is_aligned(table.cos) && is_aligned(table.sin);
+  if (!fits_rotation || !x.is_contiguous() || !fit_our_kernels(shape, {x, w, bias}) ||
       !cuda::has_gemm_turn(shape, turn.channels)) {
     const at::Tensor y = linear_forward(x, w, bias);
     turn_qkv_(y, turn);

@@ -43,8 +43,8 @@ __global__ void __launch_bounds__(T::threads, 1) kernel(const __grid_constant__ 
     } else {
       take_registers<T::many_registers>();
       const int half = (static_cast<int>(threadIdx.x) - T::helpers) / group;
-      multiply_tiles<T>(
-          p, shared, __shfl_sync(0xFFFFFFFFu, half, 0));  // now the compiler knows it for the same in a warp
+      multiply_tiles<T>(p, shared,
+                        __shfl_sync(0xFFFFFFFFu, half, 0));  // known to the compiler as one for the warp
     }
     sync_cluster();  // no block leaves while another sends to it
   }

@@ -14,10 +14,15 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+// Of rows that are as many for each id, summed for it first.
 void add_lookup_gradient(Parameter& parameter, const at::Tensor& ids, const at::Tensor& gradient) {
   accumulate_gradient(parameter, [&](const at::Tensor& sum, bool add) {
     if (!add) sum.zero_();
-    add_rows_(sum, ids.reshape(-1), gradient.reshape({-1, sum.size(1)}).contiguous());
+    const at::Tensor rows = gradient.reshape({-1, sum.size(1)});
+    const at::Tensor of_ids = rows.size(0) > ids.numel()
+                                  ? rows.view({ids.numel(), -1, sum.size(1)}).sum(1, false, sum.scalar_type())
+                                  : rows;
+    add_rows_(sum, ids.reshape(-1), of_ids.contiguous());
   });
 }
 
@@ -69,10 +74,7 @@ struct AddLookup : torch::autograd::Function<AddLookup> {
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const at::Tensor ids = context->get_saved_variables()[0];
-    const at::Tensor of_id = gradients[0].reshape({ids.numel(), -1, gradients[0].size(-1)});
-    const auto sums = of_id.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    add_lookup_gradient(*saved_pointer<Parameter>(context, "parameter"), ids,
-                        of_id.size(1) > 1 ? of_id.sum(1, /*keepdim=*/false, sums) : of_id);
+    add_lookup_gradient(*saved_pointer<Parameter>(context, "parameter"), ids, gradients[0]);
     return {gradients[0], at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
