@@ -25,23 +25,24 @@ void check_input(const at::Tensor& x, const at::Tensor& bias, Activation activat
 }
 
 template <typename T>
-void column_sum_cpu(const at::Tensor& x, at::Tensor& out) {
+void column_sum_cpu(const at::Tensor& x, const SumInto& into) {
   using A = Accumulator<T>;
   const auto [rows, n] = rows_of(x);
   const T* const from = x.const_data_ptr<T>();
-  A* const to = out.mutable_data_ptr<A>();
+  A* const to = into.out.mutable_data_ptr<A>();
   // Threads share the columns; each column is summed over blocks of rows, in one fixed order.
   constexpr int64_t block = 64;
   at::parallel_for(0, n, 256, [&, rows = rows, n = n](int64_t begin, int64_t end) {
-    std::vector<A> partial(end - begin);
+    std::vector<A> partial(end - begin), sum(end - begin);
     for (int64_t first = 0; first < rows; first += block) {
       std::fill(partial.begin(), partial.end(), A(0));
       for (int64_t row = first; row < std::min(rows, first + block); ++row) {
         const T* const source = from + row * n + begin;
         for (int64_t i = 0; i < end - begin; ++i) partial[i] += static_cast<A>(source[i]);
       }
-      for (int64_t i = begin; i < end; ++i) to[i] += partial[i - begin];
+      for (int64_t i = 0; i < end - begin; ++i) sum[i] += partial[i];
     }
+    for (int64_t i = begin; i < end; ++i) to[i] = into.adds ? to[i] + sum[i - begin] : sum[i - begin];
   });
 }
 
@@ -95,13 +96,16 @@ at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, const 
 }
 
 SummedGradient activation_backward_summed(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
-                                          Activation activation, const SummedGradient& into) {
+                                          Activation activation, const SummedGradientInto& into) {
   check_backward(dy, x, bias, activation);
   if (into.dx.defined()) require_like(into.dx, x, x.numel(), "dx");
   const auto sums = x.options().dtype(accumulation_type(x));
-  const SummedGradient result{into.dx.defined() ? into.dx : at::empty_like(x),
-                              place_of_sum(into.column_sum, x.size(-1), sums)};
-  if (x.numel() == 0) return {result.dx, result.column_sum.zero_()};
+  const SumInto sum = place_of_sum(into.column_sum, x.size(-1), sums);
+  const SummedGradient result{into.dx.defined() ? into.dx : at::empty_like(x), sum.out};
+  if (x.numel() == 0) {
+    if (!sum.adds) sum.out.zero_();
+    return result;
+  }
   const cuda::ActivationShape shape = shape_of(x, activation);
   const int64_t partials = x.is_cuda() ? cuda::activation_partials(shape) : cpu::activation_partials(shape);
   const at::Tensor partial = at::empty({partials, x.size(-1)}, sums);
@@ -110,31 +114,30 @@ SummedGradient activation_backward_summed(const at::Tensor& dy, const at::Tensor
             .bias = address(bias),
             .dy = address(dy),
             .out = address(result.dx),
-            .partial = address(partial),
-            .column_sum = address(result.column_sum)});
+            .sum = row_sum(partial, sum)});
   return result;
 }
 
-at::Tensor column_sum(const at::Tensor& x, const at::Tensor& into) {
+at::Tensor column_sum(const at::Tensor& x, const SumInto& into) {
   require_float(x, "x");
   const RowShape rows = rows_of(x);
   const auto sums = x.options().dtype(accumulation_type(x));
-  at::Tensor out = place_of_sum(into, rows.width, sums);
-  if (x.is_cuda() && x.numel() > 0) {
+  const SumInto place = place_of_sum(into, rows.width, sums);
+  if (x.numel() == 0) {
+    if (!place.adds) place.out.zero_();
+  } else if (x.is_cuda()) {
     const at::Tensor partial =
-        at::empty({cuda::column_sum_partials(rows.count, rows.width), rows.width}, out.options());
+        at::empty({cuda::column_sum_partials(rows.count, rows.width), rows.width}, sums);
     cuda::column_sum({.rows = rows.count,
                       .width = rows.width,
                       .dtype = dtype_of(x),
                       .x = address(x),
-                      .partial = address(partial),
-                      .out = address(out)},
+                      .sum = row_sum(partial, place)},
                      current_stream(x));
-    return out;
+  } else {
+    with_float_type(x, [&]<typename T>(T) { column_sum_cpu<T>(x, place); });
   }
-  out.zero_();
-  with_float_type(x, [&]<typename T>(T) { column_sum_cpu<T>(x, out); });
-  return out;
+  return place.out;
 }
 
 }  // namespace teratron

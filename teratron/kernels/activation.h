@@ -13,11 +13,8 @@
 // asynchronous on the current CUDA stream. Bitwise reproducible.
 #pragma once
 
-#include <optional>
-
-#include <ATen/core/Tensor.h>
-
 #include "teratron/kernels/activation_kind.h"
+#include "teratron/kernels/sum_into.h"
 
 namespace teratron {
 
@@ -34,14 +31,15 @@ struct SummedGradient {
   at::Tensor dx;
   at::Tensor column_sum;  // of dx before it is rounded: f32 [m] (f64 for f64)
 };
-/// The same and the bias' gradient in one pass, as column_sum gives it; `into`: dx and column_sum's `into`, if given.
+struct SummedGradientInto {
+  at::Tensor dx = {};  // undefined: a new tensor
+  SumInto column_sum = {};
+};
+/// The same and the bias' gradient in one pass, as column_sum gives it.
 SummedGradient activation_backward_summed(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
-                                          Activation activation, const SummedGradient& into = {});
+                                          Activation activation, const SummedGradientInto& into = {});
 
-/// Sum over all rows: x [..., n] -> f32 [n] (f64 for f64), in a fixed order: bitwise reproducible. Written over `into` and
-/// that returned, where it is a contiguous tensor of the sum's type; else a new tensor.
-at::Tensor column_sum(const at::Tensor& x, const at::Tensor& into = {});
-/// Whether a kernel is to leave a column sum, too: nothing, or column_sum's `into`.
-using WantedSum = std::optional<at::Tensor>;
+/// Sum over all rows: x [..., n] -> f32 [n] (f64 for f64), in a fixed order: bitwise reproducible.
+at::Tensor column_sum(const at::Tensor& x, const SumInto& into = {});
 
 }  // namespace teratron

@@ -153,27 +153,20 @@ void for_rows(const ActivationShape& shape, const F& f) {
   });
 }
 
-template <typename A>
-struct Sums {
-  A *partial, *total;
-};
-
-/// Calls f(row, sum) for every row, in parallel by blocks; what all rows add to their block's `sum` [width] is the total.
+/// Calls f(row, sum) for every row, in parallel by blocks; what all rows add to their block's `sum` [width] is the whole.
 template <typename A, typename F>
-void sum_rows(int64_t rows, int64_t width, const Sums<A>& to, const F& f) {
+void sum_rows(int64_t rows, int64_t width, const cuda::RowSum& to, const F& f) {
+  A* const partial = static_cast<A*>(to.partial);
   const int64_t blocks = (rows + rows_per_partial - 1) / rows_per_partial;
   at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
-      A* const sum = to.partial + block * width;
+      A* const sum = partial + block * width;
       std::fill_n(sum, width, A(0));
       const int64_t last = std::min(rows, (block + 1) * rows_per_partial);
       for (int64_t row = block * rows_per_partial; row < last; ++row) f(row, sum);
     }
   });
-  std::fill_n(to.total, width, A(0));
-  for (int64_t block = 0; block < blocks; ++block) {
-    for (int64_t i = 0; i < width; ++i) to.total[i] += to.partial[block * width + i];
-  }
+  add_partials<A>(to, blocks, width);
 }
 
 }  // namespace
@@ -198,9 +191,9 @@ void activation_backward(const ActivationShape& shape, const ActivationArgs& arg
       const auto row_with_sum = [&](int64_t row, A* sum) {
         backward_row<T, kind, gated>(shape, args, row, sum);
       };
-      if (args.partial == nullptr) return for_rows(shape, [&](int64_t row) { row_with_sum(row, nullptr); });
-      sum_rows<A>(shape.rows, wide, {static_cast<A*>(args.partial), static_cast<A*>(args.column_sum)},
-                  row_with_sum);
+      if (args.sum.partial == nullptr)
+        return for_rows(shape, [&](int64_t row) { row_with_sum(row, nullptr); });
+      sum_rows<A>(shape.rows, wide, args.sum, row_with_sum);
     });
   });
 }

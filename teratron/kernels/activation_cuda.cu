@@ -66,7 +66,7 @@ struct ColumnSums {
   __device__ void store(const ActivationShape& shape, const ActivationArgs& args, int64_t column) const {
     if constexpr (!summed) return;
     auto* const row =
-        static_cast<Accumulator<T>*>(args.partial) + tile_first_row() * parts * shape.width + column;
+        static_cast<Accumulator<T>*>(args.sum.partial) + tile_first_row() * parts * shape.width + column;
 #pragma unroll
     for (int p = 0; p < parts; ++p) store_values(row + p * shape.width, of[p]);
   }
@@ -142,17 +142,15 @@ void launch_summed(const ActivationShape& shape, const ActivationArgs& args, cud
   const auto kernel = gated ? backward_kernel<T, N, true, true> : backward_kernel<T, N, false, true>;
   kernel<<<t.grid, t.block, 0, stream>>>(shape, args);
   check_launch("activation");
-  add_partials<Accumulator<T>>({.first = args.partial,
-                                .first_out = args.column_sum,
-                                .count = thread_rows(t),
-                                .width = parts_of(shape.activation) * shape.width},
-                               stream);
+  add_partials<Accumulator<T>>(
+      {.sums = {args.sum}, .count = thread_rows(t), .width = parts_of(shape.activation) * shape.width},
+      stream);
 }
 
 void dispatch(Pass pass, const ActivationShape& shape, const ActivationArgs& args, cudaStream_t stream) {
   with_device_type(shape.dtype, [&]<typename T>(T) {
     const bool in_packs = shape.width % pack_size<T> == 0 && aligned(args.x, args.bias, args.dy, args.out);
-    if (args.partial != nullptr) {
+    if (args.sum.partial != nullptr) {
       in_packs ? launch_summed<T, pack_size<T>>(shape, args, stream)
                : launch_summed<T, 1>(shape, args, stream);
     } else {

@@ -5,6 +5,7 @@
 
 #include "teratron/base/dtype.h"
 #include "teratron/kernels/activation_kind.h"
+#include "teratron/kernels/row_sum.h"
 
 struct CUstream_st;
 
@@ -20,10 +21,9 @@ struct ActivationShape {
 
 struct ActivationArgs {
   const void *x, *bias;
-  const void* dy;           // backward only
-  void* out;                // y or dx
-  void* partial = nullptr;  // backward: [activation_partials(shape), width of x], accumulation type, or null
-  void* column_sum = nullptr;  // with `partial`: [width of x]
+  const void* dy;   // backward only
+  void* out;        // y or dx
+  RowSum sum = {};  // backward only: of dx before it is rounded
 };
 /// How many rows of partial sums the backward writes at most.
 int64_t activation_partials(const ActivationShape& shape);
@@ -35,9 +35,9 @@ struct ColumnSumArgs {
   int64_t width;
   Dtype dtype;
   const void* x;
-  void* partial;  // [column_sum_partials(rows, width), width], accumulation type
-  void* out;      // [width]
+  RowSum sum;
 };
+/// How many rows of partial sums it writes.
 int64_t column_sum_partials(int64_t rows, int64_t width);
 void column_sum(const ColumnSumArgs& args, CUstream_st* stream);
 

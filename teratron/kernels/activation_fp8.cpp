@@ -48,9 +48,9 @@ SummedFp8Gradient activation_backward_fp8(const at::Tensor& dy, const at::Tensor
   if (sum) {
     const at::TensorOptions sums = x.options().dtype(at::kFloat);
     partial = at::empty({cuda::activation_fp8_partials(shape), x.size(1)}, sums);
-    result.column_sum = place_of_sum(*sum, x.size(1), sums);
-    args.partial = partial.mutable_data_ptr<float>();
-    args.column_sum = result.column_sum.mutable_data_ptr<float>();
+    const SumInto into = place_of_sum(*sum, x.size(1), sums);
+    result.column_sum = into.out;
+    args.sum = row_sum(partial, into);
   }
   cuda::activation_backward_fp8(args, current_stream(x));
   return result;

@@ -77,7 +77,7 @@ struct TileSums {
 #pragma unroll
     for (int w = 0; w < warps; ++w) sum += of_warp[w][part][column];
     const int64_t to = (blockIdx.y * parts + part) * args.shape.width + place.first_column + column;
-    args.partial[to] = sum;
+    static_cast<float*>(args.sum.partial)[to] = sum;
   }
 };
 
@@ -173,17 +173,14 @@ void activation_forward_fp8(const ActivationFp8Args& args, CUstream_st* stream) 
 void activation_backward_fp8(const ActivationFp8Args& args, CUstream_st* stream) {
   with_case(args, [&](auto type, auto format, auto gated) {
     using T = decltype(type);
-    const auto kernel = args.partial != nullptr ? backward_kernel<T, format(), gated(), true>
-                                                : backward_kernel<T, format(), gated(), false>;
+    const auto kernel = args.sum.partial != nullptr ? backward_kernel<T, format(), gated(), true>
+                                                    : backward_kernel<T, format(), gated(), false>;
     kernel<<<grid_of(args.shape), threads, 0, stream>>>(args);
   });
   check_launch("activation_backward_fp8");
-  if (args.partial == nullptr) return;
-  add_partials<float>({.first = args.partial,
-                       .first_out = args.column_sum,
-                       .count = activation_fp8_partials(args.shape),
-                       .width = args.to.columns},
-                      stream);
+  if (args.sum.partial == nullptr) return;
+  add_partials<float>(
+      {.sums = {args.sum}, .count = activation_fp8_partials(args.shape), .width = args.to.columns}, stream);
 }
 
 }  // namespace teratron::cuda

@@ -10,10 +10,8 @@ struct ActivationFp8Args {
   ActivationShape shape;  // bf16 or f16; rows and width are multiples of 16
   Fp8Target to;
   const void* x;
-  const void* dy;  // backward only
-  float *partial = nullptr,
-        *column_sum = nullptr;  // backward: [activation_fp8_partials(shape), width of x] and
-                                // [width of x], or null
+  const void* dy;   // backward only
+  RowSum sum = {};  // backward only: of dx before it is rounded
 };
 /// How many rows of partial sums the backward writes.
 int64_t activation_fp8_partials(const ActivationShape& shape);

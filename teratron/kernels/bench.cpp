@@ -89,7 +89,7 @@ void bench_norms(Bench& bench, NormKind kind, int64_t rows, int64_t width) {
   bench.report(name + " backward + residual", 4 * bytes,
                [&] { norm_backward(residual, x, {out.sum, out.mean, out.rstd}, p, options); });
   NormParameters summing = p;
-  summing.dx_sum = at::Tensor();
+  summing.dx_sum.emplace();
   bench.report(name + " backward + residual, summed", 4 * bytes,
                [&] { norm_backward(residual, x, {out.sum, out.mean, out.rstd}, summing, options); });
 }
@@ -111,7 +111,7 @@ void bench_activations(Bench& bench) {
 }
 
 WantedSum sum_if(bool wanted) {
-  return wanted ? WantedSum(at::Tensor()) : std::nullopt;
+  return wanted ? WantedSum(SumInto{}) : std::nullopt;
 }
 
 struct MergeShape {
@@ -243,7 +243,7 @@ void bench_linear_activation(Bench& bench, const std::string& name, const Sizes&
   bench.report_product(name, forward, [&] { linear_activation(into, x, w1, {}, kind); });
   bench.report_product(name + ", two kernels", forward,
                        [&] { activation_forward(linear_forward(x, w1, {}), {}, kind); });
-  const WantedSum sum = is_gated(kind) ? std::nullopt : WantedSum(at::Tensor());
+  const WantedSum sum = is_gated(kind) ? std::nullopt : WantedSum(SumInto{});
   bench.report_product(name + " backward", backward,
                        [&] { linear_activation_backward({into.z, sum}, x, w2, z, kind); });
   bench.report_product(name + " backward, two kernels", backward, [&] {

@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(threads, blocks_per_multiprocessor) column_sum
     A total = 0;
 #pragma unroll
     for (int k = 0; k < 8; ++k) total += shared[k][threadIdx.x][i];
-    static_cast<A*>(args.partial)[blockIdx.y * args.width + column + i] = total;
+    static_cast<A*>(args.sum.partial)[blockIdx.y * args.width + column + i] = total;
   }
 }
 
@@ -47,8 +47,7 @@ void launch(const ColumnSumArgs& args, cudaStream_t stream) {
                   static_cast<unsigned>(partials));
   column_sum_kernel<T, N><<<grid, dim3(32, 8), 0, stream>>>(args);
   check_launch("column_sum");
-  add_partials<Accumulator<T>>(
-      {.first = args.partial, .first_out = args.out, .count = partials, .width = args.width}, stream);
+  add_partials<Accumulator<T>>({.sums = {args.sum}, .count = partials, .width = args.width}, stream);
 }
 
 }  // namespace

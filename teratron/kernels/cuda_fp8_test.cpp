@@ -131,7 +131,7 @@ void check_activation(const ActivationCase& c) {
   const Fp8Matrix dx = cast_to_fp8(plain.dx, cast_with(expected_amax));
   poison(x.numel());
   expect_same(activation_backward_fp8(dy, x, c.kind, cast_with(amax), std::nullopt).dx, dx);
-  const auto summed = [&] { return activation_backward_fp8(dy, x, c.kind, cast_with(amax), at::Tensor()); };
+  const auto summed = [&] { return activation_backward_fp8(dy, x, c.kind, cast_with(amax), SumInto{}); };
   const SummedFp8Gradient one = summed(), another = summed();
   expect_same(one.dx, dx);
   EXPECT_TRUE(at::equal(amax, expected_amax));

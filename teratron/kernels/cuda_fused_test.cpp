@@ -230,19 +230,19 @@ void check_merge(const MergeCase& c) {
   const QkvRotation device{{gpu(table.cos), gpu(table.sin)}, RopeStyle::half, gpu(at)};
   const bool turns = c.rotated > 0;
   const MergedQkv expected =
-      merge_qkv({f64(parts.q), f64(parts.k), f64(parts.v)}, turns ? &host : nullptr, at::Tensor());
+      merge_qkv({f64(parts.q), f64(parts.k), f64(parts.v)}, turns ? &host : nullptr, SumInto{});
   // .to() keeps strides.
   const QkvParts there{gpu(parts.q), gpu(parts.k), gpu(parts.v)};
-  const MergedQkv merged = merge_qkv(there, turns ? &device : nullptr, at::Tensor());
+  const MergedQkv merged = merge_qkv(there, turns ? &device : nullptr, SumInto{});
   EXPECT_LT(relative_error(merged.qkv, expected.qkv), allowed(c.type));
   EXPECT_LT(relative_error(merged.column_sum, expected.column_sum),
             turns ? allowed(c.type) : allowed(statistics));
-  const MergedQkv again = merge_qkv(there, turns ? &device : nullptr, at::Tensor());
+  const MergedQkv again = merge_qkv(there, turns ? &device : nullptr, SumInto{});
   EXPECT_TRUE(same_bits(merged.column_sum, again.column_sum));
   const MergedQkv alone = merge_qkv(there, turns ? &device : nullptr, std::nullopt);
   EXPECT_TRUE(same_bits(merged.qkv, alone.qkv));
   EXPECT_FALSE(alone.column_sum.defined());
-  for (const WantedSum& sum : {WantedSum(at::Tensor()), WantedSum()}) {
+  for (const WantedSum& sum : {WantedSum(SumInto{}), WantedSum()}) {
     const at::Tensor whole = at::cat({there.q, there.k.unsqueeze(3), there.v.unsqueeze(3)}, 3);
     const MergedQkv in_place = merge_qkv(parts_of(whole), turns ? &device : nullptr, sum);
     EXPECT_EQ(in_place.qkv.const_data_ptr(), whole.const_data_ptr());

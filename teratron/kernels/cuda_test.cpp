@@ -106,7 +106,7 @@ void check_norm(const NormCase& c) {
   EXPECT_TRUE(same_bits(g.dweight.cpu(), g_again.dweight.cpu()));
   check_sum_of_dx(c, g, [&](const at::Tensor& place) {
     NormParameters summing = p_gpu;
-    summing.dx_sum = place;
+    summing.dx_sum = SumInto{place};
     return norm_backward(gpu(dy), gpu(dresidual), {out.sum, out.mean, out.rstd}, summing, c.options);
   });
 }

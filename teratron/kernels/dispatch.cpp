@@ -42,15 +42,20 @@ void require_like(const at::Tensor& t, const at::Tensor& like, int64_t numel, co
   TERATRON_ASSERT(t.numel() == numel, "{} has {} elements, not {}", what, t.numel(), numel);
 }
 
-at::Tensor place_of_sum(const at::Tensor& into, int64_t n, const at::TensorOptions& options) {
-  const bool fits = into.defined() && into.is_contiguous() && into.numel() == n &&
-                    into.scalar_type() == c10::typeMetaToScalarType(options.dtype()) &&
-                    into.device() == options.device();
-  return fits ? into : at::empty({n}, options);
+SumInto place_of_sum(const SumInto& into, int64_t n, const at::TensorOptions& options) {
+  const at::Tensor& out = into.out;
+  const bool fits = out.defined() && out.is_contiguous() && out.numel() == n &&
+                    out.scalar_type() == c10::typeMetaToScalarType(options.dtype()) &&
+                    out.device() == options.device();
+  return fits ? into : SumInto{at::empty({n}, options)};
 }
 
 void* address(const at::Tensor& x) {
   return x.defined() ? x.data_ptr() : nullptr;
+}
+
+cuda::RowSum row_sum(const at::Tensor& partial, const SumInto& into) {
+  return {.partial = address(partial), .out = address(into.out), .adds = into.adds};
 }
 
 }  // namespace teratron

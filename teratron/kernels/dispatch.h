@@ -6,6 +6,8 @@
 
 #include "teratron/base/dtype.h"
 #include "teratron/base/error.h"
+#include "teratron/kernels/row_sum.h"
+#include "teratron/kernels/sum_into.h"
 
 namespace teratron {
 
@@ -64,9 +66,22 @@ void convert(const From* from, To* to, int64_t n) {
 }
 
 /// `into` where it can take a sum [n] with these options, else a new tensor.
-at::Tensor place_of_sum(const at::Tensor& into, int64_t n, const at::TensorOptions& options);
+SumInto place_of_sum(const SumInto& into, int64_t n, const at::TensorOptions& options);
 
 /// Address of the first element, or null for an undefined tensor.
 void* address(const at::Tensor& x);
+
+/// For launchers; null if nothing is wanted.
+cuda::RowSum row_sum(const at::Tensor& partial, const SumInto& into);
+
+/// The second stage on the CPU, in one fixed order: the sum of `blocks` rows [width], which are used up.
+template <typename A>
+void add_partials(const cuda::RowSum& sum, int64_t blocks, int64_t width) {
+  A *const partial = static_cast<A*>(sum.partial), *const out = static_cast<A*>(sum.out);
+  for (int64_t block = 1; block < blocks; ++block) {
+    for (int64_t i = 0; i < width; ++i) partial[i] += partial[block * width + i];
+  }
+  for (int64_t i = 0; i < width; ++i) out[i] = sum.adds ? out[i] + partial[i] : partial[i];
+}
 
 }  // namespace teratron

@@ -162,7 +162,7 @@ TEST(ActivationFp8, IsTheActivationInFp8) {
       for (const bool summed : {false, true}) {
         const SummedFp8Gradient backward = activation_backward_fp8(
             dy, x, kind, {.format = Fp8Format::e5m2, .scale = scale_by(256), .amax = amax},
-            summed ? WantedSum(at::Tensor()) : std::nullopt);
+            summed ? WantedSum(SumInto{}) : std::nullopt);
         EXPECT_LT(
             relative_error(values(backward.dx.rows) / 256, activation_backward(f64(dy), f64(x), {}, kind)),
             0.08);

@@ -72,12 +72,12 @@ TEST(MergeQkv, IsTheAdjointOfTakingApart) {
                            gradient_of(qkv.select(3, queries), true),
                            gradient_of(qkv.select(3, queries + 1), false)};
       loss.backward();
-      const MergedQkv merged = merge_qkv(parts, rotated > 0 ? &rotation : nullptr, at::Tensor());
+      const MergedQkv merged = merge_qkv(parts, rotated > 0 ? &rotation : nullptr, SumInto{});
       EXPECT_CLOSE(merged.qkv, qkv.grad(), at::kDouble);
       EXPECT_CLOSE(merged.column_sum, qkv.grad().flatten(0, 1).sum(0).view(-1), at::kDouble);
       EXPECT_FALSE(merge_qkv(parts, nullptr, std::nullopt).column_sum.defined());
       const at::Tensor whole = at::cat({parts.q, parts.k.unsqueeze(3), parts.v.unsqueeze(3)}, 3);
-      const MergedQkv in_place = merge_qkv(parts_of(whole), rotated > 0 ? &rotation : nullptr, at::Tensor());
+      const MergedQkv in_place = merge_qkv(parts_of(whole), rotated > 0 ? &rotation : nullptr, SumInto{});
       EXPECT_EQ(in_place.qkv.const_data_ptr(), whole.const_data_ptr());
       EXPECT_TRUE(in_place.qkv.equal(merged.qkv));
       EXPECT_TRUE(in_place.column_sum.equal(merged.column_sum));
@@ -88,7 +88,7 @@ TEST(MergeQkv, IsTheAdjointOfTakingApart) {
 TEST(MergeQkv, TakesWhatIsMergedAsItIs) {
   for (const int64_t queries : {1, 4}) {
     const at::Tensor whole = randn({5, 3, 2, queries + 2, 12}, at::kFloat);
-    const MergedQkv merged = merge_qkv(parts_of(whole), nullptr, at::Tensor());
+    const MergedQkv merged = merge_qkv(parts_of(whole), nullptr, SumInto{});
     EXPECT_EQ(merged.qkv.const_data_ptr(), whole.const_data_ptr());
     EXPECT_TRUE(merged.qkv.equal(whole));
     EXPECT_CLOSE(merged.column_sum, f64(whole).flatten(0, 1).sum(0).view(-1), at::kFloat);

@@ -231,23 +231,23 @@ SummedGradient linear_activation_backward(const ArgumentGradient& into, const at
     if (sum) return activation_backward_summed(da, z, {}, activation, {.dx = place, .column_sum = *sum});
     return {activation_backward(da, z, {}, activation, place), {}};
   }
-  SummedGradient result{place.defined() ? place : at::empty_like(z), {}};
+  const at::Tensor dz = place.defined() ? place : at::empty_like(z);
+  SumInto sum_into;
   at::Tensor partial;
   if (sum) {
     const auto sums = z.options().dtype(at::kFloat);
     const int64_t wide = shape.width * parts_of(activation);
-    result.column_sum = place_of_sum(*sum, wide, sums);
+    sum_into = place_of_sum(*sum, wide, sums);
     partial = at::empty({cuda::gemm_activation_partials(shape), wide}, sums);
   }
   cuda::gemm_activation_backward(shape,
                                  {.dy = address(dy),
                                   .w = address(w),
                                   .z = address(z),
-                                  .dz = address(result.dx),
-                                  .partial = static_cast<float*>(address(partial)),
-                                  .column_sum = static_cast<float*>(address(result.column_sum))},
+                                  .dz = address(dz),
+                                  .sum = row_sum(partial, sum_into)},
                                  current_stream(dy));
-  return result;
+  return {dz, sum_into.out};
 }
 
 }  // namespace teratron

@@ -73,12 +73,11 @@ void gemm_activation_backward(const GemmActivationShape& shape, const GemmActiva
                  .z_in = static_cast<const bf16*>(args.z),
                  .z_out = nullptr,
                  .out = static_cast<bf16*>(args.dz),
-                 .partial = args.partial,
+                 .partial = static_cast<float*>(args.sum.partial),
                  .turn = {}};
   launch<true>(p, stream);
-  if (args.partial == nullptr) return;
-  add_partials<float>({.first = args.partial,
-                       .first_out = args.column_sum,
+  if (args.sum.partial == nullptr) return;
+  add_partials<float>({.sums = {args.sum},
                        .count = gemm_activation_partials(shape),
                        .width = parts_of(shape.activation) * shape.width},
                       stream);

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "teratron/kernels/activation_kind.h"
+#include "teratron/kernels/row_sum.h"
 
 struct CUstream_st;
 
@@ -28,8 +29,7 @@ struct GemmActivationForward {
 struct GemmActivationBackward {
   const void *dy, *w, *z;
   void* dz;
-  float* partial;     // [gemm_activation_partials(shape), width of z], or null
-  float* column_sum;  // with `partial`: sum of dz over the rows before it is rounded, [width of z]
+  RowSum sum;  // of dz before it is rounded
 };
 
 /// Rotation of queries and keys, by halves of all channels (rope.h).
@@ -48,6 +48,7 @@ bool has_gemm_activation(const GemmActivationShape& shape);
 /// Width and k must be multiples of 8, and pointers of 16 bytes.
 void gemm_activation_forward(const GemmActivationShape& shape, const GemmActivationForward& args,
                              CUstream_st* stream);
+/// How many rows of partial sums the backward writes.
 int64_t gemm_activation_partials(const GemmActivationShape& shape);
 void gemm_activation_backward(const GemmActivationShape& shape, const GemmActivationBackward& args,
                               CUstream_st* stream);

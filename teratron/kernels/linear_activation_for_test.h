@@ -56,13 +56,13 @@ inline void check_linear_activation(const LinearActivationCase& c) {
     const at::Tensor place = at::full({wide}, std::nan(""),
                                       expected.column_sum.options().device(c.device).dtype(
                                           c.type == at::kDouble ? at::kDouble : at::kFloat));
-    const SummedGradient got = linear_activation_backward(dy, w2, z, c.activation, place);
+    const SummedGradient got = linear_activation_backward(dy, w2, z, c.activation, SumInto{place});
     EXPECT_TRUE(got.column_sum.is_same(place));
     EXPECT_LT(relative_error(got.dx, expected.dx), allowed);
     // Of terms of either sign: so the sums are about as large, together, as the terms.
     EXPECT_LT((f64(place).cpu() - expected.column_sum).norm().item<double>(),
               allowed * expected.dx.norm().item<double>());
-    const SummedGradient again = linear_activation_backward(dy, w2, z, c.activation, at::Tensor());
+    const SummedGradient again = linear_activation_backward(dy, w2, z, c.activation, SumInto{});
     EXPECT_TRUE(same_bits(again.dx, got.dx) && same_bits(again.column_sum, place));
     const SummedGradient unsummed = linear_activation_backward(dy, w2, z, c.activation, std::nullopt);
     EXPECT_TRUE(same_bits(unsummed.dx, got.dx));
@@ -101,7 +101,7 @@ inline void check_every_element(const LinearActivationCase& c) {
   const auto [y, z] = linear_activation(x, w, bias, c.activation, true);
   EXPECT_TRUE(same_bits(z, (at::matmul(f64(x), f64(w).t()) + f64(bias)).to(at::kBFloat16)));
   EXPECT_TRUE(alike(y, activation_forward(z, {}, c.activation), 1e-6));
-  const SummedGradient got = linear_activation_backward(dy, w2, z, c.activation, at::Tensor());
+  const SummedGradient got = linear_activation_backward(dy, w2, z, c.activation, SumInto{});
   const at::Tensor da = at::matmul(f64(dy), f64(w2)).to(at::kBFloat16);
   const SummedGradient expected = activation_backward_summed(da, z, {}, c.activation);
   EXPECT_TRUE(alike(got.dx, expected.dx, 1e-5));

@@ -146,9 +146,15 @@ struct Arriving {
   const NormSaved& saved;
 };
 
+/// What leaves it; sums without a tensor are not wanted.
+struct Leaving {
+  at::Tensor dx;
+  SumInto dweight, dbias, dx_sum;
+};
+
 template <typename T>
 void backward_cpu(const Arriving& in, const NormParameters& parameters, const NormOptions& options,
-                  NormGradients& out) {
+                  const Leaving& out) {
   using A = Accumulator<T>;
   const at::Tensor &dy = in.dy, &dresidual = in.dresidual;
   const NormSaved& saved = in.saved;
@@ -156,7 +162,7 @@ void backward_cpu(const Arriving& in, const NormParameters& parameters, const No
   const bool rms = options.kind == NormKind::rms;
   const auto [rows, n] = rows_of(dy);
   const int64_t partials = (rows + rows_per_partial - 1) / rows_per_partial;
-  const bool has_bias = out.dbias.defined();
+  const bool has_bias = out.dbias.out.defined();
   std::vector<A> dweight(partials * n), dbias(has_bias ? partials * n : 0);
   const T* const extra = dresidual.defined() ? dresidual.const_data_ptr<T>() : nullptr;
   const A* const means = rms ? nullptr : saved.mean.const_data_ptr<A>();
@@ -182,25 +188,25 @@ void backward_cpu(const Arriving& in, const NormParameters& parameters, const No
       convert(g.data(), dx + row * n, n);
     }
   });
-  const auto add_up = [&, n = n](const std::vector<A>& partial, A* total) {
-    for (int64_t k = 0; k < partials; ++k) {
-      for (int64_t i = 0; i < n; ++i) total[i] += partial[k * n + i];
-    }
+  const auto add_up = [&, n = n](std::vector<A>& partial, const SumInto& into) {
+    add_partials<A>({.partial = partial.data(), .out = address(into.out), .adds = into.adds}, partials, n);
   };
-  add_up(dweight, out.dweight.mutable_data_ptr<A>());
-  if (has_bias) add_up(dbias, out.dbias.mutable_data_ptr<A>());
+  add_up(dweight, out.dweight);
+  if (has_bias) add_up(dbias, out.dbias);
 }
 
-void backward_cuda(const Arriving& in, const NormParameters& p, const NormOptions& options,
-                   NormGradients& out) {
+void backward_cuda(const Arriving& in, const NormParameters& p, const NormOptions& options, Leaving& out) {
   const auto& [dy, dresidual, saved] = in;
   cuda::NormShape shape = shape_of(dy, p, options);
-  shape.sums_dx = p.dx_sum && out.dbias.defined() && cuda::norm_backward_can_sum_dx(shape);
-  if (shape.sums_dx) out.dx_sum = place_of_sum(*p.dx_sum, shape.width, out.dweight.options());
+  shape.sums_dx = p.dx_sum && out.dbias.out.defined() && cuda::norm_backward_can_sum_dx(shape);
+  const at::TensorOptions sums = out.dweight.out.options();
+  if (shape.sums_dx) out.dx_sum = place_of_sum(*p.dx_sum, shape.width, sums);
   const int64_t blocks = cuda::norm_backward_blocks(shape);
-  const at::Tensor partial_dweight = at::empty({blocks, shape.width}, out.dweight.options());
-  const at::Tensor partial_dbias = out.dbias.defined() ? at::empty_like(partial_dweight) : at::Tensor();
-  const at::Tensor partial_dx = shape.sums_dx ? at::empty_like(partial_dweight) : at::Tensor();
+  const auto partial_if = [&](bool wanted) {
+    return wanted ? at::empty({blocks, shape.width}, sums) : at::Tensor();
+  };
+  const at::Tensor partial_dweight = partial_if(true), partial_dbias = partial_if(out.dbias.out.defined()),
+                   partial_dx = partial_if(shape.sums_dx);
   cuda::norm_backward(shape,
                       {.dy = address(dy),
                        .dresidual = address(dresidual),
@@ -209,12 +215,9 @@ void backward_cuda(const Arriving& in, const NormParameters& p, const NormOption
                        .rstd = address(saved.rstd),
                        .weight = address(p.weight),
                        .dx = address(out.dx),
-                       .partial_dweight = address(partial_dweight),
-                       .partial_dbias = address(partial_dbias),
-                       .partial_dx = address(partial_dx),
-                       .dweight = address(out.dweight),
-                       .dbias = address(out.dbias),
-                       .dx_sum = address(out.dx_sum)},
+                       .dweight = row_sum(partial_dweight, out.dweight),
+                       .dbias = row_sum(partial_dbias, out.dbias),
+                       .dx_sum = row_sum(partial_dx, out.dx_sum)},
                       current_stream(dy));
 }
 
@@ -260,22 +263,20 @@ NormGradients norm_backward(const at::Tensor& dy, const at::Tensor& dresidual, c
   if (dresidual.defined()) require_like(dresidual, dy, dy.numel(), "dresidual");
   const auto statistics = dy.options().dtype(accumulation_type(dy));
   const int64_t n = dy.size(-1);
-  const bool on_gpu = dy.is_cuda() && dy.numel() > 0;
-  const auto sums = [&](const at::Tensor& place) {
-    const at::Tensor out = place_of_sum(place, n, statistics);
-    return on_gpu ? out : out.zero_();
-  };
-  NormGradients out{.dx = at::empty_like(dy),
-                    .dweight = sums(parameters.dweight_place),
-                    .dbias = parameters.bias.defined() ? sums(parameters.dbias_place) : at::Tensor()};
-  if (on_gpu) {
+  Leaving out{.dx = at::empty_like(dy), .dweight = place_of_sum(parameters.dweight_place, n, statistics)};
+  if (parameters.bias.defined()) out.dbias = place_of_sum(parameters.dbias_place, n, statistics);
+  if (dy.numel() == 0) {
+    for (const SumInto& sum : {out.dweight, out.dbias}) {
+      if (sum.out.defined() && !sum.adds) sum.out.zero_();
+    }
+  } else if (dy.is_cuda()) {
     backward_cuda({dy, dresidual, saved}, parameters, options, out);
-  } else if (dy.numel() > 0) {
+  } else {
     with_float_type(
         dy, [&]<typename T>(T) { backward_cpu<T>({dy, dresidual, saved}, parameters, options, out); });
   }
-  if (parameters.dx_sum && !out.dx_sum.defined()) out.dx_sum = column_sum(out.dx, *parameters.dx_sum);
-  return out;
+  if (parameters.dx_sum && !out.dx_sum.out.defined()) out.dx_sum.out = column_sum(out.dx, *parameters.dx_sum);
+  return {.dx = out.dx, .dweight = out.dweight.out, .dbias = out.dbias.out, .dx_sum = out.dx_sum.out};
 }
 
 }  // namespace teratron

@@ -24,13 +24,12 @@ struct NormOptions {
   bool zero_centered = false;
 };
 
-/// Gain and shift; bias may be undefined. Beside them where the backward writes their gradients, as column_sum's `into`, and
-/// whether it sums dx.
+/// Gain and shift; bias may be undefined. Beside them where the backward writes their gradients, and whether it sums dx.
 struct NormParameters {
   at::Tensor weight;
   at::Tensor bias;
-  at::Tensor dweight_place = {};
-  at::Tensor dbias_place = {};
+  SumInto dweight_place = {};
+  SumInto dbias_place = {};
   WantedSum dx_sum = std::nullopt;
 };
 

@@ -116,9 +116,9 @@ struct RowSums {
 
  private:
   __device__ static float* partial(const NormBackwardArgs& args, int which) {
-    return static_cast<float*>(which == of_gain    ? args.partial_dweight
-                               : which == of_shift ? args.partial_dbias
-                                                   : args.partial_dx);
+    return static_cast<float*>(which == of_gain    ? args.dweight.partial
+                               : which == of_shift ? args.dbias.partial
+                                                   : args.dx_sum.partial);
   }
   template <typename F>
   __device__ void each(F&& f, const Pipe& pipe) const {
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(256) sums_any(NormShape shape, NormBackwardArg
   shared[2][threadIdx.y][threadIdx.x] = dx;
   __syncthreads();
   if (threadIdx.y > 2 || column >= shape.width) return;
-  void* const partials[] = {args.partial_dweight, args.partial_dbias, args.partial_dx};
+  void* const partials[] = {args.dweight.partial, args.dbias.partial, args.dx_sum.partial};
   A* const out = static_cast<A*>(partials[threadIdx.y]);
   if (out == nullptr) return;
   A sum = 0;
@@ -292,7 +292,7 @@ void launch(const NormShape& shape, const NormBackwardArgs& args, cudaStream_t s
   const unsigned blocks = static_cast<unsigned>(norm_backward_blocks(shape));
   if constexpr (!std::is_same_v<T, double>) {
     // The layer norm of this path sums its shift's gradient too, and the RMS norm has none.
-    const bool has_shift = args.partial_dbias != nullptr;
+    const bool has_shift = args.dbias.partial != nullptr;
     if (shape.rms && !has_shift && launch_rows<T, of_gain>(shape, args, stream)) return;
     if (shape.sums_dx) {
       if (launch_rows<T, of_dx>(shape, args, stream)) return;
@@ -329,12 +329,7 @@ void norm_backward(const NormShape& shape, const NormBackwardArgs& args, CUstrea
   with_device_type(shape.dtype, [&]<typename T>(T) {
     launch<T>(shape, args, stream);
     check_launch("norm_backward");
-    add_partials<Accumulator<T>>({.first = args.partial_dweight,
-                                  .second = args.partial_dbias,
-                                  .third = shape.sums_dx ? args.partial_dx : nullptr,
-                                  .first_out = args.dweight,
-                                  .second_out = args.dbias,
-                                  .third_out = args.dx_sum,
+    add_partials<Accumulator<T>>({.sums = {args.dweight, args.dbias, args.dx_sum},
                                   .count = norm_backward_blocks(shape),
                                   .width = shape.width},
                                  stream);

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "teratron/base/dtype.h"
+#include "teratron/kernels/row_sum.h"
 
 struct CUstream_st;
 
@@ -30,9 +31,8 @@ void norm_forward(const NormShape& shape, const NormForwardArgs& args, CUstream_
 struct NormBackwardArgs {
   const void *dy, *dresidual, *sum, *mean, *rstd, *weight;
   void* dx;
-  void *partial_dweight, *partial_dbias;  // [norm_backward_blocks(shape), width]; partial_dbias may be null
-  void* partial_dx;                       // the same; not null if shape.sums_dx
-  void *dweight, *dbias, *dx_sum;
+  RowSum dweight, dbias;  // dbias may be null
+  RowSum dx_sum;          // not null if shape.sums_dx
 };
 /// Whether the backward can sum dx in its pass: of layer norms with a shift whose rows leave registers for it.
 bool norm_backward_can_sum_dx(const NormShape& shape);

@@ -58,7 +58,7 @@ void check(const Case& c) {
     EXPECT_LT(error, tolerance(statistics) * f64(dy).norm().item<double>());
   }
   NormParameters summing = p;
-  summing.dx_sum = at::Tensor();
+  summing.dx_sum.emplace();
   const NormGradients summed =
       norm_backward(dy, dresidual, {out.sum, out.mean, out.rstd}, summing, c.options);
   EXPECT_FALSE(g.dx_sum.defined());
@@ -121,7 +121,7 @@ TEST(Norm, BackwardGivesTheSameBitsWithAnyNumberOfThreads) {
 TEST(Norm, NoRowsGiveZeroGradients) {
   const at::Tensor x = at::empty({0, 8});
   NormParameters p{at::ones({8}), at::zeros({8})};
-  p.dx_sum = at::Tensor();
+  p.dx_sum.emplace();
   const NormOutput out = norm_forward(x, {}, p, {});
   const NormGradients g = norm_backward(x, {}, {out.sum, out.mean, out.rstd}, p, {});
   EXPECT_EQ(g.dweight.abs().sum().item<float>(), 0);

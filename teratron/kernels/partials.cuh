@@ -2,22 +2,22 @@
 #pragma once
 
 #include "teratron/kernels/device.cuh"
+#include "teratron/kernels/row_sum.h"
 
 namespace teratron::cuda {
 
 struct PartialSums {
-  const void *first, *second = nullptr, *third = nullptr;  // a later one only with those before it
-  void *first_out, *second_out = nullptr, *third_out = nullptr;
+  RowSum sums[3];  // a later one only with those before it
   int64_t count, width;
 };
 
-/// out[c] = sum over r < count of partial[r * width + c], for up to three arrays (blockIdx.y). Block (32, 32).
+/// out[c] (+)= sum over r < count of partial[r * width + c], for up to three sums (blockIdx.y). Block (32, 32).
 template <typename A>
 __global__ void __launch_bounds__(1024) add_partials_kernel(PartialSums p) {
   __shared__ A shared[32][33];
-  const unsigned array = blockIdx.y;
-  const A* const partial = static_cast<const A*>(array == 0 ? p.first : array == 1 ? p.second : p.third);
-  A* const out = static_cast<A*>(array == 0 ? p.first_out : array == 1 ? p.second_out : p.third_out);
+  const RowSum& of = p.sums[blockIdx.y];
+  const A* const partial = static_cast<const A*>(of.partial);
+  A* const out = static_cast<A*>(of.out);
   const int64_t column = blockIdx.x * int64_t{32} + threadIdx.x;
   A sum = 0;
   if (column < p.width) {
@@ -28,13 +28,14 @@ __global__ void __launch_bounds__(1024) add_partials_kernel(PartialSums p) {
   __syncthreads();
   sum = warp_sum(shared[threadIdx.x][threadIdx.y]);
   const int64_t mine = blockIdx.x * int64_t{32} + threadIdx.y;
-  if (threadIdx.x == 0 && mine < p.width) out[mine] = sum;
+  if (threadIdx.x == 0 && mine < p.width) out[mine] = of.adds ? out[mine] + sum : sum;
 }
 
 template <typename A>
 void add_partials(const PartialSums& p, cudaStream_t stream) {
-  const unsigned arrays = p.second == nullptr ? 1 : p.third == nullptr ? 2 : 3;
-  const dim3 grid(static_cast<unsigned>(ceil_div(p.width, 32)), arrays);
+  unsigned sums = 1;
+  while (sums < std::size(p.sums) && p.sums[sums].partial != nullptr) ++sums;
+  const dim3 grid(static_cast<unsigned>(ceil_div(p.width, 32)), sums);
   add_partials_kernel<A><<<grid, dim3(32, 32), 0, stream>>>(p);
   check_launch("add_partials");
 }

@@ -115,9 +115,9 @@ MergedQkv merge_qkv(const QkvParts& gradients, const QkvRotation* rotation, cons
       at::Tensor partial;
       if (sum) {
         partial = at::empty({cuda::merge_qkv_partials(args), width}, sums);
-        result.column_sum = place_of_sum(*sum, width, sums);
-        args.partial = static_cast<float*>(address(partial));
-        args.column_sum = static_cast<float*>(address(result.column_sum));
+        const SumInto into = place_of_sum(*sum, width, sums);
+        result.column_sum = into.out;
+        args.sum = row_sum(partial, into);
       }
       cuda::merge_qkv(args, current_stream(q));
       return result;

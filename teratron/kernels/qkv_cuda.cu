@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(max_threads, blocks_per_multiprocessor)
     stage = (stage + 1) % Pipe::stages;
   }
   if constexpr (summed) {
-    float* const sum = args.partial + first * int64_t{width} + unit.column;
+    float* const sum = static_cast<float*>(args.sum.partial) + first * int64_t{width} + unit.column;
     store_values(sum, sums[0]);
     store_values(sum + half, sums[1]);
   }
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(max_threads, blocks_per_multiprocessor)
 
 template <typename T>
 void launch(const MergeQkvArgs& args, const Tiling& t, cudaStream_t stream) {
-  const bool turned = args.cos != nullptr, summed = args.partial != nullptr;
+  const bool turned = args.cos != nullptr, summed = args.sum.partial != nullptr;
   const auto kernel = turned ? (summed ? merge_kernel<T, true, true> : merge_kernel<T, true, false>)
                              : (summed ? merge_kernel<T, false, true> : merge_kernel<T, false, false>);
   kernel<<<t.grid, t.block, 0, stream>>>(args);
@@ -219,9 +219,8 @@ void merge_qkv(const MergeQkvArgs& args, CUstream_st* stream) {
   } else {
     launch<__half>(args, t, stream);
   }
-  if (args.partial == nullptr) return;
-  add_partials<float>({.first = args.partial,
-                       .first_out = args.column_sum,
+  if (args.sum.partial == nullptr) return;
+  add_partials<float>({.sums = {args.sum},
                        .count = merge_qkv_partials(args),
                        .width = args.groups * args.per_group * args.channels},
                       stream);

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "teratron/base/dtype.h"
+#include "teratron/kernels/row_sum.h"
 
 struct CUstream_st;
 
@@ -26,7 +27,7 @@ struct MergeQkvArgs {
   const float *cos, *sin;  // [positions, channels / 2]
   const int64_t* positions;
   int64_t position_stride_s, position_stride_b;
-  float *partial, *column_sum;  // [merge_qkv_partials(args), width], [width]; null: none
+  RowSum sum;  // before rounding
 };
 /// Whether the kernel takes this: 16-bit types in aligned packs.
 bool can_merge_qkv(const MergeQkvArgs& args);

@@ -3,46 +3,59 @@
 
 #include "teratron/kernels/activation.h"
 #include "teratron/kernels/activation_fp8.h"
+#include "teratron/kernels/gemm.h"
 #include "teratron/kernels/norm.h"
 #include "teratron/kernels/qkv.h"
 #include "teratron/kernels/testing.h"
 
 namespace teratron {
 
-/// `sum(into)` gives the same bits in a tensor of NaN as in one of its own, and leaves alone what cannot hold them.
+/// `sum(into)` gives the same bits in a tensor of NaN as in one of its own, adds them where it is to, and leaves alone what cannot
+/// hold them.
 template <typename F>
 void expect_sum_in_place(const char* what, const F& sum) {
   SCOPED_TRACE(what);
-  const at::Tensor own = sum(at::Tensor()), place = at::full_like(own, std::nan("")),
-                   narrow = at::zeros_like(own, at::kHalf);
-  EXPECT_TRUE(sum(place).is_same(place));
+  const at::Tensor own = sum(SumInto{}), place = at::full_like(own, std::nan("")),
+                   before = at::rand_like(own), added_to = before.clone();
+  EXPECT_TRUE(sum(SumInto{place}).is_same(place));
   EXPECT_TRUE(same_bits(place.cpu(), own.cpu()));
-  EXPECT_TRUE(same_bits(sum(narrow).cpu(), own.cpu()));
-  EXPECT_TRUE(at::equal(narrow, at::zeros_like(narrow)));
+  EXPECT_TRUE(sum(SumInto{added_to, true}).is_same(added_to));
+  EXPECT_TRUE(same_bits(added_to.cpu(), (before + own).cpu()));
+  for (const bool adds : {false, true}) {
+    const at::Tensor narrow = at::zeros_like(own, at::kHalf);
+    EXPECT_TRUE(same_bits(sum(SumInto{narrow, adds}).cpu(), own.cpu()));
+    EXPECT_TRUE(at::equal(narrow, at::zeros_like(narrow)));
+  }
 }
 
 inline void expect_sums_where_wanted(at::Device device) {
   const auto random = [&](at::IntArrayRef sizes) { return randn(sizes, at::kBFloat16).to(device); };
   const at::Tensor x = random({32, 64}), dy = random({32, 64}), gain = random({64}), shift = random({64});
-  expect_sum_in_place("column sum", [&](const at::Tensor& into) { return column_sum(x, into); });
-  expect_sum_in_place("activation", [&](const at::Tensor& into) {
+  expect_sum_in_place("column sum", [&](const SumInto& into) { return column_sum(x, into); });
+  expect_sum_in_place("activation", [&](const SumInto& into) {
     return activation_backward_summed(dy, x, {}, Activation::gelu, {.dx = {}, .column_sum = into}).column_sum;
   });
   const Fp8Scale scale = fp8_scale_of(dy, Fp8Format::e5m2);
-  expect_sum_in_place("activation to fp8", [&](const at::Tensor& into) {
+  expect_sum_in_place("activation to fp8", [&](const SumInto& into) {
     const Fp8Cast cast{.format = Fp8Format::e5m2, .scale = scale};
     return activation_backward_fp8(dy, x, Activation::gelu, cast, into).column_sum;
   });
   const QkvParts parts{random({4, 8, 2, 1, 32}), random({4, 8, 2, 32}), random({4, 8, 2, 32})};
   expect_sum_in_place("merge",
-                      [&](const at::Tensor& into) { return merge_qkv(parts, nullptr, into).column_sum; });
+                      [&](const SumInto& into) { return merge_qkv(parts, nullptr, into).column_sum; });
   const NormParameters p{gain, shift};
   const NormOutput out = norm_forward(x, {}, p, {});
-  const auto backward = [&](const at::Tensor& dweight, const at::Tensor& dbias) {
-    return norm_backward(dy, {}, {out.sum, out.mean, out.rstd}, {gain, shift, dweight, dbias}, {});
+  const auto backward = [&](const SumInto& dweight, const SumInto& dbias, const WantedSum& dx_sum = {}) {
+    return norm_backward(dy, {}, {out.sum, out.mean, out.rstd}, {gain, shift, dweight, dbias, dx_sum}, {});
   };
-  expect_sum_in_place("gain", [&](const at::Tensor& into) { return backward(into, {}).dweight; });
-  expect_sum_in_place("shift", [&](const at::Tensor& into) { return backward({}, into).dbias; });
+  expect_sum_in_place("gain", [&](const SumInto& into) { return backward(into, {}).dweight; });
+  expect_sum_in_place("shift", [&](const SumInto& into) { return backward({}, into).dbias; });
+  expect_sum_in_place("dx", [&](const SumInto& into) { return backward({}, {}, into).dx_sum; });
+  const int64_t rows = device.is_cuda() ? 3000 : 70;  // on Hopper products leave it
+  const at::Tensor dy_of_product = random({rows, 64}), z = random({rows, 2048}), w = random({64, 2048});
+  expect_sum_in_place("activation in the product", [&](const SumInto& into) {
+    return linear_activation_backward({{}, into}, dy_of_product, w, z, Activation::gelu).column_sum;
+  });
 }
 
 }  // namespace teratron

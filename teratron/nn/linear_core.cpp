@@ -141,19 +141,15 @@ SummedGradient LinearCore::argument_gradient(Moving& dy_SBO, const at::Tensor& z
                                              const WantedSum& sum) const {
   const at::Tensor dy = as_rows(dy_SBO.tensor);
   if (!gathers_gradient()) return product->argument_gradient({{}, sum}, dy, z, activation);
-  SummedGradient all{at::empty_like(z), {}};
+  const at::Tensor dz = at::empty_like(z);
+  WantedSum so_far = sum;
   own_rows_first(dy_SBO.work, dy.size(0), *group, [&](int64_t begin, int64_t end) {
-    const bool adds = all.column_sum.defined();
-    const ArgumentGradient into{all.dx.slice(0, begin, end), adds ? WantedSum(at::Tensor()) : sum};
+    const ArgumentGradient into{dz.slice(0, begin, end), so_far};
     const at::Tensor rows = dy.slice(0, begin, end), z_of_rows = z.slice(0, begin, end),
-                     part = product->argument_gradient(into, rows, z_of_rows, activation).column_sum;
-    if (adds) {
-      all.column_sum.add_(part);
-    } else {
-      all.column_sum = part;
-    }
+                     of_rows = product->argument_gradient(into, rows, z_of_rows, activation).column_sum;
+    if (so_far) so_far = SumInto{of_rows, true};
   });
-  return all;
+  return {dz, so_far ? so_far->out : at::Tensor()};
 }
 
 LinearCore::Returning LinearCore::restore(const Kept& x) const {

@@ -60,20 +60,17 @@ void finish_gradient(Parameter& parameter) {
   parameter.main_grad_is_void = false;
 }
 
-at::Tensor gradient_place(const Parameter& parameter) {
-  return parameter.main_grad_is_void ? parameter.main_grad : at::Tensor();
+SumInto gradient_place(const Parameter& parameter) {
+  return {parameter.main_grad, !parameter.main_grad_is_void};
 }
 
-std::optional<at::Tensor> gradient_place(const Parameter* parameter) {
-  return parameter ? std::optional(gradient_place(*parameter)) : std::nullopt;
+WantedSum gradient_place(const Parameter* parameter) {
+  return parameter ? WantedSum(gradient_place(*parameter)) : std::nullopt;
 }
 
 void add_gradient(Parameter& parameter, const at::Tensor& gradient) {
   accumulate_gradient(parameter, [&](const at::Tensor& sum, bool add) {
-    if (gradient.is_same(sum)) {
-      TERATRON_ASSERT(!add, "{} got another gradient while one was written in place", parameter.name);
-      return;
-    }
+    if (gradient.is_same(sum)) return;
     if (add) {
       sum.add_(gradient);
     } else {

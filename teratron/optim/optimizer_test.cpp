@@ -136,18 +136,19 @@ TEST(Gradients, ForgetTheLastStep) {
   }
 }
 
-// A kernel may write the first gradient of a step where it belongs; later ones are added.
-TEST(Gradients, AreWrittenInPlaceOnce) {
+// A kernel may write the first gradient of a step where it belongs, and add later ones to it.
+TEST(Gradients, AreSummedInPlace) {
   Model model({});
   Parameter& parameter = model.parameters.all()[0];
   model.buffer->start_step();
   parameter.main_grad.fill_(std::nan(""));
   for (int64_t use = 0; use < 2; ++use) {
     expect_gradient(parameter);
-    const at::Tensor place = gradient_place(parameter);
-    EXPECT_EQ(place.defined(), use == 0);
-    if (place.defined()) place.copy_(gradient_of(1, use));
-    add_gradient(parameter, place.defined() ? place : gradient_of(1, use));
+    const auto [out, adds] = gradient_place(parameter);
+    EXPECT_TRUE(out.is_same(parameter.main_grad));
+    EXPECT_EQ(adds, use > 0);
+    adds ? out.add_(gradient_of(1, use)) : out.copy_(gradient_of(1, use));
+    add_gradient(parameter, out);
   }
   EXPECT_TRUE(at::equal(parameter.main_grad, gradient_of(1, 0) + gradient_of(1, 1)));
 }
