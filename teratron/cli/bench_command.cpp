@@ -3,6 +3,7 @@
 #include <optional>
 
 #include <CLI/CLI.hpp>
+#include <fmt/ranges.h>
 
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
@@ -49,7 +50,7 @@ int bench_command(std::span<const std::string> args) {
   if (options.precision != "fp32") flags.push_back("--" + options.precision);
   const std::vector<std::string> own = app.remaining();
   flags.insert(flags.end(), own.begin(), own.end());
-  options.bench.name = options.shape;
+  options.bench.name = fmt::format("{}{}{}", options.shape, own.empty() ? "" : " ", fmt::join(own, " "));
   return run_job(flags, {}, [&](const ParsedArguments& parsed, World& world, const StopSignals& signals) {
     const std::optional<BenchResult> result = bench(parsed.args, world, signals, options.bench);
     if (!result) return ExitCode::ok;

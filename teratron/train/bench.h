@@ -19,7 +19,7 @@ class StopSignals;
 class World;
 
 struct BenchOptions {
-  std::string name;  // of the shape, for the report
+  std::string name;  // of the shape and the flags that overrule it, for the report
   double warm_up_seconds = 10.0;
   int64_t steps = 60;          // timed
   int64_t profiled_steps = 5;  // afterwards; 0: none. Needs a GPU.

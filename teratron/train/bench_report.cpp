@@ -44,7 +44,8 @@ std::string breakdown_table(const BenchResult& result) {
   for (size_t i = 0; i < std::min(longest_kernels, result.kernels.size()); ++i) {
     const KernelTotal& kernel = result.kernels[i];
     text += fmt::format("    {:>9.2f} ms{:>7.1f} x  {}\n", kernel.ms / steps,
-                        static_cast<double>(kernel.calls) / steps, kernel.name.substr(0, name_width));
+                        static_cast<double>(kernel.calls) / steps,
+                        short_kernel_name(kernel.name).substr(0, name_width));
   }
   return text;
 }

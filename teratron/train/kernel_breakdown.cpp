@@ -23,6 +23,8 @@ constexpr Pattern patterns[] = {
     {"flash", KernelKind::attention},
     {"sdpa", KernelKind::attention},
     {"attention", KernelKind::attention},
+    {"dot_do_o", KernelKind::attention},    // cuDNN's, before its backward
+    {"convert_dq", KernelKind::attention},  // and after it
     {"softmax", KernelKind::attention},
     {"adam", KernelKind::optimizer},
     {"sgd", KernelKind::optimizer},
@@ -86,6 +88,15 @@ KernelBreakdown break_down(const std::vector<KernelRun>& runs) {
     result.total_ms += ms;
   }
   return result;
+}
+
+std::string short_kernel_name(std::string name) {
+  for (const std::string_view part :
+       {"void ", "teratron::cuda::", "at::native::", "cudnn::fusion::", "(anonymous namespace)::"}) {
+    for (size_t at = name.find(part); at != std::string::npos; at = name.find(part, at))
+      name.erase(at, part.size());
+  }
+  return name;
 }
 
 std::vector<KernelTotal> total_by_kernel(const std::vector<KernelRun>& runs) {

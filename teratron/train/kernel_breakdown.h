@@ -42,6 +42,9 @@ struct KernelTotal {
   int64_t calls = 0;
 };
 
+/// What of a kernel's name tells it from others: without the namespaces that all of a library's share.
+std::string short_kernel_name(std::string name);
+
 /// By time, longest first.
 std::vector<KernelTotal> total_by_kernel(const std::vector<KernelRun>& runs);
 

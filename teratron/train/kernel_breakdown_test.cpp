@@ -16,6 +16,8 @@ TEST(KernelBreakdown, KnowsTheLibrariesNames) {
   EXPECT_EQ(kind_of_kernel("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n"), KernelKind::gemm);
   EXPECT_EQ(kind_of_kernel("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob"),
             KernelKind::attention);
+  EXPECT_EQ(kind_of_kernel("void cudnn::fusion::compute_dot_do_o_specialized<true, 128>"),
+            KernelKind::attention);
   EXPECT_EQ(kind_of_kernel("void pytorch_flash::flash_bwd_kernel<Flash_bwd_kernel_traits<64, 128>>"),
             KernelKind::attention);
   EXPECT_EQ(kind_of_kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage)"),
@@ -39,6 +41,13 @@ TEST(KernelBreakdown, CountsCommunicationOnlyWhereItIsExposed) {
   EXPECT_DOUBLE_EQ(breakdown.total_ms, 10.0);
   const double sum = std::accumulate(breakdown.ms.begin(), breakdown.ms.end(), breakdown.idle_ms);
   EXPECT_DOUBLE_EQ(sum, breakdown.total_ms);
+}
+
+TEST(KernelBreakdown, ShortNamesTellKernelsApart) {
+  EXPECT_EQ(
+      short_kernel_name("void teratron::cuda::(anonymous namespace)::sum<teratron::cuda::Pack<8> >(int)"),
+      "sum<Pack<8> >(int)");
+  EXPECT_EQ(short_kernel_name("nvjet_sm90_tst_256x128"), "nvjet_sm90_tst_256x128");
 }
 
 TEST(KernelBreakdown, TotalsAreSortedByTime) {

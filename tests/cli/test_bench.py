@@ -12,6 +12,7 @@ TINY = ["--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "2"
 def test_prints_and_writes_the_result(tmp_path):
     result = teratron("bench", "--precision", "fp32", "--steps", "5", "--warm-up-seconds", "0.1", "--json",
                       str(tmp_path / "result.json"), *TINY)
+    assert "bench gpt2-124m --num-layers 2 --hidden-size 32" in result.stdout  # it is not that shape any more
     assert "tokens/s" in result.stdout and "median of 5" in result.stdout
     measured = json.loads((tmp_path / "result.json").read_text())
     assert measured["steps"] == 5
