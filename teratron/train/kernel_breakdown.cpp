@@ -91,8 +91,9 @@ KernelBreakdown break_down(const std::vector<KernelRun>& runs) {
 }
 
 std::string short_kernel_name(std::string name) {
+  if (name.starts_with("void ")) name.erase(0, 5);
   for (const std::string_view part :
-       {"void ", "teratron::cuda::", "at::native::", "cudnn::fusion::", "(anonymous namespace)::"}) {
+       {"teratron::cuda::", "at::native::", "cudnn::fusion::", "(anonymous namespace)::"}) {
     for (size_t at = name.find(part); at != std::string::npos; at = name.find(part, at))
       name.erase(at, part.size());
   }
