@@ -184,7 +184,7 @@ TEST_F(GpuFused, AddLookedUp) {
   }
 }
 
-// Ids are sorted in types of two, four and eight bytes.
+// Ids are sorted in types of two and four bytes.
 TEST_F(GpuFused, AddRowsOfLargeTables) {
   for (const int64_t count : {int64_t{32'768}, int64_t{65'536}, int64_t{65'537}, int64_t{300'000}}) {
     const at::Tensor ends = at::tensor({int64_t{0}, count / 2 - 1, count / 2, count - 1}),

@@ -8,13 +8,15 @@ namespace teratron {
 
 namespace {
 
-/// Ascending, and where each was: [T] and [T]. In the narrowest type that holds ids below `count`, as a radix sort passes over
+/// Ascending, and where each was: [T] and [T]. In the narrower type that holds ids below `count`, as a radix sort passes over
 /// them for each byte.
 std::pair<at::Tensor, at::Tensor> sorted(const at::Tensor& ids, int64_t count) {
   constexpr int64_t shorts = 1 << 16, ints = int64_t{1} << 32;
-  const at::ScalarType type = count <= shorts ? at::kShort : count <= ints ? at::kInt : at::kLong;
-  const int64_t middle = type == at::kShort ? shorts / 2 : type == at::kInt ? ints / 2 : 0;
-  const auto [keys, order] = (ids - middle).to(type).sort(/*stable=*/true, 0, /*descending=*/false);
+  TERATRON_ASSERT(count <= ints, "a table of {} rows", count);
+  const bool is_short = count <= shorts;
+  const int64_t middle = (is_short ? shorts : ints) / 2;
+  const auto [keys, order] =
+      (ids - middle).to(is_short ? at::kShort : at::kInt).sort(/*stable=*/true, 0, /*descending=*/false);
   return {keys.to(at::kLong) + middle, order};
 }
 

@@ -101,6 +101,8 @@ struct WarpRows {
 
 /// Of a thread of such a warp.
 constexpr int warp_packs = 3;
+static_assert(warp_packs != 1 && warp_packs != 2 &&
+              warp_packs != 4);  // of blocks' threads: kernels tell them apart by it
 
 /// Whether warps take rows faster than blocks do.
 inline bool are_for_warps(const NormShape& shape) {

@@ -7,8 +7,8 @@
 
 namespace teratron {
 
-/// A sum is written over `out`, or added to it, and `out` returned, where that is a contiguous tensor of the sum's type; else the
-/// sum is a new tensor.
+/// A sum is written over `out`, or added to it, and `out` returned, where that is a contiguous tensor of the sum's type, size and
+/// device. Else the sum is a new tensor, and `out` is left alone: whoever wants it added adds it.
 struct SumInto {
   at::Tensor out = {};
   bool adds = false;

@@ -40,6 +40,7 @@ class Embedding {
   };
   Embedding(const Scope& scope, const Options& options, const TensorParallel& parallel);
   /// x + the rows of ids [S, B], of this rank's part of the sequence; in x's place, contiguous, which nobody else may need.
+  /// Ids that all samples share (stride 0 of B) are looked up once.
   at::Tensor add_to_(const at::Tensor& x_SBH, const at::Tensor& ids_SB);
 
  private:

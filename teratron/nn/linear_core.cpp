@@ -105,7 +105,7 @@ LinearCore::ActivatedOutput LinearCore::forward_activated(const at::Tensor& x_SB
 
 at::Tensor LinearCore::output(const MatMul::Operand& x_TI, const MatMul::Addends& addends,
                               at::IntArrayRef shape) const {
-  TERATRON_ASSERT(addends.turn == nullptr, "a sum over ranks would be turned once for each");
+  TERATRON_ASSERT(addends.turn == nullptr, "a row layer turns nothing");
   if (is(scattered)) {
     TERATRON_ASSERT(!addends.bias_O.defined() && !addends.residual_TO.defined());
     return scattered_output(x_TI, shape);

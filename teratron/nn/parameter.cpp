@@ -71,6 +71,7 @@ WantedSum gradient_place(const Parameter* parameter) {
 void add_gradient(Parameter& parameter, const at::Tensor& gradient) {
   accumulate_gradient(parameter, [&](const at::Tensor& sum, bool add) {
     if (gradient.is_same(sum)) return;
+    TERATRON_ASSERT(!gradient.is_alias_of(sum), "{} would get its own sum again", parameter.name);
     if (add) {
       sum.add_(gradient);
     } else {

@@ -71,12 +71,12 @@ at::ScalarType gradient_dtype(const Parameter& parameter);
 /// Forward says that it uses the parameter: from here on its values are there, and one gradient will come (none when
 /// gradients are off).
 void expect_gradient(Parameter& parameter);
-/// Where a kernel that sums a gradient of `main_grad`'s type may put it: main_grad itself, where there is one. Then
-/// add_gradient follows before anybody else's.
+/// Where a kernel that sums a gradient of `main_grad`'s type may put it: main_grad itself, where there is one. Until
+/// add_gradient is called with what the kernel returned, no other gradient of this parameter may come.
 SumInto gradient_place(const Parameter& parameter);
 /// The same for a parameter that may be missing: nothing then.
 WantedSum gradient_place(const Parameter* parameter);
-/// Backward delivers it: main_grad += gradient, unless it is there already, being main_grad itself.
+/// Backward delivers it: main_grad += gradient, unless that is main_grad itself, by gradient_place.
 void add_gradient(Parameter& parameter, const at::Tensor& gradient);
 /// The same by `write(main_grad, add)`, which adds to what it holds or, without `add`, writes over it.
 void accumulate_gradient(Parameter& parameter,

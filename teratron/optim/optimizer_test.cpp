@@ -153,6 +153,14 @@ TEST(Gradients, AreSummedInPlace) {
   EXPECT_TRUE(at::equal(parameter.main_grad, gradient_of(1, 0) + gradient_of(1, 1)));
 }
 
+TEST(GradientsDeathTest, AreNotAddedToThemselves) {
+  Model model({});
+  Parameter& parameter = model.parameters.all()[0];
+  model.buffer->start_step();
+  expect_gradient(parameter);
+  EXPECT_DEATH(add_gradient(parameter, parameter.main_grad.view({-1})), "its own sum");
+}
+
 INSTANTIATE_TEST_SUITE_P(
     All, OptimizerStep,
     testing::Values(Case{{.kind = OptimizerKind::sgd, .sgd_momentum = 0.9, .clip_grad = 0.0}, {}},

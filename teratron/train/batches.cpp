@@ -91,9 +91,9 @@ at::Tensor BatchSource::counted_positions() const {
 MicroBatch BatchSource::read_and_broadcast() {
   Batch batch = read();
   const at::TensorOptions device = at::TensorOptions().device(options_.device);
-  // Other ranks could not know it.
-  const bool counts =
-      tensor_parallel_.size == 1 && batch.seq_length == options_.sequence_length && counts_positions(batch);
+  // Only where nobody else waits for positions: these are not known to count before they are read.
+  const bool counts = tensor_parallel_.size == 1 && batch.seq_length == options_.sequence_length &&
+                      batch.micro_batch == options_.loader.sampler.micro_batch && counts_positions(batch);
   std::vector<at::Tensor> tensors = {
       transposed(batch.tokens, batch, device.dtype(at::kLong)),
       counts ? counted_positions() : transposed(batch.position_ids, batch, device.dtype(at::kLong)),
