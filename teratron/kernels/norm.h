@@ -24,7 +24,8 @@ struct NormOptions {
   bool zero_centered = false;
 };
 
-/// Gain and shift; bias may be undefined. Beside them where the backward writes their gradients, and whether it sums dx.
+/// Gain and shift; bias may be undefined. Beside them where the backward may put their gradients (NormGradients tells where they
+/// are, see SumInto), and whether it sums dx.
 struct NormParameters {
   at::Tensor weight;
   at::Tensor bias;

@@ -1,6 +1,8 @@
 // Second stage of the sums over rows: adds the partial sums of the blocks in a fixed order.
 #pragma once
 
+#include <iterator>
+
 #include "teratron/kernels/device.cuh"
 #include "teratron/kernels/row_sum.h"
 

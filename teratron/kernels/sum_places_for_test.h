@@ -53,6 +53,11 @@ inline void expect_sums_where_wanted(at::Device device, const SummedRows& c) {
   expect_sum_in_place("gain", [&](const SumInto& into) { return backward(into, {}).dweight; });
   expect_sum_in_place("shift", [&](const SumInto& into) { return backward({}, into).dbias; });
   expect_sum_in_place("dx", [&](const SumInto& into) { return backward({}, {}, into).dx_sum; });
+  const NormOptions rms{.kind = NormKind::rms};
+  const NormOutput scaled = norm_forward(x, {}, {gain, {}}, rms);
+  expect_sum_in_place("gain of RMS", [&](const SumInto& into) {
+    return norm_backward(dy, {}, {scaled.sum, scaled.mean, scaled.rstd}, {gain, {}, into}, rms).dweight;
+  });
 }
 
 inline void expect_sums_of_halves_where_wanted(at::Device device) {
@@ -79,7 +84,7 @@ inline void expect_sums_of_halves_where_wanted(at::Device device) {
 }
 
 inline void expect_sums_where_wanted(at::Device device) {
-  for (const at::ScalarType type : {at::kBFloat16, at::kFloat, at::kDouble}) {
+  for (const at::ScalarType type : float_types) {
     for (const int64_t rows : {0, 3, 200}) {
       for (const int64_t width : {64, 77, 768}) expect_sums_where_wanted(device, {rows, width, type});
     }

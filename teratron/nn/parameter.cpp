@@ -61,7 +61,7 @@ void finish_gradient(Parameter& parameter) {
 }
 
 SumInto gradient_place(const Parameter& parameter) {
-  return {parameter.main_grad, !parameter.main_grad_is_void};
+  return {parameter.main_grad, parameter.main_grad.defined() && !parameter.main_grad_is_void};
 }
 
 WantedSum gradient_place(const Parameter* parameter) {
@@ -71,7 +71,8 @@ WantedSum gradient_place(const Parameter* parameter) {
 void add_gradient(Parameter& parameter, const at::Tensor& gradient) {
   accumulate_gradient(parameter, [&](const at::Tensor& sum, bool add) {
     if (gradient.is_same(sum)) return;
-    TERATRON_ASSERT(!gradient.is_alias_of(sum), "{} would get its own sum again", parameter.name);
+    TERATRON_ASSERT(!gradient.is_alias_of(sum), "{} would get what lies among the sums again",
+                    parameter.name);
     if (add) {
       sum.add_(gradient);
     } else {

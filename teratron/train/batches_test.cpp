@@ -1,6 +1,7 @@
 // Positions that all samples share say so by their stride: what stands on it looks them up once.
 #include "teratron/train/batches.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include <gtest/gtest.h>

@@ -18,6 +18,7 @@ TEST(KernelBreakdown, KnowsTheLibrariesNames) {
             KernelKind::attention);
   EXPECT_EQ(kind_of_kernel("void cudnn::fusion::compute_dot_do_o_specialized<true, 128>"),
             KernelKind::attention);
+  EXPECT_EQ(kind_of_kernel("void cudnn::fusion::convert_dq_to_16bits<true>"), KernelKind::attention);
   EXPECT_EQ(kind_of_kernel("void pytorch_flash::flash_bwd_kernel<Flash_bwd_kernel_traits<64, 128>>"),
             KernelKind::attention);
   EXPECT_EQ(kind_of_kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage)"),

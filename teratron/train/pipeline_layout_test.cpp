@@ -32,8 +32,9 @@ TEST_P(LayoutTwins, GiveOneRanksLossAndGradients) {
 INSTANTIATE_TEST_SUITE_P(
     Layouts, LayoutTwins,
     testing::Values(Layout{.tp = 2}, Layout{.tp = 2, .sequence_parallel = true}, Layout{.dp = 2},
-                    Layout{.tp = 2, .dp = 2}, Layout{.tp = 2, .dp = 2, .sequence_parallel = true},
-                    Layout{.dp = 4}, Layout{.pp = 2, .microbatches = 4}, Layout{.pp = 4, .microbatches = 8},
+                    Layout{.tp = 2, .microbatches = 2, .sequence_parallel = true}, Layout{.tp = 2, .dp = 2},
+                    Layout{.tp = 2, .dp = 2, .sequence_parallel = true}, Layout{.dp = 4},
+                    Layout{.pp = 2, .microbatches = 4}, Layout{.pp = 4, .microbatches = 8},
                     Layout{.pp = 2, .chunks = 2, .microbatches = 4},
                     Layout{.pp = 2, .stages = "Et||tt|tL", .group = 4, .microbatches = 8},
                     Layout{.pp = 4, .stages = "E|tt|tt|L", .microbatches = 2, .overlap_p2p = false},

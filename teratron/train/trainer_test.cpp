@@ -85,6 +85,7 @@ TEST_P(Steps, AreThoseOfOneRank) {
 INSTANTIATE_TEST_SUITE_P(
     Layouts, Steps,
     testing::Values(Layout{.microbatches = 4}, Layout{.tp = 2, .microbatches = 2},
+                    Layout{.tp = 2, .microbatches = 2, .sequence_parallel = true},
                     Layout{.tp = 2, .sequence_parallel = true, .average_in_collective = true},
                     Layout{.dp = 2}, Layout{.dp = 2, .sharded = true, .average_in_collective = true},
                     Layout{.dp = 4, .microbatches = 2, .sharded = true, .overlap_param_gather = true},
