@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "teratron/base/log.h"
-#include "teratron/comm/mesh.h"
+#include "teratron/comm/mesh/mesh.h"
 #include "teratron/comm/world.h"
 
 namespace teratron {

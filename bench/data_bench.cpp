@@ -9,9 +9,9 @@
 #include <sys/resource.h>
 
 #include "teratron/base/log.h"
-#include "teratron/data/gpt_dataset.h"
-#include "teratron/data/indexed_dataset_builder.h"
+#include "teratron/data/indexed/indexed_dataset_builder.h"
 #include "teratron/data/loader.h"
+#include "teratron/models/gpt/data/gpt_dataset.h"
 
 namespace teratron {
 namespace {

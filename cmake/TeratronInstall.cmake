@@ -3,6 +3,7 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 get_property(layers GLOBAL PROPERTY TERATRON_LIBRARIES)
+list(FILTER layers EXCLUDE REGEX teratron_testing)
 list(APPEND layers teratron_tensorboard_proto teratron_sentencepiece_proto)
 list(TRANSFORM layers REPLACE "(.+)" "lib\\1.a" OUTPUT_VARIABLE TERATRON_ARCHIVES)
 set(archive_folder ${CMAKE_INSTALL_LIBDIR}/teratron)

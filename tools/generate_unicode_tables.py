@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes teratron/tokenizer/unicode_tables.inc.
+"""Writes teratron/tokenizer/unicode/unicode_tables.inc.
 
 The tables must agree with what Hugging Face `tokenizers` does, whatever Unicode version it carries, so they are
 derived by asking that library about every code point. The `python_*` columns (the original Python tokenizer of
 BERT) come from `unicodedata` and `str.lower`.
 
-    python tools/generate_unicode_tables.py [> teratron/tokenizer/unicode_tables.inc]
+    python tools/generate_unicode_tables.py [> teratron/tokenizer/unicode/unicode_tables.inc]
 """
 import sys
 import unicodedata

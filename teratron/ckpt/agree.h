@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "teratron/comm/peers.h"
+#include "teratron/comm/host/host_group.h"
 
 namespace teratron {
 

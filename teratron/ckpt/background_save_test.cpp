@@ -7,7 +7,7 @@
 #include "teratron/base/fault_point.h"
 #include "teratron/base/file.h"
 #include "teratron/ckpt/agree.h"
-#include "teratron/ckpt/test_world.h"
+#include "teratron/testing/checkpoint_world.h"
 
 namespace teratron {
 namespace {

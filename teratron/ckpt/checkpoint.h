@@ -30,7 +30,7 @@
 #include "teratron/base/dtype.h"
 #include "teratron/base/error.h"
 #include "teratron/base/shard.h"
-#include "teratron/comm/peers.h"
+#include "teratron/comm/host/host_group.h"
 
 namespace teratron {
 

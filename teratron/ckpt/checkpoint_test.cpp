@@ -6,7 +6,7 @@
 
 #include "teratron/base/file.h"
 #include "teratron/ckpt/directory.h"
-#include "teratron/ckpt/test_world.h"
+#include "teratron/testing/checkpoint_world.h"
 
 namespace teratron {
 namespace {

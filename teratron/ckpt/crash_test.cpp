@@ -9,7 +9,7 @@
 #include "teratron/base/fault_point.h"
 #include "teratron/base/file.h"
 #include "teratron/ckpt/background_save.h"
-#include "teratron/ckpt/test_world.h"
+#include "teratron/testing/checkpoint_world.h"
 
 namespace teratron {
 namespace {

@@ -11,8 +11,8 @@
 #include "teratron/ckpt/agree.h"
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/directory.h"
-#include "teratron/ckpt/plan.h"
 #include "teratron/ckpt/safetensors.h"
+#include "teratron/ckpt/save_plan.h"
 #include "teratron/ckpt/shard_reader.h"
 
 // Fault points: ckpt.load_begin, ckpt.load_block (each; a bitflip damages what was read), ckpt.load_end.

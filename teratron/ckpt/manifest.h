@@ -10,7 +10,7 @@
 
 #include "teratron/base/dtype.h"
 #include "teratron/base/shard.h"
-#include "teratron/ckpt/runs.h"
+#include "teratron/ckpt/index_ranges.h"
 
 namespace teratron {
 

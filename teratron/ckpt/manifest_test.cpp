@@ -5,7 +5,7 @@
 
 #include "teratron/base/hash.h"
 #include "teratron/ckpt/checkpoint.h"
-#include "teratron/ckpt/test_world.h"
+#include "teratron/testing/checkpoint_world.h"
 
 namespace teratron {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "teratron/ckpt/test_world.h"
+#include "teratron/testing/checkpoint_world.h"
 
 namespace teratron {
 namespace {

@@ -12,8 +12,8 @@
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/directory.h"
 #include "teratron/ckpt/manifest.h"
-#include "teratron/ckpt/plan.h"
 #include "teratron/ckpt/safetensors.h"
+#include "teratron/ckpt/save_plan.h"
 #include "teratron/ckpt/save_stages.h"
 
 // Fault points, in order: ckpt.begin, ckpt.partial_created, ckpt.shard_created, ckpt.shard_block (each),

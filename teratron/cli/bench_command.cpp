@@ -5,12 +5,12 @@
 #include <CLI/CLI.hpp>
 #include <fmt/ranges.h>
 
+#include "teratron/base/config/command_line.h"
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
-#include "teratron/cli/command_line.h"
+#include "teratron/bench/bench.h"
+#include "teratron/bench/bench_shapes.h"
 #include "teratron/cli/pretrain_command.h"
-#include "teratron/train/bench.h"
-#include "teratron/train/bench_shapes.h"
 
 namespace teratron {
 

@@ -8,13 +8,13 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "teratron/base/config/command_line.h"
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
 #include "teratron/ckpt/checkpoint.h"
-#include "teratron/ckpt/hf_convert.h"
-#include "teratron/cli/command_line.h"
 #include "teratron/cli/model_tokenizer.h"
-#include "teratron/train/arguments.h"
+#include "teratron/hf/convert.h"
+#include "teratron/settings/arguments.h"
 
 namespace teratron {
 

@@ -5,11 +5,11 @@
 
 #include <CLI/CLI.hpp>
 
-#include "teratron/base/config.h"
+#include "teratron/base/config/command_line.h"
+#include "teratron/base/config/config.h"
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
-#include "teratron/cli/command_line.h"
-#include "teratron/train/device.h"
+#include "teratron/train/device/device.h"
 
 namespace teratron {
 

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "teratron/base/file.h"
-#include "teratron/train/arguments.h"
+#include "teratron/settings/arguments.h"
 
 namespace teratron {
 namespace {

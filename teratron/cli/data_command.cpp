@@ -9,15 +9,15 @@
 
 #include <CLI/CLI.hpp>
 
+#include "teratron/base/config/command_line.h"
 #include "teratron/base/error.h"
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
-#include "teratron/cli/command_line.h"
 #include "teratron/cli/tokenizer_flags.h"
 #include "teratron/data/blend.h"
-#include "teratron/data/gpt_index.h"
-#include "teratron/data/indexed_dataset.h"
-#include "teratron/data/indexed_dataset_builder.h"
+#include "teratron/data/indexed/indexed_dataset.h"
+#include "teratron/data/indexed/indexed_dataset_builder.h"
+#include "teratron/models/gpt/data/gpt_index.h"
 #include "teratron/tokenizer/tokenizer.h"
 
 namespace teratron {

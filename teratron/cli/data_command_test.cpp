@@ -9,7 +9,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/cli/preprocess_command.h"
-#include "teratron/data/npy.h"
+#include "teratron/data/indexed/npy.h"
 
 namespace teratron {
 namespace {

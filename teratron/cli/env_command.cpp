@@ -9,12 +9,12 @@
 #include <sys/utsname.h>
 #include <torch/headeronly/version.h>
 
+#include "teratron/base/config/command_line.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/build_info.h"
-#include "teratron/cli/command_line.h"
-#include "teratron/comm/mpi_wire.h"
-#include "teratron/comm/nccl_world.h"
-#include "teratron/train/device.h"
+#include "teratron/comm/host/mpi_transport.h"
+#include "teratron/comm/nccl/nccl_world.h"
+#include "teratron/train/device/device.h"
 
 namespace teratron {
 

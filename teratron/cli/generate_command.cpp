@@ -13,10 +13,12 @@
 #include "teratron/cli/job.h"
 #include "teratron/generate/generator.h"
 #include "teratron/generate/loaded_model.h"
+#include "teratron/hf/architecture.h"
+#include "teratron/models/precision.h"
+#include "teratron/telemetry/report.h"
+#include "teratron/telemetry/sinks.h"
 #include "teratron/tokenizer/tokenizer.h"
-#include "teratron/train/model_setup.h"
-#include "teratron/train/report.h"
-#include "teratron/train/sinks.h"
+#include "teratron/train/engine_options.h"
 
 namespace teratron {
 
@@ -199,7 +201,7 @@ std::string help() {
 }  // namespace
 
 int generate_command(std::span<const std::string> args) {
-  const ParsedArguments parsed = parse_arguments("generate", args);
+  const ParsedArguments parsed = parse_arguments("generate", args, {.architecture = architecture_settings});
   if (parsed.help) {
     print_line(help());
     return 0;

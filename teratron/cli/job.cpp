@@ -3,8 +3,8 @@
 #include <unistd.h>
 
 #include "teratron/base/log.h"
-#include "teratron/train/device.h"
-#include "teratron/train/model_setup.h"
+#include "teratron/train/device/device.h"
+#include "teratron/train/engine_options.h"
 
 namespace teratron {
 namespace {

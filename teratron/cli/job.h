@@ -1,9 +1,9 @@
 // What the commands that run on all ranks of a job share.
 #pragma once
 
-#include "teratron/comm/mesh.h"
+#include "teratron/comm/mesh/mesh.h"
 #include "teratron/comm/world.h"
-#include "teratron/train/arguments.h"
+#include "teratron/settings/arguments.h"
 
 namespace teratron {
 

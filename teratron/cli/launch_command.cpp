@@ -2,7 +2,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
-#include "teratron/cli/launch_job.h"
+#include "teratron/launch/launch_job.h"
 
 namespace teratron {
 

@@ -6,14 +6,15 @@
 #include <ATen/ATen.h>
 #include <CLI/CLI.hpp>
 
+#include "teratron/base/config/command_line.h"
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
 #include "teratron/ckpt/safetensors.h"
-#include "teratron/cli/command_line.h"
 #include "teratron/cli/job.h"
 #include "teratron/generate/generator.h"
 #include "teratron/generate/loaded_model.h"
-#include "teratron/train/model_setup.h"
+#include "teratron/hf/architecture.h"
+#include "teratron/train/engine_options.h"
 
 namespace teratron {
 
@@ -126,7 +127,7 @@ int logits_command(std::span<const std::string> args) {
   if (!parse_command(app, args)) return 0;
 
   const std::vector<std::string> flags = {"--load", options.load, "--device", options.device};
-  const ParsedArguments parsed = parse_arguments("logits", flags);
+  const ParsedArguments parsed = parse_arguments("logits", flags, {.architecture = architecture_settings});
   run_tensor_parallel(parsed, [&](const Mesh& mesh) { run_rank(parsed, options, mesh); });
   return 0;
 }

@@ -1,8 +1,8 @@
 #include "teratron/cli/model_tokenizer.h"
 
 #include "teratron/base/log.h"
+#include "teratron/settings/tokenizer_settings.h"
 #include "teratron/tokenizer/tokenizer.h"
-#include "teratron/train/tokenizer_settings.h"
 
 namespace teratron {
 

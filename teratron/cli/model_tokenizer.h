@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "teratron/ckpt/checkpoint.h"
-#include "teratron/ckpt/hf_convert.h"
+#include "teratron/hf/convert.h"
 
 namespace teratron {
 

@@ -3,12 +3,13 @@
 #include <charconv>
 
 #include "teratron/base/log.h"
-#include "teratron/comm/rank_grid.h"
+#include "teratron/comm/mesh/rank_grid.h"
+#include "teratron/hf/architecture.h"
 #include "teratron/pipeline/schedule.h"
-#include "teratron/train/checkpoint_settings.h"
-#include "teratron/train/model_setup.h"
-#include "teratron/train/pipeline_setup.h"
-#include "teratron/train/rank_memory.h"
+#include "teratron/plan/rank_memory.h"
+#include "teratron/settings/checkpoint_settings.h"
+#include "teratron/settings/mesh_settings.h"
+#include "teratron/settings/pipeline_settings.h"
 
 namespace teratron {
 
@@ -151,7 +152,8 @@ void print_help() {
 
 int plan_command(std::span<const std::string> args) {
   const PlanOptions options = read_options(args);
-  ParsedArguments parsed = parse_arguments("pretrain gpt", options.flags, {.defer_problems = true});
+  ParsedArguments parsed = parse_arguments("pretrain gpt", options.flags,
+                                           {.defer_problems = true, .architecture = architecture_settings});
   if (parsed.help) {
     print_help();
     return 0;

@@ -10,13 +10,13 @@
 #include <CLI/CLI.hpp>
 #include <unistd.h>
 
+#include "teratron/base/config/command_line.h"
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
-#include "teratron/cli/command_line.h"
 #include "teratron/cli/tokenizer_flags.h"
-#include "teratron/data/preprocess.h"
-#include "teratron/data/punkt.h"
-#include "teratron/data/text_source.h"
+#include "teratron/data/text/preprocess.h"
+#include "teratron/data/text/punkt.h"
+#include "teratron/data/text/text_source.h"
 #include "teratron/tokenizer/tokenizer.h"
 
 namespace teratron {

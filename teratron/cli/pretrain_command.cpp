@@ -10,13 +10,13 @@
 
 #include "teratron/base/log.h"
 #include "teratron/cli/build_info.h"
+#include "teratron/cli/config_consensus.h"
 #include "teratron/cli/job.h"
-#include "teratron/cli/same_settings.h"
-#include "teratron/comm/mesh.h"
+#include "teratron/comm/mesh/mesh.h"
 #include "teratron/comm/torch_fault.h"
-#include "teratron/train/model_setup.h"
+#include "teratron/plan/rank_memory.h"
+#include "teratron/settings/mesh_settings.h"
 #include "teratron/train/pretrain.h"
-#include "teratron/train/rank_memory.h"
 
 namespace teratron {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "teratron/base/error.h"
 #include "teratron/comm/communicator.h"
+#include "teratron/train/guards/signals.h"
 #include "teratron/train/registry.h"
-#include "teratron/train/signals.h"
 
 namespace teratron {
 

@@ -12,10 +12,10 @@
 
 #include <ATen/Parallel.h>
 
+#include "teratron/base/config/spelling.h"
 #include "teratron/base/error.h"
 #include "teratron/base/fault_point.h"
 #include "teratron/base/log.h"
-#include "teratron/base/spelling.h"
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/cli/bench_command.h"
 #include "teratron/cli/build_info.h"
@@ -31,6 +31,7 @@
 #include "teratron/cli/pretrain_command.h"
 #include "teratron/cli/tokenizer_command.h"
 #include "teratron/comm/torch_fault.h"
+#include "teratron/settings/mesh_settings.h"
 #include "teratron/train/pretrain.h"
 
 namespace teratron {

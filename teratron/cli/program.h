@@ -11,7 +11,7 @@
 #include <functional>
 
 #include "teratron/train/registry.h"
-#include "teratron/train/training.h"
+#include "teratron/train/trainer.h"
 
 namespace teratron {
 

@@ -11,11 +11,11 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "teratron/base/config/command_line.h"
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
-#include "teratron/cli/command_line.h"
 #include "teratron/cli/tokenizer_flags.h"
-#include "teratron/tokenizer/bpe_trainer.h"
+#include "teratron/tokenizer/bpe/bpe_trainer.h"
 #include "teratron/tokenizer/tokenizer.h"
 
 namespace teratron {

@@ -20,7 +20,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "teratron/comm/mesh.h"
+#include "teratron/comm/mesh/mesh.h"
 
 namespace teratron {
 

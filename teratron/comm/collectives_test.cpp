@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "teratron/comm/test_worlds.h"
+#include "teratron/testing/worlds.h"
 
 namespace teratron {
 namespace {

@@ -16,8 +16,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "teratron/comm/cpu_reduce.h"
-#include "teratron/comm/peers.h"
+#include "teratron/comm/host/cpu_reduce.h"
+#include "teratron/comm/host/host_group.h"
 
 namespace teratron {
 

@@ -10,8 +10,8 @@
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
 #include "teratron/comm/broadcast_packed.h"
-#include "teratron/comm/test_worlds.h"
-#include "teratron/comm/thread_world.h"
+#include "teratron/comm/host/thread_world.h"
+#include "teratron/testing/worlds.h"
 
 namespace teratron {
 namespace {

@@ -8,13 +8,13 @@
 #include <fmt/format.h>
 
 #include "teratron/base/file.h"
-#include "teratron/comm/meeting_point.h"
-#include "teratron/comm/mpi_wire.h"
-#include "teratron/comm/nccl_world.h"
-#include "teratron/comm/process_world.h"
-#include "teratron/comm/single_world.h"
-#include "teratron/comm/socket_wire.h"
-#include "teratron/comm/thread_world.h"
+#include "teratron/comm/host/mpi_transport.h"
+#include "teratron/comm/host/process_world.h"
+#include "teratron/comm/host/single_world.h"
+#include "teratron/comm/host/socket_transport.h"
+#include "teratron/comm/host/store.h"
+#include "teratron/comm/host/thread_world.h"
+#include "teratron/comm/nccl/nccl_world.h"
 
 namespace teratron {
 namespace {

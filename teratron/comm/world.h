@@ -7,7 +7,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/comm/communicator.h"
-#include "teratron/comm/launch.h"
+#include "teratron/comm/launch_env.h"
 
 namespace teratron {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "teratron/data/dataset.h"
-#include "teratron/data/npy.h"
+#include "teratron/data/indexed/npy.h"
 
 namespace teratron {
 

@@ -6,9 +6,9 @@
 #include <gtest/gtest.h>
 
 #include "teratron/base/error.h"
-#include "teratron/data/fixtures_for_test.h"
-#include "teratron/data/gpt_builder.h"
-#include "teratron/data/indexed_dataset_builder.h"
+#include "teratron/data/indexed/indexed_dataset_builder.h"
+#include "teratron/models/gpt/data/gpt_builder.h"
+#include "teratron/testing/fixtures.h"
 
 namespace teratron {
 namespace {

@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 
 #include "teratron/base/error.h"
-#include "teratron/data/fixtures_for_test.h"
-#include "teratron/data/gpt_builder.h"
+#include "teratron/models/gpt/data/gpt_builder.h"
+#include "teratron/testing/fixtures.h"
 
 namespace teratron {
 namespace {

@@ -3,9 +3,9 @@
 
 #include <gtest/gtest.h>
 
-#include "teratron/data/fixtures_for_test.h"
 #include "teratron/data/numpy_random.h"
 #include "teratron/data/torch_randperm.h"
+#include "teratron/testing/fixtures.h"
 
 namespace teratron {
 namespace {

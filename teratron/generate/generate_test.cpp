@@ -5,9 +5,9 @@
 #include <gtest/gtest.h>
 
 #include "teratron/base/error.h"
-#include "teratron/comm/thread_world.h"
+#include "teratron/comm/host/thread_world.h"
 #include "teratron/generate/generator.h"
-#include "teratron/model/small_config_for_test.h"
+#include "teratron/testing/small_config.h"
 
 namespace teratron {
 namespace {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "teratron/generate/sampling.h"
-#include "teratron/model/gpt.h"
+#include "teratron/models/gpt/gpt.h"
 
 namespace teratron {
 

@@ -2,8 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "teratron/models/gpt/gpt_config.h"
 #include "teratron/train/model_checkpoint.h"
-#include "teratron/train/model_setup.h"
 
 namespace teratron {
 

@@ -4,9 +4,9 @@
 #include <memory>
 
 #include "teratron/ckpt/checkpoint.h"
-#include "teratron/comm/mesh.h"
-#include "teratron/model/gpt.h"
-#include "teratron/train/arguments.h"
+#include "teratron/comm/mesh/mesh.h"
+#include "teratron/models/gpt/gpt.h"
+#include "teratron/settings/arguments.h"
 
 namespace teratron {
 

@@ -7,10 +7,10 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "teratron/base/error.h"
-#include "teratron/kernels/cudnn_attention.h"
-#include "teratron/kernels/gemm_cpu.h"
-#include "teratron/kernels/qkv.h"
-#include "teratron/kernels/softmax.h"
+#include "teratron/kernels/attention/cudnn_attention.h"
+#include "teratron/kernels/attention/qkv.h"
+#include "teratron/kernels/attention/softmax.h"
+#include "teratron/kernels/gemm/gemm_cpu.h"
 #include "teratron/nn/autograd.h"
 #include "teratron/nn/qkv.h"
 #include "teratron/nn/recompute.h"

@@ -4,8 +4,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "teratron/base/error.h"
-#include "teratron/kernels/activation.h"
-#include "teratron/kernels/dropout.h"
+#include "teratron/kernels/pointwise/activation.h"
+#include "teratron/kernels/pointwise/dropout.h"
 #include "teratron/nn/autograd.h"
 
 namespace teratron {

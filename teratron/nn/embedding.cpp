@@ -4,7 +4,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/comm/collectives.h"
-#include "teratron/kernels/embedding.h"
+#include "teratron/kernels/pointwise/embedding.h"
 #include "teratron/nn/autograd.h"
 
 namespace teratron {

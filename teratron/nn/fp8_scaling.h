@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "teratron/comm/mesh.h"
-#include "teratron/kernels/fp8.h"
+#include "teratron/comm/mesh/mesh.h"
+#include "teratron/kernels/fp8/fp8.h"
 
 namespace teratron {
 

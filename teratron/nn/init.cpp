@@ -4,7 +4,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/base/hash_name.h"
-#include "teratron/kernels/random_fill.h"
+#include "teratron/kernels/pointwise/random_fill.h"
 #include "teratron/nn/parameter.h"
 
 namespace teratron {

@@ -2,7 +2,7 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "teratron/kernels/activation.h"
+#include "teratron/kernels/pointwise/activation.h"
 #include "teratron/nn/autograd.h"
 #include "teratron/nn/dropout.h"
 

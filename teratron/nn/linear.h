@@ -9,7 +9,7 @@
 
 #include <functional>
 
-#include "teratron/nn/linear_core.h"
+#include "teratron/nn/parallel_matmul.h"
 
 namespace teratron {
 

@@ -8,7 +8,7 @@
 
 #include <memory>
 
-#include "teratron/kernels/gemm.h"
+#include "teratron/kernels/gemm/gemm.h"
 #include "teratron/nn/fp8_scaling.h"
 #include "teratron/nn/parameter.h"
 

@@ -2,7 +2,7 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "teratron/kernels/activation_fp8.h"
+#include "teratron/kernels/fp8/activation_fp8.h"
 #include "teratron/nn/autograd.h"
 
 namespace teratron {

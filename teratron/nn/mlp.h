@@ -1,7 +1,7 @@
 // The feed-forward half of a block: fc2(activation(fc1(x))).
 #pragma once
 
-#include "teratron/kernels/activation_kind.h"
+#include "teratron/kernels/pointwise/activation_kind.h"
 #include "teratron/nn/linear.h"
 
 namespace teratron {

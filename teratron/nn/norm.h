@@ -1,7 +1,7 @@
 // LayerNorm (Ba et al. 2016) and RMSNorm (Zhang & Sennrich 2019) over the last dimension.
 #pragma once
 
-#include "teratron/kernels/norm.h"
+#include "teratron/kernels/norm/norm.h"
 #include "teratron/nn/linear.h"
 
 namespace teratron {

@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "teratron/kernels/cross_entropy.h"
+#include "teratron/kernels/loss/cross_entropy.h"
 #include "teratron/nn/autograd.h"
 
 namespace teratron {

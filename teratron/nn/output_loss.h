@@ -2,7 +2,7 @@
 // function, so that the gradient of the logits goes into the products as they take it, in FP8 without a pass of its own.
 #pragma once
 
-#include "teratron/nn/linear_core.h"
+#include "teratron/nn/parallel_matmul.h"
 
 namespace teratron {
 

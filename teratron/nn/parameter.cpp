@@ -3,7 +3,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "teratron/base/error.h"
-#include "teratron/kernels/gemm.h"
+#include "teratron/kernels/gemm/gemm.h"
 #include "teratron/nn/autograd.h"
 #include "teratron/nn/init.h"
 

@@ -14,7 +14,7 @@
 #include <ATen/ATen.h>
 
 #include "teratron/base/shard.h"
-#include "teratron/kernels/gemm.h"
+#include "teratron/kernels/gemm/gemm.h"
 #include "teratron/nn/fp8_scaling.h"
 
 namespace teratron {

@@ -8,7 +8,7 @@
 #include <functional>
 #include <vector>
 
-#include "teratron/comm/mesh.h"
+#include "teratron/comm/mesh/mesh.h"
 #include "teratron/nn/parameter.h"
 
 namespace teratron {

@@ -1,7 +1,7 @@
 // Rotary position embedding (Su et al. 2021).
 #pragma once
 
-#include "teratron/kernels/qkv.h"
+#include "teratron/kernels/attention/qkv.h"
 
 namespace teratron {
 

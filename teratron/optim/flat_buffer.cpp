@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "teratron/base/error.h"
-#include "teratron/kernels/optimizer_step.h"
+#include "teratron/kernels/optimizer/optimizer_step.h"
 
 namespace teratron {
 

@@ -13,7 +13,7 @@
 
 #include <vector>
 
-#include "teratron/comm/mesh.h"
+#include "teratron/comm/mesh/mesh.h"
 #include "teratron/nn/parameter.h"
 
 namespace teratron {

@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "teratron/kernels/optimizer_step.h"
+#include "teratron/kernels/optimizer/optimizer_step.h"
 
 namespace teratron {
 

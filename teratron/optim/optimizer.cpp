@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
-#include "teratron/kernels/reduce.h"
+#include "teratron/kernels/common/reduce.h"
 
 namespace teratron {
 

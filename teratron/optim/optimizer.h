@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "teratron/kernels/optimizer_step.h"
+#include "teratron/kernels/optimizer/optimizer_step.h"
 #include "teratron/optim/flat_buffer.h"
 
 namespace teratron {

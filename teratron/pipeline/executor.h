@@ -11,7 +11,7 @@
 
 #include <ATen/ATen.h>
 
-#include "teratron/comm/mesh.h"
+#include "teratron/comm/mesh/mesh.h"
 #include "teratron/pipeline/schedule.h"
 
 namespace teratron {

@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "teratron/comm/thread_world.h"
+#include "teratron/comm/host/thread_world.h"
 
 namespace teratron {
 namespace {

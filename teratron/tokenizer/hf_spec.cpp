@@ -7,7 +7,7 @@
 #include <simdjson.h>
 
 #include "teratron/base/error.h"
-#include "teratron/tokenizer/vocab_files.h"
+#include "teratron/tokenizer/bpe/vocab_files.h"
 
 namespace teratron {
 namespace {

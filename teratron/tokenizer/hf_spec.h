@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "teratron/tokenizer/added_tokens.h"
-#include "teratron/tokenizer/bpe_model.h"
-#include "teratron/tokenizer/pre_split.h"
-#include "teratron/tokenizer/regex_split.h"
+#include "teratron/tokenizer/bpe/added_tokens.h"
+#include "teratron/tokenizer/bpe/bpe_model.h"
+#include "teratron/tokenizer/bpe/pre_split.h"
+#include "teratron/tokenizer/bpe/regex_split.h"
 #include "teratron/tokenizer/tokenizer.h"
 
 namespace teratron {

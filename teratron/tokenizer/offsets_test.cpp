@@ -1,9 +1,9 @@
 // Where tokens stand in the text. What Hugging Face tokenizers says of random texts: tests/parity.
 #include <nlohmann/json.hpp>
 
-#include "teratron/tokenizer/aligned_text.h"
-#include "teratron/tokenizer/byte_alphabet.h"
-#include "teratron/tokenizer/test_files.h"
+#include "teratron/testing/tokenizer_files.h"
+#include "teratron/tokenizer/bpe/byte_alphabet.h"
+#include "teratron/tokenizer/unicode/aligned_text.h"
 
 namespace teratron {
 namespace {

@@ -2,8 +2,8 @@
 #include "sentencepiece_model.pb.h"
 #include <nlohmann/json.hpp>
 
-#include "teratron/tokenizer/sentencepiece_tokenizer.h"
-#include "teratron/tokenizer/test_files.h"
+#include "teratron/testing/tokenizer_files.h"
+#include "teratron/tokenizer/sentencepiece/sentencepiece_tokenizer.h"
 
 namespace teratron {
 namespace {

@@ -1,8 +1,8 @@
 // TikTokenizer on vocabularies made here; tests/parity compares with tiktoken itself.
 #include <nlohmann/json.hpp>
 
-#include "teratron/tokenizer/test_files.h"
-#include "teratron/tokenizer/tiktoken_tokenizer.h"
+#include "teratron/testing/tokenizer_files.h"
+#include "teratron/tokenizer/bpe/tiktoken_tokenizer.h"
 
 namespace teratron {
 namespace {

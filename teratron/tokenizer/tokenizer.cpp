@@ -5,13 +5,13 @@
 #include <filesystem>
 
 #include "teratron/base/error.h"
-#include "teratron/tokenizer/bert_tokenizer.h"
-#include "teratron/tokenizer/gpt2_tokenizer.h"
-#include "teratron/tokenizer/hf_tokenizer.h"
+#include "teratron/tokenizer/bert/bert_tokenizer.h"
+#include "teratron/tokenizer/bpe/gpt2_tokenizer.h"
+#include "teratron/tokenizer/bpe/hf_tokenizer.h"
+#include "teratron/tokenizer/bpe/tiktoken_tokenizer.h"
+#include "teratron/tokenizer/bpe/vocab_files.h"
 #include "teratron/tokenizer/null_tokenizer.h"
-#include "teratron/tokenizer/sentencepiece_tokenizer.h"
-#include "teratron/tokenizer/tiktoken_tokenizer.h"
-#include "teratron/tokenizer/vocab_files.h"
+#include "teratron/tokenizer/sentencepiece/sentencepiece_tokenizer.h"
 
 namespace teratron {
 namespace {

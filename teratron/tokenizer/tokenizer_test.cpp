@@ -6,8 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "teratron/tokenizer/bpe_model.h"
-#include "teratron/tokenizer/test_files.h"
+#include "teratron/testing/tokenizer_files.h"
+#include "teratron/tokenizer/bpe/bpe_model.h"
 
 namespace teratron {
 namespace {

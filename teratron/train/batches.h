@@ -6,9 +6,9 @@
 
 #include <memory>
 
-#include "teratron/comm/mesh.h"
+#include "teratron/comm/mesh/mesh.h"
 #include "teratron/data/loader.h"
-#include "teratron/model/gpt.h"
+#include "teratron/models/gpt/gpt.h"
 
 namespace teratron {
 

@@ -6,9 +6,9 @@
 #include <unistd.h>
 
 #include "teratron/base/log.h"
-#include "teratron/train/layouts_for_test.h"
+#include "teratron/testing/layouts.h"
+#include "teratron/testing/models.h"
 #include "teratron/train/model_checkpoint.h"
-#include "teratron/train/test_models.h"
 
 namespace teratron {
 namespace {

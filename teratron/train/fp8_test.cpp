@@ -2,10 +2,10 @@
 // of a step are compared with PyTorch's in tests/parity.
 #include <cmath>
 
-#include "teratron/train/layouts_for_test.h"
-#include "teratron/train/model_setup.h"
-#include "teratron/train/run_test.h"
-#include "teratron/train/test_models.h"
+#include "teratron/testing/layouts.h"
+#include "teratron/testing/models.h"
+#include "teratron/testing/train_run.h"
+#include "teratron/train/engine_options.h"
 
 namespace teratron {
 namespace {

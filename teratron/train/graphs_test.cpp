@@ -2,10 +2,10 @@
 // bit for bit. On a CPU nothing is captured, but data and numbers take the same way (device_graph.h).
 #include <ATen/Context.h>
 
-#include "teratron/train/device.h"
-#include "teratron/train/layouts_for_test.h"
-#include "teratron/train/run_test.h"
-#include "teratron/train/test_models.h"
+#include "teratron/testing/layouts.h"
+#include "teratron/testing/models.h"
+#include "teratron/testing/train_run.h"
+#include "teratron/train/device/device.h"
 
 namespace teratron {
 namespace {

@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "teratron/train/test_models.h"
+#include "teratron/testing/models.h"
 
 namespace teratron {
 namespace {

@@ -9,7 +9,7 @@
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
 #include "teratron/base/tensor_dtype.h"
-#include "teratron/train/model_fields.h"
+#include "teratron/settings/model_fields.h"
 
 namespace teratron {
 

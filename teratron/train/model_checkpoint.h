@@ -6,7 +6,7 @@
 #include <string>
 
 #include "teratron/ckpt/background_save.h"
-#include "teratron/train/trainer.h"
+#include "teratron/train/engine.h"
 
 namespace teratron {
 

@@ -5,9 +5,9 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <gtest/gtest.h>
 
-#include "teratron/train/device.h"
-#include "teratron/train/test_models.h"
-#include "teratron/train/trainer.h"
+#include "teratron/testing/models.h"
+#include "teratron/train/device/device.h"
+#include "teratron/train/engine.h"
 
 namespace teratron {
 namespace {

@@ -1,8 +1,8 @@
 // What the types of a model's parts promise.
 #include <gtest/gtest.h>
 
-#include "teratron/train/layouts_for_test.h"
-#include "teratron/train/test_models.h"
+#include "teratron/testing/layouts.h"
+#include "teratron/testing/models.h"
 
 namespace teratron {
 namespace {

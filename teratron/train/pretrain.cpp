@@ -1,15 +1,18 @@
 #include "teratron/train/pretrain.h"
 
 #include "teratron/base/log.h"
-#include "teratron/train/checkpoint_settings.h"
-#include "teratron/train/training_run.h"
+#include "teratron/hf/architecture.h"
+#include "teratron/settings/checkpoint_settings.h"
+#include "teratron/settings/mesh_settings.h"
+#include "teratron/train/train_loop.h"
 
 namespace teratron {
 
 ParsedArguments pretrain_arguments(std::span<const std::string> args, int64_t world_size,
                                    const Registry& registry) {
-  ParsedArguments parsed =
-      parse_arguments("pretrain gpt", args, {.defer_problems = true, .own_fields = registry.fields});
+  ParsedArguments parsed = parse_arguments(
+      "pretrain gpt", args,
+      {.defer_problems = true, .own_fields = registry.fields, .architecture = architecture_settings});
   if (parsed.help) return parsed;
   use_checkpoint_args(parsed);
   finish(parsed, world_size);

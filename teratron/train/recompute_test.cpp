@@ -5,8 +5,8 @@
 
 #include "teratron/nn/dropout.h"
 #include "teratron/nn/mlp.h"
-#include "teratron/train/device.h"
-#include "teratron/train/test_models.h"
+#include "teratron/testing/models.h"
+#include "teratron/train/device/device.h"
 
 namespace teratron {
 namespace {

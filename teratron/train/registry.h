@@ -8,9 +8,9 @@
 #include <string_view>
 #include <vector>
 
-#include "teratron/data/gpt_builder.h"
+#include "teratron/models/gpt/data/gpt_builder.h"
+#include "teratron/settings/arguments.h"
 #include "teratron/tokenizer/tokenizer.h"
-#include "teratron/train/arguments.h"
 #include "teratron/train/train_step.h"
 
 namespace teratron {

@@ -4,9 +4,10 @@
 #include <limits>
 
 #include "teratron/base/fault_point.h"
-#include "teratron/train/run_log.h"
-#include "teratron/train/run_test.h"
-#include "teratron/train/training_run.h"
+#include "teratron/settings/mesh_settings.h"
+#include "teratron/telemetry/run_log.h"
+#include "teratron/testing/train_run.h"
+#include "teratron/train/train_loop.h"
 
 namespace teratron {
 namespace {

@@ -1,7 +1,8 @@
 #include "teratron/train/run_data.h"
 
-#include "teratron/data/gpt_dataset.h"
-#include "teratron/train/same_data.h"
+#include "teratron/models/gpt/data/gpt_dataset.h"
+#include "teratron/train/engine_options.h"
+#include "teratron/train/guards/same_data.h"
 
 namespace teratron {
 

@@ -4,8 +4,8 @@
 #include <array>
 #include <memory>
 
+#include "teratron/models/gpt/gpt_config.h"
 #include "teratron/train/batches.h"
-#include "teratron/train/model_setup.h"
 #include "teratron/train/registry.h"
 
 namespace teratron {

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "teratron/model/model.h"
+#include "teratron/models/model.h"
 #include "teratron/train/batches.h"
 
 namespace teratron {

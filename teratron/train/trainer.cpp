@@ -1,349 +1,293 @@
 #include "teratron/train/trainer.h"
 
-#include <chrono>
-#include <map>
+#include <algorithm>
+#include <utility>
 
-#include <ATen/ATen.h>
-#include <c10/core/Event.h>
+#include <ATen/Context.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <fmt/format.h>
 
-#include "teratron/base/error.h"
-#include "teratron/comm/collectives.h"
-#include "teratron/pipeline/executor.h"
-#include "teratron/train/microbatch_graphs.h"
+#include "teratron/base/fault_point.h"
+#include "teratron/base/log.h"
+#include "teratron/models/gpt/gpt_config.h"
+#include "teratron/plan/model_shape.h"
+#include "teratron/train/device/device.h"
+#include "teratron/train/engine_options.h"
 
 namespace teratron {
 
 namespace {
 
-enum NumberIndex : int64_t {
-  loss_sum,
-  token_count,
-  grad_norm,
-  found_inf,
-  zeros,
-  params_norm,
-  stop,
-  behind,
-  numbers
-};
-
-// The micro-batches of a pass, read in order and kept until the last chunk has used them.
-class Window {
- public:
-  Window(const MicroBatches& source, bool training) : source_(source), training_(training) {}
-
-  const MicroBatch& at(int64_t index) {
-    for (; next_ <= index; ++next_) {
-      MicroBatch batch = source_(next_);
-      batch.training = training_;
-      held_.emplace(next_, std::move(batch));
-    }
-    return held_.at(index);
-  }
-  void drop(int64_t index) { held_.erase(index); }
-
- private:
-  const MicroBatches& source_;
-  bool training_;
-  int64_t next_ = 0;
-  std::map<int64_t, MicroBatch> held_;
-};
-
-PipelineLayout layout_or_single(const TrainerOptions& options) {
-  return options.layout.parts.empty() ? pipeline_layout({.layers = options.model.layers}) : options.layout;
+std::unique_ptr<Timers> make_timers(const Arguments& args, at::Device device) {
+  const auto level = static_cast<int>(args.timing_log_level);
+  if (device.is_cpu() || level == 0) return std::make_unique<Timers>(level);
+  return std::make_unique<Timers>(level, [device] {
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    guard.synchronizeDevice(device.index());
+  });
 }
 
-std::unique_ptr<Model> make_gpt(const ModelPart& part) {
-  return std::make_unique<GPT>(part.parameters, part.config, part.stage, part.parallel);
-}
-
-bool is_finite(const at::Tensor& tensor) {
-  const at::NoGradGuard no_grad;
-  return at::isfinite(tensor).all().item<bool>();
-}
-
-at::Tensor or_zero(const at::Tensor& value, const at::Tensor& like) {
-  return value.defined() ? value.to(like.scalar_type()).view({1}) : at::zeros_like(like);
+std::unique_ptr<TrainStep> make_step(const Registry& registry, const Registry::Run& run) {
+  return registry.train_step ? registry.train_step(run) : std::make_unique<TrainStep>();
 }
 
 }  // namespace
 
-struct StepEnd {
-  std::chrono::steady_clock::time_point host = std::chrono::steady_clock::now();
-  std::optional<c10::Event> device = std::nullopt;  // what it is on a GPU
-
-  double seconds_since(const StepEnd& before) const {
-    return device ? 1e-3 * before.device->elapsedTime(*device)
-                  : std::chrono::duration<double>(host - before.host).count();
+Arguments with_epochs(const Arguments& args, const Registry& registry, const Tokenizer& tokenizer,
+                      const Mesh& mesh) {
+  if (!args.num_train_epochs) return args;
+  Arguments resolved = args;
+  const int64_t epoch = samples_per_epoch({args, tokenizer, mesh}, registry);
+  int64_t samples = 0;
+  if (__builtin_mul_overflow(epoch, *args.num_train_epochs, &samples) || samples < *args.global_batch_size) {
+    throw config_error(
+        {.what = fmt::format("num_train_epochs = {} of {} samples is not a number of steps of {} samples",
+                             *args.num_train_epochs, epoch, *args.global_batch_size),
+         .where = "--num-train-epochs",
+         .fix = "Use more data, or another number of epochs"});
   }
-};
+  resolved.train_iters = samples / *args.global_batch_size;
+  if (!resolved.lr_decay_iters) resolved.lr_decay_iters = resolved.train_iters;
+  return resolved;
+}
 
-StepInFlight::StepInFlight(const at::Tensor& device_numbers, std::shared_ptr<const StepEnd> before)
-    : before_(std::move(before)) {
-  auto end = std::make_shared<StepEnd>();
-  end_ = end;
-  if (device_numbers.is_cpu()) {
-    host_ = device_numbers;
-    return;
+Training::Training(const Arguments& args, const Mesh& mesh, const Registry& registry)
+    : mesh_(mesh),
+      device_(choose_device(args)),
+      tokenizer_(build_tokenizer(tokenizer_options(args))),
+      registry_(registry),
+      args_(with_epochs(args, registry_, *tokenizer_, mesh_)),
+      model_(gpt_config(args_, tokenizer_->vocab_size())),
+      decoupled_(decoupled_group(args_)),
+      step_(make_step(registry_, {args_, *tokenizer_, mesh_})),
+      timers_(make_timers(args_, device_)),
+      state_{.scheduler = lr_scheduler(args_), .scaler = loss_scaler(args_)},
+      batches_(batch_schedule(args_)) {
+  if (device_.is_cuda()) check_fp8_on(args_, device_name(device_), compute_capability(device_));
+  check_graphs_on(args_, device_);
+  if (args_.deterministic_mode) at::globalContext().setDeterministicAlgorithms(true, false);
+  announce();
+  if (args_.save) {
+    check_save_directory(*args_.save, *mesh_.world().communicator);
+    if (mesh_.rank() == 0) lock_ = std::make_unique<RunLock>(*args_.save, RunLockOptions{});
   }
-  host_ = at::empty(device_numbers.sizes(), device_numbers.options().device(at::kCPU).pinned_memory(true));
-  host_.copy_(device_numbers, /*non_blocking=*/true);
-  const c10::impl::VirtualGuardImpl guard(device_numbers.device().type());
-  end->device.emplace(device_numbers.device().type(), c10::EventFlag::BACKEND_DEFAULT);  // has a time
-  end->device->record(guard.getStream(device_numbers.device()));
-}
-
-StepNumbers StepInFlight::resolve() {
-  if (end_->device) end_->device->synchronize();
-  const auto* values = host_.const_data_ptr<double>();
-  const double count = std::max(values[token_count], 1.0);
-  std::vector<double> metrics;
-  for (int64_t i = numbers; i < host_.numel(); ++i) metrics.push_back(values[i] / count);
-  return {.loss = values[loss_sum] / count,
-          .tokens = static_cast<int64_t>(values[token_count]),
-          .grad_norm = values[grad_norm],
-          .nonfinite = values[found_inf] != 0.0,
-          .num_zeros = static_cast<int64_t>(values[zeros]),
-          .parameter_norm = values[params_norm],
-          .stop_request = static_cast<int64_t>(values[stop]),
-          .progress = -static_cast<int64_t>(values[behind]),
-          .seconds = before_ ? end_->seconds_since(*before_) : 0.0,
-          .metrics = std::move(metrics)};
-}
-
-std::string to_string(const StateMemory& memory) {
-  const auto count = static_cast<double>(std::max<int64_t>(memory.parameters, 1));
-  const int64_t all = memory.weights + memory.gradients + memory.optimizer;
-  return fmt::format(
-      "memory of weights, gradients and optimizer: {:.1f} + {:.1f} + {:.1f} = {:.1f} bytes per parameter, "
-      "{:.3g} GB",
-      static_cast<double>(memory.weights) / count, static_cast<double>(memory.gradients) / count,
-      static_cast<double>(memory.optimizer) / count, static_cast<double>(all) / count,
-      static_cast<double>(all) * 1e-9);
-}
-
-Trainer::Trainer(const TrainerOptions& options, const Mesh& mesh)
-    : options_(options),
-      step_(options.step ? *options.step : default_step_),
-      mesh_(mesh),
-      parameters_(
-          {.dtype = options.dtype, .device = options.device, .seed = options.seed, .fp8 = options.fp8}) {
-  options_.layout = layout_or_single(options);
-  const Group& stages = mesh.group(Axis::pp);
-  TERATRON_ASSERT(options_.layout.stages == stages.size, "a layout of {} stages on {}",
-                  options_.layout.stages, stages.size);
-  TensorParallel parallel{mesh.group(Axis::tp), options.sequence_parallel};
-  if (!options.overlap_tensor_parallel) {
-    parallel.group.communicator = waiting_communicator(parallel.group.communicator);
-  }
-  const ModelProvider make = options.provider ? options.provider : make_gpt;
-  std::vector<int64_t> sizes;
-  for (const StageSpec& spec : options_.layout.of_stage(stages.rank)) {
-    const auto before = static_cast<int64_t>(parameters_.all().size());
-    chunks_.push_back(make({parameters_, options.model, spec, parallel}));
-    sizes.push_back(static_cast<int64_t>(parameters_.all().size()) - before);
-  }
-  std::vector<Parameter*> all;
-  for (Parameter& parameter : parameters_.all()) all.push_back(&parameter);
-  buffer_ = std::make_unique<FlatBuffer>(
-      all, FlatBuffer::Options{.data_parallel = mesh.group(Axis::dp),
-                               .sharded = options.sharded_optimizer,
-                               .bucket_size = options.bucket_size,
-                               .average_in_collective = options.average_in_collective,
-                               .reduce_in_bf16 = options.reduce_in_bf16,
-                               .overlap_gather = options.overlap_param_gather,
-                               .chunks = sizes});
-  optimizer_ = std::make_unique<Optimizer>(*buffer_, mesh, options.optimizer);
-  open_links(mesh, at::TensorOptions().dtype(options.dtype).device(options.device));
-  if (options.graphs_after == 0) return;
-  TERATRON_ASSERT(stages.size == 1 && parallel.group.size == 1, "graphs of what {} x {} ranks do together",
-                  stages.size, parallel.group.size);
-  graphs_ = std::make_unique<MicrobatchGraphs>(parameters_, options.graphs_after);
-}
-
-Trainer::~Trainer() = default;
-
-StateMemory Trainer::memory() const {
-  return {.parameters = parameters_.numel(),
-          .weights = static_cast<int64_t>(buffer_->parameters().nbytes()),
-          .gradients = static_cast<int64_t>(buffer_->gradients().nbytes()),
-          .optimizer = optimizer_->state_bytes()};
-}
-
-at::Tensor Trainer::forward(Model& chunk, const at::Tensor& input, const MicroBatch& batch, LossSum& sum) {
-  const Activations output = chunk.forward({input}, batch);
-  if (!chunk.stage().head) return output.hidden_SBH;
-  const StepLoss result = step_.forward_step(chunk, output, batch);
-  TERATRON_ASSERT(static_cast<int64_t>(result.metrics.size()) == sum.metrics.numel(),
-                  "the train step gave {} metrics and named {}", result.metrics.size(), sum.metrics.numel());
-  sum.loss.add_(result.loss.detach());
-  sum.tokens.add_(result.count.detach());
-  for (int64_t i = 0; i < sum.metrics.numel(); ++i) {
-    sum.metrics.narrow(0, i, 1).add_(result.metrics[static_cast<size_t>(i)].detach());
-  }
-  return options_.per_token_loss ? result.loss : result.loss / result.count.detach().clamp_min(1.0);
-}
-
-at::Tensor Trainer::forward_logits(Model& chunk, const at::Tensor& input, const MicroBatch& batch,
-                                   at::Tensor& logits) {
-  const Activations output = chunk.forward({input}, batch);
-  if (!chunk.stage().head) return output.hidden_SBH;
-  logits = gather(chunk.logits(output), 2, mesh_.group(Axis::tp)).narrow(2, 0, options_.model.vocabulary);
-  return logits;
-}
-
-Trainer::LossSum Trainer::zero_sum() const {
-  const at::TensorOptions f64 = at::TensorOptions().dtype(at::kDouble).device(options_.device);
-  const auto metrics = static_cast<int64_t>(step_.metric_names().size());
-  return {at::zeros({1}, f64), at::zeros({1}, f64), at::zeros({metrics}, f64)};
-}
-
-MessageShape Trainer::message_shape(const MicroBatch& batch) const {
-  const int64_t cuts = options_.sequence_parallel ? mesh_.group(Axis::tp).size : 1;
-  const at::ScalarType dtype = options_.model.fp32_residual ? at::kFloat : options_.dtype;
-  return {.sizes = {batch.positions_SB.size(0) / cuts, batch.positions_SB.size(1), options_.model.hidden},
-          .options = at::TensorOptions().dtype(dtype).device(options_.device)};
-}
-
-Trainer::LossSum Trainer::run(const MicroBatches& microbatches, const Pass& pass) {
-  LossSum sum = zero_sum();
-  run_onto(sum, microbatches, pass);
-  return sum;
-}
-
-void Trainer::run_onto(LossSum& sum, const MicroBatches& microbatches, const Pass& pass) {
-  Window window(microbatches, pass.training);
-  const auto last_chunk = static_cast<int64_t>(chunks_.size()) - 1;
-  const auto forward_of = [&](const Action& action, const at::Tensor& input) {
-    Model& chunk = *chunks_[action.chunk];
-    const MicroBatch& batch = window.at(action.microbatch);
-    const auto timed = Timers::scope(pass.captured ? nullptr : options_.timers, "forward-compute", 2);
-    const at::Tensor output =
-        pass.logits ? forward_logits(chunk, input, batch, *pass.logits) : forward(chunk, input, batch, sum);
-    if (action.chunk == last_chunk) window.drop(action.microbatch);
-    return chunk.stage().head && pass.scale.defined() ? output * pass.scale : output;
-  };
-  const auto before_backward = [&](const Action& action) {
-    if (pass.reduces && action.microbatch == pass.microbatches - 1)
-      buffer_->expect_last_microbatch(action.chunk);
-  };
-  const Actions actions = schedule(mesh_.group(Axis::pp).rank, {.stages = options_.layout.stages,
-                                                                .chunks = options_.layout.chunks,
-                                                                .microbatches = pass.microbatches,
-                                                                .group = options_.microbatch_group,
-                                                                .forward_only = !pass.training,
-                                                                .early_receives = options_.overlap_p2p});
-  run_schedule(actions, mesh_.pipeline_links(), {forward_of, before_backward}, message_shape(window.at(0)));
-}
-
-// Only the last stage has losses; everybody gets to know them.
-void Trainer::reduce(LossSum& sum) const {
-  const Group& group = mesh_.group({Axis::pp, Axis::dp});
-  if (group.size == 1) return;
-  const at::Tensor all = at::cat({sum.loss, sum.tokens, sum.metrics});
-  group.communicator->all_reduce(all, ReduceOp::sum).wait();
-  sum = {all.narrow(0, 0, 1), all.narrow(0, 1, 1), all.narrow(0, 2, sum.metrics.numel())};
-}
-
-// Of each micro-batch in backward: f64, so that the product has the loss' type's own rounding. A tensor, as graphs keep
-// numbers.
-at::Tensor Trainer::loss_scale(const StepPlan& plan) const {
-  const double share = buffer_->gradient_scale() / static_cast<double>(plan.microbatches);
-  const double scale = plan.hyper.loss_scale * (options_.per_token_loss ? 1.0 : share);
-  return at::full({}, scale, at::TensorOptions().dtype(at::kDouble).device(options_.device));
-}
-
-Trainer::LossSum Trainer::forward_backward(const MicroBatches& microbatches, const StepPlan& plan) {
-  const auto timed = Timers::scope(options_.timers, "forward-backward", 1);
-  if (graphs_ && graphs_->begin_step()) return replay(microbatches, plan);
-  return run(microbatches, {.microbatches = plan.microbatches, .scale = loss_scale(plan)});
-}
-
-// Every micro-batch is a pass of its own.
-Trainer::LossSum Trainer::replay(const MicroBatches& microbatches, const StepPlan& plan) {
-  buffer_->finish_gather();
-  if (!kept_.scale.defined()) kept_ = {zero_sum(), loss_scale(plan)};
-  kept_.scale.copy_(loss_scale(plan));
-  for (const at::Tensor& sum : {kept_.sum.loss, kept_.sum.tokens, kept_.sum.metrics}) sum.zero_();
-  const auto body = [this](const MicroBatch& batch) {
-    run_onto(kept_.sum, [&batch](int64_t) { return batch; },
-             {.scale = kept_.scale, .reduces = false, .captured = true});
-  };
-  for (int64_t i = 0; i < plan.microbatches; ++i) graphs_->run(microbatches(i), i, body);
-  return kept_.sum;
-}
-
-StepInFlight Trainer::train_step(const MicroBatches& microbatches, const StepPlan& plan) {
-  buffer_->start_step();
-  LossSum sum = forward_backward(microbatches, plan);
   {
-    const auto timed = Timers::scope(options_.timers, "all-grads-sync", 1);
-    buffer_->finish_reduction();
+    const auto timed = timers_->scope("model-and-optimizer-setup");
+    TrainerOptions options = trainer_options(args_, model_, device_);
+    options.step = step_.get();
+    if (registry_.model) {
+      options.provider = [this](const ModelPart& part) {
+        return registry_.model({args_, *tokenizer_, mesh_}, part);
+      };
+    }
+    options.timers = timers_.get();
+    trainer_ = std::make_unique<Trainer>(options, mesh_);
   }
-  reduce(sum);
-  Optimizer::Hyperparameters hyper = plan.hyper;
-  hyper.loss = sum.loss;
-  if (options_.per_token_loss) hyper.count = sum.tokens.clamp_min(1.0);
-  const auto timed = Timers::scope(options_.timers, "optimizer", 1);
-  const StepReport step = optimizer_->step(hyper);
-  if (Fp8Scaling* fp8 = parameters_.fp8()) fp8->update(mesh_.group({Axis::tp, Axis::cp, Axis::dp}));
-  StepInFlight issued = report(sum, step, plan);
-  last_end_ = issued.end();
-  return issued;
+  if (mesh_.group({Axis::dp, Axis::cp}).rank == 0) {
+    print(" > number of parameters on (tensor, pipeline) model parallel rank ({}, {}): {}",
+          mesh_.group(Axis::tp).rank, mesh_.group(Axis::pp).rank, trainer_->parameters().numel());
+    print(" > rank ({}, {}): {}", mesh_.group(Axis::tp).rank, mesh_.group(Axis::pp).rank,
+          to_string(trainer_->memory()));
+  }
+  const auto timed = timers_->scope("train/valid/test-data-iterators-setup");
+  data_ = std::make_unique<RunData>(Registry::Run{args_, *tokenizer_, mesh_}, registry_, device_);
 }
 
-StepInFlight Trainer::report(const LossSum& sum, const StepReport& step, const StepPlan& plan) const {
-  const at::Tensor parameter_norm =
-      options_.report_parameter_norm ? optimizer_->parameter_norm() : at::Tensor();
-  // One message: the greatest request, and as a negative number the least progress.
-  const at::Tensor agreed = at::empty({2}, sum.loss.options());
-  agreed[0].fill_(static_cast<double>(plan.stop_request));
-  agreed[1].fill_(static_cast<double>(-plan.progress));
-  const Group& world = mesh_.world();
-  if (world.size > 1) world.communicator->all_reduce(agreed, ReduceOp::max).wait();
-  return StepInFlight(
-      at::cat({sum.loss, sum.tokens, step.grad_norm, or_zero(step.found_inf, sum.loss),
-               or_zero(step.num_zeros, sum.loss), or_zero(parameter_norm, sum.loss), agreed, sum.metrics}),
-      last_end_);
+// The lines with which Megatron-LM's programs start.
+void Training::announce() const {
+  if (mesh_.rank() != 0) return;
+  const std::vector<int64_t>& ramp = args_.rampup_batch_size;
+  if (ramp.empty()) {
+    print("setting number of micro-batches to constant {}", batches_.at(0).microbatches);
+  } else {
+    print(
+        "will use batch size rampup starting from global batch size {} to global batch size {} with batch "
+        "size "
+        "increments {} over {} samples.",
+        ramp[0], *args_.global_batch_size, ramp[1], ramp[2]);
+  }
+  if (!args_.skip_train && (args_.train_samples || args_.num_train_epochs)) {
+    print("setting training iterations to {}", train_iters());
+  }
+  print("> setting random seeds to {} ...", args_.seed);
+  print(" > padded vocab (size: {}) with {} dummy tokens (new size: {})", model_.vocabulary,
+        model_.padded_vocabulary - model_.vocabulary, model_.padded_vocabulary);
+  if (!args_.skip_train) print("> learning rate decay style: {}", args_.lr_decay_style);
 }
 
-StepNumbers Trainer::evaluate(const MicroBatches& microbatches, int64_t count) {
-  const at::NoGradGuard no_grad;
-  LossSum sum = run(microbatches, {.microbatches = count, .training = false});
-  reduce(sum);
-  return StepInFlight(
-             at::cat({sum.loss, sum.tokens, at::zeros({numbers - 2}, sum.loss.options()), sum.metrics}))
-      .resolve();
+int64_t Training::train_iters() const {
+  return args_.train_iters.value_or(batches_.iterations_for(args_.train_samples.value_or(0)));
 }
 
-std::optional<Trainer::NonFinite> Trainer::find_nonfinite(const MicroBatches& microbatches,
-                                                          const StepPlan& plan) {
-  std::optional<NonFinite> found;
-  const auto look = [&found](const std::string& part, const at::Tensor& output, int64_t first_sample) {
-    if (!found && !is_finite(output)) found = {.part = part, .first_sample = first_sample};
+std::unique_ptr<BatchSource> Training::open(Split split) const {
+  const int64_t consumed = split == Split::train   ? state_.consumed_train_samples
+                           : split == Split::valid ? state_.consumed_valid_samples
+                                                   : 0;
+  return data_->open(split, consumed);
+}
+
+StepMetrics Training::next_step_metrics(const BatchSize& batch) const {
+  const BatchShape shape{batch.running, args_.seq_length.value()};
+  return {.iteration = state_.iteration + 1,
+          .consumed_samples = state_.consumed_train_samples + batch.running,
+          .skipped_samples = state_.skipped_train_samples,
+          .global_batch_size = batch.running,
+          .tokens = batch.running * args_.seq_length.value(),
+          .flops = training_flops(model_shape(model_), shape),
+          .flops_full = training_flops(model_shape(model_), shape, FlopsConvention::full)};
+}
+
+void Training::add_learning_rates(StepMetrics& metrics) const {
+  metrics.learning_rate = state_.scheduler.lr();
+  if (decoupled_) metrics.decoupled_learning_rate = state_.scheduler.lr(*decoupled_);
+}
+
+IssuedStep Training::issue(const MicroBatches& microbatches, int64_t stop_request) {
+  set_fault_context(mesh_.rank(), state_.iteration + 1);
+  const BatchSize batch = batch_size();
+  StepMetrics metrics = next_step_metrics(batch);
+  Optimizer::Hyperparameters hyper{.lr = state_.scheduler.lr(),
+                                   .weight_decay = state_.scheduler.wd(),
+                                   .loss_scale = state_.scaler.scale()};
+  if (decoupled_) hyper.decoupled_lr = state_.scheduler.lr(*decoupled_);
+  BadStep made_from{.iteration = metrics.iteration,
+                    .plan = {.microbatches = batch.microbatches,
+                             .hyper = hyper,
+                             .stop_request = stop_request,
+                             .progress = saving_ ? saving_->writer->progress() : 0}};
+  const auto kept = [&](int64_t index) {
+    MicroBatch microbatch = microbatches(index);
+    if (stops_at_nan()) made_from.batches.push_back(microbatch);
+    return microbatch;
   };
-  for (const auto& chunk : chunks_) chunk->observe(look);
-  buffer_->start_step();
-  const LossSum sum =
-      run(microbatches, {.microbatches = plan.microbatches, .scale = loss_scale(plan), .reduces = false});
-  for (const auto& chunk : chunks_) chunk->observe(nullptr);
-  if (!found && !is_finite(sum.loss)) found = {.part = "the loss"};
-  for (const FlatBuffer::Entry& entry : buffer_->entries()) {  // in the order of backward
-    if (found) break;
-    const Parameter& parameter = *entry.parameter;
-    if (!parameter.main_grad_is_void && !is_finite(parameter.main_grad))
-      found = {.part = parameter.name, .gradient = true};
-  }
-  return found;
+  StepInFlight numbers = trainer_->train_step(kept, made_from.plan);
+  state_.iteration = metrics.iteration;
+  state_.consumed_train_samples = metrics.consumed_samples;
+  state_.floating_point_operations += metrics.flops;
+  if (!must_read_numbers()) state_.scheduler.step(batch.running);
+  add_learning_rates(metrics);  // as in Megatron-LM's log: what the next step will use
+  return {std::move(numbers), std::move(metrics), std::move(made_from)};
 }
 
-at::Tensor Trainer::logits(const MicroBatch& batch) {
-  const at::NoGradGuard no_grad;
-  at::Tensor logits;
-  run([&](int64_t) { return batch; }, {.training = false, .logits = &logits});
-  return logits;
+bool Training::skips_next() const {
+  const std::vector<int64_t>& named = args_.iterations_to_skip;
+  return std::find(named.begin(), named.end(), state_.iteration) != named.end();
+}
+
+StepMetrics Training::skip(const MicroBatches& microbatches) {
+  const BatchSize batch = batch_size();
+  for (int64_t i = 0; i < batch.microbatches; ++i) microbatches(i);
+  state_.skipped_train_samples += batch.running;
+  StepMetrics metrics = next_step_metrics(batch);
+  state_.iteration = metrics.iteration;
+  state_.consumed_train_samples = metrics.consumed_samples;
+  metrics.flops = metrics.flops_full = 0.0;
+  metrics.skipped = true;
+  add_learning_rates(metrics);
+  return metrics;
+}
+
+void Training::stop_at_nan(const StepNumbers& numbers, const IssuedStep& step) {
+  const std::string findings =
+      examine(*trainer_, step.made_from, args_.run_dir.value_or(args_.save.value_or("")));
+  const StepMetrics& metrics = step.metrics;
+  const Fault fault(
+      fmt::format("loss {} and gradient norm {} at iteration {}: the weights were left as they were after "
+                  "iteration {}. {} Lower --lr, lengthen the warm-up or look at the data from sample {} on; "
+                  "--max-nan-iterations lets so many such steps in a row be skipped, and "
+                  "--no-check-for-nan-in-loss-and-grad trains on regardless",
+                  numbers.loss, numbers.grad_norm, metrics.iteration, metrics.iteration - 1 - nan_iterations_,
+                  findings, metrics.consumed_samples - metrics.global_batch_size),
+      ExitCode::numerics);
+  try {
+    finish_save();  // what was trained before is sound
+  } catch (const std::exception& error) {
+    warn("the checkpoint that was being saved is lost: {}", error.what());
+  }
+  throw Fault(fault);
+}
+
+bool Training::was_skipped(const StepNumbers& numbers, const IssuedStep& step) {
+  if (args_.fp16) return numbers.nonfinite;
+  if (!args_.check_for_nan_in_loss_and_grad) return false;
+  if (!numbers.nonfinite) {
+    nan_iterations_ = 0;
+    return false;
+  }
+  if (nan_iterations_ == args_.max_nan_iterations) stop_at_nan(numbers, step);
+  ++nan_iterations_;
+  if (mesh_.rank() == 0) {
+    warn("loss {} and gradient norm {} at iteration {}: the step is skipped ({} of at most {} in a row)",
+         numbers.loss, numbers.grad_norm, step.metrics.iteration, nan_iterations_, args_.max_nan_iterations);
+  }
+  return true;
+}
+
+FinishedStep Training::absorb(IssuedStep step) {
+  const StepNumbers numbers = step.numbers.resolve();
+  save_progress_ = numbers.progress;
+  StepMetrics& metrics = step.metrics;
+  metrics.skipped = was_skipped(numbers, step);
+  if (must_read_numbers()) {
+    if (!metrics.skipped) state_.scheduler.step(metrics.global_batch_size);
+    add_learning_rates(metrics);
+  }
+  if (!metrics.skipped) {
+    state_.optimizer_steps += 1;
+    metrics.grad_norm = numbers.grad_norm;
+  }
+  state_.scaler.update(metrics.skipped);
+  metrics.loss_scale = state_.scaler.scale();
+  metrics.losses = named_losses(numbers);
+  metrics.device_seconds = numbers.seconds;
+  if (args_.log_num_zeros_in_grad) metrics.num_zeros = numbers.num_zeros;
+  if (args_.log_params_norm) metrics.params_norm = numbers.parameter_norm;
+  return {numbers, std::move(metrics)};
+}
+
+Losses Training::named_losses(const StepNumbers& numbers) const {
+  Losses losses = {{"lm loss", numbers.loss}};
+  const std::vector<std::string> names = step_->metric_names();
+  for (size_t i = 0; i < names.size(); ++i) losses.emplace_back(names[i], numbers.metrics.at(i));
+  return losses;
+}
+
+FinishedStep Training::train_step(const MicroBatches& microbatches) {
+  if (skips_next()) return {{}, skip(microbatches)};
+  FinishedStep done = absorb(issue(microbatches));
+  continue_save();
+  return done;
+}
+
+MicroBatches Training::from(BatchSource& source) const {
+  return [this, &source](int64_t) {
+    const auto timed = timers_->scope("batch-generator", 2);
+    return step_->get_batch(source);
+  };
+}
+
+FinishedStep Training::train_step(BatchSource& source) {
+  return train_step(from(source));
+}
+
+StepNumbers Training::eval_step(BatchSource& source, int64_t steps) {
+  return trainer_->evaluate(from(source), steps * batch_size().microbatches);
+}
+
+at::Tensor Training::average(const at::Tensor& tensor) const {
+  const Group& group = mesh_.group({Axis::dp, Axis::cp});
+  at::Tensor mean = tensor.detach().clone().contiguous();
+  group.communicator->all_reduce(mean, ReduceOp::sum).wait();
+  return mean.div_(static_cast<double>(group.size));
+}
+
+at::Tensor Training::gather(const at::Tensor& tensor) const {
+  const Group& group = mesh_.group(Axis::dp);
+  const at::Tensor mine = tensor.detach().contiguous();
+  std::vector<int64_t> shape = mine.sizes().vec();
+  shape.at(0) *= group.size;
+  const at::Tensor all = at::empty(shape, mine.options());
+  group.communicator->all_gather(all, mine).wait();
+  return all;
 }
 
 }  // namespace teratron

@@ -1,195 +1,156 @@
-// One rank's part of the model with its gradients and optimizer: what a training loop drives.
+// One rank's model, data and counters: what a training loop drives, be it the program's (training_run.h) or one's own.
 //
-//   Trainer trainer(options, mesh);
-//   StepInFlight step = trainer.train_step(microbatches, {.lr = 3e-4});
-//   StepNumbers numbers = step.resolve();          // the first time the host waits
+//   Training training(args, mesh);                       // model, optimizer, schedules and data, as the settings say
+//   training.load();                                     // from --load
+//   const auto source = training.open(Split::train);
+//   while (training.state().iteration < 100) {
+//     const StepNumbers numbers = training.train_step(*source).numbers;
+//     if (training.is_main_rank()) print("{}", numbers.loss);
+//   }
+//   training.save();                                     // to --save
 //
-// Tensor, sequence, pipeline and data parallelism and the distributed optimizer change where numbers are computed,
-// not what they are: every layout gives one rank's losses, gradients and weights up to rounding.
+// Everything but the simple questions is collective over the mesh: all ranks call it, in the same order. Errors are those
+// of the layers below, thrown on every rank.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
-#include <string>
-#include <vector>
 
-#include "teratron/model/gpt.h"
-#include "teratron/optim/flat_buffer.h"
-#include "teratron/optim/optimizer.h"
-#include "teratron/pipeline/layout.h"
-#include "teratron/train/timers.h"
-#include "teratron/train/train_step.h"
+#include "teratron/telemetry/metrics.h"
+#include "teratron/telemetry/timers.h"
+#include "teratron/train/guards/nonfinite.h"
+#include "teratron/train/guards/run_lock.h"
+#include "teratron/train/model_checkpoint.h"
+#include "teratron/train/registry.h"
+#include "teratron/train/run_data.h"
+#include "teratron/train/run_state.h"
 
 namespace teratron {
 
-class MicrobatchGraphs;
-struct MessageShape;
-
-struct TrainerOptions {
-  GPTConfig model;
-  ModelProvider provider = nullptr;  // null: GPT
-  PipelineLayout layout = {};        // empty: all layers on one stage
-  int64_t microbatch_group = 0;      // of the interleaved schedule; 0: as many as stages
-  bool overlap_p2p = true;           // receives are posted one computation early
-  OptimizerOptions optimizer;
-  at::ScalarType dtype = at::kFloat;
-  std::optional<Fp8Options> fp8 = {};  // linear layers multiply in FP8 (the model says which)
-  at::Device device = at::kCPU;
-  uint64_t seed = 1234;
-  bool sequence_parallel = false;
-  bool overlap_tensor_parallel = true;  // collectives of backward run under its GEMMs
-  bool sharded_optimizer = false;
-  bool overlap_param_gather = false;
-  bool average_in_collective = false;
-  /// Gradients are those of the sum of all losses over the sum of all counts of the global batch. Without it micro-batches
-  /// weigh the same, whatever they count.
-  bool per_token_loss = false;
-  bool reduce_in_bf16 = false;
-  int64_t bucket_size = 40'000'000;  // elements of a gradient bucket
-  bool report_parameter_norm = false;
-  /// Steps after which micro-batches of the training are replayed as CUDA graphs (microbatch_graphs.h); 0: they never
-  /// are. Without tensor and pipeline parallelism. Gradients are then reduced after the last backward, not under it.
-  int64_t graphs_after = 0;
-  /// What is done with a micro-batch at the end of the model; null: Megatron-LM's GPT training. Must outlive it.
-  TrainStep* step = nullptr;
-  Timers* timers = nullptr;  // may be null; must outlive it
+/// A step that was issued but whose numbers the host has not read.
+struct IssuedStep {
+  StepInFlight numbers;
+  StepMetrics metrics;
+  BadStep made_from = {};  // should it prove to be one; without batches where nobody asks
 };
 
-/// What a step did, on the host. The same on every rank.
-struct StepNumbers {
-  double loss = 0.0;   // mean over the tokens of the global batch
-  int64_t tokens = 0;  // that counted
-  double grad_norm = 0.0;
-  bool nonfinite = false;  // Inf or NaN in the loss or the gradient
-  int64_t num_zeros = 0;
-  double parameter_norm = 0.0;
-  int64_t stop_request = 0;  // the greatest of all ranks'
-  int64_t progress = 0;      // the least of all ranks'
-  /// From the end of the step before to the end of this one, where the work is done; 0 for the first.
-  double seconds = 0.0;
-  std::vector<double> metrics = {};  // means of the train step's metrics
+struct FinishedStep {
+  StepNumbers numbers;
+  StepMetrics metrics;  // losses by name, learning rate, loss scale...
 };
 
-/// When a step's work ended.
-struct StepEnd;
-
-/// A step whose numbers are on their way from the device.
-class StepInFlight {
+class Training {
  public:
-  /// `before`: the end of the step before; may be null.
-  explicit StepInFlight(const at::Tensor& device_numbers, std::shared_ptr<const StepEnd> before = nullptr);
-  /// Waits until the step is done.
-  StepNumbers resolve();
-  std::shared_ptr<const StepEnd> end() const { return end_; }
+  /// `args` are finished (finish()). Locks --save; says what it builds on rank 0.
+  Training(const Arguments& args, const Mesh& mesh, const Registry& registry = {});
 
- private:
-  at::Tensor host_;
-  std::shared_ptr<const StepEnd> before_;
-  std::shared_ptr<const StepEnd> end_;
-};
+  /// Resumes from --load, or finetunes from --pretrained-checkpoint where that holds nothing. False: random weights.
+  bool load();
+  /// Writes --save/iter_*; returns what was written. Under --async-save nothing is returned: the save goes on in the
+  /// background, from a copy in host memory, after the save before it has been waited for.
+  std::optional<SaveMetrics> save();
+  /// Under --async-save, after absorb(): what is due of the save; returns what was written, once it is committed. A
+  /// failure is thrown here, on all ranks after the same step.
+  std::optional<SaveMetrics> continue_save();
+  /// Waits for the save that is under way; nothing where there is none. A save that is not waited for in the end is lost:
+  /// run_loop() (cli/program.h) waits.
+  std::optional<SaveMetrics> finish_save();
 
-/// Gives the micro-batches of a step: called once per index, in order. Stages other than the first and the last use
-/// positions and document bounds alone.
-using MicroBatches = std::function<MicroBatch(int64_t index)>;
-
-/// Bytes that a rank holds from the first to the last step.
-struct StateMemory {
-  int64_t parameters = 0;  // elements
-  int64_t weights = 0;
-  int64_t gradients = 0;
-  int64_t optimizer = 0;  // moments and master weights
-};
-
-/// "memory of weights, gradients and optimizer: 2.0 + 4.0 + 2.5 = 8.5 bytes per parameter, 1.23 GB".
-std::string to_string(const StateMemory& memory);
-
-class Trainer {
- public:
-  Trainer(const TrainerOptions& options, const Mesh& mesh);
-  ~Trainer();
-
-  struct StepPlan {
-    int64_t microbatches = 1;
-    Optimizer::Hyperparameters hyper;
-    // What ranks agree on through the step's numbers:
-    int64_t stop_request = 0;  // this rank's wish to stop
-    int64_t progress = 0;      // of whatever this rank does beside the training
-  };
-  /// Forward and backward over all micro-batches, reduction, optimizer. Nothing waits for the device.
-  StepInFlight train_step(const MicroBatches& microbatches, const StepPlan& plan);
-  /// Mean loss over the tokens of `count` micro-batches on every data-parallel rank, without training.
-  StepNumbers evaluate(const MicroBatches& microbatches, int64_t count);
-
-  /// Logits [S, B, vocabulary] of one micro-batch, without dropout, on every tensor-parallel rank of the last pipeline
-  /// stage; undefined on the others. Collective over the model.
-  at::Tensor logits(const MicroBatch& batch);
-
-  /// Where a step's numbers stop being finite.
-  struct NonFinite {
-    std::string part;                     // that gave the first such output, or whose gradient it is
-    bool gradient = false;                // all outputs are finite
-    std::optional<int64_t> first_sample;  // of the micro-batch, where it is known
-  };
-  /// Runs forward and backward over a step's micro-batches once more and looks at the output of every part of this
-  /// rank's model, then, if all are finite, at the gradients, those that backward computes first before the others.
-  /// Nothing is updated, but the gradients of the step are lost. Collective over the model; waits for the device.
-  std::optional<NonFinite> find_nonfinite(const MicroBatches& microbatches, const StepPlan& plan);
-
-  ParameterSet& parameters() { return parameters_; }
-  Optimizer& optimizer() { return *optimizer_; }
-  FlatBuffer& buffer() { return *buffer_; }
+  // ---- Questions ----
+  const Arguments& args() const { return args_; }
   const Mesh& mesh() const { return mesh_; }
-  const TrainerOptions& options() const { return options_; }
-  StateMemory memory() const;
+  const RunState& state() const { return state_; }
+  RunState& state() { return state_; }
+  const GPTConfig& model() const { return model_; }
+  const Tokenizer& tokenizer() const { return *tokenizer_; }
+  Trainer& trainer() { return *trainer_; }
+  Timers& timers() { return *timers_; }
+  at::Device device() const { return device_; }
+  /// Steps of the whole training.
+  int64_t train_iters() const;
+  /// Of the next step.
+  BatchSize batch_size() const { return batches_.at(state_.consumed_train_samples); }
+  int64_t global_batch_size() const { return batch_size().running; }
+  /// The last rank: it has the loss, as the last pipeline stage, and therefore speaks.
+  bool is_main_rank() const { return mesh_.rank() == mesh_.world_size() - 1; }
+  bool has(Split split) const { return data_->has(split); }
+  /// The saved step is the current one.
+  bool is_saved() const { return saved_iteration_ == state_.iteration; }
+
+  // ---- Steps ----
+  /// Micro-batches of this data-parallel rank: train and valid from the samples consumed so far on.
+  std::unique_ptr<BatchSource> open(Split split) const;
+  /// One step over global_batch_size() samples; the counters move on. A step that --iterations-to-skip names consumes
+  /// its samples and does nothing else: its metrics say that it was skipped and have no losses.
+  FinishedStep train_step(BatchSource& source);
+  /// The same over micro-batches of one's own, batch_size().microbatches of them.
+  FinishedStep train_step(const MicroBatches& microbatches);
+  /// Mean losses over so many steps' samples, without training. The counters stay.
+  StepNumbers eval_step(BatchSource& source, int64_t steps = 1);
+  /// Logits [S, B, vocabulary] of one micro-batch of this data-parallel rank, without dropout: on the last pipeline
+  /// stage, undefined on the others.
+  at::Tensor logits(const MicroBatch& batch) { return trainer_->logits(batch); }
+  /// The two halves of a step: the host may issue the next one before it reads the numbers of this one. The greatest
+  /// `stop_request` of all ranks comes back in the numbers. Fault (numerics) where the NaN policy says stop.
+  IssuedStep issue(const MicroBatches& microbatches, int64_t stop_request = 0);
+  /// Whether --iterations-to-skip names the next step; and that step.
+  bool skips_next() const;
+  StepMetrics skip(const MicroBatches& microbatches);
+  /// Whether the next step depends on the numbers of this one: some steps may be skipped for theirs.
+  bool must_read_numbers() const { return args_.fp16 || args_.max_nan_iterations > 0; }
+  FinishedStep absorb(IssuedStep step);
+  /// "lm loss" and the train step's metrics by name.
+  Losses named_losses(const StepNumbers& numbers) const;
+  /// What a step draws from `source`, through the train step's get_batch().
+  MicroBatches from(BatchSource& source) const;
+
+  // ---- Data-parallel ranks ----
+  /// The mean of a tensor over the data-parallel ranks.
+  at::Tensor average(const at::Tensor& tensor) const;
+  /// The tensors of the data-parallel ranks one after the other along dim 0 (logits, labels...).
+  at::Tensor gather(const at::Tensor& tensor) const;
 
  private:
-  struct LossSum {
-    at::Tensor loss;     // f64 [1]
-    at::Tensor tokens;   // f64 [1]
-    at::Tensor metrics;  // f64 [number of them]
+  void announce() const;
+  void set_old_run_aside();
+  void warn_of_old_run() const;
+  std::optional<CheckpointInfo> load_from(const std::string& directory, bool weights_only);
+  std::string config_json() const;
+  StepMetrics next_step_metrics(const BatchSize& batch) const;
+  void add_learning_rates(StepMetrics& metrics) const;
+  bool stops_at_nan() const { return args_.check_for_nan_in_loss_and_grad && !args_.fp16; }
+  /// True: the step changed nothing. Stops where too many did so for NaN.
+  bool was_skipped(const StepNumbers& numbers, const IssuedStep& step);
+  [[noreturn]] void stop_at_nan(const StepNumbers& numbers, const IssuedStep& step);
+  struct SaveUnderWay {
+    int64_t iteration = 0;
+    double begin = 0.0;  // wall clock
+    std::unique_ptr<BackgroundSave> writer = nullptr;
   };
-  struct Pass {
-    int64_t microbatches = 1;
-    bool training = true;
-    at::Tensor scale = {};         // of each micro-batch's mean loss in backward
-    bool reduces = true;           // gradients over the data-parallel ranks
-    bool captured = false;         // nothing waits for the device
-    at::Tensor* logits = nullptr;  // wanted instead of losses
-  };
-  /// Runs the schedule; the loss sums are this rank's, zero on stages without the head.
-  LossSum run(const MicroBatches& microbatches, const Pass& pass);
-  /// The same onto `sum`.
-  void run_onto(LossSum& sum, const MicroBatches& microbatches, const Pass& pass);
-  /// Forward and backward of a training step, by graphs where there are some.
-  LossSum forward_backward(const MicroBatches& microbatches, const StepPlan& plan);
-  LossSum replay(const MicroBatches& microbatches, const StepPlan& plan);
-  /// The chunk's output, or at the end of the model the loss to differentiate; adds to `sum` there.
-  at::Tensor forward(Model& chunk, const at::Tensor& input, const MicroBatch& batch, LossSum& sum);
-  at::Tensor forward_logits(Model& chunk, const at::Tensor& input, const MicroBatch& batch,
-                            at::Tensor& logits);
-  at::Tensor loss_scale(const StepPlan& plan) const;
-  LossSum zero_sum() const;
-  MessageShape message_shape(const MicroBatch& batch) const;
-  void reduce(LossSum& sum) const;
-  StepInFlight report(const LossSum& sum, const StepReport& step, const StepPlan& plan) const;
+  SaveMetrics committed(const SaveUnderWay& save, const std::filesystem::path& path);
 
-  TrainerOptions options_;
-  TrainStep default_step_;
-  TrainStep& step_;
   Mesh mesh_;
-  ParameterSet parameters_;
-  std::vector<std::unique_ptr<Model>> chunks_;  // of this stage, in the model's order
-  std::unique_ptr<FlatBuffer> buffer_;
-  std::unique_ptr<Optimizer> optimizer_;
-  std::shared_ptr<const StepEnd> last_end_;  // of the last step; null before the first
-  // What graphs read and write beside parameters and micro-batches.
-  struct Kept {
-    LossSum sum;
-    at::Tensor scale;
-  };
-  Kept kept_;
-  std::unique_ptr<MicrobatchGraphs> graphs_;  // null: none
+  at::Device device_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  Registry registry_;
+  Arguments args_;
+  GPTConfig model_;
+  std::optional<ParamGroupRule> decoupled_;
+  std::unique_ptr<TrainStep> step_;
+  std::unique_ptr<Timers> timers_;
+  std::unique_ptr<RunLock> lock_;
+  std::unique_ptr<Trainer> trainer_;
+  std::unique_ptr<RunData> data_;
+  RunState state_;
+  BatchSchedule batches_;
+  int64_t nan_iterations_ = 0;  // in a row
+  int64_t saved_iteration_ = -1;
+  int64_t save_progress_ = 0;  // the least of all ranks', as of the last step
+  std::optional<SaveUnderWay> saving_;
 };
+
+/// --num-train-epochs as train_iters; other settings come back as they are. Builds the training data's indices. Collective.
+Arguments with_epochs(const Arguments& args, const Registry& registry, const Tokenizer& tokenizer,
+                      const Mesh& mesh);
 
 }  // namespace teratron

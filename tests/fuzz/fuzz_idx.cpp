@@ -3,8 +3,8 @@
 #include "tests/fuzz/scratch.h"
 
 #include "teratron/base/error.h"
-#include "teratron/data/gpt_index.h"
-#include "teratron/data/indexed_dataset.h"
+#include "teratron/data/indexed/indexed_dataset.h"
+#include "teratron/models/gpt/data/gpt_index.h"
 
 namespace {
 

@@ -2,11 +2,11 @@
 #include "tests/fuzz/scratch.h"
 
 #include "teratron/base/error.h"
-#include "teratron/data/document_parser.h"
-#include "teratron/data/punkt.h"
-#include "teratron/data/text_source.h"
-#include "teratron/tokenizer/byte_alphabet.h"
-#include "teratron/tokenizer/gpt2_tokenizer.h"
+#include "teratron/data/text/document_parser.h"
+#include "teratron/data/text/punkt.h"
+#include "teratron/data/text/text_source.h"
+#include "teratron/tokenizer/bpe/byte_alphabet.h"
+#include "teratron/tokenizer/bpe/gpt2_tokenizer.h"
 
 namespace {
 

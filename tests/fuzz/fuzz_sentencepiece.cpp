@@ -2,7 +2,7 @@
 #include "tests/fuzz/scratch.h"
 
 #include "teratron/base/error.h"
-#include "teratron/tokenizer/sentencepiece_model.h"
+#include "teratron/tokenizer/sentencepiece/sentencepiece_model.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const teratron::fuzz::Scratch scratch;

@@ -15,8 +15,11 @@
 #include "teratron/base/log.h"
 #include "teratron/base/tensor_dtype.h"
 #include "teratron/ckpt/safetensors.h"
-#include "teratron/train/model_setup.h"
-#include "teratron/train/trainer.h"
+#include "teratron/hf/architecture.h"
+#include "teratron/models/gpt/gpt_config.h"
+#include "teratron/models/precision.h"
+#include "teratron/train/engine.h"
+#include "teratron/train/engine_options.h"
 
 namespace teratron {
 namespace {
@@ -105,7 +108,8 @@ void add_curve(const Arguments& args, const TrainerOptions& options, const at::T
 }
 
 void run_case(const nlohmann::json& request, const std::filesystem::path& directory) {
-  ParsedArguments parsed = parse_arguments("pretrain gpt", request["flags"].get<std::vector<std::string>>());
+  ParsedArguments parsed = parse_arguments("pretrain gpt", request["flags"].get<std::vector<std::string>>(),
+                                           {.architecture = architecture_settings});
   finish(parsed, 1, {.needs_data = false});
   const Arguments& args = parsed.args;
   const at::ScalarType dtype = request["dtype"] == "fp64" ? at::kDouble : at::kFloat;

@@ -1,0 +1,285 @@
+// The table written out: argument dump, JSON, --help and the reference of flags.
+#include <algorithm>
+
+#include <nlohmann/json.hpp>
+
+#include "teratron/base/config/config.h"
+#include "teratron/base/json.h"
+
+namespace teratron {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
+  return text;
+}
+
+Json json_of(const Value& value) {
+  return std::visit(
+      [](const auto& v) -> Json {
+        if constexpr (std::is_same_v<std::decay_t<decltype(v)>, std::monostate>) {
+          return nullptr;
+        } else {
+          return v;
+        }
+      },
+      value);
+}
+
+// JSON's scalars as the texts that a user would have typed, so that one parser checks both.
+std::optional<std::vector<std::string>> texts_of(const nlohmann::json& json) {
+  if (json.is_string()) return std::vector{json.get<std::string>()};
+  if (json.is_boolean() || json.is_number()) return std::vector{json.dump()};
+  if (!json.is_array()) return std::nullopt;
+  std::vector<std::string> out;
+  for (const nlohmann::json& item : json) {
+    if (item.is_string()) {
+      out.push_back(item.get<std::string>());
+    } else if (item.is_number()) {
+      out.push_back(item.dump());
+    } else {
+      return std::nullopt;
+    }
+  }
+  return out;
+}
+
+bool kind_fits(const Field& field, const nlohmann::json& json) {
+  switch (field.type) {
+    case FieldType::boolean:
+      return json.is_boolean();
+    case FieldType::integer:
+      return json.is_number_integer();
+    case FieldType::real:
+      return json.is_number();
+    case FieldType::text:
+      return json.is_string();
+    case FieldType::maybe_integer:
+      return json.is_null() || json.is_number_integer();
+    case FieldType::maybe_real:
+      return json.is_null() || json.is_number();
+    case FieldType::maybe_text:
+      return json.is_null() || json.is_string();
+    default:
+      return json.is_array();
+  }
+}
+
+std::optional<Problem> read_member(const Field& field, const nlohmann::json& json, void* object) {
+  Problem problem{.what = fmt::format("{} has a value of the wrong type", field.name)};
+  const std::optional<std::vector<std::string>> texts = texts_of(json);
+  if (!kind_fits(field, json) || (!json.is_null() && !texts)) return problem;
+  if (json.is_null()) {
+    set_value(field, {}, object);
+    return std::nullopt;
+  }
+  const bool unset = json.is_array() && json.empty();
+  const Value value = unset ? get_value(field, object) : parse_value(field, *texts, problem);
+  if (std::holds_alternative<std::monostate>(value)) return problem;
+  set_value(field, value, object);
+  return std::nullopt;
+}
+
+// "a|b" as "a, b", which can be wrapped.
+std::string listed(std::string_view choices) {
+  std::string out;
+  for (const char c : choices) out += c == '|' ? ", " : std::string(1, c);
+  return out;
+}
+
+bool has_many_choices(const Field& field) {
+  return field.traits.choices.size() > 60;
+}
+
+std::string value_hint(const Field& field) {
+  if (!field.traits.choices.empty() && !has_many_choices(field))
+    return fmt::format("{{{}}}", field.traits.choices);
+  switch (field.type) {
+    case FieldType::boolean:
+      return "";
+    case FieldType::integer:
+    case FieldType::maybe_integer:
+      return "N";
+    case FieldType::real:
+    case FieldType::maybe_real:
+      return "X";
+    case FieldType::integers:
+      return "N...";
+    case FieldType::texts:
+      return "TEXT...";
+    default:
+      return "TEXT";
+  }
+}
+
+// The spelling to show first: a boolean that is true by default is switched off by its negative flag.
+std::string main_flag(const Field& field, const Value& initial) {
+  if (initial == Value(true) && !field.traits.off.empty()) {
+    return std::string(field.traits.off.substr(0, field.traits.off.find(' ')));
+  }
+  return flag_of(field.name);
+}
+
+std::string help_of(const Field& field, const Value& initial) {
+  const bool off = initial == Value(true) && !field.traits.off.empty();
+  if (has_many_choices(field)) return fmt::format("{}: {}", field.help, listed(field.traits.choices));
+  return off ? fmt::format("Switch off: {}", field.help) : std::string(field.help);
+}
+
+std::string status_text(const Field& field) {
+  if (field.status == FieldStatus::inherent) return "no effect: " + std::string(field.traits.note);
+  if (field.status == FieldStatus::planned) return "not supported yet";
+  if (field.status == FieldStatus::derived) return "computed";
+  if (!field.traits.planned_choices.empty())
+    return fmt::format("not yet: {}", listed(field.traits.planned_choices));
+  return field.traits.note.empty() ? "" : std::string(field.traits.note);
+}
+
+// `text` in lines of at most `width` columns, each after the first indented.
+std::string wrap(const std::string& text, size_t indent, size_t width) {
+  std::string out;
+  size_t column = indent;
+  size_t begin = 0;
+  while (begin < text.size()) {
+    const size_t end = std::min(text.find(' ', begin), text.size());
+    const std::string word = text.substr(begin, end - begin);
+    if (column > indent && column + 1 + word.size() > width) {
+      out += '\n' + std::string(indent, ' ');
+      column = indent;
+    } else if (column > indent) {
+      out += ' ';
+      ++column;
+    }
+    out += word;
+    column += word.size();
+    begin = end + 1;
+  }
+  return out;
+}
+
+std::string help_row(const Field& field, const Value& initial) {
+  constexpr size_t indent = 34;
+  std::string left = fmt::format("  {}", main_flag(field, initial));
+  if (!field.traits.flags.empty()) left += fmt::format(", {}", field.traits.flags);
+  if (const std::string hint = value_hint(field); !hint.empty()) left += ' ' + hint;
+  std::string right = help_of(field, initial);
+  const std::string text = python_text(initial);
+  if (text != "None" && text != "False" && text != "True") right += fmt::format(" [{}]", text);
+  if (const std::string status = status_text(field); !status.empty()) right += fmt::format(" ({})", status);
+  if (left.size() + 2 > indent) {
+    left += '\n' + std::string(indent, ' ');
+  } else {
+    left.resize(indent, ' ');
+  }
+  return left + wrap(right, indent, 100) + '\n';
+}
+
+std::string cell(std::string_view text) {
+  std::string out;
+  for (const char c : text) out += c == '|' ? "\\|" : std::string(1, c);
+  return out;
+}
+
+std::string table_row(const Field& field, const Value& initial) {
+  std::string flags = fmt::format("`{}`", main_flag(field, initial));
+  if (!field.traits.flags.empty()) flags += fmt::format(" `{}`", field.traits.flags);
+  if (const std::string hint = value_hint(field); !hint.empty()) flags += fmt::format(" {}", cell(hint));
+  return fmt::format("| {} | `{}` | {} | {} | {} |\n", flags, python_text(initial), field.since,
+                     help_of(field, initial), cell(status_text(field)));
+}
+
+std::string_view verdict_text(OldFlag::Verdict verdict) {
+  switch (verdict) {
+    case OldFlag::Verdict::means:
+      return "means";
+    case OldFlag::Verdict::inherent:
+      return "accepted, no effect";
+    case OldFlag::Verdict::rejected:
+      return "refused";
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string dump(const Schema& schema, const void* object) {
+  std::vector<std::string> lines;
+  for (const Field& field : schema.fields()) {
+    const size_t dots = field.name.size() < 48 ? 48 - field.name.size() : 0;
+    lines.push_back(fmt::format("  {} {} {}", field.name, std::string(dots, '.'),
+                                printable(python_text(get_value(field, object)), 4096)));
+  }
+  std::sort(lines.begin(), lines.end(), [](const auto& a, const auto& b) { return lower(a) < lower(b); });
+  std::string out = "------------------------ arguments ------------------------\n";
+  for (const std::string& line : lines) out += line + '\n';
+  return out + "-------------------- end of arguments ---------------------";
+}
+
+std::string to_json(const Schema& schema, const void* object) {
+  Json json = Json::object();
+  for (const Field& field : schema.fields())
+    json[std::string(field.name)] = json_of(get_value(field, object));
+  return json.dump(1, ' ', false, Json::error_handler_t::replace);
+}
+
+std::vector<std::string> from_json(const Schema& schema, std::string_view text, const std::string& where,
+                                   void* object) {
+  const nlohmann::json json =
+      parse_json(text, {.where = where, .kind = ExitCode::checkpoint, .max_depth = 4, .max_bytes = 4 << 20});
+  if (!json.is_object()) throw checkpoint_error({.what = "not a JSON object", .where = where});
+  std::vector<std::string> unknown;
+  std::vector<Problem> problems;
+  for (const auto& [key, value] : json.items()) {
+    const Schema::Target* target = schema.find(key);
+    if (!target || !target->field || target->field->name != key) {
+      unknown.push_back(key);
+    } else if (std::optional<Problem> problem = read_member(*target->field, value, object)) {
+      problem->where = where;
+      problems.push_back(std::move(*problem));
+    }
+  }
+  if (!problems.empty()) throw UserError(ExitCode::checkpoint, std::move(problems));
+  return unknown;
+}
+
+std::string help_text(const Schema& schema, std::string_view usage, const void* defaults) {
+  std::string out = fmt::format("usage: {}\n", usage);
+  std::string_view group;
+  for (const Field& field : schema.fields()) {
+    if (field.status == FieldStatus::derived) continue;
+    if (field.group != group) out += fmt::format("\n{}\n", field.group);
+    group = field.group;
+    out += help_row(field, get_value(field, defaults));
+  }
+  return out;
+}
+
+std::string flags_document(const Schema& schema, const void* defaults) {
+  std::string out =
+      "# Settings\n\n"
+      "Generated from the table of settings. Each is a flag, a key of the YAML file given with "
+      "`--config-file`\n"
+      "(with underscores), and a line of the listing printed at start. Flags win over the file, the last "
+      "flag wins.\n";
+  std::string_view group;
+  for (const Field& field : schema.fields()) {
+    if (field.status == FieldStatus::derived) continue;
+    if (field.group != group) {
+      out += fmt::format("\n## {}\n\n| flag | default | since | what | note |\n|---|---|---|---|---|\n",
+                         field.group);
+    }
+    group = field.group;
+    out += table_row(field, get_value(field, defaults));
+  }
+  out += "\n## Other flags of Megatron-LM\n\n| flag | since | here | |\n|---|---|---|---|\n";
+  for (const OldFlag& old : schema.old_flags()) {
+    out += fmt::format("| `{}` | {} | {} | {} |\n", old.flag, old.since, verdict_text(old.verdict),
+                       cell(old.text));
+  }
+  return out;
+}
+
+}  // namespace teratron

@@ -1,0 +1,158 @@
+#include "teratron/base/config/yaml.h"
+
+#include <algorithm>
+#include <map>
+
+#include <yaml-cpp/yaml.h>
+
+#include "teratron/base/config/config.h"
+#include "teratron/base/file.h"
+
+namespace teratron {
+
+namespace {
+
+constexpr size_t max_bytes = size_t{1} << 20;
+constexpr size_t max_entries = 10'000;
+constexpr int max_sections = 4;
+constexpr size_t max_bases = 16;
+
+std::string position(const std::string& name, const YAML::Mark& mark) {
+  return fmt::format("{}:{}:{}", printable(name), mark.line + 1, mark.column + 1);
+}
+
+class Reader {
+ public:
+  explicit Reader(std::vector<Problem>& problems) : problems_(problems) {}
+
+  std::vector<YamlEntry> take() { return std::move(entries_); }
+
+  void read_file(const std::filesystem::path& path, const std::string& where) {
+    if (open_.size() >= max_bases) {
+      return reject("base files are nested too deep", where, fmt::format("At most {} levels", max_bases));
+    }
+    std::error_code ignored;
+    const std::filesystem::path whole = std::filesystem::weakly_canonical(path, ignored);
+    if (std::find(open_.begin(), open_.end(), whole) != open_.end()) {
+      return reject(fmt::format("{} includes itself", printable(path.string())), where, "Remove this base");
+    }
+    std::string text;
+    try {
+      text = read_text(path, {.kind = ExitCode::config, .max_bytes = max_bytes});
+    } catch (const UserError& error) {
+      for (const Problem& problem : error.problems()) {
+        reject(problem.where.empty() ? problem.what : problem.where + ": " + problem.what, where,
+               problem.fix);
+      }
+      return;
+    }
+    open_.push_back(whole);
+    read({.text = std::move(text), .name = path.string(), .directory = path.parent_path()});
+    open_.pop_back();
+  }
+
+  void read(const YamlText& yaml) {
+    std::vector<YAML::Node> documents;
+    try {
+      documents = YAML::LoadAll(yaml.text);
+    } catch (const YAML::Exception& error) {
+      return reject(fmt::format("not valid YAML: {}", printable(error.msg)), position(yaml.name, error.mark),
+                    "");
+    }
+    if (documents.empty() || (documents.size() == 1 && documents[0].IsNull())) return;
+    if (documents.size() > 1) {
+      return reject("more than one document", position(yaml.name, documents[1].Mark()), "Keep one");
+    }
+    if (!documents[0].IsMap()) {
+      return reject("not a list of 'key: value' lines", position(yaml.name, documents[0].Mark()), "");
+    }
+    read_bases(yaml, documents[0]);
+    read_section(yaml.name, {}, 0, documents[0]);
+  }
+
+ private:
+  void reject(std::string what, std::string where, std::string fix) {
+    problems_.push_back({.what = std::move(what), .where = std::move(where), .fix = std::move(fix)});
+  }
+
+  void read_bases(const YamlText& yaml, const YAML::Node& top) {
+    for (const auto& pair : top) {
+      if (!pair.first.IsScalar() || pair.first.Scalar() != "base") continue;
+      const YAML::Node& value = pair.second;
+      const std::string where = position(yaml.name, value.Mark());
+      if (value.IsScalar()) {
+        read_file(yaml.directory / value.Scalar(), where);
+      } else if (value.IsSequence()) {
+        for (const YAML::Node& item : value) {
+          if (item.IsScalar()) read_file(yaml.directory / item.Scalar(), position(yaml.name, item.Mark()));
+        }
+      } else if (!value.IsNull()) {
+        reject("base must be a file name or a list of them", where, "");
+      }
+    }
+  }
+
+  void read_section(const std::string& name, const std::string& section, int depth, const YAML::Node& map) {
+    if (depth > max_sections) return reject("sections are nested too deep", position(name, map.Mark()), "");
+    std::map<std::string, std::string> seen;
+    for (const auto& pair : map) {
+      const std::string where = position(name, pair.first.Mark());
+      if (!pair.first.IsScalar()) {
+        reject("a key must be plain text", where, "");
+        continue;
+      }
+      const std::string key = pair.first.Scalar();
+      const auto [first, fresh] = seen.emplace(canonical_name(key), where);
+      if (!fresh) {
+        reject(fmt::format("key '{}' appears twice; first at {}", printable(key), first->second), where,
+               "Remove one of them");
+      } else if (depth > 0 || key != "base") {
+        if (entries_.size() >= max_entries) return reject("too many keys", where, "");
+        add(name, {.section = section, .key = key, .where = where}, depth, pair.second);
+      }
+    }
+  }
+
+  void add(const std::string& name, YamlEntry entry, int depth, const YAML::Node& value) {
+    entry.value_where = value.IsNull() ? entry.where : position(name, value.Mark());
+    if (value.IsMap()) {
+      const std::string section = entry.section.empty() ? entry.key : entry.section + "." + entry.key;
+      return read_section(name, section, depth + 1, value);
+    }
+    if (value.IsSequence()) {
+      for (const YAML::Node& item : value) {
+        if (!item.IsScalar()) {
+          return reject(fmt::format("'{}' must be a list of plain values", printable(entry.key)),
+                        position(name, item.Mark()), "");
+        }
+        entry.texts.push_back(item.Scalar());
+      }
+    } else if (value.IsNull()) {
+      entry.null = true;
+    } else {
+      entry.texts.push_back(value.Scalar());
+    }
+    entries_.push_back(std::move(entry));
+  }
+
+  std::vector<Problem>& problems_;
+  std::vector<YamlEntry> entries_;
+  std::vector<std::filesystem::path> open_;  // files being read, outermost first
+};
+
+}  // namespace
+
+std::vector<YamlEntry> read_yaml(const std::filesystem::path& path, const std::string& where,
+                                 std::vector<Problem>& problems) {
+  Reader reader(problems);
+  reader.read_file(path, where);
+  return reader.take();
+}
+
+std::vector<YamlEntry> parse_yaml(const YamlText& yaml, std::vector<Problem>& problems) {
+  Reader reader(problems);
+  reader.read(yaml);
+  return reader.take();
+}
+
+}  // namespace teratron

@@ -1,0 +1,93 @@
+#include "teratron/bench/bench.h"
+
+#include <chrono>
+
+#include "teratron/bench/device_profile.h"
+#include "teratron/settings/mesh_settings.h"
+#include "teratron/train/device/device.h"
+#include "teratron/train/engine_options.h"
+#include "teratron/train/guards/signals.h"
+#include "teratron/train/run_info.h"
+#include "teratron/train/train_loop.h"
+
+namespace teratron {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Follows the steps of a run from warm-up through timing to profiling.
+class StepClock {
+ public:
+  StepClock(const TrainingRun& run, at::Device device, const BenchOptions& options, BenchResult& result)
+      : run_(run), device_(device), options_(options), result_(result), profile_(device) {}
+
+  /// After each step; false: enough was seen.
+  bool operator()(const StepMetrics& step) {
+    if (profiling_) return profile_step();
+    if (!timing_) return start_timing(step);
+    result_.seconds.push_back(step.device_seconds);
+    result_.final_loss = step.losses.front().second;
+    if (static_cast<int64_t>(result_.seconds.size()) < options_.steps) return true;
+    result_.memory = device_memory(device_);
+    if (device_.is_cpu() || options_.profiled_steps == 0) return false;
+    profile_.start();
+    profiling_ = true;
+    first_profiled_ = run_.state().iteration;
+    return true;
+  }
+
+ private:
+  bool start_timing(const StepMetrics& step) {
+    timing_ = std::chrono::duration<double>(Clock::now() - begin_).count() >= options_.warm_up_seconds;
+    result_.tokens = step.tokens;
+    result_.flops = step.flops;
+    return true;
+  }
+
+  bool profile_step() {
+    // The run is a step ahead of the numbers, and the profiler waits for that step too.
+    if (run_.state().iteration - first_profiled_ < options_.profiled_steps) return true;
+    result_.profiled_steps = run_.state().iteration - first_profiled_;
+    const std::vector<KernelRun> runs = profile_.stop();
+    result_.breakdown = break_down(runs);
+    result_.kernels = total_by_kernel(runs);
+    return false;
+  }
+
+  const TrainingRun& run_;
+  at::Device device_;
+  BenchOptions options_;
+  BenchResult& result_;
+  DeviceProfile profile_;
+  Clock::time_point begin_ = Clock::now();
+  bool timing_ = false;
+  bool profiling_ = false;
+  int64_t first_profiled_ = 0;
+};
+
+}  // namespace
+
+std::optional<BenchResult> bench(const Arguments& args, World& world, const StopSignals& signals,
+                                 const BenchOptions& options) {
+  const Mesh mesh(mesh_options(args), world);
+  TrainingRun run(args, mesh, signals);
+  const at::Device device = choose_device(args);
+  BenchResult result{.name = options.name,
+                     .device = device_name(device),
+                     .world_size = world.size(),
+                     .peak_flops_per_gpu = peak_flops(device_name(device), math_mode(args)).value_or(0.0)};
+  const bool reports = world.rank() == world.size() - 1;
+  if (reports) run.on_step(StepClock(run, device, options, result));
+  run.train();
+  if (!reports) return std::nullopt;
+  if (static_cast<int64_t>(result.seconds.size()) < options.steps) {
+    throw config_error({.what = fmt::format("the run ended after {} timed steps of {}", result.seconds.size(),
+                                            options.steps),
+                        .where = "--train-iters",
+                        .fix = "Raise --train-iters, or lower --steps and --warm-up-seconds"});
+  }
+  return result;
+}
+
+}  // namespace teratron

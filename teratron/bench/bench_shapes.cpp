@@ -1,0 +1,79 @@
+#include "teratron/bench/bench_shapes.h"
+
+#include <sstream>
+
+#include "teratron/base/error.h"
+
+namespace teratron {
+
+namespace {
+
+// NullTokenizer adds one token (the end of document) to --vocab-size.
+constexpr BenchShape shapes[] = {
+    {"gpt2-124m",
+     "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 "
+     "--max-position-embeddings 1024 --micro-batch-size 64 --vocab-size 50256"},
+    {"gpt2-345m",
+     "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 "
+     "--max-position-embeddings 1024 --micro-batch-size 32 --vocab-size 50256"},
+    {"gpt2-large",
+     "--num-layers 36 --hidden-size 1280 --num-attention-heads 20 --seq-length 1024 "
+     "--max-position-embeddings 1024 --micro-batch-size 16 --vocab-size 50256"},
+    {"gpt-1.5b",
+     "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 4096 "
+     "--max-position-embeddings 4096 --micro-batch-size 4 --vocab-size 131071 --position-embedding-type "
+     "rope"},
+    {"llama-56m",
+     "--num-layers 8 --hidden-size 512 --ffn-hidden-size 1408 --num-attention-heads 8 "
+     "--group-query-attention --num-query-groups 4 --seq-length 512 --max-position-embeddings 512 "
+     "--micro-batch-size 4 --vocab-size 31999 --position-embedding-type rope --rotary-base 500000 "
+     "--normalization RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights"},
+    {"llama3-8b-12l",
+     "--num-layers 12 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 "
+     "--group-query-attention --num-query-groups 8 --seq-length 8192 --max-position-embeddings 8192 "
+     "--micro-batch-size 2 --vocab-size 128255 --position-embedding-type rope --rotary-base 500000 "
+     "--normalization RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights"},
+    {"llama3-8b",
+     "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 "
+     "--group-query-attention --num-query-groups 8 --seq-length 8192 --max-position-embeddings 8192 "
+     "--micro-batch-size 1 --vocab-size 128255 --position-embedding-type rope --rotary-base 500000 "
+     "--normalization RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights"},
+};
+
+constexpr std::string_view common =
+    "--mock-data --tokenizer-type NullTokenizer --hidden-dropout 0 --attention-dropout 0 "
+    "--train-iters 20000 --lr 1e-4 --lr-decay-style constant --clip-grad 1.0 --weight-decay 0.1 "
+    "--eval-iters 0 --log-interval 10 --log-format short";
+
+void append_words(std::vector<std::string>& words, std::string_view text) {
+  std::istringstream stream{std::string(text)};
+  for (std::string word; stream >> word;) words.push_back(word);
+}
+
+}  // namespace
+
+std::span<const BenchShape> bench_shapes() {
+  return shapes;
+}
+
+std::string bench_shape_names() {
+  std::string names;
+  for (const BenchShape& shape : shapes) names += fmt::format("{}{}", names.empty() ? "" : ", ", shape.name);
+  return names;
+}
+
+std::vector<std::string> shape_flags(std::string_view name) {
+  for (const BenchShape& shape : shapes) {
+    if (shape.name == name) {
+      std::vector<std::string> words;
+      append_words(words, common);
+      append_words(words, shape.flags);
+      return words;
+    }
+  }
+  throw config_error({.what = fmt::format("'{}' is no shape", printable(name)),
+                      .where = "--shape",
+                      .fix = "Use one of: " + bench_shape_names()});
+}
+
+}  // namespace teratron

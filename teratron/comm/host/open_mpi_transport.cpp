@@ -1,0 +1,177 @@
+// The shared object behind mpi_wire.h. All calls of MPI come from one thread of the wire, which needs the
+// least of an MPI library: it is MPI's main thread.
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <future>
+#include <list>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <mpi.h>
+
+#include "teratron/comm/host/transport.h"
+
+namespace teratron {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Microseconds = std::chrono::microseconds;
+constexpr size_t kPieceBytes = size_t{1} << 26;  // MPI counts in int
+constexpr Microseconds kShortNap{20}, kLongNap{1000};
+constexpr std::chrono::seconds kLastWords{2};
+
+class MpiWire final : public Wire {
+ public:
+  MpiWire() {
+    std::promise<bool> initialised;
+    std::future<bool> result = initialised.get_future();
+    thread_ = std::thread([this, promise = std::move(initialised)]() mutable {
+      const bool good = initialise();
+      promise.set_value(good);
+      if (good) serve();
+    });
+    good_ = result.get();
+  }
+
+  ~MpiWire() override { stop(true); }
+
+  bool good() const { return good_; }
+  int64_t rank() const override { return rank_; }
+  int64_t size() const override { return size_; }
+
+  void start(WireReceiver& receiver) override {
+    const std::lock_guard lock(mutex_);
+    receiver_ = &receiver;
+    changed_.notify_all();
+  }
+
+  void send(int64_t to, ByteSpan head, ByteSpan body) override {
+    std::vector<std::byte> bytes(head.begin(), head.end());
+    bytes.insert(bytes.end(), body.begin(), body.end());
+    const std::lock_guard lock(mutex_);
+    queue_.emplace_back(to, std::move(bytes));
+    changed_.notify_all();
+  }
+
+  void close(bool failed) override { stop(failed); }
+
+ private:
+  struct Sending {
+    std::vector<std::byte> bytes;
+    std::vector<MPI_Request> requests;
+  };
+
+  void stop(bool failed) {
+    if (!thread_.joinable()) return;
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+      abandoned_ = failed;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+  bool initialise() {
+    int provided = 0, rank = 0, size = 0;
+    if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS) return false;
+    MPI_Comm_dup(MPI_COMM_WORLD, &communicator_);
+    MPI_Comm_rank(communicator_, &rank);
+    MPI_Comm_size(communicator_, &size);
+    rank_ = rank;
+    size_ = size;
+    return true;
+  }
+
+  void begin(int64_t to, std::vector<std::byte> bytes) {
+    Sending& sending = sending_.emplace_back();
+    sending.bytes = std::move(bytes);
+    for (size_t at = 0; at < sending.bytes.size(); at += kPieceBytes) {
+      const size_t count = std::min(kPieceBytes, sending.bytes.size() - at);
+      MPI_Isend(sending.bytes.data() + at, static_cast<int>(count), MPI_BYTE, static_cast<int>(to), 0,
+                communicator_, &sending.requests.emplace_back());
+    }
+  }
+
+  /// True if something had come.
+  bool receive() {
+    int there = 0;
+    MPI_Message message = MPI_MESSAGE_NULL;
+    MPI_Status status;
+    MPI_Improbe(MPI_ANY_SOURCE, 0, communicator_, &there, &message, &status);
+    if (!there) return false;
+    int count = 0;
+    MPI_Get_count(&status, MPI_BYTE, &count);
+    if (buffer_.size() < static_cast<size_t>(count)) buffer_.resize(count);
+    MPI_Mrecv(buffer_.data(), count, MPI_BYTE, &message, &status);
+    receiver_->on_bytes(status.MPI_SOURCE, {buffer_.data(), static_cast<size_t>(count)});
+    return true;
+  }
+
+  void progress_sends() {
+    sending_.remove_if([](Sending& sending) {
+      int done = 0;
+      MPI_Testall(static_cast<int>(sending.requests.size()), sending.requests.data(), &done,
+                  MPI_STATUSES_IGNORE);
+      return done != 0;
+    });
+  }
+
+  void serve() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return receiver_ || stopping_; });
+    Microseconds nap = kShortNap;
+    Clock::time_point deadline = Clock::time_point::max();
+    while (true) {
+      std::deque<std::pair<int64_t, std::vector<std::byte>>> queue = std::exchange(queue_, {});
+      if (stopping_ && deadline == Clock::time_point::max()) deadline = Clock::now() + kLastWords;
+      const bool leaving = stopping_ && queue.empty() && (sending_.empty() || Clock::now() >= deadline);
+      if (leaving) break;
+      lock.unlock();
+      const bool busy = !queue.empty();
+      for (auto& [to, bytes] : queue) begin(to, std::move(bytes));
+      bool came = false;
+      while (receiver_ && receive()) came = true;
+      progress_sends();
+      lock.lock();
+      // MPI cannot wake a sleeper: the naps grow while nothing happens.
+      nap = busy || came ? kShortNap : std::min(nap * 2, kLongNap);
+      if (queue_.empty() && !stopping_) changed_.wait_for(lock, sending_.empty() ? nap : kShortNap);
+    }
+    // After a failure the peers may never come to this.
+    if (!abandoned_) MPI_Finalize();
+  }
+
+  bool good_ = false;
+  int64_t rank_ = 0, size_ = 1;
+  MPI_Comm communicator_ = MPI_COMM_NULL;
+  std::list<Sending> sending_;        // of the thread alone
+  std::vector<std::byte> buffer_;     // of the thread alone
+  WireReceiver* receiver_ = nullptr;  // with all that follows guarded by mutex_
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::pair<int64_t, std::vector<std::byte>>> queue_;
+  bool stopping_ = false, abandoned_ = false;
+  std::thread thread_;
+};
+
+}  // namespace
+}  // namespace teratron
+
+extern "C" __attribute__((visibility("default"))) teratron::Wire* teratron_join_mpi() {
+  auto wire = std::make_unique<teratron::MpiWire>();
+  return wire->good() ? wire.release() : nullptr;
+}
+
+/// Writes at most `capacity` characters.
+extern "C" __attribute__((visibility("default"))) void teratron_mpi_version(char* text, size_t capacity) {
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> whole{};
+  int length = 0;
+  MPI_Get_library_version(whole.data(), &length);
+  std::copy_n(whole.data(), std::min(capacity, whole.size()), text);
+}

@@ -1,0 +1,255 @@
+#include "teratron/comm/host/process_ranks.h"
+
+#include <thread>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "teratron/comm/host/process_world.h"
+#include "teratron/comm/host/socket_transport.h"
+#include "teratron/testing/worlds.h"
+
+namespace teratron {
+namespace {
+
+using namespace std::chrono_literals;
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(ProcessRanks, DifferentCallsAreNamed) {
+  const auto operations = fault_over_sockets(3, [](World& world, Communicator& group) {
+    sum(group, at::ones({2}));
+    if (world.rank() == 1) group.barrier();
+    sum(group, at::ones({4, 2}));
+  });
+  EXPECT_EQ(
+      operations,
+      "the ranks of group [0 1 2] differ at their collective 2: ranks 0, 2: all_reduce(sum) Float [4, 2]; "
+      "rank 1: barrier");
+  const auto shapes = fault_over_sockets(
+      2, [](World& world, Communicator& group) { sum(group, at::ones({world.rank() + 1})); });
+  EXPECT_TRUE(contains(shapes, "rank 0: all_reduce(sum) Float [1]; rank 1: all_reduce(sum) Float [2]"))
+      << shapes;
+  const auto roots = fault_over_sockets(
+      2, [](World& world, Communicator& group) { group.broadcast(at::ones({3}), world.rank()); });
+  EXPECT_TRUE(contains(roots, "rank 0: broadcast(root 0) Float [3]; rank 1: broadcast(root 1)")) << roots;
+  const auto messages = fault_over_sockets(2, [](World& world, Communicator& group) {
+    if (world.rank() == 0) group.exchange({{at::ones({4}), 1, true}});
+    if (world.rank() == 1) group.exchange({{at::ones({2, 2}), 0, false}});
+    group.barrier();
+  });
+  EXPECT_EQ(messages, "rank 0 sent message Float [4], but rank 1 receives message Float [2, 2]");
+}
+
+/// As ranks on GPUs, which do not wait where they differ: the one that went on may be the first to ask.
+TEST(ProcessRanks, TheFirstOfSeveralDifferencesIsNamed) {
+  std::vector<std::unique_ptr<Wire>> wires = connected_wires(2);
+  ProcessRanks first(std::move(wires[0]), 1min), second(std::move(wires[1]), 1min);
+  const auto one = first.meeting({0, 1}), other = second.meeting({0, 1});
+  const auto sum_of = [](int64_t count) { return Call{"all_reduce(sum)", "Float", {count}}; };
+  for (int64_t i = 0; i < 2000; ++i) {  // more than are remembered
+    one->record(sum_of(i));
+    other->record(sum_of(i));
+  }
+  EXPECT_EQ(one->overdue("the last", 2000),
+            "the last timed out after 60 s: all ranks are in it, so a device or "
+            "the network is stuck");
+  one->record(sum_of(7));
+  for (const int64_t count : {8, 7, 9}) other->record(sum_of(count));
+  const std::string expected =
+      "the ranks of group [0 1] differ at their collective 2001: rank 0: all_reduce(sum) Float [7]; rank 1: "
+      "all_reduce(sum) Float [8]";
+  EXPECT_EQ(one->overdue("", 2001), expected);
+  EXPECT_EQ(other->overdue("", 2003), expected);
+  EXPECT_EQ(other->overdue("a message", std::nullopt), expected);
+  first.finish();
+  second.finish();
+}
+
+/// As a rank whose GPU waits in one group while the other's host waits for it in another.
+TEST(ProcessRanks, ADifferenceInAnotherGroupIsNamed) {
+  std::vector<std::unique_ptr<Wire>> wires = connected_wires(2);
+  ProcessRanks first(std::move(wires[0]), 200ms), second(std::move(wires[1]), 200ms);
+  const auto one = first.meeting({0, 1}), other = second.meeting({0, 1});
+  const auto one_host = first.meeting({0, 1}), other_host = second.meeting({0, 1});
+  one->record({"all_reduce(sum)", "Float", {4}});
+  other->record({"all_reduce(sum)", "Float", {5}});
+  const std::vector<ByteSpan> nothing(2);
+  try {
+    other_host->meet({.operation = "barrier", .dtype = "", .shape = {}}, nothing);
+    ADD_FAILURE() << "no fault";
+  } catch (const Fault& fault) {
+    EXPECT_STREQ(
+        fault.what(),
+        "the ranks of group [0 1] differ at their collective 1: rank 0: all_reduce(sum) Float [4]; rank 1: "
+        "all_reduce(sum) Float [5]");
+  }
+}
+
+TEST(ProcessRanks, ALateRankIsAskedWhereItIs) {
+  const std::string computing = fault_over_sockets(
+      3,
+      [](World& world, Communicator& group) {
+        sum(group, at::ones({2}));
+        if (world.rank() == 2) std::this_thread::sleep_for(900ms);
+        sum(group, at::ones({5}));
+      },
+      200ms);
+  EXPECT_EQ(computing,
+            "all_reduce(sum) Float [5] (collective 2 of group [0 1 2]) timed out after 0.2 s: rank 2 is "
+            "computing or "
+            "stuck outside of any collective (here its last was collective 1, all_reduce(sum) Float [2])");
+  const std::string elsewhere = fault_over_sockets(
+      2,
+      [](World& world, Communicator& group) {
+        if (world.rank() == 0) group.exchange({{at::ones({2}), 1, false}});
+        if (world.rank() == 1) group.barrier();
+      },
+      300ms);
+  EXPECT_TRUE(
+      contains(elsewhere, "timed out after 0.3 s: rank 1 waits in barrier (collective 1 of group [0 1])") ||
+      contains(elsewhere, "timed out after 0.3 s: rank 0 waits in receive message Float [2] from rank 1"))
+      << elsewhere;
+}
+
+TEST(ProcessRanks, ARankThatHasEndedIsNotWaitedFor) {
+  const std::string fault = fault_over_sockets(3, [](World& world, Communicator& group) {
+    if (world.rank() != 1) group.barrier();
+  });
+  EXPECT_EQ(fault, "barrier (collective 1 of group [0 1 2]) cannot complete: rank 1 has ended");
+}
+
+TEST(ProcessRanks, TheReasonAndExitCodeOfAFailureReachAll) {
+  std::atomic<int> told = 0;
+  const auto body = [&](World& world) {
+    const auto group = world.group({0, 1, 2});
+    group->barrier();
+    if (world.rank() == 2)
+      throw data_error({.what = "token 99 of 60", .where = "a.bin", .fix = "Tokenize it again"});
+    try {
+      group->barrier();
+    } catch (const Fault& fault) {
+      EXPECT_EQ(fault.exit_code(), ExitCode::data);
+      EXPECT_STREQ(fault.what(), "rank 2 failed: a.bin: token 99 of 60. Tokenize it again.");
+      ++told;
+      EXPECT_THROW(world.group({0, 1, 2})->barrier(), Fault) << "groups made later fail too";
+      throw;
+    }
+  };
+  EXPECT_THROW(run_over_sockets(3, body), UserError);
+  EXPECT_EQ(told, 2);
+}
+
+std::string barrier(ProcessRanks& ranks) {
+  std::vector<int64_t> all(ranks.size());
+  for (int64_t r = 0; r < ranks.size(); ++r) all[r] = r;
+  try {
+    ranks.meeting(all)->meet({.operation = "barrier"}, std::vector<ByteSpan>(all.size()));
+  } catch (const Fault& fault) {
+    return fault.what();
+  }
+  return "no fault";
+}
+
+TEST(ProcessRanks, WhoLeavesPassesTheReasonOn) {
+  std::vector<std::unique_ptr<Wire>> wires = connected_wires(3);
+  auto told = std::make_unique<ProcessRanks>(std::move(wires[0]), 1min);
+  ProcessRanks third(std::move(wires[1]), 1min);
+  // Rank 2, of which there is only a wire, tells rank 0 alone.
+  const std::string reason = "rank 2 failed: token 99 of 60";
+  const Frame failure{.kind = Frame::Kind::failure,
+                      .channel = 2,
+                      .number = static_cast<int64_t>(ExitCode::data),
+                      .text = reason};
+  wires[2]->send(0, encode_head(failure, 0), {});
+  EXPECT_EQ(barrier(*told), reason);
+  told.reset();
+  EXPECT_EQ(barrier(third), reason);
+  EXPECT_EQ(third.failure()->exit_code(), ExitCode::data);
+}
+
+TEST(ProcessRanks, ARankThatDoesNotAnswerIsNamed) {
+  std::vector<std::unique_ptr<Wire>> wires = connected_wires(2);
+  ProcessRanks ranks(std::move(wires[0]), 200ms);
+  EXPECT_EQ(barrier(ranks),
+            "barrier (collective 1 of group [0 1]) timed out after 0.2 s: rank 1 does not answer: it is "
+            "stopped, or "
+            "its machine is out of reach");
+}
+
+TEST(ProcessRanks, ADeathIsNoticedAtOnce) {
+  std::vector<std::unique_ptr<Wire>> wires = connected_wires(2);
+  ProcessRanks ranks(std::move(wires[0]), 1min);
+  const auto begin = std::chrono::steady_clock::now();
+  std::thread killer([&] {
+    std::this_thread::sleep_for(50ms);
+    wires[1].reset();
+  });
+  EXPECT_EQ(barrier(ranks), "rank 1 has died: its connection was closed without a word");
+  killer.join();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 20s);
+  EXPECT_EQ(ranks.failure()->exit_code(), ExitCode::retryable);
+}
+
+TEST(SocketWire, NamesTheRanksThatDidNotConnect) {
+  Descriptor listener = listen_on("127.0.0.1", 0);
+  const SocketAddress own{"127.0.0.1", port_of(listener), "token"};
+  // Strangers knock: they have no token, and are no reason to fail or to wait.
+  const int port = port_of(listener);
+  EXPECT_TRUE(can_connect("127.0.0.1", port));
+  try {
+    connect_sockets({0, {own, own, own}}, std::move(listener), 300ms);
+    FAIL() << "no fault";
+  } catch (const Fault& fault) {
+    EXPECT_STREQ(fault.what(), "rank 0 got no connection with ranks 1, 2 within 0.3 s");
+  }
+}
+
+TEST(SocketWire, APortInUseIsNamed) {
+  const Descriptor first = listen_on("127.0.0.1", 0);
+  const std::string place = fmt::format("127.0.0.1:{}", port_of(first));
+  try {
+    listen_on("127.0.0.1", port_of(first));
+    FAIL() << "no fault";
+  } catch (const Fault& fault) {
+    EXPECT_EQ(fault.exit_code(), ExitCode::retryable);
+    EXPECT_TRUE(contains(fault.what(), "cannot listen on " + place + ": Address already in use"))
+        << fault.what();
+  }
+  EXPECT_THROW(listen_on("not an address", 0), Fault);
+}
+
+TEST(FrameReader, PutsFramesTogetherWhereverTheStreamIsCut) {
+  std::vector<std::byte> stream;
+  const std::vector<std::string> texts = {"", "call", ""}, bodies = {"", "a body", std::string(1000, 'x')};
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const Frame frame{.kind = Frame::Kind::part, .channel = 7, .number = int64_t(i), .text = texts[i]};
+    const auto head = encode_head(frame, bodies[i].size());
+    stream.insert(stream.end(), head.begin(), head.end());
+    const auto body = std::as_bytes(std::span(bodies[i]));
+    stream.insert(stream.end(), body.begin(), body.end());
+  }
+  for (const size_t step : {1, 2, 3, 7, 39, 40, 41, 64, 5000}) {
+    FrameReader reader;
+    size_t count = 0;
+    for (size_t at = 0; at < stream.size(); at += step) {
+      reader.feed(ByteSpan(stream).subspan(at, std::min(step, stream.size() - at)), [&](const Frame& frame) {
+        EXPECT_EQ(frame.channel, 7U);
+        EXPECT_EQ(frame.number, int64_t(count));
+        EXPECT_EQ(frame.text, texts[count]);
+        EXPECT_EQ(std::string(reinterpret_cast<const char*>(frame.body.bytes().data()), frame.body.size()),
+                  bodies[count]);
+        ++count;
+      });
+    }
+    EXPECT_EQ(count, texts.size()) << step;
+  }
+  FrameReader reader;
+  const std::vector<std::byte> noise(100, std::byte{'z'});
+  EXPECT_THROW(reader.feed(noise, [](const Frame&) {}), Fault);
+}
+
+}  // namespace
+}  // namespace teratron

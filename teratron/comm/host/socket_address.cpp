@@ -1,0 +1,128 @@
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <sstream>
+#include <utility>
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "teratron/base/error.h"
+#include "teratron/comm/host/socket_connect.h"
+
+namespace teratron {
+namespace {
+
+using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+Addresses look_up(const std::string& host, const char* port, const addrinfo& hints) {
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), port, &hints, &found) != 0) found = nullptr;
+  return {found, freeaddrinfo};
+}
+
+Addresses numeric(const std::string& address, int port, int type) {
+  const addrinfo hints{
+      .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV, .ai_family = AF_UNSPEC, .ai_socktype = type};
+  return look_up(address, std::to_string(port).c_str(), hints);
+}
+
+std::string numeric_name(const sockaddr* address, socklen_t length) {
+  std::array<char, NI_MAXHOST> name{};
+  const int error = getnameinfo(address, length, name.data(), name.size(), nullptr, 0, NI_NUMERICHOST);
+  return error == 0 ? name.data() : "";
+}
+
+}  // namespace
+
+Descriptor::Descriptor(Descriptor&& other) noexcept : number_(other.release()) {}
+Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+  std::swap(number_, other.number_);
+  return *this;
+}
+Descriptor::~Descriptor() {
+  if (number_ >= 0) close(number_);
+}
+int Descriptor::release() {
+  return std::exchange(number_, -1);
+}
+
+Descriptor listen_on(const std::string& address, int port) {
+  const Addresses found = numeric(address, port, SOCK_STREAM);
+  if (!found) throw Fault(fmt::format("'{}' is no address of a machine", printable(address)));
+  Descriptor listener(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int yes = 1;
+  const bool bound =
+      listener.get() >= 0 && setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) == 0 &&
+      bind(listener.get(), found->ai_addr, found->ai_addrlen) == 0 && listen(listener.get(), SOMAXCONN) == 0;
+  if (bound) return listener;
+  const int error = errno;
+  std::string advice;
+  if (error == EADDRINUSE) advice = ". Choose another port, or end the program that has this one";
+  if (error == EADDRNOTAVAIL) advice = ". Rank 0 must run on the machine that has the address";
+  throw Fault(fmt::format("cannot listen on {}:{}: {}{}", address, port, std::strerror(error), advice));
+}
+
+int port_of(const Descriptor& listener) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof(storage);
+  auto* address = reinterpret_cast<sockaddr*>(&storage);
+  TERATRON_ASSERT(getsockname(listener.get(), address, &length) == 0);
+  return ntohs(address->sa_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(address)->sin6_port
+                                              : reinterpret_cast<sockaddr_in*>(address)->sin_port);
+}
+
+std::vector<std::string> resolve(const std::string& host) {
+  std::vector<std::string> names;
+  const Addresses found = look_up(host, nullptr, {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM});
+  for (const addrinfo* one = found.get(); one; one = one->ai_next) {
+    const std::string name = numeric_name(one->ai_addr, one->ai_addrlen);
+    // IPv4 first: "localhost" is both, and many listen on 127.0.0.1 alone.
+    if (!name.empty()) names.insert(one->ai_family == AF_INET ? names.begin() : names.end(), name);
+  }
+  return names;
+}
+
+std::string own_address_towards(const std::string& address) {
+  const Addresses found = numeric(address, 9, SOCK_DGRAM);
+  if (!found) return "";
+  const Descriptor probe(socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  sockaddr_storage storage{};
+  socklen_t length = sizeof(storage);
+  auto* own = reinterpret_cast<sockaddr*>(&storage);
+  // Nothing is sent: a datagram socket is connected by looking up the route.
+  const bool known = probe.get() >= 0 && connect(probe.get(), found->ai_addr, found->ai_addrlen) == 0 &&
+                     getsockname(probe.get(), own, &length) == 0;
+  return known ? numeric_name(own, length) : "";
+}
+
+Descriptor connect_to(const std::string& address, int port) {
+  const Addresses found = numeric(address, port, SOCK_STREAM);
+  if (!found) return {};
+  Descriptor connection(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (connection.get() < 0 || connect(connection.get(), found->ai_addr, found->ai_addrlen) != 0) return {};
+  return connection;
+}
+
+bool can_connect(const std::string& address, int port) {
+  return connect_to(address, port).get() >= 0;
+}
+
+std::string to_string(const SocketAddress& address) {
+  return fmt::format("{} {} {}", address.address, address.port, address.token);
+}
+
+SocketAddress parse_socket_address(const std::string& text) {
+  SocketAddress address;
+  std::istringstream words(text);
+  if (!(words >> address.address >> address.port >> address.token)) {
+    throw Fault(
+        fmt::format("'{}' is no address of a rank: is it the same version of the program?", printable(text)));
+  }
+  return address;
+}
+
+}  // namespace teratron

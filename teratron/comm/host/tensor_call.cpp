@@ -1,0 +1,40 @@
+#include "teratron/comm/host/tensor_call.h"
+
+#include <c10/core/ScalarType.h>
+#include <fmt/format.h>
+
+#include "teratron/base/error.h"
+#include "teratron/base/tensor_dtype.h"
+
+namespace teratron {
+
+Dtype reducible_dtype(at::ScalarType type) {
+  const std::optional<Dtype> dtype = dtype_of(type);
+  TERATRON_ASSERT(dtype && can_reduce(*dtype), "no reduction of {}", c10::toString(type));
+  return *dtype;
+}
+
+std::string reduce_name(std::string_view operation, ReduceOp op) {
+  static constexpr std::string_view kNames[] = {"sum", "avg", "max", "min"};
+  return fmt::format("{}({})", operation, kNames[static_cast<size_t>(op)]);
+}
+
+Call call_of(std::string operation, const at::Tensor& tensor) {
+  TERATRON_ASSERT(tensor.defined() && tensor.is_contiguous(), "{} wants a contiguous tensor", operation);
+  return {std::move(operation), c10::toString(tensor.scalar_type()), tensor.sizes().vec()};
+}
+
+Call cpu_call_of(std::string operation, const at::Tensor& tensor) {
+  Call call = call_of(std::move(operation), tensor);
+  TERATRON_ASSERT(tensor.is_cpu(), "{} among CPU ranks got a tensor on {}", call.operation,
+                  tensor.device().str());
+  return call;
+}
+
+void check_parts(const at::Tensor& whole, const at::Tensor& part, int64_t parts) {
+  TERATRON_ASSERT(whole.is_contiguous() && part.is_contiguous() &&
+                      whole.scalar_type() == part.scalar_type() && whole.numel() == parts * part.numel(),
+                  "{} elements are not {} times {}", whole.numel(), parts, part.numel());
+}
+
+}  // namespace teratron

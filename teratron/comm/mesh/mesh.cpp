@@ -1,0 +1,165 @@
+#include "teratron/comm/mesh/mesh.h"
+
+#include <algorithm>
+#include <map>
+
+#include "teratron/base/error.h"
+
+namespace teratron {
+namespace {
+
+/// A set of axes as bits.
+using AxisSet = uint32_t;
+
+AxisSet bit(Axis axis) {
+  return AxisSet{1} << static_cast<unsigned>(axis);
+}
+
+AxisSet axis_set(std::initializer_list<Axis> axes) {
+  AxisSet set = 0;
+  for (Axis axis : axes) set |= bit(axis);
+  return set;
+}
+
+Group alone(int64_t rank) {
+  return {.ranks = {rank}};
+}
+
+/// Makes the groups of one rank. Equal lists of ranks share a communicator: axes of size 1 make many of them.
+class GroupMaker {
+ public:
+  explicit GroupMaker(World& world) : world_(world) {}
+
+  Group make(const std::vector<int64_t>& ranks) {
+    if (ranks.size() == 1) return alone(ranks[0]);
+    Group& group = made_[ranks];
+    if (group.size == 1) {
+      group.communicator = world_.group(ranks);
+      group.ranks = ranks;
+      group.size = static_cast<int64_t>(ranks.size());
+      group.rank = std::find(ranks.begin(), ranks.end(), world_.rank()) - ranks.begin();
+    }
+    return group;
+  }
+
+  /// The group of `groups` that holds this rank; the rank alone if none does.
+  Group make_mine(const RankGroups& groups) {
+    for (const auto& ranks : groups) {
+      if (std::find(ranks.begin(), ranks.end(), world_.rank()) != ranks.end()) return make(ranks);
+    }
+    return alone(world_.rank());
+  }
+
+ private:
+  World& world_;
+  std::map<std::vector<int64_t>, Group> made_;
+};
+
+}  // namespace
+
+struct Mesh::State {
+  RankGrid grid;
+  int64_t rank = 0;
+  std::map<AxisSet, Group> groups;
+  Group world;
+  Group embedding;
+  Group position_embedding;
+  PipelineLinks links;
+
+  explicit State(const MeshOptions& options, int64_t world_size) : grid(options, world_size) {}
+
+  /// Groups of all sets of axes of one view.
+  void add_view(const GridView& view, GroupMaker& maker) {
+    for (unsigned choice = 0; choice < 1U << view.axes.size(); ++choice) {
+      std::vector<Axis> axes;
+      AxisSet set = 0;
+      for (size_t i = 0; i < view.axes.size(); ++i) {
+        if ((choice >> i & 1U) == 0) continue;
+        axes.push_back(view.axes[i]);
+        set |= bit(view.axes[i]);
+      }
+      if (!groups.contains(set)) groups[set] = maker.make_mine(grid.groups(axes));
+    }
+  }
+
+  // In the order of the ring on every rank, so that none waits for a link that its peer makes later.
+  void add_links(World& world) {
+    const std::vector<int64_t> ring = groups.at(bit(Axis::pp)).ranks;
+    for (size_t i = 0; ring.size() > 1 && i < ring.size(); ++i) {
+      const int64_t before = ring[i];
+      const int64_t behind = ring[(i + 1) % ring.size()];
+      if (rank != before && rank != behind) continue;
+      const Group forward = link(world, before, behind);
+      const Group backward = link(world, behind, before);
+      (rank == before ? links.forward_out : links.forward_in) = forward;
+      (rank == before ? links.backward_in : links.backward_out) = backward;
+    }
+  }
+
+  Group link(World& world, int64_t sender, int64_t receiver) const {
+    return {.rank = rank == sender ? 0 : 1,
+            .size = 2,
+            .ranks = {sender, receiver},
+            .communicator = world.group({sender, receiver})};
+  }
+};
+
+Mesh::Mesh() {
+  auto state = std::make_shared<State>(MeshOptions{}, 1);
+  for (AxisSet set = 0; set < 2 * bit(Axis::edp); ++set) state->groups[set] = Group{};
+  state_ = std::move(state);
+}
+
+Mesh::Mesh(const MeshOptions& options, World& world) {
+  auto state = std::make_shared<State>(options, world.size());
+  state->rank = world.rank();
+  GroupMaker maker(world);
+  std::vector<int64_t> all(world.size());
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
+  state->world = maker.make(all);
+  state->add_view(state->grid.dense, maker);
+  state->add_view(state->grid.expert, maker);
+  state->embedding = maker.make_mine(state->grid.embedding_groups());
+  state->position_embedding = maker.make_mine(state->grid.position_embedding_groups());
+  state->add_links(world);
+  state_ = std::move(state);
+}
+
+int64_t Mesh::rank() const {
+  return state_->rank;
+}
+int64_t Mesh::world_size() const {
+  return state_->grid.world_size;
+}
+const RankGrid& Mesh::grid() const {
+  return state_->grid;
+}
+const Group& Mesh::group(Axis axis) const {
+  return group({axis});
+}
+
+const Group& Mesh::group(std::initializer_list<Axis> axes) const {
+  const auto it = state_->groups.find(axis_set(axes));
+  TERATRON_ASSERT(it != state_->groups.end(), "axes of the dense and the expert view in one group");
+  return it->second;
+}
+
+const Group& Mesh::world() const {
+  return state_->world;
+}
+const Group& Mesh::embedding() const {
+  return state_->embedding;
+}
+const Group& Mesh::position_embedding() const {
+  return state_->position_embedding;
+}
+
+const PipelineLinks& Mesh::pipeline_links() const {
+  return state_->links;
+}
+
+std::string to_string(const Mesh& mesh) {
+  return to_string(mesh.grid());
+}
+
+}  // namespace teratron

@@ -1,0 +1,95 @@
+#include <algorithm>
+
+#include <fmt/ranges.h>
+
+#include "teratron/comm/mesh/rank_grid.h"
+
+namespace teratron {
+namespace {
+
+constexpr int64_t kMostCells = 8;  // per side of the grid
+constexpr size_t kMostRanks = 64;  // per list of groups
+
+std::string draw_groups(const RankGroups& groups) {
+  std::string text;
+  size_t printed = 0;
+  for (const auto& group : groups) {
+    const size_t shown = std::min(group.size(), kMostRanks);
+    if (printed > 0 && printed + shown > kMostRanks) {
+      return text + fmt::format(" ... {} groups of {}", groups.size(), group.size());
+    }
+    text +=
+        fmt::format("{}[{}{}]", text.empty() ? "" : " ", fmt::join(group.begin(), group.begin() + shown, " "),
+                    shown < group.size() ? fmt::format(" ... {} ranks", group.size()) : "");
+    printed += shown;
+  }
+  return text;
+}
+
+/// coordinate[rank] along one axis.
+std::vector<int64_t> coordinates(const RankGrid& grid, Axis axis) {
+  std::vector<int64_t> result(grid.world_size);
+  for (const auto& group : grid.groups({axis})) {
+    for (size_t i = 0; i < group.size(); ++i) result[group[i]] = static_cast<int64_t>(i);
+  }
+  return result;
+}
+
+std::string draw_grid(const RankGrid& grid) {
+  const int64_t replicas = std::min(grid.size(Axis::dp), kMostCells);
+  const int64_t stages = std::min(grid.size(Axis::pp), kMostCells);
+  const auto stage = coordinates(grid, Axis::pp);
+  const auto replica = coordinates(grid, Axis::dp);
+  const size_t digits = std::to_string(grid.world_size - 1).size();
+  std::vector<std::vector<std::string>> cells(stages, std::vector<std::string>(replicas));
+  for (const auto& group : grid.groups({Axis::tp})) {
+    const int64_t p = stage[group[0]], d = replica[group[0]];
+    if (p >= stages || d >= replicas) continue;
+    const size_t shown = std::min(group.size(), size_t{kMostCells});
+    std::vector<std::string> ranks;
+    for (size_t i = 0; i < shown; ++i) ranks.push_back(fmt::format("{:>{}}", group[i], digits));
+    if (shown < group.size()) ranks.emplace_back("...");
+    cells[p][d] += fmt::format("{}{}", cells[p][d].empty() ? "" : " | ", fmt::join(ranks, " "));
+  }
+  const size_t width = std::max<size_t>(cells[0][0].size(), 5) + 3;
+  const auto row = [&](const std::string& name, const std::vector<std::string>& texts) {
+    std::string line = fmt::format("{:<11}", name);
+    for (const std::string& text : texts) line += fmt::format("{:<{}}", text, width);
+    return line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+  };
+  std::vector<std::string> heads;
+  for (int64_t d = 0; d < replicas; ++d) heads.push_back(fmt::format("dp {}", d));
+  if (replicas < grid.size(Axis::dp)) heads.push_back(fmt::format("... dp {}", grid.size(Axis::dp) - 1));
+  std::string text = row("", heads);
+  for (int64_t p = 0; p < stages; ++p) text += row(fmt::format("pp {}", p), cells[p]);
+  if (stages < grid.size(Axis::pp)) text += fmt::format("... pp {}\n", grid.size(Axis::pp) - 1);
+  return text;
+}
+
+std::string sizes_of(const GridView& view) {
+  std::vector<std::string> sizes;
+  for (size_t i = 0; i < view.axes.size(); ++i) {
+    sizes.push_back(fmt::format("{} {}", name_of(view.axes[i]), view.sizes[i]));
+  }
+  return fmt::format("{}", fmt::join(sizes, " x "));
+}
+
+}  // namespace
+
+std::string to_string(const RankGrid& grid) {
+  std::string text = fmt::format("{} rank{} = {} (fastest first)\n{}", grid.world_size,
+                                 grid.world_size == 1 ? "" : "s", sizes_of(grid.dense), draw_grid(grid));
+  const auto line = [&](const std::string& name, const RankGroups& groups) {
+    if (groups[0].size() > 1) text += fmt::format("{:<11}{}\n", name, draw_groups(groups));
+  };
+  for (Axis axis : {Axis::tp, Axis::cp, Axis::dp, Axis::pp}) line(name_of(axis), grid.groups({axis}));
+  if (grid.size(Axis::cp) > 1) line("dp+cp", grid.groups({Axis::dp, Axis::cp}));
+  line("embedding", grid.embedding_groups());
+  if (grid.size(Axis::ep) > 1) {
+    text += fmt::format("experts: {}\n", sizes_of(grid.expert));
+    for (Axis axis : {Axis::etp, Axis::ep, Axis::edp}) line(name_of(axis), grid.groups({axis}));
+  }
+  return text;
+}
+
+}  // namespace teratron

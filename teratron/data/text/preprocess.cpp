@@ -1,0 +1,306 @@
+#include "teratron/data/text/preprocess.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <thread>
+#include <utility>
+
+#include "teratron/base/error.h"
+#include "teratron/base/file.h"
+#include "teratron/base/file_lock.h"
+#include "teratron/base/log.h"
+#include "teratron/data/indexed/indexed_dataset.h"
+#include "teratron/data/indexed/indexed_dataset_builder.h"
+#include "teratron/data/text/document_parser.h"
+#include "teratron/data/text/text_source.h"
+#include "teratron/tokenizer/tokenizer.h"
+
+namespace teratron {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Blocks on their way: read under a lock in order, tokenized by any thread, given out in the order of reading.
+class Pipeline {
+ public:
+  Pipeline(const PreprocessOptions& options, const Tokenizer& tokenizer)
+      : options_(options), tokenizer_(tokenizer), reader_(options.inputs, options.max_line_bytes) {
+    const int workers = std::max(options.workers, 1);
+    limit_ = 2 * workers + 2;
+    for (int i = 0; i < workers; ++i) threads_.emplace_back([this] { work(); });
+  }
+
+  ~Pipeline() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  std::optional<TokenizedBlock> next() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return error_ || results_.contains(taken_) || (ended_ && taken_ == given_); });
+    const auto found = results_.find(taken_);
+    if (found == results_.end()) {
+      if (error_) std::rethrow_exception(error_);
+      return {};
+    }
+    TokenizedBlock block = std::move(found->second);
+    results_.erase(found);
+    ++taken_;
+    changed_.notify_all();
+    return block;
+  }
+
+ private:
+  struct Work {
+    int64_t ticket;
+    LineBlock block;
+    int64_t position;
+  };
+
+  /// The next block, once there is room; nothing at the end.
+  std::optional<Work> next_work() {
+    // Reading happens outside the lock that the writer needs, but one block at a time.
+    const std::lock_guard reading(reading_);
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return stopping_ || ended_ || given_ < taken_ + limit_; });
+    if (stopping_ || ended_) return {};
+    lock.unlock();
+    auto block = reader_.next();
+    lock.lock();
+    if (!block) {
+      ended_ = true;
+      changed_.notify_all();
+      return {};
+    }
+    return Work{given_++, *std::move(block), reader_.position()};
+  }
+
+  void work() {
+    try {
+      while (auto work = next_work()) {
+        TokenizedBlock result = tokenize_block(std::move(work->block), options_, tokenizer_);
+        result.position = work->position;
+        const std::lock_guard lock(mutex_);
+        results_.emplace(work->ticket, std::move(result));
+        changed_.notify_all();
+      }
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      if (!error_) error_ = std::current_exception();
+      ended_ = true;
+      changed_.notify_all();
+    }
+  }
+
+  const PreprocessOptions& options_;
+  const Tokenizer& tokenizer_;
+  LineReader reader_;
+  std::mutex reading_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<int64_t, TokenizedBlock> results_;
+  int64_t limit_ = 0;
+  int64_t given_ = 0;
+  int64_t taken_ = 0;
+  bool ended_ = false;
+  bool stopping_ = false;
+  std::exception_ptr error_;
+  std::vector<std::thread> threads_;
+};
+
+namespace fs = std::filesystem;
+
+FileLock lock_outputs(const fs::path& prefix) {
+  auto lock = FileLock::try_take(prefix.parent_path() / fmt::format(".{}.lock", prefix.filename().string()));
+  if (lock) return *std::move(lock);
+  throw config_error({.what = "another process is writing these files",
+                      .where = printable(prefix.string(), 1000),
+                      .fix = "Wait for it, or give another --output-prefix"});
+}
+
+/// Removes what a run that was killed left under temporary names (OutputFile's, and folders of parts).
+void remove_leftovers(const fs::path& prefix) {
+  const std::string name = prefix.filename().string();
+  const auto is_leftover = [&](const std::string& found) {
+    const bool file =
+        found.starts_with(fmt::format(".{}.bin.", name)) || found.starts_with(fmt::format(".{}.idx.", name));
+    return (file && found.ends_with(".tmp")) || found.starts_with(name + ".parts-");
+  };
+  const fs::path folder = prefix.has_parent_path() ? prefix.parent_path() : ".";
+  for (const std::string& found : list_directory(folder, ExitCode::config)) {
+    std::error_code ignored;
+    if (is_leftover(found)) fs::remove_all(folder / found, ignored);
+  }
+}
+
+/// The outputs of one key: one builder per partition.
+class KeyWriter {
+ public:
+  KeyWriter(std::string prefix, const PreprocessOptions& options, Dtype dtype)
+      : prefix_(std::move(prefix)),
+        lock_(lock_outputs(prefix_)),
+        options_(options),
+        dtype_(dtype),
+        folder_(prefix_ + ".parts-" + random_hex(8)) {
+    remove_leftovers(prefix_);
+    if (options.partitions > 1) make_directories(folder_, ExitCode::config);
+    const IndexFormat format = options.partitions > 1 ? IndexFormat::mmap : options.format;
+    for (int i = 0; i < options.partitions; ++i) {
+      parts_.push_back(std::make_unique<IndexedDatasetBuilder>(part_prefix(i), dtype, format));
+    }
+  }
+  ~KeyWriter() {
+    parts_.clear();
+    std::error_code ignored;
+    if (options_.partitions > 1) std::filesystem::remove_all(folder_, ignored);
+  }
+  KeyWriter(const KeyWriter&) = delete;
+  KeyWriter& operator=(const KeyWriter&) = delete;
+
+  /// `first_document` counts the documents before this block.
+  void add(const TokenizedKey& key, int64_t first_document) {
+    auto tokens = std::span(key.tokens);
+    auto lengths = std::span(key.sequence_lengths);
+    for (size_t i = 0; i < key.document_sequences.size(); ++i) {
+      const auto part = (first_document + static_cast<int64_t>(i)) % static_cast<int64_t>(parts_.size());
+      IndexedDatasetBuilder& builder = *parts_[static_cast<size_t>(part)];
+      const auto count = static_cast<size_t>(key.document_sequences[i]);
+      for (const int32_t length : lengths.first(count)) {
+        builder.add_sequence(tokens.first(static_cast<size_t>(length)));
+        tokens = tokens.subspan(static_cast<size_t>(length));
+      }
+      lengths = lengths.subspan(count);
+      if (count > 0 || !options_.drop_empty_documents) builder.end_document();
+    }
+    sequences_ += static_cast<int64_t>(key.sequence_lengths.size());
+    tokens_ += static_cast<int64_t>(key.tokens.size());
+  }
+
+  void finalize() {
+    for (auto& part : parts_) part->finalize();
+    if (parts_.size() == 1) return;
+    IndexedDatasetBuilder whole(prefix_, dtype_, options_.format);
+    for (int i = 0; i < options_.partitions; ++i) whole.add_dataset(IndexedDataset(part_prefix(i)));
+    whole.finalize();
+  }
+
+  const std::string& prefix() const { return prefix_; }
+  int64_t sequences() const { return sequences_; }
+  int64_t tokens() const { return tokens_; }
+
+ private:
+  std::string part_prefix(int i) const {
+    return options_.partitions == 1 ? prefix_ : fmt::format("{}/{}", folder_, i);
+  }
+
+  std::string prefix_;
+  FileLock lock_;
+  const PreprocessOptions& options_;
+  Dtype dtype_;
+  std::string folder_;
+  std::vector<std::unique_ptr<IndexedDatasetBuilder>> parts_;
+  int64_t sequences_ = 0;
+  int64_t tokens_ = 0;
+};
+
+/// Takes note of wrong lines; throws for the first one that is too many.
+void count_bad_lines(const TokenizedBlock& block, const PreprocessOptions& options,
+                     PreprocessResult& result) {
+  constexpr int64_t kShown = 20;
+  for (const BadLine& bad : block.bad) {
+    const std::string where = fmt::format("{}:{}", printable(options.inputs[block.file], 1000), bad.line);
+    if (++result.bad_lines > options.max_bad) {
+      throw data_error(
+          {.what = bad.what,
+           .where = where,
+           .fix = options.max_bad == 0
+                      ? "Repair the line, or allow some wrong lines with --max-bad"
+                      : fmt::format("This is wrong line {}, more than --max-bad", result.bad_lines)});
+    }
+    if (result.bad_lines <= kShown) warn("{}: {}; the line is left out", where, bad.what);
+    if (result.bad_lines == kShown) warn("further wrong lines are only counted");
+  }
+}
+
+int64_t total_bytes(const std::vector<std::string>& inputs) {
+  int64_t total = 0;
+  for (const std::string& input : inputs) {
+    std::error_code error;
+    const auto size = std::filesystem::file_size(input, error);
+    if (error) return 0;
+    total += static_cast<int64_t>(size);
+  }
+  return total;
+}
+
+void check(const PreprocessOptions& options, const Tokenizer& tokenizer) {
+  TERATRON_ASSERT(!options.inputs.empty() && !options.json_keys.empty() && options.partitions > 0);
+  if (options.append_eod && !tokenizer.special().eod) {
+    throw config_error({.what = "the tokenizer has no end-of-document token",
+                        .where = "--append-eod",
+                        .fix = "Leave it out or use another tokenizer"});
+  }
+}
+
+}  // namespace
+
+PreprocessResult preprocess(const PreprocessOptions& options, const Tokenizer& tokenizer) {
+  check(options, tokenizer);
+  const auto start = Clock::now();
+  const auto folder = fs::path(options.output_prefix).parent_path();
+  if (!folder.empty()) make_directories(folder, ExitCode::config);
+  std::vector<std::unique_ptr<KeyWriter>> writers;
+  for (const std::string& key : options.json_keys) {
+    writers.push_back(
+        std::make_unique<KeyWriter>(fmt::format("{}_{}_{}", options.output_prefix, key,
+                                                options.split_sentences ? "sentence" : "document"),
+                                    options, token_dtype(tokenizer.vocab_size(), options.format)));
+  }
+  PreprocessResult result;
+  PreprocessProgress progress{.total_bytes = total_bytes(options.inputs)};
+  const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
+  int64_t reported = -1;  // documents when `progress` was last called
+  const auto report = [&] {
+    progress.seconds = seconds();
+    reported = result.documents;
+    if (options.progress) options.progress(progress);
+  };
+  {
+    Pipeline pipeline(options, tokenizer);
+    while (const auto block = pipeline.next()) {
+      for (size_t i = 0; i < writers.size(); ++i) writers[i]->add(block->keys[i], result.documents);
+      count_bad_lines(*block, options, result);
+      const int64_t intervals = result.documents / options.log_interval;
+      result.documents += static_cast<int64_t>(block->keys[0].document_sequences.size());
+      result.blank_lines += block->blank_lines;
+      progress.documents = result.documents;
+      progress.bytes = block->position;
+      if (result.documents / options.log_interval > intervals) report();
+    }
+  }
+  for (const auto& writer : writers) {
+    writer->finalize();
+    result.sequences.push_back(writer->sequences());
+    result.tokens.push_back(writer->tokens());
+    result.prefixes.push_back(writer->prefix());
+  }
+  result.bytes = progress.bytes;
+  if (reported != result.documents) report();
+  result.seconds = seconds();
+  return result;
+}
+
+}  // namespace teratron

@@ -1,0 +1,98 @@
+#include "teratron/hf/architecture.h"
+
+#include <filesystem>
+
+#include <nlohmann/json.hpp>
+
+#include "teratron/base/file.h"
+#include "teratron/hf/config_import.h"
+#include "teratron/settings/arguments.h"
+
+namespace teratron {
+
+namespace {
+
+struct Preset {
+  std::string_view name;
+  std::string_view config;  // config.json of the published model, as far as it says what is computed
+};
+
+constexpr Preset presets[] = {
+#define PRESET(name, config) {name, config},
+#include "teratron/hf/model_presets.def"
+#undef PRESET
+};
+
+std::string preset_config(std::string_view name) {
+  for (const Preset& preset : presets) {
+    if (preset.name == name) return std::string(preset.config);
+  }
+  return "";
+}
+
+std::string preset_names() {
+  std::string names;
+  for (const Preset& preset : presets) names += (names.empty() ? "" : ", ") + std::string(preset.name);
+  return names;
+}
+
+// The last text that was given for a field.
+const Setting* last_text(const Settings& given, std::string_view field) {
+  const Setting* last = nullptr;
+  for (const Setting& setting : given.values) {
+    if (setting.field->name == field && std::holds_alternative<std::string>(setting.value)) last = &setting;
+  }
+  return last;
+}
+
+// A file, or the folder that holds config.json.
+std::string read_config(const std::string& path) {
+  std::error_code ignored;
+  const bool folder = std::filesystem::is_directory(path, ignored);
+  return read_text(folder ? std::filesystem::path(path) / "config.json" : std::filesystem::path(path),
+                   {.kind = ExitCode::config});
+}
+
+void add_architecture(const Schema& schema, const std::string& text, const std::string& where,
+                      Settings& settings) {
+  const nlohmann::json values = nlohmann::json::parse(parse_hf_config(text, where).settings);
+  const Arguments defaults;
+  for (const auto& [name, value] : values.items()) {
+    if (name == "vocab_size") continue;
+    const std::string written = value.is_string() ? value.get<std::string>() : value.dump();
+    set(schema, {.key = name, .texts = {written}, .where = where}, settings);
+    const bool as_always = !settings.values.empty() && settings.values.back().field->name == name &&
+                           settings.values.back().value == get_value(schema.field(name), &defaults);
+    if (as_always) settings.values.pop_back();
+  }
+}
+
+}  // namespace
+
+Settings architecture_settings(const Schema& schema, const Settings& given) {
+  Settings settings;
+  const Setting* const preset = last_text(given, "model_preset");
+  const Setting* const file = last_text(given, "hf_config");
+  if (preset && file) {
+    settings.problems.push_back({"model_preset and hf_config are both set", file->where, "Give one of them"});
+  } else if (preset) {
+    const std::string& name = std::get<std::string>(preset->value);
+    const std::string config = preset_config(name);
+    if (config.empty()) {
+      settings.problems.push_back({fmt::format("model_preset = '{}' is not known", printable(name)),
+                                   preset->where, fmt::format("Use one of {}", preset_names())});
+    } else {
+      add_architecture(schema, config, fmt::format("{} {}", preset->where, name), settings);
+    }
+  } else if (file) {
+    const std::string& path = std::get<std::string>(file->value);
+    try {
+      add_architecture(schema, read_config(path), printable(path, 4096), settings);
+    } catch (const UserError& error) {
+      settings.problems.insert(settings.problems.end(), error.problems().begin(), error.problems().end());
+    }
+  }
+  return settings;
+}
+
+}  // namespace teratron

@@ -1,0 +1,147 @@
+#include "teratron/hf/checkpoint_files.h"
+
+#include <set>
+#include <system_error>
+
+#include "teratron/base/json.h"
+#include "teratron/ckpt/directory.h"
+
+namespace teratron {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+namespace {
+
+constexpr const char* index_name = "model.safetensors.index.json";
+constexpr const char* single_name = "model.safetensors";
+
+bool is_plain_name(const std::string& name) {
+  return !name.empty() && name.find('/') == name.npos && name.find('\0') == name.npos &&
+         name.front() != '.' && name.ends_with(".safetensors");
+}
+
+// The tensors of the index by file.
+std::map<std::string, std::set<std::string>> parse_index(const fs::path& path,
+                                                         std::vector<Problem>& problems) {
+  const std::string where = printable(path.string(), 4096);
+  const json index = read_json(path, {.kind = ExitCode::checkpoint, .max_depth = 16});
+  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
+    throw checkpoint_error({.what = "the index has no object \"weight_map\"", .where = where});
+  }
+  std::map<std::string, std::set<std::string>> files;
+  for (const auto& [tensor, file] : index["weight_map"].items()) {
+    const std::string name = file.is_string() ? file.get<std::string>() : "";
+    if (is_plain_name(name)) {
+      files[name].insert(tensor);
+    } else {
+      problems.push_back(
+          {.what = fmt::format("tensor \"{}\" is said to be in {}, which is no plain name of a "
+                               "safetensors file in this folder",
+                               printable(tensor), printable(file.dump())),
+           .where = where});
+    }
+  }
+  return files;
+}
+
+}  // namespace
+
+HfFiles::HfFiles(const fs::path& directory) {
+  std::error_code ignored;
+  if (fs::exists(directory / index_name, ignored)) {
+    read_index(directory);
+  } else if (fs::exists(directory / single_name, ignored)) {
+    add_file(directory / single_name);
+  } else {
+    reject_pickled(directory);
+    throw checkpoint_error({.what = fmt::format("there is neither {} nor {}", single_name, index_name),
+                            .where = printable(directory.string(), 4096)});
+  }
+}
+
+void HfFiles::add_file(const fs::path& path) {
+  const SafetensorsFile& file = *files_.emplace_back(std::make_unique<SafetensorsFile>(path));
+  for (const SafetensorsEntry& entry : file.entries()) {
+    tensors_.emplace(entry.name, &entry);
+    file_of_.emplace(entry.name, &file);
+  }
+}
+
+void HfFiles::read_index(const fs::path& directory) {
+  std::vector<Problem> problems;
+  for (const auto& [name, names] : parse_index(directory / index_name, problems)) {
+    const fs::path path = directory / name;
+    const std::string where = printable(path.string(), 4096);
+    std::error_code ignored;
+    if (!fs::is_regular_file(path, ignored)) {
+      problems.push_back({.what = "the index names this file, which is missing", .where = where});
+      continue;
+    }
+    const std::map<std::string, const SafetensorsFile*> before = file_of_;
+    add_file(path);
+    for (const SafetensorsEntry& entry : files_.back()->entries()) {
+      const auto other = before.find(entry.name);
+      if (other != before.end()) {
+        problems.push_back({.what = fmt::format("tensor \"{}\" is also in {}", printable(entry.name),
+                                                printable(other->second->path().filename().string())),
+                            .where = where});
+      } else if (!names.contains(entry.name)) {
+        problems.push_back({.what = fmt::format("tensor \"{}\" is here, which the index does not say",
+                                                printable(entry.name)),
+                            .where = where});
+      }
+    }
+    for (const std::string& tensor : names) {
+      if (files_.back()->find(tensor) == nullptr) {
+        problems.push_back(
+            {.what = fmt::format("tensor \"{}\" is missing", printable(tensor)), .where = where});
+      }
+    }
+  }
+  if (!problems.empty()) throw UserError(ExitCode::checkpoint, std::move(problems));
+}
+
+std::vector<char> HfFiles::read(const std::string& name) const {
+  const SafetensorsEntry& entry = *tensors_.at(name);
+  std::vector<char> bytes(static_cast<size_t>(entry.bytes));
+  file_of_.at(name)->read(entry, 0, entry.bytes, bytes.data());
+  return bytes;
+}
+
+void write_hf_files(const fs::path& directory, const std::vector<SafetensorsWriter::Tensor>& tensors,
+                    int64_t max_bytes, const std::function<std::vector<char>(size_t)>& produce) {
+  std::vector<size_t> starts;  // of the files, as indices of tensors
+  int64_t in_file = 0;
+  int64_t total = 0;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const int64_t bytes = *checked_numel(tensors[i].shape) * size_of(tensors[i].dtype);
+    if (starts.empty() || (in_file > 0 && in_file + bytes > max_bytes)) {
+      starts.push_back(i);
+      in_file = 0;
+    }
+    in_file += bytes;
+    total += bytes;
+  }
+  json weight_map = json::object();
+  for (size_t file = 0; file < starts.size(); ++file) {
+    const size_t end = file + 1 < starts.size() ? starts[file + 1] : tensors.size();
+    const std::string name = starts.size() == 1
+                                 ? single_name
+                                 : fmt::format("model-{:05d}-of-{:05d}.safetensors", file + 1, starts.size());
+    SafetensorsWriter writer(directory / name, {tensors.begin() + starts[file], tensors.begin() + end},
+                             {{"format", "pt"}});
+    for (size_t i = starts[file]; i < end; ++i) {
+      const std::vector<char> bytes = produce(i);
+      writer.write(bytes.data(), static_cast<int64_t>(bytes.size()));
+      weight_map[tensors[i].name] = name;
+    }
+    writer.finish();
+  }
+  if (starts.size() > 1) {
+    const json index = {{"metadata", {{"total_size", total}}}, {"weight_map", std::move(weight_map)}};
+    write_text(directory / index_name, index.dump(2) + "\n", ExitCode::checkpoint);
+  }
+}
+
+}  // namespace teratron

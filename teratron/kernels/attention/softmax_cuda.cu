@@ -1,0 +1,219 @@
+#include "teratron/kernels/common/device.cuh"
+#include "teratron/kernels/pointwise/dropout_cuda.h"
+#include "teratron/kernels/pointwise/dropout_device.cuh"
+
+namespace teratron::cuda {
+namespace {
+
+constexpr int max_threads = 256, packs_in_registers = 4;
+
+/// The row of scores of this block: which keys it may see.
+struct Row {
+  int64_t start;  // of the row in the scores
+  int head;
+  int own_place;  // the key at the query's own place
+  int limit;      // keys from here on are masked by causality
+  const bool* masked;
+  int64_t masked_stride;
+
+  __device__ explicit Row(const SoftmaxArgs& args) {
+    const int row = blockIdx.x, queries = static_cast<int>(args.queries), keys = static_cast<int>(args.keys);
+    const int query = row % queries, batch = row / queries / static_cast<int>(args.heads);
+    head = row / queries % static_cast<int>(args.heads);
+    start = row * args.keys;
+    own_place = query + keys - queries;
+    limit = args.causal ? max(0, min(keys, own_place + 1)) : keys;
+    masked = args.masked;
+    if (masked != nullptr) {
+      masked +=
+          batch * args.masked_strides[0] + head * args.masked_strides[1] + query * args.masked_strides[2];
+    }
+    masked_stride = args.masked_strides[3];
+  }
+  __device__ bool allows(int key) const {
+    return key < limit && (masked == nullptr || !masked[key * masked_stride]);
+  }
+  /// Whether all of the N keys are allowed for sure.
+  template <int N>
+  __device__ bool allows_all(int key) const {
+    return key + N <= limit && masked == nullptr;
+  }
+};
+
+/// Scaled and biased scores of a pack; -inf where the key is not allowed.
+template <typename T, int N, typename A>
+__device__ void read_scores(const SoftmaxArgs& args, const Row& row, int key, A (&x)[N]) {
+  widen(load<N>(static_cast<const T*>(args.in) + row.start + key), x);
+  const A scale = static_cast<A>(args.scale);
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] *= scale;
+  if (args.slopes != nullptr) {
+    const A slope = static_cast<const A*>(args.slopes)[row.head];
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] += slope * static_cast<A>(key + i - row.own_place);
+  }
+  if (row.allows_all<N>(key)) return;
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = row.allows(key + i) ? x[i] : A(-INFINITY);
+}
+
+/// Writes the probabilities of a pack, and what dropout leaves of them.
+template <typename T, int N, typename A>
+__device__ void write_probabilities(const SoftmaxArgs& args, const Row& row, int key, A (&p)[N]) {
+  const Pack<T, N> pack = round_to_pack<T>(p);
+  store<N>(static_cast<T*>(args.probabilities) + row.start + key, pack);
+  if (args.out == nullptr) return;
+  widen(pack, p);
+  if (key < row.limit) apply_mask(args.mask, args.mask.row_start(blockIdx.x) + key, p);
+  store<N>(static_cast<T*>(args.out) + row.start + key, round_to_pack<T>(p));
+}
+
+/// The first key of this thread's pack c.
+template <int N>
+__device__ int key_of(int c) {
+  return (c * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * N;
+}
+
+/// One block per row. C > 0: a thread has at most C packs, which stay in registers; 0: any number, read again in every pass.
+/// The same holds for the backward.
+template <typename T, int N, int C>
+__global__ void __launch_bounds__(max_threads) forward_kernel(SoftmaxArgs args) {
+  using A = Accumulator<T>;
+  __shared__ A shared[64];
+  const Row row(args);
+  if constexpr (C > 0) {
+    A x[C][N], most = -INFINITY, sum[1] = {0};
+#pragma unroll
+    for (int c = 0; c < C; ++c) {
+      if (key_of<N>(c) >= row.limit) continue;
+      read_scores<T, N>(args, row, key_of<N>(c), x[c]);
+#pragma unroll
+      for (int i = 0; i < N; ++i) most = max(most, x[c][i]);
+    }
+    block_max(most, shared);
+    const A base = most == -INFINITY ? A(0) : most;  // so that -inf counts 0 and NaN still shows
+#pragma unroll
+    for (int c = 0; c < C; ++c) {
+      if (key_of<N>(c) >= row.limit) continue;
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        x[c][i] = fast_exp(x[c][i] - base);
+        sum[0] += x[c][i];
+      }
+    }
+    block_sum(sum, shared + 32);
+    const A factor = sum[0] == A(0) ? A(0) : A(1) / sum[0];
+#pragma unroll
+    for (int c = 0; c < C; ++c) {
+      const int key = key_of<N>(c);
+      if (key >= static_cast<int>(args.keys)) continue;
+#pragma unroll
+      for (int i = 0; i < N; ++i) x[c][i] = key < row.limit ? x[c][i] * factor : A(0);
+      write_probabilities<T, N>(args, row, key, x[c]);
+    }
+  } else {
+    RunningSoftmax<A> statistics;
+    for (int key = key_of<N>(0); key < row.limit; key += blockDim.x * N) {
+      A x[N];
+      read_scores<T, N>(args, row, key, x);
+      statistics.add(x);
+    }
+    block_merge(statistics, shared);
+    const A factor = statistics.sum == A(0) ? A(0) : A(1) / statistics.sum;
+    for (int key = key_of<N>(0); key < static_cast<int>(args.keys); key += blockDim.x * N) {
+      A x[N] = {};
+      if (key < row.limit) {
+        read_scores<T, N>(args, row, key, x);
+#pragma unroll
+        for (int i = 0; i < N; ++i) x[i] = factor == A(0) ? A(0) : fast_exp(x[i] - statistics.max) * factor;
+      }
+      write_probabilities<T, N>(args, row, key, x);
+    }
+  }
+}
+
+/// Probabilities and masked incoming gradients of a pack.
+template <typename T, int N, typename A>
+__device__ void read_gradients(const SoftmaxArgs& args, const Row& row, int key, A (&p)[N], A (&g)[N]) {
+  widen(load<N>(static_cast<const T*>(args.saved) + row.start + key), p);
+  widen(load<N>(static_cast<const T*>(args.in) + row.start + key), g);
+  if (args.mask.threshold != 0) apply_mask(args.mask, args.mask.row_start(blockIdx.x) + key, g);
+}
+
+template <typename T, int N, int C>
+__global__ void __launch_bounds__(max_threads) backward_kernel(SoftmaxArgs args) {
+  using A = Accumulator<T>;
+  __shared__ A shared[32];
+  const Row row(args);
+  A sum[1] = {0}, kept_p[C > 0 ? C : 1][N], kept_g[C > 0 ? C : 1][N];
+  const auto add = [&](int key, A(&p)[N], A(&g)[N]) {
+    if (key >= row.limit) return;
+    read_gradients<T, N>(args, row, key, p, g);
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum[0] += p[i] * g[i];
+  };
+  const A scale = static_cast<A>(args.scale);
+  const auto write = [&](int key, A(&p)[N], A(&g)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) p[i] = key < row.limit ? scale * p[i] * (g[i] - sum[0]) : A(0);
+    store<N>(static_cast<T*>(args.out) + row.start + key, round_to_pack<T>(p));
+  };
+  if constexpr (C > 0) {
+#pragma unroll
+    for (int c = 0; c < C; ++c) add(key_of<N>(c), kept_p[c], kept_g[c]);
+    block_sum(sum, shared);
+#pragma unroll
+    for (int c = 0; c < C; ++c) {
+      if (key_of<N>(c) < static_cast<int>(args.keys)) write(key_of<N>(c), kept_p[c], kept_g[c]);
+    }
+  } else {
+    for (int key = key_of<N>(0); key < row.limit; key += blockDim.x * N) add(key, kept_p[0], kept_g[0]);
+    block_sum(sum, shared);
+    for (int key = key_of<N>(0); key < static_cast<int>(args.keys); key += blockDim.x * N) {
+      if (key < row.limit) read_gradients<T, N>(args, row, key, kept_p[0], kept_g[0]);
+      write(key, kept_p[0], kept_g[0]);
+    }
+  }
+}
+
+enum class Pass { forward, backward };
+
+template <typename T, int N, int C>
+void launch(Pass pass, const SoftmaxArgs& args, int64_t threads, cudaStream_t stream) {
+  const unsigned rows = static_cast<unsigned>(args.batch * args.heads * args.queries);
+  const auto kernel = pass == Pass::forward ? forward_kernel<T, N, C> : backward_kernel<T, N, C>;
+  kernel<<<rows, static_cast<unsigned>(threads), 0, stream>>>(args);
+  check_launch("softmax");
+}
+
+/// Small blocks, one per row: while one waits for its sums, others of the multiprocessor load.
+template <typename T, int N>
+void launch(Pass pass, const SoftmaxArgs& args, cudaStream_t stream) {
+  const int64_t packs = ceil_div(args.keys, N), threads = ceil_div(packs, 32 * packs_in_registers) * 32;
+  if (threads <= max_threads) {
+    launch<T, N, packs_in_registers>(pass, args, threads, stream);
+  } else {
+    launch<T, N, 0>(pass, args, max_threads, stream);
+  }
+}
+
+void dispatch(Pass pass, const SoftmaxArgs& args, cudaStream_t stream) {
+  with_device_type(args.dtype, [&]<typename T>(T) {
+    if (args.keys % pack_size<T> == 0 && aligned(args.in, args.saved, args.probabilities, args.out)) {
+      launch<T, pack_size<T>>(pass, args, stream);
+    } else {
+      launch<T, 1>(pass, args, stream);
+    }
+  });
+}
+
+}  // namespace
+
+void softmax_forward(const SoftmaxArgs& args, CUstream_st* stream) {
+  dispatch(Pass::forward, args, stream);
+}
+void softmax_backward(const SoftmaxArgs& args, CUstream_st* stream) {
+  dispatch(Pass::backward, args, stream);
+}
+
+}  // namespace teratron::cuda

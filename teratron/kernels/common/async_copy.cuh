@@ -1,0 +1,54 @@
+// Copies from global into shared memory that take no register on the way; before compute capability 8.0 they are ordinary
+// ones. A thread that reads back only what it copied itself needs no barrier.
+#pragma once
+
+#include "teratron/kernels/common/device.cuh"
+
+namespace teratron::cuda {
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+inline constexpr bool copies_are_async = true;
+#else
+inline constexpr bool copies_are_async = false;
+#endif
+
+/// An address in shared memory. The compiler works out a pointer's again at every use.
+using SharedAddress = uint32_t;
+__device__ inline SharedAddress shared_address(const void* shared) {
+  return static_cast<SharedAddress>(__cvta_generic_to_shared(shared));
+}
+
+/// 16 bytes; visible to the copying thread alone until a barrier.
+__device__ inline void copy_async(SharedAddress shared, const void* global) {
+  if constexpr (copies_are_async) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+  } else {
+    const uint4 x = *static_cast<const uint4*>(global);
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(x.x), "r"(x.y), "r"(x.z),
+                 "r"(x.w)
+                 : "memory");
+  }
+}
+/// Reads 16 bytes.
+template <typename P>
+__device__ P load_shared(SharedAddress shared) {
+  static_assert(sizeof(P) == 16);
+  union {
+    uint4 words;
+    P pack;
+  };
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "r"(shared));
+  return pack;
+}
+__device__ inline void end_copy_group() {
+  if constexpr (copies_are_async) asm volatile("cp.async.commit_group;");
+}
+/// All but the newest N groups have arrived.
+template <int N>
+__device__ void await_copy_groups() {
+  if constexpr (copies_are_async) asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+}  // namespace teratron::cuda

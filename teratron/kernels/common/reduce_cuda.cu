@@ -1,0 +1,212 @@
+#include "teratron/kernels/common/device.cuh"
+#include "teratron/kernels/common/reduce_cuda.h"
+
+namespace teratron::cuda {
+namespace {
+
+// Fixed, so that the order of the additions depends on the size of the buffer alone.
+constexpr int64_t max_blocks = 1024;
+constexpr int threads = 256;
+constexpr int64_t elements_per_thread = 32;
+
+struct SumOfSquares {
+  using Result = double;
+  /// Squares of one pack are added in the type of the arithmetic, packs in f64. Squares of f32 gradients
+  /// above 1.8e19 overflow to inf, which is what such gradients deserve.
+  template <typename A, int N>
+  static __device__ double of(const A (&x)[N]) {
+    A sum = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum += x[i] * x[i];
+    return sum;
+  }
+};
+
+struct CountZeros {
+  using Result = int64_t;
+  template <typename A, int N>
+  static __device__ int64_t of(const A (&x)[N]) {
+    int count = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) count += x[i] == A(0);
+    return count;
+  }
+};
+
+/// f(x, first) for every pack of the buffer that falls to this thread, then for its element of the rest.
+template <typename T, int N, typename F>
+__device__ void walk(const FlatBuffer& buffer, F&& f) {
+  using A = Accumulator<T>;
+  const T* const data = static_cast<const T*>(buffer.data);
+  const int64_t thread = blockIdx.x * int64_t{blockDim.x} + threadIdx.x,
+                step = gridDim.x * int64_t{blockDim.x} * N;
+  const int64_t whole = buffer.n / N * N;
+#pragma unroll 4
+  for (int64_t i = thread * N; i < whole; i += step) {
+    A x[N];
+    widen(load<N>(data + i), x);
+    f(x, i);
+  }
+  if (whole + thread < buffer.n) {
+    const A x[1] = {widen(data[whole + thread])};
+    f(x, whole + thread);
+  }
+}
+
+template <typename Op, typename T, int N>
+__global__ void __launch_bounds__(threads) reduce_kernel(FlatBuffer buffer, typename Op::Result* partial) {
+  using R = typename Op::Result;
+  __shared__ R shared[32];
+  R sum[1] = {0};
+  walk<T, N>(buffer, [&](const auto& x, int64_t) { sum[0] += Op::of(x); });
+  block_sum(sum, shared);
+  if (threadIdx.x == 0) partial[blockIdx.x] = sum[0];
+}
+
+template <typename R>
+__global__ void __launch_bounds__(1024) finish_kernel(const R* partial, int count, R* out) {
+  __shared__ R shared[32];
+  R sum[1] = {static_cast<int>(threadIdx.x) < count ? partial[threadIdx.x] : R(0)};
+  block_sum(sum, shared);
+  if (threadIdx.x == 0) *out = sum[0];
+}
+
+template <typename T, int N>
+__global__ void __launch_bounds__(threads) nonfinite_kernel(FlatBuffer buffer, float* flag) {
+  bool bad = false;
+  walk<T, N>(buffer, [&](const auto& x, int64_t) {
+    for (const auto value : x) bad |= !isfinite(value);
+  });
+  if (bad) *flag = 1;  // every writer writes the same
+}
+
+template <typename T, int N>
+__global__ void __launch_bounds__(threads) scale_kernel(FlatBuffer buffer, const void* factor, bool wide) {
+  using A = Accumulator<T>;
+  const A f = wide ? static_cast<A>(*static_cast<const double*>(factor))
+                   : static_cast<A>(*static_cast<const float*>(factor));
+  T* const data = static_cast<T*>(const_cast<void*>(buffer.data));
+  walk<T, N>(buffer, [&]<int M>(const A(&x)[M], int64_t first) {
+    A scaled[M];
+#pragma unroll
+    for (int i = 0; i < M; ++i) scaled[i] = x[i] * f;
+    store<M>(data + first, round_to_pack<T>(scaled));
+  });
+}
+
+/// The sums of N neighbours over the parts.
+template <typename T, int N>
+struct SumOfParts {
+  Accumulator<T> sum[N] = {};
+
+  __device__ void add(const void* part, int64_t first) {
+    Accumulator<T> x[N];
+    widen(load<N>(static_cast<const T*>(part) + first), x);
+#pragma unroll
+    for (int k = 0; k < N; ++k) sum[k] += x[k];
+  }
+  __device__ void write(T* out, Accumulator<T> divisor) {
+    if (divisor != Accumulator<T>(1)) {
+#pragma unroll
+      for (int k = 0; k < N; ++k) sum[k] /= divisor;
+    }
+    store<N>(out, round_to_pack<T>(sum));
+  }
+};
+
+template <typename T, int N>
+__global__ void __launch_bounds__(threads)
+    sum_parts_kernel(FlatBuffer buffer, Parts parts, Accumulator<T> divisor) {
+  T* const out = static_cast<T*>(const_cast<void*>(buffer.data));
+  const int64_t row = int64_t{blockDim.x} * N, whole = buffer.n / N * N;
+  for (int64_t first = blockIdx.x * 2 * row + threadIdx.x * N; first < whole; first += gridDim.x * 2 * row) {
+    const bool both = first + row < whole;
+    SumOfParts<T, N> sums[2];
+#pragma unroll 2
+    for (int part = 0; part < parts.count; ++part) {
+      sums[0].add(parts.data[part], first);
+      if (both) sums[1].add(parts.data[part], first + row);
+    }
+    sums[0].write(out + first, divisor);
+    if (both) sums[1].write(out + first + row, divisor);
+  }
+  const int64_t rest = whole + blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
+  if (rest >= buffer.n) return;
+  SumOfParts<T, 1> last;
+  for (int part = 0; part < parts.count; ++part) last.add(parts.data[part], rest);
+  last.write(out + rest, divisor);
+}
+
+/// Calls f(T{}, pack).
+template <typename F>
+void with_pack(const FlatBuffer& x, F&& f) {
+  with_device_type(x.dtype, [&]<typename T>(T zero) {
+    if (aligned(x.data)) {
+      f(zero, std::integral_constant<int, pack_size<T>>{});
+    } else {
+      f(zero, std::integral_constant<int, 1>{});
+    }
+  });
+}
+
+template <typename Op>
+void reduce(const FlatBuffer& x, typename Op::Result* partial, typename Op::Result* out,
+            cudaStream_t stream) {
+  const int blocks = static_cast<int>(reduce_partials(x.n));
+  with_pack(x, [&]<typename T>(T, auto pack) {
+    reduce_kernel<Op, T, pack.value><<<blocks, threads, 0, stream>>>(x, partial);
+  });
+  check_launch("reduce");
+  finish_kernel<<<1, 1024, 0, stream>>>(partial, blocks, out);
+  check_launch("reduce");
+}
+
+unsigned wide_grid(int64_t n) {
+  const int64_t wanted = ceil_div(n, threads * elements_per_thread);
+  return static_cast<unsigned>(wanted < 4096 ? wanted : 4096);
+}
+
+}  // namespace
+
+int64_t reduce_partials(int64_t n) {
+  const int64_t wanted = ceil_div(n, threads * elements_per_thread);
+  return wanted < max_blocks ? wanted : max_blocks;
+}
+
+void sum_of_squares(const FlatBuffer& x, double* partial, double* out, CUstream_st* stream) {
+  reduce<SumOfSquares>(x, partial, out, stream);
+}
+
+void count_zeros(const FlatBuffer& x, int64_t* partial, int64_t* out, CUstream_st* stream) {
+  reduce<CountZeros>(x, partial, out, stream);
+}
+
+void flag_nonfinite(const FlatBuffer& x, float* flag, CUstream_st* stream) {
+  with_pack(x, [&]<typename T>(T, auto pack) {
+    nonfinite_kernel<T, pack.value><<<wide_grid(x.n), threads, 0, stream>>>(x, flag);
+  });
+  check_launch("flag_nonfinite");
+}
+
+void scale(const FlatBuffer& x, const void* factor, bool wide, CUstream_st* stream) {
+  with_pack(x, [&]<typename T>(T, auto pack) {
+    scale_kernel<T, pack.value><<<wide_grid(x.n), threads, 0, stream>>>(x, factor, wide);
+  });
+  check_launch("scale");
+}
+
+void sum_parts(const FlatBuffer& out, const Parts& parts, bool average, CUstream_st* stream) {
+  bool packs = aligned(out.data);
+  for (int part = 0; part < parts.count; ++part) packs = packs && aligned(parts.data[part]);
+  with_device_type(out.dtype, [&]<typename T>(T) {
+    const Accumulator<T> divisor = average ? parts.count : 1;
+    if (packs) {
+      sum_parts_kernel<T, pack_size<T>><<<wide_grid(out.n), threads, 0, stream>>>(out, parts, divisor);
+    } else {
+      sum_parts_kernel<T, 1><<<wide_grid(out.n), threads, 0, stream>>>(out, parts, divisor);
+    }
+  });
+  check_launch("sum_parts");
+}
+
+}  // namespace teratron::cuda

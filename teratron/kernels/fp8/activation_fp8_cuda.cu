@@ -1,0 +1,186 @@
+#include "teratron/kernels/common/partials.cuh"
+#include "teratron/kernels/fp8/activation_fp8_cuda.h"
+#include "teratron/kernels/fp8/fp8_tile.cuh"
+#include "teratron/kernels/pointwise/activation_math.cuh"
+
+namespace teratron::cuda {
+namespace {
+
+constexpr int threads = Fp8Tile::threads, pack = Fp8Tile::pack;
+
+template <typename T, Fp8Format format, bool gated>
+__global__ void __launch_bounds__(threads) forward_kernel(ActivationFp8Args args) {
+  constexpr int parts = gated ? 2 : 1;  // of a row of x: gate|up
+  __shared__ Fp8Tile tile;
+  const int64_t width = args.shape.width;
+  const Fp8Place place;
+  Fp8Quad<format> quad;
+  if (place.column < width && place.row < args.shape.rows) {
+    const T* const from = static_cast<const T*>(args.x) + place.row * parts * width + place.column;
+    Pack<T, pack> x[4][parts];
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+#pragma unroll
+      for (int p = 0; p < parts; ++p) x[r][p] = load<pack>(from + (r * parts + p) * width);
+    }
+    const float scale = *args.to.scale;
+    with_kind<gated>(args.shape.activation, [&](auto kind) {
+      constexpr Activation f = decltype(kind)::value;
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        Pack<T, pack> y;
+#pragma unroll
+        for (int i = 0; i < pack; ++i) {
+          const float z = widen(x[r][0].v[i]), up = widen(x[r][parts - 1].v[i]);
+          y.v[i] = round_to<T>(output_of<f>(z, up, gate_of<f>(z)));
+        }
+        quad.set(r, y, scale);
+      }
+    });
+    if (args.to.out != nullptr) quad.write_rows(args.to, place.row, place.column);
+    quad.put(tile, place);
+  }
+  raise(args.to.amax, quad.most);
+  if (args.to.transposed == nullptr) return;
+  __syncthreads();
+  tile.write_transposed(args.to, place.first_column, width - place.first_column);
+}
+
+/// What a thread adds up of its columns, if anything.
+template <int parts, bool summed>
+struct TileSums {
+  float of[summed ? parts : 1][pack] = {};
+
+  __device__ void add(int part, int i, float x) {
+    if constexpr (summed) of[part][i] += x;
+  }
+  /// The sums of the block's rows make a row of partial sums.
+  __device__ void store(const ActivationFp8Args& args, const Fp8Place& place) {
+    if constexpr (!summed) return;
+    constexpr int warps = threads / 32;
+    __shared__ float of_warp[warps][parts][Fp8Tile::columns];
+    // The threads of a warp that have the same columns are eight apart.
+#pragma unroll
+    for (int p = 0; p < parts; ++p) {
+#pragma unroll
+      for (int i = 0; i < pack; ++i) {
+        float sum = of[p][i];
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 8);
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 16);
+        if (threadIdx.x % 32 < Fp8Tile::packs) of_warp[threadIdx.x / 32][p][place.pack * pack + i] = sum;
+      }
+    }
+    __syncthreads();
+    const int part = threadIdx.x / Fp8Tile::columns, column = threadIdx.x % Fp8Tile::columns;
+    if (part >= parts || place.first_column + column >= args.shape.width) return;
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < warps; ++w) sum += of_warp[w][part][column];
+    const int64_t to = (blockIdx.y * parts + part) * args.shape.width + place.first_column + column;
+    static_cast<float*>(args.sum.partial)[to] = sum;
+  }
+};
+
+template <typename T, Fp8Format format, bool gated, bool summed>
+__global__ void __launch_bounds__(threads, 3) backward_kernel(ActivationFp8Args args) {
+  constexpr int parts = gated ? 2 : 1;
+  __shared__ Fp8Tile tiles[parts];
+  const int64_t width = args.shape.width;
+  const Fp8Place place;
+  Fp8Quad<format> quads[parts];
+  TileSums<parts, summed> sums;
+  if (place.column < width && place.row < args.shape.rows) {
+    const T* const from = static_cast<const T*>(args.x) + place.row * parts * width + place.column;
+    const T* const gradient = static_cast<const T*>(args.dy) + place.row * width + place.column;
+    Pack<T, pack> x[4][parts], dy[4];
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+#pragma unroll
+      for (int p = 0; p < parts; ++p) x[r][p] = load<pack>(from + (r * parts + p) * width);
+      dy[r] = load<pack>(gradient + r * width);
+    }
+    const float scale = *args.to.scale;
+    with_kind<gated>(args.shape.activation, [&](auto kind) {
+      constexpr Activation f = decltype(kind)::value;
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+#pragma unroll
+        for (int i = 0; i < pack; ++i) {
+          const float z = widen(x[r][0].v[i]), up = widen(x[r][parts - 1].v[i]);
+          const auto dx = gradients_of<f>(widen(dy[r].v[i]), z, up, gate_of<f>(z));
+          if constexpr (gated) {
+            x[r][1].v[i] = round_to<T>(dx.up);
+            sums.add(1, i, dx.up);
+          }
+          x[r][0].v[i] = round_to<T>(dx.z);
+          sums.add(0, i, dx.z);
+        }
+#pragma unroll
+        for (int p = 0; p < parts; ++p) quads[p].set(r, x[r][p], scale);
+      }
+    });
+#pragma unroll
+    for (int p = 0; p < parts; ++p) {
+      if (args.to.out != nullptr) quads[p].write_rows(args.to, place.row, place.column + p * width);
+      quads[p].put(tiles[p], place);
+    }
+  }
+  raise(args.to.amax, max(quads[0].most, quads[parts - 1].most));
+  sums.store(args, place);
+  if (args.to.transposed == nullptr) return;
+  __syncthreads();
+#pragma unroll
+  for (int p = 0; p < parts; ++p) {
+    tiles[p].write_transposed(args.to, place.first_column + p * width, width - place.first_column);
+  }
+}
+
+/// Calls f(T{}, format, gated), the latter two as compile-time constants.
+template <typename F>
+void with_case(const ActivationFp8Args& args, F&& f) {
+  const auto with_format = [&]<typename T, bool gated>(T type, std::bool_constant<gated> gate) {
+    if (args.to.format == Fp8Format::e4m3) {
+      f(type, std::integral_constant<Fp8Format, Fp8Format::e4m3>{}, gate);
+    } else {
+      f(type, std::integral_constant<Fp8Format, Fp8Format::e5m2>{}, gate);
+    }
+  };
+  const auto with_gate = [&](auto type) {
+    is_gated(args.shape.activation) ? with_format(type, std::true_type{})
+                                    : with_format(type, std::false_type{});
+  };
+  args.shape.dtype == Dtype::bf16 ? with_gate(__nv_bfloat16{}) : with_gate(__half{});
+}
+
+dim3 grid_of(const ActivationShape& shape) {
+  return {static_cast<unsigned>(ceil_div(shape.width, Fp8Tile::columns)),
+          static_cast<unsigned>(ceil_div(shape.rows, Fp8Tile::rows))};
+}
+
+}  // namespace
+
+int64_t activation_fp8_partials(const ActivationShape& shape) {
+  return grid_of(shape).y;
+}
+
+void activation_forward_fp8(const ActivationFp8Args& args, CUstream_st* stream) {
+  with_case(args, [&](auto type, auto format, auto gated) {
+    forward_kernel<decltype(type), format(), gated()><<<grid_of(args.shape), threads, 0, stream>>>(args);
+  });
+  check_launch("activation_forward_fp8");
+}
+
+void activation_backward_fp8(const ActivationFp8Args& args, CUstream_st* stream) {
+  with_case(args, [&](auto type, auto format, auto gated) {
+    using T = decltype(type);
+    const auto kernel = args.sum.partial != nullptr ? backward_kernel<T, format(), gated(), true>
+                                                    : backward_kernel<T, format(), gated(), false>;
+    kernel<<<grid_of(args.shape), threads, 0, stream>>>(args);
+  });
+  check_launch("activation_backward_fp8");
+  if (args.sum.partial == nullptr) return;
+  add_partials<float>(
+      {.sums = {args.sum}, .count = activation_fp8_partials(args.shape), .width = args.to.columns}, stream);
+}
+
+}  // namespace teratron::cuda

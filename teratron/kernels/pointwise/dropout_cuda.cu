@@ -1,0 +1,56 @@
+#include "teratron/kernels/common/device.cuh"
+#include "teratron/kernels/common/tiling.cuh"
+#include "teratron/kernels/pointwise/dropout_cuda.h"
+#include "teratron/kernels/pointwise/dropout_device.cuh"
+
+namespace teratron::cuda {
+namespace {
+
+template <typename T, int N>
+__global__ void __launch_bounds__(256) bias_dropout_add_kernel(DropoutArgs args) {
+  using A = Accumulator<T>;
+  const int64_t column = tile_column<N>();
+  if (column >= args.width) return;
+  A bias[N];
+  read_or_zero<N, T>(args.bias, column, bias);
+  walk_rows<2, Inputs<T, N, 2>>(
+      args.rows,
+      [&](int64_t row, Inputs<T, N, 2>& in) {
+        in.pack[0] = load<N>(static_cast<const T*>(args.x) + row * args.width + column);
+        if (args.residual != nullptr) {
+          in.pack[1] = load<N>(static_cast<const T*>(args.residual) + row * args.width + column);
+        }
+      },
+      [&](int64_t row, Inputs<T, N, 2>& in) {
+        A x[N], residual[N] = {};
+        widen(in.pack[0], x);
+        if (args.residual != nullptr) widen(in.pack[1], residual);
+#pragma unroll
+        for (int i = 0; i < N; ++i) x[i] += bias[i];
+        if (args.mask.threshold != 0) apply_mask(args.mask, args.mask.row_start(row) + column, x);
+#pragma unroll
+        for (int i = 0; i < N; ++i) x[i] += residual[i];
+        store<N>(static_cast<T*>(args.y) + row * args.width + column, round_to_pack<T>(x));
+      });
+}
+
+template <typename T, int N>
+void launch(const DropoutArgs& args, cudaStream_t stream) {
+  const Tiling t = tile_rows(ceil_div(args.width, N), args.rows);
+  bias_dropout_add_kernel<T, N><<<t.grid, t.block, 0, stream>>>(args);
+  check_launch("bias_dropout_add");
+}
+
+}  // namespace
+
+void bias_dropout_add(const DropoutArgs& args, CUstream_st* stream) {
+  with_device_type(args.dtype, [&]<typename T>(T) {
+    if (args.width % pack_size<T> == 0 && aligned(args.x, args.bias, args.residual, args.y)) {
+      launch<T, pack_size<T>>(args, stream);
+    } else {
+      launch<T, 1>(args, stream);
+    }
+  });
+}
+
+}  // namespace teratron::cuda

@@ -1,0 +1,128 @@
+#include "teratron/models/gpt/gpt.h"
+
+#include "teratron/nn/linear.h"
+#include "teratron/nn/output_loss.h"
+#include "teratron/nn/recompute.h"
+
+namespace teratron {
+
+namespace {
+
+VocabularyOptions vocabulary_options(const GPTConfig& config) {
+  return {.size = config.vocabulary,
+          .padded = config.padded_vocabulary,
+          .hidden = config.hidden,
+          .init = weight_init(config)};
+}
+
+}  // namespace
+
+GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& stage,
+         const TensorParallel& parallel)
+    : Model(stage), config_(config), parallel_(parallel), device_(parameters.options().device) {
+  const Scope root(parameters);
+  const Scope embedding = root / "embedding";
+  if (stage.embedding || (stage.head && config.tied_embeddings)) {
+    word_embeddings_ = std::make_unique<VocabParallelEmbedding>(embedding / "word_embeddings",
+                                                                vocabulary_options(config), parallel);
+    word_embeddings_->weight().options.tied_over_stages =
+        config.tied_embeddings && stage.embedding != stage.head;
+  }
+  if (stage.embedding && config.position == PositionEmbedding::learned_absolute) {
+    position_embeddings_ = std::make_unique<Embedding>(
+        embedding / "position_embeddings",
+        Embedding::Options{config.max_positions, config.hidden, weight_init(config)}, parallel);
+  }
+  if (config.position == PositionEmbedding::rope) {
+    rope_ = std::make_unique<RotaryEmbedding>(
+        RotaryEmbedding::Options{config.rope, config.kv_channels, config.max_positions},
+        at::TensorOptions().dtype(parameters.options().dtype).device(parameters.options().device));
+  }
+  const Scope decoder = root / "decoder";
+  blocks_ = std::make_unique<BlockStack>(decoder / "layers", config,
+                                         BlockStack::Range{stage.first_layer, stage.layers}, parallel);
+  if (!stage.head) return;
+  final_norm_ = std::make_unique<Norm>(decoder / "final_layernorm", config.hidden, config.norm, parallel);
+  Parameter& weight =
+      config.tied_embeddings
+          ? word_embeddings_->weight()
+          : (root / "output_layer")
+                .parameter("weight", {.shard = vocabulary_shard(vocabulary_options(config), parallel.group),
+                                      .init = weight_init(config)});
+  head_ = make_matmul(weight, config.fp8_output_layer ? parameters.fp8() : nullptr);
+}
+
+at::Tensor GPT::embed(const MicroBatch& batch, const AttentionContext& context) {
+  at::Tensor x_SBH = word_embeddings_->forward(batch.tokens_SB);
+  const SequencePart part = local_sequence(x_SBH.size(0), parallel_);
+  if (position_embeddings_) {
+    const at::Tensor positions_SB = batch.positions_SB.narrow(0, part.first, x_SBH.size(0));
+    x_SBH = position_embeddings_->add_to_(x_SBH, positions_SB);
+  }
+  if (config_.fp32_residual) x_SBH = x_SBH.to(at::kFloat);
+  return bias_dropout_add(x_SBH, nullptr, at::Tensor(),
+                          {.rate = context.training ? config_.hidden_dropout : 0.0,
+                           .key = {context.dropout_seed, 0, context.samples_B},
+                           .part = part});
+}
+
+AttentionContext GPT::attention_context(const MicroBatch& batch) const {
+  const bool drops = batch.training && (config_.hidden_dropout > 0.0 || config_.attention_dropout > 0.0);
+  return {.rope = rope_.get(),
+          .positions_SB = batch.positions_SB,
+          .first_visible_BS = batch.first_visible_BS,
+          .dropout_seed = config_.dropout_seed,
+          .first_sample = batch.first_sample,
+          .samples_B = drops ? sample_numbers(batch) : at::Tensor(),
+          .dropout_rows = std::make_shared<DropoutRows>(),
+          .training = batch.training};
+}
+
+Activations GPT::forward(const Activations& input, const MicroBatch& batch,
+                         std::vector<KeyValueCache>* caches) {
+  const AttentionContext context = attention_context(batch);
+  const at::Tensor x_SBH = stage().embedding ? embed(batch, context) : input.hidden_SBH;
+  tell(stage().embedding ? "embedding" : "the stage before", x_SBH, batch);
+  const Stream y = blocks_->forward(x_SBH, context, caches);
+  if (!final_norm_) return {settled(y)};
+  const at::Tensor normed_SBH = final_norm_->forward_beside(y).normed;
+  tell("decoder.final_layernorm", normed_SBH, batch);
+  return {normed_SBH};
+}
+
+void GPT::observe(const PartObserver& observer) {
+  Model::observe(observer);
+  blocks_->observe(observer);
+}
+
+LinearCore GPT::output_layer() const {
+  return {head_.get(), parallel_.sequence_parallel ? ParallelRegion::gathered : ParallelRegion::copied,
+          &parallel_.group};
+}
+
+at::Tensor GPT::logits(const Activations& output) {
+  return linear(output.hidden_SBH, output_layer());
+}
+
+at::Tensor GPT::loss(const Activations& output, const MicroBatch& batch) {
+  if (config_.loss_chunks == 1)
+    return output_losses(output.hidden_SBH, output_layer(), batch.labels_SB, config_.vocabulary);
+  // Under sequence parallelism a chunk is some rows of every rank's part of the sequence.
+  const int64_t parts = parallel_.sequence_parallel ? parallel_.group.size : 1;
+  const int64_t rows = output.hidden_SBH.size(0);
+  const int64_t chunk_rows = (rows + config_.loss_chunks - 1) / config_.loss_chunks;
+  // Not views of one another: autograd would take a collective that writes into one for a change of all.
+  const std::vector<at::Tensor> hidden = output.hidden_SBH.unsafe_split(chunk_rows, 0);
+  const std::vector<at::Tensor> labels = batch.labels_SB.unflatten(0, {parts, rows}).split(chunk_rows, 1);
+  std::vector<at::Tensor> losses;
+  for (size_t i = 0; i < hidden.size(); ++i) {
+    const Region region = [this, labels_SB = labels[i].flatten(0, 1)](at::TensorList inputs) {
+      return output_losses(inputs[0], output_layer(), labels_SB, config_.vocabulary);
+    };
+    const at::Tensor losses_SB = recompute(region, {hidden[i]}, {.parameters = {&head_->weight()}});
+    losses.push_back(losses_SB.unflatten(0, {parts, -1}));
+  }
+  return at::cat(losses, 1).flatten(0, 1);
+}
+
+}  // namespace teratron

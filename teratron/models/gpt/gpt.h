@@ -1,0 +1,48 @@
+// GPT as a pipeline stage: some of the layers, with the embedding on the first and the head on the last
+// stage. One stage with all layers is the whole model.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "teratron/models/model.h"
+#include "teratron/models/transformer/block_stack.h"
+#include "teratron/nn/embedding.h"
+
+namespace teratron {
+
+class GPT : public Model {
+ public:
+  GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& stage,
+      const TensorParallel& parallel);
+
+  Activations forward(const Activations& input, const MicroBatch& batch) override {
+    return forward(input, batch, nullptr);
+  }
+  /// Text that is generated: `caches` hold the keys and values of each layer of the stage; may be null.
+  Activations forward(const Activations& input, const MicroBatch& batch, std::vector<KeyValueCache>* caches);
+  at::Tensor logits(const Activations& output) override;
+  at::Tensor loss(const Activations& output, const MicroBatch& batch) override;
+  void observe(const PartObserver& observer) override;
+
+  const GPTConfig& config() const { return config_; }
+  const TensorParallel& parallel() const { return parallel_; }
+  at::Device device() const { return device_; }
+
+ private:
+  at::Tensor embed(const MicroBatch& batch, const AttentionContext& context);
+  LinearCore output_layer() const;
+  AttentionContext attention_context(const MicroBatch& batch) const;
+
+  GPTConfig config_;
+  TensorParallel parallel_;
+  at::Device device_;
+  std::unique_ptr<VocabParallelEmbedding> word_embeddings_;
+  std::unique_ptr<Embedding> position_embeddings_;
+  std::unique_ptr<RotaryEmbedding> rope_;
+  std::unique_ptr<BlockStack> blocks_;
+  std::unique_ptr<Norm> final_norm_;
+  std::unique_ptr<MatMul> head_;  // with the word embedding's weight when tied
+};
+
+}  // namespace teratron

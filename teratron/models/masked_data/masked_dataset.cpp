@@ -1,0 +1,227 @@
+#include "teratron/models/masked_data/masked_dataset.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "teratron/base/error.h"
+#include "teratron/base/file.h"
+#include "teratron/data/numpy_random.h"
+
+namespace teratron {
+
+namespace {
+
+using Positions = std::vector<int64_t>;
+
+/// Positions of each word; special tokens belong to none.
+std::vector<Positions> words_of(std::span<const int64_t> tokens, const MaskedDatasetOptions& options) {
+  std::vector<Positions> words;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const int64_t token = tokens[i];
+    if (token == options.cls_id || token == options.sep_id) continue;
+    const bool continues = token >= 0 && token < static_cast<int64_t>(options.continues_word.size()) &&
+                           options.continues_word[static_cast<size_t>(token)];
+    if (!continues || words.empty()) words.emplace_back();
+    words.back().push_back(static_cast<int64_t>(i));
+  }
+  return words;
+}
+
+std::vector<double> ngram_weights(const MaskedDatasetOptions& options) {
+  std::vector<double> weights;
+  double sum = 0;
+  for (int64_t n = 1; n <= options.max_ngram; ++n) sum += weights.emplace_back(1.0 / static_cast<double>(n));
+  for (double& weight : weights) weight /= sum;
+  if (options.longer_ngrams) std::reverse(weights.begin(), weights.end());
+  return weights;
+}
+
+/// Positions of the n words from `word` on; fewer at the end of the text.
+Positions ngram_at(const std::vector<Positions>& words, size_t word, int64_t n) {
+  Positions positions;
+  const size_t end = std::min(words.size(), word + static_cast<size_t>(n));
+  for (size_t i = word; i < end; ++i) positions.insert(positions.end(), words[i].begin(), words[i].end());
+  return positions;
+}
+
+/// BERT's replacement of one masked token.
+int64_t replaced(int64_t token, const MaskedDatasetOptions& options, NumpyRandom& random) {
+  if (random.random_sample() < 0.8) return options.mask_id;
+  if (random.random_sample() >= 0.5) return random.randint(0, options.vocab_size);
+  return token;
+}
+
+Positions read_sentences(const IndexedDataset& data, const SampleMapRow& row, int64_t first, int64_t last) {
+  Positions tokens;
+  for (int64_t sentence = first; sentence < last; ++sentence) data.read(row.first + sentence, 0, -1, tokens);
+  return tokens;
+}
+
+uint32_t sample_seed(uint32_t seed, int64_t i) {
+  return static_cast<uint32_t>(seed + static_cast<uint64_t>(i));
+}
+
+void pad(Positions& values, int64_t length, int64_t value) {
+  values.resize(static_cast<size_t>(length), value);
+}
+
+}  // namespace
+
+std::vector<bool> read_continuation_pieces(const std::string& vocab_file) {
+  const std::string text = read_text(vocab_file, {.kind = ExitCode::data});
+  std::vector<bool> continues;
+  for (size_t start = 0; start < text.size();) {
+    const size_t end = std::min(text.find('\n', start), text.size());
+    continues.push_back(std::string_view(text).substr(start, end - start).starts_with("##"));
+    start = end + 1;
+  }
+  return continues;
+}
+
+std::vector<MaskedSpan> mask_tokens(std::vector<int64_t>& tokens, int64_t target_length,
+                                    const MaskedDatasetOptions& options, NumpyRandom& random) {
+  const auto words = words_of(tokens, options);
+  const double rounded = std::nearbyint(static_cast<double>(tokens.size()) * options.masking_probability);
+  const double wanted =
+      std::min(options.masking_probability * static_cast<double>(target_length), std::max(1.0, rounded));
+  const auto weights = ngram_weights(options);
+  std::vector<size_t> candidates(words.size());
+  for (size_t i = 0; i < candidates.size(); ++i) candidates[i] = i;
+  random.shuffle(std::span(candidates));
+
+  std::vector<MaskedSpan> spans;
+  std::set<int64_t> masked;
+  for (const size_t word : candidates) {
+    if (static_cast<double>(masked.size()) >= wanted) break;
+    int64_t n = options.geometric_ngrams ? std::min(random.geometric(0.2), options.max_ngram)
+                                         : random.choice(weights) + 1;
+    Positions positions = ngram_at(words, word, n);
+    const auto fits = [&] { return wanted >= static_cast<double>(masked.size() + positions.size()); };
+    while (!fits() && n > 1) positions = ngram_at(words, word, --n);
+    if (!fits()) continue;
+    if (std::any_of(positions.begin(), positions.end(), [&](int64_t p) { return masked.contains(p); }))
+      continue;
+    MaskedSpan span{.positions = positions, .labels = {}};
+    for (const int64_t position : positions) {
+      masked.insert(position);
+      int64_t& token = tokens[static_cast<size_t>(position)];
+      span.labels.push_back(token);
+      if (options.sentinel_ids.empty()) token = replaced(token, options, random);
+    }
+    spans.push_back(std::move(span));
+  }
+  std::sort(spans.begin(), spans.end(), [](const MaskedSpan& a, const MaskedSpan& b) {
+    return a.positions.front() < b.positions.front();
+  });
+  return spans;
+}
+
+BertDataset::BertDataset(std::shared_ptr<const IndexedDataset> data, std::vector<SampleMapRow> rows,
+                         MaskedDatasetOptions options)
+    : data_(std::move(data)), rows_(std::move(rows)), options_(std::move(options)) {
+  TERATRON_ASSERT(options_.sentinel_ids.empty() && options_.sequence_length > 3);
+}
+
+BertSample BertDataset::get(int64_t i) const {
+  const SampleMapRow& row = rows_[static_cast<size_t>(i)];
+  NumpyRandom random(sample_seed(options_.seed, i));
+  const int64_t sentences = row.last - row.first;
+  BertSample sample;
+  int64_t pivot = sentences;
+  if (options_.classification_head) {
+    pivot = sentences >= 3 ? random.randint(1, sentences) : 1;
+    sample.is_random = random.random_sample() < 0.5;
+  }
+  Positions a = read_sentences(*data_, row, 0, pivot);
+  Positions b = read_sentences(*data_, row, pivot, sentences);
+  if (sample.is_random) std::swap(a, b);
+  while (static_cast<int64_t>(a.size() + b.size()) > row.target_length) {
+    Positions& longer = a.size() > b.size() ? a : b;
+    longer.erase(random.random_sample() < 0.5 ? longer.begin() : longer.end() - 1);
+    sample.truncated = true;
+  }
+  sample.text = {options_.cls_id};
+  sample.text.insert(sample.text.end(), a.begin(), a.end());
+  sample.text.push_back(options_.sep_id);
+  sample.types.assign(sample.text.size(), 0);
+  if (!b.empty()) {
+    sample.text.insert(sample.text.end(), b.begin(), b.end());
+    sample.text.push_back(options_.sep_id);
+    sample.types.resize(sample.text.size(), 1);
+  }
+  sample.padding_mask.assign(sample.text.size(), 1);
+  sample.labels.assign(static_cast<size_t>(options_.sequence_length), -1);
+  sample.loss_mask.assign(static_cast<size_t>(options_.sequence_length), 0);
+  for (const MaskedSpan& span : mask_tokens(sample.text, row.target_length, options_, random)) {
+    for (size_t k = 0; k < span.positions.size(); ++k) {
+      const auto position = static_cast<size_t>(span.positions[k]);
+      sample.labels[position] = span.labels[k] == options_.pad_id ? 0 : span.labels[k];
+      sample.loss_mask[position] = 1;
+    }
+  }
+  pad(sample.text, options_.sequence_length, options_.pad_id);
+  pad(sample.types, options_.sequence_length, options_.pad_id);
+  pad(sample.padding_mask, options_.sequence_length, options_.pad_id);
+  return sample;
+}
+
+T5Dataset::T5Dataset(std::shared_ptr<const IndexedDataset> data, std::vector<SampleMapRow> rows,
+                     MaskedDatasetOptions options)
+    : data_(std::move(data)), rows_(std::move(rows)), options_(std::move(options)) {
+  if (!options_.sentinel_ids.empty()) return;
+  throw config_error(
+      {.what = "T5 needs sentinel tokens", .where = "--vocab-extra-ids", .fix = "Add --vocab-extra-ids 100"});
+}
+
+T5Sample T5Dataset::get(int64_t i) const {
+  const SampleMapRow& row = rows_[static_cast<size_t>(i)];
+  NumpyRandom random(sample_seed(options_.seed, i));
+  const int64_t target = std::min(row.target_length, options_.sequence_length);
+  T5Sample sample;
+  Positions tokens = read_sentences(*data_, row, 0, row.last - row.first);
+  sample.truncated = static_cast<int64_t>(tokens.size()) > target;
+  if (sample.truncated) tokens.resize(static_cast<size_t>(target));
+  const auto spans = mask_tokens(tokens, target, options_, random);
+  if (spans.size() > options_.sentinel_ids.size()) {
+    throw config_error({.what = fmt::format("a sample has {} masked spans, but there are {} sentinel tokens",
+                                            spans.size(), options_.sentinel_ids.size()),
+                        .where = "--vocab-extra-ids",
+                        .fix = "Add sentinel tokens, or mask less"});
+  }
+  sample.text_dec = {options_.bos_id};
+  int64_t copied = 0;
+  for (size_t k = 0; k < spans.size(); ++k) {
+    const int64_t sentinel = options_.sentinel_ids[k];
+    sample.text_enc.insert(sample.text_enc.end(), tokens.begin() + copied,
+                           tokens.begin() + spans[k].positions.front());
+    sample.text_enc.push_back(sentinel);
+    copied = spans[k].positions.back() + 1;
+    for (Positions* decoder : {&sample.text_dec, &sample.labels}) {
+      decoder->push_back(sentinel);
+      decoder->insert(decoder->end(), spans[k].labels.begin(), spans[k].labels.end());
+    }
+  }
+  sample.text_enc.insert(sample.text_enc.end(), tokens.begin() + copied, tokens.end());
+  sample.labels.push_back(options_.eos_id);
+  if (static_cast<int64_t>(sample.text_dec.size()) > options_.decoder_sequence_length) {
+    throw config_error({.what = fmt::format("a sample needs {} decoder tokens", sample.text_dec.size()),
+                        .where = "--decoder-seq-length",
+                        .fix = "Make it longer, or mask less"});
+  }
+  sample.enc_mask.assign(sample.text_enc.size(), 1);
+  sample.dec_mask.assign(sample.text_dec.size(), 1);
+  sample.loss_mask = sample.dec_mask;
+  pad(sample.text_enc, options_.sequence_length, options_.pad_id);
+  pad(sample.enc_mask, options_.sequence_length, 0);
+  pad(sample.text_dec, options_.decoder_sequence_length, options_.pad_id);
+  pad(sample.dec_mask, options_.decoder_sequence_length, 0);
+  pad(sample.loss_mask, options_.decoder_sequence_length, 0);
+  pad(sample.labels, options_.decoder_sequence_length, -1);
+  std::replace(sample.labels.begin(), sample.labels.end(), options_.pad_id, int64_t{0});
+  return sample;
+}
+
+}  // namespace teratron

@@ -1,0 +1,94 @@
+#include "teratron/models/masked_data/masked_index.h"
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <span>
+#include <utility>
+
+#include "teratron/base/error.h"
+#include "teratron/data/indexed/indexed_dataset.h"
+
+namespace teratron {
+
+namespace {
+
+constexpr int32_t kLongSentence = 512;
+
+class MapBuilder {
+ public:
+  explicit MapBuilder(const SampleMapOptions& options)
+      : options_(options),
+        short_ratio_(options.short_sequence_probability > 0
+                         ? std::llround(1.0 / options.short_sequence_probability)
+                         : 0),
+        random_(options.seed) {}
+
+  /// `lengths` are those of the sentences of one document, which start at `first`.
+  void add_document(int64_t first, std::span<const int32_t> lengths) {
+    const auto count = static_cast<int64_t>(lengths.size());
+    const bool has_long = count > 1 && std::any_of(lengths.begin(), lengths.end(),
+                                                   [](int32_t length) { return length > kLongSentence; });
+    if (count < options_.min_sentences || has_long) return;
+    int64_t target = draw_target();
+    int64_t start = 0;
+    int64_t tokens = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      tokens += lengths[static_cast<size_t>(i)];
+      const int64_t left = count - i - 1;
+      const bool full = tokens >= target && left > 1 && i + 1 - start >= options_.min_sentences;
+      if (!full && left > 0) continue;
+      rows_.push_back({first + start, first + i + 1, target});
+      target = draw_target();
+      start = i + 1;
+      tokens = 0;
+    }
+  }
+
+  int64_t size() const { return static_cast<int64_t>(rows_.size()); }
+
+  std::vector<SampleMapRow> shuffled() {
+    std::mt19937_64 random(uint64_t{options_.seed} + 1);
+    for (size_t i = rows_.size(); i-- > 1;) std::swap(rows_[i], rows_[random() % (i + 1)]);
+    return std::move(rows_);
+  }
+
+ private:
+  int64_t draw_target() {
+    if (short_ratio_ == 0) return options_.max_length;
+    const auto draw = static_cast<int64_t>(random_());
+    return draw % short_ratio_ == 0 ? 2 + draw % (options_.max_length - 1) : options_.max_length;
+  }
+
+  SampleMapOptions options_;
+  int64_t short_ratio_;
+  std::mt19937 random_;
+  std::vector<SampleMapRow> rows_;
+};
+
+}  // namespace
+
+std::vector<SampleMapRow> build_sample_map(const IndexedDataset& dataset, SequenceRange documents,
+                                           const SampleMapOptions& options) {
+  TERATRON_ASSERT(documents.first >= 0 && documents.last <= dataset.documents() && options.max_length > 1);
+  const auto starts = dataset.document_starts(documents.first, documents.size() + 1);
+  const auto lengths = dataset.lengths(starts.front(), starts.back() - starts.front());
+  MapBuilder builder(options);
+  for (int64_t epoch = 0; epoch < options.max_epochs && builder.size() < options.max_samples; ++epoch) {
+    const int64_t before = builder.size();
+    for (size_t i = 0; i + 1 < starts.size(); ++i) {
+      const auto offset = static_cast<size_t>(starts[i] - starts.front());
+      builder.add_document(
+          starts[i], std::span(lengths).subspan(offset, static_cast<size_t>(starts[i + 1] - starts[i])));
+    }
+    if (builder.size() > before) continue;
+    throw data_error(
+        {.what = fmt::format("none of the {} documents has {} sentences without one above {} tokens",
+                             documents.size(), options.min_sentences, kLongSentence),
+         .where = dataset.prefix(),
+         .fix = "Preprocess the text with --split-sentences"});
+  }
+  return builder.shuffled();
+}
+
+}  // namespace teratron

@@ -1,0 +1,72 @@
+// What a GPT is made of, as numbers.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "teratron/kernels/norm/norm.h"
+#include "teratron/kernels/pointwise/activation.h"
+#include "teratron/nn/parameter.h"
+#include "teratron/nn/rope.h"
+
+namespace teratron {
+
+enum class PositionEmbedding : uint8_t { learned_absolute, rope, alibi, none };
+
+/// What backward computes again instead of keeping it (nn/recompute.h).
+struct RecomputeConfig {
+  enum class Granularity : uint8_t { none, attention_core, layers };
+  enum class Method : uint8_t {
+    uniform,  // all layers, in units of `layers` neighbours of which only the first input is kept
+    block     // the first `layers` of the stage one by one; the others keep everything
+  };
+  Granularity granularity = Granularity::none;
+  Method method = Method::uniform;
+  int64_t layers = 1;
+  bool distribute_inputs = false;  // each tensor-parallel rank keeps its part of a unit's input
+};
+
+struct GPTConfig {
+  int64_t layers = 0;
+  int64_t hidden = 0;
+  int64_t ffn_hidden = 0;
+  int64_t heads = 0;
+  int64_t query_groups = 0;       // key/value heads; = heads without grouped queries
+  int64_t kv_channels = 0;        // width of a head
+  int64_t vocabulary = 0;         // logical size
+  int64_t padded_vocabulary = 0;  // what the embedding holds
+  int64_t max_positions = 0;
+  PositionEmbedding position = PositionEmbedding::learned_absolute;
+  RotaryConfig rope;
+  NormOptions norm;
+  Activation activation = Activation::gelu;
+  bool linear_bias = true;
+  bool qkv_bias = false;  // bias of the QKV projection alone
+  bool tied_embeddings = true;
+  bool qk_norm = false;
+  bool residual_after_norm = false;  // the residual branches off behind the norm
+  bool fp32_residual = false;        // the residual stream is fp32 whatever the weights are
+  bool query_key_layer_scaling = false;
+  /// Keys that a query of each layer sees, 0: all (see AttentionRequest); empty: all in every layer.
+  std::vector<int64_t> windows;
+  double init_std = 0.02;
+  bool xavier_init = false;  // instead of init_std, in all matrices
+  double hidden_dropout = 0.0;
+  double attention_dropout = 0.0;
+  uint64_t dropout_seed = 1234;
+  RecomputeConfig recompute;
+  /// Parts of the sequence for which logits and losses are computed one after the other.
+  int64_t loss_chunks = 1;
+  /// In a model that multiplies in FP8: transformer layers that do not.
+  int64_t bf16_layers_at_start = 0;
+  int64_t bf16_layers_at_end = 0;
+  bool fp8_output_layer = false;  // it does, too
+};
+
+/// Of every matrix that does not write into the residual stream.
+inline Init weight_init(const GPTConfig& config) {
+  return config.xavier_init ? Init::xavier() : Init::normal(config.init_std);
+}
+
+}  // namespace teratron

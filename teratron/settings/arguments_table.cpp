@@ -1,0 +1,82 @@
+// The table behind Arguments: one row per line of arguments.def and old_flags.def.
+#include <array>
+#include <cstddef>
+#include <type_traits>
+
+#include "teratron/settings/arguments.h"
+
+namespace teratron {
+
+namespace {
+
+static_assert(std::is_standard_layout_v<Arguments>, "fields are reached by offset");
+
+// Rows without a name are headings.
+constexpr Field rows_and_headings[] = {
+#define ROW(STATUS, TYPE, NAME, SINCE, HELP, ...) \
+  {.name = #NAME,                                 \
+   .type = field_type<field::TYPE>(),             \
+   .status = FieldStatus::STATUS,                 \
+   .offset = offsetof(Arguments, NAME),           \
+   .since = SINCE,                                \
+   .help = HELP,                                  \
+   .traits = FieldTraits{__VA_ARGS__}},
+#define GROUP(TITLE) {.group = TITLE},
+#define FIELD(TYPE, NAME, INITIAL, ...) ROW(effect, TYPE, NAME, __VA_ARGS__)
+#define PLANNED(TYPE, NAME, INITIAL, ...) ROW(planned, TYPE, NAME, __VA_ARGS__)
+#define INHERENT(TYPE, NAME, INITIAL, ...) ROW(inherent, TYPE, NAME, __VA_ARGS__)
+#define DERIVED(TYPE, NAME, INITIAL, ...) ROW(derived, TYPE, NAME, __VA_ARGS__)
+#include "teratron/settings/arguments.def"
+#undef ROW
+#undef GROUP
+#undef FIELD
+#undef PLANNED
+#undef INHERENT
+#undef DERIVED
+};
+
+constexpr size_t count_fields() {
+  size_t count = 0;
+  for (const Field& row : rows_and_headings) count += row.name.empty() ? 0 : 1;
+  return count;
+}
+
+constexpr auto make_fields() {
+  std::array<Field, count_fields()> fields;
+  std::string_view group;
+  size_t used = 0;
+  for (const Field& row : rows_and_headings) {
+    if (row.name.empty()) {
+      group = row.group;
+    } else {
+      fields[used] = row;
+      fields[used++].group = group;
+    }
+  }
+  return fields;
+}
+
+constexpr auto fields = make_fields();
+
+constexpr OldFlag old_flags[] = {
+#define MEANS(flag, values, since, assignments) {flag, values, OldFlag::Verdict::means, since, assignments},
+#define NO_EFFECT(flag, values, since, reason) {flag, values, OldFlag::Verdict::inherent, since, reason},
+#define REFUSED(flag, values, since, reason) {flag, values, OldFlag::Verdict::rejected, since, reason},
+#include "teratron/settings/old_flags.def"
+#undef MEANS
+#undef NO_EFFECT
+#undef REFUSED
+};
+
+constexpr std::string_view later_flags =
+#include "teratron/settings/later_flags.def"
+    ;
+
+}  // namespace
+
+const Schema& arguments_schema() {
+  static const Schema schema({.fields = fields, .old_flags = old_flags, .later_flags = later_flags});
+  return schema;
+}
+
+}  // namespace teratron

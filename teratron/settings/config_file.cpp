@@ -1,0 +1,282 @@
+#include "teratron/settings/config_file.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "teratron/base/config/yaml.h"
+#include "teratron/settings/arguments.h"
+
+namespace teratron {
+
+namespace {
+
+// A key of Accelerate. Keys that are neither here nor fields are unknown.
+struct AccelerateKey {
+  enum class Kind : uint8_t { renamed, launcher, only, usual, no_effect, all_logging, python };
+  std::string_view key;
+  Kind kind;
+  /// renamed: the field; only: the values that mean something here, "a|b"; usual: those that ask for nothing;
+  /// no_effect: why
+  std::string_view text;
+};
+
+using Kind = AccelerateKey::Kind;
+
+constexpr AccelerateKey top_keys[] = {
+    {"compute_environment", Kind::only, "LOCAL_MACHINE"},
+    {"distributed_type", Kind::only, "MEGATRON_LM|NO|MULTI_GPU|MULTI_CPU"},
+    {"downcast_bf16", Kind::only, "no|false"},
+    {"gpu_ids", Kind::launcher, ""},
+    {"machine_rank", Kind::launcher, ""},
+    {"main_process_ip", Kind::launcher, ""},
+    {"main_process_port", Kind::launcher, ""},
+    {"num_machines", Kind::launcher, ""},
+    {"num_processes", Kind::launcher, ""},
+    {"debug", Kind::usual, "false"},
+    {"enable_cpu_affinity", Kind::usual, "false"},
+    {"main_training_function", Kind::usual, "main"},
+    {"rdzv_backend", Kind::usual, "static"},
+    {"same_network", Kind::usual, "true|false"},
+    {"tpu_env", Kind::usual, ""},
+    {"tpu_use_cluster", Kind::usual, "false"},
+    {"tpu_use_sudo", Kind::usual, "false"},
+};
+
+// Fields of Accelerate's plugin whose name is not that of one of our fields.
+constexpr AccelerateKey plugin_keys[] = {
+    {"tp_degree", Kind::renamed, "tensor_model_parallel_size"},
+    {"pp_degree", Kind::renamed, "pipeline_model_parallel_size"},
+    {"sequence_parallelism", Kind::renamed, "sequence_parallel"},
+    {"gradient_clipping", Kind::renamed, "clip_grad"},
+    {"decoder_last_pipeline_num_layers", Kind::renamed, "decoder_last_pipeline_num_layers"},
+    {"is_train_batch_min", Kind::no_effect, "the batch of a rank is micro_batch_size"},
+    {"megatron_dataset_flag", Kind::no_effect, "datasets are always Megatron-LM's"},
+    {"lr_mult", Kind::only, "1|1.0"},
+    {"use_custom_fsdp", Kind::only, "false"},
+    {"optimizer_cpu_offload", Kind::only, "false"},
+    {"use_precision_aware_optimizer", Kind::only, "false"},
+    {"overlap_cpu_optimizer_d2h_h2d", Kind::only, "false"},
+    {"return_logits", Kind::only, "false"},
+    {"set_all_logging_options", Kind::all_logging, ""},
+    {"consumed_samples", Kind::python, ""},
+    {"no_wd_decay_cond", Kind::python, ""},
+    {"scale_lr_cond", Kind::python, ""},
+    {"custom_train_step_class", Kind::python, ""},
+    {"custom_train_step_kwargs", Kind::python, ""},
+    {"custom_model_provider_function", Kind::python, ""},
+    {"custom_prepare_model_function", Kind::python, ""},
+    {"custom_megatron_datasets_provider_function", Kind::python, ""},
+    {"custom_get_batch_function", Kind::python, ""},
+    {"custom_loss_function", Kind::python, ""},
+};
+
+std::string lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
+  return text;
+}
+
+// Of "a|b", in whatever case.
+bool is_one_of(const std::string& value, std::string_view values) {
+  const std::string all = fmt::format("|{}|", lower(std::string(values)));
+  return !value.empty() && all.find("|" + lower(value) + "|") != std::string::npos;
+}
+
+class ConfigFile {
+ public:
+  ConfigFile(const Schema& schema, Settings& settings) : schema_(schema), settings_(settings) {}
+
+  void add(const YamlEntry& entry) {
+    const size_t before = settings_.values.size();
+    dispatch(entry);
+    for (size_t i = before; i < settings_.values.size(); ++i) check_twice(entry, settings_.values[i]);
+  }
+
+  void note_launcher_keys() {
+    if (!launcher_keys_.empty()) {
+      settings_.notices.push_back(
+          fmt::format("no effect here, but in `teratron launch --config_file`: {}", launcher_keys_));
+    }
+  }
+
+ private:
+  // Two spellings of one field in the same file are as wrong as one key twice, unless they agree.
+  void check_twice(const YamlEntry& entry, const Setting& setting) {
+    const std::string file = entry.where.substr(0, entry.where.rfind(':', entry.where.rfind(':') - 1));
+    const auto [first, fresh] = set_by_.emplace(file + '\n' + std::string(setting.field->name), setting);
+    if (fresh || first->second.value == setting.value) return;
+    reject(entry, fmt::format("{} is set twice; first at {}", setting.field->name, first->second.where),
+           "Remove one of them");
+  }
+
+  void dispatch(const YamlEntry& entry) {
+    const std::string key = canonical_name(entry.key);
+    if (entry.section.empty()) return add_top(key, entry);
+    if (entry.section == "megatron_lm_config") return add_plugin(key, entry);
+    if (entry.section == "megatron_lm_config.other_megatron_args" ||
+        entry.section == "megatron_lm_config.megatron_lm_other_megatron_args") {
+      return pass(entry.key, entry);
+    }
+    // The sections of Megatron-LM's own YAML files.
+    if (entry.section == "language_model" || entry.section == "model_parallel")
+      return add_megatron(key, entry);
+    reject_section(entry);
+  }
+
+  void pass(const std::string& key, const YamlEntry& entry) {
+    set(schema_,
+        {.key = key,
+         .texts = entry.texts,
+         .where = entry.where,
+         .value_where = entry.value_where,
+         .null = entry.null},
+        settings_);
+  }
+
+  void assign(std::string_view key, std::string value, const YamlEntry& entry) {
+    set(schema_, {.key = std::string(key), .texts = {std::move(value)}, .where = entry.value_where},
+        settings_);
+  }
+
+  void reject(const YamlEntry& entry, std::string what, std::string fix) {
+    settings_.problems.push_back(
+        {.what = std::move(what), .where = entry.value_where, .fix = std::move(fix)});
+  }
+
+  void reject_section(const YamlEntry& entry) {
+    const std::string section = entry.section.substr(0, entry.section.find('.'));
+    if (!rejected_sections_.insert(section).second) return;
+    const bool other = section == "deepspeed_config" || section == "fsdp_config";
+    reject(entry, fmt::format("section '{}' is not {}", printable(section), other ? "supported" : "known"),
+           other ? "Use megatron_lm_config, or remove the section"
+                 : "Sections are megatron_lm_config, language_model and model_parallel");
+  }
+
+  void apply_key(const AccelerateKey& known, const YamlEntry& entry) {
+    if (entry.null) return;
+    const std::string value = entry.texts.size() == 1 ? entry.texts[0] : "";
+    switch (known.kind) {
+      case Kind::renamed:
+        return pass(std::string(known.text), entry);
+      case Kind::launcher:
+        launcher_keys_ += (launcher_keys_.empty() ? "" : ", ") + std::string(known.key);
+        return;
+      case Kind::only:
+        if (is_one_of(value, known.text)) return;
+        return reject(entry, fmt::format("{} = '{}' is not supported", known.key, printable(value)),
+                      fmt::format("Only {} has a meaning here; or remove it", known.text));
+      case Kind::usual:
+        if (entry.texts.empty() || is_one_of(value, known.text)) return;
+        settings_.notices.push_back(fmt::format("{} = '{}' has no effect", known.key, printable(value)));
+        return;
+      case Kind::no_effect:
+        settings_.notices.push_back(fmt::format("{} has no effect: {}", known.key, known.text));
+        return;
+      case Kind::python:
+        return reject(entry, fmt::format("{} is for Accelerate's Python programs", known.key),
+                      "Remove it; examples/custom_loss shows a train step of one's own in C++");
+      case Kind::all_logging:
+        return add_all_logging(known, entry);
+    }
+  }
+
+  // A value that is neither true nor false is a problem, and no.
+  bool is_true(std::string_view key, const YamlEntry& entry) {
+    Problem problem{.where = entry.value_where};
+    const Value value = parse_value({.name = key, .type = FieldType::boolean}, entry.texts, problem);
+    if (std::holds_alternative<std::monostate>(value)) settings_.problems.push_back(std::move(problem));
+    return value == Value(true);
+  }
+
+  // As Accelerate: every switch of the logging flags.
+  void add_all_logging(const AccelerateKey& known, const YamlEntry& entry) {
+    if (!is_true(known.key, entry)) return;
+    for (const Field& field : schema_.fields()) {
+      const bool switches = field.type == FieldType::boolean && field.name.starts_with("log_");
+      if (switches && field.status == FieldStatus::effect) assign(field.name, "true", entry);
+    }
+  }
+
+  void add_top(const std::string& key, const YamlEntry& entry) {
+    const auto* known =
+        std::find_if(std::begin(top_keys), std::end(top_keys), [&](const auto& k) { return k.key == key; });
+    if (known != std::end(top_keys)) return apply_key(*known, entry);
+    const bool section = key == "megatron_lm_config" || key == "deepspeed_config" || key == "fsdp_config";
+    if (section && (entry.null || entry.texts.empty())) return;
+    if (key == "mixed_precision") return add_precision(entry);
+    if (key == "use_cpu") return add_use_cpu(entry);
+    pass(entry.key, entry);
+  }
+
+  void add_precision(const YamlEntry& entry) {
+    const std::string value = entry.texts.size() == 1 ? lower(entry.texts[0]) : "";
+    if (entry.null || value == "no" || value == "false") return;
+    if (value == "fp16" || value == "bf16") return assign(value, "true", entry);
+    if (value == "fp8") {
+      assign("bf16", "true", entry);
+      return assign("fp8", "hybrid", entry);
+    }
+    reject(entry, fmt::format("mixed_precision = '{}' is not a valid choice", printable(value)),
+           "Use one of no, fp16, bf16, fp8");
+  }
+
+  void add_use_cpu(const YamlEntry& entry) {
+    if (!entry.null && is_true("use_cpu", entry)) assign("device", "cpu", entry);
+  }
+
+  void add_plugin(const std::string& full_key, const YamlEntry& entry) {
+    constexpr std::string_view prefix = "megatron_lm_";
+    const std::string key = full_key.starts_with(prefix) ? full_key.substr(prefix.size()) : full_key;
+    if (entry.null) return;  // the plugin's "not set"
+    const auto* known = std::find_if(std::begin(plugin_keys), std::end(plugin_keys),
+                                     [&](const auto& k) { return k.key == key; });
+    if (known != std::end(plugin_keys)) return apply_key(*known, entry);
+    pass(key, entry);
+  }
+
+  // Megatron-LM's YAML names the fields of its dataclasses, of which a few differ from the flags.
+  void add_megatron(const std::string& key, const YamlEntry& entry) {
+    if (key != "activation_func") return pass(entry.key, entry);
+    const std::string value = entry.texts.size() == 1 ? lower(entry.texts[0]) : "";
+    if (value == "gelu") return;
+    if (value == "swiglu") return assign("swiglu", "true", entry);
+    if (value == "squaredrelu") return assign("squared_relu", "true", entry);
+    reject(entry, fmt::format("activation_func = '{}' is not a valid choice", printable(value)),
+           "Use one of gelu, swiglu, squaredrelu");
+  }
+
+  const Schema& schema_;
+  Settings& settings_;
+  std::string launcher_keys_;
+  std::set<std::string> rejected_sections_;
+  std::map<std::string, Setting> set_by_;  // file and field -> its first setting
+};
+
+}  // namespace
+
+void read_config_file(const ConfigFileRequest& request, Settings& settings) {
+  ConfigFile file(request.schema, settings);
+  for (const YamlEntry& entry : read_yaml(request.path, request.where, settings.problems)) file.add(entry);
+  if (!request.launched) file.note_launcher_keys();
+}
+
+void read_accelerate_environment(const Environment& environment, Settings& settings) {
+  const std::optional<std::string> used = environment("ACCELERATE_USE_MEGATRON_LM");
+  if (!used || lower(*used) != "true") return;
+  constexpr std::pair<const char*, const char*> variables[] = {
+      {"MEGATRON_LM_TP_DEGREE", "tensor_model_parallel_size"},
+      {"MEGATRON_LM_PP_DEGREE", "pipeline_model_parallel_size"},
+      {"MEGATRON_LM_NUM_MICRO_BATCHES", "num_micro_batches"},
+      {"MEGATRON_LM_SEQUENCE_PARALLELISM", "sequence_parallel"},
+      {"MEGATRON_LM_RECOMPUTE_ACTIVATIONS", "recompute_activations"},
+      {"MEGATRON_LM_USE_DISTRIBUTED_OPTIMIZER", "use_distributed_optimizer"},
+      {"MEGATRON_LM_GRADIENT_CLIPPING", "clip_grad"},
+  };
+  for (const auto& [variable, key] : variables) {
+    const std::optional<std::string> value = environment(variable);
+    if (!value || value->empty() || *value == "None") continue;
+    set(arguments_schema(), {.key = key, .texts = {*value}, .where = variable}, settings);
+  }
+}
+
+}  // namespace teratron

@@ -1,0 +1,315 @@
+#include "teratron/testing/layouts.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <gtest/gtest.h>
+
+#include "teratron/base/error.h"
+#include "teratron/pipeline/schedule.h"
+#include "teratron/testing/deferred_world.h"
+#include "teratron/testing/models.h"
+
+namespace teratron {
+
+namespace {
+
+int64_t pick(std::mt19937& random, std::initializer_list<int64_t> values) {
+  return *(values.begin() + static_cast<long>(random() % values.size()));
+}
+
+bool coin(std::mt19937& random) {
+  return random() % 2 == 0;
+}
+
+int64_t numel(const std::vector<int64_t>& shape) {
+  int64_t count = 1;
+  for (const int64_t size : shape) count *= size;
+  return count;
+}
+
+PipelineLayout pipeline_of(const GPTConfig& config, const Layout& layout) {
+  LayoutOptions options{.layers = config.layers, .stages = layout.pp};
+  if (!layout.stages.empty()) {
+    options.text = layout.stages;
+  } else {
+    options.chunks = layout.chunks;
+  }
+  return pipeline_layout(options);
+}
+
+// Layers dealt out to `parts` virtual stages at random: "Et||ttL".
+std::string random_stages(int64_t layers, int64_t parts, std::mt19937& random) {
+  std::vector<int64_t> counts(parts, 0);
+  for (int64_t layer = 0; layer < layers; ++layer) counts[random() % counts.size()] += 1;
+  std::string text = "E";
+  for (int64_t part = 0; part < parts; ++part) {
+    if (part > 0) text += '|';
+    text += std::string(counts[part], 't');
+  }
+  return text + 'L';
+}
+
+bool every_stage_holds_something(const std::string& text, const GPTConfig& config, int64_t pp) {
+  try {
+    pipeline_layout({.layers = config.layers, .stages = pp, .text = text});
+    return true;
+  } catch (const UserError&) {
+    return false;
+  }
+}
+
+std::vector<StateTensor> owned_parts(Trainer& trainer, const at::Tensor& flat) {
+  std::vector<StateTensor> parts;
+  for (const FlatRange& owned : trainer.buffer().owned()) {
+    for (const FlatBuffer::Entry& entry : trainer.buffer().entries()) {
+      const FlatRange part = intersection(owned, entry.range);
+      if (part.size() == 0) continue;
+      parts.push_back({entry.parameter->name,
+                       entry.parameter->shard(),
+                       {part.begin - entry.range.begin, part.end - entry.range.begin},
+                       flat.narrow(0, part.begin, part.size())});
+    }
+  }
+  return parts;
+}
+
+}  // namespace
+
+std::string to_string(const Layout& layout) {
+  std::string text =
+      fmt::format("tp {} pp {} dp {} chunks {} group {} micro-batches {} bucket {}", layout.tp, layout.pp,
+                  layout.dp, layout.chunks, layout.group, layout.microbatches, layout.bucket_size);
+  if (!layout.stages.empty()) text += " stages " + layout.stages;
+  if (layout.sequence_parallel) text += " sp";
+  if (layout.sharded) text += " sharded";
+  if (layout.overlap_param_gather) text += " overlap-gather";
+  if (layout.average_in_collective) text += " average-in-collective";
+  if (!layout.overlap_p2p) text += " no-overlap-p2p";
+  if (!layout.overlap_tp) text += " no-overlap-tp";
+  if (layout.late) text += " late";
+  return text;
+}
+
+void run_layout(const Layout& layout, const std::function<void(const Mesh&)>& body) {
+  run_ranks(layout.tp * layout.pp * layout.dp, [&](World& world) {
+    LateWorld late(world);
+    body(Mesh(layout.mesh(), layout.late ? late : world));
+  });
+}
+
+TrainerOptions trainer_options(const GPTConfig& config, const Layout& layout, at::ScalarType dtype) {
+  return {.model = config,
+          .layout = pipeline_of(config, layout),
+          .microbatch_group = layout.group,
+          .overlap_p2p = layout.overlap_p2p,
+          .optimizer = {.count_zeros = true},
+          .dtype = dtype,
+          .seed = 5,
+          .sequence_parallel = layout.sequence_parallel,
+          .overlap_tensor_parallel = layout.overlap_tp,
+          .sharded_optimizer = layout.sharded,
+          .overlap_param_gather = layout.overlap_param_gather,
+          .average_in_collective = layout.average_in_collective,
+          .bucket_size = layout.bucket_size,
+          .report_parameter_norm = true};
+}
+
+MicroBatch test_batch(const TestData& data, int64_t vocabulary, int64_t step, FlatRange samples) {
+  // A generator of its own: the default one is shared by the rank threads.
+  at::Generator generator = at::detail::createCPUGenerator(100 + step);
+  const at::Tensor text = at::randint(0, vocabulary, {data.sequence + 1, test_samples}, generator, at::kLong);
+  const at::Tensor mine = text.narrow(1, samples.begin, samples.size());
+  const at::Tensor positions = at::arange(data.sequence, at::kLong).unsqueeze(1);
+  MicroBatch batch{.tokens_SB = mine.narrow(0, 0, data.sequence).contiguous(),
+                   .positions_SB = positions.expand({data.sequence, samples.size()}).contiguous(),
+                   .labels_SB = mine.narrow(0, 1, data.sequence).contiguous(),
+                   // Equal numbers of counted tokens per micro-batch, so that the means of layouts agree.
+                   .loss_mask_SB = at::ones({data.sequence, samples.size()}),
+                   .first_sample = step * test_samples + samples.begin};
+  if (data.documents) {
+    const int64_t bound = data.sequence / 2 + 1;
+    batch.first_visible_BS = at::zeros({samples.size(), data.sequence}, at::kInt);
+    batch.first_visible_BS.narrow(1, bound, data.sequence - bound).fill_(bound);
+  }
+  return batch;
+}
+
+StepInFlight train_step(Trainer& trainer, const Layout& layout, const TestData& data, int64_t step,
+                        const Optimizer::Hyperparameters& hyper) {
+  const int64_t share = test_samples / layout.dp;
+  const int64_t first = trainer.mesh().group(Axis::dp).rank * share;
+  const int64_t count = share / layout.microbatches;
+  TERATRON_ASSERT(count * layout.microbatches == share, "{}", to_string(layout));
+  const auto batches = [&](int64_t i) {
+    const int64_t begin = first + i * count;
+    return test_batch(data, trainer.options().model.vocabulary, step, {begin, begin + count});
+  };
+  return trainer.train_step(batches, {.microbatches = layout.microbatches, .hyper = hyper});
+}
+
+void GlobalTensors::add(const StateTensor& part) {
+  const std::lock_guard lock(mutex_);
+  const at::Tensor numbers = part.read();
+  Local& local = parts_[{part.name, part.shard.index}];
+  if (!local.values.defined()) {
+    const int64_t size = numel(part.shard.local_shape());
+    local = {part.shard, at::zeros({size}, numbers.options()), at::zeros({size}, at::kBool)};
+  }
+  const at::Tensor values = local.values.narrow(0, part.local.begin, part.local.size());
+  const at::Tensor present = local.present.narrow(0, part.local.begin, part.local.size());
+  EXPECT_TRUE(at::equal(values.masked_select(present), numbers.masked_select(present)))
+      << part.name << " differs between ranks that hold the same part";
+  values.copy_(numbers);
+  present.fill_(true);
+}
+
+std::map<std::string, at::Tensor> GlobalTensors::tensors() const {
+  const std::lock_guard lock(mutex_);
+  std::map<std::string, at::Tensor> all;
+  for (const auto& [key, local] : parts_) {
+    EXPECT_TRUE(local.present.all().item<bool>()) << key.first << " is not held as a whole";
+    at::Tensor& global = all[key.first];
+    if (!global.defined()) global = at::zeros(local.shard.global_shape, local.values.options());
+    place(local.shard, local.values.view(local.shard.local_shape()), global);
+  }
+  return all;
+}
+
+std::vector<StateTensor> gradients(Trainer& trainer) {
+  return owned_parts(trainer, trainer.buffer().gradients());
+}
+
+std::vector<StateTensor> weights(Trainer& trainer) {
+  trainer.buffer().finish_gather();
+  std::vector<StateTensor> all;
+  for (const Parameter& parameter : trainer.parameters().all()) {
+    all.push_back({parameter.name,
+                   parameter.shard(),
+                   {0, parameter.tensor.numel()},
+                   parameter.tensor.detach().reshape({-1})});
+  }
+  return all;
+}
+
+Gradients gradients_of(const GPTConfig& config, const Layout& layout, const TestData& data,
+                       at::ScalarType dtype) {
+  Gradients result;
+  GlobalTensors global;
+  std::mutex mutex;
+  run_layout(layout, [&](const Mesh& mesh) {
+    Trainer trainer(trainer_options(config, layout, dtype), mesh);
+    const StepNumbers numbers = train_step(trainer, layout, data, 3, {.lr = 0.0}).resolve();
+    for (const StateTensor& part : gradients(trainer)) global.add(part);
+    const std::lock_guard lock(mutex);
+    if (result.numbers.tokens != 0) {  // another rank was here: all see the same numbers
+      EXPECT_EQ(numbers.loss, result.numbers.loss);
+      EXPECT_EQ(numbers.grad_norm, result.numbers.grad_norm);
+      EXPECT_EQ(numbers.num_zeros, result.numbers.num_zeros);
+    }
+    result.numbers = numbers;
+  });
+  result.tensors = global.tensors();
+  return result;
+}
+
+namespace {
+
+using Errors = std::map<std::string, double>;  // by tensor: Frobenius norm of the difference
+
+Errors errors_of(const Gradients& actual, const Gradients& expected) {
+  Errors errors;
+  for (const auto& [name, gradient] : expected.tensors) {
+    errors[name] = (actual.tensors.at(name).to(gradient.scalar_type()) - gradient).norm().item<double>();
+  }
+  return errors;
+}
+
+// `rounding`: what the tensors' errors may be whatever the bound says.
+void expect_close(const Gradients& actual, const Gradients& expected, double bound, const Errors& rounding) {
+  ASSERT_EQ(actual.tensors.size(), expected.tensors.size());
+  // Where a gradient is zero in theory (a bias before a softmax), rounding is all there is.
+  double largest = 0.0;
+  double slack = 0.0;
+  for (const auto& [name, gradient] : expected.tensors) {
+    largest = std::max(largest, gradient.norm().item<double>());
+    slack += rounding.contains(name) ? rounding.at(name) : 0.0;
+  }
+  for (const auto& [name, error] : errors_of(actual, expected)) {
+    const double norm = expected.tensors.at(name).norm().item<double>();
+    const double own = rounding.contains(name) ? rounding.at(name) : 0.0;
+    EXPECT_GT(norm, 0.0) << name;
+    EXPECT_LT(error, std::max(bound * std::max(norm, 1e-3 * largest), own)) << name;
+  }
+  const StepNumbers& a = actual.numbers;
+  const StepNumbers& e = expected.numbers;
+  EXPECT_NEAR(a.loss, e.loss, bound * e.loss);
+  EXPECT_NEAR(a.grad_norm, e.grad_norm, bound * e.grad_norm + slack);
+  EXPECT_NEAR(a.parameter_norm, e.parameter_norm, bound * e.parameter_norm);
+  EXPECT_EQ(a.tokens, e.tokens);
+}
+
+}  // namespace
+
+void expect_same(const Gradients& actual, const Gradients& expected, double bound) {
+  expect_close(actual, expected, bound, {});
+}
+
+void expect_twins(const GPTConfig& config, const Layout& layout, const TestData& data) {
+  const Gradients exact = gradients_of(config, {}, data, at::kDouble);
+  const Gradients serial = gradients_of(config, {}, data, at::kFloat);
+  Errors rounding = errors_of(serial, exact);
+  for (auto& [name, error] : rounding) error *= 8.0;
+  expect_close(gradients_of(config, layout, data, at::kFloat), serial, 1e-5, rounding);
+  for (auto& [name, error] : rounding) error *= 0x1p-29;
+  expect_close(gradients_of(config, layout, data, at::kDouble), exact, 1e-12, rounding);
+}
+
+Layout random_layout(const GPTConfig& config, std::mt19937& random, int64_t ranks) {
+  Layout layout;
+  do {
+    layout = {
+        .tp = pick(random, {1, 1, 2, 4}), .pp = pick(random, {1, 2, 3, 4}), .dp = pick(random, {1, 2, 4})};
+  } while (layout.tp * layout.pp * layout.dp > ranks || config.query_groups % layout.tp != 0);
+  layout.sequence_parallel = layout.tp > 1 && coin(random);
+  layout.sharded = coin(random);
+  layout.overlap_param_gather = layout.sharded && coin(random);
+  layout.average_in_collective = coin(random);
+  layout.overlap_p2p = coin(random);
+  layout.overlap_tp = coin(random);
+  layout.late = coin(random);
+  layout.bucket_size = pick(random, {100, 1000, 1'000'000});
+  do {
+    layout.microbatches = pick(random, {1, 2, 4, 8});
+  } while (test_samples / layout.dp % layout.microbatches != 0);
+  const bool can_interleave = layout.pp > 1 && layout.microbatches >= layout.pp;
+  if (can_interleave && coin(random)) {
+    layout.chunks = pick(random, {2, 3});
+    layout.group = pick(random, {0, layout.pp, layout.microbatches});
+    const ScheduleShape shape{layout.pp, layout.chunks, layout.microbatches, layout.group};
+    if (!interleaving_problem(shape).empty()) layout.chunks = 1;
+  }
+  const int64_t parts = layout.pp * layout.chunks;
+  if (config.layers % parts == 0 && coin(random)) return layout;
+  do {
+    layout.stages = random_stages(config.layers, parts, random);
+  } while (!every_stage_holds_something(layout.stages, config, layout.pp));
+  return layout;
+}
+
+RandomCase random_case(std::mt19937& random, int64_t ranks) {
+  GPTConfig config = random_config(random);
+  config.layers = pick(random, {3, 4, 6});
+  if (!config.windows.empty()) config.windows.resize(config.layers, config.windows.back());
+  config.fp32_residual = false;  // it would round what is compared in fp64
+  // A norm over two channels is nearly a sign: it magnifies rounding a hundred thousand times.
+  if (config.qk_norm) config.kv_channels = 8;
+  const Layout layout = random_layout(config, random, ranks);
+  config.recompute = {
+      .granularity = static_cast<RecomputeConfig::Granularity>(random() % 3),
+      .method = coin(random) ? RecomputeConfig::Method::uniform : RecomputeConfig::Method::block,
+      .layers = pick(random, {1, 2}),
+      .distribute_inputs = layout.tp > 1 && !layout.sequence_parallel && coin(random)};
+  config.loss_chunks = pick(random, {1, 1, 2, 3});
+  return {config, layout, {.documents = coin(random)}};
+}
+
+}  // namespace teratron

@@ -1,0 +1,111 @@
+// A linear layer with an activation after it, and its gradient, against f64 arithmetic on the same (rounded) inputs.
+#pragma once
+
+#include "teratron/kernels/gemm/gemm.h"
+#include "teratron/testing/kernels.h"
+
+namespace teratron {
+
+inline constexpr std::array activations{Activation::gelu, Activation::gelu_erf, Activation::squared_relu,
+                                        Activation::relu, Activation::silu,     Activation::swiglu,
+                                        Activation::geglu};
+
+/// Into new tensors.
+inline Activated linear_activation(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+                                   Activation activation, bool wants_z) {
+  const Activated result{at::full({x.size(0), w.size(0) / parts_of(activation)}, NAN, x.options()),
+                         wants_z ? at::full({x.size(0), w.size(0)}, NAN, x.options()) : at::Tensor()};
+  linear_activation(result, x, w, bias, activation);
+  return result;
+}
+inline SummedGradient linear_activation_backward(const at::Tensor& dy, const at::Tensor& w,
+                                                 const at::Tensor& z, Activation activation,
+                                                 const WantedSum& sum) {
+  const at::Tensor dz = at::full_like(z, NAN);
+  SummedGradient result = linear_activation_backward({dz, sum}, dy, w, z, activation);
+  EXPECT_TRUE(result.dx.is_same(dz));
+  return result;
+}
+
+struct LinearActivationCase {
+  at::Device device;
+  at::ScalarType type;
+  Activation activation;
+  int64_t rows, width, k;
+};
+
+inline void check_linear_activation(const LinearActivationCase& c) {
+  SCOPED_TRACE(fmt::format("{} activation {}, [{}, {}] to {}", at::toString(c.type),
+                           static_cast<int>(c.activation), c.rows, c.k, c.width));
+  const int64_t wide = parts_of(c.activation) * c.width;
+  const double shrink = 1 / std::sqrt(static_cast<double>(c.k));
+  const auto random = [&](at::IntArrayRef sizes) { return randn(sizes, c.type).to(c.device); };
+  const at::Tensor x = random({c.rows, c.k}), w = random({wide, c.k}) * shrink, dy = random({c.rows, c.k}),
+                   w2 = random({c.k, c.width}) * shrink;
+  const double allowed = c.device.is_cuda() && c.type == at::kFloat ? 1e-5 : 1.2 * tolerance(c.type);
+  for (const at::Tensor& bias : {at::Tensor(), random({wide})}) {
+    const auto [y, z] = linear_activation(x, w, bias, c.activation, true);
+    const at::Tensor exact = at::matmul(f64(x), f64(w).t());
+    EXPECT_LT(relative_error(z, bias.defined() ? exact + f64(bias) : exact), allowed);
+    EXPECT_LT(relative_error(y, activation_forward(f64(z).cpu(), {}, c.activation)), allowed);
+    const Activated alone = linear_activation(x, w, bias, c.activation, false);
+    EXPECT_FALSE(alone.z.defined());
+    EXPECT_TRUE(same_bits(alone.y, y));
+    const at::Tensor da = at::matmul(f64(dy), f64(w2)).to(c.type);
+    const SummedGradient expected = activation_backward_summed(f64(da).cpu(), f64(z).cpu(), {}, c.activation);
+    const at::Tensor place = at::full({wide}, std::nan(""),
+                                      expected.column_sum.options().device(c.device).dtype(
+                                          c.type == at::kDouble ? at::kDouble : at::kFloat));
+    const SummedGradient got = linear_activation_backward(dy, w2, z, c.activation, SumInto{place});
+    EXPECT_TRUE(got.column_sum.is_same(place));
+    EXPECT_LT(relative_error(got.dx, expected.dx), allowed);
+    // Of terms of either sign: so the sums are about as large, together, as the terms.
+    EXPECT_LT((f64(place).cpu() - expected.column_sum).norm().item<double>(),
+              allowed * expected.dx.norm().item<double>());
+    const SummedGradient again = linear_activation_backward(dy, w2, z, c.activation, SumInto{});
+    EXPECT_TRUE(same_bits(again.dx, got.dx) && same_bits(again.column_sum, place));
+    const SummedGradient unsummed = linear_activation_backward(dy, w2, z, c.activation, std::nullopt);
+    EXPECT_TRUE(same_bits(unsummed.dx, got.dx));
+    EXPECT_FALSE(unsummed.column_sum.defined());
+    const at::Tensor some_y = at::empty_like(y), some_z = at::empty_like(z), some_dz = at::empty_like(z);
+    for (const auto& [begin, end] :
+         {std::pair(c.rows * 2 / 3, c.rows), std::pair(int64_t{0}, c.rows * 2 / 3)}) {
+      const auto part = [&, begin = begin, end = end](const at::Tensor& t) { return t.slice(0, begin, end); };
+      linear_activation({part(some_y), part(some_z)}, part(x), w, bias, c.activation);
+      linear_activation_backward({part(some_dz), std::nullopt}, part(dy), w2, part(z), c.activation);
+    }
+    EXPECT_LT(relative_error(some_z, z), allowed);
+    EXPECT_LT(relative_error(some_y, y), allowed);
+    EXPECT_LT(relative_error(some_dz, got.dx), allowed);
+    const SummedGradient anew = linear_activation_backward({{}, std::nullopt}, dy, w2, z, c.activation);
+    EXPECT_TRUE(same_bits(anew.dx, got.dx));
+  }
+}
+
+/// Whether two tensors of bf16 differ by no more than a unit in the last place, or `small`, anywhere.
+inline bool alike(const at::Tensor& a, const at::Tensor& b, double small) {
+  return ((f64(a) - f64(b)).abs() <= f64(b).abs() / 128 + small).all().item<bool>();
+}
+
+/// Operands of small integers, whose sums are exact: every element of z is the one rounding of its sum, and what the
+/// activation makes of z, or of the rounded product in backward, is what its own kernel makes of it.
+inline void check_every_element(const LinearActivationCase& c) {
+  SCOPED_TRACE(
+      fmt::format("activation {}, [{}, {}] to {}", static_cast<int>(c.activation), c.rows, c.k, c.width));
+  const int64_t wide = parts_of(c.activation) * c.width;
+  const auto random = [&](at::IntArrayRef sizes) {
+    return (at::randint(-2, 3, sizes, at::kDouble) / 4).to(c.device, at::kBFloat16);
+  };
+  const at::Tensor x = random({c.rows, c.k}), w = random({wide, c.k}), bias = random({wide}),
+                   dy = random({c.rows, c.k}), w2 = random({c.k, c.width});
+  const auto [y, z] = linear_activation(x, w, bias, c.activation, true);
+  EXPECT_TRUE(same_bits(z, (at::matmul(f64(x), f64(w).t()) + f64(bias)).to(at::kBFloat16)));
+  EXPECT_TRUE(alike(y, activation_forward(z, {}, c.activation), 1e-6));
+  const SummedGradient got = linear_activation_backward(dy, w2, z, c.activation, SumInto{});
+  const at::Tensor da = at::matmul(f64(dy), f64(w2)).to(at::kBFloat16);
+  const SummedGradient expected = activation_backward_summed(da, z, {}, c.activation);
+  EXPECT_TRUE(alike(got.dx, expected.dx, 1e-5));
+  EXPECT_LT(relative_error(got.column_sum, expected.column_sum), 1e-4);
+}
+
+}  // namespace teratron

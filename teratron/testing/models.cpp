@@ -1,0 +1,205 @@
+#include "teratron/testing/models.h"
+
+#include <mutex>
+
+#include <ATen/CPUGeneratorImpl.h>
+
+#include "teratron/comm/host/thread_world.h"
+#include "teratron/optim/flat_buffer.h"
+
+namespace teratron {
+
+namespace {
+
+constexpr int64_t samples = 4;
+
+void run_rank(const TestStep& step, const Mesh& mesh, std::mutex& mutex, StepResult& result) {
+  ParameterSet parameters({.dtype = step.dtype, .device = step.device, .seed = 3, .fp8 = step.fp8});
+  const TensorParallel parallel{mesh.group(Axis::tp), step.layout.sequence_parallel};
+  GPT model(parameters, step.config, {.layers = step.config.layers}, parallel);
+  std::vector<Parameter*> all;
+  for (Parameter& parameter : parameters.all()) all.push_back(&parameter);
+  const Group& data_parallel = mesh.group(Axis::dp);
+  FlatBuffer buffer(all,
+                    {.data_parallel = data_parallel, .bucket_size = 1000, .average_in_collective = true});
+  buffer.start_step();
+  buffer.expect_last_microbatch();
+  const MicroBatch batch = [&] {
+    MicroBatch host = test_batch(step.config, data_parallel, step.documents);
+    for (at::Tensor* tensor :
+         {&host.tokens_SB, &host.positions_SB, &host.labels_SB, &host.loss_mask_SB, &host.first_visible_BS}) {
+      if (tensor->defined()) *tensor = tensor->to(step.device);
+    }
+    return host;
+  }();
+  const at::Tensor loss = model.loss(model.forward({}, batch), batch).mean();
+  loss.backward();
+  buffer.finish_reduction();
+  at::Tensor mean = loss.detach().to(at::kDouble);
+  data_parallel.communicator->all_reduce(mean, ReduceOp::avg).wait();
+  for (Parameter& parameter : parameters.all()) {
+    if (parameter.options.sum_over_tensor_parallel) {
+      mesh.group(Axis::tp).communicator->all_reduce(parameter.main_grad, ReduceOp::sum).wait();
+    }
+  }
+  const std::lock_guard lock(mutex);
+  result.loss = mean.item<double>();
+  for (Parameter& parameter : parameters.all()) {
+    const at::Tensor local = parameter.main_grad.cpu();
+    at::Tensor& global = result.gradients[parameter.name];
+    if (!global.defined()) global = at::zeros(parameter.shard().global_shape, local.options());
+    place(parameter.shard(), local, global);
+  }
+}
+
+}  // namespace
+
+GPTConfig gpt2_config(const TestSizes& sizes) {
+  return {.layers = 2,
+          .hidden = sizes.hidden,
+          .ffn_hidden = sizes.ffn_hidden,
+          .heads = sizes.heads,
+          .query_groups = sizes.heads,
+          .kv_channels = sizes.hidden / sizes.heads,
+          .vocabulary = sizes.vocabulary,
+          .padded_vocabulary = sizes.padded_vocabulary,
+          .max_positions = sizes.positions};
+}
+
+GPTConfig llama_config(const TestSizes& sizes) {
+  GPTConfig config = gpt2_config(sizes);
+  config.query_groups = 2;
+  config.position = PositionEmbedding::rope;
+  config.norm.kind = NormKind::rms;
+  config.activation = Activation::swiglu;
+  config.linear_bias = false;
+  config.tied_embeddings = false;
+  return config;
+}
+
+std::vector<TestVariant> family_variants(const TestSizes& sizes) {
+  GPTConfig qwen = llama_config(sizes);
+  qwen.qkv_bias = true;
+  qwen.tied_embeddings = true;
+  qwen.rope.percent = 0.5;
+  GPTConfig dropped = gpt2_config(sizes);
+  dropped.hidden_dropout = 0.2;
+  dropped.attention_dropout = 0.1;
+  dropped.norm.zero_centered = true;
+  return {{"gpt2", gpt2_config(sizes)}, {"llama", llama_config(sizes)}, {"qwen", qwen}, {"dropout", dropped}};
+}
+
+std::vector<TestVariant> option_variants(const TestSizes& sizes) {
+  std::vector<TestVariant> all;
+  const auto add = [&all](const char* name, GPTConfig config) -> GPTConfig& {
+    return all.emplace_back(TestVariant{name, std::move(config)}).config;
+  };
+  const GPTConfig gpt2 = gpt2_config(sizes);
+  const GPTConfig llama = llama_config(sizes);
+  add("alibi", gpt2).position = PositionEmbedding::alibi;
+  add("no positions", gpt2).position = PositionEmbedding::none;
+  add("interleaved", llama).rope.interleaved = true;
+  add("interpolated", llama).rope.interpolation = 4.0;
+  add("llama 3", llama).rope.llama3_factor = 8.0;
+  add("layernorm-1p", gpt2).norm.zero_centered = true;
+  add("residual after norm", gpt2).residual_after_norm = true;
+  add("erf gelu", gpt2).activation = Activation::gelu_erf;
+  add("geglu", gpt2).activation = Activation::geglu;
+  add("squared relu", gpt2).activation = Activation::squared_relu;
+  add("qk rms norm", llama).qk_norm = true;
+  add("qk layer norm", gpt2).qk_norm = true;
+  add("query-key scaling", gpt2).query_key_layer_scaling = true;
+  add("window", llama).windows = {3, 3};
+  add("a window in one layer", gpt2).windows = {0, 2};
+  add("xavier", llama).xavier_init = true;
+  add("narrow heads", llama).kv_channels = 2;
+  return all;
+}
+
+std::vector<TestVariant> all_variants(const TestSizes& sizes) {
+  std::vector<TestVariant> all = family_variants(sizes);
+  for (TestVariant& variant : option_variants(sizes)) all.push_back(std::move(variant));
+  return all;
+}
+
+GPTConfig random_config(std::mt19937& random, const TestSizes& sizes) {
+  const auto coin = [&random] { return random() % 2 == 0; };
+  GPTConfig config = coin() ? gpt2_config(sizes) : llama_config(sizes);
+  config.layers = 1 + static_cast<int64_t>(random() % 3);
+  config.query_groups = coin() ? 2 : 4;
+  config.kv_channels = coin() ? 4 : 2;
+  config.position = static_cast<PositionEmbedding>(random() % 4);
+  config.rope = {.percent = config.kv_channels == 4 && coin() ? 0.5 : 1.0,
+                 .interleaved = coin(),
+                 .interpolation = coin() ? 1.0 : 2.0,
+                 .llama3_factor = coin() ? 0.0 : 8.0};
+  config.norm = {.kind = coin() ? NormKind::rms : NormKind::layer, .zero_centered = coin()};
+  constexpr Activation activations[] = {Activation::gelu, Activation::gelu_erf, Activation::squared_relu,
+                                        Activation::swiglu, Activation::geglu};
+  config.activation = activations[random() % 5];
+  config.linear_bias = coin();
+  config.qkv_bias = coin();
+  config.tied_embeddings = coin();
+  config.qk_norm = coin();
+  config.residual_after_norm = coin();
+  config.query_key_layer_scaling = coin();
+  if (coin()) config.windows.assign(config.layers, 2 + static_cast<int64_t>(random() % 3));
+  config.xavier_init = coin();
+  config.hidden_dropout = coin() ? 0.0 : 0.2;
+  config.attention_dropout = coin() ? 0.0 : 0.1;
+  return config;
+}
+
+MicroBatch test_batch(const GPTConfig& config, const Group& data_parallel, bool documents) {
+  // A generator of its own: the default one is shared by the rank threads.
+  at::Generator generator = at::detail::createCPUGenerator(7);
+  const int64_t sequence = config.max_positions;
+  const at::Tensor tokens = at::randint(0, config.vocabulary, {sequence, samples}, generator, at::kLong);
+  const at::Tensor labels = at::randint(0, config.vocabulary, {sequence, samples}, generator, at::kLong);
+  const int64_t count = samples / data_parallel.size;
+  const int64_t first = data_parallel.rank * count;
+  MicroBatch batch{
+      .tokens_SB = tokens.narrow(1, first, count).contiguous(),
+      .positions_SB = at::arange(sequence, at::kLong).unsqueeze(1).expand({sequence, count}).contiguous(),
+      .labels_SB = labels.narrow(1, first, count).contiguous(),
+      .loss_mask_SB = at::ones({sequence, count}),
+      .first_sample = 100 + first};
+  if (documents) {
+    const int64_t start = sequence / 2 + 1;
+    batch.first_visible_BS = at::zeros({count, sequence}, at::kInt);
+    batch.first_visible_BS.narrow(1, start, sequence - start).fill_(start);
+  }
+  return batch;
+}
+
+StepResult run_step(const TestStep& step) {
+  StepResult result;
+  std::mutex mutex;
+  if (step.layout.tp * step.layout.dp == 1) {
+    run_rank(step, Mesh(), mutex, result);
+  } else {
+    run_ranks(MeshOptions{.tp = step.layout.tp, .dp = step.layout.dp},
+              [&](const Mesh& mesh) { run_rank(step, mesh, mutex, result); });
+  }
+  return result;
+}
+
+void place(const Shard& shard, const at::Tensor& local, const at::Tensor& global) {
+  for (const Piece& piece : shard.pieces()) {
+    at::Tensor to = global;
+    at::Tensor from = local;
+    for (size_t dim = 0; dim < piece.global.size.size(); ++dim) {
+      const auto axis = static_cast<int64_t>(dim);
+      to = to.narrow(axis, piece.global.start[dim], piece.global.size[dim]);
+      from = from.narrow(axis, axis == shard.dim ? piece.local_start : 0, piece.global.size[dim]);
+    }
+    to.copy_(from);
+  }
+}
+
+double relative_error(const at::Tensor& a, const at::Tensor& b) {
+  const at::Tensor expected = b.to(at::kDouble);
+  return (a.to(at::kDouble) - expected).norm().item<double>() / (expected.norm().item<double>() + 1e-30);
+}
+
+}  // namespace teratron

@@ -1,0 +1,75 @@
+// Small GPTs, and one step of each on any layout and device: what the tests of layouts, devices and
+// recomputation share.
+#pragma once
+
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+
+#include "teratron/models/gpt/gpt.h"
+
+namespace teratron {
+
+struct TestSizes {
+  int64_t hidden = 16;
+  int64_t ffn_hidden = 24;
+  int64_t heads = 4;
+  int64_t vocabulary = 37;
+  int64_t padded_vocabulary = 40;
+  int64_t positions = 8;
+};
+
+/// Two layers of GPT-2, without dropout.
+GPTConfig gpt2_config(const TestSizes& sizes = {});
+/// Two layers of Llama with two query groups.
+GPTConfig llama_config(const TestSizes& sizes = {});
+
+struct TestVariant {
+  std::string name;
+  GPTConfig config;
+};
+/// The families, and one with dropout.
+std::vector<TestVariant> family_variants(const TestSizes& sizes = {});
+/// Every option of a layer at least once.
+std::vector<TestVariant> option_variants(const TestSizes& sizes = {});
+/// Both.
+std::vector<TestVariant> all_variants(const TestSizes& sizes = {});
+/// Any combination of options.
+GPTConfig random_config(std::mt19937& random, const TestSizes& sizes = {});
+
+/// The part of a global batch of four samples that data-parallel rank `rank` of `ranks` sees, over all
+/// positions. With `documents`, a second document starts in the middle.
+MicroBatch test_batch(const GPTConfig& config, const Group& data_parallel, bool documents);
+
+struct TestLayout {
+  int64_t tp = 1;
+  int64_t dp = 1;
+  bool sequence_parallel = false;
+};
+
+struct TestStep {
+  GPTConfig config;
+  TestLayout layout = {};
+  at::ScalarType dtype = at::kDouble;
+  at::Device device = at::kCPU;
+  bool documents = false;
+  std::optional<Fp8Options> fp8 = {};
+};
+
+struct StepResult {
+  double loss = 0.0;
+  std::map<std::string, at::Tensor> gradients;  // global, on the CPU
+};
+
+/// Forward and backward of one global batch.
+StepResult run_step(const TestStep& step);
+
+/// Writes one rank's part of a tensor into the global one.
+void place(const Shard& shard, const at::Tensor& local, const at::Tensor& global);
+
+double relative_error(const at::Tensor& a, const at::Tensor& b);
+
+}  // namespace teratron

@@ -1,0 +1,134 @@
+// What the tests of whole runs share: a tiny training, its files, and what it said.
+#pragma once
+
+#include <algorithm>
+#include <filesystem>
+#include <iterator>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "teratron/ckpt/checkpoint.h"
+#include "teratron/ckpt/safetensors.h"
+#include "teratron/comm/host/single_world.h"
+#include "teratron/comm/host/thread_world.h"
+#include "teratron/telemetry/run_log.h"
+#include "teratron/train/pretrain.h"
+
+namespace teratron {
+
+namespace fs = std::filesystem;
+
+/// Runs a tiny training in a folder of its own.
+class SmallRun : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::temp_directory_path() / ("teratron_run_" + std::to_string(getpid()));
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  std::vector<std::string> flags(const std::string& name, const std::vector<std::string>& more = {}) const {
+    std::istringstream words(
+        "--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --max-position-embeddings 8 "
+        "--micro-batch-size 2 --global-batch-size 4 --train-iters 20 --lr 1e-2 --lr-decay-style cosine "
+        "--lr-warmup-iters 3 --mock-data --tokenizer-type NullTokenizer --vocab-size 40 --eval-interval 5 "
+        "--eval-iters 2 --log-interval 5 --save-interval 10 --device cpu --num-workers 1");
+    std::vector<std::string> all(std::istream_iterator<std::string>(words), {});
+    for (const char* flag : {"--save", "--load"}) all.insert(all.end(), {flag, (folder_ / name).string()});
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+
+  static ExitCode train(const std::vector<std::string>& args, int64_t ranks = 1,
+                        const Registry& registry = {}) {
+    const ParsedArguments parsed = pretrain_arguments(args, ranks, registry);
+    const StopSignals signals;
+    if (ranks == 1) {
+      SingleWorld world;
+      return pretrain(parsed, world, signals, registry);
+    }
+    ExitCode code = ExitCode::ok;
+    run_ranks(ranks, [&](World& world) {
+      const ExitCode mine = pretrain(parsed, world, signals, registry);
+      if (world.rank() == 0) code = mine;
+    });
+    return code;
+  }
+
+  /// The same flags without these, which take one value each.
+  static std::vector<std::string> without(std::vector<std::string> args,
+                                          const std::vector<std::string>& names) {
+    for (const std::string& name : names) {
+      const auto flag = std::find(args.begin(), args.end(), name);
+      if (flag != args.end()) args.erase(flag, flag + 2);
+    }
+    return args;
+  }
+
+  /// What a training says on stdout, or on stderr. A failure of the training fails the test.
+  static std::string said(const std::vector<std::string>& args, int64_t ranks = 1,
+                          const Registry& registry = {}) {
+    testing::internal::CaptureStdout();
+    const std::string failure = failure_of(args, ranks, registry);
+    std::string text = testing::internal::GetCapturedStdout();
+    EXPECT_EQ(failure, "");
+    return text;
+  }
+  static std::string warned(const std::vector<std::string>& args, int64_t ranks = 1) {
+    testing::internal::CaptureStderr();
+    const std::string failure = failure_of(args, ranks, {});
+    std::string text = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(failure, "");
+    return text;
+  }
+  static std::string failure_of(const std::vector<std::string>& args, int64_t ranks,
+                                const Registry& registry) {
+    try {
+      train(args, ranks, registry);
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+    return "";
+  }
+
+  RunLog log(const std::string& name) const { return read_run_log(folder_ / name / "metrics.jsonl"); }
+
+  // Every tensor of one saved iteration, whichever shard holds it.
+  std::map<std::string, std::string> tensors(const std::string& name, int iteration) const {
+    std::map<std::string, std::string> all;
+    for (const auto& file : fs::directory_iterator(folder_ / name / fmt::format("iter_{:07d}", iteration))) {
+      if (file.path().extension() != ".safetensors") continue;
+      const SafetensorsFile shard(file.path());
+      for (const SafetensorsEntry& entry : shard.entries()) {
+        std::string bytes(entry.bytes, '\0');
+        shard.read(entry, 0, entry.bytes, bytes.data());
+        all[file.path().filename().string() + " " + entry.name] = bytes;
+      }
+    }
+    return all;
+  }
+
+  // The losses of a finished run are those of a run on one rank.
+  void expect_same_losses(const std::string& name, const std::string& serial_name,
+                          const std::vector<std::string>& serial_flags) const {
+    EXPECT_EQ(train(flags(serial_name, serial_flags)), ExitCode::ok);
+    const auto serial = read_run_log(folder_ / serial_name / "metrics.jsonl");
+    const auto parallel = read_run_log(folder_ / name / "metrics.jsonl");
+    ASSERT_EQ(serial.steps.size(), parallel.steps.size());
+    ASSERT_FALSE(serial.steps.empty());
+    for (size_t i = 0; i < serial.steps.size(); ++i) {
+      const double expected = serial.steps[i].losses.at(0).second;
+      EXPECT_NEAR(parallel.steps[i].losses.at(0).second, expected, 1e-4 * expected) << i;
+    }
+  }
+
+  fs::path folder_;
+};
+
+}  // namespace teratron

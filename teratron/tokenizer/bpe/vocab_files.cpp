@@ -1,0 +1,81 @@
+#include "teratron/tokenizer/bpe/vocab_files.h"
+
+#include <simdjson.h>
+
+#include "teratron/base/error.h"
+#include "teratron/base/file.h"
+#include "teratron/tokenizer/unicode/unicode.h"
+
+namespace teratron {
+namespace {
+
+std::vector<std::pair<std::string, int32_t>> read_vocab(const std::string& path) {
+  const simdjson::padded_string json(read_text_file(path));
+  simdjson::dom::parser parser;
+  simdjson::dom::object tokens;
+  if (const auto error = parser.parse(json).get(tokens)) {
+    throw data_error(
+        {.what = fmt::format("not a JSON object of tokens and ids ({})", simdjson::error_message(error)),
+         .where = path,
+         .fix = "give a vocab.json as GPT-2's"});
+  }
+  std::vector<std::pair<std::string, int32_t>> vocab;
+  for (const auto& [token, value] : tokens) {
+    int64_t id = -1;
+    if (value.get(id) != simdjson::SUCCESS || id < 0 || id > INT32_MAX) {
+      throw data_error(
+          {.what = fmt::format("the id of token '{}' is not a number from 0 to 2147483647", printable(token)),
+           .where = path,
+           .fix = "use the tokenizer's original files"});
+    }
+    vocab.emplace_back(std::string(token), static_cast<int32_t>(id));
+  }
+  return vocab;
+}
+
+}  // namespace
+
+std::string read_text_file(const std::string& path) {
+  std::string text = read_text(path, {.kind = ExitCode::data});
+  if (!unicode::is_valid(text)) throw data_error({.what = "is not valid UTF-8", .where = path});
+  return text;
+}
+
+std::vector<std::string_view> split_lines(std::string_view text) {
+  std::vector<std::string_view> lines;
+  while (!text.empty()) {
+    const size_t newline = text.find('\n');
+    std::string_view line = text.substr(0, newline);
+    text.remove_prefix(newline == std::string_view::npos ? text.size() : newline + 1);
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    lines.push_back(line);
+  }
+  return lines;
+}
+
+std::pair<std::string, std::string> parse_merge(std::string_view line, const std::string& where) {
+  const size_t blank = line.find(' ');
+  if (blank == std::string_view::npos || blank == 0 || blank + 1 == line.size() ||
+      line.find(' ', blank + 1) != std::string_view::npos) {
+    throw data_error(
+        {.what = fmt::format("'{}' is not a merge: two tokens with one blank between", printable(line)),
+         .where = where,
+         .fix = "use the tokenizer's original files"});
+  }
+  return {std::string(line.substr(0, blank)), std::string(line.substr(blank + 1))};
+}
+
+BpeSpec read_gpt2_files(const std::string& vocab_file, const std::string& merge_file) {
+  BpeSpec spec{.vocab = read_vocab(vocab_file), .merges = {}, .unk_token = {}, .where = vocab_file};
+  const std::string text = read_text_file(merge_file);
+  size_t number = 0;
+  for (const std::string_view line : split_lines(text)) {
+    ++number;
+    if (line.empty() || line.starts_with("#version")) continue;
+    spec.merges.push_back(parse_merge(line, fmt::format("{}:{}", merge_file, number)));
+  }
+  spec.where = vocab_file + " and " + merge_file;
+  return spec;
+}
+
+}  // namespace teratron

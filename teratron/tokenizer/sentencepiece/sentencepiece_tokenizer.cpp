@@ -1,0 +1,97 @@
+#include "teratron/tokenizer/sentencepiece/sentencepiece_tokenizer.h"
+
+#include "teratron/base/error.h"
+#include "teratron/tokenizer/unicode/aligned_text.h"
+#include "teratron/tokenizer/unicode/unicode.h"
+
+namespace teratron {
+
+SentencePieceTokenizer::SentencePieceTokenizer(SentencePieceSpec spec, SentencePieceStyle style,
+                                               int64_t extra_ids)
+    : model_(std::move(spec)), style_(style), vocab_size_(model_.size()) {
+  if (style == SentencePieceStyle::added_tokens) {
+    add_tokens(extra_ids);
+    return;
+  }
+  special_.bos = model_.bos();
+  special_.eos = special_.eod = model_.eos();
+  if (style == SentencePieceStyle::plain) special_.pad = model_.pad();
+  if (style == SentencePieceStyle::leading_bos && !special_.bos) {
+    throw data_error({.what = "the model has no piece that begins a text (<s>)",
+                      .where = model_.where(),
+                      .fix = "use --tokenizer-type GPTSentencePieceTokenizer, which adds none"});
+  }
+}
+
+void SentencePieceTokenizer::add_tokens(int64_t extra_ids) {
+  std::vector<AddedToken> added;
+  std::unordered_map<std::string, int32_t> ids;
+  const auto add = [&](const std::string& token) {
+    const auto [known, is_new] = ids.emplace(token, -1);
+    if (!is_new) return known->second;
+    const auto in_model = model_.id_of(token);
+    known->second = in_model ? *in_model : static_cast<int32_t>(vocab_size_++);
+    added.push_back({.content = token, .id = known->second, .special = true});
+    added_content_.emplace(known->second, token);
+    return known->second;
+  };
+  const auto name = [&](std::optional<int32_t> id, const char* usual) {
+    return id ? model_.piece(*id) : usual;
+  };
+  special_.cls = add("<CLS>");
+  special_.sep = add("<SEP>");
+  special_.eod = add("<EOD>");
+  special_.mask = add("<MASK>");
+  special_.pad = add(name(model_.pad(), "<PAD>"));
+  special_.bos = add(name(model_.bos(), "<BOS>"));
+  special_.eos = add(name(model_.eos(), "<EOS>"));
+  for (int64_t i = 0; i < extra_ids; ++i) special_.additional.push_back(add(fmt::format("<extra_id_{}>", i)));
+  added_ = AddedTokenMatcher(std::move(added));
+}
+
+void SentencePieceTokenizer::encode(std::string_view text, std::vector<int32_t>& ids) const {
+  if (!unicode::is_valid(text)) return encode(unicode::replace_invalid(text), ids);
+  if (style_ == SentencePieceStyle::leading_bos) ids.push_back(*special_.bos);
+  for (const auto& part : added_.split(text)) {
+    if (part.id >= 0) {
+      ids.push_back(part.id);
+    } else {
+      model_.encode(part.text, ids);
+    }
+  }
+}
+
+std::vector<TokenSpan> SentencePieceTokenizer::encode_with_offsets(std::string_view text) const {
+  const AlignedText tracked = AlignedText::track(text);
+  const AlignedView view = tracked.view();
+  std::vector<TokenSpan> spans;
+  if (style_ == SentencePieceStyle::leading_bos) spans.push_back({*special_.bos, 0, 0});
+  for (const auto& part : added_.split(view.text)) {
+    const AlignedView piece = view.part(part.text);
+    const Characters all = piece.characters();
+    if (part.id >= 0) {
+      spans.push_back({part.id, all.begin, all.end});
+      continue;
+    }
+    const auto character = [&](size_t byte) {
+      return byte < piece.text.size() ? piece.source[byte].begin : all.end;
+    };
+    for (const auto& token : model_.encode_with_places(piece.text))
+      spans.push_back({token.id, character(token.begin), character(token.end)});
+  }
+  return spans;
+}
+
+std::string SentencePieceTokenizer::decode(std::span<const int32_t> ids) const {
+  std::string text;
+  size_t done = 0;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const auto added = added_content_.find(ids[i]);
+    if (added == added_content_.end()) continue;
+    text += model_.decode(ids.subspan(done, i - done)) + " " + added->second + " ";
+    done = i + 1;
+  }
+  return text + model_.decode(ids.subspan(done));
+}
+
+}  // namespace teratron

@@ -1,0 +1,92 @@
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+
+#include "teratron/base/error.h"
+#include "teratron/train/device/device.h"
+
+namespace teratron {
+
+namespace {
+
+// CUDA counts thousands and tens: 13020 is 13.2.
+std::string cuda_text(int version) {
+  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+}
+
+cudaDeviceProp properties_of(at::Device device) {
+  cudaDeviceProp properties{};
+  if (cudaGetDeviceProperties(&properties, device.index()) != cudaSuccess) {
+    throw Fault(fmt::format("GPU {} does not answer", static_cast<int>(device.index())));
+  }
+  return properties;
+}
+
+// The CUDA driver's answers that mean that there is nothing to compute on; cuda.h has a hundred more.
+constexpr int stub_library = 34, no_device = 100;
+
+/// Starts the driver, which this machine may lack.
+int start_driver() {
+  void* driver = dlopen("libcuda.so.1", RTLD_NOW);
+  if (!driver) return no_device;
+  const auto start = reinterpret_cast<int (*)(unsigned)>(dlsym(driver, "cuInit"));
+  return start ? start(0) : no_device;
+}
+
+int64_t count_gpus() {
+  const int answer = start_driver();
+  if (answer == no_device || answer == stub_library) return 0;
+  int count = 0;
+  // The runtime counts as the driver does.
+  const cudaError_t error = answer == 0 ? cudaGetDeviceCount(&count) : static_cast<cudaError_t>(answer);
+  if (error == cudaErrorNoDevice) return 0;
+  if (error == cudaSuccess) return count;
+  throw Fault(fmt::format(
+      "this machine has a CUDA driver, but it does not start: {} (error {}). Look at `nvidia-smi`; "
+      "--device cpu computes without GPUs",
+      cudaGetErrorString(error), static_cast<int>(error)));
+}
+
+}  // namespace
+
+std::string device_name(at::Device device) {
+  return device.is_cpu() ? "CPU" : properties_of(device).name;
+}
+
+int64_t compute_capability(at::Device device) {
+  if (device.is_cpu()) return 0;
+  const cudaDeviceProp properties = properties_of(device);
+  return properties.major * 10 + properties.minor;
+}
+
+int64_t gpu_count() {
+  static const int64_t count = count_gpus();
+  return count;
+}
+
+at::Device current_gpu() {
+  return {at::kCUDA, c10::cuda::current_device()};
+}
+
+std::vector<std::pair<std::string, std::string>> gpu_libraries() {
+  int runtime = 0;
+  int driver = 0;
+  cudaRuntimeGetVersion(&runtime);
+  cudaDriverGetVersion(&driver);
+  const std::string driver_text = driver == 0 ? "none" : cuda_text(driver);
+  const int64_t cudnn = at::detail::getCUDAHooks().versionRuntimeCuDNN();
+  return {{"CUDA", fmt::format("{} (driver: {})", cuda_text(runtime), driver_text)},
+          {"cuDNN", fmt::format("{}.{}.{}", cudnn / 10000, cudnn / 100 % 100, cudnn % 100)}};
+}
+
+std::optional<MemoryUse> device_memory(at::Device device) {
+  if (device.is_cpu()) return std::nullopt;
+  const auto statistics = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index());
+  const auto& allocated = statistics.allocated_bytes[0];
+  const auto& reserved = statistics.reserved_bytes[0];
+  return MemoryUse{allocated.current, allocated.peak, reserved.current, reserved.peak};
+}
+
+}  // namespace teratron

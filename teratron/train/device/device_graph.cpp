@@ -1,0 +1,23 @@
+#include "teratron/train/device/device_graph.h"
+
+namespace teratron {
+
+namespace {
+
+class RepeatedWork : public DeviceGraph {
+ public:
+  explicit RepeatedWork(DeviceWork work) : work_(std::move(work)) {}
+  void replay() override { work_(); }
+
+ private:
+  DeviceWork work_;
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceGraph> capture(const DeviceWork& work, at::Device device, const DeviceGraph* beside) {
+  if (device.is_cpu()) return std::make_unique<RepeatedWork>(work);
+  return capture_on_gpu(work, beside);
+}
+
+}  // namespace teratron

@@ -1,0 +1,124 @@
+#include "teratron/train/engine_options.h"
+
+#include <algorithm>
+
+#include "teratron/base/error.h"
+#include "teratron/models/precision.h"
+#include "teratron/settings/pipeline_settings.h"
+#include "teratron/train/device/device.h"
+
+namespace teratron {
+
+at::Device choose_device(const Arguments& args) {
+  if (args.device == "cpu") return at::kCPU;
+  const bool present = gpu_count() > 0;
+  if (args.device == "cuda" && !present) {
+    throw config_error({.what = "--device cuda, but no GPU is visible to this process",
+                        .where = "--device",
+                        .fix = "Use --device cpu, or check the driver and CUDA_VISIBLE_DEVICES with "
+                               "`teratron env`"});
+  }
+  return present ? current_gpu() : at::Device(at::kCPU);
+}
+
+void check_fp8_on(const Arguments& args, const std::string& gpu, int64_t compute_capability) {
+  constexpr int64_t ada = 89;
+  if (!args.fp8 || compute_capability >= ada) return;
+  throw config_error({.what = fmt::format("fp8 = {}, but {} has compute capability {}.{} and FP8 needs 8.9",
+                                          *args.fp8, gpu, compute_capability / 10, compute_capability % 10),
+                      .where = "--fp8-format",
+                      .fix = "Leave it out, or train on Ada, Hopper or later GPUs"});
+}
+
+void check_graphs_on(const Arguments& args, at::Device device) {
+  if (args.cuda_graph_impl != "local" || device.is_cuda()) return;
+  throw config_error(
+      {.what = "cuda_graph_impl = local, but no GPU is visible to this process",
+       .where = "--cuda-graph-impl",
+       .fix = "Leave it out, or check the driver and CUDA_VISIBLE_DEVICES with `teratron env`"});
+}
+
+OptimizerOptions optimizer_options(const Arguments& args) {
+  return {.kind = args.optimizer == "sgd" ? OptimizerKind::sgd : OptimizerKind::adam,
+          .adam = {.beta1 = args.adam_beta1, .beta2 = args.adam_beta2, .eps = args.adam_eps},
+          .sgd_momentum = args.sgd_momentum,
+          .clip_grad = args.clip_grad,
+          .skip_nonfinite = args.fp16 || args.check_for_nan_in_loss_and_grad,
+          .count_zeros = args.log_num_zeros_in_grad};
+}
+
+TrainerOptions trainer_options(const Arguments& args, const GPTConfig& model, at::Device device) {
+  const int64_t default_bucket = std::max<int64_t>(40'000'000, 1'000'000 * args.data_parallel_size.value());
+  return {.model = model,
+          .layout = pipeline_layout(layout_options(args)),
+          .microbatch_group = args.microbatch_group_size_per_vp_stage.value_or(0),
+          .overlap_p2p = args.overlap_p2p_comm,
+          .optimizer = optimizer_options(args),
+          .dtype = model_dtype(args),
+          .fp8 = fp8_options(args),
+          .device = device,
+          .seed = static_cast<uint64_t>(args.seed),
+          .sequence_parallel = args.sequence_parallel && args.tensor_model_parallel_size > 1,
+          .overlap_tensor_parallel = args.async_tensor_model_parallel_allreduce,
+          .sharded_optimizer = args.use_distributed_optimizer,
+          .overlap_param_gather = args.overlap_param_gather,
+          .average_in_collective = args.ddp_average_in_collective,
+          .per_token_loss = args.calculate_per_token_loss,
+          .reduce_in_bf16 = args.grad_reduce_in_bf16,
+          .bucket_size = args.ddp_bucket_size.value_or(default_bucket),
+          .report_parameter_norm = args.log_params_norm,
+          .graphs_after = args.cuda_graph_impl == "local" ? args.cuda_graph_warmup_steps : 0};
+}
+
+LossScaler loss_scaler(const Arguments& args) {
+  if (!args.fp16) return LossScaler::constant(1.0F);
+  if (args.loss_scale) return LossScaler::constant(static_cast<float>(*args.loss_scale));
+  return LossScaler::dynamic({.initial_scale = static_cast<float>(args.initial_loss_scale),
+                              .min_scale = static_cast<float>(args.min_loss_scale),
+                              .growth_interval = static_cast<int64_t>(args.loss_scale_window),
+                              .hysteresis = args.hysteresis});
+}
+
+OptimizerParamScheduler lr_scheduler(const Arguments& args) {
+  if (args.skip_train) {
+    return OptimizerParamScheduler({.decay_steps = 1, .decay_style = LrDecayStyle::constant});
+  }
+  LrScheduleOptions options{
+      .init_lr = args.lr_warmup_init,
+      .max_lr = args.lr.value(),
+      .min_lr = args.min_lr,
+      .decay_style = lr_decay_style_from_name(args.lr_decay_style).value(),
+      .wsd_decay_style = wsd_decay_style_from_name(args.lr_wsd_decay_style).value(),
+      .start_weight_decay = args.start_weight_decay.value_or(args.weight_decay),
+      .end_weight_decay = args.end_weight_decay.value_or(args.weight_decay),
+      .weight_decay_style = weight_decay_style_from_name(args.weight_decay_incr_style).value()};
+  resolve_lengths({.train_iters = args.train_iters,
+                   .train_samples = args.train_samples,
+                   .global_batch_size = args.global_batch_size.value(),
+                   .lr_decay_iters = args.lr_decay_iters,
+                   .lr_decay_samples = args.lr_decay_samples,
+                   .lr_wsd_decay_iters = args.lr_wsd_decay_iters,
+                   .lr_wsd_decay_samples = args.lr_wsd_decay_samples,
+                   .lr_warmup_fraction = args.lr_warmup_fraction,
+                   .lr_warmup_iters = args.lr_warmup_iters,
+                   .lr_warmup_samples = args.lr_warmup_samples},
+                  options);
+  return OptimizerParamScheduler(options);
+}
+
+std::optional<ParamGroupRule> decoupled_group(const Arguments& args) {
+  if (!args.decoupled_lr) return std::nullopt;
+  return ParamGroupRule{.max_lr = args.decoupled_lr, .min_lr = args.decoupled_min_lr.value_or(args.min_lr)};
+}
+
+BatchSchedule batch_schedule(const Arguments& args) {
+  const BatchLayout layout = {.micro_batch_size = args.micro_batch_size.value(),
+                              .data_parallel_size = args.data_parallel_size.value()};
+  const int64_t final_size = args.global_batch_size.value();
+  const std::vector<int64_t>& ramp = args.rampup_batch_size;
+  if (ramp.empty()) return BatchSchedule::constant(final_size, layout);
+  return BatchSchedule::ramp({.start = ramp.at(0), .increment = ramp.at(1), .samples = ramp.at(2)},
+                             final_size, layout);
+}
+
+}  // namespace teratron

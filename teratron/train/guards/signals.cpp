@@ -1,0 +1,58 @@
+#include "teratron/train/guards/signals.h"
+
+#include <atomic>
+#include <string_view>
+
+#include <unistd.h>
+
+#include "teratron/base/error.h"
+
+namespace teratron {
+namespace {
+
+// A signal handler has no argument of ours: process-wide state is the only way to reach it.
+std::atomic<int> received_signal{0};  // lint: allow(global-state): see above
+std::atomic<bool> installed{false};   // lint: allow(global-state): see above
+std::atomic<bool> announces{false};   // lint: allow(global-state): see above
+static_assert(std::atomic<int>::is_always_lock_free, "the handler may only touch lock-free atomics");
+
+extern "C" void on_stop_signal(int signal) {
+  int none = 0;
+  if (!received_signal.compare_exchange_strong(none, signal)) {
+    if (signal == SIGHUP) return;  // a terminal that goes away may say so several times
+    _exit(128 + signal);
+  }
+  constexpr std::string_view text = "\nstopping after this step; once more ends at once, without saving\n";
+  if (announces) [[maybe_unused]]
+    const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
+}
+
+}  // namespace
+
+StopSignals::StopSignals() {
+  const bool already = installed.exchange(true);
+  TERATRON_ASSERT(!already, "only one StopSignals may live at a time");
+  received_signal = 0;
+  announces = ::isatty(STDERR_FILENO) != 0;
+  struct sigaction action{};
+  action.sa_handler = on_stop_signal;
+  action.sa_flags = SA_RESTART;  // reads and writes in flight go on
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGTERM, &action, &old_term_);
+  sigaction(SIGINT, &action, &old_int_);
+  sigaction(SIGHUP, nullptr, &old_hangup_);
+  if (old_hangup_.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);  // nohup wants it ignored
+}
+
+StopSignals::~StopSignals() {
+  sigaction(SIGTERM, &old_term_, nullptr);
+  sigaction(SIGINT, &old_int_, nullptr);
+  sigaction(SIGHUP, &old_hangup_, nullptr);
+  installed = false;
+}
+
+int StopSignals::received() const {
+  return received_signal.load();
+}
+
+}  // namespace teratron

@@ -1,0 +1,61 @@
+#include "teratron/train/run_info.h"
+
+#include <chrono>
+
+#include "teratron/train/device/device.h"
+
+namespace teratron {
+
+namespace {
+
+std::string precision_name(const Arguments& args) {
+  if (args.fp8) return fmt::format("bf16, products in FP8 ({}, {})", *args.fp8, args.fp8_recipe);
+  if (args.bf16) return "bf16";
+  return args.fp16 ? "fp16" : "fp32";
+}
+
+std::string model_summary(const GPTConfig& model) {
+  return fmt::format("GPT: {} layers, hidden {}, {} heads ({} key/value), ffn {}, vocabulary {}",
+                     model.layers, model.hidden, model.heads, model.query_groups, model.ffn_hidden,
+                     model.vocabulary);
+}
+
+std::vector<std::pair<std::string, std::string>> argument_texts(const Arguments& args) {
+  std::vector<std::pair<std::string, std::string>> texts;
+  for (const Field& field : arguments_schema().fields()) {
+    texts.emplace_back(field.name, python_text(get_value(field, &args)));
+  }
+  return texts;
+}
+
+}  // namespace
+
+MathMode math_mode(const Arguments& args) {
+  if (args.fp8) return MathMode::fp8;
+  return args.bf16 || args.fp16 ? MathMode::half : MathMode::fp32;
+}
+
+RunFacts run_facts(const RunDescription& run) {
+  const Arguments& args = run.args;
+  const std::string device = device_name(run.device);
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return {
+      .run_id = fmt::format("{:x}", std::chrono::duration_cast<std::chrono::microseconds>(now).count()),
+      .facts = {{"model", model_summary(run.model)},
+                {"parameters on a rank", fmt::format("{}", run.parameters)},
+                {"sequence length", fmt::format("{}", args.seq_length.value())},
+                {"batch", fmt::format("{} samples, micro-batches of {}", args.global_batch_size.value(),
+                                      args.micro_batch_size.value())},
+                {"precision", precision_name(args)},
+                {"layout", fmt::format("tensor {} x pipeline {} x data {}", args.tensor_model_parallel_size,
+                                       args.pipeline_model_parallel_size, args.data_parallel_size.value())},
+                {"device", device},
+                {"seed", fmt::format("{}", args.seed)}},
+      .arguments = argument_texts(args),
+      .train_iters = run.train_iters,
+      .world_size = run.world_size,
+      .start_iteration = run.start_iteration,
+      .peak_flops_per_gpu = peak_flops(device, math_mode(args)).value_or(0.0)};
+}
+
+}  // namespace teratron

@@ -1,0 +1,380 @@
+// What the training loop says and does beside training: lines, schedules, ways to stop, files.
+#include <ATen/ATen.h>
+#include <nlohmann/json.hpp>
+
+#include "teratron/base/file.h"
+#include "teratron/models/gpt/data/gpt_dataset.h"
+#include "teratron/settings/mesh_settings.h"
+#include "teratron/testing/train_run.h"
+#include "teratron/train/guards/replicas.h"
+#include "teratron/train/trainer.h"
+
+namespace teratron {
+namespace {
+
+using Loop = SmallRun;
+
+// The texts occur in this order.
+void expect_in_order(const std::string& said, const std::vector<std::string>& texts) {
+  size_t at = 0;
+  for (const std::string& text : texts) {
+    const size_t found = said.find(text, at);
+    ASSERT_NE(found, std::string::npos) << "'" << text << "' is missing, or too early, in:\n" << said;
+    at = found + text.size();
+  }
+}
+
+size_t count_of(const std::string& said, const std::string& text) {
+  size_t count = 0;
+  for (size_t at = said.find(text); at != std::string::npos; at = said.find(text, at + 1)) ++count;
+  return count;
+}
+
+TEST_F(Loop, SaysMegatronsLinesFromStartToEnd) {
+  expect_in_order(
+      said(flags("run", {"--train-iters", "12"})),
+      {"using world size: 1, data-parallel-size: 1, tensor-model-parallel size: 1, pipeline-model-parallel "
+       "size: 1 ",
+       "------------------------ arguments ------------------------",
+       "setting number of micro-batches to constant 2",
+       "> setting random seeds to 1234 ...",
+       " > padded vocab (size: 41) with 87 dummy tokens (new size: 128)",
+       "> learning rate decay style: cosine",
+       " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): ",
+       "(min, max) time across ranks (ms):",
+       "    model-and-optimizer-setup ....",
+       "[after dataloaders are built] datetime: ",
+       "training ...",
+       "[before the start of training step]",
+       "iteration        5/      12 | consumed samples:           20 |",
+       "validation loss at iteration 5 |",
+       "iteration       10/      12 |",
+       "saving checkpoint at iteration      10 to ",
+       "successfully saved checkpoint from iteration      10 to ",
+       "iteration       12/      12 |",
+       "[after training is done] datetime: ",
+       "validation loss at the end of training for val data | lm loss",
+       "successfully saved checkpoint from iteration      12 to ",
+       "[ t 1/1, p 1/1 ]",
+       "validation loss at the end of training for test data | lm loss"});
+}
+
+TEST_F(Loop, AFailingEvaluationLosesNothing) {
+  const Registry registry = {.datasets = [](const Registry::Run& run, const GPTDataOptions& options) {
+    GPTDatasets built = build_gpt_datasets(options);
+    // One sample where the evaluation at the end wants sixteen.
+    built.valid = std::make_shared<MockGPTDataset>(MockGPTDataset::Options{
+        .samples = 2, .sequence_length = 8, .vocab_size = run.tokenizer.vocab_size()});
+    return built;
+  }};
+  EXPECT_THROW(train(flags("run", {"--eval-interval", "100"}), 1, registry), UserError);
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "iter_0000020" / "manifest.json"));
+}
+
+TEST_F(Loop, TheBatchGrowsAndResumesInsideTheRamp) {
+  const std::vector<std::string> ramp = {
+      "--micro-batch-size", "1", "--global-batch-size", "6", "--rampup-batch-size", "2", "2", "12",
+      "--log-interval",     "1"};
+  std::vector<std::string> first = ramp;
+  first.insert(first.end(), {"--exit-interval", "3"});
+  const std::string text = said(flags("whole", ramp));
+  EXPECT_NE(text.find("will use batch size rampup starting from global batch size 2 to global batch size 6"),
+            std::string::npos);
+  // 2 until 6 samples, 4 until 12 have been consumed (and at 12 itself 6, as in Megatron-LM).
+  expect_in_order(text, {"consumed samples:            2 |", "global batch size:     2",
+                         "consumed samples:            6 |", "consumed samples:           10 |",
+                         "global batch size:     4", "consumed samples:           14 |",
+                         "consumed samples:           20 |", "global batch size:     6"});
+  EXPECT_EQ(train(flags("halves", first)), ExitCode::ok);
+  EXPECT_EQ(train(flags("halves", ramp)), ExitCode::ok);
+  EXPECT_EQ(tensors("halves", 20), tensors("whole", 20));
+}
+
+TEST_F(Loop, NamedStepsOnlyConsumeTheirData) {
+  const std::vector<std::string> skips = {"--iterations-to-skip", "0", "7", "--log-interval", "1"};
+  const std::string text = said(flags("whole", skips));
+  EXPECT_EQ(count_of(text, " lm loss: "), 18U) << text;
+  for (const char* skipped : {"iteration        1/", "iteration        8/"}) {
+    EXPECT_EQ(text.find(skipped), std::string::npos) << skipped;
+  }
+  expect_in_order(
+      text,
+      {"iteration        2/      20 | consumed samples:            8 | skipped samples:            4 |",
+       "iteration        9/      20 | consumed samples:           36 | skipped samples:            8 |"});
+  // The schedule waits, and the first step that trains sees the second batch.
+  EXPECT_EQ(train(flags("plain", {"--lr", "0"})), ExitCode::ok);
+  EXPECT_EQ(log("whole").steps[0].losses, log("plain").steps[1].losses);
+  EXPECT_NE(text.find("learning rate: 3.333333E-03 | global batch size:     4 | lm loss"), std::string::npos)
+      << text;
+  std::vector<std::string> first = skips;
+  first.insert(first.end(), {"--exit-interval", "5"});
+  EXPECT_EQ(train(flags("halves", first)), ExitCode::ok);
+  EXPECT_EQ(train(flags("halves", skips)), ExitCode::ok);
+  EXPECT_EQ(tensors("halves", 20), tensors("whole", 20));
+}
+
+TEST_F(Loop, SamplesAndEpochsBecomeSteps) {
+  EXPECT_NE(said(without(flags("samples", {"--train-samples", "23"}), {"--train-iters", "--lr-warmup-iters"}))
+                .find("setting training iterations to 5"),
+            std::string::npos);
+  const Registry registry = {.datasets = [](const Registry::Run&, const GPTDataOptions& options) {
+    GPTDataOptions small = options;
+    small.samples[0] = options.samples[0].value_or(14);  // of one epoch
+    return build_gpt_datasets(small);
+  }};
+  const std::vector<std::string> epochs =
+      without(flags("epochs", {"--num-train-epochs", "2"}), {"--train-iters"});
+  EXPECT_NE(said(epochs, 1, registry).find("setting training iterations to 7"), std::string::npos);
+  EXPECT_EQ(log("epochs").steps.size(), 7U);
+}
+
+TEST_F(Loop, AutoresumeStopsToBeStartedAgain) {
+  const std::vector<std::string> args =
+      flags("run", {"--adlr-autoresume", "--adlr-autoresume-interval", "4"});
+  fs::create_directories(folder_ / "run");
+  write_text(folder_ / "run" / "autoresume", "", ExitCode::config);
+  EXPECT_EQ(train(args), ExitCode::stopped);
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "iter_0000004"));
+  EXPECT_EQ(log("run").end_reason, "autoresume");
+  EXPECT_EQ(train(args), ExitCode::ok);
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "iter_0000020"));
+}
+
+TEST_F(Loop, ProgressIsWrittenAsMegatronDoes) {
+  EXPECT_EQ(train(flags("run", {"--log-progress", "--exit-interval", "10"})), ExitCode::ok);
+  EXPECT_EQ(train(flags("run", {"--log-progress"})), ExitCode::ok);
+  const std::string text = read_text(folder_ / "run" / "progress.txt", {});
+  EXPECT_EQ(count_of(text, "\tStarting job\n"), 2U) << text;
+  expect_in_order(
+      text, {"\tJob ID: ", "\t# GPUs: 1\tStarting job\n",
+             "\tSaved checkpoint\tIteration: 10\tJob throughput: ", " TFLOP/s/GPU\tCumulative throughput: ",
+             "\tFloating-point operations: ", "\tTokens (in billions): 0.00\n", "Iteration: 20"});
+}
+
+TEST_F(Loop, ModelSettingsComeFromTheCheckpoint) {
+  EXPECT_EQ(train(flags("run", {"--exit-interval", "10"})), ExitCode::ok);
+  const std::vector<std::string> few = without(flags("run", {"--use-checkpoint-args"}),
+                                               {"--num-layers", "--hidden-size", "--num-attention-heads",
+                                                "--seq-length", "--max-position-embeddings"});
+  const std::vector<std::string> notices = pretrain_arguments(few, 1).notices;
+  EXPECT_TRUE(std::any_of(notices.begin(), notices.end(), [](const std::string& line) {
+    return line.find("num_layers=2") != line.npos;
+  })) << notices.size();
+  EXPECT_EQ(train(few), ExitCode::ok);
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "iter_0000020"));
+  std::vector<std::string> other = few;
+  other.insert(other.end(), {"--num-layers", "3", "--fresh", "--train-iters", "2", "--lr-warmup-iters", "0"});
+  EXPECT_EQ(train(other), ExitCode::ok) << "what the user gives wins";
+}
+
+TEST_F(Loop, FinetunesFromAPretrainedCheckpointOnlyOnce) {
+  EXPECT_EQ(train(flags("base", {"--train-iters", "10"})), ExitCode::ok);
+  const std::vector<std::string> args =
+      flags("tuned", {"--pretrained-checkpoint", (folder_ / "base").string()});
+  const std::vector<std::string> first =
+      flags("tuned", {"--pretrained-checkpoint", (folder_ / "base").string(), "--exit-interval", "5"});
+  EXPECT_NE(warned(first).find("finetuning from the weights"), std::string::npos);
+  EXPECT_EQ(warned(args).find("finetuning"), std::string::npos) << "now it resumes";
+  EXPECT_EQ(log("tuned").steps.size(), 20U);
+  EXPECT_LT(log("tuned").steps[0].losses[0].second, log("base").steps[0].losses[0].second);
+  std::vector<std::string> nowhere = flags("other", {"--pretrained-checkpoint", (folder_ / "none").string()});
+  EXPECT_THROW(train(nowhere), UserError);
+}
+
+TEST_F(Loop, AResumeWithOtherNumbersSaysSo) {
+  EXPECT_EQ(train(flags("run", {"--exit-interval", "10"})), ExitCode::ok);
+  const std::string notices =
+      warned(flags("run", {"--seed", "7", "--hidden-dropout", "0.2", "--exit-interval", "15"}));
+  EXPECT_NE(notices.find("seed is 7 now and was 1234"), std::string::npos) << notices;
+  EXPECT_NE(notices.find("hidden_dropout is 0.2 now and was 0.1"), std::string::npos);
+  EXPECT_EQ(count_of(warned(flags("run", {"--seed", "7", "--hidden-dropout", "0.2"})), " now and was "), 0U);
+}
+
+TEST_F(Loop, AStartAmongOldCheckpointsSaysSo) {
+  const std::vector<std::string> args = without(flags("run"), {"--load"});
+  EXPECT_EQ(count_of(warned(args), "holds checkpoints of an earlier training"), 0U);
+  const std::string said = warned(args);
+  EXPECT_NE(said.find("the last of them iter_0000020"), std::string::npos) << said;
+  EXPECT_NE(said.find("add --load " + (folder_ / "run").string()), std::string::npos) << said;
+  EXPECT_EQ(count_of(warned(flags("run", {"--fresh"})), "earlier training,"), 0U);
+}
+
+TEST_F(Loop, ADamagedCheckpointIsAnnouncedOnce) {
+  EXPECT_EQ(train(flags("run")), ExitCode::ok);
+  fs::resize_file(folder_ / "run" / "iter_0000020" / "shard-00000.safetensors", 100);
+  EXPECT_EQ(count_of(warned(flags("run")), "is damaged"), 1U);
+}
+
+TEST_F(Loop, SgdTrainsResumesAndKeepsToItself) {
+  const std::vector<std::string> sgd = {"--optimizer", "sgd", "--sgd-momentum", "0.8", "--lr", "0.1"};
+  std::vector<std::string> first = sgd;
+  first.insert(first.end(), {"--exit-interval", "10"});
+  EXPECT_EQ(train(flags("whole", sgd)), ExitCode::ok);
+  EXPECT_EQ(train(flags("halves", first)), ExitCode::ok);
+  EXPECT_EQ(train(flags("halves", sgd)), ExitCode::ok);
+  EXPECT_EQ(tensors("halves", 20), tensors("whole", 20));
+  EXPECT_LT(log("whole").steps.back().losses[0].second, log("whole").steps[0].losses[0].second);
+  try {
+    train(flags("halves", {"--train-iters", "30", "--override-opt_param-scheduler"}));
+    FAIL() << "Adam cannot go on with SGD's state";
+  } catch (const UserError& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::checkpoint);
+    EXPECT_NE(std::string(error.what()).find("optimizer"), std::string::npos) << error.what();
+  }
+}
+
+TEST_F(Loop, TheDecoupledLearningRateIsLogged) {
+  EXPECT_NE(
+      said(flags("run", {"--decoupled-lr", "0.02", "--lr-decay-style", "constant", "--lr-warmup-iters", "0"}))
+          .find(" learning rate: 1.000000E-02 | decoupled learning rate: 2.000000E-02 |"),
+      std::string::npos);
+}
+
+TEST_F(Loop, TimersOfAllRanksAreLogged) {
+  expect_in_order(
+      said(flags("run", {"--timing-log-level", "2", "--timing-log-option", "all"}), 2),
+      {"iteration        5/      20 |", "times across ranks (ms):", "  forward-backward:", "     rank  0: ",
+       "     rank  1: ", "  batch-generator:", "  forward-compute:", "  optimizer:"});
+}
+
+TEST_F(Loop, AProfileIsAChromeTrace) {
+  train(flags("run", {"--profile", "--profile-step-start", "2", "--profile-step-end", "4"}));
+  const nlohmann::json trace = nlohmann::json::parse(read_text(folder_ / "run" / "trace-rank-0.json", {}));
+  size_t backward = 0;
+  for (const auto& event : trace.at("traceEvents")) {
+    backward += event.value("name", "").find("addmm") != std::string::npos ? 1 : 0;
+  }
+  EXPECT_GT(backward, 0U);
+}
+
+// The mean over samples instead of tokens, twice, and a metric beside it.
+class TwiceBySample : public TrainStep {
+ public:
+  std::vector<std::string> metric_names() const override { return {"half"}; }
+  StepLoss loss(const at::Tensor& losses_SB, const MicroBatch&) override {
+    const at::Tensor sum = losses_SB.mean(0).sum();
+    return {.loss = 2.0 * sum, .count = at::full({}, losses_SB.size(1)), .metrics = {0.5 * sum}};
+  }
+};
+
+TEST_F(Loop, ATrainStepOfOnesOwnChangesTheLossOnEveryLayout) {
+  const Registry registry = {
+      .train_step = [](const Registry::Run&) { return std::make_unique<TwiceBySample>(); }};
+  // Adam and clipping undo a factor of the loss, so the curve is twice the usual one.
+  const std::vector<std::string> clipped = {"--clip-grad", "0.01", "--adam-eps", "1e-20"};
+  EXPECT_EQ(train(flags("usual", clipped)), ExitCode::ok);
+  EXPECT_EQ(train(flags("own", clipped), 1, registry), ExitCode::ok);
+  std::vector<std::string> parallel = clipped;
+  parallel.insert(parallel.end(), {"--tp", "2", "--sequence-parallel"});
+  EXPECT_EQ(train(flags("parallel", parallel), 4, registry), ExitCode::ok);
+  const RunLog usual = log("usual");
+  for (const char* name : {"own", "parallel"}) {
+    const RunLog own = log(name);
+    ASSERT_EQ(own.steps.size(), usual.steps.size());
+    for (size_t i = 0; i < own.steps.size(); ++i) {
+      const double expected = usual.steps[i].losses[0].second;
+      EXPECT_NEAR(own.steps[i].losses[0].second, 2 * expected, 1e-3 * expected) << name << " " << i;
+      EXPECT_EQ(own.steps[i].losses[1].first, "half");
+      EXPECT_NEAR(own.steps[i].losses[1].second, 0.5 * expected, 1e-3 * expected) << name << " " << i;
+    }
+    EXPECT_NEAR(own.evaluations.at(0).losses.at(0).second, 2 * usual.evaluations.at(0).losses.at(0).second,
+                1e-2);
+  }
+}
+
+TEST_F(Loop, ALoopOfOnesOwnIsTheProgramsLoop) {
+  EXPECT_EQ(train(flags("program"), 2), ExitCode::ok);
+  const ParsedArguments parsed = pretrain_arguments(flags("own"), 2);
+  run_ranks(2, [&](World& world) {
+    const Mesh mesh(mesh_options(parsed.args), world);
+    Training training(parsed.args, mesh);
+    EXPECT_FALSE(training.load());
+    const auto source = training.open(Split::train);
+    EXPECT_EQ(training.global_batch_size(), 4);
+    double loss = 0;
+    while (training.state().iteration < 20) loss = training.train_step(*source).numbers.loss;
+    const at::Tensor rank = at::full({1, 2}, static_cast<double>(world.rank()));
+    EXPECT_EQ(training.average(rank).sum().item<double>(), 1.0);
+    EXPECT_EQ(training.gather(rank).sizes(), (std::vector<int64_t>{2, 2}));
+    EXPECT_EQ(training.gather(rank)[1][0].item<double>(), 1.0);
+    const auto valid = training.open(Split::valid);
+    EXPECT_LT(training.eval_step(*valid, 2).loss, 5.0);
+    EXPECT_EQ(training.is_main_rank(), world.rank() == 1);
+    if (training.is_main_rank()) {
+      EXPECT_EQ(loss, log("program").steps.back().losses[0].second);
+    }
+    training.save();
+  });
+  EXPECT_EQ(tensors("own", 20), tensors("program", 20));
+}
+
+TEST_F(Loop, ALoopOfOnesOwnSavesInTheBackgroundAndSkips) {
+  const ParsedArguments parsed =
+      pretrain_arguments(flags("own", {"--async-save", "--iterations-to-skip", "3"}), 1);
+  Training training(parsed.args, Mesh());
+  const auto source = training.open(Split::train);
+  std::vector<int64_t> skipped;
+  while (training.state().iteration < 6) {
+    const StepMetrics metrics = training.train_step(*source).metrics;
+    if (metrics.skipped) skipped.push_back(metrics.iteration);
+    if (metrics.iteration != 5) continue;
+    EXPECT_FALSE(training.save()) << "it has only begun";
+  }
+  EXPECT_EQ(skipped, (std::vector<int64_t>{4}));
+  EXPECT_EQ(training.state().consumed_train_samples, 24);
+  EXPECT_FALSE(training.is_saved());
+  // The step after it may have found the save done already.
+  training.finish_save();
+  EXPECT_TRUE(fs::exists(folder_ / "own" / "iter_0000005" / "manifest.json"));
+  EXPECT_FALSE(training.finish_save());
+}
+
+TEST_F(Loop, GradientsThatTravelInBf16TrainNearlyAlike) {
+  EXPECT_EQ(train(flags("exact"), 2), ExitCode::ok);
+  for (const char* more : {"--use-distributed-optimizer", "--calculate-per-token-loss"}) {
+    EXPECT_EQ(train(flags(more, {"--grad-reduce-in-bf16", more}), 2), ExitCode::ok);
+    bool rounded = false;
+    for (size_t i = 0; i < 20; ++i) {
+      const double exact = log("exact").steps[i].losses[0].second;
+      EXPECT_NEAR(log(more).steps[i].losses[0].second, exact, 5e-3 * exact) << more << " " << i;
+      rounded = rounded || std::abs(log(more).steps[i].losses[0].second - exact) > 1e-6 * exact;
+    }
+    EXPECT_TRUE(rounded) << more;
+  }
+}
+
+TEST_F(Loop, PipelinesMayStandBeforeDataParallelRanks) {
+  const std::vector<std::string> layout = {"--tp", "2", "--pp", "2", "--use-tp-pp-dp-mapping"};
+  const std::string text = said(flags("run", layout), 8);
+  EXPECT_NE(text.find("  use_tp_pp_dp_mapping ............................ True"), std::string::npos);
+  expect_same_losses("run", "serial", {});
+  const ParsedArguments parsed = pretrain_arguments(flags("run", layout), 8);
+  run_ranks(8, [&](World& world) {
+    const Mesh mesh(mesh_options(parsed.args), world);
+    EXPECT_EQ(mesh.group(Axis::pp).rank, world.rank() / 2 % 2);
+    EXPECT_EQ(mesh.group(Axis::dp).rank, world.rank() / 4);
+  });
+}
+
+TEST_F(Loop, CopiesThatDriftApartAreNamed) {
+  const ParsedArguments parsed = pretrain_arguments(flags("run", {"--tp", "2"}), 4);
+  run_ranks(4, [&](World& world) {
+    const Mesh mesh(mesh_options(parsed.args), world);
+    Training training(parsed.args, mesh);
+    ParameterSet& parameters = training.trainer().parameters();
+    EXPECT_NO_THROW(check_replicas(parameters, mesh));
+    at::Tensor bias = parameters.find("decoder.final_layernorm.bias")->tensor.detach();
+    if (world.rank() == 3) bias[0] = 1e-7;
+    try {
+      check_replicas(parameters, mesh);
+      ADD_FAILURE() << "nothing was found";
+    } catch (const Fault& fault) {
+      EXPECT_EQ(fault.exit_code(), ExitCode::numerics);
+      EXPECT_NE(std::string(fault.what()).find("decoder.final_layernorm.bias differs"), std::string::npos)
+          << fault.what();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace teratron
