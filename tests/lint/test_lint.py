@@ -53,6 +53,14 @@ BAD = [
     ("wording", "// works for now\n", CPP),
     ("wording", "// as compat.md says\n", CPP),
     ("pragma-once", "int f();\n", "teratron/nn/x.h"),
+    ("layer", '#include "teratron/testing/worlds.h"\n', CPP),
+    ("columns", "#pragma once\n" + "int f();".rjust(111) + "\n", "teratron/nn/x.h"),
+    ("columns", "// " + "x" * 108 + "\n", CPP),
+    ("named-path", "See `nn/no_such_file.h`.\n", "docs/x.md"),
+    ("named-path", "// nn/no_such_file.h has the formula.\n", CPP),
+    ("plain-words", "// Called by whoever has the gradient.\n", CPP),
+    ("plain-words", 'throw error("\'{}\' is no number");\n', CPP),
+    ("plain-words", "Every rank is told the reason.\n", "docs/x.md"),
 ]
 
 GOOD = [
@@ -78,7 +86,17 @@ GOOD = [
     ("bool operator==(const A& a, const A& b);\nint A::operator()(int x) const { return x; }", CPP),
     ("// lint: allow(global-state): a signal handler can reach nothing else\nstd::atomic<bool> stop{false};", CPP),
     ("const int million = f(1'000'000, '\\'');", CPP),
+    ('#include "teratron/testing/worlds.h"\n', "teratron/nn/x_test.cpp"),
+    ('const char* text = "' + "x" * 110 + '";\n', CPP),
+    ("// nn/linear.h has the formula; and/or.h is not in a folder of ours.\n", CPP),
+    ("There are no ranks left; the step is no longer run.\n", "docs/x.md"),
 ]
+
+
+def test_finds_crowded_folders():
+    few = [f"teratron/nn/{i}.h" for i in range(40)]
+    assert list(lint.crowded_folders(few)) == []
+    assert list(lint.crowded_folders([*few, "teratron/nn/40.h"])) == [("teratron/nn", 41)]
 
 
 @pytest.mark.parametrize("rule,text,path", BAD, ids=[f"{i}-{b[0]}" for i, b in enumerate(BAD)])
