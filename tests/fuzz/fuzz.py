@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Runs the fuzz targets, each for some seconds from seeds that are valid inputs; fails when one of them finds anything.
+"""Runs the fuzz targets, two at a time, each for some seconds from valid inputs; fails if a target finds anything.
 
-    python tests/fuzz/fuzz.py --build build/fuzz --seconds 10
+    python tests/fuzz/fuzz.py --build build/fuzz --seconds 5
 
-What a target finds stays in <build>/tests/fuzz_*.found; run the target with that file to see it again.
+A failing input is written to <build>/tests/fuzz_*.found; run the target on that file to reproduce it.
 """
 import argparse
 import gzip
@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "tests/fixtures"
@@ -100,7 +101,7 @@ def run(target, seconds, folder):
     corpus.mkdir()
     for i, seed in enumerate(SEEDS[target.name]()):
         (corpus / str(i)).write_bytes(seed)
-    return subprocess.Popen(
+    return subprocess.run(
         [target, f"-max_total_time={seconds}", "-timeout=20", "-rss_limit_mb=3000", "-verbosity=0", "-print_final_stats=1",
          f"-artifact_prefix={target}.found", corpus],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -111,19 +112,18 @@ def run(target, seconds, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/fuzz")
-    parser.add_argument("--seconds", type=int, default=10)
+    parser.add_argument("--seconds", type=int, default=5)
     args = parser.parse_args()
     failed = False
-    with tempfile.TemporaryDirectory() as folder:
-        running = [(name, run(args.build / "tests" / name, args.seconds, folder)) for name in SEEDS]
-        for name, process in running:
-            output = process.communicate()[0]
-            executions = [line.split()[-1] for line in output.splitlines() if "number_of_executed_units" in line]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
+        runs = pool.map(lambda name: run(args.build / "tests" / name, args.seconds, folder), SEEDS)
+        for name, done in zip(SEEDS, runs):
+            executions = [line.split()[-1] for line in done.stdout.splitlines() if "number_of_executed_units" in line]
             print(f"{name}: {executions[0] if executions else '?'} inputs in {args.seconds} s, "
-                  f"{'nothing found' if process.returncode == 0 else 'FAILED'}")
-            if process.returncode != 0:
+                  f"{'nothing found' if done.returncode == 0 else 'FAILED'}")
+            if done.returncode != 0:
                 failed = True
-                print(output[-6000:])
+                print(done.stdout[-6000:])
     return 1 if failed else 0
 
 

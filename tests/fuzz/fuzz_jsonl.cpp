@@ -2,9 +2,9 @@
 #include "tests/fuzz/scratch.h"
 
 #include "teratron/base/error.h"
-#include "teratron/data/text/document_parser.h"
+#include "teratron/data/text/block_tokenizer.h"
 #include "teratron/data/text/punkt.h"
-#include "teratron/data/text/text_source.h"
+#include "teratron/data/text/line_reader.h"
 #include "teratron/tokenizer/bpe/byte_alphabet.h"
 #include "teratron/tokenizer/bpe/gpt2_tokenizer.h"
 
@@ -25,7 +25,7 @@ teratron::BpeSpec bytes_and_a_few_words() {
 struct Setup {
   teratron::fuzz::Scratch scratch;
   teratron::Gpt2BpeTokenizer tokenizer{bytes_and_a_few_words(), true};
-  teratron::PunktSplitter splitter = teratron::PunktSplitter::english(teratron::SentenceBlanks::keep);
+  teratron::PunktSplitter splitter = teratron::PunktSplitter::english(teratron::SentenceWhitespace::keep);
 };
 
 }  // namespace
