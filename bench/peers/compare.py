@@ -1,10 +1,14 @@
-"""Ours and the peers in turn on the same machine: A B C A B C. Prints each figure, the medians and the ratios.
+"""Times teratron and its peers alternately on one machine (A B C A B C); prints figures, medians and ratios.
 
     python3 bench/peers/compare.py --teratron "./run teratron" --shape gpt2-124m
     python3 bench/peers/compare.py --teratron "./run teratron" --shape llama3-8b --gpus 4
-    python3 bench/peers/compare.py --teratron "./run teratron" --shape llama-56m --gpus 0 --precision fp32 --steps 5
+    python3 bench/peers/compare.py --teratron "./run teratron" --shape llama-56m --gpus 0 --steps 5
+
+Writes the medians to a new file in bench/results (or --results FOLDER); results_table.py describes the format
+and generates the table of docs/performance.md from those files.
 """
 import argparse
+import datetime
 import json
 import os
 import statistics
@@ -13,10 +17,22 @@ import sys
 import tempfile
 from pathlib import Path
 
+import results_table
+
 ONE_DEVICE = Path(__file__).with_name("torch_gpt.py")
 FLOOR = Path(__file__).with_name("floor.py")
 SEVERAL_GPUS = Path(__file__).with_name("torch_fsdp.py")
 FP8 = ["--fp8-format", "hybrid", "--fp8-amax-history-len", "16", "--fp8-amax-compute-algo", "max"]
+FP32_MASTERS, ALL_BF16, FSDP2 = "torch.compile, fp32 masters", "torch.compile, all bf16", "FSDP2 + torch.compile"
+# (shape, GPUs): speed relative to a peer, or tokens per second.
+GOALS = {
+    ("gpt-1.5b", 1): {f"teratron / {FP32_MASTERS}": 1.10, f"teratron / {ALL_BF16}": 1.03, "teratron / floor": 0.95},
+    ("llama3-8b-12l", 1): {f"teratron / {FP32_MASTERS}": 1.10, f"teratron / {ALL_BF16}": 1.02, "teratron / floor": 0.95,
+                           "teratron, FP8 / teratron": 1.35, "teratron, FP8, output layer too / teratron": 1.35,
+                           "teratron, FP8": 38000, "teratron, FP8, output layer too": 38000},
+    ("gpt2-124m", 1): {f"teratron / {FP32_MASTERS}": 1.15, f"teratron / {ALL_BF16}": 1.15, "teratron": 580000},
+    ("llama3-8b", 4): {f"teratron / {FSDP2}": 1.12, "teratron / floor": 0.93, "teratron, FP8 / teratron": 1.35},
+}
 
 
 def ours(args, *flags):
@@ -50,15 +66,16 @@ def started(args, program, *flags, launcher=(), environment=None):
 
 
 class Failed(Exception):
-    """A contestant gave no result."""
+    """A program returned no result."""
 
 
 def parsed(text):
     try:
         result = json.loads(text)
-        return {name: float(result[name]) for name in ("tokens_per_second", "step_ms")}
+        speeds = {name: float(result[name]) for name in ("tokens_per_second", "step_ms")}
+        return {"device": str(result.get("device", "")), **speeds}
     except (ValueError, KeyError, TypeError) as error:
-        raise Failed(f"said {text[:80]!r} where its result should be") from error
+        raise Failed(f"printed {text[:80]!r} instead of a result") from error
 
 
 def require_success(code):
@@ -77,7 +94,7 @@ def peer(args, program, *flags, launcher=()):
 
 
 def floor(args):
-    """All GPUs at once: a step of a job lasts as long as the slowest needs."""
+    """Of the slowest GPU, all running at the same time: the slowest determines the step time of a job."""
     flags = ["--ranks", str(args.gpus)]
     if args.gpus == 1:
         return peer(args, FLOOR, *flags)
@@ -98,10 +115,10 @@ def contestants(args):
         result["teratron, FP8, output layer too"] = lambda: ours(args, *FP8, "--fp8-output-proj")
     if args.gpus > 1:
         launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(args.gpus)]
-        result["FSDP2 + torch.compile"] = lambda: peer(args, SEVERAL_GPUS, launcher=launcher)
+        result[FSDP2] = lambda: peer(args, SEVERAL_GPUS, launcher=launcher)
     elif args.gpus == 1:
-        result["torch.compile, fp32 masters"] = lambda: peer(args, ONE_DEVICE, "--masters", "fp32")
-        result["torch.compile, all bf16"] = lambda: peer(args, ONE_DEVICE, "--masters", "bf16")
+        result[FP32_MASTERS] = lambda: peer(args, ONE_DEVICE, "--masters", "fp32")
+        result[ALL_BF16] = lambda: peer(args, ONE_DEVICE, "--masters", "bf16")
     else:
         flags = ["--device", "cpu", "--precision", args.precision, *size_flags(args)]
         result[f"torch.compile, {args.precision}"] = lambda: peer(args, ONE_DEVICE, *flags)
@@ -111,47 +128,89 @@ def contestants(args):
 
 
 def measure(contestants, rounds):
-    """The speeds of each, and the names of those that failed once, whose output says why; they run no more."""
-    speeds, failed = {name: [] for name in contestants}, []
+    """(results of each contestant, names of those that failed). One that fails once does not run again."""
+    results, failed = {name: [] for name in contestants}, []
     for _ in range(rounds):
-        for name in speeds:
+        for name in results:
             if name in failed:
                 continue
             try:
                 result = contestants[name]()
             except Failed as error:
-                print(f"{name:<36} {error}; the others go on", flush=True)
+                print(f"{name:<36} {error}; the others continue", flush=True)
                 failed.append(name)
                 continue
-            speeds[name].append(result["tokens_per_second"])
+            results[name].append(result)
             print(f"{name:<36}{result['tokens_per_second']:>12.0f} tokens/s{result['step_ms']:>10.2f} ms", flush=True)
-    return speeds, failed
+    return results, failed
 
 
-def main():
+def cpu_name():
+    info = Path("/proc/cpuinfo")
+    models = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    return models[0] if models else "CPU"
+
+
+def commit():
+    command = ["git", "-C", Path(__file__).parent, "describe", "--always", "--dirty", "--exclude", "*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def record(args, medians, device):
+    """The medians in the format of results_table.py."""
+    ours = {name: round(value, 1) for name, value in medians.items() if name.startswith("teratron")}
+    peers = {name: round(value, 1) for name, value in medians.items() if name not in ours}
+    ratios = {f"teratron / {name}": medians["teratron"] / medians[name] for name in peers}
+    ratios |= {f"{name} / teratron": medians[name] / medians["teratron"] for name in ours if name != "teratron"}
+    goals = GOALS.get((args.shape, args.gpus), {})
+    return {"date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(), "commit": commit(),
+            "device": f"{args.gpus} x {device}" if args.gpus else f"{os.cpu_count()} x {cpu_name()}",
+            "command": args.command, "shape": args.shape, "unit": "tokens/s", "ours": ours, "peers": peers,
+            "ratios": {name: round(value, 3) for name, value in ratios.items()},
+            "goals": {name: value for name, value in goals.items() if name in ratios or name in ours}, "note": ""}
+
+
+def parsed_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--teratron", default="teratron", help="command that starts teratron")
     parser.add_argument("--shape", default="gpt2-124m")
     parser.add_argument("--gpus", type=int, default=1, help="of this machine; more than one: data parallel; 0: the CPU")
     parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16", help="fp32: with --gpus 0 only")
-    parser.add_argument("--fp8", action="store_true", help="ours in FP8, too")
+    parser.add_argument("--fp8", action="store_true", help="also run teratron in FP8")
     parser.add_argument("--micro-batches", type=int, default=1)
     parser.add_argument("--micro-batch-size", type=int, help="with --gpus 0 only; default: the shape's")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--warm-up-seconds", type=float, default=10.0)
+    parser.add_argument("--results", type=Path, default=results_table.RESULTS, help="folder of the new JSON file")
     args = parser.parse_args()
     if args.gpus < 0:
-        parser.error("--gpus counts GPUs; 0 stands for the CPU")
+        parser.error("--gpus is a number of GPUs, or 0 for the CPU")
     if args.gpus > 0 and (args.micro_batch_size or args.precision != "bf16"):
-        parser.error("--micro-batch-size and --precision go with --gpus 0: the peers on GPUs have the shape's size and bf16")
+        parser.error("--micro-batch-size and --precision need --gpus 0: on GPUs the peers have the shape's size and bf16")
+    given = {name: value for name, value in vars(args).items()
+             if name not in ("teratron", "shape", "results") and value != parser.get_default(name)}
+    flags = [f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in given.items()]
+    args.command = " ".join([f"bench/peers/compare.py --shape {args.shape}", *flags])
+    return args
+
+
+def main():
+    args = parsed_arguments()
     if args.gpus == 0:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    speeds, failed = measure(contestants(args), args.rounds)
-    medians = {name: statistics.median(values) for name, values in speeds.items() if values}
+    results, failed = measure(contestants(args), args.rounds)
+    medians = {name: statistics.median(result["tokens_per_second"] for result in of_one)
+               for name, of_one in results.items() if of_one}
     for name, median in medians.items():
-        ratio = f"; teratron is {medians['teratron'] / median:.3f} times that" if "teratron" in medians else ""
+        ratio = f"; teratron is {medians['teratron'] / median:.3f} times as fast" if "teratron" in medians else ""
         print(f"{name:<36}{median:>12.0f} tokens/s in the median{ratio}")
+    if "teratron" in medians:
+        path = results_table.write(record(args, medians, results["teratron"][0]["device"]), args.results)
+        print(f"wrote {path}")
     return 1 if failed else 0
 
 

@@ -1,12 +1,12 @@
-"""What a GPU needs for a training step at least: its matrix products, cuDNN attention and unavoidable memory traffic.
+"""Floor of a training step on one GPU: its GEMMs, cuDNN attention and unavoidable memory traffic.
 
-Runs them alone, one after the other, under the same load and clock as a training: per layer the products of forward and
-backward (weight gradients added to fp32), attention, and 16 copies of its activations [tokens, hidden]; the products of
-the output layer with three passes over its logits; and 28 bytes per parameter for Adam, its fp32 masters being the bf16
-weights and two bytes more.
+Runs them one after the other, under the load and clock of a training: per layer the GEMMs of forward and
+backward (weight gradients accumulated in fp32), attention, and 16 copies of its activations [tokens, hidden];
+the GEMMs of the output layer with three passes over its logits; and 28 bytes per parameter for Adam, whose
+fp32 masters are the bf16 weights and two bytes more.
 
-With --ranks N it is one of N data-parallel GPUs, whose optimizer is sharded; their communication is left out. One process
-a GPU: compare.py starts them all at once and takes the slowest.
+With --ranks N it is one of N data-parallel GPUs with a sharded optimizer; communication is left out. One
+process per GPU: compare.py starts all of them together and takes the slowest.
 
 Prints one JSON object with the tokens of all ranks. Timed as `teratron bench` does.
 """

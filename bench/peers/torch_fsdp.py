@@ -1,7 +1,7 @@
-"""The same training step in PyTorch on several GPUs: FSDP2, torch.compile per layer, cuDNN attention, fused AdamW.
+"""The same training step in PyTorch on several GPUs: FSDP2, torch.compile, cuDNN attention, fused AdamW.
 
-Weights, moments and gradient reduction in fp32, products in bf16, as `teratron pretrain gpt --bf16
---use-distributed-optimizer` has it. Started by torchrun, one process per GPU:
+Weights, moments and gradient reduction in fp32, GEMMs in bf16, as in `teratron pretrain gpt --bf16
+--use-distributed-optimizer`. Started by torchrun, one process per GPU:
 
     torchrun --nproc-per-node 4 bench/peers/torch_fsdp.py --shape llama3-8b
 

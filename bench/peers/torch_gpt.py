@@ -1,10 +1,10 @@
 """The same training step in PyTorch: torch.compile, cuDNN attention, fused AdamW, one GPU or the CPU.
 
-Two peers: `--masters bf16` keeps weights, gradients and Adam's moments in bf16 (fewer bytes than any trainer that keeps
-full precision); `--masters fp32` has the semantics of `teratron pretrain gpt --bf16`: fp32 weights and moments, fp32
-gradient accumulation, a bf16 copy of the weights for the matrix products. `--precision fp32` has no bf16 at all.
+Two peers: `--masters bf16` holds weights, gradients and Adam's moments in bf16 (fewer bytes than any trainer with
+full precision); `--masters fp32` has the semantics of `teratron pretrain gpt --bf16`: fp32 weights and moments,
+fp32 gradient accumulation, a bf16 copy of the weights for the GEMMs. `--precision fp32` uses no bf16.
 
-Prints one JSON object. Timed as `teratron bench` does: at least --steps steps after --warm-up-seconds of load.
+Prints one JSON object. Timed as `teratron bench` does: --steps steps after --warm-up-seconds of load.
 """
 import argparse
 import json
@@ -113,7 +113,7 @@ class Model(nn.Module):
 
 
 class FullPrecisionMasters:
-    """AdamW on fp32 masters; gradients of the bf16 model are added to fp32 ones, clipped, applied and copied back."""
+    """AdamW on fp32 masters: bf16 gradients accumulate in fp32, are clipped and applied; weights are copied back."""
 
     def __init__(self, model):
         self.weights = list(model.parameters())
@@ -182,7 +182,7 @@ def timed_steps(step, count, enough, device="cuda"):
 
 
 def peer_parser(description, shape="gpt2-124m", steps=60):
-    """The flags that every program beside ours takes."""
+    """The flags that all peers take."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default=shape)
     parser.add_argument("--micro-batches", type=int, default=1)

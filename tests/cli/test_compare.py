@@ -1,15 +1,16 @@
-"""bench/peers/compare.py with a program that only says how fast it was, and peers that are not run."""
+"""bench/peers/compare.py and results_table.py, with a program that only prints a speed and stubbed peers."""
 
-import importlib.util
+import importlib
+import json
 import stat
 import subprocess
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "bench" / "peers" / "compare.py"
+PEERS = Path(__file__).parents[2] / "bench" / "peers"
 PROGRAM = """#!/bin/sh
-# Fails in FP8 with the output layer, in FP8 the second time, and altogether where there is a file `broken`.
+# Fails in FP8 with the output layer, in FP8 the second time, and always where there is a file `broken`.
 folder=$(dirname "$0")
 case "$*" in
     *--fp8-output-proj*) exit 7 ;;
@@ -17,25 +18,32 @@ case "$*" in
 esac
 [ ! -e "$folder/broken" ] || exit 3
 while [ "$1" != --json ]; do shift; done
-echo '{"tokens_per_second": 10.0, "step_ms": 1.0}' >"$2"
+echo '{"tokens_per_second": 10.0, "step_ms": 1.0, "device": "NVIDIA H200"}' >"$2"
 """
 
 
 @pytest.fixture
-def compare(tmp_path, monkeypatch):
+def results_table(monkeypatch):
+    monkeypatch.syspath_prepend(str(PEERS))
+    return importlib.import_module("results_table")
+
+
+@pytest.fixture
+def compare(tmp_path, monkeypatch, results_table):
     program = tmp_path / "program"
     program.write_text(PROGRAM)
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    spec = importlib.util.spec_from_file_location("compare", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = importlib.reload(importlib.import_module("compare"))
     real_peer = module.peer
     monkeypatch.setattr(module, "peer", lambda *_, **__: {"tokens_per_second": 5.0, "step_ms": 2.0})
     monkeypatch.setattr(module, "floor", lambda _: {"tokens_per_second": 20.0, "step_ms": 0.5})
 
     def run(*flags):
-        monkeypatch.setattr("sys.argv", ["compare.py", "--teratron", str(program), *flags])
-        return module.main()
+        results = tmp_path / "results"
+        monkeypatch.setattr("sys.argv", ["compare.py", "--teratron", str(program), "--results", str(results), *flags])
+        code = module.main()
+        run.results = results_table.load(results)
+        return code
 
     run.module, run.real_peer = module, real_peer
     return run
@@ -49,38 +57,53 @@ def test_ratios_of_all(compare, capsys):
     assert compare("--rounds", "2") == 0
     lines = medians(capsys.readouterr().out)
     assert len(lines) == 4
-    assert all("teratron is 2.000 times that" in line for line in lines if line.startswith("torch.compile"))
-    assert "teratron is 0.500 times that" in lines[-1]
+    assert all("teratron is 2.000 times as fast" in line for line in lines if line.startswith("torch.compile"))
+    assert "teratron is 0.500 times as fast" in lines[-1]
 
 
-def test_goes_on_without_who_fails(compare, capsys):
+def test_writes_the_medians_with_ratios_and_goals(compare, results_table):
+    assert compare("--shape", "gpt-1.5b", "--rounds", "1") == 0
+    assert compare("--shape", "gpt-1.5b", "--rounds", "1", "--fp8") == 1
+    first, second = compare.results
+    assert first["command"] == "bench/peers/compare.py --shape gpt-1.5b --rounds 1"
+    assert (first["device"], first["shape"], first["unit"]) == ("1 x NVIDIA H200", "gpt-1.5b", "tokens/s")
+    assert first["ours"] == {"teratron": 10.0}
+    assert first["peers"] == {"torch.compile, fp32 masters": 5.0, "torch.compile, all bf16": 5.0, "floor": 20.0}
+    assert first["ratios"]["teratron / torch.compile, all bf16"] == 2.0 and first["ratios"]["teratron / floor"] == 0.5
+    assert first["goals"]["teratron / torch.compile, fp32 masters"] == 1.1
+    assert second["ratios"]["teratron, FP8 / teratron"] == 1.0
+    assert "10 teratron, FP8" in results_table.table(compare.results)
+
+
+def test_continues_without_a_failed_contestant(compare, capsys):
     assert compare("--fp8", "--rounds", "2") == 1
     output = capsys.readouterr().out
     assert output.count("teratron, FP8, output layer too") == 1
-    assert "failed with exit code 7; the others go on" in output
-    assert "failed with exit code 8; the others go on" in output
+    assert "failed with exit code 7; the others continue" in output
+    assert "failed with exit code 8; the others continue" in output
     lines = medians(output)
     assert len(lines) == 5
     assert sum(line.startswith("teratron, FP8 ") for line in lines) == 1  # of the first round
 
 
-@pytest.mark.parametrize("said", ["", "not a result", "{}", "7"])
-def test_a_peer_without_a_result_has_failed(compare, capsys, monkeypatch, said):
+@pytest.mark.parametrize("printed", ["", "not a result", "{}", "7"])
+def test_a_peer_without_a_result_has_failed(compare, capsys, monkeypatch, printed):
     monkeypatch.setattr(compare.module, "started", lambda *_, **__: subprocess.Popen(
-        ["printf", "%s", said], stdout=subprocess.PIPE, text=True))
+        ["printf", "%s", printed], stdout=subprocess.PIPE, text=True))
     monkeypatch.setattr(compare.module, "peer", compare.real_peer)
     assert compare("--rounds", "1") == 1
     output = capsys.readouterr().out
-    assert output.count("where its result should be; the others go on") == 2
+    assert output.count("instead of a result; the others continue") == 2
     assert len(medians(output)) == 2
 
 
-def test_says_no_ratio_without_teratron(compare, capsys, tmp_path):
+def test_no_ratio_and_no_file_without_teratron(compare, capsys, tmp_path):
     (tmp_path / "broken").touch()
     assert compare("--rounds", "1") == 1
     lines = medians(capsys.readouterr().out)
     assert len(lines) == 3
-    assert not any("times that" in line for line in lines)
+    assert not any("times as fast" in line for line in lines)
+    assert compare.results == []
 
 
 def test_an_interrupt_ends_it(compare, monkeypatch):
@@ -90,3 +113,28 @@ def test_an_interrupt_ends_it(compare, monkeypatch):
     monkeypatch.setattr(subprocess, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         compare("--rounds", "1")
+
+
+def test_the_table_in_the_docs_is_generated(results_table):
+    document = results_table.DOCUMENT.read_text()
+    assert document == results_table.with_table(document, results_table.load()), "run bench/peers/results_table.py"
+
+
+def test_ratios_follow_from_the_values(results_table):
+    for result in results_table.load():
+        values = {**result["ours"], **result["peers"]}
+        for key, ratio in result["ratios"].items():
+            a, b = (values[name] for name in key.split(" / "))
+            expected = b / a if result["unit"] == "ms/step" else a / b
+            assert ratio == pytest.approx(expected, abs=6e-4, rel=1e-4), (result["command"], key)
+
+
+@pytest.mark.parametrize("change", [{"unit": "ms"}, {"date": 2026}, {"extra": ""}, {"ours": {}},
+                                    {"goals": {"teratron / x": 1.0}}])
+def test_a_file_that_breaks_the_schema_is_named(results_table, tmp_path, change):
+    result = {**dict.fromkeys(results_table.TEXTS, ""), "unit": "MB/s", "ours": {"teratron": 1.0}, "peers": {},
+              "ratios": {}, "goals": {}}
+    results_table.check(result)
+    (tmp_path / "wrong.json").write_text(json.dumps({**result, **change}))
+    with pytest.raises(ValueError, match="wrong.json"):
+        results_table.load(tmp_path)
