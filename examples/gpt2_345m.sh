@@ -1,5 +1,5 @@
 #!/bin/bash
-# GPT-2 345M on two GPUs: its layers cut in two (tp2), half of its layers on each (pp2), or half of the batch (dp2).
+# GPT-2 345M on two GPUs: tensor parallel (tp2), pipeline parallel (pp2) or data parallel (dp2).
 # usage: examples/gpt2_345m.sh tp2|pp2|dp2 DATA_PREFIX VOCABULARY_FOLDER [FLAGS...]
 set -euo pipefail
 case ${1:-} in

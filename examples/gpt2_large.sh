@@ -1,5 +1,5 @@
 #!/bin/bash
-# GPT2-large on four GPUs as megatron_gpt_config.yaml lays it out: 245 steps of 48 x 1024 tokens, evaluated after every 49.
+# GPT2-large on four GPUs, laid out by megatron_gpt_config.yaml: 245 steps of 48 x 1024 tokens, evaluated every 49.
 # usage: examples/gpt2_large.sh DATA_PREFIX VOCABULARY_FOLDER [FLAGS...]
 set -euo pipefail
 data=${1:?data prefix} vocabulary=${2:?folder with vocab.json and merges.txt}

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Pretrains the GPT of 345 million parameters, with the settings of Megatron-LM's script of this name.
+# Pretrains GPT-345M with the settings of Megatron-LM's script of this name.
 #
 #   CHECKPOINT_PATH=... VOCAB_FILE=... MERGE_FILE=... DATA_PATH=..._text_document examples/pretrain_gpt.sh [FLAGS...]
 #
-# Further flags win over those below (--train-iters 100, --bf16...). TERATRON names the program.
+# FLAGS override those below (--train-iters 100, --bf16...). TERATRON is the path of the program.
 set -euo pipefail
 
 : "${CHECKPOINT_PATH:?folder of the checkpoints}"
 : "${VOCAB_FILE:?gpt2-vocab.json}"
 : "${MERGE_FILE:?gpt2-merges.txt}"
-: "${DATA_PATH:?prefix of a data set, such as my-gpt2_text_document}"
+: "${DATA_PATH:?prefix of a dataset, such as my-gpt2_text_document}"
 
 GPT_ARGS=(
   --num-layers 24

@@ -1,7 +1,7 @@
 #!/bin/bash
 # A job on two machines without a scheduler. On each: examples/two_machines.sh ADDRESS_OF_MACHINE_0 0|1 COMMAND...
-# where COMMAND is what follows `teratron`: pretrain gpt FLAGS...
-# Both may be the same machine: try it with 127.0.0.1 and --use-cpu in FLAGS_OF_LAUNCH.
+# where COMMAND are the arguments of `teratron`: pretrain gpt FLAGS...
+# To try it on one machine, use 127.0.0.1 and FLAGS_OF_LAUNCH=--use-cpu.
 set -euo pipefail
 address=${1:?address of machine 0} machine=${2:?0 or 1}
 shift 2

@@ -1,5 +1,5 @@
-// A loss of one's own: samples in which keywords occur count for more. For code, say, that uses the libraries which one
-// wants a model to know well:
+// A custom loss that weights samples by the keywords in them, for example names from libraries that a code
+// model should know well:
 //
 //   weight of a sample = 1 + alpha * (number of keyword tokens in it)
 //   loss = mean over the samples of weight * (mean loss of the sample's tokens)
@@ -47,7 +47,7 @@ class KeywordLoss : public teratron::TrainStep {
   double alpha_;
 };
 
-// Keywords that are one token.
+// Ids of the keywords that are a single token.
 std::vector<int64_t> ids_of(const std::vector<std::string>& keywords, const teratron::Tokenizer& tokenizer) {
   std::vector<int64_t> found;
   for (const std::string& keyword : keywords) {

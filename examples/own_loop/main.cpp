@@ -1,5 +1,5 @@
-// A training loop of one's own over the library's model, data and optimizer, with a measure that Megatron-LM does not
-// log: how often the likeliest next token is the right one.
+// A custom training loop over the library's model, data and optimizer, with a metric that Megatron-LM does not
+// log: the accuracy of the most likely next token.
 //
 //   own_loop FLAGS...                (those of `teratron pretrain gpt`)
 #include <ATen/ATen.h>
@@ -11,39 +11,39 @@ using teratron::BatchSource;
 using teratron::FinishedStep;
 using teratron::MicroBatch;
 using teratron::Split;
-using teratron::Training;
+using teratron::Trainer;
 
 namespace {
 
-// Share of the counted tokens of one micro-batch per data-parallel rank; the last pipeline stage knows it.
-double accuracy(Training& training, BatchSource& source) {
+// Over the unmasked tokens of one micro-batch per data-parallel rank; 0 except on the last pipeline stage.
+double accuracy(Trainer& trainer, BatchSource& source) {
   const MicroBatch batch = source.next();
-  const at::Tensor logits_SBV = training.logits(batch);
+  const at::Tensor logits_SBV = trainer.logits(batch);
   if (!logits_SBV.defined()) return 0.0;
-  // Dim 0 is what the ranks' tensors are joined along.
-  const at::Tensor right = training.gather(logits_SBV.argmax(-1).eq(batch.labels_SB).t().to(at::kFloat));
-  const at::Tensor counted = training.gather(batch.loss_mask_SB.t());
+  // gather() concatenates along dim 0, so the batch dimension goes first.
+  const at::Tensor right = trainer.gather(logits_SBV.argmax(-1).eq(batch.labels_SB).t().to(at::kFloat));
+  const at::Tensor counted = trainer.gather(batch.loss_mask_SB.t());
   return ((right * counted).sum() / counted.sum().clamp_min(1.0)).item<double>();
 }
 
-void loop(Training& training) {
-  const int64_t total = training.train_iters();
-  const int64_t every = training.args().eval_interval.value_or(total);
-  if (training.args().load) training.load();
-  const auto train = training.open(Split::train);
-  while (training.state().iteration < total) {
-    const FinishedStep step = training.train_step(*train);
-    if (training.state().iteration % every != 0) continue;
-    const auto valid = training.open(Split::valid);
-    const double loss = training.eval_step(*valid, training.args().eval_iters).loss;
-    const double share = accuracy(training, *training.open(Split::valid));
-    if (training.is_main_rank()) {
+void loop(Trainer& trainer) {
+  const int64_t total = trainer.train_iters();
+  const int64_t every = trainer.args().eval_interval.value_or(total);
+  if (trainer.args().load) trainer.load();
+  const auto train = trainer.open(Split::train);
+  while (trainer.state().iteration < total) {
+    const FinishedStep step = trainer.train_step(*train);
+    if (trainer.state().iteration % every != 0) continue;
+    const auto valid = trainer.open(Split::valid);
+    const double loss = trainer.eval_step(*valid, trainer.args().eval_iters).loss;
+    const double share = accuracy(trainer, *trainer.open(Split::valid));
+    if (trainer.is_main_rank()) {
       teratron::print(
           "step {} of {}: batch {}, training loss {:.4f}, validation loss {:.4f}, accuracy {:.3f}",
           step.metrics.iteration, total, step.metrics.global_batch_size, step.numbers.loss, loss, share);
     }
   }
-  if (training.args().save) training.save();
+  if (trainer.args().save) trainer.save();
 }
 
 }  // namespace

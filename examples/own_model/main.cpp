@@ -1,7 +1,8 @@
-// A model of one's own under the library's training loop, data, optimizer and checkpoints: in the place of attention each
-// token takes the mean of the tokens before it (average attention networks, Zhang, Xiong & Su 2018, without their gates).
+// A custom model under the library's training loop, data, optimizer and checkpoints. Instead of attention, each
+// token averages itself and the tokens before it (average attention networks, Zhang, Xiong & Su 2018, without
+// their gates).
 //
-//   own_model pretrain gpt FLAGS...         (--tp, --pp and --use-distributed-optimizer work as ever)
+//   own_model pretrain gpt FLAGS...         (--tp, --pp and --use-distributed-optimizer work)
 #include <ATen/ATen.h>
 
 #include "teratron/base/error.h"
@@ -16,7 +17,7 @@ using teratron::Activations;
 using teratron::GPTConfig;
 using teratron::Init;
 using teratron::MicroBatch;
-using teratron::ModelPart;
+using teratron::StageContext;
 using teratron::Scope;
 using teratron::TensorParallel;
 
@@ -44,7 +45,7 @@ class Layer {
 
   at::Tensor forward(const at::Tensor& x_SBH) {
     const at::Tensor h_SBH = x_SBH + mean_of_past(mixing_norm_.forward(x_SBH));
-    return settled(mlp_.forward_onto({.stream_SBH = h_SBH, .dropout = {}}, mlp_norm_.forward(h_SBH)));
+    return apply_bias_grad(mlp_.forward_add_residual({.residual_SBH = h_SBH, .dropout = {}}, mlp_norm_.forward(h_SBH)));
   }
 
  private:
@@ -55,7 +56,7 @@ class Layer {
 
 class AverageNetwork : public teratron::Model {
  public:
-  explicit AverageNetwork(const ModelPart& part)
+  explicit AverageNetwork(const StageContext& part)
       : Model(part.stage), vocabulary_(part.config.vocabulary), parallel_(part.parallel) {
     const Scope root(part.parameters);
     const teratron::VocabularyOptions words{.size = part.config.vocabulary,
@@ -91,8 +92,8 @@ class AverageNetwork : public teratron::Model {
   }
 
  private:
-  teratron::LinearCore output_layer() const {
-    return {product_.get(), teratron::ParallelRegion::copied, &parallel_.group};
+  teratron::ParallelMatmul output_layer() const {
+    return {product_.get(), teratron::TpComm::copied, &parallel_.group};
   }
 
   int64_t vocabulary_;
@@ -100,10 +101,10 @@ class AverageNetwork : public teratron::Model {
   std::unique_ptr<teratron::VocabParallelEmbedding> embedding_;
   std::vector<std::unique_ptr<Layer>> layers_;
   std::unique_ptr<teratron::Norm> last_norm_;
-  std::unique_ptr<teratron::MatMul> product_;  // by the output layer's weight
+  std::unique_ptr<teratron::Matmul> product_;  // by the output layer's weight
 };
 
-std::unique_ptr<teratron::Model> make_model(const teratron::Registry::Run& run, const ModelPart& part) {
+std::unique_ptr<teratron::Model> make_model(const teratron::Registry::Run& run, const StageContext& part) {
   if (run.args.sequence_parallel || run.args.reset_attention_mask) {
     throw teratron::config_error({.what = "the mean is taken over whole samples",
                                   .where = "sequence_parallel, reset_attention_mask",
