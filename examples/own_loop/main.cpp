@@ -1,5 +1,5 @@
-// A custom training loop over the library's model, data and optimizer, with a metric that Megatron-LM does not
-// log: the accuracy of the most likely next token.
+// A custom training loop over the library's model, data and optimizer, with a metric that Megatron-LM does
+// not log: the accuracy of the most likely next token.
 //
 //   own_loop FLAGS...                (those of `teratron pretrain gpt`)
 #include <ATen/ATen.h>
@@ -8,7 +8,7 @@
 #include "teratron/cli/program.h"
 
 using teratron::BatchSource;
-using teratron::FinishedStep;
+using teratron::StepResult;
 using teratron::MicroBatch;
 using teratron::Split;
 using teratron::Trainer;
@@ -32,7 +32,7 @@ void loop(Trainer& trainer) {
   if (trainer.args().load) trainer.load();
   const auto train = trainer.open(Split::train);
   while (trainer.state().iteration < total) {
-    const FinishedStep step = trainer.train_step(*train);
+    const StepResult step = trainer.train_step(*train);
     if (trainer.state().iteration % every != 0) continue;
     const auto valid = trainer.open(Split::valid);
     const double loss = trainer.eval_step(*valid, trainer.args().eval_iters).loss;

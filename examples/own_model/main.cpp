@@ -1,6 +1,6 @@
-// A custom model under the library's training loop, data, optimizer and checkpoints. Instead of attention, each
-// token averages itself and the tokens before it (average attention networks, Zhang, Xiong & Su 2018, without
-// their gates).
+// A custom model under the library's training loop, data, optimizer and checkpoints. Instead of attention,
+// each token averages itself and the tokens before it (average attention networks, Zhang, Xiong & Su 2018,
+// without their gates).
 //
 //   own_model pretrain gpt FLAGS...         (--tp, --pp and --use-distributed-optimizer work)
 #include <ATen/ATen.h>
