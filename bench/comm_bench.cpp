@@ -79,12 +79,12 @@ void leave_at_once(const Fault& fault) {
 }
 
 void bench_job() {
-  const Launch launch = read_launch(process_environment);
+  const LaunchEnv launch = read_launch_env(process_environment);
   WorldOptions options;
   at::Device device = at::kCPU;
   if (at::hasCUDA() && launch.backend.value_or(Backend::nccl) == Backend::nccl) {
     options.gpu = static_cast<int>(launch.local_rank);
-    options.on_stuck = leave_at_once;
+    options.on_hang = leave_at_once;
     device = {at::kCUDA, static_cast<c10::DeviceIndex>(launch.local_rank)};
   }
   run_world(launch, options, [&](World& world) {

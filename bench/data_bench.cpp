@@ -1,6 +1,6 @@
 // Speed of the data layer on made-up data. Prints wall time and the CPU time of all threads, for busy machines.
 //
-//   data_bench loader FOLDER   tokens per second out of Loader, 0 to 2 workers, from the page cache (200 MB are written)
+//   data_bench loader FOLDER   tokens per second from DataLoader with 0 to 2 workers, page cache hot (writes 200 MB)
 //   data_bench index           the GPT index of 100 billion tokens (100 million documents), and the memory it takes
 #include <chrono>
 #include <filesystem>
@@ -9,8 +9,8 @@
 #include <sys/resource.h>
 
 #include "teratron/base/log.h"
+#include "teratron/data/data_loader.h"
 #include "teratron/data/indexed/indexed_dataset_builder.h"
-#include "teratron/data/loader.h"
 #include "teratron/models/gpt/data/gpt_dataset.h"
 
 namespace teratron {
@@ -55,7 +55,7 @@ void bench_loader(const std::string& folder) {
       data, build_gpt_index({0, data->sequences()}, data->lengths(0, data->sequences()), options), options,
       GPTMaskOptions{.eod_id = 50256, .vocab_size = 50257});
   for (const int workers : {0, 1, 2, 0, 1, 2}) {
-    Loader loader(dataset, {.sampler = {.micro_batch = kMicroBatch}, .workers = workers});
+    DataLoader loader(dataset, {.sampler = {.micro_batch_size = kMicroBatch}, .num_workers = workers});
     int64_t tokens = 0;
     const auto [wall, cpu] = timed([&] {
       while (const auto batch = loader.next()) tokens += static_cast<int64_t>(batch->tokens.size());

@@ -110,8 +110,8 @@ void bench_activations(Bench& bench) {
   bench.report("column_sum", bytes, [&] { column_sum(x); });
 }
 
-WantedSum sum_if(bool wanted) {
-  return wanted ? WantedSum(SumInto{}) : std::nullopt;
+std::optional<GradSink> sum_if(bool wanted) {
+  return wanted ? std::optional<GradSink>(GradSink{}) : std::nullopt;
 }
 
 struct MergeShape {
@@ -189,7 +189,7 @@ void bench_cross_entropy(Bench& bench) {
     bench.report(fmt::format("cross entropy scale, V {}", vocabulary),
                  4.0 * static_cast<double>(logits.size(0)),
                  [&] { cross_entropy_scale_(logits, saved.scale); });
-    const Fp8Cast cast{.format = Fp8Format::e5m2, .scale = fp8_scale_of(logits, Fp8Format::e5m2)};
+    const Fp8Cast cast{.format = Fp8Format::e5m2, .scale = compute_fp8_scale(logits, Fp8Format::e5m2)};
     bench.report(fmt::format("cross entropy gradient in FP8, V {}", vocabulary), 2 * bytes,
                  [&] { cross_entropy_gradient_fp8(logits, saved, range, cast); });
   }
@@ -239,11 +239,11 @@ void bench_linear_activation(Bench& bench, const std::string& name, const Sizes&
                backward = operations * static_cast<double>(s.n);
   const at::Tensor x = device_randn({s.m, s.k}), w1 = device_randn({wide, s.k}) / 32,
                    w2 = device_randn({s.k, s.n}) / 32, z = device_randn({s.m, wide});
-  const Activated into{at::empty({s.m, s.n}, x.options()), at::empty_like(z)};
+  const ActivationOutputs into{at::empty({s.m, s.n}, x.options()), at::empty_like(z)};
   bench.report_product(name, forward, [&] { linear_activation(into, x, w1, {}, kind); });
   bench.report_product(name + ", two kernels", forward,
                        [&] { activation_forward(linear_forward(x, w1, {}), {}, kind); });
-  const WantedSum sum = is_gated(kind) ? std::nullopt : WantedSum(SumInto{});
+  const std::optional<GradSink> sum = is_gated(kind) ? std::nullopt : std::optional<GradSink>(GradSink{});
   bench.report_product(name + " backward", backward,
                        [&] { linear_activation_backward({into.z, sum}, x, w2, z, kind); });
   bench.report_product(name + " backward, two kernels", backward, [&] {
@@ -259,7 +259,7 @@ void bench_linear_activations(Bench& bench) {
 }
 
 Fp8Matrix in_fp8(const at::Tensor& x, Fp8Format format) {
-  return cast_to_fp8(x, {.format = format, .scale = fp8_scale_of(x, format), .columns = false});
+  return cast_to_fp8(x, {.format = format, .scale = compute_fp8_scale(x, format), .columns = false});
 }
 
 // y = x W^T, and the gradient of W added to what is there; beside them the products in bf16.
@@ -269,8 +269,8 @@ void bench_fp8_products(Bench& bench, const Sizes& s) {
   const at::Tensor sum = device_randn({s.m, s.n}, at::kFloat);
   const Fp8Matrix a = in_fp8(x, Fp8Format::e4m3), g = in_fp8(x, Fp8Format::e5m2),
                   b = in_fp8(w, Fp8Format::e4m3);
-  const Fp8Product forward{{a.rows, a.inverse}, {b.rows, b.inverse}, true};
-  const Fp8Product backward{{g.rows, g.inverse}, {b.rows, b.inverse}, false};
+  const Fp8Product forward{{a.rows, a.scale_inv}, {b.rows, b.scale_inv}, true};
+  const Fp8Product backward{{g.rows, g.scale_inv}, {b.rows, b.scale_inv}, false};
   const std::string name = fmt::format("{}x{}x{}", s.m, s.n, s.k);
   bench.report_product(name + " bf16", operations, [&] { linear_forward(x, w, {}); });
   bench.report_product(name + " fp8", operations, [&] { fp8_matmul(forward, {}, at::kBFloat16); });
@@ -281,7 +281,7 @@ void bench_fp8_products(Bench& bench, const Sizes& s) {
 void bench_fp8_activation(Bench& bench, const std::string& name, Activation kind, int64_t width) {
   const int64_t parts = parts_of(kind);
   const at::Tensor x = device_randn({tokens, parts * width}), dy = device_randn({tokens, width});
-  const Fp8Scale scale = fp8_scale_of(dy, Fp8Format::e4m3);
+  const Fp8Scale scale = compute_fp8_scale(dy, Fp8Format::e4m3);
   const at::Tensor amax = at::zeros_like(scale.scale);
   const Fp8Cast forward{.scale = scale, .amax = amax},
       backward{.format = Fp8Format::e5m2, .scale = scale, .amax = amax};
@@ -303,14 +303,14 @@ void bench_fp8(Bench& bench) {
   for (const int64_t width : {4096, 14336, 28672}) {
     const at::Tensor x = device_randn({tokens, width});
     const double elements = static_cast<double>(x.numel());
-    const Fp8Scale scale = fp8_scale_of(x, Fp8Format::e4m3);
+    const Fp8Scale scale = compute_fp8_scale(x, Fp8Format::e4m3);
     const at::Tensor amax = at::zeros_like(scale.scale);
     bench.report(fmt::format("fp8 cast and transpose, {}", width), 4 * elements,
                  [&] { cast_to_fp8(x, {.scale = scale, .amax = amax}); });
     bench.report(fmt::format("fp8 cast, {}", width), 3 * elements,
                  [&] { cast_to_fp8(x, {.scale = scale, .amax = amax, .columns = false}); });
     bench.report(fmt::format("fp8 scale, {}", width), 2 * elements,
-                 [&] { fp8_scale_of(x, Fp8Format::e4m3); });
+                 [&] { compute_fp8_scale(x, Fp8Format::e4m3); });
   }
   bench_fp8_activations(bench);
   for (const Sizes& s : {Sizes{tokens, 28672, 4096}, Sizes{tokens, 4096, 14336}, Sizes{tokens, 6144, 4096},

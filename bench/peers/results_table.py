@@ -27,7 +27,7 @@ RESULTS, DOCUMENT = ROOT / "bench" / "results", ROOT / "docs" / "performance.md"
 TEXTS = ("date", "commit", "device", "command", "shape", "unit", "note")
 NUMBERS = ("ours", "peers", "ratios", "goals")
 UNITS = ("tokens/s", "MB/s", "ms/step")
-COLUMNS = ("shape", "date", "commit", "device", "command", "unit", "ours", "peer", "ratio", "goal")
+COLUMNS = ("shape", "ours", "peer", "ratio", "goal", "device", "date", "commit", "command")
 BEGIN, END = "<!-- begin: bench/peers/results_table.py -->", "<!-- end: bench/peers/results_table.py -->"
 
 
@@ -47,11 +47,12 @@ def check(result):
 
 
 def write(result, folder=RESULTS):
-    """Writes a new file, never over an older one."""
+    """Writes a new file in the folder of its date, never over an older one."""
     check(result)
-    folder.mkdir(parents=True, exist_ok=True)
-    name, number = re.sub(r"[^\w.]+", "-", f"{result['date']}-{result['shape']}"), 1
-    while (path := folder / f"{name}-{number}.json").exists():
+    day = folder / result["date"]
+    day.mkdir(parents=True, exist_ok=True)
+    name, number = re.sub(r"[^\w.]+", "-", result["shape"]), 1
+    while (path := day / f"{name}-{number}.json").exists():
         number += 1
     path.write_text(json.dumps(result, indent=2) + "\n")
     return path
@@ -60,7 +61,7 @@ def write(result, folder=RESULTS):
 def load(folder=RESULTS):
     """All results, those of one shape and device next to each other, the oldest first."""
     results = []
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(folder.glob("*/*.json")):
         result = json.loads(path.read_text())
         try:
             check(result)
@@ -75,45 +76,42 @@ def figure(value):
 
 
 def labelled(result, name):
-    value = figure({**result["ours"], **result["peers"]}[name])
-    return value if name == "teratron" and name in result["ours"] else f"{value} {name}"
+    return f"{name}: {figure({**result['ours'], **result['peers']}[name])}"
 
 
 def comparisons(result):
-    """(ours, peer, ratio, goal) of each ratio, then of each value that has a goal or was not compared."""
-    goals, values, previous, compared = result["goals"], {**result["ours"], **result["peers"]}, None, set()
+    """(ours, peer, ratio, goal) of each ratio."""
+    goals = result["goals"]
     for key, ratio in result["ratios"].items():
         a, b = key.split(" / ")
-        compared |= {a, b}
-        yield ("" if a == previous else labelled(result, a), f"{figure(values[b])} {b}",
-               f"{ratio:.3f}" if ratio < 10 else figure(ratio), f"{goals[key]:.2f}" if key in goals else "")
-        previous = a
-    for name in result["ours"]:
-        if name in goals or name not in compared:
-            goal = f"{figure(goals[name])} {result['unit']}" if name in goals else ""
-            yield labelled(result, name), "", "", goal
+        yield a, b, f"{ratio:.3f}" if ratio < 10 else figure(ratio), f"{goals[key]:.2f}" if key in goals else ""
 
 
-def row(result):
-    command = f"`{result['command']}`" + (f"<br>{result['note']}" if result["note"] else "")
-    cells = (result["shape"], result["date"], result["commit"], result["device"], command, result["unit"],
-             *("<br>".join(lines) for lines in zip(*comparisons(result))))
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def workload(result):
+    """What must be equal for a later result to replace an earlier one: the options that change the work."""
+    options = re.findall(r"--(?:micro-batches|precision|gpus|tp|pp)\b(?: [^\s-]\S*)?", result["command"])
+    return result["shape"], result["device"].replace(" 80 GB", ""), " ".join(options)
 
 
-def latest(results):
-    """The last run of each command on each device."""
-    return list({(result["device"], result["command"], result["shape"]): result for result in results}.values())
+def rows(results):
+    """One row per comparison, the latest of each workload; values without a peer stay in the files."""
+    latest = {}
+    for result in results:
+        for ours, peer, ratio, goal in comparisons(result):
+            cells = (result["shape"], labelled(result, ours) + f" {result['unit']}", labelled(result, peer), ratio, goal,
+                     result["device"], result["date"], result["commit"], f"`{result['command']}`")
+            latest[(*workload(result), ours, peer)] = cells
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in latest.values()]
 
 
 def table(results):
-    return "\n".join(["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|", *map(row, results)])
+    return "\n".join(["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|", *rows(results)])
 
 
 def with_table(document, results):
     """The document with the text between the two markers replaced."""
     before, rest = document.split(BEGIN)
-    return f"{before}{BEGIN}\n{table(latest(results))}\n{END}{rest.split(END)[1]}"
+    return f"{before}{BEGIN}\n{table(results)}\n{END}{rest.split(END)[1]}"
 
 
 if __name__ == "__main__":

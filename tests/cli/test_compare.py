@@ -72,7 +72,7 @@ def test_writes_the_medians_with_ratios_and_goals(compare, results_table):
     assert first["ratios"]["teratron / torch.compile, all bf16"] == 2.0 and first["ratios"]["teratron / floor"] == 0.5
     assert first["goals"]["teratron / torch.compile, fp32 masters"] == 1.1
     assert second["ratios"]["teratron, FP8 / teratron"] == 1.0
-    assert "10 teratron, FP8" in results_table.table(compare.results)
+    assert "teratron, FP8: 10" in results_table.table(compare.results)
 
 
 def test_continues_without_a_failed_contestant(compare, capsys):
@@ -135,6 +135,7 @@ def test_a_file_that_breaks_the_schema_is_named(results_table, tmp_path, change)
     result = {**dict.fromkeys(results_table.TEXTS, ""), "unit": "MB/s", "ours": {"teratron": 1.0}, "peers": {},
               "ratios": {}, "goals": {}}
     results_table.check(result)
-    (tmp_path / "wrong.json").write_text(json.dumps({**result, **change}))
+    (tmp_path / "day").mkdir()
+    (tmp_path / "day" / "wrong.json").write_text(json.dumps({**result, **change}))
     with pytest.raises(ValueError, match="wrong.json"):
         results_table.load(tmp_path)
