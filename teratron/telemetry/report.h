@@ -1,20 +1,25 @@
-// report.html: a run on one page that opens anywhere: inline SVG and CSS, no script, no external resource,
-// light and dark.
+// report.html: a run on one page that works offline, light and dark. The file of this name here is the template: its
+// script computes and draws everything from the metrics, which are inlined as JSON.
 #pragma once
 
 #include <filesystem>
 #include <string>
 
-#include "teratron/telemetry/run_log.h"
+#include <nlohmann/json_fwd.hpp>
 
 namespace teratron {
 
-/// The page: headline figures, curves of loss, learning rate, gradient norm, throughput and MFU, the run's
-/// facts, evaluations and generated samples. What the log lacks is left out.
-std::string render_report(const RunLog& log);
+/// metrics.jsonl as one object: arrays of events "interval", "evaluation", "sample", "save" and "end"; "step" as
+/// rows of the columns that "columns" names; "run", the last run event; "restarts", "invalid_lines",
+/// "first_time", "last_time". Events that a resumed run repeated are those of the last attempt. Lines that are
+/// not JSON objects (a job may have died while writing one) are counted and skipped. UserError(data) if the file
+/// is missing or has no event.
+nlohmann::ordered_json read_metrics(const std::filesystem::path& jsonl);
 
-/// read_run_log, render_report, and an atomic write. UserError(data) as read_run_log; UserError(config) for
-/// the target.
+/// The page for read_metrics(); about 100 bytes per step.
+std::string render_report(const nlohmann::ordered_json& metrics);
+
+/// read_metrics, render_report, and an atomic write; UserError(config) for the target.
 void write_report(const std::filesystem::path& jsonl, const std::filesystem::path& html);
 
 }  // namespace teratron

@@ -16,7 +16,7 @@
 #include "teratron/ckpt/safetensors.h"
 #include "teratron/comm/host/single_world.h"
 #include "teratron/comm/host/thread_world.h"
-#include "teratron/telemetry/run_log.h"
+#include "teratron/testing/run_log.h"
 #include "teratron/train/pretrain.h"
 
 namespace teratron {
