@@ -1,10 +1,10 @@
-// What a collective costs, on the ranks that the launcher started:
+// Latency of collectives on the ranks started by a launcher:
 //
 //   teratron launch --nproc-per-node 2 -- comm_bench
 //
-// "host" is what the caller is kept from his own work until the collective is queued and his stream waits for it; "all"
-// is from the first call to the last result, per call, calls one after the other. On CPUs both are the same. Median of
-// 20 rounds of 50 calls; bf16 tensors, the size is that of the larger tensor. Rank 0 speaks.
+// "host": time for which the caller is blocked until the collective is queued and its stream waits for it.
+// "all": time per call from the first call to the last result, calls in sequence. Equal on CPUs. Median of 20
+// rounds of 50 calls; bf16; the size is that of the larger tensor. Printed by rank 0.
 #include <algorithm>
 #include <chrono>
 
@@ -33,7 +33,7 @@ class Bench {
 
   void report(const char* name, int64_t bytes, const std::function<Work()>& call) const {
     std::vector<double> host, all;
-    for (int round = -2; round < kRounds; ++round) {  // the first connect the ranks
+    for (int round = -2; round < kRounds; ++round) {  // warm-up: the first calls connect the ranks
       synchronize();
       group_.communicator->barrier();
       const auto begin = Clock::now();
@@ -60,8 +60,8 @@ class Bench {
     const int64_t next = (group_.rank + 1) % group_.size,
                   previous = (group_.rank + group_.size - 1) % group_.size;
     const at::Tensor received = at::empty_like(whole);
-    report("exchange", bytes,
-           [&] { return ranks.exchange({{whole, next, true}, {received, previous, false}}); });
+    report("send_recv", bytes,
+           [&] { return ranks.batch_isend_irecv({{whole, next, true}, {received, previous, false}}); });
   }
 
  private:
@@ -73,21 +73,21 @@ class Bench {
   at::Device device_;
 };
 
-void leave_at_once(const Fault& fault) {
+void exit_on_hang(const Fault& fault) {
   error_line(fault.what());
   _exit(static_cast<int>(fault.exit_code()));
 }
 
 void bench_job() {
-  const LaunchEnv launch = read_launch_env(process_environment);
+  const LaunchEnv env = read_launch_env(process_environment);
   WorldOptions options;
   at::Device device = at::kCPU;
-  if (at::hasCUDA() && launch.backend.value_or(Backend::nccl) == Backend::nccl) {
-    options.gpu = static_cast<int>(launch.local_rank);
-    options.on_hang = leave_at_once;
-    device = {at::kCUDA, static_cast<c10::DeviceIndex>(launch.local_rank)};
+  if (at::hasCUDA() && env.backend.value_or(Backend::nccl) == Backend::nccl) {
+    options.gpu = static_cast<int>(env.local_rank);
+    options.on_hang = exit_on_hang;
+    device = {at::kCUDA, static_cast<c10::DeviceIndex>(env.local_rank)};
   }
-  run_world(launch, options, [&](World& world) {
+  run_world(env, options, [&](World& world) {
     const Mesh mesh({.dp = world.size()}, world);
     const Bench bench(mesh.world(), device);
     for (const int64_t kib : {64, 1024, 16384}) bench.report_all(kib * 512 / world.size() * world.size());

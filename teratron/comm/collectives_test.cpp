@@ -21,26 +21,28 @@ struct Case {
   Function forward;
 };
 
-/// The first `cut` and last `join` dimensions of 3-dimensional values; all sizes are multiples of the
+/// `dim` is the dimension split, `other` that of all_to_all's concatenation; all sizes are multiples of the
 /// group's.
 std::vector<Case> cases(int64_t dim, int64_t other) {
   using enum Space;
   return {
       {"copy_to", replicated, varying, [](const auto& x, const Group& g) { return copy_to(x, g); }},
       {"reduce_from", varying, replicated, [](const auto& x, const Group& g) { return reduce_from(x, g); }},
-      {"gather", sharded, replicated, [=](const auto& x, const Group& g) { return gather(x, dim, g); }},
-      {"split", replicated, sharded, [=](const auto& x, const Group& g) { return split(x, dim, g); }},
+      {"gather_from", sharded, replicated,
+       [=](const auto& x, const Group& g) { return gather_from(x, dim, g); }},
+      {"scatter_to", replicated, sharded,
+       [=](const auto& x, const Group& g) { return scatter_to(x, dim, g); }},
       {"all_gather", sharded, varying, [=](const auto& x, const Group& g) { return all_gather(x, dim, g); }},
       {"reduce_scatter", varying, sharded,
        [=](const auto& x, const Group& g) { return reduce_scatter(x, dim, g); }},
-      {"exchange", sharded, sharded,
-       [=](const auto& x, const Group& g) { return exchange(x, dim, other, g); }},
+      {"all_to_all", sharded, sharded,
+       [=](const auto& x, const Group& g) { return all_to_all(x, dim, other, g); }},
   };
 }
 
 at::Tensor random_tensor(at::IntArrayRef sizes, uint64_t seed) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  return here(at::randn(sizes, generator, at::kDouble));
+  return to_test_device(at::randn(sizes, generator, at::kDouble));
 }
 
 /// A random value of one space as this rank sees it: the same on all ranks where it is replicated.
@@ -84,8 +86,8 @@ TEST(WorldsCollectives, AdjointPropertyHoldsForRandomShapes) {
   }
 }
 
-/// A plain computation of what each rank must get, from the values of all ranks.
-TEST(WorldsCollectives, MoveTheValuesTheySay) {
+/// Against a computation from the values of all ranks.
+TEST(WorldsCollectives, MoveTheRightValues) {
   on_worlds({.tp = 3}, [](const Mesh& mesh) {
     const Group& group = mesh.group(Axis::tp);
     for (at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16}) {
@@ -96,23 +98,23 @@ TEST(WorldsCollectives, MoveTheValuesTheySay) {
         const at::Tensor sum = all[0] + all[1] + all[2];
         EXPECT_TRUE(at::equal(copy_to(mine, group), mine));
         EXPECT_TRUE(same_values(reduce_from(mine, group), sum));
-        EXPECT_TRUE(at::equal(gather(mine, dim, group), at::cat(all, dim)));
+        EXPECT_TRUE(at::equal(gather_from(mine, dim, group), at::cat(all, dim)));
         EXPECT_TRUE(at::equal(all_gather(mine, dim, group), at::cat(all, dim)));
         EXPECT_TRUE(at::equal(all_gather_values(mine, dim - 3, group), at::cat(all, dim)));
-        EXPECT_TRUE(at::equal(split(mine, dim, group), mine.chunk(3, dim)[group.rank]));
+        EXPECT_TRUE(at::equal(scatter_to(mine, dim, group), mine.chunk(3, dim)[group.rank]));
         EXPECT_TRUE(at::equal(reduce_scatter(mine, dim, group), sum.chunk(3, dim)[group.rank]));
         EXPECT_TRUE(at::equal(reduce_scatter_values(mine, dim, group), sum.chunk(3, dim)[group.rank]));
-        for (int64_t join = 0; join < 3; ++join) {
+        for (int64_t gather_dim = 0; gather_dim < 3; ++gather_dim) {
           std::vector<at::Tensor> received;
           for (const at::Tensor& x : all) received.push_back(x.chunk(3, dim)[group.rank]);
-          EXPECT_TRUE(at::equal(exchange(mine, dim, join, group), at::cat(received, join)));
+          EXPECT_TRUE(at::equal(all_to_all(mine, dim, gather_dim, group), at::cat(received, gather_dim)));
         }
       }
     }
   });
 }
 
-TEST(WorldsCollectives, TakeTensorsThatAreNotContiguousAndLeaveThemAlone) {
+TEST(WorldsCollectives, AcceptNonContiguousInputsAndDoNotModifyThem) {
   on_worlds({.tp = 2}, [](const Mesh& mesh) {
     const at::Tensor x = random_tensor({4, 6}, mesh.rank()).t();
     const at::Tensor before = x.clone();
@@ -124,7 +126,7 @@ TEST(WorldsCollectives, TakeTensorsThatAreNotContiguousAndLeaveThemAlone) {
   });
 }
 
-TEST(Identity, OfOneRankReturnTheirArgument) {
+TEST(Collectives, OfOneRankReturnTheirArgument) {
   const Mesh mesh;
   const at::Tensor x = random_tensor({2, 3, 4}, 1).requires_grad_(true);
   for (const Case& c : cases(1, 2)) EXPECT_TRUE(c.forward(x, mesh.group(Axis::tp)).is_same(x)) << c.name;
@@ -139,8 +141,8 @@ TEST(WorldsCollectives, ValuesCarryNoGradient) {
   });
 }
 
-/// Two layers under sequence and tensor parallelism, over tp x dp, against one rank: collectives of two
-/// groups run inside four backwards at the same time.
+/// Two sequence-parallel layers over tp x dp against one rank: collectives of two groups run inside four
+/// concurrent backwards.
 TEST(WorldsCollectives, RunInsideBackwardOfFourRanks) {
   const int64_t s = 8, h = 6, f = 12;
   const at::Tensor a = random_tensor({f, h}, 1), b = random_tensor({h, f}, 2);
@@ -182,15 +184,15 @@ TEST(WorldsCollectives, HaveSecondDerivatives) {
   });
 }
 
-/// Outputs that live at the same time lie apart, and their memory serves again, on whatever addresses of each rank.
-TEST(WorldsCollectives, GatherIntoMemoryOfTheGroup) {
+/// Buffers that live at the same time do not overlap and are reused, although addresses differ between ranks.
+TEST(WorldsCollectives, GatherIntoSymmetricMemory) {
   for (const int64_t ranks : test_sizes()) {
     on_worlds({.tp = ranks}, [](const Mesh& mesh) {
       const Group& group = mesh.group(Axis::tp);
-      at::Tensor other_addresses = here(at::zeros({group.rank * 3'000'000}));
+      at::Tensor other_addresses = to_test_device(at::zeros({group.rank * 3'000'000}));
       const auto start = [&](int64_t length, at::ScalarType type, int64_t value) {
-        const at::TensorOptions options = here(at::zeros({1}, type)).options();
-        at::Tensor whole = group.communicator->gather_output({group.size, length}, options);
+        const at::TensorOptions options = to_test_device(at::zeros({1}, type)).options();
+        at::Tensor whole = group.communicator->alloc_symmetric({group.size, length}, options);
         whole[group.rank].fill_(value + group.rank);
         return std::pair(whole, group.communicator->all_gather(whole, whole[group.rank]));
       };
@@ -213,23 +215,23 @@ TEST(WorldsCollectives, GatherIntoMemoryOfTheGroup) {
   }
 }
 
-/// Part p of rank r is r + p + 1, once it has been made. Small parts and such as copy engines push.
-TEST(WorldsCollectives, ReduceScatterTakesPartsAsTheyAreMade) {
+/// Part p of rank r is r + p + 1 once produced. Sizes below and above the copy-engine threshold.
+TEST(WorldsCollectives, ReduceScatterPipelinesParts) {
   for (const int64_t ranks : test_sizes()) {
     on_worlds({.tp = ranks}, [](const Mesh& mesh) {
       const Group& group = mesh.group(Axis::tp);
       for (const int64_t count : {7, 700'000, 900'000, 700'000}) {
-        const at::Tensor x = here(at::full({group.size, count}, 99.0, at::kBFloat16));
+        const at::Tensor x = to_test_device(at::full({group.size, count}, 99.0, at::kBFloat16));
         const at::Tensor y = at::empty({count}, x.options());
-        std::vector<int64_t> made(group.size);
-        const auto make = [&](int64_t first, int64_t last) {
+        std::vector<int64_t> produced(group.size);
+        const auto produce = [&](int64_t first, int64_t last) {
           for (int64_t part = first; part < last; ++part) {
-            made[part] += 1;
+            produced[part] += 1;
             x[part].fill_(group.rank + part + 1);
           }
         };
-        group.communicator->reduce_scatter_made(y, x, ReduceOp::sum, make).wait();
-        EXPECT_EQ(made, std::vector<int64_t>(group.size, 1));
+        group.communicator->reduce_scatter_pipelined(y, x, ReduceOp::sum, produce).wait();
+        EXPECT_EQ(produced, std::vector<int64_t>(group.size, 1));
         const int64_t expected = group.size * (group.size - 1) / 2 + group.size * (group.rank + 1);
         EXPECT_TRUE((y == expected).all().item<bool>()) << count;
       }

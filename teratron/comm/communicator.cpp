@@ -24,16 +24,16 @@ class SelfCommunicator final : public Communicator {
   }
   Work all_to_all(at::Tensor output, at::Tensor input) override { return copy(output, input); }
 
-  Work exchange(std::vector<PointToPoint> messages) override {
+  Work batch_isend_irecv(std::vector<P2POp> ops) override {
     const at::NoGradGuard no_grad;
-    for (const PointToPoint& message : messages) {
-      TERATRON_ASSERT(message.peer == 0, "peer {} of 1", message.peer);
-      if (message.send) sent_.push_back(message.tensor.clone());
+    for (const P2POp& op : ops) {
+      TERATRON_ASSERT(op.peer == 0, "peer {} of 1", op.peer);
+      if (op.send) sent_.push_back(op.tensor.clone());
     }
-    for (const PointToPoint& message : messages) {
-      if (message.send) continue;
-      TERATRON_ASSERT(!sent_.empty(), "a receive from oneself without a send");
-      copy(message.tensor, sent_.front());
+    for (const P2POp& op : ops) {
+      if (op.send) continue;
+      TERATRON_ASSERT(!sent_.empty(), "a receive from this rank without a matching send");
+      copy(op.tensor, sent_.front());
       sent_.pop_front();
     }
     return done();
@@ -63,9 +63,9 @@ class SelfCommunicator final : public Communicator {
   std::string reason_;
 };
 
-class WaitingCommunicator final : public Communicator {
+class SynchronousCommunicator final : public Communicator {
  public:
-  explicit WaitingCommunicator(std::shared_ptr<Communicator> inner) : inner_(std::move(inner)) {}
+  explicit SynchronousCommunicator(std::shared_ptr<Communicator> inner) : inner_(std::move(inner)) {}
   int64_t rank() const override { return inner_->rank(); }
   int64_t size() const override { return inner_->size(); }
 
@@ -73,19 +73,19 @@ class WaitingCommunicator final : public Communicator {
   Work reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
     return wait(inner_->reduce_scatter(output, input, op));
   }
-  // reduce_scatter_made: all parts first, then the above.
+  // reduce_scatter_pipelined: the base class produces all parts first.
   Work all_gather(at::Tensor output, at::Tensor input) override {
     return wait(inner_->all_gather(output, input));
   }
-  at::Tensor gather_output(at::IntArrayRef sizes, const at::TensorOptions& options) override {
-    return inner_->gather_output(sizes, options);
+  at::Tensor alloc_symmetric(at::IntArrayRef sizes, const at::TensorOptions& options) override {
+    return inner_->alloc_symmetric(sizes, options);
   }
   Work broadcast(at::Tensor tensor, int64_t root) override { return wait(inner_->broadcast(tensor, root)); }
   Work all_to_all(at::Tensor output, at::Tensor input) override {
     return wait(inner_->all_to_all(output, input));
   }
-  Work exchange(std::vector<PointToPoint> messages) override {
-    return wait(inner_->exchange(std::move(messages)));
+  Work batch_isend_irecv(std::vector<P2POp> ops) override {
+    return wait(inner_->batch_isend_irecv(std::move(ops)));
   }
 
   std::vector<std::string> all_gather_bytes(const std::string& bytes) override {
@@ -109,13 +109,13 @@ void Work::wait() {
   if (auto wait = std::exchange(wait_, nullptr)) wait();
 }
 
-Work Communicator::reduce_scatter_made(at::Tensor output, at::Tensor input, ReduceOp op,
-                                       const MakeParts& make) {
-  make(0, size());
+Work Communicator::reduce_scatter_pipelined(at::Tensor output, at::Tensor input, ReduceOp op,
+                                            const ProduceParts& produce) {
+  produce(0, size());
   return reduce_scatter(std::move(output), std::move(input), op);
 }
 
-at::Tensor Communicator::gather_output(at::IntArrayRef sizes, const at::TensorOptions& options) {
+at::Tensor Communicator::alloc_symmetric(at::IntArrayRef sizes, const at::TensorOptions& options) {
   return at::empty(sizes, options);
 }
 
@@ -123,8 +123,8 @@ std::shared_ptr<Communicator> self_communicator() {
   return std::make_shared<SelfCommunicator>();
 }
 
-std::shared_ptr<Communicator> waiting_communicator(std::shared_ptr<Communicator> communicator) {
-  return std::make_shared<WaitingCommunicator>(std::move(communicator));
+std::shared_ptr<Communicator> synchronous_communicator(std::shared_ptr<Communicator> communicator) {
+  return std::make_shared<SynchronousCommunicator>(std::move(communicator));
 }
 
 }  // namespace teratron

@@ -1,11 +1,12 @@
 // One rank's endpoint of one group of ranks.
 //
-// Stream contract: a collective starts after the work already queued on the caller's current stream and runs
-// on the communicator's own stream (GPU), or runs to its end before it returns (CPU ranks). Work::wait()
-// makes the caller's current stream wait for it; it never blocks the host on a GPU. Tensors handed over stay
-// alive inside the Work until wait() returns: whoever drops a Work without waiting keeps its tensors alive
-// himself. Every rank of the group must issue the same collectives in the same order; a ledger of (sequence,
-// name, shape) finds the rank that did not. After abort() every call throws Fault.
+// Stream contract. GPU: a collective waits for the work queued on the caller's current stream and runs on the
+// communicator's stream; Work::wait() makes the caller's current stream wait for it and never blocks the
+// host. CPU: a collective completes before it returns. Work keeps its tensors alive until wait() returns; a
+// caller that drops a Work without waiting must keep them alive.
+//
+// Every rank of the group must issue the same collectives in the same order. A flight recorder of (sequence
+// number, operation, dtype, shape) identifies the rank that did not. After abort() every call throws Fault.
 #pragma once
 
 #include <cstdint>
@@ -21,67 +22,70 @@
 
 namespace teratron {
 
-/// A collective under way.
+/// An asynchronous collective.
 class Work {
  public:
   Work() = default;
   explicit Work(std::function<void()> wait) : wait_(std::move(wait)) {}
-  /// The current stream (CPU: the caller) waits for the result. Calling it twice is harmless.
+  /// Makes the current stream (CPU: the caller) wait for the result. Idempotent.
   void wait();
 
  private:
   std::function<void()> wait_;
 };
 
-/// One message of a grouped exchange between neighbours.
-struct PointToPoint {
+/// A point-to-point operation of a batch.
+struct P2POp {
   at::Tensor tensor;
   int64_t peer = 0;  // rank within the group
   bool send = false;
 };
 
-class Communicator : public Peers {
+class Communicator : public HostGroup {
  public:
-  // Tensors are contiguous. Sums of bf16 and fp16 are accumulated in fp32 and in rank order on CPU ranks, so
-  // results are the same on every rank and in every run.
+  // Tensors must be contiguous. On CPU ranks, reductions run in rank order and bf16 and fp16 accumulate in
+  // fp32, so results are identical on every rank and in every run.
   virtual Work all_reduce(at::Tensor tensor, ReduceOp op) = 0;
   /// output = this rank's equal part of the reduced input: input.numel() == size() * output.numel().
   virtual Work reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) = 0;
-  /// The same for an input that is only computed now: make(first, last) computes its parts [first, last), on the current
-  /// stream, until all have been made. Where copy engines move them (gather_output), a part travels while the next is made.
-  using MakeParts = std::function<void(int64_t first, int64_t last)>;
-  virtual Work reduce_scatter_made(at::Tensor output, at::Tensor input, ReduceOp op, const MakeParts& make);
-  /// output = all inputs, one after the other by rank: output.numel() == size() * input.numel().
+  /// reduce_scatter of an input that is still to be computed: produce(first, last) computes its parts [first,
+  /// last) on the current stream; it is called until all parts are produced. With symmetric memory, copy
+  /// engines send a part while the next one is computed; otherwise all parts are produced first.
+  using ProduceParts = std::function<void(int64_t first, int64_t last)>;
+  virtual Work reduce_scatter_pipelined(at::Tensor output, at::Tensor input, ReduceOp op,
+                                        const ProduceParts& produce);
+  /// output = the inputs of all ranks, concatenated in rank order: output.numel() == size() * input.numel().
   virtual Work all_gather(at::Tensor output, at::Tensor input) = 0;
   virtual Work broadcast(at::Tensor tensor, int64_t root) = 0;
   /// Equal parts: part r of input goes to rank r.
   virtual Work all_to_all(at::Tensor output, at::Tensor input) = 0;
-  /// Sends and receives that may run at the same time; buffered, so that two ranks may send to each other.
-  virtual Work exchange(std::vector<PointToPoint> messages) = 0;
-  /// Memory, for the current stream alone, for the output of all_gathers whose input is this rank's slice of it. Where all
-  /// GPUs of the group reach each other's memory, copy engines do these, which run beside matrix products. Every rank asks
-  /// for the same sizes in the same order, and lets go of the tensors in the same order: keep them inside a function.
-  virtual at::Tensor gather_output(at::IntArrayRef sizes, const at::TensorOptions& options);
+  /// Runs all operations concurrently. Sends are buffered, so two ranks may send to each other.
+  virtual Work batch_isend_irecv(std::vector<P2POp> ops) = 0;
+  /// Allocates the output of an all_gather whose input is this rank's slice of it, for use on the current
+  /// stream only. If all GPUs of the group can access each other's memory, it is symmetric memory: copy
+  /// engines run the all_gather, which then overlaps GEMMs. Ranks must allocate the same sizes, and free
+  /// them, in the same order: keep these tensors local to a function.
+  virtual at::Tensor alloc_symmetric(at::IntArrayRef sizes, const at::TensorOptions& options);
   virtual void barrier() = 0;
-  /// Makes every pending and later call of this group throw Fault, on this rank and on its peers.
+  /// Makes every pending and later call of this group throw Fault, on all its ranks.
   virtual void abort(const std::string& reason) = 0;
 };
 
-/// Group of one: every collective is the identity (reduce_scatter and all_gather copy).
+/// Group of one rank: every collective is the identity (reduce_scatter and all_gather copy).
 std::shared_ptr<Communicator> self_communicator();
 
-/// The same communicator without overlap: every collective is waited for where it is issued.
-std::shared_ptr<Communicator> waiting_communicator(std::shared_ptr<Communicator> communicator);
+/// Waits for every collective where it is issued: no overlap.
+std::shared_ptr<Communicator> synchronous_communicator(std::shared_ptr<Communicator> communicator);
 
-/// All ranks of a job; makes the communicators of groups.
+/// All ranks of a job; creates the communicators of groups.
 class World {
  public:
   virtual ~World() = default;
   virtual int64_t rank() const = 0;
   virtual int64_t size() const = 0;
-  /// The communicator of `ranks` (global, ascending not required: position = rank in the group), which
-  /// contain the caller. All members call it with the same list and in the same order of lists. Every call makes a
-  /// communicator of its own (with a stream of its own on a GPU).
+  /// Creates a communicator (on a GPU with its own stream) over these global ranks, which must include the
+  /// caller; position = rank in the group. All members must create their groups with the same lists in the
+  /// same order.
   virtual std::shared_ptr<Communicator> group(const std::vector<int64_t>& ranks) = 0;
 };
 

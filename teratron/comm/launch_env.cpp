@@ -26,15 +26,15 @@ constexpr std::array<Variables, 4> kLaunchers = {{
     {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"},
     {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
     {"MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
-    // A batch script itself is no task of a step: it has SLURM_PROCID too, but not the number of tasks.
+    // A batch script has SLURM_PROCID too, but is not a task of a step and has no number of tasks.
     {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"},
 }};
 
-class LaunchReader {
+class LaunchEnvReader {
  public:
-  explicit LaunchReader(const Environment& environment) : environment_(environment) {}
+  explicit LaunchEnvReader(const Environment& environment) : environment_(environment) {}
 
-  Launch read() {
+  LaunchEnv read() {
     const auto* const launcher =
         std::find_if(kLaunchers.begin(), kLaunchers.end(), [&](const Variables& variables) {
           return environment_(variables.size) && environment_(variables.rank);
@@ -42,31 +42,31 @@ class LaunchReader {
     if (launcher != kLaunchers.end()) {
       read_ranks(*launcher);
     } else {
-      refuse_alone("WORLD_SIZE", "1", "RANK");
-      refuse_alone("RANK", "0", "WORLD_SIZE");
+      reject_unpaired("WORLD_SIZE", "1", "RANK");
+      reject_unpaired("RANK", "0", "WORLD_SIZE");
     }
     if (const auto backend = environment_("TERATRON_BACKEND")) {
-      launch_.backend = backend_from(*backend);
-      if (!launch_.backend) throw bad("TERATRON_BACKEND", *backend, "one of threads, processes, mpi, nccl");
+      env_.backend = parse_backend(*backend);
+      if (!env_.backend) throw invalid("TERATRON_BACKEND", *backend, "one of threads, processes, mpi, nccl");
     }
-    return launch_;
+    return env_;
   }
 
  private:
-  /// Of RANK and WORLD_SIZE one alone is taken only with the value that a job of one has.
-  void refuse_alone(const char* name, const char* of_one, const char* other) const {
+  /// RANK or WORLD_SIZE without the other is accepted only with its value in a job of one rank.
+  void reject_unpaired(const char* name, const char* single_value, const char* other) const {
     const std::string value = environment_(name).value_or("");
-    if (value.empty() || value == of_one) return;
+    if (value.empty() || value == single_value) return;
     throw config_error(
         {.what = fmt::format("{} = '{}' is set, but {} is not", name, printable(value, 40), other),
          .where = "environment",
          .fix = fmt::format(
-             "Set both for each process (RANK counts from 0), unset {} for a job of one, or start the "
-             "job with `teratron launch`",
+             "Set both for each process (RANK counts from 0), unset {} for a single-rank job, or start "
+             "the job with `teratron launch`",
              name)});
   }
 
-  static UserError bad(const char* name, const std::string& value, const std::string& expected) {
+  static UserError invalid(const char* name, const std::string& value, const std::string& expected) {
     return config_error({.what = fmt::format("{} = '{}' is not {}", name, printable(value, 40), expected),
                          .where = "environment",
                          .fix = "Correct the variable, or start the job with `teratron launch`"});
@@ -77,44 +77,43 @@ class LaunchReader {
     int64_t value = -1;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (error != std::errc() || end != text.data() + text.size() || value < 0 || value > max) {
-      throw bad(name, text, fmt::format("a number from 0 to {}", max));
+      throw invalid(name, text, fmt::format("a number from 0 to {}", max));
     }
     return value;
   }
 
   void read_ranks(const Variables& variables) {
-    launch_.size = number(variables.size, 1 << 20);
-    if (launch_.size == 0) throw bad(variables.size, "0", "a number of ranks");
-    launch_.rank = number(variables.rank, launch_.size - 1);
-    launch_.local_rank =
-        environment_(variables.local_rank) ? number(variables.local_rank, 1 << 16) : launch_.rank;
+    env_.size = number(variables.size, 1 << 20);
+    if (env_.size == 0) throw invalid(variables.size, "0", "a positive number of ranks");
+    env_.rank = number(variables.rank, env_.size - 1);
+    env_.local_rank = environment_(variables.local_rank) ? number(variables.local_rank, 1 << 16) : env_.rank;
     const std::string_view launcher = variables.launcher;
-    launch_.mpi = environment_("OMPI_COMM_WORLD_SIZE") || (launcher == "srun" && environment_("PMIX_RANK"));
-    if (launcher == "srun") read_slurm_place();
-    // All on one machine: they can meet anywhere on it.
+    env_.mpi = environment_("OMPI_COMM_WORLD_SIZE") || (launcher == "srun" && environment_("PMIX_RANK"));
+    if (launcher == "srun") read_slurm_rendezvous();
+    // A single node: any of its addresses will do.
     if (launcher == "mpirun" &&
         environment_("OMPI_COMM_WORLD_LOCAL_SIZE") == environment_("OMPI_COMM_WORLD_SIZE")) {
-      launch_.master_address = "127.0.0.1";
+      env_.master_address = "127.0.0.1";
     }
-    if (const auto address = environment_("MASTER_ADDR")) launch_.master_address = *address;
-    if (environment_("MASTER_PORT")) launch_.master_port = static_cast<int>(number("MASTER_PORT", 65535));
-    launch_.store_runs = environment_("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
+    if (const auto address = environment_("MASTER_ADDR")) env_.master_address = *address;
+    if (environment_("MASTER_PORT")) env_.master_port = static_cast<int>(number("MASTER_PORT", 65535));
+    env_.agent_store = environment_("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
     if (environment_("TERATRON_STORE_LISTENER")) {
-      launch_.store_listener = static_cast<int>(number("TERATRON_STORE_LISTENER", 1 << 20));
+      env_.store_listen_fd = static_cast<int>(number("TERATRON_STORE_LISTENER", 1 << 20));
     }
-    if (const auto attempt = environment_("TORCHELASTIC_RESTART_COUNT")) launch_.attempt = *attempt;
+    if (const auto attempt = environment_("TORCHELASTIC_RESTART_COUNT")) env_.attempt = *attempt;
   }
 
-  /// The machine of task 0, and a port that two jobs of one machine seldom share.
-  void read_slurm_place() {
-    if (const auto nodes = environment_("SLURM_STEP_NODELIST")) launch_.master_address = first_host(*nodes);
+  /// The node of task 0, and a port that two jobs on one node rarely share.
+  void read_slurm_rendezvous() {
+    if (const auto nodes = environment_("SLURM_STEP_NODELIST")) env_.master_address = first_host(*nodes);
     if (environment_("SLURM_JOB_ID")) {
-      launch_.master_port = static_cast<int>(20000 + number("SLURM_JOB_ID", int64_t{1} << 40) % 10000);
+      env_.master_port = static_cast<int>(20000 + number("SLURM_JOB_ID", int64_t{1} << 40) % 10000);
     }
   }
 
   const Environment& environment_;
-  Launch launch_;
+  LaunchEnv env_;
 };
 
 }  // namespace
@@ -123,15 +122,15 @@ std::string name_of(Backend backend) {
   return kBackends[static_cast<size_t>(backend)].second;
 }
 
-std::optional<Backend> backend_from(const std::string& name) {
+std::optional<Backend> parse_backend(const std::string& name) {
   for (const auto& [backend, text] : kBackends) {
     if (name == text) return backend;
   }
   return std::nullopt;
 }
 
-Launch read_launch(const Environment& environment) {
-  return LaunchReader(environment).read();
+LaunchEnv read_launch_env(const Environment& environment) {
+  return LaunchEnvReader(environment).read();
 }
 
 std::string first_host(const std::string& list) {

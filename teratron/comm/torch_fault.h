@@ -1,13 +1,14 @@
-// What libtorch throws, in terms of base/error.h.
+// Converts exceptions, libtorch's among them, to Faults.
 #pragma once
 
-#include <c10/util/Exception.h>
+#include <exception>
 
 #include "teratron/base/error.h"
 
 namespace teratron {
 
-/// Out of host or device memory, or something retryable, without libtorch's stack trace: that is for us, not users.
-Fault to_fault(const c10::Error& error);
+/// Message and exit code of any exception: those of a UserError or Fault; ExitCode::out_of_memory for host or
+/// device memory; else retryable. libtorch's messages come without their stack trace.
+Fault to_fault(const std::exception& error);
 
 }  // namespace teratron

@@ -1,4 +1,4 @@
-// The world that a program runs in: whatever launcher started it, it gets its World here.
+// Joins the job that a launcher started and runs the program as one of its ranks.
 #pragma once
 
 #include <chrono>
@@ -12,23 +12,22 @@
 namespace teratron {
 
 struct WorldOptions {
-  /// How long ranks wait for each other, to begin with and in every collective.
+  /// Of start-up, and of collectives unless `timeout_after_start` is set.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
-  /// For collectives, if it is another.
   std::optional<std::chrono::milliseconds> timeout_after_start = {};
-  /// The GPU of this process; nothing: ranks compute on CPUs.
+  /// This process's GPU; nullopt: ranks compute on CPUs.
   std::optional<int> gpu = {};
-  /// With a GPU: the job failed while this rank may be stuck in its GPU's queue, from which nothing gets it
-  /// out. Called on a thread of the world; ends the process.
-  std::function<void(const Fault&)> on_stuck = {};
+  /// Required with a GPU. Called by the NCCL watchdog on its own thread when the job has failed but this rank
+  /// does not exit, possibly stuck in a CUDA call. Must end the process.
+  std::function<void(const Fault&)> on_hang = {};
 };
 
-/// What carries the messages: what TERATRON_BACKEND asks for, else NCCL on GPUs, MPI under mpirun or srun
-/// where it can be loaded, and sockets. Throws UserError(config) where what is asked for cannot be.
-Backend choose_backend(const Launch& launch, const WorldOptions& options);
+/// TERATRON_BACKEND, else NCCL on GPUs, MPI if mpirun or srun started the job and MPI can be loaded, else
+/// sockets. Throws UserError(config) if the requested backend cannot serve the device.
+Backend choose_backend(const LaunchEnv& env, const WorldOptions& options);
 
-/// Runs `body` as this process's part of the job; under Backend::threads, as all ranks of it. When the body
-/// throws, the peers learn it and fail with its exit code, and the exception goes on.
-void run_world(const Launch& launch, const WorldOptions& options, const std::function<void(World&)>& body);
+/// Runs `body` as this process's rank; under Backend::threads, as all ranks. If the body throws, the other
+/// ranks fail with the same exit code, and the exception is rethrown.
+void run_world(const LaunchEnv& env, const WorldOptions& options, const std::function<void(World&)>& body);
 
 }  // namespace teratron

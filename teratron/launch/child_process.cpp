@@ -17,7 +17,7 @@ extern char** environ;  // lint: allow(global-state): the process's environment
 namespace teratron {
 namespace {
 
-std::vector<std::string> changed_environment(const ChildOptions& options) {
+std::vector<std::string> child_environment(const ChildOptions& options) {
   std::vector<std::string> result;
   for (char** entry = environ; *entry; ++entry) {
     const std::string name(*entry, std::strcspn(*entry, "="));
@@ -36,7 +36,7 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   return result;
 }
 
-struct Prepared {
+struct ExecArguments {
   char* const* command;
   char* const* environment;
   int output;
@@ -44,8 +44,8 @@ struct Prepared {
   pid_t parent;
 };
 
-/// Between fork and exec only what is safe in a signal handler may be called.
-[[noreturn]] void become(const Prepared& program) {
+/// Only async-signal-safe calls are allowed between fork and exec.
+[[noreturn]] void execute(const ExecArguments& program) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != program.parent) _exit(127);
   setpgid(0, 0);
@@ -69,21 +69,20 @@ struct Prepared {
 }  // namespace
 
 ChildProcess::ChildProcess(const ChildOptions& options) {
-  std::vector<std::string> command = options.command, environment = changed_environment(options);
+  std::vector<std::string> command = options.command, environment = child_environment(options);
   const std::vector<char*> arguments = pointers(command), variables = pointers(environment);
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0)
-    throw Fault(fmt::format("no pipe for a process: {}", std::strerror(errno)));
-  output_ = Descriptor(ends[0]);
-  const Descriptor writing(ends[1]);
-  const Prepared program{.command = arguments.data(),
-                         .environment = variables.data(),
-                         .output = writing.get(),
-                         .inherit = options.inherit.value_or(-1),
-                         .parent = getpid()};
+  if (pipe2(ends, O_CLOEXEC) != 0) throw Fault(fmt::format("cannot create a pipe: {}", std::strerror(errno)));
+  output_ = FileDescriptor(ends[0]);
+  const FileDescriptor writing(ends[1]);
+  const ExecArguments program{.command = arguments.data(),
+                              .environment = variables.data(),
+                              .output = writing.get(),
+                              .inherit = options.inherit.value_or(-1),
+                              .parent = getpid()};
   pid_ = fork();
-  if (pid_ == 0) become(program);
-  if (pid_ < 0) throw Fault(fmt::format("no process could be made: {}", std::strerror(errno)));
+  if (pid_ == 0) execute(program);
+  if (pid_ < 0) throw Fault(fmt::format("cannot create a process: {}", std::strerror(errno)));
   fcntl(output_.get(), F_SETFL, O_NONBLOCK);
 }
 

@@ -19,9 +19,9 @@ namespace teratron {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::chrono::seconds kGrace{5};  // for the other ranks to notice by themselves
-constexpr std::chrono::milliseconds kLook{250};
-constexpr std::array<int, 3> kPassedOn = {SIGHUP, SIGINT, SIGTERM};
+constexpr std::chrono::seconds kGracePeriod{5};  // for the other ranks to exit by themselves
+constexpr std::chrono::milliseconds kPollInterval{250};
+constexpr std::array<int, 3> kForwardedSignals = {SIGHUP, SIGINT, SIGTERM};
 constexpr int kStopped = static_cast<int>(ExitCode::stopped);
 
 std::string host_name() {
@@ -30,12 +30,12 @@ std::string host_name() {
   return name.data();
 }
 
-/// What a scheduler shall do about it: a rank that was killed may be started again; one that broke down by itself
-/// would do so again, and one that was told to stop shall not.
+/// The launcher's exit code: retryable if the rank was killed from outside, final if it crashed (it would
+/// crash again) or was asked to stop.
 int exit_code_of(int status) {
   if (WIFEXITED(status)) {
     const int code = WEXITSTATUS(status);
-    return code == 128 + SIGKILL ? static_cast<int>(ExitCode::retryable) : code;  // as mpirun tells it
+    return code == 128 + SIGKILL ? static_cast<int>(ExitCode::retryable) : code;  // mpirun's code for SIGKILL
   }
   constexpr std::array<int, 8> kFinal = {SIGSEGV, SIGABRT, SIGBUS, SIGILL, SIGFPE, SIGHUP, SIGINT, SIGTERM};
   const int signal = WTERMSIG(status);
@@ -43,22 +43,22 @@ int exit_code_of(int status) {
   return final ? 128 + signal : static_cast<int>(ExitCode::retryable);
 }
 
-std::string signal_in_words(int signal) {
+std::string describe_signal(int signal) {
   const char* name = sigabbrev_np(signal);
   return fmt::format("signal {} (SIG{})", signal, name ? name : "?");
 }
 
-bool is_passed_on(int signal) {
-  return std::find(kPassedOn.begin(), kPassedOn.end(), signal) != kPassedOn.end();
+bool is_forwarded(int signal) {
+  return std::find(kForwardedSignals.begin(), kForwardedSignals.end(), signal) != kForwardedSignals.end();
 }
 
-std::string end_in_words(int status) {
+std::string describe_exit(int status) {
   if (WIFEXITED(status)) return fmt::format("ended with exit code {}", WEXITSTATUS(status));
-  return "was killed by " + signal_in_words(WTERMSIG(status));
+  return "was killed by " + describe_signal(WTERMSIG(status));
 }
 
-/// Open MPI's "[1,3]<stdout>:text" -> 3 and the text; nothing for a line of mpirun itself.
-std::optional<std::pair<int64_t, std::string_view>> tagged(std::string_view line) {
+/// Open MPI's "[1,3]<stdout>:text" -> 3 and the text; nullopt for a line of mpirun itself.
+std::optional<std::pair<int64_t, std::string_view>> parse_tag(std::string_view line) {
   const size_t comma = line.find(','), colon = line.find(">:");
   int64_t rank = -1;
   if (!line.starts_with('[') || comma == line.npos || colon == line.npos) return std::nullopt;
@@ -70,27 +70,27 @@ std::optional<std::pair<int64_t, std::string_view>> tagged(std::string_view line
 }  // namespace
 
 SignalQueue::SignalQueue() {
-  sigset_t wanted;
-  sigemptyset(&wanted);
-  sigaddset(&wanted, SIGCHLD);
-  for (int signal : kPassedOn) sigaddset(&wanted, signal);
-  pthread_sigmask(SIG_BLOCK, &wanted, &former_);
-  descriptor_ = Descriptor(signalfd(-1, &wanted, SFD_NONBLOCK | SFD_CLOEXEC));
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGCHLD);
+  for (int signal : kForwardedSignals) sigaddset(&signals, signal);
+  pthread_sigmask(SIG_BLOCK, &signals, &previous_);
+  fd_ = FileDescriptor(signalfd(-1, &signals, SFD_NONBLOCK | SFD_CLOEXEC));
 }
 
 SignalQueue::~SignalQueue() {
-  pthread_sigmask(SIG_SETMASK, &former_, nullptr);
+  pthread_sigmask(SIG_SETMASK, &previous_, nullptr);
 }
 
 int SignalQueue::next() const {
   signalfd_siginfo info{};
-  return read(descriptor_.get(), &info, sizeof(info)) == sizeof(info) ? static_cast<int>(info.ssi_signo) : 0;
+  return read(fd_.get(), &info, sizeof(info)) == sizeof(info) ? static_cast<int>(info.ssi_signo) : 0;
 }
 
 LaunchJob::LaunchJob(const LaunchOptions& options, int64_t attempt) : options_(options), attempt_(attempt) {
   make_directories(options.log_directory, ExitCode::config);
-  // Lines of threads do not tell whose they are.
-  const int64_t outputs = options.backend == Backend::threads ? 1 : options.ranks_here;
+  // Threads share one output.
+  const int64_t outputs = options.backend == Backend::threads ? 1 : options.nproc_per_node;
   for (int64_t i = 0; i < outputs; ++i) {
     const int64_t rank = options.first_rank() + i;
     const std::string again = attempt > 0 ? fmt::format(".attempt-{}", attempt) : "";
@@ -117,30 +117,30 @@ std::map<std::string, std::optional<std::string>> LaunchJob::variables(int64_t l
     result["RANK"] = std::to_string(options_.first_rank() + local_rank);
     result["WORLD_SIZE"] = std::to_string(options_.world_size());
     result["LOCAL_RANK"] = std::to_string(local_rank);
-    result["LOCAL_WORLD_SIZE"] = std::to_string(options_.ranks_here);
-    result["GROUP_RANK"] = std::to_string(options_.machine);
+    result["LOCAL_WORLD_SIZE"] = std::to_string(options_.nproc_per_node);
+    result["GROUP_RANK"] = std::to_string(options_.node_rank);
   }
   if (!getenv("OMP_NUM_THREADS") && options_.backend != Backend::threads) {
-    const int64_t share = std::thread::hardware_concurrency() / options_.ranks_here;
+    const int64_t share = std::thread::hardware_concurrency() / options_.nproc_per_node;
     result["OMP_NUM_THREADS"] = std::to_string(std::max<int64_t>(share, 1));
   }
   return result;
 }
 
-/// Rank 0 gets a socket that listens already: its port cannot be taken by others meanwhile.
+/// Rank 0 inherits a listening socket, so that no other program can take its port meanwhile.
 void LaunchJob::start() {
-  if (options_.one_process()) return start_all_in_one();
-  Descriptor listener;
+  if (options_.single_process()) return start_single_process();
+  FileDescriptor listener;
   port_ = options_.master_port;
-  if (options_.machine == 0 && options_.world_size() > 1) {
+  if (options_.node_rank == 0 && options_.world_size() > 1) {
     const std::vector<std::string> addresses = resolve(options_.master_address);
     if (addresses.empty())
-      throw Fault(fmt::format("'{}' is the name of no machine. Correct --master-addr (main_process_ip)",
+      throw Fault(fmt::format("'{}' does not resolve. Correct --master-addr (main_process_ip)",
                               options_.master_address));
     listener = listen_on(addresses[0], options_.master_port);
     port_ = port_of(listener);
   }
-  for (int64_t i = 0; i < options_.ranks_here; ++i) {
+  for (int64_t i = 0; i < options_.nproc_per_node; ++i) {
     const bool serves = listener.get() >= 0 && i == 0;
     start_rank(i, serves ? std::optional(listener.get()) : std::nullopt);
   }
@@ -153,14 +153,14 @@ void LaunchJob::start_rank(int64_t local_rank, std::optional<int> listener) {
       {.process = std::make_unique<ChildProcess>(child), .rank = options_.first_rank() + local_rank});
 }
 
-void LaunchJob::start_all_in_one() {
+void LaunchJob::start_single_process() {
   ChildOptions child{.command = options_.command, .variables = variables(0)};
   if (options_.backend == Backend::mpi) child.command = mpirun_command();
   children_.push_back({.process = std::make_unique<ChildProcess>(child)});
 }
 
 std::vector<std::string> LaunchJob::mpirun_command() const {
-  std::vector<std::string> command = {"mpirun",          "-np",       std::to_string(options_.ranks_here),
+  std::vector<std::string> command = {"mpirun",          "-np",       std::to_string(options_.nproc_per_node),
                                       "--oversubscribe", "--bind-to", "none",
                                       "--tag-output"};
   if (geteuid() == 0) command.emplace_back("--allow-run-as-root");
@@ -168,11 +168,11 @@ std::vector<std::string> LaunchJob::mpirun_command() const {
   return command;
 }
 
-void LaunchJob::take_line(const Child& child, std::string_view line) {
+void LaunchJob::handle_line(const Child& child, std::string_view line) {
   int64_t place = child.rank - options_.first_rank();
   if (options_.backend == Backend::mpi) {
-    if (const auto from = tagged(line)) {
-      place = std::clamp<int64_t>(from->first, 0, options_.ranks_here - 1);
+    if (const auto from = parse_tag(line)) {
+      place = std::clamp<int64_t>(from->first, 0, options_.nproc_per_node - 1);
       line = from->second;
     }
   }
@@ -186,76 +186,76 @@ void LaunchJob::read_output(Child& child) {
     if (got < 0) return;
     if (got == 0) {
       child.drained = true;
-      if (!child.partial.empty()) take_line(child, child.partial);
-      child.partial.clear();
+      if (!child.partial_line.empty()) handle_line(child, child.partial_line);
+      child.partial_line.clear();
       return;
     }
-    child.partial.append(buffer.data(), static_cast<size_t>(got));
+    child.partial_line.append(buffer.data(), static_cast<size_t>(got));
     size_t begin = 0;
-    for (size_t end; (end = child.partial.find('\n', begin)) != std::string::npos; begin = end + 1) {
-      take_line(child, std::string_view(child.partial).substr(begin, end - begin));
+    for (size_t end; (end = child.partial_line.find('\n', begin)) != std::string::npos; begin = end + 1) {
+      handle_line(child, std::string_view(child.partial_line).substr(begin, end - begin));
     }
-    child.partial.erase(0, begin);
+    child.partial_line.erase(0, begin);
   }
 }
 
-void LaunchJob::take_signal(int number) {
-  if (number == SIGHUP && signals_passed_ > 0) return;  // a terminal that goes away may say so several times
-  ++signals_passed_;
-  if (signals_passed_ == 1) {
+void LaunchJob::handle_signal(int number) {
+  if (number == SIGHUP && signals_forwarded_ > 0) return;  // a closing terminal may send several
+  ++signals_forwarded_;
+  if (signals_forwarded_ == 1) {
     notice(
-        "{} passed on: ranks in training save and stop after this step; once more ends them at once, without "
-        "saving",
-        signal_in_words(number));
+        "{} forwarded: ranks in training save and stop after this step; a second one ends them immediately, "
+        "without saving",
+        describe_signal(number));
   }
   for (Child& child : children_) {
     if (!child.process->running()) continue;
-    if (signals_passed_ > 2) {
+    if (signals_forwarded_ > 2) {
       child.process->signal(SIGKILL);
     } else if (options_.backend == Backend::mpi) {
-      child.process->signal_children(number);  // mpirun itself would kill them soon
+      child.process->signal_children(number);  // mpirun would kill them within seconds
     } else {
       child.process->signal(number);
     }
   }
 }
 
-void LaunchJob::note_ends() {
+void LaunchJob::reap_children() {
   for (Child& child : children_) {
     if (!child.process->reap()) continue;
     const int status = child.process->status();
     const bool good = WIFEXITED(status) && (WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == kStopped);
-    if (good || child.ended_by_us) continue;
-    failed_.push_back(&child);
-    if (!deadline_) deadline_ = Clock::now() + kGrace;
+    if (good || child.killed) continue;
+    failed_children_.push_back(&child);
+    if (!deadline_) deadline_ = Clock::now() + kGracePeriod;
   }
 }
 
-/// Ranks tell of one that is stopped when their time is over; where all are, nobody is left to tell.
-void LaunchJob::note_stops() {
+/// If one rank is stopped, the others time out. If all are, only the launcher can end the job.
+void LaunchJob::check_stopped() {
   bool all = !deadline_;
   for (Child& child : children_) {
     const std::optional<int> signal = child.process->stopped();
-    if (signal && !child.stop_told) {
-      warn("{} was stopped by {}; `kill -CONT {}` lets it go on", name_of_child(child),
-           signal_in_words(*signal), child.process->pid());
+    if (signal && !child.stop_reported) {
+      warn("{} was stopped by {}; `kill -CONT {}` resumes it", describe_child(child),
+           describe_signal(*signal), child.process->pid());
     }
-    child.stop_told = signal.has_value();
+    child.stop_reported = signal.has_value();
     all = all && (signal || !child.process->running());
   }
-  if (!all) return stopped_since_.reset();
-  if (!stopped_since_) stopped_since_ = Clock::now();
-  if (Clock::now() - *stopped_since_ < options_.timeout || !failure_.empty()) return;
+  if (!all) return all_stopped_since_.reset();
+  if (!all_stopped_since_) all_stopped_since_ = Clock::now();
+  if (Clock::now() - *all_stopped_since_ < options_.timeout || !failure_.empty()) return;
   failure_ = fmt::format("all ranks on this machine were stopped for {} s", options_.timeout.count());
   deadline_ = Clock::now();
 }
 
-void LaunchJob::end_stragglers() {
+void LaunchJob::kill_stragglers() {
   if (!deadline_ || Clock::now() < *deadline_) return;
   for (Child& child : children_) {
-    if (!child.process->running() || child.ended_by_us) continue;
-    child.ended_by_us = true;
-    child.process->signal(SIGKILL);  // one that is stopped would not see anything gentler
+    if (!child.process->running() || child.killed) continue;
+    child.killed = true;
+    child.process->signal(SIGKILL);  // a stopped process handles no other signal
   }
 }
 
@@ -264,34 +264,34 @@ bool LaunchJob::running() const {
                      [](const Child& child) { return child.process->running(); });
 }
 
-void LaunchJob::wait_for_news(const SignalQueue& signals) {
-  std::vector<pollfd> polled = {{signals.descriptor(), POLLIN, 0}};
+void LaunchJob::poll_events(const SignalQueue& signals) {
+  std::vector<pollfd> polled = {{signals.fd(), POLLIN, 0}};
   for (const Child& child : children_) {
     polled.push_back({child.drained ? -1 : child.process->output().get(), POLLIN, 0});
   }
-  poll(polled.data(), polled.size(), static_cast<int>(kLook.count()));
+  poll(polled.data(), polled.size(), static_cast<int>(kPollInterval.count()));
   for (Child& child : children_) {
     if (!child.drained) read_output(child);
   }
   while (const int number = signals.next()) {
-    if (number != SIGCHLD) take_signal(number);
+    if (number != SIGCHLD) handle_signal(number);
   }
 }
 
 LaunchJob::Result LaunchJob::run(const SignalQueue& signals) {
-  children_.reserve(static_cast<size_t>(options_.ranks_here));
+  children_.reserve(static_cast<size_t>(options_.nproc_per_node));
   start();
   while (running()) {
-    wait_for_news(signals);
-    note_ends();
-    note_stops();
-    end_stragglers();
+    poll_events(signals);
+    reap_children();
+    check_stopped();
+    kill_stragglers();
   }
-  for (Child& child : children_) read_output(child);  // what came with their last breath
+  for (Child& child : children_) read_output(child);  // output written just before they exited
   return result();
 }
 
-std::string LaunchJob::name_of_child(const Child& child) const {
+std::string LaunchJob::describe_child(const Child& child) const {
   const std::string process = fmt::format("(pid {} on {})", child.process->pid(), host_name());
   if (options_.backend == Backend::mpi) return fmt::format("mpirun {}", process);
   if (options_.backend == Backend::threads) return fmt::format("the process of all ranks {}", process);
@@ -299,48 +299,49 @@ std::string LaunchJob::name_of_child(const Child& child) const {
 }
 
 LaunchJob::Result LaunchJob::result() const {
-  Result result{.failure = failure_, .interrupted = signals_passed_ > 0};
+  Result result{.failure = failure_, .interrupted = signals_forwarded_ > 0};
   if (!failure_.empty()) {
     result.code = static_cast<int>(ExitCode::retryable);
     return result;
   }
-  if (failed_.empty()) {
+  if (failed_children_.empty()) {
     for (const Child& child : children_)
       result.code = std::max(result.code, WEXITSTATUS(child.process->status()));
     return result;
   }
-  // Others fail because of the first; of two that end at the same time the one that was killed, or has
-  // something of its own to say, came first.
+  // Ranks fail because of the first one. If several exit at the same time, it is the one that was killed, or
+  // else that printed an error which does not name another rank.
   const auto killed = [](const Child* child) { return WIFSIGNALED(child->process->status()); };
   const auto output_of = [&](const Child* child) {
     return outputs_[child->rank - options_.first_rank()].get();
   };
-  const auto own_reason = [&](const Child* child) { return output_of(child)->has_own_reason(); };
-  const auto told = [&](const Child* child) { return output_of(child)->has_failed(); };
-  auto first = std::find_if(failed_.begin(), failed_.end(), killed);
-  if (first == failed_.end()) first = std::find_if(failed_.begin(), failed_.end(), own_reason);
-  if (first == failed_.end()) first = std::find_if(failed_.begin(), failed_.end(), told);
-  const Child& cause = first == failed_.end() ? *failed_.front() : **first;
+  const auto own_error = [&](const Child* child) { return output_of(child)->has_own_error(); };
+  const auto any_error = [&](const Child* child) { return output_of(child)->has_error(); };
+  auto first = std::find_if(failed_children_.begin(), failed_children_.end(), killed);
+  if (first == failed_children_.end())
+    first = std::find_if(failed_children_.begin(), failed_children_.end(), own_error);
+  if (first == failed_children_.end())
+    first = std::find_if(failed_children_.begin(), failed_children_.end(), any_error);
+  const Child& cause = first == failed_children_.end() ? *failed_children_.front() : **first;
   const RankOutput* output = output_of(&cause);
   int64_t iteration = 0;
   for (const auto& each : outputs_) {
     iteration = std::max(iteration, each->iteration());
-    if (options_.backend == Backend::mpi && each->has_failed() && !output->has_failed()) output = each.get();
+    if (options_.backend == Backend::mpi && each->has_error() && !output->has_error()) output = each.get();
   }
   const int status = cause.process->status();
-  if (result.interrupted && iteration == 0 && WIFSIGNALED(status) && is_passed_on(WTERMSIG(status))) {
+  if (result.interrupted && iteration == 0 && WIFSIGNALED(status) && is_forwarded(WTERMSIG(status))) {
     result.code = exit_code_of(status);
-    result.failure =
-        fmt::format("{} came before training began: nothing was saved", signal_in_words(WTERMSIG(status)));
+    result.failure = fmt::format("{} received before training began: nothing was saved",
+                                 describe_signal(WTERMSIG(status)));
     return result;
   }
   std::string lines = output->last_lines();
-  if (lines.empty())
-    lines = options_.machine == 0 ? " (nothing)" : " (nothing; the machine of rank 0 tells why)";
+  if (lines.empty()) lines = options_.node_rank == 0 ? " (nothing)" : " (nothing; see the machine of rank 0)";
   result.code = exit_code_of(status);
   result.failure = fmt::format(
-      "{} {}{}{}. Its last lines, of {}:{}", name_of_child(cause), end_in_words(status),
-      failed_.size() > 1 || children_.size() > 1 ? ", the first of all" : "",
+      "{} {}{}{}. Its last lines, of {}:{}", describe_child(cause), describe_exit(status),
+      failed_children_.size() > 1 || children_.size() > 1 ? ", the first to fail" : "",
       iteration > 0 ? fmt::format(", after iteration {}", iteration) : "", output->log().string(), lines);
   return result;
 }

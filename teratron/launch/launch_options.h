@@ -1,4 +1,4 @@
-// What `teratron launch` was asked for: flags, Accelerate's file, and what follows from the machine.
+// Options of `teratron launch`, from its flags, Accelerate's config file and the machine.
 #pragma once
 
 #include <chrono>
@@ -12,24 +12,24 @@
 namespace teratron {
 
 struct LaunchOptions {
-  int64_t ranks_here = 1;  // of this machine
-  int64_t machines = 1;
-  int64_t machine = 0;
+  int64_t nproc_per_node = 1;
+  int64_t nnodes = 1;
+  int64_t node_rank = 0;
   std::string master_address = "127.0.0.1";
-  int master_port = 0;  // 0: any that is free
+  int master_port = 0;  // 0: any free one
   int64_t max_restarts = 0;
   Backend backend = Backend::processes;
-  std::chrono::seconds timeout = std::chrono::minutes(10);  // of ranks that wait for each other
+  std::chrono::seconds timeout = std::chrono::minutes(10);  // of collectives
   std::string log_directory;
-  std::vector<std::string> command;  // path of the program and its arguments
+  std::vector<std::string> command;  // program path and arguments
 
-  int64_t world_size() const { return ranks_here * machines; }
-  int64_t first_rank() const { return ranks_here * machine; }
-  /// "first_rank() + i"; under threads and mpi one process stands for all.
-  bool one_process() const { return backend == Backend::threads || backend == Backend::mpi; }
+  int64_t world_size() const { return nproc_per_node * nnodes; }
+  int64_t first_rank() const { return nproc_per_node * node_rank; }
+  /// Under threads and mpi the launcher starts one process for all ranks.
+  bool single_process() const { return backend == Backend::threads || backend == Backend::mpi; }
 };
 
-/// Nothing when help was asked for and printed. Throws UserError(config).
+/// nullopt if --help was printed. Throws UserError(config).
 std::optional<LaunchOptions> read_launch_options(std::span<const std::string> args);
 
 }  // namespace teratron

@@ -8,19 +8,20 @@
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
 #include "teratron/telemetry/log_lines.h"
-#include "teratron/telemetry/sinks.h"
+#include "teratron/telemetry/metrics_logger.h"
 
 namespace teratron {
 namespace {
 
 constexpr size_t kLastLines = 12;
 
-/// Of Megatron-LM's line "... iteration     12/   50 | ..." or of the short "step 12/50 | ..."; 0 if it is another.
-int64_t iteration_of(std::string_view line) {
-  constexpr std::string_view word = " iteration ", short_word = "step ";
-  const size_t at = line.find(word);
-  size_t digits = at == line.npos ? at : line.find_first_not_of(' ', at + word.size());
-  if (line.starts_with(short_word)) digits = short_word.size();
+/// Parses Megatron-LM's "... iteration     12/   50 | ..." and the short "step 12/50 | ..."; 0 for any other
+/// line.
+int64_t parse_iteration(std::string_view line) {
+  constexpr std::string_view keyword = " iteration ", short_keyword = "step ";
+  const size_t at = line.find(keyword);
+  size_t digits = at == line.npos ? at : line.find_first_not_of(' ', at + keyword.size());
+  if (line.starts_with(short_keyword)) digits = short_keyword.size();
   int64_t number = 0;
   if (digits == line.npos) return 0;
   const auto [end, error] = std::from_chars(line.data() + digits, line.data() + line.size(), number);
@@ -43,20 +44,20 @@ RankOutput::RankOutput(std::filesystem::path log, bool on_screen)
 
 void RankOutput::add_line(std::string_view line) {
   if (file_ && !(file_ << line << '\n' << std::flush)) {
-    warn("{} is not written any more: no space, or its folder is gone", log_.string());
+    warn("{} cannot be written any more: no space left, or its folder was removed", log_.string());
   }
   if (line.starts_with("error: ")) {
-    has_failed_ = true;
-    has_own_reason_ = has_own_reason_ || !line.starts_with("error: rank ");
+    has_error_ = true;
+    has_own_error_ = has_own_error_ || !line.starts_with("error: rank ");
   }
-  if (const int64_t iteration = iteration_of(line); iteration > 0) iteration_ = iteration;
+  if (const int64_t iteration = parse_iteration(line); iteration > 0) iteration_ = iteration;
   last_.emplace_back(line);
-  // An error is told whole, if it is not endless.
+  // Keep a whole error message, up to a limit.
   if (last_.size() > kLastLines && !(last_.front().starts_with("error: ") && last_.size() < 4 * kLastLines)) {
     last_.pop_front();
   }
-  // Errors are told at the end, in order of their causes.
-  if (!on_screen_ || has_failed_) return;
+  // The launcher reports errors at the end, starting from their cause.
+  if (!on_screen_ || has_error_) return;
   if (line.starts_with("notice: ") || line.starts_with("warning: ")) {
     std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
   } else {
@@ -66,7 +67,7 @@ void RankOutput::add_line(std::string_view line) {
 
 std::string RankOutput::last_lines() const {
   auto first = last_.begin();
-  while (has_failed_ && first != last_.end() && !first->starts_with("error: ")) ++first;
+  while (has_error_ && first != last_.end() && !first->starts_with("error: ")) ++first;
   std::string text;
   for (; first != last_.end(); ++first) text += "\n  | " + *first;
   return text;

@@ -1,4 +1,4 @@
-// What a rank prints: all of it goes to its log file, what a user wants to see to the screen.
+// A rank's output: all of it goes to its log file, selected lines to the screen.
 #pragma once
 
 #include <deque>
@@ -11,26 +11,26 @@ namespace teratron {
 
 class RankOutput {
  public:
-  /// What an earlier job has left in the log stays. Throws UserError(config) if it cannot be written.
+  /// Appends to the log of an earlier job. Throws UserError(config) if it cannot be written.
   RankOutput(std::filesystem::path log, bool on_screen);
 
   void add_line(std::string_view line);
   const std::filesystem::path& log() const { return log_; }
-  /// It has printed an "error:".
-  bool has_failed() const { return has_failed_; }
-  /// And not what it has heard of another rank.
-  bool has_own_reason() const { return has_own_reason_; }
-  /// The iteration of the last loss line; 0 if there was none.
+  /// The rank has printed an "error:" line.
+  bool has_error() const { return has_error_; }
+  /// One that does not report another rank's failure.
+  bool has_own_error() const { return has_own_error_; }
+  /// The last logged iteration; 0 if none.
   int64_t iteration() const { return iteration_; }
-  /// The last lines, from the first "error:" on if there is one.
+  /// The last lines, starting at the first "error:" if there is one.
   std::string last_lines() const;
 
  private:
   std::filesystem::path log_;
   std::ofstream file_;
   const bool on_screen_;
-  bool has_failed_ = false;
-  bool has_own_reason_ = false;
+  bool has_error_ = false;
+  bool has_own_error_ = false;
   int64_t iteration_ = 0;
   std::deque<std::string> last_;
 };

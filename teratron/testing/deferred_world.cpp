@@ -8,13 +8,13 @@
 namespace teratron {
 namespace {
 
-void spoil(const at::Tensor& tensor) {
+void fill_nan(const at::Tensor& tensor) {
   if (tensor.is_floating_point()) tensor.fill_(std::numeric_limits<double>::quiet_NaN());
 }
 
-class LateCommunicator final : public Communicator {
+class DeferredCommunicator final : public Communicator {
  public:
-  explicit LateCommunicator(std::shared_ptr<Communicator> inner) : inner_(std::move(inner)) {}
+  explicit DeferredCommunicator(std::shared_ptr<Communicator> inner) : inner_(std::move(inner)) {}
   int64_t rank() const override { return inner_->rank(); }
   int64_t size() const override { return inner_->size(); }
 
@@ -25,35 +25,36 @@ class LateCommunicator final : public Communicator {
     return in_place(tensor, [=, inner = inner_] { inner->broadcast(tensor, root).wait(); });
   }
   Work reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
-    return moved(output, input, [=, inner = inner_](const at::Tensor& given) {
-      inner->reduce_scatter(output, given, op).wait();
+    return out_of_place(output, input, [=, inner = inner_](const at::Tensor& saved) {
+      inner->reduce_scatter(output, saved, op).wait();
     });
   }
   Work all_gather(at::Tensor output, at::Tensor input) override {
     const at::Tensor own = input.clone();
-    Work work = moved(output, input, [=, inner = inner_](const at::Tensor& given) {
-      inner->all_gather(output, given).wait();
+    Work work = out_of_place(output, input, [=, inner = inner_](const at::Tensor& saved) {
+      inner->all_gather(output, saved).wait();
     });
     const at::NoGradGuard no_grad;
-    input.copy_(own);  // in place, it is the part of the output that is not written
+    input.copy_(own);  // if in place, this slice of the output is not written
     return work;
   }
   Work all_to_all(at::Tensor output, at::Tensor input) override {
-    return moved(output, input,
-                 [=, inner = inner_](const at::Tensor& given) { inner->all_to_all(output, given).wait(); });
+    return out_of_place(output, input, [=, inner = inner_](const at::Tensor& saved) {
+      inner->all_to_all(output, saved).wait();
+    });
   }
 
-  Work exchange(std::vector<PointToPoint> messages) override {
-    std::vector<PointToPoint> received;
-    for (PointToPoint& message : messages) {
-      if (message.send) {
-        inner_->exchange({message}).wait();
+  Work batch_isend_irecv(std::vector<P2POp> ops) override {
+    std::vector<P2POp> received;
+    for (P2POp& op : ops) {
+      if (op.send) {
+        inner_->batch_isend_irecv({op}).wait();
       } else {
-        spoil(message.tensor);
-        received.push_back(std::move(message));
+        fill_nan(op.tensor);
+        received.push_back(std::move(op));
       }
     }
-    return Work([received, inner = inner_] { inner->exchange(received).wait(); });
+    return Work([received, inner = inner_] { inner->batch_isend_irecv(received).wait(); });
   }
 
   std::vector<std::string> all_gather_bytes(const std::string& bytes) override {
@@ -63,24 +64,24 @@ class LateCommunicator final : public Communicator {
   void abort(const std::string& reason) override { inner_->abort(reason); }
 
  private:
-  static Work in_place(const at::Tensor& tensor, std::function<void()> act) {
+  static Work in_place(const at::Tensor& tensor, std::function<void()> run) {
     const at::NoGradGuard no_grad;
-    const at::Tensor given = tensor.clone();
-    spoil(tensor);
-    return Work([tensor, given, act = std::move(act)] {
+    const at::Tensor saved = tensor.clone();
+    fill_nan(tensor);
+    return Work([tensor, saved, run = std::move(run)] {
       const at::NoGradGuard no_grad_later;
-      tensor.copy_(given);
-      act();
+      tensor.copy_(saved);
+      run();
     });
   }
 
-  /// The output may be a part of the input, or the other way round.
-  static Work moved(const at::Tensor& output, const at::Tensor& input,
-                    std::function<void(const at::Tensor&)> act) {
+  /// Output and input may overlap.
+  static Work out_of_place(const at::Tensor& output, const at::Tensor& input,
+                           std::function<void(const at::Tensor&)> run) {
     const at::NoGradGuard no_grad;
-    const at::Tensor given = input.clone();
-    spoil(output);
-    return Work([given, act = std::move(act)] { act(given); });
+    const at::Tensor saved = input.clone();
+    fill_nan(output);
+    return Work([saved, run = std::move(run)] { run(saved); });
   }
 
   std::shared_ptr<Communicator> inner_;
@@ -88,8 +89,8 @@ class LateCommunicator final : public Communicator {
 
 }  // namespace
 
-std::shared_ptr<Communicator> LateWorld::group(const std::vector<int64_t>& ranks) {
-  return std::make_shared<LateCommunicator>(world_.group(ranks));
+std::shared_ptr<Communicator> DeferredWorld::group(const std::vector<int64_t>& ranks) {
+  return std::make_shared<DeferredCommunicator>(world_.group(ranks));
 }
 
 }  // namespace teratron

@@ -1,16 +1,15 @@
-// For tests: collectives as late as a GPU's may be. CPU ranks finish a collective before it returns, so that
-// nobody there misses a wait() that was forgotten; here it happens inside of wait(), and until then what it
-// will write holds NaN.
+// Runs collectives in Work::wait() and fills their outputs with NaN until then. CPU collectives complete
+// before they return, so without this no test on CPUs would notice a missing wait().
 #pragma once
 
 #include "teratron/comm/communicator.h"
 
 namespace teratron {
 
-/// The ranks of `world`, which must outlive it. Messages are sent at once, and received late.
-class LateWorld final : public World {
+/// Wraps `world`, which must outlive it. Sends are immediate, receives deferred.
+class DeferredWorld final : public World {
  public:
-  explicit LateWorld(World& world) : world_(world) {}
+  explicit DeferredWorld(World& world) : world_(world) {}
   int64_t rank() const override { return world_.rank(); }
   int64_t size() const override { return world_.size(); }
   std::shared_ptr<Communicator> group(const std::vector<int64_t>& ranks) override;

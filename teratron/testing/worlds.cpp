@@ -19,11 +19,11 @@
 namespace teratron {
 namespace {
 
-/// The job that this program is a rank of. GoogleTest gives tests no other way to what main() made.
+/// The launched job. GoogleTest offers no other way to pass state from main() to tests.
 World* launched = nullptr;  // lint: allow(global-state): see above
 bool on_gpus = false;       // lint: allow(global-state): see above
 
-/// Where the ranks of a job in this process reach each other.
+/// Listening sockets of ranks in this process.
 class Listeners {
  public:
   explicit Listeners(int64_t ranks) {
@@ -33,17 +33,16 @@ class Listeners {
     }
   }
 
-  /// To be called for all ranks at the same time.
-  std::unique_ptr<Wire> connect(int64_t rank, std::chrono::milliseconds timeout) {
+  /// Must be called for all ranks concurrently.
+  std::unique_ptr<Transport> connect(int64_t rank, std::chrono::milliseconds timeout) {
     return connect_sockets({rank, addresses_}, std::move(listeners_[rank]), timeout);
   }
 
  private:
-  std::vector<Descriptor> listeners_;
+  std::vector<FileDescriptor> listeners_;
   std::vector<SocketAddress> addresses_;
 };
 
-/// `run` runs the ranks of a job.
 std::string fault_of(int64_t ranks, const RankBody& body,
                      const std::function<void(const std::function<void(World&)>&)>& run) {
   std::vector<int64_t> all(ranks);
@@ -83,13 +82,13 @@ void run_over_sockets(int64_t ranks, const std::function<void(World&)>& body,
   };
   const auto run = [&](int64_t rank) {
     try {
-      const auto process = std::make_shared<ProcessRanks>(listeners.connect(rank, timeout), timeout);
+      const auto process = std::make_shared<ProcessBackend>(listeners.connect(rank, timeout), timeout);
       const auto world = process_world(process);
       run_as_process(*process, [&] {
         try {
           body(*world);
         } catch (...) {
-          keep(std::current_exception());  // before the peers hear of it and fail too
+          keep(std::current_exception());  // before it makes the peers fail too
           throw;
         }
       });
@@ -112,15 +111,15 @@ std::string fault_over_sockets(int64_t ranks, const RankBody& body, std::chrono:
   return fault_of(ranks, body, [&](const auto& job) { run_over_sockets(ranks, job, timeout); });
 }
 
-std::vector<std::unique_ptr<Wire>> connected_wires(int64_t ranks) {
+std::vector<std::unique_ptr<Transport>> connected_transports(int64_t ranks) {
   Listeners listeners(ranks);
-  std::vector<std::unique_ptr<Wire>> wires(ranks);
+  std::vector<std::unique_ptr<Transport>> transports(ranks);
   std::vector<std::thread> threads;
   for (int64_t r = 0; r < ranks; ++r) {
-    threads.emplace_back([&, r] { wires[r] = listeners.connect(r, std::chrono::minutes(1)); });
+    threads.emplace_back([&, r] { transports[r] = listeners.connect(r, std::chrono::minutes(1)); });
   }
   for (std::thread& thread : threads) thread.join();
-  return wires;
+  return transports;
 }
 
 void sum(Communicator& group, at::Tensor x) {
@@ -131,7 +130,7 @@ std::vector<int64_t> test_sizes() {
   return launched ? std::vector{launched->size()} : std::vector<int64_t>{1, 2, 3, 4};
 }
 
-at::Tensor here(const at::Tensor& tensor) {
+at::Tensor to_test_device(const at::Tensor& tensor) {
   return on_gpus ? tensor.to(at::kCUDA) : tensor;
 }
 
@@ -151,27 +150,27 @@ bool same_values(const at::Tensor& tensor, const at::Tensor& expected) {
 
 }  // namespace teratron
 
-/// comm_test [--timeout=SECONDS], that of the launched job, and GoogleTest's flags.
+/// comm_test [--timeout=SECONDS (of collectives in a launched job)] [GoogleTest's flags]
 int main(int argc, char** argv) {
   using namespace teratron;
   testing::InitGoogleTest(&argc, argv);
-  const Launch launch = read_launch(process_environment);
-  if (launch.size == 1) return RUN_ALL_TESTS();
+  const LaunchEnv env = read_launch_env(process_environment);
+  if (env.size == 1) return RUN_ALL_TESTS();
   WorldOptions options{.timeout = std::chrono::minutes(2)};
   constexpr std::string_view flag = "--timeout=";
   if (argc == 2 && std::string_view(argv[1]).starts_with(flag)) {
     options.timeout_after_start = std::chrono::seconds(std::stoi(argv[1] + flag.size()));
   }
-  const bool gpus = launch.backend.value_or(Backend::nccl) == Backend::nccl && at::hasCUDA();
+  const bool gpus = env.backend.value_or(Backend::nccl) == Backend::nccl && at::hasCUDA();
   if (gpus) {
-    options.gpu = static_cast<int>(launch.local_rank);
-    options.on_stuck = [](const Fault& fault) {
+    options.gpu = static_cast<int>(env.local_rank);
+    options.on_hang = [](const Fault& fault) {
       error_line(fault.what());
       _exit(static_cast<int>(fault.exit_code()));
     };
   }
   int result = 0;
-  run_world(launch, options, [&](World& world) {
+  run_world(env, options, [&](World& world) {
     launched = &world;
     on_gpus = gpus;
     result = RUN_ALL_TESTS();

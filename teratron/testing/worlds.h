@@ -1,10 +1,10 @@
-// The worlds that tests of communication run in: rank threads and socket-connected ranks of this process; or,
-// when the test program itself was started by a launcher, that job:
+// Worlds for communication tests: rank threads and ranks connected by sockets, in this process. If a launcher
+// started the test program, the tests run in that job instead:
 //
 //   teratron launch --nproc-per-node 2 -- build/release/teratron/comm/comm_test --gtest_filter='Worlds*'
 //   mpirun -np 2 build/release/teratron/comm/comm_test --gtest_filter='Worlds*'
 //
-// On a machine with GPUs the job's tensors are on them and go over NCCL.
+// On a machine with GPUs the job's tensors are on them and use NCCL.
 #pragma once
 
 #include <functional>
@@ -19,35 +19,34 @@
 
 namespace teratron {
 
-/// Runs `body` in each kind of world with the mesh built (dp is 1 unless given). In a launched job whose size
-/// is another than the mesh's the test is skipped.
+/// Runs `body` in each kind of world with the mesh (dp defaults to 1). In a launched job of another size,
+/// skips the test.
 void on_worlds(MeshOptions options, const std::function<void(const Mesh&)>& body);
 
-/// Runs `body` as the ranks of a job, each in a thread, that are connected by sockets. When one throws, the
-/// others end too, and the first exception is rethrown.
+/// Runs `body` on ranks in threads of this process that are connected by sockets. If one throws, all end and
+/// the first exception is rethrown.
 void run_over_sockets(int64_t ranks, const std::function<void(World&)>& body,
                       std::chrono::milliseconds timeout = std::chrono::minutes(1));
 
-/// The message of the Fault that a job of rank threads (of ranks over sockets) ends in when each runs `body` with
-/// the group of all, which must come from all being told and not from a hang; "no fault" if there is none.
+/// Runs `body` with the group of all ranks, as threads or over sockets, and returns the message of the Fault
+/// that the job ends with; "no fault" if there is none.
 using RankBody = std::function<void(World&, Communicator&)>;
 std::string fault_over_threads(int64_t ranks, const RankBody& body,
                                std::chrono::milliseconds timeout = std::chrono::minutes(1));
 std::string fault_over_sockets(int64_t ranks, const RankBody& body,
                                std::chrono::milliseconds timeout = std::chrono::minutes(1));
-/// The ends of ranks that are connected by sockets, for tests that take the part of a rank themselves.
-std::vector<std::unique_ptr<Wire>> connected_wires(int64_t ranks);
-/// Sums over the group and waits for it.
+/// The transports of ranks connected by sockets, for tests that play a rank themselves.
+std::vector<std::unique_ptr<Transport>> connected_transports(int64_t ranks);
+/// A blocking all_reduce.
 void sum(Communicator& group, at::Tensor x);
 
-/// Numbers of ranks that are worth a test here.
+/// World sizes to test: the launched job's, else 1 to 4.
 std::vector<int64_t> test_sizes();
-/// `tensor` on the device of the test.
-at::Tensor here(const at::Tensor& tensor);
-/// The results of a world on GPUs may differ from those in rank order by rounding.
+/// `tensor` on the device under test.
+at::Tensor to_test_device(const at::Tensor& tensor);
+/// False on GPUs, where sums are not in rank order.
 bool sums_are_exact();
-/// Whether `tensor`, from any device, has these values: to the bit, or within rounding of its type where the
-/// sums of this world are not exact.
+/// Whether `tensor` (on any device) equals `expected`: bitwise, or within rounding if sums are not exact.
 bool same_values(const at::Tensor& tensor, const at::Tensor& expected);
 
 }  // namespace teratron

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kBlock = 1024;
 
-// Storage types whose arithmetic is done in another type.
+// Storage types whose arithmetic uses another type.
 struct Bf16 {
   uint16_t bits;
 };
@@ -127,7 +127,7 @@ bool can_reduce(Dtype dtype) {
 void reduce(Reduction reduction, std::span<const void* const> inputs, int64_t begin, int64_t count,
             void* output) {
   const Reducer reducer = find_reducer(reduction);
-  TERATRON_ASSERT(reducer != nullptr, "no reduction of {}", name_of(reduction.dtype));
+  TERATRON_ASSERT(reducer != nullptr, "cannot reduce {}", name_of(reduction.dtype));
   reducer(inputs, begin, count, output);
 }
 

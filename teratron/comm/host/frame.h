@@ -1,4 +1,4 @@
-// One message between two processes of a job, as it travels over a Wire.
+// Wire format: one message between two processes of a job, sent over a Transport.
 #pragma once
 
 #include <array>
@@ -13,12 +13,12 @@
 
 namespace teratron {
 
-/// Bytes that came from another rank; not initialised before they are written.
-class Block {
+/// A buffer of received bytes; uninitialized until written.
+class ByteBuffer {
  public:
-  Block() = default;
-  explicit Block(size_t size) : data_(std::make_unique_for_overwrite<std::byte[]>(size)), size_(size) {}
-  explicit Block(ByteSpan bytes);
+  ByteBuffer() = default;
+  explicit ByteBuffer(size_t size) : data_(std::make_unique_for_overwrite<std::byte[]>(size)), size_(size) {}
+  explicit ByteBuffer(ByteSpan bytes);
   std::byte* data() { return data_.get(); }
   size_t size() const { return size_; }
   ByteSpan bytes() const { return {data_.get(), size_}; }
@@ -30,36 +30,36 @@ class Block {
 
 struct Frame {
   enum class Kind : uint32_t {
-    hello,     // text: pid and host of the sender
-    part,      // of collective `number` of a channel; text: the call, "" in its later phases
-    message,   // point to point; text: the call
-    question,  // where are you, and what did you ask for on this channel?
-    answer,    // text: Whereabouts in words; body: the last calls, a line each; `number`: of the newest
-    failure,   // text: the reason; `number`: the exit code; `channel`: the rank that failed first
-    goodbye,   // the sender's part has ended in order
+    hello,           // text: pid and host of the sender
+    collective,      // a part of a collective; text: fingerprint, "" in later phases
+    point_to_point,  // text: fingerprint
+    status_query,    // asks for the receiver's status and flight trace of the group
+    status_reply,    // text: RankStatus; body: recorded fingerprints, one per line; `sequence`: of the newest
+    failure,         // text: reason; `sequence`: exit code; `group_id`: the rank that failed first
+    goodbye,         // the sender has completed successfully
   };
   Kind kind = Kind::hello;
-  uint64_t channel = 0;
-  int64_t number = 0;
+  uint64_t group_id = 0;
+  int64_t sequence = 0;
   std::string text = {};
-  Block body = {};
+  ByteBuffer body = {};
 };
 
-/// What travels before the body.
+/// The bytes that precede the body.
 std::vector<std::byte> encode_head(const Frame& frame, size_t body_bytes);
 
-/// Cuts a stream into frames.
+/// Parses a byte stream into frames.
 class FrameReader {
  public:
-  /// Calls `take` for every frame that these bytes complete. Throws Fault when the stream is none of frames.
+  /// Calls `take` for every frame that these bytes complete. Throws Fault if the stream is malformed.
   void feed(ByteSpan bytes, const std::function<void(Frame)>& take);
 
  private:
   struct Head {
     uint32_t magic;
     uint32_t kind;
-    uint64_t channel;
-    int64_t number;
+    uint64_t group_id;
+    int64_t sequence;
     uint64_t text_bytes;
     uint64_t body_bytes;
   };
@@ -67,8 +67,8 @@ class FrameReader {
   void begin_frame();
 
   std::array<std::byte, sizeof(Head)> head_;
-  size_t have_ = 0;  // bytes of the frame so far: head, text, body
-  Head fields_{};
+  size_t received_ = 0;  // bytes of the current frame: head, text, body
+  Head parsed_head_{};
   Frame frame_;
 };
 

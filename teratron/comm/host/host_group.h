@@ -1,5 +1,4 @@
-// The least that host-side code (checkpoints, start-up checks) needs of the other ranks; no tensors, no
-// torch.
+// What host-side code (checkpoints, start-up checks) needs from the other ranks. No tensors, no torch.
 #pragma once
 
 #include <cstdint>
@@ -8,17 +7,18 @@
 
 namespace teratron {
 
-class Peers {
+class HostGroup {
  public:
-  virtual ~Peers() = default;
+  virtual ~HostGroup() = default;
   virtual int64_t rank() const = 0;
   virtual int64_t size() const = 0;
-  /// Every rank's bytes, by rank. Blocks until all have called it; throws Fault when one fails or times out.
+  /// Every rank's bytes, by rank. Blocks until all ranks have called it; throws Fault if one fails or times
+  /// out.
   virtual std::vector<std::string> all_gather_bytes(const std::string& bytes) = 0;
 };
 
-/// A single process: the identity.
-class NoPeers final : public Peers {
+/// A group of one process.
+class SingleHostGroup final : public HostGroup {
  public:
   int64_t rank() const override { return 0; }
   int64_t size() const override { return 1; }

@@ -7,10 +7,10 @@
 namespace teratron {
 namespace {
 
-using Join = Wire* (*)();
+using Connect = Transport* (*)();
 using Version = void (*)(char* text, size_t capacity);
 
-/// MPI loads plugins that look for its symbols among the global ones. It is never unloaded.
+/// RTLD_GLOBAL: MPI's plugins look up its symbols globally. Never unloaded.
 void* library() {
   return dlopen("libteratron_mpi.so", RTLD_NOW | RTLD_GLOBAL);
 }
@@ -30,18 +30,18 @@ std::optional<std::string> mpi_version() {
   return text.substr(0, text.find_first_of(std::string_view(",\n\0", 3)));
 }
 
-std::unique_ptr<Wire> join_mpi() {
+std::unique_ptr<Transport> connect_mpi() {
   void* handle = library();
-  void* symbol = handle ? dlsym(handle, "teratron_join_mpi") : nullptr;
+  void* symbol = handle ? dlsym(handle, "teratron_connect_mpi") : nullptr;
   if (!symbol) {
     throw Fault(fmt::format(
         "MPI cannot be used: {}. Install libopenmpi3 (to build with MPI: libopenmpi-dev), or start "
         "the job with `teratron launch`",
         dlerror()));
   }
-  Wire* wire = reinterpret_cast<Join>(symbol)();
-  if (!wire) throw Fault("MPI_Init failed; MPI says why above");
-  return std::unique_ptr<Wire>(wire);
+  Transport* transport = reinterpret_cast<Connect>(symbol)();
+  if (!transport) throw Fault("MPI_Init failed; see MPI's message above");
+  return std::unique_ptr<Transport>(transport);
 }
 
 }  // namespace teratron

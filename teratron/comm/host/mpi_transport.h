@@ -1,5 +1,5 @@
-// A Wire over MPI, for jobs that mpirun or srun started. MPI is loaded when it is asked for: it lies in a
-// shared object of its own (libteratron_mpi.so), so that the program starts where there is no MPI.
+// Transport over MPI, for jobs started by mpirun or srun. MPI is loaded on demand from libteratron_mpi.so, so
+// that the program also runs without MPI.
 #pragma once
 
 #include <memory>
@@ -10,11 +10,12 @@
 
 namespace teratron {
 
-/// Whether the shared object and the MPI that it needs can be loaded.
+/// Whether the shared library and the MPI that it needs can be loaded.
 bool mpi_is_available();
-/// As the library names itself, "Open MPI v4.1.4"; nothing where it cannot be loaded.
+/// E.g. "Open MPI v4.1.4"; nullopt if MPI cannot be loaded.
 std::optional<std::string> mpi_version();
-/// Joins the job that this process was started in (MPI_Init). Throws Fault with the loader's or MPI's words.
-std::unique_ptr<Wire> join_mpi();
+/// Joins the job in which this process was started (MPI_Init). Throws Fault with the loader's or MPI's
+/// message.
+std::unique_ptr<Transport> connect_mpi();
 
 }  // namespace teratron

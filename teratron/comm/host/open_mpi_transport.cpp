@@ -1,5 +1,5 @@
-// The shared object behind mpi_wire.h. All calls of MPI come from one thread of the wire, which needs the
-// least of an MPI library: it is MPI's main thread.
+// libteratron_mpi.so (see mpi_transport.h). All MPI calls come from one thread, MPI's main thread:
+// MPI_THREAD_FUNNELED suffices.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -21,30 +21,30 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using Microseconds = std::chrono::microseconds;
-constexpr size_t kPieceBytes = size_t{1} << 26;  // MPI counts in int
-constexpr Microseconds kShortNap{20}, kLongNap{1000};
-constexpr std::chrono::seconds kLastWords{2};
+constexpr size_t kMaxMessageBytes = size_t{1} << 26;  // MPI counts are int
+constexpr Microseconds kMinSleep{20}, kMaxSleep{1000};
+constexpr std::chrono::seconds kFlushTimeout{2};
 
-class MpiWire final : public Wire {
+class MpiTransport final : public Transport {
  public:
-  MpiWire() {
-    std::promise<bool> initialised;
-    std::future<bool> result = initialised.get_future();
-    thread_ = std::thread([this, promise = std::move(initialised)]() mutable {
-      const bool good = initialise();
-      promise.set_value(good);
-      if (good) serve();
+  MpiTransport() {
+    std::promise<bool> initialized;
+    std::future<bool> result = initialized.get_future();
+    thread_ = std::thread([this, promise = std::move(initialized)]() mutable {
+      const bool ok = initialize();
+      promise.set_value(ok);
+      if (ok) serve();
     });
-    good_ = result.get();
+    ok_ = result.get();
   }
 
-  ~MpiWire() override { stop(true); }
+  ~MpiTransport() override { stop(true); }
 
-  bool good() const { return good_; }
+  bool ok() const { return ok_; }
   int64_t rank() const override { return rank_; }
   int64_t size() const override { return size_; }
 
-  void start(WireReceiver& receiver) override {
+  void start(TransportReceiver& receiver) override {
     const std::lock_guard lock(mutex_);
     receiver_ = &receiver;
     changed_.notify_all();
@@ -71,13 +71,13 @@ class MpiWire final : public Wire {
     {
       const std::lock_guard lock(mutex_);
       stopping_ = true;
-      abandoned_ = failed;
+      failed_ = failed;
     }
     changed_.notify_all();
     thread_.join();
   }
 
-  bool initialise() {
+  bool initialize() {
     int provided = 0, rank = 0, size = 0;
     if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS) return false;
     MPI_Comm_dup(MPI_COMM_WORLD, &communicator_);
@@ -91,20 +91,20 @@ class MpiWire final : public Wire {
   void begin(int64_t to, std::vector<std::byte> bytes) {
     Sending& sending = sending_.emplace_back();
     sending.bytes = std::move(bytes);
-    for (size_t at = 0; at < sending.bytes.size(); at += kPieceBytes) {
-      const size_t count = std::min(kPieceBytes, sending.bytes.size() - at);
+    for (size_t at = 0; at < sending.bytes.size(); at += kMaxMessageBytes) {
+      const size_t count = std::min(kMaxMessageBytes, sending.bytes.size() - at);
       MPI_Isend(sending.bytes.data() + at, static_cast<int>(count), MPI_BYTE, static_cast<int>(to), 0,
                 communicator_, &sending.requests.emplace_back());
     }
   }
 
-  /// True if something had come.
+  /// True if a message was received.
   bool receive() {
-    int there = 0;
+    int pending = 0;
     MPI_Message message = MPI_MESSAGE_NULL;
     MPI_Status status;
-    MPI_Improbe(MPI_ANY_SOURCE, 0, communicator_, &there, &message, &status);
-    if (!there) return false;
+    MPI_Improbe(MPI_ANY_SOURCE, 0, communicator_, &pending, &message, &status);
+    if (!pending) return false;
     int count = 0;
     MPI_Get_count(&status, MPI_BYTE, &count);
     if (buffer_.size() < static_cast<size_t>(count)) buffer_.resize(count);
@@ -125,47 +125,47 @@ class MpiWire final : public Wire {
   void serve() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return receiver_ || stopping_; });
-    Microseconds nap = kShortNap;
+    Microseconds sleep = kMinSleep;
     Clock::time_point deadline = Clock::time_point::max();
     while (true) {
       std::deque<std::pair<int64_t, std::vector<std::byte>>> queue = std::exchange(queue_, {});
-      if (stopping_ && deadline == Clock::time_point::max()) deadline = Clock::now() + kLastWords;
+      if (stopping_ && deadline == Clock::time_point::max()) deadline = Clock::now() + kFlushTimeout;
       const bool leaving = stopping_ && queue.empty() && (sending_.empty() || Clock::now() >= deadline);
       if (leaving) break;
       lock.unlock();
       const bool busy = !queue.empty();
       for (auto& [to, bytes] : queue) begin(to, std::move(bytes));
-      bool came = false;
-      while (receiver_ && receive()) came = true;
+      bool received = false;
+      while (receiver_ && receive()) received = true;
       progress_sends();
       lock.lock();
-      // MPI cannot wake a sleeper: the naps grow while nothing happens.
-      nap = busy || came ? kShortNap : std::min(nap * 2, kLongNap);
-      if (queue_.empty() && !stopping_) changed_.wait_for(lock, sending_.empty() ? nap : kShortNap);
+      // MPI cannot wake this thread: sleep longer while it is idle.
+      sleep = busy || received ? kMinSleep : std::min(sleep * 2, kMaxSleep);
+      if (queue_.empty() && !stopping_) changed_.wait_for(lock, sending_.empty() ? sleep : kMinSleep);
     }
-    // After a failure the peers may never come to this.
-    if (!abandoned_) MPI_Finalize();
+    // Collective: after a failure the peers may never call it.
+    if (!failed_) MPI_Finalize();
   }
 
-  bool good_ = false;
+  bool ok_ = false;
   int64_t rank_ = 0, size_ = 1;
   MPI_Comm communicator_ = MPI_COMM_NULL;
-  std::list<Sending> sending_;        // of the thread alone
-  std::vector<std::byte> buffer_;     // of the thread alone
-  WireReceiver* receiver_ = nullptr;  // with all that follows guarded by mutex_
+  std::list<Sending> sending_;             // used by thread_ only
+  std::vector<std::byte> buffer_;          // used by thread_ only
+  TransportReceiver* receiver_ = nullptr;  // guarded by mutex_, as the following
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::pair<int64_t, std::vector<std::byte>>> queue_;
-  bool stopping_ = false, abandoned_ = false;
+  bool stopping_ = false, failed_ = false;
   std::thread thread_;
 };
 
 }  // namespace
 }  // namespace teratron
 
-extern "C" __attribute__((visibility("default"))) teratron::Wire* teratron_join_mpi() {
-  auto wire = std::make_unique<teratron::MpiWire>();
-  return wire->good() ? wire.release() : nullptr;
+extern "C" __attribute__((visibility("default"))) teratron::Transport* teratron_connect_mpi() {
+  auto transport = std::make_unique<teratron::MpiTransport>();
+  return transport->ok() ? transport.release() : nullptr;
 }
 
 /// Writes at most `capacity` characters.

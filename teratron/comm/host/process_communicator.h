@@ -1,19 +1,19 @@
-// The Communicator of ranks that are processes, over the messages of ProcessRanks. CPU tensors only.
+// Communicator of ranks in separate processes, over ProcessBackend's messages. CPU tensors only.
 //
-// Sums are those of rank threads to the bit: each element is reduced in rank order by one rank (all ranks
-// where tensors are small).
+// Results equal those of rank threads bitwise: each element is reduced in rank order by one rank (small
+// tensors: by every rank).
 #pragma once
 
 #include <memory>
 #include <vector>
 
 #include "teratron/comm/communicator.h"
-#include "teratron/comm/host/process_ranks.h"
+#include "teratron/comm/host/process_backend.h"
 
 namespace teratron {
 
-/// The endpoint of this process in `group` (global ranks).
-std::shared_ptr<Communicator> process_communicator(std::shared_ptr<ProcessRanks> ranks,
-                                                   const std::vector<int64_t>& group);
+/// This process's endpoint of the group of these global ranks.
+std::shared_ptr<Communicator> process_communicator(std::shared_ptr<ProcessBackend> backend,
+                                                   const std::vector<int64_t>& ranks);
 
 }  // namespace teratron

@@ -1,18 +1,19 @@
-// Ranks as processes that send each other messages.
+// Ranks as separate processes.
 #pragma once
 
 #include <functional>
 #include <memory>
 
 #include "teratron/comm/communicator.h"
-#include "teratron/comm/host/process_ranks.h"
+#include "teratron/comm/host/process_backend.h"
 
 namespace teratron {
 
-/// A World over CPU tensors.
-std::unique_ptr<World> process_world(std::shared_ptr<ProcessRanks> ranks);
+/// A World of CPU tensors.
+std::unique_ptr<World> process_world(std::shared_ptr<ProcessBackend> backend);
 
-/// Runs `body`; tells the peers when it throws (with the exit code of what it threw) or has ended.
-void run_as_process(ProcessRanks& ranks, const std::function<void()>& body);
+/// Runs `body`, then tells the peers that this rank has finished or, if it threw, why and with which exit
+/// code it failed.
+void run_as_process(ProcessBackend& backend, const std::function<void()>& body);
 
 }  // namespace teratron

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "teratron/base/error.h"
-#include "teratron/comm/host/socket_connect.h"
+#include "teratron/comm/host/socket_transport.h"
 
 namespace teratron {
 namespace {
@@ -38,22 +38,22 @@ std::string numeric_name(const sockaddr* address, socklen_t length) {
 
 }  // namespace
 
-Descriptor::Descriptor(Descriptor&& other) noexcept : number_(other.release()) {}
-Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
-  std::swap(number_, other.number_);
+FileDescriptor::FileDescriptor(FileDescriptor&& other) noexcept : fd_(other.release()) {}
+FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
+  std::swap(fd_, other.fd_);
   return *this;
 }
-Descriptor::~Descriptor() {
-  if (number_ >= 0) close(number_);
+FileDescriptor::~FileDescriptor() {
+  if (fd_ >= 0) close(fd_);
 }
-int Descriptor::release() {
-  return std::exchange(number_, -1);
+int FileDescriptor::release() {
+  return std::exchange(fd_, -1);
 }
 
-Descriptor listen_on(const std::string& address, int port) {
+FileDescriptor listen_on(const std::string& address, int port) {
   const Addresses found = numeric(address, port, SOCK_STREAM);
-  if (!found) throw Fault(fmt::format("'{}' is no address of a machine", printable(address)));
-  Descriptor listener(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!found) throw Fault(fmt::format("'{}' is not a numeric address", printable(address)));
+  FileDescriptor listener(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int yes = 1;
   const bool bound =
       listener.get() >= 0 && setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) == 0 &&
@@ -61,12 +61,12 @@ Descriptor listen_on(const std::string& address, int port) {
   if (bound) return listener;
   const int error = errno;
   std::string advice;
-  if (error == EADDRINUSE) advice = ". Choose another port, or end the program that has this one";
-  if (error == EADDRNOTAVAIL) advice = ". Rank 0 must run on the machine that has the address";
+  if (error == EADDRINUSE) advice = ". Choose another port, or stop the program that uses this one";
+  if (error == EADDRNOTAVAIL) advice = ". Rank 0 must run on the node with this address";
   throw Fault(fmt::format("cannot listen on {}:{}: {}{}", address, port, std::strerror(error), advice));
 }
 
-int port_of(const Descriptor& listener) {
+int port_of(const FileDescriptor& listener) {
   sockaddr_storage storage{};
   socklen_t length = sizeof(storage);
   auto* address = reinterpret_cast<sockaddr*>(&storage);
@@ -80,7 +80,7 @@ std::vector<std::string> resolve(const std::string& host) {
   const Addresses found = look_up(host, nullptr, {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM});
   for (const addrinfo* one = found.get(); one; one = one->ai_next) {
     const std::string name = numeric_name(one->ai_addr, one->ai_addrlen);
-    // IPv4 first: "localhost" is both, and many listen on 127.0.0.1 alone.
+    // IPv4 first: "localhost" is both, and many programs listen on 127.0.0.1 only.
     if (!name.empty()) names.insert(one->ai_family == AF_INET ? names.begin() : names.end(), name);
   }
   return names;
@@ -89,26 +89,22 @@ std::vector<std::string> resolve(const std::string& host) {
 std::string own_address_towards(const std::string& address) {
   const Addresses found = numeric(address, 9, SOCK_DGRAM);
   if (!found) return "";
-  const Descriptor probe(socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const FileDescriptor probe(socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   sockaddr_storage storage{};
   socklen_t length = sizeof(storage);
   auto* own = reinterpret_cast<sockaddr*>(&storage);
-  // Nothing is sent: a datagram socket is connected by looking up the route.
+  // Sends nothing: connecting a datagram socket only looks up the route.
   const bool known = probe.get() >= 0 && connect(probe.get(), found->ai_addr, found->ai_addrlen) == 0 &&
                      getsockname(probe.get(), own, &length) == 0;
   return known ? numeric_name(own, length) : "";
 }
 
-Descriptor connect_to(const std::string& address, int port) {
+FileDescriptor connect_to(const std::string& address, int port) {
   const Addresses found = numeric(address, port, SOCK_STREAM);
   if (!found) return {};
-  Descriptor connection(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  FileDescriptor connection(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (connection.get() < 0 || connect(connection.get(), found->ai_addr, found->ai_addrlen) != 0) return {};
   return connection;
-}
-
-bool can_connect(const std::string& address, int port) {
-  return connect_to(address, port).get() >= 0;
 }
 
 std::string to_string(const SocketAddress& address) {
@@ -117,10 +113,10 @@ std::string to_string(const SocketAddress& address) {
 
 SocketAddress parse_socket_address(const std::string& text) {
   SocketAddress address;
-  std::istringstream words(text);
-  if (!(words >> address.address >> address.port >> address.token)) {
-    throw Fault(
-        fmt::format("'{}' is no address of a rank: is it the same version of the program?", printable(text)));
+  std::istringstream fields(text);
+  if (!(fields >> address.address >> address.port >> address.token)) {
+    throw Fault(fmt::format("'{}' is not the address of a rank: is it the same version of the program?",
+                            printable(text)));
   }
   return address;
 }

@@ -20,25 +20,24 @@
 #include <unistd.h>
 
 #include "teratron/base/error.h"
-#include "teratron/comm/host/call.h"
-#include "teratron/comm/host/socket_connect.h"
+#include "teratron/comm/host/flight_recorder.h"
 
 namespace teratron {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr size_t kReadBytes = size_t{1} << 18;
-constexpr std::chrono::seconds kLastWords{2};  // how long queued bytes are still delivered at the end
-constexpr std::chrono::seconds kGreeting{5};   // how long a stranger may take to say who it is
+constexpr std::chrono::seconds kFlushTimeout{2};  // for flushing queues at close()
+constexpr std::chrono::seconds kHandshakeTimeout{5};
 
 int milliseconds_until(Clock::time_point deadline) {
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
   return static_cast<int>(std::clamp<int64_t>(left, 0, 1000));
 }
 
-class SocketWire final : public Wire {
+class SocketTransport final : public Transport {
  public:
-  SocketWire(int64_t rank, std::vector<Descriptor> sockets)
+  SocketTransport(int64_t rank, std::vector<FileDescriptor> sockets)
       : rank_(rank), wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)), peers_(sockets.size()) {
     for (size_t i = 0; i < sockets.size(); ++i) {
       peers_[i].open = sockets[i].get() >= 0;
@@ -46,12 +45,12 @@ class SocketWire final : public Wire {
     }
   }
 
-  ~SocketWire() override { stop(); }
+  ~SocketTransport() override { stop(); }
 
   int64_t rank() const override { return rank_; }
   int64_t size() const override { return static_cast<int64_t>(peers_.size()); }
 
-  void start(WireReceiver& receiver) override {
+  void start(TransportReceiver& receiver) override {
     receiver_ = &receiver;
     thread_ = std::thread([this] { serve(); });
   }
@@ -72,10 +71,10 @@ class SocketWire final : public Wire {
 
  private:
   struct Peer {
-    Descriptor socket;
-    std::mutex mutex;  // of what follows
+    FileDescriptor socket;
+    std::mutex mutex;  // guards the following
     std::deque<std::vector<std::byte>> queue;
-    size_t written = 0;  // of the first in the queue
+    size_t written = 0;  // bytes of queue.front()
     bool open = false;
   };
 
@@ -91,7 +90,8 @@ class SocketWire final : public Wire {
     [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
   }
 
-  /// What the kernel takes at once is not copied into the queue. An error shows up in the reading thread.
+  /// Writes what the kernel accepts without blocking; the rest is queued. The receiving thread handles
+  /// errors.
   static void write_now(const Peer& peer, ByteSpan& head, ByteSpan& body) {
     while (!head.empty() || !body.empty()) {
       std::array<iovec, 2> pieces = {iovec{const_cast<std::byte*>(head.data()), head.size()},
@@ -134,11 +134,11 @@ class SocketWire final : public Wire {
     if (got == 0 || (errno != EAGAIN && errno != EINTR)) lose(rank);
   }
 
-  /// What to wait for: the wake-up call first, then the peers that `places` names. False: nothing is queued.
-  bool gather(std::vector<pollfd>& polled, std::vector<int64_t>& places) {
+  /// Descriptors to poll: the wake-up event, then the peers listed in `ranks`. False: no bytes are queued.
+  bool gather(std::vector<pollfd>& polled, std::vector<int64_t>& ranks) {
     bool queued = false;
     polled.assign(1, {wake_.get(), POLLIN, 0});
-    places.assign(1, -1);
+    ranks.assign(1, -1);
     for (int64_t i = 0; i < size(); ++i) {
       Peer& peer = peers_[i];
       const std::lock_guard lock(peer.mutex);
@@ -146,105 +146,106 @@ class SocketWire final : public Wire {
       const bool waiting = !peer.queue.empty();
       queued = queued || waiting;
       polled.push_back({peer.socket.get(), static_cast<short>(POLLIN | (waiting ? POLLOUT : 0)), 0});
-      places.push_back(i);
+      ranks.push_back(i);
     }
     return queued;
   }
 
   void serve() {
     std::vector<pollfd> polled;
-    std::vector<int64_t> places;
+    std::vector<int64_t> ranks;
     std::optional<Clock::time_point> deadline;
     while (true) {
-      const bool queued = gather(polled, places);
-      if (stopping_ && !deadline) deadline = Clock::now() + kLastWords;
+      const bool queued = gather(polled, ranks);
+      if (stopping_ && !deadline) deadline = Clock::now() + kFlushTimeout;
       if (deadline && (!queued || Clock::now() >= *deadline)) return;
       if (poll(polled.data(), polled.size(), deadline ? milliseconds_until(*deadline) : -1) < 0) continue;
-      uint64_t calls = 0;
+      uint64_t events = 0;
       if (polled[0].revents) [[maybe_unused]]
-        const ssize_t got = read(wake_.get(), &calls, sizeof(calls));
+        const ssize_t got = read(wake_.get(), &events, sizeof(events));
       for (size_t i = 1; i < polled.size(); ++i) {
-        if (polled[i].revents & POLLOUT) drain(peers_[places[i]]);
-        if (polled[i].revents & ~POLLOUT) read_from(places[i]);
+        if (polled[i].revents & POLLOUT) drain(peers_[ranks[i]]);
+        if (polled[i].revents & ~POLLOUT) read_from(ranks[i]);
       }
     }
   }
 
   const int64_t rank_;
-  const Descriptor wake_;
+  const FileDescriptor wake_;
   std::vector<Peer> peers_;
   std::vector<std::byte> buffer_ = std::vector<std::byte>(kReadBytes);
-  WireReceiver* receiver_ = nullptr;
+  TransportReceiver* receiver_ = nullptr;
   std::atomic<bool> stopping_ = false;
   std::thread thread_;
 };
 
-/// The first bytes on a connection: who calls, and the token of whom is called.
-struct Greeting {
+/// The first bytes on a connection: the rank of the sender and the token of the receiver.
+struct Handshake {
   int64_t rank = -1;
   std::array<char, 32> token{};
 };
 
-Greeting greeting_of(int64_t rank, const SocketAddress& called) {
-  Greeting greeting{.rank = rank};
-  called.token.copy(greeting.token.data(), greeting.token.size());
-  return greeting;
+Handshake handshake_of(int64_t rank, const SocketAddress& called) {
+  Handshake handshake{.rank = rank};
+  called.token.copy(handshake.token.data(), handshake.token.size());
+  return handshake;
 }
 
-/// The rank that calls; -1 if it is none of ours.
-int64_t read_greeting(const Descriptor& connection, const SocketAddress& own, int64_t size) {
-  const timeval patience{.tv_sec = kGreeting.count()}, forever{};
-  setsockopt(connection.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
-  Greeting greeting;
-  const ssize_t got = recv(connection.get(), &greeting, sizeof(greeting), MSG_WAITALL);
-  setsockopt(connection.get(), SOL_SOCKET, SO_RCVTIMEO, &forever, sizeof(forever));
-  const bool ours = got == sizeof(greeting) && greeting.token == greeting_of(0, own).token;
-  return ours && greeting.rank > 0 && greeting.rank < size ? greeting.rank : -1;
+/// The connecting rank; -1 if it is not a rank of this job.
+int64_t read_handshake(const FileDescriptor& connection, const SocketAddress& own, int64_t size) {
+  const timeval limit{.tv_sec = kHandshakeTimeout.count()}, none{};
+  setsockopt(connection.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+  Handshake handshake;
+  const ssize_t got = recv(connection.get(), &handshake, sizeof(handshake), MSG_WAITALL);
+  setsockopt(connection.get(), SOL_SOCKET, SO_RCVTIMEO, &none, sizeof(none));
+  const bool ours = got == sizeof(handshake) && handshake.token == handshake_of(0, own).token;
+  return ours && handshake.rank > 0 && handshake.rank < size ? handshake.rank : -1;
 }
 
-/// A lower rank is called, a higher one calls.
+/// Connects to the lower ranks and accepts connections from the higher ones.
 class Connector {
  public:
-  Connector(const SocketPlaces& places, std::chrono::milliseconds timeout)
-      : places_(places),
-        own_(places.addresses[places.rank]),
+  Connector(const SocketPeers& peers, std::chrono::milliseconds timeout)
+      : peers_(peers),
+        own_(peers.addresses[peers.rank]),
         timeout_(timeout),
         deadline_(Clock::now() + timeout),
-        sockets_(places.addresses.size()) {}
+        sockets_(peers.addresses.size()) {}
 
-  void call(int64_t rank) {
-    const SocketAddress& to = places_.addresses[rank];
-    Descriptor connection;
+  void connect(int64_t rank) {
+    const SocketAddress& to = peers_.addresses[rank];
+    FileDescriptor connection;
     while ((connection = connect_to(to.address, to.port)).get() < 0) {
       if (Clock::now() >= deadline_) fail({rank});
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
-    const Greeting greeting = greeting_of(places_.rank, to);
-    if (::send(connection.get(), &greeting, sizeof(greeting), MSG_NOSIGNAL) != sizeof(greeting)) fail({rank});
-    keep(rank, std::move(connection));
+    const Handshake handshake = handshake_of(peers_.rank, to);
+    if (::send(connection.get(), &handshake, sizeof(handshake), MSG_NOSIGNAL) != sizeof(handshake))
+      fail({rank});
+    add(rank, std::move(connection));
   }
 
-  void accept_from_above(const Descriptor& listener) {
+  void accept_higher_ranks(const FileDescriptor& listener) {
     while (true) {
       std::vector<int64_t> missing;
-      for (size_t i = places_.rank + 1; i < sockets_.size(); ++i) {
+      for (size_t i = peers_.rank + 1; i < sockets_.size(); ++i) {
         if (sockets_[i].get() < 0) missing.push_back(static_cast<int64_t>(i));
       }
       if (missing.empty()) return;
       if (Clock::now() >= deadline_) fail(missing);
       pollfd polled{listener.get(), POLLIN, 0};
       if (poll(&polled, 1, milliseconds_until(deadline_)) <= 0) continue;
-      Descriptor connection(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      FileDescriptor connection(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
       if (connection.get() < 0) continue;
-      const int64_t rank = read_greeting(connection, own_, static_cast<int64_t>(sockets_.size()));
-      if (rank > places_.rank) keep(rank, std::move(connection));
+      const int64_t rank = read_handshake(connection, own_, static_cast<int64_t>(sockets_.size()));
+      if (rank > peers_.rank) add(rank, std::move(connection));
     }
   }
 
-  std::vector<Descriptor> take() { return std::move(sockets_); }
+  std::vector<FileDescriptor> take() { return std::move(sockets_); }
 
  private:
-  void keep(int64_t rank, Descriptor connection) {
+  void add(int64_t rank, FileDescriptor connection) {
     const int yes = 1;
     setsockopt(connection.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
     sockets_[rank] = std::move(connection);
@@ -252,25 +253,25 @@ class Connector {
 
   [[noreturn]] void fail(const std::vector<int64_t>& missing) const {
     const double seconds = std::chrono::duration<double>(timeout_).count();
-    throw Fault(fmt::format("rank {} got no connection with {} within {:g} s", places_.rank,
-                            ranks_in_words(missing), seconds));
+    throw Fault(fmt::format("rank {} could not connect to {} within {:g} s", peers_.rank,
+                            describe_ranks(missing), seconds));
   }
 
-  const SocketPlaces& places_;
+  const SocketPeers& peers_;
   const SocketAddress& own_;
   const std::chrono::milliseconds timeout_;
   const Clock::time_point deadline_;
-  std::vector<Descriptor> sockets_;
+  std::vector<FileDescriptor> sockets_;
 };
 
 }  // namespace
 
-std::unique_ptr<Wire> connect_sockets(const SocketPlaces& places, Descriptor listener,
-                                      std::chrono::milliseconds timeout) {
-  Connector connector(places, timeout);
-  for (int64_t rank = 0; rank < places.rank; ++rank) connector.call(rank);
-  connector.accept_from_above(listener);
-  return std::make_unique<SocketWire>(places.rank, connector.take());
+std::unique_ptr<Transport> connect_sockets(const SocketPeers& peers, FileDescriptor listener,
+                                           std::chrono::milliseconds timeout) {
+  Connector connector(peers, timeout);
+  for (int64_t rank = 0; rank < peers.rank; ++rank) connector.connect(rank);
+  connector.accept_higher_ranks(listener);
+  return std::make_unique<SocketTransport>(peers.rank, connector.take());
 }
 
 }  // namespace teratron

@@ -1,5 +1,5 @@
-// A Wire over TCP: every process is connected with every other. The kernel closes the connections of a
-// process that dies, so its peers learn of it at once.
+// Transport over TCP, with a connection between every two processes. The kernel closes the connections of a
+// process that dies, so its peers notice immediately.
 #pragma once
 
 #include <chrono>
@@ -11,50 +11,51 @@
 
 namespace teratron {
 
-/// A file descriptor that is closed in the end.
-class Descriptor {
+/// Owns a file descriptor.
+class FileDescriptor {
  public:
-  Descriptor() = default;
-  explicit Descriptor(int number) : number_(number) {}
-  Descriptor(Descriptor&& other) noexcept;
-  Descriptor& operator=(Descriptor&& other) noexcept;
-  ~Descriptor();
-  int get() const { return number_; }
+  FileDescriptor() = default;
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  FileDescriptor(FileDescriptor&& other) noexcept;
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
+  ~FileDescriptor();
+  int get() const { return fd_; }
   int release();
 
  private:
-  int number_ = -1;
+  int fd_ = -1;
 };
 
-/// A port of this machine on one of its addresses (numeric, IPv4 or IPv6), and nothing else than this
-/// address. `port` 0: any that is free. Throws Fault naming address and port if that cannot be had.
-Descriptor listen_on(const std::string& address, int port);
-int port_of(const Descriptor& listener);
+/// Listens on one numeric address (IPv4 or IPv6) of this node; port 0: any free one. Throws Fault naming
+/// address and port if that fails.
+FileDescriptor listen_on(const std::string& address, int port);
+int port_of(const FileDescriptor& listener);
 
-/// Numeric addresses of a host name; empty if it has none (now).
+/// Numeric addresses of a host name; empty if it does not resolve.
 std::vector<std::string> resolve(const std::string& host);
-/// The address of this machine from which `address` is reached; "" if it is not.
+/// This node's address on the route to `address`; "" if there is no route.
 std::string own_address_towards(const std::string& address);
-/// Whether somebody listens there now.
-bool can_connect(const std::string& address, int port);
+/// Connects to a numeric address; an empty descriptor if nothing listens there.
+FileDescriptor connect_to(const std::string& address, int port);
 
-/// Where a rank can be reached, as text: "address port token". The token keeps strangers out.
+/// A rank's listening socket, as text "address port token". The token rejects connections from other
+/// programs.
 struct SocketAddress {
   std::string address;
   int port = 0;
   std::string token;
 };
 std::string to_string(const SocketAddress& address);
-/// Throws Fault if the text is no address.
+/// Throws Fault if the text is malformed.
 SocketAddress parse_socket_address(const std::string& text);
 
-/// One rank's end: `addresses` of all ranks, of which `listener` has addresses[rank]. Connects with all of
-/// them; throws Fault naming the ranks that did not come within `timeout`.
-struct SocketPlaces {
-  int64_t rank = 0;
-  std::vector<SocketAddress> addresses;
+struct SocketPeers {
+  int64_t rank = 0;                      // of this process
+  std::vector<SocketAddress> addresses;  // by rank
 };
-std::unique_ptr<Wire> connect_sockets(const SocketPlaces& places, Descriptor listener,
-                                      std::chrono::milliseconds timeout);
+/// Connects to all peers; `listener` listens on this rank's address. Throws Fault naming the ranks that did
+/// not connect within `timeout`.
+std::unique_ptr<Transport> connect_sockets(const SocketPeers& peers, FileDescriptor listener,
+                                           std::chrono::milliseconds timeout);
 
 }  // namespace teratron

@@ -6,18 +6,14 @@
 #include <fmt/format.h>
 
 #include "teratron/base/error.h"
-#include "teratron/comm/host/tensor_call.h"
+#include "teratron/comm/host/tensor_fingerprint.h"
 
 namespace teratron {
 namespace {
 
 using All = std::span<const Buffers>;
 
-Buffers buffers_of(const at::Tensor& input, const at::Tensor& output) {
-  return {input.const_data_ptr(), output.data_ptr()};
-}
-
-/// memcpy that allows the copy of a place to itself (in-place all-gather) and of nothing.
+/// memcpy that allows target == source (in-place all_gather) and zero bytes.
 void copy_bytes(void* target, const void* source, size_t bytes) {
   if (target != source && bytes > 0) std::memcpy(target, source, bytes);
 }
@@ -37,118 +33,110 @@ std::vector<const void*> inputs_of(All all) {
 
 class ThreadCommunicator final : public Communicator {
  public:
-  ThreadCommunicator(std::shared_ptr<Rendezvous> home, Meeting& meeting, int64_t rank)
-      : home_(std::move(home)), meeting_(meeting), rank_(rank) {}
+  ThreadCommunicator(std::shared_ptr<ThreadBackend> backend, ThreadGroup& group, int64_t rank)
+      : backend_(std::move(backend)), group_(group), rank_(rank) {}
 
   int64_t rank() const override { return rank_; }
-  int64_t size() const override { return meeting_.size(); }
+  int64_t size() const override { return group_.size(); }
 
-  /// Rank r reduces the r-th part of all tensors and writes it into all of them: nobody else touches that
-  /// part.
+  /// Rank r reduces the r-th part of all tensors and writes the result into all of them.
   Work all_reduce(at::Tensor tensor, ReduceOp op) override {
-    Call call = cpu_call_of(reduce_name("all_reduce", op), tensor);
     const Reduction reduction{reducible_dtype(tensor.scalar_type()), op};
     const int64_t item = tensor.element_size();
     const int64_t begin = tensor.numel() * rank_ / size(), end = tensor.numel() * (rank_ + 1) / size();
-    meeting_.collective(rank_, std::move(call), buffers_of(tensor, tensor), [&](All all) {
-      void* mine = bytes_at(all[rank_].output, begin * item);
-      reduce(reduction, inputs_of(all), begin, end - begin, mine);
-      for (const Buffers& other : all)
-        copy_bytes(bytes_at(other.output, begin * item), mine, (end - begin) * item);
-    });
-    return {};
+    return collective(cpu_fingerprint_of(reduce_name("all_reduce", op), tensor), tensor, tensor,
+                      [&](All all) {
+                        void* mine = bytes_at(all[rank_].output, begin * item);
+                        reduce(reduction, inputs_of(all), begin, end - begin, mine);
+                        for (const Buffers& other : all)
+                          copy_bytes(bytes_at(other.output, begin * item), mine, (end - begin) * item);
+                      });
   }
 
   Work reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
-    Call call = cpu_call_of(reduce_name("reduce_scatter", op), output);
     check_parts(input, output, size());
     const Reduction reduction{reducible_dtype(output.scalar_type()), op};
-    meeting_.collective(rank_, std::move(call), buffers_of(input, output), [&](All all) {
-      reduce(reduction, inputs_of(all), rank_ * output.numel(), output.numel(), all[rank_].output);
-    });
-    return {};
+    return collective(
+        cpu_fingerprint_of(reduce_name("reduce_scatter", op), output), input, output, [&](All all) {
+          reduce(reduction, inputs_of(all), rank_ * output.numel(), output.numel(), all[rank_].output);
+        });
   }
 
   Work all_gather(at::Tensor output, at::Tensor input) override {
-    Call call = cpu_call_of("all_gather", input);
     check_parts(output, input, size());
     const auto bytes = static_cast<int64_t>(input.nbytes());
-    meeting_.collective(rank_, std::move(call), buffers_of(input, output), [&](All all) {
+    return collective(cpu_fingerprint_of("all_gather", input), input, output, [&](All all) {
       for (int64_t r = 0; r < size(); ++r)
         copy_bytes(bytes_at(all[rank_].output, r * bytes), all[r].input, bytes);
     });
-    return {};
   }
 
   Work broadcast(at::Tensor tensor, int64_t root) override {
     TERATRON_ASSERT(root >= 0 && root < size(), "root {} of {}", root, size());
-    Call call = cpu_call_of(fmt::format("broadcast(root {})", root), tensor);
-    meeting_.collective(rank_, std::move(call), buffers_of(tensor, tensor),
-                        [&](All all) { copy_bytes(all[rank_].output, all[root].input, tensor.nbytes()); });
-    return {};
+    return collective(cpu_fingerprint_of(fmt::format("broadcast(root {})", root), tensor), tensor, tensor,
+                      [&](All all) { copy_bytes(all[rank_].output, all[root].input, tensor.nbytes()); });
   }
 
   Work all_to_all(at::Tensor output, at::Tensor input) override {
-    Call call = cpu_call_of("all_to_all", input);
     TERATRON_ASSERT(
         output.is_contiguous() && output.nbytes() == input.nbytes() && input.numel() % size() == 0,
-        "{} elements into {} parts", input.numel(), size());
+        "{} elements are not divisible into {} parts", input.numel(), size());
     const auto bytes = static_cast<int64_t>(input.nbytes()) / size();
-    meeting_.collective(rank_, std::move(call), buffers_of(input, output), [&](All all) {
+    return collective(cpu_fingerprint_of("all_to_all", input), input, output, [&](All all) {
       for (int64_t r = 0; r < size(); ++r) {
         copy_bytes(bytes_at(all[rank_].output, r * bytes), bytes_at(all[r].input, rank_ * bytes), bytes);
       }
     });
-    return {};
   }
 
-  Work exchange(std::vector<PointToPoint> messages) override {
-    // All sends go out first: they are buffered, and a peer may wait for one of them.
-    for (const PointToPoint& message : messages) {
-      check_peer(message.peer);
-      const Call call = cpu_call_of("message", message.tensor);
-      if (!message.send) continue;
-      const auto* bytes = static_cast<const std::byte*>(message.tensor.const_data_ptr());
-      meeting_.send(rank_, message.peer, call, {bytes, message.tensor.nbytes()});
+  Work batch_isend_irecv(std::vector<P2POp> ops) override {
+    // All sends first: they are buffered, and a peer may wait for one of them.
+    for (const P2POp& op : ops) {
+      TERATRON_ASSERT(op.peer >= 0 && op.peer < size(), "peer {} of {}", op.peer, size());
+      const CollectiveFingerprint fingerprint = cpu_fingerprint_of("message", op.tensor);
+      if (!op.send) continue;
+      const auto* bytes = static_cast<const std::byte*>(op.tensor.const_data_ptr());
+      group_.send(rank_, op.peer, fingerprint, {bytes, op.tensor.nbytes()});
     }
-    for (const PointToPoint& message : messages) {
-      if (message.send) continue;
-      auto* bytes = static_cast<std::byte*>(message.tensor.data_ptr());
-      meeting_.receive(message.peer, rank_, cpu_call_of("message", message.tensor),
-                       {bytes, message.tensor.nbytes()});
+    for (const P2POp& op : ops) {
+      if (op.send) continue;
+      auto* bytes = static_cast<std::byte*>(op.tensor.data_ptr());
+      group_.receive(op.peer, rank_, cpu_fingerprint_of("message", op.tensor), {bytes, op.tensor.nbytes()});
     }
     return {};
   }
 
   std::vector<std::string> all_gather_bytes(const std::string& bytes) override {
     std::vector<std::string> result(size());
-    meeting_.collective(rank_, {"all_gather_bytes", "", {}}, {&bytes, nullptr}, [&](All all) {
+    group_.collective(rank_, {"all_gather_bytes"}, {&bytes, nullptr}, [&](All all) {
       for (int64_t r = 0; r < size(); ++r) result[r] = *static_cast<const std::string*>(all[r].input);
     });
     return result;
   }
 
   void barrier() override {
-    meeting_.collective(rank_, {"barrier", "", {}}, {}, [](All) {});
+    group_.collective(rank_, {"barrier"}, {}, [](All) {});
   }
 
-  void abort(const std::string& reason) override { meeting_.abort(reason); }
+  void abort(const std::string& reason) override { group_.abort(reason); }
 
  private:
-  void check_peer(int64_t peer) const {
-    TERATRON_ASSERT(peer >= 0 && peer < size(), "peer {} of {}", peer, size());
+  Work collective(CollectiveFingerprint fingerprint, const at::Tensor& input, const at::Tensor& output,
+                  const ThreadGroup::LocalWork& work) {
+    group_.collective(rank_, std::move(fingerprint), {input.const_data_ptr(), output.data_ptr()}, work);
+    return {};
   }
 
-  std::shared_ptr<Rendezvous> home_;  // keeps meeting_ alive
-  Meeting& meeting_;
+  std::shared_ptr<ThreadBackend> backend_;  // owns group_
+  ThreadGroup& group_;
   const int64_t rank_;
 };
 
 }  // namespace
 
-std::shared_ptr<Communicator> thread_communicator(std::shared_ptr<Rendezvous> home, Meeting& meeting,
+std::shared_ptr<Communicator> thread_communicator(std::shared_ptr<ThreadBackend> backend, ThreadGroup& group,
                                                   int64_t rank) {
-  return std::make_shared<ThreadCommunicator>(std::move(home), meeting, rank);
+  return std::make_shared<ThreadCommunicator>(std::move(backend), group, rank);
 }
 
 }  // namespace teratron

@@ -1,4 +1,4 @@
-// The Communicator of rank threads: shared memory and two waits per collective, no copies besides the result.
+// Communicator of rank threads: shared memory, two waits per collective, no copy but of the result.
 #pragma once
 
 #include <memory>
@@ -8,8 +8,8 @@
 
 namespace teratron {
 
-/// The endpoint of `rank` (in the group) of `meeting`, which `home` owns. CPU tensors only.
-std::shared_ptr<Communicator> thread_communicator(std::shared_ptr<Rendezvous> home, Meeting& meeting,
+/// The endpoint of `rank` (in the group); `backend` owns `group`. CPU tensors only.
+std::shared_ptr<Communicator> thread_communicator(std::shared_ptr<ThreadBackend> backend, ThreadGroup& group,
                                                   int64_t rank);
 
 }  // namespace teratron

@@ -14,212 +14,213 @@ namespace teratron {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::chrono::milliseconds kLookAround{500};  // how often a waiting rank looks for a deadlock
+constexpr std::chrono::milliseconds kPollInterval{500};  // of a waiting rank's deadlock detection
 
 }  // namespace
 
-Meeting::Meeting(Rendezvous& home, std::vector<int64_t> ranks)
-    : home_(home), ranks_(std::move(ranks)), places_(ranks_.size()), buffers_(ranks_.size()) {}
+ThreadGroup::ThreadGroup(ThreadBackend& backend, std::vector<int64_t> ranks)
+    : backend_(backend), ranks_(std::move(ranks)), members_(ranks_.size()), buffers_(ranks_.size()) {}
 
-void Meeting::release_all() {
-  for (size_t i = 0; i < places_.size(); ++i) {
-    if (std::exchange(places_[i].waiting, false)) home_.ranks_[ranks_[i]].waits_in.reset();
+void ThreadGroup::wake_all() {
+  for (size_t i = 0; i < members_.size(); ++i) {
+    if (std::exchange(members_[i].waiting, false)) backend_.ranks_[ranks_[i]].waiting_in.reset();
   }
-  ++home_.progress_;
+  ++backend_.progress_;
   changed_.notify_all();
 }
 
-void Meeting::fail(const std::string& reason) {
+void ThreadGroup::fail(const std::string& reason) {
   if (!failure_.empty()) return;
   failure_ = reason.empty() ? "aborted" : reason;
-  release_all();
+  wake_all();
 }
 
-/// The calls of all ranks where they differ, else nothing.
-std::string Meeting::mismatch() const {
-  const auto same = [&](const Place& place) { return place.call == places_[0].call; };
-  if (std::all_of(places_.begin(), places_.end(), same)) return "";
-  std::vector<std::string> calls;
-  for (const Place& place : places_) calls.push_back(to_string(place.call));
-  return difference(ranks_, calls, opened_ + 1);
+/// "" if all fingerprints are equal.
+std::string ThreadGroup::mismatch() const {
+  const auto same = [&](const Member& member) { return member.last == members_[0].last; };
+  if (std::all_of(members_.begin(), members_.end(), same)) return "";
+  std::vector<std::string> fingerprints;
+  for (const Member& member : members_) fingerprints.push_back(to_string(member.last));
+  return describe_mismatch(ranks_, fingerprints, started_ + 1);
 }
 
-std::string Meeting::where_they_are(const std::vector<int64_t>& missing) const {
+std::string ThreadGroup::describe_status(const std::vector<int64_t>& members) const {
   std::vector<std::string> parts;
-  for (int64_t place : missing) {
-    const auto& rank = home_.ranks_[ranks_[place]];
-    const Place& last = places_[place];
-    std::string where = to_string(Whereabouts{.waits_in = rank.waits_in.value_or(""),
-                                              .last_number = last.calls,
-                                              .last_call = to_string(last.call)});
-    if (rank.finished) where = "has ended";
-    parts.push_back(fmt::format("rank {} {}", ranks_[place], where));
+  for (int64_t i : members) {
+    const auto& rank = backend_.ranks_[ranks_[i]];
+    const RankStatus status{.waiting_in = rank.waiting_in.value_or(""),
+                            .last_sequence = members_[i].sequence,
+                            .last_collective = to_string(members_[i].last)};
+    parts.push_back(fmt::format("rank {} {}", ranks_[i], rank.finished ? "has ended" : to_string(status)));
   }
   return fmt::format("{}", fmt::join(parts, "; "));
 }
 
-void Meeting::wait(Lock& lock, const Waiting& waiting) {
-  const auto begin = Clock::now();
-  const auto deadline = begin + home_.timeout_;
-  auto& me = home_.ranks_[ranks_[waiting.rank]];
-  while (!waiting.ready()) {
+void ThreadGroup::wait(Lock& lock, const WaitCondition& condition) {
+  const auto deadline = Clock::now() + backend_.timeout_;
+  auto& me = backend_.ranks_[ranks_[condition.rank]];
+  while (!condition.ready()) {
     if (!failure_.empty()) throw Fault(failure_);
-    auto ended = waiting.missing();
-    std::erase_if(ended, [&](int64_t place) { return !home_.ranks_[ranks_[place]].finished; });
+    auto ended = condition.missing();
+    std::erase_if(ended, [&](int64_t i) { return !backend_.ranks_[ranks_[i]].finished; });
     if (!ended.empty()) {
-      fail(fmt::format("{} cannot complete: {}", waiting.what, where_they_are(ended)));
+      fail(fmt::format("{} cannot complete: {}", condition.what, describe_status(ended)));
       continue;
     }
-    places_[waiting.rank].waiting = true;
-    me.waits_in = waiting.what;
-    const int64_t progress = home_.progress_;
-    const auto status = changed_.wait_until(lock, std::min(deadline, Clock::now() + kLookAround));
-    if (status != std::cv_status::timeout || waiting.ready()) continue;
+    members_[condition.rank].waiting = true;
+    me.waiting_in = condition.what;
+    const int64_t progress = backend_.progress_;
+    const auto status = changed_.wait_until(lock, std::min(deadline, Clock::now() + kPollInterval));
+    if (status != std::cv_status::timeout || condition.ready()) continue;
     if (Clock::now() >= deadline) {
-      const double seconds = std::chrono::duration<double>(home_.timeout_).count();
-      fail(fmt::format("{} timed out after {:g} s: {}", waiting.what, seconds,
-                       where_they_are(waiting.missing())));
-    } else if (home_.progress_ == progress && home_.all_wait()) {
-      home_.fail_all("the ranks wait for each other: " + home_.who_waits());
+      const double seconds = std::chrono::duration<double>(backend_.timeout_).count();
+      fail(fmt::format("{} timed out after {:g} s: {}", condition.what, seconds,
+                       describe_status(condition.missing())));
+    } else if (backend_.progress_ == progress && backend_.all_waiting()) {
+      backend_.fail_all("deadlock: the ranks wait for each other: " + backend_.describe_waiting());
     }
   }
 }
 
-void Meeting::arrive(Lock& lock, int64_t rank, Call call, Buffers mine) {
+void ThreadGroup::arrive(Lock& lock, int64_t rank, CollectiveFingerprint fingerprint, Buffers buffers) {
   if (!failure_.empty()) throw Fault(failure_);
-  Place& place = places_[rank];
-  const int64_t sequence = ++place.calls;
-  TERATRON_ASSERT(sequence == opened_ + 1, "two threads of rank {} in one group", ranks_[rank]);
-  place.call = std::move(call);
-  buffers_[rank] = mine;
+  Member& member = members_[rank];
+  const int64_t sequence = ++member.sequence;
+  TERATRON_ASSERT(sequence == started_ + 1, "two threads of rank {} in one group", ranks_[rank]);
+  member.last = std::move(fingerprint);
+  buffers_[rank] = buffers;
   if (++arrived_ == size()) {
-    if (const std::string difference = mismatch(); !difference.empty()) {
-      fail(difference);
+    if (const std::string found = mismatch(); !found.empty()) {
+      fail(found);
       throw Fault(failure_);
     }
     arrived_ = 0;
-    opened_ = sequence;
-    release_all();
+    started_ = sequence;
+    wake_all();
     return;
   }
   const auto missing = [&] {
-    std::vector<int64_t> places;
+    std::vector<int64_t> members;
     for (int64_t i = 0; i < size(); ++i) {
-      if (places_[i].calls < sequence) places.push_back(i);
+      if (members_[i].sequence < sequence) members.push_back(i);
     }
-    return places;
+    return members;
   };
   wait(lock, {.rank = rank,
-              .what = collective_in_words(to_string(place.call), sequence, ranks_),
-              .ready = [&] { return opened_ >= sequence; },
+              .what = describe_collective(to_string(member.last), sequence, ranks_),
+              .ready = [&] { return started_ >= sequence; },
               .missing = missing});
 }
 
-void Meeting::leave(Lock& lock, int64_t rank) {
-  const int64_t sequence = places_[rank].calls;
+void ThreadGroup::leave(Lock& lock, int64_t rank) {
+  const int64_t sequence = members_[rank].sequence;
   if (++left_ == size()) {
     left_ = 0;
-    closed_ = sequence;
+    finished_ = sequence;
     changed_.notify_all();
     return;
   }
-  // Nothing may cut this wait short: others are still at work on this rank's buffers, and none of them
-  // blocks.
-  changed_.wait(lock, [&] { return closed_ >= sequence; });
+  // Must not be interrupted: other ranks still use this rank's buffers (and never block).
+  changed_.wait(lock, [&] { return finished_ >= sequence; });
 }
 
-void Meeting::collective(int64_t rank, Call call, Buffers mine, const Part& part) {
+void ThreadGroup::collective(int64_t rank, CollectiveFingerprint fingerprint, Buffers buffers,
+                             const LocalWork& work) {
   fault_point("comm.collective");
-  Lock lock(home_.mutex_);
-  arrive(lock, rank, std::move(call), mine);
+  Lock lock(backend_.mutex_);
+  arrive(lock, rank, std::move(fingerprint), buffers);
   lock.unlock();
   std::exception_ptr error;
   try {
-    part(buffers_);
+    work(buffers_);
   } catch (...) {
     error = std::current_exception();
   }
   lock.lock();
   if (error)
-    fail(fmt::format("rank {} failed inside a collective of {}", ranks_[rank], group_in_words(ranks_)));
+    fail(fmt::format("rank {} failed inside a collective of {}", ranks_[rank], describe_group(ranks_)));
   leave(lock, rank);
   if (error) std::rethrow_exception(error);
 }
 
-void Meeting::send(int64_t from, int64_t to, const Call& call, std::span<const std::byte> bytes) {
-  Message message{call, {bytes.begin(), bytes.end()}};
-  const Lock lock(home_.mutex_);
+void ThreadGroup::send(int64_t from, int64_t to, const CollectiveFingerprint& fingerprint,
+                       std::span<const std::byte> bytes) {
+  Message message{fingerprint, {bytes.begin(), bytes.end()}};
+  const Lock lock(backend_.mutex_);
   if (!failure_.empty()) throw Fault(failure_);
-  mail_[{from, to}].push_back(std::move(message));
-  release_all();
+  mailboxes_[{from, to}].push_back(std::move(message));
+  wake_all();
 }
 
-void Meeting::receive(int64_t from, int64_t to, const Call& call, std::span<std::byte> bytes) {
-  Lock lock(home_.mutex_);
-  auto& box = mail_[{from, to}];
+void ThreadGroup::receive(int64_t from, int64_t to, const CollectiveFingerprint& fingerprint,
+                          std::span<std::byte> bytes) {
+  Lock lock(backend_.mutex_);
+  auto& mailbox = mailboxes_[{from, to}];
   wait(lock, {.rank = to,
-              .what = fmt::format("receive {} from rank {} in {}", to_string(call), ranks_[from],
-                                  group_in_words(ranks_)),
-              .ready = [&] { return !box.empty(); },
+              .what = fmt::format("receive {} from rank {} in {}", to_string(fingerprint), ranks_[from],
+                                  describe_group(ranks_)),
+              .ready = [&] { return !mailbox.empty(); },
               .missing = [&] { return std::vector<int64_t>{from}; }});
   if (!failure_.empty()) throw Fault(failure_);
-  const Message message = std::move(box.front());
-  box.pop_front();
-  if (message.call != call) {
-    fail(fmt::format("rank {} sent {}, but rank {} receives {}", ranks_[from], to_string(message.call),
-                     ranks_[to], to_string(call)));
+  const Message message = std::move(mailbox.front());
+  mailbox.pop_front();
+  if (message.fingerprint != fingerprint) {
+    fail(fmt::format("rank {} sent {}, but rank {} receives {}", ranks_[from], to_string(message.fingerprint),
+                     ranks_[to], to_string(fingerprint)));
     throw Fault(failure_);
   }
   lock.unlock();
   if (!bytes.empty()) std::memcpy(bytes.data(), message.bytes.data(), bytes.size());
 }
 
-void Meeting::abort(const std::string& reason) {
-  const Lock lock(home_.mutex_);
+void ThreadGroup::abort(const std::string& reason) {
+  const Lock lock(backend_.mutex_);
   fail(reason);
 }
 
-Rendezvous::Rendezvous(int64_t ranks, std::chrono::milliseconds timeout) : timeout_(timeout), ranks_(ranks) {}
+ThreadBackend::ThreadBackend(int64_t ranks, std::chrono::milliseconds timeout)
+    : timeout_(timeout), ranks_(ranks) {}
 
-Meeting& Rendezvous::meeting(int64_t rank, const std::vector<int64_t>& group) {
+ThreadGroup& ThreadBackend::group(int64_t rank, const std::vector<int64_t>& ranks) {
   const std::lock_guard lock(mutex_);
-  auto& list = meetings_[group];
-  const size_t index = ranks_[rank].meetings_asked[group]++;
+  auto& list = groups_[ranks];
+  const size_t index = ranks_[rank].groups_created[ranks]++;
   while (list.size() <= index) {
-    list.emplace_back(*this, group);
+    list.emplace_back(*this, ranks);
     if (!failure_.empty()) list.back().fail(failure_);
   }
   return list[index];
 }
 
-bool Rendezvous::all_wait() const {
-  return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.finished || r.waits_in; });
+bool ThreadBackend::all_waiting() const {
+  return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.finished || r.waiting_in; });
 }
 
-std::string Rendezvous::who_waits() const {
+std::string ThreadBackend::describe_waiting() const {
   std::vector<std::string> parts;
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (ranks_[rank].waits_in) parts.push_back(fmt::format("rank {} in {}", rank, *ranks_[rank].waits_in));
+    if (ranks_[rank].waiting_in)
+      parts.push_back(fmt::format("rank {} in {}", rank, *ranks_[rank].waiting_in));
   }
   return fmt::format("{}", fmt::join(parts, "; "));
 }
 
-void Rendezvous::fail_all(const std::string& reason) {
+void ThreadBackend::fail_all(const std::string& reason) {
   if (failure_.empty()) failure_ = reason.empty() ? "aborted" : reason;
-  for (auto& [group, list] : meetings_) {
-    for (Meeting& meeting : list) meeting.fail(reason);
+  for (auto& [ranks, list] : groups_) {
+    for (ThreadGroup& group : list) group.fail(reason);
   }
 }
 
-void Rendezvous::finish(int64_t rank) {
+void ThreadBackend::finish(int64_t rank) {
   const std::lock_guard lock(mutex_);
   ranks_[rank].finished = true;
-  for (auto& [group, list] : meetings_) {
-    for (Meeting& meeting : list) meeting.changed_.notify_all();
+  for (auto& [ranks, list] : groups_) {
+    for (ThreadGroup& group : list) group.changed_.notify_all();
   }
 }
 
-void Rendezvous::abort(const std::string& reason) {
+void ThreadBackend::abort(const std::string& reason) {
   const std::lock_guard lock(mutex_);
   fail_all(reason);
 }

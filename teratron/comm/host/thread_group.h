@@ -1,14 +1,15 @@
-// Where rank threads of one process meet: the synchronisation under the thread communicator, without tensors.
+// Synchronisation of rank threads in one process, without tensors. ThreadCommunicator is built on it.
 //
-// A Meeting belongs to one group. A collective has two phases: each rank comes with its call and its buffers
-// and waits for the others (this wait can fail); then each does its part of the work on everybody's buffers,
-// and none leaves before all have finished, so buffers need to live no longer than the call.
+// A collective has two phases. Each rank arrives with its fingerprint and buffers and waits for the others,
+// which may fail; then each rank does its part of the work on the buffers of all ranks. No rank leaves before
+// all have finished, so buffers need not outlive the call.
 //
-// What goes wrong ends in a Fault on every rank of the meeting, with the ranks and their calls by name:
-//   - ranks come with different calls (the ledger: sequence, operation, dtype, shape);
-//   - a rank does not come in time, or its thread has ended;
-//   - all ranks wait for each other in different meetings (found within seconds, not after the time-out);
-//   - somebody aborts. A meeting that failed once stays failed.
+// All errors become a Fault on every rank of the group, naming ranks and collectives. A failed group stays
+// failed:
+//   - fingerprints differ (sequence number, operation, dtype, shape);
+//   - a rank does not arrive in time, or its thread has ended;
+//   - deadlock: all ranks wait in different groups (detected within seconds, not at the timeout);
+//   - abort().
 #pragma once
 
 #include <chrono>
@@ -24,104 +25,106 @@
 #include <string>
 #include <vector>
 
-#include "teratron/comm/host/call.h"
+#include "teratron/comm/host/flight_recorder.h"
 
 namespace teratron {
 
-/// The memory that a rank brings to a collective.
+/// The memory that a rank contributes to a collective.
 struct Buffers {
   const void* input = nullptr;
   void* output = nullptr;
 };
 
-class Rendezvous;
+class ThreadBackend;
 
-class Meeting {
+class ThreadGroup {
  public:
-  using Part = std::function<void(std::span<const Buffers>)>;
+  using LocalWork = std::function<void(std::span<const Buffers>)>;
 
-  Meeting(Rendezvous& home, std::vector<int64_t> ranks);
+  ThreadGroup(ThreadBackend& backend, std::vector<int64_t> ranks);
 
   int64_t size() const { return static_cast<int64_t>(ranks_.size()); }
-  /// Meets all ranks, runs `part` on the buffers of all (by rank in the group), returns when all have done
-  /// so.
-  void collective(int64_t rank, Call call, Buffers mine, const Part& part);
+  /// Waits for all ranks, runs `work` on the buffers of all (by rank in the group), returns when all have
+  /// finished.
+  void collective(int64_t rank, CollectiveFingerprint fingerprint, Buffers buffers, const LocalWork& work);
   /// Copies `bytes` into the mailbox of `to`; never blocks.
-  void send(int64_t from, int64_t to, const Call& call, std::span<const std::byte> bytes);
-  /// Waits for the next message of `from` and copies it out; the message's call must equal `call`.
-  void receive(int64_t from, int64_t to, const Call& call, std::span<std::byte> bytes);
+  void send(int64_t from, int64_t to, const CollectiveFingerprint& fingerprint,
+            std::span<const std::byte> bytes);
+  /// Waits for the next message of `from` and copies it out; fingerprints must match.
+  void receive(int64_t from, int64_t to, const CollectiveFingerprint& fingerprint,
+               std::span<std::byte> bytes);
   void abort(const std::string& reason);
 
  private:
-  friend class Rendezvous;
+  friend class ThreadBackend;
   using Lock = std::unique_lock<std::mutex>;
 
-  struct Place {  // one rank's
-    Call call;    // current or last
-    int64_t calls = 0;
+  struct Member {  // one rank's state
+    CollectiveFingerprint last;
+    int64_t sequence = 0;
     bool waiting = false;
   };
   struct Message {
-    Call call;
+    CollectiveFingerprint fingerprint;
     std::vector<std::byte> bytes;
   };
-  struct Waiting {  // of the caller, in words and in ranks
-    int64_t rank;
+  struct WaitCondition {
+    int64_t rank;  // the waiting one
     std::string what;
     std::function<bool()> ready;
     std::function<std::vector<int64_t>()> missing;  // ranks in the group that are waited for
   };
 
-  void wait(Lock& lock, const Waiting& waiting);
-  void arrive(Lock& lock, int64_t rank, Call call, Buffers mine);
+  void wait(Lock& lock, const WaitCondition& condition);
+  void arrive(Lock& lock, int64_t rank, CollectiveFingerprint fingerprint, Buffers buffers);
   void leave(Lock& lock, int64_t rank);
-  void release_all();
+  void wake_all();
   void fail(const std::string& reason);
   std::string mismatch() const;
-  std::string where_they_are(const std::vector<int64_t>& missing) const;
+  std::string describe_status(const std::vector<int64_t>& members) const;
 
-  Rendezvous& home_;
+  ThreadBackend& backend_;
   const std::vector<int64_t> ranks_;  // global
   std::condition_variable changed_;
-  std::vector<Place> places_;
+  std::vector<Member> members_;
   std::vector<Buffers> buffers_;
-  std::map<std::pair<int64_t, int64_t>, std::deque<Message>> mail_;  // (from, to)
-  int64_t arrived_ = 0, opened_ = 0;  // ranks that came to the next collective; collectives that all came to
-  int64_t left_ = 0, closed_ = 0;  // ranks that did their part of the open one; collectives that all finished
+  std::map<std::pair<int64_t, int64_t>, std::deque<Message>> mailboxes_;  // (from, to)
+  int64_t arrived_ = 0, started_ = 0;  // ranks that arrived at the next collective; collectives started
+  int64_t left_ = 0, finished_ = 0;    // ranks that finished the current collective; collectives finished
   std::string failure_;
 };
 
-/// All meetings of the rank threads of one job. One mutex guards all of it: it is held for moments only.
-class Rendezvous {
+/// The rank threads of one job and their groups. One mutex guards all state and is never held for long.
+class ThreadBackend {
  public:
-  Rendezvous(int64_t ranks, std::chrono::milliseconds timeout);
+  ThreadBackend(int64_t ranks, std::chrono::milliseconds timeout);
 
   int64_t size() const { return static_cast<int64_t>(ranks_.size()); }
-  /// The meeting of `group` (global ranks): the n-th that a rank asks for with this list is the n-th of the
-  /// others.
-  Meeting& meeting(int64_t rank, const std::vector<int64_t>& group);
-  /// The thread of `rank` has ended; whoever still waits for it fails.
+  /// The group of these global ranks. The n-th call of one rank with the same list returns the same group as
+  /// the n-th call of the others.
+  ThreadGroup& group(int64_t rank, const std::vector<int64_t>& ranks);
+  /// The thread of `rank` has ended: ranks that wait for it fail.
   void finish(int64_t rank);
   void abort(const std::string& reason);
 
  private:
-  friend class Meeting;
+  friend class ThreadGroup;
 
   struct Rank {
     bool finished = false;
-    std::optional<std::string> waits_in;  // what it waits in now, in words
-    std::map<std::vector<int64_t>, size_t> meetings_asked;
+    std::optional<std::string> waiting_in;
+    std::map<std::vector<int64_t>, size_t> groups_created;
   };
 
-  bool all_wait() const;
-  std::string who_waits() const;
+  bool all_waiting() const;
+  std::string describe_waiting() const;
   void fail_all(const std::string& reason);
 
   const std::chrono::milliseconds timeout_;
   std::mutex mutex_;
   std::vector<Rank> ranks_;
-  std::map<std::vector<int64_t>, std::deque<Meeting>> meetings_;
-  int64_t progress_ = 0;  // counts every release of a waiting rank
+  std::map<std::vector<int64_t>, std::deque<ThreadGroup>> groups_;
+  int64_t progress_ = 0;  // counts wake-ups of waiting ranks
   std::string failure_;
 };
 

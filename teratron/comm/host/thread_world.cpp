@@ -10,33 +10,35 @@
 
 #include "teratron/base/error.h"
 #include "teratron/comm/host/thread_communicator.h"
+#include "teratron/comm/torch_fault.h"
 
 namespace teratron {
 namespace {
 
 class ThreadWorld final : public World {
  public:
-  ThreadWorld(std::shared_ptr<Rendezvous> home, int64_t rank) : home_(std::move(home)), rank_(rank) {}
+  ThreadWorld(std::shared_ptr<ThreadBackend> backend, int64_t rank)
+      : backend_(std::move(backend)), rank_(rank) {}
 
   int64_t rank() const override { return rank_; }
-  int64_t size() const override { return home_->size(); }
+  int64_t size() const override { return backend_->size(); }
 
   std::shared_ptr<Communicator> group(const std::vector<int64_t>& ranks) override {
     const auto mine = std::find(ranks.begin(), ranks.end(), rank_);
-    TERATRON_ASSERT(mine != ranks.end(), "rank {} is not in the group it asks for", rank_);
+    TERATRON_ASSERT(mine != ranks.end(), "rank {} is not in its group", rank_);
     for (int64_t rank : ranks) TERATRON_ASSERT(rank >= 0 && rank < size(), "rank {} of {}", rank, size());
-    return thread_communicator(home_, home_->meeting(rank_, ranks), mine - ranks.begin());
+    return thread_communicator(backend_, backend_->group(rank_, ranks), mine - ranks.begin());
   }
 
  private:
-  std::shared_ptr<Rendezvous> home_;
+  std::shared_ptr<ThreadBackend> backend_;
   const int64_t rank_;
 };
 
-/// Remembers the first exception of several threads.
+/// The first exception of several threads.
 class FirstError {
  public:
-  void keep(std::exception_ptr error) {
+  void set(std::exception_ptr error) {
     const std::lock_guard lock(mutex_);
     if (!error_) error_ = std::move(error);
   }
@@ -53,24 +55,24 @@ std::string message_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const std::exception& e) {
-    return e.what();
+    return to_fault(e).what();
   } catch (...) {
     return "unknown exception";
   }
 }
 
-void run_rank(const std::shared_ptr<Rendezvous>& home, int64_t rank, const std::function<void(World&)>& body,
-              FirstError& first) {
+void run_rank(const std::shared_ptr<ThreadBackend>& backend, int64_t rank,
+              const std::function<void(World&)>& body, FirstError& first) {
   at::set_num_threads(1);
   try {
-    ThreadWorld world(home, rank);
+    ThreadWorld world(backend, rank);
     body(world);
-    home->finish(rank);
+    backend->finish(rank);
   } catch (...) {
-    // Kept before the abort, which makes the others throw too.
-    first.keep(std::current_exception());
-    home->abort(fmt::format("rank {} failed: {}", rank, message_of(std::current_exception())));
-    home->finish(rank);
+    // Before the abort, which makes the other ranks throw too.
+    first.set(std::current_exception());
+    backend->abort(fmt::format("rank {} failed: {}", rank, message_of(std::current_exception())));
+    backend->finish(rank);
   }
 }
 
@@ -78,9 +80,10 @@ int64_t checked_product(const MeshOptions& options) {
   int64_t world = 1;
   for (int64_t size : {options.tp, options.cp, options.dp, options.pp}) {
     if (size < 1 || size > 1024 || (world *= size) > 1024) {
-      throw config_error({.what = fmt::format("tp {} x cp {} x dp {} x pp {} are no number of threads",
-                                              options.tp, options.cp, options.dp, options.pp),
-                          .fix = "use sizes of 1 or more with a product of at most 1024"});
+      throw config_error(
+          {.what = fmt::format("tp {} x cp {} x dp {} x pp {} is not a valid number of threads", options.tp,
+                               options.cp, options.dp, options.pp),
+           .fix = "use sizes of 1 or more with a product of at most 1024"});
     }
   }
   return world;
@@ -91,14 +94,14 @@ int64_t checked_product(const MeshOptions& options) {
 void run_ranks(int64_t ranks, const std::function<void(World&)>& body, ThreadOptions options) {
   TERATRON_ASSERT(ranks >= 1, "{} ranks", ranks);
   const int threads_before = at::get_num_threads();
-  const auto home = std::make_shared<Rendezvous>(ranks, options.timeout);
+  const auto backend = std::make_shared<ThreadBackend>(ranks, options.timeout);
   FirstError first;
   std::vector<std::thread> threads;
   for (int64_t rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] { run_rank(home, rank, body, first); });
+    threads.emplace_back([&, rank] { run_rank(backend, rank, body, first); });
   }
   for (std::thread& thread : threads) thread.join();
-  at::set_num_threads(threads_before);  // what new threads start with is common to all
+  at::set_num_threads(threads_before);  // the default of new threads is global
   first.rethrow();
 }
 

@@ -9,17 +9,16 @@
 namespace teratron {
 
 struct ThreadOptions {
-  /// How long a rank waits for the others before it throws Fault. Ranks that wait for each other, for a rank
-  /// that has ended or for another collective than theirs are found much sooner.
+  /// How long a rank waits for the others before it throws Fault. Deadlocks, ended ranks and mismatched
+  /// collectives are detected much sooner.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
 };
 
-/// Runs `body` on `ranks` threads, each with its own World of that size and with at::set_num_threads(1).
-/// When one throws, the groups of all are aborted, all threads are joined and the first exception is
-/// rethrown.
+/// Runs `body` on `ranks` threads, each with its own World and with at::set_num_threads(1). If one throws,
+/// all groups are aborted, all threads are joined and the first exception is rethrown.
 void run_ranks(int64_t ranks, const std::function<void(World&)>& body, ThreadOptions threads = {});
 
-/// The same with the mesh built: dp defaults to 1 here.
+/// The same with a Mesh; dp defaults to 1.
 void run_ranks(MeshOptions options, const std::function<void(const Mesh&)>& body, ThreadOptions threads = {});
 
 }  // namespace teratron

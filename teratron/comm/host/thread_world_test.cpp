@@ -16,7 +16,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-TEST(ThreadWorld, DifferentOperationsAreNamed) {
+TEST(ThreadWorld, NamesMismatchedOperations) {
   const std::string fault = fault_over_threads(3, [](World& world, Communicator& group) {
     sum(group, at::ones({2}));
     if (world.rank() == 1) group.barrier();
@@ -28,7 +28,7 @@ TEST(ThreadWorld, DifferentOperationsAreNamed) {
             "1: barrier");
 }
 
-TEST(ThreadWorld, DifferentShapesTypesAndReductionsAreNamed) {
+TEST(ThreadWorld, NamesMismatchedShapesDtypesAndReductions) {
   const auto shapes = fault_over_threads(
       2, [](World& world, Communicator& group) { sum(group, at::ones({world.rank() + 1})); });
   EXPECT_NE(shapes.find("rank 0: all_reduce(sum) Float [1]; rank 1: all_reduce(sum) Float [2]"),
@@ -52,15 +52,15 @@ TEST(ThreadWorld, DifferentShapesTypesAndReductionsAreNamed) {
       << roots;
 }
 
-TEST(ThreadWorld, AMessageOfAnotherShapeIsNamed) {
+TEST(ThreadWorld, NamesAMessageOfAnotherShape) {
   const std::string fault = fault_over_threads(2, [](World& world, Communicator& group) {
-    if (world.rank() == 0) group.exchange({{at::ones({4}), 1, true}});
-    if (world.rank() == 1) group.exchange({{at::ones({2, 2}), 0, false}});
+    if (world.rank() == 0) group.batch_isend_irecv({{at::ones({4}), 1, true}});
+    if (world.rank() == 1) group.batch_isend_irecv({{at::ones({2, 2}), 0, false}});
   });
   EXPECT_EQ(fault, "rank 0 sent message Float [4], but rank 1 receives message Float [2, 2]");
 }
 
-TEST(ThreadWorld, AFaultInsideBackwardComesOutOfIt) {
+TEST(ThreadWorld, AFaultInsideBackwardPropagates) {
   try {
     run_ranks({.tp = 2}, [](const Mesh& mesh) {
       const at::Tensor x = at::ones({4, 4}).requires_grad_(true);
@@ -78,7 +78,7 @@ TEST(ThreadWorld, AFaultInsideBackwardComesOutOfIt) {
   }
 }
 
-TEST(ThreadWorld, TheTimeOutNamesTheRanksThatDidNotCome) {
+TEST(ThreadWorld, ATimeoutNamesTheMissingRanks) {
   const std::string fault = fault_over_threads(
       3,
       [](World& world, Communicator& group) {
@@ -90,7 +90,7 @@ TEST(ThreadWorld, TheTimeOutNamesTheRanksThatDidNotCome) {
   EXPECT_EQ(fault,
             "all_reduce(sum) Float [5] (collective 2 of group [0 1 2]) timed out after 0.2 s: rank 2 is "
             "computing or "
-            "stuck outside of any collective (here its last was collective 1, all_reduce(sum) Float [2])");
+            "stuck outside any collective (its last here was collective 1, all_reduce(sum) Float [2])");
 }
 
 TEST(ThreadWorld, AReceiveTimesOutToo) {
@@ -98,21 +98,21 @@ TEST(ThreadWorld, AReceiveTimesOutToo) {
       2,
       [](World& world, Communicator& group) {
         if (world.rank() == 0) std::this_thread::sleep_for(500ms);
-        if (world.rank() == 1) group.exchange({{at::ones({2}), 0, false}});
+        if (world.rank() == 1) group.batch_isend_irecv({{at::ones({2}), 0, false}});
       },
       100ms);
   EXPECT_NE(fault.find("receive message Float [2] from rank 0 in group [0 1] timed out"), std::string::npos)
       << fault;
 }
 
-TEST(ThreadWorld, ARankThatHasEndedIsNotWaitedFor) {
+TEST(ThreadWorld, DoesNotWaitForARankThatHasEnded) {
   const std::string fault = fault_over_threads(3, [](World& world, Communicator& group) {
     if (world.rank() != 1) group.barrier();
   });
   EXPECT_EQ(fault, "barrier (collective 1 of group [0 1 2]) cannot complete: rank 1 has ended");
 }
 
-TEST(ThreadWorld, RanksThatWaitForEachOtherAreFoundBeforeTheTimeOut) {
+TEST(ThreadWorld, DetectsADeadlockBeforeTheTimeout) {
   const auto begin = std::chrono::steady_clock::now();
   try {
     run_ranks({.tp = 2, .dp = 2}, [](const Mesh& mesh) {
@@ -125,24 +125,24 @@ TEST(ThreadWorld, RanksThatWaitForEachOtherAreFoundBeforeTheTimeOut) {
   } catch (const Fault& fault) {
     EXPECT_STREQ(
         fault.what(),
-        "the ranks wait for each other: rank 0 in barrier (collective 1 of group [0 2]); rank 1 in barrier "
+        "deadlock: the ranks wait for each other: rank 0 in barrier (collective 1 of group [0 2]); rank 1 in "
+        "barrier "
         "(collective 1 of group [0 1]); rank 2 in barrier (collective 1 of group [2 3]); rank 3 in barrier "
         "(collective 1 of group [1 3])");
   }
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
 }
 
-TEST(ThreadWorld, TheFirstExceptionComesBackAndNobodyHangs) {
+TEST(ThreadWorld, RethrowsTheFirstExceptionAndNoRankHangs) {
   std::atomic<int> aborted = 0;
   const auto body = [&](World& world) {
     const auto group = world.group({0, 1, 2, 3});
     group->barrier();
-    if (world.rank() == 2) throw std::domain_error("rank 2 has a problem of its own");
+    if (world.rank() == 2) throw std::domain_error("rank 2 has a problem");
     try {
       group->barrier();
     } catch (const Fault& fault) {
-      EXPECT_NE(std::string(fault.what()).find("rank 2 failed: rank 2 has a problem of its own"),
-                std::string::npos);
+      EXPECT_NE(std::string(fault.what()).find("rank 2 failed: rank 2 has a problem"), std::string::npos);
       ++aborted;
       EXPECT_THROW(world.group({0, 1, 2, 3})->barrier(), Fault) << "groups made later are aborted too";
       throw;
@@ -152,7 +152,7 @@ TEST(ThreadWorld, TheFirstExceptionComesBackAndNobodyHangs) {
   EXPECT_EQ(aborted, 3);
 }
 
-TEST(ThreadWorld, AbortWakesTheGroup) {
+TEST(ThreadWorld, AbortWakesAllRanks) {
   const std::string fault = fault_over_threads(3, [](World& world, Communicator& group) {
     if (world.rank() == 0) {
       std::this_thread::sleep_for(50ms);
@@ -160,7 +160,7 @@ TEST(ThreadWorld, AbortWakesTheGroup) {
       EXPECT_THROW(group.barrier(), Fault);
     }
     if (world.rank() == 1) group.barrier();
-    if (world.rank() == 2) group.exchange({{at::ones({2}), 1, false}});
+    if (world.rank() == 2) group.batch_isend_irecv({{at::ones({2}), 1, false}});
   });
   EXPECT_EQ(fault, "the disk is full");
   const auto self = self_communicator();
@@ -168,14 +168,14 @@ TEST(ThreadWorld, AbortWakesTheGroup) {
   EXPECT_THROW(self->barrier(), Fault);
 }
 
-TEST(ThreadWorld, RanksComputeWithOneThreadAndTheCallerKeepsIts) {
+TEST(ThreadWorld, RanksUseOneThreadAndTheCallersSettingIsRestored) {
   at::set_num_threads(2);
   run_ranks(2, [](World&) { EXPECT_EQ(at::get_num_threads(), 1); });
   EXPECT_EQ(at::get_num_threads(), 2);
   std::thread([] { EXPECT_EQ(at::get_num_threads(), 2); }).join();
 }
 
-TEST(Mesh, GivesEachRankItsGroups) {
+TEST(Mesh, CreatesTheGroupsOfEachRank) {
   run_ranks({.tp = 2, .pp = 3, .cp = 1, .ep = 2, .etp = 1, .dp = 2}, [](const Mesh& mesh) {
     const int64_t rank = mesh.rank();
     EXPECT_EQ(mesh.world_size(), 12);
@@ -215,7 +215,7 @@ TEST(Mesh, OfOneRankNeedsNoWorld) {
   mesh.embedding().communicator->barrier();
 }
 
-TEST(Mesh, SizesThatDoNotFitAreRefused) {
+TEST(Mesh, RejectsInvalidSizes) {
   const auto nothing = [](const Mesh&) {};
   EXPECT_THROW(run_ranks({.tp = 0}, nothing), UserError);
   EXPECT_THROW(run_ranks({.tp = 64, .dp = 64}, nothing), UserError);

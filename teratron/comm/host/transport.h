@@ -1,5 +1,5 @@
-// Ordered streams of bytes between the processes of a job: what sockets or MPI have to provide. All meaning
-// lies above, in ProcessRanks.
+// Ordered byte streams between the processes of a job, over sockets or MPI. ProcessBackend defines the
+// protocol on top.
 #pragma once
 
 #include <cstddef>
@@ -10,27 +10,27 @@ namespace teratron {
 
 using ByteSpan = std::span<const std::byte>;
 
-/// Who takes what a wire delivers. Called on the wire's own thread, never by two threads at once.
-class WireReceiver {
+/// Called on the transport's thread, never concurrently.
+class TransportReceiver {
  public:
-  virtual ~WireReceiver() = default;
+  virtual ~TransportReceiver() = default;
   virtual void on_bytes(int64_t from, ByteSpan bytes) = 0;
-  /// The stream from this rank has ended: its process has left or died.
+  /// The stream from this rank has ended: its process has exited or died.
   virtual void on_lost(int64_t from) = 0;
 };
 
-class Wire {
+class Transport {
  public:
-  virtual ~Wire() = default;
+  virtual ~Transport() = default;
   virtual int64_t rank() const = 0;
   virtual int64_t size() const = 0;
-  /// Begins to deliver to `receiver`, until close(). Called once.
-  virtual void start(WireReceiver& receiver) = 0;
-  /// Queues head and body for another rank, in order. May be called by any thread; never waits for the peer;
-  /// the caller keeps his memory. What is sent to a rank that has left is dropped.
+  /// Starts delivering to `receiver`, until close(). Called once.
+  virtual void start(TransportReceiver& receiver) = 0;
+  /// Queues head and body for another rank, in order; copies them as needed. Thread-safe; never waits for the
+  /// peer. Bytes for a rank that has exited are dropped.
   virtual void send(int64_t to, ByteSpan head, ByteSpan body) = 0;
-  /// Sends what is still queued, as far as the peers take it within seconds, and stops. `failed`: the job has
-  /// failed, and peers that have gone are not waited for. The destructor disconnects.
+  /// Flushes the queues for at most a few seconds and stops. `failed`: the job has failed; do not wait for
+  /// peers that are gone. The destructor disconnects.
   virtual void close(bool failed) = 0;
 };
 

@@ -21,18 +21,18 @@ AxisSet axis_set(std::initializer_list<Axis> axes) {
   return set;
 }
 
-Group alone(int64_t rank) {
+Group single_rank(int64_t rank) {
   return {.ranks = {rank}};
 }
 
-/// Makes the groups of one rank. Equal lists of ranks share a communicator: axes of size 1 make many of them.
-class GroupMaker {
+/// Creates the groups of one rank. Equal lists share a communicator: axes of size 1 make many of them.
+class GroupFactory {
  public:
-  explicit GroupMaker(World& world) : world_(world) {}
+  explicit GroupFactory(World& world) : world_(world) {}
 
   Group make(const std::vector<int64_t>& ranks) {
-    if (ranks.size() == 1) return alone(ranks[0]);
-    Group& group = made_[ranks];
+    if (ranks.size() == 1) return single_rank(ranks[0]);
+    Group& group = groups_[ranks];
     if (group.size == 1) {
       group.communicator = world_.group(ranks);
       group.ranks = ranks;
@@ -42,17 +42,17 @@ class GroupMaker {
     return group;
   }
 
-  /// The group of `groups` that holds this rank; the rank alone if none does.
+  /// The group that contains this rank; a group of one if none does.
   Group make_mine(const RankGroups& groups) {
     for (const auto& ranks : groups) {
       if (std::find(ranks.begin(), ranks.end(), world_.rank()) != ranks.end()) return make(ranks);
     }
-    return alone(world_.rank());
+    return single_rank(world_.rank());
   }
 
  private:
   World& world_;
-  std::map<std::vector<int64_t>, Group> made_;
+  std::map<std::vector<int64_t>, Group> groups_;
 };
 
 }  // namespace
@@ -68,8 +68,8 @@ struct Mesh::State {
 
   explicit State(const MeshOptions& options, int64_t world_size) : grid(options, world_size) {}
 
-  /// Groups of all sets of axes of one view.
-  void add_view(const GridView& view, GroupMaker& maker) {
+  /// Creates the group of every subset of the axes of one view.
+  void add_view(const GridView& view, GroupFactory& factory) {
     for (unsigned choice = 0; choice < 1U << view.axes.size(); ++choice) {
       std::vector<Axis> axes;
       AxisSet set = 0;
@@ -78,21 +78,21 @@ struct Mesh::State {
         axes.push_back(view.axes[i]);
         set |= bit(view.axes[i]);
       }
-      if (!groups.contains(set)) groups[set] = maker.make_mine(grid.groups(axes));
+      if (!groups.contains(set)) groups[set] = factory.make_mine(grid.groups(axes));
     }
   }
 
-  // In the order of the ring on every rank, so that none waits for a link that its peer makes later.
+  // Same order on every rank, so that none waits for a link that its peer creates later.
   void add_links(World& world) {
     const std::vector<int64_t> ring = groups.at(bit(Axis::pp)).ranks;
     for (size_t i = 0; ring.size() > 1 && i < ring.size(); ++i) {
-      const int64_t before = ring[i];
-      const int64_t behind = ring[(i + 1) % ring.size()];
-      if (rank != before && rank != behind) continue;
-      const Group forward = link(world, before, behind);
-      const Group backward = link(world, behind, before);
-      (rank == before ? links.forward_out : links.forward_in) = forward;
-      (rank == before ? links.backward_in : links.backward_out) = backward;
+      const int64_t previous = ring[i];
+      const int64_t next = ring[(i + 1) % ring.size()];
+      if (rank != previous && rank != next) continue;
+      const Group forward = link(world, previous, next);
+      const Group backward = link(world, next, previous);
+      (rank == previous ? links.forward_out : links.forward_in) = forward;
+      (rank == previous ? links.backward_in : links.backward_out) = backward;
     }
   }
 
@@ -113,14 +113,14 @@ Mesh::Mesh() {
 Mesh::Mesh(const MeshOptions& options, World& world) {
   auto state = std::make_shared<State>(options, world.size());
   state->rank = world.rank();
-  GroupMaker maker(world);
+  GroupFactory factory(world);
   std::vector<int64_t> all(world.size());
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
-  state->world = maker.make(all);
-  state->add_view(state->grid.dense, maker);
-  state->add_view(state->grid.expert, maker);
-  state->embedding = maker.make_mine(state->grid.embedding_groups());
-  state->position_embedding = maker.make_mine(state->grid.position_embedding_groups());
+  state->world = factory.make(all);
+  state->add_view(state->grid.dense, factory);
+  state->add_view(state->grid.expert, factory);
+  state->embedding = factory.make_mine(state->grid.embedding_groups());
+  state->position_embedding = factory.make_mine(state->grid.position_embedding_groups());
   state->add_links(world);
   state_ = std::move(state);
 }
@@ -140,7 +140,7 @@ const Group& Mesh::group(Axis axis) const {
 
 const Group& Mesh::group(std::initializer_list<Axis> axes) const {
   const auto it = state_->groups.find(axis_set(axes));
-  TERATRON_ASSERT(it != state_->groups.end(), "axes of the dense and the expert view in one group");
+  TERATRON_ASSERT(it != state_->groups.end(), "a group cannot mix axes of the dense and the expert view");
   return it->second;
 }
 

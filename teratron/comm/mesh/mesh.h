@@ -1,6 +1,6 @@
-// The ranks of a job as a grid. A Mesh is an immutable value that is passed down: nothing asks a global who
-// it is. Order and groups are Megatron-LM's: "tp-cp-ep-dp-pp", leftmost axis fastest; the expert view (etp,
-// ep, edp, pp) lies over the same ranks.
+// The ranks of a job as a grid, with a communicator per group. A Mesh is an immutable value passed down to
+// its users; there are no global groups. Rank order and groups are Megatron-LM's: "tp-cp-ep-dp-pp", leftmost
+// axis fastest; the expert view (etp, ep, edp, pp) covers the same ranks.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,7 @@
 
 namespace teratron {
 
-/// Some ranks that work together. A group of one is legal and every collective on it is the identity, so no
-/// layer ever tests the size.
+/// A group of ranks. In a group of one rank every collective is the identity, so layers never test the size.
 struct Group {
   int64_t rank = 0;
   int64_t size = 1;
@@ -23,34 +22,34 @@ struct Group {
   std::shared_ptr<Communicator> communicator = self_communicator();
 };
 
-/// The ways to the neighbouring pipeline stages, which form a ring (the interleaved schedule goes round it). Each is
-/// a communicator of its own with two ranks, the sender first, so that no message waits for one that goes another
-/// way. Without a pipeline: groups of one.
+/// Communicators to the neighbouring pipeline stages, which form a ring (the interleaved schedule wraps
+/// around). Each direction has its own two-rank communicator, sender first, so that no message waits for one
+/// in another direction. Without a pipeline: groups of one rank.
 struct PipelineLinks {
-  Group forward_in;    // activations from the stage before
-  Group forward_out;   // to the stage behind
-  Group backward_in;   // gradients from the stage behind
-  Group backward_out;  // to the stage before
+  Group forward_in;    // activations from the previous stage
+  Group forward_out;   // to the next stage
+  Group backward_in;   // gradients from the next stage
+  Group backward_out;  // to the previous stage
 };
 
 class Mesh {
  public:
-  /// One rank alone.
+  /// A single rank.
   Mesh();
-  /// Throws UserError(config) with the arithmetic when the sizes do not multiply to the world.
+  /// Throws UserError(config), with the arithmetic, if the sizes do not multiply to the world size.
   Mesh(const MeshOptions& options, World& world);
 
   int64_t rank() const;
   int64_t world_size() const;
   const RankGrid& grid() const;
-  /// The ranks that share this rank's coordinates on all axes not named. The axes must lie in one view: dense
+  /// The ranks that share this rank's coordinates on all other axes. All axes must belong to one view: dense
   /// (tp, cp, dp, pp) or expert (etp, ep, edp, pp).
   const Group& group(Axis axis) const;
   const Group& group(std::initializer_list<Axis> axes) const;
   /// All ranks.
   const Group& world() const;
-  /// First and last pipeline stage (tied word embeddings), and the first alone (position embeddings).
-  /// A rank outside the group gets a group of itself.
+  /// First and last pipeline stage (tied word embeddings); only the first (position embeddings).
+  /// A rank that is not a member gets a group of one rank.
   const Group& embedding() const;
   const Group& position_embedding() const;
   const PipelineLinks& pipeline_links() const;
@@ -60,7 +59,7 @@ class Mesh {
   std::shared_ptr<const State> state_;
 };
 
-/// A picture of the groups, for logs and `teratron plan`.
+/// A drawing of the grid, for logs and `teratron plan`.
 std::string to_string(const Mesh& mesh);
 
 }  // namespace teratron

@@ -24,23 +24,23 @@ bool contains(const auto& list, const auto& value) {
 
 int64_t position(const GridView& view, Axis axis) {
   const auto it = std::find(view.axes.begin(), view.axes.end(), axis);
-  TERATRON_ASSERT(it != view.axes.end(), "{} is no axis of this view", name_of(axis));
+  TERATRON_ASSERT(it != view.axes.end(), "axis {} does not belong to this view", name_of(axis));
   return it - view.axes.begin();
 }
 
-/// The distance of neighbours along one axis.
+/// Rank distance between neighbours along one axis.
 int64_t stride(const GridView& view, Axis axis) {
   const auto end = view.sizes.begin() + position(view, axis);
   return std::accumulate(view.sizes.begin(), end, int64_t{1}, std::multiplies<>());
 }
 
-/// Rank offsets of all points of the axes that `chosen` marks with `mark`, first axis fastest.
-std::vector<int64_t> offsets(const GridView& view, const std::vector<bool>& chosen, bool mark) {
+/// Rank offsets of all points spanned by the axes with selected[i] == value, first axis fastest.
+std::vector<int64_t> offsets(const GridView& view, const std::vector<bool>& selected, bool value) {
   std::vector<int64_t> result = {0};
   for (size_t i = 0; i < view.axes.size(); ++i) {
     const size_t before = result.size();
     const int64_t distance = stride(view, view.axes[i]);
-    for (int64_t step = 1; chosen[i] == mark && step < view.sizes[i]; ++step) {
+    for (int64_t step = 1; selected[i] == value && step < view.sizes[i]; ++step) {
       for (size_t k = 0; k < before; ++k) result.push_back(result[k] + step * distance);
     }
   }
@@ -94,12 +94,11 @@ void check_sizes(const MeshOptions& options, int64_t etp, int64_t world, std::ve
   }
 }
 
-/// The names of the order string, checked; `sizes` are those in use (see kOrderNames). Axes of size 1 that
-/// the string leaves out go last.
+/// Parses and checks the order string; `sizes` are those of kOrderNames. Omitted axes of size 1 go last.
 Names parse_order(const std::string& order, const std::array<int64_t, 5>& sizes,
                   std::vector<Problem>& problems) {
   const std::string where = fmt::format("rank order '{}'", printable(order));
-  const std::string fix = "name each of tp, cp, ep, dp, pp once, divided by '-', fastest first";
+  const std::string fix = "name each of tp, cp, ep, dp, pp once, separated by '-', fastest first";
   Names names;
   for (size_t begin = 0, end = 0; begin <= order.size(); begin = end + 1) {
     end = std::min(order.find('-', begin), order.size());

@@ -1,11 +1,10 @@
-// The ranks of a job as a grid, by arithmetic alone: no communication and no torch, so that planning tools
-// can show a layout that no machine at hand could run.
+// The grid of ranks as pure arithmetic: no communication, no torch. Planning tools use it for any world size.
 //
-// Order and groups are Megatron-LM's. The order string names the axes, leftmost fastest: under
-// "tp-cp-ep-dp-pp" neighbouring ranks share a tensor-parallel group. Two grids lie over the same ranks:
+// Rank order and groups are Megatron-LM's. The order string names the axes, leftmost fastest: under
+// "tp-cp-ep-dp-pp" neighbouring ranks share a tensor-parallel group. Two grids cover the same ranks:
 //   dense view   tp x cp x dp x pp     (ep counts 1)
-//   expert view  etp x ep x edp x pp   (cp counts 1), etp standing where the order says tp, and edp where dp
-// dp and edp are what the other axes leave of the world.
+//   expert view  etp x ep x edp x pp   (cp counts 1); the order's tp stands for etp and its dp for edp
+// dp and edp are the world size divided by the other axes.
 #pragma once
 
 #include <cstdint>
@@ -24,12 +23,12 @@ struct MeshOptions {
   int64_t pp = 1;
   int64_t cp = 1;
   int64_t ep = 1;
-  int64_t etp = 1;  // 0: as tp
-  int64_t dp = 0;   // 0: what is left of the world
+  int64_t etp = 1;  // 0: tp
+  int64_t dp = 0;   // 0: world size / (tp x cp x pp)
   std::string order = "tp-cp-ep-dp-pp";
 };
 
-/// A list of groups, each a list of global ranks; position = rank within the group.
+/// Each group lists global ranks; position = rank within the group.
 using RankGroups = std::vector<std::vector<int64_t>>;
 
 /// One of the two views: axes in order, fastest first, with their sizes.
@@ -38,30 +37,30 @@ struct GridView {
   std::vector<int64_t> sizes;
 };
 
-/// Both views after every check.
+/// Both views, validated.
 struct RankGrid {
   GridView dense;
   GridView expert;
   int64_t world_size = 1;
 
-  /// Throws UserError(config), with all problems found and the arithmetic: sizes that do not multiply to the
-  /// world, an order string that misses an axis in use, a pipeline that differs between the two views.
+  /// Throws UserError(config) listing all problems with the arithmetic: sizes that do not multiply to the
+  /// world size, an order string that omits an axis in use, pipelines that differ between the views.
   RankGrid(const MeshOptions& options, int64_t world_size);
 
   int64_t size(Axis axis) const;
-  /// The groups of ranks that differ only along `axes`, in Megatron-LM's order of enumeration. `axes` must
-  /// lie in one view (pp lies in both).
+  /// The groups of ranks that differ only along `axes`, in Megatron-LM's order. All axes must belong to one
+  /// view (pp belongs to both).
   RankGroups groups(const std::vector<Axis>& axes) const;
-  /// First and last stage of each pipeline, which share the word embedding; and the first stage alone.
+  /// First and last stage of each pipeline, which share tied word embeddings; only the first stage.
   RankGroups embedding_groups() const;
   RankGroups position_embedding_groups() const;
 };
 
-/// The lists of global ranks of every group of one kind, in Megatron-LM's order of enumeration.
+/// RankGrid(options, world_size).groups(axes).
 RankGroups rank_groups(const MeshOptions& options, int64_t world_size, const std::vector<Axis>& axes);
 
-/// A picture of the grid: a row per pipeline stage, a cell per data-parallel replica with its tensor-parallel
-/// groups divided by '|', and below it every kind of group with more than one rank. Long lists are cut.
+/// A drawing: one row per pipeline stage and one cell per data-parallel replica, whose tensor-parallel groups
+/// are separated by '|'; below it the groups of every axis with more than one rank. Long lists are truncated.
 std::string to_string(const RankGrid& grid);
 
 }  // namespace teratron

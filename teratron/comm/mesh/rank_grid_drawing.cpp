@@ -7,15 +7,15 @@
 namespace teratron {
 namespace {
 
-constexpr int64_t kMostCells = 8;  // per side of the grid
-constexpr size_t kMostRanks = 64;  // per list of groups
+constexpr int64_t kMaxCells = 8;  // per side of the grid
+constexpr size_t kMaxRanks = 64;  // per list of groups
 
 std::string draw_groups(const RankGroups& groups) {
   std::string text;
   size_t printed = 0;
   for (const auto& group : groups) {
-    const size_t shown = std::min(group.size(), kMostRanks);
-    if (printed > 0 && printed + shown > kMostRanks) {
+    const size_t shown = std::min(group.size(), kMaxRanks);
+    if (printed > 0 && printed + shown > kMaxRanks) {
       return text + fmt::format(" ... {} groups of {}", groups.size(), group.size());
     }
     text +=
@@ -36,8 +36,8 @@ std::vector<int64_t> coordinates(const RankGrid& grid, Axis axis) {
 }
 
 std::string draw_grid(const RankGrid& grid) {
-  const int64_t replicas = std::min(grid.size(Axis::dp), kMostCells);
-  const int64_t stages = std::min(grid.size(Axis::pp), kMostCells);
+  const int64_t replicas = std::min(grid.size(Axis::dp), kMaxCells);
+  const int64_t stages = std::min(grid.size(Axis::pp), kMaxCells);
   const auto stage = coordinates(grid, Axis::pp);
   const auto replica = coordinates(grid, Axis::dp);
   const size_t digits = std::to_string(grid.world_size - 1).size();
@@ -45,7 +45,7 @@ std::string draw_grid(const RankGrid& grid) {
   for (const auto& group : grid.groups({Axis::tp})) {
     const int64_t p = stage[group[0]], d = replica[group[0]];
     if (p >= stages || d >= replicas) continue;
-    const size_t shown = std::min(group.size(), size_t{kMostCells});
+    const size_t shown = std::min(group.size(), size_t{kMaxCells});
     std::vector<std::string> ranks;
     for (size_t i = 0; i < shown; ++i) ranks.push_back(fmt::format("{:>{}}", group[i], digits));
     if (shown < group.size()) ranks.emplace_back("...");

@@ -14,31 +14,31 @@
 namespace teratron {
 namespace {
 
-constexpr int64_t kToken = 16;  // bytes, of which 4 are used
+constexpr int64_t kSignalBytes = 16;  // of which 4 are used
 
-// The driver's function, which libraries find at run time.
-PFN_cuStreamBatchMemOp_v11070 stream_memory_operations() {
+// A driver function, looked up at run time.
+PFN_cuStreamBatchMemOp_v11070 load_stream_batch_mem_op() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found{};
   C10_CUDA_CHECK(
       cudaGetDriverEntryPointByVersion("cuStreamBatchMemOp", &function, 11070, cudaEnableDefault, &found));
-  TERATRON_ASSERT(function, "a driver without cuStreamBatchMemOp");
+  TERATRON_ASSERT(function, "the driver lacks cuStreamBatchMemOp");
   return reinterpret_cast<PFN_cuStreamBatchMemOp_v11070>(function);
 }
 
-CUstreamBatchMemOpParams write(std::byte* place, uint32_t value) {
+CUstreamBatchMemOpParams write_value(std::byte* address, uint32_t value) {
   CUstreamBatchMemOpParams result{};
   result.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
-  result.writeValue.address = reinterpret_cast<CUdeviceptr>(place);
+  result.writeValue.address = reinterpret_cast<CUdeviceptr>(address);
   result.writeValue.value = value;
-  result.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;  // all that came before is visible first
+  result.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;  // after a memory fence
   return result;
 }
 
-CUstreamBatchMemOpParams wait_until(std::byte* place, uint32_t value) {
+CUstreamBatchMemOpParams wait_value(std::byte* address, uint32_t value) {
   CUstreamBatchMemOpParams result{};
   result.waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
-  result.waitValue.address = reinterpret_cast<CUdeviceptr>(place);
+  result.waitValue.address = reinterpret_cast<CUdeviceptr>(address);
   result.waitValue.value = value;
   result.waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;  // modulo 2^32
   return result;
@@ -46,65 +46,68 @@ CUstreamBatchMemOpParams wait_until(std::byte* place, uint32_t value) {
 
 }  // namespace
 
-NcclPush::NcclPush(NcclWindows& windows, ncclComm_t communicator, int64_t rank, int64_t size)
-    : windows_(windows),
-      communicator_(communicator),
+CopyEngineReduceScatter::CopyEngineReduceScatter(SymmetricMemory& memory, ncclComm_t comm, int64_t rank,
+                                                 int64_t size)
+    : memory_(memory),
+      comm_(comm),
       rank_(rank),
       size_(size),
-      tokens_(windows.empty({size, kToken}, at::device(at::kCUDA).dtype(at::kByte))) {
-  for (int64_t peer = 0; peer < size; ++peer) tells_.push_back(windows.at_rank(tokens_[rank], peer));
+      signals_(memory.empty({size, kSignalBytes}, at::device(at::kCUDA).dtype(at::kByte))) {
+  for (int64_t peer = 0; peer < size; ++peer) peer_signals_.push_back(memory.peer_ptr(signals_[rank], peer));
 }
 
-/// Nobody tells this rank anything before its tokens are zero.
-ncclResult_t NcclPush::start(cudaStream_t stream) {
-  C10_CUDA_CHECK(cudaMemsetAsync(tokens_.data_ptr(), 0, tokens_.nbytes(), stream));
-  std::byte* const spare = static_cast<std::byte*>(tokens_.data_ptr()) + sizeof(uint32_t);
-  return ncclAllReduce(spare, spare, 1, ncclUint8, ncclMax, communicator_, stream);
+/// The all-reduce is a barrier: peers must not write signals before they are zeroed.
+ncclResult_t CopyEngineReduceScatter::reset_signals(cudaStream_t stream) {
+  C10_CUDA_CHECK(cudaMemsetAsync(signals_.data_ptr(), 0, signals_.nbytes(), stream));
+  std::byte* const spare = static_cast<std::byte*>(signals_.data_ptr()) + sizeof(uint32_t);
+  return ncclAllReduce(spare, spare, 1, ncclUint8, ncclMax, comm_, stream);
 }
 
-/// The stream goes on when those of all ranks have come here. By memory operations of streams, which wait without a kernel.
-void NcclPush::meet(cudaStream_t stream) {
-  static const auto issue = stream_memory_operations();
-  meetings_ += 1;
-  std::vector<CUstreamBatchMemOpParams> tell, wait;
+/// Makes `stream` wait until those of all ranks have reached this point. Stream memory operations need no
+/// kernel.
+void CopyEngineReduceScatter::barrier(cudaStream_t stream) {
+  static const auto batch_mem_op = load_stream_batch_mem_op();
+  barriers_ += 1;
+  std::vector<CUstreamBatchMemOpParams> ops, waits;
   for (int64_t peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
-    tell.push_back(write(tells_[peer], meetings_));
-    wait.push_back(wait_until(static_cast<std::byte*>(tokens_.data_ptr()) + peer * kToken, meetings_));
+    ops.push_back(write_value(peer_signals_[peer], barriers_));
+    waits.push_back(
+        wait_value(static_cast<std::byte*>(signals_.data_ptr()) + peer * kSignalBytes, barriers_));
   }
-  tell.insert(tell.end(), wait.begin(), wait.end());
-  const CUresult result = issue(stream, static_cast<unsigned>(tell.size()), tell.data(), 0);
+  ops.insert(ops.end(), waits.begin(), waits.end());
+  const CUresult result = batch_mem_op(stream, static_cast<unsigned>(ops.size()), ops.data(), 0);
   if (result != CUDA_SUCCESS) {
     throw Fault(fmt::format("cuStreamBatchMemOp: CUDA error {}", static_cast<int>(result)));
   }
 }
 
-ncclResult_t NcclPush::reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
-                                      const c10::cuda::CUDAStream& stream,
-                                      const std::function<void(int64_t part)>& make_part) {
+ncclResult_t CopyEngineReduceScatter::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                                     ReduceOp op, const c10::cuda::CUDAStream& stream,
+                                                     const std::function<void(int64_t part)>& produce_part) {
   TERATRON_ASSERT(op == ReduceOp::sum || op == ReduceOp::avg);
   const at::NoGradGuard no_grad;
-  const at::Tensor given = input.view({size_, -1});
+  const at::Tensor parts = input.view({size_, -1});
   std::optional<c10::cuda::CUDAStreamGuard> on_stream(stream);
-  const at::Tensor got = windows_.empty(given.sizes(), given.options().requires_grad(false));
+  const at::Tensor received = memory_.empty(parts.sizes(), parts.options().requires_grad(false));
   on_stream.reset();
   if (!started_) {
-    if (const ncclResult_t result = start(stream); result != ncclSuccess) return result;
+    if (const ncclResult_t result = reset_signals(stream); result != ncclSuccess) return result;
     started_ = true;
   }
-  meet(stream);  // all have room
+  barrier(stream);  // all receive buffers are free
   for (int64_t distance = 1; distance < size_; ++distance) {
     const int64_t peer = (rank_ + distance) % size_;
-    make_part(peer);
-    C10_CUDA_CHECK(cudaMemcpyAsync(windows_.at_rank(got[rank_], peer), given[peer].const_data_ptr(),
+    produce_part(peer);
+    C10_CUDA_CHECK(cudaMemcpyAsync(memory_.peer_ptr(received[rank_], peer), parts[peer].const_data_ptr(),
                                    output.nbytes(), cudaMemcpyDeviceToDevice, stream));
   }
-  make_part(rank_);
-  meet(stream);  // all has arrived
+  produce_part(rank_);
+  barrier(stream);  // all parts have arrived
   on_stream.emplace(stream);
-  std::vector<at::Tensor> parts = got.unbind();
-  parts[rank_] = given[rank_];
-  sum_parts_(output, parts, op == ReduceOp::avg);
+  std::vector<at::Tensor> inputs = received.unbind();
+  inputs[rank_] = parts[rank_];
+  sum_parts_(output, inputs, op == ReduceOp::avg);
   return ncclSuccess;
 }
 

@@ -1,6 +1,6 @@
-// Reduce-scatter by copy engines: every rank pushes its parts into windows of the others, then each adds up what it has
-// got. NCCL's own needs multiprocessors while parts travel, and so would not run beside a matrix product. Internal to
-// nccl_communicator.
+// Reduce-scatter by copy engines: every rank copies its parts into the symmetric memory of the others, then
+// each rank sums what it received. NCCL's reduce-scatter needs SMs for the transfer, so it cannot overlap a
+// GEMM. Internal to nccl_communicator.
 #pragma once
 
 #include <functional>
@@ -8,33 +8,33 @@
 
 #include <c10/cuda/CUDAStream.h>
 
-#include "teratron/comm/nccl/nccl_windows.h"
+#include "teratron/comm/nccl/symmetric_memory.h"
 
 namespace teratron {
 
-class NcclPush {
+class CopyEngineReduceScatter {
  public:
-  /// `windows` are usable.
-  NcclPush(NcclWindows& windows, ncclComm_t communicator, int64_t rank, int64_t size);
-  /// output [N] = the sum or average over the ranks of part `rank` of input [size, N], rounded once; floating point. On
-  /// `stream`, which all calls share: what it allocates is reused in its order. `make_part` is called before a part is
-  /// read, on the caller's current stream, and makes `stream` wait for it.
+  /// `memory` must be available.
+  CopyEngineReduceScatter(SymmetricMemory& memory, ncclComm_t comm, int64_t rank, int64_t size);
+  /// output [N] = sum or average over the ranks of part `rank` of input [size, N], rounded once; floating
+  /// point. Runs on `stream`, which must be the same for all calls, as buffers are reused in its order.
+  /// `produce_part` is called before a part is read; it computes it on the caller's current stream and makes
+  /// `stream` wait for it.
   ncclResult_t reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
                               const c10::cuda::CUDAStream& stream,
-                              const std::function<void(int64_t part)>& make_part);
+                              const std::function<void(int64_t part)>& produce_part);
 
  private:
-  ncclResult_t start(cudaStream_t stream);
-  void meet(cudaStream_t stream);
+  ncclResult_t reset_signals(cudaStream_t stream);
+  void barrier(cudaStream_t stream);
 
-  NcclWindows& windows_;
-  ncclComm_t communicator_;
+  SymmetricMemory& memory_;
+  ncclComm_t comm_;
   int64_t rank_;
   int64_t size_;
-  at::Tensor
-      tokens_;  // [size, ..]: how often each rank has come to a meeting, as far as it has told this one
-  std::vector<std::byte*> tells_;  // where each rank keeps what this one tells it
-  uint32_t meetings_ = 0;          // modulo 2^32, as the waits compare
+  at::Tensor signals_;  // [size, ..]: the last barrier that each rank has reached, written by that rank
+  std::vector<std::byte*> peer_signals_;  // this rank's entry in each rank's signals_
+  uint32_t barriers_ = 0;                 // modulo 2^32, as the waits compare
   bool started_ = false;
 };
 

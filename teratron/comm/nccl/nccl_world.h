@@ -1,5 +1,4 @@
-// Ranks as processes with a GPU each, over NCCL. In a build without CUDA the function below throws
-// UserError(config).
+// Ranks as processes with one GPU each, over NCCL. Without CUDA, nccl_world() throws UserError(config).
 #pragma once
 
 #include <functional>
@@ -8,21 +7,21 @@
 
 #include "teratron/base/error.h"
 #include "teratron/comm/communicator.h"
-#include "teratron/comm/host/process_ranks.h"
+#include "teratron/comm/host/process_backend.h"
 
 namespace teratron {
 
 struct NcclOptions {
   int gpu = 0;
-  std::function<void(const Fault&)> on_stuck;  // see WorldOptions
+  std::function<void(const Fault&)> on_hang;  // see WorldOptions
 };
 
-/// "2.28.9" of the library in use; nothing in a build without CUDA.
+/// E.g. "2.28.9"; nullopt in a build without CUDA.
 std::optional<std::string> nccl_version();
 
-/// A World over tensors of GPU `gpu`, which becomes the current device. Tensors on the CPU go over the
-/// messages of `ranks`, as barriers and bytes do: barrier() waits for hosts, not for what is queued on GPUs.
-/// Sums of floating point are in NCCL's order, not in that of the ranks (but for large reduce-scatters), and max and min drop NaN.
-std::unique_ptr<World> nccl_world(std::shared_ptr<ProcessRanks> ranks, NcclOptions options);
+/// A World of tensors on GPU `gpu`, which becomes the current device. CPU tensors, barriers and bytes use the
+/// messages of `backend`: barrier() waits for hosts, not for work queued on GPUs. Floating-point sums are in
+/// NCCL's order, not in rank order (except large reduce-scatters), and max and min drop NaN.
+std::unique_ptr<World> nccl_world(std::shared_ptr<ProcessBackend> backend, NcclOptions options);
 
 }  // namespace teratron

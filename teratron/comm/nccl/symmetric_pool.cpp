@@ -6,18 +6,18 @@
 namespace teratron {
 namespace {
 
-constexpr size_t kSmallest = size_t{1} << 20;
-constexpr size_t kLarge = size_t{1} << 28;  // from here on, a power of two could waste too much
+constexpr size_t kMinBytes = size_t{1} << 20;
+constexpr size_t kLarge = size_t{1} << 28;  // above, rounding to a power of two would waste too much
 constexpr size_t kPage = size_t{1} << 21;
 
 }  // namespace
 
-size_t NumberedBuffers::rounded(size_t bytes) {
+size_t SymmetricPool::round_size(size_t bytes) {
   if (bytes > kLarge) return (bytes + kPage - 1) / kPage * kPage;
-  return std::max(kSmallest, std::bit_ceil(bytes));
+  return std::max(kMinBytes, std::bit_ceil(bytes));
 }
 
-std::optional<size_t> NumberedBuffers::take(size_t bytes, const void* stream) {
+std::optional<size_t> SymmetricPool::allocate(size_t bytes, const void* stream) {
   const auto found = std::find_if(buffers_.begin(), buffers_.end(), [&](const Buffer& buffer) {
     return buffer.free && buffer.bytes == bytes && buffer.stream == stream;
   });
@@ -26,7 +26,7 @@ std::optional<size_t> NumberedBuffers::take(size_t bytes, const void* stream) {
   return static_cast<size_t>(found - buffers_.begin());
 }
 
-size_t NumberedBuffers::add(size_t bytes, const void* stream) {
+size_t SymmetricPool::add(size_t bytes, const void* stream) {
   buffers_.push_back({.bytes = bytes, .stream = stream});
   return buffers_.size() - 1;
 }

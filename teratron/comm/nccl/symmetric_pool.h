@@ -1,5 +1,5 @@
-// Which buffer serves next, decided by sizes, streams and the order of calls alone: ranks that take and give back in the
-// same order take buffers of the same number, wherever theirs lie.
+// Decides which buffer of a pool an allocation gets, from sizes, streams and the order of calls only: ranks
+// that allocate and free in the same order get buffers of the same index, whatever their addresses.
 #pragma once
 
 #include <cstddef>
@@ -9,16 +9,17 @@
 
 namespace teratron {
 
-class NumberedBuffers {
+class SymmetricPool {
  public:
-  /// Bytes of the buffers that serve `bytes`: few sizes, so that buffers serve again; large ones are hardly rounded.
-  static size_t rounded(size_t bytes);
+  /// Rounds a size up so that few distinct sizes exist and buffers are reused; large sizes are hardly
+  /// rounded.
+  static size_t round_size(size_t bytes);
 
-  /// The first free buffer of that size and stream; it is taken.
-  std::optional<size_t> take(size_t bytes, const void* stream);
-  /// A new one, which is taken; its number.
+  /// Takes the first free buffer of this size and stream.
+  std::optional<size_t> allocate(size_t bytes, const void* stream);
+  /// Adds a buffer, in use, and returns its index.
   size_t add(size_t bytes, const void* stream);
-  void give_back(size_t number) { buffers_.at(number).free = true; }
+  void free(size_t index) { buffers_.at(index).free = true; }
 
  private:
   struct Buffer {

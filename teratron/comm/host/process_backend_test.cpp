@@ -1,10 +1,11 @@
-#include "teratron/comm/host/process_ranks.h"
+#include "teratron/comm/host/process_backend.h"
 
 #include <thread>
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "teratron/comm/host/process_group.h"
 #include "teratron/comm/host/process_world.h"
 #include "teratron/comm/host/socket_transport.h"
 #include "teratron/testing/worlds.h"
@@ -18,7 +19,7 @@ bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-TEST(ProcessRanks, DifferentCallsAreNamed) {
+TEST(ProcessBackend, NamesMismatchedFingerprints) {
   const auto operations = fault_over_sockets(3, [](World& world, Communicator& group) {
     sum(group, at::ones({2}));
     if (world.rank() == 1) group.barrier();
@@ -36,49 +37,51 @@ TEST(ProcessRanks, DifferentCallsAreNamed) {
       2, [](World& world, Communicator& group) { group.broadcast(at::ones({3}), world.rank()); });
   EXPECT_TRUE(contains(roots, "rank 0: broadcast(root 0) Float [3]; rank 1: broadcast(root 1)")) << roots;
   const auto messages = fault_over_sockets(2, [](World& world, Communicator& group) {
-    if (world.rank() == 0) group.exchange({{at::ones({4}), 1, true}});
-    if (world.rank() == 1) group.exchange({{at::ones({2, 2}), 0, false}});
+    if (world.rank() == 0) group.batch_isend_irecv({{at::ones({4}), 1, true}});
+    if (world.rank() == 1) group.batch_isend_irecv({{at::ones({2, 2}), 0, false}});
     group.barrier();
   });
   EXPECT_EQ(messages, "rank 0 sent message Float [4], but rank 1 receives message Float [2, 2]");
 }
 
-/// As ranks on GPUs, which do not wait where they differ: the one that went on may be the first to ask.
-TEST(ProcessRanks, TheFirstOfSeveralDifferencesIsNamed) {
-  std::vector<std::unique_ptr<Wire>> wires = connected_wires(2);
-  ProcessRanks first(std::move(wires[0]), 1min), second(std::move(wires[1]), 1min);
-  const auto one = first.meeting({0, 1}), other = second.meeting({0, 1});
-  const auto sum_of = [](int64_t count) { return Call{"all_reduce(sum)", "Float", {count}}; };
-  for (int64_t i = 0; i < 2000; ++i) {  // more than are remembered
+/// Like ranks on GPUs, which do not wait where they differ: the rank that continued may query first.
+TEST(ProcessBackend, NamesTheFirstOfSeveralMismatches) {
+  std::vector<std::unique_ptr<Transport>> transports = connected_transports(2);
+  ProcessBackend first(std::move(transports[0]), 1min), second(std::move(transports[1]), 1min);
+  const auto one = first.group({0, 1}), other = second.group({0, 1});
+  const auto sum_of = [](int64_t count) {
+    return CollectiveFingerprint{"all_reduce(sum)", "Float", {count}};
+  };
+  for (int64_t i = 0; i < 2000; ++i) {  // more than the recorder keeps
     one->record(sum_of(i));
     other->record(sum_of(i));
   }
-  EXPECT_EQ(one->overdue("the last", 2000),
-            "the last timed out after 60 s: all ranks are in it, so a device or "
+  EXPECT_EQ(one->diagnose_timeout("the last", 2000),
+            "the last timed out after 60 s: all ranks have entered it, so a device or "
             "the network is stuck");
   one->record(sum_of(7));
   for (const int64_t count : {8, 7, 9}) other->record(sum_of(count));
   const std::string expected =
       "the ranks of group [0 1] differ at their collective 2001: rank 0: all_reduce(sum) Float [7]; rank 1: "
       "all_reduce(sum) Float [8]";
-  EXPECT_EQ(one->overdue("", 2001), expected);
-  EXPECT_EQ(other->overdue("", 2003), expected);
-  EXPECT_EQ(other->overdue("a message", std::nullopt), expected);
+  EXPECT_EQ(one->diagnose_timeout("", 2001), expected);
+  EXPECT_EQ(other->diagnose_timeout("", 2003), expected);
+  EXPECT_EQ(other->diagnose_timeout("a message", std::nullopt), expected);
   first.finish();
   second.finish();
 }
 
-/// As a rank whose GPU waits in one group while the other's host waits for it in another.
-TEST(ProcessRanks, ADifferenceInAnotherGroupIsNamed) {
-  std::vector<std::unique_ptr<Wire>> wires = connected_wires(2);
-  ProcessRanks first(std::move(wires[0]), 200ms), second(std::move(wires[1]), 200ms);
-  const auto one = first.meeting({0, 1}), other = second.meeting({0, 1});
-  const auto one_host = first.meeting({0, 1}), other_host = second.meeting({0, 1});
+/// Like a rank whose GPU waits in one group while the other's host waits for it in another.
+TEST(ProcessBackend, NamesAMismatchInAnotherGroup) {
+  std::vector<std::unique_ptr<Transport>> transports = connected_transports(2);
+  ProcessBackend first(std::move(transports[0]), 200ms), second(std::move(transports[1]), 200ms);
+  const auto one = first.group({0, 1}), other = second.group({0, 1});
+  const auto one_host = first.group({0, 1}), other_host = second.group({0, 1});
   one->record({"all_reduce(sum)", "Float", {4}});
   other->record({"all_reduce(sum)", "Float", {5}});
   const std::vector<ByteSpan> nothing(2);
   try {
-    other_host->meet({.operation = "barrier", .dtype = "", .shape = {}}, nothing);
+    other_host->all_to_all({.operation = "barrier"}, nothing);
     ADD_FAILURE() << "no fault";
   } catch (const Fault& fault) {
     EXPECT_STREQ(
@@ -88,7 +91,7 @@ TEST(ProcessRanks, ADifferenceInAnotherGroupIsNamed) {
   }
 }
 
-TEST(ProcessRanks, ALateRankIsAskedWhereItIs) {
+TEST(ProcessBackend, ATimeoutReportsTheStatusOfMissingRanks) {
   const std::string computing = fault_over_sockets(
       3,
       [](World& world, Communicator& group) {
@@ -99,12 +102,12 @@ TEST(ProcessRanks, ALateRankIsAskedWhereItIs) {
       200ms);
   EXPECT_EQ(computing,
             "all_reduce(sum) Float [5] (collective 2 of group [0 1 2]) timed out after 0.2 s: rank 2 is "
-            "computing or "
-            "stuck outside of any collective (here its last was collective 1, all_reduce(sum) Float [2])");
+            "computing or stuck outside any collective (its last here was collective 1, all_reduce(sum) "
+            "Float [2])");
   const std::string elsewhere = fault_over_sockets(
       2,
       [](World& world, Communicator& group) {
-        if (world.rank() == 0) group.exchange({{at::ones({2}), 1, false}});
+        if (world.rank() == 0) group.batch_isend_irecv({{at::ones({2}), 1, false}});
         if (world.rank() == 1) group.barrier();
       },
       300ms);
@@ -114,15 +117,15 @@ TEST(ProcessRanks, ALateRankIsAskedWhereItIs) {
       << elsewhere;
 }
 
-TEST(ProcessRanks, ARankThatHasEndedIsNotWaitedFor) {
+TEST(ProcessBackend, DoesNotWaitForARankThatHasEnded) {
   const std::string fault = fault_over_sockets(3, [](World& world, Communicator& group) {
     if (world.rank() != 1) group.barrier();
   });
   EXPECT_EQ(fault, "barrier (collective 1 of group [0 1 2]) cannot complete: rank 1 has ended");
 }
 
-TEST(ProcessRanks, TheReasonAndExitCodeOfAFailureReachAll) {
-  std::atomic<int> told = 0;
+TEST(ProcessBackend, ReasonAndExitCodeOfAFailureReachAllRanks) {
+  std::atomic<int> notified = 0;
   const auto body = [&](World& world) {
     const auto group = world.group({0, 1, 2});
     group->barrier();
@@ -133,82 +136,80 @@ TEST(ProcessRanks, TheReasonAndExitCodeOfAFailureReachAll) {
     } catch (const Fault& fault) {
       EXPECT_EQ(fault.exit_code(), ExitCode::data);
       EXPECT_STREQ(fault.what(), "rank 2 failed: a.bin: token 99 of 60. Tokenize it again.");
-      ++told;
+      ++notified;
       EXPECT_THROW(world.group({0, 1, 2})->barrier(), Fault) << "groups made later fail too";
       throw;
     }
   };
   EXPECT_THROW(run_over_sockets(3, body), UserError);
-  EXPECT_EQ(told, 2);
+  EXPECT_EQ(notified, 2);
 }
 
-std::string barrier(ProcessRanks& ranks) {
+std::string barrier(ProcessBackend& ranks) {
   std::vector<int64_t> all(ranks.size());
   for (int64_t r = 0; r < ranks.size(); ++r) all[r] = r;
   try {
-    ranks.meeting(all)->meet({.operation = "barrier"}, std::vector<ByteSpan>(all.size()));
+    ranks.group(all)->all_to_all({.operation = "barrier"}, std::vector<ByteSpan>(all.size()));
   } catch (const Fault& fault) {
     return fault.what();
   }
   return "no fault";
 }
 
-TEST(ProcessRanks, WhoLeavesPassesTheReasonOn) {
-  std::vector<std::unique_ptr<Wire>> wires = connected_wires(3);
-  auto told = std::make_unique<ProcessRanks>(std::move(wires[0]), 1min);
-  ProcessRanks third(std::move(wires[1]), 1min);
-  // Rank 2, of which there is only a wire, tells rank 0 alone.
+TEST(ProcessBackend, AnExitingRankForwardsTheReason) {
+  std::vector<std::unique_ptr<Transport>> transports = connected_transports(3);
+  auto first = std::make_unique<ProcessBackend>(std::move(transports[0]), 1min);
+  ProcessBackend third(std::move(transports[1]), 1min);
+  // Rank 2, which is only a transport, notifies rank 0 only.
   const std::string reason = "rank 2 failed: token 99 of 60";
   const Frame failure{.kind = Frame::Kind::failure,
-                      .channel = 2,
-                      .number = static_cast<int64_t>(ExitCode::data),
+                      .group_id = 2,
+                      .sequence = static_cast<int64_t>(ExitCode::data),
                       .text = reason};
-  wires[2]->send(0, encode_head(failure, 0), {});
-  EXPECT_EQ(barrier(*told), reason);
-  told.reset();
+  transports[2]->send(0, encode_head(failure, 0), {});
+  EXPECT_EQ(barrier(*first), reason);
+  first.reset();
   EXPECT_EQ(barrier(third), reason);
   EXPECT_EQ(third.failure()->exit_code(), ExitCode::data);
 }
 
-TEST(ProcessRanks, ARankThatDoesNotAnswerIsNamed) {
-  std::vector<std::unique_ptr<Wire>> wires = connected_wires(2);
-  ProcessRanks ranks(std::move(wires[0]), 200ms);
+TEST(ProcessBackend, NamesARankThatDoesNotAnswer) {
+  std::vector<std::unique_ptr<Transport>> transports = connected_transports(2);
+  ProcessBackend ranks(std::move(transports[0]), 200ms);
   EXPECT_EQ(barrier(ranks),
             "barrier (collective 1 of group [0 1]) timed out after 0.2 s: rank 1 does not answer: it is "
-            "stopped, or "
-            "its machine is out of reach");
+            "stopped or its node is unreachable");
 }
 
-TEST(ProcessRanks, ADeathIsNoticedAtOnce) {
-  std::vector<std::unique_ptr<Wire>> wires = connected_wires(2);
-  ProcessRanks ranks(std::move(wires[0]), 1min);
+TEST(ProcessBackend, NoticesADeathImmediately) {
+  std::vector<std::unique_ptr<Transport>> transports = connected_transports(2);
+  ProcessBackend ranks(std::move(transports[0]), 1min);
   const auto begin = std::chrono::steady_clock::now();
   std::thread killer([&] {
     std::this_thread::sleep_for(50ms);
-    wires[1].reset();
+    transports[1].reset();
   });
-  EXPECT_EQ(barrier(ranks), "rank 1 has died: its connection was closed without a word");
+  EXPECT_EQ(barrier(ranks), "rank 1 has died: its connection was closed unexpectedly");
   killer.join();
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 20s);
   EXPECT_EQ(ranks.failure()->exit_code(), ExitCode::retryable);
 }
 
-TEST(SocketWire, NamesTheRanksThatDidNotConnect) {
-  Descriptor listener = listen_on("127.0.0.1", 0);
+TEST(SocketTransport, NamesRanksThatDidNotConnect) {
+  FileDescriptor listener = listen_on("127.0.0.1", 0);
   const SocketAddress own{"127.0.0.1", port_of(listener), "token"};
-  // Strangers knock: they have no token, and are no reason to fail or to wait.
-  const int port = port_of(listener);
-  EXPECT_TRUE(can_connect("127.0.0.1", port));
+  // Connections without the token are ignored.
+  EXPECT_GE(connect_to("127.0.0.1", port_of(listener)).get(), 0);
   try {
     connect_sockets({0, {own, own, own}}, std::move(listener), 300ms);
     FAIL() << "no fault";
   } catch (const Fault& fault) {
-    EXPECT_STREQ(fault.what(), "rank 0 got no connection with ranks 1, 2 within 0.3 s");
+    EXPECT_STREQ(fault.what(), "rank 0 could not connect to ranks 1, 2 within 0.3 s");
   }
 }
 
-TEST(SocketWire, APortInUseIsNamed) {
-  const Descriptor first = listen_on("127.0.0.1", 0);
+TEST(SocketTransport, NamesAPortInUse) {
+  const FileDescriptor first = listen_on("127.0.0.1", 0);
   const std::string place = fmt::format("127.0.0.1:{}", port_of(first));
   try {
     listen_on("127.0.0.1", port_of(first));
@@ -221,11 +222,12 @@ TEST(SocketWire, APortInUseIsNamed) {
   EXPECT_THROW(listen_on("not an address", 0), Fault);
 }
 
-TEST(FrameReader, PutsFramesTogetherWhereverTheStreamIsCut) {
+TEST(FrameReader, ReassemblesFramesAtAnySplit) {
   std::vector<std::byte> stream;
   const std::vector<std::string> texts = {"", "call", ""}, bodies = {"", "a body", std::string(1000, 'x')};
   for (size_t i = 0; i < texts.size(); ++i) {
-    const Frame frame{.kind = Frame::Kind::part, .channel = 7, .number = int64_t(i), .text = texts[i]};
+    const Frame frame{
+        .kind = Frame::Kind::collective, .group_id = 7, .sequence = int64_t(i), .text = texts[i]};
     const auto head = encode_head(frame, bodies[i].size());
     stream.insert(stream.end(), head.begin(), head.end());
     const auto body = std::as_bytes(std::span(bodies[i]));
@@ -236,8 +238,8 @@ TEST(FrameReader, PutsFramesTogetherWhereverTheStreamIsCut) {
     size_t count = 0;
     for (size_t at = 0; at < stream.size(); at += step) {
       reader.feed(ByteSpan(stream).subspan(at, std::min(step, stream.size() - at)), [&](const Frame& frame) {
-        EXPECT_EQ(frame.channel, 7U);
-        EXPECT_EQ(frame.number, int64_t(count));
+        EXPECT_EQ(frame.group_id, 7U);
+        EXPECT_EQ(frame.sequence, int64_t(count));
         EXPECT_EQ(frame.text, texts[count]);
         EXPECT_EQ(std::string(reinterpret_cast<const char*>(frame.body.bytes().data()), frame.body.size()),
                   bodies[count]);

@@ -1,4 +1,4 @@
-#include "teratron/comm/host/tensor_call.h"
+#include "teratron/comm/host/tensor_fingerprint.h"
 
 #include <c10/core/ScalarType.h>
 #include <fmt/format.h>
@@ -10,7 +10,7 @@ namespace teratron {
 
 Dtype reducible_dtype(at::ScalarType type) {
   const std::optional<Dtype> dtype = dtype_of(type);
-  TERATRON_ASSERT(dtype && can_reduce(*dtype), "no reduction of {}", c10::toString(type));
+  TERATRON_ASSERT(dtype && can_reduce(*dtype), "cannot reduce {}", c10::toString(type));
   return *dtype;
 }
 
@@ -19,16 +19,16 @@ std::string reduce_name(std::string_view operation, ReduceOp op) {
   return fmt::format("{}({})", operation, kNames[static_cast<size_t>(op)]);
 }
 
-Call call_of(std::string operation, const at::Tensor& tensor) {
-  TERATRON_ASSERT(tensor.defined() && tensor.is_contiguous(), "{} wants a contiguous tensor", operation);
+CollectiveFingerprint fingerprint_of(std::string operation, const at::Tensor& tensor) {
+  TERATRON_ASSERT(tensor.defined() && tensor.is_contiguous(), "{} needs a contiguous tensor", operation);
   return {std::move(operation), c10::toString(tensor.scalar_type()), tensor.sizes().vec()};
 }
 
-Call cpu_call_of(std::string operation, const at::Tensor& tensor) {
-  Call call = call_of(std::move(operation), tensor);
-  TERATRON_ASSERT(tensor.is_cpu(), "{} among CPU ranks got a tensor on {}", call.operation,
+CollectiveFingerprint cpu_fingerprint_of(std::string operation, const at::Tensor& tensor) {
+  CollectiveFingerprint fingerprint = fingerprint_of(std::move(operation), tensor);
+  TERATRON_ASSERT(tensor.is_cpu(), "{} of CPU ranks: tensor on {}", fingerprint.operation,
                   tensor.device().str());
-  return call;
+  return fingerprint;
 }
 
 void check_parts(const at::Tensor& whole, const at::Tensor& part, int64_t parts) {

@@ -1,0 +1,28 @@
+// Small agreements between the ranks of a group. Every function is collective and returns the same on all
+// ranks.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "teratron/comm/host/host_group.h"
+
+namespace teratron {
+
+/// Rank 0's bytes.
+std::string broadcast_bytes(HostGroup& group, const std::string& bytes);
+/// Whether `value` is true on all ranks.
+bool all_true(HostGroup& group, bool value);
+double all_reduce_min(HostGroup& group, double value);
+/// The text of the first rank whose text is not empty.
+std::string first_nonempty(HostGroup& group, const std::string& text);
+
+/// Names and values, e.g. settings.
+using Record = std::vector<std::pair<std::string, std::string>>;
+/// Compares the records of all ranks. One text per name whose values differ, in order of first appearance:
+/// "hidden_size: rank 0 has 64, ranks 1, 3 have 128". Ranks with an empty record abstain; a missing name is
+/// "nothing".
+std::vector<std::string> compare_records(HostGroup& group, const Record& record);
+
+}  // namespace teratron

@@ -1,0 +1,40 @@
+#include "teratron/comm/consensus.h"
+
+#include <gtest/gtest.h>
+
+#include "teratron/comm/host/thread_world.h"
+
+namespace teratron {
+namespace {
+
+void on_three_ranks(const std::function<void(HostGroup&)>& body) {
+  run_ranks(3, [&](World& world) { body(*world.group({0, 1, 2})); });
+}
+
+TEST(Consensus, ReducesSmallValues) {
+  on_three_ranks([](HostGroup& group) {
+    const int64_t rank = group.rank();
+    EXPECT_EQ(broadcast_bytes(group, std::to_string(rank)), "0");
+    EXPECT_TRUE(all_true(group, true));
+    EXPECT_FALSE(all_true(group, rank != 1));
+    EXPECT_EQ(all_reduce_min(group, 0.1 * static_cast<double>(3 - rank)), 0.1);
+    EXPECT_EQ(first_nonempty(group, rank == 0 ? "" : std::to_string(rank)), "1");
+    EXPECT_EQ(first_nonempty(group, ""), "");
+  });
+}
+
+TEST(Consensus, NamesTheRanksOfDifferentValues) {
+  on_three_ranks([](HostGroup& group) {
+    const int64_t rank = group.rank();
+    EXPECT_TRUE(compare_records(group, {{"a", "1"}}).empty());
+    const Record record = {{"z", std::to_string(rank % 2)}, {"same", "x"}, {rank == 2 ? "b" : "a", "\x01"}};
+    EXPECT_EQ(compare_records(group, record),
+              (std::vector<std::string>{"z: ranks 0, 2 have 0, rank 1 has 1",
+                                        "a: ranks 0, 1 have \\x01, rank 2 has nothing",
+                                        "b: ranks 0, 1 have nothing, rank 2 has \\x01"}));
+    EXPECT_TRUE(compare_records(group, rank == 1 ? Record{} : Record{{"a", "1"}}).empty()) << "abstains";
+  });
+}
+
+}  // namespace
+}  // namespace teratron
