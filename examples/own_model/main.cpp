@@ -45,7 +45,7 @@ class Layer {
 
   at::Tensor forward(const at::Tensor& x_SBH) {
     const at::Tensor h_SBH = x_SBH + mean_of_past(mixing_norm_.forward(x_SBH));
-    return apply_bias_grad(mlp_.forward_add_residual({.residual_SBH = h_SBH, .dropout = {}}, mlp_norm_.forward(h_SBH)));
+    return apply_bias_grad(mlp_.forward_add_residual(mlp_norm_.forward(h_SBH), {.residual_SBH = h_SBH, .dropout = {}}));
   }
 
  private:
@@ -76,7 +76,7 @@ class AverageNetwork : public teratron::Model {
     teratron::Parameter& weight =
         (root / "output")
             .parameter("weight", {.shard = vocabulary_shard(words, parallel_.group), .init = words.init});
-    product_ = teratron::make_matmul(weight, nullptr);
+    output_layer_.emplace(teratron::ParallelMatmul::column(weight, nullptr, parallel_));
   }
 
   Activations forward(const Activations& input, const MicroBatch& batch) override {
@@ -85,26 +85,22 @@ class AverageNetwork : public teratron::Model {
     return {last_norm_ ? last_norm_->forward(x_SBH) : x_SBH};
   }
 
-  at::Tensor logits(const Activations& output) override { return linear(output.hidden_SBH, output_layer()); }
+  at::Tensor logits(const Activations& output) override { return linear(output.hidden_SBH, *output_layer_); }
 
   at::Tensor loss(const Activations& output, const MicroBatch& batch) override {
-    return output_losses(output.hidden_SBH, output_layer(), batch.labels_SB, vocabulary_);
+    return output_losses(output.hidden_SBH, *output_layer_, batch.labels_SB, vocabulary_);
   }
 
  private:
-  teratron::ParallelMatmul output_layer() const {
-    return {product_.get(), teratron::TpComm::copied, &parallel_.group};
-  }
-
   int64_t vocabulary_;
   TensorParallel parallel_;
   std::unique_ptr<teratron::VocabParallelEmbedding> embedding_;
   std::vector<std::unique_ptr<Layer>> layers_;
   std::unique_ptr<teratron::Norm> last_norm_;
-  std::unique_ptr<teratron::Matmul> product_;  // by the output layer's weight
+  std::optional<teratron::ParallelMatmul> output_layer_;
 };
 
-std::unique_ptr<teratron::Model> make_model(const teratron::Registry::Run& run, const StageContext& part) {
+std::unique_ptr<teratron::Model> make_model(const teratron::Registry::Context& run, const StageContext& part) {
   if (run.args.sequence_parallel || run.args.reset_attention_mask) {
     throw teratron::config_error({.what = "the mean is taken over whole samples",
                                   .where = "sequence_parallel, reset_attention_mask",

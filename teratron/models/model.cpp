@@ -4,10 +4,9 @@
 
 namespace teratron {
 
-at::Tensor sample_numbers(const MicroBatch& batch) {
-  if (batch.samples_B.defined()) return batch.samples_B;
-  const int64_t end = batch.first_sample + batch.positions_SB.size(1);
-  return at::arange(batch.first_sample, end, batch.positions_SB.options().dtype(at::kLong));
+at::Tensor sample_ids(const MicroBatch& batch) {
+  if (batch.sample_ids_B.defined()) return batch.sample_ids_B;
+  return at::arange(batch.positions_SB.size(1), batch.positions_SB.options().dtype(at::kLong));
 }
 
 }  // namespace teratron

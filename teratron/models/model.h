@@ -1,6 +1,6 @@
-// What a trainer needs of a model: one pipeline stage of it, from micro-batches to the loss of every token.
+// The trainer's interface to a model: one pipeline stage, from micro-batches to the loss of every token.
 //
-// GPT (gpt.h) is one; a program may bring another (train/registry.h).
+// GPT (gpt/gpt.h) implements it; a program may register another model (train/registry.h).
 #pragma once
 
 #include <functional>
@@ -18,31 +18,30 @@ struct MicroBatch {
   at::Tensor positions_SB;      // i64
   at::Tensor labels_SB;         // i64; undefined when text is generated
   at::Tensor loss_mask_SB;      // fp32; undefined when text is generated
-  at::Tensor first_visible_BS;  // i32 document bounds; undefined: none
-  int64_t first_sample = 0;     // number of the first sample in the run
-  at::Tensor samples_B;         // i64 numbers of all samples, for dropout; undefined: counted from the first
+  at::Tensor segment_start_BS;  // i32 document bounds; undefined: none
+  at::Tensor sample_ids_B;      // i64 indices in the whole training, which key dropout; undefined: 0, 1, ...
   bool training = true;         // dropout is active
 };
 
-/// samples_B, or what it would be.
-at::Tensor sample_numbers(const MicroBatch& batch);
+/// sample_ids_B, or 0, 1, ... where it is undefined.
+at::Tensor sample_ids(const MicroBatch& batch);
 
-/// What goes from stage to stage.
+/// What a stage sends to the next.
 struct Activations {
   at::Tensor hidden_SBH;  // S local under sequence parallelism; fp32 under GPTConfig::fp32_residual
 };
 
-/// What a stage is made from. The parameters it creates there are trained, saved and loaded.
-struct ModelPart {
+/// Arguments of a stage's constructor. Parameters created in `parameters` are trained, saved and loaded.
+struct StageContext {
   ParameterSet& parameters;
   const GPTConfig& config;
   const StageSpec& stage;
   const TensorParallel& parallel;
 };
 
-/// Is told what a part of the model gave for the micro-batch that begins with `first_sample`.
-using PartObserver =
-    std::function<void(const std::string& part, const at::Tensor& output, int64_t first_sample)>;
+/// Called with the output of each submodule. `sample_ids_B` is the micro-batch's and may be undefined.
+using ActivationHook =
+    std::function<void(const std::string& part, const at::Tensor& output, const at::Tensor& sample_ids_B)>;
 
 class Model {
  public:
@@ -51,29 +50,29 @@ class Model {
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 
-  /// The first stage ignores `input`. The last stage's result is what logits() takes.
+  /// The first stage ignores `input`. The last stage returns the input of logits() and loss().
   virtual Activations forward(const Activations& input, const MicroBatch& batch) = 0;
   /// [S, B, padded vocabulary / tp] of the last stage's activations.
   virtual at::Tensor logits(const Activations& output) = 0;
-  /// Loss of every token [S, B] in fp32, from the last stage's activations.
+  /// Loss of every token [S, B] in fp32 from the last stage's activations.
   virtual at::Tensor loss(const Activations& output, const MicroBatch& batch) = 0;
 
-  /// From now on forward() tells what each of its parts gives, under the parts' names in checkpoints; null: it does not.
-  /// A model that never tells can still be trained.
-  virtual void observe(const PartObserver& observer) { observer_ = observer; }
+  /// forward() calls the hook with each submodule's output and its name in checkpoints; null: none. Optional:
+  /// a model that never calls it can be trained.
+  virtual void set_activation_hook(const ActivationHook& hook) { hook_ = hook; }
 
   const StageSpec& stage() const { return stage_; }
 
  protected:
-  void tell(const char* part, const at::Tensor& output, const MicroBatch& batch) const {
-    if (observer_) observer_(part, output, batch.first_sample);
+  void notify(const char* part, const at::Tensor& output, const MicroBatch& batch) const {
+    if (hook_) hook_(part, output, batch.sample_ids_B);
   }
 
  private:
   StageSpec stage_;
-  PartObserver observer_;
+  ActivationHook hook_;
 };
 
-using ModelProvider = std::function<std::unique_ptr<Model>(const ModelPart&)>;
+using ModelProvider = std::function<std::unique_ptr<Model>(const StageContext&)>;
 
 }  // namespace teratron

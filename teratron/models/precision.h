@@ -1,4 +1,4 @@
-// Data types of a model from the settings of a run.
+// Data types of a model from the command-line arguments.
 #pragma once
 
 #include <optional>
@@ -10,9 +10,9 @@
 
 namespace teratron {
 
-/// fp32, or what --bf16 or --fp16 select.
+/// fp32, or as selected by --bf16 or --fp16.
 at::ScalarType model_dtype(const Arguments& args);
-/// The FP8 recipe of --fp8-format and its companions; nothing without --fp8-format.
+/// The FP8 recipe of --fp8-format and related flags; nullopt without --fp8-format.
 std::optional<Fp8Options> fp8_options(const Arguments& args);
 
 }  // namespace teratron

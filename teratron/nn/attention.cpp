@@ -31,26 +31,24 @@ at::Tensor merge_heads(const at::Tensor& y_BNSD) {
   return y_BNSD.permute({2, 0, 1, 3}).reshape({y_BNSD.size(2), y_BNSD.size(0), -1});
 }
 
-// Grouped keys or values repeated for each query head of their group; a view where there is nothing to
-// repeat.
+// Keys or values repeated for each query head of their group; x itself if groups have one head.
 at::Tensor repeat_groups(const at::Tensor& x_BGSD, int64_t heads) {
   const int64_t groups = x_BGSD.size(1);
   return groups == heads ? x_BGSD : x_BGSD.repeat_interleave(heads / groups, 1);
 }
 
-// Whether the window hides any key at all.
+// Whether the window hides any key.
 bool has_window(const AttentionRequest& request) {
   return request.causal && request.window > 0 && request.window < request.k_SBGD.size(0);
 }
 
-// What every fused backend lacks.
-bool is_plain(const AttentionRequest& request) {
-  return !request.first_visible_BS.defined() && request.dropout == 0.0 && !request.alibi_slopes.defined();
+// No document mask, dropout or ALiBi, which no fused backend supports.
+bool has_plain_mask(const AttentionRequest& request) {
+  return !request.segment_start_BS.defined() && request.dropout == 0.0 && !request.alibi_slopes.defined();
 }
 
-// The causal masks of fused backends are top-left aligned; without a square shape the mask means something
-// else.
-bool has_fused_mask(const AttentionRequest& request) {
+// Causal masks of fused backends are aligned top-left, which for Sq != Sk is another mask.
+bool causal_is_square(const AttentionRequest& request) {
   return !request.causal || request.q_SBND.size(0) == request.k_SBGD.size(0) || request.q_SBND.size(0) == 1;
 }
 
@@ -64,30 +62,31 @@ bool is_half_on_gpu(const AttentionRequest& request) {
 }
 
 bool flash_cpu_supports(const AttentionRequest& request) {
-  return request.q_SBND.is_cpu() && is_plain(request) && !has_window(request) && has_fused_mask(request);
+  return request.q_SBND.is_cpu() && has_plain_mask(request) && !has_window(request) &&
+         causal_is_square(request);
 }
 
-// Many queries are bound by products, which some CPUs emulate in half precision: there they take f32, which is kept for
-// backward, too. A few queries are bound by reading keys and values.
-at::Tensor for_products(const at::Tensor& x, int64_t queries) {
+// With many queries attention is bound by GEMMs, which some CPUs emulate in half precision: use f32, also for
+// backward. With few queries it is bound by reading keys and values.
+at::Tensor upcast_for_gemm(const at::Tensor& x, int64_t queries) {
   constexpr int64_t many = 8;
-  return queries >= many ? cpu::widened_where_emulated(x) : x;
+  return queries >= many ? cpu::upcast_if_emulated(x) : x;
 }
 
 at::Tensor flash_cpu(const AttentionRequest& request) {
   const int64_t queries = request.q_SBND.size(0);
-  const at::Tensor q = for_products(heads_first(request.q_SBND), queries);
-  const at::Tensor k = repeat_groups(for_products(heads_first(request.k_SBGD), queries), q.size(1));
-  const at::Tensor v = repeat_groups(for_products(heads_first(request.v_SBGD), queries), q.size(1));
+  const at::Tensor q = upcast_for_gemm(heads_first(request.q_SBND), queries);
+  const at::Tensor k = repeat_groups(upcast_for_gemm(heads_first(request.k_SBGD), queries), q.size(1));
+  const at::Tensor v = repeat_groups(upcast_for_gemm(heads_first(request.v_SBGD), queries), q.size(1));
   const at::Tensor out = std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
       q, k, v, 0.0, needs_causal_mask(request), std::nullopt, request.scale));
   return merge_heads(out.to(request.q_SBND.scalar_type()));
 }
 
 bool cudnn_supports(const AttentionRequest& request) {
-  return is_half_on_gpu(request) && is_plain(request) && !has_window(request) && has_fused_mask(request) &&
-         request.q_SBND.size(0) > 1 && request.q_SBND.size(3) % 8 == 0 && request.q_SBND.size(3) <= 128 &&
-         !at::globalContext().deterministicAlgorithms();
+  return is_half_on_gpu(request) && has_plain_mask(request) && !has_window(request) &&
+         causal_is_square(request) && request.q_SBND.size(0) > 1 && request.q_SBND.size(3) % 8 == 0 &&
+         request.q_SBND.size(3) <= 128 && !at::globalContext().deterministicAlgorithms();
 }
 
 AttentionForward cudnn_forward(const QueryKeyValue& qkv, const AttentionOptions& options, bool for_backward) {
@@ -97,12 +96,13 @@ AttentionForward cudnn_forward(const QueryKeyValue& qkv, const AttentionOptions&
   return {q, k, v, std::get<0>(result), std::get<1>(result)};
 }
 
-// Its gradients lie as q, k and v do: where these are parts of a projection, so are those of its gradient.
+// Gradients have the strides of q, k and v: if these are views of a packed projection, so are their
+// gradients.
 struct CudnnAttention : torch::autograd::Function<CudnnAttention> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& q_SBND, const at::Tensor& k_SBGD,
                             const at::Tensor& v_SBGD, const AttentionOptions& options) {
     const AttentionForward result = cudnn_forward({q_SBND, k_SBGD, v_SBGD}, options, true);
-    context->save_for_backward({q_SBND, k_SBGD, v_SBGD, result.y_BNSD, result.log_sum_BNS1});
+    context->save_for_backward({q_SBND, k_SBGD, v_SBGD, result.y_BNSD, result.logsumexp_BNS1});
     context->saved_data["scale"] = options.scale;
     context->saved_data["causal"] = options.causal;
     return merge_heads(result.y_BNSD);
@@ -123,9 +123,9 @@ struct CudnnAttention : torch::autograd::Function<CudnnAttention> {
 
   static QueryKeyValue empty_like(const QueryKeyValue& qkv) {
     const int64_t groups = qkv.k_SBGD.size(2);
-    const at::Tensor whole = whole_of({qkv.q_SBND.unflatten(2, {groups, -1}), qkv.k_SBGD, qkv.v_SBGD});
+    const at::Tensor whole = packed_qkv({qkv.q_SBND.unflatten(2, {groups, -1}), qkv.k_SBGD, qkv.v_SBGD});
     if (whole.defined()) {
-      const QkvParts parts = parts_of(at::empty_like(whole));
+      const QkvParts parts = unpack_qkv(at::empty_like(whole));
       return {parts.q.flatten(2, 3), parts.k, parts.v};
     }
     return {at::empty_like(qkv.q_SBND), at::empty_like(qkv.k_SBGD), at::empty_like(qkv.v_SBGD)};
@@ -142,8 +142,8 @@ at::Tensor cudnn(const AttentionRequest& request) {
 }
 
 bool flash_supports(const AttentionRequest& request) {
-  return is_half_on_gpu(request) && is_plain(request) && !has_window(request) && has_fused_mask(request) &&
-         request.q_SBND.size(3) % 8 == 0 && request.q_SBND.size(3) <= 256;
+  return is_half_on_gpu(request) && has_plain_mask(request) && !has_window(request) &&
+         causal_is_square(request) && request.q_SBND.size(3) % 8 == 0 && request.q_SBND.size(3) <= 256;
 }
 
 at::Tensor flash(const AttentionRequest& request) {
@@ -155,11 +155,13 @@ at::Tensor flash(const AttentionRequest& request) {
 }
 
 bool flash_window_supports(const AttentionRequest& request) {
-  return is_half_on_gpu(request) && is_plain(request) && has_window(request) && has_fused_mask(request) &&
-         request.q_SBND.size(0) > 1 && request.q_SBND.size(3) % 8 == 0 && request.q_SBND.size(3) <= 256;
+  return is_half_on_gpu(request) && has_plain_mask(request) && has_window(request) &&
+         causal_is_square(request) && request.q_SBND.size(0) > 1 && request.q_SBND.size(3) % 8 == 0 &&
+         request.q_SBND.size(3) <= 256;
 }
 
-// The op below scaled_dot_product_attention, which alone takes a window; [B, S, N, D], grouped heads as they are.
+// scaled_dot_product_attention has no window, the op below it has. [B, S, N, D]; grouped heads are not
+// repeated.
 at::Tensor flash_window(const AttentionRequest& request) {
   const at::Tensor y_BSND = std::get<0>(at::_flash_attention_forward(
       request.q_SBND.transpose(0, 1), request.k_SBGD.transpose(0, 1), request.v_SBGD.transpose(0, 1),
@@ -168,65 +170,59 @@ at::Tensor flash_window(const AttentionRequest& request) {
   return y_BSND.transpose(0, 1).flatten(2);
 }
 
-// Our own scaled masked softmax with dropout; scores are kept.
+// Scaled masked softmax with dropout; saves the probabilities.
 struct Softmax : torch::autograd::Function<Softmax> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
                             const SoftmaxOptions& options) {
     const SoftmaxOutput output = softmax_forward(scores, options);
     context->save_for_backward({output.probabilities, options.dropout.where.rows});
     context->saved_data["scale"] = options.scale;
-    context->saved_data["rate"] = options.dropout.p;
-    context->saved_data["seed"] = static_cast<int64_t>(options.dropout.key.seed);
-    context->saved_data["site"] = static_cast<int64_t>(options.dropout.key.tensor);
+    save_dropout(context, options.dropout);
     return output.y;
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const variable_list saved = context->get_saved_variables();
-    const SoftmaxOptions options{
-        .scale = context->saved_data["scale"].toDouble(),
-        .dropout = {.p = context->saved_data["rate"].toDouble(),
-                    .key = {static_cast<uint64_t>(context->saved_data["seed"].toInt()),
-                            static_cast<uint64_t>(context->saved_data["site"].toInt())},
-                    .where = {.rows = saved[1]}}};
+    const SoftmaxOptions options{.scale = context->saved_data["scale"].toDouble(),
+                                 .dropout = saved_dropout(context, saved[1])};
     return {softmax_backward(gradients[0].contiguous(), saved[0], options), at::Tensor()};
   }
 };
 
-// Rows (sample, head, query) of the scores, numbered through the whole training.
-at::Tensor score_rows(const AttentionRequest& request) {
+// Global ids of the score rows (sample, head, query), counted through the run.
+at::Tensor score_row_ids(const AttentionRequest& request) {
   const at::Tensor& q = request.q_SBND;
-  const at::Tensor& samples_B = request.dropout_key.samples_B;
-  TERATRON_ASSERT(samples_B.defined() && samples_B.numel() == q.size(1), "dropout without sample numbers");
-  const at::TensorOptions i64 = samples_B.options();
-  const at::Tensor head_N = at::arange(q.size(2), i64) + request.first_head;
+  const at::Tensor& sample_ids_B = request.dropout_key.sample_ids_B;
+  TERATRON_ASSERT(sample_ids_B.defined() && sample_ids_B.numel() == q.size(1), "dropout without sample ids");
+  const at::TensorOptions i64 = sample_ids_B.options();
+  const at::Tensor head_N = at::arange(q.size(2), i64) + request.head_offset;
   const at::Tensor row_S = at::arange(q.size(0), i64) + (request.k_SBGD.size(0) - q.size(0));
-  const at::Tensor sample_head = (samples_B * request.all_heads).unsqueeze(1) + head_N;
+  const at::Tensor sample_head = (sample_ids_B * request.total_heads).unsqueeze(1) + head_N;
   return (sample_head * request.k_SBGD.size(0)).unsqueeze(2).add(row_S).reshape(-1);
 }
 
-at::Tensor shared_score_rows(const AttentionRequest& request) {
-  if (!request.dropout_rows) return score_rows(request);
-  at::Tensor& rows = request.dropout_rows->scores;
-  if (!rows.defined()) rows = score_rows(request);
+at::Tensor shared_score_row_ids(const AttentionRequest& request) {
+  if (!request.dropout_row_ids) return score_row_ids(request);
+  at::Tensor& rows = request.dropout_row_ids->scores;
+  if (!rows.defined()) rows = score_row_ids(request);
   TERATRON_ASSERT(rows.numel() == request.q_SBND.numel() / request.q_SBND.size(3));
   return rows;
 }
 
-// First key that each query sees, by document bounds and window: [B or 1, Sq]; undefined: all.
-at::Tensor first_visible(const AttentionRequest& request) {
-  if (!has_window(request)) return request.first_visible_BS;
+// First key that each query sees, by segment and window: [B or 1, Sq]; undefined: 0.
+at::Tensor first_visible_key(const AttentionRequest& request) {
+  if (!has_window(request)) return request.segment_start_BS;
   const int64_t keys = request.k_SBGD.size(0);
   const int64_t first = keys - request.q_SBND.size(0) - request.window + 1;
   const auto i32 = request.q_SBND.options().dtype(at::kInt).requires_grad(false);
   const at::Tensor window_1S = at::arange(first, keys - request.window + 1, i32).unsqueeze(0);
-  if (!request.first_visible_BS.defined()) return window_1S;
-  return at::maximum(request.first_visible_BS, window_1S);
+  if (!request.segment_start_BS.defined()) return window_1S;
+  return at::maximum(request.segment_start_BS, window_1S);
 }
 
-// True where a key lies before the first one its query may see: [B or 1, 1, Sq, Sk].
+// True for keys before the first one that the query sees: [B or 1, 1, Sq, Sk].
 at::Tensor hidden_keys(const AttentionRequest& request) {
-  const at::Tensor first_BS = first_visible(request);
+  const at::Tensor first_BS = first_visible_key(request);
   if (!first_BS.defined()) return {};
   const at::Tensor key_S = at::arange(request.k_SBGD.size(0), first_BS.options());
   return key_S.lt(first_BS.unsqueeze(-1)).unsqueeze(1);
@@ -235,10 +231,10 @@ at::Tensor hidden_keys(const AttentionRequest& request) {
 // factor * Q K^T; half precision rounds after the factor.
 at::Tensor scaled_scores(const at::Tensor& q_BNSD, const at::Tensor& k_BNSD, double factor) {
   const int64_t queries = q_BNSD.size(2);
-  const at::Tensor q = for_products(q_BNSD.flatten(0, 1), queries),
-                   k = for_products(k_BNSD.flatten(0, 1), queries);
-  const at::Tensor nothing = at::empty({1, 1, 1}, q.options().requires_grad(false));
-  const at::Tensor scores = at::baddbmm(nothing, q, k.transpose(1, 2), /*beta=*/0.0, /*alpha=*/factor);
+  const at::Tensor q = upcast_for_gemm(q_BNSD.flatten(0, 1), queries),
+                   k = upcast_for_gemm(k_BNSD.flatten(0, 1), queries);
+  const at::Tensor unused = at::empty({1, 1, 1}, q.options().requires_grad(false));
+  const at::Tensor scores = at::baddbmm(unused, q, k.transpose(1, 2), /*beta=*/0.0, /*alpha=*/factor);
   return scores.to(q_BNSD.scalar_type()).unflatten(0, {q_BNSD.size(0), q_BNSD.size(1)});
 }
 
@@ -246,7 +242,7 @@ bool math_supports(const AttentionRequest&) {
   return true;
 }
 
-at::Tensor keep_scores(const AttentionRequest& request) {
+at::Tensor unfused_attention(const AttentionRequest& request) {
   const at::Tensor q = heads_first(request.q_SBND);
   const at::Tensor k = repeat_groups(heads_first(request.k_SBGD), q.size(1));
   const at::Tensor v = repeat_groups(heads_first(request.v_SBGD), q.size(1));
@@ -257,26 +253,26 @@ at::Tensor keep_scores(const AttentionRequest& request) {
       .slopes = request.alibi_slopes,
       .dropout = {.p = request.dropout,
                   .key = {request.dropout_key.seed, request.dropout_key.site},
-                  .where = {.rows = request.dropout > 0.0 ? shared_score_rows(request) : at::Tensor()}}};
+                  .where = {.rows = request.dropout > 0.0 ? shared_score_row_ids(request) : at::Tensor()}}};
   const at::Tensor scores = scaled_scores(q, k, request.scale / request.score_divisor);
   const at::Tensor weights = Softmax::apply(scores, options);
   const int64_t queries = q.size(2);
   return merge_heads(
-      at::matmul(for_products(weights, queries), for_products(v, queries)).to(v.scalar_type()));
+      at::matmul(upcast_for_gemm(weights, queries), upcast_for_gemm(v, queries)).to(v.scalar_type()));
 }
 
 at::Tensor math(const AttentionRequest& request) {
-  if (!request.recompute) return keep_scores(request);
+  if (!request.recompute) return unfused_attention(request);
   AttentionRequest rest = request;
   rest.q_SBND = rest.k_SBGD = rest.v_SBGD = at::Tensor();
-  const Region region = [rest](at::TensorList inputs) {
+  const RecomputeFunction function = [rest](at::TensorList inputs) {
     AttentionRequest whole = rest;
     whole.q_SBND = inputs[0];
     whole.k_SBGD = inputs[1];
     whole.v_SBGD = inputs[2];
-    return keep_scores(whole);
+    return unfused_attention(whole);
   };
-  return recompute(region, {request.q_SBND, request.k_SBGD, request.v_SBGD}, {});
+  return recompute(function, {request.q_SBND, request.k_SBGD, request.v_SBGD}, {});
 }
 
 struct Backend {
@@ -294,7 +290,7 @@ constexpr std::array<Backend, 5> backends = {{{"flash-cpu", flash_cpu_supports, 
 const Backend& choose(const AttentionRequest& request) {
   const auto* found = std::find_if(backends.begin(), backends.end(),
                                    [&](const Backend& backend) { return backend.supports(request); });
-  TERATRON_ASSERT(found != backends.end(), "math honours every request");
+  TERATRON_ASSERT(found != backends.end(), "math supports every request");
   return *found;
 }
 

@@ -1,7 +1,7 @@
-// Attention: softmax(scale * Q K^T + mask) V behind one interface over several backends.
+// Attention: softmax(scale * Q K^T + mask) V over several backends.
 //
-// A request says what is needed; the first backend of the capability table that can honour all of it runs.
-// The last one, math, honours everything at the price of keeping the scores.
+// The first backend of the capability table that supports everything in the request runs. The last one, math,
+// supports all requests, but stores the scores.
 #pragma once
 
 #include <string>
@@ -18,29 +18,30 @@ struct AttentionRequest {
   double scale = 1.0;
   /// Query i sees keys up to i + Sk - Sq.
   bool causal = true;
-  /// [B, Sq] first key each query may see (document bounds); undefined: all.
-  at::Tensor first_visible_BS;
-  /// Sliding window (Beltagy et al. 2020): keys that a causal query sees, its own place included; 0: all.
+  /// [B, Sq] first key that each query may see (its document's start); undefined: 0.
+  at::Tensor segment_start_BS;
+  /// Sliding window (Beltagy et al. 2020): number of keys that a causal query sees, its own position
+  /// included; 0: all.
   int64_t window = 0;
-  /// [N] ALiBi's slopes of this rank's heads (nn/alibi.h); undefined: no bias.
+  /// [N] ALiBi slopes of this rank's heads (nn/alibi.h); undefined: no bias.
   at::Tensor alibi_slopes;
-  /// Scores are kept divided by this and multiplied back in the fp32 softmax: half precision overflows later
-  /// (Megatron-LM's query-key layer scaling). Backends that keep no scores have them in fp32 anyway.
+  /// Stored scores are divided by this and multiplied back in the fp32 softmax, against overflow in fp16
+  /// (Megatron-LM's query-key layer scaling). Fused backends have fp32 scores anyway.
   double score_divisor = 1.0;
   double dropout = 0.0;
   DropoutKey dropout_key;
-  std::shared_ptr<DropoutRows> dropout_rows = nullptr;  // of the micro-batch; null: of this request alone
-  /// The first head of this rank among all heads, so that dropout does not depend on the layout.
-  int64_t first_head = 0;
-  int64_t all_heads = 0;
-  /// Backward computes the scores again where a backend would keep them.
+  std::shared_ptr<DropoutRowIds> dropout_row_ids = nullptr;  // null: not shared
+  /// Index of this rank's first head among all heads, for layout-independent dropout.
+  int64_t head_offset = 0;
+  int64_t total_heads = 0;
+  /// Backward recomputes scores that a backend would store.
   bool recompute = false;
 };
 
 /// -> [Sq, B, N * D], differentiable.
 at::Tensor attention(const AttentionRequest& request);
 
-/// The backend that would run: "flash-cpu", "cudnn", "flash", "flash-window", "math".
+/// Name of the backend that would run: "flash-cpu", "cudnn", "flash", "flash-window", "math".
 std::string attention_backend(const AttentionRequest& request);
 
 }  // namespace teratron

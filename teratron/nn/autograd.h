@@ -1,10 +1,11 @@
-// What a custom function carries from its forward to its backward: pointers to long-lived objects (parameters, groups), which
-// must outlive the graph (they live as long as the model), and tensors that backward lets go of.
+// What a custom autograd function saves in forward for its backward besides saved variables: pointers to
+// objects that outlive the graph (parameters, layers), and tensors that backward releases early.
 #pragma once
 
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "teratron/base/error.h"
+#include "teratron/kernels/pointwise/dropout.h"
 
 namespace teratron {
 
@@ -18,17 +19,31 @@ T* saved_pointer(torch::autograd::AutogradContext* context, const char* key) {
   return reinterpret_cast<T*>(context->saved_data[key].toInt());
 }
 
-/// Kept for backward, and free as soon as it is not needed any more: save_for_backward keeps until the end.
-inline void keep(torch::autograd::AutogradContext* context, const char* key, const at::Tensor& x) {
+/// Saves x until release(); save_for_backward() would hold it until the end of backward.
+inline void save_releasable(torch::autograd::AutogradContext* context, const char* key, const at::Tensor& x) {
   context->saved_data[key] = x;
 }
 
-inline at::Tensor take(torch::autograd::AutogradContext* context, const char* key) {
-  const auto place = context->saved_data.find(key);
-  TERATRON_ASSERT(place != context->saved_data.end(), "{} is gone: backward ran twice", key);
-  at::Tensor x = place->second.toTensor();
-  context->saved_data.erase(place);
+inline at::Tensor release(torch::autograd::AutogradContext* context, const char* key) {
+  const auto entry = context->saved_data.find(key);
+  TERATRON_ASSERT(entry != context->saved_data.end(), "{} was released: backward ran twice", key);
+  at::Tensor x = entry->second.toTensor();
+  context->saved_data.erase(entry);
   return x;
+}
+
+/// Rate and key of a dropout; its rows are a saved variable.
+inline void save_dropout(torch::autograd::AutogradContext* context, const Dropout& dropout) {
+  context->saved_data["rate"] = dropout.p;
+  context->saved_data["seed"] = static_cast<int64_t>(dropout.key.seed);
+  context->saved_data["site"] = static_cast<int64_t>(dropout.key.tensor);
+}
+
+inline Dropout saved_dropout(torch::autograd::AutogradContext* context, const at::Tensor& rows) {
+  return {.p = context->saved_data["rate"].toDouble(),
+          .key = {static_cast<uint64_t>(context->saved_data["seed"].toInt()),
+                  static_cast<uint64_t>(context->saved_data["site"].toInt())},
+          .where = {.rows = rows}};
 }
 
 }  // namespace teratron

@@ -1,5 +1,5 @@
-// Dropout whose mask depends on the seed, the place in the model and the global index of the element alone,
-// so that it is the same for every layout and can be drawn again in backward and under recomputation.
+// Dropout whose mask depends only on the seed, the site in the model and the global index of the element. It
+// is therefore the same for every parallel layout and is regenerated in backward and under recomputation.
 #pragma once
 
 #include <cstdint>
@@ -9,49 +9,47 @@
 
 namespace teratron {
 
-/// What makes one dropout of one micro-batch different from all others.
+/// Identifies one dropout of one micro-batch.
 struct DropoutKey {
   uint64_t seed = 0;
-  /// Number of the place: layers and sites are counted through the whole model.
-  uint64_t site = 0;
-  /// [B] i64: numbers of the micro-batch's samples in the run. Data, so that what is captured once (a CUDA graph) drops
-  /// other elements each time. Undefined where nothing is dropped.
-  at::Tensor samples_B;
+  uint64_t site = 0;  // dropouts are numbered through the whole model
+  /// [B] i64: sample numbers, counted through the run. A tensor, so that a replayed CUDA graph drops other
+  /// elements. Undefined without dropout.
+  at::Tensor sample_ids_B;
 };
 
-/// Where a tensor [S, B, H] lies in the global activation: the position of its first row along S, of how
-/// many.
-struct SequencePart {
+/// Rows [first, first + S) of a global sequence of `total` rows.
+struct SequenceShard {
   int64_t first = 0;
-  int64_t whole = 0;
+  int64_t total = 0;
 };
 
-/// The part of the sequence this rank holds outside the tensor-parallel regions: all of it, or its share
-/// under sequence parallelism. `local_length` is the number of rows at hand.
-SequencePart local_sequence(int64_t local_length, const TensorParallel& parallel);
+/// This rank's shard of the sequence outside the tensor-parallel regions, `local_length` rows: the whole
+/// sequence without sequence parallelism.
+SequenceShard sequence_shard(int64_t local_length, const TensorParallel& parallel);
 
-/// Row numbers that the dropouts of one micro-batch share: whoever needs them first computes them.
-struct DropoutRows {
+/// Global row ids, computed once per micro-batch and shared by its dropouts.
+struct DropoutRowIds {
   at::Tensor hidden;  // of activations [S, B]
   at::Tensor scores;  // of attention scores [B, N, S]
 };
 
-struct DropoutPlan {
-  double rate = 0.0;  // 0 leaves the dropout out
+struct DropoutArgs {
+  double rate = 0.0;  // 0: no dropout
   DropoutKey key;
-  SequencePart part;
-  std::shared_ptr<DropoutRows> rows = nullptr;  // of the micro-batch; null: of this dropout alone
+  SequenceShard shard;
+  std::shared_ptr<DropoutRowIds> row_ids = nullptr;  // null: not shared
 };
 
-/// The residual stream that a layer's output is added to, and the dropout before that.
-struct Residual {
-  at::Tensor stream_SBH;
-  DropoutPlan dropout;
+/// The residual branch to which a layer's output is added after dropout.
+struct ResidualDropout {
+  at::Tensor residual_SBH;
+  DropoutArgs dropout;
 };
 
-/// residual + dropout(x + bias): x [S, B, H]; bias [H] may be null, the residual undefined. The result has the
-/// residual's type, which may be wider than x's.
+/// residual + dropout(x + bias): x [S, B, H], bias [H] may be null, the residual undefined. The result has
+/// the residual's dtype, which may be wider than x's.
 at::Tensor bias_dropout_add(const at::Tensor& x_SBH, Parameter* bias, const at::Tensor& residual_SBH,
-                            const DropoutPlan& plan);
+                            const DropoutArgs& args);
 
 }  // namespace teratron

@@ -14,19 +14,20 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Of rows that are as many for each id, summed for it first.
-void add_lookup_gradient(Parameter& parameter, const at::Tensor& ids, const at::Tensor& gradient) {
-  accumulate_gradient(parameter, [&](const at::Tensor& sum, bool add) {
+// `gradient` has a multiple of ids.numel() rows; those of the same id are summed first.
+void accumulate_lookup_grad(Parameter& parameter, const at::Tensor& ids, const at::Tensor& gradient) {
+  accumulate_grad(parameter, [&](const at::Tensor& sum, bool add) {
     if (!add) sum.zero_();
     const at::Tensor rows = gradient.reshape({-1, sum.size(1)});
-    const at::Tensor of_ids = rows.size(0) > ids.numel()
-                                  ? rows.view({ids.numel(), -1, sum.size(1)}).sum(1, false, sum.scalar_type())
-                                  : rows;
-    add_rows_(sum, ids.reshape(-1), of_ids.contiguous());
+    const at::Tensor id_rows =
+        rows.size(0) > ids.numel()
+            ? rows.view({ids.numel(), -1, sum.size(1)}).sum(1, false, sum.scalar_type())
+            : rows;
+    embedding_grad_add_(sum, ids.reshape(-1), id_rows.contiguous());
   });
 }
 
-// Rows of a weight that holds the ids [first, first + rows); other ids give zeros.
+// Rows of a weight that holds the ids [first, first + rows); zeros for other ids.
 struct Lookup : torch::autograd::Function<Lookup> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& weight, const at::Tensor& ids,
                             Parameter* parameter, int64_t first) {
@@ -49,17 +50,17 @@ struct Lookup : torch::autograd::Function<Lookup> {
     const variable_list saved = context->get_saved_variables();
     at::Tensor gradient = gradients[0];
     if (saved[1].defined()) gradient = gradient.masked_fill(saved[1].unsqueeze(-1), 0);
-    add_lookup_gradient(*saved_pointer<Parameter>(context, "parameter"), saved[0], gradient);
+    accumulate_lookup_grad(*saved_pointer<Parameter>(context, "parameter"), saved[0], gradient);
     return {at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
-// Whether all samples have the same ids, and say so by their stride, as positions do.
+// Whether all samples share their ids by stride, as positions do.
 bool are_shared(const at::Tensor& ids_SB) {
   return ids_SB.size(1) > 1 && ids_SB.stride(1) == 0;
 }
 
-// Rows of a weight added to x, where it lies. What samples share is looked up once.
+// Adds rows of a weight to x in place.
 struct AddLookup : torch::autograd::Function<AddLookup> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x_SBH, const at::Tensor& weight,
                             const at::Tensor& ids_SB, Parameter* parameter) {
@@ -67,27 +68,27 @@ struct AddLookup : torch::autograd::Function<AddLookup> {
     context->save_for_backward({ids});
     save_pointer(context, "parameter", parameter);
     context->mark_dirty({x_SBH});
-    TERATRON_ASSERT(x_SBH.is_contiguous(), "rows are added where they lie");
-    add_looked_up_(x_SBH.flatten(0, 1), weight, ids);
+    TERATRON_ASSERT(x_SBH.is_contiguous(), "x must be contiguous");
+    embedding_add_(x_SBH.flatten(0, 1), weight, ids);
     return x_SBH;
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const at::Tensor ids = context->get_saved_variables()[0];
-    add_lookup_gradient(*saved_pointer<Parameter>(context, "parameter"), ids, gradients[0]);
+    accumulate_lookup_grad(*saved_pointer<Parameter>(context, "parameter"), ids, gradients[0]);
     return {gradients[0], at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
 at::Tensor lookup(Parameter& weight, const at::Tensor& ids) {
-  expect_gradient(weight);
+  register_use(weight);
   return Lookup::apply(weight.tensor, ids, &weight, weight.shard().index * weight.tensor.size(0));
 }
 
 }  // namespace
 
 Shard vocabulary_shard(const VocabularyOptions& options, const Group& group) {
-  return Shard::cut_padded({options.size, options.hidden}, 0, options.padded, group.size, group.rank);
+  return Shard::split_padded({options.size, options.hidden}, 0, options.padded, group.size, group.rank);
 }
 
 VocabParallelEmbedding::VocabParallelEmbedding(const Scope& scope, const VocabularyOptions& options,
@@ -105,10 +106,10 @@ at::Tensor VocabParallelEmbedding::forward(const at::Tensor& ids_SB) {
 Embedding::Embedding(const Scope& scope, const Options& options, const TensorParallel& parallel)
     : weight_(&scope.parameter("weight", {.shard = Shard::replicated({options.count, options.hidden}),
                                           .init = options.init,
-                                          .sum_over_tensor_parallel = parallel.sequence_parallel})) {}
+                                          .grad_sum = parallel.grad_sum()})) {}
 
 at::Tensor Embedding::add_to_(const at::Tensor& x_SBH, const at::Tensor& ids_SB) {
-  expect_gradient(*weight_);
+  register_use(*weight_);
   return AddLookup::apply(x_SBH, weight_->tensor, ids_SB, weight_);
 }
 

@@ -7,21 +7,21 @@ namespace teratron {
 
 struct VocabularyOptions {
   int64_t size = 0;    // logical
-  int64_t padded = 0;  // what is cut over the ranks; the rows beyond `size` are never looked up
+  int64_t padded = 0;  // rows sharded over the ranks; those beyond `size` are never looked up
   int64_t hidden = 0;
   Init init;
 };
 
-/// The shard of a vocabulary matrix [size, hidden], cut along its rows.
+/// The shard of a vocabulary matrix [size, hidden] by rows.
 Shard vocabulary_shard(const VocabularyOptions& options, const Group& group);
 
-/// Word embeddings, rows cut over the tensor-parallel ranks: every rank looks up the ids it holds and the
-/// partial results (zeros elsewhere) are summed.
+/// Word embeddings, rows sharded over the tensor-parallel ranks: every rank looks up the ids it holds (zeros
+/// elsewhere), and the partial results are summed.
 class VocabParallelEmbedding {
  public:
   VocabParallelEmbedding(const Scope& scope, const VocabularyOptions& options,
                          const TensorParallel& parallel);
-  /// ids [S, B], S whole -> [S, B, hidden], S local under sequence parallelism.
+  /// ids [S, B], S global -> [S, B, hidden], S local under sequence parallelism.
   at::Tensor forward(const at::Tensor& ids_SB);
   Parameter& weight() { return *weight_; }
 
@@ -39,8 +39,8 @@ class Embedding {
     Init init;
   };
   Embedding(const Scope& scope, const Options& options, const TensorParallel& parallel);
-  /// x + the rows of ids [S, B], of this rank's part of the sequence; in x's place, contiguous, which nobody else may need.
-  /// Ids that all samples share (stride 0 of B) are looked up once.
+  /// x + rows of ids [S, B], both of this rank's sequence shard; in place, for contiguous x. Ids shared by
+  /// all samples (stride 0 along B) are looked up once.
   at::Tensor add_to_(const at::Tensor& x_SBH, const at::Tensor& ids_SB);
 
  private:

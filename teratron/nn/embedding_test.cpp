@@ -1,4 +1,4 @@
-// Lookups of ids that all samples share, beside the same ids written out.
+// Lookups of ids shared by all samples, compared with the same ids materialized.
 #include "teratron/nn/embedding.h"
 
 #include <ATen/ATen.h>
@@ -11,7 +11,7 @@ struct Result {
   at::Tensor y, dx, gradient;
 };
 
-Result looked_up(const at::Tensor& x_SBH, const at::Tensor& ids_SB, const at::Tensor& dy_SBH) {
+Result lookup(const at::Tensor& x_SBH, const at::Tensor& ids_SB, const at::Tensor& dy_SBH) {
   ParameterSet parameters({.dtype = x_SBH.scalar_type(), .device = at::kCPU, .seed = 1});
   Embedding embedding(Scope(parameters), {.count = 9, .hidden = 4, .init = Init::normal(1.0)}, {});
   Parameter& weight = *parameters.find("weight");
@@ -21,11 +21,11 @@ Result looked_up(const at::Tensor& x_SBH, const at::Tensor& ids_SB, const at::Te
   return {y.detach(), x.grad(), weight.main_grad.clone()};
 }
 
-TEST(Embedding, LooksUpOnceWhatSamplesShare) {
+TEST(Embedding, LooksUpSharedIdsOnce) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     const at::Tensor shared = at::tensor({3, 0, 8, 3, 1}, at::kLong).unsqueeze(1).expand({5, 6}),
                      x = at::randn({5, 6, 4}).to(type), dy = at::randn({5, 6, 4}).to(type);
-    const Result once = looked_up(x, shared, dy), each = looked_up(x, shared.contiguous(), dy);
+    const Result once = lookup(x, shared, dy), each = lookup(x, shared.contiguous(), dy);
     EXPECT_TRUE(once.y.equal(each.y));
     EXPECT_TRUE(once.dx.equal(dy));
     EXPECT_TRUE(at::allclose(once.gradient, each.gradient, 1e-5, 1e-5));

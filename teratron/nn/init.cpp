@@ -11,16 +11,15 @@ namespace teratron {
 
 namespace {
 
-// The bound of Xavier's uniform distribution.
 double xavier_bound(const std::vector<int64_t>& shape) {
-  TERATRON_ASSERT(shape.size() == 2, "only matrices are initialised by fan-in and fan-out");
+  TERATRON_ASSERT(shape.size() == 2, "Xavier initialization needs a matrix");
   return std::sqrt(6.0 / static_cast<double>(shape[0] + shape[1]));
 }
 
 }  // namespace
 
 void initialize(Parameter& parameter, uint64_t seed) {
-  if (parameter.tensor.is_meta()) return;  // a model without memory, for planning
+  if (parameter.tensor.is_meta()) return;  // a model for planning, without memory
   const Init& init = parameter.options.init;
   if (init.kind == Init::Kind::constant) {
     parameter.tensor.fill_(init.value);

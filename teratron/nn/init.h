@@ -1,4 +1,4 @@
-// Initial values that do not depend on the layout.
+// Initial values that do not depend on the parallel layout.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@ namespace teratron {
 
 struct Parameter;
 
-/// Writes the initial value of this rank's part. Rows of padding get zeros.
+/// Initializes this rank's shard; padding rows become zero.
 void initialize(Parameter& parameter, uint64_t seed);
 
 }  // namespace teratron

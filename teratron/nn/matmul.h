@@ -1,9 +1,9 @@
-// The three products of a linear layer y = x W^T + b, in the number format that it was built with:
+// The three GEMMs of a linear layer y = x W^T + b:
 //
 //   forward   y = x W^T        input gradient   dx = dy W        weight gradient   dW += dy^T x
 //
-// In the model's own dtype, or in FP8 (fp8_scaling.h), where a weight is cast once per step and an input is kept for
-// backward in FP8 alone.
+// in the model's dtype or in FP8 (fp8_scaling.h). In FP8 a weight is cast once per step, and backward keeps
+// the input in FP8 only.
 #pragma once
 
 #include <memory>
@@ -14,56 +14,44 @@
 
 namespace teratron {
 
-class MatMul {
+class Matmul {
  public:
-  /// x [T, in] or dy [T, out] as the products take it.
+  /// x [T, in] or dy [T, out] as the GEMMs read it.
   struct Operand {
-    at::Tensor rows;     // for y and dx
-    at::Tensor columns;  // for dW
-    at::Tensor inverse;  // [1], what the numbers must be multiplied by: 1 / scale of FP8; undefined: 1
+    at::Tensor rows;       // for y and dx
+    at::Tensor columns;    // for dW
+    at::Tensor scale_inv;  // fp32 [1], multiplies the values; undefined: 1
   };
-  using Wanted = Fp8Scaling::Wanted;
-
-  explicit MatMul(Parameter& weight) : weight_(weight) {}
-  MatMul(const MatMul&) = delete;
-  MatMul& operator=(const MatMul&) = delete;
-  virtual ~MatMul() = default;
-  Parameter& weight() { return weight_; }
-
-  virtual Operand input(const Producer& x_TI, const Wanted& wanted) = 0;
-  virtual Operand output_gradient(const Producer& dy_TO) = 0;
-  /// Whether an output gradient may be rows and columns as they are, with `inverse` or without.
-  virtual bool takes_plain_gradient() const { return false; }
-  /// What is added to the product; each may be undefined. Queries and keys are turned after that, if there is a turn; without a
+  /// Fused into the forward GEMM where possible; each may be undefined. RoPE is applied last and excludes a
   /// residual.
-  struct Addends {
+  struct Epilogue {
     at::Tensor bias_O;
     at::Tensor residual_TO;
-    const QkvTurn* turn = nullptr;
+    const QkvRope* rope = nullptr;
   };
-  virtual at::Tensor forward(const Operand& x_TI, const Addends& addends) = 0;
-  /// Whether the four functions below are there. Rows can be multiplied by them while others are not there yet or already under
-  /// way, and an activation that comes after y, or before x, computed within the product.
-  virtual bool takes_parts() const { return false; }
-  /// activation(x W^T + b) and its argument; b may be undefined.
-  virtual void forward_activated(const Activated& into, const at::Tensor& x_TI, const at::Tensor& bias_O,
-                                 Activation activation);
-  /// The gradient of z, where x = activation(z), and its sum over the rows.
-  virtual SummedGradient argument_gradient(const ArgumentGradient& into, const at::Tensor& dy_TO,
-                                           const at::Tensor& z, Activation activation);
-  /// y = x W^T + b of some rows; b may be undefined.
-  virtual void forward_part(at::Tensor y_TO, const at::Tensor& x_TI, const at::Tensor& bias_O);
-  /// dx = dy W of some rows.
-  virtual void input_gradient_part(at::Tensor dx_TI, const at::Tensor& dy_TO);
-  virtual at::Tensor input_gradient(const Operand& dy_TO) = 0;
-  virtual void add_weight_gradient(const Operand& dy_TO, const Operand& x_TI) = 0;
+
+  explicit Matmul(Parameter& weight) : weight_(weight) {}
+  Matmul(const Matmul&) = delete;
+  Matmul& operator=(const Matmul&) = delete;
+  virtual ~Matmul() = default;
+  Parameter& weight() const { return weight_; }
+
+  /// True: an operand is cast as a whole, with one scale. False: operands are used as they are, so callers
+  /// may run the kernels of gemm.h on tiles of rows or with a fused activation, and may pass {dy, dy, factor}
+  /// as an output gradient.
+  virtual bool quantized() const = 0;
+  virtual Operand input(const LazyTensor& x_TI, const Fp8Scaling::Outputs& outputs) = 0;
+  virtual Operand output_grad(const LazyTensor& dy_TO) = 0;
+  virtual at::Tensor forward(const Operand& x_TI, const Epilogue& epilogue) = 0;
+  virtual at::Tensor input_grad(const Operand& dy_TO) = 0;
+  virtual void accumulate_weight_grad(const Operand& dy_TO, const Operand& x_TI) = 0;
 
  protected:
   Parameter& weight_;
 };
 
-/// The products with a weight [out, in]; with `fp8`, which must outlive them, in FP8. T, in and out are multiples of 16
-/// there.
-std::unique_ptr<MatMul> make_matmul(Parameter& weight, Fp8Scaling* fp8);
+/// GEMMs with a weight [out, in]; in FP8 if `fp8` is not null. It must outlive them, and T, in and out must
+/// be multiples of 16.
+std::unique_ptr<Matmul> make_matmul(Parameter& weight, Fp8Scaling* fp8);
 
 }  // namespace teratron

@@ -12,113 +12,135 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// activation(z) on its way to fc2.
-Producer activated(const at::Tensor& z, Activation activation) {
+// a = activation(z), the input of fc2.
+LazyTensor activation_output(const at::Tensor& z, Activation activation) {
   return {[=] { return activation_forward(z, at::Tensor(), activation); },
           [=](const Fp8Cast& cast) { return activation_forward_fp8(z, activation, cast); }};
 }
 
-// The gradient of z on its way to fc1. `bias` is what was added to z last, or null: its gradient is the sum of dz.
-Producer activation_gradient(const at::Tensor& da, const at::Tensor& z, Activation activation,
-                             Parameter* bias) {
+// dz, the output gradient of fc1. Its column sum is the gradient of fc1's bias, which may be null.
+LazyTensor pre_activation_grad(const at::Tensor& da, const at::Tensor& z, Activation activation,
+                               Parameter* bias) {
   return {[=] {
-            if (!bias) return activation_backward(da, z, at::Tensor(), activation);
-            const SummedGradient dz = activation_backward_summed(
-                da, z, at::Tensor(), activation, {.dx = {}, .column_sum = gradient_place(*bias)});
-            add_gradient(*bias, dz.column_sum);
+            const ActivationGradients dz =
+                activation_backward(da, z, at::Tensor(), activation, {.dbias = grad_sink(bias)});
+            if (bias) accumulate_grad(*bias, dz.dbias);
             return dz.dx;
           },
           [=](const Fp8Cast& cast) {
-            const SummedFp8Gradient dz =
-                activation_backward_fp8(da, z, activation, cast, gradient_place(bias));
-            if (bias) add_gradient(*bias, dz.column_sum);
+            const Fp8ActivationGradients dz =
+                activation_backward_fp8(da, z, activation, cast, grad_sink(bias));
+            if (bias) accumulate_grad(*bias, dz.dbias);
             return dz.dx;
           }};
 }
 
-// Whether the products compute the activation and its gradient, too, so that neither is a pass over memory of its own.
-bool in_products(const LinearCore& fc1, const LinearCore& fc2) {
-  return fc1.product->takes_parts() && fc2.product->takes_parts();
+// The same within the GEMM da = dy W of fc2, without da in memory.
+ActivationGradients fused_pre_activation_grad(AsyncTensor& dy_SBH, const ParallelMatmul& fc2,
+                                              const at::Tensor& z, Activation activation,
+                                              std::optional<GradSink> dbias) {
+  const at::Tensor dy = as_rows(dy_SBH.tensor), dz = at::empty_like(z);
+  dy_SBH.overlap_local_first([&](int64_t begin, int64_t end) {
+    const at::Tensor sum = linear_activation_backward(
+                               {slice_rows(dz, begin, end), dbias}, slice_rows(dy, begin, end).contiguous(),
+                               fc2.weight().tensor, slice_rows(z, begin, end), activation)
+                               .dbias;
+    if (dbias) dbias = GradSink{sum, true};
+  });
+  return {dz, dbias ? dbias->out : at::Tensor()};
 }
 
-// One function for all, so that what lies between the products need not exist in the model's dtype.
+// One autograd function for both layers: tensors between the GEMMs need not exist in the model's dtype.
 struct MlpFunction : torch::autograd::Function<MlpFunction> {
-  struct Plan {
+  struct Args {
     const ColumnLinear* fc1;
     const RowLinear* fc2;
     Activation activation;
-    const RowLinear::Addends* addends;
-    bool training;  // backward will come
+    Parameter* fc2_bias;  // null: not added by the GEMM
+    bool training;        // backward will run
   };
 
-  struct Hidden {
-    at::Tensor z;  // of the product alone: undefined unless backward will come
-    Producer a;
-    LinearCore::Kept x;
-    std::vector<int64_t> shape;
+  struct Fc1Output {
+    at::Tensor z;  // [T, width]; fused: only if training
+    LazyTensor a;
+    ParallelMatmul::SavedInput x;
+    std::vector<int64_t> shape;  // [S, B, width]
   };
 
   static at::Tensor tensor_of(const Parameter* bias) { return bias ? bias->tensor : at::Tensor(); }
 
-  static Hidden one_by_one(const LinearCore& fc1, const at::Tensor& x, const Plan& plan) {
-    const auto [z_SBF, kept] = fc1.forward(x, {tensor_of(plan.fc1->bias()), at::Tensor()}, plan.training);
+  // Whether the activation and its backward are computed within the GEMMs, without passes over memory.
+  static bool fused(const ColumnLinear& fc1, const RowLinear& fc2) {
+    return !fc1.matmul().product().quantized() && !fc2.matmul().product().quantized();
+  }
+
+  static Fc1Output unfused_fc1(const at::Tensor& x_SBH, const Args& args) {
+    const Matmul::Epilogue epilogue{.bias_O = tensor_of(args.fc1->bias())};
+    const auto [z_SBF, saved] = args.fc1->matmul().forward(x_SBH, epilogue, args.training);
     const at::Tensor z = as_rows(z_SBF);
-    return {z, activated(z, plan.activation), kept, z_SBF.sizes().vec()};
+    return {z, activation_output(z, args.activation), saved, z_SBF.sizes().vec()};
   }
 
-  static Hidden in_one_product(const LinearCore& fc1, const at::Tensor& x, const Plan& plan) {
-    const auto [hidden, kept, shape] =
-        fc1.forward_activated(x, tensor_of(plan.fc1->bias()), plan.activation, plan.training);
-    return {hidden.z, hidden.y, kept, shape};
+  static Fc1Output fused_fc1(const at::Tensor& x_SBH, const Args& args) {
+    const ParallelMatmul& fc1 = args.fc1->matmul();
+    const at::Tensor &w = fc1.weight().tensor, bias = tensor_of(args.fc1->bias());
+    AsyncTensor whole = fc1.gather_input(x_SBH);
+    const at::Tensor x = as_rows(whole.tensor);
+    const int64_t rows = x.size(0), width = w.size(0);
+    const ActivationOutputs out{at::empty({rows, width / parts_of(args.activation)}, x.options()),
+                                args.training ? at::empty({rows, width}, x.options()) : at::Tensor()};
+    whole.overlap_local_first([&](int64_t begin, int64_t end) {
+      const ActivationOutputs tile{slice_rows(out.y, begin, end), slice_rows(out.z, begin, end)};
+      linear_activation(tile, slice_rows(x, begin, end).contiguous(), w, bias, args.activation);
+    });
+    return {out.z, out.y, {whole.gathered_over ? x_SBH : x}, whole.tensor.sizes().vec()};
   }
 
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&,
-                            const std::optional<at::Tensor>& residual, const Plan& plan) {
-    const LinearCore fc1 = plan.fc1->core(), fc2 = plan.fc2->core();
-    const Hidden hidden = in_products(fc1, fc2) ? in_one_product(fc1, x, plan) : one_by_one(fc1, x, plan);
-    const MatMul::Operand a =
-        fc2.product->input(hidden.a, {.columns = plan.training, .recorded = plan.training});
-    context->save_for_backward({hidden.x.x, hidden.x.inverse});
-    keep(context, "z", hidden.z);
-    keep(context, "a", a.columns);
-    keep(context, "a_inverse", a.inverse);
-    save_pointer(context, "fc1", plan.fc1);
-    save_pointer(context, "fc2", plan.fc2);
-    context->saved_data["activation"] = static_cast<int64_t>(plan.activation);
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x_SBH, const at::Tensor& /*weight*/,
+                            const std::optional<at::Tensor>& residual, const Args& args) {
+    const Fc1Output hidden = fused(*args.fc1, *args.fc2) ? fused_fc1(x_SBH, args) : unfused_fc1(x_SBH, args);
+    const Matmul::Epilogue epilogue{.bias_O = tensor_of(args.fc2_bias),
+                                    .residual_TO = residual ? as_rows(residual->contiguous()) : at::Tensor()};
+    const auto [y, a] = args.fc2->matmul().forward(hidden.a, hidden.shape, epilogue, args.training);
+    context->save_for_backward({hidden.x.x, hidden.x.scale_inv});
+    save_releasable(context, "z", hidden.z);
+    save_releasable(context, "a", a.x);
+    save_releasable(context, "a_scale_inv", a.scale_inv);
+    save_pointer(context, "fc1", args.fc1);
+    save_pointer(context, "fc2", args.fc2);
+    context->saved_data["activation"] = static_cast<int64_t>(args.activation);
     context->saved_data["has_residual"] = residual.has_value();
-    const MatMul::Addends addends{tensor_of(plan.addends->bias),
-                                  residual ? as_rows(residual->contiguous()) : at::Tensor()};
-    return fc2.output(a, addends, hidden.shape);
+    return y;
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const variable_list saved = context->get_saved_variables();
-    const auto& column = *saved_pointer<const ColumnLinear>(context, "fc1");
-    const LinearCore fc1 = column.core(), fc2 = saved_pointer<const RowLinear>(context, "fc2")->core();
+    const auto& fc1 = *saved_pointer<const ColumnLinear>(context, "fc1");
+    const auto& fc2 = *saved_pointer<const RowLinear>(context, "fc2");
     const auto activation = static_cast<Activation>(context->saved_data["activation"].toInt());
-    Moving dy = fc2.output_gradient(gradients[0].contiguous());
-    LinearCore::Returning x = fc1.restore({saved[0], saved[1]});
-    // Temporaries below: a is free before the activation's backward (unless that hides the way of dy), da and z
-    // before fc1's products.
-    const auto undo_fc2 = [&](Moving gradient, bool wants_da) {
-      return fc2.backward(fc2.restore({take(context, "a"), take(context, "a_inverse")}), std::move(gradient),
-                          wants_da);
+    AsyncTensor dy = fc2.matmul().gather_output_grad(gradients[0].contiguous());
+    ParallelMatmul::SavedInput x = fc1.matmul().gather_again({saved[0], saved[1]});
+    // Temporaries in the expression of dz: a is freed before the activation's backward (unless that overlaps
+    // the gather of dy), da and z before the GEMMs of fc1.
+    const auto fc2_backward = [&](AsyncTensor dy_SBH, bool needs_da) {
+      return fc2.matmul().backward({release(context, "a"), release(context, "a_scale_inv")},
+                                   std::move(dy_SBH), needs_da);
     };
-    const auto argument_gradient = [&] {
-      const bool gathers = fc2.gathers_gradient();
-      if (!gathers) undo_fc2(dy, false);
-      const SummedGradient dz =
-          fc2.argument_gradient(dy, take(context, "z"), activation, gradient_place(column.bias()));
-      if (gathers) undo_fc2(std::move(dy), false);
-      if (column.bias()) add_gradient(*column.bias(), dz.column_sum);
+    const auto fused_backward = [&] {
+      const bool overlaps = dy.gathered_over != nullptr;
+      if (!overlaps) fc2_backward(dy, false);
+      const ActivationGradients dz = fused_pre_activation_grad(dy, fc2.matmul(), release(context, "z"),
+                                                               activation, grad_sink(fc1.bias()));
+      if (overlaps) fc2_backward(std::move(dy), false);
+      if (fc1.bias()) accumulate_grad(*fc1.bias(), dz.dbias);
       return dz.dx;
     };
     const std::vector<int64_t> shape = dy.tensor.sizes().vec();
-    const MatMul::Operand dz = fc1.product->output_gradient(
-        in_products(fc1, fc2) ? argument_gradient()
-                              : activation_gradient(as_rows(undo_fc2(std::move(dy), true)),
-                                                    take(context, "z"), activation, column.bias()));
-    const at::Tensor dx = fc1.backward(std::move(x), dz, shape, context->needs_input_grad(0));
+    const Matmul::Operand dz = fc1.matmul().product().output_grad(
+        fused(fc1, fc2) ? fused_backward()
+                        : pre_activation_grad(as_rows(fc2_backward(std::move(dy), true)),
+                                              release(context, "z"), activation, fc1.bias()));
+    const at::Tensor dx = fc1.matmul().backward(std::move(x), dz, shape, context->needs_input_grad(0));
     const bool has_residual = context->saved_data["has_residual"].toBool();
     return {dx, at::Tensor(), has_residual ? gradients[0] : at::Tensor(), at::Tensor()};
   }
@@ -143,19 +165,20 @@ Mlp::Mlp(const Scope& scope, const MlpOptions& options, const TensorParallel& pa
            {.in = options.ffn_hidden, .out = options.hidden, .bias = options.bias, .init = options.fc2_init},
            parallel) {}
 
-Stream Mlp::forward_onto(const Residual& residual, const at::Tensor& x_SBH) {
-  return fc2_.forward_onto(residual, x_SBH.scalar_type(), [&](const RowLinear::Addends& addends) {
-    for (MatMul* product : {fc1_.core().product, fc2_.core().product}) expect_gradient(product->weight());
-    for (Parameter* bias : {fc1_.bias(), addends.bias}) {
-      if (bias) expect_gradient(*bias);
-    }
-    const MlpFunction::Plan plan{.fc1 = &fc1_,
-                                 .fc2 = &fc2_,
-                                 .activation = activation_,
-                                 .addends = &addends,
-                                 .training = at::GradMode::is_enabled()};
-    return MlpFunction::apply(x_SBH, fc1_.core().product->weight().tensor, addends.residual_SBO, plan);
-  });
+Hidden Mlp::forward_add_residual(const at::Tensor& x_SBH, const ResidualDropout& residual) {
+  const LinearEpilogue epilogue = fc2_.fused_epilogue(residual, x_SBH.scalar_type());
+  for (const ParallelMatmul* matmul : {&fc1_.matmul(), &fc2_.matmul()}) register_use(matmul->weight());
+  for (Parameter* bias : {fc1_.bias(), epilogue.bias}) {
+    if (bias) register_use(*bias);
+  }
+  const MlpFunction::Args args{.fc1 = &fc1_,
+                               .fc2 = &fc2_,
+                               .activation = activation_,
+                               .fc2_bias = epilogue.bias,
+                               .training = at::GradMode::is_enabled()};
+  const at::Tensor y_SBH =
+      MlpFunction::apply(x_SBH, fc1_.matmul().weight().tensor, epilogue.residual_SBO, args);
+  return fc2_.add_unfused(y_SBH, epilogue, residual);
 }
 
 }  // namespace teratron

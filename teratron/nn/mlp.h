@@ -1,4 +1,4 @@
-// The feed-forward half of a block: fc2(activation(fc1(x))).
+// The MLP (feed-forward network) of a transformer block: fc2(activation(fc1(x))).
 #pragma once
 
 #include "teratron/kernels/pointwise/activation_kind.h"
@@ -15,13 +15,13 @@ struct MlpOptions {
   Init fc2_init;
 };
 
-/// A gated activation (SwiGLU, GEGLU) takes gate|up, both of ffn_hidden columns.
+/// With a gated activation (SwiGLU, GEGLU) fc1 computes gate|up, each of ffn_hidden columns.
 class Mlp {
  public:
   Mlp(const Scope& scope, const MlpOptions& options, const TensorParallel& parallel);
-  /// residual + dropout(fc2(activation(fc1(x)))) for x [S, B, H]. In FP8 with delayed scaling, the activation's result
-  /// and the gradient of fc1's output are cast by the passes that compute them.
-  Stream forward_onto(const Residual& residual, const at::Tensor& x_SBH);
+  /// residual + dropout(fc2(activation(fc1(x)))) for x [S, B, H]. In FP8 with delayed scaling, the
+  /// activation's output and the gradient of fc1's output are cast by the kernels that compute them.
+  Hidden forward_add_residual(const at::Tensor& x_SBH, const ResidualDropout& residual);
 
  private:
   Activation activation_;

@@ -9,16 +9,16 @@ namespace teratron {
 class Norm {
  public:
   Norm(const Scope& scope, int64_t width, const NormOptions& options, const TensorParallel& parallel);
-  /// x [..., width] -> the same shape in the type of the weights; x may be wider. Statistics in fp32.
+  /// x [..., width] -> the same shape in the weights' dtype; x may be wider. Statistics in fp32.
   at::Tensor forward(const at::Tensor& x);
 
-  /// The normed x, and x itself for who else needs it (a residual connection): backward adds both gradients
-  /// and sums what the stream's bias gets in one pass.
-  struct Beside {
+  struct Output {
     at::Tensor normed;
-    at::Tensor x;
+    at::Tensor residual;  // x
   };
-  Beside forward_beside(const Stream& x);
+  /// norm(x), and x itself for a residual branch: backward adds both gradients and computes the bias gradient
+  /// that is due in one pass.
+  Output forward_with_residual(const Hidden& x);
 
  private:
   NormOptions options_;

@@ -1,92 +1,97 @@
-// What a linear layer does within an autograd function: its three products with the communication around them. Linear
-// (linear.h) is such a function, and so is the whole MLP (mlp.h).
+// The GEMMs of a linear layer with the tensor-parallel communication around them. For use inside autograd
+// functions: a linear layer (linear.h), the MLP (mlp.h), the output layer with its loss (output_loss.h).
 #pragma once
+
+#include <c10/util/FunctionRef.h>
 
 #include "teratron/comm/mesh/mesh.h"
 #include "teratron/nn/matmul.h"
 
 namespace teratron {
 
-/// What lies on the other side of a layer, and so what moves on its way in and out. In backward the way is undone.
-enum class ParallelRegion : uint8_t {
-  local,   // nothing moves
-  copied,  // Column: x is replicated; dx is all-reduced under the weight gradient's GEMM
-  gathered,  // Column: x is a part of the sequence and is gathered, in backward again; dx is reduce-scattered under the
-             // weight gradient's GEMM
-  summed,     // Row: y is all-reduced; dy is replicated
-  scattered,  // Row: y is reduce-scattered to parts of the sequence while it is computed; dy is gathered
+/// The ranks a layer is sharded over.
+struct TensorParallel {
+  Group group;
+  bool sequence_parallel = false;
+
+  /// Of a replicated parameter applied to sequence shards.
+  GradSum grad_sum() const { return sequence_parallel ? GradSum::tensor_parallel : GradSum::none; }
+};
+
+/// Communication of a linear layer in forward; backward runs the adjoint.
+enum class TpComm : uint8_t {
+  none,
+  copy,            // column: x is replicated; dx is all-reduced while dW is computed
+  all_gather,      // column: sequence shards of x are gathered, in backward again; dx is reduce-scattered
+                   // while dW is computed
+  all_reduce,      // row: y is all-reduced; dy is replicated
+  reduce_scatter,  // row: y is reduce-scattered to sequence shards while it is computed; dy is gathered
 };
 
 /// x [.., features] as [T, features].
 at::Tensor as_rows(const at::Tensor& x);
 /// rows [T, features] with the leading dimensions of `shape`.
 at::Tensor shaped_like(const at::Tensor& rows, at::IntArrayRef shape);
+/// Rows [begin, end) of x, a view; x itself if these are all, undefined if x is.
+at::Tensor slice_rows(const at::Tensor& x, int64_t begin, int64_t end);
 
-/// A tensor that may still be on its way between the ranks; not to be read before work.wait(), but for this rank's own
-/// part of what is gathered.
-struct Moving {
+/// A tensor [S, .., features] that may still be in flight: read it after work.wait(). Only this rank's shard
+/// of an all-gather may be read before.
+struct AsyncTensor {
   at::Tensor tensor;
-  Work work;
+  Work work = {};
+  const Group* gathered_over = nullptr;  // null: not gathered
+
+  /// compute(begin, end) for all rows of as_rows(tensor); this rank's shard first, to overlap the all-gather.
+  void overlap_local_first(c10::function_ref<void(int64_t begin, int64_t end)> compute);
 };
 
-/// Products and group outlive the graph. What is gathered lives no longer than a forward or a backward: that is how
-/// windows want it (Communicator::gather_output). A rank's own rows are multiplied while those of others are on their way.
-struct LinearCore {
-  MatMul* product;
-  ParallelRegion region;
-  const Group* group;
+/// Must outlive the graph. Gathered tensors live no longer than one forward or backward, as symmetric memory
+/// requires (Communicator::alloc_symmetric).
+class ParallelMatmul {
+ public:
+  /// For a weight sharded along its rows or along its columns; `fp8` may be null.
+  static ParallelMatmul column(Parameter& weight, Fp8Scaling* fp8, const TensorParallel& parallel);
+  static ParallelMatmul row(Parameter& weight, Fp8Scaling* fp8, const TensorParallel& parallel);
 
-  /// Whether parts of dy come from other ranks.
-  bool gathers_gradient() const { return is(ParallelRegion::scattered); }
+  Matmul& product() const { return *product_; }
+  Parameter& weight() const { return product_->weight(); }
+  const Group& group() const { return group_; }
 
-  /// What backward needs of x: as it came if it was gathered (it is gathered once more), else as dW's product takes it.
-  struct Kept {
+  /// x for backward: the local shard if it was all-gathered (re-gathered in backward), else the dW operand.
+  struct SavedInput {
     at::Tensor x;
-    at::Tensor inverse;  // of an FP8 scale, else undefined
+    at::Tensor scale_inv = {};
+    Work gather = {};
   };
   struct Output {
     at::Tensor y_SBO;
-    Kept kept;
+    SavedInput saved;
   };
-  /// From x [S, B, in], or this rank's part of it; `training`: backward will come. y as the region has it.
-  Output forward(const at::Tensor& x_SBI, const MatMul::Addends& addends, bool training) const;
-  struct ActivatedOutput {
-    Activated hidden;  // [T, width]
-    Kept kept;
-    std::vector<int64_t> shape;  // leading dimensions of y
-  };
-  /// The same with an activation that the product takes; its argument if backward will come. For columns.
-  ActivatedOutput forward_activated(const at::Tensor& x_SBI, const at::Tensor& bias_O, Activation activation,
-                                    bool training) const;
-  /// The same from what the product takes; `shape`: leading dimensions of x. For rows (local, summed, scattered).
-  at::Tensor output(const MatMul::Operand& x_TI, const MatMul::Addends& addends, at::IntArrayRef shape) const;
+  /// From x [S, B, in] or this rank's shard of it; y as TpComm says. `training`: backward will run.
+  Output forward(const at::Tensor& x_SBI, const Matmul::Epilogue& epilogue, bool training) const;
+  /// The same without an all-gather, from rows with the leading dimensions of `shape`.
+  Output forward(const LazyTensor& x_TI, at::IntArrayRef shape, const Matmul::Epilogue& epilogue,
+                 bool training) const;
 
-  // Backward takes three steps. The first two only start what must move, dy first: it is wanted first, and whatever comes
-  // before dW's product hides the way of x.
-
-  /// dy with the whole sequence.
-  Moving output_gradient(const at::Tensor& dy_SBO) const;
-  /// The gradient of z, where the layer's input is activation(z), and its sum, if wanted. For rows. Waits for dy.
-  SummedGradient argument_gradient(Moving& dy_SBO, const at::Tensor& z, Activation activation,
-                                   const WantedSum& sum) const;
-  struct Returning {
-    Moving x;
-    at::Tensor inverse;
-  };
-  /// The input of dW's product.
-  Returning restore(const Kept& x) const;
-  /// Adds dW to the weight's gradient; returns dx (undefined unless wanted), as the region has it.
-  at::Tensor backward(Returning x, Moving dy_SBO, bool wants_dx) const;
-  /// The same for a dy that is there as the products take it; `shape`: its leading dimensions.
-  at::Tensor backward(Returning x, const MatMul::Operand& dy_TO, at::IntArrayRef shape, bool wants_dx) const;
+  // Backward first starts the gathers, dy's before x's because it is used first, then computes.
+  AsyncTensor gather_input(const at::Tensor& x_SBI) const;
+  AsyncTensor gather_output_grad(const at::Tensor& dy_SBO) const;
+  SavedInput gather_again(SavedInput saved) const;
+  /// Accumulates dW into the weight's main_grad and returns dx as TpComm says; undefined unless `needs_dx`.
+  at::Tensor backward(SavedInput x, AsyncTensor dy_SBO, bool needs_dx) const;
+  /// The same from the operand of dy, whose leading dimensions are those of `shape`.
+  at::Tensor backward(SavedInput x, const Matmul::Operand& dy_TO, at::IntArrayRef shape, bool needs_dx) const;
 
  private:
-  bool is(ParallelRegion wanted) const { return region == wanted && group->size > 1; }
-  at::Tensor forward_own_first(Moving& x, const at::Tensor& bias_O) const;
-  at::Tensor scattered_output(const MatMul::Operand& x_TI, at::IntArrayRef shape) const;
-  at::Tensor input_gradient_own_first(Moving& dy_SBO) const;
-  Moving start_input_gradient(const at::Tensor& dx) const;
-  void add_weight_gradient(Returning x, const MatMul::Operand& dy_TO) const;
+  ParallelMatmul(Parameter& weight, Fp8Scaling* fp8, TpComm comm, const Group& group);
+  at::Tensor reduce_scatter(const Matmul::Operand& x_TI, at::IntArrayRef shape) const;
+  AsyncTensor start_reduction(const at::Tensor& dx) const;
+  void accumulate_weight_grad(SavedInput x, const Matmul::Operand& dy_TO) const;
+
+  std::unique_ptr<Matmul> product_;
+  TpComm comm_;
+  Group group_;
 };
 
 }  // namespace teratron

@@ -11,19 +11,19 @@ namespace teratron {
 
 namespace {
 
-// A model without a gradient buffer (tests, custom loops) gets its accumulator on first use.
+// Without a gradient buffer (tests, custom loops) main_grad is allocated on first use.
 void ensure_main_grad(Parameter& parameter) {
   if (parameter.main_grad.defined()) return;
   const at::Tensor& tensor = parameter.tensor;
-  parameter.main_grad = at::zeros(tensor.sizes(), tensor.options().dtype(gradient_dtype(parameter)));
+  parameter.main_grad = at::zeros(tensor.sizes(), tensor.options().dtype(main_grad_dtype(parameter)));
 }
 
-void gradient_arrived(Parameter& parameter) {
-  parameter.pending_uses -= 1;
-  if (parameter.pending_uses == 0 && parameter.on_gradient) parameter.on_gradient();
+void grad_ready(Parameter& parameter) {
+  parameter.pending_grads -= 1;
+  if (parameter.pending_grads == 0 && parameter.on_grad_ready) parameter.on_grad_ready();
 }
 
-struct Use : torch::autograd::Function<Use> {
+struct ParameterFunction : torch::autograd::Function<ParameterFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& tensor,
                             Parameter* parameter) {
     save_pointer(context, "parameter", parameter);
@@ -31,48 +31,46 @@ struct Use : torch::autograd::Function<Use> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
-    add_gradient(*saved_pointer<Parameter>(context, "parameter"), gradients[0]);
+    accumulate_grad(*saved_pointer<Parameter>(context, "parameter"), gradients[0]);
     return {at::Tensor(), at::Tensor()};
   }
 };
 
 }  // namespace
 
-at::ScalarType gradient_dtype(const Parameter& parameter) {
+at::ScalarType main_grad_dtype(const Parameter& parameter) {
   return parameter.tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-void expect_gradient(Parameter& parameter) {
-  if (parameter.before_use) parameter.before_use();
-  if (at::GradMode::is_enabled()) parameter.pending_uses += 1;
+void register_use(Parameter& parameter) {
+  if (parameter.wait_param_gather) parameter.wait_param_gather();
+  if (at::GradMode::is_enabled()) parameter.pending_grads += 1;
 }
 
-void accumulate_gradient(Parameter& parameter,
-                         const std::function<void(const at::Tensor& sum, bool add)>& write) {
+void accumulate_grad(Parameter& parameter, c10::function_ref<void(const at::Tensor& sum, bool add)> write) {
   ensure_main_grad(parameter);
-  write(parameter.main_grad, !parameter.main_grad_is_void);
-  parameter.main_grad_is_void = false;
-  gradient_arrived(parameter);
+  write(parameter.main_grad, !parameter.grad_is_stale);
+  parameter.grad_is_stale = false;
+  grad_ready(parameter);
 }
 
-void finish_gradient(Parameter& parameter) {
-  if (parameter.main_grad_is_void) parameter.main_grad.zero_();
-  parameter.main_grad_is_void = false;
+void finalize_grad(Parameter& parameter) {
+  if (parameter.grad_is_stale) parameter.main_grad.zero_();
+  parameter.grad_is_stale = false;
 }
 
-SumInto gradient_place(const Parameter& parameter) {
-  return {parameter.main_grad, parameter.main_grad.defined() && !parameter.main_grad_is_void};
+GradSink grad_sink(const Parameter& parameter) {
+  return {parameter.main_grad, parameter.main_grad.defined() && !parameter.grad_is_stale};
 }
 
-WantedSum gradient_place(const Parameter* parameter) {
-  return parameter ? WantedSum(gradient_place(*parameter)) : std::nullopt;
+std::optional<GradSink> grad_sink(const Parameter* parameter) {
+  return parameter ? std::optional<GradSink>(grad_sink(*parameter)) : std::nullopt;
 }
 
-void add_gradient(Parameter& parameter, const at::Tensor& gradient) {
-  accumulate_gradient(parameter, [&](const at::Tensor& sum, bool add) {
+void accumulate_grad(Parameter& parameter, const at::Tensor& gradient) {
+  accumulate_grad(parameter, [&](const at::Tensor& sum, bool add) {
     if (gradient.is_same(sum)) return;
-    TERATRON_ASSERT(!gradient.is_alias_of(sum), "{} would get what lies among the sums again",
-                    parameter.name);
+    TERATRON_ASSERT(!gradient.is_alias_of(sum), "{}: gradient aliases main_grad", parameter.name);
     if (add) {
       sum.add_(gradient);
     } else {
@@ -81,14 +79,14 @@ void add_gradient(Parameter& parameter, const at::Tensor& gradient) {
   });
 }
 
-void add_weight_gradient(Parameter& parameter, const OutputGradient& dy, const at::Tensor& x) {
-  accumulate_gradient(parameter,
-                      [&](at::Tensor sum, bool add) { linear_weight_gradient_(std::move(sum), dy, x, add); });
+void accumulate_weight_grad(Parameter& parameter, const OutputGradient& dy, const at::Tensor& x) {
+  accumulate_grad(parameter,
+                  [&](at::Tensor sum, bool add) { linear_weight_gradient_(std::move(sum), dy, x, add); });
 }
 
-at::Tensor use(Parameter& parameter) {
-  expect_gradient(parameter);
-  return Use::apply(parameter.tensor, &parameter);
+at::Tensor autograd_tensor(Parameter& parameter) {
+  register_use(parameter);
+  return ParameterFunction::apply(parameter.tensor, &parameter);
 }
 
 ParameterSet::ParameterSet(const Options& options)
@@ -126,7 +124,7 @@ Scope Scope::operator/(std::string_view name) const {
   return inner;
 }
 
-Scope Scope::in_fp8() const {
+Scope Scope::with_fp8() const {
   Scope same = *this;
   same.fp8_ = set_->fp8();
   return same;

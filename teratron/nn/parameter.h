@@ -1,8 +1,8 @@
-// Parameters and where they live.
+// Parameters and their gradients.
 //
-// A Parameter knows how it is cut (Shard) and owns the place where its gradient is gathered (main_grad).
-// Layers create theirs through a Scope, which gives each a name: the names of Megatron-Core, so that
-// checkpoints and Hugging Face's maps speak of "decoder.layers.3.mlp.linear_fc1.weight".
+// A Parameter has a Shard, which says how it is cut over the tensor-parallel ranks, and a main_grad, which
+// accumulates its gradient. Layers create parameters through a Scope, which names them as Megatron-Core does,
+// for checkpoints and Hugging Face maps: "decoder.layers.3.mlp.linear_fc1.weight".
 #pragma once
 
 #include <deque>
@@ -12,6 +12,7 @@
 #include <string>
 
 #include <ATen/ATen.h>
+#include <c10/util/FunctionRef.h>
 
 #include "teratron/base/shard.h"
 #include "teratron/kernels/gemm/gemm.h"
@@ -19,8 +20,8 @@
 
 namespace teratron {
 
-/// How a parameter starts. Values depend on the seed, the name and the global index of an element only, so
-/// they are the same for every layout.
+/// Initial values. They depend only on the seed, the name and the global index of an element, so they are the
+/// same for every parallel layout.
 struct Init {
   enum class Kind : uint8_t { constant, normal, xavier };
   Kind kind = Kind::constant;
@@ -33,60 +34,69 @@ struct Init {
   static Init xavier() { return {Kind::xavier}; }
 };
 
+/// Hyperparameters of a parameter's optimizer step.
+enum class ParamGroup : uint8_t {
+  standard,
+  no_weight_decay,
+  decoupled_lr,  // learning rate of --decoupled-lr: word embeddings and output layer
+};
+constexpr int64_t param_groups = 3;
+
+/// Ranks over which a gradient is summed in addition to the data-parallel ones.
+enum class GradSum : uint8_t {
+  none,
+  tensor_parallel,  // a replicated parameter of which each rank sees a sequence shard or some heads
+  embedding,  // tied word embeddings: copies on the first and the last pipeline stage, counted once in norms
+};
+
 struct ParameterOptions {
   Shard shard;
   Init init;
-  bool weight_decay = true;
-  /// The tensor is replicated over the tensor-parallel ranks, but each sees a part of the sequence, so its
-  /// gradient is summed over them (sequence parallelism).
-  bool sum_over_tensor_parallel = false;
-  /// The first and the last pipeline stage hold a copy each (tied word embeddings): the gradients of both are summed,
-  /// and the tensor counts once.
-  bool tied_over_stages = false;
+  ParamGroup param_group = ParamGroup::standard;
+  GradSum grad_sum = GradSum::none;
 };
 
 struct Parameter {
   std::string name;
   ParameterOptions options;
-  /// This rank's part: a leaf that requires a gradient, in the model's dtype. Never replaced, only written.
+  /// This rank's shard: a leaf that requires a gradient, in the model's dtype. Never replaced, only written.
   at::Tensor tensor;
-  /// Gradient summed over micro-batches, same shape; fp32 (fp64 for fp64). Written through
-  /// accumulate_gradient and what stands on it, or in gradient_place by a kernel whose add_gradient follows.
+  /// Gradient accumulated over micro-batches, same shape; fp32 (fp64 for fp64). Written by accumulate_grad
+  /// and its variants, or by a kernel through grad_sink, followed by accumulate_grad.
   at::Tensor main_grad;
-  /// main_grad holds what is of no use any more: the next gradient is written over it, not added. So nobody fills a
-  /// step's gradients with zeros.
-  bool main_grad_is_void = false;
-  /// Forward uses whose gradient has not come yet. A tied weight has several per micro-batch.
-  int64_t pending_uses = 0;
-  /// Called when pending_uses falls to 0: the gradient buffer starts its reduction there.
-  std::function<void()> on_gradient;
-  /// Called before each use in forward: waits for values that are still on their way from other ranks.
-  std::function<void()> before_use;
+  /// main_grad is stale: the next gradient overwrites it instead of accumulating. Avoids zeroing gradients
+  /// each step.
+  bool grad_is_stale = false;
+  /// Uses in forward whose gradient has not been computed yet; several per micro-batch for a tied weight.
+  int64_t pending_grads = 0;
+  /// Called when pending_grads drops to 0: the gradient buffer counts it and starts the bucket's reduction.
+  std::function<void()> on_grad_ready;
+  /// Called before each use in forward: waits for values still being all-gathered.
+  std::function<void()> wait_param_gather;
 
   const Shard& shard() const { return options.shard; }
 };
 
 /// fp32, or fp64 for fp64 parameters.
-at::ScalarType gradient_dtype(const Parameter& parameter);
-/// Forward says that it uses the parameter: from here on its values are there, and one gradient will come (none when
-/// gradients are off).
-void expect_gradient(Parameter& parameter);
-/// Where a kernel that sums a gradient of `main_grad`'s type may put it: main_grad itself, where there is one. Until
-/// add_gradient is called with what the kernel returned, no other gradient of this parameter may come.
-SumInto gradient_place(const Parameter& parameter);
-/// The same for a parameter that may be missing: nothing then.
-WantedSum gradient_place(const Parameter* parameter);
-/// Backward delivers it: main_grad += gradient, unless that is main_grad itself, by gradient_place.
-void add_gradient(Parameter& parameter, const at::Tensor& gradient);
-/// The same by `write(main_grad, add)`, which adds to what it holds or, without `add`, writes over it.
-void accumulate_gradient(Parameter& parameter,
-                         const std::function<void(const at::Tensor& sum, bool add)>& write);
-/// main_grad is a sum from here on: zero if no gradient has come since it became void.
-void finish_gradient(Parameter& parameter);
-/// main_grad += dy^T x for a weight [out, in], dy [T, out], x [T, in]; one GEMM, no intermediate gradient.
-void add_weight_gradient(Parameter& parameter, const OutputGradient& dy, const at::Tensor& x);
-/// The parameter for plain ATen code: its gradient goes into main_grad, never into tensor.grad().
-at::Tensor use(Parameter& parameter);
+at::ScalarType main_grad_dtype(const Parameter& parameter);
+/// To be called by forward before it uses the parameter: waits for its values and, in grad mode, counts one
+/// more pending gradient.
+void register_use(Parameter& parameter);
+/// Destination for a kernel that reduces a gradient of main_grad's dtype: main_grad if it exists. The
+/// kernel's result must be passed to accumulate_grad before the parameter gets any other gradient.
+GradSink grad_sink(const Parameter& parameter);
+/// The same for a parameter that may be null.
+std::optional<GradSink> grad_sink(const Parameter* parameter);
+/// main_grad += gradient; a gradient written through grad_sink is main_grad itself and only counted.
+void accumulate_grad(Parameter& parameter, const at::Tensor& gradient);
+/// The same by write(main_grad, add), which overwrites main_grad unless `add`.
+void accumulate_grad(Parameter& parameter, c10::function_ref<void(const at::Tensor& sum, bool add)> write);
+/// main_grad += dy^T x for a weight [out, in], dy [T, out], x [T, in]: one GEMM, no intermediate gradient.
+void accumulate_weight_grad(Parameter& parameter, const OutputGradient& dy, const at::Tensor& x);
+/// Zeroes main_grad if it is still stale.
+void finalize_grad(Parameter& parameter);
+/// The parameter for plain ATen code: its gradient is accumulated into main_grad, never into tensor.grad().
+at::Tensor autograd_tensor(Parameter& parameter);
 
 /// All parameters of one rank's model in order of registration. Addresses are stable.
 class ParameterSet {
@@ -95,7 +105,7 @@ class ParameterSet {
     at::ScalarType dtype = at::kFloat;
     at::Device device = at::kCPU;
     uint64_t seed = 1234;
-    std::optional<Fp8Options> fp8 = {};  // how layers that may multiply in FP8 do
+    std::optional<Fp8Options> fp8 = {};  // null: no layer uses FP8
   };
   ParameterSet() = default;
   explicit ParameterSet(const Options& options);
@@ -119,14 +129,14 @@ class ParameterSet {
   std::deque<Parameter> parameters_;
 };
 
-/// A place in the model's tree of names.
+/// A prefix in the model's tree of parameter names.
 class Scope {
  public:
   explicit Scope(ParameterSet& set, std::string prefix = "") : set_(&set), prefix_(std::move(prefix)) {}
   Scope operator/(std::string_view name) const;
-  /// The same place, whose linear layers multiply in FP8 if the model does so at all.
-  Scope in_fp8() const;
-  /// Null: linear layers multiply in the model's dtype.
+  /// The same prefix, whose linear layers use FP8 if the model does.
+  Scope with_fp8() const;
+  /// Null: linear layers use the model's dtype.
   Fp8Scaling* fp8() const { return fp8_; }
   Parameter& parameter(std::string_view name, const ParameterOptions& options) const;
   const ParameterSet::Options& options() const { return set_->options(); }

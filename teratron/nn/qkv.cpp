@@ -13,23 +13,23 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct SplitQkv : torch::autograd::Function<SplitQkv> {
-  struct Plan {
+  struct Args {
     const RotaryEmbedding* rope;
-    bool turned;
+    bool rope_applied;
     const Parameter* bias;
   };
 
   static variable_list forward(AutogradContext* context, const at::Tensor& qkv_SBGPD,
-                               const std::optional<at::Tensor>& positions_SB, const Plan& plan) {
-    const auto& [rope, turned, bias] = plan;
+                               const std::optional<at::Tensor>& positions_SB, const Args& args) {
+    const auto& [rope, rope_applied, bias] = args;
     context->save_for_backward({positions_SB.value_or(at::Tensor())});
     save_pointer(context, "rope", rope);
     save_pointer(context, "bias", bias);
     context->saved_data["groups"] = qkv_SBGPD.size(2);
-    auto [q_SBGND, k_SBGD, v_SBGD] = parts_of(qkv_SBGPD);
-    if (rope && !turned) {
+    auto [q_SBGND, k_SBGD, v_SBGD] = unpack_qkv(qkv_SBGPD);
+    if (rope && !rope_applied) {
       rope->rotate_(k_SBGD, *positions_SB);
-      q_SBGND = rope->rotated(q_SBGND, *positions_SB);
+      q_SBGND = rope->rotate(q_SBGND, *positions_SB);
     }
     return {q_SBGND.flatten(2, 3), k_SBGD, v_SBGD};
   }
@@ -43,8 +43,8 @@ struct SplitQkv : torch::autograd::Function<SplitQkv> {
     auto* bias = saved_pointer<Parameter>(context, "bias");
     const std::optional<QkvRotation> rotation =
         rope ? std::optional(rope->rotation(context->get_saved_variables()[0])) : std::nullopt;
-    const MergedQkv merged = merge_qkv(parts, rotation ? &*rotation : nullptr, gradient_place(bias));
-    if (bias) add_gradient(*bias, merged.column_sum);
+    const MergedQkv merged = merge_qkv(parts, rotation ? &*rotation : nullptr, grad_sink(bias));
+    if (bias) accumulate_grad(*bias, merged.dbias);
     return {merged.qkv, at::Tensor(), at::Tensor()};
   }
 
@@ -59,9 +59,9 @@ bool queries_are_view(int64_t groups, int64_t queries_per_group) {
 
 QueryKeyValue split_qkv(const QkvProjection& projection, const RotaryEmbedding* rope,
                         const at::Tensor& positions_SB) {
-  const SplitQkv::Plan plan{rope, projection.turned, projection.bias};
+  const SplitQkv::Args args{rope, projection.rope_applied, projection.bias};
   const variable_list parts =
-      SplitQkv::apply(projection.qkv_SBGPD, rope ? std::optional(positions_SB) : std::nullopt, plan);
+      SplitQkv::apply(projection.qkv_SBGPD, rope ? std::optional(positions_SB) : std::nullopt, args);
   return {parts[0], parts[1], parts[2]};
 }
 

@@ -15,20 +15,20 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-struct Plan : torch::CustomClassHolder {
-  Plan(Region region_, RecomputeOptions options_)
-      : region(std::move(region_)), options(std::move(options_)) {}
-  Region region;
+struct Call : torch::CustomClassHolder {
+  Call(RecomputeFunction function_, RecomputeOptions options_)
+      : function(std::move(function_)), options(std::move(options_)) {}
+  RecomputeFunction function;
   RecomputeOptions options;
 };
 
-at::Tensor own_part(const at::Tensor& x, const Group& group) {
+at::Tensor local_shard(const at::Tensor& x, const Group& group) {
   if (group.size == 1) return x;
   const int64_t rows = x.size(0) / group.size;
   return x.narrow(0, group.rank * rows, rows).clone();
 }
 
-// The inputs as leaves of a graph of their own.
+// The inputs as leaves of a separate graph.
 variable_list fresh_inputs(const variable_list& saved, const std::vector<bool>& needs, const Group& group) {
   variable_list inputs;
   for (size_t i = 0; i < saved.size(); ++i) {
@@ -40,49 +40,49 @@ variable_list fresh_inputs(const variable_list& saved, const std::vector<bool>& 
 
 struct Recomputed : torch::autograd::Function<Recomputed> {
   static at::Tensor forward(AutogradContext* context, at::TensorList inputs,
-                            const c10::intrusive_ptr<Plan>& plan) {
+                            const c10::intrusive_ptr<Call>& call) {
     variable_list saved;
     c10::List<bool> needs;
     for (const at::Tensor& input : inputs) {
-      saved.push_back(own_part(input, plan->options.shared_by));
+      saved.push_back(local_shard(input, call->options.shared_by));
       needs.push_back(input.requires_grad());
     }
     context->save_for_backward(std::move(saved));
     context->saved_data["needs"] = needs;
-    context->saved_data["plan"] = c10::IValue::make_capsule(plan);
-    return plan->region(inputs);
+    context->saved_data["call"] = c10::IValue::make_capsule(call);
+    return call->function(inputs);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const auto holder = context->saved_data["plan"].toCapsule();
-    const auto& plan = static_cast<const Plan&>(*holder);
-    const RecomputeOptions& options = plan.options;
+    const auto holder = context->saved_data["call"].toCapsule();
+    const auto& call = static_cast<const Call&>(*holder);
+    const RecomputeOptions& options = call.options;
     const variable_list inputs = fresh_inputs(
         context->get_saved_variables(), context->saved_data["needs"].toBoolList().vec(), options.shared_by);
-    // The region counts its uses once more.
-    for (Parameter* parameter : options.parameters) parameter->pending_uses -= 1;
+    // The function registers its uses again.
+    for (Parameter* parameter : options.parameters) parameter->pending_grads -= 1;
     {
       const at::AutoGradMode with_gradients(true);
-      const at::Tensor output = plan.region(inputs);
+      const at::Tensor output = call.function(inputs);
       torch::autograd::backward({output}, {gradients[0]});
     }
     variable_list result;
     for (const at::Tensor& input : inputs) result.push_back(input.grad());
-    result.emplace_back();  // of the plan
+    result.emplace_back();  // call
     return result;
   }
 };
 
 }  // namespace
 
-at::Tensor recompute(const Region& region, const std::vector<at::Tensor>& inputs,
+at::Tensor recompute(const RecomputeFunction& function, const std::vector<at::Tensor>& inputs,
                      const RecomputeOptions& options) {
   const bool differentiable = at::GradMode::is_enabled() &&
                               std::any_of(inputs.begin(), inputs.end(),
                                           [](const at::Tensor& input) { return input.requires_grad(); });
-  if (!differentiable) return region(inputs);
-  for (Parameter* parameter : options.parameters) expect_gradient(*parameter);
-  return Recomputed::apply(at::TensorList(inputs), c10::make_intrusive<Plan>(region, options));
+  if (!differentiable) return function(inputs);
+  for (Parameter* parameter : options.parameters) register_use(*parameter);
+  return Recomputed::apply(at::TensorList(inputs), c10::make_intrusive<Call>(function, options));
 }
 
 }  // namespace teratron

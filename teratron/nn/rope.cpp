@@ -14,7 +14,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// A rotation's adjoint is the rotation back.
+// The adjoint is the inverse rotation.
 struct Rotation : torch::autograd::Function<Rotation> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& positions,
                             const RopeTable& table, RopeStyle style) {
@@ -33,18 +33,14 @@ struct Rotation : torch::autograd::Function<Rotation> {
   }
 };
 
-}  // namespace
-
-namespace {
-
 // Llama 3.1's constants (Grattafiori et al. 2024).
 at::Tensor llama3_scaled(const at::Tensor& frequencies, double factor) {
   constexpr double trained_positions = 8192.0;
   constexpr double low = 1.0;
   constexpr double high = 4.0;
-  const at::Tensor turns = frequencies * (trained_positions / (2.0 * M_PI));
-  const at::Tensor kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
-  return frequencies * (kept + (1.0 - kept) / factor);
+  const at::Tensor periods = frequencies * (trained_positions / (2.0 * M_PI));
+  const at::Tensor unscaled = ((periods - low) / (high - low)).clamp(0.0, 1.0);
+  return frequencies * (unscaled + (1.0 - unscaled) / factor);
 }
 
 }  // namespace
@@ -58,8 +54,8 @@ RotaryEmbedding::RotaryEmbedding(const Options& options, const at::TensorOptions
   if (options.config.llama3_factor > 0.0) {
     frequencies = llama3_scaled(frequencies, options.config.llama3_factor);
   }
-  const at::Tensor places = at::arange(options.positions, fp64) / options.config.interpolation;
-  const at::Tensor angles = at::outer(places, frequencies);
+  const at::Tensor positions = at::arange(options.positions, fp64) / options.config.interpolation;
+  const at::Tensor angles = at::outer(positions, frequencies);
   const bool wide = c10::typeMetaToScalarType(model.dtype()) == at::kDouble;
   const auto target = at::TensorOptions().dtype(wide ? at::kDouble : at::kFloat).device(model.device());
   table_ = {angles.cos().to(target), angles.sin().to(target)};
@@ -73,7 +69,7 @@ void RotaryEmbedding::rotate_(const at::Tensor& x, const at::Tensor& positions_S
   rope_(x, table_, positions_SB, {style_, RopeDirection::forward});
 }
 
-at::Tensor RotaryEmbedding::rotated(const at::Tensor& x, const at::Tensor& positions_SB) const {
+at::Tensor RotaryEmbedding::rotate(const at::Tensor& x, const at::Tensor& positions_SB) const {
   return rope(x, table_, positions_SB, {style_, RopeDirection::forward});
 }
 

@@ -7,15 +7,15 @@ namespace teratron {
 
 struct RotaryConfig {
   double base = 10000.0;
-  double percent = 1.0;  // share of each head's width that is rotated
+  double percent = 1.0;  // rotated fraction of the head width
   bool interleaved = false;
   double interpolation = 1.0;  // positions are divided by this (Chen et al. 2023)
-  /// Llama 3's frequency scaling by this factor; 0: none. Wavelengths above 8192 positions are stretched by it,
-  /// those below 2048 are left alone, and between the two the way from one to the other is linear.
+  /// Llama 3's frequency scaling; 0: none. Wavelengths above 8192 positions are stretched by this factor,
+  /// those below 2048 are unchanged, with linear interpolation in between.
   double llama3_factor = 0.0;
 };
 
-/// The angles of every position up to a limit, and their use.
+/// A table of the angles of all positions up to a limit.
 class RotaryEmbedding {
  public:
   struct Options {
@@ -23,19 +23,16 @@ class RotaryEmbedding {
     int64_t head_width = 0;
     int64_t positions = 0;  // rows of the table
   };
-  /// theta(position, i) = position / interpolation * base^(-2 i / rotated), rotated = percent * head_width;
-  /// computed in fp64.
-  /// The table is fp64 for fp64 models, else fp32.
+  /// theta(position, i) = position / interpolation * base^(-2 i / rotated), rotated = percent * head_width,
+  /// computed in fp64. The table is fp64 for fp64 models, else fp32.
   RotaryEmbedding(const Options& options, const at::TensorOptions& model);
   /// x [S, B, N, D] or [S, B, G, N, D] rotated by the angles of positions [S, B]. Differentiable.
   at::Tensor apply(const at::Tensor& x, const at::Tensor& positions_SB) const;
 
-  // For custom functions, without autograd. x as for apply, its channels contiguous.
-  /// Where x lies.
+  // Without autograd, for custom functions; x as for apply(), with contiguous channels.
   void rotate_(const at::Tensor& x, const at::Tensor& positions_SB) const;
-  /// Into a new contiguous tensor.
-  at::Tensor rotated(const at::Tensor& x, const at::Tensor& positions_SB) const;
-  /// What was done to queries and keys at these positions.
+  at::Tensor rotate(const at::Tensor& x, const at::Tensor& positions_SB) const;
+  /// The rotation of queries and keys at these positions.
   QkvRotation rotation(const at::Tensor& positions_SB) const { return {table_, style_, positions_SB}; }
 
  private:

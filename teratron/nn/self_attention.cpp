@@ -9,7 +9,7 @@ namespace teratron {
 
 namespace {
 
-// Rows of the fused projection: for each query group its query heads, its key and its value.
+// Rows of the fused projection: per query group its query heads, a key and a value.
 int64_t qkv_rows(const SelfAttentionOptions& options) {
   return (options.heads + 2 * options.query_groups) * options.kv_channels;
 }
@@ -41,10 +41,10 @@ SelfAttention::SelfAttention(const Scope& scope, const SelfAttentionOptions& opt
               parallel) {
   const int64_t heads = options.heads / group_.size;
   if (options.qk_norm) {
-    // Every rank sees its own heads only, so the gradients are summed over the ranks.
-    const TensorParallel partial{group_, true};
-    q_norm_.emplace(scope / "q_layernorm", options.kv_channels, *options.qk_norm, partial);
-    k_norm_.emplace(scope / "k_layernorm", options.kv_channels, *options.qk_norm, partial);
+    // Replicated, but each rank sees only its own heads, so the gradients are summed over the ranks.
+    const TensorParallel summed{group_, true};
+    q_norm_.emplace(scope / "q_layernorm", options.kv_channels, *options.qk_norm, summed);
+    k_norm_.emplace(scope / "k_layernorm", options.kv_channels, *options.qk_norm, summed);
   }
   if (options.alibi) {
     const ParameterSet::Options& model = scope.options();
@@ -53,20 +53,20 @@ SelfAttention::SelfAttention(const Scope& scope, const SelfAttentionOptions& opt
   }
 }
 
-Stream SelfAttention::forward_onto(const Residual& residual, const at::Tensor& x_SBH,
-                                   const AttentionContext& context, KeyValueCache* cache) {
+Hidden SelfAttention::forward_add_residual(const at::Tensor& x_SBH, const ResidualDropout& residual,
+                                           const AttentionContext& context, KeyValueCache* cache) {
   const int64_t groups = options_.query_groups / group_.size;
   const int64_t per_group = options_.heads / options_.query_groups;
   const int64_t width = options_.kv_channels;
-  // Norms of queries and keys come before the rotation.
-  const RotaryEmbedding* const rope_at_once = q_norm_ ? nullptr : context.rope;
-  std::optional<QkvTurn> turn;
-  if (rope_at_once && queries_are_view(groups, per_group))
-    turn = {rope_at_once->rotation(context.positions_SB), per_group + 2, width};
-  const auto [qkv_SBF, bias] = qkv_.forward(x_SBH, turn ? &*turn : nullptr);
+  // Without query-key norms, which come before RoPE, the rotation is fused into the projection or its split.
+  const RotaryEmbedding* const fused_rope = q_norm_ ? nullptr : context.rope;
+  std::optional<QkvRope> rope;
+  if (fused_rope && queries_are_view(groups, per_group))
+    rope = {fused_rope->rotation(context.positions_SB), per_group + 2, width};
+  const auto [qkv_SBF, bias] = qkv_.forward(x_SBH, rope ? &*rope : nullptr);
   const at::Tensor qkv_SBGPD = qkv_SBF.unflatten(-1, {groups, per_group + 2, width});
   auto [q_SBND, k_SBGD, v_SBGD] =
-      split_qkv({qkv_SBGPD, bias, turn.has_value()}, rope_at_once, context.positions_SB);
+      split_qkv({qkv_SBGPD, bias, rope.has_value()}, fused_rope, context.positions_SB);
   if (q_norm_) {
     q_SBND = q_norm_->forward(q_SBND);
     k_SBGD = k_norm_->forward(k_SBGD);
@@ -82,17 +82,17 @@ Stream SelfAttention::forward_onto(const Residual& residual, const at::Tensor& x
                  .v_SBGD = v_SBGD,
                  .scale = 1.0 / std::sqrt(static_cast<double>(width)),
                  .causal = true,
-                 .first_visible_BS = context.first_visible_BS,
+                 .segment_start_BS = context.segment_start_BS,
                  .window = options_.window,
                  .alibi_slopes = alibi_slopes_N_,
                  .score_divisor = options_.score_divisor,
                  .dropout = context.training ? options_.dropout : 0.0,
-                 .dropout_key = {context.dropout_seed, options_.dropout_site, context.samples_B},
-                 .dropout_rows = context.dropout_rows,
-                 .first_head = group_.rank * groups * per_group,
-                 .all_heads = options_.heads,
+                 .dropout_key = {context.dropout_seed, options_.dropout_site, context.sample_ids_B},
+                 .dropout_row_ids = context.dropout_row_ids,
+                 .head_offset = group_.rank * groups * per_group,
+                 .total_heads = options_.heads,
                  .recompute = options_.recompute_core});
-  return output_.forward_onto(residual, mixed_SBF);
+  return output_.forward_add_residual(mixed_SBF, residual);
 }
 
 }  // namespace teratron

@@ -1,5 +1,5 @@
-// Self-attention with fused QKV, multi-head or grouped-query, tensor-parallel over query groups. Optionally with
-// normalised queries and keys (Henry et al. 2020), ALiBi or a sliding window.
+// Self-attention with a fused QKV projection, multi-head or grouped-query, tensor-parallel over query groups.
+// Optional: query-key normalization (Henry et al. 2020), ALiBi, sliding window.
 #pragma once
 
 #include <optional>
@@ -11,23 +11,22 @@
 
 namespace teratron {
 
-/// Keys and values of the tokens seen so far, of one layer; grows as text is generated.
+/// Keys and values of one layer for all tokens so far; grows during generation.
 struct KeyValueCache {
   at::Tensor k_SBGD;
   at::Tensor v_SBGD;
 };
 
-/// What a micro-batch brings to every attention layer. Positions and document bounds are always data.
+/// Inputs of all attention layers for one micro-batch. Positions and document bounds are tensors, never
+/// constants.
 struct AttentionContext {
-  const RotaryEmbedding* rope = nullptr;  // null: positions are not rotated
+  const RotaryEmbedding* rope = nullptr;  // null: no RoPE
   at::Tensor positions_SB;
-  at::Tensor first_visible_BS;  // see AttentionRequest
+  at::Tensor segment_start_BS;  // see AttentionRequest
   uint64_t dropout_seed = 0;
-  int64_t first_sample = 0;
-  at::Tensor samples_B;  // see DropoutKey
-  std::shared_ptr<DropoutRows> dropout_rows =
-      nullptr;           // to be shared by all layers; not by another micro-batch
-  bool training = true;  // dropout is active
+  at::Tensor sample_ids_B;                                   // see DropoutKey
+  std::shared_ptr<DropoutRowIds> dropout_row_ids = nullptr;  // shared by all layers for this micro-batch
+  bool training = true;                                      // dropout is active
 };
 
 struct SelfAttentionOptions {
@@ -41,7 +40,7 @@ struct SelfAttentionOptions {
   uint64_t dropout_site = 0;
   Init qkv_init;
   Init output_init;
-  std::optional<NormOptions> qk_norm;  // of each head's query and key, before positions rotate them
+  std::optional<NormOptions> qk_norm;  // of each head's query and key, before RoPE
   bool alibi = false;
   int64_t window = 0;          // see AttentionRequest
   double score_divisor = 1.0;  // see AttentionRequest
@@ -51,9 +50,10 @@ struct SelfAttentionOptions {
 class SelfAttention {
  public:
   SelfAttention(const Scope& scope, const SelfAttentionOptions& options, const TensorParallel& parallel);
-  /// residual + dropout(attention of x + output bias): x [S, B, H] -> [S, B, H]. `cache` is this layer's, or null.
-  Stream forward_onto(const Residual& residual, const at::Tensor& x_SBH, const AttentionContext& context,
-                      KeyValueCache* cache);
+  /// residual + dropout(attention(x) + output bias): x [S, B, H] -> [S, B, H]. `cache` is this layer's, or
+  /// null.
+  Hidden forward_add_residual(const at::Tensor& x_SBH, const ResidualDropout& residual,
+                              const AttentionContext& context, KeyValueCache* cache);
 
  private:
   SelfAttentionOptions options_;

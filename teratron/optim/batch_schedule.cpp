@@ -1,6 +1,8 @@
 #include "teratron/optim/batch_schedule.h"
 
 #include <algorithm>
+#include <array>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <set>
@@ -12,20 +14,20 @@
 namespace teratron {
 namespace {
 
-constexpr const char* kStepFlag = "--step-batch-size-schedule";
-constexpr const char* kRampFlag = "--rampup-batch-size";
+constexpr const char* step_flag = "--step-batch-size-schedule";
+constexpr const char* ramp_flag = "--rampup-batch-size";
 
 UserError step_error(std::string what, std::string fix) {
-  return config_error({.what = std::move(what), .where = kStepFlag, .fix = std::move(fix)});
+  return config_error({.what = std::move(what), .where = step_flag, .fix = std::move(fix)});
 }
 
-int64_t checked_divisor(const BatchLayout& layout) {
+int64_t checked_divisor(const BatchSplit& split) {
   int64_t divisor = 0;
-  const bool overflow = __builtin_mul_overflow(layout.micro_batch_size, layout.data_parallel_size, &divisor);
-  if (layout.micro_batch_size <= 0 || layout.data_parallel_size <= 0 || overflow) {
+  const bool overflow = __builtin_mul_overflow(split.micro_batch_size, split.data_parallel_size, &divisor);
+  if (split.micro_batch_size <= 0 || split.data_parallel_size <= 0 || overflow) {
     throw config_error(
         {.what = fmt::format("micro-batch-size = {} times data-parallel size = {} is not a batch",
-                             layout.micro_batch_size, layout.data_parallel_size),
+                             split.micro_batch_size, split.data_parallel_size),
          .where = "--micro-batch-size",
          .fix = "both must be positive"});
   }
@@ -34,35 +36,16 @@ int64_t checked_divisor(const BatchLayout& layout) {
 
 /// "250B", "1.5k", "768": decimal number with an optional suffix, truncated to an integer.
 int64_t parse_amount(std::string_view text, std::string_view entry) {
-  double multiplier = 1.0;
-  std::string_view digits = text;
-  if (!digits.empty()) {
-    switch (digits.back()) {
-      case 'k':
-      case 'K':
-        multiplier = 1e3;
-        break;
-      case 'm':
-      case 'M':
-        multiplier = 1e6;
-        break;
-      case 'b':
-      case 'B':
-        multiplier = 1e9;
-        break;
-      case 't':
-      case 'T':
-        multiplier = 1e12;
-        break;
-      default:
-        break;
-    }
-    if (multiplier != 1.0) digits.remove_suffix(1);
-  }
+  static constexpr std::string_view suffixes = "KMBT";
+  static constexpr std::array<double, 4> multipliers = {1e3, 1e6, 1e9, 1e12};
+  const size_t suffix =
+      text.empty() ? suffixes.npos
+                   : suffixes.find(static_cast<char>(std::toupper(static_cast<unsigned char>(text.back()))));
+  const std::string_view digits = text.substr(0, text.size() - (suffix < suffixes.size() ? 1 : 0));
   double value = 0.0;
   const auto [end, status] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
   const bool whole = status == std::errc() && end == digits.data() + digits.size();
-  value *= multiplier;
+  if (suffix < suffixes.size()) value *= multipliers[suffix];
   if (!whole || !(value >= 0.0 && value < 9.0e18)) {
     throw step_error(
         fmt::format("\"{}\" of the entry \"{}\" is not a number", printable(text), printable(entry)),
@@ -72,12 +55,12 @@ int64_t parse_amount(std::string_view text, std::string_view entry) {
 }
 
 std::vector<std::string_view> split_entries(std::string_view text) {
-  constexpr std::string_view kSeparators = ", \t\r\n";
+  constexpr std::string_view separators = ", \t\r\n";
   std::vector<std::string_view> entries;
-  for (size_t start = text.find_first_not_of(kSeparators); start != std::string_view::npos;) {
-    const size_t end = std::min(text.find_first_of(kSeparators, start), text.size());
+  for (size_t start = text.find_first_not_of(separators); start != std::string_view::npos;) {
+    const size_t end = std::min(text.find_first_of(separators, start), text.size());
     entries.push_back(text.substr(start, end - start));
-    start = text.find_first_not_of(kSeparators, end);
+    start = text.find_first_not_of(separators, end);
   }
   return entries;
 }
@@ -87,7 +70,7 @@ void require_increasing(const std::vector<BatchStep>& steps) {
     throw step_error("the schedule is empty", "write THRESHOLD:SIZE, such as 0:768 250B:1536");
   if (steps.front().samples != 0) {
     throw step_error(fmt::format("the first threshold is {}", steps.front().samples),
-                     "let the schedule start at 0");
+                     "start the schedule at 0");
   }
   for (size_t i = 0; i < steps.size(); ++i) {
     if (steps[i].global_batch_size <= 0) {
@@ -96,7 +79,7 @@ void require_increasing(const std::vector<BatchStep>& steps) {
     }
     if (i > 0 && steps[i].samples == steps[i - 1].samples) {
       throw step_error(fmt::format("the threshold {} (in samples) occurs twice", steps[i].samples),
-                       "give every threshold one batch size");
+                       "use each threshold once");
     }
   }
 }
@@ -121,11 +104,11 @@ std::vector<BatchStep> parse_step_batch_size_schedule(std::string_view text,
   return steps;
 }
 
-BatchSchedule::BatchSchedule(const BatchLayout& layout, std::vector<BatchStep> steps)
-    : layout_(layout), divisor_(checked_divisor(layout)), steps_(std::move(steps)) {}
+BatchSchedule::BatchSchedule(const BatchSplit& split, std::vector<BatchStep> steps)
+    : split_(split), divisor_(checked_divisor(split)), steps_(std::move(steps)) {}
 
-BatchSchedule BatchSchedule::constant(int64_t global_batch_size, const BatchLayout& layout) {
-  BatchSchedule schedule(layout, {{0, global_batch_size}});
+BatchSchedule BatchSchedule::constant(int64_t global_batch_size, const BatchSplit& split) {
+  BatchSchedule schedule(split, {{0, global_batch_size}});
   if (global_batch_size <= 0) {
     throw config_error({.what = fmt::format("global-batch-size = {} is not positive", global_batch_size),
                         .where = "--global-batch-size",
@@ -135,10 +118,9 @@ BatchSchedule BatchSchedule::constant(int64_t global_batch_size, const BatchLayo
   return schedule;
 }
 
-BatchSchedule BatchSchedule::ramp(const BatchRamp& ramp, int64_t global_batch_size,
-                                  const BatchLayout& layout) {
+BatchSchedule BatchSchedule::ramp(const BatchRamp& ramp, int64_t global_batch_size, const BatchSplit& split) {
   const auto reject = [](std::string what, std::string fix) {
-    return config_error({.what = std::move(what), .where = kRampFlag, .fix = std::move(fix)});
+    return config_error({.what = std::move(what), .where = ramp_flag, .fix = std::move(fix)});
   };
   if (ramp.start <= 0 || ramp.increment <= 0 || ramp.samples <= 0) {
     throw reject(fmt::format("a ramp of start {}, increment {} over {} samples", ramp.start, ramp.increment,
@@ -149,26 +131,26 @@ BatchSchedule BatchSchedule::ramp(const BatchRamp& ramp, int64_t global_batch_si
   if (difference <= 0) {
     throw reject(
         fmt::format("the ramp starts at {}, but the global batch size is {}", ramp.start, global_batch_size),
-        "start below --global-batch-size, or leave the ramp out");
+        "start below --global-batch-size, or omit the ramp");
   }
   if (difference % ramp.increment != 0) {
     throw reject(fmt::format("{} - {} = {} is not a multiple of the increment {}", global_batch_size,
                              ramp.start, difference, ramp.increment),
                  "choose an increment that divides it");
   }
-  BatchSchedule schedule(layout, {{0, global_batch_size}});
+  BatchSchedule schedule(split, {{0, global_batch_size}});
   schedule.ramp_ = ramp;
   schedule.samples_per_increment_ = double(ramp.samples) / double(difference / ramp.increment);
   return schedule;
 }
 
-BatchSchedule BatchSchedule::steps(std::vector<BatchStep> steps, const BatchLayout& layout) {
-  if (layout.decrease_if_needed) {
+BatchSchedule BatchSchedule::steps(std::vector<BatchStep> steps, const BatchSplit& split) {
+  if (split.decrease_if_needed) {
     throw step_error("a step schedule cannot be combined with --decrease-batch-size-if-needed",
-                     "drop one of the two");
+                     "omit one of the two");
   }
   require_increasing(steps);
-  return BatchSchedule(layout, std::move(steps));
+  return BatchSchedule(split, std::move(steps));
 }
 
 int64_t BatchSchedule::scheduled(int64_t consumed) const {
@@ -184,7 +166,7 @@ int64_t BatchSchedule::scheduled(int64_t consumed) const {
 BatchSize BatchSchedule::at(int64_t consumed) const {
   BatchSize size;
   size.global = scheduled(consumed);
-  size.running = layout_.decrease_if_needed ? size.global / divisor_ * divisor_ : size.global;
+  size.running = split_.decrease_if_needed ? size.global / divisor_ * divisor_ : size.global;
   size.microbatches = size.running / divisor_;
   return size;
 }
@@ -216,8 +198,8 @@ void BatchSchedule::require_divisible(int64_t consumed) const {
     problems.push_back(
         {.what = fmt::format(
              "global batch size {} is not divisible by micro-batch-size {} x data-parallel size {} = {}",
-             global, layout_.micro_batch_size, layout_.data_parallel_size, divisor_),
-         .where = ramp_ ? kRampFlag : (steps_.size() > 1 ? kStepFlag : "--global-batch-size"),
+             global, split_.micro_batch_size, split_.data_parallel_size, divisor_),
+         .where = ramp_ ? ramp_flag : (steps_.size() > 1 ? step_flag : "--global-batch-size"),
          .fix = below > 0 ? fmt::format("use {} or {}", below, below + divisor_)
                           : fmt::format("use {}", divisor_)});
   }
@@ -235,7 +217,7 @@ int64_t BatchSchedule::iterations_for(int64_t samples) const {
     const int64_t batch = at(consumed).running;
     const int64_t limit = std::min(next_change(consumed).value_or(samples), samples);
     if (batch <= 0 || consumed + batch > samples) return iterations;
-    // Steps that start before the next change all have this size; the last may reach beyond it.
+    // Steps that start before the next change have this size; the last may extend beyond it.
     const int64_t fitting = (samples - consumed) / batch;
     const int64_t before_change = (limit - consumed + batch - 1) / batch;
     const int64_t now = std::max<int64_t>(std::min(fitting, before_change), 1);

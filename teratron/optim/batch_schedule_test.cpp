@@ -25,12 +25,12 @@ BatchSchedule ramp_of(const json& c) {
       {c["micro_batch_size"], c["data_parallel_size"], c["decrease_batch_size_if_needed"].get<bool>()});
 }
 
-/// Trains by the schedule and checks every change of size, where it happens and what it is.
+/// Walks the schedule and checks when the size changes and to what.
 void expect_trace(const BatchSchedule& schedule, const json& c) {
   int64_t consumed = 0;
   size_t next = 0;
   const json& trace = c["trace_step_consumed_global_running_microbatches"];
-  // The last step is named, unless it is the one that could not run.
+  // The last step is listed, unless it could not run.
   const int64_t steps = c["end"][0].get<int64_t>() + (c.contains("inconsistent") ? 0 : 1);
   for (int64_t step = 0; step < steps; ++step) {
     const BatchSize size = schedule.at(consumed);
@@ -47,7 +47,7 @@ void expect_trace(const BatchSchedule& schedule, const json& c) {
   EXPECT_EQ(next, trace.size());
 }
 
-TEST(BatchSchedule, RampOfTheReference) {
+TEST(BatchSchedule, RampEqualsMegatron) {
   int errors = 0;
   for (const json& c : read_json("rampup_batch_size.json")) {
     SCOPED_TRACE(c["rampup_batch_size"].dump());
@@ -71,7 +71,7 @@ TEST(BatchSchedule, RampOfTheReference) {
   EXPECT_EQ(errors, 3);
 }
 
-TEST(BatchSchedule, StepsOfTheReference) {
+TEST(BatchSchedule, StepsEqualMegatron) {
   int errors = 0;
   for (const json& c : read_json("step_batch_size.json")) {
     SCOPED_TRACE(c["schedule"].dump());
@@ -116,7 +116,7 @@ TEST(BatchSchedule, ConstantAndRoundedDown) {
   EXPECT_THROW(BatchSchedule::constant(8, {int64_t{1} << 40, int64_t{1} << 40}), UserError);
 }
 
-TEST(BatchSchedule, StepsNeedDivisibleSizesOnlyWhereTrainingGoes) {
+TEST(BatchSchedule, StepsNeedDivisibleSizesOnlyWhenReached) {
   const auto schedule = BatchSchedule::steps({{0, 6}, {60, 16}}, {4, 4});
   EXPECT_THROW(schedule.require_divisible(), UserError);
   EXPECT_NO_THROW(schedule.require_divisible(60));

@@ -15,14 +15,14 @@ int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// The chunk of each parameter.
+// Chunk index of each parameter.
 std::vector<int64_t> chunk_numbers(const std::vector<int64_t>& sizes, size_t parameters) {
   std::vector<int64_t> numbers;
   for (size_t chunk = 0; chunk < sizes.size(); ++chunk) {
     numbers.insert(numbers.end(), sizes[chunk], static_cast<int64_t>(chunk));
   }
   if (sizes.empty()) numbers.assign(parameters, 0);
-  TERATRON_ASSERT(numbers.size() == parameters, "chunks of {} parameters, given {}", numbers.size(),
+  TERATRON_ASSERT(numbers.size() == parameters, "chunks have {} parameters, the model has {}", numbers.size(),
                   parameters);
   return numbers;
 }
@@ -36,31 +36,32 @@ FlatRange intersection(const FlatRange& a, const FlatRange& b) {
 
 FlatBuffer::FlatBuffer(const std::vector<Parameter*>& parameters, const Options& options)
     : options_(options), last_microbatch_(std::max<size_t>(options.chunks.size(), 1)) {
-  lay_out(parameters);
-  attach();
+  assign_ranges(parameters);
+  allocate();
 }
 
-void FlatBuffer::lay_out(const std::vector<Parameter*>& parameters) {
+void FlatBuffer::assign_ranges(const std::vector<Parameter*>& parameters) {
   const std::vector<int64_t> chunks = chunk_numbers(options_.chunks, parameters.size());
   for (size_t i = parameters.size(); i-- > 0;) {
     Parameter* const parameter = parameters[i];
-    if (parameter->options.tied_over_stages) close_bucket();
+    if (parameter->options.grad_sum == GradSum::embedding) close_bucket();
     const int64_t before = entries_.empty() ? 0 : entries_.back().range.end;
     const int64_t bucket_begin = buckets_.empty() ? 0 : buckets_.back().range.end;
     const int64_t begin = round_up(std::max(before, bucket_begin), optimizer_block);
     const int64_t end = begin + parameter->tensor.numel();
     entries_.push_back({parameter, {begin, end}, chunks[i]});
-    if (end - bucket_begin >= options_.bucket_size || parameter->options.tied_over_stages) close_bucket();
+    if (end - bucket_begin >= options_.bucket_size || parameter->options.grad_sum == GradSum::embedding)
+      close_bucket();
   }
   close_bucket();
 }
 
-// The entries after those of the last bucket form one.
+// The entries since the last bucket form the next one.
 void FlatBuffer::close_bucket() {
   const auto first = bucket_of_entry_.size();
   if (first == entries_.size()) return;
   const int64_t begin = buckets_.empty() ? 0 : buckets_.back().range.end;
-  // A slice of a bucket is made of whole optimizer blocks.
+  // Slices of a bucket consist of whole optimizer blocks.
   const int64_t length =
       round_up(entries_.back().range.end - begin, optimizer_block * options_.data_parallel.size);
   const FlatRange range{begin, begin + length};
@@ -69,25 +70,25 @@ void FlatBuffer::close_bucket() {
   owned_.push_back(options_.sharded ? slice(range) : range);
 }
 
-void FlatBuffer::attach() {
+void FlatBuffer::allocate() {
   if (entries_.empty()) return;
   const at::TensorOptions storage = entries_.front().parameter->tensor.options().requires_grad(false);
   const int64_t length = buckets_.back().range.end;
-  gradients_ = at::zeros({length}, storage.dtype(gradient_dtype(*entries_.front().parameter)));
+  gradients_ = at::zeros({length}, storage.dtype(main_grad_dtype(*entries_.front().parameter)));
   const bool gathered = options_.sharded && options_.data_parallel.size > 1;
-  parameters_ = gathered ? options_.data_parallel.communicator->gather_output({length}, storage)
+  parameters_ = gathered ? options_.data_parallel.communicator->alloc_symmetric({length}, storage)
                          : at::empty({length}, storage);
   parameters_.zero_();
   for (size_t i = 0; i < entries_.size(); ++i) {
     Parameter& parameter = *entries_[i].parameter;
     const FlatRange& range = entries_[i].range;
-    const at::Tensor view = parameters_.narrow(0, range.begin, range.size()).view(parameter.tensor.sizes());
+    const at::Tensor view = range.of(parameters_).view(parameter.tensor.sizes());
     view.copy_(parameter.tensor.detach());
     parameter.tensor.set_data(view);
-    parameter.main_grad = gradients(range).view(parameter.tensor.sizes());
-    parameter.on_gradient = [this, i] { gradient_arrived(i); };
-    if (options_.sharded && options_.overlap_gather) {
-      parameter.before_use = [this, i] { buckets_[bucket_of_entry_[i]].gather.wait(); };
+    parameter.main_grad = range.of(gradients_).view(parameter.tensor.sizes());
+    parameter.on_grad_ready = [this, i] { on_grad_ready(i); };
+    if (options_.sharded && options_.overlap_param_gather) {
+      parameter.wait_param_gather = [this, i] { buckets_[bucket_of_entry_[i]].gather.wait(); };
     }
   }
 }
@@ -102,73 +103,71 @@ double FlatBuffer::gradient_scale() const {
   return options_.average_in_collective ? 1.0 : 1.0 / static_cast<double>(options_.data_parallel.size);
 }
 
-void FlatBuffer::start_step() {
-  for (const Entry& entry : entries_) entry.parameter->main_grad_is_void = true;
+void FlatBuffer::zero_grad() {
+  for (const Entry& entry : entries_) entry.parameter->grad_is_stale = true;
   std::fill(last_microbatch_.begin(), last_microbatch_.end(), false);
   for (Bucket& bucket : buckets_) {
-    bucket.arrived = 0;
+    bucket.ready = 0;
     bucket.started = false;
   }
 }
 
-void FlatBuffer::gradient_arrived(size_t entry) {
+void FlatBuffer::on_grad_ready(size_t entry) {
   if (!last_microbatch_[entries_[entry].chunk]) return;
   Bucket& bucket = buckets_[bucket_of_entry_[entry]];
-  bucket.arrived += 1;
-  if (bucket.arrived == bucket.parameters) start_reduction(bucket);
+  bucket.ready += 1;
+  if (bucket.ready == bucket.parameters) start_reduction(bucket);
 }
 
 void FlatBuffer::start_reduction(Bucket& bucket) {
   bucket.started = true;
   for (const Entry& entry : entries_) {
     if (entry.range.begin >= bucket.range.begin && entry.range.end <= bucket.range.end) {
-      finish_gradient(*entry.parameter);
+      finalize_grad(*entry.parameter);
     }
   }
   const Group& group = options_.data_parallel;
   if (group.size == 1) return;
   const ReduceOp op = options_.average_in_collective ? ReduceOp::avg : ReduceOp::sum;
-  at::Tensor all = gradients(bucket.range);
-  if (options_.reduce_in_bf16) all = all.to(at::kBFloat16);
+  at::Tensor sent = bucket.range.of(gradients_);
+  if (options_.reduce_in_bf16) sent = sent.to(at::kBFloat16);
   if (!options_.sharded) {
-    bucket.rounded = all;
-    bucket.reduction = group.communicator->all_reduce(all, op);
+    bucket.result = sent;
+    bucket.reduction = group.communicator->all_reduce(sent, op);
     return;
   }
-  const at::Tensor part = gradients(slice(bucket.range));
-  bucket.rounded = options_.reduce_in_bf16 ? at::empty_like(part, all.options()) : part;
-  bucket.reduction = group.communicator->reduce_scatter(bucket.rounded, all, op);
+  const at::Tensor part = slice(bucket.range).of(gradients_);
+  bucket.result = options_.reduce_in_bf16 ? at::empty_like(part, sent.options()) : part;
+  bucket.reduction = group.communicator->reduce_scatter(bucket.result, sent, op);
 }
 
-void FlatBuffer::finish_reduction(Bucket& bucket) {
+void FlatBuffer::finish_grad_sync(Bucket& bucket) {
   bucket.reduction.wait();
-  if (bucket.rounded.defined() && options_.reduce_in_bf16) {
-    gradients(options_.sharded ? slice(bucket.range) : bucket.range).copy_(bucket.rounded);
+  if (bucket.result.defined() && options_.reduce_in_bf16) {
+    (options_.sharded ? slice(bucket.range) : bucket.range).of(gradients_).copy_(bucket.result);
   }
-  bucket.rounded.reset();
+  bucket.result.reset();
 }
 
-void FlatBuffer::finish_reduction() {
+void FlatBuffer::finish_grad_sync() {
   for (Bucket& bucket : buckets_) {
     if (!bucket.started) start_reduction(bucket);
   }
-  for (Bucket& bucket : buckets_) finish_reduction(bucket);
+  for (Bucket& bucket : buckets_) finish_grad_sync(bucket);
 }
 
-void FlatBuffer::gather_parameters() {
+void FlatBuffer::gather_params() {
   const Group& group = options_.data_parallel;
   if (!options_.sharded || group.size == 1) return;
-  // Last bucket first: forward begins there.
+  // Last bucket first: it holds the first layers.
   for (auto bucket = buckets_.rbegin(); bucket != buckets_.rend(); ++bucket) {
-    const FlatRange mine = slice(bucket->range);
     bucket->gather =
-        group.communicator->all_gather(parameters_.narrow(0, bucket->range.begin, bucket->range.size()),
-                                       parameters_.narrow(0, mine.begin, mine.size()));
+        group.communicator->all_gather(bucket->range.of(parameters_), slice(bucket->range).of(parameters_));
   }
-  if (!options_.overlap_gather) finish_gather();
+  if (!options_.overlap_param_gather) finish_param_gather();
 }
 
-void FlatBuffer::finish_gather() {
+void FlatBuffer::finish_param_gather() {
   for (Bucket& bucket : buckets_) bucket.gather.wait();
 }
 

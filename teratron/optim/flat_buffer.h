@@ -1,14 +1,14 @@
-// Gradients and parameters side by side in flat memory.
+// Flat buffers of parameters and gradients, as in Megatron-LM's DDP and distributed optimizer.
 //
-// Parameters lie in reverse order of registration (about the order in which backward finishes their
-// gradients), each starting at a multiple of 64 elements, cut into buckets. A bucket whose last gradient has
-// arrived in the step's final micro-batch starts its reduction over the data-parallel ranks while backward
-// goes on. With `sharded` (ZeRO-1, Rajbhandari et al. 2020) every rank ends up with an equal slice of each
-// bucket, owns that slice in the optimizer, and the parameters are gathered afterwards, if wanted under the next
-// forward; otherwise every rank owns everything. With one rank both are the same code over a group of one.
+// Parameters are stored in reverse order of registration (about the order in which backward finishes their
+// gradients), each aligned to 64 elements, and divided into buckets. A bucket is reduced over the
+// data-parallel ranks as soon as its last gradient in the step's final micro-batch is ready, while backward
+// continues. With `sharded` (ZeRO-1, Rajbhandari et al. 2020) each rank gets an equal slice of every bucket
+// and optimizes only that slice; afterwards the parameters are all-gathered, optionally overlapping the next
+// forward. Otherwise every rank owns everything. One rank is a group of one.
 //
-// A word embedding that is tied over pipeline stages has a bucket of its own, so that the ranks of the first and of
-// the last stage own the same slices of it.
+// Word embeddings tied over pipeline stages have a separate bucket, so that the ranks of the first and of the
+// last stage own the same slices of it.
 #pragma once
 
 #include <vector>
@@ -23,9 +23,10 @@ struct FlatRange {
   int64_t begin = 0;
   int64_t end = 0;
   int64_t size() const { return end - begin; }
+  at::Tensor of(const at::Tensor& flat) const { return flat.narrow(0, begin, size()); }
 };
 
-/// Nothing when they do not meet.
+/// Empty if they are disjoint.
 FlatRange intersection(const FlatRange& a, const FlatRange& b);
 
 class FlatBuffer {
@@ -34,41 +35,41 @@ class FlatBuffer {
     Group data_parallel;
     bool sharded = false;
     int64_t bucket_size = 40'000'000;    // elements after which a bucket is closed
-    bool average_in_collective = false;  // else the caller scales every gradient by gradient_scale()
-    bool reduce_in_bf16 = false;         // gradients are rounded for the way between the ranks
-    bool overlap_gather = false;         // a forward waits for the parameters it uses, not for all of them
-    std::vector<int64_t> chunks = {};    // parameters of each pipeline chunk, in order; empty: one chunk
+    bool average_in_collective = false;  // else the caller scales the loss by gradient_scale()
+    bool reduce_in_bf16 = false;         // gradients are rounded for communication
+    bool overlap_param_gather = false;   // a forward waits only for the parameters it uses
+    std::vector<int64_t> chunks = {};  // number of parameters per pipeline chunk, in order; empty: one chunk
   };
-  /// A parameter and where it lies.
   struct Entry {
     Parameter* parameter = nullptr;
     FlatRange range;
     int64_t chunk = 0;
   };
 
-  /// Moves the parameters' memory into the buffer and gives them their main_grad. They must outlive it and
-  /// share dtype and device.
+  /// Moves the parameters into the buffer and sets their main_grad. They must outlive it and share dtype and
+  /// device.
   FlatBuffer(const std::vector<Parameter*>& parameters, const Options& options);
   FlatBuffer(const FlatBuffer&) = delete;
   FlatBuffer& operator=(const FlatBuffer&) = delete;
 
-  /// What losses are multiplied by, so that summed gradients are the average over the ranks.
+  /// Factor of the loss for which summed gradients are the average over the ranks.
   double gradient_scale() const;
-  /// Before the first backward of a step: gradients count as zero, whatever the buffer holds until finish_reduction().
-  void start_step();
-  /// From now on gradients that arrive in this chunk are the last of the step: buckets start to be reduced.
-  void expect_last_microbatch(int64_t chunk = 0) { last_microbatch_.at(chunk) = true; }
-  /// After the last backward: the current stream waits until every owned gradient is reduced over the ranks.
-  void finish_reduction();
-  /// After the optimizer: every rank gets every parameter. Nothing to do when not sharded. With overlap_gather the
-  /// values may still be on their way: layers wait for what they use, all others call finish_gather() first.
-  void gather_parameters();
-  void finish_gather();
+  /// Before the first backward of a step. Gradients are only marked stale; the buffer's contents are
+  /// undefined until finish_grad_sync().
+  void zero_grad();
+  /// From now on gradients of this chunk are the last of the step: complete buckets start their reduction.
+  void set_last_microbatch(int64_t chunk = 0) { last_microbatch_.at(chunk) = true; }
+  /// After the last backward: the current stream waits until every owned gradient is reduced.
+  void finish_grad_sync();
+  /// After the optimizer step: all-gathers the parameters if sharded. With overlap_param_gather the values
+  /// may still be in flight: layers wait for those they use, other readers call finish_param_gather() first.
+  void gather_params();
+  void finish_param_gather();
 
   const at::Tensor& gradients() const { return gradients_; }    // fp32 (fp64), 1-D
   const at::Tensor& parameters() const { return parameters_; }  // the model's dtype, 1-D
   const std::vector<Entry>& entries() const { return entries_; }
-  /// What this rank's optimizer works on, ascending.
+  /// Elements that this rank's optimizer updates, ascending.
   const std::vector<FlatRange>& owned() const { return owned_; }
   const Options& options() const { return options_; }
 
@@ -76,22 +77,19 @@ class FlatBuffer {
   struct Bucket {
     FlatRange range;
     int64_t parameters = 0;
-    int64_t arrived = 0;
+    int64_t ready = 0;
     bool started = false;
-    at::Tensor rounded;  // what travels when reducing in bf16: this rank's result
+    at::Tensor result;  // of the reduction, in bf16 if reduce_in_bf16
     Work reduction;
     Work gather;
   };
-  void lay_out(const std::vector<Parameter*>& parameters);
+  void assign_ranges(const std::vector<Parameter*>& parameters);
   void close_bucket();
-  void attach();
-  void gradient_arrived(size_t entry);
+  void allocate();
+  void on_grad_ready(size_t entry);
   void start_reduction(Bucket& bucket);
-  void finish_reduction(Bucket& bucket);
+  void finish_grad_sync(Bucket& bucket);
   FlatRange slice(const FlatRange& bucket) const;
-  at::Tensor gradients(const FlatRange& range) const {
-    return gradients_.narrow(0, range.begin, range.size());
-  }
 
   Options options_;
   std::vector<Entry> entries_;

@@ -1,4 +1,4 @@
-// Where parameters lie in flat memory, and when its buckets travel between the ranks.
+// Ranges of parameters in flat buffers, and when buckets are communicated.
 #include "teratron/optim/flat_buffer.h"
 
 #include <fmt/format.h>
@@ -20,7 +20,7 @@ namespace {
 using Ranges = std::vector<FlatRange>;
 using Notes = std::vector<std::string>;
 
-// The second of two ranks; moves nothing, but notes what is asked of it.
+// The second of two ranks; records calls without communication.
 class Recorder final : public Communicator {
  public:
   Notes notes;
@@ -32,7 +32,7 @@ class Recorder final : public Communicator {
   Work all_gather(at::Tensor output, at::Tensor) override { return note("gather", output); }
   Work broadcast(at::Tensor tensor, int64_t) override { return note("broadcast", tensor); }
   Work all_to_all(at::Tensor output, at::Tensor) override { return note("all_to_all", output); }
-  Work exchange(std::vector<PointToPoint>) override { return {}; }
+  Work batch_isend_irecv(std::vector<P2POp>) override { return {}; }
   std::vector<std::string> all_gather_bytes(const std::string& bytes) override { return {bytes, bytes}; }
   void barrier() override {}
   void abort(const std::string&) override {}
@@ -54,7 +54,7 @@ struct Buffer {
       all.push_back(&scope.parameter(std::string(1, static_cast<char>('a' + i)),
                                      {.shard = Shard::replicated({sizes[i]}),
                                       .init = Init::normal(1.0),
-                                      .tied_over_stages = i == tied}));
+                                      .grad_sum = i == tied ? GradSum::embedding : GradSum::none}));
       values.push_back(all.back()->tensor.detach().clone());
     }
     options.bucket_size = 150;
@@ -63,7 +63,7 @@ struct Buffer {
   Parameter& operator[](size_t i) { return parameters.all()[i]; }
 
   ParameterSet parameters;
-  std::vector<at::Tensor> values;  // as they were before they moved
+  std::vector<at::Tensor> values;  // before they are moved
   std::unique_ptr<FlatBuffer> flat;
 };
 
@@ -71,7 +71,7 @@ FlatBuffer::Options second_of_two(const std::shared_ptr<Recorder>& recorder) {
   return {.data_parallel = {.rank = 1, .size = 2, .ranks = {0, 1}, .communicator = recorder}};
 }
 
-TEST(FlatBuffer, HoldsParametersInReverseOrderAtBlocks) {
+TEST(FlatBuffer, AlignsParametersInReverseOrder) {
   Buffer buffer({10, 70, 64, 100});
   const std::vector<FlatBuffer::Entry>& entries = buffer.flat->entries();
   const Ranges expected{{0, 100}, {128, 192}, {192, 262}, {320, 330}};
@@ -90,8 +90,8 @@ TEST(FlatBuffer, HoldsParametersInReverseOrderAtBlocks) {
   }
 }
 
-// A bucket ends behind the parameter that fills it (150 elements here), padded to whole blocks on every rank.
-TEST(FlatBuffer, CutsBucketsIntoEqualSlicesOfWholeBlocks) {
+// A bucket ends after the parameter that fills it (150 elements here), padded to whole blocks on every rank.
+TEST(FlatBuffer, SlicesBucketsEquallyIntoWholeBlocks) {
   const std::array<int64_t, 4> sizes{10, 70, 64, 100};
   EXPECT_EQ(Buffer(sizes).flat->owned(), (Ranges{{0, 192}, {192, 384}}));
 
@@ -103,22 +103,22 @@ TEST(FlatBuffer, CutsBucketsIntoEqualSlicesOfWholeBlocks) {
   EXPECT_EQ(Buffer(sizes, options).flat->owned(), (Ranges{{128, 256}, {384, 512}}));
 }
 
-TEST(FlatBuffer, GivesATiedEmbeddingABucketOfItsOwn) {
+TEST(FlatBuffer, HasASeparateBucketForATiedEmbedding) {
   EXPECT_EQ(Buffer({10, 70, 64, 100}, {}, 2).flat->owned(), (Ranges{{0, 128}, {128, 192}, {192, 384}}));
 }
 
-// Forward and backward of a product of the parameters; notes when backward comes to the second of them.
+// Forward and backward of a product of the parameters; records when backward reaches the second one.
 void run_microbatch(Buffer& buffer, Notes& notes) {
   at::Tensor product = at::ones({100});
   for (size_t i = 0; i < 4; ++i) {
-    product = product * use(buffer[i]);
-    if (i == 1) product.register_hook([&](const at::Tensor&) { notes.emplace_back("backward is at b"); });
+    product = product * autograd_tensor(buffer[i]);
+    if (i == 1) product.register_hook([&](const at::Tensor&) { notes.emplace_back("backward reaches b"); });
   }
   product.sum().backward();
-  notes.emplace_back("backward has ended");
+  notes.emplace_back("backward is done");
 }
 
-TEST(FlatBuffer, ReducesABucketWhileTheLastBackwardGoesOn) {
+TEST(FlatBuffer, ReducesBucketsDuringTheLastBackward) {
   for (const bool sharded : {false, true}) {
     const auto recorder = std::make_shared<Recorder>();
     FlatBuffer::Options options = second_of_two(recorder);
@@ -126,45 +126,45 @@ TEST(FlatBuffer, ReducesABucketWhileTheLastBackwardGoesOn) {
     Buffer buffer({100, 100, 100, 100}, options);
     for (int64_t step = 0; step < 2; ++step) {
       recorder->notes.clear();
-      buffer.flat->start_step();
+      buffer.flat->zero_grad();
       run_microbatch(buffer, recorder->notes);
-      buffer.flat->expect_last_microbatch();
+      buffer.flat->set_last_microbatch();
       run_microbatch(buffer, recorder->notes);
-      buffer.flat->finish_reduction();
-      EXPECT_EQ(recorder->notes, (Notes{"backward is at b", "backward has ended", "reduce 0+256",
-                                        "backward is at b", "reduce 256+256", "backward has ended",
-                                        "wait: reduce 0+256", "wait: reduce 256+256"}));
+      buffer.flat->finish_grad_sync();
+      EXPECT_EQ(recorder->notes,
+                (Notes{"backward reaches b", "backward is done", "reduce 0+256", "backward reaches b",
+                       "reduce 256+256", "backward is done", "wait: reduce 0+256", "wait: reduce 256+256"}));
     }
   }
 }
 
-TEST(FlatBuffer, ReducesInTheEndWhatGotNoGradient) {
+TEST(FlatBuffer, ReducesUnusedParametersAtTheEnd) {
   const auto recorder = std::make_shared<Recorder>();
   Buffer buffer({100, 100, 100, 100}, second_of_two(recorder));
-  buffer.flat->start_step();
-  buffer.flat->expect_last_microbatch();
-  use(buffer[2]).sum().backward();
+  buffer.flat->zero_grad();
+  buffer.flat->set_last_microbatch();
+  autograd_tensor(buffer[2]).sum().backward();
   EXPECT_EQ(recorder->notes, Notes{});
-  buffer.flat->finish_reduction();
+  buffer.flat->finish_grad_sync();
   EXPECT_EQ(recorder->notes,
             (Notes{"reduce 0+256", "reduce 256+256", "wait: reduce 0+256", "wait: reduce 256+256"}));
 }
 
-TEST(FlatBuffer, GathersFirstWhatForwardUsesFirst) {
+TEST(FlatBuffer, GathersInTheOrderOfForward) {
   for (const bool overlap : {false, true}) {
     const auto recorder = std::make_shared<Recorder>();
     FlatBuffer::Options options = second_of_two(recorder);
     options.sharded = true;
-    options.overlap_gather = overlap;
+    options.overlap_param_gather = overlap;
     Buffer buffer({100, 100, 100, 100}, options);
-    buffer.flat->gather_parameters();
+    buffer.flat->gather_params();
     recorder->notes.emplace_back("forward");
-    for (size_t i = 0; i < 4; ++i) use(buffer[i]);
-    const Notes beside{"gather 256+256", "gather 0+256", "forward", "wait: gather 256+256",
-                       "wait: gather 0+256"};
+    for (size_t i = 0; i < 4; ++i) autograd_tensor(buffer[i]);
+    const Notes overlapped{"gather 256+256", "gather 0+256", "forward", "wait: gather 256+256",
+                           "wait: gather 0+256"};
     const Notes before{"gather 256+256", "gather 0+256", "wait: gather 0+256", "wait: gather 256+256",
                        "forward"};
-    EXPECT_EQ(recorder->notes, overlap ? beside : before);
+    EXPECT_EQ(recorder->notes, overlap ? overlapped : before);
   }
 }
 

@@ -15,7 +15,7 @@ LossScaler LossScaler::constant(float scale) {
   if (!(scale > 0.0F) || !std::isfinite(scale)) {
     throw config_error({.what = fmt::format("loss-scale = {} is not a positive number", scale),
                         .where = "--loss-scale",
-                        .fix = "use a power of two such as 65536, or leave it out for a dynamic scale"});
+                        .fix = "use a power of two such as 65536, or omit it for a dynamic scale"});
   }
   LossScaler scaler;
   scaler.scale_ = scale;
@@ -63,7 +63,7 @@ void LossScaler::update(bool found_inf) {
   if (++growth_tracker_ != options_.growth_interval) return;
   growth_tracker_ = 0;
   hysteresis_tracker_ = options_.hysteresis;
-  // An infinite scale could never come back: halving it leaves it infinite.
+  // An infinite scale could never back off.
   const float grown = scale_ * options_.growth_factor;
   if (std::isfinite(grown)) scale_ = grown;
 }
@@ -84,9 +84,9 @@ void LossScaler::load(const nlohmann::json& state) {
                      hysteresis->is_number_integer() && std::isfinite(scale->get<float>());
   if (!sound) {
     throw checkpoint_error(
-        {.what = "the loss scaler's scale, growth_tracker or hysteresis_tracker is missing or wrong",
+        {.what = "the loss scaler's scale, growth_tracker or hysteresis_tracker is missing or invalid",
          .where = "grad_scaler of the checkpoint",
-         .fix = "pass --no-load-optim to start the optimizer afresh"});
+         .fix = "pass --no-load-optim to reset the optimizer state"});
   }
   scale_ = scale->get<float>();
   growth_tracker_ = growth->get<int64_t>();

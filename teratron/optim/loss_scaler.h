@@ -1,12 +1,11 @@
-// Loss scale of fp16 training: constant, or dynamic with Megatron-LM's state machine.
+// Loss scale of fp16 training: constant, or dynamic as in Megatron-LM's DynamicGradScaler.
 //
-//   overflow     growth_tracker = 0; hysteresis_tracker -= 1;
-//                if that is <= 0: scale = max(scale * backoff, min)
-//   clean step   growth_tracker += 1; at the growth interval: growth_tracker = 0, hysteresis refilled,
+//   overflow     growth_tracker = 0; hysteresis_tracker -= 1; if <= 0: scale = max(scale * backoff, min)
+//   clean step   growth_tracker += 1; at the growth interval: growth_tracker = 0, hysteresis_tracker reset,
 //                scale *= growth
 //
-// The hysteresis is not refilled by a back-off: after the first one every further overflow halves at once,
-// until the scale grows again. It may become negative and is saved so.
+// A back-off does not reset the hysteresis: after the first one, every further overflow halves the scale
+// immediately until it grows again. The hysteresis_tracker may become negative and is saved so.
 #pragma once
 
 #include <cstdint>
@@ -26,21 +25,20 @@ struct LossScalerOptions {
 
 class LossScaler {
  public:
-  /// A scale that never changes (--loss-scale; 1 for bf16 and fp32). UserError(config) unless positive and
-  /// finite.
+  /// A constant scale (--loss-scale; 1 for bf16 and fp32). UserError(config) unless positive and finite.
   static LossScaler constant(float scale);
-  /// UserError(config) where an option is out of range.
+  /// UserError(config) if an option is out of range.
   static LossScaler dynamic(const LossScalerOptions& options);
 
-  /// What the loss is multiplied by; gradients are divided by it. fp32, as on the device.
+  /// Factor of the loss, by which gradients are divided. fp32, as on the device.
   float scale() const { return scale_; }
   bool is_dynamic() const { return dynamic_; }
-  /// After every step, skipped ones too.
+  /// After every step, including skipped ones.
   void update(bool found_inf);
 
   /// {"scale", "growth_tracker", "hysteresis_tracker"}; an empty object for a constant scale.
   nlohmann::json state() const;
-  /// UserError(checkpoint) where a key is missing or nonsense. A constant scale keeps its own value.
+  /// UserError(checkpoint) if a key is missing or invalid. A constant scale ignores the state.
   void load(const nlohmann::json& state);
 
  private:

@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-TEST(LossScaler, StateTraceOfTheReference) {
+TEST(LossScaler, StateTraceEqualsMegatron) {
   std::ifstream file(std::string(TERATRON_SOURCE_DIR) + "/tests/fixtures/schedules/grad_scaler.json");
   const json cases = json::parse(file);
   ASSERT_FALSE(cases.empty());
@@ -47,7 +47,7 @@ TEST(LossScaler, ResumesInTheMiddle) {
   }
 }
 
-TEST(LossScaler, ConstantNeverMoves) {
+TEST(LossScaler, ConstantNeverChanges) {
   auto scaler = LossScaler::constant(128.0F);
   EXPECT_FALSE(scaler.is_dynamic());
   for (int i = 0; i < 5; ++i) scaler.update(i % 2 == 0);

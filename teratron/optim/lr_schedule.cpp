@@ -1,4 +1,4 @@
-// Built with -ffp-contract=off: a fused multiply-add would change the last bit against the reference.
+// Built with -ffp-contract=off: a fused multiply-add would change the last bit.
 #include "teratron/optim/lr_schedule.h"
 
 #include <algorithm>
@@ -16,10 +16,10 @@
 namespace teratron {
 namespace {
 
-constexpr std::array<std::string_view, 5> kLrStyles = {"constant", "linear", "cosine", "inverse-square-root",
+constexpr std::array<std::string_view, 5> lr_styles = {"constant", "linear", "cosine", "inverse-square-root",
                                                        "WSD"};
-constexpr std::array<std::string_view, 4> kWsdStyles = {"linear", "cosine", "exponential", "minus_sqrt"};
-constexpr std::array<std::string_view, 3> kWdStyles = {"constant", "linear", "cosine"};
+constexpr std::array<std::string_view, 4> wsd_styles = {"linear", "cosine", "exponential", "minus_sqrt"};
+constexpr std::array<std::string_view, 3> weight_decay_styles = {"constant", "linear", "cosine"};
 
 template <typename Style, size_t N>
 std::optional<Style> style_from(const std::array<std::string_view, N>& names, std::string_view name) {
@@ -60,15 +60,15 @@ std::vector<Problem> contradictions(const LrScheduleOptions& o) {
   require(o.init_lr <= o.max_lr, fmt::format("lr-warmup-init = {} is above lr = {}", o.init_lr, o.max_lr),
           "--lr-warmup-init", "start the warm-up at or below --lr");
   require(o.decay_steps > 0.0, fmt::format("the learning rate decays over {} samples", o.decay_steps),
-          "--lr-decay-iters", "give a positive length, or a positive --train-iters");
+          "--lr-decay-iters", "use a positive length, or a positive --train-iters");
   require(
       o.warmup_steps >= 0.0 && o.warmup_steps < o.decay_steps,
       fmt::format("the warm-up takes {} samples but the decay ends after {}", o.warmup_steps, o.decay_steps),
       "--lr-warmup-iters", "make the warm-up shorter than the decay");
   if (o.decay_style == LrDecayStyle::wsd) {
     require(o.wsd_decay_steps > 0.0 && o.wsd_decay_steps <= o.decay_steps,
-            fmt::format("the WSD tail is {} samples long, of {} in all", o.wsd_decay_steps, o.decay_steps),
-            "--lr-wsd-decay-iters", "give the tail a positive length within the decay");
+            fmt::format("the WSD decay takes {} of {} samples", o.wsd_decay_steps, o.decay_steps),
+            "--lr-wsd-decay-iters", "use a positive length within the decay");
   }
   require(o.start_weight_decay >= 0.0,
           fmt::format("start-weight-decay = {} is negative", o.start_weight_decay), "--start-weight-decay",
@@ -78,7 +78,7 @@ std::vector<Problem> contradictions(const LrScheduleOptions& o) {
                       o.start_weight_decay),
           "--end-weight-decay", "weight decay may only grow");
   require(o.weight_decay_style != WeightDecayStyle::constant || o.start_weight_decay == o.end_weight_decay,
-          fmt::format("weight decay is constant but goes from {} to {}", o.start_weight_decay,
+          fmt::format("weight decay is constant but changes from {} to {}", o.start_weight_decay,
                       o.end_weight_decay),
           "--weight-decay-incr-style", "choose linear or cosine, or equal ends");
   return problems;
@@ -86,13 +86,13 @@ std::vector<Problem> contradictions(const LrScheduleOptions& o) {
 
 [[noreturn]] void mixed_units(std::string_view samples_flag, std::string_view fix) {
   throw config_error(
-      {.what = fmt::format("{} counts samples, but the run is given in iterations (or the reverse)",
+      {.what = fmt::format("{} does not match the unit of the training length, iterations or samples",
                            samples_flag),
        .where = std::string(samples_flag),
        .fix = std::string(fix)});
 }
 
-/// Reads checkpoint keys one by one, gathering what differs from the flags.
+/// Reads checkpoint keys and collects differences from the flags.
 class StateReader {
  public:
   StateReader(const nlohmann::json& state, ScheduleLoadRule rule) : state_(state), rule_(rule) {}
@@ -108,7 +108,7 @@ class StateReader {
     const auto saved = style_from<Style>(names, text);
     if (!saved)
       throw checkpoint_error(
-          {.what = fmt::format("unknown {} \"{}\"", key, printable(text)), .where = kWhere});
+          {.what = fmt::format("unknown {} \"{}\"", key, printable(text)), .where = where});
     if (choose(key, *saved != value, text, std::string(names[size_t(value)]))) value = *saved;
   }
 
@@ -123,27 +123,27 @@ class StateReader {
   }
 
  private:
-  static constexpr const char* kWhere = "opt_param_scheduler of the checkpoint";
+  static constexpr const char* where = "opt_param_scheduler of the checkpoint";
 
   template <typename T, typename Check>
   T get(const char* key, Check&& valid) const {
     const auto found = state_.find(key);
     if (found == state_.end() || !valid(*found)) {
       throw checkpoint_error(
-          {.what = fmt::format("\"{}\" is missing or of the wrong type", key), .where = kWhere});
+          {.what = fmt::format("\"{}\" is missing or of the wrong type", key), .where = where});
     }
     return found->template get<T>();
   }
 
-  /// Whether the checkpoint's value is to be taken.
+  /// Whether to use the checkpoint's value.
   bool choose(const char* key, bool differs, const std::string& saved, const std::string& given) {
     if (rule_ == ScheduleLoadRule::use_checkpoint) return true;
     if (rule_ == ScheduleLoadRule::must_match && differs) {
       differences_.push_back(
           {.what = fmt::format("{} is {} in the checkpoint but {} by the flags", key, saved, given),
-           .where = kWhere,
-           .fix = "pass --override-opt_param-scheduler to go by the flags, or "
-                  "--use-checkpoint-opt_param-scheduler to go by the checkpoint"});
+           .where = where,
+           .fix = "pass --override-opt_param-scheduler to use the flags, or "
+                  "--use-checkpoint-opt_param-scheduler to use the checkpoint"});
     }
     return false;
   }
@@ -153,8 +153,7 @@ class StateReader {
   std::vector<Problem> differences_;
 };
 
-/// Lengths are whole samples except a fractional warm-up; print whole numbers as integers, like the
-/// reference.
+/// Whole numbers as integers, as in Megatron-LM; only a warm-up may be fractional.
 nlohmann::json length(double value) {
   if (value == std::floor(value) && std::abs(value) < 9.0e15) return static_cast<int64_t>(value);
   return value;
@@ -163,25 +162,25 @@ nlohmann::json length(double value) {
 }  // namespace
 
 std::string_view name_of(LrDecayStyle style) {
-  return kLrStyles[size_t(style)];
+  return lr_styles[size_t(style)];
 }
 std::string_view name_of(WsdDecayStyle style) {
-  return kWsdStyles[size_t(style)];
+  return wsd_styles[size_t(style)];
 }
 std::string_view name_of(WeightDecayStyle style) {
-  return kWdStyles[size_t(style)];
+  return weight_decay_styles[size_t(style)];
 }
 std::optional<LrDecayStyle> lr_decay_style_from_name(std::string_view name) {
-  return style_from<LrDecayStyle>(kLrStyles, name);
+  return style_from<LrDecayStyle>(lr_styles, name);
 }
 std::optional<WsdDecayStyle> wsd_decay_style_from_name(std::string_view name) {
-  return style_from<WsdDecayStyle>(kWsdStyles, name);
+  return style_from<WsdDecayStyle>(wsd_styles, name);
 }
 std::optional<WeightDecayStyle> weight_decay_style_from_name(std::string_view name) {
-  return style_from<WeightDecayStyle>(kWdStyles, name);
+  return style_from<WeightDecayStyle>(weight_decay_styles, name);
 }
 
-double learning_rate(const LrScheduleOptions& options, int64_t num_steps, const ParamGroupRule& group) {
+double learning_rate(const LrScheduleOptions& options, int64_t num_steps, const ParamGroupOverrides& group) {
   const double n = static_cast<double>(num_steps);
   const double w = options.warmup_steps;
   const double max_lr = group.max_lr.value_or(options.max_lr);
@@ -199,7 +198,7 @@ double learning_rate(const LrScheduleOptions& options, int64_t num_steps, const 
   return min_lr + coefficient * (max_lr - min_lr);
 }
 
-double weight_decay(const LrScheduleOptions& options, int64_t num_steps, const ParamGroupRule& group) {
+double weight_decay(const LrScheduleOptions& options, int64_t num_steps, const ParamGroupOverrides& group) {
   const double n = static_cast<double>(num_steps);
   const double steps = options.weight_decay_steps;
   const bool at_end = n > steps || steps <= 0.0 || options.weight_decay_style == WeightDecayStyle::constant;
@@ -213,9 +212,9 @@ double weight_decay(const LrScheduleOptions& options, int64_t num_steps, const P
 
 void resolve_lengths(const LrScheduleFlags& flags, LrScheduleOptions& options) {
   if (flags.train_iters.has_value() == flags.train_samples.has_value()) {
-    throw config_error({.what = "the length of the training must be given once, in iterations or in samples",
+    throw config_error({.what = "the training length must be given once, in iterations or in samples",
                         .where = "--train-iters, --train-samples",
-                        .fix = "give exactly one of the two"});
+                        .fix = "set exactly one of the two"});
   }
   const auto samples = [&](int64_t iters) {
     return static_cast<double>(iters) * double(flags.global_batch_size);
@@ -266,12 +265,12 @@ void OptimizerParamScheduler::load(const nlohmann::json& state, ScheduleLoadRule
   reader.number("min_lr", merged.min_lr);
   reader.number("lr_warmup_steps", merged.warmup_steps);
   reader.number("lr_decay_steps", merged.decay_steps);
-  reader.style("lr_decay_style", kLrStyles, merged.decay_style);
+  reader.style("lr_decay_style", lr_styles, merged.decay_style);
   if (reader.has("start_wd")) {
     reader.number("start_wd", merged.start_weight_decay);
     reader.number("end_wd", merged.end_weight_decay);
     reader.number("wd_incr_steps", merged.weight_decay_steps);
-    reader.style("wd_incr_style", kWdStyles, merged.weight_decay_style);
+    reader.style("wd_incr_style", weight_decay_styles, merged.weight_decay_style);
   }
   const int64_t num_steps = reader.count("num_steps");
   reader.finish();

@@ -1,8 +1,8 @@
-// Learning rate and weight decay as functions of the samples consumed, with the numbers of Megatron-LM's
-// OptimizerParamScheduler (bit for bit in double).
+// Learning rate and weight decay as functions of consumed samples, bitwise equal (in double) to Megatron-LM's
+// OptimizerParamScheduler.
 //
-// The counter n counts *samples*: it grows by the global batch size at every successful step and stands still
-// at a step that was skipped for overflow. Iteration-based flags are multiplied by the global batch size.
+// n counts samples: it grows by the global batch size at every successful step, not at steps skipped for
+// overflow. Iteration-based flags are multiplied by the global batch size.
 //
 //   n <= w, w > 0          lr = init + (max - init) * n / w                   (warm-up over w samples)
 //   constant               lr = max
@@ -13,8 +13,8 @@
 //       WSD 1 until decay - wsd, then with q = progress of the tail:
 //           linear 1 - q; cosine; exponential 2 * 0.5^q - 1; minus_sqrt 1 - sqrt(q)   (arXiv:2405.18392)
 //
-// Weight decay goes from start to end over `weight_decay_steps` samples without a warm-up, and stays at its
-// end:
+// Weight decay changes from start to end over `weight_decay_steps` samples without a warm-up, and stays
+// there:
 //   linear in n / steps, or cosine (cos(pi (1 - n / steps)) + 1) / 2.
 #pragma once
 
@@ -54,17 +54,19 @@ struct LrScheduleOptions {
   WeightDecayStyle weight_decay_style = WeightDecayStyle::constant;
 };
 
-/// What a group of parameters has of its own: --decoupled-lr, or no weight decay on biases and norms.
-struct ParamGroupRule {
+/// Overrides for a parameter group: --decoupled-lr, or no weight decay on biases and norms.
+struct ParamGroupOverrides {
   std::optional<double> max_lr;
   std::optional<double> min_lr;
   double weight_decay_mult = 1.0;
 };
 
-double learning_rate(const LrScheduleOptions& options, int64_t num_steps, const ParamGroupRule& group = {});
-double weight_decay(const LrScheduleOptions& options, int64_t num_steps, const ParamGroupRule& group = {});
+double learning_rate(const LrScheduleOptions& options, int64_t num_steps,
+                     const ParamGroupOverrides& group = {});
+double weight_decay(const LrScheduleOptions& options, int64_t num_steps,
+                    const ParamGroupOverrides& group = {});
 
-/// The flags as a user gives them; either iterations or samples are set, never both.
+/// Flags as given; either iterations or samples.
 struct LrScheduleFlags {
   std::optional<int64_t> train_iters;
   std::optional<int64_t> train_samples;
@@ -78,34 +80,35 @@ struct LrScheduleFlags {
   int64_t lr_warmup_samples = 0;
 };
 
-/// Fills the four lengths of `options` from the flags. UserError(config) where iterations and samples are
-/// mixed.
+/// Sets the four lengths of `options` from the flags. UserError(config) if iterations and samples are mixed.
 void resolve_lengths(const LrScheduleFlags& flags, LrScheduleOptions& options);
 
-/// On resume: who wins where the checkpoint and the command line disagree.
+/// Precedence on resume if the checkpoint and the command line disagree.
 enum class ScheduleLoadRule : uint8_t {
-  must_match,     // neither flag: a difference is UserError(checkpoint), all of them in one message
+  must_match,     // neither flag: UserError(checkpoint) with all differences
   keep_flags,     // --override-opt_param-scheduler
   use_checkpoint  // --use-checkpoint-opt_param-scheduler
 };
 
-/// The schedule with its counter. Host state only; every rank holds an equal copy.
+/// The schedule with its counter. Host state, equal on all ranks.
 class OptimizerParamScheduler {
  public:
-  /// UserError(config), with every problem found, if the options contradict each other.
+  /// UserError(config) with all problems if the options contradict each other.
   explicit OptimizerParamScheduler(const LrScheduleOptions& options);
 
   void step(int64_t samples) { num_steps_ += samples; }
   int64_t num_steps() const { return num_steps_; }
   const LrScheduleOptions& options() const { return options_; }
-  double lr(const ParamGroupRule& group = {}) const { return learning_rate(options_, num_steps_, group); }
-  double wd(const ParamGroupRule& group = {}) const { return weight_decay(options_, num_steps_, group); }
+  double lr(const ParamGroupOverrides& group = {}) const {
+    return learning_rate(options_, num_steps_, group);
+  }
+  double wd(const ParamGroupOverrides& group = {}) const { return weight_decay(options_, num_steps_, group); }
 
   /// Megatron's keys: max_lr, lr_warmup_steps, num_steps, lr_decay_style, lr_decay_steps, min_lr, start_wd,
   /// end_wd, wd_incr_style, wd_incr_steps.
   nlohmann::json state() const;
-  /// Takes num_steps, and the rest by `rule`. Weight decay keys may be absent, as in old checkpoints.
-  /// UserError(checkpoint) on a missing or mistyped key or, under must_match, on a difference.
+  /// Loads num_steps, and the rest according to `rule`. Weight decay keys may be absent, as in old
+  /// checkpoints. UserError(checkpoint) for a missing or mistyped key and, with must_match, for a difference.
   void load(const nlohmann::json& state, ScheduleLoadRule rule);
 
  private:

@@ -67,16 +67,16 @@ LrScheduleOptions plain_cosine() {
           .weight_decay_steps = 100};
 }
 
-TEST(LrSchedule, ValuesOfTheReferenceBitForBit) {
+TEST(LrSchedule, EqualsMegatronBitwise) {
   const auto rows = read_rows();
   const json cases = read_json("lr_cases.json");
   ASSERT_EQ(cases.size(), rows.size());
   for (const json& c : cases) {
     SCOPED_TRACE(c["case"].get<std::string>());
     OptimizerParamScheduler scheduler(options_of(c));
-    const ParamGroupRule second = {.max_lr = c["max_lr"].get<double>() * 2,
-                                   .min_lr = c["min_lr"].get<double>() / 2,
-                                   .weight_decay_mult = 0.0};
+    const ParamGroupOverrides second = {.max_lr = c["max_lr"].get<double>() * 2,
+                                        .min_lr = c["min_lr"].get<double>() / 2,
+                                        .weight_decay_mult = 0.0};
     const auto& expected = rows.at(c["case"]);
     ASSERT_EQ(expected.size(), c["steps"].get<size_t>() + 1);
     for (const auto& row : expected) {
@@ -143,14 +143,14 @@ TEST(LrSchedule, LoadRules) {
   EXPECT_EQ(by_checkpoint.options().weight_decay_steps, 100);
 }
 
-TEST(LrSchedule, StateWithoutWeightDecayIsTaken) {
+TEST(LrSchedule, LoadsStateWithoutWeightDecay) {
   json saved = OptimizerParamScheduler(plain_cosine()).state();
   for (const char* key : {"start_wd", "end_wd", "wd_incr_style", "wd_incr_steps"}) saved.erase(key);
   OptimizerParamScheduler scheduler(plain_cosine());
   EXPECT_NO_THROW(scheduler.load(saved, ScheduleLoadRule::must_match));
 }
 
-TEST(LrSchedule, BrokenStatesAreRejected) {
+TEST(LrSchedule, InvalidStatesAreRejected) {
   const json good = OptimizerParamScheduler(plain_cosine()).state();
   const auto rejected = [&](const json& state) {
     OptimizerParamScheduler scheduler(plain_cosine());
@@ -158,7 +158,7 @@ TEST(LrSchedule, BrokenStatesAreRejected) {
   };
   rejected(json::array());
   for (const auto& [key, value] : good.items()) {
-    if (key == "start_wd") continue;  // absent weight decay is legal
+    if (key == "start_wd") continue;  // weight decay may be absent
     json state = good;
     state.erase(key);
     rejected(state);
@@ -176,7 +176,7 @@ TEST(LrSchedule, BrokenStatesAreRejected) {
   rejected(state);
 }
 
-TEST(LrSchedule, ContradictionsAreAllNamed) {
+TEST(LrSchedule, ReportsAllContradictions) {
   const LrScheduleOptions bad = {.init_lr = 1.0,
                                  .max_lr = 1e-5,
                                  .min_lr = 1e-3,

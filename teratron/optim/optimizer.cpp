@@ -11,44 +11,32 @@ namespace teratron {
 
 namespace {
 
-// A block's group of hyperparameters is a sum of these.
-enum GroupBit : int64_t { not_decayed = 1, decoupled = 2, groups_in_all = 4 };
-
-int64_t group_of(const Parameter& parameter) {
-  const bool embedding_or_output =
-      parameter.name == "embedding.word_embeddings.weight" || parameter.name == "output_layer.weight";
-  int64_t group = 0;
-  if (!parameter.options.weight_decay) group += not_decayed;
-  if (embedding_or_output) group += decoupled;
-  return group;
-}
-
-// The weights are less than fp32.
+// Whether the weights are below fp32.
 bool needs_master(const FlatBuffer& buffer) {
   return buffer.parameters().scalar_type() != buffer.gradients().scalar_type();
 }
 
-// The group of each block of 64 elements of the whole buffer.
+// ParamGroup of each block of 64 elements.
 at::Tensor block_groups(const FlatBuffer& buffer) {
   const int64_t blocks = buffer.gradients().numel() / optimizer_block;
   at::Tensor groups = at::zeros({blocks}, at::kByte);
   for (const FlatBuffer::Entry& entry : buffer.entries()) {
     const int64_t first = entry.range.begin / optimizer_block;
     const int64_t end = (entry.range.end + optimizer_block - 1) / optimizer_block;
-    groups.narrow(0, first, end - first).fill_(group_of(*entry.parameter));
+    groups.narrow(0, first, end - first).fill_(static_cast<int64_t>(entry.parameter->options.param_group));
   }
   return groups.to(buffer.gradients().device());
 }
 
-// Of the ranks that hold a tensor, one counts it: the first tensor-parallel rank one that is replicated there, the
-// first stage one that is tied over stages.
+// Whether this rank counts the tensor in sums over the model: one of the ranks that hold it does, the first
+// tensor-parallel rank if it is replicated, the first stage if it is tied.
 bool counts(const Parameter& parameter, const Mesh& mesh) {
   if (parameter.shard().dim < 0 && mesh.group(Axis::tp).rank > 0) return false;
-  return !parameter.options.tied_over_stages || mesh.embedding().rank == 0;
+  return parameter.options.grad_sum != GradSum::embedding || mesh.embedding().rank == 0;
 }
 
-// Owned parts of the tensors that this rank counts, without the alignment between them.
-std::vector<FlatRange> counted_tensors(const FlatBuffer& buffer, const Mesh& mesh) {
+// Owned parts of the tensors that this rank counts, without alignment.
+std::vector<FlatRange> counted_ranges(const FlatBuffer& buffer, const Mesh& mesh) {
   std::vector<FlatRange> counted;
   for (const FlatRange& owned : buffer.owned()) {
     for (const FlatBuffer::Entry& entry : buffer.entries()) {
@@ -59,10 +47,10 @@ std::vector<FlatRange> counted_tensors(const FlatBuffer& buffer, const Mesh& mes
   return counted;
 }
 
-// What turns the gradients that came into those of the mean loss.
-at::Tensor unscaling(const Optimizer::Hyperparameters& hyper, const at::Tensor& like) {
+// Factor that makes gradients those of the mean loss.
+at::Tensor unscale_factor(const Optimizer::Hyperparameters& hyper, const at::Tensor& like) {
   const at::Tensor scale = at::full_like(like, 1.0 / hyper.loss_scale);
-  return hyper.count.defined() ? scale / hyper.count : scale;
+  return hyper.num_tokens.defined() ? scale / hyper.num_tokens : scale;
 }
 
 bool counts_all(const FlatBuffer& buffer, const Mesh& mesh) {
@@ -80,14 +68,14 @@ StateTensor StateTensor::part(int64_t begin, int64_t end) const {
 }
 
 at::Tensor StateTensor::read() const {
-  return remainder.defined() ? join_halves(values, remainder) : values;
+  return remainder.defined() ? join_master_weights(values, remainder) : values;
 }
 
-void StateTensor::write(const at::Tensor& numbers) const {
+void StateTensor::write(const at::Tensor& new_values) const {
   if (!remainder.defined()) {
-    values.copy_(numbers);
+    values.copy_(new_values);
   } else {
-    split_into_halves(numbers.to(values.device()), values, remainder);
+    split_master_weights(new_values.to(values.device()), values, remainder);
   }
 }
 
@@ -98,9 +86,9 @@ Optimizer::Optimizer(FlatBuffer& buffer, const Mesh& mesh, const OptimizerOption
       embedding_group_(mesh.embedding()) {
   norm_group_ = buffer.options().sharded ? mesh.group({Axis::tp, Axis::pp, Axis::dp})
                                          : mesh.group({Axis::tp, Axis::pp});
-  counted_tensors_ = counted_tensors(buffer, mesh);
-  // Alignment is zero and adds nothing to a norm: few large sums instead of one per tensor.
-  summed_ = counts_all(buffer, mesh) ? buffer.owned() : counted_tensors_;
+  counted_ranges_ = counted_ranges(buffer, mesh);
+  // Alignment is zero and does not change a norm: sum few large ranges instead of one per tensor.
+  norm_ranges_ = counts_all(buffer, mesh) ? buffer.owned() : counted_ranges_;
   const at::TensorOptions state = buffer.gradients().options();
   const at::Tensor groups = block_groups(buffer);
   for (const FlatRange& range : buffer.owned()) {
@@ -110,8 +98,8 @@ Optimizer::Optimizer(FlatBuffer& buffer, const Mesh& mesh, const OptimizerOption
          .moments = make_moments(range.size()),
          .groups = groups.narrow(0, range.begin / optimizer_block, range.size() / optimizer_block)});
   }
-  scalars_ = {.lr = at::zeros({groups_in_all}, state.dtype(at::kDouble)),
-              .weight_decay = at::zeros({groups_in_all}, state.dtype(at::kDouble)),
+  scalars_ = {.lr = at::zeros({param_groups}, state.dtype(at::kDouble)),
+              .weight_decay = at::zeros({param_groups}, state.dtype(at::kDouble)),
               .step = at::zeros({1}, state.dtype(at::kLong))};
 }
 
@@ -122,19 +110,19 @@ std::vector<Optimizer::Moment> Optimizer::make_moments(int64_t size) const {
   return {{"momentum_buffer", zeros()}};
 }
 
-Weights Optimizer::master_weights(const FlatRange& range) const {
-  const at::Tensor model = buffer_.parameters().narrow(0, range.begin, range.size());
+MasterWeights Optimizer::master_weights(const FlatRange& range) const {
+  const at::Tensor model = range.of(buffer_.parameters());
   if (!needs_master(buffer_)) return {.param = model};
   if (model.scalar_type() == at::kBFloat16)
     return {.param = model, .remainder = at::zeros_like(model, model.options().dtype(at::kShort))};
   return {.param = model.to(buffer_.gradients().scalar_type()), .copy = model};
 }
 
-void Optimizer::sum_sequence_parallel_gradients() {
+void Optimizer::all_reduce_replicated_grads() {
   if (tensor_parallel_.size == 1) return;
   std::vector<at::Tensor> parts;
   for (const FlatBuffer::Entry& entry : buffer_.entries()) {
-    if (entry.parameter->options.sum_over_tensor_parallel)
+    if (entry.parameter->options.grad_sum == GradSum::tensor_parallel)
       parts.push_back(entry.parameter->main_grad.view(-1));
   }
   if (parts.empty()) return;
@@ -147,17 +135,15 @@ void Optimizer::sum_sequence_parallel_gradients() {
   }
 }
 
-// Slices that are owned alone: a tied tensor has a bucket of its own, so both stages own the same.
-void Optimizer::sum_tied_gradients() {
+// Owned slices only: a tied tensor has a separate bucket, so both stages own the same ones.
+void Optimizer::all_reduce_tied_embedding_grads() {
   if (embedding_group_.size == 1) return;
   for (const FlatBuffer::Entry& entry : buffer_.entries()) {
-    if (!entry.parameter->options.tied_over_stages) continue;
+    if (entry.parameter->options.grad_sum != GradSum::embedding) continue;
     for (const FlatRange& owned : buffer_.owned()) {
       const FlatRange part = intersection(owned, entry.range);
       if (part.size() == 0) continue;
-      embedding_group_.communicator
-          ->all_reduce(buffer_.gradients().narrow(0, part.begin, part.size()), ReduceOp::sum)
-          .wait();
+      embedding_group_.communicator->all_reduce(part.of(buffer_.gradients()), ReduceOp::sum).wait();
     }
   }
 }
@@ -170,30 +156,28 @@ at::Tensor Optimizer::sum_over_model(const std::vector<FlatRange>& ranges,
   return total;
 }
 
-StepReport Optimizer::step(const Hyperparameters& hyper) {
-  buffer_.finish_gather();
-  sum_sequence_parallel_gradients();
-  sum_tied_gradients();
+GradStats Optimizer::step(const Hyperparameters& hyper) {
+  buffer_.finish_param_gather();
+  all_reduce_replicated_grads();
+  all_reduce_tied_embedding_grads();
   const at::Tensor& gradients = buffer_.gradients();
-  const at::Tensor squares = sum_over_model(summed_, [&](const FlatRange& range) {
-    return sum_of_squares(gradients.narrow(0, range.begin, range.size()));
-  });
-  const at::Tensor unscale = unscaling(hyper, squares);
-  StepReport report{.grad_norm = squares.sqrt().mul_(unscale)};
-  at::Tensor finite = report.grad_norm.isfinite();
+  const at::Tensor squares = sum_over_model(
+      norm_ranges_, [&](const FlatRange& range) { return sum_of_squares(range.of(gradients)); });
+  const at::Tensor unscale = unscale_factor(hyper, squares);
+  GradStats stats{.grad_norm = squares.sqrt().mul_(unscale)};
+  at::Tensor finite = stats.grad_norm.isfinite();
   if (hyper.loss.defined()) finite = finite.logical_and(hyper.loss.isfinite());
-  report.found_inf = finite.logical_not().to(at::kFloat);
+  stats.found_inf = finite.logical_not().to(at::kFloat);
   if (options_.count_zeros) {
-    report.num_zeros = sum_over_model(counted_tensors_, [&](const FlatRange& range) {
-      return count_zeros(gradients.narrow(0, range.begin, range.size()));
-    });
+    stats.num_zeros = sum_over_model(
+        counted_ranges_, [&](const FlatRange& range) { return count_zeros(range.of(gradients)); });
   }
-  scalars_.grad_scale = clipped(unscale, report.grad_norm).to(at::kFloat);
-  set_scalars(hyper, report);
+  scalars_.grad_scale = clipped(unscale, stats.grad_norm).to(at::kFloat);
+  set_scalars(hyper, stats);
   advance_step_(scalars_.step, scalars_.found_inf);
   for (const Slice& slice : slices_) step_slice(slice);
-  buffer_.gather_parameters();
-  return report;
+  buffer_.gather_params();
+  return stats;
 }
 
 at::Tensor Optimizer::clipped(const at::Tensor& scale, const at::Tensor& grad_norm) const {
@@ -201,16 +185,20 @@ at::Tensor Optimizer::clipped(const at::Tensor& scale, const at::Tensor& grad_no
   return scale * at::clamp_max(options_.clip_grad / (grad_norm + 1e-6), 1.0);
 }
 
-void Optimizer::set_scalars(const Hyperparameters& hyper, const StepReport& report) {
-  scalars_.found_inf = options_.skip_nonfinite ? report.found_inf : at::Tensor();
+void Optimizer::set_scalars(const Hyperparameters& hyper, const GradStats& stats) {
+  scalars_.found_inf = options_.skip_nonfinite ? stats.found_inf : at::Tensor();
   scalars_.lr.fill_(hyper.lr);
-  if (hyper.decoupled_lr) scalars_.lr.narrow(0, decoupled, 2).fill_(*hyper.decoupled_lr);
-  scalars_.weight_decay.slice(0, 0, groups_in_all, 2).fill_(hyper.weight_decay);
+  if (hyper.decoupled_lr) {
+    scalars_.lr.narrow(0, static_cast<int64_t>(ParamGroup::decoupled_lr), 1).fill_(*hyper.decoupled_lr);
+  }
+  // Stays 0 for group 1.
+  static_assert(static_cast<int64_t>(ParamGroup::no_weight_decay) == 1 && param_groups == 3);
+  scalars_.weight_decay.slice(0, 0, param_groups, 2).fill_(hyper.weight_decay);
 }
 
 void Optimizer::step_slice(const Slice& slice) {
   const FlatRange& range = slice.range;
-  const at::Tensor gradient = buffer_.gradients().narrow(0, range.begin, range.size());
+  const at::Tensor gradient = range.of(buffer_.gradients());
   if (options_.kind == OptimizerKind::adam) {
     adam_step_({.weights = slice.weights,
                 .grad = gradient,
@@ -276,10 +264,9 @@ void Optimizer::reset_master_weights() {
 }
 
 at::Tensor Optimizer::parameter_norm() const {
-  return sum_over_model(summed_,
-                        [&](const FlatRange& range) {
-                          return sum_of_squares(buffer_.parameters().narrow(0, range.begin, range.size()));
-                        })
+  return sum_over_model(
+             norm_ranges_,
+             [&](const FlatRange& range) { return sum_of_squares(range.of(buffer_.parameters())); })
       .sqrt();
 }
 

@@ -1,11 +1,11 @@
-// AdamW or SGD over flat shards, with fp32 master weights and no host sync. Those of a bf16 model are its weights and 16
-// bits more (kernels/optimizer_step.h).
+// AdamW or SGD over flat shards, with fp32 master weights and without host synchronization. Master weights of
+// a bf16 model are its weights and 16 more bits (kernels/optimizer/optimizer_step.h).
 //
-// A step: gradients of replicated parameters are summed over the tensor-parallel ranks (sequence
-// parallelism) and those of tied word embeddings over first and last stage, the L2 norm is taken once over the
-// whole model, gradients are scaled and clipped, and one pass updates master weights, moments and the model's
-// copy. A gradient that holds Inf or NaN raises a flag on the device that makes the pass a no-op, so the weights
-// stay intact whatever the host does later.
+// A step sums gradients of replicated parameters over the tensor-parallel ranks (sequence parallelism) and
+// those of tied word embeddings over the first and the last stage, takes the L2 norm over the whole model,
+// scales and clips, and updates master weights, moments and the model's copy in one pass. A gradient with Inf
+// or NaN sets a flag on the device that turns the pass into a no-op, so the weights stay intact regardless of
+// the host.
 #pragma once
 
 #include <optional>
@@ -28,28 +28,28 @@ struct OptimizerOptions {
   bool count_zeros = false;
 };
 
-/// One rank's part of one tensor of the training state, for checkpoints: elements [begin, end) of the
-/// flattened local part of the tensor that `shard` describes.
+/// One rank's part of a tensor of the training state, for checkpoints: elements `local` of the flattened
+/// local shard.
 struct StateTensor {
   std::string name;
   Shard shard;
   FlatRange local;
   at::Tensor values;          // 1-D view
-  at::Tensor remainder = {};  // values are halves of fp32 numbers, here are the others; else undefined
+  at::Tensor remainder = {};  // low halves of fp32 numbers whose high halves are `values`; else undefined
 
   at::ScalarType type() const { return remainder.defined() ? at::kFloat : values.scalar_type(); }
-  /// The same of elements [begin, end) of the view.
+  /// Elements [begin, end) of the view.
   StateTensor part(int64_t begin, int64_t end) const;
-  /// The numbers, which may be `values` itself.
+  /// May return `values` itself.
   at::Tensor read() const;
-  void write(const at::Tensor& numbers) const;
+  void write(const at::Tensor& new_values) const;
 };
 
-/// What a step tells, still on the device: f64 scalars, valid once the step's work is done.
-struct StepReport {
+/// Statistics of a step's gradients: scalars on the device, valid once the step's kernels are done.
+struct GradStats {
   at::Tensor grad_norm;  // before clipping, of the unscaled gradients
-  at::Tensor found_inf;  // 1 when the step was skipped or should have been
-  at::Tensor num_zeros;  // undefined unless asked for
+  at::Tensor found_inf;  // 1 if the step was skipped, or should have been
+  at::Tensor num_zeros;  // undefined unless OptimizerOptions::count_zeros
 };
 
 class Optimizer {
@@ -59,29 +59,29 @@ class Optimizer {
   struct Hyperparameters {
     double lr = 0.0;
     double weight_decay = 0.0;
-    double loss_scale = 1.0;  // the loss was multiplied by this
+    double loss_scale = 1.0;  // factor of the loss
     /// Learning rate of the word embeddings and of the output layer (--decoupled-lr); default lr.
     std::optional<double> decoupled_lr = std::nullopt;
-    /// The gradients are those of a sum over so many tokens, f64 [1] on the device; undefined: of a mean.
-    at::Tensor count = {};
-    /// f64 [1] on the device; a step whose loss is Inf or NaN counts as one whose gradient is. Undefined: finite.
+    /// f64 [1] on the device: the loss is a sum over this many tokens; undefined: a mean.
+    at::Tensor num_tokens = {};
+    /// f64 [1] on the device: Inf or NaN is treated as in a gradient; undefined: finite.
     at::Tensor loss = {};
   };
-  /// After FlatBuffer::finish_reduction(). Ends with gather_parameters().
-  StepReport step(const Hyperparameters& hyper);
+  /// After FlatBuffer::finish_grad_sync(). Ends with gather_params().
+  GradStats step(const Hyperparameters& hyper);
 
   /// Bytes of moments and master weights on this rank.
   int64_t state_bytes() const;
-  /// By what the last step multiplied gradients: 1/loss scale, 1/count and clipping together, fp32 [1] on the device.
-  const at::Tensor& gradient_factor() const { return scalars_.grad_scale; }
-  /// Number of steps that changed the weights.
+  /// Factor of the gradients in the last step: 1/loss scale, 1/tokens and clipping, fp32 [1] on the device.
+  const at::Tensor& grad_scale() const { return scalars_.grad_scale; }
+  /// Steps taken, without skipped ones.
   int64_t steps() const;
   void set_steps(int64_t steps);
   /// Moments and master weights, as "optimizer.exp_avg.<parameter>" and "optimizer.exp_avg_sq.<parameter>"
-  /// (SGD: "optimizer.momentum_buffer.<parameter>", nothing without momentum), and "optimizer.param.<parameter>"
-  /// (only of models below fp32).
+  /// (SGD: "optimizer.momentum_buffer.<parameter>" if there is momentum), and "optimizer.param.<parameter>"
+  /// (only for models below fp32).
   std::vector<StateTensor> state() const;
-  /// Master weights follow from the model's: for who has written those, as in loading weights without optimizer state.
+  /// Recomputes master weights from the model's; call after loading weights without optimizer state.
   void reset_master_weights();
   /// L2 norm of all parameters, on the device.
   at::Tensor parameter_norm() const;
@@ -93,18 +93,18 @@ class Optimizer {
   };
   struct Slice {
     FlatRange range;
-    Weights weights;
+    MasterWeights weights;
     std::vector<Moment> moments;
     at::Tensor groups;
   };
   std::vector<Moment> make_moments(int64_t size) const;
-  Weights master_weights(const FlatRange& range) const;
+  MasterWeights master_weights(const FlatRange& range) const;
   at::Tensor clipped(const at::Tensor& scale, const at::Tensor& grad_norm) const;
-  void set_scalars(const Hyperparameters& hyper, const StepReport& report);
+  void set_scalars(const Hyperparameters& hyper, const GradStats& stats);
   void step_slice(const Slice& slice);
-  void sum_sequence_parallel_gradients();
-  void sum_tied_gradients();
-  /// Sums over what this rank counts: a tensor that several ranks of the model hold counts on one of them.
+  void all_reduce_replicated_grads();
+  void all_reduce_tied_embedding_grads();
+  /// Sum over the model; `ranges` are those that this rank counts.
   at::Tensor sum_over_model(const std::vector<FlatRange>& ranges,
                             const std::function<at::Tensor(const FlatRange&)>& of_range) const;
   void add_state(const Slice& slice, const FlatBuffer::Entry& entry, std::vector<StateTensor>& out) const;
@@ -115,8 +115,8 @@ class Optimizer {
   Group embedding_group_;
   Group norm_group_;
   std::vector<Slice> slices_;
-  std::vector<FlatRange> summed_;
-  std::vector<FlatRange> counted_tensors_;
+  std::vector<FlatRange> norm_ranges_;
+  std::vector<FlatRange> counted_ranges_;
   StepScalars scalars_;
 };
 

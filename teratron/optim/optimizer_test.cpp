@@ -15,22 +15,22 @@ constexpr double lr = 0.05;
 constexpr double decoupled_lr = 0.2;
 constexpr double weight_decay = 0.1;
 
-// A model of one parameter of each kind.
+// One parameter per group.
 struct Model {
   explicit Model(const OptimizerOptions& options) : parameters({.dtype = at::kDouble, .seed = 3}) {
     const Scope scope(parameters);
-    for (const char* name : {"embedding.word_embeddings.weight", "decoder.weight", "output_layer.weight"}) {
-      add(scope, name, true);
-    }
-    add(scope, "decoder.bias", false);
+    add(scope, "embedding.weight", ParamGroup::decoupled_lr);
+    add(scope, "decoder.weight", ParamGroup::standard);
+    add(scope, "output_layer.weight", ParamGroup::decoupled_lr);
+    add(scope, "decoder.bias", ParamGroup::no_weight_decay);
     std::vector<Parameter*> all;
     for (Parameter& parameter : parameters.all()) all.push_back(&parameter);
     buffer = std::make_unique<FlatBuffer>(all, FlatBuffer::Options{.data_parallel = mesh.group(Axis::dp)});
     optimizer = std::make_unique<Optimizer>(*buffer, mesh, options);
   }
-  static void add(const Scope& scope, const char* name, bool decays) {
+  static void add(const Scope& scope, const char* name, ParamGroup group) {
     scope.parameter(name,
-                    {.shard = {.global_shape = {7, 11}}, .init = Init::normal(1.0), .weight_decay = decays});
+                    {.shard = {.global_shape = {7, 11}}, .init = Init::normal(1.0), .param_group = group});
   }
 
   Mesh mesh;
@@ -44,7 +44,7 @@ at::Tensor gradient_of(int64_t step, int64_t parameter) {
   return at::randn({7, 11}, generator, at::TensorOptions().dtype(at::kDouble));
 }
 
-// One parameter of the reference.
+// A parameter of the reference.
 struct Reference {
   at::Tensor value, first, second;
   double rate, decay;
@@ -53,12 +53,12 @@ struct Reference {
 std::vector<Reference> references(const Model& model, bool has_decoupled_lr) {
   std::vector<Reference> all;
   for (const Parameter& parameter : model.parameters.all()) {
-    const bool ends = parameter.name.starts_with("embedding") || parameter.name.starts_with("output");
+    const ParamGroup group = parameter.options.param_group;
     all.push_back({.value = parameter.tensor.detach().clone(),
                    .first = at::zeros({7, 11}, at::kDouble),
                    .second = at::zeros({7, 11}, at::kDouble),
-                   .rate = ends && has_decoupled_lr ? decoupled_lr : lr,
-                   .decay = parameter.options.weight_decay ? weight_decay : 0.0});
+                   .rate = group == ParamGroup::decoupled_lr && has_decoupled_lr ? decoupled_lr : lr,
+                   .decay = group == ParamGroup::no_weight_decay ? 0.0 : weight_decay});
   }
   return all;
 }
@@ -89,18 +89,18 @@ TEST_P(OptimizerStep, FollowsTheFormula) {
   Model model(options);
   std::vector<Reference> expected = references(model, decoupled.has_value());
   for (int64_t step = 1; step <= 3; ++step) {
-    model.buffer->start_step();
-    model.buffer->expect_last_microbatch();
+    model.buffer->zero_grad();
+    model.buffer->set_last_microbatch();
     int64_t i = 0;
     for (Parameter& parameter : model.parameters.all()) {
       const at::Tensor gradient = gradient_of(step, i);
-      expect_gradient(parameter);
-      add_gradient(parameter, gradient);
+      register_use(parameter);
+      accumulate_grad(parameter, gradient);
       Reference& reference = expected[static_cast<size_t>(i++)];
       if (options.kind == OptimizerKind::sgd) sgd(reference, gradient, options.sgd_momentum);
       if (options.kind == OptimizerKind::adam) adamw(reference, gradient, step);
     }
-    model.buffer->finish_reduction();
+    model.buffer->finish_grad_sync();
     model.optimizer->step({.lr = lr, .weight_decay = weight_decay, .decoupled_lr = decoupled});
   }
   size_t i = 0;
@@ -110,25 +110,25 @@ TEST_P(OptimizerStep, FollowsTheFormula) {
   }
 }
 
-// Nobody clears the buffer: the first gradient of a step is written over what the last one left.
-TEST(Gradients, ForgetTheLastStep) {
+// The buffer is not zeroed: the first gradient of a step overwrites it.
+TEST(Gradients, OverwriteTheLastStep) {
   Model model({});
   FlatBuffer& buffer = *model.buffer;
   Parameter &once = model.parameters.all()[0], &twice = model.parameters.all()[1],
             &never = model.parameters.all()[2], &product = model.parameters.all()[3];
   const at::Tensor dy = at::randn({5, 7}, at::kDouble), x = at::randn({5, 11}, at::kDouble);
   for (const bool later : {false, true}) {
-    buffer.start_step();
+    buffer.zero_grad();
     for (Parameter& parameter : model.parameters.all()) parameter.main_grad.fill_(std::nan(""));
-    if (later) buffer.expect_last_microbatch();
+    if (later) buffer.set_last_microbatch();
     for (int64_t use = 0; use < 2; ++use) {
-      for (Parameter* parameter : {&twice, &product}) expect_gradient(*parameter);
-      add_gradient(twice, gradient_of(1, use));
-      add_weight_gradient(product, dy, x);
+      for (Parameter* parameter : {&twice, &product}) register_use(*parameter);
+      accumulate_grad(twice, gradient_of(1, use));
+      accumulate_weight_grad(product, dy, x);
     }
-    expect_gradient(once);
-    add_gradient(once, gradient_of(2, 0));
-    buffer.finish_reduction();
+    register_use(once);
+    accumulate_grad(once, gradient_of(2, 0));
+    buffer.finish_grad_sync();
     EXPECT_TRUE(at::equal(once.main_grad, gradient_of(2, 0)));
     EXPECT_TRUE(at::equal(twice.main_grad, gradient_of(1, 0) + gradient_of(1, 1)));
     EXPECT_TRUE(at::allclose(product.main_grad, 2 * at::matmul(dy.t(), x)));
@@ -136,29 +136,29 @@ TEST(Gradients, ForgetTheLastStep) {
   }
 }
 
-// A kernel may write the first gradient of a step where it belongs, and add later ones to it.
-TEST(Gradients, AreSummedInPlace) {
+// A kernel may write or accumulate into main_grad directly.
+TEST(Gradients, AreAccumulatedInPlace) {
   Model model({});
   Parameter& parameter = model.parameters.all()[0];
-  model.buffer->start_step();
+  model.buffer->zero_grad();
   parameter.main_grad.fill_(std::nan(""));
   for (int64_t use = 0; use < 2; ++use) {
-    expect_gradient(parameter);
-    const auto [out, adds] = gradient_place(parameter);
+    register_use(parameter);
+    const auto [out, adds] = grad_sink(parameter);
     EXPECT_TRUE(out.is_same(parameter.main_grad));
     EXPECT_EQ(adds, use > 0);
     adds ? out.add_(gradient_of(1, use)) : out.copy_(gradient_of(1, use));
-    add_gradient(parameter, out);
+    accumulate_grad(parameter, out);
   }
   EXPECT_TRUE(at::equal(parameter.main_grad, gradient_of(1, 0) + gradient_of(1, 1)));
 }
 
-TEST(GradientsDeathTest, AreNotAddedToThemselves) {
+TEST(GradientsDeathTest, MustNotAliasMainGrad) {
   Model model({});
   Parameter& parameter = model.parameters.all()[0];
-  model.buffer->start_step();
-  expect_gradient(parameter);
-  EXPECT_DEATH(add_gradient(parameter, parameter.main_grad.view({-1})), "lies among the sums");
+  model.buffer->zero_grad();
+  register_use(parameter);
+  EXPECT_DEATH(accumulate_grad(parameter, parameter.main_grad.view({-1})), "aliases main_grad");
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -169,7 +169,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{{.kind = OptimizerKind::adam, .clip_grad = 0.0}, {}},
                     Case{{.kind = OptimizerKind::adam, .clip_grad = 0.0}, decoupled_lr}));
 
-TEST(OptimizerState, IsWhatTheKindNeeds) {
+TEST(OptimizerState, DependsOnTheKind) {
   const auto kinds = [](const OptimizerOptions& options) {
     std::map<std::string, int> count;
     for (const StateTensor& state : Model(options).optimizer->state()) {

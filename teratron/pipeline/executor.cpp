@@ -30,31 +30,31 @@ class Execution {
       case Op::backward:
         return backward(action);
       case Op::send_forward:
-        return send(take(computed_, action), links_.forward_out, forward_sent_);
+        return send(take(outbox_, action), links_.forward_out, forward_sent_);
       case Op::send_backward:
-        return send(take(computed_, action), links_.backward_out, backward_sent_);
+        return send(take(outbox_, action), links_.backward_out, backward_sent_);
     }
   }
 
   void finish() {
     forward_sent_.wait();
     backward_sent_.wait();
-    TERATRON_ASSERT(open_.empty() || !at::GradMode::is_enabled(), "{} forwards without a backward",
-                    open_.size());
+    TERATRON_ASSERT(pending_backwards_.empty() || !at::GradMode::is_enabled(),
+                    "{} forwards without a backward", pending_backwards_.size());
   }
 
  private:
   using Key = std::tuple<Op, int64_t, int64_t>;
-  // Where a backward begins and where its result will be.
-  struct Open {
+  // Where the backward of a forward starts, and the tensor whose gradient it computes.
+  struct PendingBackward {
     Edge output;
     at::TensorOptions output_options;
     at::Tensor input;
   };
-  struct Arriving {
+  struct Receive {
     at::Tensor tensor;
     Work work;
-    const Group* link = nullptr;  // where it is still to be received
+    const Group* link = nullptr;  // not null: still to be posted
   };
 
   static Key key(Op op, const Action& action) { return {op, action.chunk, action.microbatch}; }
@@ -62,29 +62,30 @@ class Execution {
   template <typename T>
   static T take(std::map<Key, T>& from, const Action& action) {
     auto node = from.extract(key(action.op, action));
-    TERATRON_ASSERT(!node.empty(), "nothing there for chunk {}, micro-batch {}", action.chunk,
+    TERATRON_ASSERT(!node.empty(), "nothing computed for chunk {}, micro-batch {}", action.chunk,
                     action.microbatch);
     return std::move(node.mapped());
   }
 
-  // The message that `receive` asked for, or an undefined tensor where none was.
-  at::Tensor arrived(Op receive, const Action& action) {
-    auto node = arriving_.extract(key(receive, action));
+  // The received message; undefined if no receive was posted.
+  at::Tensor wait_message(Op receive, const Action& action) {
+    auto node = receives_.extract(key(receive, action));
     if (node.empty()) return {};
-    Arriving& message = node.mapped();
+    Receive& message = node.mapped();
     if (message.link) start(message, *message.link);
     message.work.wait();
     return message.tensor;
   }
 
-  static void start(Arriving& message, const Group& link) {
-    message.work = link.communicator->exchange({{.tensor = message.tensor, .peer = 0, .send = false}});
+  static void start(Receive& message, const Group& link) {
+    message.work =
+        link.communicator->batch_isend_irecv({{.tensor = message.tensor, .peer = 0, .send = false}});
   }
 
   void receive(const Action& action, const Group& link) {
-    Arriving& message = arriving_[key(action.op, action)];
+    Receive& message = receives_[key(action.op, action)];
     message.tensor = at::empty(message_.sizes, message_.options);
-    // On CPU ranks a receive runs to its end before it returns: it is left until its message is needed.
+    // On CPU ranks a receive blocks, so it is deferred until its message is needed.
     if (message.tensor.is_cpu()) {
       message.link = &link;
     } else {
@@ -94,63 +95,64 @@ class Execution {
 
   static void send(const at::Tensor& tensor, const Group& link, Work& previous) {
     previous.wait();
-    previous = link.communicator->exchange({{.tensor = tensor, .peer = 1, .send = true}});
+    previous = link.communicator->batch_isend_irecv({{.tensor = tensor, .peer = 1, .send = true}});
   }
 
   void forward(const Action& action) {
-    const at::Tensor input = arrived(Op::recv_forward, action);
+    const at::Tensor input = wait_message(Op::recv_forward, action);
     const bool differentiable = at::GradMode::is_enabled();
     if (input.defined()) input.set_requires_grad(differentiable);
     const at::Tensor output = stage_.forward(action, input);
     if (differentiable) {
-      open_[key(Op::backward, action)] = {torch::autograd::impl::gradient_edge(output), output.options(),
-                                          input};
+      pending_backwards_[key(Op::backward, action)] = {torch::autograd::impl::gradient_edge(output),
+                                                       output.options(), input};
     }
-    // A scalar is the loss, which goes nowhere.
-    if (output.dim() > 0) computed_[key(Op::send_forward, action)] = output.detach().contiguous();
+    // A scalar is the loss, which is not sent.
+    if (output.dim() > 0) outbox_[key(Op::send_forward, action)] = output.detach().contiguous();
   }
 
   void backward(const Action& action) {
     if (stage_.before_backward) stage_.before_backward(action);
-    const Open open = take(open_, action);
-    at::Tensor gradient = arrived(Op::recv_backward, action);
-    // The end of the model: d loss / d loss.
-    if (!gradient.defined()) gradient = at::ones({}, open.output_options.requires_grad(false));
-    Engine::get_default_engine().execute({open.output}, {gradient}, /*keep_graph=*/false,
+    const PendingBackward pending = take(pending_backwards_, action);
+    at::Tensor gradient = wait_message(Op::recv_backward, action);
+    // At the end of the model: d loss / d loss.
+    if (!gradient.defined()) gradient = at::ones({}, pending.output_options.requires_grad(false));
+    Engine::get_default_engine().execute({pending.output}, {gradient}, /*keep_graph=*/false,
                                          /*create_graph=*/false,
                                          /*accumulate_grad=*/true);
-    if (open.input.defined()) computed_[key(Op::send_backward, action)] = open.input.grad().contiguous();
+    if (pending.input.defined()) outbox_[key(Op::send_backward, action)] = pending.input.grad().contiguous();
   }
 
   const PipelineLinks& links_;
   const StageFunctions& stage_;
   const MessageShape& message_;
-  std::map<Key, Arriving> arriving_;
-  std::map<Key, Open> open_;
-  std::map<Key, at::Tensor> computed_;
+  std::map<Key, Receive> receives_;
+  std::map<Key, PendingBackward> pending_backwards_;
+  std::map<Key, at::Tensor> outbox_;
   Work forward_sent_;
   Work backward_sent_;
 };
 
 }  // namespace
 
-void open_links(const Mesh& mesh, const at::TensorOptions& options) {
+void connect_links(const Mesh& mesh, const at::TensorOptions& options) {
   const Group& stages = mesh.group(Axis::pp);
   const PipelineLinks& links = mesh.pipeline_links();
   const at::Tensor token = at::zeros({1}, options);
   std::vector<Work> works;
-  const auto touch = [&](const Group& link, bool send) {
-    works.push_back(link.communicator->exchange({{.tensor = token, .peer = send ? 1 : 0, .send = send}}));
+  const auto post = [&](const Group& link, bool send) {
+    works.push_back(
+        link.communicator->batch_isend_irecv({{.tensor = token, .peer = send ? 1 : 0, .send = send}}));
   };
   for (int64_t before = 0; stages.size > 1 && before < stages.size; ++before) {
-    const int64_t behind = (before + 1) % stages.size;
+    const int64_t after = (before + 1) % stages.size;
     if (stages.rank == before) {
-      touch(links.forward_out, true);
-      touch(links.backward_in, false);
+      post(links.forward_out, true);
+      post(links.backward_in, false);
     }
-    if (stages.rank == behind) {
-      touch(links.forward_in, false);
-      touch(links.backward_out, true);
+    if (stages.rank == after) {
+      post(links.forward_in, false);
+      post(links.backward_out, true);
     }
   }
   for (Work& work : works) work.wait();

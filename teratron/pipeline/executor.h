@@ -1,9 +1,9 @@
-// Obeys a schedule (pipeline/schedule.h): computes, and exchanges activations and gradients with the neighbouring
-// stages meanwhile.
+// Runs a pipeline schedule (pipeline/schedule.h): computes while activations and gradients are exchanged with
+// the neighbouring stages.
 //
-// A receive is posted as early as the schedule says and waited for where its message is used; a send goes out as
-// soon as its tensor is computed, and is waited for when the next one goes the same way. Of a forward's output only
-// the place in the graph where its gradient enters is kept: the memory is free as soon as it is sent.
+// A receive is posted as early as the schedule says and waited for when its message is used. A send starts as
+// soon as its tensor is computed and is waited for at the next send on the same link. Of a forward's output
+// only the graph edge where its gradient enters is kept, so its memory is freed once it is sent.
 #pragma once
 
 #include <functional>
@@ -18,26 +18,25 @@ namespace teratron {
 
 /// What a stage computes.
 struct StageFunctions {
-  /// `input`: what the stage before has sent; undefined where the model begins. Returns what the next stage gets;
-  /// where the model ends, the scalar that is differentiated.
+  /// `input` is the previous stage's output, undefined at the start of the model. Returns the output for the
+  /// next stage; at the end of the model, the scalar loss.
   std::function<at::Tensor(const Action&, const at::Tensor& input)> forward;
   /// Called before each backward; may be empty.
   std::function<void(const Action&)> before_backward;
 };
 
-/// The tensor that goes from stage to stage, the same for all of them.
+/// The tensor sent between stages, the same for all stages.
 struct MessageShape {
   std::vector<int64_t> sizes;
   at::TensorOptions options;
 };
 
-/// Sends a token over every link, in an order that fits all stages: communicators that connect at their first message
-/// would otherwise wait for a stage that waits for this one. Once, before the first schedule. Collective over the
-/// pipeline.
-void open_links(const Mesh& mesh, const at::TensorOptions& options);
+/// Sends a token over every link, in an order that fits all stages: communicators that connect on first use
+/// would otherwise deadlock. Once, before the first schedule. Collective over the pipeline.
+void connect_links(const Mesh& mesh, const at::TensorOptions& options);
 
-/// Runs the actions of this rank's stage. Gradients flow if the schedule holds backwards; without them, forwards run
-/// under the caller's gradient mode. Collective over the pipeline.
+/// Runs the actions of this rank's stage. Without backwards in the schedule, forwards run under the caller's
+/// grad mode. Collective over the pipeline.
 void run_schedule(std::span<const Action> actions, const PipelineLinks& links, const StageFunctions& stage,
                   const MessageShape& message);
 

@@ -10,14 +10,14 @@ namespace {
 
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-// Stages that multiply by their virtual stage's number plus 2; the last one sums up.
+// A stage multiplies by its virtual stage's index plus 2; the last one sums.
 class Multiplication {
  public:
   Multiplication(const Mesh& mesh, const ScheduleShape& shape)
       : stage_(mesh.group(Axis::pp).rank), shape_(shape) {}
 
   at::Tensor forward(const Action& action, const at::Tensor& input) {
-    // Leaves that begin the model, to look at their gradients.
+    // Leaves at the start of the model, to check their gradients.
     at::Tensor x = input;
     if (!x.defined()) {
       x = at::full({2, 3}, static_cast<double>(action.microbatch + 1)).requires_grad_(!shape_.forward_only);
@@ -45,7 +45,7 @@ class Multiplication {
 
 void run(const ScheduleShape& shape) {
   double product = 1.0;
-  for (int64_t part = 0; part < shape.stages * shape.chunks; ++part) product *= static_cast<double>(part + 2);
+  for (int64_t i = 0; i < shape.stages * shape.chunks; ++i) product *= static_cast<double>(i + 2);
   run_ranks(MeshOptions{.pp = shape.stages}, [&](const Mesh& mesh) {
     std::optional<at::NoGradGuard> evaluation;
     if (shape.forward_only) evaluation.emplace();
@@ -62,7 +62,7 @@ void run(const ScheduleShape& shape) {
     }
     EXPECT_EQ(stage.losses.size() + stage.leaves.size() > 0,
               mesh.group(Axis::pp).rank == 0 || mesh.group(Axis::pp).rank == shape.stages - 1);
-    // The one just computed and, not needed any more, the one on its way.
+    // The one just computed and the one being sent.
     EXPECT_LE(stage.most_outputs, 2U);
   });
 }
@@ -78,7 +78,7 @@ TEST(Executor, DeliversActivationsAndGradients) {
       shape = {
           .stages = 2, .chunks = 3, .microbatches = 6, .forward_only = forward_only, .early_receives = early};
       run(shape);
-      shape.group = 3;
+      shape.microbatch_group = 3;
       run(shape);
     }
   }

@@ -18,7 +18,7 @@ constexpr const char* last_field = "decoder_last_pipeline_num_layers";
 constexpr const char* embedding_field = "account_for_embedding_in_pipeline_split";
 constexpr const char* loss_field = "account_for_loss_in_pipeline_split";
 
-// No machine has more; keeps "t*999999999" from filling the memory.
+// Keeps "t*999999999" from filling the memory.
 constexpr size_t longest_text = 1'000'000;
 
 std::string divisors(int64_t value) {
@@ -33,12 +33,12 @@ std::string divisors(int64_t value) {
   throw config_error({.what = std::move(what), .where = field, .fix = std::move(fix)});
 }
 
-void check_combination(const LayoutOptions& options) {
+void check_combination(const PipelineLayoutOptions& options) {
   std::vector<Problem> problems;
   const auto exclude = [&](const char* a, bool has_a, const char* b, bool has_b) {
     if (has_a && has_b) {
       problems.push_back(
-          {.what = fmt::format("{} and {} are both set", a, b), .where = a, .fix = "Give one of them"});
+          {.what = fmt::format("{} and {} are both set", a, b), .where = a, .fix = "Set only one of them"});
     }
   };
   const bool uneven = options.first_stage_layers || options.last_stage_layers;
@@ -57,7 +57,8 @@ void check_combination(const LayoutOptions& options) {
   if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
 }
 
-// --- the text form -------------------------------------------------------------------------------------------
+// --- layout text
+// ---------------------------------------------------------------------------------------------
 
 std::string repeated(const std::string& piece, const std::string& count) {
   const size_t times = count.size() > 7 ? longest_text + 1 : std::stoul(count);
@@ -70,12 +71,12 @@ std::string repeated(const std::string& piece, const std::string& count) {
   return out;
 }
 
-// The digits after a '*' at `star`; empty when there is none.
+// The digits after a '*' at `star`; empty if there is none.
 std::string count_at(const std::string& text, size_t star) {
   if (star >= text.size() || text[star] != '*') return "";
   size_t end = star + 1;
   while (end < text.size() && text[end] >= '0' && text[end] <= '9') ++end;
-  if (end == star + 1) reject(layout_field, "a '*' without a number", "Write for example t*3 or (tt|)*4");
+  if (end == star + 1) reject(layout_field, "a '*' without a number", "Write t*3 or (tt|)*4, for example");
   return text.substr(star + 1, end - star - 1);
 }
 
@@ -88,7 +89,7 @@ std::string unrolled(const std::string& text) {
     if (text[i] == '(') {
       const size_t close = text.find(')', i);
       if (close == text.npos || text.find('(', i + 1) < close) {
-        reject(layout_field, "a '(' that is not closed before the next one", "Groups cannot lie in groups");
+        reject(layout_field, "a '(' that is not closed before the next one", "Groups cannot be nested");
       }
       piece = unrolled(text.substr(i + 1, close - i - 1));
       end = close + 1;
@@ -104,60 +105,62 @@ std::string unrolled(const std::string& text) {
 
 std::vector<StageSpec> parse_text(std::string text) {
   std::erase(text, ',');
-  const StageSpec nothing{.embedding = false, .head = false};
-  std::vector<StageSpec> parts = {nothing};
+  const StageSpec empty{.embedding = false, .head = false};
+  std::vector<StageSpec> stages = {empty};
   for (const char c : unrolled(text)) {
-    StageSpec& part = parts.back();
+    StageSpec& stage = stages.back();
     if (c == '|') {
-      StageSpec next = nothing;
-      next.first_layer = part.first_layer + part.layers;
-      parts.push_back(next);
+      StageSpec next = empty;
+      next.first_layer = stage.first_layer + stage.layers;
+      stages.push_back(next);
     } else if (c == 't') {
-      if (part.head) reject(layout_field, "a layer after the loss", "L comes last");
-      part.layers += 1;
+      if (stage.head) reject(layout_field, "a layer after the loss", "L comes last");
+      stage.layers += 1;
     } else if (c == 'E') {
-      const bool first = parts.size() == 1 && part.layers == 0 && !part.embedding;
+      const bool first = stages.size() == 1 && stage.layers == 0 && !stage.embedding;
       if (!first) reject(layout_field, "E is not the first and only embedding", "Begin with one E");
-      part.embedding = true;
+      stage.embedding = true;
     } else if (c == 'L') {
-      if (part.head) reject(layout_field, "more than one L", "End with one L");
-      part.head = true;
+      if (stage.head) reject(layout_field, "more than one L", "End with one L");
+      stage.head = true;
     } else {
       reject(layout_field, fmt::format("'{}' has no meaning in a layout", printable(std::string(1, c))),
              c == 'm' ? "Multi-token prediction is not supported; use E, t, L and |"
                       : "Use E, t, L, |, * and ()");
     }
   }
-  return parts;
+  return stages;
 }
 
-PipelineLayout layout_of_text(const LayoutOptions& options) {
-  PipelineLayout layout{.stages = options.stages, .parts = parse_text(*options.text)};
-  const auto count = static_cast<int64_t>(layout.parts.size());
-  if (!layout.parts.front().embedding) reject(layout_field, "there is no E at the beginning", "Begin with E");
-  const auto heads =
-      std::count_if(layout.parts.begin(), layout.parts.end(), [](const auto& p) { return p.head; });
-  if (heads != 1 || !layout.parts.back().head)
+PipelineLayout layout_of_text(const PipelineLayoutOptions& options) {
+  PipelineLayout layout{.stages = options.stages, .virtual_stages = parse_text(*options.text)};
+  const auto count = static_cast<int64_t>(layout.virtual_stages.size());
+  if (!layout.virtual_stages.front().embedding)
+    reject(layout_field, "there is no E at the beginning", "Begin with E");
+  const auto heads = std::count_if(layout.virtual_stages.begin(), layout.virtual_stages.end(),
+                                   [](const auto& p) { return p.head; });
+  if (heads != 1 || !layout.virtual_stages.back().head)
     reject(layout_field, "there is not one L at the end", "End with L");
   if (count % options.stages != 0) {
     reject(layout_field,
-           fmt::format("{} virtual stages cannot be dealt out to pipeline_model_parallel_size = {}", count,
+           fmt::format("{} virtual stages are not divisible by pipeline_model_parallel_size = {}", count,
                        options.stages),
-           "Use a multiple of the pipeline's size");
+           "Use a multiple of the pipeline size");
   }
-  const int64_t layers = layout.parts.back().first_layer + layout.parts.back().layers;
+  const int64_t layers = layout.virtual_stages.back().first_layer + layout.virtual_stages.back().layers;
   if (layers != options.layers) {
     reject(layout_field, fmt::format("the layout has {} layers and num_layers = {}", layers, options.layers),
-           "Write as many t as there are layers");
+           "Write one t per layer");
   }
   layout.chunks = count / options.stages;
   return layout;
 }
 
-// --- numbers -------------------------------------------------------------------------------------------------
+// --- layer counts
+// --------------------------------------------------------------------------------------------
 
-// Layers of each stage, the embedding and the loss counted where they count.
-std::vector<int64_t> stage_lengths(const LayoutOptions& options) {
+// Layers of each stage, including an embedding or loss that counts as one.
+std::vector<int64_t> stage_lengths(const PipelineLayoutOptions& options) {
   const int64_t counted = options.layers + (options.embedding_counts ? 1 : 0) + (options.loss_counts ? 1 : 0);
   const int64_t first = options.first_stage_layers.value_or(0);
   const int64_t last = options.last_stage_layers.value_or(0);
@@ -167,16 +170,15 @@ std::vector<int64_t> stage_lengths(const LayoutOptions& options) {
   const bool fits = between >= 0 && rest >= between && (between == 0 ? rest == 0 : rest % between == 0);
   if (!fits && between == 0) {
     reject("num_layers",
-           fmt::format("num_layers = {}, and the only stages have {} layers of their own", options.layers,
-                       fmt::join(std::array{first, last}, " and ")),
-           "Choose first and last so that they add up to num_layers");
+           fmt::format("num_layers = {}, but the first and last stage have {} layers and there are no others",
+                       options.layers, fmt::join(std::array{first, last}, " and ")),
+           "Choose them so that they add up to num_layers");
   }
   if (!fits && (options.first_stage_layers || options.last_stage_layers)) {
-    reject(
-        "num_layers",
-        fmt::format("num_layers = {} without the first and last stage's own leaves {} layers for {} stages",
-                    options.layers, rest, between),
-        "Choose first and last so that the rest divides evenly");
+    reject("num_layers",
+           fmt::format("num_layers = {} without the first and last stage leaves {} layers for {} stages",
+                       options.layers, rest, between),
+           "Choose them so that the rest divides evenly");
   }
   if (!fits) {
     const std::string extra = counted == options.layers ? "" : fmt::format(" + {}", counted - options.layers);
@@ -197,7 +199,7 @@ std::vector<int64_t> stage_lengths(const LayoutOptions& options) {
   return lengths;
 }
 
-int64_t chunk_count(const LayoutOptions& options, int64_t stage_length) {
+int64_t chunk_count(const PipelineLayoutOptions& options, int64_t stage_length) {
   if (!options.layers_per_chunk) return options.chunks.value_or(1);
   if (stage_length % *options.layers_per_chunk == 0) return stage_length / *options.layers_per_chunk;
   reject(layers_per_chunk_field,
@@ -206,7 +208,7 @@ int64_t chunk_count(const LayoutOptions& options, int64_t stage_length) {
          divisors(stage_length));
 }
 
-PipelineLayout layout_of_numbers(const LayoutOptions& options) {
+PipelineLayout layout_of_numbers(const PipelineLayoutOptions& options) {
   const std::vector<int64_t> lengths = stage_lengths(options);
   PipelineLayout layout{.stages = options.stages, .chunks = chunk_count(options, lengths.front())};
   for (const int64_t length : lengths) {
@@ -217,45 +219,45 @@ PipelineLayout layout_of_numbers(const LayoutOptions& options) {
            divisors(length));
   }
   int64_t next = 0;
-  for (int64_t part = 0; part < layout.chunks * options.stages; ++part) {
-    StageSpec plan{.first_layer = next, .layers = lengths[part % options.stages] / layout.chunks};
-    plan.embedding = part == 0;
-    plan.head = part == layout.chunks * options.stages - 1;
-    if (plan.embedding && options.embedding_counts) plan.layers -= 1;
-    if (plan.head && options.loss_counts) plan.layers -= 1;
-    next += plan.layers;
-    layout.parts.push_back(plan);
+  for (int64_t i = 0; i < layout.chunks * options.stages; ++i) {
+    StageSpec spec{.first_layer = next, .layers = lengths[i % options.stages] / layout.chunks};
+    spec.embedding = i == 0;
+    spec.head = i == layout.chunks * options.stages - 1;
+    if (spec.embedding && options.embedding_counts) spec.layers -= 1;
+    if (spec.head && options.loss_counts) spec.layers -= 1;
+    next += spec.layers;
+    layout.virtual_stages.push_back(spec);
   }
   return layout;
 }
 
 }  // namespace
 
-std::vector<StageSpec> PipelineLayout::of_stage(int64_t stage) const {
+std::vector<StageSpec> PipelineLayout::chunks_of_stage(int64_t stage) const {
   TERATRON_ASSERT(stage >= 0 && stage < stages, "stage {} of {}", stage, stages);
   std::vector<StageSpec> mine;
-  for (int64_t chunk = 0; chunk < chunks; ++chunk) mine.push_back(parts[chunk * stages + stage]);
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) mine.push_back(virtual_stages[chunk * stages + stage]);
   return mine;
 }
 
-PipelineLayout pipeline_layout(const LayoutOptions& options) {
+PipelineLayout pipeline_layout(const PipelineLayoutOptions& options) {
   TERATRON_ASSERT(options.stages >= 1 && options.layers >= 0, "{} layers on {} stages", options.layers,
                   options.stages);
   check_combination(options);
   PipelineLayout layout = options.text ? layout_of_text(options) : layout_of_numbers(options);
   for (int64_t stage = 0; stage < layout.stages; ++stage) {
-    const std::vector<StageSpec> chunks = layout.of_stage(stage);
+    const std::vector<StageSpec> chunks = layout.chunks_of_stage(stage);
     const bool empty = std::all_of(chunks.begin(), chunks.end(), [](const StageSpec& chunk) {
       return chunk.layers == 0 && !chunk.embedding && !chunk.head;
     });
     if (empty) {
-      reject(options.text ? layout_field : "num_layers", fmt::format("stage {} would hold nothing", stage),
-             "Give every stage a layer, or use fewer stages");
+      reject(options.text ? layout_field : "num_layers", fmt::format("stage {} would be empty", stage),
+             "Assign a layer to every stage, or use fewer stages");
     }
   }
   if (layout.chunks > 1 && layout.stages == 1) {
     reject("pipeline_model_parallel_size", "the interleaved schedule needs pipeline_model_parallel_size > 1",
-           "Raise it or leave the virtual stages out");
+           "Increase it or do not use virtual stages");
   }
   return layout;
 }

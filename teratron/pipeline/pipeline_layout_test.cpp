@@ -5,18 +5,18 @@
 namespace teratron {
 namespace {
 
-// "E2 3 | 2 3L": the layers of each chunk of each stage.
-std::string drawn(const LayoutOptions& options) {
+// "E2 3 | 2 3L": layers per chunk and stage.
+std::string drawn(const PipelineLayoutOptions& options) {
   const PipelineLayout layout = pipeline_layout(options);
   std::string text;
   for (int64_t stage = 0; stage < layout.stages; ++stage) {
     if (stage > 0) text += " |";
-    for (const StageSpec& chunk : layout.of_stage(stage)) {
+    for (const StageSpec& chunk : layout.chunks_of_stage(stage)) {
       text += fmt::format(" {}{}{}", chunk.embedding ? "E" : "", chunk.layers, chunk.head ? "L" : "");
     }
   }
   int64_t next = 0;
-  for (const StageSpec& part : layout.parts) {
+  for (const StageSpec& part : layout.virtual_stages) {
     EXPECT_EQ(part.first_layer, next);
     next += part.layers;
   }
@@ -24,14 +24,14 @@ std::string drawn(const LayoutOptions& options) {
   return text.substr(1);
 }
 
-TEST(Layout, DealsLayersOutEvenly) {
+TEST(PipelineLayout, DividesLayersEvenly) {
   EXPECT_EQ(drawn({.layers = 4}), "E4L");
   EXPECT_EQ(drawn({.layers = 8, .stages = 4}), "E2 | 2 | 2 | 2L");
   EXPECT_EQ(drawn({.layers = 8, .stages = 2, .chunks = 2}), "E2 2 | 2 2L");
   EXPECT_EQ(drawn({.layers = 8, .stages = 2, .layers_per_chunk = 1}), "E1 1 1 1 | 1 1 1 1L");
 }
 
-TEST(Layout, FirstAndLastStageMayDiffer) {
+TEST(PipelineLayout, FirstAndLastStageMayDiffer) {
   EXPECT_EQ(drawn({.layers = 10, .stages = 4, .first_stage_layers = 1, .last_stage_layers = 3}),
             "E1 | 3 | 3 | 3L");
   EXPECT_EQ(drawn({.layers = 10, .stages = 4, .first_stage_layers = 1}), "E1 | 3 | 3 | 3L");
@@ -40,7 +40,7 @@ TEST(Layout, FirstAndLastStageMayDiffer) {
             "E1 1 | 4 4 | 2 2L");
 }
 
-TEST(Layout, EmbeddingAndLossMayCountAsLayers) {
+TEST(PipelineLayout, EmbeddingAndLossMayCountAsLayers) {
   EXPECT_EQ(drawn({.layers = 7, .stages = 4, .embedding_counts = true}), "E1 | 2 | 2 | 2L");
   EXPECT_EQ(drawn({.layers = 6, .stages = 4, .embedding_counts = true, .loss_counts = true}),
             "E1 | 2 | 2 | 1L");
@@ -50,7 +50,7 @@ TEST(Layout, EmbeddingAndLossMayCountAsLayers) {
             "E0 | 1 | 1 | 0L");
 }
 
-TEST(Layout, MayBeATextAsMegatrons) {
+TEST(PipelineLayout, ParsesMegatronsText) {
   EXPECT_EQ(drawn({.layers = 4, .stages = 2, .text = "Ett|ttL"}), "E2 | 2L");
   EXPECT_EQ(drawn({.layers = 9, .stages = 2, .text = "Et*3|(tt|)*2,ttL"}), "E3 2 | 2 2L");
   EXPECT_EQ(drawn({.layers = 62, .stages = 16, .text = "Et*3|(tt|)*29,t|L"}).substr(0, 12), "E3 2 | 2 2 |");
@@ -60,14 +60,14 @@ TEST(Layout, MayBeATextAsMegatrons) {
 }
 
 struct Bad {
-  LayoutOptions options;
+  PipelineLayoutOptions options;
   const char* where;
   const char* what;
 };
 
-class BadLayout : public testing::TestWithParam<Bad> {};
+class BadPipelineLayout : public testing::TestWithParam<Bad> {};
 
-TEST_P(BadLayout, IsRefused) {
+TEST_P(BadPipelineLayout, IsRejected) {
   try {
     pipeline_layout(GetParam().options);
     FAIL() << "accepted";
@@ -82,7 +82,7 @@ TEST_P(BadLayout, IsRefused) {
 constexpr const char* text_field = "pipeline_model_parallel_layout";
 
 INSTANTIATE_TEST_SUITE_P(
-    Numbers, BadLayout,
+    Numbers, BadPipelineLayout,
     testing::Values(
         Bad{{.layers = 5, .stages = 2}, "num_layers", "5 is not divisible"},
         Bad{{.layers = 4, .stages = 2, .embedding_counts = true}, "num_layers", "4 + 1 is not divisible"},
@@ -101,7 +101,7 @@ INSTANTIATE_TEST_SUITE_P(
             "both set"}));
 
 INSTANTIATE_TEST_SUITE_P(
-    Texts, BadLayout,
+    Texts, BadPipelineLayout,
     testing::Values(
         Bad{{.layers = 4, .stages = 2, .chunks = 2, .text = "Ett|ttL"}, text_field, "both set"},
         Bad{{.layers = 4, .stages = 2, .text = "tt|ttL"}, text_field, "no E"},
@@ -113,7 +113,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{{.layers = 4, .stages = 2, .text = "Ett|tmL"}, text_field, "no meaning"},
         Bad{{.layers = 5, .stages = 2, .text = "Ett|ttL"}, text_field, "4 layers and num_layers = 5"},
         Bad{{.layers = 4, .stages = 2, .text = "Et|t|ttL"}, text_field, "3 virtual stages"},
-        Bad{{.layers = 4, .stages = 3, .text = "Ett||ttL"}, text_field, "stage 1 would hold nothing"},
+        Bad{{.layers = 4, .stages = 3, .text = "Ett||ttL"}, text_field, "stage 1 would be empty"},
         Bad{{.layers = 4, .stages = 2, .text = "Et*|ttL"}, text_field, "without a number"},
         Bad{{.layers = 4, .stages = 2, .text = "E(tt|ttL"}, text_field, "not closed"},
         Bad{{.layers = 4, .stages = 2, .text = "E(tt)|ttL"}, text_field, "group without"},

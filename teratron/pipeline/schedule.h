@@ -1,14 +1,14 @@
-// In what order a pipeline stage computes and what it sends and receives meanwhile: plain data from pure
-// functions. Nothing here knows tensors or communicators; pipeline/executor.h obeys.
+// Pipeline schedules: in what order a stage computes, sends and receives. Plain data from pure functions,
+// without tensors or communicators; pipeline/executor.h runs it.
 //
-// A stage holds one part of the model, or several ("chunks", virtual stages: Narayanan et al. 2021). Activations
-// go from stage to stage and, between chunks, from the last stage round to the first; gradients go the other way.
+// A stage holds one chunk of the model, or several (virtual stages, Narayanan et al. 2021). Activations flow
+// from stage to stage and, between chunks, from the last stage to the first; gradients flow the other way.
 //
-// Messages: each pair of neighbours has a link of its own per direction (comm/mesh.h, PipelineLinks), on which
-// messages arrive in the order in which they were sent. A receive asks for a message and does not wait; the
-// computation that uses it does. A send waits only while the message before it on the same link has not been
-// asked for: a link carries one message ahead of its receiver. verify() proves that under these rules every
-// schedule here runs to its end; with buffered sends it then does so all the more.
+// Messages: each pair of neighbours has one link per direction (PipelineLinks in comm/mesh/mesh.h), on which
+// messages arrive in the order sent. A receive is posted and does not block; the computation that uses the
+// message does. A send blocks only while the receive of the previous message on its link is not posted: a
+// link carries one message ahead of its receiver. testing/schedule_verify.h shows that under these rules no
+// schedule deadlocks, and so none does with buffered sends.
 #pragma once
 
 #include <cstdint>
@@ -33,42 +33,36 @@ struct ScheduleShape {
   int64_t stages = 1;
   int64_t chunks = 1;  // per stage
   int64_t microbatches = 1;
-  int64_t group = 0;           // micro-batches that go through a chunk in a row; 0: as many as stages
-  bool forward_only = false;   // evaluation
-  bool early_receives = true;  // ask for a message one computation before it is needed
+  int64_t microbatch_group = 0;  // consecutive micro-batches per chunk; 0: `stages`
+  bool forward_only = false;     // evaluation
+  bool early_receives = true;    // post a receive one computation before it is needed
 };
 
-/// One stage: forward and backward of each micro-batch in turn. Keeps the activations of one.
-Actions no_pipeline(const ScheduleShape& shape);
-/// One forward, one backward (Narayanan et al. 2019), after min(M, P - stage - 1) forwards of warm-up. Keeps
-/// min(M, P - stage) micro-batches.
+// P stages, V chunks per stage, M micro-batches in groups of G.
+
+/// 1F1B: one forward, one backward (Narayanan et al. 2019), after min(M, P - stage - 1) warm-up forwards.
+/// Holds the activations of min(M, P - stage) micro-batches. With one stage: no pipelining.
 Actions one_f_one_b(int64_t stage, const ScheduleShape& shape);
-/// The same with V chunks per stage, after min(M V, 2 (P - stage - 1) + (V - 1) group) forwards of warm-up. Keeps
-/// one more than that, each of a single chunk, and on the first and the last stage up to group - P + 1 messages that came
-/// round the ring before their turn. shape must pass interleaving_problem().
+/// Interleaved 1F1B with V chunks per stage, after min(M V, 2 (P - stage - 1) + (V - 1) G) warm-up
+/// forwards. Holds one activation more than that, each of one chunk, and on the first and the last stage up
+/// to G - P + 1 messages that arrived early. The shape must pass interleaving_problem().
 Actions interleaved(int64_t stage, const ScheduleShape& shape);
-/// The one of these three that fits the shape.
+/// Interleaved if the shape has chunks, else 1F1B.
 Actions schedule(int64_t stage, const ScheduleShape& shape);
-/// Those of all stages.
+/// Of all stages.
 std::vector<Actions> schedules(const ScheduleShape& shape);
 
-/// Why this number of micro-batches cannot be interleaved in these groups; empty when it can. As Megatron-LM:
-/// M >= group, and the last group is whole or holds at least as many as there are stages.
+/// Why this shape cannot be interleaved; empty if it can. As in Megatron-LM: M >= G, and the last group
+/// is complete or has at least P micro-batches.
 std::string interleaving_problem(const ScheduleShape& shape);
 
-/// Most activations, counted in micro-batches of one chunk, that a stage keeps by the formulas above.
+/// Peak number of activations, one per micro-batch and chunk, that a stage holds by the formulas above.
 int64_t activations_by_formula(int64_t stage, const ScheduleShape& shape);
-/// The same counted from the actions: forwards whose backward has not come yet.
+/// The same counted from the actions: forwards whose backward has not run.
 int64_t peak_activations(std::span<const Action> actions);
 
-/// What is wrong with the schedules of all stages together: computations that are missing or come twice, messages
-/// that do not meet or overtake each other, stages that wait for each other for ever. Empty: nothing.
-std::vector<std::string> verify(std::span<const Actions> stages);
-/// The same for the schedules of a shape, and that their activations equal the formula.
-std::vector<std::string> verify(const ScheduleShape& shape);
-
-/// A picture: a row per stage, a column per unit of time (a forward takes one, a backward two, messages none), and
-/// below it the share of time in which stages have nothing to do.
+/// Timeline: one row per stage, one column per time unit (a forward takes 1, a backward 2, messages 0), and
+/// the share of idle time.
 std::string draw(std::span<const Actions> stages);
 std::string draw(const ScheduleShape& shape);
 

@@ -10,7 +10,7 @@ namespace teratron {
 
 namespace {
 
-// When each computation of each stage runs if messages take no time.
+// Start and end of each computation if messages take no time.
 struct Span {
   Action action;
   int64_t begin = 0;
@@ -22,7 +22,7 @@ std::vector<std::vector<Span>> times(std::span<const Actions> stages) {
   std::map<std::tuple<Op, int64_t, int64_t, int64_t>, int64_t> ends;  // op, stage, chunk, micro-batch
   std::vector<std::vector<Span>> spans(stages.size());
   std::vector<size_t> next(stages.size(), 0);
-  // What a computation depends on in another stage or chunk; itself when it depends on nothing.
+  // The computation in another stage or chunk whose message this one receives.
   const auto source = [&](const Action& action, int64_t stage) {
     int64_t from = action.op == Op::forward ? stage - 1 : stage + 1;
     int64_t chunk = action.chunk;

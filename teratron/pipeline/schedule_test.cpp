@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "teratron/testing/schedule_verify.h"
+
 namespace teratron {
 namespace {
 
@@ -14,7 +16,7 @@ nlohmann::json fixture(const std::string& name) {
   return nlohmann::json::parse(file);
 }
 
-// "F0.1 B0.1": as Megatron-LM's fixtures write it.
+// "F0.1 B0.1", as in the fixtures from Megatron-LM.
 std::string computations(const Actions& actions, bool chunks) {
   std::string text;
   for (const Action& action : actions) {
@@ -28,23 +30,23 @@ std::string computations(const Actions& actions, bool chunks) {
 
 TEST(Schedule, OrdersAreMegatrons) {
   int cases = 0;
-  int refused = 0;
+  int rejected = 0;
   for (const nlohmann::json& c : fixture("pipeline_order.json")) {
     const ScheduleShape shape{.stages = c["pp"],
                               .chunks = c.value("vpp", 1),
                               .microbatches = c["microbatches"],
-                              .group = c.value("group", 0),
+                              .microbatch_group = c.value("group", 0),
                               .forward_only = c["forward_only"]};
     if (c.contains("error")) {
       EXPECT_NE(interleaving_problem(shape), "") << c;
-      ++refused;
+      ++rejected;
       continue;
     }
     EXPECT_EQ(computations(schedule(c["rank"], shape), shape.chunks > 1), c["order"].get<std::string>()) << c;
     ++cases;
   }
   EXPECT_GE(cases, 60);
-  EXPECT_GE(refused, 8);
+  EXPECT_GE(rejected, 8);
 }
 
 TEST(Schedule, TableIsMegatrons) {
@@ -52,7 +54,7 @@ TEST(Schedule, TableIsMegatrons) {
     const ScheduleShape shape{.stages = 2,
                               .chunks = c["chunks"],
                               .microbatches = c["microbatches"],
-                              .group = c["group"],
+                              .microbatch_group = c["group"],
                               .forward_only = true};
     nlohmann::json table = nlohmann::json::array();
     for (const Action& action : shape.chunks > 1 ? interleaved(0, shape) : one_f_one_b(0, shape)) {
@@ -69,11 +71,11 @@ void expect_sound(const ScheduleShape& shape) {
     const std::vector<std::string> problems = verify(s);
     EXPECT_TRUE(problems.empty()) << fmt::format(
         "{} stages, {} chunks, {} micro-batches in groups of {}, {}: {}", s.stages, s.chunks, s.microbatches,
-        s.group, early ? "early" : "late", fmt::join(problems, "; "));
+        s.microbatch_group, early ? "early" : "late", fmt::join(problems, "; "));
   }
 }
 
-TEST(Schedule, EverySmallSizeIsProven) {
+TEST(Schedule, VerifiesEverySmallSize) {
   for (int64_t stages = 1; stages <= 8; ++stages) {
     for (int64_t microbatches = 1; microbatches <= 32; ++microbatches) {
       for (const bool forward_only : {false, true}) {
@@ -83,7 +85,7 @@ TEST(Schedule, EverySmallSizeIsProven) {
   }
 }
 
-TEST(Schedule, EverySmallInterleavingIsProven) {
+TEST(Schedule, VerifiesEverySmallInterleaving) {
   int64_t shapes = 0;
   for (int64_t stages = 2; stages <= 8; ++stages) {
     for (int64_t chunks = 2; chunks <= 4; ++chunks) {
@@ -92,7 +94,7 @@ TEST(Schedule, EverySmallInterleavingIsProven) {
             {.stages = stages, .chunks = chunks, .microbatches = microbatches, .forward_only = true});
         for (const int64_t group : std::set<int64_t>{stages, stages + 1, 2 * stages, microbatches}) {
           const ScheduleShape shape{
-              .stages = stages, .chunks = chunks, .microbatches = microbatches, .group = group};
+              .stages = stages, .chunks = chunks, .microbatches = microbatches, .microbatch_group = group};
           if (!interleaving_problem(shape).empty()) continue;
           expect_sound(shape);
           ++shapes;
@@ -103,17 +105,17 @@ TEST(Schedule, EverySmallInterleavingIsProven) {
   EXPECT_GT(shapes, 1000);
 }
 
-TEST(Schedule, KeepsWhatTheFormulaSays) {
+TEST(Schedule, PeakActivationsEqualTheFormula) {
   EXPECT_EQ(peak_activations(one_f_one_b(0, {.stages = 4, .microbatches = 8})), 4);
   EXPECT_EQ(peak_activations(one_f_one_b(3, {.stages = 4, .microbatches = 8})), 1);
   EXPECT_EQ(peak_activations(one_f_one_b(0, {.stages = 4, .microbatches = 2})), 2);
-  // Warm-up of 2 * 3 + 4 forwards, and the one that is next.
+  // 2 * 3 + 4 warm-up forwards, and the next one.
   EXPECT_EQ(peak_activations(interleaved(0, {.stages = 4, .chunks = 2, .microbatches = 8})), 11);
   EXPECT_EQ(peak_activations(one_f_one_b(0, {.stages = 4, .microbatches = 8, .forward_only = true})), 0);
 }
 
-// Each kind of damage to a sound schedule is found.
-TEST(Verify, FindsWhatIsWrong) {
+// Every missing or repeated action is found.
+TEST(Verify, FindsMissingAndRepeatedActions) {
   const std::vector<Actions> sound = schedules({.stages = 3, .microbatches = 4});
   ASSERT_TRUE(verify(sound).empty());
   for (size_t stage = 0; stage < sound.size(); ++stage) {
@@ -128,7 +130,7 @@ TEST(Verify, FindsWhatIsWrong) {
   }
 }
 
-TEST(Verify, FindsMessagesThatOvertakeEachOther) {
+TEST(Verify, FindsMessagesOutOfOrder) {
   std::vector<Actions> stages = schedules({.stages = 2, .microbatches = 2, .early_receives = false});
   for (Action& action : stages[1]) {
     if (action.op == Op::recv_forward) action.microbatch = 1 - action.microbatch;
@@ -136,9 +138,9 @@ TEST(Verify, FindsMessagesThatOvertakeEachOther) {
   EXPECT_FALSE(verify(stages).empty());
 }
 
-TEST(Verify, FindsStagesThatWaitForEachOther) {
-  // The second stage wants its second micro-batch before it gives back the first gradient; the first stage does not
-  // start the second before it has that gradient.
+TEST(Verify, FindsDeadlocks) {
+  // The second stage waits for its second micro-batch before it sends the first gradient, for which the first
+  // stage waits before it starts the second micro-batch.
   const std::vector<Actions> stages = {{{Op::forward, 0, 0},
                                         {Op::send_forward, 0, 0},
                                         {Op::recv_backward, 0, 0},
@@ -157,11 +159,11 @@ TEST(Verify, FindsStagesThatWaitForEachOther) {
                                         {Op::send_backward, 0, 1}}};
   const std::vector<std::string> problems = verify(stages);
   ASSERT_EQ(problems.size(), 2U);
-  EXPECT_EQ(problems[0], "stage 0: waits for ever at backward of micro-batch 0 in chunk 0");
-  EXPECT_EQ(problems[1], "stage 1: waits for ever at forward of micro-batch 1 in chunk 0");
+  EXPECT_EQ(problems[0], "stage 0: deadlocks at backward of micro-batch 0 in chunk 0");
+  EXPECT_EQ(problems[1], "stage 1: deadlocks at forward of micro-batch 1 in chunk 0");
 }
 
-TEST(Draw, ShowsTimeFromLeftToRight) {
+TEST(Draw, IsATimeline) {
   EXPECT_EQ(draw({.stages = 2, .microbatches = 2}),
             "stage 0  | F0 F1 .  .  B0 -- .  B1 --\n"
             "stage 1  | .  F0 B0 -- F1 B1 -- .  .\n"
@@ -173,7 +175,7 @@ TEST(Draw, IdleTimeShrinksWithChunks) {
     const std::string picture = draw(shape);
     return std::stod(picture.substr(picture.find("idle: ") + 6));
   };
-  // Narayanan et al. 2021: (P - 1) / V idle micro-batches beside M busy ones.
+  // Narayanan et al. 2021: (P - 1) / V idle micro-batches for M busy ones.
   EXPECT_NEAR(idle({.stages = 4, .microbatches = 8}), 100.0 * 3 / 11, 0.06);
   EXPECT_NEAR(idle({.stages = 4, .chunks = 2, .microbatches = 8}), 100.0 * 1.5 / 9.5, 0.06);
 }

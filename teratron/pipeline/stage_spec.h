@@ -1,4 +1,4 @@
-// Which part of a model a pipeline stage holds; no torch, so that layouts can be planned with.
+// The part of a model that a (virtual) pipeline stage holds. Without torch: the planner uses it.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ struct StageSpec {
   int64_t first_layer = 0;
   int64_t layers = 0;
   bool embedding = true;
-  bool head = true;  // last norm, output layer, loss
+  bool head = true;  // final norm, output layer, loss
   bool operator==(const StageSpec&) const = default;
 };
 

@@ -1,11 +1,11 @@
+#include "teratron/testing/schedule_verify.h"
+
 #include <algorithm>
 #include <array>
 #include <set>
 #include <tuple>
 
 #include <fmt/format.h>
-
-#include "teratron/pipeline/schedule.h"
 
 namespace teratron {
 
@@ -18,15 +18,15 @@ std::string to_string(const Action& action) {
                      action.microbatch, action.chunk);
 }
 
-// A message by where it is used: the chunk of the receiver and the micro-batch.
+// A message, identified by the receiver's chunk and the micro-batch.
 using Message = std::pair<int64_t, int64_t>;
 
 struct Link {
   std::vector<Message> sent;
-  std::vector<Message> asked;
+  std::vector<Message> posted;
 };
 
-// Runs all stages as far as they come.
+// Runs all stages until they finish or none can continue.
 class Simulation {
  public:
   explicit Simulation(std::span<const Actions> stages)
@@ -51,10 +51,10 @@ class Simulation {
 
   int64_t last() const { return static_cast<int64_t>(stages_.size()) - 1; }
 
-  // The link on which `stage` receives in a direction, named by its receiver.
+  // The link on which `stage` receives in a direction.
   Link& incoming(Direction direction, size_t stage) { return links_[direction][stage]; }
 
-  // Where a message of `stage` goes, and what it is there.
+  // Receiver of a message sent by `stage`, and the message there.
   std::pair<size_t, Message> target(const Action& action, size_t stage) const {
     const auto from = static_cast<int64_t>(stage);
     if (action.op == Op::send_forward) {
@@ -70,22 +70,21 @@ class Simulation {
   bool send(const Action& action, size_t stage) {
     const auto [receiver, message] = target(action, stage);
     Link& link = incoming(is_forward(action.op) ? forwards : backwards, receiver);
-    if (link.asked.size() < link.sent.size()) return false;
+    if (link.posted.size() < link.sent.size()) return false;
     link.sent.push_back(message);
     return true;
   }
 
-  void ask(const Action& action, size_t stage) {
+  void post(const Action& action, size_t stage) {
     incoming(is_forward(action.op) ? forwards : backwards, stage)
-        .asked.push_back({action.chunk, action.microbatch});
+        .posted.push_back({action.chunk, action.microbatch});
   }
 
-  // Whether what the computation was promised has come.
+  // Whether the message of a computation has arrived, if its receive was posted.
   bool has_message(const Action& action, size_t stage) {
     const bool forward = action.op == Op::forward;
     const Op receive = forward ? Op::recv_forward : Op::recv_backward;
-    if (!done_[stage].contains({receive, action.chunk, action.microbatch}))
-      return true;  // it was promised none
+    if (!done_[stage].contains({receive, action.chunk, action.microbatch})) return true;
     const Link& link = incoming(forward ? forwards : backwards, stage);
     const Message message{action.chunk, action.microbatch};
     return std::find(link.sent.begin(), link.sent.end(), message) != link.sent.end();
@@ -94,20 +93,20 @@ class Simulation {
   bool step(size_t stage) {
     const Action& action = stages_[stage][next_[stage]];
     const Key key{action.op, action.chunk, action.microbatch};
-    if (done_[stage].contains(key)) problem(stage, to_string(action) + " comes twice");
+    if (done_[stage].contains(key)) problem(stage, to_string(action) + " runs twice");
     switch (action.op) {
       case Op::recv_forward:
       case Op::recv_backward:
-        ask(action, stage);
+        post(action, stage);
         break;
       case Op::send_forward:
       case Op::send_backward:
-        check_made(action, stage);
+        check_computed(action, stage);
         if (!send(action, stage)) return false;
         break;
       case Op::backward:
         if (!done_[stage].contains({Op::forward, action.chunk, action.microbatch})) {
-          problem(stage, to_string(action) + " comes before its forward");
+          problem(stage, to_string(action) + " runs before its forward");
         }
         [[fallthrough]];
       case Op::forward:
@@ -119,24 +118,23 @@ class Simulation {
     return true;
   }
 
-  void check_made(const Action& action, size_t stage) {
-    const Op made_by = action.op == Op::send_forward ? Op::forward : Op::backward;
-    if (done_[stage].contains({made_by, action.chunk, action.microbatch})) return;
-    problem(stage, to_string(action) + " comes before what it sends was computed");
+  void check_computed(const Action& action, size_t stage) {
+    const Op computed_by = action.op == Op::send_forward ? Op::forward : Op::backward;
+    if (done_[stage].contains({computed_by, action.chunk, action.microbatch})) return;
+    problem(stage, to_string(action) + " runs before its tensor is computed");
   }
 
-  // Every chunk of every stage must see the same micro-batches, each message must be asked for in the order sent,
-  // and what lies between the ends of the model must come as a message.
+  // Every chunk of every stage must run the same micro-batches, and receives must match sends in order.
   void check_end() {
     for (size_t stage = 0; stage < stages_.size(); ++stage) {
       if (next_[stage] == stages_[stage].size()) continue;
-      problem(stage, "waits for ever at " + to_string(stages_[stage][next_[stage]]));
+      problem(stage, "deadlocks at " + to_string(stages_[stage][next_[stage]]));
     }
     if (!problems_.empty()) return;
     for (const auto& direction : links_) {
       for (size_t stage = 0; stage < direction.size(); ++stage) {
-        if (direction[stage].sent != direction[stage].asked) {
-          problem(stage, "does not ask for its messages in the order in which they are sent");
+        if (direction[stage].sent != direction[stage].posted) {
+          problem(stage, "does not receive messages in the order they are sent");
         }
       }
     }
@@ -164,19 +162,19 @@ class Simulation {
   }
 
   void check_place(size_t stage, int64_t chunk, int64_t microbatch, bool trains, int64_t chunks) {
-    const bool begins = stage == 0 && chunk == 0;
-    const bool ends = static_cast<int64_t>(stage) == last() && chunk == chunks - 1;
-    const auto need = [&](Op op, bool wanted) {
-      if (done_[stage].contains({op, chunk, microbatch}) == wanted) return;
+    const bool first = stage == 0 && chunk == 0;
+    const bool last_chunk = static_cast<int64_t>(stage) == last() && chunk == chunks - 1;
+    const auto need = [&](Op op, bool required) {
+      if (done_[stage].contains({op, chunk, microbatch}) == required) return;
       problem(stage, fmt::format("{} is {}", to_string(Action{op, chunk, microbatch}),
-                                 wanted ? "missing" : "too much"));
+                                 required ? "missing" : "unexpected"));
     };
-    need(Op::recv_forward, !begins);
+    need(Op::recv_forward, !first);
     need(Op::forward, true);
-    need(Op::send_forward, !ends);
-    need(Op::recv_backward, trains && !ends);
+    need(Op::send_forward, !last_chunk);
+    need(Op::recv_backward, trains && !last_chunk);
     need(Op::backward, trains);
-    need(Op::send_backward, trains && !begins);
+    need(Op::send_backward, trains && !first);
   }
 
   void problem(size_t stage, const std::string& what) {
@@ -203,8 +201,7 @@ std::vector<std::string> verify(const ScheduleShape& shape) {
     const int64_t peak = peak_activations(stages[stage]);
     const int64_t formula = activations_by_formula(stage, shape);
     if (peak == formula) continue;
-    problems.push_back(
-        fmt::format("stage {}: keeps {} activations, by the formula {}", stage, peak, formula));
+    problems.push_back(fmt::format("stage {}: {} activations, by the formula {}", stage, peak, formula));
   }
   return problems;
 }

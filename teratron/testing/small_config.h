@@ -1,4 +1,4 @@
-// A GPT small enough for any test.
+// A small GPT for tests.
 #pragma once
 
 #include "teratron/models/transformer/config.h"

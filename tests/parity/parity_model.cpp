@@ -1,10 +1,10 @@
-// Models made by flags, with their numbers for test_model_options.py.
+// Builds models from flags and writes their numerics for test_model_options.py.
 //
 //   parity_model CASES.json DIRECTORY
 //
-// CASES: a list of {"name", "flags", "dtype": "fp32" or "fp64", "steps"}. Writes DIRECTORY/name.safetensors: the
-// weights as "weight.NAME", the tokens of each step [steps + 1, S + 1, B], logits and gradients of the first
-// batch's mean loss, and with steps > 0 the loss and the gradient's norm of so many training steps.
+// CASES: a list of {"name", "flags", "dtype": "fp32" or "fp64", "steps"}. Writes DIRECTORY/name.safetensors:
+// the weights as "weight.NAME", the tokens of each step [steps + 1, S + 1, B], logits and gradients of the
+// first batch's mean loss, and with steps > 0 the loss and the gradient's norm of so many training steps.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
@@ -42,8 +42,8 @@ void write_tensors(const std::filesystem::path& path, const NamedTensors& tensor
   writer.finish();
 }
 
-// Norms and biases start as ones and zeros, which would hide mistakes.
-void stir_vectors(ParameterSet& parameters) {
+// Norms and biases are initialized to ones and zeros, which would hide errors.
+void perturb_vectors(ParameterSet& parameters) {
   const at::NoGradGuard no_grad;
   at::Generator generator = at::detail::createCPUGenerator(11);
   for (Parameter& parameter : parameters.all()) {
@@ -53,7 +53,7 @@ void stir_vectors(ParameterSet& parameters) {
   }
 }
 
-// Rows of padding are left out.
+// Without padding rows.
 at::Tensor logical(const Parameter& parameter, const at::Tensor& local) {
   return local.detach().narrow(0, 0, parameter.shard().global_shape[0]);
 }
@@ -71,34 +71,34 @@ void add_first_batch(const GPTConfig& config, const ParameterSet::Options& optio
                      NamedTensors& out) {
   ParameterSet parameters(options);
   GPT model(parameters, config, {.layers = config.layers}, {});
-  stir_vectors(parameters);
+  perturb_vectors(parameters);
   const MicroBatch batch = batch_of(text_SB);
   for (const Parameter& parameter : parameters.all()) {
     out.emplace_back("weight." + parameter.name, logical(parameter, parameter.tensor).clone());
   }
   const at::Tensor logits = model.logits(model.forward({}, batch));
   out.emplace_back("logits", logits.detach().narrow(2, 0, vocabulary).clone());
-  for (Parameter& parameter : parameters.all()) parameter.pending_uses = 0;
+  for (Parameter& parameter : parameters.all()) parameter.pending_grads = 0;
   model.loss(model.forward({}, batch), batch).mean().backward();
   for (const Parameter& parameter : parameters.all()) {
     out.emplace_back("gradient." + parameter.name, logical(parameter, parameter.main_grad).clone());
   }
 }
 
-void add_curve(const Arguments& args, const TrainerOptions& options, const at::Tensor& texts,
+void add_curve(const Arguments& args, const EngineOptions& options, const at::Tensor& texts,
                NamedTensors& out) {
   const Mesh mesh;
-  Trainer trainer(options, mesh);
-  stir_vectors(trainer.parameters());
-  trainer.optimizer().reset_master_weights();
+  TrainEngine engine(options, mesh);
+  perturb_vectors(engine.parameters());
+  engine.optimizer().reset_master_weights();
   std::vector<double> losses;
   std::vector<double> norms;
   for (int64_t step = 0; step + 1 < texts.size(0); ++step) {
-    const StepNumbers numbers =
-        trainer
+    const StepResult numbers =
+        engine
             .train_step([&](int64_t) { return batch_of(texts[step]); },
                         {.hyper = {.lr = args.lr.value(), .weight_decay = args.weight_decay}})
-            .resolve();
+            .wait();
     losses.push_back(numbers.loss);
     norms.push_back(numbers.grad_norm);
   }
@@ -110,7 +110,7 @@ void add_curve(const Arguments& args, const TrainerOptions& options, const at::T
 void run_case(const nlohmann::json& request, const std::filesystem::path& directory) {
   ParsedArguments parsed = parse_arguments("pretrain gpt", request["flags"].get<std::vector<std::string>>(),
                                            {.architecture = architecture_settings});
-  finish(parsed, 1, {.needs_data = false});
+  validate_arguments(parsed, 1, {.needs_data = false});
   const Arguments& args = parsed.args;
   const at::ScalarType dtype = request["dtype"] == "fp64" ? at::kDouble : at::kFloat;
   const GPTConfig config = gpt_config(args, vocabulary);

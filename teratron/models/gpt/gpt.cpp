@@ -25,8 +25,9 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
   if (stage.embedding || (stage.head && config.tied_embeddings)) {
     word_embeddings_ = std::make_unique<VocabParallelEmbedding>(embedding / "word_embeddings",
                                                                 vocabulary_options(config), parallel);
-    word_embeddings_->weight().options.tied_over_stages =
-        config.tied_embeddings && stage.embedding != stage.head;
+    ParameterOptions& options = word_embeddings_->weight().options;
+    options.param_group = ParamGroup::decoupled_lr;
+    if (config.tied_embeddings && stage.embedding != stage.head) options.grad_sum = GradSum::embedding;
   }
   if (stage.embedding && config.position == PositionEmbedding::learned_absolute) {
     position_embeddings_ = std::make_unique<Embedding>(
@@ -48,33 +49,34 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
           ? word_embeddings_->weight()
           : (root / "output_layer")
                 .parameter("weight", {.shard = vocabulary_shard(vocabulary_options(config), parallel.group),
-                                      .init = weight_init(config)});
-  head_ = make_matmul(weight, config.fp8_output_layer ? parameters.fp8() : nullptr);
+                                      .init = weight_init(config),
+                                      .param_group = ParamGroup::decoupled_lr});
+  output_layer_.emplace(
+      ParallelMatmul::column(weight, config.fp8_output_layer ? parameters.fp8() : nullptr, parallel));
 }
 
 at::Tensor GPT::embed(const MicroBatch& batch, const AttentionContext& context) {
   at::Tensor x_SBH = word_embeddings_->forward(batch.tokens_SB);
-  const SequencePart part = local_sequence(x_SBH.size(0), parallel_);
+  const SequenceShard shard = sequence_shard(x_SBH.size(0), parallel_);
   if (position_embeddings_) {
-    const at::Tensor positions_SB = batch.positions_SB.narrow(0, part.first, x_SBH.size(0));
+    const at::Tensor positions_SB = batch.positions_SB.narrow(0, shard.first, x_SBH.size(0));
     x_SBH = position_embeddings_->add_to_(x_SBH, positions_SB);
   }
   if (config_.fp32_residual) x_SBH = x_SBH.to(at::kFloat);
   return bias_dropout_add(x_SBH, nullptr, at::Tensor(),
                           {.rate = context.training ? config_.hidden_dropout : 0.0,
-                           .key = {context.dropout_seed, 0, context.samples_B},
-                           .part = part});
+                           .key = {context.dropout_seed, 0, context.sample_ids_B},
+                           .shard = shard});
 }
 
 AttentionContext GPT::attention_context(const MicroBatch& batch) const {
-  const bool drops = batch.training && (config_.hidden_dropout > 0.0 || config_.attention_dropout > 0.0);
+  const bool dropout = batch.training && (config_.hidden_dropout > 0.0 || config_.attention_dropout > 0.0);
   return {.rope = rope_.get(),
           .positions_SB = batch.positions_SB,
-          .first_visible_BS = batch.first_visible_BS,
+          .segment_start_BS = batch.segment_start_BS,
           .dropout_seed = config_.dropout_seed,
-          .first_sample = batch.first_sample,
-          .samples_B = drops ? sample_numbers(batch) : at::Tensor(),
-          .dropout_rows = std::make_shared<DropoutRows>(),
+          .sample_ids_B = dropout ? sample_ids(batch) : batch.sample_ids_B,
+          .dropout_row_ids = std::make_shared<DropoutRowIds>(),
           .training = batch.training};
 }
 
@@ -82,44 +84,41 @@ Activations GPT::forward(const Activations& input, const MicroBatch& batch,
                          std::vector<KeyValueCache>* caches) {
   const AttentionContext context = attention_context(batch);
   const at::Tensor x_SBH = stage().embedding ? embed(batch, context) : input.hidden_SBH;
-  tell(stage().embedding ? "embedding" : "the stage before", x_SBH, batch);
-  const Stream y = blocks_->forward(x_SBH, context, caches);
-  if (!final_norm_) return {settled(y)};
-  const at::Tensor normed_SBH = final_norm_->forward_beside(y).normed;
-  tell("decoder.final_layernorm", normed_SBH, batch);
+  notify(stage().embedding ? "embedding" : "the previous stage", x_SBH, batch);
+  const Hidden y = blocks_->forward(x_SBH, context, caches);
+  if (!final_norm_) return {apply_bias_grad(y)};
+  const at::Tensor normed_SBH = final_norm_->forward_with_residual(y).normed;
+  notify("decoder.final_layernorm", normed_SBH, batch);
   return {normed_SBH};
 }
 
-void GPT::observe(const PartObserver& observer) {
-  Model::observe(observer);
-  blocks_->observe(observer);
-}
-
-LinearCore GPT::output_layer() const {
-  return {head_.get(), parallel_.sequence_parallel ? ParallelRegion::gathered : ParallelRegion::copied,
-          &parallel_.group};
+void GPT::set_activation_hook(const ActivationHook& hook) {
+  Model::set_activation_hook(hook);
+  blocks_->set_activation_hook(hook);
 }
 
 at::Tensor GPT::logits(const Activations& output) {
-  return linear(output.hidden_SBH, output_layer());
+  return linear(output.hidden_SBH, *output_layer_);
 }
 
 at::Tensor GPT::loss(const Activations& output, const MicroBatch& batch) {
   if (config_.loss_chunks == 1)
-    return output_losses(output.hidden_SBH, output_layer(), batch.labels_SB, config_.vocabulary);
-  // Under sequence parallelism a chunk is some rows of every rank's part of the sequence.
+    return output_losses(output.hidden_SBH, *output_layer_, batch.labels_SB, config_.vocabulary);
+  // Under sequence parallelism a chunk is some rows of every rank's sequence shard.
   const int64_t parts = parallel_.sequence_parallel ? parallel_.group.size : 1;
   const int64_t rows = output.hidden_SBH.size(0);
   const int64_t chunk_rows = (rows + config_.loss_chunks - 1) / config_.loss_chunks;
-  // Not views of one another: autograd would take a collective that writes into one for a change of all.
+  // unsafe_split: autograd must not take a collective that writes into one chunk for a change of all.
   const std::vector<at::Tensor> hidden = output.hidden_SBH.unsafe_split(chunk_rows, 0);
   const std::vector<at::Tensor> labels = batch.labels_SB.unflatten(0, {parts, rows}).split(chunk_rows, 1);
   std::vector<at::Tensor> losses;
   for (size_t i = 0; i < hidden.size(); ++i) {
-    const Region region = [this, labels_SB = labels[i].flatten(0, 1)](at::TensorList inputs) {
-      return output_losses(inputs[0], output_layer(), labels_SB, config_.vocabulary);
+    const RecomputeFunction chunk_losses = [this,
+                                            labels_SB = labels[i].flatten(0, 1)](at::TensorList inputs) {
+      return output_losses(inputs[0], *output_layer_, labels_SB, config_.vocabulary);
     };
-    const at::Tensor losses_SB = recompute(region, {hidden[i]}, {.parameters = {&head_->weight()}});
+    const at::Tensor losses_SB =
+        recompute(chunk_losses, {hidden[i]}, {.parameters = {&output_layer_->weight()}});
     losses.push_back(losses_SB.unflatten(0, {parts, -1}));
   }
   return at::cat(losses, 1).flatten(0, 1);

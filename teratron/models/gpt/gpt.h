@@ -1,8 +1,9 @@
-// GPT as a pipeline stage: some of the layers, with the embedding on the first and the head on the last
-// stage. One stage with all layers is the whole model.
+// GPT as a pipeline stage: some of the layers, with the embedding on the first and the output layer on the
+// last stage. One stage with all layers is the whole model.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "teratron/models/model.h"
@@ -19,11 +20,11 @@ class GPT : public Model {
   Activations forward(const Activations& input, const MicroBatch& batch) override {
     return forward(input, batch, nullptr);
   }
-  /// Text that is generated: `caches` hold the keys and values of each layer of the stage; may be null.
+  /// For generation: `caches` hold the keys and values of each layer of the stage; may be null.
   Activations forward(const Activations& input, const MicroBatch& batch, std::vector<KeyValueCache>* caches);
   at::Tensor logits(const Activations& output) override;
   at::Tensor loss(const Activations& output, const MicroBatch& batch) override;
-  void observe(const PartObserver& observer) override;
+  void set_activation_hook(const ActivationHook& hook) override;
 
   const GPTConfig& config() const { return config_; }
   const TensorParallel& parallel() const { return parallel_; }
@@ -31,7 +32,6 @@ class GPT : public Model {
 
  private:
   at::Tensor embed(const MicroBatch& batch, const AttentionContext& context);
-  LinearCore output_layer() const;
   AttentionContext attention_context(const MicroBatch& batch) const;
 
   GPTConfig config_;
@@ -42,7 +42,7 @@ class GPT : public Model {
   std::unique_ptr<RotaryEmbedding> rope_;
   std::unique_ptr<BlockStack> blocks_;
   std::unique_ptr<Norm> final_norm_;
-  std::unique_ptr<MatMul> head_;  // with the word embedding's weight when tied
+  std::optional<ParallelMatmul> output_layer_;  // with the word embeddings' weight if tied
 };
 
 }  // namespace teratron

@@ -24,9 +24,9 @@ Activation activation(const Arguments& args) {
   return args.openai_gelu || args.bias_gelu_fusion ? Activation::gelu : Activation::gelu_erf;
 }
 
-// Published models may have more rows than their tokenizer has tokens: --vocab-size says how many.
+// Published models may have more embedding rows than their tokenizer has tokens, given by --vocab-size.
 int64_t model_vocabulary(const Arguments& args, int64_t tokenizer_size) {
-  if (args.tokenizer_type == "NullTokenizer") return tokenizer_size;  // made from vocab_size
+  if (args.tokenizer_type == "NullTokenizer") return tokenizer_size;  // is vocab_size
   return std::max(tokenizer_size, args.vocab_size.value_or(0));
 }
 

@@ -1,4 +1,4 @@
-// GPT's configuration from the settings of a run.
+// GPT's configuration from the command-line arguments.
 #pragma once
 
 #include "teratron/models/transformer/config.h"
@@ -6,7 +6,7 @@
 
 namespace teratron {
 
-/// The logical vocabulary is the tokenizer's, or --vocab-size if that is larger.
+/// The logical vocabulary is the tokenizer's size, or --vocab-size if larger.
 GPTConfig gpt_config(const Arguments& args, int64_t tokenizer_size);
 
 }  // namespace teratron

@@ -6,15 +6,14 @@ namespace teratron {
 
 namespace {
 
-// Places that drop activations, counted through the whole model (Megatron draws from per-rank streams
-// instead).
+// Dropout sites are numbered through the whole model; Megatron draws from per-rank RNG states instead.
 constexpr uint64_t sites_per_layer = 4;
 
 uint64_t first_site(int64_t layer) {
   return sites_per_layer * static_cast<uint64_t>(layer + 1);
 }
 
-// Layers that write into the residual stream start smaller, by the number of their additions.
+// Scaled by the number of additions to the residual stream, of which each layer makes two.
 Init output_init(const GPTConfig& config) {
   if (config.xavier_init) return Init::xavier();
   return Init::normal(config.init_std / std::sqrt(2.0 * static_cast<double>(config.layers)));
@@ -59,19 +58,23 @@ Block::Block(const Scope& scope, const GPTConfig& config, int64_t layer, const T
       mlp_norm_(scope / "pre_mlp_layernorm", config.hidden, config.norm, parallel),
       mlp_(scope / "mlp", mlp_options(config), parallel) {}
 
-Stream Block::forward(const Stream& stream, const AttentionContext& context, KeyValueCache* cache) {
-  const Norm::Beside x = attention_norm_.forward_beside(stream);
-  const Norm::Beside h = mlp_norm_.forward_beside(
-      attention_.forward_onto(residual(x, context, site_ + 1), x.normed, context, cache));
-  return mlp_.forward_onto(residual(h, context, site_ + 2), h.normed);
+// h = x + dropout(attention(norm(x))), y = h + dropout(mlp(norm(h)))
+Hidden Block::forward(const Hidden& x, const AttentionContext& context, KeyValueCache* cache) {
+  const auto [x_normed, x_residual] = pre_norm(attention_norm_, x, context, site_ + 1);
+  const Hidden h = attention_.forward_add_residual(x_normed, x_residual, context, cache);
+  const auto [h_normed, h_residual] = pre_norm(mlp_norm_, h, context, site_ + 2);
+  return mlp_.forward_add_residual(h_normed, h_residual);
 }
 
-Residual Block::residual(const Norm::Beside& stream, const AttentionContext& context, uint64_t site) const {
-  return {.stream_SBH = residual_after_norm_ ? stream.normed.to(stream.x.scalar_type()) : stream.x,
-          .dropout = {.rate = context.training ? hidden_dropout_ : 0.0,
-                      .key = {context.dropout_seed, site, context.samples_B},
-                      .part = local_sequence(stream.x.size(0), parallel_),
-                      .rows = context.dropout_rows}};
+Block::LayerInput Block::pre_norm(Norm& norm, const Hidden& x, const AttentionContext& context,
+                                  uint64_t site) const {
+  const auto [normed, residual] = norm.forward_with_residual(x);
+  return {.normed = normed,
+          .residual = {.residual_SBH = residual_after_norm_ ? normed.to(residual.scalar_type()) : residual,
+                       .dropout = {.rate = context.training ? hidden_dropout_ : 0.0,
+                                   .key = {context.dropout_seed, site, context.sample_ids_B},
+                                   .shard = sequence_shard(residual.size(0), parallel_),
+                                   .row_ids = context.dropout_row_ids}}};
 }
 
 }  // namespace teratron

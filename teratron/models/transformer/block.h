@@ -13,11 +13,14 @@ class Block {
  public:
   /// `layer` counts from 0 through the whole model.
   Block(const Scope& scope, const GPTConfig& config, int64_t layer, const TensorParallel& parallel);
-  Stream forward(const Stream& stream, const AttentionContext& context, KeyValueCache* cache);
+  Hidden forward(const Hidden& x, const AttentionContext& context, KeyValueCache* cache);
 
  private:
-  /// What goes past a layer, the stream itself or what its norm made of it, and the dropout where they meet.
-  Residual residual(const Norm::Beside& stream, const AttentionContext& context, uint64_t site) const;
+  struct LayerInput {
+    at::Tensor normed;
+    ResidualDropout residual;  // of x, or of norm(x) with a post-layernorm residual
+  };
+  LayerInput pre_norm(Norm& norm, const Hidden& x, const AttentionContext& context, uint64_t site) const;
 
   double hidden_dropout_;
   bool residual_after_norm_;

@@ -1,4 +1,4 @@
-// What a GPT is made of, as numbers.
+// Configuration of a GPT.
 #pragma once
 
 #include <cstdint>
@@ -14,17 +14,17 @@ namespace teratron {
 
 enum class PositionEmbedding : uint8_t { learned_absolute, rope, alibi, none };
 
-/// What backward computes again instead of keeping it (nn/recompute.h).
+/// Activation recomputation (nn/recompute.h).
 struct RecomputeConfig {
   enum class Granularity : uint8_t { none, attention_core, layers };
   enum class Method : uint8_t {
-    uniform,  // all layers, in units of `layers` neighbours of which only the first input is kept
-    block     // the first `layers` of the stage one by one; the others keep everything
+    uniform,  // all layers, in units of `layers` consecutive ones; only the input of a unit is saved
+    block     // the first `layers` of the stage, one by one; the others save everything
   };
   Granularity granularity = Granularity::none;
   Method method = Method::uniform;
   int64_t layers = 1;
-  bool distribute_inputs = false;  // each tensor-parallel rank keeps its part of a unit's input
+  bool distribute_inputs = false;  // each tensor-parallel rank saves its shard of a unit's input
 };
 
 struct GPTConfig {
@@ -35,7 +35,7 @@ struct GPTConfig {
   int64_t query_groups = 0;       // key/value heads; = heads without grouped queries
   int64_t kv_channels = 0;        // width of a head
   int64_t vocabulary = 0;         // logical size
-  int64_t padded_vocabulary = 0;  // what the embedding holds
+  int64_t padded_vocabulary = 0;  // rows of the embedding
   int64_t max_positions = 0;
   PositionEmbedding position = PositionEmbedding::learned_absolute;
   RotaryConfig rope;
@@ -45,26 +45,26 @@ struct GPTConfig {
   bool qkv_bias = false;  // bias of the QKV projection alone
   bool tied_embeddings = true;
   bool qk_norm = false;
-  bool residual_after_norm = false;  // the residual branches off behind the norm
-  bool fp32_residual = false;        // the residual stream is fp32 whatever the weights are
+  bool residual_after_norm = false;  // the residual branches off after the norm
+  bool fp32_residual = false;        // the residual stream is fp32 for any weight dtype
   bool query_key_layer_scaling = false;
-  /// Keys that a query of each layer sees, 0: all (see AttentionRequest); empty: all in every layer.
+  /// Sliding window of each layer, 0: none (see AttentionRequest); empty: none.
   std::vector<int64_t> windows;
   double init_std = 0.02;
-  bool xavier_init = false;  // instead of init_std, in all matrices
+  bool xavier_init = false;  // for all matrices, instead of init_std
   double hidden_dropout = 0.0;
   double attention_dropout = 0.0;
   uint64_t dropout_seed = 1234;
   RecomputeConfig recompute;
-  /// Parts of the sequence for which logits and losses are computed one after the other.
+  /// Chunks of the sequence whose logits and losses are computed one after the other.
   int64_t loss_chunks = 1;
-  /// In a model that multiplies in FP8: transformer layers that do not.
+  /// Transformer layers of an FP8 model that stay in bf16.
   int64_t bf16_layers_at_start = 0;
   int64_t bf16_layers_at_end = 0;
-  bool fp8_output_layer = false;  // it does, too
+  bool fp8_output_layer = false;
 };
 
-/// Of every matrix that does not write into the residual stream.
+/// Of every matrix whose output is not added to the residual stream.
 inline Init weight_init(const GPTConfig& config) {
   return config.xavier_init ? Init::xavier() : Init::normal(config.init_std);
 }
