@@ -96,8 +96,7 @@ AttentionForward cudnn_forward(const QueryKeyValue& qkv, const AttentionOptions&
   return {q, k, v, std::get<0>(result), std::get<1>(result)};
 }
 
-// Gradients have the strides of q, k and v: if these are views of a packed projection, so are their
-// gradients.
+// Gradients have the strides of q, k and v; they are views of a packed projection if these are.
 struct CudnnAttention : torch::autograd::Function<CudnnAttention> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& q_SBND, const at::Tensor& k_SBGD,
                             const at::Tensor& v_SBGD, const AttentionOptions& options) {
@@ -160,8 +159,7 @@ bool flash_window_supports(const AttentionRequest& request) {
          request.q_SBND.size(3) <= 256;
 }
 
-// scaled_dot_product_attention has no window, the op below it has. [B, S, N, D]; grouped heads are not
-// repeated.
+// Unlike scaled_dot_product_attention, this op has a window. [B, S, N, D]; grouped heads are not repeated.
 at::Tensor flash_window(const AttentionRequest& request) {
   const at::Tensor y_BSND = std::get<0>(at::_flash_attention_forward(
       request.q_SBND.transpose(0, 1), request.k_SBGD.transpose(0, 1), request.v_SBGD.transpose(0, 1),

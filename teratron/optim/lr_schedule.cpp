@@ -161,15 +161,6 @@ nlohmann::json length(double value) {
 
 }  // namespace
 
-std::string_view name_of(LrDecayStyle style) {
-  return lr_styles[size_t(style)];
-}
-std::string_view name_of(WsdDecayStyle style) {
-  return wsd_styles[size_t(style)];
-}
-std::string_view name_of(WeightDecayStyle style) {
-  return weight_decay_styles[size_t(style)];
-}
 std::optional<LrDecayStyle> lr_decay_style_from_name(std::string_view name) {
   return style_from<LrDecayStyle>(lr_styles, name);
 }
@@ -249,12 +240,12 @@ nlohmann::json OptimizerParamScheduler::state() const {
   return {{"max_lr", options_.max_lr},
           {"lr_warmup_steps", length(options_.warmup_steps)},
           {"num_steps", num_steps_},
-          {"lr_decay_style", name_of(options_.decay_style)},
+          {"lr_decay_style", lr_styles[size_t(options_.decay_style)]},
           {"lr_decay_steps", length(options_.decay_steps)},
           {"min_lr", options_.min_lr},
           {"start_wd", options_.start_weight_decay},
           {"end_wd", options_.end_weight_decay},
-          {"wd_incr_style", name_of(options_.weight_decay_style)},
+          {"wd_incr_style", weight_decay_styles[size_t(options_.weight_decay_style)]},
           {"wd_incr_steps", length(options_.weight_decay_steps)}};
 }
 

@@ -31,9 +31,6 @@ enum class WsdDecayStyle : uint8_t { linear, cosine, exponential, minus_sqrt };
 enum class WeightDecayStyle : uint8_t { constant, linear, cosine };
 
 /// Megatron's spelling: "constant", "linear", "cosine", "inverse-square-root", "WSD"; "minus_sqrt"...
-std::string_view name_of(LrDecayStyle style);
-std::string_view name_of(WsdDecayStyle style);
-std::string_view name_of(WeightDecayStyle style);
 std::optional<LrDecayStyle> lr_decay_style_from_name(std::string_view name);
 std::optional<WsdDecayStyle> wsd_decay_style_from_name(std::string_view name);
 std::optional<WeightDecayStyle> weight_decay_style_from_name(std::string_view name);

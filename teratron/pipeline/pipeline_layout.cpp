@@ -57,8 +57,7 @@ void check_combination(const PipelineLayoutOptions& options) {
   if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
 }
 
-// --- layout text
-// ---------------------------------------------------------------------------------------------
+// --- Layout text ---
 
 std::string repeated(const std::string& piece, const std::string& count) {
   const size_t times = count.size() > 7 ? longest_text + 1 : std::stoul(count);
@@ -156,8 +155,7 @@ PipelineLayout layout_of_text(const PipelineLayoutOptions& options) {
   return layout;
 }
 
-// --- layer counts
-// --------------------------------------------------------------------------------------------
+// --- Layer counts ---
 
 // Layers of each stage, including an embedding or loss that counts as one.
 std::vector<int64_t> stage_lengths(const PipelineLayoutOptions& options) {
