@@ -1,7 +1,7 @@
-// Speed of the data layer on made-up data. Prints wall time and the CPU time of all threads, for busy machines.
+// Speed of the data layer on synthetic data: wall time, and CPU time of all threads for busy machines.
 //
-//   data_bench loader FOLDER   tokens per second from DataLoader with 0 to 2 workers, page cache hot (writes 200 MB)
-//   data_bench index           the GPT index of 100 billion tokens (100 million documents), and the memory it takes
+//   data_bench loader FOLDER   tokens per second of DataLoader, 0 to 2 workers, page cache hot (writes 200 MB)
+//   data_bench index           time and memory of a GPT index: 100 billion tokens, 100 million documents
 #include <chrono>
 #include <filesystem>
 #include <random>

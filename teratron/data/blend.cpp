@@ -75,12 +75,12 @@ std::optional<double> python_float(std::string_view text) {
   return sign * value;
 }
 
-BlendPaths parse_data_path(std::span<const std::string> items) {
-  if (items.empty()) throw bad_path("no data was given", "Give a prefix, or pairs of weight and prefix");
-  BlendPaths paths;
+Blend parse_data_path(std::span<const std::string> items) {
+  if (items.empty()) throw bad_path("no dataset", "Give a prefix, or pairs of weight and prefix");
+  Blend blend;
   if (items.size() % 2 == 1) {
-    paths.prefixes.assign(items.begin(), items.end());
-    return paths;
+    blend.prefixes.assign(items.begin(), items.end());
+    return blend;
   }
   std::vector<double> weights;
   bool all_prefixes = false;
@@ -88,19 +88,19 @@ BlendPaths parse_data_path(std::span<const std::string> items) {
     const auto weight = python_float(items[i]);
     if (weight && all_prefixes) {
       throw bad_path(
-          fmt::format("\"{}\" is a weight, but the items before are all prefixes", printable(items[i])),
-          "Give prefixes alone, or a weight before every prefix");
+          fmt::format("\"{}\" is a weight, but the items before it are all prefixes", printable(items[i])),
+          "Give only prefixes, or a weight before every prefix");
     }
     all_prefixes = all_prefixes || !weight;
     if (weight) weights.push_back(*weight);
   }
   if (all_prefixes) {
-    paths.prefixes.assign(items.begin(), items.end());
-    return paths;
+    blend.prefixes.assign(items.begin(), items.end());
+    return blend;
   }
-  for (size_t i = 1; i < items.size(); i += 2) paths.prefixes.emplace_back(stripped(items[i]));
-  paths.weights = std::move(weights);
-  return paths;
+  for (size_t i = 1; i < items.size(); i += 2) blend.prefixes.emplace_back(stripped(items[i]));
+  blend.weights = std::move(weights);
+  return blend;
 }
 
 std::vector<double> normalize_weights(std::span<const double> values) {
@@ -110,16 +110,16 @@ std::vector<double> normalize_weights(std::span<const double> values) {
   return result;
 }
 
-int64_t samples_with_surplus(int64_t wanted, double weight, double surplus) {
-  const double samples = std::ceil(static_cast<double>(wanted) * weight);
+int64_t samples_with_surplus(int64_t num_samples, double weight, double surplus) {
+  const double samples = std::ceil(static_cast<double>(num_samples) * weight);
   return static_cast<int64_t>(std::ceil(samples * (1 + surplus)));
 }
 
-BlendIndex greedy_blend(std::span<const double> weights, int64_t size) {
+BlendIndex build_blending_indices(std::span<const double> weights, int64_t size) {
   TERATRON_ASSERT(!weights.empty() && weights.size() <= 32767 && size >= 0);
   BlendIndex index;
-  index.dataset.reserve(static_cast<size_t>(size));
-  index.sample.reserve(static_cast<size_t>(size));
+  index.dataset_index.reserve(static_cast<size_t>(size));
+  index.dataset_sample_index.reserve(static_cast<size_t>(size));
   std::vector<int64_t> counts(weights.size());
   for (int64_t i = 0; i < size; ++i) {
     const double position = std::max(static_cast<double>(i), 1.0);
@@ -132,13 +132,13 @@ BlendIndex greedy_blend(std::span<const double> weights, int64_t size) {
         chosen = d;
       }
     }
-    index.dataset.push_back(static_cast<int16_t>(chosen));
-    index.sample.push_back(counts[chosen]++);
+    index.dataset_index.push_back(static_cast<int16_t>(chosen));
+    index.dataset_sample_index.push_back(counts[chosen]++);
   }
   return index;
 }
 
-BlendIndex exhaustive_blend(std::span<const int64_t> sizes) {
+BlendIndex build_exhaustive_blending_indices(std::span<const int64_t> sizes) {
   TERATRON_ASSERT(!sizes.empty() && sizes.size() <= 32767);
   const int64_t total = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   std::vector<double> weights;
@@ -156,24 +156,24 @@ BlendIndex exhaustive_blend(std::span<const int64_t> sizes) {
         chosen = d;
       }
     }
-    index.dataset.push_back(static_cast<int16_t>(*chosen));
-    index.sample.push_back(counts[*chosen]++);
+    index.dataset_index.push_back(static_cast<int16_t>(*chosen));
+    index.dataset_sample_index.push_back(counts[*chosen]++);
   }
   return index;
 }
 
 BlendedDataset::BlendedDataset(Parts parts, BlendIndex index)
     : parts_(std::move(parts)), index_(std::move(index)) {
-  TERATRON_ASSERT(!parts_.empty() && index_.dataset.size() == index_.sample.size());
+  TERATRON_ASSERT(!parts_.empty() && index_.dataset_index.size() == index_.dataset_sample_index.size());
   std::vector<int64_t> needed(parts_.size());
-  for (size_t i = 0; i < index_.dataset.size(); ++i) {
-    int64_t& last = needed[static_cast<size_t>(index_.dataset[i])];
-    last = std::max(last, index_.sample[i] + 1);
+  for (size_t i = 0; i < index_.dataset_index.size(); ++i) {
+    int64_t& last = needed[static_cast<size_t>(index_.dataset_index[i])];
+    last = std::max(last, index_.dataset_sample_index[i] + 1);
   }
   for (size_t d = 0; d < parts_.size(); ++d) {
     if (needed[d] <= parts_[d]->size()) continue;
-    throw config_error({.what = fmt::format("the blend needs {} samples of [{}], which is more than it has",
-                                            needed[d], parts_[d]->describe()),
+    throw config_error({.what = fmt::format("the blend needs {} samples of [{}], more than it has", needed[d],
+                                            parts_[d]->describe()),
                         .where = "--data-path",
                         .fix = "Raise --mid-level-dataset-surplus (0.005 by default)"});
   }
@@ -181,7 +181,7 @@ BlendedDataset::BlendedDataset(Parts parts, BlendIndex index)
 
 void BlendedDataset::get(int64_t i, Sample& sample) const {
   TERATRON_ASSERT(i >= 0 && i < size(), "sample {} of {}", i, size());
-  parts_[static_cast<size_t>(index_.dataset[i])]->get(index_.sample[i], sample);
+  parts_[static_cast<size_t>(index_.dataset_index[i])]->get(index_.dataset_sample_index[i], sample);
 }
 
 std::string BlendedDataset::describe() const {

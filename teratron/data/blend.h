@@ -1,4 +1,4 @@
-// Mixing datasets: Megatron-LM's blends, sample for sample.
+// Blended datasets, sample for sample those of Megatron-LM.
 #pragma once
 
 #include <cstdint>
@@ -10,51 +10,49 @@
 #include <vector>
 
 #include "teratron/data/dataset.h"
-#include "teratron/data/indexed/npy.h"
 
 namespace teratron {
 
-/// What --data-path says: prefixes, and weights when it gave them.
-struct BlendPaths {
+/// --data-path: prefixes, and their weights if given.
+struct Blend {
   std::vector<std::string> prefixes;
   std::optional<std::vector<double>> weights;
 };
 
-/// An odd number of items is a list of prefixes. An even number is (weight, prefix) pairs if every weight is
-/// a number as Python's float() reads them, else a list of prefixes, but only if no number follows the first
-/// item that is none. Throws UserError(config) for a mixture, for weights that are not above 0 and for no
-/// item.
-BlendPaths parse_data_path(std::span<const std::string> items);
+/// An odd number of items is a list of prefixes. An even number is (weight, prefix) pairs if items 0, 2, ...
+/// are all numbers for Python's float(), else a list of prefixes. Throws UserError(config) for no items, and
+/// if a number follows a non-number among items 0, 2, ...
+Blend parse_data_path(std::span<const std::string> items);
 
-/// Python's float(text); nothing if it raises ValueError.
+/// Python's float(text); nothing where it raises ValueError.
 std::optional<double> python_float(std::string_view text);
 
-/// values / sum, where the sum is numpy's pairwise one.
+/// values / sum, with numpy's pairwise summation.
 std::vector<double> normalize_weights(std::span<const double> values);
 
-/// Samples to build of a dataset with `weight`, for `wanted` samples of the blend: ceil(ceil(wanted x weight)
-/// x (1 + surplus)). The surplus makes up for rounding in the greedy fill.
-int64_t samples_with_surplus(int64_t wanted, double weight, double surplus);
+/// Samples to build from a dataset with `weight` for a blend of `num_samples`: ceil(ceil(num_samples x
+/// weight) x (1 + surplus)). The surplus compensates rounding in the greedy fill.
+int64_t samples_with_surplus(int64_t num_samples, double weight, double surplus);
 
-/// Sample i of the blend is sample `sample[i]` of dataset `dataset[i]`.
+/// Sample i of the blend is sample dataset_sample_index[i] of dataset dataset_index[i].
 struct BlendIndex {
-  std::vector<int16_t> dataset;
-  std::vector<int64_t> sample;
+  std::vector<int16_t> dataset_index;
+  std::vector<int64_t> dataset_sample_index;
 };
 
 /// Sample i goes to the first dataset d with the largest weight[d] x max(i, 1) - count[d].
-BlendIndex greedy_blend(std::span<const double> weights, int64_t size);
-/// As greedy_blend with weights size / total; a dataset leaves when it is used up, so that all are used up.
-BlendIndex exhaustive_blend(std::span<const int64_t> sizes);
+BlendIndex build_blending_indices(std::span<const double> weights, int64_t size);
+/// As build_blending_indices with weights size / total, without datasets that are exhausted, until all are.
+BlendIndex build_exhaustive_blending_indices(std::span<const int64_t> sizes);
 
-/// A dataset made of others.
+/// A blend of datasets.
 class BlendedDataset : public Dataset {
  public:
   using Parts = std::vector<std::shared_ptr<const Dataset>>;
-  /// Throws UserError(config) when the index asks a dataset for a sample that it does not have.
+  /// Throws UserError(config) if the index refers to a sample that a dataset does not have.
   BlendedDataset(Parts parts, BlendIndex index);
 
-  int64_t size() const override { return static_cast<int64_t>(index_.dataset.size()); }
+  int64_t size() const override { return static_cast<int64_t>(index_.dataset_index.size()); }
   int64_t sequence_length() const override { return parts_.front()->sequence_length(); }
   void get(int64_t i, Sample& sample) const override;
   std::string describe() const override;

@@ -19,10 +19,10 @@ using testing::sha256_of;
 using testing::TemporaryFolder;
 
 void expect_index(const BlendIndex& index, const json& expected) {
-  EXPECT_EQ(sha256_of(index.dataset), expected["dataset_index_sha256"]);
-  EXPECT_EQ(sha256_of(index.sample), expected["dataset_sample_index_sha256"]);
+  EXPECT_EQ(sha256_of(index.dataset_index), expected["dataset_index_sha256"]);
+  EXPECT_EQ(sha256_of(index.dataset_sample_index), expected["dataset_sample_index_sha256"]);
   if (expected.contains("dataset_index")) {
-    EXPECT_EQ(json(index.dataset), expected["dataset_index"]);
+    EXPECT_EQ(json(index.dataset_index), expected["dataset_index"]);
   }
 }
 
@@ -32,13 +32,13 @@ TEST(Blend, GreedyMatchesMegatron) {
     for (size_t i = 0; i < weights.size(); ++i) {
       EXPECT_EQ(weights[i], std::strtod(c["normalized_hex"][i].get<std::string>().c_str(), nullptr));
     }
-    expect_index(greedy_blend(weights, c["size"]), c);
+    expect_index(build_blending_indices(weights, c["size"]), c);
   }
 }
 
 TEST(Blend, ExhaustiveMatchesMegatron) {
   for (const json& c : testing::read_json(fixture("blend/exhaustive.json"))) {
-    expect_index(exhaustive_blend(c["sizes"].get<std::vector<int64_t>>()), c);
+    expect_index(build_exhaustive_blending_indices(c["sizes"].get<std::vector<int64_t>>()), c);
   }
 }
 
@@ -62,11 +62,11 @@ TEST(Blend, DataPathsMatchMegatron) {
       EXPECT_THROW(parse_data_path(items), UserError);
       continue;
     }
-    const BlendPaths paths = parse_data_path(items);
-    EXPECT_EQ(json(paths.prefixes), c["result"][0]);
-    EXPECT_EQ(paths.weights.has_value(), !c["result"][1].is_null());
-    if (paths.weights) {
-      EXPECT_EQ(json(*paths.weights), c["result"][1]);
+    const Blend blend = parse_data_path(items);
+    EXPECT_EQ(json(blend.prefixes), c["result"][0]);
+    EXPECT_EQ(blend.weights.has_value(), !c["result"][1].is_null());
+    if (blend.weights) {
+      EXPECT_EQ(json(*blend.weights), c["result"][1]);
     }
   }
   EXPECT_THROW(parse_data_path({}), UserError);
@@ -163,36 +163,36 @@ TEST(GPTBuilder, MatchesMegatron) {
   }
 }
 
-std::string message_of(const GPTDataOptions& options, ExitCode kind) {
-  return testing::message_of([&] { build_gpt_datasets(options); }, kind);
+std::string error_of(const GPTDataOptions& options, ExitCode kind) {
+  return testing::error_of([&] { build_gpt_datasets(options); }, kind);
 }
 
-TEST(GPTBuilder, WrongOptions) {
+TEST(GPTBuilder, InvalidOptions) {
   const std::string six = fixture("corpora/six").string();
   const GPTDataOptions good{.data_path = {six}, .split = "1", .sequence_length = 4, .samples = {5, 0, 0}};
-  EXPECT_EQ(message_of(good, ExitCode::config), "");
+  EXPECT_EQ(error_of(good, ExitCode::config), "");
   auto options = good;
   options.sequence_length = 0;
   options.data_path = {};
   options.samples[0] = -1;
-  const std::string all = message_of(options, ExitCode::config);
-  for (const char* part : {"no data was given", "--seq-length", "-1 train samples"}) {
+  const std::string all = error_of(options, ExitCode::config);
+  for (const char* part : {"no data given", "--seq-length", "-1 train samples"}) {
     EXPECT_NE(all.find(part), std::string::npos) << all;
   }
   options = good;
   options.mock_data = true;
-  EXPECT_NE(message_of(options, ExitCode::config).find("more than one way"), std::string::npos);
+  EXPECT_NE(error_of(options, ExitCode::config).find("more than one source"), std::string::npos);
   options.data_path.clear();
-  EXPECT_NE(message_of(options, ExitCode::config).find("needs a vocabulary"), std::string::npos);
+  EXPECT_NE(error_of(options, ExitCode::config).find("needs a vocabulary size"), std::string::npos);
   options = good;
   options.data_path = {"0", six};
-  EXPECT_NE(message_of(options, ExitCode::config).find("not above 0"), std::string::npos);
+  EXPECT_NE(error_of(options, ExitCode::config).find("not a positive number"), std::string::npos);
   options.data_path = {"1", six};
   options.samples[0].reset();
-  EXPECT_NE(message_of(options, ExitCode::config).find("number of train samples"), std::string::npos);
+  EXPECT_NE(error_of(options, ExitCode::config).find("number of train samples"), std::string::npos);
   options = good;
   options.data_path = {six + "-missing"};
-  EXPECT_NE(message_of(options, ExitCode::data).find("six-missing.idx"), std::string::npos);
+  EXPECT_NE(error_of(options, ExitCode::data).find("six-missing.idx"), std::string::npos);
 }
 
 TEST(GPTBuilder, SplitsWithoutSequences) {
@@ -203,10 +203,10 @@ TEST(GPTBuilder, SplitsWithoutSequences) {
   EXPECT_EQ(built.valid, nullptr);
   EXPECT_EQ(built.test, nullptr);
   options.split = "1,98,1";
-  EXPECT_NE(message_of(options, ExitCode::data).find("the train split holds none"), std::string::npos);
+  EXPECT_NE(error_of(options, ExitCode::data).find("the train split has none"), std::string::npos);
 }
 
-TEST(GPTBuilder, PrefixMayCarryASuffix) {
+TEST(GPTBuilder, PrefixMayHaveASuffix) {
   const std::string six = fixture("corpora/six").string();
   const GPTDataOptions options{
       .data_path = {six + ".bin"}, .split = "1", .sequence_length = 4, .samples = {5, 0, 0}};
@@ -226,22 +226,15 @@ TEST(GPTBuilder, DataPathsFromFiles) {
   EXPECT_EQ(items[0], (Items{"1", "a"}));
   EXPECT_EQ(items[1], (Items{"2", "b"}));
   EXPECT_TRUE(items[2].empty());
-  const auto error_of = [](const auto& action) {
-    try {
-      action();
-    } catch (const UserError& error) {
-      EXPECT_EQ(error.exit_code(), ExitCode::data);
-      return std::string(error.what());
-    }
-    return std::string();
-  };
-  EXPECT_NE(error_of([&] { read_data_args(write(" \n")); }).find("holds no dataset"), std::string::npos);
+  const auto error_of = [](const auto& action) { return testing::error_of(action); };
+  EXPECT_NE(error_of([&] { read_data_args(write(" \n")); }).find("contains no dataset"), std::string::npos);
   EXPECT_NE(error_of([&] { read_data_args(folder / "none"); }).find("none"), std::string::npos);
   for (const std::string text : {"[]", R"({"train": []})"}) {
     EXPECT_NE(error_of([&] { read_per_split_data_args(write(text)); }).find("is missing"), std::string::npos);
   }
-  EXPECT_NE(error_of([&] { read_per_split_data_args(write(R"({"train": [1]})")); }).find("no list of texts"),
-            std::string::npos);
+  EXPECT_NE(
+      error_of([&] { read_per_split_data_args(write(R"({"train": [1]})")); }).find("not a list of strings"),
+      std::string::npos);
 }
 
 TEST(GPTBuilder, MockData) {
@@ -257,7 +250,7 @@ TEST(BlendedDataset, OversampledDatasetIsNamed) {
   const auto part = std::make_shared<MockGPTDataset>(
       MockGPTDataset::Options{.samples = 3, .sequence_length = 4, .vocab_size = 10});
   try {
-    BlendedDataset({part, part}, greedy_blend(std::vector<double>{0.9, 0.1}, 10));
+    BlendedDataset({part, part}, build_blending_indices(std::vector<double>{0.9, 0.1}, 10));
     FAIL();
   } catch (const UserError& error) {
     EXPECT_NE(std::string(error.what()).find("--mid-level-dataset-surplus"), std::string::npos);

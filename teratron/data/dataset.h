@@ -1,4 +1,4 @@
-// What a loader draws samples from.
+// Map-style dataset of training samples.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ struct Sample {
   std::vector<int64_t> tokens;
   std::vector<int64_t> labels;
   std::vector<int64_t> position_ids;
-  std::vector<float> loss_mask;         // 0 where the label does not count
-  std::vector<int32_t> document_start;  // first position that each token may see
+  std::vector<float> loss_mask;        // 0: the label is ignored
+  std::vector<int32_t> segment_start;  // first position that each token attends to
 };
 
 /// A sequence of samples in a fixed order. Thread-safe.
@@ -22,7 +22,7 @@ class Dataset {
   virtual ~Dataset() = default;
   virtual int64_t size() const = 0;
   virtual int64_t sequence_length() const = 0;
-  /// Fills sample i, 0 <= i < size(). Data that is wrong throws UserError(data).
+  /// Fills sample i, 0 <= i < size(). Throws UserError(data) for bad data.
   virtual void get(int64_t i, Sample& sample) const = 0;
   /// One line for the log.
   virtual std::string describe() const = 0;

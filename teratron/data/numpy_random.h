@@ -1,7 +1,7 @@
-// numpy's legacy RandomState, draw for draw: shuffled indices must equal those that Megatron-LM builds.
+// numpy's legacy RandomState, draw for draw: shuffled indices must equal those of Megatron-LM.
 //
-// State: MT19937 seeded by init_genrand(seed), which is std::mt19937(seed). Reference:
-// numpy.random.RandomState, whose stream is frozen by NEP 19.
+// State: MT19937 seeded by init_genrand(seed), which is std::mt19937(seed). NEP 19 freezes the sequence of
+// numpy.random.RandomState.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,9 @@ class NumpyRandom {
 
   /// One raw 32-bit output.
   uint32_t next_u32() { return static_cast<uint32_t>(engine_()); }
-  /// Uniform in [0, 1) with 53 bits; takes two outputs.
+  /// Uniform in [0, 1) with 53 bits; consumes two outputs.
   double random_sample();
-  /// Uniform integer in [0, last] by masking and rejecting; takes no output when last is 0.
+  /// Uniform integer in [0, last] by masking and rejection; consumes no output if last is 0.
   uint64_t interval(uint64_t last);
   /// Uniform integer in [low, high).
   int64_t randint(int64_t low, int64_t high);

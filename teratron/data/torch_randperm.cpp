@@ -21,7 +21,7 @@ std::vector<int64_t> torch_randperm(int64_t n, uint64_t seed) {
     }
     return values;
   }
-  // Long permutations are built inside out from 64-bit draws.
+  // Long permutations: inside-out Fisher-Yates with 64-bit draws.
   for (int64_t i = 0; i < n; ++i) {
     const uint64_t high = engine();
     const uint64_t draw = (high << 32) | engine();

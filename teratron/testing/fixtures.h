@@ -1,4 +1,4 @@
-// Finding and comparing fixtures in the tests of this layer.
+// Fixture files, hashes, error messages and temporary folders for tests.
 #pragma once
 
 #include <cstdint>
@@ -28,10 +28,10 @@ std::string sha256_of(const std::vector<T>& values) {
   return sha256({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)});
 }
 
-/// What the UserError of this kind says that `action` throws; empty if it throws none.
+/// Message of the UserError of this kind thrown by `action`; empty if it throws none.
 std::string message_of(const std::function<void()>& action, ExitCode kind = ExitCode::data);
 
-/// A fresh folder that is removed at the end of the scope.
+/// A new folder, removed by the destructor.
 class TemporaryFolder {
  public:
   TemporaryFolder();

@@ -1,4 +1,4 @@
-// The old format of the index, and the borders of 31 and 32 bits in both, with files that are mostly holes.
+// The legacy index format, and the 31- and 32-bit limits of both formats, with sparse files.
 #include "teratron/data/indexed/idx_format.h"
 
 #include <cstring>
@@ -39,7 +39,7 @@ void write_legacy(const std::string& prefix) {
   builder.finalize();
 }
 
-/// version, element code and size, sequences, sizes, documents + 1; first sizes; offsets; sizes; documents.
+/// version, dtype code and size, sequences, sizes, documents + 1; first sizes; offsets; sizes; documents.
 const std::string kLegacyIndex =
     std::string("TNTIDX\0\0", 8) + longs({1, 4, 4, 3, 3, 4, 0, 1, 2, 3, 0, 3, 4, 6, 3, 1, 2, 0, 2, 2, 3});
 
@@ -52,7 +52,7 @@ TEST(LegacyIndex, BytesOfTheFormat) {
   EXPECT_EQ(token_dtype(100, IndexFormat::legacy), Dtype::i32);
 }
 
-TEST(LegacyIndex, IsReadLikeThePresentOne) {
+TEST(LegacyIndex, IsReadLikeTheMmapFormat) {
   TemporaryFolder folder;
   write_legacy(folder / "a");
   const IndexedDataset dataset(folder / "a");
@@ -67,19 +67,19 @@ TEST(LegacyIndex, IsReadLikeThePresentOne) {
   IndexedDatasetBuilder builder(folder / "b", Dtype::i32);  // merging converts
   builder.add_dataset(dataset);
   builder.finalize();
-  const IndexedDataset present(folder / "b");
-  present.verify();
-  EXPECT_EQ(present.format(), IndexFormat::mmap);
-  EXPECT_EQ(present.lengths(0, 3), dataset.lengths(0, 3));
+  const IndexedDataset merged(folder / "b");
+  merged.verify();
+  EXPECT_EQ(merged.format(), IndexFormat::mmap);
+  EXPECT_EQ(merged.lengths(0, 3), dataset.lengths(0, 3));
   EXPECT_EQ(read_bytes(folder / "b.bin"), read_bytes(folder / "a.bin"));
 }
 
 TEST(LegacyIndex, Fault25DamagedFilesAreRejected) {
   TemporaryFolder folder;
   write_legacy(folder / "a");
-  const auto error_of = [&](const std::string& idx, DataModes modes = DataModes::none) {
+  const auto error_of = [&](const std::string& idx, bool multimodal = false) {
     write_bytes(folder / "a.idx", idx);
-    return message_of([&] { IndexedDataset(folder / "a", modes).verify(); });
+    return message_of([&] { IndexedDataset(folder / "a", multimodal).verify(); });
   };
   const auto changed = [](size_t number, int64_t value) {
     std::string idx = kLegacyIndex;
@@ -89,7 +89,7 @@ TEST(LegacyIndex, Fault25DamagedFilesAreRejected) {
   EXPECT_EQ(error_of(kLegacyIndex), "");
   for (size_t size = 0; size < kLegacyIndex.size(); ++size)
     EXPECT_NE(error_of(kLegacyIndex.substr(0, size)), "") << size;
-  EXPECT_NE(error_of(kLegacyIndex, DataModes::per_sequence).find("has no modes"), std::string::npos);
+  EXPECT_NE(error_of(kLegacyIndex, true).find("has no modes"), std::string::npos);
   const std::pair<size_t, const char*> numbers[] = {
       {0, "version 7"},    {2, "has 7 bytes"}, {3, "sizes for 7"}, {4, "7 sizes"}, {5, "does not fit"},
       {7, "first size 7"}, {11, "token 7"},    {13, "token 7"},    {14, "byte"},   {17, "document"}};
@@ -102,7 +102,8 @@ TEST(LegacyIndex, Fault25DamagedFilesAreRejected) {
   }
 }
 
-/// A dataset whose .bin is a hole but for the last token of each sequence, which is the sequence's number plus 1.
+/// A dataset whose .bin is sparse except for the last token of each sequence, which is the sequence's number
+/// plus 1.
 void write_sparse(const std::string& prefix, const std::vector<int32_t>& lengths) {
   std::string idx("MMIDIDX\0\0\1\0\0\0\0\0\0\0\x08", 18);
   const auto count = static_cast<int64_t>(lengths.size());
@@ -120,10 +121,10 @@ void write_sparse(const std::string& prefix, const std::vector<int32_t>& lengths
   write_bytes(prefix + ".idx", idx);
 }
 
-TEST(Borders, TokensBeyond32Bits) {
+TEST(IndexLimits, TokensBeyond32Bits) {
   TemporaryFolder folder;
   const std::vector<int32_t> lengths = {1 << 30, INT32_MAX, 1 << 30, INT32_MAX - 1, 3};
-  write_sparse(folder / "a", lengths);  // 6.4e9 tokens, 12.9e9 bytes, some blocks on the disk
+  write_sparse(folder / "a", lengths);  // 6.4e9 tokens, 12.9e9 bytes, a few blocks on disk
   const auto data = std::make_shared<IndexedDataset>(folder / "a");
   data->verify();
   EXPECT_EQ(data->tokens(), std::accumulate(lengths.begin(), lengths.end(), int64_t{0}));
@@ -132,7 +133,7 @@ TEST(Borders, TokensBeyond32Bits) {
     data->read(s, lengths[static_cast<size_t>(s)] - 2, 2, tokens);
     EXPECT_EQ(tokens, (std::vector<int64_t>{0, s + 1}));
   }
-  // Samples of 2^20 tokens: every sample index entry follows from plain division of the place in the row of tokens.
+  // Samples of 2^20 tokens: the entries of the sample index follow from dividing the position of a token.
   const GPTIndexOptions options{.sequence_length = 1 << 20, .samples = 8000};
   const GPTIndex index = build_gpt_index({0, 5}, lengths, options);
   EXPECT_EQ(index.epochs, 2);
@@ -141,9 +142,9 @@ TEST(Borders, TokensBeyond32Bits) {
     starts.push_back(starts.back() + lengths[static_cast<size_t>(index.document_index.at(e))]);
   EXPECT_EQ(index.samples(), (starts.back() - 1) >> 20);
   for (int64_t i = 0; i <= index.samples(); ++i) {
-    const int64_t place =
+    const int64_t position =
         starts[static_cast<size_t>(index.sample_index.at(i, 0))] + index.sample_index.at(i, 1);
-    ASSERT_EQ(place, i << 20) << i;
+    ASSERT_EQ(position, i << 20) << i;
   }
   const GPTDataset dataset(data, index, options, {});
   Sample sample;
@@ -151,7 +152,7 @@ TEST(Borders, TokensBeyond32Bits) {
   EXPECT_EQ(sample.tokens.size(), size_t{1} << 20);
 }
 
-TEST(Borders, SequencesBeyond32Bits) {
+TEST(IndexLimits, SequencesBeyond32Bits) {
   TemporaryFolder folder;
   for (const int64_t count : {(int64_t{1} << 31) + 3, (int64_t{1} << 32) + 3}) {
     write_bytes(folder / "a.bin", "");
@@ -160,7 +161,7 @@ TEST(Borders, SequencesBeyond32Bits) {
     {
       std::ofstream idx(folder / "a.idx", std::ios::binary);
       idx << head;
-      idx.seekp(34 + 12 * count + 8 * count);  // all documents but the last border start at sequence 0
+      idx.seekp(34 + 12 * count + 8 * count);  // all documents start at sequence 0, the last ends at `count`
       idx << longs({count});
     }
     const IndexedDataset dataset(folder / "a");
@@ -171,11 +172,11 @@ TEST(Borders, SequencesBeyond32Bits) {
     EXPECT_EQ(dataset.document_of(count - 1), count - 1);
     const std::string error = message_of(
         [&] { build_gpt_index({count - 3, count}, std::vector<int32_t>{1, 2, 3}, {.sequence_length = 1}); });
-    EXPECT_NE(error.find("more than Megatron-LM's index can address"), std::string::npos) << error;
+    EXPECT_NE(error.find("exceed the 32-bit document index"), std::string::npos) << error;
   }
 }
 
-/// So many document 0s, all on one page of memory that is never written.
+/// `count` times document 0, without allocating: untouched anonymous memory reads as zeros.
 class ZeroDocuments {
  public:
   explicit ZeroDocuments(size_t count)
@@ -195,14 +196,14 @@ class ZeroDocuments {
 };
 
 #if defined(__SANITIZE_THREAD__)
-constexpr bool thread_sanitizer = true;  // which remembers four bytes for each byte that is looked at
+constexpr bool thread_sanitizer = true;  // it stores four shadow bytes for each byte accessed
 #else
 constexpr bool thread_sanitizer = false;
 #endif
 
-TEST(Borders, PositionsBeyond31Bits) {
+TEST(IndexLimits, PositionsBeyond31Bits) {
   if (thread_sanitizer) GTEST_SKIP() << "ThreadSanitizer would need 32 GiB";
-  constexpr int64_t kLength = 1 << 24;  // documents hold one token, so that a sample takes so many of them
+  constexpr int64_t kLength = 1 << 24;  // documents of one token: a sample spans this many
   const std::vector<int32_t> lengths = {1};
   const GPTIndexOptions options{.sequence_length = kLength};
   const ZeroDocuments narrow(INT32_MAX), first_wide(size_t{INT32_MAX} + 1);
@@ -223,7 +224,7 @@ TEST(Borders, PositionsBeyond31Bits) {
   EXPECT_EQ(IndexArray::open(folder / "sample_index.npy").at(samples), samples * kLength);
 }
 
-TEST(Borders, WideArraysGiveTheSameSamples) {
+TEST(IndexLimits, WideArraysReturnTheSameSamples) {
   TemporaryFolder folder;
   write_sparse(folder / "a", {3, 5, 2, 9, 4});
   const auto data = std::make_shared<IndexedDataset>(folder / "a");

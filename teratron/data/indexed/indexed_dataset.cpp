@@ -12,7 +12,7 @@ namespace teratron {
 namespace {
 
 constexpr int64_t kChunk = 1 << 16;     // entries per read of a scan
-constexpr int64_t kSampledChecks = 64;  // entries looked at when opening
+constexpr int64_t kSampledChecks = 64;  // entries checked when opening
 
 /// Up to kSampledChecks numbers of [0, n), both ends included.
 std::vector<int64_t> spread(int64_t n) {
@@ -24,7 +24,7 @@ std::vector<int64_t> spread(int64_t n) {
   return numbers;
 }
 
-/// Widens `count` elements of type T that lie at the end of `to` (8 bytes per element) to int64, in place.
+/// Widens the elements of type T stored at the end of `to` to int64, in place.
 template <typename T>
 void widen(std::span<int64_t> to) {
   auto* bytes = reinterpret_cast<std::byte*>(to.data());
@@ -58,15 +58,15 @@ void widen(std::span<int64_t> to, Dtype dtype) {
 
 }  // namespace
 
-IndexedDataset::IndexedDataset(std::string prefix, DataModes modes)
+IndexedDataset::IndexedDataset(std::string prefix, bool multimodal)
     : prefix_(std::move(prefix)),
       idx_(prefix_ + ".idx"),
       bin_(prefix_ + ".bin"),
-      modes_(modes),
-      layout_(read_index_layout(idx_, modes)),
-      element_size_(size_of(layout_.dtype)) {
+      multimodal_(multimodal),
+      header_(read_idx_header(idx_, multimodal)),
+      element_size_(size_of(header_.dtype)) {
   check_files();
-  // Both ends and evenly spread entries between them: a cut, shifted or swapped file shows up here.
+  // Both ends and evenly spaced entries between them: detects a truncated, shifted or swapped file.
   for (const int64_t sequence : spread(sequences())) check_sequence(sequence);
   for (const int64_t document : spread(documents())) check_document(document);
 }
@@ -86,51 +86,45 @@ void IndexedDataset::check_files() const {
 
 int32_t IndexedDataset::length(int64_t sequence) const {
   TERATRON_ASSERT(sequence >= 0 && sequence < sequences(), "sequence {} of {}", sequence, sequences());
-  int64_t value = 0;
-  if (layout_.length_bytes == 4) {
-    value = idx_.read_value<int32_t>(layout_.lengths_at + 4 * sequence);
-  } else {
-    value = idx_.read_value<int64_t>(layout_.lengths_at + 8 * sequence);
-  }
-  if (!std::in_range<int32_t>(value) || value < 0)
-    throw damaged_dataset(idx_, fmt::format("gives sequence {} the length {}", sequence, value));
-  return static_cast<int32_t>(value);
+  return checked_length(sequence, header_.length_bytes == 4
+                                      ? idx_.read_value<int32_t>(header_.lengths_offset + 4 * sequence)
+                                      : idx_.read_value<int64_t>(header_.lengths_offset + 8 * sequence));
+}
+
+int32_t IndexedDataset::checked_length(int64_t sequence, int64_t length) const {
+  if (std::in_range<int32_t>(length) && length >= 0) return static_cast<int32_t>(length);
+  throw damaged_dataset(idx_, fmt::format("has length {} for sequence {}", length, sequence));
 }
 
 std::vector<int32_t> IndexedDataset::lengths(int64_t first, int64_t count) const {
   TERATRON_ASSERT(first >= 0 && count >= 0 && first <= sequences() - count, "[{}, +{})", first, count);
   std::vector<int32_t> values(static_cast<size_t>(count));
-  const auto check = [&](int64_t i, int64_t value) {
-    if (!std::in_range<int32_t>(value) || value < 0)
-      throw damaged_dataset(idx_, fmt::format("gives sequence {} the length {}", first + i, value));
-  };
-  if (layout_.length_bytes == 4) {
-    idx_.read_values(layout_.lengths_at + 4 * first, std::span(values));
-    for (int64_t i = 0; i < count; ++i) check(i, values[static_cast<size_t>(i)]);
+  if (header_.length_bytes == 4) {
+    idx_.read_values(header_.lengths_offset + 4 * first, std::span(values));
+    for (int64_t i = 0; i < count; ++i) checked_length(first + i, values[static_cast<size_t>(i)]);
     return values;
   }
   std::vector<int64_t> wide(static_cast<size_t>(std::min(count, kChunk)));
   for (int64_t done = 0; done < count; done += kChunk) {
     const auto part = std::span(wide).first(static_cast<size_t>(std::min(kChunk, count - done)));
-    idx_.read_values(layout_.lengths_at + 8 * (first + done), part);
+    idx_.read_values(header_.lengths_offset + 8 * (first + done), part);
     for (size_t i = 0; i < part.size(); ++i) {
-      check(done + static_cast<int64_t>(i), part[i]);
-      values[static_cast<size_t>(done) + i] = static_cast<int32_t>(part[i]);
+      values[static_cast<size_t>(done) + i] = checked_length(first + done + static_cast<int64_t>(i), part[i]);
     }
   }
   return values;
 }
 
 void IndexedDataset::read_pointers(int64_t first, std::span<int64_t> to) const {
-  idx_.read_values(layout_.pointers_at + 8 * first, to);
+  idx_.read_values(header_.pointers_offset + 8 * first, to);
   for (size_t i = 0; i < to.size(); ++i) {
-    if (to[i] < 0 || to[i] > bin_.size() / layout_.pointer_bytes) {
+    if (to[i] < 0 || to[i] > bin_.size() / header_.pointer_unit) {
       throw damaged_dataset(idx_,
                             fmt::format("places sequence {} at {} {} of {}", first + static_cast<int64_t>(i),
-                                        layout_.pointer_bytes == 1 ? "byte" : "token", to[i],
-                                        bin_.size() / layout_.pointer_bytes));
+                                        header_.pointer_unit == 1 ? "byte" : "token", to[i],
+                                        bin_.size() / header_.pointer_unit));
     }
-    to[i] *= layout_.pointer_bytes;
+    to[i] *= header_.pointer_unit;
   }
 }
 
@@ -141,21 +135,21 @@ int64_t IndexedDataset::pointer(int64_t sequence) const {
 }
 
 int64_t IndexedDataset::document_start(int64_t document) const {
-  TERATRON_ASSERT(document >= 0 && document < layout_.table_entries, "document {} of {}", document,
+  TERATRON_ASSERT(document >= 0 && document < header_.document_indices, "document {} of {}", document,
                   documents());
-  const auto value = idx_.read_value<int64_t>(layout_.table_at + 8 * document);
+  const auto value = idx_.read_value<int64_t>(header_.document_indices_offset + 8 * document);
   if (value < 0 || value > sequences()) {
     throw damaged_dataset(
-        idx_, fmt::format("lets document {} start at sequence {} of {}", document, value, sequences()));
+        idx_, fmt::format("starts document {} at sequence {} of {}", document, value, sequences()));
   }
   return value;
 }
 
 std::vector<int64_t> IndexedDataset::document_starts(int64_t first, int64_t count) const {
-  TERATRON_ASSERT(first >= 0 && count >= 0 && first <= layout_.table_entries - count, "[{}, +{})", first,
+  TERATRON_ASSERT(first >= 0 && count >= 0 && first <= header_.document_indices - count, "[{}, +{})", first,
                   count);
   std::vector<int64_t> values(static_cast<size_t>(count));
-  idx_.read_values(layout_.table_at + 8 * first, std::span(values));
+  idx_.read_values(header_.document_indices_offset + 8 * first, std::span(values));
   int64_t previous = 0;
   for (const int64_t value : values) {
     if (value < previous || value > sequences()) {
@@ -179,10 +173,9 @@ int64_t IndexedDataset::document_of(int64_t sequence) const {
 }
 
 std::vector<int8_t> IndexedDataset::modes(int64_t first, int64_t count) const {
-  TERATRON_ASSERT(modes_ == DataModes::per_sequence && first >= 0 && count >= 0 &&
-                  first <= sequences() - count);
+  TERATRON_ASSERT(multimodal_ && first >= 0 && count >= 0 && first <= sequences() - count);
   std::vector<int8_t> values(static_cast<size_t>(count));
-  idx_.read_values(layout_.modes_at + first, std::span(values));
+  idx_.read_values(header_.modes_offset + first, std::span(values));
   return values;
 }
 
@@ -191,22 +184,22 @@ int64_t IndexedDataset::read(int64_t sequence, int64_t start, int64_t count,
   const int64_t available = length(sequence);
   if (count < 0) count = available - start;
   if (start < 0 || count < 0 || start > available - count) {
-    throw damaged_dataset(idx_, fmt::format("gives sequence {} {} tokens, but tokens {} to {} are wanted",
-                                            sequence, available, start, start + count));
+    throw damaged_dataset(idx_, fmt::format("has {} tokens in sequence {}, but tokens {} to {} are requested",
+                                            available, sequence, start, start + count));
   }
   if (count == 0) return 0;
-  const int64_t at = this->pointer(sequence);
-  if (at > bin_.size() - available * element_size_) {
+  const int64_t offset = pointer(sequence);
+  if (offset > bin_.size() - available * element_size_) {
     throw damaged_dataset(
         idx_, fmt::format("places sequence {} of {} tokens at byte {}, beyond the {} bytes of the data",
-                          sequence, available, at, bin_.size()));
+                          sequence, available, offset, bin_.size()));
   }
   const size_t old_size = tokens.size();
   tokens.resize(old_size + static_cast<size_t>(count));
   const auto added = std::span(tokens).subspan(old_size);
   const auto raw = std::as_writable_bytes(added).last(static_cast<size_t>(count * element_size_));
-  bin_.read_at(at + start * element_size_, raw);
-  widen(added, layout_.dtype);
+  bin_.read_values(offset + start * element_size_, raw);
+  widen(added, header_.dtype);
   return count;
 }
 
@@ -239,7 +232,7 @@ void IndexedDataset::check_document(int64_t document) const {
 void IndexedDataset::verify() const {
   verify_sequences();
   verify_documents();
-  if (layout_.format == IndexFormat::legacy) verify_legacy_table();
+  if (header_.format == IndexFormat::legacy) verify_legacy_sizes();
 }
 
 void IndexedDataset::verify_sequences() const {
@@ -266,8 +259,8 @@ void IndexedDataset::verify_sequences() const {
 
 void IndexedDataset::verify_documents() const {
   int64_t previous = 0;
-  for (int64_t first = 0; first < layout_.table_entries; first += kChunk) {
-    const auto starts = document_starts(first, std::min(kChunk, layout_.table_entries - first));
+  for (int64_t first = 0; first < header_.document_indices; first += kChunk) {
+    const auto starts = document_starts(first, std::min(kChunk, header_.document_indices - first));
     if (starts.front() < previous) {
       throw damaged_dataset(
           idx_, fmt::format("starts document {} at sequence {}, after {}", first, starts.front(), previous));
@@ -276,8 +269,8 @@ void IndexedDataset::verify_documents() const {
   }
 }
 
-/// Each sequence has one size, and the number of tokens ends the pointers.
-void IndexedDataset::verify_legacy_table() const {
+/// Each sequence has one size, and the last pointer is the number of tokens.
+void IndexedDataset::verify_legacy_sizes() const {
   std::vector<int64_t> values(kChunk);
   for (int64_t first = 0; first <= sequences(); first += kChunk) {
     const auto part = std::span(values).first(static_cast<size_t>(std::min(kChunk, sequences() + 1 - first)));
@@ -285,12 +278,25 @@ void IndexedDataset::verify_legacy_table() const {
     for (size_t i = 0; i < part.size(); ++i) {
       const int64_t sequence = first + static_cast<int64_t>(i);
       if (part[i] != sequence)
-        throw damaged_dataset(idx_, fmt::format("gives sequence {} the first size {}", sequence, part[i]));
+        throw damaged_dataset(idx_, fmt::format("has first size {} for sequence {}", part[i], sequence));
     }
   }
   if (pointer(sequences()) != bin_.size())
     throw damaged_dataset(
         idx_, fmt::format("ends its pointers at byte {} of {}", pointer(sequences()), bin_.size()));
+}
+
+void IndexedDataset::check_vocabulary(int64_t sequence, int64_t start, std::span<const int64_t> tokens,
+                                      int64_t vocab_size) const {
+  const auto wrong = std::find_if(tokens.begin(), tokens.end(),
+                                  [&](int64_t token) { return token < 0 || token >= vocab_size; });
+  if (wrong == tokens.end()) return;
+  throw data_error({.what = fmt::format("document {} (sequence {}), position {}: token id {} is outside the "
+                                        "vocabulary of {}",
+                                        document_of(sequence), sequence, start + (wrong - tokens.begin()),
+                                        *wrong, vocab_size),
+                    .where = printable(bin_.path(), 1000),
+                    .fix = "Use the tokenizer that the data was made with"});
 }
 
 std::string strip_dataset_suffix(std::string path) {

@@ -12,9 +12,9 @@ namespace teratron {
 
 namespace {
 
-/// Converts to T and writes; false when a value does not fit.
+/// Converts to T and writes; false if a value is out of range.
 template <typename T>
-bool write_as(OutputFile& file, std::span<const int32_t> tokens) {
+bool write_as(BinaryWriter& file, std::span<const int32_t> tokens) {
   std::vector<T> values;
   values.reserve(tokens.size());
   for (const int32_t token : tokens) {
@@ -25,7 +25,7 @@ bool write_as(OutputFile& file, std::span<const int32_t> tokens) {
   return true;
 }
 
-bool write_tokens(OutputFile& file, Dtype dtype, std::span<const int32_t> tokens) {
+bool write_tokens(BinaryWriter& file, Dtype dtype, std::span<const int32_t> tokens) {
   switch (dtype) {
     case Dtype::u8:
       return write_as<uint8_t>(file, tokens);
@@ -58,23 +58,23 @@ IndexedDatasetBuilder::IndexedDatasetBuilder(const std::string& prefix, Dtype dt
 void IndexedDatasetBuilder::add_sequence(std::span<const int32_t> tokens) {
   if (tokens.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max())) {
     throw data_error(
-        {.what = fmt::format("a sequence has {} tokens, more than an index entry can count", tokens.size()),
+        {.what = fmt::format("a sequence has {} tokens, more than the index can represent", tokens.size()),
          .where = bin_.path(),
          .fix = "Split the text"});
   }
   if (!write_tokens(bin_, dtype_, tokens)) {
     const auto [low, high] = std::minmax_element(tokens.begin(), tokens.end());
     throw data_error(
-        {.what = fmt::format("token ids from {} to {} do not fit into {}", *low, *high, name_of(dtype_)),
+        {.what = fmt::format("token ids from {} to {} do not fit in {}", *low, *high, name_of(dtype_)),
          .where = bin_.path(),
-         .fix = "Give the size of the vocabulary that the tokenizer really has"});
+         .fix = "Pass the vocabulary size of the tokenizer"});
   }
   lengths_.push_back(static_cast<int32_t>(tokens.size()));
 }
 
 void IndexedDatasetBuilder::add_dataset(const IndexedDataset& other) {
   if (other.dtype() != dtype_) {
-    throw data_error({.what = fmt::format("holds {} tokens, but {} is written as {}", name_of(other.dtype()),
+    throw data_error({.what = fmt::format("has {} tokens, but {} is written as {}", name_of(other.dtype()),
                                           bin_.path(), name_of(dtype_)),
                       .where = other.prefix(),
                       .fix = "Merge only datasets of one tokenizer"});
@@ -88,14 +88,14 @@ void IndexedDatasetBuilder::add_dataset(const IndexedDataset& other) {
   for (int64_t first = 1; first <= other.documents(); first += kChunk) {
     for (const int64_t start :
          other.document_starts(first, std::min(kChunk, other.documents() + 1 - first))) {
-      table_.push_back(before + start);
+      document_indices_.push_back(before + start);
     }
   }
   std::vector<std::byte> block(kChunk);
   for (int64_t offset = 0; offset < other.bin().size(); offset += kChunk) {
     const auto part =
         std::span(block).first(static_cast<size_t>(std::min(kChunk, other.bin().size() - offset)));
-    other.bin().read_at(offset, part);
+    other.bin().read_values(offset, part);
     bin_.write(part);
   }
 }
@@ -103,9 +103,9 @@ void IndexedDatasetBuilder::add_dataset(const IndexedDataset& other) {
 void IndexedDatasetBuilder::write_index() {
   idx_.write_values(std::span<const char>(kIndexMagic));
   idx_.write_value(uint64_t{1});
-  idx_.write_value(index_code_of(dtype_));
+  idx_.write_value(code_from_dtype(dtype_));
   idx_.write_value(static_cast<uint64_t>(lengths_.size()));
-  idx_.write_value(static_cast<uint64_t>(table_.size()));
+  idx_.write_value(static_cast<uint64_t>(document_indices_.size()));
   idx_.write_values(std::span<const int32_t>(lengths_));
   int64_t pointer = 0;
   for (const int32_t length : lengths_) {
@@ -119,8 +119,8 @@ void IndexedDatasetBuilder::write_legacy_index() {
   const auto count = static_cast<uint64_t>(lengths_.size());
   idx_.write_values(std::span<const char>(kLegacyIndexMagic));
   for (const uint64_t number :
-       {uint64_t{1}, uint64_t{index_code_of(dtype_)}, static_cast<uint64_t>(size_of(dtype_)), count, count,
-        static_cast<uint64_t>(table_.size())}) {
+       {uint64_t{1}, uint64_t{code_from_dtype(dtype_)}, static_cast<uint64_t>(size_of(dtype_)), count, count,
+        static_cast<uint64_t>(document_indices_.size())}) {
     idx_.write_value(number);
   }
   for (uint64_t size = 0; size <= count; ++size) idx_.write_value(size);
@@ -137,8 +137,8 @@ void IndexedDatasetBuilder::finalize() {
   } else {
     write_index();
   }
-  idx_.write_values(std::span<const int64_t>(table_));
-  // Whoever is killed between the two renames must not leave an old index beside new data.
+  idx_.write_values(std::span<const int64_t>(document_indices_));
+  // A process killed between the two renames must not leave an old index with new data.
   std::error_code ignored;
   std::filesystem::remove(idx_.path(), ignored);
   bin_.commit();

@@ -86,7 +86,7 @@ TEST(IndexedDatasetBuilder, TokenThatDoesNotFit) {
             std::string::npos);
 }
 
-TEST(IndexedDatasetBuilder, BorderOfTheElementTypes) {
+TEST(IndexedDatasetBuilder, ElementTypeByVocabularySize) {
   EXPECT_EQ(token_dtype(65499), Dtype::u16);
   EXPECT_EQ(token_dtype(65500), Dtype::i32);
   EXPECT_EQ(token_dtype(0), Dtype::i32);
@@ -136,7 +136,7 @@ TEST(IndexedDataset, ReadsBeyondASequenceAreErrors) {
 TEST(IndexedDataset, MissingFile) {
   TemporaryFolder folder;
   EXPECT_NE(message_of([&] { IndexedDataset(folder / "none"); }).find("none.idx"), std::string::npos);
-  EXPECT_NE(message_of([&] { InputFile(folder.path().string()); }).find("directory"), std::string::npos);
+  EXPECT_NE(message_of([&] { BinaryReader(folder.path().string()); }).find("directory"), std::string::npos);
 }
 
 TEST(IndexedDataset, MultimodalModes) {
@@ -144,11 +144,11 @@ TEST(IndexedDataset, MultimodalModes) {
   write_small(folder / "a", Dtype::i32);
   write_bytes(folder / "a.idx", read_bytes(folder / "a.idx") + std::string("\0\1\2\3\4\5", 6));
   EXPECT_NE(message_of([&] { IndexedDataset(folder / "a"); }).find("does not fit"), std::string::npos);
-  const IndexedDataset dataset(folder / "a", DataModes::per_sequence);
+  const IndexedDataset dataset(folder / "a", true);
   EXPECT_EQ(dataset.modes(1, 3), (std::vector<int8_t>{1, 2, 3}));
 }
 
-/// Opens, verifies and reads everything: true if it worked, false for a typed error; anything else fails the
+/// Opens, verifies and reads everything: true on success, false for a typed error; anything else fails the
 /// test.
 bool survives(const std::string& prefix) {
   try {
@@ -195,7 +195,7 @@ TEST(IndexedDataset, Fault25EveryFlippedBitOfTheIndexIsFound) {
     write_bytes(folder / "b.idx", changed);
     read_anyway += survives(folder / "b") ? 1 : 0;
   }
-  // i16 for u16, and document borders that moved between their neighbours are not recognisable.
+  // Undetectable: i16 instead of u16, and document boundaries that moved between their neighbours.
   EXPECT_LE(read_anyway, 8);
 }
 
@@ -236,7 +236,7 @@ TEST(IndexedDataset, Fault26FileCutWhileOpen) {
   std::vector<int64_t> tokens;
   const std::string message = message_of([&] { dataset.read(2, 0, -1, tokens); });
   EXPECT_NE(message.find("a.bin"), std::string::npos);
-  EXPECT_NE(message.find("16"), std::string::npos) << message;  // where the sequence lies
+  EXPECT_NE(message.find("16"), std::string::npos) << message;  // offset of the sequence
 }
 
 TEST(IndexedDataset, MergeNeedsOneElementType) {

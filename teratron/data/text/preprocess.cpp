@@ -2,15 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
-#include <exception>
 #include <filesystem>
-#include <map>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <span>
-#include <thread>
 #include <utility>
 
 #include "teratron/base/error.h"
@@ -19,8 +13,9 @@
 #include "teratron/base/log.h"
 #include "teratron/data/indexed/indexed_dataset.h"
 #include "teratron/data/indexed/indexed_dataset_builder.h"
-#include "teratron/data/text/document_parser.h"
-#include "teratron/data/text/text_source.h"
+#include "teratron/data/ordered_map.h"
+#include "teratron/data/text/block_tokenizer.h"
+#include "teratron/data/text/line_reader.h"
 #include "teratron/tokenizer/tokenizer.h"
 
 namespace teratron {
@@ -28,110 +23,18 @@ namespace teratron {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-/// Blocks on their way: read under a lock in order, tokenized by any thread, given out in the order of reading.
-class Pipeline {
- public:
-  Pipeline(const PreprocessOptions& options, const Tokenizer& tokenizer)
-      : options_(options), tokenizer_(tokenizer), reader_(options.inputs, options.max_line_bytes) {
-    const int workers = std::max(options.workers, 1);
-    limit_ = 2 * workers + 2;
-    for (int i = 0; i < workers; ++i) threads_.emplace_back([this] { work(); });
-  }
-
-  ~Pipeline() {
-    {
-      const std::lock_guard lock(mutex_);
-      stopping_ = true;
-    }
-    changed_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
-  }
-
-  std::optional<TokenizedBlock> next() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return error_ || results_.contains(taken_) || (ended_ && taken_ == given_); });
-    const auto found = results_.find(taken_);
-    if (found == results_.end()) {
-      if (error_) std::rethrow_exception(error_);
-      return {};
-    }
-    TokenizedBlock block = std::move(found->second);
-    results_.erase(found);
-    ++taken_;
-    changed_.notify_all();
-    return block;
-  }
-
- private:
-  struct Work {
-    int64_t ticket;
-    LineBlock block;
-    int64_t position;
-  };
-
-  /// The next block, once there is room; nothing at the end.
-  std::optional<Work> next_work() {
-    // Reading happens outside the lock that the writer needs, but one block at a time.
-    const std::lock_guard reading(reading_);
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return stopping_ || ended_ || given_ < taken_ + limit_; });
-    if (stopping_ || ended_) return {};
-    lock.unlock();
-    auto block = reader_.next();
-    lock.lock();
-    if (!block) {
-      ended_ = true;
-      changed_.notify_all();
-      return {};
-    }
-    return Work{given_++, *std::move(block), reader_.position()};
-  }
-
-  void work() {
-    try {
-      while (auto work = next_work()) {
-        TokenizedBlock result = tokenize_block(std::move(work->block), options_, tokenizer_);
-        result.position = work->position;
-        const std::lock_guard lock(mutex_);
-        results_.emplace(work->ticket, std::move(result));
-        changed_.notify_all();
-      }
-    } catch (...) {
-      const std::lock_guard lock(mutex_);
-      if (!error_) error_ = std::current_exception();
-      ended_ = true;
-      changed_.notify_all();
-    }
-  }
-
-  const PreprocessOptions& options_;
-  const Tokenizer& tokenizer_;
-  LineReader reader_;
-  std::mutex reading_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<int64_t, TokenizedBlock> results_;
-  int64_t limit_ = 0;
-  int64_t given_ = 0;
-  int64_t taken_ = 0;
-  bool ended_ = false;
-  bool stopping_ = false;
-  std::exception_ptr error_;
-  std::vector<std::thread> threads_;
-};
-
 namespace fs = std::filesystem;
 
 FileLock lock_outputs(const fs::path& prefix) {
-  auto lock = FileLock::try_take(prefix.parent_path() / fmt::format(".{}.lock", prefix.filename().string()));
+  auto lock =
+      FileLock::try_acquire(prefix.parent_path() / fmt::format(".{}.lock", prefix.filename().string()));
   if (lock) return *std::move(lock);
   throw config_error({.what = "another process is writing these files",
                       .where = printable(prefix.string(), 1000),
-                      .fix = "Wait for it, or give another --output-prefix"});
+                      .fix = "Wait for it, or use another --output-prefix"});
 }
 
-/// Removes what a run that was killed left under temporary names (OutputFile's, and folders of parts).
+/// Removes the temporary files of a killed run: those of BinaryWriter, and folders of partitions.
 void remove_leftovers(const fs::path& prefix) {
   const std::string name = prefix.filename().string();
   const auto is_leftover = [&](const std::string& found) {
@@ -165,7 +68,7 @@ class KeyWriter {
   ~KeyWriter() {
     parts_.clear();
     std::error_code ignored;
-    if (options_.partitions > 1) std::filesystem::remove_all(folder_, ignored);
+    if (options_.partitions > 1) fs::remove_all(folder_, ignored);
   }
   KeyWriter(const KeyWriter&) = delete;
   KeyWriter& operator=(const KeyWriter&) = delete;
@@ -216,22 +119,44 @@ class KeyWriter {
   int64_t tokens_ = 0;
 };
 
-/// Takes note of wrong lines; throws for the first one that is too many.
+/// A block with the position of the reader after it.
+struct ReadBlock {
+  LineBlock block;
+  int64_t position;
+};
+
+OrderedParallelMap<ReadBlock, TokenizedBlock> tokenized_blocks(LineReader& reader,
+                                                               const PreprocessOptions& options,
+                                                               const Tokenizer& tokenizer) {
+  const auto read = [&reader]() -> std::optional<ReadBlock> {
+    auto block = reader.next();
+    if (!block) return {};
+    return ReadBlock{*std::move(block), reader.position()};
+  };
+  const auto tokenize = [&options, &tokenizer](ReadBlock read) {
+    TokenizedBlock result = tokenize_block(std::move(read.block), options, tokenizer);
+    result.position = read.position;
+    return result;
+  };
+  const int workers = std::max(options.workers, 1);
+  return {workers, 2 * workers + 2, read, tokenize};
+}
+
+/// Counts and reports bad lines; throws at the first one beyond max_bad.
 void count_bad_lines(const TokenizedBlock& block, const PreprocessOptions& options,
                      PreprocessResult& result) {
   constexpr int64_t kShown = 20;
   for (const BadLine& bad : block.bad) {
     const std::string where = fmt::format("{}:{}", printable(options.inputs[block.file], 1000), bad.line);
     if (++result.bad_lines > options.max_bad) {
-      throw data_error(
-          {.what = bad.what,
-           .where = where,
-           .fix = options.max_bad == 0
-                      ? "Repair the line, or allow some wrong lines with --max-bad"
-                      : fmt::format("This is wrong line {}, more than --max-bad", result.bad_lines)});
+      throw data_error({.what = bad.what,
+                        .where = where,
+                        .fix = options.max_bad == 0 ? "Fix the line, or allow some bad lines with --max-bad"
+                                                    : fmt::format("This is bad line {}, more than --max-bad",
+                                                                  result.bad_lines)});
     }
-    if (result.bad_lines <= kShown) warn("{}: {}; the line is left out", where, bad.what);
-    if (result.bad_lines == kShown) warn("further wrong lines are only counted");
+    if (result.bad_lines <= kShown) warn("{}: {}; skipping the line", where, bad.what);
+    if (result.bad_lines == kShown) warn("further bad lines are only counted");
   }
 }
 
@@ -239,7 +164,7 @@ int64_t total_bytes(const std::vector<std::string>& inputs) {
   int64_t total = 0;
   for (const std::string& input : inputs) {
     std::error_code error;
-    const auto size = std::filesystem::file_size(input, error);
+    const auto size = fs::file_size(input, error);
     if (error) return 0;
     total += static_cast<int64_t>(size);
   }
@@ -251,7 +176,7 @@ void check(const PreprocessOptions& options, const Tokenizer& tokenizer) {
   if (options.append_eod && !tokenizer.special().eod) {
     throw config_error({.what = "the tokenizer has no end-of-document token",
                         .where = "--append-eod",
-                        .fix = "Leave it out or use another tokenizer"});
+                        .fix = "Remove the flag or use another tokenizer"});
   }
 }
 
@@ -279,8 +204,9 @@ PreprocessResult preprocess(const PreprocessOptions& options, const Tokenizer& t
     if (options.progress) options.progress(progress);
   };
   {
-    Pipeline pipeline(options, tokenizer);
-    while (const auto block = pipeline.next()) {
+    LineReader reader(options.inputs, options.max_line_bytes);
+    auto blocks = tokenized_blocks(reader, options, tokenizer);
+    while (const auto block = blocks.next()) {
       for (size_t i = 0; i < writers.size(); ++i) writers[i]->add(block->keys[i], result.documents);
       count_bad_lines(*block, options, result);
       const int64_t intervals = result.documents / options.log_interval;

@@ -1,4 +1,4 @@
-// What happens around a run of preprocess: progress, two runs at a time, runs that were killed.
+// Progress reports, concurrent runs and killed runs of preprocess.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -35,7 +35,7 @@ std::vector<std::string> names_in(const TemporaryFolder& folder) {
   return names;
 }
 
-TEST(PreprocessRun, TheLastProgressComesOnce) {
+TEST(PreprocessRun, TheLastProgressIsReportedOnce) {
   TemporaryFolder folder;
   for (const int lines : {0, 3, 1000, 2500}) {
     PreprocessOptions options = options_for(folder, lines);
@@ -50,13 +50,13 @@ TEST(PreprocessRun, TheLastProgressComesOnce) {
   }
 }
 
-TEST(PreprocessRun, TwoAtATimeAreRefused) {
+TEST(PreprocessRun, ConcurrentRunsAreRefused) {
   TemporaryFolder folder;
   const PreprocessOptions options = options_for(folder, 3);
   {
-    const auto lock = FileLock::try_take(folder / ".out_text_document.lock");
+    const auto lock = FileLock::try_acquire(folder / ".out_text_document.lock");
     ASSERT_TRUE(lock.has_value());
-    EXPECT_FALSE(FileLock::try_take(folder / ".out_text_document.lock").has_value());
+    EXPECT_FALSE(FileLock::try_acquire(folder / ".out_text_document.lock").has_value());
     try {
       preprocess(options, *null_tokenizer());
       FAIL();
@@ -70,7 +70,7 @@ TEST(PreprocessRun, TwoAtATimeAreRefused) {
             (std::vector<std::string>{"in.jsonl", "out_text_document.bin", "out_text_document.idx"}));
 }
 
-TEST(PreprocessRun, WhatAKilledRunLeftIsRemoved) {
+TEST(PreprocessRun, LeftoversOfAKilledRunAreRemoved) {
   TemporaryFolder folder;
   for (const int partitions : {1, 3}) {
     PreprocessOptions options = options_for(folder, 200000);
@@ -90,7 +90,7 @@ TEST(PreprocessRun, WhatAKilledRunLeftIsRemoved) {
     const auto left = names_in(folder);
     EXPECT_GT(left.size(), 1u);
     EXPECT_EQ(std::count(left.begin(), left.end(), "out_text_document.idx"), 0);
-    write_bytes(folder / ".other.bin.0123.tmp", "somebody else's");
+    write_bytes(folder / ".other.bin.0123.tmp", "another run's");
     preprocess(options, *null_tokenizer());
     IndexedDataset(folder / "out_text_document").verify();
     EXPECT_EQ(names_in(folder), (std::vector<std::string>{".other.bin.0123.tmp", "in.jsonl",

@@ -11,8 +11,8 @@
 #include "teratron/base/error.h"
 #include "teratron/data/indexed/indexed_dataset.h"
 #include "teratron/data/indexed/indexed_dataset_builder.h"
+#include "teratron/data/text/line_reader.h"
 #include "teratron/data/text/punkt.h"
-#include "teratron/data/text/text_source.h"
 #include "teratron/testing/fixtures.h"
 #include "teratron/tokenizer/tokenizer.h"
 
@@ -32,14 +32,14 @@ std::filesystem::path vocabulary(const std::string& name) {
   return base / name;
 }
 
-struct Command {
+struct PreprocessCase {
   PreprocessOptions options;
   TokenizerOptions tokenizer;
-  SentenceBlanks blanks = SentenceBlanks::drop;
+  SentenceWhitespace whitespace = SentenceWhitespace::drop;
 };
 
-Command parse(const json& c, const std::string& version) {
-  Command command;
+PreprocessCase parse(const json& c, const std::string& version) {
+  PreprocessCase command;
   command.options.json_keys = c["json_keys"].get<std::vector<std::string>>();
   command.tokenizer.compat_version = version == "HEAD" ? "head" : version == "v2.6" ? "2.6" : "0.7";
   command.options.drop_empty_documents = version == "v2.6";
@@ -54,7 +54,7 @@ Command parse(const json& c, const std::string& version) {
     if (flag == "--keep-sequential-samples") command.options.partitions = 1;
     if (flag == "--append-eod") command.options.append_eod = true;
     if (flag == "--split-sentences") command.options.split_sentences = true;
-    if (flag == "--keep-newlines") command.blanks = SentenceBlanks::keep;
+    if (flag == "--keep-newlines") command.whitespace = SentenceWhitespace::keep;
     if (flag == "--tokenizer-hf-no-include-special-tokens") command.tokenizer.include_special_tokens = false;
   }
   return command;
@@ -64,12 +64,12 @@ Command parse(const json& c, const std::string& version) {
 void expect_case(const json& c, const std::string& version, int workers) {
   SCOPED_TRACE(c["case"].get<std::string>() + " " + version);
   TemporaryFolder folder;
-  Command command = parse(c, version);
+  PreprocessCase command = parse(c, version);
   command.options.inputs = {fixture("preprocess/" + c["input"].get<std::string>()).string()};
   command.options.output_prefix = folder / "out";
   command.options.workers = workers;
   const auto tokenizer = build_tokenizer(command.tokenizer);
-  const PunktSplitter splitter(fixture("preprocess/punkt_tab").string(), command.blanks);
+  const PunktSplitter splitter(fixture("preprocess/punkt_tab").string(), command.whitespace);
   command.options.splitter = [&](std::string_view text) { return splitter.split(text); };
   const PreprocessResult result = preprocess(command.options, *tokenizer);
   for (const json& output : c["outputs"][version]) {
@@ -178,7 +178,7 @@ TEST(Preprocess, BytesDoNotDependOnWorkersOrSplittingOfFiles) {
   EXPECT_EQ(both(folder, "again"), expected);
 }
 
-TEST(Preprocess, PartitionsDealLinesRoundRobin) {
+TEST(Preprocess, PartitionsTakeLinesRoundRobin) {
   TemporaryFolder folder;
   write_bytes(folder / "in.jsonl",
               "{\"text\":\"0\"}\n{\"text\":\"1\"}\n{\"text\":\"2\"}\n{\"text\":\"3\"}\n{\"text\":\"4\"}\n");
@@ -192,17 +192,11 @@ TEST(Preprocess, PartitionsDealLinesRoundRobin) {
   EXPECT_EQ(tokens, (std::vector<int64_t>{0, 2, 4, 1, 3}));
   int entries = 0;
   for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder.path())) ++entries;
-  EXPECT_EQ(entries, 3);  // the input and the two outputs: no parts are left
+  EXPECT_EQ(entries, 3);  // the input and the two outputs: the partitions are removed
 }
 
 std::string error_of(const PreprocessOptions& options) {
-  try {
-    preprocess(options, *null_tokenizer());
-  } catch (const UserError& error) {
-    EXPECT_EQ(error.exit_code(), ExitCode::data);
-    return error.what();
-  }
-  return "";
+  return testing::message_of([&] { preprocess(options, *null_tokenizer()); });
 }
 
 TEST(Preprocess, Fault28BrokenLinesNameFileAndLine) {
@@ -211,12 +205,12 @@ TEST(Preprocess, Fault28BrokenLinesNameFileAndLine) {
       {"{\"text\": \"1\"", "broken JSON"},
       {"{\"text\": \"1\"} x", "broken JSON"},
       {"{\"text\": \"\xff\"}", "broken JSON"},
-      {"{\"text\": \"\\ud800\"}", "half of a surrogate pair"},
+      {"{\"text\": \"\\ud800\"}", "lone surrogate"},
       {std::string("{\"text\": \"\0\"}", 13), "broken JSON"},
       {"[\"text\"]", "not a JSON object"},
       {"{\"body\": \"1\"}", "no key \"text\""},
-      {"{\"text\": 5}", "is no text"},
-      {"{\"text\": [\"1\", 5]}", "holds something that is no text"},
+      {"{\"text\": 5}", "is not a string"},
+      {"{\"text\": [\"1\", 5]}", "has an item that is not a string"},
       {"{\"text\": \"1\", \"a\": " + std::string(100000, '[') + "}", "broken JSON"},
       {"{\"text\": \"1 x\"}", ""},
   };
@@ -310,14 +304,14 @@ std::string zstd(const std::string& text) {
 }
 
 std::string read_all(const std::string& path) {
-  const auto source = open_text(path);
+  const auto source = open_input(path);
   std::string text;
   char buffer[5000];
   while (const size_t count = source->read(buffer, sizeof(buffer))) text.append(buffer, count);
   return text;
 }
 
-TEST(TextSource, CompressedFilesOfSeveralMembers) {
+TEST(LineReader, CompressedFilesOfSeveralMembers) {
   TemporaryFolder folder;
   const std::string text = many_lines(30000);
   const std::string more = many_lines(10);
@@ -333,7 +327,7 @@ TEST(TextSource, CompressedFilesOfSeveralMembers) {
   }
 }
 
-TEST(TextSource, CutOrDamagedCompressedFilesAreErrors) {
+TEST(LineReader, TruncatedOrDamagedCompressedFilesAreErrors) {
   TemporaryFolder folder;
   const std::string text = many_lines(300);
   for (const auto compress : {gzip, xz, zstd}) {
@@ -355,14 +349,14 @@ TEST(TextSource, CutOrDamagedCompressedFilesAreErrors) {
   }
 }
 
-TEST(TextSource, PatternsAndMissingFiles) {
+TEST(LineReader, PatternsAndMissingFiles) {
   TemporaryFolder folder;
   for (const std::string name : {"b.txt", "a.txt", "c[1].txt"}) write_bytes(folder / name, "");
   EXPECT_EQ(expand_patterns({folder / "?.txt"}),
             (std::vector<std::string>{folder / "a.txt", folder / "b.txt"}));
   EXPECT_EQ(expand_patterns({folder / "c[1].txt"}), (std::vector<std::string>{folder / "c[1].txt"}));
   EXPECT_THROW(expand_patterns({folder / "*.json"}), UserError);
-  EXPECT_THROW(open_text(folder / "none"), UserError);
+  EXPECT_THROW(open_input(folder / "none"), UserError);
   EXPECT_THROW(read_all(folder.path().string()), UserError);
 }
 

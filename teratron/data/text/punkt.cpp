@@ -11,6 +11,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/base/file.h"
+#include "teratron/base/strings.h"
 #include "teratron/data/text/punkt_english.h"
 #include "teratron/tokenizer/bpe/regex_split.h"
 #include "teratron/tokenizer/unicode/unicode.h"
@@ -19,7 +20,7 @@ namespace teratron {
 
 namespace {
 
-// Bits of the orthographic context: how a word was seen, at the beginning of a sentence, inside one, or unknown.
+// Bits of the orthographic context: case of a word at the beginning of a sentence, inside one, or unknown.
 constexpr int kMiddleUpper = 1 << 2;
 constexpr int kBeginLower = 1 << 4;
 constexpr int kUpper = 1 << 1 | kMiddleUpper | 1 << 3;
@@ -31,7 +32,7 @@ constexpr std::string_view kNonWord = R"x([)";}\]*:@'({\[!?‘’“”«»])x";
 constexpr std::string_view kMultiChar = R"((?:-{2,}|\.{2,}|(?:\.\s){2,}\.))";
 constexpr int64_t kPieceCharacters = 1000000;
 
-/// The first character of a text (not empty).
+/// The first character of a non-empty text.
 std::string_view first_character(std::string_view text) {
   return text.substr(0, unicode::sequence_bytes(text[0]));
 }
@@ -44,11 +45,11 @@ bool is_blank(uint32_t code) {
   return (unicode::characters()[code] & unicode::python_split) != 0;
 }
 
-/// Bytes of the characters at the start of a text that a test holds for.
-template <class Test>
-size_t run_of(std::string_view text, const Test& test) {
+/// Bytes of the leading characters of a text that satisfy `predicate`.
+template <class Predicate>
+size_t prefix_size(std::string_view text, const Predicate& predicate) {
   size_t bytes = 0;
-  while (bytes < text.size() && test(first_character(text.substr(bytes))))
+  while (bytes < text.size() && predicate(first_character(text.substr(bytes))))
     bytes += first_character(text.substr(bytes)).size();
   return bytes;
 }
@@ -74,7 +75,7 @@ Case case_of_first(std::string_view token) {
   return (unicode::characters()[code] & unicode::python_cased) != 0 ? Case::lower : Case::none;
 }
 
-/// One letter and a period.
+/// A letter and a period.
 bool is_initial(std::string_view token) {
   const char* p = token.data();
   const uint16_t flags = unicode::characters()[unicode::next(p)];
@@ -89,7 +90,7 @@ std::string without_period(std::string word) {
 
 struct Token {
   std::string text;
-  std::string type;  // lower case; numbers are all one type
+  std::string type;  // lower case; all numbers share one type
   bool sentence_break = false;
   bool abbreviation = false;
   bool ellipsis = false;
@@ -98,37 +99,29 @@ struct Token {
   std::string type_without_sentence_period() const { return sentence_break ? without_period(type) : type; }
 };
 
-/// A place where a sentence may end.
+/// A possible sentence end.
 struct Candidate {
   size_t start, end;           // of the match
-  std::string_view after;      // what follows, up to the end of the next token
-  std::optional<size_t> next;  // where the next token starts, if white space lies between
+  std::string_view after;      // the text up to the end of the next token
+  std::optional<size_t> next;  // start of the next token, if white space separates it
 };
 
 struct Slice {
   size_t start, end;
 };
 
-std::unordered_set<std::string> words_of(std::string_view list) {
-  std::unordered_set<std::string> words;
-  for (size_t start = 0; start < list.size();) {
-    const size_t end = std::min(list.find(' ', start), list.size());
-    words.emplace(list.substr(start, end - start));
-    start = end + 1;
-  }
-  return words;
+std::unordered_set<std::string> set_of(std::string_view list) {
+  const std::vector<std::string> words = split(list);
+  return {words.begin(), words.end()};
 }
 
+/// The lines of a file that are not empty.
 std::vector<std::string> read_lines(const std::filesystem::path& path) {
-  const std::string text = read_text(path, {.kind = ExitCode::data});
-  std::vector<std::string> lines;
-  for (size_t start = 0; start < text.size();) {
-    const size_t end = std::min(text.find('\n', start), text.size());
-    lines.push_back(text.substr(start, end - start));
-    if (lines.back().ends_with('\r')) lines.back().pop_back();
-    if (lines.back().empty()) lines.pop_back();
-    start = end + 1;
+  std::vector<std::string> lines = split(read_text(path, {.kind = ExitCode::data}), '\n');
+  for (std::string& line : lines) {
+    if (line.ends_with('\r')) line.pop_back();
   }
+  std::erase(lines, "");
   return lines;
 }
 
@@ -136,9 +129,9 @@ std::vector<std::string> read_lines(const std::filesystem::path& path) {
 std::pair<std::string, std::string> columns(const std::string& line, const std::filesystem::path& path) {
   const size_t tab = line.find('\t');
   if (tab == std::string::npos) {
-    throw data_error({.what = fmt::format("the line \"{}\" has no tabulator", printable(line, 80)),
+    throw data_error({.what = fmt::format("the line \"{}\" has no tab", printable(line, 80)),
                       .where = path.string(),
-                      .fix = "Use a model in the format of punkt_tab"});
+                      .fix = "Use a model in nltk's punkt_tab format"});
   }
   return {line.substr(0, tab), line.substr(tab + 1)};
 }
@@ -146,7 +139,6 @@ std::pair<std::string, std::string> columns(const std::string& line, const std::
 }  // namespace
 
 struct PunktSplitter::Model {
-  SentenceBlanks blanks;
   std::unordered_set<std::string> abbreviations;
   std::unordered_set<std::string> starters;
   std::set<std::pair<std::string, std::string>> collocations;
@@ -155,10 +147,9 @@ struct PunktSplitter::Model {
   Regex word;
   Regex number;
 
-  explicit Model(SentenceBlanks blanks)
-      : blanks(blanks),
-        candidate(blanks == SentenceBlanks::drop ? fmt::format(R"([.?!](?={}|\s+\S))", kNonWord)
-                                                 : fmt::format(R"(\S*[.?!]\s*(?={}|\S))", kNonWord),
+  explicit Model(SentenceWhitespace whitespace)
+      : candidate(whitespace == SentenceWhitespace::drop ? fmt::format(R"([.?!](?={}|\s+\S))", kNonWord)
+                                                         : fmt::format(R"(\S*[.?!]\s*(?={}|\S))", kNonWord),
                   "sentence splitter"),
         word(fmt::format(R"({1}|(?=[^("`{{\[:;&#*@)}}\]\-,])\S+?(?=\s|$|{0}|{1}|,(?=$|\s|{0}|{1}))|\S)",
                          kNonWord, kMultiChar),
@@ -193,8 +184,8 @@ void PunktSplitter::Model::read(const std::filesystem::path& folder) {
     int value = 0;
     const auto [end, error] = std::from_chars(bits.data(), bits.data() + bits.size(), value);
     if (error != std::errc() || end != bits.data() + bits.size()) {
-      throw data_error(
-          {.what = fmt::format("\"{}\" is no number", printable(bits, 40)), .where = context_file.string()});
+      throw data_error({.what = fmt::format("\"{}\" is not a number", printable(bits, 40)),
+                        .where = context_file.string()});
     }
     context[word_type] = value;
   }
@@ -212,10 +203,10 @@ std::vector<Candidate> PunktSplitter::Model::candidates(std::string_view text) c
     } else {
       const char* const limit = text.data() + text.size();
       const char* p = text.data() + match.end;
-      const auto skip = [&](bool blanks_wanted) {
+      const auto skip = [&](bool blanks) {
         while (p < limit) {
           const char* after = p;
-          if (is_blank(unicode::next(after)) != blanks_wanted) break;
+          if (is_blank(unicode::next(after)) != blanks) break;
           p = after;
         }
       };
@@ -229,17 +220,17 @@ std::vector<Candidate> PunktSplitter::Model::candidates(std::string_view text) c
   return found;
 }
 
-/// The text around each candidate that decides about it; candidates inside one word count only as the last of them.
+/// The context that decides about each candidate; of several candidates inside one word only the last counts.
 std::vector<std::string> PunktSplitter::Model::contexts(std::string_view text,
                                                         std::vector<Candidate>& found) const {
-  std::vector<std::string> kept_contexts;
+  std::vector<std::string> contexts;
   std::vector<Candidate> kept;
   Slice previous{0, 0};
   const auto keep = [&](const Candidate& match) {
     kept.push_back(match);
-    kept_contexts.push_back(std::string(text.substr(previous.start, previous.end - previous.start)) +
-                            std::string(text.substr(match.start, match.end - match.start)) +
-                            std::string(match.after));
+    contexts.push_back(std::string(text.substr(previous.start, previous.end - previous.start)) +
+                       std::string(text.substr(match.start, match.end - match.start)) +
+                       std::string(match.after));
   };
   for (size_t i = 0; i < found.size(); ++i) {
     const std::string_view before = text.substr(previous.end, found[i].start - previous.end);
@@ -251,7 +242,7 @@ std::vector<std::string> PunktSplitter::Model::contexts(std::string_view text,
   }
   if (!found.empty()) keep(found.back());
   found = std::move(kept);
-  return kept_contexts;
+  return contexts;
 }
 
 std::vector<Token> PunktSplitter::Model::tokens_of(std::string_view text) const {
@@ -283,7 +274,7 @@ void PunktSplitter::Model::annotate(Token& token) const {
   }
 }
 
-/// Whether the spelling shows that the token starts a sentence; nothing when it does not tell.
+/// Whether the case of the token shows that it starts a sentence; nothing if it is undecided.
 std::optional<bool> PunktSplitter::Model::starts_sentence(const Token& token) const {
   if (token.text.size() == 1 && std::string_view(";:,.!?").find(token.text[0]) != std::string_view::npos)
     return false;
@@ -338,7 +329,7 @@ std::vector<Slice> PunktSplitter::Model::split(std::string_view text) const {
     start = found[i].next.value_or(found[i].end);
   }
   slices.push_back({start, std::max(start, without_trailing_blanks(text).size())});
-  // Closing quotes and brackets after the period belong to the sentence before.
+  // Closing quotes and brackets after the period belong to the preceding sentence.
   std::vector<Slice> aligned;
   size_t shift = 0;
   for (size_t i = 0; i < slices.size(); ++i) {
@@ -347,8 +338,9 @@ std::vector<Slice> PunktSplitter::Model::split(std::string_view text) const {
     if (i + 1 < slices.size()) {
       const Slice& next = slices[i + 1];
       const std::string_view following = text.substr(next.start, next.end - next.start);
-      const size_t closing = run_of(following, [](std::string_view c) { return is_one_of(c, kClosing); });
-      const size_t blanks = closing + run_of(following.substr(closing), [](std::string_view c) {
+      const size_t closing =
+          prefix_size(following, [](std::string_view c) { return is_one_of(c, kClosing); });
+      const size_t blanks = closing + prefix_size(following.substr(closing), [](std::string_view c) {
                               const char* p = c.data();
                               return is_blank(unicode::next(p));
                             });
@@ -366,8 +358,8 @@ std::vector<Slice> PunktSplitter::Model::split(std::string_view text) const {
   return aligned;
 }
 
-PunktSplitter::PunktSplitter(const std::string& folder, SentenceBlanks blanks) {
-  auto model = std::make_unique<Model>(blanks);
+PunktSplitter::PunktSplitter(const std::string& folder, SentenceWhitespace whitespace) {
+  auto model = std::make_unique<Model>(whitespace);
   model->read(folder);
   model_ = std::move(model);
 }
@@ -376,10 +368,10 @@ PunktSplitter::PunktSplitter(std::unique_ptr<const Model> model) : model_(std::m
 PunktSplitter::PunktSplitter(PunktSplitter&&) noexcept = default;
 PunktSplitter::~PunktSplitter() = default;
 
-PunktSplitter PunktSplitter::english(SentenceBlanks blanks) {
-  auto model = std::make_unique<Model>(blanks);
-  model->abbreviations = words_of(kEnglishAbbreviations);
-  model->starters = words_of(kEnglishStarters);
+PunktSplitter PunktSplitter::english(SentenceWhitespace whitespace) {
+  auto model = std::make_unique<Model>(whitespace);
+  model->abbreviations = set_of(kEnglishAbbreviations);
+  model->starters = set_of(kEnglishStarters);
   return PunktSplitter(std::move(model));
 }
 

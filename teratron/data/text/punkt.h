@@ -1,5 +1,5 @@
-// Cutting text into sentences with a trained Punkt model (Kiss and Strunk, "Unsupervised Multilingual Sentence
-// Boundary Detection", 2006), as the PunktSentenceTokenizer of nltk 3.10 does.
+// Sentence splitting with a trained Punkt model (Kiss and Strunk, "Unsupervised Multilingual Sentence
+// Boundary Detection", 2006), identical to the PunktSentenceTokenizer of nltk 3.10.
 //
 // A model is a folder in nltk's punkt_tab format: abbrev_types.txt, collocations.tab, sent_starters.txt,
 // ortho_context.tab.
@@ -12,24 +12,25 @@
 
 namespace teratron {
 
-enum class SentenceBlanks : uint8_t {
-  drop,  // white space between sentences is left out
-  keep,  // it stays at the end of the sentence before (--keep-newlines)
+enum class SentenceWhitespace : uint8_t {
+  drop,  // remove white space between sentences
+  keep,  // keep it at the end of the preceding sentence (--keep-newlines)
 };
 
 /// Thread-safe.
 class PunktSplitter {
  public:
   /// Reads a model; a missing or damaged file is UserError(data).
-  PunktSplitter(const std::string& folder, SentenceBlanks blanks);
-  /// English without a trained model: the same algorithm with a list of usual abbreviations (Mr., e.g., No. ...), after
-  /// which a sentence ends only before words that rarely follow them (The, He, But ...). A single letter with a
-  /// period is an initial when a capital follows.
-  static PunktSplitter english(SentenceBlanks blanks);
+  PunktSplitter(const std::string& folder, SentenceWhitespace whitespace);
+  /// English without a trained model: the same algorithm with a list of common abbreviations (Mr., e.g., No.
+  /// ...), after which a sentence ends only before words that rarely follow them (The, He, But ...). A single
+  /// letter with a period is an initial if a capital follows.
+  static PunktSplitter english(SentenceWhitespace whitespace);
   PunktSplitter(PunktSplitter&&) noexcept;
   ~PunktSplitter();
 
-  /// The sentences of a text of valid UTF-8. As Megatron-LM, pieces of 1,000,000 characters are cut one by one.
+  /// The sentences of a valid UTF-8 text. As in Megatron-LM, pieces of 1,000,000 characters are split
+  /// separately.
   std::vector<std::string> split(std::string_view text) const;
 
  private:

@@ -1,11 +1,11 @@
-// What PunktSplitter::english knows without a trained model.
+// Word lists of PunktSplitter::english.
 #pragma once
 
 #include <string_view>
 
 namespace teratron {
 
-/// Abbreviations without their last period; periods inside are part of them.
+/// Abbreviations without their final period.
 inline constexpr std::string_view kEnglishAbbreviations =
     "a.d a.m adm al apr assn assoc aug ave b.a b.c b.s bldg blvd brig bros c.e ca capt cf cl cmdr co col "
     "comdr corp cpl "

@@ -12,8 +12,8 @@ using nlohmann::json;
 using testing::fixture;
 using testing::TemporaryFolder;
 
-void expect_sentences(SentenceBlanks blanks, const std::string& expected_file) {
-  const PunktSplitter splitter(fixture("preprocess/punkt_tab").string(), blanks);
+void expect_sentences(SentenceWhitespace whitespace, const std::string& expected_file) {
+  const PunktSplitter splitter(fixture("preprocess/punkt_tab").string(), whitespace);
   const auto inputs = testing::read_json_lines(fixture("preprocess/punkt.jsonl"));
   const auto expected = testing::read_json_lines(fixture("preprocess/" + expected_file));
   ASSERT_EQ(inputs.size(), expected.size());
@@ -23,15 +23,15 @@ void expect_sentences(SentenceBlanks blanks, const std::string& expected_file) {
 }
 
 TEST(Punkt, SentencesMatchMegatron) {
-  expect_sentences(SentenceBlanks::drop, "punkt_ss.jsonl");
+  expect_sentences(SentenceWhitespace::drop, "punkt_ss.jsonl");
 }
 
 TEST(Punkt, KeepNewlinesMatchesMegatron) {
-  expect_sentences(SentenceBlanks::keep, "punkt-newlines_ss.jsonl");
+  expect_sentences(SentenceWhitespace::keep, "punkt-newlines_ss.jsonl");
 }
 
 TEST(Punkt, EnglishWithoutAModel) {
-  const PunktSplitter splitter = PunktSplitter::english(SentenceBlanks::drop);
+  const PunktSplitter splitter = PunktSplitter::english(SentenceWhitespace::drop);
   const auto expect = [&](const std::string& text, const std::vector<std::string>& sentences) {
     EXPECT_EQ(splitter.split(text), sentences) << text;
   };
@@ -45,13 +45,13 @@ TEST(Punkt, EnglishWithoutAModel) {
 }
 
 TEST(Punkt, QuotesThatAreNotAscii) {
-  const PunktSplitter splitter = PunktSplitter::english(SentenceBlanks::drop);
+  const PunktSplitter splitter = PunktSplitter::english(SentenceWhitespace::drop);
   const std::vector<std::string> expected = {"“Why?”", "‘So.’", "«Oui.»", "End.”"};
   EXPECT_EQ(splitter.split("“Why?”\n‘So.’ «Oui.» End.”"), expected);
 }
 
-TEST(Punkt, OddTexts) {
-  const PunktSplitter splitter(fixture("preprocess/punkt_tab").string(), SentenceBlanks::drop);
+TEST(Punkt, DegenerateTexts) {
+  const PunktSplitter splitter(fixture("preprocess/punkt_tab").string(), SentenceWhitespace::drop);
   for (const std::string text :
        {"", " ", "\n", ".", "...", "a.", "?!?!", "é. ß", "(a.) b.\" c", ". . . . a"}) {
     std::string joined;
@@ -63,18 +63,18 @@ TEST(Punkt, OddTexts) {
   }
 }
 
-TEST(Punkt, WrongModels) {
+TEST(Punkt, InvalidModels) {
   TemporaryFolder folder;
-  EXPECT_THROW(PunktSplitter(folder.path().string(), SentenceBlanks::drop), UserError);
+  EXPECT_THROW(PunktSplitter(folder.path().string(), SentenceWhitespace::drop), UserError);
   for (const std::string name : {"abbrev_types.txt", "sent_starters.txt", "collocations.tab"}) {
     testing::write_bytes(folder / name, "");
   }
   for (const std::string content : {"word", "word\tx", "word\t"}) {
     testing::write_bytes(folder / "ortho_context.tab", content + "\n");
-    EXPECT_THROW(PunktSplitter(folder.path().string(), SentenceBlanks::drop), UserError);
+    EXPECT_THROW(PunktSplitter(folder.path().string(), SentenceWhitespace::drop), UserError);
   }
   testing::write_bytes(folder / "ortho_context.tab", "word\t8\n");
-  EXPECT_NO_THROW(PunktSplitter(folder.path().string(), SentenceBlanks::drop));
+  EXPECT_NO_THROW(PunktSplitter(folder.path().string(), SentenceWhitespace::drop));
 }
 
 }  // namespace

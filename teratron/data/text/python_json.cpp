@@ -15,7 +15,7 @@ class Rewriter {
   std::optional<std::string> run() {
     while (at_ < text_.size()) {
       if (text_[at_] == '"') {
-        pass_string();
+        skip_string();
       } else if (const size_t length = number_length(); length > 0) {
         replace(length, "0");
       } else {
@@ -26,9 +26,9 @@ class Rewriter {
   }
 
  private:
-  // `by`, then blanks.
-  void replace(size_t length, std::string_view by) {
-    text_.replace(at_, length, std::string(by) + std::string(length - by.size(), ' '));
+  // Pads with blanks.
+  void replace(size_t length, std::string_view with) {
+    text_.replace(at_, length, std::string(with) + std::string(length - with.size(), ' '));
     at_ += length;
     changed_ = true;
   }
@@ -39,10 +39,10 @@ class Rewriter {
     return end - from;
   }
 
-  // Of NaN, Infinity or a number of JSON's grammar that begins here; 0: none does.
+  // Length of the NaN, Infinity or JSON number that starts here; 0: none does.
   size_t number_length() const {
     constexpr std::string_view before = " \t\r\n[{,:";
-    if (at_ > 0 && before.find(text_[at_ - 1]) == before.npos) return 0;  // what is broken must stay so
+    if (at_ > 0 && before.find(text_[at_ - 1]) == before.npos) return 0;  // invalid JSON must stay invalid
     const std::string_view rest = std::string_view(text_).substr(at_);
     for (const std::string_view word : {"NaN", "Infinity", "-Infinity"}) {
       if (rest.starts_with(word)) return word.size();
@@ -59,7 +59,7 @@ class Rewriter {
     return end - at_;
   }
 
-  // The value of an escape \uXXXX that begins at `from`.
+  // The value of an escape \uXXXX that starts at `from`.
   std::optional<uint32_t> unit(size_t from) const {
     if (from + 6 > text_.size() || text_[from] != '\\' || text_[from + 1] != 'u') return std::nullopt;
     uint32_t value = 0;
@@ -68,7 +68,7 @@ class Rewriter {
     return value;
   }
 
-  void pass_string() {
+  void skip_string() {
     for (++at_; at_ < text_.size() && text_[at_] != '"';) {
       if (text_[at_] != '\\') {
         ++at_;
@@ -97,7 +97,7 @@ class Rewriter {
 
 }  // namespace
 
-std::optional<std::string> without_python_json(std::string_view line) {
+std::optional<std::string> to_strict_json(std::string_view line) {
   return Rewriter(line).run();
 }
 

@@ -1,4 +1,4 @@
-// What Python's json takes beside JSON: Megatron-LM reads its lines with it.
+// Python's json module, with which Megatron-LM reads its lines, accepts more than JSON.
 #pragma once
 
 #include <optional>
@@ -7,11 +7,11 @@
 
 namespace teratron {
 
-/// Stands in texts for half of a surrogate pair, which UTF-8 cannot write: U+FFFF, no character.
-inline constexpr std::string_view kHalfPair = "\xef\xbf\xbf";
+/// Replaces a lone surrogate, which UTF-8 cannot encode: U+FFFF, a noncharacter.
+inline constexpr std::string_view kLoneSurrogate = "\xef\xbf\xbf";
 
-/// The line with what only Python takes made plain: NaN, Infinity and numbers of any size become 0, escaped halves of
-/// surrogate pairs kHalfPair's escape. The length stays. Nothing when there is no such thing in it.
-std::optional<std::string> without_python_json(std::string_view line);
+/// Rewrites what only Python accepts, without changing the length: NaN, Infinity and numbers of any size
+/// become 0, escapes of lone surrogates that of kLoneSurrogate. Nothing if the line has none of these.
+std::optional<std::string> to_strict_json(std::string_view line);
 
 }  // namespace teratron

@@ -16,7 +16,7 @@ namespace {
 
 using Positions = std::vector<int64_t>;
 
-/// Positions of each word; special tokens belong to none.
+/// Positions of each word, without special tokens.
 std::vector<Positions> words_of(std::span<const int64_t> tokens, const MaskedDatasetOptions& options) {
   std::vector<Positions> words;
   for (size_t i = 0; i < tokens.size(); ++i) {
@@ -39,7 +39,7 @@ std::vector<double> ngram_weights(const MaskedDatasetOptions& options) {
   return weights;
 }
 
-/// Positions of the n words from `word` on; fewer at the end of the text.
+/// Positions of the n words starting at `word`; fewer at the end.
 Positions ngram_at(const std::vector<Positions>& words, size_t word, int64_t n) {
   Positions positions;
   const size_t end = std::min(words.size(), word + static_cast<size_t>(n));
@@ -48,13 +48,14 @@ Positions ngram_at(const std::vector<Positions>& words, size_t word, int64_t n) 
 }
 
 /// BERT's replacement of one masked token.
-int64_t replaced(int64_t token, const MaskedDatasetOptions& options, NumpyRandom& random) {
+int64_t replacement(int64_t token, const MaskedDatasetOptions& options, NumpyRandom& random) {
   if (random.random_sample() < 0.8) return options.mask_id;
   if (random.random_sample() >= 0.5) return random.randint(0, options.vocab_size);
   return token;
 }
 
-Positions read_sentences(const IndexedDataset& data, const SampleMapRow& row, int64_t first, int64_t last) {
+Positions read_sentences(const IndexedDataset& data, const SampleMappingRow& row, int64_t first,
+                         int64_t last) {
   Positions tokens;
   for (int64_t sentence = first; sentence < last; ++sentence) data.read(row.first + sentence, 0, -1, tokens);
   return tokens;
@@ -85,7 +86,7 @@ std::vector<MaskedSpan> mask_tokens(std::vector<int64_t>& tokens, int64_t target
                                     const MaskedDatasetOptions& options, NumpyRandom& random) {
   const auto words = words_of(tokens, options);
   const double rounded = std::nearbyint(static_cast<double>(tokens.size()) * options.masking_probability);
-  const double wanted =
+  const double num_masked =
       std::min(options.masking_probability * static_cast<double>(target_length), std::max(1.0, rounded));
   const auto weights = ngram_weights(options);
   std::vector<size_t> candidates(words.size());
@@ -95,11 +96,11 @@ std::vector<MaskedSpan> mask_tokens(std::vector<int64_t>& tokens, int64_t target
   std::vector<MaskedSpan> spans;
   std::set<int64_t> masked;
   for (const size_t word : candidates) {
-    if (static_cast<double>(masked.size()) >= wanted) break;
+    if (static_cast<double>(masked.size()) >= num_masked) break;
     int64_t n = options.geometric_ngrams ? std::min(random.geometric(0.2), options.max_ngram)
                                          : random.choice(weights) + 1;
     Positions positions = ngram_at(words, word, n);
-    const auto fits = [&] { return wanted >= static_cast<double>(masked.size() + positions.size()); };
+    const auto fits = [&] { return num_masked >= static_cast<double>(masked.size() + positions.size()); };
     while (!fits() && n > 1) positions = ngram_at(words, word, --n);
     if (!fits()) continue;
     if (std::any_of(positions.begin(), positions.end(), [&](int64_t p) { return masked.contains(p); }))
@@ -109,7 +110,7 @@ std::vector<MaskedSpan> mask_tokens(std::vector<int64_t>& tokens, int64_t target
       masked.insert(position);
       int64_t& token = tokens[static_cast<size_t>(position)];
       span.labels.push_back(token);
-      if (options.sentinel_ids.empty()) token = replaced(token, options, random);
+      if (options.sentinel_ids.empty()) token = replacement(token, options, random);
     }
     spans.push_back(std::move(span));
   }
@@ -119,14 +120,14 @@ std::vector<MaskedSpan> mask_tokens(std::vector<int64_t>& tokens, int64_t target
   return spans;
 }
 
-BertDataset::BertDataset(std::shared_ptr<const IndexedDataset> data, std::vector<SampleMapRow> rows,
+BertDataset::BertDataset(std::shared_ptr<const IndexedDataset> data, std::vector<SampleMappingRow> rows,
                          MaskedDatasetOptions options)
     : data_(std::move(data)), rows_(std::move(rows)), options_(std::move(options)) {
   TERATRON_ASSERT(options_.sentinel_ids.empty() && options_.sequence_length > 3);
 }
 
 BertSample BertDataset::get(int64_t i) const {
-  const SampleMapRow& row = rows_[static_cast<size_t>(i)];
+  const SampleMappingRow& row = rows_[static_cast<size_t>(i)];
   NumpyRandom random(sample_seed(options_.seed, i));
   const int64_t sentences = row.last - row.first;
   BertSample sample;
@@ -168,7 +169,7 @@ BertSample BertDataset::get(int64_t i) const {
   return sample;
 }
 
-T5Dataset::T5Dataset(std::shared_ptr<const IndexedDataset> data, std::vector<SampleMapRow> rows,
+T5Dataset::T5Dataset(std::shared_ptr<const IndexedDataset> data, std::vector<SampleMappingRow> rows,
                      MaskedDatasetOptions options)
     : data_(std::move(data)), rows_(std::move(rows)), options_(std::move(options)) {
   if (!options_.sentinel_ids.empty()) return;
@@ -177,7 +178,7 @@ T5Dataset::T5Dataset(std::shared_ptr<const IndexedDataset> data, std::vector<Sam
 }
 
 T5Sample T5Dataset::get(int64_t i) const {
-  const SampleMapRow& row = rows_[static_cast<size_t>(i)];
+  const SampleMappingRow& row = rows_[static_cast<size_t>(i)];
   NumpyRandom random(sample_seed(options_.seed, i));
   const int64_t target = std::min(row.target_length, options_.sequence_length);
   T5Sample sample;
@@ -189,7 +190,7 @@ T5Sample T5Dataset::get(int64_t i) const {
     throw config_error({.what = fmt::format("a sample has {} masked spans, but there are {} sentinel tokens",
                                             spans.size(), options_.sentinel_ids.size()),
                         .where = "--vocab-extra-ids",
-                        .fix = "Add sentinel tokens, or mask less"});
+                        .fix = "Add sentinel tokens, or mask fewer tokens"});
   }
   sample.text_dec = {options_.bos_id};
   int64_t copied = 0;
@@ -209,7 +210,7 @@ T5Sample T5Dataset::get(int64_t i) const {
   if (static_cast<int64_t>(sample.text_dec.size()) > options_.decoder_sequence_length) {
     throw config_error({.what = fmt::format("a sample needs {} decoder tokens", sample.text_dec.size()),
                         .where = "--decoder-seq-length",
-                        .fix = "Make it longer, or mask less"});
+                        .fix = "Increase it, or mask fewer tokens"});
   }
   sample.enc_mask.assign(sample.text_enc.size(), 1);
   sample.dec_mask.assign(sample.text_dec.size(), 1);

@@ -1,7 +1,7 @@
-// Samples of BERT and T5: Megatron-LM's masked datasets, token for token.
+// Samples for BERT and T5: Megatron-LM's masked datasets, token for token.
 //
-// Sample i draws from RandomState((seed + i) mod 2^32) only, in a fixed order, so that it does not depend on which
-// samples were read before.
+// Sample i draws only from RandomState((seed + i) mod 2^32), so it does not depend on the samples read
+// before.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "teratron/data/indexed/indexed_dataset.h"
-#include "teratron/models/masked_data/masked_index.h"
+#include "teratron/models/masked_data/sample_mapping.h"
 
 namespace teratron {
 
@@ -22,53 +22,53 @@ struct MaskedDatasetOptions {
   uint32_t seed = 1234;
   double masking_probability = 0.15;
   int64_t max_ngram = 3;          // T5: 10
-  bool geometric_ngrams = false;  // n from a geometric distribution with p = 0.2 (T5) instead of 1 / n
-  bool longer_ngrams = false;     // prefer long ones: n with probabilities in reverse
-  /// Whether token id is a piece that continues a word ("##ing"); empty: every piece is a word of its own.
+  bool geometric_ngrams = false;  // geometric distribution of n with p = 0.2 (T5) instead of 1 / n
+  bool longer_ngrams = false;     // prefer long n-grams: reverses the probabilities
+  /// Whether a token id continues a word ("##ing"); empty: every token is a word.
   std::vector<bool> continues_word;
-  int64_t vocab_size = 0;  // random replacements are drawn below it
+  int64_t vocab_size = 0;  // exclusive upper bound of random replacements
   int64_t cls_id = -1, sep_id = -1, mask_id = -1, pad_id = -1;
 
-  bool classification_head = true;  // BERT: next-sentence task, needs two sentences
+  bool classification_head = true;  // BERT: next-sentence prediction, needs two sentences
 
   int64_t decoder_sequence_length = 0;  // T5
   int64_t bos_id = -1, eos_id = -1;     // T5
   std::vector<int64_t> sentinel_ids;    // T5: one per span, in order
 };
 
-/// Which pieces of a WordPiece vocabulary (one per line) start with "##", by id.
+/// Whether each token of a WordPiece vocabulary (one per line) starts with "##".
 std::vector<bool> read_continuation_pieces(const std::string& vocab_file);
 
-/// Positions that are masked together, and their tokens.
+/// Positions masked together, and their original tokens.
 struct MaskedSpan {
   std::vector<int64_t> positions;
   std::vector<int64_t> labels;
 };
 
-/// Chooses whole-word n-grams until min(probability x target_length, max(1, round(probability x tokens))) tokens
-/// are masked. BERT (mask_id >= 0 and not T5) replaces 80 % by mask_id, 10 % by a random id and keeps 10 %.
-/// Returns the spans in order of position; `tokens` is changed in place when `replace`.
+/// Chooses whole-word n-grams until min(probability x target_length, max(1, round(probability x tokens)))
+/// tokens are masked; returns their spans in order of position. Without sentinel_ids (BERT), replaces tokens
+/// in place: 80 % by mask_id, 10 % by a random id, 10 % stay.
 std::vector<MaskedSpan> mask_tokens(std::vector<int64_t>& tokens, int64_t target_length,
                                     const MaskedDatasetOptions& options, NumpyRandom& random);
 
 /// All vectors have sequence_length entries.
 struct BertSample {
-  std::vector<int64_t> text, types, labels;  // labels: -1 where nothing is masked
+  std::vector<int64_t> text, types, labels;  // labels: -1 where not masked
   std::vector<int64_t> padding_mask, loss_mask;
-  bool is_random = false;  // the two segments were swapped
+  bool is_random = false;  // the two segments are swapped
   bool truncated = false;
 };
 
 class BertDataset {
  public:
-  BertDataset(std::shared_ptr<const IndexedDataset> data, std::vector<SampleMapRow> rows,
+  BertDataset(std::shared_ptr<const IndexedDataset> data, std::vector<SampleMappingRow> rows,
               MaskedDatasetOptions options);
   int64_t size() const { return static_cast<int64_t>(rows_.size()); }
   BertSample get(int64_t i) const;
 
  private:
   std::shared_ptr<const IndexedDataset> data_;
-  std::vector<SampleMapRow> rows_;
+  std::vector<SampleMappingRow> rows_;
   MaskedDatasetOptions options_;
 };
 
@@ -81,15 +81,15 @@ struct T5Sample {
 
 class T5Dataset {
  public:
-  T5Dataset(std::shared_ptr<const IndexedDataset> data, std::vector<SampleMapRow> rows,
+  T5Dataset(std::shared_ptr<const IndexedDataset> data, std::vector<SampleMappingRow> rows,
             MaskedDatasetOptions options);
   int64_t size() const { return static_cast<int64_t>(rows_.size()); }
-  /// UserError(config) when there are too few sentinels or the decoder's sequence is too short.
+  /// UserError(config) if there are too few sentinels or the decoder sequence is too short.
   T5Sample get(int64_t i) const;
 
  private:
   std::shared_ptr<const IndexedDataset> data_;
-  std::vector<SampleMapRow> rows_;
+  std::vector<SampleMappingRow> rows_;
   MaskedDatasetOptions options_;
 };
 

@@ -15,40 +15,41 @@ using nlohmann::json;
 using testing::fixture;
 using testing::TemporaryFolder;
 
-json rows_of(const std::vector<SampleMapRow>& rows) {
+json rows_of(const std::vector<SampleMappingRow>& rows) {
   json list = json::array();
-  for (const SampleMapRow& row : rows) list.push_back({row.first, row.last, row.target_length});
+  for (const SampleMappingRow& row : rows) list.push_back({row.first, row.last, row.target_length});
   return list;
 }
 
-std::string sha256_of_rows(const std::vector<SampleMapRow>& rows) {
+std::string sha256_of_rows(const std::vector<SampleMappingRow>& rows) {
   std::vector<uint32_t> values;
-  for (const SampleMapRow& row : rows) {
+  for (const SampleMappingRow& row : rows) {
     for (const int64_t value : {row.first, row.last, row.target_length})
       values.push_back(static_cast<uint32_t>(value));
   }
   return testing::sha256_of(values);
 }
 
-TEST(SampleMap, MatchesMegatron) {
+TEST(SampleMapping, MatchesMegatron) {
   for (const json& c : testing::read_json(fixture("masked/sample_maps.json"))) {
     const IndexedDataset dataset(fixture(c["prefix"]).string());
-    const auto rows = build_sample_map(dataset, {c["documents"][0], c["documents"][1]},
-                                       {.max_epochs = c["epochs"],
-                                        .max_samples = c["max_num_samples"],
-                                        .max_length = c["max_seq_length"],
-                                        .short_sequence_probability = c["short_seq_prob"],
-                                        .seed = c["seed"],
-                                        .min_sentences = c["min_sentences"]});
+    const auto rows = build_sample_mapping(dataset, {c["documents"][0], c["documents"][1]},
+                                           {.max_epochs = c["epochs"],
+                                            .max_samples = c["max_num_samples"],
+                                            .max_length = c["max_seq_length"],
+                                            .short_sequence_probability = c["short_seq_prob"],
+                                            .seed = c["seed"],
+                                            .min_sentences = c["min_sentences"]});
     EXPECT_EQ(sha256_of_rows(rows), c["sha256"]);
     EXPECT_EQ(static_cast<int64_t>(rows.size()), c["shape"][0]);
   }
 }
 
-TEST(SampleMap, DocumentsWithoutSentences) {
+TEST(SampleMapping, DocumentsWithoutSentences) {
   const IndexedDataset dataset(fixture("corpora/forty").string());
-  EXPECT_THROW(build_sample_map(dataset, {0, 40}, {.max_samples = 5, .max_length = 20, .min_sentences = 2}),
-               UserError);
+  EXPECT_THROW(
+      build_sample_mapping(dataset, {0, 40}, {.max_samples = 5, .max_length = 20, .min_sentences = 2}),
+      UserError);
 }
 
 std::vector<bool> vocabulary() {
@@ -80,14 +81,14 @@ MaskedDatasetOptions options_of(const json& c) {
   return options;
 }
 
-std::vector<SampleMapRow> rows_for(const IndexedDataset& data, const json& c, int64_t special) {
+std::vector<SampleMappingRow> rows_for(const IndexedDataset& data, const json& c, int64_t special) {
   const int64_t first = c["first_document"];
-  const auto rows = build_sample_map(data, {first, first + c["documents"].get<int64_t>()},
-                                     {.max_samples = c["num_samples"],
-                                      .max_length = c["sequence_length"].get<int64_t>() - special,
-                                      .short_sequence_probability = c["short_sequence_probability"],
-                                      .seed = c["random_seed"],
-                                      .min_sentences = c.value("classification_head", false) ? 2 : 1});
+  const auto rows = build_sample_mapping(data, {first, first + c["documents"].get<int64_t>()},
+                                         {.max_samples = c["num_samples"],
+                                          .max_length = c["sequence_length"].get<int64_t>() - special,
+                                          .short_sequence_probability = c["short_sequence_probability"],
+                                          .seed = c["random_seed"],
+                                          .min_sentences = c.value("classification_head", false) ? 2 : 1});
   EXPECT_EQ(rows_of(rows), c["sample_index"]);
   return rows;
 }
@@ -145,7 +146,7 @@ TEST(T5Dataset, SentinelsAndDecoderLength) {
                                .eos_id = 2};
   EXPECT_THROW(T5Dataset(data, {{1, 2, 62}}, options), UserError);
   options.sentinel_ids = {200, 201};
-  const std::vector<SampleMapRow> rows = {{7, 14, 62}};
+  const std::vector<SampleMappingRow> rows = {{7, 14, 62}};
   EXPECT_THROW(T5Dataset(data, rows, options).get(0), UserError);  // 9 spans
   options.sentinel_ids.resize(50, 202);
   options.decoder_sequence_length = 4;

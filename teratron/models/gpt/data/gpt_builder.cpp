@@ -20,21 +20,19 @@ namespace teratron {
 
 namespace {
 
-constexpr std::array<const char*, 3> kSplitNames = {"train", "valid", "test"};
-
-/// Builds one split of one blend; opens every prefix once.
+/// Builds the splits of blends; opens each prefix once.
 class SplitBuilder {
  public:
   explicit SplitBuilder(const GPTDataOptions& options) : options_(options) {}
 
-  /// `range_of` cuts a dataset. Null when any of the datasets has nothing for this split.
+  /// `range_of` returns the sequences of this split. Null if any dataset has none.
   using RangeOf = std::function<std::optional<SequenceRange>(const IndexedDataset&)>;
-  std::shared_ptr<const Dataset> build(const BlendPaths& paths, size_t split, const RangeOf& range_of);
+  std::shared_ptr<const Dataset> build(const Blend& blend, size_t split, const RangeOf& range_of);
 
  private:
   std::shared_ptr<const Dataset> build_one(const std::string& prefix, size_t split, const RangeOf& range_of,
                                            std::optional<int64_t> samples);
-  std::shared_ptr<const Dataset> build_blend(const BlendPaths& paths, size_t split, const RangeOf& range_of);
+  std::shared_ptr<const Dataset> build_blend(const Blend& blend, size_t split, const RangeOf& range_of);
   std::shared_ptr<const IndexedDataset> open(const std::string& prefix);
 
   const GPTDataOptions& options_;
@@ -55,10 +53,10 @@ std::shared_ptr<const Dataset> SplitBuilder::build_one(const std::string& prefix
   if (!range) return nullptr;
   if (range->size() == 0) {
     const std::string what =
-        fmt::format("the {} split holds none of the {} sequences", kSplitNames[split], data->sequences());
+        fmt::format("the {} split has none of the {} sequences", kSplitNames[split], data->sequences());
     if (split == 0)
       throw data_error({.what = what, .where = data->prefix(), .fix = "Add data or change --split"});
-    warn("{}: {}; it is left out", printable(data->prefix()), what);
+    warn("{}: {}; skipping it", printable(data->prefix()), what);
     return nullptr;
   }
   const GPTIndexOptions index{.sequence_length = options_.sequence_length,
@@ -76,56 +74,57 @@ std::shared_ptr<const Dataset> SplitBuilder::build_one(const std::string& prefix
   }
 }
 
-std::shared_ptr<const Dataset> SplitBuilder::build_blend(const BlendPaths& paths, size_t split,
+std::shared_ptr<const Dataset> SplitBuilder::build_blend(const Blend& blend, size_t split,
                                                          const RangeOf& range_of) {
-  const auto wanted = options_.samples[split];
+  const auto num_samples = options_.samples[split];
   std::vector<double> weights;
-  if (paths.weights) weights = normalize_weights(*paths.weights);
+  if (blend.weights) weights = normalize_weights(*blend.weights);
   BlendedDataset::Parts parts;
   int64_t size = 0;
-  for (size_t i = 0; i < paths.prefixes.size(); ++i) {
+  for (size_t i = 0; i < blend.prefixes.size(); ++i) {
     std::optional<int64_t> samples;
-    if (paths.weights) {
-      if (!range_of(*open(paths.prefixes[i]))) return nullptr;
-      if (!wanted) {
+    if (blend.weights) {
+      if (!range_of(*open(blend.prefixes[i]))) return nullptr;
+      if (!num_samples) {
         throw config_error(
             {.what = fmt::format("a blend with weights needs a number of {} samples", kSplitNames[split]),
              .where = "--data-path",
-             .fix = "Leave out the weights, or give the number of iterations or samples"});
+             .fix = "Remove the weights, or set the number of iterations or samples"});
       }
-      samples = samples_with_surplus(*wanted, weights[i], options_.surplus);
-      size += samples_with_surplus(*wanted, weights[i], 0);
+      samples = samples_with_surplus(*num_samples, weights[i], options_.surplus);
+      size += samples_with_surplus(*num_samples, weights[i], 0);
     }
-    auto part = build_one(paths.prefixes[i], split, range_of, samples);
+    auto part = build_one(blend.prefixes[i], split, range_of, samples);
     if (part == nullptr) return nullptr;
     parts.push_back(std::move(part));
   }
-  if (!paths.weights) {
+  if (!blend.weights) {
     std::vector<int64_t> sizes;
     for (const auto& part : parts) sizes.push_back(part->size());
-    if (!wanted) return std::make_shared<BlendedDataset>(std::move(parts), exhaustive_blend(sizes));
+    if (!num_samples)
+      return std::make_shared<BlendedDataset>(std::move(parts), build_exhaustive_blending_indices(sizes));
     weights = normalize_weights(std::vector<double>(sizes.begin(), sizes.end()));
     for (const int64_t part : sizes) size += part;
-    size = std::min(size, *wanted);
+    size = std::min(size, *num_samples);
   }
-  return std::make_shared<BlendedDataset>(std::move(parts), greedy_blend(weights, size));
+  return std::make_shared<BlendedDataset>(std::move(parts), build_blending_indices(weights, size));
 }
 
-std::shared_ptr<const Dataset> SplitBuilder::build(const BlendPaths& paths, size_t split,
+std::shared_ptr<const Dataset> SplitBuilder::build(const Blend& blend, size_t split,
                                                    const RangeOf& range_of) {
-  if (paths.prefixes.size() == 1 && !paths.weights) {
-    return build_one(paths.prefixes[0], split, range_of, options_.samples[split]);
+  if (blend.prefixes.size() == 1 && !blend.weights) {
+    return build_one(blend.prefixes[0], split, range_of, options_.samples[split]);
   }
-  if (options_.samples[split] == 0 && paths.weights) return nullptr;
-  return build_blend(paths, split, range_of);
+  if (options_.samples[split] == 0 && blend.weights) return nullptr;
+  return build_blend(blend, split, range_of);
 }
 
-void check_weights(const BlendPaths& paths) {
-  for (const double weight : paths.weights.value_or(std::vector<double>())) {
+void check_weights(const Blend& blend) {
+  for (const double weight : blend.weights.value_or(std::vector<double>())) {
     if (weight > 0 && std::isfinite(weight)) continue;
-    throw config_error({.what = fmt::format("weight {} is not above 0", weight),
+    throw config_error({.what = fmt::format("weight {} is not a positive number", weight),
                         .where = "--data-path",
-                        .fix = "Leave out datasets that are not wanted"});
+                        .fix = "Remove datasets that should not be used"});
   }
 }
 
@@ -151,25 +150,25 @@ void check(const GPTDataOptions& options) {
   const int sources = (options.mock_data ? 1 : 0) + (options.data_path.empty() ? 0 : 1) + (per_split ? 1 : 0);
   if (sources != 1) {
     problems.push_back(
-        {.what = sources == 0 ? "no data was given" : "data was given in more than one way",
+        {.what = sources == 0 ? "no data given" : "data given by more than one source",
          .where = "--data-path",
-         .fix = "Give one of --data-path, --train-data-path (and valid, test) and --mock-data"});
+         .fix = "Use one of --data-path, --train-data-path (and valid, test) and --mock-data"});
   }
   if (options.sequence_length < 1) {
-    problems.push_back({.what = fmt::format("{} is not above 0", options.sequence_length),
+    problems.push_back({.what = fmt::format("{} is not a positive number", options.sequence_length),
                         .where = "--seq-length",
-                        .fix = "Give the tokens of a sample, 1024 for example"});
+                        .fix = "Set the tokens per sample, for example 1024"});
   }
   if (options.mock_data && options.masks.vocab_size < 2) {
-    problems.push_back({.what = "mock data needs a vocabulary",
+    problems.push_back({.what = "mock data needs a vocabulary size",
                         .where = "--vocab-size",
-                        .fix = "Give the number of tokens, 50257 for example"});
+                        .fix = "Set the number of token ids, for example 50257"});
   }
   for (size_t split = 0; split < 3; ++split) {
     if (options.samples[split].value_or(0) < 0) {
       problems.push_back(
-          {.what = fmt::format("{} {} samples are wanted", *options.samples[split], kSplitNames[split]),
-           .fix = "Ask for 0 or more"});
+          {.what = fmt::format("{} {} samples are requested", *options.samples[split], kSplitNames[split]),
+           .fix = "Request 0 or more"});
     }
   }
   if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
@@ -185,9 +184,9 @@ std::vector<std::string> words_of(const std::string& text) {
 std::vector<std::string> read_data_args(const std::string& path) {
   std::vector<std::string> items = words_of(read_text(path, {.kind = ExitCode::data}));
   if (items.empty()) {
-    throw data_error({.what = "holds no dataset",
+    throw data_error({.what = "contains no dataset",
                       .where = printable(path, 1000),
-                      .fix = "Write into it what --data-path takes"});
+                      .fix = "Write the items for --data-path into it"});
   }
   return items;
 }
@@ -197,7 +196,7 @@ std::array<std::vector<std::string>, 3> read_per_split_data_args(const std::stri
   const auto reject = [&](std::string what) {
     throw data_error({.what = std::move(what),
                       .where = printable(path, 1000),
-                      .fix = "Give a list of texts under each of train, valid and test"});
+                      .fix = "Write a list of strings for each of train, valid and test"});
   };
   std::array<std::vector<std::string>, 3> items;
   for (size_t split = 0; split < 3; ++split) {
@@ -209,7 +208,7 @@ std::array<std::vector<std::string>, 3> read_per_split_data_args(const std::stri
                std::all_of(found->begin(), found->end(), [](const auto& item) { return item.is_string(); })) {
       items[split] = found->get<std::vector<std::string>>();
     } else if (!found->is_null()) {
-      reject(fmt::format("\"{}\" is no list of texts", kSplitNames[split]));
+      reject(fmt::format("\"{}\" is not a list of strings", kSplitNames[split]));
     }
   }
   return items;
@@ -221,11 +220,11 @@ GPTDatasets build_gpt_datasets(const GPTDataOptions& options) {
   std::array<std::shared_ptr<const Dataset>, 3> built;
   SplitBuilder builder(options);
   if (!options.data_path.empty()) {
-    const BlendPaths paths = parse_data_path(options.data_path);
-    check_weights(paths);
+    const Blend blend = parse_data_path(options.data_path);
+    check_weights(blend);
     const auto shares = parse_split(options.split);
     for (size_t split = 0; split < 3; ++split) {
-      built[split] = builder.build(paths, split, [&](const IndexedDataset& data) {
+      built[split] = builder.build(blend, split, [&](const IndexedDataset& data) {
         return split_ranges(shares, data.sequences())[split];
       });
     }
@@ -233,11 +232,12 @@ GPTDatasets build_gpt_datasets(const GPTDataOptions& options) {
   }
   for (size_t split = 0; split < 3; ++split) {
     if (options.split_data_path[split].empty()) continue;
-    BlendPaths paths = parse_data_path(options.split_data_path[split]);
-    check_weights(paths);
-    if (paths.prefixes.size() == 1) paths.weights.reset();  // one prefix is never a blend here
+    Blend blend = parse_data_path(options.split_data_path[split]);
+    check_weights(blend);
+    if (blend.prefixes.size() == 1)
+      blend.weights.reset();  // as in Megatron-LM, one prefix per split is never a blend
     built[split] =
-        builder.build(paths, split, [](const IndexedDataset& data) -> std::optional<SequenceRange> {
+        builder.build(blend, split, [](const IndexedDataset& data) -> std::optional<SequenceRange> {
           return SequenceRange{0, data.sequences()};
         });
   }

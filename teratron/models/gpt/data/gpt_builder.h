@@ -1,4 +1,4 @@
-// From the flags about data to the three datasets of a GPT run.
+// The three datasets of a GPT run, built from the data flags.
 #pragma once
 
 #include <array>
@@ -14,43 +14,43 @@
 namespace teratron {
 
 struct GPTDataOptions {
-  std::vector<std::string> data_path;  // one blend, cut by `split`
+  std::vector<std::string> data_path;  // one blend, divided by `split`
   std::string split = "969,30,1";
-  /// One blend per split instead (--train-data-path...); may be empty for some of them.
+  /// Instead, one blend per split (--train-data-path...); each may be empty.
   std::array<std::vector<std::string>, 3> split_data_path;
   bool mock_data = false;
 
   int64_t sequence_length = 0;
   uint32_t seed = 1234;
-  /// Samples wanted of train, valid and test. Absent: one epoch.
+  /// Requested samples of train, valid and test; nullopt: one epoch.
   std::array<std::optional<int64_t>, 3> samples = {0, 0, 0};
 
-  GPTMaskOptions masks;  // with vocab_size, which mock data needs
+  GPTMaskOptions masks;  // vocab_size is required for mock data
   bool add_extra_token = true;
   bool drop_last_partial_validation = true;
   double surplus = 0.005;  // --mid-level-dataset-surplus
-  std::string cache_path;  // "": indices are built in memory
+  std::string cache_path;  // "": build indices in memory
 };
 
-/// The items of --data-path out of a file, with white space between. UserError(data) for a file that holds none.
+/// Items for --data-path from a file, separated by white space. UserError(data) for a file without items.
 std::vector<std::string> read_data_args(const std::string& path);
-/// The items of train, valid and test out of a JSON file {"train": [...], "valid": [...], "test": [...]}; a text with
-/// blanks stands for a list. UserError(data) for anything else.
+/// Items of train, valid and test from a JSON file {"train": [...], "valid": [...], "test": [...]}; a string
+/// of items separated by white space may replace a list. UserError(data) for anything else.
 std::array<std::vector<std::string>, 3> read_per_split_data_args(const std::string& path);
 
-/// Null: the split has no share, no path or no data.
+/// Null: the split has no share, no path or no sequences.
 struct GPTDatasets {
   std::shared_ptr<const Dataset> train, valid, test;
 };
 
-/// Builds what Megatron-LM's builder builds:
+/// The datasets of Megatron-LM's builder:
 ///   one prefix                 one dataset, no blend (with a weight in data_path: a blend of one)
-///   weights                    each dataset gets its share of the samples plus the surplus, greedy fill;
-///                              needs a number of samples for each split that has a share
+///   weights                    each dataset has its share of the samples plus the surplus, greedy fill;
+///                              needs a number of samples for each split with a share
 ///   no weights, samples        each dataset is one epoch, weighted by its samples; greedy fill
 ///   no weights, no samples     one epoch of everything, exhaustive fill
-/// A split with a share but no sequence is left out with a warning; train is then UserError(data).
-/// Wrong options are UserError(config), wrong files UserError(data).
+/// A split with a share but no sequences is skipped with a warning, for train UserError(data). Invalid
+/// options are UserError(config), invalid files UserError(data).
 GPTDatasets build_gpt_datasets(const GPTDataOptions& options);
 
 }  // namespace teratron

@@ -11,12 +11,12 @@ namespace teratron {
 
 namespace {
 
-/// Calls start_segment(position) wherever a document begins inside the tokens.
+/// Calls start_segment(position) where a document starts inside the sample.
 template <typename Function>
 void for_each_segment(std::span<const int64_t> tokens, const GPTMaskOptions& masks,
-                      std::span<const int32_t> part_starts, Function start_segment) {
+                      std::span<const int32_t> sequence_starts, Function start_segment) {
   if (masks.inter_document_masking) {
-    for (const int32_t start : part_starts) {
+    for (const int32_t start : sequence_starts) {
       if (start < static_cast<int32_t>(tokens.size())) start_segment(start);
     }
     return;
@@ -26,25 +26,24 @@ void for_each_segment(std::span<const int64_t> tokens, const GPTMaskOptions& mas
   }
 }
 
-void fill_masks(const GPTMaskOptions& masks, std::span<const int32_t> part_starts, Sample& sample) {
+void fill_masks(const GPTMaskOptions& masks, std::span<const int32_t> sequence_starts, Sample& sample) {
   const size_t length = sample.tokens.size();
   sample.loss_mask.assign(length, 1.0f);
-  sample.document_start.assign(length, 0);
+  sample.segment_start.assign(length, 0);
   sample.position_ids.resize(length);
   std::iota(sample.position_ids.begin(), sample.position_ids.end(), 0);
   const bool reset_positions = masks.reset_position_ids || masks.inter_document_masking;
   const bool reset_attention = masks.reset_attention_mask || masks.inter_document_masking;
   if (reset_positions || reset_attention) {
-    for_each_segment(sample.tokens, masks, part_starts, [&](int32_t start) {
+    for_each_segment(sample.tokens, masks, sequence_starts, [&](int32_t start) {
       if (reset_positions) std::iota(sample.position_ids.begin() + start, sample.position_ids.end(), 0);
-      if (reset_attention)
-        std::fill(sample.document_start.begin() + start, sample.document_start.end(), start);
+      if (reset_attention) std::fill(sample.segment_start.begin() + start, sample.segment_start.end(), start);
     });
   }
   for (size_t i = 0; i < length; ++i) {
-    const bool hidden =
+    const bool masked =
         (masks.eod_mask_loss && sample.tokens[i] == masks.eod_id) || sample.labels[i] == masks.pad_id;
-    if (hidden) sample.loss_mask[i] = 0;
+    if (masked) sample.loss_mask[i] = 0;
   }
   std::replace(sample.tokens.begin(), sample.tokens.end(), masks.pad_id, int64_t{0});
   std::replace(sample.labels.begin(), sample.labels.end(), masks.pad_id, int64_t{0});
@@ -75,26 +74,13 @@ int64_t GPTDataset::sequence_at(int64_t position) const {
     if (sequence >= 0 && sequence < data_->sequences()) return sequence;
   }
   throw data_error(
-      {.what = fmt::format("the cached index points at document {}, which does not exist", position),
+      {.what = fmt::format("the cached index refers to document {}, which does not exist", position),
        .where = data_->prefix(),
-       .fix = "Remove the cache folder; the index will be built again"});
-}
-
-void GPTDataset::check_vocabulary(int64_t sequence, int64_t start, std::span<const int64_t> tokens) const {
-  if (masks_.vocab_size == 0) return;
-  const auto wrong = std::find_if(tokens.begin(), tokens.end(),
-                                  [&](int64_t token) { return token < 0 || token >= masks_.vocab_size; });
-  if (wrong == tokens.end()) return;
-  throw data_error({.what = fmt::format("document {} (sequence {}), position {}: token id {} is outside the "
-                                        "vocabulary of {}",
-                                        data_->document_of(sequence), sequence,
-                                        start + (wrong - tokens.begin()), *wrong, masks_.vocab_size),
-                    .where = printable(data_->bin().path(), 1000),
-                    .fix = "Use the tokenizer that the data was made with"});
+       .fix = "Remove the cache folder; the index will be rebuilt"});
 }
 
 void GPTDataset::read_tokens(int64_t i, std::vector<int64_t>& tokens,
-                             std::vector<int32_t>& part_starts) const {
+                             std::vector<int32_t>& sequence_starts) const {
   const int64_t row = index_.shuffle_index.at(i);
   if (row < 0 || row + 1 >= index_.sample_index.rows()) sequence_at(-1);
   const int64_t first = index_.sample_index.at(row, 0);
@@ -107,22 +93,23 @@ void GPTDataset::read_tokens(int64_t i, std::vector<int64_t>& tokens,
     const int64_t sequence = sequence_at(position);
     const int64_t count = position == last ? end - start : -1;
     const size_t before = tokens.size();
-    part_starts.push_back(static_cast<int32_t>(before));
+    sequence_starts.push_back(static_cast<int32_t>(before));
     data_->read(sequence, start, count, tokens);
-    check_vocabulary(sequence, start, std::span(tokens).subspan(before));
+    if (masks_.vocab_size > 0)
+      data_->check_vocabulary(sequence, start, std::span(tokens).subspan(before), masks_.vocab_size);
     if (static_cast<int64_t>(tokens.size()) > limit) sequence_at(-1);
   }
 }
 
 void GPTDataset::get(int64_t i, Sample& sample) const {
   const auto length = static_cast<size_t>(options_.sequence_length);
-  std::vector<int32_t> part_starts;
-  read_tokens(i, sample.tokens, part_starts);
+  std::vector<int32_t> sequence_starts;
+  read_tokens(i, sample.tokens, sequence_starts);
   sample.tokens.resize(length + (options_.add_extra_token ? 1 : 0), masks_.pad_id);
   sample.labels.assign(sample.tokens.begin() + 1, sample.tokens.end());
   sample.labels.resize(length, masks_.pad_id);
   sample.tokens.resize(length);
-  fill_masks(masks_, part_starts, sample);
+  fill_masks(masks_, sequence_starts, sample);
 }
 
 std::string GPTDataset::describe() const {

@@ -1,4 +1,4 @@
-// Samples of a GPT model: Megatron-LM's GPTDataset, and a mock of it.
+// Samples for GPT: Megatron-LM's GPTDataset, and a mock of it.
 #pragma once
 
 #include <cstdint>
@@ -13,28 +13,28 @@ namespace teratron {
 
 struct SpecialTokens;
 
-/// How the masks of a sample are made.
+/// Masks of a sample.
 struct GPTMaskOptions {
   int64_t eod_id = -1;                // end of document; -1: none
   int64_t pad_id = -1;                // -1: none; see dataset_pad_id()
-  bool reset_position_ids = false;    // positions count from 0 after each EOD
-  bool reset_attention_mask = false;  // tokens do not see what lies before the last EOD
+  bool reset_position_ids = false;    // positions restart at 0 after each EOD
+  bool reset_attention_mask = false;  // tokens do not attend beyond the last EOD
   bool eod_mask_loss = false;         // no loss where the input token is EOD
-  /// Positions and attention are cut where the parts of different sequences meet, not at EOD tokens.
+  /// Resets positions and attention where sequences meet, instead of at EOD tokens.
   bool inter_document_masking = false;
-  /// Token ids must be below; 0: not checked.
+  /// Checked upper bound of token ids; 0: not checked.
   int64_t vocab_size = 0;
 };
 
-/// The id that marks padding in a dataset: the tokenizer's pad, but -1 where it has none or where it is also
-/// its eos or eod (which would hide real tokens from the loss) unless `allow_ambiguous`.
+/// The padding id of a dataset: the tokenizer's pad. -1 if it has none, or if it equals eos or eod (which
+/// would mask real tokens out of the loss) unless `allow_ambiguous`.
 int64_t dataset_pad_id(const SpecialTokens& special, bool allow_ambiguous);
 
-/// Samples of one range of an indexed dataset.
+/// Samples of a range of sequences of an indexed dataset.
 ///
-/// Sample i: the sequence_length + 1 tokens of entry shuffle_index[i]; inputs are the first sequence_length
-/// of them and labels the last. A short one is padded; labels that are padding have loss mask 0; padding
-/// becomes token 0 in the end. Without the extra token the last label is padding.
+/// Sample i: the sequence_length + 1 tokens of sample shuffle_index[i]; inputs are the first sequence_length
+/// of them, labels the last. A short sample is padded; padding labels have loss mask 0; finally padding
+/// becomes token 0. Without the extra token the last label is padding.
 class GPTDataset : public Dataset {
  public:
   GPTDataset(std::shared_ptr<const IndexedDataset> data, GPTIndex index, GPTIndexOptions options,
@@ -48,9 +48,8 @@ class GPTDataset : public Dataset {
   const GPTIndex& index() const { return index_; }
 
  private:
-  void read_tokens(int64_t i, std::vector<int64_t>& tokens, std::vector<int32_t>& part_starts) const;
+  void read_tokens(int64_t i, std::vector<int64_t>& tokens, std::vector<int32_t>& sequence_starts) const;
   int64_t sequence_at(int64_t position) const;
-  void check_vocabulary(int64_t sequence, int64_t start, std::span<const int64_t> tokens) const;
 
   std::shared_ptr<const IndexedDataset> data_;
   GPTIndex index_;
@@ -58,9 +57,8 @@ class GPTDataset : public Dataset {
   GPTMaskOptions masks_;
 };
 
-/// Sequences that need no files, for --mock-data: arithmetic progressions modulo the vocabulary, whose step
-/// and start are drawn from (seed, i). A model learns them quickly, so a falling loss shows that training
-/// works.
+/// Synthetic samples for --mock-data: arithmetic progressions modulo the vocabulary size with start and step
+/// drawn from (seed, i). A model learns them quickly, so a falling loss shows that training works.
 class MockGPTDataset : public Dataset {
  public:
   struct Options {

@@ -18,8 +18,6 @@ using nlohmann::json;
 using testing::fixture;
 using testing::TemporaryFolder;
 
-const std::vector<std::string> kSplits = {"train", "valid", "test"};
-
 std::optional<int64_t> optional_int(const json& value) {
   if (value.is_null()) return {};
   return value.get<int64_t>();
@@ -66,8 +64,8 @@ TEST(GPTIndex, MatchesMegatron) {
     const IndexedDataset dataset(fixture(c["prefix"]).string());
     const auto ranges = split_ranges(parse_split(c["split"].get<std::string>()), dataset.sequences());
     for (size_t s = 0; s < 3; ++s) {
-      SCOPED_TRACE(kSplits[s]);
-      const json& expected = c["splits"][kSplits[s]];
+      SCOPED_TRACE(kSplitNames[s]);
+      const json& expected = c["splits"][kSplitNames[s]];
       if (expected.is_null()) {
         EXPECT_TRUE(!ranges[s] || ranges[s]->size() == 0);
         continue;
@@ -111,7 +109,7 @@ TEST(GPTIndex, SplitsOfSmallFunctions) {
   }
 }
 
-TEST(GPTIndex, BadSplits) {
+TEST(GPTIndex, InvalidSplits) {
   for (const std::string split : {"", "a", "1,2,3,4", "1.2.3", "0,0,0", "."}) {
     EXPECT_THROW(parse_split(split), UserError) << split;
   }
@@ -144,12 +142,12 @@ void expect_sample(const Sample& sample, const json& expected) {
   EXPECT_EQ(json(sample.position_ids), expected["position_ids"]);
   EXPECT_EQ(sample.loss_mask, expected["loss_mask"].get<std::vector<float>>());
   if (expected.contains("first_visible")) {
-    EXPECT_EQ(json(sample.document_start), expected["first_visible"]);
+    EXPECT_EQ(json(sample.segment_start), expected["first_visible"]);
   }
   if (expected.contains("cu_seqlens")) {
     std::vector<int64_t> bounds = {0};
     const auto length = static_cast<int64_t>(sample.tokens.size());
-    for (const int64_t start : sample.document_start) {
+    for (const int64_t start : sample.segment_start) {
       if (start != bounds.back()) bounds.push_back(start);
     }
     bounds.resize(sample.tokens.size() + 1, length);
@@ -180,7 +178,7 @@ TEST(GPTDataset, SamplesMatchMegatron) {
   EXPECT_GT(checked, 80);
 }
 
-/// The rules once more, token by token: all epochs are one long row of tokens with a document number each.
+/// Reference implementation, token by token: the tokens of all epochs concatenated.
 TEST(GPTDataset, AgreesWithAPlainConcatenation) {
   std::mt19937 random(11);
   for (int round = 0; round < 60; ++round) {
@@ -232,7 +230,7 @@ TEST(GPTDataset, AgreesWithAPlainConcatenation) {
         EXPECT_EQ(sample.tokens[t], token);
         EXPECT_EQ(sample.labels[t], has_label ? row[at + 1] : 0);
         EXPECT_EQ(sample.loss_mask[t], has_label && token != 6 ? 1 : 0);
-        EXPECT_EQ(sample.document_start[t], start);
+        EXPECT_EQ(sample.segment_start[t], start);
         if (token == 6) start = static_cast<int32_t>(t + 1);
       }
     }
@@ -310,7 +308,7 @@ TEST(GPTIndexCache, FilesEqualMegatronsArraysAndAreReused) {
   EXPECT_EQ(files, 3);
 }
 
-TEST(GPTIndexCache, Fault25ChangedDataIsNoticed) {
+TEST(GPTIndexCache, Fault25ChangedDataIsDetected) {
   TemporaryFolder folder;
   const auto write = [&](int32_t documents) {
     IndexedDatasetBuilder builder(folder / "a", Dtype::u16);
@@ -337,7 +335,7 @@ TEST(GPTIndexCache, Fault25ChangedDataIsNoticed) {
   EXPECT_EQ(descriptions, 3);
 }
 
-TEST(GPTIndexCache, DamagedFilesAreBuiltAgain) {
+TEST(GPTIndexCache, DamagedFilesAreRebuilt) {
   TemporaryFolder folder;
   const IndexedDataset dataset(fixture("corpora/forty").string());
   const GPTIndexOptions options{.sequence_length = 16, .samples = 60};
@@ -358,7 +356,7 @@ TEST(GPTIndexCache, DamagedFilesAreBuiltAgain) {
   }
 }
 
-TEST(GPTIndexCache, PointersIntoNowhereAreErrors) {
+TEST(GPTIndexCache, InvalidEntriesAreErrors) {
   TemporaryFolder folder;
   const auto data = std::make_shared<IndexedDataset>(fixture("corpora/six").string());
   const GPTIndexOptions options{.sequence_length = 4};

@@ -17,52 +17,52 @@ namespace {
 UserError bad_split(std::string_view split, std::string what) {
   return config_error({.what = fmt::format("\"{}\" {}", printable(split), what),
                        .where = "--split",
-                       .fix = "Give up to three shares, e.g. 969,30,1"});
+                       .fix = "Use up to three shares, for example 969,30,1"});
 }
 
-/// How many samples there are and how they are shuffled.
-struct Plan {
+/// Sizes of the index and of the ranges that are shuffled separately.
+struct IndexSizes {
   int64_t epochs = 1;
   int64_t samples = 0;
-  std::optional<int64_t> before_last_epoch;  // set: the last epoch is shuffled apart; samples before it
+  std::optional<int64_t> before_last_epoch;  // samples before a last epoch that is shuffled separately
 };
 
-Plan make_plan(int64_t tokens_per_epoch, const GPTIndexOptions& options) {
+IndexSizes index_sizes(int64_t tokens_per_epoch, const GPTIndexOptions& options) {
   const int64_t extra = options.add_extra_token ? 1 : 0;
   const int64_t length = options.sequence_length;
-  Plan plan;
+  IndexSizes sizes;
   if (options.samples) {
-    const auto wanted = static_cast<__int128>(*options.samples) * length + extra;
-    if (wanted > std::numeric_limits<int64_t>::max() / 2) {
-      throw config_error({.what = fmt::format("{} samples of {} tokens are more than can be counted",
+    const auto needed = static_cast<__int128>(*options.samples) * length + extra;
+    if (needed > std::numeric_limits<int64_t>::max() / 2) {
+      throw config_error({.what = fmt::format("{} samples of {} tokens exceed the range of 64-bit counters",
                                               *options.samples, length),
-                          .fix = "Ask for fewer or shorter samples"});
+                          .fix = "Request fewer or shorter samples"});
     }
-    const auto epochs = (wanted + tokens_per_epoch - 1) / tokens_per_epoch;
-    plan.epochs = static_cast<int64_t>(std::max<__int128>(epochs, 1));
+    const auto epochs = (needed + tokens_per_epoch - 1) / tokens_per_epoch;
+    sizes.epochs = static_cast<int64_t>(std::max<__int128>(epochs, 1));
   }
-  const int64_t tokens = plan.epochs * tokens_per_epoch - extra;
-  plan.samples = tokens / length;
+  const int64_t tokens = sizes.epochs * tokens_per_epoch - extra;
+  sizes.samples = tokens / length;
   if (!options.drop_last) {
     const auto rounded = std::ceil(static_cast<float>(tokens) / static_cast<float>(length));
-    plan.samples = std::min(static_cast<int64_t>(rounded), (tokens + length - 1) / length);
+    sizes.samples = std::min(static_cast<int64_t>(rounded), (tokens + length - 1) / length);
   }
-  if (plan.epochs > 1) {
-    const int64_t before = ((plan.epochs - 1) * tokens_per_epoch - extra) / length;
+  if (sizes.epochs > 1) {
+    const int64_t before = ((sizes.epochs - 1) * tokens_per_epoch - extra) / length;
     const int64_t from_last = *options.samples - before;
     const int64_t per_epoch = (tokens_per_epoch - extra) / length;
     if (from_last < static_cast<int64_t>(0.80 * static_cast<double>(per_epoch)))
-      plan.before_last_epoch = before;
+      sizes.before_last_epoch = before;
   }
-  return plan;
+  return sizes;
 }
 
-std::vector<int32_t> build_document_index(SequenceRange range, const Plan& plan, NumpyRandom& random) {
+std::vector<int32_t> build_document_index(SequenceRange range, const IndexSizes& sizes, NumpyRandom& random) {
   const auto count = static_cast<size_t>(range.size());
-  std::vector<int32_t> index(count * static_cast<size_t>(plan.epochs));
+  std::vector<int32_t> index(count * static_cast<size_t>(sizes.epochs));
   for (size_t i = 0; i < index.size(); ++i)
     index[i] = static_cast<int32_t>(range.first + static_cast<int64_t>(i % count));
-  if (plan.before_last_epoch) {
+  if (sizes.before_last_epoch) {
     random.shuffle(std::span(index).first(index.size() - count));
     random.shuffle(std::span(index).last(count));
   } else {
@@ -71,9 +71,10 @@ std::vector<int32_t> build_document_index(SequenceRange range, const Plan& plan,
   return index;
 }
 
-/// Walks over the documents sample by sample. T is wide enough for positions and offsets.
+/// Flat rows (position, offset). T must be wide enough for positions and offsets.
 template <typename T>
-std::vector<T> walk_over(const DocumentRow& row, const GPTIndexOptions& options, int64_t samples) {
+std::vector<T> sample_index_rows(const DocumentOrder& order, const GPTIndexOptions& options,
+                                 int64_t samples) {
   const int64_t extra = options.add_extra_token ? 1 : 0;
   std::vector<T> index;
   index.reserve(2 * static_cast<size_t>(samples + 1));
@@ -83,18 +84,18 @@ std::vector<T> walk_over(const DocumentRow& row, const GPTIndexOptions& options,
   for (int64_t sample = 0; sample < samples; ++sample) {
     int64_t needed = options.sequence_length + extra;
     while (true) {
-      if (position + 8 < row.documents.size()) {
+      if (position + 8 < order.documents.size()) {
         __builtin_prefetch(
-            &row.lengths[static_cast<size_t>(row.documents[position + 8] - row.first_sequence)]);
+            &order.lengths[static_cast<size_t>(order.documents[position + 8] - order.first_sequence)]);
       }
-      const int64_t available = row.length_at(position) - offset;
+      const int64_t available = order.length_at(position) - offset;
       if (available >= needed) {
         offset += needed - extra;
         break;
       }
-      if (position + 1 == row.documents.size()) {  // the short last sample
+      if (position + 1 == order.documents.size()) {  // the short last sample
         TERATRON_ASSERT(sample + 1 == samples, "sample {} of {}", sample, samples);
-        offset = row.length_at(position) - extra;
+        offset = order.length_at(position) - extra;
         break;
       }
       needed -= available;
@@ -108,10 +109,10 @@ std::vector<T> walk_over(const DocumentRow& row, const GPTIndexOptions& options,
 }
 
 template <typename T>
-std::vector<T> build_shuffle_index(const Plan& plan, NumpyRandom& random) {
-  std::vector<T> index(static_cast<size_t>(plan.samples));
+std::vector<T> build_shuffle_index(const IndexSizes& sizes, NumpyRandom& random) {
+  std::vector<T> index(static_cast<size_t>(sizes.samples));
   std::iota(index.begin(), index.end(), T{0});
-  const auto first = static_cast<size_t>(plan.before_last_epoch.value_or(plan.samples));
+  const auto first = static_cast<size_t>(sizes.before_last_epoch.value_or(sizes.samples));
   random.shuffle(std::span(index).first(first));
   random.shuffle(std::span(index).subspan(first));
   return index;
@@ -128,7 +129,7 @@ std::array<double, 3> parse_split(std::string_view split) {
     const std::string text(split.substr(start, end - start));
     char* parsed = nullptr;
     const double value = std::strtod(text.c_str(), &parsed);
-    if (parsed != text.c_str() + text.size()) throw bad_split(split, "holds the wrong number " + text);
+    if (parsed != text.c_str() + text.size()) throw bad_split(split, "has the invalid number " + text);
     if (count == shares.size()) throw bad_split(split, "has more than three shares");
     shares[count++] = value;
     start = split.find_first_of(kNumber, end);
@@ -156,10 +157,10 @@ std::array<std::optional<SequenceRange>, 3> split_ranges(const std::array<double
   return ranges;
 }
 
-IndexArray build_sample_index(const DocumentRow& row, const GPTIndexOptions& options, int64_t samples) {
-  const bool is_wide = row.documents.size() > std::numeric_limits<int32_t>::max();
-  return is_wide ? IndexArray(walk_over<int64_t>(row, options, samples), 2)
-                 : IndexArray(walk_over<int32_t>(row, options, samples), 2);
+IndexArray build_sample_index(const DocumentOrder& order, const GPTIndexOptions& options, int64_t samples) {
+  const bool is_wide = order.documents.size() > std::numeric_limits<int32_t>::max();
+  return is_wide ? IndexArray(sample_index_rows<int64_t>(order, options, samples), 2)
+                 : IndexArray(sample_index_rows<int32_t>(order, options, samples), 2);
 }
 
 GPTIndex build_gpt_index(SequenceRange range, std::span<const int32_t> lengths,
@@ -167,9 +168,8 @@ GPTIndex build_gpt_index(SequenceRange range, std::span<const int32_t> lengths,
   TERATRON_ASSERT(static_cast<int64_t>(lengths.size()) == range.size() && options.sequence_length > 0);
   constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
   if (range.last > kMaxInt32) {
-    throw data_error(
-        {.what = fmt::format("{} sequences are more than Megatron-LM's index can address", range.last),
-         .fix = "Split the data into several prefixes and blend them"});
+    throw data_error({.what = fmt::format("{} sequences exceed the 32-bit document index", range.last),
+                      .fix = "Split the data into several prefixes and blend them"});
   }
   GPTIndex index;
   for (const int32_t length : lengths) index.tokens_per_epoch += length;
@@ -179,16 +179,16 @@ GPTIndex build_gpt_index(SequenceRange range, std::span<const int32_t> lengths,
                                           range.size(), index.tokens_per_epoch),
                       .fix = "Add data or change --split"});
   }
-  const Plan plan = make_plan(index.tokens_per_epoch, options);
-  index.epochs = plan.epochs;
+  const IndexSizes sizes = index_sizes(index.tokens_per_epoch, options);
+  index.epochs = sizes.epochs;
   NumpyRandom random(options.seed);
-  auto documents = build_document_index(range, plan, random);
-  index.sample_index = build_sample_index({documents, lengths, range.first}, options, plan.samples);
+  auto documents = build_document_index(range, sizes, random);
+  index.sample_index = build_sample_index({documents, lengths, range.first}, options, sizes.samples);
   index.document_index = IndexArray(std::move(documents));
-  if (plan.samples >= int64_t{std::numeric_limits<uint32_t>::max()} - 1) {
-    index.shuffle_index = IndexArray(build_shuffle_index<int64_t>(plan, random));
+  if (sizes.samples >= int64_t{std::numeric_limits<uint32_t>::max()} - 1) {
+    index.shuffle_index = IndexArray(build_shuffle_index<int64_t>(sizes, random));
   } else {
-    index.shuffle_index = IndexArray(build_shuffle_index<uint32_t>(plan, random));
+    index.shuffle_index = IndexArray(build_shuffle_index<uint32_t>(sizes, random));
   }
   return index;
 }

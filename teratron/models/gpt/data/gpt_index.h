@@ -1,11 +1,11 @@
-// Which tokens make up sample i of a GPT dataset: Megatron-LM's three index arrays, value for value.
+// The index of a GPT dataset: Megatron-LM's three arrays, value for value.
 //
 //   document_index[e]    sequence ids of all epochs, shuffled
 //   sample_index[s]      (position in document_index, token offset) where sample s starts; M + 1 rows
-//   shuffle_index[i]     which sample is the i-th
+//   shuffle_index[i]     row of sample_index of the i-th sample
 //
-// One numpy RandomState(seed) is drawn for the document shuffles, then for the sample shuffles. A sample
-// takes sequence_length + 1 tokens; the last token is also the first one of the next sample.
+// One numpy RandomState(seed) shuffles the documents, then the samples. A sample has sequence_length + 1
+// tokens, of which the last is also the first of the next sample.
 #pragma once
 
 #include <array>
@@ -16,34 +16,35 @@
 #include <string_view>
 #include <vector>
 
-#include "teratron/data/indexed/npy.h"
+#include "teratron/data/indexed/index_array.h"
 
 namespace teratron {
 
 class IndexedDataset;
 
-/// Half-open range of sequences.
+/// Sequences [first, last).
 struct SequenceRange {
   int64_t first = 0;
   int64_t last = 0;
   int64_t size() const { return last - first; }
 };
 
-/// Shares of train, valid and test out of a --split string: its numbers, padded with zeros to three,
-/// normalised. Throws UserError(config) for more than three, none above zero or text that holds no number.
+inline constexpr std::array<const char*, 3> kSplitNames = {"train", "valid", "test"};
+
+/// Shares of train, valid and test from a --split string: its numbers, padded with zeros to three and
+/// normalized. Throws UserError(config) for more than three, none above zero or invalid numbers.
 std::array<double, 3> parse_split(std::string_view split);
 
-/// Sequences of each split: bounds are fractions x sequences, rounded half to even. Nothing for a share of 0.
+/// Sequences of each split; bounds are fraction x sequences, rounded half to even. Nothing for a share of 0.
 std::array<std::optional<SequenceRange>, 3> split_ranges(const std::array<double, 3>& shares,
                                                          int64_t sequences);
 
 struct GPTIndexOptions {
   int64_t sequence_length = 0;
   uint32_t seed = 1234;
-  std::optional<int64_t> samples = {};  // wanted; absent: one epoch
+  std::optional<int64_t> samples = {};  // requested; nullopt: one epoch
   bool add_extra_token = true;          // samples hold sequence_length + 1 tokens and overlap by one
-  /// False keeps a last sample that is too short; the count of samples is then rounded up in 32-bit floating
-  /// point as Megatron-LM does.
+  /// False keeps a short last sample; the number of samples is then rounded up in fp32, as in Megatron-LM.
   bool drop_last = true;
 };
 
@@ -51,18 +52,18 @@ struct GPTIndex {
   int64_t tokens_per_epoch = 0;
   int64_t epochs = 0;
   IndexArray document_index;  // i32
-  IndexArray sample_index;    // i32 (i64 when a position or an offset needs it), two columns
+  IndexArray sample_index;    // i32 (i64 if positions need it), two columns
   IndexArray shuffle_index;   // u32 (i64 from 2^32 - 2 samples on)
   int64_t samples() const { return shuffle_index.rows(); }
 };
 
-/// Builds the index of the sequences of `range`, whose lengths in tokens are `lengths`.
-/// Throws UserError(data) when the range holds no tokens or the samples cannot be counted.
+/// Builds the index of the sequences of `range`, whose lengths in tokens are `lengths`. Throws
+/// UserError(data) if the range has too few tokens for a sample.
 GPTIndex build_gpt_index(SequenceRange range, std::span<const int32_t> lengths,
                          const GPTIndexOptions& options);
 
-/// The documents of all epochs one after the other, and the lengths of the sequences from `first_sequence` on.
-struct DocumentRow {
+/// The document index of all epochs, and the lengths of the sequences from `first_sequence` on.
+struct DocumentOrder {
   std::span<const int32_t> documents;
   std::span<const int32_t> lengths;
   int64_t first_sequence = 0;
@@ -71,12 +72,12 @@ struct DocumentRow {
   }
 };
 
-/// The sample index of a row of documents, which must hold the tokens of `samples` samples.
-IndexArray build_sample_index(const DocumentRow& row, const GPTIndexOptions& options, int64_t samples);
+/// The sample index over `order`, which must have the tokens of `samples` samples.
+IndexArray build_sample_index(const DocumentOrder& order, const GPTIndexOptions& options, int64_t samples);
 
-/// build_gpt_index through a cache folder ("" = none): files are named by a hash of everything that the index
-/// depends on, the sizes and times of the data files and a part of their content included; one process
-/// builds, others wait for it. Arrays are .npy files as Megatron-LM writes them.
+/// build_gpt_index through a cache folder ("": none). File names contain a hash of everything that the index
+/// depends on, including size, modification time and parts of the data files. One process builds, the others
+/// wait. Arrays are .npy files as written by Megatron-LM.
 GPTIndex cached_gpt_index(const IndexedDataset& dataset, SequenceRange range, const GPTIndexOptions& options,
                           const std::string& cache_path);
 

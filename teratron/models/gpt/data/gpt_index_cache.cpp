@@ -18,13 +18,13 @@ namespace {
 using nlohmann::json;
 namespace fs = std::filesystem;
 
-/// Hash of the first and last MiB: with size and time enough to notice that a file was replaced.
-std::string fingerprint(const InputFile& file) {
+/// Size, modification time and a hash of the first and last MiB: enough to detect a replaced file.
+std::string fingerprint(const BinaryReader& file) {
   constexpr int64_t kPart = 1 << 20;
   std::vector<std::byte> part(static_cast<size_t>(std::min(kPart, file.size())));
   Hasher hasher;
   for (const int64_t offset : {int64_t{0}, file.size() - static_cast<int64_t>(part.size())}) {
-    file.read_at(offset, part);
+    file.read_values(offset, std::span(part));
     hasher.update(part.data(), part.size());
   }
   return fmt::format("{} bytes, {} ns, {}", file.size(), file.modified_ns(), hash_to_hex(hasher.digest()));
@@ -44,7 +44,7 @@ json description_of(const IndexedDataset& dataset, SequenceRange range, const GP
   return description;
 }
 
-/// The cached index, or nothing when it is not there. The description is written last: it marks completeness.
+/// The cached index, or nothing. The description is written last and marks a complete index.
 std::optional<GPTIndex> load(const std::string& stem, const json& description) {
   if (!fs::exists(stem + ".json")) return {};
   try {
@@ -61,11 +61,11 @@ std::optional<GPTIndex> load(const std::string& stem, const json& description) {
         index.sample_index.columns() == 2) {
       return index;
     }
-    warn("{}: the cached index is damaged and is built again", printable(stem, 1000));
+    warn("{}: the cached index is damaged; rebuilding it", printable(stem, 1000));
   } catch (const UserError& error) {
-    warn("{}; the index is built again", error.what());
+    warn("{} Rebuilding the index.", error.what());
   } catch (const json::exception&) {
-    warn("{}.json: the cached description is damaged; the index is built again", printable(stem, 1000));
+    warn("{}.json: the cached description is damaged; rebuilding the index", printable(stem, 1000));
   }
   return {};
 }
@@ -83,8 +83,7 @@ GPTIndex cached_gpt_index(const IndexedDataset& dataset, SequenceRange range, co
   const std::string stem =
       (fs::path(cache_path) / ("gpt-" + hash_to_hex(hash_text(description.dump())))).string();
   if (auto index = load(stem, description)) return *std::move(index);
-  const FileLock lock =
-      FileLock::wait(stem + ".lock");  // one builds; the others wait and then find the files
+  const FileLock lock = FileLock::acquire(stem + ".lock");  // one process builds, the others then load
   if (auto index = load(stem, description)) return *std::move(index);
   const GPTIndex built = build();
   built.document_index.save(stem + "-document_index.npy");

@@ -1,4 +1,4 @@
-#include "teratron/data/text/text_source.h"
+#include "teratron/data/text/line_reader.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -22,35 +22,35 @@ namespace {
 constexpr size_t kBlockBytes = 1 << 20;
 constexpr size_t kMagicBytes = 6;
 
-/// A file or standard input, with its first bytes readable in advance.
-class RawSource : public ByteSource {
+/// A file or standard input whose first bytes can be inspected before reading.
+class FileStream : public InputStream {
  public:
-  explicit RawSource(const std::string& path) : path_(path == "-" ? "standard input" : path) {
+  explicit FileStream(const std::string& path) : path_(path == "-" ? "standard input" : path) {
     fd_ = path == "-" ? ::dup(STDIN_FILENO) : ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (fd_ < 0) {
       throw data_error({.what = fmt::format("cannot be opened: {}", std::strerror(errno)),
                         .where = printable(path_, 1000),
                         .fix = "Check the path given to --input"});
     }
-    while (start_.size() < kMagicBytes) {
+    while (magic_.size() < kMagicBytes) {
       char bytes[kMagicBytes];
-      const size_t count = read_file(bytes, kMagicBytes - start_.size());
+      const size_t count = read_file(bytes, kMagicBytes - magic_.size());
       if (count == 0) break;
-      start_.append(bytes, count);
+      magic_.append(bytes, count);
     }
   }
-  ~RawSource() override { ::close(fd_); }
-  RawSource(const RawSource&) = delete;
-  RawSource& operator=(const RawSource&) = delete;
+  ~FileStream() override { ::close(fd_); }
+  FileStream(const FileStream&) = delete;
+  FileStream& operator=(const FileStream&) = delete;
 
   const std::string& path() const { return path_; }
-  std::string_view start() const { return start_; }
+  std::string_view magic() const { return magic_; }
 
   size_t read(char* to, size_t size) override {
-    size_t count = std::min(size, start_.size() - taken_);
+    size_t count = std::min(size, magic_.size() - magic_read_);
     if (count > 0) {
-      std::memcpy(to, start_.data() + taken_, count);
-      taken_ += count;
+      std::memcpy(to, magic_.data() + magic_read_, count);
+      magic_read_ += count;
     } else {
       count = read_file(to, size);
     }
@@ -72,43 +72,43 @@ class RawSource : public ByteSource {
 
   std::string path_;
   int fd_ = -1;
-  std::string start_;
-  size_t taken_ = 0;
+  std::string magic_;
+  size_t magic_read_ = 0;
   int64_t position_ = 0;
 };
 
-/// What the three decompressors share: an input buffer and the error.
-class CompressedSource : public ByteSource {
+/// Input buffer and error of the three decompressors.
+class DecompressionStream : public InputStream {
  public:
-  explicit CompressedSource(std::unique_ptr<RawSource> raw)
-      : raw_(std::move(raw)), buffer_(kBlockBytes, '\0') {}
-  int64_t position() const override { return raw_->position(); }
+  explicit DecompressionStream(std::unique_ptr<FileStream> file)
+      : file_(std::move(file)), buffer_(kBlockBytes, '\0') {}
+  int64_t position() const override { return file_->position(); }
 
  protected:
   /// More input; empty at the end of the file.
   std::string_view refill() {
-    const size_t count = raw_->read(buffer_.data(), buffer_.size());
+    const size_t count = file_->read(buffer_.data(), buffer_.size());
     return {buffer_.data(), count};
   }
   [[noreturn]] void fail(const std::string& what) const {
     throw data_error(
-        {.what = fmt::format("damaged compressed data after {} bytes: {}", raw_->position(), what),
-         .where = printable(raw_->path(), 1000),
+        {.what = fmt::format("damaged compressed data after {} bytes: {}", file_->position(), what),
+         .where = printable(file_->path(), 1000),
          .fix = "Fetch or compress the file again"});
   }
 
  private:
-  std::unique_ptr<RawSource> raw_;
+  std::unique_ptr<FileStream> file_;
   std::string buffer_;
 };
 
-class GzipSource : public CompressedSource {
+class GzipStream : public DecompressionStream {
  public:
-  explicit GzipSource(std::unique_ptr<RawSource> raw) : CompressedSource(std::move(raw)) {
+  explicit GzipStream(std::unique_ptr<FileStream> file) : DecompressionStream(std::move(file)) {
     constexpr int kGzip = 16 + MAX_WBITS;
     TERATRON_ASSERT(::inflateInit2(&stream_, kGzip) == Z_OK);
   }
-  ~GzipSource() override { ::inflateEnd(&stream_); }
+  ~GzipStream() override { ::inflateEnd(&stream_); }
 
   size_t read(char* to, size_t size) override {
     stream_.next_out = reinterpret_cast<Bytef*>(to);
@@ -117,7 +117,7 @@ class GzipSource : public CompressedSource {
       if (stream_.avail_in == 0) {
         const std::string_view input = refill();
         if (input.empty()) {
-          if (!between_members_) fail("it ends in the middle");
+          if (!between_members_) fail("unexpected end");
           return 0;
         }
         stream_.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(input.data()));
@@ -129,7 +129,7 @@ class GzipSource : public CompressedSource {
         ::inflateReset(&stream_);
         between_members_ = true;
       } else if (result != Z_OK && result != Z_BUF_ERROR) {
-        fail(stream_.msg != nullptr ? stream_.msg : "not gzip");
+        fail(stream_.msg != nullptr ? stream_.msg : "invalid gzip data");
       }
     }
     return size - stream_.avail_out;
@@ -140,13 +140,13 @@ class GzipSource : public CompressedSource {
   bool between_members_ = false;
 };
 
-class XzSource : public CompressedSource {
+class XzStream : public DecompressionStream {
  public:
-  explicit XzSource(std::unique_ptr<RawSource> raw) : CompressedSource(std::move(raw)) {
+  explicit XzStream(std::unique_ptr<FileStream> file) : DecompressionStream(std::move(file)) {
     constexpr uint64_t kMemory = uint64_t{1} << 30;
     TERATRON_ASSERT(::lzma_stream_decoder(&stream_, kMemory, LZMA_CONCATENATED) == LZMA_OK);
   }
-  ~XzSource() override { ::lzma_end(&stream_); }
+  ~XzStream() override { ::lzma_end(&stream_); }
 
   size_t read(char* to, size_t size) override {
     stream_.next_out = reinterpret_cast<uint8_t*>(to);
@@ -160,8 +160,8 @@ class XzSource : public CompressedSource {
       }
       const lzma_ret result = ::lzma_code(&stream_, input_ended_ ? LZMA_FINISH : LZMA_RUN);
       finished_ = result == LZMA_STREAM_END;
-      if (result == LZMA_MEMLIMIT_ERROR) fail("it needs more than 1 GiB of memory");
-      if (result != LZMA_OK && !finished_) fail("not xz, or it ends in the middle");
+      if (result == LZMA_MEMLIMIT_ERROR) fail("the decoder needs more than 1 GiB of memory");
+      if (result != LZMA_OK && !finished_) fail("invalid xz data or unexpected end");
     }
     return size - stream_.avail_out;
   }
@@ -172,10 +172,10 @@ class XzSource : public CompressedSource {
   bool finished_ = false;
 };
 
-class ZstdSource : public CompressedSource {
+class ZstdStream : public DecompressionStream {
  public:
-  explicit ZstdSource(std::unique_ptr<RawSource> raw)
-      : CompressedSource(std::move(raw)), stream_(::ZSTD_createDStream(), &::ZSTD_freeDStream) {
+  explicit ZstdStream(std::unique_ptr<FileStream> file)
+      : DecompressionStream(std::move(file)), stream_(::ZSTD_createDStream(), &::ZSTD_freeDStream) {
     TERATRON_ASSERT(stream_ != nullptr);
   }
 
@@ -184,9 +184,9 @@ class ZstdSource : public CompressedSource {
     while (output.pos == 0) {
       if (input_.pos == input_.size) {
         const std::string_view more = refill();
-        // A full output may have left decoded bytes behind: they come out without input.
+        // If the output was full, the decoder may hold decoded bytes: flush them without input.
         if (more.empty() && !flushing_) {
-          if (expected_ != 0) fail("it ends in the middle");
+          if (expected_ != 0) fail("unexpected end");
           return 0;
         }
         input_ = {more.data(), more.size(), 0};
@@ -208,14 +208,14 @@ class ZstdSource : public CompressedSource {
 
 }  // namespace
 
-std::unique_ptr<ByteSource> open_text(const std::string& path) {
-  auto raw = std::make_unique<RawSource>(path);
-  const std::string_view start = raw->start();
-  if (start.starts_with("\x1f\x8b")) return std::make_unique<GzipSource>(std::move(raw));
-  if (start.starts_with(std::string_view("\xfd\x37zXZ\0", 6)))
-    return std::make_unique<XzSource>(std::move(raw));
-  if (start.starts_with("\x28\xb5\x2f\xfd")) return std::make_unique<ZstdSource>(std::move(raw));
-  return raw;
+std::unique_ptr<InputStream> open_input(const std::string& path) {
+  auto file = std::make_unique<FileStream>(path);
+  const std::string_view magic = file->magic();
+  if (magic.starts_with("\x1f\x8b")) return std::make_unique<GzipStream>(std::move(file));
+  if (magic.starts_with(std::string_view("\xfd\x37zXZ\0", 6)))
+    return std::make_unique<XzStream>(std::move(file));
+  if (magic.starts_with("\x28\xb5\x2f\xfd")) return std::make_unique<ZstdStream>(std::move(file));
+  return file;
 }
 
 LineReader::LineReader(std::vector<std::string> paths, size_t max_line_bytes)
@@ -224,7 +224,7 @@ LineReader::LineReader(std::vector<std::string> paths, size_t max_line_bytes)
 bool LineReader::fill() {
   const size_t before = rest_.size();
   rest_.resize(before + kBlockBytes);
-  const size_t count = source_->read(rest_.data() + before, kBlockBytes);
+  const size_t count = stream_->read(rest_.data() + before, kBlockBytes);
   rest_.resize(before + count);
   at_end_ = count == 0;
   return !at_end_;
@@ -258,8 +258,8 @@ LineBlock LineReader::skip_long_line() {
 
 std::optional<LineBlock> LineReader::next() {
   while (file_ < paths_.size()) {
-    if (source_ == nullptr) {
-      source_ = open_text(paths_[file_]);
+    if (stream_ == nullptr) {
+      stream_ = open_input(paths_[file_]);
       at_end_ = false;
       line_ = 1;
     }
@@ -272,8 +272,8 @@ std::optional<LineBlock> LineReader::next() {
     const size_t end = rest_.rfind('\n');
     if (end != std::string::npos) return take(end + 1);
     if (!rest_.empty()) return take(rest_.size());
-    finished_bytes_ += source_->position();
-    source_.reset();
+    finished_bytes_ += stream_->position();
+    stream_.reset();
     ++file_;
   }
   return {};

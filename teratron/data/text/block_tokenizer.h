@@ -1,12 +1,12 @@
-// One block of JSON lines to tokens.
+// Tokenizes one block of JSON lines.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "teratron/data/text/line_reader.h"
 #include "teratron/data/text/preprocess.h"
-#include "teratron/data/text/text_source.h"
 
 namespace teratron {
 
@@ -27,10 +27,10 @@ struct TokenizedBlock {
   std::vector<TokenizedKey> keys;  // all with the same number of documents
   std::vector<BadLine> bad;
   int64_t blank_lines = 0;
-  int64_t position = 0;  // of the reader after this block
+  int64_t position = 0;  // of the reader after this block, in bytes
 };
 
-/// Parses and tokenizes a block; wrong lines are reported in it. `block` is consumed.
+/// Parses and tokenizes a block; bad lines are reported in the result.
 TokenizedBlock tokenize_block(LineBlock block, const PreprocessOptions& options, const Tokenizer& tokenizer);
 
 }  // namespace teratron

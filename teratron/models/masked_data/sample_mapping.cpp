@@ -1,4 +1,4 @@
-#include "teratron/models/masked_data/masked_index.h"
+#include "teratron/models/masked_data/sample_mapping.h"
 
 #include <algorithm>
 #include <cmath>
@@ -15,16 +15,16 @@ namespace {
 
 constexpr int32_t kLongSentence = 512;
 
-class MapBuilder {
+class MappingBuilder {
  public:
-  explicit MapBuilder(const SampleMapOptions& options)
+  explicit MappingBuilder(const SampleMappingOptions& options)
       : options_(options),
         short_ratio_(options.short_sequence_probability > 0
                          ? std::llround(1.0 / options.short_sequence_probability)
                          : 0),
         random_(options.seed) {}
 
-  /// `lengths` are those of the sentences of one document, which start at `first`.
+  /// `lengths`: of the sentences of one document, which starts at sentence `first`.
   void add_document(int64_t first, std::span<const int32_t> lengths) {
     const auto count = static_cast<int64_t>(lengths.size());
     const bool has_long = count > 1 && std::any_of(lengths.begin(), lengths.end(),
@@ -47,7 +47,7 @@ class MapBuilder {
 
   int64_t size() const { return static_cast<int64_t>(rows_.size()); }
 
-  std::vector<SampleMapRow> shuffled() {
+  std::vector<SampleMappingRow> shuffled() {
     std::mt19937_64 random(uint64_t{options_.seed} + 1);
     for (size_t i = rows_.size(); i-- > 1;) std::swap(rows_[i], rows_[random() % (i + 1)]);
     return std::move(rows_);
@@ -60,20 +60,20 @@ class MapBuilder {
     return draw % short_ratio_ == 0 ? 2 + draw % (options_.max_length - 1) : options_.max_length;
   }
 
-  SampleMapOptions options_;
+  SampleMappingOptions options_;
   int64_t short_ratio_;
   std::mt19937 random_;
-  std::vector<SampleMapRow> rows_;
+  std::vector<SampleMappingRow> rows_;
 };
 
 }  // namespace
 
-std::vector<SampleMapRow> build_sample_map(const IndexedDataset& dataset, SequenceRange documents,
-                                           const SampleMapOptions& options) {
+std::vector<SampleMappingRow> build_sample_mapping(const IndexedDataset& dataset, SequenceRange documents,
+                                                   const SampleMappingOptions& options) {
   TERATRON_ASSERT(documents.first >= 0 && documents.last <= dataset.documents() && options.max_length > 1);
   const auto starts = dataset.document_starts(documents.first, documents.size() + 1);
   const auto lengths = dataset.lengths(starts.front(), starts.back() - starts.front());
-  MapBuilder builder(options);
+  MappingBuilder builder(options);
   for (int64_t epoch = 0; epoch < options.max_epochs && builder.size() < options.max_samples; ++epoch) {
     const int64_t before = builder.size();
     for (size_t i = 0; i + 1 < starts.size(); ++i) {

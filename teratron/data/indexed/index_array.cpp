@@ -1,4 +1,4 @@
-#include "teratron/data/indexed/npy.h"
+#include "teratron/data/indexed/index_array.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include "teratron/base/error.h"
-#include "teratron/data/indexed/output_file.h"
+#include "teratron/data/indexed/binary_file.h"
 
 namespace teratron {
 
@@ -21,15 +21,15 @@ int64_t item_size(const std::string& descr) {
   return descr == "<i2" ? 2 : descr == "<i8" ? 8 : 4;
 }
 
-std::string descr_of(const IndexArray::Values& values) {
+std::string descr_for(const IndexArray::Values& values) {
   constexpr const char* kNames[] = {"<i2", "<i4", "<u4", "<i8"};
   return kNames[values.index()];
 }
 
-UserError damaged(const InputFile& file, const std::string& what) {
+UserError damaged(const BinaryReader& file, const std::string& what) {
   return data_error({.what = "is not a .npy index array: " + what,
                      .where = printable(file.path(), 1000),
-                     .fix = "Remove it from the cache folder; it will be built again"});
+                     .fix = "Remove it from the cache folder; it will be rebuilt"});
 }
 
 }  // namespace
@@ -38,7 +38,7 @@ std::string npy_header(const std::string& descr, int64_t rows, int64_t columns) 
   const std::string shape =
       columns == 0 ? fmt::format("({},)", rows) : fmt::format("({}, {})", rows, columns);
   std::string text = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': {}, }}", descr, shape);
-  // numpy leaves room for the first dimension to grow to 21 digits, then fills up to the alignment.
+  // numpy leaves room for the first dimension to grow to 21 digits, then pads to the alignment.
   text.append(21 - std::to_string(rows).size(), ' ');
   const size_t prefix = kMagic.size() + 2;
   while ((prefix + text.size() + 1) % kAlignment != 0) text += ' ';
@@ -51,7 +51,7 @@ std::string npy_header(const std::string& descr, int64_t rows, int64_t columns) 
 }
 
 IndexArray::IndexArray(Values values, int64_t columns)
-    : values_(std::move(values)), columns_(columns), descr_(descr_of(values_)) {
+    : values_(std::move(values)), columns_(columns), descr_(descr_for(values_)) {
   const auto size = std::visit([](const auto& v) { return static_cast<int64_t>(v.size()); }, values_);
   TERATRON_ASSERT(columns == 0 || size % columns == 0, "{} values in {} columns", size, columns);
   rows_ = columns == 0 ? size : size / columns;
@@ -59,9 +59,9 @@ IndexArray::IndexArray(Values values, int64_t columns)
 
 IndexArray IndexArray::open(const std::string& path) {
   IndexArray array;
-  array.file_ = std::make_shared<InputFile>(path);
-  const InputFile& file = *array.file_;
-  // Only what save() writes is taken: the header must be the one that npy_header() makes of its own fields.
+  array.file_ = std::make_shared<BinaryReader>(path);
+  const BinaryReader& file = *array.file_;
+  // Accept only what save() writes: the header must equal npy_header() of the fields parsed from it.
   std::string header(static_cast<size_t>(std::min(file.size(), kMaxHeaderBytes)), '\0');
   file.read_values(0, std::span(header));
   char descr[4] = {};
@@ -98,8 +98,8 @@ int64_t IndexArray::at(int64_t row, int64_t column) const {
 }
 
 void IndexArray::save(const std::string& path) const {
-  TERATRON_ASSERT(file_ == nullptr, "{} is a file already", path);
-  OutputFile file(path);
+  TERATRON_ASSERT(file_ == nullptr, "{} is already a file", path);
+  BinaryWriter file(path);
   const std::string header = npy_header(descr_, rows_, columns_);
   file.write_values(std::span<const char>(header));
   std::visit([&](const auto& values) { file.write_values(std::span(values)); }, values_);

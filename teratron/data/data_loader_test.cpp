@@ -1,4 +1,4 @@
-#include "teratron/data/loader.h"
+#include "teratron/data/data_loader.h"
 
 #include <atomic>
 
@@ -14,7 +14,7 @@ namespace {
 using nlohmann::json;
 using testing::fixture;
 
-json pass_of(Sampler& sampler, size_t limit) {
+json pass_of(BatchSampler& sampler, size_t limit) {
   json batches = json::array();
   while (batches.size() < limit) {
     const auto batch = sampler.next();
@@ -24,10 +24,10 @@ json pass_of(Sampler& sampler, size_t limit) {
   return batches;
 }
 
-SamplerOptions sampler_options(const json& c) {
-  SamplerOptions options{.total_samples = c["total"], .dp_rank = c["dp_rank"], .dp_size = c["dp_size"]};
+BatchSamplerOptions sampler_options(const json& c) {
+  BatchSamplerOptions options{.total_samples = c["total"], .dp_rank = c["dp_rank"], .dp_size = c["dp_size"]};
   options.consumed_samples = c.value("consumed", 0);
-  options.micro_batch = c.value("micro", 1);
+  options.micro_batch_size = c.value("micro", 1);
   options.data_sharding = c.value("data_sharding", true);
   options.drop_last = c.value("drop_last", true);
   options.kind = c["sampler"] == "random"            ? SamplerKind::cyclic
@@ -36,11 +36,11 @@ SamplerOptions sampler_options(const json& c) {
   return options;
 }
 
-TEST(Sampler, MatchesMegatron) {
+TEST(BatchSampler, MatchesMegatron) {
   int checked = 0;
   for (const json& c : testing::read_json(fixture("samplers/samplers.json"))) {
     SCOPED_TRACE(c.dump().substr(0, 150));
-    const auto sampler = build_sampler(sampler_options(c));
+    const auto sampler = build_batch_sampler(sampler_options(c));
     const size_t limit = c["sampler"] == "random" ? 40 : c["sampler"] == "sequential" ? 20 : 1000;
     const json first_pass = pass_of(*sampler, limit);
     EXPECT_EQ(first_pass, c["batches"]);
@@ -57,12 +57,13 @@ TEST(Sampler, MatchesMegatron) {
   EXPECT_EQ(checked, 72);
 }
 
-TEST(Sampler, CyclicNeedsWholeSteps) {
-  SamplerOptions options{.kind = SamplerKind::cyclic, .total_samples = 7, .micro_batch = 4, .dp_size = 2};
-  EXPECT_THROW(build_sampler(options), UserError);
+TEST(BatchSampler, CyclicNeedsWholeSteps) {
+  BatchSamplerOptions options{
+      .kind = SamplerKind::cyclic, .total_samples = 7, .micro_batch_size = 4, .dp_size = 2};
+  EXPECT_THROW(build_batch_sampler(options), UserError);
   options.total_samples = 20;
   options.consumed_samples = 4;
-  EXPECT_THROW(build_sampler(options), UserError);
+  EXPECT_THROW(build_batch_sampler(options), UserError);
 }
 
 std::shared_ptr<const Dataset> mock(int64_t samples) {
@@ -70,29 +71,29 @@ std::shared_ptr<const Dataset> mock(int64_t samples) {
       MockGPTDataset::Options{.samples = samples, .sequence_length = 6, .vocab_size = 1000});
 }
 
-std::vector<std::vector<int64_t>> tokens_of(Loader& loader, size_t limit) {
+std::vector<std::vector<int64_t>> tokens_of(DataLoader& loader, size_t limit) {
   std::vector<std::vector<int64_t>> all;
   while (all.size() < limit) {
     const auto batch = loader.next();
     if (!batch) break;
     EXPECT_EQ(batch->tokens.size(), static_cast<size_t>(batch->micro_batch * batch->seq_length));
     EXPECT_EQ(batch->loss_mask.size(), batch->tokens.size());
-    EXPECT_TRUE(batch->document_start.empty());
+    EXPECT_TRUE(batch->segment_start.empty());
     all.push_back(batch->tokens);
   }
   return all;
 }
 
-TEST(Loader, SameBatchesForAnyNumberOfWorkers) {
+TEST(DataLoader, SameBatchesForAnyNumberOfWorkers) {
   for (const auto kind : {SamplerKind::single, SamplerKind::cyclic}) {
-    LoaderOptions options{.sampler = {.kind = kind, .micro_batch = 3, .dp_rank = 1, .dp_size = 2},
-                          .workers = 0};
-    Loader serial(mock(100), options);
+    DataLoaderOptions options{.sampler = {.kind = kind, .micro_batch_size = 3, .dp_rank = 1, .dp_size = 2},
+                              .num_workers = 0};
+    DataLoader serial(mock(100), options);
     const auto expected = tokens_of(serial, 60);
     EXPECT_EQ(expected.size(), kind == SamplerKind::single ? 16u : 60u);
     for (const int workers : {1, 2, 5}) {
-      options.workers = workers;
-      Loader loader(mock(100), options);
+      options.num_workers = workers;
+      DataLoader loader(mock(100), options);
       EXPECT_EQ(tokens_of(loader, 60), expected);
       if (kind == SamplerKind::single) {
         EXPECT_FALSE(loader.next());
@@ -102,34 +103,34 @@ TEST(Loader, SameBatchesForAnyNumberOfWorkers) {
   }
 }
 
-TEST(Loader, ResumeFromConsumedSamples) {
+TEST(DataLoader, ResumeFromConsumedSamples) {
   for (const auto kind : {SamplerKind::single, SamplerKind::cyclic}) {
-    LoaderOptions options{.sampler = {.kind = kind, .micro_batch = 2, .dp_rank = 2, .dp_size = 3}};
-    Loader whole(mock(200), options);
+    DataLoaderOptions options{.sampler = {.kind = kind, .micro_batch_size = 2, .dp_rank = 2, .dp_size = 3}};
+    DataLoader whole(mock(200), options);
     const auto expected = tokens_of(whole, 30);
     for (const int64_t steps : {1, 7, 29}) {
       options.sampler.consumed_samples = steps * 6;
-      Loader resumed(mock(200), options);
+      DataLoader resumed(mock(200), options);
       const auto rest = tokens_of(resumed, 30 - steps);
       EXPECT_EQ(rest, std::vector(expected.begin() + steps, expected.end()));
     }
   }
 }
 
-TEST(Loader, DocumentBoundsComeAlong) {
+TEST(DataLoader, ReturnsSegmentStarts) {
   GPTDataOptions options{.data_path = {fixture("corpora/wide").string()},
                          .split = "1",
                          .sequence_length = 8,
                          .samples = {50, 0, 0}};
   options.masks = {.eod_id = 99, .reset_attention_mask = true, .vocab_size = 100};
   const auto train = build_gpt_datasets(options).train;
-  Loader loader(train, {.sampler = {.micro_batch = 4}});
+  DataLoader loader(train, {.sampler = {.micro_batch_size = 4}});
   bool any = false;
   for (int i = 0; i < 12; ++i) {
     const auto batch = loader.next();
     ASSERT_TRUE(batch);
-    for (size_t t = 0; t < batch->document_start.size(); ++t) {
-      const auto start = static_cast<size_t>(batch->document_start[t]);
+    for (size_t t = 0; t < batch->segment_start.size(); ++t) {
+      const auto start = static_cast<size_t>(batch->segment_start[t]);
       const size_t row = t / 8 * 8;
       EXPECT_LE(row + start, t);
       if (start > 0) {
@@ -150,18 +151,20 @@ class FailingDataset : public MockGPTDataset {
   }
 };
 
-TEST(Loader, ErrorsArriveAtTheirBatch) {
+TEST(DataLoader, ErrorsAreThrownInPlaceOfTheirBatch) {
   for (const int workers : {0, 1, 3}) {
-    Loader loader(std::make_shared<FailingDataset>(), {.sampler = {.micro_batch = 2}, .workers = workers});
+    DataLoader loader(std::make_shared<FailingDataset>(),
+                      {.sampler = {.micro_batch_size = 2}, .num_workers = workers});
     for (int i = 0; i < 6; ++i) EXPECT_TRUE(loader.next());
     EXPECT_THROW(loader.next(), UserError);
     EXPECT_TRUE(loader.next());
   }
 }
 
-TEST(Loader, MayBeDroppedAtAnyTime) {
+TEST(DataLoader, MayBeDestroyedAtAnyTime) {
   for (int taken = 0; taken < 4; ++taken) {
-    Loader loader(mock(1000), {.sampler = {.micro_batch = 2}, .workers = 3, .prefetch = 4});
+    DataLoader loader(mock(1000),
+                      {.sampler = {.micro_batch_size = 2}, .num_workers = 3, .prefetch_factor = 4});
     for (int i = 0; i < taken; ++i) loader.next();
   }
 }

@@ -1,4 +1,4 @@
-#include "teratron/data/text/document_parser.h"
+#include "teratron/data/text/block_tokenizer.h"
 
 #include <algorithm>
 #include <limits>
@@ -18,8 +18,8 @@ namespace {
 
 using simdjson::dom::element;
 
-/// A line that cannot become a document; caught per line.
-struct WrongLine {
+/// A line that is not a valid document; caught per line.
+struct LineError {
   std::string what;
 };
 
@@ -28,7 +28,7 @@ class BlockTokenizer {
   BlockTokenizer(const PreprocessOptions& options, const Tokenizer& tokenizer, TokenizedBlock& result)
       : options_(options), tokenizer_(tokenizer), result_(result) {}
 
-  /// `line` is followed by at least SIMDJSON_PADDING readable bytes.
+  /// At least SIMDJSON_PADDING readable bytes follow `line`.
   void add_line(std::string_view line, int64_t number) {
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) {
       ++result_.blank_lines;
@@ -37,9 +37,9 @@ class BlockTokenizer {
     Marks marks = mark();
     try {
       add_object(line);
-    } catch (const WrongLine& wrong) {
+    } catch (const LineError& error) {
       roll_back(marks);
-      result_.bad.push_back({number, wrong.what});
+      result_.bad.push_back({number, error.what});
     }
   }
 
@@ -68,7 +68,7 @@ class BlockTokenizer {
   void add_object(std::string_view line) {
     const element root = parse(line);
     simdjson::dom::object object;
-    if (root.get(object)) throw WrongLine{"not a JSON object"};
+    if (root.get(object)) throw LineError{"not a JSON object"};
     for (size_t i = 0; i < options_.json_keys.size(); ++i) {
       add_document(find(object, options_.json_keys[i]), options_.json_keys[i], result_.keys[i]);
     }
@@ -77,25 +77,25 @@ class BlockTokenizer {
   element parse(std::string_view line) {
     element root;
     const auto error = parser_.parse(line.data(), line.size(), false).get(root);
-    halves_ = false;
+    lone_surrogates_ = false;
     if (!error) return root;
-    if (const auto plain = without_python_json(line)) {
-      halves_ = true;
-      if (!parser_.parse(*plain).get(root)) return root;
+    if (const auto strict = to_strict_json(line)) {
+      lone_surrogates_ = true;
+      if (!parser_.parse(*strict).get(root)) return root;
     }
-    if (line.starts_with("\xef\xbb\xbf")) throw WrongLine{"the line begins with a byte order mark"};
+    if (line.starts_with("\xef\xbb\xbf")) throw LineError{"the line starts with a byte order mark"};
     std::string_view reason = simdjson::error_message(error);
     if (reason.ends_with('.')) reason.remove_suffix(1);
-    throw WrongLine{fmt::format("broken JSON: {}", reason)};
+    throw LineError{fmt::format("broken JSON: {}", reason)};
   }
 
-  /// The last value of the key counts, as in Python.
+  /// As in Python, the last value of a repeated key wins.
   static element find(simdjson::dom::object object, const std::string& key) {
     std::optional<element> last;
     for (const auto field : object) {
       if (field.key == key) last = field.value;
     }
-    if (!last) throw WrongLine{fmt::format("no key \"{}\"", printable(key))};
+    if (!last) throw LineError{fmt::format("no key \"{}\"", printable(key))};
     return *last;
   }
 
@@ -108,11 +108,12 @@ class BlockTokenizer {
     } else if (!value.get(list)) {
       for (const element item : list) {
         if (item.get(text))
-          throw WrongLine{fmt::format("a list under \"{}\" holds something that is no text", name)};
+          throw LineError{
+              fmt::format("the list under \"{}\" has an item that is not a string", printable(name))};
         add_sequence(text, key);
       }
     } else {
-      throw WrongLine{fmt::format("\"{}\" is no text", printable(name))};
+      throw LineError{fmt::format("\"{}\" is not a string", printable(name))};
     }
     if (options_.append_eod && key.sequence_lengths.size() > first_sequence) {
       key.tokens.push_back(*tokenizer_.special().eod);
@@ -126,23 +127,23 @@ class BlockTokenizer {
       add_sequence(text, key);
       return;
     }
-    if (!options_.splitter) throw WrongLine{"the text is not split into sentences"};
+    if (!options_.splitter) throw LineError{"the text is not split into sentences"};
     for (const std::string& sentence : options_.splitter(text)) add_sequence(sentence, key);
   }
 
   void add_sequence(std::string_view text, TokenizedKey& key) {
     const size_t before = key.tokens.size();
-    if (halves_ && text.find(kHalfPair) != text.npos) {
-      throw WrongLine{"the text has half of a surrogate pair (\\ud800 to \\udfff), which is no character"};
+    if (lone_surrogates_ && text.find(kLoneSurrogate) != text.npos) {
+      throw LineError{"the text has a lone surrogate (\\ud800 to \\udfff), which is not a character"};
     }
     try {
       tokenizer_.encode(text, key.tokens);
     } catch (const UserError& error) {
-      throw WrongLine{error.what()};
+      throw LineError{error.what()};
     }
     const size_t count = key.tokens.size() - before;
     if (count == 0) return;
-    if (count >= static_cast<size_t>(std::numeric_limits<int32_t>::max())) throw WrongLine{"too many tokens"};
+    if (count >= static_cast<size_t>(std::numeric_limits<int32_t>::max())) throw LineError{"too many tokens"};
     key.sequence_lengths.push_back(static_cast<int32_t>(count));
   }
 
@@ -150,7 +151,8 @@ class BlockTokenizer {
   const Tokenizer& tokenizer_;
   TokenizedBlock& result_;
   simdjson::dom::parser parser_;
-  bool halves_ = false;  // the line was made plain: a text may have halves of surrogate pairs
+  bool lone_surrogates_ =
+      false;  // the line was rewritten by to_strict_json: texts may contain kLoneSurrogate
 };
 
 }  // namespace
