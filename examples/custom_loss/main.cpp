@@ -66,7 +66,7 @@ int main(int argc, char** argv) {
       .fields = {teratron::own_field("keywords", &settings.keywords, "Words whose samples count for more"),
                  teratron::own_field("keyword_alpha", &settings.alpha, "How much more per occurrence",
                                      {.min = 0})},
-      .train_step = [&](const Registry::Run& run) {
+      .train_step = [&](const Registry::Context& run) {
         const std::vector<int64_t> ids = ids_of(settings.keywords, run.tokenizer);
         if (run.mesh.rank() == 0) teratron::print("keyword ids: {}", fmt::join(ids, " "));
         return std::make_unique<KeywordLoss>(ids, settings.alpha);

@@ -8,9 +8,9 @@
 #include "teratron/cli/program.h"
 
 using teratron::BatchSource;
-using teratron::StepResult;
 using teratron::MicroBatch;
 using teratron::Split;
+using teratron::StepResult;
 using teratron::Trainer;
 
 namespace {
@@ -37,10 +37,10 @@ void loop(Trainer& trainer) {
     const auto valid = trainer.open(Split::valid);
     const double loss = trainer.eval_step(*valid, trainer.args().eval_iters).loss;
     const double share = accuracy(trainer, *trainer.open(Split::valid));
-    if (trainer.is_main_rank()) {
+    if (trainer.is_last_rank()) {
       teratron::print(
           "step {} of {}: batch {}, training loss {:.4f}, validation loss {:.4f}, accuracy {:.3f}",
-          step.metrics.iteration, total, step.metrics.global_batch_size, step.numbers.loss, loss, share);
+          step.metrics.iteration, total, step.metrics.global_batch_size, step.loss, loss, share);
     }
   }
   if (trainer.args().save) trainer.save();

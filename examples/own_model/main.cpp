@@ -17,8 +17,8 @@ using teratron::Activations;
 using teratron::GPTConfig;
 using teratron::Init;
 using teratron::MicroBatch;
-using teratron::StageContext;
 using teratron::Scope;
+using teratron::StageContext;
 using teratron::TensorParallel;
 
 namespace {
@@ -45,7 +45,8 @@ class Layer {
 
   at::Tensor forward(const at::Tensor& x_SBH) {
     const at::Tensor h_SBH = x_SBH + mean_of_past(mixing_norm_.forward(x_SBH));
-    return apply_bias_grad(mlp_.forward_add_residual(mlp_norm_.forward(h_SBH), {.residual_SBH = h_SBH, .dropout = {}}));
+    return apply_bias_grad(
+        mlp_.forward_add_residual(mlp_norm_.forward(h_SBH), {.residual_SBH = h_SBH, .dropout = {}}));
   }
 
  private:
@@ -100,7 +101,8 @@ class AverageNetwork : public teratron::Model {
   std::optional<teratron::ParallelMatmul> output_layer_;
 };
 
-std::unique_ptr<teratron::Model> make_model(const teratron::Registry::Context& run, const StageContext& part) {
+std::unique_ptr<teratron::Model> make_model(const teratron::Registry::Context& run,
+                                            const StageContext& part) {
   if (run.args.sequence_parallel || run.args.reset_attention_mask) {
     throw teratron::config_error({.what = "the mean is taken over whole samples",
                                   .where = "sequence_parallel, reset_attention_mask",

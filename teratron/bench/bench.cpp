@@ -2,8 +2,8 @@
 
 #include <chrono>
 
-#include "teratron/bench/device_profile.h"
-#include "teratron/settings/mesh_settings.h"
+#include "teratron/bench/kernel_profiler.h"
+#include "teratron/settings/component_options.h"
 #include "teratron/train/device/device.h"
 #include "teratron/train/engine_options.h"
 #include "teratron/train/guards/signals.h"
@@ -16,13 +16,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Follows the steps of a run from warm-up through timing to profiling.
-class StepClock {
+// Takes each step from warm-up through timing to profiling.
+class StepTimer {
  public:
-  StepClock(const TrainingRun& run, at::Device device, const BenchOptions& options, BenchResult& result)
-      : run_(run), device_(device), options_(options), result_(result), profile_(device) {}
+  StepTimer(const TrainLoop& run, at::Device device, const BenchOptions& options, BenchResult& result)
+      : run_(run), device_(device), options_(options), result_(result), profiler_(device) {}
 
-  /// After each step; false: enough was seen.
+  /// After each step; false: done.
   bool operator()(const StepMetrics& step) {
     if (profiling_) return profile_step();
     if (!timing_) return start_timing(step);
@@ -31,7 +31,7 @@ class StepClock {
     if (static_cast<int64_t>(result_.seconds.size()) < options_.steps) return true;
     result_.memory = device_memory(device_);
     if (device_.is_cpu() || options_.profiled_steps == 0) return false;
-    profile_.start();
+    profiler_.start();
     profiling_ = true;
     first_profiled_ = run_.state().iteration;
     return true;
@@ -46,20 +46,20 @@ class StepClock {
   }
 
   bool profile_step() {
-    // The run is a step ahead of the numbers, and the profiler waits for that step too.
+    // The loop runs one step ahead of its metrics, and the profiler records that step too.
     if (run_.state().iteration - first_profiled_ < options_.profiled_steps) return true;
     result_.profiled_steps = run_.state().iteration - first_profiled_;
-    const std::vector<KernelRun> runs = profile_.stop();
-    result_.breakdown = break_down(runs);
-    result_.kernels = total_by_kernel(runs);
+    const std::vector<KernelEvent> events = profiler_.stop();
+    result_.breakdown = break_down(events);
+    result_.kernels = kernel_totals(events);
     return false;
   }
 
-  const TrainingRun& run_;
+  const TrainLoop& run_;
   at::Device device_;
   BenchOptions options_;
   BenchResult& result_;
-  DeviceProfile profile_;
+  KernelProfiler profiler_;
   Clock::time_point begin_ = Clock::now();
   bool timing_ = false;
   bool profiling_ = false;
@@ -71,18 +71,18 @@ class StepClock {
 std::optional<BenchResult> bench(const Arguments& args, World& world, const StopSignals& signals,
                                  const BenchOptions& options) {
   const Mesh mesh(mesh_options(args), world);
-  TrainingRun run(args, mesh, signals);
+  TrainLoop run(args, mesh, signals);
   const at::Device device = choose_device(args);
   BenchResult result{.name = options.name,
                      .device = device_name(device),
                      .world_size = world.size(),
                      .peak_flops_per_gpu = peak_flops(device_name(device), math_mode(args)).value_or(0.0)};
   const bool reports = world.rank() == world.size() - 1;
-  if (reports) run.on_step(StepClock(run, device, options, result));
+  if (reports) run.on_step(StepTimer(run, device, options, result));
   run.train();
   if (!reports) return std::nullopt;
   if (static_cast<int64_t>(result.seconds.size()) < options.steps) {
-    throw config_error({.what = fmt::format("the run ended after {} timed steps of {}", result.seconds.size(),
+    throw config_error({.what = fmt::format("the run ended after {} of {} timed steps", result.seconds.size(),
                                             options.steps),
                         .where = "--train-iters",
                         .fix = "Raise --train-iters, or lower --steps and --warm-up-seconds"});

@@ -1,7 +1,7 @@
-// The program as two functions, for programs of one's own that link libteratron (examples/).
+// The program as two functions, for custom programs that link libteratron (examples/).
 //
 //   int main(int argc, char** argv) {
-//     const teratron::Registry registry = {.train_step = [](const teratron::Registry::Run&) {
+//     const teratron::Registry registry = {.train_step = [](const teratron::Registry::Context&) {
 //       return std::make_unique<MyTrainStep>();
 //     }};
 //     return teratron::main(argc, argv, registry);   // my-program pretrain gpt FLAGS...
@@ -15,13 +15,13 @@
 
 namespace teratron {
 
-/// Everything that `teratron` does; what `registry` names takes its part in `pretrain`. Never throws: errors become one
-/// message on stderr and an exit code (base/error.h).
+/// The `teratron` program, with the extensions in `registry` used by `pretrain`. Never throws: an error
+/// becomes a message on stderr and an exit code (base/error.h).
 int main(int argc, char** argv, const Registry& registry = {});
 
-/// A training loop of one's own: my-program FLAGS... with the flags of `teratron pretrain gpt`. `loop` gets this rank's
-/// model, data and counters, and what it throws ends the program as above.
-using Loop = std::function<void(Training&)>;
+/// Runs a custom training loop: my-program FLAGS... with the flags of `teratron pretrain gpt`. `loop`
+/// receives this rank's model, data and counters; an exception ends the program as above.
+using Loop = std::function<void(Trainer&)>;
 int run_loop(int argc, char** argv, const Loop& loop, const Registry& registry = {});
 
 }  // namespace teratron

@@ -27,7 +27,7 @@ int64_t numel(const std::vector<int64_t>& shape) {
 }
 
 PipelineLayout pipeline_of(const GPTConfig& config, const Layout& layout) {
-  LayoutOptions options{.layers = config.layers, .stages = layout.pp};
+  PipelineLayoutOptions options{.layers = config.layers, .stages = layout.pp};
   if (!layout.stages.empty()) {
     options.text = layout.stages;
   } else {
@@ -57,10 +57,10 @@ bool every_stage_holds_something(const std::string& text, const GPTConfig& confi
   }
 }
 
-std::vector<StateTensor> owned_parts(Trainer& trainer, const at::Tensor& flat) {
+std::vector<StateTensor> owned_parts(TrainEngine& engine, const at::Tensor& flat) {
   std::vector<StateTensor> parts;
-  for (const FlatRange& owned : trainer.buffer().owned()) {
-    for (const FlatBuffer::Entry& entry : trainer.buffer().entries()) {
+  for (const FlatRange& owned : engine.buffer().owned()) {
+    for (const FlatBuffer::Entry& entry : engine.buffer().entries()) {
       const FlatRange part = intersection(owned, entry.range);
       if (part.size() == 0) continue;
       parts.push_back({entry.parameter->name,
@@ -91,25 +91,25 @@ std::string to_string(const Layout& layout) {
 
 void run_layout(const Layout& layout, const std::function<void(const Mesh&)>& body) {
   run_ranks(layout.tp * layout.pp * layout.dp, [&](World& world) {
-    LateWorld late(world);
+    DeferredWorld late(world);
     body(Mesh(layout.mesh(), layout.late ? late : world));
   });
 }
 
-TrainerOptions trainer_options(const GPTConfig& config, const Layout& layout, at::ScalarType dtype) {
+EngineOptions engine_options(const GPTConfig& config, const Layout& layout, at::ScalarType dtype) {
   return {.model = config,
-          .layout = pipeline_of(config, layout),
-          .microbatch_group = layout.group,
-          .overlap_p2p = layout.overlap_p2p,
+          .parallel = {.pipeline = pipeline_of(config, layout),
+                       .microbatch_group = layout.group,
+                       .overlap_p2p = layout.overlap_p2p,
+                       .sequence_parallel = layout.sequence_parallel,
+                       .overlap_tensor_parallel = layout.overlap_tp},
           .optimizer = {.count_zeros = true},
-          .dtype = dtype,
+          .precision = {.dtype = dtype},
           .seed = 5,
-          .sequence_parallel = layout.sequence_parallel,
-          .overlap_tensor_parallel = layout.overlap_tp,
-          .sharded_optimizer = layout.sharded,
-          .overlap_param_gather = layout.overlap_param_gather,
-          .average_in_collective = layout.average_in_collective,
-          .bucket_size = layout.bucket_size,
+          .reduction = {.sharded = layout.sharded,
+                        .bucket_size = layout.bucket_size,
+                        .average_in_collective = layout.average_in_collective,
+                        .overlap_param_gather = layout.overlap_param_gather},
           .report_parameter_norm = true};
 }
 
@@ -124,26 +124,26 @@ MicroBatch test_batch(const TestData& data, int64_t vocabulary, int64_t step, Fl
                    .labels_SB = mine.narrow(0, 1, data.sequence).contiguous(),
                    // Equal numbers of counted tokens per micro-batch, so that the means of layouts agree.
                    .loss_mask_SB = at::ones({data.sequence, samples.size()}),
-                   .first_sample = step * test_samples + samples.begin};
+                   .sample_ids_B = at::arange(samples.begin, samples.end, at::kLong) + step * test_samples};
   if (data.documents) {
     const int64_t bound = data.sequence / 2 + 1;
-    batch.first_visible_BS = at::zeros({samples.size(), data.sequence}, at::kInt);
-    batch.first_visible_BS.narrow(1, bound, data.sequence - bound).fill_(bound);
+    batch.segment_start_BS = at::zeros({samples.size(), data.sequence}, at::kInt);
+    batch.segment_start_BS.narrow(1, bound, data.sequence - bound).fill_(bound);
   }
   return batch;
 }
 
-StepInFlight train_step(Trainer& trainer, const Layout& layout, const TestData& data, int64_t step,
-                        const Optimizer::Hyperparameters& hyper) {
+PendingStep train_step(TrainEngine& engine, const Layout& layout, const TestData& data, int64_t step,
+                       const Optimizer::Hyperparameters& hyper) {
   const int64_t share = test_samples / layout.dp;
-  const int64_t first = trainer.mesh().group(Axis::dp).rank * share;
+  const int64_t first = engine.mesh().group(Axis::dp).rank * share;
   const int64_t count = share / layout.microbatches;
   TERATRON_ASSERT(count * layout.microbatches == share, "{}", to_string(layout));
   const auto batches = [&](int64_t i) {
     const int64_t begin = first + i * count;
-    return test_batch(data, trainer.options().model.vocabulary, step, {begin, begin + count});
+    return test_batch(data, engine.options().model.vocabulary, step, {begin, begin + count});
   };
-  return trainer.train_step(batches, {.microbatches = layout.microbatches, .hyper = hyper});
+  return engine.train_step(batches, {.microbatches = layout.microbatches, .hyper = hyper});
 }
 
 void GlobalTensors::add(const StateTensor& part) {
@@ -174,14 +174,14 @@ std::map<std::string, at::Tensor> GlobalTensors::tensors() const {
   return all;
 }
 
-std::vector<StateTensor> gradients(Trainer& trainer) {
-  return owned_parts(trainer, trainer.buffer().gradients());
+std::vector<StateTensor> gradients(TrainEngine& engine) {
+  return owned_parts(engine, engine.buffer().gradients());
 }
 
-std::vector<StateTensor> weights(Trainer& trainer) {
-  trainer.buffer().finish_gather();
+std::vector<StateTensor> weights(TrainEngine& engine) {
+  engine.buffer().finish_param_gather();
   std::vector<StateTensor> all;
-  for (const Parameter& parameter : trainer.parameters().all()) {
+  for (const Parameter& parameter : engine.parameters().all()) {
     all.push_back({parameter.name,
                    parameter.shard(),
                    {0, parameter.tensor.numel()},
@@ -196,9 +196,9 @@ Gradients gradients_of(const GPTConfig& config, const Layout& layout, const Test
   GlobalTensors global;
   std::mutex mutex;
   run_layout(layout, [&](const Mesh& mesh) {
-    Trainer trainer(trainer_options(config, layout, dtype), mesh);
-    const StepNumbers numbers = train_step(trainer, layout, data, 3, {.lr = 0.0}).resolve();
-    for (const StateTensor& part : gradients(trainer)) global.add(part);
+    TrainEngine engine(engine_options(config, layout, dtype), mesh);
+    const StepResult numbers = train_step(engine, layout, data, 3, {.lr = 0.0}).wait();
+    for (const StateTensor& part : gradients(engine)) global.add(part);
     const std::lock_guard lock(mutex);
     if (result.numbers.tokens != 0) {  // another rank was here: all see the same numbers
       EXPECT_EQ(numbers.loss, result.numbers.loss);
@@ -239,8 +239,8 @@ void expect_close(const Gradients& actual, const Gradients& expected, double bou
     EXPECT_GT(norm, 0.0) << name;
     EXPECT_LT(error, std::max(bound * std::max(norm, 1e-3 * largest), own)) << name;
   }
-  const StepNumbers& a = actual.numbers;
-  const StepNumbers& e = expected.numbers;
+  const StepResult& a = actual.numbers;
+  const StepResult& e = expected.numbers;
   EXPECT_NEAR(a.loss, e.loss, bound * e.loss);
   EXPECT_NEAR(a.grad_norm, e.grad_norm, bound * e.grad_norm + slack);
   EXPECT_NEAR(a.parameter_norm, e.parameter_norm, bound * e.parameter_norm);

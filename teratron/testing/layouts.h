@@ -52,14 +52,15 @@ struct TestData {
   bool documents = false;  // attention stops at document bounds
 };
 
-TrainerOptions trainer_options(const GPTConfig& config, const Layout& layout, at::ScalarType dtype);
+EngineOptions engine_options(const GPTConfig& config, const Layout& layout, at::ScalarType dtype);
 /// One step on this rank, on the samples that a seed of `step` gives: the same for every layout.
-StepInFlight train_step(Trainer& trainer, const Layout& layout, const TestData& data, int64_t step,
-                        const Optimizer::Hyperparameters& hyper);
+PendingStep train_step(TrainEngine& engine, const Layout& layout, const TestData& data, int64_t step,
+                       const Optimizer::Hyperparameters& hyper);
 /// The micro-batch of samples [first, first + count) of a step.
 MicroBatch test_batch(const TestData& data, int64_t vocabulary, int64_t step, FlatRange samples);
 
-/// Global tensors out of what ranks hold. Where several ranks hold the same element they must agree bit by bit.
+/// Global tensors out of what ranks hold. Where several ranks hold the same element they must agree bit by
+/// bit.
 class GlobalTensors {
  public:
   /// Thread-safe.
@@ -77,12 +78,12 @@ class GlobalTensors {
 };
 
 /// The owned part of every gradient, as it is after a step.
-std::vector<StateTensor> gradients(Trainer& trainer);
-std::vector<StateTensor> weights(Trainer& trainer);
+std::vector<StateTensor> gradients(TrainEngine& engine);
+std::vector<StateTensor> weights(TrainEngine& engine);
 
 /// Loss and every gradient of one step.
 struct Gradients {
-  StepNumbers numbers;
+  StepResult numbers;
   std::map<std::string, at::Tensor> tensors;
 };
 Gradients gradients_of(const GPTConfig& config, const Layout& layout, const TestData& data,
@@ -91,8 +92,8 @@ Gradients gradients_of(const GPTConfig& config, const Layout& layout, const Test
 /// Relative Frobenius error of every gradient and relative error of loss and norm, all below `bound`.
 void expect_same(const Gradients& actual, const Gradients& expected, double bound);
 
-/// The layout against one rank: in fp64 below 1e-12, in fp32 below 1e-5. A model that magnifies rounding may have a few
-/// times the error that one rank's own rounding makes in fp32 (in fp64: that times 2^-29).
+/// The layout against one rank: in fp64 below 1e-12, in fp32 below 1e-5. A model that magnifies rounding may
+/// have a few times the error that one rank's own rounding makes in fp32 (in fp64: that times 2^-29).
 void expect_twins(const GPTConfig& config, const Layout& layout, const TestData& data);
 
 /// A model and a layout that fits it, drawn at random; at most `ranks` ranks.

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t samples = 4;
 
-void run_rank(const TestStep& step, const Mesh& mesh, std::mutex& mutex, StepResult& result) {
+void run_rank(const TestStep& step, const Mesh& mesh, std::mutex& mutex, LossAndGrads& result) {
   ParameterSet parameters({.dtype = step.dtype, .device = step.device, .seed = 3, .fp8 = step.fp8});
   const TensorParallel parallel{mesh.group(Axis::tp), step.layout.sequence_parallel};
   GPT model(parameters, step.config, {.layers = step.config.layers}, parallel);
@@ -22,23 +22,23 @@ void run_rank(const TestStep& step, const Mesh& mesh, std::mutex& mutex, StepRes
   const Group& data_parallel = mesh.group(Axis::dp);
   FlatBuffer buffer(all,
                     {.data_parallel = data_parallel, .bucket_size = 1000, .average_in_collective = true});
-  buffer.start_step();
-  buffer.expect_last_microbatch();
+  buffer.zero_grad();
+  buffer.set_last_microbatch();
   const MicroBatch batch = [&] {
     MicroBatch host = test_batch(step.config, data_parallel, step.documents);
-    for (at::Tensor* tensor :
-         {&host.tokens_SB, &host.positions_SB, &host.labels_SB, &host.loss_mask_SB, &host.first_visible_BS}) {
+    for (at::Tensor* tensor : {&host.tokens_SB, &host.positions_SB, &host.labels_SB, &host.loss_mask_SB,
+                               &host.segment_start_BS, &host.sample_ids_B}) {
       if (tensor->defined()) *tensor = tensor->to(step.device);
     }
     return host;
   }();
   const at::Tensor loss = model.loss(model.forward({}, batch), batch).mean();
   loss.backward();
-  buffer.finish_reduction();
+  buffer.finish_grad_sync();
   at::Tensor mean = loss.detach().to(at::kDouble);
   data_parallel.communicator->all_reduce(mean, ReduceOp::avg).wait();
   for (Parameter& parameter : parameters.all()) {
-    if (parameter.options.sum_over_tensor_parallel) {
+    if (parameter.options.grad_sum == GradSum::tensor_parallel) {
       mesh.group(Axis::tp).communicator->all_reduce(parameter.main_grad, ReduceOp::sum).wait();
     }
   }
@@ -163,17 +163,17 @@ MicroBatch test_batch(const GPTConfig& config, const Group& data_parallel, bool 
       .positions_SB = at::arange(sequence, at::kLong).unsqueeze(1).expand({sequence, count}).contiguous(),
       .labels_SB = labels.narrow(1, first, count).contiguous(),
       .loss_mask_SB = at::ones({sequence, count}),
-      .first_sample = 100 + first};
+      .sample_ids_B = at::arange(100 + first, 100 + first + count, at::kLong)};
   if (documents) {
     const int64_t start = sequence / 2 + 1;
-    batch.first_visible_BS = at::zeros({count, sequence}, at::kInt);
-    batch.first_visible_BS.narrow(1, start, sequence - start).fill_(start);
+    batch.segment_start_BS = at::zeros({count, sequence}, at::kInt);
+    batch.segment_start_BS.narrow(1, start, sequence - start).fill_(start);
   }
   return batch;
 }
 
-StepResult run_step(const TestStep& step) {
-  StepResult result;
+LossAndGrads run_step(const TestStep& step) {
+  LossAndGrads result;
   std::mutex mutex;
   if (step.layout.tp * step.layout.dp == 1) {
     run_rank(step, Mesh(), mutex, result);

@@ -59,13 +59,13 @@ struct TestStep {
   std::optional<Fp8Options> fp8 = {};
 };
 
-struct StepResult {
+struct LossAndGrads {
   double loss = 0.0;
   std::map<std::string, at::Tensor> gradients;  // global, on the CPU
 };
 
 /// Forward and backward of one global batch.
-StepResult run_step(const TestStep& step);
+LossAndGrads run_step(const TestStep& step);
 
 /// Writes one rank's part of a tensor into the global one.
 void place(const Shard& shard, const at::Tensor& local, const at::Tensor& global);

@@ -41,17 +41,17 @@ class CheckpointLayouts : public testing::Test {
                                           const Visit& visit) const {
     GlobalTensors global;
     run_layout(visit.layout, [&](const Mesh& mesh) {
-      Trainer trainer(trainer_options(config, visit.layout, dtype), mesh);
+      TrainEngine engine(engine_options(config, visit.layout, dtype), mesh);
       if (visit.load) {
-        const auto info = load_model(trainer, {.directory = folder_, .iteration = visit.load});
+        const auto info = load_model(engine, {.directory = folder_, .iteration = visit.load});
         EXPECT_TRUE(info.has_value());
       }
       for (int64_t step = 0; step < visit.steps; ++step) {
-        train_step(trainer, visit.layout, {}, step, {.lr = 1e-2, .weight_decay = 0.1});
+        train_step(engine, visit.layout, {}, step, {.lr = 1e-2, .weight_decay = 0.1});
       }
-      for (const StateTensor& part : weights(trainer)) global.add(part);
-      for (const StateTensor& part : trainer.optimizer().state()) global.add(part);
-      if (visit.save) save_model(trainer, {.directory = folder_, .iteration = *visit.save});
+      for (const StateTensor& part : weights(engine)) global.add(part);
+      for (const StateTensor& part : engine.optimizer().state()) global.add(part);
+      if (visit.save) save_model(engine, {.directory = folder_, .iteration = *visit.save});
     });
     return global.tensors();
   }

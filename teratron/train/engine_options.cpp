@@ -4,7 +4,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/models/precision.h"
-#include "teratron/settings/pipeline_settings.h"
+#include "teratron/settings/component_options.h"
 #include "teratron/train/device/device.h"
 
 namespace teratron {
@@ -47,26 +47,26 @@ OptimizerOptions optimizer_options(const Arguments& args) {
           .count_zeros = args.log_num_zeros_in_grad};
 }
 
-TrainerOptions trainer_options(const Arguments& args, const GPTConfig& model, at::Device device) {
+EngineOptions engine_options(const Arguments& args, const GPTConfig& model, at::Device device) {
   const int64_t default_bucket = std::max<int64_t>(40'000'000, 1'000'000 * args.data_parallel_size.value());
   return {.model = model,
-          .layout = pipeline_layout(layout_options(args)),
-          .microbatch_group = args.microbatch_group_size_per_vp_stage.value_or(0),
-          .overlap_p2p = args.overlap_p2p_comm,
+          .parallel = {.pipeline = pipeline_layout(layout_options(args)),
+                       .microbatch_group = args.microbatch_group_size_per_vp_stage.value_or(0),
+                       .overlap_p2p = args.overlap_p2p_comm,
+                       .sequence_parallel = args.sequence_parallel && args.tensor_model_parallel_size > 1,
+                       .overlap_tensor_parallel = args.async_tensor_model_parallel_allreduce},
           .optimizer = optimizer_options(args),
-          .dtype = model_dtype(args),
-          .fp8 = fp8_options(args),
+          .precision = {.dtype = model_dtype(args), .fp8 = fp8_options(args)},
           .device = device,
           .seed = static_cast<uint64_t>(args.seed),
-          .sequence_parallel = args.sequence_parallel && args.tensor_model_parallel_size > 1,
-          .overlap_tensor_parallel = args.async_tensor_model_parallel_allreduce,
-          .sharded_optimizer = args.use_distributed_optimizer,
-          .overlap_param_gather = args.overlap_param_gather,
-          .average_in_collective = args.ddp_average_in_collective,
+          .reduction = {.sharded = args.use_distributed_optimizer,
+                        .bucket_size = args.ddp_bucket_size.value_or(default_bucket),
+                        .average_in_collective = args.ddp_average_in_collective,
+                        .reduce_in_bf16 = args.grad_reduce_in_bf16,
+                        .overlap_param_gather = args.overlap_param_gather},
           .per_token_loss = args.calculate_per_token_loss,
-          .reduce_in_bf16 = args.grad_reduce_in_bf16,
-          .bucket_size = args.ddp_bucket_size.value_or(default_bucket),
           .report_parameter_norm = args.log_params_norm,
+          .save_batches = args.check_for_nan_in_loss_and_grad && !args.fp16,
           .graphs_after = args.cuda_graph_impl == "local" ? args.cuda_graph_warmup_steps : 0};
 }
 
@@ -106,14 +106,15 @@ OptimizerParamScheduler lr_scheduler(const Arguments& args) {
   return OptimizerParamScheduler(options);
 }
 
-std::optional<ParamGroupRule> decoupled_group(const Arguments& args) {
+std::optional<ParamGroupOverrides> decoupled_group(const Arguments& args) {
   if (!args.decoupled_lr) return std::nullopt;
-  return ParamGroupRule{.max_lr = args.decoupled_lr, .min_lr = args.decoupled_min_lr.value_or(args.min_lr)};
+  return ParamGroupOverrides{.max_lr = args.decoupled_lr,
+                             .min_lr = args.decoupled_min_lr.value_or(args.min_lr)};
 }
 
 BatchSchedule batch_schedule(const Arguments& args) {
-  const BatchLayout layout = {.micro_batch_size = args.micro_batch_size.value(),
-                              .data_parallel_size = args.data_parallel_size.value()};
+  const BatchSplit layout = {.micro_batch_size = args.micro_batch_size.value(),
+                             .data_parallel_size = args.data_parallel_size.value()};
   const int64_t final_size = args.global_batch_size.value();
   const std::vector<int64_t>& ramp = args.rampup_batch_size;
   if (ramp.empty()) return BatchSchedule::constant(final_size, layout);

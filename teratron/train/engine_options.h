@@ -1,4 +1,4 @@
-// Options of the engine, its optimizer and its schedules, from the settings of a run.
+// Converts the settings to options of the engine, its optimizer and its schedules.
 #pragma once
 
 #include <optional>
@@ -14,18 +14,19 @@
 
 namespace teratron {
 
-/// The device of --device; "auto" is the GPU if there is one. UserError(config) if cuda is requested and absent.
+/// The device of --device; "auto" is the GPU if there is one. UserError(config) if cuda is requested and
+/// absent.
 at::Device choose_device(const Arguments& args);
 /// UserError(config) if --fp8-format is given and the GPU has no FP8 GEMMs.
 void check_fp8_on(const Arguments& args, const std::string& gpu, int64_t compute_capability);
 /// UserError(config) if --cuda-graph-impl local is given and there is no GPU.
 void check_graphs_on(const Arguments& args, at::Device device);
-TrainerOptions trainer_options(const Arguments& args, const GPTConfig& model, at::Device device);
+EngineOptions engine_options(const Arguments& args, const GPTConfig& model, at::Device device);
 OptimizerOptions optimizer_options(const Arguments& args);
 LossScaler loss_scaler(const Arguments& args);
 OptimizerParamScheduler lr_scheduler(const Arguments& args);
 /// Learning rates of --decoupled-lr for the word embeddings and the output layer.
-std::optional<ParamGroupRule> decoupled_group(const Arguments& args);
+std::optional<ParamGroupOverrides> decoupled_group(const Arguments& args);
 BatchSchedule batch_schedule(const Arguments& args);
 
 }  // namespace teratron

@@ -21,8 +21,8 @@ GPTConfig config_with_dropout() {
   return config;
 }
 
-TrainerOptions options_of(const Layout& layout, at::ScalarType dtype) {
-  TrainerOptions options = trainer_options(config_with_dropout(), layout, dtype);
+EngineOptions options_of(const Layout& layout, at::ScalarType dtype) {
+  EngineOptions options = engine_options(config_with_dropout(), layout, dtype);
   options.optimizer.clip_grad = 0.5;
   return options;
 }
@@ -32,14 +32,14 @@ struct Curve {
   double lr = 1e-2;
 };
 
-std::vector<StepNumbers> train(const Layout& layout, at::ScalarType dtype, const Curve& curve) {
-  std::vector<StepNumbers> all(curve.steps);
+std::vector<StepResult> train(const Layout& layout, at::ScalarType dtype, const Curve& curve) {
+  std::vector<StepResult> all(curve.steps);
   std::mutex mutex;
   run_layout(layout, [&](const Mesh& mesh) {
-    Trainer trainer(options_of(layout, dtype), mesh);
+    TrainEngine engine(options_of(layout, dtype), mesh);
     for (int64_t step = 0; step < curve.steps; ++step) {
-      const StepNumbers numbers =
-          train_step(trainer, layout, {}, step, {.lr = curve.lr, .weight_decay = 0.1}).resolve();
+      const StepResult numbers =
+          train_step(engine, layout, {}, step, {.lr = curve.lr, .weight_decay = 0.1}).wait();
       const std::lock_guard lock(mutex);
       if (all[step].tokens != 0) {  // another rank was here: all see the same numbers
         EXPECT_EQ(numbers.loss, all[step].loss);
@@ -53,18 +53,19 @@ std::vector<StepNumbers> train(const Layout& layout, at::ScalarType dtype, const
   return all;
 }
 
-void expect_same(const std::vector<StepNumbers>& actual, const std::vector<StepNumbers>& expected,
+void expect_same(const std::vector<StepResult>& actual, const std::vector<StepResult>& expected,
                  double bound) {
   ASSERT_EQ(actual.size(), expected.size());
   for (size_t step = 0; step < actual.size(); ++step) {
     SCOPED_TRACE(step);
-    const StepNumbers& a = actual[step];
-    const StepNumbers& e = expected[step];
+    const StepResult& a = actual[step];
+    const StepResult& e = expected[step];
     EXPECT_NEAR(a.loss, e.loss, bound * e.loss);
     EXPECT_NEAR(a.grad_norm, e.grad_norm, 10 * bound * e.grad_norm);
     EXPECT_NEAR(a.parameter_norm, e.parameter_norm, bound * e.parameter_norm);
     EXPECT_EQ(a.tokens, e.tokens);
-    // Biases of keys have no gradient but rounding, which may happen to be zero: 4 layers, 2 groups, 4 channels.
+    // Biases of keys have no gradient but rounding, which may happen to be zero: 4 layers, 2 groups, 4
+    // channels.
     EXPECT_NEAR(static_cast<double>(a.num_zeros), static_cast<double>(e.num_zeros), 32.0);
     EXPECT_FALSE(a.nonfinite);
   }
@@ -98,8 +99,8 @@ class Curves : public testing::TestWithParam<Layout> {};
 
 TEST_P(Curves, AreThoseOfOneRank) {
   const Curve curve{.steps = 50, .lr = 3e-3};
-  const std::vector<StepNumbers> serial = train({}, at::kFloat, curve);
-  const std::vector<StepNumbers> parallel = train(GetParam(), at::kFloat, curve);
+  const std::vector<StepResult> serial = train({}, at::kFloat, curve);
+  const std::vector<StepResult> parallel = train(GetParam(), at::kFloat, curve);
   for (int64_t step = 0; step < curve.steps; ++step) {
     EXPECT_NEAR(parallel[step].loss, serial[step].loss, 1e-4 * serial[step].loss) << step;
   }
@@ -120,20 +121,20 @@ TEST_P(Steps, ClipsTheGradientThatAdamSees) {
   const Layout& layout = GetParam();
   for (const double clip : {1e-3, 1e9}) {
     run_layout(layout, [&](const Mesh& mesh) {
-      TrainerOptions options = options_of(layout, at::kDouble);
+      EngineOptions options = options_of(layout, at::kDouble);
       options.optimizer.clip_grad = clip;
-      Trainer trainer(options, mesh);
+      TrainEngine engine(options, mesh);
       const double loss_scale = 1024.0;
-      const StepNumbers numbers =
-          train_step(trainer, layout, {}, 0, {.lr = 1e-2, .loss_scale = loss_scale}).resolve();
+      const StepResult numbers =
+          train_step(engine, layout, {}, 0, {.lr = 1e-2, .loss_scale = loss_scale}).wait();
       const double factor = std::min(1.0, clip / (numbers.grad_norm + 1e-6)) / loss_scale;
       EXPECT_EQ(clip<1.0, numbers.grad_norm> clip);
-      EXPECT_NEAR(trainer.optimizer().gradient_factor().item<double>(), factor, 1e-6 * factor);
+      EXPECT_NEAR(engine.optimizer().grad_scale().item<double>(), factor, 1e-6 * factor);
       std::map<std::pair<std::string, int64_t>, at::Tensor> moments;
-      for (const StateTensor& state : trainer.optimizer().state()) {
+      for (const StateTensor& state : engine.optimizer().state()) {
         moments[{state.name, state.local.begin}] = state.values;
       }
-      for (const StateTensor& gradient : gradients(trainer)) {
+      for (const StateTensor& gradient : gradients(engine)) {
         const at::Tensor g = gradient.values * factor;
         const auto close = [&](const std::string& kind, const at::Tensor& expected) {
           const at::Tensor actual =
@@ -152,12 +153,12 @@ TEST_P(Steps, WithoutAFiniteGradientChangeNothing) {
   const Layout& layout = GetParam();
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     run_layout(layout, [&](const Mesh& mesh) {
-      Trainer trainer(options_of(layout, type), mesh);
-      train_step(trainer, layout, {}, 0, {.lr = 1e-2});
+      TrainEngine engine(options_of(layout, type), mesh);
+      train_step(engine, layout, {}, 0, {.lr = 1e-2});
       const auto copies = [&] {
         std::vector<at::Tensor> all;
-        for (const StateTensor& part : weights(trainer)) all.push_back(part.values.clone());
-        for (const StateTensor& part : trainer.optimizer().state()) all.push_back(part.read().clone());
+        for (const StateTensor& part : weights(engine)) all.push_back(part.values.clone());
+        for (const StateTensor& part : engine.optimizer().state()) all.push_back(part.read().clone());
         return all;
       };
       const std::vector<at::Tensor> before = copies();
@@ -167,34 +168,33 @@ TEST_P(Steps, WithoutAFiniteGradientChangeNothing) {
         batch.loss_mask_SB.fill_(std::numeric_limits<float>::infinity());
         return batch;
       };
-      const StepNumbers numbers =
-          trainer.train_step(infinite, {.microbatches = layout.microbatches, .hyper = {.lr = 1e-2}})
-              .resolve();
+      const StepResult numbers =
+          engine.train_step(infinite, {.microbatches = layout.microbatches, .hyper = {.lr = 1e-2}}).wait();
       EXPECT_TRUE(numbers.nonfinite);
       const std::vector<at::Tensor> after = copies();
       for (size_t i = 0; i < after.size(); ++i) EXPECT_TRUE(at::equal(after[i], before[i])) << i;
-      EXPECT_EQ(trainer.optimizer().steps(), 1);
+      EXPECT_EQ(engine.optimizer().steps(), 1);
     });
   }
 }
 
 TEST_P(Steps, EvaluateToOneRanksLoss) {
   const Layout& layout = GetParam();
-  const auto evaluate = [](Trainer& trainer, const Layout& l, int64_t steps) {
+  const auto evaluate = [](TrainEngine& engine, const Layout& l, int64_t steps) {
     const int64_t share = test_samples / l.dp;
     const int64_t count = share / l.microbatches;
     const auto batches = [&](int64_t i) {
-      const int64_t begin = trainer.mesh().group(Axis::dp).rank * share + i % l.microbatches * count;
+      const int64_t begin = engine.mesh().group(Axis::dp).rank * share + i % l.microbatches * count;
       return test_batch({}, 37, 7 + i / l.microbatches, {begin, begin + count});
     };
-    return trainer.evaluate(batches, steps * l.microbatches);
+    return engine.evaluate(batches, steps * l.microbatches);
   };
   const Mesh alone;
-  Trainer serial(options_of({}, at::kDouble), alone);
-  const StepNumbers expected = evaluate(serial, {}, 3);
+  TrainEngine serial(options_of({}, at::kDouble), alone);
+  const StepResult expected = evaluate(serial, {}, 3);
   run_layout(layout, [&](const Mesh& mesh) {
-    Trainer trainer(options_of(layout, at::kDouble), mesh);
-    const StepNumbers numbers = evaluate(trainer, layout, 3);
+    TrainEngine engine(options_of(layout, at::kDouble), mesh);
+    const StepResult numbers = evaluate(engine, layout, 3);
     EXPECT_NEAR(numbers.loss, expected.loss, 1e-12 * expected.loss);
     EXPECT_EQ(numbers.tokens, expected.tokens);
   });
@@ -211,7 +211,7 @@ MicroBatch uneven_batch(int64_t step, FlatRange samples) {
 }
 
 struct UnevenSteps {
-  std::vector<StepNumbers> numbers;
+  std::vector<StepResult> numbers;
   std::map<std::string, at::Tensor> weights;
 };
 
@@ -220,22 +220,21 @@ UnevenSteps uneven_steps(const Layout& layout, bool per_token) {
   GlobalTensors global;
   std::mutex mutex;
   run_ranks(layout.mesh(), [&](const Mesh& mesh) {
-    TrainerOptions options = options_of(layout, at::kDouble);
+    EngineOptions options = options_of(layout, at::kDouble);
     options.per_token_loss = per_token;
-    Trainer trainer(options, mesh);
+    TrainEngine engine(options, mesh);
     const int64_t share = test_samples / layout.dp;
     const int64_t count = share / layout.microbatches;
-    std::vector<StepNumbers> numbers;
+    std::vector<StepResult> numbers;
     for (int64_t step = 0; step < 3; ++step) {
       const auto batches = [&](int64_t i) {
         const int64_t begin = mesh.group(Axis::dp).rank * share + i * count;
         return uneven_batch(step, {begin, begin + count});
       };
-      const Trainer::StepPlan plan{.microbatches = layout.microbatches,
-                                   .hyper = {.lr = 1e-2, .loss_scale = 8.0}};
-      numbers.push_back(trainer.train_step(batches, plan).resolve());
+      const StepInputs plan{.microbatches = layout.microbatches, .hyper = {.lr = 1e-2, .loss_scale = 8.0}};
+      numbers.push_back(engine.train_step(batches, plan).wait());
     }
-    for (const StateTensor& part : weights(trainer)) global.add(part);
+    for (const StateTensor& part : weights(engine)) global.add(part);
     const std::lock_guard lock(mutex);
     result.numbers = numbers;
   });
@@ -275,55 +274,55 @@ class NanBesideTheGradient : public TrainStep {
   }
 };
 
-TEST(Trainer, ANanInTheLossAloneChangesNothing) {
+TEST(TrainEngine, ANanInTheLossAloneChangesNothing) {
   const Layout layout{.pp = 2, .dp = 2};
   run_ranks(layout.mesh(), [&](const Mesh& mesh) {
     NanBesideTheGradient step;
-    TrainerOptions options = options_of(layout, at::kFloat);
+    EngineOptions options = options_of(layout, at::kFloat);
     options.step = &step;
-    Trainer trainer(options, mesh);
+    TrainEngine engine(options, mesh);
     std::vector<at::Tensor> before;
-    for (const StateTensor& part : weights(trainer)) before.push_back(part.values.clone());
-    const StepNumbers numbers = train_step(trainer, layout, {}, 0, {.lr = 1e-2}).resolve();
+    for (const StateTensor& part : weights(engine)) before.push_back(part.values.clone());
+    const StepResult numbers = train_step(engine, layout, {}, 0, {.lr = 1e-2}).wait();
     EXPECT_TRUE(numbers.nonfinite);
     EXPECT_TRUE(std::isfinite(numbers.grad_norm)) << "or else this test would see the other reason";
     size_t i = 0;
-    for (const StateTensor& part : weights(trainer))
+    for (const StateTensor& part : weights(engine))
       EXPECT_TRUE(at::equal(part.values, before[i++])) << part.name;
   });
 }
 
-TEST(Trainer, AgreesOnTheGreatestStopRequestAndTheLeastProgress) {
+TEST(TrainEngine, AgreesOnTheGreatestStopRequestAndTheLeastProgress) {
   const Layout layout{.pp = 2, .dp = 2};
   run_layout(layout, [&](const Mesh& mesh) {
-    Trainer trainer(options_of(layout, at::kFloat), mesh);
+    TrainEngine engine(options_of(layout, at::kFloat), mesh);
     const auto batches = [&](int64_t) { return test_batch({}, 37, 0, {0, 4}); };
-    const StepNumbers numbers = trainer
-                                    .train_step(batches, {.hyper = {.lr = 1e-3},
-                                                          .stop_request = mesh.rank() == 2 ? 3 : 1,
-                                                          .progress = mesh.rank() == 1 ? 4 : 7})
-                                    .resolve();
+    const StepResult numbers = engine
+                                   .train_step(batches, {.hyper = {.lr = 1e-3},
+                                                         .stop_request = mesh.rank() == 2 ? 3 : 1,
+                                                         .progress = mesh.rank() == 1 ? 4 : 7})
+                                   .wait();
     EXPECT_EQ(numbers.stop_request, 3);
     EXPECT_EQ(numbers.progress, 4);
   });
 }
 
-TEST(Trainer, TimesAStepWhereverItsNumbersAreRead) {
-  Trainer trainer(options_of({}, at::kFloat), Mesh());
+TEST(TrainEngine, TimesAStepWhereverItsNumbersAreRead) {
+  TrainEngine engine(options_of({}, at::kFloat), Mesh());
   const auto begin = std::chrono::steady_clock::now();
-  std::vector<StepInFlight> steps;
-  for (int64_t step = 0; step < 3; ++step) steps.push_back(train_step(trainer, {}, {}, step, {.lr = 1e-3}));
+  std::vector<PendingStep> steps;
+  for (int64_t step = 0; step < 3; ++step) steps.push_back(train_step(engine, {}, {}, step, {.lr = 1e-3}));
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
   std::this_thread::sleep_for(std::chrono::milliseconds(200));  // and read together
   std::vector<double> seconds;
-  for (StepInFlight& step : steps) seconds.push_back(step.resolve().seconds);
+  for (PendingStep& step : steps) seconds.push_back(step.wait().seconds);
   EXPECT_EQ(seconds[0], 0.0);
   EXPECT_GT(seconds[1], 0.0);
   EXPECT_GT(seconds[2], 0.0);
   EXPECT_LT(seconds[1] + seconds[2], taken.count());
 }
 
-TEST(Trainer, OptimizerStateIsCutOverTheRanks) {
+TEST(TrainEngine, OptimizerStateIsCutOverTheRanks) {
   const auto bytes_per_parameter = [](const Layout& layout) {
     double bytes = 0.0;
     std::mutex mutex;
@@ -332,8 +331,8 @@ TEST(Trainer, OptimizerStateIsCutOverTheRanks) {
       config.hidden = 64;
       config.kv_channels = 16;
       config.ffn_hidden = 256;
-      const Trainer trainer(trainer_options(config, layout, at::kBFloat16), mesh);
-      const StateMemory memory = trainer.memory();
+      const TrainEngine engine(engine_options(config, layout, at::kBFloat16), mesh);
+      const StateMemory memory = engine.memory();
       EXPECT_NEAR(static_cast<double>(memory.weights), 2.0 * static_cast<double>(memory.parameters),
                   0.01 * static_cast<double>(memory.weights));
       EXPECT_EQ(memory.gradients, 2 * memory.weights);
@@ -350,16 +349,16 @@ TEST(Trainer, OptimizerStateIsCutOverTheRanks) {
       "memory of weights, gradients and optimizer: 2.0 + 4.0 + 3.0 = 9.0 bytes per parameter, 0.009 GB");
 }
 
-TEST(Trainer, GradientsMayTravelInBf16) {
+TEST(TrainEngine, GradientsMayTravelInBf16) {
   const auto gradients_with = [](bool in_bf16, bool sharded) {
     GlobalTensors global;
     const Layout layout{.dp = 4, .sharded = sharded};
     run_layout(layout, [&](const Mesh& mesh) {
-      TrainerOptions options = options_of(layout, at::kFloat);
-      options.reduce_in_bf16 = in_bf16;
-      Trainer trainer(options, mesh);
-      train_step(trainer, layout, {}, 0, {.lr = 1e-3});
-      for (const StateTensor& part : gradients(trainer)) global.add(part);
+      EngineOptions options = options_of(layout, at::kFloat);
+      options.reduction.reduce_in_bf16 = in_bf16;
+      TrainEngine engine(options, mesh);
+      train_step(engine, layout, {}, 0, {.lr = 1e-3});
+      for (const StateTensor& part : gradients(engine)) global.add(part);
     });
     return global.tensors();
   };

@@ -1,5 +1,5 @@
-// Training with FP8 products: the history of scales, layouts, resuming, and curves beside those without it. The numbers
-// of a step are compared with PyTorch's in tests/parity.
+// Training with FP8 products: the history of scales, layouts, resuming, and curves beside those without it.
+// The numbers of a step are compared with PyTorch's in tests/parity.
 #include <cmath>
 
 #include "teratron/testing/layouts.h"
@@ -12,7 +12,7 @@ namespace {
 
 using Role = Fp8Scaling::Role;
 
-const TestSizes sizes{.hidden = 32, .ffn_hidden = 64, .heads = 4, .positions = 16};
+const TestSizes fp8_sizes{.hidden = 32, .ffn_hidden = 64, .heads = 4, .positions = 16};
 const TestData data{.sequence = 16};
 
 // ---- The history of scales ----
@@ -33,7 +33,7 @@ std::vector<double> scales(const Fp8Options& options) {
   for (const double amax : {2.0, 8.0, 4.0, 0.0, static_cast<double>(INFINITY), 1.0}) {
     scaling.cast(filled(amax / 2), {layer, Role::input}, {});
     scaling.cast(filled(-amax), {layer, Role::input}, {});
-    scaling.cast(filled(1000), {layer, Role::input}, {.recorded = false});
+    scaling.cast(filled(1000), {layer, Role::input}, {.record_amax = false});
     scaling.update({});
     all.push_back(scale_of(scaling, Role::input));
   }
@@ -60,10 +60,10 @@ TEST(Fp8Scaling, GivesGradientsTheirFormat) {
   for (const Fp8Format format : {Fp8Format::e4m3, Fp8Format::e5m2}) {
     Fp8Scaling scaling({.gradients = format}, at::kCPU);
     const int64_t layer = scaling.add_layer("w");
-    const auto bytes = scaling.cast(filled(4), {layer, Role::output_gradient}, {}).rows.scalar_type();
+    const auto bytes = scaling.cast(filled(4), {layer, Role::output_grad}, {}).rows.scalar_type();
     EXPECT_EQ(bytes, format == Fp8Format::e4m3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2);
     scaling.update({});
-    EXPECT_EQ(scale_of(scaling, Role::output_gradient), largest(format) / 4);
+    EXPECT_EQ(scale_of(scaling, Role::output_grad), largest(format) / 4);
     EXPECT_EQ(scale_of(scaling, Role::weight), 1);  // none was seen
   }
 }
@@ -72,7 +72,7 @@ TEST(Fp8Scaling, ByItselfHasNoState) {
   Fp8Scaling scaling({.recipe = Fp8Options::Recipe::tensorwise}, at::kCPU);
   const int64_t layer = scaling.add_layer("w");
   for (const double amax : {2.0, 16.0}) {
-    EXPECT_EQ(scaling.cast(filled(amax), {layer, Role::input}, {}).inverse.item<double>(),
+    EXPECT_EQ(scaling.cast(filled(amax), {layer, Role::input}, {}).scale_inv.item<double>(),
               static_cast<double>(static_cast<float>(amax / 448)));
     scaling.update({});
   }
@@ -81,8 +81,8 @@ TEST(Fp8Scaling, ByItselfHasNoState) {
 
 // ---- Models ----
 
-struct Case {
-  GPTConfig config = llama_config(sizes);
+struct Fp8Case {
+  GPTConfig config = llama_config(fp8_sizes);
   Layout layout = {};
   std::optional<Fp8Options> fp8 = Fp8Options{};
   int64_t steps = 3;
@@ -91,27 +91,27 @@ struct Case {
   bool same_data = false;
 };
 
-struct Outcome {
+struct Fp8Outcome {
   std::vector<double> losses;
   std::map<std::string, at::Tensor> gradients;  // of the last step
   std::map<std::string, at::Tensor> fp8_state;
 };
 
-Outcome run(const Case& c) {
-  Outcome outcome;
+Fp8Outcome run(const Fp8Case& c) {
+  Fp8Outcome outcome;
   GlobalTensors gradients_seen, state_seen;
   std::mutex mutex;
   run_ranks(c.layout.mesh(), [&](const Mesh& mesh) {
-    TrainerOptions options = trainer_options(c.config, c.layout, c.dtype);
-    options.fp8 = c.fp8;
-    Trainer trainer(options, mesh);
+    EngineOptions options = engine_options(c.config, c.layout, c.dtype);
+    options.precision.fp8 = c.fp8;
+    TrainEngine engine(options, mesh);
     std::vector<double> losses;
     for (int64_t step = 0; step < c.steps; ++step) {
       const int64_t batch = c.same_data ? 0 : step;
-      losses.push_back(train_step(trainer, c.layout, data, batch, {.lr = c.lr}).resolve().loss);
+      losses.push_back(train_step(engine, c.layout, data, batch, {.lr = c.lr}).wait().loss);
     }
-    for (const StateTensor& part : gradients(trainer)) gradients_seen.add(part);
-    if (Fp8Scaling* fp8 = trainer.parameters().fp8()) {
+    for (const StateTensor& part : gradients(engine)) gradients_seen.add(part);
+    if (Fp8Scaling* fp8 = engine.parameters().fp8()) {
       for (const Fp8Scaling::State& state : fp8->state()) {
         state_seen.add({state.name, Shard::replicated(state.shape), {0, state.values.numel()}, state.values});
       }
@@ -124,7 +124,7 @@ Outcome run(const Case& c) {
   return outcome;
 }
 
-double distance(const Outcome& a, const Outcome& b) {
+double distance(const Fp8Outcome& a, const Fp8Outcome& b) {
   double difference = 0.0, norm = 0.0;
   for (const auto& [name, gradient] : b.gradients) {
     difference += (a.gradients.at(name) - gradient).square().sum().item<double>();
@@ -134,10 +134,10 @@ double distance(const Outcome& a, const Outcome& b) {
 }
 
 TEST(Fp8Training, IsNearTheProductsWithoutIt) {
-  for (const GPTConfig& config : {gpt2_config(sizes), llama_config(sizes)}) {
-    const Outcome plain = run({.config = config, .fp8 = std::nullopt});
+  for (const GPTConfig& config : {gpt2_config(fp8_sizes), llama_config(fp8_sizes)}) {
+    const Fp8Outcome plain = run({.config = config, .fp8 = std::nullopt});
     for (const auto recipe : {Fp8Options::Recipe::delayed, Fp8Options::Recipe::tensorwise}) {
-      const Outcome fp8 = run({.config = config, .fp8 = Fp8Options{.recipe = recipe}});
+      const Fp8Outcome fp8 = run({.config = config, .fp8 = Fp8Options{.recipe = recipe}});
       EXPECT_GT(distance(fp8, plain), 1e-3);  // it was FP8
       EXPECT_LT(distance(fp8, plain), 0.15);
       EXPECT_NEAR(fp8.losses.back(), plain.losses.back(), 0.01 * plain.losses.back());
@@ -153,14 +153,14 @@ const Layout layouts[] = {{.tp = 2},
                           {.microbatches = 4},
                           {.tp = 2, .dp = 2, .microbatches = 2, .sequence_parallel = true}};
 
-// With a history, all ranks scale alike, and what they round is what one rank rounds. Here and there fp32's rounding
-// decides between two values of FP8.
+// With a history, all ranks scale alike, and what they round is what one rank rounds. Here and there fp32's
+// rounding decides between two values of FP8.
 TEST(Fp8Training, HasTwinsOfEveryLayout) {
   const Fp8Options options{.history = 2, .most_recent = false};
-  const Outcome serial = run({.fp8 = options});
+  const Fp8Outcome serial = run({.fp8 = options});
   for (const Layout& layout : layouts) {
     SCOPED_TRACE(to_string(layout));
-    const Outcome parallel = run({.layout = layout, .fp8 = options});
+    const Fp8Outcome parallel = run({.layout = layout, .fp8 = options});
     EXPECT_NEAR(parallel.losses.back(), serial.losses.back(), 1e-4 * serial.losses.back());
     EXPECT_LT(distance(parallel, serial), 0.02);
     ASSERT_EQ(parallel.fp8_state.size(), 16U);  // scales and history of four layers in each of two blocks
@@ -173,21 +173,21 @@ TEST(Fp8Training, HasTwinsOfEveryLayout) {
 // A rank's part of a tensor has a largest magnitude of its own: the rounding is another, but not larger.
 TEST(Fp8Training, HasDistantTwinsWhereTensorsScaleThemselves) {
   const Fp8Options options{.recipe = Fp8Options::Recipe::tensorwise};
-  const Outcome serial = run({.fp8 = options}), plain = run({.fp8 = std::nullopt});
+  const Fp8Outcome serial = run({.fp8 = options}), plain = run({.fp8 = std::nullopt});
   for (const Layout& layout : layouts) {
     SCOPED_TRACE(to_string(layout));
-    const Outcome parallel = run({.layout = layout, .fp8 = options});
+    const Fp8Outcome parallel = run({.layout = layout, .fp8 = options});
     EXPECT_NEAR(parallel.losses.back(), serial.losses.back(), 3e-3 * serial.losses.back());
     EXPECT_LT(distance(parallel, plain), 1.2 * distance(serial, plain));
   }
 }
 
 TEST(Fp8Training, KeepsLayersInBf16) {
-  GPTConfig config = gpt2_config(sizes);
+  GPTConfig config = gpt2_config(fp8_sizes);
   config.layers = 4;
   config.bf16_layers_at_start = 2;
   config.bf16_layers_at_end = 1;
-  const Outcome some = run({.config = config});
+  const Fp8Outcome some = run({.config = config});
   EXPECT_EQ(some.fp8_state.size(), 8U);
   EXPECT_TRUE(some.fp8_state.contains("fp8_scale.decoder.layers.2.mlp.linear_fc1.weight"));
   config.bf16_layers_at_end = 2;
@@ -202,10 +202,10 @@ GPTConfig with_fp8_output_layer(GPTConfig config) {
 
 // Logits and their gradient go through FP8; a tied weight keeps one gradient of two uses.
 TEST(Fp8Training, MultipliesInTheOutputLayerWhereAsked) {
-  for (GPTConfig config : {gpt2_config(sizes), llama_config(sizes)}) {
-    const Outcome plain = run({.config = config, .fp8 = std::nullopt}), layers = run({.config = config});
+  for (GPTConfig config : {gpt2_config(fp8_sizes), llama_config(fp8_sizes)}) {
+    const Fp8Outcome plain = run({.config = config, .fp8 = std::nullopt}), layers = run({.config = config});
     config = with_fp8_output_layer(config);
-    const Outcome all = run({.config = config});
+    const Fp8Outcome all = run({.config = config});
     const std::string weight =
         config.tied_embeddings ? "embedding.word_embeddings.weight" : "output_layer.weight";
     EXPECT_TRUE(all.fp8_state.contains("fp8_scale." + weight));
@@ -216,18 +216,18 @@ TEST(Fp8Training, MultipliesInTheOutputLayerWhereAsked) {
   }
 }
 
-// Parts of a tensor scale themselves in the first step. From then on layouts scale alike, one tensor after the other: a
-// scale follows from numbers that were computed with those before it.
+// Parts of a tensor scale themselves in the first step. From then on layouts scale alike, one tensor after
+// the other: a scale follows from numbers that were computed with those before it.
 TEST(Fp8Training, HasTwinsOfEveryLayoutWithTheOutputLayer) {
-  const GPTConfig tied = with_fp8_output_layer(gpt2_config(sizes)),
-                  untied = with_fp8_output_layer(llama_config(sizes));
+  const GPTConfig tied = with_fp8_output_layer(gpt2_config(fp8_sizes)),
+                  untied = with_fp8_output_layer(llama_config(fp8_sizes));
   for (GPTConfig config : {tied, untied}) {
     constexpr int64_t steps = 20;
-    const Outcome serial = run({.config = config, .steps = steps});
+    const Fp8Outcome serial = run({.config = config, .steps = steps});
     config.loss_chunks = config.tied_embeddings ? 1 : 2;
     for (const Layout& layout : layouts) {
       SCOPED_TRACE(to_string(layout));
-      const Outcome parallel = run({.config = config, .layout = layout, .steps = steps});
+      const Fp8Outcome parallel = run({.config = config, .layout = layout, .steps = steps});
       EXPECT_NEAR(parallel.losses.back(), serial.losses.back(), 1e-5 * serial.losses.back());
       EXPECT_LT(distance(parallel, serial), 0.002);
     }
@@ -235,10 +235,10 @@ TEST(Fp8Training, HasTwinsOfEveryLayoutWithTheOutputLayer) {
 }
 
 TEST(Fp8Training, RecomputesTheSameNumbers) {
-  GPTConfig config = llama_config(sizes);
-  const Outcome kept = run({.config = config});
+  GPTConfig config = llama_config(fp8_sizes);
+  const Fp8Outcome kept = run({.config = config});
   config.recompute = {.granularity = RecomputeConfig::Granularity::layers};
-  const Outcome recomputed = run({.config = config});
+  const Fp8Outcome recomputed = run({.config = config});
   EXPECT_EQ(recomputed.losses, kept.losses);
   EXPECT_EQ(distance(recomputed, kept), 0.0);
   for (const auto& [name, state] : kept.fp8_state) {
@@ -247,24 +247,24 @@ TEST(Fp8Training, RecomputesTheSameNumbers) {
 }
 
 TEST(Fp8Training, EvaluatesWithoutATrace) {
-  Trainer trainer(
+  TrainEngine engine(
       [] {
-        TrainerOptions options = trainer_options(llama_config(sizes), Layout{}, at::kFloat);
-        options.fp8 = Fp8Options{};
+        EngineOptions options = engine_options(llama_config(fp8_sizes), Layout{}, at::kFloat);
+        options.precision.fp8 = Fp8Options{};
         return options;
       }(),
       Mesh());
   const auto state = [&] {
     std::vector<at::Tensor> all;
-    for (const auto& part : trainer.parameters().fp8()->state()) all.push_back(part.values.clone());
+    for (const auto& part : engine.parameters().fp8()->state()) all.push_back(part.values.clone());
     return at::cat(all);
   };
   const auto batches = [&](int64_t i) { return test_batch(data, 37, 50 + i, {0, test_samples}); };
-  train_step(trainer, {}, data, 0, {.lr = 1e-2}).resolve();
-  const double loss = trainer.evaluate(batches, 1).loss;
-  EXPECT_EQ(trainer.evaluate(batches, 1).loss, loss);
+  train_step(engine, {}, data, 0, {.lr = 1e-2}).wait();
+  const double loss = engine.evaluate(batches, 1).loss;
+  EXPECT_EQ(engine.evaluate(batches, 1).loss, loss);
   const at::Tensor before = state();
-  trainer.parameters().fp8()->update({});  // nothing but weights was seen since the step
+  engine.parameters().fp8()->update({});  // nothing but weights was seen since the step
   const at::Tensor after = state();
   const int64_t inputs = 3 + 3;  // of a layer: scales, then amaxes of inputs, weights, gradients
   for (int64_t layer = 0; layer < before.numel() / inputs; ++layer) {
@@ -275,9 +275,9 @@ TEST(Fp8Training, EvaluatesWithoutATrace) {
 }
 
 TEST(Fp8Training, TakesWeightGradientsFromBf16WhereAsked) {
-  const Outcome plain = run({.fp8 = std::nullopt, .steps = 1});
+  const Fp8Outcome plain = run({.fp8 = std::nullopt, .steps = 1});
   const auto error = [&](bool weight_gradients, const std::string& name) {
-    const Outcome fp8 = run({.fp8 = Fp8Options{.weight_gradients = weight_gradients}, .steps = 1});
+    const Fp8Outcome fp8 = run({.fp8 = Fp8Options{.weight_gradients = weight_gradients}, .steps = 1});
     return relative_error(fp8.gradients.at(name), plain.gradients.at(name));
   };
   const std::string last = "decoder.layers.1.mlp.linear_fc2.weight";
@@ -285,12 +285,12 @@ TEST(Fp8Training, TakesWeightGradientsFromBf16WhereAsked) {
 }
 
 TEST(Fp8Training, LearnsAsMuch) {
-  const Case c{
-      .config = gpt2_config(sizes), .steps = 60, .lr = 1e-2, .dtype = at::kBFloat16, .same_data = true};
+  const Fp8Case c{
+      .config = gpt2_config(fp8_sizes), .steps = 60, .lr = 1e-2, .dtype = at::kBFloat16, .same_data = true};
   for (const Fp8Options& options :
        {Fp8Options{}, Fp8Options{.recipe = Fp8Options::Recipe::tensorwise},
         Fp8Options{.gradients = Fp8Format::e4m3, .history = 8, .most_recent = false}}) {
-    Case fp8 = c, bf16 = c;
+    Fp8Case fp8 = c, bf16 = c;
     fp8.fp8 = options;
     bf16.fp8 = std::nullopt;
     const std::vector<double> with = run(fp8).losses, without = run(bf16).losses;

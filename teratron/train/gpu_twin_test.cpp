@@ -7,14 +7,14 @@
 namespace teratron {
 namespace {
 
-constexpr TestSizes sizes{.hidden = 64,
-                          .ffn_hidden = 256,
-                          .heads = 4,
-                          .vocabulary = 501,
-                          .padded_vocabulary = 512,
-                          .positions = 64};
+constexpr TestSizes gpu_sizes{.hidden = 64,
+                              .ffn_hidden = 256,
+                              .heads = 4,
+                              .vocabulary = 501,
+                              .padded_vocabulary = 512,
+                              .positions = 64};
 
-StepResult run(const GPTConfig& config, at::Device device, at::ScalarType dtype) {
+LossAndGrads run(const GPTConfig& config, at::Device device, at::ScalarType dtype) {
   return run_step({.config = config, .dtype = dtype, .device = device});
 }
 
@@ -26,7 +26,7 @@ struct Bound {
 };
 constexpr Bound fp64{1e-11}, fp32{1e-5}, fp16{1e-2, 1e-2}, bf16{3e-2, 1e-2};
 
-void expect_close(const TestVariant& variant, const StepResult& actual, const StepResult& expected,
+void expect_close(const TestVariant& variant, const LossAndGrads& actual, const LossAndGrads& expected,
                   Bound bound) {
   EXPECT_NEAR(actual.loss, expected.loss, bound.relative * expected.loss) << variant.name;
   double largest = 0.0;
@@ -48,15 +48,15 @@ class GpuTwin : public testing::Test {
 };
 
 TEST_F(GpuTwin, HasTheCpusGradientsInFp64) {
-  for (const TestVariant& variant : all_variants(sizes)) {
+  for (const TestVariant& variant : all_variants(gpu_sizes)) {
     expect_close(variant, run(variant.config, at::kCUDA, at::kDouble),
                  run(variant.config, at::kCPU, at::kDouble), fp64);
   }
 }
 
 TEST_F(GpuTwin, HasTheFp64GradientsWithinRounding) {
-  for (const TestVariant& variant : all_variants(sizes)) {
-    const StepResult exact = run(variant.config, at::kCPU, at::kDouble);
+  for (const TestVariant& variant : all_variants(gpu_sizes)) {
+    const LossAndGrads exact = run(variant.config, at::kCPU, at::kDouble);
     expect_close(variant, run(variant.config, at::kCPU, at::kFloat), exact, fp32);
     expect_close(variant, run(variant.config, at::kCUDA, at::kFloat), exact, fp32);
     expect_close(variant, run(variant.config, at::kCUDA, at::kBFloat16), exact, bf16);
@@ -64,11 +64,12 @@ TEST_F(GpuTwin, HasTheFp64GradientsWithinRounding) {
   }
 }
 
-// The same numbers are rounded to FP8 on both; where bf16 has rounded them differently before, FP8 may do so, too.
+// The same numbers are rounded to FP8 on both; where bf16 has rounded them differently before, FP8 may do so,
+// too.
 TEST_F(GpuTwin, HasTheCpusGradientsInFp8) {
   constexpr Bound fp8{0.1, 3e-2};
-  std::vector<TestVariant> variants = family_variants(sizes);
-  for (TestVariant variant : family_variants(sizes)) {
+  std::vector<TestVariant> variants = family_variants(gpu_sizes);
+  for (TestVariant variant : family_variants(gpu_sizes)) {
     variant.name += " with its output layer";
     variant.config.fp8_output_layer = true;
     variants.push_back(variant);
@@ -79,7 +80,7 @@ TEST_F(GpuTwin, HasTheCpusGradientsInFp8) {
       const auto run_on = [&](at::Device device) {
         return run_step({.config = variant.config, .dtype = at::kBFloat16, .device = device, .fp8 = options});
       };
-      StepResult expected = run_on(at::kCPU);
+      LossAndGrads expected = run_on(at::kCPU);
       for (auto& [name, gradient] : expected.gradients) gradient = gradient.to(at::kDouble);
       expect_close(variant, run_on(at::kCUDA), expected, fp8);
     }

@@ -1,5 +1,6 @@
-// Steps whose micro-batches are replayed, beside the same steps without graphs: losses, gradients and weights are those,
-// bit for bit. On a CPU nothing is captured, but data and numbers take the same way (device_graph.h).
+// Steps whose micro-batches are replayed, beside the same steps without graphs: losses, gradients and weights
+// are those, bit for bit. On a CPU nothing is captured, but data and numbers take the same way
+// (device_graph.h).
 #include <ATen/Context.h>
 
 #include "teratron/testing/layouts.h"
@@ -10,12 +11,13 @@
 namespace teratron {
 namespace {
 
-const TestSizes sizes{.hidden = 64, .ffn_hidden = 256, .heads = 4, .positions = 64};
+const TestSizes graph_sizes{.hidden = 64, .ffn_hidden = 256, .heads = 4, .positions = 64};
 constexpr int64_t warm_up = 2;
 
-/// Steps of so many micro-batches of two samples, each with a loss scale of its own and an evaluation after it.
-struct Case {
-  GPTConfig config = gpt2_config(sizes);
+/// Steps of so many micro-batches of two samples, each with a loss scale of its own and an evaluation after
+/// it.
+struct GraphCase {
+  GPTConfig config = gpt2_config(graph_sizes);
   at::Device device = at::kCPU;
   at::ScalarType dtype = at::kFloat;
   std::optional<Fp8Options> fp8 = {};
@@ -25,16 +27,16 @@ struct Case {
   Layout layout = {};
 };
 
-struct Outcome {
+struct GraphOutcome {
   std::vector<double> numbers;              // losses of steps and evaluations, norms of gradients
   std::vector<std::vector<float>> tensors;  // gradients and weights after each step
 };
 
-MicroBatch batch_of(const Case& c, int64_t step, int64_t first) {
-  const TestData data{.sequence = sizes.positions, .documents = c.documents};
+MicroBatch batch_of(const GraphCase& c, int64_t step, int64_t first) {
+  const TestData data{.sequence = graph_sizes.positions, .documents = c.documents};
   MicroBatch batch = test_batch(data, c.config.vocabulary, step, {first, first + 2});
   for (at::Tensor* tensor : {&batch.tokens_SB, &batch.positions_SB, &batch.labels_SB, &batch.loss_mask_SB,
-                             &batch.first_visible_BS}) {
+                             &batch.segment_start_BS}) {
     if (tensor->defined()) *tensor = tensor->to(c.device);
   }
   // Uneven counts, as the mean of a micro-batch is over them.
@@ -47,42 +49,42 @@ std::vector<float> values_of(const at::Tensor& tensor) {
   return {flat.const_data_ptr<float>(), flat.const_data_ptr<float>() + flat.numel()};
 }
 
-void run_steps(const Case& c, Trainer& trainer, Outcome& outcome) {
-  const int64_t ranks = trainer.mesh().group(Axis::dp).size, rank = trainer.mesh().group(Axis::dp).rank;
+void run_steps(const GraphCase& c, TrainEngine& engine, GraphOutcome& outcome) {
+  const int64_t ranks = engine.mesh().group(Axis::dp).size, rank = engine.mesh().group(Axis::dp).rank;
   for (size_t step = 0; step < c.steps.size(); ++step) {
     const auto batches = [&](int64_t i) {
       return batch_of(c, static_cast<int64_t>(step), 2 * (i * ranks + rank));
     };
     const double scale = c.scales.empty() ? 1.0 : c.scales.at(step);
-    const StepNumbers numbers =
-        trainer
+    const StepResult numbers =
+        engine
             .train_step(batches, {.microbatches = c.steps[step], .hyper = {.lr = 1e-2, .loss_scale = scale}})
-            .resolve();
-    outcome.tensors.push_back(values_of(trainer.buffer().gradients()));
+            .wait();
+    outcome.tensors.push_back(values_of(engine.buffer().gradients()));
     outcome.numbers.insert(outcome.numbers.end(),
-                           {numbers.loss, numbers.grad_norm, trainer.evaluate(batches, 1).loss});
-    outcome.tensors.push_back(values_of(trainer.buffer().parameters()));
+                           {numbers.loss, numbers.grad_norm, engine.evaluate(batches, 1).loss});
+    outcome.tensors.push_back(values_of(engine.buffer().parameters()));
   }
 }
 
-Outcome run(const Case& c, int64_t graphs_after) {
-  Outcome outcome;
+GraphOutcome run(const GraphCase& c, int64_t graphs_after) {
+  GraphOutcome outcome;
   run_layout(c.layout, [&](const Mesh& mesh) {
-    TrainerOptions options = trainer_options(c.config, c.layout, c.dtype);
+    EngineOptions options = engine_options(c.config, c.layout, c.dtype);
     options.device = c.device;
-    options.fp8 = c.fp8;
+    options.precision.fp8 = c.fp8;
     options.optimizer.clip_grad = 1.0;
     options.graphs_after = graphs_after;
-    Trainer trainer(options, mesh);
-    Outcome mine;
-    run_steps(c, trainer, mine);
+    TrainEngine engine(options, mesh);
+    GraphOutcome mine;
+    run_steps(c, engine, mine);
     if (mesh.rank() == 0) outcome = mine;
   });
   return outcome;
 }
 
-void expect_the_same(const Case& c) {
-  const Outcome expected = run(c, 0), actual = run(c, warm_up);
+void expect_the_same(const GraphCase& c) {
+  const GraphOutcome expected = run(c, 0), actual = run(c, warm_up);
   EXPECT_NE(expected.numbers.front(), expected.numbers.at(3)) << "it trains";
   EXPECT_EQ(actual.numbers, expected.numbers);
   for (size_t i = 0; i < expected.tensors.size(); ++i) {
@@ -92,8 +94,8 @@ void expect_the_same(const Case& c) {
 }
 
 /// Everything that changes between micro-batches and steps.
-std::vector<std::pair<std::string, Case>> cases(at::Device device) {
-  const GPTConfig gpt2 = gpt2_config(sizes), llama = llama_config(sizes);
+std::vector<std::pair<std::string, GraphCase>> cases(at::Device device) {
+  const GPTConfig gpt2 = gpt2_config(graph_sizes), llama = llama_config(graph_sizes);
   GPTConfig dropout = gpt2, recomputed = gpt2, in_fp8 = gpt2;
   in_fp8.padded_vocabulary = 64;
   in_fp8.fp8_output_layer = true;
@@ -102,7 +104,7 @@ std::vector<std::pair<std::string, Case>> cases(at::Device device) {
   recomputed.recompute = {.granularity = RecomputeConfig::Granularity::layers};
   recomputed.loss_chunks = 2;
   const Fp8Options tensorwise{.recipe = Fp8Options::Recipe::tensorwise};
-  std::vector<std::pair<std::string, Case>> all = {
+  std::vector<std::pair<std::string, GraphCase>> all = {
       {"gpt2 with dropout", {.config = dropout}},
       {"gpt2 with dropout in bf16", {.config = dropout, .dtype = at::kBFloat16}},
       {"llama", {.config = llama}},
@@ -133,7 +135,7 @@ TEST(Graphs, LeaveEveryBitAsItIs) {
 
 TEST(Graphs, LeaveEveryBitOfDataParallelRanks) {
   for (const bool sharded : {false, true}) {
-    Case c{.steps = {1, 2, 2, 2}};
+    GraphCase c{.steps = {1, 2, 2, 2}};
     c.config.hidden_dropout = 0.1;
     c.layout = {.dp = 2, .sharded = sharded, .overlap_param_gather = sharded};
     expect_the_same(c);
@@ -141,11 +143,11 @@ TEST(Graphs, LeaveEveryBitOfDataParallelRanks) {
 }
 
 TEST(Graphs, TakeMicroBatchesOfOneShapeOnly) {
-  TrainerOptions options = trainer_options(gpt2_config(sizes), {}, at::kFloat);
+  EngineOptions options = engine_options(gpt2_config(graph_sizes), {}, at::kFloat);
   options.graphs_after = 1;
-  Trainer trainer(options, Mesh());
+  TrainEngine engine(options, Mesh());
   const auto step = [&](const MicroBatch& batch) {
-    trainer.train_step([&](int64_t) { return batch; }, {.hyper = {.lr = 1e-2}}).resolve();
+    engine.train_step([&](int64_t) { return batch; }, {.hyper = {.lr = 1e-2}}).wait();
   };
   const MicroBatch two = batch_of({}, 0, 0);
   MicroBatch one = two;
@@ -197,8 +199,8 @@ TEST_F(GraphsOnAGpu, LeaveEveryBitAsItIs) {
 // Its backward does not repeat bits.
 TEST_F(GraphsOnAGpu, HoldCudnnsAttention) {
   at::globalContext().setDeterministicAlgorithms(false, false);
-  const Case c{.config = llama_config(sizes), .device = at::kCUDA, .dtype = at::kBFloat16};
-  const Outcome expected = run(c, 0), actual = run(c, warm_up);
+  const GraphCase c{.config = llama_config(graph_sizes), .device = at::kCUDA, .dtype = at::kBFloat16};
+  const GraphOutcome expected = run(c, 0), actual = run(c, warm_up);
   for (size_t i = 0; i < expected.numbers.size(); ++i) {
     EXPECT_NEAR(actual.numbers[i], expected.numbers[i], 5e-2 * std::abs(expected.numbers[i])) << i;
   }
@@ -215,14 +217,14 @@ struct Waiting : TrainStep {
 
 void train_what_waits() {
   Waiting step;
-  const Case c{.device = at::kCUDA};
-  TrainerOptions options = trainer_options(c.config, {}, c.dtype);
+  const GraphCase c{.device = at::kCUDA};
+  EngineOptions options = engine_options(c.config, {}, c.dtype);
   options.device = c.device;
   options.graphs_after = 1;
   options.step = &step;
-  Trainer trainer(options, Mesh());
+  TrainEngine engine(options, Mesh());
   for (int i = 0; i < 2; ++i) {
-    trainer.train_step([&](int64_t) { return batch_of(c, 0, 0); }, {.hyper = {.lr = 1e-2}}).resolve();
+    engine.train_step([&](int64_t) { return batch_of(c, 0, 0); }, {.hyper = {.lr = 1e-2}}).wait();
   }
 }
 

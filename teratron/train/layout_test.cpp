@@ -13,9 +13,9 @@ void expect_twins(const TestVariant& variant, const TestStep& parallel_step) {
   const double bound = parallel_step.dtype == at::kDouble ? 1e-12 : 1e-5;
   TestStep step = parallel_step;
   step.config = variant.config;
-  const StepResult parallel = run_step(step);
+  const LossAndGrads parallel = run_step(step);
   step.layout = {};
-  const StepResult serial = run_step(step);
+  const LossAndGrads serial = run_step(step);
   EXPECT_NEAR(parallel.loss, serial.loss, bound * serial.loss) << variant.name;
   ASSERT_EQ(parallel.gradients.size(), serial.gradients.size());
   // Where a gradient is zero in theory (a bias before a softmax), rounding is all there is.
@@ -72,9 +72,9 @@ TEST(TwinsOfOptions, GiveThemInAnyCombination) {
 
 TEST(Gpt, LogitsOfPaddedVocabularyDoNotMatter) {
   GPTConfig config = gpt2_config();
-  const StepResult padded = run_step({.config = config});
+  const LossAndGrads padded = run_step({.config = config});
   config.padded_vocabulary = 37;
-  const StepResult exact = run_step({.config = config});
+  const LossAndGrads exact = run_step({.config = config});
   EXPECT_DOUBLE_EQ(padded.loss, exact.loss);
   for (const auto& [name, gradient] : exact.gradients) {
     EXPECT_LT(relative_error(padded.gradients.at(name), gradient), 1e-13) << name;

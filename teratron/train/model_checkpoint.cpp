@@ -9,7 +9,7 @@
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
 #include "teratron/base/tensor_dtype.h"
-#include "teratron/settings/model_fields.h"
+#include "teratron/settings/checkpoint_args.h"
 
 namespace teratron {
 
@@ -25,8 +25,8 @@ at::ScalarType scalar_type(Dtype dtype, const std::string& name) {
                           .fix = "Convert the checkpoint to F32, BF16 or F16 first"});
 }
 
-// Host memory behind LocalTensors: the tensors' own where they are on the CPU in the right type, else copies. A snapshot
-// is always a copy.
+// Host memory behind LocalTensors: the tensor's memory if it is on the CPU in the right dtype, else a copy. A
+// snapshot is always a copy.
 class HostTensors {
  public:
   enum class Kind : uint8_t { in_place, snapshot };
@@ -60,7 +60,7 @@ class HostTensors {
     StateTensor state;
     at::Tensor host;
   };
-  // What is joined of halves takes memory of the device that a training may have left little of: pieces of 64 MiB.
+  // Joining split fp32 values takes scarce device memory: in pieces of 64 MiB.
   template <typename Copy>
   void for_pieces(const Copy& copy) const {
     constexpr int64_t piece = 1 << 24;
@@ -83,7 +83,7 @@ StateTensor whole(const Parameter& parameter) {
       parameter.name, parameter.shard(), {0, parameter.tensor.numel()}, parameter.tensor.detach().view(-1)};
 }
 
-// Weights are read in the type they were saved in.
+// Weights are read in the dtype in which they were saved.
 void add_weights(ParameterSet& parameters, const CheckpointInfo& info, HostTensors& tensors) {
   bool converted = false;
   for (const Parameter& parameter : parameters.all()) {
@@ -100,9 +100,9 @@ void add_weights(ParameterSet& parameters, const CheckpointInfo& info, HostTenso
   }
 }
 
-std::vector<StateTensor> fp8_state(Trainer& trainer) {
+std::vector<StateTensor> fp8_state(TrainEngine& engine) {
   std::vector<StateTensor> states;
-  Fp8Scaling* const fp8 = trainer.parameters().fp8();
+  Fp8Scaling* const fp8 = engine.parameters().fp8();
   if (!fp8) return states;
   for (const Fp8Scaling::State& state : fp8->state()) {
     states.push_back(
@@ -111,7 +111,7 @@ std::vector<StateTensor> fp8_state(Trainer& trainer) {
   return states;
 }
 
-// A run that comes from another precision, or from another length of history, starts without one.
+// Without it, after a change of precision or of the history's length, the history starts empty.
 bool has_fp8_state(const CheckpointInfo& info, const std::vector<StateTensor>& states) {
   return !states.empty() && std::all_of(states.begin(), states.end(), [&](const StateTensor& state) {
     const auto saved = info.tensors.find(state.name);
@@ -123,16 +123,17 @@ void add_states(const std::vector<StateTensor>& states, HostTensors& tensors) {
   for (const StateTensor& state : states) tensors.add(state, state.type());
 }
 
-// What is saved of a trainer.
-std::shared_ptr<HostTensors> to_host(Trainer& trainer, const SaveOptions& options, HostTensors::Kind kind) {
-  trainer.buffer().finish_gather();
+// The tensors to save.
+std::shared_ptr<HostTensors> to_host(TrainEngine& engine, const SaveOptions& options,
+                                     HostTensors::Kind kind) {
+  engine.buffer().finish_param_gather();
   auto tensors = std::make_shared<HostTensors>(kind);
-  for (const Parameter& parameter : trainer.parameters().all()) {
+  for (const Parameter& parameter : engine.parameters().all()) {
     tensors->add(whole(parameter), parameter.tensor.scalar_type());
   }
   if (options.optimizer) {
-    add_states(trainer.optimizer().state(), *tensors);
-    add_states(fp8_state(trainer), *tensors);
+    add_states(engine.optimizer().state(), *tensors);
+    add_states(fp8_state(engine), *tensors);
   }
   tensors->copy_to_host();
   return tensors;
@@ -152,11 +153,11 @@ bool has_optimizer(const CheckpointInfo& info) {
   return first != info.tensors.end() && first->first.starts_with("optimizer.");
 }
 
-// What the checkpoint's settings and this run's say of the model.
+// Model settings of the checkpoint and of this run.
 struct BothSettings {
   BothSettings(const CheckpointInfo& info, const LoadOptions& options)
-      : saved(json::parse(plain_settings(info.config, info.path.string()))),
-        current(json::parse(plain_settings(options.config, "this run"))) {}
+      : saved(json::parse(canonical_config(info.config, info.path.string()))),
+        current(json::parse(canonical_config(options.config, "this run"))) {}
   bool differ(const std::string& field) const {
     return saved.contains(field) && current.contains(field) && saved[field] != current[field];
   }
@@ -167,10 +168,11 @@ struct BothSettings {
 void check_loadable(const CheckpointInfo& info, const LoadOptions& options) {
   const BothSettings settings(info, options);
   std::vector<std::string> fields = model_fields();
-  for (const std::string& free : free_fields(options.config, options.finetune)) std::erase(fields, free);
+  for (const std::string& free : resumable_overrides(options.config, options.finetune))
+    std::erase(fields, free);
   if (options.optimizer) fields.insert(fields.end(), {"bf16", "fp16", "optimizer"});
   std::string fix = "Use the settings of the checkpoint, or another folder";
-  const std::vector<std::string> positions = free_fields(options.config, true);
+  const std::vector<std::string> positions = resumable_overrides(options.config, true);
   if (std::ranges::any_of(fields, [&](const std::string& field) {
         return settings.differ(field) && std::ranges::find(positions, field) != positions.end();
       })) {
@@ -187,39 +189,39 @@ void check_loadable(const CheckpointInfo& info, const LoadOptions& options) {
 
 void note_changes(const CheckpointInfo& info, const LoadOptions& options) {
   const BothSettings settings(info, options);
-  for (const std::string& field : free_fields(options.config, options.finetune)) {
+  for (const std::string& field : resumable_overrides(options.config, options.finetune)) {
     if (!settings.differ(field)) continue;
     notice("{} is {} now and was {} when {} was saved: {}", field, printable(settings.current[field].dump()),
            printable(settings.saved[field].dump()), printable(info.path.string(), 4096),
            field == "max_position_embeddings" ? "no weight depends on it"
-                                              : "its weights go on with other rotary positions");
+                                              : "its weights are used with other rotary positions");
   }
 }
 
 }  // namespace
 
-std::filesystem::path save_model(Trainer& trainer, const SaveOptions& options) {
-  const auto tensors = to_host(trainer, options, HostTensors::Kind::in_place);
-  return save_checkpoint(save_request(*tensors, options), *trainer.mesh().world().communicator);
+std::filesystem::path save_model(TrainEngine& engine, const SaveOptions& options) {
+  const auto tensors = to_host(engine, options, HostTensors::Kind::in_place);
+  return save_checkpoint(save_request(*tensors, options), *engine.mesh().world().communicator);
 }
 
-std::unique_ptr<BackgroundSave> start_saving_model(Trainer& trainer, const SaveOptions& options) {
-  const auto tensors = to_host(trainer, options, HostTensors::Kind::snapshot);
+std::unique_ptr<BackgroundSave> start_saving_model(TrainEngine& engine, const SaveOptions& options) {
+  const auto tensors = to_host(engine, options, HostTensors::Kind::snapshot);
   return std::make_unique<BackgroundSave>(save_request(*tensors, options), tensors,
-                                          *trainer.mesh().world().communicator);
+                                          *engine.mesh().world().communicator);
 }
 
-std::optional<CheckpointInfo> load_model(Trainer& trainer, const LoadOptions& options) {
-  trainer.buffer().finish_gather();
-  Communicator& peers = *trainer.mesh().world().communicator;
+std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions& options) {
+  engine.buffer().finish_param_gather();
+  Communicator& peers = *engine.mesh().world().communicator;
   HostTensors tensors;
-  const std::vector<StateTensor> fp8 = fp8_state(trainer);
+  const std::vector<StateTensor> fp8 = fp8_state(engine);
   bool fp8_loaded = false;
   const auto choose = [&](const CheckpointInfo& found) {
     check_loadable(found, options);
     tensors = HostTensors();
-    add_weights(trainer.parameters(), found, tensors);
-    if (options.optimizer) add_states(trainer.optimizer().state(), tensors);
+    add_weights(engine.parameters(), found, tensors);
+    if (options.optimizer) add_states(engine.optimizer().state(), tensors);
     fp8_loaded = options.optimizer && has_fp8_state(found, fp8);
     if (fp8_loaded) add_states(fp8, tensors);
     return tensors.list();
@@ -233,14 +235,14 @@ std::optional<CheckpointInfo> load_model(Trainer& trainer, const LoadOptions& op
   if (!info) return std::nullopt;
   tensors.copy_from_host();
   if (peers.rank() == 0) note_changes(*info, options);
-  if (options.optimizer) {  // weights follow from master weights, on every rank alike
-    trainer.buffer().gather_parameters();
-    trainer.buffer().finish_gather();
+  if (options.optimizer) {  // weights follow from the master weights
+    engine.buffer().gather_params();
+    engine.buffer().finish_param_gather();
   } else {
-    trainer.optimizer().reset_master_weights();
+    engine.optimizer().reset_master_weights();
   }
-  if (Fp8Scaling* scaling = trainer.parameters().fp8()) {
-    fp8_loaded ? scaling->restored() : scaling->weights_changed();
+  if (Fp8Scaling* scaling = engine.parameters().fp8()) {
+    fp8_loaded ? scaling->on_state_loaded() : scaling->invalidate_weights();
   }
   if (options.optimizer && !fp8.empty() && !fp8_loaded) {
     notice("{} holds no FP8 scales for this run: the first step scales each tensor by itself",
@@ -249,7 +251,7 @@ std::optional<CheckpointInfo> load_model(Trainer& trainer, const LoadOptions& op
   return info;
 }
 
-void load_weights(ParameterSet& parameters, const std::filesystem::path& path, Peers& peers) {
+void load_weights(ParameterSet& parameters, const std::filesystem::path& path, HostGroup& peers) {
   HostTensors tensors;
   add_weights(parameters, open_checkpoint(path), tensors);
   load_tensors(path, tensors.list(), {"optimizer."}, peers);

@@ -1,4 +1,4 @@
-// A trainer's tensors in and out of checkpoints (ckpt/checkpoint.h).
+// Saves and loads an engine's tensors (ckpt/checkpoint.h).
 #pragma once
 
 #include <filesystem>
@@ -10,7 +10,7 @@
 
 namespace teratron {
 
-/// What else a checkpoint holds: JSON objects.
+/// JSON objects of a checkpoint.
 struct CheckpointTexts {
   std::string config = "{}";  // settings of the run
   std::string state = "{}";   // counters, scheduler, loss scale
@@ -25,25 +25,26 @@ struct SaveOptions {
 };
 
 /// Saves weights and optimizer state; returns the committed directory. Collective over the mesh.
-std::filesystem::path save_model(Trainer& trainer, const SaveOptions& options);
-/// The same in the background: what is saved is copied to host memory before this returns (pinned where it lies on a
-/// GPU), so the trainer may go on. The save must not outlive the trainer. Collective over the mesh.
-std::unique_ptr<BackgroundSave> start_saving_model(Trainer& trainer, const SaveOptions& options);
+std::filesystem::path save_model(TrainEngine& engine, const SaveOptions& options);
+/// The same in the background: tensors are copied to host memory (pinned, from a GPU) before this returns, so
+/// training may continue. The save must not outlive the engine. Collective over the mesh.
+std::unique_ptr<BackgroundSave> start_saving_model(TrainEngine& engine, const SaveOptions& options);
 
 struct LoadOptions {
   std::filesystem::path directory;
   std::optional<int64_t> iteration;
-  std::string config = "{}";  // this run's; another model is rejected
+  std::string config = "{}";  // of this run; a different model is rejected
   bool optimizer = true;
-  bool finetune = false;  // rotary positions may be others than those of the checkpoint, which a notice says
-  bool own = true;        // this run saves to the directory: what is damaged there may be renamed
+  bool finetune = false;  // allows other rotary positions than the checkpoint's, with a notice
+  bool own = true;        // this run saves to the directory: damaged checkpoints may be renamed
 };
 
-/// Loads into the trainer; nothing where there is no checkpoint. Weights of another dtype are converted, which
-/// a notice says. Without optimizer state, master weights follow from the weights. Collective.
-std::optional<CheckpointInfo> load_model(Trainer& trainer, const LoadOptions& options);
+/// Loads into the engine; nullopt if there is no checkpoint. Weights of another dtype are converted, with a
+/// notice. Without optimizer state, master weights are computed from the weights. Collective.
+std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions& options);
 
-/// Weights alone into a model without a trainer. `path` is an iter_* directory. Collective over `peers`.
-void load_weights(ParameterSet& parameters, const std::filesystem::path& path, Peers& peers);
+/// Loads weights alone into a model without an engine. `path` is an iter_* directory. Collective over
+/// `peers`.
+void load_weights(ParameterSet& parameters, const std::filesystem::path& path, HostGroup& peers);
 
 }  // namespace teratron

@@ -20,7 +20,8 @@ class NoWaiting {
 };
 
 MicroBatch on_gpu(MicroBatch batch) {
-  for (at::Tensor* tensor : {&batch.tokens_SB, &batch.positions_SB, &batch.labels_SB, &batch.loss_mask_SB}) {
+  for (at::Tensor* tensor :
+       {&batch.tokens_SB, &batch.positions_SB, &batch.labels_SB, &batch.loss_mask_SB, &batch.sample_ids_B}) {
     *tensor = tensor->to(at::kCUDA);
   }
   return batch;
@@ -28,21 +29,21 @@ MicroBatch on_gpu(MicroBatch batch) {
 
 // `steps` before that allocate, choose kernels and capture graphs.
 void expect_no_wait(const TestVariant& variant, int64_t graphs_after, int64_t steps) {
-  TrainerOptions options{.model = variant.config, .dtype = at::kBFloat16, .device = at::kCUDA};
+  EngineOptions options{.model = variant.config, .precision = {.dtype = at::kBFloat16}, .device = at::kCUDA};
   options.optimizer.clip_grad = 1.0;
   options.graphs_after = graphs_after;
-  Trainer trainer(options, Mesh());
+  TrainEngine engine(options, Mesh());
   const MicroBatch batch = on_gpu(test_batch(variant.config, Group(), false));
   const MicroBatches same = [&](int64_t) { return batch; };
-  const Trainer::StepPlan plan{.microbatches = 3, .hyper = {.lr = 1e-3}};
-  for (int64_t i = 0; i < steps; ++i) trainer.train_step(same, plan).resolve();
-  std::optional<StepInFlight> step;
+  const StepInputs plan{.microbatches = 3, .hyper = {.lr = 1e-3}};
+  for (int64_t i = 0; i < steps; ++i) engine.train_step(same, plan).wait();
+  std::optional<PendingStep> step;
   {
     const NoWaiting strict;
     EXPECT_ANY_THROW(at::ones({1}, at::kCUDA).item<float>()) << "the mode is on";
-    step = trainer.train_step(same, plan);
+    step = engine.train_step(same, plan);
   }
-  EXPECT_GT(step->resolve().loss, 0.0) << variant.name;
+  EXPECT_GT(step->wait().loss, 0.0) << variant.name;
 }
 
 TEST(NoWait, AStepOfSeveralMicroBatchesNeverWaitsForTheDevice) {
@@ -56,19 +57,20 @@ TEST(NoWait, AStepOfSeveralMicroBatchesNeverWaitsForTheDevice) {
 TEST(NoWait, StepsThatAreReadTogetherHaveTheirOwnTimes) {
   if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
   const TestVariant variant = family_variants({.hidden = 64, .ffn_hidden = 256, .positions = 64}).front();
-  Trainer trainer({.model = variant.config, .dtype = at::kBFloat16, .device = at::kCUDA}, Mesh());
+  TrainEngine engine({.model = variant.config, .precision = {.dtype = at::kBFloat16}, .device = at::kCUDA},
+                     Mesh());
   const MicroBatch batch = on_gpu(test_batch(variant.config, Group(), false));
   const auto step = [&](int64_t microbatches) {
-    return trainer.train_step([&](int64_t) { return batch; },
-                              {.microbatches = microbatches, .hyper = {.lr = 1e-3}});
+    return engine.train_step([&](int64_t) { return batch; },
+                             {.microbatches = microbatches, .hyper = {.lr = 1e-3}});
   };
-  step(1).resolve();
+  step(1).wait();
   const auto begin = std::chrono::steady_clock::now();
-  StepInFlight small = step(1);
-  StepInFlight large = step(20);
-  const double large_seconds = large.resolve().seconds;
+  PendingStep small = step(1);
+  PendingStep large = step(20);
+  const double large_seconds = large.wait().seconds;
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
-  const double small_seconds = small.resolve().seconds;
+  const double small_seconds = small.wait().seconds;
   EXPECT_GT(small_seconds, 0.0);
   EXPECT_GT(large_seconds, 3 * small_seconds);
   EXPECT_LT(large_seconds, taken.count());

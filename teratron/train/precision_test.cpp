@@ -13,9 +13,9 @@ double error_of_stream(bool fp32_residual) {
   GPTConfig config = gpt2_config(sizes);
   config.layers = 32;
   config.init_std = 0.1;
-  const StepResult exact = run_step({.config = config});
+  const LossAndGrads exact = run_step({.config = config});
   config.fp32_residual = fp32_residual;
-  const StepResult rounded = run_step({.config = config, .dtype = at::kBFloat16});
+  const LossAndGrads rounded = run_step({.config = config, .dtype = at::kBFloat16});
   return std::abs(rounded.loss - exact.loss) / exact.loss +
          relative_error(rounded.gradients.at("embedding.word_embeddings.weight"),
                         exact.gradients.at("embedding.word_embeddings.weight"));
@@ -37,9 +37,9 @@ TEST(Fp32Residual, IsTheTypeBetweenStages) {
 TEST(Fp32Residual, ChangesNothingInFp32) {
   for (const TestVariant& variant : option_variants()) {
     TestStep step{.config = variant.config, .dtype = at::kFloat};
-    const StepResult without = run_step(step);
+    const LossAndGrads without = run_step(step);
     step.config.fp32_residual = true;
-    const StepResult with = run_step(step);
+    const LossAndGrads with = run_step(step);
     EXPECT_EQ(with.loss, without.loss) << variant.name;
     for (const auto& [name, gradient] : without.gradients) {
       EXPECT_TRUE(at::equal(with.gradients.at(name), gradient)) << variant.name << " " << name;
@@ -51,9 +51,9 @@ TEST(Fp32Residual, KeepsTheLayoutsTwins) {
   for (const TestVariant& variant : family_variants()) {
     TestStep step{.config = variant.config, .dtype = at::kBFloat16};
     step.config.fp32_residual = true;
-    const StepResult serial = run_step(step);
+    const LossAndGrads serial = run_step(step);
     step.layout = {.tp = 2, .sequence_parallel = true};
-    const StepResult parallel = run_step(step);
+    const LossAndGrads parallel = run_step(step);
     EXPECT_NEAR(parallel.loss, serial.loss, 1e-3 * serial.loss) << variant.name;
     for (const auto& [name, gradient] : serial.gradients) {
       EXPECT_LT(relative_error(parallel.gradients.at(name), gradient), 0.05) << variant.name << " " << name;
@@ -84,28 +84,28 @@ TEST(GradientsInBf16, AddUpWhereTheyAreToldTo) {
 
 TEST(MasterWeights, GatherWhatBf16WouldLose) {
   const Mesh mesh;
-  Trainer trainer(trainer_options(gpt2_config(), {}, at::kBFloat16), mesh);
-  const at::Tensor before = trainer.parameters().find("decoder.final_layernorm.weight")->tensor.clone();
+  TrainEngine engine(engine_options(gpt2_config(), {}, at::kBFloat16), mesh);
+  const at::Tensor before = engine.parameters().find("decoder.final_layernorm.weight")->tensor.clone();
   // Steps far below a bf16 unit in the last place of 1.0 (2^-8).
-  for (int64_t step = 0; step < 60; ++step) train_step(trainer, {}, {}, 0, {.lr = 2e-4});
-  const at::Tensor after = trainer.parameters().find("decoder.final_layernorm.weight")->tensor;
+  for (int64_t step = 0; step < 60; ++step) train_step(engine, {}, {}, 0, {.lr = 2e-4});
+  const at::Tensor after = engine.parameters().find("decoder.final_layernorm.weight")->tensor;
   EXPECT_GT((after - before).abs().max().item<double>(), 2e-3);
 }
 
 TEST(MasterWeights, FollowWhatIsWritten) {
-  Trainer trainer(trainer_options(gpt2_config(), {}, at::kBFloat16), Mesh());
-  train_step(trainer, {}, {}, 0, {.lr = 1e-3}).resolve();
+  TrainEngine engine(engine_options(gpt2_config(), {}, at::kBFloat16), Mesh());
+  train_step(engine, {}, {}, 0, {.lr = 1e-3}).wait();
   const std::string name = "decoder.layers.0.mlp.linear_fc1.weight";
   const auto master = [&] {
-    for (const StateTensor& state : trainer.optimizer().state()) {
+    for (const StateTensor& state : engine.optimizer().state()) {
       if (state.name == "optimizer.param." + name) return state.read();
     }
     return at::Tensor();
   };
-  at::Tensor weight = trainer.parameters().find(name)->tensor.detach().view(-1);
+  at::Tensor weight = engine.parameters().find(name)->tensor.detach().view(-1);
   EXPECT_FALSE(at::equal(master(), weight.to(at::kFloat)));
   weight.fill_(1.5);
-  trainer.optimizer().reset_master_weights();
+  engine.optimizer().reset_master_weights();
   EXPECT_TRUE(at::equal(master(), at::full_like(master(), 1.5)));
 }
 

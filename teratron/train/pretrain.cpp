@@ -2,8 +2,8 @@
 
 #include "teratron/base/log.h"
 #include "teratron/hf/architecture.h"
-#include "teratron/settings/checkpoint_settings.h"
-#include "teratron/settings/mesh_settings.h"
+#include "teratron/settings/checkpoint_args.h"
+#include "teratron/settings/component_options.h"
 #include "teratron/train/train_loop.h"
 
 namespace teratron {
@@ -12,10 +12,10 @@ ParsedArguments pretrain_arguments(std::span<const std::string> args, int64_t wo
                                    const Registry& registry) {
   ParsedArguments parsed = parse_arguments(
       "pretrain gpt", args,
-      {.defer_problems = true, .own_fields = registry.fields, .architecture = architecture_settings});
+      {.defer_problems = true, .extra_fields = registry.fields, .architecture = architecture_settings});
   if (parsed.help) return parsed;
   use_checkpoint_args(parsed);
-  finish(parsed, world_size);
+  validate_arguments(parsed, world_size);
   return parsed;
 }
 
@@ -31,18 +31,18 @@ ExitCode pretrain(const ParsedArguments& parsed, World& world, const StopSignals
         args.pipeline_model_parallel_size);
     print_line(dump(parsed));
   }
-  TrainingRun run(args, mesh, signals, registry);
-  if (run.load()) {
+  TrainLoop loop(args, mesh, signals, registry);
+  if (loop.load()) {
     if (mesh.rank() == 0) {
       print(
           "training is already finished: {} holds iteration {}. Use --fresh to train again, or raise "
-          "--train-iters and add --override-opt_param-scheduler to go on.",
-          *args.load, run.training().state().iteration);
+          "--train-iters and add --override-opt_param-scheduler to continue.",
+          *args.load, loop.state().iteration);
     }
     return ExitCode::ok;
   }
-  run.train();
-  return run.finish();
+  loop.train();
+  return loop.finish();
 }
 
 }  // namespace teratron

@@ -9,14 +9,14 @@
 
 namespace teratron {
 
-/// The settings of a pretraining on `world_size` ranks, finished: flags, file, environment and, with
-/// --use-checkpoint-args, checkpoint. UserError(config) with every problem. With --help only `help` is set.
+/// The finished settings of a pretraining on `world_size` ranks, from flags, file, environment and, with
+/// --use-checkpoint-args, checkpoint. UserError(config) lists every problem. With --help only `help` is set.
 ParsedArguments pretrain_arguments(std::span<const std::string> args, int64_t world_size,
                                    const Registry& registry = {});
 
-/// Runs one rank's part of a whole training. `parsed` is finished for the world's size. Returns ExitCode::ok when
-/// training reached its planned end, stopped when a signal or autoresume ended it after saving; everything else is
-/// thrown.
+/// Runs one rank of a whole training. `parsed` is finished for the world's size. Returns ExitCode::ok if
+/// training reached its planned end, stopped if a signal or autoresume stopped it after a save; everything
+/// else is thrown.
 ExitCode pretrain(const ParsedArguments& parsed, World& world, const StopSignals& signals,
                   const Registry& registry = {});
 

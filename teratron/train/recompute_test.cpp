@@ -41,8 +41,8 @@ std::vector<TestVariant> deep_variants() {
 }
 
 void expect_same_bits(const TestStep& kept, const TestStep& recomputed, const std::string& name) {
-  const StepResult expected = run_step(kept);
-  const StepResult actual = run_step(recomputed);
+  const LossAndGrads expected = run_step(kept);
+  const LossAndGrads actual = run_step(recomputed);
   EXPECT_EQ(actual.loss, expected.loss) << name;
   ASSERT_EQ(actual.gradients.size(), expected.gradients.size());
   for (const auto& [parameter, gradient] : expected.gradients) {
@@ -77,7 +77,8 @@ TEST(Recompute, GivesThemUnderEveryLayout) {
   }
 }
 
-// In a pipeline several micro-batches are on their way at once; a parameter reports when its last one is back.
+// In a pipeline several micro-batches are on their way at once; a parameter reports when its last one is
+// back.
 TEST(Recompute, CountsTheUsesOfParametersFromForwardOn) {
   for (const RecomputeConfig& recompute : {RecomputeConfig{}, plans()[1].config, plans()[2].config}) {
     GPTConfig config = gpt2_config();
@@ -86,7 +87,7 @@ TEST(Recompute, CountsTheUsesOfParametersFromForwardOn) {
     GPT model(parameters, config, {.layers = config.layers}, {});
     std::map<std::string, int> reports;
     for (Parameter& parameter : parameters.all()) {
-      parameter.on_gradient = [&reports, &parameter] { reports[parameter.name] += 1; };
+      parameter.on_grad_ready = [&reports, &parameter] { reports[parameter.name] += 1; };
     }
     const MicroBatch batch = test_batch(config, {}, false);
     std::vector<at::Tensor> losses;
@@ -96,7 +97,7 @@ TEST(Recompute, CountsTheUsesOfParametersFromForwardOn) {
     losses[2].backward();
     for (const Parameter& parameter : parameters.all()) {
       EXPECT_EQ(reports[parameter.name], 1) << parameter.name;
-      EXPECT_EQ(parameter.pending_uses, 0) << parameter.name;
+      EXPECT_EQ(parameter.pending_grads, 0) << parameter.name;
     }
   }
 }
@@ -169,7 +170,9 @@ TEST(Mlp, FreesInBackwardWhatItHasUsed) {
   Mlp mlp(Scope(parameters),
           {.hidden = hidden, .ffn_hidden = ffn, .activation = Activation::swiglu, .bias = false}, {});
   const at::Tensor x = at::randn({tokens, 1, hidden}).requires_grad_();
-  const auto run = [&] { return settled(mlp.forward_onto({.stream_SBH = x, .dropout = {}}, x)).sum(); };
+  const auto run = [&] {
+    return apply_bias_grad(mlp.forward_add_residual(x, {.residual_SBH = x, .dropout = {}})).sum();
+  };
   run().backward();  // makes room for the gradients
   const auto meter = std::make_shared<Meter>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
@@ -184,10 +187,10 @@ TEST(LossChunks, ChangeNoNumber) {
        {TestLayout{}, TestLayout{.tp = 2}, TestLayout{.tp = 2, .sequence_parallel = true}}) {
     for (const TestVariant& variant : family_variants()) {
       TestStep step{.config = variant.config, .layout = layout, .dtype = at::kDouble, .documents = true};
-      const StepResult whole = run_step(step);
+      const LossAndGrads whole = run_step(step);
       for (const int64_t chunks : {2, 3, 4}) {
         step.config.loss_chunks = chunks;
-        const StepResult cut = run_step(step);
+        const LossAndGrads cut = run_step(step);
         EXPECT_NEAR(cut.loss, whole.loss, 1e-13 * whole.loss) << variant.name;
         ASSERT_EQ(cut.gradients.size(), whole.gradients.size());
         for (const auto& [name, gradient] : whole.gradients) {
@@ -216,11 +219,11 @@ TEST(Recompute, LowersThePeakOnAGpu) {
   const at::Device device(at::kCUDA, 0);
   const auto peak = [&](const RecomputeConfig& recompute) {
     const GPTConfig config = measured_config(recompute);
-    const StepResult warm_up = run_step({.config = config, .dtype = at::kBFloat16, .device = device});
+    const LossAndGrads warm_up = run_step({.config = config, .dtype = at::kBFloat16, .device = device});
     c10::DeviceAllocator* const allocator = c10::getDeviceAllocator(at::kCUDA);
     allocator->resetPeakStats(0);
     const int64_t before = allocator->getDeviceStats(0).allocated_bytes[0].current;
-    const StepResult measured = run_step({.config = config, .dtype = at::kBFloat16, .device = device});
+    const LossAndGrads measured = run_step({.config = config, .dtype = at::kBFloat16, .device = device});
     EXPECT_EQ(measured.gradients.size(), warm_up.gradients.size());
     return allocator->getDeviceStats(0).allocated_bytes[0].peak - before;
   };

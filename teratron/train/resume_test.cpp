@@ -4,8 +4,8 @@
 #include <limits>
 
 #include "teratron/base/fault_point.h"
-#include "teratron/settings/mesh_settings.h"
-#include "teratron/telemetry/run_log.h"
+#include "teratron/settings/component_options.h"
+#include "teratron/testing/run_log.h"
 #include "teratron/testing/train_run.h"
 #include "teratron/train/train_loop.h"
 
@@ -136,7 +136,7 @@ TEST_F(Resume, AFailureInTheBackgroundEndsTheTrainingOnAllRanks) {
   const StopSignals signals;
   std::vector<int64_t> ended(2);
   const auto body = [&](World& world) {
-    TrainingRun run(parsed.args, Mesh(mesh_options(parsed.args), world), signals);
+    TrainLoop run(parsed.args, Mesh(mesh_options(parsed.args), world), signals);
     try {
       run.train();
     } catch (const Fault& fault) {
@@ -187,7 +187,7 @@ class NanIn : public TrainStep {
 };
 
 Registry nan_in(const std::vector<int64_t>& steps) {
-  return {.train_step = [steps](const Registry::Run&) { return std::make_unique<NanIn>(steps); }};
+  return {.train_step = [steps](const Registry::Context&) { return std::make_unique<NanIn>(steps); }};
 }
 
 TEST_F(Resume, AsManyNansAsAskedForAreSkipped) {
@@ -223,9 +223,9 @@ TEST_F(Resume, NanStopsWithTheWeightsIntact) {
   ParsedArguments parsed =
       parse_arguments("pretrain gpt", flags("run", {"--lr", "1e38", "--override-opt_param-scheduler",
                                                     "--clip-grad", "0", "--save-interval", "1"}));
-  finish(parsed, 1);
+  validate_arguments(parsed, 1);
   const StopSignals signals;
-  TrainingRun run(parsed.args, Mesh(), signals);
+  TrainLoop run(parsed.args, Mesh(), signals);
   run.load();
   try {
     run.train();
@@ -239,7 +239,7 @@ TEST_F(Resume, NanStopsWithTheWeightsIntact) {
   const auto saved = tensors("run", static_cast<int>(failed - 1));
   EXPECT_FALSE(fs::exists(folder_ / "run" / fmt::format("iter_{:07d}", failed)));
   size_t compared = 0;
-  for (const Parameter& parameter : run.trainer().parameters().all()) {
+  for (const Parameter& parameter : run.engine().parameters().all()) {
     const at::Tensor held = parameter.tensor.detach().contiguous();
     for (const auto& [name, bytes] : saved) {
       if (!name.ends_with(" " + parameter.name)) continue;
@@ -248,10 +248,11 @@ TEST_F(Resume, NanStopsWithTheWeightsIntact) {
       ++compared;
     }
   }
-  EXPECT_EQ(compared, run.trainer().parameters().all().size());
+  EXPECT_EQ(compared, run.engine().parameters().all().size());
 }
 
-// A run that starts anew where an older one went further: nothing of the older one may be taken for its progress.
+// A run that starts anew where an older one went further: nothing of the older one may be taken for its
+// progress.
 TEST_F(Resume, AFreshRunDoesNotMeetTheOneBefore) {
   EXPECT_EQ(train(flags("run")), ExitCode::ok);
   const auto old = tensors("run", 20);

@@ -23,7 +23,7 @@ std::string model_summary(const GPTConfig& model) {
 std::vector<std::pair<std::string, std::string>> argument_texts(const Arguments& args) {
   std::vector<std::pair<std::string, std::string>> texts;
   for (const Field& field : arguments_schema().fields()) {
-    texts.emplace_back(field.name, python_text(get_value(field, &args)));
+    texts.emplace_back(field.name, python_str(get_value(field, &args)));
   }
   return texts;
 }
@@ -35,14 +35,14 @@ MathMode math_mode(const Arguments& args) {
   return args.bf16 || args.fp16 ? MathMode::half : MathMode::fp32;
 }
 
-RunFacts run_facts(const RunDescription& run) {
-  const Arguments& args = run.args;
-  const std::string device = device_name(run.device);
+RunInfo run_facts(const Trainer& trainer) {
+  const Arguments& args = trainer.args();
+  const std::string device = device_name(trainer.device());
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   return {
       .run_id = fmt::format("{:x}", std::chrono::duration_cast<std::chrono::microseconds>(now).count()),
-      .facts = {{"model", model_summary(run.model)},
-                {"parameters on a rank", fmt::format("{}", run.parameters)},
+      .facts = {{"model", model_summary(trainer.model())},
+                {"parameters on a rank", fmt::format("{}", trainer.engine().parameters().numel())},
                 {"sequence length", fmt::format("{}", args.seq_length.value())},
                 {"batch", fmt::format("{} samples, micro-batches of {}", args.global_batch_size.value(),
                                       args.micro_batch_size.value())},
@@ -52,9 +52,9 @@ RunFacts run_facts(const RunDescription& run) {
                 {"device", device},
                 {"seed", fmt::format("{}", args.seed)}},
       .arguments = argument_texts(args),
-      .train_iters = run.train_iters,
-      .world_size = run.world_size,
-      .start_iteration = run.start_iteration,
+      .train_iters = trainer.train_iters(),
+      .world_size = trainer.mesh().world_size(),
+      .start_iteration = trainer.state().iteration,
       .peak_flops_per_gpu = peak_flops(device, math_mode(args)).value_or(0.0)};
 }
 

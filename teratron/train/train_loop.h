@@ -1,4 +1,4 @@
-// The program's training loop over one rank's Training: evaluation, saves, exits, and everything that is told.
+// The program's training loop over one rank's Trainer: intervals, evaluation, saving, stopping and logging.
 #pragma once
 
 #include <chrono>
@@ -6,10 +6,10 @@
 #include <memory>
 #include <optional>
 
+#include "teratron/telemetry/metrics_logger.h"
 #include "teratron/telemetry/progress.h"
 #include "teratron/telemetry/progress_log.h"
-#include "teratron/telemetry/sinks.h"
-#include "teratron/telemetry/trace.h"
+#include "teratron/telemetry/step_profiler.h"
 #include "teratron/train/guards/signals.h"
 #include "teratron/train/trainer.h"
 
@@ -17,68 +17,70 @@ namespace teratron {
 
 using StepObserver = std::function<bool(const StepMetrics&)>;
 
-class TrainingRun {
+class TrainLoop {
  public:
-  /// `signals` are the process's: rank threads share them.
-  TrainingRun(const Arguments& args, const Mesh& mesh, const StopSignals& signals,
-              const Registry& registry = {});
+  /// `signals` belong to the process: rank threads share them.
+  TrainLoop(const Arguments& args, const Mesh& mesh, const StopSignals& signals,
+            const Registry& registry = {});
 
-  /// Resumes from --load. True when the training was already finished.
+  /// Resumes from --load. True if the training was already finished.
   bool load();
   /// Trains to the planned end, an exit condition or a signal.
   void train();
-  /// `observer` sees every step once its numbers are known; false ends the training in order, as an exit
-  /// condition does (on all ranks, if on one).
+  /// `observer` is called with every finished step; if it returns false on any rank, all ranks stop as they
+  /// do at an exit condition.
   void on_step(StepObserver observer) { observer_ = std::move(observer); }
-  /// After train(): final save, evaluation of both other splits, report. ExitCode::stopped when a signal or
-  /// autoresume ended the training.
+  /// After train(): final save, evaluation of the valid and test splits, report. ExitCode::stopped if a
+  /// signal or autoresume stopped the training.
   ExitCode finish();
-  const Training& training() const { return training_; }
-  const RunState& state() const { return training_.state(); }
-  Trainer& trainer() { return training_.trainer(); }
+
+  const Trainer& trainer() const { return trainer_; }
+  const TrainState& state() const { return trainer_.state(); }
+  TrainEngine& engine() { return trainer_.engine(); }
 
  private:
-  /// Ordered by urgency: ranks agree on the greatest.
+  /// Ordered by urgency: ranks agree on the maximum.
   enum class StopReason : uint8_t { none, interval, duration, autoresume, signal };
 
-  const Arguments& args() const { return training_.args(); }
-  bool speaks_first() const { return training_.mesh().rank() == 0; }
+  const Arguments& args() const { return trainer_.args(); }
+  bool is_first_rank() const { return trainer_.is_first_rank(); }
   void open_logs();
-  void emit(decltype(MetricsEvent::what) what);
-  StopReason wish() const;
+  void emit(decltype(MetricsEvent::data) what);
+  /// This rank's, before a step, for its end.
+  StopReason stop_request() const;
   std::filesystem::path autoresume_file() const;
-  /// Reads a step's numbers: stop agreement, metrics.
-  void absorb(IssuedStep step);
-  /// What is due after the step whose numbers were just read.
-  void between_steps();
+  /// Reads a step's result: stop agreement, metrics.
+  void finish_step(PendingStep step);
+  /// Whatever is due after the step that was just finished.
+  void run_intervals();
   void log_interval();
   void report_memory() const;
-  /// Timers of all ranks go to the log; `timers` start from zero. Collective.
+  /// Logs and resets the timers of all ranks. Collective.
   void report_timers(Timers& timers, int64_t iterations);
-  /// Evaluates --eval-iters steps of a split; `prefix` as Megatron logs it. Counters are left as they are.
+  /// Evaluates --eval-iters steps of a split without changing the counters; `prefix` as in Megatron-LM's log.
   void evaluate(Split split, const std::string& prefix);
   std::optional<SaveMetrics> save();
-  void announce(const SaveMetrics& saved);
-  /// Announces what `saving` has committed. A full disk does not end the training: it goes on, and the next interval
-  /// tries again.
-  void settle(const std::function<std::optional<SaveMetrics>()>& saving);
-  bool must_read_now() const;
+  void log_save(const SaveMetrics& saved);
+  /// Calls `saving` and logs what it committed. A failed save (full disk) does not stop the training: the
+  /// next interval tries again.
+  void handle_save(const std::function<std::optional<SaveMetrics>()>& saving);
+  bool must_finish_now() const;
   bool at_interval(const std::optional<int64_t>& interval) const;
 
   std::chrono::steady_clock::time_point start_;
   double start_time_;  // wall clock, of the rank that started first
-  Training training_;
+  Trainer trainer_;
   const StopSignals& signals_;
-  std::unique_ptr<MetricsHub> hub_;
+  std::unique_ptr<MetricsLogger> metrics_logger_;
   std::unique_ptr<IntervalMeter> meter_;
   std::unique_ptr<ProgressBar> progress_;
   std::unique_ptr<ProgressLog> progress_log_;
-  std::unique_ptr<Trace> trace_;
+  std::unique_ptr<StepProfiler> trace_;
   StopReason stop_reason_ = StopReason::none;
   StepObserver observer_;
-  ProgressLog::Saved saving_;    // the save that was last begun
-  bool seen_enough_ = false;     // the observer's wish to stop
-  int64_t first_iteration_ = 0;  // done before this process
+  ProgressLog::Saved saving_;      // the last save that was started
+  bool observer_stopped_ = false;  // it returned false
+  int64_t first_iteration_ = 0;    // done before this process
 };
 
 }  // namespace teratron

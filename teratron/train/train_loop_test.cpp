@@ -4,7 +4,7 @@
 
 #include "teratron/base/file.h"
 #include "teratron/models/gpt/data/gpt_dataset.h"
-#include "teratron/settings/mesh_settings.h"
+#include "teratron/settings/component_options.h"
 #include "teratron/testing/train_run.h"
 #include "teratron/train/guards/replicas.h"
 #include "teratron/train/trainer.h"
@@ -60,7 +60,7 @@ TEST_F(Loop, SaysMegatronsLinesFromStartToEnd) {
 }
 
 TEST_F(Loop, AFailingEvaluationLosesNothing) {
-  const Registry registry = {.datasets = [](const Registry::Run& run, const GPTDataOptions& options) {
+  const Registry registry = {.datasets = [](const Registry::Context& run, const GPTDataOptions& options) {
     GPTDatasets built = build_gpt_datasets(options);
     // One sample where the evaluation at the end wants sixteen.
     built.valid = std::make_shared<MockGPTDataset>(MockGPTDataset::Options{
@@ -117,7 +117,7 @@ TEST_F(Loop, SamplesAndEpochsBecomeSteps) {
   EXPECT_NE(said(without(flags("samples", {"--train-samples", "23"}), {"--train-iters", "--lr-warmup-iters"}))
                 .find("setting training iterations to 5"),
             std::string::npos);
-  const Registry registry = {.datasets = [](const Registry::Run&, const GPTDataOptions& options) {
+  const Registry registry = {.datasets = [](const Registry::Context&, const GPTDataOptions& options) {
     GPTDataOptions small = options;
     small.samples[0] = options.samples[0].value_or(14);  // of one epoch
     return build_gpt_datasets(small);
@@ -259,7 +259,7 @@ class TwiceBySample : public TrainStep {
 
 TEST_F(Loop, ATrainStepOfOnesOwnChangesTheLossOnEveryLayout) {
   const Registry registry = {
-      .train_step = [](const Registry::Run&) { return std::make_unique<TwiceBySample>(); }};
+      .train_step = [](const Registry::Context&) { return std::make_unique<TwiceBySample>(); }};
   // Adam and clipping undo a factor of the loss, so the curve is twice the usual one.
   const std::vector<std::string> clipped = {"--clip-grad", "0.01", "--adam-eps", "1e-20"};
   EXPECT_EQ(train(flags("usual", clipped)), ExitCode::ok);
@@ -287,23 +287,23 @@ TEST_F(Loop, ALoopOfOnesOwnIsTheProgramsLoop) {
   const ParsedArguments parsed = pretrain_arguments(flags("own"), 2);
   run_ranks(2, [&](World& world) {
     const Mesh mesh(mesh_options(parsed.args), world);
-    Training training(parsed.args, mesh);
-    EXPECT_FALSE(training.load());
-    const auto source = training.open(Split::train);
-    EXPECT_EQ(training.global_batch_size(), 4);
+    Trainer trainer(parsed.args, mesh);
+    EXPECT_FALSE(trainer.load());
+    const auto source = trainer.open(Split::train);
+    EXPECT_EQ(trainer.global_batch_size(), 4);
     double loss = 0;
-    while (training.state().iteration < 20) loss = training.train_step(*source).numbers.loss;
+    while (trainer.state().iteration < 20) loss = trainer.train_step(*source).loss;
     const at::Tensor rank = at::full({1, 2}, static_cast<double>(world.rank()));
-    EXPECT_EQ(training.average(rank).sum().item<double>(), 1.0);
-    EXPECT_EQ(training.gather(rank).sizes(), (std::vector<int64_t>{2, 2}));
-    EXPECT_EQ(training.gather(rank)[1][0].item<double>(), 1.0);
-    const auto valid = training.open(Split::valid);
-    EXPECT_LT(training.eval_step(*valid, 2).loss, 5.0);
-    EXPECT_EQ(training.is_main_rank(), world.rank() == 1);
-    if (training.is_main_rank()) {
+    EXPECT_EQ(trainer.average(rank).sum().item<double>(), 1.0);
+    EXPECT_EQ(trainer.gather(rank).sizes(), (std::vector<int64_t>{2, 2}));
+    EXPECT_EQ(trainer.gather(rank)[1][0].item<double>(), 1.0);
+    const auto valid = trainer.open(Split::valid);
+    EXPECT_LT(trainer.eval_step(*valid, 2).loss, 5.0);
+    EXPECT_EQ(trainer.is_last_rank(), world.rank() == 1);
+    if (trainer.is_last_rank()) {
       EXPECT_EQ(loss, log("program").steps.back().losses[0].second);
     }
-    training.save();
+    trainer.save();
   });
   EXPECT_EQ(tensors("own", 20), tensors("program", 20));
 }
@@ -311,22 +311,22 @@ TEST_F(Loop, ALoopOfOnesOwnIsTheProgramsLoop) {
 TEST_F(Loop, ALoopOfOnesOwnSavesInTheBackgroundAndSkips) {
   const ParsedArguments parsed =
       pretrain_arguments(flags("own", {"--async-save", "--iterations-to-skip", "3"}), 1);
-  Training training(parsed.args, Mesh());
-  const auto source = training.open(Split::train);
+  Trainer trainer(parsed.args, Mesh());
+  const auto source = trainer.open(Split::train);
   std::vector<int64_t> skipped;
-  while (training.state().iteration < 6) {
-    const StepMetrics metrics = training.train_step(*source).metrics;
+  while (trainer.state().iteration < 6) {
+    const StepMetrics metrics = trainer.train_step(*source).metrics;
     if (metrics.skipped) skipped.push_back(metrics.iteration);
     if (metrics.iteration != 5) continue;
-    EXPECT_FALSE(training.save()) << "it has only begun";
+    EXPECT_FALSE(trainer.save()) << "it has only begun";
   }
   EXPECT_EQ(skipped, (std::vector<int64_t>{4}));
-  EXPECT_EQ(training.state().consumed_train_samples, 24);
-  EXPECT_FALSE(training.is_saved());
+  EXPECT_EQ(trainer.state().consumed_train_samples, 24);
+  EXPECT_FALSE(trainer.is_saved());
   // The step after it may have found the save done already.
-  training.finish_save();
+  trainer.finish_save();
   EXPECT_TRUE(fs::exists(folder_ / "own" / "iter_0000005" / "manifest.json"));
-  EXPECT_FALSE(training.finish_save());
+  EXPECT_FALSE(trainer.finish_save());
 }
 
 TEST_F(Loop, GradientsThatTravelInBf16TrainNearlyAlike) {
@@ -360,8 +360,8 @@ TEST_F(Loop, CopiesThatDriftApartAreNamed) {
   const ParsedArguments parsed = pretrain_arguments(flags("run", {"--tp", "2"}), 4);
   run_ranks(4, [&](World& world) {
     const Mesh mesh(mesh_options(parsed.args), world);
-    Training training(parsed.args, mesh);
-    ParameterSet& parameters = training.trainer().parameters();
+    Trainer trainer(parsed.args, mesh);
+    ParameterSet& parameters = trainer.engine().parameters();
     EXPECT_NO_THROW(check_replicas(parameters, mesh));
     at::Tensor bias = parameters.find("decoder.final_layernorm.bias")->tensor.detach();
     if (world.rank() == 3) bias[0] = 1e-7;

@@ -1,4 +1,4 @@
-// Training: what it reads and writes of checkpoints.
+// Trainer: loading and saving checkpoints.
 #include <filesystem>
 #include <utility>
 
@@ -6,8 +6,8 @@
 
 #include "teratron/base/log.h"
 #include "teratron/ckpt/directory.h"
-#include "teratron/settings/checkpoint_settings.h"
-#include "teratron/telemetry/sinks.h"
+#include "teratron/settings/checkpoint_args.h"
+#include "teratron/telemetry/metrics_logger.h"
 #include "teratron/train/trainer.h"
 
 namespace teratron {
@@ -22,10 +22,10 @@ ScheduleLoadRule schedule_rule(const Arguments& args) {
 
 }  // namespace
 
-std::string Training::config_json() const {
+std::string Trainer::config_json() const {
   nlohmann::json config = nlohmann::json::parse(to_json(args_));
   config["tokenizer_vocab_size"] = model_.vocabulary;
-  // Whoever reads the checkpoint may be in another folder.
+  // The checkpoint may be read from another working directory.
   for (const char* const file : {"vocab_file", "merge_file", "tokenizer_model"}) {
     if (!config.contains(file) || !config[file].is_string()) continue;
     config[file] = std::filesystem::absolute(config[file].get<std::string>()).lexically_normal().string();
@@ -33,107 +33,107 @@ std::string Training::config_json() const {
   return config.dump();
 }
 
-std::optional<CheckpointInfo> Training::load_from(const std::string& directory, bool weights_only) {
+std::optional<CheckpointInfo> Trainer::load_from(const std::string& directory, bool weights_only) {
   const auto info =
-      load_model(*trainer_, {.directory = directory,
-                             .iteration = weights_only ? std::nullopt : args_.ckpt_step,
-                             .config = config_json(),
-                             .optimizer = !weights_only && !args_.finetune && !args_.no_load_optim,
-                             .finetune = weights_only || args_.finetune,
-                             .own = args_.save == directory});
-  if (info && mesh_.rank() == 0) {
+      load_model(*engine_, {.directory = directory,
+                            .iteration = weights_only ? std::nullopt : args_.ckpt_step,
+                            .config = config_json(),
+                            .optimizer = !weights_only && !args_.finetune && !args_.no_load_optim,
+                            .finetune = weights_only || args_.finetune,
+                            .own = args_.save == directory});
+  if (info && is_first_rank()) {
     print(" loading checkpoint from {} at iteration {}", info->path.string(), info->iteration);
   }
   return info;
 }
 
-// --fresh: no later start may pick up what an earlier run has left in the directory.
-void Training::set_old_run_aside() {
+// --fresh: no later start may resume from the checkpoints of an earlier run.
+void Trainer::archive_previous_run() {
   const auto aside = set_aside_checkpoints(*args_.save, *mesh_.world().communicator);
-  if (aside && mesh_.rank() == 0) {
+  if (aside && is_first_rank()) {
     notice("--fresh: the checkpoints of the earlier run were moved to {}", aside->string());
   }
 }
 
-// Without --load nothing goes on from these, and new ones come among them.
-void Training::warn_of_old_run() const {
-  if (mesh_.rank() != 0 || args_.skip_train) return;
+// Without --load, new checkpoints are saved among those of an earlier run.
+void Trainer::warn_of_previous_run() const {
+  if (!is_first_rank() || args_.skip_train) return;
   const std::vector<std::filesystem::path> old = newest_first(*args_.save);
   if (old.empty()) return;
   warn(
       "{} holds checkpoints of an earlier training, the last of them {}. Without --load this training starts "
-      "anew and saves among them. To go on with that one add --load {}; to keep it apart add --fresh",
+      "from scratch and saves among them. To continue that training add --load {}; to archive it add --fresh",
       *args_.save, old.front().filename().string(), *args_.save);
 }
 
-bool Training::load() {
-  if (args_.fresh && args_.save) set_old_run_aside();
-  if (args_.save && !args_.fresh && !args_.load) warn_of_old_run();
+bool Trainer::load() {
+  if (args_.fresh && args_.save) archive_previous_run();
+  if (args_.save && !args_.fresh && !args_.load) warn_of_previous_run();
   if (args_.fresh || (!args_.load && !args_.pretrained_checkpoint)) return false;
-  const bool speaks = mesh_.rank() == 0;
   if (const auto info = args_.load ? load_from(*args_.load, false) : std::nullopt) {
     if (args_.finetune) return true;
     state_.load(info->state, schedule_rule(args_));
     if (args_.no_load_optim) state_.optimizer_steps = 0;
-    trainer_->optimizer().set_steps(state_.optimizer_steps);
+    engine_->optimizer().set_steps(state_.optimizer_steps);
     saved_iteration_ = args_.save == args_.load ? state_.iteration : -1;
-    if (!speaks || args_.skip_train) return true;
+    if (!is_first_rank() || args_.skip_train) return true;
     for (const std::string& line : resume_notices(info->config, config_json())) notice_line(line);
     return true;
   }
   if (args_.pretrained_checkpoint) {
     if (load_from(*args_.pretrained_checkpoint, true)) {
-      if (speaks) notice("finetuning from the weights of {}", *args_.pretrained_checkpoint);
+      if (is_first_rank()) notice("finetuning from the weights of {}", *args_.pretrained_checkpoint);
       return true;
     }
-    throw checkpoint_error({.what = "no checkpoint found",
-                            .where = *args_.pretrained_checkpoint,
-                            .fix = "Correct --pretrained-checkpoint, or leave it out to start anew"});
+    throw checkpoint_error(
+        {.what = "no checkpoint found",
+         .where = *args_.pretrained_checkpoint,
+         .fix = "Correct --pretrained-checkpoint, or leave it out to start from random weights"});
   }
   if (args_.exit_on_missing_checkpoint) {
     throw checkpoint_error(
         {.what = "no checkpoint found",
          .where = *args_.load,
-         .fix = "Correct --load, or leave out --exit-on-missing-checkpoint to start anew"});
+         .fix = "Correct --load, or leave out --exit-on-missing-checkpoint to start from random weights"});
   }
-  if (speaks) {
+  if (is_first_rank()) {
     (args_.load == args_.save ? notice_line : warning_line)(
         fmt::format("no checkpoint in {}: starting from random weights", *args_.load));
   }
   return false;
 }
 
-std::optional<SaveMetrics> Training::save() {
+std::optional<SaveMetrics> Trainer::save() {
   finish_save();
-  SaveUnderWay current{.iteration = state_.iteration, .begin = wall_clock()};
+  PendingSave current{.iteration = state_.iteration, .begin = wall_clock()};
   const SaveOptions options{.directory = args_.save.value(),
                             .iteration = state_.iteration,
                             .texts = {config_json(), state_.to_json()},
                             .optimizer = !args_.no_save_optim,
                             .retain_interval = args_.save_retain_interval.value_or(0)};
-  if (!args_.async_save) return committed(current, save_model(*trainer_, options));
-  current.writer = start_saving_model(*trainer_, options);
+  if (!args_.async_save) return committed(current, save_model(*engine_, options));
+  current.writer = start_saving_model(*engine_, options);
   save_progress_ = 0;
   saving_ = std::move(current);
   return std::nullopt;
 }
 
-std::optional<SaveMetrics> Training::continue_save() {
+std::optional<SaveMetrics> Trainer::continue_save() {
   if (!saving_) return std::nullopt;
-  SaveUnderWay current = *std::exchange(saving_, std::nullopt);  // one that throws is over
+  PendingSave current = *std::exchange(saving_, std::nullopt);  // it has ended if it throws
   const auto path = current.writer->advance(save_progress_);
   if (path) return committed(current, *path);
   saving_ = std::move(current);
   return std::nullopt;
 }
 
-std::optional<SaveMetrics> Training::finish_save() {
+std::optional<SaveMetrics> Trainer::finish_save() {
   if (!saving_) return std::nullopt;
-  const SaveUnderWay current = *std::exchange(saving_, std::nullopt);
+  const PendingSave current = *std::exchange(saving_, std::nullopt);
   return committed(current, current.writer->finish());
 }
 
-SaveMetrics Training::committed(const SaveUnderWay& save, const std::filesystem::path& path) {
+SaveMetrics Trainer::committed(const PendingSave& save, const std::filesystem::path& path) {
   saved_iteration_ = save.iteration;
   return {.iteration = save.iteration,
           .directory = *args_.save,

@@ -24,10 +24,10 @@ cudaDeviceProp properties_of(at::Device device) {
   return properties;
 }
 
-// The CUDA driver's answers that mean that there is nothing to compute on; cuda.h has a hundred more.
+// Error codes of the CUDA driver for machines without a GPU (see cuda.h).
 constexpr int stub_library = 34, no_device = 100;
 
-/// Starts the driver, which this machine may lack.
+/// Initializes the driver, which may not be installed.
 int start_driver() {
   void* driver = dlopen("libcuda.so.1", RTLD_NOW);
   if (!driver) return no_device;
@@ -39,7 +39,7 @@ int64_t count_gpus() {
   const int answer = start_driver();
   if (answer == no_device || answer == stub_library) return 0;
   int count = 0;
-  // The runtime counts as the driver does.
+  // The runtime's error codes are the driver's.
   const cudaError_t error = answer == 0 ? cudaGetDeviceCount(&count) : static_cast<cudaError_t>(answer);
   if (error == cudaErrorNoDevice) return 0;
   if (error == cudaSuccess) return count;

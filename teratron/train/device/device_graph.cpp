@@ -15,9 +15,9 @@ class RepeatedWork : public DeviceGraph {
 
 }  // namespace
 
-std::unique_ptr<DeviceGraph> capture(const DeviceWork& work, at::Device device, const DeviceGraph* beside) {
+std::unique_ptr<DeviceGraph> capture(const DeviceWork& work, at::Device device, const DeviceGraph* pool_of) {
   if (device.is_cpu()) return std::make_unique<RepeatedWork>(work);
-  return capture_on_gpu(work, beside);
+  return capture_on_gpu(work, pool_of);
 }
 
 }  // namespace teratron

@@ -1,8 +1,8 @@
-// CUDA graphs: what a function issues to a GPU is captured once and from then on issued by one launch, without the host's
-// work for every kernel.
+// CUDA graphs: the kernels of a function are captured once and then replayed by one launch, without host work
+// per kernel.
 //
-// A graph repeats kernels with the addresses and numbers of the capture. What changes from launch to launch must
-// therefore be the content of tensors that outlive the graph, never a number of the host.
+// A graph replays kernels with the addresses and scalar arguments of the capture. Values that change between
+// launches must therefore be the content of tensors that outlive the graph, never a host number.
 #pragma once
 
 #include <functional>
@@ -18,19 +18,19 @@ class DeviceGraph {
   DeviceGraph(const DeviceGraph&) = delete;
   DeviceGraph& operator=(const DeviceGraph&) = delete;
   virtual ~DeviceGraph() = default;
-  /// Issues it on the current stream.
+  /// Launches the graph on the current stream.
   virtual void replay() = 0;
 };
 
 using DeviceWork = std::function<void()>;
 
-/// Calls `work` and captures what it issues, backward included; nothing of it runs yet. Its temporary tensors lie in
-/// memory of the graph's own, shared with `beside`: a graph that never runs at the same time; may be null. Waits for
-/// the device. A CPU has nothing to capture: there each replay calls `work`.
-/// UserError(config) where the work cannot be captured, as it waits for the device.
-std::unique_ptr<DeviceGraph> capture(const DeviceWork& work, at::Device device, const DeviceGraph* beside);
+/// Calls `work` and captures the kernels it launches, backward included, without running them. Temporary
+/// tensors are allocated from the graph's memory pool, which is shared with `pool_of`: a graph that never
+/// runs at the same time, or null. Waits for the device. On a CPU each replay calls `work`. UserError(config)
+/// if the work cannot be captured because it waits for the device.
+std::unique_ptr<DeviceGraph> capture(const DeviceWork& work, at::Device device, const DeviceGraph* pool_of);
 
 /// The part of capture() that needs CUDA.
-std::unique_ptr<DeviceGraph> capture_on_gpu(const DeviceWork& work, const DeviceGraph* beside);
+std::unique_ptr<DeviceGraph> capture_on_gpu(const DeviceWork& work, const DeviceGraph* pool_of);
 
 }  // namespace teratron

@@ -5,7 +5,7 @@
 namespace teratron {
 
 std::unique_ptr<DeviceGraph> capture_on_gpu(const DeviceWork&, const DeviceGraph*) {
-  TERATRON_ASSERT(false, "this build knows no GPU");
+  TERATRON_ASSERT(false, "this build has no CUDA");
 }
 
 }  // namespace teratron

@@ -12,18 +12,18 @@ namespace {
 
 class CudaGraph : public DeviceGraph {
  public:
-  explicit CudaGraph(const CudaGraph* beside)
-      : stream_(beside ? beside->stream_ : c10::cuda::getStreamFromPool()),
-        pool_(beside ? beside->pool_ : at::cuda::graph_pool_handle()) {}
+  explicit CudaGraph(const CudaGraph* pool_of)
+      : stream_(pool_of ? pool_of->stream_ : c10::cuda::getStreamFromPool()),
+        pool_(pool_of ? pool_of->pool_ : at::cuda::graph_pool_handle()) {}
 
   void capture(const DeviceWork& work) {
     const c10::cuda::CUDAStreamGuard guard(stream_);
-    // Relaxed: other threads pin memory and look at events meanwhile, and a kernel may be loaded at its first use.
+    // Relaxed: other threads pin memory and query events, and kernels may be loaded at their first use.
     graph_.capture_begin(pool_, cudaStreamCaptureModeRelaxed);
     try {
       work();
     } catch (...) {
-      give_up();
+      abort_capture();
       throw;
     }
     graph_.capture_end();
@@ -31,8 +31,8 @@ class CudaGraph : public DeviceGraph {
   void replay() override { graph_.replay(); }
 
  private:
-  // The reason is known already; what this says of it is less.
-  void give_up() {
+  // The original error says more than this one.
+  void abort_capture() {
     try {
       graph_.capture_end();
     } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch)
@@ -49,11 +49,11 @@ UserError not_captured(const std::string& reason) {
       {.what = fmt::format("forward and backward of a micro-batch cannot be captured as a CUDA graph: {}",
                            reason.substr(0, reason.find('\n'))),
        .where = "--cuda-graph-impl",
-       .fix = "Leave it out. A model or train step of one's own can be captured where it never waits for the "
-              "device (item(), nonzero(), copies to the CPU)"});
+       .fix = "Leave it out. A custom model or train step can be captured if it never waits for the device "
+              "(item(), nonzero(), copies to the CPU)"});
 }
 
-// Called where an exception is handled.
+// Called in a catch block.
 [[noreturn]] void throw_reason() {
   try {
     throw;
@@ -69,15 +69,15 @@ UserError not_captured(const std::string& reason) {
 
 }  // namespace
 
-std::unique_ptr<DeviceGraph> capture_on_gpu(const DeviceWork& work, const DeviceGraph* beside) {
+std::unique_ptr<DeviceGraph> capture_on_gpu(const DeviceWork& work, const DeviceGraph* pool_of) {
   c10::cuda::device_synchronize();
-  // The graph gets memory of its own: what the steps before have left would lie idle beside it.
-  if (!beside) c10::cuda::CUDACachingAllocator::emptyCache();
-  auto graph = std::make_unique<CudaGraph>(static_cast<const CudaGraph*>(beside));
+  // A new pool: release the memory that the steps before have left idle in the default one.
+  if (!pool_of) c10::cuda::CUDACachingAllocator::emptyCache();
+  auto graph = std::make_unique<CudaGraph>(static_cast<const CudaGraph*>(pool_of));
   try {
     graph->capture(work);
   } catch (...) {
-    // The allocator goes on asking a graph whose capture has failed: it must not die before the program.
+    // The allocator keeps a reference to a graph whose capture failed: leak it.
     static_cast<void>(graph.release());  // NOLINT(bugprone-unused-return-value)
     throw_reason();
   }

@@ -10,7 +10,7 @@ namespace {
 
 constexpr at::Tensor MicroBatch::* all_tensors[] = {&MicroBatch::tokens_SB,        &MicroBatch::positions_SB,
                                                     &MicroBatch::labels_SB,        &MicroBatch::loss_mask_SB,
-                                                    &MicroBatch::first_visible_BS, &MicroBatch::samples_B};
+                                                    &MicroBatch::segment_start_BS, &MicroBatch::sample_ids_B};
 
 std::vector<int64_t> shape_of(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.sizes().vec() : std::vector<int64_t>{};
@@ -23,7 +23,7 @@ void check_shape(const at::Tensor& tensor, const at::Tensor& captured) {
                            "captured with one of [{}]",
                            fmt::join(shape_of(tensor), ", "), fmt::join(shape_of(captured), ", ")),
        .where = "--cuda-graph-impl",
-       .fix = "Make all micro-batches alike (padding, say), or leave the flag out"});
+       .fix = "Make all micro-batches the same shape (for example by padding), or leave the flag out"});
 }
 
 }  // namespace
@@ -41,7 +41,7 @@ bool MicrobatchGraphs::begin_step() {
 }
 
 void MicrobatchGraphs::take(MicroBatch batch) {
-  batch.samples_B = sample_numbers(batch);
+  batch.sample_ids_B = sample_ids(batch);
   const bool is_first = !batch_.tokens_SB.defined();
   if (is_first) batch_ = batch;
   for (const auto tensor : all_tensors) {
@@ -56,13 +56,13 @@ void MicrobatchGraphs::take(MicroBatch batch) {
   }
 }
 
-MicrobatchGraphs::Captured MicrobatchGraphs::captured(const Body& body, const DeviceGraph* beside) {
+MicrobatchGraphs::Captured MicrobatchGraphs::captured(const Body& body) {
   Captured result;
   for (Parameter& parameter : parameters_.all()) {
-    if (parameter.main_grad_is_void) result.filled.push_back(&parameter);
+    if (parameter.grad_is_stale) result.filled.push_back(&parameter);
   }
-  result.graph = capture([this, body] { body(batch_); }, batch_.tokens_SB.device(), beside);
-  std::erase_if(result.filled, [](const Parameter* parameter) { return parameter->main_grad_is_void; });
+  result.graph = capture([this, body] { body(batch_); }, batch_.tokens_SB.device(), first_.graph.get());
+  std::erase_if(result.filled, [](const Parameter* parameter) { return parameter->grad_is_stale; });
   return result;
 }
 
@@ -70,13 +70,13 @@ void MicrobatchGraphs::run(const MicroBatch& batch, int64_t index, const Body& b
   take(batch);
   Captured& mine = index == 0 ? first_ : next_;
   if (!mine.graph) {
-    // A graph casts weights to FP8 itself or takes them from the graph before it. Others are not where it looks later on.
+    // FP8 weights must come from this graph or the first one, not from tensors of an eager step.
     Fp8Scaling* const fp8 = parameters_.fp8();
-    if (fp8 && !captured_first_) fp8->weights_changed();
-    mine = captured(body, first_.graph.get());
+    if (fp8 && !captured_first_) fp8->invalidate_weights();
+    mine = captured(body);
     captured_first_ = captured_first_ || index == 0;
   }
-  for (Parameter* parameter : mine.filled) parameter->main_grad_is_void = false;
+  for (Parameter* parameter : mine.filled) parameter->grad_is_stale = false;
   mine.graph->replay();
 }
 

@@ -1,8 +1,9 @@
-// Forward and backward of a micro-batch as one launch, for models so small that the GPU waits for the host: a thousand
-// kernels of some microseconds each become a CUDA graph (device_graph.h).
+// Forward and backward of a micro-batch as one launch, for models so small that the GPU waits for the host: a
+// thousand kernels of a few microseconds each become a CUDA graph (device_graph.h).
 //
-// There are two graphs: that of a step's first micro-batch writes gradients over those of the step before (and casts
-// weights to FP8), that of the others adds to them. Both read the micro-batch from tensors that stay where they are.
+// There are two graphs: the one of a step's first micro-batch overwrites the gradients of the previous step
+// (and casts weights to FP8), the one of the others accumulates. Both read the micro-batch from the same
+// static tensors.
 #pragma once
 
 #include <functional>
@@ -15,27 +16,28 @@ namespace teratron {
 
 class MicrobatchGraphs {
  public:
-  /// Forward and backward of one micro-batch. Whatever else it reads or writes keeps its place and outlives the graphs.
+  /// Forward and backward of one micro-batch. Other tensors that it uses must be static and outlive the
+  /// graphs.
   using Body = std::function<void(const MicroBatch&)>;
 
-  /// After `warm_up` steps as usual, at least one: libraries and FP8 scales begin in the first.
+  /// Starts after `warm_up` eager steps, at least one: libraries and FP8 scales are initialized in the first.
   MicrobatchGraphs(ParameterSet& parameters, int64_t warm_up);
 
-  /// Before each step; whether all its micro-batches come here.
+  /// Called before each step; returns whether its micro-batches go through run().
   bool begin_step();
-  /// Runs `body`, captured when it comes for the first time; `index` counts the step's micro-batches. Gradients are void
-  /// before the first of them (FlatBuffer::start_step()); nothing waits for parameters that are on their way from other
-  /// ranks, and nothing is reduced. UserError(config) if the micro-batch has other shapes than those before.
+  /// Captures `body` at its first call and replays it; `index` counts the step's micro-batches. Requires
+  /// FlatBuffer::zero_grad() before the first and a finished parameter gather; gradients are not reduced.
+  /// UserError(config) if the shapes differ from those of the capture.
   void run(const MicroBatch& batch, int64_t index, const Body& body);
 
  private:
   struct Captured {
     std::unique_ptr<DeviceGraph> graph;
-    std::vector<Parameter*> filled;  // their gradients were void before it
+    std::vector<Parameter*> filled;  // stale gradients that the graph overwrites
   };
-  /// Copies the micro-batch to where the graphs read it.
+  /// Copies the micro-batch to the tensors that the graphs read.
   void take(MicroBatch batch);
-  Captured captured(const Body& body, const DeviceGraph* beside);
+  Captured captured(const Body& body);
 
   ParameterSet& parameters_;
   int64_t steps_left_;

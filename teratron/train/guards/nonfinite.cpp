@@ -11,20 +11,20 @@ namespace teratron {
 
 namespace {
 
-std::string describe(const Trainer::NonFinite& found, int64_t rank, const BadStep& step) {
+std::string describe(const TrainEngine::NonFinite& found, int64_t rank) {
   const std::string what = found.gradient
                                ? fmt::format("the gradient of {} is not finite, all outputs are", found.part)
                                : fmt::format("the output of {} is the first that is not finite", found.part);
-  if (!found.first_sample) return fmt::format("{} (rank {})", what, rank);
-  const int64_t last = *found.first_sample + step.batches.at(0).positions_SB.size(1) - 1;
-  return fmt::format("{} (rank {}, samples {} to {})", what, rank, *found.first_sample, last);
+  const at::Tensor& ids_B = found.sample_ids_B;
+  if (!ids_B.defined()) return fmt::format("{} (rank {})", what, rank);
+  return fmt::format("{} (rank {}, samples {} to {})", what, rank, ids_B[0].item<int64_t>(),
+                     ids_B[-1].item<int64_t>());
 }
 
 constexpr char kOutput = 'o';
 constexpr char kGradient = 'g';
 
-// Of all ranks' findings the one that was computed first: an output of the first stage that has one, a gradient of the
-// last.
+// The finding that was computed first: an output of the first such stage, else a gradient of the last.
 std::string earliest(const std::vector<std::string>& findings) {
   std::string gradient;
   for (const std::string& finding : findings) {
@@ -34,8 +34,8 @@ std::string earliest(const std::vector<std::string>& findings) {
   return gradient;
 }
 
-bool has_tokens(const Trainer& trainer) {
-  return trainer.mesh().group(Axis::tp).rank == 0 && trainer.mesh().group(Axis::pp).rank == 0;
+bool has_tokens(const TrainEngine& engine) {
+  return engine.mesh().group(Axis::tp).rank == 0 && engine.mesh().group(Axis::pp).rank == 0;
 }
 
 std::string lines_of(const MicroBatch& batch) {
@@ -48,42 +48,41 @@ std::string lines_of(const MicroBatch& batch) {
   return lines;
 }
 
-std::string first_finding(Trainer& trainer, const BadStep& step) {
-  const auto again = [&step](int64_t index) { return step.batches.at(static_cast<size_t>(index)); };
-  const std::optional<Trainer::NonFinite> found = trainer.find_nonfinite(again, step.plan);
+std::string first_finding(TrainEngine& engine, const PendingStep& step) {
+  const std::optional<TrainEngine::NonFinite> found = engine.find_nonfinite(step);
   std::string mine;
-  if (found) {
-    mine = (found->gradient ? kGradient : kOutput) + describe(*found, trainer.mesh().rank(), step);
-  }
-  return earliest(trainer.mesh().world().communicator->all_gather_bytes(mine));
+  if (found) mine = (found->gradient ? kGradient : kOutput) + describe(*found, engine.mesh().rank());
+  return earliest(engine.mesh().world().communicator->all_gather_bytes(mine));
 }
 
-// The file's name, or nothing on ranks that have none.
-std::string keep_token_ids(const Trainer& trainer, const BadStep& step, const std::filesystem::path& folder) {
-  if (folder.empty() || !has_tokens(trainer)) return "";
-  const int64_t rank = trainer.mesh().group(Axis::dp).rank;
-  const auto file = folder / fmt::format("nan-iteration-{:07}-rank-{}.txt", step.iteration, rank);
+// Returns the file's name, or nothing on ranks without tokens.
+std::string save_token_ids(const TrainEngine& engine, const std::vector<MicroBatch>& batches,
+                           const std::filesystem::path& file) {
+  if (file.empty() || !has_tokens(engine)) return "";
   std::string text;
-  for (const MicroBatch& batch : step.batches) text += lines_of(batch);
+  for (const MicroBatch& batch : batches) text += lines_of(batch);
   try {
-    make_directories(folder, ExitCode::config);
+    make_directories(file.parent_path(), ExitCode::config);
     write_text(file, text, ExitCode::config);
     return file.string();
   } catch (const std::exception& error) {
-    warn("the token ids of the step could not be kept: {}", error.what());
+    warn("the token ids of the step could not be saved: {}", error.what());
     return "";
   }
 }
 
 }  // namespace
 
-std::string examine(Trainer& trainer, const BadStep& step, const std::filesystem::path& folder) {
-  const std::string first = first_finding(trainer, step);
+std::string diagnose_nonfinite(TrainEngine& engine, const PendingStep& step, int64_t iteration,
+                               const std::filesystem::path& folder) {
+  const std::string first = first_finding(engine, step);
   std::string text =
       "Computed once more, " +
       (first.empty() ? "everything was finite: suspect the hardware that computed it" : first) + ".";
-  const std::string mine = keep_token_ids(trainer, step, folder);
-  std::vector<std::string> files = trainer.mesh().world().communicator->all_gather_bytes(mine);
+  const auto name =
+      fmt::format("nan-iteration-{:07}-rank-{}.txt", iteration, engine.mesh().group(Axis::dp).rank);
+  const std::string mine = save_token_ids(engine, step.batches, folder.empty() ? folder : folder / name);
+  std::vector<std::string> files = engine.mesh().world().communicator->all_gather_bytes(mine);
   std::erase(files, "");
   if (files.empty()) return text;
   return text + fmt::format(

@@ -4,7 +4,7 @@
 #include <ATen/ATen.h>
 
 #include "teratron/base/file.h"
-#include "teratron/settings/mesh_settings.h"
+#include "teratron/settings/component_options.h"
 #include "teratron/testing/train_run.h"
 #include "teratron/train/trainer.h"
 
@@ -15,16 +15,16 @@ class NanReport : public SmallRun {
  protected:
   // What a training says that fails in its second step, after `spoil` was done to it.
   std::string message(const std::vector<std::string>& more, int64_t ranks,
-                      const std::function<void(Training&)>& spoil, const Registry& registry = {}) const {
+                      const std::function<void(Trainer&)>& spoil, const Registry& registry = {}) const {
     const ParsedArguments parsed = pretrain_arguments(flags("run", more), ranks, registry);
     std::string text;
     const auto body = [&](World& world) {
-      Training training(parsed.args, Mesh(mesh_options(parsed.args), world), registry);
-      const auto source = training.open(Split::train);
-      training.train_step(*source);
-      spoil(training);
+      Trainer trainer(parsed.args, Mesh(mesh_options(parsed.args), world), registry);
+      const auto source = trainer.open(Split::train);
+      trainer.train_step(*source);
+      spoil(trainer);
       try {
-        training.train_step(*source);
+        trainer.train_step(*source);
       } catch (const Fault& fault) {
         EXPECT_EQ(fault.exit_code(), ExitCode::numerics);
         if (world.rank() == 0) text = fault.what();
@@ -40,8 +40,8 @@ class NanReport : public SmallRun {
   }
 };
 
-void spoil_weight(Training& training, const std::string& name) {
-  if (Parameter* weight = training.trainer().parameters().find(name)) {
+void spoil_weight(Trainer& trainer, const std::string& name) {
+  if (Parameter* weight = trainer.engine().parameters().find(name)) {
     weight->tensor.detach().view(-1).narrow(0, 0, 1).fill_(std::numeric_limits<double>::quiet_NaN());
   }
 }
@@ -62,8 +62,8 @@ TEST_F(NanReport, NamesTheFirstBadLayerAndItsSamples) {
        "rank 0"}};
   for (const Case& c : cases) {
     fs::remove_all(folder_ / "run");
-    const std::string text = message(c.flags, c.ranks, [](Training& training) {
-      spoil_weight(training, "decoder.layers.1.mlp.linear_fc2.weight");
+    const std::string text = message(c.flags, c.ranks, [](Trainer& trainer) {
+      spoil_weight(trainer, "decoder.layers.1.mlp.linear_fc2.weight");
     });
     // The first step took the samples 0 to 3; a micro-batch has two.
     const std::string where = fmt::format(
@@ -77,7 +77,7 @@ TEST_F(NanReport, NamesTheFirstBadLayerAndItsSamples) {
 
 TEST_F(NanReport, KeepsTheTokensOfTheStep) {
   message({"--use-distributed-optimizer"}, 2,
-          [](Training& training) { spoil_weight(training, "decoder.layers.0.input_layernorm.weight"); });
+          [](Trainer& trainer) { spoil_weight(trainer, "decoder.layers.0.input_layernorm.weight"); });
   std::vector<std::string> kept;
   for (const int rank : {0, 1}) {
     const fs::path file = folder_ / "run" / fmt::format("nan-iteration-0000002-rank-{}.txt", rank);
@@ -86,9 +86,9 @@ TEST_F(NanReport, KeepsTheTokensOfTheStep) {
   }
   ASSERT_EQ(kept.size(), 4U) << "the global batch";
   const ParsedArguments parsed = pretrain_arguments(flags("other"), 1, {});
-  Training training(parsed.args, Mesh());
-  const auto source = training.open(Split::train);
-  training.train_step(*source);
+  Trainer trainer(parsed.args, Mesh());
+  const auto source = trainer.open(Split::train);
+  trainer.train_step(*source);
   for (int64_t i = 0; i < 2; ++i) {
     const at::Tensor tokens_BS = source->next().tokens_SB.t().contiguous();
     for (int64_t sample = 0; sample < 2; ++sample) {
@@ -120,13 +120,13 @@ class BadLoss : public TrainStep {
 };
 
 Registry with_loss(int64_t first_call, int64_t calls, bool only_gradient) {
-  return {.train_step = [=](const Registry::Run&) {
+  return {.train_step = [=](const Registry::Context&) {
     return std::make_unique<BadLoss>(first_call, calls, only_gradient);
   }};
 }
 
 TEST_F(NanReport, KnowsAFaultThatDoesNotComeBack) {
-  const auto nothing = [](Training&) {};
+  const auto nothing = [](Trainer&) {};
   std::string text = message({}, 1, nothing, with_loss(2, 1, false));
   EXPECT_NE(text.find("Computed once more, everything was finite: suspect the hardware"), std::string::npos)
       << text;
@@ -135,7 +135,7 @@ TEST_F(NanReport, KnowsAFaultThatDoesNotComeBack) {
 }
 
 TEST_F(NanReport, LooksAtGradientsWhenAllOutputsAreFinite) {
-  const std::string text = message({}, 1, [](Training&) {}, with_loss(2, 4, true));
+  const std::string text = message({}, 1, [](Trainer&) {}, with_loss(2, 4, true));
   EXPECT_NE(text.find("the gradient of decoder.final_layernorm.bias is not finite, all outputs are (rank 0)"),
             std::string::npos)
       << text;

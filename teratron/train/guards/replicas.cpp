@@ -2,6 +2,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/base/hash.h"
+#include "teratron/comm/consensus.h"
 
 namespace teratron {
 
@@ -12,7 +13,7 @@ uint64_t hash_of(const at::Tensor& tensor) {
   return hash_bytes(host.const_data_ptr(), host.nbytes());
 }
 
-// What differs among the ranks of `group`, which all hold tensors of these names; empty: nothing.
+// The first difference among the ranks of `group`, which all hold these parameters; empty: none.
 std::string difference(const std::vector<const Parameter*>& parameters, const Group& group,
                        const char* kind) {
   if (group.size == 1) return "";
@@ -33,23 +34,23 @@ std::string difference(const std::vector<const Parameter*>& parameters, const Gr
 
 void check_replicas(const ParameterSet& parameters, const Mesh& mesh) {
   std::vector<const Parameter*> all;
-  std::vector<const Parameter*> uncut;
+  std::vector<const Parameter*> unsharded;
   for (const Parameter& parameter : parameters.all()) {
     all.push_back(&parameter);
-    if (parameter.shard().dim < 0) uncut.push_back(&parameter);
+    if (parameter.shard().dim < 0) unsharded.push_back(&parameter);
   }
   std::string found = difference(all, mesh.group(Axis::dp), "data-parallel");
-  const std::string also = difference(uncut, mesh.group(Axis::tp), "tensor-parallel");
+  const std::string also = difference(unsharded, mesh.group(Axis::tp), "tensor-parallel");
   if (found.empty()) found = also;
   if (!found.empty()) found = fmt::format("{} (seen by rank {})", found, mesh.rank());
-  for (const std::string& said : mesh.world().communicator->all_gather_bytes(found)) {
-    if (said.empty()) continue;
-    throw Fault(
-        fmt::format("copies of a weight drifted apart: {}. Start again from the last checkpoint, without the "
-                    "machine of that rank if it happens again",
-                    said),
-        ExitCode::numerics);
-  }
+  found = first_nonempty(*mesh.world().communicator, found);
+  if (found.empty()) return;
+  throw Fault(
+      fmt::format(
+          "replicas of a weight differ: {}. Restart from the last checkpoint, without the machine of that "
+          "rank if it happens again",
+          found),
+      ExitCode::numerics);
 }
 
 }  // namespace teratron

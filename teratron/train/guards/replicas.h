@@ -1,4 +1,4 @@
-// Copies of weights that must be equal (--check-weight-hash-across-dp-replicas-interval).
+// Check that replicated weights are equal (--check-weight-hash-across-dp-replicas-interval).
 #pragma once
 
 #include "teratron/comm/mesh/mesh.h"
@@ -6,8 +6,8 @@
 
 namespace teratron {
 
-/// Compares a hash of every parameter over the data-parallel ranks, and of every parameter that is not cut over the
-/// tensor-parallel ranks too. A difference is a Fault (numerics) on every rank that names the rank and the tensor.
+/// Compares a hash of every parameter over the data-parallel ranks, and of every unsharded parameter over the
+/// tensor-parallel ranks. A difference is a Fault (numerics) on every rank, naming the rank and the tensor.
 /// Waits for the device. Collective over the mesh.
 void check_replicas(const ParameterSet& parameters, const Mesh& mesh);
 

@@ -3,17 +3,14 @@
 #include <vector>
 
 #include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 
 #include "teratron/base/error.h"
 #include "teratron/base/hash.h"
-#include "teratron/comm/host/call.h"
+#include "teratron/comm/consensus.h"
 
 namespace teratron {
 
 namespace {
-
-using nlohmann::json;
 
 constexpr std::array<const char*, 3> names = {"train", "valid", "test"};
 
@@ -31,31 +28,14 @@ std::string described(const Dataset* dataset) {
   return fmt::format("{} samples (checksum {:.8})", size, hash_to_hex(hasher.digest()));
 }
 
-// "train: rank 0 has 96 samples (...), ranks 1, 2 have 48 samples (...)"; "" where all have the same.
-std::string difference_of(size_t split, const std::vector<std::string>& all) {
-  std::vector<int64_t> readers;
-  std::vector<std::string> values;
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].empty()) continue;
-    readers.push_back(static_cast<int64_t>(rank));
-    values.push_back(json::parse(all[rank]).at(split));
-  }
-  const std::string text = who_has_what(readers, values);
-  return text.empty() ? "" : fmt::format("{}: {}", names[split], text);
-}
-
 }  // namespace
 
-void check_same_data(const DatasetsOfRun* mine, Peers& ranks) {
+void check_same_data(const DatasetsOfRun* mine, HostGroup& ranks) {
   if (ranks.size() == 1) return;
-  json message = json::array();
+  Record record;
   for (size_t split = 0; mine && split < names.size(); ++split)
-    message.push_back(described((*mine)[split].get()));
-  const std::vector<std::string> all = ranks.all_gather_bytes(mine ? message.dump() : "");
-  std::vector<std::string> differences;
-  for (size_t split = 0; split < names.size(); ++split) {
-    if (std::string text = difference_of(split, all); !text.empty()) differences.push_back(std::move(text));
-  }
+    record.emplace_back(names[split], described((*mine)[split].get()));
+  const std::vector<std::string> differences = compare_records(ranks, record);
   if (differences.empty()) return;
   throw config_error({.what = fmt::format("the ranks read different data; {}", fmt::join(differences, "; ")),
                       .where = "ranks",

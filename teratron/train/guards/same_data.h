@@ -1,4 +1,4 @@
-// Whether all ranks of a job read the same data: machines may have other files under the same names.
+// Check that all ranks of a job read the same data: files of the same name may differ between machines.
 #pragma once
 
 #include <array>
@@ -12,8 +12,8 @@ namespace teratron {
 /// Train, valid and test; null where there is none.
 using DatasetsOfRun = std::array<std::shared_ptr<const Dataset>, 3>;
 
-/// `mine`: what this rank reads, null on ranks that do not read. Compares the number of samples and the tokens of some of
-/// each. UserError(config) on every rank, naming the ranks, where they differ. Collective.
-void check_same_data(const DatasetsOfRun* mine, Peers& ranks);
+/// `mine`: this rank's datasets, null on ranks that do not read. Compares sizes and the tokens of some
+/// samples. UserError(config) on every rank, naming the ranks, if they differ. Collective.
+void check_same_data(const DatasetsOfRun* mine, HostGroup& ranks);
 
 }  // namespace teratron

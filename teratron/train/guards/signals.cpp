@@ -10,7 +10,7 @@
 namespace teratron {
 namespace {
 
-// A signal handler has no argument of ours: process-wide state is the only way to reach it.
+// A signal handler takes no user data: process-wide state is the only way to reach it.
 std::atomic<int> received_signal{0};  // lint: allow(global-state): see above
 std::atomic<bool> installed{false};   // lint: allow(global-state): see above
 std::atomic<bool> announces{false};   // lint: allow(global-state): see above
@@ -19,10 +19,11 @@ static_assert(std::atomic<int>::is_always_lock_free, "the handler may only touch
 extern "C" void on_stop_signal(int signal) {
   int none = 0;
   if (!received_signal.compare_exchange_strong(none, signal)) {
-    if (signal == SIGHUP) return;  // a terminal that goes away may say so several times
+    if (signal == SIGHUP) return;  // a closing terminal may send it several times
     _exit(128 + signal);
   }
-  constexpr std::string_view text = "\nstopping after this step; once more ends at once, without saving\n";
+  constexpr std::string_view text =
+      "\nstopping after this step; once more ends immediately, without saving\n";
   if (announces) [[maybe_unused]]
     const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
 }
@@ -31,17 +32,17 @@ extern "C" void on_stop_signal(int signal) {
 
 StopSignals::StopSignals() {
   const bool already = installed.exchange(true);
-  TERATRON_ASSERT(!already, "only one StopSignals may live at a time");
+  TERATRON_ASSERT(!already, "only one StopSignals may exist at a time");
   received_signal = 0;
   announces = ::isatty(STDERR_FILENO) != 0;
   struct sigaction action{};
   action.sa_handler = on_stop_signal;
-  action.sa_flags = SA_RESTART;  // reads and writes in flight go on
+  action.sa_flags = SA_RESTART;  // restart interrupted reads and writes
   sigemptyset(&action.sa_mask);
   sigaction(SIGTERM, &action, &old_term_);
   sigaction(SIGINT, &action, &old_int_);
   sigaction(SIGHUP, nullptr, &old_hangup_);
-  if (old_hangup_.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);  // nohup wants it ignored
+  if (old_hangup_.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);  // ignored under nohup
 }
 
 StopSignals::~StopSignals() {

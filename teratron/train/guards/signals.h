@@ -1,17 +1,18 @@
-// SIGTERM, SIGINT and SIGHUP ask a run to save and stop at the next step boundary; a second one ends the process at
-// once (but not SIGHUP, which a terminal that is closed may send several times).
+// SIGTERM, SIGINT and SIGHUP request a save and stop at the next step boundary; a second one ends the process
+// immediately (except SIGHUP, which a closing terminal may send several times).
 #pragma once
 
 #include <csignal>
 
 namespace teratron {
 
-/// Installs handlers for SIGTERM, SIGINT and, unless it is ignored (nohup), SIGHUP while it lives and puts the former ones
-/// back. One per process.
+/// Installs handlers for SIGTERM, SIGINT and, unless it is ignored (nohup), SIGHUP during its lifetime;
+/// restores the former ones. One per process.
 ///
-/// The first signal only sets a flag (async-signal-safe) and says so on a terminal. All ranks agree on it at the step
-/// boundary, since a scheduler may signal only some of them; then the run saves and exits with ExitCode::stopped (75). The
-/// second signal calls _exit(128 + signal) from the handler: nothing is saved, and the last commit stands.
+/// The first signal only sets a flag (async-signal-safe) and prints a line on a terminal. Ranks agree on it
+/// at the step boundary, since a scheduler may signal only some of them; then the run saves and exits with
+/// ExitCode::stopped (75). The second signal calls _exit(128 + signal) from the handler: nothing is saved,
+/// the last commit remains.
 class StopSignals {
  public:
   StopSignals();

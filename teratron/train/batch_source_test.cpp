@@ -1,5 +1,5 @@
 // Positions that all samples share say so by their stride: what stands on it looks them up once.
-#include "teratron/train/batches.h"
+#include "teratron/train/batch_source.h"
 
 #include <algorithm>
 #include <numeric>
@@ -22,7 +22,7 @@ class Counting : public Dataset {
     sample.tokens.assign(length, i);
     sample.labels = sample.tokens;
     sample.loss_mask.assign(length, 1.0F);
-    sample.document_start.assign(length, 0);
+    sample.segment_start.assign(length, 0);
     sample.position_ids.resize(length);
     std::iota(sample.position_ids.begin(), sample.position_ids.end(), 0);
     if (std::find(resets_.begin(), resets_.end(), i) == resets_.end()) return;
@@ -40,7 +40,8 @@ struct Expected {
 
 void expect_positions(const std::vector<int64_t>& resets, const std::vector<Expected>& batches) {
   const BatchSource::Options options{
-      .loader = {.sampler = {.total_samples = 6, .micro_batch = 4, .drop_last = false}, .workers = 0},
+      .loader = {.sampler = {.total_samples = 6, .micro_batch_size = 4, .drop_last = false},
+                 .num_workers = 0},
       .sequence_length = length};
   const auto dataset = std::make_shared<Counting>(resets);
   BatchSource source(dataset, options, Mesh());

@@ -1,4 +1,4 @@
-#include "teratron/train/guards/run_lock.h"
+#include "teratron/train/guards/job_lock.h"
 
 #include <array>
 #include <cerrno>
@@ -17,7 +17,7 @@
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
 #include "teratron/telemetry/log_lines.h"
-#include "teratron/telemetry/sinks.h"
+#include "teratron/telemetry/metrics_logger.h"
 
 namespace teratron {
 namespace {
@@ -36,7 +36,7 @@ std::string host_name() {
   return name.data();
 }
 
-/// What the file says; nothing if it is empty or not ours (a job may have died while writing it).
+/// The file's content; nullopt if it is empty or malformed (a job may have died while writing it).
 std::optional<HolderInfo> read_info(int descriptor) {
   std::array<char, 4096> buffer{};
   const ssize_t bytes = pread(descriptor, buffer.data(), buffer.size(), 0);
@@ -53,7 +53,7 @@ std::optional<HolderInfo> read_info(int descriptor) {
                     .started = text("started")};
 }
 
-/// Takes the kernel's lock. False: somebody has it; nothing: this file system has none.
+/// Takes the kernel's lock. False: another process has it; nullopt: the file system has no locks.
 std::optional<bool> lock_file(int descriptor) {
   struct flock request{};
   request.l_type = F_WRLCK;
@@ -69,7 +69,7 @@ struct timespec modified_time(int descriptor) {
   return status.st_mtim;
 }
 
-/// Whether the path still names this open file, and not a successor.
+/// Whether the path still names this open file, not a successor.
 bool names_this_file(const std::filesystem::path& path, int descriptor) {
   struct stat by_path{};
   struct stat by_descriptor{};
@@ -99,9 +99,9 @@ UserError held_by(const std::filesystem::path& path, const std::optional<HolderI
 
 }  // namespace
 
-class RunLock::Holder {
+class JobLock::Holder {
  public:
-  Holder(std::filesystem::path path, const RunLockOptions& options) : path_(std::move(path)) {
+  Holder(std::filesystem::path path, const JobLockOptions& options) : path_(std::move(path)) {
     while (!acquire(options)) {
     }
     write_info(options.run_id);
@@ -115,8 +115,7 @@ class RunLock::Holder {
     }
     stop_.notify_all();
     beat_.join();
-    // Removed while the lock is still held: whoever opened it meanwhile sees that the name has gone and
-    // retries.
+    // Removed while locked: a process that opened it meanwhile sees that the name is gone and retries.
     if (names_this_file(path_, descriptor_)) unlink(path_.c_str());
     ::close(descriptor_);
   }
@@ -124,8 +123,8 @@ class RunLock::Holder {
   const std::filesystem::path& path() const { return path_; }
 
  private:
-  /// False: the file vanished in between, try again.
-  bool acquire(const RunLockOptions& options) {
+  /// False: the file was removed in between, try again.
+  bool acquire(const JobLockOptions& options) {
     descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640);
     if (descriptor_ < 0) {
       throw config_error({.what = fmt::format("the lock file cannot be written: {}", std::strerror(errno)),
@@ -141,7 +140,7 @@ class RunLock::Holder {
     }
     if (!info) return true;
     const bool here = info->host == host_name();
-    // With a kernel lock in hand, a holder on this machine is certainly dead.
+    // If the kernel lock was free, a holder on this machine is dead.
     if (here && !locked && info->pid > 0 && kill(static_cast<pid_t>(info->pid), 0) == 0) reject(info);
     if (!here && shows_life(descriptor_, options.watch)) reject(info);
     notice("taking over the run from process {} on host {}, which ended without cleaning up", info->pid,
@@ -178,12 +177,12 @@ class RunLock::Holder {
   bool stopping_ = false;
 };
 
-RunLock::RunLock(const std::filesystem::path& directory, const RunLockOptions& options)
+JobLock::JobLock(const std::filesystem::path& directory, const JobLockOptions& options)
     : holder_(std::make_unique<Holder>(directory / "run.lock", options)) {}
 
-RunLock::~RunLock() = default;
+JobLock::~JobLock() = default;
 
-const std::filesystem::path& RunLock::path() const {
+const std::filesystem::path& JobLock::path() const {
   return holder_->path();
 }
 

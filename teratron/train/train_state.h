@@ -1,4 +1,4 @@
-// The host's counters of a run: what a checkpoint needs besides tensors to go on exactly.
+// Host state of a training: what a checkpoint needs in addition to tensors for an exact resume.
 #pragma once
 
 #include <string>
@@ -8,18 +8,18 @@
 
 namespace teratron {
 
-struct RunState {
+struct TrainState {
   int64_t iteration = 0;
   int64_t consumed_train_samples = 0;
   int64_t consumed_valid_samples = 0;
-  int64_t skipped_train_samples = 0;       // of those consumed: by --iterations-to-skip
-  int64_t optimizer_steps = 0;             // those that changed the weights
+  int64_t skipped_train_samples = 0;       // of those consumed, by --iterations-to-skip
+  int64_t optimizer_steps = 0;             // that changed the weights
   double floating_point_operations = 0.0;  // by the model's formula
   OptimizerParamScheduler scheduler;
   LossScaler scaler;
 
   std::string to_json() const;
-  /// Takes over counters, scheduler and scaler. UserError(checkpoint) where something is missing.
+  /// Restores counters, scheduler and scaler. UserError(checkpoint) if something is missing.
   void load(const std::string& json, ScheduleLoadRule rule);
 };
 

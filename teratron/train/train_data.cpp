@@ -1,4 +1,4 @@
-#include "teratron/train/run_data.h"
+#include "teratron/train/train_data.h"
 
 #include "teratron/models/gpt/data/gpt_dataset.h"
 #include "teratron/train/engine_options.h"
@@ -37,12 +37,12 @@ GPTDataOptions data_options(const Arguments& args, const Tokenizer& tokenizer, c
           .cache_path = args.data_cache_path.value_or("")};
 }
 
-GPTDatasets build(const Registry::Run& run, const Registry& registry, const Samples& samples) {
-  const GPTDataOptions options = data_options(run.args, run.tokenizer, samples);
-  return registry.datasets ? registry.datasets(run, options) : build_gpt_datasets(options);
+GPTDatasets build(const Registry::Context& context, const Registry& registry, const Samples& samples) {
+  const GPTDataOptions options = data_options(context.args, context.tokenizer, samples);
+  return registry.datasets ? registry.datasets(context, options) : build_gpt_datasets(options);
 }
 
-// Ranks that do not read learn from the reader which splits there are.
+// The splits that the reading rank has.
 std::array<bool, 3> agree_on_presence(const std::array<std::shared_ptr<const Dataset>, 3>& datasets,
                                       const Group& group) {
   std::string mine;
@@ -53,9 +53,7 @@ std::array<bool, 3> agree_on_presence(const std::array<std::shared_ptr<const Dat
   return present;
 }
 
-}  // namespace
-
-std::array<std::optional<int64_t>, 3> wanted_samples(const Arguments& args) {
+Samples split_samples(const Arguments& args) {
   const int64_t batch = args.global_batch_size.value();
   const int64_t iterations = total_iterations(args);
   const int64_t train = args.train_samples.value_or(iterations * batch);
@@ -63,39 +61,59 @@ std::array<std::optional<int64_t>, 3> wanted_samples(const Arguments& args) {
   return {train, evaluations * args.eval_iters * batch, args.eval_iters * batch};
 }
 
-int64_t samples_per_epoch(const Registry::Run& run, const Registry& registry) {
+int64_t samples_per_epoch(const Registry::Context& context, const Registry& registry) {
   std::string mine;
-  if (run.mesh.group(Axis::tp).rank == 0) {
-    const GPTDatasets built = build(run, registry, {std::nullopt, 0, 0});
+  if (context.mesh.group(Axis::tp).rank == 0) {
+    const GPTDatasets built = build(context, registry, {std::nullopt, 0, 0});
     mine = std::to_string(built.train ? built.train->size() : 0);
   }
-  return std::stoll(run.mesh.world().communicator->all_gather_bytes(mine).at(0));
+  return std::stoll(context.mesh.world().communicator->all_gather_bytes(mine).at(0));
 }
 
-RunData::RunData(const Registry::Run& run, const Registry& registry, at::Device device)
-    : args_(run.args), device_(device), mesh_(run.mesh) {
+}  // namespace
+
+Arguments with_epochs(const Registry::Context& context, const Registry& registry) {
+  const Arguments& args = context.args;
+  if (!args.num_train_epochs) return args;
+  Arguments resolved = args;
+  const int64_t epoch = samples_per_epoch(context, registry);
+  int64_t samples = 0;
+  if (__builtin_mul_overflow(epoch, *args.num_train_epochs, &samples) || samples < *args.global_batch_size) {
+    throw config_error(
+        {.what = fmt::format("num_train_epochs = {} of {} samples is not a number of steps of {} samples",
+                             *args.num_train_epochs, epoch, *args.global_batch_size),
+         .where = "--num-train-epochs",
+         .fix = "Use more data, or another number of epochs"});
+  }
+  resolved.train_iters = samples / *args.global_batch_size;
+  if (!resolved.lr_decay_iters) resolved.lr_decay_iters = resolved.train_iters;
+  return resolved;
+}
+
+TrainData::TrainData(const Registry::Context& context, const Registry& registry, at::Device device)
+    : args_(context.args), device_(device), mesh_(context.mesh) {
   const bool resets = args_.reset_attention_mask || args_.reset_position_ids;
   const bool reads = mesh_.group(Axis::tp).rank == 0 && uses_data(mesh_, resets);
   if (reads) {
-    GPTDatasets built = build(run, registry, wanted_samples(args_));
+    GPTDatasets built = build(context, registry, split_samples(args_));
     datasets_ = {std::move(built.train), std::move(built.valid), std::move(built.test)};
   }
   check_same_data(reads ? &datasets_ : nullptr, *mesh_.world().communicator);
   present_ = agree_on_presence(datasets_, mesh_.group({Axis::tp, Axis::pp}));
 }
 
-std::unique_ptr<BatchSource> RunData::open(Split split, int64_t consumed_samples) const {
+std::unique_ptr<BatchSource> TrainData::open(Split split, int64_t consumed_samples) const {
   const Group& data_parallel = mesh_.group(Axis::dp);
-  const SamplerOptions sampler{
+  const BatchSamplerOptions sampler{
       .kind = args_.dataloader_type == "cyclic" ? SamplerKind::cyclic : SamplerKind::single,
       .consumed_samples = consumed_samples,
-      .micro_batch = args_.micro_batch_size.value(),
+      .micro_batch_size = args_.micro_batch_size.value(),
       .dp_rank = data_parallel.rank,
       .dp_size = data_parallel.size,
       .data_sharding = args_.data_sharding};
   return std::make_unique<BatchSource>(
       datasets_[static_cast<size_t>(split)],
-      BatchSource::Options{.loader = {.sampler = sampler, .workers = static_cast<int>(args_.num_workers)},
+      BatchSource::Options{.loader = {.sampler = sampler, .num_workers = static_cast<int>(args_.num_workers)},
                            .sequence_length = args_.seq_length.value(),
                            .device = device_,
                            .resets_attention = args_.reset_attention_mask,

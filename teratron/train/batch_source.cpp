@@ -1,9 +1,9 @@
-#include "teratron/train/batches.h"
+#include "teratron/train/batch_source.h"
 
 #include <ATen/ATen.h>
 
 #include "teratron/base/error.h"
-#include "teratron/comm/broadcast_packed.h"
+#include "teratron/comm/broadcast_coalesced.h"
 
 namespace teratron {
 
@@ -15,13 +15,13 @@ at::Tensor transposed(const std::vector<T>& values, const Batch& batch, const at
   const auto host = at::TensorOptions().dtype(target.dtype());
   const at::Tensor rows =
       at::from_blob(const_cast<T*>(values.data()), {batch.micro_batch, batch.seq_length}, host);
-  // A clone always: contiguous() of a single row would be a view of the loader's memory, which ends with the batch.
+  // Not contiguous(), which for a single row would be a view of the batch's memory.
   at::Tensor columns = rows.t().clone(at::MemoryFormat::Contiguous);
   if (target.device().is_cpu()) return columns;
   return columns.pin_memory().to(target.device(), /*non_blocking=*/true);
 }
 
-// What a batch of this size is, for the ranks that receive it.
+// Allocated for the ranks that receive a batch.
 Batch empty_batch(int64_t micro_batch, int64_t seq_length) {
   const auto count = static_cast<size_t>(micro_batch * seq_length);
   Batch batch{.micro_batch = micro_batch, .seq_length = seq_length};
@@ -29,7 +29,7 @@ Batch empty_batch(int64_t micro_batch, int64_t seq_length) {
   batch.labels.resize(count);
   batch.position_ids.resize(count);
   batch.loss_mask.resize(count);
-  batch.document_start.resize(count);
+  batch.segment_start.resize(count);
   return batch;
 }
 
@@ -56,28 +56,29 @@ BatchSource::BatchSource(std::shared_ptr<const Dataset> dataset, const Options& 
       tensor_parallel_(mesh.group(Axis::tp)),
       uses_data_(uses_data(mesh, options.resets_attention || options.resets_positions)) {
   if (uses_data_ && tensor_parallel_.rank == 0)
-    loader_ = std::make_unique<Loader>(std::move(dataset), options.loader);
-  const SamplerOptions& sampler = options.loader.sampler;
-  next_sample_ = sampler.consumed_samples + sampler.dp_rank * sampler.micro_batch;
+    loader_ = std::make_unique<DataLoader>(std::move(dataset), options.loader);
+  const BatchSamplerOptions& sampler = options.loader.sampler;
+  next_sample_ = sampler.consumed_samples + sampler.dp_rank * sampler.micro_batch_size;
 }
 
 Batch BatchSource::read() {
-  if (!loader_) return empty_batch(options_.loader.sampler.micro_batch, options_.sequence_length);
+  if (!loader_) return empty_batch(options_.loader.sampler.micro_batch_size, options_.sequence_length);
   std::optional<Batch> batch = loader_->next();
   if (!batch) {
     throw data_error(
         {.what = fmt::format("the data ends after sample {}", next_sample_),
          .where = "--data-path",
-         .fix = "Train for fewer samples, or choose --dataloader-type cyclic to go round again"});
+         .fix = "Train for fewer samples, or choose --dataloader-type cyclic to repeat the data"});
   }
   return *std::move(batch);
 }
 
 MicroBatch BatchSource::next() {
   MicroBatch micro = uses_data_ ? read_and_broadcast() : MicroBatch{.positions_SB = counted_positions()};
-  const SamplerOptions& sampler = options_.loader.sampler;
-  micro.first_sample = next_sample_;
-  next_sample_ += sampler.micro_batch * sampler.dp_size;
+  const BatchSamplerOptions& sampler = options_.loader.sampler;
+  micro.sample_ids_B = at::arange(next_sample_, next_sample_ + micro.positions_SB.size(1),
+                                  micro.positions_SB.options().dtype(at::kLong));
+  next_sample_ += sampler.micro_batch_size * sampler.dp_size;
   return micro;
 }
 
@@ -85,15 +86,16 @@ at::Tensor BatchSource::counted_positions() const {
   const int64_t length = options_.sequence_length;
   const at::Tensor positions_S =
       at::arange(length, at::TensorOptions().dtype(at::kLong).device(options_.device));
-  return positions_S.unsqueeze(1).expand({length, options_.loader.sampler.micro_batch});
+  return positions_S.unsqueeze(1).expand({length, options_.loader.sampler.micro_batch_size});
 }
 
 MicroBatch BatchSource::read_and_broadcast() {
   Batch batch = read();
   const at::TensorOptions device = at::TensorOptions().device(options_.device);
-  // Only where nobody else waits for positions: these are not known to count before they are read.
+  // Other tensor-parallel ranks, which have not read them, expect positions in the broadcast.
   const bool counts = tensor_parallel_.size == 1 && batch.seq_length == options_.sequence_length &&
-                      batch.micro_batch == options_.loader.sampler.micro_batch && counts_positions(batch);
+                      batch.micro_batch == options_.loader.sampler.micro_batch_size &&
+                      counts_positions(batch);
   std::vector<at::Tensor> tensors = {
       transposed(batch.tokens, batch, device.dtype(at::kLong)),
       counts ? counted_positions() : transposed(batch.position_ids, batch, device.dtype(at::kLong)),
@@ -101,15 +103,15 @@ MicroBatch BatchSource::read_and_broadcast() {
       transposed(batch.loss_mask, batch, device.dtype(at::kFloat))};
   if (options_.resets_attention) {
     // Empty: nothing was reset in this batch.
-    batch.document_start.resize(batch.tokens.size());
-    tensors.push_back(transposed(batch.document_start, batch, device.dtype(at::kInt)));
+    batch.segment_start.resize(batch.tokens.size());
+    tensors.push_back(transposed(batch.segment_start, batch, device.dtype(at::kInt)));
   }
-  tensors = broadcast_packed(tensors, tensor_parallel_);
+  tensors = broadcast_coalesced(tensors, tensor_parallel_);
   MicroBatch micro{.tokens_SB = tensors[0],
                    .positions_SB = tensors[1],
                    .labels_SB = tensors[2],
                    .loss_mask_SB = tensors[3]};
-  if (options_.resets_attention) micro.first_visible_BS = tensors[4].t().contiguous();
+  if (options_.resets_attention) micro.segment_start_BS = tensors[4].t().contiguous();
   return micro;
 }
 

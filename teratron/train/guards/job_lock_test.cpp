@@ -1,4 +1,4 @@
-#include "teratron/train/guards/run_lock.h"
+#include "teratron/train/guards/job_lock.h"
 
 #include <atomic>
 #include <filesystem>
@@ -22,10 +22,10 @@ namespace {
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 
-class Fault24RunLock : public ::testing::Test {
+class Fault24JobLock : public ::testing::Test {
  protected:
   void SetUp() override {
-    directory_ = fs::temp_directory_path() / ("run_lock_test." + random_hex(12));
+    directory_ = fs::temp_directory_path() / ("job_lock_test." + random_hex(12));
     fs::create_directories(directory_);
   }
   void TearDown() override { fs::remove_all(directory_); }
@@ -42,21 +42,21 @@ class Fault24RunLock : public ::testing::Test {
   std::string takeover_notice() const {
     testing::internal::CaptureStderr();
     {
-      const RunLock lock(directory_, options_);
+      const JobLock lock(directory_, options_);
     }
     return testing::internal::GetCapturedStderr();
   }
 
   fs::path directory_;
-  RunLockOptions options_ = {.run_id = "a1", .heartbeat = milliseconds(20), .watch = milliseconds(300)};
+  JobLockOptions options_ = {.run_id = "a1", .heartbeat = milliseconds(20), .watch = milliseconds(300)};
 };
 
-TEST_F(Fault24RunLock, SecondJobIsRejectedWithTheHolder) {
+TEST_F(Fault24JobLock, SecondJobIsRejectedWithTheHolder) {
   {
-    const RunLock lock(directory_, options_);
+    const JobLock lock(directory_, options_);
     EXPECT_TRUE(fs::exists(lock.path()));
     try {
-      const RunLock second(directory_, options_);
+      const JobLock second(directory_, options_);
       FAIL() << "two jobs hold one directory";
     } catch (const UserError& error) {
       EXPECT_EQ(error.exit_code(), ExitCode::config);
@@ -68,13 +68,13 @@ TEST_F(Fault24RunLock, SecondJobIsRejectedWithTheHolder) {
     EXPECT_TRUE(fs::exists(lock.path())) << "the rejected job must leave the holder's file";
   }
   EXPECT_FALSE(fs::exists(directory_ / "run.lock"));
-  EXPECT_NO_THROW(RunLock(directory_, options_));
+  EXPECT_NO_THROW(JobLock(directory_, options_));
 }
 
-TEST_F(Fault24RunLock, LockOfAKilledJobIsTakenOver) {
+TEST_F(Fault24JobLock, LockOfAKilledJobIsTakenOver) {
   const pid_t child = fork();
   if (child == 0) {
-    const RunLock lock(directory_, options_);
+    const JobLock lock(directory_, options_);
     raise(SIGKILL);
   }
   int status = 0;
@@ -85,7 +85,7 @@ TEST_F(Fault24RunLock, LockOfAKilledJobIsTakenOver) {
             std::string::npos);
 }
 
-TEST_F(Fault24RunLock, OtherHostIsWatchedForItsHeartbeat) {
+TEST_F(Fault24JobLock, OtherHostIsWatchedForItsHeartbeat) {
   leave_lock("elsewhere", 1);
   EXPECT_NE(takeover_notice().find("on host elsewhere"), std::string::npos) << "silent: stale";
 
@@ -97,25 +97,25 @@ TEST_F(Fault24RunLock, OtherHostIsWatchedForItsHeartbeat) {
       std::this_thread::sleep_for(milliseconds(20));
     }
   });
-  EXPECT_THROW(RunLock(directory_, options_), UserError);
+  EXPECT_THROW(JobLock(directory_, options_), UserError);
   stop = true;
   holder.join();
 }
 
-TEST_F(Fault24RunLock, HeartbeatMovesTheTimeStamp) {
-  const RunLock lock(directory_, options_);
+TEST_F(Fault24JobLock, HeartbeatMovesTheTimeStamp) {
+  const JobLock lock(directory_, options_);
   const auto before = fs::last_write_time(lock.path());
   std::this_thread::sleep_for(milliseconds(200));
   EXPECT_GT(fs::last_write_time(lock.path()), before);
 }
 
-TEST_F(Fault24RunLock, HalfWrittenFileIsNoHolder) {
+TEST_F(Fault24JobLock, HalfWrittenFileIsNoHolder) {
   std::ofstream(directory_ / "run.lock") << "{\"host\": \"els";
-  EXPECT_NO_THROW(RunLock(directory_, options_));
+  EXPECT_NO_THROW(JobLock(directory_, options_));
 }
 
-TEST_F(Fault24RunLock, MissingDirectoryIsRejected) {
-  EXPECT_THROW(RunLock(directory_ / "missing", options_), UserError);
+TEST_F(Fault24JobLock, MissingDirectoryIsRejected) {
+  EXPECT_THROW(JobLock(directory_ / "missing", options_), UserError);
 }
 
 TEST(Fault4Signals, FirstSignalSetsTheFlagAndHandlersAreRestored) {

@@ -1,24 +1,24 @@
-// Micro-batches on the device: read by the first tensor-parallel rank, broadcast to the others in one message.
+// Micro-batches on the device: read by tensor-parallel rank 0 and broadcast to the others in one message.
 //
-// Of a pipeline the first stage needs tokens and the last one labels. The stages between read nothing: positions that
-// just count need no data, and only where documents reset positions or attention do they read as well.
+// Only the first pipeline stage needs tokens and only the last one labels. The stages in between read data
+// only if documents reset positions or attention.
 #pragma once
 
 #include <memory>
 
 #include "teratron/comm/mesh/mesh.h"
-#include "teratron/data/loader.h"
-#include "teratron/models/gpt/gpt.h"
+#include "teratron/data/data_loader.h"
+#include "teratron/models/model.h"
 
 namespace teratron {
 
-/// Whether the ranks of this pipeline stage use a data set that resets what is said.
+/// Whether the ranks of this pipeline stage read data. `resets`: documents reset positions or attention.
 bool uses_data(const Mesh& mesh, bool resets);
 
 class BatchSource {
  public:
   struct Options {
-    LoaderOptions loader;  // sampler: this data-parallel rank's
+    DataLoaderOptions loader;  // sampler: this data-parallel rank's
     int64_t sequence_length = 0;
     at::Device device = at::kCPU;
     bool resets_attention = false;  // batches carry document bounds
@@ -27,19 +27,19 @@ class BatchSource {
   /// `dataset` may be null on ranks that do not read.
   BatchSource(std::shared_ptr<const Dataset> dataset, const Options& options, const Mesh& mesh);
 
-  /// The next micro-batch of this data-parallel rank. UserError(data) when the data has ended.
+  /// The next micro-batch of this data-parallel rank. UserError(data) at the end of the data.
   MicroBatch next();
 
  private:
   Batch read();
   MicroBatch read_and_broadcast();
-  /// [S, B], a row for all samples: all that a stage without data gets.
+  /// 0, 1, ... as [S, B] with stride 0 along B.
   at::Tensor counted_positions() const;
 
   Options options_;
   Group tensor_parallel_;
   bool uses_data_;
-  std::unique_ptr<Loader> loader_;
+  std::unique_ptr<DataLoader> loader_;
   int64_t next_sample_;
 };
 

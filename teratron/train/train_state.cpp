@@ -1,4 +1,4 @@
-#include "teratron/train/run_state.h"
+#include "teratron/train/train_state.h"
 
 #include <nlohmann/json.hpp>
 
@@ -11,7 +11,7 @@ namespace {
 int64_t counter(const nlohmann::json& state, const char* key) {
   const auto found = state.find(key);
   if (found == state.end() || !found->is_number_integer()) {
-    throw checkpoint_error({.what = fmt::format("the checkpoint's state has no number '{}'", key),
+    throw checkpoint_error({.what = fmt::format("the checkpoint's state has no integer '{}'", key),
                             .where = "manifest.json",
                             .fix = "Use --finetune to start a new run from its weights"});
   }
@@ -20,7 +20,7 @@ int64_t counter(const nlohmann::json& state, const char* key) {
 
 }  // namespace
 
-std::string RunState::to_json() const {
+std::string TrainState::to_json() const {
   const nlohmann::json state = {{"iteration", iteration},
                                 {"consumed_train_samples", consumed_train_samples},
                                 {"consumed_valid_samples", consumed_valid_samples},
@@ -32,7 +32,7 @@ std::string RunState::to_json() const {
   return state.dump();
 }
 
-void RunState::load(const std::string& json, ScheduleLoadRule rule) {
+void TrainState::load(const std::string& json, ScheduleLoadRule rule) {
   const nlohmann::json state = nlohmann::json::parse(json);
   iteration = counter(state, "iteration");
   consumed_train_samples = counter(state, "consumed_train_samples");

@@ -1,0 +1,88 @@
+// One optimizer step: what it is computed with, its scalars on the device, and its result on the host.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "teratron/models/model.h"
+#include "teratron/optim/optimizer.h"
+#include "teratron/telemetry/metrics.h"
+
+namespace teratron {
+
+/// What a step is computed with, in addition to its micro-batches.
+struct StepInputs {
+  int64_t microbatches = 1;
+  Optimizer::Hyperparameters hyper = {};
+  int64_t stop_request = 0;  // this rank's; StepResult has the maximum over all ranks
+  int64_t progress = 0;      // of this rank's background work; StepResult has the minimum over all ranks
+};
+
+/// Result of a step or an evaluation. The same on every rank.
+struct StepResult {
+  double loss = 0.0;   // mean over the tokens of the global batch
+  int64_t tokens = 0;  // that counted
+  double grad_norm = 0.0;
+  bool nonfinite = false;  // Inf or NaN in the loss or the gradient
+  int64_t num_zeros = 0;
+  double parameter_norm = 0.0;
+  int64_t stop_request = 0;
+  int64_t progress = 0;
+  double seconds = 0.0;  // between the ends of the previous step and this one on the device; 0 for the first
+  std::vector<double> custom_metrics = {};  // means of TrainStep::metric_names()
+  StepMetrics metrics = {};                 // what is logged; filled in by Trainer
+};
+
+/// The scalars of a step in one f64 device tensor: accumulated and reduced in place, copied to the host
+/// together.
+class DeviceScalars {
+ public:
+  enum Slot : int64_t {
+    grad_norm,
+    found_inf,
+    num_zeros,
+    parameter_norm,
+    stop_request,
+    negative_progress,
+    loss,  // sums over tokens from here on
+    tokens,
+    custom,  // the first of TrainStep::metric_names()
+  };
+
+  DeviceScalars(at::Device device, size_t custom_metrics);
+
+  /// [1], a view.
+  at::Tensor operator[](int64_t slot) const { return values_.narrow(0, slot, 1); }
+  /// Loss, tokens and custom metrics: summed over ranks.
+  at::Tensor sums() const { return values_.narrow(0, loss, values_.numel() - loss); }
+  /// Stop request and negative progress: the maximum over ranks counts.
+  at::Tensor maxima() const { return values_.narrow(0, stop_request, 2); }
+  const at::Tensor& values() const { return values_; }
+  int64_t custom_metrics() const { return values_.numel() - custom; }
+
+ private:
+  at::Tensor values_;
+};
+
+/// A launched step whose scalars are on their way to the host.
+class PendingStep {
+ public:
+  struct End;  // time at which a step's work was done
+
+  /// `previous`: the end of the previous step, or null.
+  explicit PendingStep(const DeviceScalars& scalars, std::shared_ptr<const End> previous = nullptr);
+  /// Blocks until the step is done. Moves `metrics` into the result.
+  StepResult wait();
+  const std::shared_ptr<const End>& end() const { return end_; }
+
+  StepInputs inputs = {};
+  std::vector<MicroBatch> batches = {};  // this rank's, under EngineOptions::save_batches
+  StepMetrics metrics = {};              // what is known at launch; filled in by Trainer
+
+ private:
+  at::Tensor values_;
+  std::shared_ptr<const End> previous_;
+  std::shared_ptr<const End> end_;
+};
+
+}  // namespace teratron
