@@ -1,5 +1,3 @@
-#include "teratron/cli/bench_command.h"
-
 #include <optional>
 
 #include <CLI/CLI.hpp>
@@ -10,7 +8,8 @@
 #include "teratron/base/log.h"
 #include "teratron/bench/bench.h"
 #include "teratron/bench/bench_shapes.h"
-#include "teratron/cli/pretrain_command.h"
+#include "teratron/cli/commands.h"
+#include "teratron/cli/run_job.h"
 
 namespace teratron {
 
@@ -27,7 +26,8 @@ struct Options {
 
 int bench_command(std::span<const std::string> args) {
   Options options;
-  CLI::App app("Time the training step of a shape, with mock data through the real loop", "teratron bench");
+  CLI::App app("Time the training step of a model shape on mock data, with the real training loop",
+               "teratron bench");
   app.add_option("--shape", options.shape, "one of: " + bench_shape_names())->capture_default_str();
   app.add_option("--precision", options.precision, "bf16, fp16 or fp32")
       ->check(CLI::IsMember({"bf16", "fp16", "fp32"}))
@@ -39,18 +39,18 @@ int bench_command(std::span<const std::string> args) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--profiled-steps", options.bench.profiled_steps,
-                 "steps under the profiler afterwards; 0: none")
+                 "additional steps under the profiler; 0: none")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app.add_option("--json", options.json, "write the result there, as JSON");
+  app.add_option("--json", options.json, "JSON file to write the result to");
   app.allow_extras();
-  app.footer("All other flags are those of `teratron pretrain gpt`; they overrule the shape's.");
+  app.footer("All other flags are those of `teratron pretrain gpt` and override those of the shape.");
   if (!parse_command(app, args)) return 0;
   std::vector<std::string> flags = shape_flags(options.shape);
   if (options.precision != "fp32") flags.push_back("--" + options.precision);
-  const std::vector<std::string> own = app.remaining();
-  flags.insert(flags.end(), own.begin(), own.end());
-  options.bench.name = fmt::format("{}{}{}", options.shape, own.empty() ? "" : " ", fmt::join(own, " "));
+  const std::vector<std::string> extra = app.remaining();
+  flags.insert(flags.end(), extra.begin(), extra.end());
+  options.bench.name = fmt::format("{}{}{}", options.shape, extra.empty() ? "" : " ", fmt::join(extra, " "));
   return run_job(flags, {}, [&](const ParsedArguments& parsed, World& world, const StopSignals& signals) {
     const std::optional<BenchResult> result = bench(parsed.args, world, signals, options.bench);
     if (!result) return ExitCode::ok;

@@ -1,5 +1,3 @@
-#include "teratron/cli/ckpt_command.h"
-
 #include <algorithm>
 #include <chrono>
 #include <iostream>
@@ -12,9 +10,11 @@
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
 #include "teratron/ckpt/checkpoint.h"
-#include "teratron/cli/model_tokenizer.h"
+#include "teratron/cli/commands.h"
 #include "teratron/hf/convert.h"
 #include "teratron/settings/arguments.h"
+#include "teratron/settings/component_options.h"
+#include "teratron/tokenizer/tokenizer.h"
 
 namespace teratron {
 
@@ -35,12 +35,12 @@ struct Flags {
 };
 
 fs::path locate(const fs::path& directory, std::optional<int64_t> step) {
-  NoPeers alone;
+  SingleHostGroup alone;
   const std::optional<fs::path> found = find_checkpoint(directory, step, alone);
   if (found) return *found;
   throw checkpoint_error({.what = "there is no checkpoint",
                           .where = printable(directory.string(), 4096),
-                          .fix = "Give the --save folder of a training run, or one of its iter_* folders"});
+                          .fix = "Name the --save folder of a training run, or one of its iter_* folders"});
 }
 
 int64_t numel(const TensorInfo& tensor) {
@@ -80,7 +80,7 @@ int verify(const Flags& flags) {
   const auto start = std::chrono::steady_clock::now();
   const int64_t bytes = verify_checkpoint(path);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  print("{}: every hash agrees ({} bytes, {:.2f} s)", printable(path.string(), 4096), bytes, seconds.count());
+  print("{}: all hashes match ({} bytes, {:.2f} s)", printable(path.string(), 4096), bytes, seconds.count());
   return 0;
 }
 
@@ -89,7 +89,7 @@ std::optional<Dtype> parse_dtype(const std::string& text) {
   if (text == "fp32" || text == "float32") return Dtype::f32;
   if (text == "bf16" || text == "bfloat16") return Dtype::bf16;
   if (text == "fp16" || text == "float16") return Dtype::f16;
-  throw config_error({.what = fmt::format("'{}' is no type of weights", printable(text)),
+  throw config_error({.what = fmt::format("'{}' is not a valid dtype", printable(text)),
                       .where = "--target-params-dtype",
                       .fix = "Use fp32, bf16 or fp16"});
 }
@@ -107,12 +107,12 @@ int64_t parse_size(const std::string& text) {
     const int64_t bytes = std::stoll(text.substr(0, digits)) * factor;
     if (bytes > 0) return bytes;
   }
-  throw config_error({.what = fmt::format("'{}' is no size", printable(text)),
+  throw config_error({.what = fmt::format("'{}' is not a valid size", printable(text)),
                       .where = "--max-shard-size",
-                      .fix = "Write for example 200MB or 5GB"});
+                      .fix = "Use for example 200MB or 5GB"});
 }
 
-// The spellings of Accelerate's tool become ours.
+// Resolves the flags of Accelerate's tool.
 void resolve_aliases(Flags& flags) {
   std::string& in = flags.to_transformers ? flags.load : flags.from_hf;
   std::string& out = flags.to_transformers ? flags.to_hf : flags.save;
@@ -121,13 +121,13 @@ void resolve_aliases(Flags& flags) {
   const bool importing = !flags.from_hf.empty() && !flags.save.empty();
   const bool exporting = !flags.to_hf.empty() && !flags.load.empty();
   if (importing != exporting) return;
-  throw config_error({.what = "it is not said what to convert, or into what",
+  throw config_error({.what = "source and destination are missing or ambiguous",
                       .where = "ckpt convert",
-                      .fix = "Give either --from-hf and --save, or --to-hf and --load"});
+                      .fix = "Use either --from-hf and --save, or --to-hf and --load"});
 }
 
-// The model's settings that are not the defaults, as they are given to the other commands. The sequence length is the
-// user's choice.
+// The model settings that differ from their defaults, as flags of the other commands, without the sequence
+// length, which the user chooses.
 std::string as_flags(const nlohmann::json& settings) {
   const nlohmann::json defaults = nlohmann::json::parse(to_json(Arguments()));
   std::string text;
@@ -146,9 +146,55 @@ std::string as_flags(const nlohmann::json& settings) {
   return text.empty() ? text : text.substr(1);
 }
 
+struct ExportTokenizer {
+  HfTokenizerFiles files;  // under the names that transformers expects
+  std::optional<int64_t> end_token;
+};
+
+HfTokenizerFiles files_of(const TokenizerOptions& options) {
+  if (options.type == "GPT2BPETokenizer") {
+    return {{"vocab.json", options.vocab_file}, {"merges.txt", options.merge_file}};
+  }
+  if (options.type != "HuggingFaceTokenizer") return {};
+  const fs::path path = options.tokenizer_model;
+  return hf_tokenizer_files(fs::is_directory(path) ? path : path.parent_path());
+}
+
+// The tokenizer in the checkpoint's settings; none, with a notice, if they name none or its files cannot be
+// read.
+ExportTokenizer tokenizer_of_checkpoint(const CheckpointInfo& checkpoint) {
+  std::vector<std::string> unknown;
+  const TokenizerOptions options =
+      tokenizer_options(arguments_from_json(checkpoint.config, checkpoint.path.string(), &unknown));
+  ExportTokenizer tokenizer{.files = files_of(options)};
+  if (tokenizer.files.empty()) {
+    notice(
+        "no tokenizer is copied: {} has no files for transformers; use --tokenizer-name to name a folder "
+        "with some",
+        options.type.empty() ? "the checkpoint" : options.type);
+    return tokenizer;
+  }
+  try {
+    tokenizer.end_token = build_tokenizer(options)->special().eod;
+  } catch (const UserError& error) {
+    notice("no tokenizer is copied: {} Use --tokenizer-name to name a folder with one", error.what());
+    tokenizer.files.clear();
+  }
+  return tokenizer;
+}
+
+ExportTokenizer tokenizer_in_folder(const fs::path& folder) {
+  ExportTokenizer tokenizer{.files = hf_tokenizer_files(folder)};
+  if (!tokenizer.files.empty()) return tokenizer;
+  throw checkpoint_error({.what = "there are no tokenizer files",
+                          .where = printable(folder.string(), 4096),
+                          .fix = "--tokenizer-name takes a local folder with tokenizer.json or vocab.json"});
+}
+
 ConversionReport export_from(const fs::path& checkpoint, const Flags& flags) {
-  const ModelTokenizer tokenizer =
-      flags.tokenizer.empty() ? tokenizer_of(open_checkpoint(checkpoint)) : tokenizer_in(flags.tokenizer);
+  const ExportTokenizer tokenizer = flags.tokenizer.empty()
+                                        ? tokenizer_of_checkpoint(open_checkpoint(checkpoint))
+                                        : tokenizer_in_folder(flags.tokenizer);
   return export_hf({.source = checkpoint,
                     .destination = flags.to_hf,
                     .dtype = parse_dtype(flags.dtype),
@@ -160,7 +206,7 @@ ConversionReport export_from(const fs::path& checkpoint, const Flags& flags) {
 int convert(Flags& flags) {
   resolve_aliases(flags);
   for (const std::string& name : flags.without_effect) {
-    notice("{} has no effect: a checkpoint has no layout and is cut when it is loaded", name);
+    notice("{} has no effect: a checkpoint does not depend on the layout and is resharded when loaded", name);
   }
   const bool importing = !flags.from_hf.empty();
   const fs::path source = importing ? fs::path(flags.from_hf) : locate(flags.load, flags.step);
@@ -178,47 +224,47 @@ int convert(Flags& flags) {
 }
 
 void add_convert(CLI::App& app, Flags& flags) {
-  CLI::App* const command = app.add_subcommand("convert", "Hugging Face models in and out");
-  command->add_option("--from-hf", flags.from_hf, "Folder with config.json and safetensors to read");
-  command->add_option("--save", flags.save, "Folder to save the checkpoint in");
-  command->add_option("--to-hf", flags.to_hf, "Folder to write config.json and safetensors to; must be new");
-  command->add_option("--load", flags.load, "Folder of checkpoints, or one of them");
-  command->add_option("--ckpt-step", flags.step, "Iteration to read; default the newest");
-  command->add_option("--max-shard-size", flags.max_shard_size, "Largest safetensors file written")
+  CLI::App* const command = app.add_subcommand("convert", "Convert from and to Hugging Face");
+  command->add_option("--from-hf", flags.from_hf, "folder with config.json and safetensors to read");
+  command->add_option("--save", flags.save, "folder to save the checkpoint in");
+  command->add_option("--to-hf", flags.to_hf, "new folder for config.json and safetensors");
+  command->add_option("--load", flags.load, "folder of checkpoints, or one checkpoint");
+  command->add_option("--ckpt-step", flags.step, "iteration to read; default: the newest");
+  command->add_option("--max-shard-size", flags.max_shard_size, "maximum size of a safetensors file")
       ->capture_default_str();
   command->add_option("--tokenizer-name", flags.tokenizer,
-                      "Folder whose tokenizer files are copied along; default those that training used");
-  command->add_option("--target-params-dtype", flags.dtype, "fp32, bf16 or fp16; default as it is");
-  command->add_option("--load-path", flags.load_path, "Accelerate's name of --from-hf and --load");
-  command->add_option("--save-path", flags.save_path, "Accelerate's name of --save and --to-hf");
+                      "Folder with tokenizer files to copy; default: those used in training");
+  command->add_option("--target-params-dtype", flags.dtype, "fp32, bf16 or fp16; default: unchanged");
+  command->add_option("--load-path", flags.load_path, "Accelerate's name for --from-hf and --load");
+  command->add_option("--save-path", flags.save_path, "Accelerate's name for --save and --to-hf");
   command->add_flag("--convert-checkpoint-from-megatron-to-transformers", flags.to_transformers,
-                    "With --load-path and --save-path: export");
-  command->add_flag("--print-checkpoint-structure", flags.print_structure, "List the tensors");
+                    "with --load-path and --save-path: export");
+  command->add_flag("--print-checkpoint-structure", flags.print_structure, "list the tensors");
   for (const char* name : {"--target-tensor-model-parallel-size", "--target-pipeline-model-parallel-size",
                            "--target-data-parallel-size", "--make-vocab-size-divisible-by"}) {
     command->add_option_function<int64_t>(
-        name, [&flags, name](const int64_t&) { flags.without_effect.emplace_back(name); },
-        "Without effect here");
+        name, [&flags, name](const int64_t&) { flags.without_effect.emplace_back(name); }, "no effect");
   }
   command->add_flag_callback(
       "--use-distributed-optimizer",
-      [&flags] { flags.without_effect.emplace_back("--use-distributed-optimizer"); }, "Without effect here");
+      [&flags] { flags.without_effect.emplace_back("--use-distributed-optimizer"); }, "no effect");
 }
 
 }  // namespace
 
 int ckpt_command(std::span<const std::string> args) {
   Flags flags;
-  CLI::App app("Look at checkpoints, check them, convert them", "teratron ckpt");
+  CLI::App app("Inspect, verify and convert checkpoints", "teratron ckpt");
   app.require_subcommand(1);
   for (const char* name : {"inspect", "verify"}) {
     CLI::App* const command =
-        app.add_subcommand(name, name == std::string("inspect") ? "What a checkpoint holds"
-                                                                : "Read every byte against its hash");
-    command->add_option("directory", flags.directory, "A --save folder, or one iter_* in it")->required();
-    command->add_option("--ckpt-step", flags.step, "Iteration; default the newest");
+        app.add_subcommand(name, name == std::string("inspect") ? "Show the contents of a checkpoint"
+                                                                : "Check every byte against its hash");
+    command->add_option("directory", flags.directory, "a --save folder, or one of its iter_* folders")
+        ->required();
+    command->add_option("--ckpt-step", flags.step, "iteration; default: the newest");
     if (name == std::string("inspect"))
-      command->add_flag("--tensors", flags.list_tensors, "List the tensors");
+      command->add_flag("--tensors", flags.list_tensors, "list the tensors");
   }
   add_convert(app, flags);
   if (!parse_command(app, args)) return 0;

@@ -1,5 +1,3 @@
-#include "teratron/cli/config_command.h"
-
 #include <charconv>
 #include <iostream>
 
@@ -9,6 +7,8 @@
 #include "teratron/base/config/config.h"
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
+#include "teratron/cli/commands.h"
+#include "teratron/cli/config_wizard.h"
 #include "teratron/train/device/device.h"
 
 namespace teratron {
@@ -19,16 +19,16 @@ class Wizard {
  public:
   Wizard(std::istream& input, std::ostream& output) : input_(input), output_(output) {}
 
-  // The answer, once `accept` has taken it; the default where nothing is said.
+  // Repeats the question until `parse` accepts the answer; an empty one selects the default.
   template <typename T>
   T ask(const std::string& question, T fallback,
-        const std::function<std::optional<T>(const std::string&)>& accept) {
+        const std::function<std::optional<T>(const std::string&)>& parse) {
     while (true) {
       output_ << question << ' ' << std::flush;
       std::string answer;
       if (!std::getline(input_, answer) || answer.empty()) return fallback;
-      if (const std::optional<T> value = accept(answer)) return *value;
-      output_ << "This is no answer to the question.\n";
+      if (const std::optional<T> value = parse(answer)) return *value;
+      output_ << "Not a valid answer.\n";
     }
   }
 
@@ -116,13 +116,14 @@ WizardAnswers ask(std::istream& input, std::ostream& output, int64_t gpus) {
 
 std::string accelerate_yaml(const WizardAnswers& answers) {
   return fmt::format(
-      "# Settings for `teratron pretrain gpt --config-file THIS`; every flag is a key here too. Flags win.\n"
+      "# Settings for `teratron pretrain gpt --config-file THIS`; any flag can be a key. Flags take "
+      "precedence.\n"
       "compute_environment: LOCAL_MACHINE\n"
       "distributed_type: MEGATRON_LM\n"
       "machine_rank: 0\n"
       "megatron_lm_config:\n"
       "  megatron_lm_gradient_clipping: {}\n"
-      "  # Global batch = micro_batch_size x data-parallel size x this\n"
+      "  # Global batch size = micro_batch_size x data-parallel size x this\n"
       "  megatron_lm_num_micro_batches: {}\n"
       "  megatron_lm_pp_degree: {}\n"
       "  megatron_lm_recompute_activations: {}\n"
@@ -131,10 +132,10 @@ std::string accelerate_yaml(const WizardAnswers& answers) {
       "  megatron_lm_use_distributed_optimizer: {}\n"
       "mixed_precision: '{}'\n"
       "num_machines: {}\n"
-      "# Must be a multiple of tp_degree x pp_degree; the rest is data parallelism\n"
+      "# A multiple of tp_degree x pp_degree; the quotient is the data-parallel size\n"
       "num_processes: {}\n"
       "use_cpu: {}\n",
-      python_text(answers.gradient_clipping), answers.micro_batches, answers.pipeline_parallel,
+      python_str(answers.gradient_clipping), answers.micro_batches, answers.pipeline_parallel,
       text_of(answers.recompute_activations), text_of(answers.sequence_parallel), answers.tensor_parallel,
       text_of(answers.distributed_optimizer), answers.mixed_precision, answers.machines, answers.processes,
       text_of(answers.use_cpu));
@@ -143,23 +144,22 @@ std::string accelerate_yaml(const WizardAnswers& answers) {
 int config_command(std::span<const std::string> args) {
   std::string file = "teratron.yaml";
   bool take_defaults = false;
-  CLI::App app("Asks for machine, parallelism and precision, and writes them to a configuration file",
+  CLI::App app("Ask for machines, parallelism and precision, and write a configuration file",
                "teratron config");
-  app.add_option("--config-file,--config_file", file, "File to write; it must not exist")
-      ->capture_default_str();
-  app.add_flag("--default", take_defaults, "Ask nothing: every default");
+  app.add_option("--config-file,--config_file", file, "file to write; must not exist")->capture_default_str();
+  app.add_flag("--default", take_defaults, "use every default without asking");
   if (!parse_command(app, args)) return 0;
   if (std::filesystem::exists(file)) {
     throw config_error({.what = "the file exists already",
                         .where = printable(file, 1000),
-                        .fix = "Give another --config-file, or remove it"});
+                        .fix = "Use another --config-file, or remove it"});
   }
   std::istream nothing(nullptr);
   std::ostream nowhere(nullptr);
   const WizardAnswers answers =
       take_defaults ? ask(nothing, nowhere, gpu_count()) : ask(std::cin, std::cout, gpu_count());
   write_text(file, accelerate_yaml(answers), ExitCode::config);
-  print("Written to {}. Now: teratron pretrain gpt --config-file {} FLAGS...", file, file);
+  print("Wrote {}. Next: teratron pretrain gpt --config-file {} FLAGS...", file, file);
   return 0;
 }
 

@@ -1,11 +1,10 @@
-// The wizard's questions, and the file that comes of the answers.
-#include "teratron/cli/config_command.h"
-
+// The questions of the wizard, and the file written from the answers.
 #include <sstream>
 
 #include <gtest/gtest.h>
 
 #include "teratron/base/file.h"
+#include "teratron/cli/config_wizard.h"
 #include "teratron/settings/arguments.h"
 
 namespace teratron {
@@ -43,7 +42,7 @@ TEST(Config, AsksWhatAccelerateAsks) {
   }
 }
 
-TEST(Config, LeavesOutWhatDoesNotApplyAndAsksAgain) {
+TEST(Config, SkipsQuestionsThatDoNotApplyAndRepeatsInvalidOnes) {
   std::string asked;
   const WizardAnswers answers = answers_to("multi-CPU\n-3\nmany\n2\n1\n1\n", &asked);
   EXPECT_TRUE(answers.use_cpu);
@@ -51,7 +50,7 @@ TEST(Config, LeavesOutWhatDoesNotApplyAndAsksAgain) {
   EXPECT_FALSE(answers.sequence_parallel);
   EXPECT_EQ(asked.find("Sequence Parallelism"), std::string::npos);
   EXPECT_EQ(asked.find("micro-batches"), std::string::npos);
-  EXPECT_NE(asked.find("This is no answer"), std::string::npos);
+  EXPECT_NE(asked.find("Not a valid answer"), std::string::npos);
 }
 
 TEST(Config, TheFileIsReadBack) {
@@ -63,7 +62,7 @@ TEST(Config, TheFileIsReadBack) {
                                           "--tokenizer-type", "NullTokenizer", "--vocab-size",       "9"};
   ParsedArguments parsed = parse_arguments("pretrain gpt", flags);
   std::filesystem::remove(path);
-  finish(parsed, answers.processes, {.needs_model = false, .needs_data = false});
+  validate_arguments(parsed, answers.processes, {.needs_model = false, .needs_data = false});
   EXPECT_EQ(parsed.args.tensor_model_parallel_size, 2);
   EXPECT_EQ(parsed.args.pipeline_model_parallel_size, 2);
   EXPECT_TRUE(parsed.args.sequence_parallel);

@@ -6,21 +6,21 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include "teratron/comm/host/call.h"
+#include "teratron/comm/host/flight_recorder.h"
 
 namespace teratron {
 namespace {
 
 using nlohmann::json;
 
-/// Machines may have configuration files of their own; what these set is compared.
+/// The path of the configuration file may differ, what it sets may not.
 constexpr std::array<const char*, 4> kMayDiffer = {"config_file", "data_cache_path", "num_threads",
                                                    "num_workers"};
-constexpr size_t kShown = 20;  // differences told
+constexpr size_t kShown = 20;  // differences listed
 constexpr const char* kCode = "exit code";
-constexpr const char* kError = "refusal";
+constexpr const char* kError = "error message";
 
-std::string message_of(const Instructions& mine) {
+std::string message_of(const RankConfig& mine) {
   json message = json::object();
   if (mine.error) {
     message[kCode] = static_cast<int>(mine.error->exit_code());
@@ -38,7 +38,7 @@ std::string shown(const json& settings, const std::string& key) {
   return found == settings.end() ? "nothing" : printable(found->dump(), 60);
 }
 
-/// "hidden_size: rank 0 has 64, ranks 1, 3 have 128", where not all have the same.
+/// "hidden_size: rank 0 has 64, ranks 1, 3 have 128"; empty if all ranks have the same value.
 std::string difference_at(const std::string& key, const std::vector<json>& all) {
   std::vector<int64_t> ranks;
   std::vector<std::string> values;
@@ -46,7 +46,7 @@ std::string difference_at(const std::string& key, const std::vector<json>& all) 
     ranks.push_back(static_cast<int64_t>(ranks.size()));
     values.push_back(shown(settings, key));
   }
-  const std::string text = who_has_what(ranks, values);
+  const std::string text = describe_disagreement(ranks, values);
   return text.empty() ? "" : fmt::format("{}: {}", key, text);
 }
 
@@ -70,8 +70,8 @@ UserError disagreement(const std::vector<json>& all) {
        .fix = "Start all ranks with the same program and the same command line"});
 }
 
-/// Some rank refuses its settings, and not all of them for the same reason.
-UserError refusal(const std::vector<json>& all) {
+/// The error of ranks that reject their settings, if not all ranks have the same one.
+UserError rejection(const std::vector<json>& all) {
   std::vector<int64_t> ranks;
   std::string text;
   for (size_t rank = 0; rank < all.size(); ++rank) {
@@ -79,31 +79,28 @@ UserError refusal(const std::vector<json>& all) {
     ranks.push_back(static_cast<int64_t>(rank));
     if (text.empty()) text = all[rank][kError];
   }
-  return config_error({.what = fmt::format("{} of {} refused the settings. Rank {} says: {}",
-                                           ranks_in_words(ranks), all.size(), ranks[0], text),
+  return config_error({.what = fmt::format("{} of {} rejected the settings. Rank {} reports: {}",
+                                           describe_ranks(ranks), all.size(), ranks[0], text),
                        .where = "ranks",
                        .fix = "Start all ranks with the same program and the same command line"});
 }
 
 }  // namespace
 
-Agreement agree_on(const Instructions& mine, Peers& peers) {
-  const std::vector<std::string> messages = peers.all_gather_bytes(message_of(mine));
+ExitCode check_config_consensus(const RankConfig& mine, HostGroup& group) {
+  const std::vector<std::string> messages = group.all_gather_bytes(message_of(mine));
   const bool same =
       std::all_of(messages.begin(), messages.end(), [&](const auto& m) { return m == messages[0]; });
-  if (same && !mine.error) return {};
-  if (same) {
-    if (peers.rank() == 0) throw UserError(*mine.error);
-    return {false, mine.error->exit_code()};
-  }
-  if (peers.rank() != 0) return {false, ExitCode::config};
+  if (same && !mine.error) return ExitCode::ok;
+  if (same && group.rank() == 0) throw UserError(*mine.error);
+  if (group.rank() != 0) return same ? mine.error->exit_code() : ExitCode::config;
   std::vector<json> all;
-  bool refused = false;
+  bool rejected = false;
   for (const std::string& message : messages) {
     all.push_back(json::parse(message));
-    refused = refused || all.back().contains(kError);
+    rejected = rejected || all.back().contains(kError);
   }
-  throw refused ? refusal(all) : disagreement(all);
+  throw rejected ? rejection(all) : disagreement(all);
 }
 
 }  // namespace teratron

@@ -1,5 +1,5 @@
-// Ranks that were started with different command lines, files or programs would train something that nobody
-// asked for: they compare what they were told before anything else happens.
+// Agreement of all ranks on their settings, checked before anything else: ranks started with different
+// command lines, files or program versions would silently train something unintended.
 #pragma once
 
 #include <optional>
@@ -10,20 +10,16 @@
 
 namespace teratron {
 
-/// What one rank was told: its settings as a JSON object, or why it refuses them.
-struct Instructions {
+/// The settings of one rank as a JSON object, or the error in them.
+struct RankConfig {
   std::string settings = {};
   std::string version = {};  // of the program
   std::optional<UserError> error = {};
 };
 
-/// Compares with all ranks. True: all were told the same, and nobody refuses. Otherwise rank 0 throws the
-/// UserError (config) that names ranks and settings, and the others get false and are to leave with its exit
-/// code. Settings that may differ from machine to machine (threads, workers, a folder for caches) do not count.
-struct Agreement {
-  bool agreed = true;
-  ExitCode code = ExitCode::ok;
-};
-Agreement agree_on(const Instructions& mine, Peers& peers);
+/// Compares with all ranks; returns ok if all configs are equal and without error. Otherwise rank 0 throws
+/// UserError naming ranks and settings, and the other ranks get its exit code, to leave with. Settings that
+/// may differ between machines (threads, workers, the cache folder) are ignored.
+ExitCode check_config_consensus(const RankConfig& mine, HostGroup& group);
 
 }  // namespace teratron

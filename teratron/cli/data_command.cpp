@@ -1,5 +1,3 @@
-#include "teratron/cli/data_command.h"
-
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -13,6 +11,7 @@
 #include "teratron/base/error.h"
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
+#include "teratron/cli/commands.h"
 #include "teratron/cli/tokenizer_flags.h"
 #include "teratron/data/blend.h"
 #include "teratron/data/indexed/indexed_dataset.h"
@@ -26,7 +25,7 @@ namespace {
 namespace fs = std::filesystem;
 constexpr int64_t kChunk = 1 << 20;
 
-/// Counts of lengths by powers of two: bucket b holds 2^(b-1) to 2^b - 1, the first one 0.
+/// Histogram of lengths by powers of two: bucket b counts 2^(b-1) to 2^b - 1, the first one 0.
 struct LengthStatistics {
   int64_t shortest = 0, longest = 0;
   std::array<int64_t, 33> buckets{};
@@ -59,21 +58,7 @@ void show_histogram(const LengthStatistics& statistics) {
   }
 }
 
-/// The first tokens of a sequence must be below `vocab_size`.
-void check_tokens(const IndexedDataset& dataset, int64_t sequence, const std::vector<int64_t>& tokens,
-                  int64_t vocab_size) {
-  const auto wrong = std::find_if(tokens.begin(), tokens.end(),
-                                  [&](int64_t token) { return token < 0 || token >= vocab_size; });
-  if (wrong == tokens.end()) return;
-  throw data_error({.what = fmt::format("document {} (sequence {}), position {}: token id {} is outside the "
-                                        "vocabulary of {}",
-                                        dataset.document_of(sequence), sequence, wrong - tokens.begin(),
-                                        *wrong, vocab_size),
-                    .where = printable(dataset.bin().path(), 1000),
-                    .fix = "Name the tokenizer that the data was made with"});
-}
-
-/// Prints the sequences of a document, as text where there is a tokenizer. `limit`: most tokens to print of each.
+/// Prints the sequences of a document, up to `limit` tokens of each, as text if there is a tokenizer.
 void show_document(const IndexedDataset& dataset, int64_t document, const Tokenizer* tokenizer,
                    int64_t limit) {
   for (int64_t s = dataset.document_start(document); s < dataset.document_start(document + 1); ++s) {
@@ -86,7 +71,7 @@ void show_document(const IndexedDataset& dataset, int64_t document, const Tokeni
       teratron::print("{}: {}{}", head, fmt::join(tokens, " "), more);
       continue;
     }
-    check_tokens(dataset, s, tokens, tokenizer->vocab_size());
+    dataset.check_vocabulary(s, 0, tokens, tokenizer->vocab_size());
     print("{}: {}{}", head, tokenizer->decode(std::vector<int32_t>(tokens.begin(), tokens.end())), more);
   }
 }
@@ -121,7 +106,7 @@ void verify(const std::string& prefix, int64_t vocab_size) {
   for (int64_t sequence = 0; vocab_size > 0 && sequence < dataset.sequences(); ++sequence) {
     tokens.clear();
     dataset.read(sequence, 0, -1, tokens);
-    check_tokens(dataset, sequence, tokens, vocab_size);
+    dataset.check_vocabulary(sequence, 0, tokens, vocab_size);
   }
   print("{}: sound; {} tokens, {} sequences, {} documents{}", printable(dataset.prefix(), 1000),
         dataset.tokens(), dataset.sequences(), dataset.documents(),
@@ -157,8 +142,6 @@ struct IndicesFlags {
   int64_t rows = 10;
 };
 
-constexpr std::array<const char*, 3> kParts = {"train", "valid", "test"};
-
 void show_array(const char* name, const IndexArray& array, int64_t rows) {
   std::string text;
   for (int64_t row = 0; row < std::min(rows, array.rows()); ++row) {
@@ -172,12 +155,13 @@ void indices(const IndicesFlags& flags) {
   const std::vector<std::string> prefixes = parse_data_path(flags.data_path).prefixes;
   if (prefixes.size() != 1) {
     throw config_error(
-        {.what = fmt::format("{} datasets have {} sets of indices", prefixes.size(), prefixes.size()),
+        {.what = fmt::format("{} datasets given, but an index belongs to one", prefixes.size()),
          .where = "--data-path",
-         .fix = "Give one prefix"});
+         .fix = "Name one prefix"});
   }
   const IndexedDataset dataset(strip_dataset_suffix(prefixes[0]));
-  const auto part = static_cast<size_t>(std::find(kParts.begin(), kParts.end(), flags.part) - kParts.begin());
+  const auto part = static_cast<size_t>(std::find(kSplitNames.begin(), kSplitNames.end(), flags.part) -
+                                        kSplitNames.begin());
   const auto range = split_ranges(parse_split(flags.split), dataset.sequences())[part];
   if (!range || range->size() == 0) {
     throw data_error(
@@ -202,20 +186,20 @@ void indices(const IndicesFlags& flags) {
 void declare_indices(CLI::App& app, IndicesFlags& flags) {
   app.add_option("prefixes,--data-path", flags.data_path, "prefix of the dataset")->required();
   app.add_option("--split", flags.split, "shares of train, valid and test")->capture_default_str();
-  app.add_option("--split-part", flags.part, "which of them")
-      ->check(CLI::IsMember(std::vector<std::string>(kParts.begin(), kParts.end())))
+  app.add_option("--split-part", flags.part, "train, valid or test")
+      ->check(CLI::IsMember(std::vector<std::string>(kSplitNames.begin(), kSplitNames.end())))
       ->capture_default_str();
-  app.add_option("--seq-length", flags.index.sequence_length, "tokens of a sample")
+  app.add_option("--seq-length", flags.index.sequence_length, "tokens per sample")
       ->required()
       ->check(CLI::Range(int64_t{1}, int64_t{INT32_MAX}));
-  app.add_option("--num-samples", flags.index.samples, "samples wanted; default one epoch")
+  app.add_option("--num-samples", flags.index.samples, "requested samples; default: one epoch")
       ->check(CLI::Range(int64_t{0}, INT64_MAX));
   app.add_option("--seed", flags.index.seed, "seed of the shuffles")->capture_default_str();
-  app.add_option("--output-dir,--output", flags.folder, "where the .npy files go")->capture_default_str();
+  app.add_option("--output-dir,--output", flags.folder, "folder for the .npy files")->capture_default_str();
   app.add_option("--rows", flags.rows, "entries to print")->capture_default_str();
 }
 
-/// Prefixes of all datasets in a folder, sorted; a file without its partner is an error.
+/// Prefixes of all .bin and .idx files in a folder, sorted.
 std::vector<std::string> datasets_in(const std::string& folder) {
   std::set<std::string> prefixes;
   for (const auto& entry : fs::directory_iterator(folder)) {
@@ -229,25 +213,27 @@ std::vector<std::string> datasets_in(const std::string& folder) {
 }  // namespace
 
 int data_command(std::span<const std::string> args) {
-  CLI::App app("Look at indexed datasets", "teratron data");
+  CLI::App app("Inspect indexed datasets", "teratron data");
   app.require_subcommand(1);
   std::vector<std::string> prefixes;
   int64_t vocab_size = 0;
   SampleFlags sample_flags;
   IndicesFlags index_flags;
   CLI::App* const inspect_app = app.add_subcommand(
-      "inspect", "Sizes, element type, lengths, the first document (as text with tokenizer flags)");
-  CLI::App* const verify_app = app.add_subcommand("verify", "Check every entry");
+      "inspect", "Show sizes, element type, lengths and the first document (as text with tokenizer flags)");
+  CLI::App* const verify_app = app.add_subcommand("verify", "Check every index entry");
   for (CLI::App* const sub : {inspect_app, verify_app}) {
     sub->add_option("prefixes", prefixes, "paths without .bin and .idx")->required();
   }
   add_tokenizer_flags(*inspect_app, sample_flags.tokenizer);
-  verify_app->add_option("--vocab-size", vocab_size, "check that every token id is below");
+  verify_app->add_option("--vocab-size", vocab_size, "check that all token ids are below it");
   CLI::App* const sample_app =
       app.add_subcommand("sample", "Print documents: ids, or text with tokenizer flags");
   sample_app->add_option("prefix", sample_flags.prefix, "path without .bin and .idx")->required();
-  sample_app->add_option("--document", sample_flags.document, "first document")->capture_default_str();
-  sample_app->add_option("--count", sample_flags.count, "how many")->check(CLI::Range(int64_t{1}, INT64_MAX));
+  sample_app->add_option("--document", sample_flags.document, "first document to print")
+      ->capture_default_str();
+  sample_app->add_option("--count", sample_flags.count, "number of documents")
+      ->check(CLI::Range(int64_t{1}, INT64_MAX));
   add_tokenizer_flags(*sample_app, sample_flags.tokenizer);
   CLI::App* const index_app =
       app.add_subcommand("indices", "Write the index arrays of a GPT dataset as .npy");
@@ -262,23 +248,22 @@ int data_command(std::span<const std::string> args) {
 }
 
 int merge_command(std::span<const std::string> args) {
-  CLI::App app("Join indexed datasets", "teratron merge");
+  CLI::App app("Concatenate indexed datasets", "teratron merge");
   std::vector<std::string> inputs;
   std::string output;
-  app.add_option("--input", inputs, "a folder (its datasets are joined by name) or prefixes in order")
-      ->required();
-  app.add_option("--output-prefix", output, "path of the result without .bin and .idx")->required();
+  app.add_option("--input", inputs, "a folder (all its datasets, by name) or prefixes in order")->required();
+  app.add_option("--output-prefix", output, "output path without .bin and .idx")->required();
   if (!parse_command(app, args)) return static_cast<int>(ExitCode::ok);
   if (inputs.size() == 1 && fs::is_directory(inputs[0])) inputs = datasets_in(inputs[0]);
   for (std::string& input : inputs) input = strip_dataset_suffix(input);
   if (inputs.empty()) {
     throw data_error(
-        {.what = "the folder holds no dataset", .where = "--input", .fix = "Name another folder"});
+        {.what = "the folder has no datasets", .where = "--input", .fix = "Name another folder"});
   }
   if (std::find(inputs.begin(), inputs.end(), output) != inputs.end()) {
-    throw config_error({.what = "the result would replace one of the inputs",
+    throw config_error({.what = "the output would replace one of the inputs",
                         .where = "--output-prefix",
-                        .fix = "Write it to another place"});
+                        .fix = "Use another path"});
   }
   IndexedDatasetBuilder builder(output, IndexedDataset(inputs[0]).dtype());
   for (const std::string& input : inputs) builder.add_dataset(IndexedDataset(input));

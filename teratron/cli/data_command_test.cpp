@@ -1,5 +1,3 @@
-#include "teratron/cli/data_command.h"
-
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -8,8 +6,8 @@
 #include <gtest/gtest.h>
 
 #include "teratron/base/error.h"
-#include "teratron/cli/preprocess_command.h"
-#include "teratron/data/indexed/npy.h"
+#include "teratron/cli/commands.h"
+#include "teratron/data/indexed/index_array.h"
 
 namespace teratron {
 namespace {
@@ -82,7 +80,7 @@ TEST_F(DataCommands, SentencesBySplitter) {
   std::ofstream(folder_ / "in.jsonl") << "{\"text\": \"1 2. 3? 4\"}\n";
   auto args = preprocess_arguments("s");
   args.insert(args.end(), {"--split-sentences", "--max-bad", "1"});
-  // NullTokenizer cannot read the punctuation: the line counts as wrong, with or without a splitter.
+  // NullTokenizer cannot parse the punctuation: a bad line, with or without a splitter.
   output(preprocess_command, args);
   args.insert(args.end(),
               {"--punkt-model", std::string(TERATRON_SOURCE_DIR) + "/tests/fixtures/preprocess/punkt_tab"});
@@ -109,7 +107,7 @@ TEST_F(DataCommands, InspectShowsLengthsAndADocument) {
   EXPECT_NE(text.find("document 0 sequence 0: abc<|endoftext|>"), std::string::npos) << text;
 }
 
-TEST_F(DataCommands, OldFormat) {
+TEST_F(DataCommands, LegacyFormat) {
   auto args = preprocess_arguments("old");
   for (const char* const implementation : {"lazy", "cached"}) {
     *(std::find(args.begin(), args.end(), "--dataset-impl") + 1) = implementation;
@@ -157,7 +155,7 @@ TEST_F(DataCommands, MergeOfAFolder) {
   EXPECT_EQ(failure(merge_command, {"--input", path("empty"), "--output-prefix", path("d")}), ExitCode::data);
 }
 
-TEST_F(DataCommands, WrongCommandLines) {
+TEST_F(DataCommands, InvalidCommandLines) {
   EXPECT_EQ(failure(data_command, {"nonsense"}), ExitCode::config);
   EXPECT_EQ(failure(preprocess_command, {"--input", path("in.jsonl"), "--output-prefix", path("a")}),
             ExitCode::config);

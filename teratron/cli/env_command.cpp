@@ -1,5 +1,3 @@
-#include "teratron/cli/env_command.h"
-
 #include <thread>
 
 #include <ATen/Parallel.h>
@@ -12,6 +10,7 @@
 #include "teratron/base/config/command_line.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/build_info.h"
+#include "teratron/cli/commands.h"
 #include "teratron/comm/host/mpi_transport.h"
 #include "teratron/comm/nccl/nccl_world.h"
 #include "teratron/train/device/device.h"
@@ -33,7 +32,7 @@ void print_gpus() {
     for (int64_t i = 0; i < gpus; ++i) {
       print("  GPU {}       {}", i, device_name(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(i))));
     }
-  } catch (const Fault& fault) {  // who asks for facts wants the others too
+  } catch (const Fault& fault) {  // print the rest regardless
     print("GPUs          {}", fault.what());
   }
 }
@@ -41,7 +40,7 @@ void print_gpus() {
 }  // namespace
 
 int env_command(std::span<const std::string> args) {
-  CLI::App app("Versions, devices and how the program was built", "teratron env");
+  CLI::App app("Show versions, devices and build options", "teratron env");
   if (!parse_command(app, args)) return 0;
   print("teratron      {}", TERATRON_VERSION);
   print("built         {}, {}", TERATRON_BUILD_TYPE, TERATRON_COMPILER);
@@ -49,7 +48,7 @@ int env_command(std::span<const std::string> args) {
   print("torch         {}", TORCH_VERSION);
   for (const auto& [name, version] : gpu_libraries()) print("{:<14}{}", name, version);
   if (const std::optional<std::string> nccl = nccl_version()) print("NCCL          {}", *nccl);
-  print("MPI           {}", mpi_version().value_or("none (jobs start by `teratron launch` or torchrun)"));
+  print("MPI           {}", mpi_version().value_or("none (start jobs with `teratron launch` or torchrun)"));
   print("system        {}", operating_system());
   print("CPU           {} cores, {} threads in use, {}", std::thread::hardware_concurrency(),
         at::get_num_threads(), at::get_cpu_capability());

@@ -1,7 +1,6 @@
-#include "teratron/cli/launch_command.h"
-
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
+#include "teratron/cli/commands.h"
 #include "teratron/launch/launch_job.h"
 
 namespace teratron {
@@ -13,12 +12,12 @@ int launch_command(std::span<const std::string> args) {
   for (int64_t attempt = 0;; ++attempt) {
     const LaunchJob::Result result = LaunchJob(*options, attempt).run(signals);
     if (result.failure.empty()) return result.code;
-    const bool again = result.code == static_cast<int>(ExitCode::retryable) && !result.interrupted;
-    if (!again || attempt == options->max_restarts) {
+    const bool restart = result.code == static_cast<int>(ExitCode::retryable) && !result.interrupted;
+    if (!restart || attempt == options->max_restarts) {
       throw Fault(result.failure, static_cast<ExitCode>(result.code));
     }
     warn("{}", result.failure);
-    notice("starting all ranks again ({} of {})", attempt + 1, options->max_restarts);
+    notice("restarting all ranks ({} of {})", attempt + 1, options->max_restarts);
   }
 }
 

@@ -1,16 +1,16 @@
-#include "teratron/cli/logits_command.h"
-
 #include <charconv>
 #include <fstream>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <CLI/CLI.hpp>
 
 #include "teratron/base/config/command_line.h"
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
 #include "teratron/ckpt/safetensors.h"
-#include "teratron/cli/job.h"
+#include "teratron/cli/commands.h"
+#include "teratron/cli/run_job.h"
 #include "teratron/generate/generator.h"
 #include "teratron/generate/loaded_model.h"
 #include "teratron/hf/architecture.h"
@@ -27,7 +27,7 @@ struct LogitsOptions {
   std::string device = "auto";
 };
 
-// One line's ids; blanks and commas separate them.
+// The ids of a line, separated by blanks or commas.
 std::vector<int64_t> parse_ids(std::string_view line, const std::string& where, int64_t vocabulary) {
   std::vector<int64_t> ids;
   size_t position = 0;
@@ -51,7 +51,7 @@ std::vector<int64_t> parse_ids(std::string_view line, const std::string& where, 
 std::vector<std::vector<int64_t>> read_sequences(const std::string& path, const GPTConfig& config) {
   std::ifstream file(path);
   if (!file) {
-    throw data_error({.what = "the file of token ids cannot be read", .where = path, .fix = "Check --input"});
+    throw data_error({.what = "cannot read the file of token ids", .where = path, .fix = "Check --input"});
   }
   std::vector<std::vector<int64_t>> sequences;
   int64_t number = 0;
@@ -63,12 +63,12 @@ std::vector<std::vector<int64_t>> read_sequences(const std::string& path, const 
       throw data_error(
           {.what = fmt::format("{} tokens, but the model has {} positions", ids.size(), config.max_positions),
            .where = where,
-           .fix = "Cut the sequence"});
+           .fix = "Shorten the sequence"});
     }
     sequences.push_back(std::move(ids));
   }
   if (sequences.empty()) {
-    throw data_error({.what = "the file holds no token ids", .where = path, .fix = "Check --input"});
+    throw data_error({.what = "the file has no token ids", .where = path, .fix = "Check --input"});
   }
   return sequences;
 }
@@ -101,14 +101,14 @@ void write_logits(GPT& model, const std::vector<std::vector<int64_t>>& sequences
   target.commit();
 }
 
-// All tensor-parallel ranks compute, and the first writes.
+// All tensor-parallel ranks compute; rank 0 writes.
 void run_rank(const ParsedArguments& parsed, const LogitsOptions& options, const Mesh& mesh) {
   const LoadedModel loaded =
       load_for_inference(parsed, {.dtype = at::kFloat, .device = choose_device(parsed.args)}, mesh);
   const auto sequences = read_sequences(options.input, loaded.model->config());
   if (mesh.rank() == 0) {
     write_logits(*loaded.model, sequences, options.output);
-    print("{}: the logits of {} sequences", printable(options.output, 4096), sequences.size());
+    print("{}: logits of {} sequences", printable(options.output, 4096), sequences.size());
     return;
   }
   for (const std::vector<int64_t>& ids : sequences) logits_of(*loaded.model, ids);
@@ -118,9 +118,9 @@ void run_rank(const ParsedArguments& parsed, const LogitsOptions& options, const
 
 int logits_command(std::span<const std::string> args) {
   LogitsOptions options;
-  CLI::App app("Logits of token ids, in fp32", "teratron logits");
-  app.add_option("--load", options.load, "Checkpoint directory")->required();
-  app.add_option("--input", options.input, "Text file, one sequence of token ids per line")->required();
+  CLI::App app("Compute the logits of token ids in fp32", "teratron logits");
+  app.add_option("--load", options.load, "checkpoint directory")->required();
+  app.add_option("--input", options.input, "text file, one sequence of token ids per line")->required();
   app.add_option("--output", options.output, "safetensors file to write")->required();
   app.add_option("--device", options.device, "auto, cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));

@@ -1,4 +1,4 @@
-// teratron: one program, one word for what it shall do.
+// The `teratron` program.
 #include "teratron/cli/program.h"
 
 int main(int argc, char** argv) {

@@ -1,22 +1,20 @@
-#include "teratron/cli/plan_command.h"
-
 #include <charconv>
 
 #include "teratron/base/log.h"
+#include "teratron/cli/commands.h"
 #include "teratron/comm/mesh/rank_grid.h"
 #include "teratron/hf/architecture.h"
 #include "teratron/pipeline/schedule.h"
 #include "teratron/plan/rank_memory.h"
-#include "teratron/settings/checkpoint_settings.h"
-#include "teratron/settings/mesh_settings.h"
-#include "teratron/settings/pipeline_settings.h"
+#include "teratron/settings/checkpoint_args.h"
+#include "teratron/settings/component_options.h"
 
 namespace teratron {
 
 namespace {
 
 struct PlanOptions {
-  std::vector<std::string> flags;  // those of pretrain
+  std::vector<std::string> flags;  // of pretrain
   std::optional<int64_t> world_size;
   bool show_schedule = false;
 };
@@ -25,21 +23,21 @@ int64_t parse_world_size(const std::string& text) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error == std::errc() && end == text.data() + text.size() && value > 0) return value;
-  throw config_error({.what = fmt::format("'{}' is no number of ranks", printable(text, 40)),
+  throw config_error({.what = fmt::format("'{}' is not a valid number of ranks", printable(text, 40)),
                       .where = "--world-size",
-                      .fix = "Give a number above 0"});
+                      .fix = "Use a positive number"});
 }
 
-// Takes plan's own flags out; the rest is pretrain's.
+// Separates the flags of plan from those of pretrain.
 PlanOptions read_options(std::span<const std::string> args) {
   PlanOptions options;
   for (size_t i = 0; i < args.size(); ++i) {
     const std::string& arg = args[i];
     if (i == 0 && !arg.starts_with("-")) {
       if (arg == "gpt") continue;
-      throw config_error({.what = fmt::format("'{}' cannot be planned", printable(arg, 40)),
+      throw config_error({.what = fmt::format("'{}' is not a supported model", printable(arg, 40)),
                           .where = "plan",
-                          .fix = "Write `teratron plan gpt --world-size N FLAGS...`"});
+                          .fix = "Use `teratron plan gpt --world-size N FLAGS...`"});
     }
     const std::string name = flag_of(canonical_name(arg.substr(0, arg.find('='))));
     if (name == "--show-schedule") {
@@ -56,7 +54,7 @@ PlanOptions read_options(std::span<const std::string> args) {
   return options;
 }
 
-// Ranks of one replica; finish() says what is wrong with sizes that do not multiply.
+// Ranks of one replica; 1 on overflow, which validate_arguments() reports.
 int64_t replica_size(const Arguments& a) {
   int64_t ranks = 1;
   for (const int64_t size :
@@ -81,18 +79,18 @@ std::string layers_text(const std::vector<StageSpec>& chunks) {
 
 void print_stages(const Arguments& a, const PipelineLayout& layout) {
   const GPTConfig config = planned_model(a);
-  print("A rank of each pipeline stage, memory in GiB (activations are estimated):");
+  print("Memory in GiB of a rank of each pipeline stage (activations are estimated):");
   print("  {:>5}  {:>14}  {:>8}  {:>9}  {:>9}  {:>11}  {:>8}  layers", "stage", "parameters", "weights",
         "gradients", "optimizer", "activations", "sum");
   for (int64_t stage = 0; stage < layout.stages; ++stage) {
     const RankMemory s = rank_memory(a, config, stage);
     print("  {:>5}  {:>14}  {:>8.3f}  {:>9.3f}  {:>9.3f}  {:>11.3f}  {:>8.3f}  {}", stage, s.parameters,
           s.weights / gib, s.gradients / gib, s.optimizer / gib, s.activations / gib, s.sum() / gib,
-          layers_text(layout.of_stage(stage)));
+          layers_text(layout.chunks_of_stage(stage)));
   }
 }
 
-// What a step has, or without a batch size enough to show every phase.
+// Micro-batches of a step; without a batch size, enough to show every phase.
 int64_t shown_microbatches(const Arguments& a) {
   if (a.num_micro_batches) return *a.num_micro_batches;
   if (a.global_batch_size && a.micro_batch_size) {
@@ -112,26 +110,27 @@ void check_drawable(const ScheduleShape& shape) {
   if (!large && problem.empty()) return;
   throw config_error({.what = large ? "the schedule is too large to draw" : problem,
                       .where = "--show-schedule",
-                      .fix = large ? "Choose fewer stages or micro-batches to look at"
-                                   : "Use a multiple of the stages as --num-micro-batches"});
+                      .fix = large ? "Use fewer stages or micro-batches"
+                                   : "Set --num-micro-batches to a multiple of the stages"});
 }
 
-// A layout can be planned without data and length; a training needs them.
-void note_missing(ParsedArguments given, int64_t world_size) {
+// Reports what training needs but a plan does not: data and length.
+void notice_missing(ParsedArguments given, int64_t world_size) {
   try {
-    finish(given, world_size);
+    validate_arguments(given, world_size);
   } catch (const UserError& error) {
-    for (const Problem& problem : error.problems()) notice("a training needs more: {}", to_string(problem));
+    for (const Problem& problem : error.problems()) notice("training also requires: {}", to_string(problem));
   }
 }
 
-// A schedule needs a pipeline, not a model.
+// Needs the pipeline settings only, not a model.
 void print_schedule(const Arguments& a) {
   PipelineLayout layout{.stages = a.pipeline_model_parallel_size,
                         .chunks = a.num_virtual_stages_per_pipeline_rank.value_or(1)};
   if (a.num_layers) layout = pipeline_layout(layout_options(a));
   if (layout.chunks > 1 && layout.stages == 1) {
-    throw config_error({.what = "virtual stages without a pipeline", .where = "--vpp", .fix = "Raise --pp"});
+    throw config_error(
+        {.what = "virtual stages without a pipeline", .where = "--vpp", .fix = "Increase --pp"});
   }
   const ScheduleShape shape = schedule_shape(a, layout, shown_microbatches(a));
   check_drawable(shape);
@@ -143,9 +142,10 @@ void print_schedule(const Arguments& a) {
 void print_help() {
   print_line("teratron plan [gpt] [--world-size N] [--show-schedule] FLAGS...");
   print_line(
-      "Checks a command line of `teratron pretrain gpt` for N ranks without running it; FLAGS are its own.");
-  print_line("  --world-size N     ranks; default: those of one replica of the model");
-  print_line("  --show-schedule    draw when each pipeline stage computes what");
+      "Checks a command line of `teratron pretrain gpt` for N ranks without running it; FLAGS are its "
+      "flags.");
+  print_line("  --world-size N     number of ranks; default: those of one model replica");
+  print_line("  --show-schedule    draw the schedule of the pipeline stages");
 }
 
 }  // namespace
@@ -168,8 +168,8 @@ int plan_command(std::span<const std::string> args) {
   }
   const int64_t world_size = options.world_size.value_or(replica_size(a));
   const ParsedArguments given = parsed;
-  finish(parsed, world_size, {.needs_data = false});
-  note_missing(given, world_size);
+  validate_arguments(parsed, world_size, {.needs_data = false});
+  notice_missing(given, world_size);
   for (const std::string& line : parsed.notices) notice_line(line);
   print_line(explain(parsed));
   print_line(to_string(RankGrid(mesh_options(a), world_size)));

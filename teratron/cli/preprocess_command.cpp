@@ -1,5 +1,3 @@
-#include "teratron/cli/preprocess_command.h"
-
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -13,10 +11,11 @@
 #include "teratron/base/config/command_line.h"
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
+#include "teratron/cli/commands.h"
 #include "teratron/cli/tokenizer_flags.h"
+#include "teratron/data/text/line_reader.h"
 #include "teratron/data/text/preprocess.h"
 #include "teratron/data/text/punkt.h"
-#include "teratron/data/text/text_source.h"
 #include "teratron/tokenizer/tokenizer.h"
 
 namespace teratron {
@@ -37,27 +36,26 @@ struct Flags {
 void declare(CLI::App& app, Flags& flags) {
   PreprocessOptions& options = flags.options;
   app.add_option("--input", flags.patterns,
-                 "JSON lines: files, patterns, or - for standard input; .gz .xz .zst too")
+                 "JSON lines: files (also .gz .xz .zst), patterns, or - for standard input")
       ->required();
-  app.add_option("--json-keys,--json-key", options.json_keys, "keys to take text from")
-      ->capture_default_str();
-  app.add_option("--output-prefix", options.output_prefix, "path without the suffix _<key>_document.bin")
+  app.add_option("--json-keys,--json-key", options.json_keys, "keys of the texts")->capture_default_str();
+  app.add_option("--output-prefix", options.output_prefix, "output path without _<key>_document.bin")
       ->required();
   app.add_flag("--append-eod", options.append_eod, "end each document with the end-of-document token");
   app.add_flag("--split-sentences", options.split_sentences, "one sequence per sentence");
-  app.add_flag("--keep-newlines", flags.keep_newlines, "keep newlines between sentences when splitting");
+  app.add_flag("--keep-newlines", flags.keep_newlines, "keep newlines between sentences");
   app.add_option(
       "--punkt-model", flags.punkt_model,
-      "folder of a sentence splitter in nltk's punkt_tab format (else the language's in $NLTK_DATA, else "
-      "built-in rules for English)");
+      "folder with a sentence splitter model in nltk's punkt_tab format (default: the language's model in "
+      "$NLTK_DATA, else built-in rules for English)");
   app.add_option("--lang", flags.language, "language of the text, for sentence splitting")
       ->capture_default_str();
   options.workers = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  app.add_option("--workers", options.workers, "threads that tokenize; the output does not depend on it")
+  app.add_option("--workers", options.workers, "tokenizer threads; the output does not depend on it")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
   app.add_option("--partitions", options.partitions,
-                 "deal lines round-robin to this many parts, then join them")
+                 "assign lines round-robin to this many partitions, then concatenate them")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
   app.add_flag("--keep-sequential-samples", flags.keep_sequential,
@@ -65,24 +63,24 @@ void declare(CLI::App& app, Flags& flags) {
   app.add_option("--log-interval", options.log_interval, "documents between progress lines")
       ->check(CLI::Range(int64_t{1}, INT64_MAX))
       ->capture_default_str();
-  app.add_option("--max-bad", options.max_bad, "wrong lines to leave out before giving up")
+  app.add_option("--max-bad", options.max_bad, "bad lines to skip before failing")
       ->check(CLI::Range(int64_t{0}, INT64_MAX))
       ->capture_default_str();
-  app.add_option("--dataset-impl", flags.implementation, "mmap, or the old format of cached and lazy")
+  app.add_option("--dataset-impl", flags.implementation, "mmap, or cached or lazy for the legacy format")
       ->check(CLI::IsMember({"mmap", "cached", "lazy"}))
       ->capture_default_str();
-  app.add_option("--chunk-size", flags.chunk_size, "accepted; blocks are sized automatically");
+  app.add_option("--chunk-size", flags.chunk_size, "no effect; block sizes are automatic");
   add_tokenizer_flags(app, flags.tokenizer);
 }
 
-/// `<name>_ss<extension>` of each input, if it exists: a file that was split into sentences before.
+/// Replaces inputs by `<name>_ss<extension>`, if it exists: the file already split into sentences.
 void prefer_split_inputs(std::vector<std::string>& inputs) {
   for (std::string& input : inputs) {
     const std::filesystem::path path = input;
     auto split = path;
     split.replace_filename(path.stem().string() + "_ss" + path.extension().string());
     if (input == "-" || !std::filesystem::exists(split)) continue;
-    notice("{} holds the sentences of {} and is read instead", printable(split.string()), printable(input));
+    notice("reading {}, the sentences of {}, instead", printable(split.string()), printable(input));
     input = split.string();
   }
 }
@@ -95,34 +93,35 @@ void resolve(Flags& flags) {
   if (flags.keep_sequential) options.partitions = 1;
   if (flags.implementation != "mmap") options.format = IndexFormat::legacy;
   if (flags.tokenizer.type.empty()) {
-    throw config_error({.what = "no tokenizer was given",
+    throw config_error({.what = "no tokenizer given",
                         .where = "--tokenizer-type",
-                        .fix = "Add --tokenizer-type GPT2BPETokenizer, for example"});
+                        .fix = "Add for example --tokenizer-type GPT2BPETokenizer"});
   }
 }
 
-/// The splitter that was named, else nltk's for the language, else the rules for English.
+/// The splitter given by flag, else nltk's for the language, else the built-in rules for English.
 SentenceSplitter build_splitter(const Flags& flags) {
   std::string folder = flags.punkt_model;
   if (const char* nltk = std::getenv("NLTK_DATA"); folder.empty() && nltk != nullptr) {
     const auto found = std::filesystem::path(nltk) / "tokenizers" / "punkt_tab" / flags.language;
     if (std::filesystem::is_directory(found)) folder = found.string();
   }
-  const SentenceBlanks blanks = flags.keep_newlines ? SentenceBlanks::keep : SentenceBlanks::drop;
+  const SentenceWhitespace whitespace =
+      flags.keep_newlines ? SentenceWhitespace::keep : SentenceWhitespace::drop;
   if (folder.empty() && flags.language != "english") {
     throw config_error(
         {.what = fmt::format("there is no sentence splitter for '{}'", printable(flags.language)),
          .where = "--lang",
-         .fix = "Name the folder of one with --punkt-model, or set NLTK_DATA"});
+         .fix = "Name a model folder with --punkt-model, or set NLTK_DATA"});
   }
   if (folder.empty())
-    notice("sentences are split by the built-in rules for English (--punkt-model takes nltk's model)");
-  const auto splitter = std::make_shared<PunktSplitter>(folder.empty() ? PunktSplitter::english(blanks)
-                                                                       : PunktSplitter(folder, blanks));
+    notice("splitting sentences by built-in rules for English (--punkt-model uses a model of nltk)");
+  const auto splitter = std::make_shared<PunktSplitter>(folder.empty() ? PunktSplitter::english(whitespace)
+                                                                       : PunktSplitter(folder, whitespace));
   return [splitter](std::string_view text) { return splitter->split(text); };
 }
 
-/// One line on a terminal that is written over, plain lines elsewhere.
+/// Rewrites one line on a terminal, prints plain lines elsewhere.
 void show_progress(const PreprocessProgress& progress, bool terminal) {
   const double seconds = std::max(progress.seconds, 1e-9);
   const double megabytes = static_cast<double>(progress.bytes) / 1e6;
@@ -144,7 +143,7 @@ void show_progress(const PreprocessProgress& progress, bool terminal) {
 }  // namespace
 
 int preprocess_command(std::span<const std::string> args) {
-  CLI::App app("Turn JSON lines into an indexed dataset", "teratron preprocess");
+  CLI::App app("Convert JSON lines to an indexed dataset", "teratron preprocess");
   Flags flags;
   declare(app, flags);
   if (!parse_command(app, args)) return static_cast<int>(ExitCode::ok);
@@ -157,9 +156,9 @@ int preprocess_command(std::span<const std::string> args) {
   };
   const PreprocessResult result = preprocess(flags.options, *tokenizer);
   if (terminal) std::fputc('\n', stderr);
-  if (result.bad_lines > 0) warn("{} wrong lines were left out", result.bad_lines);
-  if (result.blank_lines > 0) notice("{} blank lines were skipped", result.blank_lines);
-  if (result.documents == 0) warn("the input has no documents: what was written is empty");
+  if (result.bad_lines > 0) warn("skipped {} bad lines", result.bad_lines);
+  if (result.blank_lines > 0) notice("skipped {} blank lines", result.blank_lines);
+  if (result.documents == 0) warn("the input has no documents: the output is empty");
   for (size_t i = 0; i < result.prefixes.size(); ++i) {
     print("{}: {} documents, {} sequences, {} tokens ({:.1f} s)", result.prefixes[i], result.documents,
           result.sequences[i], result.tokens[i], result.seconds);

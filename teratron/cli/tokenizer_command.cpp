@@ -1,5 +1,3 @@
-#include "teratron/cli/tokenizer_command.h"
-
 #include <charconv>
 #include <chrono>
 #include <ctime>
@@ -14,6 +12,7 @@
 #include "teratron/base/config/command_line.h"
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
+#include "teratron/cli/commands.h"
 #include "teratron/cli/tokenizer_flags.h"
 #include "teratron/tokenizer/bpe/bpe_trainer.h"
 #include "teratron/tokenizer/tokenizer.h"
@@ -28,7 +27,7 @@ struct TrainFlags {
   BpeTrainerOptions options;
 };
 
-/// Documents of several files one after the other: JSON lines by key, or plain text in blocks of whole lines.
+/// Documents of several files: texts of JSON lines, or plain text in blocks of whole lines.
 class Documents {
  public:
   explicit Documents(const TrainFlags& flags) : flags_(flags) {}
@@ -56,7 +55,7 @@ class Documents {
     if (!stream_) {
       throw data_error({.what = "cannot be read",
                         .where = flags_.inputs[file_],
-                        .fix = "check the path given to --input"});
+                        .fix = "Check the path given to --input"});
     }
   }
 
@@ -68,9 +67,9 @@ class Documents {
       const auto json = nlohmann::json::parse(line, nullptr, false);
       if (!json.is_object() || !json.contains(flags_.json_key) || !json[flags_.json_key].is_string()) {
         throw data_error(
-            {.what = fmt::format("no JSON object with a text under the key '{}'", flags_.json_key),
+            {.what = fmt::format("not a JSON object with a string under the key '{}'", flags_.json_key),
              .where = fmt::format("{}:{}", flags_.inputs[file_], line_),
-             .fix = "name the key with --json-key"});
+             .fix = "Name the key with --json-key"});
       }
       document = json[flags_.json_key].get<std::string>();
       return true;
@@ -99,9 +98,9 @@ void train(const TrainFlags& flags) {
   const TrainedBpe bpe = train_bpe([&](std::string& text) { return documents.next(text); }, flags.options);
   write_bpe(bpe, flags.output);
   if (static_cast<int64_t>(bpe.tokens.size()) < flags.options.vocab_size) {
-    notice("the text gives {} tokens only, not {}", bpe.tokens.size(), flags.options.vocab_size);
+    notice("the text yields only {} tokens, not {}", bpe.tokens.size(), flags.options.vocab_size);
   }
-  print("{} tokens, {} merges, {} special tokens written to {}", bpe.tokens.size(), bpe.merges.size(),
+  print("wrote {} tokens, {} merges, {} special tokens to {}", bpe.tokens.size(), bpe.merges.size(),
         bpe.special_tokens.size(), flags.output);
 }
 
@@ -111,9 +110,9 @@ struct EncodeFlags {
   bool timing = false;
 };
 
-/// Calls visit for each document on stdin.
+/// Calls `visit` for each document of stdin.
 template <class Visit>
-void each_document(bool whole, const Visit& visit) {
+void for_each_document(bool whole, const Visit& visit) {
   if (whole) return visit(std::string(std::istreambuf_iterator<char>(std::cin), {}));
   for (std::string line; std::getline(std::cin, line);) visit(line);
 }
@@ -123,7 +122,7 @@ void print_line(const fmt::memory_buffer& line) {
 }
 
 void encode_with_offsets(const Tokenizer& tokenizer, const EncodeFlags& flags) {
-  each_document(flags.whole_document, [&](const std::string& text) {
+  for_each_document(flags.whole_document, [&](const std::string& text) {
     fmt::memory_buffer line;
     const char* blank = "";
     for (const TokenSpan& span : tokenizer.encode_with_offsets(text)) {
@@ -140,7 +139,7 @@ void encode(const Tokenizer& tokenizer, const EncodeFlags& flags) {
   size_t bytes = 0;
   std::chrono::duration<double> spent{0};
   std::clock_t cpu = 0;
-  each_document(flags.whole_document, [&](const std::string& text) {
+  for_each_document(flags.whole_document, [&](const std::string& text) {
     ids.clear();
     const auto begin = std::chrono::steady_clock::now();
     const std::clock_t cpu_begin = std::clock();
@@ -169,7 +168,7 @@ std::vector<int32_t> parse_ids(const std::string& line, int64_t number, const To
       throw data_error({.what = fmt::format("'{}' is not an id from 0 to {}", printable(word, 40),
                                             tokenizer.vocab_size() - 1),
                         .where = fmt::format("stdin:{}", number),
-                        .fix = "give ids with blanks between"});
+                        .fix = "Separate ids by blanks"});
     }
     ids.push_back(id);
   }
@@ -209,32 +208,36 @@ void info(const Tokenizer& tokenizer, const TokenizerOptions& options) {
 }  // namespace
 
 int tokenizer_command(std::span<const std::string> args) {
-  CLI::App app("Train a tokenizer, or look at what one does", "teratron tokenizer");
+  CLI::App app("Train and run tokenizers", "teratron tokenizer");
   app.require_subcommand(1);
   TrainFlags flags;
   CLI::App* const train_app = app.add_subcommand("train", "Learn a byte-level BPE vocabulary from text");
   train_app->add_option("--input", flags.inputs, "text files, or JSON lines (*.jsonl, *.json)")->required();
   train_app->add_option("--output", flags.output, "folder for vocab.json, merges.txt and tokenizer.json")
       ->required();
-  train_app->add_option("--vocab-size", flags.options.vocab_size, "tokens, everything included")->required();
+  train_app->add_option("--vocab-size", flags.options.vocab_size, "vocabulary size, special tokens included")
+      ->required();
   train_app->add_option("--json-key", flags.json_key, "key of the text in JSON lines")->capture_default_str();
-  train_app->add_option("--special-tokens", flags.options.special_tokens, "tokens of their own")
+  train_app
+      ->add_option("--special-tokens", flags.options.special_tokens, "additional tokens that are never split")
       ->capture_default_str();
-  train_app->add_option("--min-frequency", flags.options.min_frequency, "rarer pairs are not merged")
+  train_app
+      ->add_option("--min-frequency", flags.options.min_frequency, "minimum count of a pair to be merged")
       ->capture_default_str();
 
   TokenizerOptions options;
   EncodeFlags encode_flags;
-  CLI::App* const encode_app = app.add_subcommand("encode", "Text from stdin to ids, one document a line");
-  encode_app->add_flag("--document", encode_flags.whole_document, "all of stdin is one document");
-  encode_app->add_flag("--timing", encode_flags.timing,
-                       "tell on stderr how long encoding took, without reading and printing");
+  CLI::App* const encode_app =
+      app.add_subcommand("encode", "Convert text from stdin to ids, one document per line");
+  encode_app->add_flag("--document", encode_flags.whole_document, "treat all of stdin as one document");
+  encode_app->add_flag("--timing", encode_flags.timing, "print the time spent encoding to stderr");
   encode_app
       ->add_flag("--offsets", encode_flags.offsets,
-                 "print each token as id:begin-end, the characters of the text that it stands for")
+                 "print each token as id:begin-end, its range of characters in the text")
       ->excludes("--timing");
-  CLI::App* const decode_app = app.add_subcommand("decode", "Ids from stdin to text, one document a line");
-  CLI::App* const info_app = app.add_subcommand("info", "Sizes and special tokens");
+  CLI::App* const decode_app =
+      app.add_subcommand("decode", "Convert ids from stdin to text, one document per line");
+  CLI::App* const info_app = app.add_subcommand("info", "Show vocabulary sizes and special tokens");
   for (CLI::App* const sub : {encode_app, decode_app, info_app}) {
     add_tokenizer_flags(*sub, options);
     sub->get_option("--tokenizer-type")->required();

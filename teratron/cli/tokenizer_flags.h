@@ -1,4 +1,4 @@
-// The flags that name a tokenizer, the same for every subcommand.
+// Tokenizer flags, shared by the subcommands.
 #pragma once
 
 namespace CLI {

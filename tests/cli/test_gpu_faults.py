@@ -1,4 +1,4 @@
-"""Jobs over NCCL when a rank does not play along: message, exit code and time. Needs two GPUs."""
+"""Faults in NCCL jobs: message, exit code and time. Needs two GPUs."""
 
 import os
 import re
@@ -76,7 +76,7 @@ def test_fault_01_killed_rank(tmp_path):
     process, pids = running(tmp_path)
     os.kill(pids[1], signal.SIGKILL)
     errors = ends(process, 5, within=15)
-    assert re.search(rf"error: rank 1 \(pid {pids[1]} on \S+\) was killed by signal 9 \(SIGKILL\), the first of all, "
+    assert re.search(rf"error: rank 1 \(pid {pids[1]} on \S+\) was killed by signal 9 \(SIGKILL\), the first to fail, "
                      r"after iteration \d+", errors)
     assert re.search(rf"error: rank 1 \(pid {pids[1]} on \S+\) has died", log_of(tmp_path, 0))
 
@@ -88,7 +88,7 @@ def test_fault_01_restart_resumes_bitwise(tmp_path):
     wait_for(lambda: len(steps(tmp_path / "broken")) > 110, "a hundred steps")
     os.kill(pids[0], signal.SIGKILL)
     errors = ends(process, 0, within=90)
-    assert "notice: starting all ranks again (1 of 1)" in errors
+    assert "notice: restarting all ranks (1 of 1)" in errors
     assert curve(tmp_path / "broken") == curve(tmp_path / "whole")
 
 
@@ -108,7 +108,7 @@ def test_fault_06_illegal_address(tmp_path):
                    cwd=tmp_path, check=True)
     run = tmp_path / "run"
     errors = ends(launch(run, variables={"LD_PRELOAD": str(tmp_path / "wild.so")}), 5, within=90)
-    assert re.search(r"error: rank 1 .*ended with exit code 5, the first of all", errors)
+    assert re.search(r"error: rank 1 .*ended with exit code 5, the first to fail", errors)
     assert "illegal memory access" in errors
     assert "CUDA error: an illegal memory access" in errors
     # A rank that libtorch ends out of a destructor cannot tell its peers why.
@@ -138,7 +138,7 @@ def test_fault_23_different_settings(tmp_path):
 
 
 def differing_job(tmp_path, test, how):
-    # The time-out holds for the making of NCCL's channels too, which takes seconds beside other jobs.
+    # The timeout covers NCCL's initialization too, which takes seconds while other jobs run.
     return communicator_tests("nccl", tmp_path, f"--gtest_filter=*DISABLED_{test}/{how}", "--gtest_also_run_disabled_tests",
                               "--timeout=15")
 

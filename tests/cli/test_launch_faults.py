@@ -1,4 +1,4 @@
-"""Jobs of several ranks when a rank does not play along: who says so, and how the job ends."""
+"""Faults in multi-rank jobs: which process reports them, and how the job ends."""
 
 import os
 import re
@@ -26,7 +26,7 @@ def test_fault_01_killed_rank(tmp_path):
     _, errors = process.communicate(timeout=30)
     assert time.monotonic() - began < 10
     assert process.returncode == 5
-    assert re.search(rf"error: rank 1 \(pid {pids[1]} on \S+\) was killed by signal 9 \(SIGKILL\), the first of all, "
+    assert re.search(rf"error: rank 1 \(pid {pids[1]} on \S+\) was killed by signal 9 \(SIGKILL\), the first to fail, "
                      r"after iteration \d+", errors), errors
     said = (run / "logs" / "rank-0.log").read_text()
     assert re.search(rf"error: rank 1 \(pid {pids[1]} on \S+\) has died", said), said[-1000:]
@@ -37,7 +37,7 @@ def test_fault_01_names_the_iteration_of_short_lines(tmp_path):
     process = start_job(*job, "--tp", "2", "--log-interval", "1", "--log-format", "short", flags=["--nproc-per-node", 2])
     wait_for(lambda: len(steps(tmp_path)) >= 3, "three steps")
     os.kill(rank_pids(process)[1], signal.SIGKILL)
-    assert re.search(r"rank 1 .* the first of all, after iteration \d+", process.communicate(timeout=30)[1])
+    assert re.search(r"rank 1 .* the first to fail, after iteration \d+", process.communicate(timeout=30)[1])
 
 
 @pytest.mark.parametrize("backend", BACKENDS[1:])
@@ -50,7 +50,7 @@ def test_fault_01_restart_resumes_bitwise(tmp_path, backend):
     os.kill(rank_pids(process, backend)[0], signal.SIGKILL)
     output, errors = process.communicate(timeout=90)
     assert process.returncode == 0, output[-1000:] + errors
-    assert "notice: starting all ranks again (1 of 1)" in errors
+    assert "notice: restarting all ranks (1 of 1)" in errors
     assert re.search(r"loading checkpoint from \S+ at iteration [1-5]0", output)
     assert curve(broken) == curve(whole)
     assert (broken / "logs" / "rank-1.attempt-1.log").exists()
@@ -58,7 +58,7 @@ def test_fault_01_restart_resumes_bitwise(tmp_path, backend):
 
 @pytest.mark.parametrize("rank", [0, 3])
 def test_restarts_of_two_machines(tmp_path, rank):
-    """A rank that dies ends those of the other machine too, whose launcher starts its own again."""
+    """A dead rank ends those on the other machine too, whose launcher restarts its own."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     launch(4, *kept(whole, 60, 10), *TWO_BY_TWO, flags=["--backend", "processes"])
     launchers = start_two_machines(*kept(broken, 60, 10), *TWO_BY_TWO, flags=["--max-restarts", 1, "--log-dir", tmp_path],
@@ -67,7 +67,7 @@ def test_restarts_of_two_machines(tmp_path, rank):
     os.kill(rank_pids(launchers[rank // 2])[rank % 2], signal.SIGKILL)
     outputs = [launcher.communicate(timeout=90) for launcher in launchers]
     assert [launcher.returncode for launcher in launchers] == [0, 0], outputs
-    assert all("notice: starting all ranks again (1 of 1)" in errors for _, errors in outputs)
+    assert all("notice: restarting all ranks (1 of 1)" in errors for _, errors in outputs)
     assert re.search(r"loading checkpoint from \S+ at iteration [1-5]0", outputs[0][0])
     assert curve(broken) == curve(whole)
 
@@ -77,7 +77,7 @@ def test_restarts_of_two_machines(tmp_path, rank):
 def test_only_exit_code_5_starts_the_ranks_again(tmp_path, backend, code, starts):
     result = teratron("launch", "--nproc-per-node", 2, "--backend", backend, "--max-restarts", 2, "--log-dir", tmp_path,
                       "--", "/bin/sh", "-c", f"exit {code}", code=code)
-    assert result.stderr.count("notice: starting all ranks again") == starts - 1
+    assert result.stderr.count("notice: restarting all ranks") == starts - 1
     attempts = [tmp_path / f"rank-0{again}.log" for again in ("", ".attempt-1", ".attempt-2")]
     assert [log.exists() for log in attempts] == [number < starts for number in range(3)]
 
@@ -100,7 +100,7 @@ def test_fault_05_stopped_rank(tmp_path, backend):
 
 @pytest.mark.parametrize("backend", ["threads", "processes"])
 def test_fault_05_all_ranks_stopped(tmp_path, backend):
-    """Nobody is left to wait for them but the launcher."""
+    """Only the launcher can detect it."""
     run = tmp_path / "run"
     process = start_job(*kept(run, 100000, 100000), "--tp", "2", "--distributed-timeout-seconds-after-init", "2",
                         flags=["--nproc-per-node", 2, "--backend", backend])
@@ -113,7 +113,7 @@ def test_fault_05_all_ranks_stopped(tmp_path, backend):
     _, errors = process.communicate(timeout=15)
     assert process.returncode == 5
     assert "error: all ranks on this machine were stopped for 2 s" in errors
-    assert errors.count("SIGSTOP") >= len(pids) and f"`kill -CONT {pids[0]}` lets it go on" in errors
+    assert errors.count("SIGSTOP") >= len(pids) and f"`kill -CONT {pids[0]}` resumes it" in errors
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
@@ -126,21 +126,21 @@ def test_fault_22_port_in_use(tmp_path):
         message(result, f"cannot listen on 127.0.0.1:{port}", "in use", "another port")
 
 
-@pytest.mark.skipif(not os.environ.get("TERATRON_LONG_TESTS"), reason="takes a minute; MeetingPoint's C++ test is its twin")
+@pytest.mark.skipif(not os.environ.get("TERATRON_LONG_TESTS"), reason="takes a minute; the C++ tests of Rendezvous cover it too")
 def test_fault_22_missing_rank():
     port = free_port()
     variables = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     began = time.monotonic()
     codes, outputs = processes([[BINARY, "pretrain", "gpt", *JOB, "--distributed-timeout-minutes", "1"]], [variables])
     assert codes == [5] and 55 < time.monotonic() - began < 75
-    assert f"ranks 1, 2 of 3 did not come to 127.0.0.1:{port} within 60 s" in outputs[0]
+    assert f"ranks 1, 2 of 3 did not join at 127.0.0.1:{port} within 60 s" in outputs[0]
 
 
 @pytest.mark.parametrize("backend", BACKENDS[1:])
 @pytest.mark.parametrize("wrong,says", [
     (["--hidden-size", "32"], "hidden_size: rank 0 has 16, rank 1 has 32"),
     (["--train-iters", "7"], "train_iters: rank 0 has 4, rank 1 has 7"),
-    (["--hidden-size", "15"], "rank 1 of 2 refused the settings")])
+    (["--hidden-size", "15"], "rank 1 of 2 rejected the settings")])
 def test_fault_23_different_settings(backend, wrong, says):
     port, arguments = free_port(), ["pretrain", "gpt", *JOB, "--tp", "2"]
     began = time.monotonic()
@@ -150,24 +150,24 @@ def test_fault_23_different_settings(backend, wrong, says):
         variables = [{"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
                      for rank in range(2)]
         codes, outputs = processes([[BINARY, *arguments], [BINARY, *arguments, *wrong]], variables)
-        assert "error" not in outputs[1], "told once"
+        assert "error" not in outputs[1], "reported once"
     assert set(codes) == {2} and time.monotonic() - began < 30
     assert outputs[0].count(says) == 1, outputs[0]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_wrong_settings_are_told_once(tmp_path, backend):
+def test_invalid_settings_are_reported_once(tmp_path, backend):
     result = launch(2, *JOB, "--tp", "3", code=2, flags=["--backend", backend, "--log-dir", tmp_path])
     message(result, "tensor_model_parallel_size", "3")
 
 
-def test_what_is_wrong_is_told_before_gpus_matter():
+def test_invalid_settings_are_reported_before_gpus_are_needed():
     port, command = free_port(), [BINARY, "pretrain", "gpt", *JOB, "--overlap-param-gather"]
     variables = [{"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
                   "TERATRON_BACKEND": "nccl"} for rank in range(2)]
     codes, outputs = processes([command, command], variables)
     assert codes == [2, 2]
-    assert "overlap_param_gather needs use_distributed_optimizer" in outputs[0], outputs[0]
+    assert "--overlap-param-gather needs --use-distributed-optimizer" in outputs[0], outputs[0]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -178,14 +178,14 @@ def test_a_failure_of_one_rank_keeps_its_exit_code(tmp_path, backend):
 
 
 @pytest.fixture
-def heeded_hangups():
-    """Also where the tests themselves run under nohup, whose children ignore SIGHUP."""
-    former = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def default_sighup():
+    """Restores the default action where the tests run under nohup, whose children ignore SIGHUP."""
+    previous = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
-    signal.signal(signal.SIGHUP, former)
+    signal.signal(signal.SIGHUP, previous)
 
 
-@pytest.mark.usefixtures("heeded_hangups")
+@pytest.mark.usefixtures("default_sighup")
 @pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGHUP, signal.SIGHUP]])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_signal_saves_and_exits_75(tmp_path, backend, signals):
@@ -200,7 +200,7 @@ def test_signal_saves_and_exits_75(tmp_path, backend, signals):
     assert int((run / "latest_checkpointed_iteration.txt").read_text()) == steps(run)[-1]
 
 
-def test_interrupt_before_training_is_said_to_be_one(tmp_path):
+def test_interrupt_before_training(tmp_path):
     process = subprocess.Popen([BINARY, "launch", "--nproc-per-node", "2", "--backend", "processes", "--log-dir", str(tmp_path),
                                 "--", "/bin/sh", "-c", "echo here; exec sleep 30"],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
@@ -209,11 +209,11 @@ def test_interrupt_before_training_is_said_to_be_one(tmp_path):
     process.send_signal(signal.SIGTERM)  # SIGINT may be ignored where the tests run in the background
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 143, errors
-    assert "signal 15 (SIGTERM) passed on: ranks in training save and stop after this step; once more ends them" in errors
-    assert "signal 15 (SIGTERM) came before training began: nothing was saved" in errors
+    assert "signal 15 (SIGTERM) forwarded: ranks in training save and stop after this step; a second one ends them" in errors
+    assert "signal 15 (SIGTERM) received before training began: nothing was saved" in errors
 
 
-def test_logs_of_earlier_jobs_stay(tmp_path):
+def test_appends_to_the_logs_of_earlier_jobs(tmp_path):
     for word in ("first", "second"):
         teratron("launch", "--nproc-per-node", 2, "--backend", "processes", "--log-dir", tmp_path, "--", "/bin/echo", word)
     for rank in range(2):

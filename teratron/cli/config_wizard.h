@@ -1,13 +1,13 @@
-// teratron config [--config-file FILE] [--default]
+// The questions of Accelerate's configuration wizard and the YAML file written from the answers.
 #pragma once
 
+#include <cstdint>
 #include <iosfwd>
-#include <span>
 #include <string>
 
 namespace teratron {
 
-/// Answers of Accelerate's wizard that mean something here.
+/// The answers that apply to Teratron.
 struct WizardAnswers {
   int64_t machines = 1;
   int64_t tensor_parallel = 1;
@@ -22,14 +22,12 @@ struct WizardAnswers {
   bool use_cpu = false;
 };
 
-/// Asks on `output` and reads from `input`, in Accelerate's order. An empty line, and the end of the input, mean the
-/// default; a wrong answer is asked for again. `gpus`: how many there are, the default number of processes.
+/// Asks on `output` and reads answers from `input`, in Accelerate's order. An empty line or the end of the
+/// input selects the default; an invalid answer repeats the question. `gpus`: GPUs per machine, for the
+/// default number of processes.
 WizardAnswers ask(std::istream& input, std::ostream& output, int64_t gpus);
 
-/// The YAML file that Accelerate's wizard would write, with a comment for every line that deserves one.
+/// The YAML file of Accelerate's wizard, with comments.
 std::string accelerate_yaml(const WizardAnswers& answers);
-
-/// `args` come after the word "config". Returns the exit code; throws UserError and Fault.
-int config_command(std::span<const std::string> args);
 
 }  // namespace teratron

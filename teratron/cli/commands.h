@@ -1,0 +1,93 @@
+// The subcommands of `teratron`. `args` are those after the command's name. Results go to stdout; each
+// returns the exit code of the process and throws UserError and Fault.
+#pragma once
+
+#include <span>
+#include <string>
+
+namespace teratron {
+
+struct Registry;
+
+/// bench [--shape NAME] [--precision bf16] [--warm-up-seconds S] [--steps N] [--profiled-steps N] [--json
+/// FILE] FLAGS...
+int bench_command(std::span<const std::string> args);
+
+/// ckpt: inspects, verifies and converts checkpoints.
+///
+///   inspect DIR [--ckpt-step N] [--tensors]   contents; DIR is a --save folder or one of its iter_* folders
+///   verify  DIR [--ckpt-step N]               checks every byte against its hash
+///   convert --from-hf DIR --save DIR          Hugging Face -> checkpoint of iteration 0
+///   convert --to-hf DIR --load DIR [--ckpt-step N] [--max-shard-size 5GB] [--tokenizer-name DIR]
+///           both: [--target-params-dtype fp32|bf16|fp16] [--print-checkpoint-structure]
+///
+/// convert also accepts the flags of Accelerate's tool: --load_path, --save_path and
+/// --convert_checkpoint_from_megatron_to_transformers, and --target_*_parallel_size, which have no effect:
+/// checkpoints do not depend on the parallel layout.
+int ckpt_command(std::span<const std::string> args);
+
+/// config [--config-file FILE] [--default]: Accelerate's wizard (config_wizard.h).
+int config_command(std::span<const std::string> args);
+
+/// data: inspects indexed datasets.
+///
+///   inspect PREFIX...   sizes, dtype, a histogram of the lengths, and the first document: ids, or text with
+///                       tokenizer flags
+///   verify PREFIX...    checks every index entry; with --vocab-size also every token
+///   sample PREFIX       prints documents: ids, or text with tokenizer flags
+///   indices PREFIX      builds the index arrays of a GPT dataset as in training (--split, --split-part,
+///                       --seq-length, --num-samples, --seed) and writes document_index.npy, sample_index.npy
+///                       and shuffle_index.npy to --output-dir
+int data_command(std::span<const std::string> args);
+
+/// env: versions, devices and build options.
+int env_command(std::span<const std::string> args);
+
+/// generate: continues the texts of --prompt, of the lines of --sample-input-file, or of the lines of stdin.
+/// Model and tokenizer come from the checkpoint unless flags override them. With --run-dir the texts are
+/// added to that run's metrics.jsonl and report.html.
+int generate_command(std::span<const std::string> args);
+
+/// launch FLAGS... -- COMMAND...: starts the ranks of a job. Returns its exit code if all ranks succeed (0,
+/// or 75 after a save on a signal); otherwise throws a Fault with the exit code of the rank that failed
+/// first.
+int launch_command(std::span<const std::string> args);
+
+/// logits --load DIR --input ids.txt --output out.safetensors: runs the model, in fp32 regardless of the
+/// checkpoint's dtype, over the token ids of each line of --input (separated by blanks or commas). Writes
+/// fp32 logits, one tensor "logits.<line>" [tokens, vocabulary] per line, counted from 0.
+int logits_command(std::span<const std::string> args);
+
+/// merge: concatenates indexed datasets. --input FOLDER (all its datasets, by name) or PREFIX... (in order),
+/// --output-prefix PREFIX.
+int merge_command(std::span<const std::string> args);
+
+/// plan [gpt] [--world-size N] [--show-schedule] FLAGS...: validates a command line of `pretrain` for N ranks
+/// (default: those of one model replica) without running it, on any machine, and prints
+///
+///   settings    those set or derived, each with its source
+///   ranks       the mesh
+///   stages      layers, parameters and memory of a rank of each pipeline stage
+///   schedule    with --show-schedule: a timeline of the stages; needs pipeline sizes only, not a model
+///
+/// Throws UserError with all problems of the command line, as pretrain does.
+int plan_command(std::span<const std::string> args);
+
+/// preprocess: JSON lines to indexed datasets, with the flags of Megatron-LM's preprocess_data.py. Progress
+/// goes to stderr.
+int preprocess_command(std::span<const std::string> args);
+
+/// pretrain gpt FLAGS... `registry`: extensions of a program that links libteratron.
+int pretrain_command(std::span<const std::string> args, const Registry& registry);
+
+/// tokenizer: trains and runs tokenizers.
+///
+///   train   --input FILE... --vocab-size N --output DIR [--json-key text] [--special-tokens TOKEN...]
+///           *.jsonl and *.json files have a text under the key of each line, others are plain text
+///   encode  tokenizer flags; prints the ids of each line of stdin, which is a document; --document: all of
+///           stdin is one; --offsets: id:begin-end, in characters (code points) of the document
+///   decode  tokenizer flags; prints the text of the ids on each line of stdin
+///   info    tokenizer flags; prints vocabulary sizes and special tokens
+int tokenizer_command(std::span<const std::string> args);
+
+}  // namespace teratron

@@ -1,0 +1,142 @@
+#include "teratron/cli/run_job.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+#include <ATen/Parallel.h>
+#include <unistd.h>
+
+#include "teratron/base/log.h"
+#include "teratron/cli/build_info.h"
+#include "teratron/cli/config_consensus.h"
+#include "teratron/comm/torch_fault.h"
+#include "teratron/plan/rank_memory.h"
+#include "teratron/settings/component_options.h"
+#include "teratron/train/device/device.h"
+#include "teratron/train/engine_options.h"
+#include "teratron/train/pretrain.h"
+
+namespace teratron {
+namespace {
+
+/// Ends a rank whose GPU does not return: nothing that could block runs first.
+void exit_immediately(const Fault& fault) {
+  error_line(fault.what());
+  _exit(static_cast<int>(fault.exit_code()));
+}
+
+WorldOptions world_options(const Arguments& args, const LaunchEnv& launch) {
+  WorldOptions options{.timeout = std::chrono::minutes(args.distributed_timeout_minutes)};
+  if (args.distributed_timeout_seconds_after_init) {
+    options.timeout_after_start = std::chrono::seconds(*args.distributed_timeout_seconds_after_init);
+  }
+  if (choose_device(args).is_cuda()) {
+    options.gpu = static_cast<int>(launch.local_rank % gpu_count());
+    options.on_hang = exit_immediately;
+  }
+  return options;
+}
+
+/// The settings of this process, or the error in its command line.
+struct JobSpec {
+  ParsedArguments parsed;
+  WorldOptions world;
+  std::optional<UserError> error;
+
+  RankConfig rank_config() const {
+    if (error) return {.error = error};
+    return {.settings = to_json(parsed.args), .version = TERATRON_VERSION};
+  }
+};
+
+JobSpec make_job_spec(std::span<const std::string> args, const LaunchEnv& launch, const Registry& registry) {
+  JobSpec spec;
+  try {
+    spec.parsed = pretrain_arguments(args, launch.size, registry);
+    if (spec.parsed.help) return spec;
+    spec.world = world_options(spec.parsed.args, launch);
+  } catch (const UserError& error) {
+    // NCCL ranks rendezvous on GPUs, which a rank without valid settings cannot join: each rank reports its
+    // own error.
+    if (launch.size == 1 || launch.backend == Backend::nccl) throw;
+    spec.error = error;  // reported once, after the rendezvous
+  }
+  return spec;
+}
+
+/// The signal handlers of the process, shared by its rank threads. Installed after the rendezvous: before, a
+/// signal simply ends the process.
+class SharedSignals {
+ public:
+  const StopSignals& get() {
+    const std::lock_guard lock(mutex_);
+    if (!signals_) signals_ = std::make_unique<StopSignals>();
+    return *signals_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unique_ptr<StopSignals> signals_;
+};
+
+int64_t pipeline_stage(const Arguments& args, const World& world) {
+  for (const std::vector<int64_t>& pipeline : rank_groups(mesh_options(args), world.size(), {Axis::pp})) {
+    const auto found = std::find(pipeline.begin(), pipeline.end(), world.rank());
+    if (found != pipeline.end()) return found - pipeline.begin();
+  }
+  return 0;
+}
+
+ExitCode run_rank(const JobSpec& spec, World& world, const StopSignals& signals, const RankFunction& work) {
+  const Mesh all_ranks({}, world);
+  const ExitCode consensus = check_config_consensus(spec.rank_config(), *all_ranks.world().communicator);
+  if (consensus != ExitCode::ok) return consensus;
+  if (world.rank() == 0) {
+    for (const std::string& line : spec.parsed.notices) notice_line(line);
+  }
+  const Arguments& args = spec.parsed.args;
+  if (args.num_threads) at::set_num_threads(static_cast<int>(*args.num_threads));
+  try {
+    return work(spec.parsed, world, signals);
+  } catch (const Fault&) {
+    throw;
+  } catch (const std::exception& error) {
+    const Fault fault = to_fault(error);
+    if (fault.exit_code() != ExitCode::out_of_memory) throw;
+    throw explain_out_of_memory(fault, args, pipeline_stage(args, world));
+  }
+}
+
+}  // namespace
+
+int run_job(std::span<const std::string> args, const Registry& registry, const RankFunction& work) {
+  const LaunchEnv launch = read_launch_env(process_environment);
+  const JobSpec spec = make_job_spec(args, launch, registry);
+  if (spec.parsed.help) {
+    print_line(arguments_help("teratron pretrain gpt [FLAGS]", registry.fields));
+    return 0;
+  }
+  SharedSignals signals;
+  std::atomic<int> code = 0;
+  run_world(launch, spec.world,
+            [&](World& world) { code = static_cast<int>(run_rank(spec, world, signals.get(), work)); });
+  return code;
+}
+
+void run_tensor_parallel(const ParsedArguments& parsed, const std::function<void(const Mesh&)>& body) {
+  const LaunchEnv launch = read_launch_env(process_environment);
+  const int64_t size = parsed.args.tensor_model_parallel_size;
+  if (parsed.sources.contains("tensor_model_parallel_size") && size != launch.size) {
+    throw config_error(
+        {.what = fmt::format("tensor_model_parallel_size = {}, but the job has {} ranks", size, launch.size),
+         .where = "--tensor-model-parallel-size",
+         .fix = fmt::format("Start {} with `teratron launch --nproc-per-node {} -- ...`",
+                            size == 1 ? "one rank" : "as many ranks", size)});
+  }
+  run_world(launch, world_options(parsed.args, launch),
+            [&](World& world) { body(Mesh({.tp = launch.size, .dp = 1}, world)); });
+}
+
+}  // namespace teratron

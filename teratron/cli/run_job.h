@@ -1,0 +1,27 @@
+// Runs commands on the ranks of a job.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string>
+
+#include "teratron/comm/mesh/mesh.h"
+#include "teratron/comm/world.h"
+#include "teratron/settings/arguments.h"
+#include "teratron/train/guards/signals.h"
+#include "teratron/train/registry.h"
+
+namespace teratron {
+
+/// The work of one rank, with settings on which all ranks agree.
+using RankFunction = std::function<ExitCode(const ParsedArguments&, World&, const StopSignals&)>;
+
+/// Joins the job that the environment describes (that of a launcher, or a single rank) and runs `work` on the
+/// ranks of this process. `args`: flags of `pretrain gpt`; --help prints them instead. Returns the exit code.
+int run_job(std::span<const std::string> args, const Registry& registry, const RankFunction& work);
+
+/// Runs `body` with all ranks of the job as the tensor-parallel ranks of one model. UserError(config) if
+/// --tensor-model-parallel-size is set to another number.
+void run_tensor_parallel(const ParsedArguments& parsed, const std::function<void(const Mesh&)>& body);
+
+}  // namespace teratron
