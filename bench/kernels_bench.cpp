@@ -1,7 +1,7 @@
-// kernels_bench [GROUP...]: time, GB/s and fraction of the copy bandwidth of every kernel on the current GPU, at the shapes of a
-// 1.5B GPT (16384 tokens, hidden 2048). Bytes are the fewest that the kernel must move. The L2 cache is flushed before
-// each run; median of 50. Products of FP8 matrices tell TFLOP/s. GROUP: norms, activations, linear_activation, merge_qkv, attention,
-// dropout, cross_entropy, flat, fp8; default all.
+// kernels_bench [GROUP...]: time, GB/s and fraction of the copy bandwidth of every kernel on the current GPU,
+// at the shapes of a 1.5B GPT (16384 tokens, hidden 2048); TFLOP/s for GEMMs. Bytes are the minimum that the
+// kernel must move. The L2 cache is flushed before each run; median of 50. GROUP: norms, activations,
+// linear_activation, merge_qkv, attention, dropout, cross_entropy, flat, fp8; default all.
 #include <algorithm>
 #include <functional>
 #include <span>
@@ -33,7 +33,7 @@ at::Tensor device_randn(at::IntArrayRef sizes, at::ScalarType type = at::kBFloat
 
 class Bench {
  public:
-  /// Measures the copy that everything is compared with: 1 GiB, bytes read plus bytes written.
+  /// Measures the reference copy of 1 GiB: bytes read plus bytes written.
   Bench() : flush_(device_randn({256 << 20}, at::kHalf)) {
     const at::Tensor from = device_randn({512 << 20}), to = at::empty_like(from);
     copy_rate_ = 4.0 * static_cast<double>(from.numel()) / milliseconds([&] { to.copy_(from); }) / 1e6;
@@ -47,9 +47,9 @@ class Bench {
     print("{:34} {:9.1f} {:9.0f} {:8.3f}", name, ms * 1e3, rate, rate / copy_rate_);
   }
 
-  void report_product(const std::string& name, double operations, const std::function<void()>& run) {
+  void report_gemm(const std::string& name, double flops, const std::function<void()>& run) {
     const double ms = milliseconds(run);
-    print("{:34} {:9.1f} {:9.0f} TFLOP/s", name, ms * 1e3, operations / ms / 1e9);
+    print("{:34} {:9.1f} {:9.0f} TFLOP/s", name, ms * 1e3, flops / ms / 1e9);
   }
 
  private:
@@ -89,7 +89,7 @@ void bench_norms(Bench& bench, NormKind kind, int64_t rows, int64_t width) {
   bench.report(name + " backward + residual", 4 * bytes,
                [&] { norm_backward(residual, x, {out.sum, out.mean, out.rstd}, p, options); });
   NormParameters summing = p;
-  summing.dx_sum.emplace();
+  summing.dx_sum_sink.emplace();
   bench.report(name + " backward + residual, summed", 4 * bytes,
                [&] { norm_backward(residual, x, {out.sum, out.mean, out.rstd}, summing, options); });
 }
@@ -110,14 +110,14 @@ void bench_activations(Bench& bench) {
   bench.report("column_sum", bytes, [&] { column_sum(x); });
 }
 
-std::optional<GradSink> sum_if(bool wanted) {
-  return wanted ? std::optional<GradSink>(GradSink{}) : std::nullopt;
+std::optional<GradSink> sink_if(bool summed) {
+  return summed ? std::optional<GradSink>(GradSink{}) : std::nullopt;
 }
 
 struct MergeShape {
   const char* name;
   int64_t length, batch, groups, queries, channels;
-  bool turned, summed;
+  bool rotated, summed;
 };
 
 void bench_merge_qkv(Bench& bench, const MergeShape& m) {
@@ -131,7 +131,7 @@ void bench_merge_qkv(Bench& bench, const MergeShape& m) {
       {angle.cos(), angle.sin()}, RopeStyle::half, positions.expand({m.length, m.batch})};
   const double bytes = 4.0 * static_cast<double>(parts.q.numel() + 2 * parts.k.numel());
   bench.report(fmt::format("merge q, k, v, {}", m.name), bytes,
-               [&] { merge_qkv(parts, m.turned ? &rotation : nullptr, sum_if(m.summed)); });
+               [&] { merge_qkv(parts, m.rotated ? &rotation : nullptr, sink_if(m.summed)); });
 }
 
 void bench_merges(Bench& bench) {
@@ -230,25 +230,23 @@ struct Sizes {
   int64_t m, n, k;
 };
 
-// fc1 with the activation after it, and fc2's gradient with the activation before it; beside them, product and activation one
-// after the other. m tokens, n wide, k in and out.
+// fc1 + activation, and fc2's input gradient + activation backward, fused and as two kernels. m tokens, n
+// wide, k in and out.
 void bench_linear_activation(Bench& bench, const std::string& name, const Sizes& s, Activation kind) {
   const int64_t wide = parts_of(kind) * s.n;
-  const double operations = 2.0 * static_cast<double>(s.m * s.k),
-               forward = operations * static_cast<double>(wide),
-               backward = operations * static_cast<double>(s.n);
+  const double flops = 2.0 * static_cast<double>(s.m * s.k), forward = flops * static_cast<double>(wide),
+               backward = flops * static_cast<double>(s.n);
   const at::Tensor x = device_randn({s.m, s.k}), w1 = device_randn({wide, s.k}) / 32,
                    w2 = device_randn({s.k, s.n}) / 32, z = device_randn({s.m, wide});
-  const ActivationOutputs into{at::empty({s.m, s.n}, x.options()), at::empty_like(z)};
-  bench.report_product(name, forward, [&] { linear_activation(into, x, w1, {}, kind); });
-  bench.report_product(name + ", two kernels", forward,
-                       [&] { activation_forward(linear_forward(x, w1, {}), {}, kind); });
-  const std::optional<GradSink> sum = is_gated(kind) ? std::nullopt : std::optional<GradSink>(GradSink{});
-  bench.report_product(name + " backward", backward,
-                       [&] { linear_activation_backward({into.z, sum}, x, w2, z, kind); });
-  bench.report_product(name + " backward, two kernels", backward, [&] {
-    const at::Tensor da = linear_input_gradient(x, w2);
-    sum ? activation_backward_summed(da, z, {}, kind).dx : activation_backward(da, z, {}, kind);
+  const ActivationOutputs outputs{at::empty({s.m, s.n}, x.options()), at::empty_like(z)};
+  bench.report_gemm(name, forward, [&] { linear_activation(outputs, x, w1, {}, kind); });
+  bench.report_gemm(name + ", two kernels", forward,
+                    [&] { activation_forward(linear_forward(x, w1, {}), {}, kind); });
+  const std::optional<GradSink> dbias = sink_if(!is_gated(kind));
+  bench.report_gemm(name + " backward", backward,
+                    [&] { linear_activation_backward({outputs.z, dbias}, x, w2, z, kind); });
+  bench.report_gemm(name + " backward, two kernels", backward, [&] {
+    activation_backward(linear_input_gradient(x, w2), z, {}, kind, {.dbias = dbias});
   });
 }
 
@@ -262,9 +260,9 @@ Fp8Matrix in_fp8(const at::Tensor& x, Fp8Format format) {
   return cast_to_fp8(x, {.format = format, .scale = compute_fp8_scale(x, format), .columns = false});
 }
 
-// y = x W^T, and the gradient of W added to what is there; beside them the products in bf16.
+// y = x W^T and an accumulated weight gradient in FP8, and the GEMM in bf16.
 void bench_fp8_products(Bench& bench, const Sizes& s) {
-  const double operations = 2.0 * static_cast<double>(s.m * s.n * s.k);
+  const double flops = 2.0 * static_cast<double>(s.m * s.n * s.k);
   const at::Tensor x = device_randn({s.m, s.k}), w = device_randn({s.n, s.k});
   const at::Tensor sum = device_randn({s.m, s.n}, at::kFloat);
   const Fp8Matrix a = in_fp8(x, Fp8Format::e4m3), g = in_fp8(x, Fp8Format::e5m2),
@@ -272,10 +270,10 @@ void bench_fp8_products(Bench& bench, const Sizes& s) {
   const Fp8Product forward{{a.rows, a.scale_inv}, {b.rows, b.scale_inv}, true};
   const Fp8Product backward{{g.rows, g.scale_inv}, {b.rows, b.scale_inv}, false};
   const std::string name = fmt::format("{}x{}x{}", s.m, s.n, s.k);
-  bench.report_product(name + " bf16", operations, [&] { linear_forward(x, w, {}); });
-  bench.report_product(name + " fp8", operations, [&] { fp8_matmul(forward, {}, at::kBFloat16); });
-  bench.report_product(name + " fp8 exact", operations, [&] { fp8_matmul(backward, {}, at::kBFloat16); });
-  bench.report_product(name + " fp8 added", operations, [&] { fp8_matmul_add_(sum, backward); });
+  bench.report_gemm(name + " bf16", flops, [&] { linear_forward(x, w, {}); });
+  bench.report_gemm(name + " fp8", flops, [&] { fp8_matmul(forward, {}, at::kBFloat16); });
+  bench.report_gemm(name + " fp8 exact", flops, [&] { fp8_matmul(backward, {}, at::kBFloat16); });
+  bench.report_gemm(name + " fp8 added", flops, [&] { fp8_matmul_add_(sum, backward); });
 }
 
 void bench_fp8_activation(Bench& bench, const std::string& name, Activation kind, int64_t width) {
@@ -289,7 +287,7 @@ void bench_fp8_activation(Bench& bench, const std::string& name, Activation kind
   bench.report(name + " to fp8", read + 2 * elements, [&] { activation_forward_fp8(x, kind, forward); });
   for (const bool summed : {false, true}) {
     bench.report(name + " backward to fp8" + (summed ? ", summed" : ""), 2 * read + 2 * elements,
-                 [&] { activation_backward_fp8(dy, x, kind, backward, sum_if(summed)); });
+                 [&] { activation_backward_fp8(dy, x, kind, backward, sink_if(summed)); });
   }
 }
 
@@ -298,7 +296,7 @@ void bench_fp8_activations(Bench& bench) {
   bench_fp8_activation(bench, "gelu 8192", Activation::gelu, ffn);
 }
 
-// The shapes of Llama-3-8B.
+// Shapes of Llama-3-8B.
 void bench_fp8(Bench& bench) {
   for (const int64_t width : {4096, 14336, 28672}) {
     const at::Tensor x = device_randn({tokens, width});
@@ -320,7 +318,7 @@ void bench_fp8(Bench& bench) {
 }
 
 struct Group {
-  const char* name;
+  std::string_view name;
   void (*run)(Bench&);
 };
 
@@ -339,26 +337,10 @@ const Group groups[] = {{"norms",
                         {"flat", bench_flat},
                         {"fp8", bench_fp8}};
 
-/// The first name that no group has; null: none.
-const char* unknown(std::span<char*> wanted) {
-  const auto found = std::ranges::find_if(wanted, [](const std::string& name) {
-    return std::ranges::find(groups, name, &Group::name) == std::end(groups);
-  });
-  return found == wanted.end() ? nullptr : *found;
-}
-
-std::string all_names() {
-  std::vector<std::string> names;
-  for (const Group& group : groups) names.emplace_back(group.name);
-  return fmt::format("{}", fmt::join(names, ", "));
-}
-
-void bench_groups(std::span<char*> wanted) {
+void bench_groups(std::span<char*> names) {
   Bench bench;
   for (const Group& group : groups) {
-    const bool named =
-        std::ranges::any_of(wanted, [&](const std::string& name) { return name == group.name; });
-    if (wanted.empty() || named) group.run(bench);
+    if (names.empty() || std::ranges::find(names, group.name) != names.end()) group.run(bench);
   }
 }
 
@@ -366,14 +348,16 @@ void bench_groups(std::span<char*> wanted) {
 }  // namespace teratron
 
 int main(int argc, char** argv) {
-  const std::span<char*> wanted(argv + 1, argv + argc);
-  if (const char* name = teratron::unknown(wanted)) {
-    teratron::notice("kernels_bench: there is no group {}; there are {}", name, teratron::all_names());
+  const std::span<char*> names(argv + 1, argv + argc);
+  for (const std::string_view name : names) {
+    if (std::ranges::find(teratron::groups, name, &teratron::Group::name) != std::end(teratron::groups))
+      continue;
+    teratron::notice("kernels_bench: unknown group '{}'; see the top of bench/kernels_bench.cpp", name);
     return 2;
   }
   if (!at::hasCUDA()) {
     teratron::notice("kernels_bench needs a GPU; this machine has none");
     return 0;
   }
-  teratron::bench_groups(wanted);
+  teratron::bench_groups(names);
 }

@@ -1,6 +1,7 @@
-// Helpers of the tests of this layer.
+// Helpers of the kernels' tests.
 #pragma once
 
+#include <array>
 #include <string>
 
 #include <ATen/ATen.h>
@@ -8,11 +9,16 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "teratron/kernels/pointwise/activation_kind.h"
+
 namespace teratron {
 
 inline const std::vector<at::ScalarType> float_types{at::kFloat, at::kDouble, at::kBFloat16, at::kHalf};
+inline constexpr std::array activations{Activation::gelu, Activation::gelu_erf, Activation::squared_relu,
+                                        Activation::relu, Activation::silu,     Activation::swiglu,
+                                        Activation::geglu};
 
-/// ||a - b|| / ||b|| in f64, over all elements; NaN never passes a comparison with it.
+/// ||a - b|| / ||b|| in f64, over all elements; no comparison with NaN passes.
 inline double relative_error(const at::Tensor& a, const at::Tensor& b) {
   EXPECT_EQ(a.sizes(), b.sizes());
   const at::Tensor x = a.detach().to(at::kCPU, at::kDouble), y = b.detach().to(at::kCPU, at::kDouble);
@@ -20,11 +26,15 @@ inline double relative_error(const at::Tensor& a, const at::Tensor& b) {
   return (x - y).norm().item<double>() / (scale == 0 ? 1 : scale);
 }
 
-/// What rounding to the type costs, with room for a few operations.
+/// Rounding error of the dtype, with room for a few operations.
 inline double tolerance(at::ScalarType type) {
   if (type == at::kDouble) return 1e-12;
   if (type == at::kFloat) return 2e-6;
   return type == at::kHalf ? 8e-4 : 6e-3;
+}
+/// On the GPU, f32 uses the hardware's exp and reciprocal.
+inline double gpu_tolerance(at::ScalarType type) {
+  return type == at::kFloat ? 5e-6 : 1.2 * tolerance(type);
 }
 
 inline at::Tensor randn(at::IntArrayRef sizes, at::ScalarType type = at::kFloat) {
@@ -33,6 +43,10 @@ inline at::Tensor randn(at::IntArrayRef sizes, at::ScalarType type = at::kFloat)
 
 inline at::Tensor f64(const at::Tensor& x) {
   return x.defined() ? x.detach().to(at::kDouble) : x;
+}
+
+inline at::Tensor gpu(const at::Tensor& x) {
+  return x.defined() ? x.to(at::kCUDA) : x;
 }
 
 /// f64 leaf that collects a gradient.
@@ -47,5 +61,24 @@ inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
 
 #define EXPECT_CLOSE(actual, expected, type) \
   EXPECT_LT(relative_error(actual, expected), tolerance(type)) << at::toString(type)
+#define EXPECT_GPU(actual, expected, type) \
+  EXPECT_LT(relative_error(actual, expected), gpu_tolerance(type)) << at::toString(type)
+
+/// GPU kernels against the CPU's f64 arithmetic on the same (rounded) inputs; skipped without a GPU.
+class Gpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!at::hasCUDA()) GTEST_SKIP() << "no GPU on this machine";
+    poison();
+  }
+  /// Leaves NaN in the memory that the next results will be allocated in.
+  static void poison() {
+    for (const int64_t n : {100, 20'000, 400'000, 8'000'000}) {
+      std::vector<at::Tensor> blocks;
+      for (int i = 0; i < 6; ++i)
+        blocks.push_back(at::full({n}, std::nan(""), at::device(at::kCUDA).dtype(at::kFloat)));
+    }
+  }
+};
 
 }  // namespace teratron

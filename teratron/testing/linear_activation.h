@@ -1,4 +1,4 @@
-// A linear layer with an activation after it, and its gradient, against f64 arithmetic on the same (rounded) inputs.
+// linear_activation and its backward against f64 arithmetic on the same (rounded) inputs.
 #pragma once
 
 #include "teratron/kernels/gemm/gemm.h"
@@ -6,23 +6,19 @@
 
 namespace teratron {
 
-inline constexpr std::array activations{Activation::gelu, Activation::gelu_erf, Activation::squared_relu,
-                                        Activation::relu, Activation::silu,     Activation::swiglu,
-                                        Activation::geglu};
-
-/// Into new tensors.
-inline Activated linear_activation(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
-                                   Activation activation, bool wants_z) {
-  const Activated result{at::full({x.size(0), w.size(0) / parts_of(activation)}, NAN, x.options()),
-                         wants_z ? at::full({x.size(0), w.size(0)}, NAN, x.options()) : at::Tensor()};
+/// Returns new tensors.
+inline ActivationOutputs linear_activation(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+                                           Activation activation, bool with_z) {
+  const ActivationOutputs result{at::full({x.size(0), w.size(0) / parts_of(activation)}, NAN, x.options()),
+                                 with_z ? at::full({x.size(0), w.size(0)}, NAN, x.options()) : at::Tensor()};
   linear_activation(result, x, w, bias, activation);
   return result;
 }
-inline SummedGradient linear_activation_backward(const at::Tensor& dy, const at::Tensor& w,
-                                                 const at::Tensor& z, Activation activation,
-                                                 const WantedSum& sum) {
+inline ActivationGradients linear_activation_backward(const at::Tensor& dy, const at::Tensor& w,
+                                                      const at::Tensor& z, Activation activation,
+                                                      const std::optional<GradSink>& sum) {
   const at::Tensor dz = at::full_like(z, NAN);
-  SummedGradient result = linear_activation_backward({dz, sum}, dy, w, z, activation);
+  ActivationGradients result = linear_activation_backward({dz, sum}, dy, w, z, activation);
   EXPECT_TRUE(result.dx.is_same(dz));
   return result;
 }
@@ -48,25 +44,26 @@ inline void check_linear_activation(const LinearActivationCase& c) {
     const at::Tensor exact = at::matmul(f64(x), f64(w).t());
     EXPECT_LT(relative_error(z, bias.defined() ? exact + f64(bias) : exact), allowed);
     EXPECT_LT(relative_error(y, activation_forward(f64(z).cpu(), {}, c.activation)), allowed);
-    const Activated alone = linear_activation(x, w, bias, c.activation, false);
+    const ActivationOutputs alone = linear_activation(x, w, bias, c.activation, false);
     EXPECT_FALSE(alone.z.defined());
     EXPECT_TRUE(same_bits(alone.y, y));
     const at::Tensor da = at::matmul(f64(dy), f64(w2)).to(c.type);
-    const SummedGradient expected = activation_backward_summed(f64(da).cpu(), f64(z).cpu(), {}, c.activation);
-    const at::Tensor place = at::full({wide}, std::nan(""),
-                                      expected.column_sum.options().device(c.device).dtype(
-                                          c.type == at::kDouble ? at::kDouble : at::kFloat));
-    const SummedGradient got = linear_activation_backward(dy, w2, z, c.activation, SumInto{place});
-    EXPECT_TRUE(got.column_sum.is_same(place));
+    const ActivationGradients expected =
+        activation_backward(f64(da).cpu(), f64(z).cpu(), {}, c.activation, {.dbias = GradSink{}});
+    const at::Tensor place = at::full(
+        {wide}, std::nan(""),
+        expected.dbias.options().device(c.device).dtype(c.type == at::kDouble ? at::kDouble : at::kFloat));
+    const ActivationGradients got = linear_activation_backward(dy, w2, z, c.activation, GradSink{place});
+    EXPECT_TRUE(got.dbias.is_same(place));
     EXPECT_LT(relative_error(got.dx, expected.dx), allowed);
-    // Of terms of either sign: so the sums are about as large, together, as the terms.
-    EXPECT_LT((f64(place).cpu() - expected.column_sum).norm().item<double>(),
+    // Terms of both signs: the sums together are about as large as the terms.
+    EXPECT_LT((f64(place).cpu() - expected.dbias).norm().item<double>(),
               allowed * expected.dx.norm().item<double>());
-    const SummedGradient again = linear_activation_backward(dy, w2, z, c.activation, SumInto{});
-    EXPECT_TRUE(same_bits(again.dx, got.dx) && same_bits(again.column_sum, place));
-    const SummedGradient unsummed = linear_activation_backward(dy, w2, z, c.activation, std::nullopt);
+    const ActivationGradients again = linear_activation_backward(dy, w2, z, c.activation, GradSink{});
+    EXPECT_TRUE(same_bits(again.dx, got.dx) && same_bits(again.dbias, place));
+    const ActivationGradients unsummed = linear_activation_backward(dy, w2, z, c.activation, std::nullopt);
     EXPECT_TRUE(same_bits(unsummed.dx, got.dx));
-    EXPECT_FALSE(unsummed.column_sum.defined());
+    EXPECT_FALSE(unsummed.dbias.defined());
     const at::Tensor some_y = at::empty_like(y), some_z = at::empty_like(z), some_dz = at::empty_like(z);
     for (const auto& [begin, end] :
          {std::pair(c.rows * 2 / 3, c.rows), std::pair(int64_t{0}, c.rows * 2 / 3)}) {
@@ -77,18 +74,18 @@ inline void check_linear_activation(const LinearActivationCase& c) {
     EXPECT_LT(relative_error(some_z, z), allowed);
     EXPECT_LT(relative_error(some_y, y), allowed);
     EXPECT_LT(relative_error(some_dz, got.dx), allowed);
-    const SummedGradient anew = linear_activation_backward({{}, std::nullopt}, dy, w2, z, c.activation);
+    const ActivationGradients anew = linear_activation_backward({{}, std::nullopt}, dy, w2, z, c.activation);
     EXPECT_TRUE(same_bits(anew.dx, got.dx));
   }
 }
 
-/// Whether two tensors of bf16 differ by no more than a unit in the last place, or `small`, anywhere.
+/// Whether two bf16 tensors differ nowhere by more than one ulp, or `small`.
 inline bool alike(const at::Tensor& a, const at::Tensor& b, double small) {
   return ((f64(a) - f64(b)).abs() <= f64(b).abs() / 128 + small).all().item<bool>();
 }
 
-/// Operands of small integers, whose sums are exact: every element of z is the one rounding of its sum, and what the
-/// activation makes of z, or of the rounded product in backward, is what its own kernel makes of it.
+/// Operands are small integers, so sums are exact: every element of z must be its correctly rounded sum, and
+/// the fused activation of z, or of the rounded product in the backward, must match the unfused kernel.
 inline void check_every_element(const LinearActivationCase& c) {
   SCOPED_TRACE(
       fmt::format("activation {}, [{}, {}] to {}", static_cast<int>(c.activation), c.rows, c.k, c.width));
@@ -101,11 +98,11 @@ inline void check_every_element(const LinearActivationCase& c) {
   const auto [y, z] = linear_activation(x, w, bias, c.activation, true);
   EXPECT_TRUE(same_bits(z, (at::matmul(f64(x), f64(w).t()) + f64(bias)).to(at::kBFloat16)));
   EXPECT_TRUE(alike(y, activation_forward(z, {}, c.activation), 1e-6));
-  const SummedGradient got = linear_activation_backward(dy, w2, z, c.activation, SumInto{});
+  const ActivationGradients got = linear_activation_backward(dy, w2, z, c.activation, GradSink{});
   const at::Tensor da = at::matmul(f64(dy), f64(w2)).to(at::kBFloat16);
-  const SummedGradient expected = activation_backward_summed(da, z, {}, c.activation);
+  const ActivationGradients expected = activation_backward(da, z, {}, c.activation, {.dbias = GradSink{}});
   EXPECT_TRUE(alike(got.dx, expected.dx, 1e-5));
-  EXPECT_LT(relative_error(got.column_sum, expected.column_sum), 1e-4);
+  EXPECT_LT(relative_error(got.dbias, expected.dbias), 1e-4);
 }
 
 }  // namespace teratron

@@ -1,4 +1,4 @@
-// The three products of a linear layer beside their sums in f64, on a device.
+// The three GEMMs of a linear layer against f64, on any device.
 #pragma once
 
 #include <array>
@@ -56,7 +56,7 @@ inline void check_linear_products(const LinearProductsCase& c) {
   }
 }
 
-/// Factors that lie in memory as those of layers do not.
+/// Operands with unusual strides.
 inline void check_strange_factors(const at::TensorOptions& options) {
   const at::Tensor w = at::randn({24, 16}, options), column = at::randn({16, 1}, options),
                    expanded = at::randn({1, 1}, options).expand({40, 24}), none = at::empty({0, 24}, options);

@@ -1,21 +1,14 @@
-// The backward of cuDNN's attention against f64 arithmetic on the same (rounded) inputs.
-#include <ATen/Context.h>
+// rope.h, qkv.h, softmax.h and cudnn_attention.h on the GPU
 #include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
 
 #include "teratron/base/error.h"
 #include "teratron/kernels/attention/cudnn_attention.h"
 #include "teratron/kernels/attention/qkv.h"
+#include "teratron/kernels/attention/softmax.h"
 #include "teratron/testing/kernels.h"
 
 namespace teratron {
 namespace {
-
-class GpuAttention : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!at::hasCUDA()) GTEST_SKIP() << "no GPU on this machine";
-  }
-};
 
 struct Case {
   int64_t queries, keys, batch, heads, groups, channels;
@@ -55,7 +48,7 @@ AttentionGradients expected_of(const AttentionForward& forward, const at::Tensor
 
 void expect_backward(const AttentionForward& forward, const Case& c, const AttentionGradients& into) {
   const at::ScalarType type = forward.q_BNSD.scalar_type();
-  // As a projection's input gradient comes: [S, B, N D].
+  // Strides of a projection's input gradient: [S, B, N D].
   const at::Tensor dy = heads_first(on_gpu({c.queries, c.batch, c.heads, c.channels}, type));
   cudnn_attention_backward(forward, dy, c.options, into);
   const AttentionGradients expected = expected_of(forward, dy, c.options);
@@ -66,12 +59,12 @@ void expect_backward(const AttentionForward& forward, const Case& c, const Atten
 }
 
 AttentionGradients parts_first(const at::Tensor& whole_SBGPD) {
-  const QkvParts parts = parts_of(whole_SBGPD);
+  const QkvParts parts = unpack_qkv(whole_SBGPD);
   return {heads_first(parts.q.flatten(2, 3)), heads_first(parts.k), heads_first(parts.v)};
 }
 
-// Queries, keys and values are parts of a projection, and so are the gradients.
-TEST_F(GpuAttention, BackwardFillsTheGradientOfAProjection) {
+// Inputs and gradients are views of packed QKV.
+TEST_F(Gpu, CudnnBackwardIntoPackedQkv) {
   for (const auto type : {at::kBFloat16, at::kHalf}) {
     for (const Case& c :
          {Case{128, 128, 2, 3, 3, 64, {0.125, true}}, Case{100, 100, 3, 2, 2, 128, {0.1, true}},
@@ -85,8 +78,8 @@ TEST_F(GpuAttention, BackwardFillsTheGradientOfAProjection) {
   }
 }
 
-// Grouped heads, and as many keys as another sequence has.
-TEST_F(GpuAttention, BackwardOfSeparateTensors) {
+// Grouped heads, and cross attention with another number of keys.
+TEST_F(Gpu, CudnnBackwardOfSeparateTensors) {
   for (const Case& c :
        {Case{128, 128, 2, 8, 2, 128, {0.09, true}}, Case{96, 200, 2, 4, 4, 64, {0.125, false}},
         Case{77, 77, 1, 6, 3, 64, {0.125, true}}}) {
@@ -100,7 +93,7 @@ TEST_F(GpuAttention, BackwardOfSeparateTensors) {
   }
 }
 
-TEST_F(GpuAttention, BackwardOfNothing) {
+TEST_F(Gpu, CudnnBackwardOfEmptyTensors) {
   const auto tensor = [](int64_t batch) { return on_gpu({batch, 2, 64, 64}, at::kBFloat16); };
   const AttentionGradients into{tensor(0), tensor(0), tensor(0)};
   cudnn_attention_backward({tensor(0), tensor(0), tensor(0), tensor(0), on_gpu({0, 2, 64, 1}, at::kFloat)},
@@ -112,7 +105,7 @@ TEST_F(GpuAttention, BackwardOfNothing) {
   EXPECT_EQ(zero.q_BNSD.abs().max().item<double>(), 0.0);
 }
 
-TEST_F(GpuAttention, SaysWhatCudnnCannotDo) {
+TEST_F(Gpu, CudnnBackwardThrowsIfUnsupported) {
   const Case c{64, 64, 1, 2, 2, 264, {1.0, true}};
   const auto tensor = [&](int64_t channels) { return on_gpu({1, 2, 64, channels}, at::kBFloat16); };
   const AttentionForward forward{tensor(c.channels), tensor(c.channels), tensor(c.channels),
@@ -123,6 +116,126 @@ TEST_F(GpuAttention, SaysWhatCudnnCannotDo) {
     FAIL() << "heads of 264 channels";
   } catch (const Fault& fault) {
     EXPECT_NE(std::string(fault.what()).find("queries [1, 2, 64, 264]"), std::string::npos) << fault.what();
+  }
+}
+
+struct MergeCase {
+  at::ScalarType type;
+  int64_t queries, width, rotated;
+  bool strided;
+  int64_t length = 37;
+};
+
+void check_merge(const MergeCase& c) {
+  constexpr int64_t batch = 5, groups = 3, positions = 50;
+  const int64_t length = c.length;
+  SCOPED_TRACE(fmt::format("{} {} queries, {} of {} channels rotated, strided {}", at::toString(c.type),
+                           c.queries, c.rotated, c.width, c.strided));
+  // Strided as attention backends return them: batch first, heads before the sequence; or contiguous.
+  const auto gradient = [&](int64_t heads) {
+    return c.strided ? randn({batch, groups * heads, length, c.width}, c.type).permute({2, 0, 1, 3})
+                     : randn({length, batch, groups * heads, c.width}, c.type);
+  };
+  const QkvParts parts{gradient(c.queries).unflatten(2, {groups, c.queries}), gradient(1), gradient(1)};
+  const at::Tensor angle = at::randn({positions, c.rotated / 2});
+  const auto statistics = c.type == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor at = at::randint(positions, {length, batch}, at::kLong);
+  const RopeTable table{angle.cos().to(statistics), angle.sin().to(statistics)};
+  const QkvRotation host{{f64(table.cos), f64(table.sin)}, RopeStyle::half, at};
+  const QkvRotation device{{gpu(table.cos), gpu(table.sin)}, RopeStyle::half, gpu(at)};
+  const bool rotates = c.rotated > 0;
+  const MergedQkv expected =
+      merge_qkv({f64(parts.q), f64(parts.k), f64(parts.v)}, rotates ? &host : nullptr, GradSink{});
+  // .to() preserves strides.
+  const QkvParts there{gpu(parts.q), gpu(parts.k), gpu(parts.v)};
+  const MergedQkv merged = merge_qkv(there, rotates ? &device : nullptr, GradSink{});
+  EXPECT_LT(relative_error(merged.qkv, expected.qkv), gpu_tolerance(c.type));
+  EXPECT_LT(relative_error(merged.dbias, expected.dbias),
+            rotates ? gpu_tolerance(c.type) : gpu_tolerance(statistics));
+  const MergedQkv again = merge_qkv(there, rotates ? &device : nullptr, GradSink{});
+  EXPECT_TRUE(same_bits(merged.dbias, again.dbias));
+  const MergedQkv alone = merge_qkv(there, rotates ? &device : nullptr, std::nullopt);
+  EXPECT_TRUE(same_bits(merged.qkv, alone.qkv));
+  EXPECT_FALSE(alone.dbias.defined());
+  for (const std::optional<GradSink>& sum :
+       {std::optional<GradSink>(GradSink{}), std::optional<GradSink>()}) {
+    const at::Tensor whole = at::cat({there.q, there.k.unsqueeze(3), there.v.unsqueeze(3)}, 3);
+    const MergedQkv in_place = merge_qkv(unpack_qkv(whole), rotates ? &device : nullptr, sum);
+    EXPECT_EQ(in_place.qkv.const_data_ptr(), whole.const_data_ptr());
+    EXPECT_TRUE(same_bits(in_place.qkv, merged.qkv));
+    if (sum) {
+      EXPECT_LT(relative_error(in_place.dbias, f64(merged.dbias)), rotates ? 1e-6 : gpu_tolerance(c.type));
+    }
+  }
+}
+
+TEST_F(Gpu, MergeQkv) {
+  for (const auto type : float_types) {
+    for (const bool strided : {false, true}) {
+      check_merge({type, 1, 64, 0, strided});
+      check_merge({type, 1, 64, 64, strided});
+      check_merge({type, 4, 128, 128, strided});
+      check_merge({type, 2, 64, 64, strided, 1201});  // several tokens per thread: the pipeline wraps around
+      check_merge({type, 4, 128, 64, strided});
+      check_merge({type, 2, 20, 20, strided});
+    }
+  }
+}
+
+TEST_F(Gpu, Rope) {
+  for (const auto type : float_types) {
+    for (const RopeStyle style : {RopeStyle::half, RopeStyle::interleaved}) {
+      for (const auto& [channels, rotated] :
+           {std::pair<int64_t, int64_t>{128, 128}, {128, 32}, {64, 64}, {14, 10}}) {
+        SCOPED_TRACE(fmt::format("{} of {} channels", rotated, channels));
+        const at::Tensor qkv = randn({19, 2, 3, 6, channels}, type);
+        const at::Tensor angle = at::rand({40, rotated / 2}, at::kDouble) * 6;
+        const auto statistics = type == at::kDouble ? at::kDouble : at::kFloat;
+        const RopeTable t{angle.cos().to(statistics), angle.sin().to(statistics)};
+        const at::Tensor positions = at::randint(40, {19, 2}, at::kLong);
+        at::Tensor expected = f64(qkv).clone();
+        rope_(expected.narrow(3, 0, 5), {f64(t.cos), f64(t.sin)}, positions, {.style = style});
+        at::Tensor device = gpu(qkv);
+        const RopeTable device_table{gpu(t.cos), gpu(t.sin)};
+        const at::Tensor copied =
+            rope(device.narrow(3, 0, 5), device_table, gpu(positions), {.style = style});
+        rope_(device.narrow(3, 0, 5), device_table, gpu(positions), {.style = style});
+        EXPECT_GPU(device, expected, type);
+        EXPECT_TRUE(at::equal(copied, device.narrow(3, 0, 5)));
+        rope_(device.narrow(3, 0, 5), device_table, gpu(positions),
+              {.style = style, .direction = RopeDirection::inverse});
+        EXPECT_LT(relative_error(device, qkv), 2 * tolerance(type));
+      }
+    }
+  }
+}
+
+TEST_F(Gpu, Softmax) {
+  for (const auto type : float_types) {
+    for (const auto& [queries, keys] :
+         {std::pair<int64_t, int64_t>{40, 64}, {33, 51}, {3, 2600}, {70, 24}, {2, 9000}}) {
+      SCOPED_TRACE(fmt::format("{} x {}", queries, keys));
+      const at::Tensor scores = randn({2, 3, queries, keys}, type) * 2, dy = randn(scores.sizes(), type);
+      const at::Tensor mask = at::rand({2, 1, queries, keys}) < 0.3;
+      mask.select(2, 1).fill_(true);
+      const Dropout drop{.p = 0.2, .key = {8, 9}};
+      const at::Tensor slopes = at::tensor({0.25, 0.0625, 0.0}, at::kDouble);
+      for (const SoftmaxOptions& o : {SoftmaxOptions{.scale = 0.5},
+                                      {.scale = 0.5, .causal = true},
+                                      {.scale = 1, .mask = mask},
+                                      {.scale = 0.5, .causal = true, .slopes = slopes},
+                                      {.scale = 0.7, .causal = true, .mask = mask, .dropout = drop}}) {
+        SoftmaxOptions device = o;
+        device.mask = gpu(o.mask);
+        if (o.slopes.defined()) device.slopes = gpu(o.slopes).to(type == at::kDouble ? type : at::kFloat);
+        const SoftmaxOutput actual = softmax_forward(gpu(scores), device),
+                            expected = softmax_forward(f64(scores), o);
+        EXPECT_GPU(actual.probabilities, expected.probabilities, type);
+        EXPECT_GPU(actual.y, expected.y, type);
+        const at::Tensor p = actual.probabilities;
+        EXPECT_GPU(softmax_backward(gpu(dy), p, device), softmax_backward(f64(dy), f64(p.cpu()), o), type);
+      }
+    }
   }
 }
 

@@ -1,6 +1,6 @@
 #include "teratron/kernels/attention/qkv.h"
 
-#include "teratron/kernels/attention/qkv_cuda.h"
+#include "teratron/kernels/attention/launchers.h"
 #include "teratron/kernels/common/dispatch.h"
 #include "teratron/kernels/common/stream.h"
 #include "teratron/kernels/pointwise/activation.h"
@@ -36,8 +36,8 @@ cuda::MergeQkvArgs describe(const QkvParts& gradients, const QkvRotation* rotati
   return args;
 }
 
-/// Rotation by halves of all channels, or none.
-bool is_simple(const QkvRotation* rotation, int64_t channels) {
+/// RoPE of style `half` over all channels, or none.
+bool is_fusable(const QkvRotation* rotation, int64_t channels) {
   return rotation == nullptr ||
          (rotation->style == RopeStyle::half && 2 * rotation->table.cos.size(1) == channels);
 }
@@ -50,7 +50,7 @@ void merge_part(const at::Tensor& from, const at::Tensor& to, const QkvRotation*
   }
 }
 
-/// Whether both are the same elements in memory, in the same order.
+/// Whether both views have the same elements of one storage in the same order.
 bool is_same_view(const at::Tensor& x, const at::Tensor& y) {
   if (x.storage_offset() != y.storage_offset() || x.sizes() != y.sizes()) return false;
   for (int64_t i = 0; i < x.dim(); ++i) {
@@ -61,73 +61,68 @@ bool is_same_view(const at::Tensor& x, const at::Tensor& y) {
 
 }  // namespace
 
-QkvParts parts_of(const at::Tensor& qkv) {
+QkvParts unpack_qkv(const at::Tensor& qkv) {
   const int64_t queries = qkv.size(3) - 2;
   return {qkv.narrow(3, 0, queries), qkv.select(3, queries), qkv.select(3, queries + 1)};
 }
 
-at::Tensor whole_of(const QkvParts& parts) {
+at::Tensor packed_qkv(const QkvParts& parts) {
   const at::Tensor& q = parts.q;
   if (!q.is_alias_of(parts.k) || !q.is_alias_of(parts.v)) return {};
   const int64_t per_group = q.size(3) + 2, width = q.size(2) * per_group * q.size(4);
-  const int64_t room = static_cast<int64_t>(q.storage().nbytes() / q.element_size()) - q.storage_offset();
-  if (q.size(0) * q.size(1) * width > room) return {};
+  const int64_t available =
+      static_cast<int64_t>(q.storage().nbytes() / q.element_size()) - q.storage_offset();
+  if (q.size(0) * q.size(1) * width > available) return {};
   const at::Tensor whole =
       q.as_strided({q.size(0), q.size(1), q.size(2), per_group, q.size(4)},
                    {q.size(1) * width, width, per_group * q.size(4), q.size(4), 1}, q.storage_offset());
-  const QkvParts of_whole = parts_of(whole);
+  const QkvParts views = unpack_qkv(whole);
   const bool same =
-      is_same_view(q, of_whole.q) && is_same_view(parts.k, of_whole.k) && is_same_view(parts.v, of_whole.v);
+      is_same_view(q, views.q) && is_same_view(parts.k, views.k) && is_same_view(parts.v, views.v);
   return same ? whole : at::Tensor();
 }
 
-at::Tensor queries_and_keys(const at::Tensor& qkv_TF, const QkvTurn& turn) {
-  const int64_t width = turn.per_group * turn.channels;
+at::Tensor queries_and_keys(const at::Tensor& qkv_TF, const QkvRope& rope) {
+  const int64_t width = rope.per_group * rope.channels;
   TERATRON_ASSERT(qkv_TF.size(1) % width == 0, "{} features in groups of {}", qkv_TF.size(1), width);
-  const at::Tensor& positions = turn.rotation.positions;
+  const at::Tensor& positions = rope.rotation.positions;
   return qkv_TF
-      .view({positions.size(0), positions.size(1), qkv_TF.size(1) / width, turn.per_group, turn.channels})
-      .narrow(3, 0, turn.per_group - 1);
+      .view({positions.size(0), positions.size(1), qkv_TF.size(1) / width, rope.per_group, rope.channels})
+      .narrow(3, 0, rope.per_group - 1);
 }
 
-void turn_qkv_(const at::Tensor& qkv_TF, const QkvTurn& turn) {
-  const auto& [table, style, positions] = turn.rotation;
-  rope_(queries_and_keys(qkv_TF, turn), table, positions, {style, RopeDirection::forward});
+void apply_rope_(const at::Tensor& qkv_TF, const QkvRope& rope) {
+  const auto& [table, style, positions] = rope.rotation;
+  rope_(queries_and_keys(qkv_TF, rope), table, positions, {style, RopeDirection::forward});
 }
 
-MergedQkv merge_qkv(const QkvParts& gradients, const QkvRotation* rotation, const WantedSum& sum) {
+MergedQkv merge_qkv(const QkvParts& gradients, const QkvRotation* rotation,
+                    const std::optional<GradSink>& dbias_sink) {
   const auto& [q, k, v] = gradients;
   TERATRON_ASSERT(q.dim() == 5 && k.dim() == 4 && k.sizes() == v.sizes() && q.size(2) == k.size(2));
   TERATRON_ASSERT(q.stride(-1) == 1 && k.stride(-1) == 1 && v.stride(-1) == 1);
-  const at::Tensor whole = whole_of(gradients);
-  if (whole.defined() && rotation == nullptr) {
-    return {.qkv = whole, .column_sum = sum ? column_sum(whole.flatten(2), *sum) : at::Tensor()};
-  }
+  const at::Tensor whole = packed_qkv(gradients);
+  const auto sum_of = [&](const at::Tensor& qkv) {
+    return dbias_sink ? column_sum(qkv.flatten(2), *dbias_sink) : at::Tensor();
+  };
+  if (whole.defined() && rotation == nullptr) return {.qkv = whole, .dbias = sum_of(whole)};
   const at::Tensor qkv =
       whole.defined() ? whole
                       : at::empty({q.size(0), q.size(1), q.size(2), q.size(3) + 2, q.size(4)}, q.options());
-  const int64_t width = qkv.size(2) * qkv.size(3) * qkv.size(4);
-  if (q.is_cuda() && q.numel() > 0 && is_simple(rotation, q.size(4))) {
+  if (q.is_cuda() && q.numel() > 0 && is_fusable(rotation, q.size(4))) {
     cuda::MergeQkvArgs args = describe(gradients, rotation, qkv);
     if (cuda::can_merge_qkv(args)) {
-      const auto sums = q.options().dtype(at::kFloat);
-      MergedQkv result{.qkv = qkv};
-      at::Tensor partial;
-      if (sum) {
-        partial = at::empty({cuda::merge_qkv_partials(args), width}, sums);
-        const SumInto into = place_of_sum(*sum, width, sums);
-        result.column_sum = into.out;
-        args.sum = row_sum(partial, into);
-      }
+      ColumnSum dbias(dbias_sink, qkv.numel() / (qkv.size(0) * qkv.size(1)), q.options().dtype(at::kFloat));
+      if (dbias_sink) args.dbias = dbias.reduction(cuda::merge_qkv_workspace_rows(args));
       cuda::merge_qkv(args, current_stream(q));
-      return result;
+      return {.qkv = qkv, .dbias = dbias.out()};
     }
   }
-  const QkvParts into = parts_of(qkv);
+  const QkvParts into = unpack_qkv(qkv);
   merge_part(q, into.q, rotation);
   merge_part(k, into.k, rotation);
   if (!whole.defined()) copy_heads(v, into.v);
-  return {.qkv = qkv, .column_sum = sum ? column_sum(qkv.flatten(2), *sum) : at::Tensor()};
+  return {.qkv = qkv, .dbias = sum_of(qkv)};
 }
 
 }  // namespace teratron

@@ -1,23 +1,23 @@
-#include "teratron/kernels/attention/qkv_cuda.h"
+#include "teratron/kernels/attention/launchers.h"
 #include "teratron/kernels/common/async_copy.cuh"
-#include "teratron/kernels/common/partials.cuh"
+#include "teratron/kernels/common/column_reduction.cuh"
 #include "teratron/kernels/common/tiling.cuh"
 
 namespace teratron::cuda {
 namespace {
 
 constexpr int V = 8;  // elements of a 16-byte pack
-constexpr int max_threads = 256, blocks_per_multiprocessor = 3;
+constexpr int max_threads = 256, blocks_per_sm = 3;
 
-/// A thread owns a pack in the first half of a head's channels and its partner in the second, and walks down the
+/// A thread owns a pack in the first half of a head's channels and its partner in the second, and loops over
 /// tokens.
 template <typename T>
 struct Unit {
   const T* from;           // at the first token
-  int stride_s, stride_b;  // can_merge_qkv sees to it that offsets fit
-  int column;              // of what it writes, in elements
+  int stride_s, stride_b;  // can_merge_qkv() checks that offsets fit
+  int column;              // of the output, in elements
   int pack;                // in the half
-  bool turned;
+  bool rotated;
 
   __device__ Unit(const MergeQkvArgs& args, int index) {
     const int channels = static_cast<int>(args.channels), packs = channels / 2 / V;
@@ -30,11 +30,11 @@ struct Unit {
     stride_s = static_cast<int>(part.stride_s);
     stride_b = static_cast<int>(part.stride_b);
     column = head * channels + pack * V;
-    turned = args.cos != nullptr && place < per_group - 1;
+    rotated = args.cos != nullptr && place < per_group - 1;
   }
 };
 
-/// A token on a thread's way down, without a division per token.
+/// Iterates over a thread's tokens without a division per token.
 struct TokenCursor {
   int token, s, b;
 
@@ -49,9 +49,9 @@ struct TokenCursor {
   }
 };
 
-/// The angles of a thread's packs at the tokens.
+/// cos and sin tables at a thread's packs.
 struct Angles {
-  const float *cos, *sin;  // of its pack at position 0
+  const float *cos, *sin;  // at its pack of position 0
   const int64_t* positions;
   int64_t stride_s, stride_b;
   int half, length;
@@ -64,23 +64,23 @@ struct Angles {
         stride_b(args.position_stride_b),
         half(static_cast<int>(args.channels / 2)),
         length(static_cast<int>(args.length)) {}
-  /// Where those of a token lie; of one past the last, anywhere.
-  __device__ int64_t place(const TokenCursor& at) const {
+  /// Offset of a token's row; 0 past the last token.
+  __device__ int64_t offset(const TokenCursor& at) const {
     return at.s < length ? positions[at.s * stride_s + at.b * stride_b] * half : 0;
   }
 };
 
-struct AnglesOfToken {
+struct TokenAngles {
   Pack<float, 4> cos[V / 4], sin[V / 4];
 
-  __device__ void read(const Angles& angles, int64_t place) {
+  __device__ void read(const Angles& angles, int64_t offset) {
 #pragma unroll
     for (int i = 0; i < V / 4; ++i) {
-      cos[i] = load<4>(angles.cos + place + 4 * i);
-      sin[i] = load<4>(angles.sin + place + 4 * i);
+      cos[i] = load<4>(angles.cos + offset + 4 * i);
+      sin[i] = load<4>(angles.sin + offset + 4 * i);
     }
   }
-  __device__ void turn_back(float (&low)[V], float (&high)[V]) const {
+  __device__ void rotate_back(float (&low)[V], float (&high)[V]) const {
 #pragma unroll
     for (int i = 0; i < V; ++i) {
       const float a = low[i], b = high[i], c = cos[i / 4].v[i % 4], s = sin[i / 4].v[i % 4];
@@ -90,9 +90,9 @@ struct AnglesOfToken {
   }
 };
 
-/// A thread's tokens on their way through shared memory, which keeps more bytes in flight than registers could.
+/// Streams a thread's tokens through shared memory, which keeps more bytes in flight than registers could.
 template <typename T>
-struct TokenPipe {
+struct TokenPipeline {
   static constexpr int stages = 4, half_pitch = max_threads * 16, stage_pitch = 2 * half_pitch;
   static constexpr int bytes = stages * stage_pitch;
 
@@ -108,55 +108,55 @@ struct TokenPipe {
   __device__ void fetch(int stage, const TokenCursor& at) const {
     if (at.s < length) {
       const T* const from = unit.from + (at.s * unit.stride_s + at.b * unit.stride_b);
-      copy_async(first + stage * stage_pitch, from);
-      copy_async(first + stage * stage_pitch + half_pitch, from + half);
+      cp_async(first + stage * stage_pitch, from);
+      cp_async(first + stage * stage_pitch + half_pitch, from + half);
     }
-    end_copy_group();
+    cp_async_commit();
   }
 };
 
-template <typename T, bool turned, bool summed>
-__global__ void __launch_bounds__(max_threads, blocks_per_multiprocessor)
+template <typename T, bool rotated, bool summed>
+__global__ void __launch_bounds__(max_threads, blocks_per_sm)
     merge_kernel(const __grid_constant__ MergeQkvArgs args) {
-  using Pipe = TokenPipe<T>;
-  __shared__ __align__(16) unsigned char bytes[Pipe::bytes];
+  using Pipeline = TokenPipeline<T>;
+  __shared__ __align__(16) unsigned char bytes[Pipeline::bytes];
   const int half = static_cast<int>(args.channels / 2), batch = static_cast<int>(args.batch);
   const int width = static_cast<int>(args.groups * args.per_group * args.channels);
   const int index = static_cast<int>(tile_column<1>());
   if (index >= width / 2 / V) return;
   const Unit<T> unit(args, index);
-  const bool turns = turned && unit.turned;
-  const bool stays = !turns && unit.from == static_cast<const T*>(args.out) + unit.column;
-  if (stays && !summed) return;
-  const Pipe pipe{shared_address(bytes) + (threadIdx.y * blockDim.x + threadIdx.x) * 16, unit, half,
-                  static_cast<int>(args.length)};
+  const bool rotates = rotated && unit.rotated;
+  const bool in_place = !rotates && unit.from == static_cast<const T*>(args.out) + unit.column;
+  if (in_place && !summed) return;
+  const Pipeline pipeline{shared_address(bytes) + (threadIdx.y * blockDim.x + threadIdx.x) * 16, unit, half,
+                          static_cast<int>(args.length)};
   const Angles angles(args, unit.pack);
   const int tokens = static_cast<int>(args.length) * batch, first = static_cast<int>(tile_first_row());
   const TokenCursor step(static_cast<int>(tile_row_step()), batch);
-  TokenCursor sent(first, batch), turned_next(first, batch);
+  TokenCursor prefetch(first, batch), next_token(first, batch);
 #pragma unroll
-  for (int stage = 0; stage < Pipe::stages - 1; ++stage) {
-    pipe.fetch(stage, sent);
-    sent.advance(step, batch);
+  for (int stage = 0; stage < Pipeline::stages - 1; ++stage) {
+    pipeline.fetch(stage, prefetch);
+    prefetch.advance(step, batch);
   }
-  int64_t next_angles = turns ? angles.place(turned_next) : 0;
+  int64_t next_offset = rotates ? angles.offset(next_token) : 0;
   float sums[2][summed ? V : 1] = {};
   T* to = static_cast<T*>(args.out) + first * int64_t{width} + unit.column;
   int stage = 0;
   for (int token = first; token < tokens; token += step.token, to += step.token * int64_t{width}) {
-    pipe.fetch((stage + Pipe::stages - 1) % Pipe::stages, sent);
-    sent.advance(step, batch);
-    AnglesOfToken now;
-    if (turns) {
-      now.read(angles, next_angles);
-      turned_next.advance(step, batch);
-      next_angles = angles.place(turned_next);
+    pipeline.fetch((stage + Pipeline::stages - 1) % Pipeline::stages, prefetch);
+    prefetch.advance(step, batch);
+    TokenAngles now;
+    if (rotates) {
+      now.read(angles, next_offset);
+      next_token.advance(step, batch);
+      next_offset = angles.offset(next_token);
     }
-    await_copy_groups<Pipe::stages - 1>();
+    cp_async_wait<Pipeline::stages - 1>();
     float low[V], high[V];
-    pipe.read(stage, low, high);
-    if (turns) now.turn_back(low, high);
-    if (!stays) {
+    pipeline.read(stage, low, high);
+    if (rotates) now.rotate_back(low, high);
+    if (!in_place) {
       store<V>(to, round_to_pack<T>(low));
       store<V>(to + half, round_to_pack<T>(high));
     }
@@ -167,10 +167,10 @@ __global__ void __launch_bounds__(max_threads, blocks_per_multiprocessor)
         sums[1][i] += high[i];
       }
     }
-    stage = (stage + 1) % Pipe::stages;
+    stage = (stage + 1) % Pipeline::stages;
   }
   if constexpr (summed) {
-    float* const sum = static_cast<float*>(args.sum.partial) + first * int64_t{width} + unit.column;
+    float* const sum = static_cast<float*>(args.dbias.workspace) + first * int64_t{width} + unit.column;
     store_values(sum, sums[0]);
     store_values(sum + half, sums[1]);
   }
@@ -178,36 +178,36 @@ __global__ void __launch_bounds__(max_threads, blocks_per_multiprocessor)
 
 template <typename T>
 void launch(const MergeQkvArgs& args, const Tiling& t, cudaStream_t stream) {
-  const bool turned = args.cos != nullptr, summed = args.sum.partial != nullptr;
-  const auto kernel = turned ? (summed ? merge_kernel<T, true, true> : merge_kernel<T, true, false>)
-                             : (summed ? merge_kernel<T, false, true> : merge_kernel<T, false, false>);
+  const bool rotated = args.cos != nullptr, summed = args.dbias.workspace != nullptr;
+  const auto kernel = rotated ? (summed ? merge_kernel<T, true, true> : merge_kernel<T, true, false>)
+                              : (summed ? merge_kernel<T, false, true> : merge_kernel<T, false, false>);
   kernel<<<t.grid, t.block, 0, stream>>>(args);
   check_launch("merge_qkv");
 }
 
 Tiling tiles(const MergeQkvArgs& args) {
-  // As many blocks as run at once: each leaves partial sums.
+  // One wave of blocks, since each writes partial sums.
   return tile_rows(args.groups * args.per_group * args.channels / 2 / V, args.length * args.batch,
-                   blocks_per_multiprocessor);
+                   blocks_per_sm);
 }
 
-bool in_packs(const MergeQkvArgs& args, const QkvPart& part) {
-  constexpr int64_t most = int64_t{1} << 31;  // offsets are counted in 32 bits
-  return args.length * part.stride_s + args.batch * part.stride_b < most && part.stride_s % V == 0 &&
+bool is_vectorizable(const MergeQkvArgs& args, const QkvPart& part) {
+  constexpr int64_t limit = int64_t{1} << 31;  // 32-bit offsets
+  return args.length * part.stride_s + args.batch * part.stride_b < limit && part.stride_s % V == 0 &&
          part.stride_b % V == 0 && part.stride_group % V == 0 && part.stride_head % V == 0;
 }
 
 }  // namespace
 
 bool can_merge_qkv(const MergeQkvArgs& args) {
-  constexpr int64_t most = int64_t{1} << 30;  // tokens are counted in 32 bits, with those past the last
+  constexpr int64_t limit = int64_t{1} << 30;  // 32-bit token indices, including those past the last
   return (args.dtype == Dtype::bf16 || args.dtype == Dtype::f16) && args.channels % (2 * V) == 0 &&
-         args.length * args.batch < most && in_packs(args, args.q) && in_packs(args, args.k) &&
-         in_packs(args, args.v) &&
+         args.length * args.batch < limit && is_vectorizable(args, args.q) && is_vectorizable(args, args.k) &&
+         is_vectorizable(args, args.v) &&
          aligned(args.q.data, args.k.data, args.v.data, args.out, args.cos, args.sin);
 }
 
-int64_t merge_qkv_partials(const MergeQkvArgs& args) {
+int64_t merge_qkv_workspace_rows(const MergeQkvArgs& args) {
   const Tiling t = tiles(args);
   return int64_t{t.grid.y} * t.block.y;
 }
@@ -219,11 +219,11 @@ void merge_qkv(const MergeQkvArgs& args, CUstream_st* stream) {
   } else {
     launch<__half>(args, t, stream);
   }
-  if (args.sum.partial == nullptr) return;
-  add_partials<float>({.sums = {args.sum},
-                       .count = merge_qkv_partials(args),
-                       .width = args.groups * args.per_group * args.channels},
-                      stream);
+  if (args.dbias.workspace == nullptr) return;
+  finalize_column_sums<float>({.sums = {args.dbias},
+                               .rows = merge_qkv_workspace_rows(args),
+                               .width = args.groups * args.per_group * args.channels},
+                              stream);
 }
 
 }  // namespace teratron::cuda

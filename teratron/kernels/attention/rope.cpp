@@ -1,6 +1,6 @@
 #include "teratron/kernels/attention/rope.h"
 
-#include "teratron/kernels/attention/rope_cuda.h"
+#include "teratron/kernels/attention/launchers.h"
 #include "teratron/kernels/common/dispatch.h"
 #include "teratron/kernels/common/stream.h"
 
@@ -13,9 +13,9 @@ cuda::RopeStrides strides_of(const at::Tensor& x) {
   return {.s = x.stride(0), .b = x.stride(1), .outer = x.dim() == 5 ? x.stride(2) : 0, .inner = x.stride(-2)};
 }
 
-// A copy of x to out.
+/// Arguments of a copy from x to out.
 cuda::RopeArgs describe(const at::Tensor& x, const at::Tensor& out) {
-  TERATRON_ASSERT(x.dim() == 4 || x.dim() == 5, "heads in {} dimensions", x.dim());
+  TERATRON_ASSERT(x.dim() == 4 || x.dim() == 5, "RoPE input of {} dimensions", x.dim());
   TERATRON_ASSERT(x.sizes() == out.sizes() && x.scalar_type() == out.scalar_type());
   TERATRON_ASSERT(x.stride(-1) == 1 && out.stride(-1) == 1, "the channels are not contiguous");
   return {.in = x.const_data_ptr(),
@@ -45,7 +45,7 @@ cuda::RopeArgs describe(const at::Tensor& x, const at::Tensor& out, const RopeTa
   return args;
 }
 
-/// One head of one token. in may be out.
+/// One head of one token; `in` may be `out`.
 template <typename T, typename A>
 void rotate_head(const T* in, T* out, const A* cos, const A* sin, const cuda::RopeArgs& args) {
   const int64_t half = args.rotated / 2;

@@ -1,12 +1,14 @@
-#include "teratron/kernels/attention/rope_cuda.h"
+#include <algorithm>
+
+#include "teratron/kernels/attention/launchers.h"
 #include "teratron/kernels/common/device.cuh"
 
 namespace teratron::cuda {
 namespace {
 
-constexpr int max_threads = 256, heads_at_once = 4;
+constexpr int max_threads = 256, heads_in_flight = 4;
 
-/// The angles of V pairs of channels at a token.
+/// cos and sin of V pairs of channels at a token.
 template <typename A, int V>
 struct RopeAngles {
   Pack<A, V> cos, sin;
@@ -19,19 +21,20 @@ struct RopeAngles {
 #pragma unroll
     for (int i = 0; i < V; ++i) sin.v[i] = args.inverse ? -sin.v[i] : sin.v[i];
   }
-  __device__ void turn(int i, A& a, A& b) const {
+  __device__ void rotate(int i, A& a, A& b) const {
     const A x = a, y = b;
     a = x * cos.v[i] - y * sin.v[i];
     b = y * cos.v[i] + x * sin.v[i];
   }
 };
 
-/// A row of threads per token; a thread rotates V pairs of channels, heads_at_once heads at a time, with the same cosines.
-/// V pairs are two packs of V: (a, b) halves, or the first and second V of 2V interleaved neighbours.
+/// A row of threads per token; a thread rotates V pairs of channels, heads_in_flight heads at a time, with
+/// the same angles. V pairs are two packs of V: (a, b) halves, or the first and second V of 2V interleaved
+/// neighbors.
 template <typename T, int V, bool interleaved>
 __global__ void __launch_bounds__(2 * max_threads) rope_kernel(RopeArgs args) {
   using A = Accumulator<T>;
-  constexpr int R = heads_at_once;
+  constexpr int R = heads_in_flight;
   const unsigned token = blockIdx.x * blockDim.y + threadIdx.y, batch = static_cast<unsigned>(args.batch);
   const int64_t s = token / batch, b = token % batch;
   const unsigned half = static_cast<unsigned>(args.rotated / 2), packs = half / V;
@@ -47,8 +50,8 @@ __global__ void __launch_bounds__(2 * max_threads) rope_kernel(RopeArgs args) {
   const auto each_head = [&](unsigned head, auto&& f) {
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-      const unsigned mine = head + r * lanes;
-      if (mine < heads) f(r, mine / inner, mine % inner);
+      const unsigned n = head + r * lanes;
+      if (n < heads) f(r, n / inner, n % inner);
     }
   };
   const auto read = [&](unsigned head) {
@@ -59,7 +62,7 @@ __global__ void __launch_bounds__(2 * max_threads) rope_kernel(RopeArgs args) {
     });
   };
   unsigned head = threadIdx.x / packs;
-  read(head);  // on its way while the angles come
+  read(head);  // in flight while the angles load
   const RopeAngles<A, V> angles(args, s, b, j);
   while (true) {
     each_head(head, [&](int r, unsigned outer_head, unsigned inner_head) {
@@ -68,11 +71,11 @@ __global__ void __launch_bounds__(2 * max_threads) rope_kernel(RopeArgs args) {
       widen(high[r], x[1]);
 #pragma unroll
       for (int i = 0; i < V; ++i) {
-        // Pair i: halves (low[i], high[i]); interleaved (v[2i], v[2i + 1]) of the 2V neighbours.
+        // Pair i: halves (low[i], high[i]); interleaved (v[2i], v[2i + 1]) of the 2V neighbors.
         if constexpr (interleaved) {
-          angles.turn(i, x[2 * i / V][2 * i % V], x[(2 * i + 1) / V][(2 * i + 1) % V]);
+          angles.rotate(i, x[2 * i / V][2 * i % V], x[(2 * i + 1) / V][(2 * i + 1) % V]);
         } else {
-          angles.turn(i, x[0][i], x[1][i]);
+          angles.rotate(i, x[0][i], x[1][i]);
         }
       }
       T* const to = out + outer_head * args.out_strides.outer + inner_head * args.out_strides.inner;
@@ -85,9 +88,9 @@ __global__ void __launch_bounds__(2 * max_threads) rope_kernel(RopeArgs args) {
   }
 }
 
-/// The channels that are not rotated, when the result lies elsewhere, in packs of V. One block per token.
+/// Copies the channels that are not rotated, if out of place, in packs of V. One block per token.
 template <typename T, int V>
-__global__ void __launch_bounds__(256) copy_rest(RopeArgs args) {
+__global__ void __launch_bounds__(256) copy_unrotated_kernel(RopeArgs args) {
   const int64_t s = blockIdx.x / args.batch, b = blockIdx.x % args.batch;
   const int inner = static_cast<int>(args.inner);
   const int packs = static_cast<int>(args.channels - args.rotated) / V;
@@ -106,8 +109,9 @@ __global__ void __launch_bounds__(256) copy_rest(RopeArgs args) {
 
 template <typename T, int V>
 void launch(const RopeArgs& args, cudaStream_t stream) {
-  const int64_t packs = args.rotated / 2 / V, wanted = ceil_div(args.outer * args.inner, heads_at_once);
-  const int64_t most = max_threads / packs, lanes = most < 1 ? 1 : wanted < most ? wanted : most;
+  const int64_t packs = args.rotated / 2 / V,
+                lanes_needed = ceil_div(args.outer * args.inner, heads_in_flight);
+  const int64_t lanes = std::clamp<int64_t>(lanes_needed, 1, std::max<int64_t>(1, max_threads / packs));
   const unsigned x = static_cast<unsigned>(packs * lanes), y = max_threads / x > 1 ? max_threads / x : 1;
   const auto blocks = static_cast<unsigned>(ceil_div(args.length * args.batch, y));
   const auto kernel = args.interleaved ? rope_kernel<T, V, true> : rope_kernel<T, V, false>;
@@ -135,7 +139,7 @@ void rope(const RopeArgs& args, CUstream_st* stream) {
       check_launch("rope");
     }
     if (args.in != args.out && args.rotated < args.channels) {
-      const auto copy = in_packs ? copy_rest<T, V> : copy_rest<T, 1>;
+      const auto copy = in_packs ? copy_unrotated_kernel<T, V> : copy_unrotated_kernel<T, 1>;
       copy<<<static_cast<unsigned>(args.length * args.batch), 256, 0, stream>>>(args);
       check_launch("rope");
     }

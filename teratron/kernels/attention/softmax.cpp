@@ -1,17 +1,16 @@
 #include "teratron/kernels/attention/softmax.h"
 
+#include "teratron/kernels/attention/launchers.h"
 #include "teratron/kernels/common/dispatch.h"
 #include "teratron/kernels/common/stream.h"
-#include "teratron/kernels/pointwise/dropout_cuda.h"
-#include "teratron/kernels/pointwise/dropout_host.h"
 
 namespace teratron {
 namespace {
 
-/// in and out are left to the caller.
+/// Everything but inputs and outputs.
 cuda::SoftmaxArgs describe(const at::Tensor& scores, const SoftmaxOptions& options) {
   require_float(scores, "scores");
-  TERATRON_ASSERT(scores.dim() == 4, "scores of {} dimensions", scores.dim());
+  TERATRON_ASSERT(scores.dim() == 4, "attention scores of {} dimensions", scores.dim());
   cuda::SoftmaxArgs args{.batch = scores.size(0),
                          .heads = scores.size(1),
                          .queries = scores.size(2),
@@ -26,7 +25,7 @@ cuda::SoftmaxArgs describe(const at::Tensor& scores, const SoftmaxOptions& optio
                          .saved = nullptr,
                          .probabilities = nullptr,
                          .out = nullptr,
-                         .mask = mask_of(options.dropout, scores)};
+                         .mask = make_dropout_mask(options.dropout, scores)};
   if (options.slopes.defined()) {
     TERATRON_ASSERT(options.slopes.scalar_type() == accumulation_type(scores) &&
                     options.slopes.is_contiguous() && options.slopes.numel() == scores.size(1) &&
@@ -47,8 +46,8 @@ at::Tensor probabilities_cpu(const at::Tensor& scores, const SoftmaxOptions& opt
   const int64_t queries = scores.size(2), keys = scores.size(3);
   if (options.slopes.defined()) {
     const at::Tensor key = at::arange(keys, z.options());
-    const at::Tensor own_place = at::arange(keys - queries, keys, z.options());
-    z.add_(options.slopes.view({-1, 1, 1}) * (key - own_place.unsqueeze(1)));
+    const at::Tensor diagonal = at::arange(keys - queries, keys, z.options());
+    z.add_(options.slopes.view({-1, 1, 1}) * (key - diagonal.unsqueeze(1)));
   }
   if (options.causal) {
     z.masked_fill_(at::ones({queries, keys}, at::kBool).triu(1 + keys - queries), lowest);

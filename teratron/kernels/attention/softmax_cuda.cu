@@ -1,5 +1,5 @@
+#include "teratron/kernels/attention/launchers.h"
 #include "teratron/kernels/common/device.cuh"
-#include "teratron/kernels/pointwise/dropout_cuda.h"
 #include "teratron/kernels/pointwise/dropout_device.cuh"
 
 namespace teratron::cuda {
@@ -7,12 +7,12 @@ namespace {
 
 constexpr int max_threads = 256, packs_in_registers = 4;
 
-/// The row of scores of this block: which keys it may see.
+/// The row of scores of this block and its visible keys.
 struct Row {
   int64_t start;  // of the row in the scores
   int head;
-  int own_place;  // the key at the query's own place
-  int limit;      // keys from here on are masked by causality
+  int diagonal;  // the key at the query's position
+  int limit;     // keys from here on are masked by causality
   const bool* masked;
   int64_t masked_stride;
 
@@ -21,8 +21,8 @@ struct Row {
     const int query = row % queries, batch = row / queries / static_cast<int>(args.heads);
     head = row / queries % static_cast<int>(args.heads);
     start = row * args.keys;
-    own_place = query + keys - queries;
-    limit = args.causal ? max(0, min(keys, own_place + 1)) : keys;
+    diagonal = query + keys - queries;
+    limit = args.causal ? max(0, min(keys, diagonal + 1)) : keys;
     masked = args.masked;
     if (masked != nullptr) {
       masked +=
@@ -33,14 +33,14 @@ struct Row {
   __device__ bool allows(int key) const {
     return key < limit && (masked == nullptr || !masked[key * masked_stride]);
   }
-  /// Whether all of the N keys are allowed for sure.
+  /// Whether all N keys are known to be allowed.
   template <int N>
   __device__ bool allows_all(int key) const {
     return key + N <= limit && masked == nullptr;
   }
 };
 
-/// Scaled and biased scores of a pack; -inf where the key is not allowed.
+/// Scaled and biased scores of a pack; -inf if the key is not allowed.
 template <typename T, int N, typename A>
 __device__ void read_scores(const SoftmaxArgs& args, const Row& row, int key, A (&x)[N]) {
   widen(load<N>(static_cast<const T*>(args.in) + row.start + key), x);
@@ -50,14 +50,14 @@ __device__ void read_scores(const SoftmaxArgs& args, const Row& row, int key, A 
   if (args.slopes != nullptr) {
     const A slope = static_cast<const A*>(args.slopes)[row.head];
 #pragma unroll
-    for (int i = 0; i < N; ++i) x[i] += slope * static_cast<A>(key + i - row.own_place);
+    for (int i = 0; i < N; ++i) x[i] += slope * static_cast<A>(key + i - row.diagonal);
   }
   if (row.allows_all<N>(key)) return;
 #pragma unroll
   for (int i = 0; i < N; ++i) x[i] = row.allows(key + i) ? x[i] : A(-INFINITY);
 }
 
-/// Writes the probabilities of a pack, and what dropout leaves of them.
+/// Writes the probabilities of a pack, and y after dropout.
 template <typename T, int N, typename A>
 __device__ void write_probabilities(const SoftmaxArgs& args, const Row& row, int key, A (&p)[N]) {
   const Pack<T, N> pack = round_to_pack<T>(p);
@@ -74,8 +74,8 @@ __device__ int key_of(int c) {
   return (c * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * N;
 }
 
-/// One block per row. C > 0: a thread has at most C packs, which stay in registers; 0: any number, read again in every pass.
-/// The same holds for the backward.
+/// One block per row. C > 0: a thread keeps at most C packs in registers; C = 0: any number, re-read in every
+/// pass. The backward likewise.
 template <typename T, int N, int C>
 __global__ void __launch_bounds__(max_threads) forward_kernel(SoftmaxArgs args) {
   using A = Accumulator<T>;
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(max_threads) forward_kernel(SoftmaxArgs args) 
       for (int i = 0; i < N; ++i) most = max(most, x[c][i]);
     }
     block_max(most, shared);
-    const A base = most == -INFINITY ? A(0) : most;  // so that -inf counts 0 and NaN still shows
+    const A base = most == -INFINITY ? A(0) : most;  // so that -inf contributes 0 and NaN propagates
 #pragma unroll
     for (int c = 0; c < C; ++c) {
       if (key_of<N>(c) >= row.limit) continue;
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(max_threads) forward_kernel(SoftmaxArgs args) 
       write_probabilities<T, N>(args, row, key, x[c]);
     }
   } else {
-    RunningSoftmax<A> statistics;
+    OnlineSoftmax<A> statistics;
     for (int key = key_of<N>(0); key < row.limit; key += blockDim.x * N) {
       A x[N];
       read_scores<T, N>(args, row, key, x);
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(max_threads) forward_kernel(SoftmaxArgs args) 
   }
 }
 
-/// Probabilities and masked incoming gradients of a pack.
+/// Probabilities of a pack and its output gradients after the dropout mask.
 template <typename T, int N, typename A>
 __device__ void read_gradients(const SoftmaxArgs& args, const Row& row, int key, A (&p)[N], A (&g)[N]) {
   widen(load<N>(static_cast<const T*>(args.saved) + row.start + key), p);
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(max_threads) backward_kernel(SoftmaxArgs args)
   using A = Accumulator<T>;
   __shared__ A shared[32];
   const Row row(args);
-  A sum[1] = {0}, kept_p[C > 0 ? C : 1][N], kept_g[C > 0 ? C : 1][N];
+  A sum[1] = {0}, saved_p[C > 0 ? C : 1][N], saved_g[C > 0 ? C : 1][N];
   const auto add = [&](int key, A(&p)[N], A(&g)[N]) {
     if (key >= row.limit) return;
     read_gradients<T, N>(args, row, key, p, g);
@@ -160,18 +160,18 @@ __global__ void __launch_bounds__(max_threads) backward_kernel(SoftmaxArgs args)
   };
   if constexpr (C > 0) {
 #pragma unroll
-    for (int c = 0; c < C; ++c) add(key_of<N>(c), kept_p[c], kept_g[c]);
+    for (int c = 0; c < C; ++c) add(key_of<N>(c), saved_p[c], saved_g[c]);
     block_sum(sum, shared);
 #pragma unroll
     for (int c = 0; c < C; ++c) {
-      if (key_of<N>(c) < static_cast<int>(args.keys)) write(key_of<N>(c), kept_p[c], kept_g[c]);
+      if (key_of<N>(c) < static_cast<int>(args.keys)) write(key_of<N>(c), saved_p[c], saved_g[c]);
     }
   } else {
-    for (int key = key_of<N>(0); key < row.limit; key += blockDim.x * N) add(key, kept_p[0], kept_g[0]);
+    for (int key = key_of<N>(0); key < row.limit; key += blockDim.x * N) add(key, saved_p[0], saved_g[0]);
     block_sum(sum, shared);
     for (int key = key_of<N>(0); key < static_cast<int>(args.keys); key += blockDim.x * N) {
-      if (key < row.limit) read_gradients<T, N>(args, row, key, kept_p[0], kept_g[0]);
-      write(key, kept_p[0], kept_g[0]);
+      if (key < row.limit) read_gradients<T, N>(args, row, key, saved_p[0], saved_g[0]);
+      write(key, saved_p[0], saved_g[0]);
     }
   }
 }
@@ -186,7 +186,7 @@ void launch(Pass pass, const SoftmaxArgs& args, int64_t threads, cudaStream_t st
   check_launch("softmax");
 }
 
-/// Small blocks, one per row: while one waits for its sums, others of the multiprocessor load.
+/// Small blocks, one per row: while one waits for its reductions, others on the SM load.
 template <typename T, int N>
 void launch(Pass pass, const SoftmaxArgs& args, cudaStream_t stream) {
   const int64_t packs = ceil_div(args.keys, N), threads = ceil_div(packs, 32 * packs_in_registers) * 32;
@@ -198,13 +198,8 @@ void launch(Pass pass, const SoftmaxArgs& args, cudaStream_t stream) {
 }
 
 void dispatch(Pass pass, const SoftmaxArgs& args, cudaStream_t stream) {
-  with_device_type(args.dtype, [&]<typename T>(T) {
-    if (args.keys % pack_size<T> == 0 && aligned(args.in, args.saved, args.probabilities, args.out)) {
-      launch<T, pack_size<T>>(pass, args, stream);
-    } else {
-      launch<T, 1>(pass, args, stream);
-    }
-  });
+  with_pack(args.dtype, args.keys, aligned(args.in, args.saved, args.probabilities, args.out),
+            [&]<typename T>(T, auto pack) { launch<T, pack.value>(pass, args, stream); });
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Copies from global into shared memory that take no register on the way; before compute capability 8.0 they are ordinary
-// ones. A thread that reads back only what it copied itself needs no barrier.
+// cp.async: copies from global to shared memory that bypass registers; ordinary copies before compute
+// capability 8.0. A thread that reads back only what it copied itself needs no barrier.
 #pragma once
 
 #include "teratron/kernels/common/device.cuh"
@@ -7,20 +7,20 @@
 namespace teratron::cuda {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-inline constexpr bool copies_are_async = true;
+inline constexpr bool has_cp_async = true;
 #else
-inline constexpr bool copies_are_async = false;
+inline constexpr bool has_cp_async = false;
 #endif
 
-/// An address in shared memory. The compiler works out a pointer's again at every use.
+/// A 32-bit shared-memory address: the compiler would recompute a generic pointer's at every use.
 using SharedAddress = uint32_t;
 __device__ inline SharedAddress shared_address(const void* shared) {
   return static_cast<SharedAddress>(__cvta_generic_to_shared(shared));
 }
 
-/// 16 bytes; visible to the copying thread alone until a barrier.
-__device__ inline void copy_async(SharedAddress shared, const void* global) {
-  if constexpr (copies_are_async) {
+/// Copies 16 bytes, visible only to the copying thread until a barrier.
+__device__ inline void cp_async(SharedAddress shared, const void* global) {
+  if constexpr (has_cp_async) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
   } else {
     const uint4 x = *static_cast<const uint4*>(global);
@@ -42,13 +42,13 @@ __device__ P load_shared(SharedAddress shared) {
                : "r"(shared));
   return pack;
 }
-__device__ inline void end_copy_group() {
-  if constexpr (copies_are_async) asm volatile("cp.async.commit_group;");
+__device__ inline void cp_async_commit() {
+  if constexpr (has_cp_async) asm volatile("cp.async.commit_group;");
 }
-/// All but the newest N groups have arrived.
+/// Waits until all but the newest N groups have arrived.
 template <int N>
-__device__ void await_copy_groups() {
-  if constexpr (copies_are_async) asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+__device__ void cp_async_wait() {
+  if constexpr (has_cp_async) asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
 }  // namespace teratron::cuda

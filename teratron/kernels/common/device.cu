@@ -4,22 +4,27 @@
 namespace teratron::cuda {
 
 void check_launch(const char* kernel) {
-  const cudaError_t error = cudaGetLastError();
-  if (error != cudaSuccess) throw_launch_fault(kernel, cudaGetErrorString(error));
+  check_cuda(cudaGetLastError(), kernel);
 }
 
-int multiprocessors() {
+void check_cuda(cudaError_t error, const char* kernel) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // clears it, so that the next check does not report it again
+  throw_launch_fault(kernel, cudaGetErrorString(error));
+}
+
+int sm_count() {
   int device = 0, count = 1;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  check_launch("multiprocessors");
+  check_launch("sm_count");
   return count;
 }
 
-int built_for(const void* kernel) {
+int compiled_arch(const void* kernel) {
   cudaFuncAttributes attributes{};
   cudaFuncGetAttributes(&attributes, kernel);
-  check_launch("built_for");
+  check_launch("compiled_arch");
   return attributes.ptxVersion;
 }
 

@@ -1,4 +1,4 @@
-// What the device code of this layer shares: 16-byte packs, conversions, reductions over a block.
+// Shared by all device code: 16-byte packs, conversions, fast math, block reductions.
 #pragma once
 
 #include <cmath>
@@ -14,8 +14,10 @@
 
 namespace teratron::cuda {
 
-/// Throws a Fault if the launch before it failed.
+/// Throws a Fault if the preceding launch failed.
 void check_launch(const char* kernel);
+/// Throws a Fault unless `error` is success, and clears it.
+void check_cuda(cudaError_t error, const char* kernel);
 
 /// f64 for f64, f32 for everything narrower.
 template <typename T>
@@ -45,13 +47,13 @@ __device__ T round_to(A x) {
   }
 }
 
-/// N neighbours that move with one instruction.
+/// N neighboring elements that one instruction loads or stores.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
   T v[N];
 };
 
-/// Elements of a 16-byte pack; f64, which serves tests, goes one by one so that there is less to compile.
+/// Elements of a 16-byte pack; 1 for f64, which only tests use, to compile less.
 template <typename T>
 inline constexpr int pack_size = std::is_same_v<T, double> ? 1 : 16 / sizeof(T);
 
@@ -62,8 +64,7 @@ __device__ Pack<T, N> load(const T* p) {
 /// To device memory.
 template <int N, typename T>
 __device__ void store(T* p, const Pack<T, N>& pack) {
-  if constexpr (sizeof(pack) ==
-                16) {  // said outright: the compiler may cut an assignment into stores of the elements
+  if constexpr (sizeof(pack) == 16) {  // explicit: the compiler may split an assignment into element stores
     uint4 w;
     memcpy(&w, &pack, sizeof(pack));
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w)
@@ -73,8 +74,8 @@ __device__ void store(T* p, const Pack<T, N>& pack) {
   }
 }
 
-/// The values as they are, in the widest stores that their number allows: one by one, neighbours' stores would share
-/// sectors. `p` is aligned as N values are.
+/// Stores N values unrounded in the widest stores possible: scalar stores of neighboring threads would share
+/// sectors. `p` is aligned to N values.
 template <typename A, int N>
 __device__ void store_values(A* p, const A (&x)[N]) {
   constexpr int M = N % pack_size<A> == 0 ? pack_size<A> : 1;
@@ -87,8 +88,8 @@ __device__ void store_values(A* p, const A (&x)[N]) {
   }
 }
 
-/// The values of a pack. Narrow types go two by two, which takes fewer instructions than one by one: these kernels are bound
-/// by memory only where they issue little else.
+/// Converts a pack to the accumulation type. 16-bit types in pairs, which takes fewer instructions: these
+/// kernels are memory-bound only if they issue little else.
 template <typename T, int N>
 __device__ void widen(const Pack<T, N>& pack, Accumulator<T> (&x)[N]) {
   if constexpr (sizeof(T) == 2 && N % 2 == 0) {
@@ -110,7 +111,7 @@ __device__ void widen(const Pack<T, N>& pack, Accumulator<T> (&x)[N]) {
   }
 }
 
-/// The values, rounded to the nearest of T.
+/// Rounds to nearest T.
 template <typename T, int N>
 __device__ Pack<T, N> round_to_pack(const Accumulator<T> (&x)[N]) {
   Pack<T, N> pack;
@@ -140,12 +141,12 @@ bool aligned(const P*... pointers) {
 }
 
 /// 1 / x; for f32 within a unit in the last place, 0 above 2^126 and inf below 2^-126.
-__device__ inline float fast_inverse(float x) {
+__device__ inline float fast_rcp(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-__device__ inline double fast_inverse(double x) {
+__device__ inline double fast_rcp(double x) {
   return 1 / x;
 }
 
@@ -187,13 +188,13 @@ __device__ inline double fast_exp(double x) {
   return exp(x);
 }
 
-/// Running maximum of a row and the sum of exp(x - max).
+/// Online softmax: running maximum of a row and the sum of exp(x - max).
 template <typename A>
-struct RunningSoftmax {
+struct OnlineSoftmax {
   A max = -INFINITY;
   A sum = 0;
 
-  /// Adds N values at once: one rescaling per pack. -inf takes no part.
+  /// Adds N values with one rescaling per pack. -inf contributes 0.
   template <int N>
   __device__ void add(const A (&x)[N]) {
     A top = x[0];
@@ -203,7 +204,7 @@ struct RunningSoftmax {
       sum *= fast_exp(max - top);
       max = top;
     }
-    const A base = max == -INFINITY ? A(0) : max;  // so that -inf counts 0 and NaN still shows
+    const A base = max == -INFINITY ? A(0) : max;  // so that -inf contributes 0 and NaN propagates
 #pragma unroll
     for (int i = 0; i < N; ++i) sum += fast_exp(x[i] - base);
   }
@@ -218,9 +219,9 @@ struct RunningSoftmax {
   }
 };
 
-/// The row's maximum and sum, in every thread. `shared` has 64 elements.
+/// Merges the row's statistics over the block, in every thread. `shared` has 64 elements.
 template <typename A>
-__device__ void block_merge(RunningSoftmax<A>& row, A* shared) {
+__device__ void block_merge(OnlineSoftmax<A>& row, A* shared) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) {
@@ -240,7 +241,7 @@ __device__ void block_merge(RunningSoftmax<A>& row, A* shared) {
   }
 }
 
-/// Calls f(T{}) with the device type of `dtype`, which the callers have checked to be a float type.
+/// Calls f(T{}) with the device type of `dtype`, a float type.
 template <typename F>
 void with_device_type(Dtype dtype, F&& f) {
   switch (dtype) {
@@ -272,9 +273,8 @@ __device__ inline uint32_t warp_max(uint32_t x) {
 #endif
 }
 
-/// Sums of K values over the block, in every thread. blockDim.x is a multiple of 32 and at most 1024;
-/// `shared` has 32 K elements and must not be reused before the next barrier. Every thread gets the same
-/// bits.
+/// Sums of K values over the block, bitwise the same in every thread. blockDim.x is a multiple of 32 and at
+/// most 1024; `shared` has 32 K elements and must not be reused before the next barrier.
 template <int K, typename A>
 __device__ void block_sum(A (&x)[K], A* shared) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -285,23 +285,23 @@ __device__ void block_sum(A (&x)[K], A* shared) {
 #pragma unroll
     for (int k = 0; k < K; ++k) shared[k * 32 + warp] = x[k];
   }
-  if (warp == 0 && lane >= warps) {  // added up four at a time
+  if (warp == 0 && lane >= warps) {  // padding for the sums of four below
 #pragma unroll
     for (int k = 0; k < K; ++k) shared[k * 32 + lane] = A(0);
   }
   __syncthreads();
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    const A* const of_warp = shared + k * 32;
+    const A* const warp_sums = shared + k * 32;
     x[k] = A(0);
 #pragma unroll 1
     for (int w = 0; w < warps; w += 4) {
-      x[k] += (of_warp[w] + of_warp[w + 1]) + (of_warp[w + 2] + of_warp[w + 3]);
+      x[k] += (warp_sums[w] + warp_sums[w + 1]) + (warp_sums[w + 2] + warp_sums[w + 3]);
     }
   }
 }
 
-/// The largest x of the block, in every thread; NaN counts as nothing. As block_sum.
+/// Maximum over the block, in every thread; ignores NaN. Otherwise as block_sum.
 template <typename A>
 __device__ void block_max(A& x, A* shared) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -317,11 +317,24 @@ inline int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-/// Multiprocessors of the current device.
-int multiprocessors();
-/// What the kernel that the current device runs was built for: 90 for compute capability 9.0.
-int built_for(const void* kernel);
-/// Bytes of shared memory that one block of the current device can ask for.
+/// Number of SMs of the current device.
+int sm_count();
+/// Architecture that the current device's variant of the kernel was compiled for, e.g. 90 for compute
+/// capability 9.0.
+int compiled_arch(const void* kernel);
+/// Maximum bytes of shared memory per block (opt-in) of the current device.
 int shared_memory_limit();
+
+/// Calls f(T{}, pack): 16-byte packs if they divide `width` and pointers are aligned, else single elements.
+template <typename F>
+void with_pack(Dtype dtype, int64_t width, bool is_aligned, F&& f) {
+  with_device_type(dtype, [&]<typename T>(T zero) {
+    if (is_aligned && width % pack_size<T> == 0) {
+      f(zero, std::integral_constant<int, pack_size<T>>{});
+    } else {
+      f(zero, std::integral_constant<int, 1>{});
+    }
+  });
+}
 
 }  // namespace teratron::cuda

@@ -42,20 +42,27 @@ void require_like(const at::Tensor& t, const at::Tensor& like, int64_t numel, co
   TERATRON_ASSERT(t.numel() == numel, "{} has {} elements, not {}", what, t.numel(), numel);
 }
 
-SumInto place_of_sum(const SumInto& into, int64_t n, const at::TensorOptions& options) {
-  const at::Tensor& out = into.out;
-  const bool fits = out.defined() && out.is_contiguous() && out.numel() == n &&
-                    out.scalar_type() == c10::typeMetaToScalarType(options.dtype()) &&
-                    out.device() == options.device();
-  return fits ? into : SumInto{at::empty({n}, options)};
-}
-
 void* address(const at::Tensor& x) {
   return x.defined() ? x.data_ptr() : nullptr;
 }
 
-cuda::RowSum row_sum(const at::Tensor& partial, const SumInto& into) {
-  return {.partial = address(partial), .out = address(into.out), .adds = into.adds};
+ColumnSum::ColumnSum(const std::optional<GradSink>& sink, int64_t width, const at::TensorOptions& options) {
+  if (!sink) return;
+  const at::Tensor& out = sink->out;
+  const bool fits = out.defined() && out.is_contiguous() && out.numel() == width &&
+                    out.scalar_type() == c10::typeMetaToScalarType(options.dtype()) &&
+                    out.device() == options.device();
+  sink_ = fits ? *sink : GradSink{at::empty({width}, options)};
+}
+
+void ColumnSum::zero() const {
+  if (sink_.out.defined() && !sink_.accumulate) sink_.out.zero_();
+}
+
+cuda::ColumnReduction ColumnSum::reduction(int64_t workspace_rows) {
+  if (!sink_.out.defined()) return {};
+  workspace_ = at::empty({workspace_rows, sink_.out.numel()}, sink_.out.options());
+  return {.workspace = address(workspace_), .out = address(sink_.out), .accumulate = sink_.accumulate};
 }
 
 }  // namespace teratron

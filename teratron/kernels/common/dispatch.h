@@ -1,4 +1,4 @@
-// What every op of this layer needs to get from tensors to typed rows. Internal to kernels.
+// Tensor checks, dtype dispatch and column sums for the host code of all kernels. Internal to kernels.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -6,19 +6,19 @@
 
 #include "teratron/base/dtype.h"
 #include "teratron/base/error.h"
+#include "teratron/kernels/common/column_reduction.h"
 #include "teratron/kernels/common/grad_sink.h"
-#include "teratron/kernels/common/row_sum.h"
 
 namespace teratron {
 
-/// A tensor seen as rows of its last dimension.
+/// A tensor viewed as rows of its last dimension.
 struct RowShape {
   int64_t count;
   int64_t width;
 };
 RowShape rows_of(const at::Tensor& x);
 
-/// base's name of a floating-point tensor's type.
+/// The Dtype of a floating-point tensor.
 Dtype dtype_of(const at::Tensor& x);
 
 /// f64 for f64, f32 for everything narrower.
@@ -27,12 +27,12 @@ at::ScalarType accumulation_type(const at::Tensor& x);
 /// bf16 or f16.
 bool is_half(at::ScalarType type);
 
-/// At a multiple of 16 bytes.
+/// 16-byte aligned.
 bool is_aligned(const at::Tensor& x);
 
-/// x is contiguous and of a type that the kernels compute with.
+/// Asserts that x is contiguous and of a dtype that the kernels support.
 void require_float(const at::Tensor& x, const char* what);
-/// t is contiguous, on like's device, of like's dtype and has `numel` elements.
+/// Asserts that t is contiguous, has `numel` elements and like's device and dtype.
 void require_like(const at::Tensor& t, const at::Tensor& like, int64_t numel, const char* what);
 
 template <typename T>
@@ -65,23 +65,37 @@ void convert(const From* from, To* to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) to[i] = static_cast<To>(from[i]);
 }
 
-/// `into` where it can take a sum [n] with these options, else a new tensor.
-SumInto place_of_sum(const SumInto& into, int64_t n, const at::TensorOptions& options);
-
 /// Address of the first element, or null for an undefined tensor.
 void* address(const at::Tensor& x);
 
-/// For launchers; null if nothing is wanted.
-cuda::RowSum row_sum(const at::Tensor& partial, const SumInto& into);
+/// A sum over rows [width] for a launcher: its destination and its workspace.
+class ColumnSum {
+ public:
+  ColumnSum() = default;  // nothing is summed
+  /// The sink's tensor if it fits these options, else a new one; without a sink nothing is summed.
+  ColumnSum(const std::optional<GradSink>& sink, int64_t width, const at::TensorOptions& options);
+  /// Undefined without a sink.
+  const at::Tensor& out() const { return sink_.out; }
+  const GradSink& sink() const { return sink_; }
+  /// Result of a sum over zero rows.
+  void zero() const;
+  /// Allocates the workspace, which lives as long as this object.
+  cuda::ColumnReduction reduction(int64_t workspace_rows);
 
-/// The second stage on the CPU, in one fixed order: the sum of `blocks` rows [width], which are used up.
+ private:
+  GradSink sink_;
+  at::Tensor workspace_;
+};
+
+/// Second stage on the CPU, in fixed order: adds up `rows` rows [width] of the workspace, which is
+/// overwritten.
 template <typename A>
-void add_partials(const cuda::RowSum& sum, int64_t blocks, int64_t width) {
-  A *const partial = static_cast<A*>(sum.partial), *const out = static_cast<A*>(sum.out);
-  for (int64_t block = 1; block < blocks; ++block) {
-    for (int64_t i = 0; i < width; ++i) partial[i] += partial[block * width + i];
+void finalize_column_sums(const cuda::ColumnReduction& sum, int64_t rows, int64_t width) {
+  A *const workspace = static_cast<A*>(sum.workspace), *const out = static_cast<A*>(sum.out);
+  for (int64_t row = 1; row < rows; ++row) {
+    for (int64_t i = 0; i < width; ++i) workspace[i] += workspace[row * width + i];
   }
-  for (int64_t i = 0; i < width; ++i) out[i] = sum.adds ? out[i] + partial[i] : partial[i];
+  for (int64_t i = 0; i < width; ++i) out[i] = sum.accumulate ? out[i] + workspace[i] : workspace[i];
 }
 
 }  // namespace teratron

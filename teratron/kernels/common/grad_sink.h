@@ -1,4 +1,4 @@
-// Where sums over rows go.
+// Destination of a reduction over rows (a bias or norm-weight gradient).
 #pragma once
 
 #include <optional>
@@ -7,13 +7,12 @@
 
 namespace teratron {
 
-/// A sum is written over `out`, or added to it, and `out` returned, where that is a contiguous tensor of the sum's type, size and
-/// device. Else the sum is a new tensor, and `out` is left alone: whoever wants it added adds it.
-struct SumInto {
+/// If `out` is contiguous and has the result's dtype, numel and device, the result is written to it, or added
+/// to it if `accumulate`, and `out` is returned. Otherwise a new tensor is returned, `out` stays as it is,
+/// and the caller accumulates.
+struct GradSink {
   at::Tensor out = {};
-  bool adds = false;
+  bool accumulate = false;
 };
-/// Whether a kernel is to leave a sum over rows, too, and where.
-using WantedSum = std::optional<SumInto>;
 
 }  // namespace teratron

@@ -1,7 +1,7 @@
 #include "teratron/kernels/common/reduce.h"
 
 #include "teratron/kernels/common/dispatch.h"
-#include "teratron/kernels/common/reduce_cuda.h"
+#include "teratron/kernels/common/launchers.h"
 #include "teratron/kernels/common/stream.h"
 
 #pragma GCC optimize("O3")
@@ -9,11 +9,11 @@
 namespace teratron {
 namespace {
 
-// Elements whose results are combined before they are added to the total: fixed, so that the order of the
-// additions does not depend on the number of threads.
+// Elements per partial result: fixed, so that the order of additions does not depend on the number of
+// threads.
 constexpr int64_t block = 8192;
 
-/// The sum over blocks of reduce(first, count), in order.
+/// Sum of reduce(first, count) over blocks, in order.
 template <typename R, typename F>
 R sum_over_blocks(int64_t n, F&& reduce) {
   const int64_t blocks = (n + block - 1) / block;
@@ -38,8 +38,8 @@ at::Tensor sum_of_squares(const at::Tensor& x) {
   at::Tensor out = at::zeros({}, x.options().dtype(at::kDouble));
   if (buffer.n == 0) return out;
   if (x.is_cuda()) {
-    const at::Tensor partial = at::empty({cuda::reduce_partials(buffer.n)}, out.options());
-    cuda::sum_of_squares(buffer, partial.mutable_data_ptr<double>(), out.mutable_data_ptr<double>(),
+    const at::Tensor workspace = at::empty({cuda::reduce_workspace_size(buffer.n)}, out.options());
+    cuda::sum_of_squares(buffer, workspace.mutable_data_ptr<double>(), out.mutable_data_ptr<double>(),
                          current_stream(x));
     return out;
   }
@@ -68,8 +68,8 @@ at::Tensor count_zeros(const at::Tensor& x) {
   at::Tensor out = at::zeros({}, x.options().dtype(at::kLong));
   if (buffer.n == 0) return out;
   if (x.is_cuda()) {
-    const at::Tensor partial = at::empty({cuda::reduce_partials(buffer.n)}, out.options());
-    cuda::count_zeros(buffer, partial.mutable_data_ptr<int64_t>(), out.mutable_data_ptr<int64_t>(),
+    const at::Tensor workspace = at::empty({cuda::reduce_workspace_size(buffer.n)}, out.options());
+    cuda::count_zeros(buffer, workspace.mutable_data_ptr<int64_t>(), out.mutable_data_ptr<int64_t>(),
                       current_stream(x));
     return out;
   }
@@ -127,10 +127,10 @@ void sum_parts_(const at::Tensor& out, const std::vector<at::Tensor>& parts, boo
   for (const at::Tensor& part : parts) require_like(part, out, buffer.n, "a part");
   if (buffer.n == 0) return;
   if (out.is_cuda()) {
-    cuda::Parts places{.data = {}, .count = static_cast<int>(count)};
-    static_assert(std::size(decltype(places.data){}) == max_parts);
-    for (int64_t i = 0; i < count; ++i) places.data[i] = parts[i].const_data_ptr();
-    cuda::sum_parts(buffer, places, average, current_stream(out));
+    cuda::Parts args{.data = {}, .count = static_cast<int>(count)};
+    static_assert(std::size(decltype(args.data){}) == max_parts);
+    for (int64_t i = 0; i < count; ++i) args.data[i] = parts[i].const_data_ptr();
+    cuda::sum_parts(buffer, args, average, current_stream(out));
     return;
   }
   with_float_type(out, [&]<typename T>(T) {

@@ -1,18 +1,20 @@
+#include <algorithm>
+
 #include "teratron/kernels/common/device.cuh"
-#include "teratron/kernels/common/reduce_cuda.h"
+#include "teratron/kernels/common/launchers.h"
 
 namespace teratron::cuda {
 namespace {
 
-// Fixed, so that the order of the additions depends on the size of the buffer alone.
+// Fixed, so that the order of additions depends only on the size of the buffer.
 constexpr int64_t max_blocks = 1024;
 constexpr int threads = 256;
 constexpr int64_t elements_per_thread = 32;
 
 struct SumOfSquares {
   using Result = double;
-  /// Squares of one pack are added in the type of the arithmetic, packs in f64. Squares of f32 gradients
-  /// above 1.8e19 overflow to inf, which is what such gradients deserve.
+  /// Squares within a pack are added in the accumulation type, packs in f64. f32 gradients above 1.8e19
+  /// overflow to inf, as they should.
   template <typename A, int N>
   static __device__ double of(const A (&x)[N]) {
     A sum = 0;
@@ -33,9 +35,9 @@ struct CountZeros {
   }
 };
 
-/// f(x, first) for every pack of the buffer that falls to this thread, then for its element of the rest.
+/// f(x, first) for every pack of this thread, then for its element of the remainder.
 template <typename T, int N, typename F>
-__device__ void walk(const FlatBuffer& buffer, F&& f) {
+__device__ void for_each_pack(const FlatBuffer& buffer, F&& f) {
   using A = Accumulator<T>;
   const T* const data = static_cast<const T*>(buffer.data);
   const int64_t thread = blockIdx.x * int64_t{blockDim.x} + threadIdx.x,
@@ -54,19 +56,19 @@ __device__ void walk(const FlatBuffer& buffer, F&& f) {
 }
 
 template <typename Op, typename T, int N>
-__global__ void __launch_bounds__(threads) reduce_kernel(FlatBuffer buffer, typename Op::Result* partial) {
+__global__ void __launch_bounds__(threads) reduce_kernel(FlatBuffer buffer, typename Op::Result* workspace) {
   using R = typename Op::Result;
   __shared__ R shared[32];
   R sum[1] = {0};
-  walk<T, N>(buffer, [&](const auto& x, int64_t) { sum[0] += Op::of(x); });
+  for_each_pack<T, N>(buffer, [&](const auto& x, int64_t) { sum[0] += Op::of(x); });
   block_sum(sum, shared);
-  if (threadIdx.x == 0) partial[blockIdx.x] = sum[0];
+  if (threadIdx.x == 0) workspace[blockIdx.x] = sum[0];
 }
 
 template <typename R>
-__global__ void __launch_bounds__(1024) finish_kernel(const R* partial, int count, R* out) {
+__global__ void __launch_bounds__(1024) finalize_kernel(const R* workspace, int count, R* out) {
   __shared__ R shared[32];
-  R sum[1] = {static_cast<int>(threadIdx.x) < count ? partial[threadIdx.x] : R(0)};
+  R sum[1] = {static_cast<int>(threadIdx.x) < count ? workspace[threadIdx.x] : R(0)};
   block_sum(sum, shared);
   if (threadIdx.x == 0) *out = sum[0];
 }
@@ -74,10 +76,10 @@ __global__ void __launch_bounds__(1024) finish_kernel(const R* partial, int coun
 template <typename T, int N>
 __global__ void __launch_bounds__(threads) nonfinite_kernel(FlatBuffer buffer, float* flag) {
   bool bad = false;
-  walk<T, N>(buffer, [&](const auto& x, int64_t) {
+  for_each_pack<T, N>(buffer, [&](const auto& x, int64_t) {
     for (const auto value : x) bad |= !isfinite(value);
   });
-  if (bad) *flag = 1;  // every writer writes the same
+  if (bad) *flag = 1;  // all writers write the same value
 }
 
 template <typename T, int N>
@@ -86,7 +88,7 @@ __global__ void __launch_bounds__(threads) scale_kernel(FlatBuffer buffer, const
   const A f = wide ? static_cast<A>(*static_cast<const double*>(factor))
                    : static_cast<A>(*static_cast<const float*>(factor));
   T* const data = static_cast<T*>(const_cast<void*>(buffer.data));
-  walk<T, N>(buffer, [&]<int M>(const A(&x)[M], int64_t first) {
+  for_each_pack<T, N>(buffer, [&]<int M>(const A(&x)[M], int64_t first) {
     A scaled[M];
 #pragma unroll
     for (int i = 0; i < M; ++i) scaled[i] = x[i] * f;
@@ -94,7 +96,7 @@ __global__ void __launch_bounds__(threads) scale_kernel(FlatBuffer buffer, const
   });
 }
 
-/// The sums of N neighbours over the parts.
+/// Sums of N neighboring elements over the parts.
 template <typename T, int N>
 struct SumOfParts {
   Accumulator<T> sum[N] = {};
@@ -137,74 +139,56 @@ __global__ void __launch_bounds__(threads)
   last.write(out + rest, divisor);
 }
 
-/// Calls f(T{}, pack).
-template <typename F>
-void with_pack(const FlatBuffer& x, F&& f) {
-  with_device_type(x.dtype, [&]<typename T>(T zero) {
-    if (aligned(x.data)) {
-      f(zero, std::integral_constant<int, pack_size<T>>{});
-    } else {
-      f(zero, std::integral_constant<int, 1>{});
-    }
-  });
-}
-
 template <typename Op>
-void reduce(const FlatBuffer& x, typename Op::Result* partial, typename Op::Result* out,
+void reduce(const FlatBuffer& x, typename Op::Result* workspace, typename Op::Result* out,
             cudaStream_t stream) {
-  const int blocks = static_cast<int>(reduce_partials(x.n));
-  with_pack(x, [&]<typename T>(T, auto pack) {
-    reduce_kernel<Op, T, pack.value><<<blocks, threads, 0, stream>>>(x, partial);
+  const int blocks = static_cast<int>(reduce_workspace_size(x.n));
+  with_pack(x.dtype, 0, aligned(x.data), [&]<typename T>(T, auto pack) {
+    reduce_kernel<Op, T, pack.value><<<blocks, threads, 0, stream>>>(x, workspace);
   });
   check_launch("reduce");
-  finish_kernel<<<1, 1024, 0, stream>>>(partial, blocks, out);
+  finalize_kernel<<<1, 1024, 0, stream>>>(workspace, blocks, out);
   check_launch("reduce");
 }
 
 unsigned wide_grid(int64_t n) {
-  const int64_t wanted = ceil_div(n, threads * elements_per_thread);
-  return static_cast<unsigned>(wanted < 4096 ? wanted : 4096);
+  return static_cast<unsigned>(std::min<int64_t>(ceil_div(n, threads * elements_per_thread), 4096));
 }
 
 }  // namespace
 
-int64_t reduce_partials(int64_t n) {
-  const int64_t wanted = ceil_div(n, threads * elements_per_thread);
-  return wanted < max_blocks ? wanted : max_blocks;
+int64_t reduce_workspace_size(int64_t n) {
+  return std::min(ceil_div(n, threads * elements_per_thread), max_blocks);
 }
 
-void sum_of_squares(const FlatBuffer& x, double* partial, double* out, CUstream_st* stream) {
-  reduce<SumOfSquares>(x, partial, out, stream);
+void sum_of_squares(const FlatBuffer& x, double* workspace, double* out, CUstream_st* stream) {
+  reduce<SumOfSquares>(x, workspace, out, stream);
 }
 
-void count_zeros(const FlatBuffer& x, int64_t* partial, int64_t* out, CUstream_st* stream) {
-  reduce<CountZeros>(x, partial, out, stream);
+void count_zeros(const FlatBuffer& x, int64_t* workspace, int64_t* out, CUstream_st* stream) {
+  reduce<CountZeros>(x, workspace, out, stream);
 }
 
 void flag_nonfinite(const FlatBuffer& x, float* flag, CUstream_st* stream) {
-  with_pack(x, [&]<typename T>(T, auto pack) {
+  with_pack(x.dtype, 0, aligned(x.data), [&]<typename T>(T, auto pack) {
     nonfinite_kernel<T, pack.value><<<wide_grid(x.n), threads, 0, stream>>>(x, flag);
   });
   check_launch("flag_nonfinite");
 }
 
 void scale(const FlatBuffer& x, const void* factor, bool wide, CUstream_st* stream) {
-  with_pack(x, [&]<typename T>(T, auto pack) {
+  with_pack(x.dtype, 0, aligned(x.data), [&]<typename T>(T, auto pack) {
     scale_kernel<T, pack.value><<<wide_grid(x.n), threads, 0, stream>>>(x, factor, wide);
   });
   check_launch("scale");
 }
 
 void sum_parts(const FlatBuffer& out, const Parts& parts, bool average, CUstream_st* stream) {
-  bool packs = aligned(out.data);
-  for (int part = 0; part < parts.count; ++part) packs = packs && aligned(parts.data[part]);
-  with_device_type(out.dtype, [&]<typename T>(T) {
+  bool is_aligned = aligned(out.data);
+  for (int part = 0; part < parts.count; ++part) is_aligned = is_aligned && aligned(parts.data[part]);
+  with_pack(out.dtype, 0, is_aligned, [&]<typename T>(T, auto pack) {
     const Accumulator<T> divisor = average ? parts.count : 1;
-    if (packs) {
-      sum_parts_kernel<T, pack_size<T>><<<wide_grid(out.n), threads, 0, stream>>>(out, parts, divisor);
-    } else {
-      sum_parts_kernel<T, 1><<<wide_grid(out.n), threads, 0, stream>>>(out, parts, divisor);
-    }
+    sum_parts_kernel<T, pack.value><<<wide_grid(out.n), threads, 0, stream>>>(out, parts, divisor);
   });
   check_launch("sum_parts");
 }

@@ -1,4 +1,4 @@
-// The CUDA stream that a launcher uses, without CUDA's headers. Internal to kernels.
+// The current CUDA stream, without CUDA's headers. Internal to kernels.
 #pragma once
 
 #include <ATen/core/Tensor.h>

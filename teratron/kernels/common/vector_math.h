@@ -1,10 +1,10 @@
-// ATen's vectors for our loops on the CPU: of 256 bits where the build has AVX2, whose exp is SLEEF's, to one unit in the
-// last place; elsewhere whatever ATen has for the processor.
+// ATen's SIMD vectors for CPU loops: 256 bits with AVX2, whose exp is SLEEF's, accurate to 1 ulp; otherwise
+// ATen's default for the processor.
 #pragma once
 
-#include <c10/util/Half.h>  // before the macros, which would change it
+#include <c10/util/Half.h>  // before the macros, which would affect it
 
-#ifdef __AVX2__  // which ATen's headers want to be told in this way
+#ifdef __AVX2__  // as ATen's headers expect
 #define CPU_CAPABILITY AVX2
 #define CPU_CAPABILITY_AVX2
 #endif

@@ -1,10 +1,10 @@
-// The activation functions with their result cast to FP8 in the same pass, so that it never exists in x's dtype.
+// Activations with a fused FP8 cast, so that the result never exists in x's dtype.
 //
-//   activation_forward_fp8(x)        is  cast_to_fp8(activation_forward(x))
-//   activation_backward_fp8(dy, x)   is  cast_to_fp8(activation_backward(dy, x))
+//   activation_forward_fp8(x)       = cast_to_fp8(activation_forward(x))
+//   activation_backward_fp8(dy, x)  = cast_to_fp8(activation_backward(dy, x))
 //
-// to the bit: values are rounded to x's dtype before they are cast. Conditions are those of activation.h and fp8.h for a
-// matrix x without a bias. bf16 and f16 on a GPU take one pass; anything else takes the two.
+// bitwise: values are rounded to x's dtype before the cast. The requirements are those of activation.h and
+// fp8.h for a matrix x without bias. bf16 and f16 on a GPU take one pass, anything else two.
 #pragma once
 
 #include "teratron/kernels/fp8/fp8.h"
@@ -14,11 +14,12 @@ namespace teratron {
 
 Fp8Matrix activation_forward_fp8(const at::Tensor& x, Activation activation, const Fp8Cast& cast);
 
-struct SummedFp8Gradient {
+struct Fp8ActivationGradients {
   Fp8Matrix dx;
-  at::Tensor column_sum;  // of dx before it is rounded: f32; undefined where it is not wanted
+  at::Tensor dbias;  // column sum of dx before rounding: f32; undefined if not requested
 };
-SummedFp8Gradient activation_backward_fp8(const at::Tensor& dy, const at::Tensor& x, Activation activation,
-                                          const Fp8Cast& cast, const WantedSum& sum);
+Fp8ActivationGradients activation_backward_fp8(const at::Tensor& dy, const at::Tensor& x,
+                                               Activation activation, const Fp8Cast& cast,
+                                               const std::optional<GradSink>& dbias_sink);
 
 }  // namespace teratron

@@ -1,6 +1,6 @@
-#include "teratron/kernels/common/partials.cuh"
-#include "teratron/kernels/fp8/activation_fp8_cuda.h"
+#include "teratron/kernels/common/column_reduction.cuh"
 #include "teratron/kernels/fp8/fp8_tile.cuh"
+#include "teratron/kernels/fp8/launchers.h"
 #include "teratron/kernels/pointwise/activation_math.cuh"
 
 namespace teratron::cuda {
@@ -13,10 +13,10 @@ __global__ void __launch_bounds__(threads) forward_kernel(ActivationFp8Args args
   constexpr int parts = gated ? 2 : 1;  // of a row of x: gate|up
   __shared__ Fp8Tile tile;
   const int64_t width = args.shape.width;
-  const Fp8Place place;
+  const Fp8Position position;
   Fp8Quad<format> quad;
-  if (place.column < width && place.row < args.shape.rows) {
-    const T* const from = static_cast<const T*>(args.x) + place.row * parts * width + place.column;
+  if (position.column < width && position.row < args.shape.rows) {
+    const T* const from = static_cast<const T*>(args.x) + position.row * parts * width + position.column;
     Pack<T, pack> x[4][parts];
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
@@ -37,16 +37,16 @@ __global__ void __launch_bounds__(threads) forward_kernel(ActivationFp8Args args
         quad.set(r, y, scale);
       }
     });
-    if (args.to.out != nullptr) quad.write_rows(args.to, place.row, place.column);
-    quad.put(tile, place);
+    if (args.to.out != nullptr) quad.write_rows(args.to, position.row, position.column);
+    quad.put(tile, position);
   }
-  raise(args.to.amax, quad.most);
+  update_amax(args.to.amax, quad.amax);
   if (args.to.transposed == nullptr) return;
   __syncthreads();
-  tile.write_transposed(args.to, place.first_column, width - place.first_column);
+  tile.write_transposed(args.to, position.first_column, width - position.first_column);
 }
 
-/// What a thread adds up of its columns, if anything.
+/// Column sums of this thread, if requested.
 template <int parts, bool summed>
 struct TileSums {
   float of[summed ? parts : 1][pack] = {};
@@ -54,12 +54,12 @@ struct TileSums {
   __device__ void add(int part, int i, float x) {
     if constexpr (summed) of[part][i] += x;
   }
-  /// The sums of the block's rows make a row of partial sums.
-  __device__ void store(const ActivationFp8Args& args, const Fp8Place& place) {
+  /// Reduces over the block's rows to one workspace row.
+  __device__ void store(const ActivationFp8Args& args, const Fp8Position& position) {
     if constexpr (!summed) return;
     constexpr int warps = threads / 32;
-    __shared__ float of_warp[warps][parts][Fp8Tile::columns];
-    // The threads of a warp that have the same columns are eight apart.
+    __shared__ float warp_sums[warps][parts][Fp8Tile::columns];
+    // Lanes with the same columns are eight apart.
 #pragma unroll
     for (int p = 0; p < parts; ++p) {
 #pragma unroll
@@ -67,17 +67,17 @@ struct TileSums {
         float sum = of[p][i];
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 8);
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 16);
-        if (threadIdx.x % 32 < Fp8Tile::packs) of_warp[threadIdx.x / 32][p][place.pack * pack + i] = sum;
+        if (threadIdx.x % 32 < Fp8Tile::packs) warp_sums[threadIdx.x / 32][p][position.pack * pack + i] = sum;
       }
     }
     __syncthreads();
     const int part = threadIdx.x / Fp8Tile::columns, column = threadIdx.x % Fp8Tile::columns;
-    if (part >= parts || place.first_column + column >= args.shape.width) return;
+    if (part >= parts || position.first_column + column >= args.shape.width) return;
     float sum = 0;
 #pragma unroll
-    for (int w = 0; w < warps; ++w) sum += of_warp[w][part][column];
-    const int64_t to = (blockIdx.y * parts + part) * args.shape.width + place.first_column + column;
-    static_cast<float*>(args.sum.partial)[to] = sum;
+    for (int w = 0; w < warps; ++w) sum += warp_sums[w][part][column];
+    const int64_t to = (blockIdx.y * parts + part) * args.shape.width + position.first_column + column;
+    static_cast<float*>(args.dbias.workspace)[to] = sum;
   }
 };
 
@@ -86,12 +86,12 @@ __global__ void __launch_bounds__(threads, 3) backward_kernel(ActivationFp8Args 
   constexpr int parts = gated ? 2 : 1;
   __shared__ Fp8Tile tiles[parts];
   const int64_t width = args.shape.width;
-  const Fp8Place place;
+  const Fp8Position position;
   Fp8Quad<format> quads[parts];
   TileSums<parts, summed> sums;
-  if (place.column < width && place.row < args.shape.rows) {
-    const T* const from = static_cast<const T*>(args.x) + place.row * parts * width + place.column;
-    const T* const gradient = static_cast<const T*>(args.dy) + place.row * width + place.column;
+  if (position.column < width && position.row < args.shape.rows) {
+    const T* const from = static_cast<const T*>(args.x) + position.row * parts * width + position.column;
+    const T* const gradient = static_cast<const T*>(args.dy) + position.row * width + position.column;
     Pack<T, pack> x[4][parts], dy[4];
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
@@ -121,17 +121,17 @@ __global__ void __launch_bounds__(threads, 3) backward_kernel(ActivationFp8Args 
     });
 #pragma unroll
     for (int p = 0; p < parts; ++p) {
-      if (args.to.out != nullptr) quads[p].write_rows(args.to, place.row, place.column + p * width);
-      quads[p].put(tiles[p], place);
+      if (args.to.out != nullptr) quads[p].write_rows(args.to, position.row, position.column + p * width);
+      quads[p].put(tiles[p], position);
     }
   }
-  raise(args.to.amax, max(quads[0].most, quads[parts - 1].most));
-  sums.store(args, place);
+  update_amax(args.to.amax, max(quads[0].amax, quads[parts - 1].amax));
+  sums.store(args, position);
   if (args.to.transposed == nullptr) return;
   __syncthreads();
 #pragma unroll
   for (int p = 0; p < parts; ++p) {
-    tiles[p].write_transposed(args.to, place.first_column + p * width, width - place.first_column);
+    tiles[p].write_transposed(args.to, position.first_column + p * width, width - position.first_column);
   }
 }
 
@@ -159,7 +159,7 @@ dim3 grid_of(const ActivationShape& shape) {
 
 }  // namespace
 
-int64_t activation_fp8_partials(const ActivationShape& shape) {
+int64_t activation_fp8_workspace_rows(const ActivationShape& shape) {
   return grid_of(shape).y;
 }
 
@@ -173,14 +173,15 @@ void activation_forward_fp8(const ActivationFp8Args& args, CUstream_st* stream) 
 void activation_backward_fp8(const ActivationFp8Args& args, CUstream_st* stream) {
   with_case(args, [&](auto type, auto format, auto gated) {
     using T = decltype(type);
-    const auto kernel = args.sum.partial != nullptr ? backward_kernel<T, format(), gated(), true>
-                                                    : backward_kernel<T, format(), gated(), false>;
+    const auto kernel = args.dbias.workspace != nullptr ? backward_kernel<T, format(), gated(), true>
+                                                        : backward_kernel<T, format(), gated(), false>;
     kernel<<<grid_of(args.shape), threads, 0, stream>>>(args);
   });
   check_launch("activation_backward_fp8");
-  if (args.sum.partial == nullptr) return;
-  add_partials<float>(
-      {.sums = {args.sum}, .count = activation_fp8_partials(args.shape), .width = args.to.columns}, stream);
+  if (args.dbias.workspace == nullptr) return;
+  finalize_column_sums<float>(
+      {.sums = {args.dbias}, .rows = activation_fp8_workspace_rows(args.shape), .width = args.to.columns},
+      stream);
 }
 
 }  // namespace teratron::cuda

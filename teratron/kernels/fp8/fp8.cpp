@@ -3,12 +3,12 @@
 #include "teratron/kernels/common/dispatch.h"
 #include "teratron/kernels/common/stream.h"
 #include "teratron/kernels/fp8/fp8_allocation.h"
-#include "teratron/kernels/gemm/gemm_cuda.h"
+#include "teratron/kernels/gemm/launchers.h"
 
 namespace teratron {
 namespace {
 
-constexpr int64_t granule = 16;  // what the tensor cores take at once, in bytes
+constexpr int64_t tile_bytes = 16;  // alignment that the tensor cores require
 
 at::ScalarType scalar_type(Fp8Format format) {
   return format == Fp8Format::e4m3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2;
@@ -24,9 +24,10 @@ float* floats(const at::Tensor& x) {
 
 void check_matrix(const at::Tensor& x) {
   require_float(x, "x");
-  TERATRON_ASSERT(x.dim() == 2 && x.size(0) % granule == 0 && x.size(1) % granule == 0,
-                  "[{}] is no matrix of multiples of {}", fmt::join(x.sizes(), ", "), granule);
-  TERATRON_ASSERT(x.scalar_type() != at::kDouble, "no FP8 from fp64");
+  TERATRON_ASSERT(x.dim() == 2 && x.size(0) % tile_bytes == 0 && x.size(1) % tile_bytes == 0,
+                  "[{}] is not a matrix whose sizes are multiples of {}", fmt::join(x.sizes(), ", "),
+                  tile_bytes);
+  TERATRON_ASSERT(x.scalar_type() != at::kDouble, "cannot cast fp64 to FP8");
   TERATRON_ASSERT(is_aligned(x), "unaligned matrix");
 }
 
@@ -34,46 +35,46 @@ at::Tensor largest_magnitude(const at::Tensor& x) {
   return x.numel() == 0 ? at::zeros({1}) : x.to(at::kFloat).abs().amax().view({1});
 }
 
-// fmax would lose a NaN.
-void raise_(const at::Tensor& amax, const at::Tensor& candidate) {
+// maximum() propagates NaN, fmax() does not.
+void update_amax_(const at::Tensor& amax, const at::Tensor& candidate) {
   amax.copy_(at::maximum(amax, candidate));
 }
 
-Fp8Matrix cast_on_cpu(const at::Tensor& x, const Fp8Cast& cast) {
-  if (cast.amax.defined()) raise_(cast.amax, largest_magnitude(x));
+Fp8Matrix cast_cpu(const at::Tensor& x, const Fp8Cast& cast) {
+  if (cast.amax.defined()) update_amax_(cast.amax, largest_magnitude(x));
   const double most = largest(cast.format);
   const at::Tensor q = (x.to(at::kFloat) * cast.scale.scale).clamp_(-most, most).to(scalar_type(cast.format));
   return {.rows = cast.rows ? q : at::Tensor(),
           .columns = cast.columns ? q.t().contiguous() : at::Tensor(),
-          .inverse = cast.scale.inverse};
+          .scale_inv = cast.scale.scale_inv};
 }
 
-at::Tensor product_on_cpu(const Fp8Product& product) {
+at::Tensor matmul_cpu(const Fp8Product& product) {
   const at::Tensor sum = at::matmul(product.a.values.to(at::kFloat), product.b.values.to(at::kFloat).t());
-  return sum * (product.a.inverse * product.b.inverse);
+  return sum * (product.a.scale_inv * product.b.scale_inv);
 }
 
-/// What follows a product: out = product (+ addend) (+ bias). The addend may be `out` itself.
-struct Following {
+/// out = product (+ addend) (+ bias). The addend may be `out` itself.
+struct Addends {
   at::Tensor bias;
   at::Tensor addend;
 };
 
-void gemm(const Fp8Product& product, const Following& following, const at::Tensor& out) {
+void gemm(const Fp8Product& product, const Addends& addends, const at::Tensor& out) {
   const at::Tensor workspace = at::empty({cuda::gemm_workspace}, out.options().dtype(at::kByte));
-  const auto factor = [](const Fp8Operand& x) {
-    return cuda::GemmFactor{.data = address(x.values),
-                            .type = fp8_type_of(x.values),
-                            .stride = x.values.size(1),
-                            .inverse = floats(x.inverse)};
+  const auto operand = [](const Fp8Operand& x) {
+    return cuda::GemmOperand{.data = address(x.values),
+                             .type = fp8_type_of(x.values),
+                             .stride = x.values.size(1),
+                             .scale_inv = floats(x.scale_inv)};
   };
   cuda::gemm({.m = product.a.values.size(0),
               .n = product.b.values.size(0),
               .k = product.a.values.size(1),
-              .a = factor(product.a),
-              .b = factor(product.b),
-              .addend = address(following.addend),
-              .bias = address(following.bias),
+              .a = operand(product.a),
+              .b = operand(product.b),
+              .addend = address(addends.addend),
+              .bias = address(addends.bias),
               .out = address(out),
               .out_type = dtype_of(out),
               .fast_accumulation = product.fast_accumulation,
@@ -85,39 +86,39 @@ void check_product(const Fp8Product& product) {
   const at::Tensor &a = product.a.values, &b = product.b.values;
   TERATRON_ASSERT(a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(1), "[{}] by [{}] transposed",
                   fmt::join(a.sizes(), ", "), fmt::join(b.sizes(), ", "));
-  TERATRON_ASSERT(a.is_contiguous() && b.is_contiguous(), "factors are not contiguous");
-  for (const at::Tensor& inverse : {product.a.inverse, product.b.inverse}) {
-    TERATRON_ASSERT(!inverse.is_cuda() || is_aligned(inverse), "unaligned scale");
+  TERATRON_ASSERT(a.is_contiguous() && b.is_contiguous(), "operands are not contiguous");
+  for (const at::Tensor& scale_inv : {product.a.scale_inv, product.b.scale_inv}) {
+    TERATRON_ASSERT(!scale_inv.is_cuda() || is_aligned(scale_inv), "unaligned scale");
   }
 }
 
 }  // namespace
 
-Fp8Scale fp8_scale_of(const at::Tensor& x, Fp8Format format) {
+Fp8Scale compute_fp8_scale(const at::Tensor& x, Fp8Format format) {
   check_matrix(x);
   if (x.is_cuda()) {
     const at::TensorOptions fp32 = x.options().dtype(at::kFloat);
     const at::Tensor amax = at::zeros({1}, fp32);
     const Fp8Scale scale{at::empty({1}, fp32), at::empty({1}, fp32)};
-    cuda::fp8_scale_of({.count = x.numel(),
-                        .dtype = dtype_of(x),
-                        .largest = static_cast<float>(largest(format)),
-                        .x = address(x),
-                        .amax = floats(amax),
-                        .scale = floats(scale.scale),
-                        .inverse = floats(scale.inverse)},
-                       current_stream(x));
+    cuda::compute_fp8_scale({.count = x.numel(),
+                             .dtype = dtype_of(x),
+                             .largest = static_cast<float>(largest(format)),
+                             .x = address(x),
+                             .amax = floats(amax),
+                             .scale = floats(scale.scale),
+                             .scale_inv = floats(scale.scale_inv)},
+                            current_stream(x));
     return scale;
   }
   const at::Tensor amax = largest_magnitude(x);
-  const at::Tensor wanted = at::full_like(amax, largest(format)).div_(amax).clamp_max_(largest_fp8_scale);
-  const at::Tensor scale = at::where(amax.isfinite().logical_and(amax > 0), wanted, at::ones_like(wanted));
+  const at::Tensor exact = at::full_like(amax, largest(format)).div_(amax).clamp_max_(largest_fp8_scale);
+  const at::Tensor scale = at::where(amax.isfinite().logical_and(amax > 0), exact, at::ones_like(exact));
   return {scale, scale.reciprocal()};
 }
 
-bool casts_in_one_pass(const at::Tensor& x, int64_t parts) {
+bool can_fuse_fp8_cast(const at::Tensor& x, int64_t parts) {
   return x.is_cuda() && is_half(x.scalar_type()) && x.dim() == 2 && x.numel() > 0 && x.is_contiguous() &&
-         is_aligned(x) && x.size(0) % granule == 0 && x.size(1) % (granule * parts) == 0;
+         is_aligned(x) && x.size(0) % tile_bytes == 0 && x.size(1) % (tile_bytes * parts) == 0;
 }
 
 Fp8Allocation allocate_fp8(const at::Tensor& x, int64_t columns, const Fp8Cast& cast) {
@@ -125,23 +126,23 @@ Fp8Allocation allocate_fp8(const at::Tensor& x, int64_t columns, const Fp8Cast& 
   const at::TensorOptions fp8 = x.options().dtype(scalar_type(cast.format));
   Fp8Matrix matrix{.rows = cast.rows ? at::empty({rows, columns}, fp8) : at::Tensor(),
                    .columns = cast.columns ? at::empty({columns, rows}, fp8) : at::Tensor(),
-                   .inverse = cast.scale.inverse};
-  const cuda::Fp8Target target{.rows = rows,
+                   .scale_inv = cast.scale.scale_inv};
+  const cuda::Fp8Output output{.rows = rows,
                                .columns = columns,
                                .format = cast.format,
                                .scale = floats(cast.scale.scale),
                                .amax = floats(cast.amax),
                                .out = address(matrix.rows),
                                .transposed = address(matrix.columns)};
-  return {std::move(matrix), target};
+  return {std::move(matrix), output};
 }
 
 Fp8Matrix cast_to_fp8(const at::Tensor& x, const Fp8Cast& cast) {
   check_matrix(x);
-  if (!x.is_cuda()) return cast_on_cpu(x, cast);
-  const auto [matrix, target] = allocate_fp8(x, x.size(1), cast);
+  if (!x.is_cuda()) return cast_cpu(x, cast);
+  const auto [matrix, output] = allocate_fp8(x, x.size(1), cast);
   if (x.numel() > 0) {
-    cuda::fp8_cast({.to = target, .dtype = dtype_of(x), .x = address(x)}, current_stream(x));
+    cuda::fp8_cast({.to = output, .dtype = dtype_of(x), .x = address(x)}, current_stream(x));
   }
   return matrix;
 }
@@ -149,7 +150,7 @@ Fp8Matrix cast_to_fp8(const at::Tensor& x, const Fp8Cast& cast) {
 at::Tensor fp8_matmul(const Fp8Product& product, const at::Tensor& bias, at::ScalarType type) {
   check_product(product);
   if (!product.a.values.is_cuda()) {
-    const at::Tensor out = product_on_cpu(product);
+    const at::Tensor out = matmul_cpu(product);
     return (bias.defined() ? out + bias.to(at::kFloat) : out).to(type);
   }
   const at::Tensor out =
@@ -161,7 +162,7 @@ at::Tensor fp8_matmul(const Fp8Product& product, const at::Tensor& bias, at::Sca
 at::Tensor fp8_matmul_add(const Fp8Product& product, const at::Tensor& bias, const at::Tensor& residual) {
   check_product(product);
   if (!product.a.values.is_cuda()) {
-    const at::Tensor out = product_on_cpu(product) + residual.to(at::kFloat);
+    const at::Tensor out = matmul_cpu(product) + residual.to(at::kFloat);
     return (bias.defined() ? out + bias.to(at::kFloat) : out).to(residual.scalar_type());
   }
   const at::Tensor out = at::empty_like(residual);
@@ -172,7 +173,7 @@ at::Tensor fp8_matmul_add(const Fp8Product& product, const at::Tensor& bias, con
 void fp8_matmul_out(const at::Tensor& out, const Fp8Product& product) {
   check_product(product);
   if (!out.is_cuda()) {
-    out.copy_(product_on_cpu(product));
+    out.copy_(matmul_cpu(product));
     return;
   }
   gemm(product, {}, out);
@@ -181,7 +182,7 @@ void fp8_matmul_out(const at::Tensor& out, const Fp8Product& product) {
 void fp8_matmul_add_(const at::Tensor& sum, const Fp8Product& product) {
   check_product(product);
   if (!sum.is_cuda()) {
-    sum.add_(product_on_cpu(product));
+    sum.add_(matmul_cpu(product));
     return;
   }
   gemm(product, {.addend = sum}, sum);

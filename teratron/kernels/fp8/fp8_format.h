@@ -14,7 +14,7 @@ constexpr double largest(Fp8Format format) {
   return format == Fp8Format::e4m3 ? 448.0 : 57344.0;
 }
 
-/// No scale is larger, so that none has an inverse too small for fp32.
+/// Upper bound of scales, so that 1 / scale is a normal fp32.
 inline constexpr double largest_fp8_scale = 0x1p126;
 
 }  // namespace teratron

@@ -13,7 +13,7 @@ namespace {
 
 constexpr Fp8Format formats[] = {Fp8Format::e4m3, Fp8Format::e5m2};
 
-/// The value of a code by the definition: sign, exponent, mantissa; NaN where there is no finite one.
+/// A code's value by the format's definition: sign, exponent, mantissa; NaN if not finite.
 double value_of(uint8_t code, Fp8Format format) {
   const int mantissa_bits = format == Fp8Format::e4m3 ? 3 : 2, bias = format == Fp8Format::e4m3 ? 7 : 15;
   const int mantissa = code & ((1 << mantissa_bits) - 1);
@@ -26,7 +26,7 @@ double value_of(uint8_t code, Fp8Format format) {
   return code & 0x80 ? -size : size;
 }
 
-/// The nearest code, of two equally near ones the even one.
+/// The nearest code, ties to even.
 uint8_t nearest(double x, Fp8Format format) {
   int best = 0;
   double distance = INFINITY;
@@ -47,9 +47,9 @@ at::Tensor values(const at::Tensor& fp8) {
   return fp8.to(at::kDouble);
 }
 
-TEST(Fp8, IsTheNearestValueOfTheFormat) {
+TEST(Fp8, RoundsToNearest) {
   for (const Fp8Format format : formats) {
-    // All magnitudes from below the smallest to beyond the largest, and what lies halfway between two codes.
+    // All magnitudes from below the smallest to beyond the largest, and midpoints of neighboring codes.
     std::vector<float> numbers;
     for (int code = 0; code < 126; ++code) {
       const double low = value_of(static_cast<uint8_t>(code), format);
@@ -85,7 +85,7 @@ TEST(Fp8, ColumnsAreTheTranspose) {
   EXPECT_FALSE(cast_to_fp8(x, {.scale = scale_by(100), .columns = false}).columns.defined());
 }
 
-TEST(Fp8, RaisesTheLargestMagnitude) {
+TEST(Fp8, UpdatesAmax) {
   at::Tensor x = randn({16, 16});
   x[3][4] = -7;
   const at::Tensor amax = at::full({1}, 2.0F);
@@ -106,29 +106,30 @@ TEST(Fp8, DoesNotChangeItsInput) {
   EXPECT_TRUE(at::equal(x, before));
 }
 
-TEST(Fp8, ScalesTheLargestMagnitudeToThatOfTheFormat) {
+TEST(Fp8, ScaleMapsAmaxToTheFormatsMaximum) {
   for (const Fp8Format format : formats) {
     at::Tensor x = randn({16, 32});
     x[1][1] = 20;
-    const Fp8Scale scale = fp8_scale_of(x, format);
+    const Fp8Scale scale = compute_fp8_scale(x, format);
     EXPECT_EQ(scale.scale.item<float>(), static_cast<float>(largest(format)) / 20);
-    EXPECT_EQ(scale.inverse.item<float>(), 1.0F / scale.scale.item<float>());
+    EXPECT_EQ(scale.scale_inv.item<float>(), 1.0F / scale.scale.item<float>());
     EXPECT_EQ(values(cast_to_fp8(x, {.format = format, .scale = scale}).rows).abs().max().item<double>(),
               largest(format));
     for (const float odd : {0.0F, INFINITY, std::nanf("")}) {
-      EXPECT_EQ(fp8_scale_of(at::full({16, 16}, odd), format).scale.item<float>(), 1) << odd;
+      EXPECT_EQ(compute_fp8_scale(at::full({16, 16}, odd), format).scale.item<float>(), 1) << odd;
     }
-    EXPECT_EQ(fp8_scale_of(at::full({16, 16}, 1e-44F), format).scale.item<double>(), largest_fp8_scale);
+    EXPECT_EQ(compute_fp8_scale(at::full({16, 16}, 1e-44F), format).scale.item<double>(), largest_fp8_scale);
   }
 }
 
-TEST(Fp8, MultipliesWhatItHolds) {
+TEST(Fp8, MatmulUsesQuantizedValues) {
   const at::Tensor a = randn({32, 64}), b = randn({48, 64}), bias = randn({48});
-  const Fp8Matrix qa = cast_to_fp8(a, {.format = Fp8Format::e5m2, .scale = fp8_scale_of(a, Fp8Format::e5m2)});
-  const Fp8Matrix qb = cast_to_fp8(b, {.scale = fp8_scale_of(b, Fp8Format::e4m3)});
-  const Fp8Product product{.a = {qa.rows, qa.inverse}, .b = {qb.rows, qb.inverse}};
+  const Fp8Matrix qa =
+      cast_to_fp8(a, {.format = Fp8Format::e5m2, .scale = compute_fp8_scale(a, Fp8Format::e5m2)});
+  const Fp8Matrix qb = cast_to_fp8(b, {.scale = compute_fp8_scale(b, Fp8Format::e4m3)});
+  const Fp8Product product{.a = {qa.rows, qa.scale_inv}, .b = {qb.rows, qb.scale_inv}};
   const at::Tensor exact =
-      at::matmul(values(qa.rows) * f64(qa.inverse), (values(qb.rows) * f64(qb.inverse)).t());
+      at::matmul(values(qa.rows) * f64(qa.scale_inv), (values(qb.rows) * f64(qb.scale_inv)).t());
   EXPECT_LT(relative_error(fp8_matmul(product, {}, at::kFloat), exact), 1e-6);
   EXPECT_LT(relative_error(fp8_matmul(product, bias, at::kFloat), exact + f64(bias)), 1e-6);
   EXPECT_LT(relative_error(fp8_matmul(product, bias, at::kBFloat16), exact + f64(bias)), 6e-3);
@@ -141,42 +142,42 @@ TEST(Fp8, MultipliesWhatItHolds) {
   const at::Tensor sum = randn({32, 48}), before = f64(sum);
   fp8_matmul_add_(sum, product);
   EXPECT_LT(relative_error(sum, before + exact), 1e-6);
-  // And it is near the product of what was cast: e4m3 has 4, e5m2 has 3 significant bits.
+  // And close to the product of the inputs: e4m3 has 4, e5m2 3 significant bits.
   EXPECT_LT(relative_error(exact, at::matmul(f64(a), f64(b).t())), 0.08);
 }
 
-// Within the formats' 4 and 3 significant bits, and to the bit that of the two passes.
-TEST(ActivationFp8, IsTheActivationInFp8) {
+// Within the formats' 4 and 3 significant bits; dbias bitwise equal to the unfused pass.
+TEST(ActivationFp8, MatchesActivation) {
   for (const Activation kind : {Activation::gelu, Activation::relu, Activation::swiglu}) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
       SCOPED_TRACE(fmt::format("kind {} {}", static_cast<int>(kind), at::toString(type)));
       const at::Tensor x = randn({48, 64}, type), y = activation_forward(f64(x), {}, kind);
       const at::Tensor amax = at::zeros({1});
       const Fp8Matrix forward = activation_forward_fp8(x, kind, {.scale = scale_by(16), .amax = amax});
-      EXPECT_LT(relative_error(values(forward.rows) * f64(forward.inverse), y), 0.04);
+      EXPECT_LT(relative_error(values(forward.rows) * f64(forward.scale_inv), y), 0.04);
       EXPECT_TRUE(at::equal(values(forward.columns), values(forward.rows).t()));
       EXPECT_EQ(amax.item<float>(), activation_forward(x, {}, kind).abs().max().item<float>());
 
       const at::Tensor dy = randn(y.sizes(), type);
-      const SummedGradient expected = activation_backward_summed(dy, x, {}, kind);
+      const ActivationGradients expected = activation_backward(dy, x, {}, kind, {.dbias = GradSink{}});
       for (const bool summed : {false, true}) {
-        const SummedFp8Gradient backward = activation_backward_fp8(
+        const Fp8ActivationGradients backward = activation_backward_fp8(
             dy, x, kind, {.format = Fp8Format::e5m2, .scale = scale_by(256), .amax = amax},
-            summed ? WantedSum(SumInto{}) : std::nullopt);
+            summed ? std::optional<GradSink>(GradSink{}) : std::nullopt);
         EXPECT_LT(
-            relative_error(values(backward.dx.rows) / 256, activation_backward(f64(dy), f64(x), {}, kind)),
+            relative_error(values(backward.dx.rows) / 256, activation_backward(f64(dy), f64(x), {}, kind).dx),
             0.08);
         EXPECT_TRUE(at::equal(values(backward.dx.columns), values(backward.dx.rows).t()));
-        ASSERT_EQ(backward.column_sum.defined(), summed);
+        ASSERT_EQ(backward.dbias.defined(), summed);
         if (summed) {
-          EXPECT_TRUE(same_bits(backward.column_sum, expected.column_sum));
+          EXPECT_TRUE(same_bits(backward.dbias, expected.dbias));
         }
       }
     }
   }
 }
 
-TEST(CrossEntropyFp8, IsTheGradientInFp8) {
+TEST(CrossEntropyFp8, MatchesGradient) {
   const VocabRange range{.first = 100, .columns = 60};
   const at::Tensor logits = randn({32, 64}, at::kBFloat16), exact = f64(logits.narrow(1, 0, 60)).softmax(1);
   const at::Tensor targets = at::randint(100, 160, {32}, at::kLong), scale = at::full({32}, 0.5F),

@@ -1,19 +1,19 @@
-// What the kernels that write FP8 share: a block makes a tile of a matrix, and writes it as it is and transposed.
+// FP8 output tiles: a block computes a tile of a matrix and writes it and its transpose.
 #pragma once
 
 #include <cuda_fp8.h>
 
 #include "teratron/kernels/common/device.cuh"
-#include "teratron/kernels/fp8/fp8_cuda.h"
+#include "teratron/kernels/fp8/launchers.h"
 
 namespace teratron::cuda {
 
-/// A tile on its way to the transpose. A row of it is a column of the matrix, its words permuted so that neither writing
-/// (one word of every pack) nor reading (16 bytes) meets a bank twice.
+/// A tile staged for the transpose. A row is a column of the matrix; its words are permuted so that neither
+/// the stores (one word of every pack) nor the 16-byte loads have bank conflicts.
 struct Fp8Tile {
   static constexpr int threads = 256;
   static constexpr int pack = 8;                  // columns of a thread
-  static constexpr int columns = 64, rows = 128;  // of a block; a thread has 4 rows by 8 columns of it
+  static constexpr int columns = 64, rows = 128;  // of a block; 4 rows by 8 columns per thread
   static constexpr int packs = columns / pack;    // 8
   static constexpr int quads = rows / 4;          // 32
   static constexpr int groups = rows / 16;        // 16-byte pieces of a transposed row
@@ -26,9 +26,9 @@ struct Fp8Tile {
   }
   __device__ uint4 get(int column, int group) const { return pieces[column][group ^ (column / pack)]; }
 
-  /// The whole tile, all threads having put theirs, to the columns of `to` from `first_column` on of which `columns_left`
-  /// are there.
-  __device__ void write_transposed(const Fp8Target& to, int64_t first_column, int64_t columns_left) const {
+  /// Writes the whole tile, after a barrier, to the columns of `to` from `first_column` on, of which
+  /// `columns_left` exist.
+  __device__ void write_transposed(const Fp8Output& to, int64_t first_column, int64_t columns_left) const {
 #pragma unroll
     for (int unit = threadIdx.x; unit < columns * groups; unit += threads) {
       const int column = unit / groups, group = unit % groups;
@@ -40,16 +40,16 @@ struct Fp8Tile {
   }
 };
 
-/// Where the four rows by eight columns of this thread begin.
-struct Fp8Place {
+/// Position of this thread's four rows by eight columns.
+struct Fp8Position {
   int pack = threadIdx.x % Fp8Tile::packs, quad = threadIdx.x / Fp8Tile::packs;  // in the tile
   int64_t first_column = blockIdx.x * int64_t{Fp8Tile::columns};                 // of the tile
   int64_t column = first_column + pack * Fp8Tile::pack;
   int64_t row = blockIdx.y * int64_t{Fp8Tile::rows} + quad * 4;
 };
 
-/// A block for every tile.
-inline dim3 fp8_grid(const Fp8Target& to) {
+/// One block per tile.
+inline dim3 fp8_grid(const Fp8Output& to) {
   return {static_cast<unsigned>(ceil_div(to.columns, Fp8Tile::columns)),
           static_cast<unsigned>(ceil_div(to.rows, Fp8Tile::rows))};
 }
@@ -64,7 +64,7 @@ __device__ inline void transpose_bytes(uint32_t (&word)[4]) {
   word[3] = __byte_perm(c, d, 0x7632);
 }
 
-/// Magnitudes are compared as bits: the order is that of the values, and NaN is above all.
+/// Largest magnitude as bits, which order like the values, with NaN on top.
 template <typename T, int N>
 __device__ uint32_t magnitude(const Pack<T, N>& x) {
   uint32_t most = 0;
@@ -77,23 +77,23 @@ __device__ uint32_t magnitude(const Pack<T, N>& x) {
 template <Fp8Format format>
 struct Fp8Quad {
   uint32_t left[4], right[4];  // columns 0 to 3 and 4 to 7 of each row
-  uint32_t most = 0;           // magnitude
+  uint32_t amax = 0;           // bits
 
   template <typename T>
   __device__ void set(int r, const Pack<T, Fp8Tile::pack>& x, float scale) {
-    most = max(most, magnitude(x));
+    amax = max(amax, magnitude(x));
     left[r] = word(&x.v[0], scale);
     right[r] = word(&x.v[4], scale);
   }
-  __device__ void write_rows(const Fp8Target& to, int64_t row, int64_t column) const {
+  __device__ void write_rows(const Fp8Output& to, int64_t row, int64_t column) const {
     auto* const out = static_cast<uint8_t*>(to.out) + row * to.columns + column;
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       *reinterpret_cast<uint2*>(out + r * to.columns) = make_uint2(left[r], right[r]);
     }
   }
-  /// Into the tile, once.
-  __device__ void put(Fp8Tile& tile, const Fp8Place& place) {
+  /// Stores to the tile; call once.
+  __device__ void put(Fp8Tile& tile, const Fp8Position& place) {
     transpose_bytes(left);
     transpose_bytes(right);
 #pragma unroll
@@ -115,20 +115,20 @@ struct Fp8Quad {
   }
 };
 
-/// Raises *amax, unless null, to the block's largest magnitude.
-__device__ inline void raise(float* amax, uint32_t mine) {
+/// *amax <- max(*amax, the block's largest magnitude), unless null.
+__device__ inline void update_amax(float* amax, uint32_t thread_amax) {
   if (amax == nullptr) return;
   constexpr int warps = Fp8Tile::threads / 32;
-  __shared__ uint32_t of_warp[warps];
-  mine = warp_max(mine);
-  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
+  __shared__ uint32_t warp_amax[warps];
+  thread_amax = warp_max(thread_amax);
+  if (threadIdx.x % 32 == 0) warp_amax[threadIdx.x / 32] = thread_amax;
   __syncthreads();
   if (threadIdx.x != 0) return;
 #pragma unroll
-  for (int i = 1; i < warps; ++i) mine = max(mine, of_warp[i]);
+  for (int i = 1; i < warps; ++i) thread_amax = max(thread_amax, warp_amax[i]);
   auto* const bits = reinterpret_cast<unsigned*>(amax);
-  // Most blocks raise nothing and need no atomic.
-  if (mine > *reinterpret_cast<volatile unsigned*>(bits)) atomicMax(bits, mine);
+  // Most blocks do not change it and skip the atomic.
+  if (thread_amax > *reinterpret_cast<volatile unsigned*>(bits)) atomicMax(bits, thread_amax);
 }
 
 }  // namespace teratron::cuda

@@ -5,64 +5,63 @@
 
 #include "teratron/kernels/common/dispatch.h"
 #include "teratron/kernels/common/stream.h"
-#include "teratron/kernels/gemm/gemm_activation_cuda.h"
 #include "teratron/kernels/gemm/gemm_cpu.h"
-#include "teratron/kernels/gemm/gemm_cuda.h"
+#include "teratron/kernels/gemm/launchers.h"
 #include "teratron/kernels/pointwise/dropout.h"
 
 namespace teratron {
 
 namespace {
 
-/// Whether cuBLASLt makes products of x.
-bool by_cublaslt(const at::Tensor& x, const at::Tensor& other) {
+/// Whether cuBLASLt multiplies x.
+bool use_cublaslt(const at::Tensor& x, const at::Tensor& other) {
   return x.is_cuda() && is_half(x.scalar_type()) && x.numel() > 0 && other.numel() > 0;
 }
 
-/// A factor [rows, k] of a product, or stored [k, rows].
-struct Factor {
+/// A GEMM operand [rows, k], stored [k, rows] if `mn_major`.
+struct Operand {
   at::Tensor matrix;
-  bool across_k = false;
+  bool mn_major = false;
 
-  int64_t rows() const { return matrix.size(across_k ? 1 : 0); }
-  int64_t k() const { return matrix.size(across_k ? 0 : 1); }
-  /// What cuBLASLt can read: the elements of a row side by side.
-  Factor readable() const {
-    TERATRON_ASSERT(matrix.dim() == 2, "a factor of {} dimensions", matrix.dim());
-    const bool is = matrix.stride(1) == 1 && matrix.stride(0) >= matrix.size(1);
-    return is ? *this : Factor{matrix.clone(at::MemoryFormat::Contiguous), across_k};
+  int64_t rows() const { return matrix.size(mn_major ? 1 : 0); }
+  int64_t k() const { return matrix.size(mn_major ? 0 : 1); }
+  /// A copy unless rows are contiguous, which cuBLASLt requires.
+  Operand with_contiguous_rows() const {
+    TERATRON_ASSERT(matrix.dim() == 2, "GEMM operand of {} dimensions", matrix.dim());
+    const bool contiguous = matrix.stride(1) == 1 && matrix.stride(0) >= matrix.size(1);
+    return contiguous ? *this : Operand{matrix.clone(at::MemoryFormat::Contiguous), mn_major};
   }
-  cuda::GemmFactor raw() const {
+  cuda::GemmOperand raw() const {
     return {
-        .data = address(matrix), .type = dtype_of(matrix), .stride = matrix.stride(0), .across_k = across_k};
+        .data = address(matrix), .type = dtype_of(matrix), .stride = matrix.stride(0), .mn_major = mn_major};
   }
 };
 
-struct Addends {
+struct GemmAddends {
   at::Tensor matrix, bias;
 };
 
-/// What a product is multiplied by and what is added to it, as cuBLASLt reads them from the device.
-at::Tensor weights_of(const at::Tensor& factor, const Addends& addends) {
-  if (!factor.defined()) return {};
-  TERATRON_ASSERT(factor.scalar_type() == at::kFloat && factor.numel() == 1, "a factor {}",
-                  factor.toString());
-  return at::cat({factor.view({1}), at::full({1}, addends.matrix.defined() ? 1.0 : 0.0, factor.options())});
+/// alpha and beta on the device; undefined: alpha is 1.
+at::Tensor alpha_beta_of(const at::Tensor& alpha, const GemmAddends& addends) {
+  if (!alpha.defined()) return {};
+  TERATRON_ASSERT(alpha.scalar_type() == at::kFloat && alpha.numel() == 1, "alpha is {}", alpha.toString());
+  return at::cat({alpha.view({1}), at::full({1}, addends.matrix.defined() ? 1.0 : 0.0, alpha.options())});
 }
 
-/// out = a b^T (times `scale` [1], if defined) (+ what is defined of `addends`), for factors of one type.
-void gemm(const at::Tensor& out, const std::array<Factor, 2>& factors, const Addends& addends,
-          const at::Tensor& scale = {}) {
-  const Factor a = factors[0].readable(), b = factors[1].readable();
+/// out = (alpha [1]) a b^T (+ addends.matrix) (+ addends.bias), operands of one dtype; each in parentheses
+/// may be undefined.
+void gemm(const at::Tensor& out, const std::array<Operand, 2>& operands, const GemmAddends& addends,
+          const at::Tensor& alpha = {}) {
+  const Operand a = operands[0].with_contiguous_rows(), b = operands[1].with_contiguous_rows();
   TERATRON_ASSERT(b.matrix.device() == a.matrix.device() &&
                       b.matrix.scalar_type() == a.matrix.scalar_type() && b.k() == a.k() &&
                       out.device() == a.matrix.device() && out.is_contiguous() &&
                       out.numel() == a.rows() * b.rows(),
-                  "product of {} [{}, {}] by {} [{}, {}] into {} numbers", a.matrix.toString(), a.rows(),
+                  "product of {} [{}, {}] by {} [{}, {}] into {} elements", a.matrix.toString(), a.rows(),
                   a.k(), b.matrix.toString(), b.k(), b.rows(), out.numel());
   if (addends.bias.defined()) require_like(addends.bias, out, b.rows(), "bias");
   const at::Tensor workspace = at::empty({cuda::gemm_workspace}, out.options().dtype(at::kByte));
-  const at::Tensor weights = weights_of(scale, addends);
+  const at::Tensor alpha_beta = alpha_beta_of(alpha, addends);
   cuda::gemm({.m = a.rows(),
               .n = b.rows(),
               .k = a.k(),
@@ -73,65 +72,64 @@ void gemm(const at::Tensor& out, const std::array<Factor, 2>& factors, const Add
               .out = address(out),
               .out_type = dtype_of(out),
               .workspace = address(workspace),
-              .weights = static_cast<const float*>(address(weights))},
+              .alpha_beta = static_cast<const float*>(address(alpha_beta))},
              current_stream(out));
 }
 
-/// `result`, where it is to be.
-at::Tensor put(const at::Tensor& place, const at::Tensor& result) {
-  return place.defined() ? place.copy_(result) : result;
+at::Tensor copy_if_defined(const at::Tensor& out, const at::Tensor& result) {
+  return out.defined() ? out.copy_(result) : result;
 }
 
 }  // namespace
 
 at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias, at::Tensor y) {
   if (y.defined()) require_like(y, x, x.size(0) * w.size(0), "y");
-  if (!by_cublaslt(x, w)) {
-    if (cpu::suits_multiply(x, w, bias)) return put(y, cpu::multiply(x, w, bias));
+  if (!use_cublaslt(x, w)) {
+    if (cpu::use_linear(x, w, bias)) return copy_if_defined(y, cpu::linear(x, w, bias));
     if (!y.defined()) return at::linear(x, w, bias.defined() ? std::optional(bias) : std::nullopt);
     return bias.defined() ? at::addmm_out(y, bias, x, w.t()) : at::mm_out(y, x, w.t());
   }
   if (!y.defined()) y = at::empty({x.size(0), w.size(0)}, x.options());
-  gemm(y, {Factor{x}, Factor{w}}, {.matrix = {}, .bias = bias});
+  gemm(y, {Operand{x}, Operand{w}}, {.matrix = {}, .bias = bias});
   return y;
 }
 
 namespace {
 
-/// With the factor multiplied, for products that take none.
-at::Tensor plain(const OutputGradient& dy) {
-  return dy.factor.defined() ? (dy.values * dy.factor).to(dy.values.scalar_type()) : dy.values;
+/// For GEMMs without alpha.
+at::Tensor scaled(const OutputGradient& dy) {
+  return dy.scale.defined() ? (dy.values * dy.scale).to(dy.values.scalar_type()) : dy.values;
 }
 
 }  // namespace
 
 at::Tensor linear_input_gradient(const OutputGradient& gradient, const at::Tensor& w, at::Tensor dx) {
   const at::Tensor& values = gradient.values;
-  const bool by_gemm = by_cublaslt(values, w);
-  const at::Tensor dy = by_gemm ? values : plain(gradient);
+  const bool cublaslt = use_cublaslt(values, w);
+  const at::Tensor dy = cublaslt ? values : scaled(gradient);
   if (dx.defined()) require_like(dx, dy, dy.size(0) * w.size(1), "dx");
-  if (!by_gemm) {
-    if (cpu::suits_multiply(dy, w)) return put(dx, cpu::multiply(dy, w.t(), {}));
+  if (!cublaslt) {
+    if (cpu::use_linear(dy, w)) return copy_if_defined(dx, cpu::linear(dy, w.t(), {}));
     return dx.defined() ? at::mm_out(dx, dy, w) : at::matmul(dy, w);
   }
   if (!dx.defined()) dx = at::empty({dy.size(0), w.size(1)}, dy.options());
-  gemm(dx, {Factor{dy}, Factor{w, true}}, {}, gradient.factor);
+  gemm(dx, {Operand{dy}, Operand{w, true}}, {}, gradient.scale);
   return dx;
 }
 
 void linear_weight_gradient_(at::Tensor sum, const OutputGradient& gradient, const at::Tensor& x, bool add) {
   const at::ScalarType type = sum.scalar_type();
   const at::Tensor& values = gradient.values;
-  const bool one_type =
+  const bool same_dtype =
       values.scalar_type() == x.scalar_type() && (type == at::kFloat || type == x.scalar_type());
-  if (!by_cublaslt(values, x) || !one_type) {
-    const at::Tensor dy = plain(gradient);
-    if (cpu::suits_add_product(sum, dy, x)) return cpu::add_product(sum, dy, x, add);
+  if (!use_cublaslt(values, x) || !same_dtype) {
+    const at::Tensor dy = scaled(gradient);
+    if (cpu::use_weight_gradient(sum, dy, x)) return cpu::weight_gradient(sum, dy, x, add);
     sum.addmm_(dy.t().to(type), x.to(type), /*beta=*/add ? 1.0 : 0.0);
     return;
   }
-  gemm(sum, {Factor{values, true}, Factor{x, true}}, {.matrix = add ? sum : at::Tensor(), .bias = {}},
-       gradient.factor);
+  gemm(sum, {Operand{values, true}, Operand{x, true}}, {.matrix = add ? sum : at::Tensor(), .bias = {}},
+       gradient.scale);
 }
 
 at::Tensor linear_add(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
@@ -140,75 +138,75 @@ at::Tensor linear_add(const at::Tensor& x, const at::Tensor& w, const at::Tensor
   require_like(w, x, w.size(0) * x.size(1), "w");
   require_like(residual, x, x.size(0) * w.size(0), "residual");
   if (bias.defined()) require_like(bias, x, w.size(0), "bias");
-  if (!by_cublaslt(x, w)) return bias_dropout_add(linear_forward(x, w, {}), bias, residual, {});
+  if (!use_cublaslt(x, w)) return bias_dropout_add(linear_forward(x, w, {}), bias, residual, {});
   const at::Tensor out = at::empty_like(residual);
-  gemm(out, {Factor{x}, Factor{w}}, {.matrix = residual, .bias = bias});
+  gemm(out, {Operand{x}, Operand{w}}, {.matrix = residual, .bias = bias});
   return out;
 }
 
 namespace {
 
-/// Whether our kernels take these tensors, all of one type.
-bool fit_our_kernels(const cuda::GemmActivationShape& shape, std::initializer_list<at::Tensor> tensors) {
+/// Whether dtype, device, alignment and sizes suit the fused kernels.
+bool fits_fused_gemm(const cuda::FusedGemmShape& shape, std::initializer_list<at::Tensor> tensors) {
   const bool fit = std::ranges::all_of(tensors, [](const at::Tensor& x) {
     return !x.defined() || (x.is_cuda() && x.scalar_type() == at::kBFloat16 && is_aligned(x));
   });
   return fit && shape.width % 8 == 0 && shape.k % 8 == 0;
 }
 
-bool in_one_kernel(const cuda::GemmActivationShape& shape, std::initializer_list<at::Tensor> tensors) {
-  return fit_our_kernels(shape, tensors) && cuda::has_gemm_activation(shape);
+bool use_fused_activation(const cuda::FusedGemmShape& shape, std::initializer_list<at::Tensor> tensors) {
+  return fits_fused_gemm(shape, tensors) && cuda::has_gemm_activation(shape);
 }
 
-cuda::GemmTurn raw(const QkvTurn& turn) {
-  const auto& [table, style, positions] = turn.rotation;
+cuda::GemmRope raw(const QkvRope& rope) {
+  const auto& [table, style, positions] = rope.rotation;
   return {.cos = static_cast<const float*>(address(table.cos)),
           .sin = static_cast<const float*>(address(table.sin)),
           .positions = positions.const_data_ptr<int64_t>(),
           .stride_s = positions.stride(0),
           .stride_b = positions.stride(1),
           .batch = static_cast<int>(positions.size(1)),
-          .per_group = static_cast<int>(turn.per_group),
-          .channels = static_cast<int>(turn.channels)};
+          .per_group = static_cast<int>(rope.per_group),
+          .channels = static_cast<int>(rope.channels)};
 }
 
 }  // namespace
 
-at::Tensor linear_turned(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
-                         const QkvTurn& turn) {
-  const cuda::GemmActivationShape shape{
+at::Tensor linear_rope(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+                       const QkvRope& rope) {
+  const cuda::FusedGemmShape shape{
       .rows = x.size(0), .width = w.size(0), .k = x.size(1), .activation = Activation::relu};
-  const auto& [table, style, positions] = turn.rotation;
-  const bool fits_rotation = style == RopeStyle::half && 2 * table.cos.size(1) == turn.channels &&
-                             is_aligned(table.cos) && is_aligned(table.sin);
-  if (!fits_rotation || !x.is_contiguous() || !fit_our_kernels(shape, {x, w, bias}) ||
-      !cuda::has_gemm_turn(shape, turn.channels)) {
+  const auto& [table, style, positions] = rope.rotation;
+  const bool fusable = style == RopeStyle::half && 2 * table.cos.size(1) == rope.channels &&
+                       is_aligned(table.cos) && is_aligned(table.sin);
+  if (!fusable || !x.is_contiguous() || !fits_fused_gemm(shape, {x, w, bias}) ||
+      !cuda::has_gemm_rope(shape, rope.channels)) {
     const at::Tensor y = linear_forward(x, w, bias);
-    turn_qkv_(y, turn);
+    apply_rope_(y, rope);
     return y;
   }
   require_like(w, x, shape.width * shape.k, "w");
   if (bias.defined()) require_like(bias, x, shape.width, "bias");
   const at::Tensor y = at::empty({shape.rows, shape.width}, x.options());
-  require_rotation(queries_and_keys(y, turn), table, positions);
-  cuda::gemm_turn(
-      shape, {.x = address(x), .w = address(w), .bias = address(bias), .out = address(y), .turn = raw(turn)},
+  require_rotation(queries_and_keys(y, rope), table, positions);
+  cuda::gemm_rope(
+      shape, {.x = address(x), .w = address(w), .bias = address(bias), .out = address(y), .rope = raw(rope)},
       current_stream(x));
   return y;
 }
 
-void linear_activation(const Activated& into, const at::Tensor& x, const at::Tensor& w,
+void linear_activation(const ActivationOutputs& outputs, const at::Tensor& x, const at::Tensor& w,
                        const at::Tensor& bias, Activation activation) {
-  const auto& [y, z] = into;
+  const auto& [y, z] = outputs;
   require_float(x, "x");
   require_like(w, x, w.size(0) * x.size(1), "w");
   if (bias.defined()) require_like(bias, x, w.size(0), "bias");
   TERATRON_ASSERT(w.size(0) % parts_of(activation) == 0, "gate|up of odd width {}", w.size(0));
-  const cuda::GemmActivationShape shape{
+  const cuda::FusedGemmShape shape{
       .rows = x.size(0), .width = w.size(0) / parts_of(activation), .k = x.size(1), .activation = activation};
   require_like(y, x, shape.rows * shape.width, "y");
   if (z.defined()) require_like(z, x, shape.rows * w.size(0), "z");
-  if (!in_one_kernel(shape, {x, w, bias, y, z})) {
+  if (!use_fused_activation(shape, {x, w, bias, y, z})) {
     activation_forward(linear_forward(x, w, bias, z), {}, activation, y);
     return;
   }
@@ -217,37 +215,27 @@ void linear_activation(const Activated& into, const at::Tensor& x, const at::Ten
       current_stream(x));
 }
 
-SummedGradient linear_activation_backward(const ArgumentGradient& into, const at::Tensor& dy,
-                                          const at::Tensor& w, const at::Tensor& z, Activation activation) {
-  const auto& [place, sum] = into;
+ActivationGradients linear_activation_backward(const ActivationGradOutputs& outputs, const at::Tensor& dy,
+                                               const at::Tensor& w, const at::Tensor& z,
+                                               Activation activation) {
   require_float(dy, "dy");
   require_like(w, dy, dy.size(1) * w.size(1), "w");
   require_like(z, dy, dy.size(0) * w.size(1) * parts_of(activation), "z");
-  if (place.defined()) require_like(place, z, z.numel(), "dz");
-  const cuda::GemmActivationShape shape{
+  if (outputs.dx.defined()) require_like(outputs.dx, z, z.numel(), "dz");
+  const cuda::FusedGemmShape shape{
       .rows = dy.size(0), .width = w.size(1), .k = dy.size(1), .activation = activation};
-  if (!in_one_kernel(shape, {dy, w, z, place})) {
-    const at::Tensor da = linear_input_gradient(dy, w);
-    if (sum) return activation_backward_summed(da, z, {}, activation, {.dx = place, .column_sum = *sum});
-    return {activation_backward(da, z, {}, activation, place), {}};
-  }
-  const at::Tensor dz = place.defined() ? place : at::empty_like(z);
-  SumInto sum_into;
-  at::Tensor partial;
-  if (sum) {
-    const auto sums = z.options().dtype(at::kFloat);
-    const int64_t wide = shape.width * parts_of(activation);
-    sum_into = place_of_sum(*sum, wide, sums);
-    partial = at::empty({cuda::gemm_activation_partials(shape), wide}, sums);
-  }
+  if (!use_fused_activation(shape, {dy, w, z, outputs.dx}))
+    return activation_backward(linear_input_gradient(dy, w), z, {}, activation, outputs);
+  const at::Tensor dz = outputs.dx.defined() ? outputs.dx : at::empty_like(z);
+  ColumnSum dbias(outputs.dbias, shape.width * parts_of(activation), z.options().dtype(at::kFloat));
   cuda::gemm_activation_backward(shape,
                                  {.dy = address(dy),
                                   .w = address(w),
                                   .z = address(z),
                                   .dz = address(dz),
-                                  .sum = row_sum(partial, sum_into)},
+                                  .dbias = dbias.reduction(cuda::gemm_activation_workspace_rows(shape))},
                                  current_stream(dy));
-  return {dz, sum_into.out};
+  return {dz, dbias.out()};
 }
 
 }  // namespace teratron

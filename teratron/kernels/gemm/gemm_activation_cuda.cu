@@ -1,22 +1,22 @@
-#include "teratron/kernels/common/partials.cuh"
-#include "teratron/kernels/gemm/gemm_activation_cuda.h"
-#include "teratron/kernels/gemm/gemm_activation_launch.cuh"
+#include "teratron/kernels/common/column_reduction.cuh"
+#include "teratron/kernels/gemm/fused_gemm_launch.cuh"
+#include "teratron/kernels/gemm/launchers.h"
 
 namespace teratron::cuda {
 namespace {
 
-using namespace gemm_activation;
+using namespace fused_gemm;
 
-bool is_narrow(const GemmActivationShape& shape) {
+bool use_tile192(const FusedGemmShape& shape) {
   return shape.k < 1024 && !is_gated(shape.activation);
 }
 
 template <bool backward, Activation kind>
 void launch(const Params& p, cudaStream_t stream) {
-  if constexpr (!takes_up<kind>) {
-    if (is_narrow(p.shape)) return launch_task<Task<Narrow, backward, kind>>(p, stream);
+  if constexpr (!gated_kind<kind>) {
+    if (use_tile192(p.shape)) return launch_kernel<ActivationGemm<Tile192, backward, kind>>(p, stream);
   }
-  launch_task<Task<Wide, backward, kind>>(p, stream);
+  launch_kernel<ActivationGemm<Tile256, backward, kind>>(p, stream);
 }
 
 template <bool backward>
@@ -41,46 +41,47 @@ void launch(const Params& p, cudaStream_t stream) {
 
 }  // namespace
 
-bool has_gemm_activation(const GemmActivationShape& shape) {
-  return can_launch<Task<Wide, false, Activation::gelu>>(shape);
+bool has_gemm_activation(const FusedGemmShape& shape) {
+  return can_launch<ActivationGemm<Tile256, false, Activation::gelu>>(shape);
 }
 
-void gemm_activation_forward(const GemmActivationShape& shape, const GemmActivationForward& args,
+void gemm_activation_forward(const FusedGemmShape& shape, const GemmActivationForward& args,
                              CUstream_st* stream) {
-  const int half_columns = is_narrow(shape) ? Form<Narrow>::half_columns : Form<Wide>::half_columns;
-  const Params p{.a = matrix(args.x, shape.rows, shape.k, tile_rows),
-                 .b = matrix(args.w, parts_of(shape.activation) * shape.width, shape.k, half_columns),
+  const int half_columns =
+      use_tile192(shape) ? TileConfig<Tile192>::half_columns : TileConfig<Tile256>::half_columns;
+  const Params p{.a = tensor_map(args.x, shape.rows, shape.k, tile_rows),
+                 .b = tensor_map(args.w, parts_of(shape.activation) * shape.width, shape.k, half_columns),
                  .shape = shape,
                  .bias = static_cast<const bf16*>(args.bias),
                  .z_in = nullptr,
                  .z_out = static_cast<bf16*>(args.z),
                  .out = static_cast<bf16*>(args.out),
-                 .partial = nullptr,
-                 .turn = {}};
+                 .dbias_workspace = nullptr,
+                 .rope = {}};
   launch<false>(p, stream);
 }
 
-int64_t gemm_activation_partials(const GemmActivationShape& shape) {
+int64_t gemm_activation_workspace_rows(const FusedGemmShape& shape) {
   return ceil_div(shape.rows, tile_rows);
 }
 
-void gemm_activation_backward(const GemmActivationShape& shape, const GemmActivationBackward& args,
+void gemm_activation_backward(const FusedGemmShape& shape, const GemmActivationBackward& args,
                               CUstream_st* stream) {
-  const Params p{.a = matrix(args.dy, shape.rows, shape.k, tile_rows),
-                 .b = matrix(args.w, shape.k, shape.width, tile_k),
+  const Params p{.a = tensor_map(args.dy, shape.rows, shape.k, tile_rows),
+                 .b = tensor_map(args.w, shape.k, shape.width, tile_k),
                  .shape = shape,
                  .bias = nullptr,
                  .z_in = static_cast<const bf16*>(args.z),
                  .z_out = nullptr,
                  .out = static_cast<bf16*>(args.dz),
-                 .partial = static_cast<float*>(args.sum.partial),
-                 .turn = {}};
+                 .dbias_workspace = static_cast<float*>(args.dbias.workspace),
+                 .rope = {}};
   launch<true>(p, stream);
-  if (args.sum.partial == nullptr) return;
-  add_partials<float>({.sums = {args.sum},
-                       .count = gemm_activation_partials(shape),
-                       .width = parts_of(shape.activation) * shape.width},
-                      stream);
+  if (args.dbias.workspace == nullptr) return;
+  finalize_column_sums<float>({.sums = {args.dbias},
+                               .rows = gemm_activation_workspace_rows(shape),
+                               .width = parts_of(shape.activation) * shape.width},
+                              stream);
 }
 
 }  // namespace teratron::cuda

@@ -1,5 +1,3 @@
-#include "teratron/kernels/gemm/gemm_cuda.h"
-
 #include <array>
 #include <map>
 #include <memory>
@@ -11,7 +9,8 @@
 #include <fmt/format.h>
 
 #include "teratron/base/error.h"
-#include "teratron/kernels/gemm/gemm_choice.h"
+#include "teratron/kernels/gemm/gemm_heuristic.h"
+#include "teratron/kernels/gemm/launchers.h"
 
 namespace teratron::cuda {
 namespace {
@@ -23,12 +22,12 @@ bool is_fp8(Dtype dtype) {
 void check(cublasStatus_t status, const GemmArgs& args) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
   if (!is_fp8(args.a.type)) {
-    throw Fault(fmt::format("product of [{}, {}] by [{}, {}]: cuBLASLt says {}", args.m, args.k, args.k,
+    throw Fault(fmt::format("product of [{}, {}] by [{}, {}]: cuBLASLt returned {}", args.m, args.k, args.k,
                             args.n, cublasLtGetStatusString(status)));
   }
   throw Fault(
-      fmt::format("FP8 product of [{}, {}] by [{}, {}]: cuBLASLt says {}. FP8 needs a GPU of compute "
-                  "capability 8.9 or more; leave --fp8-format out on others",
+      fmt::format("FP8 product of [{}, {}] by [{}, {}]: cuBLASLt returned {}. FP8 needs a GPU of compute "
+                  "capability 8.9 or higher; omit --fp8-format",
                   args.m, args.k, args.k, args.n, cublasLtGetStatusString(status)));
 }
 
@@ -67,20 +66,20 @@ void set(const Description& description, cublasLtMatmulDescAttributes_t attribut
                   "attribute {}", static_cast<int>(attribute));
 }
 
-// cuBLAS counts columns first: our row-major out [m, n] = a b^T is its out [n, m] = b^T a, where a factor that is stored along
-// k is its matrix [k, ...].
+// cuBLAS is column-major: our row-major out [m, n] = a b^T is its out [n, m] = b^T a, and a k-major operand
+// is its matrix [k, ...].
 Description describe(const GemmArgs& args) {
   cublasLtMatmulDesc_t handle = nullptr;
   check(cublasLtMatmulDescCreate(&handle, CUBLAS_COMPUTE_32F, CUDA_R_32F), args);
   Description description(handle);
-  set(description, CUBLASLT_MATMUL_DESC_TRANSA, args.b.across_k ? CUBLAS_OP_N : CUBLAS_OP_T);
-  set(description, CUBLASLT_MATMUL_DESC_TRANSB, args.a.across_k ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(description, CUBLASLT_MATMUL_DESC_TRANSA, args.b.mn_major ? CUBLAS_OP_N : CUBLAS_OP_T);
+  set(description, CUBLASLT_MATMUL_DESC_TRANSB, args.a.mn_major ? CUBLAS_OP_T : CUBLAS_OP_N);
   if (is_fp8(args.a.type)) {
-    set(description, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, args.b.inverse);
-    set(description, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, args.a.inverse);
+    set(description, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, args.b.scale_inv);
+    set(description, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, args.a.scale_inv);
     set(description, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<int8_t>(args.fast_accumulation ? 1 : 0));
   }
-  if (args.weights != nullptr) {
+  if (args.alpha_beta != nullptr) {
     set(description, CUBLASLT_MATMUL_DESC_POINTER_MODE, static_cast<int32_t>(CUBLASLT_POINTER_MODE_DEVICE));
   }
   if (args.bias == nullptr) return description;
@@ -97,9 +96,9 @@ Layout layout(const GemmArgs& args, Dtype type, const std::array<int64_t, 3>& ro
   return Layout(handle);
 }
 /// `count` rows of k elements.
-Layout layout(const GemmArgs& args, const GemmFactor& factor, int64_t count) {
-  if (factor.across_k) return layout(args, factor.type, {count, args.k, factor.stride});
-  return layout(args, factor.type, {args.k, count, factor.stride});
+Layout layout(const GemmArgs& args, const GemmOperand& operand, int64_t count) {
+  if (operand.mn_major) return layout(args, operand.type, {count, args.k, operand.stride});
+  return layout(args, operand.type, {args.k, count, operand.stride});
 }
 
 /// The power of two, at most 128, that divides the address.
@@ -115,8 +114,8 @@ void set(const Preference& preference, cublasLtMatmulPreferenceAttributes_t attr
                   "attribute {}", static_cast<int>(attribute));
 }
 
-/// What `out` is computed from beside the product; `out`, of weight 0, if nothing.
-const void* addend(const GemmArgs& args) {
+/// cuBLAS' matrix C; `out` with beta = 0 if there is no addend.
+const void* matrix_c(const GemmArgs& args) {
   return args.addend != nullptr ? args.addend : args.out;
 }
 
@@ -125,12 +124,12 @@ Preference preference(const GemmArgs& args) {
   check(cublasLtMatmulPreferenceCreate(&handle), args);
   Preference result(handle);
   set(result, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(gemm_workspace));
-  // Parts of k are added in f32.
+  // Split-k reduces in f32.
   set(result, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
       static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   set(result, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(args.b.data));
   set(result, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(args.a.data));
-  set(result, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(addend(args)));
+  set(result, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(matrix_c(args)));
   set(result, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(args.out));
   return result;
 }
@@ -144,7 +143,7 @@ int attribute(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAtt
   return value;
 }
 
-/// Rows and columns of cuBLAS' tile, which are those of its out.
+/// Rows and columns of a tile of cuBLAS' (column-major) out.
 std::array<int64_t, 2> tile_of(const cublasLtMatmulAlgo_t& algorithm) {
   switch (attribute(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID)) {
     case CUBLASLT_MATMUL_TILE_256x128:
@@ -158,35 +157,35 @@ std::array<int64_t, 2> tile_of(const cublasLtMatmulAlgo_t& algorithm) {
     case CUBLASLT_MATMUL_TILE_128x160:
       return {128, 160};
     default:
-      return {0, 0};  // none that the choice knows
+      return {0, 0};  // not measured
   }
 }
 
-size_t choose(const Heuristics& found, const GemmArgs& args) {
+size_t select(const Heuristics& found, const GemmArgs& args) {
   const cudaDeviceProp& device = *at::cuda::getCurrentDeviceProperties();
   if (device.major != 9) return 0;
-  std::vector<GemmProposal> proposals;
+  std::vector<GemmCandidate> candidates;
   for (const auto& result : found) {
     const auto& [n, m] = tile_of(result.algo);
-    proposals.push_back({.algorithm = attribute(result.algo, CUBLASLT_ALGO_CONFIG_ID),
-                         .tile_m = m,
-                         .tile_n = n,
-                         .parts_of_k = attribute(result.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM)});
+    candidates.push_back({.algorithm = attribute(result.algo, CUBLASLT_ALGO_CONFIG_ID),
+                          .tile_m = m,
+                          .tile_n = n,
+                          .split_k = attribute(result.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM)});
   }
-  // The first micro-batch's gradient of a weight is written, the others are added: by the same kernel, as loading another one
-  // could wait for ever while the device waits for a neighbour of the pipeline.
-  const bool gradient_of_weight = args.a.across_k || args.out_type == Dtype::f32;
+  // The first micro-batch writes a weight gradient, later ones add to it. Both must use the same kernel:
+  // loading another module could deadlock while the device waits for a neighboring pipeline stage.
+  const bool is_wgrad = args.a.mn_major || args.out_type == Dtype::f32;
   const GemmSize size{.m = args.m,
                       .n = args.n,
                       .k_bytes = args.k * (is_fp8(args.a.type) ? 1 : 2),
-                      .adds = args.addend != nullptr || args.bias != nullptr || gradient_of_weight};
-  return choose_gemm(proposals, size, device.multiProcessorCount);
+                      .has_addend = args.addend != nullptr || args.bias != nullptr || is_wgrad};
+  return select_gemm(candidates, size, device.multiProcessorCount);
 }
 
-/// A product as cuBLASLt is told of it.
+/// cuBLASLt's description of a GEMM.
 struct Problem {
   Description description;
-  Layout a, b, out;  // a and b by cuBLAS' order
+  Layout a, b, out;  // a and b in cuBLAS' order
 
   explicit Problem(const GemmArgs& args)
       : description(describe(args)),
@@ -195,28 +194,28 @@ struct Problem {
         out(layout(args, args.out_type, {args.n, args.m, args.n})) {}
 };
 
-struct Chosen {
+struct Selected {
   cublasLtMatmulAlgo_t algorithm;
-  size_t place;  // among the proposals
+  size_t index;  // among the candidates
 };
 
-Chosen find_algorithm(const Problem& problem, const GemmArgs& args) {
-  constexpr int most = 16;
-  const Preference wanted = preference(args);
-  Heuristics found(most);
+Selected find_algorithm(const Problem& problem, const GemmArgs& args) {
+  constexpr int max_candidates = 16;
+  const Preference preferences = preference(args);
+  Heuristics found(max_candidates);
   int count = 0;
   check(cublasLtMatmulAlgoGetHeuristic(at::cuda::getCurrentCUDABlasLtHandle(), problem.description.get(),
                                        problem.a.get(), problem.b.get(), problem.out.get(), problem.out.get(),
-                                       wanted.get(), most, found.data(), &count),
+                                       preferences.get(), max_candidates, found.data(), &count),
         args);
   found.resize(static_cast<size_t>(count));
   std::erase_if(found, [](const auto& result) { return result.state != CUBLAS_STATUS_SUCCESS; });
   check(found.empty() ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS, args);
-  const size_t place = choose(found, args);
-  return {found[place].algo, place};
+  const size_t index = select(found, args);
+  return {found[index].algo, index};
 }
 
-/// What the choice depends on.
+/// Everything that the selection depends on.
 using Key = std::array<int64_t, 19>;
 
 Key key_of(const GemmArgs& args) {
@@ -230,23 +229,23 @@ Key key_of(const GemmArgs& args) {
           number(args.out_type),
           args.a.stride,
           args.b.stride,
-          args.a.across_k,
-          args.b.across_k,
+          args.a.mn_major,
+          args.b.mn_major,
           alignment(args.a.data),
           alignment(args.b.data),
           alignment(args.out),
-          alignment(addend(args)),
+          alignment(matrix_c(args)),
           args.addend != nullptr,
           args.bias != nullptr ? alignment(args.bias) : 0,
           args.fast_accumulation,
-          args.weights != nullptr};
+          args.alpha_beta != nullptr};
 }
 
-/// The algorithm of a product, asked for once: asking for so many proposals takes 0.15 ms.
-Chosen algorithm_of(const Problem& problem, const GemmArgs& args) {
-  static std::mutex mutex;  // lint: allow(global-state): what cuBLASLt answers depends on the key alone
+/// Cached: a query for so many candidates takes 0.15 ms.
+Selected algorithm_of(const Problem& problem, const GemmArgs& args) {
+  static std::mutex mutex;  // lint: allow(global-state): the result depends on the key alone
   // lint: allow(global-state): the same
-  static std::map<Key, Chosen> known;
+  static std::map<Key, Selected> known;
   const std::lock_guard lock(mutex);
   const Key key = key_of(args);
   if (const auto found = known.find(key); found != known.end()) return found->second;
@@ -258,17 +257,17 @@ Chosen algorithm_of(const Problem& problem, const GemmArgs& args) {
 void gemm(const GemmArgs& args, CUstream_st* stream) {
   const Problem problem(args);
   const cublasLtMatmulAlgo_t algorithm = algorithm_of(problem, args).algorithm;
-  const float on_host[] = {1.0F, args.addend != nullptr ? 1.0F : 0.0F};
-  const float* const weights = args.weights != nullptr ? args.weights : on_host;
-  check(cublasLtMatmul(at::cuda::getCurrentCUDABlasLtHandle(), problem.description.get(), weights,
-                       args.b.data, problem.a.get(), args.a.data, problem.b.get(), weights + 1, addend(args),
-                       problem.out.get(), args.out, problem.out.get(), &algorithm, args.workspace,
-                       gemm_workspace, stream),
+  const float host_alpha_beta[] = {1.0F, args.addend != nullptr ? 1.0F : 0.0F};
+  const float* const alpha_beta = args.alpha_beta != nullptr ? args.alpha_beta : host_alpha_beta;
+  check(cublasLtMatmul(at::cuda::getCurrentCUDABlasLtHandle(), problem.description.get(), alpha_beta,
+                       args.b.data, problem.a.get(), args.a.data, problem.b.get(), alpha_beta + 1,
+                       matrix_c(args), problem.out.get(), args.out, problem.out.get(), &algorithm,
+                       args.workspace, gemm_workspace, stream),
         args);
 }
 
-size_t gemm_choice(const GemmArgs& args) {
-  return algorithm_of(Problem(args), args).place;
+size_t gemm_algorithm_index(const GemmArgs& args) {
+  return algorithm_of(Problem(args), args).index;
 }
 
 }  // namespace teratron::cuda

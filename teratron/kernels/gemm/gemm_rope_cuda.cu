@@ -1,27 +1,27 @@
-#include "teratron/kernels/gemm/gemm_activation_cuda.h"
-#include "teratron/kernels/gemm/gemm_activation_launch.cuh"
+#include "teratron/kernels/gemm/fused_gemm_launch.cuh"
+#include "teratron/kernels/gemm/launchers.h"
 
 namespace teratron::cuda {
 
-using namespace gemm_activation;
+using namespace fused_gemm;
 
-bool has_gemm_turn(const GemmActivationShape& shape, int64_t channels) {
-  constexpr int64_t shortest = 1024;  // what is sooner made leaves the turning threads too little time
-  const bool whole_heads = channels % 16 == 0 && TurnTask::columns % channels == 0;
-  return whole_heads && shape.k >= shortest && can_launch<TurnTask>(shape);
+bool has_gemm_rope(const FusedGemmShape& shape, int64_t channels) {
+  constexpr int64_t min_k = 1024;  // shorter main loops do not hide the epilogue
+  const bool whole_heads = channels % 16 == 0 && RopeGemm::columns % channels == 0;
+  return whole_heads && shape.k >= min_k && can_launch<RopeGemm>(shape);
 }
 
-void gemm_turn(const GemmActivationShape& shape, const GemmTurnArgs& args, CUstream_st* stream) {
-  const Params p{.a = matrix(args.x, shape.rows, shape.k, tile_rows),
-                 .b = matrix(args.w, shape.width, shape.k, TurnTask::half_columns),
+void gemm_rope(const FusedGemmShape& shape, const GemmRopeArgs& args, CUstream_st* stream) {
+  const Params p{.a = tensor_map(args.x, shape.rows, shape.k, tile_rows),
+                 .b = tensor_map(args.w, shape.width, shape.k, RopeGemm::half_columns),
                  .shape = shape,
                  .bias = static_cast<const bf16*>(args.bias),
                  .z_in = nullptr,
                  .z_out = nullptr,
                  .out = static_cast<bf16*>(args.out),
-                 .partial = nullptr,
-                 .turn = args.turn};
-  launch_task<TurnTask>(p, stream);
+                 .dbias_workspace = nullptr,
+                 .rope = args.rope};
+  launch_kernel<RopeGemm>(p, stream);
 }
 
 }  // namespace teratron::cuda

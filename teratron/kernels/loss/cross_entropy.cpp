@@ -7,14 +7,14 @@
 #include "teratron/kernels/common/stream.h"
 #include "teratron/kernels/common/vector_math.h"
 #include "teratron/kernels/fp8/fp8_allocation.h"
-#include "teratron/kernels/loss/cross_entropy_cuda.h"
+#include "teratron/kernels/loss/launchers.h"
 
 #pragma GCC optimize("O3")
 
 namespace teratron {
 namespace {
 
-cuda::VocabShape shape_of(const at::Tensor& logits, const VocabRange& range) {
+cuda::VocabShape vocab_shape_of(const at::Tensor& logits, const VocabRange& range) {
   require_float(logits, "logits");
   const RowShape rows = rows_of(logits);
   TERATRON_ASSERT(range.first >= 0 && range.columns >= 0 && range.columns <= rows.width,
@@ -46,15 +46,15 @@ void for_rows(const cuda::VocabShape& shape, const F& f) {
   });
 }
 
-/// Calls f(z, first, count) for the logical columns of a row, some that stay in the cache at a time: `z` holds them in the
-/// type of the arithmetic, and a vector of -inf after them.
+/// Calls f(z, first, count) for chunks of a row's logical columns that fit in cache: `z` holds them in the
+/// accumulation type, followed by a vector of -inf.
 template <typename T, typename F>
 void for_columns(const T* row, const cuda::VocabShape& shape, const F& f) {
   using A = Accumulator<T>;
-  constexpr int64_t at_once = 1024;
-  A z[at_once + Vector<A>::size()];
-  for (int64_t first = 0; first < shape.columns; first += at_once) {
-    const int64_t count = std::min(at_once, shape.columns - first);
+  constexpr int64_t chunk = 1024;
+  A z[chunk + Vector<A>::size()];
+  for (int64_t first = 0; first < shape.columns; first += chunk) {
+    const int64_t count = std::min(chunk, shape.columns - first);
     convert(row + first, z, count);
     std::fill_n(z + count, Vector<A>::size(), -std::numeric_limits<A>::infinity());
     f(z, first, count);
@@ -70,7 +70,7 @@ A max_of(const A* z, int64_t count, A least) {
                                     most);
 }
 
-/// The sum of exp(z - top).
+/// Sum of exp(z - top).
 template <typename A>
 A exp_sum(const A* z, int64_t count, A top) {
   Vector<A> sums(0);
@@ -128,7 +128,7 @@ void gradient_cpu(const at::Tensor& logits, const CrossEntropySaved& saved, cons
 
 CrossEntropyStatistics cross_entropy_statistics(const at::Tensor& logits, const at::Tensor& targets,
                                                 const VocabRange& range) {
-  const cuda::VocabShape shape = shape_of(logits, range);
+  const cuda::VocabShape shape = vocab_shape_of(logits, range);
   check_targets(targets, logits, shape.rows);
   const auto type = logits.options().dtype(accumulation_type(logits));
   CrossEntropyStatistics out{.max = at::empty({shape.rows}, type),
@@ -171,7 +171,7 @@ cuda::CrossEntropyGradientArgs gradient_args(const at::Tensor& logits, const Cro
 
 void cross_entropy_gradient_(const at::Tensor& logits, const CrossEntropySaved& saved,
                              const VocabRange& range) {
-  const cuda::VocabShape shape = shape_of(logits, range);
+  const cuda::VocabShape shape = vocab_shape_of(logits, range);
   check_saved(saved, logits, shape.rows);
   if (logits.numel() == 0) return;
   if (logits.is_cuda()) {
@@ -182,8 +182,8 @@ void cross_entropy_gradient_(const at::Tensor& logits, const CrossEntropySaved& 
 }
 
 bool has_cross_entropy_with_gradient(const at::Tensor& logits) {
-  return logits.is_cuda() && reinterpret_cast<uintptr_t>(address(logits)) % 16 == 0 &&
-         cuda::has_cross_entropy_with_gradient(shape_of(logits, {}));
+  return logits.is_cuda() && is_aligned(logits) &&
+         cuda::has_cross_entropy_with_gradient(vocab_shape_of(logits, {}));
 }
 
 at::Tensor cross_entropy_with_gradient_(const at::Tensor& logits, const at::Tensor& targets,
@@ -193,7 +193,7 @@ at::Tensor cross_entropy_with_gradient_(const at::Tensor& logits, const at::Tens
     cross_entropy_gradient_(logits, {max, sum_exp, targets, at::ones_like(max)}, range);
     return sum_exp.log() + max - target_logit;
   }
-  const cuda::VocabShape shape = shape_of(logits, range);
+  const cuda::VocabShape shape = vocab_shape_of(logits, range);
   check_targets(targets, logits, shape.rows);
   const at::Tensor losses = at::empty({shape.rows}, logits.options().dtype(at::kFloat));
   if (shape.rows == 0) return losses;
@@ -206,7 +206,7 @@ at::Tensor cross_entropy_with_gradient_(const at::Tensor& logits, const at::Tens
 }
 
 at::Tensor cross_entropy_scale_(const at::Tensor& gradient, const at::Tensor& scale) {
-  const cuda::VocabShape shape = shape_of(gradient, {});
+  const cuda::VocabShape shape = vocab_shape_of(gradient, {});
   TERATRON_ASSERT(scale.scalar_type() == accumulation_type(gradient) && scale.is_contiguous() &&
                   scale.numel() == shape.rows && scale.device() == gradient.device());
   if (shape.rows == 0) return at::ones({1}, scale.options());
@@ -226,14 +226,14 @@ at::Tensor cross_entropy_scale_(const at::Tensor& gradient, const at::Tensor& sc
 
 Fp8Matrix cross_entropy_gradient_fp8(const at::Tensor& logits, const CrossEntropySaved& saved,
                                      const VocabRange& range, const Fp8Cast& cast) {
-  if (!casts_in_one_pass(logits)) {
+  if (!can_fuse_fp8_cast(logits)) {
     cross_entropy_gradient_(logits, saved, range);
     return cast_to_fp8(logits, cast);
   }
-  const cuda::VocabShape shape = shape_of(logits, range);
+  const cuda::VocabShape shape = vocab_shape_of(logits, range);
   check_saved(saved, logits, shape.rows);
-  const auto [matrix, target] = allocate_fp8(logits, shape.width, cast);
-  cuda::cross_entropy_gradient_fp8(shape, gradient_args(logits, saved), target, current_stream(logits));
+  const auto [matrix, output] = allocate_fp8(logits, shape.width, cast);
+  cuda::cross_entropy_gradient_fp8(shape, gradient_args(logits, saved), output, current_stream(logits));
   return matrix;
 }
 

@@ -1,11 +1,10 @@
 #include "teratron/kernels/fp8/fp8_tile.cuh"
-#include "teratron/kernels/loss/cross_entropy_cuda.h"
+#include "teratron/kernels/loss/launchers.h"
 
 namespace teratron::cuda {
 namespace {
 
-constexpr int threads =
-    256;  // small blocks: while one ends with its reductions, others of the multiprocessor load
+constexpr int threads = 256;  // small blocks: while one reduces, others on the SM load
 
 /// The row's target among the local logical columns, or -1.
 __device__ int64_t local_target(const VocabShape& shape, int64_t target) {
@@ -13,9 +12,9 @@ __device__ int64_t local_target(const VocabShape& shape, int64_t target) {
   return column >= 0 && column < shape.columns ? column : -1;
 }
 
-/// f(pack, column) for this thread's packs of a row, four loads at a time.
+/// f(pack, column) for this thread's packs of a row, with four loads in flight.
 template <typename T, int N, typename F>
-__device__ void walk_packs(const T* row, int64_t columns, F&& f) {
+__device__ void for_each_pack(const T* row, int64_t columns, F&& f) {
   constexpr int R = 4;
   const int64_t step = blockDim.x * int64_t{N};
   for (int64_t first = threadIdx.x * N; first < columns; first += R * step) {
@@ -40,8 +39,8 @@ __global__ void __launch_bounds__(threads)
   const int64_t row = blockIdx.x;
   const T* const z = static_cast<const T*>(args.logits) + row * shape.width;
   const int64_t whole = shape.columns / N * N;
-  RunningSoftmax<A> statistics;
-  walk_packs<T, N>(z, whole, [&](const Pack<T, N>& pack, int64_t) {
+  OnlineSoftmax<A> statistics;
+  for_each_pack<T, N>(z, whole, [&](const Pack<T, N>& pack, int64_t) {
     A x[N];
     widen(pack, x);
     statistics.add(x);
@@ -58,7 +57,7 @@ __global__ void __launch_bounds__(threads)
   static_cast<A*>(args.target_logit)[row] = column < 0 ? A(0) : A(widen(z[column]));
 }
 
-/// What the gradient of a row needs to know.
+/// Per-row constants of the gradient.
 template <typename A>
 struct RowGradient {
   A max, factor, scale;
@@ -70,7 +69,8 @@ struct RowGradient {
         scale(static_cast<const A*>(args.scale)[row]),
         target(local_target(shape, args.targets[row])) {}
 
-  /// Of element i of a pack that begins `left` columns before the padding and `target_here` before the target.
+  /// Gradient of element i of a pack that starts `left` columns before the padding and `target_here` before
+  /// the target.
   __device__ A operator()(A value, int i, int left, int target_here) const {
     const A p = i < left ? fast_exp(value - max) * factor : A(0);
     return i == target_here ? p - scale : p;
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(threads)
     write_zeros<T, N>(z, shape.width);
     return;
   }
-  walk_packs<T, N>(z, shape.width, [&](Pack<T, N>& pack, int64_t c) {
+  for_each_pack<T, N>(z, shape.width, [&](Pack<T, N>& pack, int64_t c) {
     A x[N];
     widen(pack, x);
 #pragma unroll
@@ -108,25 +108,25 @@ __global__ void __launch_bounds__(threads)
   });
 }
 
-constexpr int rows_per_block = 32;  // a lane looks at one
+constexpr int rows_per_block = 32;  // one scale per lane
 
-/// By a whole block, row by row: hardly any needs it.
+/// A whole block per row: few rows need it.
 template <typename T, int N>
 __global__ void __launch_bounds__(threads)
     cross_entropy_scale_kernel(VocabShape shape, CrossEntropyScaleArgs args) {
-  const int64_t first = blockIdx.x * int64_t{rows_per_block}, mine = first + threadIdx.x % 32;
-  const float scale = mine < shape.rows ? args.scale[mine] : 0.0f;
+  const int64_t first = blockIdx.x * int64_t{rows_per_block}, lane_row = first + threadIdx.x % 32;
+  const float scale = lane_row < shape.rows ? args.scale[lane_row] : 0.0f;
   const float factor = scale == 0 ? 0.0f : scale / *args.largest;
-  unsigned wanted = __ballot_sync(0xFFFFFFFFu, mine < shape.rows && factor != 1);
-  for (; wanted != 0; wanted &= wanted - 1) {
-    const int lane = __ffs(static_cast<int>(wanted)) - 1;
+  unsigned pending = __ballot_sync(0xFFFFFFFFu, lane_row < shape.rows && factor != 1);
+  for (; pending != 0; pending &= pending - 1) {
+    const int lane = __ffs(static_cast<int>(pending)) - 1;
     const float by = __shfl_sync(0xFFFFFFFFu, factor, lane);
     T* const row = static_cast<T*>(args.gradient) + (first + lane) * shape.width;
     if (by == 0) {
       write_zeros<T, N>(row, shape.width);
       continue;
     }
-    walk_packs<T, N>(row, shape.width, [&](Pack<T, N>& pack, int64_t c) {
+    for_each_pack<T, N>(row, shape.width, [&](Pack<T, N>& pack, int64_t c) {
       Accumulator<T> x[N];
       widen(pack, x);
 #pragma unroll
@@ -136,59 +136,47 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// The gradient in FP8, by tiles; the logits stay.
+/// The gradient in FP8, tile by tile; does not modify the logits.
 template <typename T, Fp8Format format>
 __global__ void __launch_bounds__(Fp8Tile::threads)
-    cross_entropy_gradient_fp8_kernel(VocabShape shape, CrossEntropyGradientArgs args, Fp8Target to) {
+    cross_entropy_gradient_fp8_kernel(VocabShape shape, CrossEntropyGradientArgs args, Fp8Output to) {
   constexpr int pack = Fp8Tile::pack;
   __shared__ Fp8Tile tile;
-  const Fp8Place place;
+  const Fp8Position position;
   Fp8Quad<format> quad;
-  if (place.column < shape.width && place.row < shape.rows) {
-    const T* const from = static_cast<const T*>(args.logits) + place.row * shape.width + place.column;
+  if (position.column < shape.width && position.row < shape.rows) {
+    const T* const from = static_cast<const T*>(args.logits) + position.row * shape.width + position.column;
     Pack<T, pack> z[4];
 #pragma unroll
     for (int r = 0; r < 4; ++r) z[r] = load<pack>(from + r * shape.width);
     const float to_fp8 = *to.scale;
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      const RowGradient<float> gradient(shape, args, place.row + r);
-      const int64_t columns = gradient.scale == 0 ? 0 : shape.columns;  // a masked row's may be no numbers
+      const RowGradient<float> gradient(shape, args, position.row + r);
+      const int64_t columns = gradient.scale == 0 ? 0 : shape.columns;  // a masked row may hold NaN
       float x[pack];
       widen(z[r], x);
 #pragma unroll
       for (int i = 0; i < pack; ++i) {
-        x[i] = gradient(x[i], i, static_cast<int>(columns - place.column),
-                        static_cast<int>(gradient.target - place.column));
+        x[i] = gradient(x[i], i, static_cast<int>(columns - position.column),
+                        static_cast<int>(gradient.target - position.column));
       }
       quad.set(r, round_to_pack<T>(x), to_fp8);
     }
-    if (to.out != nullptr) quad.write_rows(to, place.row, place.column);
-    quad.put(tile, place);
+    if (to.out != nullptr) quad.write_rows(to, position.row, position.column);
+    quad.put(tile, position);
   }
-  raise(to.amax, quad.most);
+  update_amax(to.amax, quad.amax);
   if (to.transposed == nullptr) return;
   __syncthreads();
-  tile.write_transposed(to, place.first_column, shape.width - place.first_column);
-}
-
-/// Calls f(T{}, N) with N the pack that width and alignment allow.
-template <typename F>
-void with_pack(const VocabShape& shape, const void* logits, F&& f) {
-  with_device_type(shape.dtype, [&]<typename T>(T zero) {
-    if (shape.width % pack_size<T> == 0 && aligned(logits)) {
-      f(zero, std::integral_constant<int, pack_size<T>>{});
-    } else {
-      f(zero, std::integral_constant<int, 1>{});
-    }
-  });
+  tile.write_transposed(to, position.first_column, shape.width - position.first_column);
 }
 
 }  // namespace
 
 void cross_entropy_statistics(const VocabShape& shape, const CrossEntropyStatisticsArgs& args,
                               CUstream_st* stream) {
-  with_pack(shape, args.logits, [&]<typename T>(T, auto pack) {
+  with_pack(shape.dtype, shape.width, aligned(args.logits), [&]<typename T>(T, auto pack) {
     cross_entropy_statistics_kernel<T, pack.value>
         <<<static_cast<unsigned>(shape.rows), threads, 0, stream>>>(shape, args);
   });
@@ -197,7 +185,7 @@ void cross_entropy_statistics(const VocabShape& shape, const CrossEntropyStatist
 
 void cross_entropy_gradient(const VocabShape& shape, const CrossEntropyGradientArgs& args,
                             CUstream_st* stream) {
-  with_pack(shape, args.logits, [&]<typename T>(T, auto pack) {
+  with_pack(shape.dtype, shape.width, aligned(args.logits), [&]<typename T>(T, auto pack) {
     cross_entropy_gradient_kernel<T, pack.value>
         <<<static_cast<unsigned>(shape.rows), threads, 0, stream>>>(shape, args);
   });
@@ -205,7 +193,7 @@ void cross_entropy_gradient(const VocabShape& shape, const CrossEntropyGradientA
 }
 
 void cross_entropy_scale(const VocabShape& shape, const CrossEntropyScaleArgs& args, CUstream_st* stream) {
-  with_pack(shape, args.gradient, [&]<typename T>(T, auto pack) {
+  with_pack(shape.dtype, shape.width, aligned(args.gradient), [&]<typename T>(T, auto pack) {
     cross_entropy_scale_kernel<T, pack.value>
         <<<static_cast<unsigned>(ceil_div(shape.rows, rows_per_block)), threads, 0, stream>>>(shape, args);
   });
@@ -213,7 +201,7 @@ void cross_entropy_scale(const VocabShape& shape, const CrossEntropyScaleArgs& a
 }
 
 void cross_entropy_gradient_fp8(const VocabShape& shape, const CrossEntropyGradientArgs& args,
-                                const Fp8Target& to, CUstream_st* stream) {
+                                const Fp8Output& to, CUstream_st* stream) {
   const auto launch = [&]<typename T>(T) {
     const auto kernel = to.format == Fp8Format::e4m3 ? cross_entropy_gradient_fp8_kernel<T, Fp8Format::e4m3>
                                                      : cross_entropy_gradient_fp8_kernel<T, Fp8Format::e5m2>;

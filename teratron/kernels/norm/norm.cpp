@@ -2,15 +2,15 @@
 
 #include "teratron/kernels/common/dispatch.h"
 #include "teratron/kernels/common/stream.h"
-#include "teratron/kernels/norm/norm_cuda.h"
+#include "teratron/kernels/norm/launchers.h"
 
 #pragma GCC optimize("O3")
 
 namespace teratron {
 namespace {
 
-// Rows whose parameter gradients are summed before the sums are added: fixed, so that the order of the
-// additions does not depend on the number of threads.
+// Rows per partial sum of the parameter gradients: fixed, so that the order of additions does not depend on
+// the number of threads.
 constexpr int64_t rows_per_partial = 64;
 
 cuda::NormShape shape_of(const at::Tensor& x, const NormParameters& p, const NormOptions& options) {
@@ -32,7 +32,7 @@ void check_parameters(const at::Tensor& x, const NormParameters& p) {
   if (p.bias.defined()) require_like(p.bias, p.weight, n, "bias");
 }
 
-/// The effective gain and shift in the type of the arithmetic.
+/// Effective weight and bias in the accumulation type.
 template <typename A>
 struct Affine {
   std::vector<A> gain, shift;
@@ -73,7 +73,7 @@ A dot(const A* x, const A* y, int64_t n) {
   return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
 }
 
-/// h of one row, rounded to T where it is stored, so that forward and backward norm the same numbers.
+/// h of one row, rounded to T if it is stored, so that forward and backward normalize the same values.
 template <typename T, typename A>
 void add_row(const at::Tensor& x, const NormAddends& added, int64_t row, A* h, T* sum) {
   const int64_t n = x.size(-1);
@@ -120,7 +120,7 @@ void forward_cpu(const at::Tensor& x, const NormAddends& added, const NormParame
   });
 }
 
-/// One row of the backward: dx, and dy * xhat left in `scratch`.
+/// Backward of one row: normalizes xhat in place, and leaves dx, without the residual gradient, in g.
 template <typename A>
 struct BackwardRow {
   const A* dy;
@@ -139,22 +139,20 @@ struct BackwardRow {
   }
 };
 
-/// What arrives at the backward.
-struct Arriving {
+struct BackwardInputs {
   const at::Tensor& dy;
   const at::Tensor& dresidual;
   const NormSaved& saved;
 };
 
-/// What leaves it; sums without a tensor are not wanted.
-struct Leaving {
+struct BackwardOutputs {
   at::Tensor dx;
-  SumInto dweight, dbias, dx_sum;
+  ColumnSum dweight, dbias, dx_sum;
 };
 
 template <typename T>
-void backward_cpu(const Arriving& in, const NormParameters& parameters, const NormOptions& options,
-                  const Leaving& out) {
+void backward_cpu(const BackwardInputs& in, const NormParameters& parameters, const NormOptions& options,
+                  const BackwardOutputs& out) {
   using A = Accumulator<T>;
   const at::Tensor &dy = in.dy, &dresidual = in.dresidual;
   const NormSaved& saved = in.saved;
@@ -162,7 +160,7 @@ void backward_cpu(const Arriving& in, const NormParameters& parameters, const No
   const bool rms = options.kind == NormKind::rms;
   const auto [rows, n] = rows_of(dy);
   const int64_t partials = (rows + rows_per_partial - 1) / rows_per_partial;
-  const bool has_bias = out.dbias.out.defined();
+  const bool has_bias = out.dbias.out().defined();
   std::vector<A> dweight(partials * n), dbias(has_bias ? partials * n : 0);
   const T* const extra = dresidual.defined() ? dresidual.const_data_ptr<T>() : nullptr;
   const A* const means = rms ? nullptr : saved.mean.const_data_ptr<A>();
@@ -188,25 +186,21 @@ void backward_cpu(const Arriving& in, const NormParameters& parameters, const No
       convert(g.data(), dx + row * n, n);
     }
   });
-  const auto add_up = [&, n = n](std::vector<A>& partial, const SumInto& into) {
-    add_partials<A>({.partial = partial.data(), .out = address(into.out), .adds = into.adds}, partials, n);
+  const auto finalize = [&, n = n](std::vector<A>& partial, const GradSink& sink) {
+    finalize_column_sums<A>(
+        {.workspace = partial.data(), .out = address(sink.out), .accumulate = sink.accumulate}, partials, n);
   };
-  add_up(dweight, out.dweight);
-  if (has_bias) add_up(dbias, out.dbias);
+  finalize(dweight, out.dweight.sink());
+  if (has_bias) finalize(dbias, out.dbias.sink());
 }
 
-void backward_cuda(const Arriving& in, const NormParameters& p, const NormOptions& options, Leaving& out) {
+void backward_cuda(const BackwardInputs& in, const NormParameters& p, const NormOptions& options,
+                   BackwardOutputs& out) {
   const auto& [dy, dresidual, saved] = in;
   cuda::NormShape shape = shape_of(dy, p, options);
-  shape.sums_dx = p.dx_sum && out.dbias.out.defined() && cuda::norm_backward_can_sum_dx(shape);
-  const at::TensorOptions sums = out.dweight.out.options();
-  if (shape.sums_dx) out.dx_sum = place_of_sum(*p.dx_sum, shape.width, sums);
-  const int64_t blocks = cuda::norm_backward_blocks(shape);
-  const auto partial_if = [&](bool wanted) {
-    return wanted ? at::empty({blocks, shape.width}, sums) : at::Tensor();
-  };
-  const at::Tensor partial_dweight = partial_if(true), partial_dbias = partial_if(out.dbias.out.defined()),
-                   partial_dx = partial_if(shape.sums_dx);
+  shape.sums_dx = p.dx_sum_sink && out.dbias.out().defined() && cuda::norm_backward_can_sum_dx(shape);
+  if (shape.sums_dx) out.dx_sum = ColumnSum(p.dx_sum_sink, shape.width, out.dweight.out().options());
+  const int64_t workspace_rows = cuda::norm_backward_workspace_rows(shape);
   cuda::norm_backward(shape,
                       {.dy = address(dy),
                        .dresidual = address(dresidual),
@@ -215,9 +209,9 @@ void backward_cuda(const Arriving& in, const NormParameters& p, const NormOption
                        .rstd = address(saved.rstd),
                        .weight = address(p.weight),
                        .dx = address(out.dx),
-                       .dweight = row_sum(partial_dweight, out.dweight),
-                       .dbias = row_sum(partial_dbias, out.dbias),
-                       .dx_sum = row_sum(partial_dx, out.dx_sum)},
+                       .dweight = out.dweight.reduction(workspace_rows),
+                       .dbias = out.dbias.reduction(workspace_rows),
+                       .dx_sum = out.dx_sum.reduction(workspace_rows)},
                       current_stream(dy));
 }
 
@@ -263,20 +257,22 @@ NormGradients norm_backward(const at::Tensor& dy, const at::Tensor& dresidual, c
   if (dresidual.defined()) require_like(dresidual, dy, dy.numel(), "dresidual");
   const auto statistics = dy.options().dtype(accumulation_type(dy));
   const int64_t n = dy.size(-1);
-  Leaving out{.dx = at::empty_like(dy), .dweight = place_of_sum(parameters.dweight_place, n, statistics)};
-  if (parameters.bias.defined()) out.dbias = place_of_sum(parameters.dbias_place, n, statistics);
+  BackwardOutputs out{.dx = at::empty_like(dy), .dweight = ColumnSum(parameters.dweight_sink, n, statistics)};
+  if (parameters.bias.defined()) out.dbias = ColumnSum(parameters.dbias_sink, n, statistics);
   if (dy.numel() == 0) {
-    for (const SumInto& sum : {out.dweight, out.dbias}) {
-      if (sum.out.defined() && !sum.adds) sum.out.zero_();
-    }
+    out.dweight.zero();
+    out.dbias.zero();
   } else if (dy.is_cuda()) {
     backward_cuda({dy, dresidual, saved}, parameters, options, out);
   } else {
     with_float_type(
         dy, [&]<typename T>(T) { backward_cpu<T>({dy, dresidual, saved}, parameters, options, out); });
   }
-  if (parameters.dx_sum && !out.dx_sum.out.defined()) out.dx_sum.out = column_sum(out.dx, *parameters.dx_sum);
-  return {.dx = out.dx, .dweight = out.dweight.out, .dbias = out.dbias.out, .dx_sum = out.dx_sum.out};
+  NormGradients gradients{
+      .dx = out.dx, .dweight = out.dweight.out(), .dbias = out.dbias.out(), .dx_sum = out.dx_sum.out()};
+  if (parameters.dx_sum_sink && !gradients.dx_sum.defined())
+    gradients.dx_sum = column_sum(out.dx, *parameters.dx_sum_sink);
+  return gradients;
 }
 
 }  // namespace teratron

@@ -53,12 +53,12 @@ void check(const Case& c) {
   }
   ASSERT_EQ(g.dbias.defined(), c.extras);
   if (c.extras) {
-    // Against the size of its terms: a single column's sum may nearly cancel.
+    // Relative to the size of its terms: a single column's sum may nearly cancel.
     const double error = (f64(g.dbias) - bias.grad()).norm().item<double>();
     EXPECT_LT(error, tolerance(statistics) * f64(dy).norm().item<double>());
   }
   NormParameters summing = p;
-  summing.dx_sum.emplace();
+  summing.dx_sum_sink.emplace();
   const NormGradients summed =
       norm_backward(dy, dresidual, {out.sum, out.mean, out.rstd}, summing, c.options);
   EXPECT_FALSE(g.dx_sum.defined());
@@ -66,7 +66,7 @@ void check(const Case& c) {
   EXPECT_TRUE(same_bits(summed.dx_sum, column_sum(g.dx)));
 }
 
-TEST(Norm, MatchesAutogradOfTheFormula) {
+TEST(Norm, MatchesAutograd) {
   for (const auto type : float_types) {
     for (const int64_t width : {1, 5, 64, 1027}) {
       for (const NormKind kind : {NormKind::layer, NormKind::rms}) {
@@ -90,7 +90,7 @@ TEST(Norm, LargeMeanKeepsItsVariance) {
   EXPECT_LT(relative_error(out.y, reference(f64(x), f64(p.weight), {}, {})), 1e-4);
 }
 
-TEST(Norm, TakesF32WeightsWithBf16Rows) {
+TEST(Norm, SupportsF32WeightsWithBf16Rows) {
   const at::Tensor x = randn({6, 48}, at::kBFloat16), weight = at::randn({48});
   const NormOutput out = norm_forward(x, {}, {weight, {}}, {});
   EXPECT_CLOSE(out.y, reference(f64(x), f64(weight), {}, {}), at::kBFloat16);
@@ -102,7 +102,7 @@ TEST(Norm, EpsilonIsInsideTheRoot) {
   EXPECT_EQ(out.rstd.item<float>(), 2.0f);
 }
 
-TEST(Norm, BackwardGivesTheSameBitsWithAnyNumberOfThreads) {
+TEST(Norm, BackwardIsIndependentOfThreadCount) {
   const at::Tensor x = at::randn({500, 96}), dy = at::randn({500, 96});
   const NormParameters p{at::randn({96}), at::randn({96})};
   const NormOutput out = norm_forward(x, {}, p, {});
@@ -118,10 +118,10 @@ TEST(Norm, BackwardGivesTheSameBitsWithAnyNumberOfThreads) {
   EXPECT_TRUE(same_bits(one.dbias, three.dbias));
 }
 
-TEST(Norm, NoRowsGiveZeroGradients) {
+TEST(Norm, ZeroRowsReturnZeroGradients) {
   const at::Tensor x = at::empty({0, 8});
   NormParameters p{at::ones({8}), at::zeros({8})};
-  p.dx_sum.emplace();
+  p.dx_sum_sink.emplace();
   const NormOutput out = norm_forward(x, {}, p, {});
   const NormGradients g = norm_backward(x, {}, {out.sum, out.mean, out.rstd}, p, {});
   EXPECT_EQ(g.dweight.abs().sum().item<float>(), 0);

@@ -4,8 +4,8 @@
 
 #include "teratron/kernels/common/dispatch.h"
 #include "teratron/kernels/common/stream.h"
-#include "teratron/kernels/optimizer/optimizer_step_cuda.h"
-#include "teratron/kernels/optimizer/split_float.h"
+#include "teratron/kernels/optimizer/launchers.h"
+#include "teratron/kernels/optimizer/split_master_weights.h"
 
 #pragma GCC optimize("O3")
 
@@ -25,24 +25,24 @@ void check_scalars(const StepScalars& s, const at::Tensor& param) {
   TERATRON_ASSERT(s.lr.numel() == s.weight_decay.numel() && s.lr.numel() <= 256, "{} groups", s.lr.numel());
 }
 
-void check_weights(const Weights& weights) {
+void check_weights(const MasterWeights& weights) {
   const auto& [param, remainder, copy] = weights;
   require_float(param, "param");
   const bool split = param.scalar_type() == at::kBFloat16;
   TERATRON_ASSERT(split || accumulation_type(param) == param.scalar_type(), "master weights are f32 or f64");
   TERATRON_ASSERT(split == remainder.defined() && !(split && copy.defined()),
-                  "bf16 comes with its remainder");
+                  "bf16 weights need a remainder");
   const auto check = [&](const at::Tensor& t, at::ScalarType type) {
     TERATRON_ASSERT(t.scalar_type() == type && t.is_contiguous() && t.numel() == param.numel() &&
                     t.device() == param.device());
   };
   if (split) check(remainder, at::kShort);
-  TERATRON_ASSERT(!copy.defined() || param.scalar_type() == at::kFloat, "a copy of f64");
+  TERATRON_ASSERT(!copy.defined() || param.scalar_type() == at::kFloat, "f64 weights have no model copy");
   if (copy.defined()) check(copy, at::kHalf);
 }
 
 /// Everything but the moments.
-cuda::StepArgs describe(const Weights& weights, const at::Tensor& grad, const at::Tensor& groups,
+cuda::StepArgs describe(const MasterWeights& weights, const at::Tensor& grad, const at::Tensor& groups,
                         const StepScalars& s) {
   const auto& [param, remainder, copy] = weights;
   check_weights(weights);
@@ -99,7 +99,7 @@ void for_blocks(const cuda::StepArgs& args, F&& f) {
 
 /// The block's scaled gradient.
 template <typename A>
-void read_gradient(const cuda::StepArgs& args, int64_t first, int64_t count, A* g) {
+void load_gradient(const cuda::StepArgs& args, int64_t first, int64_t count, A* g) {
   switch (args.grad_dtype) {
     case Dtype::f64:
       convert(static_cast<const double*>(args.grad) + first, g, count);
@@ -118,26 +118,26 @@ void read_gradient(const cuda::StepArgs& args, int64_t first, int64_t count, A* 
   for (int64_t i = 0; i < count; ++i) g[i] *= scale;
 }
 
-/// The master weights of a block: where they are, or joined in `room`.
+/// The master weights of a block: in place, or joined in `buffer`.
 template <typename A>
-A* read_weights(const cuda::StepArgs& args, int64_t first, int64_t count, A* room) {
+A* load_weights(const cuda::StepArgs& args, int64_t first, int64_t count, A* buffer) {
   if (args.remainder == nullptr) return static_cast<A*>(args.param) + first;
   const auto* const high = static_cast<const uint16_t*>(args.param) + first;
   const int16_t* const low = args.remainder + first;
-  for (int64_t i = 0; i < count; ++i) room[i] = std::bit_cast<float>(join_bits({high[i], low[i]}));
-  return room;
+  for (int64_t i = 0; i < count; ++i) buffer[i] = std::bit_cast<float>(join_master_weight({high[i], low[i]}));
+  return buffer;
 }
 
 template <typename A>
-void write_weights(const cuda::StepArgs& args, int64_t first, int64_t count, const A* p) {
+void store_weights(const cuda::StepArgs& args, int64_t first, int64_t count, const A* p) {
   if (args.copy != nullptr) convert(p, static_cast<at::Half*>(args.copy) + first, count);
   if (args.remainder == nullptr) return;
   auto* const high = static_cast<uint16_t*>(args.param) + first;
   int16_t* const low = args.remainder + first;
   for (int64_t i = 0; i < count; ++i) {
-    const SplitFloat halves = split_bits(std::bit_cast<uint32_t>(static_cast<float>(p[i])));
-    high[i] = halves.high;
-    low[i] = halves.low;
+    const SplitWeight split = split_master_weight(std::bit_cast<uint32_t>(static_cast<float>(p[i])));
+    high[i] = split.high;
+    low[i] = split.low;
   }
 }
 
@@ -149,9 +149,9 @@ void adam_cpu(const cuda::StepArgs& args, const cuda::AdamConstants& c) {
   const A rest1 = static_cast<A>(1 - c.beta1), beta2 = static_cast<A>(c.beta2);
   const A rest2 = static_cast<A>(1 - c.beta2), eps = static_cast<A>(c.eps);
   for_blocks(args, [&](int64_t first, int64_t count, int group) {
-    A g[optimizer_block], room[optimizer_block];
-    read_gradient(args, first, count, g);
-    A* const p = read_weights(args, first, count, room);
+    A g[optimizer_block], buffer[optimizer_block];
+    load_gradient(args, first, count, g);
+    A* const p = load_weights(args, first, count, buffer);
     A* const m = static_cast<A*>(args.moment1) + first;
     A* const v = static_cast<A*>(args.moment2) + first;
     const A decay = static_cast<A>(args.weight_decay[group]);
@@ -167,16 +167,16 @@ void adam_cpu(const cuda::StepArgs& args, const cuda::AdamConstants& c) {
       v[i] = beta2 * v[i] + rest2 * g[i] * g[i];
       p[i] -= rate * (m[i] / (std::sqrt(v[i]) / root_correction2 + eps));
     }
-    write_weights(args, first, count, p);
+    store_weights(args, first, count, p);
   });
 }
 
 template <typename A>
 void sgd_cpu(const cuda::StepArgs& args, A momentum) {
   for_blocks(args, [&](int64_t first, int64_t count, int group) {
-    A g[optimizer_block], room[optimizer_block];
-    read_gradient(args, first, count, g);
-    A* const p = read_weights(args, first, count, room);
+    A g[optimizer_block], buffer[optimizer_block];
+    load_gradient(args, first, count, g);
+    A* const p = load_weights(args, first, count, buffer);
     const A decay = static_cast<A>(args.weight_decay[group]);
     const A rate = static_cast<A>(args.lr[group]);
     for (int64_t i = 0; i < count; ++i) g[i] += decay * p[i];
@@ -185,7 +185,7 @@ void sgd_cpu(const cuda::StepArgs& args, A momentum) {
       for (int64_t i = 0; i < count; ++i) g[i] = b[i] = momentum * b[i] + g[i];
     }
     for (int64_t i = 0; i < count; ++i) p[i] -= rate * g[i];
-    write_weights(args, first, count, p);
+    store_weights(args, first, count, p);
   });
 }
 
@@ -243,7 +243,7 @@ void advance_step_(const at::Tensor& step, const at::Tensor& found_inf) {
 
 namespace {
 
-cuda::HalvesArgs halves(const at::Tensor& x, const at::Tensor& high, const at::Tensor& low) {
+cuda::SplitWeightsArgs split_args(const at::Tensor& x, const at::Tensor& high, const at::Tensor& low) {
   TERATRON_ASSERT(x.scalar_type() == at::kFloat && high.scalar_type() == at::kBFloat16 &&
                   low.scalar_type() == at::kShort);
   for (const at::Tensor& t : {x, high, low}) {
@@ -257,29 +257,29 @@ cuda::HalvesArgs halves(const at::Tensor& x, const at::Tensor& high, const at::T
 
 }  // namespace
 
-at::Tensor join_halves(const at::Tensor& high, const at::Tensor& low) {
+at::Tensor join_master_weights(const at::Tensor& high, const at::Tensor& low) {
   at::Tensor x = at::empty(high.sizes(), high.options().dtype(at::kFloat).requires_grad(false));
-  const cuda::HalvesArgs args = halves(x, high, low);
+  const cuda::SplitWeightsArgs args = split_args(x, high, low);
   if (args.n == 0) return x;
   if (x.is_cuda()) {
-    cuda::join_halves(args, current_stream(x));
+    cuda::join_master_weights(args, current_stream(x));
   } else {
     at::parallel_for(0, args.n, 1 << 16, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) args.x[i] = join_bits({args.high[i], args.low[i]});
+      for (int64_t i = begin; i < end; ++i) args.x[i] = join_master_weight({args.high[i], args.low[i]});
     });
   }
   return x;
 }
 
-void split_into_halves(const at::Tensor& x, at::Tensor high, at::Tensor low) {
-  const cuda::HalvesArgs args = halves(x, high, low);
+void split_master_weights(const at::Tensor& x, at::Tensor high, at::Tensor low) {
+  const cuda::SplitWeightsArgs args = split_args(x, high, low);
   if (args.n == 0) return;
   if (x.is_cuda()) {
-    cuda::split_into_halves(args, current_stream(x));
+    cuda::split_master_weights(args, current_stream(x));
   } else {
     at::parallel_for(0, args.n, 1 << 16, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const SplitFloat split = split_bits(args.x[i]);
+        const SplitWeight split = split_master_weight(args.x[i]);
         args.high[i] = split.high;
         args.low[i] = split.low;
       }

@@ -1,6 +1,6 @@
-// One step of AdamW or SGD over a flat shard of parameters: a single pass over master weights, gradients and
-// moments. Everything that changes from step to step is read from device memory, so that the host never waits: learning
-// rates, step count, gradient factor, and the flag that makes the step a no-op (overflow, NaN).
+// One AdamW or SGD step over a flat shard of parameters: a single pass over master weights, gradients and
+// moments. Everything that changes between steps is read from device memory, so the host never waits:
+// learning rates, step count, gradient scale, and the flag that skips the step (overflow, NaN).
 //
 //   g = grad * grad_scale
 //   adamw (torch.optim.AdamW; Loshchilov, Hutter 2019), t = step:
@@ -9,13 +9,16 @@
 //   adam, coupled (torch.optim.Adam with weight_decay):  g <- g + wd p instead of the decay of p
 //   sgd (torch.optim.SGD):  g <- g + wd p;  b <- momentum b + g;  p <- p - lr b
 //
-// Master weights are fp32. Of a model in f16 they lie beside its weights, which receive them rounded (`copy`). Of a model in
-// bf16 its weights are one half of them, and `remainder` the other (split_float.h): six bytes become four.
+// Master weights are fp32. An f16 model has a separate copy of them, rounded (`copy`). A bf16 model uses
+// split master weights: its weights are the upper half, `remainder` the lower (split_master_weights.h), 4
+// bytes instead of 6.
 //
-// Shapes: flat contiguous [n]. Dtypes: param f32, with copy f16 or undefined; or param bf16 with remainder int16; moments
-// f32; grad f32, bf16, f16. Or everything f64, without copy. Parameters are laid out so that every block of 64 elements belongs to one
-// group: groups uint8 [ceil(n / 64)] with lr, weight_decay f64 [number of groups]; groups undefined = all
-// group 0. CPU and CUDA; asynchronous on the current CUDA stream. Bitwise reproducible.
+// Shapes: flat contiguous [n]. Dtypes: param f32, with copy f16 or undefined; or param bf16 with remainder
+// int16; moments f32; grad f32, bf16, f16. Or everything f64, without copy. Every block of 64 elements
+// belongs to one parameter group: groups uint8 [ceil(n / 64)] with lr, weight_decay f64 [number of groups];
+// groups undefined = all in group 0. CPU and CUDA; asynchronous on the current CUDA stream. Bitwise
+// reproducible.
+// Measurements: docs/notes/optimizer.md.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,30 +27,30 @@ namespace teratron {
 
 inline constexpr int64_t optimizer_block = 64;
 
-/// Scalars in the memory of the device of the shard.
+/// Scalars in the memory of the shard's device.
 struct StepScalars {
   at::Tensor lr;            // f64 [groups]
   at::Tensor weight_decay;  // f64 [groups]
-  at::Tensor step;          // int64 [1]: number of this step, from 1 (advance_step_ counts)
+  at::Tensor step;          // int64 [1]: number of this step, from 1 (see advance_step_)
   at::Tensor grad_scale;    // f32 [1]: 1/loss scale times the clip factor; undefined = 1
-  at::Tensor found_inf;     // f32 [1]: not 0 = leave everything as it is; undefined = never
+  at::Tensor found_inf;     // f32 [1]: nonzero = skip the step; undefined = never
 };
 
 struct AdamOptions {
   double beta1 = 0.9;
   double beta2 = 0.999;
   double eps = 1e-8;
-  bool decoupled_weight_decay = true;  // false: Adam with L2 regularisation
+  bool decoupled_weight_decay = true;  // false: Adam with L2 regularization
 };
 
-struct Weights {
+struct MasterWeights {
   at::Tensor param;
-  at::Tensor remainder = {};  // with param in bf16
+  at::Tensor remainder = {};  // if param is bf16
   at::Tensor copy = {};       // receives param rounded; may be undefined
 };
 
 struct AdamShard {
-  Weights weights;
+  MasterWeights weights;
   at::Tensor grad;
   at::Tensor exp_avg;
   at::Tensor exp_avg_sq;
@@ -57,21 +60,21 @@ struct AdamShard {
 void adam_step_(const AdamShard& shard, const StepScalars& scalars, const AdamOptions& options);
 
 struct SgdShard {
-  Weights weights;
+  MasterWeights weights;
   at::Tensor grad;
-  at::Tensor momentum_buffer;  // zeros before the first step; undefined when momentum = 0
+  at::Tensor momentum_buffer;  // zeros before the first step; undefined if momentum = 0
   at::Tensor groups;
 };
 
 void sgd_step_(const SgdShard& shard, const StepScalars& scalars, double momentum);
 
-/// step <- step + 1 unless found_inf (may be undefined) says that the step is skipped. Call it once per
-/// optimizer step, before the shards are stepped.
+/// step <- step + 1 unless found_inf (may be undefined) is nonzero. Call once per optimizer step, before
+/// stepping the shards.
 void advance_step_(const at::Tensor& step, const at::Tensor& found_inf);
 
-/// The fp32 numbers [n] of which `high` (bf16) and `low` (int16) are the halves.
-at::Tensor join_halves(const at::Tensor& high, const at::Tensor& low);
-/// The other way: x f32 [n].
-void split_into_halves(const at::Tensor& x, at::Tensor high, at::Tensor low);
+/// The fp32 values [n] whose halves are `high` (bf16) and `low` (int16).
+at::Tensor join_master_weights(const at::Tensor& high, const at::Tensor& low);
+/// The inverse: x f32 [n].
+void split_master_weights(const at::Tensor& x, at::Tensor high, at::Tensor low);
 
 }  // namespace teratron

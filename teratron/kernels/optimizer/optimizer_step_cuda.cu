@@ -1,7 +1,9 @@
+#include <algorithm>
+
 #include "teratron/kernels/common/device.cuh"
-#include "teratron/kernels/gemm/hopper.cuh"
-#include "teratron/kernels/optimizer/optimizer_step_cuda.h"
-#include "teratron/kernels/optimizer/split_float.h"
+#include "teratron/kernels/common/hopper.cuh"
+#include "teratron/kernels/optimizer/launchers.h"
+#include "teratron/kernels/optimizer/split_master_weights.h"
 
 namespace teratron::cuda {
 namespace {
@@ -9,7 +11,7 @@ namespace {
 constexpr int block_shift = 6;  // log2 of optimizer_block
 constexpr int max_groups = 256;
 
-/// What a parameter group needs, computed once per block in f64.
+/// Constants of a parameter group, computed once per block in f64.
 template <typename A>
 struct GroupStep {
   A rate;   // lr, divided by Adam's first bias correction
@@ -18,7 +20,7 @@ struct GroupStep {
 };
 
 template <typename A>
-__device__ void read_groups(const StepArgs& args, double correction, GroupStep<A>* groups) {
+__device__ void load_groups(const StepArgs& args, double correction, GroupStep<A>* groups) {
   for (int i = threadIdx.x; i < args.group_count; i += blockDim.x) {
     groups[i] = {static_cast<A>(args.lr[i] / correction),
                  static_cast<A>(1 - args.lr[i] * args.weight_decay[i]), static_cast<A>(args.weight_decay[i])};
@@ -55,7 +57,7 @@ struct SgdRule {
   }
 };
 
-/// Master weights that lie in one piece, and their rounded copy where the model has one.
+/// Master weights in one tensor, and the rounded model copy if there is one.
 template <typename A>
 struct WholeWeights {
   template <int N>
@@ -79,9 +81,9 @@ struct WholeWeights {
   }
 };
 
-/// Master weights of which the model's are one half.
+/// Split master weights: the model's bf16 weights and 16 low bits.
 struct SplitWeights {
-  /// In words: the compiler would take packs apart at once, and so wait for them before it reads what comes next.
+  /// As words: the compiler would unpack packs immediately, and so wait for them before the next loads.
   template <int N>
   using Words = std::conditional_t<N == 4, uint2, uint16_t>;
   template <int N>
@@ -102,7 +104,7 @@ struct SplitWeights {
     memcpy(&low, &read.low, sizeof(low));
     Pack<float, N> param;
 #pragma unroll
-    for (int k = 0; k < N; ++k) param.v[k] = __uint_as_float(join_bits({high.v[k], low.v[k]}));
+    for (int k = 0; k < N; ++k) param.v[k] = __uint_as_float(join_master_weight({high.v[k], low.v[k]}));
     return param;
   }
   template <int N>
@@ -111,7 +113,7 @@ struct SplitWeights {
     Pack<int16_t, N> low;
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      const SplitFloat split = split_bits(__float_as_uint(param.v[k]));
+      const SplitWeight split = split_master_weight(__float_as_uint(param.v[k]));
       high.v[k] = split.high;
       low.v[k] = split.low;
     }
@@ -120,7 +122,7 @@ struct SplitWeights {
   }
 };
 
-/// What N elements of the shard need. Moments that are null are not touched.
+/// State of N elements. Null moments are not accessed.
 template <int N, typename A, typename G, typename W>
 struct Elements {
   Pack<G, N> grad;
@@ -148,9 +150,9 @@ struct Elements {
   }
 };
 
-/// Blocks take chunks of `ahead` packs per thread in turn, all of them read before the first is written.
+/// Blocks loop over chunks of `ahead` packs per thread; all loads of a chunk precede its first store.
 template <int N, typename A, typename G, typename W, typename Rule>
-__device__ void walk(const StepArgs& args, const Rule& rule, const GroupStep<A>* groups) {
+__device__ void step_elements(const StepArgs& args, const Rule& rule, const GroupStep<A>* groups) {
   constexpr int ahead = N > 1 ? 2 : 1;
   const A grad_scale = args.grad_scale == nullptr ? A(1) : static_cast<A>(*args.grad_scale);
   const auto group_of = [&](int64_t i) -> const GroupStep<A>& {
@@ -180,7 +182,7 @@ __device__ void walk(const StepArgs& args, const Rule& rule, const GroupStep<A>*
   last.write(args, rest);
 }
 
-/// For all threads of a block.
+/// Called by all threads of a block.
 template <typename A>
 __device__ AdamRule<A> prepare_adam(const StepArgs& args, const AdamConstants& c, GroupStep<A>* groups) {
   __shared__ double corrections[2];
@@ -188,7 +190,7 @@ __device__ AdamRule<A> prepare_adam(const StepArgs& args, const AdamConstants& c
     corrections[threadIdx.x] = 1 - pow(threadIdx.x == 0 ? c.beta1 : c.beta2, static_cast<double>(*args.step));
   }
   __syncthreads();
-  read_groups<A>(args, corrections[0], groups);
+  load_groups<A>(args, corrections[0], groups);
   __syncthreads();
   return {static_cast<A>(1 - c.beta1),
           static_cast<A>(c.beta2),
@@ -202,42 +204,41 @@ template <int N, typename A, typename G, typename W>
 __global__ void __launch_bounds__(256) adam_kernel(StepArgs args, AdamConstants c) {
   if (args.found_inf != nullptr && *args.found_inf != 0) return;
   __shared__ GroupStep<A> groups[max_groups];
-  walk<N, A, G, W>(args, prepare_adam<A>(args, c, groups), groups);
+  step_elements<N, A, G, W>(args, prepare_adam<A>(args, c, groups), groups);
 }
 
-/// What a step reads and writes of some parameters, on its way through shared memory: bulk copies keep more bytes in flight
-/// than registers could, and take no instructions. Of split weights and f32 gradients.
+/// A pipeline stage of Adam in shared memory: bulk copies keep more bytes in flight than registers could, and
+/// take no instructions. For split master weights and f32 gradients.
 struct alignas(128) AdamStage {
-  static constexpr int parameters = 1024, count = 4,
-                       blocks = 3;  // stages of a block, blocks of a multiprocessor
+  static constexpr int parameters = 1024, count = 4, blocks = 3;  // count: stages per block; blocks: per SM
   static constexpr uint32_t words = parameters * sizeof(float), halves = parameters * sizeof(uint16_t);
   float grad[parameters], moment1[parameters], moment2[parameters];
   uint16_t high[parameters];
   int16_t low[parameters];
 
   __device__ void fetch(const StepArgs& args, SharedAddress barrier) {
-    hopper::arrive_expecting(barrier, sizeof(AdamStage));
-    hopper::copy_bytes(shared_address(grad), args.grad, words, barrier);
-    hopper::copy_bytes(shared_address(moment1), args.moment1, words, barrier);
-    hopper::copy_bytes(shared_address(moment2), args.moment2, words, barrier);
-    hopper::copy_bytes(shared_address(high), args.param, halves, barrier);
-    hopper::copy_bytes(shared_address(low), args.remainder, halves, barrier);
+    hopper::mbarrier_arrive_expect_tx(barrier, sizeof(AdamStage));
+    hopper::bulk_load(shared_address(grad), args.grad, words, barrier);
+    hopper::bulk_load(shared_address(moment1), args.moment1, words, barrier);
+    hopper::bulk_load(shared_address(moment2), args.moment2, words, barrier);
+    hopper::bulk_load(shared_address(high), args.param, halves, barrier);
+    hopper::bulk_load(shared_address(low), args.remainder, halves, barrier);
   }
-  __device__ void send_back(const StepArgs& args) {
-    hopper::copy_bytes_back(args.moment1, shared_address(moment1), words);
-    hopper::copy_bytes_back(args.moment2, shared_address(moment2), words);
-    hopper::copy_bytes_back(args.param, shared_address(high), halves);
-    hopper::copy_bytes_back(args.remainder, shared_address(low), halves);
-    hopper::end_bytes_back();
+  __device__ void write_back(const StepArgs& args) {
+    hopper::bulk_store(args.moment1, shared_address(moment1), words);
+    hopper::bulk_store(args.moment2, shared_address(moment2), words);
+    hopper::bulk_store(args.param, shared_address(high), halves);
+    hopper::bulk_store(args.remainder, shared_address(low), halves);
+    hopper::bulk_commit();
   }
-  /// Not by store(), which is for device memory alone.
+  /// Not with store(), which is for global memory.
   __device__ void write(const Elements<4, float, float, SplitWeights>& four, const StepArgs& of_here, int k) {
     SplitWeights::write<4>(of_here, k, four.param);
     const auto &m = four.moment1.v, &v = four.moment2.v;
     *reinterpret_cast<float4*>(moment1 + k) = {m[0], m[1], m[2], m[3]};
     *reinterpret_cast<float4*>(moment2 + k) = {v[0], v[1], v[2], v[3]};
   }
-  /// The arguments of a step over what lies here.
+  /// Arguments of a step over this stage.
   __device__ StepArgs here(StepArgs args) {
     args.n = parameters;
     args.grad = grad;
@@ -249,7 +250,7 @@ struct alignas(128) AdamStage {
   }
 };
 
-/// Those of a step from parameter i on, a multiple of optimizer_block.
+/// Arguments of a step from parameter i on, a multiple of optimizer_block.
 __device__ inline StepArgs from(StepArgs args, int64_t i) {
   args.n -= i;
   args.grad = static_cast<const float*>(args.grad) + i;
@@ -261,61 +262,62 @@ __device__ inline StepArgs from(StepArgs args, int64_t i) {
   return args;
 }
 
-__global__ void __launch_bounds__(256, AdamStage::blocks) adam_in_stages(StepArgs args, AdamConstants c) {
-  if constexpr (hopper::is_sm_90) {
+__global__ void __launch_bounds__(256, AdamStage::blocks)
+    adam_pipelined_kernel(StepArgs args, AdamConstants c) {
+  if constexpr (hopper::has_sm_90) {
     if (args.found_inf != nullptr && *args.found_inf != 0) return;
     using Four = Elements<4, float, float, SplitWeights>;
     constexpr int size = AdamStage::parameters, count = AdamStage::count;
     extern __shared__ __align__(128) unsigned char memory[];
     auto* const stages = reinterpret_cast<AdamStage*>(memory);
-    __shared__ uint64_t arrived[count];
+    __shared__ uint64_t full[count];
     __shared__ GroupStep<float> groups[max_groups];
     const int64_t whole = args.n / size * size, step = gridDim.x * int64_t{size};
     const auto fetch = [&](int s, int64_t i) {
-      if (i < whole) stages[s].fetch(from(args, i), shared_address(&arrived[s]));
+      if (i < whole) stages[s].fetch(from(args, i), shared_address(&full[s]));
     };
     if (threadIdx.x == 0) {
-      for (int s = 0; s < count; ++s) hopper::init_barrier(shared_address(&arrived[s]), 1);
-      hopper::init_barriers_done();
+      for (int s = 0; s < count; ++s) hopper::mbarrier_init(shared_address(&full[s]), 1);
+      hopper::fence_mbarrier_init();
       for (int s = 0; s < count - 1; ++s) fetch(s, (blockIdx.x + s * int64_t{gridDim.x}) * size);
     }
     const AdamRule<float> rule = prepare_adam<float>(args, c, groups);
     const float grad_scale = args.grad_scale == nullptr ? 1.0F : *args.grad_scale;
     int s = 0;
-    uint32_t round = 0;
+    uint32_t phase = 0;
     for (int64_t i = blockIdx.x * int64_t{size}; i < whole; i += step) {
       const int k = 4 * static_cast<int>(threadIdx.x);
       const int group =
-          args.groups == nullptr ? 0 : args.groups[(i + k) >> block_shift];  // arrives meanwhile
-      hopper::await(shared_address(&arrived[s]), round);
+          args.groups == nullptr ? 0 : args.groups[(i + k) >> block_shift];  // loads while the stage arrives
+      hopper::mbarrier_wait(shared_address(&full[s]), phase);
       const StepArgs here = stages[s].here(args);
       Four four;
       four.read(here, k);
       four.update(rule, groups[group], grad_scale);
       stages[s].write(four, here, k);
-      hopper::wrote_for_copies();
+      hopper::fence_proxy_async();
       __syncthreads();
       if (threadIdx.x == 0) {
-        stages[s].send_back(from(args, i));
-        hopper::await_bytes_back_read<1>();  // the stage before this one is free
+        stages[s].write_back(from(args, i));
+        hopper::bulk_wait_read<1>();  // the previous stage is free
         fetch(s == 0 ? count - 1 : s - 1, i + (count - 1) * step);
       }
       s = s + 1 == count ? 0 : s + 1;
-      if (s == 0) round ^= 1;
+      if (s == 0) phase ^= 1;
     }
-    if (threadIdx.x == 0) hopper::await_bytes_back_read<0>();
-    walk<4, float, float, SplitWeights>(from(args, whole), rule, groups);
+    if (threadIdx.x == 0) hopper::bulk_wait_read<0>();
+    step_elements<4, float, float, SplitWeights>(from(args, whole), rule, groups);
   }
 }
 
-bool can_step_in_stages(const StepArgs& args) {
-  static const int64_t at_once = [] {
+bool can_pipeline(const StepArgs& args) {
+  static const int64_t max_blocks = [] {
     const int bytes = AdamStage::blocks * AdamStage::count * static_cast<int>(sizeof(AdamStage));
-    // Built for less, the body is empty.
-    const bool is_there = built_for(reinterpret_cast<const void*>(adam_in_stages)) >= 90;
-    return is_there && bytes <= shared_memory_limit() ? multiprocessors() * AdamStage::blocks : 0;
+    // The body is empty if compiled for less than sm_90.
+    const bool compiled = compiled_arch(reinterpret_cast<const void*>(adam_pipelined_kernel)) >= 90;
+    return compiled && bytes <= shared_memory_limit() ? sm_count() * AdamStage::blocks : 0;
   }();
-  return at_once > 0 && args.n >= 2 * at_once * AdamStage::parameters && args.remainder != nullptr &&
+  return max_blocks > 0 && args.n >= 2 * max_blocks * AdamStage::parameters && args.remainder != nullptr &&
          args.grad_dtype == Dtype::f32 && args.moment2 != nullptr &&
          aligned(args.param, args.remainder, args.grad, args.moment1, args.moment2);
 }
@@ -324,16 +326,16 @@ template <int N, typename A, typename G, typename W>
 __global__ void __launch_bounds__(256) sgd_kernel(StepArgs args, double momentum) {
   if (args.found_inf != nullptr && *args.found_inf != 0) return;
   __shared__ GroupStep<A> groups[max_groups];
-  read_groups<A>(args, 1.0, groups);
+  load_groups<A>(args, 1.0, groups);
   __syncthreads();
-  walk<N, A, G, W>(args, SgdRule<A>{static_cast<A>(momentum), args.moment1 != nullptr}, groups);
+  step_elements<N, A, G, W>(args, SgdRule<A>{static_cast<A>(momentum), args.moment1 != nullptr}, groups);
 }
 
 __global__ void advance_kernel(int64_t* step, const float* found_inf) {
   if (found_inf == nullptr || *found_inf == 0) ++*step;
 }
 
-/// Calls f(pack, A{}, G{}, W{}): packs of 4 where everything is aligned to 16 bytes.
+/// Calls f(pack, A{}, G{}, W{}): packs of 4 if everything is 16-byte aligned.
 template <typename F>
 void with_types(const StepArgs& args, F&& f) {
   if (args.param_dtype == Dtype::f64)
@@ -353,21 +355,20 @@ void with_types(const StepArgs& args, F&& f) {
   });
 }
 
-/// A grid that fills the GPU and walks over the shard: the blocks' preparation is then spread thin.
+/// A persistent grid, which amortizes the preparation per block.
 unsigned grid_for(int64_t n) {
-  const int64_t wanted = ceil_div(n, 256 * 4), most = int64_t{multiprocessors()} * 8;
-  return static_cast<unsigned>(wanted < most ? wanted : most);
+  return static_cast<unsigned>(std::min(ceil_div(n, 256 * 4), int64_t{sm_count()} * 8));
 }
 
 }  // namespace
 
 void adam_step(const StepArgs& args, const AdamConstants& constants, CUstream_st* stream) {
-  if (can_step_in_stages(args)) {
+  if (can_pipeline(args)) {
     constexpr int bytes = AdamStage::count * sizeof(AdamStage);
-    cudaFuncSetAttribute(adam_in_stages, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    cudaFuncSetAttribute(adam_in_stages, cudaFuncAttributePreferredSharedMemoryCarveout,
+    cudaFuncSetAttribute(adam_pipelined_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    cudaFuncSetAttribute(adam_pipelined_kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                          cudaSharedmemCarveoutMaxShared);
-    adam_in_stages<<<multiprocessors() * AdamStage::blocks, 256, bytes, stream>>>(args, constants);
+    adam_pipelined_kernel<<<sm_count() * AdamStage::blocks, 256, bytes, stream>>>(args, constants);
     check_launch("adam_step");
     return;
   }

@@ -3,7 +3,7 @@
 #include "teratron/kernels/common/dispatch.h"
 #include "teratron/kernels/common/stream.h"
 #include "teratron/kernels/pointwise/activation_cpu.h"
-#include "teratron/kernels/pointwise/activation_cuda.h"
+#include "teratron/kernels/pointwise/launchers.h"
 
 #pragma GCC optimize("O3")
 
@@ -25,12 +25,12 @@ void check_input(const at::Tensor& x, const at::Tensor& bias, Activation activat
 }
 
 template <typename T>
-void column_sum_cpu(const at::Tensor& x, const SumInto& into) {
+void column_sum_cpu(const at::Tensor& x, const GradSink& sink) {
   using A = Accumulator<T>;
   const auto [rows, n] = rows_of(x);
   const T* const from = x.const_data_ptr<T>();
-  A* const to = into.out.mutable_data_ptr<A>();
-  // Threads share the columns; each column is summed over blocks of rows, in one fixed order.
+  A* const to = sink.out.mutable_data_ptr<A>();
+  // Threads split the columns; each column is summed over blocks of rows in fixed order.
   constexpr int64_t block = 64;
   at::parallel_for(0, n, 256, [&, rows = rows, n = n](int64_t begin, int64_t end) {
     std::vector<A> partial(end - begin), sum(end - begin);
@@ -42,11 +42,10 @@ void column_sum_cpu(const at::Tensor& x, const SumInto& into) {
       }
       for (int64_t i = 0; i < end - begin; ++i) sum[i] += partial[i];
     }
-    for (int64_t i = begin; i < end; ++i) to[i] = into.adds ? to[i] + sum[i - begin] : sum[i - begin];
+    for (int64_t i = begin; i < end; ++i) to[i] = sink.accumulate ? to[i] + sum[i - begin] : sum[i - begin];
   });
 }
 
-/// To the loops of x's device.
 void forward(const at::Tensor& x, const cuda::ActivationShape& shape, const cuda::ActivationArgs& args) {
   if (x.is_cuda()) return cuda::activation_forward(shape, args, current_stream(x));
   cpu::activation_forward(shape, args);
@@ -74,70 +73,45 @@ at::Tensor activation_forward(const at::Tensor& x, const at::Tensor& bias, Activ
   return y;
 }
 
-namespace {
-
-void check_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
-                    Activation activation) {
+ActivationGradients activation_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
+                                        Activation activation, const ActivationGradOutputs& outputs) {
   check_input(x, bias, activation);
   require_like(dy, x, x.numel() / parts_of(activation), "dy");
-}
-
-}  // namespace
-
-at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
-                               Activation activation, at::Tensor dx) {
-  check_backward(dy, x, bias, activation);
-  if (dx.defined()) require_like(dx, x, x.numel(), "dx");
-  if (!dx.defined()) dx = at::empty_like(x);
-  if (dx.numel() == 0) return dx;
-  backward(x, shape_of(x, activation),
-           {.x = address(x), .bias = address(bias), .dy = address(dy), .out = address(dx)});
-  return dx;
-}
-
-SummedGradient activation_backward_summed(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
-                                          Activation activation, const SummedGradientInto& into) {
-  check_backward(dy, x, bias, activation);
-  if (into.dx.defined()) require_like(into.dx, x, x.numel(), "dx");
-  const auto sums = x.options().dtype(accumulation_type(x));
-  const SumInto sum = place_of_sum(into.column_sum, x.size(-1), sums);
-  const SummedGradient result{into.dx.defined() ? into.dx : at::empty_like(x), sum.out};
+  if (outputs.dx.defined()) require_like(outputs.dx, x, x.numel(), "dx");
+  ColumnSum dbias(outputs.dbias, x.size(-1), x.options().dtype(accumulation_type(x)));
+  const ActivationGradients result{outputs.dx.defined() ? outputs.dx : at::empty_like(x), dbias.out()};
   if (x.numel() == 0) {
-    if (!sum.adds) sum.out.zero_();
+    dbias.zero();
     return result;
   }
   const cuda::ActivationShape shape = shape_of(x, activation);
-  const int64_t partials = x.is_cuda() ? cuda::activation_partials(shape) : cpu::activation_partials(shape);
-  const at::Tensor partial = at::empty({partials, x.size(-1)}, sums);
-  backward(x, shape,
-           {.x = address(x),
-            .bias = address(bias),
-            .dy = address(dy),
-            .out = address(result.dx),
-            .sum = row_sum(partial, sum)});
+  cuda::ActivationArgs args{
+      .x = address(x), .bias = address(bias), .dy = address(dy), .out = address(result.dx)};
+  if (outputs.dbias) {
+    args.dbias = dbias.reduction(x.is_cuda() ? cuda::activation_workspace_rows(shape)
+                                             : cpu::activation_workspace_rows(shape));
+  }
+  backward(x, shape, args);
   return result;
 }
 
-at::Tensor column_sum(const at::Tensor& x, const SumInto& into) {
+at::Tensor column_sum(const at::Tensor& x, const GradSink& sink) {
   require_float(x, "x");
-  const RowShape rows = rows_of(x);
-  const auto sums = x.options().dtype(accumulation_type(x));
-  const SumInto place = place_of_sum(into, rows.width, sums);
+  const auto [rows, width] = rows_of(x);
+  ColumnSum sum(sink, width, x.options().dtype(accumulation_type(x)));
   if (x.numel() == 0) {
-    if (!place.adds) place.out.zero_();
+    sum.zero();
   } else if (x.is_cuda()) {
-    const at::Tensor partial =
-        at::empty({cuda::column_sum_partials(rows.count, rows.width), rows.width}, sums);
-    cuda::column_sum({.rows = rows.count,
-                      .width = rows.width,
+    cuda::column_sum({.rows = rows,
+                      .width = width,
                       .dtype = dtype_of(x),
                       .x = address(x),
-                      .sum = row_sum(partial, place)},
+                      .sum = sum.reduction(cuda::column_sum_workspace_rows(rows, width))},
                      current_stream(x));
   } else {
-    with_float_type(x, [&]<typename T>(T) { column_sum_cpu<T>(x, place); });
+    with_float_type(x, [&]<typename T>(T) { column_sum_cpu<T>(x, sum.sink()); });
   }
-  return place.out;
+  return sum.out();
 }
 
 }  // namespace teratron

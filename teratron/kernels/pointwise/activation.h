@@ -1,4 +1,4 @@
-// Activation functions of the MLP, with the bias of the preceding linear layer fused. z = x (+ bias):
+// MLP activations with the bias of the preceding linear layer fused. z = x (+ bias):
 //
 //   gelu          0.5 z (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3)))   (Megatron-LM's bias_gelu)
 //   gelu_erf      0.5 z (1 + erf(z / sqrt(2)))                      (Hendrycks, Gimpel 2016)
@@ -8,9 +8,10 @@
 //   swiglu        silu(gate) * up, z = gate|up: halves of the last dimension (Shazeer 2020)
 //   geglu         gelu(gate) * up, with the tanh form
 //
-// Shapes: x [..., m] contiguous, bias [m] or undefined; y [..., n] with m = 2n for swiglu and geglu, else m =
-// n. Dtypes: f32, bf16, f16, f64; bias in x's dtype; arithmetic in f32 (f64 for f64). CPU and CUDA;
-// asynchronous on the current CUDA stream. Bitwise reproducible.
+// Shapes: x [..., m] contiguous, bias [m] or undefined; y [..., n] with m = 2n if gated, else m = n. Dtypes:
+// f32, bf16, f16, f64; bias in x's dtype; arithmetic in f32 (f64 for f64). CPU and CUDA; asynchronous on the
+// current CUDA stream. Bitwise reproducible.
+// Measurements: docs/notes/pointwise.md.
 #pragma once
 
 #include "teratron/kernels/common/grad_sink.h"
@@ -18,28 +19,24 @@
 
 namespace teratron {
 
-/// Into `y` if that is given, which of a gated activation must not overlap x.
+/// Writes to `y` if defined; with a gated activation, y must not overlap x.
 at::Tensor activation_forward(const at::Tensor& x, const at::Tensor& bias, Activation activation,
                               at::Tensor y = {});
 
-/// dx from dy [..., n] and the forward's input, from which everything is recomputed; the bias' gradient is
-/// column_sum(dx). Into `dx` if that is given.
-at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
-                               Activation activation, at::Tensor dx = {});
-
-struct SummedGradient {
+struct ActivationGradients {
   at::Tensor dx;
-  at::Tensor column_sum;  // of dx before it is rounded: f32 [m] (f64 for f64)
+  at::Tensor dbias;  // column sum of dx before rounding: f32 [m] (f64 for f64); undefined if not requested
 };
-struct SummedGradientInto {
-  at::Tensor dx = {};  // undefined: a new tensor
-  SumInto column_sum = {};
+/// Where the gradients of a backward go.
+struct ActivationGradOutputs {
+  at::Tensor dx = {};                            // contiguous, may be x; undefined: a new tensor
+  std::optional<GradSink> dbias = std::nullopt;  // nullopt: not computed
 };
-/// The same and the bias' gradient in one pass, as column_sum gives it.
-SummedGradient activation_backward_summed(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
-                                          Activation activation, const SummedGradientInto& into = {});
+/// dx, and dbias in the same pass, from dy [..., n] and the forward's input; everything else is recomputed.
+ActivationGradients activation_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
+                                        Activation activation, const ActivationGradOutputs& outputs = {});
 
-/// Sum over all rows: x [..., n] -> f32 [n] (f64 for f64), in a fixed order: bitwise reproducible.
-at::Tensor column_sum(const at::Tensor& x, const SumInto& into = {});
+/// Sum over all rows: x [..., n] -> f32 [n] (f64 for f64). Fixed order, so bitwise reproducible.
+at::Tensor column_sum(const at::Tensor& x, const GradSink& sink = {});
 
 }  // namespace teratron

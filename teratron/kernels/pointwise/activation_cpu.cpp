@@ -14,10 +14,10 @@ namespace {
 using cuda::ActivationArgs;
 using cuda::ActivationShape;
 
-constexpr int64_t rows_per_partial = 64;
-constexpr int64_t at_once = 512;  // values of a row: what they need stays in the first cache
+constexpr int64_t rows_per_block = 64;
+constexpr int64_t chunk = 512;  // values of a row: the working set fits L1
 
-/// An activation without its gate, and its derivative.
+/// The activation of one vector, without the gate's product, and its derivative.
 template <typename A>
 struct Point {
   Vector<A> value, derivative;
@@ -69,11 +69,11 @@ void with_activation(Activation activation, const F& f) {
   }
 }
 
-/// Values of a row in the type of the arithmetic, and zeros up to a whole vector.
+/// A chunk of a row in the accumulation type, zero-padded to a whole vector.
 template <typename T>
 struct Values {
   using A = Accumulator<T>;
-  A data[at_once + Vector<A>::size()];
+  A data[chunk + Vector<A>::size()];
 
   void load(const T* from, const T* bias, int64_t count) {
     convert(from, data, count);
@@ -86,14 +86,14 @@ struct Values {
   void put(int64_t i, const Vector<A>& v) { v.store(data + i); }
 };
 
-/// Calls f(first, count) for the parts of a row.
+/// Calls f(first, count) for the chunks of a row.
 template <typename F>
-void for_parts(int64_t width, const F& f) {
-  for (int64_t first = 0; first < width; first += at_once) f(first, std::min(at_once, width - first));
+void for_chunks(int64_t width, const F& f) {
+  for (int64_t first = 0; first < width; first += chunk) f(first, std::min(chunk, width - first));
 }
 
 template <typename T>
-const T* shifted(const void* from, int64_t by) {
+const T* offset_or_null(const void* from, int64_t by) {
   return from == nullptr ? nullptr : static_cast<const T*>(from) + by;
 }
 
@@ -102,9 +102,10 @@ void forward_row(const ActivationShape& shape, const ActivationArgs& args, int64
   using A = Accumulator<T>;
   const int64_t n = shape.width, at = row * n * parts_of(shape.activation);
   Values<T> gate, up;
-  for_parts(n, [&](int64_t first, int64_t count) {
-    gate.load(shifted<T>(args.x, at + first), shifted<T>(args.bias, first), count);
-    if constexpr (gated) up.load(shifted<T>(args.x, at + n + first), shifted<T>(args.bias, n + first), count);
+  for_chunks(n, [&](int64_t first, int64_t count) {
+    gate.load(offset_or_null<T>(args.x, at + first), offset_or_null<T>(args.bias, first), count);
+    if constexpr (gated)
+      up.load(offset_or_null<T>(args.x, at + n + first), offset_or_null<T>(args.bias, n + first), count);
     for (int64_t i = 0; i < count; i += Vector<A>::size()) {
       const Vector<A> value = point<kind, A>(gate.at(i)).value;
       gate.put(i, gated ? value * up.at(i) : value);
@@ -113,9 +114,9 @@ void forward_row(const ActivationShape& shape, const ActivationArgs& args, int64
   });
 }
 
-/// Rounds and stores part of a gradient and adds it, unrounded, to `sum` unless that is null.
+/// Rounds and stores a chunk of the gradient, and adds it, unrounded, to `sum` unless null.
 template <typename T>
-void finish(const Values<T>& gradient, T* to, Accumulator<T>* sum, int64_t count) {
+void store_and_sum(const Values<T>& gradient, T* to, Accumulator<T>* sum, int64_t count) {
   convert(gradient.data, to, count);
   if (sum == nullptr) return;
   for (int64_t i = 0; i < count; ++i) sum[i] += gradient.data[i];
@@ -129,18 +130,19 @@ void backward_row(const ActivationShape& shape, const ActivationArgs& args, int6
   T* const dx = static_cast<T*>(args.out) + at;
   const auto of_sum = [sum](int64_t i) { return sum == nullptr ? nullptr : sum + i; };
   Values<T> gate, up, dy;
-  for_parts(n, [&](int64_t first, int64_t count) {
-    gate.load(shifted<T>(args.x, at + first), shifted<T>(args.bias, first), count);
-    if constexpr (gated) up.load(shifted<T>(args.x, at + n + first), shifted<T>(args.bias, n + first), count);
-    dy.load(shifted<T>(args.dy, row * n + first), nullptr, count);
+  for_chunks(n, [&](int64_t first, int64_t count) {
+    gate.load(offset_or_null<T>(args.x, at + first), offset_or_null<T>(args.bias, first), count);
+    if constexpr (gated)
+      up.load(offset_or_null<T>(args.x, at + n + first), offset_or_null<T>(args.bias, n + first), count);
+    dy.load(offset_or_null<T>(args.dy, row * n + first), nullptr, count);
     for (int64_t i = 0; i < count; i += Vector<A>::size()) {
       const Point<A> p = point<kind, A>(gate.at(i));
       const Vector<A> g = dy.at(i);
       gate.put(i, gated ? g * up.at(i) * p.derivative : g * p.derivative);
       if constexpr (gated) up.put(i, g * p.value);
     }
-    finish<T>(gate, dx + first, of_sum(first), count);
-    if constexpr (gated) finish<T>(up, dx + n + first, of_sum(n + first), count);
+    store_and_sum<T>(gate, dx + first, of_sum(first), count);
+    if constexpr (gated) store_and_sum<T>(up, dx + n + first, of_sum(n + first), count);
   });
 }
 
@@ -153,26 +155,26 @@ void for_rows(const ActivationShape& shape, const F& f) {
   });
 }
 
-/// Calls f(row, sum) for every row, in parallel by blocks; what all rows add to their block's `sum` [width] is the whole.
+/// Calls f(row, sum) for every row, in parallel over blocks of rows; f adds to its block's `sum` [width].
 template <typename A, typename F>
-void sum_rows(int64_t rows, int64_t width, const cuda::RowSum& to, const F& f) {
-  A* const partial = static_cast<A*>(to.partial);
-  const int64_t blocks = (rows + rows_per_partial - 1) / rows_per_partial;
+void sum_rows(int64_t rows, int64_t width, const cuda::ColumnReduction& to, const F& f) {
+  A* const workspace = static_cast<A*>(to.workspace);
+  const int64_t blocks = (rows + rows_per_block - 1) / rows_per_block;
   at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
-      A* const sum = partial + block * width;
+      A* const sum = workspace + block * width;
       std::fill_n(sum, width, A(0));
-      const int64_t last = std::min(rows, (block + 1) * rows_per_partial);
-      for (int64_t row = block * rows_per_partial; row < last; ++row) f(row, sum);
+      const int64_t last = std::min(rows, (block + 1) * rows_per_block);
+      for (int64_t row = block * rows_per_block; row < last; ++row) f(row, sum);
     }
   });
-  add_partials<A>(to, blocks, width);
+  finalize_column_sums<A>(to, blocks, width);
 }
 
 }  // namespace
 
-int64_t activation_partials(const ActivationShape& shape) {
-  return (shape.rows + rows_per_partial - 1) / rows_per_partial;
+int64_t activation_workspace_rows(const ActivationShape& shape) {
+  return (shape.rows + rows_per_block - 1) / rows_per_block;
 }
 
 void activation_forward(const ActivationShape& shape, const ActivationArgs& args) {
@@ -191,9 +193,9 @@ void activation_backward(const ActivationShape& shape, const ActivationArgs& arg
       const auto row_with_sum = [&](int64_t row, A* sum) {
         backward_row<T, kind, gated>(shape, args, row, sum);
       };
-      if (args.sum.partial == nullptr)
+      if (args.dbias.workspace == nullptr)
         return for_rows(shape, [&](int64_t row) { row_with_sum(row, nullptr); });
-      sum_rows<A>(shape.rows, wide, args.sum, row_with_sum);
+      sum_rows<A>(shape.rows, wide, args.dbias, row_with_sum);
     });
   });
 }

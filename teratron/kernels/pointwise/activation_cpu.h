@@ -1,12 +1,12 @@
-// The loops of activation.h on the CPU. Raw pointers; null where a tensor is undefined.
+// CPU loops of activation.h. Raw pointers; null where a tensor is undefined.
 #pragma once
 
-#include "teratron/kernels/pointwise/activation_cuda.h"
+#include "teratron/kernels/pointwise/launchers.h"
 
 namespace teratron::cpu {
 
-/// How many rows of partial sums the backward writes: one per so many rows, whatever the number of threads.
-int64_t activation_partials(const cuda::ActivationShape& shape);
+/// Rows of partial sums that the backward writes; independent of the number of threads.
+int64_t activation_workspace_rows(const cuda::ActivationShape& shape);
 void activation_forward(const cuda::ActivationShape& shape, const cuda::ActivationArgs& args);
 void activation_backward(const cuda::ActivationShape& shape, const cuda::ActivationArgs& args);
 

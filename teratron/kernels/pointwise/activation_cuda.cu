@@ -1,21 +1,21 @@
 #include <algorithm>
 
+#include "teratron/kernels/common/column_reduction.cuh"
 #include "teratron/kernels/common/device.cuh"
-#include "teratron/kernels/common/partials.cuh"
 #include "teratron/kernels/common/tiling.cuh"
-#include "teratron/kernels/pointwise/activation_cuda.h"
 #include "teratron/kernels/pointwise/activation_math.cuh"
+#include "teratron/kernels/pointwise/launchers.h"
 
 namespace teratron::cuda {
 namespace {
 
-/// A row of x is one part, or gate|up. Biases of this thread's columns of each.
+/// A row of x is one part, or gate|up. Biases of this thread's columns in each part.
 template <typename T, int N, int parts>
 struct Biases {
   Accumulator<T> of[parts][N];
   __device__ Biases(const ActivationShape& shape, const ActivationArgs& args, int64_t column) {
 #pragma unroll
-    for (int p = 0; p < parts; ++p) read_or_zero<N, T>(args.bias, column + p * shape.width, of[p]);
+    for (int p = 0; p < parts; ++p) load_or_zero<N, T>(args.bias, column + p * shape.width, of[p]);
   }
   __device__ void add_to(int part, const Pack<T, N>& pack, Accumulator<T> (&x)[N]) const {
     widen(pack, x);
@@ -27,13 +27,13 @@ struct Biases {
 template <typename T, int N, bool gated>
 __global__ void __launch_bounds__(256) forward_kernel(ActivationShape shape, ActivationArgs args) {
   constexpr int parts = gated ? 2 : 1;
-  using In = Inputs<T, N, parts>;
+  using In = RowPacks<T, N, parts>;
   const int64_t column = tile_column<N>();
   if (column >= shape.width) return;
   const Biases<T, N, parts> bias(shape, args, column);
   with_kind<gated>(shape.activation, [&](auto kind) {
     constexpr Activation f = decltype(kind)::value;
-    walk_rows<4 / parts, In>(
+    for_each_row<4 / parts, In>(
         shape.rows,
         [&](int64_t row, In& in) {
           const T* const x = static_cast<const T*>(args.x) + row * parts * shape.width + column;
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(256) forward_kernel(ActivationShape shape, Act
   });
 }
 
-/// What a thread adds up of its columns, if anything.
+/// Column sums of this thread, if requested.
 template <typename T, int N, int parts, bool summed>
 struct ColumnSums {
   Accumulator<T> of[summed ? parts : 1][N] = {};
@@ -62,11 +62,11 @@ struct ColumnSums {
       for (int i = 0; i < N; ++i) of[part][i] += x[i];
     }
   }
-  /// A row of partial sums per thread row of the grid.
+  /// One workspace row per thread row of the grid.
   __device__ void store(const ActivationShape& shape, const ActivationArgs& args, int64_t column) const {
     if constexpr (!summed) return;
     auto* const row =
-        static_cast<Accumulator<T>*>(args.sum.partial) + tile_first_row() * parts * shape.width + column;
+        static_cast<Accumulator<T>*>(args.dbias.workspace) + tile_first_row() * parts * shape.width + column;
 #pragma unroll
     for (int p = 0; p < parts; ++p) store_values(row + p * shape.width, of[p]);
   }
@@ -75,14 +75,14 @@ struct ColumnSums {
 template <typename T, int N, bool gated, bool summed>
 __global__ void __launch_bounds__(256) backward_kernel(ActivationShape shape, ActivationArgs args) {
   constexpr int parts = gated ? 2 : 1;
-  using In = Inputs<T, N, parts + 1>;
+  using In = RowPacks<T, N, parts + 1>;
   const int64_t column = tile_column<N>();
   if (column >= shape.width) return;
   const Biases<T, N, parts> bias(shape, args, column);
   ColumnSums<T, N, parts, summed> sums;
   with_kind<gated>(shape.activation, [&](auto kind) {
     constexpr Activation f = decltype(kind)::value;
-    walk_rows<2, In>(
+    for_each_row<2, In>(
         shape.rows,
         [&](int64_t row, In& in) {
           const T* const x = static_cast<const T*>(args.x) + row * parts * shape.width + column;
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(256) backward_kernel(ActivationShape shape, Ac
   sums.store(shape, args, column);
 }
 
-/// Fewer blocks where each leaves partial sums.
+/// Fewer blocks if each writes partial sums.
 template <int N>
 Tiling summing_tiles(const ActivationShape& shape) {
   return tile_rows(ceil_div(shape.width, N), shape.rows, 8);
@@ -142,26 +142,25 @@ void launch_summed(const ActivationShape& shape, const ActivationArgs& args, cud
   const auto kernel = gated ? backward_kernel<T, N, true, true> : backward_kernel<T, N, false, true>;
   kernel<<<t.grid, t.block, 0, stream>>>(shape, args);
   check_launch("activation");
-  add_partials<Accumulator<T>>(
-      {.sums = {args.sum}, .count = thread_rows(t), .width = parts_of(shape.activation) * shape.width},
+  finalize_column_sums<Accumulator<T>>(
+      {.sums = {args.dbias}, .rows = thread_rows(t), .width = parts_of(shape.activation) * shape.width},
       stream);
 }
 
 void dispatch(Pass pass, const ActivationShape& shape, const ActivationArgs& args, cudaStream_t stream) {
-  with_device_type(shape.dtype, [&]<typename T>(T) {
-    const bool in_packs = shape.width % pack_size<T> == 0 && aligned(args.x, args.bias, args.dy, args.out);
-    if (args.sum.partial != nullptr) {
-      in_packs ? launch_summed<T, pack_size<T>>(shape, args, stream)
-               : launch_summed<T, 1>(shape, args, stream);
-    } else {
-      in_packs ? launch<T, pack_size<T>>(pass, shape, args, stream) : launch<T, 1>(pass, shape, args, stream);
-    }
-  });
+  with_pack(shape.dtype, shape.width, aligned(args.x, args.bias, args.dy, args.out),
+            [&]<typename T>(T, auto pack) {
+              if (args.dbias.workspace != nullptr) {
+                launch_summed<T, pack.value>(shape, args, stream);
+              } else {
+                launch<T, pack.value>(pass, shape, args, stream);
+              }
+            });
 }
 
 }  // namespace
 
-int64_t activation_partials(const ActivationShape& shape) {
+int64_t activation_workspace_rows(const ActivationShape& shape) {
   int64_t most = 0;
   with_device_type(shape.dtype, [&]<typename T>(T) {
     most = std::max(thread_rows(summing_tiles<pack_size<T>>(shape)), thread_rows(summing_tiles<1>(shape)));

@@ -1,4 +1,4 @@
-// The activation functions by name; activation.h says what each computes.
+// The activations; activation.h defines them.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ enum class Activation : uint8_t { gelu, gelu_erf, squared_relu, relu, silu, swig
 constexpr bool is_gated(Activation activation) {
   return activation == Activation::swiglu || activation == Activation::geglu;
 }
-/// How many parts of a result's width x has.
+/// Width of x relative to y.
 constexpr int64_t parts_of(Activation activation) {
   return is_gated(activation) ? 2 : 1;
 }

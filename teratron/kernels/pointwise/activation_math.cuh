@@ -1,4 +1,4 @@
-// The activation functions and their derivatives on one element, in f32 or f64.
+// Activations and their derivatives on one element, in f32 or f64.
 #pragma once
 
 #include "teratron/kernels/common/device.cuh"
@@ -6,8 +6,8 @@
 
 namespace teratron::cuda {
 
-/// Whether the function is z s with a gate s = sigmoid(f(z)): f(z) = 2 sqrt(2/pi) (z + 0.044715 z^3) for gelu's tanh form, and
-/// z for silu.
+/// Whether the activation is z s with a gate s = sigmoid(f(z)): f(z) = 2 sqrt(2/pi) (z + 0.044715 z^3) for
+/// gelu's tanh form, f(z) = z for silu.
 template <Activation kind>
 inline constexpr bool has_gate = kind == Activation::gelu || kind == Activation::geglu ||
                                  kind == Activation::silu || kind == Activation::swiglu;
@@ -23,11 +23,11 @@ __device__ A gate_exponent(A z) {
   }
 }
 
-/// s; exact limits at both ends. Nothing for functions without.
+/// s, exact at both limits; 0 for activations without a gate.
 template <Activation kind, typename A>
 __device__ A gate_of(A z) {
   if constexpr (!has_gate<kind>) return A(0);
-  return fast_inverse(A(1) + fast_exp2(gate_exponent<kind>(z)));
+  return fast_rcp(A(1) + fast_exp2(gate_exponent<kind>(z)));
 }
 
 template <Activation kind, typename A>
@@ -64,31 +64,31 @@ __device__ ValueAndSlope<A> slope_of(A z, A gate) {
   }
 }
 
-/// is_gated where device code may ask.
+/// is_gated() as a constant for device code.
 template <Activation kind>
-inline constexpr bool takes_up = is_gated(kind);
+inline constexpr bool gated_kind = is_gated(kind);
 
-/// y of one element: of z alone, or of a gated kind's gate z and `up`. `gate` is gate_of(z).
+/// y of one element: from z, or from gate z and `up` if gated. `gate` is gate_of(z).
 template <Activation kind, typename A>
 __device__ A output_of(A z, A up, A gate) {
   const A y = value_of<kind>(z, gate);
-  if constexpr (takes_up<kind>) return y * up;
+  if constexpr (gated_kind<kind>) return y * up;
   return y;
 }
 
 template <typename A>
 struct ActivationGradients {
-  A z, up;  // up: of gated kinds
+  A z, up;  // up: only if gated
 };
 
 template <Activation kind, typename A>
 __device__ ActivationGradients<A> gradients_of(A dy, A z, A up, A gate) {
   const auto [value, slope] = slope_of<kind>(z, gate);
-  if constexpr (takes_up<kind>) return {dy * slope * up, dy * value};
+  if constexpr (gated_kind<kind>) return {dy * slope * up, dy * value};
   return {dy * slope, A(0)};
 }
 
-/// Calls f with the kind as a compile-time constant. The branch is the same for the whole grid.
+/// Calls f with the kind as a compile-time constant; the branch is uniform over the grid.
 template <bool gated, typename F>
 __device__ void with_kind(Activation kind, F&& f) {
   if constexpr (gated) {

@@ -2,15 +2,14 @@
 
 #include "teratron/kernels/common/dispatch.h"
 #include "teratron/kernels/common/stream.h"
-#include "teratron/kernels/pointwise/dropout_cuda.h"
-#include "teratron/kernels/pointwise/dropout_host.h"
+#include "teratron/kernels/pointwise/launchers.h"
 
 #pragma GCC optimize("O3")
 
 namespace teratron {
 
-DropoutMask mask_of(const Dropout& dropout, const at::Tensor& x) {
-  TERATRON_ASSERT(dropout.p >= 0 && dropout.p <= 1, "dropout {}", dropout.p);
+DropoutMask make_dropout_mask(const Dropout& dropout, const at::Tensor& x) {
+  TERATRON_ASSERT(dropout.p >= 0 && dropout.p <= 1, "dropout probability {}", dropout.p);
   const GlobalRows& where = dropout.where;
   const RowShape rows = rows_of(x);
   if (where.rows.defined()) {
@@ -82,7 +81,7 @@ at::Tensor bias_dropout_add(const at::Tensor& x, const at::Tensor& bias, const a
                                .bias = address(bias),
                                .residual = address(residual),
                                .y = address(y),
-                               .mask = mask_of(dropout, x)};
+                               .mask = make_dropout_mask(dropout, x)};
   if (x.is_cuda()) {
     cuda::bias_dropout_add(args, current_stream(x));
   } else {

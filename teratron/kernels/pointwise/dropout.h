@@ -1,10 +1,10 @@
-// Dropout whose mask is a function of (seed, tensor id, global element index) alone (base/philox.h), so that
-// it does not depend on the layout, and is recomputed instead of stored. Element e is kept when uniform word
-// of e >= p * 2^32, and then scaled by 1 / (1 - p).
+// Dropout whose mask depends only on (seed, tensor id, global element index), see base/philox.h: it is
+// independent of the parallel layout, and recomputed instead of stored. Element e is kept if uniform word of
+// e >= p * 2^32, and then scaled by 1 / (1 - p).
 //
-// x [..., n] contiguous is seen as T rows; f32, bf16, f16, f64, arithmetic in f32 (f64).
-// CPU and CUDA with identical masks; asynchronous on the current CUDA stream. p = 0 is the identity; p = 1
-// gives 0.
+// x [..., n] contiguous is viewed as T rows; f32, bf16, f16, f64, arithmetic in f32 (f64). CPU and CUDA with
+// identical masks; asynchronous on the current CUDA stream. p = 0 is the identity; p = 1 returns 0.
+// Measurements: docs/notes/pointwise.md.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,14 +13,14 @@
 
 namespace teratron {
 
-/// Where the local rows and columns lie in the global tensor [rows, columns]. Local element (t, c) has the
+/// Position of the local rows and columns in the global tensor [rows, columns]. Local element (t, c) has the
 /// index
-///   row(t) * columns + first_column + c,  with row(t) = rows[t] if given, else first_row + t.
-/// Rows as data serve every cut: the row of token s of sample b (numbered over the whole training) is
-/// b * sequence_length + s, whichever rank holds it.
+///   row(t) * columns + first_column + c,  with row(t) = rows[t] if defined, else first_row + t.
+/// `rows` expresses any partition: the row of token s of sample b (numbered over the whole training) is
+/// b * sequence_length + s on whichever rank holds it.
 struct GlobalRows {
   at::Tensor rows;           // int64 [T] on x's device; may be undefined
-  int64_t first_row = 0;     // used where rows is undefined
+  int64_t first_row = 0;     // used if rows is undefined
   int64_t columns = 0;       // global row length; 0 = the local one
   int64_t first_column = 0;  // global column of local column 0
 };

@@ -1,7 +1,7 @@
 #include "teratron/kernels/common/device.cuh"
 #include "teratron/kernels/common/tiling.cuh"
-#include "teratron/kernels/pointwise/dropout_cuda.h"
 #include "teratron/kernels/pointwise/dropout_device.cuh"
+#include "teratron/kernels/pointwise/launchers.h"
 
 namespace teratron::cuda {
 namespace {
@@ -12,16 +12,16 @@ __global__ void __launch_bounds__(256) bias_dropout_add_kernel(DropoutArgs args)
   const int64_t column = tile_column<N>();
   if (column >= args.width) return;
   A bias[N];
-  read_or_zero<N, T>(args.bias, column, bias);
-  walk_rows<2, Inputs<T, N, 2>>(
+  load_or_zero<N, T>(args.bias, column, bias);
+  for_each_row<2, RowPacks<T, N, 2>>(
       args.rows,
-      [&](int64_t row, Inputs<T, N, 2>& in) {
+      [&](int64_t row, RowPacks<T, N, 2>& in) {
         in.pack[0] = load<N>(static_cast<const T*>(args.x) + row * args.width + column);
         if (args.residual != nullptr) {
           in.pack[1] = load<N>(static_cast<const T*>(args.residual) + row * args.width + column);
         }
       },
-      [&](int64_t row, Inputs<T, N, 2>& in) {
+      [&](int64_t row, RowPacks<T, N, 2>& in) {
         A x[N], residual[N] = {};
         widen(in.pack[0], x);
         if (args.residual != nullptr) widen(in.pack[1], residual);
@@ -44,13 +44,8 @@ void launch(const DropoutArgs& args, cudaStream_t stream) {
 }  // namespace
 
 void bias_dropout_add(const DropoutArgs& args, CUstream_st* stream) {
-  with_device_type(args.dtype, [&]<typename T>(T) {
-    if (args.width % pack_size<T> == 0 && aligned(args.x, args.bias, args.residual, args.y)) {
-      launch<T, pack_size<T>>(args, stream);
-    } else {
-      launch<T, 1>(args, stream);
-    }
-  });
+  with_pack(args.dtype, args.width, aligned(args.x, args.bias, args.residual, args.y),
+            [&]<typename T>(T, auto pack) { launch<T, pack.value>(args, stream); });
 }
 
 }  // namespace teratron::cuda

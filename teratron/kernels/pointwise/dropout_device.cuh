@@ -1,4 +1,4 @@
-// The dropout mask of a pack of neighbours.
+// The dropout mask of a pack of neighboring elements.
 #pragma once
 
 #include "teratron/kernels/common/device.cuh"
@@ -31,7 +31,7 @@ __device__ void apply_mask(const DropoutMask& mask, uint64_t first, A (&x)[N]) {
     const uint32_t high = index % 2 == 0 ? words.word[2] : words.word[3];
     const A factor = keeps_some && (index % 4 < 2 ? low : high) >= threshold ? scale : A(0);
 #pragma unroll
-    for (int k = 0; k < N; ++k) {  // a run-time index would move x to local memory
+    for (int k = 0; k < N; ++k) {  // a dynamic index would spill x to local memory
       if (k == i) x[k] = factor == A(0) ? A(0) : x[k] * factor;
     }
   }

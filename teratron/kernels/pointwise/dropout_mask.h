@@ -1,11 +1,17 @@
-// The dropout decision as plain data, shared by host and device code. Internal to kernels.
+// The dropout mask as plain data, shared by host and device code. Internal to kernels.
 #pragma once
 
 #include "teratron/base/philox.h"
 
+namespace at {
+class Tensor;
+}
+
 namespace teratron {
 
-/// Element e is kept when its random word is >= threshold, and then multiplied by scale.
+struct Dropout;
+
+/// Element e is kept if its random word is >= threshold, and then multiplied by scale.
 struct DropoutMask {
   RandomKey key;
   uint64_t threshold = 0;  // p * 2^32
@@ -22,5 +28,8 @@ struct DropoutMask {
            static_cast<uint64_t>(first_column);
   }
 };
+
+/// Checks that `dropout` fits x. Points into dropout.where.rows.
+DropoutMask make_dropout_mask(const Dropout& dropout, const at::Tensor& x);
 
 }  // namespace teratron

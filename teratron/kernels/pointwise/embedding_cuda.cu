@@ -1,22 +1,22 @@
 #include "teratron/kernels/common/device.cuh"
 #include "teratron/kernels/common/tiling.cuh"
-#include "teratron/kernels/pointwise/embedding_cuda.h"
+#include "teratron/kernels/pointwise/launchers.h"
 
 namespace teratron::cuda {
 namespace {
 
 template <typename T, int N>
-__global__ void __launch_bounds__(256) add_looked_up_kernel(AddLookedUpArgs args) {
-  using In = Inputs<T, N, 2>;
+__global__ void __launch_bounds__(256) embedding_add_kernel(EmbeddingAddArgs args) {
+  using In = RowPacks<T, N, 2>;
   const int64_t column = tile_column<N>();
   if (column >= args.width) return;
   T* const x = static_cast<T*>(args.x) + column;
   const T* const table = static_cast<const T*>(args.table) + column;
-  walk_rows<4, In>(
+  for_each_row<4, In>(
       args.rows,
       [&](int64_t row, In& in) {
         in.pack[0] = load<N>(x + row * args.width);
-        in.pack[1] = load<N>(table + args.ids[row / args.rows_of_id] * args.width);
+        in.pack[1] = load<N>(table + args.ids[row / args.rows_per_id] * args.width);
       },
       [&](int64_t row, In& in) {
         Accumulator<T> sum[N], more[N];
@@ -29,38 +29,38 @@ __global__ void __launch_bounds__(256) add_looked_up_kernel(AddLookedUpArgs args
 }
 
 template <typename T, int N>
-void launch(const AddLookedUpArgs& args, cudaStream_t stream) {
+void launch(const EmbeddingAddArgs& args, cudaStream_t stream) {
   const Tiling t = tile_rows(ceil_div(args.width, N), args.rows);
-  add_looked_up_kernel<T, N><<<t.grid, t.block, 0, stream>>>(args);
-  check_launch("add_looked_up");
+  embedding_add_kernel<T, N><<<t.grid, t.block, 0, stream>>>(args);
+  check_launch("embedding_add");
 }
 
 constexpr int chunk_rows = 32;
 constexpr int threads = 128;
 
-/// Where the runs of equal ids lie that meet a chunk of the sorted rows. A run within the chunk is added to its row of
-/// the table at once; one that goes beyond leaves a partial sum, which the chunk where it begins collects.
+/// A chunk of the sorted rows. A run of equal ids inside it is added to its row of the table directly; a run
+/// that crosses its boundaries leaves a partial sum, which the chunk where the run begins collects.
 struct Chunk {
-  const AddRowsArgs& args;
+  const EmbeddingGradArgs& args;
   int64_t first, end;
 
-  __device__ Chunk(const AddRowsArgs& args, int64_t index)
+  __device__ Chunk(const EmbeddingGradArgs& args, int64_t index)
       : args(args), first(index * chunk_rows), end(min(args.rows, first + chunk_rows)) {}
   __device__ bool begins_before(int64_t id) const {
     return args.ids[first] == id && first > 0 && args.ids[first - 1] == id;
   }
-  __device__ bool goes_on(int64_t id) const { return end < args.rows && args.ids[end] == id; }
+  __device__ bool continues_after(int64_t id) const { return end < args.rows && args.ids[end] == id; }
 };
 
 template <typename T, int N>
 struct Columns {
   using A = Accumulator<T>;
-  const AddRowsArgs& args;
+  const EmbeddingGradArgs& args;
   int64_t column;
 
-  /// Of the run that comes from before the chunk, or of the one that begins in it and goes on.
+  /// Of the run that began before the chunk, or of the one that begins in it and continues.
   __device__ A* partial(int64_t chunk, bool begins_here) const {
-    return static_cast<A*>(args.partial) + (2 * chunk + (begins_here ? 1 : 0)) * args.width + column;
+    return static_cast<A*>(args.workspace) + (2 * chunk + (begins_here ? 1 : 0)) * args.width + column;
   }
   __device__ void add_to_table(int64_t id, const A (&x)[N]) const {
     A* const row = static_cast<A*>(args.sum) + id * args.width + column;
@@ -70,9 +70,9 @@ struct Columns {
 };
 
 template <typename T, int N>
-__global__ void __launch_bounds__(threads) add_runs(AddRowsArgs args) {
+__global__ void __launch_bounds__(threads) sum_runs_kernel(EmbeddingGradArgs args) {
   using A = Accumulator<T>;
-  constexpr int R = 4;  // rows on their way
+  constexpr int R = 4;  // loads in flight
   __shared__ int64_t ids[chunk_rows], order[chunk_rows];
   const Chunk chunk(args, blockIdx.x);
   const int count = static_cast<int>(chunk.end - chunk.first);
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(threads) add_runs(AddRowsArgs args) {
       for (int i = 0; i < N; ++i) sum[i] += widen(packs[r].v[i]);
       const int64_t id = ids[place];
       if (place + 1 < count && ids[place + 1] == id) continue;
-      const bool before = chunk.begins_before(id), after = place + 1 == count && chunk.goes_on(id);
+      const bool before = chunk.begins_before(id), after = place + 1 == count && chunk.continues_after(id);
       if (before || after) {
         A* const to = columns.partial(blockIdx.x, !before);
 #pragma unroll
@@ -113,14 +113,14 @@ __global__ void __launch_bounds__(threads) add_runs(AddRowsArgs args) {
   }
 }
 
-/// Adds up the run that begins in this block's chunk and goes on, if there is one.
+/// Adds up the run that begins in this block's chunk and continues, if any.
 template <typename T, int N>
-__global__ void __launch_bounds__(threads) collect_runs(AddRowsArgs args) {
+__global__ void __launch_bounds__(threads) collect_runs_kernel(EmbeddingGradArgs args) {
   using A = Accumulator<T>;
   const Columns<T, N> columns{args, (blockIdx.y * int64_t{threads} + threadIdx.x) * N};
   const Chunk own(args, blockIdx.x);
   const int64_t id = args.ids[own.end - 1];
-  if (columns.column >= args.width || own.begins_before(id) || !own.goes_on(id)) return;
+  if (columns.column >= args.width || own.begins_before(id) || !own.continues_after(id)) return;
   A sum[N];
   const A* const begin = columns.partial(blockIdx.x, true);
 #pragma unroll
@@ -130,45 +130,35 @@ __global__ void __launch_bounds__(threads) collect_runs(AddRowsArgs args) {
 #pragma unroll
     for (int i = 0; i < N; ++i) sum[i] += more[i];
     const Chunk chunk(args, index);
-    if (args.ids[chunk.end - 1] != id || !chunk.goes_on(id)) break;
+    if (args.ids[chunk.end - 1] != id || !chunk.continues_after(id)) break;
   }
   columns.add_to_table(id, sum);
 }
 
 template <typename T, int N>
-void launch(const AddRowsArgs& args, cudaStream_t stream) {
+void launch(const EmbeddingGradArgs& args, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(ceil_div(args.rows, chunk_rows)),
                   static_cast<unsigned>(ceil_div(args.width, threads * N)));
-  add_runs<T, N><<<grid, threads, 0, stream>>>(args);
-  check_launch("add_rows");
-  collect_runs<T, N><<<grid, threads, 0, stream>>>(args);
-  check_launch("add_rows");
+  sum_runs_kernel<T, N><<<grid, threads, 0, stream>>>(args);
+  check_launch("embedding_grad_add");
+  collect_runs_kernel<T, N><<<grid, threads, 0, stream>>>(args);
+  check_launch("embedding_grad_add");
 }
 
 }  // namespace
 
-void add_looked_up(const AddLookedUpArgs& args, CUstream_st* stream) {
-  with_device_type(args.dtype, [&]<typename T>(T) {
-    if (args.width % pack_size<T> == 0 && aligned(args.x, args.table)) {
-      launch<T, pack_size<T>>(args, stream);
-    } else {
-      launch<T, 1>(args, stream);
-    }
-  });
+void embedding_add(const EmbeddingAddArgs& args, CUstream_st* stream) {
+  with_pack(args.dtype, args.width, aligned(args.x, args.table),
+            [&]<typename T>(T, auto pack) { launch<T, pack.value>(args, stream); });
 }
 
-int64_t add_rows_partials(int64_t rows) {
+int64_t embedding_grad_workspace_rows(int64_t rows) {
   return 2 * ceil_div(rows, chunk_rows);
 }
 
-void add_rows(const AddRowsArgs& args, CUstream_st* stream) {
-  with_device_type(args.dtype, [&]<typename T>(T) {
-    if (args.width % pack_size<T> == 0 && aligned(args.dy)) {
-      launch<T, pack_size<T>>(args, stream);
-    } else {
-      launch<T, 1>(args, stream);
-    }
-  });
+void embedding_grad_add(const EmbeddingGradArgs& args, CUstream_st* stream) {
+  with_pack(args.dtype, args.width, aligned(args.dy),
+            [&]<typename T>(T, auto pack) { launch<T, pack.value>(args, stream); });
 }
 
 }  // namespace teratron::cuda

@@ -1,6 +1,6 @@
-// activation.h and rope.h
-#include "teratron/kernels/attention/rope.h"
+// activation.h and embedding.h
 #include "teratron/kernels/pointwise/activation.h"
+#include "teratron/kernels/pointwise/embedding.h"
 #include "teratron/testing/kernels.h"
 
 namespace teratron {
@@ -19,7 +19,7 @@ at::Tensor formula(const at::Tensor& z, Activation kind) {
     case Activation::squared_relu:
       return at::clamp_min(z, 0).pow(2);
     case Activation::relu:
-      return at::relu(z);  // whose derivative at 0 is 0, clamp_min's is 1
+      return at::relu(z);  // its derivative at 0 is 0, clamp_min's is 1
     case Activation::silu:
       return z / (1 + at::exp(-z));
     case Activation::swiglu:
@@ -29,10 +29,6 @@ at::Tensor formula(const at::Tensor& z, Activation kind) {
   }
   return {};
 }
-
-constexpr Activation kinds[] = {Activation::gelu, Activation::gelu_erf, Activation::squared_relu,
-                                Activation::relu, Activation::silu,     Activation::swiglu,
-                                Activation::geglu};
 
 void check_activation(Activation kind, const at::Tensor& x, const at::Tensor& bias) {
   const at::ScalarType type = x.scalar_type();
@@ -44,16 +40,16 @@ void check_activation(Activation kind, const at::Tensor& x, const at::Tensor& bi
   EXPECT_CLOSE(actual, y, type);
   const at::Tensor dy = randn(y.sizes(), type);
   y.backward(f64(dy));
-  EXPECT_CLOSE(activation_backward(dy, x, bias, kind), z.grad(), type);
-  const SummedGradient summed = activation_backward_summed(dy, x, bias, kind);
-  EXPECT_TRUE(same_bits(summed.dx, activation_backward(dy, x, bias, kind)));
+  EXPECT_CLOSE(activation_backward(dy, x, bias, kind).dx, z.grad(), type);
+  const ActivationGradients summed = activation_backward(dy, x, bias, kind, {.dbias = GradSink{}});
+  EXPECT_TRUE(same_bits(summed.dx, activation_backward(dy, x, bias, kind).dx));
   const auto sums = type == at::kDouble ? at::kDouble : at::kFloat;
-  EXPECT_EQ(summed.column_sum.scalar_type(), sums);
-  EXPECT_CLOSE(summed.column_sum, z.grad().flatten(0, -2).sum(0), sums);
+  EXPECT_EQ(summed.dbias.scalar_type(), sums);
+  EXPECT_CLOSE(summed.dbias, z.grad().flatten(0, -2).sum(0), sums);
 }
 
-TEST(Activation, MatchesAutogradOfTheFormula) {
-  for (const Activation kind : kinds) {
+TEST(Activation, MatchesAutograd) {
+  for (const Activation kind : activations) {
     for (const auto type : float_types) {
       check_activation(kind, randn({5, 3, 14}, type) * 2, {});
       check_activation(kind, randn({5, 3, 14}, type) * 2, randn({14}, type));
@@ -62,50 +58,52 @@ TEST(Activation, MatchesAutogradOfTheFormula) {
   }
 }
 
-TEST(Activation, DoesNotDependOnTheNumberOfThreads) {
+TEST(Activation, IsIndependentOfThreadCount) {
   const at::Tensor x = randn({300, 128}), dy = randn({300, 64});
   const int threads = at::get_num_threads();
   at::set_num_threads(3);
-  const SummedGradient all = activation_backward_summed(dy, x, {}, Activation::swiglu);
+  const ActivationGradients all = activation_backward(dy, x, {}, Activation::swiglu, {.dbias = GradSink{}});
   at::set_num_threads(1);
-  const SummedGradient one = activation_backward_summed(dy, x, {}, Activation::swiglu);
+  const ActivationGradients one = activation_backward(dy, x, {}, Activation::swiglu, {.dbias = GradSink{}});
   at::set_num_threads(threads);
-  EXPECT_TRUE(same_bits(all.dx, one.dx) && same_bits(all.column_sum, one.column_sum));
+  EXPECT_TRUE(same_bits(all.dx, one.dx) && same_bits(all.dbias, one.dbias));
 }
 
-TEST(Activation, WritesWhereItIsTold) {
+TEST(Activation, WritesToItsOutputs) {
   const at::Tensor x = randn({70, 24}), dy = randn({70, 12}), z = at::empty({0, 24});
   const at::Tensor y = at::empty({70, 12}), sum = at::empty({24}), dx = x.clone();
   EXPECT_TRUE(activation_forward(x, {}, Activation::geglu, y).is_same(y));
   EXPECT_TRUE(same_bits(y, activation_forward(x, {}, Activation::geglu)));
-  const SummedGradient expected = activation_backward_summed(dy, x, {}, Activation::geglu);
-  const SummedGradient in_place = activation_backward_summed(dy, dx, {}, Activation::geglu, {dx, sum});
-  EXPECT_TRUE(in_place.dx.is_same(dx) && in_place.column_sum.is_same(sum));
-  EXPECT_TRUE(same_bits(dx, expected.dx) && same_bits(sum, expected.column_sum));
+  const ActivationGradients expected =
+      activation_backward(dy, x, {}, Activation::geglu, {.dbias = GradSink{}});
+  const ActivationGradients in_place =
+      activation_backward(dy, dx, {}, Activation::geglu, {dx, GradSink{sum}});
+  EXPECT_TRUE(in_place.dx.is_same(dx) && in_place.dbias.is_same(sum));
+  EXPECT_TRUE(same_bits(dx, expected.dx) && same_bits(sum, expected.dbias));
   EXPECT_EQ(activation_forward(z, {}, Activation::geglu).sizes(), (at::IntArrayRef{0, 12}));
-  const SummedGradient nothing =
-      activation_backward_summed(at::empty({0, 12}), z, {}, Activation::geglu, {at::Tensor(), sum});
-  EXPECT_EQ(nothing.column_sum.abs().sum().item<float>(), 0);
+  const ActivationGradients nothing =
+      activation_backward(at::empty({0, 12}), z, {}, Activation::geglu, {.dbias = GradSink{sum}});
+  EXPECT_EQ(nothing.dbias.abs().sum().item<float>(), 0);
 }
 
-TEST(Activation, PassesNaNOn) {
-  for (const Activation kind : kinds) {
+TEST(Activation, PropagatesNaN) {
+  for (const Activation kind : activations) {
     const at::Tensor x = at::full({2, 2}, NAN);
     EXPECT_TRUE(activation_forward(x, {}, kind).isnan().all().item<bool>()) << static_cast<int>(kind);
   }
 }
 
-TEST(Activation, StaysFiniteFarOut) {
+TEST(Activation, IsFiniteForLargeInputs) {
   const at::Tensor x = at::tensor({-1e4f, -100.f, 100.f, 1e4f});
   for (const Activation kind : {Activation::gelu, Activation::gelu_erf, Activation::silu}) {
     const at::Tensor y = activation_forward(x, {}, kind);
     EXPECT_TRUE(at::allclose(y, at::relu(x))) << static_cast<int>(kind);
-    const at::Tensor dx = activation_backward(at::ones({4}), x, {}, kind);
+    const at::Tensor dx = activation_backward(at::ones({4}), x, {}, kind).dx;
     EXPECT_TRUE(at::allclose(dx, at::tensor({0.f, 0.f, 1.f, 1.f}))) << static_cast<int>(kind);
   }
 }
 
-TEST(ColumnSum, AddsRowsInF32) {
+TEST(ColumnSum, AccumulatesInF32) {
   for (const auto type : float_types) {
     const at::Tensor x = randn({13, 37, 11}, type);
     const at::Tensor sum = column_sum(x);
@@ -114,59 +112,15 @@ TEST(ColumnSum, AddsRowsInF32) {
   }
 }
 
-/// Rotation by complex multiplication, channel by channel.
-at::Tensor rotate_reference(const at::Tensor& x, const RopeTable& t, const at::Tensor& positions,
-                            RopeStyle style) {
-  const int64_t half = t.cos.size(1);
-  const at::Tensor cos = f64(t.cos).index({positions}), sin = f64(t.sin).index({positions});  // [S, B, half]
-  at::Tensor out = f64(x).clone();
-  const at::Tensor in = f64(x);
-  for (int64_t i = 0; i < half; ++i) {
-    const int64_t a = style == RopeStyle::half ? i : 2 * i,
-                  b = style == RopeStyle::half ? i + half : 2 * i + 1;
-    at::Tensor c = cos.select(-1, i), s = sin.select(-1, i);
-    while (c.dim() < x.dim() - 1) c = c.unsqueeze(-1), s = s.unsqueeze(-1);
-    out.select(-1, a).copy_(in.select(-1, a) * c - in.select(-1, b) * s);
-    out.select(-1, b).copy_(in.select(-1, b) * c + in.select(-1, a) * s);
-  }
-  return out;
-}
-
-RopeTable table(int64_t positions, int64_t half, at::ScalarType type) {
-  const at::Tensor angle =
-      at::outer(at::arange(positions, at::kDouble),
-                at::pow(10000.0, -at::arange(half, at::kDouble) / static_cast<double>(half)));
-  const auto to = type == at::kDouble ? at::kDouble : at::kFloat;
-  return {angle.cos().to(to), angle.sin().to(to)};
-}
-
-TEST(Rope, RotatesViewsOfTheFusedBuffer) {
+TEST(EmbeddingGrad, Accumulates) {
   for (const auto type : float_types) {
-    for (const RopeStyle style : {RopeStyle::half, RopeStyle::interleaved}) {
-      // [S, B, groups, queries + key + value, D]; 10 of 14 channels are rotated.
-      at::Tensor qkv = randn({6, 2, 2, 5, 14}, type);
-      const at::Tensor before = qkv.clone();
-      const RopeTable t = table(20, 5, type);
-      const at::Tensor positions = at::randint(20, {6, 2}, at::kLong);
-      const at::Tensor view = qkv.narrow(3, 0, 4);
-      const at::Tensor copied = rope(view, t, positions, {.style = style});
-      rope_(view, t, positions, {.style = style});
-      EXPECT_CLOSE(view, rotate_reference(before.narrow(3, 0, 4), t, positions, style), type);
-      EXPECT_TRUE(same_bits(copied, view));
-      EXPECT_TRUE(at::equal(qkv.select(3, 4), before.select(3, 4))) << "the values must stay";
-      rope_(view, t, positions, {.style = style, .direction = RopeDirection::inverse});
-      EXPECT_LT(relative_error(qkv, before), 2 * tolerance(type));
-    }
+    const auto sums = type == at::kDouble ? at::kDouble : at::kFloat;
+    const at::Tensor ids = at::tensor({3, 0, 3, 5, 3}, at::kLong), dy = randn({5, 8}, type),
+                     sum = randn({6, 8}, sums), before = f64(sum).clone();
+    embedding_grad_add_(sum, ids, dy);
+    for (int64_t row = 0; row < 5; ++row) before[ids[row].item<int64_t>()] += f64(dy[row]);
+    EXPECT_CLOSE(sum, before, sums);
   }
-}
-
-TEST(Rope, TakesExpandedPositions) {
-  const at::Tensor x = randn({4, 3, 2, 8}, at::kDouble);
-  const RopeTable t = table(9, 4, at::kDouble);
-  const at::Tensor shared = at::tensor({8, 0, 3, 5}, at::kLong).unsqueeze(1).expand({4, 3});
-  const at::Tensor y = rope(x, t, shared, {});
-  EXPECT_CLOSE(y, rotate_reference(x, t, shared.contiguous(), RopeStyle::half), at::kDouble);
-  EXPECT_TRUE(at::equal(y.select(0, 1), x.select(0, 1))) << "position 0 is not rotated";
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 
 #include "teratron/kernels/common/dispatch.h"
 #include "teratron/kernels/common/stream.h"
-#include "teratron/kernels/pointwise/random_fill_cuda.h"
+#include "teratron/kernels/pointwise/launchers.h"
 #include "teratron/kernels/pointwise/random_value.h"
 
 #pragma GCC optimize("O3")
@@ -10,27 +10,27 @@
 namespace teratron {
 namespace {
 
-cuda::FillArgs describe(const at::Tensor& x, const Box& box, const std::vector<int64_t>& global_shape,
-                        const RandomFill& fill) {
+cuda::RandomFillArgs describe(const at::Tensor& x, const Box& box, const std::vector<int64_t>& global_shape,
+                              const RandomFill& fill) {
   const int64_t dims = x.dim();
-  TERATRON_ASSERT(dims <= 4, "a parameter of {} dimensions", dims);
+  TERATRON_ASSERT(dims <= 4, "parameter of {} dimensions", dims);
   TERATRON_ASSERT(static_cast<int64_t>(global_shape.size()) == dims &&
                   static_cast<int64_t>(box.start.size()) == dims && x.sizes().vec() == box.size);
-  cuda::FillArgs args{.size = {1, 1, 1, 1},
-                      .stride = {},
-                      .global_stride = {},
-                      .first = 0,
-                      .x = x.data_ptr(),
-                      .dtype = dtype_of(x),
-                      .key = fill.key,
-                      .uniform = fill.distribution == Distribution::uniform,
-                      .offset = static_cast<float>(fill.offset),
-                      .scale = static_cast<float>(fill.scale)};
+  cuda::RandomFillArgs args{.size = {1, 1, 1, 1},
+                            .stride = {},
+                            .global_stride = {},
+                            .first = 0,
+                            .x = x.data_ptr(),
+                            .dtype = dtype_of(x),
+                            .key = fill.key,
+                            .uniform = fill.distribution == Distribution::uniform,
+                            .offset = static_cast<float>(fill.offset),
+                            .scale = static_cast<float>(fill.scale)};
   int64_t step = 1;
   for (int64_t d = dims - 1; d >= 0; --d) {
     const int64_t slot = d + 4 - dims;
     TERATRON_ASSERT(box.start[d] >= 0 && box.start[d] + box.size[d] <= global_shape[d],
-                    "box outside the tensor");
+                    "box exceeds the tensor");
     args.size[slot] = box.size[d];
     args.stride[slot] = x.stride(d);
     args.global_stride[slot] = step;
@@ -41,7 +41,7 @@ cuda::FillArgs describe(const at::Tensor& x, const Box& box, const std::vector<i
 }
 
 template <typename T>
-void fill_cpu(const cuda::FillArgs& args) {
+void fill_cpu(const cuda::RandomFillArgs& args) {
   const int64_t n = args.size[3];
   const int64_t lines = args.size[0] * args.size[1] * args.size[2];
   at::parallel_for(0, lines, std::max<int64_t>(1, 4096 / n), [&](int64_t begin, int64_t end) {
@@ -69,7 +69,7 @@ void fill_cpu(const cuda::FillArgs& args) {
 void random_fill_(const at::Tensor& x, const Box& box, const std::vector<int64_t>& global_shape,
                   const RandomFill& fill) {
   if (x.numel() == 0) return;
-  const cuda::FillArgs args = describe(x, box, global_shape, fill);
+  const cuda::RandomFillArgs args = describe(x, box, global_shape, fill);
   if (x.is_cuda()) {
     cuda::random_fill(args, current_stream(x));
   } else {
@@ -78,7 +78,7 @@ void random_fill_(const at::Tensor& x, const Box& box, const std::vector<int64_t
 }
 
 void random_fill_(const at::Tensor& local, const Shard& shard, const RandomFill& fill) {
-  TERATRON_ASSERT(local.sizes().vec() == shard.local_shape(), "the tensor does not have its shard's shape");
+  TERATRON_ASSERT(local.sizes().vec() == shard.local_shape(), "tensor and shard differ in shape");
   const auto pieces = shard.pieces();
   if (shard.padded != 0) local.zero_();
   for (const Piece& piece : pieces) {

@@ -1,5 +1,5 @@
-// Counter-based initialisation: every value depends only on (seed, tensor id, global element index), see
-// base/philox.h. CPU and GPU write the same f32 values bit for bit; other dtypes are those values rounded.
+// Counter-based initialization: every value depends only on (seed, tensor id, global element index), see
+// base/philox.h. CPU and GPU write bitwise the same f32 values; other dtypes are those values rounded.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,13 +19,12 @@ struct RandomFill {
   double scale = 1;
 };
 
-/// Fills `x` [box.size...] (any strides; f32, bf16, f16; f64 too) with the part `box` of the global tensor of
-/// shape `global_shape`. Elements of the global tensor are numbered row-major. Asynchronous on the current
-/// CUDA stream.
+/// Fills `x` [box.size...] (any strides; f32, bf16, f16, f64) with the part `box` of the global tensor of
+/// shape `global_shape`, whose elements are numbered row-major. Asynchronous on the current CUDA stream.
 void random_fill_(const at::Tensor& x, const Box& box, const std::vector<int64_t>& global_shape,
                   const RandomFill& fill);
 
-/// Fills the local part of a parameter: every piece of `shard`. What the shard says is padding becomes zero.
+/// Fills the local shard of a parameter: every piece of `shard`; its padding becomes zero.
 void random_fill_(const at::Tensor& local, const Shard& shard, const RandomFill& fill);
 
 }  // namespace teratron

@@ -1,14 +1,16 @@
+#include <algorithm>
+
 #include "teratron/kernels/common/device.cuh"
-#include "teratron/kernels/pointwise/random_fill_cuda.h"
+#include "teratron/kernels/pointwise/launchers.h"
 #include "teratron/kernels/pointwise/random_value.h"
 
 namespace teratron::cuda {
 namespace {
 
-/// Work item (line, quad): the up to four elements of a line of x that share a Philox block.
+/// Work item (line, quad): up to four elements of a line of x, from one Philox block.
 template <typename T>
 __global__ void __launch_bounds__(256)
-    random_fill_kernel(FillArgs args, int64_t quads_per_line, int64_t items) {
+    random_fill_kernel(RandomFillArgs args, int64_t quads_per_line, int64_t items) {
   const int64_t n = args.size[3];
   for (int64_t item = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; item < items;
        item += gridDim.x * int64_t{blockDim.x}) {
@@ -34,13 +36,12 @@ __global__ void __launch_bounds__(256)
 
 }  // namespace
 
-void random_fill(const FillArgs& args, CUstream_st* stream) {
+void random_fill(const RandomFillArgs& args, CUstream_st* stream) {
   const int64_t quads = args.size[3] / 4 + 2;  // a line may start and end inside a block
   const int64_t items = quads * args.size[0] * args.size[1] * args.size[2];
-  const int64_t wanted = ceil_div(items, 256), most = int64_t{multiprocessors()} * 16;
+  const int64_t blocks = std::min(ceil_div(items, 256), int64_t{sm_count()} * 16);
   with_device_type(args.dtype, [&]<typename T>(T) {
-    random_fill_kernel<T>
-        <<<static_cast<unsigned>(wanted < most ? wanted : most), 256, 0, stream>>>(args, quads, items);
+    random_fill_kernel<T><<<static_cast<unsigned>(blocks), 256, 0, stream>>>(args, quads, items);
   });
   check_launch("random_fill");
 }

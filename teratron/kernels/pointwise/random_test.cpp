@@ -12,7 +12,7 @@ PhiloxWords draw(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
                 join(counter[0], counter[1]));
 }
 
-TEST(Philox, GivesThePublishedKnownAnswers) {
+TEST(Philox, MatchesKnownAnswers) {
   const auto expect = [](const PhiloxWords& actual, std::array<uint32_t, 4> words) {
     for (int i = 0; i < 4; ++i) EXPECT_EQ(actual.word[i], words[i]) << i;
   };
@@ -23,7 +23,7 @@ TEST(Philox, GivesThePublishedKnownAnswers) {
          {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
 }
 
-TEST(Philox, NormalValuesFollowBoxAndMuller) {
+TEST(Philox, NormalMatchesBoxMuller) {
   double worst = 0;
   for (uint32_t i = 0; i < 200000; ++i) {
     const uint32_t u = i * 2654435761u + (i % 7 == 0 ? 0 : 12345u), v = i * 40503u * 97u;
@@ -41,7 +41,7 @@ RandomFill fill(Distribution distribution) {
   return {.key = {.seed = 1234, .tensor = 77}, .distribution = distribution, .offset = 0.5, .scale = 2};
 }
 
-TEST(RandomFill, HasTheMomentsAndTheShapeOfTheDistribution) {
+TEST(RandomFill, MatchesItsDistribution) {
   at::Tensor x = at::empty({1000, 1000}, at::kDouble);
   random_fill_(x, Shard::replicated({1000, 1000}), fill(Distribution::normal));
   const at::Tensor z = (x - 0.5) / 2;
@@ -52,7 +52,8 @@ TEST(RandomFill, HasTheMomentsAndTheShapeOfTheDistribution) {
   const at::Tensor pairs = z.view({-1, 2});
   EXPECT_NEAR((pairs.select(1, 0) * pairs.select(1, 1)).mean().item<double>(), 0, 6e-3)
       << "pairs are independent";
-  // Kolmogorov-Smirnov distance to the normal distribution; 1.95 / sqrt(n) is exceeded once in a thousand draws.
+  // Kolmogorov-Smirnov distance to the normal distribution; 1.95 / sqrt(n) is exceeded once in a thousand
+  // draws.
   const at::Tensor cdf = 0.5 * (1 + at::erf(std::get<0>(z.view(-1).sort()) / std::sqrt(2.0)));
   const at::Tensor rank = (at::arange(1000000, at::kDouble) + 0.5) / 1e6;
   EXPECT_LT((cdf - rank).abs().max().item<double>(), 1.95e-3);
@@ -64,7 +65,7 @@ TEST(RandomFill, HasTheMomentsAndTheShapeOfTheDistribution) {
   EXPECT_NEAR(u.var().item<double>(), 1.0 / 3, 2e-3);
 }
 
-TEST(RandomFill, EveryCutHoldsItsPartOfTheWhole) {
+TEST(RandomFill, ShardsMatchTheWholeTensor) {
   const RandomFill how = fill(Distribution::normal);
   for (const std::vector<int64_t>& shape : {std::vector<int64_t>{12, 7}, {12}, {4, 6, 5}, {2, 12, 3, 3}}) {
     at::Tensor whole = at::empty(shape);
@@ -72,7 +73,7 @@ TEST(RandomFill, EveryCutHoldsItsPartOfTheWhole) {
     for (int64_t dim = 0; dim < whole.dim(); ++dim) {
       if (shape[dim] % 2 != 0) continue;
       for (const int64_t index : {0, 1}) {
-        const Shard shard = Shard::cut(shape, dim, 2, index);
+        const Shard shard = Shard::split(shape, dim, 2, index);
         at::Tensor local = at::empty(shard.local_shape());
         random_fill_(local, shard, how);
         EXPECT_TRUE(at::equal(local, whole.chunk(2, dim)[index])) << dim;
@@ -81,22 +82,22 @@ TEST(RandomFill, EveryCutHoldsItsPartOfTheWhole) {
   }
 }
 
-TEST(RandomFill, SegmentsAndPaddingDoNotMoveTheValues) {
+TEST(RandomFill, SegmentsAndPaddingKeepGlobalIndices) {
   const RandomFill how = fill(Distribution::normal);
   at::Tensor whole = at::empty({12, 5});
   random_fill_(whole, Shard::replicated({12, 5}), how);
-  const Shard gate_up = Shard::cut_segments({12, 5}, 0, {6, 6}, 2, 1);
+  const Shard gate_up = Shard::split_segments({12, 5}, 0, {6, 6}, 2, 1);
   at::Tensor local = at::empty(gate_up.local_shape());
   random_fill_(local, gate_up, how);
   EXPECT_TRUE(at::equal(local, at::cat({whole.narrow(0, 3, 3), whole.narrow(0, 9, 3)})));
 
   at::Tensor rows = at::full({8, 5}, 7.f);
-  random_fill_(rows, Shard::cut_padded({12, 5}, 0, 16, 2, 1), how);
+  random_fill_(rows, Shard::split_padded({12, 5}, 0, 16, 2, 1), how);
   EXPECT_TRUE(at::equal(rows.narrow(0, 0, 4), whole.narrow(0, 8, 4)));
   EXPECT_EQ(rows.narrow(0, 4, 4).abs().sum().item<float>(), 0) << "padding is zero";
 }
 
-TEST(RandomFill, OtherTypesAreTheF32ValuesRounded) {
+TEST(RandomFill, OtherDtypesAreRoundedF32) {
   const RandomFill how = fill(Distribution::normal);
   const Shard shard = Shard::replicated({33});
   at::Tensor x = at::empty({33});
@@ -112,20 +113,20 @@ Dropout half_dropout(int64_t columns = 0) {
   return {.p = 0.25, .key = {.seed = 5, .tensor = 6}, .where = {.columns = columns}};
 }
 
-TEST(Dropout, KeepsTheSharePromisedAndTheMean) {
+TEST(Dropout, MatchesProbabilityAndMean) {
   const at::Tensor y = dropout(at::ones({1000, 1001}), half_dropout());
   EXPECT_NEAR((y == 0).to(at::kDouble).mean().item<double>(), 0.25, 2e-3);
   EXPECT_NEAR(y.max().item<double>(), 1 / 0.75, 1e-6);
   EXPECT_NEAR(y.mean().item<double>(), 1, 3e-3);
 }
 
-TEST(Dropout, TheEndsAreIdentityAndZero) {
+TEST(Dropout, ZeroIsIdentityAndOneIsZero) {
   const at::Tensor x = at::randn({3, 5});
   EXPECT_TRUE(at::equal(dropout(x, {.p = 0}), x));
   EXPECT_EQ(dropout(x, {.p = 1}).abs().sum().item<float>(), 0);
 }
 
-TEST(Dropout, AnyCutHoldsItsPartOfTheWholeMask) {
+TEST(Dropout, ShardsMatchTheWholeMask) {
   const at::Tensor x = at::randn({12, 21});
   const at::Tensor whole = dropout(x, half_dropout());
   Dropout cut = half_dropout(21);
@@ -140,7 +141,7 @@ TEST(Dropout, AnyCutHoldsItsPartOfTheWholeMask) {
                         whole.index_select(0, picked.where.rows)));
 }
 
-TEST(Dropout, MasksOfOtherTensorsAndSeedsDiffer) {
+TEST(Dropout, MasksDifferByTensorAndSeed) {
   const at::Tensor ones = at::ones({64, 64});
   const at::Tensor mask = dropout(ones, half_dropout());
   for (const RandomKey key : {RandomKey{5, 7}, RandomKey{6, 6}, RandomKey{5 + (uint64_t{1} << 32), 6}}) {
@@ -151,7 +152,7 @@ TEST(Dropout, MasksOfOtherTensorsAndSeedsDiffer) {
   }
 }
 
-TEST(BiasDropoutAdd, IsDropoutOfTheBiasedInputPlusTheResidual) {
+TEST(BiasDropoutAdd, MatchesReference) {
   for (const auto type : float_types) {
     const at::Tensor x = randn({9, 2, 13}, type), bias = randn({13}, type),
                      residual = randn({9, 2, 13}, type);

@@ -1,4 +1,4 @@
-// The value of one element of random_fill, the same bits on host and device. Internal to kernels.
+// Values of random_fill, bitwise the same on host and device. Internal to kernels.
 #pragma once
 
 #include "teratron/base/philox.h"
@@ -9,7 +9,7 @@ struct RandomQuad {
   float value[4];
 };
 
-/// offset + scale * (standard normal or U(-1, 1)) for the four elements of a block.
+/// Standard normal or U(-1, 1) values of the four elements of a Philox block.
 TERATRON_HOST_DEVICE RandomQuad random_block(const RandomKey& key, uint64_t block, bool uniform) {
   RandomQuad out;
   if (uniform) {

@@ -1,0 +1,71 @@
+// Launchers of qkv.h, rope.h and softmax.h. Raw device pointers; null where a tensor is undefined.
+#pragma once
+
+#include "teratron/kernels/common/column_reduction.h"
+#include "teratron/kernels/common/launcher.h"
+#include "teratron/kernels/pointwise/dropout_mask.h"
+
+namespace teratron::cuda {
+
+/// Strides in elements; the channels are contiguous.
+struct QkvPart {
+  const void* data;
+  int64_t stride_s, stride_b, stride_group, stride_head;  // k and v have one head per group: stride_head = 0
+};
+
+struct MergeQkvArgs {
+  QkvPart q, k, v;
+  void* out;  // [length, batch, groups, per_group, channels]; q, k and v may all be views of it
+  int64_t length, batch, groups;
+  int64_t per_group;  // heads: the queries, a key and a value
+  int64_t channels;
+  Dtype dtype;
+  // RoPE of style `half` over all channels; null: none.
+  const float *cos, *sin;  // [positions, channels / 2]
+  const int64_t* positions;
+  int64_t position_stride_s, position_stride_b;
+  ColumnReduction dbias;  // before rounding
+};
+/// Whether the kernel supports these arguments: 16-bit types, vectorizable strides and addresses.
+TERATRON_LAUNCHER(bool, can_merge_qkv, const MergeQkvArgs& args);
+TERATRON_LAUNCHER(int64_t, merge_qkv_workspace_rows, const MergeQkvArgs& args);
+TERATRON_LAUNCHER(void, merge_qkv, const MergeQkvArgs& args, CUstream_st* stream);
+
+/// Heads are numbered n = outer * inner_heads + inner, [S, B, outer, inner, D]; strides in elements.
+struct RopeStrides {
+  int64_t s, b, outer, inner;
+};
+
+/// rotated = 0 copies.
+struct RopeArgs {
+  const void* in;
+  void* out;  // may be `in`, with its strides
+  RopeStrides in_strides, out_strides;
+  const void *cos, *sin;  // f32 [P, rotated / 2]
+  const int64_t* positions;
+  int64_t position_stride_s, position_stride_b;
+  int64_t length, batch, outer, inner, channels, rotated;
+  Dtype dtype;
+  bool interleaved;
+  bool inverse;
+};
+TERATRON_LAUNCHER(void, rope, const RopeArgs& args, CUstream_st* stream);
+
+struct SoftmaxArgs {
+  int64_t batch, heads, queries, keys;
+  Dtype dtype;
+  double scale;
+  bool causal;
+  const bool* masked;
+  int64_t masked_strides[4];
+  const void* slopes;   // accumulation type
+  const void* in;       // scores, or dy
+  const void* saved;    // backward: the probabilities
+  void* probabilities;  // forward
+  void* out;            // forward: y, null without dropout; backward: dscores
+  DropoutMask mask;
+};
+TERATRON_LAUNCHER(void, softmax_forward, const SoftmaxArgs& args, CUstream_st* stream);
+TERATRON_LAUNCHER(void, softmax_backward, const SoftmaxArgs& args, CUstream_st* stream);
+
+}  // namespace teratron::cuda

@@ -1,0 +1,195 @@
+// gemm.h on the GPU: cuBLASLt's GEMMs, and those with a fused activation or RoPE
+#include <ATen/cuda/CUDAContextLight.h>
+
+#include "teratron/kernels/gemm/launchers.h"
+#include "teratron/testing/kernels.h"
+#include "teratron/testing/linear_activation.h"
+#include "teratron/testing/linear_products.h"
+
+namespace teratron {
+namespace {
+
+TEST_F(Gpu, LinearAdd) {
+  for (const auto type : float_types) {
+    for (const auto& [rows, in, out] : {std::array<int64_t, 3>{8, 16, 24}, {1000, 520, 264}, {33, 7, 5}}) {
+      SCOPED_TRACE(fmt::format("{} [{}, {}] to {}", at::toString(type), rows, in, out));
+      const at::Tensor x = randn({rows, in}, type), w = randn({out, in}, type),
+                       residual = randn({rows, out}, type);
+      for (const at::Tensor& bias : {at::Tensor(), randn({out}, type)}) {
+        const at::Tensor y = linear_add(gpu(x), gpu(w), gpu(bias), gpu(residual));
+        EXPECT_LT(relative_error(y, linear_add(f64(x), f64(w), f64(bias), f64(residual))),
+                  gpu_tolerance(type));
+      }
+    }
+  }
+}
+
+// Odd sizes, rows with gaps, and sizes large enough for every tile shape.
+TEST_F(Gpu, LinearGemm) {
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    check_linear_products({at::kCUDA, type, 7, 5, 3, 2});
+    check_linear_products({at::kCUDA, type, 40, 24, 16, 8});
+    check_linear_products({at::kCUDA, type, 40, 24, 16});
+    check_linear_products({at::kCUDA, type, 33, 1027, 129});
+    check_strange_factors(at::device(at::kCUDA).dtype(type));
+  }
+  constexpr std::array<std::array<int64_t, 3>, 4> shapes{
+      {{4096, 768, 2304}, {8192, 2048, 2048}, {2048, 1024, 12672}, {4104, 4096, 2056}}};
+  for (const auto& [tokens, inputs, outputs] : shapes) {
+    check_linear_products({at::kCUDA, at::kBFloat16, tokens, inputs, outputs});
+  }
+}
+
+// cuBLASLt would read out of bounds.
+TEST_F(Gpu, LinearGemmRejectsMismatchedOperands) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto random = [](int64_t rows, int64_t columns) {
+    return at::randn({rows, columns}, at::device(at::kCUDA).dtype(at::kBFloat16));
+  };
+  EXPECT_DEATH(linear_forward(random(24, 16), random(8, 17), {}), "product of");
+  EXPECT_DEATH(linear_forward(random(24, 16), random(8, 16), random(1, 9)), "bias has 9 elements, not 8");
+}
+
+bool is_hopper() {
+  return at::cuda::getCurrentDeviceProperties()->major == 9;
+}
+
+// cuBLASLt's first candidates for the large sizes, 192 x 192 and 128 x 320, are not the fastest on Hopper.
+TEST_F(Gpu, LargeGemmsUseTheHeuristic) {
+  const auto place = [](int64_t m, int64_t n, int64_t k) {
+    const auto options = at::device(at::kCUDA).dtype(at::kBFloat16);
+    const at::Tensor a = at::empty({m, k}, options), b = at::empty({n, k}, options),
+                     out = at::empty({m, n}, options);
+    return cuda::gemm_algorithm_index({.m = m,
+                                       .n = n,
+                                       .k = k,
+                                       .a = {.data = a.data_ptr(), .type = Dtype::bf16, .stride = k},
+                                       .b = {.data = b.data_ptr(), .type = Dtype::bf16, .stride = k},
+                                       .addend = nullptr,
+                                       .bias = nullptr,
+                                       .out = out.data_ptr(),
+                                       .out_type = Dtype::bf16,
+                                       .workspace = nullptr});
+  };
+  EXPECT_EQ(place(16384, 8192, 2048) > 0, is_hopper());
+  EXPECT_EQ(place(16384, 4096, 4096) > 0, is_hopper());
+  EXPECT_EQ(place(64, 64, 64), 0U);
+}
+
+// Partial tiles at every edge, an odd number of tile rows, pipelines that wrap around or are not filled, a
+// single tile column; values of k for both tile shapes.
+TEST_F(Gpu, LinearActivationFused) {
+  constexpr std::array<std::array<int64_t, 3>, 6> shapes{{{2200, 2056, 72},
+                                                          {17000, 264, 200},
+                                                          {4352, 1544, 8},
+                                                          {3000, 2048, 512},
+                                                          {34000, 248, 64},
+                                                          {2200, 2056, 1032}}};
+  for (const auto& [rows, width, k] : shapes) {
+    for (const Activation activation : activations) {
+      EXPECT_EQ(cuda::has_gemm_activation({.rows = rows, .width = width, .k = k, .activation = activation}),
+                is_hopper());
+      check_every_element({at::kCUDA, at::kBFloat16, activation, rows, width, k});
+    }
+  }
+  check_linear_activation({at::kCUDA, at::kBFloat16, Activation::gelu, 2200, 2056, 72});
+  check_linear_activation({at::kCUDA, at::kBFloat16, Activation::gelu, 2200, 2056, 1032});
+  check_linear_activation({at::kCUDA, at::kBFloat16, Activation::swiglu, 17000, 264, 200});
+}
+
+// Other dtypes, fewer tiles than SMs, widths that are not multiples of 8.
+TEST_F(Gpu, LinearActivationUnfused) {
+  EXPECT_FALSE(cuda::has_gemm_activation({.rows = 40, .width = 16, .k = 24, .activation = Activation::gelu}));
+  for (const auto type : float_types) {
+    for (const Activation activation : activations) {
+      check_linear_activation({at::kCUDA, type, activation, 40, 16, 24});
+    }
+  }
+  check_linear_activation({at::kCUDA, at::kHalf, Activation::gelu, 2200, 2056, 72});
+  check_linear_activation({at::kCUDA, at::kBFloat16, Activation::gelu, 2200, 2055, 71});
+}
+
+// An operand that is not 16-byte aligned runs unfused.
+TEST_F(Gpu, LinearActivationOfUnalignedOperands) {
+  const auto random = [](at::IntArrayRef sizes) { return gpu(randn(sizes, at::kBFloat16)); };
+  const auto shift = [](const at::Tensor& x) {
+    return at::cat({x.new_empty({4}), x.flatten()}).slice(0, 4).view(x.sizes());
+  };
+  const at::Tensor x = random({4352, 64}), w = random({2048, 64}) / 8, w2 = w.t().contiguous();
+  const ActivationOutputs there = linear_activation(x, w, {}, Activation::gelu, true);
+  EXPECT_LT(relative_error(linear_activation(shift(x), w, {}, Activation::gelu, false).y, there.y),
+            gpu_tolerance(at::kBFloat16));
+  const auto backward = [&](const at::Tensor& dy, const at::Tensor& z) {
+    return linear_activation_backward(dy, w2, z, Activation::gelu, std::nullopt).dx;
+  };
+  const at::Tensor dz = backward(x, there.z);
+  EXPECT_LT(relative_error(backward(shift(x), there.z), dz), gpu_tolerance(at::kBFloat16));
+  EXPECT_LT(relative_error(backward(x, shift(there.z)), dz), gpu_tolerance(at::kBFloat16));
+}
+
+struct RopeCase {
+  int64_t length, batch, groups, per_group, channels, k;
+  RopeStyle style = RopeStyle::half;
+  int64_t rotated = channels;
+  bool fused = true;  // on Hopper
+
+  int64_t rows() const { return length * batch; }
+  int64_t width() const { return groups * per_group * channels; }
+};
+
+QkvRope on_gpu(const QkvRope& rope) {
+  const auto& [table, style, positions] = rope.rotation;
+  const auto f32 = [](const at::Tensor& x) { return x.to(at::kCUDA, at::kFloat); };
+  return {{{f32(table.cos), f32(table.sin)}, style, positions.to(at::kCUDA)}, rope.per_group, rope.channels};
+}
+
+void check_rope(const RopeCase& c, const at::Tensor& positions, bool has_bias) {
+  SCOPED_TRACE(fmt::format("{} x {} tokens, {} groups of {} heads of {}, bias {}", c.length, c.batch,
+                           c.groups, c.per_group, c.channels, has_bias));
+  const at::Tensor x = randn({c.rows(), c.k}, at::kBFloat16), w = randn({c.width(), c.k}, at::kBFloat16),
+                   bias = has_bias ? randn({c.width()}, at::kBFloat16) : at::Tensor();
+  const at::Tensor angle = at::randn({c.length + 3, c.rotated / 2}).to(at::kDouble);
+  const QkvRope rope{{{angle.cos(), angle.sin()}, c.style, positions}, c.per_group, c.channels};
+  const auto gpu = [](const at::Tensor& t) { return t.defined() ? t.to(at::kCUDA) : t; };
+  if (at::cuda::getCurrentDeviceProperties()->major == 9) {
+    const cuda::FusedGemmShape shape{c.rows(), c.width(), c.k, Activation::relu};
+    EXPECT_EQ(
+        c.fused && c.rotated == c.channels && c.style == RopeStyle::half,
+        cuda::has_gemm_rope(shape, c.channels) && c.rotated == c.channels && c.style == RopeStyle::half);
+  }
+  const at::Tensor y = linear_rope(gpu(x), gpu(w), gpu(bias), on_gpu(rope));
+  const at::Tensor expected = linear_rope(f64(x), f64(w), f64(bias), rope);
+  EXPECT_LT(relative_error(y, expected), 2 * tolerance(at::kBFloat16));
+  // The maximum error, so that no head or row uses another's angles.
+  EXPECT_LT((f64(y).cpu() - expected).abs().max().item<double>(), 0.02 * expected.abs().max().item<double>());
+}
+
+at::Tensor random_positions(const RopeCase& c) {
+  return at::randint(c.length + 3, {c.length, c.batch}, at::kLong);
+}
+
+TEST_F(Gpu, LinearRopeFused) {
+  for (const bool bias : {false, true}) {
+    for (const RopeCase& c : {RopeCase{1024, 2, 8, 3, 128, 1024}, RopeCase{700, 3, 16, 3, 64, 1032},
+                              RopeCase{2001, 3, 5, 3, 64, 1024}, RopeCase{1500, 4, 1, 10, 128, 2048},
+                              RopeCase{1111, 3, 14, 3, 32, 1024}, RopeCase{1024, 3, 4, 3, 256, 1024}}) {
+      check_rope(c, random_positions(c), bias);
+    }
+  }
+  const RopeCase c{1024, 2, 8, 3, 128, 1024};
+  check_rope(c, at::arange(c.length, at::kLong).unsqueeze(1).expand({c.length, c.batch}), true);
+}
+
+// Other RoPE styles, small k, few tiles, and heads that span tiles.
+TEST_F(Gpu, LinearRopeUnfused) {
+  for (const RopeCase& c : {RopeCase{1024, 2, 8, 3, 128, 1024, RopeStyle::interleaved},
+                            RopeCase{1024, 2, 8, 3, 128, 1024, RopeStyle::half, 64},
+                            RopeCase{1024, 2, 8, 3, 128, 512, RopeStyle::half, 128, false},
+                            RopeCase{100, 2, 8, 3, 128, 1024, RopeStyle::half, 128, false},
+                            RopeCase{2048, 2, 8, 3, 96, 1024, RopeStyle::half, 96, false}}) {
+    check_rope(c, random_positions(c), true);
+  }
+}
+
+}  // namespace
+}  // namespace teratron
