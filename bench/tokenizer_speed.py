@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Speed of GPT-2's tokenizer: teratron, Hugging Face tokenizers and tiktoken (where installed), in one run.
+"""Speed of the GPT-2 tokenizer: teratron, Hugging Face tokenizers and tiktoken (if installed), in one run.
 
-First encoding on one core: every tokenizer gets each whole text as one document, starting with empty caches (a new
-process for teratron, a new object for the others); the best of a few rounds counts, in CPU seconds, reading and printing excluded.
-The ids must agree. Then preprocessing: the texts as JSON lines to .bin/.idx, `teratron preprocess` with 1 and 2 workers
-beside a loop of json, tokenizer and numpy in Python. MB are of text; CPU seconds are those of all threads.
+Encoding on one core: each text is one document, encoded with empty caches (a new process for teratron, a new object for
+the others); prints the best of a few rounds in CPU seconds, without input and output. The ids must agree. Preprocessing:
+the texts as JSON lines to .bin/.idx, `teratron preprocess` with 1 and 2 workers against a Python loop of json, tokenizer and
+numpy. MB of text; CPU seconds of all threads.
 
     python bench/tokenizer_speed.py --binary build/release/teratron/cli/teratron --data ../shared/data
 """
@@ -22,14 +22,14 @@ TEXTS = ["tinyshakespeare.txt", "wikitext2-test.txt", "wikitext2-valid.txt"]
 
 
 def timed(encode, text):
-    """CPU seconds, so that a busy machine does not count."""
+    """CPU seconds, which do not depend on other load."""
     begin = time.process_time()
     ids = encode(text)
     return time.process_time() - begin, ids
 
 
 def cold(make):
-    """A runner that makes the tokenizer anew for each text."""
+    """A runner that creates a new tokenizer for each text."""
     return lambda text: timed(make(), text)
 
 
@@ -70,7 +70,7 @@ def tiktoken(data):
 
 
 def json_lines(data, folder, megabytes):
-    """The paragraphs of the texts, over and over with a number before each, as one file."""
+    """The paragraphs of the texts, repeated, each after a number, as one file."""
     paragraphs = [p for file in TEXTS for p in (data / file).read_text(encoding="utf-8").split("\n\n") if p.strip()]
     path, size, number = folder / "texts.jsonl", 0, 0
     with open(path, "w", encoding="utf-8") as out:
@@ -115,7 +115,7 @@ def main():
     parser.add_argument("--binary", default="build/release/teratron/cli/teratron")
     parser.add_argument("--data", type=pathlib.Path, default=pathlib.Path("../shared/data"))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--preprocess-mb", type=int, default=100, help="0: leave preprocessing out")
+    parser.add_argument("--preprocess-mb", type=int, default=100, help="0: skip preprocessing")
     args = parser.parse_args()
     os.environ["RAYON_NUM_THREADS"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -126,7 +126,7 @@ def main():
             make = peer(args.data)
             runners[name], peers[name] = cold(make), make()
         except ImportError:
-            print(f"{name}: not installed, left out")
+            print(f"{name}: not installed, skipped")
     print("text".ljust(24) + "".join(f"{name:>20}" for name in runners) + "   (MB per CPU second)")
     for file in TEXTS:
         raw = (args.data / file).read_bytes()

@@ -1,8 +1,8 @@
-// How fast a command line trains: the real loop, data loader and logging included.
+// Training speed of a command line, measured with the real training loop, data loader and logging.
 //
-// After a warm-up (GPUs lower their clocks after seconds of dense matrix products, so short timings flatter)
-// each step is timed by the device, from the end of the step before to its own: the host may read the numbers of
-// several together. Some further steps run under a profiler.
+// After a warm-up (GPUs lower their clocks after seconds of GEMMs, so short timings are too good) each step
+// is timed on the device, from the end of the previous step to its own end. Some more steps then run under
+// the profiler.
 #pragma once
 
 #include <optional>
@@ -19,19 +19,19 @@ class StopSignals;
 class World;
 
 struct BenchOptions {
-  std::string name;  // of the shape and the flags that overrule it, for the report
+  std::string name;  // for the report: the shape and the flags that override it
   double warm_up_seconds = 10.0;
   int64_t steps = 60;          // timed
-  int64_t profiled_steps = 5;  // afterwards; 0: none. Needs a GPU.
+  int64_t profiled_steps = 5;  // after the timed ones; 0: none. Needs a GPU.
 };
 
 struct BenchResult {
   std::string name;
   std::string device;
   int64_t world_size = 1;
-  std::vector<double> seconds;  // of each timed step, in order
-  int64_t tokens = 0;           // of a step
-  double flops = 0.0;           // of a step, causal count
+  std::vector<double> seconds;  // per timed step
+  int64_t tokens = 0;           // per step
+  double flops = 0.0;           // per step, causal count
   double peak_flops_per_gpu = 0.0;
   double final_loss = 0.0;
   std::optional<MemoryUse> memory;
@@ -42,11 +42,11 @@ struct BenchResult {
   double median_seconds() const;
 };
 
-/// Runs on every rank; the result is the last rank's, empty on the others.
+/// Runs on every rank; returns the result on the last rank only.
 std::optional<BenchResult> bench(const Arguments& args, World& world, const StopSignals& signals,
                                  const BenchOptions& options);
 
-/// A table for people, and one JSON object for scripts.
+/// A table, and one JSON object for scripts.
 std::string to_string(const BenchResult& result);
 std::string to_json(const BenchResult& result);
 

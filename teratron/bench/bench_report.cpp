@@ -10,9 +10,9 @@ namespace teratron {
 namespace {
 
 constexpr double gib = 1024.0 * 1024.0 * 1024.0;
-constexpr size_t longest_kernels = 25;
+constexpr size_t top_kernels = 25;
 constexpr size_t name_width = 72;
-constexpr double much_idle = 0.2;  // of a step
+constexpr double idle_hint = 0.2;  // fraction of a step
 
 Throughput throughput_of(const BenchResult& result) {
   return throughput({.flops = result.flops,
@@ -28,20 +28,20 @@ double tokens_per_second(const BenchResult& result) {
 std::string breakdown_table(const BenchResult& result) {
   const auto steps = static_cast<double>(result.profiled_steps);
   const double total = result.breakdown.total_ms;
-  std::string text = fmt::format("  where the time goes ({} steps under a profiler, {:.2f} ms each)\n",
+  std::string text = fmt::format("  time by category ({} profiled steps, {:.2f} ms each)\n",
                                  result.profiled_steps, total / steps);
   const auto row = [&](std::string_view name, double ms) {
     text += fmt::format("    {:<24}{:>9.2f} ms{:>7.1f} %\n", name, ms / steps, 100.0 * ms / total);
   };
-  for (size_t kind = 0; kind < kernel_kinds; ++kind) {
-    row(name_of(static_cast<KernelKind>(kind)), result.breakdown.ms[kind]);
+  for (size_t i = 0; i < kernel_categories; ++i) {
+    row(to_string(static_cast<KernelCategory>(i)), result.breakdown.ms[i]);
   }
   row("idle", result.breakdown.idle_ms);
-  if (result.breakdown.idle_ms > much_idle * total) {
-    text += "    The GPU waits for the host: larger micro-batches or --cuda-graph-impl local shorten that.\n";
+  if (result.breakdown.idle_ms > idle_hint * total) {
+    text += "    The GPU waits for the host: try larger micro-batches or --cuda-graph-impl local.\n";
   }
-  text += "  the longest kernels\n";
-  for (size_t i = 0; i < std::min(longest_kernels, result.kernels.size()); ++i) {
+  text += "  top kernels\n";
+  for (size_t i = 0; i < std::min(top_kernels, result.kernels.size()); ++i) {
     const KernelTotal& kernel = result.kernels[i];
     text += fmt::format("    {:>9.2f} ms{:>7.1f} x  {}\n", kernel.ms / steps,
                         static_cast<double>(kernel.calls) / steps,
@@ -69,7 +69,7 @@ std::string to_string(const BenchResult& result) {
   text += fmt::format("  TFLOP/s      {:.1f} per rank (causal count)", speed.tflops_per_gpu);
   text += speed.mfu > 0.0 ? fmt::format(", MFU {:.1f} %\n", 100.0 * speed.mfu) : "\n";
   if (result.memory) {
-    text += fmt::format("  memory       {:.2f} GiB at most\n",
+    text += fmt::format("  memory       {:.2f} GiB peak\n",
                         static_cast<double>(result.memory->max_allocated) / gib);
   }
   text += fmt::format("  loss         {:.4f} at the last timed step\n", result.final_loss);
@@ -91,8 +91,8 @@ std::string to_json(const BenchResult& result) {
   if (result.memory) json["memory_bytes"] = result.memory->max_allocated;
   if (result.profiled_steps > 0) {
     const auto steps = static_cast<double>(result.profiled_steps);
-    for (size_t kind = 0; kind < kernel_kinds; ++kind) {
-      json["ms"][std::string(name_of(static_cast<KernelKind>(kind)))] = result.breakdown.ms[kind] / steps;
+    for (size_t i = 0; i < kernel_categories; ++i) {
+      json["ms"][std::string(to_string(static_cast<KernelCategory>(i)))] = result.breakdown.ms[i] / steps;
     }
     json["ms"]["idle"] = result.breakdown.idle_ms / steps;
     json["ms"]["communication"] = result.breakdown.communication_ms / steps;

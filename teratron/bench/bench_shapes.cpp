@@ -57,9 +57,9 @@ std::span<const BenchShape> bench_shapes() {
 }
 
 std::string bench_shape_names() {
-  std::string names;
-  for (const BenchShape& shape : shapes) names += fmt::format("{}{}", names.empty() ? "" : ", ", shape.name);
-  return names;
+  std::vector<std::string_view> names;
+  for (const BenchShape& shape : shapes) names.push_back(shape.name);
+  return fmt::format("{}", fmt::join(names, ", "));
 }
 
 std::vector<std::string> shape_flags(std::string_view name) {
@@ -71,7 +71,7 @@ std::vector<std::string> shape_flags(std::string_view name) {
       return words;
     }
   }
-  throw config_error({.what = fmt::format("'{}' is no shape", printable(name)),
+  throw config_error({.what = fmt::format("unknown shape '{}'", printable(name)),
                       .where = "--shape",
                       .fix = "Use one of: " + bench_shape_names()});
 }

@@ -1,4 +1,4 @@
-// Models whose speed is compared, as flags of `teratron pretrain gpt`.
+// Model shapes to benchmark, as flags of `teratron pretrain gpt`.
 #pragma once
 
 #include <span>
@@ -10,15 +10,14 @@ namespace teratron {
 
 struct BenchShape {
   std::string_view name;
-  std::string_view flags;  // separated by blanks
+  std::string_view flags;  // separated by spaces
 };
 
 std::span<const BenchShape> bench_shapes();
-/// Their names, separated by commas.
+/// Their names, comma-separated.
 std::string bench_shape_names();
 
-/// The shape's flags after those common to all: mock data, no dropout. Throws UserError(config) for an
-/// unknown name.
+/// Common flags (mock data, no dropout), then the shape's. UserError(config) for an unknown name.
 std::vector<std::string> shape_flags(std::string_view name);
 
 }  // namespace teratron

@@ -10,48 +10,48 @@ namespace {
 constexpr double ns_per_ms = 1e6;
 
 struct Pattern {
-  std::string_view part;  // of the name, in lower case
-  KernelKind kind;
+  std::string_view substring;  // of the lower-case name
+  KernelCategory category;
 };
 
-// The first that fits: cuDNN's attention kernels, for one, carry "sm90" as its GEMMs do.
+// The first match counts.
 constexpr Pattern patterns[] = {
-    {"nccl", KernelKind::communication},
-    {"memcpy ptop", KernelKind::communication},
-    {"cross_entropy", KernelKind::cross_entropy},
-    {"fmha", KernelKind::attention},
-    {"flash", KernelKind::attention},
-    {"sdpa", KernelKind::attention},
-    {"attention", KernelKind::attention},
-    {"dot_do_o", KernelKind::attention},    // cuDNN's, before its backward
-    {"convert_dq", KernelKind::attention},  // and after it
-    {"softmax", KernelKind::attention},
-    {"adam", KernelKind::optimizer},
-    {"sgd", KernelKind::optimizer},
-    {"sum_of_squares", KernelKind::optimizer},
-    {"gemm", KernelKind::gemm},
-    {"nvjet", KernelKind::gemm},
-    {"cutlass", KernelKind::gemm},
-    {"xmma", KernelKind::gemm},
-    {"gemv", KernelKind::gemm},
-    {"splitk", KernelKind::gemm},
-    {"cublas", KernelKind::gemm},
+    {"nccl", KernelCategory::communication},
+    {"memcpy ptop", KernelCategory::communication},
+    {"cross_entropy", KernelCategory::cross_entropy},
+    {"fmha", KernelCategory::attention},
+    {"flash", KernelCategory::attention},
+    {"sdpa", KernelCategory::attention},
+    {"attention", KernelCategory::attention},
+    {"dot_do_o", KernelCategory::attention},    // cuDNN, before its backward
+    {"convert_dq", KernelCategory::attention},  // cuDNN, after its backward
+    {"softmax", KernelCategory::attention},
+    {"adam", KernelCategory::optimizer},
+    {"sgd", KernelCategory::optimizer},
+    {"sum_of_squares", KernelCategory::optimizer},
+    {"gemm", KernelCategory::gemm},
+    {"nvjet", KernelCategory::gemm},
+    {"cutlass", KernelCategory::gemm},
+    {"xmma", KernelCategory::gemm},
+    {"gemv", KernelCategory::gemm},
+    {"splitk", KernelCategory::gemm},
+    {"cublas", KernelCategory::gemm},
 };
 
 // A kernel starts or ends.
 struct Edge {
   int64_t ns;
   int change;
-  KernelKind kind;
+  KernelCategory category;
 };
 
-std::vector<Edge> edges_of(const std::vector<KernelRun>& runs) {
+std::vector<Edge> edges_of(const std::vector<KernelEvent>& events) {
   std::vector<Edge> edges;
-  edges.reserve(2 * runs.size());
-  for (const KernelRun& run : runs) {
-    const KernelKind kind = kind_of_kernel(run.name);
-    edges.push_back({run.start_ns, +1, kind});
-    edges.push_back({run.end_ns, -1, kind});
+  edges.reserve(2 * events.size());
+  for (const KernelEvent& event : events) {
+    const KernelCategory category = kernel_category(event.name);
+    edges.push_back({event.start_ns, +1, category});
+    edges.push_back({event.end_ns, -1, category});
   }
   std::sort(edges.begin(), edges.end(), [](const Edge& a, const Edge& b) { return a.ns < b.ns; });
   return edges;
@@ -59,32 +59,32 @@ std::vector<Edge> edges_of(const std::vector<KernelRun>& runs) {
 
 }  // namespace
 
-std::string_view name_of(KernelKind kind) {
-  static constexpr std::string_view names[kernel_kinds] = {
+std::string_view to_string(KernelCategory category) {
+  static constexpr std::string_view names[kernel_categories] = {
       "matrix products", "attention", "cross entropy", "optimizer", "memory-bound", "exposed communication"};
-  return names[static_cast<size_t>(kind)];
+  return names[static_cast<size_t>(category)];
 }
 
-KernelKind kind_of_kernel(std::string_view name) {
+KernelCategory kernel_category(std::string_view name) {
   std::string lower(name);
   std::transform(lower.begin(), lower.end(), lower.begin(),
                  [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
   for (const Pattern& pattern : patterns) {
-    if (lower.find(pattern.part) != std::string::npos) return pattern.kind;
+    if (lower.find(pattern.substring) != std::string::npos) return pattern.category;
   }
-  return KernelKind::memory_bound;
+  return KernelCategory::memory_bound;
 }
 
-KernelBreakdown break_down(const std::vector<KernelRun>& runs) {
+KernelBreakdown break_down(const std::vector<KernelEvent>& events) {
   KernelBreakdown result;
-  std::array<int, kernel_kinds> running{};
-  const std::vector<Edge> edges = edges_of(runs);
+  std::array<int, kernel_categories> running{};
+  const std::vector<Edge> edges = edges_of(events);
   for (size_t i = 0; i + 1 < edges.size(); ++i) {
-    running[static_cast<size_t>(edges[i].kind)] += edges[i].change;
+    running[static_cast<size_t>(edges[i].category)] += edges[i].change;
     const double ms = static_cast<double>(edges[i + 1].ns - edges[i].ns) / ns_per_ms;
     const auto first = std::find_if(running.begin(), running.end(), [](int count) { return count > 0; });
     (first == running.end() ? result.idle_ms : result.ms[static_cast<size_t>(first - running.begin())]) += ms;
-    if (running[static_cast<size_t>(KernelKind::communication)] > 0) result.communication_ms += ms;
+    if (running[static_cast<size_t>(KernelCategory::communication)] > 0) result.communication_ms += ms;
     result.total_ms += ms;
   }
   return result;
@@ -100,12 +100,12 @@ std::string short_kernel_name(std::string name) {
   return name;
 }
 
-std::vector<KernelTotal> total_by_kernel(const std::vector<KernelRun>& runs) {
+std::vector<KernelTotal> kernel_totals(const std::vector<KernelEvent>& events) {
   std::map<std::string_view, KernelTotal> totals;
-  for (const KernelRun& run : runs) {
-    KernelTotal& total = totals[run.name];
-    total.name = run.name;
-    total.ms += static_cast<double>(run.end_ns - run.start_ns) / ns_per_ms;
+  for (const KernelEvent& event : events) {
+    KernelTotal& total = totals[event.name];
+    total.name = event.name;
+    total.ms += static_cast<double>(event.end_ns - event.start_ns) / ns_per_ms;
     total.calls += 1;
   }
   std::vector<KernelTotal> sorted;

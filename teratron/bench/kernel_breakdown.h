@@ -1,4 +1,4 @@
-// Where a GPU's time goes, by the names of the kernels that ran.
+// GPU time by kernel category, from the names of the kernels.
 #pragma once
 
 #include <array>
@@ -9,43 +9,50 @@
 
 namespace teratron {
 
-/// Kinds of work, most specific first: a moment in which several run counts for the first of them, so that
-/// communication counts only where it is exposed.
-enum class KernelKind : uint8_t { gemm, attention, cross_entropy, optimizer, memory_bound, communication };
-inline constexpr size_t kernel_kinds = 6;
+/// Categories by priority: time in which several overlap counts for the first of them, so that communication
+/// counts only where it is exposed.
+enum class KernelCategory : uint8_t {
+  gemm,
+  attention,
+  cross_entropy,
+  optimizer,
+  memory_bound,
+  communication
+};
+inline constexpr size_t kernel_categories = 6;
 
 /// "matrix products", "attention"...
-std::string_view name_of(KernelKind kind);
+std::string_view to_string(KernelCategory kind);
 
-/// By what cuBLAS, cuDNN, FlashAttention, NCCL and we call kernels; what is none of theirs is memory-bound.
-KernelKind kind_of_kernel(std::string_view name);
+/// From the kernel names of cuBLAS, cuDNN, FlashAttention, NCCL and this project; others are memory-bound.
+KernelCategory kernel_category(std::string_view name);
 
-struct KernelRun {
+struct KernelEvent {
   std::string name;
   int64_t start_ns = 0;
   int64_t end_ns = 0;
 };
 
 struct KernelBreakdown {
-  double total_ms = 0.0;                  // from the first kernel's start to the last one's end
-  std::array<double, kernel_kinds> ms{};  // adds up to total_ms - idle_ms
-  double idle_ms = 0.0;                   // no kernel ran
-  double communication_ms = 0.0;          // exposed or hidden
+  double total_ms = 0.0;                       // from the first kernel's start to the last kernel's end
+  std::array<double, kernel_categories> ms{};  // by category; the sum is total_ms - idle_ms
+  double idle_ms = 0.0;                        // no kernel ran
+  double communication_ms = 0.0;               // exposed or hidden
 };
 
-KernelBreakdown break_down(const std::vector<KernelRun>& runs);
+KernelBreakdown break_down(const std::vector<KernelEvent>& events);
 
-/// All runs of one kernel.
+/// All launches of one kernel.
 struct KernelTotal {
   std::string name;
   double ms = 0.0;
   int64_t calls = 0;
 };
 
-/// What of a kernel's name tells it from others: without the namespaces that all of a library's share.
+/// A kernel's name without "void" and the namespaces of its library.
 std::string short_kernel_name(std::string name);
 
-/// By time, longest first.
-std::vector<KernelTotal> total_by_kernel(const std::vector<KernelRun>& runs);
+/// Sorted by time, longest first.
+std::vector<KernelTotal> kernel_totals(const std::vector<KernelEvent>& events);
 
 }  // namespace teratron

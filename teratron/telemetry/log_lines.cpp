@@ -10,7 +10,7 @@
 namespace teratron {
 namespace {
 
-/// 3.00e-4: scientific with the shortest exponent.
+/// 3.00e-4: no padding of the exponent.
 std::string short_exponent(double value) {
   std::string text = fmt::format("{:.2e}", value);
   const size_t e = text.find('e');
@@ -21,7 +21,7 @@ std::string short_exponent(double value) {
   return text.substr(0, e + 1) + (text[e + 1] == '-' ? "-" : "") + exponent;
 }
 
-std::string dotted(const std::string& name) {
+std::string pad_with_dots(const std::string& name) {
   return fmt::format("{:.<48}", name + ' ');
 }
 
@@ -143,8 +143,9 @@ std::vector<std::string> timer_lines(const TimerMetrics& timers, TimingOption op
   std::vector<std::string> lines = {both ? "(min, max) time across ranks (ms):"
                                          : "max time across ranks (ms):"};
   for (const TimerMetrics::Row& row : timers.rows) {
-    lines.push_back(both ? fmt::format("    {}: ({:.2f}, {:.2f})", dotted(row.name), row.min_ms, row.max_ms)
-                         : fmt::format("    {}: {:.2f}", dotted(row.name), row.max_ms));
+    lines.push_back(
+        both ? fmt::format("    {}: ({:.2f}, {:.2f})", pad_with_dots(row.name), row.min_ms, row.max_ms)
+             : fmt::format("    {}: {:.2f}", pad_with_dots(row.name), row.max_ms));
   }
   return lines;
 }

@@ -1,5 +1,4 @@
-// Lines of a training log as pure functions: Megatron-LM's own, which log parsers rely on, and a short one
-// for people.
+// Log lines as pure functions: Megatron-LM's format, which log parsers rely on, and a short one.
 #pragma once
 
 #include <string>
@@ -24,17 +23,17 @@ std::string megatron_step_line(const IntervalMetrics& interval, const StepLineOp
 
 /// --log-format short, at most 120 columns:
 /// `step 1200/50000 | loss 2.4137 | gnorm 0.83 | lr 3.00e-4 | 412 ms | 1.27M tok/s | 51.3% MFU | 61.2 GiB |
-/// eta 5h32m` and ` | skipped 2 | nan 1` where there are any. What is unknown (MFU, memory) is left out.
+/// eta 5h32m`, then ` | skipped 2 | nan 1` if not 0. Unknown MFU and memory are left out.
 std::string short_step_line(const IntervalMetrics& interval, const StepLineOptions& options);
 
-/// ` validation loss at iteration 100 | lm loss value: 2.413700E+00 | lm loss PPL: 1.117520E+01 | ` between
-/// two rules of dashes: three lines.
+/// Three lines: the line below between two lines of dashes.
+/// ` validation loss at iteration 100 | lm loss value: 2.413700E+00 | lm loss PPL: 1.117520E+01 | `
 std::vector<std::string> evaluation_lines(const EvalMetrics& evaluation);
 
-/// One line form of an evaluation, for --log-format short.
+/// --log-format short.
 std::string short_evaluation_line(const EvalMetrics& evaluation);
 
-/// Where in the model-parallel grid a rank is, as save lines print it (1-based there, 0-based here).
+/// A rank's position in the model-parallel grid, from 0; save_line prints it from 1.
 struct GridPosition {
   int64_t tp_rank = 0;
   int64_t tp_size = 1;
@@ -51,8 +50,8 @@ std::string memory_line(int64_t rank, int64_t iterations, const MemoryUse& memor
 
 enum class TimingOption : uint8_t { max, minmax, all };  // --timing-log-option
 
-/// `(min, max) time across ranks (ms):` and one line per timer, its name dotted to 48 columns; `all` has a line
-/// per timer and rank. Empty without rows.
+/// `(min, max) time across ranks (ms):`, then one line per timer, its name padded with dots to 48 columns;
+/// `all` has a line per timer and rank. Empty if there are no timers.
 std::vector<std::string> timer_lines(const TimerMetrics& timers, TimingOption option);
 
 /// `[after training is done] datetime: 2026-01-31 12:00:00 `
@@ -60,7 +59,7 @@ std::string datetime_line(const std::string& what, double wall_time);
 
 /// "5h32m", "41s", "3d04h"; "?" for a negative or infinite duration.
 std::string short_duration(double seconds);
-/// "1.27M", "412", "12.3k": three significant digits.
+/// Three significant digits: "1.27M", "412", "12.3k".
 std::string short_count(double value);
 
 }  // namespace teratron

@@ -1,8 +1,6 @@
-// What a run tells the world: typed events, and the accumulator behind the log line.
-//
-// One producer (the last rank, as in Megatron-LM) makes events; sinks.h writes them to the console, a JSONL
-// file and TensorBoard. All values here are host numbers; whoever fills them has already read them off the
-// device.
+// Metrics events of a run, and the accumulator behind the log line. The last rank creates them, as in
+// Megatron-LM; metrics_logger.h writes them to the console, a JSONL file and TensorBoard. All values are on
+// the host.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +12,7 @@
 
 namespace teratron {
 
-/// Named losses in the order in which they are reported: {"lm loss", 2.4}, {"sop loss", 0.6}.
+/// Named losses in reporting order: {"lm loss", 2.4}, {"sop loss", 0.6}.
 using Losses = std::vector<std::pair<std::string, double>>;
 
 /// Device memory of the reporting rank, in bytes.
@@ -25,22 +23,21 @@ struct MemoryUse {
   int64_t max_reserved = 0;
 };
 
-/// What the reader of a run wants to know first; the numbers turn times into throughput.
-struct RunFacts {
+/// The run's description; world size and peak FLOP/s convert times to throughput.
+struct RunInfo {
   std::string run_id;
-  std::vector<std::pair<std::string, std::string>>
-      facts;  // "model" -> "GPT, 345M parameters", in reading order
-  std::vector<std::pair<std::string, std::string>>
-      arguments;  // every setting, as the listing at the start shows it
+  using Rows = std::vector<std::pair<std::string, std::string>>;
+  Rows facts;      // the summary, in reading order: "model" -> "GPT, 345M parameters"
+  Rows arguments;  // all settings, formatted as in the listing at the start
   int64_t train_iters = 0;
   int64_t world_size = 1;
   int64_t start_iteration = 0;      // > 0: resumed
-  double peak_flops_per_gpu = 0.0;  // 0: unknown, then no MFU
+  double peak_flops_per_gpu = 0.0;  // 0: unknown, so no MFU
 };
 
 /// One training step.
 struct StepMetrics {
-  int64_t iteration = 0;  // of the step just done, from 1
+  int64_t iteration = 0;  // of the completed step, from 1
   int64_t consumed_samples = 0;
   int64_t skipped_samples = 0;  // --iterations-to-skip, in samples
   int64_t global_batch_size = 0;
@@ -51,25 +48,25 @@ struct StepMetrics {
   std::optional<double> grad_norm;
   std::optional<int64_t> num_zeros;
   std::optional<double> params_norm;
-  bool skipped = false;         // no update: overflow, NaN
-  double seconds = 0.0;         // as the host saw it
-  double device_seconds = 0.0;  // from the end of the step before to its own, where the work is done
+  bool skipped = false;         // no update: overflow or NaN
+  double seconds = 0.0;         // host time
+  double device_seconds = 0.0;  // device time, from the end of the previous step to the end of this one
   int64_t tokens = 0;           // of the global batch
-  double flops = 0.0;           // of the global batch, by the causal convention (flops.h)
-  double flops_full = 0.0;      // by the full convention
+  double flops = 0.0;           // of the global batch, causal convention (flops.h)
+  double flops_full = 0.0;      // full convention
   std::optional<MemoryUse> memory = std::nullopt;
 };
 
-/// Means over the steps since the last log line.
+/// Averages over the steps since the last log line.
 struct IntervalMetrics {
-  StepMetrics last;  // its losses are the means over non-skipped steps
+  StepMetrics last;  // its losses are averaged over non-skipped steps
   double seconds_per_iteration = 0.0;
   int64_t advanced = 0;
   int64_t skipped = 0;
   int64_t nan = 0;  // skipped steps whose loss was NaN or infinite
   double tokens_per_second = 0.0;
   double tflops_per_gpu = 0.0;       // causal convention (flops.h)
-  double mfu = 0.0;                  // 0 where the peak is unknown
+  double mfu = 0.0;                  // 0 if the peak is unknown
   double tflops_per_gpu_full = 0.0;  // full convention
   double mfu_full = 0.0;
 };
@@ -79,7 +76,7 @@ struct EvalMetrics {
   int64_t consumed_samples = 0;
   std::string split = "validation";  // or "test"
   std::string prefix;                // as logged: "iteration 100", "iteration 100 on validation set"
-  Losses losses;                     // means over tokens
+  Losses losses;                     // averages over tokens
   double seconds = 0.0;
 };
 
@@ -90,26 +87,26 @@ struct SaveMetrics {
   int64_t bytes = 0;
 };
 
-/// A text that the model generated.
+/// A generated sample.
 struct SampleText {
   int64_t iteration = 0;
   std::string prompt;
   std::string text;  // continuation, without the prompt
 };
 
-/// Mean milliseconds per iteration of named timers: least and greatest over the ranks.
+/// Average milliseconds per iteration of named timers: minimum and maximum over the ranks.
 struct TimerMetrics {
   struct Row {
     std::string name;
     double min_ms = 0.0;
     double max_ms = 0.0;
-    std::vector<double> per_rank_ms = {};  // of the ranks that have this timer, in order
+    std::vector<double> per_rank_ms = {};  // of the ranks that have this timer, in rank order
   };
   int64_t iteration = 0;
   std::vector<Row> rows;
 };
 
-/// The last event of a run that ended in order.
+/// The last event of a run that did not crash.
 struct EndMetrics {
   int64_t iteration = 0;
   std::string reason;  // "finished", "exit-interval", "signal"...
@@ -118,24 +115,24 @@ struct EndMetrics {
 
 struct MetricsEvent {
   double wall_time = 0.0;  // seconds since 1970
-  std::variant<RunFacts, StepMetrics, IntervalMetrics, EvalMetrics, SaveMetrics, SampleText, TimerMetrics,
+  std::variant<RunInfo, StepMetrics, IntervalMetrics, EvalMetrics, SaveMetrics, SampleText, TimerMetrics,
                EndMetrics>
-      what;
+      data;
 };
 
-/// exp(min(20, loss)), as Megatron-LM reports perplexity.
+/// exp(min(20, loss)), as in Megatron-LM.
 double perplexity(double loss);
 
-/// Gathers steps into the numbers of a log line, by Megatron-LM's rules: losses are averaged over the steps
-/// that were not skipped; a step counts as NaN only if it was skipped; time is averaged over all of them.
+/// Accumulates steps for a log line by Megatron-LM's rules: losses are averaged over non-skipped steps, a
+/// step counts as NaN only if it was skipped, and time is averaged over all steps.
 class IntervalMeter {
  public:
-  explicit IntervalMeter(const RunFacts& run) : world_size_(run.world_size), peak_(run.peak_flops_per_gpu) {}
+  explicit IntervalMeter(const RunInfo& run) : world_size_(run.world_size), peak_(run.peak_flops_per_gpu) {}
 
   void add(const StepMetrics& step);
   /// Steps since the last reset.
   int64_t steps() const { return advanced_ + skipped_; }
-  /// At least one step must have been added.
+  /// Requires at least one step.
   IntervalMetrics means() const;
   void reset();
 

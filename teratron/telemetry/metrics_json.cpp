@@ -5,14 +5,14 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "teratron/telemetry/sinks.h"
+#include "teratron/telemetry/metrics_logger.h"
 
 namespace teratron {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// nlohmann writes NaN and infinities as null already; this says so where it matters.
+/// Null for NaN and infinities. nlohmann dumps them as null anyway; this makes it explicit.
 Json number(double value) {
   return std::isfinite(value) ? Json(value) : Json(nullptr);
 }
@@ -23,7 +23,7 @@ Json losses_json(const Losses& losses) {
   return object;
 }
 
-/// "2026-01-31T12:00:00.123456Z": UTC, so that clocks of several machines compare.
+/// "2026-01-31T12:00:00.123456Z", in UTC to compare logs of several machines.
 std::string iso_time(double wall_time) {
   const auto micros_total = static_cast<int64_t>(std::llround(wall_time * 1e6));
   const auto seconds = static_cast<std::time_t>(micros_total / 1'000'000);
@@ -36,7 +36,7 @@ std::string iso_time(double wall_time) {
 struct Fields {
   Json& json;
 
-  void operator()(const RunFacts& run) const {
+  void operator()(const RunInfo& run) const {
     json["type"] = "run";
     json["run_id"] = run.run_id;
     json["train_iters"] = run.train_iters;
@@ -145,7 +145,7 @@ nlohmann::ordered_json to_json(const MetricsEvent& event) {
   Json json = Json::object();
   json["type"] = "";
   json["time"] = iso_time(event.wall_time);
-  std::visit(Fields{json}, event.what);
+  std::visit(Fields{json}, event.data);
   return json;
 }
 

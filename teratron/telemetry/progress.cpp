@@ -21,7 +21,7 @@ size_t terminal_width() {
   return size.ws_col;
 }
 
-/// Straight to the terminal: a bar is no message, and a failed write is not worth a word.
+/// Bypasses the log; errors are ignored.
 void write_terminal(std::string_view text) {
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
 }
@@ -54,7 +54,7 @@ ProgressBar::~ProgressBar() {
 
 void ProgressBar::step(int64_t iteration, double seconds) {
   state_.iteration = iteration;
-  // The first step pays for compilation, caches and allocation: forget it as soon as there is a second.
+  // The first step includes warm-up (allocation, caches): drop it once there is a second.
   const bool early = ++steps_ <= 2;
   state_.seconds_per_iteration =
       early ? seconds : (1.0 - kSmoothing) * state_.seconds_per_iteration + kSmoothing * seconds;

@@ -7,23 +7,14 @@
 #include <vector>
 
 #include "teratron/base/file.h"
+#include "teratron/base/strings.h"
 #include "teratron/telemetry/log_lines.h"
 
 namespace teratron {
 
 namespace {
 
-std::vector<std::string> fields_of(const std::string& line) {
-  std::vector<std::string> fields;
-  for (size_t begin = 0; begin <= line.size();) {
-    const size_t end = std::min(line.find('\t', begin), line.size());
-    fields.push_back(line.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return fields;
-}
-
-// The number after "name: "; nothing where there is none.
+// The number after "name: ", if there is one.
 std::optional<double> number_after(const std::string& field, const std::string& name) {
   if (!field.starts_with(name + ": ")) return std::nullopt;
   char* end = nullptr;
@@ -32,7 +23,7 @@ std::optional<double> number_after(const std::string& field, const std::string& 
   return end == begin ? std::nullopt : std::optional(value);
 }
 
-std::optional<double> time_of(const std::string& text) {
+std::optional<double> parse_time(const std::string& text) {
   std::tm local{};
   if (strptime(text.c_str(), "%Y-%m-%d %H:%M:%S", &local) == nullptr) return std::nullopt;
   local.tm_isdst = -1;
@@ -54,17 +45,17 @@ ProgressLog::ProgressLog(const std::filesystem::path& directory, const Start& st
   double latest_flops = 0.0;
   bool searching = true;
   for (std::string line; std::getline(file, line);) {
-    const std::vector<std::string> fields = fields_of(line);
+    const std::vector<std::string> fields = split(line, '\t');
     if (fields.size() < 4) continue;
     if (fields[3] == "Saved checkpoint" && fields.size() > 7) {
       latest_flops = number_after(fields[7], "Floating-point operations").value_or(latest_flops);
     }
     if (number_after(fields[2], "# GPUs") != static_cast<double>(start.world_size)) {
-      searching = true;  // jobs of another size came between
+      searching = true;  // a job of another world size ran in between
       first_time_ = start.wall_time;
       first_flops_ = start.flops;
     } else if (fields[3] == "Starting job" && searching) {
-      const std::optional<double> time = time_of(fields[0]);
+      const std::optional<double> time = parse_time(fields[0]);
       if (!time) continue;
       searching = false;
       first_time_ = *time;

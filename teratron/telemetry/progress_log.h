@@ -1,7 +1,7 @@
-// progress.txt in the save directory (--log-progress): one line per start of a job and per checkpoint, in
-// Megatron-LM's form, for people and for scripts that watch a training over many jobs.
+// progress.txt in the save directory (--log-progress): one line per job start and per checkpoint, in
+// Megatron-LM's format, to follow a training over many jobs.
 //
-//   2026-01-31 12:00:00 <tab> Job ID: 17 <tab> # GPUs: 8 <tab> Saved checkpoint <tab> Iteration: 100 <tab> ...
+//   2026-01-31 12:00:00<tab>Job ID: 17<tab># GPUs: 8<tab>Saved checkpoint<tab>Iteration: 100<tab>...
 #pragma once
 
 #include <cstdint>
@@ -14,28 +14,29 @@ class ProgressLog {
  public:
   struct Start {
     int64_t world_size = 1;
-    double flops = 0.0;      // floating-point operations that former jobs did
+    double flops = 0.0;      // floating-point operations of previous jobs
     double wall_time = 0.0;  // seconds since 1970
   };
-  /// Reads what former jobs wrote and adds "Starting job". UserError(config) where the file cannot be written.
+  /// Reads the lines of previous jobs and appends "Starting job". UserError(config) if the file cannot be
+  /// written.
   ProgressLog(const std::filesystem::path& directory, const Start& start);
 
   struct Saved {
     int64_t iteration = 0;
-    double flops = 0.0;  // floating-point operations so far, those of former jobs included
+    double flops = 0.0;  // floating-point operations so far, including previous jobs
     int64_t tokens = 0;  // so far
     double wall_time = 0.0;
   };
-  /// The job's throughput is since its start; the cumulative one since the first of the consecutive jobs with as many
-  /// ranks.
+  /// Job throughput counts from the start of this job; cumulative throughput from the first of the
+  /// consecutive jobs with this world size.
   void saved(const Saved& saved);
 
  private:
   void add(const std::string& text, double wall_time);
   std::filesystem::path path_;
   Start start_;
-  double first_time_;   // of the consecutive jobs of this size
-  double first_flops_;  // and what had been done before them
+  double first_time_;   // of the consecutive jobs of this world size
+  double first_flops_;  // operations before them
 };
 
 }  // namespace teratron

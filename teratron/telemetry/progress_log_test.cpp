@@ -52,7 +52,7 @@ TEST_F(ProgressFile, ThroughputOfTheJobAndOfAllJobsOfItsSize) {
             std::string::npos);
 }
 
-TEST_F(ProgressFile, JobsOfAnotherSizeStartAnew) {
+TEST_F(ProgressFile, AnotherWorldSizeResetsTheCumulativeThroughput) {
   ProgressLog first(folder_, {.world_size = 2, .flops = 0.0, .wall_time = start});
   first.saved({.iteration = 10, .flops = 6e14, .wall_time = start + 100});
   ProgressLog other(folder_, {.world_size = 4, .flops = 6e14, .wall_time = start + day});
@@ -64,7 +64,7 @@ TEST_F(ProgressFile, JobsOfAnotherSizeStartAnew) {
   EXPECT_NE(last_line().find("Cumulative throughput: 3.0 TFLOP/s/GPU"), std::string::npos);
 }
 
-TEST_F(ProgressFile, LinesOfOthersAreLeftAlone) {
+TEST_F(ProgressFile, ForeignLinesAreIgnored) {
   write_text(folder_ / "progress.txt", "a note\nyesterday\tJob ID: \t# GPUs: 2\tStarting job\n",
              ExitCode::config);
   ProgressLog log(folder_, {.world_size = 2, .wall_time = start});

@@ -1,5 +1,5 @@
-// report.html: a run on one page that works offline, light and dark. The file of this name here is the template: its
-// script computes and draws everything from the metrics, which are inlined as JSON.
+// report.html: a run on one page that works offline, light and dark. The file of this name here is the
+// template: its script computes and draws everything from the metrics, which are inlined as JSON.
 #pragma once
 
 #include <filesystem>
@@ -9,11 +9,11 @@
 
 namespace teratron {
 
-/// metrics.jsonl as one object: arrays of events "interval", "evaluation", "sample", "save" and "end"; "step" as
-/// rows of the columns that "columns" names; "run", the last run event; "restarts", "invalid_lines",
-/// "first_time", "last_time". Events that a resumed run repeated are those of the last attempt. Lines that are
-/// not JSON objects (a job may have died while writing one) are counted and skipped. UserError(data) if the file
-/// is missing or has no event.
+/// metrics.jsonl as one object: arrays of events "interval", "evaluation", "sample", "save" and "end"; "step"
+/// as rows of the columns that "columns" names; "run", the last run event; "restarts", "invalid_lines",
+/// "first_time", "last_time". Events that a resumed run repeated are those of the last attempt. Lines that
+/// are not JSON objects (a job may have died while writing one) are counted and skipped. UserError(data) if
+/// the file is missing or has no event.
 nlohmann::ordered_json read_metrics(const std::filesystem::path& jsonl);
 
 /// The page for read_metrics(); about 100 bytes per step.

@@ -1,7 +1,6 @@
 #include "teratron/telemetry/report.h"
 
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -10,7 +9,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/base/file.h"
-#include "teratron/telemetry/sinks.h"
+#include "teratron/telemetry/metrics_logger.h"
 
 namespace teratron {
 namespace {
@@ -20,38 +19,28 @@ using Json = nlohmann::ordered_json;
 
 class Report : public ::testing::Test {
  protected:
-  void SetUp() override {
-    const char* kept = std::getenv("TERATRON_TEST_OUTPUT");
-    keep_ = kept != nullptr;
-    directory_ = keep_ ? fs::path(kept) : fs::temp_directory_path() / ("report_test." + random_hex(12));
-    fs::create_directories(directory_);
-    jsonl_ = directory_ / "report.jsonl";
-    fs::remove(jsonl_);
-  }
-  void TearDown() override {
-    if (!keep_) fs::remove_all(directory_);
-  }
+  void SetUp() override { fs::create_directories(directory_); }
+  void TearDown() override { fs::remove_all(directory_); }
   void append(const std::string& text) const { std::ofstream(jsonl_, std::ios::app) << text; }
 
-  fs::path directory_;
-  fs::path jsonl_;
-  bool keep_ = false;
+  fs::path directory_ = fs::temp_directory_path() / ("report_test." + random_hex(12));
+  fs::path jsonl_ = directory_ / "report.jsonl";
 };
 
-/// A run of 300 steps as training would log it, with noise, one spike and one skipped step.
+/// The log of a run of 300 steps with noise, one spike and one skipped step.
 void write_run(const fs::path& path) {
-  const auto sink = jsonl_sink(path);
+  const auto writer = jsonl_writer(path);
   const double start = 1769860800.0;
-  const RunFacts run = {.run_id = "7f3a9c",
-                        .facts = {{"model", "GPT, 10.6M parameters"},
-                                  {"data", "tinyshakespeare & <friends>"},
-                                  {"layout", "TP 2, PP 1, DP 2"},
-                                  {"device", "NVIDIA H200"}},
-                        .arguments = {{"lr", "0.0006"}, {"data_path", "['<a>']"}},
-                        .train_iters = 300,
-                        .world_size = 4,
-                        .peak_flops_per_gpu = 1e12};
-  sink->write({start, run});
+  const RunInfo run = {.run_id = "7f3a9c",
+                       .facts = {{"model", "GPT, 10.6M parameters"},
+                                 {"data", "tinyshakespeare & <friends>"},
+                                 {"layout", "TP 2, PP 1, DP 2"},
+                                 {"device", "NVIDIA H200"}},
+                       .arguments = {{"lr", "0.0006"}, {"data_path", "['<a>']"}},
+                       .train_iters = 300,
+                       .world_size = 4,
+                       .peak_flops_per_gpu = 1e12};
+  writer->write({start, run});
   IntervalMeter meter(run);
   for (int64_t i = 1; i <= 300; ++i) {
     const double noise = 0.08 * std::sin(double(i) * 12.9898) * std::cos(double(i) * 78.233);
@@ -68,24 +57,24 @@ void write_run(const fs::path& path) {
         .flops = 1.6e11,
         .memory = MemoryUse{.max_allocated = 3 << 28}};
     meter.add(step);
-    sink->write({start + 0.1 * double(i), step});
+    writer->write({start + 0.1 * double(i), step});
     if (i % 10 == 0) {
-      sink->write({start + 0.1 * double(i), meter.means()});
+      writer->write({start + 0.1 * double(i), meter.means()});
       meter.reset();
     }
     if (i % 50 == 0) {
-      sink->write(
+      writer->write(
           {start + 0.1 * double(i),
            EvalMetrics{.iteration = i, .losses = {{"lm loss", 1.5 + 3.0 * std::exp(-double(i) / 60.0)}}}});
-      sink->write({start + 0.1 * double(i), SaveMetrics{.iteration = i, .directory = "runs/demo"}});
+      writer->write({start + 0.1 * double(i), SaveMetrics{.iteration = i, .directory = "runs/demo"}});
     }
   }
-  sink->write(
+  writer->write(
       {start + 31,
        SampleText{.iteration = 300,
                   .prompt = "ROMEO:",
                   .text = "\nWhat light is this, that <breaks> & bends\nso softly on the garden wall?"}});
-  sink->write({start + 32, EndMetrics{.iteration = 300, .reason = "finished", .seconds = 32.0}});
+  writer->write({start + 32, EndMetrics{.iteration = 300, .reason = "finished", .seconds = 32.0}});
 }
 
 /// The metrics inlined in a page, parsed back.

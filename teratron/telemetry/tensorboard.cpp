@@ -46,7 +46,7 @@ File create_in(const std::filesystem::path& directory, double wall_time) {
   return File::create(directory / name, ExitCode::config);
 }
 
-/// nlohmann's serializer replaces what is not UTF-8 by U+FFFD.
+/// nlohmann's serializer replaces invalid UTF-8 by U+FFFD.
 std::string valid_utf8(std::string_view text) {
   const std::string json =
       nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -61,7 +61,7 @@ uint32_t crc32c(std::string_view bytes) {
   return ~crc;
 }
 
-TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& directory, double wall_time)
+EventFileWriter::EventFileWriter(const std::filesystem::path& directory, double wall_time)
     : file_(create_in(directory, wall_time)) {
   tensorboard::Event event;
   event.set_wall_time(wall_time);
@@ -69,7 +69,7 @@ TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& directory, dou
   append_record(event.SerializeAsString());
 }
 
-void TensorBoardWriter::scalars(const Scalars& points, int64_t step, double wall_time) {
+void EventFileWriter::scalars(const Scalars& points, int64_t step, double wall_time) {
   tensorboard::Event event;
   event.set_wall_time(wall_time);
   event.set_step(step);
@@ -81,8 +81,7 @@ void TensorBoardWriter::scalars(const Scalars& points, int64_t step, double wall
   append_record(event.SerializeAsString());
 }
 
-void TensorBoardWriter::text(std::string_view tag, std::string_view markdown, int64_t step,
-                             double wall_time) {
+void EventFileWriter::text(std::string_view tag, std::string_view markdown, int64_t step, double wall_time) {
   tensorboard::Event event;
   event.set_wall_time(wall_time);
   event.set_step(step);
@@ -95,7 +94,7 @@ void TensorBoardWriter::text(std::string_view tag, std::string_view markdown, in
   append_record(event.SerializeAsString());
 }
 
-void TensorBoardWriter::append_record(const std::string& event) {
+void EventFileWriter::append_record(const std::string& event) {
   const std::string length = little_endian(static_cast<uint64_t>(event.size()));
   file_.write(length + little_endian(masked_crc(length)) + event + little_endian(masked_crc(event)));
 }

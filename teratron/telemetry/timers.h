@@ -2,8 +2,8 @@
 //
 //   { const auto timed = timers.scope("forward-backward", 1); ... }
 //
-// Names are Megatron-LM's: "forward-backward", "optimizer"... A timer above the chosen level (--timing-log-level) costs nothing and appears nowhere. On a GPU the caller
-// gives a `synchronize`, which runs before each reading, since kernels are asynchronous; without it, host
+// Names are Megatron-LM's: "forward-backward", "optimizer"... A timer above --timing-log-level does nothing.
+// On a GPU, `synchronize` is called before each reading, since kernels are asynchronous; without it, host
 // time is measured.
 #pragma once
 
@@ -25,7 +25,7 @@ class Timers {
 
   explicit Timers(int level, std::function<void()> synchronize = {});
 
-  /// Adds the time until its destruction to the timer.
+  /// Adds its lifetime to the timer.
   class Scope {
    public:
     ~Scope();
@@ -40,10 +40,10 @@ class Timers {
     Clock::time_point start_;
   };
   [[nodiscard]] Scope scope(std::string_view name, int level = 0);
-  /// The same where there may be no timers at all.
+  /// `timers` may be null.
   [[nodiscard]] static Scope scope(Timers* timers, std::string_view name, int level);
 
-  /// Milliseconds per iteration of what ran since the last reset, in the order of first use.
+  /// Milliseconds per iteration since the last reset, in the order of first use.
   TimerReadings milliseconds(int64_t iterations) const;
   void reset();
 
@@ -59,7 +59,7 @@ class Timers {
   std::vector<Entry> entries_;
 };
 
-/// Least and greatest of each timer over the ranks that have it.
+/// Minimum and maximum of each timer over the ranks that have it.
 TimerMetrics reduce_timers(const std::vector<TimerReadings>& per_rank);
 
 }  // namespace teratron

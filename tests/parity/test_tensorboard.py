@@ -24,7 +24,8 @@ def find_program(name):
 def output(tmp_path_factory):
     folder = tmp_path_factory.mktemp("metrics")
     subprocess.run(
-        [find_program("metrics_test"), "--gtest_filter=Sinks.TensorBoardFileIsFramed:Sinks.JsonlHoldsEveryEvent"],
+        [find_program("telemetry_test"),
+         "--gtest_filter=MetricsLoggerTest.TensorBoardFileIsFramed:MetricsLoggerTest.JsonlHasEveryEvent"],
         env={**os.environ, "TERATRON_TEST_OUTPUT": str(folder)}, check=True, stdout=subprocess.DEVNULL)
     return folder
 

@@ -1,4 +1,4 @@
-#include "teratron/telemetry/sinks.h"
+#include "teratron/telemetry/metrics_logger.h"
 
 #include <atomic>
 #include <cstdlib>
@@ -21,14 +21,14 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-/// A directory that goes away with the test; TERATRON_TEST_OUTPUT names one that stays, for readers in
-/// Python.
-class Sinks : public ::testing::Test {
+/// A directory removed after the test, or TERATRON_TEST_OUTPUT, which remains for readers in Python.
+class MetricsLoggerTest : public ::testing::Test {
  protected:
   void SetUp() override {
     const char* kept = std::getenv("TERATRON_TEST_OUTPUT");
     keep_ = kept != nullptr;
-    directory_ = keep_ ? fs::path(kept) : fs::temp_directory_path() / ("sinks_test." + random_hex(12));
+    directory_ =
+        keep_ ? fs::path(kept) : fs::temp_directory_path() / ("metrics_logger_test." + random_hex(12));
     fs::create_directories(directory_);
   }
   void TearDown() override {
@@ -41,13 +41,13 @@ class Sinks : public ::testing::Test {
 std::vector<MetricsEvent> example_run() {
   std::vector<MetricsEvent> events;
   const double start = 1769860800.0;
-  events.push_back({start, RunFacts{.run_id = "a1b2",
-                                    .facts = {{"model", "GPT, 10.6M parameters"}, {"device", "CPU"}},
-                                    .arguments = {{"wandb_exp_name", "run one"}},
-                                    .train_iters = 4,
-                                    .world_size = 2,
-                                    .peak_flops_per_gpu = 1e12}});
-  IntervalMeter meter(std::get<RunFacts>(events[0].what));
+  events.push_back({start, RunInfo{.run_id = "a1b2",
+                                   .facts = {{"model", "GPT, 10.6M parameters"}, {"device", "CPU"}},
+                                   .arguments = {{"wandb_exp_name", "run one"}},
+                                   .train_iters = 4,
+                                   .world_size = 2,
+                                   .peak_flops_per_gpu = 1e12}});
+  IntervalMeter meter(std::get<RunInfo>(events[0].data));
   for (int64_t i = 1; i <= 4; ++i) {
     const StepMetrics step = {
         .iteration = i,
@@ -90,15 +90,15 @@ std::vector<json> lines_of(const fs::path& path) {
   return lines;
 }
 
-TEST_F(Sinks, JsonlHoldsEveryEvent) {
+TEST_F(MetricsLoggerTest, JsonlHasEveryEvent) {
   const fs::path path = directory_ / "metrics.jsonl";
   fs::remove(path);
   {
-    MetricsHub hub;
-    hub.add_background("metrics.jsonl", jsonl_sink(path));
-    for (const MetricsEvent& event : example_run()) hub.emit(event);
-    EXPECT_TRUE(hub.flush());
-    EXPECT_EQ(hub.dropped(), 0);
+    MetricsLogger logger;
+    logger.add_async("metrics.jsonl", jsonl_writer(path));
+    for (const MetricsEvent& event : example_run()) logger.log(event);
+    EXPECT_TRUE(logger.flush());
+    EXPECT_EQ(logger.dropped(), 0);
   }
   const auto lines = lines_of(path);
   ASSERT_EQ(lines.size(), example_run().size());
@@ -124,18 +124,18 @@ TEST_F(Sinks, JsonlHoldsEveryEvent) {
   EXPECT_EQ(lines[10]["reason"], "finished");
 }
 
-TEST_F(Sinks, Crc32cOfTheStandard) {
+TEST_F(MetricsLoggerTest, Crc32cMatchesTheStandard) {
   EXPECT_EQ(crc32c("123456789"), 0xe3069283U);
   EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8a9136aaU) << "RFC 3720, B.4";
   EXPECT_EQ(crc32c(""), 0U);
 }
 
-TEST_F(Sinks, TensorBoardFileIsFramed) {
+TEST_F(MetricsLoggerTest, TensorBoardFileIsFramed) {
   const fs::path events = directory_ / "tensorboard";
   {
-    MetricsHub hub;
-    hub.add_background("TensorBoard", tensorboard_sink(events));
-    for (const MetricsEvent& event : example_run()) hub.emit(event);
+    MetricsLogger logger;
+    logger.add_async("TensorBoard", tensorboard_writer(events));
+    for (const MetricsEvent& event : example_run()) logger.log(event);
   }
   const auto names = list_directory(events, ExitCode::data);
   ASSERT_FALSE(names.empty());
@@ -157,14 +157,14 @@ TEST_F(Sinks, TensorBoardFileIsFramed) {
   EXPECT_EQ(records, 1U + 2 + 8 + 1 + 2 + 1 + 1);
 }
 
-TEST_F(Sinks, ConsolePrintsTheChosenFormat) {
+TEST_F(MetricsLoggerTest, ConsolePrintsTheChosenFormat) {
   for (const bool short_format : {false, true}) {
     std::vector<std::string> printed;
-    MetricsHub hub;
-    hub.add_now("console", console_sink({.short_format = short_format, .print = [&](std::string_view line) {
-                                           printed.emplace_back(line);
-                                         }}));
-    for (const MetricsEvent& event : example_run()) hub.emit(event);
+    MetricsLogger logger;
+    logger.add_sync("console",
+                    console_writer({.short_format = short_format,
+                                    .print = [&](std::string_view line) { printed.emplace_back(line); }}));
+    for (const MetricsEvent& event : example_run()) logger.log(event);
     ASSERT_EQ(printed.size(), short_format ? 4U : 6U);
     EXPECT_NE(printed[0].find(short_format ? "step 4/4 | loss" : "iteration        4/       4 |"),
               std::string::npos);
@@ -173,9 +173,9 @@ TEST_F(Sinks, ConsolePrintsTheChosenFormat) {
   }
 }
 
-class FailingSink : public MetricsSink {
+class FailingWriter : public MetricsWriter {
  public:
-  explicit FailingSink(std::atomic<int>& calls) : calls_(calls) {}
+  explicit FailingWriter(std::atomic<int>& calls) : calls_(calls) {}
   void write(const MetricsEvent&) override {
     if (++calls_ == 3) throw Fault("disk full");
   }
@@ -190,32 +190,32 @@ size_t count_of(const std::string& text, const std::string& part) {
   return count;
 }
 
-TEST_F(Sinks, Fault30FailingSinkWarnsOnceAndIsDropped) {
-  std::atomic<int> calls_now = 0;
-  std::atomic<int> calls_background = 0;
+TEST_F(MetricsLoggerTest, Fault30FailingWriterWarnsOnceAndIsDropped) {
+  std::atomic<int> sync_calls = 0;
+  std::atomic<int> async_calls = 0;
   testing::internal::CaptureStderr();
   {
-    MetricsHub hub;
-    hub.add_now("bad console", std::make_unique<FailingSink>(calls_now));
-    hub.add_background("bad file", std::make_unique<FailingSink>(calls_background));
-    hub.add_background("good file", jsonl_sink(directory_ / "good.jsonl"));
-    for (int i = 0; i < 20; ++i) hub.emit({0.0, SaveMetrics{.iteration = i}});
-    EXPECT_TRUE(hub.flush());
-    EXPECT_GT(hub.dropped(), 0);
+    MetricsLogger logger;
+    logger.add_sync("bad console", std::make_unique<FailingWriter>(sync_calls));
+    logger.add_async("bad file", std::make_unique<FailingWriter>(async_calls));
+    logger.add_async("good file", jsonl_writer(directory_ / "good.jsonl"));
+    for (int i = 0; i < 20; ++i) logger.log({0.0, SaveMetrics{.iteration = i}});
+    EXPECT_TRUE(logger.flush());
+    EXPECT_GT(logger.dropped(), 0);
   }
-  const std::string said = testing::internal::GetCapturedStderr();
-  EXPECT_EQ(count_of(said, "warning"), 2U) << said;
-  EXPECT_EQ(count_of(said, "bad file failed and is switched off for the rest of the run: disk full"), 1U)
-      << said;
-  EXPECT_EQ(calls_now, 3);
-  EXPECT_EQ(calls_background, 3);
+  const std::string output = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(count_of(output, "warning"), 2U) << output;
+  EXPECT_EQ(count_of(output, "bad file failed and is switched off for the rest of the run: disk full"), 1U)
+      << output;
+  EXPECT_EQ(sync_calls, 3);
+  EXPECT_EQ(async_calls, 3);
   EXPECT_EQ(lines_of(directory_ / "good.jsonl").size(), 20U);
 }
 
-TEST_F(Sinks, Fault30HangingSinkDoesNotSlowTraining) {
-  class HangingSink : public MetricsSink {
+TEST_F(MetricsLoggerTest, Fault30HangingWriterDoesNotSlowTraining) {
+  class HangingWriter : public MetricsWriter {
    public:
-    explicit HangingSink(std::atomic<bool>& release) : release_(release) {}
+    explicit HangingWriter(std::atomic<bool>& release) : release_(release) {}
     void write(const MetricsEvent&) override {
       while (!release_) std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
@@ -226,27 +226,27 @@ TEST_F(Sinks, Fault30HangingSinkDoesNotSlowTraining) {
   std::atomic<bool> release = false;
   testing::internal::CaptureStderr();
   {
-    MetricsHub hub(10);
-    hub.add_background("slow file", std::make_unique<HangingSink>(release));
+    MetricsLogger logger(10);
+    logger.add_async("slow file", std::make_unique<HangingWriter>(release));
     const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < 100; ++i) hub.emit({0.0, SaveMetrics{.iteration = i}});
+    for (int i = 0; i < 100; ++i) logger.log({0.0, SaveMetrics{.iteration = i}});
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2));
-    EXPECT_FALSE(hub.flush(0.05));
-    EXPECT_GE(hub.dropped(), 89);
+    EXPECT_FALSE(logger.flush(0.05));
+    EXPECT_GE(logger.dropped(), 89);
     release = true;
   }
   EXPECT_EQ(count_of(testing::internal::GetCapturedStderr(), "does not keep up"), 1U);
 }
 
-TEST_F(Sinks, PathsThatCannotBeWrittenAreRejectedAtOnce) {
+TEST_F(MetricsLoggerTest, PathsThatCannotBeWrittenAreRejected) {
   std::ofstream(directory_ / "file") << "x";
-  EXPECT_THROW(jsonl_sink(directory_ / "no" / "such" / "metrics.jsonl"), UserError);
-  EXPECT_THROW(tensorboard_sink(directory_ / "file" / "tensorboard"), UserError);
+  EXPECT_THROW(jsonl_writer(directory_ / "no" / "such" / "metrics.jsonl"), UserError);
+  EXPECT_THROW(tensorboard_writer(directory_ / "file" / "tensorboard"), UserError);
 }
 
-TEST_F(Sinks, JsonlIsAppendedToOnResume) {
+TEST_F(MetricsLoggerTest, JsonlIsAppendedOnResume) {
   const fs::path path = directory_ / "resumed.jsonl";
-  for (int i = 0; i < 2; ++i) jsonl_sink(path)->write({0.0, RunFacts{.start_iteration = i}});
+  for (int i = 0; i < 2; ++i) jsonl_writer(path)->write({0.0, RunInfo{.start_iteration = i}});
   EXPECT_EQ(lines_of(path).size(), 2U);
 }
 

@@ -1,4 +1,4 @@
-#include "teratron/telemetry/trace.h"
+#include "teratron/telemetry/step_profiler.h"
 
 #include <set>
 
@@ -11,7 +11,7 @@ namespace teratron {
 
 namespace profiler = torch::profiler::impl;
 
-void Trace::before_step(int64_t done) {
+void StepProfiler::before_step(int64_t done) {
   if (recording_ || done != options_.first) return;
   const profiler::ProfilerConfig config(profiler::ProfilerState::KINETO, /*report_input_shapes=*/true);
   std::set<profiler::ActivityType> activities = {profiler::ActivityType::CPU};
@@ -21,26 +21,26 @@ void Trace::before_step(int64_t done) {
   recording_ = true;
 }
 
-void Trace::after_step(int64_t done) {
+void StepProfiler::after_step(int64_t done) {
   if (recording_ && done >= options_.last) finish();
 }
 
-void Trace::finish() {
+void StepProfiler::finish() {
   recording_ = false;
   if (options_.device.is_cuda()) {
     c10::impl::VirtualGuardImpl(at::kCUDA).synchronizeDevice(options_.device.index());
   }
   torch::autograd::profiler::disableProfiler()->save(options_.file.string());
-  notice("the trace of the profiled steps is {}", options_.file.string());
+  notice("wrote the trace of the profiled steps to {}", options_.file.string());
 }
 
-// A run may end before the last step to record.
-Trace::~Trace() {
+// The run may end before the last step to record.
+StepProfiler::~StepProfiler() {
   if (!recording_) return;
   try {
     finish();
   } catch (const std::exception& error) {
-    warn("the trace could not be written: {}", error.what());
+    warn("could not write the trace: {}", error.what());
   }
 }
 

@@ -1,3 +1,5 @@
+#include "teratron/telemetry/metrics_logger.h"
+
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -7,28 +9,27 @@
 
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
-#include "teratron/telemetry/sinks.h"
 
 namespace teratron {
 namespace {
 
-void warn_dropped_sink(const std::string& name, const std::string& reason) {
+void warn_failed_writer(const std::string& name, const std::string& reason) {
   warn("metrics: {} failed and is switched off for the rest of the run: {}", name, printable(reason, 500));
 }
 
 }  // namespace
 
-/// Shared between the hub and its thread, so that a thread that hangs in a system call can be left behind.
-class MetricsHub::Channel {
+/// Shared between the logger and the thread, so that a thread that hangs in a system call can be abandoned.
+class MetricsLogger::AsyncWriter {
  public:
-  Channel(std::string name, std::unique_ptr<MetricsSink> sink, size_t limit)
-      : name_(std::move(name)), sink_(std::move(sink)), limit_(limit) {}
+  AsyncWriter(std::string name, std::unique_ptr<MetricsWriter> writer, size_t limit)
+      : name_(std::move(name)), writer_(std::move(writer)), limit_(limit) {}
 
   void push(const MetricsEvent& event) {
     const std::lock_guard lock(mutex_);
     if (failed_) return;
     if (queue_.size() >= limit_) {
-      if (lost_++ == 0) warn("metrics: {} does not keep up; some events are dropped", name_);
+      if (dropped_++ == 0) warn("metrics: {} does not keep up; some events are dropped", name_);
       return;
     }
     queue_.push_back(event);
@@ -60,7 +61,7 @@ class MetricsHub::Channel {
                              [&] { return queue_.empty() && !busy_; });
   }
 
-  /// Whether the thread has ended in time.
+  /// False if the thread has not ended in time.
   bool close(double seconds) {
     std::unique_lock lock(mutex_);
     closing_ = true;
@@ -68,16 +69,16 @@ class MetricsHub::Channel {
     return changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return done_; });
   }
 
-  int64_t lost() const {
+  int64_t dropped() const {
     const std::lock_guard lock(mutex_);
-    return lost_;
+    return dropped_;
   }
   const std::string& name() const { return name_; }
 
  private:
   std::string write(const MetricsEvent& event) {
     try {
-      sink_->write(event);
+      writer_->write(event);
       return "";
     } catch (const std::exception& error) {
       return *error.what() == '\0' ? "unknown error" : error.what();
@@ -86,13 +87,13 @@ class MetricsHub::Channel {
 
   void fail(const std::string& error) {
     failed_ = true;
-    lost_ += static_cast<int64_t>(queue_.size()) + 1;
+    dropped_ += static_cast<int64_t>(queue_.size()) + 1;
     queue_.clear();
-    warn_dropped_sink(name_, error);
+    warn_failed_writer(name_, error);
   }
 
   const std::string name_;
-  const std::unique_ptr<MetricsSink> sink_;
+  const std::unique_ptr<MetricsWriter> writer_;
   const size_t limit_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
@@ -101,50 +102,49 @@ class MetricsHub::Channel {
   bool failed_ = false;
   bool closing_ = false;
   bool done_ = false;
-  int64_t lost_ = 0;
+  int64_t dropped_ = 0;
 };
 
-MetricsHub::~MetricsHub() {
-  for (const auto& channel : channels_) {
-    if (!channel->close(5.0)) warn("metrics: {} hangs; its last events are lost", channel->name());
+MetricsLogger::~MetricsLogger() {
+  for (const auto& writer : async_) {
+    if (!writer->close(5.0)) warn("metrics: {} hangs; its last events are lost", writer->name());
   }
 }
 
-void MetricsHub::add_now(std::string name, std::unique_ptr<MetricsSink> sink) {
-  direct_.push_back({std::move(name), std::move(sink)});
+void MetricsLogger::add_sync(std::string name, std::unique_ptr<MetricsWriter> writer) {
+  sync_.push_back({std::move(name), std::move(writer)});
 }
 
-void MetricsHub::add_background(std::string name, std::unique_ptr<MetricsSink> sink) {
-  auto channel = std::make_shared<Channel>(std::move(name), std::move(sink), queue_limit_);
-  channels_.push_back(channel);
-  // Detached, and ended by the destructor's close(): join() would wait for ever on a dead file server.
-  std::thread([channel] { channel->run(); }).detach();
+void MetricsLogger::add_async(std::string name, std::unique_ptr<MetricsWriter> writer) {
+  async_.push_back(std::make_shared<AsyncWriter>(std::move(name), std::move(writer), queue_limit_));
+  // Detached, and ended by the destructor's close(): join() would hang on a dead file server.
+  std::thread([writer = async_.back()] { writer->run(); }).detach();
 }
 
-void MetricsHub::emit(const MetricsEvent& event) {
-  for (Direct& direct : direct_) {
-    if (!direct.sink) continue;
+void MetricsLogger::log(const MetricsEvent& event) {
+  for (auto& [name, writer] : sync_) {
+    if (!writer) continue;
     try {
-      direct.sink->write(event);
+      writer->write(event);
     } catch (const std::exception& error) {
-      warn_dropped_sink(direct.name, error.what());
-      direct.sink.reset();
-      ++lost_direct_;
+      warn_failed_writer(name, error.what());
+      writer.reset();
+      ++dropped_sync_;
     }
   }
-  for (const auto& channel : channels_) channel->push(event);
+  for (const auto& writer : async_) writer->push(event);
 }
 
-bool MetricsHub::flush(double seconds) {
+bool MetricsLogger::flush(double seconds) {
   bool all = true;
-  for (const auto& channel : channels_) all = channel->wait_idle(seconds) && all;
+  for (const auto& writer : async_) all = writer->wait_idle(seconds) && all;
   return all;
 }
 
-int64_t MetricsHub::dropped() const {
-  int64_t lost = lost_direct_;
-  for (const auto& channel : channels_) lost += channel->lost();
-  return lost;
+int64_t MetricsLogger::dropped() const {
+  int64_t total = dropped_sync_;
+  for (const auto& writer : async_) total += writer->dropped();
+  return total;
 }
 
 }  // namespace teratron

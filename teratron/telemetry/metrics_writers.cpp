@@ -1,5 +1,3 @@
-#include "teratron/telemetry/sinks.h"
-
 #include <chrono>
 #include <cmath>
 #include <utility>
@@ -8,6 +6,7 @@
 
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
+#include "teratron/telemetry/metrics_logger.h"
 #include "teratron/telemetry/tensorboard.h"
 
 namespace teratron {
@@ -18,14 +17,14 @@ struct Overloaded : Handlers... {
   using Handlers::operator()...;
 };
 
-class ConsoleSink : public MetricsSink {
+class ConsoleWriter : public MetricsWriter {
  public:
-  explicit ConsoleSink(ConsoleOptions options) : options_(std::move(options)) {
+  explicit ConsoleWriter(ConsoleOptions options) : options_(std::move(options)) {
     if (!options_.print) options_.print = print_line;
   }
 
   void write(const MetricsEvent& event) override {
-    std::visit(Overloaded{[&](const RunFacts& run) { train_iters_ = run.train_iters; },
+    std::visit(Overloaded{[&](const RunInfo& run) { train_iters_ = run.train_iters; },
                           [&](const IntervalMetrics& interval) { step(interval, event.wall_time); },
                           [&](const EvalMetrics& evaluation) { evaluate(evaluation); },
                           [&](const TimerMetrics& timers) {
@@ -33,7 +32,7 @@ class ConsoleSink : public MetricsSink {
                               options_.print(line);
                           },
                           [](const auto&) {}},
-               event.what);
+               event.data);
   }
 
  private:
@@ -56,9 +55,9 @@ class ConsoleSink : public MetricsSink {
   int64_t train_iters_ = 0;
 };
 
-class JsonlSink : public MetricsSink {
+class JsonlWriter : public MetricsWriter {
  public:
-  explicit JsonlSink(const std::filesystem::path& path) : file_(File::append(path, ExitCode::config)) {}
+  explicit JsonlWriter(const std::filesystem::path& path) : file_(File::append(path, ExitCode::config)) {}
 
   void write(const MetricsEvent& event) override {
     file_.write(to_json(event).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
@@ -68,15 +67,15 @@ class JsonlSink : public MetricsSink {
   File file_;
 };
 
-class TensorBoardSink : public MetricsSink {
+class TensorBoardWriter : public MetricsWriter {
  public:
-  TensorBoardSink(const std::filesystem::path& directory, const TensorBoardOptions& options)
+  TensorBoardWriter(const std::filesystem::path& directory, const TensorBoardOptions& options)
       : writer_(directory, wall_clock()), options_(options) {}
 
   void write(const MetricsEvent& event) override {
     const double time = event.wall_time;
     std::visit(
-        Overloaded{[&](const RunFacts& run) { facts(run, time); },
+        Overloaded{[&](const RunInfo& run) { facts(run, time); },
                    [&](const StepMetrics& step) { this->step(step, time); },
                    [&](const IntervalMetrics& interval) { this->interval(interval, time); },
                    [&](const EvalMetrics& evaluation) { evaluate(evaluation, time); },
@@ -85,11 +84,11 @@ class TensorBoardSink : public MetricsSink {
                                   time);
                    },
                    [&](const TimerMetrics& timers) { this->timers(timers, time); }, [](const auto&) {}},
-        event.what);
+        event.data);
   }
 
  private:
-  void facts(const RunFacts& run, double time) {
+  void facts(const RunInfo& run, double time) {
     std::string table = "| | |\n|---|---|\n";
     for (const auto& [name, value] : run.facts) table += "| " + name + " | " + value + " |\n";
     writer_.text("run", table, run.start_iteration, time);
@@ -98,14 +97,14 @@ class TensorBoardSink : public MetricsSink {
   }
 
   void timers(const TimerMetrics& timers, double time) {
-    TensorBoardWriter::Scalars points;
+    EventFileWriter::Scalars points;
     for (const auto& row : timers.rows) points.emplace_back(row.name + "-time", row.max_ms / 1e3);
     if (options_.timers && !points.empty()) writer_.scalars(points, timers.iteration, time);
   }
 
   void step(const StepMetrics& step, double time) {
     if (step.iteration % options_.log_interval != 0) return;
-    TensorBoardWriter::Scalars points = {{"batch-size", double(step.global_batch_size)}};
+    EventFileWriter::Scalars points = {{"batch-size", double(step.global_batch_size)}};
     if (options_.learning_rate) {
       points.emplace_back("learning-rate", step.learning_rate);
       if (step.decoupled_learning_rate) {
@@ -117,7 +116,7 @@ class TensorBoardSink : public MetricsSink {
     if (step.grad_norm) points.emplace_back("grad-norm", *step.grad_norm);
     if (step.num_zeros) points.emplace_back("num-zeros", double(*step.num_zeros));
     if (step.params_norm) points.emplace_back("params-norm", *step.params_norm);
-    TensorBoardWriter::Scalars by_samples;
+    EventFileWriter::Scalars by_samples;
     for (const auto& [tag, value] : points) by_samples.emplace_back(tag + " vs samples", value);
     if (step.skipped_samples > 0) points.emplace_back("skipped-train-samples", double(step.skipped_samples));
     if (options_.world_size) points.emplace_back("world-size", double(world_size_));
@@ -131,15 +130,15 @@ class TensorBoardSink : public MetricsSink {
   }
 
   void interval(const IntervalMetrics& interval, double time) {
-    TensorBoardWriter::Scalars points = {{"iteration-time", interval.seconds_per_iteration},
-                                         {"tokens-per-second", interval.tokens_per_second}};
+    EventFileWriter::Scalars points = {{"iteration-time", interval.seconds_per_iteration},
+                                       {"tokens-per-second", interval.tokens_per_second}};
     if (interval.tflops_per_gpu > 0.0) points.emplace_back("throughput", interval.tflops_per_gpu);
     if (interval.mfu > 0.0) points.emplace_back("mfu", interval.mfu);
     writer_.scalars(points, interval.last.iteration, time);
   }
 
   void evaluate(const EvalMetrics& evaluation, double time) {
-    TensorBoardWriter::Scalars points;
+    EventFileWriter::Scalars points;
     for (const auto& [name, loss] : evaluation.losses) {
       points.emplace_back(name + " " + evaluation.split, loss);
       if (!options_.validation_ppl) continue;
@@ -151,24 +150,24 @@ class TensorBoardSink : public MetricsSink {
     writer_.scalars(points, evaluation.consumed_samples, time);
   }
 
-  TensorBoardWriter writer_;
+  EventFileWriter writer_;
   TensorBoardOptions options_;
   int64_t world_size_ = 1;
 };
 
 }  // namespace
 
-std::unique_ptr<MetricsSink> console_sink(ConsoleOptions options) {
-  return std::make_unique<ConsoleSink>(std::move(options));
+std::unique_ptr<MetricsWriter> console_writer(ConsoleOptions options) {
+  return std::make_unique<ConsoleWriter>(std::move(options));
 }
 
-std::unique_ptr<MetricsSink> jsonl_sink(const std::filesystem::path& path) {
-  return std::make_unique<JsonlSink>(path);
+std::unique_ptr<MetricsWriter> jsonl_writer(const std::filesystem::path& path) {
+  return std::make_unique<JsonlWriter>(path);
 }
 
-std::unique_ptr<MetricsSink> tensorboard_sink(const std::filesystem::path& directory,
-                                              const TensorBoardOptions& options) {
-  return std::make_unique<TensorBoardSink>(directory, options);
+std::unique_ptr<MetricsWriter> tensorboard_writer(const std::filesystem::path& directory,
+                                                  const TensorBoardOptions& options) {
+  return std::make_unique<TensorBoardWriter>(directory, options);
 }
 
 double wall_clock() {
