@@ -1,6 +1,6 @@
 // Speed of the data layer on synthetic data: wall time, and CPU time of all threads for busy machines.
 //
-//   data_bench loader FOLDER   tokens per second of DataLoader, 0 to 2 workers, page cache hot (writes 200 MB)
+//   data_bench loader FOLDER   tokens/s of DataLoader, 0 to 2 workers, hot page cache (writes 200 MB)
 //   data_bench index           time and memory of a GPT index: 100 billion tokens, 100 million documents
 #include <chrono>
 #include <filesystem>

@@ -9,8 +9,8 @@ namespace teratron {
 
 struct Registry;
 
-/// bench [--shape NAME] [--precision bf16] [--warm-up-seconds S] [--steps N] [--profiled-steps N] [--json
-/// FILE] FLAGS...
+/// bench [--shape NAME] [--precision bf16] [--warm-up-seconds S] [--steps N] [--profiled-steps N]
+/// [--json FILE] FLAGS...: times the training step on mock data.
 int bench_command(std::span<const std::string> args);
 
 /// ckpt: inspects, verifies and converts checkpoints.

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "teratron/comm/consensus.h"
 #include "teratron/comm/host/flight_recorder.h"
 
 namespace teratron {
@@ -13,94 +15,58 @@ namespace {
 
 using nlohmann::json;
 
-/// The path of the configuration file may differ, what it sets may not.
+/// May differ between ranks. The settings in the config file may not.
 constexpr std::array<const char*, 4> kMayDiffer = {"config_file", "data_cache_path", "num_threads",
                                                    "num_workers"};
-constexpr size_t kShown = 20;  // differences listed
-constexpr const char* kCode = "exit code";
-constexpr const char* kError = "error message";
+constexpr size_t kMaxDifferences = 20;  // listed in the message
 
-std::string message_of(const RankConfig& mine) {
-  json message = json::object();
-  if (mine.error) {
-    message[kCode] = static_cast<int>(mine.error->exit_code());
-    message[kError] = mine.error->what();
-  } else {
-    message = json::parse(mine.settings);
-    for (const char* key : kMayDiffer) message.erase(key);
-    message["version of teratron"] = mine.version;
-  }
-  return message.dump(-1, ' ', false, json::error_handler_t::replace);
+Record record_of(const RankConfig& mine) {
+  json settings = json::parse(mine.settings);
+  for (const char* key : kMayDiffer) settings.erase(key);
+  Record record;
+  for (const auto& [key, value] : settings.items()) record.emplace_back(key, value.dump());
+  record.emplace_back("version of teratron", mine.version);
+  return record;
 }
 
-std::string shown(const json& settings, const std::string& key) {
-  const auto found = settings.find(key);
-  return found == settings.end() ? "nothing" : printable(found->dump(), 60);
+UserError inconsistent(std::string what) {
+  return config_error({.what = std::move(what),
+                       .where = "ranks",
+                       .fix = "Start all ranks with the same program and the same command line"});
 }
 
-/// "hidden_size: rank 0 has 64, ranks 1, 3 have 128"; empty if all ranks have the same value.
-std::string difference_at(const std::string& key, const std::vector<json>& all) {
-  std::vector<int64_t> ranks;
-  std::vector<std::string> values;
-  for (const json& settings : all) {
-    ranks.push_back(static_cast<int64_t>(ranks.size()));
-    values.push_back(shown(settings, key));
-  }
-  const std::string text = describe_disagreement(ranks, values);
-  return text.empty() ? "" : fmt::format("{}: {}", key, text);
-}
-
-UserError disagreement(const std::vector<json>& all) {
-  std::vector<std::string> keys, differences;
-  for (const json& settings : all) {
-    for (const auto& [key, value] : settings.items()) keys.push_back(key);
-  }
-  std::sort(keys.begin(), keys.end());
-  keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
-  for (const std::string& key : keys) {
-    if (std::string text = difference_at(key, all); !text.empty()) differences.push_back(std::move(text));
-  }
+UserError disagreement(std::vector<std::string> differences) {
   const size_t count = differences.size();
-  if (count > kShown) differences.resize(kShown);
-  return config_error(
-      {.what =
-           fmt::format("the ranks were started with different settings; {}{}", fmt::join(differences, "; "),
-                       count > kShown ? fmt::format("; and {} more", count - kShown) : ""),
-       .where = "ranks",
-       .fix = "Start all ranks with the same program and the same command line"});
+  if (count > kMaxDifferences) differences.resize(kMaxDifferences);
+  return inconsistent(
+      fmt::format("the ranks were started with different settings; {}{}", fmt::join(differences, "; "),
+                  count > kMaxDifferences ? fmt::format("; and {} more", count - kMaxDifferences) : ""));
 }
 
 /// The error of ranks that reject their settings, if not all ranks have the same one.
-UserError rejection(const std::vector<json>& all) {
+UserError rejection(const std::vector<std::string>& errors) {
   std::vector<int64_t> ranks;
-  std::string text;
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (!all[rank].contains(kError)) continue;
-    ranks.push_back(static_cast<int64_t>(rank));
-    if (text.empty()) text = all[rank][kError];
+  for (size_t rank = 0; rank < errors.size(); ++rank) {
+    if (!errors[rank].empty()) ranks.push_back(static_cast<int64_t>(rank));
   }
-  return config_error({.what = fmt::format("{} of {} rejected the settings. Rank {} reports: {}",
-                                           describe_ranks(ranks), all.size(), ranks[0], text),
-                       .where = "ranks",
-                       .fix = "Start all ranks with the same program and the same command line"});
+  return inconsistent(fmt::format("{} of {} rejected the settings. Rank {} reports: {}",
+                                  describe_ranks(ranks), errors.size(), ranks[0], errors[ranks[0]]));
 }
 
 }  // namespace
 
 ExitCode check_config_consensus(const RankConfig& mine, HostGroup& group) {
-  const std::vector<std::string> messages = group.all_gather_bytes(message_of(mine));
-  const bool same =
-      std::all_of(messages.begin(), messages.end(), [&](const auto& m) { return m == messages[0]; });
-  if (same && !mine.error) return ExitCode::ok;
-  if (same && group.rank() == 0) throw UserError(*mine.error);
-  if (group.rank() != 0) return same ? mine.error->exit_code() : ExitCode::config;
-  std::vector<json> all;
-  bool rejected = false;
-  for (const std::string& message : messages) {
-    all.push_back(json::parse(message));
-    rejected = rejected || all.back().contains(kError);
+  const std::vector<std::string> errors = group.all_gather_bytes(mine.error ? mine.error->what() : "");
+  const bool same = std::count(errors.begin(), errors.end(), errors[0]) == group.size();
+  if (same && mine.error) {
+    if (group.rank() == 0) throw UserError(*mine.error);
+    return mine.error->exit_code();
   }
-  throw rejected ? rejection(all) : disagreement(all);
+  const std::vector<std::string> differences =
+      same ? compare_records(group, record_of(mine)) : std::vector<std::string>();
+  if (same && differences.empty()) return ExitCode::ok;
+  if (group.rank() == 0) throw same ? disagreement(differences) : rejection(errors);
+  return ExitCode::config;
 }
 
 }  // namespace teratron

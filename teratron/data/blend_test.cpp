@@ -164,7 +164,7 @@ TEST(GPTBuilder, MatchesMegatron) {
 }
 
 std::string error_of(const GPTDataOptions& options, ExitCode kind) {
-  return testing::error_of([&] { build_gpt_datasets(options); }, kind);
+  return testing::message_of([&] { build_gpt_datasets(options); }, kind);
 }
 
 TEST(GPTBuilder, InvalidOptions) {
@@ -226,7 +226,7 @@ TEST(GPTBuilder, DataPathsFromFiles) {
   EXPECT_EQ(items[0], (Items{"1", "a"}));
   EXPECT_EQ(items[1], (Items{"2", "b"}));
   EXPECT_TRUE(items[2].empty());
-  const auto error_of = [](const auto& action) { return testing::error_of(action); };
+  const auto error_of = [](const auto& action) { return testing::message_of(action); };
   EXPECT_NE(error_of([&] { read_data_args(write(" \n")); }).find("contains no dataset"), std::string::npos);
   EXPECT_NE(error_of([&] { read_data_args(folder / "none"); }).find("none"), std::string::npos);
   for (const std::string text : {"[]", R"({"train": []})"}) {

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "teratron/base/dtype.h"
+#include "teratron/base/error.h"
 #include "teratron/data/indexed/binary_file.h"
 
 namespace teratron {
@@ -29,6 +30,26 @@ inline constexpr int64_t kLegacyIndexHeaderBytes = 56;
 /// Throws UserError(data) for an unknown code; `where` names the file.
 Dtype dtype_from_code(uint64_t code, const std::string& where);
 uint8_t code_from_dtype(Dtype dtype);
+
+/// Returns visit(T{}) with the C++ type T of an integer token type.
+template <typename Visitor>
+auto visit_token_type(Dtype dtype, const Visitor& visit) {
+  switch (dtype) {
+    case Dtype::u8:
+      return visit(uint8_t{});
+    case Dtype::i8:
+      return visit(int8_t{});
+    case Dtype::u16:
+      return visit(uint16_t{});
+    case Dtype::i16:
+      return visit(int16_t{});
+    case Dtype::i32:
+      return visit(int32_t{});
+    default:
+      TERATRON_ASSERT(dtype == Dtype::i64, "tokens of type {}", name_of(dtype));
+      return visit(int64_t{});
+  }
+}
 
 /// UserError(data) about one of the two files of a dataset, with advice to restore it.
 UserError damaged_dataset(const BinaryReader& file, std::string what);

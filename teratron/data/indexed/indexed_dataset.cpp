@@ -37,25 +37,6 @@ void widen(std::span<int64_t> to) {
   }
 }
 
-void widen(std::span<int64_t> to, Dtype dtype) {
-  switch (dtype) {
-    case Dtype::u8:
-      return widen<uint8_t>(to);
-    case Dtype::i8:
-      return widen<int8_t>(to);
-    case Dtype::u16:
-      return widen<uint16_t>(to);
-    case Dtype::i16:
-      return widen<int16_t>(to);
-    case Dtype::i32:
-      return widen<int32_t>(to);
-    case Dtype::i64:
-      return;
-    default:
-      TERATRON_ASSERT(false, "floating point tokens");
-  }
-}
-
 }  // namespace
 
 IndexedDataset::IndexedDataset(std::string prefix, bool multimodal)
@@ -199,7 +180,7 @@ int64_t IndexedDataset::read(int64_t sequence, int64_t start, int64_t count,
   const auto added = std::span(tokens).subspan(old_size);
   const auto raw = std::as_writable_bytes(added).last(static_cast<size_t>(count * element_size_));
   bin_.read_values(offset + start * element_size_, raw);
-  widen(added, header_.dtype);
+  visit_token_type(header_.dtype, [&]<typename T>(T) { widen<T>(added); });
   return count;
 }
 

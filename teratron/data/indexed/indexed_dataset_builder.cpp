@@ -25,27 +25,6 @@ bool write_as(BinaryWriter& file, std::span<const int32_t> tokens) {
   return true;
 }
 
-bool write_tokens(BinaryWriter& file, Dtype dtype, std::span<const int32_t> tokens) {
-  switch (dtype) {
-    case Dtype::u8:
-      return write_as<uint8_t>(file, tokens);
-    case Dtype::i8:
-      return write_as<int8_t>(file, tokens);
-    case Dtype::u16:
-      return write_as<uint16_t>(file, tokens);
-    case Dtype::i16:
-      return write_as<int16_t>(file, tokens);
-    case Dtype::i32:
-      file.write_values(tokens);
-      return true;
-    case Dtype::i64:
-      return write_as<int64_t>(file, tokens);
-    default:
-      TERATRON_ASSERT(false, "tokens of type {}", name_of(dtype));
-  }
-  return false;
-}
-
 }  // namespace
 
 Dtype token_dtype(int64_t vocab_size, IndexFormat format) {
@@ -62,7 +41,7 @@ void IndexedDatasetBuilder::add_sequence(std::span<const int32_t> tokens) {
          .where = bin_.path(),
          .fix = "Split the text"});
   }
-  if (!write_tokens(bin_, dtype_, tokens)) {
+  if (!visit_token_type(dtype_, [&]<typename T>(T) { return write_as<T>(bin_, tokens); })) {
     const auto [low, high] = std::minmax_element(tokens.begin(), tokens.end());
     throw data_error(
         {.what = fmt::format("token ids from {} to {} do not fit in {}", *low, *high, name_of(dtype_)),

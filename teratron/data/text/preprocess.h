@@ -1,7 +1,7 @@
 // JSON lines to indexed datasets: Megatron-LM's tools/preprocess_data.py.
 //
-// Each line is an object; the text under each requested key is tokenized and written to `<output
-// prefix>_<key>_<document|sentence>.bin/.idx`. A text is a string (one sequence) or a list of strings (one
+// Each line is an object; the text under each requested key is tokenized and written to
+// `<output prefix>_<key>_<document|sentence>.bin/.idx`. A text is a string (one sequence) or a list of strings (one
 // sequence each). Sequences without tokens are dropped; a document without tokens stays as an empty document
 // (2.6: is dropped).
 //

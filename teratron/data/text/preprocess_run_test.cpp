@@ -16,7 +16,7 @@ namespace {
 using testing::TemporaryFolder;
 using testing::write_bytes;
 
-std::unique_ptr<Tokenizer> null_tokenizer() {
+std::unique_ptr<Tokenizer> small_tokenizer() {
   return build_tokenizer({.type = "NullTokenizer", .vocab_size = 1000});
 }
 
@@ -42,7 +42,7 @@ TEST(PreprocessRun, TheLastProgressIsReportedOnce) {
     options.log_interval = 500;
     std::vector<int64_t> reported;
     options.progress = [&](const PreprocessProgress& progress) { reported.push_back(progress.documents); };
-    const auto result = preprocess(options, *null_tokenizer());
+    const auto result = preprocess(options, *small_tokenizer());
     ASSERT_FALSE(reported.empty());
     EXPECT_EQ(reported.back(), lines);
     EXPECT_EQ(std::count(reported.begin(), reported.end(), lines), 1);
@@ -58,14 +58,14 @@ TEST(PreprocessRun, ConcurrentRunsAreRefused) {
     ASSERT_TRUE(lock.has_value());
     EXPECT_FALSE(FileLock::try_acquire(folder / ".out_text_document.lock").has_value());
     try {
-      preprocess(options, *null_tokenizer());
+      preprocess(options, *small_tokenizer());
       FAIL();
     } catch (const UserError& error) {
       EXPECT_EQ(error.exit_code(), ExitCode::config);
       EXPECT_NE(std::string(error.what()).find("another process"), std::string::npos) << error.what();
     }
   }
-  preprocess(options, *null_tokenizer());
+  preprocess(options, *small_tokenizer());
   EXPECT_EQ(names_in(folder),
             (std::vector<std::string>{"in.jsonl", "out_text_document.bin", "out_text_document.idx"}));
 }
@@ -81,7 +81,7 @@ TEST(PreprocessRun, LeftoversOfAKilledRunAreRemoved) {
       options.progress = [](const PreprocessProgress& progress) {
         if (progress.documents > 0) ::kill(::getpid(), SIGKILL);
       };
-      preprocess(options, *null_tokenizer());
+      preprocess(options, *small_tokenizer());
       ::_exit(0);
     }
     int status = 0;
@@ -91,7 +91,7 @@ TEST(PreprocessRun, LeftoversOfAKilledRunAreRemoved) {
     EXPECT_GT(left.size(), 1u);
     EXPECT_EQ(std::count(left.begin(), left.end(), "out_text_document.idx"), 0);
     write_bytes(folder / ".other.bin.0123.tmp", "another run's");
-    preprocess(options, *null_tokenizer());
+    preprocess(options, *small_tokenizer());
     IndexedDataset(folder / "out_text_document").verify();
     EXPECT_EQ(names_in(folder), (std::vector<std::string>{".other.bin.0123.tmp", "in.jsonl",
                                                           "out_text_document.bin", "out_text_document.idx"}));
