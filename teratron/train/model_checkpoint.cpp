@@ -123,29 +123,21 @@ void add_states(const std::vector<StateTensor>& states, HostTensors& tensors) {
   for (const StateTensor& state : states) tensors.add(state, state.type());
 }
 
-// The tensors to save.
-std::shared_ptr<HostTensors> to_host(TrainEngine& engine, const SaveOptions& options,
-                                     HostTensors::Kind kind) {
+// Copies the tensors to save to the host and lists them in the request.
+std::shared_ptr<HostTensors> add_tensors(SaveRequest& request, TrainEngine& engine, bool optimizer,
+                                         HostTensors::Kind kind) {
   engine.buffer().finish_param_gather();
   auto tensors = std::make_shared<HostTensors>(kind);
   for (const Parameter& parameter : engine.parameters().all()) {
     tensors->add(whole(parameter), parameter.tensor.scalar_type());
   }
-  if (options.optimizer) {
+  if (optimizer) {
     add_states(engine.optimizer().state(), *tensors);
     add_states(fp8_state(engine), *tensors);
   }
   tensors->copy_to_host();
+  request.tensors = tensors->list();
   return tensors;
-}
-
-SaveRequest save_request(const HostTensors& tensors, const SaveOptions& options) {
-  return {.directory = options.directory,
-          .iteration = options.iteration,
-          .tensors = tensors.list(),
-          .config = options.texts.config,
-          .state = options.texts.state,
-          .retain_interval = options.retain_interval};
 }
 
 bool has_optimizer(const CheckpointInfo& info) {
@@ -200,15 +192,14 @@ void note_changes(const CheckpointInfo& info, const LoadOptions& options) {
 
 }  // namespace
 
-std::filesystem::path save_model(TrainEngine& engine, const SaveOptions& options) {
-  const auto tensors = to_host(engine, options, HostTensors::Kind::in_place);
-  return save_checkpoint(save_request(*tensors, options), *engine.mesh().world().communicator);
+std::filesystem::path save_model(TrainEngine& engine, SaveRequest request, bool optimizer) {
+  const auto tensors = add_tensors(request, engine, optimizer, HostTensors::Kind::in_place);
+  return save_checkpoint(request, *engine.mesh().world().communicator);
 }
 
-std::unique_ptr<BackgroundSave> start_saving_model(TrainEngine& engine, const SaveOptions& options) {
-  const auto tensors = to_host(engine, options, HostTensors::Kind::snapshot);
-  return std::make_unique<BackgroundSave>(save_request(*tensors, options), tensors,
-                                          *engine.mesh().world().communicator);
+std::unique_ptr<AsyncSave> save_model_async(TrainEngine& engine, SaveRequest request, bool optimizer) {
+  const auto tensors = add_tensors(request, engine, optimizer, HostTensors::Kind::snapshot);
+  return std::make_unique<AsyncSave>(request, tensors, *engine.mesh().world().communicator);
 }
 
 std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions& options) {
@@ -217,7 +208,7 @@ std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions&
   HostTensors tensors;
   const std::vector<StateTensor> fp8 = fp8_state(engine);
   bool fp8_loaded = false;
-  const auto choose = [&](const CheckpointInfo& found) {
+  const auto select = [&](const CheckpointInfo& found) {
     check_loadable(found, options);
     tensors = HostTensors();
     add_weights(engine.parameters(), found, tensors);
@@ -229,8 +220,8 @@ std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions&
   const auto info = load_checkpoint({.directory = options.directory,
                                      .iteration = options.iteration,
                                      .ignored = {"optimizer."},
-                                     .choose = choose,
-                                     .own = options.own},
+                                     .select = select,
+                                     .quarantine = options.own},
                                     peers);
   if (!info) return std::nullopt;
   tensors.copy_from_host();

@@ -5,30 +5,18 @@
 #include <optional>
 #include <string>
 
-#include "teratron/ckpt/background_save.h"
+#include "teratron/ckpt/async_save.h"
 #include "teratron/train/engine.h"
 
 namespace teratron {
 
-/// JSON objects of a checkpoint.
-struct CheckpointTexts {
-  std::string config = "{}";  // settings of the run
-  std::string state = "{}";   // counters, scheduler, loss scale
-};
-
-struct SaveOptions {
-  std::filesystem::path directory;
-  int64_t iteration = 0;
-  CheckpointTexts texts;
-  bool optimizer = true;
-  int64_t retain_interval = 0;  // as of SaveRequest
-};
-
-/// Saves weights and optimizer state; returns the committed directory. Collective over the mesh.
-std::filesystem::path save_model(TrainEngine& engine, const SaveOptions& options);
+/// Saves weights and, if `optimizer`, optimizer state: fills in request.tensors. Returns the committed
+/// directory. Collective over the mesh.
+std::filesystem::path save_model(TrainEngine& engine, SaveRequest request, bool optimizer = true);
 /// The same in the background: tensors are copied to host memory (pinned, from a GPU) before this returns, so
 /// training may continue. The save must not outlive the engine. Collective over the mesh.
-std::unique_ptr<BackgroundSave> start_saving_model(TrainEngine& engine, const SaveOptions& options);
+std::unique_ptr<AsyncSave> save_model_async(TrainEngine& engine, SaveRequest request,
+                                                 bool optimizer = true);
 
 struct LoadOptions {
   std::filesystem::path directory;

@@ -1,18 +1,17 @@
 #include "teratron/train/train_data.h"
 
+#include <fmt/ranges.h>
+
+#include "teratron/base/hash.h"
+#include "teratron/comm/consensus.h"
 #include "teratron/models/gpt/data/gpt_dataset.h"
 #include "teratron/train/engine_options.h"
-#include "teratron/train/guards/same_data.h"
 
 namespace teratron {
 
 namespace {
 
-int64_t total_iterations(const Arguments& args) {
-  if (args.train_iters) return *args.train_iters;
-  return args.train_samples ? batch_schedule(args).iterations_for(*args.train_samples) : 0;
-}
-
+using Splits = std::array<std::shared_ptr<const Dataset>, 3>;
 using Samples = std::array<std::optional<int64_t>, 3>;
 
 GPTDataOptions data_options(const Arguments& args, const Tokenizer& tokenizer, const Samples& samples) {
@@ -42,20 +41,41 @@ GPTDatasets build(const Registry::Context& context, const Registry& registry, co
   return registry.datasets ? registry.datasets(context, options) : build_gpt_datasets(options);
 }
 
-// The splits that the reading rank has.
-std::array<bool, 3> agree_on_presence(const std::array<std::shared_ptr<const Dataset>, 3>& datasets,
-                                      const Group& group) {
-  std::string mine;
-  for (const auto& dataset : datasets) mine += dataset ? '1' : '0';
-  const std::string first = group.communicator->all_gather_bytes(mine).at(0);
-  std::array<bool, 3> present = {};
-  for (size_t i = 0; i < 3; ++i) present[i] = first.at(i) == '1';
-  return present;
+constexpr std::array<const char*, 3> split_names = {"train", "valid", "test"};
+
+// "96 samples (checksum 5d1e0c3a)".
+std::string described(const Dataset* dataset) {
+  if (!dataset || dataset->size() == 0) return "no samples";
+  const int64_t size = dataset->size();
+  Hasher hasher;
+  for (const int64_t i : {int64_t{0}, size / 2, size - 1}) {
+    Sample sample;
+    dataset->get(i, sample);
+    for (const std::vector<int64_t>* ids : {&sample.tokens, &sample.labels})
+      hasher.update(ids->data(), ids->size() * sizeof(int64_t));
+  }
+  return fmt::format("{} samples (checksum {:.8})", size, hash_to_hex(hasher.digest()));
+}
+
+// Files of the same name may differ between machines: compares sizes and the tokens of some samples. `mine`:
+// null on ranks that do not read. UserError(config) on every rank, naming the ranks, if they differ.
+// Collective.
+void check_same_data(const Splits* mine, HostGroup& ranks) {
+  if (ranks.size() == 1) return;
+  Record record;
+  for (size_t split = 0; mine && split < split_names.size(); ++split)
+    record.emplace_back(split_names[split], described((*mine)[split].get()));
+  const std::vector<std::string> differences = compare_records(ranks, record);
+  if (differences.empty()) return;
+  throw config_error({.what = fmt::format("the ranks read different data; {}", fmt::join(differences, "; ")),
+                      .where = "ranks",
+                      .fix = "Give all machines the same data files, and the same tokenizer"});
 }
 
 Samples split_samples(const Arguments& args) {
   const int64_t batch = args.global_batch_size.value();
-  const int64_t iterations = total_iterations(args);
+  const int64_t iterations = args.train_iters.value_or(
+      args.train_samples ? batch_schedule(args).iterations_for(*args.train_samples) : 0);
   const int64_t train = args.train_samples.value_or(iterations * batch);
   const int64_t evaluations = args.eval_interval ? iterations / *args.eval_interval + 1 : 1;
   return {train, evaluations * args.eval_iters * batch, args.eval_iters * batch};
@@ -67,7 +87,7 @@ int64_t samples_per_epoch(const Registry::Context& context, const Registry& regi
     const GPTDatasets built = build(context, registry, {std::nullopt, 0, 0});
     mine = std::to_string(built.train ? built.train->size() : 0);
   }
-  return std::stoll(context.mesh.world().communicator->all_gather_bytes(mine).at(0));
+  return std::stoll(broadcast_bytes(*context.mesh.world().communicator, mine));
 }
 
 }  // namespace
@@ -99,7 +119,10 @@ TrainData::TrainData(const Registry::Context& context, const Registry& registry,
     datasets_ = {std::move(built.train), std::move(built.valid), std::move(built.test)};
   }
   check_same_data(reads ? &datasets_ : nullptr, *mesh_.world().communicator);
-  present_ = agree_on_presence(datasets_, mesh_.group({Axis::tp, Axis::pp}));
+  std::string present;  // of the reading rank, for all ranks
+  for (const auto& dataset : datasets_) present += dataset ? '1' : '0';
+  present = broadcast_bytes(*mesh_.group({Axis::tp, Axis::pp}).communicator, present);
+  for (size_t i = 0; i < present_.size(); ++i) present_[i] = present.at(i) == '1';
 }
 
 std::unique_ptr<BatchSource> TrainData::open(Split split, int64_t consumed_samples) const {

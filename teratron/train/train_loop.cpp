@@ -6,6 +6,7 @@
 
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
+#include "teratron/comm/consensus.h"
 #include "teratron/telemetry/report.h"
 #include "teratron/train/device/device.h"
 #include "teratron/train/guards/replicas.h"
@@ -21,15 +22,6 @@ std::filesystem::path run_directory(const Arguments& args) {
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-// Ranks that start late must not extend the job's time: the earliest start counts.
-double earliest(double mine, const Mesh& mesh) {
-  double first = mine;
-  for (const std::string& time : mesh.world().communicator->all_gather_bytes(fmt::format("{}", mine))) {
-    first = std::min(first, std::stod(time));
-  }
-  return first;
 }
 
 TimingOption timing_option(const Arguments& args) {
@@ -84,7 +76,8 @@ GridPosition position_of(const Mesh& mesh) {
 TrainLoop::TrainLoop(const Arguments& args, const Mesh& mesh, const StopSignals& signals,
                      const Registry& registry)
     : start_(std::chrono::steady_clock::now()),
-      start_time_(earliest(wall_clock(), mesh)),
+      // The earliest of all ranks: ranks that start late must not extend the job's time.
+      start_time_(all_reduce_min(*mesh.world().communicator, wall_clock())),
       trainer_(args, mesh, registry),
       signals_(signals) {
   report_timers(trainer_.timers(), 1);

@@ -202,7 +202,7 @@ TEST_F(Loop, AStartAmongOldCheckpointsSaysSo) {
 TEST_F(Loop, ADamagedCheckpointIsAnnouncedOnce) {
   EXPECT_EQ(train(flags("run")), ExitCode::ok);
   fs::resize_file(folder_ / "run" / "iter_0000020" / "shard-00000.safetensors", 100);
-  EXPECT_EQ(count_of(warned(flags("run")), "is damaged"), 1U);
+  EXPECT_EQ(count_of(warned(flags("run")), "is corrupt"), 1U);
 }
 
 TEST_F(Loop, SgdTrainsResumesAndKeepsToItself) {

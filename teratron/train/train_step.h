@@ -42,7 +42,10 @@ class TrainStep {
     return loss(model.loss(output, batch), batch);
   }
   /// From the loss of every token [S, B] in fp32. Default: the mean over the tokens selected by the mask.
-  virtual StepLoss loss(const at::Tensor& losses_SB, const MicroBatch& batch);
+  virtual StepLoss loss(const at::Tensor& losses_SB, const MicroBatch& batch) {
+    return {.loss = (losses_SB * batch.loss_mask_SB.to(losses_SB.scalar_type())).sum(),
+            .count = batch.loss_mask_SB.sum()};
+  }
 };
 
 }  // namespace teratron

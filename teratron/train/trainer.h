@@ -115,7 +115,7 @@ class Trainer {
   struct PendingSave {
     int64_t iteration = 0;
     double begin = 0.0;  // wall clock
-    std::unique_ptr<BackgroundSave> writer = nullptr;
+    std::unique_ptr<AsyncSave> writer = nullptr;
   };
   SaveMetrics committed(const PendingSave& save, const std::filesystem::path& path);
 

@@ -49,7 +49,7 @@ std::optional<CheckpointInfo> Trainer::load_from(const std::string& directory, b
 
 // --fresh: no later start may resume from the checkpoints of an earlier run.
 void Trainer::archive_previous_run() {
-  const auto aside = set_aside_checkpoints(*args_.save, *mesh_.world().communicator);
+  const auto aside = archive_checkpoints(*args_.save, *mesh_.world().communicator);
   if (aside && is_first_rank()) {
     notice("--fresh: the checkpoints of the earlier run were moved to {}", aside->string());
   }
@@ -58,7 +58,7 @@ void Trainer::archive_previous_run() {
 // Without --load, new checkpoints are saved among those of an earlier run.
 void Trainer::warn_of_previous_run() const {
   if (!is_first_rank() || args_.skip_train) return;
-  const std::vector<std::filesystem::path> old = newest_first(*args_.save);
+  const std::vector<std::filesystem::path> old = list_checkpoints(*args_.save);
   if (old.empty()) return;
   warn(
       "{} holds checkpoints of an earlier training, the last of them {}. Without --load this training starts "
@@ -106,13 +106,15 @@ bool Trainer::load() {
 std::optional<SaveMetrics> Trainer::save() {
   finish_save();
   PendingSave current{.iteration = state_.iteration, .begin = wall_clock()};
-  const SaveOptions options{.directory = args_.save.value(),
-                            .iteration = state_.iteration,
-                            .texts = {config_json(), state_.to_json()},
-                            .optimizer = !args_.no_save_optim,
-                            .retain_interval = args_.save_retain_interval.value_or(0)};
-  if (!args_.async_save) return committed(current, save_model(*engine_, options));
-  current.writer = start_saving_model(*engine_, options);
+  SaveRequest request{.directory = args_.save.value(),
+                      .iteration = state_.iteration,
+                      .config = config_json(),
+                      .state = state_.to_json(),
+                      .retain_interval = args_.save_retain_interval.value_or(0)};
+  if (!args_.async_save) {
+    return committed(current, save_model(*engine_, std::move(request), !args_.no_save_optim));
+  }
+  current.writer = save_model_async(*engine_, std::move(request), !args_.no_save_optim);
   save_progress_ = 0;
   saving_ = std::move(current);
   return std::nullopt;

@@ -99,91 +99,66 @@ UserError held_by(const std::filesystem::path& path, const std::optional<HolderI
 
 }  // namespace
 
-class JobLock::Holder {
- public:
-  Holder(std::filesystem::path path, const JobLockOptions& options) : path_(std::move(path)) {
-    while (!acquire(options)) {
-    }
-    write_info(options.run_id);
-    beat_ = std::thread([this, interval = options.heartbeat] { heartbeat(interval); });
+JobLock::JobLock(const std::filesystem::path& directory, const JobLockOptions& options)
+    : path_(directory / "run.lock") {
+  while (!acquire(options.watch)) {
   }
-
-  ~Holder() {
-    {
-      const std::lock_guard guard(mutex_);
-      stopping_ = true;
+  write_info(options.run_id);
+  heartbeat_ = std::jthread([this, interval = options.heartbeat](const std::stop_token& stop) {
+    std::mutex mutex;
+    std::condition_variable_any wake;
+    std::unique_lock lock(mutex);
+    while (!wake.wait_for(lock, stop, interval, [&] { return stop.stop_requested(); })) {
+      futimens(descriptor_, nullptr);
     }
-    stop_.notify_all();
-    beat_.join();
-    // Removed while locked: a process that opened it meanwhile sees that the name is gone and retries.
-    if (names_this_file(path_, descriptor_)) unlink(path_.c_str());
-    ::close(descriptor_);
+  });
+}
+
+JobLock::~JobLock() {
+  heartbeat_.request_stop();
+  heartbeat_.join();
+  // Removed while locked: a process that opened it meanwhile sees that the name is gone and retries.
+  if (names_this_file(path_, descriptor_)) unlink(path_.c_str());
+  ::close(descriptor_);
+}
+
+bool JobLock::acquire(std::chrono::milliseconds watch) {
+  descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640);
+  if (descriptor_ < 0) {
+    throw config_error({.what = fmt::format("the lock file cannot be written: {}", std::strerror(errno)),
+                        .where = path_.string(),
+                        .fix = "choose a directory that this job may write to"});
   }
-
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  /// False: the file was removed in between, try again.
-  bool acquire(const JobLockOptions& options) {
-    descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640);
-    if (descriptor_ < 0) {
-      throw config_error({.what = fmt::format("the lock file cannot be written: {}", std::strerror(errno)),
-                          .where = path_.string(),
-                          .fix = "choose a directory that this job may write to"});
-    }
-    const auto locked = lock_file(descriptor_);
-    const auto info = read_info(descriptor_);
-    if (locked && !*locked) reject(info);
-    if (locked && !names_this_file(path_, descriptor_)) {
-      ::close(descriptor_);
-      return false;
-    }
-    if (!info) return true;
-    const bool here = info->host == host_name();
-    // If the kernel lock was free, a holder on this machine is dead.
-    if (here && !locked && info->pid > 0 && kill(static_cast<pid_t>(info->pid), 0) == 0) reject(info);
-    if (!here && shows_life(descriptor_, options.watch)) reject(info);
-    notice("taking over the run from process {} on host {}, which ended without cleaning up", info->pid,
-           printable(info->host));
-    return true;
-  }
-
-  [[noreturn]] void reject(const std::optional<HolderInfo>& info) {
+  const auto info = read_info(descriptor_);
+  const auto reject = [&] {
     ::close(descriptor_);
     throw held_by(path_, info);
+  };
+  const auto locked = lock_file(descriptor_);
+  if (locked && !*locked) reject();
+  if (locked && !names_this_file(path_, descriptor_)) {
+    ::close(descriptor_);
+    return false;
   }
+  if (!info) return true;
+  const bool here = info->host == host_name();
+  // If the kernel lock was free, a holder on this machine is dead.
+  if (here && !locked && info->pid > 0 && kill(static_cast<pid_t>(info->pid), 0) == 0) reject();
+  if (!here && shows_life(descriptor_, watch)) reject();
+  notice("taking over the run from process {} on host {}, which ended without cleaning up", info->pid,
+         printable(info->host));
+  return true;
+}
 
-  void write_info(const std::string& run_id) {
-    const json info = {{"host", host_name()},
-                       {"pid", getpid()},
-                       {"started", timestamp(wall_clock(), false)},
-                       {"run_id", run_id}};
-    const std::string text = info.dump() + "\n";
-    const bool written = ftruncate(descriptor_, 0) == 0 && pwrite(descriptor_, text.data(), text.size(), 0) ==
-                                                               static_cast<ssize_t>(text.size());
-    if (!written) warn("{}: could not name the holder of the run: {}", path_.string(), std::strerror(errno));
-  }
-
-  void heartbeat(std::chrono::milliseconds interval) {
-    std::unique_lock guard(mutex_);
-    while (!stop_.wait_for(guard, interval, [this] { return stopping_; })) futimens(descriptor_, nullptr);
-  }
-
-  std::filesystem::path path_;
-  int descriptor_ = -1;
-  std::thread beat_;
-  std::mutex mutex_;
-  std::condition_variable stop_;
-  bool stopping_ = false;
-};
-
-JobLock::JobLock(const std::filesystem::path& directory, const JobLockOptions& options)
-    : holder_(std::make_unique<Holder>(directory / "run.lock", options)) {}
-
-JobLock::~JobLock() = default;
-
-const std::filesystem::path& JobLock::path() const {
-  return holder_->path();
+void JobLock::write_info(const std::string& run_id) const {
+  const json info = {{"host", host_name()},
+                     {"pid", getpid()},
+                     {"started", timestamp(wall_clock(), false)},
+                     {"run_id", run_id}};
+  const std::string text = info.dump() + "\n";
+  const bool written = ftruncate(descriptor_, 0) == 0 &&
+                       pwrite(descriptor_, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size());
+  if (!written) warn("{}: cannot write the holder of the lock: {}", path_.string(), std::strerror(errno));
 }
 
 }  // namespace teratron

@@ -9,8 +9,8 @@
 
 #include <chrono>
 #include <filesystem>
-#include <memory>
 #include <string>
+#include <thread>
 
 namespace teratron {
 
@@ -31,11 +31,16 @@ class JobLock {
   JobLock(const JobLock&) = delete;
   JobLock& operator=(const JobLock&) = delete;
 
-  const std::filesystem::path& path() const;
+  const std::filesystem::path& path() const { return path_; }
 
  private:
-  class Holder;
-  std::unique_ptr<Holder> holder_;
+  /// False: the file was removed in between, try again.
+  bool acquire(std::chrono::milliseconds watch);
+  void write_info(const std::string& run_id) const;
+
+  std::filesystem::path path_;
+  int descriptor_ = -1;
+  std::jthread heartbeat_;
 };
 
 }  // namespace teratron
