@@ -63,8 +63,8 @@ std::vector<int64_t> ids_of(const std::vector<std::string>& keywords, const tera
 int main(int argc, char** argv) {
   Settings settings;
   const Registry registry = {
-      .fields = {teratron::own_field("keywords", &settings.keywords, "Words whose samples count for more"),
-                 teratron::own_field("keyword_alpha", &settings.alpha, "How much more per occurrence",
+      .fields = {teratron::custom_field("keywords", &settings.keywords, "Words whose samples count for more"),
+                 teratron::custom_field("keyword_alpha", &settings.alpha, "How much more per occurrence",
                                      {.min = 0})},
       .train_step = [&](const Registry::Context& run) {
         const std::vector<int64_t> ids = ids_of(settings.keywords, run.tokenizer);

@@ -22,7 +22,7 @@ struct Registry {
     const Tokenizer& tokenizer;
     const Mesh& mesh;
   };
-  /// Flags of the program (own_field), for the command line, the YAML file, --help and the listing at the
+  /// Flags of the program (custom_field), for the command line, the YAML file, --help and the listing at the
   /// start.
   std::vector<Field> fields = {};
   /// Called once on every rank.
@@ -37,7 +37,7 @@ struct Registry {
 /// A flag whose value is written to `*value`, which holds the default and must outlive the run. `name` has
 /// underscores, as in the table.
 template <typename T>
-Field own_field(std::string_view name, T* value, std::string_view help, const FieldTraits& traits = {}) {
+Field custom_field(std::string_view name, T* value, std::string_view help, const FieldTraits& traits = {}) {
   return {.name = name,
           .type = field_type<T>(),
           .since = "here",

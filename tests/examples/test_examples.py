@@ -27,7 +27,7 @@ def run(*command, code=0, **more):
 def installed(tmp_path_factory):
     prefix = tmp_path_factory.mktemp("installed")
     run("cmake", "--install", BUILD, "--prefix", prefix)
-    assert (prefix / "bin" / "teratron").exists() and (prefix / "include" / "teratron" / "train" / "training.h").exists()
+    assert (prefix / "bin" / "teratron").exists() and (prefix / "include" / "teratron" / "train" / "trainer.h").exists()
     return prefix
 
 
@@ -61,8 +61,8 @@ def test_custom_loss(built, tmp_path):
     assert "teratron" in run(program, "--version")
 
 
-def test_own_loop(built, tmp_path):
-    program = built("own_loop")
+def test_custom_loop(built, tmp_path):
+    program = built("custom_loop")
     folder = ["--save", tmp_path / "run", "--load", tmp_path / "run"]
     output = run(program, *TINY, *folder)
     lines = re.findall(r"step (\d+) of 20: batch 4, training loss (\S+), validation loss (\S+), accuracy (\S+)", output)
@@ -74,8 +74,8 @@ def test_own_loop(built, tmp_path):
     assert (tmp_path / "background" / "latest_checkpointed_iteration.txt").read_text() == "20"
 
 
-def test_own_model(built, tmp_path):
-    program = built("own_model")
+def test_custom_model(built, tmp_path):
+    program = built("custom_model")
     alone = run(program, "pretrain", "gpt", *TINY, "--save", tmp_path / "run", "--save-interval", "10")
     # Two layers of two norms and an MLP without biases, embedding and output of 128 padded rows, the last norm.
     parameters = 2 * (4 * 16 + 2 * 16 * 64) + 2 * 128 * 16 + 2 * 16

@@ -2,7 +2,7 @@
 // each token averages itself and the tokens before it (average attention networks, Zhang, Xiong & Su 2018,
 // without their gates).
 //
-//   own_model pretrain gpt FLAGS...         (--tp, --pp and --use-distributed-optimizer work)
+//   custom_model pretrain gpt FLAGS...         (--tp, --pp and --use-distributed-optimizer work)
 #include <ATen/ATen.h>
 
 #include "teratron/base/error.h"

@@ -1,7 +1,7 @@
 // A custom training loop over the library's model, data and optimizer, with a metric that Megatron-LM does
 // not log: the accuracy of the most likely next token.
 //
-//   own_loop FLAGS...                (those of `teratron pretrain gpt`)
+//   custom_loop FLAGS...                (those of `teratron pretrain gpt`)
 #include <ATen/ATen.h>
 
 #include "teratron/base/log.h"
