@@ -1,5 +1,4 @@
-// Which keys each layer's queries see, as --window-size and --window-attn-skip-freq say it in flags and saved
-// settings.
+// Sliding-window attention: --window-size and --window-attn-skip-freq to a window per layer.
 #pragma once
 
 #include <cstdint>
@@ -10,21 +9,20 @@
 
 namespace teratron {
 
-/// "127,0", "(127, 0)" or "[1,1,0]" as numbers; nothing when it is no list of integers.
+/// Parses "127,0", "(127, 0)" or "[1,1,0]"; nullopt if not a list of integers.
 std::optional<std::vector<int64_t>> parse_number_list(std::string_view text);
 
-struct WindowSettings {
-  std::optional<std::string> window_size;  // keys before and behind the query; -1: all
-  std::optional<std::string>
-      window_attn_skip_freq;  // every N-th layer sees all, or 0 or 1 (window) per layer
+struct WindowOptions {
+  std::optional<std::string> window_size;  // keys visible before and after the query; -1: all
+  // N: every N-th layer has no window; or a list with 0 (no window) or 1 per layer.
+  std::optional<std::string> window_attn_skip_freq;
 };
 
-/// Whether these are well-formed for so many layers.
-bool is_window_size(std::string_view text);
-bool is_window_pattern(std::string_view text, int64_t layers);
+bool is_valid_window_size(std::string_view text);
+bool is_valid_window_pattern(std::string_view text, int64_t num_layers);
 
-/// Per layer the number of keys that a query sees, its own place included; 0: all. Empty without a window. The
-/// settings must be well-formed.
-std::vector<int64_t> attention_windows(const WindowSettings& settings, int64_t layers);
+/// Number of keys visible to a query per layer, including its own position; 0: all. Empty without a window.
+/// The options must be valid.
+std::vector<int64_t> attention_windows(const WindowOptions& options, int64_t num_layers);
 
 }  // namespace teratron

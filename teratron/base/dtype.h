@@ -1,4 +1,4 @@
-// Element types of files and tensors, without torch.
+// Element types of files and tensors; independent of torch.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ enum class Dtype : uint8_t {
 int64_t size_of(Dtype dtype);
 /// safetensors' spelling: "F32", "BF16", "I64", "F8_E4M3", "BOOL"...
 std::string_view name_of(Dtype dtype);
-/// Inverse of name_of; nothing for an unknown name.
+/// Inverse of name_of(); nullopt for an unknown name.
 std::optional<Dtype> dtype_from_name(std::string_view name);
 
 }  // namespace teratron

@@ -1,4 +1,4 @@
-// Environment variables, behind a function so that tests can invent some.
+// Environment variables behind a function, so that tests can substitute them.
 #pragma once
 
 #include <cstdlib>
@@ -8,7 +8,7 @@
 
 namespace teratron {
 
-/// The value of a variable; nothing if it is not set.
+/// Returns the value of a variable, or nullopt if it is not set.
 using Environment = std::function<std::optional<std::string>(const char* name)>;
 
 /// The environment of this process.

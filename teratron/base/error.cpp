@@ -14,23 +14,23 @@ std::string join_problems(const std::vector<Problem>& problems) {
   for (size_t i = 0; i < problems.size(); ++i) {
     const bool last = i + 1 == problems.size();
     if (i >= most_shown && !last) continue;
-    if (i > most_shown) text += fmt::format("\n... {} more ...", i - most_shown);  // the last says what to do
+    if (i > most_shown) text += fmt::format("\n... {} more ...", i - most_shown);  // the last one has the fix
     if (i > 0) text += '\n';
     text += to_string(problems[i]);
   }
   return text;
 }
 
-// What to do about a file when its reader has no better advice.
-const char* advice_for(ExitCode kind) {
-  if (kind == ExitCode::data) return "Give another file, or make or fetch this one again";
-  if (kind == ExitCode::checkpoint) return "Load another checkpoint, or make or fetch this one again";
+// Default fix for a file.
+const char* default_fix(ExitCode kind) {
+  if (kind == ExitCode::data) return "Use another file, or recreate or download this one";
+  if (kind == ExitCode::checkpoint) return "Load another checkpoint, or recreate or download this one";
   return "";
 }
 
-// The last of several problems speaks for all.
-std::vector<Problem> with_advice(ExitCode kind, std::vector<Problem> problems) {
-  if (!problems.empty() && problems.back().fix.empty()) problems.back().fix = advice_for(kind);
+// The default fix of the last problem covers all.
+std::vector<Problem> with_default_fix(ExitCode kind, std::vector<Problem> problems) {
+  if (!problems.empty() && problems.back().fix.empty()) problems.back().fix = default_fix(kind);
   return problems;
 }
 
@@ -50,7 +50,7 @@ std::string to_string(const Problem& problem) {
 }
 
 UserError::UserError(ExitCode kind, std::vector<Problem> problems)
-    : std::runtime_error(join_problems(problems = with_advice(kind, std::move(problems)))),
+    : std::runtime_error(join_problems(problems = with_default_fix(kind, std::move(problems)))),
       kind_(kind),
       problems_(std::move(problems)) {}
 

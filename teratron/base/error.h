@@ -1,10 +1,10 @@
-// Three kinds of failure, and the exit code of each.
+// Three kinds of failure and their exit codes.
 //
-//   UserError        what the user gave is wrong (configuration, data, checkpoint): what, where, how to fix.
-//   Fault            the world failed (I/O, GPU, network, peer); `retryable` says whether a restart can help.
-//   TERATRON_ASSERT  our own bug: prints the condition and aborts.
+//   UserError        invalid input (configuration, data, checkpoint): what, where, how to fix it.
+//   Fault            failure of the environment (I/O, GPU, network, peer rank); usually a restart helps.
+//   TERATRON_ASSERT  a bug in Teratron: prints the condition and aborts.
 //
-// Nothing outside main() calls exit(). Each UserError has a test that triggers it.
+// Only main() calls exit(). Each UserError has a test that triggers it.
 #pragma once
 
 #include <stdexcept>
@@ -15,30 +15,30 @@
 
 namespace teratron {
 
-/// Process exit codes, documented to users.
+/// Process exit codes (user-visible).
 enum class ExitCode : int {
   ok = 0,
-  config = 2,         // wrong flag, value or combination
-  data = 3,           // wrong or damaged data set, text or tokenizer
-  checkpoint = 4,     // wrong or damaged checkpoint, or the final save failed
-  retryable = 5,      // peer, network, GPU or file system failed: start the job again
-  numerics = 6,       // NaN or Inf that must not be trained through
+  config = 2,         // invalid flag, value or combination
+  data = 3,           // invalid or corrupt dataset, text or tokenizer
+  checkpoint = 4,     // invalid or corrupt checkpoint, or the final save failed
+  retryable = 5,      // peer, network, GPU or file system failed: restart the job
+  numerics = 6,       // NaN or Inf in training
   out_of_memory = 7,  // device or host memory
   stopped = 75,       // stopped by a signal after saving
 };
 
-/// One thing that is wrong with what the user gave.
+/// A single error in the user's input.
 struct Problem {
-  std::string what;   // what is wrong, with the numbers
-  std::string where;  // file:line:col, flag, tensor name...; may be empty
-  std::string fix;    // what to do; if empty, UserError advises by kind
+  std::string what;   // what is wrong, with the values
+  std::string where;  // file:line:col, flag, tensor name; may be empty
+  std::string fix;    // what to do; if empty, UserError adds a default by kind
 };
 
-/// "where: what. fix": one line per problem.
+/// "where: what. fix"
 std::string to_string(const Problem& problem);
 
-/// Wrong input. `kind` is config, data or checkpoint. Carries every problem found, not only the first; what() shows the
-/// first 30 of a longer list, and the last.
+/// Invalid input. `kind` is config, data or checkpoint. Carries all problems found; what() shows the first 30
+/// and the last.
 class UserError : public std::runtime_error {
  public:
   UserError(ExitCode kind, std::vector<Problem> problems);
@@ -54,7 +54,7 @@ class UserError : public std::runtime_error {
 [[nodiscard]] UserError data_error(Problem problem);
 [[nodiscard]] UserError checkpoint_error(Problem problem);
 
-/// The world failed. exit_code() is retryable unless said otherwise.
+/// Failure of the environment; retryable by default.
 class Fault : public std::runtime_error {
  public:
   explicit Fault(const std::string& message, ExitCode code = ExitCode::retryable)
@@ -68,12 +68,12 @@ class Fault : public std::runtime_error {
 [[noreturn]] void assertion_failed(const char* condition, const char* file, int line,
                                    const std::string& detail);
 
-/// Text from a file or a user, made safe to print: control characters are escaped, long texts are cut.
+/// Escapes control characters and truncates untrusted text for printing.
 std::string printable(std::string_view text, size_t max_length = 200);
 
 }  // namespace teratron
 
-/// Our own invariant. Optional detail: TERATRON_ASSERT(a == b, "a = {}, b = {}", a, b).
+/// Internal invariant with optional detail: TERATRON_ASSERT(a == b, "a = {}, b = {}", a, b).
 #define TERATRON_ASSERT(condition, ...)                                                            \
   do {                                                                                             \
     if (!(condition)) [[unlikely]]                                                                 \

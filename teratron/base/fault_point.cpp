@@ -1,5 +1,6 @@
 #include "teratron/base/fault_point.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
@@ -12,11 +13,12 @@
 #include <unistd.h>
 
 #include "teratron/base/error.h"
+#include "teratron/base/strings.h"
 
 namespace teratron {
 
 namespace fault_detail {
-// lint: allow(global-state): one relaxed load must tell that nothing is armed
+// lint: allow(global-state): a single relaxed load on the fast path
 std::atomic<bool> armed = false;
 }  // namespace fault_detail
 
@@ -29,7 +31,7 @@ struct ArmedFault {
   int64_t rank = -1, step = -1, hit = -1, times = -1;
   Action action = Action::kill;
   int64_t value = 0;
-  int64_t passed = 0;
+  int64_t hits = 0;
 };
 
 struct Registry {
@@ -39,7 +41,7 @@ struct Registry {
   std::vector<std::string> recorded;
 };
 
-// A fault may strike any thread at any depth, so what is armed belongs to the process.
+// Faults may fire in any thread at any depth, so the registry is global.
 Registry& registry() {
   static Registry instance;  // lint: allow(global-state): see above
   return instance;
@@ -51,7 +53,7 @@ struct Context {
 };
 
 Context& context() {
-  thread_local Context instance;  // lint: allow(global-state): points are passed without arguments
+  thread_local Context instance;  // lint: allow(global-state): points have no context argument
   return instance;
 }
 
@@ -65,7 +67,8 @@ int64_t parse_number(std::string_view specification, std::string_view digits) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
   if (error != std::errc{} || end != digits.data() + digits.size() || value < 0) {
-    throw bad_specification(specification, fmt::format("'{}' is not a number", printable(digits)));
+    throw bad_specification(specification,
+                            fmt::format("'{}' is not a non-negative integer", printable(digits)));
   }
   return value;
 }
@@ -110,14 +113,14 @@ void parse_action(std::string_view specification, std::string_view text, ArmedFa
     if (fault.value == 0) throw bad_specification(specification, "errno needs a name such as EIO or ENOSPC");
   } else {
     throw bad_specification(specification,
-                            "the action is none of kill, abort, stop, throw, errno, delay, bitflip");
+                            "the action must be kill, abort, stop, throw, errno, delay or bitflip");
   }
 }
 
 void parse_condition(std::string_view specification, std::string_view text, ArmedFault& fault) {
   const size_t equals = text.find('=');
   const std::string_view name = text.substr(0, equals);
-  if (equals == std::string_view::npos) throw bad_specification(specification, "a condition lacks '='");
+  if (equals == std::string_view::npos) throw bad_specification(specification, "a condition has no '='");
   const int64_t value = parse_number(specification, text.substr(equals + 1));
   if (name == "rank") {
     fault.rank = value;
@@ -128,17 +131,7 @@ void parse_condition(std::string_view specification, std::string_view text, Arme
   } else if (name == "times") {
     fault.times = value;
   } else {
-    throw bad_specification(specification, "a condition is none of rank, step, hit, times");
-  }
-}
-
-template <typename Function>
-void for_each_part(std::string_view text, char separator, const Function& function) {
-  while (!text.empty()) {
-    const size_t end = text.find(separator);
-    if (end != 0) function(text.substr(0, end));
-    if (end == std::string_view::npos) return;
-    text.remove_prefix(end + 1);
+    throw bad_specification(specification, "a condition must be rank, step, hit or times");
   }
 }
 
@@ -151,8 +144,8 @@ ArmedFault parse_fault(std::string_view text) {
   fault.point = target.substr(0, at);
   if (fault.point.empty()) throw bad_specification(text, "the name of the point is missing");
   if (at != std::string_view::npos) {
-    for_each_part(target.substr(at + 1), ',',
-                  [&](std::string_view condition) { parse_condition(text, condition, fault); });
+    for (const std::string& condition : split(target.substr(at + 1), ','))
+      parse_condition(text, condition, fault);
   }
   parse_action(text, text.substr(colon + 1), fault);
   return fault;
@@ -195,28 +188,27 @@ int act(const ArmedFault& fault, std::string_view point, std::span<std::byte> da
 
 }  // namespace
 
-int fault_detail::pass(std::string_view point, std::span<std::byte> data) {
+int fault_detail::hit(std::string_view point, std::span<std::byte> data) {
   std::vector<ArmedFault> due;
   {
     Registry& all = registry();
     const std::lock_guard lock(all.mutex);
     if (all.recording) {
-      bool known = false;
-      for (const std::string& name : all.recorded) known = known || name == point;
-      if (!known) all.recorded.emplace_back(point);
+      if (std::find(all.recorded.begin(), all.recorded.end(), point) == all.recorded.end())
+        all.recorded.emplace_back(point);
     }
     for (ArmedFault& fault : all.faults) {
       if (!matches(fault, point)) continue;
-      ++fault.passed;
-      const bool strikes =
-          (fault.hit < 0 || fault.passed == fault.hit) && (fault.times < 0 || fault.passed <= fault.times);
-      if (strikes) due.push_back(fault);
+      ++fault.hits;
+      const bool fires =
+          (fault.hit < 0 || fault.hits == fault.hit) && (fault.times < 0 || fault.hits <= fault.times);
+      if (fires) due.push_back(fault);
     }
   }
   int error = 0;
   for (const ArmedFault& fault : due) {
-    const int pretended = act(fault, point, data);
-    if (pretended != 0) error = pretended;
+    const int injected = act(fault, point, data);
+    if (injected != 0) error = injected;
   }
   return error;
 }
@@ -227,7 +219,7 @@ void set_fault_context(int64_t rank, int64_t step) {
 
 void arm_faults(std::string_view specification) {
   std::vector<ArmedFault> faults;
-  for_each_part(specification, ';', [&](std::string_view text) { faults.push_back(parse_fault(text)); });
+  for (const std::string& text : split(specification, ';')) faults.push_back(parse_fault(text));
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);
   all.faults = std::move(faults);

@@ -1,13 +1,12 @@
-// Named fault points: places where a test (or a cautious user) can make a run fail on purpose.
+// Fault injection: named points at which a test can make a run fail.
 //
 //   TERATRON_FAULT="ckpt.before_commit@rank=1,step=3:kill;file.write@times=2:errno=EIO"
 //
-// point[@condition,...]:action[=value], several separated by ';'. A point may end in '*' (any rest).
-// Conditions: rank=N and step=N (as last given to set_fault_context on this thread), hit=N (only the N-th
-// matching passage, from 1), times=N (only the first N). Actions: kill (SIGKILL), abort, stop (SIGSTOP),
-// throw (a Fault), errno=EIO (a failure that the file layer pretends), delay=MILLISECONDS, bitflip=BIT (of
-// the data that the point exposes). The points are always compiled in; while none is armed one costs a
-// relaxed load.
+// point[@condition,...]:action[=value], separated by ';'. A trailing '*' in the point is a wildcard.
+// Conditions: rank=N and step=N (as set by set_fault_context() on this thread), hit=N (only the N-th matching
+// hit, from 1), times=N (only the first N). Actions: kill (SIGKILL), abort, stop (SIGSTOP), throw (a Fault),
+// errno=EIO (the file layer reports this error), delay=MILLISECONDS, bitflip=BIT (of the data passed to the
+// point). Fault points are always compiled in; while none is armed, a point costs one relaxed load.
 #pragma once
 
 #include <atomic>
@@ -22,26 +21,26 @@ namespace teratron {
 
 namespace fault_detail {
 extern std::atomic<bool> armed;
-int pass(std::string_view point, std::span<std::byte> data);
+int hit(std::string_view point, std::span<std::byte> data);
 }  // namespace fault_detail
 
-/// Passes a point; does nothing unless armed. Returns 0, or the errno that the caller is to pretend (only the
-/// points named file.* do). `data` is what a bitflip may damage.
+/// Does nothing unless armed. Returns 0, or the errno that the caller must report (only points named file.*
+/// do). `data` is the target of a bitflip.
 inline int fault_point(std::string_view point, std::span<std::byte> data = {}) {
   if (!fault_detail::armed.load(std::memory_order_relaxed)) [[likely]]
     return 0;
-  return fault_detail::pass(point, data);
+  return fault_detail::hit(point, data);
 }
 
-/// What the conditions rank= and step= compare with, for the calling thread.
+/// Sets the rank and step for conditions, for the calling thread.
 void set_fault_context(int64_t rank, int64_t step);
 
-/// Arms the faults of a specification, replacing those armed before; "" disarms. Throws UserError(config).
+/// Replaces the armed faults by those of `specification`; "" disarms. Throws UserError(config).
 void arm_faults(std::string_view specification);
-/// arm_faults(getenv("TERATRON_FAULT")), if it is set; main() calls it first.
+/// arm_faults(getenv("TERATRON_FAULT")) if set; called first in main().
 void arm_faults_from_environment();
 
-/// Arms for a scope: tests.
+/// Arms faults for a scope.
 class ScopedFaults {
  public:
   explicit ScopedFaults(std::string_view specification) { arm_faults(specification); }
@@ -50,8 +49,7 @@ class ScopedFaults {
   ScopedFaults& operator=(const ScopedFaults&) = delete;
 };
 
-/// Runs `body` and returns the names of the points that it passed, in order of first passage, with repeats
-/// left out: a crash sweep kills a run at each of them.
+/// Runs `body` and returns the distinct points it hit, in order. A crash sweep kills a run at each of them.
 std::vector<std::string> record_fault_points(void (*body)(void*), void* argument);
 
 template <typename Body>

@@ -15,18 +15,18 @@
 namespace teratron {
 namespace {
 
-TEST(FaultPoint, IsSilentWhenNothingIsArmed) {
+TEST(FaultPoint, DoesNothingUnlessArmed) {
   EXPECT_EQ(fault_point("base.anything"), 0);
 }
 
-TEST(FaultPoint, MeetsRankStepHitAndTimes) {
+TEST(FaultPoint, MatchesRankStepHitAndTimes) {
   const ScopedFaults faults("a@rank=1,step=3:errno=EIO;b@hit=2:errno=ENOSPC;c.*@times=1:errno=ESTALE");
   EXPECT_EQ(fault_point("a"), 0);
   set_fault_context(1, 3);
   EXPECT_EQ(fault_point("a"), EIO);
   int other_thread = -1;
   std::thread([&] { other_thread = fault_point("a"); }).join();
-  EXPECT_EQ(other_thread, 0) << "the context belongs to the thread";
+  EXPECT_EQ(other_thread, 0) << "the context is per thread";
   set_fault_context(0, 0);
   EXPECT_EQ(fault_point("b"), 0);
   EXPECT_EQ(fault_point("b"), ENOSPC);
@@ -57,7 +57,7 @@ TEST(FaultPoint, KillsTheProcess) {
   EXPECT_EQ(WTERMSIG(status), SIGKILL);
 }
 
-TEST(FaultPoint, RejectsABadSpecification) {
+TEST(FaultPoint, RejectsInvalidSpecifications) {
   for (const char* text : {"a", ":kill", "a:explode", "a@rank:kill", "a@rank=x:kill", "a@colour=1:kill",
                            "a:errno=EWHAT", "a:delay=", "a@rank=-1:kill"}) {
     try {
@@ -70,7 +70,7 @@ TEST(FaultPoint, RejectsABadSpecification) {
   }
 }
 
-TEST(FaultPoint, RecordsWhatItPasses) {
+TEST(FaultPoint, RecordsHits) {
   const auto names = record_fault_points([] {
     fault_point("one");
     fault_point("two");

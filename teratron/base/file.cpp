@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int max_attempts = 6;
-constexpr std::chrono::milliseconds first_pause{25};  // doubles: 0.8 s in all
+constexpr std::chrono::milliseconds first_pause{25};  // doubles: 0.8 s in total
 constexpr mode_t file_mode = 0640;
 
 std::atomic<int64_t>& retry_count() {
@@ -32,7 +32,7 @@ std::atomic<int64_t>& retry_count() {
   return count;
 }
 
-bool is_users_to_fix(int error) {
+bool is_user_error(int error) {
   switch (error) {
     case ENOENT:
     case ENOTDIR:
@@ -53,24 +53,24 @@ bool is_users_to_fix(int error) {
 [[noreturn]] void throw_errno(std::string_view action, const fs::path& path, ExitCode kind, int error) {
   const std::string reason = std::generic_category().message(error);
   const std::string where = printable(path.string(), 4096);
-  if (is_users_to_fix(error))
+  if (is_user_error(error))
     throw UserError(
         kind, {{fmt::format("cannot {}: {}", action, reason), where, "Check the path and its permissions"}});
   const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
   throw IoFault(fmt::format("{}: cannot {}: {}. {}", where, action, reason,
-                            full ? "Make room there, or choose another place" : "Check the file system"),
+                            full ? "Free space, or choose another location" : "Check the file system"),
                 error);
 }
 
-// Calls `operation` (which returns < 0 and sets errno on failure) until it succeeds, fails for good or was
-// tried max_attempts times. The result is >= 0, or -1 with errno set.
+// Retries `operation`, which returns < 0 and sets errno on failure, up to max_attempts times. Returns >= 0,
+// or -1 with errno set.
 template <typename Operation>
 int64_t with_retry(std::string_view point, const Operation& operation) {
   std::chrono::milliseconds pause = first_pause;
   for (int attempt = 1;; ++attempt) {
-    const int pretended = fault_point(point);
-    if (pretended != 0) errno = pretended;
-    const int64_t result = pretended != 0 ? -1 : operation();
+    const int injected = fault_point(point);
+    if (injected != 0) errno = injected;
+    const int64_t result = injected != 0 ? -1 : operation();
     if (result >= 0) return result;
     if (errno == EINTR) continue;
     const int error = errno;
@@ -182,15 +182,15 @@ void File::read(void* buffer, int64_t bytes, int64_t offset) const {
   const int64_t got = read_some(buffer, bytes, offset);
   if (got == bytes) return;
   throw UserError(
-      kind_, {{.what = fmt::format("the file ends too early: {} bytes expected at offset {}, {} found", bytes,
-                                   offset, got),
-               .where = printable(path_.string(), 4096)}});
+      kind_,
+      {{.what = fmt::format("truncated file: expected {} bytes at offset {}, found {}", bytes, offset, got),
+        .where = printable(path_.string(), 4096)}});
 }
 
 void File::write(const void* data, int64_t bytes) {
   int64_t done = 0;
   while (done < bytes) {
-    // pwrite at a known offset: repeating it after a transient failure cannot write anything twice.
+    // pwrite at a known offset is idempotent, so a retry cannot write twice.
     const int64_t put = with_retry("file.write", [&] {
       return ::pwrite(descriptor_, static_cast<const char*>(data) + done, bytes - done, written_);
     });
@@ -202,8 +202,8 @@ void File::write(const void* data, int64_t bytes) {
 }
 
 void File::sync() {
-  const int pretended = fault_point("file.sync");
-  if (pretended != 0) throw_errno("sync", path_, kind_, pretended);
+  const int injected = fault_point("file.sync");
+  if (injected != 0) throw_errno("sync", path_, kind_, injected);
   if (::fsync(descriptor_) != 0) throw_errno("sync", path_, kind_, errno);
 }
 
@@ -221,16 +221,16 @@ TemporaryPath::TemporaryPath(fs::path target, ExitCode kind)
   const fs::file_status status = fs::status(target_, ignored);
   const fs::path folder = target_.has_parent_path() ? target_.parent_path() : ".";
   if (!fs::is_directory(folder, ignored) || ::access(folder.c_str(), W_OK) != 0) {
-    throw UserError(kind, {{.what = fs::is_directory(folder, ignored) ? "its folder is not writable"
-                                                                      : "its folder is missing",
+    throw UserError(kind, {{.what = fs::is_directory(folder, ignored) ? "its directory is not writable"
+                                                                      : "its directory does not exist",
                             .where = target_.string(),
-                            .fix = "Name a file in a folder that you may write to"}});
+                            .fix = "Choose a file in a writable directory"}});
   }
   if (!fs::exists(status) || fs::is_regular_file(status)) return;
   throw UserError(kind,
-                  {{.what = fs::is_directory(status) ? "this is a folder" : "this is a device, not a file",
+                  {{.what = fs::is_directory(status) ? "is a directory, not a file" : "is not a regular file",
                     .where = target_.string(),
-                    .fix = "Name a file"}});
+                    .fix = "Choose a file"}});
 }
 
 TemporaryPath::~TemporaryPath() {
@@ -255,7 +255,7 @@ std::string read_text(const fs::path& path, const ReadOptions& options) {
   const int64_t size = file.size();
   if (size < 0 || static_cast<size_t>(size) > options.max_bytes) {
     throw UserError(options.kind,
-                    {{.what = fmt::format("{} bytes, at most {} are accepted", size, options.max_bytes),
+                    {{.what = fmt::format("file of {} bytes, the limit is {}", size, options.max_bytes),
                       .where = printable(path.string(), 4096)}});
   }
   std::string text(static_cast<size_t>(size), '\0');
@@ -278,10 +278,10 @@ void rename_path(const fs::path& from, const fs::path& to, ExitCode kind) {
 void sync_directory(const fs::path& path, ExitCode kind) {
   const fs::path directory = path.empty() ? fs::path(".") : path;
   const int descriptor = open_with_retry(directory, kind, O_RDONLY | O_DIRECTORY);
-  const int pretended = fault_point("file.sync");
-  const int error = pretended != 0 ? pretended : (::fsync(descriptor) != 0 ? errno : 0);
+  const int injected = fault_point("file.sync");
+  const int error = injected != 0 ? injected : (::fsync(descriptor) != 0 ? errno : 0);
   ::close(descriptor);
-  // Some network file systems have no fsync for directories and say EINVAL; their renames are synchronous.
+  // Some network file systems return EINVAL for directories; their renames are synchronous.
   if (error != 0 && error != EINVAL) throw_errno("sync", directory, kind, error);
 }
 
@@ -321,7 +321,7 @@ std::string random_hex(size_t digits) {
   size_t done = 0;
   while (done < bytes.size()) {
     const ssize_t got = ::getrandom(bytes.data() + done, bytes.size() - done, 0);
-    if (got < 0 && errno != EINTR) throw IoFault("the kernel gives no random bytes", errno);
+    if (got < 0 && errno != EINTR) throw IoFault("getrandom failed", errno);
     if (got > 0) done += static_cast<size_t>(got);
   }
   std::string hex;

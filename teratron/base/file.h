@@ -1,9 +1,9 @@
-// Files without surprises: every call is checked, short reads and writes are completed, errno becomes a typed
-// error, and transient failures of network file systems (EIO, ESTALE) are tried again with growing pauses.
+// Checked file I/O: completes short reads and writes, converts errno to typed errors, and retries transient
+// failures of network file systems (EIO, ESTALE) with exponential back-off.
 //
-// Which error: what the user can put right by another path or permission (missing, not permitted, read-only,
-// not a directory, a file that ends too early) is UserError of the `kind` that the caller gave; the rest is
-// IoFault. Fault points: file.open, file.read, file.write, file.sync, file.rename (errno=... is honoured).
+// Errors that another path or permission fixes (missing, not permitted, read-only, not a directory, truncated
+// file) are UserError of the caller's `kind`; all others are IoFault. Fault points: file.open, file.read,
+// file.write, file.sync, file.rename (with errno=...).
 #pragma once
 
 #include <cstddef>
@@ -17,29 +17,29 @@
 
 namespace teratron {
 
-/// The file system failed. exit_code(): checkpoint where a disk is full, otherwise retryable.
+/// File system failure. exit_code() is checkpoint if the disk is full, else retryable.
 class IoFault : public Fault {
  public:
   IoFault(const std::string& message, int error_number);
   int error_number() const { return error_number_; }
-  /// ENOSPC, EDQUOT or EFBIG: the same call fails again until somebody makes room.
+  /// ENOSPC, EDQUOT or EFBIG: retrying does not help until space is freed.
   bool is_full() const;
 
  private:
   int error_number_;
 };
 
-/// How often a read, write or open was tried again, in this process: a metric.
+/// Number of retried calls in this process (a metric).
 int64_t io_retries();
 
-/// An open file: movable, closed by the destructor. Reads are pread and may run in several threads at once.
+/// An open file; movable, closed by the destructor. Reads use pread and are thread-safe.
 class File {
  public:
-  /// Opens for reading. `kind` is the UserError that a bad path or a short file becomes.
+  /// Opens for reading. `kind` is that of UserErrors for an invalid path or a truncated file.
   static File open(const std::filesystem::path& path, ExitCode kind);
-  /// Creates a file that must not exist, mode 0640, for write().
+  /// Creates a file for writing, mode 0640; it must not exist.
   static File create(const std::filesystem::path& path, ExitCode kind);
-  /// Opens for write() at the end, creating it if needed.
+  /// Opens for appending; creates the file if needed.
   static File append(const std::filesystem::path& path, ExitCode kind);
 
   File(File&& other) noexcept;
@@ -48,16 +48,16 @@ class File {
 
   const std::filesystem::path& path() const { return path_; }
   int64_t size() const;
-  /// Reads up to `bytes` at `offset`; less only at the end of the file.
+  /// Reads up to `bytes` at `offset`; fewer only at the end of the file.
   int64_t read_some(void* buffer, int64_t bytes, int64_t offset) const;
-  /// Reads exactly `bytes`; UserError naming file, offset and what was there if the file ends before.
+  /// Reads exactly `bytes`; throws UserError if the file ends earlier.
   void read(void* buffer, int64_t bytes, int64_t offset) const;
-  /// Writes all of it after what was written before.
+  /// Appends to what was written.
   void write(const void* data, int64_t bytes);
   void write(std::string_view text) { write(text.data(), static_cast<int64_t>(text.size())); }
-  /// fsync. A failure is never retried: the kernel may have dropped the pages already.
+  /// fsync; never retried, since the kernel may already have dropped the dirty pages.
   void sync();
-  /// Closes with the error check that the destructor cannot do.
+  /// Closes and reports errors, which the destructor cannot.
   void close();
 
  private:
@@ -68,8 +68,9 @@ class File {
   int64_t written_ = 0;
 };
 
-/// An unpredictable name beside `target`, under which a file is written that appears there whole or not at all. A
-/// target that exists and is no file is UserError(kind). Without commit() the destructor removes what was written.
+/// A random file name in the directory of `target`, to write a file that replaces `target` atomically. Throws
+/// UserError(kind) if `target` exists and is not a regular file. Unless committed, the destructor removes the
+/// file.
 class TemporaryPath {
  public:
   TemporaryPath(std::filesystem::path target, ExitCode kind);
@@ -78,7 +79,7 @@ class TemporaryPath {
   TemporaryPath& operator=(const TemporaryPath&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
-  /// Of the file that is there, written and synced: rename, fsync of the directory.
+  /// Renames the written and synced file to `target` and syncs the directory.
   void commit();
 
  private:
@@ -88,7 +89,7 @@ class TemporaryPath {
   bool committed_ = false;
 };
 
-/// A file of that kind, and fsync before it is committed.
+/// An open file at a TemporaryPath; commit() syncs and renames it.
 class AtomicFile {
  public:
   AtomicFile(std::filesystem::path path, ExitCode kind)
@@ -105,24 +106,24 @@ class AtomicFile {
 
 struct ReadOptions {
   ExitCode kind = ExitCode::data;
-  size_t max_bytes = size_t{1} << 30;  // larger files are refused before anything is allocated
+  size_t max_bytes = size_t{1} << 30;  // larger files are rejected before allocation
 };
 
-/// A whole file.
+/// Reads a whole file.
 std::string read_text(const std::filesystem::path& path, const ReadOptions& options);
-/// AtomicFile with this content.
+/// Writes a whole file atomically.
 void write_text(const std::filesystem::path& path, std::string_view text, ExitCode kind);
 
-/// rename(2), checked; replaces a file, and an empty directory.
+/// rename(2): replaces a file or an empty directory.
 void rename_path(const std::filesystem::path& from, const std::filesystem::path& to, ExitCode kind);
-/// fsync of a directory, so that the names in it survive a power cut.
+/// fsync of a directory: makes renames in it durable.
 void sync_directory(const std::filesystem::path& path, ExitCode kind);
-/// mkdir -p with mode 0750; a path that is a file or not permitted is UserError(kind).
+/// mkdir -p with mode 0750.
 void make_directories(const std::filesystem::path& path, ExitCode kind);
-/// Names in a directory, sorted; nothing if there is no such directory.
+/// Sorted names in a directory; empty if it does not exist.
 std::vector<std::string> list_directory(const std::filesystem::path& path, ExitCode kind);
 
-/// Unpredictable lower-case hexadecimal digits from the kernel.
+/// Random lower-case hexadecimal digits from getrandom(2).
 std::string random_hex(size_t digits);
 
 }  // namespace teratron

@@ -15,50 +15,62 @@ namespace teratron {
 
 namespace {
 
-/// False when the name meanwhile means another file or none: the holder before us has removed it.
+// False if the previous holder has removed the file, so that the path names another file or none.
 bool is_current(int descriptor, const std::filesystem::path& path) {
-  struct stat held = {};
+  struct stat opened = {};
   struct stat named = {};
-  return ::fstat(descriptor, &held) == 0 && ::stat(path.c_str(), &named) == 0 &&
-         held.st_ino == named.st_ino && held.st_dev == named.st_dev;
+  return ::fstat(descriptor, &opened) == 0 && ::stat(path.c_str(), &named) == 0 &&
+         opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
 }
 
 }  // namespace
 
-std::optional<FileLock> FileLock::take(const std::filesystem::path& path, int operation) {
+std::optional<FileLock> FileLock::lock(const std::filesystem::path& path, int operation) {
   const auto fail = [&](const char* what) {
     throw Fault(fmt::format("cannot {} {}: {}", what, printable(path.string(), 1000), std::strerror(errno)));
   };
   while (true) {
     const int descriptor = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640);
     if (descriptor < 0 && (errno == EACCES || errno == EPERM || errno == EROFS || errno == ENOENT)) {
-      throw config_error({.what = fmt::format("the folder cannot be written to ({})", std::strerror(errno)),
+      throw config_error({.what = fmt::format("the directory is not writable ({})", std::strerror(errno)),
                           .where = printable(path.parent_path().string(), 1000),
-                          .fix = "Name one that you may write to"});
+                          .fix = "Choose a writable directory"});
     }
     if (descriptor < 0) fail("create");
-    FileLock lock(path, descriptor);
+    FileLock held(path, descriptor);
     while (::flock(descriptor, operation) != 0) {
       if (errno == EINTR) continue;
-      lock.path_.clear();  // not ours: it stays
+      held.path_.clear();  // another process holds it: keep the file
       if (errno == EWOULDBLOCK) return std::nullopt;
       fail("lock");
     }
-    if (is_current(descriptor, path)) return lock;
-    lock.path_.clear();
+    if (is_current(descriptor, path)) return held;
+    held.path_.clear();
   }
 }
 
-FileLock FileLock::wait(const std::filesystem::path& path) {
-  return *take(path, LOCK_EX);
+FileLock FileLock::acquire(const std::filesystem::path& path) {
+  return *lock(path, LOCK_EX);
 }
 
-std::optional<FileLock> FileLock::try_take(const std::filesystem::path& path) {
-  return take(path, LOCK_EX | LOCK_NB);
+std::optional<FileLock> FileLock::try_acquire(const std::filesystem::path& path) {
+  return lock(path, LOCK_EX | LOCK_NB);
+}
+
+std::optional<FileLock> FileLock::try_acquire_directory(const std::filesystem::path& path) {
+  FileLock held("", ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (held.descriptor_ < 0 || ::flock(held.descriptor_, LOCK_EX | LOCK_NB) != 0) return std::nullopt;
+  return held;
 }
 
 FileLock::FileLock(FileLock&& other) noexcept
     : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
+
+FileLock& FileLock::operator=(FileLock&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(descriptor_, other.descriptor_);
+  return *this;
+}
 
 FileLock::~FileLock() {
   if (descriptor_ < 0) return;

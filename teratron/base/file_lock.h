@@ -1,5 +1,5 @@
-// A lock between processes: an advisory lock (flock) on a file that is there while somebody holds it. The kernel, or
-// the NFS server, frees it when its holder dies.
+// Inter-process lock: an advisory flock on a directory, or on a file that exists while the lock is held. The
+// kernel (or the NFS server) releases it when the holder dies.
 #pragma once
 
 #include <filesystem>
@@ -9,21 +9,23 @@ namespace teratron {
 
 class FileLock {
  public:
-  /// Waits until no other process holds the lock.
-  static FileLock wait(const std::filesystem::path& path);
-  /// Nothing if another process holds it.
-  static std::optional<FileLock> try_take(const std::filesystem::path& path);
+  /// Blocks until the lock is free.
+  static FileLock acquire(const std::filesystem::path& path);
+  /// Nullopt if the lock is held, by another process or this one.
+  static std::optional<FileLock> try_acquire(const std::filesystem::path& path);
+  /// Locks a directory itself; nullopt if the lock is held or the directory cannot be opened.
+  static std::optional<FileLock> try_acquire_directory(const std::filesystem::path& path);
 
   FileLock(FileLock&& other) noexcept;
-  FileLock& operator=(FileLock&&) = delete;
-  /// Removes the file.
+  FileLock& operator=(FileLock&& other) noexcept;
+  /// Removes the file (not a directory) and releases the lock.
   ~FileLock();
 
  private:
   FileLock(std::filesystem::path path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
-  static std::optional<FileLock> take(const std::filesystem::path& path, int operation);
+  static std::optional<FileLock> lock(const std::filesystem::path& path, int operation);
 
-  std::filesystem::path path_;
+  std::filesystem::path path_;  // the file to remove
   int descriptor_;
 };
 

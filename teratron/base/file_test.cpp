@@ -20,7 +20,7 @@ class FileTest : public testing::Test {
   fs::path directory_;
 };
 
-TEST_F(FileTest, WritesReadsAndNamesShortReads) {
+TEST_F(FileTest, WritesReadsAndReportsTruncation) {
   const fs::path path = directory_ / "f";
   write_text(path, "hello world", ExitCode::data);
   EXPECT_EQ(read_text(path, {}), "hello world");
@@ -37,11 +37,11 @@ TEST_F(FileTest, WritesReadsAndNamesShortReads) {
     EXPECT_EQ(error.exit_code(), ExitCode::checkpoint);
     const std::string text = error.what();
     EXPECT_NE(text.find(path.string()), std::string::npos);
-    EXPECT_NE(text.find("8 bytes expected at offset 6, 5 found"), std::string::npos) << text;
+    EXPECT_NE(text.find("expected 8 bytes at offset 6, found 5"), std::string::npos) << text;
   }
 }
 
-TEST_F(FileTest, MissingFilesAreTheUsersKind) {
+TEST_F(FileTest, MissingFilesAreUserErrors) {
   try {
     File::open(directory_ / "none", ExitCode::config);
     ADD_FAILURE();
@@ -56,12 +56,12 @@ TEST_F(FileTest, MissingFilesAreTheUsersKind) {
   EXPECT_THROW(make_directories(directory_ / "f", ExitCode::config), UserError);
 }
 
-TEST_F(FileTest, RefusesLargeFilesBeforeReading) {
+TEST_F(FileTest, RejectsLargeFilesBeforeReading) {
   write_text(directory_ / "f", "0123456789", ExitCode::data);
   EXPECT_THROW(read_text(directory_ / "f", {.max_bytes = 9}), UserError);
 }
 
-TEST_F(FileTest, AtomicFileLeavesNothingWithoutCommit) {
+TEST_F(FileTest, AtomicFileIsDiscardedWithoutCommit) {
   write_text(directory_ / "f", "old", ExitCode::data);
   {
     AtomicFile file(directory_ / "f", ExitCode::data);
@@ -108,7 +108,7 @@ TEST_F(FileTest, fault_10_transient_errors_are_retried_and_counted) {
   }
 }
 
-TEST_F(FileTest, FullDisksAreNotRetriedAndLeaveNothing) {
+TEST_F(FileTest, FullDisksAreNotRetried) {
   const int64_t before = io_retries();
   const ScopedFaults faults("file.write:errno=ENOSPC");
   try {
@@ -122,7 +122,7 @@ TEST_F(FileTest, FullDisksAreNotRetriedAndLeaveNothing) {
   EXPECT_TRUE(list_directory(directory_, ExitCode::data).empty());
 }
 
-TEST_F(FileTest, AFailedSyncIsNotRetried) {
+TEST_F(FileTest, FailedSyncIsNotRetried) {
   const ScopedFaults faults("file.sync@times=1:errno=EIO");
   EXPECT_THROW(write_text(directory_ / "f", "x", ExitCode::data), IoFault);
   EXPECT_FALSE(fs::exists(directory_ / "f"));
@@ -135,7 +135,7 @@ TEST_F(FileTest, MakesDirectories) {
   EXPECT_TRUE(list_directory(directory_ / "none", ExitCode::config).empty());
 }
 
-TEST(RandomHex, DiffersAndHasTheLength) {
+TEST(RandomHex, IsRandomAndHasTheLength) {
   EXPECT_EQ(random_hex(7).size(), 7U);
   EXPECT_NE(random_hex(16), random_hex(16));
 }

@@ -1,4 +1,4 @@
-// A number for a name that is the same on every machine and in every release: it keys random streams.
+// Hash of a name that never changes across machines and releases: it keys random streams.
 #pragma once
 
 #include <cstdint>

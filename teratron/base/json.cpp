@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::json;
 
-// Forward iterator over a text that tells how far the parser has read: its callbacks do not.
+// Records how far the parser has read, which its callbacks do not report.
 class CountingIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -72,7 +72,7 @@ class StrictParser {
         break;
       case json::parse_event_t::key:
         if (!keys_.back().insert(value.get<std::string>()).second) {
-          throw problem(fmt::format("key \"{}\" is given twice", printable(value.get<std::string>())));
+          throw problem(fmt::format("key \"{}\" appears twice", printable(value.get<std::string>())));
         }
         break;
       default:
@@ -91,7 +91,7 @@ class StrictParser {
   std::string_view text_;
   const JsonOptions& options_;
   const char* at_;
-  std::vector<std::set<std::string>> keys_;  // of the objects that are open
+  std::vector<std::set<std::string>> keys_;  // of the open objects
 };
 
 }  // namespace

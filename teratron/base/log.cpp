@@ -7,7 +7,7 @@ namespace teratron {
 
 namespace {
 
-// One fwrite per line: stdio locks the stream for its duration.
+// A single fwrite() per line: stdio locks the stream for its duration.
 void write_line(std::FILE* stream, std::string_view prefix, std::string_view line) {
   std::string text;
   text.reserve(prefix.size() + line.size() + 1);

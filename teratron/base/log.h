@@ -1,5 +1,5 @@
-// Messages for people. Results and Megatron's log lines go to stdout through print(); notices, warnings and
-// errors go to stderr. Both are line-atomic, so lines of several rank threads never mix.
+// Console output. Results and Megatron-LM's log lines go to stdout (print()); notices, warnings and errors to
+// stderr. Lines are written atomically, so those of several rank threads never interleave.
 #pragma once
 
 #include <string_view>
@@ -8,9 +8,9 @@
 
 namespace teratron {
 
-/// One line to stdout (a newline is added), flushed at once: parsers and pipes read it live.
+/// Writes a line to stdout and flushes it, so that pipes and parsers read it live.
 void print_line(std::string_view line);
-/// "notice: ..." on stderr: something that was decided for the user or has no effect.
+/// "notice: ..." on stderr: a default chosen for the user, or a setting without effect.
 void notice_line(std::string_view line);
 /// "warning: ..." on stderr.
 void warning_line(std::string_view line);

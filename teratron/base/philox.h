@@ -1,16 +1,15 @@
-// Philox4x32-10, the counter-based random generator (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as
-// easy as 1, 2, 3", SC 2011), and what is drawn from it. A value depends only on (seed, tensor id, index of
-// the element in the *global* tensor), never on how the tensor is cut over ranks, on the thread, the device
-// or the order of the draws: initialisation and dropout are the same in every layout.
+// Counter-based random numbers: Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy
+// as 1, 2, 3", SC 2011). A value depends only on (seed, tensor id, element index in the *global* tensor), not
+// on the sharding, thread, device or order of draws. Initialization and dropout are therefore independent of
+// the layout.
 //
 //   element e of tensor t under seed k:  word e % 4 of philox(key = k, counter = {e / 4, t})
 //   uniform:  (word + 0.5) / 2^32 rounded to float, in (0, 1]
-//   normal:   Box-Muller on the words of the pair {e, e ^ 1}: r = sqrt(-2 ln u), then r cos(2 pi v) for the
-//   even
-//             element and r sin(2 pi v) for the odd one; |value| < 6.77.
+//   normal:   Box-Muller on the words u, v of the pair {e, e ^ 1}: r = sqrt(-2 ln u), r cos(2 pi v) for the
+//             even element, r sin(2 pi v) for the odd one; |value| < 6.77
 //
-// The functions below run on the host and in device code, and give the same bits on both: logarithm, sine and
-// cosine are polynomials evaluated with explicit fused multiply-adds in float (error below 3e-7).
+// The functions run on host and device with bitwise identical results: log, sin and cos are polynomials with
+// explicit float FMAs (error below 3e-7).
 #pragma once
 
 #include <cmath>
@@ -25,18 +24,18 @@
 
 namespace teratron {
 
-/// The four 32-bit words of one draw.
+/// The four 32-bit words of a draw.
 struct PhiloxWords {
   uint32_t word[4];
 };
 
-/// Which stream of random numbers: the seed of the run and a number that is unique to the tensor within it.
+/// Random stream: the run's seed and a tensor id that is unique within the run.
 struct RandomKey {
   uint64_t seed = 0;
   uint64_t tensor = 0;
 };
 
-/// Words of block `block` (elements 4 block .. 4 block + 3) of the stream `key`.
+/// Words of elements 4 * block .. 4 * block + 3 of a stream.
 TERATRON_HOST_DEVICE PhiloxWords philox(const RandomKey& key, uint64_t block) {
   uint32_t k0 = static_cast<uint32_t>(key.seed), k1 = static_cast<uint32_t>(key.seed >> 32);
   uint32_t c0 = static_cast<uint32_t>(block), c1 = static_cast<uint32_t>(block >> 32);
@@ -66,7 +65,7 @@ struct NormalPair {
 
 namespace detail {
 
-/// ln(u) for u in (0, 1]: u = m 2^e with m in [sqrt(1/2), sqrt(2)), ln(m) by the series of artanh.
+/// ln(u) for u in (0, 1]: u = m 2^e with m in [sqrt(1/2), sqrt(2)), ln(m) by the artanh series.
 TERATRON_HOST_DEVICE float portable_log(float u) {
   uint32_t bits;
   memcpy(&bits, &u, sizeof bits);
@@ -86,7 +85,7 @@ TERATRON_HOST_DEVICE float portable_log(float u) {
 
 }  // namespace detail
 
-/// Two independent standard normal values (Box-Muller): u sets the radius, v the angle.
+/// Two independent standard normal values (Box-Muller) from radius word u and angle word v.
 TERATRON_HOST_DEVICE NormalPair normal_from(uint32_t u, uint32_t v) {
   const float radius = sqrtf(-2.0f * detail::portable_log(uniform_from(u)));
   // Angle = quarter * pi/2 + x with x in [-pi/4, pi/4): exact reduction in integers.
@@ -107,7 +106,7 @@ TERATRON_HOST_DEVICE NormalPair normal_from(uint32_t u, uint32_t v) {
   return {radius * ((quarter == 1 || quarter == 2) ? -c : c), radius * ((quarter & 2) ? -s : s)};
 }
 
-/// The normal values of the four elements of block `block`.
+/// Normal values of the four elements of a block.
 struct NormalQuad {
   float value[4];
 };

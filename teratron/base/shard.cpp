@@ -11,13 +11,13 @@ Shard Shard::replicated(std::vector<int64_t> global_shape) {
   return Shard{.global_shape = std::move(global_shape)};
 }
 
-Shard Shard::cut(std::vector<int64_t> global_shape, int64_t dim, int64_t parts, int64_t index) {
+Shard Shard::split(std::vector<int64_t> global_shape, int64_t dim, int64_t parts, int64_t index) {
   std::vector<int64_t> segments = {global_shape.at(dim)};
-  return cut_segments(std::move(global_shape), dim, std::move(segments), parts, index);
+  return split_segments(std::move(global_shape), dim, std::move(segments), parts, index);
 }
 
-Shard Shard::cut_padded(std::vector<int64_t> global_shape, int64_t dim, int64_t padded, int64_t parts,
-                        int64_t index) {
+Shard Shard::split_padded(std::vector<int64_t> global_shape, int64_t dim, int64_t padded, int64_t parts,
+                          int64_t index) {
   TERATRON_ASSERT(padded >= global_shape.at(dim) && padded % parts == 0, "{} padded to {} over {} ranks",
                   global_shape.at(dim), padded, parts);
   TERATRON_ASSERT(index >= 0 && index < parts, "part {} of {}", index, parts);
@@ -30,10 +30,10 @@ Shard Shard::cut_padded(std::vector<int64_t> global_shape, int64_t dim, int64_t 
                .index = index};
 }
 
-Shard Shard::cut_segments(std::vector<int64_t> global_shape, int64_t dim, std::vector<int64_t> segments,
-                          int64_t parts, int64_t index) {
+Shard Shard::split_segments(std::vector<int64_t> global_shape, int64_t dim, std::vector<int64_t> segments,
+                            int64_t parts, int64_t index) {
   const int64_t total = std::accumulate(segments.begin(), segments.end(), int64_t{0});
-  TERATRON_ASSERT(total == global_shape.at(dim), "segments add up to {}, dimension is {}", total,
+  TERATRON_ASSERT(total == global_shape.at(dim), "segments sum to {}, dimension is {}", total,
                   global_shape.at(dim));
   TERATRON_ASSERT(index >= 0 && index < parts, "part {} of {}", index, parts);
   for (const int64_t segment : segments) {

@@ -1,5 +1,5 @@
-// How a global tensor is cut over the ranks. One struct serves gradient reduction, the optimizer's partition,
-// checkpoints, Hugging Face's name maps and the ckpt tools; nothing keeps a second description.
+// Sharding of a global tensor over ranks: the single description used by gradient reduction, the distributed
+// optimizer, checkpoints, Hugging Face conversion and the ckpt tools.
 #pragma once
 
 #include <cstdint>
@@ -7,31 +7,31 @@
 
 namespace teratron {
 
-/// A rectangle of a global tensor: start and size per dimension.
+/// A rectangular region of a tensor: start and size per dimension.
 struct Box {
   std::vector<int64_t> start;
   std::vector<int64_t> size;
   bool operator==(const Box&) const = default;
 };
 
-/// A rectangle of the global tensor and where it starts along the cut dimension of the local one.
+/// A region of the global tensor and its start along the sharded dimension of the local tensor.
 struct Piece {
   Box global;
   int64_t local_start = 0;
   bool operator==(const Piece&) const = default;
 };
 
-/// The cut of one tensor along `dim` into `parts` equal parts, of which this rank holds part `index`.
+/// A tensor split along `dim` into `parts` equal parts, of which this rank holds part `index`. dim = -1:
+/// replicated.
 ///
-/// `segments` are lengths along `dim` that are cut one by one: gate|up of SwiGLU is {ffn, ffn}, so that every
-/// rank holds its share of the gate rows followed by its share of the up rows. An ordinary cut has the one
-/// segment {global_shape[dim]}. dim = -1: not cut, every rank holds the whole tensor.
+/// `segments` are lengths along `dim` that are split separately. SwiGLU's gate|up is {ffn, ffn}: every rank
+/// holds its part of the gate rows followed by its part of the up rows. Otherwise there is one segment
+/// {global_shape[dim]}.
 ///
-/// `padded` is the length along `dim` that is really cut, where it is more than the logical one: a vocabulary of
-/// 50257 padded to 50432. Only the logical rows are part of the global tensor, so that checkpoints do not
-/// depend on the padding (it needs a single segment).
+/// `padded` is the padded length along `dim`, for example a vocabulary of 50257 padded to 50432 (single
+/// segment only). The padding is not part of the global tensor, so checkpoints do not depend on it.
 struct Shard {
-  std::vector<int64_t> global_shape;  // logical shape, without padding
+  std::vector<int64_t> global_shape;  // without padding
   int64_t dim = -1;
   std::vector<int64_t> segments = {};
   int64_t padded = 0;
@@ -39,14 +39,14 @@ struct Shard {
   int64_t index = 0;
 
   static Shard replicated(std::vector<int64_t> global_shape);
-  static Shard cut(std::vector<int64_t> global_shape, int64_t dim, int64_t parts, int64_t index);
-  static Shard cut_padded(std::vector<int64_t> global_shape, int64_t dim, int64_t padded, int64_t parts,
-                          int64_t index);
-  static Shard cut_segments(std::vector<int64_t> global_shape, int64_t dim, std::vector<int64_t> segments,
-                            int64_t parts, int64_t index);
+  static Shard split(std::vector<int64_t> global_shape, int64_t dim, int64_t parts, int64_t index);
+  static Shard split_padded(std::vector<int64_t> global_shape, int64_t dim, int64_t padded, int64_t parts,
+                            int64_t index);
+  static Shard split_segments(std::vector<int64_t> global_shape, int64_t dim, std::vector<int64_t> segments,
+                              int64_t parts, int64_t index);
 
   std::vector<int64_t> local_shape() const;
-  /// What this rank holds; nothing where its part is padding alone.
+  /// The regions that this rank holds; empty if its part is padding only.
   std::vector<Piece> pieces() const;
 };
 

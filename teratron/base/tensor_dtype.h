@@ -1,5 +1,4 @@
-// ATen's element types by the names that files and kernels use. Only for code that sees torch: base itself does
-// not.
+// Conversion between c10::ScalarType and Dtype. For code that links torch; base itself does not.
 #pragma once
 
 #include <array>
@@ -24,7 +23,7 @@ inline constexpr std::array<std::pair<c10::ScalarType, Dtype>, 10> tensor_dtypes
      {c10::kChar, Dtype::i8},
      {c10::kBool, Dtype::boolean}}};
 
-/// Nothing for a type that no file and no kernel has.
+/// Nullopt if no Dtype matches.
 constexpr std::optional<Dtype> dtype_of(c10::ScalarType type) {
   for (const auto& [scalar, dtype] : tensor_dtypes) {
     if (scalar == type) return dtype;
@@ -32,7 +31,7 @@ constexpr std::optional<Dtype> dtype_of(c10::ScalarType type) {
   return std::nullopt;
 }
 
-/// Nothing for a type that tensors here do not have.
+/// Nullopt if tensors do not support the type.
 constexpr std::optional<c10::ScalarType> scalar_type_of(Dtype dtype) {
   for (const auto& [scalar, known] : tensor_dtypes) {
     if (known == dtype) return scalar;

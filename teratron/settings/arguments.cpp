@@ -20,50 +20,55 @@ std::string program_kind(std::string_view program) {
   return "gpt";
 }
 
-// Settings of the file that --config-file names, to be placed before the flags, which win.
-Settings file_settings(const Schema& schema, const Settings& flags) {
-  Settings settings;
-  const Setting* file = nullptr;
-  for (const Setting& setting : flags.values) {
-    if (setting.field->name == "config_file") file = &setting;
+// Settings of the --config-file given in `flags`.
+ParseResult file_settings(const Schema& schema, const ParseResult& flags) {
+  ParseResult result;
+  const Assignment* file = nullptr;
+  for (const Assignment& assignment : flags.assignments) {
+    if (assignment.field->name == "config_file") file = &assignment;
   }
   if (file && std::holds_alternative<std::string>(file->value)) {
     const bool launched = process_environment("TERATRON_BACKEND").has_value();
-    read_config_file({std::get<std::string>(file->value), file->where, schema, launched}, settings);
+    read_config_file({std::get<std::string>(file->value), file->where, schema, launched}, result);
   }
-  return settings;
+  return result;
 }
 
-void append(Settings& to, Settings&& from) {
-  std::move(from.values.begin(), from.values.end(), std::back_inserter(to.values));
-  std::move(from.problems.begin(), from.problems.end(), std::back_inserter(to.problems));
-  std::move(from.notices.begin(), from.notices.end(), std::back_inserter(to.notices));
-  std::move(from.unsettled.begin(), from.unsettled.end(), std::back_inserter(to.unsettled));
+template <typename T>
+void append(std::vector<T>& to, std::vector<T>&& from) {
+  to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
 }
 
-// A caller without a resolver must not lose a user's choice.
-void refuse_architecture(const Settings& given) {
-  for (const Setting& setting : given.values) {
-    TERATRON_ASSERT(setting.field->name != "model_preset" && setting.field->name != "hf_config",
+void append(ParseResult& to, ParseResult&& from) {
+  append(to.assignments, std::move(from.assignments));
+  append(to.problems, std::move(from.problems));
+  append(to.notices, std::move(from.notices));
+  append(to.unresolved, std::move(from.unresolved));
+}
+
+// Without a resolver the user's choice would be ignored.
+void assert_no_architecture(const ParseResult& given) {
+  for (const Assignment& assignment : given.assignments) {
+    TERATRON_ASSERT(assignment.field->name != "model_preset" && assignment.field->name != "hf_config",
                     "ParseOptions::architecture is not set");
   }
 }
 
-// The program's table with a few rows more.
+// The program's table with additional fields.
 struct ExtendedSchema {
   explicit ExtendedSchema(std::vector<Field> all)
       : fields(std::move(all)),
         schema({.fields = fields,
-                .old_flags = arguments_schema().old_flags(),
+                .compat_flags = arguments_schema().compat_flags(),
                 .later_flags = arguments_schema().later_flags()}) {}
   std::vector<Field> fields;
   Schema schema;
 };
 
-std::shared_ptr<const Schema> extended_schema(std::span<const Field> own_fields) {
+std::shared_ptr<const Schema> extended_schema(std::span<const Field> extra_fields) {
   const std::span<const Field> known = arguments_schema().fields();
   std::vector<Field> all(known.begin(), known.end());
-  all.insert(all.end(), own_fields.begin(), own_fields.end());
+  all.insert(all.end(), extra_fields.begin(), extra_fields.end());
   const auto extended = std::make_shared<const ExtendedSchema>(std::move(all));
   return {extended, &extended->schema};
 }
@@ -73,33 +78,32 @@ std::shared_ptr<const Schema> extended_schema(std::span<const Field> own_fields)
 ParsedArguments parse_arguments(std::string_view program, std::span<const std::string> args,
                                 const ParseOptions& options) {
   ParsedArguments parsed{.program = program_kind(program)};
-  if (!options.own_fields.empty()) parsed.schema = extended_schema(options.own_fields);
+  if (!options.extra_fields.empty()) parsed.schema = extended_schema(options.extra_fields);
   const Schema& schema = parsed.schema ? *parsed.schema : arguments_schema();
-  Settings flags;
+  ParseResult flags;
   read_flags(schema, args, flags);
   parsed.help = flags.help;
   if (parsed.help) return parsed;
-  // From weakest to strongest: a named architecture, the environment, the file, the flags.
-  Settings given;
+  // In increasing priority: architecture, environment, file, flags.
+  ParseResult given;
   read_accelerate_environment(process_environment, given);
   append(given, file_settings(schema, flags));
   append(given, std::move(flags));
-  Settings settings;
+  ParseResult result;
   if (options.architecture) {
-    settings = options.architecture(schema, given);
+    result = options.architecture(schema, given);
   } else {
-    refuse_architecture(given);
+    assert_no_architecture(given);
   }
-  append(settings, std::move(given));
+  append(result, std::move(given));
   const ReviewOptions review_options{.program = parsed.program, .refuse_planned = options.refuse_planned};
-  review(schema, &parsed.args, review_options, settings);
-  if (!settings.problems.empty() && !options.defer_problems) {
-    throw UserError(ExitCode::config, std::move(settings.problems));
-  }
-  parsed.sources = apply(settings, &parsed.args);
-  parsed.notices = std::move(settings.notices);
-  parsed.problems = std::move(settings.problems);
-  parsed.unsettled = std::move(settings.unsettled);
+  review(schema, &parsed.args, review_options, result);
+  if (!result.problems.empty() && !options.defer_problems)
+    throw UserError(ExitCode::config, std::move(result.problems));
+  parsed.sources = apply(result, &parsed.args);
+  parsed.notices = std::move(result.notices);
+  parsed.problems = std::move(result.problems);
+  parsed.unresolved = std::move(result.unresolved);
   return parsed;
 }
 
@@ -116,7 +120,7 @@ std::string explain(const ParsedArguments& parsed) {
   for (const Field& field : arguments_schema().fields()) {
     const auto source = parsed.sources.find(field.name);
     if (source == parsed.sources.end()) continue;
-    out += fmt::format("{} = {}  ({})\n", field.name, printable(python_text(get_value(field, &parsed.args))),
+    out += fmt::format("{} = {}  ({})\n", field.name, printable(python_str(get_value(field, &parsed.args))),
                        printable(source->second));
   }
   return out;
@@ -134,10 +138,10 @@ Arguments arguments_from_json(std::string_view text, const std::string& where,
   return args;
 }
 
-std::string arguments_help(std::string_view usage, std::span<const Field> own_fields) {
+std::string arguments_help(std::string_view usage, std::span<const Field> extra_fields) {
   const Arguments defaults;
-  if (own_fields.empty()) return help_text(arguments_schema(), usage, &defaults);
-  return help_text(*extended_schema(own_fields), usage, &defaults);
+  if (extra_fields.empty()) return help_text(arguments_schema(), usage, &defaults);
+  return help_text(*extended_schema(extra_fields), usage, &defaults);
 }
 
 std::string arguments_document() {

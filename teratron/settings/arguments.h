@@ -1,17 +1,17 @@
-// The settings of a run. Members carry Megatron-LM's names; their rows (default, range, help, status) are in
-// arguments.def, which is the only place to add one.
+// The settings of a run. Members have Megatron-LM's names. Each is declared by its row in arguments.def
+// (default, range, help, status), the only place to add one.
 //
-//   ParsedArguments parsed = parse_arguments("pretrain gpt", args);   // throws UserError(config) with all
-//   problems finish(parsed, world_size);                                       // derived values and
-//   cross-field checks for (const std::string& line : parsed.notices) notice_line(line);
+//   ParsedArguments parsed = parse_arguments("pretrain gpt", args);
+//   validate_arguments(parsed, world_size);  // derived values and cross-field checks
+//   for (const std::string& line : parsed.notices) notice_line(line);
 //   print_line(dump(parsed.args));
 //
-// Optional values are std::optional; after finish() those that a derived default exists for are set:
+// Optional settings are std::optional. validate_arguments() sets those with a derived default:
 // ffn_hidden_size, kv_channels, seq_length or encoder_seq_length, max_position_embeddings, global_batch_size,
 // num_micro_batches, lr_decay_iters or lr_decay_samples, start_weight_decay, end_weight_decay,
-// dataloader_type, tokenizer_type, split, world_size, data_parallel_size. position_embedding_type becomes
-// none under --no-position-embedding alone. Nothing that the user set is ever changed; what cannot apply
-// yields a notice.
+// dataloader_type, tokenizer_type, split, world_size, data_parallel_size. --no-position-embedding alone sets
+// position_embedding_type to none. Values set by the user are never changed; settings without effect give a
+// notice.
 #pragma once
 
 #include <functional>
@@ -28,79 +28,78 @@ namespace teratron {
 struct Arguments {
 #define GROUP(title)
 #define FIELD(type, name, initial, ...) field::type name = initial;
+#define MODEL FIELD
 #define PLANNED FIELD
-#define INHERENT FIELD
+#define NO_OP FIELD
 #define DERIVED FIELD
 #include "teratron/settings/arguments.def"
 #undef GROUP
 #undef FIELD
+#undef MODEL
 #undef PLANNED
-#undef INHERENT
+#undef NO_OP
 #undef DERIVED
 };
 
-/// What the user gave, where each value comes from, and lines to tell the user once.
 struct ParsedArguments {
   std::string program;  // "gpt", "bert", "t5", "generate"
   Arguments args;
   Sources sources;  // field -> "--tp", "run.yaml:3:1", "derived"; absent: default
   std::vector<std::string> notices;
-  bool help = false;  // --help was given: nothing else was checked
-  /// Under defer_problems: what parsing found, for finish() to tell, and the fields concerned.
+  bool help = false;  // --help was given; nothing else was checked
+  /// With defer_problems: problems of parsing, for validate_arguments() to report, and the fields concerned.
   std::vector<Problem> problems = {};
-  std::vector<std::string> unsettled = {};
-  std::shared_ptr<const Schema> schema = nullptr;  // with own_fields; null: arguments_schema()
+  std::vector<std::string> unresolved = {};
+  std::shared_ptr<const Schema> schema = nullptr;  // with extra_fields; null: arguments_schema()
 };
 
-/// Settings that a named architecture (--model-preset, --hf-config) stands for; everything in `given` overrides them.
-using ArchitectureResolver = std::function<Settings(const Schema& schema, const Settings& given)>;
+/// Returns the settings of a named architecture (--model-preset, --hf-config); those in `given` override
+/// them.
+using ArchitectureResolver = std::function<ParseResult(const Schema& schema, const ParseResult& given)>;
 
 struct ParseOptions {
-  bool refuse_planned = true;  // false: let settings through that nothing honours yet (planning, converting)
-  /// Problems are not thrown but left to finish(), which tells them together with its own.
-  bool defer_problems = false;
-  std::span<const Field> own_fields = {};  // of a program built on the library (train/registry.h)
+  bool refuse_planned = true;   // false: accept settings that are not implemented yet (planning, conversion)
+  bool defer_problems = false;  // leave problems to validate_arguments(), which reports them with its own
+  std::span<const Field> extra_fields = {};  // flags of a program built on the library (train/registry.h)
   ArchitectureResolver architecture =
-      nullptr;  // architecture_settings (hf/architecture.h); null: none is accepted
+      nullptr;  // architecture_settings (hf/architecture.h); null: none accepted
 };
 
-/// Reads, from weakest to strongest, the architecture that --model-preset or --hf-config names, what Accelerate's
-/// launcher left in the environment, the YAML file that --config-file names, and the flags. `program`: "gpt", "pretrain_gpt.py", "pretrain
-/// bert", "generate"...; it decides the tokenizer's default. Throws UserError(config) with every problem
-/// found.
+/// Merges, in increasing priority, the architecture of --model-preset or --hf-config, Accelerate's
+/// environment variables, the YAML file of --config-file, and the flags. `program` ("gpt", "pretrain_gpt.py",
+/// "pretrain bert", "generate") determines the default tokenizer. Throws UserError(config) with all problems.
 ParsedArguments parse_arguments(std::string_view program, std::span<const std::string> args,
                                 const ParseOptions& options = {});
 
-struct FinishOptions {
-  bool needs_model = true;  // false: the model's sizes may still come from a checkpoint
-  bool needs_data = true;   // false: no dataset and no training length is needed (planning, generation)
+struct ValidateOptions {
+  bool needs_model = true;  // false: the model's sizes may come from a checkpoint
+  bool needs_data = true;   // false: no dataset and training length required (planning, generation)
 };
 
-/// Fills derived values in and checks all fields against each other and the number of ranks.
-/// Throws UserError(config) with every problem, each with its value, reason and the nearest valid choices.
-void finish(ParsedArguments& parsed, int64_t world_size, const FinishOptions& options = {});
+/// Sets derived values and checks all settings against each other and the number of ranks. Throws
+/// UserError(config) with all problems, each with the values, the reason and the nearest valid choices.
+void validate_arguments(ParsedArguments& parsed, int64_t world_size, const ValidateOptions& options = {});
 
-/// Key and value heads of a layer: num_query_groups under group_query_attention, else one per attention head.
+/// Number of key/value heads: num_query_groups with group_query_attention, else num_attention_heads.
 int64_t query_groups(const Arguments& args);
-/// Vocabulary padded to a multiple of make_vocab_size_divisible_by * tensor_model_parallel_size, or
-/// padded_vocab_size when given (throws UserError(config) when that is smaller than the vocabulary).
+/// Vocabulary size padded to a multiple of make_vocab_size_divisible_by * tensor_model_parallel_size, or
+/// padded_vocab_size if set (throws UserError(config) if smaller than the vocabulary).
 int64_t padded_vocab_size(const Arguments& args, int64_t vocab_size);
 
-/// The table behind Arguments.
+/// The table of Arguments.
 const Schema& arguments_schema();
 
 /// Megatron-LM's listing of all arguments.
 std::string dump(const Arguments& args);
 std::string dump(const ParsedArguments& parsed);
-/// One line "name = value  (source)" for each setting that was given or derived.
+/// A line "name = value  (source)" for each setting that was set or derived.
 std::string explain(const ParsedArguments& parsed);
-/// JSON copy for checkpoints, and back. `unknown` receives keys of other versions. Throws
-/// UserError(checkpoint).
+/// JSON for checkpoints, and its inverse. `unknown` receives unknown keys. Throws UserError(checkpoint).
 std::string to_json(const Arguments& args);
 Arguments arguments_from_json(std::string_view text, const std::string& where,
                               std::vector<std::string>* unknown = nullptr);
-/// Text of --help; `own_fields` come last.
-std::string arguments_help(std::string_view usage, std::span<const Field> own_fields = {});
+/// Text of --help; `extra_fields` come last.
+std::string arguments_help(std::string_view usage, std::span<const Field> extra_fields = {});
 /// Text of docs/flags.md.
 std::string arguments_document();
 

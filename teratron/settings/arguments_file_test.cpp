@@ -1,4 +1,4 @@
-// Settings from files: plain, with bases, of Accelerate and of Megatron-LM's own YAML.
+// Settings from files: plain, with bases, Accelerate's and Megatron-LM's YAML.
 #include <filesystem>
 #include <map>
 #include <string>
@@ -46,7 +46,7 @@ class ArgumentsFile : public testing::Test {
   bool refuse_planned_ = true;
 };
 
-TEST_F(ArgumentsFile, FlagsWinAndValuesKnowTheirSource) {
+TEST_F(ArgumentsFile, FlagsOverrideAndValuesHaveSources) {
   const ParsedArguments p = parse(
       "num_layers: 4\n"
       "hidden-size: 64\n"
@@ -69,7 +69,7 @@ TEST_F(ArgumentsFile, FlagsWinAndValuesKnowTheirSource) {
   EXPECT_EQ(p.sources.count("seed"), 0u);
 }
 
-TEST_F(ArgumentsFile, BaseIsOverriddenAndNullGoesBackToTheDefault) {
+TEST_F(ArgumentsFile, BaseIsOverriddenAndNullResets) {
   write_text(folder_ / "common.yaml", "num_layers: 2\nhidden_size: 32\nseed: 7\nload: somewhere\n",
              ExitCode::config);
   const ParsedArguments p = parse("base: common.yaml\nnum_layers: 3\nseed:\nload: null\n");
@@ -80,7 +80,7 @@ TEST_F(ArgumentsFile, BaseIsOverriddenAndNullGoesBackToTheDefault) {
   EXPECT_EQ(p.sources.at("hidden_size"), (folder_ / "common.yaml").string() + ":2:14");
 }
 
-TEST_F(ArgumentsFile, AllProblemsAtOnceWithPositions) {
+TEST_F(ArgumentsFile, ReportsAllProblemsWithPositions) {
   const std::vector<Problem> problems = problems_of(
       "num_layer: 4\n"
       "hidden_size: big\n"
@@ -105,13 +105,13 @@ TEST_F(ArgumentsFile, AllProblemsAtOnceWithPositions) {
   EXPECT_EQ(problems[1].fix, "Did you mean num_layers?");
 }
 
-TEST_F(ArgumentsFile, InherentKeysInAnyWordingGiveNotices) {
+TEST_F(ArgumentsFile, NoOpKeysGiveNotices) {
   const ParsedArguments p =
       parse("masked_softmax_fusion: true\nno_bias_dropout_fusion: true\nuse_flash_attn: false\n");
   EXPECT_EQ(p.notices.size(), 2u);
 }
 
-TEST_F(ArgumentsFile, AccelerateConfigAsItsWizardWritesIt) {
+TEST_F(ArgumentsFile, AccelerateConfigOfTheWizard) {
   const ParsedArguments p = parse(
       "compute_environment: LOCAL_MACHINE\n"
       "deepspeed_config: {}\n"
@@ -147,14 +147,13 @@ TEST_F(ArgumentsFile, AccelerateConfigAsItsWizardWritesIt) {
   EXPECT_TRUE(p.args.bf16);
   EXPECT_EQ(p.args.device, "auto");
   ASSERT_EQ(p.notices.size(), 1u);
-  EXPECT_EQ(
-      p.notices[0],
-      "no effect here, but in `teratron launch --config_file`: machine_rank, num_machines, num_processes");
+  EXPECT_EQ(p.notices[0],
+            "only `teratron launch --config_file` uses: machine_rank, num_machines, num_processes");
   // Global batch = per-device batch x data-parallel size x micro-batches.
-  ParsedArguments finished = p;
-  finish(finished, 8);
-  EXPECT_EQ(finished.args.data_parallel_size, 2);
-  EXPECT_EQ(finished.args.global_batch_size, 3 * 2 * 2);
+  ParsedArguments validated = p;
+  validate_arguments(validated, 8);
+  EXPECT_EQ(validated.args.data_parallel_size, 2);
+  EXPECT_EQ(validated.args.global_batch_size, 3 * 2 * 2);
 }
 
 const std::vector<std::string> plugin_lines = {"tp_degree: 1",
@@ -220,7 +219,7 @@ const std::vector<std::string> plugin_lines = {"tp_degree: 1",
                                                "custom_get_batch_function: null",
                                                "custom_loss_function: null"};
 
-TEST_F(ArgumentsFile, EveryFieldOfTheAcceleratePluginIsKnown) {
+TEST_F(ArgumentsFile, KnowsAllFieldsOfTheAcceleratePlugin) {
   refuse_planned_ = false;
   std::string yaml = "megatron_lm_config:\n";
   for (const std::string& line : plugin_lines) {
@@ -272,7 +271,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadKey{"megatron_lm_config:\n  tp_degree: 2\n  tp-degree: 3\n", "appears twice"},
         BadKey{"language_model:\n  activation_func: sine\n", "activation_func = 'sine'"}));
 
-TEST_F(ArgumentsFile, MegatronsOwnYaml) {
+TEST_F(ArgumentsFile, MegatronsYaml) {
   const ParsedArguments p = parse(
       "language_model:\n"
       "  num_layers: 24\n"
@@ -291,7 +290,7 @@ TEST_F(ArgumentsFile, MegatronsOwnYaml) {
   EXPECT_EQ(p.args.micro_batch_size, 2);
 }
 
-TEST_F(ArgumentsFile, TwoSpellingsOfOneFieldMustAgree) {
+TEST_F(ArgumentsFile, SpellingsOfOneFieldMustAgree) {
   const std::vector<Problem> problems = problems_of("tp: 2\nseed: 1\ntensor_model_parallel_size: 4\n");
   ASSERT_EQ(problems.size(), 1u);
   EXPECT_EQ(problems[0].where, path_ + ":3:29");
@@ -299,7 +298,7 @@ TEST_F(ArgumentsFile, TwoSpellingsOfOneFieldMustAgree) {
   EXPECT_TRUE(problems_of("tp: 2\ntensor_model_parallel_size: 2\n").empty());
 }
 
-TEST(AccelerateEnvironment, IsReadWhenItIsMeant) {
+TEST(AccelerateEnvironment, IsReadIfEnabled) {
   std::map<std::string, std::string> variables{{"MEGATRON_LM_TP_DEGREE", "2"},
                                                {"MEGATRON_LM_SEQUENCE_PARALLELISM", "true"},
                                                {"MEGATRON_LM_GRADIENT_CLIPPING", "0.5"},
@@ -309,11 +308,11 @@ TEST(AccelerateEnvironment, IsReadWhenItIsMeant) {
     const auto it = variables.find(name);
     return it == variables.end() ? std::nullopt : std::optional(it->second);
   };
-  Settings unused;
+  ParseResult unused;
   read_accelerate_environment(get, unused);
-  EXPECT_TRUE(unused.values.empty());
+  EXPECT_TRUE(unused.assignments.empty());
   variables["ACCELERATE_USE_MEGATRON_LM"] = "true";
-  Settings settings;
+  ParseResult settings;
   read_accelerate_environment(get, settings);
   Arguments args;
   const Sources sources = apply(settings, &args);

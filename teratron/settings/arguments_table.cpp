@@ -1,4 +1,4 @@
-// The table behind Arguments: one row per line of arguments.def and old_flags.def.
+// The table of Arguments: one row per line of arguments.def and compat_flags.def.
 #include <array>
 #include <cstddef>
 #include <type_traits>
@@ -13,25 +13,28 @@ static_assert(std::is_standard_layout_v<Arguments>, "fields are reached by offse
 
 // Rows without a name are headings.
 constexpr Field rows_and_headings[] = {
-#define ROW(STATUS, TYPE, NAME, SINCE, HELP, ...) \
-  {.name = #NAME,                                 \
-   .type = field_type<field::TYPE>(),             \
-   .status = FieldStatus::STATUS,                 \
-   .offset = offsetof(Arguments, NAME),           \
-   .since = SINCE,                                \
-   .help = HELP,                                  \
-   .traits = FieldTraits{__VA_ARGS__}},
+#define ROW(STATUS, IS_MODEL, TYPE, NAME, SINCE, HELP, ...) \
+  {.name = #NAME,                                           \
+   .type = field_type<field::TYPE>(),                       \
+   .status = FieldStatus::STATUS,                           \
+   .offset = offsetof(Arguments, NAME),                     \
+   .since = SINCE,                                          \
+   .help = HELP,                                            \
+   .traits = FieldTraits{__VA_ARGS__},                      \
+   .model = IS_MODEL},
 #define GROUP(TITLE) {.group = TITLE},
-#define FIELD(TYPE, NAME, INITIAL, ...) ROW(effect, TYPE, NAME, __VA_ARGS__)
-#define PLANNED(TYPE, NAME, INITIAL, ...) ROW(planned, TYPE, NAME, __VA_ARGS__)
-#define INHERENT(TYPE, NAME, INITIAL, ...) ROW(inherent, TYPE, NAME, __VA_ARGS__)
-#define DERIVED(TYPE, NAME, INITIAL, ...) ROW(derived, TYPE, NAME, __VA_ARGS__)
+#define FIELD(TYPE, NAME, INITIAL, ...) ROW(active, false, TYPE, NAME, __VA_ARGS__)
+#define MODEL(TYPE, NAME, INITIAL, ...) ROW(active, true, TYPE, NAME, __VA_ARGS__)
+#define PLANNED(TYPE, NAME, INITIAL, ...) ROW(planned, false, TYPE, NAME, __VA_ARGS__)
+#define NO_OP(TYPE, NAME, INITIAL, ...) ROW(no_op, false, TYPE, NAME, __VA_ARGS__)
+#define DERIVED(TYPE, NAME, INITIAL, ...) ROW(derived, false, TYPE, NAME, __VA_ARGS__)
 #include "teratron/settings/arguments.def"
 #undef ROW
 #undef GROUP
 #undef FIELD
+#undef MODEL
 #undef PLANNED
-#undef INHERENT
+#undef NO_OP
 #undef DERIVED
 };
 
@@ -58,13 +61,14 @@ constexpr auto make_fields() {
 
 constexpr auto fields = make_fields();
 
-constexpr OldFlag old_flags[] = {
-#define MEANS(flag, values, since, assignments) {flag, values, OldFlag::Verdict::means, since, assignments},
-#define NO_EFFECT(flag, values, since, reason) {flag, values, OldFlag::Verdict::inherent, since, reason},
-#define REFUSED(flag, values, since, reason) {flag, values, OldFlag::Verdict::rejected, since, reason},
-#include "teratron/settings/old_flags.def"
-#undef MEANS
-#undef NO_EFFECT
+constexpr CompatFlag compat_flags[] = {
+#define ALIAS(flag, values, since, assignments) \
+  {flag, values, CompatFlag::Verdict::alias, since, assignments},
+#define NO_OP(flag, values, since, reason) {flag, values, CompatFlag::Verdict::no_op, since, reason},
+#define REFUSED(flag, values, since, reason) {flag, values, CompatFlag::Verdict::refused, since, reason},
+#include "teratron/settings/compat_flags.def"
+#undef ALIAS
+#undef NO_OP
 #undef REFUSED
 };
 
@@ -75,7 +79,7 @@ constexpr std::string_view later_flags =
 }  // namespace
 
 const Schema& arguments_schema() {
-  static const Schema schema({.fields = fields, .old_flags = old_flags, .later_flags = later_flags});
+  static const Schema schema({.fields = fields, .compat_flags = compat_flags, .later_flags = later_flags});
   return schema;
 }
 

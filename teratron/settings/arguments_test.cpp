@@ -15,13 +15,13 @@
 namespace teratron {
 namespace {
 
-using Texts = std::vector<std::string>;
+using Args = std::vector<std::string>;
 
-ParsedArguments parse(const Texts& args, const std::string& program = "pretrain gpt") {
+ParsedArguments parse(const Args& args, const std::string& program = "pretrain gpt") {
   return parse_arguments(program, args);
 }
 
-std::vector<Problem> problems_of(const Texts& args, const std::string& program = "pretrain gpt") {
+std::vector<Problem> problems_of(const Args& args, const std::string& program = "pretrain gpt") {
   try {
     parse_arguments(program, args);
   } catch (const UserError& error) {
@@ -52,7 +52,7 @@ TEST(Arguments, NoFlagsGiveMegatronsDefaults) {
 }
 
 struct Spelling {
-  Texts args;
+  Args args;
   const char* field;
   const char* value;
 };
@@ -62,7 +62,7 @@ class SpellingTest : public testing::TestWithParam<Spelling> {};
 TEST_P(SpellingTest, SetsTheField) {
   const ParsedArguments parsed = parse_arguments("pretrain gpt", GetParam().args, {.refuse_planned = false});
   const Field& field = arguments_schema().field(GetParam().field);
-  EXPECT_EQ(python_text(get_value(field, &parsed.args)), GetParam().value);
+  EXPECT_EQ(python_str(get_value(field, &parsed.args)), GetParam().value);
   EXPECT_EQ(parsed.sources.count(GetParam().field), 1u);
 }
 
@@ -116,7 +116,7 @@ TEST(Arguments, ShortenedAndMisspelledFlagsAreErrors) {
   }
 }
 
-TEST(Arguments, ReplacedAndLaterFlagsSayWhatToDo) {
+TEST(Arguments, ReplacedAndLaterFlagsSuggestAFix) {
   EXPECT_NE(problems_of({"--batch-size", "4"}).at(0).what.find("--micro-batch-size"), std::string::npos);
   EXPECT_NE(problems_of({"--warmup", "0.1"}).at(0).what.find("--lr-warmup-fraction"), std::string::npos);
   EXPECT_NE(problems_of({"--model-parallel-size", "2"}).at(0).what.find("--tensor-model-parallel-size"),
@@ -139,30 +139,30 @@ TEST(Arguments, EveryFlagUpToCore07IsKnown) {
   EXPECT_GT(count, 800);
 }
 
-TEST(Arguments, AcceptedFlagsAreNeverSilent) {
-  for (const OldFlag& old : arguments_schema().old_flags()) {
-    if (old.verdict != OldFlag::Verdict::inherent) continue;
-    Texts args{std::string(old.flag)};
-    if (old.values == 1) args.push_back("1");
+TEST(Arguments, NoOpFlagsGiveNotices) {
+  for (const CompatFlag& old : arguments_schema().compat_flags()) {
+    if (old.verdict != CompatFlag::Verdict::no_op) continue;
+    Args args{std::string(old.flag)};
+    if (old.arity == 1) args.push_back("1");
     const ParsedArguments parsed = parse(args);
     ASSERT_EQ(parsed.notices.size(), 1u) << old.flag;
     EXPECT_TRUE(parsed.notices[0].starts_with(old.flag)) << parsed.notices[0];
   }
 }
 
-TEST(Arguments, FieldsWithoutEffectSpeakUp) {
+TEST(Arguments, FieldsWithoutEffectGiveNotices) {
   for (const Field& field : arguments_schema().fields()) {
     if (field.type != FieldType::boolean || field.status == FieldStatus::derived ||
         !field.traits.program.empty())
       continue;
     const Arguments defaults;
     const bool initial = std::get<bool>(get_value(field, &defaults));
-    const Texts args{flag_of(field.name) + (initial ? "=false" : "")};
+    const Args args{flag_of(field.name) + (initial ? "=false" : "")};
     if (field.status == FieldStatus::planned) {
       const std::vector<Problem> problems = problems_of(args);
       ASSERT_EQ(problems.size(), 1u) << field.name;
       EXPECT_NE(problems[0].what.find("not supported yet"), std::string::npos);
-    } else if (field.status == FieldStatus::inherent) {
+    } else if (field.status == FieldStatus::no_op) {
       EXPECT_EQ(parse(args).notices.size(), 1u) << field.name;
     } else {
       EXPECT_TRUE(parse(args).notices.empty()) << field.name;
@@ -170,28 +170,28 @@ TEST(Arguments, FieldsWithoutEffectSpeakUp) {
   }
 }
 
-TEST(Arguments, TableIsSound) {
+TEST(Arguments, TableIsConsistent) {
   for (const Field& field : arguments_schema().fields()) {
     EXPECT_FALSE(field.help.empty()) << field.name;
     EXPECT_FALSE(field.help.ends_with('.')) << field.name;
     EXPECT_FALSE(field.since.empty()) << field.name;
     EXPECT_FALSE(field.group.empty()) << field.name;
-    EXPECT_TRUE(field.status != FieldStatus::inherent || !field.traits.note.empty()) << field.name;
-    // A default must pass the checks of its own row.
+    EXPECT_TRUE(field.status != FieldStatus::no_op || !field.traits.note.empty()) << field.name;
+    // A default must be valid.
     const Arguments defaults;
     const Value initial = get_value(field, &defaults);
-    const std::string text = python_text(initial);
+    const std::string text = python_str(initial);
     if (text == "None") continue;  // not set
     Problem problem;
     EXPECT_EQ(parse_value(field, std::vector{text}, problem), initial) << field.name << ": " << problem.what;
   }
 }
 
-TEST(Arguments, OldFlagsMeanRealFields) {
-  for (const OldFlag& old : arguments_schema().old_flags()) {
-    if (old.verdict != OldFlag::Verdict::means) continue;
-    Texts args{std::string(old.flag)};
-    if (old.values == 1) args.push_back(old.flag.find("method") != std::string::npos ? "uniform" : "1");
+TEST(Arguments, AliasesSetFields) {
+  for (const CompatFlag& old : arguments_schema().compat_flags()) {
+    if (old.verdict != CompatFlag::Verdict::alias) continue;
+    Args args{std::string(old.flag)};
+    if (old.arity == 1) args.push_back(old.flag.find("method") != std::string::npos ? "uniform" : "1");
     const ParsedArguments parsed = parse_arguments("generate", args, {.refuse_planned = false});
     EXPECT_FALSE(parsed.sources.empty()) << old.flag;
     EXPECT_EQ(parsed.notices.size(), 1u) << old.flag;
@@ -203,88 +203,92 @@ int64_t ranks_of(const Arguments& a) {
          a.expert_model_parallel_size;
 }
 
-void expect_understood(const std::string& program, const Texts& args) {
+void expect_accepted(const std::string& program, const Args& args) {
   ParsedArguments parsed = parse_arguments(program, args, {.refuse_planned = false});
   const bool trains = program.starts_with("pretrain");
-  finish(parsed, ranks_of(parsed.args), {.needs_data = trains});
+  validate_arguments(parsed, ranks_of(parsed.args), {.needs_data = trains});
   EXPECT_GE(*parsed.args.num_micro_batches, 1);
-  // Until everything is honoured, the only reason to refuse one of them is a setting that is not built yet.
+  // The only reason to reject one of them is a setting that is not implemented yet.
   for (const Problem& problem : problems_of(args, program)) {
     EXPECT_NE(problem.what.find("is not supported yet"), std::string::npos) << problem.what;
   }
 }
 
-TEST(Arguments, MegatronsOwnCommandLinesParse) {
+TEST(Arguments, MegatronsCommandLinesParse) {
   int count = 0;
   for (const char* name : {"commands.jsonl", "scripts.jsonl"}) {
     std::ifstream file(std::filesystem::path(TERATRON_SOURCE_DIR) / "tests/fixtures/cli" / name);
     ASSERT_TRUE(file);
     for (std::string line; std::getline(file, line); ++count) {
       const nlohmann::json command = nlohmann::json::parse(line);
-      EXPECT_NO_THROW(expect_understood(command.at("program"), command.at("args"))) << line;
+      EXPECT_NO_THROW(expect_accepted(command.at("program"), command.at("args"))) << line;
     }
   }
   EXPECT_GE(count, 30);
 }
 
-TEST(Arguments, WrongValuesAndContradictionsAreToldTogether) {
-  const Texts args = {"--num-layers",
-                      "4",
-                      "--hiden-size",
-                      "64",
-                      "--num-attention-heads",
-                      "8",
-                      "--seq-length",
-                      "8",
-                      "--lr",
-                      "1e-3",
-                      "--micro-batch-size",
-                      "2",
-                      "--mock-data",
-                      "--bf16",
-                      "--fp16",
-                      "--lr-decay-style",
-                      "cosin",
-                      "--train-iters",
-                      "many",
-                      "--tokenizer-type",
-                      "NullTokenizer",
-                      "--vocab-size",
-                      "9"};
+TEST(Arguments, ReportsInvalidValuesAndConflictsTogether) {
+  const Args args = {"--num-layers",
+                     "4",
+                     "--hiden-size",
+                     "64",
+                     "--num-attention-heads",
+                     "8",
+                     "--seq-length",
+                     "8",
+                     "--lr",
+                     "1e-3",
+                     "--micro-batch-size",
+                     "2",
+                     "--mock-data",
+                     "--bf16",
+                     "--fp16",
+                     "--lr-decay-style",
+                     "cosin",
+                     "--train-iters",
+                     "many",
+                     "--tokenizer-type",
+                     "NullTokenizer",
+                     "--vocab-size",
+                     "9"};
   ParsedArguments parsed = parse_arguments("pretrain gpt", args, {.defer_problems = true});
-  std::vector<std::string> told;
+  std::vector<std::string> problems;
   try {
-    finish(parsed, 1);
+    validate_arguments(parsed, 1);
   } catch (const UserError& error) {
-    for (const Problem& problem : error.problems()) told.push_back(problem.what);
+    for (const Problem& problem : error.problems()) problems.push_back(problem.what);
   }
-  // What follows from the first three is not told: that hidden_size and train_iters are not set.
-  EXPECT_EQ(told, (std::vector<std::string>{
-                      "unknown flag --hiden-size", "lr_decay_style = 'cosin' is not a valid choice",
-                      "train_iters = 'many' is not an integer of 64 bits", "fp16 and bf16 are both set"}));
+  // Problems that follow from the first three are not reported: hidden_size and train_iters are not set.
+  EXPECT_EQ(problems,
+            (std::vector<std::string>{
+                "unknown flag --hiden-size", "lr_decay_style = 'cosin' is not a valid choice",
+                "train_iters = 'many' is not a 64-bit integer", "--fp16 and --bf16 are mutually exclusive"}));
 }
 
-TEST(Arguments, AProgramMayHaveFlagsOfItsOwn) {
+TEST(Arguments, ProgramsCanAddFlags) {
   double alpha = 0.25;
-  std::vector<std::string> words;
-  const std::vector<Field> own = {
-      {.name = "keyword_alpha",
-       .type = FieldType::real,
-       .help = "Weight",
-       .traits = {.min = 0},
-       .group = "Own",
-       .place = &alpha},
-      {.name = "keywords", .type = FieldType::texts, .help = "Words", .group = "Own", .place = &words}};
-  const Texts args = {"--keyword-alpha", "0.5", "--keywords", "a", "b", "--seed", "3"};
-  const ParsedArguments parsed = parse_arguments("pretrain gpt", args, {.own_fields = own});
+  std::vector<std::string> keywords;
+  const std::vector<Field> extra = {{.name = "keyword_alpha",
+                                     .type = FieldType::real,
+                                     .help = "Weight",
+                                     .traits = {.min = 0},
+                                     .group = "Own",
+                                     .storage = &alpha},
+                                    {.name = "keywords",
+                                     .type = FieldType::strings,
+                                     .help = "Words",
+                                     .group = "Own",
+                                     .storage = &keywords}};
+  const Args args = {"--keyword-alpha", "0.5", "--keywords", "a", "b", "--seed", "3"};
+  const ParsedArguments parsed = parse_arguments("pretrain gpt", args, {.extra_fields = extra});
   EXPECT_EQ(alpha, 0.5);
-  EXPECT_EQ(words, (Texts{"a", "b"}));
+  EXPECT_EQ(keywords, (Args{"a", "b"}));
   EXPECT_EQ(parsed.args.seed, 3);
   EXPECT_NE(dump(parsed).find("  keyword_alpha ................................... 0.5"), std::string::npos);
-  EXPECT_NE(arguments_help("program", own).find("--keyword-alpha"), std::string::npos);
-  const Texts wrong = {"--keyword-alpha", "-1", "--keyword", "a"};
+  EXPECT_NE(arguments_help("program", extra).find("--keyword-alpha"), std::string::npos);
+  const Args wrong = {"--keyword-alpha", "-1", "--keyword", "a"};
   try {
-    parse_arguments("pretrain gpt", wrong, {.own_fields = own});
+    parse_arguments("pretrain gpt", wrong, {.extra_fields = extra});
     FAIL();
   } catch (const UserError& error) {
     ASSERT_EQ(error.problems().size(), 2U);
@@ -292,10 +296,10 @@ TEST(Arguments, AProgramMayHaveFlagsOfItsOwn) {
   }
 }
 
-TEST(Arguments, ProgramsHaveTheirTokenizer) {
+TEST(Arguments, ProgramsHaveADefaultTokenizer) {
   const auto tokenizer = [](const std::string& program) {
     ParsedArguments parsed = parse({"--vocab-file", "v", "--merge-file", "m"}, program);
-    finish(parsed, 1, {.needs_model = false, .needs_data = false});
+    validate_arguments(parsed, 1, {.needs_model = false, .needs_data = false});
     return *parsed.args.tokenizer_type;
   };
   EXPECT_EQ(tokenizer("pretrain_gpt.py"), "GPT2BPETokenizer");
@@ -304,7 +308,7 @@ TEST(Arguments, ProgramsHaveTheirTokenizer) {
   EXPECT_EQ(tokenizer("pretrain t5"), "BertWordPieceLowerCase");
 }
 
-TEST(Arguments, HelpChecksNothingElse) {
+TEST(Arguments, HelpSkipsChecks) {
   EXPECT_TRUE(parse({"--bogus", "--help"}).help);
   const std::string help = arguments_help("teratron pretrain gpt [settings]");
   for (const Field& field : arguments_schema().fields()) {
@@ -347,9 +351,9 @@ TEST(Arguments, JsonRoundTripKeepsEveryValue) {
   EXPECT_THROW(arguments_from_json("{\"num_layers\": -1}", "manifest.json"), UserError);
 }
 
-TEST(Arguments, ReferenceOfFlagsIsUpToDate) {
+TEST(Arguments, FlagsDocumentIsUpToDate) {
   EXPECT_EQ(read_fixture("docs/flags.md"), arguments_document())
-      << "The table of settings changed. Write docs/flags.md anew with the program flags_document.";
+      << "The table of settings changed. Regenerate docs/flags.md with the program flags_document.";
 }
 
 }  // namespace

@@ -5,19 +5,20 @@
 #include <set>
 
 #include "teratron/base/config/yaml.h"
+#include "teratron/base/strings.h"
 #include "teratron/settings/arguments.h"
 
 namespace teratron {
 
 namespace {
 
-// A key of Accelerate. Keys that are neither here nor fields are unknown.
+// A key of Accelerate's configuration. Other keys must be fields.
 struct AccelerateKey {
-  enum class Kind : uint8_t { renamed, launcher, only, usual, no_effect, all_logging, python };
+  enum class Kind : uint8_t { renamed, launcher, only, usual, no_op, all_logging, python };
   std::string_view key;
   Kind kind;
-  /// renamed: the field; only: the values that mean something here, "a|b"; usual: those that ask for nothing;
-  /// no_effect: why
+  /// renamed: the field; only: the supported values, "a|b"; usual: values that need no notice; no_op: the
+  /// reason
   std::string_view text;
 };
 
@@ -43,15 +44,15 @@ constexpr AccelerateKey top_keys[] = {
     {"tpu_use_sudo", Kind::usual, "false"},
 };
 
-// Fields of Accelerate's plugin whose name is not that of one of our fields.
+// Fields of Accelerate's MegatronLMPlugin that are not fields here under the same name.
 constexpr AccelerateKey plugin_keys[] = {
     {"tp_degree", Kind::renamed, "tensor_model_parallel_size"},
     {"pp_degree", Kind::renamed, "pipeline_model_parallel_size"},
     {"sequence_parallelism", Kind::renamed, "sequence_parallel"},
     {"gradient_clipping", Kind::renamed, "clip_grad"},
     {"decoder_last_pipeline_num_layers", Kind::renamed, "decoder_last_pipeline_num_layers"},
-    {"is_train_batch_min", Kind::no_effect, "the batch of a rank is micro_batch_size"},
-    {"megatron_dataset_flag", Kind::no_effect, "datasets are always Megatron-LM's"},
+    {"is_train_batch_min", Kind::no_op, "the batch size of a rank is micro_batch_size"},
+    {"megatron_dataset_flag", Kind::no_op, "datasets are always in Megatron-LM's format"},
     {"lr_mult", Kind::only, "1|1.0"},
     {"use_custom_fsdp", Kind::only, "false"},
     {"optimizer_cpu_offload", Kind::only, "false"},
@@ -71,41 +72,36 @@ constexpr AccelerateKey plugin_keys[] = {
     {"custom_loss_function", Kind::python, ""},
 };
 
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
-  return text;
-}
-
-// Of "a|b", in whatever case.
+// Case-insensitive membership in "a|b".
 bool is_one_of(const std::string& value, std::string_view values) {
-  const std::string all = fmt::format("|{}|", lower(std::string(values)));
-  return !value.empty() && all.find("|" + lower(value) + "|") != std::string::npos;
+  const std::vector<std::string> all = split(to_lower(std::string(values)), '|');
+  return std::find(all.begin(), all.end(), to_lower(value)) != all.end();
 }
 
 class ConfigFile {
  public:
-  ConfigFile(const Schema& schema, Settings& settings) : schema_(schema), settings_(settings) {}
+  ConfigFile(const Schema& schema, ParseResult& result) : schema_(schema), result_(result) {}
 
   void add(const YamlEntry& entry) {
-    const size_t before = settings_.values.size();
+    const size_t before = result_.assignments.size();
     dispatch(entry);
-    for (size_t i = before; i < settings_.values.size(); ++i) check_twice(entry, settings_.values[i]);
+    for (size_t i = before; i < result_.assignments.size(); ++i) check_twice(entry, result_.assignments[i]);
   }
 
   void note_launcher_keys() {
     if (!launcher_keys_.empty()) {
-      settings_.notices.push_back(
-          fmt::format("no effect here, but in `teratron launch --config_file`: {}", launcher_keys_));
+      result_.notices.push_back(fmt::format("only `teratron launch --config_file` uses: {}", launcher_keys_));
     }
   }
 
  private:
-  // Two spellings of one field in the same file are as wrong as one key twice, unless they agree.
-  void check_twice(const YamlEntry& entry, const Setting& setting) {
+  // Two spellings of a field in one file are a duplicate key, unless the values are equal.
+  void check_twice(const YamlEntry& entry, const Assignment& assignment) {
     const std::string file = entry.where.substr(0, entry.where.rfind(':', entry.where.rfind(':') - 1));
-    const auto [first, fresh] = set_by_.emplace(file + '\n' + std::string(setting.field->name), setting);
-    if (fresh || first->second.value == setting.value) return;
-    reject(entry, fmt::format("{} is set twice; first at {}", setting.field->name, first->second.where),
+    const auto [first, fresh] =
+        set_by_.emplace(file + '\n' + std::string(assignment.field->name), assignment);
+    if (fresh || first->second.value == assignment.value) return;
+    reject(entry, fmt::format("{} is set twice; first at {}", assignment.field->name, first->second.where),
            "Remove one of them");
   }
 
@@ -117,30 +113,29 @@ class ConfigFile {
         entry.section == "megatron_lm_config.megatron_lm_other_megatron_args") {
       return pass(entry.key, entry);
     }
-    // The sections of Megatron-LM's own YAML files.
+    // Sections of Megatron-LM's YAML files.
     if (entry.section == "language_model" || entry.section == "model_parallel")
       return add_megatron(key, entry);
     reject_section(entry);
   }
 
   void pass(const std::string& key, const YamlEntry& entry) {
-    set(schema_,
-        {.key = key,
-         .texts = entry.texts,
-         .where = entry.where,
-         .value_where = entry.value_where,
-         .null = entry.null},
-        settings_);
+    add_option(schema_,
+               {.key = key,
+                .values = entry.values,
+                .where = entry.where,
+                .value_where = entry.value_where,
+                .null = entry.null},
+               result_);
   }
 
   void assign(std::string_view key, std::string value, const YamlEntry& entry) {
-    set(schema_, {.key = std::string(key), .texts = {std::move(value)}, .where = entry.value_where},
-        settings_);
+    add_option(schema_, {.key = std::string(key), .values = {std::move(value)}, .where = entry.value_where},
+               result_);
   }
 
   void reject(const YamlEntry& entry, std::string what, std::string fix) {
-    settings_.problems.push_back(
-        {.what = std::move(what), .where = entry.value_where, .fix = std::move(fix)});
+    result_.problems.push_back({.what = std::move(what), .where = entry.value_where, .fix = std::move(fix)});
   }
 
   void reject_section(const YamlEntry& entry) {
@@ -154,7 +149,7 @@ class ConfigFile {
 
   void apply_key(const AccelerateKey& known, const YamlEntry& entry) {
     if (entry.null) return;
-    const std::string value = entry.texts.size() == 1 ? entry.texts[0] : "";
+    const std::string value = entry.values.size() == 1 ? entry.values[0] : "";
     switch (known.kind) {
       case Kind::renamed:
         return pass(std::string(known.text), entry);
@@ -164,36 +159,36 @@ class ConfigFile {
       case Kind::only:
         if (is_one_of(value, known.text)) return;
         return reject(entry, fmt::format("{} = '{}' is not supported", known.key, printable(value)),
-                      fmt::format("Only {} has a meaning here; or remove it", known.text));
+                      fmt::format("Remove it; the only supported value is {}", known.text));
       case Kind::usual:
-        if (entry.texts.empty() || is_one_of(value, known.text)) return;
-        settings_.notices.push_back(fmt::format("{} = '{}' has no effect", known.key, printable(value)));
+        if (entry.values.empty() || is_one_of(value, known.text)) return;
+        result_.notices.push_back(fmt::format("{} = '{}' has no effect", known.key, printable(value)));
         return;
-      case Kind::no_effect:
-        settings_.notices.push_back(fmt::format("{} has no effect: {}", known.key, known.text));
+      case Kind::no_op:
+        result_.notices.push_back(fmt::format("{} has no effect: {}", known.key, known.text));
         return;
       case Kind::python:
         return reject(entry, fmt::format("{} is for Accelerate's Python programs", known.key),
-                      "Remove it; examples/custom_loss shows a train step of one's own in C++");
+                      "Remove it; examples/custom_loss shows a custom train step in C++");
       case Kind::all_logging:
         return add_all_logging(known, entry);
     }
   }
 
-  // A value that is neither true nor false is a problem, and no.
+  // False for an invalid boolean, which is a problem.
   bool is_true(std::string_view key, const YamlEntry& entry) {
     Problem problem{.where = entry.value_where};
-    const Value value = parse_value({.name = key, .type = FieldType::boolean}, entry.texts, problem);
-    if (std::holds_alternative<std::monostate>(value)) settings_.problems.push_back(std::move(problem));
+    const Value value = parse_value({.name = key, .type = FieldType::boolean}, entry.values, problem);
+    if (std::holds_alternative<std::monostate>(value)) result_.problems.push_back(std::move(problem));
     return value == Value(true);
   }
 
-  // As Accelerate: every switch of the logging flags.
+  // Accelerate's set_all_logging_options: every log_* switch.
   void add_all_logging(const AccelerateKey& known, const YamlEntry& entry) {
     if (!is_true(known.key, entry)) return;
     for (const Field& field : schema_.fields()) {
       const bool switches = field.type == FieldType::boolean && field.name.starts_with("log_");
-      if (switches && field.status == FieldStatus::effect) assign(field.name, "true", entry);
+      if (switches && field.status == FieldStatus::active) assign(field.name, "true", entry);
     }
   }
 
@@ -202,14 +197,14 @@ class ConfigFile {
         std::find_if(std::begin(top_keys), std::end(top_keys), [&](const auto& k) { return k.key == key; });
     if (known != std::end(top_keys)) return apply_key(*known, entry);
     const bool section = key == "megatron_lm_config" || key == "deepspeed_config" || key == "fsdp_config";
-    if (section && (entry.null || entry.texts.empty())) return;
+    if (section && (entry.null || entry.values.empty())) return;
     if (key == "mixed_precision") return add_precision(entry);
     if (key == "use_cpu") return add_use_cpu(entry);
     pass(entry.key, entry);
   }
 
   void add_precision(const YamlEntry& entry) {
-    const std::string value = entry.texts.size() == 1 ? lower(entry.texts[0]) : "";
+    const std::string value = entry.values.size() == 1 ? to_lower(entry.values[0]) : "";
     if (entry.null || value == "no" || value == "false") return;
     if (value == "fp16" || value == "bf16") return assign(value, "true", entry);
     if (value == "fp8") {
@@ -227,17 +222,17 @@ class ConfigFile {
   void add_plugin(const std::string& full_key, const YamlEntry& entry) {
     constexpr std::string_view prefix = "megatron_lm_";
     const std::string key = full_key.starts_with(prefix) ? full_key.substr(prefix.size()) : full_key;
-    if (entry.null) return;  // the plugin's "not set"
+    if (entry.null) return;  // not set
     const auto* known = std::find_if(std::begin(plugin_keys), std::end(plugin_keys),
                                      [&](const auto& k) { return k.key == key; });
     if (known != std::end(plugin_keys)) return apply_key(*known, entry);
     pass(key, entry);
   }
 
-  // Megatron-LM's YAML names the fields of its dataclasses, of which a few differ from the flags.
+  // Megatron-LM's YAML uses the names of its dataclasses, some of which differ from the flags.
   void add_megatron(const std::string& key, const YamlEntry& entry) {
     if (key != "activation_func") return pass(entry.key, entry);
-    const std::string value = entry.texts.size() == 1 ? lower(entry.texts[0]) : "";
+    const std::string value = entry.values.size() == 1 ? to_lower(entry.values[0]) : "";
     if (value == "gelu") return;
     if (value == "swiglu") return assign("swiglu", "true", entry);
     if (value == "squaredrelu") return assign("squared_relu", "true", entry);
@@ -246,23 +241,23 @@ class ConfigFile {
   }
 
   const Schema& schema_;
-  Settings& settings_;
+  ParseResult& result_;
   std::string launcher_keys_;
   std::set<std::string> rejected_sections_;
-  std::map<std::string, Setting> set_by_;  // file and field -> its first setting
+  std::map<std::string, Assignment> set_by_;  // file and field -> first assignment
 };
 
 }  // namespace
 
-void read_config_file(const ConfigFileRequest& request, Settings& settings) {
-  ConfigFile file(request.schema, settings);
-  for (const YamlEntry& entry : read_yaml(request.path, request.where, settings.problems)) file.add(entry);
+void read_config_file(const ConfigFileRequest& request, ParseResult& result) {
+  ConfigFile file(request.schema, result);
+  for (const YamlEntry& entry : read_yaml(request.path, request.where, result.problems)) file.add(entry);
   if (!request.launched) file.note_launcher_keys();
 }
 
-void read_accelerate_environment(const Environment& environment, Settings& settings) {
+void read_accelerate_environment(const Environment& environment, ParseResult& result) {
   const std::optional<std::string> used = environment("ACCELERATE_USE_MEGATRON_LM");
-  if (!used || lower(*used) != "true") return;
+  if (!used || to_lower(*used) != "true") return;
   constexpr std::pair<const char*, const char*> variables[] = {
       {"MEGATRON_LM_TP_DEGREE", "tensor_model_parallel_size"},
       {"MEGATRON_LM_PP_DEGREE", "pipeline_model_parallel_size"},
@@ -275,7 +270,7 @@ void read_accelerate_environment(const Environment& environment, Settings& setti
   for (const auto& [variable, key] : variables) {
     const std::optional<std::string> value = environment(variable);
     if (!value || value->empty() || *value == "None") continue;
-    set(arguments_schema(), {.key = key, .texts = {*value}, .where = variable}, settings);
+    add_option(arguments_schema(), {.key = key, .values = {*value}, .where = variable}, result);
   }
 }
 

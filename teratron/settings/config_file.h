@@ -1,5 +1,5 @@
-// The YAML file that --config-file (or Megatron-LM's --yaml-cfg) names: plain field names, or a configuration
-// of Accelerate with its megatron_lm_config section.
+// YAML file of --config-file (Megatron-LM's --yaml-cfg): field names, or an Accelerate configuration with a
+// megatron_lm_config section.
 #pragma once
 
 #include <string>
@@ -9,19 +9,19 @@
 
 namespace teratron {
 
-/// A file, who asked for it, and the table of what it may set.
 struct ConfigFileRequest {
   std::string path;
   std::string where;
   const Schema& schema;
-  bool launched = false;  // by `teratron launch`, which has obeyed its keys
+  bool launched = false;  // by `teratron launch`, which has applied the launcher keys
 };
 
-/// Adds the settings of the file, those of the files that its base: names first. Problems are collected with
-/// file:line:column; nothing is thrown.
-void read_config_file(const ConfigFileRequest& request, Settings& settings);
+/// Adds the settings of the file, preceded by those of the files in its `base:`. Problems are collected with
+/// file:line:column, not thrown.
+void read_config_file(const ConfigFileRequest& request, ParseResult& result);
 
-/// What Accelerate's launcher says in MEGATRON_LM_* variables when ACCELERATE_USE_MEGATRON_LM is true.
-void read_accelerate_environment(const Environment& environment, Settings& settings);
+/// Adds the settings in the MEGATRON_LM_* variables of Accelerate's launcher if ACCELERATE_USE_MEGATRON_LM is
+/// true.
+void read_accelerate_environment(const Environment& environment, ParseResult& result);
 
 }  // namespace teratron

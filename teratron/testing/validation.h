@@ -1,57 +1,51 @@
-// What the tests of finish() share: a small valid configuration, and the check that a combination is refused.
+// Helpers for tests of validate_arguments(): a small valid configuration, and the check that a combination is
+// rejected.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "teratron/base/strings.h"
 #include "teratron/settings/arguments.h"
 
 namespace teratron {
 
-using Texts = std::vector<std::string>;
+using Args = std::vector<std::string>;
 
-inline const Texts small = {"--num-layers",
-                            "4",
-                            "--hidden-size",
-                            "64",
-                            "--num-attention-heads",
-                            "8",
-                            "--seq-length",
-                            "32",
-                            "--micro-batch-size",
-                            "2",
-                            "--train-iters",
-                            "10",
-                            "--lr",
-                            "1e-3",
-                            "--mock-data",
-                            "--tokenizer-type",
-                            "NullTokenizer",
-                            "--vocab-size",
-                            "100"};
+inline const Args small = split(
+    "--num-layers 4 --hidden-size 64 --num-attention-heads 8 --seq-length 32 --micro-batch-size 2 "
+    "--train-iters 10 "
+    "--lr 1e-3 --mock-data --tokenizer-type NullTokenizer --vocab-size 100");
 
-inline ParsedArguments finished(const Texts& more, int64_t world_size = 1) {
-  Texts args = small;
+/// `small` and further flags, validated.
+inline ParsedArguments validated(const Args& more, int64_t world_size = 1) {
+  Args args = small;
   args.insert(args.end(), more.begin(), more.end());
   ParsedArguments parsed = parse_arguments("pretrain gpt", args, {.refuse_planned = false});
-  finish(parsed, world_size);
+  validate_arguments(parsed, world_size);
   return parsed;
 }
 
-/// Flags beside `small`, and the problem that must be among those found.
+inline bool noted(const ParsedArguments& parsed, const std::string& text) {
+  return std::any_of(parsed.notices.begin(), parsed.notices.end(),
+                     [&](const std::string& line) { return line.find(text) != std::string::npos; });
+}
+
+/// Flags in addition to `small`, and a problem that must be reported.
 struct BadCombination {
-  Texts args;
+  Args args;
   int64_t world_size;
   const char* where;
   const char* what;
   const char* fix;
 };
 
-inline void expect_refused(const BadCombination& bad) {
+inline void expect_rejected(const BadCombination& bad) {
   try {
-    finished(bad.args, bad.world_size);
+    validated(bad.args, bad.world_size);
     FAIL() << "accepted";
   } catch (const UserError& error) {
     EXPECT_EQ(error.exit_code(), ExitCode::config);

@@ -19,19 +19,19 @@ std::vector<std::string> subcommand_names(const CLI::App& app) {
   return names;
 }
 
-// CLI11 would only say that a subcommand is required.
+// CLI11 reports only that a subcommand is required.
 void check_subcommand(const CLI::App& app, std::span<const std::string> args) {
   const std::vector<std::string> names = subcommand_names(app);
   if (names.empty() || args.empty() || args[0].starts_with("-")) return;
   if (std::find(names.begin(), names.end(), args[0]) != names.end()) return;
   const std::string near = nearest_spelling(args[0], names);
-  throw config_error({.what = fmt::format("'{}' is no subcommand", printable(args[0], 40)),
+  throw config_error({.what = fmt::format("'{}' is not a valid subcommand", printable(args[0], 40)),
                       .where = app.get_name(),
                       .fix = near.empty() ? fmt::format("Use one of {}", fmt::join(names, ", "))
                                           : fmt::format("Did you mean {}?", near)});
 }
 
-// "--max_bad=3" -> "max-bad"; empty if it is no flag.
+// "--max_bad=3" -> "max-bad"; empty if not a flag.
 std::string flag_name(const std::string& arg) {
   if (!arg.starts_with("--")) return "";
   std::string name = arg.substr(2, arg.find('=') - 2);
@@ -47,8 +47,8 @@ std::vector<std::string> flag_names(const CLI::App& app) {
   return names;
 }
 
-// Underscores and hyphens are the same in the names of our flags; what is passed on stays as it is.
-std::vector<std::string> normalised(std::span<const std::string> args,
+// Replaces underscores in the names of known flags; arguments passed through are unchanged.
+std::vector<std::string> normalized(std::span<const std::string> args,
                                     const std::vector<std::string>& flags) {
   std::vector<std::string> result(args.begin(), args.end());
   for (std::string& arg : result) {
@@ -59,16 +59,16 @@ std::vector<std::string> normalised(std::span<const std::string> args,
   return result;
 }
 
-// As nearest_spelling() compares words.
+// nearest_spelling() expects words separated by underscores.
 std::string underscored(std::string name) {
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 }
 
-// All flags that do not exist at once, each with what may have been meant; CLI11 names those that are missing first. A command
-// that starts another is easily given the other's flags.
+// Reports all unknown flags with suggestions (CLI11 reports missing flags first). A launcher is easily passed
+// flags of the launched command.
 void check_flags(const std::vector<std::string>& flags, const std::string& command,
-                 std::span<const std::string> args, bool starts_another) {
+                 std::span<const std::string> args, bool is_launcher) {
   std::vector<std::string> names;
   for (const std::string& flag : flags) names.push_back(underscored(flag));
   std::vector<Problem> problems;
@@ -80,8 +80,8 @@ void check_flags(const std::vector<std::string>& flags, const std::string& comma
     std::replace(near.begin(), near.end(), '_', '-');
     std::string fix =
         near.empty() ? fmt::format("See {} --help", command) : fmt::format("Did you mean --{}?", near);
-    if (starts_another)
-      fix += fmt::format("{} Flags of the command to start come after its name", near.empty() ? "." : "");
+    if (is_launcher)
+      fix += fmt::format("{} Flags of the launched command follow its name", near.empty() ? "." : "");
     problems.push_back({.what = "unknown flag " + printable(arg.substr(0, arg.find('='))),
                         .where = command,
                         .fix = std::move(fix)});
@@ -97,10 +97,10 @@ bool parse_command(CLI::App& app, std::span<const std::string> written) {
   const CLI::App& parsed = deeper ? *app.get_subcommand(written[0]) : app;
   const std::string command = deeper ? app.get_name() + " " + written[0] : app.get_name();
   const std::vector<std::string> flags = flag_names(parsed);
-  const std::vector<std::string> args = normalised(written, flags);
+  const std::vector<std::string> args = normalized(written, flags);
   if (!parsed.get_allow_extras() && !parsed.get_prefix_command()) check_flags(flags, command, args, false);
   try {
-    app.parse(std::vector<std::string>(args.rbegin(), args.rend()));  // CLI11 takes them from the back
+    app.parse(std::vector<std::string>(args.rbegin(), args.rend()));  // CLI11 consumes them from the back
   } catch (const CLI::Success& help) {
     app.exit(help);
     return false;

@@ -1,4 +1,4 @@
-// What the subcommands share in reading their flags.
+// Command-line parsing for subcommands.
 #pragma once
 
 #include <span>
@@ -10,9 +10,9 @@ class App;
 
 namespace teratron {
 
-/// Parses `args` into what was declared on `app`. False when help was asked for and printed: the command is done.
-/// A wrong command line is UserError(config): unknown flags all at once, with what may have been meant. Underscores and
-/// hyphens are the same in the flags of `app`.
+/// Parses `args` into the options declared on `app`. Returns false if help was printed. Throws
+/// UserError(config), which reports all unknown flags together with suggestions. Hyphens and underscores are
+/// interchangeable in flag names.
 bool parse_command(CLI::App& app, std::span<const std::string> args);
 
 }  // namespace teratron

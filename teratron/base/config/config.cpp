@@ -5,7 +5,7 @@
 #include <fmt/ranges.h>
 
 #include "teratron/base/config/spelling.h"
-#include "teratron/base/words.h"
+#include "teratron/base/strings.h"
 
 namespace teratron {
 
@@ -19,115 +19,119 @@ bool is_flag(std::string_view token) {
 }
 
 bool is_list(FieldType type) {
-  return type == FieldType::integers || type == FieldType::texts;
+  return type == FieldType::integers || type == FieldType::strings;
 }
 
-// How many values a flag takes; -1: any number.
+// Number of values that a flag takes; -1: any.
 int arity(const Schema::Target& target) {
-  if (target.old) return target.old->values;
-  if (!target.field) return -1;
-  if (is_list(target.field->type)) return -1;
+  if (target.compat) return target.compat->arity;
+  if (!target.field || is_list(target.field->type)) return -1;
   return target.field->type == FieldType::boolean ? 0 : 1;
 }
 
-std::string shown(const Written& written) {
-  return written.key.starts_with("-") ? printable(written.key) : "'" + printable(written.key) + "'";
+std::string quoted(const RawOption& option) {
+  return option.key.starts_with("-") ? printable(option.key) : "'" + printable(option.key) + "'";
 }
 
-void report_unknown(const Schema& schema, const Written& written, Settings& settings) {
-  const bool flag = written.key.starts_with("-");
-  std::string near = schema.nearest(written.key);
-  if (!near.empty()) settings.unsettled.push_back(near);
+const std::string& value_position(const RawOption& option) {
+  return option.value_where.empty() ? option.where : option.value_where;
+}
+
+void reject(ParseResult& result, std::string what, std::string where, std::string fix) {
+  result.problems.push_back({.what = std::move(what), .where = std::move(where), .fix = std::move(fix)});
+}
+
+void reject_unknown(const Schema& schema, const RawOption& option, ParseResult& result) {
+  const bool flag = option.key.starts_with("-");
+  std::string near = schema.nearest(option.key);
+  if (!near.empty()) result.unresolved.push_back(near);
   if (!near.empty() && flag) near = flag_of(near);
-  settings.problems.push_back(
-      {.what = fmt::format("unknown {} {}", flag ? "flag" : "key", shown(written)),
-       .where = written.where,
-       .fix = near.empty() ? "See --help for all settings" : fmt::format("Did you mean {}?", near)});
+  reject(result, fmt::format("unknown {} {}", flag ? "flag" : "key", quoted(option)), option.where,
+         near.empty() ? "See --help for all settings" : fmt::format("Did you mean {}?", near));
 }
 
-// "name=value name2=$1": $1 is the value that was given.
-void set_meaning(const Schema& schema, const OldFlag& old, const Written& written, Settings& settings) {
+// "name=value name2=$1": $1 is the flag's value.
+void expand_alias(const Schema& schema, const CompatFlag& alias, const RawOption& option,
+                  ParseResult& result) {
   std::string meaning;
-  for (const std::string& assignment : words(old.text)) {
+  for (const std::string& assignment : split(alias.text)) {
     const size_t equals = assignment.find('=');
-    Written next{.key = flag_of(assignment.substr(0, equals)), .where = written.where};
+    RawOption next{.key = flag_of(assignment.substr(0, equals)), .where = option.where};
     const std::string value = assignment.substr(equals + 1);
-    next.texts = value == "$1" ? written.texts : std::vector<std::string>{value};
-    meaning += fmt::format(" {}={}", next.key, fmt::join(next.texts, " "));
-    set(schema, next, settings);
+    next.values = value == "$1" ? option.values : std::vector<std::string>{value};
+    meaning += fmt::format(" {}={}", next.key, fmt::join(next.values, " "));
+    add_option(schema, next, result);
   }
-  settings.notices.push_back(fmt::format("{} is an old spelling and means{}", old.flag, meaning));
+  result.notices.push_back(fmt::format("{} is an old spelling of{}", alias.flag, meaning));
 }
 
-// A switch that is not a field may still say "=false" or, in a file, ": false". Nullopt: neither true nor false.
-std::optional<bool> switched_on(const OldFlag& old, const Written& written, Settings& settings) {
-  if (old.values != 0 || written.texts.empty()) return !written.null;
-  const Field boolean{.name = old.flag, .type = FieldType::boolean};
-  Problem problem{.where = written.value_where.empty() ? written.where : written.value_where};
-  const Value value = parse_value(boolean, written.texts, problem);
+// A switch may also be written "=false" or, in a file, ": false". Nullopt: not a boolean.
+std::optional<bool> is_switched_on(const CompatFlag& flag, const RawOption& option, ParseResult& result) {
+  if (flag.arity != 0 || option.values.empty()) return !option.null;
+  const Field boolean{.name = flag.flag, .type = FieldType::boolean};
+  Problem problem{.where = value_position(option)};
+  const Value value = parse_value(boolean, option.values, problem);
   if (const bool* on = std::get_if<bool>(&value)) return *on;
-  settings.problems.push_back(std::move(problem));
+  result.problems.push_back(std::move(problem));
   return std::nullopt;
 }
 
-std::string instead_of(const OldFlag& old) {
+void add_compat_flag(const Schema& schema, const CompatFlag& flag, const RawOption& option,
+                     ParseResult& result) {
+  if (!is_switched_on(flag, option, result).value_or(false)) return;
+  if (flag.arity == 1 && option.values.size() != 1)
+    return reject(result, fmt::format("{} needs one value", flag.flag), option.where, "Give one");
+  if (flag.verdict == CompatFlag::Verdict::alias) return expand_alias(schema, flag, option, result);
+  if (flag.verdict == CompatFlag::Verdict::no_op)
+    return result.notices.push_back(fmt::format("{} has no effect: {}", flag.flag, flag.text));
   constexpr std::string_view replaced = "it was replaced by ";
-  return old.text.starts_with(replaced) ? fmt::format("Use {}", old.text.substr(replaced.size()))
-                                        : "Remove it";
+  reject(result, fmt::format("{} is not supported: {}", flag.flag, flag.text), option.where,
+         flag.text.starts_with(replaced) ? fmt::format("Use {}", flag.text.substr(replaced.size()))
+                                         : "Remove it");
 }
 
-void set_old(const Schema& schema, const OldFlag& old, const Written& written, Settings& settings) {
-  if (!switched_on(old, written, settings).value_or(false)) return;
-  if (old.values == 1 && written.texts.size() != 1) {
-    settings.problems.push_back(
-        {.what = fmt::format("{} needs one value", old.flag), .where = written.where, .fix = "Give one"});
-    return;
-  }
-  switch (old.verdict) {
-    case OldFlag::Verdict::means:
-      return set_meaning(schema, old, written, settings);
-    case OldFlag::Verdict::inherent:
-      settings.notices.push_back(fmt::format("{} has no effect: {}", old.flag, old.text));
-      return;
-    case OldFlag::Verdict::rejected:
-      settings.problems.push_back({.what = fmt::format("{} is not supported: {}", old.flag, old.text),
-                                   .where = written.where,
-                                   .fix = instead_of(old)});
-  }
-}
-
-void set_field(const Schema::Target& target, const Written& written, Settings& settings) {
+void add_field(const Schema::Target& target, const RawOption& option, ParseResult& result) {
   const Field& field = *target.field;
   if (field.status == FieldStatus::derived) {
-    settings.problems.push_back({.what = fmt::format("{} is computed from other settings", field.name),
-                                 .where = written.where,
-                                 .fix = "Remove it"});
-    return;
+    return reject(result, fmt::format("{} is computed from other settings", field.name), option.where,
+                  "Remove it");
   }
-  const std::string& where = written.value_where.empty() ? written.where : written.value_where;
   Value value;
-  if (!written.null) {
-    Problem problem{.where = where};
-    value = field.type == FieldType::boolean && written.texts.empty()
+  if (!option.null) {
+    Problem problem{.where = value_position(option)};
+    value = field.type == FieldType::boolean && option.values.empty()
                 ? Value(true)
-                : parse_value(field, written.texts, problem);
+                : parse_value(field, option.values, problem);
     if (std::holds_alternative<std::monostate>(value)) {
-      settings.problems.push_back(std::move(problem));
-      settings.unsettled.emplace_back(field.name);
+      result.problems.push_back(std::move(problem));
+      result.unresolved.emplace_back(field.name);
       return;
     }
     if (target.negated) value = !std::get<bool>(value);
   }
-  settings.values.push_back({&field, std::move(value), where});
+  result.assignments.push_back({&field, std::move(value), value_position(option)});
 }
 
-void refuse(const Setting& setting, std::string fix, Settings& settings) {
-  const std::string value = printable(python_text(setting.value));
-  settings.problems.push_back(
-      {.what = fmt::format("{} = {} is not supported yet", setting.field->name, value),
-       .where = setting.where,
-       .fix = std::move(fix)});
-  settings.unsettled.emplace_back(setting.field->name);  // what it contradicts is no concern now
+// Problems that follow from the refused value are suppressed: the field counts as unresolved.
+void refuse(const Assignment& assignment, std::string fix, ParseResult& result) {
+  reject(result,
+         fmt::format("{} = {} is not supported yet", assignment.field->name,
+                     printable(python_str(assignment.value))),
+         assignment.where, std::move(fix));
+  result.unresolved.emplace_back(assignment.field->name);
+}
+
+bool contains(const std::vector<std::string>& list, std::string_view item) {
+  return std::find(list.begin(), list.end(), item) != list.end();
+}
+
+// The last assignment of each field.
+std::map<std::string_view, const Assignment*> last_assignments(const ParseResult& result) {
+  std::map<std::string_view, const Assignment*> last;
+  for (const Assignment& assignment : result.assignments) last[assignment.field->name] = &assignment;
+  std::erase_if(
+      last, [](const auto& entry) { return std::holds_alternative<std::monostate>(entry.second->value); });
+  return last;
 }
 
 }  // namespace
@@ -148,18 +152,18 @@ std::string canonical_name(std::string_view spelling) {
 Schema::Schema(const Tables& tables) : tables_(tables) {
   for (const Field& field : tables_.fields) {
     add(field.name, {.field = &field});
-    for (const std::string& flag : words(field.traits.flags)) add(flag, {.field = &field});
-    for (const std::string& flag : words(field.traits.off)) add(flag, {.field = &field, .negated = true});
+    for (const std::string& flag : split(field.traits.aliases)) add(flag, {.field = &field});
+    for (const std::string& flag : split(field.traits.off)) add(flag, {.field = &field, .negated = true});
   }
-  for (const OldFlag& old : tables_.old_flags) add(old.flag, {.old = &old});
-  for (const std::string& name : words(tables_.later_flags)) {
+  for (const CompatFlag& flag : tables_.compat_flags) add(flag.flag, {.compat = &flag});
+  for (const std::string& name : split(tables_.later_flags)) {
     if (!find(name)) add(name, {});
   }
 }
 
 void Schema::add(std::string_view spelling, const Target& target) {
   const bool fresh = index_.emplace(canonical_name(spelling), target).second;
-  TERATRON_ASSERT(fresh, "two fields are spelled {}", spelling);
+  TERATRON_ASSERT(fresh, "two entries are spelled {}", spelling);
 }
 
 const Schema::Target* Schema::find(std::string_view spelling) const {
@@ -181,90 +185,82 @@ std::string Schema::nearest(std::string_view spelling) const {
   return nearest_spelling(canonical_name(spelling), names);
 }
 
-void set(const Schema& schema, const Written& written, Settings& settings) {
-  const Schema::Target* target = schema.find(written.key);
-  // "masked_softmax_fusion: true" in a file says as little as "--no-masked-softmax-fusion".
+void add_option(const Schema& schema, const RawOption& option, ParseResult& result) {
+  const Schema::Target* target = schema.find(option.key);
+  // "masked_softmax_fusion: true" in a file is as much a no-op as "--no-masked-softmax-fusion".
   if (!target) {
-    const Schema::Target* negative = schema.find("no_" + canonical_name(written.key));
-    if (negative && negative->old && negative->old->verdict == OldFlag::Verdict::inherent) target = negative;
+    const Schema::Target* negative = schema.find("no_" + canonical_name(option.key));
+    if (negative && negative->compat && negative->compat->verdict == CompatFlag::Verdict::no_op)
+      target = negative;
   }
-  if (!target) return report_unknown(schema, written, settings);
-  if (target->old) return set_old(schema, *target->old, written, settings);
-  if (target->field) return set_field(*target, written, settings);
-  settings.problems.push_back(
-      {.what = fmt::format("{} belongs to a later Megatron-LM version and is not supported", shown(written)),
-       .where = written.where,
-       .fix = "Remove it"});
+  if (!target) return reject_unknown(schema, option, result);
+  if (target->compat) return add_compat_flag(schema, *target->compat, option, result);
+  if (target->field) return add_field(*target, option, result);
+  reject(result,
+         fmt::format("{} belongs to a later Megatron-LM version and is not supported", quoted(option)),
+         option.where, "Remove it");
 }
 
-void read_flags(const Schema& schema, std::span<const std::string> args, Settings& settings) {
+void read_flags(const Schema& schema, std::span<const std::string> args, ParseResult& result) {
   size_t i = 0;
   while (i < args.size()) {
     const std::string& token = args[i++];
     if (token == "--help" || token == "-h") {
-      settings.help = true;
+      result.help = true;
       continue;
     }
     if (!is_flag(token)) {
-      settings.problems.push_back(
-          {.what = fmt::format("unexpected argument '{}'", printable(token)),
-           .where = i > 1 ? "after " + printable(args[i - 2]) : "command line",
-           .fix = "Settings are written --name value, switches --name or --name=true"});
+      reject(result, fmt::format("unexpected argument '{}'", printable(token)),
+             i > 1 ? "after " + printable(args[i - 2]) : "command line",
+             "Write settings as --name value, switches as --name or --name=true");
       continue;
     }
     const size_t equals = token.find('=');
-    Written written{.key = token.substr(0, equals)};
-    const Schema::Target* target = schema.find(written.key);
-    const int wanted = target ? arity(*target) : -1;
-    if (equals != std::string::npos) written.texts.push_back(token.substr(equals + 1));
+    RawOption option{.key = token.substr(0, equals)};
+    const Schema::Target* target = schema.find(option.key);
+    const int count = target ? arity(*target) : -1;
+    if (equals != std::string::npos) option.values.push_back(token.substr(equals + 1));
     while (equals == std::string::npos && i < args.size() && !is_flag(args[i]) &&
-           (wanted < 0 || static_cast<int>(written.texts.size()) < wanted)) {
-      written.texts.push_back(args[i++]);
+           (count < 0 || static_cast<int>(option.values.size()) < count)) {
+      option.values.push_back(args[i++]);
     }
-    written.where = printable(written.key);
-    set(schema, written, settings);
+    option.where = printable(option.key);
+    add_option(schema, option, result);
   }
 }
 
-void review(const Schema& schema, const void* defaults, const ReviewOptions& options, Settings& settings) {
-  std::map<std::string_view, const Setting*> last;
-  for (const Setting& setting : settings.values) last[setting.field->name] = &setting;
+void review(const Schema& schema, const void* defaults, const ReviewOptions& options, ParseResult& result) {
+  const auto last = last_assignments(result);
   for (const Field& field : schema.fields()) {
     const auto it = last.find(field.name);
-    if (it == last.end() || std::holds_alternative<std::monostate>(it->second->value)) continue;
-    const Setting& setting = *it->second;
-    const std::vector<std::string> programs = words(field.traits.program, '|');
-    if (!programs.empty() && std::find(programs.begin(), programs.end(), options.program) == programs.end()) {
-      settings.notices.push_back(fmt::format("{} has no effect on {}", flag_of(field.name), options.program));
+    if (it == last.end()) continue;
+    const Assignment assignment = *it->second;
+    const std::vector<std::string> programs = split(field.traits.program, '|');
+    if (!programs.empty() && !contains(programs, options.program)) {
+      result.notices.push_back(fmt::format("{} has no effect on {}", flag_of(field.name), options.program));
       continue;
     }
-    if (setting.value == get_value(field, defaults)) continue;
-    const std::vector<std::string> planned = words(field.traits.planned_choices, '|');
-    const std::string text = python_text(setting.value);
-    if (field.status == FieldStatus::inherent) {
-      settings.notices.push_back(fmt::format("{} has no effect: {}", flag_of(field.name), field.traits.note));
+    const Value initial = get_value(field, defaults);
+    if (assignment.value == initial) continue;
+    const std::vector<std::string> planned = split(field.traits.planned_choices, '|');
+    if (field.status == FieldStatus::no_op) {
+      result.notices.push_back(fmt::format("{} has no effect: {}", flag_of(field.name), field.traits.note));
     } else if (options.refuse_planned && field.status == FieldStatus::planned) {
-      const Value initial = get_value(field, defaults);
       const bool none = std::holds_alternative<std::monostate>(initial);
-      refuse(setting, none ? "Leave it out" : fmt::format("Leave it at {}", python_text(initial)), settings);
-    } else if (options.refuse_planned && std::find(planned.begin(), planned.end(), text) != planned.end()) {
-      std::vector<std::string> built = words(field.traits.choices, '|');
-      std::erase_if(built, [&](const auto& c) {
-        return std::find(planned.begin(), planned.end(), c) != planned.end();
-      });
-      refuse(setting, fmt::format("Use one of {}", fmt::join(built, ", ")), settings);
+      refuse(assignment, none ? "Leave it out" : fmt::format("Leave it at {}", python_str(initial)), result);
+    } else if (options.refuse_planned && contains(planned, python_str(assignment.value))) {
+      std::vector<std::string> choices = split(field.traits.choices, '|');
+      std::erase_if(choices, [&](const auto& choice) { return contains(planned, choice); });
+      refuse(assignment, fmt::format("Use one of {}", fmt::join(choices, ", ")), result);
     }
   }
 }
 
-Sources apply(const Settings& settings, void* object) {
-  std::map<std::string, const Setting*> last;
-  for (const Setting& setting : settings.values) last[std::string(setting.field->name)] = &setting;
+Sources apply(const ParseResult& result, void* object) {
   Sources sources;
-  for (const auto& [name, setting] : last) {
-    if (std::holds_alternative<std::monostate>(setting->value)) continue;
-    set_value(*setting->field, setting->value, object);
-    sources[name] = setting->where;
+  for (const auto& [name, assignment] : last_assignments(result)) {
+    set_value(*assignment->field, assignment->value, object);
+    sources[std::string(name)] = assignment->where;
   }
   return sources;
 }

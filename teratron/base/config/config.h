@@ -1,12 +1,12 @@
-// A config field is declared once. From a table of fields come the flags, the YAML keys, --help, the argument
-// dump, the JSON copy in checkpoints and docs/flags.md. The table of this program is train/arguments.def.
+// Declarative configuration. One table of fields yields the flags, the YAML keys, --help, the argument dump,
+// the JSON copy in checkpoints and docs/flags.md. The program's table is settings/arguments.def.
 //
-//   reading   read_flags() and set() turn texts into typed Settings; every problem is collected, none is
-//   thrown. applying  apply() writes the settings into the struct that the table describes; the last setting
-//   of a field wins. writing   dump(), to_json(), help_text(), flags_document().
+//   parse   read_flags() and add_option() convert text to typed values. Problems are collected, not thrown.
+//   apply   apply() writes the values to the struct that the table describes; the last value of a field wins.
+//   write   dump(), to_json(), help_text(), flags_document().
 //
-// Underscores and hyphens are the same in a name; a flag may be written "--flag value" or "--flag=value".
-// Shortened flags are errors, as in Megatron-LM.
+// Hyphens and underscores are interchangeable in names. A flag is written "--flag value" or "--flag=value";
+// abbreviations are errors, as in Megatron-LM.
 #pragma once
 
 #include <cstdint>
@@ -24,136 +24,134 @@
 
 namespace teratron {
 
-/// The types a field can have; MaybeX is "None until set".
+/// Types of a field. OptX is None until set.
 namespace field {
 using Bool = bool;
 using Int = int64_t;
-using Real = double;
-using Text = std::string;
-using MaybeInt = std::optional<int64_t>;
-using MaybeReal = std::optional<double>;
-using MaybeText = std::optional<std::string>;
+using Float = double;
+using String = std::string;
+using OptInt = std::optional<int64_t>;
+using OptFloat = std::optional<double>;
+using OptString = std::optional<std::string>;
 using Ints = std::vector<int64_t>;
-using Texts = std::vector<std::string>;
+using Strings = std::vector<std::string>;
 }  // namespace field
 
 enum class FieldType : uint8_t {
   boolean,
   integer,
   real,
-  text,
-  maybe_integer,
-  maybe_real,
-  maybe_text,
+  string,
+  opt_integer,
+  opt_real,
+  opt_string,
   integers,
-  texts
+  strings
 };
 
-/// The type of a C++ member.
+/// The FieldType of a C++ type.
 template <typename T>
 constexpr FieldType field_type() {
   if constexpr (std::is_same_v<T, field::Bool>) return FieldType::boolean;
   if constexpr (std::is_same_v<T, field::Int>) return FieldType::integer;
-  if constexpr (std::is_same_v<T, field::Real>) return FieldType::real;
-  if constexpr (std::is_same_v<T, field::Text>) return FieldType::text;
-  if constexpr (std::is_same_v<T, field::MaybeInt>) return FieldType::maybe_integer;
-  if constexpr (std::is_same_v<T, field::MaybeReal>) return FieldType::maybe_real;
-  if constexpr (std::is_same_v<T, field::MaybeText>) return FieldType::maybe_text;
+  if constexpr (std::is_same_v<T, field::Float>) return FieldType::real;
+  if constexpr (std::is_same_v<T, field::String>) return FieldType::string;
+  if constexpr (std::is_same_v<T, field::OptInt>) return FieldType::opt_integer;
+  if constexpr (std::is_same_v<T, field::OptFloat>) return FieldType::opt_real;
+  if constexpr (std::is_same_v<T, field::OptString>) return FieldType::opt_string;
   if constexpr (std::is_same_v<T, field::Ints>) return FieldType::integers;
-  if constexpr (std::is_same_v<T, field::Texts>) return FieldType::texts;
+  if constexpr (std::is_same_v<T, field::Strings>) return FieldType::strings;
 }
 
-/// What setting a field does here.
 enum class FieldStatus : uint8_t {
-  effect,    // honoured
-  inherent,  // accepted; what it asks for is always so here, or has nothing to act on: one notice line
-  planned,   // known, not built yet: any value but the default is refused
-  derived,   // computed from others, never set by hand
+  active,   // honoured
+  no_op,    // accepted with a notice: always so here, or nothing to act on
+  planned,  // known but not implemented: any value except the default is refused
+  derived,  // computed from other fields, cannot be set
 };
 
-/// Everything about a field that most fields do not need.
+/// Optional properties of a field.
 struct FieldTraits {
-  double min = -std::numeric_limits<double>::infinity();  // smallest and largest value allowed, both included
-  double max = std::numeric_limits<double>::infinity();
-  std::string_view choices = {};          // "a|b|c": the texts allowed
-  std::string_view choice_aliases = {};   // "old=new old2=new2": other spellings of a choice
-  std::string_view planned_choices = {};  // "b|c": choices that are known but not built yet
-  std::string_view flags = {};            // further spellings that take the same value, separated by blanks
-  std::string_view off = {};              // flags that set a boolean to false, separated by blanks
-  std::string_view program = {};          // "bert|t5": the only programs in which it has an effect
-  std::string_view note = {};             // why it is inherent, or what else to know
-  size_t count = 0;                       // a list: exactly so many values (0: any number)
+  double min = -std::numeric_limits<double>::infinity();   // inclusive
+  double max = std::numeric_limits<double>::infinity();    // inclusive
+  double below = std::numeric_limits<double>::infinity();  // exclusive upper limit
+  std::string_view choices = {};                           // "a|b|c": the valid strings
+  std::string_view choice_aliases = {};                    // "old=new old2=new2": other spellings of a choice
+  std::string_view planned_choices = {};                   // "b|c": choices not implemented yet
+  std::string_view aliases = {};                           // further flags, separated by blanks
+  std::string_view off = {};                               // flags that set a boolean to false
+  std::string_view program = {};                           // "bert|t5": programs in which it has an effect
+  std::string_view note = {};                              // why it is a no-op, or a remark
+  size_t count = 0;                                        // exact length of a list (0: any)
 };
 
 struct Field {
-  std::string_view name;  // Megatron-LM's Python name: struct member, YAML key; its flag is "--" + hyphens
+  std::string_view name;  // Megatron-LM's Python name: struct member and YAML key; the flag is "--" + hyphens
   FieldType type = FieldType::boolean;
-  FieldStatus status = FieldStatus::effect;
-  size_t offset = 0;            // of the member in the struct
-  std::string_view since = {};  // first Megatron-LM version with it; "here": ours
+  FieldStatus status = FieldStatus::active;
+  size_t offset = 0;            // of the struct member
+  std::string_view since = {};  // first Megatron-LM version with it; "here": Teratron only
   std::string_view help = {};   // one sentence
   FieldTraits traits = {};
+  bool model = false;           // defines the model: must match when a checkpoint is loaded
   std::string_view group = {};  // heading in --help and the docs
-  /// Where the value lies when it is no member of the table's struct: the flags of a program built on the library.
-  void* place = nullptr;
+  void* storage = nullptr;      // of a value outside the struct (flags of programs built on the library)
 };
 
-/// A flag that is not a field: an old spelling that means others, or one that is accepted or refused as such.
-struct OldFlag {
-  enum class Verdict : uint8_t { means, inherent, rejected };
+/// A flag of Megatron-LM that is not a field: an alias of fields, a no-op, or refused with a reason.
+struct CompatFlag {
+  enum class Verdict : uint8_t { alias, no_op, refused };
   std::string_view flag;  // as typed, "--checkpoint-activations"
-  int values = 0;         // how many values it takes; -1: any number
-  Verdict verdict = Verdict::inherent;
+  int arity = 0;          // number of values; -1: any
+  Verdict verdict = Verdict::no_op;
   std::string_view since = {};
-  std::string_view text = {};  // means: "name=value name=$1", else the reason and what to do
+  std::string_view text = {};  // alias: "name=value name=$1", else the reason
 };
 
 using Value = std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<int64_t>,
                            std::vector<std::string>>;
 
-/// One value that was given, and where.
-struct Setting {
+/// A field set to a value, and where.
+struct Assignment {
   const Field* field = nullptr;
-  Value value;
+  Value value;        // monostate: back to the default
   std::string where;  // "--tp", "run.yaml:3:1"
 };
 
-/// What was read so far.
-struct Settings {
-  std::vector<Setting> values;
+struct ParseResult {
+  std::vector<Assignment> assignments;  // in order; the last one of a field wins
   std::vector<Problem> problems;
   std::vector<std::string> notices;
-  std::vector<std::string>
-      unsettled;      // fields that were meant, but whose value is wrong or whose name misspelled
-  bool help = false;  // --help was given
+  std::vector<std::string> unresolved;  // fields with an invalid value or a misspelled name
+  bool help = false;                    // --help was given
 };
 
-/// Where the value of each field comes from; fields that are absent have their default.
+/// Where each field was set; fields at their default are absent.
 using Sources = std::map<std::string, std::string, std::less<>>;
 
-/// A table of fields with an index over every spelling.
+/// The tables with an index over all spellings.
 class Schema {
  public:
   struct Tables {
     std::span<const Field> fields;
-    std::span<const OldFlag> old_flags;
-    std::string_view later_flags;  // names of flags that are known but not supported, separated by blanks
+    std::span<const CompatFlag> compat_flags;
+    std::string_view later_flags;  // names of unsupported flags of later versions, separated by blanks
   };
   struct Target {
-    const Field* field = nullptr;  // one of field and old is set, or neither: a later flag
-    const OldFlag* old = nullptr;
+    const Field* field = nullptr;  // either field or compat is set, or neither: a later flag
+    const CompatFlag* compat = nullptr;
     bool negated = false;  // "--no-x"
   };
 
   explicit Schema(const Tables& tables);
   std::span<const Field> fields() const { return tables_.fields; }
-  std::span<const OldFlag> old_flags() const { return tables_.old_flags; }
+  std::span<const CompatFlag> compat_flags() const { return tables_.compat_flags; }
   std::string_view later_flags() const { return tables_.later_flags; }
-  /// By flag or key, hyphens and underscores alike, with or without leading "--"; null when unknown.
+  /// Finds a flag or key, with or without leading "--"; null if unknown.
   const Target* find(std::string_view spelling) const;
-  /// The field called `name`; it must exist.
+  /// The field `name`, which must exist.
   const Field& field(std::string_view name) const;
-  /// The nearest known spelling, or empty when nothing is near.
+  /// The closest known spelling, or empty.
   std::string nearest(std::string_view spelling) const;
 
  private:
@@ -162,60 +160,63 @@ class Schema {
   std::map<std::string, Target, std::less<>> index_;
 };
 
-/// One key or flag as it was written.
-struct Written {
-  std::string key;                 // "--tensor-model-parallel-size", "tensor_model_parallel_size"
-  std::vector<std::string> texts;  // its values; empty: a flag without one
-  std::string where;               // of the key
-  std::string value_where = {};    // of the value, when that is another place
-  bool null = false;               // YAML's null: back to the default
+/// A key or flag before conversion.
+struct RawOption {
+  std::string key;                  // "--tensor-model-parallel-size", "tensor_model_parallel_size"
+  std::vector<std::string> values;  // empty: a flag without a value
+  std::string where;                // position of the key
+  std::string value_where = {};     // position of the value, if different
+  bool null = false;                // YAML null: back to the default
 };
 
-/// Looks the key up, converts and checks the values, and adds a setting, a notice or problems.
-void set(const Schema& schema, const Written& written, Settings& settings);
+/// Resolves the key, converts and checks the values; adds assignments, notices or problems to `result`.
+void add_option(const Schema& schema, const RawOption& option, ParseResult& result);
 
-/// Reads command-line arguments (without the program's name).
-void read_flags(const Schema& schema, std::span<const std::string> args, Settings& settings);
+/// Parses command-line arguments (without the program name).
+void read_flags(const Schema& schema, std::span<const std::string> args, ParseResult& result);
 
-/// "num_layers" <-> "--num-layers".
+/// "num_layers" -> "--num-layers".
 std::string flag_of(std::string_view name);
-/// Without leading dashes, hyphens as underscores.
+/// "--num-layers" -> "num_layers".
 std::string canonical_name(std::string_view spelling);
+/// The flag that gives a boolean or other field its `value`: the first `off` flag for false, else
+/// flag_of(name).
+std::string flag_for(const Field& field, const Value& value);
 
-/// Converts and range-checks one value; on failure returns monostate and fills problem.what and .fix.
-Value parse_value(const Field& field, std::span<const std::string> texts, Problem& problem);
+/// Converts and range-checks the values of one option. On failure returns monostate and sets problem.what and
+/// .fix.
+Value parse_value(const Field& field, std::span<const std::string> values, Problem& problem);
 
-/// Value of a member of the struct at `object`; monostate is None.
+/// Value of the field in the struct at `object`; monostate is None.
 Value get_value(const Field& field, const void* object);
 void set_value(const Field& field, const Value& value, void* object);
 
-/// Turns what nothing honours into problems or notices: planned fields that leave their default are refused,
-/// inherent ones and those of another program yield one notice each.
 struct ReviewOptions {
   std::string_view program;
   bool refuse_planned = true;
 };
-void review(const Schema& schema, const void* defaults, const ReviewOptions& options, Settings& settings);
+/// Adds a problem for each planned field not at its default, and a notice for each no-op or field of another
+/// program.
+void review(const Schema& schema, const void* defaults, const ReviewOptions& options, ParseResult& result);
 
-/// Writes the settings into `object`, last one of a field wins, and returns where each came from.
-Sources apply(const Settings& settings, void* object);
+/// Writes the assignments to `object` and returns their sources.
+Sources apply(const ParseResult& result, void* object);
 
-/// As Python's str(): True, None, 1e-05, ['a', 'b']; an empty list is None, as Megatron-LM's lists are when
-/// not given.
-std::string python_text(const Value& value);
-/// Megatron-LM's dump: header line, "  name ...... value" with dots to column 48, sorted without regard to
-/// case, end line.
+/// Python's str(): True, None, 1e-05, ['a', 'b']. An empty list is None, as unset lists are in Megatron-LM.
+std::string python_str(const Value& value);
+/// Megatron-LM's listing: a header, lines "  name ...... value" with dots up to column 48 sorted
+/// case-insensitively, an end line.
 std::string dump(const Schema& schema, const void* object);
-/// A JSON object with every field, in the order of the table.
+/// JSON object of all fields in table order.
 std::string to_json(const Schema& schema, const void* object);
-/// Reads it back into `object`. Returns keys that this version does not know. Throws UserError(checkpoint) on
-/// bad text, a wrong type, a value out of range, or a duplicate key; `where` names the file.
+/// Inverse of to_json(); returns unknown keys. Throws UserError(checkpoint) on invalid JSON, a wrong type, a
+/// value out of range or a duplicate key. `where` names the file.
 std::vector<std::string> from_json(const Schema& schema, std::string_view text, const std::string& where,
                                    void* object);
 
-/// --help: grouped, wrapped at 100 columns. `defaults` is a default-constructed object.
+/// Text of --help, wrapped at 100 columns. `defaults` is a default-constructed object.
 std::string help_text(const Schema& schema, std::string_view usage, const void* defaults);
-/// docs/flags.md.
+/// Text of docs/flags.md.
 std::string flags_document(const Schema& schema, const void* defaults);
 
 }  // namespace teratron

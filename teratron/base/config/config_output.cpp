@@ -1,21 +1,18 @@
-// The table written out: argument dump, JSON, --help and the reference of flags.
+// Output of a table: argument dump, JSON, --help and docs/flags.md.
 #include <algorithm>
 
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/config/config.h"
 #include "teratron/base/json.h"
+#include "teratron/base/strings.h"
 
 namespace teratron {
 
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
-  return text;
-}
 
 Json json_of(const Value& value) {
   return std::visit(
@@ -29,40 +26,38 @@ Json json_of(const Value& value) {
       value);
 }
 
-// JSON's scalars as the texts that a user would have typed, so that one parser checks both.
-std::optional<std::vector<std::string>> texts_of(const nlohmann::json& json) {
+// JSON scalars as the user would type them, so that one parser checks both.
+std::optional<std::vector<std::string>> strings_of(const nlohmann::json& json) {
   if (json.is_string()) return std::vector{json.get<std::string>()};
   if (json.is_boolean() || json.is_number()) return std::vector{json.dump()};
   if (!json.is_array()) return std::nullopt;
   std::vector<std::string> out;
   for (const nlohmann::json& item : json) {
-    if (item.is_string()) {
-      out.push_back(item.get<std::string>());
-    } else if (item.is_number()) {
-      out.push_back(item.dump());
-    } else {
-      return std::nullopt;
-    }
+    if (!item.is_string() && !item.is_number()) return std::nullopt;
+    out.push_back(item.is_string() ? item.get<std::string>() : item.dump());
   }
   return out;
 }
 
-bool kind_fits(const Field& field, const nlohmann::json& json) {
+bool type_matches(const Field& field, const nlohmann::json& json) {
   switch (field.type) {
     case FieldType::boolean:
       return json.is_boolean();
+    case FieldType::opt_integer:
+      if (json.is_null()) return true;
+      [[fallthrough]];
     case FieldType::integer:
       return json.is_number_integer();
+    case FieldType::opt_real:
+      if (json.is_null()) return true;
+      [[fallthrough]];
     case FieldType::real:
       return json.is_number();
-    case FieldType::text:
+    case FieldType::opt_string:
+      if (json.is_null()) return true;
+      [[fallthrough]];
+    case FieldType::string:
       return json.is_string();
-    case FieldType::maybe_integer:
-      return json.is_null() || json.is_number_integer();
-    case FieldType::maybe_real:
-      return json.is_null() || json.is_number();
-    case FieldType::maybe_text:
-      return json.is_null() || json.is_string();
     default:
       return json.is_array();
   }
@@ -70,24 +65,21 @@ bool kind_fits(const Field& field, const nlohmann::json& json) {
 
 std::optional<Problem> read_member(const Field& field, const nlohmann::json& json, void* object) {
   Problem problem{.what = fmt::format("{} has a value of the wrong type", field.name)};
-  const std::optional<std::vector<std::string>> texts = texts_of(json);
-  if (!kind_fits(field, json) || (!json.is_null() && !texts)) return problem;
-  if (json.is_null()) {
-    set_value(field, {}, object);
-    return std::nullopt;
+  const std::optional<std::vector<std::string>> strings = strings_of(json);
+  if (!type_matches(field, json) || (!json.is_null() && !strings)) return problem;
+  Value value;
+  if (!json.is_null()) {
+    const bool unset = json.is_array() && json.empty();
+    value = unset ? get_value(field, object) : parse_value(field, *strings, problem);
+    if (std::holds_alternative<std::monostate>(value)) return problem;
   }
-  const bool unset = json.is_array() && json.empty();
-  const Value value = unset ? get_value(field, object) : parse_value(field, *texts, problem);
-  if (std::holds_alternative<std::monostate>(value)) return problem;
   set_value(field, value, object);
   return std::nullopt;
 }
 
-// "a|b" as "a, b", which can be wrapped.
+// "a|b" as "a, b".
 std::string listed(std::string_view choices) {
-  std::string out;
-  for (const char c : choices) out += c == '|' ? ", " : std::string(1, c);
-  return out;
+  return fmt::format("{}", fmt::join(split(choices, '|'), ", "));
 }
 
 bool has_many_choices(const Field& field) {
@@ -101,36 +93,33 @@ std::string value_hint(const Field& field) {
     case FieldType::boolean:
       return "";
     case FieldType::integer:
-    case FieldType::maybe_integer:
+    case FieldType::opt_integer:
       return "N";
     case FieldType::real:
-    case FieldType::maybe_real:
+    case FieldType::opt_real:
       return "X";
     case FieldType::integers:
       return "N...";
-    case FieldType::texts:
+    case FieldType::strings:
       return "TEXT...";
     default:
       return "TEXT";
   }
 }
 
-// The spelling to show first: a boolean that is true by default is switched off by its negative flag.
+// The flag to document: the one that changes the default.
 std::string main_flag(const Field& field, const Value& initial) {
-  if (initial == Value(true) && !field.traits.off.empty()) {
-    return std::string(field.traits.off.substr(0, field.traits.off.find(' ')));
-  }
-  return flag_of(field.name);
+  return flag_for(field, initial == Value(true) ? Value(false) : Value(true));
 }
 
 std::string help_of(const Field& field, const Value& initial) {
   const bool off = initial == Value(true) && !field.traits.off.empty();
   if (has_many_choices(field)) return fmt::format("{}: {}", field.help, listed(field.traits.choices));
-  return off ? fmt::format("Switch off: {}", field.help) : std::string(field.help);
+  return off ? fmt::format("Disable: {}", field.help) : std::string(field.help);
 }
 
 std::string status_text(const Field& field) {
-  if (field.status == FieldStatus::inherent) return "no effect: " + std::string(field.traits.note);
+  if (field.status == FieldStatus::no_op) return "no effect: " + std::string(field.traits.note);
   if (field.status == FieldStatus::planned) return "not supported yet";
   if (field.status == FieldStatus::derived) return "computed";
   if (!field.traits.planned_choices.empty())
@@ -138,7 +127,7 @@ std::string status_text(const Field& field) {
   return field.traits.note.empty() ? "" : std::string(field.traits.note);
 }
 
-// `text` in lines of at most `width` columns, each after the first indented.
+// Breaks `text` into lines of at most `width` columns; all but the first are indented.
 std::string wrap(const std::string& text, size_t indent, size_t width) {
   std::string out;
   size_t column = indent;
@@ -163,10 +152,10 @@ std::string wrap(const std::string& text, size_t indent, size_t width) {
 std::string help_row(const Field& field, const Value& initial) {
   constexpr size_t indent = 34;
   std::string left = fmt::format("  {}", main_flag(field, initial));
-  if (!field.traits.flags.empty()) left += fmt::format(", {}", field.traits.flags);
+  if (!field.traits.aliases.empty()) left += fmt::format(", {}", field.traits.aliases);
   if (const std::string hint = value_hint(field); !hint.empty()) left += ' ' + hint;
   std::string right = help_of(field, initial);
-  const std::string text = python_text(initial);
+  const std::string text = python_str(initial);
   if (text != "None" && text != "False" && text != "True") right += fmt::format(" [{}]", text);
   if (const std::string status = status_text(field); !status.empty()) right += fmt::format(" ({})", status);
   if (left.size() + 2 > indent) {
@@ -185,34 +174,33 @@ std::string cell(std::string_view text) {
 
 std::string table_row(const Field& field, const Value& initial) {
   std::string flags = fmt::format("`{}`", main_flag(field, initial));
-  if (!field.traits.flags.empty()) flags += fmt::format(" `{}`", field.traits.flags);
+  if (!field.traits.aliases.empty()) flags += fmt::format(" `{}`", field.traits.aliases);
   if (const std::string hint = value_hint(field); !hint.empty()) flags += fmt::format(" {}", cell(hint));
-  return fmt::format("| {} | `{}` | {} | {} | {} |\n", flags, python_text(initial), field.since,
-                     help_of(field, initial), cell(status_text(field)));
+  return fmt::format("| {} | `{}` | {} | {} | {} |\n", flags, python_str(initial), field.since,
+                     cell(help_of(field, initial)), cell(status_text(field)));
 }
 
-std::string_view verdict_text(OldFlag::Verdict verdict) {
-  switch (verdict) {
-    case OldFlag::Verdict::means:
-      return "means";
-    case OldFlag::Verdict::inherent:
-      return "accepted, no effect";
-    case OldFlag::Verdict::rejected:
-      return "refused";
-  }
-  return "";
+std::string_view verdict_text(CompatFlag::Verdict verdict) {
+  if (verdict == CompatFlag::Verdict::alias) return "means";
+  return verdict == CompatFlag::Verdict::no_op ? "accepted, no effect" : "not supported";
 }
 
 }  // namespace
+
+std::string flag_for(const Field& field, const Value& value) {
+  if (value == Value(false) && !field.traits.off.empty()) return split(field.traits.off)[0];
+  return flag_of(field.name);
+}
 
 std::string dump(const Schema& schema, const void* object) {
   std::vector<std::string> lines;
   for (const Field& field : schema.fields()) {
     const size_t dots = field.name.size() < 48 ? 48 - field.name.size() : 0;
     lines.push_back(fmt::format("  {} {} {}", field.name, std::string(dots, '.'),
-                                printable(python_text(get_value(field, object)), 4096)));
+                                printable(python_str(get_value(field, object)), 4096)));
   }
-  std::sort(lines.begin(), lines.end(), [](const auto& a, const auto& b) { return lower(a) < lower(b); });
+  std::sort(lines.begin(), lines.end(),
+            [](const auto& a, const auto& b) { return to_lower(a) < to_lower(b); });
   std::string out = "------------------------ arguments ------------------------\n";
   for (const std::string& line : lines) out += line + '\n';
   return out + "-------------------- end of arguments ---------------------";
@@ -260,24 +248,24 @@ std::string help_text(const Schema& schema, std::string_view usage, const void* 
 std::string flags_document(const Schema& schema, const void* defaults) {
   std::string out =
       "# Settings\n\n"
-      "Generated from the table of settings. Each is a flag, a key of the YAML file given with "
-      "`--config-file`\n"
-      "(with underscores), and a line of the listing printed at start. Flags win over the file, the last "
-      "flag wins.\n";
+      "Generated from the table of settings. Each setting is a flag, a key of the YAML file given with\n"
+      "`--config-file` (with underscores), and a line of the listing printed at start. Flags override the "
+      "file; the\n"
+      "last flag wins.\n";
   std::string_view group;
   for (const Field& field : schema.fields()) {
     if (field.status == FieldStatus::derived) continue;
     if (field.group != group) {
-      out += fmt::format("\n## {}\n\n| flag | default | since | what | note |\n|---|---|---|---|---|\n",
-                         field.group);
+      out += fmt::format(
+          "\n## {}\n\n| flag | default | since | description | note |\n|---|---|---|---|---|\n", field.group);
     }
     group = field.group;
     out += table_row(field, get_value(field, defaults));
   }
   out += "\n## Other flags of Megatron-LM\n\n| flag | since | here | |\n|---|---|---|---|\n";
-  for (const OldFlag& old : schema.old_flags()) {
-    out += fmt::format("| `{}` | {} | {} | {} |\n", old.flag, old.since, verdict_text(old.verdict),
-                       cell(old.text));
+  for (const CompatFlag& flag : schema.compat_flags()) {
+    out += fmt::format("| `{}` | {} | {} | {} |\n", flag.flag, flag.since, verdict_text(flag.verdict),
+                       cell(flag.text));
   }
   return out;
 }

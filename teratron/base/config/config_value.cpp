@@ -1,4 +1,5 @@
-// Texts to typed values and back, and access to the members of the struct that a table describes.
+// Conversion of text to typed values and back, and access to the members of the struct that a table
+// describes.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -6,12 +7,13 @@
 #include <fmt/ranges.h>
 
 #include "teratron/base/config/config.h"
+#include "teratron/base/strings.h"
 
 namespace teratron {
 
 namespace {
 
-// Python's int() and float() allow one underscore between digits and blanks around.
+// Python's int() and float() accept single underscores between digits and surrounding blanks.
 std::string plain_number(std::string_view text) {
   const size_t begin = std::min(text.find_first_not_of(" \t"), text.size());
   const size_t end = text.find_last_not_of(" \t");
@@ -37,8 +39,7 @@ std::optional<T> parse_number(std::string_view text) {
 }
 
 std::optional<bool> parse_bool(std::string_view text) {
-  std::string lower(text);
-  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
+  const std::string lower = to_lower(std::string(text));
   for (const std::string_view yes : {"true", "yes", "on", "1"}) {
     if (lower == yes) return true;
   }
@@ -49,13 +50,16 @@ std::optional<bool> parse_bool(std::string_view text) {
 }
 
 std::string range_text(const FieldTraits& traits) {
+  if (std::isfinite(traits.below))
+    return fmt::format("Use a value from {} to below {}", traits.min, traits.below);
   if (!std::isfinite(traits.max)) return fmt::format("Use a value of at least {}", traits.min);
   if (!std::isfinite(traits.min)) return fmt::format("Use a value of at most {}", traits.max);
   return fmt::format("Use a value from {} to {}", traits.min, traits.max);
 }
 
 bool in_range(const Field& field, double value, std::string_view text, Problem& problem) {
-  if (value >= field.traits.min && value <= field.traits.max && std::isfinite(value)) return true;
+  const FieldTraits& limits = field.traits;
+  if (value >= limits.min && value <= limits.max && value < limits.below && std::isfinite(value)) return true;
   problem.what = fmt::format("{} = {} is out of range", field.name, printable(text));
   problem.fix = range_text(field.traits);
   return false;
@@ -64,7 +68,7 @@ bool in_range(const Field& field, double value, std::string_view text, Problem& 
 std::optional<int64_t> parse_integer(const Field& field, const std::string& text, Problem& problem) {
   const std::optional<int64_t> value = parse_number<int64_t>(text);
   if (!value) {
-    problem.what = fmt::format("{} = '{}' is not an integer of 64 bits", field.name, printable(text));
+    problem.what = fmt::format("{} = '{}' is not a 64-bit integer", field.name, printable(text));
     problem.fix = "Use digits only";
     return std::nullopt;
   }
@@ -83,44 +87,38 @@ std::optional<double> parse_real(const Field& field, const std::string& text, Pr
   return value;
 }
 
-// The choice that `text` names, after aliases; nullopt when there is none.
+// The choice `text` after aliases; nullopt if it is not valid.
 std::optional<std::string> find_choice(const FieldTraits& traits, const std::string& text) {
   if (traits.choices.empty()) return text;
-  std::string wanted = text;
-  const std::string aliases = fmt::format(" {} ", traits.choice_aliases);
-  if (const size_t at = aliases.find(fmt::format(" {}=", text)); !text.empty() && at != std::string::npos) {
-    const size_t begin = at + text.size() + 2;
-    wanted = aliases.substr(begin, aliases.find(' ', begin) - begin);
+  std::string choice = text;
+  for (const std::string& alias : split(traits.choice_aliases)) {
+    const size_t equals = alias.find('=');
+    if (alias.substr(0, equals) == text) choice = alias.substr(equals + 1);
   }
-  const std::string choices = fmt::format("|{}|", traits.choices);
-  const bool known =
-      wanted.find('|') == std::string::npos && choices.find(fmt::format("|{}|", wanted)) != std::string::npos;
-  return known && !wanted.empty() ? std::optional(wanted) : std::nullopt;
+  const std::vector<std::string> choices = split(traits.choices, '|');
+  return std::find(choices.begin(), choices.end(), choice) != choices.end() ? std::optional(choice)
+                                                                            : std::nullopt;
 }
 
-Value parse_text(const Field& field, const std::string& text, Problem& problem) {
+Value parse_string(const Field& field, const std::string& text, Problem& problem) {
   if (text.empty()) {
     problem.what = fmt::format("{} is empty", field.name);
     problem.fix = "Give a value or leave it out";
     return {};
   }
-  const std::optional<std::string> choice = find_choice(field.traits, text);
-  if (choice) return *choice;
-  std::string choices(field.traits.choices);
-  for (size_t at = 0; (at = choices.find('|', at)) != std::string::npos; at += 2)
-    choices.replace(at, 1, ", ");
+  if (const std::optional<std::string> choice = find_choice(field.traits, text)) return *choice;
   problem.what = fmt::format("{} = '{}' is not a valid choice", field.name, printable(text));
-  problem.fix = fmt::format("Use one of {}", choices);
+  problem.fix = fmt::format("Use one of {}", fmt::join(split(field.traits.choices, '|'), ", "));
   return {};
 }
 
 Value parse_list(const Field& field, std::span<const std::string> texts, Problem& problem) {
   if (field.traits.count > 0 && texts.size() != field.traits.count) {
     problem.what = fmt::format("{} needs {} values, not {}", field.name, field.traits.count, texts.size());
-    problem.fix = fmt::format("Give {} values with blanks between", field.traits.count);
+    problem.fix = fmt::format("Give {} values separated by blanks", field.traits.count);
     return {};
   }
-  if (field.type == FieldType::texts) return std::vector<std::string>(texts.begin(), texts.end());
+  if (field.type == FieldType::strings) return std::vector<std::string>(texts.begin(), texts.end());
   std::vector<int64_t> numbers;
   for (const std::string& text : texts) {
     const std::optional<int64_t> number = parse_integer(field, text, problem);
@@ -131,32 +129,55 @@ Value parse_list(const Field& field, std::span<const std::string> texts, Problem
 }
 
 template <typename T>
-T& member(const Field& field, void* object) {
-  if (field.place) return *static_cast<T*>(field.place);
-  return *reinterpret_cast<T*>(static_cast<char*>(object) + field.offset);
+Value to_value(const T& member) {
+  return member;
 }
 template <typename T>
-const T& member(const Field& field, const void* object) {
-  if (field.place) return *static_cast<const T*>(field.place);
-  return *reinterpret_cast<const T*>(static_cast<const char*>(object) + field.offset);
+Value to_value(const std::optional<T>& member) {
+  return member ? Value(*member) : Value();
 }
 
 template <typename T>
-Value maybe(const std::optional<T>& value) {
-  return value ? Value(*value) : Value();
+void assign(T& member, const Value& value) {
+  member = std::get<T>(value);
+}
+template <typename T>
+void assign(std::optional<T>& member, const Value& value) {
+  member.reset();
+  if (!std::holds_alternative<std::monostate>(value)) member = std::get<T>(value);
 }
 
-template <typename T>
-void assign_maybe(const Field& field, const Value& value, void* object) {
-  auto& target = member<std::optional<T>>(field, object);
-  if (std::holds_alternative<std::monostate>(value)) {
-    target.reset();
-  } else {
-    target = std::get<T>(value);
+// Calls `function` with a reference to the field's value.
+template <typename Function>
+auto visit_member(const Field& field, void* object, const Function& function) {
+  const auto call = [&]<typename T>(std::type_identity<T>) {
+    void* const at = field.storage ? field.storage : static_cast<char*>(object) + field.offset;
+    return function(*static_cast<T*>(at));
+  };
+  switch (field.type) {
+    case FieldType::boolean:
+      return call(std::type_identity<field::Bool>());
+    case FieldType::integer:
+      return call(std::type_identity<field::Int>());
+    case FieldType::real:
+      return call(std::type_identity<field::Float>());
+    case FieldType::string:
+      return call(std::type_identity<field::String>());
+    case FieldType::opt_integer:
+      return call(std::type_identity<field::OptInt>());
+    case FieldType::opt_real:
+      return call(std::type_identity<field::OptFloat>());
+    case FieldType::opt_string:
+      return call(std::type_identity<field::OptString>());
+    case FieldType::integers:
+      return call(std::type_identity<field::Ints>());
+    case FieldType::strings:
+      return call(std::type_identity<field::Strings>());
   }
+  TERATRON_ASSERT(false, "field type");
 }
 
-// As Python's repr(float): the shortest digits that read back the same, always with a point or an exponent.
+// Python's repr(float): the shortest round-trip digits, always with a point or an exponent.
 std::string python_real(double value) {
   std::string text = fmt::format("{}", value);
   if (text.find_first_not_of("-0123456789") == std::string::npos) text += ".0";
@@ -165,16 +186,16 @@ std::string python_real(double value) {
 
 }  // namespace
 
-Value parse_value(const Field& field, std::span<const std::string> texts, Problem& problem) {
-  if (field.type == FieldType::integers || field.type == FieldType::texts)
-    return parse_list(field, texts, problem);
-  if (texts.size() != 1) {
-    problem.what = texts.empty() ? fmt::format("{} needs a value", field.name)
-                                 : fmt::format("{} takes one value, not {}", field.name, texts.size());
+Value parse_value(const Field& field, std::span<const std::string> values, Problem& problem) {
+  if (field.type == FieldType::integers || field.type == FieldType::strings)
+    return parse_list(field, values, problem);
+  if (values.size() != 1) {
+    problem.what = values.empty() ? fmt::format("{} needs a value", field.name)
+                                  : fmt::format("{} takes one value, not {}", field.name, values.size());
     problem.fix = "Give one value after the flag";
     return {};
   }
-  const std::string& text = texts[0];
+  const std::string& text = values[0];
   switch (field.type) {
     case FieldType::boolean:
       if (const std::optional<bool> value = parse_bool(text)) return *value;
@@ -182,70 +203,25 @@ Value parse_value(const Field& field, std::span<const std::string> texts, Proble
       problem.fix = "Use true or false";
       return {};
     case FieldType::integer:
-    case FieldType::maybe_integer:
-      return maybe(parse_integer(field, text, problem));
+    case FieldType::opt_integer:
+      return to_value(parse_integer(field, text, problem));
     case FieldType::real:
-    case FieldType::maybe_real:
-      return maybe(parse_real(field, text, problem));
+    case FieldType::opt_real:
+      return to_value(parse_real(field, text, problem));
     default:
-      return parse_text(field, text, problem);
+      return parse_string(field, text, problem);
   }
 }
 
 Value get_value(const Field& field, const void* object) {
-  switch (field.type) {
-    case FieldType::boolean:
-      return member<bool>(field, object);
-    case FieldType::integer:
-      return member<int64_t>(field, object);
-    case FieldType::real:
-      return member<double>(field, object);
-    case FieldType::text:
-      return member<std::string>(field, object);
-    case FieldType::maybe_integer:
-      return maybe(member<field::MaybeInt>(field, object));
-    case FieldType::maybe_real:
-      return maybe(member<field::MaybeReal>(field, object));
-    case FieldType::maybe_text:
-      return maybe(member<field::MaybeText>(field, object));
-    case FieldType::integers:
-      return member<field::Ints>(field, object);
-    case FieldType::texts:
-      return member<field::Texts>(field, object);
-  }
-  TERATRON_ASSERT(false, "field type");
+  return visit_member(field, const_cast<void*>(object), [](const auto& member) { return to_value(member); });
 }
 
 void set_value(const Field& field, const Value& value, void* object) {
-  switch (field.type) {
-    case FieldType::boolean:
-      member<bool>(field, object) = std::get<bool>(value);
-      return;
-    case FieldType::integer:
-      member<int64_t>(field, object) = std::get<int64_t>(value);
-      return;
-    case FieldType::real:
-      member<double>(field, object) = std::get<double>(value);
-      return;
-    case FieldType::text:
-      member<std::string>(field, object) = std::get<std::string>(value);
-      return;
-    case FieldType::maybe_integer:
-      return assign_maybe<int64_t>(field, value, object);
-    case FieldType::maybe_real:
-      return assign_maybe<double>(field, value, object);
-    case FieldType::maybe_text:
-      return assign_maybe<std::string>(field, value, object);
-    case FieldType::integers:
-      member<field::Ints>(field, object) = std::get<field::Ints>(value);
-      return;
-    case FieldType::texts:
-      member<field::Texts>(field, object) = std::get<field::Texts>(value);
-      return;
-  }
+  visit_member(field, object, [&](auto& member) { assign(member, value); });
 }
 
-std::string python_text(const Value& value) {
+std::string python_str(const Value& value) {
   struct Printer {
     std::string operator()(std::monostate) const { return "None"; }
     std::string operator()(bool v) const { return v ? "True" : "False"; }

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "teratron/base/words.h"
+#include "teratron/base/strings.h"
 
 namespace teratron {
 
@@ -26,23 +26,23 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 size_t spelling_distance(const std::string& typed, const std::string& name) {
   if (typed.size() >= 3 && name.starts_with(typed)) return 1;
   const size_t distance = edit_distance(typed, name);
-  const std::vector<std::string> have = words(name, '_');
-  const std::vector<std::string> parts = words(typed, '_');
-  const bool subset =
-      parts.size() > 1 && std::all_of(parts.begin(), parts.end(), [&](const std::string& part) {
-        return std::find(have.begin(), have.end(), part) != have.end();
-      });
+  const std::vector<std::string> name_words = split(name, '_');
+  const std::vector<std::string> typed_words = split(typed, '_');
+  const bool subset = typed_words.size() > 1 &&
+                      std::all_of(typed_words.begin(), typed_words.end(), [&](const std::string& word) {
+                        return std::find(name_words.begin(), name_words.end(), word) != name_words.end();
+                      });
   return subset ? std::min<size_t>(distance, 2) : distance;
 }
 
 }  // namespace
 
 std::string nearest_spelling(std::string_view typed, const std::vector<std::string>& names) {
-  const std::string wanted(typed.substr(0, 80));
+  const std::string prefix(typed.substr(0, 80));
   std::string best;
-  size_t best_distance = std::max<size_t>(2, wanted.size() / 3) + 1;
+  size_t best_distance = std::max<size_t>(2, prefix.size() / 3) + 1;
   for (const std::string& name : names) {
-    const size_t distance = spelling_distance(wanted, name);
+    const size_t distance = spelling_distance(prefix, name);
     if (distance < best_distance ||
         (distance == best_distance && !best.empty() && name.size() < best.size())) {
       best = name;

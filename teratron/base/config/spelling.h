@@ -1,4 +1,4 @@
-// What someone may have meant by a name that does not exist.
+// Suggestions for misspelled names.
 #pragma once
 
 #include <string>
@@ -7,8 +7,9 @@
 
 namespace teratron {
 
-/// The nearest of `names` by typing errors, of several the shortest; empty when none is near. Words are separated by
-/// underscores. A shortened name counts as one error, left-out words as two. Of what was typed, 80 characters count.
+/// The name with the smallest edit distance to `typed`, the shortest of several; empty if none is close.
+/// Words are separated by underscores. An abbreviation has distance 1, a subset of the words at most 2. Only
+/// the first 80 characters of `typed` are compared.
 std::string nearest_spelling(std::string_view typed, const std::vector<std::string>& names);
 
 }  // namespace teratron

@@ -32,8 +32,8 @@ class Reader {
       return reject("base files are nested too deep", where, fmt::format("At most {} levels", max_bases));
     }
     std::error_code ignored;
-    const std::filesystem::path whole = std::filesystem::weakly_canonical(path, ignored);
-    if (std::find(open_.begin(), open_.end(), whole) != open_.end()) {
+    const std::filesystem::path canonical = std::filesystem::weakly_canonical(path, ignored);
+    if (std::find(open_.begin(), open_.end(), canonical) != open_.end()) {
       return reject(fmt::format("{} includes itself", printable(path.string())), where, "Remove this base");
     }
     std::string text;
@@ -46,12 +46,12 @@ class Reader {
       }
       return;
     }
-    open_.push_back(whole);
+    open_.push_back(canonical);
     read({.text = std::move(text), .name = path.string(), .directory = path.parent_path()});
     open_.pop_back();
   }
 
-  void read(const YamlText& yaml) {
+  void read(const YamlSource& yaml) {
     std::vector<YAML::Node> documents;
     try {
       documents = YAML::LoadAll(yaml.text);
@@ -64,7 +64,7 @@ class Reader {
       return reject("more than one document", position(yaml.name, documents[1].Mark()), "Keep one");
     }
     if (!documents[0].IsMap()) {
-      return reject("not a list of 'key: value' lines", position(yaml.name, documents[0].Mark()), "");
+      return reject("not a mapping of 'key: value' lines", position(yaml.name, documents[0].Mark()), "");
     }
     read_bases(yaml, documents[0]);
     read_section(yaml.name, {}, 0, documents[0]);
@@ -75,7 +75,7 @@ class Reader {
     problems_.push_back({.what = std::move(what), .where = std::move(where), .fix = std::move(fix)});
   }
 
-  void read_bases(const YamlText& yaml, const YAML::Node& top) {
+  void read_bases(const YamlSource& yaml, const YAML::Node& top) {
     for (const auto& pair : top) {
       if (!pair.first.IsScalar() || pair.first.Scalar() != "base") continue;
       const YAML::Node& value = pair.second;
@@ -98,7 +98,7 @@ class Reader {
     for (const auto& pair : map) {
       const std::string where = position(name, pair.first.Mark());
       if (!pair.first.IsScalar()) {
-        reject("a key must be plain text", where, "");
+        reject("a key must be a scalar", where, "");
         continue;
       }
       const std::string key = pair.first.Scalar();
@@ -122,15 +122,15 @@ class Reader {
     if (value.IsSequence()) {
       for (const YAML::Node& item : value) {
         if (!item.IsScalar()) {
-          return reject(fmt::format("'{}' must be a list of plain values", printable(entry.key)),
+          return reject(fmt::format("'{}' must be a list of scalars", printable(entry.key)),
                         position(name, item.Mark()), "");
         }
-        entry.texts.push_back(item.Scalar());
+        entry.values.push_back(item.Scalar());
       }
     } else if (value.IsNull()) {
       entry.null = true;
     } else {
-      entry.texts.push_back(value.Scalar());
+      entry.values.push_back(value.Scalar());
     }
     entries_.push_back(std::move(entry));
   }
@@ -149,7 +149,7 @@ std::vector<YamlEntry> read_yaml(const std::filesystem::path& path, const std::s
   return reader.take();
 }
 
-std::vector<YamlEntry> parse_yaml(const YamlText& yaml, std::vector<Problem>& problems) {
+std::vector<YamlEntry> parse_yaml(const YamlSource& yaml, std::vector<Problem>& problems) {
   Reader reader(problems);
   reader.read(yaml);
   return reader.take();

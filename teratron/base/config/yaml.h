@@ -1,6 +1,5 @@
-// YAML settings as a flat list of keys with their position: yaml-cpp's parser, made strict. Duplicate keys
-// (of which it would silently keep one), several documents, nested lists and keys that are not plain text are
-// problems.
+// Strict YAML reader on yaml-cpp: a flat list of keys with their positions. Duplicate keys (of which yaml-cpp
+// silently keeps one), multiple documents, nested lists and non-scalar keys are problems.
 #pragma once
 
 #include <filesystem>
@@ -11,28 +10,28 @@
 
 namespace teratron {
 
-/// One key with its value. `a: {b: [1, 2]}` is section "a", key "b", texts "1", "2".
+/// A key with its value. `a: {b: [1, 2]}` is section "a", key "b", values "1", "2".
 struct YamlEntry {
-  std::string section;  // "" at the top, "a", "a.b"
+  std::string section;  // "" at the top level, "a", "a.b"
   std::string key;
-  std::vector<std::string> texts;  // one for a scalar
-  bool null = false;               // no value, ~ or null
-  std::string where;               // file:line:column of the key, from 1
-  std::string value_where;         // and of the value
+  std::vector<std::string> values;  // one for a scalar
+  bool null = false;                // no value, ~ or null
+  std::string where;                // file:line:column of the key, from 1
+  std::string value_where;          // and of the value
 };
 
-/// Entries of the file in their order, after those of the files that its top-level `base:` names (one or a
-/// list, relative to the file). A file is at most 1 MiB, bases at most 16 deep. Problems are added, not
-/// thrown; `where` is said of problems with the file itself.
+/// Entries of the file in order, preceded by those of the files in its top-level `base:` (one file or a list,
+/// relative to this file). A file is limited to 1 MiB, bases to 16 levels. Problems are collected, not
+/// thrown; `where` is the position of problems with the file itself.
 std::vector<YamlEntry> read_yaml(const std::filesystem::path& path, const std::string& where,
                                  std::vector<Problem>& problems);
 
-/// The same for a text; `name` stands for the file in positions, `directory` is where bases are looked up.
-struct YamlText {
+/// Parses a string; `name` replaces the file name in positions, `directory` resolves bases.
+struct YamlSource {
   std::string text;
   std::string name;
   std::filesystem::path directory = {};
 };
-std::vector<YamlEntry> parse_yaml(const YamlText& yaml, std::vector<Problem>& problems);
+std::vector<YamlEntry> parse_yaml(const YamlSource& yaml, std::vector<Problem>& problems);
 
 }  // namespace teratron

@@ -13,25 +13,25 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Parsed {
+struct ParsedYaml {
   std::vector<YamlEntry> entries;
   std::vector<Problem> problems;
 };
 
-Parsed parse(const std::string& text) {
-  Parsed out;
+ParsedYaml parse(const std::string& text) {
+  ParsedYaml out;
   out.entries = parse_yaml({.text = text, .name = "f.yaml"}, out.problems);
   return out;
 }
 
 TEST(Yaml, FlattensSectionsWithPositions) {
-  const Parsed p = parse("a: 1\nb:\n  c: [x, y]\n  d:\n    e: ~\nf:\n");
+  const ParsedYaml p = parse("a: 1\nb:\n  c: [x, y]\n  d:\n    e: ~\nf:\n");
   ASSERT_TRUE(p.problems.empty());
   ASSERT_EQ(p.entries.size(), 4u);
   EXPECT_EQ(p.entries[0].where, "f.yaml:1:1");
   EXPECT_EQ(p.entries[0].value_where, "f.yaml:1:4");
   EXPECT_EQ(p.entries[1].section, "b");
-  EXPECT_EQ(p.entries[1].texts, (std::vector<std::string>{"x", "y"}));
+  EXPECT_EQ(p.entries[1].values, (std::vector<std::string>{"x", "y"}));
   EXPECT_EQ(p.entries[1].where, "f.yaml:3:3");
   EXPECT_EQ(p.entries[2].section, "b.d");
   EXPECT_TRUE(p.entries[2].null);
@@ -47,7 +47,7 @@ struct BadYaml {
 class BadYamlTest : public testing::TestWithParam<BadYaml> {};
 
 TEST_P(BadYamlTest, IsAProblemWithItsPosition) {
-  const Parsed p = parse(GetParam().text);
+  const ParsedYaml p = parse(GetParam().text);
   ASSERT_EQ(p.problems.size(), 1u);
   EXPECT_EQ(p.problems[0].where, GetParam().where);
   EXPECT_NE(p.problems[0].what.find(GetParam().what), std::string::npos) << p.problems[0].what;
@@ -58,11 +58,11 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(BadYaml{"a: 1\na: 2\n", "f.yaml:2:1", "'a' appears twice; first at f.yaml:1:1"},
                     BadYaml{"a_b: 1\nc: 2\na-b: 2\n", "f.yaml:3:1", "appears twice"},
                     BadYaml{"s:\n  a: 1\n  a: 1\n", "f.yaml:3:3", "appears twice"},
-                    BadYaml{"a: [1, [2]]\n", "f.yaml:1:8", "list of plain values"},
+                    BadYaml{"a: [1, [2]]\n", "f.yaml:1:8", "list of scalars"},
                     BadYaml{"- 1\n- 2\n", "f.yaml:1:1", "key: value"},
                     BadYaml{"a: b: c\n", "f.yaml:1:5", "not valid YAML"},
                     BadYaml{"a: 1\n---\nb: 2\n", "f.yaml:3:1", "more than one document"},
-                    BadYaml{"? [x]\n: 1\n", "f.yaml:1:3", "plain text"},
+                    BadYaml{"? [x]\n: 1\n", "f.yaml:1:3", "must be a scalar"},
                     BadYaml{"base: {a: 1}\n", "f.yaml:1:7", "base must be"},
                     BadYaml{"a: {b: {c: {d: {e: {f: 1}}}}}\n", "f.yaml:1:20", "too deep"}));
 
@@ -90,8 +90,8 @@ class YamlFiles : public testing::Test {
   void write(const std::string& name, const std::string& text) {
     write_text(folder_ / name, text, ExitCode::config);
   }
-  Parsed read(const std::string& name) {
-    Parsed out;
+  ParsedYaml read(const std::string& name) {
+    ParsedYaml out;
     out.entries = read_yaml(folder_ / name, "--config-file", out.problems);
     return out;
   }
@@ -103,10 +103,10 @@ TEST_F(YamlFiles, BasesComeFirstAndAreRelativeToTheirFile) {
   write("sub/one.yaml", "base: deep.yaml\na: 1\n");
   write("sub/deep.yaml", "a: 0\n");
   write("two.yaml", "a: 2\n");
-  const Parsed p = read("top.yaml");
+  const ParsedYaml p = read("top.yaml");
   ASSERT_TRUE(p.problems.empty());
   std::string order;
-  for (const YamlEntry& entry : p.entries) order += entry.texts.at(0);
+  for (const YamlEntry& entry : p.entries) order += entry.values.at(0);
   EXPECT_EQ(order, "0123");
 }
 

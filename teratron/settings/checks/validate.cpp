@@ -17,24 +17,23 @@ void require(Validation& v, std::string_view name, std::string_view why) {
 void require_model(Validation& v, const std::string& program) {
   if (program != "t5" || !v.args.encoder_num_layers)
     require(v, "num_layers", "the number of transformer layers");
-  require(v, "hidden_size", "the width of the model");
+  require(v, "hidden_size", "the hidden size of the transformer");
   require(v, "num_attention_heads", "the number of attention heads");
-  if (!v.args.encoder_seq_length) require(v, "seq_length", "the length of a training sequence in tokens");
+  if (!v.args.encoder_seq_length) require(v, "seq_length", "the sequence length in tokens");
 }
 
 void require_training(Validation& v) {
   const Arguments& a = v.args;
-  require(v, "micro_batch_size", "the samples of a rank in one forward pass");
+  require(v, "micro_batch_size", "the samples per forward pass of a rank");
   if (!a.skip_train && !a.train_iters && !a.train_samples && !a.num_train_epochs) {
     v.reject("train_iters", "none of train_iters, train_samples and num_train_epochs is set",
              "Give --train-iters: the number of steps");
   }
   if (!a.skip_train && a.train_iters == 0 && !a.lr_decay_iters) {
-    v.reject("train_iters",
-             "train_iters = 0 leaves nothing to train, and no length for the learning rate to decay over",
-             "Give 1 or more, or --skip-train to evaluate alone");
+    v.reject("train_iters", "train_iters = 0 trains nothing and has no learning-rate decay",
+             "Give 1 or more, or --skip-train to only evaluate");
   }
-  if (!a.skip_train) require(v, "lr", "the highest learning rate");
+  if (!a.skip_train) require(v, "lr", "the maximum learning rate");
   if (!a.mock_data && a.data_path.empty() && a.train_data_path.empty() && a.valid_data_path.empty() &&
       a.test_data_path.empty() && !a.data_args_path && !a.per_split_data_args_path) {
     v.reject("data_path", "no dataset is given",
@@ -42,25 +41,22 @@ void require_training(Validation& v) {
   }
 }
 
-void fill_program_defaults(Validation& v, const std::string& program) {
+void derive_program_defaults(Validation& v, const std::string& program) {
   Arguments& a = v.args;
-  if (!a.tokenizer_type) {
-    a.tokenizer_type = program == "bert" || program == "t5" ? "BertWordPieceLowerCase" : "GPT2BPETokenizer";
-    v.derived("tokenizer_type");
-  }
-  if (!a.dataloader_type) {
-    a.dataloader_type = "single";
-    v.derived("dataloader_type");
-  }
+  const bool bert = program == "bert" || program == "t5";
+  if (!a.tokenizer_type)
+    v.derive("tokenizer_type", a.tokenizer_type, bert ? "BertWordPieceLowerCase" : "GPT2BPETokenizer");
+  if (!a.dataloader_type) v.derive("dataloader_type", a.dataloader_type, "single");
 }
 
-// A field that a bad value or a typing error left at its default, or that is refused, makes others look wrong.
-bool follows_from(const Problem& problem, const ParsedArguments& parsed) {
-  const std::vector<std::string>& names = parsed.unsettled;
+// A setting that is invalid, misspelled or refused keeps its default, which may contradict others.
+bool follows_from_unresolved(const Problem& problem, const ParsedArguments& parsed) {
+  const std::vector<std::string>& names = parsed.unresolved;
   return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
     const auto source = parsed.sources.find(name);
-    const bool there = source != parsed.sources.end() && source->second == problem.where;
-    return there || problem.what.find(name) != std::string::npos;
+    return (source != parsed.sources.end() && source->second == problem.where) ||
+           problem.what.find(name) != std::string::npos ||
+           problem.what.find(flag_of(name)) != std::string::npos;
   });
 }
 
@@ -73,10 +69,6 @@ bool Validation::chosen(std::string_view name) const {
 
 std::string Validation::where(std::string_view name) const {
   return chosen(name) ? sources.find(name)->second : flag_of(name);
-}
-
-void Validation::note(std::string line) {
-  notices.push_back(std::move(line));
 }
 
 void Validation::reject(std::string_view name, std::string what, std::string fix) {
@@ -114,15 +106,15 @@ std::string multiples_text(int64_t value, int64_t step) {
   return below == 0 ? fmt::format("{}", *above) : fmt::format("{} or {}", below, *above);
 }
 
-std::optional<int64_t> product(int64_t a, int64_t b) {
+std::optional<int64_t> product(std::optional<int64_t> a, std::optional<int64_t> b) {
   int64_t out = 0;
-  if (__builtin_mul_overflow(a, b, &out)) return std::nullopt;
+  if (!a || !b || __builtin_mul_overflow(*a, *b, &out)) return std::nullopt;
   return out;
 }
 
-void finish(ParsedArguments& parsed, int64_t world_size, const FinishOptions& options) {
+void validate_arguments(ParsedArguments& parsed, int64_t world_size, const ValidateOptions& options) {
   Validation v{parsed.args, parsed.sources, parsed.notices};
-  fill_program_defaults(v, parsed.program);
+  derive_program_defaults(v, parsed.program);
   if (options.needs_model) require_model(v, parsed.program);
   if (options.needs_data) require_training(v);
   check_model(v);
@@ -130,19 +122,13 @@ void finish(ParsedArguments& parsed, int64_t world_size, const FinishOptions& op
   check_batch(v);
   check_pipeline(v);
   check_schedule(v);
-  check_optimizer(v);
-  check_run(v);
-  check_steps(v);
-  check_precision(v);
-  check_fp8(v);
-  check_graphs(v);
   check_data(v);
-  check_tokenizer(v);
-  check_generation(v);
-  note_inert(v);
+  check_fp8(v);
+  check_rules(v);
+  warn_ignored(v);
   std::vector<Problem> problems = std::exchange(parsed.problems, {});
   for (Problem& problem : v.problems) {
-    if (!follows_from(problem, parsed)) problems.push_back(std::move(problem));
+    if (!follows_from_unresolved(problem, parsed)) problems.push_back(std::move(problem));
   }
   if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
 }
@@ -160,7 +146,7 @@ int64_t padded_vocab_size(const Arguments& args, int64_t vocab_size) {
       {.what = fmt::format("padded_vocab_size = {} is smaller than the vocabulary of {} tokens",
                            *args.padded_vocab_size, vocab_size),
        .where = "--padded-vocab-size",
-       .fix = "Leave it out, or take the vocabulary that the size belongs to"});
+       .fix = "Leave it out, or use the vocabulary that the size was computed for"});
 }
 
 }  // namespace teratron

@@ -1,4 +1,4 @@
-// What the checks of finish() share: the settings, where each came from, and the problems found so far.
+// Cross-field checks of settings, called by validate_arguments().
 #pragma once
 
 #include "teratron/settings/arguments.h"
@@ -11,56 +11,51 @@ struct Validation {
   std::vector<std::string>& notices;
   std::vector<Problem> problems = {};
 
-  /// The user set it, be it to the default.
+  /// Set by the user, possibly to its default.
   bool chosen(std::string_view name) const;
   /// Where the user set it, else its flag.
   std::string where(std::string_view name) const;
   void reject(std::string_view name, std::string what, std::string fix);
-  void note(std::string line);
-  /// Records that a value was computed.
-  void derived(std::string_view name) { sources[std::string(name)] = "derived"; }
-  /// value % divisor == 0, else a problem that names both; the fix lists values near `value`.
+  void note(std::string line) { notices.push_back(std::move(line)); }
+  /// Sets an unset or default value and marks it as derived.
+  template <typename T, typename U>
+  void derive(std::string_view name, T& member, const U& value) {
+    member = value;
+    sources[std::string(name)] = "derived";
+  }
   struct Divisible {
     std::string_view name;
     int64_t value;
-    std::string_view by;  // what divides it, with its number
+    std::string_view by;  // what `divisor` is
     int64_t divisor;
     std::string_view reason;
   };
+  /// Rejects `name` unless value % divisor == 0; the fix suggests nearby values.
   bool divisible(const Divisible& check);
 };
 
-/// "1, 2, 3, 6" for 6; at most twelve of them.
+/// "1, 2, 3, 6" for 6; at most twelve divisors.
 std::string divisors_text(int64_t value);
-/// "12 or 16": the multiples of `step` around `value`.
+/// "12 or 16": the multiples of `step` next to `value`.
 std::string multiples_text(int64_t value, int64_t step);
-/// a * b, or nullopt when it does not fit.
-std::optional<int64_t> product(int64_t a, int64_t b);
+/// a * b, or nullopt on overflow or without an operand.
+std::optional<int64_t> product(std::optional<int64_t> a, std::optional<int64_t> b);
 
-/// Settings that have nothing to act on beside the others.
-struct Inert {
-  std::vector<std::string_view> names;
-  bool always;           // under these settings
-  std::string_view why;  // "--x has no effect" + why
+/// A setting without effect next to others.
+struct IgnoredSetting {
+  std::string name;
+  std::string why;  // "without --fp16"
 };
-/// Those of the model.
-std::vector<Inert> inert_model(const Arguments& args);
+std::vector<IgnoredSetting> ignored_settings(const Arguments& args, const Sources& sources);
 
 void check_model(Validation& v);
-void check_layers(Validation& v);
 void check_parallel(Validation& v, int64_t world_size);
 void check_batch(Validation& v);
-void check_pipeline(Validation& v);  // after check_batch: it needs the number of micro-batches
+void check_pipeline(Validation& v);  // after check_batch
 void check_schedule(Validation& v);
-void check_optimizer(Validation& v);
-void check_run(Validation& v);
-void check_steps(Validation& v);
-void check_precision(Validation& v);
-void check_fp8(Validation& v);  // after the model's sizes are known
-void check_graphs(Validation& v);
 void check_data(Validation& v);
-void check_tokenizer(Validation& v);
-void check_generation(Validation& v);
-void note_inert(Validation& v);  // after all others
+void check_fp8(Validation& v);
+void check_rules(Validation& v);   // after all that derive values
+void warn_ignored(Validation& v);  // last
 
 }  // namespace teratron

@@ -1,18 +1,13 @@
-// What --fp8-format asks of a configuration.
+// Requirements of --fp8-format.
 #include "teratron/testing/validation.h"
 
 namespace teratron {
 namespace {
 
-Texts with_fp8(const Texts& more) {
-  Texts all = {"--fp8-format", "hybrid"};
+Args with_fp8(const Args& more) {
+  Args all = {"--fp8-format", "hybrid"};
   all.insert(all.end(), more.begin(), more.end());
   return all;
-}
-
-bool noted(const ParsedArguments& parsed, const std::string& text) {
-  return std::any_of(parsed.notices.begin(), parsed.notices.end(),
-                     [&](const std::string& line) { return line.find(text) != std::string::npos; });
 }
 
 class BadFp8 : public testing::TestWithParam<BadCombination> {};
@@ -20,23 +15,23 @@ class BadFp8 : public testing::TestWithParam<BadCombination> {};
 TEST_P(BadFp8, IsRefused) {
   BadCombination bad = GetParam();
   bad.args = with_fp8(bad.args);
-  expect_refused(bad);
+  expect_rejected(bad);
 }
 
 INSTANTIATE_TEST_SUITE_P(
     All, BadFp8,
     testing::Values(
-        BadCombination{{}, 1, "--fp8-format", "fp8 = hybrid needs bf16", "Add --bf16"},
-        BadCombination{{"--fp16"}, 1, "--fp8-format", "needs bf16", ""},
+        BadCombination{{}, 1, "--fp8-format", "--fp8-format needs --bf16", "Add --bf16"},
+        BadCombination{{"--fp16"}, 1, "--fp8-format", "needs --bf16", ""},
         BadCombination{{"--bf16", "--hidden-size", "56"},
                        1,
                        "--hidden-size",
-                       "hidden_size = 56 is no multiple of 16",
+                       "hidden_size = 56 is not a multiple of 16",
                        "48 or 64"},
         BadCombination{{"--bf16", "--ffn-hidden-size", "72"},
                        1,
                        "--ffn-hidden-size",
-                       "= 72 is no multiple of 16",
+                       "= 72 is not a multiple of 16",
                        "64 or 80"},
         BadCombination{{"--bf16", "--ffn-hidden-size", "48", "--tp", "2"},
                        2,
@@ -66,7 +61,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadCombination{{"--bf16", "--fp8-output-proj", "--make-vocab-size-divisible-by", "40"},
                        1,
                        "--make-vocab-size-divisible-by",
-                       "make_vocab_size_divisible_by = 40 is no multiple of 16",
+                       "make_vocab_size_divisible_by = 40 is not a multiple of 16",
                        "32 or 48"},
         BadCombination{{"--bf16", "--fp8-output-proj", "--padded-vocab-size", "1008", "--tp", "2"},
                        2,
@@ -77,52 +72,52 @@ INSTANTIATE_TEST_SUITE_P(
                         "--loss-chunks", "8"},
                        1,
                        "--loss-chunks",
-                       "tokens of a chunk of the loss = 8",
+                       "tokens per chunk of the loss = 8",
                        ""},
         BadCombination{{"--bf16", "--fp8-output-proj", "--seq-length", "64", "--micro-batch-size", "4",
                         "--loss-chunks", "5"},
                        1,
                        "--loss-chunks",
-                       "tokens of a chunk of the loss = 52",
+                       "tokens per chunk of the loss = 52",
                        "leave --fp8-output-proj out"}));
 
-TEST(Fp8Settings, AreBlamedOnce) {
-  const Texts chunks = {
+TEST(Fp8Settings, AreRejectedOnce) {
+  const Args chunks = {
       "--bf16", "--fp8-output-proj", "--seq-length", "64", "--micro-batch-size", "1", "--loss-chunks", "8"};
   try {
-    finished(with_fp8(chunks));
+    validated(with_fp8(chunks));
     FAIL();
   } catch (const UserError& error) {
     const std::string what = error.what();
-    EXPECT_NE(what.find("a chunk of the loss"), std::string::npos);
-    EXPECT_EQ(what.find("a chunk of the loss"), what.rfind("a chunk of the loss"));
+    EXPECT_NE(what.find("per chunk of the loss"), std::string::npos);
+    EXPECT_EQ(what.find("per chunk of the loss"), what.rfind("per chunk of the loss"));
   }
 }
 
-TEST(Fp8Settings, AreTaken) {
-  const ParsedArguments parsed = finished(with_fp8({"--bf16", "--fp8-recipe", "tensorwise"}));
+TEST(Fp8Settings, AreAccepted) {
+  const ParsedArguments parsed = validated(with_fp8({"--bf16", "--fp8-recipe", "tensorwise"}));
   EXPECT_EQ(parsed.args.fp8, "hybrid");
   EXPECT_EQ(parsed.args.fp8_recipe, "tensorwise");
-  EXPECT_EQ(finished({"--bf16"}).args.fp8_recipe, "delayed");
+  EXPECT_EQ(validated({"--bf16"}).args.fp8_recipe, "delayed");
 }
 
-TEST(Fp8Settings, WithoutEffectAreNamed) {
-  for (const Texts& texts : {Texts{"--fp8-margin", "1"},
-                             {"--fp8-recipe", "tensorwise"},
-                             {"--no-fp8-wgrad"},
-                             {"--fp8-output-proj"},
-                             {"--fp8-amax-history-len", "4"},
-                             {"--fp8-amax-compute-algo", "max"},
-                             {"--first-last-layers-bf16"},
-                             {"--num-layers-at-end-in-bf16", "2"}}) {
-    EXPECT_TRUE(noted(finished(texts), "has no effect without --fp8-format")) << texts[0];
+TEST(Fp8Settings, WithoutEffectGiveNotices) {
+  for (const Args& args : {Args{"--fp8-margin", "1"},
+                           {"--fp8-recipe", "tensorwise"},
+                           {"--no-fp8-wgrad"},
+                           {"--fp8-output-proj"},
+                           {"--fp8-amax-history-len", "4"},
+                           {"--fp8-amax-compute-algo", "max"},
+                           {"--first-last-layers-bf16"},
+                           {"--num-layers-at-end-in-bf16", "2"}}) {
+    EXPECT_TRUE(noted(validated(args), "has no effect without --fp8-format")) << args[0];
   }
-  for (const Texts& texts : {Texts{"--fp8-margin", "1"}, {"--fp8-amax-history-len", "4"}}) {
-    Texts all = with_fp8({"--bf16", "--fp8-recipe", "tensorwise"});
-    all.insert(all.end(), texts.begin(), texts.end());
-    EXPECT_TRUE(noted(finished(all), "has no effect with --fp8-recipe tensorwise")) << texts[0];
+  for (const Args& args : {Args{"--fp8-margin", "1"}, {"--fp8-amax-history-len", "4"}}) {
+    Args all = with_fp8({"--bf16", "--fp8-recipe", "tensorwise"});
+    all.insert(all.end(), args.begin(), args.end());
+    EXPECT_TRUE(noted(validated(all), "has no effect with --fp8-recipe tensorwise")) << args[0];
   }
-  EXPECT_TRUE(noted(finished(with_fp8({"--bf16", "--num-layers-at-start-in-bf16", "2"})),
+  EXPECT_TRUE(noted(validated(with_fp8({"--bf16", "--num-layers-at-start-in-bf16", "2"})),
                     "has no effect without --first-last-layers-bf16"));
 }
 

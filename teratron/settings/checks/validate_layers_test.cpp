@@ -1,4 +1,4 @@
-// Options of a layer that cannot be honoured, those with nothing to act on, and what follows from others.
+// Options of a layer: invalid values, flags without effect, and derived values.
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -12,8 +12,8 @@ namespace {
 
 class BadLayerTest : public testing::TestWithParam<BadCombination> {};
 
-TEST_P(BadLayerTest, IsRefused) {
-  expect_refused(GetParam());
+TEST_P(BadLayerTest, IsRejected) {
+  expect_rejected(GetParam());
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -23,7 +23,7 @@ INSTANTIATE_TEST_SUITE_P(
                         "--rotary-seq-len-interpolation-factor", "2"},
                        1,
                        "--use-rope-scaling",
-                       "both set",
+                       "mutually exclusive",
                        "one"},
         BadCombination{{"--attention-head-type", "multiquery", "--tp", "2"},
                        2,
@@ -35,9 +35,9 @@ INSTANTIATE_TEST_SUITE_P(
                        "--loss-chunks",
                        "a rank has 64 positions",
                        "at most 64"},
-        BadCombination{{"--window-size", "8"}, 1, "--window-size", "no pair of numbers", "127,0"},
-        BadCombination{{"--window-size", "-2,0"}, 1, "--window-size", "no pair of numbers", "-1 for all"},
-        BadCombination{{"--window-size", "a,b"}, 1, "--window-size", "'a,b' is no pair", ""},
+        BadCombination{{"--window-size", "8"}, 1, "--window-size", "not a pair of numbers", "127,0"},
+        BadCombination{{"--window-size", "-2,0"}, 1, "--window-size", "not a pair of numbers", "-1 for all"},
+        BadCombination{{"--window-size", "a,b"}, 1, "--window-size", "'a,b' is not a pair", ""},
         BadCombination{{"--window-size", "8,0", "--window-attn-skip-freq", "[1,0]"},
                        1,
                        "--window-attn-skip-freq",
@@ -52,22 +52,22 @@ INSTANTIATE_TEST_SUITE_P(
         BadCombination{{"--recompute-activations", "--recompute-method", "block"},
                        1,
                        "--recompute-method",
-                       "not selective",
+                       "--recompute-granularity selective",
                        ""},
         BadCombination{{"--distribute-saved-activations", "--recompute-granularity", "full"},
                        1,
                        "--distribute-saved-activations",
-                       "and tensor parallelism",
+                       "needs --tensor-model-parallel-size > 1",
                        "> 1"},
         BadCombination{{"--distribute-checkpointed-activations", "--tp", "2"},
                        2,
                        "--distribute-checkpointed-activations",
-                       "needs recompute_granularity = full",
+                       "needs --recompute-granularity full",
                        ""},
         BadCombination{{"--checkpoint-activations", "--distribute-saved-activations", "--tp", "2", "--sp"},
                        2,
                        "--distribute-saved-activations",
-                       "contradicts sequence_parallel",
+                       "and --sequence-parallel are mutually exclusive",
                        "one"},
         BadCombination{
             {"--checkpoint-activations", "--distribute-saved-activations", "--tp", "2", "--seq-length", "31"},
@@ -75,41 +75,41 @@ INSTANTIATE_TEST_SUITE_P(
             "--seq-length",
             "not divisible by tensor",
             "30 or 32"},
-        BadCombination{{"--fp16-lm-cross-entropy"}, 1, "--fp16-lm-cross-entropy", "needs fp16", "--fp16"}));
+        BadCombination{{"--fp16-lm-cross-entropy"}, 1, "--fp16-lm-cross-entropy", "needs --fp16", "--fp16"}));
 
-TEST(FinishLayers, FillsInWhatFullRecomputationNeeds) {
-  const ParsedArguments p = finished({"--recompute-granularity", "full"});
+TEST(ValidateLayers, DerivesOptionsOfFullRecomputation) {
+  const ParsedArguments p = validated({"--recompute-granularity", "full"});
   EXPECT_EQ(p.args.recompute_method, "uniform");
   EXPECT_EQ(p.args.recompute_num_layers, 1);
   const ParsedArguments old =
-      finished({"--activations-checkpoint-method", "block", "--checkpoint-num-layers", "3"});
+      validated({"--activations-checkpoint-method", "block", "--checkpoint-num-layers", "3"});
   EXPECT_EQ(old.args.recompute_granularity, "full");
   EXPECT_EQ(old.args.recompute_method, "block");
   EXPECT_EQ(old.args.recompute_num_layers, 3);
 }
 
-TEST(FinishLayers, GeluIsByErfWithoutTheFusion) {
-  EXPECT_TRUE(finished({}).args.bias_gelu_fusion);
-  EXPECT_FALSE(finished({"--no-bias-gelu-fusion"}).args.bias_gelu_fusion);
-  EXPECT_FALSE(finished({"--disable-bias-linear"}).args.bias_gelu_fusion);
-  EXPECT_TRUE(finished({"--disable-bias-linear", "--swiglu"}).args.bias_gelu_fusion);
+TEST(ValidateLayers, GeluUsesErfWithoutTheFusion) {
+  EXPECT_TRUE(validated({}).args.bias_gelu_fusion);
+  EXPECT_FALSE(validated({"--no-bias-gelu-fusion"}).args.bias_gelu_fusion);
+  EXPECT_FALSE(validated({"--disable-bias-linear"}).args.bias_gelu_fusion);
+  EXPECT_TRUE(validated({"--disable-bias-linear", "--swiglu"}).args.bias_gelu_fusion);
 }
 
-TEST(FinishLayers, OptionsWithNothingToActOnAreNoted) {
-  for (const Texts& args :
-       {Texts{"--rotary-interleaved"}, Texts{"--use-rope-scaling"}, Texts{"--rope-scaling-factor", "2"},
-        Texts{"--rotary-seq-len-interpolation-factor", "2"}, Texts{"--window-attn-skip-freq", "2"},
-        Texts{"--recompute-num-layers", "2"}, Texts{"--recompute-method", "block"},
-        Texts{"--fp32-residual-connection"}}) {
-    const ParsedArguments p = finished(args);
+TEST(ValidateLayers, OptionsWithoutEffectGiveNotices) {
+  for (const Args& args :
+       {Args{"--rotary-interleaved"}, Args{"--use-rope-scaling"}, Args{"--rope-scaling-factor", "2"},
+        Args{"--rotary-seq-len-interpolation-factor", "2"}, Args{"--window-attn-skip-freq", "2"},
+        Args{"--recompute-num-layers", "2"}, Args{"--recompute-method", "block"},
+        Args{"--fp32-residual-connection"}}) {
+    const ParsedArguments p = validated(args);
     ASSERT_EQ(p.notices.size(), 1u) << args[0];
     EXPECT_TRUE(p.notices[0].starts_with(args[0] + " has no effect without")) << p.notices[0];
   }
 }
 
-TEST(FinishLayers, AnInertSwitchIsNotedAsItWasWritten) {
-  EXPECT_EQ(finished({"--swiglu", "--no-bias-gelu-fusion"}).notices,
-            Texts{"--no-bias-gelu-fusion has no effect on another activation than GELU"});
+TEST(ValidateLayers, NoticesNameTheNegativeFlag) {
+  EXPECT_EQ(validated({"--swiglu", "--no-bias-gelu-fusion"}).notices,
+            Args{"--no-bias-gelu-fusion has no effect with --swiglu"});
 }
 
 }  // namespace

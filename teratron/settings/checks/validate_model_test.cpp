@@ -1,4 +1,4 @@
-// Sizes of the model and layouts of ranks that cannot be.
+// Invalid model sizes and rank layouts.
 #include <gtest/gtest.h>
 
 #include "teratron/testing/validation.h"
@@ -8,8 +8,8 @@ namespace {
 
 class BadModelTest : public testing::TestWithParam<BadCombination> {};
 
-TEST_P(BadModelTest, IsRefused) {
-  expect_refused(GetParam());
+TEST_P(BadModelTest, IsRejected) {
+  expect_rejected(GetParam());
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -43,8 +43,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadCombination{{"--seq-length", "64", "--max-position-embeddings", "32"},
                        1,
                        "--seq-length",
-                       "longer than max_position_embeddings = 32",
-                       "<= 32"},
+                       "must be at most max_position_embeddings = 32",
+                       "at most 32"},
         BadCombination{{"--encoder-seq-length", "16"}, 1, "--encoder-seq-length", "differ", "one"},
         BadCombination{{"--no-position-embedding", "--position-embedding-type", "absolute"},
                        1,
@@ -57,8 +57,8 @@ INSTANTIATE_TEST_SUITE_P(
                        "rotates 0 channels",
                        "even"},
         BadCombination{{"--swiglu", "--squared-relu"}, 1, "--swiglu", "more than one", ""},
-        BadCombination{{"--hidden-dropout", "1"}, 1, "--hidden-dropout", "drops everything", ""},
-        BadCombination{{"--attention-dropout", "1"}, 1, "--attention-dropout", "drops everything", ""},
+        BadCombination{{"--hidden-dropout", "1"}, 1, "--hidden-dropout", "out of range", ""},
+        BadCombination{{"--attention-dropout", "1"}, 1, "--attention-dropout", "out of range", ""},
         BadCombination{{"--hidden-size", "9223372036854775807"}, 1, "--hidden-size", "too large", ""},
         BadCombination{{"--attention-head-type", "multiquery", "--gqa", "--num-query-groups", "2"},
                        1,
@@ -141,7 +141,8 @@ INSTANTIATE_TEST_SUITE_P(
             {"--pp", "2", "--vpp", "2", "--global-batch-size", "16", "--rampup-batch-size", "4", "6", "100"},
             2,
             "--rampup-batch-size",
-            "impossible at a global batch of 10: of 5 micro-batches in groups of 2 the last group holds 1",
+            "impossible at a global batch size of 10: of 5 micro-batches in groups of 2 the last group holds "
+            "1",
             "multiples of 4 samples, 2 micro-batches"},
         BadCombination{{"--pp", "2", "--vpp", "2", "--num-micro-batches", "4",
                         "--microbatch-group-size-per-virtual-pipeline-stage", "1"},
@@ -149,22 +150,28 @@ INSTANTIATE_TEST_SUITE_P(
                        "--microbatch-group-size-per-virtual-pipeline-stage",
                        "smaller than the pipeline",
                        ""},
-        BadCombination{
-            {"--overlap-param-gather"}, 1, "--overlap-param-gather", "needs use_distributed_optimizer", ""}));
+        BadCombination{{"--overlap-param-gather"},
+                       1,
+                       "--overlap-param-gather",
+                       "needs --use-distributed-optimizer",
+                       ""}));
 
 INSTANTIATE_TEST_SUITE_P(
     Experts, BadModelTest,
     testing::Values(
-        BadCombination{{"--ep", "2"}, 2, "--ep", "without experts", "--num-experts"},
+        BadCombination{{"--ep", "2"}, 2, "--ep", "needs --num-experts", "--num-experts"},
         BadCombination{
             {"--num-experts", "6", "--ep", "4"}, 4, "--num-experts", "6 is not divisible", "4 or 8"},
         BadCombination{{"--num-experts", "1"},
                        1,
                        "--num-experts",
-                       "num_experts = 1, but every token goes to moe_router_topk = 2",
-                       "--moe-router-topk 1 or fewer"},
-        BadCombination{
-            {"--num-experts", "2", "--moe-router-topk", "3"}, 1, "--moe-router-topk", "= 3", "more experts"},
+                       "moe_router_topk = 2 must be at most num_experts = 1",
+                       "at most 1"},
+        BadCombination{{"--num-experts", "2", "--moe-router-topk", "3"},
+                       1,
+                       "--moe-router-topk",
+                       "= 3",
+                       "change num_experts"},
         BadCombination{{"--num-experts", "8", "--ep", "4", "--tp", "2"},
                        4,
                        "--ep",

@@ -1,4 +1,4 @@
-// Random configurations that are right by construction pass; broken ones do not.
+// Configurations that are valid by construction pass; broken ones do not.
 #include <random>
 #include <string>
 #include <vector>
@@ -10,7 +10,6 @@
 namespace teratron {
 namespace {
 
-// A random configuration that is right by construction.
 struct Random {
   std::mt19937 engine;
   int64_t pick(std::initializer_list<int64_t> values) {
@@ -20,7 +19,7 @@ struct Random {
 
 struct Layout {
   int64_t tp, pp, dp, groups, heads, micro, micro_batches;
-  Texts flags;
+  Args flags;
 };
 
 Layout random_layout(Random& random) {
@@ -55,26 +54,26 @@ Layout random_layout(Random& random) {
   return l;
 }
 
-TEST(Finish, RandomValidConfigurationsPassAndTheirBreakagesDoNot) {
+TEST(Validate, RandomValidConfigurationsPassAndTheirBreakagesDoNot) {
   Random random{std::mt19937(7)};
   for (int i = 0; i < 300; ++i) {
     const Layout l = random_layout(random);
     const int64_t world = l.tp * l.pp * l.dp;
-    ParsedArguments p = finished(l.flags, world);
+    ParsedArguments p = validated(l.flags, world);
     EXPECT_EQ(p.args.data_parallel_size, l.dp);
     EXPECT_EQ(p.args.num_micro_batches, l.micro_batches);
     EXPECT_EQ(to_json(arguments_from_json(to_json(p.args), "x")), to_json(p.args));
-    // A second finish changes nothing.
+    // Idempotent.
     const std::string before = to_json(p.args);
-    finish(p, world);
+    validate_arguments(p, world);
     EXPECT_EQ(to_json(p.args), before);
     if (l.tp * l.pp > 1) {
-      EXPECT_THROW(finished(l.flags, world + 1), UserError);
+      EXPECT_THROW(validated(l.flags, world + 1), UserError);
     }
-    Texts odd_batch = l.flags;
+    Args odd_batch = l.flags;
     odd_batch.insert(odd_batch.end(), {"--gbs", std::to_string(l.micro * l.dp * l.micro_batches + 1)});
     if (l.micro * l.dp > 1) {
-      EXPECT_THROW(finished(odd_batch, world), UserError);
+      EXPECT_THROW(validated(odd_batch, world), UserError);
     }
   }
 }

@@ -1,4 +1,4 @@
-// finish(): derived values and notices. The checks: validate_model_test.cpp and validate_training_test.cpp.
+// validate_arguments(): derived values and notices.
 #include <string>
 #include <vector>
 
@@ -9,8 +9,8 @@
 namespace teratron {
 namespace {
 
-TEST(Finish, DerivesMegatronsDefaults) {
-  const ParsedArguments p = finished({"--tp", "2"}, 8);
+TEST(Validate, DerivesMegatronsDefaults) {
+  const ParsedArguments p = validated({"--tp", "2"}, 8);
   EXPECT_EQ(p.args.ffn_hidden_size, 256);
   EXPECT_EQ(p.args.kv_channels, 8);
   EXPECT_EQ(p.args.max_position_embeddings, 32);
@@ -28,19 +28,19 @@ TEST(Finish, DerivesMegatronsDefaults) {
   EXPECT_EQ(query_groups(p.args), 8);
 }
 
-TEST(Finish, SwigluWidthIsAMultipleOf64) {
+TEST(Validate, SwigluWidthIsAMultipleOf64) {
   for (const int64_t hidden : {64, 96, 768, 1000, 4096, 12288}) {
-    const ParsedArguments p = finished({"--swiglu", "--hidden-size", std::to_string(hidden)});
+    const ParsedArguments p = validated({"--swiglu", "--hidden-size", std::to_string(hidden)});
     EXPECT_EQ(p.args.ffn_hidden_size,
               static_cast<int64_t>(4.0 * static_cast<double>(hidden) * 2 / 3 / 64) * 64);
   }
 }
 
-TEST(Finish, ChosenValuesStay) {
+TEST(Validate, ChosenValuesStay) {
   const ParsedArguments p =
-      finished({"--ffn-hidden-size", "100", "--kv-channels", "16", "--global-batch-size", "6",
-                "--lr-decay-iters", "7", "--max-position-embeddings", "64", "--split", "8,1,1",
-                "--sequence-parallel", "--num-query-groups", "2"});
+      validated({"--ffn-hidden-size", "100", "--kv-channels", "16", "--global-batch-size", "6",
+                 "--lr-decay-iters", "7", "--max-position-embeddings", "64", "--split", "8,1,1",
+                 "--sequence-parallel", "--num-query-groups", "2"});
   EXPECT_EQ(p.args.ffn_hidden_size, 100);
   EXPECT_EQ(p.args.kv_channels, 16);
   EXPECT_EQ(p.args.global_batch_size, 6);
@@ -50,55 +50,55 @@ TEST(Finish, ChosenValuesStay) {
   EXPECT_EQ(p.args.split, "8,1,1");
   EXPECT_TRUE(p.args.sequence_parallel);
   ASSERT_EQ(p.notices.size(), 3u);
-  EXPECT_EQ(p.notices[0], "--sequence-parallel has no effect at tensor_model_parallel_size 1");
-  EXPECT_EQ(p.notices[1], "--num-query-groups has no effect without --group-query-attention");
-  EXPECT_EQ(p.notices[2], "--split has no effect with --mock-data");
+  EXPECT_EQ(p.notices[0], "--num-query-groups has no effect without --group-query-attention");
+  EXPECT_EQ(p.notices[1], "--split has no effect with --mock-data");
+  EXPECT_EQ(p.notices[2], "--sequence-parallel has no effect with --tensor-model-parallel-size 1");
 }
 
-TEST(Finish, PositionsFollowFromBothSpellings) {
-  EXPECT_EQ(finished({"--no-position-embedding"}).args.position_embedding_type, "none");
+TEST(Validate, PositionsFollowFromBothSpellings) {
+  EXPECT_EQ(validated({"--no-position-embedding"}).args.position_embedding_type, "none");
   EXPECT_EQ(
-      finished({"--no-position-embedding", "--use-rotary-position-embeddings"}).args.position_embedding_type,
+      validated({"--no-position-embedding", "--use-rotary-position-embeddings"}).args.position_embedding_type,
       "rope");
 }
 
-TEST(Finish, MultiqueryIsOneGroup) {
-  const ParsedArguments p = finished({"--attention-head-type", "multiquery"});
+TEST(Validate, MultiqueryIsOneGroup) {
+  const ParsedArguments p = validated({"--attention-head-type", "multiquery"});
   EXPECT_TRUE(p.args.group_query_attention);
   EXPECT_EQ(query_groups(p.args), 1);
-  EXPECT_EQ(query_groups(finished({"--attention-head-type", "multihead"}).args), 8);
+  EXPECT_EQ(query_groups(validated({"--attention-head-type", "multihead"}).args), 8);
 }
 
-TEST(Finish, PaddedVocabulary) {
-  const Arguments tp2 = finished({"--tp", "2"}, 2).args;
+TEST(Validate, PaddedVocabulary) {
+  const Arguments tp2 = validated({"--tp", "2"}, 2).args;
   EXPECT_EQ(padded_vocab_size(tp2, 1), 256);
   EXPECT_EQ(padded_vocab_size(tp2, 50257), 50432);
-  EXPECT_EQ(padded_vocab_size(finished({}).args, 50257), 50304);
-  EXPECT_EQ(padded_vocab_size(finished({"--padded-vocab-size", "300"}).args, 300), 300);
-  EXPECT_THROW(padded_vocab_size(finished({"--padded-vocab-size", "300"}).args, 301), UserError);
+  EXPECT_EQ(padded_vocab_size(validated({}).args, 50257), 50304);
+  EXPECT_EQ(padded_vocab_size(validated({"--padded-vocab-size", "300"}).args, 300), 300);
+  EXPECT_THROW(padded_vocab_size(validated({"--padded-vocab-size", "300"}).args, 301), UserError);
   EXPECT_THROW(
       padded_vocab_size(
-          finished({"--make-vocab-size-divisible-by", "9223372036854775807", "--tp", "2"}, 2).args, 5),
+          validated({"--make-vocab-size-divisible-by", "9223372036854775807", "--tp", "2"}, 2).args, 5),
       UserError);
 }
 
-TEST(Finish, ExplainsWhereValuesComeFrom) {
-  const std::string text = explain(finished({"--tp", "2"}, 2));
+TEST(Validate, ExplainsWhereValuesComeFrom) {
+  const std::string text = explain(validated({"--tp", "2"}, 2));
   EXPECT_NE(text.find("tensor_model_parallel_size = 2  (--tp)\n"), std::string::npos) << text;
   EXPECT_NE(text.find("kv_channels = 8  (derived)\n"), std::string::npos);
   EXPECT_EQ(text.find("adam_beta1"), std::string::npos);
 }
 
-TEST(Finish, TrainingOfNoSteps) {
-  const ParsedArguments p = finished({"--train-iters", "0", "--skip-train"});
+TEST(Validate, TrainingOfNoSteps) {
+  const ParsedArguments p = validated({"--train-iters", "0", "--skip-train"});
   EXPECT_FALSE(p.args.lr_decay_iters.has_value());
   EXPECT_EQ(to_json(arguments_from_json(to_json(p.args), "x")), to_json(p.args));
 }
 
-TEST(Finish, NamesEverythingThatIsMissing) {
-  ParsedArguments parsed = parse_arguments("pretrain gpt", Texts{});
+TEST(Validate, NamesEverythingThatIsMissing) {
+  ParsedArguments parsed = parse_arguments("pretrain gpt", Args{});
   try {
-    finish(parsed, 1);
+    validate_arguments(parsed, 1);
     FAIL();
   } catch (const UserError& error) {
     std::string names;
@@ -110,71 +110,71 @@ TEST(Finish, NamesEverythingThatIsMissing) {
   }
 }
 
-TEST(Finish, SettingsWithNothingToActOnAreNoted) {
-  for (const Texts& args :
-       {Texts{"--hysteresis", "3"}, Texts{"--finetune"}, Texts{"--save-interval", "5"},
-        Texts{"--rotary-base", "500"}, Texts{"--loss-scale", "8"}, Texts{"--override-opt-param-scheduler"}}) {
-    const ParsedArguments p = finished(args);
+TEST(Validate, SettingsWithNothingToActOnAreNoted) {
+  for (const Args& args :
+       {Args{"--hysteresis", "3"}, Args{"--finetune"}, Args{"--save-interval", "5"},
+        Args{"--rotary-base", "500"}, Args{"--loss-scale", "8"}, Args{"--override-opt-param-scheduler"}}) {
+    const ParsedArguments p = validated(args);
     ASSERT_EQ(p.notices.size(), 1u) << args[0];
     EXPECT_TRUE(p.notices[0].starts_with(args[0] + " has no effect without")) << p.notices[0];
   }
 }
 
-TEST(Finish, SettingsThatOthersMakeInertAreNoted) {
-  for (const Texts& args : {Texts{"--split", "1,1,1"},
-                            Texts{"--data-cache-path", "x"},
-                            Texts{"--mid-level-dataset-surplus", "0.1"},
-                            Texts{"--no-data-sharding"},
-                            Texts{"--eval-interval", "5", "--eval-iters", "0"},
-                            Texts{"--vocab-file", "x"},
-                            Texts{"--merge-file", "x"},
-                            Texts{"--tokenizer-model", "x"},
-                            Texts{"--tiktoken-pattern", "v1"},
-                            Texts{"--make-vocab-size-divisible-by", "8", "--padded-vocab-size", "200"},
-                            Texts{"--lr-wsd-decay-style", "cosine"},
-                            Texts{"--lr-wsd-decay-iters", "3"},
-                            Texts{"--lr-warmup-init", "1e-4"},
-                            Texts{"--min-lr", "1e-4", "--lr-decay-style", "constant"},
-                            Texts{"--init-method-std", "0.01", "--init-method-xavier-uniform"},
-                            Texts{"--hysteresis", "3", "--fp16", "--loss-scale", "8"},
-                            Texts{"--min-loss-scale", "3", "--fp16", "--loss-scale", "8"},
-                            Texts{"--ddp-bucket-size", "9"},
-                            Texts{"--grad-reduce-in-bf16"},
-                            Texts{"--use-distributed-optimizer"},
-                            Texts{"--use-tp-pp-dp-mapping"},
-                            Texts{"--check-weight-hash-across-dp-replicas-interval", "3"}}) {
-    const ParsedArguments p = finished(args);
+TEST(Validate, SettingsThatOthersMakeInertAreNoted) {
+  for (const Args& args : {Args{"--split", "1,1,1"},
+                           Args{"--data-cache-path", "x"},
+                           Args{"--mid-level-dataset-surplus", "0.1"},
+                           Args{"--no-data-sharding"},
+                           Args{"--eval-interval", "5", "--eval-iters", "0"},
+                           Args{"--vocab-file", "x"},
+                           Args{"--merge-file", "x"},
+                           Args{"--tokenizer-model", "x"},
+                           Args{"--tiktoken-pattern", "v1"},
+                           Args{"--make-vocab-size-divisible-by", "8", "--padded-vocab-size", "200"},
+                           Args{"--lr-wsd-decay-style", "cosine"},
+                           Args{"--lr-wsd-decay-iters", "3"},
+                           Args{"--lr-warmup-init", "1e-4"},
+                           Args{"--min-lr", "1e-4", "--lr-decay-style", "constant"},
+                           Args{"--init-method-std", "0.01", "--init-method-xavier-uniform"},
+                           Args{"--hysteresis", "3", "--fp16", "--loss-scale", "8"},
+                           Args{"--min-loss-scale", "3", "--fp16", "--loss-scale", "8"},
+                           Args{"--ddp-bucket-size", "9"},
+                           Args{"--grad-reduce-in-bf16"},
+                           Args{"--use-distributed-optimizer"},
+                           Args{"--use-tp-pp-dp-mapping"},
+                           Args{"--check-weight-hash-across-dp-replicas-interval", "3"}}) {
+    const ParsedArguments p = validated(args);
     ASSERT_EQ(p.notices.size(), 1u) << args[0];
     EXPECT_TRUE(p.notices[0].find("has no effect ") != std::string::npos) << p.notices[0];
   }
-  EXPECT_TRUE(finished({"--use-tp-pp-dp-mapping", "--pp", "2"}, 4).notices.empty());
+  EXPECT_TRUE(validated({"--use-tp-pp-dp-mapping", "--pp", "2"}, 4).notices.empty());
   for (const char* flag : {"--grad-reduce-in-bf16", "--use-distributed-optimizer"}) {
-    EXPECT_TRUE(finished({flag}, 2).notices.empty()) << flag;
+    EXPECT_TRUE(validated({flag}, 2).notices.empty()) << flag;
   }
-  EXPECT_TRUE(finished({"--lr-warmup-init", "1e-4", "--lr-warmup-iters", "2"}).notices.empty());
-  EXPECT_TRUE(finished({"--hysteresis", "3", "--fp16"}).notices.empty());
+  EXPECT_TRUE(validated({"--lr-warmup-init", "1e-4", "--lr-warmup-iters", "2"}).notices.empty());
+  EXPECT_TRUE(validated({"--hysteresis", "3", "--fp16"}).notices.empty());
 }
 
-TEST(Finish, StepsDoNotMixWithSamples) {
-  Texts args = small;
+TEST(Validate, StepsDoNotMixWithSamples) {
+  Args args = small;
   args.erase(args.begin() + 10, args.begin() + 12);  // --train-iters 10
   args.insert(args.end(), {"--train-samples", "1000", "--lr-warmup-iters", "1", "--lr-decay-iters", "5",
                            "--lr-wsd-decay-iters", "2"});
   ParsedArguments parsed = parse_arguments("pretrain gpt", args);
   try {
-    finish(parsed, 1);
+    validate_arguments(parsed, 1);
     FAIL();
   } catch (const UserError& error) {
     EXPECT_EQ(error.problems().size(), 3u) << error.what();
   }
 }
 
-TEST(Finish, CountsInSamplesToo) {
-  Texts args = small;
+TEST(Validate, CountsInSamplesToo) {
+  Args args = small;
   args.erase(args.begin() + 10, args.begin() + 12);  // --train-iters 10
   args.insert(args.end(), {"--train-samples", "1000", "--lr-warmup-samples", "100"});
   ParsedArguments parsed = parse_arguments("pretrain gpt", args);
-  finish(parsed, 1);
+  validate_arguments(parsed, 1);
   EXPECT_EQ(parsed.args.lr_decay_samples, 1000);
   EXPECT_FALSE(parsed.args.lr_decay_iters.has_value());
 }

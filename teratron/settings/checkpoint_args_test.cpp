@@ -1,4 +1,4 @@
-#include "teratron/settings/model_fields.h"
+#include "teratron/settings/checkpoint_args.h"
 
 #include <nlohmann/json.hpp>
 
@@ -9,18 +9,18 @@ namespace {
 
 using nlohmann::json;
 
-// The first model field in which two command lines differ, "" where they say the same model.
-std::string difference(const Texts& saved, const Texts& current) {
-  const json a = json::parse(plain_settings(to_json(finished(saved).args), "a"));
-  const json b = json::parse(plain_settings(to_json(finished(current).args), "b"));
+// The first model field that differs between two command lines, "" for equal models.
+std::string difference(const Args& saved, const Args& current) {
+  const json a = json::parse(canonical_config(to_json(validated(saved).args), "a"));
+  const json b = json::parse(canonical_config(to_json(validated(current).args), "b"));
   for (const std::string& field : model_fields()) {
     if (a.contains(field) && b.contains(field) && a[field] != b[field]) return field;
   }
   return "";
 }
 
-TEST(ModelFields, SpellingsOfOneModelAreTheSame) {
-  const std::vector<std::pair<Texts, Texts>> same = {
+TEST(CheckpointArgs, EquivalentSettingsAreEqual) {
+  const std::vector<std::pair<Args, Args>> same = {
       {{"--group-query-attention", "--num-query-groups", "8"}, {}},
       {{"--num-query-groups", "2"}, {}},
       {{"--attention-head-type", "multiquery"}, {"--group-query-attention"}},
@@ -44,13 +44,13 @@ TEST(ModelFields, SpellingsOfOneModelAreTheSame) {
   }
 }
 
-TEST(ModelFields, OtherModelsDiffer) {
+TEST(CheckpointArgs, DifferentModelsDiffer) {
   struct Pair {
-    Texts saved;
-    Texts current;
+    Args saved;
+    Args current;
     const char* field;
   };
-  const Texts rope = {"--position-embedding-type", "rope"};
+  const Args rope = {"--position-embedding-type", "rope"};
   const std::vector<Pair> others = {
       {{"--group-query-attention", "--num-query-groups", "2"}, {}, "group_query_attention"},
       {{"--group-query-attention", "--num-query-groups", "2"},
@@ -78,18 +78,18 @@ TEST(ModelFields, OtherModelsDiffer) {
   }
 }
 
-TEST(ModelFields, WhatHasNoTensorMayChange) {
-  const std::string learned = to_json(finished({}).args);
-  const std::string rope = to_json(finished({"--position-embedding-type", "rope"}).args);
-  EXPECT_TRUE(free_fields(learned, true).empty()) << "a table of positions has a length";
-  EXPECT_EQ(free_fields(rope, false), Texts{"max_position_embeddings"});
-  EXPECT_EQ(free_fields(rope, true).size(), 5U);
+TEST(CheckpointArgs, SettingsWithoutTensorsCanChange) {
+  const std::string learned = to_json(validated({}).args);
+  const std::string rope = to_json(validated({"--position-embedding-type", "rope"}).args);
+  EXPECT_TRUE(resumable_overrides(learned, true).empty()) << "learned positions have a tensor";
+  EXPECT_EQ(resumable_overrides(rope, false), Args{"max_position_embeddings"});
+  EXPECT_EQ(resumable_overrides(rope, true).size(), 5U);
 }
 
-// What another version or a converter left out is not guessed.
-TEST(ModelFields, WhatIsNotSaidStaysUnsaid) {
-  EXPECT_EQ(plain_settings("{}", "x"), "{}");
-  EXPECT_EQ(json::parse(plain_settings(R"({"swiglu":true,"other":1})", "x")),
+// Settings left out by another version or a converter stay unset.
+TEST(CheckpointArgs, MissingSettingsStayMissing) {
+  EXPECT_EQ(canonical_config("{}", "x"), "{}");
+  EXPECT_EQ(json::parse(canonical_config(R"({"swiglu":true,"other":1})", "x")),
             json::parse(R"({"swiglu":true,"other":1})"));
 }
 

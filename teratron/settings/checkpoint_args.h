@@ -1,0 +1,31 @@
+// Settings saved in a checkpoint, compared with those of the run that loads it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "teratron/settings/arguments.h"
+
+namespace teratron {
+
+/// Names of the settings that define the model.
+const std::vector<std::string>& model_fields();
+
+/// The JSON settings `config` in canonical form: model settings without effect are removed and equivalent
+/// ones get one spelling, so that equal models have equal settings. `where` names them in errors.
+std::string canonical_config(const std::string& config, const std::string& where);
+
+/// Model settings that may differ from the checkpoint's, as no tensor depends on them:
+/// max_position_embeddings without learned positions, and the rotary settings when finetuning.
+std::vector<std::string> resumable_overrides(const std::string& config, bool finetune);
+
+/// --use-checkpoint-args: takes the model settings, tokenizer type and sequence length that the user did not
+/// set from the checkpoint of --load (--ckpt-step), if there is one, and adds a notice. Call before
+/// validate_arguments(). Not collective.
+void use_checkpoint_args(ParsedArguments& parsed);
+
+/// A line for each differing setting that changes the training but not the model (seed, dropout, data). Both
+/// are JSON.
+std::vector<std::string> resume_notices(const std::string& saved, const std::string& current);
+
+}  // namespace teratron

@@ -1,0 +1,123 @@
+// Settings without effect next to others: each gives a notice.
+#include <algorithm>
+
+#include "teratron/base/strings.h"
+#include "teratron/settings/checks/conditions.h"
+#include "teratron/settings/checks/validate.h"
+
+namespace teratron {
+
+namespace {
+
+enum class IgnoredIf : uint8_t { with, without };
+using enum IgnoredIf;
+
+struct IgnoredFlags {
+  std::string_view names;
+  IgnoredIf when;
+  std::string_view condition;  // find_held
+};
+
+// The first row that applies to a setting counts.
+// clang-format off
+constexpr IgnoredFlags ignored_flags[] = {
+    // Model
+    {"num_query_groups", without, "--group-query-attention"},
+    {"rotary_percent rotary_base rotary_interleaved rotary_seq_len_interpolation_factor use_rope_scaling rope_scaling_factor",
+     without, "--position-embedding-type rope"},
+    {"rope_scaling_factor", without, "--use-rope-scaling"},
+    {"window_attn_skip_freq", without, "--window-size"},
+    {"bias_gelu_fusion", with, "--swiglu or --geglu or --squared-relu or --openai-gelu"},
+    {"init_method_std", with, "--init-method-xavier-uniform"},
+    {"recompute_method recompute_num_layers", without, "--recompute-granularity full"},
+    // Parallelism
+    {"use_distributed_optimizer overlap_param_gather ddp_bucket_size ddp_average_in_collective grad_reduce_in_bf16",
+     with, "data_parallel_size 1"},
+    {"check_weight_hash_across_dp_replicas_interval", without,
+     "data_parallel_size > 1 or --tensor-model-parallel-size > 1"},
+    {"async_tensor_model_parallel_allreduce", with, "--tensor-model-parallel-size 1"},
+    {"use_tp_pp_dp_mapping", with, "data_parallel_size 1 or --pipeline-model-parallel-size 1"},
+    {"decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers account_for_embedding_in_pipeline_split "
+     "account_for_loss_in_pipeline_split overlap_p2p_comm", with, "--pipeline-model-parallel-size 1"},
+    // Precision
+    {"loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis", without, "--fp16"},
+    {"initial_loss_scale min_loss_scale loss_scale_window hysteresis", with, "--loss-scale"},
+    {"fp8_recipe fp8_margin fp8_amax_history_len fp8_amax_compute_algo fp8_wgrad fp8_output_proj first_last_layers_bf16 "
+     "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16", without, "--fp8-format"},
+    {"fp8_margin fp8_amax_history_len fp8_amax_compute_algo", with, "--fp8-recipe tensorwise"},
+    {"num_layers_at_start_in_bf16 num_layers_at_end_in_bf16", without, "--first-last-layers-bf16"},
+    // Training
+    {"cuda_graph_warmup_steps", without, "--cuda-graph-impl local"},
+    {"adam_beta1 adam_beta2 adam_eps", with, "--optimizer sgd"},
+    {"sgd_momentum", without, "--optimizer sgd"},
+    {"decoupled_min_lr", without, "--decoupled-lr"},
+    {"lr_wsd_decay_style lr_wsd_decay_iters lr_wsd_decay_samples", without, "--lr-decay-style WSD"},
+    {"lr_warmup_init", without, "--lr-warmup-iters or --lr-warmup-samples or --lr-warmup-fraction"},
+    {"min_lr", with, "--lr-decay-style constant"},
+    {"adlr_autoresume_interval autoresume_file", without, "--adlr-autoresume"},
+    {"eval_interval", with, "--eval-iters 0"},
+    // Checkpoints
+    {"save_interval save_retain_interval no_save_optim async_save log_progress", without, "--save"},
+    {"ckpt_step", without, "--load"},
+    {"finetune no_load_optim exit_on_missing_checkpoint use_checkpoint_args override_opt_param_scheduler "
+     "use_checkpoint_opt_param_scheduler", without, "--load or --pretrained-checkpoint"},
+    // Data and tokenizer
+    {"split data_cache_path mid_level_dataset_surplus", with, "--mock-data"},
+    {"data_sharding", without, "--dataloader-type cyclic"},
+    {"vocab_file", without, "--tokenizer-type GPT2BPETokenizer|BertWordPieceLowerCase|BertWordPieceCase"},
+    {"merge_file", without, "--tokenizer-type GPT2BPETokenizer"},
+    {"tokenizer_model", with, "--tokenizer-type GPT2BPETokenizer|BertWordPieceLowerCase|BertWordPieceCase|NullTokenizer"},
+    {"tiktoken_pattern tiktoken_num_special_tokens tokenizer_special_tokens", without, "--tokenizer-type TikTokenizer"},
+    {"vocab_extra_ids", without, "--tokenizer-type BertWordPieceLowerCase|BertWordPieceCase|SentencePieceTokenizer|"
+     "GPTSentencePieceTokenizer|Llama2Tokenizer"},
+    {"make_vocab_size_divisible_by", with, "--padded-vocab-size"},
+    // Logging
+    {"profile_step_start profile_step_end profile_ranks", without, "--profile"},
+    {"wandb_exp_name wandb_save_dir", without, "--wandb-project"},
+    {"tensorboard_log_interval log_learning_rate_to_tensorboard log_loss_scale_to_tensorboard log_timers_to_tensorboard "
+     "log_validation_ppl_to_tensorboard log_memory_to_tensorboard log_world_size_to_tensorboard",
+     without, "--tensorboard-dir"},
+};
+// clang-format on
+
+}  // namespace
+
+std::vector<IgnoredSetting> ignored_settings(const Arguments& args, const Sources& sources) {
+  std::vector<IgnoredSetting> ignored;
+  for (const IgnoredFlags& row : ignored_flags) {
+    const auto held = find_held(row.condition, args, sources);
+    if (held.has_value() != (row.when == with)) continue;
+    const std::string why = held ? "with " + held->flag : fmt::format("without {}", row.condition);
+    for (const std::string& name : split(row.names)) {
+      if (std::ranges::find(ignored, name, &IgnoredSetting::name) == ignored.end())
+        ignored.push_back({name, why});
+    }
+  }
+  return ignored;
+}
+
+void warn_ignored(Validation& v) {
+  for (const IgnoredSetting& setting : ignored_settings(v.args, v.sources)) {
+    if (!v.chosen(setting.name)) continue;
+    const Field& field = arguments_schema().field(setting.name);
+    const std::string flag = flag_for(field, get_value(field, &v.args));
+    v.note(fmt::format("{} has no effect {}", flag, setting.why));
+  }
+  // Settings without effect only if they are on.
+  const Arguments& a = v.args;
+  if (a.sequence_parallel && a.tensor_model_parallel_size == 1)
+    v.note("--sequence-parallel has no effect with --tensor-model-parallel-size 1");
+  if (a.fp32_residual_connection && !a.fp16 && !a.bf16)
+    v.note("--fp32-residual-connection has no effect without --bf16 or --fp16");
+  if (a.max_nan_iterations > 0 && a.fp16)
+    v.note("--max-nan-iterations has no effect with --fp16, which skips steps that overflow");
+  if (a.cuda_graph_impl != "local") return;
+  if (a.timing_log_level >= 2)
+    v.note("--timing-log-level 2: forward-compute does not include micro-batches replayed as CUDA graphs");
+  for (const std::string_view name : {"overlap_grad_reduce", "overlap_param_gather"}) {
+    if (v.chosen(name) && a.data_parallel_size != 1)
+      v.note(fmt::format("{} has no effect once micro-batches are replayed as CUDA graphs", flag_of(name)));
+  }
+}
+
+}  // namespace teratron

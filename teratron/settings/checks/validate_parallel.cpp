@@ -1,0 +1,120 @@
+// Layout of the ranks, and the pipeline schedule.
+#include "teratron/settings/checks/validate.h"
+#include "teratron/settings/component_options.h"
+
+namespace teratron {
+
+namespace {
+
+// Expert layers have their own view of the ranks: expert tensor x expert x pipeline x data.
+void check_expert_ranks(Validation& v, int64_t world_size) {
+  const Arguments& a = v.args;
+  if (!a.num_experts) return;
+  const int64_t ep = a.expert_model_parallel_size, pp = a.pipeline_model_parallel_size;
+  const int64_t etp = a.expert_tensor_parallel_size.value_or(a.tensor_model_parallel_size);
+  const std::optional<int64_t> ranks = product(product(etp, ep), pp);
+  if (ranks && world_size % *ranks == 0) return;
+  v.reject("expert_model_parallel_size",
+           fmt::format("{} ranks cannot be divided into expert tensor {} x expert {} x pipeline {} ranks",
+                       world_size, etp, ep, pp),
+           fmt::format("Choose sizes whose product is one of {}", divisors_text(world_size)));
+}
+
+void check_sequence(Validation& v) {
+  const Arguments& a = v.args;
+  const int64_t tp = a.tensor_model_parallel_size;
+  const int64_t cp = a.context_parallel_size;
+  if (!a.seq_length) return;
+  if (cp > 1 && cp <= INT64_MAX / 2) {
+    v.divisible({.name = "seq_length",
+                 .value = *a.seq_length,
+                 .by = "2 * context_parallel_size",
+                 .divisor = 2 * cp,
+                 .reason = "Each context-parallel rank holds two chunks of the sequence"});
+  }
+  if (a.sequence_parallel && tp > 1 && *a.seq_length % cp == 0) {
+    v.divisible({.name = "seq_length",
+                 .value = *a.seq_length / cp,
+                 .by = "tensor_model_parallel_size",
+                 .divisor = tp,
+                 .reason = "Sequence parallelism splits the sequence of a context-parallel rank"});
+  }
+}
+
+/// Every global batch size of the ramp-up has its own schedule.
+void check_interleaved_ramp(Validation& v, const PipelineLayout& layout) {
+  const Arguments& a = v.args;
+  const bool valid = a.micro_batch_size && a.data_parallel_size && v.problems.empty();
+  if (a.rampup_batch_size.size() != 3 || !valid) return;
+  const int64_t start = a.rampup_batch_size[0], increment = a.rampup_batch_size[1];
+  const int64_t target = *a.global_batch_size, samples = target / *a.num_micro_batches;
+  for (int64_t size = start; size < target; size += increment) {
+    const std::string problem = interleaving_problem(schedule_shape(a, layout, size / samples));
+    if (problem.empty()) continue;
+    const int64_t group = a.microbatch_group_size_per_vp_stage.value_or(layout.stages);
+    return v.reject(
+        "rampup_batch_size",
+        fmt::format("the interleaved schedule is impossible at a global batch size of {}: {}", size, problem),
+        fmt::format("Use a start and an increment that are multiples of {} samples, {} micro-batches",
+                    group * samples, group));
+  }
+}
+
+void check_interleaving(Validation& v, const PipelineLayout& layout) {
+  const Arguments& a = v.args;
+  constexpr std::string_view group = "microbatch_group_size_per_vp_stage";
+  if (layout.chunks == 1) {
+    if (v.chosen(group))
+      v.note(fmt::format("{} has no effect without virtual pipeline stages", flag_of(group)));
+    return;
+  }
+  if (!a.overlap_p2p_comm && layout.stages == 2) {
+    v.reject("overlap_p2p_comm",
+             "the interleaved schedule without overlap_p2p_comm needs pipeline_model_parallel_size > 2",
+             "Leave --no-overlap-p2p-communication out");
+  }
+  if (!a.num_micro_batches) return;
+  check_interleaved_ramp(v, layout);
+  const std::string problem = interleaving_problem(schedule_shape(a, layout, *a.num_micro_batches));
+  if (problem.empty()) return;
+  v.reject(a.microbatch_group_size_per_vp_stage ? group : "global_batch_size",
+           "the interleaved schedule is impossible: " + problem,
+           fmt::format("Use a multiple of {} micro-batches (global_batch_size / micro_batch_size / "
+                       "data_parallel_size = {})",
+                       a.microbatch_group_size_per_vp_stage.value_or(layout.stages), *a.num_micro_batches));
+}
+
+}  // namespace
+
+void check_parallel(Validation& v, int64_t world_size) {
+  Arguments& a = v.args;
+  check_sequence(v);
+  check_expert_ranks(v, world_size);
+  a.world_size = world_size;
+  const int64_t tp = a.tensor_model_parallel_size, pp = a.pipeline_model_parallel_size;
+  const std::optional<int64_t> ranks = product(product(tp, pp), a.context_parallel_size);
+  if (!ranks || world_size < 1 || world_size % *ranks != 0) {
+    v.reject(
+        "tensor_model_parallel_size",
+        fmt::format(
+            "{} ranks cannot be divided into replicas of tensor {} x pipeline {} x context {} = {} ranks",
+            world_size, tp, pp, a.context_parallel_size, ranks ? std::to_string(*ranks) : "too many"),
+        ranks ? fmt::format("Start {} ranks, or choose sizes whose product is one of {}",
+                            multiples_text(world_size, *ranks), divisors_text(world_size))
+              : "Choose smaller sizes");
+    return;
+  }
+  v.derive("world_size", a.world_size, world_size);
+  v.derive("data_parallel_size", a.data_parallel_size, world_size / *ranks);
+}
+
+void check_pipeline(Validation& v) {
+  if (!v.args.num_layers) return;
+  try {
+    check_interleaving(v, pipeline_layout(layout_options(v.args)));
+  } catch (const UserError& error) {
+    for (const Problem& problem : error.problems()) v.reject(problem.where, problem.what, problem.fix);
+  }
+}
+
+}  // namespace teratron

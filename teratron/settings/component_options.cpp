@@ -1,0 +1,47 @@
+#include "teratron/settings/component_options.h"
+
+namespace teratron {
+
+MeshOptions mesh_options(const Arguments& args) {
+  return {.tp = args.tensor_model_parallel_size,
+          .pp = args.pipeline_model_parallel_size,
+          .cp = args.context_parallel_size,
+          .ep = args.expert_model_parallel_size,
+          .etp = args.expert_tensor_parallel_size.value_or(0),
+          .order = args.use_tp_pp_dp_mapping ? "tp-cp-ep-pp-dp" : MeshOptions().order};
+}
+
+PipelineLayoutOptions layout_options(const Arguments& args) {
+  const bool pipeline = args.pipeline_model_parallel_size > 1;
+  return {.layers = args.num_layers.value(),
+          .stages = args.pipeline_model_parallel_size,
+          .chunks = args.num_virtual_stages_per_pipeline_rank,
+          .layers_per_chunk = args.num_layers_per_virtual_pipeline_stage,
+          .first_stage_layers = pipeline ? args.decoder_first_pipeline_num_layers : std::nullopt,
+          .last_stage_layers = pipeline ? args.decoder_last_pipeline_num_layers : std::nullopt,
+          .embedding_counts = pipeline && args.account_for_embedding_in_pipeline_split,
+          .loss_counts = pipeline && args.account_for_loss_in_pipeline_split,
+          .text = args.pipeline_model_parallel_layout};
+}
+
+ScheduleShape schedule_shape(const Arguments& args, const PipelineLayout& layout, int64_t microbatches) {
+  return {.stages = layout.stages,
+          .chunks = layout.chunks,
+          .microbatches = microbatches,
+          .microbatch_group = args.microbatch_group_size_per_vp_stage.value_or(0),
+          .early_receives = args.overlap_p2p_comm};
+}
+
+TokenizerOptions tokenizer_options(const Arguments& args) {
+  return {.type = args.tokenizer_type.value_or(""),
+          .vocab_file = args.vocab_file.value_or(""),
+          .merge_file = args.merge_file.value_or(""),
+          .tokenizer_model = args.tokenizer_model.value_or(""),
+          .vocab_size = args.vocab_size.value_or(0),
+          .vocab_extra_ids = args.vocab_extra_ids,
+          .tiktoken_pattern = args.tiktoken_pattern,
+          .tiktoken_num_special_tokens = args.tiktoken_num_special_tokens,
+          .special_tokens = args.tokenizer_special_tokens};
+}
+
+}  // namespace teratron

@@ -1,0 +1,20 @@
+// Settings converted to the options of other components. Independent of torch, so that settings can be
+// checked and planned without it.
+#pragma once
+
+#include "teratron/comm/mesh/rank_grid.h"
+#include "teratron/pipeline/pipeline_layout.h"
+#include "teratron/pipeline/schedule.h"
+#include "teratron/settings/arguments.h"
+#include "teratron/tokenizer/tokenizer.h"
+
+namespace teratron {
+
+MeshOptions mesh_options(const Arguments& args);
+/// num_layers must be set.
+PipelineLayoutOptions layout_options(const Arguments& args);
+/// Schedule of a step with this many micro-batches.
+ScheduleShape schedule_shape(const Arguments& args, const PipelineLayout& layout, int64_t microbatches);
+TokenizerOptions tokenizer_options(const Arguments& args);
+
+}  // namespace teratron
