@@ -43,8 +43,8 @@ Field custom_field(std::string_view name, T* value, std::string_view help, const
           .since = "here",
           .help = help,
           .traits = traits,
-          .group = "Of this program",
-          .place = value};
+          .group = "Program",
+          .storage = value};
 }
 
 }  // namespace teratron
