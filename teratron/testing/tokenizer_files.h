@@ -1,4 +1,4 @@
-// What the tests of this folder share: files of the repository and of the test data, and errors by their text.
+// Test helpers for tokenizers: files of the repository and of the test data, expected errors.
 #pragma once
 
 #include <cstdlib>
@@ -31,7 +31,7 @@ inline std::string read_file(const std::string& path) {
   return std::move(text).str();
 }
 
-/// A folder of its own, gone with the object.
+/// Removed by the destructor.
 class TemporaryFolder {
  public:
   TemporaryFolder() : path_(::testing::TempDir() + "tokenizer_XXXXXX") {
@@ -55,7 +55,7 @@ inline std::vector<int32_t> encode(const Tokenizer& tokenizer, std::string_view 
   return ids;
 }
 
-/// `action` must throw a UserError of this kind whose text holds `fragment`.
+/// `action` must throw a UserError of this kind whose message contains `fragment`.
 template <class Action>
 void expect_user_error(ExitCode kind, const std::string& fragment, Action&& action) {
   try {
@@ -69,7 +69,7 @@ void expect_user_error(ExitCode kind, const std::string& fragment, Action&& acti
 
 }  // namespace teratron::testing
 
-/// Skips the test when a vocabulary or text of the test data is not there.
+/// Skips the test if a file of the test data is missing.
 #define TERATRON_NEED_DATA(name)                                      \
   if (!std::filesystem::exists(::teratron::testing::data_file(name))) \
   GTEST_SKIP() << ::teratron::testing::data_file(name) << " is missing: set TERATRON_TEST_DATA"

@@ -17,9 +17,9 @@ void NullTokenizer::encode(std::string_view text, std::vector<int32_t>& ids) con
 
 std::vector<TokenSpan> NullTokenizer::encode_with_offsets(std::string_view text) const {
   std::vector<TokenSpan> spans;
-  constexpr std::string_view kBlanks = " \t\r\n\v\f";
-  for (size_t begin = text.find_first_not_of(kBlanks); begin != std::string_view::npos;) {
-    const size_t end = std::min(text.find_first_of(kBlanks, begin), text.size());
+  constexpr std::string_view kWhitespace = " \t\r\n\v\f";
+  for (size_t begin = text.find_first_not_of(kWhitespace); begin != std::string_view::npos;) {
+    const size_t end = std::min(text.find_first_of(kWhitespace, begin), text.size());
     const std::string_view word = text.substr(begin, end - begin);
     int64_t id = -1;
     const auto [rest, error] = std::from_chars(word.data(), word.data() + word.size(), id);
@@ -27,10 +27,10 @@ std::vector<TokenSpan> NullTokenizer::encode_with_offsets(std::string_view text)
       throw data_error(
           {.what = fmt::format("'{}' is not an id from 0 to {}", printable(word, 40), vocab_size_ - 1),
            .where = "text of NullTokenizer",
-           .fix = "give ids with blanks between, or a larger --vocab-size"});
+           .fix = "separate ids by whitespace, or use a larger --vocab-size"});
     }
     spans.push_back({static_cast<int32_t>(id), static_cast<int64_t>(begin), static_cast<int64_t>(end)});
-    begin = text.find_first_not_of(kBlanks, end);
+    begin = text.find_first_not_of(kWhitespace, end);
   }
   return spans;
 }

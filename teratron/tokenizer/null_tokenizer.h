@@ -1,17 +1,16 @@
-// NullTokenizer: the text already is ids, written as decimal numbers with blanks between.
+// NullTokenizer: the text is a list of ids, decimal numbers separated by whitespace.
 #pragma once
 
 #include "teratron/tokenizer/tokenizer.h"
 
 namespace teratron {
 
-/// Up to Megatron-LM 0.7 the end of a document is an id more, V, and the vocabulary V + 1; at head it is V -
-/// 1 of V.
+/// eod is an extra id, V (vocabulary V + 1), up to Megatron-LM 0.7; V - 1 at head.
 class NullTokenizer : public Tokenizer {
  public:
   NullTokenizer(int64_t vocab_size, bool eod_is_extra);
 
-  /// Throws UserError(data) for anything but numbers below vocab_size().
+  /// UserError(data) for anything but numbers below vocab_size().
   void encode(std::string_view text, std::vector<int32_t>& ids) const override;
   std::vector<TokenSpan> encode_with_offsets(std::string_view text) const override;
   std::string decode(std::span<const int32_t> ids) const override;

@@ -1,9 +1,9 @@
-// Where tokens stand in the text. What Hugging Face tokenizers says of random texts: tests/parity.
+// Token offsets. tests/parity compares random texts with Hugging Face tokenizers.
 #include <nlohmann/json.hpp>
 
 #include "teratron/testing/tokenizer_files.h"
-#include "teratron/tokenizer/bpe/byte_alphabet.h"
-#include "teratron/tokenizer/unicode/aligned_text.h"
+#include "teratron/tokenizer/bpe/bytes_to_unicode.h"
+#include "teratron/tokenizer/unicode/normalized_string.h"
 
 namespace teratron {
 namespace {
@@ -18,33 +18,33 @@ std::string offsets(const Tokenizer& tokenizer, std::string_view text) {
   return fmt::format("{}", fmt::join(tokens, " "));
 }
 
-TEST(AlignedText, FollowsRewriting) {
-  const auto rewritten = [](std::string_view text, const unicode::Rewriting& rewriting) {
-    const AlignedText tracked = AlignedText::track(text);
-    const AlignedText out = rewrite(tracked.view(), rewriting);
-    EXPECT_EQ(out.view().text, rewriting.text(text));
-    std::vector<std::pair<int64_t, int64_t>> places;
+TEST(NormalizedString, TracksNormalization) {
+  const auto rewritten = [](std::string_view text, const unicode::Normalization& normalization) {
+    const NormalizedString aligned = NormalizedString::with_alignments(text);
+    const NormalizedString out = normalize(aligned.view(), normalization);
+    EXPECT_EQ(out.view().text, normalization.text(text));
+    std::vector<std::pair<int64_t, int64_t>> alignments;
     for (size_t i = 0; i < out.view().text.size(); ++i)
-      places.emplace_back(out.view().source[i].begin, out.view().source[i].end);
-    return places;
+      alignments.emplace_back(out.view().alignments[i].begin, out.view().alignments[i].end);
+    return alignments;
   };
-  using Places = std::vector<std::pair<int64_t, int64_t>>;
-  EXPECT_EQ(rewritten("aBc", unicode::kLower), (Places{{0, 1}, {1, 2}, {2, 3}}));
-  EXPECT_EQ(rewritten("xe\u0301y", unicode::kNfc), (Places{{0, 1}, {1, 2}, {1, 2}, {3, 4}}));
-  EXPECT_EQ(rewritten("é!", unicode::kNfd), (Places{{0, 1}, {0, 1}, {0, 1}, {1, 2}}));
+  using Alignments = std::vector<std::pair<int64_t, int64_t>>;
+  EXPECT_EQ(rewritten("aBc", unicode::kLower), (Alignments{{0, 1}, {1, 2}, {2, 3}}));
+  EXPECT_EQ(rewritten("xe\u0301y", unicode::kNfc), (Alignments{{0, 1}, {1, 2}, {1, 2}, {3, 4}}));
+  EXPECT_EQ(rewritten("é!", unicode::kNfd), (Alignments{{0, 1}, {0, 1}, {0, 1}, {1, 2}}));
   EXPECT_TRUE(rewritten("", unicode::kNfc).empty());
 }
 
-TEST(AlignedText, CountsReplacedBytesAsTheReplacement) {
-  const AlignedText tracked = AlignedText::track("a\xff\xe4\xb8\xad");
-  EXPECT_EQ(tracked.view().text, "a\xef\xbf\xbd\xe4\xb8\xad");
-  EXPECT_EQ(tracked.view().part(tracked.view().text.substr(1)).characters(), (Characters{1, 3}));
-  EXPECT_EQ(AlignedView{}.characters(), Characters{});
+TEST(NormalizedString, CountsInvalidBytesAsOneReplacement) {
+  const NormalizedString aligned = NormalizedString::with_alignments("a\xff\xe4\xb8\xad");
+  EXPECT_EQ(aligned.view().text, "a\xef\xbf\xbd\xe4\xb8\xad");
+  EXPECT_EQ(aligned.view().slice(aligned.view().text.substr(1)).offsets(), (Offsets{1, 3}));
+  EXPECT_EQ(NormalizedView{}.offsets(), Offsets{});
 }
 
-TEST(Offsets, OfAByteLevelTokenizerGiveACharacterToEachOfItsBytes) {
+TEST(Offsets, OfByteLevelTokensCoverWholeCharacters) {
   nlohmann::json vocab = nlohmann::json::object();
-  for (int byte = 0; byte < 256; ++byte) vocab[spell_bytes(std::string(1, static_cast<char>(byte)))] = byte;
+  for (int byte = 0; byte < 256; ++byte) vocab[byte_encode(std::string(1, static_cast<char>(byte)))] = byte;
   vocab["Ġa"] = 256;
   nlohmann::json tokenizer = {
       {"added_tokens", {{{"id", 300}, {"content", "<eos>"}, {"special", true}, {"lstrip", true}}}},
@@ -64,12 +64,12 @@ TEST(Offsets, OfAByteLevelTokenizerGiveACharacterToEachOfItsBytes) {
   EXPECT_EQ(offsets(*build(), "a a"), "256:0-1 256:2-3");
 }
 
-TEST(Offsets, OfNumbersAreTheirDigits) {
+TEST(Offsets, OfNullTokenizer) {
   const auto tokenizer = build_tokenizer({.type = "NullTokenizer", .vocab_size = 1000});
   EXPECT_EQ(offsets(*tokenizer, " 5  123\n7"), "5:1-2 123:4-7 7:8-9");
 }
 
-TEST(Offsets, HaveTheIdsOfEncode) {
+TEST(Offsets, MatchEncode) {
   TERATRON_NEED_DATA("gpt2-vocab.json");
   TERATRON_NEED_DATA("bert-uncased-vocab.txt");
   const TokenizerOptions gpt2 = {.type = "GPT2BPETokenizer",
@@ -94,7 +94,7 @@ TEST(Offsets, HaveTheIdsOfEncode) {
   }
 }
 
-TEST(Offsets, OfBertAreThoseOfTheWordsBeforeFolding) {
+TEST(Offsets, OfBertReferToTheOriginalText) {
   TERATRON_NEED_DATA("bert-uncased-vocab.txt");
   const auto tokenizer =
       build_tokenizer({.type = "BertWordPieceLowerCase", .vocab_file = data_file("bert-uncased-vocab.txt")});

@@ -23,7 +23,7 @@ constexpr std::array kTypes = {
 
 void require(const std::string& value, std::string_view flag, const TokenizerOptions& options) {
   if (!value.empty()) return;
-  throw config_error({.what = fmt::format("--tokenizer-type {} needs {}", options.type, flag),
+  throw config_error({.what = fmt::format("--tokenizer-type {} requires {}", options.type, flag),
                       .where = std::string(flag),
                       .fix = fmt::format("add {} <path>", flag)});
 }
@@ -34,7 +34,7 @@ bool is_head(const TokenizerOptions& options) {
 
 std::unique_ptr<Tokenizer> build_null(const TokenizerOptions& options) {
   if (options.vocab_size <= 0 || options.vocab_size > INT32_MAX - 1) {
-    throw config_error({.what = fmt::format("NullTokenizer needs a vocabulary size from 1 to {}, not {}",
+    throw config_error({.what = fmt::format("NullTokenizer requires a vocabulary size from 1 to {}, not {}",
                                             INT32_MAX - 1, options.vocab_size),
                         .where = "--vocab-size",
                         .fix = "add --vocab-size <number of ids>"});
@@ -45,16 +45,16 @@ std::unique_ptr<Tokenizer> build_null(const TokenizerOptions& options) {
 std::unique_ptr<Tokenizer> build_gpt2(const TokenizerOptions& options) {
   require(options.vocab_file, "--vocab-file", options);
   require(options.merge_file, "--merge-file", options);
-  return std::make_unique<Gpt2BpeTokenizer>(read_gpt2_files(options.vocab_file, options.merge_file),
+  return std::make_unique<Gpt2BpeTokenizer>(read_vocab_and_merges(options.vocab_file, options.merge_file),
                                             is_head(options));
 }
 
 void check_extra_ids(const TokenizerOptions& options) {
-  constexpr int64_t kMostExtraIds = 1'000'000;
-  if (options.vocab_extra_ids < 0 || options.vocab_extra_ids > kMostExtraIds) {
-    throw config_error({.what = fmt::format("{} sentinel tokens are not possible", options.vocab_extra_ids),
+  constexpr int64_t kMaxExtraIds = 1'000'000;
+  if (options.vocab_extra_ids < 0 || options.vocab_extra_ids > kMaxExtraIds) {
+    throw config_error({.what = fmt::format("invalid number of sentinel tokens: {}", options.vocab_extra_ids),
                         .where = "--vocab-extra-ids",
-                        .fix = fmt::format("use 0 to {}", kMostExtraIds)});
+                        .fix = fmt::format("use 0 to {}", kMaxExtraIds)});
   }
 }
 
@@ -66,7 +66,7 @@ std::unique_ptr<Tokenizer> build_bert(const TokenizerOptions& options) {
                    .extra_ids = options.vocab_extra_ids,
                    .head = is_head(options),
                    .include_special_tokens = options.include_special_tokens};
-  // At head BertWordPieceCase brings the sentinels of T5 unasked.
+  // Megatron-LM head adds T5's sentinels to BertWordPieceCase by default.
   if (bert.head && !bert.lower_case && bert.extra_ids == 0) bert.extra_ids = 100;
   return std::make_unique<BertTokenizer>(bert);
 }
@@ -77,8 +77,9 @@ std::unique_ptr<Tokenizer> build_hugging_face(const TokenizerOptions& options) {
   const fs::path given = options.tokenizer_model;
   const fs::path file = fs::is_directory(given) ? given / "tokenizer.json" : given;
   const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
-  return std::make_unique<HuggingFaceTokenizer>(
-      read_hugging_face(file.string()), read_special_names(folder.string()), options.include_special_tokens);
+  return std::make_unique<HuggingFaceTokenizer>(read_tokenizer_json(file.string()),
+                                                read_special_tokens_map(folder.string()),
+                                                options.include_special_tokens);
 }
 
 std::unique_ptr<Tokenizer> build_sentencepiece(const TokenizerOptions& options) {

@@ -1,4 +1,4 @@
-// A tokenizer turns text into token ids and back. All are thread-safe after construction.
+// Text to token ids and back. Tokenizers are thread-safe after construction.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,14 @@
 
 namespace teratron {
 
-/// Ids of the tokens with a meaning of their own; absent where the vocabulary has none.
+/// Ids of special tokens; nullopt if the vocabulary has none.
 struct SpecialTokens {
   std::optional<int32_t> eod, bos, eos, pad, cls, sep, mask;
   std::vector<int32_t> additional;  // in order, e.g. T5's sentinels
 };
 
-/// A token and the characters (code points) [begin, end) of the text that it stands for, as Hugging Face tokenizers
-/// counts them: a token that holds some bytes of a character has all of it; tokens around the text have 0, 0.
+/// A token and its offsets [begin, end) in the text, in code points, as in Hugging Face tokenizers: a token
+/// with some of the bytes of a code point includes all of it; tokens of the post-processor have (0, 0).
 /// Megatron-LM's `offsets` are the begins.
 struct TokenSpan {
   int32_t id;
@@ -31,36 +31,35 @@ class Tokenizer {
   virtual ~Tokenizer() = default;
   /// Appends the ids of `text` (UTF-8; invalid bytes are treated as U+FFFD) to `ids`.
   virtual void encode(std::string_view text, std::vector<int32_t>& ids) const = 0;
-  /// The same ids with their places. Slower: for looking at tokens, not for streams of them.
+  /// Same ids with offsets; slower.
   virtual std::vector<TokenSpan> encode_with_offsets(std::string_view text) const = 0;
-  /// The text of the ids (bytes of byte-level tokens joined; incomplete UTF-8 at the borders is kept as it is).
+  /// The text of the ids. Bytes of byte-level tokens are concatenated; incomplete UTF-8 is not replaced.
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
-  /// Number of ids, added tokens included, padding of the embedding excluded.
+  /// Number of ids, including added tokens, without padding.
   virtual int64_t vocab_size() const = 0;
   virtual const SpecialTokens& special() const = 0;
 };
 
 struct TokenizerOptions {
-  std::string type;  // Megatron's --tokenizer-type: GPT2BPETokenizer, HuggingFaceTokenizer, NullTokenizer...
+  std::string type;  // --tokenizer-type: GPT2BPETokenizer, HuggingFaceTokenizer, NullTokenizer...
   std::string vocab_file;
   std::string merge_file;
-  /// File or folder with tokenizer.json (also --tokenizer-name-or-path), .model of SentencePiece, ranks of tiktoken.
+  /// tokenizer.json or its folder (also --tokenizer-name-or-path), SentencePiece .model, or tiktoken ranks.
   std::string tokenizer_model;
   int64_t vocab_size = 0;  // NullTokenizer, TikTokenizer
   int64_t vocab_extra_ids = 0;
-  bool include_special_tokens =
-      true;  // [CLS] ... [SEP], <|begin_of_text|>: off by --tokenizer-hf-no-include-special-tokens
-  std::string compat_version = "0.7";   // ids as of Megatron-LM 2.6, 0.7 or head
-  std::string tiktoken_pattern = "v2";  // these three: tiktoken_tokenizer.h
+  /// [CLS] ... [SEP], <|begin_of_text|>; off: --tokenizer-hf-no-include-special-tokens.
+  bool include_special_tokens = true;
+  std::string compat_version = "0.7";   // ids of Megatron-LM 2.6, 0.7 or head
+  std::string tiktoken_pattern = "v2";  // and below: tiktoken_tokenizer.h
   int64_t tiktoken_num_special_tokens = 1000;
   std::vector<std::string> special_tokens;
 };
 
-/// Reads the files and builds the tokenizer. Throws UserError(config) for a missing or unknown option and
-/// UserError(data) for a file that is wrong.
+/// UserError(config) for a missing or unknown option, UserError(data) for an invalid file.
 std::unique_ptr<Tokenizer> build_tokenizer(const TokenizerOptions& options);
 
-/// Vocabulary rounded up to a multiple of divisible_by * tensor_parallel.
+/// Rounds up to a multiple of divisible_by * tensor_parallel.
 int64_t padded_vocab_size(int64_t vocab_size, int64_t divisible_by, int64_t tensor_parallel);
 
 }  // namespace teratron

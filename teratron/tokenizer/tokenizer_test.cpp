@@ -47,7 +47,8 @@ std::vector<int32_t> read_bin(const std::string& path) {
   return ids;
 }
 
-/// Ids of every text of a preprocessing input, one after the other. A text is a document or a list of sentences.
+/// Ids of every text of a preprocessing input, one after the other. A text is a document or a list of
+/// sentences.
 std::vector<int32_t> encode_all(const Tokenizer& tokenizer, const std::string& input) {
   std::vector<int32_t> ids;
   for (const auto& line : read_lines(fixture("preprocess/" + input))) {
@@ -220,15 +221,15 @@ TEST(Null, RefusesWhatIsNoId) {
 TEST(BuildTokenizer, NamesWhatIsMissing) {
   const auto build = [](const TokenizerOptions& options) { return [options] { build_tokenizer(options); }; };
   expect_user_error(ExitCode::config, "unknown tokenizer type 'X'", build({.type = "X"}));
-  expect_user_error(ExitCode::config, "needs --vocab-file", build({.type = "GPT2BPETokenizer"}));
-  expect_user_error(ExitCode::config, "needs --merge-file",
+  expect_user_error(ExitCode::config, "requires --vocab-file", build({.type = "GPT2BPETokenizer"}));
+  expect_user_error(ExitCode::config, "requires --merge-file",
                     build({.type = "GPT2BPETokenizer", .vocab_file = "v"}));
-  expect_user_error(ExitCode::config, "needs --vocab-file", build({.type = "BertWordPieceCase"}));
-  expect_user_error(ExitCode::config, "needs --tokenizer-model", build({.type = "HuggingFaceTokenizer"}));
+  expect_user_error(ExitCode::config, "requires --vocab-file", build({.type = "BertWordPieceCase"}));
+  expect_user_error(ExitCode::config, "requires --tokenizer-model", build({.type = "HuggingFaceTokenizer"}));
   expect_user_error(ExitCode::config, "vocabulary size", build({.type = "NullTokenizer"}));
   expect_user_error(ExitCode::config, "unknown compatibility version '9'",
                     build({.type = "NullTokenizer", .vocab_size = 5, .compat_version = "9"}));
-  expect_user_error(ExitCode::config, "-1 sentinel tokens",
+  expect_user_error(ExitCode::config, "sentinel tokens: -1",
                     build({.type = "BertWordPieceCase", .vocab_file = "v", .vocab_extra_ids = -1}));
   expect_user_error(
       ExitCode::data, "/nowhere/vocab.json",
@@ -265,11 +266,11 @@ TEST(BuildTokenizer, RefusesDamagedFiles) {
 }
 
 TEST(BpeModel, RefusesMoreThanItsTablesHold) {
-  BpeSpec spec{.vocab = {{"a", 0}}, .where = "test"};
+  BpeConfig spec{.vocab = {{"a", 0}}, .where = "test"};
   spec.merges.resize((size_t{1} << 22) - 1);
-  expect_user_error(ExitCode::data, "merge 1 needs the token ''", [&] { BpeModel{spec}; });
+  expect_user_error(ExitCode::data, "merge 1 uses the token ''", [&] { BpeModel{spec}; });
   spec.merges.resize(spec.merges.size() + 1);
-  expect_user_error(ExitCode::data, "4194304 merges are more than 4194303", [&] { BpeModel{spec}; });
+  expect_user_error(ExitCode::data, "4194304 merges exceed the limit of 4194303", [&] { BpeModel{spec}; });
   spec.merges.clear();
   for (int32_t id = 1; id < 300'000; ++id) spec.vocab.emplace_back(fmt::format("t{}", id), id);
   spec.vocab.back().second = (1 << 21) - 1;

@@ -5,17 +5,17 @@
 #include "teratron/data/text/block_tokenizer.h"
 #include "teratron/data/text/punkt.h"
 #include "teratron/data/text/line_reader.h"
-#include "teratron/tokenizer/bpe/byte_alphabet.h"
+#include "teratron/tokenizer/bpe/bytes_to_unicode.h"
 #include "teratron/tokenizer/bpe/gpt2_tokenizer.h"
 
 namespace {
 
-teratron::BpeSpec bytes_and_a_few_words() {
-  teratron::BpeSpec spec;
+teratron::BpeConfig bytes_and_a_few_words() {
+  teratron::BpeConfig spec;
   const auto add = [&](const std::string& token) {
     spec.vocab.emplace_back(token, static_cast<int32_t>(spec.vocab.size()));
   };
-  for (int byte = 0; byte < 256; ++byte) add(teratron::spell_bytes(std::string(1, static_cast<char>(byte))));
+  for (int byte = 0; byte < 256; ++byte) add(teratron::byte_encode(std::string(1, static_cast<char>(byte))));
   spec.merges = {{"t", "h"}, {"th", "e"}, {"a", "a"}, {"aa", "aa"}};
   for (const auto& [left, right] : spec.merges) add(left + right);
   add("<|endoftext|>");

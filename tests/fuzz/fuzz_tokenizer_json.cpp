@@ -8,7 +8,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const teratron::fuzz::Scratch scratch;
   const std::string path = scratch.write("tokenizer.json", {data, size});
   try {
-    const teratron::HuggingFaceTokenizer tokenizer(teratron::read_hugging_face(path), {}, true);
+    const teratron::HuggingFaceTokenizer tokenizer(teratron::read_tokenizer_json(path), {}, true);
     std::vector<int32_t> ids;
     tokenizer.encode("Hello, the world's 12345  caf\u00e9\n\n\t \u65e5\u672c <|endoftext|>aaaa", ids);
     tokenizer.decode(ids);

@@ -5,14 +5,11 @@
 namespace teratron {
 namespace {
 
-constexpr size_t kLongestWord = 200;
-constexpr size_t kLongestWordHead = 100;
-
 bool within(uint32_t code, uint32_t first, uint32_t last) {
   return code >= first && code <= last;
 }
 
-/// Chinese characters of both versions; Hugging Face's last extension begins 256 code points later.
+/// Extension E begins 256 code points later in Hugging Face tokenizers.
 bool is_chinese(uint32_t code, bool head) {
   return within(code, 0x4e00, 0x9fff) || within(code, 0x3400, 0x4dbf) || within(code, 0x20000, 0x2a6df) ||
          within(code, 0x2a700, 0x2b81f) || within(code, head ? 0x2b920 : 0x2b820, 0x2ceaf) ||
@@ -20,7 +17,7 @@ bool is_chinese(uint32_t code, bool head) {
 }
 
 template <class Visit>
-void each_character(std::string_view text, Visit&& visit) {
+void for_each_code_point(std::string_view text, Visit&& visit) {
   const unicode::CharacterTable& table = unicode::characters();
   for (const char* p = text.data(); p < text.data() + text.size();) {
     const char* const begin = p;
@@ -35,21 +32,21 @@ BertTokenizer::BertTokenizer(const BertOptions& options)
     : words_(options.vocab_file),
       lower_case_(options.lower_case),
       head_(options.head),
-      around_(options.head && options.include_special_tokens),
-      longest_word_(options.head ? kLongestWordHead : kLongestWord) {
-  const auto need = [&](const char* token) {
+      add_special_tokens_(options.head && options.include_special_tokens),
+      max_characters_per_word_(options.head ? 100 : 200) {
+  const auto require = [&](const char* token) {
     const auto id = words_.id_of(token);
     if (!id) {
       throw data_error({.what = fmt::format("the vocabulary has no {}", token),
                         .where = words_.path(),
-                        .fix = "give BERT's vocab.txt, one token a line"});
+                        .fix = "pass BERT's vocab.txt, one token per line"});
     }
     return *id;
   };
-  special_.cls = need("[CLS]");
-  special_.sep = need("[SEP]");
-  special_.pad = need("[PAD]");
-  special_.mask = need("[MASK]");
+  special_.cls = require("[CLS]");
+  special_.sep = require("[SEP]");
+  special_.pad = require("[PAD]");
+  special_.mask = require("[MASK]");
   if (head_) {
     special_.bos = special_.cls;
     special_.eos = special_.eod = special_.sep;
@@ -59,93 +56,95 @@ BertTokenizer::BertTokenizer(const BertOptions& options)
   }
   std::vector<AddedToken> added;
   for (const char* const token : {"[CLS]", "[SEP]", "[PAD]", "[MASK]", "[UNK]"}) {
-    added.push_back({.content = token, .id = need(token), .special = true});
+    added.push_back({.content = token, .id = require(token), .special = true});
   }
   for (int64_t i = 0; i < options.extra_ids; ++i) {
     const std::string token = fmt::format("<extra_id_{}>", i);
     special_.additional.push_back(words_.add(token));
     added.push_back({.content = token, .id = special_.additional.back(), .special = true});
   }
-  if (head_) added_ = AddedTokenMatcher(std::move(added));
+  if (head_) added_ = AddedVocabulary(std::move(added));
 }
 
 void BertTokenizer::encode(std::string_view text, std::vector<int32_t>& ids) const {
   if (!unicode::is_valid(text)) return encode(unicode::replace_invalid(text), ids);
   encode_all(
-      {text}, [&](int32_t id, AlignedView) { ids.push_back(id); },
-      [&](AlignedView word) { words_.encode_word(word.text, longest_word_, ids); });
+      {text}, [&](int32_t id, NormalizedView) { ids.push_back(id); },
+      [&](NormalizedView word) { words_.encode_word(word.text, max_characters_per_word_, ids); });
 }
 
 std::vector<TokenSpan> BertTokenizer::encode_with_offsets(std::string_view text) const {
-  const AlignedText tracked = AlignedText::track(text);
+  const NormalizedString aligned = NormalizedString::with_alignments(text);
   std::vector<TokenSpan> spans;
-  const Emit token = [&](int32_t id, AlignedView piece) {
-    const Characters characters = piece.characters();
-    spans.push_back({id, characters.begin, characters.end});
+  const Emit token = [&](int32_t id, NormalizedView piece) {
+    const Offsets offsets = piece.offsets();
+    spans.push_back({id, offsets.begin, offsets.end});
   };
-  encode_all(tracked.view(), token, [&](AlignedView word) {
+  encode_all(aligned.view(), token, [&](NormalizedView word) {
     std::vector<int32_t> ids;
-    words_.encode_word(word.text, longest_word_, ids);
-    emit_pieces(words_, ids, word, token);
+    words_.encode_word(word.text, max_characters_per_word_, ids);
+    for_each_token(words_, ids, word, token);
   });
   return spans;
 }
 
-void BertTokenizer::encode_all(AlignedView text, const Emit& token, const EmitWord& word) const {
-  if (around_) token(*special_.cls, {});
+void BertTokenizer::encode_all(NormalizedView text, const Emit& token, const EmitWord& word) const {
+  if (add_special_tokens_) token(*special_.cls, {});
   for (const auto& part : added_.split(text.text)) {
     if (part.id >= 0) {
-      token(part.id, text.part(part.text));
+      token(part.id, text.slice(part.text));
     } else {
-      cut(text.part(part.text), word);
+      pre_tokenize(text.slice(part.text), word);
     }
   }
-  if (around_) token(*special_.sep, {});
+  if (add_special_tokens_) token(*special_.sep, {});
 }
 
-AlignedText BertTokenizer::clean(AlignedView text) const {
+NormalizedString BertTokenizer::clean_text(NormalizedView text) const {
   constexpr uint32_t kReplacement = 0xfffd;
   const uint16_t drop = head_ ? unicode::hf_drop : unicode::python_control;
-  const uint16_t blank = head_ ? unicode::hf_white : unicode::python_blank;
-  AlignedText out(text);
+  const uint16_t space = head_ ? unicode::hf_whitespace : unicode::python_space;
+  NormalizedString out(text);
   out.reserve(text.text.size() + 16);
-  each_character(text.text, [&](std::string_view character, uint32_t code, uint16_t flags) {
+  for_each_code_point(text.text, [&](std::string_view character, uint32_t code, uint16_t flags) {
     if (code == 0 || code == kReplacement || (flags & drop)) return;
     const auto at = static_cast<size_t>(character.data() - text.text.data());
     const bool chinese = code >= 0x3400 && is_chinese(code, head_);
-    if (chinese || (flags & blank)) out.append(" ", text, at);
-    if (!(flags & blank)) out.append(character, text, at);
+    if (chinese || (flags & space)) out.append(" ", text, at);
+    if (!(flags & space)) out.append(character, text, at);
     if (chinese) out.append(" ", text, at);
   });
   return out;
 }
 
-AlignedText BertTokenizer::fold_case(AlignedView text) const {
+NormalizedString BertTokenizer::lower_and_strip_accents(NormalizedView text) const {
   const uint16_t mark = head_ ? unicode::hf_mark : unicode::python_mark;
-  const AlignedText decomposed =
-      head_ ? rewrite(text, unicode::kNfd)
-            : rewrite(rewrite(text, unicode::kPythonLower).view(), unicode::kPythonNfd);
-  const AlignedView view = decomposed.view();
-  AlignedText out(text);
+  const NormalizedString decomposed =
+      head_ ? normalize(text, unicode::kNfd)
+            : normalize(normalize(text, unicode::kPythonLower).view(), unicode::kPythonNfd);
+  const NormalizedView view = decomposed.view();
+  NormalizedString out(text);
   out.reserve(view.text.size());
-  each_character(view.text, [&](std::string_view character, uint32_t, uint16_t flags) {
+  for_each_code_point(view.text, [&](std::string_view character, uint32_t, uint16_t flags) {
     if (flags & mark) return;
     out.append(character, view, static_cast<size_t>(character.data() - view.text.data()));
   });
-  return head_ ? rewrite(out.view(), unicode::kLower) : out;  // the library drops accents first
+  return head_ ? normalize(out.view(), unicode::kLower) : out;  // the library strips accents first
 }
 
-void BertTokenizer::cut(AlignedView text, const EmitWord& word) const {
-  const AlignedText cleaned = clean(text);
-  const AlignedView view = cleaned.view();
-  if (!lower_case_) return cut_words(view, word);
-  if (head_) return cut_words(fold_case(view).view(), word);
-  // Word by word: whether a capital sigma is the last letter depends on where the word ends.
+void BertTokenizer::pre_tokenize(NormalizedView text, const EmitWord& word) const {
+  const NormalizedString cleaned = clean_text(text);
+  const NormalizedView view = cleaned.view();
+  if (!lower_case_) return split_words(view, word);
+  if (head_) return split_words(lower_and_strip_accents(view).view(), word);
+  // Word by word: final sigma depends on the end of the word.
   const char* begin = view.text.data();
   const auto flush = [&](const char* end) {
-    if (end > begin) cut_words(fold_case(view.part({begin, static_cast<size_t>(end - begin)})).view(), word);
+    if (end > begin)
+      split_words(lower_and_strip_accents(view.slice({begin, static_cast<size_t>(end - begin)})).view(),
+                  word);
   };
-  each_character(view.text, [&](std::string_view character, uint32_t, uint16_t flags) {
+  for_each_code_point(view.text, [&](std::string_view character, uint32_t, uint16_t flags) {
     if (!(flags & unicode::python_split)) return;
     flush(character.data());
     begin = character.data() + character.size();
@@ -153,17 +152,17 @@ void BertTokenizer::cut(AlignedView text, const EmitWord& word) const {
   flush(view.text.data() + view.text.size());
 }
 
-void BertTokenizer::cut_words(AlignedView text, const EmitWord& word) const {
-  const uint16_t blank = head_ ? unicode::hf_white : unicode::python_split;
+void BertTokenizer::split_words(NormalizedView text, const EmitWord& word) const {
+  const uint16_t space = head_ ? unicode::hf_whitespace : unicode::python_split;
   const uint16_t punctuation = head_ ? unicode::hf_punctuation : unicode::python_punctuation;
   const char* begin = text.text.data();
   const auto flush = [&](const char* end) {
-    if (end > begin) word(text.part({begin, static_cast<size_t>(end - begin)}));
+    if (end > begin) word(text.slice({begin, static_cast<size_t>(end - begin)}));
   };
-  each_character(text.text, [&](std::string_view character, uint32_t, uint16_t flags) {
-    if (!(flags & (blank | punctuation))) return;
+  for_each_code_point(text.text, [&](std::string_view character, uint32_t, uint16_t flags) {
+    if (!(flags & (space | punctuation))) return;
     flush(character.data());
-    if (!(flags & blank)) word(text.part(character));
+    if (!(flags & space)) word(text.slice(character));
     begin = character.data() + character.size();
   });
   flush(text.text.data() + text.text.size());

@@ -9,9 +9,9 @@
 namespace teratron {
 namespace {
 
-constexpr std::string_view kInner = "##";
+constexpr std::string_view kContinuingPrefix = "##";
 
-/// Without blanks at both ends: Python's strip(), which the reference applies to each line.
+/// Python's str.strip(), which the reference applies to each line.
 std::string_view strip(std::string_view text) {
   const unicode::CharacterTable& table = unicode::characters();
   const char* begin = text.data();
@@ -44,15 +44,15 @@ WordPiece::WordPiece(const std::string& vocab_file) : path_(vocab_file) {
     tokens_.emplace_back(token);
     ids_.insert_or_assign(std::string(token), id);
     longest_ = std::max(longest_, token.size());
-    if (token.size() > kInner.size() && token.starts_with(kInner)) {
-      inner_.insert_or_assign(std::string(token.substr(kInner.size())), id);
+    if (token.size() > kContinuingPrefix.size() && token.starts_with(kContinuingPrefix)) {
+      continuing_.insert_or_assign(std::string(token.substr(kContinuingPrefix.size())), id);
     }
   }
   const auto unk = id_of("[UNK]");
   if (!unk) {
     throw data_error({.what = "the vocabulary has no [UNK]",
                       .where = path_,
-                      .fix = "give BERT's vocab.txt, one token a line"});
+                      .fix = "pass BERT's vocab.txt, one token per line"});
   }
   unk_ = *unk;
 }
@@ -60,7 +60,7 @@ WordPiece::WordPiece(const std::string& vocab_file) : path_(vocab_file) {
 size_t WordPiece::covered_bytes(int32_t id, std::string_view rest) const {
   if (id == unk_) return rest.size();
   const std::string_view token = token_of(id);
-  return rest.starts_with(token) ? token.size() : token.size() - kInner.size();
+  return rest.starts_with(token) ? token.size() : token.size() - kContinuingPrefix.size();
 }
 
 std::optional<int32_t> WordPiece::id_of(std::string_view token) const {
@@ -89,7 +89,7 @@ void WordPiece::encode_word(std::string_view word, size_t max_characters, std::v
   }
   const size_t before = ids.size();
   for (size_t begin = 0; begin < word.size();) {
-    const Ids& pieces = begin == 0 ? ids_ : inner_;
+    const Ids& pieces = begin == 0 ? ids_ : continuing_;
     size_t end = std::min(word.size(), begin + longest_);
     auto found = pieces.end();
     for (; end > begin; --end) {

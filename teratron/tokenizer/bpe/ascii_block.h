@@ -1,4 +1,4 @@
-// The classes of 64 bytes at once, a bit per byte (lowest: first byte).
+// SIMD character classes of 64 bytes: one bit per byte, lowest bit first.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace teratron {
 
-/// Bytes above 0x7f are `wide` and of no other class; what is in no class is a sign of ASCII.
+/// Bytes above 0x7f are only `wide`. Bytes of no class are other ASCII characters.
 struct AsciiBlock {
   static constexpr int kBytes = 64;
-  uint64_t letter = 0, number = 0, space = 0;  // [A-Za-z], [0-9], white space
-  uint64_t blank = 0, apostrophe = 0;          // ' ' and '\''
+  uint64_t letter = 0, number = 0, whitespace = 0;  // [A-Za-z], [0-9], \s
+  uint64_t space = 0, apostrophe = 0;               // ' ' and '\''
   uint64_t wide = 0;
 
-  /// 64 bytes may be read at `p`.
+  /// Reads 64 bytes at `p`.
   static AsciiBlock load(const char* p) {
     AsciiBlock block;
     for (int at = 0; at < kBytes; at += kVector) {
@@ -28,12 +28,12 @@ struct AsciiBlock {
       };
       block.letter |= within(bytes | 0x20, 'a', 'z');
       block.number |= within(bytes, '0', '9');
-      block.space |= within(bytes, '\t', '\r');
-      block.blank |= within(bytes, ' ', ' ');
+      block.whitespace |= within(bytes, '\t', '\r');
+      block.space |= within(bytes, ' ', ' ');
       block.apostrophe |= within(bytes, '\'', '\'');
       block.wide |= mask(bytes) << at;
     }
-    block.space |= block.blank;
+    block.whitespace |= block.space;
     return block;
   }
 
@@ -41,7 +41,7 @@ struct AsciiBlock {
   static constexpr int kVector = 32;
   using Bytes = uint8_t __attribute__((vector_size(kVector)));
 
-  /// The top bits of the bytes.
+  /// The top bit of each byte.
 #ifdef __AVX2__
   static uint64_t mask(const Bytes& bytes) {
     return static_cast<uint32_t>(_mm256_movemask_epi8(reinterpret_cast<__m256i>(bytes)));

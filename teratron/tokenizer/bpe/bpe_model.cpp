@@ -5,73 +5,76 @@
 #include <queue>
 
 #include "teratron/base/error.h"
-#include "teratron/tokenizer/bpe/byte_alphabet.h"
+#include "teratron/tokenizer/bpe/bytes_to_unicode.h"
 
 namespace teratron {
 namespace {
 
-UserError bad_vocab(const BpeSpec& spec, std::string what) {
+UserError bad_vocab(const BpeConfig& config, std::string what) {
   return data_error(
-      {.what = std::move(what), .where = spec.where, .fix = "use the tokenizer's original files"});
+      {.what = std::move(what), .where = config.where, .fix = "use the tokenizer's original files"});
 }
 
 }  // namespace
 
-BpeModel::BpeModel(const BpeSpec& spec) : fuse_unk_(spec.fuse_unk), ignore_merges_(spec.ignore_merges) {
-  read_vocab(spec);
-  read_merges(spec);
+BpeModel::BpeModel(const BpeConfig& config)
+    : fuse_unk_(config.fuse_unk), ignore_merges_(config.ignore_merges) {
+  read_vocab(config);
+  read_merges(config);
   find_whole_words();
 }
 
-void BpeModel::read_vocab(const BpeSpec& spec) {
-  // Ids may leave gaps for added tokens, but a table by id must stay in proportion to the file.
-  const int64_t limit = std::min(static_cast<int64_t>(spec.vocab.size()) * 8 + 65536, int64_t{1} << kIdBits);
-  ids_.reserve(spec.vocab.size());
-  for (const auto& [spelling, id] : spec.vocab) {
+void BpeModel::read_vocab(const BpeConfig& config) {
+  // Ids may have gaps for added tokens, but the table by id must stay proportional to the file.
+  const int64_t limit =
+      std::min(static_cast<int64_t>(config.vocab.size()) * 8 + 65536, int64_t{1} << kIdBits);
+  ids_.reserve(config.vocab.size());
+  for (const auto& [token, id] : config.vocab) {
     if (id < 0 || id >= limit) {
-      throw bad_vocab(spec, fmt::format("id {} of token '{}' is out of range (0 to {})", id,
-                                        printable(spelling), limit - 1));
+      throw bad_vocab(config, fmt::format("id {} of token '{}' is out of range (0 to {})", id,
+                                          printable(token), limit - 1));
     }
-    if (!ids_.emplace(spelling, id).second) {
-      throw bad_vocab(spec, fmt::format("token '{}' appears twice", printable(spelling)));
+    if (!ids_.emplace(token, id).second) {
+      throw bad_vocab(config, fmt::format("token '{}' appears twice", printable(token)));
     }
     if (id >= id_bound()) token_bytes_.resize(static_cast<size_t>(id) + 1);
     std::string& bytes = token_bytes_[id];
-    if (!bytes.empty()) throw bad_vocab(spec, fmt::format("id {} belongs to two tokens", id));
-    bytes = unspell_bytes(spelling).value_or(spelling);
+    if (!bytes.empty()) throw bad_vocab(config, fmt::format("id {} belongs to two tokens", id));
+    bytes = byte_decode(token).value_or(token);
   }
   for (int byte = 0; byte < 256; ++byte) {
-    const auto found = ids_.find(spell_bytes(std::string(1, static_cast<char>(byte))));
+    const auto found = ids_.find(byte_encode(std::string(1, static_cast<char>(byte))));
     byte_ids_[byte] = found == ids_.end() ? -1 : found->second;
     all_bytes_ = all_bytes_ && found != ids_.end();
   }
-  if (spec.unk_token.empty()) return;
-  const auto unk = ids_.find(spec.unk_token);
+  if (config.unk_token.empty()) return;
+  const auto unk = ids_.find(config.unk_token);
   if (unk == ids_.end())
-    throw bad_vocab(spec, fmt::format("unk_token '{}' is not in the vocabulary", printable(spec.unk_token)));
+    throw bad_vocab(config,
+                    fmt::format("unk_token '{}' is not in the vocabulary", printable(config.unk_token)));
   unk_ = unk->second;
 }
 
-void BpeModel::read_merges(const BpeSpec& spec) {
-  if (spec.merges.size() > kNoRank)
-    throw bad_vocab(spec, fmt::format("{} merges are more than {}", spec.merges.size(), kNoRank));
-  const size_t slots = std::bit_ceil(std::max<size_t>(spec.merges.size() * 2, 16));
+void BpeModel::read_merges(const BpeConfig& config) {
+  if (config.merges.size() > kNoRank)
+    throw bad_vocab(config, fmt::format("{} merges exceed the limit of {}", config.merges.size(), kNoRank));
+  const size_t slots = std::bit_ceil(std::max<size_t>(config.merges.size() * 2, 16));
   pair_shift_ = 64 - std::countr_zero(slots);
   pairs_.resize(slots, kNoPair);
-  merged_.reserve(spec.merges.size());
+  merged_.reserve(config.merges.size());
   const auto id = [&](const std::string& token, size_t rank) {
     const auto found = ids_.find(token);
     if (found == ids_.end()) {
-      throw bad_vocab(spec, fmt::format("merge {} needs the token '{}', which is not in the vocabulary",
-                                        rank + 1, printable(token)));
+      throw bad_vocab(config, fmt::format("merge {} uses the token '{}', which is not in the vocabulary",
+                                          rank + 1, printable(token)));
     }
     return found->second;
   };
   size_t shared = 0;
-  for (size_t rank = 0; rank < spec.merges.size(); ++rank) {
-    const auto& [left, right] = spec.merges[rank];
+  for (size_t rank = 0; rank < config.merges.size(); ++rank) {
+    const auto& [left, right] = config.merges[rank];
     merged_.push_back(id(left + right, rank));
-    if (!spec.shared_ranks || merged_[shared] != merged_[rank]) shared = rank;
+    if (!config.shared_ranks || merged_[shared] != merged_[rank]) shared = rank;
     insert(id(left, rank), id(right, rank), static_cast<uint32_t>(shared));
   }
   if (!all_bytes_) return;
@@ -84,7 +87,7 @@ void BpeModel::insert(int32_t left, int32_t right, uint32_t rank) {
   const uint64_t key = pair_key(left, right);
   size_t slot = slot_of(key);
   while (pairs_[slot] != kNoPair && pairs_[slot] >> kRankBits != key) slot = (slot + 1) & (pairs_.size() - 1);
-  pairs_[slot] = key << kRankBits | rank;  // of a repeated merge the last one counts, as in the reference
+  pairs_[slot] = key << kRankBits | rank;  // the last one of repeated merges counts, as in the reference
 }
 
 uint32_t BpeModel::rank_of(int32_t left, int32_t right) const {
@@ -97,8 +100,8 @@ uint32_t BpeModel::rank_of(int32_t left, int32_t right) const {
 
 void BpeModel::find_whole_words() {
   std::vector<int32_t> ids;
-  for (const auto& [spelling, id] : ids_) {
-    if (!unspell_bytes(spelling)) continue;
+  for (const auto& [token, id] : ids_) {
+    if (!byte_decode(token)) continue;
     const std::string_view word = token_bytes_[id];
     if (word.empty()) continue;
     if (ignore_merges_) {
@@ -112,7 +115,7 @@ void BpeModel::find_whole_words() {
   }
 }
 
-size_t BpeModel::start_symbols(std::string_view word, int32_t* symbols) const {
+size_t BpeModel::byte_symbols(std::string_view word, int32_t* symbols) const {
   size_t count = 0;
   bool after_unknown = false;
   for (const char byte : word) {
@@ -135,7 +138,7 @@ size_t BpeModel::encode_short(std::string_view word, int32_t* ids) const {
     }
   }
   uint32_t ranks[kShortWord];
-  const size_t count = start_symbols(word, ids);
+  const size_t count = byte_symbols(word, ids);
   if (all_bytes_) {
     for (size_t i = 0; i + 1 < count; ++i)
       ranks[i] = byte_ranks_[size_t{static_cast<uint8_t>(word[i])} << 8 | static_cast<uint8_t>(word[i + 1])];
@@ -158,11 +161,11 @@ void BpeModel::encode_word(std::string_view word, std::vector<int32_t>& ids) con
     }
   }
   std::vector<int32_t> symbols(word.size());
-  symbols.resize(start_symbols(word, symbols.data()));
+  symbols.resize(byte_symbols(word, symbols.data()));
   merge_long(symbols, ids);
 }
 
-/// `ranks`: of each symbol with the next one.
+/// `ranks[i]`: of symbols i and i + 1.
 size_t BpeModel::merge_short(int32_t* symbols, uint32_t* ranks, size_t count) const {
   while (count > 1) {
     size_t best = 0;
@@ -207,7 +210,7 @@ void BpeModel::merge_long(const std::vector<int32_t>& symbols, std::vector<int32
     const Candidate top = queue.top();
     queue.pop();
     Node& node = nodes[top.at];
-    // Stale: one of the two was merged meanwhile. A merged-away node carries -1.
+    // Stale if one of the two was merged meanwhile; the id of a removed node is -1.
     if (node.id != top.left || node.after >= count || nodes[node.after].id != top.right) continue;
     Node& gone = nodes[node.after];
     node.id = merged_[top.rank];
@@ -241,8 +244,8 @@ std::string_view BpeModel::bytes_of(int32_t id) const {
   return id >= 0 && id < id_bound() ? std::string_view(token_bytes_[id]) : std::string_view();
 }
 
-std::optional<int32_t> BpeModel::id_of(const std::string& spelling) const {
-  const auto found = ids_.find(spelling);
+std::optional<int32_t> BpeModel::id_of(const std::string& token) const {
+  const auto found = ids_.find(token);
   return found == ids_.end() ? std::nullopt : std::optional(found->second);
 }
 

@@ -70,11 +70,11 @@ TEST(TrainBpe, RefusesWhatCannotWork) {
   const auto train = [](BpeTrainerOptions options) {
     return [options] { train_bpe(source_of({"some text"}), options); };
   };
-  expect_user_error(ExitCode::config, "no room for 256 bytes and 1 special", train({.vocab_size = 256}));
+  expect_user_error(ExitCode::config, "too small for 256 bytes and 1 special", train({.vocab_size = 256}));
   expect_user_error(ExitCode::config, "special token ''", train({.vocab_size = 300, .special_tokens = {""}}));
   expect_user_error(ExitCode::config, "special token 'a'",
                     train({.vocab_size = 300, .special_tokens = {"a"}}));
-  expect_user_error(ExitCode::config, "given twice",
+  expect_user_error(ExitCode::config, "or a duplicate",
                     train({.vocab_size = 300, .special_tokens = {"<s>", "<s>"}}));
   expect_user_error(ExitCode::data, "no text", [] { train_bpe(source_of({"", ""}), {.vocab_size = 300}); });
 }

@@ -10,11 +10,11 @@ namespace {
 
 constexpr uint32_t kMatchLimit = 10'000'000;
 constexpr uint32_t kHeapLimitKiB = 64 * 1024;
-constexpr const char* kBlanks =
+constexpr const char* kSpaces =
     R"(\t-\r \x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
 
-/// \s and \S written out: PCRE2 counts U+180E as a blank, the reference does not.
-std::string spell_out_blanks(std::string_view pattern) {
+/// Expands \s and \S: PCRE2's \s includes U+180E, the reference's does not.
+std::string expand_spaces(std::string_view pattern) {
   std::string out;
   bool in_class = false;
   for (size_t i = 0; i < pattern.size(); ++i) {
@@ -22,9 +22,9 @@ std::string spell_out_blanks(std::string_view pattern) {
     if (c == '\\' && i + 1 < pattern.size()) {
       const char escaped = pattern[++i];
       if (escaped == 's') {
-        out += in_class ? kBlanks : fmt::format("[{}]", kBlanks);
+        out += in_class ? kSpaces : fmt::format("[{}]", kSpaces);
       } else if (escaped == 'S' && !in_class) {
-        out += fmt::format("[^{}]", kBlanks);
+        out += fmt::format("[^{}]", kSpaces);
       } else {
         out += {c, escaped};
       }
@@ -54,20 +54,20 @@ struct Regex::Code {
 };
 
 Regex::Regex(const std::string& pattern, const std::string& where) : code_(std::make_unique<Code>()) {
-  const std::string spelled = spell_out_blanks(pattern);
+  const std::string expanded = expand_spaces(pattern);
   int error = 0;
   size_t offset = 0;
   code_->where = where;
-  code_->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(spelled.data()), spelled.size(),
+  code_->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expanded.data()), expanded.size(),
                               PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &offset, nullptr);
   if (code_->code == nullptr) {
     char message[256] = {};
     pcre2_get_error_message(error, reinterpret_cast<PCRE2_UCHAR*>(message), sizeof(message));
-    throw data_error({.what = fmt::format("the regex '{}' is wrong: {}", printable(pattern), message),
+    throw data_error({.what = fmt::format("invalid regex '{}': {}", printable(pattern), message),
                       .where = where,
                       .fix = "check the pre-tokenizer's pattern"});
   }
-  // Without the just-in-time compiler matching is slower, nothing else.
+  // May fail; matching is then slower.
   pcre2_jit_compile(code_->code, PCRE2_JIT_COMPLETE);
   code_->context = pcre2_match_context_create(nullptr);
   pcre2_set_match_limit(code_->context, kMatchLimit);
@@ -98,15 +98,15 @@ std::vector<Regex::Piece> Regex::find_all(std::string_view text) const {
     if (count == PCRE2_ERROR_NOMATCH) break;
     if (count < 0) {
       throw data_error(
-          {.what = fmt::format("the pre-tokenizer's regex gives up on a text of {} bytes (PCRE2 error {})",
+          {.what = fmt::format("the pre-tokenizer's regex failed on a text of {} bytes (PCRE2 error {})",
                                text.size(), count),
            .where = code_->where,
-           .fix = "use a pattern that does not backtrack without end, or shorter documents"});
+           .fix = "use a pattern with less backtracking, or shorter documents"});
     }
     const size_t* const bounds = pcre2_get_ovector_pointer(data.get());
     const size_t begin = bounds[0];
     const size_t end = bounds[1];
-    if (begin >= end || begin < from) {  // empty (or a look-behind's \K): go on one code point further
+    if (begin >= end || begin < from) {  // empty (or a look-behind's \K): skip a code point
       ++from;
       while (from < text.size() && (static_cast<uint8_t>(text[from]) & 0xc0) == 0x80) ++from;
       continue;

@@ -1,4 +1,4 @@
-// Cutting text by a regular expression (PCRE2, Unicode) as Hugging Face's Split pre-tokenizer does.
+// Splits text by a regex (PCRE2 with Unicode), as Hugging Face's Split pre-tokenizer.
 #pragma once
 
 #include <memory>
@@ -8,13 +8,13 @@
 
 namespace teratron {
 
-/// What becomes of the matches.
+/// Hugging Face's SplitDelimiterBehavior.
 enum class SplitBehavior : uint8_t { removed, isolated, merged_with_previous, merged_with_next, contiguous };
 
-/// A compiled pattern. Classes are PCRE2's, which knows Unicode 14, but for \s, which is the reference's.
+/// A compiled pattern. Classes are PCRE2's (Unicode 14), except \s, which is that of the reference.
 class Regex {
  public:
-  /// Throws UserError(data) for a pattern that PCRE2 does not understand.
+  /// UserError(data) for an invalid pattern; `where` is its file or flag.
   Regex(const std::string& pattern, const std::string& where);
   /// A pattern that matches `text` literally.
   static Regex literal(const std::string& text, const std::string& where);
@@ -26,8 +26,7 @@ class Regex {
     std::string_view text;
     bool is_match;
   };
-  /// Matches and what lies between them, in order. Throws UserError(data) when a match takes too many steps
-  /// (a pattern that backtracks without end).
+  /// Matches and the gaps between them, in order. UserError(data) if a match exceeds the backtracking limit.
   std::vector<Piece> find_all(std::string_view text) const;
 
  private:
@@ -35,7 +34,7 @@ class Regex {
   std::unique_ptr<Code> code_;
 };
 
-/// The pieces that the behaviour leaves; empty ones are dropped.
+/// Removes or merges matches; empty pieces are dropped.
 std::vector<std::string_view> apply_behavior(const std::vector<Regex::Piece>& pieces, SplitBehavior behavior);
 
 }  // namespace teratron

@@ -15,18 +15,18 @@ std::vector<std::pair<std::string, int32_t>> read_vocab(const std::string& path)
   simdjson::dom::object tokens;
   if (const auto error = parser.parse(json).get(tokens)) {
     throw data_error(
-        {.what = fmt::format("not a JSON object of tokens and ids ({})", simdjson::error_message(error)),
+        {.what = fmt::format("not a JSON object of token ids ({})", simdjson::error_message(error)),
          .where = path,
-         .fix = "give a vocab.json as GPT-2's"});
+         .fix = "pass a vocab.json like GPT-2's"});
   }
   std::vector<std::pair<std::string, int32_t>> vocab;
   for (const auto& [token, value] : tokens) {
     int64_t id = -1;
     if (value.get(id) != simdjson::SUCCESS || id < 0 || id > INT32_MAX) {
-      throw data_error(
-          {.what = fmt::format("the id of token '{}' is not a number from 0 to 2147483647", printable(token)),
-           .where = path,
-           .fix = "use the tokenizer's original files"});
+      throw data_error({.what = fmt::format("the id of token '{}' is not an integer from 0 to 2147483647",
+                                            printable(token)),
+                        .where = path,
+                        .fix = "use the tokenizer's original files"});
     }
     vocab.emplace_back(std::string(token), static_cast<int32_t>(id));
   }
@@ -54,28 +54,28 @@ std::vector<std::string_view> split_lines(std::string_view text) {
 }
 
 std::pair<std::string, std::string> parse_merge(std::string_view line, const std::string& where) {
-  const size_t blank = line.find(' ');
-  if (blank == std::string_view::npos || blank == 0 || blank + 1 == line.size() ||
-      line.find(' ', blank + 1) != std::string_view::npos) {
+  const size_t space = line.find(' ');
+  if (space == std::string_view::npos || space == 0 || space + 1 == line.size() ||
+      line.find(' ', space + 1) != std::string_view::npos) {
     throw data_error(
-        {.what = fmt::format("'{}' is not a merge: two tokens with one blank between", printable(line)),
+        {.what = fmt::format("'{}' is not a merge: two tokens separated by a space", printable(line)),
          .where = where,
          .fix = "use the tokenizer's original files"});
   }
-  return {std::string(line.substr(0, blank)), std::string(line.substr(blank + 1))};
+  return {std::string(line.substr(0, space)), std::string(line.substr(space + 1))};
 }
 
-BpeSpec read_gpt2_files(const std::string& vocab_file, const std::string& merge_file) {
-  BpeSpec spec{.vocab = read_vocab(vocab_file), .merges = {}, .unk_token = {}, .where = vocab_file};
+BpeConfig read_vocab_and_merges(const std::string& vocab_file, const std::string& merge_file) {
+  BpeConfig config{.vocab = read_vocab(vocab_file), .merges = {}, .unk_token = {}, .where = vocab_file};
   const std::string text = read_text_file(merge_file);
   size_t number = 0;
   for (const std::string_view line : split_lines(text)) {
     ++number;
     if (line.empty() || line.starts_with("#version")) continue;
-    spec.merges.push_back(parse_merge(line, fmt::format("{}:{}", merge_file, number)));
+    config.merges.push_back(parse_merge(line, fmt::format("{}:{}", merge_file, number)));
   }
-  spec.where = vocab_file + " and " + merge_file;
-  return spec;
+  config.where = vocab_file + " and " + merge_file;
+  return config;
 }
 
 }  // namespace teratron

@@ -29,7 +29,7 @@ void WordCache::clear() {
   text_.clear();
 }
 
-/// A bit for the way that holds the word. All are compared without a branch, since nobody can foretell which one it is.
+/// A bit for the way that has the word. Branch-free: the way is unpredictable.
 inline uint32_t WordCache::hits(const Set& set, const ShortWord& key) {
   uint32_t hits = 0;
 #pragma GCC unroll 4
@@ -40,7 +40,7 @@ inline uint32_t WordCache::hits(const Set& set, const ShortWord& key) {
   return hits;
 }
 
-/// Writes the ids to `out`, where there is room for kMaxBytes; returns how many.
+/// Writes up to kMaxBytes ids to `out` and returns their number.
 inline size_t WordCache::encode_short(const ShortWord& key, uint64_t hash, const char* word, int32_t* out) {
   const Set& set = sets_[hash & kSetMask];
   const uint32_t found_ways = hits(set, key);
@@ -99,15 +99,15 @@ void WordCache::encode_long(std::string_view word, std::vector<int32_t>& ids) {
   pool_.insert(pool_.end(), ids.begin() + before, ids.end());
 }
 
-/// Words on their way into a cache: where a word may stand is fetched from memory while the words before it are encoded.
+/// Prefetches the cache sets of the next words while the previous ones are encoded.
 class WordCache::Batch {
  public:
   Batch(WordCache& cache, std::vector<int32_t>& ids) : cache_(cache), ids_(ids) {}
   ~Batch() = default;
   Batch(const Batch&) = delete;
 
-  /// The bytes must stay until flush(), which is to be called after the last word. `readable`: bytes that may be read
-  /// from `word` on.
+  /// `word` must stay valid until flush(), which must be called after the last word. `readable`: readable
+  /// bytes from `word`.
   void add(const char* word, size_t bytes, size_t readable) {
     if (bytes > ShortWord::kMaxBytes) {
       flush();
@@ -144,7 +144,7 @@ class WordCache::Batch {
   WordCache& cache_;
   std::vector<int32_t>& ids_;
   std::array<Pending, kSize> pending_;
-  std::array<int32_t, kSize * ShortWord::kMaxBytes + 1> out_;  // a word has no more ids than bytes
+  std::array<int32_t, kSize * ShortWord::kMaxBytes + 1> out_;  // a word has at most one id per byte
   size_t count_ = 0;
 };
 
@@ -157,7 +157,7 @@ void WordCache::encode(std::string_view word, std::vector<int32_t>& ids) {
 void WordCache::encode_words(SplitPattern pattern, std::string_view text, std::vector<int32_t>& ids) {
   const char* const end = text.data() + text.size();
   Batch batch(*this, ids);
-  splitter_.split(pattern, text, [&](const char* word, size_t bytes) {
+  pre_tokenizer_.split(pattern, text, [&](const char* word, size_t bytes) {
     batch.add(word, bytes, static_cast<size_t>(end - word));
   });
   batch.flush();

@@ -1,5 +1,5 @@
-// Word -> ids, so that a frequent word is merged once. Bounded: a full set of slots gives up its oldest word,
-// and a cache whose pools are full starts afresh. One thread at a time; WordCachePool lends caches to calls.
+// Word -> ids, so that a frequent word is merged once. Bounded: a full set evicts its oldest word, and a
+// cache with full pools is cleared. Not thread-safe; WordCachePool leases a cache to each call.
 #pragma once
 
 #include <array>
@@ -12,18 +12,18 @@
 #include <vector>
 
 #include "teratron/tokenizer/bpe/bpe_model.h"
-#include "teratron/tokenizer/bpe/pre_split.h"
+#include "teratron/tokenizer/bpe/pre_tokenizer.h"
 
 namespace teratron {
 
-/// A word of at most 15 bytes in two registers; the length is part of it.
+/// A word of at most 15 bytes, with its length, in two registers.
 struct ShortWord {
   static constexpr size_t kMaxBytes = 15;
-  /// By 8 + n: keeps the first n bytes, none for n < 0.
-  static constexpr std::array<uint64_t, 24> kKeep = [] {
-    std::array<uint64_t, 24> keep{};
-    for (size_t n = 1; n < 16; ++n) keep[8 + n] = n < 8 ? (uint64_t{1} << 8 * n) - 1 : ~uint64_t{0};
-    return keep;
+  /// kMasks[8 + n] keeps the first n bytes, none for n < 0.
+  static constexpr std::array<uint64_t, 24> kMasks = [] {
+    std::array<uint64_t, 24> masks{};
+    for (size_t n = 1; n < 16; ++n) masks[8 + n] = n < 8 ? (uint64_t{1} << 8 * n) - 1 : ~uint64_t{0};
+    return masks;
   }();
   uint64_t low = 0, high = 0;
 
@@ -32,10 +32,10 @@ struct ShortWord {
     static_assert(std::endian::native == std::endian::little);
     uint64_t parts[2] = {0, 0};
     if (readable) {
-      // What lies behind the word is cut off without a branch, since lengths cannot be foretold.
+      // Branch-free masking: lengths are unpredictable.
       std::memcpy(parts, word, 16);
-      parts[0] &= kKeep[8 + bytes];
-      parts[1] &= kKeep[bytes];
+      parts[0] &= kMasks[8 + bytes];
+      parts[1] &= kMasks[bytes];
     } else {
       std::memcpy(parts, word, bytes);
     }
@@ -49,11 +49,11 @@ struct ShortWord {
   bool operator==(const ShortWord&) const = default;
 };
 
-/// The tokens of a vocabulary that are whole words of at most 15 bytes: shared, never changes.
+/// The tokens that are whole words of at most 15 bytes; immutable and shared.
 class KnownWords {
  public:
   explicit KnownWords(const BpeModel& model);
-  /// Id, or -1. `hash`: of the word.
+  /// Id, or -1. `hash` = word.hash().
   int32_t find(const ShortWord& word, uint64_t hash) const {
     for (size_t slot = hash & mask_;; slot = (slot + 1) & mask_) {
       if (slots_[slot].id < 0 || slots_[slot].word == word) return slots_[slot].id;
@@ -76,7 +76,7 @@ class WordCache {
 
   /// Appends the ids of a word.
   void encode(std::string_view word, std::vector<int32_t>& ids);
-  /// Appends the ids of all words of a text (valid UTF-8).
+  /// Pre-tokenizes a text (valid UTF-8) and appends the ids of its words.
   void encode_words(SplitPattern pattern, std::string_view text, std::vector<int32_t>& ids);
 
  private:
@@ -90,9 +90,9 @@ class WordCache {
 
   struct Ids {
     uint32_t count = 0;
-    std::array<int32_t, kInline> ids{};  // or the place in pool_ when there are more
+    std::array<int32_t, kInline> ids{};  // if more: ids[0] is the index in pool_
   };
-  /// Two cache lines; a way without a word has length 0, which no word has.
+  /// Two cache lines. An empty way has length 0.
   struct alignas(64) Set {
     std::array<ShortWord, kWays> words{};
     std::array<Ids, kWays> ids{};
@@ -111,7 +111,7 @@ class WordCache {
 
   const BpeModel& model_;
   const KnownWords& known_;
-  const PreSplitter splitter_;
+  const PreTokenizer pre_tokenizer_;
   std::vector<Set> sets_;
   std::vector<LongEntry> long_entries_;
   std::vector<int32_t> pool_;
@@ -119,7 +119,7 @@ class WordCache {
   uint32_t next_way_ = 0;
 };
 
-/// Lends each call a cache of its own: thread-safe, one lock per call rather than per word.
+/// Leases a cache to each call. Thread-safe, with one lock per call instead of per word.
 class WordCachePool {
  public:
   explicit WordCachePool(const BpeModel& model) : model_(model), known_(model) { put(take()); }

@@ -46,7 +46,7 @@ void ByteTrie::insert(std::string_view key, int32_t value) {
   values_[node] = value;
 }
 
-ByteTrie::Match ByteTrie::longest(std::string_view text) const {
+ByteTrie::Match ByteTrie::longest_prefix(std::string_view text) const {
   Match match;
   uint32_t node = kRoot;
   for (size_t i = 0; i < text.size(); ++i) {

@@ -1,4 +1,4 @@
-// A set of byte strings with values, walked byte by byte: finds all strings that begin at a place of a text.
+// A trie over bytes with values: finds all keys that are prefixes of a text.
 #pragma once
 
 #include <array>
@@ -9,18 +9,18 @@
 
 namespace teratron {
 
-/// One hash table holds the edges of all nodes, so that a step is one look-up whatever the node.
+/// The edges of all nodes are in one hash table: a step is one lookup.
 class ByteTrie {
  public:
   static constexpr uint32_t kRoot = 0;
-  static constexpr uint32_t kNone = 0;  // as a child: the root is nobody's
+  static constexpr uint32_t kNone = 0;  // as a child: the root is not a child
 
   ByteTrie();
-  /// Adds a key; given again, the last value counts. `value` >= 0.
+  /// Inserts a key or replaces its value. `value` >= 0.
   void insert(std::string_view key, int32_t value);
 
   bool empty() const { return values_.size() == 1; }
-  /// The node behind an edge, or kNone.
+  /// The child node, or kNone.
   uint32_t child(uint32_t node, uint8_t byte) const {
     if (node == kRoot) return root_[byte];
     const uint64_t edge = edge_of(node, byte);
@@ -29,15 +29,15 @@ class ByteTrie {
     }
     return kNone;
   }
-  /// Value of the key that ends at a node, or -1.
+  /// Value of the key at a node, or -1.
   int32_t value(uint32_t node) const { return values_[node]; }
 
-  /// The longest key that `text` begins with; 0 bytes when there is none.
+  /// The longest key that is a prefix of `text`; 0 bytes if there is none.
   struct Match {
     size_t bytes = 0;
     int32_t value = -1;
   };
-  Match longest(std::string_view text) const;
+  Match longest_prefix(std::string_view text) const;
 
  private:
   struct Edge {

@@ -10,10 +10,10 @@ namespace {
 
 UserError not_a_model(const std::string& path, std::string what) {
   return data_error(
-      {.what = std::move(what), .where = path, .fix = "give the .model file that SentencePiece wrote"});
+      {.what = std::move(what), .where = path, .fix = "pass the original .model file of SentencePiece"});
 }
 
-SentencePieceRules read_rules(const sentencepiece::NormalizerSpec& spec, bool whitespace_as_suffix) {
+NormalizerSpec read_normalizer(const sentencepiece::NormalizerSpec& spec, bool whitespace_as_suffix) {
   return {.charsmap = spec.precompiled_charsmap(),
           .add_dummy_prefix = spec.add_dummy_prefix(),
           .remove_extra_whitespaces = spec.remove_extra_whitespaces(),
@@ -21,8 +21,8 @@ SentencePieceRules read_rules(const sentencepiece::NormalizerSpec& spec, bool wh
           .whitespace_as_suffix = whitespace_as_suffix};
 }
 
-std::string or_default(const std::string& piece, const char* usual) {
-  return piece.empty() ? usual : piece;
+std::string or_default(const std::string& piece, const char* fallback) {
+  return piece.empty() ? fallback : piece;
 }
 
 }  // namespace
@@ -44,11 +44,11 @@ SentencePieceSpec read_sentencepiece(const std::string& path) {
       .bos_piece = or_default(trainer.bos_piece(), "<s>"),
       .eos_piece = or_default(trainer.eos_piece(), "</s>"),
       .pad_piece = or_default(trainer.pad_piece(), "<pad>"),
-      .normalizer = read_rules(model.normalizer_spec(), trainer.treat_whitespace_as_suffix()),
+      .normalizer = read_normalizer(model.normalizer_spec(), trainer.treat_whitespace_as_suffix()),
       .denormalizer = {},
       .where = path};
   if (!model.denormalizer_spec().precompiled_charsmap().empty())
-    spec.denormalizer = read_rules(model.denormalizer_spec(), false);
+    spec.denormalizer = read_normalizer(model.denormalizer_spec(), false);
   spec.pieces.reserve(static_cast<size_t>(model.pieces_size()));
   for (const auto& piece : model.pieces()) {
     if (piece.type() < 1 || piece.type() > 6) {

@@ -1,4 +1,4 @@
-// Reading the .model file of SentencePiece: a protocol buffer (sentencepiece_model.proto).
+// Reads a SentencePiece .model file, a protocol buffer (sentencepiece_model.proto).
 #pragma once
 
 #include <cstdint>
@@ -16,28 +16,28 @@ struct SentencePiece {
   PieceType type = PieceType::normal;
 };
 
-/// How text is put into shape before it is cut (sentencepiece_normalizer.h).
-struct SentencePieceRules {
-  std::string charsmap;                  // compiled replacements; empty: none
-  bool add_dummy_prefix = true;          // a blank before the text
-  bool remove_extra_whitespaces = true;  // at both ends, and runs become one
-  bool escape_whitespaces = true;        // a blank is written U+2581
-  bool whitespace_as_suffix = false;     // the added blank comes last
+/// SentencePiece's NormalizerSpec (sentencepiece_normalizer.h).
+struct NormalizerSpec {
+  std::string charsmap;                  // precompiled replacements; empty: none
+  bool add_dummy_prefix = true;          // prepend a space
+  bool remove_extra_whitespaces = true;  // trim, and collapse runs
+  bool escape_whitespaces = true;        // a space becomes U+2581
+  bool whitespace_as_suffix = false;     // append the dummy space instead
 };
 
 struct SentencePieceSpec {
   enum class Kind : uint8_t { unigram = 1, bpe = 2 };
   Kind kind = Kind::unigram;
   std::vector<SentencePiece> pieces;  // by id
-  bool byte_fallback = false;         // unknown characters become their bytes
-  std::string unk_surface;            // what an unknown piece decodes to
+  bool byte_fallback = false;         // unknown characters become byte pieces
+  std::string unk_surface;            // decoded text of the unknown piece
   std::string bos_piece, eos_piece, pad_piece;
-  SentencePieceRules normalizer;
-  std::optional<SentencePieceRules> denormalizer;  // of decoded text
-  std::string where;                               // the file, for messages
+  NormalizerSpec normalizer;
+  std::optional<NormalizerSpec> denormalizer;  // of decoded text
+  std::string where;                           // file, for errors
 };
 
-/// Throws UserError(data) for a file that is not a model, and for a model of words or of characters.
+/// UserError(data) for an invalid file, and for word and character models.
 SentencePieceSpec read_sentencepiece(const std::string& path);
 
 }  // namespace teratron

@@ -1,12 +1,12 @@
-// SentencePiece models: text <-> pieces (Kudo and Richardson 2018), id for id as the library does it.
+// SentencePiece models (Kudo and Richardson 2018), with the same ids as the library.
 //
-//   unigram  the segmentation with the largest sum of scores (Viterbi; Kudo 2018); a character that no piece covers
-//            is unknown and costs 10 below the lowest score
-//   BPE      characters; the adjacent pair whose joined text is the piece with the largest score (leftmost of
-//            equals) is joined until there is none
+//   unigram  the segmentation with the largest sum of scores (Viterbi; Kudo 2018); a character without a
+//            piece is unknown, with a score 10 below the lowest one
+//   BPE      characters; the adjacent pair whose concatenation is the piece with the largest score (leftmost
+//            on ties) is merged until there is none
 //
-// Runs of unknown characters become one unknown piece, or their bytes (<0x41>) with byte fallback. Text is
-// normalised first (sentencepiece_normalizer.h).
+// A run of unknown characters becomes one unknown piece, or byte pieces (<0x41>) with byte fallback. Text is
+// normalized first (sentencepiece_normalizer.h).
 #pragma once
 
 #include <cstdint>
@@ -25,29 +25,29 @@ namespace teratron {
 
 class SentencePieceModel {
  public:
-  /// Throws UserError(data): an empty or repeated piece, no unknown piece, byte pieces that do not fit.
+  /// UserError(data): an empty or duplicate piece, no unknown piece, invalid byte pieces.
   explicit SentencePieceModel(SentencePieceSpec spec);
   SentencePieceModel(const SentencePieceModel&) = delete;
   SentencePieceModel& operator=(const SentencePieceModel&) = delete;
 
   /// Appends the ids of `text`, which must be valid UTF-8.
   void encode(std::string_view text, std::vector<int32_t>& ids) const;
-  /// The same ids with the bytes [begin, end) of `text` they stand for, as the library gives them: of the bytes of an
-  /// unknown character only the last has it.
+  /// Ids with their bytes [begin, end) of `text`, as in the library: of the byte pieces of an unknown
+  /// character, the last one has the character and the others are empty.
   struct Piece {
     int32_t id;
     size_t begin, end;
   };
-  std::vector<Piece> encode_with_places(std::string_view text) const;
-  /// Text of the ids: control pieces vanish, bytes are joined (ill-formed ones become U+FFFD), the blank that
-  /// normalisation put before the text is taken away.
+  std::vector<Piece> encode_with_offsets(std::string_view text) const;
+  /// Control pieces are dropped, byte pieces concatenated (ill-formed UTF-8 becomes U+FFFD), and the dummy
+  /// prefix is removed.
   std::string decode(std::span<const int32_t> ids) const;
 
   const std::string& where() const { return spec_.where; }
   int64_t size() const { return static_cast<int64_t>(spec_.pieces.size()); }
   const std::string& piece(int32_t id) const { return spec_.pieces[static_cast<size_t>(id)].text; }
   std::optional<int32_t> id_of(std::string_view piece) const;
-  /// Ids of the control pieces, if the model has them.
+  /// Ids of control pieces; nullopt if the model has none.
   std::optional<int32_t> bos() const { return control(spec_.bos_piece); }
   std::optional<int32_t> eos() const { return control(spec_.eos_piece); }
   std::optional<int32_t> pad() const { return control(spec_.pad_piece); }
@@ -65,14 +65,14 @@ class SentencePieceModel {
   float score(int32_t id) const { return spec_.pieces[static_cast<size_t>(id)].score; }
   std::optional<int32_t> control(const std::string& piece) const;
   std::vector<Segment> segments(std::string_view normalized) const;
-  std::vector<Segment> best_path(std::string_view text) const;
+  std::vector<Segment> viterbi(std::string_view text) const;
   std::vector<Segment> merge(std::string_view text) const;
-  std::string decode_piece(int32_t id, bool at_start, bool& took_blank) const;
+  std::string decode_piece(int32_t id, bool at_start, bool& removed_space) const;
 
   SentencePieceSpec spec_;
-  std::unordered_map<std::string_view, int32_t> ordinary_,
-      reserved_;   // normal, user-defined, unused; the rest
-  ByteTrie trie_;  // ordinary pieces, for unigram
+  std::unordered_map<std::string_view, int32_t> pieces_;    // normal, user-defined, unused
+  std::unordered_map<std::string_view, int32_t> reserved_;  // unknown, control, byte
+  ByteTrie trie_;                                           // pieces_, for unigram
   ByteTrie user_defined_;
   SentencePieceNormalizer normalizer_;
   ByteTrie no_pieces_;

@@ -9,7 +9,7 @@
 namespace teratron {
 namespace {
 
-/// Fields of a unit of the double array.
+/// Bit fields of a double-array unit.
 bool has_leaf(uint32_t unit) {
   return (unit >> 8 & 1) != 0;
 }
@@ -29,25 +29,25 @@ CharsMap::CharsMap(std::string_view compiled, const std::string& where) {
   if (compiled.empty()) return;
   uint32_t trie_bytes = 0;
   const auto reject = [&](const char* what) {
-    throw data_error({.what = fmt::format("the model's normalisation rules are damaged: {}", what),
+    throw data_error({.what = fmt::format("invalid normalization rules in the model: {}", what),
                       .where = where,
-                      .fix = "give the .model file that SentencePiece wrote"});
+                      .fix = "pass the original .model file of SentencePiece"});
   };
   if (compiled.size() < sizeof(trie_bytes)) reject("too short");
   std::memcpy(&trie_bytes, compiled.data(), sizeof(trie_bytes));
   compiled.remove_prefix(sizeof(trie_bytes));
   if (trie_bytes == 0 || trie_bytes % sizeof(uint32_t) != 0 || trie_bytes > compiled.size())
-    reject("the size of the trie does not fit");
+    reject("wrong trie size");
   units_.resize(trie_bytes / sizeof(uint32_t));
   std::memcpy(units_.data(), compiled.data(), trie_bytes);
   replacements_ = compiled.substr(trie_bytes);
-  if (replacements_.empty() || replacements_.back() != '\0') reject("the last replacement has no end");
+  if (replacements_.empty() || replacements_.back() != '\0') reject("the last replacement is not terminated");
 }
 
-CharsMap::Match CharsMap::longest(std::string_view text) const {
+CharsMap::Match CharsMap::longest_prefix(std::string_view text) const {
   Match match;
   if (units_.empty()) return match;
-  // Every step is checked: the file may hold anything.
+  // Every step is checked: the file is untrusted.
   uint32_t at = offset_of(units_[0]);
   for (size_t i = 0; i < text.size(); ++i) {
     const auto byte = static_cast<uint8_t>(text[i]);
@@ -62,23 +62,25 @@ CharsMap::Match CharsMap::longest(std::string_view text) const {
   return match;
 }
 
-SentencePieceNormalizer::SentencePieceNormalizer(const SentencePieceRules& rules,
-                                                 const ByteTrie& protected_pieces, const std::string& where)
-    : map_(rules.charsmap, where),
-      add_dummy_prefix_(rules.add_dummy_prefix),
-      remove_extra_whitespaces_(rules.remove_extra_whitespaces),
-      whitespace_as_suffix_(rules.whitespace_as_suffix),
-      blank_(rules.escape_whitespaces ? kSpaceSymbol : " "),
+SentencePieceNormalizer::SentencePieceNormalizer(const NormalizerSpec& spec, const ByteTrie& protected_pieces,
+                                                 const std::string& where)
+    : map_(spec.charsmap, where),
+      add_dummy_prefix_(spec.add_dummy_prefix),
+      remove_extra_whitespaces_(spec.remove_extra_whitespaces),
+      whitespace_as_suffix_(spec.whitespace_as_suffix),
+      space_(spec.escape_whitespaces ? kSpaceSymbol : " "),
       protected_pieces_(protected_pieces) {}
 
 CharsMap::Match SentencePieceNormalizer::prefix(std::string_view text) const {
-  if (const size_t bytes = protected_pieces_.longest(text).bytes) return {bytes, text.substr(0, bytes)};
-  if (const CharsMap::Match rule = map_.longest(text); rule.bytes > 0) return rule;
+  if (const size_t bytes = protected_pieces_.longest_prefix(text).bytes)
+    return {bytes, text.substr(0, bytes)};
+  if (const CharsMap::Match rule = map_.longest_prefix(text); rule.bytes > 0) return rule;
   const std::string_view character = text.substr(0, unicode::sequence_bytes(text[0]));
   return {character.size(), character};
 }
 
-std::string SentencePieceNormalizer::normalize(std::string_view text, std::vector<size_t>* places) const {
+std::string SentencePieceNormalizer::normalize(std::string_view text,
+                                               std::vector<size_t>* norm_to_orig) const {
   const char* const start = text.data();
   while (remove_extra_whitespaces_ && !text.empty()) {
     const CharsMap::Match first = prefix(text);
@@ -87,37 +89,37 @@ std::string SentencePieceNormalizer::normalize(std::string_view text, std::vecto
   }
   std::string out;
   if (text.empty()) return out;
-  out.reserve(text.size() + text.size() / 2 + 2 * blank_.size());
+  out.reserve(text.size() + text.size() / 2 + 2 * space_.size());
   const auto consumed = [&] { return static_cast<size_t>(text.data() - start); };
-  const auto note_places = [&] {
-    if (places != nullptr) places->resize(out.size(), consumed());
+  const auto record = [&] {
+    if (norm_to_orig != nullptr) norm_to_orig->resize(out.size(), consumed());
   };
-  if (add_dummy_prefix_ && !whitespace_as_suffix_) out += blank_;
-  bool after_blank = remove_extra_whitespaces_;
+  if (add_dummy_prefix_ && !whitespace_as_suffix_) out += space_;
+  bool after_space = remove_extra_whitespaces_;
   while (!text.empty()) {
     const CharsMap::Match next = prefix(text);
     std::string_view piece = next.replacement;
-    while (after_blank && piece.starts_with(' ')) piece.remove_prefix(1);
+    while (after_space && piece.starts_with(' ')) piece.remove_prefix(1);
     for (const char c : piece) {
       if (c == ' ') {
-        out += blank_;
+        out += space_;
       } else {
         out += c;
       }
     }
-    if (!piece.empty()) after_blank = remove_extra_whitespaces_ && piece.ends_with(' ');
-    note_places();
+    if (!piece.empty()) after_space = remove_extra_whitespaces_ && piece.ends_with(' ');
+    record();
     text.remove_prefix(next.bytes);
   }
   size_t end = consumed();
-  while (remove_extra_whitespaces_ && out.ends_with(blank_)) {
-    out.resize(out.size() - blank_.size());
-    if (places != nullptr) end = (*places)[out.size()];
+  while (remove_extra_whitespaces_ && out.ends_with(space_)) {
+    out.resize(out.size() - space_.size());
+    if (norm_to_orig != nullptr) end = (*norm_to_orig)[out.size()];
   }
-  if (add_dummy_prefix_ && whitespace_as_suffix_) out += blank_;
-  if (places != nullptr) {
-    places->resize(std::min(places->size(), out.size()));
-    places->resize(out.size() + 1, end);
+  if (add_dummy_prefix_ && whitespace_as_suffix_) out += space_;
+  if (norm_to_orig != nullptr) {
+    norm_to_orig->resize(std::min(norm_to_orig->size(), out.size()));
+    norm_to_orig->resize(out.size() + 1, end);
   }
   return out;
 }

@@ -1,4 +1,4 @@
-// The two ways of SentencePieceModel to cut normalised text into pieces.
+// The segmentation algorithms of SentencePieceModel: Viterbi and BPE.
 #include <algorithm>
 #include <queue>
 
@@ -9,7 +9,7 @@ namespace teratron {
 namespace {
 
 constexpr float kUnknownPenalty = 10.0f;
-constexpr float kLowestSum = -100'000.0f;  // below it, sums are counted from here anew, as by the library
+constexpr float kLowestSum = -100'000.0f;  // below it, sums are rebased as in the library
 
 std::string_view first_character(std::string_view text) {
   return text.substr(0, unicode::sequence_bytes(text[0]));
@@ -17,9 +17,9 @@ std::string_view first_character(std::string_view text) {
 
 }  // namespace
 
-std::vector<SentencePieceModel::Segment> SentencePieceModel::best_path(std::string_view text) const {
-  // The best segmentation of the text up to a place. Sums have 32 bits as the library's, or long texts and ties would
-  // come out differently.
+std::vector<SentencePieceModel::Segment> SentencePieceModel::viterbi(std::string_view text) const {
+  // The best segmentation up to a position. Sums are float, as in the library: long texts and ties depend on
+  // it.
   struct Best {
     int32_t id = -1;
     float score = 0;
@@ -46,7 +46,7 @@ std::vector<SentencePieceModel::Segment> SentencePieceModel::best_path(std::stri
       ++end;
       const int32_t id = trie_.value(node);
       if (id < 0 || type(id) == PieceType::unused) continue;
-      // A user-defined piece is to win against all others.
+      // A user-defined piece wins against all others.
       const float gain = type(id) == PieceType::user_defined
                              ? static_cast<float>(end - begin) * highest_score_ - 0.1f
                              : score(id);
@@ -68,12 +68,12 @@ std::vector<SentencePieceModel::Segment> SentencePieceModel::best_path(std::stri
   return segments;
 }
 
-/// A text on its way from characters to pieces.
+/// State of the BPE merges.
 struct SentencePieceModel::Merges {
   struct Symbol {
-    int32_t before, behind;  // neighbours; -1: none
-    bool is_fixed;           // a user-defined piece is never joined
-    std::string_view text;   // empty: joined into the one before
+    int32_t before, after;  // neighbors; -1: none
+    bool is_fixed;          // a user-defined piece is never merged
+    std::string_view text;  // empty: merged into the previous one
   };
   struct Pair {
     float score;
@@ -86,11 +86,11 @@ struct SentencePieceModel::Merges {
   const SentencePieceModel& model;
   std::vector<Symbol> symbols;
   std::priority_queue<Pair> queue;
-  std::unordered_map<std::string_view, Halves> halves;  // of pieces that are not to be used
+  std::unordered_map<std::string_view, Halves> halves;  // of unused pieces
 
   void split(std::string_view text) {
     while (!text.empty()) {
-      const size_t fixed = model.user_defined_.longest(text).bytes;
+      const size_t fixed = model.user_defined_.longest_prefix(text).bytes;
       const std::string_view piece = fixed > 0 ? text.substr(0, fixed) : first_character(text);
       text.remove_prefix(piece.size());
       const auto at = static_cast<int32_t>(symbols.size());
@@ -98,7 +98,7 @@ struct SentencePieceModel::Merges {
     }
   }
 
-  static std::string_view joined(const Symbol& left, const Symbol& right) {
+  static std::string_view concatenated(const Symbol& left, const Symbol& right) {
     return {left.text.data(), left.text.size() + right.text.size()};
   }
 
@@ -107,13 +107,13 @@ struct SentencePieceModel::Merges {
     const Symbol& a = symbols[static_cast<size_t>(left)];
     const Symbol& b = symbols[static_cast<size_t>(right)];
     if (a.is_fixed || b.is_fixed) return;
-    const auto found = model.ordinary_.find(joined(a, b));
-    if (found == model.ordinary_.end()) return;
-    queue.push({model.score(found->second), left, right, joined(a, b).size()});
-    if (model.type(found->second) == PieceType::unused) halves[joined(a, b)] = {a.text, b.text};
+    const auto found = model.pieces_.find(concatenated(a, b));
+    if (found == model.pieces_.end()) return;
+    queue.push({model.score(found->second), left, right, concatenated(a, b).size()});
+    if (model.type(found->second) == PieceType::unused) halves[concatenated(a, b)] = {a.text, b.text};
   }
 
-  void join_all() {
+  void merge_all() {
     for (size_t i = 1; i < symbols.size(); ++i) offer(static_cast<int32_t>(i - 1), static_cast<int32_t>(i));
     while (!queue.empty()) {
       const Pair top = queue.top();
@@ -123,16 +123,16 @@ struct SentencePieceModel::Merges {
       const bool stale =
           left.text.empty() || right.text.empty() || left.text.size() + right.text.size() != top.bytes;
       if (stale) continue;
-      left.text = joined(left, right);
-      left.behind = right.behind;
-      if (right.behind >= 0) symbols[static_cast<size_t>(right.behind)].before = top.left;
+      left.text = concatenated(left, right);
+      left.after = right.after;
+      if (right.after >= 0) symbols[static_cast<size_t>(right.after)].before = top.left;
       right.text = {};
       offer(left.before, top.left);
-      offer(top.left, left.behind);
+      offer(top.left, left.after);
     }
   }
 
-  /// A piece that is not to be used is taken apart again. The depth is at most the length of a piece.
+  /// Unused pieces are split again. The depth is at most the length of a piece.
   void emit(std::string_view text, std::vector<Segment>& segments) const {
     const int32_t id = model.id_of(text).value_or(model.unknown_);
     const auto found = model.type(id) == PieceType::unused ? halves.find(text) : halves.end();
@@ -148,10 +148,10 @@ struct SentencePieceModel::Merges {
 std::vector<SentencePieceModel::Segment> SentencePieceModel::merge(std::string_view text) const {
   Merges merges{.model = *this, .symbols = {}, .queue = {}, .halves = {}};
   merges.split(text);
-  merges.join_all();
+  merges.merge_all();
   std::vector<Segment> segments;
   if (text.empty()) return segments;
-  for (int32_t i = 0; i >= 0; i = merges.symbols[static_cast<size_t>(i)].behind)
+  for (int32_t i = 0; i >= 0; i = merges.symbols[static_cast<size_t>(i)].after)
     merges.emit(merges.symbols[static_cast<size_t>(i)].text, segments);
   return segments;
 }

@@ -1,7 +1,7 @@
 #include "teratron/tokenizer/sentencepiece/sentencepiece_tokenizer.h"
 
 #include "teratron/base/error.h"
-#include "teratron/tokenizer/unicode/aligned_text.h"
+#include "teratron/tokenizer/unicode/normalized_string.h"
 #include "teratron/tokenizer/unicode/unicode.h"
 
 namespace teratron {
@@ -17,9 +17,9 @@ SentencePieceTokenizer::SentencePieceTokenizer(SentencePieceSpec spec, SentenceP
   special_.eos = special_.eod = model_.eos();
   if (style == SentencePieceStyle::plain) special_.pad = model_.pad();
   if (style == SentencePieceStyle::leading_bos && !special_.bos) {
-    throw data_error({.what = "the model has no piece that begins a text (<s>)",
+    throw data_error({.what = "the model has no bos piece (<s>)",
                       .where = model_.where(),
-                      .fix = "use --tokenizer-type GPTSentencePieceTokenizer, which adds none"});
+                      .fix = "use --tokenizer-type GPTSentencePieceTokenizer, which adds no bos"});
   }
 }
 
@@ -35,8 +35,8 @@ void SentencePieceTokenizer::add_tokens(int64_t extra_ids) {
     added_content_.emplace(known->second, token);
     return known->second;
   };
-  const auto name = [&](std::optional<int32_t> id, const char* usual) {
-    return id ? model_.piece(*id) : usual;
+  const auto name = [&](std::optional<int32_t> id, const char* fallback) {
+    return id ? model_.piece(*id) : fallback;
   };
   special_.cls = add("<CLS>");
   special_.sep = add("<SEP>");
@@ -46,7 +46,7 @@ void SentencePieceTokenizer::add_tokens(int64_t extra_ids) {
   special_.bos = add(name(model_.bos(), "<BOS>"));
   special_.eos = add(name(model_.eos(), "<EOS>"));
   for (int64_t i = 0; i < extra_ids; ++i) special_.additional.push_back(add(fmt::format("<extra_id_{}>", i)));
-  added_ = AddedTokenMatcher(std::move(added));
+  added_ = AddedVocabulary(std::move(added));
 }
 
 void SentencePieceTokenizer::encode(std::string_view text, std::vector<int32_t>& ids) const {
@@ -62,21 +62,21 @@ void SentencePieceTokenizer::encode(std::string_view text, std::vector<int32_t>&
 }
 
 std::vector<TokenSpan> SentencePieceTokenizer::encode_with_offsets(std::string_view text) const {
-  const AlignedText tracked = AlignedText::track(text);
-  const AlignedView view = tracked.view();
+  const NormalizedString aligned = NormalizedString::with_alignments(text);
+  const NormalizedView view = aligned.view();
   std::vector<TokenSpan> spans;
   if (style_ == SentencePieceStyle::leading_bos) spans.push_back({*special_.bos, 0, 0});
   for (const auto& part : added_.split(view.text)) {
-    const AlignedView piece = view.part(part.text);
-    const Characters all = piece.characters();
+    const NormalizedView piece = view.slice(part.text);
+    const Offsets all = piece.offsets();
     if (part.id >= 0) {
       spans.push_back({part.id, all.begin, all.end});
       continue;
     }
     const auto character = [&](size_t byte) {
-      return byte < piece.text.size() ? piece.source[byte].begin : all.end;
+      return byte < piece.text.size() ? piece.alignments[byte].begin : all.end;
     };
-    for (const auto& token : model_.encode_with_places(piece.text))
+    for (const auto& token : model_.encode_with_offsets(piece.text))
       spans.push_back({token.id, character(token.begin), character(token.end)});
   }
   return spans;

@@ -9,7 +9,8 @@ namespace {
 
 constexpr uint32_t kReplacement = 0xfffd;
 
-/// Length of the well-formed sequence at the start of `text`; 0 with `*skip` = length of the ill-formed part.
+/// Length of the well-formed sequence at the start of `text`; if 0, `*skip` is the length of the ill-formed
+/// part.
 size_t well_formed(std::string_view text, size_t* skip) {
   const auto at = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t first = at(0);
@@ -37,7 +38,7 @@ size_t well_formed(std::string_view text, size_t* skip) {
 }  // namespace
 
 CharacterTable::CharacterTable() {
-  const std::span<const uint32_t> ranges = unicode_tables::flag_ranges();
+  const std::span<const uint32_t> ranges = unicode_tables::flag_ranges;
   std::array<uint16_t, 256> block{};
   blocks_.push_back(block);
   size_t range = 0;

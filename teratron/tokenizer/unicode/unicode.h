@@ -1,5 +1,5 @@
-// UTF-8 and the character classes of the reference tokenizers (generated tables: unicode_tables.inc).
-// System libraries carry other Unicode versions, and one code point in another class changes token ids.
+// UTF-8 and the character classes of the reference tokenizers (generated tables: unicode_tables.inc). System
+// libraries have other Unicode versions, and a single code point in another class changes token ids.
 #pragma once
 
 #include <array>
@@ -10,27 +10,26 @@
 
 namespace teratron::unicode {
 
-/// Bits of a code point. `hf_*`: Hugging Face tokenizers' BERT steps; `python_*`: the original BERT
-/// tokenizer.
+/// Flags of a code point. hf_*: BERT in Hugging Face tokenizers; python_*: the original BERT tokenizer.
 enum Flag : uint16_t {
   letter = 1 << 0,          // \p{L}
   number = 1 << 1,          // \p{N}
   space = 1 << 2,           // \s
-  word = 1 << 3,            // \w, beside added tokens with single_word
+  word = 1 << 3,            // \w, for added tokens with single_word
   hf_drop = 1 << 4,         // removed by clean_text
-  hf_punctuation = 1 << 5,  // stands alone
+  hf_punctuation = 1 << 5,  // a word by itself
   hf_mark = 1 << 6,         // removed by strip_accents after NFD
-  hf_white = 1 << 7,        // separates words
+  hf_whitespace = 1 << 7,   // separates words
   python_control = 1 << 8,
   python_punctuation = 1 << 9,
   python_mark = 1 << 10,
-  python_blank = 1 << 11,  // becomes ' '
+  python_space = 1 << 11,  // becomes ' '
   python_split = 1 << 12,  // separates words in str.split()
   python_cased = 1 << 13,  // Cased and not Case_Ignorable
   python_ignorable = 1 << 14,
 };
 
-/// Flags of every code point: two look-ups.
+/// Flags of all code points, by two lookups.
 class CharacterTable {
  public:
   CharacterTable();
@@ -43,10 +42,10 @@ class CharacterTable {
   std::vector<std::array<uint16_t, 256>> blocks_;
 };
 
-/// Built once, at first use.
+/// Built on first use.
 const CharacterTable& characters();
 
-/// The code point at `p`, which is moved behind it. The text must be valid UTF-8.
+/// The code point at `p`; advances p. The text must be valid UTF-8.
 inline uint32_t next(const char*& p) {
   const auto byte = [&](int i) { return static_cast<uint32_t>(static_cast<uint8_t>(p[i])); };
   const uint32_t first = byte(0);
@@ -66,52 +65,52 @@ inline uint32_t next(const char*& p) {
   return code;
 }
 
-/// Bytes of the sequence that its first byte announces; 1 for a byte that begins none.
+/// Length of a sequence from its first byte; 1 for a continuation byte.
 inline size_t sequence_bytes(char first) {
   const auto byte = static_cast<uint8_t>(first);
   return byte < 0xc0 ? 1 : byte < 0xe0 ? 2 : byte < 0xf0 ? 3 : 4;
 }
 
-/// The code point that ends at `p`, which is moved before it; `begin` < `p`. The text must be valid UTF-8.
+/// The code point before `p`; moves p back. `begin` < `p`. The text must be valid UTF-8.
 uint32_t previous(const char* begin, const char*& p);
 
 void append(uint32_t code_point, std::string& out);
 
-/// True for well-formed UTF-8 (no surrogates, nothing overlong).
+/// Well-formed UTF-8: no surrogates, no overlong sequences.
 bool is_valid(std::string_view text);
 
-/// Bytes of the well-formed sequence that `text` (not empty) begins with; 0 when it begins with none.
+/// Length of the well-formed sequence at the start of `text` (not empty); 0 if there is none.
 size_t well_formed_bytes(std::string_view text);
 
-/// Each maximal ill-formed part becomes one U+FFFD, as in Python's errors="replace".
+/// Replaces each maximal ill-formed part by U+FFFD, like Python's errors="replace".
 std::string replace_invalid(std::string_view text);
 
-/// Lower case of one code point (no context), appended.
+/// Appends the lower case of a code point, without context.
 void append_lower(uint32_t code_point, std::string& out);
 
-/// Lower case, each code point by itself.
+/// Lower case without context.
 std::string lower(std::string_view text);
-/// str.lower() of Python: Unicode version of the reference, and a final sigma becomes the final form.
+/// Python's str.lower() in the Unicode version of the reference, with the final form of sigma.
 std::string python_lower(std::string_view text);
 
-/// Canonical decomposition (NFD) and composition (NFC) as Hugging Face tokenizers computes them.
+/// NFD and NFC as in Hugging Face tokenizers.
 std::string nfd(std::string_view text);
 std::string nfc(std::string_view text);
-/// NFD of Python's unicodedata.
+/// NFD as in Python's unicodedata.
 std::string python_nfd(std::string_view text);
 
-/// A code point of rewritten text, and how many characters more than those it stands for: 0 for one in the place of one,
-/// 1 for one that is inserted, -n for one in the place of n + 1.
+/// A code point of normalized text. `characters`: 0 if it replaces one, 1 if inserted, -n if it replaces n +
+/// 1; as in Hugging Face's NormalizedString::transform.
 struct Change {
   uint32_t code;
   int32_t characters;
 };
 
-/// One of the functions above, and the same told change by change.
-struct Rewriting {
+/// One of the functions above, and the same as a list of changes.
+struct Normalization {
   std::string (*text)(std::string_view);
   std::vector<Change> (*changes)(std::string_view);
 };
-extern const Rewriting kLower, kPythonLower, kNfd, kNfc, kPythonNfd;
+extern const Normalization kLower, kPythonLower, kNfd, kNfc, kPythonNfd;
 
 }  // namespace teratron::unicode

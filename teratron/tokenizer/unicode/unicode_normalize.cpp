@@ -19,23 +19,20 @@ constexpr uint32_t kVowelCount = 21;
 constexpr uint32_t kTailCount = 28;
 constexpr uint32_t kSyllableCount = kLeadCount * kVowelCount * kTailCount;
 
-// Below this nothing composes, and NFC leaves all as it is.
+// Below this nothing composes; NFC is the identity.
 constexpr uint32_t kFirstMark = 0x300;
 
-void add_replacements(std::span<const uint32_t> table, Replacements& out) {
-  for (size_t i = 0; i < table.size(); i += 2 + table[i + 1])
-    out[table[i]] = table.subspan(i + 2, table[i + 1]);
-}
-
-Replacements make_replacements(std::span<const uint32_t> table, std::span<const uint32_t> difference = {}) {
+Replacements make_replacements(std::span<const uint32_t> base, std::span<const uint32_t> difference = {}) {
   Replacements out;
-  add_replacements(table, out);
-  add_replacements(difference, out);
+  for (const auto table : {base, difference}) {
+    for (size_t i = 0; i < table.size(); i += 2 + table[i + 1])
+      out[table[i]] = table.subspan(i + 2, table[i + 1]);
+  }
   return out;
 }
 
 std::unordered_map<uint32_t, uint32_t> make_classes() {
-  const std::span<const uint32_t> table = unicode_tables::combining_classes();
+  const std::span<const uint32_t> table = unicode_tables::combining_classes;
   std::unordered_map<uint32_t, uint32_t> out;
   for (size_t i = 0; i < table.size(); i += 2) out[table[i]] = table[i + 1];
   return out;
@@ -46,7 +43,7 @@ uint64_t pair_key(uint32_t first, uint32_t second) {
 }
 
 std::unordered_map<uint64_t, uint32_t> make_compositions() {
-  const std::span<const uint32_t> table = unicode_tables::compositions();
+  const std::span<const uint32_t> table = unicode_tables::compositions;
   std::unordered_map<uint64_t, uint32_t> out;
   for (size_t i = 0; i < table.size(); i += 3) out[pair_key(table[i], table[i + 1])] = table[i + 2];
   return out;
@@ -82,7 +79,7 @@ void decompose(uint32_t code, const Replacements& replacements, std::vector<Mark
     out.push_back({part, combining_class(part), &part == found->second.data() ? 0 : 1});
 }
 
-/// Fully decomposed, marks in canonical order.
+/// Full decomposition with marks in canonical order.
 std::vector<Mark> decomposed(std::string_view text, const Replacements& replacements) {
   std::vector<Mark> marks;
   marks.reserve(text.size());
@@ -137,24 +134,24 @@ bool all_below(std::string_view text, uint32_t limit) {
 }
 
 const Replacements& decompositions() {
-  static const Replacements table = make_replacements(unicode_tables::decompositions());
+  static const Replacements table = make_replacements(unicode_tables::decompositions);
   return table;
 }
 
 const Replacements& lower_cases() {
-  static const Replacements table = make_replacements(unicode_tables::lower());
+  static const Replacements table = make_replacements(unicode_tables::lower);
   return table;
 }
 
 const Replacements& python_decompositions() {
   static const Replacements table =
-      make_replacements(unicode_tables::decompositions(), unicode_tables::python_decomposition_difference());
+      make_replacements(unicode_tables::decompositions, unicode_tables::python_decomposition_difference);
   return table;
 }
 
 const Replacements& python_lower_cases() {
   static const Replacements table =
-      make_replacements(unicode_tables::lower(), unicode_tables::python_lower_difference());
+      make_replacements(unicode_tables::lower, unicode_tables::python_lower_difference);
   return table;
 }
 
@@ -164,7 +161,7 @@ void append_replaced(uint32_t code, const Replacements& replacements, std::vecto
   for (const uint32_t& part : found->second) out.push_back({part, &part == found->second.data() ? 0 : 1});
 }
 
-/// A capital sigma at `p` ends its word: a cased letter before it and none behind, ignorable ones left out.
+/// The capital sigma ends its word: a cased letter before and none after it, except ignorable ones.
 bool is_final_sigma(std::string_view text, const char* sigma) {
   const CharacterTable& table = characters();
   bool cased_before = false;
@@ -220,7 +217,7 @@ std::vector<Change> nfc_changes(std::string_view text) {
   std::vector<Mark> marks = decomposed(text, decompositions());
   size_t out = 0;
   size_t starter = SIZE_MAX;
-  uint32_t last_class = 0;  // of what stands between the starter and here
+  uint32_t last_class = 0;  // of the last mark after the starter
   for (const Mark mark : marks) {
     const bool adjacent = starter != SIZE_MAX && out == starter + 1;
     if (starter != SIZE_MAX && (adjacent || (last_class < mark.combining_class && last_class != 0))) {
@@ -273,10 +270,10 @@ std::string nfc(std::string_view text) {
   return all_below(text, kFirstMark) ? std::string(text) : join(nfc_changes(text));
 }
 
-const Rewriting kLower = {lower, lower_changes};
-const Rewriting kPythonLower = {python_lower, python_lower_changes};
-const Rewriting kNfd = {nfd, nfd_changes};
-const Rewriting kNfc = {nfc, nfc_changes};
-const Rewriting kPythonNfd = {python_nfd, python_nfd_changes};
+const Normalization kLower = {lower, lower_changes};
+const Normalization kPythonLower = {python_lower, python_lower_changes};
+const Normalization kNfd = {nfd, nfd_changes};
+const Normalization kNfc = {nfc, nfc_changes};
+const Normalization kPythonNfd = {python_nfd, python_nfd_changes};
 
 }  // namespace teratron::unicode

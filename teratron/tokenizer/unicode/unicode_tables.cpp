@@ -5,26 +5,12 @@ namespace {
 #include "teratron/tokenizer/unicode/unicode_tables.inc"
 }  // namespace
 
-std::span<const uint32_t> flag_ranges() {
-  return kFlagRanges;
-}
-std::span<const uint32_t> combining_classes() {
-  return kCombiningClasses;
-}
-std::span<const uint32_t> decompositions() {
-  return kDecompositions;
-}
-std::span<const uint32_t> compositions() {
-  return kCompositions;
-}
-std::span<const uint32_t> lower() {
-  return kLower;
-}
-std::span<const uint32_t> python_lower_difference() {
-  return kPythonLowerDifference;
-}
-std::span<const uint32_t> python_decomposition_difference() {
-  return kPythonDecompositionDifference;
-}
+const std::span<const uint32_t> flag_ranges = kFlagRanges;
+const std::span<const uint32_t> combining_classes = kCombiningClasses;
+const std::span<const uint32_t> decompositions = kDecompositions;
+const std::span<const uint32_t> compositions = kCompositions;
+const std::span<const uint32_t> lower = kLower;
+const std::span<const uint32_t> python_lower_difference = kPythonLowerDifference;
+const std::span<const uint32_t> python_decomposition_difference = kPythonDecompositionDifference;
 
 }  // namespace teratron::unicode_tables

@@ -1,4 +1,4 @@
-#include "teratron/tokenizer/bpe/pre_split.h"
+#include "teratron/tokenizer/bpe/pre_tokenizer.h"
 
 namespace teratron {
 
@@ -16,7 +16,7 @@ std::string_view pattern_regex(SplitPattern pattern) {
   return {};
 }
 
-std::optional<SplitPattern> recognise_pattern(std::string_view regex) {
+std::optional<SplitPattern> known_pattern(std::string_view regex) {
   for (const SplitPattern pattern :
        {SplitPattern::gpt2, SplitPattern::llama3, SplitPattern::qwen2, SplitPattern::tiktoken_v1}) {
     if (regex == pattern_regex(pattern)) return pattern;

@@ -1,33 +1,33 @@
-#include "teratron/tokenizer/unicode/aligned_text.h"
+#include "teratron/tokenizer/unicode/normalized_string.h"
 
 #include <algorithm>
 
 namespace teratron {
 
-AlignedText AlignedText::track(std::string_view original) {
-  AlignedText out({});
-  out.tracked_ = true;
+NormalizedString NormalizedString::with_alignments(std::string_view original) {
+  NormalizedString out({});
+  out.aligned_ = true;
   out.text_ = unicode::is_valid(original) ? std::string(original) : unicode::replace_invalid(original);
-  out.source_.reserve(out.text_.size());
+  out.alignments_.reserve(out.text_.size());
   for (const char c : out.text_) {
     const bool begins = (static_cast<uint8_t>(c) & 0xc0) != 0x80;
-    const int64_t at = out.source_.empty() ? 0 : out.source_.back().begin + (begins ? 1 : 0);
-    out.source_.push_back({at, at + 1});
+    const int64_t at = out.alignments_.empty() ? 0 : out.alignments_.back().begin + (begins ? 1 : 0);
+    out.alignments_.push_back({at, at + 1});
   }
   return out;
 }
 
-AlignedText rewrite(AlignedView text, const unicode::Rewriting& rewriting) {
-  AlignedText out(text);
-  if (!out.tracked_) {
-    out.text_ = rewriting.text(text.text);
+NormalizedString normalize(NormalizedView text, const unicode::Normalization& normalization) {
+  NormalizedString out(text);
+  if (!out.aligned_) {
+    out.text_ = normalization.text(text.text);
     return out;
   }
-  size_t at = 0;  // of the first byte not yet replaced
+  size_t at = 0;  // first byte not yet replaced
   const auto skip_character = [&] {
     if (at < text.text.size()) at += unicode::sequence_bytes(text.text[at]);
   };
-  for (const unicode::Change& change : rewriting.changes(text.text)) {
+  for (const unicode::Change& change : normalization.changes(text.text)) {
     std::string bytes;
     unicode::append(change.code, bytes);
     const bool inserted = change.characters > 0;

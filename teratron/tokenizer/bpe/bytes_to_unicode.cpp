@@ -1,4 +1,4 @@
-#include "teratron/tokenizer/bpe/byte_alphabet.h"
+#include "teratron/tokenizer/bpe/bytes_to_unicode.h"
 
 #include <algorithm>
 #include <numeric>
@@ -12,13 +12,13 @@ constexpr bool is_printable(int byte) {
   return (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
 }
 
-std::array<uint16_t, 256> make_alphabet() {
-  std::array<uint16_t, 256> alphabet{};
+std::array<uint16_t, 256> make_table() {
+  std::array<uint16_t, 256> table{};
   uint16_t next = 256;
   for (int byte = 0; byte < 256; ++byte) {
-    alphabet[byte] = is_printable(byte) ? static_cast<uint16_t>(byte) : next++;
+    table[byte] = is_printable(byte) ? static_cast<uint16_t>(byte) : next++;
   }
-  return alphabet;
+  return table;
 }
 
 constexpr size_t kCodePoints = 256 + 68;  // 68 bytes are not printable
@@ -26,38 +26,38 @@ constexpr size_t kCodePoints = 256 + 68;  // 68 bytes are not printable
 std::array<int16_t, kCodePoints> make_inverse() {
   std::array<int16_t, kCodePoints> inverse{};
   inverse.fill(-1);
-  for (int byte = 0; byte < 256; ++byte) inverse[byte_alphabet()[byte]] = static_cast<int16_t>(byte);
+  for (int byte = 0; byte < 256; ++byte) inverse[bytes_to_unicode()[byte]] = static_cast<int16_t>(byte);
   return inverse;
 }
 
 }  // namespace
 
-const std::array<uint16_t, 256>& byte_alphabet() {
-  static const std::array<uint16_t, 256> alphabet = make_alphabet();
-  return alphabet;
+const std::array<uint16_t, 256>& bytes_to_unicode() {
+  static const std::array<uint16_t, 256> table = make_table();
+  return table;
 }
 
-std::array<uint8_t, 256> bytes_in_alphabet_order() {
+std::array<uint8_t, 256> bytes_in_unicode_order() {
   std::array<uint8_t, 256> bytes{};
   std::iota(bytes.begin(), bytes.end(), uint8_t{0});
   std::sort(bytes.begin(), bytes.end(),
-            [](uint8_t a, uint8_t b) { return byte_alphabet()[a] < byte_alphabet()[b]; });
+            [](uint8_t a, uint8_t b) { return bytes_to_unicode()[a] < bytes_to_unicode()[b]; });
   return bytes;
 }
 
-std::string spell_bytes(std::string_view bytes) {
+std::string byte_encode(std::string_view bytes) {
   std::string out;
   out.reserve(bytes.size() * 2);
-  for (const char byte : bytes) unicode::append(byte_alphabet()[static_cast<uint8_t>(byte)], out);
+  for (const char byte : bytes) unicode::append(bytes_to_unicode()[static_cast<uint8_t>(byte)], out);
   return out;
 }
 
-std::optional<std::string> unspell_bytes(std::string_view spelling) {
+std::optional<std::string> byte_decode(std::string_view text) {
   static const std::array<int16_t, kCodePoints> inverse = make_inverse();
   std::string out;
-  out.reserve(spelling.size());
-  const char* p = spelling.data();
-  const char* const end = p + spelling.size();
+  out.reserve(text.size());
+  const char* p = text.data();
+  const char* const end = p + text.size();
   while (p < end) {
     const uint32_t code = unicode::next(p);
     if (code >= kCodePoints || inverse[code] < 0) return std::nullopt;

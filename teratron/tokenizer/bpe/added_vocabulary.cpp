@@ -1,4 +1,4 @@
-#include "teratron/tokenizer/bpe/added_tokens.h"
+#include "teratron/tokenizer/bpe/added_vocabulary.h"
 
 #include <algorithm>
 #include <cstring>
@@ -10,26 +10,21 @@ bool has_flag(uint32_t code, uint16_t flag) {
   return unicode::characters()[code] & flag;
 }
 
-// The engine that strips blanks around tokens has the classic White_Space property.
-bool is_blank(uint32_t code) {
-  return has_flag(code, unicode::space);
-}
-
-size_t blanks_before(std::string_view text, size_t begin) {
+size_t skip_spaces_back(std::string_view text, size_t begin) {
   const char* p = text.data() + begin;
   while (p > text.data()) {
     const char* before = p;
-    if (!is_blank(unicode::previous(text.data(), before))) break;
+    if (!has_flag(unicode::previous(text.data(), before), unicode::space)) break;
     p = before;
   }
   return static_cast<size_t>(p - text.data());
 }
 
-size_t blanks_behind(std::string_view text, size_t end) {
+size_t skip_spaces(std::string_view text, size_t end) {
   const char* p = text.data() + end;
   while (p < text.data() + text.size()) {
     const char* after = p;
-    if (!is_blank(unicode::next(after))) break;
+    if (!has_flag(unicode::next(after), unicode::space)) break;
     p = after;
   }
   return static_cast<size_t>(p - text.data());
@@ -37,7 +32,7 @@ size_t blanks_behind(std::string_view text, size_t end) {
 
 }  // namespace
 
-AddedTokenMatcher::AddedTokenMatcher(std::vector<AddedToken> tokens) : tokens_(std::move(tokens)) {
+AddedVocabulary::AddedVocabulary(std::vector<AddedToken> tokens) : tokens_(std::move(tokens)) {
   std::erase_if(tokens_, [](const AddedToken& token) { return token.content.empty(); });
   for (size_t i = 0; i < tokens_.size(); ++i) {
     const auto first = static_cast<uint8_t>(tokens_[i].content[0]);
@@ -47,7 +42,7 @@ AddedTokenMatcher::AddedTokenMatcher(std::vector<AddedToken> tokens) : tokens_(s
   }
 }
 
-bool AddedTokenMatcher::find(std::string_view text, size_t from, Match& match) const {
+bool AddedVocabulary::find(std::string_view text, size_t from, Match& match) const {
   for (size_t begin = from; begin < text.size(); ++begin) {
     if (only_first_ < 256) {
       const void* hit = std::memchr(text.data() + begin, only_first_, text.size() - begin);
@@ -56,7 +51,7 @@ bool AddedTokenMatcher::find(std::string_view text, size_t from, Match& match) c
     } else if (!first_[static_cast<uint8_t>(text[begin])]) {
       continue;
     }
-    if (const auto found = trie_.longest(text.substr(begin)); found.bytes > 0) {
+    if (const auto found = trie_.longest_prefix(text.substr(begin)); found.bytes > 0) {
       match = {begin, begin + found.bytes, found.value};
       return true;
     }
@@ -64,22 +59,22 @@ bool AddedTokenMatcher::find(std::string_view text, size_t from, Match& match) c
   return false;
 }
 
-bool AddedTokenMatcher::stands_alone(std::string_view text, const Match& match) const {
+bool AddedVocabulary::is_single_word(std::string_view text, const Match& match) const {
   const char* before = text.data() + match.begin;
   if (match.begin > 0 && has_flag(unicode::previous(text.data(), before), unicode::word)) return false;
   const char* after = text.data() + match.end;
   return match.end == text.size() || !has_flag(unicode::next(after), unicode::word);
 }
 
-std::vector<AddedTokenMatcher::Part> AddedTokenMatcher::split(std::string_view text) const {
+std::vector<AddedVocabulary::Part> AddedVocabulary::split(std::string_view text) const {
   std::vector<Part> parts;
   size_t done = 0;
   Match match{};
   for (size_t from = 0; !tokens_.empty() && find(text, from, match); from = match.end) {
     const AddedToken& token = tokens_[match.token];
-    if (token.single_word && !stands_alone(text, match)) continue;
-    const size_t begin = token.lstrip ? std::max(done, blanks_before(text, match.begin)) : match.begin;
-    const size_t end = token.rstrip ? blanks_behind(text, match.end) : match.end;
+    if (token.single_word && !is_single_word(text, match)) continue;
+    const size_t begin = token.lstrip ? std::max(done, skip_spaces_back(text, match.begin)) : match.begin;
+    const size_t end = token.rstrip ? skip_spaces(text, match.end) : match.end;
     if (done < begin) parts.push_back({text.substr(done, begin - done), -1});
     parts.push_back({text.substr(begin, end - begin), token.id});
     done = end;

@@ -1,4 +1,4 @@
-// SentencePiece models made by hand, small enough to follow on paper; tests/parity compares with the library itself.
+// Small hand-written models; tests/parity compares with the library.
 #include "sentencepiece_model.pb.h"
 #include <nlohmann/json.hpp>
 
@@ -55,7 +55,7 @@ TEST(SentencePiece, UnigramTakesTheSegmentationOfLargestScore) {
   const auto tokenizer = file.build();
   EXPECT_EQ(encode(*tokenizer, "ab"), (Ids{3, 4}));
   EXPECT_EQ(encode(*tokenizer, "abc"), (Ids{3, 7}));
-  EXPECT_EQ(encode(*tokenizer, "  b  bc "), (Ids{6, 4, 6, 7}));  // blanks at the ends vanish, runs become one
+  EXPECT_EQ(encode(*tokenizer, "  b  bc "), (Ids{6, 4, 6, 7}));  // trimmed, and runs collapsed
   EXPECT_EQ(encode(*tokenizer, "xyz"), (Ids{6, 0}));             // a run of unknown characters is one piece
   EXPECT_EQ(encode(*tokenizer, ""), Ids{});
   EXPECT_EQ(tokenizer->decode(Ids{1, 3, 4, 6, 7, 0, 2}), "ab bc \u2047 ");
@@ -100,7 +100,7 @@ TEST(SentencePiece, LlamaBeginsWithBosAndHeadDoesNot) {
   EXPECT_EQ(encode(*file.build("Llama2Tokenizer"), ""), Ids{1});
   EXPECT_EQ(encode(*file.build("Llama2Tokenizer", "head"), "a"), (Ids{3, 4}));
   file.model.mutable_trainer_spec()->set_bos_piece("<none>");
-  expect_user_error(ExitCode::data, "no piece that begins a text", [&] { file.build("Llama2Tokenizer"); });
+  expect_user_error(ExitCode::data, "no bos piece", [&] { file.build("Llama2Tokenizer"); });
 }
 
 TEST(SentencePiece, MegatronsOwnTokenizerAddsItsTokens) {
@@ -137,7 +137,7 @@ TEST(SentencePiece, RefusesDamagedModels) {
                     build([](ModelFile& f) { f.add("a", 0, PieceType::unknown); }));
   expect_user_error(ExitCode::data, "no unknown piece",
                     build([](ModelFile& f) { f.model.mutable_pieces(0)->set_type(1); }));
-  expect_user_error(ExitCode::data, "names no byte",
+  expect_user_error(ExitCode::data, "is not a valid byte piece",
                     build([](ModelFile& f) { f.add("<0xG0>", 0, PieceType::byte); }));
   expect_user_error(ExitCode::data, "<0x00> is missing",
                     build([](ModelFile& f) { f.model.mutable_trainer_spec()->set_byte_fallback(true); }));
@@ -145,7 +145,7 @@ TEST(SentencePiece, RefusesDamagedModels) {
                     build([](ModelFile& f) { f.model.mutable_pieces(0)->set_type(9); }));
   for (const std::string& map : {std::string("ab"), std::string("\xff\0\0\0abcd", 8),
                                  std::string("\4\0\0\0abcd", 8), std::string("\4\0\0\0abcdx", 9)}) {
-    expect_user_error(ExitCode::data, "normalisation rules are damaged", build([&](ModelFile& f) {
+    expect_user_error(ExitCode::data, "invalid normalization rules", build([&](ModelFile& f) {
                         f.model.mutable_normalizer_spec()->set_precompiled_charsmap(map);
                       }));
   }
@@ -155,7 +155,7 @@ TEST(SentencePiece, RefusesDamagedModels) {
       build_tokenizer({.type = "Llama2Tokenizer", .tokenizer_model = folder.write("b.model", text)});
     });
   }
-  expect_user_error(ExitCode::config, "needs --tokenizer-model",
+  expect_user_error(ExitCode::config, "requires --tokenizer-model",
                     [] { build_tokenizer({.type = "Llama2Tokenizer"}); });
 }
 

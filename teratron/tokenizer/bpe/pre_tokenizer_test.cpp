@@ -1,5 +1,5 @@
-// The hand-written splitters against the regular expressions that they stand for.
-#include "teratron/tokenizer/bpe/pre_split.h"
+// The hand-written scanners against their regexes.
+#include "teratron/tokenizer/bpe/pre_tokenizer.h"
 
 #include <random>
 
@@ -14,8 +14,8 @@ using Words = std::vector<std::string>;
 
 Words split(SplitPattern pattern, std::string_view text) {
   Words words;
-  PreSplitter().split(pattern, text,
-                      [&](const char* word, size_t bytes) { words.emplace_back(word, bytes); });
+  PreTokenizer().split(pattern, text,
+                       [&](const char* word, size_t bytes) { words.emplace_back(word, bytes); });
   return words;
 }
 
@@ -25,7 +25,7 @@ Words match(const Regex& regex, std::string_view text) {
   return words;
 }
 
-/// Text of up to `pieces` pieces; `wide`: one of how many pieces is not ASCII.
+/// Text of `pieces` pieces, one of `wide` of which is not ASCII.
 std::string random_text(std::mt19937& random, int pieces, int wide) {
   const std::vector<std::string> ascii = {" ",
                                           " ",
@@ -69,9 +69,9 @@ std::string random_text(std::mt19937& random, int pieces, int wide) {
   return text;
 }
 
-class PreSplit : public ::testing::TestWithParam<SplitPattern> {};
+class PreTokenizerTest : public ::testing::TestWithParam<SplitPattern> {};
 
-TEST_P(PreSplit, CutsAsTheRegexDoes) {
+TEST_P(PreTokenizerTest, SplitsLikeTheRegex) {
   const Regex regex(std::string(pattern_regex(GetParam())), "test");
   std::mt19937 random(7);
   for (int i = 0; i < 20'000; ++i) {
@@ -81,7 +81,7 @@ TEST_P(PreSplit, CutsAsTheRegexDoes) {
   }
 }
 
-TEST_P(PreSplit, CutsAllStringsOfFewCharactersAtTheBordersOfBlocks) {
+TEST_P(PreTokenizerTest, SplitsAllShortStringsAtBlockBorders) {
   const Regex regex(std::string(pattern_regex(GetParam())), "test");
   constexpr std::string_view kCharacters = " \n's";
   for (const size_t before : {0u, 57u, 58u, 59u, 60u, 61u, 62u, 63u, 64u}) {
@@ -94,7 +94,7 @@ TEST_P(PreSplit, CutsAllStringsOfFewCharactersAtTheBordersOfBlocks) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Patterns, PreSplit,
+INSTANTIATE_TEST_SUITE_P(Patterns, PreTokenizerTest,
                          ::testing::Values(SplitPattern::gpt2, SplitPattern::llama3, SplitPattern::qwen2,
                                            SplitPattern::tiktoken_v1));
 

@@ -58,7 +58,7 @@ TEST(Tiktoken, MergesByRankAndShiftsBySpecialTokens) {
   EXPECT_EQ(encode(*tokenizer, "aaaaa"), (Ids{266, 267}));  // aa aa a, and the second pair is aaa
   EXPECT_EQ(encode(*tokenizer, "abab"), Ids{270});          // a word that is a token
   EXPECT_EQ(encode(*tokenizer, "b a"), (Ids{10 + 'b', 269}));
-  EXPECT_EQ(encode(*tokenizer, "</s>").size(), 4u);  // spelled out
+  EXPECT_EQ(encode(*tokenizer, "</s>").size(), 4u);  // ordinary text
   EXPECT_EQ(tokenizer->decode(Ids{2, 9, 270, 10 + 'x'}), "</s><SPECIAL_9>ababx");
   options.compat_version = "head";
   const auto head = build_tokenizer(options);
@@ -74,7 +74,7 @@ TEST(Tiktoken, LinesOfRanksKeepTheirIds) {
   EXPECT_EQ(tokenizer->vocab_size(), 262);
   EXPECT_EQ(tokenizer->special().eod, 261);
   EXPECT_EQ(encode(*tokenizer, "abab aa"), (Ids{260, 32, 256}));
-  options.tiktoken_pattern = "a.|x";  // what the pattern leaves out is left out
+  options.tiktoken_pattern = "a.|x";  // gaps are dropped
   EXPECT_EQ(encode(*build_tokenizer(options), "x?aa"), (Ids{'x', 256}));
 }
 
@@ -92,23 +92,24 @@ TEST(Tiktoken, RefusesDamagedFilesAndOptionsThatDoNotFit) {
     };
   };
   const std::string good = json_file(folder, vocabulary());
-  expect_user_error(ExitCode::config, "with the 261 tokens", build(good, 500));
-  expect_user_error(ExitCode::config, "with the 261 tokens", build(good, 100));
+  expect_user_error(ExitCode::config, "from the 261 tokens", build(good, 500));
+  expect_user_error(ExitCode::config, "from the 261 tokens", build(good, 100));
   expect_user_error(ExitCode::config, "<s> is missing", build(good, 271, 10, {"<unk>", "</s>"}));
   expect_user_error(ExitCode::config, "more than 2", build(good, 263, 2));
-  expect_user_error(ExitCode::config, "named twice", build(good, 271, 10, {"<unk>", "<s>", "</s>", "<s>"}));
+  expect_user_error(ExitCode::config, "listed twice", build(good, 271, 10, {"<unk>", "<s>", "</s>", "<s>"}));
   expect_user_error(ExitCode::data, "not a JSON list", build(folder.write("a.json", "{}"), 300));
   expect_user_error(ExitCode::data, "entry 0", build(folder.write("a.json", "[{\"rank\": 1}]"), 300));
-  expect_user_error(ExitCode::data, "not base64",
+  expect_user_error(ExitCode::data, "not valid base64",
                     build(folder.write("a.json", R"([{"rank": 0, "token_bytes": "?"}])"), 300));
   for (const char* const line : {"YQ== x", "YQ==", "YQ= 1", "Y?== 1", " 1", "YQ== -1"}) {
     expect_user_error(ExitCode::data, "a.tiktoken:1", build(folder.write("a.tiktoken", line), 0));
   }
-  expect_user_error(ExitCode::data, "no token for byte 0", build(folder.write("a.tiktoken", "YQ== 0\n"), 0));
+  expect_user_error(ExitCode::data, "no token for the byte 0",
+                    build(folder.write("a.tiktoken", "YQ== 0\n"), 0));
   std::vector<std::string> repeated = vocabulary();
   repeated.emplace_back("aa");
   expect_user_error(ExitCode::data, "appears twice", build(line_file(folder, repeated), 0));
-  expect_user_error(ExitCode::config, "give 262 ids, not 300", build(line_file(folder, vocabulary()), 300));
+  expect_user_error(ExitCode::config, "have 262 ids, not 300", build(line_file(folder, vocabulary()), 300));
 }
 
 }  // namespace

@@ -1,13 +1,12 @@
-// Cuts text into the "words" that byte-level BPE works on, without a regex engine: hand-written scanners for
-// the patterns in wide use. `emit(const char* begin, size_t bytes)` receives the words in order; they
-// cover the text. The text must be valid UTF-8.
+// Splits text into words for byte-level BPE with hand-written scanners for the common patterns, which are
+// faster than a regex engine. `emit(const char* begin, size_t bytes)` receives the words in order; they cover
+// the text. The text must be valid UTF-8.
 //
 //   gpt2    's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 //   llama3  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|
-//   ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|
-//           \s+(?!\S)|\s+
-//   qwen2   as llama3, but numbers are cut into single digits
-//   tiktoken_v1   as qwen2 without the first alternative
+//           ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+//   qwen2   llama3 with single digits
+//   tiktoken_v1   qwen2 without the first alternative
 #pragma once
 
 #include <array>
@@ -23,15 +22,15 @@ namespace teratron {
 
 enum class SplitPattern : uint8_t { gpt2, llama3, qwen2, tiktoken_v1 };
 
-/// The pattern that a regex spells, if it is one of them.
-std::optional<SplitPattern> recognise_pattern(std::string_view regex);
+/// The pattern of a regex, if it is one of them.
+std::optional<SplitPattern> known_pattern(std::string_view regex);
 
-/// The regex of a pattern, as tokenizer.json spells it.
+/// The regex of a pattern, as written in tokenizer.json.
 std::string_view pattern_regex(SplitPattern pattern);
 
-class PreSplitter {
+class PreTokenizer {
  public:
-  PreSplitter() : table_(unicode::characters()) {}
+  PreTokenizer() : table_(unicode::characters()) {}
 
   template <class Emit>
   void split(SplitPattern pattern, std::string_view text, Emit&& emit) const {
@@ -66,7 +65,7 @@ class PreSplitter {
 
   static uint8_t byte_class(const char* p) { return kByteClass[static_cast<uint8_t>(*p)]; }
 
-  /// Class of the code point at p, which is moved behind it.
+  /// Class of the code point at p; advances p.
   uint8_t take(const char*& p) const {
     const uint8_t ascii = byte_class(p);
     if (ascii != multibyte) {
@@ -82,7 +81,7 @@ class PreSplitter {
 
   uint8_t peek(const char* p) const { return take(p); }
 
-  /// Behind the run of `kind` that starts at p.
+  /// End of the run of class `kind` at p.
   const char* run(const char* p, const char* end, uint8_t kind) const {
     if (kind == letter) p = skip_ascii_letters(p, end);
     while (p < end) {
@@ -100,7 +99,7 @@ class PreSplitter {
     return p;
   }
 
-  /// Eight bytes at a time: a letter is a byte that, in lower case, lies from 'a' to 'z'. Sums of the low seven bits
+  /// Eight bytes at a time: a letter is a byte from 'a' to 'z' in lower case. Sums of the low seven bits
   /// carry into the top bit of each byte.
   static const char* skip_ascii_letters(const char* p, const char* end) {
     constexpr uint64_t kOnes = 0x0101010101010101u;
@@ -110,15 +109,15 @@ class PreSplitter {
       std::memcpy(&bytes, p, 8);
       const uint64_t low = (bytes | kOnes * 0x20) & ~kTops;
       const uint64_t from_a = low + kOnes * (0x80 - 'a');
-      const uint64_t behind_z = low + kOnes * (0x80 - 'z' - 1);
-      const uint64_t stops = ~(from_a & ~behind_z & ~bytes) & kTops;
+      const uint64_t above_z = low + kOnes * (0x80 - 'z' - 1);
+      const uint64_t stops = ~(from_a & ~above_z & ~bytes) & kTops;
       if (stops != 0) return p + std::countr_zero(stops) / 8;
       p += 8;
     }
     return p;
   }
 
-  /// Bytes of 's 't 're 've 'm 'll 'd at p (an apostrophe), or 0.
+  /// Length of 's 't 're 've 'm 'll 'd at p (an apostrophe), or 0.
   static size_t contraction(const char* p, const char* end) {
     const ptrdiff_t left = end - p;
     if (left < 2) return 0;
@@ -129,7 +128,7 @@ class PreSplitter {
     return (a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l') ? 3 : 0;
   }
 
-  /// The same with (?i:...). Long s (U+017F) folds to s.
+  /// With (?i:...). Long s (U+017F) folds to s.
   static size_t contraction_any_case(const char* p, const char* end) {
     char folded[3] = {'\'', 0, 0};
     for (int i = 1; i < 3 && p + i < end; ++i) folded[i] = p[i] >= 'A' && p[i] <= 'Z' ? p[i] + 32 : p[i];
@@ -138,9 +137,9 @@ class PreSplitter {
     return end - p >= 3 && p[1] == '\xc5' && p[2] == '\xbf' ? 3 : 0;
   }
 
-  /// \s+(?!\S)|\s+ for the run [p, after): all of it before the end of the text, else all but its last code
-  /// point.
-  static const char* blanks(const char* p, const char* after, const char* end) {
+  /// End of \s+(?!\S)|\s+ for the run [p, after): all of it at the end of the text, else all but its last
+  /// code point.
+  static const char* whitespace_end(const char* p, const char* after, const char* end) {
     if (after == end) return after;
     const char* last = after;
     unicode::previous(p, last);
@@ -160,28 +159,28 @@ class PreSplitter {
       if (kind != space) p = after;
     }
     p = run(p, end, kind);
-    return kind == space ? blanks(begin, p, end) : p;
+    return kind == space ? whitespace_end(begin, p, end) : p;
   }
 
-  /// Where words of the gpt2 pattern begin in the 64 bytes at p, itself the begin of one: a bit per byte, without the
-  /// first. Only what the block decides: up to the byte before its last one, or before the last one of ASCII.
+  /// Begins of gpt2 words in the 64 bytes at p, which begins one itself: one bit per byte, except the first.
+  /// Only those that the block decides: up to the byte before its last (ASCII) byte.
   static uint64_t gpt2_begins(const char* p, const char* end) {
     const AsciiBlock block = AsciiBlock::load(p);
     const int known = block.wide == 0 ? AsciiBlock::kBytes : std::countr_zero(block.wide);
     const uint64_t decided =
         known < 3 ? 0 : (~uint64_t{0} >> (AsciiBlock::kBytes - known + 1)) & ~uint64_t{1};
-    const uint64_t sign = ~(block.letter | block.number | block.space);
-    const uint64_t goes_on = (block.letter & block.letter << 1) | (block.number & block.number << 1) |
-                             (sign & sign << 1) | block.blank << 1;
-    // Of a run of white space the last character belongs to what follows.
-    const uint64_t in_run = block.space << 1 & block.space >> 1;
-    uint64_t begins = ((~block.space & ~goes_on) | (block.space & ~in_run)) & decided;
+    const uint64_t sign = ~(block.letter | block.number | block.whitespace);
+    const uint64_t continues = (block.letter & block.letter << 1) | (block.number & block.number << 1) |
+                               (sign & sign << 1) | block.space << 1;
+    // The last character of a whitespace run belongs to the next word.
+    const uint64_t in_run = block.whitespace << 1 & block.whitespace >> 1;
+    uint64_t begins = ((~block.whitespace & ~continues) | (block.whitespace & ~in_run)) & decided;
     for (uint64_t rest = (begins | 1) & block.apostrophe; rest != 0; rest &= rest - 1) {
       const int at = std::countr_zero(rest);
       const auto bytes = static_cast<int>(contraction(p + at, end));
       if (bytes == 0) continue;
       const uint64_t up_to = (uint64_t{2} << at) - 1;
-      // The word behind begins wherever the contraction ends; where that is not decided, stop before it.
+      // The next word begins at the end of the contraction; stop before it if that is undecided.
       if (at + bytes >= known - 1) return begins & up_to;
       begins = (begins & (up_to | ~uint64_t{0} << (at + bytes))) | uint64_t{1} << (at + bytes);
     }
@@ -206,7 +205,7 @@ class PreSplitter {
     }
   }
 
-  /// What the relatives of the llama3 pattern differ in.
+  /// Variants of the llama3 pattern.
   struct Llama3 {
     int max_digits;
     bool contractions;
@@ -235,7 +234,7 @@ class PreSplitter {
     for (const char* last = after; last > begin; --last) {
       if (last[-1] == '\r' || last[-1] == '\n') return last;
     }
-    return blanks(begin, after, end);
+    return whitespace_end(begin, after, end);
   }
 
   template <class Emit>

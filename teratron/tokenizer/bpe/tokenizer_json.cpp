@@ -1,4 +1,4 @@
-#include "teratron/tokenizer/hf_spec.h"
+#include "teratron/tokenizer/bpe/tokenizer_json.h"
 
 #include <filesystem>
 #include <unordered_map>
@@ -16,11 +16,10 @@ using simdjson::dom::array;
 using simdjson::dom::element;
 using simdjson::dom::object;
 
-/// One tokenizer.json being read; `path_` is for messages.
 class Reader {
  public:
   explicit Reader(std::string path) : path_(std::move(path)), json_(read_text_file(path_)) {}
-  HuggingFaceSpec read();
+  TokenizerJson read();
 
  private:
   [[noreturn]] void reject(std::string what, std::string fix = "use the tokenizer's original file") const {
@@ -35,39 +34,41 @@ class Reader {
     object result;
     if (value.get(result)) reject(fmt::format("'{}' is not an object", name));
     std::unordered_set<std::string_view> keys;
-    if (name == "vocab") return result;  // its keys are checked when they are put into the model
+    if (name == "vocab") return result;  // BpeModel rejects duplicates
     for (const auto& [key, ignored] : result) {
       if (!keys.insert(key).second)
         reject(fmt::format("the key '{}' appears twice in '{}'", printable(key), name));
     }
     return result;
   }
-  /// A field that may be missing or null.
+  /// nullopt if missing or null.
   static std::optional<element> field(object from, std::string_view key) {
     element value;
     if (from.at_key(key).get(value) || value.is_null()) return std::nullopt;
     return value;
   }
-  element need(object from, std::string_view key) const {
+  element require(object from, std::string_view key) const {
     const auto value = field(from, key);
     if (!value) reject(fmt::format("'{}' is missing", key));
     return *value;
   }
-  array need_array(object from, std::string_view key) const {
+  array require_array(object from, std::string_view key) const {
     array result;
-    if (need(from, key).get(result)) reject(fmt::format("'{}' is not a list", key));
+    if (require(from, key).get(result)) reject(fmt::format("'{}' is not an array", key));
     return result;
   }
-  std::string text(element value, std::string_view name) const {
+  std::string string(element value, std::string_view name) const {
     std::string_view result;
-    if (value.get(result)) reject(fmt::format("'{}' is not a text", name));
+    if (value.get(result)) reject(fmt::format("'{}' is not a string", name));
     return std::string(result);
   }
-  std::string need_text(object from, std::string_view key) const { return text(need(from, key), key); }
-  bool flag(object from, std::string_view key, bool fallback) const {
+  std::string require_string(object from, std::string_view key) const {
+    return string(require(from, key), key);
+  }
+  bool boolean(object from, std::string_view key, bool fallback) const {
     const auto value = field(from, key);
     bool result = fallback;
-    if (value && value->get(result)) reject(fmt::format("'{}' is not true or false", key));
+    if (value && value->get(result)) reject(fmt::format("'{}' is not a boolean", key));
     return result;
   }
   int32_t id(element value, std::string_view name) const {
@@ -88,7 +89,7 @@ class Reader {
 
   std::string path_;
   simdjson::padded_string json_;
-  HuggingFaceSpec spec_;
+  TokenizerJson result_;
   bool byte_level_ = false;
 };
 
@@ -98,110 +99,111 @@ void Reader::read_merges(array merges) {
     ++number;
     array pair;
     if (merge.get(pair)) {
-      spec_.model.merges.push_back(
-          parse_merge(text(merge, "merges"), fmt::format("{}: merge {}", path_, number)));
+      result_.model.merges.push_back(
+          parse_merge(string(merge, "merges"), fmt::format("{}: merge {}", path_, number)));
       continue;
     }
     if (pair.size() != 2) reject(fmt::format("merge {} is not a pair", number));
-    spec_.model.merges.emplace_back(text(pair.at(0).value(), "merges"), text(pair.at(1).value(), "merges"));
+    result_.model.merges.emplace_back(string(pair.at(0).value(), "merges"),
+                                      string(pair.at(1).value(), "merges"));
   }
 }
 
 void Reader::read_model(object model) {
-  if (const auto type = field(model, "type"); type && text(*type, "type") != "BPE") {
-    unsupported("model", text(*type, "type"));
+  if (const auto type = field(model, "type"); type && string(*type, "type") != "BPE") {
+    unsupported("model", string(*type, "type"));
   }
   for (const char* const affix : {"continuing_subword_prefix", "end_of_word_suffix"}) {
-    if (const auto value = field(model, affix); value && !text(*value, affix).empty())
+    if (const auto value = field(model, affix); value && !string(*value, affix).empty())
       unsupported("BPE option", affix);
   }
   if (const auto dropout = field(model, "dropout")) {
     double rate = 0;
     if (dropout->get(rate) || rate != 0) unsupported("BPE option", "dropout");
   }
-  if (flag(model, "byte_fallback", false)) unsupported("BPE option", "byte_fallback");
-  spec_.model.where = path_;
-  spec_.model.ignore_merges = flag(model, "ignore_merges", false);
-  spec_.model.fuse_unk = flag(model, "fuse_unk", false);
-  if (const auto unk = field(model, "unk_token")) spec_.model.unk_token = text(*unk, "unk_token");
-  for (const auto& [token, value] : as_object(need(model, "vocab"), "vocab")) {
-    spec_.model.vocab.emplace_back(std::string(token), id(value, token));
+  if (boolean(model, "byte_fallback", false)) unsupported("BPE option", "byte_fallback");
+  result_.model.where = path_;
+  result_.model.ignore_merges = boolean(model, "ignore_merges", false);
+  result_.model.fuse_unk = boolean(model, "fuse_unk", false);
+  if (const auto unk = field(model, "unk_token")) result_.model.unk_token = string(*unk, "unk_token");
+  for (const auto& [token, value] : as_object(require(model, "vocab"), "vocab")) {
+    result_.model.vocab.emplace_back(std::string(token), id(value, token));
   }
-  read_merges(need_array(model, "merges"));
+  read_merges(require_array(model, "merges"));
 }
 
 void Reader::read_added(array tokens) {
   for (const element item : tokens) {
     const object token = as_object(item, "added_tokens");
-    AddedToken added{.content = need_text(token, "content"),
-                     .id = id(need(token, "id"), "id"),
-                     .single_word = flag(token, "single_word", false),
-                     .lstrip = flag(token, "lstrip", false),
-                     .rstrip = flag(token, "rstrip", false),
-                     .special = flag(token, "special", false)};
-    added.normalized = flag(token, "normalized", !added.special);
-    spec_.added.push_back(std::move(added));
+    AddedToken added{.content = require_string(token, "content"),
+                     .id = id(require(token, "id"), "id"),
+                     .single_word = boolean(token, "single_word", false),
+                     .lstrip = boolean(token, "lstrip", false),
+                     .rstrip = boolean(token, "rstrip", false),
+                     .special = boolean(token, "special", false)};
+    added.normalized = boolean(token, "normalized", !added.special);
+    result_.added.push_back(std::move(added));
   }
 }
 
 void Reader::read_normalizer(object normalizer) {
-  const std::string type = need_text(normalizer, "type");
+  const std::string type = require_string(normalizer, "type");
   if (type == "Sequence") {
-    for (const element part : need_array(normalizer, "normalizers"))
+    for (const element part : require_array(normalizer, "normalizers"))
       read_normalizer(as_object(part, "normalizers"));
   } else if (type == "NFC") {
-    spec_.normalizers.push_back(&unicode::kNfc);
+    result_.normalizers.push_back(&unicode::kNfc);
   } else if (type == "NFD") {
-    spec_.normalizers.push_back(&unicode::kNfd);
+    result_.normalizers.push_back(&unicode::kNfd);
   } else if (type == "Lowercase") {
-    spec_.normalizers.push_back(&unicode::kLower);
+    result_.normalizers.push_back(&unicode::kLower);
   } else {
     unsupported("normalizer", type);
   }
 }
 
 void Reader::read_split(object step) {
-  const object pattern = as_object(need(step, "pattern"), "pattern");
+  const object pattern = as_object(require(step, "pattern"), "pattern");
   const std::unordered_map<std::string, SplitBehavior> behaviors = {
       {"Removed", SplitBehavior::removed},
       {"Isolated", SplitBehavior::isolated},
       {"MergedWithPrevious", SplitBehavior::merged_with_previous},
       {"MergedWithNext", SplitBehavior::merged_with_next},
       {"Contiguous", SplitBehavior::contiguous}};
-  const auto behavior = behaviors.find(need_text(step, "behavior"));
-  if (behavior == behaviors.end()) unsupported("behavior", need_text(step, "behavior"));
-  SplitStep split{.behavior = behavior->second, .invert = flag(step, "invert", false)};
+  const auto behavior = behaviors.find(require_string(step, "behavior"));
+  if (behavior == behaviors.end()) unsupported("behavior", require_string(step, "behavior"));
+  PreTokenizerStep split{.behavior = behavior->second, .invert = boolean(step, "invert", false)};
   if (const auto regex = field(pattern, "Regex")) {
-    const std::string expression = text(*regex, "Regex");
-    // The known patterns match all of a text, so that isolating matches and removing the rest are the same.
+    const std::string expression = string(*regex, "Regex");
+    // The known patterns match the whole text, so isolating matches and removing the gaps are the same.
     const bool keeps_matches = split.behavior == SplitBehavior::isolated ||
                                (split.behavior == SplitBehavior::removed && split.invert);
-    if (keeps_matches) split.pattern = recognise_pattern(expression);
+    if (keeps_matches) split.pattern = known_pattern(expression);
     if (!split.pattern) split.regex = std::make_shared<Regex>(expression, path_);
   } else {
-    split.regex = std::make_shared<Regex>(Regex::literal(need_text(pattern, "String"), path_));
+    split.regex = std::make_shared<Regex>(Regex::literal(require_string(pattern, "String"), path_));
   }
-  spec_.steps.push_back(std::move(split));
+  result_.steps.push_back(std::move(split));
 }
 
 void Reader::read_pre_tokenizer(object step) {
-  const std::string type = need_text(step, "type");
+  const std::string type = require_string(step, "type");
   if (byte_level_) unsupported("pre-tokenizer after ByteLevel", type);
   if (type == "Sequence") {
-    for (const element part : need_array(step, "pretokenizers")) {
+    for (const element part : require_array(step, "pretokenizers")) {
       read_pre_tokenizer(as_object(part, "pretokenizers"));
     }
   } else if (type == "Split") {
     read_split(step);
   } else if (type == "Digits") {
-    const bool individual = flag(step, "individual_digits", false);
-    spec_.steps.push_back({.regex = std::make_shared<Regex>(R"(\p{N})", path_),
-                           .behavior = individual ? SplitBehavior::isolated : SplitBehavior::contiguous});
+    const bool individual = boolean(step, "individual_digits", false);
+    result_.steps.push_back({.regex = std::make_shared<Regex>(R"(\p{N})", path_),
+                             .behavior = individual ? SplitBehavior::isolated : SplitBehavior::contiguous});
   } else if (type == "ByteLevel") {
     byte_level_ = true;
-    SplitStep last{.add_prefix_space = flag(step, "add_prefix_space", true)};
-    if (flag(step, "use_regex", true)) last.pattern = SplitPattern::gpt2;
-    if (last.pattern || last.add_prefix_space) spec_.steps.push_back(last);
+    PreTokenizerStep last{.add_prefix_space = boolean(step, "add_prefix_space", true)};
+    if (boolean(step, "use_regex", true)) last.pattern = SplitPattern::gpt2;
+    if (last.pattern || last.add_prefix_space) result_.steps.push_back(last);
   } else {
     unsupported("pre-tokenizer", type);
   }
@@ -211,75 +213,75 @@ void Reader::read_template(object processor) {
   std::unordered_map<std::string, std::vector<int32_t>> special;
   if (const auto tokens = field(processor, "special_tokens")) {
     for (const auto& [name, value] : as_object(*tokens, "special_tokens")) {
-      for (const element item : need_array(as_object(value, "special_tokens"), "ids")) {
+      for (const element item : require_array(as_object(value, "special_tokens"), "ids")) {
         special[std::string(name)].push_back(id(item, name));
       }
     }
   }
   bool after_text = false;
-  std::vector<int32_t> before, behind;
-  for (const element item : need_array(processor, "single")) {
+  std::vector<int32_t> before, after;
+  for (const element item : require_array(processor, "single")) {
     const object piece = as_object(item, "single");
     const auto token = field(piece, "SpecialToken");
     if (!token) {
       if (!field(piece, "Sequence") || after_text)
-        reject("'single' of the post-processor does not hold its text once");
+        reject("'single' of the post-processor must contain the text once");
       after_text = true;
       continue;
     }
-    const std::string name = need_text(as_object(*token, "SpecialToken"), "id");
+    const std::string name = require_string(as_object(*token, "SpecialToken"), "id");
     const auto ids = special.find(name);
     if (ids == special.end())
       reject(fmt::format("the post-processor's token '{}' has no ids", printable(name)));
-    auto& side = after_text ? behind : before;
+    auto& side = after_text ? after : before;
     side.insert(side.end(), ids->second.begin(), ids->second.end());
   }
-  if (!after_text) reject("'single' of the post-processor leaves the text out");
-  spec_.prefix.insert(spec_.prefix.begin(), before.begin(), before.end());
-  spec_.suffix.insert(spec_.suffix.end(), behind.begin(), behind.end());
+  if (!after_text) reject("'single' of the post-processor does not contain the text");
+  result_.prefix.insert(result_.prefix.begin(), before.begin(), before.end());
+  result_.suffix.insert(result_.suffix.end(), after.begin(), after.end());
 }
 
 void Reader::read_post_processor(object processor) {
-  const std::string type = need_text(processor, "type");
+  const std::string type = require_string(processor, "type");
   const bool trims = type == "ByteLevel" || type == "RobertaProcessing";
-  if (trims && flag(processor, "trim_offsets", true))
-    spec_.trim = OffsetTrim{flag(processor, "add_prefix_space", true)};
+  if (trims && boolean(processor, "trim_offsets", true))
+    result_.trim = TrimOffsets{boolean(processor, "add_prefix_space", true)};
   if (type == "ByteLevel") return;
   if (type == "Sequence") {
-    for (const element part : need_array(processor, "processors"))
+    for (const element part : require_array(processor, "processors"))
       read_post_processor(as_object(part, "processors"));
   } else if (type == "TemplateProcessing") {
     read_template(processor);
   } else if (type == "BertProcessing" || type == "RobertaProcessing") {
     const auto second = [&](const char* key) {
-      const array pair = need_array(processor, key);
-      if (pair.size() != 2) reject(fmt::format("'{}' is not a token and its id", key));
+      const array pair = require_array(processor, key);
+      if (pair.size() != 2) reject(fmt::format("'{}' is not a pair of token and id", key));
       return id(pair.at(1).value(), key);
     };
-    spec_.prefix.insert(spec_.prefix.begin(), second("cls"));
-    spec_.suffix.push_back(second("sep"));
+    result_.prefix.insert(result_.prefix.begin(), second("cls"));
+    result_.suffix.push_back(second("sep"));
   } else {
     unsupported("post-processor", type);
   }
 }
 
-HuggingFaceSpec Reader::read() {
+TokenizerJson Reader::read() {
   simdjson::dom::parser parser;
   element root;
   if (const auto error = parser.parse(json_).get(root)) {
     reject(fmt::format("not valid JSON ({})", simdjson::error_message(error)));
   }
   const object top = as_object(root, "tokenizer.json");
-  read_model(as_object(need(top, "model"), "model"));
-  if (const auto added = field(top, "added_tokens")) read_added(need_array(top, "added_tokens"));
+  read_model(as_object(require(top, "model"), "model"));
+  if (const auto added = field(top, "added_tokens")) read_added(require_array(top, "added_tokens"));
   if (const auto part = field(top, "normalizer")) read_normalizer(as_object(*part, "normalizer"));
   if (const auto part = field(top, "pre_tokenizer")) read_pre_tokenizer(as_object(*part, "pre_tokenizer"));
   if (!byte_level_) unsupported("tokenizer", "without a ByteLevel pre-tokenizer");
   if (const auto part = field(top, "post_processor")) read_post_processor(as_object(*part, "post_processor"));
-  return std::move(spec_);
+  return std::move(result_);
 }
 
-void read_names(const std::string& path, SpecialNames& names) {
+void read_special_tokens(const std::string& path, SpecialTokensMap& names) {
   if (!std::filesystem::exists(path)) return;
   const simdjson::padded_string json(read_text_file(path));
   simdjson::dom::parser parser;
@@ -288,17 +290,17 @@ void read_names(const std::string& path, SpecialNames& names) {
     throw data_error(
         {.what = fmt::format("not a JSON object ({})", simdjson::error_message(error)), .where = path});
   }
-  // A token is a text, or an object with its "content".
+  // A token is a string, or an object with "content".
   const auto content = [](element value, std::string& out) {
     std::string_view found;
     object inside;
     if (!value.get(inside) && inside.at_key("content").get(value)) return;
     if (!value.get(found)) out = found;
   };
-  const std::pair<const char*, std::string*> wanted[] = {
+  const std::pair<const char*, std::string*> keys[] = {
       {"bos_token", &names.bos}, {"eos_token", &names.eos}, {"pad_token", &names.pad},
       {"cls_token", &names.cls}, {"sep_token", &names.sep}, {"mask_token", &names.mask}};
-  for (const auto& [key, name] : wanted) {
+  for (const auto& [key, name] : keys) {
     element value;
     if (!top.at_key(key).get(value)) content(value, *name);
   }
@@ -311,14 +313,14 @@ void read_names(const std::string& path, SpecialNames& names) {
 
 }  // namespace
 
-HuggingFaceSpec read_hugging_face(const std::string& path) {
+TokenizerJson read_tokenizer_json(const std::string& path) {
   return Reader(path).read();
 }
 
-SpecialNames read_special_names(const std::string& directory) {
-  SpecialNames names;
-  read_names(directory + "/special_tokens_map.json", names);
-  read_names(directory + "/tokenizer_config.json", names);
+SpecialTokensMap read_special_tokens_map(const std::string& directory) {
+  SpecialTokensMap names;
+  read_special_tokens(directory + "/special_tokens_map.json", names);
+  read_special_tokens(directory + "/tokenizer_config.json", names);
   return names;
 }
 
