@@ -6,7 +6,7 @@ namespace teratron::cuda {
 namespace {
 
 constexpr int rows_per_chunk = 128;  // of the generic path
-constexpr int row_overhead = 1;      // instructions per row and warp, in packs (tile_row)
+constexpr int row_overhead = 1;      // instructions per row and warp, in packs (select_row_tiling)
 
 /// Sums over rows that a kernel computes, each including those before it: of dy xhat, of dy (layer norms), of
 /// dx.
@@ -218,7 +218,7 @@ bool launch_rows(const NormShape& shape, const NormBackwardArgs& args, cudaStrea
     if (use_warp_rows(shape))
       return launch_rows<T, warp_packs, SUMS, stages, WarpRows>(shape, args, warp_row_threads, stream);
   }
-  const RowTiling tiling = tile_row(shape, pack_size<T>, row_overhead);
+  const RowTiling tiling = select_row_tiling(shape, pack_size<T>, row_overhead);
   if (tiling.packs_per_thread == 1)
     return launch_rows<T, 1, SUMS, stages>(shape, args, tiling.threads, stream);
   if (tiling.packs_per_thread == 2)
@@ -317,14 +317,14 @@ void launch(const NormShape& shape, const NormBackwardArgs& args, cudaStream_t s
 bool norm_backward_can_sum_dx(const NormShape& shape) {
   if (shape.rms || shape.dtype == Dtype::f64) return false;
   if (use_warp_rows(shape)) return true;
-  const auto [threads, packs] = tile_row(shape, pack_of(shape.dtype), row_overhead);
+  const auto [threads, packs] = select_row_tiling(shape, pack_of(shape.dtype), row_overhead);
   return (packs == 1 || packs == 2) && threads <= max_threads(packs, true);
 }
 
 int64_t norm_backward_workspace_rows(const NormShape& shape) {
   if (use_warp_rows(shape)) return std::min<int64_t>(ceil_div(shape.rows, warp_row_threads / 32), sm_count());
   const RowTiling tiling =
-      shape.dtype == Dtype::f64 ? RowTiling{0, 0} : tile_row(shape, pack_of(shape.dtype), row_overhead);
+      shape.dtype == Dtype::f64 ? RowTiling{0, 0} : select_row_tiling(shape, pack_of(shape.dtype), row_overhead);
   if (tiling.packs_per_thread == 0) return ceil_div(shape.rows, rows_per_chunk);
   const int64_t per_sm =
       resident_blocks(resident_threads(tiling.packs_per_thread, shape.sums_dx), tiling.threads);

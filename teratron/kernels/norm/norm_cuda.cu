@@ -160,7 +160,7 @@ bool launch_rows(const NormShape& shape, const NormForwardArgs& args, cudaStream
         launch_rows<T, ADDS, warp_packs, 4, WarpRows>(shape, args, max_threads<WarpRows>, stream))
       return true;
   }
-  const RowTiling tiling = tile_row(shape, pack_size<T>, row_overhead);
+  const RowTiling tiling = select_row_tiling(shape, pack_size<T>, row_overhead);
   switch (tiling.packs_per_thread) {
     case 1:
       return launch_rows<T, ADDS, 1, 4>(shape, args, tiling.threads, stream);

@@ -50,7 +50,7 @@ struct RowTiling {
 
 /// Minimizes instructions: per row, a warp issues some for each pack of its threads, plus the equivalent of
 /// `overhead` packs (block reductions, addresses). Four packs only for rows that fit no other way.
-inline RowTiling tile_row(const NormShape& shape, int pack, int overhead) {
+inline RowTiling select_row_tiling(const NormShape& shape, int pack, int overhead) {
   if (shape.width % pack != 0) return {0, 0};
   const int64_t packs = shape.width / pack;
   RowTiling best{0, 0};

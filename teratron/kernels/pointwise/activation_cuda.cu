@@ -125,37 +125,24 @@ enum class Pass { forward, backward };
 
 template <typename T, int N>
 void launch(Pass pass, const ActivationShape& shape, const ActivationArgs& args, cudaStream_t stream) {
-  const Tiling t = tile_rows(ceil_div(shape.width, N), shape.rows);
-  const bool gated = is_gated(shape.activation);
-  const auto kernel =
-      pass == Pass::forward
-          ? (gated ? forward_kernel<T, N, true> : forward_kernel<T, N, false>)
-          : (gated ? backward_kernel<T, N, true, false> : backward_kernel<T, N, false, false>);
-  kernel<<<t.grid, t.block, 0, stream>>>(shape, args);
+  const bool gated = is_gated(shape.activation), summed = args.dbias.workspace != nullptr;
+  const Tiling t = summed ? summing_tiles<N>(shape) : tile_rows(ceil_div(shape.width, N), shape.rows);
+  const auto forward = gated ? forward_kernel<T, N, true> : forward_kernel<T, N, false>;
+  const auto backward =
+      gated ? (summed ? backward_kernel<T, N, true, true> : backward_kernel<T, N, true, false>)
+            : (summed ? backward_kernel<T, N, false, true> : backward_kernel<T, N, false, false>);
+  (pass == Pass::forward ? forward : backward)<<<t.grid, t.block, 0, stream>>>(shape, args);
   check_launch("activation");
-}
-
-template <typename T, int N>
-void launch_summed(const ActivationShape& shape, const ActivationArgs& args, cudaStream_t stream) {
-  const Tiling t = summing_tiles<N>(shape);
-  const bool gated = is_gated(shape.activation);
-  const auto kernel = gated ? backward_kernel<T, N, true, true> : backward_kernel<T, N, false, true>;
-  kernel<<<t.grid, t.block, 0, stream>>>(shape, args);
-  check_launch("activation");
-  finalize_column_sums<Accumulator<T>>(
-      {.sums = {args.dbias}, .rows = thread_rows(t), .width = parts_of(shape.activation) * shape.width},
-      stream);
+  if (summed) {
+    finalize_column_sums<Accumulator<T>>(
+        {.sums = {args.dbias}, .rows = thread_rows(t), .width = parts_of(shape.activation) * shape.width},
+        stream);
+  }
 }
 
 void dispatch(Pass pass, const ActivationShape& shape, const ActivationArgs& args, cudaStream_t stream) {
   with_pack(shape.dtype, shape.width, aligned(args.x, args.bias, args.dy, args.out),
-            [&]<typename T>(T, auto pack) {
-              if (args.dbias.workspace != nullptr) {
-                launch_summed<T, pack.value>(shape, args, stream);
-              } else {
-                launch<T, pack.value>(pass, shape, args, stream);
-              }
-            });
+            [&]<typename T>(T, auto pack) { launch<T, pack.value>(pass, shape, args, stream); });
 }
 
 }  // namespace
