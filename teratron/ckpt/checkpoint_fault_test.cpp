@@ -26,29 +26,29 @@ class CheckpointFault : public testing::Test {
  protected:
   static TestTensors tensors(int64_t rank, int64_t ranks) {
     TestTensors tensors;
-    tensors.add("a", Shard::cut({8, 16}, 0, ranks, rank));
-    tensors.add("b", Shard::cut({4, 8}, 1, ranks, rank));
+    tensors.add("a", Shard::split({8, 16}, 0, ranks, rank));
+    tensors.add("b", Shard::split({4, 8}, 1, ranks, rank));
     return tensors;
   }
 
   void save(int64_t iteration, int64_t ranks = 1) {
-    run_peers(ranks, [&](Peers& peers) {
-      TestTensors own = tensors(peers.rank(), ranks);
+    run_host_group(ranks, [&](HostGroup& group) {
+      TestTensors own = tensors(group.rank(), ranks);
       own.fill(static_cast<uint32_t>(iteration));
-      save_checkpoint({.directory = directory_.path(), .iteration = iteration, .tensors = own.list()}, peers);
+      save_checkpoint({.directory = directory_.path(), .iteration = iteration, .tensors = own.list()}, group);
     });
   }
 
   // The iteration that was loaded, after checking every element; -1 where there is none.
-  int64_t load(int64_t ranks = 1, std::optional<int64_t> iteration = {}, int max_damaged = 3) {
+  int64_t load(int64_t ranks = 1, std::optional<int64_t> iteration = {}, int max_corrupt = 3) {
     std::atomic<int64_t> loaded = -1;
-    run_peers(ranks, [&](Peers& peers) {
-      TestTensors own = tensors(peers.rank(), ranks);
+    run_host_group(ranks, [&](HostGroup& group) {
+      TestTensors own = tensors(group.rank(), ranks);
       const auto info = load_checkpoint({.directory = directory_.path(),
                                          .iteration = iteration,
                                          .tensors = own.list(),
-                                         .max_damaged = max_damaged},
-                                        peers);
+                                         .max_corrupt = max_corrupt},
+                                        group);
       if (!info) return;
       EXPECT_EQ(own.difference(static_cast<uint32_t>(info->iteration)), "");
       loaded = info->iteration;
@@ -70,7 +70,7 @@ class CheckpointFault : public testing::Test {
   }
 
   std::string explicit_error(int64_t iteration, int64_t ranks = 1) {
-    return message_of<DamagedCheckpoint>([&] { load(ranks, iteration); });
+    return message_of<CorruptCheckpoint>([&] { load(ranks, iteration); });
   }
 
   std::vector<std::string> names() const { return list_directory(directory_.path(), ExitCode::data); }
@@ -124,14 +124,14 @@ TEST_F(CheckpointFault, fault_08_a_real_file_size_limit) {
 }
 
 TEST_F(CheckpointFault, fault_09_bad_save_directories_are_found_before_anything_else) {
-  NoPeers alone;
+  SingleHostGroup alone;
   check_save_directory(directory_ / "made" / "on the way", alone);
   EXPECT_TRUE(fs::is_directory(directory_ / "made" / "on the way"));
   EXPECT_TRUE(fs::is_empty(directory_ / "made" / "on the way"));
   const auto error_of = [&](const char* faults_text, const fs::path& path) {
     const ScopedFaults faults(faults_text);
     try {
-      run_peers(2, [&](Peers& peers) { check_save_directory(path, peers); });
+      run_host_group(2, [&](HostGroup& group) { check_save_directory(path, group); });
     } catch (const UserError& error) {
       EXPECT_EQ(error.exit_code(), ExitCode::config);
       return std::string(error.what());
@@ -147,40 +147,39 @@ TEST_F(CheckpointFault, fault_09_bad_save_directories_are_found_before_anything_
   EXPECT_NE(error_of("file.write:errno=ENOSPC", directory_.path()).find("No space left"), std::string::npos);
 }
 
-// Each rank of a job on two machines sees a folder of its own.
+// As on two nodes without a shared file system.
 TEST_F(CheckpointFault, fault_09_a_directory_that_is_not_shared) {
   try {
-    run_peers(2, [&](Peers& peers) {
-      const fs::path own = directory_ / fmt::format("node{}", peers.rank());
-      check_save_directory(own, peers);
+    run_host_group(2, [&](HostGroup& group) {
+      const fs::path own = directory_ / fmt::format("node{}", group.rank());
+      check_save_directory(own, group);
     });
     ADD_FAILURE();
   } catch (const UserError& error) {
     EXPECT_EQ(error.exit_code(), ExitCode::config);
-    EXPECT_NE(std::string(error.what()).find("not to be seen here (rank 1)"), std::string::npos)
-        << error.what();
+    EXPECT_NE(std::string(error.what()).find("not visible here (rank 1)"), std::string::npos) << error.what();
   }
   EXPECT_TRUE(fs::is_empty(directory_ / "node0"));
 }
 
-// Likewise a checkpoint: the ranks are threads, each with a working directory of its own.
+// The ranks are threads with separate working directories.
 TEST_F(CheckpointFault, fault_09_a_checkpoint_that_is_not_shared) {
   bool possible = false;
   std::thread([&possible] { possible = ::unshare(CLONE_FS) == 0; }).join();
-  if (!possible) GTEST_SKIP() << "threads may not have working directories of their own here";
+  if (!possible) GTEST_SKIP() << "threads cannot have separate working directories here";
   save(1, 2);
   const auto before = names();
   const TemporaryDirectory elsewhere;
   const fs::path name = directory_.path().filename();
   int64_t sees = 0;  // the rank
-  const auto error_of = [&](const std::function<void(Peers&)>& body) {
+  const auto error_of = [&](const std::function<void(HostGroup&)>& body) {
     try {
-      run_peers(2, [&](Peers& peers) {
+      run_host_group(2, [&](HostGroup& group) {
         ::unshare(CLONE_FS);
-        fs::current_path(peers.rank() == sees ? directory_.path().parent_path() : elsewhere.path());
-        body(peers);
+        fs::current_path(group.rank() == sees ? directory_.path().parent_path() : elsewhere.path());
+        body(group);
       });
-    } catch (const DamagedCheckpoint& error) {
+    } catch (const CorruptCheckpoint& error) {
       ADD_FAILURE() << error.what();
     } catch (const UserError& error) {
       EXPECT_EQ(error.exit_code(), ExitCode::config);
@@ -188,20 +187,20 @@ TEST_F(CheckpointFault, fault_09_a_checkpoint_that_is_not_shared) {
     }
     return std::string();
   };
-  const auto load_there = [&](Peers& peers) {
-    TestTensors own = tensors(peers.rank(), 2);
-    load_checkpoint({.directory = name, .tensors = own.list()}, peers);
+  const auto load_there = [&](HostGroup& group) {
+    TestTensors own = tensors(group.rank(), 2);
+    load_checkpoint({.directory = name, .tensors = own.list()}, group);
   };
-  const auto find_there = [&](Peers& peers) { find_checkpoint(name, {}, peers); };
+  const auto find_there = [&](HostGroup& group) { find_checkpoint(name, {}, group); };
   for (const char* made : {"nothing", "", "iter_0000001"}) {
     if (made != std::string("nothing")) fs::create_directories(elsewhere / name.string() / made);
-    EXPECT_NE(error_of(load_there).find("not to be seen here (rank 1)"), std::string::npos) << made;
-    EXPECT_NE(error_of(find_there).find("not to be seen here (rank 1)"), std::string::npos) << made;
+    EXPECT_NE(error_of(load_there).find("not visible here (rank 1)"), std::string::npos) << made;
+    EXPECT_NE(error_of(find_there).find("not visible here (rank 1)"), std::string::npos) << made;
   }
   sees = 1;
   fs::remove_all(elsewhere / name.string());
   for (const auto& body : {std::function(load_there), std::function(find_there)}) {
-    EXPECT_NE(error_of(body).find("there are checkpoints here, but rank 0 sees none (rank 1)"),
+    EXPECT_NE(error_of(body).find("there are checkpoints here that rank 0 does not see (rank 1)"),
               std::string::npos);
   }
   EXPECT_EQ(names(), before) << "nothing is set aside";
@@ -218,10 +217,10 @@ TEST_F(CheckpointFault, fault_10_transient_errors_while_saving_and_loading) {
 TEST_F(CheckpointFault, fault_10_lasting_errors_end_as_retryable_on_every_rank) {
   const ScopedFaults faults("file.write@rank=1:errno=EIO");
   std::atomic<int> failed = 0;
-  run_peers(2, [&](Peers& peers) {
-    TestTensors own = tensors(peers.rank(), 2);
+  run_host_group(2, [&](HostGroup& group) {
+    TestTensors own = tensors(group.rank(), 2);
     try {
-      save_checkpoint({.directory = directory_.path(), .iteration = 1, .tensors = own.list()}, peers);
+      save_checkpoint({.directory = directory_.path(), .iteration = 1, .tensors = own.list()}, group);
     } catch (const Fault& fault) {
       EXPECT_EQ(fault.exit_code(), ExitCode::retryable);
       EXPECT_NE(std::string(fault.what()).find("(rank 1)"), std::string::npos) << fault.what();
@@ -239,7 +238,7 @@ TEST_F(CheckpointFault, fault_11_truncated_shard) {
   fs::resize_file(shard(2), size - 1);
   const std::string text = explicit_error(2);
   EXPECT_NE(text.find(shard(2).string()), std::string::npos) << text;
-  EXPECT_NE(text.find(fmt::format("has {} bytes, the manifest says {}", size - 1, size)), std::string::npos)
+  EXPECT_NE(text.find(fmt::format("has {} bytes, but {} in the manifest", size - 1, size)), std::string::npos)
       << text;
   EXPECT_TRUE(fs::exists(directory_ / "iter_0000002")) << "an explicit iteration is not put aside";
   testing::internal::CaptureStderr();
@@ -257,7 +256,7 @@ TEST_F(CheckpointFault, fault_12_one_flipped_bit) {
   EXPECT_NE(text.find("tensor \"b\": bytes"), std::string::npos) << text;
   EXPECT_NE(text.find(shard(2, 1).string()), std::string::npos) << text;
   const std::string verified =
-      message_of<DamagedCheckpoint>([&] { verify_checkpoint(directory_ / "iter_0000002"); });
+      message_of<CorruptCheckpoint>([&] { verify_checkpoint(directory_ / "iter_0000002"); });
   EXPECT_NE(verified.find("tensor \"b\""), std::string::npos) << verified;
   EXPECT_EQ(load(1), 1);
 }
@@ -306,16 +305,16 @@ TEST_F(CheckpointFault, fault_13_missing_and_mixed_up_shards_are_all_listed) {
 TEST_F(CheckpointFault, fault_14_bad_checkpoints_do_not_end_in_an_endless_restart) {
   for (int64_t iteration = 1; iteration <= 4; ++iteration) save(iteration);
   for (int64_t iteration = 2; iteration <= 4; ++iteration) flip(shard(iteration), 700);
-  // Reading finds what sizes do not show: after two the loading gives up, both are out of the way.
-  const std::string text = message_of<DamagedCheckpoint>([&] { load(2, {}, 2); });
-  EXPECT_NE(text.find("2 checkpoints in a row are damaged; giving up"), std::string::npos) << text;
-  EXPECT_EQ(load(2, {}, 2), 1) << "a restart goes on where the last try ended";
+  // Only reading finds the damage. Loading throws after two, which are both renamed.
+  const std::string text = message_of<CorruptCheckpoint>([&] { load(2, {}, 2); });
+  EXPECT_NE(text.find("2 checkpoints in a row are corrupt; giving up"), std::string::npos) << text;
+  EXPECT_EQ(load(2, {}, 2), 1) << "a restart continues where the last try ended";
   EXPECT_EQ(names(), (std::vector<std::string>{"iter_0000001", "iter_0000002.bad", "iter_0000003.bad",
                                                "iter_0000004.bad", "latest_checkpointed_iteration.txt"}));
   flip(shard(1), 700);
-  EXPECT_THROW(load(), DamagedCheckpoint);
+  EXPECT_THROW(load(), CorruptCheckpoint);
   const std::string lost = message_of<UserError>([&] { load(); });
-  EXPECT_NE(lost.find("none is left that is sound"), std::string::npos)
+  EXPECT_NE(lost.find("no valid one is left"), std::string::npos)
       << "progress is never lost in silence: " << lost;
 }
 
@@ -324,7 +323,7 @@ TEST_F(CheckpointFault, fault_19_pickled_checkpoints_are_refused) {
   fs::create_directories(rank);
   write_text(rank / "model_optim_rng.pt", "PK", ExitCode::data);
   write_text(directory_ / "latest_checkpointed_iteration.txt", "100", ExitCode::data);
-  NoPeers alone;
+  SingleHostGroup alone;
   for (const std::optional<int64_t> iteration : {std::optional<int64_t>(), std::optional<int64_t>(100)}) {
     const std::string text =
         message_of<UserError>([&] { find_checkpoint(directory_.path(), iteration, alone); });

@@ -18,11 +18,11 @@ TestTensors transformer(int64_t rank, int64_t tp, int64_t dp, bool distributed) 
   const int64_t d = rank / tp;
   const int64_t padded = (11 + 4 * tp - 1) / (4 * tp) * 4 * tp;
   const std::vector<std::pair<std::string, Shard>> parameters = {
-      {"embedding.word_embeddings.weight", Shard::cut_padded({11, 6}, 0, padded, tp, t)},
-      {"decoder.layers.0.self_attention.linear_qkv.weight", Shard::cut({12, 6}, 0, tp, t)},
-      {"decoder.layers.0.self_attention.linear_proj.weight", Shard::cut({6, 12}, 1, tp, t)},
-      {"decoder.layers.0.mlp.linear_fc1.weight", Shard::cut_segments({24, 6}, 0, {12, 12}, tp, t)},
-      {"decoder.layers.0.mlp.experts.weight", Shard::cut_segments({3, 24, 2}, 1, {12, 12}, tp, t)},
+      {"embedding.word_embeddings.weight", Shard::split_padded({11, 6}, 0, padded, tp, t)},
+      {"decoder.layers.0.self_attention.linear_qkv.weight", Shard::split({12, 6}, 0, tp, t)},
+      {"decoder.layers.0.self_attention.linear_proj.weight", Shard::split({6, 12}, 1, tp, t)},
+      {"decoder.layers.0.mlp.linear_fc1.weight", Shard::split_segments({24, 6}, 0, {12, 12}, tp, t)},
+      {"decoder.layers.0.mlp.experts.weight", Shard::split_segments({3, 24, 2}, 1, {12, 12}, tp, t)},
       {"decoder.final_layernorm.weight", Shard::replicated({6})},
   };
   TestTensors tensors;
@@ -48,26 +48,26 @@ struct Layout {
 };
 
 void save(const std::filesystem::path& directory, int64_t iteration, const Layout& layout, uint32_t seed) {
-  run_peers(layout.tp * layout.dp, [&](Peers& peers) {
-    TestTensors tensors = transformer(peers.rank(), layout.tp, layout.dp, layout.distributed);
+  run_host_group(layout.tp * layout.dp, [&](HostGroup& group) {
+    TestTensors tensors = transformer(group.rank(), layout.tp, layout.dp, layout.distributed);
     tensors.fill(seed);
     save_checkpoint({.directory = directory,
                      .iteration = iteration,
                      .tensors = tensors.list(),
                      .config = R"({"hidden_size":6})",
                      .state = R"({"consumed_samples":1.5})"},
-                    peers);
+                    group);
   });
 }
 
 void expect_loads(const std::filesystem::path& directory, const Layout& layout, uint32_t seed) {
-  run_peers(layout.tp * layout.dp, [&](Peers& peers) {
-    TestTensors tensors = transformer(peers.rank(), layout.tp, layout.dp, layout.distributed);
-    const auto info = load_checkpoint({.directory = directory, .tensors = tensors.list()}, peers);
+  run_host_group(layout.tp * layout.dp, [&](HostGroup& group) {
+    TestTensors tensors = transformer(group.rank(), layout.tp, layout.dp, layout.distributed);
+    const auto info = load_checkpoint({.directory = directory, .tensors = tensors.list()}, group);
     ASSERT_TRUE(info.has_value());
     EXPECT_EQ(info->state, R"({"consumed_samples":1.5})");
     EXPECT_EQ(tensors.difference(seed), "")
-        << "tp " << layout.tp << " dp " << layout.dp << " rank " << peers.rank();
+        << "tp " << layout.tp << " dp " << layout.dp << " rank " << group.rank();
   });
 }
 
@@ -85,11 +85,11 @@ TEST(Checkpoint, fault_15_any_layout_loads_what_any_other_saved) {
 
 TEST(Checkpoint, ReplicatedTensorsAreWrittenOnceAndSpread) {
   const TemporaryDirectory directory;
-  run_peers(4, [&](Peers& peers) {
+  run_host_group(4, [&](HostGroup& group) {
     TestTensors tensors;
     for (int i = 0; i < 8; ++i) tensors.add("t" + std::to_string(i), Shard::replicated({1000}));
     tensors.fill(1);
-    save_checkpoint({.directory = directory.path(), .iteration = 1, .tensors = tensors.list()}, peers);
+    save_checkpoint({.directory = directory.path(), .iteration = 1, .tensors = tensors.list()}, group);
   });
   for (int rank = 0; rank < 4; ++rank) {
     const auto size = std::filesystem::file_size(directory / "iter_0000001" /
@@ -106,18 +106,18 @@ TEST(Checkpoint, OverlappingPartsAreTrimmed) {
     const Shard whole = Shard::replicated({10, 10});
     if (rank == 0) tensors.add_range("w", whole, 0, 60);
     if (rank == 1) tensors.add_range("w", whole, 35, 100);
-    if (rank == 2) tensors.add("w", Shard::cut({10, 10}, 1, 2, 1));
+    if (rank == 2) tensors.add("w", Shard::split({10, 10}, 1, 2, 1));
     return tensors;
   };
-  run_peers(3, [&](Peers& peers) {
-    TestTensors tensors = tensors_of(peers.rank());
+  run_host_group(3, [&](HostGroup& group) {
+    TestTensors tensors = tensors_of(group.rank());
     tensors.fill(9);
-    save_checkpoint({.directory = directory.path(), .iteration = 1, .tensors = tensors.list()}, peers);
+    save_checkpoint({.directory = directory.path(), .iteration = 1, .tensors = tensors.list()}, group);
   });
   verify_checkpoint(directory / "iter_0000001");
-  run_peers(3, [&](Peers& peers) {
-    TestTensors tensors = tensors_of(peers.rank());
-    load_tensors(directory / "iter_0000001", tensors.list(), {}, peers);
+  run_host_group(3, [&](HostGroup& group) {
+    TestTensors tensors = tensors_of(group.rank());
+    load_tensors(directory / "iter_0000001", tensors.list(), {}, group);
     EXPECT_EQ(tensors.difference(9), "");
   });
 }
@@ -125,7 +125,7 @@ TEST(Checkpoint, OverlappingPartsAreTrimmed) {
 TEST(Checkpoint, LargeTensorsSpanBlocks) {
   const TemporaryDirectory directory;
   const Shard whole = Shard::replicated({3, 1 << 20});  // 12 MiB: three blocks
-  NoPeers alone;
+  SingleHostGroup alone;
   std::vector<uint32_t> data(3 << 20);
   std::mt19937 random(1);
   for (uint32_t& value : data) value = random();
@@ -135,9 +135,9 @@ TEST(Checkpoint, LargeTensorsSpanBlocks) {
                   alone);
   for (int64_t half = 0; half < 2; ++half) {
     std::vector<uint32_t> part(3 << 19);
-    const LocalTensor target{"w", Dtype::u32, Shard::cut({3, 1 << 20}, 1, 2, half), 0, -1, part.data()};
-    const LoadReport report = load_tensors(directory / "iter_0000001", {target}, {}, alone);
-    EXPECT_EQ(report.bytes_read, 12 << 20) << "every row lies half in every block";
+    const LocalTensor target{"w", Dtype::u32, Shard::split({3, 1 << 20}, 1, 2, half), 0, -1, part.data()};
+    const int64_t bytes_read = load_tensors(directory / "iter_0000001", {target}, {}, alone);
+    EXPECT_EQ(bytes_read, 12 << 20) << "each half of a row is in every block";
     bool same = true;
     for (int64_t i = 0; i < 3 << 19; ++i) {
       same = same && part[i] == data[(i >> 19) * (1 << 20) + half * (1 << 19) + (i & ((1 << 19) - 1))];
@@ -146,14 +146,14 @@ TEST(Checkpoint, LargeTensorsSpanBlocks) {
   }
   std::vector<uint32_t> middle(10);
   const LocalTensor target{"w", Dtype::u32, whole, (2 << 20) - 5, (2 << 20) + 5, middle.data()};
-  EXPECT_EQ(load_tensors(directory / "iter_0000001", {target}, {}, alone).bytes_read, 8 << 20);
+  EXPECT_EQ(load_tensors(directory / "iter_0000001", {target}, {}, alone), 8 << 20);
   EXPECT_TRUE(std::equal(middle.begin(), middle.end(), data.begin() + (2 << 20) - 5));
 }
 
 TEST(Checkpoint, fault_16_another_model_is_told_in_full) {
   const TemporaryDirectory directory;
   save(directory.path(), 1, {1, 1, false}, 5);
-  NoPeers alone;
+  SingleHostGroup alone;
   TestTensors tensors;
   tensors.add("embedding.word_embeddings.weight", Shard::replicated({12, 6}), Dtype::bf16);
   tensors.add("decoder.layers.0.self_attention.linear_qkv.weight", Shard::replicated({12, 6}), Dtype::f32);
@@ -187,7 +187,7 @@ TEST(Checkpoint, fault_16_another_model_is_told_in_full) {
 
 TEST(Checkpoint, RetainsTheNewestAndThoseAtTheInterval) {
   const TemporaryDirectory directory;
-  NoPeers alone;
+  SingleHostGroup alone;
   for (int64_t iteration = 1; iteration <= 5; ++iteration) {
     TestTensors tensors;
     tensors.add("w", Shard::replicated({3}));
@@ -204,12 +204,12 @@ TEST(Checkpoint, RetainsTheNewestAndThoseAtTheInterval) {
   EXPECT_EQ(find_checkpoint(directory.path(), {}, alone)->filename(), "iter_0000005");
   EXPECT_EQ(find_checkpoint(directory.path(), 4, alone)->filename(), "iter_0000004");
   const std::string missing = message_of<UserError>([&] { find_checkpoint(directory.path(), 3, alone); });
-  EXPECT_NE(missing.find("It holds iter_0000005, iter_0000004"), std::string::npos) << missing;
+  EXPECT_NE(missing.find("It has iter_0000005, iter_0000004"), std::string::npos) << missing;
 }
 
 TEST(Checkpoint, AnAbandonedLaterIterationDoesNotWin) {
   const TemporaryDirectory directory;
-  NoPeers alone;
+  SingleHostGroup alone;
   for (const int64_t iteration : {10, 20, 30, 20}) {
     TestTensors tensors;
     tensors.add("w", Shard::replicated({3}));
@@ -218,7 +218,7 @@ TEST(Checkpoint, AnAbandonedLaterIterationDoesNotWin) {
                     alone);
   }
   EXPECT_EQ(find_checkpoint(directory.path(), {}, alone)->filename(), "iter_0000020");
-  const auto order = newest_first(directory.path());
+  const auto order = list_checkpoints(directory.path());
   ASSERT_EQ(order.size(), 3U);
   EXPECT_EQ(order[1].filename(), "iter_0000030");
   std::filesystem::remove(directory / "latest_checkpointed_iteration.txt");
@@ -228,7 +228,7 @@ TEST(Checkpoint, AnAbandonedLaterIterationDoesNotWin) {
 
 TEST(Checkpoint, NothingThereIsAFreshStart) {
   const TemporaryDirectory directory;
-  NoPeers alone;
+  SingleHostGroup alone;
   EXPECT_FALSE(find_checkpoint(directory.path(), {}, alone).has_value());
   EXPECT_FALSE(find_checkpoint(directory / "none", {}, alone).has_value());
   EXPECT_FALSE(load_checkpoint({.directory = directory.path()}, alone).has_value());

@@ -1,5 +1,6 @@
-// Faults 2 and 3: kill -9 at every step of saving, committing, hinting and pruning, in the foreground and in the background.
-// Whatever the moment, the old or the new checkpoint loads completely, and the next save works and sweeps what was left.
+// Faults 2 and 3: kill -9 at every step of saving, committing, tracking and pruning, synchronously and in the
+// background. Either the old or the new checkpoint loads completely, and the next save works and removes
+// leftovers.
 #include <csignal>
 
 #include <gtest/gtest.h>
@@ -8,7 +9,7 @@
 
 #include "teratron/base/fault_point.h"
 #include "teratron/base/file.h"
-#include "teratron/ckpt/background_save.h"
+#include "teratron/ckpt/async_save.h"
 #include "teratron/testing/checkpoint_world.h"
 
 namespace teratron {
@@ -18,7 +19,7 @@ namespace fs = std::filesystem;
 
 TestTensors tensors_of(int64_t rank, int64_t ranks) {
   TestTensors tensors;
-  tensors.add("a", Shard::cut({4, 6}, 0, ranks, rank));
+  tensors.add("a", Shard::split({4, 6}, 0, ranks, rank));
   tensors.add("b", Shard::replicated({5}));
   return tensors;
 }
@@ -32,24 +33,24 @@ struct Save {
 };
 
 void save(const fs::path& directory, const Save& what) {
-  run_peers(what.ranks, [&](Peers& peers) {
-    const auto own = std::make_shared<TestTensors>(tensors_of(peers.rank(), what.ranks));
+  run_host_group(what.ranks, [&](HostGroup& group) {
+    const auto own = std::make_shared<TestTensors>(tensors_of(group.rank(), what.ranks));
     own->fill(what.seed);
     const SaveRequest request{.directory = directory,
                               .iteration = what.iteration,
                               .tensors = own->list(),
                               .retain_interval = what.prune ? 1000 : 0};
     if (!what.background) {
-      save_checkpoint(request, peers);
+      save_checkpoint(request, group);
     } else {
-      BackgroundSave(request, own, peers).finish();
+      AsyncSave(request, own, group).finish();
     }
   });
 }
 
 // Which of the seeds was loaded, every element of it; 0 where neither.
 uint32_t load(const fs::path& directory, std::initializer_list<uint32_t> seeds) {
-  NoPeers alone;
+  SingleHostGroup alone;
   TestTensors own = tensors_of(0, 1);
   if (!load_checkpoint({.directory = directory, .tensors = own.list()}, alone)) return 0;
   for (const uint32_t seed : seeds) {
@@ -81,7 +82,7 @@ int leftovers(const fs::path& directory) {
   return count;
 }
 
-void sweep(const Save& second) {
+void kill_everywhere(const Save& second) {
   std::vector<std::string> points;
   {
     const TemporaryDirectory directory;
@@ -112,15 +113,15 @@ void sweep(const Save& second) {
 }
 
 TEST(Crash, fault_03_kill_anywhere_with_one_rank) {
-  sweep({2, 1, 20});
+  kill_everywhere({2, 1, 20});
 }
 
 TEST(Crash, fault_03_kill_anywhere_in_the_background) {
-  sweep({.iteration = 2, .ranks = 1, .seed = 20, .background = true});
+  kill_everywhere({.iteration = 2, .ranks = 1, .seed = 20, .background = true});
 }
 
 TEST(Crash, fault_03_kill_anywhere_while_the_same_iteration_is_replaced) {
-  sweep({1, 1, 20});
+  kill_everywhere({1, 1, 20});
 }
 
 TEST(Crash, fault_02_kill_while_ranks_write_their_shards) {
@@ -134,7 +135,7 @@ TEST(Crash, fault_02_kill_while_ranks_write_their_shards) {
       EXPECT_EQ(load(directory.path(), {10, 20}), 10U) << point;
     }
   }
-  EXPECT_EQ(leftovers(directory.path()), 1) << "each save sweeps what the killed one before it left";
+  EXPECT_EQ(leftovers(directory.path()), 1) << "each save removes what the killed one before it left";
   save(directory.path(), {2, 2, 20, false});
   EXPECT_EQ(load(directory.path(), {20}), 20U);
   EXPECT_EQ(leftovers(directory.path()), 0);

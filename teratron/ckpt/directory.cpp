@@ -9,12 +9,11 @@
 #include <utility>
 
 #include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
 
 #include "teratron/base/error.h"
 #include "teratron/base/fault_point.h"
 #include "teratron/base/file.h"
+#include "teratron/base/file_lock.h"
 #include "teratron/base/log.h"
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/manifest.h"
@@ -26,7 +25,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::string_view prefix = "iter_";
-constexpr const char* hint_name = "latest_checkpointed_iteration.txt";
+constexpr const char* tracker_name = "latest_checkpointed_iteration.txt";
 
 std::optional<int64_t> parse_whole(std::string_view digits) {
   int64_t value = 0;
@@ -35,7 +34,16 @@ std::optional<int64_t> parse_whole(std::string_view digits) {
   return value;
 }
 
-// Unknown where the manifest cannot be read: then the order of the iterations decides.
+// Nullopt if the tracker file is missing or not a number.
+std::optional<int64_t> read_tracker(const fs::path& directory) {
+  std::error_code ignored;
+  if (!fs::exists(directory / tracker_name, ignored)) return std::nullopt;
+  std::string text = read_text(directory / tracker_name, {.kind = ExitCode::checkpoint, .max_bytes = 4096});
+  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back()))) text.pop_back();
+  return parse_whole(text);
+}
+
+// Nullopt if the manifest cannot be read: then iterations decide the order.
 std::optional<int64_t> sequence_of(const fs::path& checkpoint) {
   try {
     const fs::path path = checkpoint / "manifest.json";
@@ -71,102 +79,75 @@ std::optional<int64_t> iteration_of(std::string_view name) {
   return iteration;
 }
 
-std::optional<int64_t> read_hint(const fs::path& directory) {
-  std::error_code ignored;
-  if (!fs::exists(directory / hint_name, ignored)) return std::nullopt;
-  std::string text = read_text(directory / hint_name, {.kind = ExitCode::checkpoint, .max_bytes = 4096});
-  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back()))) text.pop_back();
-  return parse_whole(text);
+void write_tracker(const fs::path& directory, int64_t iteration) {
+  write_text(directory / tracker_name, std::to_string(iteration), ExitCode::checkpoint);
 }
 
-void write_hint(const fs::path& directory, int64_t iteration) {
-  write_text(directory / hint_name, std::to_string(iteration), ExitCode::checkpoint);
-}
-
-std::vector<fs::path> newest_first(const fs::path& directory) {
-  const std::optional<int64_t> hint = read_hint(directory);
-  const auto hinted = hint ? sequence_of(directory / iteration_name(*hint)) : std::nullopt;
-  std::vector<std::pair<int, int64_t>> order;  // rank of the group, then the later iteration first
+std::vector<fs::path> list_checkpoints(const fs::path& directory) {
+  const std::optional<int64_t> tracked = read_tracker(directory);
+  const auto tracked_sequence = tracked ? sequence_of(directory / iteration_name(*tracked)) : std::nullopt;
+  // After the tracked iteration: a commit that could not update the tracker file, or an abandoned run.
+  enum Age : uint8_t { newer, latest, older };
+  std::vector<std::pair<Age, int64_t>> order;  // later iterations first within an age
   for (const std::string& name : list_directory(directory, ExitCode::checkpoint)) {
     const std::optional<int64_t> iteration = iteration_of(name);
     if (!iteration) continue;
-    // Beyond the hinted one lies either a commit that could not update the hint any more or an abandoned run.
-    int group = hinted && *iteration < *hint ? 2 : 0;
-    if (hinted && *iteration == *hint) group = 1;
-    if (hinted && *iteration > *hint) {
+    Age age = newer;
+    if (tracked_sequence && *iteration > *tracked) {
       const std::optional<int64_t> sequence = sequence_of(directory / name);
-      if (sequence && *sequence < *hinted) group = 2;
+      if (sequence && *sequence < *tracked_sequence) age = older;
+    } else if (tracked_sequence) {
+      age = *iteration == *tracked ? latest : older;
     }
-    order.emplace_back(group, -*iteration);
+    order.emplace_back(age, -*iteration);
   }
   std::sort(order.begin(), order.end());
   std::vector<fs::path> paths;
-  for (const auto& [group, iteration] : order) paths.push_back(directory / iteration_name(-iteration));
+  for (const auto& [age, iteration] : order) paths.push_back(directory / iteration_name(-iteration));
   return paths;
 }
 
 void reject_pickled(const fs::path& path) {
   std::error_code ignored;
   std::optional<fs::path> found;
-  if (is_pickled(path) && !fs::is_directory(path, ignored)) found = path;
   const auto look_into = [&found](const fs::path& directory) {
     for (const std::string& name : list_directory(directory, ExitCode::checkpoint)) {
       if (!found && is_pickled(name)) found = directory / name;
     }
   };
-  if (!found && fs::is_directory(path, ignored)) {
+  if (!fs::is_directory(path, ignored)) {
+    if (is_pickled(path)) found = path;
+  } else {
     look_into(path);
     for (const std::string& name : list_directory(path, ExitCode::checkpoint)) {
-      if (!found && name.starts_with("mp_rank_") && fs::is_directory(path / name, ignored))
-        look_into(path / name);
+      if (name.starts_with("mp_rank_") && fs::is_directory(path / name, ignored)) look_into(path / name);
     }
   }
   if (!found) return;
   throw checkpoint_error(
-      {.what =
-           "this is a pickled PyTorch file: loading one runs whatever code it holds, so it is never opened",
+      {.what = "this is a pickled PyTorch file; it is never opened, since unpickling runs the code it holds",
        .where = printable(found->string(), 4096),
        .fix =
            "Convert it once, offline, where you trust it. Hugging Face model: python3 -c \"from transformers "
-           "import "
-           "AutoModelForCausalLM as M; M.from_pretrained('IN').save_pretrained('OUT')\", then 'teratron ckpt "
-           "convert --from-hf OUT --save DIR'. Megatron-LM checkpoint: export it to Hugging Face's format "
-           "with "
-           "Megatron-LM first"});
+           "import AutoModelForCausalLM as M; M.from_pretrained('IN').save_pretrained('OUT')\", then "
+           "'teratron "
+           "ckpt convert --from-hf OUT --save DIR'. Megatron-LM checkpoint: export it to Hugging Face's "
+           "format "
+           "with Megatron-LM first"});
 }
 
-std::optional<DirectoryLock> DirectoryLock::try_lock(const fs::path& directory) {
-  const int descriptor = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (descriptor < 0) return std::nullopt;
-  if (::flock(descriptor, LOCK_EX | LOCK_NB) == 0) return DirectoryLock(descriptor);
-  ::close(descriptor);
-  return std::nullopt;
-}
-
-DirectoryLock::DirectoryLock(DirectoryLock&& other) noexcept
-    : descriptor_(std::exchange(other.descriptor_, -1)) {}
-
-DirectoryLock& DirectoryLock::operator=(DirectoryLock&& other) noexcept {
-  std::swap(descriptor_, other.descriptor_);
-  return *this;
-}
-
-DirectoryLock::~DirectoryLock() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
-
-void sweep_leftovers(const fs::path& directory) {
+void remove_leftovers(const fs::path& directory) {
   for (const std::string& name : list_directory(directory, ExitCode::checkpoint)) {
     if (!is_leftover(name)) continue;
-    const std::optional<DirectoryLock> lock = DirectoryLock::try_lock(directory / name);
+    const std::optional<FileLock> lock = FileLock::try_acquire_directory(directory / name);
     if (!lock) continue;
     std::error_code error;
     fs::remove_all(directory / name, error);
-    if (error) warn("cannot remove the leftover '{}': {}", printable(name), error.message());
+    if (error) warn("cannot remove '{}': {}", printable(name), error.message());
   }
 }
 
-fs::path quarantine(const fs::path& checkpoint) {
+fs::path quarantine_checkpoint(const fs::path& checkpoint) {
   for (int copy = 1;; ++copy) {
     fs::path bad = checkpoint;
     bad += copy == 1 ? std::string(".bad") : fmt::format(".bad-{}", copy);
@@ -178,8 +159,8 @@ fs::path quarantine(const fs::path& checkpoint) {
   }
 }
 
-void prune_beside(const fs::path& newest, int64_t retain_interval) {
-  for (const fs::path& path : newest_first(newest.parent_path())) {
+void prune_checkpoints(const fs::path& newest, int64_t retain_interval) {
+  for (const fs::path& path : list_checkpoints(newest.parent_path())) {
     const bool retained = iteration_of(path.filename().string()).value() % retain_interval == 0;
     if (retained || path.filename() == newest.filename()) continue;
     fs::path doomed = path;
@@ -201,7 +182,7 @@ void commit_directory(const fs::path& partial, const fs::path& target) {
     sync_directory(target.parent_path(), ExitCode::checkpoint);
     return;
   }
-  // Saved again after a restart from an earlier iteration: exchange the two in one step where the file system
+  // Saved again after a restart from an earlier iteration: exchange the two in one step if the file system
   // can.
   if (::renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) != 0) {
     fs::path old = target;

@@ -7,8 +7,8 @@
 #include "teratron/base/fault_point.h"
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
-#include "teratron/ckpt/agree.h"
 #include "teratron/ckpt/checkpoint.h"
+#include "teratron/ckpt/collective_errors.h"
 #include "teratron/ckpt/directory.h"
 #include "teratron/ckpt/manifest.h"
 
@@ -31,96 +31,94 @@ fs::path explicit_checkpoint(const fs::path& directory, int64_t iteration) {
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) return path;
   std::vector<std::string> names;
-  for (const fs::path& other : newest_first(directory)) names.push_back(other.filename().string());
+  for (const fs::path& other : list_checkpoints(directory)) names.push_back(other.filename().string());
   throw checkpoint_error(
       {.what = fmt::format("there is no checkpoint of iteration {}", iteration),
        .where = printable(directory.string(), 4096),
-       .fix = names.empty() ? "The folder holds none" : fmt::format("It holds {}", fmt::join(names, ", "))});
+       .fix = names.empty() ? "The folder has none" : fmt::format("It has {}", fmt::join(names, ", "))});
 }
 
-// A folder without checkpoints is a fresh start only if it never had one: progress must not be lost in
-// silence.
-void reject_lost_history(const fs::path& directory) {
+// A folder without checkpoints is a fresh start only if it never had one: progress must not be lost silently.
+void reject_lost_checkpoints(const fs::path& directory) {
   reject_pickled(directory);
   reject_pickled(directory / "release");
   for (const std::string& name : list_directory(directory, ExitCode::checkpoint)) {
-    const bool was_damaged = name.find(".bad") != name.npos && iteration_of(name.substr(0, name.find('.')));
-    if (!was_damaged && name != "latest_checkpointed_iteration.txt") continue;
+    const bool quarantined = name.find(".bad") != name.npos && iteration_of(name.substr(0, name.find('.')));
+    if (!quarantined && name != "latest_checkpointed_iteration.txt") continue;
     throw checkpoint_error(
-        {.what =
-             fmt::format("the folder had checkpoints and none is left that is sound ({})", printable(name)),
+        {.what = fmt::format("the folder had checkpoints, but no valid one is left ({})", printable(name)),
          .where = printable(directory.string(), 4096),
-         .fix = "Restore one, or start afresh in another folder"});
+         .fix = "Restore one, or start in another folder"});
   }
 }
 
-// The candidates, newest first; never those of PyTorch, which are refused.
+// Newest first. Throws for checkpoints of PyTorch.
 std::vector<fs::path> candidates(const fs::path& directory) {
   if (has_manifest(directory)) return {directory};  // a checkpoint itself
-  std::vector<fs::path> paths = newest_first(directory);
+  std::vector<fs::path> paths = list_checkpoints(directory);
   for (const fs::path& path : paths) {
     if (!has_manifest(path)) reject_pickled(path);
   }
-  if (paths.empty()) reject_lost_history(directory);
+  if (paths.empty()) reject_lost_checkpoints(directory);
   return paths;
 }
 
-std::string find_sound(const fs::path& directory) {
+std::string find_valid(const fs::path& directory) {
   std::vector<Problem> problems;
   for (const fs::path& path : candidates(directory)) {
     try {
       read_manifest(path);
       return path.string();
-    } catch (const DamagedCheckpoint& error) {
-      warn("checkpoint {} is damaged and passed over: {}", printable(path.string()), error.what());
+    } catch (const CorruptCheckpoint& error) {
+      warn("checkpoint {} is corrupt and skipped: {}", printable(path.string()), error.what());
       problems.insert(problems.end(), error.problems().begin(), error.problems().end());
     }
   }
-  if (!problems.empty()) throw DamagedCheckpoint(std::move(problems));
+  if (!problems.empty()) throw CorruptCheckpoint(std::move(problems));
   return "";
 }
 
-// Rank 0's part of falling back: out of the way with the damaged one, or at least past it.
-void set_aside(const fs::path& path, const DamagedCheckpoint& error) {
+// Renames a corrupt checkpoint, if that is possible.
+void quarantine(const fs::path& path, const CorruptCheckpoint& error) {
   fault_point("ckpt.before_quarantine");
-  warn("checkpoint {} is damaged: {}", printable(path.string()), error.what());
+  warn("checkpoint {} is corrupt: {}", printable(path.string()), error.what());
   try {
-    const fs::path bad = quarantine(path);
-    warn("it is now called {}; the next older one is tried", printable(bad.filename().string()));
-  } catch (const UserError& cannot) {
-    warn("it could not be renamed ({}); the next older one is tried", cannot.what());
+    const fs::path bad = quarantine_checkpoint(path);
+    warn("it is renamed to {}; trying the next older one", printable(bad.filename().string()));
+  } catch (const UserError& failure) {
+    warn("it could not be renamed ({}); trying the next older one", failure.what());
   }
   fault_point("ckpt.quarantined");
 }
 
-std::string next_candidate(const LoadRequest& request, const std::set<fs::path>& passed) {
+std::string next_candidate(const LoadRequest& request, const std::set<fs::path>& tried) {
   if (request.iteration) return explicit_checkpoint(request.directory, *request.iteration).string();
   const std::vector<fs::path> paths =
-      passed.empty() ? candidates(request.directory) : newest_first(request.directory);
+      tried.empty() ? candidates(request.directory) : list_checkpoints(request.directory);
   const auto next = std::find_if(paths.begin(), paths.end(),
-                                 [&passed](const fs::path& path) { return !passed.contains(path); });
+                                 [&tried](const fs::path& path) { return !tried.contains(path); });
   return next == paths.end() ? "" : next->string();
 }
 
-// A folder that one machine does not see is not damaged.
-void check_shared(const fs::path& path, Peers& peers) {
+// A folder that one node does not see is not corrupt.
+void check_shared(const fs::path& path, HostGroup& group) {
   const std::vector<std::string> seen =
-      on_every_rank(peers, [&] { return has_manifest(path) ? "here" : ""; });
-  on_every_rank(peers, [&]() -> std::string {
-    if (seen[0].empty() || !seen[peers.rank()].empty()) return "";
-    throw config_error({.what = "what rank 0 found there is not to be seen here",
+      run_on_all_ranks(group, [&] { return has_manifest(path) ? "here" : ""; });
+  run_on_all_ranks(group, [&]() -> std::string {
+    if (seen[0].empty() || !seen[group.rank()].empty()) return "";
+    throw config_error({.what = "what rank 0 found there is not visible here",
                         .where = printable(path.string(), 4096),
                         .fix = "Load from a file system that all nodes share"});
   });
 }
 
-// Rank 0 has found nothing. A folder that its machine alone does not see is no fresh start.
-void check_empty(const fs::path& directory, Peers& peers) {
-  on_every_rank(peers, [&]() -> std::string {
-    std::vector<fs::path> paths = newest_first(directory);
+// Rank 0 has found nothing. If only its node does not see the folder, this is not a fresh start.
+void check_empty(const fs::path& directory, HostGroup& group) {
+  run_on_all_ranks(group, [&]() -> std::string {
+    std::vector<fs::path> paths = list_checkpoints(directory);
     paths.push_back(directory);
     if (std::none_of(paths.begin(), paths.end(), has_manifest)) return "";
-    throw config_error({.what = "there are checkpoints here, but rank 0 sees none",
+    throw config_error({.what = "there are checkpoints here that rank 0 does not see",
                         .where = printable(directory.string(), 4096),
                         .fix = "Load from a file system that all nodes share"});
   });
@@ -129,19 +127,19 @@ void check_empty(const fs::path& directory, Peers& peers) {
 }  // namespace
 
 std::optional<fs::path> find_checkpoint(const fs::path& directory, std::optional<int64_t> iteration,
-                                        Peers& peers) {
-  const std::string found = on_rank_0(peers, [&]() -> std::string {
-    if (!iteration) return has_manifest(directory) ? directory.string() : find_sound(directory);
+                                        HostGroup& group) {
+  const std::string found = run_on_rank_0(group, [&]() -> std::string {
+    if (!iteration) return has_manifest(directory) ? directory.string() : find_valid(directory);
     const fs::path path = explicit_checkpoint(directory, *iteration);
     if (!has_manifest(path)) reject_pickled(path);
     read_manifest(path);
     return path.string();
   });
   if (found.empty()) {
-    check_empty(directory, peers);
+    check_empty(directory, group);
     return std::nullopt;
   }
-  check_shared(found, peers);
+  check_shared(found, group);
   return fs::path(found);
 }
 
@@ -175,43 +173,42 @@ void check_same_model(const CheckpointInfo& info, const std::string& config,
   throw UserError(ExitCode::checkpoint, std::move(problems));
 }
 
-std::optional<CheckpointInfo> load_checkpoint(const LoadRequest& request, Peers& peers) {
-  std::vector<Problem> damage;
-  std::set<fs::path> passed;  // rank 0's
-  for (int damaged = 0;;) {
-    const fs::path path = on_rank_0(peers, [&] { return next_candidate(request, passed); });
-    if (path.empty() && damage.empty()) {
-      check_empty(request.directory, peers);
+std::optional<CheckpointInfo> load_checkpoint(const LoadRequest& request, HostGroup& group) {
+  std::vector<Problem> problems;
+  std::set<fs::path> tried;  // rank 0's
+  for (int corrupt = 0;;) {
+    const fs::path path = run_on_rank_0(group, [&] { return next_candidate(request, tried); });
+    if (path.empty() && problems.empty()) {
+      check_empty(request.directory, group);
       return std::nullopt;
     }
-    if (path.empty() || damaged == request.max_damaged) {
-      damage.push_back({.what = fmt::format("{} checkpoints in a row are damaged; giving up", damaged),
-                        .where = printable(request.directory.string(), 4096),
-                        .fix = "Check the file system, then restore one or start afresh in another folder"});
-      throw DamagedCheckpoint(std::move(damage));
+    if (path.empty() || corrupt == request.max_corrupt) {
+      problems.push_back({.what = fmt::format("{} checkpoints in a row are corrupt; giving up", corrupt),
+                          .where = printable(request.directory.string(), 4096),
+                          .fix = "Check the file system, then restore one or start in another folder"});
+      throw CorruptCheckpoint(std::move(problems));
     }
-    check_shared(path, peers);
+    check_shared(path, group);
     try {
       CheckpointInfo info;
       std::vector<LocalTensor> tensors = request.tensors;
-      on_every_rank(peers, [&]() -> std::string {
+      run_on_all_ranks(group, [&]() -> std::string {
         info = open_checkpoint(path);
-        if (request.check) request.check(info);
-        if (request.choose) tensors = request.choose(info);
+        if (request.select) tensors = request.select(info);
         return "";
       });
-      load_tensors(path, tensors, request.ignored, peers);
+      load_tensors(path, tensors, request.ignored, group);
       return info;
-    } catch (const DamagedCheckpoint& error) {
+    } catch (const CorruptCheckpoint& error) {
       if (request.iteration) throw;
-      ++damaged;
-      damage.insert(damage.end(), error.problems().begin(), error.problems().end());
-      on_rank_0(peers, [&]() -> std::string {
-        passed.insert(path);
-        if (request.own) {
-          set_aside(path, error);
+      ++corrupt;
+      problems.insert(problems.end(), error.problems().begin(), error.problems().end());
+      run_on_rank_0(group, [&]() -> std::string {
+        tried.insert(path);
+        if (request.quarantine) {
+          quarantine(path, error);
         } else {
-          warn("checkpoint {} is damaged; the next older one is tried", printable(path.string()));
+          warn("checkpoint {} is corrupt; trying the next older one", printable(path.string()));
         }
         return "";
       });
@@ -219,26 +216,26 @@ std::optional<CheckpointInfo> load_checkpoint(const LoadRequest& request, Peers&
   }
 }
 
-std::optional<fs::path> set_aside_checkpoints(const fs::path& directory, Peers& peers) {
-  const std::string moved = on_rank_0(peers, [&]() -> std::string {
+std::optional<fs::path> archive_checkpoints(const fs::path& directory, HostGroup& group) {
+  const std::string moved = run_on_rank_0(group, [&]() -> std::string {
     std::error_code ignored;
     if (!fs::is_directory(directory, ignored)) return "";
-    std::vector<fs::path> paths = newest_first(directory);
+    std::vector<fs::path> paths = list_checkpoints(directory);
     if (paths.empty()) return "";
-    fs::path aside;
-    for (int number = 1; aside.empty() || fs::exists(aside, ignored); ++number) {
-      aside = directory / fmt::format("replaced-{}", number);
+    fs::path archive;
+    for (int number = 1; archive.empty() || fs::exists(archive, ignored); ++number) {
+      archive = directory / fmt::format("replaced-{}", number);
     }
-    make_directories(aside, ExitCode::checkpoint);
-    // Until the newest has gone, a start without --fresh finds the old run as it was.
+    make_directories(archive, ExitCode::checkpoint);
+    // Until the newest is moved, a start without --fresh finds the old run unchanged.
     std::reverse(paths.begin(), paths.end());
     paths.push_back(directory / "latest_checkpointed_iteration.txt");
     for (const fs::path& path : paths) {
-      if (fs::exists(path, ignored)) rename_path(path, aside / path.filename(), ExitCode::checkpoint);
+      if (fs::exists(path, ignored)) rename_path(path, archive / path.filename(), ExitCode::checkpoint);
     }
-    sync_directory(aside, ExitCode::checkpoint);
+    sync_directory(archive, ExitCode::checkpoint);
     sync_directory(directory, ExitCode::checkpoint);
-    return aside.string();
+    return archive.string();
   });
   if (moved.empty()) return std::nullopt;
   return fs::path(moved);

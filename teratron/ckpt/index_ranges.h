@@ -1,7 +1,7 @@
-// How a rank's part of a tensor lies in the global one. Every cut (by dimension, by segments, with padding, a
-// flat range of the local tensor as a distributed optimizer owns it) becomes a sorted list of runs of global
-// row-major indices. A local tensor in row-major order visits its global indices in increasing order, so that
-// resharding is nothing but the intersection of sorted lists.
+// Where a rank's part of a tensor is in the global one. Every way to split a tensor (along a dimension, by
+// segments, padded, a flat range of the local tensor as a distributed optimizer owns it) becomes a sorted
+// list of ranges of global row-major indices. A row-major local tensor visits its global indices in
+// increasing order, so resharding is the intersection of sorted lists.
 #pragma once
 
 #include <cstdint>
@@ -11,36 +11,41 @@
 
 namespace teratron {
 
-/// `length` neighbours in the global tensor, which are neighbours in the local one too.
-struct Run {
+/// `length` elements that are contiguous in the global and in the local tensor.
+struct IndexRange {
   int64_t global = 0;
-  int64_t local = 0;  // element offset, counted from the start of the flat range
+  int64_t local = 0;  // element offset from the start of the flat range
   int64_t length = 0;
-  bool operator==(const Run&) const = default;
+  bool operator==(const IndexRange&) const = default;
 };
 
 /// Elements of the padded local tensor.
 int64_t local_numel(const Shard& shard);
 
-/// The runs of elements [flat_begin, flat_end) of the flattened local tensor, sorted, longest possible.
-/// Padding belongs to no run.
-std::vector<Run> runs_of(const Shard& shard, int64_t flat_begin, int64_t flat_end);
+/// The ranges of elements [flat_begin, flat_end) of the flattened local tensor, sorted and as long as
+/// possible, without padding.
+std::vector<IndexRange> index_ranges(const Shard& shard, int64_t flat_begin, int64_t flat_end);
 
-int64_t total_length(const std::vector<Run>& runs);
+int64_t total_length(const std::vector<IndexRange>& ranges);
 
-/// What two parts of one tensor share: `local` counts in a, `other` in b.
-struct CommonRun {
+/// The first global index that the ranges cover not at all or twice: the number of elements if they cover all
+/// once.
+int64_t covered_prefix(std::vector<IndexRange> ranges);
+
+/// What two parts of one tensor share: `local` is an offset in a, `other` in b.
+struct Overlap {
   int64_t local = 0;
   int64_t other = 0;
   int64_t length = 0;
-  bool operator==(const CommonRun&) const = default;
+  bool operator==(const Overlap&) const = default;
 };
-std::vector<CommonRun> intersect(const std::vector<Run>& a, const std::vector<Run>& b);
+std::vector<Overlap> intersect(const std::vector<IndexRange>& a, const std::vector<IndexRange>& b);
 
-/// What is left of `runs` outside `covered` (sorted, disjoint; only its global indices count).
-std::vector<Run> subtract(const std::vector<Run>& runs, const std::vector<Run>& covered);
+/// `ranges` without the global indices in `covered` (sorted, disjoint).
+std::vector<IndexRange> subtract(const std::vector<IndexRange>& ranges,
+                                 const std::vector<IndexRange>& covered);
 
-/// The union of two disjoint sorted lists, by global index; `local` loses its meaning.
-std::vector<Run> merge_disjoint(const std::vector<Run>& a, const std::vector<Run>& b);
+/// The union of two disjoint sorted lists by global index; `local` has no meaning in it.
+std::vector<IndexRange> merge_disjoint(const std::vector<IndexRange>& a, const std::vector<IndexRange>& b);
 
 }  // namespace teratron

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <memory>
 #include <set>
@@ -8,8 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/fault_point.h"
-#include "teratron/ckpt/agree.h"
 #include "teratron/ckpt/checkpoint.h"
+#include "teratron/ckpt/collective_errors.h"
 #include "teratron/ckpt/directory.h"
 #include "teratron/ckpt/safetensors.h"
 #include "teratron/ckpt/save_plan.h"
@@ -28,7 +27,7 @@ std::string describe(Dtype dtype, const std::vector<int64_t>& shape) {
   return fmt::format("{} [{}]", name_of(dtype), fmt::join(shape, ", "));
 }
 
-// Compares what this rank asks for with what there is.
+// Compares the tensors that this rank asks for with the manifest.
 json match(const std::vector<LocalTensor>& tensors, const Manifest& manifest) {
   json names = json::array();
   json problems = json::array();
@@ -46,24 +45,24 @@ json match(const std::vector<LocalTensor>& tensors, const Manifest& manifest) {
   return {{"names", std::move(names)}, {"problems", std::move(problems)}};
 }
 
-struct MatchContext {
+struct LoadContext {
   const fs::path& path;
   const Manifest& manifest;
   std::vector<std::string> ignored;
 };
 
-void reject_mismatches(const std::vector<std::string>& answers, const MatchContext& context) {
-  std::set<std::string> asked;
+void reject_mismatches(const std::vector<std::string>& matches, const LoadContext& context) {
+  std::set<std::string> requested;
   std::set<std::pair<std::string, std::string>> found;
-  for (const std::string& answer : answers) {
-    const json value = json::parse(answer);
-    for (const json& name : value["names"]) asked.insert(name);
+  for (const std::string& match : matches) {
+    const json value = json::parse(match);
+    for (const json& name : value["names"]) requested.insert(name);
     for (const json& problem : value["problems"]) found.emplace(problem[0], problem[1]);
   }
   for (const auto& [name, tensor] : context.manifest.tensors) {
     const bool ignored = std::any_of(context.ignored.begin(), context.ignored.end(),
                                      [&name](const std::string& prefix) { return name.starts_with(prefix); });
-    if (!ignored && !asked.contains(name)) {
+    if (!ignored && !requested.contains(name)) {
       found.emplace(name, fmt::format("({}) is in the checkpoint, but not in this run",
                                       describe(tensor.dtype, tensor.shape)));
     }
@@ -75,25 +74,26 @@ void reject_mismatches(const std::vector<std::string>& answers, const MatchConte
     problems.push_back({.what = fmt::format("tensor \"{}\" {}", printable(name), what), .where = where});
   }
   problems.back().fix =
-      "The checkpoint is of another model: compare the settings with 'teratron ckpt inspect'";
+      "The checkpoint holds another model: compare the settings with 'teratron ckpt inspect'";
   throw UserError(ExitCode::checkpoint, std::move(problems));
 }
 
-// Copies what one stored part and one local tensor share, block by block.
-class PartLoader {
+// Copies what a stored chunk and a local tensor share, block by block.
+class ChunkLoader {
  public:
-  PartLoader(ShardReader& reader, const LocalTensor& target, char* buffer)
+  ChunkLoader(ShardReader& reader, const LocalTensor& target, char* buffer)
       : reader_(reader), target_(target), element_(size_of(target.dtype)), buffer_(buffer) {}
 
-  void load(const ManifestPart& part, const std::vector<CommonRun>& common) {
+  /// In the overlaps, `local` is an offset in the target and `other` in the chunk.
+  void load(const ManifestChunk& chunk, const std::vector<Overlap>& overlaps) {
     size_t first = 0;
-    for (int64_t block = 0; first < common.size(); ++block) {
+    for (int64_t block = 0; first < overlaps.size(); ++block) {
       const int64_t begin = block * Manifest::block_bytes;
-      const int64_t end = begin + ShardReader::block_size(part, block);
+      const int64_t end = begin + ShardReader::block_size(chunk, block);
       TERATRON_ASSERT(begin < end, "{}", target_.name);
-      if (common[first].other * element_ >= end) continue;
-      copy_block(part, block, std::span(common).subspan(first), {begin, end});
-      while (first < common.size() && (common[first].other + common[first].length) * element_ <= end) ++first;
+      if (overlaps[first].other * element_ >= end) continue;
+      copy_block(chunk, block, std::span(overlaps).subspan(first), {begin, end});
+      while (first < overlaps.size() && end_of(overlaps[first]) <= end) ++first;
     }
   }
 
@@ -103,22 +103,24 @@ class PartLoader {
     int64_t end;
   };
 
-  void copy_block(const ManifestPart& part, int64_t block, std::span<const CommonRun> common,
+  int64_t end_of(const Overlap& overlap) const { return (overlap.other + overlap.length) * element_; }
+
+  void copy_block(const ManifestChunk& chunk, int64_t block, std::span<const Overlap> overlaps,
                   ByteRange range) {
     char* const data = static_cast<char*>(target_.data);
-    const CommonRun& whole = common.front();
-    if (whole.other * element_ <= range.begin && (whole.other + whole.length) * element_ >= range.end) {
-      reader_.read_block(target_.name, part, block,
-                         data + whole.local * element_ + range.begin - whole.other * element_);
+    const Overlap& first = overlaps.front();
+    if (first.other * element_ <= range.begin && end_of(first) >= range.end) {  // the whole block
+      reader_.read_block(target_.name, chunk, block,
+                         data + ((first.local - first.other) * element_ + range.begin));
       return;
     }
-    if (!reader_.read_block(target_.name, part, block, buffer_)) return;
-    for (const CommonRun& run : common) {
-      const int64_t run_begin = run.other * element_;
-      if (run_begin >= range.end) break;
-      const int64_t begin = std::max(run_begin, range.begin);
-      const int64_t end = std::min(run_begin + run.length * element_, range.end);
-      std::memcpy(data + run.local * element_ + begin - run_begin, buffer_ + begin - range.begin,
+    if (!reader_.read_block(target_.name, chunk, block, buffer_)) return;
+    for (const Overlap& overlap : overlaps) {
+      const int64_t overlap_begin = overlap.other * element_;
+      if (overlap_begin >= range.end) break;
+      const int64_t begin = std::max(overlap_begin, range.begin);
+      const int64_t end = std::min(end_of(overlap), range.end);
+      std::memcpy(data + overlap.local * element_ + begin - overlap_begin, buffer_ + begin - range.begin,
                   static_cast<size_t>(end - begin));
     }
   }
@@ -129,36 +131,36 @@ class PartLoader {
   char* buffer_;
 };
 
-// The runs of all parts of a tensor, checked against the bytes that are stored.
-std::vector<std::vector<Run>> runs_of_parts(const std::string& name, const ManifestTensor& tensor) {
-  std::vector<std::vector<Run>> runs;
-  for (const ManifestPart& part : tensor.parts) {
-    runs.push_back(stored_runs(part));
-    if (total_length(runs.back()) * size_of(tensor.dtype) != part.bytes) {
-      throw DamagedCheckpoint(
-          {{.what = fmt::format("tensor \"{}\": a part has {} bytes for {} elements", printable(name),
-                                part.bytes, total_length(runs.back()))}});
+// The index ranges of each chunk of a tensor, checked against the bytes stored.
+std::vector<std::vector<IndexRange>> ranges_of_chunks(const std::string& name, const ManifestTensor& tensor) {
+  std::vector<std::vector<IndexRange>> ranges;
+  for (const ManifestChunk& chunk : tensor.chunks) {
+    ranges.push_back(stored_ranges(chunk));
+    const int64_t elements = total_length(ranges.back());
+    if (elements * size_of(tensor.dtype) != chunk.bytes) {
+      throw CorruptCheckpoint({{.what = fmt::format("tensor \"{}\": a part has {} bytes for {} elements",
+                                                    printable(name), chunk.bytes, elements)}});
     }
   }
-  return runs;
+  return ranges;
 }
 
-// What no run covers is padding: whatever the memory held there must not enter any arithmetic.
-void clear_padding(const LocalTensor& target, const std::vector<Run>& runs) {
+// Zeroes the elements outside `ranges`: uninitialized padding must not enter any arithmetic.
+void clear_padding(const LocalTensor& target, const std::vector<IndexRange>& ranges) {
   const int64_t element = size_of(target.dtype);
   char* const data = static_cast<char*>(target.data);
   int64_t end = 0;
   const auto clear_until = [&](int64_t begin) {
     if (begin > end) std::memset(data + end * element, 0, static_cast<size_t>((begin - end) * element));
   };
-  for (const Run& run : runs) {
-    clear_until(run.local);
-    end = run.local + run.length;
+  for (const IndexRange& range : ranges) {
+    clear_until(range.local);
+    end = range.local + range.length;
   }
   clear_until(flat_end_of(target) - target.flat_begin);
 }
 
-// Loads one local tensor after the other; neighbours of the same name share the work of listing its parts.
+// Loads one local tensor after the other; consecutive ones of the same name share the list of chunks.
 class TensorLoader {
  public:
   TensorLoader(ShardReader& reader, const Manifest& manifest)
@@ -166,21 +168,21 @@ class TensorLoader {
 
   void load(const LocalTensor& target) {
     const ManifestTensor& tensor = manifest_.tensors.at(target.name);
-    if (current_ != target.name) part_runs_ = runs_of_parts(target.name, tensor);
+    if (current_ != target.name) chunk_ranges_ = ranges_of_chunks(target.name, tensor);
     current_ = target.name;
-    const std::vector<Run> wanted = runs_of(target.shard, target.flat_begin, flat_end_of(target));
-    clear_padding(target, wanted);
-    PartLoader loader(reader_, target, buffer_.get());
+    const std::vector<IndexRange> needed = index_ranges(target.shard, target.flat_begin, flat_end_of(target));
+    clear_padding(target, needed);
+    ChunkLoader loader(reader_, target, buffer_.get());
     int64_t found = 0;
-    for (size_t i = 0; i < tensor.parts.size(); ++i) {
-      const std::vector<CommonRun> common = intersect(wanted, part_runs_[i]);
-      for (const CommonRun& run : common) found += run.length;
-      loader.load(tensor.parts[i], common);
+    for (size_t i = 0; i < tensor.chunks.size(); ++i) {
+      const std::vector<Overlap> overlaps = intersect(needed, chunk_ranges_[i]);
+      for (const Overlap& overlap : overlaps) found += overlap.length;
+      loader.load(tensor.chunks[i], overlaps);
     }
-    if (found != total_length(wanted)) {
+    if (found != total_length(needed)) {
       reader_.problems().push_back(
           {.what = fmt::format("tensor \"{}\": {} elements are needed, {} are stored", printable(target.name),
-                               total_length(wanted), found)});
+                               total_length(needed), found)});
     }
   }
 
@@ -189,7 +191,7 @@ class TensorLoader {
   const Manifest& manifest_;
   std::unique_ptr<char[]> buffer_;
   std::string current_;
-  std::vector<std::vector<Run>> part_runs_;
+  std::vector<std::vector<IndexRange>> chunk_ranges_;
 };
 
 void load_all(const std::vector<LocalTensor>& tensors, TensorLoader& loader) {
@@ -200,16 +202,11 @@ void load_all(const std::vector<LocalTensor>& tensors, TensorLoader& loader) {
   for (const LocalTensor* target : order) loader.load(*target);
 }
 
-void check_whole(const std::string& name, const ManifestTensor& tensor, std::vector<Problem>& problems) {
-  std::vector<Run> all;
-  for (const std::vector<Run>& runs : runs_of_parts(name, tensor))
-    all.insert(all.end(), runs.begin(), runs.end());
-  std::sort(all.begin(), all.end(), [](const Run& a, const Run& b) { return a.global < b.global; });
-  int64_t end = 0;
-  for (const Run& run : all) {
-    if (run.global != end) break;
-    end += run.length;
-  }
+void check_coverage(const std::string& name, const ManifestTensor& tensor, std::vector<Problem>& problems) {
+  std::vector<IndexRange> all;
+  for (const std::vector<IndexRange>& ranges : ranges_of_chunks(name, tensor))
+    all.insert(all.end(), ranges.begin(), ranges.end());
+  const int64_t end = covered_prefix(std::move(all));
   if (end != checked_numel(tensor.shape)) {
     problems.push_back({.what = fmt::format("tensor \"{}\": element {} is stored not at all or twice",
                                             printable(name), end)});
@@ -218,26 +215,24 @@ void check_whole(const std::string& name, const ManifestTensor& tensor, std::vec
 
 }  // namespace
 
-LoadReport load_tensors(const fs::path& path, const std::vector<LocalTensor>& tensors,
-                        const std::vector<std::string>& ignored, Peers& peers) {
-  const auto start = std::chrono::steady_clock::now();
+int64_t load_tensors(const fs::path& path, const std::vector<LocalTensor>& tensors,
+                     const std::vector<std::string>& ignored, HostGroup& group) {
   Manifest manifest;
-  const std::vector<std::string> answers = on_every_rank(peers, [&] {
+  const std::vector<std::string> matches = run_on_all_ranks(group, [&] {
     fault_point("ckpt.load_begin");
     manifest = read_manifest(path);
     return match(tensors, manifest).dump();
   });
-  reject_mismatches(answers, {path, manifest, ignored});
+  reject_mismatches(matches, {path, manifest, ignored});
   ShardReader reader(path, manifest);
-  on_every_rank(peers, [&]() -> std::string {
+  run_on_all_ranks(group, [&]() -> std::string {
     TensorLoader loader(reader, manifest);
     load_all(tensors, loader);
-    if (!reader.problems().empty()) throw DamagedCheckpoint(reader.problems());
+    if (!reader.problems().empty()) throw CorruptCheckpoint(reader.problems());
     fault_point("ckpt.load_end");
     return "";
   });
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  return {reader.bytes_read(), seconds.count(), reader.hash_seconds()};
+  return reader.bytes_read();
 }
 
 struct CheckpointReader::State {
@@ -252,10 +247,10 @@ CheckpointReader::CheckpointReader(const fs::path& path) : state_(std::make_uniq
 CheckpointReader::~CheckpointReader() = default;
 
 void CheckpointReader::read(const LocalTensor& target) {
-  const std::string answer = match({target}, state_->manifest).dump();
-  reject_mismatches({answer}, {state_->reader.path(), state_->manifest, {""}});
+  reject_mismatches({match({target}, state_->manifest).dump()},
+                    {state_->reader.path(), state_->manifest, {""}});
   state_->loader.load(target);
-  if (!state_->reader.problems().empty()) throw DamagedCheckpoint(std::move(state_->reader.problems()));
+  if (!state_->reader.problems().empty()) throw CorruptCheckpoint(std::move(state_->reader.problems()));
 }
 
 int64_t verify_checkpoint(const fs::path& path) {
@@ -263,14 +258,14 @@ int64_t verify_checkpoint(const fs::path& path) {
   ShardReader reader(path, manifest);
   const auto buffer = std::make_unique<char[]>(Manifest::block_bytes);
   for (const auto& [name, tensor] : manifest.tensors) {
-    check_whole(name, tensor, reader.problems());
-    for (const ManifestPart& part : tensor.parts) {
-      for (int64_t block = 0; block < block_count(part.bytes); ++block) {
-        reader.read_block(name, part, block, buffer.get());
+    check_coverage(name, tensor, reader.problems());
+    for (const ManifestChunk& chunk : tensor.chunks) {
+      for (int64_t block = 0; block < block_count(chunk.bytes); ++block) {
+        reader.read_block(name, chunk, block, buffer.get());
       }
     }
   }
-  if (!reader.problems().empty()) throw DamagedCheckpoint(std::move(reader.problems()));
+  if (!reader.problems().empty()) throw CorruptCheckpoint(std::move(reader.problems()));
   return reader.bytes_read();
 }
 

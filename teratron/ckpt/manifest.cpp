@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <system_error>
-#include <tuple>
 
 #include "teratron/base/file.h"
 #include "teratron/base/hash.h"
@@ -20,25 +19,25 @@ namespace {
 constexpr const char* format_name = "teratron-checkpoint";
 constexpr const char* format_version = "1.0";
 
-// Thrown inside the parser and given its place by parse_manifest.
-struct Bad {
+// Thrown inside the parser; parse_manifest adds the file.
+struct BadManifest {
   std::string what;
 };
 
 void require(bool condition, const std::string& what) {
-  if (!condition) throw Bad{what};
+  if (!condition) throw BadManifest{what};
 }
 
-int64_t whole(const json& value, const char* name) {
+int64_t to_int(const json& value, const char* name) {
   require(value.is_number_integer() && value.get<int64_t>() >= 0,
           fmt::format("{} is not a whole number", name));
   return value.get<int64_t>();
 }
 
-std::vector<int64_t> wholes(const json& value, const char* name) {
+std::vector<int64_t> to_ints(const json& value, const char* name) {
   require(value.is_array(), fmt::format("{} is not a list", name));
   std::vector<int64_t> numbers;
-  for (const json& element : value) numbers.push_back(whole(element, name));
+  for (const json& element : value) numbers.push_back(to_int(element, name));
   return numbers;
 }
 
@@ -48,26 +47,26 @@ uint64_t hash_of(const json& value) {
   return *hash;
 }
 
-json part_to_json(const ManifestPart& part) {
-  const Region& region = part.region;
+json chunk_to_json(const ManifestChunk& chunk) {
+  const Region& region = chunk.region;
   json value = {
-      {"shard", part.shard}, {"name", part.stored_name}, {"offset", part.offset}, {"bytes", part.bytes}};
+      {"shard", chunk.shard}, {"name", chunk.stored_name}, {"offset", chunk.offset}, {"bytes", chunk.bytes}};
   if (!region.trimmed.empty()) {
-    json runs = json::array();
-    for (const Run& run : region.trimmed) runs.push_back({run.global, run.length});
-    value["runs"] = std::move(runs);
+    json ranges = json::array();
+    for (const IndexRange& range : region.trimmed) ranges.push_back({range.global, range.length});
+    value["runs"] = std::move(ranges);
   } else {
-    if (region.cut.dim >= 0) {
-      value["cut"] = {{"dim", region.cut.dim},
-                      {"segments", region.cut.segments},
-                      {"padded", region.cut.padded},
-                      {"parts", region.cut.parts},
-                      {"index", region.cut.index}};
+    if (region.sharding.dim >= 0) {
+      value["cut"] = {{"dim", region.sharding.dim},
+                      {"segments", region.sharding.segments},
+                      {"padded", region.sharding.padded},
+                      {"parts", region.sharding.parts},
+                      {"index", region.sharding.index}};
     }
     value["range"] = {region.flat_begin, region.flat_end};
   }
   std::string hashes;
-  for (const uint64_t hash : part.hashes) hashes += hash_to_hex(hash);
+  for (const uint64_t hash : chunk.hashes) hashes += hash_to_hex(hash);
   value["hashes"] = std::move(hashes);
   return value;
 }
@@ -79,80 +78,82 @@ json shard_to_json(const ManifestShard& shard) {
           {"header_hash", hash_to_hex(shard.header_hash)}};
 }
 
-// Shard's own factories assert: what comes from a file must be proven before.
-Shard cut_from_json(const json& value, const std::vector<int64_t>& shape) {
-  Shard cut = Shard::replicated(shape);
-  cut.dim = whole(value.at("dim"), "dim");
-  cut.segments = wholes(value.at("segments"), "segments");
-  cut.padded = whole(value.at("padded"), "padded");
-  cut.parts = whole(value.at("parts"), "parts");
-  cut.index = whole(value.at("index"), "index");
-  require(cut.dim < static_cast<int64_t>(shape.size()), "the cut dimension does not exist");
-  require(cut.parts > 0 && cut.index < cut.parts, "the cut has an impossible part");
+// Shard's factories assert; values from a file need checks first.
+Shard sharding_from_json(const json& value, const std::vector<int64_t>& shape) {
+  Shard shard = Shard::replicated(shape);
+  shard.dim = to_int(value.at("dim"), "dim");
+  shard.segments = to_ints(value.at("segments"), "segments");
+  shard.padded = to_int(value.at("padded"), "padded");
+  shard.parts = to_int(value.at("parts"), "parts");
+  shard.index = to_int(value.at("index"), "index");
+  require(shard.dim < static_cast<int64_t>(shape.size()), "dim is out of range");
+  require(shard.parts > 0 && shard.index < shard.parts, "index is out of range");
   int64_t total = 0;
-  for (const int64_t segment : cut.segments) {
-    require(!__builtin_add_overflow(total, segment, &total), "the segments overflow");
-    require(cut.segments.size() == 1 || segment % cut.parts == 0, "a segment is not divisible");
+  for (const int64_t segment : shard.segments) {
+    require(!__builtin_add_overflow(total, segment, &total), "segments overflow");
+    require(shard.segments.size() == 1 || segment % shard.parts == 0, "a segment is not divisible by parts");
   }
-  require(!cut.segments.empty() && total == shape[cut.dim], "the segments do not add up");
-  require(cut.padded % cut.parts == 0, "the padding is not divisible");
-  require(cut.segments.size() == 1 ? cut.padded >= total : cut.padded == total, "the padding is impossible");
-  require(checked_numel(cut.local_shape()).has_value(), "the cut overflows");
-  return cut;
+  require(!shard.segments.empty() && total == shape[shard.dim], "segments do not add up to the dimension");
+  require(shard.padded % shard.parts == 0, "padded is not divisible by parts");
+  require(shard.segments.size() == 1 ? shard.padded >= total : shard.padded == total,
+          "padded does not fit the segments");
+  require(checked_numel(shard.local_shape()).has_value(), "the local shape overflows");
+  return shard;
 }
 
-std::vector<Run> trimmed_from_json(const json& value, int64_t numel) {
-  std::vector<Run> runs;
+std::vector<IndexRange> trimmed_from_json(const json& value, int64_t numel) {
+  std::vector<IndexRange> ranges;
   int64_t end = 0;
   int64_t stored = 0;
   for (const json& element : value) {
-    const std::vector<int64_t> pair = wholes(element, "runs");
+    const std::vector<int64_t> pair = to_ints(element, "runs");
     require(pair.size() == 2 && pair[1] > 0 && pair[0] >= end && pair[1] <= numel - pair[0],
-            "runs are impossible");
-    runs.push_back({pair[0], stored, pair[1]});
+            "runs are not sorted, disjoint and inside the tensor");
+    ranges.push_back({pair[0], stored, pair[1]});
     stored += pair[1];
     end = pair[0] + pair[1];
   }
-  require(!runs.empty(), "runs are empty");
-  return runs;
+  require(!ranges.empty(), "runs are empty");
+  return ranges;
 }
 
-ManifestPart part_from_json(const json& value, const std::vector<int64_t>& shape) {
+ManifestChunk chunk_from_json(const json& value, const std::vector<int64_t>& shape) {
   const std::optional<int64_t> numel = checked_numel(shape);
   require(numel.has_value(), "the shape overflows");
-  ManifestPart part;
-  part.shard = whole(value.at("shard"), "shard");
-  part.stored_name = value.at("name");
-  part.offset = whole(value.at("offset"), "offset");
-  part.bytes = whole(value.at("bytes"), "bytes");
+  ManifestChunk chunk;
+  chunk.shard = to_int(value.at("shard"), "shard");
+  chunk.stored_name = value.at("name");
+  chunk.offset = to_int(value.at("offset"), "offset");
+  chunk.bytes = to_int(value.at("bytes"), "bytes");
   if (value.contains("runs")) {
-    part.region.cut = Shard::replicated(shape);
-    part.region.trimmed = trimmed_from_json(value["runs"], *numel);
+    chunk.region.sharding = Shard::replicated(shape);
+    chunk.region.trimmed = trimmed_from_json(value["runs"], *numel);
   } else {
-    part.region.cut = value.contains("cut") ? cut_from_json(value["cut"], shape) : Shard::replicated(shape);
-    const std::vector<int64_t> range = wholes(value.at("range"), "range");
-    require(range.size() == 2 && range[0] <= range[1] && range[1] <= local_numel(part.region.cut),
-            "the range is impossible");
-    part.region.flat_begin = range[0];
-    part.region.flat_end = range[1];
+    chunk.region.sharding =
+        value.contains("cut") ? sharding_from_json(value["cut"], shape) : Shard::replicated(shape);
+    const std::vector<int64_t> range = to_ints(value.at("range"), "range");
+    require(range.size() == 2 && range[0] <= range[1] && range[1] <= local_numel(chunk.region.sharding),
+            "range is outside the local tensor");
+    chunk.region.flat_begin = range[0];
+    chunk.region.flat_end = range[1];
   }
   const std::string hashes = value.at("hashes");
-  require(hashes.size() % 16 == 0 && static_cast<int64_t>(hashes.size() / 16) == block_count(part.bytes),
+  require(hashes.size() % 16 == 0 && static_cast<int64_t>(hashes.size() / 16) == block_count(chunk.bytes),
           "the number of hashes does not match the bytes");
-  for (size_t i = 0; i < hashes.size(); i += 16) part.hashes.push_back(hash_of(hashes.substr(i, 16)));
-  return part;
+  for (size_t i = 0; i < hashes.size(); i += 16) chunk.hashes.push_back(hash_of(hashes.substr(i, 16)));
+  return chunk;
 }
 
 ManifestShard shard_from_json(const json& value) {
   ManifestShard shard;
   shard.file = value.at("file");
-  shard.bytes = whole(value.at("bytes"), "bytes");
-  shard.header_bytes = whole(value.at("header_bytes"), "header_bytes");
+  shard.bytes = to_int(value.at("bytes"), "bytes");
+  shard.header_bytes = to_int(value.at("header_bytes"), "header_bytes");
   shard.header_hash = hash_of(value.at("header_hash"));
   require(!shard.file.empty() && shard.file.find('/') == shard.file.npos && shard.file.front() != '.',
-          fmt::format("'{}' is no plain file name", printable(shard.file)));
+          fmt::format("'{}' is not a plain file name", printable(shard.file)));
   require(shard.header_bytes <= shard.bytes && shard.header_bytes <= (int64_t{1} << 27),
-          "a header size is impossible");
+          "header_bytes is out of range");
   return shard;
 }
 
@@ -161,35 +162,35 @@ ManifestTensor tensor_from_json(const json& value, const std::vector<ManifestSha
   const std::optional<Dtype> dtype = dtype_from_name(value.at("dtype").get<std::string>());
   require(dtype.has_value(), "unknown dtype");
   tensor.dtype = *dtype;
-  tensor.shape = wholes(value.at("shape"), "shape");
+  tensor.shape = to_ints(value.at("shape"), "shape");
   require(tensor.shape.size() <= 32, "too many dimensions");
   for (const json& element : value.at("parts")) {
-    ManifestPart part = part_from_json(element, tensor.shape);
-    require(part.shard < static_cast<int64_t>(shards.size()), "a part lies in a shard that is not listed");
-    const ManifestShard& shard = shards[part.shard];
-    require(part.offset >= shard.header_bytes && part.offset <= shard.bytes &&
-                part.bytes <= shard.bytes - part.offset,
-            "a part lies outside its shard");
-    tensor.parts.push_back(std::move(part));
+    ManifestChunk chunk = chunk_from_json(element, tensor.shape);
+    require(chunk.shard < static_cast<int64_t>(shards.size()), "a part is in a shard that is not listed");
+    const ManifestShard& shard = shards[chunk.shard];
+    require(chunk.offset >= shard.header_bytes && chunk.offset <= shard.bytes &&
+                chunk.bytes <= shard.bytes - chunk.offset,
+            "a part is outside its shard");
+    tensor.chunks.push_back(std::move(chunk));
   }
-  // Together the parts are the tensor; this also bounds, by what is on disk, the work that a cut can ask for.
+  // Together the chunks are the tensor. This also bounds the work for a chunk by the bytes on disk.
   int64_t bytes = 0;
-  for (const ManifestPart& part : tensor.parts) {
-    require(!__builtin_add_overflow(bytes, part.bytes, &bytes), "the parts overflow");
+  for (const ManifestChunk& chunk : tensor.chunks) {
+    require(!__builtin_add_overflow(bytes, chunk.bytes, &bytes), "the parts overflow");
   }
   const std::optional<int64_t> numel = checked_numel(tensor.shape);
   int64_t expected = 0;
   require(numel && !__builtin_mul_overflow(*numel, size_of(tensor.dtype), &expected), "the shape overflows");
-  require(bytes == expected, fmt::format("its parts have {} bytes, {} are needed", bytes, expected));
-  require(expected > 0 || tensor.parts.empty(), "it is empty and has parts");
+  require(bytes == expected, fmt::format("its parts have {} bytes instead of {}", bytes, expected));
+  require(expected > 0 || tensor.chunks.empty(), "it is empty and has parts");
   return tensor;
 }
 
 Manifest manifest_from_json(const json& value) {
   Manifest manifest;
   manifest.run_id = value.at("run_id");
-  manifest.iteration = whole(value.at("iteration"), "iteration");
-  manifest.sequence = whole(value.at("sequence"), "sequence");
+  manifest.iteration = to_int(value.at("iteration"), "iteration");
+  manifest.sequence = to_int(value.at("sequence"), "sequence");
   require(value.at("block_bytes") == Manifest::block_bytes, "block_bytes is not supported");
   require(value.at("config").is_object() && value.at("state").is_object(),
           "config or state is not an object");
@@ -199,8 +200,8 @@ Manifest manifest_from_json(const json& value) {
   for (const auto& [name, tensor] : value.at("tensors").items()) {
     try {
       manifest.tensors.emplace(name, tensor_from_json(tensor, manifest.shards));
-    } catch (const Bad& bad) {
-      throw Bad{fmt::format("tensor \"{}\": {}", printable(name), bad.what)};
+    } catch (const BadManifest& bad) {
+      throw BadManifest{fmt::format("tensor \"{}\": {}", printable(name), bad.what)};
     }
   }
   return manifest;
@@ -208,14 +209,14 @@ Manifest manifest_from_json(const json& value) {
 
 void check_version(const json& value, const std::string& where) {
   require(value.is_object() && value.contains("format") && value["format"] == format_name,
-          "this is not a manifest of Teratron");
+          "not a Teratron manifest");
   const std::string version = value.at("format_version");
   const int major = std::atoi(version.c_str());
   if (major > Manifest::major_version) {
-    throw checkpoint_error({.what = fmt::format("the checkpoint has format {}, this release reads up to {}.x",
+    throw checkpoint_error({.what = fmt::format("the checkpoint has format {}; this release reads up to {}.x",
                                                 printable(version), Manifest::major_version),
                             .where = where,
-                            .fix = fmt::format("Use Teratron {} or newer, which wrote it",
+                            .fix = fmt::format("Use Teratron {} (which wrote it) or newer",
                                                printable(value.value("written_by", std::string("?"))))});
   }
   require(major == Manifest::major_version, "unknown format_version");
@@ -223,26 +224,19 @@ void check_version(const json& value, const std::string& where) {
 
 }  // namespace
 
-bool Region::operator==(const Region& other) const {
-  const auto key = [](const Region& r) {
-    return std::tie(r.cut.global_shape, r.cut.dim, r.cut.segments, r.cut.padded, r.cut.parts, r.cut.index,
-                    r.flat_begin, r.flat_end, r.trimmed);
-  };
-  return key(*this) == key(other);
-}
-
-std::vector<Run> runs_of(const Region& region) {
-  return region.trimmed.empty() ? runs_of(region.cut, region.flat_begin, region.flat_end) : region.trimmed;
+std::vector<IndexRange> index_ranges(const Region& region) {
+  return region.trimmed.empty() ? index_ranges(region.sharding, region.flat_begin, region.flat_end)
+                                : region.trimmed;
 }
 
 std::string to_text(const ManifestFragment& fragment) {
-  json parts = json::object();
-  for (const auto& [name, list] : fragment.parts) {
+  json chunks = json::object();
+  for (const auto& [name, list] : fragment.chunks) {
     json values = json::array();
-    for (const ManifestPart& part : list) values.push_back(part_to_json(part));
-    parts[name] = std::move(values);
+    for (const ManifestChunk& chunk : list) values.push_back(chunk_to_json(chunk));
+    chunks[name] = std::move(values);
   }
-  return json{{"shard", shard_to_json(fragment.shard)}, {"parts", std::move(parts)}}.dump();
+  return json{{"shard", shard_to_json(fragment.shard)}, {"parts", std::move(chunks)}}.dump();
 }
 
 void add_fragment(Manifest& manifest, const std::string& text) {
@@ -252,8 +246,8 @@ void add_fragment(Manifest& manifest, const std::string& text) {
   for (const auto& [name, list] : value["parts"].items()) {
     ManifestTensor& tensor = manifest.tensors.at(name);
     for (const json& element : list) {
-      tensor.parts.push_back(part_from_json(element, tensor.shape));
-      tensor.parts.back().shard = shard;
+      tensor.chunks.push_back(chunk_from_json(element, tensor.shape));
+      tensor.chunks.back().shard = shard;
     }
   }
 }
@@ -263,9 +257,9 @@ std::string to_text(const Manifest& manifest) {
   for (const ManifestShard& shard : manifest.shards) shards.push_back(shard_to_json(shard));
   json tensors = json::object();
   for (const auto& [name, tensor] : manifest.tensors) {
-    json parts = json::array();
-    for (const ManifestPart& part : tensor.parts) parts.push_back(part_to_json(part));
-    tensors[name] = {{"dtype", name_of(tensor.dtype)}, {"shape", tensor.shape}, {"parts", std::move(parts)}};
+    json chunks = json::array();
+    for (const ManifestChunk& chunk : tensor.chunks) chunks.push_back(chunk_to_json(chunk));
+    tensors[name] = {{"dtype", name_of(tensor.dtype)}, {"shape", tensor.shape}, {"parts", std::move(chunks)}};
   }
   json value = {{"format", format_name},
                 {"format_version", format_version},
@@ -284,37 +278,36 @@ std::string to_text(const Manifest& manifest) {
 
 namespace {
 
-// Whatever is wrong with the file itself is damage.
 template <typename Function>
-auto or_damaged(const Function& function) {
+auto as_corrupt(const Function& function) {
   try {
     return function();
   } catch (const UserError& error) {
-    throw DamagedCheckpoint(error.problems());
+    throw CorruptCheckpoint(error.problems());
   }
 }
 
 }  // namespace
 
 Manifest parse_manifest(const std::string& text, const std::string& where) {
-  json value = or_damaged([&] { return parse_json(text, {.where = where, .kind = ExitCode::checkpoint}); });
+  json value = as_corrupt([&] { return parse_json(text, {.where = where, .kind = ExitCode::checkpoint}); });
   try {
     check_version(value, where);
     const std::string hash = value.at("hash");
     value.erase("hash");
     require(hash == hash_to_hex(hash_text(value.dump())), "the content does not match its hash");
     return manifest_from_json(value);
-  } catch (const Bad& bad) {
-    throw DamagedCheckpoint({{.what = "bad manifest: " + bad.what, .where = where}});
+  } catch (const BadManifest& bad) {
+    throw CorruptCheckpoint({{.what = "bad manifest: " + bad.what, .where = where}});
   } catch (const json::exception& error) {
-    throw DamagedCheckpoint(
+    throw CorruptCheckpoint(
         {{.what = fmt::format("bad manifest: {}", printable(error.what())), .where = where}});
   }
 }
 
 Manifest read_manifest(const fs::path& checkpoint) {
   const fs::path path = checkpoint / "manifest.json";
-  const std::string text = or_damaged([&] { return read_text(path, {.kind = ExitCode::checkpoint}); });
+  const std::string text = as_corrupt([&] { return read_text(path, {.kind = ExitCode::checkpoint}); });
   const Manifest manifest = parse_manifest(text, printable(path.string(), 4096));
   std::vector<Problem> problems;
   for (const ManifestShard& shard : manifest.shards) {
@@ -326,11 +319,11 @@ Manifest read_manifest(const fs::path& checkpoint) {
       problems.push_back({.what = "the shard is missing or unreadable: " + error.message(), .where = where});
     } else if (static_cast<int64_t>(size) != shard.bytes) {
       problems.push_back(
-          {.what = fmt::format("the shard has {} bytes, the manifest says {}", size, shard.bytes),
+          {.what = fmt::format("the shard has {} bytes, but {} in the manifest", size, shard.bytes),
            .where = where});
     }
   }
-  if (!problems.empty()) throw DamagedCheckpoint(std::move(problems));
+  if (!problems.empty()) throw CorruptCheckpoint(std::move(problems));
   return manifest;
 }
 

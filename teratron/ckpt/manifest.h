@@ -1,5 +1,5 @@
-// manifest.json: what a checkpoint holds and where. Its hash covers the whole content, its shard list the
-// sizes and headers of the files, its block hashes every byte of the tensors.
+// manifest.json: the metadata of a checkpoint. Its hash covers its whole content, its shard list the sizes
+// and headers of the shard files, its block hashes every byte of the tensors.
 #pragma once
 
 #include <cstdint>
@@ -14,21 +14,20 @@
 
 namespace teratron {
 
-/// A part of a global tensor: a flat range of a cut, or a list of runs where that was trimmed because another
-/// rank had written some of it.
+/// A part of a global tensor: a flat range of a sharding or, where another rank had written some of that, the
+/// list of index ranges left.
 struct Region {
-  Shard cut;
+  Shard sharding;
   int64_t flat_begin = 0;
   int64_t flat_end = 0;
-  std::vector<Run> trimmed;  // with `local` counting stored elements; empty: not trimmed
-  bool operator==(const Region& other) const;
+  std::vector<IndexRange> trimmed;  // `local` counts stored elements; empty: not trimmed
 };
 
-/// The runs, `local` counting from the start of the flat range (trimmed: from the first stored element).
-std::vector<Run> runs_of(const Region& region);
+/// `local` counts from the start of the flat range (trimmed: from the first stored element).
+std::vector<IndexRange> index_ranges(const Region& region);
 
 /// One tensor of a shard file: the region's elements in global order, without padding.
-struct ManifestPart {
+struct ManifestChunk {
   int64_t shard = 0;        // index in Manifest::shards
   std::string stored_name;  // in the shard
   int64_t offset = 0;       // in the file
@@ -40,7 +39,7 @@ struct ManifestPart {
 struct ManifestTensor {
   Dtype dtype = Dtype::f32;
   std::vector<int64_t> shape;
-  std::vector<ManifestPart> parts;
+  std::vector<ManifestChunk> chunks;
 };
 
 struct ManifestShard {
@@ -52,7 +51,7 @@ struct ManifestShard {
 
 struct Manifest {
   static constexpr int major_version = 1;
-  static constexpr int64_t block_bytes = 4 << 20;  // one hash each; what a reader must hold at least
+  static constexpr int64_t block_bytes = 4 << 20;  // one hash each
 
   std::string run_id;
   int64_t iteration = 0;
@@ -69,21 +68,21 @@ inline int64_t block_count(int64_t bytes) {
 
 std::string to_text(const Manifest& manifest);
 
-/// What one rank wrote, on its way to rank 0: its shard file and the parts in it, by tensor name.
+/// What one rank wrote, to send to rank 0: its shard file and the chunks in it, by tensor name.
 struct ManifestFragment {
   ManifestShard shard;
-  std::map<std::string, std::vector<ManifestPart>> parts;
+  std::map<std::string, std::vector<ManifestChunk>> chunks;
 };
 std::string to_text(const ManifestFragment& fragment);
-/// Appends it; the tensors must be in the manifest already, with their shapes.
+/// The tensors must be in the manifest already, with their shapes.
 void add_fragment(Manifest& manifest, const std::string& text);
 
-/// Parses and checks everything that can be checked without the shards. DamagedCheckpoint where it is broken,
-/// UserError(checkpoint) where it is of a newer format.
+/// Parses and checks everything that does not need the shards. CorruptCheckpoint if it is invalid,
+/// UserError(checkpoint) if it has a newer format.
 Manifest parse_manifest(const std::string& text, const std::string& where);
 
-/// Reads DIR/manifest.json and compares the sizes of the shards with it; all problems in one
-/// DamagedCheckpoint.
+/// Reads DIR/manifest.json and compares the sizes of the shard files with it; CorruptCheckpoint with all
+/// problems.
 Manifest read_manifest(const std::filesystem::path& checkpoint);
 
 }  // namespace teratron

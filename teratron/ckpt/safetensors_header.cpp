@@ -14,22 +14,22 @@ namespace {
 
 constexpr size_t max_rank = 32;
 
-// Accepts the one shape that a header may have and nothing else, so that memory stays in proportion to it.
+// Accepts only the structure of a header, so memory stays proportional to its size.
 class HeaderParser : public nlohmann::json_sax<nlohmann::json> {
  public:
   explicit HeaderParser(const std::string& where) : where_(where) {}
   SafetensorsHeader take() { return std::move(header_); }
 
   bool start_object(size_t) override {
-    switch (place_) {
-      case Place::top:
-        place_ = Place::names;
+    switch (state_) {
+      case State::top:
+        state_ = State::names;
         return true;
-      case Place::names:
+      case State::names:
         if (name_ == "__metadata__") {
-          place_ = Place::metadata;
+          state_ = State::metadata;
         } else {
-          place_ = Place::fields;
+          state_ = State::fields;
           seen_fields_ = 0;
           header_.entries.push_back({.name = name_});
         }
@@ -40,10 +40,10 @@ class HeaderParser : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool key(std::string& key) override {
-    if (place_ == Place::names) {
+    if (state_ == State::names) {
       name_ = std::move(key);
       if (!names_.insert(name_).second) reject("the name appears twice");
-    } else if (place_ == Place::metadata) {
+    } else if (state_ == State::metadata) {
       key_ = std::move(key);
       if (header_.metadata.contains(key_)) reject(fmt::format("key \"{}\" appears twice", printable(key_)));
     } else {
@@ -53,21 +53,21 @@ class HeaderParser : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool end_object() override {
-    if (place_ == Place::fields) {
-      if (seen_fields_ != 7) reject("dtype, shape and data_offsets are all needed");
-      place_ = Place::names;
-    } else if (place_ == Place::metadata) {
-      place_ = Place::names;
+    if (state_ == State::fields) {
+      if (seen_fields_ != 7) reject("dtype, shape and data_offsets are all required");
+      state_ = State::names;
+    } else if (state_ == State::metadata) {
+      state_ = State::names;
     } else {
-      place_ = Place::end;
+      state_ = State::end;
     }
     return true;
   }
 
   bool string(std::string& value) override {
-    if (place_ == Place::metadata) {
+    if (state_ == State::metadata) {
       header_.metadata.emplace(key_, std::move(value));
-    } else if (place_ == Place::fields && field_ == Field::dtype) {
+    } else if (state_ == State::fields && field_ == Field::dtype) {
       const std::optional<Dtype> dtype = dtype_from_name(value);
       if (!dtype) reject(fmt::format("unknown dtype \"{}\"", printable(value)));
       header_.entries.back().dtype = *dtype;
@@ -78,14 +78,14 @@ class HeaderParser : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool start_array(size_t) override {
-    if (place_ != Place::fields || field_ == Field::dtype) reject("an array where none is expected");
-    place_ = Place::numbers;
+    if (state_ != State::fields || field_ == Field::dtype) reject("an array where none is expected");
+    state_ = State::numbers;
     offsets_.clear();
     return true;
   }
 
   bool number_unsigned(uint64_t value) override {
-    if (place_ != Place::numbers) reject("a number where none is expected");
+    if (state_ != State::numbers) reject("a number where none is expected");
     if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) reject("a number overflows");
     std::vector<int64_t>& numbers = field_ == Field::shape ? header_.entries.back().shape : offsets_;
     numbers.push_back(static_cast<int64_t>(value));
@@ -94,9 +94,9 @@ class HeaderParser : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool end_array() override {
-    place_ = Place::fields;
+    state_ = State::fields;
     if (field_ != Field::offsets) return true;
-    if (offsets_.size() != 2) reject("data_offsets needs two numbers");
+    if (offsets_.size() != 2) reject("data_offsets must be two numbers");
     if (offsets_[1] < offsets_[0]) reject("data_offsets are reversed");
     header_.entries.back().begin = offsets_[0];
     header_.entries.back().bytes = offsets_[1] - offsets_[0];
@@ -117,7 +117,7 @@ class HeaderParser : public nlohmann::json_sax<nlohmann::json> {
   }
 
  private:
-  enum class Place : uint8_t { top, names, metadata, fields, numbers, end };
+  enum class State : uint8_t { top, names, metadata, fields, numbers, end };
   enum class Field : uint8_t { dtype, shape, offsets };
 
   void start_field(const std::string& key) {
@@ -143,7 +143,7 @@ class HeaderParser : public nlohmann::json_sax<nlohmann::json> {
 
   const std::string& where_;
   SafetensorsHeader header_;
-  Place place_ = Place::top;
+  State state_ = State::top;
   Field field_ = Field::dtype;
   int seen_fields_ = 0;
   std::string name_;
@@ -152,8 +152,8 @@ class HeaderParser : public nlohmann::json_sax<nlohmann::json> {
   std::unordered_set<std::string> names_;
 };
 
-// Sorts by offset and proves that the tensors tile the data section.
-void check_layout(std::vector<SafetensorsEntry>& entries, int64_t data_bytes, const std::string& where) {
+// Sorts by offset and checks that the tensors tile the data section.
+void check_offsets(std::vector<SafetensorsEntry>& entries, int64_t data_bytes, const std::string& where) {
   std::sort(entries.begin(), entries.end(), [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
     return std::pair(a.begin, a.bytes) < std::pair(b.begin, b.bytes);
   });
@@ -173,18 +173,19 @@ void check_layout(std::vector<SafetensorsEntry>& entries, int64_t data_bytes, co
                                       name_of(entry.dtype), fmt::join(entry.shape, ", "), entry.bytes));
     }
     if (entry.begin < end)
-      throw reject(entry, fmt::format("overlaps the one before at byte {}", entry.begin));
+      throw reject(entry, fmt::format("overlaps the previous one at byte {}", entry.begin));
     if (entry.begin > end)
       throw reject(entry, fmt::format("leaves a hole of {} bytes before it", entry.begin - end));
     if (entry.bytes > data_bytes - entry.begin) {
-      throw reject(entry, fmt::format("reaches {} bytes beyond the end of the file",
+      throw reject(entry, fmt::format("extends {} bytes beyond the end of the file",
                                       entry.bytes - (data_bytes - entry.begin)));
     }
     end = entry.begin + entry.bytes;
   }
   if (end != data_bytes) {
     throw checkpoint_error(
-        {.what = fmt::format("{} bytes at the end belong to no tensor", data_bytes - end), .where = where});
+        {.what = fmt::format("{} bytes at the end do not belong to any tensor", data_bytes - end),
+         .where = where});
   }
 }
 
@@ -206,7 +207,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t data_b
   HeaderParser parser(where);
   nlohmann::json::sax_parse(json.begin(), json.end(), &parser);
   SafetensorsHeader header = parser.take();
-  check_layout(header.entries, data_bytes, where);
+  check_offsets(header.entries, data_bytes, where);
   return header;
 }
 

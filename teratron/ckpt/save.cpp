@@ -6,19 +6,20 @@
 
 #include "teratron/base/fault_point.h"
 #include "teratron/base/file.h"
+#include "teratron/base/file_lock.h"
 #include "teratron/base/hash.h"
 #include "teratron/base/log.h"
-#include "teratron/ckpt/agree.h"
 #include "teratron/ckpt/checkpoint.h"
+#include "teratron/ckpt/collective_errors.h"
 #include "teratron/ckpt/directory.h"
 #include "teratron/ckpt/manifest.h"
 #include "teratron/ckpt/safetensors.h"
 #include "teratron/ckpt/save_plan.h"
-#include "teratron/ckpt/save_stages.h"
+#include "teratron/ckpt/staged_save.h"
 
 // Fault points, in order: ckpt.begin, ckpt.partial_created, ckpt.shard_created, ckpt.shard_block (each),
 // ckpt.before_shard_sync, ckpt.shard_done, ckpt.before_manifest, ckpt.manifest_written, ckpt.before_commit,
-// [ckpt.exchanged], ckpt.after_commit, ckpt.after_hint, [ckpt.before_prune, ckpt.pruning, ckpt.pruned],
+// [ckpt.exchanged], ckpt.after_commit, ckpt.after_tracker, [ckpt.before_prune, ckpt.pruning, ckpt.pruned],
 // ckpt.end.
 
 namespace teratron {
@@ -28,9 +29,9 @@ namespace fs = std::filesystem;
 // Rank 0's directory of an unfinished save; removed unless committed.
 class PartialDirectory {
  public:
-  PartialDirectory(fs::path path) : path_(std::move(path)) {
+  explicit PartialDirectory(fs::path path) : path_(std::move(path)) {
     make_directories(path_, ExitCode::checkpoint);
-    lock_ = DirectoryLock::try_lock(path_);
+    lock_ = FileLock::try_acquire_directory(path_);
   }
   ~PartialDirectory() {
     std::error_code ignored;
@@ -46,36 +47,36 @@ class PartialDirectory {
 
  private:
   fs::path path_;
-  std::optional<DirectoryLock> lock_;
+  std::optional<FileLock> lock_;  // tells a running save from a leftover
   bool committed_ = false;
 };
 
 namespace {
 
-// Shape in the file: that of the box where the part is one, else flat.
-std::vector<int64_t> stored_shape(const PlannedPart& part) {
-  const Region& region = part.region;
-  const std::vector<Piece> pieces = region.cut.pieces();
+// Shape in the file: the part's if it is rectangular, else flat.
+std::vector<int64_t> stored_shape(const SaveItem& item) {
+  const Region& region = item.region;
+  const std::vector<Piece> pieces = region.sharding.pieces();
   const bool whole = region.trimmed.empty() && region.flat_begin == 0 &&
-                     region.flat_end == local_numel(region.cut) && pieces.size() == 1;
+                     region.flat_end == local_numel(region.sharding) && pieces.size() == 1;
   if (whole) return pieces[0].global.size;
-  return {total_length(part.runs)};
+  return {total_length(item.ranges)};
 }
 
-std::vector<SafetensorsWriter::Tensor> declare(const std::vector<PlannedPart>& parts, const SavePlan& plan) {
+std::vector<SafetensorsWriter::Tensor> declare(const SavePlan& plan) {
   std::vector<SafetensorsWriter::Tensor> tensors;
   std::map<std::string, int> uses;
-  for (const PlannedPart& part : parts) {
-    const int use = uses[part.name]++;
-    tensors.push_back({use == 0 ? part.name : fmt::format("{}#{}", part.name, use),
-                       plan.tensors.at(part.name).dtype, stored_shape(part)});
+  for (const SaveItem& item : plan.items) {
+    const int use = uses[item.name]++;
+    tensors.push_back({use == 0 ? item.name : fmt::format("{}#{}", item.name, use),
+                       plan.tensors.at(item.name).dtype, stored_shape(item)});
   }
   return tensors;
 }
 
-// Streams one part into the shard and returns its block hashes.
-std::vector<uint64_t> write_part(const PlannedPart& part, const LocalTensor& source,
-                                 SafetensorsWriter& writer) {
+// Streams an item into the shard and returns its block hashes.
+std::vector<uint64_t> write_item(const SaveItem& item, const LocalTensor& source, SafetensorsWriter& writer) {
+  const std::vector<IndexRange>& ranges = item.ranges;
   std::vector<uint64_t> hashes;
   Hasher hasher;
   int64_t in_block = 0;
@@ -88,13 +89,12 @@ std::vector<uint64_t> write_part(const PlannedPart& part, const LocalTensor& sou
     in_block = 0;
     fault_point("ckpt.shard_block");
   };
-  for (size_t i = 0; i < part.runs.size();) {
-    // Runs that are neighbours in the source are one write.
-    const char* at = data + part.runs[i].local * element;
-    int64_t elements = part.runs[i].length;
-    for (++i; i < part.runs.size() && part.runs[i].local == part.runs[i - 1].local + part.runs[i - 1].length;
-         ++i) {
-      elements += part.runs[i].length;
+  for (size_t i = 0; i < ranges.size();) {
+    // Ranges that are contiguous in the source are one write.
+    const char* at = data + ranges[i].local * element;
+    int64_t elements = ranges[i].length;
+    for (++i; i < ranges.size() && ranges[i].local == ranges[i - 1].local + ranges[i - 1].length; ++i) {
+      elements += ranges[i].length;
     }
     int64_t bytes = elements * element;
     while (bytes > 0) {
@@ -112,12 +112,11 @@ std::vector<uint64_t> write_part(const PlannedPart& part, const LocalTensor& sou
 }
 
 std::string write_shard(const SaveRequest& request, SavePlan& plan, const ShardTarget& target) {
-  std::vector<PlannedPart>& parts = plan.mine;
-  // Widest type first keeps every tensor aligned.
-  std::stable_sort(parts.begin(), parts.end(), [&](const PlannedPart& a, const PlannedPart& b) {
+  // Widest dtype first keeps every tensor aligned.
+  std::stable_sort(plan.items.begin(), plan.items.end(), [&](const SaveItem& a, const SaveItem& b) {
     return size_of(plan.tensors.at(a.name).dtype) > size_of(plan.tensors.at(b.name).dtype);
   });
-  const std::vector<SafetensorsWriter::Tensor> tensors = declare(parts, plan);
+  const std::vector<SafetensorsWriter::Tensor> tensors = declare(plan);
   ManifestFragment fragment;
   fragment.shard.file = fmt::format("shard-{:05d}.safetensors", target.rank);
   SafetensorsWriter writer(target.partial / fragment.shard.file, tensors,
@@ -129,12 +128,13 @@ std::string write_shard(const SaveRequest& request, SavePlan& plan, const ShardT
   fragment.shard.header_hash = hash_text(writer.header());
   fault_point("ckpt.shard_created");
   int64_t offset = fragment.shard.header_bytes;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    ManifestPart part{.stored_name = tensors[i].name, .offset = offset, .region = parts[i].region};
-    part.bytes = total_length(parts[i].runs) * size_of(tensors[i].dtype);
-    part.hashes = write_part(parts[i], request.tensors[parts[i].source], writer);
-    offset += part.bytes;
-    fragment.parts[parts[i].name].push_back(std::move(part));
+  for (size_t i = 0; i < plan.items.size(); ++i) {
+    const SaveItem& item = plan.items[i];
+    ManifestChunk chunk{.stored_name = tensors[i].name, .offset = offset, .region = item.region};
+    chunk.bytes = total_length(item.ranges) * size_of(tensors[i].dtype);
+    chunk.hashes = write_item(item, request.tensors[item.source], writer);
+    offset += chunk.bytes;
+    fragment.chunks[item.name].push_back(std::move(chunk));
   }
   fault_point("ckpt.before_shard_sync");
   writer.finish();
@@ -143,11 +143,11 @@ std::string write_shard(const SaveRequest& request, SavePlan& plan, const ShardT
 }
 
 int64_t next_sequence(const fs::path& directory) {
-  for (const fs::path& path : newest_first(directory)) {
+  for (const fs::path& path : list_checkpoints(directory)) {
     try {
       return read_manifest(path).sequence + 1;
     } catch (const UserError&) {
-      continue;  // damaged: an older one tells
+      continue;  // corrupt: ask an older one
     }
   }
   return 1;
@@ -167,17 +167,18 @@ void write_manifest(const SaveRequest& request, const SavePlan& plan,
   fault_point("ckpt.manifest_written");
 }
 
-// The checkpoint is safe already: what fails here is told, and the next save does it again.
-void tidy_up(const SaveRequest& request, const fs::path& committed) {
+// The checkpoint is committed already: a failure is a warning, and the next save does it again.
+void update_directory(const SaveRequest& request, const fs::path& committed) {
   try {
-    write_hint(request.directory, request.iteration);
-    fault_point("ckpt.after_hint");
+    write_tracker(request.directory, request.iteration);
+    fault_point("ckpt.after_tracker");
     if (request.retain_interval > 0) {
-      read_manifest(committed);  // an old checkpoint goes only when the new one is seen to be sound
-      prune_beside(committed, request.retain_interval);
+      read_manifest(committed);  // prune only if the new one is valid
+      prune_checkpoints(committed, request.retain_interval);
     }
   } catch (const std::exception& error) {
-    warn("checkpoint {} is saved, but tidying up failed: {}", printable(committed.string()), error.what());
+    warn("checkpoint {} is saved, but updating its folder failed: {}", printable(committed.string()),
+         error.what());
   }
 }
 
@@ -188,16 +189,16 @@ void check_json_object(const std::string& text, const char* name) {
 
 }  // namespace
 
-CheckpointSave::CheckpointSave(SaveRequest request, Peers& peers)
-    : request_(std::move(request)), rank_(peers.rank()) {
-  enter();
+StagedSave::StagedSave(SaveRequest request, HostGroup& group)
+    : request_(std::move(request)), rank_(group.rank()) {
+  set_context();
   check_json_object(request_.config, "config");
   check_json_object(request_.state, "state");
-  plan_ = std::make_unique<SavePlan>(plan_save(request_.tensors, peers));
-  run_id_ = on_rank_0(peers, [&] {
+  plan_ = std::make_unique<SavePlan>(plan_save(request_.tensors, group));
+  run_id_ = run_on_rank_0(group, [&] {
     fault_point("ckpt.begin");
     make_directories(request_.directory, ExitCode::checkpoint);
-    sweep_leftovers(request_.directory);
+    remove_leftovers(request_.directory);
     const std::string run_id = random_hex(16);
     partial_ = std::make_unique<PartialDirectory>(committed().string() + ".partial-" + run_id);
     fault_point("ckpt.partial_created");
@@ -205,79 +206,79 @@ CheckpointSave::CheckpointSave(SaveRequest request, Peers& peers)
   });
 }
 
-CheckpointSave::~CheckpointSave() = default;
+StagedSave::~StagedSave() = default;
 
-void CheckpointSave::enter() const {
+void StagedSave::set_context() const {
   set_fault_context(rank_, request_.iteration);
 }
 
-fs::path CheckpointSave::committed() const {
+fs::path StagedSave::committed() const {
   return request_.directory / iteration_name(request_.iteration);
 }
 
-void CheckpointSave::write() {
-  enter();
-  outcome_ = attempt([&] { return write_shard(request_, *plan_, target()); });
+void StagedSave::write() {
+  set_context();
+  outcome_ = capture([&] { return write_shard(request_, *plan_, target()); });
 }
 
-void CheckpointSave::share(Peers& peers) {
-  fragments_ = agree_on(outcome_, peers);
+void StagedSave::gather(HostGroup& group) {
+  fragments_ = gather_outcomes(outcome_, group);
 }
 
-void CheckpointSave::commit() {
-  enter();
+void StagedSave::commit() {
+  set_context();
   if (rank_ != 0) return;
-  outcome_ = attempt([&] {
+  outcome_ = capture([&] {
     write_manifest(request_, *plan_, fragments_, target());
     fault_point("ckpt.before_commit");
     partial_->commit(committed());
     fault_point("ckpt.after_commit");
-    tidy_up(request_, committed());
+    update_directory(request_, committed());
     fault_point("ckpt.end");
     return std::string();
   });
 }
 
-fs::path CheckpointSave::conclude(Peers& peers) {
-  agree_on_rank_0(outcome_, peers);
+fs::path StagedSave::finish(HostGroup& group) {
+  broadcast_outcome(outcome_, group);
   return committed();
 }
 
-ShardTarget CheckpointSave::target() const {
+ShardTarget StagedSave::target() const {
   return {committed().string() + ".partial-" + run_id_, run_id_, rank_};
 }
 
-fs::path save_checkpoint(const SaveRequest& request, Peers& peers) {
-  CheckpointSave save(request, peers);
+fs::path save_checkpoint(const SaveRequest& request, HostGroup& group) {
+  StagedSave save(request, group);
   save.write();
-  save.share(peers);
+  save.gather(group);
   save.commit();
-  return save.conclude(peers);
+  return save.finish(group);
 }
 
-void check_save_directory(const fs::path& directory, Peers& peers) {
-  const fs::path probe =
-      directory / on_rank_0(peers, [&]() -> std::string {
-        make_directories(directory, ExitCode::config);
-        const std::string name = ".teratron-probe-" + random_hex(16);
-        const std::array<char, 4096> block = {};
-        try {
-          write_text(directory / name, {block.data(), block.size()}, ExitCode::config);
-        } catch (const IoFault& fault) {
-          if (!fault.is_full()) throw;
-          throw config_error({.what = fault.what(), .fix = "Make room, or save elsewhere with --save"});
-        }
-        return name;
-      });
+void check_save_directory(const fs::path& directory, HostGroup& group) {
+  const fs::path probe = directory / run_on_rank_0(group, [&]() -> std::string {
+                           make_directories(directory, ExitCode::config);
+                           const std::string name = ".teratron-probe-" + random_hex(16);
+                           const std::array<char, 4096> block = {};
+                           try {
+                             write_text(directory / name, {block.data(), block.size()}, ExitCode::config);
+                           } catch (const IoFault& fault) {
+                             if (!fault.is_full()) throw;
+                             throw config_error({.what = fault.what(),
+                                                 .fix = "Free space, or choose another folder with --save"});
+                           }
+                           return name;
+                         });
   const auto remove_probe = [&] {
     std::error_code ignored;
-    if (peers.rank() == 0) fs::remove(probe, ignored);
+    if (group.rank() == 0) fs::remove(probe, ignored);
   };
   try {
-    on_every_rank(peers, [&]() -> std::string {
+    run_on_all_ranks(group, [&]() -> std::string {
       std::error_code ignored;
       if (fs::exists(probe, ignored)) return "";
-      throw config_error({.what = "what rank 0 wrote there is not to be seen here",
+      throw config_error({.what = "what rank 0 wrote there is not visible here",
                           .where = printable(directory.string(), 4096),
                           .fix = "Save to a file system that all nodes share"});
     });

@@ -1,4 +1,4 @@
-// Who writes what: the ranks tell each other which parts they hold, and all derive the same plan from that.
+// Which rank writes what: the ranks exchange the parts that they hold and derive the same plan from them.
 #pragma once
 
 #include <cstdint>
@@ -11,24 +11,24 @@
 
 namespace teratron {
 
-struct PlannedPart {
+struct SaveItem {
   std::string name;
-  size_t source = 0;      // index in this rank's tensors
-  Region region;          // as the manifest lists it
-  std::vector<Run> runs;  // as the source holds it: `local` counts from LocalTensor::data
+  size_t source = 0;               // index in this rank's tensors
+  Region region;                   // as the manifest lists it
+  std::vector<IndexRange> ranges;  // `local` counts from LocalTensor::data
 };
 
 struct SavePlan {
   std::map<std::string, TensorInfo> tensors;  // of all ranks
-  std::vector<PlannedPart> mine;              // what this rank writes, by name
+  std::vector<SaveItem> items;                // of this rank, by name
 };
 
 /// The end of the flat range, with -1 resolved.
 int64_t flat_end_of(const LocalTensor& tensor);
 
-/// Collective. Parts that several ranks hold go to the one that has least to write so far; where parts
-/// overlap without being equal, the later ones are trimmed. Elements that no rank holds are a bug of the
-/// caller.
-SavePlan plan_save(const std::vector<LocalTensor>& tensors, Peers& peers);
+/// Collective. Of the ranks that hold the same part, the one with the least to write so far writes it; where
+/// parts overlap without being equal, later ones are trimmed. Asserts that every element is held by some
+/// rank.
+SavePlan plan_save(const std::vector<LocalTensor>& tensors, HostGroup& group);
 
 }  // namespace teratron

@@ -1,7 +1,6 @@
 #include "teratron/ckpt/shard_reader.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <span>
 
@@ -16,43 +15,42 @@ namespace {
 
 constexpr size_t max_open_shards = 64;
 
-// Says which save the file belongs to, if it belongs to another one.
-std::string whose(const std::string& header, const ManifestShard& shard, const Manifest& manifest) {
+// Why a shard's header is not the one in the manifest.
+std::string describe_foreign(const std::string& header, const ManifestShard& shard,
+                             const Manifest& manifest) {
   try {
-    const SafetensorsHeader parsed =
-        parse_safetensors_header(std::string_view(header).substr(8), shard.bytes - shard.header_bytes, "");
-    const auto run = parsed.metadata.find("run_id");
-    const auto iteration = parsed.metadata.find("iteration");
-    if (run == parsed.metadata.end() || iteration == parsed.metadata.end())
-      return "it is another program's file";
-    if (run->second != manifest.run_id) {
-      return fmt::format("it belongs to save {} of iteration {}, the manifest to save {} of iteration {}",
-                         printable(run->second), printable(iteration->second), manifest.run_id,
-                         manifest.iteration);
-    }
-    return "its rank or layout is another one";
+    const auto metadata =
+        parse_safetensors_header(std::string_view(header).substr(8), shard.bytes - shard.header_bytes, "")
+            .metadata;
+    const auto save = metadata.find("run_id");
+    const auto iteration = metadata.find("iteration");
+    if (save == metadata.end() || iteration == metadata.end()) return "another program wrote it";
+    if (save->second == manifest.run_id) return "it has another rank or layout";
+    return fmt::format("it belongs to save {} of iteration {}, the manifest to save {} of iteration {}",
+                       printable(save->second), printable(iteration->second), manifest.run_id,
+                       manifest.iteration);
   } catch (const UserError&) {
-    return "it is damaged";
+    return "it is corrupt";
   }
 }
 
 }  // namespace
 
-std::vector<Run> stored_runs(const ManifestPart& part) {
-  std::vector<Run> runs = runs_of(part.region);
+std::vector<IndexRange> stored_ranges(const ManifestChunk& chunk) {
+  std::vector<IndexRange> ranges = index_ranges(chunk.region);
   int64_t stored = 0;
-  for (Run& run : runs) {
-    run.local = stored;
-    stored += run.length;
+  for (IndexRange& range : ranges) {
+    range.local = stored;
+    stored += range.length;
   }
-  return runs;
+  return ranges;
 }
 
 ShardReader::ShardReader(std::filesystem::path checkpoint, const Manifest& manifest)
     : checkpoint_(std::move(checkpoint)), manifest_(manifest) {}
 
-int64_t ShardReader::block_size(const ManifestPart& part, int64_t block) {
-  return std::min(Manifest::block_bytes, part.bytes - block * Manifest::block_bytes);
+int64_t ShardReader::block_size(const ManifestChunk& chunk, int64_t block) {
+  return std::min(Manifest::block_bytes, chunk.bytes - block * Manifest::block_bytes);
 }
 
 bool ShardReader::check_header(const File& file, const ManifestShard& shard) {
@@ -60,16 +58,16 @@ bool ShardReader::check_header(const File& file, const ManifestShard& shard) {
   const int64_t size = file.size();
   if (size != shard.bytes) {
     problems_.push_back(
-        {.what = fmt::format("the shard has {} bytes, the manifest says {}", size, shard.bytes),
+        {.what = fmt::format("the shard has {} bytes, but {} in the manifest", size, shard.bytes),
          .where = where});
     return false;
   }
   std::string header(static_cast<size_t>(shard.header_bytes), '\0');
   file.read(header.data(), shard.header_bytes, 0);
   if (hash_text(header) == shard.header_hash) return true;
-  problems_.push_back(
-      {.what = "the shard's header is not the one that was written: " + whose(header, shard, manifest_),
-       .where = where});
+  problems_.push_back({.what = "the shard's header does not match the manifest: " +
+                               describe_foreign(header, shard, manifest_),
+                       .where = where});
   return false;
 }
 
@@ -78,28 +76,25 @@ ShardReader::OpenShard& ShardReader::open(int64_t shard) {
   if (found != open_.end()) return found->second;
   if (open_.size() >= max_open_shards) open_.erase(open_.begin());
   File file = File::open(checkpoint_ / manifest_.shards[shard].file, ExitCode::checkpoint);
-  const bool sound = check_header(file, manifest_.shards[shard]);
-  return open_.emplace(shard, OpenShard{std::move(file), sound}).first->second;
+  const bool valid = check_header(file, manifest_.shards[shard]);
+  return open_.emplace(shard, OpenShard{std::move(file), valid}).first->second;
 }
 
-bool ShardReader::read_block(const std::string& name, const ManifestPart& part, int64_t block, void* out) {
+bool ShardReader::read_block(const std::string& name, const ManifestChunk& chunk, int64_t block, void* out) {
   try {
-    const OpenShard& shard = open(part.shard);
-    if (!shard.sound) return false;
-    const int64_t bytes = block_size(part, block);
-    const int64_t offset = part.offset + block * Manifest::block_bytes;
+    const OpenShard& shard = open(chunk.shard);
+    if (!shard.valid) return false;
+    const int64_t bytes = block_size(chunk, block);
+    const int64_t offset = chunk.offset + block * Manifest::block_bytes;
     shard.file.read(out, bytes, offset);
     fault_point("ckpt.load_block", {static_cast<std::byte*>(out), static_cast<size_t>(bytes)});
     bytes_read_ += bytes;
-    const auto start = std::chrono::steady_clock::now();
-    const bool sound = hash_bytes(out, static_cast<size_t>(bytes)) == part.hashes[block];
-    hash_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    if (sound) return true;
+    if (hash_bytes(out, static_cast<size_t>(bytes)) == chunk.hashes[block]) return true;
     problems_.push_back({.what = fmt::format("tensor \"{}\": bytes {} to {} do not match their hash",
                                              printable(name), offset, offset + bytes),
                          .where = printable(shard.file.path().string(), 4096)});
   } catch (const UserError& error) {
-    // The file vanished or shrank after its size was checked.
+    // The file was removed or truncated after the check of its size.
     problems_.insert(problems_.end(), error.problems().begin(), error.problems().end());
   }
   return false;

@@ -1,4 +1,4 @@
-// Reads blocks of tensors out of a checkpoint's shards, each verified against its hash before it is used.
+// Reads blocks of tensors from the shard files of a checkpoint and verifies their hashes.
 #pragma once
 
 #include <cstdint>
@@ -12,28 +12,28 @@
 
 namespace teratron {
 
-/// The runs of a part with `local` counting its stored elements.
-std::vector<Run> stored_runs(const ManifestPart& part);
+/// The index ranges of a chunk, with `local` counting its stored elements.
+std::vector<IndexRange> stored_ranges(const ManifestChunk& chunk);
 
-/// Not for several threads. Damage is collected in problems(), so that all of it can be told at once.
+/// Not thread-safe. Damage is collected in problems(), to be reported together.
 class ShardReader {
  public:
   ShardReader(std::filesystem::path checkpoint, const Manifest& manifest);
 
-  /// Reads block `block` of a part of tensor `name` to `out` (at most Manifest::block_bytes, its size by
-  /// block_size()). False, with a problem recorded, where it is damaged.
-  bool read_block(const std::string& name, const ManifestPart& part, int64_t block, void* out);
-  static int64_t block_size(const ManifestPart& part, int64_t block);
+  /// Reads a block of a chunk of tensor `name` to `out`, which has room for block_size() bytes. False, with a
+  /// problem recorded, if it is corrupt.
+  bool read_block(const std::string& name, const ManifestChunk& chunk, int64_t block, void* out);
+  /// At most Manifest::block_bytes.
+  static int64_t block_size(const ManifestChunk& chunk, int64_t block);
 
   const std::filesystem::path& path() const { return checkpoint_; }
   std::vector<Problem>& problems() { return problems_; }
   int64_t bytes_read() const { return bytes_read_; }
-  double hash_seconds() const { return hash_seconds_; }
 
  private:
   struct OpenShard {
     File file;
-    bool sound;
+    bool valid;
   };
   OpenShard& open(int64_t shard);
   bool check_header(const File& file, const ManifestShard& shard);
@@ -43,7 +43,6 @@ class ShardReader {
   std::map<int64_t, OpenShard> open_;
   std::vector<Problem> problems_;
   int64_t bytes_read_ = 0;
-  double hash_seconds_ = 0;
 };
 
 }  // namespace teratron

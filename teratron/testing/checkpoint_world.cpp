@@ -27,9 +27,9 @@ struct Exchange {
   std::vector<std::string> result;
 };
 
-class ThreadPeers final : public Peers {
+class ThreadHostGroup final : public HostGroup {
  public:
-  ThreadPeers(Exchange& exchange, int64_t rank) : exchange_(exchange), rank_(rank) {}
+  ThreadHostGroup(Exchange& exchange, int64_t rank) : exchange_(exchange), rank_(rank) {}
   int64_t rank() const override { return rank_; }
   int64_t size() const override { return static_cast<int64_t>(exchange_.slots.size()); }
   std::vector<std::string> all_gather_bytes(const std::string& bytes) override {
@@ -52,7 +52,6 @@ class ThreadPeers final : public Peers {
   int64_t rank_;
 };
 
-// A value that no other element of any tensor is likely to have.
 void put_value(unsigned char* to, int64_t bytes, const std::string& name, int64_t index, uint32_t seed) {
   const uint64_t value = hash_text(fmt::format("{}/{}/{}", name, index, seed));
   std::memcpy(to, &value, static_cast<size_t>(bytes));
@@ -60,7 +59,7 @@ void put_value(unsigned char* to, int64_t bytes, const std::string& name, int64_
 
 }  // namespace
 
-void run_peers(int64_t ranks, const std::function<void(Peers&)>& body) {
+void run_host_group(int64_t ranks, const std::function<void(HostGroup&)>& body) {
   Exchange exchange;
   exchange.slots.resize(ranks);
   std::exception_ptr first;
@@ -68,8 +67,8 @@ void run_peers(int64_t ranks, const std::function<void(Peers&)>& body) {
   for (int64_t rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        ThreadPeers peers(exchange, rank);
-        body(peers);
+        ThreadHostGroup group(exchange, rank);
+        body(group);
       } catch (...) {
         const std::lock_guard lock(exchange.mutex);
         if (!first) first = std::current_exception();
@@ -84,8 +83,7 @@ void run_peers(int64_t ranks, const std::function<void(Peers&)>& body) {
 
 namespace {
 
-// Hundreds of saves with their fsyncs: memory is fast, and behaves as a disk does for all that is tested
-// here.
+// Hundreds of saves with their fsyncs are fast in memory.
 std::filesystem::path fast_directory() {
   std::error_code ignored;
   const std::filesystem::path memory = "/dev/shm";
@@ -123,7 +121,7 @@ void TestTensors::add_range(const std::string& name, const Shard& shard, int64_t
 void TestTensors::fill(uint32_t seed) {
   for (size_t i = 0; i < list_.size(); ++i) {
     const int64_t bytes = size_of(list_[i].dtype);
-    for (const Run& run : runs_of(list_[i].shard, list_[i].flat_begin, flat_end_of(list_[i]))) {
+    for (const IndexRange& run : index_ranges(list_[i].shard, list_[i].flat_begin, flat_end_of(list_[i]))) {
       for (int64_t k = 0; k < run.length; ++k) {
         put_value(storage_[i].data() + (run.local + k) * bytes, bytes, list_[i].name, run.global + k, seed);
       }

@@ -1,5 +1,5 @@
-// For the tests of this layer: ranks as threads, a folder that disappears, and tensors whose every element is
-// known from its global index.
+// For tests of checkpoints: ranks as threads, a temporary folder, and tensors whose elements are functions of
+// their global index.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@
 
 namespace teratron {
 
-/// Runs `body` on `ranks` threads that gather bytes among each other; the first exception is rethrown. A rank
-/// that throws outside of a collective makes the others' collectives throw Fault.
-void run_peers(int64_t ranks, const std::function<void(Peers&)>& body);
+/// Runs `body` on `ranks` threads that form a HostGroup; rethrows the first exception. A rank that throws
+/// outside of a collective makes the others' collectives throw Fault.
+void run_host_group(int64_t ranks, const std::function<void(HostGroup&)>& body);
 
 class TemporaryDirectory {
  public:
@@ -30,13 +30,13 @@ class TemporaryDirectory {
 /// Local tensors with storage.
 class TestTensors {
  public:
-  /// A part of tensor `name`, f32 unless said; elements are 0xee bytes until filled.
+  /// A part of tensor `name`, of 0xee bytes until filled.
   void add(const std::string& name, const Shard& shard, Dtype dtype = Dtype::f32);
   void add_range(const std::string& name, const Shard& shard, int64_t begin, int64_t end);
 
-  /// Every element gets the value that belongs to (name, global index, seed).
+  /// Sets every element to a function of (name, global index, seed).
   void fill(uint32_t seed);
-  /// Empty, or the first element that has not that value; padding must be zero.
+  /// Empty, or the first element that differs from fill(seed); padding must be zero.
   std::string difference(uint32_t seed) const;
 
   const std::vector<LocalTensor>& list() const { return list_; }
@@ -47,7 +47,7 @@ class TestTensors {
   std::vector<std::vector<unsigned char>> storage_;
 };
 
-/// What `body` throws, as text; "" if it returns. The exception must be an Error.
+/// The message of the Error that `body` throws; "" if it returns.
 template <typename Error, typename Body>
 std::string message_of(const Body& body) {
   try {

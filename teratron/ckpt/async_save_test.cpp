@@ -1,4 +1,4 @@
-#include "teratron/ckpt/background_save.h"
+#include "teratron/ckpt/async_save.h"
 
 #include <thread>
 
@@ -6,29 +6,29 @@
 
 #include "teratron/base/fault_point.h"
 #include "teratron/base/file.h"
-#include "teratron/ckpt/agree.h"
+#include "teratron/ckpt/collective_errors.h"
 #include "teratron/testing/checkpoint_world.h"
 
 namespace teratron {
 namespace {
 
-TestTensors tensors_of(const Peers& peers) {
+TestTensors tensors_of(const HostGroup& group) {
   TestTensors tensors;
-  tensors.add("a", Shard::cut({4, 6}, 0, peers.size(), peers.rank()));
+  tensors.add("a", Shard::split({4, 6}, 0, group.size(), group.rank()));
   tensors.add("b", Shard::replicated({5}));
   return tensors;
 }
 
-std::unique_ptr<BackgroundSave> start(const std::filesystem::path& directory, int64_t iteration,
-                                      Peers& peers) {
-  const auto tensors = std::make_shared<TestTensors>(tensors_of(peers));
+std::unique_ptr<AsyncSave> start(const std::filesystem::path& directory, int64_t iteration,
+                                 HostGroup& group) {
+  const auto tensors = std::make_shared<TestTensors>(tensors_of(group));
   tensors->fill(static_cast<uint32_t>(iteration));
-  return std::make_unique<BackgroundSave>(
+  return std::make_unique<AsyncSave>(
       SaveRequest{.directory = directory, .iteration = iteration, .tensors = tensors->list()}, tensors,
-      peers);
+      group);
 }
 
-void wait_for(const BackgroundSave& save, int64_t progress) {
+void wait_for(const AsyncSave& save, int64_t progress) {
   while (save.progress() < progress) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
@@ -37,28 +37,28 @@ void expect_only(const std::filesystem::path& directory, const std::string& chec
             (std::vector<std::string>{checkpoint, "latest_checkpointed_iteration.txt"}));
 }
 
-TEST(BackgroundSave, GoesOnWhereAllRanksHaveComeSoFar) {
+TEST(AsyncSave, AdvancesWhenAllRanksHaveFinishedAStage) {
   const TemporaryDirectory directory;
-  run_peers(2, [&](Peers& peers) {
-    const auto save = start(directory.path(), 3, peers);
-    EXPECT_FALSE(save->advance(0)) << "some rank still writes";
+  run_host_group(2, [&](HostGroup& group) {
+    const auto save = start(directory.path(), 3, group);
+    EXPECT_FALSE(save->advance(0)) << "a rank still writes";
     wait_for(*save, 1);
     EXPECT_FALSE(save->advance(1)) << "now rank 0 commits";
-    EXPECT_FALSE(save->advance(1)) << "the others have not heard of that";
+    EXPECT_FALSE(save->advance(1)) << "no rank has finished the commit";
     wait_for(*save, 2);
     EXPECT_EQ(save->advance(2), directory / "iter_0000003");
   });
   expect_only(directory.path(), "iter_0000003");
-  run_peers(1, [&](Peers& peers) {
-    TestTensors loaded = tensors_of(peers);
-    load_tensors(directory / "iter_0000003", loaded.list(), {}, peers);
+  run_host_group(1, [&](HostGroup& group) {
+    TestTensors loaded = tensors_of(group);
+    load_tensors(directory / "iter_0000003", loaded.list(), {}, group);
     EXPECT_EQ(loaded.difference(3), "");
   });
 }
 
-TEST(BackgroundSave, WritesWhileTheCallerDoesSomethingElse) {
+TEST(AsyncSave, WritesWhileTheCallerContinues) {
   const TemporaryDirectory directory;
-  NoPeers alone;
+  SingleHostGroup alone;
   const ScopedFaults slow("ckpt.shard_created:delay=200");
   const auto save = start(directory.path(), 1, alone);
   EXPECT_EQ(save->progress(), 0);
@@ -66,13 +66,13 @@ TEST(BackgroundSave, WritesWhileTheCallerDoesSomethingElse) {
   EXPECT_EQ(save->finish(), directory / "iter_0000001");
 }
 
-TEST(BackgroundSave, FailsOnAllRanksAtTheSamePlace) {
+TEST(AsyncSave, FailsOnAllRanksAtTheSamePlace) {
   const TemporaryDirectory directory;
-  run_peers(2, [&](Peers& peers) { start(directory.path(), 1, peers)->finish(); });
+  run_host_group(2, [&](HostGroup& group) { start(directory.path(), 1, group)->finish(); });
   for (const char* fault : {"ckpt.shard_done@rank=1,step=2:throw", "ckpt.before_commit@step=2:throw"}) {
     const ScopedFaults faults(fault);
-    run_peers(2, [&](Peers& peers) {
-      const auto save = start(directory.path(), 2, peers);
+    run_host_group(2, [&](HostGroup& group) {
+      const auto save = start(directory.path(), 2, group);
       const std::string message = message_of<Fault>([&] { save->finish(); });
       EXPECT_NE(message.find("fault injected"), std::string::npos) << message;
     });
@@ -80,13 +80,13 @@ TEST(BackgroundSave, FailsOnAllRanksAtTheSamePlace) {
   }
 }
 
-TEST(BackgroundSave, LeavesNothingWhenItIsGivenUp) {
+TEST(AsyncSave, LeavesNothingWhenDestroyed) {
   const TemporaryDirectory directory;
-  run_peers(2, [&](Peers& peers) {
-    start(directory.path(), 1, peers)->finish();
-    const auto given_up = start(directory.path(), 2, peers);
-    on_every_rank(peers, [&] {
-      wait_for(*given_up, 1);  // what a rank writes after rank 0 has cleaned up, the next save removes
+  run_host_group(2, [&](HostGroup& group) {
+    start(directory.path(), 1, group)->finish();
+    const auto unfinished = start(directory.path(), 2, group);
+    run_on_all_ranks(group, [&] {
+      wait_for(*unfinished, 1);  // the next save removes what a rank writes after rank 0 has cleaned up
       return std::string();
     });
   });

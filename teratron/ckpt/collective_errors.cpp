@@ -1,4 +1,4 @@
-#include "teratron/ckpt/agree.h"
+#include "teratron/ckpt/collective_errors.h"
 
 #include <map>
 #include <new>
@@ -30,13 +30,13 @@ std::string name_ranks(const std::vector<size_t>& ranks) {
 }
 
 [[noreturn]] void rethrow(const std::vector<std::string>& outcomes) {
-  std::map<json, std::vector<size_t>> problems;  // the same problem seen by several ranks is told once
+  std::map<json, std::vector<size_t>> problems;  // equal problems of several ranks are merged
   std::string type;
   ExitCode code = ExitCode::retryable;
   for (size_t rank = 0; rank < outcomes.size(); ++rank) {
     if (outcomes[rank][0] == '+') continue;
     const json outcome = json::from_cbor(outcomes[rank].substr(1));
-    // A user's error outranks a fault, since repeating cannot help it.
+    // A user error outranks a fault: a retry cannot help.
     if (type.empty() || (type == "fault" && outcome["type"] != "fault")) {
       type = outcome["type"];
       code = static_cast<ExitCode>(outcome["code"].get<int>());
@@ -53,19 +53,19 @@ std::string name_ranks(const std::vector<size_t>& ranks) {
     if (ranks.size() < outcomes.size()) what = fmt::format("{} ({})", what, name_ranks(ranks));
     list.push_back({std::move(what), problem[1], problem[2]});
   }
-  if (type == "damaged") throw DamagedCheckpoint(std::move(list));
+  if (type == "damaged") throw CorruptCheckpoint(std::move(list));
   if (type == "user") throw UserError(code, std::move(list));
   throw Fault(list.front().what, code);
 }
 
 }  // namespace
 
-// As text that can travel. Texts may hold any bytes, hence CBOR.
-std::string attempt(const std::function<std::string()>& work) {
+// "+" and the result, or "-" and the error as CBOR, since its texts may hold any bytes.
+std::string capture(const std::function<std::string()>& work) {
   json outcome;
   try {
     return "+" + work();
-  } catch (const DamagedCheckpoint& error) {
+  } catch (const CorruptCheckpoint& error) {
     outcome = encode(error, "damaged");
   } catch (const UserError& error) {
     outcome = encode(error, "user");
@@ -80,8 +80,8 @@ std::string attempt(const std::function<std::string()>& work) {
   return "-" + std::string(bytes.begin(), bytes.end());
 }
 
-std::vector<std::string> agree_on(const std::string& mine, Peers& peers) {
-  std::vector<std::string> outcomes = peers.all_gather_bytes(mine);
+std::vector<std::string> gather_outcomes(const std::string& mine, HostGroup& group) {
+  std::vector<std::string> outcomes = group.all_gather_bytes(mine);
   for (const std::string& outcome : outcomes) {
     if (outcome[0] == '-') rethrow(outcomes);
   }
@@ -89,18 +89,18 @@ std::vector<std::string> agree_on(const std::string& mine, Peers& peers) {
   return outcomes;
 }
 
-std::vector<std::string> on_every_rank(Peers& peers, const std::function<std::string()>& work) {
-  return agree_on(attempt(work), peers);
+std::vector<std::string> run_on_all_ranks(HostGroup& group, const std::function<std::string()>& work) {
+  return gather_outcomes(capture(work), group);
 }
 
-std::string agree_on_rank_0(const std::string& mine, Peers& peers) {
-  const std::string outcome = peers.all_gather_bytes(peers.rank() == 0 ? mine : "").at(0);
+std::string broadcast_outcome(const std::string& mine, HostGroup& group) {
+  const std::string outcome = group.all_gather_bytes(group.rank() == 0 ? mine : "").at(0);
   if (outcome[0] == '-') rethrow({outcome});
   return outcome.substr(1);
 }
 
-std::string on_rank_0(Peers& peers, const std::function<std::string()>& work) {
-  return agree_on_rank_0(peers.rank() == 0 ? attempt(work) : "", peers);
+std::string run_on_rank_0(HostGroup& group, const std::function<std::string()>& work) {
+  return broadcast_outcome(group.rank() == 0 ? capture(work) : "", group);
 }
 
 }  // namespace teratron

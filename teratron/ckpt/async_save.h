@@ -1,0 +1,47 @@
+// --async-save: a checkpoint written while training continues, on a separate thread.
+//
+// That thread never waits for other ranks. Where a stage needs all of them, the caller brings them together
+// at a step boundary, once all have finished the stage before it. So an asynchronous save needs no separate
+// communicator, and a failure is thrown on all ranks at the same place.
+#pragma once
+
+#include <atomic>
+#include <filesystem>
+#include <future>
+#include <memory>
+#include <optional>
+
+#include "teratron/ckpt/staged_save.h"
+
+namespace teratron {
+
+class AsyncSave {
+ public:
+  /// Starts writing. `memory` owns the data of the request's tensors and is released once it is written.
+  /// `group` must outlive the save. Collective; errors like save_checkpoint().
+  AsyncSave(SaveRequest request, std::shared_ptr<const void> memory, HostGroup& group);
+  /// Waits for this rank's thread. Rank 0, or the next save if another rank still writes, removes what is not
+  /// committed.
+  ~AsyncSave() = default;
+
+  /// Number of stages (0 to 2) that this rank's thread has finished. Not collective.
+  int64_t progress() const { return progress_.load(); }
+  /// Continues with the next stage if all ranks have finished the last one. `least_progress` is the minimum
+  /// of progress() over the ranks. Returns the committed directory in the end. Collective; errors like
+  /// save_checkpoint().
+  std::optional<std::filesystem::path> advance(int64_t least_progress);
+  /// Waits until it is committed. Collective; errors like save_checkpoint().
+  std::filesystem::path finish();
+
+ private:
+  void start(void (StagedSave::*stage)());
+
+  HostGroup& group_;
+  std::shared_ptr<const void> memory_;
+  StagedSave save_;
+  std::atomic<int64_t> progress_ = 0;
+  int64_t passed_ = 0;         // stages after which the ranks have synchronized
+  std::future<void> working_;  // last member: its destructor, which runs first, waits for the thread
+};
+
+}  // namespace teratron

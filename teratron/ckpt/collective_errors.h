@@ -1,0 +1,26 @@
+// Work on all ranks that succeeds on all or throws on all: a rank that continued alone would wait for the
+// others forever.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "teratron/comm/host/host_group.h"
+
+namespace teratron {
+
+/// Every rank runs `work`; returns the results by rank. If some throw, all throw the same: the problems of
+/// all (UserError, CorruptCheckpoint) or the first Fault, with the ranks named unless all have it.
+std::vector<std::string> run_on_all_ranks(HostGroup& group, const std::function<std::string()>& work);
+
+/// Rank 0 runs `work`; all return its result or throw what it threw.
+std::string run_on_rank_0(HostGroup& group, const std::function<std::string()>& work);
+
+/// The same in two halves. capture() needs no other rank: the result of `work` or what it threw, as bytes...
+std::string capture(const std::function<std::string()>& work);
+/// ...which these exchange.
+std::vector<std::string> gather_outcomes(const std::string& mine, HostGroup& group);
+std::string broadcast_outcome(const std::string& mine, HostGroup& group);
+
+}  // namespace teratron
