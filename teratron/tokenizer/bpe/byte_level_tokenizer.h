@@ -1,0 +1,86 @@
+// Common part of the byte-level BPE tokenizers (GPT-2, tokenizer.json, tiktoken).
+//
+// Encoding, as in Hugging Face tokenizers: added tokens are extracted from the text; the rest is normalized,
+// pre-tokenized into words and encoded by the BPE model; prefix and suffix are the special tokens of the
+// post-processor.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "teratron/tokenizer/bpe/added_vocabulary.h"
+#include "teratron/tokenizer/bpe/bpe_model.h"
+#include "teratron/tokenizer/bpe/pre_tokenizer.h"
+#include "teratron/tokenizer/bpe/regex_split.h"
+#include "teratron/tokenizer/bpe/word_cache.h"
+#include "teratron/tokenizer/tokenizer.h"
+#include "teratron/tokenizer/unicode/normalized_string.h"
+
+namespace teratron {
+
+/// One pre-tokenizer of a sequence: a known pattern, or else a regex with its behavior.
+struct PreTokenizerStep {
+  std::optional<SplitPattern> pattern;
+  std::shared_ptr<const Regex> regex;
+  SplitBehavior behavior = SplitBehavior::isolated;
+  bool invert = false;            // the gaps between matches are the matches
+  bool add_prefix_space = false;  // prepend a space unless there is one
+};
+
+/// Offsets exclude leading and trailing spaces of a token, except for the space that `add_prefix_space`
+/// added.
+struct TrimOffsets {
+  bool add_prefix_space;
+};
+
+/// Contents of the special tokens; empty: none.
+struct SpecialTokensMap {
+  std::string bos, eos, pad, cls, sep, mask;
+  std::vector<std::string> additional;
+};
+
+class ByteLevelTokenizer : public Tokenizer {
+ public:
+  void encode(std::string_view text, std::vector<int32_t>& ids) const override;
+  std::vector<TokenSpan> encode_with_offsets(std::string_view text) const override;
+  std::string decode(std::span<const int32_t> ids) const override {
+    return model_.decode(ids, added_content_);
+  }
+  int64_t vocab_size() const override { return vocab_size_; }
+  const SpecialTokens& special() const override { return special_; }
+
+ protected:
+  explicit ByteLevelTokenizer(const BpeConfig& config)
+      : model_(config), caches_(model_), vocab_size_(model_.id_bound()) {}
+
+  /// eod is eos, else <|endoftext|>, <|end_of_text|> or </s>.
+  void set_special(const SpecialTokensMap& map,
+                   const std::function<std::optional<int32_t>(const std::string&)>& find);
+  NormalizedString normalize(NormalizedView text) const;
+
+  BpeModel model_;
+  mutable WordCachePool caches_;
+  std::vector<const unicode::Normalization*> normalizers_;
+  std::vector<PreTokenizerStep> steps_;
+  AddedVocabulary added_, normalized_added_;  // extracted before and after normalization
+  std::unordered_map<int32_t, std::string> added_content_;
+  std::vector<int32_t> prefix_, suffix_;
+  std::optional<TrimOffsets> trim_;
+  SpecialTokens special_;
+  int64_t vocab_size_;
+
+ private:
+  class Output;
+  class IdOutput;
+  class OffsetsOutput;
+  void encode_all(NormalizedView text, Output& out) const;
+  void encode_normalized(NormalizedView text, Output& out) const;
+  void pre_tokenize(NormalizedView text, size_t step, Output& out) const;
+  void trim(TokenSpan& span) const;
+};
+
+}  // namespace teratron
