@@ -23,7 +23,7 @@ def test_prints_and_writes_the_result(tmp_path):
 
 def test_an_unknown_shape_is_refused_with_the_known_ones():
     result = teratron("bench", "--shape", "gpt5", code=2)
-    assert "'gpt5' is no shape" in result.stderr and "gpt2-124m" in result.stderr
+    assert "unknown shape 'gpt5'" in result.stderr and "gpt2-124m" in result.stderr
 
 
 def test_a_run_that_ends_before_the_timed_steps_is_an_error():
