@@ -1,9 +1,12 @@
 #include "teratron/testing/layouts.h"
 
+#include <cstdlib>
+
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 
 #include "teratron/base/error.h"
+#include "teratron/base/log.h"
 #include "teratron/pipeline/schedule.h"
 #include "teratron/testing/deferred_world.h"
 #include "teratron/testing/models.h"
@@ -36,7 +39,7 @@ PipelineLayout pipeline_of(const GPTConfig& config, const Layout& layout) {
   return pipeline_layout(options);
 }
 
-// Layers dealt out to `parts` virtual stages at random: "Et||ttL".
+// Layers distributed over `parts` virtual stages at random: "Et||ttL".
 std::string random_stages(int64_t layers, int64_t parts, std::mt19937& random) {
   std::vector<int64_t> counts(parts, 0);
   for (int64_t layer = 0; layer < layers; ++layer) counts[random() % counts.size()] += 1;
@@ -114,7 +117,7 @@ EngineOptions engine_options(const GPTConfig& config, const Layout& layout, at::
 }
 
 MicroBatch test_batch(const TestData& data, int64_t vocabulary, int64_t step, FlatRange samples) {
-  // A generator of its own: the default one is shared by the rank threads.
+  // Not the default generator, which the rank threads share.
   at::Generator generator = at::detail::createCPUGenerator(100 + step);
   const at::Tensor text = at::randint(0, vocabulary, {data.sequence + 1, test_samples}, generator, at::kLong);
   const at::Tensor mine = text.narrow(1, samples.begin, samples.size());
@@ -122,7 +125,7 @@ MicroBatch test_batch(const TestData& data, int64_t vocabulary, int64_t step, Fl
   MicroBatch batch{.tokens_SB = mine.narrow(0, 0, data.sequence).contiguous(),
                    .positions_SB = positions.expand({data.sequence, samples.size()}).contiguous(),
                    .labels_SB = mine.narrow(0, 1, data.sequence).contiguous(),
-                   // Equal numbers of counted tokens per micro-batch, so that the means of layouts agree.
+                   // Equal token counts per micro-batch, so that the means of layouts agree.
                    .loss_mask_SB = at::ones({data.sequence, samples.size()}),
                    .sample_ids_B = at::arange(samples.begin, samples.end, at::kLong) + step * test_samples};
   if (data.documents) {
@@ -166,7 +169,7 @@ std::map<std::string, at::Tensor> GlobalTensors::tensors() const {
   const std::lock_guard lock(mutex_);
   std::map<std::string, at::Tensor> all;
   for (const auto& [key, local] : parts_) {
-    EXPECT_TRUE(local.present.all().item<bool>()) << key.first << " is not held as a whole";
+    EXPECT_TRUE(local.present.all().item<bool>()) << key.first << " is incomplete";
     at::Tensor& global = all[key.first];
     if (!global.defined()) global = at::zeros(local.shard.global_shape, local.values.options());
     place(local.shard, local.values.view(local.shard.local_shape()), global);
@@ -197,15 +200,15 @@ Gradients gradients_of(const GPTConfig& config, const Layout& layout, const Test
   std::mutex mutex;
   run_layout(layout, [&](const Mesh& mesh) {
     TrainEngine engine(engine_options(config, layout, dtype), mesh);
-    const StepResult numbers = train_step(engine, layout, data, 3, {.lr = 0.0}).wait();
+    const StepResult step = train_step(engine, layout, data, 3, {.lr = 0.0}).wait();
     for (const StateTensor& part : gradients(engine)) global.add(part);
     const std::lock_guard lock(mutex);
-    if (result.numbers.tokens != 0) {  // another rank was here: all see the same numbers
-      EXPECT_EQ(numbers.loss, result.numbers.loss);
-      EXPECT_EQ(numbers.grad_norm, result.numbers.grad_norm);
-      EXPECT_EQ(numbers.num_zeros, result.numbers.num_zeros);
+    if (result.step.tokens != 0) {  // from another rank: equal on all
+      EXPECT_EQ(step.loss, result.step.loss);
+      EXPECT_EQ(step.grad_norm, result.step.grad_norm);
+      EXPECT_EQ(step.num_zeros, result.step.num_zeros);
     }
-    result.numbers = numbers;
+    result.step = step;
   });
   result.tensors = global.tensors();
   return result;
@@ -223,10 +226,10 @@ Errors errors_of(const Gradients& actual, const Gradients& expected) {
   return errors;
 }
 
-// `rounding`: what the tensors' errors may be whatever the bound says.
+// `rounding`: errors that are allowed in any case.
 void expect_close(const Gradients& actual, const Gradients& expected, double bound, const Errors& rounding) {
   ASSERT_EQ(actual.tensors.size(), expected.tensors.size());
-  // Where a gradient is zero in theory (a bias before a softmax), rounding is all there is.
+  // A gradient that is zero in theory (a bias before a softmax) consists of rounding errors.
   double largest = 0.0;
   double slack = 0.0;
   for (const auto& [name, gradient] : expected.tensors) {
@@ -239,8 +242,8 @@ void expect_close(const Gradients& actual, const Gradients& expected, double bou
     EXPECT_GT(norm, 0.0) << name;
     EXPECT_LT(error, std::max(bound * std::max(norm, 1e-3 * largest), own)) << name;
   }
-  const StepResult& a = actual.numbers;
-  const StepResult& e = expected.numbers;
+  const StepResult& a = actual.step;
+  const StepResult& e = expected.step;
   EXPECT_NEAR(a.loss, e.loss, bound * e.loss);
   EXPECT_NEAR(a.grad_norm, e.grad_norm, bound * e.grad_norm + slack);
   EXPECT_NEAR(a.parameter_norm, e.parameter_norm, bound * e.parameter_norm);
@@ -299,8 +302,8 @@ RandomCase random_case(std::mt19937& random, int64_t ranks) {
   GPTConfig config = random_config(random);
   config.layers = pick(random, {3, 4, 6});
   if (!config.windows.empty()) config.windows.resize(config.layers, config.windows.back());
-  config.fp32_residual = false;  // it would round what is compared in fp64
-  // A norm over two channels is nearly a sign: it magnifies rounding a hundred thousand times.
+  config.fp32_residual = false;  // would round fp64 values
+  // A norm over two channels is nearly a sign and magnifies rounding by 1e5.
   if (config.qk_norm) config.kv_channels = 8;
   const Layout layout = random_layout(config, random, ranks);
   config.recompute = {
@@ -310,6 +313,28 @@ RandomCase random_case(std::mt19937& random, int64_t ranks) {
       .distribute_inputs = layout.tp > 1 && !layout.sequence_parallel && coin(random)};
   config.loss_chunks = pick(random, {1, 1, 2, 3});
   return {config, layout, {.documents = coin(random)}};
+}
+
+RandomCases::RandomCases(const Options& options) : options_(options) {
+  const char* seed = std::getenv("TERATRON_RANDOM_SEED");
+  first_seed_ = seed ? static_cast<uint32_t>(std::atol(seed)) : std::random_device()();
+  const char* seconds = std::getenv("TERATRON_RANDOM_SECONDS");
+  const double budget = seconds ? std::atof(seconds) : std::getenv("TERATRON_LONG_TESTS") ? 300.0 : 120.0;
+  end_ = std::chrono::steady_clock::now() +
+         std::chrono::milliseconds(static_cast<int64_t>(1e3 * budget * options.share));
+}
+
+RandomCases::~RandomCases() {
+  const testing::TestInfo* test = testing::UnitTest::GetInstance()->current_test_info();
+  print("{}.{}: {} random cases from TERATRON_RANDOM_SEED={}", test->test_suite_name(), test->name(), cases_,
+        first_seed_);
+}
+
+std::optional<std::mt19937> RandomCases::next() {
+  const bool continues = cases_ < options_.minimum || std::chrono::steady_clock::now() < end_;
+  if (!continues || testing::Test::HasFailure()) return std::nullopt;
+  ++cases_;
+  return std::mt19937(seed());
 }
 
 }  // namespace teratron

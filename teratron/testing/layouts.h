@@ -1,6 +1,7 @@
-// What the tests of layouts share: a run of any layout on thread ranks, told by global tensors.
+// Layout tests: runs any layout on thread ranks and compares global tensors.
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <mutex>
 #include <random>
@@ -10,13 +11,13 @@
 
 namespace teratron {
 
-/// How a model is laid over ranks.
+/// Distribution of a model over ranks.
 struct Layout {
   int64_t tp = 1;
   int64_t pp = 1;
   int64_t dp = 1;
   int64_t chunks = 1;        // virtual stages of a rank
-  std::string stages = {};   // text form of pipeline/layout.h; empty: even
+  std::string stages = {};   // text form of pipeline/pipeline_layout.h; empty: even
   int64_t group = 0;         // of the interleaved schedule
   int64_t microbatches = 1;  // of a data-parallel rank
   int64_t bucket_size = 1000;
@@ -26,12 +27,12 @@ struct Layout {
   bool average_in_collective = false;
   bool overlap_p2p = true;
   bool overlap_tp = true;
-  bool late = false;  // collectives happen when they are waited for
+  bool late = false;  // collectives run inside wait()
 
   MeshOptions mesh() const { return {.tp = tp, .pp = pp, .dp = dp}; }
 };
 std::string to_string(const Layout& layout);
-/// Everything at once, on eight ranks.
+/// All options, on eight ranks.
 inline const Layout every_axis{.tp = 2,
                                .pp = 2,
                                .dp = 2,
@@ -46,21 +47,19 @@ void run_layout(const Layout& layout, const std::function<void(const Mesh&)>& bo
 
 /// Samples of every step, over all ranks.
 inline constexpr int64_t test_samples = 8;
-/// Longest micro-batch count that every layout of `dp` ranks can have is test_samples / dp.
 struct TestData {
   int64_t sequence = 8;
   bool documents = false;  // attention stops at document bounds
 };
 
 EngineOptions engine_options(const GPTConfig& config, const Layout& layout, at::ScalarType dtype);
-/// One step on this rank, on the samples that a seed of `step` gives: the same for every layout.
+/// One step on this rank, on random samples with seed `step`: the same for every layout.
 PendingStep train_step(TrainEngine& engine, const Layout& layout, const TestData& data, int64_t step,
                        const Optimizer::Hyperparameters& hyper);
-/// The micro-batch of samples [first, first + count) of a step.
+/// The micro-batch of the given samples of a step.
 MicroBatch test_batch(const TestData& data, int64_t vocabulary, int64_t step, FlatRange samples);
 
-/// Global tensors out of what ranks hold. Where several ranks hold the same element they must agree bit by
-/// bit.
+/// Assembles global tensors from the ranks' parts. Elements on several ranks must be bitwise equal.
 class GlobalTensors {
  public:
   /// Thread-safe.
@@ -74,16 +73,16 @@ class GlobalTensors {
     at::Tensor present;  // bool
   };
   mutable std::mutex mutex_;
-  std::map<std::pair<std::string, int64_t>, Local> parts_;  // by name and part of the cut
+  std::map<std::pair<std::string, int64_t>, Local> parts_;  // by name and shard index
 };
 
-/// The owned part of every gradient, as it is after a step.
+/// The owned part of every gradient after a step.
 std::vector<StateTensor> gradients(TrainEngine& engine);
 std::vector<StateTensor> weights(TrainEngine& engine);
 
 /// Loss and every gradient of one step.
 struct Gradients {
-  StepResult numbers;
+  StepResult step;
   std::map<std::string, at::Tensor> tensors;
 };
 Gradients gradients_of(const GPTConfig& config, const Layout& layout, const TestData& data,
@@ -92,8 +91,8 @@ Gradients gradients_of(const GPTConfig& config, const Layout& layout, const Test
 /// Relative Frobenius error of every gradient and relative error of loss and norm, all below `bound`.
 void expect_same(const Gradients& actual, const Gradients& expected, double bound);
 
-/// The layout against one rank: in fp64 below 1e-12, in fp32 below 1e-5. A model that magnifies rounding may
-/// have a few times the error that one rank's own rounding makes in fp32 (in fp64: that times 2^-29).
+/// The layout against one rank: errors below 1e-12 in fp64 and 1e-5 in fp32, or, for models that magnify
+/// rounding, below 8 times the error of one rank in fp32 (in fp64: times 2^-29).
 void expect_twins(const GPTConfig& config, const Layout& layout, const TestData& data);
 
 /// A model and a layout that fits it, drawn at random; at most `ranks` ranks.
@@ -105,5 +104,31 @@ struct RandomCase {
 RandomCase random_case(std::mt19937& random, int64_t ranks);
 /// Another layout for the same model.
 Layout random_layout(const GPTConfig& config, std::mt19937& random, int64_t ranks);
+
+/// Random cases within a time budget. All tests of a program share TERATRON_RANDOM_SECONDS (120; 300 in the
+/// long tests). TERATRON_RANDOM_SEED repeats a run from the seed of a failed case.
+class RandomCases {
+ public:
+  struct Options {
+    double share = 1.0;   // of the budget
+    int64_t minimum = 1;  // cases that run in any case
+  };
+  explicit RandomCases(const Options& options);
+  /// Prints the test's name, the first seed and the number of cases.
+  ~RandomCases();
+  RandomCases(const RandomCases&) = delete;
+  RandomCases& operator=(const RandomCases&) = delete;
+
+  /// Seeds the generator of the next case; nullopt when the budget is used up or the test has failed.
+  std::optional<std::mt19937> next();
+  /// Of the current case.
+  uint32_t seed() const { return first_seed_ + static_cast<uint32_t>(cases_ - 1); }
+
+ private:
+  Options options_;
+  uint32_t first_seed_;
+  std::chrono::steady_clock::time_point end_;
+  int64_t cases_ = 0;
+};
 
 }  // namespace teratron

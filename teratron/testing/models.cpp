@@ -151,7 +151,7 @@ GPTConfig random_config(std::mt19937& random, const TestSizes& sizes) {
 }
 
 MicroBatch test_batch(const GPTConfig& config, const Group& data_parallel, bool documents) {
-  // A generator of its own: the default one is shared by the rank threads.
+  // Not the default generator, which the rank threads share.
   at::Generator generator = at::detail::createCPUGenerator(7);
   const int64_t sequence = config.max_positions;
   const at::Tensor tokens = at::randint(0, config.vocabulary, {sequence, samples}, generator, at::kLong);

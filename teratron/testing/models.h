@@ -1,5 +1,4 @@
-// Small GPTs, and one step of each on any layout and device: what the tests of layouts, devices and
-// recomputation share.
+// Small GPTs and one step of each in any layout and on any device.
 #pragma once
 
 #include <map>
@@ -31,17 +30,17 @@ struct TestVariant {
   std::string name;
   GPTConfig config;
 };
-/// The families, and one with dropout.
+/// The model families, and GPT-2 with dropout.
 std::vector<TestVariant> family_variants(const TestSizes& sizes = {});
-/// Every option of a layer at least once.
+/// Every layer option at least once.
 std::vector<TestVariant> option_variants(const TestSizes& sizes = {});
 /// Both.
 std::vector<TestVariant> all_variants(const TestSizes& sizes = {});
-/// Any combination of options.
+/// A random combination of options.
 GPTConfig random_config(std::mt19937& random, const TestSizes& sizes = {});
 
-/// The part of a global batch of four samples that data-parallel rank `rank` of `ranks` sees, over all
-/// positions. With `documents`, a second document starts in the middle.
+/// The rank's part of a global batch of four samples. With `documents`, a second document starts in the
+/// middle.
 MicroBatch test_batch(const GPTConfig& config, const Group& data_parallel, bool documents);
 
 struct TestLayout {
@@ -67,7 +66,7 @@ struct LossAndGrads {
 /// Forward and backward of one global batch.
 LossAndGrads run_step(const TestStep& step);
 
-/// Writes one rank's part of a tensor into the global one.
+/// Copies one rank's part of a tensor into the global tensor.
 void place(const Shard& shard, const at::Tensor& local, const at::Tensor& global);
 
 double relative_error(const at::Tensor& a, const at::Tensor& b);

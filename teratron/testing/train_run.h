@@ -1,4 +1,4 @@
-// What the tests of whole runs share: a tiny training, its files, and what it said.
+// Tests of whole runs: a tiny training, its files and its output.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ namespace teratron {
 
 namespace fs = std::filesystem;
 
-/// Runs a tiny training in a folder of its own.
+/// Runs a tiny training in a temporary folder.
 class SmallRun : public testing::Test {
  protected:
   void SetUp() override {
@@ -61,7 +61,7 @@ class SmallRun : public testing::Test {
     return code;
   }
 
-  /// The same flags without these, which take one value each.
+  /// `args` without the named flags, which take one value each.
   static std::vector<std::string> without(std::vector<std::string> args,
                                           const std::vector<std::string>& names) {
     for (const std::string& name : names) {
@@ -71,7 +71,7 @@ class SmallRun : public testing::Test {
     return args;
   }
 
-  /// What a training says on stdout, or on stderr. A failure of the training fails the test.
+  /// stdout, or stderr, of a training. A failure of the training fails the test.
   static std::string said(const std::vector<std::string>& args, int64_t ranks = 1,
                           const Registry& registry = {}) {
     testing::internal::CaptureStdout();
@@ -99,7 +99,7 @@ class SmallRun : public testing::Test {
 
   RunLog log(const std::string& name) const { return read_run_log(folder_ / name / "metrics.jsonl"); }
 
-  // Every tensor of one saved iteration, whichever shard holds it.
+  // Every tensor of one saved iteration, from all shards.
   std::map<std::string, std::string> tensors(const std::string& name, int iteration) const {
     std::map<std::string, std::string> all;
     for (const auto& file : fs::directory_iterator(folder_ / name / fmt::format("iter_{:07d}", iteration))) {
@@ -114,7 +114,7 @@ class SmallRun : public testing::Test {
     return all;
   }
 
-  // The losses of a finished run are those of a run on one rank.
+  // Compares the losses of a finished run with a run on one rank.
   void expect_same_losses(const std::string& name, const std::string& serial_name,
                           const std::vector<std::string>& serial_flags) const {
     EXPECT_EQ(train(flags(serial_name, serial_flags)), ExitCode::ok);

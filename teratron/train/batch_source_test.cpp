@@ -1,4 +1,4 @@
-// Positions that all samples share say so by their stride: what stands on it looks them up once.
+// Positions shared by all samples have stride 0 along the batch, so that embeddings are looked up once.
 #include "teratron/train/batch_source.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t length = 5;
 
-/// Samples whose positions count; those in `resets` begin again after two tokens.
+/// Samples with positions 0, 1, ...; those in `resets` restart after two tokens.
 class Counting : public Dataset {
  public:
   explicit Counting(std::vector<int64_t> resets) : resets_(std::move(resets)) {}
@@ -60,8 +60,8 @@ void expect_positions(const std::vector<int64_t>& resets, const std::vector<Expe
   }
 }
 
-TEST(BatchSource, SharesPositionsThatCount) {
-  expect_positions({}, {{4, true}, {2, false}});  // too few samples for what all batches share
+TEST(BatchSource, SharesConsecutivePositions) {
+  expect_positions({}, {{4, true}, {2, false}});  // smaller than the shared positions
   expect_positions({2}, {{4, false}});
   expect_positions({5}, {{4, true}, {2, false}});
 }

@@ -38,16 +38,16 @@ std::vector<StepResult> train(const Layout& layout, at::ScalarType dtype, const 
   run_layout(layout, [&](const Mesh& mesh) {
     TrainEngine engine(options_of(layout, dtype), mesh);
     for (int64_t step = 0; step < curve.steps; ++step) {
-      const StepResult numbers =
+      const StepResult result =
           train_step(engine, layout, {}, step, {.lr = curve.lr, .weight_decay = 0.1}).wait();
       const std::lock_guard lock(mutex);
-      if (all[step].tokens != 0) {  // another rank was here: all see the same numbers
-        EXPECT_EQ(numbers.loss, all[step].loss);
-        EXPECT_EQ(numbers.grad_norm, all[step].grad_norm);
-        EXPECT_EQ(numbers.parameter_norm, all[step].parameter_norm);
-        EXPECT_EQ(numbers.num_zeros, all[step].num_zeros);
+      if (all[step].tokens != 0) {  // from another rank: equal on all
+        EXPECT_EQ(result.loss, all[step].loss);
+        EXPECT_EQ(result.grad_norm, all[step].grad_norm);
+        EXPECT_EQ(result.parameter_norm, all[step].parameter_norm);
+        EXPECT_EQ(result.num_zeros, all[step].num_zeros);
       }
-      all[step] = numbers;
+      all[step] = result;
     }
   });
   return all;
@@ -64,8 +64,7 @@ void expect_same(const std::vector<StepResult>& actual, const std::vector<StepRe
     EXPECT_NEAR(a.grad_norm, e.grad_norm, 10 * bound * e.grad_norm);
     EXPECT_NEAR(a.parameter_norm, e.parameter_norm, bound * e.parameter_norm);
     EXPECT_EQ(a.tokens, e.tokens);
-    // Biases of keys have no gradient but rounding, which may happen to be zero: 4 layers, 2 groups, 4
-    // channels.
+    // Gradients of key biases are rounding errors and may be zero: 4 layers, 2 groups, 4 channels.
     EXPECT_NEAR(static_cast<double>(a.num_zeros), static_cast<double>(e.num_zeros), 32.0);
     EXPECT_FALSE(a.nonfinite);
   }
@@ -77,14 +76,14 @@ std::string name_of(const testing::TestParamInfo<Layout>& info) {
   return name;
 }
 
-class Steps : public testing::TestWithParam<Layout> {};
+class EngineLayouts : public testing::TestWithParam<Layout> {};
 
-TEST_P(Steps, AreThoseOfOneRank) {
+TEST_P(EngineLayouts, MatchOneRank) {
   expect_same(train(GetParam(), at::kDouble, {}), train({}, at::kDouble, {}), 1e-11);
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Layouts, Steps,
+    Layouts, EngineLayouts,
     testing::Values(Layout{.microbatches = 4}, Layout{.tp = 2, .microbatches = 2},
                     Layout{.tp = 2, .microbatches = 2, .sequence_parallel = true},
                     Layout{.tp = 2, .sequence_parallel = true, .average_in_collective = true},
@@ -95,9 +94,9 @@ INSTANTIATE_TEST_SUITE_P(
     name_of);
 
 // The same curve for 50 steps, dropout and clipping included.
-class Curves : public testing::TestWithParam<Layout> {};
+class LossCurves : public testing::TestWithParam<Layout> {};
 
-TEST_P(Curves, AreThoseOfOneRank) {
+TEST_P(LossCurves, MatchOneRank) {
   const Curve curve{.steps = 50, .lr = 3e-3};
   const std::vector<StepResult> serial = train({}, at::kFloat, curve);
   const std::vector<StepResult> parallel = train(GetParam(), at::kFloat, curve);
@@ -107,7 +106,7 @@ TEST_P(Curves, AreThoseOfOneRank) {
   EXPECT_LT(serial.back().loss, serial.front().loss);
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, Curves,
+INSTANTIATE_TEST_SUITE_P(Layouts, LossCurves,
                          testing::Values(Layout{.tp = 2}, Layout{.tp = 2, .sequence_parallel = true},
                                          Layout{.pp = 2, .microbatches = 4},
                                          Layout{.pp = 4, .stages = "Et|t|t||||t|L", .microbatches = 8},
@@ -116,8 +115,8 @@ INSTANTIATE_TEST_SUITE_P(Layouts, Curves,
                                          every_axis),
                          name_of);
 
-// Adam divides a constant factor out of its update, so a wrong clip factor shows in the moments alone.
-TEST_P(Steps, ClipsTheGradientThatAdamSees) {
+// Adam's update is invariant to a constant factor, so a wrong clip factor shows in the moments alone.
+TEST_P(EngineLayouts, ClipGradientsBeforeAdam) {
   const Layout& layout = GetParam();
   for (const double clip : {1e-3, 1e9}) {
     run_layout(layout, [&](const Mesh& mesh) {
@@ -125,10 +124,10 @@ TEST_P(Steps, ClipsTheGradientThatAdamSees) {
       options.optimizer.clip_grad = clip;
       TrainEngine engine(options, mesh);
       const double loss_scale = 1024.0;
-      const StepResult numbers =
+      const StepResult result =
           train_step(engine, layout, {}, 0, {.lr = 1e-2, .loss_scale = loss_scale}).wait();
-      const double factor = std::min(1.0, clip / (numbers.grad_norm + 1e-6)) / loss_scale;
-      EXPECT_EQ(clip<1.0, numbers.grad_norm> clip);
+      const double factor = std::min(1.0, clip / (result.grad_norm + 1e-6)) / loss_scale;
+      EXPECT_EQ(clip<1.0, result.grad_norm> clip);
       EXPECT_NEAR(engine.optimizer().grad_scale().item<double>(), factor, 1e-6 * factor);
       std::map<std::pair<std::string, int64_t>, at::Tensor> moments;
       for (const StateTensor& state : engine.optimizer().state()) {
@@ -149,7 +148,7 @@ TEST_P(Steps, ClipsTheGradientThatAdamSees) {
   }
 }
 
-TEST_P(Steps, WithoutAFiniteGradientChangeNothing) {
+TEST_P(EngineLayouts, NonfiniteGradientsChangeNothing) {
   const Layout& layout = GetParam();
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     run_layout(layout, [&](const Mesh& mesh) {
@@ -168,9 +167,9 @@ TEST_P(Steps, WithoutAFiniteGradientChangeNothing) {
         batch.loss_mask_SB.fill_(std::numeric_limits<float>::infinity());
         return batch;
       };
-      const StepResult numbers =
+      const StepResult result =
           engine.train_step(infinite, {.microbatches = layout.microbatches, .hyper = {.lr = 1e-2}}).wait();
-      EXPECT_TRUE(numbers.nonfinite);
+      EXPECT_TRUE(result.nonfinite);
       const std::vector<at::Tensor> after = copies();
       for (size_t i = 0; i < after.size(); ++i) EXPECT_TRUE(at::equal(after[i], before[i])) << i;
       EXPECT_EQ(engine.optimizer().steps(), 1);
@@ -178,7 +177,7 @@ TEST_P(Steps, WithoutAFiniteGradientChangeNothing) {
   }
 }
 
-TEST_P(Steps, EvaluateToOneRanksLoss) {
+TEST_P(EngineLayouts, EvaluationMatchesOneRank) {
   const Layout& layout = GetParam();
   const auto evaluate = [](TrainEngine& engine, const Layout& l, int64_t steps) {
     const int64_t share = test_samples / l.dp;
@@ -194,13 +193,13 @@ TEST_P(Steps, EvaluateToOneRanksLoss) {
   const StepResult expected = evaluate(serial, {}, 3);
   run_layout(layout, [&](const Mesh& mesh) {
     TrainEngine engine(options_of(layout, at::kDouble), mesh);
-    const StepResult numbers = evaluate(engine, layout, 3);
-    EXPECT_NEAR(numbers.loss, expected.loss, 1e-12 * expected.loss);
-    EXPECT_EQ(numbers.tokens, expected.tokens);
+    const StepResult result = evaluate(engine, layout, 3);
+    EXPECT_NEAR(result.loss, expected.loss, 1e-12 * expected.loss);
+    EXPECT_EQ(result.tokens, expected.tokens);
   });
 }
 
-// The tokens that count differ widely between samples: sample n of a step counts n + 1 of its 8.
+// The number of unmasked tokens differs between samples: sample n of a step has n + 1 of 8.
 MicroBatch uneven_batch(int64_t step, FlatRange samples) {
   MicroBatch batch = test_batch({}, 37, step, samples);
   batch.loss_mask_SB.zero_();
@@ -211,7 +210,7 @@ MicroBatch uneven_batch(int64_t step, FlatRange samples) {
 }
 
 struct UnevenSteps {
-  std::vector<StepResult> numbers;
+  std::vector<StepResult> steps;
   std::map<std::string, at::Tensor> weights;
 };
 
@@ -225,18 +224,18 @@ UnevenSteps uneven_steps(const Layout& layout, bool per_token) {
     TrainEngine engine(options, mesh);
     const int64_t share = test_samples / layout.dp;
     const int64_t count = share / layout.microbatches;
-    std::vector<StepResult> numbers;
+    std::vector<StepResult> steps;
     for (int64_t step = 0; step < 3; ++step) {
       const auto batches = [&](int64_t i) {
         const int64_t begin = mesh.group(Axis::dp).rank * share + i * count;
         return uneven_batch(step, {begin, begin + count});
       };
-      const StepInputs plan{.microbatches = layout.microbatches, .hyper = {.lr = 1e-2, .loss_scale = 8.0}};
-      numbers.push_back(engine.train_step(batches, plan).wait());
+      const StepInputs inputs{.microbatches = layout.microbatches, .hyper = {.lr = 1e-2, .loss_scale = 8.0}};
+      steps.push_back(engine.train_step(batches, inputs).wait());
     }
     for (const StateTensor& part : weights(engine)) global.add(part);
     const std::lock_guard lock(mutex);
-    result.numbers = numbers;
+    result.steps = steps;
   });
   result.weights = global.tensors();
   return result;
@@ -250,22 +249,23 @@ double largest_difference(const UnevenSteps& a, const UnevenSteps& b) {
   return largest;
 }
 
-TEST(PerTokenLoss, WeighsTokensAlikeHoweverTheyAreDealtOut) {
+TEST(PerTokenLoss, WeightsTokensEquallyInEveryLayout) {
   const UnevenSteps serial = uneven_steps({}, true);
-  EXPECT_LT(largest_difference(serial, uneven_steps({}, false)), 1e-8) << "one micro-batch is a mean anyway";
+  EXPECT_LT(largest_difference(serial, uneven_steps({}, false)), 1e-8) << "equal for one micro-batch";
   for (const Layout& layout :
        {Layout{.dp = 2}, Layout{.microbatches = 4}, Layout{.tp = 2, .dp = 2, .microbatches = 2},
         Layout{.pp = 2, .dp = 2, .microbatches = 2}, Layout{.dp = 4, .sharded = true}}) {
     SCOPED_TRACE(to_string(layout));
     const UnevenSteps parallel = uneven_steps(layout, true);
-    expect_same(parallel.numbers, serial.numbers, 1e-11);
+    expect_same(parallel.steps, serial.steps, 1e-11);
     EXPECT_LT(largest_difference(parallel, serial), 1e-8);
-    EXPECT_GT(largest_difference(uneven_steps(layout, false), serial), 1e-4) << "micro-batches weigh alike";
+    EXPECT_GT(largest_difference(uneven_steps(layout, false), serial), 1e-4)
+        << "micro-batches have equal weight";
   }
 }
 
 // A loss that is NaN while every gradient is finite.
-class NanBesideTheGradient : public TrainStep {
+class NanInTheLoss : public TrainStep {
  public:
   StepLoss loss(const at::Tensor& losses_SB, const MicroBatch& batch) override {
     StepLoss good = TrainStep::loss(losses_SB, batch);
@@ -274,46 +274,46 @@ class NanBesideTheGradient : public TrainStep {
   }
 };
 
-TEST(TrainEngine, ANanInTheLossAloneChangesNothing) {
+TEST(TrainEngine, NanInTheLossAloneChangesNothing) {
   const Layout layout{.pp = 2, .dp = 2};
   run_ranks(layout.mesh(), [&](const Mesh& mesh) {
-    NanBesideTheGradient step;
+    NanInTheLoss step;
     EngineOptions options = options_of(layout, at::kFloat);
     options.step = &step;
     TrainEngine engine(options, mesh);
     std::vector<at::Tensor> before;
     for (const StateTensor& part : weights(engine)) before.push_back(part.values.clone());
-    const StepResult numbers = train_step(engine, layout, {}, 0, {.lr = 1e-2}).wait();
-    EXPECT_TRUE(numbers.nonfinite);
-    EXPECT_TRUE(std::isfinite(numbers.grad_norm)) << "or else this test would see the other reason";
+    const StepResult result = train_step(engine, layout, {}, 0, {.lr = 1e-2}).wait();
+    EXPECT_TRUE(result.nonfinite);
+    EXPECT_TRUE(std::isfinite(result.grad_norm)) << "the loss must be the only reason";
     size_t i = 0;
     for (const StateTensor& part : weights(engine))
       EXPECT_TRUE(at::equal(part.values, before[i++])) << part.name;
   });
 }
 
-TEST(TrainEngine, AgreesOnTheGreatestStopRequestAndTheLeastProgress) {
+TEST(TrainEngine, AgreesOnMaxStopRequestAndMinProgress) {
   const Layout layout{.pp = 2, .dp = 2};
   run_layout(layout, [&](const Mesh& mesh) {
     TrainEngine engine(options_of(layout, at::kFloat), mesh);
     const auto batches = [&](int64_t) { return test_batch({}, 37, 0, {0, 4}); };
-    const StepResult numbers = engine
-                                   .train_step(batches, {.hyper = {.lr = 1e-3},
-                                                         .stop_request = mesh.rank() == 2 ? 3 : 1,
-                                                         .progress = mesh.rank() == 1 ? 4 : 7})
-                                   .wait();
-    EXPECT_EQ(numbers.stop_request, 3);
-    EXPECT_EQ(numbers.progress, 4);
+    const StepResult result = engine
+                                  .train_step(batches, {.hyper = {.lr = 1e-3},
+                                                        .stop_request = mesh.rank() == 2 ? 3 : 1,
+                                                        .progress = mesh.rank() == 1 ? 4 : 7})
+                                  .wait();
+    EXPECT_EQ(result.stop_request, 3);
+    EXPECT_EQ(result.progress, 4);
   });
 }
 
-TEST(TrainEngine, TimesAStepWhereverItsNumbersAreRead) {
+TEST(TrainEngine, TimesStepsIndependentlyOfWait) {
   TrainEngine engine(options_of({}, at::kFloat), Mesh());
   const auto begin = std::chrono::steady_clock::now();
   std::vector<PendingStep> steps;
   for (int64_t step = 0; step < 3; ++step) steps.push_back(train_step(engine, {}, {}, step, {.lr = 1e-3}));
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // and read together
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // then wait for all
   std::vector<double> seconds;
   for (PendingStep& step : steps) seconds.push_back(step.wait().seconds);
   EXPECT_EQ(seconds[0], 0.0);
@@ -322,7 +322,7 @@ TEST(TrainEngine, TimesAStepWhereverItsNumbersAreRead) {
   EXPECT_LT(seconds[1] + seconds[2], taken.count());
 }
 
-TEST(TrainEngine, OptimizerStateIsCutOverTheRanks) {
+TEST(TrainEngine, OptimizerStateIsSharded) {
   const auto bytes_per_parameter = [](const Layout& layout) {
     double bytes = 0.0;
     std::mutex mutex;
@@ -349,7 +349,7 @@ TEST(TrainEngine, OptimizerStateIsCutOverTheRanks) {
       "memory of weights, gradients and optimizer: 2.0 + 4.0 + 3.0 = 9.0 bytes per parameter, 0.009 GB");
 }
 
-TEST(TrainEngine, GradientsMayTravelInBf16) {
+TEST(TrainEngine, ReducesGradientsInBf16) {
   const auto gradients_with = [](bool in_bf16, bool sharded) {
     GlobalTensors global;
     const Layout layout{.dp = 4, .sharded = sharded};

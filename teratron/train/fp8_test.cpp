@@ -1,5 +1,5 @@
-// Training with FP8 products: the history of scales, layouts, resuming, and curves beside those without it.
-// The numbers of a step are compared with PyTorch's in tests/parity.
+// FP8 training: scale history, layouts, resuming, and loss curves against those of bf16. tests/parity
+// compares the numbers of a step with PyTorch.
 #include <cmath>
 
 #include "teratron/testing/layouts.h"
@@ -42,21 +42,21 @@ std::vector<double> scales(const Fp8Options& options) {
 
 using Scales = std::vector<double>;
 
-TEST(Fp8Scaling, FollowsTheLastStep) {
+TEST(Fp8Scaling, UsesTheMostRecentAmax) {
   EXPECT_EQ(scales({}), (Scales{224, 56, 112, 112, 112, 448}));
   EXPECT_EQ(scales({.history = 3}), (Scales{224, 56, 112, 112, 112, 448}));
 }
 
-TEST(Fp8Scaling, OrTheLargestOfItsHistory) {
+TEST(Fp8Scaling, UsesTheMaxOfTheHistory) {
   EXPECT_EQ(scales({.history = 2, .most_recent = false}), (Scales{224, 56, 56, 112, 112, 448}));
   EXPECT_EQ(scales({.history = 3, .most_recent = false}), (Scales{224, 56, 56, 56, 112, 448}));
 }
 
-TEST(Fp8Scaling, LeavesAMargin) {
+TEST(Fp8Scaling, AppliesTheMargin) {
   EXPECT_EQ(scales({.margin = 2}), (Scales{56, 14, 28, 28, 28, 112}));
 }
 
-TEST(Fp8Scaling, GivesGradientsTheirFormat) {
+TEST(Fp8Scaling, CastsGradientsToTheirFormat) {
   for (const Fp8Format format : {Fp8Format::e4m3, Fp8Format::e5m2}) {
     Fp8Scaling scaling({.gradients = format}, at::kCPU);
     const int64_t layer = scaling.add_layer("w");
@@ -68,7 +68,7 @@ TEST(Fp8Scaling, GivesGradientsTheirFormat) {
   }
 }
 
-TEST(Fp8Scaling, ByItselfHasNoState) {
+TEST(Fp8Scaling, TensorwiseHasNoState) {
   Fp8Scaling scaling({.recipe = Fp8Options::Recipe::tensorwise}, at::kCPU);
   const int64_t layer = scaling.add_layer("w");
   for (const double amax : {2.0, 16.0}) {
@@ -120,7 +120,7 @@ Fp8Outcome run(const Fp8Case& c) {
     outcome.losses = losses;
   });
   outcome.gradients = gradients_seen.tensors();
-  outcome.fp8_state = state_seen.tensors();  // equal on all ranks, or the test has failed
+  outcome.fp8_state = state_seen.tensors();  // equal on all ranks
   return outcome;
 }
 
@@ -133,7 +133,7 @@ double distance(const Fp8Outcome& a, const Fp8Outcome& b) {
   return std::sqrt(difference / norm);
 }
 
-TEST(Fp8Training, IsNearTheProductsWithoutIt) {
+TEST(Fp8Training, IsCloseToUnquantizedTraining) {
   for (const GPTConfig& config : {gpt2_config(fp8_sizes), llama_config(fp8_sizes)}) {
     const Fp8Outcome plain = run({.config = config, .fp8 = std::nullopt});
     for (const auto recipe : {Fp8Options::Recipe::delayed, Fp8Options::Recipe::tensorwise}) {
@@ -153,9 +153,9 @@ const Layout layouts[] = {{.tp = 2},
                           {.microbatches = 4},
                           {.tp = 2, .dp = 2, .microbatches = 2, .sequence_parallel = true}};
 
-// With a history, all ranks scale alike, and what they round is what one rank rounds. Here and there fp32's
-// rounding decides between two values of FP8.
-TEST(Fp8Training, HasTwinsOfEveryLayout) {
+// With delayed scaling, all ranks use one rank's scales and round the same values, except where fp32 rounding
+// decides between two FP8 values.
+TEST(Fp8Training, DelayedScalingMatchesOneRank) {
   const Fp8Options options{.history = 2, .most_recent = false};
   const Fp8Outcome serial = run({.fp8 = options});
   for (const Layout& layout : layouts) {
@@ -170,8 +170,8 @@ TEST(Fp8Training, HasTwinsOfEveryLayout) {
   }
 }
 
-// A rank's part of a tensor has a largest magnitude of its own: the rounding is another, but not larger.
-TEST(Fp8Training, HasDistantTwinsWhereTensorsScaleThemselves) {
+// Each rank's shard has a separate amax: rounding differs, but is not larger.
+TEST(Fp8Training, TensorwiseScalingIsCloseToOneRank) {
   const Fp8Options options{.recipe = Fp8Options::Recipe::tensorwise};
   const Fp8Outcome serial = run({.fp8 = options}), plain = run({.fp8 = std::nullopt});
   for (const Layout& layout : layouts) {
@@ -200,8 +200,8 @@ GPTConfig with_fp8_output_layer(GPTConfig config) {
   return config;
 }
 
-// Logits and their gradient go through FP8; a tied weight keeps one gradient of two uses.
-TEST(Fp8Training, MultipliesInTheOutputLayerWhereAsked) {
+// Logits and their gradient are computed in FP8; a tied weight has one gradient from two uses.
+TEST(Fp8Training, QuantizesTheOutputLayer) {
   for (GPTConfig config : {gpt2_config(fp8_sizes), llama_config(fp8_sizes)}) {
     const Fp8Outcome plain = run({.config = config, .fp8 = std::nullopt}), layers = run({.config = config});
     config = with_fp8_output_layer(config);
@@ -216,9 +216,9 @@ TEST(Fp8Training, MultipliesInTheOutputLayerWhereAsked) {
   }
 }
 
-// Parts of a tensor scale themselves in the first step. From then on layouts scale alike, one tensor after
-// the other: a scale follows from numbers that were computed with those before it.
-TEST(Fp8Training, HasTwinsOfEveryLayoutWithTheOutputLayer) {
+// Shards of a tensor have separate scales in the first step. Then the layouts' scales converge, one tensor
+// after the other, since each scale depends on values computed with the earlier ones.
+TEST(Fp8Training, OutputLayerMatchesOneRank) {
   const GPTConfig tied = with_fp8_output_layer(gpt2_config(fp8_sizes)),
                   untied = with_fp8_output_layer(llama_config(fp8_sizes));
   for (GPTConfig config : {tied, untied}) {
@@ -234,7 +234,7 @@ TEST(Fp8Training, HasTwinsOfEveryLayoutWithTheOutputLayer) {
   }
 }
 
-TEST(Fp8Training, RecomputesTheSameNumbers) {
+TEST(Fp8Training, RecomputationIsBitwiseEqual) {
   GPTConfig config = llama_config(fp8_sizes);
   const Fp8Outcome kept = run({.config = config});
   config.recompute = {.granularity = RecomputeConfig::Granularity::layers};
@@ -246,7 +246,7 @@ TEST(Fp8Training, RecomputesTheSameNumbers) {
   }
 }
 
-TEST(Fp8Training, EvaluatesWithoutATrace) {
+TEST(Fp8Training, EvaluationRecordsNothing) {
   TrainEngine engine(
       [] {
         EngineOptions options = engine_options(llama_config(fp8_sizes), Layout{}, at::kFloat);
@@ -264,7 +264,7 @@ TEST(Fp8Training, EvaluatesWithoutATrace) {
   const double loss = engine.evaluate(batches, 1).loss;
   EXPECT_EQ(engine.evaluate(batches, 1).loss, loss);
   const at::Tensor before = state();
-  engine.parameters().fp8()->update({});  // nothing but weights was seen since the step
+  engine.parameters().fp8()->update({});  // only weights were cast since the step
   const at::Tensor after = state();
   const int64_t inputs = 3 + 3;  // of a layer: scales, then amaxes of inputs, weights, gradients
   for (int64_t layer = 0; layer < before.numel() / inputs; ++layer) {
@@ -274,7 +274,7 @@ TEST(Fp8Training, EvaluatesWithoutATrace) {
   }
 }
 
-TEST(Fp8Training, TakesWeightGradientsFromBf16WhereAsked) {
+TEST(Fp8Training, WeightGradientsInBf16) {
   const Fp8Outcome plain = run({.fp8 = std::nullopt, .steps = 1});
   const auto error = [&](bool weight_gradients, const std::string& name) {
     const Fp8Outcome fp8 = run({.fp8 = Fp8Options{.weight_gradients = weight_gradients}, .steps = 1});
@@ -284,7 +284,7 @@ TEST(Fp8Training, TakesWeightGradientsFromBf16WhereAsked) {
   EXPECT_LT(error(false, last), 0.8 * error(true, last));
 }
 
-TEST(Fp8Training, LearnsAsMuch) {
+TEST(Fp8Training, LossCurveIsCloseToBf16) {
   const Fp8Case c{
       .config = gpt2_config(fp8_sizes), .steps = 60, .lr = 1e-2, .dtype = at::kBFloat16, .same_data = true};
   for (const Fp8Options& options :
@@ -320,7 +320,7 @@ class Fp8Run : public SmallRun {
   }
 };
 
-TEST_F(Fp8Run, TwentyStepsAreTenAndTen) {
+TEST_F(Fp8Run, ResumeIsBitwiseEqual) {
   for (const int64_t ranks : {1, 4}) {
     const std::string suffix = std::to_string(ranks);
     std::vector<std::string> layout;
@@ -339,12 +339,12 @@ TEST_F(Fp8Run, TwentyStepsAreTenAndTen) {
   }
 }
 
-TEST_F(Fp8Run, GoesOnUnderAnotherLayout) {
+TEST_F(Fp8Run, ResumesInAnotherLayout) {
   EXPECT_EQ(train(fp8_flags("run", {"--exit-interval", "10"})), ExitCode::ok);
   EXPECT_EQ(train(fp8_flags("run", {"--tp", "2", "--pp", "2"}), 4), ExitCode::ok);
 }
 
-TEST_F(Fp8Run, StartsFromBf16AndGoesBack) {
+TEST_F(Fp8Run, SwitchesFromBf16AndBack) {
   const std::vector<std::string> size = {"--hidden-size", "32", "--bf16"};
   std::vector<std::string> ten = size;
   ten.insert(ten.end(), {"--exit-interval", "10"});
@@ -357,7 +357,7 @@ TEST_F(Fp8Run, StartsFromBf16AndGoesBack) {
   EXPECT_EQ(train(flags("run", size)), ExitCode::ok);
 }
 
-TEST(Fp8Device, MustMultiplyInFp8) {
+TEST(Fp8Device, RequiresFp8Gemms) {
   Arguments args;
   EXPECT_NO_THROW(check_fp8_on(args, "NVIDIA A100", 80));
   args.fp8 = "hybrid";

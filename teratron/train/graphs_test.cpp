@@ -1,6 +1,5 @@
-// Steps whose micro-batches are replayed, beside the same steps without graphs: losses, gradients and weights
-// are those, bit for bit. On a CPU nothing is captured, but data and numbers take the same way
-// (device_graph.h).
+// Steps with CUDA graphs are bitwise equal to eager steps: losses, gradients and weights. On a CPU nothing is
+// captured, but data and scalars take the same path (device_graph.h).
 #include <ATen/Context.h>
 
 #include "teratron/testing/layouts.h"
@@ -14,8 +13,7 @@ namespace {
 const TestSizes graph_sizes{.hidden = 64, .ffn_hidden = 256, .heads = 4, .positions = 64};
 constexpr int64_t warm_up = 2;
 
-/// Steps of so many micro-batches of two samples, each with a loss scale of its own and an evaluation after
-/// it.
+/// Steps of so many micro-batches of two samples, each with its loss scale and followed by an evaluation.
 struct GraphCase {
   GPTConfig config = gpt2_config(graph_sizes);
   at::Device device = at::kCPU;
@@ -39,7 +37,7 @@ MicroBatch batch_of(const GraphCase& c, int64_t step, int64_t first) {
                              &batch.segment_start_BS}) {
     if (tensor->defined()) *tensor = tensor->to(c.device);
   }
-  // Uneven counts, as the mean of a micro-batch is over them.
+  // Uneven token counts, the divisor of a micro-batch's mean.
   batch.loss_mask_SB.narrow(0, 0, 1 + first).zero_();
   return batch;
 }
@@ -56,13 +54,13 @@ void run_steps(const GraphCase& c, TrainEngine& engine, GraphOutcome& outcome) {
       return batch_of(c, static_cast<int64_t>(step), 2 * (i * ranks + rank));
     };
     const double scale = c.scales.empty() ? 1.0 : c.scales.at(step);
-    const StepResult numbers =
+    const StepResult result =
         engine
             .train_step(batches, {.microbatches = c.steps[step], .hyper = {.lr = 1e-2, .loss_scale = scale}})
             .wait();
     outcome.tensors.push_back(values_of(engine.buffer().gradients()));
     outcome.numbers.insert(outcome.numbers.end(),
-                           {numbers.loss, numbers.grad_norm, engine.evaluate(batches, 1).loss});
+                           {result.loss, result.grad_norm, engine.evaluate(batches, 1).loss});
     outcome.tensors.push_back(values_of(engine.buffer().parameters()));
   }
 }
@@ -93,7 +91,7 @@ void expect_the_same(const GraphCase& c) {
   }
 }
 
-/// Everything that changes between micro-batches and steps.
+/// Varies everything that may change between micro-batches and steps.
 std::vector<std::pair<std::string, GraphCase>> cases(at::Device device) {
   const GPTConfig gpt2 = gpt2_config(graph_sizes), llama = llama_config(graph_sizes);
   GPTConfig dropout = gpt2, recomputed = gpt2, in_fp8 = gpt2;
@@ -126,14 +124,14 @@ std::vector<std::pair<std::string, GraphCase>> cases(at::Device device) {
   return all;
 }
 
-TEST(Graphs, LeaveEveryBitAsItIs) {
+TEST(Graphs, BitwiseEqualToEager) {
   for (const auto& [name, one] : cases(at::kCPU)) {
     SCOPED_TRACE(name);
     expect_the_same(one);
   }
 }
 
-TEST(Graphs, LeaveEveryBitOfDataParallelRanks) {
+TEST(Graphs, BitwiseEqualWithDataParallel) {
   for (const bool sharded : {false, true}) {
     GraphCase c{.steps = {1, 2, 2, 2}};
     c.config.hidden_dropout = 0.1;
@@ -142,7 +140,7 @@ TEST(Graphs, LeaveEveryBitOfDataParallelRanks) {
   }
 }
 
-TEST(Graphs, TakeMicroBatchesOfOneShapeOnly) {
+TEST(Graphs, RequireOneShape) {
   EngineOptions options = engine_options(gpt2_config(graph_sizes), {}, at::kFloat);
   options.graphs_after = 1;
   TrainEngine engine(options, Mesh());
@@ -177,9 +175,9 @@ TEST_F(GraphRun, NeedsAGpu) {
             std::string::npos);
 }
 
-// ---- What a GPU captures ----
+// ---- On a GPU ----
 
-class GraphsOnAGpu : public testing::Test {
+class GpuGraphs : public testing::Test {
  protected:
   void SetUp() override {
     if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
@@ -188,7 +186,7 @@ class GraphsOnAGpu : public testing::Test {
   void TearDown() override { at::globalContext().setDeterministicAlgorithms(false, false); }
 };
 
-TEST_F(GraphsOnAGpu, LeaveEveryBitAsItIs) {
+TEST_F(GpuGraphs, BitwiseEqualToEager) {
   for (const auto& [name, one] : cases(at::kCUDA)) {
     SCOPED_TRACE(name);
     EXPECT_EQ(run(one, 0).numbers, run(one, 0).numbers) << "without graphs the bits repeat";
@@ -196,8 +194,8 @@ TEST_F(GraphsOnAGpu, LeaveEveryBitAsItIs) {
   }
 }
 
-// Its backward does not repeat bits.
-TEST_F(GraphsOnAGpu, HoldCudnnsAttention) {
+// Its backward is not deterministic.
+TEST_F(GpuGraphs, CaptureCudnnAttention) {
   at::globalContext().setDeterministicAlgorithms(false, false);
   const GraphCase c{.config = llama_config(graph_sizes), .device = at::kCUDA, .dtype = at::kBFloat16};
   const GraphOutcome expected = run(c, 0), actual = run(c, warm_up);
@@ -206,7 +204,7 @@ TEST_F(GraphsOnAGpu, HoldCudnnsAttention) {
   }
 }
 
-// Asks for the loss on the host.
+// Waits for the loss on the host.
 struct Waiting : TrainStep {
   StepLoss loss(const at::Tensor& losses_SB, const MicroBatch& batch) override {
     StepLoss result = TrainStep::loss(losses_SB, batch);
@@ -228,8 +226,8 @@ void train_what_waits() {
   }
 }
 
-// In a process of its own: what a failed capture leaves behind is no place for other tests.
-TEST_F(GraphsOnAGpu, SayWhatCannotBeCaptured) {
+// In a separate process, since a failed capture leaves CUDA in an undefined state.
+TEST_F(GpuGraphs, ReportUncapturableWork) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto body = [] {
     try {

@@ -1,129 +1,51 @@
-// Serial twins: every layout gives one rank's loss and every gradient.
-#include <cstdlib>
-
-#include <fmt/format.h>
+// The engine in every layout against one rank: loss and every gradient.
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "teratron/testing/layouts.h"
 #include "teratron/testing/models.h"
 
 namespace teratron {
 namespace {
 
-void expect_twins(const TestVariant& variant, const TestStep& parallel_step) {
-  const double bound = parallel_step.dtype == at::kDouble ? 1e-12 : 1e-5;
-  TestStep step = parallel_step;
-  step.config = variant.config;
-  const LossAndGrads parallel = run_step(step);
-  step.layout = {};
-  const LossAndGrads serial = run_step(step);
-  EXPECT_NEAR(parallel.loss, serial.loss, bound * serial.loss) << variant.name;
-  ASSERT_EQ(parallel.gradients.size(), serial.gradients.size());
-  // Where a gradient is zero in theory (a bias before a softmax), rounding is all there is.
-  double largest = 0.0;
-  for (const auto& [name, gradient] : serial.gradients) {
-    largest = std::max(largest, gradient.norm().item<double>());
-  }
-  for (const auto& [name, gradient] : serial.gradients) {
-    const double scale = std::max(gradient.norm().item<double>(), 1e-3 * largest);
-    EXPECT_GT(gradient.norm().item<double>(), 0.0) << variant.name << " " << name;
-    EXPECT_LT((parallel.gradients.at(name) - gradient).norm().item<double>(), bound * scale)
-        << variant.name << " " << name << " tp " << parallel_step.layout.tp << " dp "
-        << parallel_step.layout.dp;
-  }
-}
+class LayoutGradients : public testing::TestWithParam<Layout> {};
 
-class Twins : public testing::TestWithParam<TestLayout> {};
-
-TEST_P(Twins, GiveOneRanksLossAndGradients) {
-  for (const TestVariant& variant : family_variants()) {
-    expect_twins(variant, {.layout = GetParam()});
-    expect_twins(variant, {.layout = GetParam(), .dtype = at::kFloat});
-  }
-}
-
-TEST_P(Twins, GiveThemWithDocumentBounds) {
-  for (const TestVariant& variant : family_variants()) {
-    expect_twins(variant, {.layout = GetParam(), .documents = true});
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Layouts, Twins,
-                         testing::Values(TestLayout{.tp = 2}, TestLayout{.tp = 2, .sequence_parallel = true},
-                                         TestLayout{.dp = 2}, TestLayout{.tp = 2, .dp = 2},
-                                         TestLayout{.tp = 2, .dp = 2, .sequence_parallel = true},
-                                         TestLayout{.dp = 4}));
-
-TEST(TwinsOfOptions, GiveOneRanksLossAndGradients) {
-  for (const bool sequence_parallel : {false, true}) {
-    const TestLayout layout{.tp = 2, .sequence_parallel = sequence_parallel};
-    for (const TestVariant& variant : option_variants()) expect_twins(variant, {.layout = layout});
-  }
-}
-
-TEST(TwinsOfOptions, GiveThemInAnyCombination) {
-  std::mt19937 random(17);
-  const int count = std::getenv("TERATRON_LONG_TESTS") ? 500 : 24;
-  for (int i = 0; i < count; ++i) {
-    const TestVariant variant{fmt::format("random {}", i), random_config(random)};
-    const TestLayout layout{.tp = 2, .sequence_parallel = random() % 2 == 0};
-    expect_twins(variant, {.layout = layout, .documents = random() % 2 == 0});
-  }
-}
-
-TEST(Gpt, LogitsOfPaddedVocabularyDoNotMatter) {
-  GPTConfig config = gpt2_config();
-  const LossAndGrads padded = run_step({.config = config});
-  config.padded_vocabulary = 37;
-  const LossAndGrads exact = run_step({.config = config});
-  EXPECT_DOUBLE_EQ(padded.loss, exact.loss);
-  for (const auto& [name, gradient] : exact.gradients) {
-    EXPECT_LT(relative_error(padded.gradients.at(name), gradient), 1e-13) << name;
-  }
-}
-
-TEST(Gpt, CachedKeysGiveTheSameLogitsAsTheWholeText) {
-  const at::NoGradGuard no_grad;
-  for (const TestVariant& variant : all_variants()) {
-    ParameterSet parameters({.dtype = at::kDouble, .seed = 3});
-    GPT model(parameters, variant.config, {.layers = variant.config.layers}, {});
-    MicroBatch whole = test_batch(variant.config, {}, false);
-    whole.training = false;
-    const at::Tensor expected = model.logits(model.forward({}, whole));
-    std::vector<KeyValueCache> caches(variant.config.layers);
-    const std::vector<std::pair<int64_t, int64_t>> chunks = {{0, 3}, {3, 1}, {4, 1}, {5, 3}};
-    for (const auto& [first, length] : chunks) {
-      MicroBatch chunk{.tokens_SB = whole.tokens_SB.narrow(0, first, length),
-                       .positions_SB = whole.positions_SB.narrow(0, first, length),
-                       .training = false};
-      const at::Tensor logits = model.logits(model.forward({}, chunk, &caches));
-      EXPECT_LT(relative_error(logits, expected.narrow(0, first, length)), 1e-12) << variant.name;
+TEST_P(LayoutGradients, MatchOneRank) {
+  for (TestVariant variant : family_variants()) {
+    variant.config.layers = 4;
+    for (const bool documents : {false, true}) {
+      SCOPED_TRACE(variant.name + (documents ? " with documents" : "") + ", " + to_string(GetParam()));
+      const TestData data{.documents = documents};
+      expect_same(gradients_of(variant.config, GetParam(), data, at::kDouble),
+                  gradients_of(variant.config, {}, data, at::kDouble), 1e-12);
     }
+    SCOPED_TRACE(variant.name + " in fp32, " + to_string(GetParam()));
+    expect_same(gradients_of(variant.config, GetParam(), {}, at::kFloat),
+                gradients_of(variant.config, {}, {}, at::kFloat), 1e-5);
   }
 }
 
-TEST(Gpt, GradientsAreThoseOfFiniteDifferences) {
-  for (const TestVariant& variant : all_variants()) {
-    ParameterSet parameters({.dtype = at::kDouble, .seed = 3});
-    GPT model(parameters, variant.config, {.layers = variant.config.layers}, {});
-    const MicroBatch batch = test_batch(variant.config, {}, false);
-    const auto loss = [&] { return model.loss(model.forward({}, batch), batch).mean(); };
-    loss().backward();
-    at::manual_seed(11);
-    const at::NoGradGuard no_grad;
-    for (Parameter& parameter : parameters.all()) {
-      // Along a random direction the derivative is the gradient's projection.
-      const at::Tensor direction = at::randn_like(parameter.tensor);
-      const double step = 1e-6;
-      parameter.tensor.add_(direction, step);
-      const double above = loss().item<double>();
-      parameter.tensor.add_(direction, -2.0 * step);
-      const double below = loss().item<double>();
-      parameter.tensor.add_(direction, step);
-      const double expected = (above - below) / (2.0 * step);
-      const double actual = (parameter.main_grad * direction).sum().item<double>();
-      EXPECT_NEAR(actual, expected, 1e-6 * std::max(1.0, std::abs(expected)))
-          << variant.name << " " << parameter.name;
-    }
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, LayoutGradients,
+    testing::Values(Layout{.tp = 2}, Layout{.tp = 2, .sequence_parallel = true}, Layout{.dp = 2},
+                    Layout{.tp = 2, .microbatches = 2, .sequence_parallel = true}, Layout{.tp = 2, .dp = 2},
+                    Layout{.tp = 2, .dp = 2, .sequence_parallel = true}, Layout{.dp = 4},
+                    Layout{.pp = 2, .microbatches = 4}, Layout{.pp = 4, .microbatches = 8},
+                    Layout{.pp = 2, .chunks = 2, .microbatches = 4},
+                    Layout{.pp = 2, .stages = "Et||tt|tL", .group = 4, .microbatches = 8},
+                    Layout{.pp = 4, .stages = "E|tt|tt|L", .microbatches = 2, .overlap_p2p = false},
+                    every_axis, Layout{.tp = 2, .late = true},
+                    Layout{.tp = 2, .sequence_parallel = true, .late = true},
+                    Layout{.tp = 2, .sequence_parallel = true, .overlap_tp = false, .late = true},
+                    Layout{.pp = 2, .chunks = 2, .microbatches = 4, .late = true},
+                    Layout{.dp = 4, .sharded = true, .overlap_param_gather = true, .late = true}));
+
+TEST(RandomLayouts, MatchOneRank) {
+  RandomCases cases({.share = 0.8, .minimum = 10});
+  while (std::optional<std::mt19937> random = cases.next()) {
+    const RandomCase c = random_case(*random, 16);
+    SCOPED_TRACE(fmt::format("seed {}: {}", cases.seed(), to_string(c.layout)));
+    expect_twins(c.config, c.layout, c.data);
   }
 }
 

@@ -15,8 +15,7 @@ namespace teratron {
 std::filesystem::path save_model(TrainEngine& engine, SaveRequest request, bool optimizer = true);
 /// The same in the background: tensors are copied to host memory (pinned, from a GPU) before this returns, so
 /// training may continue. The save must not outlive the engine. Collective over the mesh.
-std::unique_ptr<AsyncSave> save_model_async(TrainEngine& engine, SaveRequest request,
-                                                 bool optimizer = true);
+std::unique_ptr<AsyncSave> save_model_async(TrainEngine& engine, SaveRequest request, bool optimizer = true);
 
 struct LoadOptions {
   std::filesystem::path directory;

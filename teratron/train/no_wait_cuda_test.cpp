@@ -1,4 +1,4 @@
-// The host issues a step and goes on: nothing in it waits for the device.
+// Launching a step never waits for the device.
 #include <chrono>
 #include <optional>
 
@@ -12,7 +12,7 @@
 namespace teratron {
 namespace {
 
-// libtorch throws at every call that waits for the device.
+// libtorch throws at every synchronizing call.
 class NoWaiting {
  public:
   NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR); }
@@ -27,7 +27,7 @@ MicroBatch on_gpu(MicroBatch batch) {
   return batch;
 }
 
-// `steps` before that allocate, choose kernels and capture graphs.
+// `steps` are warm-up: allocation, kernel selection, graph capture.
 void expect_no_wait(const TestVariant& variant, int64_t graphs_after, int64_t steps) {
   EngineOptions options{.model = variant.config, .precision = {.dtype = at::kBFloat16}, .device = at::kCUDA};
   options.optimizer.clip_grad = 1.0;
@@ -35,18 +35,18 @@ void expect_no_wait(const TestVariant& variant, int64_t graphs_after, int64_t st
   TrainEngine engine(options, Mesh());
   const MicroBatch batch = on_gpu(test_batch(variant.config, Group(), false));
   const MicroBatches same = [&](int64_t) { return batch; };
-  const StepInputs plan{.microbatches = 3, .hyper = {.lr = 1e-3}};
-  for (int64_t i = 0; i < steps; ++i) engine.train_step(same, plan).wait();
+  const StepInputs inputs{.microbatches = 3, .hyper = {.lr = 1e-3}};
+  for (int64_t i = 0; i < steps; ++i) engine.train_step(same, inputs).wait();
   std::optional<PendingStep> step;
   {
     const NoWaiting strict;
     EXPECT_ANY_THROW(at::ones({1}, at::kCUDA).item<float>()) << "the mode is on";
-    step = engine.train_step(same, plan);
+    step = engine.train_step(same, inputs);
   }
   EXPECT_GT(step->wait().loss, 0.0) << variant.name;
 }
 
-TEST(NoWait, AStepOfSeveralMicroBatchesNeverWaitsForTheDevice) {
+TEST(NoWait, TrainStepNeverSynchronizes) {
   if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
   for (const TestVariant& variant : family_variants({.hidden = 64, .ffn_hidden = 256, .positions = 64})) {
     expect_no_wait(variant, 0, 1);
@@ -54,7 +54,7 @@ TEST(NoWait, AStepOfSeveralMicroBatchesNeverWaitsForTheDevice) {
   }
 }
 
-TEST(NoWait, StepsThatAreReadTogetherHaveTheirOwnTimes) {
+TEST(NoWait, TimesStepsThatAreReadTogether) {
   if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
   const TestVariant variant = family_variants({.hidden = 64, .ffn_hidden = 256, .positions = 64}).front();
   TrainEngine engine({.model = variant.config, .precision = {.dtype = at::kBFloat16}, .device = at::kCUDA},

@@ -1,4 +1,4 @@
-// What the types of a model's parts promise.
+// Properties of mixed-precision training.
 #include <gtest/gtest.h>
 
 #include "teratron/testing/layouts.h"
@@ -7,7 +7,7 @@
 namespace teratron {
 namespace {
 
-// 64 layers of small additions to a large stream: bf16 loses them, fp32 does not.
+// 64 small additions to a large residual: bf16 loses them, fp32 does not.
 double error_of_stream(bool fp32_residual) {
   TestSizes sizes{.hidden = 64, .ffn_hidden = 128, .heads = 4};
   GPTConfig config = gpt2_config(sizes);
@@ -21,11 +21,11 @@ double error_of_stream(bool fp32_residual) {
                         exact.gradients.at("embedding.word_embeddings.weight"));
 }
 
-TEST(Fp32Residual, LosesLess) {
+TEST(Fp32Residual, IsMoreAccurateThanBf16) {
   EXPECT_LT(error_of_stream(true), 0.6 * error_of_stream(false));
 }
 
-TEST(Fp32Residual, IsTheTypeBetweenStages) {
+TEST(Fp32Residual, IsTheDtypeBetweenStages) {
   GPTConfig config = gpt2_config();
   config.fp32_residual = true;
   ParameterSet parameters({.dtype = at::kBFloat16, .seed = 3});
@@ -47,7 +47,7 @@ TEST(Fp32Residual, ChangesNothingInFp32) {
   }
 }
 
-TEST(Fp32Residual, KeepsTheLayoutsTwins) {
+TEST(Fp32Residual, MatchesOneRank) {
   for (const TestVariant& variant : family_variants()) {
     TestStep step{.config = variant.config, .dtype = at::kBFloat16};
     step.config.fp32_residual = true;
@@ -61,8 +61,8 @@ TEST(Fp32Residual, KeepsTheLayoutsTwins) {
   }
 }
 
-// The place of the gradients decides how they are accumulated; layers add to what they find.
-TEST(GradientsInBf16, AddUpWhereTheyAreToldTo) {
+// The dtype of main_grad is the dtype of the accumulation.
+TEST(GradientsInBf16, AccumulateInMainGrad) {
   for (const TestVariant& variant : family_variants()) {
     std::map<std::string, at::Tensor> sums[2];
     for (const bool narrow : {false, true}) {
@@ -82,17 +82,17 @@ TEST(GradientsInBf16, AddUpWhereTheyAreToldTo) {
   }
 }
 
-TEST(MasterWeights, GatherWhatBf16WouldLose) {
+TEST(MasterWeights, AccumulateSmallUpdates) {
   const Mesh mesh;
   TrainEngine engine(engine_options(gpt2_config(), {}, at::kBFloat16), mesh);
   const at::Tensor before = engine.parameters().find("decoder.final_layernorm.weight")->tensor.clone();
-  // Steps far below a bf16 unit in the last place of 1.0 (2^-8).
+  // Updates far below bf16's unit in the last place of 1.0 (2^-8).
   for (int64_t step = 0; step < 60; ++step) train_step(engine, {}, {}, 0, {.lr = 2e-4});
   const at::Tensor after = engine.parameters().find("decoder.final_layernorm.weight")->tensor;
   EXPECT_GT((after - before).abs().max().item<double>(), 2e-3);
 }
 
-TEST(MasterWeights, FollowWhatIsWritten) {
+TEST(MasterWeights, ResetFromModelWeights) {
   TrainEngine engine(engine_options(gpt2_config(), {}, at::kBFloat16), Mesh());
   train_step(engine, {}, {}, 0, {.lr = 1e-3}).wait();
   const std::string name = "decoder.layers.0.mlp.linear_fc1.weight";
@@ -109,11 +109,11 @@ TEST(MasterWeights, FollowWhatIsWritten) {
   EXPECT_TRUE(at::equal(master(), at::full_like(master(), 1.5)));
 }
 
-// Queries and keys so large that fp16 holds no score but those divided by the layer's number.
+// Queries and keys so large that scores overflow fp16 unless divided by the layer number.
 TEST(QueryKeyScaling, KeepsFp16ScoresFinite) {
   GPTConfig config = gpt2_config();
   config.layers = 8;
-  config.attention_dropout = 0.1;  // the backend that keeps scores
+  config.attention_dropout = 0.1;  // selects the backend that stores scores
   for (const bool scaling : {false, true}) {
     config.query_key_layer_scaling = scaling;
     ParameterSet parameters({.dtype = at::kHalf, .seed = 3});

@@ -1,4 +1,4 @@
-// Recomputation changes no bit of loss and gradients, and keeps less.
+// Recomputation is bitwise equal and saves memory.
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ const std::vector<Plan>& plans() {
   return all;
 }
 
-// Three layers, so that units of two leave a rest.
+// Three layers, so that units of two have a remainder.
 std::vector<TestVariant> deep_variants() {
   std::vector<TestVariant> all = all_variants();
   for (TestVariant& variant : all) {
@@ -50,7 +50,7 @@ void expect_same_bits(const TestStep& kept, const TestStep& recomputed, const st
   }
 }
 
-TEST(Recompute, GivesTheSameBits) {
+TEST(Recompute, IsBitwiseEqual) {
   for (const TestVariant& variant : deep_variants()) {
     for (const Plan& plan : plans()) {
       TestStep step{.config = variant.config, .dtype = at::kFloat, .documents = true};
@@ -61,7 +61,7 @@ TEST(Recompute, GivesTheSameBits) {
   }
 }
 
-TEST(Recompute, GivesThemUnderEveryLayout) {
+TEST(Recompute, IsBitwiseEqualInEveryLayout) {
   for (const TestLayout& layout :
        {TestLayout{.tp = 2}, TestLayout{.tp = 2, .sequence_parallel = true}, TestLayout{.dp = 2}}) {
     for (const TestVariant& variant : family_variants()) {
@@ -77,9 +77,8 @@ TEST(Recompute, GivesThemUnderEveryLayout) {
   }
 }
 
-// In a pipeline several micro-batches are on their way at once; a parameter reports when its last one is
-// back.
-TEST(Recompute, CountsTheUsesOfParametersFromForwardOn) {
+// In a pipeline several micro-batches are in flight: on_grad_ready is called after the last backward.
+TEST(Recompute, CountsPendingGradsOverMicroBatches) {
   for (const RecomputeConfig& recompute : {RecomputeConfig{}, plans()[1].config, plans()[2].config}) {
     GPTConfig config = gpt2_config();
     config.recompute = recompute;
@@ -137,7 +136,7 @@ Footprint footprint(const GPTConfig& config) {
   ParameterSet parameters({.dtype = at::kFloat, .seed = 3});
   GPT model(parameters, config, {.layers = config.layers}, {});
   const MicroBatch batch = test_batch(config, {}, false);
-  model.loss(model.forward({}, batch), batch).mean().backward();  // makes room for the gradients
+  model.loss(model.forward({}, batch), batch).mean().backward();  // allocates the gradients
   const auto meter = std::make_shared<Meter>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
   const at::Tensor loss = model.loss(model.forward({}, batch), batch).mean();
@@ -146,7 +145,7 @@ Footprint footprint(const GPTConfig& config) {
   return {kept, meter->peak()};
 }
 
-TEST(Recompute, KeepsLess) {
+TEST(Recompute, SavesMemory) {
   const Footprint all = footprint(measured_config({}));
   const Footprint selective = footprint(measured_config(plans()[0].config));
   const Footprint each = footprint(measured_config(plans()[1].config));
@@ -163,8 +162,8 @@ TEST(Recompute, KeepsLess) {
   EXPECT_LT(each.peak, all.peak / 2);
 }
 
-// The activation, kept for fc2's weight gradient, is gone when gate|up meets its own gradient.
-TEST(Mlp, FreesInBackwardWhatItHasUsed) {
+// The activation, saved for fc2's weight gradient, is freed before the gradient of gate|up is computed.
+TEST(Mlp, FreesActivationsInBackward) {
   constexpr int64_t tokens = 256, hidden = 16, ffn = 1024;
   ParameterSet parameters({.dtype = at::kFloat, .seed = 3});
   Mlp mlp(Scope(parameters),
@@ -173,16 +172,16 @@ TEST(Mlp, FreesInBackwardWhatItHasUsed) {
   const auto run = [&] {
     return apply_bias_grad(mlp.forward_add_residual(x, {.residual_SBH = x, .dropout = {}})).sum();
   };
-  run().backward();  // makes room for the gradients
+  run().backward();  // allocates the gradients
   const auto meter = std::make_shared<Meter>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
   run().backward();
   constexpr double unit = 4.0 * tokens * ffn;  // bytes of the activation
-  EXPECT_LT(static_cast<double>(meter->peak()) / unit, 7.5) << "8 with the activation kept to the end";
+  EXPECT_LT(static_cast<double>(meter->peak()) / unit, 7.5) << "8 with the activation saved to the end";
 }
 
-// Sums over the tokens are cut, so the last bits may differ.
-TEST(LossChunks, ChangeNoNumber) {
+// Sums over tokens are split, so the last bits may differ.
+TEST(LossChunks, MatchTheUnchunkedLoss) {
   for (const TestLayout& layout :
        {TestLayout{}, TestLayout{.tp = 2}, TestLayout{.tp = 2, .sequence_parallel = true}}) {
     for (const TestVariant& variant : family_variants()) {
@@ -203,7 +202,7 @@ TEST(LossChunks, ChangeNoNumber) {
   }
 }
 
-TEST(LossChunks, NeverHoldTheLogitsOfAMicroBatch) {
+TEST(LossChunks, NeverMaterializeAllLogits) {
   GPTConfig config = measured_config({.granularity = Granularity::layers});
   config.vocabulary = config.padded_vocabulary = 8192;
   const Footprint whole = footprint(config);
@@ -233,7 +232,7 @@ TEST(Recompute, LowersThePeakOnAGpu) {
   EXPECT_LT(peak(plans()[5].config), all);
 }
 
-TEST(Recompute, GivesTheSameBitsOnAGpuInDeterministicMode) {
+TEST(Recompute, IsBitwiseEqualOnAGpu) {
   if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
   at::globalContext().setDeterministicAlgorithms(true, false);
   for (const TestVariant& variant : deep_variants()) {

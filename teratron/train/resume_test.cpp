@@ -1,4 +1,4 @@
-// A run that stops and goes on is the run that never stopped, bit by bit.
+// A resumed run is bitwise equal to an uninterrupted one.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -14,7 +14,7 @@ namespace {
 
 using Resume = SmallRun;
 
-TEST_F(Resume, TwentyStepsAreTenAndTen) {
+TEST_F(Resume, IsBitwiseEqual) {
   EXPECT_EQ(train(flags("whole")), ExitCode::ok);
   EXPECT_EQ(train(flags("halves", {"--exit-interval", "10"})), ExitCode::ok);
   EXPECT_EQ(train(flags("halves")), ExitCode::ok);
@@ -25,7 +25,7 @@ TEST_F(Resume, TwentyStepsAreTenAndTen) {
   EXPECT_EQ(read_run_log(folder_ / "halves" / "metrics.jsonl").steps.size(), 20U);
 }
 
-TEST_F(Resume, SoTheyAreWithDropoutAndSeveralRanks) {
+TEST_F(Resume, IsBitwiseEqualWithDropoutOnSeveralRanks) {
   const std::vector<std::string> layout = {"--tp", "2", "--sequence-parallel", "--use-distributed-optimizer"};
   std::vector<std::string> first = layout;
   first.insert(first.end(), {"--exit-interval", "10"});
@@ -35,14 +35,14 @@ TEST_F(Resume, SoTheyAreWithDropoutAndSeveralRanks) {
   EXPECT_EQ(tensors("halves", 20), tensors("whole", 20));
 }
 
-TEST_F(Resume, GoesOnUnderAnotherLayoutWithTheSameNumbers) {
+TEST_F(Resume, MatchesInAnotherLayout) {
   EXPECT_EQ(train(flags("serial", {"--exit-interval", "10"})), ExitCode::ok);
   fs::copy(folder_ / "serial", folder_ / "parallel", fs::copy_options::recursive);
   EXPECT_EQ(train(flags("parallel", {"--tp", "2", "--use-distributed-optimizer"}), 4), ExitCode::ok);
   expect_same_losses("parallel", "serial", {});
 }
 
-TEST_F(Resume, ManyStopsUseNoMoreEvaluationDataThanOneRun) {
+TEST_F(Resume, ConsumesTheSameValidationData) {
   for (const char* stop : {"3", "5", "7", "9", "11", "13"}) {
     EXPECT_EQ(train(flags("run", {"--exit-interval", stop})), ExitCode::ok);
   }
@@ -50,14 +50,14 @@ TEST_F(Resume, ManyStopsUseNoMoreEvaluationDataThanOneRun) {
   EXPECT_TRUE(fs::exists(folder_ / "run" / "iter_0000020"));
 }
 
-TEST_F(Resume, WithoutTheOptimizerAdamStartsToCountAgain) {
+TEST_F(Resume, NoLoadOptimRestartsAdam) {
   EXPECT_EQ(train(flags("run", {"--exit-interval", "10"})), ExitCode::ok);
   EXPECT_EQ(train(flags("run", {"--no-load-optim"})), ExitCode::ok);
   const CheckpointInfo info = open_checkpoint(folder_ / "run" / "iter_0000020");
   EXPECT_NE(info.state.find("\"optimizer_steps\":10"), std::string::npos) << info.state;
 }
 
-TEST_F(Resume, EvaluationAloneNeedsNoLearningRate) {
+TEST_F(Resume, SkipTrainNeedsNoLearningRate) {
   EXPECT_EQ(train(flags("run", {"--exit-interval", "10"})), ExitCode::ok);
   std::vector<std::string> args = flags("run", {"--skip-train"});
   const auto lr = std::find(args.begin(), args.end(), "--lr");
@@ -65,7 +65,7 @@ TEST_F(Resume, EvaluationAloneNeedsNoLearningRate) {
   EXPECT_EQ(train(args), ExitCode::ok);
 }
 
-TEST_F(Resume, AFinishedRunIsNotTrainedAgainUnlessFresh) {
+TEST_F(Resume, FinishedRunIsNotTrainedAgainUnlessFresh) {
   EXPECT_EQ(train(flags("run")), ExitCode::ok);
   const auto before = fs::last_write_time(folder_ / "run" / "iter_0000020" / "manifest.json");
   testing::internal::CaptureStdout();
@@ -76,14 +76,14 @@ TEST_F(Resume, AFinishedRunIsNotTrainedAgainUnlessFresh) {
   EXPECT_NE(fs::last_write_time(folder_ / "run" / "iter_0000020" / "manifest.json"), before);
 }
 
-TEST_F(Resume, AFullDiskBetweenStepsDoesNotEndTheTraining) {
+TEST_F(Resume, FullDiskDuringTrainingIsAWarning) {
   const ScopedFaults faults("file.write@step=10:errno=ENOSPC");
   EXPECT_EQ(train(flags("run")), ExitCode::ok);
   EXPECT_FALSE(fs::exists(folder_ / "run" / "iter_0000010"));
   EXPECT_TRUE(fs::exists(folder_ / "run" / "iter_0000020"));
 }
 
-TEST_F(Resume, AFullDiskAtTheLastSaveIsAnError) {
+TEST_F(Resume, FullDiskAtTheLastSaveIsAnError) {
   const ScopedFaults faults("file.write@step=15:errno=ENOSPC");
   try {
     train(flags("run", {"--save-interval", "100", "--train-iters", "15"}));
@@ -94,14 +94,14 @@ TEST_F(Resume, AFullDiskAtTheLastSaveIsAnError) {
   EXPECT_FALSE(fs::exists(folder_ / "run" / "iter_0000015"));
 }
 
-TEST_F(Resume, ASaveInTheBackgroundSavesTheSame) {
+TEST_F(Resume, AsyncSaveIsBitwiseEqual) {
   for (const int ranks : {1, 4}) {
     std::vector<std::string> layout;
     if (ranks == 4) layout = {"--tp", "2", "--use-distributed-optimizer"};
     const std::string name = std::to_string(ranks);
     EXPECT_EQ(train(flags("foreground" + name, layout), ranks), ExitCode::ok);
     layout.emplace_back("--async-save");
-    // Slower than the training: the weights move on while they are written.
+    // Slower than training: weights change while they are written.
     const ScopedFaults slow("ckpt.shard_created@step=10:delay=200");
     EXPECT_EQ(train(flags("background" + name, layout), ranks), ExitCode::ok);
     for (const int iteration : {10, 20}) {
@@ -111,7 +111,7 @@ TEST_F(Resume, ASaveInTheBackgroundSavesTheSame) {
   }
 }
 
-TEST_F(Resume, TrainingGoesOnWhileASaveIsUnderWay) {
+TEST_F(Resume, AsyncSaveDoesNotBlockTraining) {
   const ScopedFaults slow("ckpt.shard_created@step=10:delay=200");
   const std::string text = said(flags("run", {"--async-save", "--log-interval", "1"}));
   const size_t next = text.find("iteration       11/");
@@ -122,7 +122,7 @@ TEST_F(Resume, TrainingGoesOnWhileASaveIsUnderWay) {
   EXPECT_NE(text.find("successfully saved checkpoint from iteration      20"), std::string::npos);
 }
 
-TEST_F(Resume, AFullDiskInTheBackgroundDoesNotEndTheTraining) {
+TEST_F(Resume, FullDiskDuringAsyncSaveIsAWarning) {
   const ScopedFaults faults("file.write@step=10:errno=ENOSPC");
   const std::string warnings = warned(flags("run", {"--async-save"}), 2);
   EXPECT_NE(warnings.find("was not saved; the next save tries again"), std::string::npos) << warnings;
@@ -130,7 +130,7 @@ TEST_F(Resume, AFullDiskInTheBackgroundDoesNotEndTheTraining) {
   EXPECT_TRUE(fs::exists(folder_ / "run" / "iter_0000020"));
 }
 
-TEST_F(Resume, AFailureInTheBackgroundEndsTheTrainingOnAllRanks) {
+TEST_F(Resume, AsyncSaveFailureStopsAllRanks) {
   const ScopedFaults faults("ckpt.shard_done@step=10,rank=1:throw");
   const ParsedArguments parsed = pretrain_arguments(flags("run", {"--async-save"}), 2);
   const StopSignals signals;
@@ -151,7 +151,7 @@ TEST_F(Resume, AFailureInTheBackgroundEndsTheTrainingOnAllRanks) {
   EXPECT_FALSE(fs::exists(folder_ / "run" / "iter_0000010"));
 }
 
-TEST_F(Resume, CheckpointsBetweenTheRetainedOnesGo) {
+TEST_F(Resume, DeletesCheckpointsBetweenRetainedOnes) {
   for (const bool background : {false, true}) {
     const std::string name = background ? "background" : "foreground";
     std::vector<std::string> more = {"--save-interval", "2", "--save-retain-interval", "6"};
@@ -169,9 +169,9 @@ TEST_F(Resume, CheckpointsBetweenTheRetainedOnesGo) {
 }
 
 // NaN in chosen steps of 2 micro-batches, counted from 1.
-class NanIn : public TrainStep {
+class NanInSteps : public TrainStep {
  public:
-  explicit NanIn(std::vector<int64_t> steps) : steps_(std::move(steps)) {}
+  explicit NanInSteps(std::vector<int64_t> steps) : steps_(std::move(steps)) {}
   StepLoss loss(const at::Tensor& losses_SB, const MicroBatch& batch) override {
     if (!batch.training) return TrainStep::loss(losses_SB, batch);
     const int64_t step = passes_++ / 2 + 1;
@@ -186,13 +186,13 @@ class NanIn : public TrainStep {
   int64_t passes_ = 0;
 };
 
-Registry nan_in(const std::vector<int64_t>& steps) {
-  return {.train_step = [steps](const Registry::Context&) { return std::make_unique<NanIn>(steps); }};
+Registry nan_in_steps(const std::vector<int64_t>& steps) {
+  return {.train_step = [steps](const Registry::Context&) { return std::make_unique<NanInSteps>(steps); }};
 }
 
-TEST_F(Resume, AsManyNansAsAskedForAreSkipped) {
+TEST_F(Resume, SkipsUpToMaxNanIterations) {
   const std::vector<std::string> two = {"--max-nan-iterations", "2"};
-  const std::string text = said(flags("run", two), 1, nan_in({3, 7, 8}));
+  const std::string text = said(flags("run", two), 1, nan_in_steps({3, 7, 8}));
   EXPECT_NE(text.find("number of skipped iterations:   1 | number of nan iterations:   1 |"),
             std::string::npos);
   EXPECT_NE(text.find("number of skipped iterations:   2 | number of nan iterations:   2 |"),
@@ -200,11 +200,12 @@ TEST_F(Resume, AsManyNansAsAskedForAreSkipped) {
   const CheckpointInfo info = open_checkpoint(folder_ / "run" / "iter_0000020");
   EXPECT_NE(info.state.find("\"optimizer_steps\":17"), std::string::npos) << info.state;
   EXPECT_NE(info.state.find("\"consumed_train_samples\":80"), std::string::npos) << info.state;
-  EXPECT_NE(info.state.find("\"num_steps\":68"), std::string::npos) << "the schedule waits: " << info.state;
+  EXPECT_NE(info.state.find("\"num_steps\":68"), std::string::npos)
+      << "the schedule does not advance: " << info.state;
   for (const auto& [more, steps] :
        {std::pair{two, std::vector<int64_t>{5, 6, 7}}, {std::vector<std::string>{}, {7}}}) {
     try {
-      train(flags("three" + std::to_string(steps.size()), more), 1, nan_in(steps));
+      train(flags("three" + std::to_string(steps.size()), more), 1, nan_in_steps(steps));
       FAIL() << "one too many";
     } catch (const Fault& fault) {
       EXPECT_EQ(fault.exit_code(), ExitCode::numerics);
@@ -217,9 +218,9 @@ TEST_F(Resume, AsManyNansAsAskedForAreSkipped) {
   }
 }
 
-TEST_F(Resume, NanStopsWithTheWeightsIntact) {
+TEST_F(Resume, NanStopsWithWeightsIntact) {
   EXPECT_EQ(train(flags("run", {"--exit-interval", "10"})), ExitCode::ok);
-  // Every step is saved, so that the last checkpoint holds the weights before the step that fails.
+  // Every step is saved, so that the last checkpoint has the weights before the failing step.
   ParsedArguments parsed =
       parse_arguments("pretrain gpt", flags("run", {"--lr", "1e38", "--override-opt_param-scheduler",
                                                     "--clip-grad", "0", "--save-interval", "1"}));
@@ -251,9 +252,8 @@ TEST_F(Resume, NanStopsWithTheWeightsIntact) {
   EXPECT_EQ(compared, run.engine().parameters().all().size());
 }
 
-// A run that starts anew where an older one went further: nothing of the older one may be taken for its
-// progress.
-TEST_F(Resume, AFreshRunDoesNotMeetTheOneBefore) {
+// A fresh run among checkpoints of a longer one must never resume from them.
+TEST_F(Resume, FreshArchivesThePreviousRun) {
   EXPECT_EQ(train(flags("run")), ExitCode::ok);
   const auto old = tensors("run", 20);
   testing::internal::CaptureStderr();
@@ -263,14 +263,14 @@ TEST_F(Resume, AFreshRunDoesNotMeetTheOneBefore) {
   EXPECT_TRUE(fs::exists(folder_ / "run" / "replaced-1" / "iter_0000020" / "manifest.json"));
   EXPECT_TRUE(fs::exists(folder_ / "run" / "replaced-1" / "iter_0000010"));
   EXPECT_TRUE(fs::exists(folder_ / "run" / "iter_0000005"));
-  // What goes on is the new run.
+  // Resumes the new run.
   EXPECT_EQ(train(flags("run")), ExitCode::ok);
   EXPECT_EQ(tensors("run", 20), old);
   EXPECT_EQ(train(flags("run", {"--fresh", "--exit-interval", "5"})), ExitCode::ok);
   EXPECT_TRUE(fs::exists(folder_ / "run" / "replaced-2" / "iter_0000020"));
 }
 
-TEST_F(Resume, PipelinesGoOnWithTheSameNumbers) {
+TEST_F(Resume, InterleavedPipelineIsBitwiseEqual) {
   const std::vector<std::string> layout = {"--pp",
                                            "2",
                                            "--num-layers",
@@ -291,8 +291,8 @@ TEST_F(Resume, PipelinesGoOnWithTheSameNumbers) {
   expect_same_losses("halves", "serial", {"--num-layers", "4", "--global-batch-size", "8"});
 }
 
-// The stages between first and last read no data, unless documents reset positions or attention.
-TEST_F(Resume, StagesInTheMiddleSeeTheSamePositionsAndDocuments) {
+// Middle stages read no data unless documents reset positions or attention.
+TEST_F(Resume, MiddleStagesSeeTheSamePositionsAndDocuments) {
   for (const std::vector<std::string>& documents :
        {std::vector<std::string>{}, {"--reset-position-ids", "--reset-attention-mask", "--eod-mask-loss"}}) {
     std::vector<std::string> model = {"--num-layers", "4", "--position-embedding-type", "rope"};
@@ -305,7 +305,7 @@ TEST_F(Resume, StagesInTheMiddleSeeTheSamePositionsAndDocuments) {
   }
 }
 
-TEST_F(Resume, AnotherModelIsRejectedWithEveryDifference) {
+TEST_F(Resume, RejectsAnotherModelWithEveryDifference) {
   EXPECT_EQ(train(flags("run", {"--exit-interval", "10"})), ExitCode::ok);
   try {
     train(flags("run", {"--num-layers", "3", "--hidden-size", "32"}));
@@ -318,7 +318,7 @@ TEST_F(Resume, AnotherModelIsRejectedWithEveryDifference) {
   }
 }
 
-TEST_F(Resume, TheSameModelInOtherWordsGoesOn) {
+TEST_F(Resume, AcceptsEquivalentSettings) {
   EXPECT_EQ(train(flags("run", {"--exit-interval", "5", "--rotary-base", "500"})), ExitCode::ok);
   EXPECT_EQ(train(flags("run", {"--exit-interval", "10", "--group-query-attention", "--num-query-groups", "2",
                                 "--window-size", "-1,0"})),
@@ -326,7 +326,7 @@ TEST_F(Resume, TheSameModelInOtherWordsGoesOn) {
   EXPECT_TRUE(fs::exists(folder_ / "run" / "iter_0000010"));
 }
 
-TEST_F(Resume, RotaryPositionsGrowLongerAndAreStretchedByAFinetuning) {
+TEST_F(Resume, RotaryPositionsExtendAndScaleWithFinetune) {
   const std::vector<std::string> rope = {"--position-embedding-type", "rope"};
   const auto with = [&](std::vector<std::string> more) {
     more.insert(more.end(), rope.begin(), rope.end());
@@ -340,7 +340,8 @@ TEST_F(Resume, RotaryPositionsGrowLongerAndAreStretchedByAFinetuning) {
         std::pair{"rotary_seq_len_interpolation_factor",
                   std::vector<std::string>{"--rotary-seq-len-interpolation-factor", "4"}}}) {
     const std::string failure = failure_of(flags("run", with(more)), 1, {});
-    EXPECT_NE(failure.find(name), std::string::npos) << "another function of the same weights: " << failure;
+    EXPECT_NE(failure.find(name), std::string::npos)
+        << "a different function of the same weights: " << failure;
     EXPECT_NE(failure.find("--finetune"), std::string::npos) << failure;
     std::vector<std::string> finetune = with(more);
     finetune.insert(finetune.end(), {"--finetune", "--exit-interval", "2", "--max-position-embeddings", "16",

@@ -1,4 +1,4 @@
-// What the training loop says and does beside training: lines, schedules, ways to stop, files.
+// The training loop: log lines, schedules, stopping, files.
 #include <ATen/ATen.h>
 #include <nlohmann/json.hpp>
 
@@ -14,7 +14,7 @@ namespace {
 
 using Loop = SmallRun;
 
-// The texts occur in this order.
+// The texts must occur in this order.
 void expect_in_order(const std::string& said, const std::vector<std::string>& texts) {
   size_t at = 0;
   for (const std::string& text : texts) {
@@ -30,7 +30,7 @@ size_t count_of(const std::string& said, const std::string& text) {
   return count;
 }
 
-TEST_F(Loop, SaysMegatronsLinesFromStartToEnd) {
+TEST_F(Loop, PrintsMegatronsLines) {
   expect_in_order(
       said(flags("run", {"--train-iters", "12"})),
       {"using world size: 1, data-parallel-size: 1, tensor-model-parallel size: 1, pipeline-model-parallel "
@@ -59,7 +59,7 @@ TEST_F(Loop, SaysMegatronsLinesFromStartToEnd) {
        "validation loss at the end of training for test data | lm loss"});
 }
 
-TEST_F(Loop, AFailingEvaluationLosesNothing) {
+TEST_F(Loop, SavesBeforeAFailingEvaluation) {
   const Registry registry = {.datasets = [](const Registry::Context& run, const GPTDataOptions& options) {
     GPTDatasets built = build_gpt_datasets(options);
     // One sample where the evaluation at the end wants sixteen.
@@ -71,7 +71,7 @@ TEST_F(Loop, AFailingEvaluationLosesNothing) {
   EXPECT_TRUE(fs::exists(folder_ / "run" / "iter_0000020" / "manifest.json"));
 }
 
-TEST_F(Loop, TheBatchGrowsAndResumesInsideTheRamp) {
+TEST_F(Loop, RampsUpTheBatchSizeAndResumes) {
   const std::vector<std::string> ramp = {
       "--micro-batch-size", "1", "--global-batch-size", "6", "--rampup-batch-size", "2", "2", "12",
       "--log-interval",     "1"};
@@ -90,7 +90,7 @@ TEST_F(Loop, TheBatchGrowsAndResumesInsideTheRamp) {
   EXPECT_EQ(tensors("halves", 20), tensors("whole", 20));
 }
 
-TEST_F(Loop, NamedStepsOnlyConsumeTheirData) {
+TEST_F(Loop, IterationsToSkipOnlyConsumeData) {
   const std::vector<std::string> skips = {"--iterations-to-skip", "0", "7", "--log-interval", "1"};
   const std::string text = said(flags("whole", skips));
   EXPECT_EQ(count_of(text, " lm loss: "), 18U) << text;
@@ -101,7 +101,7 @@ TEST_F(Loop, NamedStepsOnlyConsumeTheirData) {
       text,
       {"iteration        2/      20 | consumed samples:            8 | skipped samples:            4 |",
        "iteration        9/      20 | consumed samples:           36 | skipped samples:            8 |"});
-  // The schedule waits, and the first step that trains sees the second batch.
+  // The schedule does not advance, and the first trained step uses the second batch.
   EXPECT_EQ(train(flags("plain", {"--lr", "0"})), ExitCode::ok);
   EXPECT_EQ(log("whole").steps[0].losses, log("plain").steps[1].losses);
   EXPECT_NE(text.find("learning rate: 3.333333E-03 | global batch size:     4 | lm loss"), std::string::npos)
@@ -113,7 +113,7 @@ TEST_F(Loop, NamedStepsOnlyConsumeTheirData) {
   EXPECT_EQ(tensors("halves", 20), tensors("whole", 20));
 }
 
-TEST_F(Loop, SamplesAndEpochsBecomeSteps) {
+TEST_F(Loop, ConvertsSamplesAndEpochsToSteps) {
   EXPECT_NE(said(without(flags("samples", {"--train-samples", "23"}), {"--train-iters", "--lr-warmup-iters"}))
                 .find("setting training iterations to 5"),
             std::string::npos);
@@ -128,7 +128,7 @@ TEST_F(Loop, SamplesAndEpochsBecomeSteps) {
   EXPECT_EQ(log("epochs").steps.size(), 7U);
 }
 
-TEST_F(Loop, AutoresumeStopsToBeStartedAgain) {
+TEST_F(Loop, AutoresumeStopsAndResumes) {
   const std::vector<std::string> args =
       flags("run", {"--adlr-autoresume", "--adlr-autoresume-interval", "4"});
   fs::create_directories(folder_ / "run");
@@ -140,7 +140,7 @@ TEST_F(Loop, AutoresumeStopsToBeStartedAgain) {
   EXPECT_TRUE(fs::exists(folder_ / "run" / "iter_0000020"));
 }
 
-TEST_F(Loop, ProgressIsWrittenAsMegatronDoes) {
+TEST_F(Loop, WritesProgressLog) {
   EXPECT_EQ(train(flags("run", {"--log-progress", "--exit-interval", "10"})), ExitCode::ok);
   EXPECT_EQ(train(flags("run", {"--log-progress"})), ExitCode::ok);
   const std::string text = read_text(folder_ / "run" / "progress.txt", {});
@@ -151,7 +151,7 @@ TEST_F(Loop, ProgressIsWrittenAsMegatronDoes) {
              "\tFloating-point operations: ", "\tTokens (in billions): 0.00\n", "Iteration: 20"});
 }
 
-TEST_F(Loop, ModelSettingsComeFromTheCheckpoint) {
+TEST_F(Loop, UsesCheckpointArgs) {
   EXPECT_EQ(train(flags("run", {"--exit-interval", "10"})), ExitCode::ok);
   const std::vector<std::string> few = without(flags("run", {"--use-checkpoint-args"}),
                                                {"--num-layers", "--hidden-size", "--num-attention-heads",
@@ -164,7 +164,7 @@ TEST_F(Loop, ModelSettingsComeFromTheCheckpoint) {
   EXPECT_TRUE(fs::exists(folder_ / "run" / "iter_0000020"));
   std::vector<std::string> other = few;
   other.insert(other.end(), {"--num-layers", "3", "--fresh", "--train-iters", "2", "--lr-warmup-iters", "0"});
-  EXPECT_EQ(train(other), ExitCode::ok) << "what the user gives wins";
+  EXPECT_EQ(train(other), ExitCode::ok) << "flags override the checkpoint";
 }
 
 TEST_F(Loop, FinetunesFromAPretrainedCheckpointOnlyOnce) {
@@ -181,7 +181,7 @@ TEST_F(Loop, FinetunesFromAPretrainedCheckpointOnlyOnce) {
   EXPECT_THROW(train(nowhere), UserError);
 }
 
-TEST_F(Loop, AResumeWithOtherNumbersSaysSo) {
+TEST_F(Loop, ReportsChangedSettingsOnResume) {
   EXPECT_EQ(train(flags("run", {"--exit-interval", "10"})), ExitCode::ok);
   const std::string notices =
       warned(flags("run", {"--seed", "7", "--hidden-dropout", "0.2", "--exit-interval", "15"}));
@@ -190,7 +190,7 @@ TEST_F(Loop, AResumeWithOtherNumbersSaysSo) {
   EXPECT_EQ(count_of(warned(flags("run", {"--seed", "7", "--hidden-dropout", "0.2"})), " now and was "), 0U);
 }
 
-TEST_F(Loop, AStartAmongOldCheckpointsSaysSo) {
+TEST_F(Loop, WarnsOfOldCheckpoints) {
   const std::vector<std::string> args = without(flags("run"), {"--load"});
   EXPECT_EQ(count_of(warned(args), "holds checkpoints of an earlier training"), 0U);
   const std::string said = warned(args);
@@ -199,13 +199,13 @@ TEST_F(Loop, AStartAmongOldCheckpointsSaysSo) {
   EXPECT_EQ(count_of(warned(flags("run", {"--fresh"})), "earlier training,"), 0U);
 }
 
-TEST_F(Loop, ADamagedCheckpointIsAnnouncedOnce) {
+TEST_F(Loop, WarnsOnceOfADamagedCheckpoint) {
   EXPECT_EQ(train(flags("run")), ExitCode::ok);
   fs::resize_file(folder_ / "run" / "iter_0000020" / "shard-00000.safetensors", 100);
   EXPECT_EQ(count_of(warned(flags("run")), "is corrupt"), 1U);
 }
 
-TEST_F(Loop, SgdTrainsResumesAndKeepsToItself) {
+TEST_F(Loop, SgdTrainsAndResumes) {
   const std::vector<std::string> sgd = {"--optimizer", "sgd", "--sgd-momentum", "0.8", "--lr", "0.1"};
   std::vector<std::string> first = sgd;
   first.insert(first.end(), {"--exit-interval", "10"});
@@ -216,28 +216,28 @@ TEST_F(Loop, SgdTrainsResumesAndKeepsToItself) {
   EXPECT_LT(log("whole").steps.back().losses[0].second, log("whole").steps[0].losses[0].second);
   try {
     train(flags("halves", {"--train-iters", "30", "--override-opt_param-scheduler"}));
-    FAIL() << "Adam cannot go on with SGD's state";
+    FAIL() << "Adam cannot resume from SGD's state";
   } catch (const UserError& error) {
     EXPECT_EQ(error.exit_code(), ExitCode::checkpoint);
     EXPECT_NE(std::string(error.what()).find("optimizer"), std::string::npos) << error.what();
   }
 }
 
-TEST_F(Loop, TheDecoupledLearningRateIsLogged) {
+TEST_F(Loop, LogsTheDecoupledLearningRate) {
   EXPECT_NE(
       said(flags("run", {"--decoupled-lr", "0.02", "--lr-decay-style", "constant", "--lr-warmup-iters", "0"}))
           .find(" learning rate: 1.000000E-02 | decoupled learning rate: 2.000000E-02 |"),
       std::string::npos);
 }
 
-TEST_F(Loop, TimersOfAllRanksAreLogged) {
+TEST_F(Loop, LogsTimersOfAllRanks) {
   expect_in_order(
       said(flags("run", {"--timing-log-level", "2", "--timing-log-option", "all"}), 2),
       {"iteration        5/      20 |", "times across ranks (ms):", "  forward-backward:", "     rank  0: ",
        "     rank  1: ", "  batch-generator:", "  forward-compute:", "  optimizer:"});
 }
 
-TEST_F(Loop, AProfileIsAChromeTrace) {
+TEST_F(Loop, WritesAChromeTrace) {
   train(flags("run", {"--profile", "--profile-step-start", "2", "--profile-step-end", "4"}));
   const nlohmann::json trace = nlohmann::json::parse(read_text(folder_ / "run" / "trace-rank-0.json", {}));
   size_t backward = 0;
@@ -247,7 +247,7 @@ TEST_F(Loop, AProfileIsAChromeTrace) {
   EXPECT_GT(backward, 0U);
 }
 
-// The mean over samples instead of tokens, twice, and a metric beside it.
+// Twice the mean over samples instead of tokens, and a further metric.
 class TwiceBySample : public TrainStep {
  public:
   std::vector<std::string> metric_names() const override { return {"half"}; }
@@ -257,10 +257,10 @@ class TwiceBySample : public TrainStep {
   }
 };
 
-TEST_F(Loop, ATrainStepOfOnesOwnChangesTheLossOnEveryLayout) {
+TEST_F(Loop, CustomTrainStepChangesTheLossInEveryLayout) {
   const Registry registry = {
       .train_step = [](const Registry::Context&) { return std::make_unique<TwiceBySample>(); }};
-  // Adam and clipping undo a factor of the loss, so the curve is twice the usual one.
+  // Adam and clipping cancel a factor of the loss, so the curve is twice the usual one.
   const std::vector<std::string> clipped = {"--clip-grad", "0.01", "--adam-eps", "1e-20"};
   EXPECT_EQ(train(flags("usual", clipped)), ExitCode::ok);
   EXPECT_EQ(train(flags("own", clipped), 1, registry), ExitCode::ok);
@@ -282,7 +282,7 @@ TEST_F(Loop, ATrainStepOfOnesOwnChangesTheLossOnEveryLayout) {
   }
 }
 
-TEST_F(Loop, ALoopOfOnesOwnIsTheProgramsLoop) {
+TEST_F(Loop, CustomLoopMatchesTheProgram) {
   EXPECT_EQ(train(flags("program"), 2), ExitCode::ok);
   const ParsedArguments parsed = pretrain_arguments(flags("own"), 2);
   run_ranks(2, [&](World& world) {
@@ -308,7 +308,7 @@ TEST_F(Loop, ALoopOfOnesOwnIsTheProgramsLoop) {
   EXPECT_EQ(tensors("own", 20), tensors("program", 20));
 }
 
-TEST_F(Loop, ALoopOfOnesOwnSavesInTheBackgroundAndSkips) {
+TEST_F(Loop, CustomLoopSavesAsyncAndSkips) {
   const ParsedArguments parsed =
       pretrain_arguments(flags("own", {"--async-save", "--iterations-to-skip", "3"}), 1);
   Trainer trainer(parsed.args, Mesh());
@@ -318,18 +318,18 @@ TEST_F(Loop, ALoopOfOnesOwnSavesInTheBackgroundAndSkips) {
     const StepMetrics metrics = trainer.train_step(*source).metrics;
     if (metrics.skipped) skipped.push_back(metrics.iteration);
     if (metrics.iteration != 5) continue;
-    EXPECT_FALSE(trainer.save()) << "it has only begun";
+    EXPECT_FALSE(trainer.save()) << "it has only started";
   }
   EXPECT_EQ(skipped, (std::vector<int64_t>{4}));
   EXPECT_EQ(trainer.state().consumed_train_samples, 24);
   EXPECT_FALSE(trainer.is_saved());
-  // The step after it may have found the save done already.
+  // The next step may already have committed the save.
   trainer.finish_save();
   EXPECT_TRUE(fs::exists(folder_ / "own" / "iter_0000005" / "manifest.json"));
   EXPECT_FALSE(trainer.finish_save());
 }
 
-TEST_F(Loop, GradientsThatTravelInBf16TrainNearlyAlike) {
+TEST_F(Loop, Bf16GradReduceIsCloseToFp32) {
   EXPECT_EQ(train(flags("exact"), 2), ExitCode::ok);
   for (const char* more : {"--use-distributed-optimizer", "--calculate-per-token-loss"}) {
     EXPECT_EQ(train(flags(more, {"--grad-reduce-in-bf16", more}), 2), ExitCode::ok);
@@ -343,7 +343,7 @@ TEST_F(Loop, GradientsThatTravelInBf16TrainNearlyAlike) {
   }
 }
 
-TEST_F(Loop, PipelinesMayStandBeforeDataParallelRanks) {
+TEST_F(Loop, PipelineRanksMayPrecedeDataParallelRanks) {
   const std::vector<std::string> layout = {"--tp", "2", "--pp", "2", "--use-tp-pp-dp-mapping"};
   const std::string text = said(flags("run", layout), 8);
   EXPECT_NE(text.find("  use_tp_pp_dp_mapping ............................ True"), std::string::npos);
@@ -356,7 +356,7 @@ TEST_F(Loop, PipelinesMayStandBeforeDataParallelRanks) {
   });
 }
 
-TEST_F(Loop, CopiesThatDriftApartAreNamed) {
+TEST_F(Loop, NamesReplicasThatDiffer) {
   const ParsedArguments parsed = pretrain_arguments(flags("run", {"--tp", "2"}), 4);
   run_ranks(4, [&](World& world) {
     const Mesh mesh(mesh_options(parsed.args), world);
@@ -367,7 +367,7 @@ TEST_F(Loop, CopiesThatDriftApartAreNamed) {
     if (world.rank() == 3) bias[0] = 1e-7;
     try {
       check_replicas(parameters, mesh);
-      ADD_FAILURE() << "nothing was found";
+      ADD_FAILURE() << "no difference found";
     } catch (const Fault& fault) {
       EXPECT_EQ(fault.exit_code(), ExitCode::numerics);
       EXPECT_NE(std::string(fault.what()).find("decoder.final_layernorm.bias differs"), std::string::npos)

@@ -1,14 +1,14 @@
 // One rank's model, data and counters: what a training loop drives, the program's (train_loop.h) or a custom
 // one.
 //
-//   Trainer trainer(args, mesh);                       // model, optimizer, schedules and data, from the settings
-//   trainer.load();                                    // from --load
+//   Trainer trainer(args, mesh);              // model, optimizer, schedules and data, from the settings
+//   trainer.load();                           // from --load
 //   const auto source = trainer.open(Split::train);
 //   while (trainer.state().iteration < 100) {
 //     const StepResult step = trainer.train_step(*source);
 //     if (trainer.is_last_rank()) print("{}", step.loss);
 //   }
-//   trainer.save();                                    // to --save
+//   trainer.save();                           // to --save
 //
 // Everything but the getters is collective over the mesh: all ranks call it, in the same order. Errors are
 // those of the layers below, thrown on every rank.

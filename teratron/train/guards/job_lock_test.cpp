@@ -109,7 +109,7 @@ TEST_F(Fault24JobLock, HeartbeatMovesTheTimeStamp) {
   EXPECT_GT(fs::last_write_time(lock.path()), before);
 }
 
-TEST_F(Fault24JobLock, HalfWrittenFileIsNoHolder) {
+TEST_F(Fault24JobLock, HalfWrittenFileHasNoHolder) {
   std::ofstream(directory_ / "run.lock") << "{\"host\": \"els";
   EXPECT_NO_THROW(JobLock(directory_, options_));
 }
@@ -134,7 +134,7 @@ TEST(Fault4Signals, FirstSignalSetsTheFlagAndHandlersAreRestored) {
   EXPECT_EQ(again.received(), SIGINT);
 }
 
-TEST(Fault4Signals, SecondSignalExitsAtOnce) {
+TEST(Fault4Signals, SecondSignalExitsImmediately) {
   const auto twice = [](int first, int second) {
     const StopSignals signals;
     raise(first);

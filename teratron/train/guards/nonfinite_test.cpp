@@ -1,4 +1,4 @@
-// What a run says about numbers that are not finite: where they came from, and with which samples.
+// Diagnosis of non-finite numbers: the part of the model and the samples.
 #include <limits>
 
 #include <ATen/ATen.h>
@@ -11,9 +11,9 @@
 namespace teratron {
 namespace {
 
-class NanReport : public SmallRun {
+class NonfiniteDiagnosis : public SmallRun {
  protected:
-  // What a training says that fails in its second step, after `spoil` was done to it.
+  // The error of a training whose second step fails after `spoil`.
   std::string message(const std::vector<std::string>& more, int64_t ranks,
                       const std::function<void(Trainer&)>& spoil, const Registry& registry = {}) const {
     const ParsedArguments parsed = pretrain_arguments(flags("run", more), ranks, registry);
@@ -46,7 +46,7 @@ void spoil_weight(Trainer& trainer, const std::string& name) {
   }
 }
 
-TEST_F(NanReport, NamesTheFirstBadLayerAndItsSamples) {
+TEST_F(NonfiniteDiagnosis, NamesTheFirstLayerAndItsSamples) {
   struct Case {
     int64_t ranks;
     std::vector<std::string> flags;
@@ -65,7 +65,7 @@ TEST_F(NanReport, NamesTheFirstBadLayerAndItsSamples) {
     const std::string text = message(c.flags, c.ranks, [](Trainer& trainer) {
       spoil_weight(trainer, "decoder.layers.1.mlp.linear_fc2.weight");
     });
-    // The first step took the samples 0 to 3; a micro-batch has two.
+    // The first step used samples 0 to 3; a micro-batch has two.
     const std::string where = fmt::format(
         "the output of decoder.layers.1 is the first that is not finite ({}, samples 4 to 5)", c.rank);
     EXPECT_NE(text.find(where), std::string::npos) << c.ranks << " ranks: " << text;
@@ -75,7 +75,7 @@ TEST_F(NanReport, NamesTheFirstBadLayerAndItsSamples) {
   }
 }
 
-TEST_F(NanReport, KeepsTheTokensOfTheStep) {
+TEST_F(NonfiniteDiagnosis, SavesTheTokens) {
   message({"--use-distributed-optimizer"}, 2,
           [](Trainer& trainer) { spoil_weight(trainer, "decoder.layers.0.input_layernorm.weight"); });
   std::vector<std::string> kept;
@@ -98,7 +98,7 @@ TEST_F(NanReport, KeepsTheTokensOfTheStep) {
   }
 }
 
-// Its loss is `worse` than finite in some steps.
+// The loss, or only its gradient, is not finite in some calls.
 class BadLoss : public TrainStep {
  public:
   BadLoss(int64_t first_call, int64_t calls, bool only_gradient)
@@ -108,7 +108,7 @@ class BadLoss : public TrainStep {
     StepLoss result = TrainStep::loss(losses_SB, batch);
     const int64_t call = call_++;
     if (call < first_ || call >= end_) return result;
-    // The root of zero is zero; its slope is infinite.
+    // sqrt(0) = 0 with an infinite derivative.
     const at::Tensor spoiled = only_gradient_ ? (losses_SB * 0.0).sqrt().sum() : losses_SB.sum().log() / 0.0;
     result.loss = result.loss + spoiled;
     return result;
@@ -125,7 +125,7 @@ Registry with_loss(int64_t first_call, int64_t calls, bool only_gradient) {
   }};
 }
 
-TEST_F(NanReport, KnowsAFaultThatDoesNotComeBack) {
+TEST_F(NonfiniteDiagnosis, ReportsATransientFault) {
   const auto nothing = [](Trainer&) {};
   std::string text = message({}, 1, nothing, with_loss(2, 1, false));
   EXPECT_NE(text.find("Computed once more, everything was finite: suspect the hardware"), std::string::npos)
@@ -134,7 +134,7 @@ TEST_F(NanReport, KnowsAFaultThatDoesNotComeBack) {
   EXPECT_NE(text.find("the output of the loss is the first"), std::string::npos) << text;
 }
 
-TEST_F(NanReport, LooksAtGradientsWhenAllOutputsAreFinite) {
+TEST_F(NonfiniteDiagnosis, NamesTheGradientIfOutputsAreFinite) {
   const std::string text = message({}, 1, [](Trainer&) {}, with_loss(2, 4, true));
   EXPECT_NE(text.find("the gradient of decoder.final_layernorm.bias is not finite, all outputs are (rank 0)"),
             std::string::npos)

@@ -18,8 +18,8 @@ LossAndGrads run(const GPTConfig& config, at::Device device, at::ScalarType dtyp
   return run_step({.config = config, .dtype = dtype, .device = device});
 }
 
-// Gradients smaller than `negligible` times the largest are measured against that: they are differences of
-// larger numbers, whose rounding they carry.
+// Gradients smaller than `negligible` times the largest are compared on that scale: they are differences of
+// larger numbers and carry their rounding.
 struct Bound {
   double relative;
   double negligible = 1e-3;
@@ -40,21 +40,21 @@ void expect_close(const TestVariant& variant, const LossAndGrads& actual, const 
   }
 }
 
-class GpuTwin : public testing::Test {
+class GpuParity : public testing::Test {
  protected:
   void SetUp() override {
     if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
   }
 };
 
-TEST_F(GpuTwin, HasTheCpusGradientsInFp64) {
+TEST_F(GpuParity, MatchesCpuInFp64) {
   for (const TestVariant& variant : all_variants(gpu_sizes)) {
     expect_close(variant, run(variant.config, at::kCUDA, at::kDouble),
                  run(variant.config, at::kCPU, at::kDouble), fp64);
   }
 }
 
-TEST_F(GpuTwin, HasTheFp64GradientsWithinRounding) {
+TEST_F(GpuParity, MatchesFp64WithinRounding) {
   for (const TestVariant& variant : all_variants(gpu_sizes)) {
     const LossAndGrads exact = run(variant.config, at::kCPU, at::kDouble);
     expect_close(variant, run(variant.config, at::kCPU, at::kFloat), exact, fp32);
@@ -64,9 +64,8 @@ TEST_F(GpuTwin, HasTheFp64GradientsWithinRounding) {
   }
 }
 
-// The same numbers are rounded to FP8 on both; where bf16 has rounded them differently before, FP8 may do so,
-// too.
-TEST_F(GpuTwin, HasTheCpusGradientsInFp8) {
+// Both round the same values to FP8, except where they have been rounded to different bf16 values.
+TEST_F(GpuParity, MatchesCpuInFp8) {
   constexpr Bound fp8{0.1, 3e-2};
   std::vector<TestVariant> variants = family_variants(gpu_sizes);
   for (TestVariant variant : family_variants(gpu_sizes)) {
