@@ -1,7 +1,6 @@
 #include "teratron/base/fault_point.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <charconv>
 #include <chrono>
@@ -73,66 +72,48 @@ int64_t parse_number(std::string_view specification, std::string_view digits) {
   return value;
 }
 
-struct NamedError {
+template <typename T>
+struct Named {
   std::string_view name;
-  int value;
+  T value;
 };
-constexpr std::array<NamedError, 9> named_errors = {{{"EIO", EIO},
-                                                     {"ESTALE", ESTALE},
-                                                     {"ENOSPC", ENOSPC},
-                                                     {"EDQUOT", EDQUOT},
-                                                     {"EACCES", EACCES},
-                                                     {"EROFS", EROFS},
-                                                     {"ENOENT", ENOENT},
-                                                     {"EINTR", EINTR},
-                                                     {"EINVAL", EINVAL}}};
+constexpr Named<int> errors[] = {{"EIO", EIO},       {"ESTALE", ESTALE}, {"ENOSPC", ENOSPC},
+                                 {"EDQUOT", EDQUOT}, {"EACCES", EACCES}, {"EROFS", EROFS},
+                                 {"ENOENT", ENOENT}, {"EINTR", EINTR},   {"EINVAL", EINVAL}};
+constexpr Named<Action> actions[] = {
+    {"kill", Action::kill},   {"abort", Action::abort}, {"stop", Action::stop},      {"throw", Action::raise},
+    {"errno", Action::error}, {"delay", Action::delay}, {"bitflip", Action::bitflip}};
+constexpr Named<int64_t ArmedFault::*> conditions[] = {{"rank", &ArmedFault::rank},
+                                                       {"step", &ArmedFault::step},
+                                                       {"hit", &ArmedFault::hit},
+                                                       {"times", &ArmedFault::times}};
+
+template <typename T, size_t N>
+T find_named(const Named<T> (&table)[N], std::string_view name, std::string_view specification,
+             const char* problem) {
+  for (const Named<T>& entry : table) {
+    if (entry.name == name) return entry.value;
+  }
+  throw bad_specification(specification, problem);
+}
 
 void parse_action(std::string_view specification, std::string_view text, ArmedFault& fault) {
   const size_t equals = text.find('=');
-  const std::string_view name = text.substr(0, equals);
   const std::string_view value = equals == std::string_view::npos ? "" : text.substr(equals + 1);
-  if (name == "kill") {
-    fault.action = Action::kill;
-  } else if (name == "abort") {
-    fault.action = Action::abort;
-  } else if (name == "stop") {
-    fault.action = Action::stop;
-  } else if (name == "throw") {
-    fault.action = Action::raise;
-  } else if (name == "delay") {
-    fault.action = Action::delay;
-    fault.value = parse_number(specification, value);
-  } else if (name == "bitflip") {
-    fault.action = Action::bitflip;
-    fault.value = value.empty() ? 0 : parse_number(specification, value);
-  } else if (name == "errno") {
-    fault.action = Action::error;
-    for (const NamedError& known : named_errors) {
-      if (known.name == value) fault.value = known.value;
-    }
-    if (fault.value == 0) throw bad_specification(specification, "errno needs a name such as EIO or ENOSPC");
-  } else {
-    throw bad_specification(specification,
+  fault.action = find_named(actions, text.substr(0, equals), specification,
                             "the action must be kill, abort, stop, throw, errno, delay or bitflip");
-  }
+  if (fault.action == Action::delay || (fault.action == Action::bitflip && !value.empty()))
+    fault.value = parse_number(specification, value);
+  if (fault.action == Action::error)
+    fault.value = find_named(errors, value, specification, "errno needs a name such as EIO or ENOSPC");
 }
 
 void parse_condition(std::string_view specification, std::string_view text, ArmedFault& fault) {
   const size_t equals = text.find('=');
-  const std::string_view name = text.substr(0, equals);
   if (equals == std::string_view::npos) throw bad_specification(specification, "a condition has no '='");
   const int64_t value = parse_number(specification, text.substr(equals + 1));
-  if (name == "rank") {
-    fault.rank = value;
-  } else if (name == "step") {
-    fault.step = value;
-  } else if (name == "hit") {
-    fault.hit = value;
-  } else if (name == "times") {
-    fault.times = value;
-  } else {
-    throw bad_specification(specification, "a condition must be rank, step, hit or times");
-  }
+  fault.*find_named(conditions, text.substr(0, equals), specification,
+                    "a condition must be rank, step, hit or times") = value;
 }
 
 ArmedFault parse_fault(std::string_view text) {
