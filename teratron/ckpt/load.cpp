@@ -160,6 +160,8 @@ void clear_padding(const LocalTensor& target, const std::vector<IndexRange>& ran
   clear_until(flat_end_of(target) - target.flat_begin);
 }
 
+}  // namespace
+
 // Loads one local tensor after the other; consecutive ones of the same name share the list of chunks.
 class TensorLoader {
  public:
@@ -193,6 +195,8 @@ class TensorLoader {
   std::string current_;
   std::vector<std::vector<IndexRange>> chunk_ranges_;
 };
+
+namespace {
 
 void load_all(const std::vector<LocalTensor>& tensors, TensorLoader& loader) {
   std::vector<const LocalTensor*> order;

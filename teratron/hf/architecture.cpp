@@ -2,10 +2,8 @@
 
 #include <filesystem>
 
-#include <nlohmann/json.hpp>
-
 #include "teratron/base/file.h"
-#include "teratron/hf/config_import.h"
+#include "teratron/hf/config.h"
 #include "teratron/settings/arguments.h"
 
 namespace teratron {
@@ -14,7 +12,7 @@ namespace {
 
 struct Preset {
   std::string_view name;
-  std::string_view config;  // config.json of the published model, as far as it says what is computed
+  std::string_view config;  // config.json of the published model, without keys that do not change it
 };
 
 constexpr Preset presets[] = {
@@ -36,10 +34,10 @@ std::string preset_names() {
   return names;
 }
 
-// The last text that was given for a field.
-const Setting* last_text(const Settings& given, std::string_view field) {
-  const Setting* last = nullptr;
-  for (const Setting& setting : given.values) {
+// The last string given for a field.
+const Assignment* last_text(const ParseResult& given, std::string_view field) {
+  const Assignment* last = nullptr;
+  for (const Assignment& setting : given.assignments) {
     if (setting.field->name == field && std::holds_alternative<std::string>(setting.value)) last = &setting;
   }
   return last;
@@ -54,25 +52,26 @@ std::string read_config(const std::string& path) {
 }
 
 void add_architecture(const Schema& schema, const std::string& text, const std::string& where,
-                      Settings& settings) {
-  const nlohmann::json values = nlohmann::json::parse(parse_hf_config(text, where).settings);
+                      ParseResult& settings) {
   const Arguments defaults;
-  for (const auto& [name, value] : values.items()) {
+  const HfModel model = parse_hf_config(text, where);
+  for (const auto& [name, value] : model.settings.items()) {
     if (name == "vocab_size") continue;
     const std::string written = value.is_string() ? value.get<std::string>() : value.dump();
-    set(schema, {.key = name, .texts = {written}, .where = where}, settings);
-    const bool as_always = !settings.values.empty() && settings.values.back().field->name == name &&
-                           settings.values.back().value == get_value(schema.field(name), &defaults);
-    if (as_always) settings.values.pop_back();
+    add_option(schema, {.key = name, .values = {written}, .where = where}, settings);
+    const bool is_default = !settings.assignments.empty() &&
+                            settings.assignments.back().field->name == name &&
+                            settings.assignments.back().value == get_value(schema.field(name), &defaults);
+    if (is_default) settings.assignments.pop_back();
   }
 }
 
 }  // namespace
 
-Settings architecture_settings(const Schema& schema, const Settings& given) {
-  Settings settings;
-  const Setting* const preset = last_text(given, "model_preset");
-  const Setting* const file = last_text(given, "hf_config");
+ParseResult architecture_settings(const Schema& schema, const ParseResult& given) {
+  ParseResult settings;
+  const Assignment* const preset = last_text(given, "model_preset");
+  const Assignment* const file = last_text(given, "hf_config");
   if (preset && file) {
     settings.problems.push_back({"model_preset and hf_config are both set", file->where, "Give one of them"});
   } else if (preset) {

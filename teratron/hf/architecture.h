@@ -1,13 +1,13 @@
-// The model's settings that --model-preset and --hf-config stand for.
+// --model-preset and --hf-config as settings of the model.
 #pragma once
 
 #include "teratron/base/config/config.h"
 
 namespace teratron {
 
-/// What the last model_preset and hf_config among `given` say, as settings that everything in `given` wins over: sizes,
-/// positions, norms, activation, biases, dropout; the longest sequence; not the vocabulary, which is the tokenizer's.
-/// Problems (an unknown preset, both at once, a config.json that cannot be read) are added to the result.
-Settings architecture_settings(const Schema& schema, const Settings& given);
+/// The settings of the last model_preset or hf_config in `given`, which overrides them: sizes, positions,
+/// norms, activation, biases, dropout, the sequence length; not the vocabulary, which is the tokenizer's.
+/// Problems (an unknown preset, both given, an unreadable config.json) are added to the result.
+ParseResult architecture_settings(const Schema& schema, const ParseResult& given);
 
 }  // namespace teratron

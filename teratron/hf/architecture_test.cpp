@@ -27,8 +27,7 @@ std::string refusal(const Texts& args) {
 }
 
 TEST(Architecture, OfAPreset) {
-  const ParsedArguments p =
-      parse({"--seq-length", "256", "--model-preset", "llama3-8b"});
+  const ParsedArguments p = parse({"--seq-length", "256", "--model-preset", "llama3-8b"});
   EXPECT_EQ(p.args.num_layers, 32);
   EXPECT_EQ(p.args.hidden_size, 4096);
   EXPECT_EQ(p.args.ffn_hidden_size, 14336);
@@ -43,8 +42,7 @@ TEST(Architecture, OfAPreset) {
 }
 
 TEST(Architecture, OfMegatronsExample) {
-  const ParsedArguments p =
-      parse({"--model_preset=gpt-345m", "--num-layers", "12"});
+  const ParsedArguments p = parse({"--model_preset=gpt-345m", "--num-layers", "12"});
   EXPECT_EQ(p.args.num_layers, 12);
   EXPECT_EQ(p.args.hidden_size, 1024);
   EXPECT_EQ(p.args.num_attention_heads, 16);
@@ -61,9 +59,9 @@ TEST(Architecture, EveryPresetIsWhole) {
   for (std::string name; std::getline(names, name, ','); ++count) {
     name.erase(0, name.find_first_not_of(' '));
     name.erase(name.find_last_not_of(" .\n") + 1);
-    ParsedArguments p = parse({"--model-preset", name, "--tokenizer-type",
-                                                              "NullTokenizer", "--vocab-size", "100"});
-    EXPECT_NO_THROW(finish(p, 1, {.needs_data = false})) << name;
+    ParsedArguments p =
+        parse({"--model-preset", name, "--tokenizer-type", "NullTokenizer", "--vocab-size", "100"});
+    EXPECT_NO_THROW(validate_arguments(p, 1, {.needs_data = false})) << name;
     EXPECT_TRUE(p.args.num_layers && p.args.hidden_size) << name;
   }
   EXPECT_GE(count, 20);
@@ -89,7 +87,6 @@ TEST(Architecture, OfAHuggingFaceConfig) {
   std::ofstream(path) << R"({"model_type":"mamba"})";
   EXPECT_NE(refusal({"--hf-config", path.string()}).find("'mamba' is not supported"), std::string::npos);
 }
-
 
 }  // namespace
 }  // namespace teratron

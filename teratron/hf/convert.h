@@ -1,7 +1,8 @@
-// Hugging Face models in and out, streaming: the memory of one tensor (twice under conversion) is needed.
+// Import and export of Hugging Face models, streaming: needs the memory of one tensor (twice when converting
+// dtypes).
 //
-// Importing proves conservation: every element of every tensor of the files goes to exactly one place; a
-// tensor that nothing uses, a missing one or a wrong shape is a UserError(checkpoint), all listed at once.
+// Import proves conservation: every element of every tensor in the files goes to exactly one place. Unused or
+// missing tensors and wrong shapes are listed in one UserError(checkpoint).
 #pragma once
 
 #include <cstdint>
@@ -18,13 +19,13 @@ namespace teratron {
 /// Name in a Hugging Face folder -> file.
 using HfTokenizerFiles = std::map<std::string, std::filesystem::path>;
 
-/// The tokenizer files in a Hugging Face folder, perhaps none.
+/// The tokenizer files in a Hugging Face folder; may be none.
 HfTokenizerFiles hf_tokenizer_files(const std::filesystem::path& folder);
 
 struct HfImport {
   std::filesystem::path source;       // folder with config.json and safetensors
-  std::filesystem::path destination;  // --save folder: becomes iter_0000000 in it
-  std::optional<Dtype> dtype;         // of the result; each tensor's own otherwise
+  std::filesystem::path destination;  // --save folder; the checkpoint is iter_0000000
+  std::optional<Dtype> dtype;         // of the result; default: as in the files
 };
 
 struct HfExport {
@@ -32,7 +33,7 @@ struct HfExport {
   std::filesystem::path destination;  // must not exist, or be empty
   std::optional<Dtype> dtype;
   int64_t max_shard_bytes = int64_t{5} * 1000 * 1000 * 1000;
-  HfTokenizerFiles tokenizer;        // copied along
+  HfTokenizerFiles tokenizer;        // copied to the folder
   std::optional<int64_t> end_token;  // the tokenizer's, for config.json
 };
 
@@ -42,11 +43,11 @@ struct ConversionReport {
   int64_t elements = 0;
 };
 
-/// Weights and settings, among them where the tokenizer lies if the folder has one; optimizer and counters start anew
-/// (--finetune).
+/// Weights and settings, including the paths of the folder's tokenizer; no optimizer state or counters (train
+/// with --finetune).
 ConversionReport import_hf(const HfImport& request);
 
-/// config.json, model*.safetensors with index, and tokenizer files; appears in one rename.
+/// Writes config.json, model*.safetensors with index, and tokenizer files, committed by one rename.
 ConversionReport export_hf(const HfExport& request);
 
 }  // namespace teratron

@@ -7,10 +7,10 @@
 #include "teratron/base/json.h"
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/float_convert.h"
-#include "teratron/hf/checkpoint_files.h"
-#include "teratron/hf/config_import.h"
+#include "teratron/hf/config.h"
 #include "teratron/hf/convert.h"
 #include "teratron/hf/name_map.h"
+#include "teratron/hf/sharded_safetensors.h"
 #include "teratron/testing/checkpoint_world.h"
 
 namespace teratron {
@@ -43,7 +43,7 @@ json changed(json value, const json& patch) {
   return value;
 }
 
-HfConfig parse(const json& value) {
+HfModel parse(const json& value) {
   return parse_hf_config(value.dump(), "config.json");
 }
 
@@ -68,13 +68,13 @@ void write_model(const fs::path& directory, const json& config, int64_t max_byte
                  const std::string& prefix = "?") {
   fs::create_directories(directory);
   std::ofstream(directory / "config.json") << config.dump();
-  const HfModel model = parse(config).model;
+  const HfModel model = parse(config);
   std::vector<SafetensorsWriter::Tensor> tensors;
-  for (const HfMapping& mapping : hf_layout(model, prefix == "?" ? hf_prefix(model.family) : prefix)) {
-    for (const HfSource& source : mapping.sources) tensors.push_back({source.name, Dtype::f32, source.shape});
+  for (const HfTensor& tensor : hf_name_map(model, prefix == "?" ? model.family->prefix : prefix)) {
+    for (const HfSource& source : tensor.sources) tensors.push_back({source.name, Dtype::f32, source.shape});
   }
   float next = 0;
-  write_hf_files(directory, tensors, max_bytes, [&](size_t i) {
+  write_sharded_safetensors(directory, tensors, max_bytes, [&](size_t i) {
     std::vector<char> bytes(static_cast<size_t>(*checked_numel(tensors[i].shape)) * 4);
     for (size_t k = 0; k < bytes.size(); k += 4) (next += 1, std::memcpy(bytes.data() + k, &next, 4));
     return bytes;
@@ -82,7 +82,7 @@ void write_model(const fs::path& directory, const json& config, int64_t max_byte
 }
 
 std::map<std::string, std::vector<char>> contents(const fs::path& directory) {
-  const HfFiles files(directory);
+  const ShardedSafetensors files(directory);
   std::map<std::string, std::vector<char>> all;
   for (const auto& [name, entry] : files.tensors()) all[name] = files.read(name);
   return all;
@@ -97,8 +97,8 @@ std::vector<float> read_floats(const fs::path& checkpoint, const std::string& na
 }
 
 TEST(HfConfigTest, SettingsOfLlama) {
-  const json settings = json::parse(
-      parse(changed(llama(), {{"rope_scaling", {{"rope_type", "llama3"}, {"factor", 32.0}}}})).settings);
+  const json settings =
+      parse(changed(llama(), {{"rope_scaling", {{"rope_type", "llama3"}, {"factor", 32.0}}}})).settings;
   const json expected = {{"num_layers", 2},
                          {"hidden_size", 12},
                          {"ffn_hidden_size", 20},
@@ -122,16 +122,16 @@ TEST(HfConfigTest, NewRopeParametersMeanTheSame) {
   json config = llama();
   config.erase("rope_theta");
   config["rope_parameters"] = {{"rope_theta", 1e6}, {"rope_type", "default"}};
-  EXPECT_EQ(json::parse(parse(config).settings)["rotary_base"], 1000000);
+  EXPECT_EQ(parse(config).settings["rotary_base"], 1000000);
 }
 
-TEST(HfConfigTest, WhatCannotBeExpressedIsListed) {
+TEST(HfConfigTest, ListsEverythingUnsupported) {
   const auto error_of = [](const json& config) { return message_of<UserError>([&] { parse(config); }); };
   const std::string several = error_of(changed(
       llama(),
       {{"hidden_act", "gelu"}, {"num_key_value_heads", 4}, {"hidden_size", "x"}, {"attention_bias", true}}));
   for (const char* part :
-       {"'hidden_act'", "no multiple", "'hidden_size' = \"x\" is not a size", "'attention_bias'"}) {
+       {"'hidden_act'", "not divisible", "'hidden_size' = \"x\" is not a size", "'attention_bias'"}) {
     EXPECT_NE(several.find(part), std::string::npos) << several;
   }
   EXPECT_NE(error_of({{"model_type", "mamba"}}).find("Supported are gpt2"), std::string::npos);
@@ -155,33 +155,32 @@ TEST(HfConfigTest, WhatCannotBeExpressedIsListed) {
   EXPECT_NE(error_of(json::array()), "");
 }
 
-TEST(HfConfigTest, WhatNoFamilyComputesIsNotExported) {
+TEST(HfConfigTest, ExportsOnlyWhatAFamilyComputes) {
   CheckpointInfo info{.path = "p"};
-  const HfModel model = parse(llama()).model;
-  for (const HfMapping& mapping : hf_layout(model, ""))
-    info.tensors[mapping.name] = {Dtype::f32, mapping.shape};
+  for (const HfTensor& tensor : hf_name_map(parse(llama()), ""))
+    info.tensors[tensor.name] = {Dtype::f32, tensor.shape};
   const auto error_of = [&](const json& patch) {
-    info.config = changed(json::parse(parse(llama()).settings), patch).dump();
-    return message_of<UserError>([&] { model_of_checkpoint(info); });
+    info.config = changed(parse(llama()).settings, patch).dump();
+    return message_of<UserError>([&] { hf_model_of(info); });
   };
   EXPECT_EQ(error_of(json::object()), "");
   EXPECT_NE(error_of({{"squared_relu", true}, {"rotary_interleaved", true}}).find("rotary_interleaved"),
             std::string::npos);
   EXPECT_NE(error_of({{"rotary_percent", 0.5}}).find("rotary_percent"), std::string::npos);
   EXPECT_EQ(error_of({{"window_size", "7,0"}}), "") << "as Mistral";
-  EXPECT_NE(error_of({{"window_size", "7,0"}, {"window_attn_skip_freq", "2"}}).find("cannot be exported"),
+  EXPECT_NE(error_of({{"window_size", "7,0"}, {"window_attn_skip_freq", "2"}}).find("window_attn_skip_freq"),
             std::string::npos);
   EXPECT_NE(error_of({{"window_size", "seven"}}).find("malformed"), std::string::npos);
   EXPECT_NE(error_of({{"swiglu", false}}).find("no Hugging Face model has"), std::string::npos);
-  EXPECT_NE(error_of({{"swiglu", "yes"}}).find("another type"), std::string::npos);
+  EXPECT_NE(error_of({{"swiglu", "yes"}}).find("swiglu"), std::string::npos);
   EXPECT_NE(error_of({{"num_attention_heads", 5}}).find("5 heads do not fit"), std::string::npos);
   info.tensors.erase("embedding.word_embeddings.weight");
-  EXPECT_NE(error_of(json::object()).find("this is no GPT"), std::string::npos);
+  EXPECT_NE(error_of(json::object()).find("not a GPT model"), std::string::npos);
 }
 
 TEST(HfConfigTest, Windows) {
   const auto settings = [](const json& patch) {
-    return json::parse(parse(changed(changed(llama(), {{"sliding_window", 8}}), patch)).settings);
+    return parse(changed(changed(llama(), {{"sliding_window", 8}}), patch)).settings;
   };
   EXPECT_FALSE(settings(json::object()).contains("window_size")) << "Llama has none";
   EXPECT_EQ(settings({{"model_type", "mistral"}})["window_size"], "7,0");
@@ -200,26 +199,26 @@ TEST(HfConfigTest, Windows) {
 }
 
 // Every row of every source goes to exactly one place.
-TEST(HfLayout, ConservesEveryRow) {
+TEST(HfNameMap, ConservesEveryRow) {
   for (const json& config : all_models()) {
-    for (const HfMapping& mapping : hf_layout(parse(config).model, "")) {
+    for (const HfTensor& tensor : hf_name_map(parse(config), "")) {
       int64_t rows = 0;
       std::vector<std::vector<int>> uses;
-      for (const HfSource& source : mapping.sources)
+      for (const HfSource& source : tensor.sources)
         uses.emplace_back(source.shape[source.transposed ? 1 : 0], 0);
-      for (const RowRun& run : mapping.runs) {
-        for (int64_t row = run.row; row < run.row + run.rows; ++row) ++uses.at(run.source).at(row);
-        rows += run.rows;
+      for (const RowSlice& slice : tensor.slices) {
+        for (int64_t row = slice.row; row < slice.row + slice.rows; ++row) ++uses.at(slice.source).at(row);
+        rows += slice.rows;
       }
-      EXPECT_EQ(rows, mapping.shape[0]) << mapping.name;
+      EXPECT_EQ(rows, tensor.shape[0]) << tensor.name;
       for (const auto& source : uses) {
-        for (const int count : source) EXPECT_EQ(count, 1) << mapping.name;
+        for (const int count : source) EXPECT_EQ(count, 1) << tensor.name;
       }
     }
   }
 }
 
-TEST(HfConvert, OutOfInIsTheSame) {
+TEST(HfConvert, RoundTrip) {
   for (const json& config : all_models()) {
     const TemporaryDirectory directory;
     write_model(directory / "in", config, 1000);
@@ -230,17 +229,16 @@ TEST(HfConvert, OutOfInIsTheSame) {
         export_hf({.source = in.result, .destination = directory / "out", .max_shard_bytes = 3000});
     EXPECT_EQ(contents(directory / "out"), contents(directory / "in")) << config["model_type"];
     EXPECT_EQ(in.elements, out.elements);
-    const HfConfig again = parse_hf_config(read_text(directory / "out" / "config.json", {}), "out");
-    json before = json::parse(parse(config).settings);
-    EXPECT_EQ(json::parse(again.settings), before) << config["model_type"];
+    const HfModel again = parse_hf_config(read_text(directory / "out" / "config.json", {}), "out");
+    EXPECT_EQ(again.settings, parse(config).settings) << config["model_type"];
   }
 }
 
-TEST(HfConvert, PlacesQkvAndGateWhereMegatronWantsThem) {
+TEST(HfConvert, OrdersQkvAndGateAsMegatron) {
   const TemporaryDirectory directory;
   write_model(directory / "in", llama(), 1 << 30);
   const ConversionReport report = import_hf({.source = directory / "in", .destination = directory / "ckpt"});
-  const HfFiles files(directory / "in");
+  const ShardedSafetensors files(directory / "in");
   const auto value = [&](const std::string& name, int64_t row) {
     float first = 0;
     std::memcpy(&first, files.read("model.layers.1." + name).data() + row * 12 * 4, 4);
@@ -262,7 +260,7 @@ TEST(HfConvert, TransposesGpt2) {
   write_model(directory / "in", gpt2(), 1 << 30, "");  // files of the bare model have no prefix
   const ConversionReport report = import_hf({.source = directory / "in", .destination = directory / "ckpt"});
   std::vector<float> theirs(8 * 24);
-  std::memcpy(theirs.data(), HfFiles(directory / "in").read("h.0.attn.c_attn.weight").data(),
+  std::memcpy(theirs.data(), ShardedSafetensors(directory / "in").read("h.0.attn.c_attn.weight").data(),
               theirs.size() * 4);
   const auto ours = read_floats(report.result, "decoder.layers.0.self_attention.linear_qkv.weight", {24, 8});
   // Head 1's first key row (two heads of width 4): our row 12 + 4, their column 8 + 4.
@@ -276,10 +274,10 @@ TEST(HfConvert, ConvertsTypesOnRequest) {
       import_hf({.source = directory / "in", .destination = directory / "ckpt", .dtype = Dtype::bf16});
   EXPECT_EQ(open_checkpoint(report.result).tensors.at("output_layer.weight").dtype, Dtype::bf16);
   export_hf({.source = report.result, .destination = directory / "out", .dtype = Dtype::f32});
-  EXPECT_EQ(HfFiles(directory / "out").tensors().at("lm_head.weight")->dtype, Dtype::f32);
+  EXPECT_EQ(ShardedSafetensors(directory / "out").tensors().at("lm_head.weight")->dtype, Dtype::f32);
 }
 
-TEST(HfConvert, MissingAndSurplusTensorsAreAllListed) {
+TEST(HfConvert, ListsAllMissingAndSurplusTensors) {
   const TemporaryDirectory directory;
   write_model(directory / "in", llama(), 1 << 30);
   std::ofstream(directory / "in" / "config.json")
@@ -287,16 +285,17 @@ TEST(HfConvert, MissingAndSurplusTensorsAreAllListed) {
   std::string text = message_of<UserError>(
       [&] { import_hf({.source = directory / "in", .destination = directory / "ckpt"}); });
   EXPECT_NE(text.find("model.layers.2.self_attn.k_proj.weight\" is missing"), std::string::npos) << text;
-  EXPECT_NE(text.find("has shape [13, 12], config.json asks for [14, 12]"), std::string::npos) << text;
+  EXPECT_NE(text.find("has shape [13, 12], config.json requires [14, 12]"), std::string::npos) << text;
   std::ofstream(directory / "in" / "config.json") << changed(llama(), {{"num_hidden_layers", 1}}).dump();
   text = message_of<UserError>(
       [&] { import_hf({.source = directory / "in", .destination = directory / "ckpt"}); });
-  EXPECT_NE(text.find("layers.1.mlp.up_proj.weight\" is in the files, but no part"), std::string::npos)
+  EXPECT_NE(text.find("layers.1.mlp.up_proj.weight\" is in the files, but not in the model"),
+            std::string::npos)
       << text;
   EXPECT_FALSE(fs::exists(directory / "ckpt"));
 }
 
-TEST(HfConvert, NeverWritesIntoAFullFolder) {
+TEST(HfConvert, RefusesANonEmptyFolder) {
   const TemporaryDirectory directory;
   write_model(directory / "in", llama(), 1 << 30);
   const ConversionReport report = import_hf({.source = directory / "in", .destination = directory / "ckpt"});
@@ -308,14 +307,14 @@ TEST(HfConvert, NeverWritesIntoAFullFolder) {
   EXPECT_FALSE(fs::exists(directory / "out")) << "a failed export leaves nothing";
 }
 
-TEST(HfFilesTest, fault_18_hostile_indices) {
+TEST(ShardedSafetensorsTest, fault_18_hostile_indices) {
   const TemporaryDirectory directory;
   write_model(directory / "m", llama(), 1000);
   const fs::path index = directory / "m" / "model.safetensors.index.json";
   const json good = json::parse(read_text(index, {}));
   const auto error_of = [&](const json& value) {
     write_text(index, value.dump(), ExitCode::data);
-    return message_of<UserError>([&] { HfFiles files(directory / "m"); });
+    return message_of<UserError>([&] { ShardedSafetensors files(directory / "m"); });
   };
   ASSERT_EQ(error_of(good), "");
   const std::string first = good["weight_map"]["lm_head.weight"];
@@ -324,9 +323,9 @@ TEST(HfFilesTest, fault_18_hostile_indices) {
   };
   for (const char* bad :
        {"../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", ".x.safetensors", "", "config.json"}) {
-    EXPECT_NE(error_of(with(bad)).find("no plain name"), std::string::npos) << bad;
+    EXPECT_NE(error_of(with(bad)).find("not a plain name"), std::string::npos) << bad;
   }
-  EXPECT_NE(error_of(with(7)).find("no plain name"), std::string::npos);
+  EXPECT_NE(error_of(with(7)).find("not a plain name"), std::string::npos);
   EXPECT_NE(error_of(with("none.safetensors")).find("which is missing"), std::string::npos);
   EXPECT_NE(error_of(with(good["weight_map"]["model.embed_tokens.weight"])).find("is missing"),
             std::string::npos);
@@ -337,14 +336,14 @@ TEST(HfFilesTest, fault_18_hostile_indices) {
   EXPECT_NE(error_of(with("copy.safetensors")).find("is also in"), std::string::npos);
   EXPECT_NE(error_of({{"weight_map", 1}}).find("weight_map"), std::string::npos);
   write_text(index, R"({"weight_map":{"a":"x.safetensors","a":"y.safetensors"}})", ExitCode::data);
-  EXPECT_NE(message_of<UserError>([&] { HfFiles files(directory / "m"); }).find("given twice"),
+  EXPECT_NE(message_of<UserError>([&] { ShardedSafetensors files(directory / "m"); }).find("twice"),
             std::string::npos);
 }
 
-TEST(HfFilesTest, fault_19_pickles_are_refused) {
+TEST(ShardedSafetensorsTest, fault_19_pickles_are_refused) {
   const TemporaryDirectory directory;
   std::ofstream(directory / "config.json") << llama().dump();
-  EXPECT_NE(message_of<UserError>([&] { HfFiles files(directory.path()); }).find("neither"),
+  EXPECT_NE(message_of<UserError>([&] { ShardedSafetensors files(directory.path()); }).find("neither"),
             std::string::npos);
   std::ofstream(directory / "pytorch_model.bin") << "x";
   const auto error_of = [&](const fs::path& source) {

@@ -1,4 +1,4 @@
-#include "teratron/hf/checkpoint_files.h"
+#include "teratron/hf/sharded_safetensors.h"
 
 #include <set>
 #include <system_error>
@@ -36,8 +36,8 @@ std::map<std::string, std::set<std::string>> parse_index(const fs::path& path,
       files[name].insert(tensor);
     } else {
       problems.push_back(
-          {.what = fmt::format("tensor \"{}\" is said to be in {}, which is no plain name of a "
-                               "safetensors file in this folder",
+          {.what = fmt::format("tensor \"{}\" is in {}, which is not a plain name of a safetensors "
+                               "file in this folder",
                                printable(tensor), printable(file.dump())),
            .where = where});
     }
@@ -47,70 +47,55 @@ std::map<std::string, std::set<std::string>> parse_index(const fs::path& path,
 
 }  // namespace
 
-HfFiles::HfFiles(const fs::path& directory) {
+ShardedSafetensors::ShardedSafetensors(const fs::path& directory) {
   std::error_code ignored;
+  std::vector<Problem> problems;
   if (fs::exists(directory / index_name, ignored)) {
-    read_index(directory);
+    for (const auto& [name, tensors] : parse_index(directory / index_name, problems))
+      add_shard(directory / name, &tensors, problems);
   } else if (fs::exists(directory / single_name, ignored)) {
-    add_file(directory / single_name);
+    add_shard(directory / single_name, nullptr, problems);
   } else {
     reject_pickled(directory);
     throw checkpoint_error({.what = fmt::format("there is neither {} nor {}", single_name, index_name),
                             .where = printable(directory.string(), 4096)});
   }
-}
-
-void HfFiles::add_file(const fs::path& path) {
-  const SafetensorsFile& file = *files_.emplace_back(std::make_unique<SafetensorsFile>(path));
-  for (const SafetensorsEntry& entry : file.entries()) {
-    tensors_.emplace(entry.name, &entry);
-    file_of_.emplace(entry.name, &file);
-  }
-}
-
-void HfFiles::read_index(const fs::path& directory) {
-  std::vector<Problem> problems;
-  for (const auto& [name, names] : parse_index(directory / index_name, problems)) {
-    const fs::path path = directory / name;
-    const std::string where = printable(path.string(), 4096);
-    std::error_code ignored;
-    if (!fs::is_regular_file(path, ignored)) {
-      problems.push_back({.what = "the index names this file, which is missing", .where = where});
-      continue;
-    }
-    const std::map<std::string, const SafetensorsFile*> before = file_of_;
-    add_file(path);
-    for (const SafetensorsEntry& entry : files_.back()->entries()) {
-      const auto other = before.find(entry.name);
-      if (other != before.end()) {
-        problems.push_back({.what = fmt::format("tensor \"{}\" is also in {}", printable(entry.name),
-                                                printable(other->second->path().filename().string())),
-                            .where = where});
-      } else if (!names.contains(entry.name)) {
-        problems.push_back({.what = fmt::format("tensor \"{}\" is here, which the index does not say",
-                                                printable(entry.name)),
-                            .where = where});
-      }
-    }
-    for (const std::string& tensor : names) {
-      if (files_.back()->find(tensor) == nullptr) {
-        problems.push_back(
-            {.what = fmt::format("tensor \"{}\" is missing", printable(tensor)), .where = where});
-      }
-    }
-  }
   if (!problems.empty()) throw UserError(ExitCode::checkpoint, std::move(problems));
 }
 
-std::vector<char> HfFiles::read(const std::string& name) const {
+void ShardedSafetensors::add_shard(const fs::path& path, const std::set<std::string>* expected,
+                                   std::vector<Problem>& problems) {
+  const auto problem = [&, where = printable(path.string(), 4096)](std::string what) {
+    problems.push_back({.what = std::move(what), .where = where});
+  };
+  std::error_code ignored;
+  if (!fs::is_regular_file(path, ignored)) return problem("the index names this file, which is missing");
+  const SafetensorsFile& file = *files_.emplace_back(std::make_unique<SafetensorsFile>(path));
+  for (const SafetensorsEntry& entry : file.entries()) {
+    const auto [other, is_new] = file_of_.emplace(entry.name, &file);
+    tensors_.emplace(entry.name, &entry);
+    if (!is_new) {
+      problem(fmt::format("tensor \"{}\" is also in {}", printable(entry.name),
+                          printable(other->second->path().filename().string())));
+    } else if (expected && !expected->contains(entry.name)) {
+      problem(fmt::format("tensor \"{}\" is here, but not in the index", printable(entry.name)));
+    }
+  }
+  for (const std::string& tensor : expected ? *expected : std::set<std::string>()) {
+    if (file.find(tensor) == nullptr) problem(fmt::format("tensor \"{}\" is missing", printable(tensor)));
+  }
+}
+
+std::vector<char> ShardedSafetensors::read(const std::string& name) const {
   const SafetensorsEntry& entry = *tensors_.at(name);
   std::vector<char> bytes(static_cast<size_t>(entry.bytes));
   file_of_.at(name)->read(entry, 0, entry.bytes, bytes.data());
   return bytes;
 }
 
-void write_hf_files(const fs::path& directory, const std::vector<SafetensorsWriter::Tensor>& tensors,
-                    int64_t max_bytes, const std::function<std::vector<char>(size_t)>& produce) {
+void write_sharded_safetensors(const fs::path& directory,
+                               const std::vector<SafetensorsWriter::Tensor>& tensors, int64_t max_bytes,
+                               const std::function<std::vector<char>(size_t)>& produce) {
   std::vector<size_t> starts;  // of the files, as indices of tensors
   int64_t in_file = 0;
   int64_t total = 0;
