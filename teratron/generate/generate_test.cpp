@@ -34,7 +34,7 @@ std::vector<int32_t> text_of(int64_t tp, const GenerationOptions& options) {
   return text;
 }
 
-TEST(Generate, GreedyTextIsTheBestTokenOfAFullForwardEachTime) {
+TEST(Generate, GreedyMatchesTheArgmaxOfFullForwards) {
   ParameterSet parameters({.dtype = at::kDouble, .seed = 9});
   GPT model(parameters, config(), {.layers = 2}, {});
   std::vector<int64_t> ids = {3, 1, 4, 1, 5};
@@ -46,12 +46,12 @@ TEST(Generate, GreedyTextIsTheBestTokenOfAFullForwardEachTime) {
     const MicroBatch batch{.tokens_SB = at::tensor(ids).to(at::kLong).view({length, 1}),
                            .positions_SB = at::arange(length, at::kLong).view({length, 1}),
                            .training = false};
-    EXPECT_EQ(whole_logits(model, model.forward({}, batch))[-1][0].argmax().item<int64_t>(), id);
+    EXPECT_EQ(gather_logits(model, model.forward({}, batch))[-1][0].argmax().item<int64_t>(), id);
     ids.push_back(id);
   }
 }
 
-TEST(Generate, TensorParallelRanksWriteTheSameText) {
+TEST(Generate, TensorParallelRanksGenerateTheSameText) {
   for (const SamplingOptions& sampling :
        {SamplingOptions{.top_k = 1}, SamplingOptions{.top_k = 5}, SamplingOptions{.top_p = 0.9}}) {
     const GenerationOptions options{.sampling = sampling, .max_new_tokens = 10};
@@ -69,7 +69,7 @@ TEST(Generate, StopsAtTheEndTokenAndAtTheLastPosition) {
   EXPECT_LE(cut.size(), 4U);
 }
 
-TEST(Generate, APromptThatFillsThePositionsIsRejected) {
+TEST(Generate, RejectsAPromptThatFillsThePositions) {
   ParameterSet parameters({.dtype = at::kDouble, .seed = 9});
   GPT model(parameters, config(), {.layers = 2}, {});
   EXPECT_THROW(generate(model, std::vector<int32_t>(24, 1), {}), UserError);
@@ -95,7 +95,7 @@ TEST(Sampling, TopKKeepsTheBest) {
   EXPECT_NEAR(share.at(2), 1.0 / (1.0 + std::exp(-1.0)), 0.03);
 }
 
-TEST(Sampling, TopPLeavesOutWhatFollowsAfterThatMass) {
+TEST(Sampling, TopPDropsTokensBeyondThatMass) {
   // Probabilities .5 .3 .15 .05: the mass before the third is .8.
   const at::Tensor logits = at::tensor({0.15, 0.5, 0.05, 0.3}).log();
   const auto share = frequencies(logits, {.top_p = 0.79});
@@ -105,9 +105,9 @@ TEST(Sampling, TopPLeavesOutWhatFollowsAfterThatMass) {
   EXPECT_EQ(frequencies(logits, {.top_p = 1e-9}).size(), 1U);
 }
 
-TEST(Sampling, WrongValuesAreRejectedTogether) {
+TEST(Sampling, RejectsWrongValuesTogether) {
   try {
-    check({.temperature = 0.0, .top_k = 3, .top_p = 0.5});
+    check_sampling({.temperature = 0.0, .top_k = 3, .top_p = 0.5});
     FAIL();
   } catch (const UserError& error) {
     EXPECT_EQ(error.exit_code(), ExitCode::config);

@@ -9,7 +9,7 @@ namespace teratron {
 
 namespace {
 
-MicroBatch piece_of_text(const std::vector<int32_t>& ids, int64_t first, at::Device device) {
+MicroBatch batch_from(const std::vector<int32_t>& ids, int64_t first, at::Device device) {
   const std::vector<int64_t> rest(ids.begin() + first, ids.end());
   const auto length = static_cast<int64_t>(rest.size());
   const auto i64 = at::TensorOptions().dtype(at::kLong);
@@ -20,9 +20,9 @@ MicroBatch piece_of_text(const std::vector<int32_t>& ids, int64_t first, at::Dev
 
 }  // namespace
 
-at::Tensor whole_logits(GPT& model, const Activations& output) {
+at::Tensor gather_logits(GPT& model, const Activations& output) {
   const at::Tensor local_SBV = model.logits(output);
-  const at::Tensor all_SBV = gather(local_SBV, 2, model.parallel().group);
+  const at::Tensor all_SBV = gather_from(local_SBV, 2, model.parallel().group);
   return all_SBV.narrow(2, 0, model.config().vocabulary);
 }
 
@@ -42,10 +42,10 @@ std::vector<int32_t> generate(GPT& model, const std::vector<int32_t>& prompt,
   int64_t seen = 0;
   const auto room = std::min(options.max_new_tokens, positions - static_cast<int64_t>(prompt.size()));
   for (int64_t count = 0; count < room; ++count) {
-    const MicroBatch batch = piece_of_text(ids, seen, model.device());
+    const MicroBatch batch = batch_from(ids, seen, model.device());
     seen = static_cast<int64_t>(ids.size());
-    const at::Tensor logits_SBV = whole_logits(model, model.forward({}, batch, &caches));
-    const uint64_t draw = (options.stream << 32U) + static_cast<uint64_t>(seen);
+    const at::Tensor logits_SBV = gather_logits(model, model.forward({}, batch, &caches));
+    const uint64_t draw = (options.sequence << 32U) + static_cast<uint64_t>(seen);
     const auto id = static_cast<int32_t>(sample(logits_SBV[-1][0], options.sampling, draw));
     ids.push_back(id);
     if (options.on_token) options.on_token(id);

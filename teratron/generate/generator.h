@@ -1,4 +1,4 @@
-// Text, token by token, with cached keys and values.
+// Autoregressive generation with a key/value cache.
 #pragma once
 
 #include <functional>
@@ -12,17 +12,17 @@ namespace teratron {
 struct GenerationOptions {
   SamplingOptions sampling;
   int64_t max_new_tokens = 64;
-  int64_t end_token = -1;  // generation ends after it; -1: never
-  uint64_t stream = 0;     // makes texts of one seed differ
-  /// Called with each new token as it is chosen; may be empty.
+  int64_t end_token = -1;  // generation stops after it; -1: never
+  uint64_t sequence = 0;   // makes texts of one seed differ
+  /// Called with each new token; may be empty.
   std::function<void(int32_t)> on_token;
 };
 
-/// Logits of all columns on every tensor-parallel rank, without the padding: [S, B, vocabulary].
-at::Tensor whole_logits(GPT& model, const Activations& output);
+/// Logits of the whole vocabulary on every tensor-parallel rank, without padding: [S, B, vocabulary].
+at::Tensor gather_logits(GPT& model, const Activations& output);
 
-/// The ids that follow `prompt` (not empty), the end token included. Ends early where the model's positions do.
-/// UserError(config) when the prompt alone fills them.
+/// The ids that follow `prompt` (not empty), including the end token. Stops at the model's last position;
+/// UserError(config) if the prompt alone fills all positions.
 std::vector<int32_t> generate(GPT& model, const std::vector<int32_t>& prompt,
                               const GenerationOptions& options);
 

@@ -1,4 +1,4 @@
-// A model out of a checkpoint, built from the settings that were saved with it.
+// A model for inference from a checkpoint, built from the settings saved with it.
 #pragma once
 
 #include <memory>
@@ -10,9 +10,9 @@
 
 namespace teratron {
 
-/// Weights, model and settings; lives as long as any of its members is used.
+/// The model refers to the parameters.
 struct LoadedModel {
-  Arguments args;  // the checkpoint's, overridden by what the user gave
+  Arguments args;  // the checkpoint's, overridden by the user's
   CheckpointInfo checkpoint;
   std::unique_ptr<ParameterSet> parameters;
   std::unique_ptr<GPT> model;
@@ -23,11 +23,8 @@ struct InferenceOptions {
   at::Device device = at::kCPU;
 };
 
-/// Reads --load (and --ckpt-step). UserError(checkpoint) where there is no checkpoint. Collective.
+/// Reads --load (and --ckpt-step). UserError(checkpoint) if there is no checkpoint. Collective.
 LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOptions& options,
                                const Mesh& mesh);
-
-/// The settings of the checkpoint at --load with those that the user gave on top.
-Arguments with_checkpoint_settings(const ParsedArguments& given, const CheckpointInfo& checkpoint);
 
 }  // namespace teratron

@@ -23,24 +23,24 @@ at::Tensor keep_top_p(const at::Tensor& logits, double p) {
   const auto [sorted, order] = logits.sort(/*dim=*/0, /*descending=*/true);
   const at::Tensor probabilities = sorted.softmax(0);
   const at::Tensor mass_before = probabilities.cumsum(0) - probabilities;
-  const at::Tensor kept = sorted.masked_fill(mass_before > p, minus_infinity);
-  return at::empty_like(logits).scatter_(0, order, kept);
+  const at::Tensor filtered = sorted.masked_fill(mass_before > p, minus_infinity);
+  return at::empty_like(logits).scatter_(0, order, filtered);
 }
 
 }  // namespace
 
-void check(const SamplingOptions& options) {
+void check_sampling(const SamplingOptions& options) {
   std::vector<Problem> problems;
   if (options.temperature <= 0.0 || options.temperature > 100.0) {
     problems.push_back({.what = fmt::format("temperature = {} is not in (0, 100]", options.temperature),
                         .where = "--temperature",
-                        .fix = "Use 1.0, less for safer texts, or --greedy for the most probable one"});
+                        .fix = "Use 1.0, less for more probable texts, or --greedy"});
   }
   if (options.top_k > 0 && options.top_p > 0.0) {
     problems.push_back(
-        {.what = fmt::format("--top-k {} and --top-p {} cannot both cut", options.top_k, options.top_p),
+        {.what = fmt::format("--top-k {} and --top-p {} exclude each other", options.top_k, options.top_p),
          .where = "--top-p",
-         .fix = "Give only one of them"});
+         .fix = "Set only one of them"});
   }
   if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
 }

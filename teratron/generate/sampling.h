@@ -1,4 +1,4 @@
-// Choosing the next token.
+// Sampling of the next token.
 #pragma once
 
 #include <cstdint>
@@ -9,17 +9,18 @@ namespace teratron {
 
 struct SamplingOptions {
   double temperature = 1.0;
-  int64_t top_k = 0;   // draw among the k best; 0: all, 1: greedy
-  double top_p = 0.0;  // draw among the best tokens of this probability mass; 0: all
+  int64_t top_k = 0;   // sample from the k most probable tokens; 0: all, 1: greedy
+  double top_p = 0.0;  // sample from the most probable tokens of this mass; 0: all
   uint64_t seed = 1234;
 };
 
-/// UserError(config) for values out of range, and for top_k and top_p together (as Megatron-LM's server).
-void check(const SamplingOptions& options);
+/// UserError(config) for values out of range, and for both top_k and top_p (as Megatron-LM's server).
+void check_sampling(const SamplingOptions& options);
 
-/// One id for logits [V]. Logits are divided by the temperature, then cut by top-k or top-p: a token is left out
-/// when the mass of the better ones already exceeds p, so the best one always stays. `draw` numbers the choice:
-/// with the same seed it is the same in every run and on every rank.
+/// One id for logits [V]. Logits are divided by the temperature, then filtered by top-k or top-p: a token is
+/// dropped if the mass of the more probable ones already exceeds p, so the most probable one always stays.
+/// `draw` is the counter of the random generator: the same seed and draw give the same id in every run and on
+/// every rank.
 int64_t sample(const at::Tensor& logits_V, const SamplingOptions& options, uint64_t draw);
 
 }  // namespace teratron

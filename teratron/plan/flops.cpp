@@ -45,7 +45,7 @@ struct Peak {
   double fp8;
 };
 
-// More specific names first: the first that occurs in the device name counts. 0: the device cannot.
+// The first that the device name contains: more specific names first. 0: not supported.
 constexpr std::array<Peak, 14> kPeaks = {{
     {"GB300", 1250e12, 2500e12, 5000e12},
     {"GB200", 1250e12, 2500e12, 5000e12},
@@ -69,7 +69,7 @@ double training_flops(const ModelShape& model, const BatchShape& batch, FlopsCon
   return convention == FlopsConvention::causal ? causal_flops(model, batch) : full_flops(model, batch);
 }
 
-Throughput throughput(const StepWork& work) {
+Throughput throughput(const MeasuredWork& work) {
   if (work.seconds <= 0.0 || work.world_size <= 0) return {};
   const double per_gpu = work.flops / (work.seconds * double(work.world_size));
   return {.tflops_per_gpu = per_gpu / 1e12,

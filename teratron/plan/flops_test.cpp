@@ -5,7 +5,7 @@
 namespace teratron {
 namespace {
 
-/// Counts every product of the model one by one: 2 m n k per GEMM, forward plus two backward products.
+/// Counts every GEMM of the model: 2 m n k each, one forward and two backward.
 double counted_flops(const ModelShape& m, double samples, double length, double share_of_scores) {
   const double tokens = samples * length;
   const double h = double(m.hidden);
@@ -36,7 +36,7 @@ constexpr ModelShape kGrouped = {.layers = 32,
                                  .padded_vocab = 128256,
                                  .swiglu = true};
 
-TEST(Flops, EqualTheProductsCountedOneByOne) {
+TEST(Flops, MatchesTheCountOfGemms) {
   for (const ModelShape& model : {kGpt3, kGrouped}) {
     const double causal = training_flops(model, {.samples = 16, .sequence_length = 2048});
     EXPECT_NEAR(causal / counted_flops(model, 16, 2048, 0.5), 1.0, 1e-12);
@@ -46,7 +46,7 @@ TEST(Flops, EqualTheProductsCountedOneByOne) {
   }
 }
 
-TEST(Flops, PublishedFormulaOfGpt3) {
+TEST(Flops, MatchesThePublishedFormulaOfGpt3) {
   // 72 B L l h^2 (1 + L / 6h + V / 12lh), Narayanan et al. 2021 (arXiv:2104.04473) without recomputation.
   const double b = 1536, l = 2048, h = 12288, n = 96, v = 51200;
   const double paper = 72 * b * l * n * h * h * (1 + l / (6 * h) + v / (12 * n * h));

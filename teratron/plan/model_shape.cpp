@@ -1,4 +1,5 @@
-#include "teratron/plan/model_shape.h"
+#include "teratron/models/transformer/config.h"
+#include "teratron/plan/flops.h"
 
 namespace teratron {
 

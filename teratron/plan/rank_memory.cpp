@@ -2,9 +2,10 @@
 
 #include <algorithm>
 
+#include "teratron/models/gpt/gpt.h"
 #include "teratron/models/gpt/gpt_config.h"
 #include "teratron/models/precision.h"
-#include "teratron/settings/pipeline_settings.h"
+#include "teratron/settings/component_options.h"
 
 namespace teratron {
 
@@ -14,10 +15,10 @@ constexpr size_t most_advice = 3;
 
 struct Counts {
   int64_t parameters = 0;
-  int64_t in_fp8 = 0;  // elements of the weights that multiply in FP8
+  int64_t in_fp8 = 0;  // elements of the weights of FP8 GEMMs
 };
 
-// Counts the parameters of a rank of this stage by building it without memory.
+// Builds the stage on the meta device.
 Counts count_parameters(const Arguments& a, const GPTConfig& config, const std::vector<StageSpec>& chunks) {
   ParameterSet set({.device = at::kMeta, .fp8 = fp8_options(a)});
   const TensorParallel parallel{.group = {.rank = 0, .size = a.tensor_model_parallel_size}};
@@ -30,15 +31,15 @@ Counts count_parameters(const Arguments& a, const GPTConfig& config, const std::
   return counts;
 }
 
-// The model's copy of the weights; those in FP8 once more, as they are and transposed.
+// The model's copy of the weights, and of those in FP8 a quantized and a transposed copy.
 double weight_bytes(const Arguments& a, const Counts& counts) {
   const auto copy = static_cast<double>(counts.parameters) * (a.bf16 || a.fp16 ? 2.0 : 4.0);
   return copy + 2.0 * static_cast<double>(counts.in_fp8);
 }
 
-// Bytes of activations that the layers of a stage keep for one micro-batch, with fused attention: 34 s b h a layer in
-// 16 bits, of which the 10 outside the parallel regions are cut by sequence parallelism alone (Korthikanti et al. 2022);
-// where layers are recomputed, the input of each unit.
+// Bytes of activations that the layers of a stage save for one micro-batch, with fused attention: 34 s b h
+// per layer in 16 bits, of which the 10 outside the tensor-parallel regions are sharded by sequence
+// parallelism only (Korthikanti et al. 2022); with recomputation, the input of each unit.
 double layer_activations(const Arguments& a, const GPTConfig& config, int64_t layers) {
   const auto tp = static_cast<double>(a.tensor_model_parallel_size);
   const double bytes = static_cast<double>(*a.seq_length * *a.micro_batch_size) *
@@ -55,7 +56,7 @@ double layer_activations(const Arguments& a, const GPTConfig& config, int64_t la
   return static_cast<double>(recomputed) * input + static_cast<double>(layers - recomputed) * whole;
 }
 
-// Moments, and what the model's weights lack of the master weights: all of fp32 in fp16, half of it in bf16.
+// Moments and master weights: fp32 next to fp16 weights, the lower 16 bits of fp32 next to bf16.
 double optimizer_bytes_per_parameter(const Arguments& a) {
   const double moments = a.optimizer == "adam" ? 8.0 : a.sgd_momentum > 0.0 ? 4.0 : 0.0;
   return moments + (a.fp16 ? 4.0 : a.bf16 ? 2.0 : 0.0);
@@ -65,8 +66,8 @@ bool divides(int64_t part, const std::optional<int64_t>& whole) {
   return whole && *whole % part == 0;
 }
 
-// Twice the present cut of the model, where its sizes allow it.
-std::vector<std::string> cuts(const Arguments& a) {
+// Twice the present tensor and pipeline parallel sizes, if they divide the model.
+std::vector<std::string> larger_parallel_sizes(const Arguments& a) {
   const int64_t tp = 2 * a.tensor_model_parallel_size, pp = 2 * a.pipeline_model_parallel_size;
   std::vector<std::string> flags;
   if (divides(tp, a.num_attention_heads)) flags.push_back(fmt::format("--tensor-model-parallel-size {}", tp));
@@ -74,45 +75,43 @@ std::vector<std::string> cuts(const Arguments& a) {
   return flags;
 }
 
-// What shrinks weights, gradients and optimizer state.
+// Reduces weights, gradients and optimizer state.
 std::vector<std::string> state_advice(const Arguments& a) {
   std::vector<std::string> advice;
   if (!a.use_distributed_optimizer && *a.data_parallel_size > 1) {
-    advice.push_back(
-        fmt::format("--use-distributed-optimizer: the optimizer's state is shared out over {} ranks",
-                    *a.data_parallel_size));
+    advice.push_back(fmt::format("--use-distributed-optimizer: shards the optimizer state over {} ranks",
+                                 *a.data_parallel_size));
   }
-  const std::vector<std::string> flags = cuts(a);
+  const std::vector<std::string> flags = larger_parallel_sizes(a);
   if (!flags.empty()) {
-    advice.push_back(fmt::format("{}, with more ranks: the model is cut in two", fmt::join(flags, " or ")));
+    advice.push_back(fmt::format("{}, with more ranks: splits the model in two", fmt::join(flags, " or ")));
   }
   return advice;
 }
 
-// What shrinks activations.
+// Reduces activations.
 std::vector<std::string> activation_advice(const Arguments& a) {
   std::vector<std::string> advice;
   if (*a.micro_batch_size > 1) {
-    advice.push_back(fmt::format("--micro-batch-size {} (now {}): the same batch in smaller parts",
+    advice.push_back(fmt::format("--micro-batch-size {} (now {}): same global batch, smaller micro-batches",
                                  *a.micro_batch_size / 2, *a.micro_batch_size));
   }
-  if (!a.bf16 && !a.fp16) advice.emplace_back("--bf16: activations take half the memory");
+  if (!a.bf16 && !a.fp16) advice.emplace_back("--bf16: halves activations");
   if (a.recompute_granularity != "full") {
     advice.emplace_back(
-        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1: only the inputs "
-        "of the "
-        "layers are kept, for a third more computation");
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1: saves only the "
+        "inputs of the layers, for a third more computation");
   }
   if (a.tensor_model_parallel_size > 1 && !a.sequence_parallel) {
-    advice.emplace_back("--sequence-parallel: no activation is held twice");
+    advice.emplace_back("--sequence-parallel: shards the activations that tensor parallelism replicates");
   }
   return advice;
 }
 
 }  // namespace
 
-GPTConfig planned_model(const Arguments& args) {
-  // NullTokenizer adds the end of a document to --vocab-size.
+GPTConfig model_from_args(const Arguments& args) {
+  // NullTokenizer adds an end-of-document token.
   if (args.vocab_size)
     return gpt_config(args, *args.vocab_size + (args.tokenizer_type == "NullTokenizer" ? 1 : 0));
   if (args.padded_vocab_size) return gpt_config(args, *args.padded_vocab_size);
@@ -121,7 +120,7 @@ GPTConfig planned_model(const Arguments& args) {
 
 RankMemory rank_memory(const Arguments& a, const GPTConfig& model, int64_t stage) {
   const PipelineLayout layout = pipeline_layout(layout_options(a));
-  const std::vector<StageSpec> chunks = layout.of_stage(stage);
+  const std::vector<StageSpec> chunks = layout.chunks_of_stage(stage);
   const Counts counts = count_parameters(a, model, chunks);
   const auto count = static_cast<double>(counts.parameters);
   const double shares = a.use_distributed_optimizer ? static_cast<double>(*a.data_parallel_size) : 1.0;
@@ -131,8 +130,8 @@ RankMemory rank_memory(const Arguments& a, const GPTConfig& model, int64_t stage
                     .optimizer = count * optimizer_bytes_per_parameter(a) / shares};
   double all = 0.0;
   for (const StageSpec& chunk : chunks) all += layer_activations(a, model, chunk.layers);
-  const int64_t kept = activations_by_formula(stage, schedule_shape(a, layout, *a.num_micro_batches));
-  memory.activations = all * static_cast<double>(kept) / static_cast<double>(layout.chunks);
+  const int64_t in_flight = activations_by_formula(stage, schedule_shape(a, layout, *a.num_micro_batches));
+  memory.activations = all * static_cast<double>(in_flight) / static_cast<double>(layout.chunks);
   return memory;
 }
 
@@ -146,13 +145,12 @@ std::vector<std::string> memory_advice(const Arguments& args, const RankMemory& 
 }
 
 Fault explain_out_of_memory(const Fault& cause, const Arguments& args, int64_t stage) {
-  const RankMemory memory = rank_memory(args, planned_model(args), stage);
+  const RankMemory memory = rank_memory(args, model_from_args(args), stage);
   std::string text = fmt::format(
       "{}\n"
-      "What a rank of pipeline stage {} needs, in GiB: weights {:.2f}, gradients {:.2f}, optimizer {:.2f}, "
-      "activations "
-      "about {:.2f}; together {:.2f}.\n"
-      "Ways to need less:",
+      "Memory of a rank in pipeline stage {}, in GiB: weights {:.2f}, gradients {:.2f}, optimizer {:.2f}, "
+      "activations about {:.2f}; total {:.2f}.\n"
+      "To reduce it:",
       cause.what(), stage, memory.weights / gib, memory.gradients / gib, memory.optimizer / gib,
       memory.activations / gib, memory.sum() / gib);
   for (const std::string& line : memory_advice(args, memory)) text += "\n  " + line;

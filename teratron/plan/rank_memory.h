@@ -1,4 +1,4 @@
-// What a rank of a layout holds in memory, told from the settings before anything is built.
+// Memory of a rank, estimated from the settings before anything is built.
 #pragma once
 
 #include "teratron/base/error.h"
@@ -9,7 +9,7 @@ namespace teratron {
 
 inline constexpr double gib = 1024.0 * 1024.0 * 1024.0;
 
-/// Bytes, but for the number of parameters. The activations are an estimate.
+/// In bytes, except the number of parameters. The activations are an estimate.
 struct RankMemory {
   int64_t parameters = 0;
   double weights = 0.0;
@@ -21,14 +21,14 @@ struct RankMemory {
   double sum() const { return state() + activations; }
 };
 
-/// The model of finished settings; reads the tokenizer only where no flag gives the vocabulary's size.
-GPTConfig planned_model(const Arguments& args);
-/// Of a rank of this pipeline stage.
+/// The model of validated settings; reads the tokenizer only if no flag sets the vocabulary size.
+GPTConfig model_from_args(const Arguments& args);
+/// Of a rank in this pipeline stage.
 RankMemory rank_memory(const Arguments& args, const GPTConfig& model, int64_t stage);
 
-/// Up to three flags that make a rank's memory smaller, the most useful ones first; each with what it does.
+/// Up to three flags that reduce the memory of a rank, the most useful first, each with its effect.
 std::vector<std::string> memory_advice(const Arguments& args, const RankMemory& memory);
-/// `cause` (exit code out_of_memory) with a table of what a rank of this stage needs and what to change.
+/// `cause` (exit code out_of_memory) with the memory that a rank in this stage needs and what to change.
 Fault explain_out_of_memory(const Fault& cause, const Arguments& args, int64_t stage);
 
 }  // namespace teratron
