@@ -55,7 +55,7 @@ GenerationOptions generation_options(const Arguments& args, const Tokenizer& tok
                                          .top_p = args.top_p,
                                          .seed = static_cast<uint64_t>(args.seed)},
                             .end_token = tokenizer.special().eod.value_or(-1)};
-  check(options.sampling);
+  check_sampling(options.sampling);
   return options;
 }
 
@@ -166,7 +166,7 @@ void generate_texts(LoadedModel& loaded, const Mesh& mesh) {
     if (texts) notice_position_limit(args, length, positions);
     options.max_new_tokens = new_tokens(args, length, positions);
     std::vector<int32_t> next = generate(*loaded.model, prompt.ids, options);
-    options.stream += 1;
+    options.sequence += 1;
     if (!texts) continue;
     const bool finished = !next.empty() && next.back() == options.end_token;
     if (finished) next.pop_back();

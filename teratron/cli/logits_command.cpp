@@ -81,7 +81,7 @@ at::Tensor logits_of(GPT& model, const std::vector<int64_t>& ids) {
   const MicroBatch batch{.tokens_SB = tokens.to(model.device()),
                          .positions_SB = positions.to(model.device()),
                          .training = false};
-  return whole_logits(model, model.forward({}, batch)).squeeze(1).to(at::kCPU, at::kFloat).contiguous();
+  return gather_logits(model, model.forward({}, batch)).squeeze(1).to(at::kCPU, at::kFloat).contiguous();
 }
 
 void write_logits(GPT& model, const std::vector<std::vector<int64_t>>& sequences, const std::string& path) {

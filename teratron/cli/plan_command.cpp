@@ -78,7 +78,7 @@ std::string layers_text(const std::vector<StageSpec>& chunks) {
 }
 
 void print_stages(const Arguments& a, const PipelineLayout& layout) {
-  const GPTConfig config = planned_model(a);
+  const GPTConfig config = model_from_args(a);
   print("Memory in GiB of a rank of each pipeline stage (activations are estimated):");
   print("  {:>5}  {:>14}  {:>8}  {:>9}  {:>9}  {:>11}  {:>8}  layers", "stage", "parameters", "weights",
         "gradients", "optimizer", "activations", "sum");

@@ -70,7 +70,7 @@ def check_second_signal(signals, folder):
 
 
 POINTS = ["begin", "partial_created", "shard_created", "shard_block", "before_shard_sync", "shard_done",
-          "before_manifest", "manifest_written", "before_commit", "after_commit", "after_hint", "end"]
+          "before_manifest", "manifest_written", "before_commit", "after_commit", "after_tracker", "end"]
 COMMITTED = POINTS.index("after_commit")
 
 
