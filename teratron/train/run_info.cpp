@@ -35,7 +35,7 @@ MathMode math_mode(const Arguments& args) {
   return args.bf16 || args.fp16 ? MathMode::half : MathMode::fp32;
 }
 
-RunInfo run_facts(const Trainer& trainer) {
+RunInfo run_info(const Trainer& trainer) {
   const Arguments& args = trainer.args();
   const std::string device = device_name(trainer.device());
   const auto now = std::chrono::system_clock::now().time_since_epoch();

@@ -9,6 +9,6 @@ namespace teratron {
 /// The arithmetic for which a device's peak FLOP/s are quoted.
 MathMode math_mode(const Arguments& args);
 
-RunInfo run_facts(const Trainer& trainer);
+RunInfo run_info(const Trainer& trainer);
 
 }  // namespace teratron

@@ -41,8 +41,6 @@ GPTDatasets build(const Registry::Context& context, const Registry& registry, co
   return registry.datasets ? registry.datasets(context, options) : build_gpt_datasets(options);
 }
 
-constexpr std::array<const char*, 3> split_names = {"train", "valid", "test"};
-
 // "96 samples (checksum 5d1e0c3a)".
 std::string described(const Dataset* dataset) {
   if (!dataset || dataset->size() == 0) return "no samples";
@@ -63,8 +61,8 @@ std::string described(const Dataset* dataset) {
 void check_same_data(const Splits* mine, HostGroup& ranks) {
   if (ranks.size() == 1) return;
   Record record;
-  for (size_t split = 0; mine && split < split_names.size(); ++split)
-    record.emplace_back(split_names[split], described((*mine)[split].get()));
+  for (size_t split = 0; mine && split < kSplitNames.size(); ++split)
+    record.emplace_back(kSplitNames[split], described((*mine)[split].get()));
   const std::vector<std::string> differences = compare_records(ranks, record);
   if (differences.empty()) return;
   throw config_error({.what = fmt::format("the ranks read different data; {}", fmt::join(differences, "; ")),

@@ -49,7 +49,7 @@ std::filesystem::path metrics_file(const std::filesystem::path& directory, bool 
   return log;
 }
 
-std::unique_ptr<StepProfiler> make_trace(const Trainer& trainer) {
+std::unique_ptr<StepProfiler> make_profiler(const Trainer& trainer) {
   const Arguments& args = trainer.args();
   const int64_t rank = trainer.mesh().rank();
   const std::vector<int64_t> ranks =
@@ -95,9 +95,9 @@ bool TrainLoop::load() {
 }
 
 void TrainLoop::open_logs() {
-  const RunInfo facts = run_facts(trainer_);
-  meter_ = std::make_unique<IntervalMeter>(facts);
-  trace_ = make_trace(trainer_);
+  const RunInfo info = run_info(trainer_);
+  meter_ = std::make_unique<IntervalMeter>(info);
+  profiler_ = make_profiler(trainer_);
   if (args().log_progress && args().save && is_first_rank()) {
     progress_log_ = std::make_unique<ProgressLog>(
         *args().save, ProgressLog::Start{.world_size = trainer_.mesh().world_size(),
@@ -130,7 +130,7 @@ void TrainLoop::open_logs() {
                                                           .start_iteration = state().iteration,
                                                           .total = trainer_.train_iters(),
                                                           .save_interval = args().save_interval.value_or(0)});
-  emit(facts);
+  emit(info);
 }
 
 void TrainLoop::emit(decltype(MetricsEvent::data) what) {
@@ -235,14 +235,14 @@ void TrainLoop::train() {
       trainer_.skip_step(microbatches);
       continue;
     }
-    if (trace_) trace_->before_step(state().iteration);
+    if (profiler_) profiler_->before_step(state().iteration);
     PendingStep step = trainer_.launch_step(microbatches, static_cast<int64_t>(stop_request()));
     if (pending) finish_step(*std::exchange(pending, std::nullopt));
     const auto now = std::chrono::steady_clock::now();
     step.metrics.seconds = std::chrono::duration<double>(now - last).count();
     last = now;
     pending = std::move(step);
-    if (trace_) trace_->after_step(state().iteration);
+    if (profiler_) profiler_->after_step(state().iteration);
     report_memory();
     if (!must_finish_now()) continue;
     finish_step(*std::exchange(pending, std::nullopt));

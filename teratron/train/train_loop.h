@@ -75,7 +75,7 @@ class TrainLoop {
   std::unique_ptr<IntervalMeter> meter_;
   std::unique_ptr<ProgressBar> progress_;
   std::unique_ptr<ProgressLog> progress_log_;
-  std::unique_ptr<StepProfiler> trace_;
+  std::unique_ptr<StepProfiler> profiler_;
   StopReason stop_reason_ = StopReason::none;
   StepObserver observer_;
   ProgressLog::Saved saving_;      // the last save that was started

@@ -1,4 +1,7 @@
+// Builds without CUDA.
+#include "teratron/base/error.h"
 #include "teratron/train/device/device.h"
+#include "teratron/train/device/device_graph.h"
 
 namespace teratron {
 
@@ -24,6 +27,10 @@ std::vector<std::pair<std::string, std::string>> gpu_libraries() {
 
 std::optional<MemoryUse> device_memory(at::Device) {
   return std::nullopt;
+}
+
+std::unique_ptr<DeviceGraph> capture_on_gpu(const DeviceWork&, const DeviceGraph*) {
+  TERATRON_ASSERT(false, "this build has no CUDA");
 }
 
 }  // namespace teratron
