@@ -10,8 +10,8 @@
 #include "teratron/base/file.h"
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/directory.h"
-#include "teratron/ckpt/float_convert.h"
 #include "teratron/hf/config.h"
+#include "teratron/hf/float_convert.h"
 #include "teratron/hf/name_map.h"
 #include "teratron/hf/sharded_safetensors.h"
 

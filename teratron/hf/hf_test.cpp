@@ -6,9 +6,9 @@
 
 #include "teratron/base/json.h"
 #include "teratron/ckpt/checkpoint.h"
-#include "teratron/ckpt/float_convert.h"
 #include "teratron/hf/config.h"
 #include "teratron/hf/convert.h"
+#include "teratron/hf/float_convert.h"
 #include "teratron/hf/name_map.h"
 #include "teratron/hf/sharded_safetensors.h"
 #include "teratron/testing/checkpoint_world.h"

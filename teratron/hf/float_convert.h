@@ -1,5 +1,5 @@
-// Conversion between the floating-point types of files, without torch: F64, F32, BF16 and F16. Values are
-// rounded to nearest, ties to even (F64 by way of F32); NaN stays NaN, what is too large becomes infinity.
+// Conversion between F64, F32, BF16 and F16 without torch: rounds to nearest, ties to even (F64 through F32);
+// NaN stays NaN, values out of range become infinity.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-#include "teratron/ckpt/float_convert.h"
+#include "teratron/hf/float_convert.h"
 
 #include <bit>
 #include <cstring>
@@ -34,7 +34,7 @@ template <>
 Bfloat16 narrow(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   if (value != value)
-    return {static_cast<uint16_t>(bits >> 16 | 0x40)};  // rounding could make infinity of it
+    return {static_cast<uint16_t>(bits >> 16 | 0x40)};  // rounding could turn it into infinity
   return {static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
 
