@@ -172,9 +172,5 @@ at::Tensor all_gather_values(const at::Tensor& x, int64_t dim, const Group& grou
   const at::NoGradGuard no_grad;
   return apply(Kind::all_gather, x, {.gather = dim}, group);
 }
-at::Tensor reduce_scatter_values(const at::Tensor& x, int64_t dim, const Group& group) {
-  const at::NoGradGuard no_grad;
-  return apply(Kind::reduce_scatter, x, {.scatter = dim}, group);
-}
 
 }  // namespace teratron

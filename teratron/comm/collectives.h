@@ -36,8 +36,7 @@ at::Tensor reduce_scatter(const at::Tensor& x, int64_t dim, const Group& group);
 /// `gather_dim`.
 at::Tensor all_to_all(const at::Tensor& x, int64_t scatter_dim, int64_t gather_dim, const Group& group);
 
-// Without autograd, for use inside backward functions.
+/// all_gather without autograd, for use inside backward functions.
 at::Tensor all_gather_values(const at::Tensor& x, int64_t dim, const Group& group);
-at::Tensor reduce_scatter_values(const at::Tensor& x, int64_t dim, const Group& group);
 
 }  // namespace teratron

@@ -16,6 +16,7 @@
 
 namespace teratron {
 
+/// How the ranks of a job communicate.
 enum class Backend : uint8_t {
   threads,    // ranks are threads of one process
   processes,  // processes connected by sockets

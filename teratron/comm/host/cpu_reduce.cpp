@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <utility>
 
 #include "teratron/base/error.h"
 
@@ -81,41 +82,19 @@ void reduce_as(std::span<const void* const> inputs, int64_t begin, int64_t count
 using Reducer = void (*)(std::span<const void* const>, int64_t, int64_t, void*);
 
 template <typename T>
-Reducer reducer_for(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::sum:
-      return reduce_as<T, ReduceOp::sum>;
-    case ReduceOp::avg:
-      return reduce_as<T, ReduceOp::avg>;
-    case ReduceOp::max:
-      return reduce_as<T, ReduceOp::max>;
-    case ReduceOp::min:
-      return reduce_as<T, ReduceOp::min>;
-  }
-  return nullptr;
-}
+constexpr Reducer kReducers[] = {reduce_as<T, ReduceOp::sum>, reduce_as<T, ReduceOp::avg>,
+                                 reduce_as<T, ReduceOp::max>, reduce_as<T, ReduceOp::min>};
+
+constexpr std::pair<Dtype, const Reducer*> kReducersOfDtype[] = {
+    {Dtype::f32, kReducers<float>},    {Dtype::f64, kReducers<double>},  {Dtype::bf16, kReducers<Bf16>},
+    {Dtype::f16, kReducers<_Float16>}, {Dtype::i64, kReducers<int64_t>}, {Dtype::i32, kReducers<int32_t>},
+    {Dtype::u8, kReducers<uint8_t>},   {Dtype::boolean, kReducers<Bool>}};
 
 Reducer find_reducer(Reduction reduction) {
-  switch (reduction.dtype) {
-    case Dtype::f32:
-      return reducer_for<float>(reduction.op);
-    case Dtype::f64:
-      return reducer_for<double>(reduction.op);
-    case Dtype::bf16:
-      return reducer_for<Bf16>(reduction.op);
-    case Dtype::f16:
-      return reducer_for<_Float16>(reduction.op);
-    case Dtype::i64:
-      return reducer_for<int64_t>(reduction.op);
-    case Dtype::i32:
-      return reducer_for<int32_t>(reduction.op);
-    case Dtype::u8:
-      return reducer_for<uint8_t>(reduction.op);
-    case Dtype::boolean:
-      return reducer_for<Bool>(reduction.op);
-    default:
-      return nullptr;
+  for (const auto& [dtype, reducers] : kReducersOfDtype) {
+    if (dtype == reduction.dtype) return reducers[static_cast<size_t>(reduction.op)];
   }
+  return nullptr;
 }
 
 }  // namespace

@@ -44,17 +44,6 @@ std::vector<std::pair<std::string, std::vector<int64_t>>> group_by_text(std::spa
   return kinds;
 }
 
-std::string describe_disagreement(std::span<const int64_t> ranks, std::span<const std::string> texts) {
-  const auto kinds = group_by_text(ranks, texts);
-  if (kinds.size() <= 1) return "";
-  std::vector<std::string> parts;
-  for (const auto& [text, holders] : kinds) {
-    parts.push_back(
-        fmt::format("{} {} {}", describe_ranks(holders), holders.size() == 1 ? "has" : "have", text));
-  }
-  return fmt::format("{}", fmt::join(parts, ", "));
-}
-
 std::string describe_mismatch(std::span<const int64_t> ranks, std::span<const std::string> fingerprints,
                               int64_t sequence) {
   const auto kinds = group_by_text(ranks, fingerprints);

@@ -33,8 +33,6 @@ std::string describe_collective(const std::string& fingerprint, int64_t sequence
 /// Groups ranks by text, in order of first appearance; texts[i] belongs to ranks[i].
 std::vector<std::pair<std::string, std::vector<int64_t>>> group_by_text(std::span<const int64_t> ranks,
                                                                         std::span<const std::string> texts);
-/// "rank 0 has 64, ranks 1, 3 have 128"; "" if all are equal.
-std::string describe_disagreement(std::span<const int64_t> ranks, std::span<const std::string> texts);
 
 /// Names the ranks and their fingerprints at one sequence number; "" if all are equal.
 std::string describe_mismatch(std::span<const int64_t> ranks, std::span<const std::string> fingerprints,

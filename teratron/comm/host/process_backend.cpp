@@ -50,16 +50,6 @@ ProcessBackend::~ProcessBackend() {
   transport_->close(failed);
 }
 
-void ProcessBackend::set_timeout(std::chrono::milliseconds timeout) {
-  const std::lock_guard lock(mutex_);
-  timeout_ = timeout;
-}
-
-std::chrono::milliseconds ProcessBackend::timeout() const {
-  const std::lock_guard lock(mutex_);
-  return timeout_;
-}
-
 std::unique_ptr<ProcessGroup> ProcessBackend::group(const std::vector<int64_t>& ranks) {
   TERATRON_ASSERT(std::find(ranks.begin(), ranks.end(), rank_) != ranks.end(), "rank {} is not in its group",
                   rank_);
@@ -255,14 +245,14 @@ std::string ProcessBackend::diagnose_timeout(Lock& lock, const WaitCondition& co
       late.push_back(fmt::format("rank {} {}", trace.rank, result.status.at(trace.rank)));
     }
   }
-  const double seconds = std::chrono::duration<double>(timeout_).count();
+  const double seconds = std::chrono::duration<double>(timeout()).count();
   return fmt::format("{} timed out after {:g} s: {}", condition.what, seconds,
                      late.empty() ? "all ranks have entered it, so a device or the network is stuck"
                                   : fmt::format("{}", fmt::join(late, "; ")));
 }
 
 void ProcessBackend::wait(Lock& lock, const WaitCondition& condition) {
-  const auto deadline = Clock::now() + timeout_;
+  const auto deadline = Clock::now() + timeout();
   waiting_in_ = condition.what;
   while (!condition.ready() && !failure_) {
     std::vector<int64_t> finished = condition.missing();

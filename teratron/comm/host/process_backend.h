@@ -8,6 +8,7 @@
 //   - a rank fails for another reason: its peers throw a Fault with that reason and exit code.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -36,8 +37,8 @@ class ProcessBackend final : private TransportReceiver {
 
   int64_t rank() const { return rank_; }
   int64_t size() const { return size_; }
-  void set_timeout(std::chrono::milliseconds timeout);
-  std::chrono::milliseconds timeout() const;
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
+  std::chrono::milliseconds timeout() const { return timeout_; }
   /// The group of these global ranks, which include this one. The n-th call with the same list connects to
   /// the n-th call of the others. Must not outlive this object.
   std::unique_ptr<ProcessGroup> group(const std::vector<int64_t>& ranks);
@@ -94,7 +95,7 @@ class ProcessBackend final : private TransportReceiver {
   void fail_locked(const std::string& reason, ExitCode code, int64_t cause);
 
   const int64_t rank_, size_;
-  std::chrono::milliseconds timeout_;
+  std::atomic<std::chrono::milliseconds> timeout_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Peer> peers_;

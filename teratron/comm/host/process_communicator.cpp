@@ -94,9 +94,7 @@ class ProcessCommunicator final : public Communicator {
 
   Work all_to_all(at::Tensor output, at::Tensor input) override {
     const CollectiveFingerprint fingerprint = cpu_fingerprint_of("all_to_all", input);
-    TERATRON_ASSERT(
-        output.is_contiguous() && output.nbytes() == input.nbytes() && input.numel() % size() == 0,
-        "{} elements are not divisible into {} parts", input.numel(), size());
+    check_all_to_all(output, input, size());
     const Parts parts = split(input);
     concat(output, parts[rank()], group_->all_to_all(fingerprint, parts));
     return {};

@@ -19,7 +19,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
-constexpr Milliseconds kPollInterval{100};
+constexpr Milliseconds kRetryInterval{100};
 constexpr std::chrono::seconds kReportTime{10};  // for all ranks to read why the job does not start
 constexpr Milliseconds kGracePeriod{1000};       // for a reply already in flight at the deadline
 
@@ -75,7 +75,7 @@ struct Rendezvous::State {
       }
       if (Clock::now() >= deadline)
         fail(fmt::format("MASTER_ADDR '{}' does not resolve", env.master_address));
-      std::this_thread::sleep_for(kPollInterval);
+      std::this_thread::sleep_for(kRetryInterval);
     }
   }
 
@@ -122,7 +122,7 @@ struct Rendezvous::State {
       if (Clock::now() >= deadline) {
         fail(fmt::format("rank {} could not connect to {}: rank 0 is not there", env.rank, endpoint()));
       }
-      std::this_thread::sleep_for(kPollInterval);
+      std::this_thread::sleep_for(kRetryInterval);
     }
     try {
       store = with_deadline([address = address, options = options()] {
@@ -153,7 +153,7 @@ struct Rendezvous::State {
     const auto limit = Clock::now() + kReportTime;
     int64_t readers = store->add(key("told"), 1);
     while (env.rank == 0 && readers < env.size && Clock::now() < limit) {
-      std::this_thread::sleep_for(kPollInterval);
+      std::this_thread::sleep_for(kRetryInterval);
       readers = store->add(key("told"), 0);
     }
     throw config_error({.what = problem,
@@ -192,7 +192,7 @@ struct Rendezvous::State {
   bool wait_for(const std::function<bool()>& done) const {
     while (!done()) {
       if (Clock::now() >= deadline) return false;
-      std::this_thread::sleep_for(kPollInterval);
+      std::this_thread::sleep_for(kRetryInterval);
     }
     return true;
   }

@@ -37,4 +37,10 @@ void check_parts(const at::Tensor& whole, const at::Tensor& part, int64_t parts)
                   "{} elements are not {} times {}", whole.numel(), parts, part.numel());
 }
 
+void check_all_to_all(const at::Tensor& output, const at::Tensor& input, int64_t parts) {
+  TERATRON_ASSERT(output.is_contiguous() && input.is_contiguous() && output.nbytes() == input.nbytes() &&
+                      input.numel() % parts == 0,
+                  "{} elements are not divisible into {} parts", input.numel(), parts);
+}
+
 }  // namespace teratron

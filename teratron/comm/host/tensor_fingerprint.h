@@ -23,5 +23,7 @@ CollectiveFingerprint cpu_fingerprint_of(std::string operation, const at::Tensor
 
 /// Asserts that `whole` has `parts` times the elements of `part` and its dtype, and that both are contiguous.
 void check_parts(const at::Tensor& whole, const at::Tensor& part, int64_t parts);
+/// Asserts that output and input of an all_to_all are contiguous, of equal size and divisible into `parts`.
+void check_all_to_all(const at::Tensor& output, const at::Tensor& input, int64_t parts);
 
 }  // namespace teratron

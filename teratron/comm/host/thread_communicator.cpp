@@ -78,9 +78,7 @@ class ThreadCommunicator final : public Communicator {
   }
 
   Work all_to_all(at::Tensor output, at::Tensor input) override {
-    TERATRON_ASSERT(
-        output.is_contiguous() && output.nbytes() == input.nbytes() && input.numel() % size() == 0,
-        "{} elements are not divisible into {} parts", input.numel(), size());
+    check_all_to_all(output, input, size());
     const auto bytes = static_cast<int64_t>(input.nbytes()) / size();
     return collective(cpu_fingerprint_of("all_to_all", input), input, output, [&](All all) {
       for (int64_t r = 0; r < size(); ++r) {

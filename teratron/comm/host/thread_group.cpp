@@ -14,7 +14,7 @@ namespace teratron {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::chrono::milliseconds kPollInterval{500};  // of a waiting rank's deadlock detection
+constexpr std::chrono::milliseconds kDeadlockCheckInterval{500};  // of a waiting rank's deadlock detection
 
 }  // namespace
 
@@ -70,7 +70,7 @@ void ThreadGroup::wait(Lock& lock, const WaitCondition& condition) {
     members_[condition.rank].waiting = true;
     me.waiting_in = condition.what;
     const int64_t progress = backend_.progress_;
-    const auto status = changed_.wait_until(lock, std::min(deadline, Clock::now() + kPollInterval));
+    const auto status = changed_.wait_until(lock, std::min(deadline, Clock::now() + kDeadlockCheckInterval));
     if (status != std::cv_status::timeout || condition.ready()) continue;
     if (Clock::now() >= deadline) {
       const double seconds = std::chrono::duration<double>(backend_.timeout_).count();

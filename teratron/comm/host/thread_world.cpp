@@ -35,22 +35,6 @@ class ThreadWorld final : public World {
   const int64_t rank_;
 };
 
-/// The first exception of several threads.
-class FirstError {
- public:
-  void set(std::exception_ptr error) {
-    const std::lock_guard lock(mutex_);
-    if (!error_) error_ = std::move(error);
-  }
-  void rethrow() const {
-    if (error_) std::rethrow_exception(error_);
-  }
-
- private:
-  std::mutex mutex_;
-  std::exception_ptr error_;
-};
-
 std::string message_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
@@ -61,53 +45,38 @@ std::string message_of(const std::exception_ptr& error) {
   }
 }
 
-void run_rank(const std::shared_ptr<ThreadBackend>& backend, int64_t rank,
-              const std::function<void(World&)>& body, FirstError& first) {
-  at::set_num_threads(1);
-  try {
-    ThreadWorld world(backend, rank);
-    body(world);
-    backend->finish(rank);
-  } catch (...) {
-    // Before the abort, which makes the other ranks throw too.
-    first.set(std::current_exception());
-    backend->abort(fmt::format("rank {} failed: {}", rank, message_of(std::current_exception())));
-    backend->finish(rank);
-  }
-}
-
-int64_t checked_product(const MeshOptions& options) {
-  int64_t world = 1;
-  for (int64_t size : {options.tp, options.cp, options.dp, options.pp}) {
-    if (size < 1 || size > 1024 || (world *= size) > 1024) {
-      throw config_error(
-          {.what = fmt::format("tp {} x cp {} x dp {} x pp {} is not a valid number of threads", options.tp,
-                               options.cp, options.dp, options.pp),
-           .fix = "use sizes of 1 or more with a product of at most 1024"});
-    }
-  }
-  return world;
-}
-
 }  // namespace
 
 void run_ranks(int64_t ranks, const std::function<void(World&)>& body, ThreadOptions options) {
   TERATRON_ASSERT(ranks >= 1, "{} ranks", ranks);
   const int threads_before = at::get_num_threads();
   const auto backend = std::make_shared<ThreadBackend>(ranks, options.timeout);
-  FirstError first;
+  std::exception_ptr first;
+  std::once_flag failed;
+  const auto run = [&](int64_t rank) {
+    at::set_num_threads(1);
+    try {
+      ThreadWorld world(backend, rank);
+      body(world);
+    } catch (...) {
+      // Before the abort, which makes the other ranks throw too.
+      std::call_once(failed, [&] { first = std::current_exception(); });
+      backend->abort(fmt::format("rank {} failed: {}", rank, message_of(std::current_exception())));
+    }
+    backend->finish(rank);
+  };
   std::vector<std::thread> threads;
-  for (int64_t rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] { run_rank(backend, rank, body, first); });
-  }
+  for (int64_t rank = 0; rank < ranks; ++rank) threads.emplace_back(run, rank);
   for (std::thread& thread : threads) thread.join();
   at::set_num_threads(threads_before);  // the default of new threads is global
-  first.rethrow();
+  if (first) std::rethrow_exception(first);
 }
 
 void run_ranks(MeshOptions options, const std::function<void(const Mesh&)>& body, ThreadOptions threads) {
   if (options.dp == 0) options.dp = 1;
-  run_ranks(checked_product(options), [&](World& world) { body(Mesh(options, world)); }, threads);
+  const int64_t ranks = options.tp * options.cp * options.dp * options.pp;
+  const RankGrid checked(options, ranks);
+  run_ranks(ranks, [&](World& world) { body(Mesh(options, world)); }, threads);
 }
 
 }  // namespace teratron

@@ -218,7 +218,6 @@ TEST(Mesh, OfOneRankNeedsNoWorld) {
 TEST(Mesh, RejectsInvalidSizes) {
   const auto nothing = [](const Mesh&) {};
   EXPECT_THROW(run_ranks({.tp = 0}, nothing), UserError);
-  EXPECT_THROW(run_ranks({.tp = 64, .dp = 64}, nothing), UserError);
   EXPECT_THROW(run_ranks({.tp = 2, .ep = 4}, nothing), UserError);
   EXPECT_THROW(run_ranks(3, [](World& world) { Mesh({.tp = 2}, world); }), UserError);
 }

@@ -26,8 +26,8 @@ class Transport {
   virtual int64_t size() const = 0;
   /// Starts delivering to `receiver`, until close(). Called once.
   virtual void start(TransportReceiver& receiver) = 0;
-  /// Queues head and body for another rank, in order; copies them as needed. Thread-safe; never waits for the
-  /// peer. Bytes for a rank that has exited are dropped.
+  /// Queues head and body for another rank, in order, keeping no references to them. Thread-safe; never waits
+  /// for the peer. Bytes for a rank that has exited are dropped.
   virtual void send(int64_t to, ByteSpan head, ByteSpan body) = 0;
   /// Flushes the queues for at most a few seconds and stops. `failed`: the job has failed; do not wait for
   /// peers that are gone. The destructor disconnects.

@@ -14,7 +14,7 @@ namespace teratron {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::chrono::milliseconds kPollInterval{20};
+constexpr std::chrono::milliseconds kInitPollInterval{20};
 
 }  // namespace
 
@@ -73,7 +73,7 @@ NcclComm::List NcclComm::init_all(const std::vector<InitOptions>& options, const
   });
   std::future<List> comms = task.get_future();
   std::thread(std::move(task)).detach();
-  while (comms.wait_for(kPollInterval) != std::future_status::ready) {
+  while (comms.wait_for(kInitPollInterval) != std::future_status::ready) {
     backend.check();
     if (Clock::now() >= deadline) throw Fault("ncclCommInitRank timed out");
   }

@@ -23,42 +23,21 @@ constexpr size_t kMinCopyEngineBytes =
 using Clock = std::chrono::steady_clock;
 
 ncclDataType_t nccl_type(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return ncclFloat32;
-    case at::kDouble:
-      return ncclFloat64;
-    case at::kBFloat16:
-      return ncclBfloat16;
-    case at::kHalf:
-      return ncclFloat16;
-    case at::kLong:
-      return ncclInt64;
-    case at::kInt:
-      return ncclInt32;
-    case at::kByte:
-    case at::kBool:
-      return ncclUint8;
-    default:
-      break;
+  static constexpr std::pair<at::ScalarType, ncclDataType_t> kTypes[] = {
+      {at::kFloat, ncclFloat32}, {at::kDouble, ncclFloat64}, {at::kBFloat16, ncclBfloat16},
+      {at::kHalf, ncclFloat16},  {at::kLong, ncclInt64},     {at::kInt, ncclInt32},
+      {at::kByte, ncclUint8},    {at::kBool, ncclUint8}};
+  for (const auto& [torch, nccl] : kTypes) {
+    if (torch == type) return nccl;
   }
   TERATRON_ASSERT(false, "cannot reduce {}", c10::toString(type));
 }
 
 ncclRedOp_t nccl_op(ReduceOp op, at::ScalarType type) {
+  static constexpr ncclRedOp_t kOps[] = {ncclSum, ncclAvg, ncclMax, ncclMin};
   const bool boolean = type == at::kBool;  // bytes 0 and 1
-  switch (op) {
-    case ReduceOp::sum:
-      return boolean ? ncclMax : ncclSum;
-    case ReduceOp::avg:
-      TERATRON_ASSERT(!boolean, "cannot average booleans");
-      return ncclAvg;
-    case ReduceOp::max:
-      return ncclMax;
-    case ReduceOp::min:
-      return ncclMin;
-  }
-  TERATRON_ASSERT(false);
+  TERATRON_ASSERT(!boolean || op != ReduceOp::avg, "cannot average booleans");
+  return boolean && op == ReduceOp::sum ? ncclMax : kOps[static_cast<size_t>(op)];
 }
 
 /// Sends and receives between `peers` equal parts, as one operation.
@@ -279,8 +258,7 @@ Work NcclCommunicator::broadcast(at::Tensor tensor, int64_t root) {
 Work NcclCommunicator::all_to_all(at::Tensor output, at::Tensor input) {
   if (output.is_cpu()) return host_->all_to_all(output, input);
   const int64_t n = size();
-  TERATRON_ASSERT(output.is_contiguous() && output.nbytes() == input.nbytes() && input.numel() % n == 0,
-                  "{} elements are not divisible into {} parts", input.numel(), n);
+  check_all_to_all(output, input, n);
   return collective(
       fingerprint_of("all_to_all", input), {output, input},
       [=](ncclComm_t comm, cudaStream_t stream) { return send_receive_all(output, input, n, comm, stream); });

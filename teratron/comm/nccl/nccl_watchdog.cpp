@@ -8,7 +8,7 @@
 namespace teratron {
 namespace {
 
-constexpr std::chrono::milliseconds kPollInterval{200};
+constexpr std::chrono::milliseconds kCheckInterval{200};
 constexpr std::chrono::seconds kExitTime{2};  // for a rank that does not hang to exit by itself
 
 }  // namespace
@@ -37,13 +37,13 @@ void NcclWatchdog::stop() {
 
 void NcclWatchdog::run_watchdog(int gpu) {
   c10::cuda::set_device(static_cast<c10::DeviceIndex>(gpu));
-  while (!wait_for(stop_watchdog_, kPollInterval)) {
+  while (!wait_for(stop_watchdog_, kCheckInterval)) {
     if (!backend_->failure()) check_async_errors();
   }
 }
 
 void NcclWatchdog::run_monitor() {
-  while (!wait_for(stop_monitor_, kPollInterval)) {
+  while (!wait_for(stop_monitor_, kCheckInterval)) {
     const std::optional<Fault> failure = backend_->failure();
     if (!failure) continue;
     if (!wait_for(stop_monitor_, kExitTime)) on_hang_(*failure);
