@@ -1,4 +1,4 @@
-"""Jobs of several ranks: the same numbers however they are started."""
+"""Multi-rank jobs: the same numbers with every launcher and backend."""
 
 import signal
 import socket
@@ -69,7 +69,7 @@ def test_ranks_that_differ_are_named_in_a_job(tmp_path, backend, how):
                                 "--gtest_also_run_disabled_tests")
     logs = [(tmp_path / f"rank-{rank}.log").read_text() for rank in range(2)]
     assert all("1 test from" in log and "FAILED" not in log for log in logs), logs
-    # The job has failed, which mpirun tells by an exit code of its own.
+    # The job has failed, for which mpirun has its own exit code.
     assert backend == "mpi" or result.returncode == 0, result.stderr
 
 
@@ -92,7 +92,7 @@ def test_mpirun_without_the_launcher(one_rank):
 
 
 def test_torchrun(tmp_path):
-    """Its agent keeps the rendezvous store, where rank 0 would open one otherwise."""
+    """Its agent hosts the TCPStore, instead of rank 0."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()),
                 "--no-python"]
     (code,), (output,) = processes([[*torchrun, BINARY, "pretrain", "gpt", *JOB, "--tp", "2"]], [{}])
@@ -133,7 +133,7 @@ exit $code
 
 @pytest.fixture
 def slurm(tmp_path):
-    """Starts an srun in the environment of a batch job whose number leads to a port that is free."""
+    """Starts an srun in the environment of a batch job whose id maps to a free port."""
     script = tmp_path / "srun"
     script.write_text(SRUN)
     script.chmod(0o755)
@@ -157,7 +157,7 @@ def test_srun(slurm, one_rank):
 
 
 def test_the_end_of_slurms_time_saves_and_exits_75(slurm, tmp_path):
-    """sbatch --signal=TERM@120: srun passes the signal on to all tasks."""
+    """sbatch --signal=TERM@120: srun forwards the signal to all tasks."""
     run = tmp_path / "run"
     process = slurm(2, "pretrain", "gpt", *kept(run, 100000, 100000), "--tp", "2")
     wait_for(lambda: len(steps(run)) >= 3, "three steps")
@@ -175,7 +175,7 @@ def test_two_machines(tmp_path, one_rank):
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"rank-{rank}.log" for rank in range(4)]
 
 
-# ---- a model that is cut over several ranks in use ----
+# ---- inference with a tensor-parallel model ----
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_tensor_parallel_ranks_use_a_model(tmp_path, unbroken, backend):

@@ -1,4 +1,4 @@
-"""What `teratron launch` is told, by flags and by Accelerate's file: it is obeyed, or refused in words."""
+"""Settings of `teratron launch` from flags and from Accelerate's config file, valid and invalid."""
 
 import json
 import os
@@ -48,7 +48,7 @@ SHOW = ("/bin/sh", "-c", "echo $RANK of $WORLD_SIZE, machine $GROUP_RANK, at $MA
 
 
 def shown(file, *flags):
-    """What each rank on this machine is told."""
+    """The environment of each rank on this machine."""
     shutil.rmtree(file.parent / "logs", ignore_errors=True)
     launch(file, *flags, command=SHOW)
     return sorted(log.read_text().strip() for log in (file.parent / "logs").iterdir())
@@ -78,7 +78,7 @@ def test_two_machines(tmp_path, one_rank):
 
 
 def test_machines_with_different_settings(tmp_path):
-    """Rank 0 tells what differs; the other machine's launcher tells where to look."""
+    """Rank 0 reports the difference; the other machine's launcher refers to it."""
     port = free_port()
     files = [configuration(tmp_path, f"machine{rank}.yaml", rank=rank, ip="127.0.0.1", port=port, machines=2, precision=precision)
              for rank, precision in enumerate(["no", "bf16"])]
@@ -86,7 +86,7 @@ def test_machines_with_different_settings(tmp_path):
                                  "pretrain", "gpt", *JOB] for file in files], [{}, {}])
     assert codes == [2, 2], outputs
     assert "bf16: rank 0 has false, rank 1 has true" in outputs[0] and "config_file" not in outputs[0]
-    assert "the machine of rank 0 tells why" in outputs[1] and "rank 1" in outputs[1]
+    assert "see the machine of rank 0" in outputs[1] and "rank 1" in outputs[1]
 
 
 @pytest.mark.parametrize("second,says", [({"rank": 1, "processes": 4}, "was started as one of 4 ranks, rank 0 as one of 6"),
@@ -99,7 +99,7 @@ def test_machines_that_were_started_wrong(tmp_path, second, says):
     codes, outputs = processes([[BINARY, "launch", "--config_file", str(file), "--log-dir", str(file.with_suffix("")), "--",
                                  "pretrain", "gpt", *JOB] for file in files], [{}] * 3)
     assert codes == [2, 2, 2], outputs
-    assert all(says in output and "--node-rank of its own" in output for output in outputs), outputs
+    assert all(says in output and "a different --node-rank" in output for output in outputs), outputs
 
 
 def test_precision(tmp_path):
@@ -126,7 +126,7 @@ def test_gpus(tmp_path):
     file.write_text(file.read_text() + "gpu_ids: 3,1\n")
     result = launch(file, command=("/bin/sh", "-c", "echo $CUDA_VISIBLE_DEVICES"))
     assert result.stdout == "3,1\n3,1\n"
-    assert f"notice: launch obeys its keys of {file}; for the others /bin/sh needs --config-file {file} too" in result.stderr
+    assert f"notice: launch uses only its own keys of {file}; for the others, pass --config-file {file} to /bin/sh too" in result.stderr
 
 
 def test_a_file_wins_over_its_base(tmp_path):
@@ -148,7 +148,7 @@ BAD_KEYS = [({"port": 70000}, 8, ["main_process_port = 70000", "65535"]), ({"por
             ({"rank": 2, "machines": 2, "ip": "localhost"}, 6, ["machine_rank = 2", "machine 2 of 2", "num_machines"]),
             ({"rank": 1}, 6, ["machine_rank = 1", "machine 1 of 1", "num_machines"]),
             ({"rank": -1}, 6, ["machine_rank = -1"]),
-            ({"machines": 2}, 14, ["num_machines = 2", "nothing says where", "main_process_ip"]),
+            ({"machines": 2}, 14, ["num_machines = 2", "no rendezvous address", "main_process_ip"]),
             ({"machines": 2, "ip": "''"}, 7, ["main_process_ip is empty"]),
             ({"machines": 0}, 14, ["num_machines = 0"]), ({"processes": 0}, 15, ["num_processes = 0"]),
             ({"machines": 2, "processes": 3, "ip": "localhost"}, 15, ["num_processes = 3", "2 machines", "multiple"]),
@@ -164,17 +164,17 @@ def test_bad_keys(tmp_path, values, line, says):
     assert not (tmp_path / "logs").exists(), "nothing was started"
 
 
-def test_all_bad_keys_are_told_at_once(tmp_path):
+def test_all_bad_keys_are_reported(tmp_path):
     text = message(launch(configuration(tmp_path, port=70000, rank="x", processes="many"), code=2), "main_process_port",
                    "machine_rank", "num_processes")
     assert len(text.splitlines()) == 3, text
 
 
-def test_the_keys_that_were_obeyed_are_not_called_without_effect(tmp_path):
+def test_the_launchers_keys_are_not_reported_as_unused(tmp_path):
     result = launch(configuration(tmp_path))
     assert "num_processes" not in result.stdout + result.stderr, result.stderr
     alone = train(*JOB, "--config-file", configuration(tmp_path), "--tp", "1")
-    assert re.search("notice: no effect here, but in `teratron launch --config_file`: .*num_machines, num_processes", alone.stdout + alone.stderr)
+    assert re.search("notice: only `teratron launch --config_file` uses: .*num_machines, num_processes", alone.stdout + alone.stderr)
 
 
 # ---- flags ----
@@ -189,8 +189,8 @@ def test_the_keys_that_were_obeyed_are_not_called_without_effect(tmp_path):
     (["--master-port", "70000", "--", "env"], "--master-port"),
     (["--nproc-per-node", "4", "--num-processes", "2", "--", "env"], "--nproc-per-node = 4 contradicts --num-processes = 2"),
     (["--nproc-per-nod", "2", "--", "env"], "unknown flag --nproc-per-nod. Did you mean --nproc-per-node?"),
-    (["--tp", "2", "--", "env"], "come after its name"), (["-np", "2", "env"], "unknown flag -np"), (["--", "./none"], "./none: is no program"),
-    (["--", "/etc/passwd"], "/etc/passwd: is no program"), (["--", "/etc/"], "/etc/: is no program"),
+    (["--tp", "2", "--", "env"], "follow its name"), (["-np", "2", "env"], "unknown flag -np"), (["--", "./none"], "./none: is not an executable program"),
+    (["--", "/etc/passwd"], "/etc/passwd: is not an executable program"), (["--", "/etc/"], "/etc/: is not an executable program"),
     (["--num-processes", "3", "--nnodes", "2", "--master-addr", "localhost", "--", "env"], "3 ranks on 2 machines")])
 def test_wrong_launches(args, says):
     message(teratron("launch", *args, code=2), says)
@@ -208,12 +208,12 @@ def test_what_launch_needs_is_missing(tmp_path):
                      "env", code=5), "no.such.host.invalid", "--master-addr (main_process_ip)")
 
 
-def test_an_address_for_ranks_of_one_process_is_noted(tmp_path):
+def test_an_address_for_ranks_of_one_process_is_ignored_with_a_notice(tmp_path):
     result = teratron("launch", "--backend", "threads", "--master-port", "7", "--log-dir", tmp_path, "--", "env")
     assert "notice: --master-port has no effect with --backend threads" in result.stderr
 
 
-def test_environment_is_passed_on(tmp_path):
+def test_environment_is_inherited(tmp_path):
     script = tmp_path / "show"
     script.write_text("#!/bin/sh\necho \"$RANK of $WORLD_SIZE $NCCL_DEBUG $LOCAL_RANK\"\n")
     script.chmod(0o755)
