@@ -94,13 +94,13 @@ void add_curve(const Arguments& args, const EngineOptions& options, const at::Te
   std::vector<double> losses;
   std::vector<double> norms;
   for (int64_t step = 0; step + 1 < texts.size(0); ++step) {
-    const StepResult numbers =
+    const StepResult result =
         engine
             .train_step([&](int64_t) { return batch_of(texts[step]); },
                         {.hyper = {.lr = args.lr.value(), .weight_decay = args.weight_decay}})
             .wait();
-    losses.push_back(numbers.loss);
-    norms.push_back(numbers.grad_norm);
+    losses.push_back(result.loss);
+    norms.push_back(result.grad_norm);
   }
   const auto fp64 = at::TensorOptions().dtype(at::kDouble);
   out.emplace_back("losses", at::tensor(losses, fp64));
@@ -126,8 +126,7 @@ void run_case(const nlohmann::json& request, const std::filesystem::path& direct
     add_curve(args,
               {.model = config,
                .optimizer = optimizer_options(args),
-               .dtype = dtype,
-               .fp8 = fp8_options(args),
+               .precision = {.dtype = dtype, .fp8 = fp8_options(args)},
                .seed = static_cast<uint64_t>(args.seed)},
               texts, out);
   }
