@@ -50,8 +50,8 @@ class Matmul {
   Parameter& weight_;
 };
 
-/// GEMMs with a weight [out, in]; in FP8 if `fp8` is not null. It must outlive them, and T, in and out must
-/// be multiples of 16.
+/// GEMMs with a weight [out, in]; in FP8 with `fp8` (may be null), which must outlive them and requires T, in
+/// and out to be multiples of 16.
 std::unique_ptr<Matmul> make_matmul(Parameter& weight, Fp8Scaling* fp8);
 
 }  // namespace teratron
