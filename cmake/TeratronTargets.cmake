@@ -58,7 +58,7 @@ function(teratron_library name)
 endfunction()
 
 # teratron_proto(name file.proto): the classes of a protocol buffer, as a library.
-# Static, and not re-exported: another library of the process may carry a protobuf of its own.
+# Static and not re-exported: another library of the process may contain a different protobuf.
 find_package(Protobuf REQUIRED)
 find_library(PROTOBUF_LITE_STATIC libprotobuf-lite.a REQUIRED)
 function(teratron_proto name proto)

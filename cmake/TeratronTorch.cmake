@@ -38,7 +38,7 @@ endif()
 target_link_options(teratron_libtorch INTERFACE
   -Wl,-rpath,${TERATRON_TORCH}/torch/lib:${nvidia}/cu13/lib:${nvidia}/nccl/lib:${nvidia}/cudnn/lib)
 
-# cuDNN's graphs in C++: headers alone, in a wheel of their own.
+# cuDNN's graph API in C++: headers only, from a separate wheel.
 function(teratron_use_cudnn_frontend source)
   if(NOT EXISTS ${TERATRON_TORCH}/include/cudnn_frontend.h)
     message(FATAL_ERROR "nvidia-cudnn-frontend not found in '${TERATRON_TORCH}'. Run ./run build, which installs it, "

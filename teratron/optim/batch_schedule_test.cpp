@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-json read_json(const std::string& name) {
+json batch_fixture(const std::string& name) {
   std::ifstream file(std::string(TERATRON_SOURCE_DIR) + "/tests/fixtures/schedules/" + name);
   return json::parse(file);
 }
@@ -49,7 +49,7 @@ void expect_trace(const BatchSchedule& schedule, const json& c) {
 
 TEST(BatchSchedule, RampEqualsMegatron) {
   int errors = 0;
-  for (const json& c : read_json("rampup_batch_size.json")) {
+  for (const json& c : batch_fixture("rampup_batch_size.json")) {
     SCOPED_TRACE(c["rampup_batch_size"].dump());
     if (c.contains("error")) {
       EXPECT_THROW(ramp_of(c), UserError);
@@ -73,7 +73,7 @@ TEST(BatchSchedule, RampEqualsMegatron) {
 
 TEST(BatchSchedule, StepsEqualMegatron) {
   int errors = 0;
-  for (const json& c : read_json("step_batch_size.json")) {
+  for (const json& c : batch_fixture("step_batch_size.json")) {
     SCOPED_TRACE(c["schedule"].dump());
     const auto text = c["schedule"].get<std::string>();
     const auto seq_length =

@@ -20,7 +20,7 @@ using nlohmann::json;
 
 const std::string kFixtures = std::string(TERATRON_SOURCE_DIR) + "/tests/fixtures/schedules/";
 
-json read_json(const std::string& name) {
+json schedule_fixture(const std::string& name) {
   std::ifstream file(kFixtures + name);
   return json::parse(file);
 }
@@ -69,7 +69,7 @@ LrScheduleOptions plain_cosine() {
 
 TEST(LrSchedule, EqualsMegatronBitwise) {
   const auto rows = read_rows();
-  const json cases = read_json("lr_cases.json");
+  const json cases = schedule_fixture("lr_cases.json");
   ASSERT_EQ(cases.size(), rows.size());
   for (const json& c : cases) {
     SCOPED_TRACE(c["case"].get<std::string>());

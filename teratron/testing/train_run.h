@@ -72,15 +72,15 @@ class SmallRun : public testing::Test {
   }
 
   /// stdout, or stderr, of a training. A failure of the training fails the test.
-  static std::string said(const std::vector<std::string>& args, int64_t ranks = 1,
-                          const Registry& registry = {}) {
+  static std::string stdout_of(const std::vector<std::string>& args, int64_t ranks = 1,
+                               const Registry& registry = {}) {
     testing::internal::CaptureStdout();
     const std::string failure = failure_of(args, ranks, registry);
     std::string text = testing::internal::GetCapturedStdout();
     EXPECT_EQ(failure, "");
     return text;
   }
-  static std::string warned(const std::vector<std::string>& args, int64_t ranks = 1) {
+  static std::string stderr_of(const std::vector<std::string>& args, int64_t ranks = 1) {
     testing::internal::CaptureStderr();
     const std::string failure = failure_of(args, ranks, {});
     std::string text = testing::internal::GetCapturedStderr();

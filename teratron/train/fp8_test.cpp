@@ -236,12 +236,12 @@ TEST(Fp8Training, OutputLayerMatchesOneRank) {
 
 TEST(Fp8Training, RecomputationIsBitwiseEqual) {
   GPTConfig config = llama_config(fp8_sizes);
-  const Fp8Outcome kept = run({.config = config});
+  const Fp8Outcome stored = run({.config = config});
   config.recompute = {.granularity = RecomputeConfig::Granularity::layers};
   const Fp8Outcome recomputed = run({.config = config});
-  EXPECT_EQ(recomputed.losses, kept.losses);
-  EXPECT_EQ(distance(recomputed, kept), 0.0);
-  for (const auto& [name, state] : kept.fp8_state) {
+  EXPECT_EQ(recomputed.losses, stored.losses);
+  EXPECT_EQ(distance(recomputed, stored), 0.0);
+  for (const auto& [name, state] : stored.fp8_state) {
     EXPECT_TRUE(at::equal(recomputed.fp8_state.at(name), state)) << name;
   }
 }
@@ -350,10 +350,11 @@ TEST_F(Fp8Run, SwitchesFromBf16AndBack) {
   ten.insert(ten.end(), {"--exit-interval", "10"});
   const std::string missing = "holds no FP8 scales for this run";
   EXPECT_EQ(train(flags("run", ten)), ExitCode::ok);
-  EXPECT_NE(warned(fp8_flags("run", {"--exit-interval", "5"})).find(missing), std::string::npos);
-  EXPECT_EQ(warned(fp8_flags("run", {"--exit-interval", "17"})).find(missing), std::string::npos);
-  EXPECT_NE(warned(fp8_flags("run", {"--exit-interval", "18", "--fp8-amax-history-len", "2"})).find(missing),
-            std::string::npos);
+  EXPECT_NE(stderr_of(fp8_flags("run", {"--exit-interval", "5"})).find(missing), std::string::npos);
+  EXPECT_EQ(stderr_of(fp8_flags("run", {"--exit-interval", "17"})).find(missing), std::string::npos);
+  EXPECT_NE(
+      stderr_of(fp8_flags("run", {"--exit-interval", "18", "--fp8-amax-history-len", "2"})).find(missing),
+      std::string::npos);
   EXPECT_EQ(train(flags("run", size)), ExitCode::ok);
 }
 

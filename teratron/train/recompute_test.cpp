@@ -40,8 +40,8 @@ std::vector<TestVariant> deep_variants() {
   return all;
 }
 
-void expect_same_bits(const TestStep& kept, const TestStep& recomputed, const std::string& name) {
-  const LossAndGrads expected = run_step(kept);
+void expect_same_bits(const TestStep& stored, const TestStep& recomputed, const std::string& name) {
+  const LossAndGrads expected = run_step(stored);
   const LossAndGrads actual = run_step(recomputed);
   EXPECT_EQ(actual.loss, expected.loss) << name;
   ASSERT_EQ(actual.gradients.size(), expected.gradients.size());
@@ -54,9 +54,9 @@ TEST(Recompute, IsBitwiseEqual) {
   for (const TestVariant& variant : deep_variants()) {
     for (const Plan& plan : plans()) {
       TestStep step{.config = variant.config, .dtype = at::kFloat, .documents = true};
-      const TestStep kept = step;
+      const TestStep stored = step;
       step.config.recompute = plan.config;
-      expect_same_bits(kept, step, variant.name + ", " + plan.name);
+      expect_same_bits(stored, step, variant.name + ", " + plan.name);
     }
   }
 }
@@ -67,11 +67,11 @@ TEST(Recompute, IsBitwiseEqualInEveryLayout) {
     for (const TestVariant& variant : family_variants()) {
       for (const Plan& plan : plans()) {
         TestStep step{.config = variant.config, .layout = layout, .dtype = at::kFloat};
-        const TestStep kept = step;
+        const TestStep stored = step;
         step.config.recompute = plan.config;
         step.config.recompute.distribute_inputs =
             plan.config.granularity == Granularity::layers && !layout.sequence_parallel && layout.tp > 1;
-        expect_same_bits(kept, step, variant.name + ", " + plan.name);
+        expect_same_bits(stored, step, variant.name + ", " + plan.name);
       }
     }
   }
@@ -118,7 +118,7 @@ class Meter : public c10::MemoryReportingInfoBase {
 };
 
 struct Footprint {
-  int64_t kept = 0;  // between forward and backward
+  int64_t saved = 0;  // between forward and backward
   int64_t peak = 0;
 };
 
@@ -140,9 +140,9 @@ Footprint footprint(const GPTConfig& config) {
   const auto meter = std::make_shared<Meter>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
   const at::Tensor loss = model.loss(model.forward({}, batch), batch).mean();
-  const int64_t kept = meter->live();
+  const int64_t saved = meter->live();
   loss.backward();
-  return {kept, meter->peak()};
+  return {saved, meter->peak()};
 }
 
 TEST(Recompute, SavesMemory) {
@@ -153,11 +153,12 @@ TEST(Recompute, SavesMemory) {
   const Footprint first_two = footprint(measured_config(plans()[5].config));
   constexpr int64_t scores = int64_t{4} * 4 * 128 * 128 * 4;  // bytes of one layer's
   constexpr int64_t hidden = int64_t{128} * 4 * 64 * 4;       // bytes of one layer's input
-  EXPECT_GE(all.kept - selective.kept, 6 * 2 * scores - 6 * 4 * hidden) << "P and dropout(P) of six layers";
-  EXPECT_LE(each.kept, all.kept - 6 * 2 * scores);
-  EXPECT_NEAR(static_cast<double>(each.kept - pairs.kept), 3.0 * hidden, 0.2 * hidden);
-  EXPECT_NEAR(static_cast<double>(all.kept - first_two.kept), static_cast<double>(all.kept - each.kept) / 3.0,
-              0.1 * static_cast<double>(all.kept - each.kept));
+  EXPECT_GE(all.saved - selective.saved, 6 * 2 * scores - 6 * 4 * hidden) << "P and dropout(P) of six layers";
+  EXPECT_LE(each.saved, all.saved - 6 * 2 * scores);
+  EXPECT_NEAR(static_cast<double>(each.saved - pairs.saved), 3.0 * hidden, 0.2 * hidden);
+  EXPECT_NEAR(static_cast<double>(all.saved - first_two.saved),
+              static_cast<double>(all.saved - each.saved) / 3.0,
+              0.1 * static_cast<double>(all.saved - each.saved));
   for (const Footprint& less : {selective, each, pairs, first_two}) EXPECT_LT(less.peak, all.peak);
   EXPECT_LT(each.peak, all.peak / 2);
 }
@@ -209,7 +210,7 @@ TEST(LossChunks, NeverMaterializeAllLogits) {
   config.loss_chunks = 8;
   const Footprint cut = footprint(config);
   constexpr int64_t logits = int64_t{128} * 4 * 8192 * 4;  // bytes
-  EXPECT_GE(whole.kept - cut.kept, logits * 9 / 10);
+  EXPECT_GE(whole.saved - cut.saved, logits * 9 / 10);
   EXPECT_GE(whole.peak - cut.peak, logits / 2);
 }
 
@@ -238,9 +239,9 @@ TEST(Recompute, IsBitwiseEqualOnAGpu) {
   for (const TestVariant& variant : deep_variants()) {
     for (const Plan& plan : plans()) {
       TestStep step{.config = variant.config, .dtype = at::kBFloat16, .device = at::Device(at::kCUDA, 0)};
-      const TestStep kept = step;
+      const TestStep stored = step;
       step.config.recompute = plan.config;
-      expect_same_bits(kept, step, variant.name + ", " + plan.name);
+      expect_same_bits(stored, step, variant.name + ", " + plan.name);
     }
   }
   at::globalContext().setDeterministicAlgorithms(false, false);

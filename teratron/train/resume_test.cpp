@@ -113,7 +113,7 @@ TEST_F(Resume, AsyncSaveIsBitwiseEqual) {
 
 TEST_F(Resume, AsyncSaveDoesNotBlockTraining) {
   const ScopedFaults slow("ckpt.shard_created@step=10:delay=200");
-  const std::string text = said(flags("run", {"--async-save", "--log-interval", "1"}));
+  const std::string text = stdout_of(flags("run", {"--async-save", "--log-interval", "1"}));
   const size_t next = text.find("iteration       11/");
   const size_t saved = text.find("successfully saved checkpoint from iteration      10");
   ASSERT_NE(next, std::string::npos);
@@ -124,7 +124,7 @@ TEST_F(Resume, AsyncSaveDoesNotBlockTraining) {
 
 TEST_F(Resume, FullDiskDuringAsyncSaveIsAWarning) {
   const ScopedFaults faults("file.write@step=10:errno=ENOSPC");
-  const std::string warnings = warned(flags("run", {"--async-save"}), 2);
+  const std::string warnings = stderr_of(flags("run", {"--async-save"}), 2);
   EXPECT_NE(warnings.find("was not saved; the next save tries again"), std::string::npos) << warnings;
   EXPECT_FALSE(fs::exists(folder_ / "run" / "iter_0000010"));
   EXPECT_TRUE(fs::exists(folder_ / "run" / "iter_0000020"));
@@ -192,7 +192,7 @@ Registry nan_in_steps(const std::vector<int64_t>& steps) {
 
 TEST_F(Resume, SkipsUpToMaxNanIterations) {
   const std::vector<std::string> two = {"--max-nan-iterations", "2"};
-  const std::string text = said(flags("run", two), 1, nan_in_steps({3, 7, 8}));
+  const std::string text = stdout_of(flags("run", two), 1, nan_in_steps({3, 7, 8}));
   EXPECT_NE(text.find("number of skipped iterations:   1 | number of nan iterations:   1 |"),
             std::string::npos);
   EXPECT_NE(text.find("number of skipped iterations:   2 | number of nan iterations:   2 |"),
@@ -333,7 +333,8 @@ TEST_F(Resume, RotaryPositionsExtendAndScaleWithFinetune) {
     return more;
   };
   EXPECT_EQ(train(flags("run", with({"--exit-interval", "5"}))), ExitCode::ok);
-  std::string text = warned(flags("run", with({"--exit-interval", "10", "--max-position-embeddings", "32"})));
+  std::string text =
+      stderr_of(flags("run", with({"--exit-interval", "10", "--max-position-embeddings", "32"})));
   EXPECT_NE(text.find("max_position_embeddings is 32 now and was 8"), std::string::npos) << text;
   for (const auto& [name, more] :
        {std::pair{"rotary_base", std::vector<std::string>{"--rotary-base", "500"}},
@@ -346,12 +347,12 @@ TEST_F(Resume, RotaryPositionsExtendAndScaleWithFinetune) {
     std::vector<std::string> finetune = with(more);
     finetune.insert(finetune.end(), {"--finetune", "--exit-interval", "2", "--max-position-embeddings", "16",
                                      "--save", (folder_ / name).string()});
-    text = warned(flags("run", finetune));
+    text = stderr_of(flags("run", finetune));
     EXPECT_NE(text.find(std::string(name) + " is "), std::string::npos) << text;
     finetune = with(more);
     finetune.insert(finetune.end(),
                     {"--pretrained-checkpoint", (folder_ / "run").string(), "--exit-interval", "2"});
-    text = warned(flags(std::string("from_") + name, finetune));
+    text = stderr_of(flags(std::string("from_") + name, finetune));
     EXPECT_NE(text.find(std::string(name) + " is "), std::string::npos) << text;
   }
   const std::string failure =

@@ -15,24 +15,24 @@ namespace {
 using Loop = SmallRun;
 
 // The texts must occur in this order.
-void expect_in_order(const std::string& said, const std::vector<std::string>& texts) {
+void expect_in_order(const std::string& output, const std::vector<std::string>& texts) {
   size_t at = 0;
   for (const std::string& text : texts) {
-    const size_t found = said.find(text, at);
-    ASSERT_NE(found, std::string::npos) << "'" << text << "' is missing, or too early, in:\n" << said;
+    const size_t found = output.find(text, at);
+    ASSERT_NE(found, std::string::npos) << "'" << text << "' is missing, or too early, in:\n" << output;
     at = found + text.size();
   }
 }
 
-size_t count_of(const std::string& said, const std::string& text) {
+size_t count_of(const std::string& output, const std::string& text) {
   size_t count = 0;
-  for (size_t at = said.find(text); at != std::string::npos; at = said.find(text, at + 1)) ++count;
+  for (size_t at = output.find(text); at != std::string::npos; at = output.find(text, at + 1)) ++count;
   return count;
 }
 
 TEST_F(Loop, PrintsMegatronsLines) {
   expect_in_order(
-      said(flags("run", {"--train-iters", "12"})),
+      stdout_of(flags("run", {"--train-iters", "12"})),
       {"using world size: 1, data-parallel-size: 1, tensor-model-parallel size: 1, pipeline-model-parallel "
        "size: 1 ",
        "------------------------ arguments ------------------------",
@@ -62,7 +62,7 @@ TEST_F(Loop, PrintsMegatronsLines) {
 TEST_F(Loop, SavesBeforeAFailingEvaluation) {
   const Registry registry = {.datasets = [](const Registry::Context& run, const GPTDataOptions& options) {
     GPTDatasets built = build_gpt_datasets(options);
-    // One sample where the evaluation at the end wants sixteen.
+    // Fewer samples than the evaluation at the end requires.
     built.valid = std::make_shared<MockGPTDataset>(MockGPTDataset::Options{
         .samples = 2, .sequence_length = 8, .vocab_size = run.tokenizer.vocab_size()});
     return built;
@@ -77,7 +77,7 @@ TEST_F(Loop, RampsUpTheBatchSizeAndResumes) {
       "--log-interval",     "1"};
   std::vector<std::string> first = ramp;
   first.insert(first.end(), {"--exit-interval", "3"});
-  const std::string text = said(flags("whole", ramp));
+  const std::string text = stdout_of(flags("whole", ramp));
   EXPECT_NE(text.find("will use batch size rampup starting from global batch size 2 to global batch size 6"),
             std::string::npos);
   // 2 until 6 samples, 4 until 12 have been consumed (and at 12 itself 6, as in Megatron-LM).
@@ -92,7 +92,7 @@ TEST_F(Loop, RampsUpTheBatchSizeAndResumes) {
 
 TEST_F(Loop, IterationsToSkipOnlyConsumeData) {
   const std::vector<std::string> skips = {"--iterations-to-skip", "0", "7", "--log-interval", "1"};
-  const std::string text = said(flags("whole", skips));
+  const std::string text = stdout_of(flags("whole", skips));
   EXPECT_EQ(count_of(text, " lm loss: "), 18U) << text;
   for (const char* skipped : {"iteration        1/", "iteration        8/"}) {
     EXPECT_EQ(text.find(skipped), std::string::npos) << skipped;
@@ -114,9 +114,10 @@ TEST_F(Loop, IterationsToSkipOnlyConsumeData) {
 }
 
 TEST_F(Loop, ConvertsSamplesAndEpochsToSteps) {
-  EXPECT_NE(said(without(flags("samples", {"--train-samples", "23"}), {"--train-iters", "--lr-warmup-iters"}))
-                .find("setting training iterations to 5"),
-            std::string::npos);
+  EXPECT_NE(
+      stdout_of(without(flags("samples", {"--train-samples", "23"}), {"--train-iters", "--lr-warmup-iters"}))
+          .find("setting training iterations to 5"),
+      std::string::npos);
   const Registry registry = {.datasets = [](const Registry::Context&, const GPTDataOptions& options) {
     GPTDataOptions small = options;
     small.samples[0] = options.samples[0].value_or(14);  // of one epoch
@@ -124,7 +125,7 @@ TEST_F(Loop, ConvertsSamplesAndEpochsToSteps) {
   }};
   const std::vector<std::string> epochs =
       without(flags("epochs", {"--num-train-epochs", "2"}), {"--train-iters"});
-  EXPECT_NE(said(epochs, 1, registry).find("setting training iterations to 7"), std::string::npos);
+  EXPECT_NE(stdout_of(epochs, 1, registry).find("setting training iterations to 7"), std::string::npos);
   EXPECT_EQ(log("epochs").steps.size(), 7U);
 }
 
@@ -173,8 +174,8 @@ TEST_F(Loop, FinetunesFromAPretrainedCheckpointOnlyOnce) {
       flags("tuned", {"--pretrained-checkpoint", (folder_ / "base").string()});
   const std::vector<std::string> first =
       flags("tuned", {"--pretrained-checkpoint", (folder_ / "base").string(), "--exit-interval", "5"});
-  EXPECT_NE(warned(first).find("finetuning from the weights"), std::string::npos);
-  EXPECT_EQ(warned(args).find("finetuning"), std::string::npos) << "now it resumes";
+  EXPECT_NE(stderr_of(first).find("finetuning from the weights"), std::string::npos);
+  EXPECT_EQ(stderr_of(args).find("finetuning"), std::string::npos) << "now it resumes";
   EXPECT_EQ(log("tuned").steps.size(), 20U);
   EXPECT_LT(log("tuned").steps[0].losses[0].second, log("base").steps[0].losses[0].second);
   std::vector<std::string> nowhere = flags("other", {"--pretrained-checkpoint", (folder_ / "none").string()});
@@ -184,25 +185,26 @@ TEST_F(Loop, FinetunesFromAPretrainedCheckpointOnlyOnce) {
 TEST_F(Loop, ReportsChangedSettingsOnResume) {
   EXPECT_EQ(train(flags("run", {"--exit-interval", "10"})), ExitCode::ok);
   const std::string notices =
-      warned(flags("run", {"--seed", "7", "--hidden-dropout", "0.2", "--exit-interval", "15"}));
+      stderr_of(flags("run", {"--seed", "7", "--hidden-dropout", "0.2", "--exit-interval", "15"}));
   EXPECT_NE(notices.find("seed is 7 now and was 1234"), std::string::npos) << notices;
   EXPECT_NE(notices.find("hidden_dropout is 0.2 now and was 0.1"), std::string::npos);
-  EXPECT_EQ(count_of(warned(flags("run", {"--seed", "7", "--hidden-dropout", "0.2"})), " now and was "), 0U);
+  EXPECT_EQ(count_of(stderr_of(flags("run", {"--seed", "7", "--hidden-dropout", "0.2"})), " now and was "),
+            0U);
 }
 
 TEST_F(Loop, WarnsOfOldCheckpoints) {
   const std::vector<std::string> args = without(flags("run"), {"--load"});
-  EXPECT_EQ(count_of(warned(args), "holds checkpoints of an earlier training"), 0U);
-  const std::string said = warned(args);
-  EXPECT_NE(said.find("the last of them iter_0000020"), std::string::npos) << said;
-  EXPECT_NE(said.find("add --load " + (folder_ / "run").string()), std::string::npos) << said;
-  EXPECT_EQ(count_of(warned(flags("run", {"--fresh"})), "earlier training,"), 0U);
+  EXPECT_EQ(count_of(stderr_of(args), "holds checkpoints of an earlier training"), 0U);
+  const std::string output = stderr_of(args);
+  EXPECT_NE(output.find("the last of them iter_0000020"), std::string::npos) << output;
+  EXPECT_NE(output.find("add --load " + (folder_ / "run").string()), std::string::npos) << output;
+  EXPECT_EQ(count_of(stderr_of(flags("run", {"--fresh"})), "earlier training,"), 0U);
 }
 
 TEST_F(Loop, WarnsOnceOfADamagedCheckpoint) {
   EXPECT_EQ(train(flags("run")), ExitCode::ok);
   fs::resize_file(folder_ / "run" / "iter_0000020" / "shard-00000.safetensors", 100);
-  EXPECT_EQ(count_of(warned(flags("run")), "is corrupt"), 1U);
+  EXPECT_EQ(count_of(stderr_of(flags("run")), "is corrupt"), 1U);
 }
 
 TEST_F(Loop, SgdTrainsAndResumes) {
@@ -224,15 +226,15 @@ TEST_F(Loop, SgdTrainsAndResumes) {
 }
 
 TEST_F(Loop, LogsTheDecoupledLearningRate) {
-  EXPECT_NE(
-      said(flags("run", {"--decoupled-lr", "0.02", "--lr-decay-style", "constant", "--lr-warmup-iters", "0"}))
-          .find(" learning rate: 1.000000E-02 | decoupled learning rate: 2.000000E-02 |"),
-      std::string::npos);
+  EXPECT_NE(stdout_of(flags("run", {"--decoupled-lr", "0.02", "--lr-decay-style", "constant",
+                                    "--lr-warmup-iters", "0"}))
+                .find(" learning rate: 1.000000E-02 | decoupled learning rate: 2.000000E-02 |"),
+            std::string::npos);
 }
 
 TEST_F(Loop, LogsTimersOfAllRanks) {
   expect_in_order(
-      said(flags("run", {"--timing-log-level", "2", "--timing-log-option", "all"}), 2),
+      stdout_of(flags("run", {"--timing-log-level", "2", "--timing-log-option", "all"}), 2),
       {"iteration        5/      20 |", "times across ranks (ms):", "  forward-backward:", "     rank  0: ",
        "     rank  1: ", "  batch-generator:", "  forward-compute:", "  optimizer:"});
 }
@@ -345,7 +347,7 @@ TEST_F(Loop, Bf16GradReduceIsCloseToFp32) {
 
 TEST_F(Loop, PipelineRanksMayPrecedeDataParallelRanks) {
   const std::vector<std::string> layout = {"--tp", "2", "--pp", "2", "--use-tp-pp-dp-mapping"};
-  const std::string text = said(flags("run", layout), 8);
+  const std::string text = stdout_of(flags("run", layout), 8);
   EXPECT_NE(text.find("  use_tp_pp_dp_mapping ............................ True"), std::string::npos);
   expect_same_losses("run", "serial", {});
   const ParsedArguments parsed = pretrain_arguments(flags("run", layout), 8);

@@ -58,7 +58,7 @@ def kept(folder, iterations, interval):
 
 
 def advises(text):
-    """A message ends in what to do: a sentence of its own after what is wrong."""
+    """A message ends with what to do: one more sentence after what is wrong."""
     assert re.search(r"[.;?] \S.*\w", text), f"no advice in: {text}"
 
 
@@ -76,7 +76,7 @@ def message(result, *parts):
 
 
 def each(cases, check, folder):
-    """check(case, folder of its own) for every case, two at a time; tells every failure."""
+    """check(case, its folder) for every case, two at a time; reports every failure."""
     def attempt(numbered):
         number, case = numbered
         own = folder / f"case{number}"

@@ -108,7 +108,7 @@ def take_until(lines, text):
 
 
 class Demo:
-    """./run demo in a folder of its own, with the built program and so many iterations."""
+    """./run demo in a separate folder, with the built program and so many iterations."""
 
     def __init__(self, folder, iterations):
         self.folder = folder

@@ -1,9 +1,9 @@
 // JSON lines to indexed datasets: Megatron-LM's tools/preprocess_data.py.
 //
 // Each line is an object; the text under each requested key is tokenized and written to
-// `<output prefix>_<key>_<document|sentence>.bin/.idx`. A text is a string (one sequence) or a list of strings (one
-// sequence each). Sequences without tokens are dropped; a document without tokens stays as an empty document
-// (2.6: is dropped).
+// `<output prefix>_<key>_<document|sentence>.bin/.idx`. A text is a string (one sequence)
+// or a list of strings (one sequence each). Sequences without tokens are dropped; a document without tokens
+// stays as an empty document (Megatron-LM 2.6 drops it).
 //
 // One thread at a time reads, `workers` threads parse and tokenize, one writes: documents keep their order,
 // and the output bytes do not depend on the number of workers. Memory: 2 x workers + 2 blocks of 1 MiB of

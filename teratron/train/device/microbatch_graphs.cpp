@@ -40,7 +40,7 @@ bool MicrobatchGraphs::begin_step() {
   return false;
 }
 
-void MicrobatchGraphs::take(MicroBatch batch) {
+void MicrobatchGraphs::copy_in(MicroBatch batch) {
   batch.sample_ids_B = sample_ids(batch);
   const bool is_first = !batch_.tokens_SB.defined();
   if (is_first) batch_ = batch;
@@ -67,7 +67,7 @@ MicrobatchGraphs::Captured MicrobatchGraphs::captured(const Body& body) {
 }
 
 void MicrobatchGraphs::run(const MicroBatch& batch, int64_t index, const Body& body) {
-  take(batch);
+  copy_in(batch);
   Captured& mine = index == 0 ? first_ : next_;
   if (!mine.graph) {
     // FP8 weights must come from this graph or the first one, not from tensors of an eager step.

@@ -36,7 +36,7 @@ class MicrobatchGraphs {
     std::vector<Parameter*> filled;  // stale gradients that the graph overwrites
   };
   /// Copies the micro-batch to the tensors that the graphs read.
-  void take(MicroBatch batch);
+  void copy_in(MicroBatch batch);
   Captured captured(const Body& body);
 
   ParameterSet& parameters_;

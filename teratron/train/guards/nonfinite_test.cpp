@@ -78,13 +78,13 @@ TEST_F(NonfiniteDiagnosis, NamesTheFirstLayerAndItsSamples) {
 TEST_F(NonfiniteDiagnosis, SavesTheTokens) {
   message({"--use-distributed-optimizer"}, 2,
           [](Trainer& trainer) { spoil_weight(trainer, "decoder.layers.0.input_layernorm.weight"); });
-  std::vector<std::string> kept;
+  std::vector<std::string> samples;
   for (const int rank : {0, 1}) {
     const fs::path file = folder_ / "run" / fmt::format("nan-iteration-0000002-rank-{}.txt", rank);
     std::istringstream lines(read_text(file, {}));
-    for (std::string line; std::getline(lines, line);) kept.push_back(line);
+    for (std::string line; std::getline(lines, line);) samples.push_back(line);
   }
-  ASSERT_EQ(kept.size(), 4U) << "the global batch";
+  ASSERT_EQ(samples.size(), 4U) << "the global batch";
   const ParsedArguments parsed = pretrain_arguments(flags("other"), 1, {});
   Trainer trainer(parsed.args, Mesh());
   const auto source = trainer.open(Split::train);
@@ -93,7 +93,7 @@ TEST_F(NonfiniteDiagnosis, SavesTheTokens) {
     const at::Tensor tokens_BS = source->next().tokens_SB.t().contiguous();
     for (int64_t sample = 0; sample < 2; ++sample) {
       const auto* ids = tokens_BS[sample].const_data_ptr<int64_t>();
-      EXPECT_EQ(kept[i * 2 + sample], fmt::format("{}", fmt::join(ids, ids + tokens_BS.size(1), " ")));
+      EXPECT_EQ(samples[i * 2 + sample], fmt::format("{}", fmt::join(ids, ids + tokens_BS.size(1), " ")));
     }
   }
 }
