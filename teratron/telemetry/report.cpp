@@ -59,6 +59,30 @@ void add_event(const Json& event, Json& metrics) {
   metrics["last_time"] = time;
 }
 
+/// Sums over all steps, which the page cannot compute from thinned rows.
+Json step_totals(const Json& rows) {
+  double tokens = 0, seconds = 0;
+  int64_t skipped = 0;
+  for (const Json& row : rows) {
+    if (row[4].is_number()) seconds += row[4].get<double>();
+    if (row[5].is_number()) tokens += row[5].get<double>();
+    skipped += row[6] == true;
+  }
+  return {{"tokens", tokens}, {"seconds", seconds}, {"skipped", skipped}};
+}
+
+/// Every n-th row and the last ones, so that the page of a long run stays small.
+void thin(Json& rows) {
+  constexpr size_t kMost = 10'000, kLast = 100;
+  const size_t stride = rows.size() / kMost + 1;
+  if (stride == 1) return;
+  Json kept = Json::array();
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (i % stride == 0 || i + kLast >= rows.size()) kept.push_back(std::move(rows[i]));
+  }
+  rows = std::move(kept);
+}
+
 }  // namespace
 
 nlohmann::ordered_json read_metrics(const std::filesystem::path& jsonl) {
@@ -76,6 +100,9 @@ nlohmann::ordered_json read_metrics(const std::filesystem::path& jsonl) {
     if (event.is_object()) add_event(event, metrics);
   }
   metrics["invalid_lines"] = invalid;
+  metrics["totals"] = step_totals(metrics["step"]);
+  thin(metrics["step"]);
+  thin(metrics["interval"]);
   if (events == 0) {
     throw data_error({.what = "the file has no metrics events",
                       .where = jsonl.string(),

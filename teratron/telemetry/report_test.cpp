@@ -128,6 +128,22 @@ TEST_F(Report, PageHasTheMetricsAndNoExternalResource) {
   }
 }
 
+TEST_F(Report, LongRunIsThinnedButItsSumsAreExact) {
+  std::string lines;
+  for (int i = 1; i <= 25'000; ++i) {
+    lines += fmt::format(R"({{"type":"step","iteration":{},"tokens":3,"seconds":0.5,"skipped":{}}})", i,
+                         i % 1000 == 0);
+    lines += '\n';
+  }
+  write_text(jsonl_, lines);
+  const Json metrics = read_metrics(jsonl_);
+  EXPECT_LE(metrics["step"].size(), 10'100U);
+  EXPECT_GE(metrics["step"].size(), 8'000U);
+  EXPECT_EQ(metrics["step"][0][0], 1);
+  for (size_t i = 0; i < 100; ++i) EXPECT_EQ(metrics["step"][metrics["step"].size() - 1 - i][0], 25'000 - i);
+  EXPECT_EQ(metrics["totals"], (Json{{"tokens", 75'000.0}, {"seconds", 12'500.0}, {"skipped", 25}}));
+}
+
 TEST_F(Report, TextCannotEndTheScript) {
   append(
       R"({"type":"sample","iteration":1,"prompt":"</script><script>alert(1)</script>","text":"<!--<script>"})");
