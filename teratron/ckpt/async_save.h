@@ -11,9 +11,13 @@
 #include <memory>
 #include <optional>
 
-#include "teratron/ckpt/staged_save.h"
+#include "teratron/ckpt/checkpoint.h"
 
 namespace teratron {
+
+struct SavePlan;
+struct ShardTarget;
+class PartialDirectory;
 
 class AsyncSave {
  public:
@@ -22,7 +26,7 @@ class AsyncSave {
   AsyncSave(SaveRequest request, std::shared_ptr<const void> memory, HostGroup& group);
   /// Waits for this rank's thread. Rank 0, or the next save if another rank still writes, removes what is not
   /// committed.
-  ~AsyncSave() = default;
+  ~AsyncSave();
 
   /// Number of stages (0 to 2) that this rank's thread has finished. Not collective.
   int64_t progress() const { return progress_.load(); }
@@ -34,11 +38,21 @@ class AsyncSave {
   std::filesystem::path finish();
 
  private:
-  void start(void (StagedSave::*stage)());
+  void start(std::string (AsyncSave::*stage)());
+  std::string write();   // this rank's shard; returns its manifest fragment
+  std::string commit();  // rank 0: manifest, commit, tracker file, pruning
+  std::filesystem::path committed() const;
+  ShardTarget target() const;
 
-  HostGroup& group_;
+  SaveRequest request_;
   std::shared_ptr<const void> memory_;
-  StagedSave save_;
+  HostGroup& group_;
+  int64_t rank_;
+  std::unique_ptr<SavePlan> plan_;
+  std::string run_id_;
+  std::unique_ptr<PartialDirectory> partial_;  // rank 0
+  std::string outcome_;                        // of the last stage (collective_errors.h)
+  std::vector<std::string> fragments_;         // of the manifest, by rank
   std::atomic<int64_t> progress_ = 0;
   int64_t passed_ = 0;         // stages after which the ranks have synchronized
   std::future<void> working_;  // last member: its destructor, which runs first, waits for the thread

@@ -9,13 +9,13 @@
 #include "teratron/base/file_lock.h"
 #include "teratron/base/hash.h"
 #include "teratron/base/log.h"
+#include "teratron/ckpt/async_save.h"
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/collective_errors.h"
 #include "teratron/ckpt/directory.h"
 #include "teratron/ckpt/manifest.h"
 #include "teratron/ckpt/safetensors.h"
 #include "teratron/ckpt/save_plan.h"
-#include "teratron/ckpt/staged_save.h"
 
 // Fault points, in order: ckpt.begin, ckpt.partial_created, ckpt.shard_created, ckpt.shard_block (each),
 // ckpt.before_shard_sync, ckpt.shard_done, ckpt.before_manifest, ckpt.manifest_written, ckpt.before_commit,
@@ -25,6 +25,13 @@
 namespace teratron {
 
 namespace fs = std::filesystem;
+
+// Where a rank writes its shard.
+struct ShardTarget {
+  fs::path partial;
+  std::string run_id;
+  int64_t rank = 0;
+};
 
 // Rank 0's directory of an unfinished save; removed unless committed.
 class PartialDirectory {
@@ -189,9 +196,9 @@ void check_json_object(const std::string& text, const char* name) {
 
 }  // namespace
 
-StagedSave::StagedSave(SaveRequest request, HostGroup& group)
-    : request_(std::move(request)), rank_(group.rank()) {
-  set_context();
+AsyncSave::AsyncSave(SaveRequest request, std::shared_ptr<const void> memory, HostGroup& group)
+    : request_(std::move(request)), memory_(std::move(memory)), group_(group), rank_(group.rank()) {
+  set_fault_context(rank_, request_.iteration);
   check_json_object(request_.config, "config");
   check_json_object(request_.state, "state");
   plan_ = std::make_unique<SavePlan>(plan_save(request_.tensors, group));
@@ -204,89 +211,94 @@ StagedSave::StagedSave(SaveRequest request, HostGroup& group)
     fault_point("ckpt.partial_created");
     return run_id;
   });
+  start(&AsyncSave::write);
 }
 
-StagedSave::~StagedSave() = default;
+AsyncSave::~AsyncSave() = default;
 
-void StagedSave::set_context() const {
-  set_fault_context(rank_, request_.iteration);
-}
-
-fs::path StagedSave::committed() const {
+fs::path AsyncSave::committed() const {
   return request_.directory / iteration_name(request_.iteration);
 }
 
-void StagedSave::write() {
-  set_context();
-  outcome_ = capture([&] { return write_shard(request_, *plan_, target()); });
-}
-
-void StagedSave::gather(HostGroup& group) {
-  fragments_ = gather_outcomes(outcome_, group);
-}
-
-void StagedSave::commit() {
-  set_context();
-  if (rank_ != 0) return;
-  outcome_ = capture([&] {
-    write_manifest(request_, *plan_, fragments_, target());
-    fault_point("ckpt.before_commit");
-    partial_->commit(committed());
-    fault_point("ckpt.after_commit");
-    update_directory(request_, committed());
-    fault_point("ckpt.end");
-    return std::string();
-  });
-}
-
-fs::path StagedSave::finish(HostGroup& group) {
-  broadcast_outcome(outcome_, group);
-  return committed();
-}
-
-ShardTarget StagedSave::target() const {
+ShardTarget AsyncSave::target() const {
   return {committed().string() + ".partial-" + run_id_, run_id_, rank_};
 }
 
+void AsyncSave::start(std::string (AsyncSave::*stage)()) {
+  working_ = std::async(std::launch::async, [this, stage] {
+    set_fault_context(rank_, request_.iteration);
+    outcome_ = capture([&] { return (this->*stage)(); });
+    ++progress_;
+  });
+}
+
+std::string AsyncSave::write() {
+  return write_shard(request_, *plan_, target());
+}
+
+std::string AsyncSave::commit() {
+  if (rank_ != 0) return "";
+  write_manifest(request_, *plan_, fragments_, target());
+  fault_point("ckpt.before_commit");
+  partial_->commit(committed());
+  fault_point("ckpt.after_commit");
+  update_directory(request_, committed());
+  fault_point("ckpt.end");
+  return "";
+}
+
+std::optional<fs::path> AsyncSave::advance(int64_t least_progress) {
+  if (least_progress <= passed_) return std::nullopt;
+  working_.get();
+  if (++passed_ == 2) {
+    broadcast_outcome(outcome_, group_);
+    return committed();
+  }
+  memory_.reset();
+  fragments_ = gather_outcomes(outcome_, group_);
+  start(&AsyncSave::commit);
+  return std::nullopt;
+}
+
+fs::path AsyncSave::finish() {
+  while (true) {
+    if (auto path = advance(passed_ + 1)) return *path;
+  }
+}
+
 fs::path save_checkpoint(const SaveRequest& request, HostGroup& group) {
-  StagedSave save(request, group);
-  save.write();
-  save.gather(group);
-  save.commit();
-  return save.finish(group);
+  return AsyncSave(request, nullptr, group).finish();
 }
 
 void check_save_directory(const fs::path& directory, HostGroup& group) {
-  const fs::path probe = directory / run_on_rank_0(group, [&]() -> std::string {
-                           make_directories(directory, ExitCode::config);
-                           const std::string name = ".teratron-probe-" + random_hex(16);
-                           const std::array<char, 4096> block = {};
-                           try {
-                             write_text(directory / name, {block.data(), block.size()}, ExitCode::config);
-                           } catch (const IoFault& fault) {
-                             if (!fault.is_full()) throw;
-                             throw config_error({.what = fault.what(),
-                                                 .fix = "Free space, or choose another folder with --save"});
-                           }
-                           return name;
-                         });
-  const auto remove_probe = [&] {
-    std::error_code ignored;
-    if (group.rank() == 0) fs::remove(probe, ignored);
-  };
-  try {
-    run_on_all_ranks(group, [&]() -> std::string {
+  struct Probe {
+    fs::path path;
+    bool is_ours;
+    ~Probe() {
       std::error_code ignored;
-      if (fs::exists(probe, ignored)) return "";
-      throw config_error({.what = "what rank 0 wrote there is not visible here",
-                          .where = printable(directory.string(), 4096),
-                          .fix = "Save to a file system that all nodes share"});
-    });
-  } catch (...) {
-    remove_probe();
-    throw;
-  }
-  remove_probe();
+      if (is_ours) fs::remove(path, ignored);
+    }
+  };
+  const std::string name = run_on_rank_0(group, [&]() -> std::string {
+    make_directories(directory, ExitCode::config);
+    const std::string name = ".teratron-probe-" + random_hex(16);
+    const std::array<char, 4096> block = {};
+    try {
+      write_text(directory / name, {block.data(), block.size()}, ExitCode::config);
+    } catch (const IoFault& fault) {
+      if (!fault.is_full()) throw;
+      throw config_error({.what = fault.what(), .fix = "Free space, or choose another folder with --save"});
+    }
+    return name;
+  });
+  const Probe probe{directory / name, group.rank() == 0};
+  run_on_all_ranks(group, [&]() -> std::string {
+    std::error_code ignored;
+    if (fs::exists(probe.path, ignored)) return "";
+    throw config_error({.what = "what rank 0 wrote there is not visible here",
+                        .where = printable(directory.string(), 4096),
+                        .fix = "Save to a file system that all nodes share"});
+  });
 }
 
 }  // namespace teratron
