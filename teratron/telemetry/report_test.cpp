@@ -135,7 +135,7 @@ TEST_F(Report, LongRunIsThinnedButItsSumsAreExact) {
                          i % 1000 == 0);
     lines += '\n';
   }
-  write_text(jsonl_, lines);
+  write_text(jsonl_, lines, ExitCode::config);
   const Json metrics = read_metrics(jsonl_);
   EXPECT_LE(metrics["step"].size(), 10'100U);
   EXPECT_GE(metrics["step"].size(), 8'000U);
