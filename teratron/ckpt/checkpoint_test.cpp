@@ -150,7 +150,7 @@ TEST(Checkpoint, LargeTensorsSpanBlocks) {
   EXPECT_TRUE(std::equal(middle.begin(), middle.end(), data.begin() + (2 << 20) - 5));
 }
 
-TEST(Checkpoint, fault_16_another_model_is_told_in_full) {
+TEST(Checkpoint, fault_16_another_model_is_reported_in_full) {
   const TemporaryDirectory directory;
   save(directory.path(), 1, {1, 1, false}, 5);
   SingleHostGroup alone;
@@ -207,7 +207,7 @@ TEST(Checkpoint, RetainsTheNewestAndThoseAtTheInterval) {
   EXPECT_NE(missing.find("It has iter_0000005, iter_0000004"), std::string::npos) << missing;
 }
 
-TEST(Checkpoint, AnAbandonedLaterIterationDoesNotWin) {
+TEST(Checkpoint, AnAbandonedLaterIterationIsNotTheNewest) {
   const TemporaryDirectory directory;
   SingleHostGroup alone;
   for (const int64_t iteration : {10, 20, 30, 20}) {
@@ -226,7 +226,7 @@ TEST(Checkpoint, AnAbandonedLaterIterationDoesNotWin) {
       << "the hint is only a hint";
 }
 
-TEST(Checkpoint, NothingThereIsAFreshStart) {
+TEST(Checkpoint, AnEmptyFolderIsAFreshStart) {
   const TemporaryDirectory directory;
   SingleHostGroup alone;
   EXPECT_FALSE(find_checkpoint(directory.path(), {}, alone).has_value());

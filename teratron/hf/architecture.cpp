@@ -1,6 +1,9 @@
 #include "teratron/hf/architecture.h"
 
 #include <filesystem>
+#include <vector>
+
+#include <fmt/ranges.h>
 
 #include "teratron/base/file.h"
 #include "teratron/hf/config.h"
@@ -21,17 +24,15 @@ constexpr Preset presets[] = {
 #undef PRESET
 };
 
-std::string preset_config(std::string_view name) {
-  for (const Preset& preset : presets) {
-    if (preset.name == name) return std::string(preset.config);
+std::string preset_config(const Assignment& preset) {
+  const std::string& name = std::get<std::string>(preset.value);
+  std::vector<std::string_view> names;
+  for (const Preset& known : presets) {
+    if (known.name == name) return std::string(known.config);
+    names.push_back(known.name);
   }
-  return "";
-}
-
-std::string preset_names() {
-  std::string names;
-  for (const Preset& preset : presets) names += (names.empty() ? "" : ", ") + std::string(preset.name);
-  return names;
+  throw config_error({fmt::format("model_preset = '{}' is not known", printable(name)), preset.where,
+                      fmt::format("Use one of {}", fmt::join(names, ", "))});
 }
 
 // The last string given for a field.
@@ -72,24 +73,18 @@ ParseResult architecture_settings(const Schema& schema, const ParseResult& given
   ParseResult settings;
   const Assignment* const preset = last_text(given, "model_preset");
   const Assignment* const file = last_text(given, "hf_config");
-  if (preset && file) {
-    settings.problems.push_back({"model_preset and hf_config are both set", file->where, "Give one of them"});
-  } else if (preset) {
-    const std::string& name = std::get<std::string>(preset->value);
-    const std::string config = preset_config(name);
-    if (config.empty()) {
-      settings.problems.push_back({fmt::format("model_preset = '{}' is not known", printable(name)),
-                                   preset->where, fmt::format("Use one of {}", preset_names())});
-    } else {
-      add_architecture(schema, config, fmt::format("{} {}", preset->where, name), settings);
-    }
-  } else if (file) {
-    const std::string& path = std::get<std::string>(file->value);
-    try {
+  try {
+    if (preset && file) {
+      throw config_error({"model_preset and hf_config are both set", file->where, "Set only one of them"});
+    } else if (preset) {
+      const std::string where = fmt::format("{} {}", preset->where, std::get<std::string>(preset->value));
+      add_architecture(schema, preset_config(*preset), where, settings);
+    } else if (file) {
+      const std::string& path = std::get<std::string>(file->value);
       add_architecture(schema, read_config(path), printable(path, 4096), settings);
-    } catch (const UserError& error) {
-      settings.problems.insert(settings.problems.end(), error.problems().begin(), error.problems().end());
     }
+  } catch (const UserError& error) {
+    settings.problems.insert(settings.problems.end(), error.problems().begin(), error.problems().end());
   }
   return settings;
 }
