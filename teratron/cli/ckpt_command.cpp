@@ -233,7 +233,7 @@ void add_convert(CLI::App& app, Flags& flags) {
   command->add_option("--max-shard-size", flags.max_shard_size, "maximum size of a safetensors file")
       ->capture_default_str();
   command->add_option("--tokenizer-name", flags.tokenizer,
-                      "Folder with tokenizer files to copy; default: those used in training");
+                      "folder with tokenizer files to copy; default: those used in training");
   command->add_option("--target-params-dtype", flags.dtype, "fp32, bf16 or fp16; default: unchanged");
   command->add_option("--load-path", flags.load_path, "Accelerate's name for --from-hf and --load");
   command->add_option("--save-path", flags.save_path, "Accelerate's name for --save and --to-hf");

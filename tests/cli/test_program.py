@@ -20,7 +20,7 @@ def test_help_is_grouped():
 
 def test_wrong_values_and_contradictions_are_told_together():
     text = message(train(*MOCK, "--train-iters", "5", "--lr-decay-style", "cosin", "--bf16", "--fp16", "--min-lr", "1",
-                         "--bogus", code=2), "cosine", "fp16 and bf16", "min_lr = 1", "--bogus")
+                         "--bogus", code=2), "cosine", "--fp16 and --bf16", "min_lr = 1", "--bogus")
     assert len(text.splitlines()) == 4, text
 
 
