@@ -183,7 +183,7 @@ void note_changes(const CheckpointInfo& info, const LoadOptions& options) {
   const BothSettings settings(info, options);
   for (const std::string& field : resumable_overrides(options.config, options.finetune)) {
     if (!settings.differ(field)) continue;
-    notice("{} is {} now and was {} when {} was saved: {}", field, printable(settings.current[field].dump()),
+    notice("{} is {}, but {} in {}: {}", field, printable(settings.current[field].dump()),
            printable(settings.saved[field].dump()), printable(info.path.string(), 4096),
            field == "max_position_embeddings" ? "no weight depends on it"
                                               : "its weights are used with other rotary positions");

@@ -186,9 +186,10 @@ TEST_F(Loop, ReportsChangedSettingsOnResume) {
   EXPECT_EQ(train(flags("run", {"--exit-interval", "10"})), ExitCode::ok);
   const std::string notices =
       stderr_of(flags("run", {"--seed", "7", "--hidden-dropout", "0.2", "--exit-interval", "15"}));
-  EXPECT_NE(notices.find("seed is 7 now and was 1234"), std::string::npos) << notices;
-  EXPECT_NE(notices.find("hidden_dropout is 0.2 now and was 0.1"), std::string::npos);
-  EXPECT_EQ(count_of(stderr_of(flags("run", {"--seed", "7", "--hidden-dropout", "0.2"})), " now and was "),
+  EXPECT_NE(notices.find("seed is 7, but 1234 in the checkpoint"), std::string::npos) << notices;
+  EXPECT_NE(notices.find("hidden_dropout is 0.2, but 0.1 in the checkpoint"), std::string::npos);
+  EXPECT_EQ(count_of(stderr_of(flags("run", {"--seed", "7", "--hidden-dropout", "0.2"})),
+                     " in the checkpoint: training continues"),
             0U);
 }
 
