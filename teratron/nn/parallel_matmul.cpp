@@ -124,8 +124,8 @@ AsyncTensor ParallelMatmul::gather_output_grad(const at::Tensor& dy_SBO) const {
 }
 
 ParallelMatmul::SavedInput ParallelMatmul::gather_again(SavedInput saved) const {
-  const AsyncTensor x = gather_input(saved.x);
-  return {x.tensor, saved.scale_inv, x.work};
+  AsyncTensor x = gather_input(saved.x);
+  return {x.tensor, saved.scale_inv, std::move(x.work)};
 }
 
 AsyncTensor ParallelMatmul::start_reduction(const at::Tensor& dx) const {

@@ -10,7 +10,6 @@
 #include "teratron/base/log.h"
 #include "teratron/models/gpt/gpt_config.h"
 #include "teratron/plan/flops.h"
-#include "teratron/plan/flops.h"
 #include "teratron/settings/component_options.h"
 #include "teratron/train/device/device.h"
 #include "teratron/train/engine_options.h"
