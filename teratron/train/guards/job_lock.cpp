@@ -129,12 +129,12 @@ bool JobLock::acquire(std::chrono::milliseconds watch) {
                         .where = path_.string(),
                         .fix = "choose a directory that this job may write to"});
   }
+  const auto locked = lock_file(descriptor_);
   const auto info = read_info(descriptor_);
   const auto reject = [&] {
     ::close(descriptor_);
     throw held_by(path_, info);
   };
-  const auto locked = lock_file(descriptor_);
   if (locked && !*locked) reject();
   if (locked && !names_this_file(path_, descriptor_)) {
     ::close(descriptor_);
