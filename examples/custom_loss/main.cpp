@@ -65,10 +65,10 @@ int main(int argc, char** argv) {
   const Registry registry = {
       .fields = {teratron::custom_field("keywords", &settings.keywords, "Words whose samples count for more"),
                  teratron::custom_field("keyword_alpha", &settings.alpha, "How much more per occurrence",
-                                     {.min = 0})},
-      .train_step = [&](const Registry::Context& run) {
-        const std::vector<int64_t> ids = ids_of(settings.keywords, run.tokenizer);
-        if (run.mesh.rank() == 0) teratron::print("keyword ids: {}", fmt::join(ids, " "));
+                                        {.min = 0})},
+      .train_step = [&](const Registry::Context& context) {
+        const std::vector<int64_t> ids = ids_of(settings.keywords, context.tokenizer);
+        if (context.mesh.rank() == 0) teratron::print("keyword ids: {}", fmt::join(ids, " "));
         return std::make_unique<KeywordLoss>(ids, settings.alpha);
       }};
   return teratron::main(argc, argv, registry);

@@ -11,7 +11,7 @@
 #include "teratron/nn/embedding.h"
 #include "teratron/nn/mlp.h"
 #include "teratron/nn/norm.h"
-#include "teratron/nn/output_loss.h"
+#include "teratron/nn/vocab_parallel_cross_entropy.h"
 
 using teratron::Activations;
 using teratron::GPTConfig;
@@ -89,7 +89,7 @@ class AverageNetwork : public teratron::Model {
   at::Tensor logits(const Activations& output) override { return linear(output.hidden_SBH, *output_layer_); }
 
   at::Tensor loss(const Activations& output, const MicroBatch& batch) override {
-    return output_losses(output.hidden_SBH, *output_layer_, batch.labels_SB, vocabulary_);
+    return linear_cross_entropy(output.hidden_SBH, *output_layer_, batch.labels_SB, vocabulary_);
   }
 
  private:
@@ -101,9 +101,9 @@ class AverageNetwork : public teratron::Model {
   std::optional<teratron::ParallelMatmul> output_layer_;
 };
 
-std::unique_ptr<teratron::Model> make_model(const teratron::Registry::Context& run,
+std::unique_ptr<teratron::Model> make_model(const teratron::Registry::Context& context,
                                             const StageContext& part) {
-  if (run.args.sequence_parallel || run.args.reset_attention_mask) {
+  if (context.args.sequence_parallel || context.args.reset_attention_mask) {
     throw teratron::config_error({.what = "the mean is taken over whole samples",
                                   .where = "sequence_parallel, reset_attention_mask",
                                   .fix = "Leave these flags out"});

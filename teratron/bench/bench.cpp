@@ -19,8 +19,8 @@ using Clock = std::chrono::steady_clock;
 // Takes each step from warm-up through timing to profiling.
 class StepTimer {
  public:
-  StepTimer(const TrainLoop& run, at::Device device, const BenchOptions& options, BenchResult& result)
-      : run_(run), device_(device), options_(options), result_(result), profiler_(device) {}
+  StepTimer(const TrainLoop& loop, at::Device device, const BenchOptions& options, BenchResult& result)
+      : loop_(loop), device_(device), options_(options), result_(result), profiler_(device) {}
 
   /// After each step; false: done.
   bool operator()(const StepMetrics& step) {
@@ -33,7 +33,7 @@ class StepTimer {
     if (device_.is_cpu() || options_.profiled_steps == 0) return false;
     profiler_.start();
     profiling_ = true;
-    first_profiled_ = run_.state().iteration;
+    first_profiled_ = loop_.state().iteration;
     return true;
   }
 
@@ -47,15 +47,15 @@ class StepTimer {
 
   bool profile_step() {
     // The loop runs one step ahead of its metrics, and the profiler records that step too.
-    if (run_.state().iteration - first_profiled_ < options_.profiled_steps) return true;
-    result_.profiled_steps = run_.state().iteration - first_profiled_;
+    if (loop_.state().iteration - first_profiled_ < options_.profiled_steps) return true;
+    result_.profiled_steps = loop_.state().iteration - first_profiled_;
     const std::vector<KernelEvent> events = profiler_.stop();
     result_.breakdown = break_down(events);
     result_.kernels = kernel_totals(events);
     return false;
   }
 
-  const TrainLoop& run_;
+  const TrainLoop& loop_;
   at::Device device_;
   BenchOptions options_;
   BenchResult& result_;
@@ -71,15 +71,15 @@ class StepTimer {
 std::optional<BenchResult> bench(const Arguments& args, World& world, const StopSignals& signals,
                                  const BenchOptions& options) {
   const Mesh mesh(mesh_options(args), world);
-  TrainLoop run(args, mesh, signals);
+  TrainLoop loop(args, mesh, signals);
   const at::Device device = choose_device(args);
   BenchResult result{.name = options.name,
                      .device = device_name(device),
                      .world_size = world.size(),
                      .peak_flops_per_gpu = peak_flops(device_name(device), math_mode(args)).value_or(0.0)};
   const bool reports = world.rank() == world.size() - 1;
-  if (reports) run.on_step(StepTimer(run, device, options, result));
-  run.train();
+  if (reports) loop.on_step(StepTimer(loop, device, options, result));
+  loop.train();
   if (!reports) return std::nullopt;
   if (static_cast<int64_t>(result.seconds.size()) < options.steps) {
     throw config_error({.what = fmt::format("the run ended after {} of {} timed steps", result.seconds.size(),

@@ -90,7 +90,7 @@ TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh)
   for (Parameter& parameter : parameters_.all()) all.push_back(&parameter);
   options_.reduction.data_parallel = mesh.group(Axis::dp);
   options_.reduction.chunks = sizes;
-  buffer_ = std::make_unique<FlatBuffer>(all, options_.reduction);
+  buffer_ = std::make_unique<ParamAndGradBuffer>(all, options_.reduction);
   optimizer_ = std::make_unique<Optimizer>(*buffer_, mesh, options.optimizer);
   connect_links(mesh, at::TensorOptions().dtype(options.precision.dtype).device(options.device));
   if (options.graphs_after == 0) return;
@@ -272,7 +272,7 @@ std::optional<TrainEngine::NonFinite> TrainEngine::find_nonfinite(const PendingS
       {.microbatches = step.inputs.microbatches, .scale = loss_scale(step.inputs), .reduces = false});
   for (const auto& chunk : chunks_) chunk->set_activation_hook(nullptr);
   if (!found && !is_finite(scalars[DeviceScalars::loss])) found = {.part = "the loss"};
-  for (const FlatBuffer::Entry& entry : buffer_->entries()) {  // in the order of backward
+  for (const ParamAndGradBuffer::Entry& entry : buffer_->entries()) {  // in the order of backward
     if (found) break;
     const Parameter& parameter = *entry.parameter;
     if (!parameter.grad_is_stale && !is_finite(parameter.main_grad))

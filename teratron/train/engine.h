@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "teratron/models/gpt/gpt.h"
-#include "teratron/optim/flat_buffer.h"
+#include "teratron/optim/param_and_grad_buffer.h"
 #include "teratron/pipeline/pipeline_layout.h"
 #include "teratron/telemetry/timers.h"
-#include "teratron/train/step.h"
+#include "teratron/train/step_result.h"
 #include "teratron/train/train_step.h"
 
 namespace teratron {
@@ -48,7 +48,7 @@ struct EngineOptions {
   PrecisionOptions precision = {};
   at::Device device = at::kCPU;
   uint64_t seed = 1234;
-  FlatBuffer::Options reduction = {};  // the engine sets the group and the chunks
+  ParamAndGradBuffer::Options reduction = {};  // the engine sets the group and the chunks
   /// Gradients of the sum of all losses over the sum of all counts in the global batch. Without it,
   /// micro-batches have equal weight, whatever their counts.
   bool per_token_loss = false;
@@ -105,7 +105,7 @@ class TrainEngine {
   ParameterSet& parameters() { return parameters_; }
   const ParameterSet& parameters() const { return parameters_; }
   Optimizer& optimizer() { return *optimizer_; }
-  FlatBuffer& buffer() { return *buffer_; }
+  ParamAndGradBuffer& buffer() { return *buffer_; }
   const Mesh& mesh() const { return mesh_; }
   const EngineOptions& options() const { return options_; }
   StateMemory memory() const;
@@ -141,7 +141,7 @@ class TrainEngine {
   Mesh mesh_;
   ParameterSet parameters_;
   std::vector<std::unique_ptr<Model>> chunks_;  // of this stage, in the model's order
-  std::unique_ptr<FlatBuffer> buffer_;
+  std::unique_ptr<ParamAndGradBuffer> buffer_;
   std::unique_ptr<Optimizer> optimizer_;
   std::shared_ptr<const PendingStep::End> last_end_;  // of the last step; null before the first
   // Tensors that graphs read and write in addition to parameters and micro-batches.

@@ -136,12 +136,12 @@ TEST_F(Resume, AsyncSaveFailureStopsAllRanks) {
   const StopSignals signals;
   std::vector<int64_t> ended(2);
   const auto body = [&](World& world) {
-    TrainLoop run(parsed.args, Mesh(mesh_options(parsed.args), world), signals);
+    TrainLoop loop(parsed.args, Mesh(mesh_options(parsed.args), world), signals);
     try {
-      run.train();
+      loop.train();
     } catch (const Fault& fault) {
       EXPECT_NE(std::string(fault.what()).find("ckpt.shard_done"), std::string::npos) << fault.what();
-      ended[world.rank()] = run.state().iteration;
+      ended[world.rank()] = loop.state().iteration;
       throw;
     }
   };
@@ -226,21 +226,21 @@ TEST_F(Resume, NanStopsWithWeightsIntact) {
                                                     "--clip-grad", "0", "--save-interval", "1"}));
   validate_arguments(parsed, 1);
   const StopSignals signals;
-  TrainLoop run(parsed.args, Mesh(), signals);
-  run.load();
+  TrainLoop loop(parsed.args, Mesh(), signals);
+  loop.load();
   try {
-    run.train();
+    loop.train();
     FAIL() << "a learning rate of 1e38 must blow up";
   } catch (const Fault& fault) {
     EXPECT_EQ(fault.exit_code(), ExitCode::numerics);
     EXPECT_NE(std::string(fault.what()).find("weights were left"), std::string::npos) << fault.what();
   }
-  const int64_t failed = run.state().iteration;
+  const int64_t failed = loop.state().iteration;
   EXPECT_GT(failed, 11);
   const auto saved = tensors("run", static_cast<int>(failed - 1));
   EXPECT_FALSE(fs::exists(folder_ / "run" / fmt::format("iter_{:07d}", failed)));
   size_t compared = 0;
-  for (const Parameter& parameter : run.engine().parameters().all()) {
+  for (const Parameter& parameter : loop.trainer().engine().parameters().all()) {
     const at::Tensor held = parameter.tensor.detach().contiguous();
     for (const auto& [name, bytes] : saved) {
       if (!name.ends_with(" " + parameter.name)) continue;
@@ -249,7 +249,7 @@ TEST_F(Resume, NanStopsWithWeightsIntact) {
       ++compared;
     }
   }
-  EXPECT_EQ(compared, run.engine().parameters().all().size());
+  EXPECT_EQ(compared, loop.trainer().engine().parameters().all().size());
 }
 
 // A fresh run among checkpoints of a longer one must never resume from them.

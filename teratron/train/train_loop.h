@@ -36,7 +36,6 @@ class TrainLoop {
 
   const Trainer& trainer() const { return trainer_; }
   const TrainState& state() const { return trainer_.state(); }
-  TrainEngine& engine() { return trainer_.engine(); }
 
  private:
   /// Ordered by urgency: ranks agree on the maximum.

@@ -60,11 +60,11 @@ TEST_F(Loop, PrintsMegatronsLines) {
 }
 
 TEST_F(Loop, SavesBeforeAFailingEvaluation) {
-  const Registry registry = {.datasets = [](const Registry::Context& run, const GPTDataOptions& options) {
+  const Registry registry = {.datasets = [](const Registry::Context& context, const GPTDataOptions& options) {
     GPTDatasets built = build_gpt_datasets(options);
     // Fewer samples than the evaluation at the end requires.
     built.valid = std::make_shared<MockGPTDataset>(MockGPTDataset::Options{
-        .samples = 2, .sequence_length = 8, .vocab_size = run.tokenizer.vocab_size()});
+        .samples = 2, .sequence_length = 8, .vocab_size = context.tokenizer.vocab_size()});
     return built;
   }};
   EXPECT_THROW(train(flags("run", {"--eval-interval", "100"}), 1, registry), UserError);

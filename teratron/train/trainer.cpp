@@ -28,8 +28,8 @@ std::unique_ptr<Timers> make_timers(const Arguments& args, at::Device device) {
   });
 }
 
-std::unique_ptr<TrainStep> make_step(const Registry& registry, const Registry::Context& run) {
-  return registry.train_step ? registry.train_step(run) : std::make_unique<TrainStep>();
+std::unique_ptr<TrainStep> make_step(const Registry& registry, const Registry::Context& context) {
+  return registry.train_step ? registry.train_step(context) : std::make_unique<TrainStep>();
 }
 
 }  // namespace

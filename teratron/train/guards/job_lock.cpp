@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "teratron/base/environment.h"
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
 #include "teratron/telemetry/log_lines.h"
@@ -29,12 +30,6 @@ struct HolderInfo {
   int64_t pid = 0;
   std::string started;
 };
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  gethostname(name.data(), name.size() - 1);
-  return name.data();
-}
 
 /// The file's content; nullopt if it is empty or malformed (a job may have died while writing it).
 std::optional<HolderInfo> read_info(int descriptor) {

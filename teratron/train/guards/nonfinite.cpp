@@ -6,6 +6,7 @@
 
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
+#include "teratron/comm/consensus.h"
 
 namespace teratron {
 
@@ -19,19 +20,6 @@ std::string describe(const TrainEngine::NonFinite& found, int64_t rank) {
   if (!ids_B.defined()) return fmt::format("{} (rank {})", what, rank);
   return fmt::format("{} (rank {}, samples {} to {})", what, rank, ids_B[0].item<int64_t>(),
                      ids_B[-1].item<int64_t>());
-}
-
-constexpr char kOutput = 'o';
-constexpr char kGradient = 'g';
-
-// The finding that was computed first: an output of the first such stage, else a gradient of the last.
-std::string earliest(const std::vector<std::string>& findings) {
-  std::string gradient;
-  for (const std::string& finding : findings) {
-    if (finding.starts_with(kOutput)) return finding.substr(1);
-    if (finding.starts_with(kGradient)) gradient = finding.substr(1);
-  }
-  return gradient;
 }
 
 bool has_tokens(const TrainEngine& engine) {
@@ -48,11 +36,18 @@ std::string lines_of(const MicroBatch& batch) {
   return lines;
 }
 
+// The finding that was computed first: an output of the first stage that has one, else a gradient of the last.
 std::string first_finding(TrainEngine& engine, const PendingStep& step) {
   const std::optional<TrainEngine::NonFinite> found = engine.find_nonfinite(step);
-  std::string mine;
-  if (found) mine = (found->gradient ? kGradient : kOutput) + describe(*found, engine.mesh().rank());
-  return earliest(engine.mesh().world().communicator->all_gather_bytes(mine));
+  const std::string mine = found ? describe(*found, engine.mesh().rank()) : "";
+  HostGroup& world = *engine.mesh().world().communicator;
+  const std::string output = first_nonempty(world, found && !found->gradient ? mine : "");
+  if (!output.empty()) return output;
+  std::string last_gradient;
+  for (const std::string& gradient : world.all_gather_bytes(mine)) {
+    if (!gradient.empty()) last_gradient = gradient;
+  }
+  return last_gradient;
 }
 
 // Returns the file's name, or nothing on ranks without tokens.

@@ -1,4 +1,4 @@
-#include "teratron/train/step.h"
+#include "teratron/train/step_result.h"
 
 #include <algorithm>
 #include <chrono>
