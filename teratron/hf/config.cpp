@@ -142,8 +142,8 @@ std::vector<int64_t> windowed_layers(HfWindows kind, ConfigReader& config, int64
 }
 
 void read_windows(HfWindows kind, ConfigReader& config, json& settings) {
-  if (kind == HfWindows::none || !config.has("sliding_window")) return;
-  if (kind == HfWindows::per_layer && !config.get("use_sliding_window", false)) return;
+  const bool used = kind == HfWindows::all_layers || config.get("use_sliding_window", false);
+  if (!used || !config.has("sliding_window")) return;
   const int64_t window = config.get("sliding_window", nullptr), layers = settings["num_layers"];
   if (window >= settings["max_position_embeddings"]) return;  // every position sees all before it
   const std::vector<int64_t> windowed = windowed_layers(kind, config, layers);
@@ -278,8 +278,10 @@ HfModel parse_hf_config(const std::string& text, const std::string& where) {
     json settings = family.fixed;
     for (const HfKey& key : family.keys) read_key(key, config, settings);
     finish_sizes(config, settings);
-    if (settings["position_embedding_type"] == "rope") read_rope(config, settings);
-    read_windows(family.windows, config, settings);
+    if (settings["position_embedding_type"] == "rope") {
+      read_rope(config, settings);
+      read_windows(family.windows, config, settings);
+    }
     config.finish();
     return {&family, std::move(settings), {}};
   }
