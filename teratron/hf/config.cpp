@@ -222,10 +222,11 @@ json settings_of(const Arguments& args, const CheckpointInfo& info, const std::s
 
 const HfFamily& family_of(const json& settings, const std::vector<int64_t>& windows,
                           const std::string& where) {
-  // Settings that change what is computed and that no family has.
+  // Settings that change what is computed and that a family has only among its fixed ones.
   json excluded = {{"squared_relu", false},       {"geglu", false},
                    {"rotary_interleaved", false}, {"apply_layernorm_1p", false},
-                   {"rotary_percent", 1.0},       {"apply_residual_connection_post_layernorm", false}};
+                   {"rotary_percent", 1.0},       {"apply_residual_connection_post_layernorm", false},
+                   {"qk_layernorm", false}};
   const bool uniform =
       std::adjacent_find(windows.begin(), windows.end(), std::not_equal_to<>()) == windows.end();
   for (const HfFamily& family : hf_families()) {
@@ -239,7 +240,7 @@ const HfFamily& family_of(const json& settings, const std::vector<int64_t>& wind
   std::vector<std::string> found;
   for (const char* name :
        {"position_embedding_type", "normalization", "swiglu", "add_bias_linear", "add_qkv_bias",
-        "qk_layernorm", "num_query_groups", "window_size", "window_attn_skip_freq"})
+        "num_query_groups", "window_size", "window_attn_skip_freq"})
     found.push_back(fmt::format("{} {}", name, printable(settings.at(name).dump())));
   for (const auto& [name, value] : excluded.items()) {
     if (settings.at(name) != value) found.push_back(fmt::format("{} {}", name, settings.at(name).dump()));
@@ -259,7 +260,9 @@ json with_rope_keys(json config, const std::string& where) {
   const json rope = config.value(name, json());
   if (!rope.is_null() && !rope.is_object())
     throw checkpoint_error({.what = fmt::format("'{}' is not an object", name), .where = where});
-  if (rope.is_object()) config.update(rope);
+  for (const auto& [key, value] : rope.items()) {
+    if (!value.is_null()) config[key] = value;
+  }
   return config;
 }
 

@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "teratron/base/environment.h"
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
 
@@ -23,12 +24,6 @@ constexpr std::chrono::seconds kGracePeriod{5};  // for the other ranks to exit 
 constexpr std::chrono::milliseconds kPollInterval{250};
 constexpr std::array<int, 3> kForwardedSignals = {SIGHUP, SIGINT, SIGTERM};
 constexpr int kStopped = static_cast<int>(ExitCode::stopped);
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  gethostname(name.data(), name.size() - 1);
-  return name.data();
-}
 
 /// The launcher's exit code: retryable if the rank was killed from outside, final if it crashed (it would
 /// crash again) or was asked to stop.

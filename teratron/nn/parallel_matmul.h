@@ -1,5 +1,6 @@
 // The GEMMs of a linear layer with the tensor-parallel communication around them. For use inside autograd
-// functions: a linear layer (linear.h), the MLP (mlp.h), the output layer with its loss (output_loss.h).
+// functions: a linear layer (linear.h), the MLP (mlp.h), the output layer with its loss
+// (vocab_parallel_cross_entropy.h).
 #pragma once
 
 #include <c10/util/FunctionRef.h>

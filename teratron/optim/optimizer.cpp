@@ -12,15 +12,15 @@ namespace teratron {
 namespace {
 
 // Whether the weights are below fp32.
-bool needs_master(const FlatBuffer& buffer) {
+bool needs_master(const ParamAndGradBuffer& buffer) {
   return buffer.parameters().scalar_type() != buffer.gradients().scalar_type();
 }
 
 // ParamGroup of each block of 64 elements.
-at::Tensor block_groups(const FlatBuffer& buffer) {
+at::Tensor block_groups(const ParamAndGradBuffer& buffer) {
   const int64_t blocks = buffer.gradients().numel() / optimizer_block;
   at::Tensor groups = at::zeros({blocks}, at::kByte);
-  for (const FlatBuffer::Entry& entry : buffer.entries()) {
+  for (const ParamAndGradBuffer::Entry& entry : buffer.entries()) {
     const int64_t first = entry.range.begin / optimizer_block;
     const int64_t end = (entry.range.end + optimizer_block - 1) / optimizer_block;
     groups.narrow(0, first, end - first).fill_(static_cast<int64_t>(entry.parameter->options.param_group));
@@ -36,10 +36,10 @@ bool counts(const Parameter& parameter, const Mesh& mesh) {
 }
 
 // Owned parts of the tensors that this rank counts, without alignment.
-std::vector<FlatRange> counted_ranges(const FlatBuffer& buffer, const Mesh& mesh) {
+std::vector<FlatRange> counted_ranges(const ParamAndGradBuffer& buffer, const Mesh& mesh) {
   std::vector<FlatRange> counted;
   for (const FlatRange& owned : buffer.owned()) {
-    for (const FlatBuffer::Entry& entry : buffer.entries()) {
+    for (const ParamAndGradBuffer::Entry& entry : buffer.entries()) {
       const FlatRange part = intersection(owned, entry.range);
       if (part.size() > 0 && counts(*entry.parameter, mesh)) counted.push_back(part);
     }
@@ -53,9 +53,9 @@ at::Tensor unscale_factor(const Optimizer::Hyperparameters& hyper, const at::Ten
   return hyper.num_tokens.defined() ? scale / hyper.num_tokens : scale;
 }
 
-bool counts_all(const FlatBuffer& buffer, const Mesh& mesh) {
+bool counts_all(const ParamAndGradBuffer& buffer, const Mesh& mesh) {
   return std::all_of(buffer.entries().begin(), buffer.entries().end(),
-                     [&](const FlatBuffer::Entry& entry) { return counts(*entry.parameter, mesh); });
+                     [&](const ParamAndGradBuffer::Entry& entry) { return counts(*entry.parameter, mesh); });
 }
 
 }  // namespace
@@ -79,7 +79,7 @@ void StateTensor::write(const at::Tensor& new_values) const {
   }
 }
 
-Optimizer::Optimizer(FlatBuffer& buffer, const Mesh& mesh, const OptimizerOptions& options)
+Optimizer::Optimizer(ParamAndGradBuffer& buffer, const Mesh& mesh, const OptimizerOptions& options)
     : buffer_(buffer),
       options_(options),
       tensor_parallel_(mesh.group(Axis::tp)),
@@ -121,7 +121,7 @@ MasterWeights Optimizer::master_weights(const FlatRange& range) const {
 void Optimizer::all_reduce_replicated_grads() {
   if (tensor_parallel_.size == 1) return;
   std::vector<at::Tensor> parts;
-  for (const FlatBuffer::Entry& entry : buffer_.entries()) {
+  for (const ParamAndGradBuffer::Entry& entry : buffer_.entries()) {
     if (entry.parameter->options.grad_sum == GradSum::tensor_parallel)
       parts.push_back(entry.parameter->main_grad.view(-1));
   }
@@ -138,7 +138,7 @@ void Optimizer::all_reduce_replicated_grads() {
 // Owned slices only: a tied tensor has a separate bucket, so both stages own the same ones.
 void Optimizer::all_reduce_tied_embedding_grads() {
   if (embedding_group_.size == 1) return;
-  for (const FlatBuffer::Entry& entry : buffer_.entries()) {
+  for (const ParamAndGradBuffer::Entry& entry : buffer_.entries()) {
     if (entry.parameter->options.grad_sum != GradSum::embedding) continue;
     for (const FlatRange& owned : buffer_.owned()) {
       const FlatRange part = intersection(owned, entry.range);
@@ -233,7 +233,7 @@ void Optimizer::set_steps(int64_t steps) {
   scalars_.step.fill_(steps);
 }
 
-void Optimizer::add_state(const Slice& slice, const FlatBuffer::Entry& entry,
+void Optimizer::add_state(const Slice& slice, const ParamAndGradBuffer::Entry& entry,
                           std::vector<StateTensor>& out) const {
   const FlatRange part = intersection(slice.range, entry.range);
   if (part.size() == 0) return;
@@ -250,7 +250,7 @@ void Optimizer::add_state(const Slice& slice, const FlatBuffer::Entry& entry,
 std::vector<StateTensor> Optimizer::state() const {
   std::vector<StateTensor> out;
   for (const Slice& slice : slices_) {
-    for (const FlatBuffer::Entry& entry : buffer_.entries()) add_state(slice, entry, out);
+    for (const ParamAndGradBuffer::Entry& entry : buffer_.entries()) add_state(slice, entry, out);
   }
   return out;
 }

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "teratron/kernels/optimizer/optimizer_step.h"
-#include "teratron/optim/flat_buffer.h"
+#include "teratron/optim/param_and_grad_buffer.h"
 
 namespace teratron {
 
@@ -54,7 +54,7 @@ struct GradStats {
 
 class Optimizer {
  public:
-  Optimizer(FlatBuffer& buffer, const Mesh& mesh, const OptimizerOptions& options);
+  Optimizer(ParamAndGradBuffer& buffer, const Mesh& mesh, const OptimizerOptions& options);
 
   struct Hyperparameters {
     double lr = 0.0;
@@ -67,7 +67,7 @@ class Optimizer {
     /// f64 [1] on the device: Inf or NaN is treated as in a gradient; undefined: finite.
     at::Tensor loss = {};
   };
-  /// After FlatBuffer::finish_grad_sync(). Ends with gather_params().
+  /// After ParamAndGradBuffer::finish_grad_sync(). Ends with gather_params().
   GradStats step(const Hyperparameters& hyper);
 
   /// Bytes of moments and master weights on this rank.
@@ -107,9 +107,10 @@ class Optimizer {
   /// Sum over the model; `ranges` are those that this rank counts.
   at::Tensor sum_over_model(const std::vector<FlatRange>& ranges,
                             const std::function<at::Tensor(const FlatRange&)>& of_range) const;
-  void add_state(const Slice& slice, const FlatBuffer::Entry& entry, std::vector<StateTensor>& out) const;
+  void add_state(const Slice& slice, const ParamAndGradBuffer::Entry& entry,
+                 std::vector<StateTensor>& out) const;
 
-  FlatBuffer& buffer_;
+  ParamAndGradBuffer& buffer_;
   OptimizerOptions options_;
   Group tensor_parallel_;
   Group embedding_group_;

@@ -25,7 +25,8 @@ struct Model {
     add(scope, "decoder.bias", ParamGroup::no_weight_decay);
     std::vector<Parameter*> all;
     for (Parameter& parameter : parameters.all()) all.push_back(&parameter);
-    buffer = std::make_unique<FlatBuffer>(all, FlatBuffer::Options{.data_parallel = mesh.group(Axis::dp)});
+    buffer = std::make_unique<ParamAndGradBuffer>(
+        all, ParamAndGradBuffer::Options{.data_parallel = mesh.group(Axis::dp)});
     optimizer = std::make_unique<Optimizer>(*buffer, mesh, options);
   }
   static void add(const Scope& scope, const char* name, ParamGroup group) {
@@ -35,7 +36,7 @@ struct Model {
 
   Mesh mesh;
   ParameterSet parameters;
-  std::unique_ptr<FlatBuffer> buffer;
+  std::unique_ptr<ParamAndGradBuffer> buffer;
   std::unique_ptr<Optimizer> optimizer;
 };
 
@@ -113,7 +114,7 @@ TEST_P(OptimizerStep, FollowsTheFormula) {
 // The buffer is not zeroed: the first gradient of a step overwrites it.
 TEST(Gradients, OverwriteTheLastStep) {
   Model model({});
-  FlatBuffer& buffer = *model.buffer;
+  ParamAndGradBuffer& buffer = *model.buffer;
   Parameter &once = model.parameters.all()[0], &twice = model.parameters.all()[1],
             &never = model.parameters.all()[2], &product = model.parameters.all()[3];
   const at::Tensor dy = at::randn({5, 7}, at::kDouble), x = at::randn({5, 11}, at::kDouble);

@@ -7,6 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
+#include "teratron/base/environment.h"
+
 namespace teratron {
 namespace {
 
@@ -39,10 +41,8 @@ std::string little_endian(Integer value) {
 
 File create_in(const std::filesystem::path& directory, double wall_time) {
   make_directories(directory, ExitCode::config);
-  std::array<char, 256> host{};
-  gethostname(host.data(), host.size() - 1);
   const std::string name = fmt::format("events.out.tfevents.{:010d}.{}.{}.{}",
-                                       static_cast<int64_t>(wall_time), host.data(), getpid(), random_hex(6));
+                                       static_cast<int64_t>(wall_time), host_name(), getpid(), random_hex(6));
   return File::create(directory / name, ExitCode::config);
 }
 

@@ -63,7 +63,7 @@ bool every_stage_holds_something(const std::string& text, const GPTConfig& confi
 std::vector<StateTensor> owned_parts(TrainEngine& engine, const at::Tensor& flat) {
   std::vector<StateTensor> parts;
   for (const FlatRange& owned : engine.buffer().owned()) {
-    for (const FlatBuffer::Entry& entry : engine.buffer().entries()) {
+    for (const ParamAndGradBuffer::Entry& entry : engine.buffer().entries()) {
       const FlatRange part = intersection(owned, entry.range);
       if (part.size() == 0) continue;
       parts.push_back({entry.parameter->name,

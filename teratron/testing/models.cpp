@@ -5,7 +5,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include "teratron/comm/host/thread_world.h"
-#include "teratron/optim/flat_buffer.h"
+#include "teratron/optim/param_and_grad_buffer.h"
 
 namespace teratron {
 
@@ -20,8 +20,8 @@ void run_rank(const TestStep& step, const Mesh& mesh, std::mutex& mutex, LossAnd
   std::vector<Parameter*> all;
   for (Parameter& parameter : parameters.all()) all.push_back(&parameter);
   const Group& data_parallel = mesh.group(Axis::dp);
-  FlatBuffer buffer(all,
-                    {.data_parallel = data_parallel, .bucket_size = 1000, .average_in_collective = true});
+  ParamAndGradBuffer buffer(
+      all, {.data_parallel = data_parallel, .bucket_size = 1000, .average_in_collective = true});
   buffer.zero_grad();
   buffer.set_last_microbatch();
   const MicroBatch batch = [&] {

@@ -1,12 +1,12 @@
 #include "teratron/comm/host/process_backend.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include <fmt/ranges.h>
 #include <unistd.h>
 
+#include "teratron/base/environment.h"
 #include "teratron/base/hash.h"
 #include "teratron/base/strings.h"
 #include "teratron/comm/host/process_group.h"
@@ -18,12 +18,6 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kReplyTimeout{3};    // of a status query
 constexpr std::chrono::seconds kCauseHeadStart{2};  // for the rank that failed first to exit first
 
-std::string process_name() {
-  std::array<char, 256> host{};
-  gethostname(host.data(), host.size() - 1);
-  return fmt::format("pid {} on {}", getpid(), host.data());
-}
-
 }  // namespace
 
 ProcessBackend::ProcessBackend(std::unique_ptr<Transport> transport, std::chrono::milliseconds timeout)
@@ -33,7 +27,7 @@ ProcessBackend::ProcessBackend(std::unique_ptr<Transport> transport, std::chrono
       peers_(size_),
       transport_(std::move(transport)) {
   transport_->start(*this);
-  post_to_all({.kind = Frame::Kind::hello, .text = process_name()});
+  post_to_all({.kind = Frame::Kind::hello, .text = fmt::format("pid {} on {}", getpid(), host_name())});
 }
 
 ProcessBackend::~ProcessBackend() {

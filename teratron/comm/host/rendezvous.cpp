@@ -38,10 +38,6 @@ class SilenceStore {
   const int previous_ = FLAGS_caffe2_log_level;
 };
 
-double in_seconds(Milliseconds time) {
-  return std::chrono::duration<double>(time).count();
-}
-
 }  // namespace
 
 /// Copyable, for detached threads.
@@ -59,7 +55,7 @@ struct Rendezvous::State {
     const bool loopback = address.starts_with("127.") && env.master_address != address;
     throw Fault(
         fmt::format("{} within {:g} s. Check MASTER_ADDR and MASTER_PORT, and that every rank was started{}",
-                    what, in_seconds(timeout),
+                    what, std::chrono::duration<double>(timeout).count(),
                     loopback ? fmt::format("; this machine resolves {} to itself ({}), which other machines "
                                            "cannot reach",
                                            env.master_address, address)

@@ -17,8 +17,8 @@ NcclWatchdog::NcclWatchdog(std::shared_ptr<ProcessBackend> backend, int gpu,
                            std::function<void(const Fault&)> on_hang)
     : backend_(std::move(backend)), on_hang_(std::move(on_hang)) {
   TERATRON_ASSERT(on_hang_);
-  watchdog_ = std::thread([this, gpu] { run_watchdog(gpu); });
-  monitor_ = std::thread([this] { run_monitor(); });
+  watchdog_ = std::jthread([this, gpu](const std::stop_token& stop) { run_watchdog(stop, gpu); });
+  monitor_ = std::jthread([this](const std::stop_token& stop) { run_monitor(stop); });
 }
 
 void NcclWatchdog::watch(std::shared_ptr<NcclCommunicator> communicator) {
@@ -31,22 +31,22 @@ void NcclWatchdog::close_all() {
 }
 
 void NcclWatchdog::stop() {
-  join(watchdog_, stop_watchdog_);
-  join(monitor_, stop_monitor_);
+  watchdog_ = std::jthread();
+  monitor_ = std::jthread();
 }
 
-void NcclWatchdog::run_watchdog(int gpu) {
+void NcclWatchdog::run_watchdog(const std::stop_token& stop, int gpu) {
   c10::cuda::set_device(static_cast<c10::DeviceIndex>(gpu));
-  while (!wait_for(stop_watchdog_, kCheckInterval)) {
+  while (!sleep(stop, kCheckInterval)) {
     if (!backend_->failure()) check_async_errors();
   }
 }
 
-void NcclWatchdog::run_monitor() {
-  while (!wait_for(stop_monitor_, kCheckInterval)) {
+void NcclWatchdog::run_monitor(const std::stop_token& stop) {
+  while (!sleep(stop, kCheckInterval)) {
     const std::optional<Fault> failure = backend_->failure();
     if (!failure) continue;
-    if (!wait_for(stop_monitor_, kExitTime)) on_hang_(*failure);
+    if (!sleep(stop, kExitTime)) on_hang_(*failure);
     return;
   }
 }
@@ -68,19 +68,10 @@ std::vector<std::shared_ptr<NcclCommunicator>> NcclWatchdog::communicators() {
   return communicators_;
 }
 
-bool NcclWatchdog::wait_for(const bool& stopping, std::chrono::milliseconds time) {
+bool NcclWatchdog::sleep(const std::stop_token& stop, std::chrono::milliseconds time) {
   std::unique_lock lock(mutex_);
-  return changed_.wait_for(lock, time, [&] { return stopping; });
-}
-
-void NcclWatchdog::join(std::thread& thread, bool& stopping) {
-  if (!thread.joinable()) return;
-  {
-    const std::lock_guard lock(mutex_);
-    stopping = true;
-  }
-  changed_.notify_all();
-  thread.join();
+  wake_.wait_for(lock, stop, time, [] { return false; });
+  return stop.stop_requested();
 }
 
 }  // namespace teratron

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <stop_token>
 #include <thread>
 #include <vector>
 
@@ -19,7 +20,6 @@ namespace teratron {
 class NcclWatchdog {
  public:
   NcclWatchdog(std::shared_ptr<ProcessBackend> backend, int gpu, std::function<void(const Fault&)> on_hang);
-  ~NcclWatchdog() { stop(); }
 
   void watch(std::shared_ptr<NcclCommunicator> communicator);
   /// Aborts all communicators.
@@ -28,20 +28,19 @@ class NcclWatchdog {
   void stop();
 
  private:
-  void run_watchdog(int gpu);
-  void run_monitor();
+  void run_watchdog(const std::stop_token& stop, int gpu);
+  void run_monitor(const std::stop_token& stop);
   void check_async_errors() noexcept;
   std::vector<std::shared_ptr<NcclCommunicator>> communicators();
-  bool wait_for(const bool& stopping, std::chrono::milliseconds time);
-  void join(std::thread& thread, bool& stopping);
+  /// True if the thread must stop.
+  bool sleep(const std::stop_token& stop, std::chrono::milliseconds time);
 
   std::shared_ptr<ProcessBackend> backend_;
   const std::function<void(const Fault&)> on_hang_;
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable_any wake_;
   std::vector<std::shared_ptr<NcclCommunicator>> communicators_;
-  bool stop_watchdog_ = false, stop_monitor_ = false;
-  std::thread watchdog_, monitor_;
+  std::jthread monitor_, watchdog_;  // joined in reverse order
 };
 
 }  // namespace teratron

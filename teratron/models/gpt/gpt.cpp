@@ -1,8 +1,8 @@
 #include "teratron/models/gpt/gpt.h"
 
 #include "teratron/nn/linear.h"
-#include "teratron/nn/output_loss.h"
 #include "teratron/nn/recompute.h"
+#include "teratron/nn/vocab_parallel_cross_entropy.h"
 
 namespace teratron {
 
@@ -103,7 +103,7 @@ at::Tensor GPT::logits(const Activations& output) {
 
 at::Tensor GPT::loss(const Activations& output, const MicroBatch& batch) {
   if (config_.loss_chunks == 1)
-    return output_losses(output.hidden_SBH, *output_layer_, batch.labels_SB, config_.vocabulary);
+    return linear_cross_entropy(output.hidden_SBH, *output_layer_, batch.labels_SB, config_.vocabulary);
   // Under sequence parallelism a chunk is some rows of every rank's sequence shard.
   const int64_t parts = parallel_.sequence_parallel ? parallel_.group.size : 1;
   const int64_t rows = output.hidden_SBH.size(0);
@@ -115,7 +115,7 @@ at::Tensor GPT::loss(const Activations& output, const MicroBatch& batch) {
   for (size_t i = 0; i < hidden.size(); ++i) {
     const RecomputeFunction chunk_losses = [this,
                                             labels_SB = labels[i].flatten(0, 1)](at::TensorList inputs) {
-      return output_losses(inputs[0], *output_layer_, labels_SB, config_.vocabulary);
+      return linear_cross_entropy(inputs[0], *output_layer_, labels_SB, config_.vocabulary);
     };
     const at::Tensor losses_SB =
         recompute(chunk_losses, {hidden[i]}, {.parameters = {&output_layer_->weight()}});

@@ -26,8 +26,8 @@ class MicrobatchGraphs {
   /// Called before each step; returns whether its micro-batches go through run().
   bool begin_step();
   /// Captures `body` at its first call and replays it; `index` counts the step's micro-batches. Requires
-  /// ParamAndGradBuffer::zero_grad() before the first and a finished parameter gather; gradients are not reduced.
-  /// UserError(config) if the shapes differ from those of the capture.
+  /// ParamAndGradBuffer::zero_grad() before the first and a finished parameter gather; gradients are not
+  /// reduced. UserError(config) if the shapes differ from those of the capture.
   void run(const MicroBatch& batch, int64_t index, const Body& body);
 
  private:

@@ -36,7 +36,7 @@ std::string lines_of(const MicroBatch& batch) {
   return lines;
 }
 
-// The finding that was computed first: an output of the first stage that has one, else a gradient of the last.
+// The finding computed first: an output of the first stage that has one, else a gradient of the last.
 std::string first_finding(TrainEngine& engine, const PendingStep& step) {
   const std::optional<TrainEngine::NonFinite> found = engine.find_nonfinite(step);
   const std::string mine = found ? describe(*found, engine.mesh().rank()) : "";

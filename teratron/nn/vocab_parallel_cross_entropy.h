@@ -12,7 +12,7 @@ namespace teratron {
 ///
 /// x [S, B, hidden] or this rank's sequence shard, `head` a column layer with W [padded / tp, hidden],
 /// targets [S, B] with S global. Only the first `vocabulary` (global) of the padded columns count.
-at::Tensor output_losses(const at::Tensor& x_SBH, const ParallelMatmul& head, const at::Tensor& targets_SB,
-                         int64_t vocabulary);
+at::Tensor linear_cross_entropy(const at::Tensor& x_SBH, const ParallelMatmul& head,
+                                const at::Tensor& targets_SB, int64_t vocabulary);
 
 }  // namespace teratron

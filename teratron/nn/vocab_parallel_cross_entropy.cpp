@@ -1,4 +1,4 @@
-#include "teratron/nn/output_loss.h"
+#include "teratron/nn/vocab_parallel_cross_entropy.h"
 
 #include <algorithm>
 
@@ -103,8 +103,8 @@ struct OutputLosses : torch::autograd::Function<OutputLosses> {
 
 }  // namespace
 
-at::Tensor output_losses(const at::Tensor& x_SBH, const ParallelMatmul& head, const at::Tensor& targets_SB,
-                         int64_t vocabulary) {
+at::Tensor linear_cross_entropy(const at::Tensor& x_SBH, const ParallelMatmul& head,
+                                const at::Tensor& targets_SB, int64_t vocabulary) {
   register_use(head.weight());
   const OutputLosses::Args args{&head, vocabulary, at::GradMode::is_enabled()};
   return OutputLosses::apply(x_SBH, head.weight().tensor, targets_SB, args);

@@ -1,4 +1,4 @@
-#include "teratron/optim/flat_buffer.h"
+#include "teratron/optim/param_and_grad_buffer.h"
 
 #include <algorithm>
 
@@ -34,13 +34,13 @@ FlatRange intersection(const FlatRange& a, const FlatRange& b) {
   return {begin, std::max(begin, std::min(a.end, b.end))};
 }
 
-FlatBuffer::FlatBuffer(const std::vector<Parameter*>& parameters, const Options& options)
+ParamAndGradBuffer::ParamAndGradBuffer(const std::vector<Parameter*>& parameters, const Options& options)
     : options_(options), last_microbatch_(std::max<size_t>(options.chunks.size(), 1)) {
   assign_ranges(parameters);
   allocate();
 }
 
-void FlatBuffer::assign_ranges(const std::vector<Parameter*>& parameters) {
+void ParamAndGradBuffer::assign_ranges(const std::vector<Parameter*>& parameters) {
   const std::vector<int64_t> chunks = chunk_numbers(options_.chunks, parameters.size());
   for (size_t i = parameters.size(); i-- > 0;) {
     Parameter* const parameter = parameters[i];
@@ -57,7 +57,7 @@ void FlatBuffer::assign_ranges(const std::vector<Parameter*>& parameters) {
 }
 
 // The entries since the last bucket form the next one.
-void FlatBuffer::close_bucket() {
+void ParamAndGradBuffer::close_bucket() {
   const auto first = bucket_of_entry_.size();
   if (first == entries_.size()) return;
   const int64_t begin = buckets_.empty() ? 0 : buckets_.back().range.end;
@@ -70,7 +70,7 @@ void FlatBuffer::close_bucket() {
   owned_.push_back(options_.sharded ? slice(range) : range);
 }
 
-void FlatBuffer::allocate() {
+void ParamAndGradBuffer::allocate() {
   if (entries_.empty()) return;
   const at::TensorOptions storage = entries_.front().parameter->tensor.options().requires_grad(false);
   const int64_t length = buckets_.back().range.end;
@@ -93,17 +93,17 @@ void FlatBuffer::allocate() {
   }
 }
 
-FlatRange FlatBuffer::slice(const FlatRange& bucket) const {
+FlatRange ParamAndGradBuffer::slice(const FlatRange& bucket) const {
   const int64_t length = bucket.size() / options_.data_parallel.size;
   const int64_t begin = bucket.begin + options_.data_parallel.rank * length;
   return {begin, begin + length};
 }
 
-double FlatBuffer::gradient_scale() const {
+double ParamAndGradBuffer::gradient_scale() const {
   return options_.average_in_collective ? 1.0 : 1.0 / static_cast<double>(options_.data_parallel.size);
 }
 
-void FlatBuffer::zero_grad() {
+void ParamAndGradBuffer::zero_grad() {
   for (const Entry& entry : entries_) entry.parameter->grad_is_stale = true;
   std::fill(last_microbatch_.begin(), last_microbatch_.end(), false);
   for (Bucket& bucket : buckets_) {
@@ -112,14 +112,14 @@ void FlatBuffer::zero_grad() {
   }
 }
 
-void FlatBuffer::on_grad_ready(size_t entry) {
+void ParamAndGradBuffer::on_grad_ready(size_t entry) {
   if (!last_microbatch_[entries_[entry].chunk]) return;
   Bucket& bucket = buckets_[bucket_of_entry_[entry]];
   bucket.ready += 1;
   if (bucket.ready == bucket.parameters) start_reduction(bucket);
 }
 
-void FlatBuffer::start_reduction(Bucket& bucket) {
+void ParamAndGradBuffer::start_reduction(Bucket& bucket) {
   bucket.started = true;
   for (const Entry& entry : entries_) {
     if (entry.range.begin >= bucket.range.begin && entry.range.end <= bucket.range.end) {
@@ -141,7 +141,7 @@ void FlatBuffer::start_reduction(Bucket& bucket) {
   bucket.reduction = group.communicator->reduce_scatter(bucket.result, sent, op);
 }
 
-void FlatBuffer::finish_grad_sync(Bucket& bucket) {
+void ParamAndGradBuffer::finish_grad_sync(Bucket& bucket) {
   bucket.reduction.wait();
   if (bucket.result.defined() && options_.reduce_in_bf16) {
     (options_.sharded ? slice(bucket.range) : bucket.range).of(gradients_).copy_(bucket.result);
@@ -149,14 +149,14 @@ void FlatBuffer::finish_grad_sync(Bucket& bucket) {
   bucket.result.reset();
 }
 
-void FlatBuffer::finish_grad_sync() {
+void ParamAndGradBuffer::finish_grad_sync() {
   for (Bucket& bucket : buckets_) {
     if (!bucket.started) start_reduction(bucket);
   }
   for (Bucket& bucket : buckets_) finish_grad_sync(bucket);
 }
 
-void FlatBuffer::gather_params() {
+void ParamAndGradBuffer::gather_params() {
   const Group& group = options_.data_parallel;
   if (!options_.sharded || group.size == 1) return;
   // Last bucket first: it holds the first layers.
@@ -167,7 +167,7 @@ void FlatBuffer::gather_params() {
   if (!options_.overlap_param_gather) finish_param_gather();
 }
 
-void FlatBuffer::finish_param_gather() {
+void ParamAndGradBuffer::finish_param_gather() {
   for (Bucket& bucket : buckets_) bucket.gather.wait();
 }
 

@@ -29,7 +29,7 @@ struct FlatRange {
 /// Empty if they are disjoint.
 FlatRange intersection(const FlatRange& a, const FlatRange& b);
 
-class FlatBuffer {
+class ParamAndGradBuffer {
  public:
   struct Options {
     Group data_parallel;
@@ -48,9 +48,9 @@ class FlatBuffer {
 
   /// Moves the parameters into the buffer and sets their main_grad. They must outlive it and share dtype and
   /// device.
-  FlatBuffer(const std::vector<Parameter*>& parameters, const Options& options);
-  FlatBuffer(const FlatBuffer&) = delete;
-  FlatBuffer& operator=(const FlatBuffer&) = delete;
+  ParamAndGradBuffer(const std::vector<Parameter*>& parameters, const Options& options);
+  ParamAndGradBuffer(const ParamAndGradBuffer&) = delete;
+  ParamAndGradBuffer& operator=(const ParamAndGradBuffer&) = delete;
 
   /// Factor of the loss for which summed gradients are the average over the ranks.
   double gradient_scale() const;

@@ -1,5 +1,5 @@
 // Ranges of parameters in flat buffers, and when buckets are communicated.
-#include "teratron/optim/flat_buffer.h"
+#include "teratron/optim/param_and_grad_buffer.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -47,7 +47,7 @@ class Recorder final : public Communicator {
 
 // Four parameters of the given sizes.
 struct Buffer {
-  explicit Buffer(std::array<int64_t, 4> sizes, FlatBuffer::Options options = {}, int64_t tied = -1) {
+  explicit Buffer(std::array<int64_t, 4> sizes, ParamAndGradBuffer::Options options = {}, int64_t tied = -1) {
     const Scope scope(parameters);
     std::vector<Parameter*> all;
     for (int64_t i = 0; i < 4; ++i) {
@@ -58,22 +58,22 @@ struct Buffer {
       values.push_back(all.back()->tensor.detach().clone());
     }
     options.bucket_size = 150;
-    flat = std::make_unique<FlatBuffer>(all, options);
+    flat = std::make_unique<ParamAndGradBuffer>(all, options);
   }
   Parameter& operator[](size_t i) { return parameters.all()[i]; }
 
   ParameterSet parameters;
   std::vector<at::Tensor> values;  // before they are moved
-  std::unique_ptr<FlatBuffer> flat;
+  std::unique_ptr<ParamAndGradBuffer> flat;
 };
 
-FlatBuffer::Options second_of_two(const std::shared_ptr<Recorder>& recorder) {
+ParamAndGradBuffer::Options second_of_two(const std::shared_ptr<Recorder>& recorder) {
   return {.data_parallel = {.rank = 1, .size = 2, .ranks = {0, 1}, .communicator = recorder}};
 }
 
-TEST(FlatBuffer, AlignsParametersInReverseOrder) {
+TEST(ParamAndGradBuffer, AlignsParametersInReverseOrder) {
   Buffer buffer({10, 70, 64, 100});
-  const std::vector<FlatBuffer::Entry>& entries = buffer.flat->entries();
+  const std::vector<ParamAndGradBuffer::Entry>& entries = buffer.flat->entries();
   const Ranges expected{{0, 100}, {128, 192}, {192, 262}, {320, 330}};
   ASSERT_EQ(entries.size(), expected.size());
   for (size_t i = 0; i < entries.size(); ++i) {
@@ -91,11 +91,11 @@ TEST(FlatBuffer, AlignsParametersInReverseOrder) {
 }
 
 // A bucket ends after the parameter that fills it (150 elements here), padded to whole blocks on every rank.
-TEST(FlatBuffer, SlicesBucketsEquallyIntoWholeBlocks) {
+TEST(ParamAndGradBuffer, SlicesBucketsEquallyIntoWholeBlocks) {
   const std::array<int64_t, 4> sizes{10, 70, 64, 100};
   EXPECT_EQ(Buffer(sizes).flat->owned(), (Ranges{{0, 192}, {192, 384}}));
 
-  FlatBuffer::Options options = second_of_two(std::make_shared<Recorder>());
+  ParamAndGradBuffer::Options options = second_of_two(std::make_shared<Recorder>());
   const Buffer whole(sizes, options);
   EXPECT_EQ(whole.flat->owned(), (Ranges{{0, 256}, {256, 512}}));
   EXPECT_EQ(whole.flat->gradients().numel(), 512);
@@ -103,7 +103,7 @@ TEST(FlatBuffer, SlicesBucketsEquallyIntoWholeBlocks) {
   EXPECT_EQ(Buffer(sizes, options).flat->owned(), (Ranges{{128, 256}, {384, 512}}));
 }
 
-TEST(FlatBuffer, HasASeparateBucketForATiedEmbedding) {
+TEST(ParamAndGradBuffer, HasASeparateBucketForATiedEmbedding) {
   EXPECT_EQ(Buffer({10, 70, 64, 100}, {}, 2).flat->owned(), (Ranges{{0, 128}, {128, 192}, {192, 384}}));
 }
 
@@ -118,10 +118,10 @@ void run_microbatch(Buffer& buffer, Notes& notes) {
   notes.emplace_back("backward is done");
 }
 
-TEST(FlatBuffer, ReducesBucketsDuringTheLastBackward) {
+TEST(ParamAndGradBuffer, ReducesBucketsDuringTheLastBackward) {
   for (const bool sharded : {false, true}) {
     const auto recorder = std::make_shared<Recorder>();
-    FlatBuffer::Options options = second_of_two(recorder);
+    ParamAndGradBuffer::Options options = second_of_two(recorder);
     options.sharded = sharded;
     Buffer buffer({100, 100, 100, 100}, options);
     for (int64_t step = 0; step < 2; ++step) {
@@ -138,7 +138,7 @@ TEST(FlatBuffer, ReducesBucketsDuringTheLastBackward) {
   }
 }
 
-TEST(FlatBuffer, ReducesUnusedParametersAtTheEnd) {
+TEST(ParamAndGradBuffer, ReducesUnusedParametersAtTheEnd) {
   const auto recorder = std::make_shared<Recorder>();
   Buffer buffer({100, 100, 100, 100}, second_of_two(recorder));
   buffer.flat->zero_grad();
@@ -150,10 +150,10 @@ TEST(FlatBuffer, ReducesUnusedParametersAtTheEnd) {
             (Notes{"reduce 0+256", "reduce 256+256", "wait: reduce 0+256", "wait: reduce 256+256"}));
 }
 
-TEST(FlatBuffer, GathersInTheOrderOfForward) {
+TEST(ParamAndGradBuffer, GathersInTheOrderOfForward) {
   for (const bool overlap : {false, true}) {
     const auto recorder = std::make_shared<Recorder>();
-    FlatBuffer::Options options = second_of_two(recorder);
+    ParamAndGradBuffer::Options options = second_of_two(recorder);
     options.sharded = true;
     options.overlap_param_gather = overlap;
     Buffer buffer({100, 100, 100, 100}, options);
