@@ -238,9 +238,8 @@ const HfFamily& family_of(const json& settings, const std::vector<int64_t>& wind
     if (expected == settings && has_windows) return family;
   }
   std::vector<std::string> found;
-  for (const char* name :
-       {"position_embedding_type", "normalization", "swiglu", "add_bias_linear", "add_qkv_bias",
-        "num_query_groups", "window_size", "window_attn_skip_freq"})
+  for (const char* name : {"position_embedding_type", "normalization", "swiglu", "add_bias_linear",
+                           "add_qkv_bias", "num_query_groups", "window_size", "window_attn_skip_freq"})
     found.push_back(fmt::format("{} {}", name, printable(settings.at(name).dump())));
   for (const auto& [name, value] : excluded.items()) {
     if (settings.at(name) != value) found.push_back(fmt::format("{} {}", name, settings.at(name).dump()));

@@ -123,6 +123,9 @@ TEST(HfConfigTest, NewRopeParametersMeanTheSame) {
   config.erase("rope_theta");
   config["rope_parameters"] = {{"rope_theta", 1e6}, {"rope_type", "default"}};
   EXPECT_EQ(parse(config).settings["rotary_base"], 1000000);
+  config["rope_theta"] = 5e5;
+  config["rope_parameters"]["rope_theta"] = nullptr;
+  EXPECT_EQ(parse(config).settings["rotary_base"], 500000);
 }
 
 TEST(HfConfigTest, ListsEverythingUnsupported) {
@@ -167,6 +170,9 @@ TEST(HfConfigTest, ExportsOnlyWhatAFamilyComputes) {
   EXPECT_NE(error_of({{"squared_relu", true}, {"rotary_interleaved", true}}).find("rotary_interleaved"),
             std::string::npos);
   EXPECT_NE(error_of({{"rotary_percent", 0.5}}).find("rotary_percent"), std::string::npos);
+  EXPECT_EQ(error_of({{"qk_layernorm", true}}), "") << "as Qwen3, which has no biases";
+  for (const char* bias : {"add_bias_linear", "add_qkv_bias"})
+    EXPECT_NE(error_of({{"qk_layernorm", true}, {bias, true}}).find("qk_layernorm"), std::string::npos);
   EXPECT_EQ(error_of({{"window_size", "7,0"}}), "") << "as Mistral";
   EXPECT_NE(error_of({{"window_size", "7,0"}, {"window_attn_skip_freq", "2"}}).find("window_attn_skip_freq"),
             std::string::npos);

@@ -3,8 +3,8 @@
 
 #include "teratron/base/error.h"
 #include "teratron/data/text/block_tokenizer.h"
-#include "teratron/data/text/punkt.h"
 #include "teratron/data/text/line_reader.h"
+#include "teratron/data/text/punkt.h"
 #include "teratron/tokenizer/bpe/bytes_to_unicode.h"
 #include "teratron/tokenizer/bpe/gpt2_tokenizer.h"
 

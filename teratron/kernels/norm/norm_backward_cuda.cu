@@ -323,8 +323,9 @@ bool norm_backward_can_sum_dx(const NormShape& shape) {
 
 int64_t norm_backward_workspace_rows(const NormShape& shape) {
   if (use_warp_rows(shape)) return std::min<int64_t>(ceil_div(shape.rows, warp_row_threads / 32), sm_count());
-  const RowTiling tiling =
-      shape.dtype == Dtype::f64 ? RowTiling{0, 0} : select_row_tiling(shape, pack_of(shape.dtype), row_overhead);
+  const RowTiling tiling = shape.dtype == Dtype::f64
+                               ? RowTiling{0, 0}
+                               : select_row_tiling(shape, pack_of(shape.dtype), row_overhead);
   if (tiling.packs_per_thread == 0) return ceil_div(shape.rows, rows_per_chunk);
   const int64_t per_sm =
       resident_blocks(resident_threads(tiling.packs_per_thread, shape.sums_dx), tiling.threads);
