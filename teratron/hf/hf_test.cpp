@@ -123,8 +123,7 @@ TEST(HfConfigTest, NewRopeParametersMeanTheSame) {
   config.erase("rope_theta");
   config["rope_parameters"] = {{"rope_theta", 1e6}, {"rope_type", "default"}};
   EXPECT_EQ(parse(config).settings["rotary_base"], 1000000);
-  config["rope_theta"] = 5e5;
-  config["rope_parameters"]["rope_theta"] = nullptr;
+  config.update({{"rope_theta", 5e5}, {"rope_parameters", {{"rope_theta", nullptr}}}});
   EXPECT_EQ(parse(config).settings["rotary_base"], 500000);
 }
 
