@@ -18,7 +18,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-
 json llama() {
   return {{"model_type", "llama"},    {"hidden_size", 12},
           {"intermediate_size", 20},  {"num_hidden_layers", 2},
