@@ -76,7 +76,9 @@ class AverageNetwork : public teratron::Model {
         std::make_unique<teratron::Norm>(root / "last_norm", part.config.hidden, part.config.norm, parallel_);
     teratron::Parameter& weight =
         (root / "output")
-            .parameter("weight", {.shard = vocabulary_shard(words, parallel_.group), .init = words.init});
+            .parameter("weight", {.shard = vocabulary_shard(words, parallel_.group),
+                                  .init = words.init,
+                                  .param_group = teratron::ParamGroup::decoupled_lr});
     output_layer_.emplace(teratron::ParallelMatmul::column(weight, nullptr, parallel_));
   }
 

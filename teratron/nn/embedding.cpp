@@ -94,8 +94,9 @@ Shard vocabulary_shard(const VocabularyOptions& options, const Group& group) {
 VocabParallelEmbedding::VocabParallelEmbedding(const Scope& scope, const VocabularyOptions& options,
                                                const TensorParallel& parallel)
     : parallel_(parallel),
-      weight_(&scope.parameter("weight",
-                               {.shard = vocabulary_shard(options, parallel.group), .init = options.init})) {}
+      weight_(&scope.parameter("weight", {.shard = vocabulary_shard(options, parallel.group),
+                                          .init = options.init,
+                                          .param_group = ParamGroup::decoupled_lr})) {}
 
 at::Tensor VocabParallelEmbedding::forward(const at::Tensor& ids_SB) {
   const at::Tensor partial_SBH = lookup(*weight_, ids_SB);

@@ -16,7 +16,7 @@ struct VocabularyOptions {
 Shard vocabulary_shard(const VocabularyOptions& options, const Group& group);
 
 /// Word embeddings, rows sharded over the tensor-parallel ranks: every rank looks up the ids it holds (zeros
-/// elsewhere), and the partial results are summed.
+/// elsewhere), and the partial results are summed. --decoupled-lr applies to them.
 class VocabParallelEmbedding {
  public:
   VocabParallelEmbedding(const Scope& scope, const VocabularyOptions& options,

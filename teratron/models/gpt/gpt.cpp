@@ -25,9 +25,9 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
   if (stage.embedding || (stage.head && config.tied_embeddings)) {
     word_embeddings_ = std::make_unique<VocabParallelEmbedding>(embedding / "word_embeddings",
                                                                 vocabulary_options(config), parallel);
-    ParameterOptions& options = word_embeddings_->weight().options;
-    options.param_group = ParamGroup::decoupled_lr;
-    if (config.tied_embeddings && stage.embedding != stage.head) options.grad_sum = GradSum::embedding;
+    if (config.tied_embeddings && stage.embedding != stage.head) {
+      word_embeddings_->weight().options.grad_sum = GradSum::embedding;
+    }
   }
   if (stage.embedding && config.position == PositionEmbedding::learned_absolute) {
     position_embeddings_ = std::make_unique<Embedding>(
