@@ -59,16 +59,17 @@ void add_event(const Json& event, Json& metrics) {
   metrics["last_time"] = time;
 }
 
-/// Sums over all steps, which the page cannot compute from thinned rows.
+/// Sums and the peak over all steps, which the page cannot compute from thinned rows.
 Json step_totals(const Json& rows) {
-  double tokens = 0, seconds = 0;
+  double tokens = 0, seconds = 0, max_allocated = 0;
   int64_t skipped = 0;
   for (const Json& row : rows) {
     if (row[4].is_number()) seconds += row[4].get<double>();
     if (row[5].is_number()) tokens += row[5].get<double>();
     skipped += row[6] == true;
+    if (row[7].is_number()) max_allocated = std::max(max_allocated, row[7].get<double>());
   }
-  return {{"tokens", tokens}, {"seconds", seconds}, {"skipped", skipped}};
+  return {{"tokens", tokens}, {"seconds", seconds}, {"skipped", skipped}, {"max_allocated", max_allocated}};
 }
 
 /// Every n-th row and the last ones, so that the page of a long run stays small.

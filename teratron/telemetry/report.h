@@ -10,9 +10,9 @@
 namespace teratron {
 
 /// metrics.jsonl as one object: arrays of events "interval", "evaluation", "sample", "save" and "end"; "step"
-/// as rows of the columns that "columns" names, thinned to 10,000, their sums in "totals"; "run", the last
-/// run event; "restarts", "invalid_lines", "first_time", "last_time". Events that a resumed run repeated are
-/// those of the last attempt. Lines that are not JSON objects (a job may have died while writing one) are
+/// as rows of the columns that "columns" names, thinned to 10,000, sums and peak in "totals"; "run", the
+/// last run event; "restarts", "invalid_lines", "first_time", "last_time". Events that a resumed run repeated
+/// are those of the last attempt. Lines that are not JSON objects (a job may have died while writing one) are
 /// counted and skipped. UserError(data) if the file is missing or has no event.
 nlohmann::ordered_json read_metrics(const std::filesystem::path& jsonl);
 
