@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "teratron/nn/attention.h"
+#include "teratron/nn/attention/attention.h"
 #include "teratron/nn/linear.h"
 #include "teratron/nn/norm.h"
 #include "teratron/nn/rope.h"
@@ -22,7 +22,7 @@ struct KeyValueCache {
 struct AttentionContext {
   const RotaryEmbedding* rope = nullptr;  // null: no RoPE
   at::Tensor positions_SB;
-  at::Tensor segment_start_BS;  // see AttentionRequest
+  Segments segments;  // see AttentionRequest
   uint64_t dropout_seed = 0;
   at::Tensor sample_ids_B;                                   // see DropoutKey
   std::shared_ptr<DropoutRowIds> dropout_row_ids = nullptr;  // shared by all layers for this micro-batch

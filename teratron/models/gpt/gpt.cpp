@@ -73,7 +73,7 @@ AttentionContext GPT::attention_context(const MicroBatch& batch) const {
   const bool dropout = batch.training && (config_.hidden_dropout > 0.0 || config_.attention_dropout > 0.0);
   return {.rope = rope_.get(),
           .positions_SB = batch.positions_SB,
-          .segment_start_BS = batch.segment_start_BS,
+          .segments = segments_of_starts(batch.segment_start_BS),
           .dropout_seed = config_.dropout_seed,
           .sample_ids_B = dropout ? sample_ids(batch) : batch.sample_ids_B,
           .dropout_row_ids = std::make_shared<DropoutRowIds>(),

@@ -6,9 +6,15 @@
 
 #include <string>
 
+#include "teratron/nn/attention/segments.h"
 #include "teratron/nn/dropout.h"
 
 namespace teratron {
+
+enum class Mask : uint8_t {
+  full,    // every key
+  causal,  // query i sees keys up to i + Sk - Sq
+};
 
 struct AttentionRequest {
   // Sq, Sk query and key lengths, B micro-batch, N query heads, G key/value heads (N % G == 0), D head width
@@ -16,10 +22,10 @@ struct AttentionRequest {
   at::Tensor k_SBGD;
   at::Tensor v_SBGD;
   double scale = 1.0;
-  /// Query i sees keys up to i + Sk - Sq.
-  bool causal = true;
-  /// [B, Sq] first key that each query may see (its document's start); undefined: 0.
-  at::Tensor segment_start_BS;
+  /// Within each segment, whose own numbers of queries and keys then take the place of Sq and Sk.
+  Mask mask = Mask::causal;
+  /// Undefined: each sample is one segment.
+  Segments segments;
   /// Sliding window (Beltagy et al. 2020): number of keys that a causal query sees, its own position
   /// included; 0: all.
   int64_t window = 0;
@@ -30,7 +36,13 @@ struct AttentionRequest {
   double score_divisor = 1.0;
   double dropout = 0.0;
   DropoutKey dropout_key;
-  std::shared_ptr<DropoutRowIds> dropout_row_ids = nullptr;  // null: not shared
+  /// Shared by layers with equal lengths, so not by self- and cross-attention; null: not shared.
+  std::shared_ptr<DropoutRowIds> dropout_row_ids = nullptr;
+  /// i64 [Sq] index of each query in the whole sequence of its sample, for dropout; undefined: the last Sq of
+  /// Sk with a causal mask, else 0, 1, ...
+  at::Tensor query_rows_S;
+  /// Length of that sequence; 0: Sk with a causal mask, else Sq.
+  int64_t sequence_length = 0;
   /// Index of this rank's first head among all heads, for layout-independent dropout.
   int64_t head_offset = 0;
   int64_t total_heads = 0;

@@ -1,4 +1,4 @@
-#include "teratron/nn/attention.h"
+#include "teratron/nn/attention/attention.h"
 
 #include <algorithm>
 #include <array>
@@ -37,23 +37,28 @@ at::Tensor repeat_groups(const at::Tensor& x_BGSD, int64_t heads) {
   return groups == heads ? x_BGSD : x_BGSD.repeat_interleave(heads / groups, 1);
 }
 
-// Whether the window hides any key.
-bool has_window(const AttentionRequest& request) {
-  return request.causal && request.window > 0 && request.window < request.k_SBGD.size(0);
+bool is_causal(const AttentionRequest& request) {
+  return request.mask == Mask::causal;
 }
 
-// No document mask, dropout or ALiBi, which no fused backend supports.
+// Whether the window hides any key.
+bool has_window(const AttentionRequest& request) {
+  return is_causal(request) && request.window > 0 && request.window < request.k_SBGD.size(0);
+}
+
+// No segments, dropout or ALiBi, which no fused backend supports.
 bool has_plain_mask(const AttentionRequest& request) {
-  return !request.segment_start_BS.defined() && request.dropout == 0.0 && !request.alibi_slopes.defined();
+  return !request.segments.defined() && request.dropout == 0.0 && !request.alibi_slopes.defined();
 }
 
 // Causal masks of fused backends are aligned top-left, which for Sq != Sk is another mask.
 bool causal_is_square(const AttentionRequest& request) {
-  return !request.causal || request.q_SBND.size(0) == request.k_SBGD.size(0) || request.q_SBND.size(0) == 1;
+  return !is_causal(request) || request.q_SBND.size(0) == request.k_SBGD.size(0) ||
+         request.q_SBND.size(0) == 1;
 }
 
 bool needs_causal_mask(const AttentionRequest& request) {
-  return request.causal && request.q_SBND.size(0) > 1;
+  return is_causal(request) && request.q_SBND.size(0) > 1;
 }
 
 bool is_half_on_gpu(const AttentionRequest& request) {
@@ -193,10 +198,16 @@ at::Tensor score_row_ids(const AttentionRequest& request) {
   const at::Tensor& sample_ids_B = request.dropout_key.sample_ids_B;
   TERATRON_ASSERT(sample_ids_B.defined() && sample_ids_B.numel() == q.size(1), "dropout without sample ids");
   const at::TensorOptions i64 = sample_ids_B.options();
+  const int64_t queries = q.size(0), keys = request.k_SBGD.size(0);
+  const int64_t length = request.sequence_length > 0 ? request.sequence_length
+                         : is_causal(request)        ? keys
+                                                     : queries;
+  const at::Tensor row_S = request.query_rows_S.defined()
+                               ? request.query_rows_S
+                               : at::arange(queries, i64) + (is_causal(request) ? keys - queries : 0);
   const at::Tensor head_N = at::arange(q.size(2), i64) + request.head_offset;
-  const at::Tensor row_S = at::arange(q.size(0), i64) + (request.k_SBGD.size(0) - q.size(0));
   const at::Tensor sample_head = (sample_ids_B * request.total_heads).unsqueeze(1) + head_N;
-  return (sample_head * request.k_SBGD.size(0)).unsqueeze(2).add(row_S).reshape(-1);
+  return (sample_head * length).unsqueeze(2).add(row_S).reshape(-1);
 }
 
 at::Tensor shared_score_row_ids(const AttentionRequest& request) {
@@ -207,23 +218,38 @@ at::Tensor shared_score_row_ids(const AttentionRequest& request) {
   return rows;
 }
 
-// First key that each query sees, by segment and window: [B or 1, Sq]; undefined: 0.
-at::Tensor first_visible_key(const AttentionRequest& request) {
-  if (!has_window(request)) return request.segment_start_BS;
-  const int64_t keys = request.k_SBGD.size(0);
-  const int64_t first = keys - request.q_SBND.size(0) - request.window + 1;
-  const auto i32 = request.q_SBND.options().dtype(at::kInt).requires_grad(false);
-  const at::Tensor window_1S = at::arange(first, keys - request.window + 1, i32).unsqueeze(0);
-  if (!request.segment_start_BS.defined()) return window_1S;
-  return at::maximum(request.segment_start_BS, window_1S);
+// Without segments: [1, Sq].
+KeyRange key_range(const AttentionRequest& request) {
+  const int64_t batch = request.q_SBND.size(1), queries = request.q_SBND.size(0),
+                keys = request.k_SBGD.size(0);
+  KeyRange range;
+  if (request.segments.defined()) {
+    range = visible_keys(request.segments, {batch, queries, keys}, is_causal(request));
+  } else {
+    const at::TensorOptions i32 = request.q_SBND.options().dtype(at::kInt).requires_grad(false);
+    range.begin_BS = at::zeros({1, queries}, i32);
+    range.end_BS = at::arange(keys - queries + 1, keys + 1, i32).unsqueeze(0);
+  }
+  if (has_window(request)) range.begin_BS = at::maximum(range.begin_BS, range.end_BS - request.window);
+  return range;
 }
 
-// True for keys before the first one that the query sees: [B or 1, 1, Sq, Sk].
+// Key lengths that differ from query lengths shift each segment's diagonal.
+bool has_one_diagonal(const AttentionRequest& request) {
+  return !request.segments.cu_seqlens_k.defined();
+}
+
+// True for keys that segments and the window hide, and for those that a causal mask with one diagonal does not:
+// [B or 1, 1, Sq, Sk].
 at::Tensor hidden_keys(const AttentionRequest& request) {
-  const at::Tensor first_BS = first_visible_key(request);
-  if (!first_BS.defined()) return {};
-  const at::Tensor key_S = at::arange(request.k_SBGD.size(0), first_BS.options());
-  return key_S.lt(first_BS.unsqueeze(-1)).unsqueeze(1);
+  if (!request.segments.defined() && !has_window(request)) return {};
+  const KeyRange range = key_range(request);
+  const at::Tensor key_S = at::arange(request.k_SBGD.size(0), range.begin_BS.options());
+  at::Tensor hidden_BSS = key_S.lt(range.begin_BS.unsqueeze(-1));
+  if (!is_causal(request) || !has_one_diagonal(request)) {
+    hidden_BSS = hidden_BSS.logical_or_(key_S.ge(range.end_BS.unsqueeze(-1)));
+  }
+  return hidden_BSS.unsqueeze(1);
 }
 
 // factor * Q K^T; half precision rounds after the factor.
@@ -246,7 +272,7 @@ at::Tensor unfused_attention(const AttentionRequest& request) {
   const at::Tensor v = repeat_groups(heads_first(request.v_SBGD), q.size(1));
   const SoftmaxOptions options{
       .scale = request.score_divisor,
-      .causal = request.causal,
+      .causal = is_causal(request) && has_one_diagonal(request),
       .mask = hidden_keys(request),
       .slopes = request.alibi_slopes,
       .dropout = {.p = request.dropout,
