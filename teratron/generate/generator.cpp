@@ -38,13 +38,13 @@ std::vector<int32_t> generate(GPT& model, const std::vector<int32_t>& prompt,
          .fix = "Shorten the prompt"});
   }
   std::vector<int32_t> ids = prompt;
-  std::vector<KeyValueCache> caches(model.stage().layers);
+  LayerStates states(model.stage().layers);
   int64_t seen = 0;
   const auto room = std::min(options.max_new_tokens, positions - static_cast<int64_t>(prompt.size()));
   for (int64_t count = 0; count < room; ++count) {
     const MicroBatch batch = batch_from(ids, seen, model.device());
     seen = static_cast<int64_t>(ids.size());
-    const at::Tensor logits_SBV = gather_logits(model, model.forward({}, batch, &caches));
+    const at::Tensor logits_SBV = gather_logits(model, model.forward({}, batch, &states));
     const uint64_t draw = (options.sequence << 32U) + static_cast<uint64_t>(seen);
     const auto id = static_cast<int32_t>(sample(logits_SBV[-1][0], options.sampling, draw));
     ids.push_back(id);

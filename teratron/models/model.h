@@ -12,6 +12,8 @@
 
 namespace teratron {
 
+struct GPTConfig;
+
 /// One micro-batch as the model sees it; the whole sequence on every rank.
 struct MicroBatch {
   at::Tensor tokens_SB;         // i64

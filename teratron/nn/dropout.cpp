@@ -15,13 +15,14 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Row (s, b) of a local [S, B, H] is row (sample, position) of the whole run.
+// Row (s, b) of a local [S, B, H] is row (sample, rows[s]) of the whole run.
 at::Tensor global_row_ids(const at::Tensor& x_SBH, const DropoutArgs& args) {
   const at::Tensor& sample_ids_B = args.key.sample_ids_B;
+  const at::Tensor& rows_S = args.rows.rows_S;
   TERATRON_ASSERT(sample_ids_B.defined() && sample_ids_B.numel() == x_SBH.size(1),
                   "dropout without sample ids");
-  const at::Tensor positions_S = at::arange(x_SBH.size(0), sample_ids_B.options()) + args.shard.first;
-  return (sample_ids_B * args.shard.total).unsqueeze(0).add(positions_S.unsqueeze(1)).reshape(-1);
+  TERATRON_ASSERT(rows_S.defined() && rows_S.numel() == x_SBH.size(0), "dropout without sequence rows");
+  return (sample_ids_B * args.rows.total).unsqueeze(0).add(rows_S.unsqueeze(1)).reshape(-1);
 }
 
 at::Tensor shared_row_ids(const at::Tensor& x_SBH, const DropoutArgs& args) {
@@ -59,11 +60,6 @@ struct BiasDropoutAdd : torch::autograd::Function<BiasDropoutAdd> {
 };
 
 }  // namespace
-
-SequenceShard sequence_shard(int64_t local_length, const TensorParallel& parallel) {
-  if (!parallel.sequence_parallel) return {0, local_length};
-  return {parallel.group.rank * local_length, parallel.group.size * local_length};
-}
 
 at::Tensor bias_dropout_add(const at::Tensor& x_SBH, Parameter* bias, const at::Tensor& residual_SBH,
                             const DropoutArgs& args) {

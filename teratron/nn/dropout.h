@@ -18,15 +18,11 @@ struct DropoutKey {
   at::Tensor sample_ids_B;
 };
 
-/// Rows [first, first + S) of a global sequence of `total` rows.
-struct SequenceShard {
-  int64_t first = 0;
-  int64_t total = 0;
+/// Where the local rows of activations [S, B, ..] are in their samples: any part of them, in any order.
+struct SequenceRows {
+  at::Tensor rows_S;  // i64: index of each local row in its sample's whole sequence
+  int64_t total = 0;  // length of the whole sequence
 };
-
-/// This rank's shard of the sequence outside the tensor-parallel regions, `local_length` rows: the whole
-/// sequence without sequence parallelism.
-SequenceShard sequence_shard(int64_t local_length, const TensorParallel& parallel);
 
 /// Global row ids, computed once per micro-batch and shared by its dropouts.
 struct DropoutRowIds {
@@ -37,13 +33,13 @@ struct DropoutRowIds {
 struct DropoutArgs {
   double rate = 0.0;  // 0: no dropout
   DropoutKey key;
-  SequenceShard shard;
+  SequenceRows rows;                                 // unused without dropout
   std::shared_ptr<DropoutRowIds> row_ids = nullptr;  // null: not shared
 };
 
 /// The residual branch to which a layer's output is added after dropout.
 struct ResidualDropout {
-  at::Tensor residual_SBH;
+  at::Tensor residual_SBH;  // undefined: zeros
   DropoutArgs dropout;
 };
 

@@ -113,14 +113,16 @@ Hidden RowLinear::forward_add_residual(const at::Tensor& x_SBI, const ResidualDr
 }
 
 LinearEpilogue RowLinear::fused_epilogue(const ResidualDropout& residual, at::ScalarType dtype) const {
+  const at::Tensor& added = residual.residual_SBH;
   const bool fuses = matmul_.group().size == 1 && residual.dropout.rate == 0.0 &&
-                     residual.residual_SBH.scalar_type() == dtype;
-  return fuses ? LinearEpilogue{.bias = bias_, .residual_SBO = residual.residual_SBH} : LinearEpilogue{};
+                     (!added.defined() || added.scalar_type() == dtype);
+  if (!fuses) return {};
+  return {.bias = bias_, .residual_SBO = added.defined() ? std::optional(added) : std::nullopt};
 }
 
 Hidden RowLinear::add_unfused(const at::Tensor& y_SBO, const LinearEpilogue& epilogue,
                               const ResidualDropout& residual) const {
-  if (epilogue.residual_SBO) return {y_SBO, bias_};
+  if (epilogue.bias || epilogue.residual_SBO) return {y_SBO, bias_};
   return {bias_dropout_add(y_SBO, bias_, residual.residual_SBH, residual.dropout)};
 }
 

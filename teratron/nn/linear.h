@@ -58,7 +58,7 @@ class RowLinear {
  public:
   RowLinear(const Scope& scope, const LinearOptions& options, const TensorParallel& parallel);
   /// residual + dropout(y + b) for x [S, B, in / tp] with S global; the result's S is local under sequence
-  /// parallelism.
+  /// parallelism. A default ResidualDropout adds nothing.
   Hidden forward_add_residual(const at::Tensor& x_SBI, const ResidualDropout& residual);
 
   // The two halves of forward_add_residual(), for an autograd function that ends with this layer (mlp.cpp).

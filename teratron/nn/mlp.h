@@ -2,7 +2,7 @@
 #pragma once
 
 #include "teratron/kernels/pointwise/activation_kind.h"
-#include "teratron/nn/linear.h"
+#include "teratron/nn/feed_forward.h"
 
 namespace teratron {
 
@@ -16,12 +16,15 @@ struct MlpOptions {
 };
 
 /// With a gated activation (SwiGLU, GEGLU) fc1 computes gate|up, each of ffn_hidden columns.
-class Mlp {
+class Mlp : public FeedForward {
  public:
   Mlp(const Scope& scope, const MlpOptions& options, const TensorParallel& parallel);
-  /// residual + dropout(fc2(activation(fc1(x)))) for x [S, B, H]. In FP8 with delayed scaling, the
-  /// activation's output and the gradient of fc1's output are cast by the kernels that compute them.
-  Hidden forward_add_residual(const at::Tensor& x_SBH, const ResidualDropout& residual);
+  at::Tensor forward(const at::Tensor& x_SBH) override {
+    return apply_bias_grad(forward_add_residual(x_SBH, {}));
+  }
+  /// In FP8 with delayed scaling, the activation's output and the gradient of fc1's output are cast by the
+  /// kernels that compute them.
+  Hidden forward_add_residual(const at::Tensor& x_SBH, const ResidualDropout& residual) override;
 
  private:
   Activation activation_;

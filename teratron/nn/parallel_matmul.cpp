@@ -27,6 +27,12 @@ std::vector<int64_t> shard_sizes(at::IntArrayRef shape, const Group& group) {
 
 }  // namespace
 
+at::Tensor TensorParallel::sequence_shard(const at::Tensor& x) const {
+  if (!sequence_parallel || !x.defined()) return x;
+  const int64_t rows = x.size(0) / group.size;
+  return x.narrow(0, group.rank * rows, rows);
+}
+
 at::Tensor as_rows(const at::Tensor& x) {
   return x.reshape({-1, x.size(-1)});
 }

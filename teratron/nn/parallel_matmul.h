@@ -17,6 +17,8 @@ struct TensorParallel {
 
   /// Of a replicated parameter applied to sequence shards.
   GradSum grad_sum() const { return sequence_parallel ? GradSum::tensor_parallel : GradSum::none; }
+  /// The rows of x [S, ..] outside the tensor-parallel regions: this rank's sequence shard, else x itself.
+  at::Tensor sequence_shard(const at::Tensor& x) const;
 };
 
 /// Communication of a linear layer in forward; backward runs the adjoint.

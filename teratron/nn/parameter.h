@@ -136,6 +136,7 @@ class Scope {
   Scope operator/(std::string_view name) const;
   /// The same prefix, whose linear layers use FP8 if the model does.
   Scope with_fp8() const;
+  const std::string& prefix() const { return prefix_; }
   /// Null: linear layers use the model's dtype.
   Fp8Scaling* fp8() const { return fp8_; }
   Parameter& parameter(std::string_view name, const ParameterOptions& options) const;

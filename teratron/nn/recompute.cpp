@@ -32,7 +32,7 @@ at::Tensor local_shard(const at::Tensor& x, const Group& group) {
 variable_list fresh_inputs(const variable_list& saved, const std::vector<bool>& needs, const Group& group) {
   variable_list inputs;
   for (size_t i = 0; i < saved.size(); ++i) {
-    const at::Tensor whole = group.size == 1 ? saved[i] : all_gather_values(saved[i], 0, group);
+    const at::Tensor whole = i > 0 || group.size == 1 ? saved[i] : all_gather_values(saved[i], 0, group);
     inputs.push_back(whole.detach().requires_grad_(needs[i]));
   }
   return inputs;
@@ -44,7 +44,7 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
     variable_list saved;
     c10::List<bool> needs;
     for (const at::Tensor& input : inputs) {
-      saved.push_back(local_shard(input, call->options.shared_by));
+      saved.push_back(saved.empty() ? local_shard(input, call->options.shared_by) : input);
       needs.push_back(input.requires_grad());
     }
     context->save_for_backward(std::move(saved));

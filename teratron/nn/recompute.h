@@ -21,8 +21,9 @@ struct RecomputeOptions {
   /// All parameters that the function uses. Their gradients are pending from the forward pass on, so that the
   /// gradient buffer counts the same uses with and without recomputation.
   std::vector<Parameter*> parameters;
-  /// The inputs are the same on every rank of this group: each saves its shard along dimension 0, which must
-  /// be divisible, and backward gathers it. A group of one saves them whole.
+  /// The first input is the same on every rank of this group: each saves its shard along dimension 0, which
+  /// must be divisible, and backward gathers it. A group of one saves it whole. Other inputs are saved whole:
+  /// the calls of a model share them.
   Group shared_by;
 };
 

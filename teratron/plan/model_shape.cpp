@@ -1,4 +1,4 @@
-#include "teratron/models/transformer/config.h"
+#include "teratron/models/gpt/gpt_config.h"
 #include "teratron/plan/flops.h"
 
 namespace teratron {

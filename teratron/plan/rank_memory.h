@@ -2,7 +2,7 @@
 #pragma once
 
 #include "teratron/base/error.h"
-#include "teratron/models/transformer/config.h"
+#include "teratron/models/gpt/gpt_config.h"
 #include "teratron/settings/arguments.h"
 
 namespace teratron {

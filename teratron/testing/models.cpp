@@ -55,15 +55,16 @@ void run_rank(const TestStep& step, const Mesh& mesh, std::mutex& mutex, LossAnd
 }  // namespace
 
 GPTConfig gpt2_config(const TestSizes& sizes) {
-  return {.layers = 2,
-          .hidden = sizes.hidden,
-          .ffn_hidden = sizes.ffn_hidden,
-          .heads = sizes.heads,
-          .query_groups = sizes.heads,
-          .kv_channels = sizes.hidden / sizes.heads,
-          .vocabulary = sizes.vocabulary,
-          .padded_vocabulary = sizes.padded_vocabulary,
-          .max_positions = sizes.positions};
+  GPTConfig config{{.layers = 2,
+                    .hidden = sizes.hidden,
+                    .ffn_hidden = sizes.ffn_hidden,
+                    .heads = sizes.heads,
+                    .query_groups = sizes.heads,
+                    .kv_channels = sizes.hidden / sizes.heads}};
+  config.vocabulary = sizes.vocabulary;
+  config.padded_vocabulary = sizes.padded_vocabulary;
+  config.max_positions = sizes.positions;
+  return config;
 }
 
 GPTConfig llama_config(const TestSizes& sizes) {

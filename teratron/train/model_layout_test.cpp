@@ -89,13 +89,13 @@ TEST(Gpt, KeyValueCacheMatchesFullForward) {
     MicroBatch whole = test_batch(variant.config, {}, false);
     whole.training = false;
     const at::Tensor expected = model.logits(model.forward({}, whole));
-    std::vector<KeyValueCache> caches(variant.config.layers);
+    LayerStates states(variant.config.layers);
     const std::vector<std::pair<int64_t, int64_t>> chunks = {{0, 3}, {3, 1}, {4, 1}, {5, 3}};
     for (const auto& [first, length] : chunks) {
       MicroBatch chunk{.tokens_SB = whole.tokens_SB.narrow(0, first, length),
                        .positions_SB = whole.positions_SB.narrow(0, first, length),
                        .training = false};
-      const at::Tensor logits = model.logits(model.forward({}, chunk, &caches));
+      const at::Tensor logits = model.logits(model.forward({}, chunk, &states));
       EXPECT_LT(relative_error(logits, expected.narrow(0, first, length)), 1e-12) << variant.name;
     }
   }

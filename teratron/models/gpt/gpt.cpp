@@ -1,5 +1,6 @@
 #include "teratron/models/gpt/gpt.h"
 
+#include "teratron/models/transformer/transformer_layer.h"
 #include "teratron/nn/linear.h"
 #include "teratron/nn/recompute.h"
 #include "teratron/nn/vocab_parallel_cross_entropy.h"
@@ -40,8 +41,11 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
         at::TensorOptions().dtype(parameters.options().dtype).device(parameters.options().device));
   }
   const Scope decoder = root / "decoder";
-  blocks_ = std::make_unique<BlockStack>(decoder / "layers", config,
-                                         BlockStack::Range{stage.first_layer, stage.layers}, parallel);
+  const LayerFactory make_layer = [&](const Scope& scope, int64_t layer) {
+    return std::make_unique<TransformerLayer>(scope, config, layer, parallel);
+  };
+  layers_ = std::make_unique<LayerStack>(
+      decoder / "layers", config, LayerStack::Range{stage.first_layer, stage.layers}, parallel, make_layer);
   if (!stage.head) return;
   final_norm_ = std::make_unique<Norm>(decoder / "final_layernorm", config.hidden, config.norm, parallel);
   Parameter& weight =
@@ -55,37 +59,37 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
       ParallelMatmul::column(weight, config.fp8_output_layer ? parameters.fp8() : nullptr, parallel));
 }
 
-at::Tensor GPT::embed(const MicroBatch& batch, const AttentionContext& context) {
+at::Tensor GPT::embed(const MicroBatch& batch, const LayerContext& context) {
   at::Tensor x_SBH = word_embeddings_->forward(batch.tokens_SB);
-  const SequenceShard shard = sequence_shard(x_SBH.size(0), parallel_);
   if (position_embeddings_) {
-    const at::Tensor positions_SB = batch.positions_SB.narrow(0, shard.first, x_SBH.size(0));
-    x_SBH = position_embeddings_->add_to_(x_SBH, positions_SB);
+    x_SBH = position_embeddings_->add_to_(x_SBH, parallel_.sequence_shard(batch.positions_SB));
   }
   if (config_.fp32_residual) x_SBH = x_SBH.to(at::kFloat);
-  return bias_dropout_add(x_SBH, nullptr, at::Tensor(),
-                          {.rate = context.training ? config_.hidden_dropout : 0.0,
-                           .key = {context.dropout_seed, 0, context.sample_ids_B},
-                           .shard = shard});
+  return bias_dropout_add(
+      x_SBH, nullptr, at::Tensor(),
+      context.hidden_dropout(config_.hidden_dropout, config_.first_dropout_site, parallel_));
 }
 
-AttentionContext GPT::attention_context(const MicroBatch& batch) const {
+LayerContext GPT::layer_context(const MicroBatch& batch) const {
   const bool dropout = batch.training && (config_.hidden_dropout > 0.0 || config_.attention_dropout > 0.0);
+  const int64_t length = batch.positions_SB.size(0);
+  SequenceRows rows;
+  if (dropout) rows = {at::arange(length, batch.positions_SB.options().dtype(at::kLong)), length};
   return {.rope = rope_.get(),
           .positions_SB = batch.positions_SB,
           .segments = segments_of_starts(batch.segment_start_BS),
+          .rows = rows,
           .dropout_seed = config_.dropout_seed,
           .sample_ids_B = dropout ? sample_ids(batch) : batch.sample_ids_B,
           .dropout_row_ids = std::make_shared<DropoutRowIds>(),
           .training = batch.training};
 }
 
-Activations GPT::forward(const Activations& input, const MicroBatch& batch,
-                         std::vector<KeyValueCache>* caches) {
-  const AttentionContext context = attention_context(batch);
+Activations GPT::forward(const Activations& input, const MicroBatch& batch, LayerStates* states) {
+  const LayerContext context = layer_context(batch);
   const at::Tensor x_SBH = stage().embedding ? embed(batch, context) : input.hidden_SBH;
   notify(stage().embedding ? "embedding" : "the previous stage", x_SBH, batch);
-  const Hidden y = blocks_->forward(x_SBH, context, caches);
+  const Hidden y = layers_->forward(x_SBH, context, states);
   if (!final_norm_) return {apply_bias_grad(y)};
   const at::Tensor normed_SBH = final_norm_->forward_with_residual(y).normed;
   notify("decoder.final_layernorm", normed_SBH, batch);
@@ -94,7 +98,7 @@ Activations GPT::forward(const Activations& input, const MicroBatch& batch,
 
 void GPT::set_activation_hook(const ActivationHook& hook) {
   Model::set_activation_hook(hook);
-  blocks_->set_activation_hook(hook);
+  layers_->set_activation_hook(hook);
 }
 
 at::Tensor GPT::logits(const Activations& output) {

@@ -4,11 +4,12 @@
 
 #include <memory>
 #include <optional>
-#include <vector>
 
+#include "teratron/models/gpt/gpt_config.h"
 #include "teratron/models/model.h"
-#include "teratron/models/transformer/block_stack.h"
+#include "teratron/models/transformer/layer_stack.h"
 #include "teratron/nn/embedding.h"
+#include "teratron/nn/norm.h"
 
 namespace teratron {
 
@@ -20,8 +21,8 @@ class GPT : public Model {
   Activations forward(const Activations& input, const MicroBatch& batch) override {
     return forward(input, batch, nullptr);
   }
-  /// For generation: `caches` hold the keys and values of each layer of the stage; may be null.
-  Activations forward(const Activations& input, const MicroBatch& batch, std::vector<KeyValueCache>* caches);
+  /// For generation: `states` of the layers of the stage; may be null.
+  Activations forward(const Activations& input, const MicroBatch& batch, LayerStates* states);
   at::Tensor logits(const Activations& output) override;
   at::Tensor loss(const Activations& output, const MicroBatch& batch) override;
   void set_activation_hook(const ActivationHook& hook) override;
@@ -31,8 +32,8 @@ class GPT : public Model {
   at::Device device() const { return device_; }
 
  private:
-  at::Tensor embed(const MicroBatch& batch, const AttentionContext& context);
-  AttentionContext attention_context(const MicroBatch& batch) const;
+  at::Tensor embed(const MicroBatch& batch, const LayerContext& context);
+  LayerContext layer_context(const MicroBatch& batch) const;
 
   GPTConfig config_;
   TensorParallel parallel_;
@@ -40,7 +41,7 @@ class GPT : public Model {
   std::unique_ptr<VocabParallelEmbedding> word_embeddings_;
   std::unique_ptr<Embedding> position_embeddings_;
   std::unique_ptr<RotaryEmbedding> rope_;
-  std::unique_ptr<BlockStack> blocks_;
+  std::unique_ptr<LayerStack> layers_;
   std::unique_ptr<Norm> final_norm_;
   std::optional<ParallelMatmul> output_layer_;  // with the word embeddings' weight if tied
 };

@@ -4,6 +4,7 @@
 
 #include "teratron/base/attention_windows.h"
 #include "teratron/base/error.h"
+#include "teratron/settings/arguments.h"
 
 namespace teratron {
 
@@ -54,39 +55,41 @@ RecomputeConfig recompute_config(const Arguments& args) {
 GPTConfig gpt_config(const Arguments& args, int64_t tokenizer_size) {
   const int64_t vocabulary = model_vocabulary(args, tokenizer_size);
   const int64_t heads = args.num_attention_heads.value();
-  return {.layers = args.num_layers.value(),
-          .hidden = args.hidden_size.value(),
-          .ffn_hidden = args.ffn_hidden_size.value(),
-          .heads = heads,
-          .query_groups = args.group_query_attention ? args.num_query_groups : heads,
-          .kv_channels = args.kv_channels.value(),
-          .vocabulary = vocabulary,
-          .padded_vocabulary = padded_vocab_size(args, vocabulary),
-          .max_positions = args.max_position_embeddings.value(),
-          .position = position_embedding(args),
-          .rope = rotary_config(args),
-          .norm = {.kind = args.normalization == "RMSNorm" ? NormKind::rms : NormKind::layer,
-                   .eps = args.norm_epsilon,
-                   .zero_centered = args.apply_layernorm_1p},
-          .activation = activation(args),
-          .linear_bias = args.add_bias_linear,
-          .qkv_bias = args.add_qkv_bias,
-          .tied_embeddings = !args.untie_embeddings_and_output_weights,
-          .qk_norm = args.qk_layernorm,
-          .residual_after_norm = args.apply_residual_connection_post_layernorm,
-          .fp32_residual = args.fp32_residual_connection && (args.bf16 || args.fp16),
-          .query_key_layer_scaling = args.apply_query_key_layer_scaling,
-          .windows = attention_windows({args.window_size, args.window_attn_skip_freq}, *args.num_layers),
-          .init_std = args.init_method_std,
-          .xavier_init = args.init_method_xavier_uniform,
-          .hidden_dropout = args.hidden_dropout,
-          .attention_dropout = args.attention_dropout,
-          .dropout_seed = static_cast<uint64_t>(args.seed),
-          .recompute = recompute_config(args),
-          .loss_chunks = args.loss_chunks,
-          .bf16_layers_at_start = args.first_last_layers_bf16 ? args.num_layers_at_start_in_bf16 : 0,
-          .bf16_layers_at_end = args.first_last_layers_bf16 ? args.num_layers_at_end_in_bf16 : 0,
-          .fp8_output_layer = args.fp8_output_proj};
+  GPTConfig config{
+      {.layers = args.num_layers.value(),
+       .hidden = args.hidden_size.value(),
+       .ffn_hidden = args.ffn_hidden_size.value(),
+       .heads = heads,
+       .query_groups = args.group_query_attention ? args.num_query_groups : heads,
+       .kv_channels = args.kv_channels.value(),
+       .position = position_embedding(args),
+       .rope = rotary_config(args),
+       .norm = {.kind = args.normalization == "RMSNorm" ? NormKind::rms : NormKind::layer,
+                .eps = args.norm_epsilon,
+                .zero_centered = args.apply_layernorm_1p},
+       .activation = activation(args),
+       .linear_bias = args.add_bias_linear,
+       .qkv_bias = args.add_qkv_bias,
+       .qk_norm = args.qk_layernorm,
+       .residual_after_norm = args.apply_residual_connection_post_layernorm,
+       .fp32_residual = args.fp32_residual_connection && (args.bf16 || args.fp16),
+       .query_key_layer_scaling = args.apply_query_key_layer_scaling,
+       .windows = attention_windows({args.window_size, args.window_attn_skip_freq}, *args.num_layers),
+       .init_std = args.init_method_std,
+       .xavier_init = args.init_method_xavier_uniform,
+       .hidden_dropout = args.hidden_dropout,
+       .attention_dropout = args.attention_dropout,
+       .dropout_seed = static_cast<uint64_t>(args.seed),
+       .recompute = recompute_config(args),
+       .bf16_layers_at_start = args.first_last_layers_bf16 ? args.num_layers_at_start_in_bf16 : 0,
+       .bf16_layers_at_end = args.first_last_layers_bf16 ? args.num_layers_at_end_in_bf16 : 0}};
+  config.vocabulary = vocabulary;
+  config.padded_vocabulary = padded_vocab_size(args, vocabulary);
+  config.max_positions = args.max_position_embeddings.value();
+  config.tied_embeddings = !args.untie_embeddings_and_output_weights;
+  config.loss_chunks = args.loss_chunks;
+  config.fp8_output_layer = args.fp8_output_proj;
+  return config;
 }
 
 }  // namespace teratron

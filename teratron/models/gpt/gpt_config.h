@@ -1,12 +1,23 @@
-// GPT's configuration from the command-line arguments.
+// Configuration of a GPT.
 #pragma once
 
 #include "teratron/models/transformer/config.h"
-#include "teratron/settings/arguments.h"
 
 namespace teratron {
 
-/// The logical vocabulary is the tokenizer's size, or --vocab-size if larger.
+struct Arguments;
+
+struct GPTConfig : TransformerConfig {
+  int64_t vocabulary = 0;         // logical size
+  int64_t padded_vocabulary = 0;  // rows of the embedding
+  int64_t max_positions = 0;
+  bool tied_embeddings = true;
+  /// Chunks of the sequence whose logits and losses are computed one after the other.
+  int64_t loss_chunks = 1;
+  bool fp8_output_layer = false;
+};
+
+/// From the command-line arguments. The logical vocabulary is the tokenizer's size, or --vocab-size if larger.
 GPTConfig gpt_config(const Arguments& args, int64_t tokenizer_size);
 
 }  // namespace teratron

@@ -1,4 +1,4 @@
-// Configuration of a GPT.
+// Configuration of a stack of transformer layers.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 #include "teratron/kernels/norm/norm.h"
 #include "teratron/kernels/pointwise/activation.h"
-#include "teratron/nn/parameter.h"
+#include "teratron/nn/attention/attention.h"
 #include "teratron/nn/rope.h"
 
 namespace teratron {
@@ -27,23 +27,22 @@ struct RecomputeConfig {
   bool distribute_inputs = false;  // each tensor-parallel rank saves its shard of a unit's input
 };
 
-struct GPTConfig {
+/// An encoder or a decoder.
+struct TransformerConfig {
   int64_t layers = 0;
   int64_t hidden = 0;
   int64_t ffn_hidden = 0;
   int64_t heads = 0;
-  int64_t query_groups = 0;       // key/value heads; = heads without grouped queries
-  int64_t kv_channels = 0;        // width of a head
-  int64_t vocabulary = 0;         // logical size
-  int64_t padded_vocabulary = 0;  // rows of the embedding
-  int64_t max_positions = 0;
+  int64_t query_groups = 0;      // key/value heads; = heads without grouped queries
+  int64_t kv_channels = 0;       // width of a head
+  Mask mask = Mask::causal;      // of self-attention
+  bool cross_attention = false;  // to the output of an encoder (LayerContext)
   PositionEmbedding position = PositionEmbedding::learned_absolute;
   RotaryConfig rope;
   NormOptions norm;
   Activation activation = Activation::gelu;
   bool linear_bias = true;
   bool qkv_bias = false;  // bias of the QKV projection alone
-  bool tied_embeddings = true;
   bool qk_norm = false;
   bool residual_after_norm = false;  // the residual branches off after the norm
   bool fp32_residual = false;        // the residual stream is fp32 for any weight dtype
@@ -55,17 +54,16 @@ struct GPTConfig {
   double hidden_dropout = 0.0;
   double attention_dropout = 0.0;
   uint64_t dropout_seed = 1234;
+  uint64_t first_dropout_site =
+      0;  // of the stack, this one its embedding's; stacks of a model differ by 2^32
   RecomputeConfig recompute;
-  /// Chunks of the sequence whose logits and losses are computed one after the other.
-  int64_t loss_chunks = 1;
-  /// Transformer layers of an FP8 model that stay in bf16.
+  /// Layers of an FP8 model that stay in bf16.
   int64_t bf16_layers_at_start = 0;
   int64_t bf16_layers_at_end = 0;
-  bool fp8_output_layer = false;
 };
 
 /// Of every matrix whose output is not added to the residual stream.
-inline Init weight_init(const GPTConfig& config) {
+inline Init weight_init(const TransformerConfig& config) {
   return config.xavier_init ? Init::xavier() : Init::normal(config.init_std);
 }
 

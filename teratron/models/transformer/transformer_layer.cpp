@@ -1,0 +1,116 @@
+#include "teratron/models/transformer/transformer_layer.h"
+
+#include <cmath>
+
+#include "teratron/nn/mlp.h"
+
+namespace teratron {
+
+namespace {
+
+// Dropout sites are numbered through the whole model; Megatron draws from per-rank RNG states instead. Those of a
+// layer, from its first one on:
+enum Site : uint64_t { attention_scores, attention_output, mlp_output, cross_scores, cross_output };
+
+uint64_t first_site(const TransformerConfig& config, int64_t layer) {
+  const uint64_t sites_per_layer = config.cross_attention ? 8 : 4;
+  return config.first_dropout_site + sites_per_layer * static_cast<uint64_t>(layer + 1);
+}
+
+// Scaled by the number of additions to the residual stream, of which each layer makes two.
+Init output_init(const TransformerConfig& config) {
+  if (config.xavier_init) return Init::xavier();
+  return Init::normal(config.init_std / std::sqrt(2.0 * static_cast<double>(config.layers)));
+}
+
+AttentionLayerOptions self_attention_options(const TransformerConfig& config, int64_t layer) {
+  return {.hidden = config.hidden,
+          .heads = config.heads,
+          .query_groups = config.query_groups,
+          .kv_channels = config.kv_channels,
+          .mask = config.mask,
+          .bias = config.linear_bias,
+          .qkv_bias = config.linear_bias || config.qkv_bias,
+          .dropout = config.attention_dropout,
+          .dropout_site = first_site(config, layer) + attention_scores,
+          .qkv_init = weight_init(config),
+          .output_init = output_init(config),
+          .qk_norm = config.qk_norm ? std::optional(config.norm) : std::nullopt,
+          .alibi = config.position == PositionEmbedding::alibi,
+          .window = config.windows.empty() ? 0 : config.windows.at(layer),
+          .score_divisor = config.query_key_layer_scaling ? static_cast<double>(layer + 1) : 1.0,
+          .recompute_core = config.recompute.granularity == RecomputeConfig::Granularity::attention_core};
+}
+
+// The keys have no positions among the queries'.
+AttentionLayerOptions cross_attention_options(const TransformerConfig& config, int64_t layer) {
+  AttentionLayerOptions options = self_attention_options(config, layer);
+  options.mask = Mask::full;
+  options.qkv_bias = config.linear_bias;
+  options.dropout_site = first_site(config, layer) + cross_scores;
+  options.qk_norm = std::nullopt;
+  options.alibi = false;
+  options.window = 0;
+  return options;
+}
+
+MlpOptions mlp_options(const TransformerConfig& config) {
+  return {.hidden = config.hidden,
+          .ffn_hidden = config.ffn_hidden,
+          .activation = config.activation,
+          .bias = config.linear_bias,
+          .fc1_init = weight_init(config),
+          .fc2_init = output_init(config)};
+}
+
+KeyValueCache* key_value_cache(LayerState* state) {
+  if (!state) return nullptr;
+  if (!std::holds_alternative<KeyValueCache>(*state)) state->emplace<KeyValueCache>();
+  return &std::get<KeyValueCache>(*state);
+}
+
+}  // namespace
+
+TransformerLayer::CrossBranch::CrossBranch(const Scope& scope, const TransformerConfig& config, int64_t layer,
+                                           const TensorParallel& parallel)
+    : norm(scope / "pre_cross_attn_layernorm", config.hidden, config.norm, parallel),
+      attention(scope / "cross_attention", cross_attention_options(config, layer), parallel) {}
+
+TransformerLayer::TransformerLayer(const Scope& scope, const TransformerConfig& config, int64_t layer,
+                                   const TensorParallel& parallel,
+                                   const FeedForwardFactory& make_feed_forward)
+    : hidden_dropout_(config.hidden_dropout),
+      residual_after_norm_(config.residual_after_norm),
+      site_(first_site(config, layer)),
+      parallel_(parallel),
+      attention_norm_(scope / "input_layernorm", config.hidden, config.norm, parallel),
+      attention_(scope / "self_attention", self_attention_options(config, layer), parallel),
+      cross_(config.cross_attention ? std::make_unique<CrossBranch>(scope, config, layer, parallel)
+                                    : nullptr),
+      mlp_norm_(scope / "pre_mlp_layernorm", config.hidden, config.norm, parallel),
+      mlp_(make_feed_forward ? make_feed_forward(scope / "mlp")
+                             : std::make_unique<Mlp>(scope / "mlp", mlp_options(config), parallel)) {}
+
+// h = x + dropout(attention(norm(x))), in a decoder h = h + dropout(cross_attention(norm(h), memory)),
+// y = h + dropout(mlp(norm(h)))
+Hidden TransformerLayer::forward(const Hidden& x, const LayerContext& context, LayerState* state) {
+  KeyValueCache* const cache = key_value_cache(state);
+  const LayerInput attended = pre_norm(attention_norm_, x, context, site_ + attention_output);
+  Hidden h = attention_.forward_add_residual(attended.normed, attended.residual, context, cache);
+  if (cross_) {
+    const LayerInput crossed = pre_norm(cross_->norm, h, context, site_ + cross_output);
+    h = cross_->attention.forward_add_residual(crossed.normed, crossed.residual, context, cache);
+  }
+  const auto [h_normed, h_residual] = pre_norm(mlp_norm_, h, context, site_ + mlp_output);
+  return mlp_->forward_add_residual(h_normed, h_residual);
+}
+
+TransformerLayer::LayerInput TransformerLayer::pre_norm(Norm& norm, const Hidden& x,
+                                                        const LayerContext& context, uint64_t site) const {
+  const auto [normed, residual] = norm.forward_with_residual(x);
+  return {.normed = normed,
+          .residual = {.residual_SBH = residual_after_norm_ ? normed.to(residual.scalar_type()) : residual,
+                       .dropout = context.hidden_dropout(hidden_dropout_, site, parallel_)}};
+}
+
+}  // namespace teratron

@@ -1,0 +1,132 @@
+#include "teratron/nn/attention/attention_layer.h"
+
+#include <cmath>
+
+#include "teratron/nn/alibi.h"
+
+namespace teratron {
+
+namespace {
+
+// A projection of hidden states to `heads` vectors of a head's width.
+LinearOptions head_projection(const AttentionLayerOptions& options, int64_t heads) {
+  return {.in = options.hidden,
+          .out = heads * options.kv_channels,
+          .bias = options.qkv_bias,
+          .init = options.qkv_init};
+}
+
+LinearOptions output_projection(const AttentionLayerOptions& options) {
+  return {.in = options.heads * options.kv_channels,
+          .out = options.hidden,
+          .bias = options.bias,
+          .init = options.output_init};
+}
+
+void extend(KeyValues& cache, QueryKeyValue& qkv) {
+  if (cache.k_SBGD.defined()) {
+    qkv.k_SBGD = at::cat({cache.k_SBGD, qkv.k_SBGD}, 0);
+    qkv.v_SBGD = at::cat({cache.v_SBGD, qkv.v_SBGD}, 0);
+  }
+  cache = {qkv.k_SBGD, qkv.v_SBGD};
+}
+
+}  // namespace
+
+CoreAttention::CoreAttention(const AttentionLayerOptions& options, const ParameterSet::Options& model,
+                             const Group& group)
+    : options_(options), group_(group) {
+  if (!options.alibi) return;
+  alibi_slopes_N_ = alibi_slopes(options.heads, group_.rank * heads(), heads(),
+                                 at::TensorOptions().dtype(model.dtype).device(model.device));
+}
+
+at::Tensor CoreAttention::forward(const QueryKeyValue& qkv, const Segments& segments,
+                                  const LayerContext& context) const {
+  return attention({.q_SBND = qkv.q_SBND,
+                    .k_SBGD = qkv.k_SBGD,
+                    .v_SBGD = qkv.v_SBGD,
+                    .scale = 1.0 / std::sqrt(static_cast<double>(kv_channels())),
+                    .mask = options_.mask,
+                    .segments = segments,
+                    .window = options_.window,
+                    .alibi_slopes = alibi_slopes_N_,
+                    .score_divisor = options_.score_divisor,
+                    .dropout = context.training ? options_.dropout : 0.0,
+                    .dropout_key = {context.dropout_seed, options_.dropout_site, context.sample_ids_B},
+                    .dropout_row_ids = context.dropout_row_ids,
+                    .query_rows_S = context.rows.rows_S,
+                    .sequence_length = context.rows.total,
+                    .head_offset = group_.rank * heads(),
+                    .total_heads = options_.heads,
+                    .recompute = options_.recompute_core});
+}
+
+SelfAttention::SelfAttention(const Scope& scope, const AttentionLayerOptions& options,
+                             const TensorParallel& parallel)
+    : core_(options, scope.options(), parallel.group),
+      qkv_(scope / "linear_qkv", head_projection(options, options.heads + 2 * options.query_groups),
+           parallel),
+      output_(scope / "linear_proj", output_projection(options), parallel) {
+  if (!options.qk_norm) return;
+  // Replicated, but each rank sees only its own heads, so the gradients are summed over the ranks.
+  const TensorParallel summed{parallel.group, true};
+  q_norm_.emplace(scope / "q_layernorm", options.kv_channels, *options.qk_norm, summed);
+  k_norm_.emplace(scope / "k_layernorm", options.kv_channels, *options.qk_norm, summed);
+}
+
+QueryKeyValue SelfAttention::project(const at::Tensor& x_SBH, const LayerContext& context) {
+  const int64_t groups = core_.query_groups();
+  const int64_t per_group = core_.heads() / groups;
+  const int64_t width = core_.kv_channels();
+  // Without query-key norms, which come before RoPE, the rotation is fused into the projection or its split.
+  const RotaryEmbedding* const fused_rope = q_norm_ ? nullptr : context.rope;
+  std::optional<QkvRope> rope;
+  if (fused_rope && queries_are_view(groups, per_group))
+    rope = {fused_rope->rotation(context.positions_SB), per_group + 2, width};
+  const auto [qkv_SBF, bias] = qkv_.forward(x_SBH, rope ? &*rope : nullptr);
+  const at::Tensor qkv_SBGPD = qkv_SBF.unflatten(-1, {groups, per_group + 2, width});
+  QueryKeyValue qkv = split_qkv({qkv_SBGPD, bias, rope.has_value()}, fused_rope, context.positions_SB);
+  if (!q_norm_) return qkv;
+  qkv.q_SBND = q_norm_->forward(qkv.q_SBND);
+  qkv.k_SBGD = k_norm_->forward(qkv.k_SBGD);
+  if (!context.rope) return qkv;
+  qkv.q_SBND = context.rope->apply(qkv.q_SBND, context.positions_SB);
+  qkv.k_SBGD = context.rope->apply(qkv.k_SBGD, context.positions_SB);
+  return qkv;
+}
+
+Hidden SelfAttention::forward_add_residual(const at::Tensor& x_SBH, const ResidualDropout& residual,
+                                           const LayerContext& context, KeyValueCache* cache) {
+  QueryKeyValue qkv = project(x_SBH, context);
+  if (cache) extend(cache->tokens, qkv);
+  return output_.forward_add_residual(core_.forward(qkv, context.segments, context), residual);
+}
+
+CrossAttention::CrossAttention(const Scope& scope, const AttentionLayerOptions& options,
+                               const TensorParallel& parallel)
+    : core_(options, scope.options(), parallel.group),
+      q_(scope / "linear_q", head_projection(options, options.heads), parallel),
+      kv_(scope / "linear_kv", head_projection(options, 2 * options.query_groups), parallel),
+      output_(scope / "linear_proj", output_projection(options), parallel) {}
+
+KeyValues CrossAttention::project_memory(const at::Tensor& memory_SBH) {
+  TERATRON_ASSERT(memory_SBH.defined(), "cross attention without the output of an encoder");
+  const at::Tensor kv_SBF = apply_bias_grad(kv_.forward(memory_SBH));
+  const at::Tensor kv_SBG2D = kv_SBF.unflatten(-1, {core_.query_groups(), 2, core_.kv_channels()});
+  const std::vector<at::Tensor> parts = kv_SBG2D.unbind(3);
+  return {parts[0], parts[1]};
+}
+
+Hidden CrossAttention::forward_add_residual(const at::Tensor& x_SBH, const ResidualDropout& residual,
+                                            const LayerContext& context, KeyValueCache* cache) {
+  const at::Tensor q_SBF = apply_bias_grad(q_.forward(x_SBH));
+  const bool cached = cache && cache->memory.k_SBGD.defined();
+  const KeyValues memory = cached ? cache->memory : project_memory(context.memory.hidden_SBH);
+  if (cache) cache->memory = memory;
+  const QueryKeyValue qkv{q_SBF.unflatten(-1, {core_.heads(), core_.kv_channels()}), memory.k_SBGD,
+                          memory.v_SBGD};
+  return output_.forward_add_residual(core_.forward(qkv, context.memory.segments, context), residual);
+}
+
+}  // namespace teratron

@@ -1,0 +1,88 @@
+// Attention layers with their projections, multi-head or grouped-query, tensor-parallel over query groups.
+// Optional: query-key normalization (Henry et al. 2020), ALiBi, sliding window.
+#pragma once
+
+#include <optional>
+
+#include "teratron/nn/attention/attention.h"
+#include "teratron/nn/layer.h"
+#include "teratron/nn/norm.h"
+#include "teratron/nn/qkv.h"
+
+namespace teratron {
+
+struct AttentionLayerOptions {
+  int64_t hidden = 0;
+  int64_t heads = 0;         // query heads
+  int64_t query_groups = 0;  // key/value heads
+  int64_t kv_channels = 0;   // head width
+  Mask mask = Mask::causal;
+  bool bias = true;
+  bool qkv_bias = true;
+  double dropout = 0.0;
+  uint64_t dropout_site = 0;
+  Init qkv_init;
+  Init output_init;
+  std::optional<NormOptions> qk_norm;  // of each head's query and key, before RoPE; self-attention only
+  bool alibi = false;
+  int64_t window = 0;          // see AttentionRequest
+  double score_divisor = 1.0;  // see AttentionRequest
+  bool recompute_core = false;
+};
+
+/// softmax(Q K^T) V of this rank's heads as the options say; no parameters.
+class CoreAttention {
+ public:
+  CoreAttention(const AttentionLayerOptions& options, const ParameterSet::Options& model, const Group& group);
+  /// -> [Sq, B, N * D].
+  at::Tensor forward(const QueryKeyValue& qkv, const Segments& segments, const LayerContext& context) const;
+
+  // Of this rank.
+  int64_t heads() const { return options_.heads / group_.size; }
+  int64_t query_groups() const { return options_.query_groups / group_.size; }
+  int64_t kv_channels() const { return options_.kv_channels; }
+
+ private:
+  AttentionLayerOptions options_;
+  Group group_;
+  at::Tensor alibi_slopes_N_;
+};
+
+/// Queries, keys and values of the same tokens, by one fused projection `linear_qkv`.
+class SelfAttention {
+ public:
+  SelfAttention(const Scope& scope, const AttentionLayerOptions& options, const TensorParallel& parallel);
+  /// residual + dropout(attention(x) + output bias): x [S, B, H] -> [S, B, H]. `cache` is this layer's, or
+  /// null.
+  Hidden forward_add_residual(const at::Tensor& x_SBH, const ResidualDropout& residual,
+                              const LayerContext& context, KeyValueCache* cache);
+
+ private:
+  QueryKeyValue project(const at::Tensor& x_SBH, const LayerContext& context);
+
+  CoreAttention core_;
+  ColumnLinear qkv_;
+  RowLinear output_;
+  std::optional<Norm> q_norm_;
+  std::optional<Norm> k_norm_;
+};
+
+/// Queries of x by `linear_q`, keys and values of the context's memory by `linear_kv`, whose rows are a key and a
+/// value per query group.
+class CrossAttention {
+ public:
+  CrossAttention(const Scope& scope, const AttentionLayerOptions& options, const TensorParallel& parallel);
+  /// As SelfAttention. With a cache, the memory's keys and values are computed in the first call only.
+  Hidden forward_add_residual(const at::Tensor& x_SBH, const ResidualDropout& residual,
+                              const LayerContext& context, KeyValueCache* cache);
+
+ private:
+  KeyValues project_memory(const at::Tensor& memory_SBH);
+
+  CoreAttention core_;
+  ColumnLinear q_;
+  ColumnLinear kv_;
+  RowLinear output_;
+};
+
+}  // namespace teratron

@@ -1,0 +1,19 @@
+// The part of a transformer layer that sees each token by itself: an MLP or experts.
+#pragma once
+
+#include "teratron/nn/dropout.h"
+
+namespace teratron {
+
+class FeedForward {
+ public:
+  virtual ~FeedForward() = default;
+  /// x [S, B, H] -> [S, B, H], S local under sequence parallelism.
+  virtual at::Tensor forward(const at::Tensor& x_SBH) = 0;
+  /// residual + dropout(forward(x)); overridden where a GEMM adds the residual.
+  virtual Hidden forward_add_residual(const at::Tensor& x_SBH, const ResidualDropout& residual) {
+    return {bias_dropout_add(forward(x_SBH), nullptr, residual.residual_SBH, residual.dropout)};
+  }
+};
+
+}  // namespace teratron

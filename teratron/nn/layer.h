@@ -1,0 +1,64 @@
+// A layer of a model: it takes hidden states [S, B, H] and returns the next ones.
+#pragma once
+
+#include <variant>
+#include <vector>
+
+#include "teratron/nn/attention/segments.h"
+#include "teratron/nn/dropout.h"
+#include "teratron/nn/rope.h"
+
+namespace teratron {
+
+struct KeyValues {
+  at::Tensor k_SBGD;
+  at::Tensor v_SBGD;
+};
+
+/// Of one transformer layer, during generation.
+struct KeyValueCache {
+  KeyValues tokens;  // of all tokens so far
+  KeyValues memory;  // of cross attention, computed once
+};
+
+/// What a layer keeps between the calls of a generation. The layer chooses the type.
+using LayerState = std::variant<std::monostate, KeyValueCache>;
+using LayerStates = std::vector<LayerState>;  // one per layer of a stage
+
+/// What cross attention attends to.
+struct Memory {
+  at::Tensor hidden_SBH;  // output of the encoder, S local under sequence parallelism; undefined: none
+  Segments segments;      // of the decoder's queries and the encoder's keys
+};
+
+/// Inputs of all layers for one micro-batch. S here counts the tokens that attention sees, which under sequence
+/// parallelism are those of all ranks of the group. All that depends on them is a tensor, never a constant.
+struct LayerContext {
+  const RotaryEmbedding* rope = nullptr;  // null: no RoPE
+  at::Tensor positions_SB;
+  Segments segments;  // see AttentionRequest
+  Memory memory;
+  SequenceRows rows;  // undefined without dropout
+  uint64_t dropout_seed = 0;
+  at::Tensor sample_ids_B;                                   // see DropoutKey
+  std::shared_ptr<DropoutRowIds> dropout_row_ids = nullptr;  // shared by all layers for this micro-batch
+  bool training = true;                                      // dropout is active
+
+  /// Of hidden states, which are sequence shards under sequence parallelism.
+  DropoutArgs hidden_dropout(double rate, uint64_t site, const TensorParallel& parallel) const {
+    return {.rate = training ? rate : 0.0,
+            .key = {dropout_seed, site, sample_ids_B},
+            .rows = {parallel.sequence_shard(rows.rows_S), rows.total},
+            .row_ids = dropout_row_ids};
+  }
+};
+
+class Layer {
+ public:
+  virtual ~Layer() = default;
+  /// x [S, B, H] -> [S, B, H]. `state` is null in training. A layer made of plain tensor operations begins with
+  /// apply_bias_grad(x) and returns {y}; Hidden::bias only saves a pass over memory.
+  virtual Hidden forward(const Hidden& x, const LayerContext& context, LayerState* state) = 0;
+};
+
+}  // namespace teratron
