@@ -9,11 +9,9 @@
 #include "teratron/base/error.h"
 #include "teratron/kernels/attention/cudnn_attention.h"
 #include "teratron/kernels/attention/qkv.h"
-#include "teratron/kernels/attention/softmax.h"
 #include "teratron/kernels/gemm/gemm_cpu.h"
-#include "teratron/nn/autograd.h"
+#include "teratron/nn/attention/backend.h"
 #include "teratron/nn/qkv.h"
-#include "teratron/nn/recompute.h"
 
 namespace teratron {
 
@@ -22,76 +20,26 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-at::Tensor heads_first(const at::Tensor& x_SBND) {
-  return x_SBND.permute({1, 2, 0, 3});  // [B, N, S, D]
-}
-
-// [B, N, S, D] -> [S, B, N * D]
-at::Tensor merge_heads(const at::Tensor& y_BNSD) {
-  return y_BNSD.permute({2, 0, 1, 3}).reshape({y_BNSD.size(2), y_BNSD.size(0), -1});
-}
-
-// Keys or values repeated for each query head of their group; x itself if groups have one head.
-at::Tensor repeat_groups(const at::Tensor& x_BGSD, int64_t heads) {
-  const int64_t groups = x_BGSD.size(1);
-  return groups == heads ? x_BGSD : x_BGSD.repeat_interleave(heads / groups, 1);
-}
-
-bool is_causal(const AttentionRequest& request) {
-  return request.mask == Mask::causal;
-}
-
-// Whether the window hides any key.
-bool has_window(const AttentionRequest& request) {
-  return is_causal(request) && request.window > 0 && request.window < request.k_SBGD.size(0);
-}
-
-// No segments, dropout or ALiBi, which no fused backend supports.
-bool has_plain_mask(const AttentionRequest& request) {
-  return !request.segments.defined() && request.dropout == 0.0 && !request.alibi_slopes.defined();
-}
-
-// Causal masks of fused backends are aligned top-left, which for Sq != Sk is another mask.
-bool causal_is_square(const AttentionRequest& request) {
-  return !is_causal(request) || request.q_SBND.size(0) == request.k_SBGD.size(0) ||
-         request.q_SBND.size(0) == 1;
-}
-
-bool needs_causal_mask(const AttentionRequest& request) {
-  return is_causal(request) && request.q_SBND.size(0) > 1;
-}
-
 bool is_half_on_gpu(const AttentionRequest& request) {
   const at::ScalarType dtype = request.q_SBND.scalar_type();
   return request.q_SBND.is_cuda() && (dtype == at::kBFloat16 || dtype == at::kHalf);
 }
 
+// No dropout and no ALiBi. Fused backends have scores in fp32 and ignore the divisor of scores.
+bool has_plain_scores(const AttentionRequest& request) {
+  return request.dropout == 0.0 && !request.alibi_slopes.defined();
+}
+
 bool flash_cpu_supports(const AttentionRequest& request) {
-  return request.q_SBND.is_cpu() && has_plain_mask(request) && !has_window(request) &&
-         causal_is_square(request);
+  return request.q_SBND.is_cpu() && has_plain_scores(request);
 }
 
-// With many queries attention is bound by GEMMs, which some CPUs emulate in half precision: use f32, also for
-// backward. With few queries it is bound by reading keys and values.
-at::Tensor upcast_for_gemm(const at::Tensor& x, int64_t queries) {
-  constexpr int64_t many = 8;
-  return queries >= many ? cpu::upcast_if_emulated(x) : x;
-}
-
-at::Tensor flash_cpu(const AttentionRequest& request) {
-  const int64_t queries = request.q_SBND.size(0);
-  const at::Tensor q = upcast_for_gemm(heads_first(request.q_SBND), queries);
-  const at::Tensor k = repeat_groups(upcast_for_gemm(heads_first(request.k_SBGD), queries), q.size(1));
-  const at::Tensor v = repeat_groups(upcast_for_gemm(heads_first(request.v_SBGD), queries), q.size(1));
-  const at::Tensor out = std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
-      q, k, v, 0.0, needs_causal_mask(request), std::nullopt, request.scale));
-  return merge_heads(out.to(request.q_SBND.scalar_type()));
-}
-
+// cuDNN's causal mask is aligned top-left, which for Sq != Sk is another mask.
 bool cudnn_supports(const AttentionRequest& request) {
-  return is_half_on_gpu(request) && has_plain_mask(request) && !has_window(request) &&
-         causal_is_square(request) && request.q_SBND.size(0) > 1 && request.q_SBND.size(3) % 8 == 0 &&
-         request.q_SBND.size(3) <= 128 && !at::globalContext().deterministicAlgorithms();
+  const int64_t queries = request.q_SBND.size(0), width = request.q_SBND.size(3);
+  return is_half_on_gpu(request) && has_plain_scores(request) && !request.segments.defined() &&
+         !has_window(request) && (!is_causal(request) || queries == request.k_SBGD.size(0)) && queries > 1 &&
+         width % 8 == 0 && width <= 128 && !at::globalContext().deterministicAlgorithms();
 }
 
 AttentionForward cudnn_forward(const QueryKeyValue& qkv, const AttentionOptions& options, bool for_backward) {
@@ -137,166 +85,52 @@ struct CudnnAttention : torch::autograd::Function<CudnnAttention> {
 };
 
 at::Tensor cudnn(const AttentionRequest& request) {
-  const AttentionOptions options{.scale = request.scale, .causal = needs_causal_mask(request)};
-  if (!request.q_SBND.requires_grad()) {
-    return merge_heads(
-        cudnn_forward({request.q_SBND, request.k_SBGD, request.v_SBGD}, options, false).y_BNSD);
+  const AttentionOptions options{.scale = request.scale, .causal = is_causal(request)};
+  const bool differentiable =
+      request.q_SBND.requires_grad() || request.k_SBGD.requires_grad() || request.v_SBGD.requires_grad();
+  if (at::GradMode::is_enabled() && differentiable) {
+    return CudnnAttention::apply(request.q_SBND, request.k_SBGD, request.v_SBGD, options);
   }
-  return CudnnAttention::apply(request.q_SBND, request.k_SBGD, request.v_SBGD, options);
+  return merge_heads(cudnn_forward({request.q_SBND, request.k_SBGD, request.v_SBGD}, options, false).y_BNSD);
 }
 
+// The kernel's grid has one row of blocks per segment, at most 65,535.
 bool flash_supports(const AttentionRequest& request) {
-  return is_half_on_gpu(request) && has_plain_mask(request) && !has_window(request) &&
-         causal_is_square(request) && request.q_SBND.size(3) % 8 == 0 && request.q_SBND.size(3) <= 256;
+  const int64_t width = request.q_SBND.size(3);
+  return is_half_on_gpu(request) && has_plain_scores(request) && width % 8 == 0 && width <= 256 &&
+         (!request.segments.defined() || request.segments.cu_seqlens_q.numel() <= 65536);
 }
 
+bool flash_varlen_supports(const AttentionRequest& request) {
+  return request.segments.defined() && flash_supports(request);
+}
+
+// FlashAttention-2 (Dao 2023) of ATen; deterministic if ATen must be. Causal masks are aligned bottom-right; grouped
+// heads are not repeated. Tokens of several samples with segments are copied, so that samples are contiguous.
 at::Tensor flash(const AttentionRequest& request) {
-  const at::Tensor q = heads_first(request.q_SBND);
-  const at::Tensor k = repeat_groups(heads_first(request.k_SBGD), q.size(1));
-  const at::Tensor v = repeat_groups(heads_first(request.v_SBGD), q.size(1));
-  return merge_heads(std::get<0>(at::_scaled_dot_product_flash_attention(
-      q, k, v, 0.0, needs_causal_mask(request), false, request.scale)));
-}
-
-bool flash_window_supports(const AttentionRequest& request) {
-  return is_half_on_gpu(request) && has_plain_mask(request) && has_window(request) &&
-         causal_is_square(request) && request.q_SBND.size(0) > 1 && request.q_SBND.size(3) % 8 == 0 &&
-         request.q_SBND.size(3) <= 256;
-}
-
-// Unlike scaled_dot_product_attention, this op has a window. [B, S, N, D]; grouped heads are not repeated.
-at::Tensor flash_window(const AttentionRequest& request) {
-  const at::Tensor y_BSND = std::get<0>(at::_flash_attention_forward(
-      request.q_SBND.transpose(0, 1), request.k_SBGD.transpose(0, 1), request.v_SBGD.transpose(0, 1),
-      std::nullopt, std::nullopt, request.q_SBND.size(0), request.k_SBGD.size(0), 0.0, /*is_causal=*/true,
-      /*return_debug_mask=*/false, request.scale, request.window - 1, 0));
-  return y_BSND.transpose(0, 1).flatten(2);
-}
-
-// Scaled masked softmax with dropout; saves the probabilities.
-struct Softmax : torch::autograd::Function<Softmax> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
-                            const SoftmaxOptions& options) {
-    const SoftmaxOutput output = softmax_forward(scores, options);
-    context->save_for_backward({output.probabilities, options.dropout.where.rows});
-    context->saved_data["scale"] = options.scale;
-    save_dropout(context, options.dropout);
-    return output.y;
-  }
-
-  static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const variable_list saved = context->get_saved_variables();
-    const SoftmaxOptions options{.scale = context->saved_data["scale"].toDouble(),
-                                 .dropout = saved_dropout(context, saved[1])};
-    return {softmax_backward(gradients[0].contiguous(), saved[0], options), at::Tensor()};
-  }
-};
-
-// Global ids of the score rows (sample, head, query), counted through the run.
-at::Tensor score_row_ids(const AttentionRequest& request) {
-  const at::Tensor& q = request.q_SBND;
-  const at::Tensor& sample_ids_B = request.dropout_key.sample_ids_B;
-  TERATRON_ASSERT(sample_ids_B.defined() && sample_ids_B.numel() == q.size(1), "dropout without sample ids");
-  const at::TensorOptions i64 = sample_ids_B.options();
-  const int64_t queries = q.size(0), keys = request.k_SBGD.size(0);
-  const int64_t length = request.sequence_length > 0 ? request.sequence_length
-                         : is_causal(request)        ? keys
-                                                     : queries;
-  const at::Tensor row_S = request.query_rows_S.defined()
-                               ? request.query_rows_S
-                               : at::arange(queries, i64) + (is_causal(request) ? keys - queries : 0);
-  const at::Tensor head_N = at::arange(q.size(2), i64) + request.head_offset;
-  const at::Tensor sample_head = (sample_ids_B * request.total_heads).unsqueeze(1) + head_N;
-  return (sample_head * length).unsqueeze(2).add(row_S).reshape(-1);
-}
-
-at::Tensor shared_score_row_ids(const AttentionRequest& request) {
-  if (!request.dropout_row_ids) return score_row_ids(request);
-  at::Tensor& rows = request.dropout_row_ids->scores;
-  if (!rows.defined()) rows = score_row_ids(request);
-  TERATRON_ASSERT(rows.numel() == request.q_SBND.numel() / request.q_SBND.size(3));
-  return rows;
-}
-
-// Without segments: [1, Sq].
-KeyRange key_range(const AttentionRequest& request) {
+  const Segments& segments = request.segments;
   const int64_t batch = request.q_SBND.size(1), queries = request.q_SBND.size(0),
                 keys = request.k_SBGD.size(0);
-  KeyRange range;
-  if (request.segments.defined()) {
-    range = visible_keys(request.segments, {batch, queries, keys}, is_causal(request));
-  } else {
-    const at::TensorOptions i32 = request.q_SBND.options().dtype(at::kInt).requires_grad(false);
-    range.begin_BS = at::zeros({1, queries}, i32);
-    range.end_BS = at::arange(keys - queries + 1, keys + 1, i32).unsqueeze(0);
-  }
-  if (has_window(request)) range.begin_BS = at::maximum(range.begin_BS, range.end_BS - request.window);
-  return range;
-}
-
-// Key lengths that differ from query lengths shift each segment's diagonal.
-bool has_one_diagonal(const AttentionRequest& request) {
-  return !request.segments.cu_seqlens_k.defined();
-}
-
-// True for keys that segments and the window hide, and for those that a causal mask with one diagonal does not:
-// [B or 1, 1, Sq, Sk].
-at::Tensor hidden_keys(const AttentionRequest& request) {
-  if (!request.segments.defined() && !has_window(request)) return {};
-  const KeyRange range = key_range(request);
-  const at::Tensor key_S = at::arange(request.k_SBGD.size(0), range.begin_BS.options());
-  at::Tensor hidden_BSS = key_S.lt(range.begin_BS.unsqueeze(-1));
-  if (!is_causal(request) || !has_one_diagonal(request)) {
-    hidden_BSS = hidden_BSS.logical_or_(key_S.ge(range.end_BS.unsqueeze(-1)));
-  }
-  return hidden_BSS.unsqueeze(1);
-}
-
-// factor * Q K^T; half precision rounds after the factor.
-at::Tensor scaled_scores(const at::Tensor& q_BNSD, const at::Tensor& k_BNSD, double factor) {
-  const int64_t queries = q_BNSD.size(2);
-  const at::Tensor q = upcast_for_gemm(q_BNSD.flatten(0, 1), queries),
-                   k = upcast_for_gemm(k_BNSD.flatten(0, 1), queries);
-  const at::Tensor unused = at::empty({1, 1, 1}, q.options().requires_grad(false));
-  const at::Tensor scores = at::baddbmm(unused, q, k.transpose(1, 2), /*beta=*/0.0, /*alpha=*/factor);
-  return scores.to(q_BNSD.scalar_type()).unflatten(0, {q_BNSD.size(0), q_BNSD.size(1)});
+  const auto arranged = [&](const at::Tensor& x_SBND) {
+    const at::Tensor x_BSND = x_SBND.transpose(0, 1);
+    return segments.defined() ? x_BSND.flatten(0, 1) : x_BSND;
+  };
+  std::optional<at::Tensor> cu_seqlens_q, cu_seqlens_k;
+  std::optional<int64_t> keys_before, keys_after;
+  if (segments.defined()) cu_seqlens_q = segments.cu_seqlens_q, cu_seqlens_k = segments.keys();
+  if (has_window(request)) keys_before = request.window - 1, keys_after = 0;
+  // Segments may be as long as a sample. With one query, ATen would take the segments for samples of one token.
+  const int64_t longest = segments.defined() ? std::max<int64_t>(queries, 2) : queries;
+  const at::Tensor y = std::get<0>(at::_flash_attention_forward(
+      arranged(request.q_SBND), arranged(request.k_SBGD), arranged(request.v_SBGD), cu_seqlens_q,
+      cu_seqlens_k, longest, keys, 0.0, is_causal(request), /*return_debug_mask=*/false, request.scale,
+      keys_before, keys_after));
+  const at::Tensor y_BSND = segments.defined() ? y.unflatten(0, {batch, queries}) : y;
+  return y_BSND.transpose(0, 1).flatten(2);
 }
 
 bool math_supports(const AttentionRequest&) {
   return true;
-}
-
-at::Tensor unfused_attention(const AttentionRequest& request) {
-  const at::Tensor q = heads_first(request.q_SBND);
-  const at::Tensor k = repeat_groups(heads_first(request.k_SBGD), q.size(1));
-  const at::Tensor v = repeat_groups(heads_first(request.v_SBGD), q.size(1));
-  const SoftmaxOptions options{
-      .scale = request.score_divisor,
-      .causal = is_causal(request) && has_one_diagonal(request),
-      .mask = hidden_keys(request),
-      .slopes = request.alibi_slopes,
-      .dropout = {.p = request.dropout,
-                  .key = {request.dropout_key.seed, request.dropout_key.site},
-                  .where = {.rows = request.dropout > 0.0 ? shared_score_row_ids(request) : at::Tensor()}}};
-  const at::Tensor scores = scaled_scores(q, k, request.scale / request.score_divisor);
-  const at::Tensor weights = Softmax::apply(scores, options);
-  const int64_t queries = q.size(2);
-  return merge_heads(
-      at::matmul(upcast_for_gemm(weights, queries), upcast_for_gemm(v, queries)).to(v.scalar_type()));
-}
-
-at::Tensor math(const AttentionRequest& request) {
-  if (!request.recompute) return unfused_attention(request);
-  AttentionRequest rest = request;
-  rest.q_SBND = rest.k_SBGD = rest.v_SBGD = at::Tensor();
-  const RecomputeFunction function = [rest](at::TensorList inputs) {
-    AttentionRequest whole = rest;
-    whole.q_SBND = inputs[0];
-    whole.k_SBGD = inputs[1];
-    whole.v_SBGD = inputs[2];
-    return unfused_attention(whole);
-  };
-  return recompute(function, {request.q_SBND, request.k_SBGD, request.v_SBGD}, {});
 }
 
 struct Backend {
@@ -307,9 +141,9 @@ struct Backend {
 
 constexpr std::array<Backend, 5> backends = {{{"flash-cpu", flash_cpu_supports, flash_cpu},
                                               {"cudnn", cudnn_supports, cudnn},
+                                              {"flash-varlen", flash_varlen_supports, flash},
                                               {"flash", flash_supports, flash},
-                                              {"flash-window", flash_window_supports, flash_window},
-                                              {"math", math_supports, math}}};
+                                              {"math", math_supports, math_attention}}};
 
 const Backend& choose(const AttentionRequest& request) {
   const auto* found = std::find_if(backends.begin(), backends.end(),
@@ -319,6 +153,28 @@ const Backend& choose(const AttentionRequest& request) {
 }
 
 }  // namespace
+
+bool has_window(const AttentionRequest& request) {
+  return is_causal(request) && request.window > 0 && request.window < request.k_SBGD.size(0);
+}
+
+at::Tensor heads_first(const at::Tensor& x_SBND) {
+  return x_SBND.permute({1, 2, 0, 3});
+}
+
+at::Tensor merge_heads(const at::Tensor& y_BNSD) {
+  return y_BNSD.permute({2, 0, 1, 3}).reshape({y_BNSD.size(2), y_BNSD.size(0), -1});
+}
+
+at::Tensor repeat_groups(const at::Tensor& x_BGSD, int64_t heads) {
+  const int64_t groups = x_BGSD.size(1);
+  return groups == heads ? x_BGSD : x_BGSD.repeat_interleave(heads / groups, 1);
+}
+
+at::Tensor upcast_for_gemm(const at::Tensor& x, int64_t queries) {
+  constexpr int64_t many = 8;
+  return queries >= many ? cpu::upcast_if_emulated(x) : x;
+}
 
 at::Tensor attention(const AttentionRequest& request) {
   return choose(request).run(request);

@@ -36,7 +36,7 @@ struct AttentionRequest {
   double score_divisor = 1.0;
   double dropout = 0.0;
   DropoutKey dropout_key;
-  /// Shared by layers with equal lengths, so not by self- and cross-attention; null: not shared.
+  /// Shared by layers with the same queries; null: not shared.
   std::shared_ptr<DropoutRowIds> dropout_row_ids = nullptr;
   /// i64 [Sq] index of each query in the whole sequence of its sample, for dropout; undefined: the last Sq of
   /// Sk with a causal mask, else 0, 1, ...
@@ -53,7 +53,7 @@ struct AttentionRequest {
 /// -> [Sq, B, N * D], differentiable.
 at::Tensor attention(const AttentionRequest& request);
 
-/// Name of the backend that would run: "flash-cpu", "cudnn", "flash", "flash-window", "math".
+/// Name of the backend that would run: "flash-cpu", "cudnn", "flash", "flash-varlen", "math".
 std::string attention_backend(const AttentionRequest& request);
 
 }  // namespace teratron

@@ -1,0 +1,30 @@
+// What the backends of attention.cpp share; layers include attention.h.
+#pragma once
+
+#include "teratron/nn/attention/attention.h"
+
+namespace teratron {
+
+inline bool is_causal(const AttentionRequest& request) {
+  return request.mask == Mask::causal;
+}
+
+/// Whether the window hides any key.
+bool has_window(const AttentionRequest& request);
+
+/// [S, B, N, D] as [B, N, S, D].
+at::Tensor heads_first(const at::Tensor& x_SBND);
+/// [B, N, S, D] as [S, B, N * D].
+at::Tensor merge_heads(const at::Tensor& y_BNSD);
+/// Keys or values repeated for each query head of their group; x itself if groups have one head.
+at::Tensor repeat_groups(const at::Tensor& x_BGSD, int64_t heads);
+/// x, or x in f32 where that is faster: with many queries attention is bound by GEMMs, which some CPUs emulate in
+/// half precision, also in backward. With few queries it is bound by reading keys and values.
+at::Tensor upcast_for_gemm(const at::Tensor& x, int64_t queries);
+
+/// ATen's flash attention on the CPU: any mask, window and segments, in memory linear in the sequence length.
+at::Tensor flash_cpu(const AttentionRequest& request);
+/// GEMM, softmax, GEMM: everything, with stored scores.
+at::Tensor math_attention(const AttentionRequest& request);
+
+}  // namespace teratron

@@ -1,0 +1,187 @@
+#include <algorithm>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "teratron/base/error.h"
+#include "teratron/nn/attention/backend.h"
+
+namespace teratron {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct TokenSpan {
+  int64_t begin = 0, end = 0;
+  int64_t size() const { return end - begin; }
+};
+
+// One call of ATen's kernel, whose own causal mask is the diagonal from the first query and key on. Every query
+// sees at least one of the keys.
+struct FlashCall {
+  TokenSpan samples, queries, keys;
+  bool causal = false;
+  at::Tensor mask;  // added to the scores; undefined: zeros
+
+  at::Tensor of_queries(const at::Tensor& x_BNSD) const { return part(x_BNSD, queries); }
+  at::Tensor of_keys(const at::Tensor& x_BNSD) const { return part(x_BNSD, keys); }
+  std::optional<at::Tensor> optional_mask() const {
+    return mask.defined() ? std::optional(mask) : std::nullopt;
+  }
+
+ private:
+  at::Tensor part(const at::Tensor& x_BNSD, const TokenSpan& tokens) const {
+    return x_BNSD.narrow(0, samples.begin, samples.size()).narrow(2, tokens.begin, tokens.size());
+  }
+};
+
+// Splits a request into calls: one per segment, but for a causal mask with a window or with other numbers of keys
+// than queries, one per block of queries. The keys that a block sees are a band along the diagonal: `band_`
+// [block_, width_ - 1 + block_] masks keys from width_ - 1 before the first query's diagonal on.
+class Splitter {
+ public:
+  Splitter(const AttentionRequest& request, at::ScalarType type) : request_(request) {
+    const int64_t keys = request.k_SBGD.size(0);
+    width_ = has_window(request) ? request.window : keys;
+    block_ = std::clamp<int64_t>(width_, 64, 512);
+    options_ = request.q_SBND.options().dtype(type).requires_grad(false);
+  }
+
+  std::vector<FlashCall> split() {
+    const int64_t batch = request_.q_SBND.size(1), queries = request_.q_SBND.size(0),
+                  keys = request_.k_SBGD.size(0);
+    if (!request_.segments.defined()) {
+      add({.samples = {0, batch}, .queries = {0, queries}, .keys = {0, keys}});
+      return std::move(calls_);
+    }
+    const std::vector<int64_t> q = bounds(request_.segments.cu_seqlens_q, batch * queries),
+                               k = bounds(request_.segments.keys(), batch * keys);
+    TERATRON_ASSERT(q.size() == k.size(), "{} query and {} key segments", q.size() - 1, k.size() - 1);
+    for (size_t i = 0; i + 1 < q.size(); ++i) {
+      if (q[i] == q[i + 1] || k[i] == k[i + 1]) continue;
+      const int64_t b = q[i] / queries;
+      const FlashCall segment{.samples = {b, b + 1},
+                              .queries = {q[i] - b * queries, q[i + 1] - b * queries},
+                              .keys = {k[i] - b * keys, k[i + 1] - b * keys}};
+      TERATRON_ASSERT(segment.queries.end <= queries && segment.keys.begin >= 0 && segment.keys.end <= keys,
+                      "segment {} spans two samples", i);
+      add(segment);
+    }
+    return std::move(calls_);
+  }
+
+ private:
+  static std::vector<int64_t> bounds(const at::Tensor& cu_seqlens, int64_t tokens) {
+    TERATRON_ASSERT(cu_seqlens.scalar_type() == at::kInt && cu_seqlens.dim() == 1 &&
+                    cu_seqlens.is_contiguous());
+    const auto* first = cu_seqlens.const_data_ptr<int32_t>();
+    std::vector<int64_t> result(first, first + cu_seqlens.numel());
+    TERATRON_ASSERT(result.size() > 1 && result.front() == 0 && result.back() == tokens &&
+                        std::is_sorted(result.begin(), result.end()),
+                    "bounds of segments over {} tokens", tokens);
+    return result;
+  }
+
+  void add(FlashCall segment) {
+    const int64_t queries = segment.queries.size(), keys = segment.keys.size();
+    segment.causal = is_causal(request_);
+    if (!segment.causal || (queries == keys && keys <= width_)) {
+      calls_.push_back(std::move(segment));
+      return;
+    }
+    // Queries with more keys than themselves before them have no key: their outputs stay zero.
+    const int64_t shift = segment.keys.end - segment.queries.end;
+    const int64_t first = std::max(segment.queries.begin, segment.keys.begin - shift);
+    for (int64_t begin = first; begin < segment.queries.end; begin += block_) {
+      const int64_t end = std::min(begin + block_, segment.queries.end);
+      FlashCall call{.samples = segment.samples, .queries = {begin, end}};
+      call.keys = {std::max(segment.keys.begin, begin + shift - width_ + 1), end + shift};
+      if (end - begin > 1) call.mask = band(call, begin + shift - width_ + 1);
+      calls_.push_back(std::move(call));
+    }
+  }
+
+  at::Tensor band(const FlashCall& call, int64_t first_key) {
+    if (!band_.defined()) {
+      const at::Tensor hidden = at::ones({block_, width_ - 1 + block_}, options_.dtype(at::kBool));
+      band_ = at::zeros(hidden.sizes(), options_)
+                  .masked_fill_(hidden.triu(0).tril_(width_ - 1).logical_not_(),
+                                -std::numeric_limits<double>::infinity());
+    }
+    return band_.narrow(0, 0, call.queries.size()).narrow(1, call.keys.begin - first_key, call.keys.size());
+  }
+
+  const AttentionRequest& request_;
+  int64_t width_ = 0;  // keys that a query sees at most
+  int64_t block_ = 0;  // queries of a call with a band
+  at::TensorOptions options_;
+  at::Tensor band_;
+  std::vector<FlashCall> calls_;
+};
+
+struct FlashCalls : torch::CustomClassHolder {
+  std::vector<FlashCall> list;
+  double scale = 1.0;
+};
+
+// Outputs and gradients of tokens without a call are zero.
+struct FlashCpu : torch::autograd::Function<FlashCpu> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v, const c10::intrusive_ptr<FlashCalls>& calls) {
+    const at::Tensor y_SBND = at::zeros({q.size(2), q.size(0), q.size(1), q.size(3)}, q.options());
+    const at::Tensor y = heads_first(y_SBND);
+    variable_list saved{q, k, v, y};
+    for (const FlashCall& call : calls->list) {
+      const auto [out, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(
+          call.of_queries(q), call.of_keys(k), call.of_keys(v), 0.0, call.causal, call.optional_mask(),
+          calls->scale);
+      call.of_queries(y).copy_(out);
+      saved.push_back(logsumexp);
+    }
+    context->save_for_backward(std::move(saved));
+    context->saved_data["calls"] = c10::IValue::make_capsule(calls);
+    return y_SBND.flatten(2);
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2], &y = saved[3];
+    const at::Tensor dy = heads_first(gradients[0].contiguous().unflatten(2, {q.size(1), q.size(3)}));
+    const auto holder = context->saved_data["calls"].toCapsule();
+    const auto& calls = static_cast<const FlashCalls&>(*holder);
+    const at::Tensor dq = at::zeros_like(q), dk = at::zeros_like(k), dv = at::zeros_like(v);
+    for (size_t i = 0; i < calls.list.size(); ++i) {
+      const FlashCall& call = calls.list[i];
+      const auto [q_part, k_part, v_part] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+          call.of_queries(dy), call.of_queries(q), call.of_keys(k), call.of_keys(v), call.of_queries(y),
+          saved[4 + i], 0.0, call.causal, call.optional_mask(), calls.scale);
+      call.of_queries(dq).copy_(q_part);
+      call.of_keys(dk).add_(k_part);
+      call.of_keys(dv).add_(v_part);
+    }
+    return {dq, dk, dv, at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor flash_cpu(const AttentionRequest& request) {
+  const int64_t queries = request.q_SBND.size(0);
+  const at::Tensor q = upcast_for_gemm(heads_first(request.q_SBND), queries);
+  const at::Tensor k = repeat_groups(upcast_for_gemm(heads_first(request.k_SBGD), queries), q.size(1));
+  const at::Tensor v = repeat_groups(upcast_for_gemm(heads_first(request.v_SBGD), queries), q.size(1));
+  auto calls = c10::make_intrusive<FlashCalls>();
+  calls->list = Splitter(request, q.scalar_type()).split();
+  calls->scale = request.scale;
+  if (calls->list.size() != 1 || calls->list[0].of_queries(q).sizes() != q.sizes()) {
+    return FlashCpu::apply(q, k, v, calls).to(request.q_SBND.scalar_type());
+  }
+  const FlashCall& whole = calls->list[0];
+  const at::Tensor y_BNSD = std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
+      q, whole.of_keys(k), whole.of_keys(v), 0.0, whole.causal, whole.optional_mask(), request.scale));
+  return merge_heads(y_BNSD.to(request.q_SBND.scalar_type()));
+}
+
+}  // namespace teratron

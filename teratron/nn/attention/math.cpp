@@ -1,0 +1,140 @@
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "teratron/base/error.h"
+#include "teratron/kernels/attention/softmax.h"
+#include "teratron/nn/attention/backend.h"
+#include "teratron/nn/autograd.h"
+#include "teratron/nn/recompute.h"
+
+namespace teratron {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Scaled masked softmax with dropout; saves the probabilities.
+struct Softmax : torch::autograd::Function<Softmax> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
+                            const SoftmaxOptions& options) {
+    const SoftmaxOutput output = softmax_forward(scores, options);
+    context->save_for_backward({output.probabilities, options.dropout.where.rows});
+    context->saved_data["scale"] = options.scale;
+    save_dropout(context, options.dropout);
+    return output.y;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const variable_list saved = context->get_saved_variables();
+    const SoftmaxOptions options{.scale = context->saved_data["scale"].toDouble(),
+                                 .dropout = saved_dropout(context, saved[1])};
+    return {softmax_backward(gradients[0].contiguous(), saved[0], options), at::Tensor()};
+  }
+};
+
+// Global ids of the score rows (sample, head, query), counted through the run.
+at::Tensor score_row_ids(const AttentionRequest& request) {
+  const at::Tensor& q = request.q_SBND;
+  const at::Tensor& sample_ids_B = request.dropout_key.sample_ids_B;
+  TERATRON_ASSERT(sample_ids_B.defined() && sample_ids_B.numel() == q.size(1), "dropout without sample ids");
+  const at::TensorOptions i64 = sample_ids_B.options();
+  const int64_t queries = q.size(0), keys = request.k_SBGD.size(0);
+  const int64_t length = request.sequence_length > 0 ? request.sequence_length
+                         : is_causal(request)        ? keys
+                                                     : queries;
+  const at::Tensor row_S = request.query_rows_S.defined()
+                               ? request.query_rows_S
+                               : at::arange(queries, i64) + (is_causal(request) ? keys - queries : 0);
+  const at::Tensor head_N = at::arange(q.size(2), i64) + request.head_offset;
+  const at::Tensor sample_head = (sample_ids_B * request.total_heads).unsqueeze(1) + head_N;
+  return (sample_head * length).unsqueeze(2).add(row_S).reshape(-1);
+}
+
+at::Tensor shared_score_row_ids(const AttentionRequest& request) {
+  if (!request.dropout_row_ids) return score_row_ids(request);
+  at::Tensor& rows = request.dropout_row_ids->scores;
+  if (!rows.defined()) rows = score_row_ids(request);
+  TERATRON_ASSERT(rows.numel() == request.q_SBND.numel() / request.q_SBND.size(3));
+  return rows;
+}
+
+// Without segments: [1, Sq].
+KeyRange key_range(const AttentionRequest& request) {
+  const int64_t batch = request.q_SBND.size(1), queries = request.q_SBND.size(0),
+                keys = request.k_SBGD.size(0);
+  KeyRange range;
+  if (request.segments.defined()) {
+    range = visible_keys(request.segments, {batch, queries, keys}, is_causal(request));
+  } else {
+    const at::TensorOptions i32 = request.q_SBND.options().dtype(at::kInt).requires_grad(false);
+    range.begin_BS = at::zeros({1, queries}, i32);
+    range.end_BS = at::arange(keys - queries + 1, keys + 1, i32).unsqueeze(0);
+  }
+  if (has_window(request)) range.begin_BS = at::maximum(range.begin_BS, range.end_BS - request.window);
+  return range;
+}
+
+// Whether the softmax's own causal mask serves all segments; other key lengths shift each one's diagonal.
+bool has_one_diagonal(const AttentionRequest& request) {
+  return is_causal(request) && !request.segments.cu_seqlens_k.defined();
+}
+
+// True for keys that segments, the window and a causal mask of several diagonals hide: [B or 1, 1, Sq, Sk].
+at::Tensor hidden_keys(const AttentionRequest& request) {
+  if (!request.segments.defined() && !has_window(request)) return {};
+  const KeyRange range = key_range(request);
+  const at::Tensor key_S = at::arange(request.k_SBGD.size(0), range.begin_BS.options());
+  at::Tensor hidden_BSS = key_S.lt(range.begin_BS.unsqueeze(-1));
+  if (!has_one_diagonal(request)) {
+    hidden_BSS = hidden_BSS.logical_or_(key_S.ge(range.end_BS.unsqueeze(-1)));
+  }
+  return hidden_BSS.unsqueeze(1);
+}
+
+// factor * Q K^T; half precision rounds after the factor.
+at::Tensor scaled_scores(const at::Tensor& q_BNSD, const at::Tensor& k_BNSD, double factor) {
+  const int64_t queries = q_BNSD.size(2);
+  const at::Tensor q = upcast_for_gemm(q_BNSD.flatten(0, 1), queries),
+                   k = upcast_for_gemm(k_BNSD.flatten(0, 1), queries);
+  const at::Tensor unused = at::empty({1, 1, 1}, q.options().requires_grad(false));
+  const at::Tensor scores = at::baddbmm(unused, q, k.transpose(1, 2), /*beta=*/0.0, /*alpha=*/factor);
+  return scores.to(q_BNSD.scalar_type()).unflatten(0, {q_BNSD.size(0), q_BNSD.size(1)});
+}
+
+at::Tensor unfused_attention(const AttentionRequest& request) {
+  const at::Tensor q = heads_first(request.q_SBND);
+  const at::Tensor k = repeat_groups(heads_first(request.k_SBGD), q.size(1));
+  const at::Tensor v = repeat_groups(heads_first(request.v_SBGD), q.size(1));
+  const SoftmaxOptions options{
+      .scale = request.score_divisor,
+      .causal = has_one_diagonal(request),
+      .mask = hidden_keys(request),
+      .slopes = request.alibi_slopes,
+      .dropout = {.p = request.dropout,
+                  .key = {request.dropout_key.seed, request.dropout_key.site},
+                  .where = {.rows = request.dropout > 0.0 ? shared_score_row_ids(request) : at::Tensor()}}};
+  const at::Tensor scores = scaled_scores(q, k, request.scale / request.score_divisor);
+  const at::Tensor weights = Softmax::apply(scores, options);
+  const int64_t queries = q.size(2);
+  return merge_heads(
+      at::matmul(upcast_for_gemm(weights, queries), upcast_for_gemm(v, queries)).to(v.scalar_type()));
+}
+
+}  // namespace
+
+at::Tensor math_attention(const AttentionRequest& request) {
+  if (!request.recompute) return unfused_attention(request);
+  AttentionRequest rest = request;
+  rest.q_SBND = rest.k_SBGD = rest.v_SBGD = at::Tensor();
+  const RecomputeFunction function = [rest](at::TensorList inputs) {
+    AttentionRequest whole = rest;
+    whole.q_SBND = inputs[0];
+    whole.k_SBGD = inputs[1];
+    whole.v_SBGD = inputs[2];
+    return unfused_attention(whole);
+  };
+  return recompute(function, {request.q_SBND, request.k_SBGD, request.v_SBGD}, {});
+}
+
+}  // namespace teratron
