@@ -99,6 +99,17 @@ TEST(Attention, NoTwoScoreRowsShareADropoutMask) {
   }
 }
 
+TEST(Attention, QueriesWithoutKeys) {
+  const AttentionCase c{
+      .queries = 4, .keys = 6, .mask = Mask::full, .cu_seqlens_q = {0, 4, 4}, .cu_seqlens_k = {0, 0, 6}};
+  const AttentionSample sample = random_sample(c, at::kFloat);
+  for (const AttentionRequest& request : {request_of(c, sample, 1.0), by_math(request_of(c, sample, 1.0))}) {
+    const AttentionResult result = run_attention(request, sample.dy_SBF);
+    for (const at::Tensor& x : {result.y_SBF, result.dq, result.dk, result.dv})
+      EXPECT_EQ(x.abs().max().item<double>(), 0.0);
+  }
+}
+
 TEST(Attention, RejectsSegmentsThatDoNotFit) {
   AttentionCase c{.queries = 8, .keys = 8, .batch = 2};
   const AttentionSample sample = random_sample(c, at::kFloat);

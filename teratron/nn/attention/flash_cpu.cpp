@@ -1,6 +1,8 @@
 #include <algorithm>
 
 #include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
+#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "teratron/base/error.h"
@@ -13,7 +15,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-struct TokenSpan {
+struct Span {
   int64_t begin = 0, end = 0;
   int64_t size() const { return end - begin; }
 };
@@ -21,19 +23,12 @@ struct TokenSpan {
 // One call of ATen's kernel, whose own causal mask is the diagonal from the first query and key on. Every query
 // sees at least one of the keys.
 struct FlashCall {
-  TokenSpan samples, queries, keys;
+  Span samples, queries, keys;
   bool causal = false;
   at::Tensor mask;  // added to the scores; undefined: zeros
 
-  at::Tensor of_queries(const at::Tensor& x_BNSD) const { return part(x_BNSD, queries); }
-  at::Tensor of_keys(const at::Tensor& x_BNSD) const { return part(x_BNSD, keys); }
   std::optional<at::Tensor> optional_mask() const {
     return mask.defined() ? std::optional(mask) : std::nullopt;
-  }
-
- private:
-  at::Tensor part(const at::Tensor& x_BNSD, const TokenSpan& tokens) const {
-    return x_BNSD.narrow(0, samples.begin, samples.size()).narrow(2, tokens.begin, tokens.size());
   }
 };
 
@@ -126,41 +121,74 @@ struct FlashCalls : torch::CustomClassHolder {
   double scale = 1.0;
 };
 
+// Some heads of one sample of a call.
+struct FlashPart {
+  const FlashCall& call;
+  int64_t sample = 0;
+  Span heads;
+
+  at::Tensor of_queries(const at::Tensor& x_BNSD) const { return slice(x_BNSD, call.queries); }
+  at::Tensor of_keys(const at::Tensor& x_BNSD) const { return slice(x_BNSD, call.keys); }
+
+ private:
+  at::Tensor slice(const at::Tensor& x_BNSD, const Span& tokens) const {
+    return x_BNSD.narrow(0, sample, 1)
+        .narrow(1, heads.begin, heads.size())
+        .narrow(2, tokens.begin, tokens.size());
+  }
+};
+
+// Every call, in parallel over samples and heads: one parallel region for many short segments.
+template <typename Function>
+void for_each_part(const FlashCalls& calls, const at::Tensor& q_BNSD, const Function& function) {
+  const int64_t heads = q_BNSD.size(1);
+  at::parallel_for(0, q_BNSD.size(0) * heads, 1, [&](int64_t begin, int64_t end) {
+    const at::NoGradGuard no_grad;  // a thread of its own has not inherited it
+    for (int64_t sample = begin / heads; sample * heads < end; ++sample) {
+      const int64_t first = sample * heads;
+      const Span part{std::max(begin - first, int64_t{0}), std::min(end - first, heads)};
+      for (const FlashCall& call : calls.list) {
+        if (sample >= call.samples.begin && sample < call.samples.end) function({call, sample, part});
+      }
+    }
+  });
+}
+
 // Outputs and gradients of tokens without a call are zero.
 struct FlashCpu : torch::autograd::Function<FlashCpu> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const c10::intrusive_ptr<FlashCalls>& calls) {
     const at::Tensor y_SBND = at::zeros({q.size(2), q.size(0), q.size(1), q.size(3)}, q.options());
     const at::Tensor y = heads_first(y_SBND);
-    variable_list saved{q, k, v, y};
-    for (const FlashCall& call : calls->list) {
-      const auto [out, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(
-          call.of_queries(q), call.of_keys(k), call.of_keys(v), 0.0, call.causal, call.optional_mask(),
-          calls->scale);
-      call.of_queries(y).copy_(out);
-      saved.push_back(logsumexp);
-    }
-    context->save_for_backward(std::move(saved));
+    const at::Tensor logsumexp =
+        at::empty({q.size(0), q.size(1), q.size(2)}, q.options().dtype(at::toOpMathType(q.scalar_type())));
+    for_each_part(*calls, q, [&](const FlashPart& part) {
+      const auto [out, sums] = at::_scaled_dot_product_flash_attention_for_cpu(
+          part.of_queries(q), part.of_keys(k), part.of_keys(v), 0.0, part.call.causal,
+          part.call.optional_mask(), calls->scale);
+      part.of_queries(y).copy_(out);
+      part.of_queries(logsumexp).copy_(sums);
+    });
+    context->save_for_backward({q, k, v, y, logsumexp});
     context->saved_data["calls"] = c10::IValue::make_capsule(calls);
     return y_SBND.flatten(2);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2], &y = saved[3];
+    const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2], &y = saved[3], &logsumexp = saved[4];
     const at::Tensor dy = heads_first(gradients[0].contiguous().unflatten(2, {q.size(1), q.size(3)}));
     const auto holder = context->saved_data["calls"].toCapsule();
     const auto& calls = static_cast<const FlashCalls&>(*holder);
     const at::Tensor dq = at::zeros_like(q), dk = at::zeros_like(k), dv = at::zeros_like(v);
-    for (size_t i = 0; i < calls.list.size(); ++i) {
-      const FlashCall& call = calls.list[i];
-      const auto [q_part, k_part, v_part] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-          call.of_queries(dy), call.of_queries(q), call.of_keys(k), call.of_keys(v), call.of_queries(y),
-          saved[4 + i], 0.0, call.causal, call.optional_mask(), calls.scale);
-      call.of_queries(dq).copy_(q_part);
-      call.of_keys(dk).add_(k_part);
-      call.of_keys(dv).add_(v_part);
-    }
+    for_each_part(calls, q, [&](const FlashPart& part) {
+      const auto [dq_part, dk_part, dv_part] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+          part.of_queries(dy), part.of_queries(q), part.of_keys(k), part.of_keys(v), part.of_queries(y),
+          part.of_queries(logsumexp), 0.0, part.call.causal, part.call.optional_mask(), calls.scale);
+      part.of_queries(dq).copy_(dq_part);
+      part.of_keys(dk).add_(dk_part);
+      part.of_keys(dv).add_(dv_part);
+    });
     return {dq, dk, dv, at::Tensor()};
   }
 };
@@ -175,12 +203,16 @@ at::Tensor flash_cpu(const AttentionRequest& request) {
   auto calls = c10::make_intrusive<FlashCalls>();
   calls->list = Splitter(request, q.scalar_type()).split();
   calls->scale = request.scale;
-  if (calls->list.size() != 1 || calls->list[0].of_queries(q).sizes() != q.sizes()) {
+  const auto is_whole = [&](const FlashCall& call) {
+    return call.samples.size() == q.size(0) && call.queries.size() == queries;
+  };
+  if (calls->list.size() != 1 || !is_whole(calls->list[0])) {
     return FlashCpu::apply(q, k, v, calls).to(request.q_SBND.scalar_type());
   }
   const FlashCall& whole = calls->list[0];
   const at::Tensor y_BNSD = std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
-      q, whole.of_keys(k), whole.of_keys(v), 0.0, whole.causal, whole.optional_mask(), request.scale));
+      q, k.narrow(2, whole.keys.begin, whole.keys.size()), v.narrow(2, whole.keys.begin, whole.keys.size()),
+      0.0, whole.causal, whole.optional_mask(), request.scale));
   return merge_heads(y_BNSD.to(request.q_SBND.scalar_type()));
 }
 
