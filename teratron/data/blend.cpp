@@ -179,7 +179,7 @@ BlendedDataset::BlendedDataset(Parts parts, BlendIndex index)
   }
 }
 
-void BlendedDataset::get(int64_t i, Sample& sample) const {
+void BlendedDataset::get(int64_t i, const Sample& sample) const {
   TERATRON_ASSERT(i >= 0 && i < size(), "sample {} of {}", i, size());
   parts_[static_cast<size_t>(index_.dataset_index[i])]->get(index_.dataset_sample_index[i], sample);
 }

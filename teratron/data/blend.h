@@ -53,8 +53,7 @@ class BlendedDataset : public Dataset {
   BlendedDataset(Parts parts, BlendIndex index);
 
   int64_t size() const override { return static_cast<int64_t>(index_.dataset_index.size()); }
-  int64_t sequence_length() const override { return parts_.front()->sequence_length(); }
-  void get(int64_t i, Sample& sample) const override;
+  void get(int64_t i, const Sample& sample) const override;
   std::string describe() const override;
 
   const BlendIndex& index() const { return index_; }

@@ -9,6 +9,7 @@
 #include "teratron/data/indexed/indexed_dataset_builder.h"
 #include "teratron/models/gpt/data/gpt_builder.h"
 #include "teratron/testing/fixtures.h"
+#include "teratron/testing/samples.h"
 
 namespace teratron {
 namespace {
@@ -142,9 +143,7 @@ void expect_split(const Dataset* built, const json& expected) {
     EXPECT_EQ(dynamic_cast<const BlendedDataset*>(built), nullptr);
   }
   for (const json& c : expected.value("samples", json::array())) {
-    Sample sample;
-    built->get(c["i"], sample);
-    EXPECT_EQ(json(sample.tokens), c["tokens"]);
+    EXPECT_EQ(json(read_sample(*built, c["i"], static_cast<int64_t>(c["tokens"].size())).tokens), c["tokens"]);
   }
 }
 
@@ -155,7 +154,7 @@ TEST(GPTBuilder, MatchesMegatron) {
       TemporaryFolder folder;
       GPTDataOptions options = builder_options(c);
       if (cached) options.cache_path = folder / "cache";
-      const GPTDatasets built = build_gpt_datasets(options);
+      const Datasets built = build_gpt_datasets(options);
       expect_split(built.train.get(), c["splits"]["train"]);
       expect_split(built.valid.get(), c["splits"]["valid"]);
       expect_split(built.test.get(), c["splits"]["test"]);
@@ -198,7 +197,7 @@ TEST(GPTBuilder, InvalidOptions) {
 TEST(GPTBuilder, SplitsWithoutSequences) {
   const std::string one = fixture("corpora/one").string();
   GPTDataOptions options{.data_path = {one}, .split = "969,30,1", .sequence_length = 4, .samples = {5, 5, 5}};
-  const GPTDatasets built = build_gpt_datasets(options);
+  const Datasets built = build_gpt_datasets(options);
   EXPECT_NE(built.train, nullptr);
   EXPECT_EQ(built.valid, nullptr);
   EXPECT_EQ(built.test, nullptr);
@@ -240,7 +239,7 @@ TEST(GPTBuilder, DataPathsFromFiles) {
 TEST(GPTBuilder, MockData) {
   const GPTDataOptions options{
       .mock_data = true, .sequence_length = 8, .samples = {7, 3, 0}, .masks = {.vocab_size = 50}};
-  const GPTDatasets built = build_gpt_datasets(options);
+  const Datasets built = build_gpt_datasets(options);
   EXPECT_EQ(built.train->size(), 7);
   EXPECT_EQ(built.valid->size(), 3);
   EXPECT_EQ(built.test, nullptr);

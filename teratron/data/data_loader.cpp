@@ -9,27 +9,10 @@ namespace teratron {
 
 namespace {
 
-template <typename T>
-void append(std::vector<T>& to, const std::vector<T>& from) {
-  to.insert(to.end(), from.begin(), from.end());
-}
-
-Batch read_batch(const Dataset& dataset, const std::vector<int64_t>& indices) {
-  Batch batch;
-  batch.micro_batch = static_cast<int64_t>(indices.size());
-  batch.seq_length = dataset.sequence_length();
-  Sample sample;
-  for (const int64_t index : indices) {
-    dataset.get(index, sample);
-    append(batch.tokens, sample.tokens);
-    append(batch.labels, sample.labels);
-    append(batch.position_ids, sample.position_ids);
-    append(batch.loss_mask, sample.loss_mask);
-    append(batch.segment_start, sample.segment_start);
-  }
-  const bool reset = std::any_of(batch.segment_start.begin(), batch.segment_start.end(),
-                                 [](int32_t start) { return start != 0; });
-  if (!reset) batch.segment_start.clear();
+Batch read_batch(const Dataset& dataset, const BatchSchema& schema, const std::vector<int64_t>& indices) {
+  Batch batch(schema, static_cast<int64_t>(indices.size()));
+  for (size_t i = 0; i < indices.size(); ++i)
+    dataset.get(indices[i], batch.sample(static_cast<int64_t>(i)));
   return batch;
 }
 
@@ -42,14 +25,16 @@ std::unique_ptr<BatchSampler> build_sampler(const Dataset& dataset, BatchSampler
 
 }  // namespace
 
-DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, const DataLoaderOptions& options)
+DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, BatchSchema schema,
+                       const DataLoaderOptions& options)
     : dataset_(std::move(dataset)),
+      schema_(std::move(schema)),
       sampler_(build_sampler(*dataset_, options.sampler)),
       cyclic_(options.sampler.kind == SamplerKind::cyclic),
       batches_(
           options.num_workers, int64_t{options.num_workers} * std::max(options.prefetch_factor, 1),
           [this] { return next_indices(); },
-          [this](const std::vector<int64_t>& indices) { return read_batch(*dataset_, indices); }) {}
+          [this](const std::vector<int64_t>& indices) { return read_batch(*dataset_, schema_, indices); }) {}
 
 /// A cyclic sampler returns nothing at the end of an epoch and starts the next one when called again.
 std::optional<std::vector<int64_t>> DataLoader::next_indices() {

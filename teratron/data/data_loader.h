@@ -12,16 +12,6 @@
 
 namespace teratron {
 
-/// One micro-batch; every vector is [micro_batch * seq_length], sample by sample.
-struct Batch {
-  int64_t micro_batch = 0;
-  int64_t seq_length = 0;
-  std::vector<int64_t> tokens, labels, position_ids;
-  std::vector<float> loss_mask;
-  /// Per token the first position of its sequence that it attends to; empty if no attention is reset.
-  std::vector<int32_t> segment_start;
-};
-
 struct DataLoaderOptions {
   BatchSamplerOptions sampler;  // total_samples 0: the whole dataset
   int num_workers = 2;          // 0: next() reads
@@ -31,7 +21,8 @@ struct DataLoaderOptions {
 /// The batches and their order do not depend on the number of workers. Not thread-safe.
 class DataLoader {
  public:
-  DataLoader(std::shared_ptr<const Dataset> dataset, const DataLoaderOptions& options);
+  /// Reads the columns of `schema`.
+  DataLoader(std::shared_ptr<const Dataset> dataset, BatchSchema schema, const DataLoaderOptions& options);
 
   /// The next micro-batch; nothing at the end of a single pass (cyclic never ends). An error while reading a
   /// batch (UserError(data), Fault) is thrown in its place.
@@ -41,6 +32,7 @@ class DataLoader {
   std::optional<std::vector<int64_t>> next_indices();
 
   std::shared_ptr<const Dataset> dataset_;
+  BatchSchema schema_;
   std::unique_ptr<BatchSampler> sampler_;
   bool cyclic_;
   OrderedParallelMap<std::vector<int64_t>, Batch> batches_;  // last: its threads use the members above

@@ -66,6 +66,8 @@ TEST(BatchSampler, CyclicNeedsWholeSteps) {
   EXPECT_THROW(build_batch_sampler(options), UserError);
 }
 
+const BatchSchema plain_schema = gpt_schema(6, {});
+
 std::shared_ptr<const Dataset> mock(int64_t samples) {
   return std::make_shared<MockGPTDataset>(
       MockGPTDataset::Options{.samples = samples, .sequence_length = 6, .vocab_size = 1000});
@@ -76,10 +78,10 @@ std::vector<std::vector<int64_t>> tokens_of(DataLoader& loader, size_t limit) {
   while (all.size() < limit) {
     const auto batch = loader.next();
     if (!batch) break;
-    EXPECT_EQ(batch->tokens.size(), static_cast<size_t>(batch->micro_batch * batch->seq_length));
-    EXPECT_EQ(batch->loss_mask.size(), batch->tokens.size());
-    EXPECT_TRUE(batch->segment_start.empty());
-    all.push_back(batch->tokens);
+    const std::span<const int64_t> tokens = batch->values<int64_t>("tokens");
+    EXPECT_EQ(tokens.size(), static_cast<size_t>(batch->samples() * 6));
+    EXPECT_EQ(batch->values<float>("loss_mask").size(), tokens.size());
+    all.emplace_back(tokens.begin(), tokens.end());
   }
   return all;
 }
@@ -88,12 +90,12 @@ TEST(DataLoader, SameBatchesForAnyNumberOfWorkers) {
   for (const auto kind : {SamplerKind::single, SamplerKind::cyclic}) {
     DataLoaderOptions options{.sampler = {.kind = kind, .micro_batch_size = 3, .dp_rank = 1, .dp_size = 2},
                               .num_workers = 0};
-    DataLoader serial(mock(100), options);
+    DataLoader serial(mock(100), plain_schema, options);
     const auto expected = tokens_of(serial, 60);
     EXPECT_EQ(expected.size(), kind == SamplerKind::single ? 16u : 60u);
     for (const int workers : {1, 2, 5}) {
       options.num_workers = workers;
-      DataLoader loader(mock(100), options);
+      DataLoader loader(mock(100), plain_schema, options);
       EXPECT_EQ(tokens_of(loader, 60), expected);
       if (kind == SamplerKind::single) {
         EXPECT_FALSE(loader.next());
@@ -106,11 +108,11 @@ TEST(DataLoader, SameBatchesForAnyNumberOfWorkers) {
 TEST(DataLoader, ResumeFromConsumedSamples) {
   for (const auto kind : {SamplerKind::single, SamplerKind::cyclic}) {
     DataLoaderOptions options{.sampler = {.kind = kind, .micro_batch_size = 2, .dp_rank = 2, .dp_size = 3}};
-    DataLoader whole(mock(200), options);
+    DataLoader whole(mock(200), plain_schema, options);
     const auto expected = tokens_of(whole, 30);
     for (const int64_t steps : {1, 7, 29}) {
       options.sampler.consumed_samples = steps * 6;
-      DataLoader resumed(mock(200), options);
+      DataLoader resumed(mock(200), plain_schema, options);
       const auto rest = tokens_of(resumed, 30 - steps);
       EXPECT_EQ(rest, std::vector(expected.begin() + steps, expected.end()));
     }
@@ -124,17 +126,19 @@ TEST(DataLoader, ReturnsSegmentStarts) {
                          .samples = {50, 0, 0}};
   options.masks = {.eod_id = 99, .reset_attention_mask = true, .vocab_size = 100};
   const auto train = build_gpt_datasets(options).train;
-  DataLoader loader(train, {.sampler = {.micro_batch_size = 4}});
+  DataLoader loader(train, gpt_schema(8, options.masks), {.sampler = {.micro_batch_size = 4}});
   bool any = false;
   for (int i = 0; i < 12; ++i) {
     const auto batch = loader.next();
     ASSERT_TRUE(batch);
-    for (size_t t = 0; t < batch->segment_start.size(); ++t) {
-      const auto start = static_cast<size_t>(batch->segment_start[t]);
+    const std::span<const int32_t> starts = batch->values<int32_t>("segment_start");
+    const std::span<const int64_t> tokens = batch->values<int64_t>("tokens");
+    for (size_t t = 0; t < starts.size(); ++t) {
+      const auto start = static_cast<size_t>(starts[t]);
       const size_t row = t / 8 * 8;
       EXPECT_LE(row + start, t);
       if (start > 0) {
-        EXPECT_EQ(batch->tokens[row + start - 1], 99);
+        EXPECT_EQ(tokens[row + start - 1], 99);
       }
       any = any || start > 0;
     }
@@ -145,7 +149,7 @@ TEST(DataLoader, ReturnsSegmentStarts) {
 class FailingDataset : public MockGPTDataset {
  public:
   FailingDataset() : MockGPTDataset({.samples = 100, .sequence_length = 4, .vocab_size = 10}) {}
-  void get(int64_t i, Sample& sample) const override {
+  void get(int64_t i, const Sample& sample) const override {
     if (i == 13) throw data_error({.what = "sample 13 is bad"});
     MockGPTDataset::get(i, sample);
   }
@@ -153,7 +157,7 @@ class FailingDataset : public MockGPTDataset {
 
 TEST(DataLoader, ErrorsAreThrownInPlaceOfTheirBatch) {
   for (const int workers : {0, 1, 3}) {
-    DataLoader loader(std::make_shared<FailingDataset>(),
+    DataLoader loader(std::make_shared<FailingDataset>(), gpt_schema(4, {}),
                       {.sampler = {.micro_batch_size = 2}, .num_workers = workers});
     for (int i = 0; i < 6; ++i) EXPECT_TRUE(loader.next());
     EXPECT_THROW(loader.next(), UserError);
@@ -163,7 +167,7 @@ TEST(DataLoader, ErrorsAreThrownInPlaceOfTheirBatch) {
 
 TEST(DataLoader, MayBeDestroyedAtAnyTime) {
   for (int taken = 0; taken < 4; ++taken) {
-    DataLoader loader(mock(1000),
+    DataLoader loader(mock(1000), plain_schema,
                       {.sampler = {.micro_batch_size = 2}, .num_workers = 3, .prefetch_factor = 4});
     for (int i = 0; i < taken; ++i) loader.next();
   }

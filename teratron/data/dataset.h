@@ -1,31 +1,30 @@
 // Map-style dataset of training samples.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
-#include <vector>
+
+#include "teratron/data/batch.h"
 
 namespace teratron {
-
-/// One sequence of a decoder-only model. All vectors have sequence_length entries.
-struct Sample {
-  std::vector<int64_t> tokens;
-  std::vector<int64_t> labels;
-  std::vector<int64_t> position_ids;
-  std::vector<float> loss_mask;        // 0: the label is ignored
-  std::vector<int32_t> segment_start;  // first position that each token attends to
-};
 
 /// A sequence of samples in a fixed order. Thread-safe.
 class Dataset {
  public:
   virtual ~Dataset() = default;
   virtual int64_t size() const = 0;
-  virtual int64_t sequence_length() const = 0;
-  /// Fills sample i, 0 <= i < size(). Throws UserError(data) for bad data.
-  virtual void get(int64_t i, Sample& sample) const = 0;
+  /// Fills the columns of sample i, 0 <= i < size(). Throws UserError(data) for bad data.
+  virtual void get(int64_t i, const Sample& sample) const = 0;
   /// One line for the log.
   virtual std::string describe() const = 0;
 };
+
+/// Null: the split has no share, no path or no sequences.
+struct Datasets {
+  std::shared_ptr<const Dataset> train, valid, test;
+};
+inline constexpr std::array<const char*, 3> kSplitNames = {"train", "valid", "test"};
 
 }  // namespace teratron

@@ -1,6 +1,7 @@
 #include "teratron/pipeline/executor.h"
 
 #include <map>
+#include <optional>
 #include <tuple>
 
 #include <torch/csrc/autograd/engine.h>
@@ -14,17 +15,19 @@ namespace {
 using torch::autograd::Edge;
 using torch::autograd::Engine;
 
+using Tensors = std::vector<at::Tensor>;
+
 class Execution {
  public:
-  Execution(const PipelineLinks& links, const StageFunctions& stage, const MessageShape& message)
-      : links_(links), stage_(stage), message_(message) {}
+  Execution(const PipelineLinks& links, const StageFunctions& stage, std::span<const ChunkMessages> messages)
+      : links_(links), stage_(stage), messages_(messages) {}
 
   void run(const Action& action) {
     switch (action.op) {
       case Op::recv_forward:
-        return receive(action, links_.forward_in);
+        return receive(action, links_.forward_in, messages_[action.chunk].in);
       case Op::recv_backward:
-        return receive(action, links_.backward_in);
+        return receive(action, links_.backward_in, gradients_of(messages_[action.chunk].out));
       case Op::forward:
         return forward(action);
       case Op::backward:
@@ -45,19 +48,27 @@ class Execution {
 
  private:
   using Key = std::tuple<Op, int64_t, int64_t>;
-  // Where the backward of a forward starts, and the tensor whose gradient it computes.
+  // Where the backward of a forward starts, and the tensors whose gradients it computes.
   struct PendingBackward {
-    Edge output;
-    at::TensorOptions output_options;
-    at::Tensor input;
+    std::vector<std::optional<Edge>> outputs;  // nullopt: does not depend on any trainable parameter or input
+    at::TensorOptions loss_options;
+    Tensors inputs;
   };
   struct Receive {
-    at::Tensor tensor;
+    Tensors tensors;
     Work work;
     const Group* link = nullptr;  // not null: still to be posted
   };
 
   static Key key(Op op, const Action& action) { return {op, action.chunk, action.microbatch}; }
+
+  static std::vector<MessageShape> gradients_of(const std::vector<MessageShape>& outputs) {
+    std::vector<MessageShape> gradients;
+    for (const MessageShape& output : outputs) {
+      if (output.differentiable) gradients.push_back(output);
+    }
+    return gradients;
+  }
 
   template <typename T>
   static T take(std::map<Key, T>& from, const Action& action) {
@@ -67,68 +78,101 @@ class Execution {
     return std::move(node.mapped());
   }
 
-  // The received message; undefined if no receive was posted.
-  at::Tensor wait_message(Op receive, const Action& action) {
+  // The received message; empty if no receive was posted.
+  Tensors wait_message(Op receive, const Action& action) {
     auto node = receives_.extract(key(receive, action));
     if (node.empty()) return {};
     Receive& message = node.mapped();
     if (message.link) start(message, *message.link);
     message.work.wait();
-    return message.tensor;
+    return message.tensors;
+  }
+
+  static Work exchange(const Tensors& tensors, const Group& link, bool send) {
+    std::vector<P2POp> ops;
+    for (const at::Tensor& tensor : tensors)
+      ops.push_back({.tensor = tensor, .peer = send ? 1 : 0, .send = send});
+    return link.communicator->batch_isend_irecv(ops);
   }
 
   static void start(Receive& message, const Group& link) {
-    message.work =
-        link.communicator->batch_isend_irecv({{.tensor = message.tensor, .peer = 0, .send = false}});
+    message.work = exchange(message.tensors, link, /*send=*/false);
   }
 
-  void receive(const Action& action, const Group& link) {
+  void receive(const Action& action, const Group& link, const std::vector<MessageShape>& shapes) {
+    if (shapes.empty()) return;
     Receive& message = receives_[key(action.op, action)];
-    message.tensor = at::empty(message_.sizes, message_.options);
+    for (const MessageShape& shape : shapes) message.tensors.push_back(at::empty(shape.sizes, shape.options));
     // On CPU ranks a receive blocks, so it is deferred until its message is needed.
-    if (message.tensor.is_cpu()) {
+    if (message.tensors.front().is_cpu()) {
       message.link = &link;
     } else {
       start(message, link);
     }
   }
 
-  static void send(const at::Tensor& tensor, const Group& link, Work& previous) {
+  static void send(const Tensors& tensors, const Group& link, Work& previous) {
     previous.wait();
-    previous = link.communicator->batch_isend_irecv({{.tensor = tensor, .peer = 1, .send = true}});
+    if (!tensors.empty()) previous = exchange(tensors, link, /*send=*/true);
   }
 
   void forward(const Action& action) {
-    const at::Tensor input = wait_message(Op::recv_forward, action);
-    const bool differentiable = at::GradMode::is_enabled();
-    if (input.defined()) input.set_requires_grad(differentiable);
-    const at::Tensor output = stage_.forward(action, input);
-    if (differentiable) {
-      pending_backwards_[key(Op::backward, action)] = {torch::autograd::impl::gradient_edge(output),
-                                                       output.options(), input};
+    const ChunkMessages& messages = messages_[action.chunk];
+    const Tensors inputs = wait_message(Op::recv_forward, action);
+    const bool training = at::GradMode::is_enabled();
+    for (size_t i = 0; i < inputs.size(); ++i)
+      inputs[i].set_requires_grad(training && messages.in[i].differentiable);
+    const Tensors outputs = stage_.forward(action, inputs);
+    const bool is_last = messages.out.empty();
+    TERATRON_ASSERT(outputs.size() == (is_last ? 1 : messages.out.size()), "{} outputs of chunk {}",
+                    outputs.size(), action.chunk);
+    if (training) {
+      PendingBackward& pending = pending_backwards_[key(Op::backward, action)];
+      pending.loss_options = outputs.front().options().requires_grad(false);
+      pending.inputs = inputs;
+      for (size_t i = 0; i < outputs.size(); ++i) {
+        if (!is_last && !messages.out[i].differentiable) continue;
+        pending.outputs.push_back(
+            outputs[i].requires_grad() ? std::optional(torch::autograd::impl::gradient_edge(outputs[i]))
+                                       : std::nullopt);
+      }
     }
-    // A scalar is the loss, which is not sent.
-    if (output.dim() > 0) outbox_[key(Op::send_forward, action)] = output.detach().contiguous();
+    if (is_last) return;  // the loss is not sent
+    Tensors& sent = outbox_[key(Op::send_forward, action)];
+    for (const at::Tensor& output : outputs) sent.push_back(output.detach().contiguous());
   }
 
   void backward(const Action& action) {
     if (stage_.before_backward) stage_.before_backward(action);
     const PendingBackward pending = take(pending_backwards_, action);
-    at::Tensor gradient = wait_message(Op::recv_backward, action);
+    Tensors gradients = wait_message(Op::recv_backward, action);
     // At the end of the model: d loss / d loss.
-    if (!gradient.defined()) gradient = at::ones({}, pending.output_options.requires_grad(false));
-    Engine::get_default_engine().execute({pending.output}, {gradient}, /*keep_graph=*/false,
-                                         /*create_graph=*/false,
-                                         /*accumulate_grad=*/true);
-    if (pending.input.defined()) outbox_[key(Op::send_backward, action)] = pending.input.grad().contiguous();
+    if (messages_[action.chunk].out.empty()) gradients = {at::ones({}, pending.loss_options)};
+    std::vector<Edge> roots;
+    Tensors root_gradients;
+    for (size_t i = 0; i < pending.outputs.size(); ++i) {
+      if (!pending.outputs[i]) continue;
+      roots.push_back(*pending.outputs[i]);
+      root_gradients.push_back(gradients.at(i));
+    }
+    if (!roots.empty()) {
+      Engine::get_default_engine().execute(roots, root_gradients, /*keep_graph=*/false,
+                                           /*create_graph=*/false, /*accumulate_grad=*/true);
+    }
+    if (pending.inputs.empty()) return;
+    Tensors& sent = outbox_[key(Op::send_backward, action)];
+    for (const at::Tensor& input : pending.inputs) {
+      if (!input.requires_grad()) continue;
+      sent.push_back(input.grad().defined() ? input.grad().contiguous() : at::zeros_like(input));
+    }
   }
 
   const PipelineLinks& links_;
   const StageFunctions& stage_;
-  const MessageShape& message_;
+  std::span<const ChunkMessages> messages_;
   std::map<Key, Receive> receives_;
   std::map<Key, PendingBackward> pending_backwards_;
-  std::map<Key, at::Tensor> outbox_;
+  std::map<Key, Tensors> outbox_;
   Work forward_sent_;
   Work backward_sent_;
 };
@@ -159,8 +203,8 @@ void connect_links(const Mesh& mesh, const at::TensorOptions& options) {
 }
 
 void run_schedule(std::span<const Action> actions, const PipelineLinks& links, const StageFunctions& stage,
-                  const MessageShape& message) {
-  Execution execution(links, stage, message);
+                  std::span<const ChunkMessages> messages) {
+  Execution execution(links, stage, messages);
   for (const Action& action : actions) execution.run(action);
   execution.finish();
 }

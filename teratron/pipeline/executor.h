@@ -18,26 +18,33 @@ namespace teratron {
 
 /// What a stage computes.
 struct StageFunctions {
-  /// `input` is the previous stage's output, undefined at the start of the model. Returns the output for the
-  /// next stage; at the end of the model, the scalar loss.
-  std::function<at::Tensor(const Action&, const at::Tensor& input)> forward;
+  /// `inputs` are the previous stage's outputs, none at the start of the model. Returns the tensors for the
+  /// next stage; at the end of the model, the scalar loss alone.
+  std::function<std::vector<at::Tensor>(const Action&, const std::vector<at::Tensor>& inputs)> forward;
   /// Called before each backward; may be empty.
   std::function<void(const Action&)> before_backward;
 };
 
-/// The tensor sent between stages, the same for all stages.
+/// A tensor sent between two stages.
 struct MessageShape {
   std::vector<int64_t> sizes;
   at::TensorOptions options;
+  bool differentiable = true;  // its gradient is sent back
+};
+
+/// What a chunk receives from the previous one and sends to the next, in the order of its inputs and outputs.
+struct ChunkMessages {
+  std::vector<MessageShape> in;   // empty at the start of the model
+  std::vector<MessageShape> out;  // empty at its end
 };
 
 /// Sends a token over every link, in an order that fits all stages: communicators that connect on first use
 /// would otherwise deadlock. Once, before the first schedule. Collective over the pipeline.
 void connect_links(const Mesh& mesh, const at::TensorOptions& options);
 
-/// Runs the actions of this rank's stage. Without backwards in the schedule, forwards run under the caller's
-/// grad mode. Collective over the pipeline.
+/// Runs the actions of this rank's stage; `messages` by chunk. Without backwards in the schedule, forwards run
+/// under the caller's grad mode. Collective over the pipeline.
 void run_schedule(std::span<const Action> actions, const PipelineLinks& links, const StageFunctions& stage,
-                  const MessageShape& message);
+                  std::span<const ChunkMessages> messages);
 
 }  // namespace teratron

@@ -10,27 +10,37 @@ namespace {
 
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-// A stage multiplies by its virtual stage's index plus 2; the last one sums.
+using Tensors = std::vector<at::Tensor>;
+
+// A stage multiplies by its virtual stage's index plus 2; the last one sums. Beside the product travel the
+// micro-batch's number, without a gradient, and the first stage's tensor, which every stage adds once.
 class Multiplication {
  public:
   Multiplication(const Mesh& mesh, const ScheduleShape& shape)
       : stage_(mesh.group(Axis::pp).rank), shape_(shape) {}
 
-  at::Tensor forward(const Action& action, const at::Tensor& input) {
+  Tensors forward(const Action& action, const Tensors& inputs) {
     // Leaves at the start of the model, to check their gradients.
-    at::Tensor x = input;
-    if (!x.defined()) {
+    at::Tensor x, number, first;
+    if (inputs.empty()) {
       x = at::full({2, 3}, static_cast<double>(action.microbatch + 1)).requires_grad_(!shape_.forward_only);
-      leaves[action.microbatch] = x;
+      leaves[action.microbatch] = first = x;
+      number = at::tensor({action.microbatch});
+    } else {
+      x = inputs[0];
+      number = inputs[1];
+      first = inputs[2];
+      EXPECT_EQ(number.item<int64_t>(), action.microbatch);
+      EXPECT_FALSE(number.requires_grad());
     }
-    const at::Tensor y = x * static_cast<double>(action.chunk * shape_.stages + stage_ + 2);
+    const at::Tensor y = x * static_cast<double>(action.chunk * shape_.stages + stage_ + 2) + first;
     const bool ends = stage_ == shape_.stages - 1 && action.chunk == shape_.chunks - 1;
-    if (ends) return losses[action.microbatch] = y.sum();
+    if (ends) return {losses[action.microbatch] = y.sum()};
     outputs_.emplace_back(
         c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(y.storage().unsafeGetStorageImpl()));
     std::erase_if(outputs_, [](const WeakStorage& output) { return output.expired(); });
     most_outputs = std::max(most_outputs, outputs_.size());
-    return y;
+    return {y, number, first};
   }
 
   std::map<int64_t, at::Tensor> leaves;
@@ -45,15 +55,21 @@ class Multiplication {
 
 void run(const ScheduleShape& shape) {
   double product = 1.0;
-  for (int64_t i = 0; i < shape.stages * shape.chunks; ++i) product *= static_cast<double>(i + 2);
+  for (int64_t i = 0; i < shape.stages * shape.chunks; ++i) product = product * static_cast<double>(i + 2) + 1.0;
   run_ranks(MeshOptions{.pp = shape.stages}, [&](const Mesh& mesh) {
     std::optional<at::NoGradGuard> evaluation;
     if (shape.forward_only) evaluation.emplace();
     Multiplication stage(mesh, shape);
     const StageFunctions functions{
-        [&](const Action& action, const at::Tensor& input) { return stage.forward(action, input); }, {}};
+        [&](const Action& action, const Tensors& inputs) { return stage.forward(action, inputs); }, {}};
+    const auto f32 = at::TensorOptions().dtype(at::kFloat);
+    const std::vector<MessageShape> messages = {
+        {{2, 3}, f32}, {{1}, f32.dtype(at::kLong), /*differentiable=*/false}, {{2, 3}, f32}};
+    std::vector<ChunkMessages> chunks(shape.chunks, {messages, messages});
+    if (mesh.group(Axis::pp).rank == 0) chunks.front().in.clear();
+    if (mesh.group(Axis::pp).rank == shape.stages - 1) chunks.back().out.clear();
     run_schedule(schedule(mesh.group(Axis::pp).rank, shape), mesh.pipeline_links(), functions,
-                 {.sizes = {2, 3}, .options = at::TensorOptions().dtype(at::kFloat)});
+                 chunks);
     for (const auto& [microbatch, loss] : stage.losses) {
       EXPECT_EQ(loss.item<double>(), 6.0 * static_cast<double>(microbatch + 1) * product);
     }

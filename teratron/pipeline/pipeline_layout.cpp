@@ -157,8 +157,22 @@ PipelineLayout layout_of_text(const PipelineLayoutOptions& options) {
 
 // --- Layer counts ---
 
+std::vector<int64_t> split_lengths(const PipelineLayoutOptions& options, const PipelineSplit& split) {
+  const int64_t rest = options.layers - split.layers, others = options.stages - split.stages;
+  if (split.stages < 1 || others < 1 || split.layers % split.stages != 0 || rest % others != 0) {
+    reject("pipeline_model_parallel_split_rank",
+           fmt::format("{} layers on the first {} of {} stages and {} on the others", split.layers, split.stages,
+                       options.stages, rest),
+           "Choose a split that divides the layers of the encoder and of the decoder evenly");
+  }
+  std::vector<int64_t> lengths(options.stages, rest / others);
+  std::fill_n(lengths.begin(), split.stages, split.layers / split.stages);
+  return lengths;
+}
+
 // Layers of each stage, including an embedding or loss that counts as one.
 std::vector<int64_t> stage_lengths(const PipelineLayoutOptions& options) {
+  if (options.split && options.stages > 1) return split_lengths(options, *options.split);
   const int64_t counted = options.layers + (options.embedding_counts ? 1 : 0) + (options.loss_counts ? 1 : 0);
   const int64_t first = options.first_stage_layers.value_or(0);
   const int64_t last = options.last_stage_layers.value_or(0);

@@ -5,6 +5,12 @@
 
 namespace teratron {
 
+/// Layers [first, first + count) of a model or of a tower.
+struct LayerRange {
+  int64_t first = 0;
+  int64_t count = 0;
+};
+
 struct StageSpec {
   int64_t first_layer = 0;
   int64_t layers = 0;

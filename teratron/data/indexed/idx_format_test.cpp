@@ -13,6 +13,7 @@
 #include "teratron/data/indexed/indexed_dataset_builder.h"
 #include "teratron/models/gpt/data/gpt_dataset.h"
 #include "teratron/testing/fixtures.h"
+#include "teratron/testing/samples.h"
 
 namespace teratron {
 namespace {
@@ -147,9 +148,7 @@ TEST(IndexLimits, TokensBeyond32Bits) {
     ASSERT_EQ(position, i << 20) << i;
   }
   const GPTDataset dataset(data, index, options, {});
-  Sample sample;
-  dataset.get(index.samples() - 1, sample);
-  EXPECT_EQ(sample.tokens.size(), size_t{1} << 20);
+  EXPECT_EQ(read_sample(dataset, index.samples() - 1, 1 << 20).tokens.size(), size_t{1} << 20);
 }
 
 TEST(IndexLimits, SequencesBeyond32Bits) {
@@ -239,11 +238,8 @@ TEST(IndexLimits, WideArraysReturnTheSameSamples) {
   wide.shuffle_index = IndexArray(order);
   const GPTDataset a(data, narrow, options, {}), b(data, wide, options, {});
   ASSERT_EQ(a.size(), b.size());
-  Sample from_a, from_b;
   for (int64_t i = 0; i < a.size(); ++i) {
-    a.get(i, from_a);
-    b.get(i, from_b);
-    ASSERT_EQ(from_a.tokens, from_b.tokens) << i;
+    ASSERT_EQ(read_sample(a, i, 4).tokens, read_sample(b, i, 4).tokens) << i;
   }
 }
 

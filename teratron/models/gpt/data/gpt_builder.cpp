@@ -128,7 +128,7 @@ void check_weights(const Blend& blend) {
   }
 }
 
-GPTDatasets build_mock(const GPTDataOptions& options) {
+Datasets build_mock(const GPTDataOptions& options) {
   std::array<std::shared_ptr<const Dataset>, 3> built;
   for (size_t split = 0; split < 3; ++split) {
     constexpr int64_t kEpoch = 100000;
@@ -214,7 +214,7 @@ std::array<std::vector<std::string>, 3> read_per_split_data_args(const std::stri
   return items;
 }
 
-GPTDatasets build_gpt_datasets(const GPTDataOptions& options) {
+Datasets build_gpt_datasets(const GPTDataOptions& options) {
   check(options);
   if (options.mock_data) return build_mock(options);
   std::array<std::shared_ptr<const Dataset>, 3> built;

@@ -38,11 +38,6 @@ std::vector<std::string> read_data_args(const std::string& path);
 /// of items separated by white space may replace a list. UserError(data) for anything else.
 std::array<std::vector<std::string>, 3> read_per_split_data_args(const std::string& path);
 
-/// Null: the split has no share, no path or no sequences.
-struct GPTDatasets {
-  std::shared_ptr<const Dataset> train, valid, test;
-};
-
 /// The datasets of Megatron-LM's builder:
 ///   one prefix                 one dataset, no blend (with a weight in data_path: a blend of one)
 ///   weights                    each dataset has its share of the samples plus the surplus, greedy fill;
@@ -51,6 +46,6 @@ struct GPTDatasets {
 ///   no weights, no samples     one epoch of everything, exhaustive fill
 /// A split with a share but no sequences is skipped with a warning, for train UserError(data). Invalid
 /// options are UserError(config), invalid files UserError(data).
-GPTDatasets build_gpt_datasets(const GPTDataOptions& options);
+Datasets build_gpt_datasets(const GPTDataOptions& options);
 
 }  // namespace teratron

@@ -26,27 +26,38 @@ void for_each_segment(std::span<const int64_t> tokens, const GPTMaskOptions& mas
   }
 }
 
-void fill_masks(const GPTMaskOptions& masks, std::span<const int32_t> sequence_starts, Sample& sample) {
-  const size_t length = sample.tokens.size();
-  sample.loss_mask.assign(length, 1.0f);
-  sample.segment_start.assign(length, 0);
-  sample.position_ids.resize(length);
-  std::iota(sample.position_ids.begin(), sample.position_ids.end(), 0);
-  const bool reset_positions = masks.reset_position_ids || masks.inter_document_masking;
-  const bool reset_attention = masks.reset_attention_mask || masks.inter_document_masking;
-  if (reset_positions || reset_attention) {
-    for_each_segment(sample.tokens, masks, sequence_starts, [&](int32_t start) {
-      if (reset_positions) std::iota(sample.position_ids.begin() + start, sample.position_ids.end(), 0);
-      if (reset_attention) std::fill(sample.segment_start.begin() + start, sample.segment_start.end(), start);
-    });
+bool resets_positions(const GPTMaskOptions& masks) {
+  return masks.reset_position_ids || masks.inter_document_masking;
+}
+
+bool resets_attention(const GPTMaskOptions& masks) {
+  return masks.reset_attention_mask || masks.inter_document_masking;
+}
+
+void fill_segments(const GPTMaskOptions& masks, std::span<const int32_t> sequence_starts,
+                   const Sample& sample) {
+  const bool positions = sample.has("position_ids") && resets_positions(masks);
+  const bool attention = sample.has("segment_start") && resets_attention(masks);
+  const std::span<int64_t> ids = sample.has("position_ids") ? sample.i64("position_ids") : std::span<int64_t>();
+  const std::span<int32_t> starts = attention ? sample.i32("segment_start") : std::span<int32_t>();
+  std::iota(ids.begin(), ids.end(), 0);
+  if (!positions && !attention) return;
+  for_each_segment(sample.i64("tokens"), masks, sequence_starts, [&](int32_t start) {
+    if (positions) std::iota(ids.begin() + start, ids.end(), 0);
+    if (attention) std::fill(starts.begin() + start, starts.end(), start);
+  });
+}
+
+void fill_masks(const GPTMaskOptions& masks, std::span<const int32_t> sequence_starts, const Sample& sample) {
+  fill_segments(masks, sequence_starts, sample);
+  const std::span<int64_t> tokens = sample.i64("tokens"), labels = sample.i64("labels");
+  const std::span<float> loss_mask = sample.f32("loss_mask");
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const bool masked = (masks.eod_mask_loss && tokens[i] == masks.eod_id) || labels[i] == masks.pad_id;
+    loss_mask[i] = masked ? 0.0F : 1.0F;
   }
-  for (size_t i = 0; i < length; ++i) {
-    const bool masked =
-        (masks.eod_mask_loss && sample.tokens[i] == masks.eod_id) || sample.labels[i] == masks.pad_id;
-    if (masked) sample.loss_mask[i] = 0;
-  }
-  std::replace(sample.tokens.begin(), sample.tokens.end(), masks.pad_id, int64_t{0});
-  std::replace(sample.labels.begin(), sample.labels.end(), masks.pad_id, int64_t{0});
+  std::replace(tokens.begin(), tokens.end(), masks.pad_id, int64_t{0});
+  std::replace(labels.begin(), labels.end(), masks.pad_id, int64_t{0});
 }
 
 uint64_t mix(uint64_t value) {  // splitmix64
@@ -57,6 +68,23 @@ uint64_t mix(uint64_t value) {  // splitmix64
 }
 
 }  // namespace
+
+BatchSchema gpt_schema(int64_t sequence_length, const GPTMaskOptions& masks) {
+  using Kind = Column::Kind;
+  using Stages = Column::Stages;
+  const std::vector<int64_t> shape = {sequence_length};
+  BatchSchema schema = {
+      {.name = "tokens", .shape = shape, .stages = Stages::ends},
+      {.name = "labels", .shape = shape, .stages = Stages::ends},
+      {.name = "loss_mask", .type = ColumnType::f32, .shape = shape, .stages = Stages::ends},
+      {.name = "sequence_index", .shape = shape, .kind = Kind::index}};
+  if (resets_positions(masks)) schema.push_back({.name = "position_ids", .shape = shape});
+  if (resets_attention(masks)) {
+    schema.push_back(
+        {.name = "segment_start", .type = ColumnType::i32, .shape = shape, .kind = Kind::segments});
+  }
+  return schema;
+}
 
 int64_t dataset_pad_id(const SpecialTokens& special, bool allow_ambiguous) {
   if (!special.pad) return -1;
@@ -101,20 +129,21 @@ void GPTDataset::read_tokens(int64_t i, std::vector<int64_t>& tokens,
   }
 }
 
-void GPTDataset::get(int64_t i, Sample& sample) const {
+void GPTDataset::get(int64_t i, const Sample& sample) const {
   const auto length = static_cast<size_t>(options_.sequence_length);
+  std::vector<int64_t> text;
   std::vector<int32_t> sequence_starts;
-  read_tokens(i, sample.tokens, sequence_starts);
-  sample.tokens.resize(length + (options_.add_extra_token ? 1 : 0), masks_.pad_id);
-  sample.labels.assign(sample.tokens.begin() + 1, sample.tokens.end());
-  sample.labels.resize(length, masks_.pad_id);
-  sample.tokens.resize(length);
+  read_tokens(i, text, sequence_starts);
+  text.resize(length + (options_.add_extra_token ? 1 : 0), masks_.pad_id);
+  text.resize(length + 1, masks_.pad_id);  // without the extra token the last label is padding
+  std::copy_n(text.begin(), length, sample.i64("tokens").begin());
+  std::copy_n(text.begin() + 1, length, sample.i64("labels").begin());
   fill_masks(masks_, sequence_starts, sample);
 }
 
 std::string GPTDataset::describe() const {
   return fmt::format("{}: {} samples of {} tokens from {} epoch{} of {} tokens", data_->prefix(), size(),
-                     sequence_length(), index_.epochs, index_.epochs == 1 ? "" : "s",
+                     options_.sequence_length, index_.epochs, index_.epochs == 1 ? "" : "s",
                      index_.tokens_per_epoch);
 }
 
@@ -122,23 +151,22 @@ MockGPTDataset::MockGPTDataset(const Options& options) : options_(options) {
   TERATRON_ASSERT(options.vocab_size > 1 && options.sequence_length > 0 && options.samples >= 0);
 }
 
-void MockGPTDataset::get(int64_t i, Sample& sample) const {
+void MockGPTDataset::get(int64_t i, const Sample& sample) const {
   const uint64_t random = mix(mix(options_.seed) + static_cast<uint64_t>(i));
   const auto vocab = static_cast<uint64_t>(options_.vocab_size);
   const uint64_t step = 1 + (random >> 32) % 8;
   uint64_t token = (random & 0xffffffff) % vocab;
-  sample.tokens.clear();
-  sample.labels.clear();
-  for (int64_t position = 0; position < options_.sequence_length; ++position) {
-    sample.tokens.push_back(static_cast<int64_t>(token));
+  const std::span<int64_t> tokens = sample.i64("tokens"), labels = sample.i64("labels");
+  for (size_t position = 0; position < tokens.size(); ++position) {
+    tokens[position] = static_cast<int64_t>(token);
     token = (token + step) % vocab;
-    sample.labels.push_back(static_cast<int64_t>(token));
+    labels[position] = static_cast<int64_t>(token);
   }
   fill_masks({}, {}, sample);
 }
 
 std::string MockGPTDataset::describe() const {
-  return fmt::format("mock data: {} samples of {} tokens, vocabulary {}", size(), sequence_length(),
+  return fmt::format("mock data: {} samples of {} tokens, vocabulary {}", size(), options_.sequence_length,
                      options_.vocab_size);
 }
 

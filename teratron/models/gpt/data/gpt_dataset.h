@@ -17,14 +17,18 @@ struct SpecialTokens;
 struct GPTMaskOptions {
   int64_t eod_id = -1;                // end of document; -1: none
   int64_t pad_id = -1;                // -1: none; see dataset_pad_id()
-  bool reset_position_ids = false;    // positions restart at 0 after each EOD
-  bool reset_attention_mask = false;  // tokens do not attend beyond the last EOD
+  bool reset_position_ids = false;    // positions restart at 0 after each EOD; needs column position_ids
+  bool reset_attention_mask = false;  // tokens do not attend beyond the last EOD; needs segment_start
   bool eod_mask_loss = false;         // no loss where the input token is EOD
   /// Resets positions and attention where sequences meet, instead of at EOD tokens.
   bool inter_document_masking = false;
   /// Checked upper bound of token ids; 0: not checked.
   int64_t vocab_size = 0;
 };
+
+/// Columns tokens, labels, loss_mask of `sequence_length`; position_ids, counted unless positions are reset;
+/// segment_start if attention is reset.
+BatchSchema gpt_schema(int64_t sequence_length, const GPTMaskOptions& masks);
 
 /// The padding id of a dataset: the tokenizer's pad. -1 if it has none, or if it equals eos or eod (which
 /// would mask real tokens out of the loss) unless `allow_ambiguous`.
@@ -41,8 +45,7 @@ class GPTDataset : public Dataset {
              GPTMaskOptions masks);
 
   int64_t size() const override { return index_.samples(); }
-  int64_t sequence_length() const override { return options_.sequence_length; }
-  void get(int64_t i, Sample& sample) const override;
+  void get(int64_t i, const Sample& sample) const override;
   std::string describe() const override;
 
   const GPTIndex& index() const { return index_; }
@@ -70,8 +73,7 @@ class MockGPTDataset : public Dataset {
   explicit MockGPTDataset(const Options& options);
 
   int64_t size() const override { return options_.samples; }
-  int64_t sequence_length() const override { return options_.sequence_length; }
-  void get(int64_t i, Sample& sample) const override;
+  void get(int64_t i, const Sample& sample) const override;
   std::string describe() const override;
 
  private:

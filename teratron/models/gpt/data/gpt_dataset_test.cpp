@@ -9,6 +9,7 @@
 #include "teratron/base/error.h"
 #include "teratron/data/indexed/indexed_dataset_builder.h"
 #include "teratron/testing/fixtures.h"
+#include "teratron/testing/samples.h"
 #include "teratron/tokenizer/tokenizer.h"
 
 namespace teratron {
@@ -135,7 +136,7 @@ GPTMaskOptions mask_options(const json& c) {
           .inter_document_masking = flag("inter_document_masking")};
 }
 
-void expect_sample(const Sample& sample, const json& expected) {
+void expect_sample(const GPTSample& sample, const json& expected) {
   SCOPED_TRACE(expected["i"]);
   EXPECT_EQ(json(sample.tokens), expected["tokens"]);
   EXPECT_EQ(json(sample.labels), expected["labels"]);
@@ -169,9 +170,7 @@ TEST(GPTDataset, SamplesMatchMegatron) {
                              options, mask_options(c));
     EXPECT_EQ(dataset.size(), c["length"]);
     for (const json& expected : c["samples"]) {
-      Sample sample;
-      dataset.get(expected["i"], sample);
-      expect_sample(sample, expected);
+      expect_sample(read_sample(dataset, expected["i"], options.sequence_length), expected);
       ++checked;
     }
   }
@@ -216,8 +215,7 @@ TEST(GPTDataset, AgreesWithAPlainConcatenation) {
     }
     std::vector<bool> seen(static_cast<size_t>(dataset.size()));
     for (int64_t i = 0; i < dataset.size(); ++i) {
-      Sample sample;
-      dataset.get(i, sample);
+      const GPTSample sample = read_sample(dataset, i, options.sequence_length);
       const int64_t number = index.shuffle_index.at(i);
       EXPECT_FALSE(seen[static_cast<size_t>(number)]);
       seen[static_cast<size_t>(number)] = true;
@@ -243,10 +241,9 @@ TEST(GPTDataset, Fault27TokenOutsideTheVocabulary) {
   const auto index = build_gpt_index({0, 6}, data->lengths(0, 6), options);
   const GPTDataset dataset(data, index, options, {.vocab_size = 99});
   std::string message;
-  Sample sample;
   for (int64_t i = 0; i < dataset.size(); ++i) {
     try {
-      dataset.get(i, sample);
+      read_sample(dataset, i, 4);
     } catch (const UserError& error) {
       EXPECT_EQ(error.exit_code(), ExitCode::data);
       message = error.what();
@@ -267,10 +264,8 @@ TEST(GPTDataset, PadOfTheTokenizer) {
 
 TEST(MockGPTDataset, DeterministicAndInsideTheVocabulary) {
   const MockGPTDataset dataset({.samples = 50, .sequence_length = 17, .vocab_size = 11, .seed = 3});
-  Sample a, b;
   for (int64_t i = 0; i < dataset.size(); ++i) {
-    dataset.get(i, a);
-    dataset.get(i, b);
+    const GPTSample a = read_sample(dataset, i, 17), b = read_sample(dataset, i, 17);
     EXPECT_EQ(a.tokens, b.tokens);
     for (size_t t = 0; t < a.tokens.size(); ++t) {
       EXPECT_GE(a.tokens[t], 0);
@@ -280,9 +275,7 @@ TEST(MockGPTDataset, DeterministicAndInsideTheVocabulary) {
       }
     }
   }
-  dataset.get(0, a);
-  dataset.get(1, b);
-  EXPECT_NE(a.tokens, b.tokens);
+  EXPECT_NE(read_sample(dataset, 0, 17).tokens, read_sample(dataset, 1, 17).tokens);
 }
 
 TEST(GPTIndexCache, FilesEqualMegatronsArraysAndAreReused) {
@@ -362,14 +355,13 @@ TEST(GPTIndexCache, InvalidEntriesAreErrors) {
   const GPTIndexOptions options{.sequence_length = 4};
   GPTIndex index = build_gpt_index({0, 6}, data->lengths(0, 6), options);
   index.document_index = IndexArray(std::vector<int32_t>(6, 1000));
-  Sample sample;
-  EXPECT_THROW(GPTDataset(data, index, options, {}).get(0, sample), UserError);
+  EXPECT_THROW(read_sample(GPTDataset(data, index, options, {}), 0, 4), UserError);
   index = build_gpt_index({0, 6}, data->lengths(0, 6), options);
   index.shuffle_index = IndexArray(std::vector<int64_t>(7, 1000));
-  EXPECT_THROW(GPTDataset(data, index, options, {}).get(0, sample), UserError);
+  EXPECT_THROW(read_sample(GPTDataset(data, index, options, {}), 0, 4), UserError);
   index = build_gpt_index({0, 6}, data->lengths(0, 6), options);
   index.sample_index = IndexArray(std::vector<int64_t>(16, -5), 2);
-  EXPECT_THROW(GPTDataset(data, index, options, {}).get(0, sample), UserError);
+  EXPECT_THROW(read_sample(GPTDataset(data, index, options, {}), 0, 4), UserError);
 }
 
 }  // namespace

@@ -29,7 +29,6 @@ struct SequenceRange {
   int64_t size() const { return last - first; }
 };
 
-inline constexpr std::array<const char*, 3> kSplitNames = {"train", "valid", "test"};
 
 /// Shares of train, valid and test from a --split string: its numbers, padded with zeros to three and
 /// normalized. Throws UserError(config) for more than three, none above zero or invalid numbers.

@@ -1,0 +1,46 @@
+#include "teratron/data/batch.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
+namespace teratron {
+
+int64_t element_size(ColumnType type) {
+  return type == ColumnType::i64 ? 8 : 4;
+}
+
+int64_t Column::numel() const {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+const Column* find_column(const BatchSchema& schema, std::string_view name) {
+  const auto found = std::find_if(schema.begin(), schema.end(),
+                                  [name](const Column& column) { return column.name == name; });
+  return found == schema.end() ? nullptr : &*found;
+}
+
+const Sample::Part* Sample::find(std::string_view name) const {
+  const auto found = std::find_if(parts_.begin(), parts_.end(),
+                                  [name](const Part& part) { return part.column->name == name; });
+  return found == parts_.end() ? nullptr : &*found;
+}
+
+Batch::Batch(const BatchSchema& schema, int64_t samples) : schema_(schema), samples_(samples) {
+  for (const Column& column : schema_) {
+    const int64_t bytes = column.is_read() ? samples * column.numel() * element_size(column.type) : 0;
+    data_.emplace_back(static_cast<size_t>(bytes));
+  }
+}
+
+Sample Batch::sample(int64_t i) {
+  std::vector<Sample::Part> parts;
+  for (size_t c = 0; c < schema_.size(); ++c) {
+    if (!schema_[c].is_read()) continue;
+    const int64_t size = schema_[c].numel() * element_size(schema_[c].type);
+    parts.push_back({&schema_[c], data_[c].data() + i * size});
+  }
+  return Sample(std::move(parts));
+}
+
+}  // namespace teratron
