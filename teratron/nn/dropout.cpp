@@ -35,7 +35,8 @@ at::Tensor shared_row_ids(const at::Tensor& x_SBH, const DropoutArgs& args) {
 
 struct BiasDropoutAdd : torch::autograd::Function<BiasDropoutAdd> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
-                            const std::optional<at::Tensor>& residual, Parameter* bias,
+                            const std::optional<at::Tensor>& residual,
+                            const std::optional<at::Tensor>& /*anchor*/, Parameter* bias,
                             const DropoutArgs& args) {
     const at::Tensor rows = args.rate > 0.0 ? shared_row_ids(x, args) : at::Tensor();
     const Dropout dropout{.p = args.rate, .key = {args.key.seed, args.key.site}, .where = {.rows = rows}};
@@ -55,7 +56,7 @@ struct BiasDropoutAdd : torch::autograd::Function<BiasDropoutAdd> {
       accumulate_grad(*bias, column_sum(dx, grad_sink(*bias)));
     }
     const bool has_residual = context->saved_data["has_residual"].toBool();
-    return {dx, has_residual ? dy : at::Tensor(), at::Tensor(), at::Tensor()};
+    return {dx, has_residual ? dy : at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -65,9 +66,10 @@ at::Tensor bias_dropout_add(const at::Tensor& x_SBH, Parameter* bias, const at::
                             const DropoutArgs& args) {
   if (!bias && !residual_SBH.defined() && args.rate == 0.0) return x_SBH;
   if (bias) register_use(*bias);
-  if (!residual_SBH.defined()) return BiasDropoutAdd::apply(x_SBH, std::nullopt, bias, args);
+  const std::optional<at::Tensor> anchor = bias ? std::optional(bias->tensor) : std::nullopt;
+  if (!residual_SBH.defined()) return BiasDropoutAdd::apply(x_SBH, std::nullopt, anchor, bias, args);
   const at::Tensor x_wide_SBH = x_SBH.to(residual_SBH.scalar_type());
-  return BiasDropoutAdd::apply(x_wide_SBH, std::optional(residual_SBH), bias, args);
+  return BiasDropoutAdd::apply(x_wide_SBH, std::optional(residual_SBH), anchor, bias, args);
 }
 
 }  // namespace teratron

@@ -47,7 +47,8 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 
 // The identity; backward computes the bias gradient.
 struct BiasGrad : torch::autograd::Function<BiasGrad> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const Parameter* bias) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& /*anchor*/,
+                            const Parameter* bias) {
     save_pointer(context, "bias", bias);
     return x.view_as(x);
   }
@@ -55,7 +56,7 @@ struct BiasGrad : torch::autograd::Function<BiasGrad> {
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     auto* bias = saved_pointer<Parameter>(context, "bias");
     accumulate_grad(*bias, column_sum(gradients[0].contiguous(), grad_sink(*bias)));
-    return {gradients[0], at::Tensor()};
+    return {gradients[0], at::Tensor(), at::Tensor()};
   }
 };
 
@@ -68,7 +69,7 @@ Shard column_shard(const std::vector<int64_t>& shape, const LinearOptions& optio
 }  // namespace
 
 at::Tensor apply_bias_grad(const Hidden& hidden) {
-  return hidden.bias ? BiasGrad::apply(hidden.x_SBH, hidden.bias) : hidden.x_SBH;
+  return hidden.bias ? BiasGrad::apply(hidden.x_SBH, hidden.bias->tensor, hidden.bias) : hidden.x_SBH;
 }
 
 at::Tensor linear(const at::Tensor& x_SBI, const ParallelMatmul& matmul, const LinearEpilogue& epilogue) {

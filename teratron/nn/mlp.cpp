@@ -96,7 +96,7 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
     return {out.z, out.y, {whole.gathered_over ? x_SBH : x}, whole.tensor.sizes().vec()};
   }
 
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x_SBH, const at::Tensor& /*weight*/,
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x_SBH, const at::Tensor& /*anchor*/,
                             const std::optional<at::Tensor>& residual, const Args& args) {
     const Fc1Output hidden = fused(*args.fc1, *args.fc2) ? fused_fc1(x_SBH, args) : unfused_fc1(x_SBH, args);
     const Matmul::Epilogue epilogue{.bias_O = tensor_of(args.fc2_bias),
@@ -176,8 +176,9 @@ Hidden Mlp::forward_add_residual(const at::Tensor& x_SBH, const ResidualDropout&
                                .activation = activation_,
                                .fc2_bias = epilogue.bias,
                                .training = at::GradMode::is_enabled()};
-  const at::Tensor y_SBH =
-      MlpFunction::apply(x_SBH, fc1_.matmul().weight().tensor, epilogue.residual_SBO, args);
+  const at::Tensor anchor =
+      grad_anchor({&fc1_.matmul().weight(), &fc2_.matmul().weight(), fc1_.bias(), epilogue.bias});
+  const at::Tensor y_SBH = MlpFunction::apply(x_SBH, anchor, epilogue.residual_SBO, args);
   return fc2_.add_unfused(y_SBH, epilogue, residual);
 }
 

@@ -26,7 +26,7 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
   };
 
   // -> norm(x), x
-  static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight_tensor,
+  static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& /*anchor*/,
                                const Args& args) {
     const auto& [weight, bias, options, input_bias] = args;
     const NormOutput output = norm_forward(x.contiguous(), {}, cast_parameters(x, *weight, bias), *options);
@@ -36,7 +36,7 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
     save_pointer(context, "bias", bias);
     save_pointer(context, "options", options);
     save_pointer(context, "input_bias", input_bias);
-    return {output.y.to(weight_tensor.scalar_type()), x.view_as(x)};
+    return {output.y.to(weight->tensor.scalar_type()), x.view_as(x)};
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -80,7 +80,7 @@ Norm::Output Norm::forward_with_residual(const Hidden& x) {
   register_use(*weight_);
   if (bias_) register_use(*bias_);
   const NormFunction::Args args{weight_, bias_, &options_, x.bias};
-  const variable_list results = NormFunction::apply(x.x_SBH, weight_->tensor, args);
+  const variable_list results = NormFunction::apply(x.x_SBH, grad_anchor({weight_, bias_, x.bias}), args);
   return {results[0], results[1]};
 }
 

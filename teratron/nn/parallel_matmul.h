@@ -16,7 +16,7 @@ struct TensorParallel {
   bool sequence_parallel = false;
 
   /// Of a replicated parameter applied to sequence shards.
-  GradSum grad_sum() const { return sequence_parallel ? GradSum::tensor_parallel : GradSum::none; }
+  AxisSet grad_sum() const { return sequence_parallel ? AxisSet(Axis::tp) : AxisSet(); }
   /// The rows of x [S, ..] outside the tensor-parallel regions: this rank's sequence shard, else x itself.
   at::Tensor sequence_shard(const at::Tensor& x) const;
 };

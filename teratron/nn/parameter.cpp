@@ -15,7 +15,8 @@ namespace {
 void ensure_main_grad(Parameter& parameter) {
   if (parameter.main_grad.defined()) return;
   const at::Tensor& tensor = parameter.tensor;
-  parameter.main_grad = at::zeros(tensor.sizes(), tensor.options().dtype(main_grad_dtype(parameter)));
+  parameter.main_grad =
+      at::zeros(tensor.sizes(), tensor.options().dtype(main_grad_dtype(tensor.scalar_type())));
 }
 
 void grad_ready(Parameter& parameter) {
@@ -38,8 +39,8 @@ struct ParameterFunction : torch::autograd::Function<ParameterFunction> {
 
 }  // namespace
 
-at::ScalarType main_grad_dtype(const Parameter& parameter) {
-  return parameter.tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+at::ScalarType main_grad_dtype(at::ScalarType dtype) {
+  return dtype == at::kDouble ? at::kDouble : at::kFloat;
 }
 
 void register_use(Parameter& parameter) {
@@ -48,9 +49,11 @@ void register_use(Parameter& parameter) {
 }
 
 void accumulate_grad(Parameter& parameter, c10::function_ref<void(const at::Tensor& sum, bool add)> write) {
-  ensure_main_grad(parameter);
-  write(parameter.main_grad, !parameter.grad_is_stale);
-  parameter.grad_is_stale = false;
+  if (parameter.options.trainable) {
+    ensure_main_grad(parameter);
+    write(parameter.main_grad, !parameter.grad_is_stale);
+    parameter.grad_is_stale = false;
+  }
   grad_ready(parameter);
 }
 
@@ -84,6 +87,20 @@ void accumulate_weight_grad(Parameter& parameter, const OutputGradient& dy, cons
                   [&](at::Tensor sum, bool add) { linear_weight_gradient_(std::move(sum), dy, x, add); });
 }
 
+at::Tensor grad_anchor(std::initializer_list<const Parameter*> parameters) {
+  at::Tensor anchor;
+  for (const Parameter* parameter : parameters) {
+    if (parameter && (!anchor.defined() || parameter->options.trainable)) anchor = parameter->tensor;
+  }
+  return anchor;
+}
+
+void freeze(Parameter& parameter) {
+  TERATRON_ASSERT(!parameter.main_grad.defined(), "{} has a gradient already", parameter.name);
+  parameter.options.trainable = false;
+  parameter.tensor.requires_grad_(false);
+}
+
 at::Tensor autograd_tensor(Parameter& parameter) {
   register_use(parameter);
   return ParameterFunction::apply(parameter.tensor, &parameter);
@@ -91,17 +108,22 @@ at::Tensor autograd_tensor(Parameter& parameter) {
 
 ParameterSet::ParameterSet(const Options& options)
     : options_(options),
-      fp8_(options.fp8 ? std::make_unique<Fp8Scaling>(*options.fp8, options.device) : nullptr) {}
+      fp8_(options.fp8 ? std::make_unique<Fp8Scaling>(*options.fp8, options.device) : nullptr) {
+  if (!fp8_) return;
+  on_step_end([this](const Mesh& mesh) { fp8_->update(mesh.group(replica_axes | Axis::tp)); });
+}
 
 Parameter& ParameterSet::create(std::string name, const ParameterOptions& options) {
   TERATRON_ASSERT(find(name) == nullptr, "two parameters named {}", name);
   Parameter& parameter = parameters_.emplace_back();
   parameter.name = std::move(name);
   parameter.options = options;
-  parameter.tensor = at::empty(options.shard.local_shape(),
-                               at::TensorOptions().dtype(options_.dtype).device(options_.device));
+  parameter.tensor =
+      at::empty(options.shard.local_shape(),
+                at::TensorOptions().dtype(options.dtype.value_or(options_.dtype)).device(options_.device));
   initialize(parameter, options_.seed);
   parameter.tensor.requires_grad_(true);
+  if (!options.trainable) freeze(parameter);
   return parameter;
 }
 
@@ -118,6 +140,27 @@ int64_t ParameterSet::numel() const {
   return total;
 }
 
+std::vector<Buffer> ParameterSet::buffers() {
+  std::vector<Buffer> all = buffers_;
+  if (!fp8_) return all;
+  for (const Fp8Scaling::State& state : fp8_->state()) {
+    all.push_back({.name = state.name,
+                   .shard = Shard::replicated(state.shape),
+                   .tensor = state.values,
+                   .kind = Buffer::Kind::training});
+  }
+  return all;
+}
+
+void ParameterSet::end_step(const Mesh& mesh) const {
+  for (const auto& update : updates_) update(mesh);
+}
+
+void ParameterSet::on_loaded(bool training_state) {
+  if (!fp8_) return;
+  training_state ? fp8_->on_state_loaded() : fp8_->invalidate_weights();
+}
+
 Scope Scope::operator/(std::string_view name) const {
   Scope inner = *this;
   inner.prefix_ = full_name(name);
@@ -130,8 +173,23 @@ Scope Scope::with_fp8() const {
   return same;
 }
 
+Scope Scope::frozen() const {
+  Scope same = *this;
+  same.trainable_ = false;
+  return same;
+}
+
+Scope Scope::replicated_over(AxisSet axes) const {
+  Scope same = *this;
+  same.replicated_over_ = axes;
+  return same;
+}
+
 Parameter& Scope::parameter(std::string_view name, const ParameterOptions& options) const {
-  return set_->create(full_name(name), options);
+  ParameterOptions mine = options;
+  mine.replicated_over = replicated_over_.value_or(options.replicated_over);
+  mine.trainable = options.trainable && trainable_;
+  return set_->create(full_name(name), mine);
 }
 
 std::string Scope::full_name(std::string_view name) const {

@@ -1,8 +1,10 @@
 // Parameters and their gradients.
 //
-// A Parameter has a Shard, which says how it is cut over the tensor-parallel ranks, and a main_grad, which
-// accumulates its gradient. Layers create parameters through a Scope, which names them as Megatron-Core does,
-// for checkpoints and Hugging Face maps: "decoder.layers.3.mlp.linear_fc1.weight".
+// A Parameter has a Shard, which says how it is cut over ranks, and a main_grad, which accumulates its
+// gradient. Layers create parameters through a Scope, which names them as Megatron-Core does, for checkpoints
+// and Hugging Face maps: "decoder.layers.3.mlp.linear_fc1.weight". A name stands for one tensor: parameters of
+// the same name and shard index have the same values on all ranks, and pipeline stages that register the same
+// name share (tie) it.
 #pragma once
 
 #include <deque>
@@ -42,27 +44,28 @@ enum class ParamGroup : uint8_t {
 };
 constexpr int64_t param_groups = 3;
 
-/// Ranks over which a gradient is summed in addition to the data-parallel ones.
-enum class GradSum : uint8_t {
-  none,
-  tensor_parallel,  // a replicated parameter of which each rank sees a sequence shard or some heads
-  embedding,  // tied word embeddings: copies on the first and the last pipeline stage, counted once in norms
-};
-
 struct ParameterOptions {
   Shard shard;
   Init init;
   ParamGroup param_group = ParamGroup::standard;
-  GradSum grad_sum = GradSum::none;
+  /// Axes of the mesh over which this rank's part is replicated and trained: gradients are summed over these
+  /// ranks (by buckets, under backward), and the distributed optimizer shards over them.
+  AxisSet replicated_over = replica_axes;
+  /// Axes over which gradients are summed after backward: {tp} for a replicated parameter of which each rank
+  /// sees a sequence shard or some heads.
+  AxisSet grad_sum = {};
+  std::optional<at::ScalarType> dtype = {};  // null: the model's
+  /// false: frozen. It has no gradient and no optimizer state, and no norm counts it.
+  bool trainable = true;
 };
 
 struct Parameter {
   std::string name;
   ParameterOptions options;
-  /// This rank's shard: a leaf that requires a gradient, in the model's dtype. Never replaced, only written.
+  /// This rank's shard: a leaf that requires a gradient unless it is frozen. Never replaced, only written.
   at::Tensor tensor;
   /// Gradient accumulated over micro-batches, same shape; fp32 (fp64 for fp64). Written by accumulate_grad
-  /// and its variants, or by a kernel through grad_sink, followed by accumulate_grad.
+  /// and its variants, or by a kernel through grad_sink, followed by accumulate_grad. Undefined if frozen.
   at::Tensor main_grad;
   /// main_grad is stale: the next gradient overwrites it instead of accumulating. Avoids zeroing gradients
   /// each step.
@@ -78,7 +81,7 @@ struct Parameter {
 };
 
 /// fp32, or fp64 for fp64 parameters.
-at::ScalarType main_grad_dtype(const Parameter& parameter);
+at::ScalarType main_grad_dtype(at::ScalarType dtype);
 /// To be called by forward before it uses the parameter: waits for its values and, in grad mode, counts one
 /// more pending gradient.
 void register_use(Parameter& parameter);
@@ -87,16 +90,35 @@ void register_use(Parameter& parameter);
 GradSink grad_sink(const Parameter& parameter);
 /// The same for a parameter that may be null.
 std::optional<GradSink> grad_sink(const Parameter* parameter);
-/// main_grad += gradient; a gradient written through grad_sink is main_grad itself and only counted.
+/// main_grad += gradient; a gradient written through grad_sink is main_grad itself and only counted. Of a
+/// frozen parameter the gradient is dropped.
 void accumulate_grad(Parameter& parameter, const at::Tensor& gradient);
-/// The same by write(main_grad, add), which overwrites main_grad unless `add`.
+/// The same by write(main_grad, add), which overwrites main_grad unless `add`; not called if it is frozen.
 void accumulate_grad(Parameter& parameter, c10::function_ref<void(const at::Tensor& sum, bool add)> write);
 /// main_grad += dy^T x for a weight [out, in], dy [T, out], x [T, in]: one GEMM, no intermediate gradient.
 void accumulate_weight_grad(Parameter& parameter, const OutputGradient& dy, const at::Tensor& x);
 /// Zeroes main_grad if it is still stale.
 void finalize_grad(Parameter& parameter);
+/// For autograd functions that accumulate the gradients of these parameters (null: none) themselves: an input
+/// that makes backward run if one of them is trained.
+at::Tensor grad_anchor(std::initializer_list<const Parameter*> parameters);
+/// Makes the parameter untrainable; before it is used and before buffers are made.
+void freeze(Parameter& parameter);
 /// The parameter for plain ATen code: its gradient is accumulated into main_grad, never into tensor.grad().
 at::Tensor autograd_tensor(Parameter& parameter);
+
+/// State without a gradient (torch's register_buffer): saved, loaded and resharded like a parameter. Equal on
+/// all ranks that hold the same part.
+struct Buffer {
+  enum class Kind : uint8_t {
+    model,    // part of the model, as its weights
+    training  // saved and loaded with the optimizer, as "optimizer.<name>"; a checkpoint may lack it
+  };
+  std::string name;
+  Shard shard;
+  at::Tensor tensor;  // contiguous
+  Kind kind = Kind::model;
+};
 
 /// All parameters of one rank's model in order of registration. Addresses are stable.
 class ParameterSet {
@@ -120,6 +142,17 @@ class ParameterSet {
   Parameter* find(std::string_view name);
   /// Elements on this rank.
   int64_t numel() const;
+  /// The tensor must keep its address.
+  void register_buffer(Buffer buffer) { buffers_.push_back(std::move(buffer)); }
+  /// All registered, and FP8 scales.
+  std::vector<Buffer> buffers();
+  /// Registers what happens after each step of the optimizer (also a skipped one), in order: updates of buffers
+  /// from what forward and backward recorded.
+  void on_step_end(std::function<void(const Mesh&)> update) { updates_.push_back(std::move(update)); }
+  /// Collective over the mesh.
+  void end_step(const Mesh& mesh) const;
+  /// To be called after weights were overwritten; `training_state`: buffers of that kind, too.
+  void on_loaded(bool training_state);
   /// Null without Options::fp8.
   Fp8Scaling* fp8() { return fp8_.get(); }
 
@@ -127,6 +160,8 @@ class ParameterSet {
   Options options_;
   std::unique_ptr<Fp8Scaling> fp8_;
   std::deque<Parameter> parameters_;
+  std::vector<Buffer> buffers_;
+  std::vector<std::function<void(const Mesh&)>> updates_;
 };
 
 /// A prefix in the model's tree of parameter names.
@@ -136,6 +171,9 @@ class Scope {
   Scope operator/(std::string_view name) const;
   /// The same prefix, whose linear layers use FP8 if the model does.
   Scope with_fp8() const;
+  /// The same prefix, whose parameters are frozen, or replicated over these axes (ParameterOptions).
+  Scope frozen() const;
+  Scope replicated_over(AxisSet axes) const;
   const std::string& prefix() const { return prefix_; }
   /// Null: linear layers use the model's dtype.
   Fp8Scaling* fp8() const { return fp8_; }
@@ -148,6 +186,8 @@ class Scope {
   ParameterSet* set_;
   std::string prefix_;
   Fp8Scaling* fp8_ = nullptr;
+  std::optional<AxisSet> replicated_over_;
+  bool trainable_ = true;
 };
 
 }  // namespace teratron

@@ -20,7 +20,8 @@ struct SplitQkv : torch::autograd::Function<SplitQkv> {
   };
 
   static variable_list forward(AutogradContext* context, const at::Tensor& qkv_SBGPD,
-                               const std::optional<at::Tensor>& positions_SB, const Args& args) {
+                               const std::optional<at::Tensor>& positions_SB,
+                               const std::optional<at::Tensor>& /*anchor*/, const Args& args) {
     const auto& [rope, rope_applied, bias] = args;
     context->save_for_backward({positions_SB.value_or(at::Tensor())});
     save_pointer(context, "rope", rope);
@@ -45,7 +46,7 @@ struct SplitQkv : torch::autograd::Function<SplitQkv> {
         rope ? std::optional(rope->rotation(context->get_saved_variables()[0])) : std::nullopt;
     const MergedQkv merged = merge_qkv(parts, rotation ? &*rotation : nullptr, grad_sink(bias));
     if (bias) accumulate_grad(*bias, merged.dbias);
-    return {merged.qkv, at::Tensor(), at::Tensor()};
+    return {merged.qkv, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 
   static at::Tensor with_unit_stride(const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
@@ -60,8 +61,10 @@ bool queries_are_view(int64_t groups, int64_t queries_per_group) {
 QueryKeyValue split_qkv(const QkvProjection& projection, const RotaryEmbedding* rope,
                         const at::Tensor& positions_SB) {
   const SplitQkv::Args args{rope, projection.rope_applied, projection.bias};
+  const Parameter* const bias = projection.bias;
   const variable_list parts =
-      SplitQkv::apply(projection.qkv_SBGPD, rope ? std::optional(positions_SB) : std::nullopt, args);
+      SplitQkv::apply(projection.qkv_SBGPD, rope ? std::optional(positions_SB) : std::nullopt,
+                      bias ? std::optional(bias->tensor) : std::nullopt, args);
   return {parts[0], parts[1], parts[2]};
 }
 

@@ -1,6 +1,7 @@
 #include "teratron/optim/optimizer.h"
 
 #include <algorithm>
+#include <map>
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -28,20 +29,13 @@ at::Tensor block_groups(const ParamAndGradBuffer& buffer) {
   return groups.to(buffer.gradients().device());
 }
 
-// Whether this rank counts the tensor in sums over the model: one of the ranks that hold it does, the first
-// tensor-parallel rank if it is replicated, the first stage if it is tied.
-bool counts(const Parameter& parameter, const Mesh& mesh) {
-  if (parameter.shard().dim < 0 && mesh.group(Axis::tp).rank > 0) return false;
-  return parameter.options.grad_sum != GradSum::embedding || mesh.embedding().rank == 0;
-}
-
 // Owned parts of the tensors that this rank counts, without alignment.
-std::vector<FlatRange> counted_ranges(const ParamAndGradBuffer& buffer, const Mesh& mesh) {
+std::vector<FlatRange> counted_ranges(const ParamAndGradBuffer& buffer) {
   std::vector<FlatRange> counted;
   for (const FlatRange& owned : buffer.owned()) {
     for (const ParamAndGradBuffer::Entry& entry : buffer.entries()) {
       const FlatRange part = intersection(owned, entry.range);
-      if (part.size() > 0 && counts(*entry.parameter, mesh)) counted.push_back(part);
+      if (part.size() > 0 && entry.counts) counted.push_back(part);
     }
   }
   return counted;
@@ -53,9 +47,32 @@ at::Tensor unscale_factor(const Optimizer::Hyperparameters& hyper, const at::Ten
   return hyper.num_tokens.defined() ? scale / hyper.num_tokens : scale;
 }
 
-bool counts_all(const ParamAndGradBuffer& buffer, const Mesh& mesh) {
+bool counts_all(const ParamAndGradBuffer& buffer) {
   return std::all_of(buffer.entries().begin(), buffer.entries().end(),
-                     [&](const ParamAndGradBuffer::Entry& entry) { return counts(*entry.parameter, mesh); });
+                     [](const ParamAndGradBuffer::Entry& entry) { return entry.counts; });
+}
+
+MasterWeights master_weights(const ParamAndGradBuffer& buffer, const FlatRange& range) {
+  const at::Tensor model = range.of(buffer.parameters());
+  if (!needs_master(buffer)) return {.param = model};
+  if (model.scalar_type() == at::kBFloat16)
+    return {.param = model, .remainder = at::zeros_like(model, model.options().dtype(at::kShort))};
+  return {.param = model.to(buffer.gradients().scalar_type()), .copy = model};
+}
+
+// Owned slices only: a tied tensor has a separate bucket, so all its stages own the same ones.
+void all_reduce_tied_grads(const ParamAndGradBuffer& buffer) {
+  std::map<std::string, const ParamAndGradBuffer::Entry*> tied;  // in the same order on all stages
+  for (const ParamAndGradBuffer::Entry& entry : buffer.entries()) {
+    if (entry.tied.size > 1) tied[entry.parameter->name] = &entry;
+  }
+  for (const auto& [_, entry] : tied) {
+    for (const FlatRange& owned : buffer.owned()) {
+      const FlatRange part = intersection(owned, entry->range);
+      if (part.size() == 0) continue;
+      entry->tied.communicator->all_reduce(part.of(buffer.gradients()), ReduceOp::sum).wait();
+    }
+  }
 }
 
 }  // namespace
@@ -79,104 +96,100 @@ void StateTensor::write(const at::Tensor& new_values) const {
   }
 }
 
-Optimizer::Optimizer(ParamAndGradBuffer& buffer, const Mesh& mesh, const OptimizerOptions& options)
-    : buffer_(buffer),
-      options_(options),
-      tensor_parallel_(mesh.group(Axis::tp)),
-      embedding_group_(mesh.embedding()) {
-  norm_group_ = buffer.options().sharded ? mesh.group({Axis::tp, Axis::pp, Axis::dp})
-                                         : mesh.group({Axis::tp, Axis::pp});
-  counted_ranges_ = counted_ranges(buffer, mesh);
-  // Alignment is zero and does not change a norm: sum few large ranges instead of one per tensor.
-  norm_ranges_ = counts_all(buffer, mesh) ? buffer.owned() : counted_ranges_;
-  const at::TensorOptions state = buffer.gradients().options();
-  const at::Tensor groups = block_groups(buffer);
-  for (const FlatRange& range : buffer.owned()) {
-    slices_.push_back(
-        {.range = range,
-         .weights = master_weights(range),
-         .moments = make_moments(range.size()),
-         .groups = groups.narrow(0, range.begin / optimizer_block, range.size() / optimizer_block)});
-  }
-  scalars_ = {.lr = at::zeros({param_groups}, state.dtype(at::kDouble)),
-              .weight_decay = at::zeros({param_groups}, state.dtype(at::kDouble)),
-              .step = at::zeros({1}, state.dtype(at::kLong))};
+Optimizer::Optimizer(ParamAndGradBuffers& buffers, const Mesh& mesh, const OptimizerOptions& options)
+    : buffers_(buffers), mesh_(mesh), options_(options) {
+  for (ParamAndGradBuffer& buffer : buffers) parts_.push_back(make_part(buffer));
+  const at::TensorOptions f64 = buffers[0].gradients().options().dtype(at::kDouble);
+  scalars_ = {.lr = at::zeros({param_groups}, f64),
+              .weight_decay = at::zeros({param_groups}, f64),
+              .step = at::zeros({1}, f64.dtype(at::kLong))};
 }
 
-std::vector<Optimizer::Moment> Optimizer::make_moments(int64_t size) const {
-  const auto zeros = [&] { return at::zeros({size}, buffer_.gradients().options()); };
+Optimizer::Part Optimizer::make_part(ParamAndGradBuffer& buffer) const {
+  const AxisSet axes = buffer.replicas().axes;
+  const std::vector<FlatRange> counted = counted_ranges(buffer);
+  Part part{.buffer = buffer,
+            .norm_group = mesh_.group(buffer.options().sharded ? complement(axes) | axes : complement(axes)),
+            // Alignment is zero and does not change a norm: sum few large ranges instead of one per tensor.
+            .norm_ranges = counts_all(buffer) ? buffer.owned() : counted,
+            .counted_ranges = counted};
+  const at::Tensor groups = block_groups(buffer);
+  for (const FlatRange& range : buffer.owned()) {
+    part.slices.push_back(
+        {.range = range,
+         .weights = master_weights(buffer, range),
+         .moments = make_moments(range.size(), buffer.gradients().options()),
+         .groups = groups.narrow(0, range.begin / optimizer_block, range.size() / optimizer_block)});
+  }
+  return part;
+}
+
+std::vector<Optimizer::Moment> Optimizer::make_moments(int64_t size, const at::TensorOptions& options) const {
+  const auto zeros = [&] { return at::zeros({size}, options); };
   if (options_.kind == OptimizerKind::adam) return {{"exp_avg", zeros()}, {"exp_avg_sq", zeros()}};
   if (options_.sgd_momentum == 0.0) return {};
   return {{"momentum_buffer", zeros()}};
 }
 
-MasterWeights Optimizer::master_weights(const FlatRange& range) const {
-  const at::Tensor model = range.of(buffer_.parameters());
-  if (!needs_master(buffer_)) return {.param = model};
-  if (model.scalar_type() == at::kBFloat16)
-    return {.param = model, .remainder = at::zeros_like(model, model.options().dtype(at::kShort))};
-  return {.param = model.to(buffer_.gradients().scalar_type()), .copy = model};
-}
-
-void Optimizer::all_reduce_replicated_grads() {
-  if (tensor_parallel_.size == 1) return;
-  std::vector<at::Tensor> parts;
-  for (const ParamAndGradBuffer::Entry& entry : buffer_.entries()) {
-    if (entry.parameter->options.grad_sum == GradSum::tensor_parallel)
-      parts.push_back(entry.parameter->main_grad.view(-1));
+void Optimizer::all_reduce_partial_grads(const ParamAndGradBuffer& buffer) const {
+  std::map<AxisSet, std::vector<at::Tensor>> by_axes;
+  for (const ParamAndGradBuffer::Entry& entry : buffer.entries()) {
+    by_axes[entry.parameter->options.grad_sum].push_back(entry.parameter->main_grad.view(-1));
   }
-  if (parts.empty()) return;
-  const at::Tensor packed = at::cat(parts);
-  tensor_parallel_.communicator->all_reduce(packed, ReduceOp::sum).wait();
-  int64_t position = 0;
-  for (const at::Tensor& part : parts) {
-    part.copy_(packed.narrow(0, position, part.numel()));
-    position += part.numel();
-  }
-}
-
-// Owned slices only: a tied tensor has a separate bucket, so both stages own the same ones.
-void Optimizer::all_reduce_tied_embedding_grads() {
-  if (embedding_group_.size == 1) return;
-  for (const ParamAndGradBuffer::Entry& entry : buffer_.entries()) {
-    if (entry.parameter->options.grad_sum != GradSum::embedding) continue;
-    for (const FlatRange& owned : buffer_.owned()) {
-      const FlatRange part = intersection(owned, entry.range);
-      if (part.size() == 0) continue;
-      embedding_group_.communicator->all_reduce(part.of(buffer_.gradients()), ReduceOp::sum).wait();
+  for (const auto& [axes, parts] : by_axes) {
+    const Group& group = mesh_.group(axes);
+    if (group.size == 1) continue;
+    const at::Tensor packed = at::cat(parts);
+    group.communicator->all_reduce(packed, ReduceOp::sum).wait();
+    int64_t position = 0;
+    for (const at::Tensor& part : parts) {
+      part.copy_(packed.narrow(0, position, part.numel()));
+      position += part.numel();
     }
   }
 }
 
-at::Tensor Optimizer::sum_over_model(const std::vector<FlatRange>& ranges,
-                                     const std::function<at::Tensor(const FlatRange&)>& of_range) const {
-  at::Tensor total = at::zeros({1}, buffer_.gradients().options().dtype(at::kDouble));
-  for (const FlatRange& range : ranges) total.add_(of_range(range));
-  if (norm_group_.size > 1) norm_group_.communicator->all_reduce(total, ReduceOp::sum).wait();
-  return total;
+at::Tensor Optimizer::sum_over_model(
+    std::vector<FlatRange> Part::* ranges,
+    const std::function<at::Tensor(const FlatRange&, const ParamAndGradBuffer&)>& of_range) const {
+  at::Tensor sum;
+  for (const Part& part : parts_) {
+    at::Tensor total = at::zeros({1}, part.buffer.gradients().options().dtype(at::kDouble));
+    for (const FlatRange& range : part.*ranges) total.add_(of_range(range, part.buffer));
+    if (part.norm_group.size > 1) part.norm_group.communicator->all_reduce(total, ReduceOp::sum).wait();
+    sum = sum.defined() ? sum.add_(total) : total;
+  }
+  return sum;
 }
 
 GradStats Optimizer::step(const Hyperparameters& hyper) {
-  buffer_.finish_param_gather();
-  all_reduce_replicated_grads();
-  all_reduce_tied_embedding_grads();
-  const at::Tensor& gradients = buffer_.gradients();
-  const at::Tensor squares = sum_over_model(
-      norm_ranges_, [&](const FlatRange& range) { return sum_of_squares(range.of(gradients)); });
+  buffers_.finish_param_gather();
+  for (const ParamAndGradBuffer& buffer : buffers_) {
+    all_reduce_partial_grads(buffer);
+    all_reduce_tied_grads(buffer);
+  }
+  const at::Tensor squares =
+      sum_over_model(&Part::norm_ranges, [](const FlatRange& range, const ParamAndGradBuffer& buffer) {
+        return sum_of_squares(range.of(buffer.gradients()));
+      });
   const at::Tensor unscale = unscale_factor(hyper, squares);
   GradStats stats{.grad_norm = squares.sqrt().mul_(unscale)};
   at::Tensor finite = stats.grad_norm.isfinite();
   if (hyper.loss.defined()) finite = finite.logical_and(hyper.loss.isfinite());
   stats.found_inf = finite.logical_not().to(at::kFloat);
   if (options_.count_zeros) {
-    stats.num_zeros = sum_over_model(
-        counted_ranges_, [&](const FlatRange& range) { return count_zeros(range.of(gradients)); });
+    stats.num_zeros =
+        sum_over_model(&Part::counted_ranges, [](const FlatRange& range, const ParamAndGradBuffer& buffer) {
+          return count_zeros(range.of(buffer.gradients()));
+        });
   }
   scalars_.grad_scale = clipped(unscale, stats.grad_norm).to(at::kFloat);
   set_scalars(hyper, stats);
   advance_step_(scalars_.step, scalars_.found_inf);
-  for (const Slice& slice : slices_) step_slice(slice);
-  buffer_.gather_params();
+  for (const Part& part : parts_) {
+    for (const Slice& slice : part.slices) step_slice(slice, slice.range.of(part.buffer.gradients()));
+  }
+  buffers_.gather_params();
   return stats;
 }
 
@@ -196,9 +209,7 @@ void Optimizer::set_scalars(const Hyperparameters& hyper, const GradStats& stats
   scalars_.weight_decay.slice(0, 0, param_groups, 2).fill_(hyper.weight_decay);
 }
 
-void Optimizer::step_slice(const Slice& slice) {
-  const FlatRange& range = slice.range;
-  const at::Tensor gradient = range.of(buffer_.gradients());
+void Optimizer::step_slice(const Slice& slice, const at::Tensor& gradient) {
   if (options_.kind == OptimizerKind::adam) {
     adam_step_({.weights = slice.weights,
                 .grad = gradient,
@@ -217,10 +228,13 @@ void Optimizer::step_slice(const Slice& slice) {
 
 int64_t Optimizer::state_bytes() const {
   int64_t bytes = 0;
-  for (const Slice& slice : slices_) {
-    for (const Moment& moment : slice.moments) bytes += static_cast<int64_t>(moment.values.nbytes());
-    if (slice.weights.copy.defined()) bytes += static_cast<int64_t>(slice.weights.param.nbytes());
-    if (slice.weights.remainder.defined()) bytes += static_cast<int64_t>(slice.weights.remainder.nbytes());
+  const auto add = [&bytes](const at::Tensor& tensor) { bytes += static_cast<int64_t>(tensor.nbytes()); };
+  for (const Part& part : parts_) {
+    for (const Slice& slice : part.slices) {
+      for (const Moment& moment : slice.moments) add(moment.values);
+      if (slice.weights.copy.defined()) add(slice.weights.param);
+      if (slice.weights.remainder.defined()) add(slice.weights.remainder);
+    }
   }
   return bytes;
 }
@@ -233,40 +247,42 @@ void Optimizer::set_steps(int64_t steps) {
   scalars_.step.fill_(steps);
 }
 
-void Optimizer::add_state(const Slice& slice, const ParamAndGradBuffer::Entry& entry,
-                          std::vector<StateTensor>& out) const {
-  const FlatRange part = intersection(slice.range, entry.range);
-  if (part.size() == 0) return;
-  const FlatRange local{part.begin - entry.range.begin, part.end - entry.range.begin};
-  const auto add = [&](const char* kind, const at::Tensor& values, const at::Tensor& remainder = {}) {
-    const StateTensor whole{fmt::format("optimizer.{}.{}", kind, entry.parameter->name),
-                            entry.parameter->shard(), local, values, remainder};
-    out.push_back(whole.part(part.begin - slice.range.begin, part.end - slice.range.begin));
-  };
-  if (needs_master(buffer_)) add("param", slice.weights.param, slice.weights.remainder);
-  for (const Moment& moment : slice.moments) add(moment.name, moment.values);
-}
-
 std::vector<StateTensor> Optimizer::state() const {
   std::vector<StateTensor> out;
-  for (const Slice& slice : slices_) {
-    for (const ParamAndGradBuffer::Entry& entry : buffer_.entries()) add_state(slice, entry, out);
+  for (const Part& part : parts_) {
+    for (const Slice& slice : part.slices) {
+      for (const ParamAndGradBuffer::Entry& entry : part.buffer.entries()) {
+        const FlatRange both = intersection(slice.range, entry.range);
+        if (both.size() == 0) continue;
+        const FlatRange local{both.begin - entry.range.begin, both.end - entry.range.begin};
+        const auto add = [&](const char* kind, const at::Tensor& values, const at::Tensor& remainder = {}) {
+          const StateTensor whole{fmt::format("optimizer.{}.{}", kind, entry.parameter->name),
+                                  entry.parameter->shard(), local, values, remainder};
+          out.push_back(whole.part(both.begin - slice.range.begin, both.end - slice.range.begin));
+        };
+        if (needs_master(part.buffer)) add("param", slice.weights.param, slice.weights.remainder);
+        for (const Moment& moment : slice.moments) add(moment.name, moment.values);
+      }
+    }
   }
   return out;
 }
 
 void Optimizer::reset_master_weights() {
-  for (const Slice& slice : slices_) {
-    const auto& [param, remainder, copy] = slice.weights;
-    if (remainder.defined()) remainder.zero_();
-    if (copy.defined()) param.copy_(copy);
+  for (const Part& part : parts_) {
+    for (const Slice& slice : part.slices) {
+      const auto& [param, remainder, copy] = slice.weights;
+      if (remainder.defined()) remainder.zero_();
+      if (copy.defined()) param.copy_(copy);
+    }
   }
 }
 
 at::Tensor Optimizer::parameter_norm() const {
-  return sum_over_model(
-             norm_ranges_,
-             [&](const FlatRange& range) { return sum_of_squares(range.of(buffer_.parameters())); })
+  return sum_over_model(&Part::norm_ranges,
+                        [](const FlatRange& range, const ParamAndGradBuffer& buffer) {
+                          return sum_of_squares(range.of(buffer.parameters()));
+                        })
       .sqrt();
 }
 

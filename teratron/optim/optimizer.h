@@ -1,11 +1,10 @@
 // AdamW or SGD over flat shards, with fp32 master weights and without host synchronization. Master weights of
 // a bf16 model are its weights and 16 more bits (kernels/optimizer/optimizer_step.h).
 //
-// A step sums gradients of replicated parameters over the tensor-parallel ranks (sequence parallelism) and
-// those of tied word embeddings over the first and the last stage, takes the L2 norm over the whole model,
-// scales and clips, and updates master weights, moments and the model's copy in one pass. A gradient with Inf
-// or NaN sets a flag on the device that turns the pass into a no-op, so the weights stay intact regardless of
-// the host.
+// A step sums the gradients that are not yet whole (ParameterOptions::grad_sum, tied parameters), takes the L2
+// norm over the whole model, scales and clips, and updates master weights, moments and the model's copy in one
+// pass. A gradient with Inf or NaN sets a flag on the device that turns the pass into a no-op, so the weights
+// stay intact regardless of the host. Each buffer is updated by its own ranks.
 #pragma once
 
 #include <optional>
@@ -54,7 +53,7 @@ struct GradStats {
 
 class Optimizer {
  public:
-  Optimizer(ParamAndGradBuffer& buffer, const Mesh& mesh, const OptimizerOptions& options);
+  Optimizer(ParamAndGradBuffers& buffers, const Mesh& mesh, const OptimizerOptions& options);
 
   struct Hyperparameters {
     double lr = 0.0;
@@ -67,7 +66,7 @@ class Optimizer {
     /// f64 [1] on the device: Inf or NaN is treated as in a gradient; undefined: finite.
     at::Tensor loss = {};
   };
-  /// After ParamAndGradBuffer::finish_grad_sync(). Ends with gather_params().
+  /// After ParamAndGradBuffers::finish_grad_sync(). Ends with gather_params().
   GradStats step(const Hyperparameters& hyper);
 
   /// Bytes of moments and master weights on this rank.
@@ -83,7 +82,7 @@ class Optimizer {
   std::vector<StateTensor> state() const;
   /// Recomputes master weights from the model's; call after loading weights without optimizer state.
   void reset_master_weights();
-  /// L2 norm of all parameters, on the device.
+  /// L2 norm of all trained parameters, on the device.
   at::Tensor parameter_norm() const;
 
  private:
@@ -97,27 +96,29 @@ class Optimizer {
     std::vector<Moment> moments;
     at::Tensor groups;
   };
-  std::vector<Moment> make_moments(int64_t size) const;
-  MasterWeights master_weights(const FlatRange& range) const;
+  // A buffer, and the groups of ranks that hold parts of its tensors.
+  struct Part {
+    ParamAndGradBuffer& buffer;
+    Group norm_group;
+    std::vector<Slice> slices;
+    std::vector<FlatRange> norm_ranges;
+    std::vector<FlatRange> counted_ranges;
+  };
+  Part make_part(ParamAndGradBuffer& buffer) const;
+  std::vector<Moment> make_moments(int64_t size, const at::TensorOptions& options) const;
   at::Tensor clipped(const at::Tensor& scale, const at::Tensor& grad_norm) const;
   void set_scalars(const Hyperparameters& hyper, const GradStats& stats);
-  void step_slice(const Slice& slice);
-  void all_reduce_replicated_grads();
-  void all_reduce_tied_embedding_grads();
-  /// Sum over the model; `ranges` are those that this rank counts.
-  at::Tensor sum_over_model(const std::vector<FlatRange>& ranges,
-                            const std::function<at::Tensor(const FlatRange&)>& of_range) const;
-  void add_state(const Slice& slice, const ParamAndGradBuffer::Entry& entry,
-                 std::vector<StateTensor>& out) const;
+  void step_slice(const Slice& slice, const at::Tensor& gradient);
+  void all_reduce_partial_grads(const ParamAndGradBuffer& buffer) const;
+  /// Sum over the model of `of_range` over those ranges that this rank counts.
+  at::Tensor sum_over_model(
+      std::vector<FlatRange> Part::* ranges,
+      const std::function<at::Tensor(const FlatRange&, const ParamAndGradBuffer&)>& of_range) const;
 
-  ParamAndGradBuffer& buffer_;
+  ParamAndGradBuffers& buffers_;
+  Mesh mesh_;
   OptimizerOptions options_;
-  Group tensor_parallel_;
-  Group embedding_group_;
-  Group norm_group_;
-  std::vector<Slice> slices_;
-  std::vector<FlatRange> norm_ranges_;
-  std::vector<FlatRange> counted_ranges_;
+  std::vector<Part> parts_;
   StepScalars scalars_;
 };
 

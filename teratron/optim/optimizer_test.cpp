@@ -23,11 +23,8 @@ struct Model {
     add(scope, "decoder.weight", ParamGroup::standard);
     add(scope, "output_layer.weight", ParamGroup::decoupled_lr);
     add(scope, "decoder.bias", ParamGroup::no_weight_decay);
-    std::vector<Parameter*> all;
-    for (Parameter& parameter : parameters.all()) all.push_back(&parameter);
-    buffer = std::make_unique<ParamAndGradBuffer>(
-        all, ParamAndGradBuffer::Options{.data_parallel = mesh.group(Axis::dp)});
-    optimizer = std::make_unique<Optimizer>(*buffer, mesh, options);
+    buffers = std::make_unique<ParamAndGradBuffers>(parameters, mesh, ParamAndGradBuffer::Options{});
+    optimizer = std::make_unique<Optimizer>(*buffers, mesh, options);
   }
   static void add(const Scope& scope, const char* name, ParamGroup group) {
     scope.parameter(name,
@@ -36,7 +33,7 @@ struct Model {
 
   Mesh mesh;
   ParameterSet parameters;
-  std::unique_ptr<ParamAndGradBuffer> buffer;
+  std::unique_ptr<ParamAndGradBuffers> buffers;
   std::unique_ptr<Optimizer> optimizer;
 };
 
@@ -90,8 +87,8 @@ TEST_P(OptimizerStep, FollowsTheFormula) {
   Model model(options);
   std::vector<Reference> expected = references(model, decoupled.has_value());
   for (int64_t step = 1; step <= 3; ++step) {
-    model.buffer->zero_grad();
-    model.buffer->set_last_microbatch();
+    model.buffers->zero_grad();
+    model.buffers->set_last_microbatch();
     int64_t i = 0;
     for (Parameter& parameter : model.parameters.all()) {
       const at::Tensor gradient = gradient_of(step, i);
@@ -101,7 +98,7 @@ TEST_P(OptimizerStep, FollowsTheFormula) {
       if (options.kind == OptimizerKind::sgd) sgd(reference, gradient, options.sgd_momentum);
       if (options.kind == OptimizerKind::adam) adamw(reference, gradient, step);
     }
-    model.buffer->finish_grad_sync();
+    model.buffers->finish_grad_sync();
     model.optimizer->step({.lr = lr, .weight_decay = weight_decay, .decoupled_lr = decoupled});
   }
   size_t i = 0;
@@ -114,14 +111,14 @@ TEST_P(OptimizerStep, FollowsTheFormula) {
 // The buffer is not zeroed: the first gradient of a step overwrites it.
 TEST(Gradients, OverwriteTheLastStep) {
   Model model({});
-  ParamAndGradBuffer& buffer = *model.buffer;
+  ParamAndGradBuffers& buffers = *model.buffers;
   Parameter &once = model.parameters.all()[0], &twice = model.parameters.all()[1],
             &never = model.parameters.all()[2], &product = model.parameters.all()[3];
   const at::Tensor dy = at::randn({5, 7}, at::kDouble), x = at::randn({5, 11}, at::kDouble);
   for (const bool later : {false, true}) {
-    buffer.zero_grad();
+    buffers.zero_grad();
     for (Parameter& parameter : model.parameters.all()) parameter.main_grad.fill_(std::nan(""));
-    if (later) buffer.set_last_microbatch();
+    if (later) buffers.set_last_microbatch();
     for (int64_t use = 0; use < 2; ++use) {
       for (Parameter* parameter : {&twice, &product}) register_use(*parameter);
       accumulate_grad(twice, gradient_of(1, use));
@@ -129,7 +126,7 @@ TEST(Gradients, OverwriteTheLastStep) {
     }
     register_use(once);
     accumulate_grad(once, gradient_of(2, 0));
-    buffer.finish_grad_sync();
+    buffers.finish_grad_sync();
     EXPECT_TRUE(at::equal(once.main_grad, gradient_of(2, 0)));
     EXPECT_TRUE(at::equal(twice.main_grad, gradient_of(1, 0) + gradient_of(1, 1)));
     EXPECT_TRUE(at::allclose(product.main_grad, 2 * at::matmul(dy.t(), x)));
@@ -141,7 +138,7 @@ TEST(Gradients, OverwriteTheLastStep) {
 TEST(Gradients, AreAccumulatedInPlace) {
   Model model({});
   Parameter& parameter = model.parameters.all()[0];
-  model.buffer->zero_grad();
+  model.buffers->zero_grad();
   parameter.main_grad.fill_(std::nan(""));
   for (int64_t use = 0; use < 2; ++use) {
     register_use(parameter);
@@ -157,7 +154,7 @@ TEST(Gradients, AreAccumulatedInPlace) {
 TEST(GradientsDeathTest, MustNotAliasMainGrad) {
   Model model({});
   Parameter& parameter = model.parameters.all()[0];
-  model.buffer->zero_grad();
+  model.buffers->zero_grad();
   register_use(parameter);
   EXPECT_DEATH(accumulate_grad(parameter, parameter.main_grad.view({-1})), "aliases main_grad");
 }

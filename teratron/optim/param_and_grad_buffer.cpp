@@ -15,18 +15,6 @@ int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// Chunk index of each parameter.
-std::vector<int64_t> chunk_numbers(const std::vector<int64_t>& sizes, size_t parameters) {
-  std::vector<int64_t> numbers;
-  for (size_t chunk = 0; chunk < sizes.size(); ++chunk) {
-    numbers.insert(numbers.end(), sizes[chunk], static_cast<int64_t>(chunk));
-  }
-  if (sizes.empty()) numbers.assign(parameters, 0);
-  TERATRON_ASSERT(numbers.size() == parameters, "chunks have {} parameters, the model has {}", numbers.size(),
-                  parameters);
-  return numbers;
-}
-
 }  // namespace
 
 FlatRange intersection(const FlatRange& a, const FlatRange& b) {
@@ -34,49 +22,49 @@ FlatRange intersection(const FlatRange& a, const FlatRange& b) {
   return {begin, std::max(begin, std::min(a.end, b.end))};
 }
 
-ParamAndGradBuffer::ParamAndGradBuffer(const std::vector<Parameter*>& parameters, const Options& options)
-    : options_(options), last_microbatch_(std::max<size_t>(options.chunks.size(), 1)) {
-  assign_ranges(parameters);
-  allocate();
+ParamAndGradBuffer::ParamAndGradBuffer(std::vector<Entry> entries, const Replicas& replicas,
+                                       const at::TensorOptions& storage, const Options& options)
+    : options_(options), replicas_(replicas), entries_(std::move(entries)), ready_(entries_.size()) {
+  std::reverse(entries_.begin(), entries_.end());
+  assign_ranges();
+  allocate(storage);
 }
 
-void ParamAndGradBuffer::assign_ranges(const std::vector<Parameter*>& parameters) {
-  const std::vector<int64_t> chunks = chunk_numbers(options_.chunks, parameters.size());
-  for (size_t i = parameters.size(); i-- > 0;) {
-    Parameter* const parameter = parameters[i];
-    if (parameter->options.grad_sum == GradSum::embedding) close_bucket();
-    const int64_t before = entries_.empty() ? 0 : entries_.back().range.end;
+void ParamAndGradBuffer::assign_ranges() {
+  int64_t end = 0;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    Entry& entry = entries_[i];
+    const bool tied = entry.tied.size > 1;
+    if (tied) close_bucket(i);
     const int64_t bucket_begin = buckets_.empty() ? 0 : buckets_.back().range.end;
-    const int64_t begin = round_up(std::max(before, bucket_begin), optimizer_block);
-    const int64_t end = begin + parameter->tensor.numel();
-    entries_.push_back({parameter, {begin, end}, chunks[i]});
-    if (end - bucket_begin >= options_.bucket_size || parameter->options.grad_sum == GradSum::embedding)
-      close_bucket();
+    const int64_t begin = round_up(std::max(end, bucket_begin), optimizer_block);
+    end = begin + entry.parameter->tensor.numel();
+    entry.range = {begin, end};
+    if (tied || end - bucket_begin >= options_.bucket_size) close_bucket(i + 1);
   }
-  close_bucket();
+  close_bucket(entries_.size());
 }
 
-// The entries since the last bucket form the next one.
-void ParamAndGradBuffer::close_bucket() {
-  const auto first = bucket_of_entry_.size();
-  if (first == entries_.size()) return;
+// The entries since the last bucket, up to `end`, form the next one.
+void ParamAndGradBuffer::close_bucket(size_t end) {
+  const size_t first = bucket_of_entry_.size();
+  if (first == end) return;
   const int64_t begin = buckets_.empty() ? 0 : buckets_.back().range.end;
   // Slices of a bucket consist of whole optimizer blocks.
   const int64_t length =
-      round_up(entries_.back().range.end - begin, optimizer_block * options_.data_parallel.size);
+      round_up(entries_[end - 1].range.end - begin, optimizer_block * replicas_.group.size);
   const FlatRange range{begin, begin + length};
-  bucket_of_entry_.resize(entries_.size(), buckets_.size());
-  buckets_.push_back({.range = range, .parameters = static_cast<int64_t>(entries_.size() - first)});
+  bucket_of_entry_.resize(end, buckets_.size());
+  buckets_.push_back({.range = range, .parameters = end - first});
   owned_.push_back(options_.sharded ? slice(range) : range);
 }
 
-void ParamAndGradBuffer::allocate() {
-  if (entries_.empty()) return;
-  const at::TensorOptions storage = entries_.front().parameter->tensor.options().requires_grad(false);
-  const int64_t length = buckets_.back().range.end;
-  gradients_ = at::zeros({length}, storage.dtype(main_grad_dtype(*entries_.front().parameter)));
-  const bool gathered = options_.sharded && options_.data_parallel.size > 1;
-  parameters_ = gathered ? options_.data_parallel.communicator->alloc_symmetric({length}, storage)
+void ParamAndGradBuffer::allocate(const at::TensorOptions& storage) {
+  const int64_t length = buckets_.empty() ? 0 : buckets_.back().range.end;
+  gradients_ =
+      at::zeros({length}, storage.dtype(main_grad_dtype(c10::typeMetaToScalarType(storage.dtype()))));
+  const bool gathered = options_.sharded && replicas_.group.size > 1 && length > 0;
+  parameters_ = gathered ? replicas_.group.communicator->alloc_symmetric({length}, storage)
                          : at::empty({length}, storage);
   parameters_.zero_();
   for (size_t i = 0; i < entries_.size(); ++i) {
@@ -94,39 +82,53 @@ void ParamAndGradBuffer::allocate() {
 }
 
 FlatRange ParamAndGradBuffer::slice(const FlatRange& bucket) const {
-  const int64_t length = bucket.size() / options_.data_parallel.size;
-  const int64_t begin = bucket.begin + options_.data_parallel.rank * length;
+  const int64_t length = bucket.size() / replicas_.group.size;
+  const int64_t begin = bucket.begin + replicas_.group.rank * length;
   return {begin, begin + length};
 }
 
-double ParamAndGradBuffer::gradient_scale() const {
-  return options_.average_in_collective ? 1.0 : 1.0 / static_cast<double>(options_.data_parallel.size);
+void ParamAndGradBuffer::zero_grad() {
+  for (const Entry& entry : entries_) {
+    entry.parameter->grad_is_stale = true;
+    entry.parameter->pending_grads = 0;  // uses that did not reach the last loss
+  }
+  last_microbatch_.clear();
+  ready_.assign(entries_.size(), false);
+  for (Bucket& bucket : buckets_) bucket.ready = 0;
+  started_ = 0;
 }
 
-void ParamAndGradBuffer::zero_grad() {
-  for (const Entry& entry : entries_) entry.parameter->grad_is_stale = true;
-  std::fill(last_microbatch_.begin(), last_microbatch_.end(), false);
-  for (Bucket& bucket : buckets_) {
-    bucket.ready = 0;
-    bucket.started = false;
+void ParamAndGradBuffer::set_last_microbatch(int64_t chunk) {
+  const auto index = static_cast<size_t>(chunk);
+  if (last_microbatch_.size() <= index) last_microbatch_.resize(index + 1);
+  last_microbatch_[index] = true;
+}
+
+// In fixed order: a rank on which a parameter got no gradient finishes its buckets in another one.
+void ParamAndGradBuffer::on_grad_ready(size_t entry) {
+  const auto chunk = static_cast<size_t>(entries_[entry].chunk);
+  if (chunk >= last_microbatch_.size() || !last_microbatch_[chunk]) return;
+  Bucket& bucket = buckets_[bucket_of_entry_[entry]];
+  TERATRON_ASSERT(bucket_of_entry_[entry] >= started_, "{} gets a gradient after its reduction has started",
+                  entries_[entry].parameter->name);
+  if (!ready_[entry]) bucket.ready += 1;
+  ready_[entry] = true;
+  while (started_ < buckets_.size() && buckets_[started_].ready == buckets_[started_].parameters) {
+    start_reduction(buckets_[started_]);
   }
 }
 
-void ParamAndGradBuffer::on_grad_ready(size_t entry) {
-  if (!last_microbatch_[entries_[entry].chunk]) return;
-  Bucket& bucket = buckets_[bucket_of_entry_[entry]];
-  bucket.ready += 1;
-  if (bucket.ready == bucket.parameters) start_reduction(bucket);
-}
-
 void ParamAndGradBuffer::start_reduction(Bucket& bucket) {
-  bucket.started = true;
+  started_ += 1;
   for (const Entry& entry : entries_) {
     if (entry.range.begin >= bucket.range.begin && entry.range.end <= bucket.range.end) {
       finalize_grad(*entry.parameter);
     }
   }
-  const Group& group = options_.data_parallel;
+  const Group& group = replicas_.group;
+  if (options_.average_in_collective && replicas_.share != 1.0) {
+    bucket.range.of(gradients_).mul_(replicas_.share);
+  }
   if (group.size == 1) return;
   const ReduceOp op = options_.average_in_collective ? ReduceOp::avg : ReduceOp::sum;
   at::Tensor sent = bucket.range.of(gradients_);
@@ -150,14 +152,12 @@ void ParamAndGradBuffer::finish_grad_sync(Bucket& bucket) {
 }
 
 void ParamAndGradBuffer::finish_grad_sync() {
-  for (Bucket& bucket : buckets_) {
-    if (!bucket.started) start_reduction(bucket);
-  }
+  while (started_ < buckets_.size()) start_reduction(buckets_[started_]);
   for (Bucket& bucket : buckets_) finish_grad_sync(bucket);
 }
 
 void ParamAndGradBuffer::gather_params() {
-  const Group& group = options_.data_parallel;
+  const Group& group = replicas_.group;
   if (!options_.sharded || group.size == 1) return;
   // Last bucket first: it holds the first layers.
   for (auto bucket = buckets_.rbegin(); bucket != buckets_.rend(); ++bucket) {

@@ -1,16 +1,18 @@
 // Flat buffers of parameters and gradients, as in Megatron-LM's DDP and distributed optimizer.
 //
 // Parameters are stored in reverse order of registration (about the order in which backward finishes their
-// gradients), each aligned to 64 elements, and divided into buckets. A bucket is reduced over the
-// data-parallel ranks as soon as its last gradient in the step's final micro-batch is ready, while backward
-// continues. With `sharded` (ZeRO-1, Rajbhandari et al. 2020) each rank gets an equal slice of every bucket
-// and optimizes only that slice; afterwards the parameters are all-gathered, optionally overlapping the next
-// forward. Otherwise every rank owns everything. One rank is a group of one.
+// gradients), each aligned to 64 elements, and divided into buckets. Buckets are reduced over the ranks on
+// which the parameters are replicated in this fixed order, each as soon as its last gradient in the step's
+// final micro-batch is ready, while backward continues. With `sharded` (ZeRO-1, Rajbhandari et al. 2020) each
+// rank gets an equal slice of every bucket and optimizes only that slice; afterwards the parameters are
+// all-gathered, optionally overlapping the next forward. Otherwise every rank owns everything. One rank is a
+// group of one.
 //
-// Word embeddings tied over pipeline stages have a separate bucket, so that the ranks of the first and of the
-// last stage own the same slices of it.
+// Parameters tied over pipeline stages have separate buckets, so that the ranks of these stages own the same
+// slices of them. A parameter without a gradient in some step has a gradient of zero.
 #pragma once
 
+#include <deque>
 #include <vector>
 
 #include "teratron/comm/mesh/mesh.h"
@@ -32,33 +34,38 @@ FlatRange intersection(const FlatRange& a, const FlatRange& b);
 class ParamAndGradBuffer {
  public:
   struct Options {
-    Group data_parallel;
     bool sharded = false;
     int64_t bucket_size = 40'000'000;    // elements after which a bucket is closed
-    bool average_in_collective = false;  // else the caller scales the loss by gradient_scale()
+    bool average_in_collective = false;  // over Mesh::replicas(); else the loss is divided by their number
     bool reduce_in_bf16 = false;         // gradients are rounded for communication
     bool overlap_param_gather = false;   // a forward waits only for the parameters it uses
-    std::vector<int64_t> chunks = {};  // number of parameters per pipeline chunk, in order; empty: one chunk
+  };
+  /// The ranks that train the same values.
+  struct Replicas {
+    AxisSet axes = replica_axes;
+    Group group;
+    double share = 1.0;  // of Mesh::replicas(), in size
   };
   struct Entry {
     Parameter* parameter = nullptr;
-    FlatRange range;
-    int64_t chunk = 0;
+    int64_t chunk = 0;     // of the pipeline stage
+    Group tied = {};       // stages that share the parameter
+    bool counts = true;    // in sums over the model: this rank is the first of those that hold this part
+    FlatRange range = {};  // set by the buffer
   };
 
-  /// Moves the parameters into the buffer and sets their main_grad. They must outlive it and share dtype and
-  /// device.
-  ParamAndGradBuffer(const std::vector<Parameter*>& parameters, const Options& options);
+  /// Moves parameters of one dtype, in order of registration, into the buffer and sets their main_grad. They
+  /// must outlive it. `storage` has their dtype and device.
+  ParamAndGradBuffer(std::vector<Entry> entries, const Replicas& replicas, const at::TensorOptions& storage,
+                     const Options& options);
   ParamAndGradBuffer(const ParamAndGradBuffer&) = delete;
   ParamAndGradBuffer& operator=(const ParamAndGradBuffer&) = delete;
 
-  /// Factor of the loss for which summed gradients are the average over the ranks.
-  double gradient_scale() const;
   /// Before the first backward of a step. Gradients are only marked stale; the buffer's contents are
   /// undefined until finish_grad_sync().
   void zero_grad();
   /// From now on gradients of this chunk are the last of the step: complete buckets start their reduction.
-  void set_last_microbatch(int64_t chunk = 0) { last_microbatch_.at(chunk) = true; }
+  void set_last_microbatch(int64_t chunk = 0);
   /// After the last backward: the current stream waits until every owned gradient is reduced.
   void finish_grad_sync();
   /// After the optimizer step: all-gathers the parameters if sharded. With overlap_param_gather the values
@@ -66,32 +73,33 @@ class ParamAndGradBuffer {
   void gather_params();
   void finish_param_gather();
 
-  const at::Tensor& gradients() const { return gradients_; }    // fp32 (fp64), 1-D
-  const at::Tensor& parameters() const { return parameters_; }  // the model's dtype, 1-D
-  const std::vector<Entry>& entries() const { return entries_; }
+  const at::Tensor& gradients() const { return gradients_; }      // fp32 (fp64), 1-D
+  const at::Tensor& parameters() const { return parameters_; }    // the parameters' dtype, 1-D
+  const std::vector<Entry>& entries() const { return entries_; }  // in order of `range`
   /// Elements that this rank's optimizer updates, ascending.
   const std::vector<FlatRange>& owned() const { return owned_; }
+  const Replicas& replicas() const { return replicas_; }
   const Options& options() const { return options_; }
 
  private:
   struct Bucket {
     FlatRange range;
-    int64_t parameters = 0;
-    int64_t ready = 0;
-    bool started = false;
+    size_t parameters = 0;
+    size_t ready = 0;
     at::Tensor result;  // of the reduction, in bf16 if reduce_in_bf16
     Work reduction;
     Work gather;
   };
-  void assign_ranges(const std::vector<Parameter*>& parameters);
-  void close_bucket();
-  void allocate();
+  void assign_ranges();
+  void close_bucket(size_t end);
+  void allocate(const at::TensorOptions& storage);
   void on_grad_ready(size_t entry);
   void start_reduction(Bucket& bucket);
   void finish_grad_sync(Bucket& bucket);
   FlatRange slice(const FlatRange& bucket) const;
 
   Options options_;
+  Replicas replicas_;
   std::vector<Entry> entries_;
   std::vector<Bucket> buckets_;
   std::vector<size_t> bucket_of_entry_;
@@ -99,6 +107,33 @@ class ParamAndGradBuffer {
   at::Tensor gradients_;
   at::Tensor parameters_;
   std::vector<bool> last_microbatch_;  // by chunk
+  std::vector<bool> ready_;            // by entry
+  size_t started_ = 0;                 // buckets whose reduction has started
+};
+
+/// Buffers of all parameters of a rank that are trained, one per dtype and set of replicas.
+class ParamAndGradBuffers {
+ public:
+  /// `chunks`: number of parameters per pipeline chunk, in order; empty: one chunk. Collective over the mesh.
+  /// UserError(config) if no rank trains anything.
+  ParamAndGradBuffers(ParameterSet& parameters, const Mesh& mesh, const ParamAndGradBuffer::Options& options,
+                      const std::vector<int64_t>& chunks = {});
+
+  // Of every buffer:
+  void zero_grad();
+  void set_last_microbatch(int64_t chunk = 0);
+  void finish_grad_sync();
+  void gather_params();
+  void finish_param_gather();
+
+  auto begin() { return buffers_.begin(); }
+  auto end() { return buffers_.end(); }
+  /// At least one; the same dtypes and replicas, in the same order, on every rank.
+  ParamAndGradBuffer& operator[](size_t i) { return buffers_.at(i); }
+  size_t size() const { return buffers_.size(); }
+
+ private:
+  std::deque<ParamAndGradBuffer> buffers_;
 };
 
 }  // namespace teratron

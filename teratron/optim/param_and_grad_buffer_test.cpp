@@ -46,19 +46,21 @@ class Recorder final : public Communicator {
 };
 
 // Four parameters of the given sizes.
-struct Buffer {
-  explicit Buffer(std::array<int64_t, 4> sizes, ParamAndGradBuffer::Options options = {}, int64_t tied = -1) {
+struct FourParameters {
+  explicit FourParameters(std::array<int64_t, 4> sizes, const ParamAndGradBuffer::Replicas& replicas = {},
+                          ParamAndGradBuffer::Options options = {}, int64_t tied = -1) {
     const Scope scope(parameters);
-    std::vector<Parameter*> all;
+    std::vector<ParamAndGradBuffer::Entry> all;
     for (int64_t i = 0; i < 4; ++i) {
-      all.push_back(&scope.parameter(std::string(1, static_cast<char>('a' + i)),
-                                     {.shard = Shard::replicated({sizes[i]}),
-                                      .init = Init::normal(1.0),
-                                      .grad_sum = i == tied ? GradSum::embedding : GradSum::none}));
-      values.push_back(all.back()->tensor.detach().clone());
+      Parameter& parameter =
+          scope.parameter(std::string(1, static_cast<char>('a' + i)),
+                          {.shard = Shard::replicated({sizes[i]}), .init = Init::normal(1.0)});
+      all.push_back({.parameter = &parameter});
+      if (i == tied) all.back().tied.size = 2;
+      values.push_back(parameter.tensor.detach().clone());
     }
     options.bucket_size = 150;
-    flat = std::make_unique<ParamAndGradBuffer>(all, options);
+    flat = std::make_unique<ParamAndGradBuffer>(all, replicas, values[0].options(), options);
   }
   Parameter& operator[](size_t i) { return parameters.all()[i]; }
 
@@ -67,12 +69,12 @@ struct Buffer {
   std::unique_ptr<ParamAndGradBuffer> flat;
 };
 
-ParamAndGradBuffer::Options second_of_two(const std::shared_ptr<Recorder>& recorder) {
-  return {.data_parallel = {.rank = 1, .size = 2, .ranks = {0, 1}, .communicator = recorder}};
+ParamAndGradBuffer::Replicas second_of_two(const std::shared_ptr<Recorder>& recorder) {
+  return {.group = {.rank = 1, .size = 2, .ranks = {0, 1}, .communicator = recorder}};
 }
 
 TEST(ParamAndGradBuffer, AlignsParametersInReverseOrder) {
-  Buffer buffer({10, 70, 64, 100});
+  FourParameters buffer({10, 70, 64, 100});
   const std::vector<ParamAndGradBuffer::Entry>& entries = buffer.flat->entries();
   const Ranges expected{{0, 100}, {128, 192}, {192, 262}, {320, 330}};
   ASSERT_EQ(entries.size(), expected.size());
@@ -93,22 +95,23 @@ TEST(ParamAndGradBuffer, AlignsParametersInReverseOrder) {
 // A bucket ends after the parameter that fills it (150 elements here), padded to whole blocks on every rank.
 TEST(ParamAndGradBuffer, SlicesBucketsEquallyIntoWholeBlocks) {
   const std::array<int64_t, 4> sizes{10, 70, 64, 100};
-  EXPECT_EQ(Buffer(sizes).flat->owned(), (Ranges{{0, 192}, {192, 384}}));
+  EXPECT_EQ(FourParameters(sizes).flat->owned(), (Ranges{{0, 192}, {192, 384}}));
 
-  ParamAndGradBuffer::Options options = second_of_two(std::make_shared<Recorder>());
-  const Buffer whole(sizes, options);
+  const ParamAndGradBuffer::Replicas replicas = second_of_two(std::make_shared<Recorder>());
+  const FourParameters whole(sizes, replicas);
   EXPECT_EQ(whole.flat->owned(), (Ranges{{0, 256}, {256, 512}}));
   EXPECT_EQ(whole.flat->gradients().numel(), 512);
-  options.sharded = true;
-  EXPECT_EQ(Buffer(sizes, options).flat->owned(), (Ranges{{128, 256}, {384, 512}}));
+  EXPECT_EQ(FourParameters(sizes, replicas, {.sharded = true}).flat->owned(),
+            (Ranges{{128, 256}, {384, 512}}));
 }
 
-TEST(ParamAndGradBuffer, HasASeparateBucketForATiedEmbedding) {
-  EXPECT_EQ(Buffer({10, 70, 64, 100}, {}, 2).flat->owned(), (Ranges{{0, 128}, {128, 192}, {192, 384}}));
+TEST(ParamAndGradBuffer, HasASeparateBucketForATiedParameter) {
+  EXPECT_EQ(FourParameters({10, 70, 64, 100}, {}, {}, 2).flat->owned(),
+            (Ranges{{0, 128}, {128, 192}, {192, 384}}));
 }
 
 // Forward and backward of a product of the parameters; records when backward reaches the second one.
-void run_microbatch(Buffer& buffer, Notes& notes) {
+void run_microbatch(FourParameters& buffer, Notes& notes) {
   at::Tensor product = at::ones({100});
   for (size_t i = 0; i < 4; ++i) {
     product = product * autograd_tensor(buffer[i]);
@@ -121,9 +124,7 @@ void run_microbatch(Buffer& buffer, Notes& notes) {
 TEST(ParamAndGradBuffer, ReducesBucketsDuringTheLastBackward) {
   for (const bool sharded : {false, true}) {
     const auto recorder = std::make_shared<Recorder>();
-    ParamAndGradBuffer::Options options = second_of_two(recorder);
-    options.sharded = sharded;
-    Buffer buffer({100, 100, 100, 100}, options);
+    FourParameters buffer({100, 100, 100, 100}, second_of_two(recorder), {.sharded = sharded});
     for (int64_t step = 0; step < 2; ++step) {
       recorder->notes.clear();
       buffer.flat->zero_grad();
@@ -140,7 +141,7 @@ TEST(ParamAndGradBuffer, ReducesBucketsDuringTheLastBackward) {
 
 TEST(ParamAndGradBuffer, ReducesUnusedParametersAtTheEnd) {
   const auto recorder = std::make_shared<Recorder>();
-  Buffer buffer({100, 100, 100, 100}, second_of_two(recorder));
+  FourParameters buffer({100, 100, 100, 100}, second_of_two(recorder));
   buffer.flat->zero_grad();
   buffer.flat->set_last_microbatch();
   autograd_tensor(buffer[2]).sum().backward();
@@ -150,13 +151,62 @@ TEST(ParamAndGradBuffer, ReducesUnusedParametersAtTheEnd) {
             (Notes{"reduce 0+256", "reduce 256+256", "wait: reduce 0+256", "wait: reduce 256+256"}));
 }
 
+// Ranks that use different parameters must not reduce different buckets at the same time.
+TEST(ParamAndGradBuffer, ReducesBucketsInFixedOrder) {
+  const auto recorder = std::make_shared<Recorder>();
+  FourParameters buffer({100, 100, 100, 100}, second_of_two(recorder));
+  buffer.flat->zero_grad();
+  buffer.flat->set_last_microbatch();
+  (autograd_tensor(buffer[0]) * autograd_tensor(buffer[1])).sum().backward();  // all of the second bucket
+  EXPECT_EQ(recorder->notes, Notes{});
+  autograd_tensor(buffer[3]).sum().backward();
+  autograd_tensor(buffer[2]).sum().backward();
+  EXPECT_EQ(recorder->notes, (Notes{"reduce 0+256", "reduce 256+256"}));
+}
+
+// A use whose output does not reach the loss delays no later step.
+TEST(ParamAndGradBuffer, ForgetsUsesWithoutAGradient) {
+  const auto recorder = std::make_shared<Recorder>();
+  FourParameters buffer({100, 100, 100, 100}, second_of_two(recorder));
+  for (const bool wasted : {true, false}) {
+    recorder->notes.clear();
+    buffer.flat->zero_grad();
+    buffer.flat->set_last_microbatch();
+    if (wasted) autograd_tensor(buffer[3]);
+    run_microbatch(buffer, recorder->notes);
+    buffer.flat->finish_grad_sync();
+    EXPECT_EQ(recorder->notes[0], wasted ? "backward reaches b" : "reduce 0+256");
+    EXPECT_TRUE(at::equal(buffer[3].main_grad, buffer.values[0] * buffer.values[1] * buffer.values[2]));
+  }
+}
+
+TEST(ParamAndGradBufferDeathTest, RejectsGradientsAfterTheReduction) {
+  const auto recorder = std::make_shared<Recorder>();
+  FourParameters buffer({100, 100, 100, 100}, second_of_two(recorder));
+  buffer.flat->zero_grad();
+  buffer.flat->set_last_microbatch();
+  run_microbatch(buffer, recorder->notes);
+  EXPECT_DEATH(autograd_tensor(buffer[3]).sum().backward(), "d gets a gradient after its reduction");
+}
+
+// Gradients are averaged over the replicas of the run, not over the buffer's own ranks.
+TEST(ParamAndGradBuffer, ScalesGradientsToTheReplicasOfTheRun) {
+  ParamAndGradBuffer::Replicas replicas = second_of_two(std::make_shared<Recorder>());
+  replicas.share = 0.25;  // two of eight
+  for (const bool average : {false, true}) {
+    FourParameters buffer({100, 100, 100, 100}, replicas, {.average_in_collective = average});
+    buffer.flat->zero_grad();
+    autograd_tensor(buffer[3]).sum().backward();
+    buffer.flat->finish_grad_sync();
+    EXPECT_TRUE(at::equal(buffer[3].main_grad, at::full({100}, average ? 0.25 : 1.0)));
+  }
+}
+
 TEST(ParamAndGradBuffer, GathersInTheOrderOfForward) {
   for (const bool overlap : {false, true}) {
     const auto recorder = std::make_shared<Recorder>();
-    ParamAndGradBuffer::Options options = second_of_two(recorder);
-    options.sharded = true;
-    options.overlap_param_gather = overlap;
-    Buffer buffer({100, 100, 100, 100}, options);
+    FourParameters buffer({100, 100, 100, 100}, second_of_two(recorder),
+                          {.sharded = true, .overlap_param_gather = overlap});
     buffer.flat->gather_params();
     recorder->notes.emplace_back("forward");
     for (size_t i = 0; i < 4; ++i) autograd_tensor(buffer[i]);

@@ -17,7 +17,7 @@ using nlohmann::json;
 
 namespace {
 
-at::ScalarType scalar_type(Dtype dtype, const std::string& name) {
+at::ScalarType floating_type(Dtype dtype, const std::string& name) {
   const std::optional<at::ScalarType> type = scalar_type_of(dtype);
   if (type && at::isFloatingType(*type)) return *type;
   throw checkpoint_error({.what = fmt::format("weights of type {} cannot be loaded", name_of(dtype)),
@@ -78,45 +78,51 @@ class HostTensors {
   std::vector<LocalTensor> list_;
 };
 
-StateTensor whole(const Parameter& parameter) {
-  return {
-      parameter.name, parameter.shard(), {0, parameter.tensor.numel()}, parameter.tensor.detach().view(-1)};
+StateTensor whole(const std::string& name, const Shard& shard, const at::Tensor& tensor) {
+  return {name, shard, {0, tensor.numel()}, tensor.view(-1)};
+}
+
+std::vector<StateTensor> buffers(ParameterSet& parameters, Buffer::Kind kind) {
+  std::vector<StateTensor> all;
+  for (const Buffer& buffer : parameters.buffers()) {
+    const std::string prefix = kind == Buffer::Kind::training ? "optimizer." : "";
+    if (buffer.kind == kind) all.push_back(whole(prefix + buffer.name, buffer.shard, buffer.tensor));
+  }
+  return all;
+}
+
+// Parameters and the model's buffers.
+std::vector<StateTensor> weights(ParameterSet& parameters) {
+  std::vector<StateTensor> all;
+  for (const Parameter& parameter : parameters.all()) {
+    all.push_back(whole(parameter.name, parameter.shard(), parameter.tensor.detach()));
+  }
+  const std::vector<StateTensor> others = buffers(parameters, Buffer::Kind::model);
+  all.insert(all.end(), others.begin(), others.end());
+  return all;
 }
 
 // Weights are read in the dtype in which they were saved.
 void add_weights(ParameterSet& parameters, const CheckpointInfo& info, HostTensors& tensors) {
   bool converted = false;
-  for (const Parameter& parameter : parameters.all()) {
-    const StateTensor state = whole(parameter);
-    const auto saved = info.tensors.find(parameter.name);
-    const at::ScalarType type = saved == info.tensors.end()
-                                    ? parameter.tensor.scalar_type()
-                                    : scalar_type(saved->second.dtype, parameter.name);
-    converted = converted || type != parameter.tensor.scalar_type();
-    tensors.add(state, type);
+  for (const StateTensor& state : weights(parameters)) {
+    const auto saved = info.tensors.find(state.name);
+    const bool same = saved == info.tensors.end() || saved->second.dtype == dtype_of(state.type());
+    tensors.add(state, same ? state.type() : floating_type(saved->second.dtype, state.name));
+    converted = converted || !same;
   }
   if (converted) {
     notice("weights of {} are converted to {}", info.path.string(), at::toString(parameters.options().dtype));
   }
 }
 
-std::vector<StateTensor> fp8_state(TrainEngine& engine) {
-  std::vector<StateTensor> states;
-  Fp8Scaling* const fp8 = engine.parameters().fp8();
-  if (!fp8) return states;
-  for (const Fp8Scaling::State& state : fp8->state()) {
-    states.push_back(
-        {"optimizer." + state.name, Shard::replicated(state.shape), {0, state.values.numel()}, state.values});
-  }
-  return states;
-}
-
-// Without it, after a change of precision or of the history's length, the history starts empty.
-bool has_fp8_state(const CheckpointInfo& info, const std::vector<StateTensor>& states) {
-  return !states.empty() && std::all_of(states.begin(), states.end(), [&](const StateTensor& state) {
+// The first of the states that the checkpoint lacks, or holds in another shape; null: none.
+const StateTensor* first_missing(const CheckpointInfo& info, const std::vector<StateTensor>& states) {
+  const auto missing = std::find_if(states.begin(), states.end(), [&](const StateTensor& state) {
     const auto saved = info.tensors.find(state.name);
-    return saved != info.tensors.end() && saved->second.shape == state.shard.global_shape;
+    return saved == info.tensors.end() || saved->second.shape != state.shard.global_shape;
   });
+  return missing == states.end() ? nullptr : &*missing;
 }
 
 void add_states(const std::vector<StateTensor>& states, HostTensors& tensors) {
@@ -126,14 +132,12 @@ void add_states(const std::vector<StateTensor>& states, HostTensors& tensors) {
 // Copies the tensors to save to the host and lists them in the request.
 std::shared_ptr<HostTensors> add_tensors(SaveRequest& request, TrainEngine& engine, bool optimizer,
                                          HostTensors::Kind kind) {
-  engine.buffer().finish_param_gather();
+  engine.buffers().finish_param_gather();
   auto tensors = std::make_shared<HostTensors>(kind);
-  for (const Parameter& parameter : engine.parameters().all()) {
-    tensors->add(whole(parameter), parameter.tensor.scalar_type());
-  }
+  add_states(weights(engine.parameters()), *tensors);
   if (optimizer) {
     add_states(engine.optimizer().state(), *tensors);
-    add_states(fp8_state(engine), *tensors);
+    add_states(buffers(engine.parameters(), Buffer::Kind::training), *tensors);
   }
   tensors->copy_to_host();
   request.tensors = tensors->list();
@@ -203,18 +207,18 @@ std::unique_ptr<AsyncSave> save_model_async(TrainEngine& engine, SaveRequest req
 }
 
 std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions& options) {
-  engine.buffer().finish_param_gather();
+  engine.buffers().finish_param_gather();
   Communicator& peers = *engine.mesh().world().communicator;
   HostTensors tensors;
-  const std::vector<StateTensor> fp8 = fp8_state(engine);
-  bool fp8_loaded = false;
+  const std::vector<StateTensor> state = buffers(engine.parameters(), Buffer::Kind::training);
+  const StateTensor* missing = nullptr;
   const auto select = [&](const CheckpointInfo& found) {
     check_loadable(found, options);
     tensors = HostTensors();
     add_weights(engine.parameters(), found, tensors);
     if (options.optimizer) add_states(engine.optimizer().state(), tensors);
-    fp8_loaded = options.optimizer && has_fp8_state(found, fp8);
-    if (fp8_loaded) add_states(fp8, tensors);
+    missing = first_missing(found, state);
+    if (options.optimizer && !missing) add_states(state, tensors);
     return tensors.list();
   };
   const auto info = load_checkpoint({.directory = options.directory,
@@ -227,17 +231,15 @@ std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions&
   tensors.copy_from_host();
   if (peers.rank() == 0) note_changes(*info, options);
   if (options.optimizer) {  // weights follow from the master weights
-    engine.buffer().gather_params();
-    engine.buffer().finish_param_gather();
+    engine.buffers().gather_params();
+    engine.buffers().finish_param_gather();
   } else {
     engine.optimizer().reset_master_weights();
   }
-  if (Fp8Scaling* scaling = engine.parameters().fp8()) {
-    fp8_loaded ? scaling->on_state_loaded() : scaling->invalidate_weights();
-  }
-  if (options.optimizer && !fp8.empty() && !fp8_loaded) {
-    notice("{} holds no FP8 scales for this run: the first step scales each tensor by itself",
-           info->path.string());
+  engine.parameters().on_loaded(options.optimizer && !state.empty() && !missing);
+  if (options.optimizer && missing) {
+    notice("{} does not hold {} as this run needs it: all state of this kind starts anew",
+           info->path.string(), missing->name);
   }
   return info;
 }

@@ -191,14 +191,14 @@ TEST(Mesh, CreatesTheGroupsOfEachRank) {
     EXPECT_EQ(mesh.group({Axis::dp, Axis::cp}).ranks, mesh.group(Axis::dp).ranks);
     EXPECT_EQ(mesh.group(Axis::cp).size, 1);
     EXPECT_EQ(mesh.group(Axis::cp).ranks, std::vector<int64_t>{rank});
-    EXPECT_EQ(mesh.position_embedding().size, 1);
+    EXPECT_EQ(mesh.replicas().ranks, mesh.data_parallel().ranks);
     const bool middle = rank / 4 == 1;
-    EXPECT_EQ(mesh.embedding().ranks,
-              middle ? std::vector{rank} : std::vector<int64_t>({rank % 4, rank % 4 + 8}));
+    const Group ends = middle ? mesh.stage_group({1}) : mesh.stage_group({0, 2});
+    EXPECT_EQ(ends.ranks, middle ? std::vector{rank} : std::vector<int64_t>({rank % 4, rank % 4 + 8}));
     at::Tensor x = at::ones({1});
-    for (const Group* group : {&mesh.embedding(), &mesh.world(), &mesh.group({Axis::tp, Axis::pp})}) {
-      group->communicator->all_reduce(x, ReduceOp::avg).wait();
-      EXPECT_EQ(group->communicator->size(), group->size);
+    for (const Group& group : {ends, mesh.world(), mesh.group({Axis::tp, Axis::pp})}) {
+      group.communicator->all_reduce(x, ReduceOp::avg).wait();
+      EXPECT_EQ(group.communicator->size(), group.size);
     }
     EXPECT_EQ(x.item<float>(), 1);
     EXPECT_NE(to_string(mesh).find("12 ranks = tp 2 x cp 1 x dp 2 x pp 3"), std::string::npos);
@@ -212,7 +212,7 @@ TEST(Mesh, OfOneRankNeedsNoWorld) {
   EXPECT_EQ(mesh.group({Axis::tp, Axis::cp, Axis::dp, Axis::pp}).size, 1);
   mesh.group({Axis::ep, Axis::etp, Axis::edp}).communicator->barrier();
   mesh.world().communicator->barrier();
-  mesh.embedding().communicator->barrier();
+  mesh.stage_group({0}).communicator->barrier();
 }
 
 TEST(Mesh, RejectsInvalidSizes) {

@@ -4,79 +4,67 @@
 #include <map>
 
 #include "teratron/base/error.h"
+#include "teratron/comm/host/single_world.h"
 
 namespace teratron {
 namespace {
-
-/// A set of axes as bits.
-using AxisSet = uint32_t;
-
-AxisSet bit(Axis axis) {
-  return AxisSet{1} << static_cast<unsigned>(axis);
-}
-
-AxisSet axis_set(std::initializer_list<Axis> axes) {
-  AxisSet set = 0;
-  for (Axis axis : axes) set |= bit(axis);
-  return set;
-}
 
 Group single_rank(int64_t rank) {
   return {.ranks = {rank}};
 }
 
-/// Creates the groups of one rank. Equal lists share a communicator: axes of size 1 make many of them.
-class GroupFactory {
- public:
-  explicit GroupFactory(World& world) : world_(world) {}
-
-  Group make(const std::vector<int64_t>& ranks) {
-    if (ranks.size() == 1) return single_rank(ranks[0]);
-    Group& group = groups_[ranks];
-    if (group.size == 1) {
-      group.communicator = world_.group(ranks);
-      group.ranks = ranks;
-      group.size = static_cast<int64_t>(ranks.size());
-      group.rank = std::find(ranks.begin(), ranks.end(), world_.rank()) - ranks.begin();
-    }
-    return group;
-  }
-
-  /// The group that contains this rank; a group of one if none does.
-  Group make_mine(const RankGroups& groups) {
-    for (const auto& ranks : groups) {
-      if (std::find(ranks.begin(), ranks.end(), world_.rank()) != ranks.end()) return make(ranks);
-    }
-    return single_rank(world_.rank());
-  }
-
- private:
-  World& world_;
-  std::map<std::vector<int64_t>, Group> groups_;
-};
-
 }  // namespace
 
 struct Mesh::State {
+  /// Creates the groups of one rank. Equal lists share a communicator: axes of size 1 make many of them.
+  class GroupFactory {
+   public:
+    explicit GroupFactory(World& world) : world_(world) {}
+
+    Group make(const std::vector<int64_t>& ranks) {
+      if (ranks.size() == 1) return single_rank(ranks[0]);
+      Group& group = groups_[ranks];
+      if (group.size == 1) {
+        group.communicator = world_.group(ranks);
+        group.ranks = ranks;
+        group.size = static_cast<int64_t>(ranks.size());
+        group.rank = std::find(ranks.begin(), ranks.end(), world_.rank()) - ranks.begin();
+      }
+      return group;
+    }
+
+    /// The group that contains this rank; a group of one if none does.
+    Group make_mine(const RankGroups& groups) {
+      for (const auto& ranks : groups) {
+        if (std::find(ranks.begin(), ranks.end(), world_.rank()) != ranks.end()) return make(ranks);
+      }
+      return single_rank(world_.rank());
+    }
+
+   private:
+    World& world_;
+    std::map<std::vector<int64_t>, Group> groups_;
+  };
+
   RankGrid grid;
   int64_t rank = 0;
+  mutable GroupFactory factory;
   std::map<AxisSet, Group> groups;
   Group world;
-  Group embedding;
-  Group position_embedding;
   PipelineLinks links;
 
-  explicit State(const MeshOptions& options, int64_t world_size) : grid(options, world_size) {}
+  State(const MeshOptions& options, World& world)
+      : grid(options, world.size()), rank(world.rank()), factory(world) {}
 
   /// Creates the group of every subset of the axes of one view.
-  void add_view(const GridView& view, GroupFactory& factory) {
+  void add_view(const GridView& view) {
     for (unsigned choice = 0; choice < 1U << view.axes.size(); ++choice) {
       std::vector<Axis> axes;
-      AxisSet set = 0;
+      AxisSet set;
       for (size_t i = 0; i < view.axes.size(); ++i) {
         if ((choice >> i & 1U) == 0) continue;
         axes.push_back(view.axes[i]);
-        set |= bit(view.axes[i]);
+        set = set | view.axes[i];
       }
       if (!groups.contains(set)) groups[set] = factory.make_mine(grid.groups(axes));
     }
@@ -84,7 +72,7 @@ struct Mesh::State {
 
   // Same order on every rank, so that none waits for a link that its peer creates later.
   void add_links(World& world) {
-    const std::vector<int64_t> ring = groups.at(bit(Axis::pp)).ranks;
+    const std::vector<int64_t> ring = groups.at(Axis::pp).ranks;
     for (size_t i = 0; ring.size() > 1 && i < ring.size(); ++i) {
       const int64_t previous = ring[i];
       const int64_t next = ring[(i + 1) % ring.size()];
@@ -105,22 +93,17 @@ struct Mesh::State {
 };
 
 Mesh::Mesh() {
-  auto state = std::make_shared<State>(MeshOptions{}, 1);
-  for (AxisSet set = 0; set < 2 * bit(Axis::edp); ++set) state->groups[set] = Group{};
-  state_ = std::move(state);
+  SingleWorld world;
+  *this = Mesh({}, world);
 }
 
 Mesh::Mesh(const MeshOptions& options, World& world) {
-  auto state = std::make_shared<State>(options, world.size());
-  state->rank = world.rank();
-  GroupFactory factory(world);
+  auto state = std::make_shared<State>(options, world);
   std::vector<int64_t> all(world.size());
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
-  state->world = factory.make(all);
-  state->add_view(state->grid.dense, factory);
-  state->add_view(state->grid.expert, factory);
-  state->embedding = factory.make_mine(state->grid.embedding_groups());
-  state->position_embedding = factory.make_mine(state->grid.position_embedding_groups());
+  state->world = state->factory.make(all);
+  state->add_view(state->grid.dense);
+  state->add_view(state->grid.expert);
   state->add_links(world);
   state_ = std::move(state);
 }
@@ -134,24 +117,21 @@ int64_t Mesh::world_size() const {
 const RankGrid& Mesh::grid() const {
   return state_->grid;
 }
-const Group& Mesh::group(Axis axis) const {
-  return group({axis});
-}
-
-const Group& Mesh::group(std::initializer_list<Axis> axes) const {
-  const auto it = state_->groups.find(axis_set(axes));
-  TERATRON_ASSERT(it != state_->groups.end(), "a group cannot mix axes of the dense and the expert view");
+const Group& Mesh::group(AxisSet axes) const {
+  const auto it = state_->groups.find(axes);
+  TERATRON_ASSERT(it != state_->groups.end(), "{} mixes axes of the dense and the expert view",
+                  to_string(axes));
   return it->second;
 }
 
 const Group& Mesh::world() const {
   return state_->world;
 }
-const Group& Mesh::embedding() const {
-  return state_->embedding;
-}
-const Group& Mesh::position_embedding() const {
-  return state_->position_embedding;
+
+Group Mesh::stage_group(const std::vector<int64_t>& stages) const {
+  std::vector<int64_t> ranks;
+  for (const int64_t stage : stages) ranks.push_back(group(Axis::pp).ranks.at(stage));
+  return state_->factory.make(ranks);
 }
 
 const PipelineLinks& Mesh::pipeline_links() const {

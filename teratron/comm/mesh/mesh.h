@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,7 +35,8 @@ class Mesh {
  public:
   /// A single rank.
   Mesh();
-  /// Throws UserError(config), with the arithmetic, if the sizes do not multiply to the world size.
+  /// Throws UserError(config), with the arithmetic, if the sizes do not multiply to the world size. The world
+  /// must outlive the mesh.
   Mesh(const MeshOptions& options, World& world);
 
   int64_t rank() const;
@@ -44,14 +44,16 @@ class Mesh {
   const RankGrid& grid() const;
   /// The ranks that share this rank's coordinates on all other axes. All axes must belong to one view: dense
   /// (tp, cp, dp, pp) or expert (etp, ep, edp, pp).
-  const Group& group(Axis axis) const;
-  const Group& group(std::initializer_list<Axis> axes) const;
+  const Group& group(AxisSet axes) const;
   /// All ranks.
   const Group& world() const;
-  /// First and last pipeline stage (tied word embeddings); only the first (position embeddings).
-  /// A rank that is not a member gets a group of one rank.
-  const Group& embedding() const;
-  const Group& position_embedding() const;
+  /// Replicas of a dense layer (dp x cp), over which gradients are averaged.
+  const Group& replicas() const { return group(replica_axes); }
+  /// Ranks with other samples.
+  const Group& data_parallel() const { return group(Axis::dp); }
+  /// Some stages of this rank's pipeline, for tensors that they share. These ranks must all call it, with the
+  /// same stages in the same order as other calls.
+  Group stage_group(const std::vector<int64_t>& stages) const;
   const PipelineLinks& pipeline_links() const;
 
  private:

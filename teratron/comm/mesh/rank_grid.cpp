@@ -145,6 +145,15 @@ std::string name_of(Axis axis) {
   return kAxisNames[static_cast<size_t>(axis)];
 }
 
+std::string to_string(AxisSet axes) {
+  std::string text;
+  for (size_t i = 0; i < kAxisNames.size(); ++i) {
+    if (!axes.contains(static_cast<Axis>(i))) continue;
+    text += (text.empty() ? "" : "-") + std::string(kAxisNames[i]);
+  }
+  return text;
+}
+
 RankGrid::RankGrid(const MeshOptions& options, int64_t world) : world_size(world) {
   const int64_t etp = options.etp == 0 ? options.tp : options.etp;
   std::vector<Problem> problems;
@@ -187,12 +196,6 @@ RankGroups RankGrid::embedding_groups() const {
   for (auto& ranks : result) {
     if (ranks.size() > 1) ranks = {ranks.front(), ranks.back()};
   }
-  return result;
-}
-
-RankGroups RankGrid::position_embedding_groups() const {
-  RankGroups result = groups({Axis::pp});
-  for (auto& ranks : result) ranks.resize(1);
   return result;
 }
 

@@ -11,12 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "teratron/comm/mesh/axis_set.h"
+
 namespace teratron {
-
-enum class Axis : uint8_t { tp, cp, dp, pp, ep, etp, edp };
-
-/// "tp", "cp"...
-std::string name_of(Axis axis);
 
 struct MeshOptions {
   int64_t tp = 1;
@@ -51,9 +48,8 @@ struct RankGrid {
   /// The groups of ranks that differ only along `axes`, in Megatron-LM's order. All axes must belong to one
   /// view (pp belongs to both).
   RankGroups groups(const std::vector<Axis>& axes) const;
-  /// First and last stage of each pipeline, which share tied word embeddings; only the first stage.
+  /// First and last stage of each pipeline, which share tied word embeddings.
   RankGroups embedding_groups() const;
-  RankGroups position_embedding_groups() const;
 };
 
 /// RankGrid(options, world_size).groups(axes).

@@ -33,6 +33,7 @@ constexpr IgnoredFlags ignored_flags[] = {
     // Parallelism
     {"use_distributed_optimizer overlap_param_gather ddp_bucket_size ddp_average_in_collective grad_reduce_in_bf16",
      with, "data_parallel_size 1"},
+    {"ddp_average_in_collective", with, "--calculate-per-token-loss"},
     {"check_weight_hash_across_dp_replicas_interval", without,
      "data_parallel_size > 1 or --tensor-model-parallel-size > 1"},
     {"async_tensor_model_parallel_allreduce", with, "--tensor-model-parallel-size 1"},

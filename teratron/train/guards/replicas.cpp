@@ -1,5 +1,7 @@
 #include "teratron/train/guards/replicas.h"
 
+#include <map>
+
 #include "teratron/base/error.h"
 #include "teratron/base/hash.h"
 #include "teratron/comm/consensus.h"
@@ -13,36 +15,52 @@ uint64_t hash_of(const at::Tensor& tensor) {
   return hash_bytes(host.const_data_ptr(), host.nbytes());
 }
 
-// The first difference among the ranks of `group`, which all hold these parameters; empty: none.
-std::string difference(const std::vector<const Parameter*>& parameters, const Group& group,
-                       const char* kind) {
+struct Replicated {
+  std::string name;
+  at::Tensor tensor;
+};
+
+// The first difference among the ranks along `axes`, which all hold these tensors; empty: none.
+std::string difference(const std::vector<Replicated>& tensors, AxisSet axes, const Mesh& mesh) {
+  const Group& group = mesh.group(axes);
   if (group.size == 1) return "";
   std::string mine;
-  for (const Parameter* parameter : parameters) mine += hash_to_hex(hash_of(parameter->tensor));
+  for (const Replicated& replicated : tensors) mine += hash_to_hex(hash_of(replicated.tensor));
   const std::vector<std::string> all = group.communicator->all_gather_bytes(mine);
   const size_t digits = hash_to_hex(0).size();
   for (size_t rank = 1; rank < all.size(); ++rank) {
-    for (size_t i = 0; i < parameters.size(); ++i) {
+    for (size_t i = 0; i < tensors.size(); ++i) {
       if (all[rank].substr(i * digits, digits) == all[0].substr(i * digits, digits)) continue;
-      return fmt::format("{} differs between {} ranks 0 and {}", parameters[i]->name, kind, rank);
+      return fmt::format("{} differs between ranks {} and {}", tensors[i].name, group.ranks[0],
+                         group.ranks[rank]);
     }
   }
   return "";
 }
 
+// By axes along which they are equal.
+std::map<AxisSet, std::vector<Replicated>> replicated_tensors(ParameterSet& parameters) {
+  std::map<AxisSet, std::vector<Replicated>> all;
+  for (const Parameter& parameter : parameters.all()) {
+    const Replicated replicated{parameter.name, parameter.tensor};
+    all[parameter.options.replicated_over].push_back(replicated);
+    if (parameter.shard().dim < 0) all[Axis::tp].push_back(replicated);
+  }
+  for (const Buffer& buffer : parameters.buffers()) {
+    all[buffer.shard.dim < 0 ? replica_axes | Axis::tp : replica_axes].push_back(
+        {buffer.name, buffer.tensor});
+  }
+  return all;
+}
+
 }  // namespace
 
-void check_replicas(const ParameterSet& parameters, const Mesh& mesh) {
-  std::vector<const Parameter*> all;
-  std::vector<const Parameter*> unsharded;
-  for (const Parameter& parameter : parameters.all()) {
-    all.push_back(&parameter);
-    if (parameter.shard().dim < 0) unsharded.push_back(&parameter);
+void check_replicas(ParameterSet& parameters, const Mesh& mesh) {
+  std::string found;
+  for (const auto& [axes, tensors] : replicated_tensors(parameters)) {
+    const std::string here = difference(tensors, axes, mesh);
+    if (found.empty()) found = here;
   }
-  std::string found = difference(all, mesh.group(Axis::dp), "data-parallel");
-  const std::string also = difference(unsharded, mesh.group(Axis::tp), "tensor-parallel");
-  if (found.empty()) found = also;
-  if (!found.empty()) found = fmt::format("{} (seen by rank {})", found, mesh.rank());
   found = first_nonempty(*mesh.world().communicator, found);
   if (found.empty()) return;
   throw Fault(
