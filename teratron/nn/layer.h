@@ -31,8 +31,8 @@ struct Memory {
   Segments segments;      // of the decoder's queries and the encoder's keys
 };
 
-/// Inputs of all layers for one micro-batch. S here counts the tokens that attention sees, which under sequence
-/// parallelism are those of all ranks of the group. All that depends on them is a tensor, never a constant.
+/// Inputs of all layers for one micro-batch. S here counts the tokens that attention sees, which under
+/// sequence parallelism are those of all ranks of the group. All that depends on them is a tensor.
 struct LayerContext {
   const RotaryEmbedding* rope = nullptr;  // null: no RoPE
   at::Tensor positions_SB;
@@ -56,7 +56,7 @@ struct LayerContext {
 class Layer {
  public:
   virtual ~Layer() = default;
-  /// x [S, B, H] -> [S, B, H]. `state` is null in training. A layer made of plain tensor operations begins with
+  /// x [S, B, H] -> [S, B, H]. `state` is null in training. A layer of plain tensor operations begins with
   /// apply_bias_grad(x) and returns {y}; Hidden::bias only saves a pass over memory.
   virtual Hidden forward(const Hidden& x, const LayerContext& context, LayerState* state) = 0;
 };

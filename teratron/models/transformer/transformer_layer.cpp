@@ -8,8 +8,8 @@ namespace teratron {
 
 namespace {
 
-// Dropout sites are numbered through the whole model; Megatron draws from per-rank RNG states instead. Those of a
-// layer, from its first one on:
+// Dropout sites are numbered through the whole model; Megatron draws from per-rank RNG states instead. Those
+// of a layer, from its first one on:
 enum Site : uint64_t { attention_scores, attention_output, mlp_output, cross_scores, cross_output };
 
 uint64_t first_site(const TransformerConfig& config, int64_t layer) {

@@ -1,5 +1,5 @@
-// A transformer layer, pre-norm (Radford et al. 2019): self-attention, in a decoder cross attention to the output of
-// an encoder (Vaswani et al. 2017), feed-forward network.
+// A transformer layer, pre-norm (Radford et al. 2019): self-attention, in a decoder cross attention to the
+// output of an encoder (Vaswani et al. 2017), feed-forward network.
 #pragma once
 
 #include <functional>

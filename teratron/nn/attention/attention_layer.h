@@ -67,8 +67,8 @@ class SelfAttention {
   std::optional<Norm> k_norm_;
 };
 
-/// Queries of x by `linear_q`, keys and values of the context's memory by `linear_kv`, whose rows are a key and a
-/// value per query group.
+/// Queries of x by `linear_q`, keys and values of the context's memory by `linear_kv`, whose rows are a key
+/// and a value per query group.
 class CrossAttention {
  public:
   CrossAttention(const Scope& scope, const AttentionLayerOptions& options, const TensorParallel& parallel);
