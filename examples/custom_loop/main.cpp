@@ -21,8 +21,8 @@ double accuracy(Trainer& trainer, BatchSource& source) {
   const at::Tensor logits_SBV = trainer.logits(batch);
   if (!logits_SBV.defined()) return 0.0;
   // gather() concatenates along dim 0, so the batch dimension goes first.
-  const at::Tensor right = trainer.gather(logits_SBV.argmax(-1).eq(batch.labels_SB).t().to(at::kFloat));
-  const at::Tensor counted = trainer.gather(batch.loss_mask_SB.t());
+  const at::Tensor right = trainer.gather(logits_SBV.argmax(-1).eq(batch["labels"]).t().to(at::kFloat));
+  const at::Tensor counted = trainer.gather(batch["loss_mask"].t());
   return ((right * counted).sum() / counted.sum().clamp_min(1.0)).item<double>();
 }
 

@@ -12,7 +12,9 @@
 #include "teratron/base/log.h"
 #include "teratron/cli/program.h"
 
+using teratron::Activations;
 using teratron::MicroBatch;
+using teratron::Model;
 using teratron::Registry;
 using teratron::StepLoss;
 
@@ -31,14 +33,14 @@ class KeywordLoss : public teratron::TrainStep {
 
   std::vector<std::string> metric_names() const override { return {"keywords per sample"}; }
 
-  StepLoss loss(const at::Tensor& losses_SB, const MicroBatch& batch) override {
-    const at::Tensor mask_SB = batch.loss_mask_SB;
+  StepLoss forward_step(Model& model, const Activations& output, const MicroBatch& batch) override {
+    const at::Tensor losses_SB = model.token_losses(output, batch);
+    const at::Tensor& mask_SB = batch["loss_mask"];
     const at::Tensor loss_B = (losses_SB * mask_SB).sum(0) / mask_SB.sum(0).clamp_min(1.0);
     at::Tensor keywords_B = at::zeros_like(loss_B);
-    for (const int64_t id : keyword_ids_) keywords_B += batch.tokens_SB.eq(id).sum(0);
+    for (const int64_t id : keyword_ids_) keywords_B += batch["tokens"].eq(id).sum(0);
     const at::Tensor weight_B = 1.0 + alpha_ * keywords_B;
-    return {.loss = (weight_B * loss_B).sum(),
-            .count = at::full({}, loss_B.size(0), mask_SB.options()),
+    return {.losses = {{(weight_B * loss_B).sum(), at::full({}, loss_B.size(0), mask_SB.options())}},
             .metrics = {keywords_B.sum()}};
   }
 

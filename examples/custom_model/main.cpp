@@ -2,11 +2,12 @@
 // each token averages itself and the tokens before it (average attention networks, Zhang, Xiong & Su 2018,
 // without their gates).
 //
-//   custom_model pretrain gpt FLAGS...         (--tp, --pp and --use-distributed-optimizer work)
+//   custom_model pretrain average FLAGS...     (--tp, --pp and --use-distributed-optimizer work)
 #include <ATen/ATen.h>
 
 #include "teratron/base/error.h"
 #include "teratron/cli/program.h"
+#include "teratron/models/gpt/gpt_family.h"
 #include "teratron/nn/dropout.h"
 #include "teratron/nn/embedding.h"
 #include "teratron/nn/mlp.h"
@@ -57,23 +58,22 @@ class Layer {
 
 class AverageNetwork : public teratron::Model {
  public:
-  explicit AverageNetwork(const StageContext& part)
-      : Model(part.stage), vocabulary_(part.config.vocabulary), parallel_(part.parallel) {
+  AverageNetwork(const GPTConfig& config, const StageContext& part)
+      : Model(part.stage), vocabulary_(config.vocabulary), parallel_(part.parallel) {
     const Scope root(part.parameters);
-    const teratron::VocabularyOptions words{.size = part.config.vocabulary,
-                                            .padded = part.config.padded_vocabulary,
-                                            .hidden = part.config.hidden,
-                                            .init = Init::normal(part.config.init_std)};
+    const teratron::VocabularyOptions words{.size = config.vocabulary,
+                                            .padded = config.padded_vocabulary,
+                                            .hidden = config.hidden,
+                                            .init = Init::normal(config.init_std)};
     if (part.stage.embedding) {
       embedding_ = std::make_unique<teratron::VocabParallelEmbedding>(root / "embedding", words, parallel_);
     }
     for (int64_t i = 0; i < part.stage.layers; ++i) {
       const Scope scope = root / "layers" / std::to_string(part.stage.first_layer + i);
-      layers_.push_back(std::make_unique<Layer>(scope, part.config, parallel_));
+      layers_.push_back(std::make_unique<Layer>(scope, config, parallel_));
     }
     if (!part.stage.head) return;
-    last_norm_ =
-        std::make_unique<teratron::Norm>(root / "last_norm", part.config.hidden, part.config.norm, parallel_);
+    last_norm_ = std::make_unique<teratron::Norm>(root / "last_norm", config.hidden, config.norm, parallel_);
     teratron::Parameter& weight =
         (root / "output")
             .parameter("weight", {.shard = vocabulary_shard(words, parallel_.group),
@@ -82,16 +82,16 @@ class AverageNetwork : public teratron::Model {
     output_layer_.emplace(teratron::ParallelMatmul::column(weight, nullptr, parallel_));
   }
 
-  Activations forward(const Activations& input, const MicroBatch& batch) override {
-    at::Tensor x_SBH = embedding_ ? embedding_->forward(batch.tokens_SB) : input.hidden_SBH;
+  Activations forward(const Activations& input, const MicroBatch& batch, teratron::LayerStates*) override {
+    at::Tensor x_SBH = embedding_ ? embedding_->forward(batch["tokens"]) : input["hidden"];
     for (const auto& layer : layers_) x_SBH = layer->forward(x_SBH);
-    return {last_norm_ ? last_norm_->forward(x_SBH) : x_SBH};
+    return {{"hidden", last_norm_ ? last_norm_->forward(x_SBH) : x_SBH}};
   }
 
-  at::Tensor logits(const Activations& output) override { return linear(output.hidden_SBH, *output_layer_); }
+  at::Tensor logits(const Activations& output) override { return linear(output["hidden"], *output_layer_); }
 
-  at::Tensor loss(const Activations& output, const MicroBatch& batch) override {
-    return linear_cross_entropy(output.hidden_SBH, *output_layer_, batch.labels_SB, vocabulary_);
+  at::Tensor token_losses(const Activations& output, const MicroBatch& batch) override {
+    return linear_cross_entropy(output["hidden"], *output_layer_, batch["labels"], vocabulary_);
   }
 
  private:
@@ -103,18 +103,32 @@ class AverageNetwork : public teratron::Model {
   std::optional<teratron::ParallelMatmul> output_layer_;
 };
 
-std::unique_ptr<teratron::Model> make_model(const teratron::Registry::Context& context,
-                                            const StageContext& part) {
-  if (context.args.sequence_parallel || context.args.reset_attention_mask) {
-    throw teratron::config_error({.what = "the mean is taken over whole samples",
-                                  .where = "sequence_parallel, reset_attention_mask",
-                                  .fix = "Leave these flags out"});
-  }
-  return std::make_unique<AverageNetwork>(part);
+void check(const teratron::Arguments& args, std::vector<teratron::Problem>& problems) {
+  if (!args.sequence_parallel && !args.reset_attention_mask) return;
+  problems.push_back({.what = "the mean is taken over whole samples",
+                      .where = "sequence_parallel, reset_attention_mask",
+                      .fix = "Leave these flags out"});
+}
+
+// GPT's settings and data, another model.
+teratron::Family average_family() {
+  teratron::Family family = teratron::gpt_family();
+  family.name = "average";
+  family.summary = "a language model that averages instead of attending";
+  family.check = check;
+  family.plan = [gpt = family.plan](const teratron::Arguments& args, int64_t vocabulary) {
+    teratron::ModelPlan plan = gpt(args, vocabulary);
+    const GPTConfig config = teratron::gpt_config(args, vocabulary);
+    plan.build = [config](const StageContext& part) {
+      return std::make_unique<AverageNetwork>(config, part);
+    };
+    return plan;
+  };
+  return family;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return teratron::main(argc, argv, {.model = make_model});
+  return teratron::main(argc, argv, {.families = {average_family()}});
 }

@@ -51,7 +51,9 @@ int bench_command(std::span<const std::string> args) {
   const std::vector<std::string> extra = app.remaining();
   flags.insert(flags.end(), extra.begin(), extra.end());
   options.bench.name = fmt::format("{}{}{}", options.shape, extra.empty() ? "" : " ", fmt::join(extra, " "));
-  return run_job(flags, {}, [&](const ParsedArguments& parsed, World& world, const StopSignals& signals) {
+  const Registry registry;
+  const JobModel model{find_family("gpt"), registry};
+  return run_job(flags, model, [&](const ParsedArguments& parsed, World& world, const StopSignals& signals) {
     const std::optional<BenchResult> result = bench(parsed.args, world, signals, options.bench);
     if (!result) return ExitCode::ok;
     print_line(to_string(*result));

@@ -62,16 +62,17 @@ int logits_command(std::span<const std::string> args);
 /// --output-prefix PREFIX.
 int merge_command(std::span<const std::string> args);
 
-/// plan [gpt] [--world-size N] [--show-schedule] FLAGS...: validates a command line of `pretrain` for N ranks
-/// (default: those of one model replica) without running it, on any machine, and prints
+/// plan [FAMILY] [--world-size N] [--gpu-memory SIZE] [--show-schedule] FLAGS...: validates a command line of
+/// `pretrain` for N ranks (default: those of one model replica) without running it, on any machine, and prints
 ///
 ///   settings    those set or derived, each with its source
 ///   ranks       the mesh
-///   stages      layers, parameters and memory of a rank of each pipeline stage
+///   stages      layers, parameters and memory of a rank of each pipeline stage; with --gpu-memory, GiB or a
+///               GPU's name, whether they fit, and what to change if not
 ///   schedule    with --show-schedule: a timeline of the stages; needs pipeline sizes only, not a model
 ///
 /// Throws UserError with all problems of the command line, as pretrain does.
-int plan_command(std::span<const std::string> args);
+int plan_command(std::span<const std::string> args, const Registry& registry);
 
 /// preprocess: JSON lines to indexed datasets, with the flags of Megatron-LM's preprocess_data.py. Progress
 /// goes to stderr.

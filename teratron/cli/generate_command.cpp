@@ -162,10 +162,10 @@ void generate_texts(LoadedModel& loaded, const Mesh& mesh) {
   if (mesh.rank() == 0) texts.emplace(args);
   for (const Prompt& prompt : prompts_of(args, *tokenizer, mesh.world_size())) {
     const auto length = static_cast<int64_t>(prompt.ids.size());
-    const int64_t positions = loaded.model->config().max_positions;
+    const int64_t positions = loaded.model.max_positions;
     if (texts) notice_position_limit(args, length, positions);
     options.max_new_tokens = new_tokens(args, length, positions);
-    std::vector<int32_t> next = generate(*loaded.model, prompt.ids, options);
+    std::vector<int32_t> next = generate(loaded.model, prompt.ids, options);
     options.sequence += 1;
     if (!texts) continue;
     const bool finished = !next.empty() && next.back() == options.end_token;
@@ -192,7 +192,7 @@ std::string help() {
   }
   const Arguments defaults;
   return help_text(Schema({.fields = fields, .compat_flags = {}, .later_flags = {}}),
-                   "teratron generate --load DIR [--prompt TEXT ...] [FLAGS]", &defaults) +
+                   {"teratron generate --load DIR [--prompt TEXT ...] [FLAGS]"}, &defaults) +
          "\nModel and tokenizer come from the checkpoint; the other flags of `teratron pretrain gpt` "
          "override "
          "them.\nWithout --prompt or --sample-input-file, prompts are read from standard input.\n";

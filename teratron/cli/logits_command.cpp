@@ -48,7 +48,7 @@ std::vector<int64_t> parse_ids(std::string_view line, const std::string& where, 
   return ids;
 }
 
-std::vector<std::vector<int64_t>> read_sequences(const std::string& path, const GPTConfig& config) {
+std::vector<std::vector<int64_t>> read_sequences(const std::string& path, const LanguageModel& model) {
   std::ifstream file(path);
   if (!file) {
     throw data_error({.what = "cannot read the file of token ids", .where = path, .fix = "Check --input"});
@@ -57,11 +57,11 @@ std::vector<std::vector<int64_t>> read_sequences(const std::string& path, const 
   int64_t number = 0;
   for (std::string line; std::getline(file, line);) {
     const std::string where = fmt::format("{}:{}", path, ++number);
-    std::vector<int64_t> ids = parse_ids(line, where, config.vocabulary);
+    std::vector<int64_t> ids = parse_ids(line, where, model.vocabulary);
     if (ids.empty()) continue;
-    if (static_cast<int64_t>(ids.size()) > config.max_positions) {
+    if (static_cast<int64_t>(ids.size()) > model.max_positions) {
       throw data_error(
-          {.what = fmt::format("{} tokens, but the model has {} positions", ids.size(), config.max_positions),
+          {.what = fmt::format("{} tokens, but the model has {} positions", ids.size(), model.max_positions),
            .where = where,
            .fix = "Shorten the sequence"});
     }
@@ -73,28 +73,22 @@ std::vector<std::vector<int64_t>> read_sequences(const std::string& path, const 
   return sequences;
 }
 
-at::Tensor logits_of(GPT& model, const std::vector<int64_t>& ids) {
-  const at::NoGradGuard no_grad;
-  const auto length = static_cast<int64_t>(ids.size());
-  const at::Tensor tokens = at::tensor(ids, at::TensorOptions().dtype(at::kLong)).view({length, 1});
-  const at::Tensor positions = at::arange(length, at::kLong).view({length, 1});
-  const MicroBatch batch{.tokens_SB = tokens.to(model.device()),
-                         .positions_SB = positions.to(model.device()),
-                         .training = false};
-  return gather_logits(model, model.forward({}, batch)).squeeze(1).to(at::kCPU, at::kFloat).contiguous();
+at::Tensor fp32_logits(const LanguageModel& model, const std::vector<int64_t>& ids) {
+  return logits_of(model, ids).squeeze(1).to(at::kCPU, at::kFloat).contiguous();
 }
 
-void write_logits(GPT& model, const std::vector<std::vector<int64_t>>& sequences, const std::string& path) {
+void write_logits(const LanguageModel& model, const std::vector<std::vector<int64_t>>& sequences,
+                  const std::string& path) {
   std::vector<SafetensorsWriter::Tensor> entries;
   for (size_t i = 0; i < sequences.size(); ++i) {
     entries.push_back({.name = fmt::format("logits.{}", i),
                        .dtype = Dtype::f32,
-                       .shape = {static_cast<int64_t>(sequences[i].size()), model.config().vocabulary}});
+                       .shape = {static_cast<int64_t>(sequences[i].size()), model.vocabulary}});
   }
   TemporaryPath target(path, ExitCode::config);
   SafetensorsWriter writer(target.path(), entries, {});
   for (const std::vector<int64_t>& ids : sequences) {
-    const at::Tensor logits = logits_of(model, ids);
+    const at::Tensor logits = fp32_logits(model, ids);
     writer.write(logits.const_data_ptr<float>(), logits.numel() * static_cast<int64_t>(sizeof(float)));
   }
   writer.finish();
@@ -105,13 +99,13 @@ void write_logits(GPT& model, const std::vector<std::vector<int64_t>>& sequences
 void run_rank(const ParsedArguments& parsed, const LogitsOptions& options, const Mesh& mesh) {
   const LoadedModel loaded =
       load_for_inference(parsed, {.dtype = at::kFloat, .device = choose_device(parsed.args)}, mesh);
-  const auto sequences = read_sequences(options.input, loaded.model->config());
+  const auto sequences = read_sequences(options.input, loaded.model);
   if (mesh.rank() == 0) {
-    write_logits(*loaded.model, sequences, options.output);
+    write_logits(loaded.model, sequences, options.output);
     print("{}: logits of {} sequences", printable(options.output, 4096), sequences.size());
     return;
   }
-  for (const std::vector<int64_t>& ids : sequences) logits_of(*loaded.model, ids);
+  for (const std::vector<int64_t>& ids : sequences) fp32_logits(loaded.model, ids);
 }
 
 }  // namespace

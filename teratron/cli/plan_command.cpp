@@ -3,29 +3,53 @@
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
 #include "teratron/comm/mesh/rank_grid.h"
-#include "teratron/hf/architecture.h"
 #include "teratron/pipeline/schedule.h"
+#include "teratron/plan/flops.h"
 #include "teratron/plan/rank_memory.h"
-#include "teratron/settings/checkpoint_args.h"
 #include "teratron/settings/component_options.h"
+#include "teratron/train/pretrain.h"
 
 namespace teratron {
 
 namespace {
 
+struct GpuMemory {
+  std::string name;
+  double gib = 0.0;
+  const Gpu* gpu = nullptr;  // null: given by its memory alone
+};
+
 struct PlanOptions {
   std::vector<std::string> flags;  // of pretrain
   std::optional<int64_t> world_size;
+  std::optional<GpuMemory> gpu;
   bool show_schedule = false;
 };
 
-int64_t parse_world_size(const std::string& text) {
-  int64_t value = 0;
+// nullopt unless the text is a positive number.
+template <typename Number>
+std::optional<Number> parse_positive(const std::string& text) {
+  Number value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error == std::errc() && end == text.data() + text.size() && value > 0) return value;
+  const bool is_number = error == std::errc() && end == text.data() + text.size();
+  return is_number && value > 0 ? std::optional(value) : std::nullopt;
+}
+
+int64_t parse_world_size(const std::string& text) {
+  if (const auto value = parse_positive<int64_t>(text)) return *value;
   throw config_error({.what = fmt::format("'{}' is not a valid number of ranks", printable(text, 40)),
                       .where = "--world-size",
                       .fix = "Use a positive number"});
+}
+
+GpuMemory parse_gpu_memory(const std::string& text) {
+  if (const auto value = parse_positive<double>(text)) return {fmt::format("{} GiB", text), *value};
+  if (const Gpu* const gpu = find_gpu(text)) {
+    return {fmt::format("{}: {} GiB", gpu->name, gpu->memory), gpu->memory, gpu};
+  }
+  throw config_error({.what = fmt::format("'{}' is neither a size nor a known GPU", printable(text, 40)),
+                      .where = "--gpu-memory",
+                      .fix = "Use GiB, such as 80, or one of: " + gpu_names()});
 }
 
 // Separates the flags of plan from those of pretrain.
@@ -33,22 +57,19 @@ PlanOptions read_options(std::span<const std::string> args) {
   PlanOptions options;
   for (size_t i = 0; i < args.size(); ++i) {
     const std::string& arg = args[i];
-    if (i == 0 && !arg.starts_with("-")) {
-      if (arg == "gpt") continue;
-      throw config_error({.what = fmt::format("'{}' is not a supported model", printable(arg, 40)),
-                          .where = "plan",
-                          .fix = "Use `teratron plan gpt --world-size N FLAGS...`"});
-    }
     const std::string name = flag_of(canonical_name(arg.substr(0, arg.find('='))));
+    const auto value = [&]() -> std::string {
+      if (arg.find('=') != arg.npos) return arg.substr(arg.find('=') + 1);
+      return ++i < args.size() ? args[i] : "";
+    };
     if (name == "--show-schedule") {
       options.show_schedule = true;
-    } else if (name != "--world-size") {
-      options.flags.push_back(arg);
-    } else if (arg.find('=') != arg.npos) {
-      options.world_size = parse_world_size(arg.substr(arg.find('=') + 1));
+    } else if (name == "--world-size") {
+      options.world_size = parse_world_size(value());
+    } else if (name == "--gpu-memory") {
+      options.gpu = parse_gpu_memory(value());
     } else {
-      options.world_size = parse_world_size(i + 1 < args.size() ? args[i + 1] : "");
-      ++i;
+      options.flags.push_back(arg);
     }
   }
   return options;
@@ -77,17 +98,44 @@ std::string layers_text(const std::vector<StageSpec>& chunks) {
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 
-void print_stages(const Arguments& a, const PipelineLayout& layout) {
-  const GPTConfig config = model_from_args(a);
-  print("Memory in GiB of a rank of each pipeline stage (activations are estimated):");
-  print("  {:>5}  {:>14}  {:>8}  {:>9}  {:>9}  {:>11}  {:>8}  layers", "stage", "parameters", "weights",
-        "gradients", "optimizer", "activations", "sum");
+void print_stages(const Arguments& a, const ModelPlan& model, const std::optional<GpuMemory>& gpu) {
+  const PipelineLayout layout = pipeline_layout(a, model);
+  print(
+      "Memory in GiB of a rank of each pipeline stage{}; peak: of PyTorch's allocator, as `teratron bench` "
+      "measures it:",
+      model.operators ? "" : " without activations, which this model does not describe");
+  print("  {:>5}  {:>14}  {:>8}  {:>9}  {:>9}  {:>11}  {:>9}  {:>8}{}  layers", "stage", "parameters",
+        "weights", "gradients", "optimizer", "activations", "temporary", "peak",
+        gpu ? fmt::format("  {:>8}  {:>4}", "on GPU", "fits") : "");
   for (int64_t stage = 0; stage < layout.stages; ++stage) {
-    const RankMemory s = rank_memory(a, config, stage);
-    print("  {:>5}  {:>14}  {:>8.3f}  {:>9.3f}  {:>9.3f}  {:>11.3f}  {:>8.3f}  {}", stage, s.parameters,
-          s.weights / gib, s.gradients / gib, s.optimizer / gib, s.activations / gib, s.sum() / gib,
+    const RankMemory s = rank_memory(a, model, stage);
+    const double on_gpu = s.on_gpu() / gib;
+    print("  {:>5}  {:>14}  {:>8.3f}  {:>9.3f}  {:>9.3f}  {:>11.3f}  {:>9.3f}  {:>8.3f}{}  {}", stage,
+          s.parameters, s.weights / gib, s.gradients / gib, s.optimizer / gib, s.activations / gib,
+          s.temporary / gib, s.peak() / gib,
+          gpu ? fmt::format("  {:>8.3f}  {:>4}", on_gpu, on_gpu <= gpu->gib ? "yes" : "no") : "",
           layers_text(layout.chunks_of_stage(stage)));
   }
+}
+
+// Whether all stages fit, what to change if not, and a bound of the speed.
+void print_fit(const Family& family, const Arguments& a, const GpuMemory& gpu) {
+  const ModelPlan model = planned_model(family, a);
+  const double needed = largest_rank_memory(a, model).on_gpu() / gib;
+  const bool fits = needed <= gpu.gib;
+  print(
+      "{} ({}): a rank takes up to {:.2f} GiB of its GPU, its peak, unused parts of the allocator's blocks "
+      "(4 %) and the CUDA context (1 GiB){}",
+      fits ? "Fits" : "Does not fit", gpu.name, needed, fits ? "" : ". Less memory, as peaks:");
+  if (!fits) {
+    for (const std::string& line : memory_advice(family, a)) print("  {}", line);
+  }
+  if (!gpu.gpu || !model.operators) return;
+  print(
+      "Estimate: a step takes at least {:.1f} ms at the {}'s peak FLOP/s and bandwidth, without "
+      "communication "
+      "and idle time",
+      1e3 * least_step_seconds(a, model, *gpu.gpu), gpu.gpu->name);
 }
 
 // Micro-batches of a step; without a batch size, enough to show every phase.
@@ -140,26 +188,29 @@ void print_schedule(const Arguments& a) {
 }
 
 void print_help() {
-  print_line("teratron plan [gpt] [--world-size N] [--show-schedule] FLAGS...");
+  print_line("teratron plan [FAMILY] [--world-size N] [--gpu-memory SIZE] [--show-schedule] FLAGS...");
   print_line(
-      "Checks a command line of `teratron pretrain gpt` for N ranks without running it; FLAGS are its "
-      "flags.");
+      "Checks a command line of `teratron pretrain FAMILY` (default: gpt) for N ranks without running it; "
+      "FLAGS are its flags.");
   print_line("  --world-size N     number of ranks; default: those of one model replica");
+  print_line(
+      "  --gpu-memory SIZE  whether each stage fits, and what to change if not: GiB, or a GPU's name,");
+  print_line("                     for which the time of a step is estimated as well: " + gpu_names());
   print_line("  --show-schedule    draw the schedule of the pipeline stages");
 }
 
 }  // namespace
 
-int plan_command(std::span<const std::string> args) {
-  const PlanOptions options = read_options(args);
-  ParsedArguments parsed = parse_arguments("pretrain gpt", options.flags,
-                                           {.defer_problems = true, .architecture = architecture_settings});
+int plan_command(std::span<const std::string> args, const Registry& registry) {
+  const bool is_named = !args.empty() && !args[0].starts_with("-");
+  const Family& family = is_named ? find_family(args[0], registry.families) : default_model(registry).family;
+  const PlanOptions options = read_options(args.subspan(is_named ? 1 : 0));
+  ParsedArguments parsed = given_arguments(options.flags, {family, registry});
   if (parsed.help) {
     print_help();
     return 0;
   }
   const Arguments& a = parsed.args;
-  use_checkpoint_args(parsed);
   const bool schedule_alone = options.show_schedule && !a.num_layers;
   if (schedule_alone) {
     if (!parsed.problems.empty()) throw UserError(ExitCode::config, parsed.problems);
@@ -167,13 +218,15 @@ int plan_command(std::span<const std::string> args) {
     return 0;
   }
   const int64_t world_size = options.world_size.value_or(replica_size(a));
+  if (family.check) family.check(parsed.args, parsed.problems);
   const ParsedArguments given = parsed;
   validate_arguments(parsed, world_size, {.needs_data = false});
   notice_missing(given, world_size);
   for (const std::string& line : parsed.notices) notice_line(line);
   print_line(explain(parsed));
   print_line(to_string(RankGrid(mesh_options(a), world_size)));
-  if (a.micro_batch_size) print_stages(a, pipeline_layout(layout_options(a)));
+  if (a.micro_batch_size) print_stages(a, planned_model(family, a), options.gpu);
+  if (a.micro_batch_size && options.gpu) print_fit(family, a, *options.gpu);
   if (options.show_schedule) print_schedule(a);
   return 0;
 }

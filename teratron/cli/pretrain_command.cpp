@@ -5,21 +5,27 @@
 
 namespace teratron {
 
+namespace {
+
+void print_families(const Registry& registry) {
+  print_line("teratron pretrain FAMILY FLAGS...");
+  for (const std::span<const Family> list : {std::span<const Family>(registry.families), families()}) {
+    for (const Family& family : list) print("  {:<12}{}", family.name, family.summary);
+  }
+  print_line("`teratron pretrain FAMILY --help` lists the flags of a family.");
+}
+
+}  // namespace
+
 int pretrain_command(std::span<const std::string> args, const Registry& registry) {
   if (!args.empty() && (args[0] == "--help" || args[0] == "-h")) {
-    print_line(arguments_help("teratron pretrain gpt [FLAGS]", registry.fields));
+    print_families(registry);
     return 0;
   }
-  if (args.empty() || args[0] != "gpt") {
-    throw config_error({.what = args.empty()
-                                    ? "no model given"
-                                    : fmt::format("'{}' is not a supported model", printable(args[0])),
-                        .where = "pretrain",
-                        .fix = "Use `teratron pretrain gpt FLAGS...`"});
-  }
-  return run_job(args.subspan(1), registry,
+  const Family& family = find_family(args.empty() ? "" : args[0], registry.families);
+  return run_job(args.subspan(1), {family, registry},
                  [&](const ParsedArguments& parsed, World& world, const StopSignals& signals) {
-                   return pretrain(parsed, world, signals, registry);
+                   return pretrain(parsed, world, signals, {family, registry});
                  });
 }
 

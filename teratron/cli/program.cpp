@@ -36,10 +36,11 @@ struct Command {
 
 std::vector<Command> commands(const Registry& registry) {
   const auto pretrain = [&](Args args) { return pretrain_command(args, registry); };
+  const auto plan = [&](Args args) { return plan_command(args, registry); };
   return {{"pretrain", pretrain, "train a model: teratron pretrain gpt FLAGS...", false},
           {"launch", launch_command,
            "start the ranks of a job: teratron launch --nproc-per-node 2 -- pretrain gpt FLAGS...", false},
-          {"plan", plan_command, "check a training command line without running it"},
+          {"plan", plan, "check a training command line without running it"},
           {"generate", generate_command, "generate text with a trained model"},
           {"logits", logits_command, "compute the logits of token ids"},
           {"preprocess", preprocess_command, "convert JSON lines to indexed datasets (.bin/.idx)"},
@@ -134,10 +135,11 @@ int main(int argc, char** argv, const Registry& registry) {
 int run_loop(int argc, char** argv, const Loop& loop, const Registry& registry) {
   const std::vector<std::string> args(argv + 1, argv + argc);
   return guarded([&] {
-    return run_job(args, registry, [&](const ParsedArguments& parsed, World& world, const StopSignals&) {
+    const JobModel model = default_model(registry);
+    return run_job(args, model, [&](const ParsedArguments& parsed, World& world, const StopSignals&) {
       const Mesh mesh(mesh_options(parsed.args), world);
       if (mesh.rank() == 0) print_line(dump(parsed));
-      Trainer trainer(parsed.args, mesh, registry);
+      Trainer trainer(parsed.args, mesh, model);
       loop(trainer);
       trainer.finish_save();
       return ExitCode::ok;

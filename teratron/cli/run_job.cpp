@@ -41,9 +41,10 @@ WorldOptions world_options(const Arguments& args, const LaunchEnv& launch) {
 
 /// The settings of this process, or the error in its command line.
 struct JobSpec {
-  ParsedArguments parsed;
-  WorldOptions world;
-  std::optional<UserError> error;
+  const Family& family;
+  ParsedArguments parsed = {};
+  WorldOptions world = {};
+  std::optional<UserError> error = {};
 
   RankConfig rank_config() const {
     if (error) return {.error = error};
@@ -51,10 +52,10 @@ struct JobSpec {
   }
 };
 
-JobSpec make_job_spec(std::span<const std::string> args, const LaunchEnv& launch, const Registry& registry) {
-  JobSpec spec;
+JobSpec make_job_spec(std::span<const std::string> args, const LaunchEnv& launch, const JobModel& model) {
+  JobSpec spec{model.family};
   try {
-    spec.parsed = pretrain_arguments(args, launch.size, registry);
+    spec.parsed = pretrain_arguments(args, launch.size, model);
     if (spec.parsed.help) return spec;
     spec.world = world_options(spec.parsed.args, launch);
   } catch (const UserError& error) {
@@ -105,17 +106,17 @@ ExitCode run_rank(const JobSpec& spec, World& world, const StopSignals& signals,
   } catch (const std::exception& error) {
     const Fault fault = to_fault(error);
     if (fault.exit_code() != ExitCode::out_of_memory) throw;
-    throw explain_out_of_memory(fault, args, pipeline_stage(args, world));
+    throw explain_out_of_memory(fault, spec.family, args, pipeline_stage(args, world));
   }
 }
 
 }  // namespace
 
-int run_job(std::span<const std::string> args, const Registry& registry, const RankFunction& work) {
+int run_job(std::span<const std::string> args, const JobModel& model, const RankFunction& work) {
   const LaunchEnv launch = read_launch_env(process_environment);
-  const JobSpec spec = make_job_spec(args, launch, registry);
+  const JobSpec spec = make_job_spec(args, launch, model);
   if (spec.parsed.help) {
-    print_line(arguments_help("teratron pretrain gpt [FLAGS]", registry.fields));
+    print_line(pretrain_help(model));
     return 0;
   }
   SharedSignals signals;

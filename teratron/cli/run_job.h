@@ -17,8 +17,9 @@ namespace teratron {
 using RankFunction = std::function<ExitCode(const ParsedArguments&, World&, const StopSignals&)>;
 
 /// Joins the job that the environment describes (that of a launcher, or a single rank) and runs `work` on the
-/// ranks of this process. `args`: flags of `pretrain gpt`; --help prints them instead. Returns the exit code.
-int run_job(std::span<const std::string> args, const Registry& registry, const RankFunction& work);
+/// ranks of this process. `args`: flags of `pretrain FAMILY`; --help prints them instead. Returns the exit
+/// code.
+int run_job(std::span<const std::string> args, const JobModel& model, const RankFunction& work);
 
 /// Runs `body` with all ranks of the job as the tensor-parallel ranks of one model. UserError(config) if
 /// --tensor-model-parallel-size is set to another number.

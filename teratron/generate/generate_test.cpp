@@ -7,6 +7,7 @@
 #include "teratron/base/error.h"
 #include "teratron/comm/host/thread_world.h"
 #include "teratron/generate/generator.h"
+#include "teratron/models/gpt/gpt_family.h"
 #include "teratron/testing/small_config.h"
 
 namespace teratron {
@@ -26,7 +27,7 @@ std::vector<int32_t> text_of(int64_t tp, const GenerationOptions& options) {
   std::mutex mutex;
   run_ranks(MeshOptions{.tp = tp}, [&](const Mesh& mesh) {
     ParameterSet parameters({.dtype = at::kDouble, .seed = 9});
-    GPT model(parameters, config(), {.layers = 2}, {mesh.group(Axis::tp)});
+    const LanguageModel model = language_model(gpt_plan(config(), {}), parameters, mesh.group(Axis::tp));
     const std::vector<int32_t> mine = generate(model, {3, 1, 4, 1, 5}, options);
     const std::lock_guard lock(mutex);
     text = mine;
@@ -36,17 +37,12 @@ std::vector<int32_t> text_of(int64_t tp, const GenerationOptions& options) {
 
 TEST(Generate, GreedyMatchesTheArgmaxOfFullForwards) {
   ParameterSet parameters({.dtype = at::kDouble, .seed = 9});
-  GPT model(parameters, config(), {.layers = 2}, {});
+  const LanguageModel model = language_model(gpt_plan(config(), {}), parameters, {});
   std::vector<int64_t> ids = {3, 1, 4, 1, 5};
   const std::vector<int32_t> text = text_of(1, {.sampling = {.top_k = 1}, .max_new_tokens = 12});
   ASSERT_EQ(text.size(), 12U);
-  const at::NoGradGuard no_grad;
   for (const int32_t id : text) {
-    const auto length = static_cast<int64_t>(ids.size());
-    const MicroBatch batch{.tokens_SB = at::tensor(ids).to(at::kLong).view({length, 1}),
-                           .positions_SB = at::arange(length, at::kLong).view({length, 1}),
-                           .training = false};
-    EXPECT_EQ(gather_logits(model, model.forward({}, batch))[-1][0].argmax().item<int64_t>(), id);
+    EXPECT_EQ(logits_of(model, ids)[-1][0].argmax().item<int64_t>(), id);
     ids.push_back(id);
   }
 }
@@ -71,7 +67,7 @@ TEST(Generate, StopsAtTheEndTokenAndAtTheLastPosition) {
 
 TEST(Generate, RejectsAPromptThatFillsThePositions) {
   ParameterSet parameters({.dtype = at::kDouble, .seed = 9});
-  GPT model(parameters, config(), {.layers = 2}, {});
+  const LanguageModel model = language_model(gpt_plan(config(), {}), parameters, {});
   EXPECT_THROW(generate(model, std::vector<int32_t>(24, 1), {}), UserError);
 }
 

@@ -7,29 +7,32 @@
 
 namespace teratron {
 
-namespace {
-
-MicroBatch batch_from(const std::vector<int32_t>& ids, int64_t first, at::Device device) {
-  const std::vector<int64_t> rest(ids.begin() + first, ids.end());
-  const auto length = static_cast<int64_t>(rest.size());
-  const auto i64 = at::TensorOptions().dtype(at::kLong);
-  const at::Tensor tokens = at::tensor(rest, i64).view({length, 1});
-  const at::Tensor positions = at::arange(first, first + length, i64).view({length, 1});
-  return {.tokens_SB = tokens.to(device), .positions_SB = positions.to(device), .training = false};
+LanguageModel language_model(const ModelPlan& plan, ParameterSet& parameters, const Group& tensor_parallel) {
+  const StageSpec stage{.layers = plan.layers()};
+  return {.model = plan.build({parameters, stage, TensorParallel{tensor_parallel}}),
+          .layers = plan.layers(),
+          .vocabulary = plan.vocabulary,
+          .max_positions = plan.max_positions,
+          .tensor_parallel = tensor_parallel,
+          .device = parameters.options().device};
 }
 
-}  // namespace
-
-at::Tensor gather_logits(GPT& model, const Activations& output) {
-  const at::Tensor local_SBV = model.logits(output);
-  const at::Tensor all_SBV = gather_from(local_SBV, 2, model.parallel().group);
-  return all_SBV.narrow(2, 0, model.config().vocabulary);
-}
-
-std::vector<int32_t> generate(GPT& model, const std::vector<int32_t>& prompt,
-                              const GenerationOptions& options) {
+at::Tensor logits_of(const LanguageModel& model, std::span<const int64_t> ids, int64_t first,
+                     LayerStates* states) {
   const at::NoGradGuard no_grad;
-  const int64_t positions = model.config().max_positions;
+  const auto length = static_cast<int64_t>(ids.size());
+  const at::Tensor tokens = at::tensor(at::ArrayRef<int64_t>(ids.data(), ids.size())).view({length, 1});
+  const at::Tensor positions = at::arange(first, first + length, at::kLong).view({length, 1});
+  const MicroBatch batch{
+      .tensors = {{"tokens", tokens.to(model.device)}, {"position_ids", positions.to(model.device)}},
+      .training = false};
+  const at::Tensor local_SBV = model.model->logits(model.model->forward({}, batch, states));
+  return gather_from(local_SBV, 2, model.tensor_parallel).narrow(2, 0, model.vocabulary);
+}
+
+std::vector<int32_t> generate(const LanguageModel& model, const std::vector<int32_t>& prompt,
+                              const GenerationOptions& options) {
+  const int64_t positions = model.max_positions;
   TERATRON_ASSERT(!prompt.empty());
   if (static_cast<int64_t>(prompt.size()) >= positions) {
     throw config_error(
@@ -37,21 +40,23 @@ std::vector<int32_t> generate(GPT& model, const std::vector<int32_t>& prompt,
          .where = "--prompt",
          .fix = "Shorten the prompt"});
   }
-  std::vector<int32_t> ids = prompt;
-  LayerStates states(model.stage().layers);
-  int64_t seen = 0;
+  std::vector<int64_t> ids(prompt.begin(), prompt.end());
+  LayerStates states(model.layers);
+  size_t seen = 0;
+  std::vector<int32_t> text;
   const auto room = std::min(options.max_new_tokens, positions - static_cast<int64_t>(prompt.size()));
   for (int64_t count = 0; count < room; ++count) {
-    const MicroBatch batch = batch_from(ids, seen, model.device());
-    seen = static_cast<int64_t>(ids.size());
-    const at::Tensor logits_SBV = gather_logits(model, model.forward({}, batch, &states));
+    const at::Tensor logits_SBV =
+        logits_of(model, std::span(ids).subspan(seen), static_cast<int64_t>(seen), &states);
+    seen = ids.size();
     const uint64_t draw = (options.sequence << 32U) + static_cast<uint64_t>(seen);
-    const auto id = static_cast<int32_t>(sample(logits_SBV[-1][0], options.sampling, draw));
+    const int64_t id = sample(logits_SBV[-1][0], options.sampling, draw);
     ids.push_back(id);
-    if (options.on_token) options.on_token(id);
+    text.push_back(static_cast<int32_t>(id));
+    if (options.on_token) options.on_token(text.back());
     if (id == options.end_token) break;
   }
-  return {ids.begin() + static_cast<int64_t>(prompt.size()), ids.end()};
+  return text;
 }
 
 }  // namespace teratron

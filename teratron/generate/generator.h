@@ -2,10 +2,12 @@
 #pragma once
 
 #include <functional>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "teratron/generate/sampling.h"
-#include "teratron/models/gpt/gpt.h"
+#include "teratron/models/model_plan.h"
 
 namespace teratron {
 
@@ -18,12 +20,26 @@ struct GenerationOptions {
   std::function<void(int32_t)> on_token;
 };
 
-/// Logits of the whole vocabulary on every tensor-parallel rank, without padding: [S, B, vocabulary].
-at::Tensor gather_logits(GPT& model, const Activations& output);
+/// A whole model on the ranks of one tensor-parallel group.
+struct LanguageModel {
+  std::unique_ptr<Model> model;
+  int64_t layers = 0;
+  int64_t vocabulary = 0;
+  int64_t max_positions = 0;
+  Group tensor_parallel = {};
+  at::Device device = at::kCPU;
+};
+/// Its parameters are created in `parameters`.
+LanguageModel language_model(const ModelPlan& plan, ParameterSet& parameters, const Group& tensor_parallel);
+
+/// Logits [S, 1, vocabulary], without padding, of token ids at positions `first`, first + 1, ..., on every
+/// rank. `states`: of the tokens before them, extended; null: there are none.
+at::Tensor logits_of(const LanguageModel& model, std::span<const int64_t> ids, int64_t first = 0,
+                     LayerStates* states = nullptr);
 
 /// The ids that follow `prompt` (not empty), including the end token. Stops at the model's last position;
 /// UserError(config) if the prompt alone fills all positions.
-std::vector<int32_t> generate(GPT& model, const std::vector<int32_t>& prompt,
+std::vector<int32_t> generate(const LanguageModel& model, const std::vector<int32_t>& prompt,
                               const GenerationOptions& options);
 
 }  // namespace teratron

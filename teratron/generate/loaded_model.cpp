@@ -2,30 +2,39 @@
 
 #include <nlohmann/json.hpp>
 
-#include "teratron/models/gpt/gpt_config.h"
+#include "teratron/models/family.h"
 #include "teratron/train/model_checkpoint.h"
 
 namespace teratron {
 
 namespace {
 
-// Without padding.
-int64_t vocabulary_of(const CheckpointInfo& info) {
-  const auto found = info.tensors.find("embedding.word_embeddings.weight");
-  if (found == info.tensors.end() || found->second.shape.size() != 2) {
-    throw checkpoint_error({.what = "the checkpoint has no embedding.word_embeddings.weight",
-                            .where = info.path.string(),
-                            .fix = "Use the checkpoint of a GPT model"});
-  }
-  return found->second.shape[0];
+// Keys that the trainer saves next to the settings.
+struct SavedModel {
+  std::string family = "gpt";
+  int64_t vocabulary = 0;  // the tokenizer's size
+};
+
+SavedModel saved_model(const CheckpointInfo& info, const Arguments& args) {
+  const nlohmann::json config = nlohmann::json::parse(info.config);
+  const SavedModel saved{
+      .family = config.value("model_family", "gpt"),
+      .vocabulary = config.value("tokenizer_vocab_size", args.vocab_size.value_or(0))};  // an imported one
+  if (saved.vocabulary > 0) return saved;
+  throw checkpoint_error({.what = "the checkpoint has neither tokenizer_vocab_size nor vocab_size",
+                          .where = info.path.string(),
+                          .fix = "Use a checkpoint that `teratron pretrain` or `teratron ckpt` wrote"});
 }
 
-void check_divisible(const GPTConfig& config, int64_t ranks) {
-  if (config.query_groups % ranks == 0 && config.heads % ranks == 0 && config.ffn_hidden % ranks == 0) return;
+// The shapes of the shards are derived from these.
+void check_divisible(const Arguments& args, int64_t ranks) {
+  const int64_t heads = args.num_attention_heads.value(), groups = query_groups(args);
+  const int64_t ffn = args.ffn_hidden_size.value();
+  if (groups % ranks == 0 && heads % ranks == 0 && ffn % ranks == 0) return;
   throw config_error(
       {.what = fmt::format("{} heads in {} query groups and an MLP of width {} are not divisible by {} "
                            "tensor-parallel ranks",
-                           config.heads, config.query_groups, config.ffn_hidden, ranks),
+                           heads, groups, ffn, ranks),
        .where = "--tensor-model-parallel-size",
        .fix = "Use a number of ranks that divides all of them"});
 }
@@ -62,12 +71,12 @@ LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOpti
   loaded.args = merge_settings(given, loaded.checkpoint);
   const Group& tp = mesh.group(Axis::tp);
   loaded.args.tensor_model_parallel_size = tp.size;
-  const GPTConfig config = gpt_config(loaded.args, vocabulary_of(loaded.checkpoint));
-  check_divisible(config, tp.size);
+  const SavedModel saved = saved_model(loaded.checkpoint, loaded.args);
+  check_divisible(loaded.args, tp.size);
   loaded.parameters = std::make_unique<ParameterSet>(
       ParameterSet::Options{.dtype = options.dtype, .device = options.device, .seed = 0});
-  loaded.model = std::make_unique<GPT>(*loaded.parameters, config, StageSpec{.layers = config.layers},
-                                       TensorParallel{tp});
+  const ModelPlan plan = find_family(saved.family).plan(loaded.args, saved.vocabulary);
+  loaded.model = language_model(plan, *loaded.parameters, tp);
   load_weights(*loaded.parameters, *path, world);
   return loaded;
 }

@@ -5,7 +5,7 @@
 
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/comm/mesh/mesh.h"
-#include "teratron/models/gpt/gpt.h"
+#include "teratron/generate/generator.h"
 #include "teratron/settings/arguments.h"
 
 namespace teratron {
@@ -15,7 +15,7 @@ struct LoadedModel {
   Arguments args;  // the checkpoint's, overridden by the user's
   CheckpointInfo checkpoint;
   std::unique_ptr<ParameterSet> parameters;
-  std::unique_ptr<GPT> model;
+  LanguageModel model;
 };
 
 struct InferenceOptions {

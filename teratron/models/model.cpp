@@ -4,9 +4,26 @@
 
 namespace teratron {
 
-at::Tensor sample_ids(const MicroBatch& batch) {
-  if (batch.sample_ids_B.defined()) return batch.sample_ids_B;
-  return at::arange(batch.positions_SB.size(1), batch.positions_SB.options().dtype(at::kLong));
+const at::Tensor& NamedTensors::operator[](std::string_view name) const {
+  static const at::Tensor undefined;
+  const auto found = tensors_.find(name);
+  return found == tensors_.end() ? undefined : found->second;
+}
+
+LossTerm masked_loss(const at::Tensor& losses_SB, const at::Tensor& mask_SB) {
+  return {.sum = (losses_SB * mask_SB.to(losses_SB.scalar_type())).sum(), .count = mask_SB.sum()};
+}
+
+at::Tensor Model::logits(const Activations&) {
+  return {};
+}
+
+at::Tensor Model::token_losses(const Activations&, const MicroBatch&) {
+  return {};
+}
+
+std::vector<LossTerm> Model::losses(const Activations& output, const MicroBatch& batch) {
+  return {masked_loss(token_losses(output, batch), batch["loss_mask"])};
 }
 
 }  // namespace teratron

@@ -1,42 +1,68 @@
-// The trainer's interface to a model: one pipeline stage, from micro-batches to the loss of every token.
+// The engine's interface to a model: one pipeline stage, from micro-batches to losses.
 //
-// GPT (gpt/gpt.h) implements it; a program may register another model (train/registry.h).
+// The stages of a model exchange named tensors, which its plan lists (model_plan.h). GPT (gpt/gpt.h) is the
+// example.
 #pragma once
 
 #include <functional>
+#include <initializer_list>
+#include <map>
 #include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
 
-#include "teratron/models/transformer/config.h"
+#include "teratron/nn/layer.h"
 #include "teratron/nn/linear.h"
 #include "teratron/pipeline/stage_spec.h"
 
 namespace teratron {
 
-struct GPTConfig;
+/// Tensors by name.
+class NamedTensors {
+ public:
+  using Map = std::map<std::string, at::Tensor, std::less<>>;
+  NamedTensors() = default;
+  NamedTensors(std::initializer_list<Map::value_type> tensors) : tensors_(tensors) {}
 
-/// One micro-batch as the model sees it; the whole sequence on every rank.
+  /// Undefined if there is none.
+  const at::Tensor& operator[](std::string_view name) const;
+  void set(std::string_view name, const at::Tensor& tensor) {
+    tensors_.insert_or_assign(std::string(name), tensor);
+  }
+  Map::const_iterator begin() const { return tensors_.begin(); }
+  Map::const_iterator end() const { return tensors_.end(); }
+
+ private:
+  Map tensors_;
+};
+
+/// What a stage sends to the next, by channel. Language models have the channel "hidden" [S, B, H], S local
+/// under sequence parallelism.
+using Activations = NamedTensors;
+
+/// One micro-batch on the device: the columns of the model's schema that its pipeline stage has.
 struct MicroBatch {
-  at::Tensor tokens_SB;         // i64
-  at::Tensor positions_SB;      // i64
-  at::Tensor labels_SB;         // i64; undefined when text is generated
-  at::Tensor loss_mask_SB;      // fp32; undefined when text is generated
-  at::Tensor segment_start_BS;  // i32 document bounds; undefined: none
-  at::Tensor sample_ids_B;      // i64 indices in the whole training, which key dropout; undefined: 0, 1, ...
-  bool training = true;         // dropout is active
+  NamedTensors tensors = {};
+  /// i64 [B] indices in the whole training, which key dropout; undefined without dropout.
+  at::Tensor sample_ids_B = {};
+  bool training = true;  // dropout is active
+
+  const at::Tensor& operator[](std::string_view column) const { return tensors[column]; }
 };
 
-/// sample_ids_B, or 0, 1, ... where it is undefined.
-at::Tensor sample_ids(const MicroBatch& batch);
-
-/// What a stage sends to the next.
-struct Activations {
-  at::Tensor hidden_SBH;  // S local under sequence parallelism; fp32 under GPTConfig::fp32_residual
+/// One loss of a micro-batch as two sums of one element each.
+struct LossTerm {
+  at::Tensor sum;    // differentiable
+  at::Tensor count;  // how many tokens, samples... `sum` is over
 };
+
+/// The losses [S, B] of the tokens that the mask selects.
+LossTerm masked_loss(const at::Tensor& losses_SB, const at::Tensor& mask_SB);
 
 /// Arguments of a stage's constructor. Parameters created in `parameters` are trained, saved and loaded.
 struct StageContext {
   ParameterSet& parameters;
-  const GPTConfig& config;
   const StageSpec& stage;
   const TensorParallel& parallel;
 };
@@ -52,12 +78,16 @@ class Model {
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 
-  /// The first stage ignores `input`. The last stage returns the input of logits() and loss().
-  virtual Activations forward(const Activations& input, const MicroBatch& batch) = 0;
-  /// [S, B, padded vocabulary / tp] of the last stage's activations.
-  virtual at::Tensor logits(const Activations& output) = 0;
-  /// Loss of every token [S, B] in fp32 from the last stage's activations.
-  virtual at::Tensor loss(const Activations& output, const MicroBatch& batch) = 0;
+  /// The first stage ignores `input`. The last stage returns the input of logits() and losses(). `states`: one
+  /// per layer of the stage, extended by the micro-batch (generation); null: none. Models that do not generate
+  /// text ignore them.
+  virtual Activations forward(const Activations& input, const MicroBatch& batch, LayerStates* states) = 0;
+  /// [S, B, padded vocabulary / tp] of the last stage's activations. Default: undefined.
+  virtual at::Tensor logits(const Activations& output);
+  /// Loss of every token [S, B] in fp32 from the last stage's activations, masked or not. Default: undefined.
+  virtual at::Tensor token_losses(const Activations& output, const MicroBatch& batch);
+  /// The losses named by the model's plan. Default: one, token_losses() where column loss_mask is set.
+  virtual std::vector<LossTerm> losses(const Activations& output, const MicroBatch& batch);
 
   /// forward() calls the hook with each submodule's output and its name in checkpoints; null: none. Optional:
   /// a model that never calls it can be trained.
@@ -74,7 +104,5 @@ class Model {
   StageSpec stage_;
   ActivationHook hook_;
 };
-
-using ModelProvider = std::function<std::unique_ptr<Model>(const StageContext&)>;
 
 }  // namespace teratron

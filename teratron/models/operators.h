@@ -1,6 +1,6 @@
-// A model as a list of operators: what a rank computes for one micro-batch, in order of forward, and the bytes
-// that each moves, saves and needs meanwhile. FLOPs, memory and time (plan/) follow from this one list, without
-// a built model.
+// A model as a list of operators: what a rank computes for one micro-batch, in order of forward, and the
+// bytes that each moves, saves and needs meanwhile. FLOPs, memory and time (plan/) follow from this one list,
+// without a built model.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +50,7 @@ struct Operator {
   /// temporaries, and gradients that wait for earlier operators.
   double forward_peak = 0.0;
   double backward_peak = 0.0;
-  /// Neighbours of equal unit save nothing in forward: backward runs them again, together. -1: not recomputed.
+  /// Neighbours of equal unit save nothing in forward: backward runs them again, together. -1: none.
   int64_t recompute_unit = -1;
 };
 

@@ -17,7 +17,8 @@ std::string program_kind(std::string_view program) {
   for (const std::string_view word : {"bert", "t5"}) {
     if (program.find(word) != std::string_view::npos) return std::string(word);
   }
-  return "gpt";
+  const std::string_view command = "pretrain ";
+  return program.starts_with(command) ? std::string(program.substr(command.size())) : "gpt";
 }
 
 // Settings of the --config-file given in `flags`.
@@ -138,10 +139,10 @@ Arguments arguments_from_json(std::string_view text, const std::string& where,
   return args;
 }
 
-std::string arguments_help(std::string_view usage, std::span<const Field> extra_fields) {
+std::string arguments_help(const HelpOptions& options, std::span<const Field> extra_fields) {
   const Arguments defaults;
-  if (extra_fields.empty()) return help_text(arguments_schema(), usage, &defaults);
-  return help_text(*extended_schema(extra_fields), usage, &defaults);
+  if (extra_fields.empty()) return help_text(arguments_schema(), options, &defaults);
+  return help_text(*extended_schema(extra_fields), options, &defaults);
 }
 
 std::string arguments_document() {

@@ -99,7 +99,7 @@ std::string to_json(const Arguments& args);
 Arguments arguments_from_json(std::string_view text, const std::string& where,
                               std::vector<std::string>* unknown = nullptr);
 /// Text of --help; `extra_fields` come last.
-std::string arguments_help(std::string_view usage, std::span<const Field> extra_fields = {});
+std::string arguments_help(const HelpOptions& options, std::span<const Field> extra_fields = {});
 /// Text of docs/flags.md.
 std::string arguments_document();
 

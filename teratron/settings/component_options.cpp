@@ -13,7 +13,7 @@ MeshOptions mesh_options(const Arguments& args) {
 
 PipelineLayoutOptions layout_options(const Arguments& args) {
   const bool pipeline = args.pipeline_model_parallel_size > 1;
-  return {.layers = args.num_layers.value(),
+  return {.layers = args.num_layers.value_or(0),
           .stages = args.pipeline_model_parallel_size,
           .chunks = args.num_virtual_stages_per_pipeline_rank,
           .layers_per_chunk = args.num_layers_per_virtual_pipeline_stage,

@@ -86,8 +86,8 @@ inline AttentionRequest request_of(const AttentionCase& c, const AttentionSample
           .window = c.window};
 }
 
-/// Output and gradients of `request` with fresh leaves. Queries, keys and values are views of a wider tensor, as
-/// those of a projection.
+/// Output and gradients of `request` with fresh leaves. Queries, keys and values are views of a wider tensor,
+/// as those of a projection.
 inline AttentionResult run_attention(AttentionRequest request, const at::Tensor& dy_SBF) {
   const auto view = [](const at::Tensor& x) {
     return at::cat({x, x}, 2).narrow(2, 0, x.size(2)).detach().requires_grad_();
@@ -107,8 +107,8 @@ inline void expect_result(const AttentionResult& actual, const AttentionResult& 
   EXPECT_LT(relative_error(actual.dv, expected.dv), allowed) << "dv";
 }
 
-/// Random bounds of `per_sample` segments, some of them empty, in each of `batch` samples of `length` tokens; then
-/// `padding` empty ones.
+/// Random bounds of `per_sample` segments, some of them empty, in each of `batch` samples of `length` tokens;
+/// then `padding` empty ones.
 inline std::vector<int32_t> random_bounds(std::mt19937& random, int64_t batch, int64_t length,
                                           std::array<int64_t, 2> per_sample_and_padding) {
   const auto [per_sample, padding] = per_sample_and_padding;
@@ -124,13 +124,8 @@ inline std::vector<int32_t> random_bounds(std::mt19937& random, int64_t batch, i
   return bounds;
 }
 
-/// Every kind of mask: whole samples, documents, padded samples, cross-attention, windows, grouped heads.
-inline std::vector<AttentionCase> attention_cases(int64_t width) {
-  std::mt19937 random(7);
-  const auto bounds = [&](int64_t batch, int64_t length, int64_t per_sample, int64_t padding) {
-    return random_bounds(random, batch, length, {per_sample, padding});
-  };
-  std::vector<AttentionCase> cases{
+inline std::vector<AttentionCase> whole_sample_cases(int64_t width) {
+  return {
       {.queries = 70, .keys = 70, .batch = 2, .width = width},
       {.queries = 70, .keys = 70, .batch = 2, .width = width, .mask = Mask::full},
       {.queries = 33, .keys = 90, .batch = 2, .width = width, .mask = Mask::full},
@@ -140,6 +135,15 @@ inline std::vector<AttentionCase> attention_cases(int64_t width) {
       {.queries = 200, .keys = 200, .batch = 2, .width = width, .window = 9},
       {.queries = 600, .keys = 600, .width = width, .window = 130},
       {.queries = 150, .keys = 200, .batch = 2, .width = width, .window = 70}};
+}
+
+/// Masks of every kind: whole samples, documents, padded samples, cross-attention, windows, grouped heads.
+inline std::vector<AttentionCase> attention_cases(int64_t width) {
+  std::mt19937 random(7);
+  const auto bounds = [&](int64_t batch, int64_t length, int64_t per_sample, int64_t padding) {
+    return random_bounds(random, batch, length, {per_sample, padding});
+  };
+  std::vector<AttentionCase> cases = whole_sample_cases(width);
   for (const Mask mask : {Mask::causal, Mask::full}) {
     // One sample and several; bounds repeated at the end; grouped heads.
     cases.push_back(

@@ -7,6 +7,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
+#include "teratron/models/gpt/gpt_family.h"
 #include "teratron/pipeline/schedule.h"
 #include "teratron/testing/deferred_world.h"
 #include "teratron/testing/models.h"
@@ -60,21 +61,6 @@ bool every_stage_holds_something(const std::string& text, const GPTConfig& confi
   }
 }
 
-std::vector<StateTensor> owned_parts(TrainEngine& engine, const at::Tensor& flat) {
-  std::vector<StateTensor> parts;
-  for (const FlatRange& owned : engine.buffer().owned()) {
-    for (const ParamAndGradBuffer::Entry& entry : engine.buffer().entries()) {
-      const FlatRange part = intersection(owned, entry.range);
-      if (part.size() == 0) continue;
-      parts.push_back({entry.parameter->name,
-                       entry.parameter->shard(),
-                       {part.begin - entry.range.begin, part.end - entry.range.begin},
-                       flat.narrow(0, part.begin, part.size())});
-    }
-  }
-  return parts;
-}
-
 }  // namespace
 
 std::string to_string(const Layout& layout) {
@@ -100,7 +86,7 @@ void run_layout(const Layout& layout, const std::function<void(const Mesh&)>& bo
 }
 
 EngineOptions engine_options(const GPTConfig& config, const Layout& layout, at::ScalarType dtype) {
-  return {.model = config,
+  return {.model = gpt_plan(config, {}),
           .parallel = {.pipeline = pipeline_of(config, layout),
                        .microbatch_group = layout.group,
                        .overlap_p2p = layout.overlap_p2p,
@@ -121,25 +107,23 @@ MicroBatch test_batch(const TestData& data, int64_t vocabulary, int64_t step, Fl
   at::Generator generator = at::detail::createCPUGenerator(100 + step);
   const at::Tensor text = at::randint(0, vocabulary, {data.sequence + 1, test_samples}, generator, at::kLong);
   const at::Tensor mine = text.narrow(1, samples.begin, samples.size());
-  const at::Tensor positions = at::arange(data.sequence, at::kLong).unsqueeze(1);
-  MicroBatch batch{.tokens_SB = mine.narrow(0, 0, data.sequence).contiguous(),
-                   .positions_SB = positions.expand({data.sequence, samples.size()}).contiguous(),
-                   .labels_SB = mine.narrow(0, 1, data.sequence).contiguous(),
-                   // Equal token counts per micro-batch, so that the means of layouts agree.
-                   .loss_mask_SB = at::ones({data.sequence, samples.size()}),
-                   .sample_ids_B = at::arange(samples.begin, samples.end, at::kLong) + step * test_samples};
-  if (data.documents) {
-    const int64_t bound = data.sequence / 2 + 1;
-    batch.segment_start_BS = at::zeros({samples.size(), data.sequence}, at::kInt);
-    batch.segment_start_BS.narrow(1, bound, data.sequence - bound).fill_(bound);
-  }
+  const at::Tensor index_SB = at::arange(data.sequence, at::kLong).unsqueeze(1);
+  MicroBatch batch{
+      .tensors = {{"tokens", mine.narrow(0, 0, data.sequence).contiguous()},
+                  {"sequence_index", index_SB.expand({data.sequence, samples.size()}).contiguous()},
+                  {"labels", mine.narrow(0, 1, data.sequence).contiguous()},
+                  // Equal token counts per micro-batch, so that the means of layouts agree.
+                  {"loss_mask", at::ones({data.sequence, samples.size()})}},
+      .sample_ids_B = at::arange(samples.begin, samples.end, at::kLong) + step * test_samples};
+  if (data.documents)
+    batch.tensors.set("cu_seqlens", two_documents(samples.size(), data.sequence, data.sequence / 2 + 1));
   return batch;
 }
 
 PendingStep train_step(TrainEngine& engine, const Layout& layout, const TestData& data, int64_t step,
                        const Optimizer::Hyperparameters& hyper) {
   const int64_t share = test_samples / layout.dp;
-  const int64_t first = engine.mesh().group(Axis::dp).rank * share;
+  const int64_t first = engine.mesh().data_parallel().rank * share;
   const int64_t count = share / layout.microbatches;
   TERATRON_ASSERT(count * layout.microbatches == share, "{}", to_string(layout));
   const auto batches = [&](int64_t i) {
@@ -178,11 +162,24 @@ std::map<std::string, at::Tensor> GlobalTensors::tensors() const {
 }
 
 std::vector<StateTensor> gradients(TrainEngine& engine) {
-  return owned_parts(engine, engine.buffer().gradients());
+  std::vector<StateTensor> parts;
+  for (const ParamAndGradBuffer& buffer : engine.buffers()) {
+    for (const FlatRange& owned : buffer.owned()) {
+      for (const ParamAndGradBuffer::Entry& entry : buffer.entries()) {
+        const FlatRange part = intersection(owned, entry.range);
+        if (part.size() == 0) continue;
+        parts.push_back({entry.parameter->name,
+                         entry.parameter->shard(),
+                         {part.begin - entry.range.begin, part.end - entry.range.begin},
+                         part.of(buffer.gradients())});
+      }
+    }
+  }
+  return parts;
 }
 
 std::vector<StateTensor> weights(TrainEngine& engine) {
-  engine.buffer().finish_param_gather();
+  engine.buffers().finish_param_gather();
   std::vector<StateTensor> all;
   for (const Parameter& parameter : engine.parameters().all()) {
     all.push_back({parameter.name,

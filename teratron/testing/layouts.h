@@ -7,6 +7,7 @@
 #include <random>
 
 #include "teratron/comm/host/thread_world.h"
+#include "teratron/models/gpt/gpt_config.h"
 #include "teratron/train/engine.h"
 
 namespace teratron {

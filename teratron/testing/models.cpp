@@ -17,30 +17,19 @@ void run_rank(const TestStep& step, const Mesh& mesh, std::mutex& mutex, LossAnd
   ParameterSet parameters({.dtype = step.dtype, .device = step.device, .seed = 3, .fp8 = step.fp8});
   const TensorParallel parallel{mesh.group(Axis::tp), step.layout.sequence_parallel};
   GPT model(parameters, step.config, {.layers = step.config.layers}, parallel);
-  std::vector<Parameter*> all;
-  for (Parameter& parameter : parameters.all()) all.push_back(&parameter);
-  const Group& data_parallel = mesh.group(Axis::dp);
-  ParamAndGradBuffer buffer(
-      all, {.data_parallel = data_parallel, .bucket_size = 1000, .average_in_collective = true});
+  const Group& data_parallel = mesh.data_parallel();
+  ParamAndGradBuffers buffer(parameters, mesh, {.bucket_size = 1000, .average_in_collective = true});
   buffer.zero_grad();
   buffer.set_last_microbatch();
-  const MicroBatch batch = [&] {
-    MicroBatch host = test_batch(step.config, data_parallel, step.documents);
-    for (at::Tensor* tensor : {&host.tokens_SB, &host.positions_SB, &host.labels_SB, &host.loss_mask_SB,
-                               &host.segment_start_BS, &host.sample_ids_B}) {
-      if (tensor->defined()) *tensor = tensor->to(step.device);
-    }
-    return host;
-  }();
-  const at::Tensor loss = model.loss(model.forward({}, batch), batch).mean();
+  const MicroBatch batch = to_device(test_batch(step.config, data_parallel, step.documents), step.device);
+  const at::Tensor loss = model.token_losses(model.forward({}, batch, nullptr), batch).mean();
   loss.backward();
   buffer.finish_grad_sync();
   at::Tensor mean = loss.detach().to(at::kDouble);
   data_parallel.communicator->all_reduce(mean, ReduceOp::avg).wait();
   for (Parameter& parameter : parameters.all()) {
-    if (parameter.options.grad_sum == GradSum::tensor_parallel) {
-      mesh.group(Axis::tp).communicator->all_reduce(parameter.main_grad, ReduceOp::sum).wait();
-    }
+    const Group& group = mesh.group(parameter.options.grad_sum);
+    group.communicator->all_reduce(parameter.main_grad, ReduceOp::sum).wait();
   }
   const std::lock_guard lock(mutex);
   result.loss = mean.item<double>();
@@ -159,18 +148,32 @@ MicroBatch test_batch(const GPTConfig& config, const Group& data_parallel, bool 
   const at::Tensor labels = at::randint(0, config.vocabulary, {sequence, samples}, generator, at::kLong);
   const int64_t count = samples / data_parallel.size;
   const int64_t first = data_parallel.rank * count;
-  MicroBatch batch{
-      .tokens_SB = tokens.narrow(1, first, count).contiguous(),
-      .positions_SB = at::arange(sequence, at::kLong).unsqueeze(1).expand({sequence, count}).contiguous(),
-      .labels_SB = labels.narrow(1, first, count).contiguous(),
-      .loss_mask_SB = at::ones({sequence, count}),
-      .sample_ids_B = at::arange(100 + first, 100 + first + count, at::kLong)};
-  if (documents) {
-    const int64_t start = sequence / 2 + 1;
-    batch.segment_start_BS = at::zeros({count, sequence}, at::kInt);
-    batch.segment_start_BS.narrow(1, start, sequence - start).fill_(start);
-  }
+  const at::Tensor index_SB = at::arange(sequence, at::kLong).unsqueeze(1).expand({sequence, count});
+  MicroBatch batch{.tensors = {{"tokens", tokens.narrow(1, first, count).contiguous()},
+                               {"sequence_index", index_SB.contiguous()},
+                               {"labels", labels.narrow(1, first, count).contiguous()},
+                               {"loss_mask", at::ones({sequence, count})}},
+                   .sample_ids_B = at::arange(100 + first, 100 + first + count, at::kLong)};
+  if (documents) batch.tensors.set("cu_seqlens", two_documents(count, sequence, sequence / 2 + 1));
   return batch;
+}
+
+MicroBatch to_device(MicroBatch batch, at::Device device) {
+  NamedTensors moved;
+  for (const auto& [name, tensor] : batch.tensors) moved.set(name, tensor.to(device));
+  batch.tensors = moved;
+  if (batch.sample_ids_B.defined()) batch.sample_ids_B = batch.sample_ids_B.to(device);
+  return batch;
+}
+
+at::Tensor two_documents(int64_t samples, int64_t sequence, int64_t second) {
+  std::vector<int32_t> bounds;
+  for (int64_t sample = 0; sample < samples; ++sample) {
+    bounds.push_back(static_cast<int32_t>(sample * sequence));
+    bounds.push_back(static_cast<int32_t>(sample * sequence + second));
+  }
+  bounds.push_back(static_cast<int32_t>(samples * sequence));
+  return at::tensor(bounds, at::kInt);
 }
 
 LossAndGrads run_step(const TestStep& step) {

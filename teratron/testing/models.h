@@ -42,6 +42,9 @@ GPTConfig random_config(std::mt19937& random, const TestSizes& sizes = {});
 /// The rank's part of a global batch of four samples. With `documents`, a second document starts in the
 /// middle.
 MicroBatch test_batch(const GPTConfig& config, const Group& data_parallel, bool documents);
+MicroBatch to_device(MicroBatch batch, at::Device device);
+/// cu_seqlens of samples with a second document from token `second` on.
+at::Tensor two_documents(int64_t samples, int64_t sequence, int64_t second);
 
 struct TestLayout {
   int64_t tp = 1;

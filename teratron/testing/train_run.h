@@ -21,6 +21,12 @@
 
 namespace teratron {
 
+/// GPT, as `teratron pretrain gpt` trains it.
+inline JobModel plain_gpt() {
+  static const Registry nothing;
+  return default_model(nothing);
+}
+
 namespace fs = std::filesystem;
 
 /// Runs a tiny training in a temporary folder.
@@ -47,15 +53,15 @@ class SmallRun : public testing::Test {
 
   static ExitCode train(const std::vector<std::string>& args, int64_t ranks = 1,
                         const Registry& registry = {}) {
-    const ParsedArguments parsed = pretrain_arguments(args, ranks, registry);
+    const ParsedArguments parsed = pretrain_arguments(args, ranks, default_model(registry));
     const StopSignals signals;
     if (ranks == 1) {
       SingleWorld world;
-      return pretrain(parsed, world, signals, registry);
+      return pretrain(parsed, world, signals, default_model(registry));
     }
     ExitCode code = ExitCode::ok;
     run_ranks(ranks, [&](World& world) {
-      const ExitCode mine = pretrain(parsed, world, signals, registry);
+      const ExitCode mine = pretrain(parsed, world, signals, default_model(registry));
       if (world.rank() == 0) code = mine;
     });
     return code;

@@ -1,68 +1,93 @@
 #include "teratron/train/batch_source.h"
 
+#include <algorithm>
+#include <bit>
+
 #include <ATen/ATen.h>
 
 #include "teratron/base/error.h"
 #include "teratron/comm/broadcast_coalesced.h"
+#include "teratron/comm/consensus.h"
 
 namespace teratron {
 
 namespace {
 
-// [B, S] of the loader as [S, B] on the device.
-template <typename T>
-at::Tensor transposed(const std::vector<T>& values, const Batch& batch, const at::TensorOptions& target) {
-  const auto host = at::TensorOptions().dtype(target.dtype());
-  const at::Tensor rows =
-      at::from_blob(const_cast<T*>(values.data()), {batch.micro_batch, batch.seq_length}, host);
-  // Not contiguous(), which for a single row would be a view of the batch's memory.
-  at::Tensor columns = rows.t().clone(at::MemoryFormat::Contiguous);
-  if (target.device().is_cpu()) return columns;
-  return columns.pin_memory().to(target.device(), /*non_blocking=*/true);
-}
-
-// Allocated for the ranks that receive a batch.
-Batch empty_batch(int64_t micro_batch, int64_t seq_length) {
-  const auto count = static_cast<size_t>(micro_batch * seq_length);
-  Batch batch{.micro_batch = micro_batch, .seq_length = seq_length};
-  batch.tokens.resize(count);
-  batch.labels.resize(count);
-  batch.position_ids.resize(count);
-  batch.loss_mask.resize(count);
-  batch.segment_start.resize(count);
-  return batch;
-}
-
-// Whether every sample's positions are 0, 1, 2, ...
-bool counts_positions(const Batch& batch) {
-  for (int64_t sample = 0; sample < batch.micro_batch; ++sample) {
-    const int64_t* const positions = batch.position_ids.data() + sample * batch.seq_length;
-    for (int64_t s = 0; s < batch.seq_length; ++s) {
-      if (positions[s] != s) return false;
-    }
+at::ScalarType scalar_type(ColumnType type) {
+  switch (type) {
+    case ColumnType::i64:
+      return at::kLong;
+    case ColumnType::i32:
+      return at::kInt;
+    case ColumnType::f32:
+      return at::kFloat;
   }
-  return true;
+  return at::kLong;
+}
+
+// First token of each segment, counted through the samples one after the other.
+std::vector<int32_t> segment_bounds(std::span<const int32_t> starts, int64_t samples) {
+  const int64_t length = static_cast<int64_t>(starts.size()) / samples;
+  std::vector<int32_t> bounds;
+  for (int64_t token = 0; token < samples * length; ++token) {
+    if (starts[token] == token % length) bounds.push_back(static_cast<int32_t>(token));
+  }
+  return bounds;
+}
+
+// "segment_start" -> "cu_seqlens".
+std::string stacked_name(const Column& column) {
+  if (column.kind != Column::Kind::segments) return column.name;
+  const std::string_view from = "segment_start";
+  TERATRON_ASSERT(column.name.ends_with(from), "column {}", column.name);
+  return column.name.substr(0, column.name.size() - from.size()) + "cu_seqlens";
+}
+
+at::Tensor to_device(const at::Tensor& host, at::Device device) {
+  return device.is_cpu() ? host : host.pin_memory().to(device, /*non_blocking=*/true);
 }
 
 }  // namespace
 
-bool uses_data(const Mesh& mesh, bool resets) {
+BatchSchema columns_of_stage(const BatchSchema& schema, const Mesh& mesh) {
+  using Stages = Column::Stages;
   const Group& stages = mesh.group(Axis::pp);
-  return resets || stages.rank == 0 || stages.rank == stages.size - 1;
+  BatchSchema columns;
+  for (const Column& column : schema) {
+    const bool first = stages.rank == 0, last = stages.rank == stages.size - 1;
+    const bool here = column.stages == Stages::all || (first && column.stages != Stages::last) ||
+                      (last && column.stages != Stages::first);
+    if (here) columns.push_back(column);
+  }
+  return columns;
+}
+
+bool uses_data(const BatchSchema& schema, const Mesh& mesh) {
+  const BatchSchema columns = columns_of_stage(schema, mesh);
+  return std::any_of(columns.begin(), columns.end(), [](const Column& column) { return column.is_read(); });
+}
+
+at::Tensor context_parallel_rows(int64_t length, const Group& context_parallel) {
+  const at::Tensor rows = at::arange(length, at::kLong);
+  if (context_parallel.size == 1) return rows;
+  const int64_t chunk = length / (2 * context_parallel.size);
+  TERATRON_ASSERT(chunk * 2 * context_parallel.size == length, "{} rows over {} context-parallel ranks",
+                  length, context_parallel.size);
+  const int64_t mirrored = 2 * context_parallel.size - 1 - context_parallel.rank;
+  return at::cat(
+      {rows.narrow(0, context_parallel.rank * chunk, chunk), rows.narrow(0, mirrored * chunk, chunk)});
 }
 
 BatchSource::BatchSource(std::shared_ptr<const Dataset> dataset, const Options& options, const Mesh& mesh)
-    : options_(options),
-      tensor_parallel_(mesh.group(Axis::tp)),
-      uses_data_(uses_data(mesh, options.resets_attention || options.resets_positions)) {
-  if (uses_data_ && tensor_parallel_.rank == 0)
-    loader_ = std::make_unique<DataLoader>(std::move(dataset), options.loader);
+    : options_(options), tensor_parallel_(mesh.group(Axis::tp)), context_parallel_(mesh.group(Axis::cp)) {
+  if (uses_data(options.schema, mesh) && tensor_parallel_.rank == 0)
+    loader_ = std::make_unique<DataLoader>(std::move(dataset), options.schema, options.loader);
+  options_.schema = columns_of_stage(options.schema, mesh);
   const BatchSamplerOptions& sampler = options.loader.sampler;
   next_sample_ = sampler.consumed_samples + sampler.dp_rank * sampler.micro_batch_size;
 }
 
 Batch BatchSource::read() {
-  if (!loader_) return empty_batch(options_.loader.sampler.micro_batch_size, options_.sequence_length);
   std::optional<Batch> batch = loader_->next();
   if (!batch) {
     throw data_error(
@@ -73,45 +98,70 @@ Batch BatchSource::read() {
   return *std::move(batch);
 }
 
+at::Tensor BatchSource::stacked(const Column& column, const Batch* batch, int64_t samples) const {
+  std::vector<int64_t> shape = column.shape;
+  shape.insert(shape.begin(), samples);
+  const auto type = at::TensorOptions().dtype(scalar_type(column.type));
+  const bool is_sequence = column.kind == Column::Kind::sequence;
+  if (!batch) {
+    if (is_sequence) shape = {shape[1] / context_parallel_.size, samples};
+    if (is_sequence) shape.insert(shape.end(), column.shape.begin() + 1, column.shape.end());
+    return at::empty(shape, type.device(options_.device));
+  }
+  const auto c = static_cast<size_t>(find_column(batch->schema(), column.name) - batch->schema().data());
+  at::Tensor values = at::from_blob(const_cast<std::byte*>(batch->data(c)), shape, type);
+  if (is_sequence) values = values.transpose(0, 1);
+  if (is_sequence && context_parallel_.size > 1)
+    values = values.index_select(0, context_parallel_rows(column.shape[0], context_parallel_));
+  // Not contiguous(), which for a single sample would be a view of the batch's memory.
+  return to_device(values.clone(at::MemoryFormat::Contiguous), options_.device);
+}
+
+at::Tensor BatchSource::cu_seqlens(const Column& column, const Batch* batch, int64_t samples) {
+  std::vector<int32_t> bounds;
+  if (batch) bounds = segment_bounds(batch->values<int32_t>(column.name), samples);
+  const auto power = static_cast<int64_t>(std::bit_ceil(std::max<size_t>(bounds.size(), 1)));
+  segments_ = std::max(segments_, power);
+  // The others cannot know the shape.
+  if (tensor_parallel_.size > 1)
+    segments_ = std::stoll(broadcast_bytes(*tensor_parallel_.communicator, std::to_string(segments_)));
+  const auto i32 = at::TensorOptions().dtype(at::kInt);
+  if (!batch) return at::empty({segments_ + 1}, i32.device(options_.device));
+  bounds.resize(static_cast<size_t>(segments_ + 1), static_cast<int32_t>(samples * column.numel()));
+  return to_device(at::tensor(bounds, i32), options_.device);
+}
+
+const at::Tensor& BatchSource::index_SB(const Column& column, int64_t samples) {
+  const at::Tensor& made = index_[column.name];
+  if (made.defined() && made.size(1) == samples) return made;
+  const at::Tensor rows_S = context_parallel_rows(column.shape.at(0), context_parallel_).to(options_.device);
+  index_.set(column.name, rows_S.unsqueeze(1).expand({rows_S.size(0), samples}));
+  return index_[column.name];
+}
+
 MicroBatch BatchSource::next() {
-  MicroBatch micro = uses_data_ ? read_and_broadcast() : MicroBatch{.positions_SB = counted_positions()};
   const BatchSamplerOptions& sampler = options_.loader.sampler;
-  micro.sample_ids_B = at::arange(next_sample_, next_sample_ + micro.positions_SB.size(1),
-                                  micro.positions_SB.options().dtype(at::kLong));
-  next_sample_ += sampler.micro_batch_size * sampler.dp_size;
-  return micro;
-}
-
-at::Tensor BatchSource::counted_positions() const {
-  const int64_t length = options_.sequence_length;
-  const at::Tensor positions_S =
-      at::arange(length, at::TensorOptions().dtype(at::kLong).device(options_.device));
-  return positions_S.unsqueeze(1).expand({length, options_.loader.sampler.micro_batch_size});
-}
-
-MicroBatch BatchSource::read_and_broadcast() {
-  Batch batch = read();
-  const at::TensorOptions device = at::TensorOptions().device(options_.device);
-  // Other tensor-parallel ranks, which have not read them, expect positions in the broadcast.
-  const bool counts = tensor_parallel_.size == 1 && batch.seq_length == options_.sequence_length &&
-                      batch.micro_batch == options_.loader.sampler.micro_batch_size &&
-                      counts_positions(batch);
-  std::vector<at::Tensor> tensors = {
-      transposed(batch.tokens, batch, device.dtype(at::kLong)),
-      counts ? counted_positions() : transposed(batch.position_ids, batch, device.dtype(at::kLong)),
-      transposed(batch.labels, batch, device.dtype(at::kLong)),
-      transposed(batch.loss_mask, batch, device.dtype(at::kFloat))};
-  if (options_.resets_attention) {
-    // Empty: nothing was reset in this batch.
-    batch.segment_start.resize(batch.tokens.size());
-    tensors.push_back(transposed(batch.segment_start, batch, device.dtype(at::kInt)));
+  std::optional<Batch> batch;
+  if (loader_) batch = read();
+  const int64_t samples = batch ? batch->samples() : sampler.micro_batch_size;
+  MicroBatch micro;
+  std::vector<std::string> names;
+  std::vector<at::Tensor> tensors;
+  for (const Column& column : options_.schema) {
+    const Batch* const host = batch ? &*batch : nullptr;
+    if (column.kind == Column::Kind::index) {
+      micro.tensors.set(column.name, index_SB(column, samples));
+      continue;
+    }
+    const bool segments = column.kind == Column::Kind::segments;
+    names.push_back(stacked_name(column));
+    tensors.push_back(segments ? cu_seqlens(column, host, samples) : stacked(column, host, samples));
   }
   tensors = broadcast_coalesced(tensors, tensor_parallel_);
-  MicroBatch micro{.tokens_SB = tensors[0],
-                   .positions_SB = tensors[1],
-                   .labels_SB = tensors[2],
-                   .loss_mask_SB = tensors[3]};
-  if (options_.resets_attention) micro.segment_start_BS = tensors[4].t().contiguous();
+  for (size_t i = 0; i < names.size(); ++i) micro.tensors.set(names[i], tensors[i]);
+  micro.sample_ids_B = at::arange(next_sample_, next_sample_ + samples,
+                                  at::TensorOptions().dtype(at::kLong).device(options_.device));
+  next_sample_ += sampler.micro_batch_size * sampler.dp_size;
   return micro;
 }
 

@@ -1,10 +1,9 @@
-// Micro-batches on the device: read by tensor-parallel rank 0 and broadcast to the others in one message.
-//
-// Only the first pipeline stage needs tokens and only the last one labels. The stages in between read data
-// only if documents reset positions or attention.
+// Micro-batches on the device, column by column of the model's schema: read by tensor-parallel rank 0 and
+// broadcast to the others in one message. A pipeline stage reads only if it has a column that is read.
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "teratron/comm/mesh/mesh.h"
 #include "teratron/data/data_loader.h"
@@ -12,17 +11,20 @@
 
 namespace teratron {
 
-/// Whether the ranks of this pipeline stage read data. `resets`: documents reset positions or attention.
-bool uses_data(const Mesh& mesh, bool resets);
+/// The columns that the ranks of this pipeline stage have.
+BatchSchema columns_of_stage(const BatchSchema& schema, const Mesh& mesh);
+/// Whether the ranks of this pipeline stage read data.
+bool uses_data(const BatchSchema& schema, const Mesh& mesh);
+/// i64 [length / size]: index in the whole sequence of each row of a context-parallel rank: of 2 * size equal
+/// chunks those numbered `rank` and 2 * size - 1 - rank, so that causal attention costs all ranks the same.
+at::Tensor context_parallel_rows(int64_t length, const Group& context_parallel);
 
 class BatchSource {
  public:
   struct Options {
     DataLoaderOptions loader;  // sampler: this data-parallel rank's
-    int64_t sequence_length = 0;
+    BatchSchema schema;
     at::Device device = at::kCPU;
-    bool resets_attention = false;  // batches carry document bounds
-    bool resets_positions = false;  // positions start again after each document
   };
   /// `dataset` may be null on ranks that do not read.
   BatchSource(std::shared_ptr<const Dataset> dataset, const Options& options, const Mesh& mesh);
@@ -32,14 +34,18 @@ class BatchSource {
 
  private:
   Batch read();
-  MicroBatch read_and_broadcast();
-  /// 0, 1, ... as [S, B] with stride 0 along B.
-  at::Tensor counted_positions() const;
+  /// The stacked column on the device; allocated alone on ranks that receive it (null batch).
+  at::Tensor stacked(const Column& column, const Batch* batch, int64_t samples) const;
+  at::Tensor cu_seqlens(const Column& column, const Batch* batch, int64_t samples);
+  /// Rows of the sequence index; made once.
+  const at::Tensor& index_SB(const Column& column, int64_t samples);
 
   Options options_;
   Group tensor_parallel_;
-  bool uses_data_;
+  Group context_parallel_;
   std::unique_ptr<DataLoader> loader_;
+  NamedTensors index_;
+  int64_t segments_ = 0;  // capacity of cu_seqlens; only grows, so that shapes settle
   int64_t next_sample_;
 };
 

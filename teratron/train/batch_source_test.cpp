@@ -1,69 +1,105 @@
-// Positions shared by all samples have stride 0 along the batch, so that embeddings are looked up once.
 #include "teratron/train/batch_source.h"
 
-#include <algorithm>
-#include <numeric>
-
 #include <gtest/gtest.h>
+
+#include "teratron/comm/host/thread_world.h"
 
 namespace teratron {
 namespace {
 
-constexpr int64_t length = 5;
+constexpr int64_t length = 8;
 
-/// Samples with positions 0, 1, ...; those in `resets` restart after two tokens.
-class Counting : public Dataset {
+BatchSchema schema() {
+  using Kind = Column::Kind;
+  using Stages = Column::Stages;
+  return {{.name = "tokens", .shape = {length}, .stages = Stages::first},
+          {.name = "weights", .type = ColumnType::f32, .shape = {length, 3}, .stages = Stages::last},
+          {.name = "kind", .shape = {2}, .kind = Kind::sample},
+          {.name = "sequence_index", .shape = {length}, .kind = Kind::index},
+          {.name = "segment_start", .type = ColumnType::i32, .shape = {length}, .kind = Kind::segments}};
+}
+
+// Token s of sample i is 100 * i + s; a document starts at token i.
+class Numbers : public Dataset {
  public:
-  explicit Counting(std::vector<int64_t> resets) : resets_(std::move(resets)) {}
   int64_t size() const override { return 6; }
-  int64_t sequence_length() const override { return length; }
-  std::string describe() const override { return "counting"; }
-  void get(int64_t i, Sample& sample) const override {
-    sample.tokens.assign(length, i);
-    sample.labels = sample.tokens;
-    sample.loss_mask.assign(length, 1.0F);
-    sample.segment_start.assign(length, 0);
-    sample.position_ids.resize(length);
-    std::iota(sample.position_ids.begin(), sample.position_ids.end(), 0);
-    if (std::find(resets_.begin(), resets_.end(), i) == resets_.end()) return;
-    std::iota(sample.position_ids.begin() + 2, sample.position_ids.end(), 0);
-  }
-
- private:
-  std::vector<int64_t> resets_;
-};
-
-struct Expected {
-  int64_t samples;
-  bool shared;
-};
-
-void expect_positions(const std::vector<int64_t>& resets, const std::vector<Expected>& batches) {
-  const BatchSource::Options options{
-      .loader = {.sampler = {.total_samples = 6, .micro_batch_size = 4, .drop_last = false},
-                 .num_workers = 0},
-      .sequence_length = length};
-  const auto dataset = std::make_shared<Counting>(resets);
-  BatchSource source(dataset, options, Mesh());
-  int64_t first = 0;
-  for (const auto& [samples, shared] : batches) {
-    const MicroBatch batch = source.next();
-    ASSERT_EQ(batch.tokens_SB.sizes(), (at::IntArrayRef{length, samples}));
-    ASSERT_EQ(batch.positions_SB.sizes(), batch.tokens_SB.sizes());
-    EXPECT_EQ(batch.positions_SB.stride(1) == 0, shared);
-    for (int64_t b = 0; b < samples; ++b) {
-      Sample sample;
-      dataset->get(first + b, sample);
-      EXPECT_TRUE(at::equal(batch.positions_SB.select(1, b), at::tensor(sample.position_ids)));
+  std::string describe() const override { return "numbers"; }
+  void get(int64_t i, const Sample& sample) const override {
+    for (int64_t s = 0; s < length; ++s) {
+      sample.i64("tokens")[s] = 100 * i + s;
+      for (int64_t f = 0; f < 3; ++f) sample.f32("weights")[3 * s + f] = static_cast<float>(10 * s + f);
+      sample.i32("segment_start")[s] = static_cast<int32_t>(s < i ? 0 : i);
     }
-    first += samples;
+    sample.i64("kind")[1] = i;
+  }
+};
+
+BatchSource source_of(const Mesh& mesh) {
+  const BatchSource::Options options{
+      .loader = {.sampler = {.total_samples = 6, .micro_batch_size = 2}, .num_workers = 0},
+      .schema = schema()};
+  return {std::make_shared<Numbers>(), options, mesh};
+}
+
+at::Tensor row(std::vector<int64_t> values) {
+  return at::tensor(values, at::kLong);
+}
+
+void expect_second_batch(const MicroBatch& batch, bool first_stage, bool last_stage) {
+  ASSERT_EQ(batch["tokens"].defined(), first_stage);
+  ASSERT_EQ(batch["weights"].defined(), last_stage);
+  if (first_stage) {
+    EXPECT_EQ(batch["tokens"].sizes(), (at::IntArrayRef{length, 2}));
+    EXPECT_TRUE(at::equal(batch["tokens"].select(1, 1), row({300, 301, 302, 303, 304, 305, 306, 307})));
+  }
+  if (last_stage) {
+    EXPECT_EQ(batch["weights"].sizes(), (at::IntArrayRef{length, 2, 3}));
+    EXPECT_EQ(batch["weights"][4][1][2].item<float>(), 42.0F);
+  }
+  EXPECT_TRUE(at::equal(batch["kind"], row({0, 2, 0, 3}).view({2, 2})));
+  EXPECT_TRUE(at::equal(batch["sequence_index"].select(1, 1), at::arange(length)));
+  EXPECT_EQ(batch["sequence_index"].stride(1), 0);
+  EXPECT_TRUE(at::equal(batch["cu_seqlens"], at::tensor({0, 2, 8, 11, 16}, at::kInt)));
+  EXPECT_FALSE(batch["segment_start"].defined());
+  EXPECT_TRUE(at::equal(batch.sample_ids_B, row({2, 3})));
+}
+
+TEST(BatchSource, StacksTheColumnsOfEveryStage) {
+  for (const auto& [tp, pp] : {std::pair{1, 1}, {2, 1}, {1, 3}, {2, 2}}) {
+    run_ranks(MeshOptions{.tp = tp, .pp = pp}, [&](const Mesh& mesh) {
+      BatchSource source = source_of(mesh);
+      source.next();
+      const int64_t stage = mesh.group(Axis::pp).rank;
+      expect_second_batch(source.next(), stage == 0, stage == mesh.group(Axis::pp).size - 1);
+    });
   }
 }
 
-TEST(BatchSource, SharesConsecutivePositions) {
-  expect_positions({}, {{4, true}, {2, false}});  // smaller than the shared positions
-  expect_positions({2}, {{4, false}});
-  expect_positions({5}, {{4, true}, {2, false}});
+TEST(BatchSource, PadsTheSegmentsToAShapeThatOnlyGrows) {
+  BatchSource source = source_of(Mesh());
+  // Documents that start at token 0 are the sample's first: 3 segments, then 4.
+  EXPECT_TRUE(at::equal(source.next()["cu_seqlens"], at::tensor({0, 8, 9, 16, 16}, at::kInt)));
+  EXPECT_EQ(source.next()["cu_seqlens"].numel(), 5);
+}
+
+TEST(BatchSource, CutsSequencesOverContextParallelRanks) {
+  run_ranks(MeshOptions{.cp = 2}, [](const Mesh& mesh) {
+    BatchSource source = source_of(mesh);
+    const MicroBatch batch = source.next();
+    const at::Tensor rows = mesh.group(Axis::cp).rank == 0
+                                ? row({0, 1, 6, 7})
+                                : row({2, 3, 4, 5});  // the first and the last quarter
+    EXPECT_TRUE(at::equal(batch["sequence_index"].select(1, 0), rows));
+    EXPECT_TRUE(at::equal(batch["tokens"].select(1, 1), rows + 100));
+    EXPECT_EQ(batch["weights"].sizes(), (at::IntArrayRef{4, 2, 3}));
+    EXPECT_EQ(batch["cu_seqlens"][-1].item<int32_t>(), 16) << "segments are those of the whole sequences";
+  });
+}
+
+TEST(BatchSource, ReportsTheEndOfTheData) {
+  BatchSource source = source_of(Mesh());
+  for (int i = 0; i < 3; ++i) source.next();
+  EXPECT_THROW(source.next(), UserError);
 }
 
 }  // namespace

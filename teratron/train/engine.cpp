@@ -1,6 +1,7 @@
 #include "teratron/train/engine.h"
 
 #include <map>
+#include <ranges>
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -40,10 +41,6 @@ class MicroBatchBuffer {
 
 namespace {
 
-std::unique_ptr<Model> make_gpt(const StageContext& part) {
-  return std::make_unique<GPT>(part.parameters, part.config, part.stage, part.parallel);
-}
-
 bool is_finite(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
   return at::isfinite(tensor).all().item<bool>();
@@ -71,7 +68,13 @@ TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh)
                    .seed = options.seed,
                    .fp8 = options.precision.fp8}) {
   PipelineLayout& pipeline = options_.parallel.pipeline;
-  if (pipeline.virtual_stages.empty()) pipeline = pipeline_layout({.layers = options.model.layers});
+  if (pipeline.virtual_stages.empty()) pipeline = pipeline_layout({.layers = options.model.layers()});
+  if (options.per_token_loss && options.model.losses.size() > 1) {
+    throw config_error(
+        {.what = fmt::format("the model has {} losses, each with its own count", options.model.losses.size()),
+         .where = "--calculate-per-token-loss",
+         .fix = "Leave the flag out"});
+  }
   const Group& stages = mesh.group(Axis::pp);
   TERATRON_ASSERT(pipeline.stages == stages.size, "a layout of {} stages on {}", pipeline.stages,
                   stages.size);
@@ -79,19 +82,15 @@ TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh)
   if (!options.parallel.overlap_tensor_parallel) {
     parallel.group.communicator = synchronous_communicator(parallel.group.communicator);
   }
-  const ModelProvider make = options.provider ? options.provider : make_gpt;
   std::vector<int64_t> sizes;
   for (const StageSpec& spec : pipeline.chunks_of_stage(stages.rank)) {
     const auto before = static_cast<int64_t>(parameters_.all().size());
-    chunks_.push_back(make({parameters_, options.model, spec, parallel}));
+    chunks_.push_back(options.model.build({parameters_, spec, parallel}));
     sizes.push_back(static_cast<int64_t>(parameters_.all().size()) - before);
   }
-  std::vector<Parameter*> all;
-  for (Parameter& parameter : parameters_.all()) all.push_back(&parameter);
-  options_.reduction.data_parallel = mesh.group(Axis::dp);
-  options_.reduction.chunks = sizes;
-  buffer_ = std::make_unique<ParamAndGradBuffer>(all, options_.reduction);
-  optimizer_ = std::make_unique<Optimizer>(*buffer_, mesh, options.optimizer);
+  if (options.per_token_loss) options_.reduction.average_in_collective = false;
+  buffers_ = std::make_unique<ParamAndGradBuffers>(parameters_, mesh, options_.reduction, sizes);
+  optimizer_ = std::make_unique<Optimizer>(*buffers_, mesh, options.optimizer);
   connect_links(mesh, at::TensorOptions().dtype(options.precision.dtype).device(options.device));
   if (options.graphs_after == 0) return;
   TERATRON_ASSERT(stages.size == 1 && parallel.group.size == 1,
@@ -102,62 +101,114 @@ TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh)
 TrainEngine::~TrainEngine() = default;
 
 StateMemory TrainEngine::memory() const {
-  return {.parameters = parameters_.numel(),
-          .weights = static_cast<int64_t>(buffer_->parameters().nbytes()),
-          .gradients = static_cast<int64_t>(buffer_->gradients().nbytes()),
-          .optimizer = optimizer_->state_bytes()};
+  StateMemory memory{.parameters = parameters_.numel(), .optimizer = optimizer_->state_bytes()};
+  for (const ParamAndGradBuffer& buffer : *buffers_) {
+    memory.weights += static_cast<int64_t>(buffer.parameters().nbytes());
+    memory.gradients += static_cast<int64_t>(buffer.gradients().nbytes());
+  }
+  for (const Parameter& parameter : parameters_.all()) {
+    if (!parameter.options.trainable) memory.weights += static_cast<int64_t>(parameter.tensor.nbytes());
+  }
+  return memory;
 }
 
-at::Tensor TrainEngine::forward(Model& chunk, const at::Tensor& input, const MicroBatch& batch,
-                                DeviceScalars& scalars) {
-  const Activations output = chunk.forward({input}, batch);
-  if (!chunk.stage().head) return output.hidden_SBH;
+at::Tensor TrainEngine::loss(Model& chunk, const Activations& output, const MicroBatch& batch,
+                             DeviceScalars& scalars) {
   const StepLoss result = step_.forward_step(chunk, output, batch);
-  TERATRON_ASSERT(static_cast<int64_t>(result.metrics.size()) == scalars.custom_metrics(),
-                  "the train step returned {} metrics and named {}", result.metrics.size(),
-                  scalars.custom_metrics());
-  scalars[DeviceScalars::loss].add_(result.loss.detach());
-  scalars[DeviceScalars::tokens].add_(result.count.detach());
-  int64_t slot = DeviceScalars::custom;
+  TERATRON_ASSERT(static_cast<int64_t>(result.losses.size()) == scalars.losses() &&
+                      static_cast<int64_t>(result.metrics.size()) == scalars.custom_metrics(),
+                  "the train step returned {} losses and {} metrics instead of {} and {}",
+                  result.losses.size(), result.metrics.size(), scalars.losses(), scalars.custom_metrics());
+  const Group& context_parallel = mesh_.group(Axis::cp);
+  at::Tensor total;
+  for (size_t i = 0; i < result.losses.size(); ++i) {
+    const auto& [sum, count] = result.losses[i];
+    const auto slot = DeviceScalars::loss + 2 * static_cast<int64_t>(i);
+    scalars[slot].add_(sum.detach());
+    scalars[slot + 1].add_(count.detach());
+    at::Tensor term = sum;
+    if (!options_.per_token_loss) {
+      const at::Tensor tokens = reduce_from(count.detach(), context_parallel).clamp_min(1.0);
+      // Gradients are averaged over the context-parallel ranks, but each has a part of the tokens.
+      term = context_parallel.size == 1 ? sum / tokens
+                                        : sum / tokens * static_cast<double>(context_parallel.size);
+    }
+    total = total.defined() ? total + term : term;
+  }
+  int64_t slot = scalars.first_metric();
   for (const at::Tensor& metric : result.metrics) scalars[slot++].add_(metric.detach());
-  return options_.per_token_loss ? result.loss : result.loss / result.count.detach().clamp_min(1.0);
+  return total;
 }
 
-at::Tensor TrainEngine::forward_logits(Model& chunk, const at::Tensor& input, const MicroBatch& batch,
-                                       at::Tensor& logits) {
-  const Activations output = chunk.forward({input}, batch);
-  if (!chunk.stage().head) return output.hidden_SBH;
-  logits =
-      gather_from(chunk.logits(output), 2, mesh_.group(Axis::tp)).narrow(2, 0, options_.model.vocabulary);
-  return logits;
+at::Tensor TrainEngine::logits(Model& chunk, const Activations& output) {
+  return gather_from(chunk.logits(output), 2, mesh_.group(Axis::tp)).narrow(2, 0, options_.model.vocabulary);
 }
 
 DeviceScalars TrainEngine::zero_scalars() const {
-  return DeviceScalars(options_.device, step_.metric_names().size());
+  return DeviceScalars(options_.device, options_.model.losses.size(), step_.metric_names().size());
 }
 
-MessageShape TrainEngine::message_shape(const MicroBatch& batch) const {
+std::vector<const Channel*> TrainEngine::channels_at(int64_t layer) const {
+  std::vector<const Channel*> channels;
+  for (const Channel& channel : options_.model.channels) {
+    if (!channel.crosses || channel.crosses(layer)) channels.push_back(&channel);
+  }
+  return channels;
+}
+
+std::vector<ChunkMessages> TrainEngine::messages(const MicroBatch& batch) const {
   const int64_t shards = options_.parallel.sequence_parallel ? mesh_.group(Axis::tp).size : 1;
-  const at::ScalarType dtype = options_.model.fp32_residual ? at::kFloat : options_.precision.dtype;
-  return {.sizes = {batch.positions_SB.size(0) / shards, batch.positions_SB.size(1), options_.model.hidden},
-          .options = at::TensorOptions().dtype(dtype).device(options_.device)};
+  const auto shapes_at = [&](int64_t layer) {
+    std::vector<MessageShape> shapes;
+    for (const Channel* channel : channels_at(layer)) {
+      const at::ScalarType dtype = channel->dtype.value_or(options_.precision.dtype);
+      shapes.push_back({.sizes = channel->shape(batch, shards),
+                        .options = at::TensorOptions().dtype(dtype).device(options_.device),
+                        .differentiable = channel->differentiable});
+    }
+    return shapes;
+  };
+  std::vector<ChunkMessages> all;
+  for (const auto& chunk : chunks_) {
+    const StageSpec& stage = chunk->stage();
+    ChunkMessages& messages = all.emplace_back();
+    if (!stage.embedding) messages.in = shapes_at(stage.first_layer);
+    if (!stage.head) messages.out = shapes_at(stage.first_layer + stage.layers);
+  }
+  return all;
 }
 
 void TrainEngine::run_schedule_into(DeviceScalars& scalars, MicroBatchBuffer& batches,
                                     const ForwardBackwardArgs& args) {
   const auto last_chunk = static_cast<int64_t>(chunks_.size()) - 1;
-  const auto forward_of = [&](const Action& action, const at::Tensor& input) {
+  const auto forward = [&](const Action& action,
+                           const std::vector<at::Tensor>& inputs) -> std::vector<at::Tensor> {
     Model& chunk = *chunks_[action.chunk];
+    const StageSpec& stage = chunk.stage();
     const MicroBatch& batch = batches.at(action.microbatch);
     const auto timed = Timers::scope(args.captured ? nullptr : options_.timers, "forward-compute", 2);
-    const at::Tensor output = args.logits ? forward_logits(chunk, input, batch, *args.logits)
-                                          : forward(chunk, input, batch, scalars);
+    Activations input;
+    const std::vector<const Channel*> in = channels_at(stage.first_layer);
+    for (size_t i = 0; i < inputs.size(); ++i) input.set(in[i]->name, inputs[i]);
+    const Activations output = chunk.forward(input, batch, nullptr);
+    std::vector<at::Tensor> outputs;
+    if (!stage.head) {
+      for (const Channel* channel : channels_at(stage.first_layer + stage.layers)) {
+        TERATRON_ASSERT(output[channel->name].defined(), "a stage returned no channel {}", channel->name);
+        outputs.push_back(output[channel->name]);
+      }
+    } else if (args.logits) {
+      outputs.push_back(*args.logits = logits(chunk, output));
+    } else {
+      const at::Tensor total = loss(chunk, output, batch, scalars);
+      outputs.push_back(args.scale.defined() ? total * args.scale : total);
+    }
     if (action.chunk == last_chunk) batches.drop(action.microbatch);
-    return chunk.stage().head && args.scale.defined() ? output * args.scale : output;
+    return outputs;
   };
   const auto before_backward = [&](const Action& action) {
     if (args.reduces && action.microbatch == args.microbatches - 1)
-      buffer_->set_last_microbatch(action.chunk);
+      buffers_->set_last_microbatch(action.chunk);
   };
   const ParallelOptions& parallel = options_.parallel;
   const Actions actions = schedule(mesh_.group(Axis::pp).rank, {.stages = parallel.pipeline.stages,
@@ -166,19 +217,21 @@ void TrainEngine::run_schedule_into(DeviceScalars& scalars, MicroBatchBuffer& ba
                                                                 .microbatch_group = parallel.microbatch_group,
                                                                 .forward_only = !args.training,
                                                                 .early_receives = parallel.overlap_p2p});
-  run_schedule(actions, mesh_.pipeline_links(), {forward_of, before_backward}, message_shape(batches.at(0)));
+  run_schedule(actions, mesh_.pipeline_links(), {forward, before_backward}, messages(batches.at(0)));
 }
 
 // The last stage has the losses.
 void TrainEngine::sum_over_ranks(DeviceScalars& scalars) const {
-  const Group& group = mesh_.group({Axis::pp, Axis::dp});
+  const Group& group = mesh_.group(replica_axes | Axis::pp);
   if (group.size > 1) group.communicator->all_reduce(scalars.sums(), ReduceOp::sum).wait();
 }
 
 // In f64, so that the product is rounded once, to the loss's type. A tensor, since graphs freeze host
 // numbers.
 at::Tensor TrainEngine::loss_scale(const StepInputs& inputs) const {
-  const double share = buffer_->gradient_scale() / static_cast<double>(inputs.microbatches);
+  const bool averages = options_.reduction.average_in_collective;
+  const double ranks = averages ? 1.0 : static_cast<double>(mesh_.replicas().size);
+  const double share = 1.0 / ranks / static_cast<double>(inputs.microbatches);
   const double scale = inputs.hyper.loss_scale * (options_.per_token_loss ? 1.0 : share);
   return at::full({}, scale, at::TensorOptions().dtype(at::kDouble).device(options_.device));
 }
@@ -193,7 +246,7 @@ DeviceScalars TrainEngine::forward_backward(MicroBatchBuffer& batches, const Ste
 
 // Every micro-batch runs its own schedule.
 DeviceScalars TrainEngine::replay_graphs(MicroBatchBuffer& batches, const StepInputs& inputs) {
-  buffer_->finish_param_gather();
+  buffers_->finish_param_gather();
   if (!graph_state_) graph_state_ = {zero_scalars(), loss_scale(inputs)};
   graph_state_->scale.copy_(loss_scale(inputs));
   graph_state_->scalars.values().zero_();
@@ -212,19 +265,19 @@ DeviceScalars TrainEngine::replay_graphs(MicroBatchBuffer& batches, const StepIn
 PendingStep TrainEngine::train_step(const MicroBatches& microbatches, const StepInputs& inputs) {
   std::vector<MicroBatch> saved;
   MicroBatchBuffer batches(microbatches, /*training=*/true, options_.save_batches ? &saved : nullptr);
-  buffer_->zero_grad();
+  buffers_->zero_grad();
   DeviceScalars scalars = forward_backward(batches, inputs);
   {
     const auto timed = Timers::scope(options_.timers, "all-grads-sync", 1);
-    buffer_->finish_grad_sync();
+    buffers_->finish_grad_sync();
   }
   sum_over_ranks(scalars);
   Optimizer::Hyperparameters hyper = inputs.hyper;
-  hyper.loss = scalars[DeviceScalars::loss];
+  hyper.loss = scalars.total_loss();
   if (options_.per_token_loss) hyper.num_tokens = scalars[DeviceScalars::tokens].clamp_min(1.0);
   const auto timed = Timers::scope(options_.timers, "optimizer", 1);
   const GradStats stats = optimizer_->step(hyper);
-  if (Fp8Scaling* fp8 = parameters_.fp8()) fp8->update(mesh_.group({Axis::tp, Axis::cp, Axis::dp}));
+  parameters_.end_step(mesh_);
   add_stats(scalars, stats, inputs);
   PendingStep step(scalars, last_end_);
   last_end_ = step.end();
@@ -263,7 +316,7 @@ std::optional<TrainEngine::NonFinite> TrainEngine::find_nonfinite(const PendingS
     if (!found && !is_finite(output)) found = {.part = part, .sample_ids_B = sample_ids_B};
   };
   for (const auto& chunk : chunks_) chunk->set_activation_hook(look);
-  buffer_->zero_grad();
+  buffers_->zero_grad();
   DeviceScalars scalars = zero_scalars();
   MicroBatchBuffer batches([&](int64_t i) { return step.batches.at(static_cast<size_t>(i)); },
                            /*training=*/true);
@@ -271,11 +324,10 @@ std::optional<TrainEngine::NonFinite> TrainEngine::find_nonfinite(const PendingS
       scalars, batches,
       {.microbatches = step.inputs.microbatches, .scale = loss_scale(step.inputs), .reduces = false});
   for (const auto& chunk : chunks_) chunk->set_activation_hook(nullptr);
-  if (!found && !is_finite(scalars[DeviceScalars::loss])) found = {.part = "the loss"};
-  for (const ParamAndGradBuffer::Entry& entry : buffer_->entries()) {  // in the order of backward
+  if (!found && !is_finite(scalars.total_loss())) found = {.part = "the loss"};
+  for (const Parameter& parameter : parameters_.all() | std::views::reverse) {  // in the order of backward
     if (found) break;
-    const Parameter& parameter = *entry.parameter;
-    if (!parameter.grad_is_stale && !is_finite(parameter.main_grad))
+    if (parameter.options.trainable && !parameter.grad_is_stale && !is_finite(parameter.main_grad))
       found = {.part = parameter.name, .gradient = true};
   }
   return found;

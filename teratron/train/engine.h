@@ -1,4 +1,4 @@
-// One rank's model chunks with their gradient buffer and optimizer, and one step over them.
+// One rank's model chunks with their gradient buffers and optimizer, and one step over them.
 //
 //   TrainEngine engine(options, mesh);
 //   PendingStep step = engine.train_step(microbatches, {.hyper = {.lr = 3e-4}});
@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "teratron/models/gpt/gpt.h"
+#include "teratron/models/model_plan.h"
 #include "teratron/optim/param_and_grad_buffer.h"
 #include "teratron/pipeline/pipeline_layout.h"
 #include "teratron/telemetry/timers.h"
@@ -25,7 +25,7 @@ namespace teratron {
 
 class MicroBatchBuffer;
 class MicrobatchGraphs;
-struct MessageShape;
+struct ChunkMessages;
 
 struct ParallelOptions {
   PipelineLayout pipeline = {};  // empty: all layers on one stage
@@ -41,14 +41,13 @@ struct PrecisionOptions {
 };
 
 struct EngineOptions {
-  GPTConfig model = {};
-  ModelProvider provider = nullptr;  // null: GPT
+  ModelPlan model = {};
   ParallelOptions parallel = {};
   OptimizerOptions optimizer = {};
   PrecisionOptions precision = {};
   at::Device device = at::kCPU;
   uint64_t seed = 1234;
-  ParamAndGradBuffer::Options reduction = {};  // the engine sets the group and the chunks
+  ParamAndGradBuffer::Options reduction = {};  // with per_token_loss nothing is averaged
   /// Gradients of the sum of all losses over the sum of all counts in the global batch. Without it,
   /// micro-batches have equal weight, whatever their counts.
   bool per_token_loss = false;
@@ -57,12 +56,11 @@ struct EngineOptions {
   /// Steps after which micro-batches are replayed as CUDA graphs (microbatch_graphs.h); 0: never. Requires TP
   /// = PP = 1. Gradients are then reduced after the last backward, not under it.
   int64_t graphs_after = 0;
-  TrainStep* step = nullptr;  // null: Megatron-LM's GPT training; must outlive the engine
+  TrainStep* step = nullptr;  // null: the losses of the model; must outlive the engine
   Timers* timers = nullptr;   // may be null; must outlive the engine
 };
 
-/// Returns the micro-batches of a step: called once per index, in order. Pipeline stages other than the first
-/// and the last use positions and document bounds alone.
+/// Returns the micro-batches of a step: called once per index, in order.
 using MicroBatches = std::function<MicroBatch(int64_t index)>;
 
 /// Bytes that a rank holds from the first to the last step.
@@ -84,7 +82,7 @@ class TrainEngine {
   /// Forward and backward over all micro-batches, gradient reduction, optimizer. Does not wait for the
   /// device.
   PendingStep train_step(const MicroBatches& microbatches, const StepInputs& inputs);
-  /// Mean loss over the tokens of `count` micro-batches on every data-parallel rank, without training.
+  /// Mean losses over `count` micro-batches on every data-parallel rank, without training.
   StepResult evaluate(const MicroBatches& microbatches, int64_t count);
 
   /// Logits [S, B, vocabulary] of one micro-batch, without dropout, on every tensor-parallel rank of the last
@@ -105,7 +103,7 @@ class TrainEngine {
   ParameterSet& parameters() { return parameters_; }
   const ParameterSet& parameters() const { return parameters_; }
   Optimizer& optimizer() { return *optimizer_; }
-  ParamAndGradBuffer& buffer() { return *buffer_; }
+  ParamAndGradBuffers& buffers() { return *buffers_; }
   const Mesh& mesh() const { return mesh_; }
   const EngineOptions& options() const { return options_; }
   StateMemory memory() const;
@@ -115,7 +113,7 @@ class TrainEngine {
     int64_t microbatches = 1;
     bool training = true;
     at::Tensor scale = {};         // of each micro-batch's mean loss in backward
-    bool reduces = true;           // gradients over the data-parallel ranks
+    bool reduces = true;           // gradients over the replicas
     bool captured = false;         // by a CUDA graph: no timers
     at::Tensor* logits = nullptr;  // receives logits instead of computing losses
   };
@@ -124,14 +122,15 @@ class TrainEngine {
   /// Forward and backward of a training step, by CUDA graphs after the warm-up.
   DeviceScalars forward_backward(MicroBatchBuffer& batches, const StepInputs& inputs);
   DeviceScalars replay_graphs(MicroBatchBuffer& batches, const StepInputs& inputs);
-  /// The chunk's output, or at the end of the model the loss to differentiate, which is also added to
-  /// `scalars`.
-  at::Tensor forward(Model& chunk, const at::Tensor& input, const MicroBatch& batch, DeviceScalars& scalars);
-  at::Tensor forward_logits(Model& chunk, const at::Tensor& input, const MicroBatch& batch,
-                            at::Tensor& logits);
+  /// The loss to differentiate; also added to `scalars`.
+  at::Tensor loss(Model& chunk, const Activations& output, const MicroBatch& batch, DeviceScalars& scalars);
+  at::Tensor logits(Model& chunk, const Activations& output);
   at::Tensor loss_scale(const StepInputs& inputs) const;
   DeviceScalars zero_scalars() const;
-  MessageShape message_shape(const MicroBatch& batch) const;
+  /// The channels that cross the bound before layer `layer`.
+  std::vector<const Channel*> channels_at(int64_t layer) const;
+  /// By chunk, for micro-batches like this one.
+  std::vector<ChunkMessages> messages(const MicroBatch& batch) const;
   void sum_over_ranks(DeviceScalars& scalars) const;
   void add_stats(DeviceScalars& scalars, const GradStats& stats, const StepInputs& inputs) const;
 
@@ -141,7 +140,7 @@ class TrainEngine {
   Mesh mesh_;
   ParameterSet parameters_;
   std::vector<std::unique_ptr<Model>> chunks_;  // of this stage, in the model's order
-  std::unique_ptr<ParamAndGradBuffer> buffer_;
+  std::unique_ptr<ParamAndGradBuffers> buffers_;
   std::unique_ptr<Optimizer> optimizer_;
   std::shared_ptr<const PendingStep::End> last_end_;  // of the last step; null before the first
   // Tensors that graphs read and write in addition to parameters and micro-batches.

@@ -47,10 +47,10 @@ OptimizerOptions optimizer_options(const Arguments& args) {
           .count_zeros = args.log_num_zeros_in_grad};
 }
 
-EngineOptions engine_options(const Arguments& args, const GPTConfig& model, at::Device device) {
+EngineOptions engine_options(const Arguments& args, const ModelPlan& model, at::Device device) {
   const int64_t default_bucket = std::max<int64_t>(40'000'000, 1'000'000 * args.data_parallel_size.value());
   return {.model = model,
-          .parallel = {.pipeline = pipeline_layout(layout_options(args)),
+          .parallel = {.pipeline = pipeline_layout(args, model),
                        .microbatch_group = args.microbatch_group_size_per_vp_stage.value_or(0),
                        .overlap_p2p = args.overlap_p2p_comm,
                        .sequence_parallel = args.sequence_parallel && args.tensor_model_parallel_size > 1,

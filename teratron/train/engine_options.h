@@ -21,7 +21,7 @@ at::Device choose_device(const Arguments& args);
 void check_fp8_on(const Arguments& args, const std::string& gpu, int64_t compute_capability);
 /// UserError(config) if --cuda-graph-impl local is given and there is no GPU.
 void check_graphs_on(const Arguments& args, at::Device device);
-EngineOptions engine_options(const Arguments& args, const GPTConfig& model, at::Device device);
+EngineOptions engine_options(const Arguments& args, const ModelPlan& model, at::Device device);
 OptimizerOptions optimizer_options(const Arguments& args);
 LossScaler loss_scaler(const Arguments& args);
 OptimizerParamScheduler lr_scheduler(const Arguments& args);

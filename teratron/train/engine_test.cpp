@@ -163,8 +163,8 @@ TEST_P(EngineLayouts, NonfiniteGradientsChangeNothing) {
       const std::vector<at::Tensor> before = copies();
       const int64_t count = test_samples / layout.dp / layout.microbatches;
       const auto infinite = [&](int64_t) {
-        MicroBatch batch = test_batch({}, 37, 1, {0, count});
-        batch.loss_mask_SB.fill_(std::numeric_limits<float>::infinity());
+        const MicroBatch batch = test_batch({}, 37, 1, {0, count});
+        batch["loss_mask"].fill_(std::numeric_limits<float>::infinity());
         return batch;
       };
       const StepResult result =
@@ -183,7 +183,7 @@ TEST_P(EngineLayouts, EvaluationMatchesOneRank) {
     const int64_t share = test_samples / l.dp;
     const int64_t count = share / l.microbatches;
     const auto batches = [&](int64_t i) {
-      const int64_t begin = engine.mesh().group(Axis::dp).rank * share + i % l.microbatches * count;
+      const int64_t begin = engine.mesh().data_parallel().rank * share + i % l.microbatches * count;
       return test_batch({}, 37, 7 + i / l.microbatches, {begin, begin + count});
     };
     return engine.evaluate(batches, steps * l.microbatches);
@@ -201,10 +201,10 @@ TEST_P(EngineLayouts, EvaluationMatchesOneRank) {
 
 // The number of unmasked tokens differs between samples: sample n of a step has n + 1 of 8.
 MicroBatch uneven_batch(int64_t step, FlatRange samples) {
-  MicroBatch batch = test_batch({}, 37, step, samples);
-  batch.loss_mask_SB.zero_();
+  const MicroBatch batch = test_batch({}, 37, step, samples);
+  batch["loss_mask"].zero_();
   for (int64_t i = 0; i < samples.size(); ++i) {
-    batch.loss_mask_SB.narrow(1, i, 1).narrow(0, 0, samples.begin + i + 1).fill_(1.0);
+    batch["loss_mask"].narrow(1, i, 1).narrow(0, 0, samples.begin + i + 1).fill_(1.0);
   }
   return batch;
 }
@@ -227,7 +227,7 @@ UnevenSteps uneven_steps(const Layout& layout, bool per_token) {
     std::vector<StepResult> steps;
     for (int64_t step = 0; step < 3; ++step) {
       const auto batches = [&](int64_t i) {
-        const int64_t begin = mesh.group(Axis::dp).rank * share + i * count;
+        const int64_t begin = mesh.data_parallel().rank * share + i * count;
         return uneven_batch(step, {begin, begin + count});
       };
       const StepInputs inputs{.microbatches = layout.microbatches, .hyper = {.lr = 1e-2, .loss_scale = 8.0}};
@@ -253,8 +253,9 @@ TEST(PerTokenLoss, WeightsTokensEquallyInEveryLayout) {
   const UnevenSteps serial = uneven_steps({}, true);
   EXPECT_LT(largest_difference(serial, uneven_steps({}, false)), 1e-8) << "equal for one micro-batch";
   for (const Layout& layout :
-       {Layout{.dp = 2}, Layout{.microbatches = 4}, Layout{.tp = 2, .dp = 2, .microbatches = 2},
-        Layout{.pp = 2, .dp = 2, .microbatches = 2}, Layout{.dp = 4, .sharded = true}}) {
+       {Layout{.dp = 2}, Layout{.dp = 2, .average_in_collective = true}, Layout{.microbatches = 4},
+        Layout{.tp = 2, .dp = 2, .microbatches = 2}, Layout{.pp = 2, .dp = 2, .microbatches = 2},
+        Layout{.dp = 4, .sharded = true}}) {
     SCOPED_TRACE(to_string(layout));
     const UnevenSteps parallel = uneven_steps(layout, true);
     expect_same(parallel.steps, serial.steps, 1e-11);
@@ -267,9 +268,9 @@ TEST(PerTokenLoss, WeightsTokensEquallyInEveryLayout) {
 // A loss that is NaN while every gradient is finite.
 class NanInTheLoss : public TrainStep {
  public:
-  StepLoss loss(const at::Tensor& losses_SB, const MicroBatch& batch) override {
-    StepLoss good = TrainStep::loss(losses_SB, batch);
-    good.loss = good.loss + std::numeric_limits<double>::quiet_NaN();
+  StepLoss forward_step(Model& model, const Activations& output, const MicroBatch& batch) override {
+    StepLoss good = TrainStep::forward_step(model, output, batch);
+    good.losses[0].sum = good.losses[0].sum + std::numeric_limits<double>::quiet_NaN();
     return good;
   }
 };

@@ -88,13 +88,13 @@ TEST(Gpt, KeyValueCacheMatchesFullForward) {
     GPT model(parameters, variant.config, {.layers = variant.config.layers}, {});
     MicroBatch whole = test_batch(variant.config, {}, false);
     whole.training = false;
-    const at::Tensor expected = model.logits(model.forward({}, whole));
+    const at::Tensor expected = model.logits(model.forward({}, whole, nullptr));
     LayerStates states(variant.config.layers);
     const std::vector<std::pair<int64_t, int64_t>> chunks = {{0, 3}, {3, 1}, {4, 1}, {5, 3}};
     for (const auto& [first, length] : chunks) {
-      MicroBatch chunk{.tokens_SB = whole.tokens_SB.narrow(0, first, length),
-                       .positions_SB = whole.positions_SB.narrow(0, first, length),
-                       .training = false};
+      const MicroBatch chunk{.tensors = {{"tokens", whole["tokens"].narrow(0, first, length)},
+                                         {"position_ids", whole["sequence_index"].narrow(0, first, length)}},
+                             .training = false};
       const at::Tensor logits = model.logits(model.forward({}, chunk, &states));
       EXPECT_LT(relative_error(logits, expected.narrow(0, first, length)), 1e-12) << variant.name;
     }
@@ -106,7 +106,7 @@ TEST(Gpt, GradientsMatchFiniteDifferences) {
     ParameterSet parameters({.dtype = at::kDouble, .seed = 3});
     GPT model(parameters, variant.config, {.layers = variant.config.layers}, {});
     const MicroBatch batch = test_batch(variant.config, {}, false);
-    const auto loss = [&] { return model.loss(model.forward({}, batch), batch).mean(); };
+    const auto loss = [&] { return model.token_losses(model.forward({}, batch, nullptr), batch).mean(); };
     loss().backward();
     at::manual_seed(11);
     const at::NoGradGuard no_grad;

@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <gtest/gtest.h>
 
+#include "teratron/models/gpt/gpt_family.h"
 #include "teratron/testing/models.h"
 #include "teratron/train/device/device.h"
 #include "teratron/train/engine.h"
@@ -19,21 +20,14 @@ class NoWaiting {
   ~NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }
 };
 
-MicroBatch on_gpu(MicroBatch batch) {
-  for (at::Tensor* tensor :
-       {&batch.tokens_SB, &batch.positions_SB, &batch.labels_SB, &batch.loss_mask_SB, &batch.sample_ids_B}) {
-    *tensor = tensor->to(at::kCUDA);
-  }
-  return batch;
-}
-
 // `steps` are warm-up: allocation, kernel selection, graph capture.
 void expect_no_wait(const TestVariant& variant, int64_t graphs_after, int64_t steps) {
-  EngineOptions options{.model = variant.config, .precision = {.dtype = at::kBFloat16}, .device = at::kCUDA};
+  EngineOptions options{
+      .model = gpt_plan(variant.config, {}), .precision = {.dtype = at::kBFloat16}, .device = at::kCUDA};
   options.optimizer.clip_grad = 1.0;
   options.graphs_after = graphs_after;
   TrainEngine engine(options, Mesh());
-  const MicroBatch batch = on_gpu(test_batch(variant.config, Group(), false));
+  const MicroBatch batch = to_device(test_batch(variant.config, Group(), false), at::kCUDA);
   const MicroBatches same = [&](int64_t) { return batch; };
   const StepInputs inputs{.microbatches = 3, .hyper = {.lr = 1e-3}};
   for (int64_t i = 0; i < steps; ++i) engine.train_step(same, inputs).wait();
@@ -57,9 +51,10 @@ TEST(NoWait, TrainStepNeverSynchronizes) {
 TEST(NoWait, TimesStepsThatAreReadTogether) {
   if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
   const TestVariant variant = family_variants({.hidden = 64, .ffn_hidden = 256, .positions = 64}).front();
-  TrainEngine engine({.model = variant.config, .precision = {.dtype = at::kBFloat16}, .device = at::kCUDA},
-                     Mesh());
-  const MicroBatch batch = on_gpu(test_batch(variant.config, Group(), false));
+  TrainEngine engine(
+      {.model = gpt_plan(variant.config, {}), .precision = {.dtype = at::kBFloat16}, .device = at::kCUDA},
+      Mesh());
+  const MicroBatch batch = to_device(test_batch(variant.config, Group(), false), at::kCUDA);
   const auto step = [&](int64_t microbatches) {
     return engine.train_step([&](int64_t) { return batch; },
                              {.microbatches = microbatches, .hyper = {.lr = 1e-3}});

@@ -31,7 +31,7 @@ TEST(Fp32Residual, IsTheDtypeBetweenStages) {
   ParameterSet parameters({.dtype = at::kBFloat16, .seed = 3});
   GPT first(parameters, config, {.layers = 1, .head = false}, {});
   const MicroBatch batch = test_batch(config, {}, false);
-  EXPECT_EQ(first.forward({}, batch).hidden_SBH.scalar_type(), at::kFloat);
+  EXPECT_EQ(first.forward({}, batch, nullptr)["hidden"].scalar_type(), at::kFloat);
 }
 
 TEST(Fp32Residual, ChangesNothingInFp32) {
@@ -72,7 +72,8 @@ TEST(GradientsInBf16, AccumulateInMainGrad) {
         parameter.main_grad = at::zeros_like(parameter.tensor.detach(), narrow ? at::kBFloat16 : at::kFloat);
       }
       const MicroBatch batch = test_batch(variant.config, {}, false);
-      for (int i = 0; i < 4; ++i) model.loss(model.forward({}, batch), batch).mean().backward();
+      for (int i = 0; i < 4; ++i)
+        model.token_losses(model.forward({}, batch, nullptr), batch).mean().backward();
       for (const Parameter& parameter : parameters.all()) sums[narrow][parameter.name] = parameter.main_grad;
     }
     for (const auto& [name, sum] : sums[0]) {
@@ -125,7 +126,7 @@ TEST(QueryKeyScaling, KeepsFp16ScoresFinite) {
       }
     }
     const MicroBatch batch = test_batch(config, {}, false);
-    const at::Tensor loss = model.loss(model.forward({}, batch), batch);
+    const at::Tensor loss = model.token_losses(model.forward({}, batch, nullptr), batch);
     EXPECT_EQ(at::isfinite(loss).all().item<bool>(), scaling);
   }
 }

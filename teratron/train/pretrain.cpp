@@ -8,19 +8,41 @@
 
 namespace teratron {
 
-ParsedArguments pretrain_arguments(std::span<const std::string> args, int64_t world_size,
-                                   const Registry& registry) {
+namespace {
+
+std::vector<Field> extra_fields(const JobModel& model) {
+  std::vector<Field> fields = model.family.fields;
+  fields.insert(fields.end(), model.registry.fields.begin(), model.registry.fields.end());
+  return fields;
+}
+
+}  // namespace
+
+ParsedArguments given_arguments(std::span<const std::string> args, const JobModel& model) {
+  const std::vector<Field> fields = extra_fields(model);
   ParsedArguments parsed = parse_arguments(
-      "pretrain gpt", args,
-      {.defer_problems = true, .extra_fields = registry.fields, .architecture = architecture_settings});
+      fmt::format("pretrain {}", model.family.name), args,
+      {.defer_problems = true, .extra_fields = fields, .architecture = architecture_settings});
+  if (!parsed.help) use_checkpoint_args(parsed);
+  return parsed;
+}
+
+ParsedArguments pretrain_arguments(std::span<const std::string> args, int64_t world_size,
+                                   const JobModel& model) {
+  ParsedArguments parsed = given_arguments(args, model);
   if (parsed.help) return parsed;
-  use_checkpoint_args(parsed);
+  if (model.family.check) model.family.check(parsed.args, parsed.problems);
   validate_arguments(parsed, world_size);
   return parsed;
 }
 
+std::string pretrain_help(const JobModel& model) {
+  const std::string usage = fmt::format("teratron pretrain {} [FLAGS]", model.family.name);
+  return arguments_help({usage, model.family.name}, extra_fields(model));
+}
+
 ExitCode pretrain(const ParsedArguments& parsed, World& world, const StopSignals& signals,
-                  const Registry& registry) {
+                  const JobModel& model) {
   const Arguments& args = parsed.args;
   const Mesh mesh(mesh_options(args), world);
   if (mesh.rank() == 0) {
@@ -31,7 +53,7 @@ ExitCode pretrain(const ParsedArguments& parsed, World& world, const StopSignals
         args.pipeline_model_parallel_size);
     print_line(dump(parsed));
   }
-  TrainLoop loop(args, mesh, signals, registry);
+  TrainLoop loop(args, mesh, signals, model);
   if (loop.load()) {
     if (mesh.rank() == 0) {
       print(

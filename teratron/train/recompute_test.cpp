@@ -90,7 +90,8 @@ TEST(Recompute, CountsPendingGradsOverMicroBatches) {
     }
     const MicroBatch batch = test_batch(config, {}, false);
     std::vector<at::Tensor> losses;
-    for (int i = 0; i < 3; ++i) losses.push_back(model.loss(model.forward({}, batch), batch).mean());
+    for (int i = 0; i < 3; ++i)
+      losses.push_back(model.token_losses(model.forward({}, batch, nullptr), batch).mean());
     for (int i = 0; i < 2; ++i) losses[i].backward();
     EXPECT_TRUE(reports.empty());
     losses[2].backward();
@@ -136,10 +137,10 @@ Footprint footprint(const GPTConfig& config) {
   ParameterSet parameters({.dtype = at::kFloat, .seed = 3});
   GPT model(parameters, config, {.layers = config.layers}, {});
   const MicroBatch batch = test_batch(config, {}, false);
-  model.loss(model.forward({}, batch), batch).mean().backward();  // allocates the gradients
+  model.token_losses(model.forward({}, batch, nullptr), batch).mean().backward();  // allocates the gradients
   const auto meter = std::make_shared<Meter>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
-  const at::Tensor loss = model.loss(model.forward({}, batch), batch).mean();
+  const at::Tensor loss = model.token_losses(model.forward({}, batch, nullptr), batch).mean();
   const int64_t saved = meter->live();
   loss.backward();
   return {saved, meter->peak()};

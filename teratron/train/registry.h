@@ -1,6 +1,5 @@
-// What a program built on the library adds: a train step, datasets, a model, flags. Whatever is left out is
-// that of `teratron pretrain gpt`. Passed to teratron::main (cli/program.h), or to Trainer (trainer.h) for a
-// custom loop.
+// What a program built on the library adds: model families, a train step, flags. Passed to teratron::main
+// (cli/program.h), or to Trainer (trainer.h) for a custom loop.
 #pragma once
 
 #include <functional>
@@ -8,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "teratron/models/gpt/data/gpt_builder.h"
+#include "teratron/models/family.h"
 #include "teratron/settings/arguments.h"
 #include "teratron/tokenizer/tokenizer.h"
 #include "teratron/train/train_step.h"
@@ -25,14 +24,22 @@ struct Registry {
   /// Flags of the program (custom_field), for the command line, the YAML file, --help and the listing at the
   /// start.
   std::vector<Field> fields = {};
+  /// Families in addition to those of the program, and first when a name is looked up: models with their
+  /// settings and datasets (models/family.h). The first is the default of a custom loop.
+  std::vector<Family> families = {};
   /// Called once on every rank.
   std::function<std::unique_ptr<TrainStep>(const Context&)> train_step = nullptr;
-  /// Called for every pipeline stage of a rank (models/model.h). Model settings are passed as GPT's.
-  std::function<std::unique_ptr<Model>(const Context&, const StageContext&)> model = nullptr;
-  /// Called on ranks that read data (tensor-parallel rank 0) with the settings of the data flags. Samples are
-  /// Megatron-LM's: `sequence_length` inputs with labels, masks and positions (data/dataset.h).
-  std::function<GPTDatasets(const Context&, const GPTDataOptions&)> datasets = nullptr;
 };
+
+/// What a job trains: a family, with the extensions of a program. They must outlive it.
+struct JobModel {
+  const Family& family;
+  const Registry& registry;
+};
+/// With the registry's first family, else GPT.
+inline JobModel default_model(const Registry& registry) {
+  return {registry.families.empty() ? find_family("gpt") : registry.families.front(), registry};
+}
 
 /// A flag whose value is written to `*value`, which holds the default and must outlive the run. `name` has
 /// underscores, as in the table.

@@ -132,11 +132,11 @@ TEST_F(Resume, FullDiskDuringAsyncSaveIsAWarning) {
 
 TEST_F(Resume, AsyncSaveFailureStopsAllRanks) {
   const ScopedFaults faults("ckpt.shard_done@step=10,rank=1:throw");
-  const ParsedArguments parsed = pretrain_arguments(flags("run", {"--async-save"}), 2);
+  const ParsedArguments parsed = pretrain_arguments(flags("run", {"--async-save"}), 2, plain_gpt());
   const StopSignals signals;
   std::vector<int64_t> ended(2);
   const auto body = [&](World& world) {
-    TrainLoop loop(parsed.args, Mesh(mesh_options(parsed.args), world), signals);
+    TrainLoop loop(parsed.args, Mesh(mesh_options(parsed.args), world), signals, plain_gpt());
     try {
       loop.train();
     } catch (const Fault& fault) {
@@ -172,12 +172,12 @@ TEST_F(Resume, DeletesCheckpointsBetweenRetainedOnes) {
 class NanInSteps : public TrainStep {
  public:
   explicit NanInSteps(std::vector<int64_t> steps) : steps_(std::move(steps)) {}
-  StepLoss loss(const at::Tensor& losses_SB, const MicroBatch& batch) override {
-    if (!batch.training) return TrainStep::loss(losses_SB, batch);
+  StepLoss forward_step(Model& model, const Activations& output, const MicroBatch& batch) override {
+    StepLoss result = TrainStep::forward_step(model, output, batch);
+    if (!batch.training) return result;
     const int64_t step = passes_++ / 2 + 1;
     const bool chosen = std::find(steps_.begin(), steps_.end(), step) != steps_.end();
-    StepLoss result = TrainStep::loss(losses_SB, batch);
-    if (chosen) result.loss = result.loss * std::numeric_limits<float>::quiet_NaN();
+    if (chosen) result.losses[0].sum = result.losses[0].sum * std::numeric_limits<float>::quiet_NaN();
     return result;
   }
 
@@ -226,7 +226,7 @@ TEST_F(Resume, NanStopsWithWeightsIntact) {
                                                     "--clip-grad", "0", "--save-interval", "1"}));
   validate_arguments(parsed, 1);
   const StopSignals signals;
-  TrainLoop loop(parsed.args, Mesh(), signals);
+  TrainLoop loop(parsed.args, Mesh(), signals, plain_gpt());
   loop.load();
   try {
     loop.train();

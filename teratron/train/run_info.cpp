@@ -14,12 +14,6 @@ std::string precision_name(const Arguments& args) {
   return args.fp16 ? "fp16" : "fp32";
 }
 
-std::string model_summary(const GPTConfig& model) {
-  return fmt::format("GPT: {} layers, hidden {}, {} heads ({} key/value), ffn {}, vocabulary {}",
-                     model.layers, model.hidden, model.heads, model.query_groups, model.ffn_hidden,
-                     model.vocabulary);
-}
-
 std::vector<std::pair<std::string, std::string>> argument_texts(const Arguments& args) {
   std::vector<std::pair<std::string, std::string>> texts;
   for (const Field& field : arguments_schema().fields()) {
@@ -41,7 +35,7 @@ RunInfo run_info(const Trainer& trainer) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   return {
       .run_id = fmt::format("{:x}", std::chrono::duration_cast<std::chrono::microseconds>(now).count()),
-      .facts = {{"model", model_summary(trainer.model())},
+      .facts = {{"model", trainer.model().summary},
                 {"parameters on a rank", fmt::format("{}", trainer.engine().parameters().numel())},
                 {"sequence length", fmt::format("{}", args.seq_length.value())},
                 {"batch", fmt::format("{} samples, micro-batches of {}", args.global_batch_size.value(),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <optional>
 
 #include <ATen/ATen.h>
@@ -10,9 +11,15 @@
 
 namespace teratron {
 
-DeviceScalars::DeviceScalars(at::Device device, size_t custom_metrics)
-    : values_(at::zeros({custom + static_cast<int64_t>(custom_metrics)},
-                        at::TensorOptions().dtype(at::kDouble).device(device))) {}
+DeviceScalars::DeviceScalars(at::Device device, size_t losses, size_t custom_metrics)
+    : values_(at::zeros({loss + static_cast<int64_t>(2 * losses + custom_metrics)},
+                        at::TensorOptions().dtype(at::kDouble).device(device))),
+      losses_(static_cast<int64_t>(losses)) {}
+
+at::Tensor DeviceScalars::total_loss() const {
+  if (losses_ == 1) return (*this)[loss];
+  return values_.slice(0, loss, first_metric(), 2).sum(0, /*keepdim=*/true);
+}
 
 struct PendingStep::End {
   std::chrono::steady_clock::time_point host = std::chrono::steady_clock::now();
@@ -25,7 +32,7 @@ struct PendingStep::End {
 };
 
 PendingStep::PendingStep(const DeviceScalars& scalars, std::shared_ptr<const End> previous)
-    : previous_(std::move(previous)) {
+    : losses_(scalars.losses()), previous_(std::move(previous)) {
   auto end = std::make_shared<End>();
   end_ = end;
   const at::Tensor& values = scalars.values();
@@ -45,9 +52,13 @@ StepResult PendingStep::wait() {
   if (end_->device) end_->device->synchronize();
   const auto* values = values_.const_data_ptr<double>();
   const double count = std::max(values[S::tokens], 1.0);
-  std::vector<double> custom_metrics;
-  for (int64_t i = S::custom; i < values_.numel(); ++i) custom_metrics.push_back(values[i] / count);
-  return {.loss = values[S::loss] / count,
+  std::vector<double> losses, custom_metrics;
+  int64_t slot = S::loss;
+  for (; slot < S::loss + 2 * losses_; slot += 2)
+    losses.push_back(values[slot] / std::max(values[slot + 1], 1.0));
+  for (; slot < values_.numel(); ++slot) custom_metrics.push_back(values[slot] / count);
+  return {.loss = std::accumulate(losses.begin(), losses.end(), 0.0),
+          .losses = losses,
           .tokens = static_cast<int64_t>(values[S::tokens]),
           .grad_norm = values[S::grad_norm],
           .nonfinite = values[S::found_inf] != 0.0,

@@ -20,8 +20,10 @@ struct StepInputs {
 
 /// Result of a step or an evaluation. The same on every rank.
 struct StepResult {
-  double loss = 0.0;   // mean over the tokens of the global batch
-  int64_t tokens = 0;  // that counted
+  double loss = 0.0;  // sum of the losses
+  std::vector<double> losses =
+      {};              // means over what each counts in the global batch; names: ModelPlan::losses
+  int64_t tokens = 0;  // that the first loss counted
   double grad_norm = 0.0;
   bool nonfinite = false;  // Inf or NaN in the loss or the gradient
   int64_t num_zeros = 0;
@@ -44,24 +46,28 @@ class DeviceScalars {
     parameter_norm,
     stop_request,
     negative_progress,
-    loss,  // sums over tokens from here on
-    tokens,
-    custom,  // the first of TrainStep::metric_names()
+    loss,    // sum and count of each loss, then the metrics of TrainStep::metric_names()
+    tokens,  // count of the first
   };
 
-  DeviceScalars(at::Device device, size_t custom_metrics);
+  DeviceScalars(at::Device device, size_t losses, size_t custom_metrics);
 
   /// [1], a view.
   at::Tensor operator[](int64_t slot) const { return values_.narrow(0, slot, 1); }
-  /// Loss, tokens and custom metrics: summed over ranks.
+  /// Losses, counts and custom metrics: summed over ranks.
   at::Tensor sums() const { return values_.narrow(0, loss, values_.numel() - loss); }
   /// Stop request and negative progress: the maximum over ranks counts.
   at::Tensor maxima() const { return values_.narrow(0, stop_request, 2); }
   const at::Tensor& values() const { return values_; }
-  int64_t custom_metrics() const { return values_.numel() - custom; }
+  /// [1]: Inf or NaN if any loss is.
+  at::Tensor total_loss() const;
+  int64_t losses() const { return losses_; }
+  int64_t first_metric() const { return loss + 2 * losses_; }
+  int64_t custom_metrics() const { return values_.numel() - first_metric(); }
 
  private:
   at::Tensor values_;
+  int64_t losses_;
 };
 
 /// A launched step whose scalars are on their way to the host.
@@ -80,6 +86,7 @@ class PendingStep {
   StepMetrics metrics = {};              // what is known at launch; filled in by Trainer
 
  private:
+  int64_t losses_;
   at::Tensor values_;
   std::shared_ptr<const End> previous_;
   std::shared_ptr<const End> end_;

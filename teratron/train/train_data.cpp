@@ -4,7 +4,6 @@
 
 #include "teratron/base/hash.h"
 #include "teratron/comm/consensus.h"
-#include "teratron/models/gpt/data/gpt_dataset.h"
 #include "teratron/train/engine_options.h"
 
 namespace teratron {
@@ -14,43 +13,18 @@ namespace {
 using Splits = std::array<std::shared_ptr<const Dataset>, 3>;
 using Samples = std::array<std::optional<int64_t>, 3>;
 
-GPTDataOptions data_options(const Arguments& args, const Tokenizer& tokenizer, const Samples& samples) {
-  const SpecialTokens& special = tokenizer.special();
-  std::array<std::vector<std::string>, 3> per_split = {args.train_data_path, args.valid_data_path,
-                                                       args.test_data_path};
-  if (args.per_split_data_args_path) per_split = read_per_split_data_args(*args.per_split_data_args_path);
-  return {.data_path = args.data_args_path ? read_data_args(*args.data_args_path) : args.data_path,
-          .split = args.split.value_or("969, 30, 1"),
-          .split_data_path = per_split,
-          .mock_data = args.mock_data,
-          .sequence_length = args.seq_length.value(),
-          .seed = static_cast<uint32_t>(args.seed),
-          .samples = samples,
-          .masks = {.eod_id = special.eod.value_or(-1),
-                    .pad_id = dataset_pad_id(special, false),
-                    .reset_position_ids = args.reset_position_ids,
-                    .reset_attention_mask = args.reset_attention_mask,
-                    .eod_mask_loss = args.eod_mask_loss,
-                    .vocab_size = tokenizer.vocab_size()},
-          .surplus = args.mid_level_dataset_surplus,
-          .cache_path = args.data_cache_path.value_or("")};
-}
-
-GPTDatasets build(const Registry::Context& context, const Registry& registry, const Samples& samples) {
-  const GPTDataOptions options = data_options(context.args, context.tokenizer, samples);
-  return registry.datasets ? registry.datasets(context, options) : build_gpt_datasets(options);
-}
-
 // "96 samples (checksum 5d1e0c3a)".
-std::string described(const Dataset* dataset) {
+std::string described(const Dataset* dataset, const BatchSchema& schema) {
   if (!dataset || dataset->size() == 0) return "no samples";
   const int64_t size = dataset->size();
   Hasher hasher;
   for (const int64_t i : {int64_t{0}, size / 2, size - 1}) {
-    Sample sample;
-    dataset->get(i, sample);
-    for (const std::vector<int64_t>* ids : {&sample.tokens, &sample.labels})
-      hasher.update(ids->data(), ids->size() * sizeof(int64_t));
+    Batch batch(schema, 1);
+    dataset->get(i, batch.sample(0));
+    for (size_t c = 0; c < schema.size(); ++c) {
+      if (schema[c].is_read())
+        hasher.update(batch.data(c), static_cast<size_t>(schema[c].numel() * element_size(schema[c].type)));
+    }
   }
   return fmt::format("{} samples (checksum {:.8})", size, hash_to_hex(hasher.digest()));
 }
@@ -58,11 +32,11 @@ std::string described(const Dataset* dataset) {
 // Files of the same name may differ between machines: compares sizes and the tokens of some samples. `mine`:
 // null on ranks that do not read. UserError(config) on every rank, naming the ranks, if they differ.
 // Collective.
-void check_same_data(const Splits* mine, HostGroup& ranks) {
+void check_same_data(const Splits* mine, const BatchSchema& schema, HostGroup& ranks) {
   if (ranks.size() == 1) return;
   Record record;
   for (size_t split = 0; mine && split < kSplitNames.size(); ++split)
-    record.emplace_back(kSplitNames[split], described((*mine)[split].get()));
+    record.emplace_back(kSplitNames[split], described((*mine)[split].get(), schema));
   const std::vector<std::string> differences = compare_records(ranks, record);
   if (differences.empty()) return;
   throw config_error({.what = fmt::format("the ranks read different data; {}", fmt::join(differences, "; ")),
@@ -79,10 +53,10 @@ Samples split_samples(const Arguments& args) {
   return {train, evaluations * args.eval_iters * batch, args.eval_iters * batch};
 }
 
-int64_t samples_per_epoch(const Registry::Context& context, const Registry& registry) {
+int64_t samples_per_epoch(const Registry::Context& context, const Family& family) {
   std::string mine;
   if (context.mesh.group(Axis::tp).rank == 0) {
-    const GPTDatasets built = build(context, registry, {std::nullopt, 0, 0});
+    const Datasets built = family.datasets({context.args, context.tokenizer, {std::nullopt, 0, 0}});
     mine = std::to_string(built.train ? built.train->size() : 0);
   }
   return std::stoll(broadcast_bytes(*context.mesh.world().communicator, mine));
@@ -90,11 +64,11 @@ int64_t samples_per_epoch(const Registry::Context& context, const Registry& regi
 
 }  // namespace
 
-Arguments with_epochs(const Registry::Context& context, const Registry& registry) {
+Arguments with_epochs(const Registry::Context& context, const Family& family) {
   const Arguments& args = context.args;
   if (!args.num_train_epochs) return args;
   Arguments resolved = args;
-  const int64_t epoch = samples_per_epoch(context, registry);
+  const int64_t epoch = samples_per_epoch(context, family);
   int64_t samples = 0;
   if (__builtin_mul_overflow(epoch, *args.num_train_epochs, &samples) || samples < *args.global_batch_size) {
     throw config_error(
@@ -108,15 +82,14 @@ Arguments with_epochs(const Registry::Context& context, const Registry& registry
   return resolved;
 }
 
-TrainData::TrainData(const Registry::Context& context, const Registry& registry, at::Device device)
-    : args_(context.args), device_(device), mesh_(context.mesh) {
-  const bool resets = args_.reset_attention_mask || args_.reset_position_ids;
-  const bool reads = mesh_.group(Axis::tp).rank == 0 && uses_data(mesh_, resets);
+TrainData::TrainData(const Registry::Context& context, const Family& family, const Source& source)
+    : args_(context.args), source_(source), mesh_(context.mesh) {
+  const bool reads = mesh_.group(Axis::tp).rank == 0 && uses_data(source.schema, mesh_);
   if (reads) {
-    GPTDatasets built = build(context, registry, split_samples(args_));
+    Datasets built = family.datasets({args_, context.tokenizer, split_samples(args_)});
     datasets_ = {std::move(built.train), std::move(built.valid), std::move(built.test)};
   }
-  check_same_data(reads ? &datasets_ : nullptr, *mesh_.world().communicator);
+  check_same_data(reads ? &datasets_ : nullptr, source.schema, *mesh_.world().communicator);
   std::string present;  // of the reading rank, for all ranks
   for (const auto& dataset : datasets_) present += dataset ? '1' : '0';
   present = broadcast_bytes(*mesh_.group({Axis::tp, Axis::pp}).communicator, present);
@@ -124,7 +97,7 @@ TrainData::TrainData(const Registry::Context& context, const Registry& registry,
 }
 
 std::unique_ptr<BatchSource> TrainData::open(Split split, int64_t consumed_samples) const {
-  const Group& data_parallel = mesh_.group(Axis::dp);
+  const Group& data_parallel = mesh_.data_parallel();
   const BatchSamplerOptions sampler{
       .kind = args_.dataloader_type == "cyclic" ? SamplerKind::cyclic : SamplerKind::single,
       .consumed_samples = consumed_samples,
@@ -135,10 +108,8 @@ std::unique_ptr<BatchSource> TrainData::open(Split split, int64_t consumed_sampl
   return std::make_unique<BatchSource>(
       datasets_[static_cast<size_t>(split)],
       BatchSource::Options{.loader = {.sampler = sampler, .num_workers = static_cast<int>(args_.num_workers)},
-                           .sequence_length = args_.seq_length.value(),
-                           .device = device_,
-                           .resets_attention = args_.reset_attention_mask,
-                           .resets_positions = args_.reset_position_ids},
+                           .schema = source_.schema,
+                           .device = source_.device},
       mesh_);
 }
 

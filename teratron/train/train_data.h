@@ -13,8 +13,12 @@ enum class Split : uint8_t { train, valid, test };
 
 class TrainData {
  public:
-  /// Builds the indices on ranks that read: tensor-parallel rank 0 of each stage that uses data. Collective.
-  TrainData(const Registry::Context& context, const Registry& registry, at::Device device);
+  struct Source {
+    BatchSchema schema;
+    at::Device device = at::kCPU;  // of the micro-batches
+  };
+  /// Builds the datasets on ranks that read: tensor-parallel rank 0 of each stage that uses data. Collective.
+  TrainData(const Registry::Context& context, const Family& family, const Source& source);
 
   bool has(Split split) const { return present_[static_cast<size_t>(split)]; }
   /// Micro-batches of this data-parallel rank after the given number of consumed samples.
@@ -22,7 +26,7 @@ class TrainData {
 
  private:
   Arguments args_;
-  at::Device device_;
+  Source source_;
   Mesh mesh_;
   std::array<std::shared_ptr<const Dataset>, 3> datasets_;
   std::array<bool, 3> present_ = {};
@@ -30,6 +34,6 @@ class TrainData {
 
 /// Converts --num-train-epochs to train_iters; other settings are unchanged. Builds the training data's
 /// indices. Collective.
-Arguments with_epochs(const Registry::Context& context, const Registry& registry);
+Arguments with_epochs(const Registry::Context& context, const Family& family);
 
 }  // namespace teratron

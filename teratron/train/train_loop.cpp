@@ -74,11 +74,11 @@ GridPosition position_of(const Mesh& mesh) {
 }  // namespace
 
 TrainLoop::TrainLoop(const Arguments& args, const Mesh& mesh, const StopSignals& signals,
-                     const Registry& registry)
+                     const JobModel& model)
     : start_(std::chrono::steady_clock::now()),
       // The earliest of all ranks: ranks that start late must not extend the job's time.
       start_time_(all_reduce_min(*mesh.world().communicator, wall_clock())),
-      trainer_(args, mesh, registry),
+      trainer_(args, mesh, model),
       signals_(signals) {
   report_timers(trainer_.timers(), 1);
   if (is_first_rank()) print_line(datetime_line("after dataloaders are built", wall_clock()));
@@ -191,7 +191,7 @@ void TrainLoop::log_interval() {
 // After the first two iterations of a process, as Megatron-LM: by then everything is allocated.
 void TrainLoop::report_memory() const {
   const int64_t steps = state().iteration - first_iteration_;
-  if (steps > 2 || trainer_.mesh().group(Axis::dp).rank != 0) return;
+  if (steps > 2 || trainer_.mesh().data_parallel().rank != 0) return;
   const std::optional<MemoryUse> memory = device_memory(trainer_.device());
   if (memory) print_line(memory_line(trainer_.mesh().rank(), state().iteration, *memory));
 }

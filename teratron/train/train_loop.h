@@ -20,8 +20,7 @@ using StepObserver = std::function<bool(const StepMetrics&)>;
 class TrainLoop {
  public:
   /// `signals` belong to the process: rank threads share them.
-  TrainLoop(const Arguments& args, const Mesh& mesh, const StopSignals& signals,
-            const Registry& registry = {});
+  TrainLoop(const Arguments& args, const Mesh& mesh, const StopSignals& signals, const JobModel& model);
 
   /// Resumes from --load. True if the training was already finished.
   bool load();

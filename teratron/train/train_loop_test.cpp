@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/file.h"
-#include "teratron/models/gpt/data/gpt_dataset.h"
+#include "teratron/models/gpt/gpt_family.h"
 #include "teratron/settings/component_options.h"
 #include "teratron/testing/train_run.h"
 #include "teratron/train/guards/replicas.h"
@@ -59,14 +59,21 @@ TEST_F(Loop, PrintsMegatronsLines) {
        "validation loss at the end of training for test data | lm loss"});
 }
 
+// GPT on other datasets.
+Registry with_datasets(const std::function<Datasets(const DataRequest&)>& datasets) {
+  Family family = gpt_family();
+  family.datasets = datasets;
+  return {.families = {family}};
+}
+
 TEST_F(Loop, SavesBeforeAFailingEvaluation) {
-  const Registry registry = {.datasets = [](const Registry::Context& context, const GPTDataOptions& options) {
-    GPTDatasets built = build_gpt_datasets(options);
+  const Registry registry = with_datasets([](const DataRequest& request) {
+    Datasets built = build_gpt_datasets(gpt_data_options(request));
     // Fewer samples than the evaluation at the end requires.
     built.valid = std::make_shared<MockGPTDataset>(MockGPTDataset::Options{
-        .samples = 2, .sequence_length = 8, .vocab_size = context.tokenizer.vocab_size()});
+        .samples = 2, .sequence_length = 8, .vocab_size = request.tokenizer.vocab_size()});
     return built;
-  }};
+  });
   EXPECT_THROW(train(flags("run", {"--eval-interval", "100"}), 1, registry), UserError);
   EXPECT_TRUE(fs::exists(folder_ / "run" / "iter_0000020" / "manifest.json"));
 }
@@ -118,11 +125,11 @@ TEST_F(Loop, ConvertsSamplesAndEpochsToSteps) {
       stdout_of(without(flags("samples", {"--train-samples", "23"}), {"--train-iters", "--lr-warmup-iters"}))
           .find("setting training iterations to 5"),
       std::string::npos);
-  const Registry registry = {.datasets = [](const Registry::Context&, const GPTDataOptions& options) {
-    GPTDataOptions small = options;
-    small.samples[0] = options.samples[0].value_or(14);  // of one epoch
-    return build_gpt_datasets(small);
-  }};
+  const Registry registry = with_datasets([](const DataRequest& request) {
+    DataRequest small = request;
+    small.samples[0] = request.samples[0].value_or(14);  // of one epoch
+    return build_gpt_datasets(gpt_data_options(small));
+  });
   const std::vector<std::string> epochs =
       without(flags("epochs", {"--num-train-epochs", "2"}), {"--train-iters"});
   EXPECT_NE(stdout_of(epochs, 1, registry).find("setting training iterations to 7"), std::string::npos);
@@ -157,7 +164,7 @@ TEST_F(Loop, UsesCheckpointArgs) {
   const std::vector<std::string> few = without(flags("run", {"--use-checkpoint-args"}),
                                                {"--num-layers", "--hidden-size", "--num-attention-heads",
                                                 "--seq-length", "--max-position-embeddings"});
-  const std::vector<std::string> notices = pretrain_arguments(few, 1).notices;
+  const std::vector<std::string> notices = pretrain_arguments(few, 1, plain_gpt()).notices;
   EXPECT_TRUE(std::any_of(notices.begin(), notices.end(), [](const std::string& line) {
     return line.find("num_layers=2") != line.npos;
   })) << notices.size();
@@ -254,9 +261,10 @@ TEST_F(Loop, WritesAChromeTrace) {
 class TwiceBySample : public TrainStep {
  public:
   std::vector<std::string> metric_names() const override { return {"half"}; }
-  StepLoss loss(const at::Tensor& losses_SB, const MicroBatch&) override {
+  StepLoss forward_step(Model& model, const Activations& output, const MicroBatch& batch) override {
+    const at::Tensor losses_SB = model.token_losses(output, batch);
     const at::Tensor sum = losses_SB.mean(0).sum();
-    return {.loss = 2.0 * sum, .count = at::full({}, losses_SB.size(1)), .metrics = {0.5 * sum}};
+    return {.losses = {{2.0 * sum, at::full({}, losses_SB.size(1))}}, .metrics = {0.5 * sum}};
   }
 };
 
@@ -287,10 +295,10 @@ TEST_F(Loop, CustomTrainStepChangesTheLossInEveryLayout) {
 
 TEST_F(Loop, CustomLoopMatchesTheProgram) {
   EXPECT_EQ(train(flags("program"), 2), ExitCode::ok);
-  const ParsedArguments parsed = pretrain_arguments(flags("own"), 2);
+  const ParsedArguments parsed = pretrain_arguments(flags("own"), 2, plain_gpt());
   run_ranks(2, [&](World& world) {
     const Mesh mesh(mesh_options(parsed.args), world);
-    Trainer trainer(parsed.args, mesh);
+    Trainer trainer(parsed.args, mesh, plain_gpt());
     EXPECT_FALSE(trainer.load());
     const auto source = trainer.open(Split::train);
     EXPECT_EQ(trainer.global_batch_size(), 4);
@@ -313,8 +321,8 @@ TEST_F(Loop, CustomLoopMatchesTheProgram) {
 
 TEST_F(Loop, CustomLoopSavesAsyncAndSkips) {
   const ParsedArguments parsed =
-      pretrain_arguments(flags("own", {"--async-save", "--iterations-to-skip", "3"}), 1);
-  Trainer trainer(parsed.args, Mesh());
+      pretrain_arguments(flags("own", {"--async-save", "--iterations-to-skip", "3"}), 1, plain_gpt());
+  Trainer trainer(parsed.args, Mesh(), plain_gpt());
   const auto source = trainer.open(Split::train);
   std::vector<int64_t> skipped;
   while (trainer.state().iteration < 6) {
@@ -351,7 +359,7 @@ TEST_F(Loop, PipelineRanksMayPrecedeDataParallelRanks) {
   const std::string text = stdout_of(flags("run", layout), 8);
   EXPECT_NE(text.find("  use_tp_pp_dp_mapping ............................ True"), std::string::npos);
   expect_same_losses("run", "serial", {});
-  const ParsedArguments parsed = pretrain_arguments(flags("run", layout), 8);
+  const ParsedArguments parsed = pretrain_arguments(flags("run", layout), 8, plain_gpt());
   run_ranks(8, [&](World& world) {
     const Mesh mesh(mesh_options(parsed.args), world);
     EXPECT_EQ(mesh.group(Axis::pp).rank, world.rank() / 2 % 2);
@@ -360,10 +368,10 @@ TEST_F(Loop, PipelineRanksMayPrecedeDataParallelRanks) {
 }
 
 TEST_F(Loop, NamesReplicasThatDiffer) {
-  const ParsedArguments parsed = pretrain_arguments(flags("run", {"--tp", "2"}), 4);
+  const ParsedArguments parsed = pretrain_arguments(flags("run", {"--tp", "2"}), 4, plain_gpt());
   run_ranks(4, [&](World& world) {
     const Mesh mesh(mesh_options(parsed.args), world);
-    Trainer trainer(parsed.args, mesh);
+    Trainer trainer(parsed.args, mesh, plain_gpt());
     ParameterSet& parameters = trainer.engine().parameters();
     EXPECT_NO_THROW(check_replicas(parameters, mesh));
     at::Tensor bias = parameters.find("decoder.final_layernorm.bias")->tensor.detach();

@@ -8,7 +8,6 @@
 
 #include "teratron/base/fault_point.h"
 #include "teratron/base/log.h"
-#include "teratron/models/gpt/gpt_config.h"
 #include "teratron/plan/flops.h"
 #include "teratron/settings/component_options.h"
 #include "teratron/train/device/device.h"
@@ -34,50 +33,46 @@ std::unique_ptr<TrainStep> make_step(const Registry& registry, const Registry::C
 
 }  // namespace
 
-Trainer::Trainer(const Arguments& args, const Mesh& mesh, const Registry& registry)
+Trainer::Trainer(const Arguments& args, const Mesh& mesh, const JobModel& model)
     : mesh_(mesh),
       device_(choose_device(args)),
       tokenizer_(build_tokenizer(tokenizer_options(args))),
-      registry_(registry),
-      args_(with_epochs({args, *tokenizer_, mesh_}, registry_)),
-      model_(gpt_config(args_, tokenizer_->vocab_size())),
+      family_(model.family),
+      args_(with_epochs({args, *tokenizer_, mesh_}, family_)),
       decoupled_(decoupled_group(args_)),
-      step_(make_step(registry_, {args_, *tokenizer_, mesh_})),
+      step_(make_step(model.registry, {args_, *tokenizer_, mesh_})),
       timers_(make_timers(args_, device_)),
       state_{.scheduler = lr_scheduler(args_), .scaler = loss_scaler(args_)},
       batches_(batch_schedule(args_)) {
   if (device_.is_cuda()) check_fp8_on(args_, device_name(device_), compute_capability(device_));
   check_graphs_on(args_, device_);
   if (args_.deterministic_mode) at::globalContext().setDeterministicAlgorithms(true, false);
-  print_setup();
+  const ModelPlan plan = family_.plan(args_, tokenizer_->vocab_size());
+  print_setup(plan);
   if (args_.save) {
     check_save_directory(*args_.save, *mesh_.world().communicator);
     if (is_first_rank()) lock_ = std::make_unique<JobLock>(*args_.save, JobLockOptions{});
   }
   {
     const auto timed = timers_->scope("model-and-optimizer-setup");
-    EngineOptions options = engine_options(args_, model_, device_);
+    EngineOptions options = engine_options(args_, plan, device_);
     options.step = step_.get();
-    if (registry_.model) {
-      options.provider = [this](const StageContext& part) {
-        return registry_.model({args_, *tokenizer_, mesh_}, part);
-      };
-    }
     options.timers = timers_.get();
     engine_ = std::make_unique<TrainEngine>(options, mesh_);
   }
-  if (mesh_.group({Axis::dp, Axis::cp}).rank == 0) {
+  if (mesh_.replicas().rank == 0) {
     print(" > number of parameters on (tensor, pipeline) model parallel rank ({}, {}): {}",
           mesh_.group(Axis::tp).rank, mesh_.group(Axis::pp).rank, engine_->parameters().numel());
     print(" > rank ({}, {}): {}", mesh_.group(Axis::tp).rank, mesh_.group(Axis::pp).rank,
           to_string(engine_->memory()));
   }
   const auto timed = timers_->scope("train/valid/test-data-iterators-setup");
-  data_ = std::make_unique<TrainData>(Registry::Context{args_, *tokenizer_, mesh_}, registry_, device_);
+  data_ = std::make_unique<TrainData>(Registry::Context{args_, *tokenizer_, mesh_}, family_,
+                                      TrainData::Source{plan.batch, device_});
 }
 
 // Megatron-LM's first lines.
-void Trainer::print_setup() const {
+void Trainer::print_setup(const ModelPlan& plan) const {
   if (!is_first_rank()) return;
   const std::vector<int64_t>& ramp = args_.rampup_batch_size;
   if (ramp.empty()) {
@@ -92,8 +87,8 @@ void Trainer::print_setup() const {
     print("setting training iterations to {}", train_iters());
   }
   print("> setting random seeds to {} ...", args_.seed);
-  print(" > padded vocab (size: {}) with {} dummy tokens (new size: {})", model_.vocabulary,
-        model_.padded_vocabulary - model_.vocabulary, model_.padded_vocabulary);
+  print(" > padded vocab (size: {}) with {} dummy tokens (new size: {})", plan.vocabulary,
+        plan.padded_vocabulary - plan.vocabulary, plan.padded_vocabulary);
   if (!args_.skip_train) print("> learning rate decay style: {}", args_.lr_decay_style);
 }
 
@@ -115,8 +110,8 @@ StepMetrics Trainer::next_step_metrics(const BatchSize& batch) const {
           .skipped_samples = state_.skipped_train_samples,
           .global_batch_size = batch.running,
           .tokens = batch.running * args_.seq_length.value(),
-          .flops = training_flops(model_shape(model_), shape),
-          .flops_full = training_flops(model_shape(model_), shape, FlopsConvention::full)};
+          .flops = training_flops(model(), shape),
+          .flops_full = training_flops(model(), shape, FlopsConvention::full)};
 }
 
 void Trainer::add_learning_rates(StepMetrics& metrics) const {
@@ -223,7 +218,9 @@ StepResult Trainer::finish_step(PendingStep step) {
 }
 
 Losses Trainer::named_losses(const StepResult& result) const {
-  Losses losses = {{"lm loss", result.loss}};
+  Losses losses;
+  for (size_t i = 0; i < model().losses.size(); ++i)
+    losses.emplace_back(model().losses[i], result.losses.at(i));
   const std::vector<std::string> names = step_->metric_names();
   for (size_t i = 0; i < names.size(); ++i) losses.emplace_back(names[i], result.custom_metrics.at(i));
   return losses;
@@ -252,14 +249,14 @@ StepResult Trainer::eval_step(BatchSource& source, int64_t steps) {
 }
 
 at::Tensor Trainer::average(const at::Tensor& tensor) const {
-  const Group& group = mesh_.group({Axis::dp, Axis::cp});
+  const Group& group = mesh_.replicas();
   at::Tensor mean = tensor.detach().clone().contiguous();
   group.communicator->all_reduce(mean, ReduceOp::sum).wait();
   return mean.div_(static_cast<double>(group.size));
 }
 
 at::Tensor Trainer::gather(const at::Tensor& tensor) const {
-  const Group& group = mesh_.group(Axis::dp);
+  const Group& group = mesh_.data_parallel();
   const at::Tensor mine = tensor.detach().contiguous();
   std::vector<int64_t> shape = mine.sizes().vec();
   shape.at(0) *= group.size;

@@ -1,7 +1,7 @@
 // One rank's model, data and counters: what a training loop drives, the program's (train_loop.h) or a custom
 // one.
 //
-//   Trainer trainer(args, mesh);              // model, optimizer, schedules and data, from the settings
+//   Trainer trainer(args, mesh, model);       // model, optimizer, schedules and data, from the settings
 //   trainer.load();                           // from --load
 //   const auto source = trainer.open(Split::train);
 //   while (trainer.state().iteration < 100) {
@@ -30,7 +30,7 @@ namespace teratron {
 class Trainer {
  public:
   /// `args` are finished (finish()). Locks --save; rank 0 prints the configuration.
-  Trainer(const Arguments& args, const Mesh& mesh, const Registry& registry = {});
+  Trainer(const Arguments& args, const Mesh& mesh, const JobModel& model);
 
   /// Resumes from --load, or finetunes from --pretrained-checkpoint if --load holds nothing. False: random
   /// weights.
@@ -50,7 +50,7 @@ class Trainer {
   const Mesh& mesh() const { return mesh_; }
   const TrainState& state() const { return state_; }
   TrainState& state() { return state_; }
-  const GPTConfig& model() const { return model_; }
+  const ModelPlan& model() const { return engine_->options().model; }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   TrainEngine& engine() { return *engine_; }
   const TrainEngine& engine() const { return *engine_; }
@@ -90,7 +90,7 @@ class Trainer {
   /// Whether --iterations-to-skip names the next step; and that step.
   bool skips_next_step() const;
   StepMetrics skip_step(const MicroBatches& microbatches);
-  /// "lm loss" and the train step's metrics by name.
+  /// The model's losses and the train step's metrics by name.
   Losses named_losses(const StepResult& result) const;
   /// Micro-batches from `source`, through TrainStep::get_batch().
   MicroBatches batches_from(BatchSource& source) const;
@@ -102,7 +102,7 @@ class Trainer {
   at::Tensor gather(const at::Tensor& tensor) const;
 
  private:
-  void print_setup() const;
+  void print_setup(const ModelPlan& plan) const;
   void archive_previous_run();
   void warn_of_previous_run() const;
   std::optional<CheckpointInfo> load_from(const std::string& directory, bool weights_only);
@@ -122,9 +122,8 @@ class Trainer {
   Mesh mesh_;
   at::Device device_;
   std::unique_ptr<Tokenizer> tokenizer_;
-  Registry registry_;
+  Family family_;
   Arguments args_;
-  GPTConfig model_;
   std::optional<ParamGroupOverrides> decoupled_;
   std::unique_ptr<TrainStep> step_;
   std::unique_ptr<Timers> timers_;

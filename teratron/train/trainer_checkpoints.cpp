@@ -24,7 +24,8 @@ ScheduleLoadRule schedule_rule(const Arguments& args) {
 
 std::string Trainer::config_json() const {
   nlohmann::json config = nlohmann::json::parse(to_json(args_));
-  config["tokenizer_vocab_size"] = model_.vocabulary;
+  config["model_family"] = family_.name;
+  config["tokenizer_vocab_size"] = model().vocabulary;
   // The checkpoint may be read from another working directory.
   for (const char* const file : {"vocab_file", "merge_file", "tokenizer_model"}) {
     if (!config.contains(file) || !config[file].is_string()) continue;

@@ -16,7 +16,8 @@
 #include "teratron/base/tensor_dtype.h"
 #include "teratron/ckpt/safetensors.h"
 #include "teratron/hf/architecture.h"
-#include "teratron/models/gpt/gpt_config.h"
+#include "teratron/models/gpt/gpt.h"
+#include "teratron/models/gpt/gpt_family.h"
 #include "teratron/models/precision.h"
 #include "teratron/train/engine.h"
 #include "teratron/train/engine_options.h"
@@ -27,9 +28,9 @@ namespace {
 constexpr int64_t batch_size = 2;
 constexpr int64_t vocabulary = 61;
 
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+using Outputs = std::vector<std::pair<std::string, at::Tensor>>;
 
-void write_tensors(const std::filesystem::path& path, const NamedTensors& tensors) {
+void write_tensors(const std::filesystem::path& path, const Outputs& tensors) {
   std::vector<SafetensorsWriter::Tensor> entries;
   for (const auto& [name, tensor] : tensors) {
     entries.push_back({name, dtype_of(tensor.scalar_type()).value(), tensor.sizes().vec()});
@@ -60,15 +61,15 @@ at::Tensor logical(const Parameter& parameter, const at::Tensor& local) {
 
 MicroBatch batch_of(const at::Tensor& text_SB) {
   const int64_t length = text_SB.size(0) - 1;
-  return {
-      .tokens_SB = text_SB.narrow(0, 0, length).contiguous(),
-      .positions_SB = at::arange(length, at::kLong).unsqueeze(1).expand({length, batch_size}).contiguous(),
-      .labels_SB = text_SB.narrow(0, 1, length).contiguous(),
-      .loss_mask_SB = at::ones({length, batch_size})};
+  const at::Tensor index_SB = at::arange(length, at::kLong).unsqueeze(1).expand({length, batch_size});
+  return {.tensors = {{"tokens", text_SB.narrow(0, 0, length).contiguous()},
+                      {"sequence_index", index_SB.contiguous()},
+                      {"labels", text_SB.narrow(0, 1, length).contiguous()},
+                      {"loss_mask", at::ones({length, batch_size})}}};
 }
 
 void add_first_batch(const GPTConfig& config, const ParameterSet::Options& options, const at::Tensor& text_SB,
-                     NamedTensors& out) {
+                     Outputs& out) {
   ParameterSet parameters(options);
   GPT model(parameters, config, {.layers = config.layers}, {});
   perturb_vectors(parameters);
@@ -76,17 +77,16 @@ void add_first_batch(const GPTConfig& config, const ParameterSet::Options& optio
   for (const Parameter& parameter : parameters.all()) {
     out.emplace_back("weight." + parameter.name, logical(parameter, parameter.tensor).clone());
   }
-  const at::Tensor logits = model.logits(model.forward({}, batch));
+  const at::Tensor logits = model.logits(model.forward({}, batch, nullptr));
   out.emplace_back("logits", logits.detach().narrow(2, 0, vocabulary).clone());
   for (Parameter& parameter : parameters.all()) parameter.pending_grads = 0;
-  model.loss(model.forward({}, batch), batch).mean().backward();
+  model.token_losses(model.forward({}, batch, nullptr), batch).mean().backward();
   for (const Parameter& parameter : parameters.all()) {
     out.emplace_back("gradient." + parameter.name, logical(parameter, parameter.main_grad).clone());
   }
 }
 
-void add_curve(const Arguments& args, const EngineOptions& options, const at::Tensor& texts,
-               NamedTensors& out) {
+void add_curve(const Arguments& args, const EngineOptions& options, const at::Tensor& texts, Outputs& out) {
   const Mesh mesh;
   TrainEngine engine(options, mesh);
   perturb_vectors(engine.parameters());
@@ -118,13 +118,13 @@ void run_case(const nlohmann::json& request, const std::filesystem::path& direct
   at::Generator generator = at::detail::createCPUGenerator(5);
   const at::Tensor texts =
       at::randint(0, vocabulary, {steps + 1, *args.seq_length + 1, batch_size}, generator, at::kLong);
-  NamedTensors out = {{"texts", texts}};
+  Outputs out = {{"texts", texts}};
   const ParameterSet::Options parameters{
       .dtype = dtype, .seed = static_cast<uint64_t>(args.seed), .fp8 = fp8_options(args)};
   add_first_batch(config, parameters, texts[0], out);
   if (steps > 0) {
     add_curve(args,
-              {.model = config,
+              {.model = gpt_plan(config, {}),
                .optimizer = optimizer_options(args),
                .precision = {.dtype = dtype, .fp8 = fp8_options(args)},
                .seed = static_cast<uint64_t>(args.seed)},

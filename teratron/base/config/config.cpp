@@ -229,14 +229,18 @@ void read_flags(const Schema& schema, std::span<const std::string> args, ParseRe
   }
 }
 
+bool has_effect_on(const Field& field, std::string_view program) {
+  const std::vector<std::string> programs = split(field.traits.program, '|');
+  return programs.empty() || contains(programs, program);
+}
+
 void review(const Schema& schema, const void* defaults, const ReviewOptions& options, ParseResult& result) {
   const auto last = last_assignments(result);
   for (const Field& field : schema.fields()) {
     const auto it = last.find(field.name);
     if (it == last.end()) continue;
     const Assignment assignment = *it->second;
-    const std::vector<std::string> programs = split(field.traits.program, '|');
-    if (!programs.empty() && !contains(programs, options.program)) {
+    if (!has_effect_on(field, options.program)) {
       result.notices.push_back(fmt::format("{} has no effect on {}", flag_of(field.name), options.program));
       continue;
     }

@@ -191,6 +191,9 @@ Value parse_value(const Field& field, std::span<const std::string> values, Probl
 Value get_value(const Field& field, const void* object);
 void set_value(const Field& field, const Value& value, void* object);
 
+/// Whether the field has an effect on the program ("gpt", "generate").
+bool has_effect_on(const Field& field, std::string_view program);
+
 struct ReviewOptions {
   std::string_view program;
   bool refuse_planned = true;
@@ -214,8 +217,12 @@ std::string to_json(const Schema& schema, const void* object);
 std::vector<std::string> from_json(const Schema& schema, std::string_view text, const std::string& where,
                                    void* object);
 
+struct HelpOptions {
+  std::string_view usage;
+  std::string_view program = {};  // fields of other programs are left out; empty: none
+};
 /// Text of --help, wrapped at 100 columns. `defaults` is a default-constructed object.
-std::string help_text(const Schema& schema, std::string_view usage, const void* defaults);
+std::string help_text(const Schema& schema, const HelpOptions& options, const void* defaults);
 /// Text of docs/flags.md.
 std::string flags_document(const Schema& schema, const void* defaults);
 

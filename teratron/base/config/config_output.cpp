@@ -233,11 +233,12 @@ std::vector<std::string> from_json(const Schema& schema, std::string_view text, 
   return unknown;
 }
 
-std::string help_text(const Schema& schema, std::string_view usage, const void* defaults) {
-  std::string out = fmt::format("usage: {}\n", usage);
+std::string help_text(const Schema& schema, const HelpOptions& options, const void* defaults) {
+  std::string out = fmt::format("usage: {}\n", options.usage);
   std::string_view group;
   for (const Field& field : schema.fields()) {
     if (field.status == FieldStatus::derived) continue;
+    if (!options.program.empty() && !has_effect_on(field, options.program)) continue;
     if (field.group != group) out += fmt::format("\n{}\n", field.group);
     group = field.group;
     out += help_row(field, get_value(field, defaults));

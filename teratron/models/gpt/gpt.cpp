@@ -1,5 +1,6 @@
 #include "teratron/models/gpt/gpt.h"
 
+#include "teratron/base/error.h"
 #include "teratron/models/transformer/transformer_layer.h"
 #include "teratron/nn/linear.h"
 #include "teratron/nn/recompute.h"
@@ -20,15 +21,12 @@ VocabularyOptions vocabulary_options(const GPTConfig& config) {
 
 GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& stage,
          const TensorParallel& parallel)
-    : Model(stage), config_(config), parallel_(parallel), device_(parameters.options().device) {
+    : Model(stage), config_(config), parallel_(parallel) {
   const Scope root(parameters);
   const Scope embedding = root / "embedding";
   if (stage.embedding || (stage.head && config.tied_embeddings)) {
     word_embeddings_ = std::make_unique<VocabParallelEmbedding>(embedding / "word_embeddings",
                                                                 vocabulary_options(config), parallel);
-    if (config.tied_embeddings && stage.embedding != stage.head) {
-      word_embeddings_->weight().options.grad_sum = GradSum::embedding;
-    }
   }
   if (stage.embedding && config.position == PositionEmbedding::learned_absolute) {
     position_embeddings_ = std::make_unique<Embedding>(
@@ -44,8 +42,8 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
   const LayerFactory make_layer = [&](const Scope& scope, int64_t layer) {
     return std::make_unique<TransformerLayer>(scope, config, layer, parallel);
   };
-  layers_ = std::make_unique<LayerStack>(
-      decoder / "layers", config, LayerStack::Range{stage.first_layer, stage.layers}, parallel, make_layer);
+  layers_ = std::make_unique<LayerStack>(decoder / "layers", config,
+                                         LayerRange{stage.first_layer, stage.layers}, parallel, make_layer);
   if (!stage.head) return;
   final_norm_ = std::make_unique<Norm>(decoder / "final_layernorm", config.hidden, config.norm, parallel);
   Parameter& weight =
@@ -60,9 +58,9 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
 }
 
 at::Tensor GPT::embed(const MicroBatch& batch, const LayerContext& context) {
-  at::Tensor x_SBH = word_embeddings_->forward(batch.tokens_SB);
+  at::Tensor x_SBH = word_embeddings_->forward(batch["tokens"]);
   if (position_embeddings_) {
-    x_SBH = position_embeddings_->add_to_(x_SBH, parallel_.sequence_shard(batch.positions_SB));
+    x_SBH = position_embeddings_->add_to_(x_SBH, parallel_.sequence_shard(context.positions_SB));
   }
   if (config_.fp32_residual) x_SBH = x_SBH.to(at::kFloat);
   return bias_dropout_add(
@@ -72,28 +70,33 @@ at::Tensor GPT::embed(const MicroBatch& batch, const LayerContext& context) {
 
 LayerContext GPT::layer_context(const MicroBatch& batch) const {
   const bool dropout = batch.training && (config_.hidden_dropout > 0.0 || config_.attention_dropout > 0.0);
-  const int64_t length = batch.positions_SB.size(0);
+  const at::Tensor& index_SB = batch["sequence_index"];
+  const at::Tensor& ids_SB = batch["position_ids"];
   SequenceRows rows;
-  if (dropout) rows = {at::arange(length, batch.positions_SB.options().dtype(at::kLong)), length};
+  if (dropout) {
+    TERATRON_ASSERT(index_SB.defined() && batch.sample_ids_B.defined(),
+                    "dropout needs column sequence_index and sample ids");
+    rows = {index_SB.select(1, 0), index_SB.size(0)};
+  }
   return {.rope = rope_.get(),
-          .positions_SB = batch.positions_SB,
-          .segments = segments_of_starts(batch.segment_start_BS),
+          .positions_SB = ids_SB.defined() ? ids_SB : index_SB,
+          .segments = {batch["cu_seqlens"]},
           .rows = rows,
           .dropout_seed = config_.dropout_seed,
-          .sample_ids_B = dropout ? sample_ids(batch) : batch.sample_ids_B,
+          .sample_ids_B = batch.sample_ids_B,
           .dropout_row_ids = std::make_shared<DropoutRowIds>(),
           .training = batch.training};
 }
 
 Activations GPT::forward(const Activations& input, const MicroBatch& batch, LayerStates* states) {
   const LayerContext context = layer_context(batch);
-  const at::Tensor x_SBH = stage().embedding ? embed(batch, context) : input.hidden_SBH;
+  const at::Tensor x_SBH = stage().embedding ? embed(batch, context) : input["hidden"];
   notify(stage().embedding ? "embedding" : "the previous stage", x_SBH, batch);
   const Hidden y = layers_->forward(x_SBH, context, states);
-  if (!final_norm_) return {apply_bias_grad(y)};
+  if (!final_norm_) return {{"hidden", apply_bias_grad(y)}};
   const at::Tensor normed_SBH = final_norm_->forward_with_residual(y).normed;
   notify("decoder.final_layernorm", normed_SBH, batch);
-  return {normed_SBH};
+  return {{"hidden", normed_SBH}};
 }
 
 void GPT::set_activation_hook(const ActivationHook& hook) {
@@ -102,19 +105,21 @@ void GPT::set_activation_hook(const ActivationHook& hook) {
 }
 
 at::Tensor GPT::logits(const Activations& output) {
-  return linear(output.hidden_SBH, *output_layer_);
+  return linear(output["hidden"], *output_layer_);
 }
 
-at::Tensor GPT::loss(const Activations& output, const MicroBatch& batch) {
+at::Tensor GPT::token_losses(const Activations& output, const MicroBatch& batch) {
+  const at::Tensor& hidden_SBH = output["hidden"];
+  const at::Tensor& labels_SB = batch["labels"];
   if (config_.loss_chunks == 1)
-    return linear_cross_entropy(output.hidden_SBH, *output_layer_, batch.labels_SB, config_.vocabulary);
+    return linear_cross_entropy(hidden_SBH, *output_layer_, labels_SB, config_.vocabulary);
   // Under sequence parallelism a chunk is some rows of every rank's sequence shard.
   const int64_t parts = parallel_.sequence_parallel ? parallel_.group.size : 1;
-  const int64_t rows = output.hidden_SBH.size(0);
+  const int64_t rows = hidden_SBH.size(0);
   const int64_t chunk_rows = (rows + config_.loss_chunks - 1) / config_.loss_chunks;
   // unsafe_split: autograd must not take a collective that writes into one chunk for a change of all.
-  const std::vector<at::Tensor> hidden = output.hidden_SBH.unsafe_split(chunk_rows, 0);
-  const std::vector<at::Tensor> labels = batch.labels_SB.unflatten(0, {parts, rows}).split(chunk_rows, 1);
+  const std::vector<at::Tensor> hidden = hidden_SBH.unsafe_split(chunk_rows, 0);
+  const std::vector<at::Tensor> labels = labels_SB.unflatten(0, {parts, rows}).split(chunk_rows, 1);
   std::vector<at::Tensor> losses;
   for (size_t i = 0; i < hidden.size(); ++i) {
     const RecomputeFunction chunk_losses = [this,

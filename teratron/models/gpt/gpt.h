@@ -13,23 +13,17 @@
 
 namespace teratron {
 
+/// Columns: tokens, labels and loss_mask [S, B]; sequence_index or position_ids [S, B]; cu_seqlens, if attention
+/// stays within documents (gpt_schema()).
 class GPT : public Model {
  public:
   GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& stage,
       const TensorParallel& parallel);
 
-  Activations forward(const Activations& input, const MicroBatch& batch) override {
-    return forward(input, batch, nullptr);
-  }
-  /// For generation: `states` of the layers of the stage; may be null.
-  Activations forward(const Activations& input, const MicroBatch& batch, LayerStates* states);
+  Activations forward(const Activations& input, const MicroBatch& batch, LayerStates* states) override;
   at::Tensor logits(const Activations& output) override;
-  at::Tensor loss(const Activations& output, const MicroBatch& batch) override;
+  at::Tensor token_losses(const Activations& output, const MicroBatch& batch) override;
   void set_activation_hook(const ActivationHook& hook) override;
-
-  const GPTConfig& config() const { return config_; }
-  const TensorParallel& parallel() const { return parallel_; }
-  at::Device device() const { return device_; }
 
  private:
   at::Tensor embed(const MicroBatch& batch, const LayerContext& context);
@@ -37,7 +31,6 @@ class GPT : public Model {
 
   GPTConfig config_;
   TensorParallel parallel_;
-  at::Device device_;
   std::unique_ptr<VocabParallelEmbedding> word_embeddings_;
   std::unique_ptr<Embedding> position_embeddings_;
   std::unique_ptr<RotaryEmbedding> rope_;

@@ -14,7 +14,7 @@ bool stays_in_bf16(const TransformerConfig& config, int64_t layer) {
 
 }  // namespace
 
-LayerStack::LayerStack(const Scope& scope, const TransformerConfig& config, const Range& layers,
+LayerStack::LayerStack(const Scope& scope, const TransformerConfig& config, const LayerRange& layers,
                        const TensorParallel& parallel, const LayerFactory& make_layer)
     : recompute_(config.recompute) {
   if (recompute_.distribute_inputs) shared_by_ = parallel.group;
@@ -57,7 +57,7 @@ Hidden LayerStack::forward(const at::Tensor& x_SBH, const LayerContext& context,
 }
 
 at::Tensor LayerStack::recompute_unit(const at::Tensor& x_SBH, const LayerContext& context,
-                                      const Range& unit) {
+                                      const LayerRange& unit) {
   RecomputeOptions options{.shared_by = shared_by_};
   for (int64_t i = unit.first; i < unit.first + unit.count; ++i) {
     const std::vector<Parameter*>& own = layers_[i].parameters;

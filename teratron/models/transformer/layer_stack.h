@@ -17,14 +17,9 @@ using LayerFactory = std::function<std::unique_ptr<Layer>(const Scope& scope, in
 
 class LayerStack {
  public:
-  /// Those of this stage.
-  struct Range {
-    int64_t first = 0;
-    int64_t count = 0;
-  };
-  /// Parameters of layer i are named `scope`.i ("decoder.layers.3"). Of `config` the stack uses the number of
-  /// layers, which of them stay in bf16, and what is recomputed.
-  LayerStack(const Scope& scope, const TransformerConfig& config, const Range& layers,
+  /// `layers`: those of this stage. Parameters of layer i are named `scope`.i ("decoder.layers.3"). Of
+  /// `config` the stack uses the number of layers, which of them stay in bf16, and what is recomputed.
+  LayerStack(const Scope& scope, const TransformerConfig& config, const LayerRange& layers,
              const TensorParallel& parallel, const LayerFactory& make_layer);
   /// `states`: one per layer, or null. With states (generation) nothing is recomputed.
   Hidden forward(const at::Tensor& x_SBH, const LayerContext& context, LayerStates* states);
@@ -40,7 +35,7 @@ class LayerStack {
   /// Number of layers from `i` on that are recomputed together; 0: layer `i` keeps its activations.
   size_t unit_size(size_t i) const;
   Hidden forward_layer(size_t i, const Hidden& x, const LayerContext& context, LayerState* state);
-  at::Tensor recompute_unit(const at::Tensor& x_SBH, const LayerContext& context, const Range& unit);
+  at::Tensor recompute_unit(const at::Tensor& x_SBH, const LayerContext& context, const LayerRange& unit);
 
   ActivationHook hook_;
   RecomputeConfig recompute_;

@@ -1,5 +1,7 @@
 #include "teratron/train/device/microbatch_graphs.h"
 
+#include <algorithm>
+
 #include <ATen/ATen.h>
 
 #include "teratron/base/error.h"
@@ -8,22 +10,18 @@ namespace teratron {
 
 namespace {
 
-constexpr at::Tensor MicroBatch::* all_tensors[] = {&MicroBatch::tokens_SB,        &MicroBatch::positions_SB,
-                                                    &MicroBatch::labels_SB,        &MicroBatch::loss_mask_SB,
-                                                    &MicroBatch::segment_start_BS, &MicroBatch::sample_ids_B};
+// Shapes change when documents get more segments (train/batch_source.h); a few times only.
+constexpr int64_t most_captures = 16;
 
-std::vector<int64_t> shape_of(const at::Tensor& tensor) {
-  return tensor.defined() ? tensor.sizes().vec() : std::vector<int64_t>{};
+bool same_shape(const at::Tensor& a, const at::Tensor& b) {
+  return a.defined() == b.defined() && (!a.defined() || a.sizes() == b.sizes());
 }
 
-void check_shape(const at::Tensor& tensor, const at::Tensor& captured) {
-  if (tensor.defined() == captured.defined() && shape_of(tensor) == shape_of(captured)) return;
-  throw config_error(
-      {.what = fmt::format("a micro-batch has a tensor of shape [{}] where the CUDA graph was "
-                           "captured with one of [{}]",
-                           fmt::join(shape_of(tensor), ", "), fmt::join(shape_of(captured), ", ")),
-       .where = "--cuda-graph-impl",
-       .fix = "Make all micro-batches the same shape (for example by padding), or leave the flag out"});
+bool same_shapes(const MicroBatch& a, const MicroBatch& b) {
+  const auto& [tensors, sample_ids_B, training] = a;
+  return same_shape(sample_ids_B, b.sample_ids_B) &&
+         std::all_of(tensors.begin(), tensors.end(),
+                     [&b](const auto& entry) { return same_shape(entry.second, b[entry.first]); });
 }
 
 }  // namespace
@@ -40,19 +38,27 @@ bool MicrobatchGraphs::begin_step() {
   return false;
 }
 
-void MicrobatchGraphs::copy_in(MicroBatch batch) {
-  batch.sample_ids_B = sample_ids(batch);
-  const bool is_first = !batch_.tokens_SB.defined();
-  if (is_first) batch_ = batch;
-  for (const auto tensor : all_tensors) {
-    at::Tensor& mine = batch_.*tensor;
-    check_shape(batch.*tensor, mine);
-    if (!mine.defined()) continue;
-    if (is_first) {
-      mine = mine.clone();
-    } else {
-      mine.copy_(batch.*tensor, /*non_blocking=*/true);
+void MicrobatchGraphs::copy_in(const MicroBatch& batch) {
+  if (captures_ > 0 && same_shapes(batch, batch_)) {
+    if (batch.sample_ids_B.defined()) batch_.sample_ids_B.copy_(batch.sample_ids_B, /*non_blocking=*/true);
+    for (const auto& [name, mine] : batch_.tensors) {
+      if (mine.defined()) mine.copy_(batch[name], /*non_blocking=*/true);
     }
+    return;
+  }
+  if (captures_ == most_captures) {
+    throw config_error(
+        {.what = fmt::format("the shapes of the micro-batches changed {} times", captures_),
+         .where = "--cuda-graph-impl",
+         .fix = "Make all micro-batches the same shape (for example by padding), or leave the flag out"});
+  }
+  captures_ += 1;
+  first_ = {};
+  next_ = {};
+  batch_ = batch;
+  if (batch.sample_ids_B.defined()) batch_.sample_ids_B = batch.sample_ids_B.clone();
+  for (const auto& [name, tensor] : batch.tensors) {
+    if (tensor.defined()) batch_.tensors.set(name, tensor.clone());
   }
 }
 
@@ -61,7 +67,7 @@ MicrobatchGraphs::Captured MicrobatchGraphs::captured(const Body& body) {
   for (Parameter& parameter : parameters_.all()) {
     if (parameter.grad_is_stale) result.filled.push_back(&parameter);
   }
-  result.graph = capture([this, body] { body(batch_); }, batch_.tokens_SB.device(), first_.graph.get());
+  result.graph = capture([this, body] { body(batch_); }, parameters_.options().device, first_.graph.get());
   std::erase_if(result.filled, [](const Parameter* parameter) { return parameter->grad_is_stale; });
   return result;
 }

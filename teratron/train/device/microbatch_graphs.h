@@ -27,7 +27,7 @@ class MicrobatchGraphs {
   bool begin_step();
   /// Captures `body` at its first call and replays it; `index` counts the step's micro-batches. Requires
   /// ParamAndGradBuffer::zero_grad() before the first and a finished parameter gather; gradients are not
-  /// reduced. UserError(config) if the shapes differ from those of the capture.
+  /// reduced. Other shapes are captured anew; UserError(config) if they keep changing.
   void run(const MicroBatch& batch, int64_t index, const Body& body);
 
  private:
@@ -36,12 +36,13 @@ class MicrobatchGraphs {
     std::vector<Parameter*> filled;  // stale gradients that the graph overwrites
   };
   /// Copies the micro-batch to the tensors that the graphs read.
-  void copy_in(MicroBatch batch);
+  void copy_in(const MicroBatch& batch);
   Captured captured(const Body& body);
 
   ParameterSet& parameters_;
   int64_t steps_left_;
   MicroBatch batch_;
+  int64_t captures_ = 0;
   Captured first_;
   Captured next_;
   bool captured_first_ = false;  // in this step

@@ -27,7 +27,7 @@ bool has_tokens(const TrainEngine& engine) {
 }
 
 std::string lines_of(const MicroBatch& batch) {
-  const at::Tensor tokens_BS = batch.tokens_SB.t().to(at::kCPU, at::kLong).contiguous();
+  const at::Tensor tokens_BS = batch["tokens"].t().to(at::kCPU, at::kLong).contiguous();
   std::string lines;
   for (int64_t sample = 0; sample < tokens_BS.size(0); ++sample) {
     const auto* ids = tokens_BS[sample].const_data_ptr<int64_t>();
@@ -74,8 +74,7 @@ std::string diagnose_nonfinite(TrainEngine& engine, const PendingStep& step, int
   std::string text =
       "Computed once more, " +
       (first.empty() ? "everything was finite: suspect the hardware that computed it" : first) + ".";
-  const auto name =
-      fmt::format("nan-iteration-{:07}-rank-{}.txt", iteration, engine.mesh().group(Axis::dp).rank);
+  const auto name = fmt::format("nan-iteration-{:07}-rank-{}.txt", iteration, engine.mesh().replicas().rank);
   const std::string mine = save_token_ids(engine, step.batches, folder.empty() ? folder : folder / name);
   std::vector<std::string> files = engine.mesh().world().communicator->all_gather_bytes(mine);
   std::erase(files, "");

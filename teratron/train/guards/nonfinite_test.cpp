@@ -16,10 +16,10 @@ class NonfiniteDiagnosis : public SmallRun {
   // The error of a training whose second step fails after `spoil`.
   std::string message(const std::vector<std::string>& more, int64_t ranks,
                       const std::function<void(Trainer&)>& spoil, const Registry& registry = {}) const {
-    const ParsedArguments parsed = pretrain_arguments(flags("run", more), ranks, registry);
+    const ParsedArguments parsed = pretrain_arguments(flags("run", more), ranks, default_model(registry));
     std::string text;
     const auto body = [&](World& world) {
-      Trainer trainer(parsed.args, Mesh(mesh_options(parsed.args), world), registry);
+      Trainer trainer(parsed.args, Mesh(mesh_options(parsed.args), world), default_model(registry));
       const auto source = trainer.open(Split::train);
       trainer.train_step(*source);
       spoil(trainer);
@@ -85,12 +85,12 @@ TEST_F(NonfiniteDiagnosis, SavesTheTokens) {
     for (std::string line; std::getline(lines, line);) samples.push_back(line);
   }
   ASSERT_EQ(samples.size(), 4U) << "the global batch";
-  const ParsedArguments parsed = pretrain_arguments(flags("other"), 1, {});
-  Trainer trainer(parsed.args, Mesh());
+  const ParsedArguments parsed = pretrain_arguments(flags("other"), 1, plain_gpt());
+  Trainer trainer(parsed.args, Mesh(), plain_gpt());
   const auto source = trainer.open(Split::train);
   trainer.train_step(*source);
   for (int64_t i = 0; i < 2; ++i) {
-    const at::Tensor tokens_BS = source->next().tokens_SB.t().contiguous();
+    const at::Tensor tokens_BS = source->next()["tokens"].t().contiguous();
     for (int64_t sample = 0; sample < 2; ++sample) {
       const auto* ids = tokens_BS[sample].const_data_ptr<int64_t>();
       EXPECT_EQ(samples[i * 2 + sample], fmt::format("{}", fmt::join(ids, ids + tokens_BS.size(1), " ")));
@@ -104,13 +104,14 @@ class BadLoss : public TrainStep {
   BadLoss(int64_t first_call, int64_t calls, bool only_gradient)
       : first_(first_call), end_(first_call + calls), only_gradient_(only_gradient) {}
 
-  StepLoss loss(const at::Tensor& losses_SB, const MicroBatch& batch) override {
-    StepLoss result = TrainStep::loss(losses_SB, batch);
+  StepLoss forward_step(Model& model, const Activations& output, const MicroBatch& batch) override {
+    const at::Tensor losses_SB = model.token_losses(output, batch);
+    StepLoss result{.losses = {masked_loss(losses_SB, batch["loss_mask"])}};
     const int64_t call = call_++;
     if (call < first_ || call >= end_) return result;
     // sqrt(0) = 0 with an infinite derivative.
     const at::Tensor spoiled = only_gradient_ ? (losses_SB * 0.0).sqrt().sum() : losses_SB.sum().log() / 0.0;
-    result.loss = result.loss + spoiled;
+    result.losses[0].sum = result.losses[0].sum + spoiled;
     return result;
   }
 

@@ -1,0 +1,250 @@
+// A model family of a program: an encoder reads a sequence, a decoder writes it backwards, a classifier names its
+// kind. It brings settings, batch columns, data, two losses, a frozen embedding, a pipeline split, and a parameter
+// that tensor-parallel ranks replicate like data-parallel ones.
+//
+//   own_model pretrain reverse FLAGS... [--encoder-layers 2] [--source-length 16] [--kinds 4]
+#include <functional>
+#include <random>
+
+#include <ATen/ATen.h>
+
+#include "teratron/cli/program.h"
+#include "teratron/comm/collectives.h"
+#include "teratron/models/gpt/gpt_config.h"
+#include "teratron/models/transformer/layer_stack.h"
+#include "teratron/models/transformer/transformer_layer.h"
+#include "teratron/nn/embedding.h"
+#include "teratron/nn/vocab_parallel_cross_entropy.h"
+
+using namespace teratron;
+
+namespace {
+
+struct Settings {
+  int64_t encoder_layers = 2;
+  int64_t source_length = 16;
+  int64_t kinds = 4;
+};
+
+struct Config {
+  GPTConfig decoder;
+  TransformerConfig encoder;
+  int64_t kinds = 0;
+};
+
+Config make_config(const Settings& settings, const Arguments& args, int64_t vocabulary) {
+  Config config{.decoder = gpt_config(args, vocabulary), .kinds = settings.kinds};
+  config.encoder = config.decoder;
+  config.encoder.layers = settings.encoder_layers;
+  config.encoder.mask = Mask::full;
+  config.encoder.first_dropout_site = uint64_t{1} << 32U;
+  config.decoder.cross_attention = true;
+  return config;
+}
+
+// The target is the source backwards; its kind is that of its first token.
+class Reversals : public Dataset {
+ public:
+  Reversals(int64_t samples, uint64_t seed, int64_t vocabulary, int64_t kinds)
+      : samples_(samples), seed_(seed), vocabulary_(vocabulary), kinds_(kinds) {}
+  int64_t size() const override { return samples_; }
+  std::string describe() const override { return "sequences to reverse"; }
+  void get(int64_t i, const Sample& sample) const override {
+    std::mt19937_64 random(seed_ * 1'000'003 + static_cast<uint64_t>(i));
+    const auto source = sample.i64("source");
+    for (int64_t& token : source) token = 1 + static_cast<int64_t>(random() % (vocabulary_ - 1));
+    const auto tokens = sample.i64("tokens"), labels = sample.i64("labels");
+    for (size_t s = 0; s < labels.size(); ++s) {
+      const bool inside = s < source.size();
+      labels[s] = inside ? source[source.size() - 1 - s] : 0;
+      tokens[s] = s == 0 ? 0 : labels[s - 1];
+      sample.f32("loss_mask")[s] = inside ? 1.0F : 0.0F;
+    }
+    sample.i64("kind")[0] = source[0] % kinds_;
+  }
+
+ private:
+  int64_t samples_;
+  uint64_t seed_;
+  int64_t vocabulary_, kinds_;
+};
+
+class Reverser : public Model {
+ public:
+  Reverser(const Config& config, const std::vector<Tower>& towers, const StageContext& part)
+      : Model(part.stage),
+        config_(config),
+        parallel_(part.parallel),
+        encoder_range_(layers_of_tower(towers, 0, part.stage)),
+        decoder_range_(layers_of_tower(towers, 1, part.stage)) {
+    const Scope root(part.parameters);
+    const GPTConfig& gpt = config.decoder;
+    const Init init = weight_init(gpt);
+    const VocabularyOptions words{gpt.vocabulary, gpt.padded_vocabulary, gpt.hidden, init};
+    const auto norm = [&](const Scope& scope) {
+      return std::make_unique<Norm>(scope / "final_layernorm", gpt.hidden, gpt.norm, parallel_);
+    };
+    // Frozen: random features of tokens and positions that are never trained.
+    const auto features = [&](const char* name, int64_t count) {
+      const Shard whole = Shard::replicated({count, gpt.hidden});
+      return &root.parameter(name, {.shard = whole, .init = Init::normal(0.5), .trainable = false});
+    };
+    if (part.stage.embedding) token_features_ = features("token_features", gpt.vocabulary);
+    if (part.stage.embedding || decoder_starts())
+      position_features_ = features("position_features", gpt.max_positions);
+    encoder_ = make_stack(root / "encoder" / "layers", config.encoder, encoder_range_);
+    if (encoder_ends()) memory_norm_ = norm(root / "encoder");
+    if (decoder_starts())
+      embedding_ = std::make_unique<VocabParallelEmbedding>(root / "embedding", words, parallel_);
+    decoder_ = make_stack(root / "decoder" / "layers", config.decoder, decoder_range_);
+    if (!part.stage.head) return;
+    last_norm_ = norm(root / "decoder");
+    const Shard columns = vocabulary_shard(words, parallel_.group);
+    Parameter& output = root.parameter("output_layer.weight", {.shard = columns, .init = init});
+    output_layer_.emplace(ParallelMatmul::column(output, nullptr, parallel_));
+    // Each tensor-parallel rank applies it to its part of the sequence: it is a replica like data-parallel ones.
+    const Shard whole = Shard::replicated({config.kinds, gpt.hidden});
+    const AxisSet replicas = replica_axes | Axis::tp;
+    classifier_ = &root.parameter("classifier", {.shard = whole, .init = init, .replicated_over = replicas});
+  }
+
+  Activations forward(const Activations& input, const MicroBatch& batch, LayerStates*) override {
+    at::Tensor source = input["source"], memory = input["memory"], hidden = input["hidden"];
+    if (stage().embedding) {
+      const at::Tensor ids_SB = parallel_.sequence_shard(batch["source"]);
+      source = at::embedding(token_features_->tensor, ids_SB) + positions(batch["source_index"]);
+    }
+    if (encoder_range_.count > 0)
+      source = apply_bias_grad(encoder_->forward(source, context(batch, "source_index"), nullptr));
+    if (encoder_ends()) memory = memory_norm_->forward(source);
+    if (decoder_starts()) hidden = embedding_->forward(batch["tokens"]) + positions(batch["sequence_index"]);
+    if (decoder_range_.count > 0) {
+      LayerContext decoding = context(batch, "sequence_index");
+      decoding.memory.hidden_SBH = memory;
+      hidden = apply_bias_grad(decoder_->forward(hidden, decoding, nullptr));
+    }
+    if (last_norm_) hidden = last_norm_->forward(hidden);
+    return {{"source", source}, {"memory", memory}, {"hidden", hidden}};
+  }
+
+  std::vector<LossTerm> losses(const Activations& output, const MicroBatch& batch) override {
+    const at::Tensor losses_SB =
+        linear_cross_entropy(output["hidden"], *output_layer_, batch["labels"], config_.decoder.vocabulary);
+    const at::Tensor kind_B = batch["kind"].squeeze(1);
+    const at::Tensor scores_BK =
+        kind_scores(output["memory"], batch["source_index"].size(0)).to(losses_SB.scalar_type());
+    const at::Tensor kind_loss = at::cross_entropy_loss(scores_BK, kind_B, {}, at::Reduction::Sum);
+    const at::Tensor samples = at::full({}, kind_B.size(0), losses_SB.options());
+    return {masked_loss(losses_SB, batch["loss_mask"]), {kind_loss, samples}};
+  }
+
+ private:
+  bool encoder_ends() const {
+    return encoder_range_.count > 0 && encoder_range_.first + encoder_range_.count == config_.encoder.layers;
+  }
+  bool decoder_starts() const { return decoder_range_.first == 0 && decoder_range_.count > 0; }
+  std::unique_ptr<LayerStack> make_stack(const Scope& scope, const TransformerConfig& config,
+                                         const LayerRange& layers) {
+    const auto make_layer = [this, &config](const Scope& layer, int64_t number) {
+      return std::make_unique<TransformerLayer>(layer, config, number, parallel_);
+    };
+    return std::make_unique<LayerStack>(scope, config, layers, parallel_, make_layer);
+  }
+
+  LayerContext context(const MicroBatch& batch, std::string_view index) const {
+    const at::Tensor& rows_SB = batch[index];
+    return {.rows = {rows_SB.select(1, 0), rows_SB.size(0)},
+            .dropout_seed = config_.decoder.dropout_seed,
+            .sample_ids_B = batch.sample_ids_B,
+            .training = batch.training};
+  }
+
+  at::Tensor positions(const at::Tensor& ids_SB) const {
+    return at::embedding(position_features_->tensor, parallel_.sequence_shard(ids_SB));
+  }
+
+  // The mean over the source, of which each tensor-parallel rank takes its part.
+  at::Tensor kind_scores(at::Tensor memory_SBH, int64_t length) const {
+    const Group& ranks = parallel_.group;
+    if (!parallel_.sequence_parallel)
+      memory_SBH = copy_to(memory_SBH, ranks).chunk(ranks.size, 0)[ranks.rank];
+    const at::Tensor part_BH = memory_SBH.sum(0) / static_cast<double>(length);
+    return reduce_from(at::linear(part_BH, autograd_tensor(*classifier_)), ranks);
+  }
+
+  Config config_;
+  TensorParallel parallel_;
+  LayerRange encoder_range_, decoder_range_;
+  Parameter* token_features_ = nullptr;
+  Parameter* position_features_ = nullptr;
+  Parameter* classifier_ = nullptr;
+  std::unique_ptr<LayerStack> encoder_, decoder_;
+  std::unique_ptr<Norm> memory_norm_, last_norm_;
+  std::unique_ptr<VocabParallelEmbedding> embedding_;
+  std::optional<ParallelMatmul> output_layer_;
+};
+
+BatchSchema make_schema(const Settings& settings, int64_t length) {
+  using Kind = Column::Kind;
+  using Stages = Column::Stages;
+  return {{.name = "source", .shape = {settings.source_length}, .stages = Stages::first},
+          {.name = "source_index", .shape = {settings.source_length}, .kind = Kind::index},
+          {.name = "tokens", .shape = {length}},
+          {.name = "sequence_index", .shape = {length}, .kind = Kind::index},
+          {.name = "labels", .shape = {length}, .stages = Stages::last},
+          {.name = "loss_mask", .type = ColumnType::f32, .shape = {length}, .stages = Stages::last},
+          {.name = "kind", .shape = {1}, .kind = Kind::sample, .stages = Stages::last}};
+}
+
+ModelPlan make_plan(const Settings& settings, const Arguments& args, int64_t vocabulary) {
+  const Config config = make_config(settings, args, vocabulary);
+  const std::vector<Tower> towers = {{"encoder", config.encoder.layers}, {"decoder", config.decoder.layers}};
+  const int64_t end = config.encoder.layers, stages = args.pipeline_model_parallel_size;
+  const Channel::Shape source = sequence_shape("source_index", config.decoder.hidden);
+  const Channel::Shape target = sequence_shape("sequence_index", config.decoder.hidden);
+  const auto build = [config, towers](const StageContext& part) {
+    return std::make_unique<Reverser>(config, towers, part);
+  };
+  return {.towers = towers,
+          .batch = make_schema(settings, args.seq_length.value_or(0)),
+          .channels =
+              {{.name = "source", .shape = source, .crosses = [end](int64_t layer) { return layer < end; }},
+               {.name = "memory", .shape = source, .crosses = [end](int64_t layer) { return layer >= end; }},
+               {.name = "hidden", .shape = target, .crosses = [end](int64_t layer) { return layer > end; }}},
+          .losses = {"lm loss", "kind loss"},
+          .vocabulary = config.decoder.vocabulary,
+          .padded_vocabulary = config.decoder.padded_vocabulary,
+          .build = build,
+          .split = stages > 1 ? std::optional(PipelineSplit{end, stages / 2}) : std::nullopt};
+}
+
+void check(const Settings& settings, const Arguments& args, std::vector<Problem>& problems) {
+  if (settings.source_length > args.max_position_embeddings.value_or(args.seq_length.value_or(0)))
+    problems.push_back({"the source is longer than the positions", "--source-length", "Shorten the source"});
+}
+
+Datasets make_datasets(const Settings& settings, const DataRequest& request) {
+  const auto make = [&](size_t split) -> std::shared_ptr<const Dataset> {
+    const int64_t samples = request.samples[split].value_or(100'000);
+    if (samples == 0) return nullptr;
+    const auto seed = static_cast<uint64_t>(request.args.seed) + split;
+    return std::make_shared<Reversals>(samples, seed, request.tokenizer.vocab_size(), settings.kinds);
+  };
+  return {make(0), make(1), make(2)};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Settings settings;
+  const Family family{
+      .name = "reverse",
+      .summary = "encoder-decoder that writes sequences backwards and names their kind",
+      .fields = {custom_field("encoder_layers", &settings.encoder_layers, "Encoder layers", {.min = 1}),
+                 custom_field("source_length", &settings.source_length, "Tokens to reverse", {.min = 1}),
+                 custom_field("kinds", &settings.kinds, "Number of kinds", {.min = 1})},
+      .check = std::bind_front(check, std::cref(settings)),
+      .plan = std::bind_front(make_plan, std::cref(settings)),
+      .datasets = std::bind_front(make_datasets, std::cref(settings))};
+  return teratron::main(argc, argv, {.families = {family}});
+}

@@ -1,0 +1,46 @@
+// A model family: what `teratron pretrain NAME` trains. The families of the program are listed in
+// families.cpp; a program on the library brings its own the same way (train/registry.h).
+#pragma once
+
+#include <array>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "teratron/data/dataset.h"
+#include "teratron/models/model_plan.h"
+#include "teratron/settings/arguments.h"
+#include "teratron/tokenizer/tokenizer.h"
+
+namespace teratron {
+
+/// Datasets for this many samples of train, valid and test; nullopt: one epoch.
+struct DataRequest {
+  const Arguments& args;
+  const Tokenizer& tokenizer;
+  std::array<std::optional<int64_t>, 3> samples = {};
+};
+
+struct Family {
+  std::string_view name;     // "gpt": of the command line, and in checkpoints
+  std::string_view summary;  // one line for --help
+  /// Flags of a program's family (custom_field); those of the built-in families are rows of
+  /// settings/arguments.def with `.program`.
+  std::vector<Field> fields = {};
+  /// Adds a problem for each contradiction that settings/checks does not know; may be null.
+  std::function<void(const Arguments&, std::vector<Problem>&)> check = nullptr;
+  /// `vocabulary`: the tokenizer's size.
+  std::function<ModelPlan(const Arguments&, int64_t vocabulary)> plan;
+  /// Called on the ranks that read data. The datasets fill the columns of ModelPlan::batch.
+  std::function<Datasets(const DataRequest&)> datasets;
+};
+
+/// The families of the program, by name.
+std::span<const Family> families();
+/// UserError(config) that lists the families if there is none of this name. `more` are a program's.
+const Family& find_family(std::string_view name, std::span<const Family> more = {});
+
+}  // namespace teratron

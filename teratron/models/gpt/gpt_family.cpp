@@ -1,0 +1,72 @@
+#include "teratron/models/gpt/gpt_family.h"
+
+#include "teratron/models/gpt/gpt.h"
+#include "teratron/models/gpt/gpt_operators.h"
+
+namespace teratron {
+
+namespace {
+
+GPTMaskOptions mask_flags(const Arguments& args) {
+  return {.reset_position_ids = args.reset_position_ids,
+          .reset_attention_mask = args.reset_attention_mask,
+          .eod_mask_loss = args.eod_mask_loss};
+}
+
+ModelPlan plan(const Arguments& args, int64_t vocabulary) {
+  return gpt_plan(gpt_config(args, vocabulary), gpt_schema(args.seq_length.value_or(0), mask_flags(args)));
+}
+
+}  // namespace
+
+Family gpt_family() {
+  return {
+      .name = "gpt",
+      .summary = "decoder-only language models: GPT-2, Llama, Mistral, Qwen",
+      .plan = plan,
+      .datasets = [](const DataRequest& request) { return build_gpt_datasets(gpt_data_options(request)); }};
+}
+
+ModelPlan gpt_plan(const GPTConfig& config, const BatchSchema& batch) {
+  const auto residual = config.fp32_residual ? std::optional(at::kFloat) : std::nullopt;
+  return {.towers = {{"decoder", config.layers}},
+          .batch = batch,
+          .channels = {{.name = "hidden",
+                        .shape = sequence_shape("sequence_index", config.hidden),
+                        .dtype = residual}},
+          .vocabulary = config.vocabulary,
+          .padded_vocabulary = config.padded_vocabulary,
+          .max_positions = config.max_positions,
+          .build =
+              [config](const StageContext& context) {
+                return std::make_unique<GPT>(context.parameters, config, context.stage, context.parallel);
+              },
+          .operators = gpt_operators(config),
+          .summary = fmt::format("GPT: {} layers, hidden {}, {} heads ({} key/value), ffn {}, vocabulary {}",
+                                 config.layers, config.hidden, config.heads, config.query_groups,
+                                 config.ffn_hidden, config.vocabulary)};
+}
+
+GPTDataOptions gpt_data_options(const DataRequest& request) {
+  const Arguments& args = request.args;
+  const SpecialTokens& special = request.tokenizer.special();
+  std::array<std::vector<std::string>, 3> per_split = {args.train_data_path, args.valid_data_path,
+                                                       args.test_data_path};
+  if (args.per_split_data_args_path) per_split = read_per_split_data_args(*args.per_split_data_args_path);
+  GPTMaskOptions masks = mask_flags(args);
+  masks.eod_id = special.eod.value_or(-1);
+  masks.pad_id = dataset_pad_id(special, false);
+  masks.vocab_size = request.tokenizer.vocab_size();
+  return {.data_path = args.data_args_path ? read_data_args(*args.data_args_path) : args.data_path,
+          .split = args.split.value_or("969, 30, 1"),
+          .split_data_path = per_split,
+          .mock_data = args.mock_data,
+          .sequence_length = args.seq_length.value(),
+          .seed = static_cast<uint32_t>(args.seed),
+          .samples = request.samples,
+          .masks = masks,
+          .surplus = args.mid_level_dataset_surplus,
+          .cache_path = args.data_cache_path.value_or("")};
+}
+
+}  // namespace teratron

@@ -1,0 +1,17 @@
+// GPT: decoder-only language models (GPT-2, Llama, Mistral, Qwen...).
+#pragma once
+
+#include "teratron/models/family.h"
+#include "teratron/models/gpt/data/gpt_builder.h"
+#include "teratron/models/gpt/gpt_config.h"
+
+namespace teratron {
+
+Family gpt_family();
+
+/// The plan of a GPT over batches of this schema (gpt_schema()).
+ModelPlan gpt_plan(const GPTConfig& config, const BatchSchema& batch);
+/// What the data flags select.
+GPTDataOptions gpt_data_options(const DataRequest& request);
+
+}  // namespace teratron

@@ -1,0 +1,106 @@
+// Hugging Face's checkpoints as rows, each read in both directions by hf/model.h: keys of config.json <->
+// Megatron-LM's settings, tensors <-> Megatron-Core's. A family of models has a file with its model_types in
+// its folder (models/gpt/hf_families.cpp), which hf_families() lists.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+namespace teratron {
+
+/// A product or quotient of settings and numbers: "4*hidden_size". 0 if a setting is null or the quotient not
+/// whole; at most 2^60, which no file holds, so that a sum of a few cannot overflow.
+int64_t hf_size(const nlohmann::json& settings, std::string_view expression);
+
+/// A config.json and settings, while one is made from the other.
+struct HfConfig {
+  nlohmann::json keys = nlohmann::json::object();
+  nlohmann::json settings = nlohmann::json::object();
+  std::vector<std::string> problems = {};  // what the other side does not have
+
+  /// Whether the key is there and not null.
+  bool has(std::string_view key) const { return keys.contains(key) && !keys[key].is_null(); }
+  /// `otherwise` where the key is missing or, which is a problem, not of its type (see HfKeyOptions).
+  nlohmann::json get(std::string_view key, const nlohmann::json& otherwise);
+  int64_t size(std::string_view expression) const { return hf_size(settings, expression); }
+  bool is_set(std::string_view setting) const { return settings.at(setting); }
+  void unsupported(std::string_view key);
+  template <typename... Args>
+  void problem(fmt::format_string<Args...> format, Args&&... args) {
+    problems.push_back(fmt::format(format, std::forward<Args>(args)...));
+  }
+};
+
+struct HfKeyOptions {
+  /// Value where config.json lacks the key; also its type (an integer: a size from 1 to 2^31). null: a
+  /// required size.
+  nlohmann::json otherwise = nullptr;
+  std::string_view derived = {};     // `otherwise` from settings above: "hidden_size/num_attention_heads"
+  nlohmann::json must_be = nullptr;  // the only value of the key at import, and of the setting at export
+  nlohmann::json values = nullptr;   // of a key with names for values: object, name -> value of the setting
+  bool negate = false;
+  bool export_only = false;
+  std::string_view rows_of = {};  // the checkpoint's value of the setting is the length of this tensor
+  /// Replace all of this in one direction; `key` is the row's.
+  void (*read)(std::string_view key, HfConfig& config) = nullptr;
+  void (*write)(std::string_view key, HfConfig& config) = nullptr;
+};
+
+/// One key of config.json and the setting it stands for.
+struct HfKey {
+  std::string_view key;      // none: import sets the setting nevertheless
+  std::string_view setting;  // none: the key is only checked
+  HfKeyOptions options = {};
+};
+
+enum class HfRule : uint8_t {
+  same,
+  transpose,    // Conv1D, [in, out] there
+  concat,       // the rows of all sources, one after another
+  qkv_grouped,  // sources Q, K and V; ours: for each query group its Q heads, K and V
+  qkv_fused,    // one source [in, Q|K|V] (Conv1D); ours as qkv_grouped
+};
+
+struct HfTensorOptions {
+  std::string_view when = {};                 // the setting that adds the tensor
+  std::vector<std::string_view> bias = {};    // with any of these settings, the .bias of a .weight follows it
+  std::vector<std::string_view> copies = {};  // whole names under which files may repeat the source
+};
+
+struct HfTensorRow {
+  std::string_view name;
+  HfRule rule = HfRule::same;
+  std::vector<std::string_view> sources;
+  /// Of each source, [out, in]: settings, or products of settings. QKV: of Q.
+  std::vector<std::string_view> shape;
+  HfTensorOptions options = {};
+};
+
+/// Rows with common prefixes. A '*' in both is a layer: all rows of layer 0, then of layer 1, ...
+struct HfTensorGroup {
+  std::string_view ours;
+  std::string_view theirs;
+  std::vector<HfTensorRow> rows;
+  std::string_view layers = {};  // the setting that counts them
+};
+
+struct HfFamily {
+  std::string_view model_type;
+  std::string_view architecture;  // class of the model with its head
+  std::string_view prefix;        // of the base model's tensors, absent in files of the bare base model
+  std::vector<HfKey> keys;
+  std::vector<HfTensorGroup> tensors;          // in the order of the forward pass
+  std::vector<std::string_view> buffers = {};  // ends of names that hold no parameters: masks, rotary tables
+};
+
+/// Of all models. Export takes the first that has the settings.
+const std::vector<HfFamily>& hf_families();
+
+std::vector<HfFamily> gpt_hf_families();  // models/gpt/hf_families.cpp
+
+}  // namespace teratron

@@ -1,0 +1,71 @@
+// What the engine, the planner, generation and benchmarks know of a model: its towers, its batch columns, the
+// tensors that its pipeline stages exchange, its losses and its operators.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "teratron/data/batch.h"
+#include "teratron/models/model.h"
+#include "teratron/models/operators.h"
+#include "teratron/pipeline/pipeline_layout.h"
+#include "teratron/settings/arguments.h"
+
+namespace teratron {
+
+/// Consecutive layers of one kind: "encoder", "decoder". Pipeline stages number the layers of all towers
+/// through, in order (pipeline/stage_spec.h).
+struct Tower {
+  std::string name;
+  int64_t layers = 0;
+};
+
+/// The layers of tower `t` on the stage.
+LayerRange layers_of_tower(const std::vector<Tower>& towers, size_t t, const StageSpec& stage);
+
+/// A tensor that pipeline stages send to the next.
+struct Channel {
+  /// Shape on a rank. `sequence_shards`: number of shards of a sequence, the tensor-parallel size under
+  /// sequence parallelism, else 1.
+  using Shape = std::function<std::vector<int64_t>(const MicroBatch&, int64_t sequence_shards)>;
+
+  std::string name;
+  Shape shape;
+  std::optional<at::ScalarType> dtype = {};  // nullopt: the model's
+  bool differentiable = true;                // its gradient is sent back
+  /// Whether it crosses the bound after the layers before `layer` (through all towers); null: always.
+  std::function<bool(int64_t layer)> crosses = nullptr;
+};
+
+/// [S / shards, B, width] for the S and B of a column that all stages have.
+Channel::Shape sequence_shape(std::string column, int64_t width);
+
+using ModelBuilder = std::function<std::unique_ptr<Model>(const StageContext&)>;
+
+struct ModelPlan {
+  std::vector<Tower> towers;
+  BatchSchema batch;
+  std::vector<Channel> channels;
+  /// Names of the losses in the log, in the order of Model::losses(). The gradient is that of the sum of
+  /// their means.
+  std::vector<std::string> losses = {"lm loss"};
+  /// Tokens without and with padding; 0: the model has no logits.
+  int64_t vocabulary = 0;
+  int64_t padded_vocabulary = 0;
+  int64_t max_positions = 0;  // of a sequence
+  ModelBuilder build;
+  std::optional<PipelineSplit> split = {};  // encoder and decoder on different pipeline stages
+  /// FLOPs, memory and time of a stage follow from it.
+  OperatorsOf operators = nullptr;
+  std::string summary = {};  // one line, for reports
+
+  int64_t layers() const;
+};
+
+/// The stages that the settings select for the model.
+PipelineLayout pipeline_layout(const Arguments& args, const ModelPlan& plan);
+
+}  // namespace teratron
