@@ -88,7 +88,10 @@ std::string to_json(const BenchResult& result) {
                          {"tflops_per_rank", speed.tflops_per_gpu},
                          {"mfu", speed.mfu},
                          {"loss", result.final_loss}};
-  if (result.memory) json["memory_bytes"] = result.memory->max_allocated;
+  if (result.memory) {
+    json["memory_bytes"] = result.memory->max_allocated;
+    json["reserved_bytes"] = result.memory->max_reserved;
+  }
   if (result.profiled_steps > 0) {
     const auto steps = static_cast<double>(result.profiled_steps);
     for (size_t i = 0; i < kernel_categories; ++i) {

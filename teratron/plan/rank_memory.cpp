@@ -2,30 +2,34 @@
 
 #include <algorithm>
 
-#include "teratron/models/gpt/gpt.h"
-#include "teratron/models/gpt/gpt_config.h"
 #include "teratron/models/precision.h"
+#include "teratron/plan/operator_costs.h"
 #include "teratron/settings/component_options.h"
 
 namespace teratron {
 
 namespace {
 
-constexpr size_t most_advice = 3;
-
 struct Counts {
   int64_t parameters = 0;
+  int64_t trainable = 0;
   int64_t in_fp8 = 0;  // elements of the weights of FP8 GEMMs
 };
 
+TensorParallel tensor_parallel(const Arguments& a) {
+  return {.group = {.rank = 0, .size = a.tensor_model_parallel_size},
+          .sequence_parallel = a.sequence_parallel && a.tensor_model_parallel_size > 1};
+}
+
 // Builds the stage on the meta device.
-Counts count_parameters(const Arguments& a, const GPTConfig& config, const std::vector<StageSpec>& chunks) {
+Counts count_parameters(const Arguments& a, const ModelPlan& model, const std::vector<StageSpec>& chunks) {
   ParameterSet set({.device = at::kMeta, .fp8 = fp8_options(a)});
-  const TensorParallel parallel{.group = {.rank = 0, .size = a.tensor_model_parallel_size}};
-  for (const StageSpec& chunk : chunks) {
-    const GPT part(set, config, chunk, parallel);
-  }
+  const TensorParallel parallel = tensor_parallel(a);
+  for (const StageSpec& chunk : chunks) model.build({set, chunk, parallel});
   Counts counts{.parameters = set.numel()};
+  for (const Parameter& parameter : set.all()) {
+    if (parameter.options.trainable) counts.trainable += parameter.tensor.numel();
+  }
   if (!set.fp8()) return counts;
   for (const std::string& weight : set.fp8()->layers()) counts.in_fp8 += set.find(weight)->tensor.numel();
   return counts;
@@ -37,23 +41,29 @@ double weight_bytes(const Arguments& a, const Counts& counts) {
   return copy + 2.0 * static_cast<double>(counts.in_fp8);
 }
 
-// Bytes of activations that the layers of a stage save for one micro-batch, with fused attention: 34 s b h
-// per layer in 16 bits, of which the 10 outside the tensor-parallel regions are sharded by sequence
-// parallelism only (Korthikanti et al. 2022); with recomputation, the input of each unit.
-double layer_activations(const Arguments& a, const GPTConfig& config, int64_t layers) {
-  const auto tp = static_cast<double>(a.tensor_model_parallel_size);
-  const double bytes = static_cast<double>(*a.seq_length * *a.micro_batch_size) *
-                       static_cast<double>(config.hidden) * (a.bf16 || a.fp16 ? 1.0 : 2.0);
-  const double whole = bytes * ((a.sequence_parallel ? 10.0 / tp : 10.0) + 24.0 / tp);
-  const RecomputeConfig& recompute = config.recompute;
-  const double input = 2.0 * bytes / (a.sequence_parallel || recompute.distribute_inputs ? tp : 1.0);
-  if (recompute.granularity != RecomputeConfig::Granularity::layers)
-    return static_cast<double>(layers) * whole;
-  if (recompute.method == RecomputeConfig::Method::uniform) {
-    return static_cast<double>((layers + recompute.layers - 1) / recompute.layers) * input;
+RankBatch rank_batch(const Arguments& a, const StageSpec& chunk) {
+  return {.batch = {*a.micro_batch_size, *a.seq_length},
+          .stage = chunk,
+          .segmented = a.reset_attention_mask,
+          .dtype = a.bf16   ? Dtype::bf16
+                   : a.fp16 ? Dtype::f16
+                            : Dtype::f32,
+          .fp8 = a.fp8.has_value(),
+          .fp8_weight_gradients = a.fp8_wgrad,
+          .gpu = a.device != "cpu",
+          .tensor_parallel = a.tensor_model_parallel_size,
+          .sequence_parallel = tensor_parallel(a).sequence_parallel,
+          .context_parallel = a.context_parallel_size};
+}
+
+// Activations of the micro-batches in flight, and the most that one chunk needs besides.
+void add_activations(RankMemory& memory, const ModelPlan& model, const Arguments& a,
+                     const std::vector<StageSpec>& chunks, double in_flight) {
+  for (const StageSpec& chunk : chunks) {
+    const ActivationMemory one = activation_memory(model.operators(rank_batch(a, chunk)));
+    memory.activations += one.saved * in_flight / static_cast<double>(chunks.size());
+    memory.temporary = std::max(memory.temporary, one.peak - one.saved);
   }
-  const int64_t recomputed = std::min(layers, recompute.layers);
-  return static_cast<double>(recomputed) * input + static_cast<double>(layers - recomputed) * whole;
 }
 
 // Moments and master weights: fp32 next to fp16 weights, the lower 16 bits of fp32 next to bf16.
@@ -62,99 +72,55 @@ double optimizer_bytes_per_parameter(const Arguments& a) {
   return moments + (a.fp16 ? 4.0 : a.bf16 ? 2.0 : 0.0);
 }
 
-bool divides(int64_t part, const std::optional<int64_t>& whole) {
-  return whole && *whole % part == 0;
-}
-
-// Twice the present tensor and pipeline parallel sizes, if they divide the model.
-std::vector<std::string> larger_parallel_sizes(const Arguments& a) {
-  const int64_t tp = 2 * a.tensor_model_parallel_size, pp = 2 * a.pipeline_model_parallel_size;
-  std::vector<std::string> flags;
-  if (divides(tp, a.num_attention_heads)) flags.push_back(fmt::format("--tensor-model-parallel-size {}", tp));
-  if (divides(pp, a.num_layers)) flags.push_back(fmt::format("--pipeline-model-parallel-size {}", pp));
-  return flags;
-}
-
-// Reduces weights, gradients and optimizer state.
-std::vector<std::string> state_advice(const Arguments& a) {
-  std::vector<std::string> advice;
-  if (!a.use_distributed_optimizer && *a.data_parallel_size > 1) {
-    advice.push_back(fmt::format("--use-distributed-optimizer: shards the optimizer state over {} ranks",
-                                 *a.data_parallel_size));
-  }
-  const std::vector<std::string> flags = larger_parallel_sizes(a);
-  if (!flags.empty()) {
-    advice.push_back(fmt::format("{}, with more ranks: splits the model in two", fmt::join(flags, " or ")));
-  }
-  return advice;
-}
-
-// Reduces activations.
-std::vector<std::string> activation_advice(const Arguments& a) {
-  std::vector<std::string> advice;
-  if (*a.micro_batch_size > 1) {
-    advice.push_back(fmt::format("--micro-batch-size {} (now {}): same global batch, smaller micro-batches",
-                                 *a.micro_batch_size / 2, *a.micro_batch_size));
-  }
-  if (!a.bf16 && !a.fp16) advice.emplace_back("--bf16: halves activations");
-  if (a.recompute_granularity != "full") {
-    advice.emplace_back(
-        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1: saves only the "
-        "inputs of the layers, for a third more computation");
-  }
-  if (a.tensor_model_parallel_size > 1 && !a.sequence_parallel) {
-    advice.emplace_back("--sequence-parallel: shards the activations that tensor parallelism replicates");
-  }
-  return advice;
-}
-
 }  // namespace
 
-GPTConfig model_from_args(const Arguments& args) {
+ModelPlan planned_model(const Family& family, const Arguments& args) {
   // NullTokenizer adds an end-of-document token.
   if (args.vocab_size)
-    return gpt_config(args, *args.vocab_size + (args.tokenizer_type == "NullTokenizer" ? 1 : 0));
-  if (args.padded_vocab_size) return gpt_config(args, *args.padded_vocab_size);
-  return gpt_config(args, build_tokenizer(tokenizer_options(args))->vocab_size());
+    return family.plan(args, *args.vocab_size + (args.tokenizer_type == "NullTokenizer" ? 1 : 0));
+  if (args.padded_vocab_size) return family.plan(args, *args.padded_vocab_size);
+  return family.plan(args, build_tokenizer(tokenizer_options(args))->vocab_size());
 }
 
-RankMemory rank_memory(const Arguments& a, const GPTConfig& model, int64_t stage) {
-  const PipelineLayout layout = pipeline_layout(layout_options(a));
+RankMemory rank_memory(const Arguments& a, const ModelPlan& model, int64_t stage) {
+  const PipelineLayout layout = pipeline_layout(a, model);
   const std::vector<StageSpec> chunks = layout.chunks_of_stage(stage);
   const Counts counts = count_parameters(a, model, chunks);
-  const auto count = static_cast<double>(counts.parameters);
+  const auto trainable = static_cast<double>(counts.trainable);
   const double shares = a.use_distributed_optimizer ? static_cast<double>(*a.data_parallel_size) : 1.0;
   RankMemory memory{.parameters = counts.parameters,
                     .weights = weight_bytes(a, counts),
-                    .gradients = count * 4.0,
-                    .optimizer = count * optimizer_bytes_per_parameter(a) / shares};
-  double all = 0.0;
-  for (const StageSpec& chunk : chunks) all += layer_activations(a, model, chunk.layers);
+                    .gradients = trainable * 4.0,
+                    .optimizer = trainable * optimizer_bytes_per_parameter(a) / shares};
   const int64_t in_flight = activations_by_formula(stage, schedule_shape(a, layout, *a.num_micro_batches));
-  memory.activations = all * static_cast<double>(in_flight) / static_cast<double>(layout.chunks);
+  if (model.operators) add_activations(memory, model, a, chunks, static_cast<double>(in_flight));
   return memory;
 }
 
-std::vector<std::string> memory_advice(const Arguments& args, const RankMemory& memory) {
-  std::vector<std::string> advice = state_advice(args);
-  const std::vector<std::string> activations = activation_advice(args);
-  const bool state_first = memory.state() > memory.activations;
-  advice.insert(state_first ? advice.end() : advice.begin(), activations.begin(), activations.end());
-  advice.resize(std::min(advice.size(), most_advice));
-  return advice;
+RankMemory largest_rank_memory(const Arguments& a, const ModelPlan& model) {
+  RankMemory largest;
+  for (int64_t stage = 0; stage < a.pipeline_model_parallel_size; ++stage) {
+    const RankMemory memory = rank_memory(a, model, stage);
+    if (memory.peak() > largest.peak()) largest = memory;
+  }
+  return largest;
 }
 
-Fault explain_out_of_memory(const Fault& cause, const Arguments& args, int64_t stage) {
-  const RankMemory memory = rank_memory(args, model_from_args(args), stage);
-  std::string text = fmt::format(
-      "{}\n"
-      "Memory of a rank in pipeline stage {}, in GiB: weights {:.2f}, gradients {:.2f}, optimizer {:.2f}, "
-      "activations about {:.2f}; total {:.2f}.\n"
-      "To reduce it:",
-      cause.what(), stage, memory.weights / gib, memory.gradients / gib, memory.optimizer / gib,
-      memory.activations / gib, memory.sum() / gib);
-  for (const std::string& line : memory_advice(args, memory)) text += "\n  " + line;
-  return Fault(text, ExitCode::out_of_memory);
+double least_step_seconds(const Arguments& a, const ModelPlan& model, const Gpu& gpu) {
+  const PipelineLayout layout = pipeline_layout(a, model);
+  double slowest = 0.0;
+  for (int64_t stage = 0; stage < layout.stages; ++stage) {
+    const RankMemory memory = rank_memory(a, model, stage);
+    // The optimizer reads gradients, reads and writes the rest.
+    double seconds = (memory.gradients + 2.0 * (memory.weights + memory.optimizer)) / gpu.bandwidth;
+    for (const StageSpec& chunk : layout.chunks_of_stage(stage)) {
+      seconds += static_cast<double>(*a.num_micro_batches) *
+                 roofline_seconds(model.operators(rank_batch(a, chunk)), gpu,
+                                  a.bf16 || a.fp16 ? MathMode::half : MathMode::fp32);
+    }
+    slowest = std::max(slowest, seconds);
+  }
+  return slowest;
 }
 
 }  // namespace teratron

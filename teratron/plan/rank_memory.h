@@ -1,34 +1,46 @@
-// Memory of a rank, estimated from the settings before anything is built.
+// Memory of a rank and time of a step, computed from the settings before anything is built.
 #pragma once
 
 #include "teratron/base/error.h"
-#include "teratron/models/gpt/gpt_config.h"
+#include "teratron/models/family.h"
 #include "teratron/settings/arguments.h"
 
 namespace teratron {
 
 inline constexpr double gib = 1024.0 * 1024.0 * 1024.0;
 
-/// In bytes, except the number of parameters. The activations are an estimate.
+/// In bytes, except the number of parameters.
 struct RankMemory {
   int64_t parameters = 0;
   double weights = 0.0;
   double gradients = 0.0;
-  double optimizer = 0.0;  // moments and master weights
-  double activations = 0.0;
+  double optimizer = 0.0;    // moments and master weights
+  double activations = 0.0;  // saved for backward by the micro-batches in flight
+  double temporary = 0.0;    // most that forward and backward need meanwhile
 
   double state() const { return weights + gradients + optimizer; }
-  double sum() const { return state() + activations; }
+  /// Peak of PyTorch's allocator, as `teratron bench` reports it.
+  double peak() const { return state() + activations + temporary; }
+  /// What the rank takes of its GPU: the peak, unused parts of the allocator's blocks (docs/notes/memory.md)
+  /// and the CUDA context with its kernels.
+  double on_gpu() const { return 1.04 * peak() + gib; }
 };
 
 /// The model of validated settings; reads the tokenizer only if no flag sets the vocabulary size.
-GPTConfig model_from_args(const Arguments& args);
-/// Of a rank in this pipeline stage.
-RankMemory rank_memory(const Arguments& args, const GPTConfig& model, int64_t stage);
+ModelPlan planned_model(const Family& family, const Arguments& args);
+/// Of a rank in this pipeline stage. Without operators in the model activations are unknown, 0.
+RankMemory rank_memory(const Arguments& args, const ModelPlan& model, int64_t stage);
+/// Of the stage that needs most.
+RankMemory largest_rank_memory(const Arguments& args, const ModelPlan& model);
 
-/// Up to three flags that reduce the memory of a rank, the most useful first, each with its effect.
-std::vector<std::string> memory_advice(const Arguments& args, const RankMemory& memory);
+struct Gpu;
+/// A lower bound of a step's seconds (roofline_seconds()): of the slowest stage, with its optimizer.
+double least_step_seconds(const Arguments& args, const ModelPlan& model, const Gpu& gpu);
+
+/// Up to three flags that reduce the peak of the largest stage, the most effective first, each with the peak
+/// that follows.
+std::vector<std::string> memory_advice(const Family& family, const Arguments& args);
 /// `cause` (exit code out_of_memory) with the memory that a rank in this stage needs and what to change.
-Fault explain_out_of_memory(const Fault& cause, const Arguments& args, int64_t stage);
+Fault explain_out_of_memory(const Fault& cause, const Family& family, const Arguments& args, int64_t stage);
 
 }  // namespace teratron

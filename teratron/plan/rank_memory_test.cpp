@@ -1,79 +1,108 @@
 #include "teratron/plan/rank_memory.h"
 
+#include "teratron/plan/flops.h"
 #include "teratron/testing/validation.h"
 
 namespace teratron {
 namespace {
 
-std::string first_advice(const Args& flags, const RankMemory& memory, int64_t world_size = 1) {
-  return memory_advice(validated(flags, world_size).args, memory).front();
+const Family& gpt() {
+  return find_family("gpt");
+}
+
+RankMemory memory_of(const Args& flags, int64_t world_size = 1, int64_t stage = 0) {
+  const Arguments args = validated(flags, world_size).args;
+  return rank_memory(args, planned_model(gpt(), args), stage);
+}
+
+std::vector<std::string> advice_for(const Args& flags, int64_t world_size = 1) {
+  return memory_advice(gpt(), validated(flags, world_size).args);
 }
 
 TEST(RankMemory, CountsTheBytesOfEachPart) {
-  const Arguments args = validated({"--bf16", "--use-distributed-optimizer"}, 4).args;
-  const RankMemory memory = rank_memory(args, model_from_args(args), 0);
+  const RankMemory memory = memory_of({"--bf16", "--use-distributed-optimizer"}, 4);
   const auto count = static_cast<double>(memory.parameters);
   EXPECT_GT(count, 0.0);
   EXPECT_EQ(memory.weights, 2.0 * count);
   EXPECT_EQ(memory.gradients, 4.0 * count);
   EXPECT_EQ(memory.optimizer, 2.5 * count);
-  EXPECT_EQ(memory.sum(), 8.5 * count + memory.activations);
-  const Arguments fp16 = validated({"--fp16", "--use-distributed-optimizer"}, 4).args;
-  EXPECT_EQ(rank_memory(fp16, model_from_args(fp16), 0).optimizer, 3.0 * count);
+  EXPECT_EQ(memory.peak(), 8.5 * count + memory.activations + memory.temporary);
+  EXPECT_EQ(memory_of({"--fp16", "--use-distributed-optimizer"}, 4).optimizer, 3.0 * count);
 }
 
 TEST(RankMemory, CountsTheCopiesInFp8) {
-  const Arguments bf16 = validated({"--bf16"}).args,
-                  fp8 = validated({"--bf16", "--fp8-format", "hybrid"}).args;
   // Four layers of hidden size 64: QKV, projection, fc1 and fc2 are 3, 1, 4 and 4 squares.
-  EXPECT_EQ(
-      rank_memory(fp8, model_from_args(fp8), 0).weights - rank_memory(bf16, model_from_args(bf16), 0).weights,
-      2.0 * 4 * 12 * 64 * 64);
+  EXPECT_EQ(memory_of({"--bf16", "--fp8-format", "hybrid"}).weights - memory_of({"--bf16"}).weights,
+            2.0 * 4 * 12 * 64 * 64);
 }
 
 TEST(RankMemory, KnowsTheWeightsInFp8) {
   const auto fp8_bytes = [](const Args& more) {
     Args flags = {"--bf16", "--fp8-format", "hybrid", "--vocab-size", "1000"};
     flags.insert(flags.end(), more.begin(), more.end());
-    const Arguments args = validated(flags).args;
-    const RankMemory memory = rank_memory(args, model_from_args(args), 0);
+    const RankMemory memory = memory_of(flags);
     return memory.weights - 2.0 * static_cast<double>(memory.parameters);
   };
   EXPECT_EQ(fp8_bytes({"--fp8-output-proj"}), 2.0 * (4 * 12 * 64 * 64 + 1024 * 64));
   EXPECT_EQ(fp8_bytes({"--first-last-layers-bf16"}), 2.0 * 2 * 12 * 64 * 64);
 }
 
-TEST(RankMemory, AdvisesFirstForTheLargerPart) {
-  const RankMemory state{.weights = 10.0, .activations = 1.0};
-  const RankMemory activations{.weights = 1.0, .activations = 10.0};
-  EXPECT_EQ(first_advice({}, activations).substr(0, 20), "--micro-batch-size 1");
-  EXPECT_EQ(first_advice({}, state).substr(0, 30), "--tensor-model-parallel-size 2");
-  EXPECT_EQ(first_advice({"--bf16"}, state, 2).substr(0, 27), "--use-distributed-optimizer");
-  EXPECT_EQ(first_advice({"--micro-batch-size", "1", "--bf16"}, activations).substr(0, 23),
-            "--recompute-granularity");
+// 32 x 2 tokens of 64 channels in four layers, in bf16 on a GPU: a layer saves the inputs of both norms and
+// of both column layers, QKV, the output and logsumexp of attention, the MLP's hidden states before and after
+// GELU.
+TEST(RankMemory, CountsActivations) {
+  const double hidden = 2.0 * 64 * 64, norm = 2.0 * 4 * 64, logsumexp = 8.0 * 64 * 4;
+  const double layer = (1 + 1 + 3 + 1 + 1 + 1 + 4 + 4) * hidden + 2 * norm + logsumexp;
+  const double logits = 2.0 * 64 * 128;
+  EXPECT_EQ(memory_of({"--bf16", "--hidden-dropout", "0", "--attention-dropout", "0"}).activations,
+            4 * layer + 2 * hidden + norm + logits);
 }
 
-void expect_less(const Args& flags, const Args& advised, int64_t world_size) {
-  Args both = flags;
-  both.insert(both.end(), advised.begin(), advised.end());
-  const Arguments before = validated(flags, 2).args, after = validated(both, world_size).args;
-  EXPECT_LT(rank_memory(after, model_from_args(after), 0).sum(),
-            rank_memory(before, model_from_args(before), 0).sum())
-      << advised[0];
+TEST(RankMemory, CountsTheMicroBatchesInFlight) {
+  const auto activations = [](int64_t stage, const char* micro_batches) {
+    return memory_of({"--pp", "4", "--num-micro-batches", micro_batches}, 4, stage).activations;
+  };
+  EXPECT_EQ(activations(1, "8"), 3.0 * activations(1, "1"));
+  EXPECT_EQ(activations(2, "8"), 2.0 * activations(2, "1"));
 }
 
-TEST(RankMemory, EveryAdviceReducesMemory) {
-  const Args recompute = {"--recompute-granularity", "full", "--recompute-method", "uniform",
-                          "--recompute-num-layers",  "1"};
-  expect_less({}, {"--use-distributed-optimizer"}, 2);
-  expect_less({}, {"--tensor-model-parallel-size", "2"}, 4);
-  expect_less({}, {"--pipeline-model-parallel-size", "2"}, 4);
-  expect_less({}, {"--micro-batch-size", "1"}, 2);
-  expect_less({}, recompute, 2);
-  expect_less({"--tensor-model-parallel-size", "2"}, {"--sequence-parallel"}, 2);
-  const Arguments fp32 = validated({}).args, bf16 = validated({"--bf16"}).args;
-  EXPECT_EQ(rank_memory(bf16, model_from_args(bf16), 0).activations * 2.0,
-            rank_memory(fp32, model_from_args(fp32), 0).activations);
+TEST(RankMemory, OfTheLargestStage) {
+  const Arguments args = validated({"--pp", "2", "--vocab-size", "10000"}, 2).args;
+  const ModelPlan model = planned_model(gpt(), args);
+  EXPECT_EQ(largest_rank_memory(args, model).peak(),
+            std::max(rank_memory(args, model, 0).peak(), rank_memory(args, model, 1).peak()));
+}
+
+TEST(RankMemory, AdvisesWhatHelpsMost) {
+  // Activations of a large micro-batch without dropout; then parameters.
+  const Args activations = {"--micro-batch-size", "64", "--hidden-dropout", "0", "--attention-dropout", "0"};
+  EXPECT_TRUE(advice_for(activations).front().starts_with("--recompute-granularity full"));
+  Args logits = activations;
+  logits.insert(logits.end(), {"--vocab-size", "50000", "--recompute-granularity", "full",
+                               "--recompute-method", "uniform", "--recompute-num-layers", "1"});
+  EXPECT_TRUE(advice_for(logits).front().starts_with("--loss-chunks 8: "));
+  const Args parameters = {"--hidden-size", "512", "--micro-batch-size", "1", "--bf16"};
+  EXPECT_TRUE(advice_for(parameters, 8).front().starts_with("--use-distributed-optimizer: "));
+  const Args few_layers = {"--hidden-size", "512",  "--micro-batch-size", "1", "--bf16",
+                           "--vocab-size",  "10000"};
+  const std::vector<std::string> sizes = advice_for(few_layers);
+  EXPECT_TRUE(sizes.at(0).starts_with("--tensor-model-parallel-size 2: ")) << sizes.at(0);
+  EXPECT_TRUE(sizes.at(1).starts_with("--pipeline-model-parallel-size 2: ")) << sizes.at(1);
+}
+
+// The number of GiB in the text is that of a run with the flags.
+TEST(RankMemory, AdviceStatesItsEffect) {
+  const Args flags = {"--micro-batch-size", "64", "--vocab-size", "50000"};
+  for (const std::string& line : advice_for(flags)) {
+    Args changed = flags;
+    std::string given = line.substr(0, line.find(": "));
+    given = given.substr(0, given.find(" (now"));
+    const Args more = split(given);
+    changed.insert(changed.end(), more.begin(), more.end());
+    const Arguments args = validated(changed, given.find("parallel-size") != given.npos ? 2 : 1).args;
+    const double peak = largest_rank_memory(args, planned_model(gpt(), args)).peak();
+    EXPECT_NE(line.find(fmt::format(": {:.2f} instead of ", peak / gib)), std::string::npos) << line;
+  }
 }
 
 TEST(RankMemory, DoesNotAdviseWhatIsDoneAlready) {
@@ -81,16 +110,44 @@ TEST(RankMemory, DoesNotAdviseWhatIsDoneAlready) {
                       "--use-distributed-optimizer",
                       "--micro-batch-size",
                       "1",
+                      "--loss-chunks",
+                      "8",
                       "--recompute-granularity",
                       "full",
                       "--recompute-method",
                       "uniform",
+                      "--recompute-num-layers",
+                      "1",
                       "--tensor-model-parallel-size",
                       "2",
                       "--sequence-parallel"};
-  const std::vector<std::string> advice = memory_advice(validated(flags, 4).args, {});
-  ASSERT_EQ(advice.size(), 1U);
-  EXPECT_NE(advice[0].find("--tensor-model-parallel-size 4"), std::string::npos);
+  for (const std::string& line : advice_for(flags, 4)) {
+    EXPECT_TRUE(line.starts_with("--tensor-model-parallel-size 4") ||
+                line.starts_with("--pipeline-model-parallel-size 2"))
+        << line;
+  }
+}
+
+TEST(RankMemory, ExplainsFaultsOfMemory) {
+  const Fault fault = explain_out_of_memory(Fault("full", ExitCode::out_of_memory), gpt(),
+                                            validated({"--micro-batch-size", "64"}).args, 0);
+  EXPECT_EQ(fault.exit_code(), ExitCode::out_of_memory);
+  const std::string text = fault.what();
+  EXPECT_TRUE(text.starts_with("full\nMemory of a rank in pipeline stage 0")) << text;
+  EXPECT_NE(text.find("\n  --"), std::string::npos) << text;
+}
+
+TEST(LeastStepSeconds, GrowsWithTheWork) {
+  const auto seconds = [](const Args& flags, const char* gpu) {
+    const Arguments args = validated(flags).args;
+    return least_step_seconds(args, planned_model(gpt(), args), *find_gpu(gpu));
+  };
+  const double one = seconds({"--bf16"}, "H100"),
+               four = seconds({"--bf16", "--num-micro-batches", "4"}, "H100");
+  EXPECT_GT(one, 0.0);
+  EXPECT_GT(four, 2.0 * one);
+  EXPECT_LT(four, 4.0 * one) << "there is one optimizer step";
+  EXPECT_LT(seconds({"--bf16"}, "H200"), one) << "small models wait for memory";
 }
 
 }  // namespace

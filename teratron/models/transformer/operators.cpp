@@ -160,8 +160,8 @@ class LayerOperators {
     const double width = heads_ * number(config_.kv_channels);
     Operator op = gemm_operator(prefix_ + ".self_attention.linear_proj", sizes_, width, gemm_in());
     op.fp8 = fp8_;
-    const bool is_saved_by_attention =
-        !(fp8_ && sizes_.fp8_weight_gradients) && (backend() == Backend::fused || backend() == Backend::flash_cpu);
+    const bool is_saved_by_attention = !(fp8_ && sizes_.fp8_weight_gradients) &&
+                                       (backend() == Backend::fused || backend() == Backend::flash_cpu);
     op.saved = is_saved_by_attention ? 0.0 : sizes_.row_input(width, fp8_);
     op.forward_peak = op.saved + sizes_.gemm_workspace + row_output();
     op.backward_peak = op.saved + sizes_.gemm_workspace + incoming_gradient() + cast(whole_hidden()) + q_;

@@ -1,0 +1,126 @@
+#include <algorithm>
+#include <functional>
+
+#include "teratron/plan/rank_memory.h"
+
+namespace teratron {
+
+namespace {
+
+constexpr size_t most_advice = 3;
+
+struct Change {
+  std::string flags;
+  std::string cost;  // or condition
+  std::function<void(Arguments&)> apply;
+};
+
+bool divides(int64_t part, const std::optional<int64_t>& whole) {
+  return whole && *whole % part == 0;
+}
+
+// Twice the present tensor and pipeline parallel sizes, if they divide the model.
+std::vector<Change> larger_parallel_sizes(const Arguments& a) {
+  const int64_t tp = 2 * a.tensor_model_parallel_size, pp = 2 * a.pipeline_model_parallel_size;
+  std::vector<Change> changes;
+  if (divides(tp, a.num_attention_heads) && (!a.group_query_attention || divides(tp, a.num_query_groups)) &&
+      divides(tp, a.ffn_hidden_size) && (!a.padded_vocab_size || divides(tp, a.padded_vocab_size))) {
+    changes.push_back({fmt::format("--tensor-model-parallel-size {}", tp), "with twice the ranks",
+                       [tp](Arguments& x) { x.tensor_model_parallel_size = tp; }});
+  }
+  const bool is_even = !a.pipeline_model_parallel_layout && !a.decoder_first_pipeline_num_layers &&
+                       !a.decoder_last_pipeline_num_layers && !a.num_virtual_stages_per_pipeline_rank &&
+                       !a.num_layers_per_virtual_pipeline_stage &&
+                       !a.account_for_embedding_in_pipeline_split && !a.account_for_loss_in_pipeline_split;
+  if (is_even && divides(pp, a.num_layers)) {
+    changes.push_back({fmt::format("--pipeline-model-parallel-size {}", pp), "with twice the ranks",
+                       [pp](Arguments& x) { x.pipeline_model_parallel_size = pp; }});
+  }
+  return changes;
+}
+
+std::vector<Change> recomputation(const Arguments& a) {
+  std::vector<Change> changes;
+  if (!a.recompute_granularity) {
+    changes.push_back({"--recompute-granularity selective", "attention scores are computed again in backward",
+                       [](Arguments& x) { x.recompute_granularity = "selective"; }});
+  }
+  if (a.recompute_granularity != "full") {
+    changes.push_back({"--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+                       "a third more computation", [](Arguments& x) {
+                         x.recompute_granularity = "full";
+                         x.recompute_method = "uniform";
+                         x.recompute_num_layers = 1;
+                       }});
+  }
+  if (a.loss_chunks == 1) {
+    changes.push_back({"--loss-chunks 8", "logits are computed in parts, again in backward",
+                       [](Arguments& x) { x.loss_chunks = 8; }});
+  }
+  return changes;
+}
+
+std::vector<Change> all_changes(const Arguments& a) {
+  std::vector<Change> changes = recomputation(a);
+  if (*a.micro_batch_size > 1) {
+    changes.push_back(
+        {fmt::format("--micro-batch-size {} (now {})", *a.micro_batch_size / 2, *a.micro_batch_size),
+         "more micro-batches in the same global batch", [](Arguments& x) {
+           *x.micro_batch_size /= 2;
+           *x.num_micro_batches *= 2;
+         }});
+  }
+  if (!a.bf16 && !a.fp16)
+    changes.push_back({"--bf16", "lower precision", [](Arguments& x) { x.bf16 = true; }});
+  if (a.tensor_model_parallel_size > 1 && !a.sequence_parallel) {
+    changes.push_back({"--sequence-parallel", "shards what tensor parallelism replicates",
+                       [](Arguments& x) { x.sequence_parallel = true; }});
+  }
+  if (!a.use_distributed_optimizer && *a.data_parallel_size > 1) {
+    changes.push_back({"--use-distributed-optimizer",
+                       fmt::format("shards the optimizer state over {} ranks", *a.data_parallel_size),
+                       [](Arguments& x) { x.use_distributed_optimizer = true; }});
+  }
+  for (Change& change : larger_parallel_sizes(a)) changes.push_back(std::move(change));
+  return changes;
+}
+
+}  // namespace
+
+std::vector<std::string> memory_advice(const Family& family, const Arguments& args) {
+  const auto peak = [&family](const Arguments& a) {
+    return largest_rank_memory(a, planned_model(family, a)).peak();
+  };
+  constexpr double worth_it = 0.98;
+  const double before = peak(args);
+  std::vector<std::pair<double, std::string>> found;
+  for (const Change& change : all_changes(args)) {
+    Arguments changed = args;
+    change.apply(changed);
+    const double after = peak(changed);
+    if (after > worth_it * before) continue;
+    found.emplace_back(after, fmt::format("{}: {:.2f} instead of {:.2f} GiB; {}", change.flags, after / gib,
+                                          before / gib, change.cost));
+  }
+  std::stable_sort(found.begin(), found.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  found.resize(std::min(found.size(), most_advice));
+  std::vector<std::string> advice;
+  for (const auto& [_, text] : found) advice.push_back(text);
+  return advice;
+}
+
+Fault explain_out_of_memory(const Fault& cause, const Family& family, const Arguments& args, int64_t stage) {
+  const RankMemory memory = rank_memory(args, planned_model(family, args), stage);
+  std::string text = fmt::format(
+      "{}\n"
+      "Memory of a rank in pipeline stage {}, in GiB: weights {:.2f}, gradients {:.2f}, optimizer {:.2f}, "
+      "activations {:.2f}, temporary {:.2f}; peak {:.2f}.\n"
+      "To reduce it:",
+      cause.what(), stage, memory.weights / gib, memory.gradients / gib, memory.optimizer / gib,
+      memory.activations / gib, memory.temporary / gib, memory.peak() / gib);
+  for (const std::string& line : memory_advice(family, args)) text += "\n  " + line;
+  return Fault(text, ExitCode::out_of_memory);
+}
+
+}  // namespace teratron

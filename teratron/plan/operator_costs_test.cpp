@@ -1,0 +1,53 @@
+#include "teratron/plan/operator_costs.h"
+
+#include <gtest/gtest.h>
+
+namespace teratron {
+namespace {
+
+Operator op(double saved, double forward_peak, double backward_peak, int64_t unit = -1) {
+  return {
+      .saved = saved, .forward_peak = forward_peak, .backward_peak = backward_peak, .recompute_unit = unit};
+}
+
+TEST(ActivationMemory, FollowsForwardAndBackward) {
+  // Forward: 5, then 10 saved + 30; backward: 10 + 25, then 12.
+  const std::vector<Operator> two = {op(10, 5, 12), op(20, 30, 25)};
+  EXPECT_EQ(activation_memory(two).saved, 30.0);
+  EXPECT_EQ(activation_memory(two).peak, 40.0);
+  const std::vector<Operator> last = {op(10, 5, 12), op(20, 20, 45)};
+  EXPECT_EQ(activation_memory(last).peak, 55.0) << "what earlier operators saved, and the backward";
+  EXPECT_EQ(activation_memory({}).peak, 0.0);
+}
+
+TEST(ActivationMemory, RecomputesUnitsOneAfterTheOther) {
+  // Two units of two operators that would save 40, each after its saved input of 3.
+  const std::vector<Operator> units = {op(3, 3, 3), op(10, 11, 12, 0), op(10, 11, 12, 0),
+                                       op(3, 3, 3), op(10, 11, 12, 1), op(10, 11, 12, 1)};
+  EXPECT_EQ(activation_memory(units).saved, 6.0);
+  EXPECT_EQ(activation_memory(units).peak, 6.0 + 10.0 + 12.0) << "one unit at a time";
+  std::vector<Operator> together = units;
+  for (Operator& each : together) each.recompute_unit = each.saved > 3.0 ? 0 : -1;
+  together.erase(together.begin() + 3);
+  EXPECT_EQ(activation_memory(together).peak, 3.0 + 30.0 + 12.0);
+}
+
+TEST(Roofline, TakesTheSlowerOfComputeAndMemory) {
+  const Gpu gpu{.name = "test", .fp32 = 1.0, .half = 10.0, .fp8 = 20.0, .bandwidth = 5.0, .memory = 1.0};
+  Operator gemm{.kind = Operator::Kind::gemm, .flops = 100.0, .bytes = 5.0};
+  const auto seconds = [&](const Operator& one) {
+    return roofline_seconds(std::span(&one, 1), gpu, MathMode::half);
+  };
+  EXPECT_EQ(seconds(gemm), 3 * 10.0);
+  gemm.fp8 = true;
+  EXPECT_EQ(seconds(gemm), 3 * 5.0);
+  gemm.bytes = 50.0;
+  EXPECT_EQ(seconds(gemm), 3 * 10.0) << "the memory takes longer";
+  gemm.recompute_unit = 0;
+  EXPECT_EQ(seconds(gemm), 4 * 10.0);
+  const Operator attention{.kind = Operator::Kind::attention, .flops = 100.0, .masked_flops = 50.0};
+  EXPECT_EQ(seconds(attention), 3.5 * 5.0) << "half of the scores are masked";
+}
+
+}  // namespace
+}  // namespace teratron
