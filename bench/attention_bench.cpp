@@ -1,5 +1,5 @@
-// attention_bench: milliseconds of attention on the current GPU, forward and forward with backward, in bf16; median
-// of 20. Documents have 1,000 tokens; "of N" pads their bounds to N segments.
+// attention_bench: milliseconds of attention on the current GPU, forward and forward with backward, in bf16;
+// median of 20. Documents have 1,000 tokens; "of N" pads their bounds to N segments.
 #include <algorithm>
 #include <functional>
 

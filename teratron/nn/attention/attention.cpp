@@ -105,8 +105,8 @@ bool flash_varlen_supports(const AttentionRequest& request) {
   return request.segments.defined() && flash_supports(request);
 }
 
-// FlashAttention-2 (Dao 2023) of ATen; deterministic if ATen must be. Causal masks are aligned bottom-right; grouped
-// heads are not repeated. Tokens of several samples with segments are copied, so that samples are contiguous.
+// ATen's FlashAttention-2 (Dao 2023); deterministic if ATen must be. Causal masks are aligned bottom-right;
+// grouped heads are not repeated. With segments, several samples are copied so that each is contiguous.
 at::Tensor flash(const AttentionRequest& request) {
   const Segments& segments = request.segments;
   const int64_t batch = request.q_SBND.size(1), queries = request.q_SBND.size(0),
@@ -119,7 +119,7 @@ at::Tensor flash(const AttentionRequest& request) {
   std::optional<int64_t> keys_before, keys_after;
   if (segments.defined()) cu_seqlens_q = segments.cu_seqlens_q, cu_seqlens_k = segments.keys();
   if (has_window(request)) keys_before = request.window - 1, keys_after = 0;
-  // Segments may be as long as a sample. With one query, ATen would take the segments for samples of one token.
+  // Segments may be as long as a sample. For one query, ATen would take segments for samples of one token.
   const int64_t longest = segments.defined() ? std::max<int64_t>(queries, 2) : queries;
   const at::Tensor y = std::get<0>(at::_flash_attention_forward(
       arranged(request.q_SBND), arranged(request.k_SBGD), arranged(request.v_SBGD), cu_seqlens_q,

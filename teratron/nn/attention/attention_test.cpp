@@ -1,4 +1,4 @@
-// attention.h and segments.h on the CPU
+// attention.h on the CPU
 #include <fstream>
 
 #include "teratron/testing/attention_reference.h"
@@ -94,7 +94,12 @@ TEST(Attention, NoTwoScoreRowsShareADropoutMask) {
       AttentionRequest request = with_dropout(c, random_sample(c, at::kFloat));
       request.dropout_row_ids = std::make_shared<DropoutRowIds>();
       attention(request);
-      EXPECT_EQ(std::get<0>(at::_unique(request.dropout_row_ids->scores)).numel(), 12 * 3 * 4) << keys;
+      const at::Tensor ids = request.dropout_row_ids->scores;
+      EXPECT_EQ(std::get<0>(at::_unique(ids)).numel(), 12 * 3 * 4) << keys;
+      request.query_rows_S = at::arange(12) + (mask == Mask::causal ? keys - 12 : 0);
+      request.dropout_row_ids = std::make_shared<DropoutRowIds>();
+      attention(request);
+      EXPECT_TRUE(at::equal(ids, request.dropout_row_ids->scores)) << "the rows are these";
     }
   }
 }
@@ -118,13 +123,6 @@ TEST(Attention, RejectsSegmentsThatDoNotFit) {
     c.cu_seqlens_q = bounds;
     EXPECT_DEATH(attention(request_of(c, sample, 1.0)), "segment");
   }
-}
-
-TEST(Segments, OfStarts) {
-  const at::Tensor starts = at::tensor({0, 0, 2, 2, 2, 0, 0, 0, 0, 4}, at::kInt).view({2, 5});
-  const at::Tensor expected = at::tensor({0, 2, 5, 9, 10, 10, 10, 10, 10, 10, 10}, at::kInt);
-  EXPECT_TRUE(at::equal(segments_of_starts(starts).cu_seqlens_q, expected));
-  EXPECT_FALSE(segments_of_starts({}).defined());
 }
 
 }  // namespace

@@ -20,8 +20,8 @@ struct Span {
   int64_t size() const { return end - begin; }
 };
 
-// One call of ATen's kernel, whose own causal mask is the diagonal from the first query and key on. Every query
-// sees at least one of the keys.
+// One call of ATen's kernel, whose own causal mask is the diagonal from the first query and key on. Every
+// query sees at least one of the keys.
 struct FlashCall {
   Span samples, queries, keys;
   bool causal = false;
@@ -32,9 +32,9 @@ struct FlashCall {
   }
 };
 
-// Splits a request into calls: one per segment, but for a causal mask with a window or with other numbers of keys
-// than queries, one per block of queries. The keys that a block sees are a band along the diagonal: `band_`
-// [block_, width_ - 1 + block_] masks keys from width_ - 1 before the first query's diagonal on.
+// Splits a request into calls: one per segment, but for a causal mask with a window, or with other numbers of
+// keys than queries, one per block of queries. The keys that a block sees are a band along the diagonal:
+// `band_` [block_, width_ - 1 + block_] masks keys from width_ - 1 before the first query's diagonal on.
 class Splitter {
  public:
   Splitter(const AttentionRequest& request, at::ScalarType type) : request_(request) {
@@ -143,7 +143,7 @@ template <typename Function>
 void for_each_part(const FlashCalls& calls, const at::Tensor& q_BNSD, const Function& function) {
   const int64_t heads = q_BNSD.size(1);
   at::parallel_for(0, q_BNSD.size(0) * heads, 1, [&](int64_t begin, int64_t end) {
-    const at::NoGradGuard no_grad;  // a thread of its own has not inherited it
+    const at::NoGradGuard no_grad;  // other threads record gradients unless told
     for (int64_t sample = begin / heads; sample * heads < end; ++sample) {
       const int64_t first = sample * heads;
       const Span part{std::max(begin - first, int64_t{0}), std::min(end - first, heads)};

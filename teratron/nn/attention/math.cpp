@@ -59,20 +59,32 @@ at::Tensor shared_score_row_ids(const AttentionRequest& request) {
   return rows;
 }
 
-// Without segments: [1, Sq].
-KeyRange key_range(const AttentionRequest& request) {
-  const int64_t batch = request.q_SBND.size(1), queries = request.q_SBND.size(0),
-                keys = request.k_SBGD.size(0);
-  KeyRange range;
-  if (request.segments.defined()) {
-    range = visible_keys(request.segments, {batch, queries, keys}, is_causal(request));
-  } else {
-    const at::TensorOptions i32 = request.q_SBND.options().dtype(at::kInt).requires_grad(false);
-    range.begin_BS = at::zeros({1, queries}, i32);
-    range.end_BS = at::arange(keys - queries + 1, keys + 1, i32).unsqueeze(0);
-  }
-  if (has_window(request)) range.begin_BS = at::maximum(range.begin_BS, range.end_BS - request.window);
-  return range;
+// Keys [begin, end) of its sample that each query sees, i32 [B or 1, Sq].
+struct KeyRange {
+  at::Tensor begin_BS, end_BS;
+};
+
+// Computed on the device.
+KeyRange segment_range(const AttentionRequest& request) {
+  const at::Tensor &cu_q = request.segments.cu_seqlens_q, &cu_k = request.segments.keys();
+  TERATRON_ASSERT(cu_q.scalar_type() == at::kInt && cu_k.scalar_type() == at::kInt && cu_q.dim() == 1 &&
+                  cu_k.sizes() == cu_q.sizes());
+  const int64_t batch = request.q_SBND.size(1), queries = request.q_SBND.size(0);
+  const at::Tensor token_T = at::arange(batch * queries, cu_q.options());
+  // The last bound at or before the token, so that empty segments are skipped.
+  const at::Tensor next_T = at::searchsorted(cu_q, token_T, /*out_int32=*/true, /*right=*/true);
+  const at::Tensor first_key_T = at::floor_divide(token_T, queries) * request.k_SBGD.size(0);
+  at::Tensor end_T = cu_k.index_select(0, next_T) - first_key_T;
+  // The last query of a segment sees its last key, the query before it one key less, and so on.
+  if (is_causal(request)) end_T = end_T + (token_T + 1 - cu_q.index_select(0, next_T));
+  return {(cu_k.index_select(0, next_T - 1) - first_key_T).view({batch, queries}),
+          end_T.view({batch, queries})};
+}
+
+KeyRange sample_range(const AttentionRequest& request) {
+  const int64_t queries = request.q_SBND.size(0), keys = request.k_SBGD.size(0);
+  const at::TensorOptions i32 = request.q_SBND.options().dtype(at::kInt).requires_grad(false);
+  return {at::zeros({1, queries}, i32), at::arange(keys - queries + 1, keys + 1, i32).unsqueeze(0)};
 }
 
 // Whether the softmax's own causal mask serves all segments; other key lengths shift each one's diagonal.
@@ -83,7 +95,8 @@ bool has_one_diagonal(const AttentionRequest& request) {
 // True for keys that segments, the window and a causal mask of several diagonals hide: [B or 1, 1, Sq, Sk].
 at::Tensor hidden_keys(const AttentionRequest& request) {
   if (!request.segments.defined() && !has_window(request)) return {};
-  const KeyRange range = key_range(request);
+  KeyRange range = request.segments.defined() ? segment_range(request) : sample_range(request);
+  if (has_window(request)) range.begin_BS = at::maximum(range.begin_BS, range.end_BS - request.window);
   const at::Tensor key_S = at::arange(request.k_SBGD.size(0), range.begin_BS.options());
   at::Tensor hidden_BSS = key_S.lt(range.begin_BS.unsqueeze(-1));
   if (!has_one_diagonal(request)) {
