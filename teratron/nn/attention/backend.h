@@ -18,8 +18,8 @@ at::Tensor heads_first(const at::Tensor& x_SBND);
 at::Tensor merge_heads(const at::Tensor& y_BNSD);
 /// Keys or values repeated for each query head of their group; x itself if groups have one head.
 at::Tensor repeat_groups(const at::Tensor& x_BGSD, int64_t heads);
-/// x, or x in f32 where that is faster: attention of many queries is bound by GEMMs, which some CPUs emulate in
-/// half precision; that of few by reading keys and values.
+/// x, or x in f32 where that is faster: attention of many queries is bound by GEMMs, which some CPUs emulate
+/// in half precision; that of few by reading keys and values.
 at::Tensor upcast_for_gemm(const at::Tensor& x, int64_t queries);
 
 /// ATen's flash attention on the CPU: any mask, window and segments, in memory linear in the sequence length.
