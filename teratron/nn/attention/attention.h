@@ -1,7 +1,17 @@
 // Attention: softmax(scale * Q K^T + mask) V over several backends.
 //
-// The first backend of the capability table that supports everything in the request runs. The last one, math,
-// supports all requests, but stores the scores.
+// The first backend that supports everything in the request runs:
+//
+//   backend       device  supports
+//   flash-cpu     CPU     everything but dropout and ALiBi
+//   cudnn         GPU     bf16, fp16; full, or causal with Sq = Sk > 1; D <= 128, D % 8 = 0; not if ATen must be
+//                         deterministic
+//   flash-varlen  GPU     bf16, fp16; segments (at most 65,535), every mask and window; D <= 256, D % 8 = 0
+//   flash         GPU     the same without segments
+//   math          both    everything, but stores the scores
+//
+// Shapes alone decide. On GPUs all are asynchronous on the current stream and can be captured in a CUDA graph,
+// which then follows the contents of `segments`.
 #pragma once
 
 #include <string>
@@ -39,7 +49,7 @@ struct AttentionRequest {
   /// Shared by layers with the same queries; null: not shared.
   std::shared_ptr<DropoutRowIds> dropout_row_ids = nullptr;
   /// i64 [Sq] index of each query in the whole sequence of its sample, for dropout; undefined: the last Sq of
-  /// Sk with a causal mask, else 0, 1, ...
+  /// Sk with a causal mask, else 0, 1, ... Keys are numbered as they are.
   at::Tensor query_rows_S;
   /// Length of that sequence; 0: Sk with a causal mask, else Sq.
   int64_t sequence_length = 0;
