@@ -4,14 +4,14 @@
 //
 //   backend       device  supports
 //   flash-cpu     CPU     everything but dropout and ALiBi
-//   cudnn         GPU     bf16, fp16; full, or causal with Sq = Sk > 1; D <= 128, D % 8 = 0; not if ATen must be
-//                         deterministic
+//   cudnn         GPU     bf16, fp16; full, or causal with Sq = Sk; Sq > 1, D <= 128, D % 8 = 0; not if ATen
+//                         must be deterministic
 //   flash-varlen  GPU     bf16, fp16; segments (at most 65,535), every mask and window; D <= 256, D % 8 = 0
 //   flash         GPU     the same without segments
 //   math          both    everything, but stores the scores
 //
-// Shapes alone decide. On GPUs all are asynchronous on the current stream and can be captured in a CUDA graph,
-// which then follows the contents of `segments`.
+// Shapes alone decide. On GPUs all are asynchronous on the current stream and can be captured in a CUDA
+// graph, which then follows the contents of `segments`.
 #pragma once
 
 #include <string>
