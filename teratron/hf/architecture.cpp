@@ -6,42 +6,30 @@
 #include <fmt/ranges.h>
 
 #include "teratron/base/file.h"
-#include "teratron/hf/config.h"
+#include "teratron/hf/model.h"
 #include "teratron/settings/arguments.h"
 
 namespace teratron {
 
+using nlohmann::json;
+
 namespace {
 
-struct Preset {
-  std::string_view name;
-  std::string_view config;  // config.json of the published model, without keys that do not change it
-};
-
-constexpr Preset presets[] = {
+// Name, and config.json of the published model, without keys that do not change it.
+constexpr std::pair<std::string_view, std::string_view> presets[] = {
 #define PRESET(name, config) {name, config},
 #include "teratron/hf/model_presets.def"
 #undef PRESET
 };
 
-std::string preset_config(const Assignment& preset) {
-  const std::string& name = std::get<std::string>(preset.value);
+std::string preset_config(const std::string& name, const std::string& where) {
   std::vector<std::string_view> names;
-  for (const Preset& known : presets) {
-    if (known.name == name) return std::string(known.config);
-    names.push_back(known.name);
+  for (const auto& [known, config] : presets) {
+    if (known == name) return std::string(config);
+    names.push_back(known);
   }
-  throw config_error({fmt::format("model_preset = '{}' is not known", printable(name)), preset.where,
+  throw config_error({fmt::format("model_preset = '{}' is not known", printable(name)), where,
                       fmt::format("Use one of {}", fmt::join(names, ", "))});
-}
-
-// The last string given for a field.
-const Assignment* last_text(const ParseResult& given, std::string_view field) {
-  const Assignment* last = nullptr;
-  for (const Assignment& setting : given.assignments) {
-    if (setting.field->name == field && std::holds_alternative<std::string>(setting.value)) last = &setting;
-  }
-  return last;
 }
 
 // A file, or the folder that holds config.json.
@@ -52,36 +40,32 @@ std::string read_config(const std::string& path) {
                    {.kind = ExitCode::config});
 }
 
-void add_architecture(const Schema& schema, const std::string& text, const std::string& where,
-                      ParseResult& settings) {
-  const Arguments defaults;
-  const HfModel model = parse_hf_config(text, where);
+void add_architecture(const Schema& schema, const HfModel& model, ParseResult& settings) {
+  const json defaults = json::parse(to_json(Arguments()));
   for (const auto& [name, value] : model.settings.items()) {
-    if (name == "vocab_size") continue;
+    if (name == "vocab_size" || value == defaults.at(name)) continue;
     const std::string written = value.is_string() ? value.get<std::string>() : value.dump();
-    add_option(schema, {.key = name, .values = {written}, .where = where}, settings);
-    const bool is_default = !settings.assignments.empty() &&
-                            settings.assignments.back().field->name == name &&
-                            settings.assignments.back().value == get_value(schema.field(name), &defaults);
-    if (is_default) settings.assignments.pop_back();
+    add_option(schema, {.key = name, .values = {written}, .where = model.where}, settings);
   }
 }
 
 }  // namespace
 
 ParseResult architecture_settings(const Schema& schema, const ParseResult& given) {
+  Arguments args;
+  const Sources sources = apply(given, &args);
+  const auto& [preset, file] = std::tie(args.model_preset, args.hf_config);
   ParseResult settings;
-  const Assignment* const preset = last_text(given, "model_preset");
-  const Assignment* const file = last_text(given, "hf_config");
   try {
-    if (preset && file) {
-      throw config_error({"model_preset and hf_config are both set", file->where, "Set only one of them"});
-    } else if (preset) {
-      const std::string where = fmt::format("{} {}", preset->where, std::get<std::string>(preset->value));
-      add_architecture(schema, preset_config(*preset), where, settings);
+    if (preset && file)
+      throw config_error(
+          {"model_preset and hf_config are both set", sources.at("hf_config"), "Set only one of them"});
+    if (preset) {
+      const std::string& where = sources.at("model_preset");
+      const std::string text = preset_config(*preset, where);
+      add_architecture(schema, parse_hf_config(text, fmt::format("{} {}", where, *preset)), settings);
     } else if (file) {
-      const std::string& path = std::get<std::string>(file->value);
-      add_architecture(schema, read_config(path), printable(path, 4096), settings);
+      add_architecture(schema, parse_hf_config(read_config(*file), printable(*file, 4096)), settings);
     }
   } catch (const UserError& error) {
     settings.problems.insert(settings.problems.end(), error.problems().begin(), error.problems().end());

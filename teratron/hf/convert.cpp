@@ -5,14 +5,13 @@
 #include <set>
 #include <system_error>
 
-#include <nlohmann/json.hpp>
+#include <fmt/ranges.h>
 
 #include "teratron/base/file.h"
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/directory.h"
-#include "teratron/hf/config.h"
 #include "teratron/hf/float_convert.h"
-#include "teratron/hf/name_map.h"
+#include "teratron/hf/model.h"
 #include "teratron/hf/sharded_safetensors.h"
 
 namespace teratron {
@@ -37,174 +36,128 @@ void copy_slices(const HfTensor& tensor, size_t source, char* ours, char* theirs
     const auto bytes = static_cast<size_t>(count * element_bytes);
     into_ours ? std::memcpy(our_place, their_place, bytes) : std::memcpy(their_place, our_place, bytes);
   };
-  int64_t our_row = 0;
-  for (const RowSlice& slice : tensor.slices) {
-    if (slice.source == source && !layout.transposed) {
-      copy(our_row * columns, slice.row * columns, slice.rows * columns);
-    } else if (slice.source == source) {
-      for (int64_t row = 0; row < slice.rows; ++row) {
-        for (int64_t column = 0; column < columns; ++column)
-          copy((our_row + row) * columns + column, column * layout.shape[1] + slice.row + row, 1);
-      }
+  for (const RowSlice& slice : tensor.slices()) {
+    if (slice.source == source && !layout.transposed)
+      copy(slice.our_row * columns, slice.row * columns, slice.rows * columns);
+    if (slice.source != source || !layout.transposed) continue;
+    for (int64_t row = 0; row < slice.rows; ++row) {
+      for (int64_t column = 0; column < columns; ++column)
+        copy((slice.our_row + row) * columns + column, column * layout.shape[1] + slice.row + row, 1);
     }
-    our_row += slice.rows;
   }
-}
-
-std::vector<char> cast(std::vector<char> bytes, Dtype from, Dtype to) {
-  if (from == to) return bytes;
-  const int64_t count = static_cast<int64_t>(bytes.size()) / size_of(from);
-  std::vector<char> result(static_cast<size_t>(count * size_of(to)));
-  convert_floats(from, bytes.data(), to, result.data(), count);
-  return result;
 }
 
 // One of our tensors from the files.
 std::vector<char> assemble(const HfTensor& tensor, const ShardedSafetensors& files, Dtype to) {
-  const Dtype from = files.tensors().at(tensor.sources[0].name)->dtype;
+  const Dtype from = files.tensors().at(tensor.sources[0].name).dtype;
   std::vector<char> ours = buffer_for(tensor.shape, from);
   for (size_t source = 0; source < tensor.sources.size(); ++source) {
     std::vector<char> theirs = files.read(tensor.sources[source].name);
     copy_slices<true>(tensor, source, ours.data(), theirs.data(), size_of(from));
   }
-  return cast(std::move(ours), from, to);
+  return convert_floats(std::move(ours), from, to);
 }
 
-// The output layer of a tied model may be stored too, but must then equal the embedding.
-bool repeats_embedding(const HfModel& model, const ShardedSafetensors& files, const std::string& embedding) {
-  if (!model.tied() || !files.has("lm_head.weight") || !files.has(embedding)) return false;
-  const SafetensorsEntry& a = *files.tensors().at("lm_head.weight");
-  const SafetensorsEntry& b = *files.tensors().at(embedding);
-  return a.dtype == b.dtype && a.shape == b.shape && files.read("lm_head.weight") == files.read(embedding);
-}
+// The tensors that a folder or checkpoint has, until they find their place in the model.
+struct Unplaced {
+  std::map<std::string, TensorInfo> tensors;
+  std::string where;
+  std::string_view but;  // what describes the model
+  std::vector<Problem> problems = {};
 
-// Collects problems with tensors of one folder or checkpoint.
-class TensorProblems {
- public:
-  explicit TensorProblems(const fs::path& path) : where_(printable(path.string(), 4096)) {}
-  void add(const std::string& name, const std::string& what) {
-    problems_.push_back({.what = fmt::format("tensor \"{}\" {}", printable(name), what), .where = where_});
+  void problem(const std::string& name, const std::string& what) {
+    problems.push_back({fmt::format("tensor \"{}\" {}", printable(name), what), where, {}});
   }
-  void finish() {
-    if (!problems_.empty()) throw UserError(ExitCode::checkpoint, std::move(problems_));
+  // Its dtype; nullopt if it is missing.
+  std::optional<Dtype> place(const std::string& name, const std::vector<int64_t>& shape) {
+    const auto found = tensors.extract(name);
+    if (found.empty()) {
+      problem(name, "is missing");
+      return std::nullopt;
+    }
+    const auto& [dtype, found_shape] = found.mapped();
+    if (found_shape != shape || !is_convertible_float(dtype))
+      problem(name, fmt::format("is {} [{}], {} F64, F32, BF16 or F16 [{}]", name_of(dtype),
+                                fmt::join(found_shape, ", "), but, fmt::join(shape, ", ")));
+    return dtype;
   }
-
- private:
-  std::string where_;
-  std::vector<Problem> problems_;
+  // All others are errors, but those whose name `may_stay`.
+  template <typename MayStay>
+  void finish(const MayStay& may_stay) {
+    for (const auto& [name, tensor] : tensors) {
+      if (!may_stay(name)) problem(name, "is not in the model");
+    }
+    if (!problems.empty()) throw UserError(ExitCode::checkpoint, std::move(problems));
+  }
 };
 
-struct ImportSource {
-  const fs::path& folder;
-  const HfModel& model;
-  const ShardedSafetensors& files;
-};
-
-void check_import(const ImportSource& from, const std::vector<HfTensor>& tensors) {
-  TensorProblems problems(from.folder);
-  std::set<std::string> used;
+void check_import(const HfImport& request, const HfFamily& family, const ShardedSafetensors& files,
+                  const std::vector<HfTensor>& tensors) {
+  Unplaced unplaced{files.tensors(), printable(request.source.string(), 4096), "but config.json requires"};
   for (const HfTensor& tensor : tensors) {
     std::set<Dtype> dtypes;
     for (const HfSource& source : tensor.sources) {
-      used.insert(source.name);
-      const auto found = from.files.tensors().find(source.name);
-      if (found == from.files.tensors().end()) {
-        problems.add(source.name, "is missing");
-        continue;
-      }
-      const SafetensorsEntry& entry = *found->second;
-      dtypes.insert(entry.dtype);
-      if (entry.shape != source.shape) {
-        problems.add(source.name, fmt::format("has shape [{}], config.json requires [{}]",
-                                              fmt::join(entry.shape, ", "), fmt::join(source.shape, ", ")));
-      }
-      if (!is_convertible_float(entry.dtype)) {
-        problems.add(source.name,
-                     fmt::format("has dtype {}; only F64, F32, BF16 and F16 are read", name_of(entry.dtype)));
-      }
+      if (const auto dtype = unplaced.place(source.name, source.shape)) dtypes.insert(*dtype);
     }
     if (dtypes.size() > 1)
-      problems.add(tensor.sources[0].name, "has a different dtype than the tensors it is concatenated with");
+      unplaced.problem(tensor.sources[0].name, "has a different dtype than those it is concatenated with");
   }
-  if (repeats_embedding(from.model, from.files, tensors[0].sources[0].name)) used.insert("lm_head.weight");
-  for (const auto& [name, entry] : from.files.tensors()) {
-    if (used.contains(name) || is_hf_buffer(name)) continue;
-    problems.add(name, name == "lm_head.weight" && from.model.tied()
-                           ? "differs from the word embeddings that config.json ties it to"
-                           : "is in the files, but not in the model");
-  }
-  problems.finish();
-}
-
-void check_export(const CheckpointInfo& info, const std::vector<HfTensor>& tensors) {
-  TensorProblems problems(info.path);
-  std::set<std::string> used;
   for (const HfTensor& tensor : tensors) {
-    used.insert(tensor.name);
-    const auto found = info.tensors.find(tensor.name);
-    if (found == info.tensors.end()) {
-      problems.add(tensor.name, "is missing");
-    } else if (found->second.shape != tensor.shape || !is_convertible_float(found->second.dtype)) {
-      problems.add(tensor.name,
-                   fmt::format("is {} [{}], the settings require [{}]", name_of(found->second.dtype),
-                               fmt::join(found->second.shape, ", "), fmt::join(tensor.shape, ", ")));
+    for (const std::string& copy : tensor.copies) {
+      const std::string& original = tensor.sources[0].name;
+      const auto found = unplaced.tensors.extract(copy);
+      if (found.empty() || !files.has(original)) continue;
+      if (found.mapped() != files.tensors().at(original) || files.read(copy) != files.read(original))
+        unplaced.problem(copy, fmt::format("differs from \"{}\", whose copy it is in this model", original));
     }
   }
-  for (const auto& [name, tensor] : info.tensors) {
-    const bool weight =
-        name.starts_with("embedding.") || name.starts_with("decoder.") || name.starts_with("output_");
-    if (weight && !used.contains(name)) problems.add(name, "has no place in the model");
-  }
-  problems.finish();
+  unplaced.finish([&family](const std::string& name) {
+    return std::ranges::any_of(family.buffers, [&](std::string_view end) { return name.ends_with(end); });
+  });
 }
 
 // The folder's tokenizer files, as Megatron-LM's settings.
 json tokenizer_settings(const fs::path& folder) {
   const HfTokenizerFiles files = hf_tokenizer_files(fs::absolute(folder));
   const auto path = [&files](const char* name) { return files.at(name).lexically_normal().string(); };
-  if (files.contains("tokenizer.json")) {
+  if (files.contains("tokenizer.json"))
     return {{"tokenizer_type", "HuggingFaceTokenizer"}, {"tokenizer_model", path("tokenizer.json")}};
-  }
-  if (files.contains("vocab.json") && files.contains("merges.txt")) {
-    return {{"tokenizer_type", "GPT2BPETokenizer"},
-            {"vocab_file", path("vocab.json")},
-            {"merge_file", path("merges.txt")}};
-  }
-  return json::object();
+  if (!files.contains("vocab.json") || !files.contains("merges.txt")) return json::object();
+  return {{"tokenizer_type", "GPT2BPETokenizer"},
+          {"vocab_file", path("vocab.json")},
+          {"merge_file", path("merges.txt")}};
 }
 
 void write_export(const HfExport& request, const fs::path& directory, ConversionReport& report) {
   const CheckpointInfo info = open_checkpoint(request.source);
   const HfModel model = hf_model_of(info);
-  const std::vector<HfTensor> tensors = hf_name_map(model, model.family->prefix);
-  check_export(info, tensors);
+  const std::vector<HfTensor> tensors = hf_tensors(model, info.tensors.size());
+  Unplaced unplaced{info.tensors, model.where, "but the settings require"};
   std::vector<SafetensorsWriter::Tensor> outputs;
-  std::vector<std::pair<const HfTensor*, size_t>> origins;
   for (const HfTensor& tensor : tensors) {
-    for (size_t source = 0; source < tensor.sources.size(); ++source) {
-      const Dtype dtype = request.dtype.value_or(info.tensors.at(tensor.name).dtype);
-      outputs.push_back({tensor.sources[source].name, dtype, tensor.sources[source].shape});
-      origins.emplace_back(&tensor, source);
-      report.elements += *checked_numel(tensor.sources[source].shape);
-    }
+    const std::optional<Dtype> saved = unplaced.place(tensor.name, tensor.shape);
+    for (const HfSource& source : tensor.sources)
+      outputs.push_back({source.name, request.dtype.value_or(saved.value_or(Dtype::f32)), source.shape});
   }
+  unplaced.finish([](const std::string& name) { return name.starts_with("optimizer."); });
   CheckpointReader reader(request.source);
-  std::vector<char> ours;  // of `current`, the tensor of the last output
-  const HfTensor* current = nullptr;
+  auto tensor = tensors.begin();
+  size_t source = 0;
+  std::vector<char> ours;
   write_sharded_safetensors(directory, outputs, request.max_shard_bytes, [&](size_t i) {
-    const auto& [tensor, source] = origins[i];
-    if (current != tensor) {
+    if (source == tensor->sources.size()) ++tensor, source = 0;
+    if (source == 0) {
       const Dtype saved = info.tensors.at(tensor->name).dtype;
       ours = buffer_for(tensor->shape, saved);
       reader.read({tensor->name, saved, Shard::replicated(tensor->shape), 0, -1, ours.data()});
-      ours = cast(std::move(ours), saved, outputs[i].dtype);
-      current = tensor;
+      ours = convert_floats(std::move(ours), saved, outputs[i].dtype);
     }
     std::vector<char> theirs = buffer_for(outputs[i].shape, outputs[i].dtype);
-    copy_slices<false>(*tensor, source, ours.data(), theirs.data(), size_of(outputs[i].dtype));
+    report.elements += *checked_numel(outputs[i].shape);
+    copy_slices<false>(*tensor, source++, ours.data(), theirs.data(), size_of(outputs[i].dtype));
     return theirs;
   });
-  json config = json::parse(hf_config_text(model, outputs[0].dtype));
+  json config = hf_config(model, outputs[0].dtype);
   if (request.end_token) config["eos_token_id"] = *request.end_token;
   write_text(directory / "config.json", config.dump(2) + "\n", ExitCode::checkpoint);
   for (const auto& [name, file] : request.tokenizer)
@@ -231,14 +184,15 @@ ConversionReport import_hf(const HfImport& request) {
   HfModel model = parse_hf_config(read_text(config_path, {.kind = ExitCode::checkpoint}),
                                   printable(config_path.string(), 4096));
   const ShardedSafetensors files(request.source);
-  std::vector<HfTensor> tensors = hf_name_map(model, "");
-  if (!files.has(tensors[0].sources[0].name)) tensors = hf_name_map(model, model.family->prefix);
-  check_import({request.source, model, files}, tensors);
+  const size_t count = files.tensors().size();
+  std::vector<HfTensor> tensors = hf_tensors(model, count, model.family->prefix);
+  if (!files.has(tensors[0].sources[0].name)) tensors = hf_tensors(model, count);
+  check_import(request, *model.family, files, tensors);
   model.settings.update(tokenizer_settings(request.source));
   SaveRequest save{.directory = request.destination, .iteration = 0, .config = model.settings.dump()};
-  ConversionReport report;
+  ConversionReport report{.tensors = static_cast<int64_t>(tensors.size())};
   for (const HfTensor& tensor : tensors) {
-    const Dtype dtype = request.dtype.value_or(files.tensors().at(tensor.sources[0].name)->dtype);
+    const Dtype dtype = request.dtype.value_or(files.tensors().at(tensor.sources[0].name).dtype);
     save.tensors.push_back({.name = tensor.name, .dtype = dtype, .shard = Shard::replicated(tensor.shape)});
     save.tensors.back().fetch = [&tensor, &files, dtype] {
       const auto bytes = std::make_shared<std::vector<char>>(assemble(tensor, files, dtype));
@@ -248,7 +202,6 @@ ConversionReport import_hf(const HfImport& request) {
   }
   SingleHostGroup alone;
   report.result = save_checkpoint(save, alone);
-  report.tensors = static_cast<int64_t>(tensors.size());
   return report;
 }
 

@@ -2,7 +2,7 @@
 // NaN stays NaN, values out of range become infinity.
 #pragma once
 
-#include <cstdint>
+#include <vector>
 
 #include "teratron/base/dtype.h"
 
@@ -10,7 +10,7 @@ namespace teratron {
 
 bool is_convertible_float(Dtype dtype);
 
-/// `count` elements; both types must be convertible floats. The buffers must not overlap.
-void convert_floats(Dtype from, const void* source, Dtype to, void* target, int64_t count);
+/// An array of a convertible float as another.
+std::vector<char> convert_floats(std::vector<char> values, Dtype from, Dtype to);
 
 }  // namespace teratron

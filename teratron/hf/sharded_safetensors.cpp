@@ -73,7 +73,7 @@ void ShardedSafetensors::add_shard(const fs::path& path, const std::set<std::str
   const SafetensorsFile& file = *files_.emplace_back(std::make_unique<SafetensorsFile>(path));
   for (const SafetensorsEntry& entry : file.entries()) {
     const auto [other, is_new] = file_of_.emplace(entry.name, &file);
-    tensors_.emplace(entry.name, &entry);
+    tensors_.emplace(entry.name, TensorInfo{entry.dtype, entry.shape});
     if (!is_new) {
       problem(fmt::format("tensor \"{}\" is also in {}", printable(entry.name),
                           printable(other->second->path().filename().string())));
@@ -87,43 +87,43 @@ void ShardedSafetensors::add_shard(const fs::path& path, const std::set<std::str
 }
 
 std::vector<char> ShardedSafetensors::read(const std::string& name) const {
-  const SafetensorsEntry& entry = *tensors_.at(name);
+  const SafetensorsFile& file = *file_of_.at(name);
+  const SafetensorsEntry& entry = *file.find(name);
   std::vector<char> bytes(static_cast<size_t>(entry.bytes));
-  file_of_.at(name)->read(entry, 0, entry.bytes, bytes.data());
+  file.read(entry, 0, entry.bytes, bytes.data());
   return bytes;
 }
 
 void write_sharded_safetensors(const fs::path& directory,
                                const std::vector<SafetensorsWriter::Tensor>& tensors, int64_t max_bytes,
                                const std::function<std::vector<char>(size_t)>& produce) {
-  std::vector<size_t> starts;  // of the files, as indices of tensors
-  int64_t in_file = 0;
-  int64_t total = 0;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const int64_t bytes = *checked_numel(tensors[i].shape) * size_of(tensors[i].dtype);
-    if (starts.empty() || (in_file > 0 && in_file + bytes > max_bytes)) {
-      starts.push_back(i);
+  std::vector<std::vector<SafetensorsWriter::Tensor>> files;
+  int64_t in_file = 0, total = 0;
+  for (const SafetensorsWriter::Tensor& tensor : tensors) {
+    const int64_t bytes = *checked_numel(tensor.shape) * size_of(tensor.dtype);
+    if (files.empty() || (in_file > 0 && in_file + bytes > max_bytes)) {
+      files.emplace_back();
       in_file = 0;
     }
+    files.back().push_back(tensor);
     in_file += bytes;
     total += bytes;
   }
   json weight_map = json::object();
-  for (size_t file = 0; file < starts.size(); ++file) {
-    const size_t end = file + 1 < starts.size() ? starts[file + 1] : tensors.size();
-    const std::string name = starts.size() == 1
+  size_t next = 0;
+  for (size_t file = 0; file < files.size(); ++file) {
+    const std::string name = files.size() == 1
                                  ? single_name
-                                 : fmt::format("model-{:05d}-of-{:05d}.safetensors", file + 1, starts.size());
-    SafetensorsWriter writer(directory / name, {tensors.begin() + starts[file], tensors.begin() + end},
-                             {{"format", "pt"}});
-    for (size_t i = starts[file]; i < end; ++i) {
-      const std::vector<char> bytes = produce(i);
+                                 : fmt::format("model-{:05d}-of-{:05d}.safetensors", file + 1, files.size());
+    SafetensorsWriter writer(directory / name, files[file], {{"format", "pt"}});
+    for (const SafetensorsWriter::Tensor& tensor : files[file]) {
+      const std::vector<char> bytes = produce(next++);
       writer.write(bytes.data(), static_cast<int64_t>(bytes.size()));
-      weight_map[tensors[i].name] = name;
+      weight_map[tensor.name] = name;
     }
     writer.finish();
   }
-  if (starts.size() > 1) {
+  if (files.size() > 1) {
     const json index = {{"metadata", {{"total_size", total}}}, {"weight_map", std::move(weight_map)}};
     write_text(directory / index_name, index.dump(2) + "\n", ExitCode::checkpoint);
   }

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/safetensors.h"
 
 namespace teratron {
@@ -21,7 +22,7 @@ class ShardedSafetensors {
   /// it says; otherwise UserError(checkpoint) with all problems.
   explicit ShardedSafetensors(const std::filesystem::path& directory);
 
-  const std::map<std::string, const SafetensorsEntry*>& tensors() const { return tensors_; }
+  const std::map<std::string, TensorInfo>& tensors() const { return tensors_; }
   bool has(const std::string& name) const { return tensors_.contains(name); }
   /// All bytes of a tensor.
   std::vector<char> read(const std::string& name) const;
@@ -31,7 +32,7 @@ class ShardedSafetensors {
                  std::vector<Problem>& problems);
 
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
-  std::map<std::string, const SafetensorsEntry*> tensors_;
+  std::map<std::string, TensorInfo> tensors_;
   std::map<std::string, const SafetensorsFile*> file_of_;
 };
 

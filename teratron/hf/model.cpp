@@ -1,0 +1,201 @@
+#include "teratron/hf/model.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include <fmt/ranges.h>
+
+#include "teratron/base/json.h"
+#include "teratron/settings/arguments.h"
+
+namespace teratron {
+
+using nlohmann::json;
+
+namespace {
+
+void read_key(const HfKey& row, HfConfig& config) {
+  const auto& [key, setting, options] = row;
+  if (options.read) return options.read(key, config);
+  if (options.export_only) return;
+  json otherwise = options.must_be.is_null() ? options.otherwise : options.must_be;
+  if (!options.derived.empty()) {
+    otherwise = hf_size(config.settings, options.derived);
+    if (otherwise == 0 && !config.has(key)) config.problem("{} is not a whole number", options.derived);
+  }
+  json value = key.empty() ? otherwise : config.get(key, otherwise);
+  if (!options.must_be.is_null() && value != options.must_be) return config.unsupported(key);
+  if (options.values.is_object()) {
+    const auto found = options.values.find(value.get<std::string>());
+    if (found == options.values.end()) return config.unsupported(key);
+    value = *found;
+  }
+  if (options.negate) value = !value.get<bool>();
+  if (setting.empty()) return;
+  const auto [entry, is_new] = config.settings.emplace(setting, value);
+  if (is_new || *entry == value) return;
+  config.problem("'{}' = {} is not supported where {} is {}", key, value.dump(), setting, entry->dump());
+}
+
+void write_key(const HfKey& row, const CheckpointInfo& info, HfConfig& config) {
+  const auto& [key, setting, options] = row;
+  if (options.write) return options.write(key, config);
+  if (!options.rows_of.empty()) {
+    const auto found = info.tensors.find(std::string(options.rows_of));
+    if (found == info.tensors.end() || found->second.shape.empty())
+      return config.problem("tensor \"{}\" is missing", options.rows_of);
+    config.settings[setting] = found->second.shape[0];
+  }
+  if (setting.empty()) return;
+  const json& value = config.settings.at(setting);
+  if (!options.must_be.is_null() && value != options.must_be)
+    return config.problem("{} is {}, not {}", setting, printable(value.dump()), options.must_be.dump());
+  if (key.empty()) return;
+  if (value.is_null()) return config.problem("{} is not set", setting);
+  json& written = config.keys[key] = options.otherwise.is_number_float() ? json(value.get<double>()) : value;
+  if (options.negate) written = !value.get<bool>();
+  if (!options.values.is_object()) return;
+  const auto named = std::find(options.values.begin(), options.values.end(), value);
+  if (named == options.values.end()) return config.problem("{} is {}", setting, value.dump());
+  written = named.key();
+}
+
+// "a.*.b" in a layer.
+std::string in_layer(std::string_view prefix, int64_t layer) {
+  std::string name(prefix);
+  if (const size_t star = name.find('*'); star != name.npos) name.replace(star, 1, std::to_string(layer));
+  return name;
+}
+
+HfTensor weight_of(const HfTensorRow& row, const json& settings) {
+  std::vector<int64_t> shape;
+  for (const std::string_view size : row.shape) shape.push_back(hf_size(settings, size));
+  HfTensor tensor{.name = std::string(row.name), .shape = shape, .parts = {}};
+  tensor.copies.assign(row.options.copies.begin(), row.options.copies.end());
+  tensor.parts.assign(row.sources.size(), shape[0]);
+  if (row.rule == HfRule::qkv_grouped || row.rule == HfRule::qkv_fused) {
+    const bool grouped = settings.value("group_query_attention", false);
+    const char* const groups = grouped ? "num_query_groups" : "num_attention_heads";
+    tensor.groups = hf_size(settings, groups);
+    const int64_t keys = hf_size(settings, fmt::format("{}*kv_channels", groups));
+    tensor.parts = {shape[0], keys, keys};
+  }
+  tensor.shape[0] = std::accumulate(tensor.parts.begin(), tensor.parts.end(), int64_t{0});
+  for (size_t i = 0; i < row.sources.size(); ++i) {
+    shape[0] = row.rule == HfRule::qkv_fused ? tensor.shape[0] : tensor.parts[i];
+    HfSource& source = tensor.sources.emplace_back(std::string(row.sources[i]), shape);
+    source.transposed = row.rule == HfRule::transpose || row.rule == HfRule::qkv_fused;
+    if (source.transposed) std::swap(source.shape[0], source.shape[1]);
+  }
+  return tensor;
+}
+
+// The bias beside a weight.
+HfTensor bias_of(HfTensor tensor) {
+  const auto rename = [](std::string& name) { name.replace(name.rfind("weight"), name.npos, "bias"); };
+  rename(tensor.name);
+  tensor.shape.resize(1);
+  tensor.copies.clear();
+  for (HfSource& source : tensor.sources) {
+    rename(source.name);
+    source.shape = {source.shape[source.transposed ? 1 : 0]};
+    source.transposed = false;
+  }
+  return tensor;
+}
+
+}  // namespace
+
+HfModel parse_hf_config(const std::string& text, const std::string& where) {
+  HfConfig config{.keys = parse_json(text, {.where = where, .kind = ExitCode::checkpoint})};
+  if (!config.keys.is_object()) throw checkpoint_error({.what = "not a JSON object", .where = where});
+  const std::string type = config.get("model_type", "");
+  std::vector<std::string_view> known;
+  for (const HfFamily& family : hf_families()) {
+    known.push_back(family.model_type);
+    if (type != family.model_type) continue;
+    for (const HfKey& key : family.keys) read_key(key, config);
+    if (config.problems.empty()) return {&family, std::move(config.settings), {}, where};
+    std::vector<Problem> problems;
+    for (const std::string& problem : config.problems) problems.push_back({problem, where, {}});
+    problems.back().fix = "No setting here makes such a model: use another model, or correct config.json";
+    throw UserError(ExitCode::checkpoint, std::move(problems));
+  }
+  throw checkpoint_error({.what = fmt::format("model_type '{}' is not supported", printable(type)),
+                          .where = where,
+                          .fix = fmt::format("Supported are {}", fmt::join(known, ", "))});
+}
+
+HfModel hf_model_of(const CheckpointInfo& info) {
+  const std::string where = printable(info.path.string(), 4096);
+  std::vector<std::string> unknown;
+  const json settings = json::parse(to_json(arguments_from_json(info.config, where, &unknown)));
+  std::map<size_t, std::vector<std::string>> refusals;  // by number of problems
+  for (const HfFamily& family : hf_families()) {
+    HfConfig config{.settings = settings};
+    for (const HfKey& key : family.keys) write_key(key, info, config);
+    for (const HfTensorGroup& group : family.tensors) {
+      const std::string first = in_layer(group.ours, 0) + std::string(group.rows[0].name);
+      if (!group.layers.empty() && !info.tensors.contains(first))
+        config.problem("tensor \"{}\" is missing", first);
+    }
+    const auto& problems = config.problems;
+    if (problems.empty()) return {&family, std::move(config.settings), std::move(config.keys), where};
+    refusals[problems.size()].push_back(fmt::format("{} ({})", family.model_type, fmt::join(problems, "; ")));
+  }
+  throw checkpoint_error({.what = fmt::format("no Hugging Face model has these settings. Closest: {}",
+                                              fmt::join(refusals.begin()->second, ", ")),
+                          .where = where,
+                          .fix = "Only models without what is in parentheses can be exported"});
+}
+
+json hf_config(const HfModel& model, Dtype dtype) {
+  const char* const type = dtype == Dtype::bf16 ? "bfloat16" : dtype == Dtype::f16 ? "float16" : "float32";
+  json config = {{"architectures", {model.family->architecture}},
+                 {"model_type", model.family->model_type},
+                 {"dtype", type},
+                 {"torch_dtype", type}};
+  config.update(model.keys);
+  return config;
+}
+
+std::vector<RowSlice> HfTensor::slices() const {
+  const bool fused = sources.size() < parts.size();
+  std::vector<RowSlice> slices;
+  for (int64_t group = 0, our_row = 0; group < groups; ++group) {
+    int64_t start = 0;  // of the part in its source
+    for (size_t part = 0; part < parts.size(); ++part) {
+      const int64_t rows = parts[part] / groups;
+      slices.push_back({fused ? 0 : part, start + group * rows, our_row, rows});
+      our_row += rows;
+      if (fused) start += parts[part];
+    }
+  }
+  return slices;
+}
+
+std::vector<HfTensor> hf_tensors(const HfModel& model, size_t most_layers, std::string_view strip) {
+  const auto is_set = [&model](std::string_view setting) { return model.settings.value(setting, false); };
+  std::vector<HfTensor> tensors;
+  for (const HfTensorGroup& group : model.family->tensors) {
+    const int64_t layers = group.layers.empty() ? 1 : hf_size(model.settings, group.layers);
+    if (layers > static_cast<int64_t>(most_layers))
+      throw checkpoint_error(
+          {.what = fmt::format("{} layers, but only {} tensors", layers, most_layers), .where = model.where});
+    const std::string_view theirs = group.theirs.substr(group.theirs.starts_with(strip) ? strip.size() : 0);
+    for (int64_t layer = 0; layer < layers; ++layer) {
+      for (const HfTensorRow& row : group.rows) {
+        if (!row.options.when.empty() && !is_set(row.options.when)) continue;
+        HfTensor weight = weight_of(row, model.settings);
+        weight.name = in_layer(group.ours, layer) + weight.name;
+        for (HfSource& source : weight.sources) source.name = in_layer(theirs, layer) + source.name;
+        tensors.push_back(weight);
+        if (std::ranges::any_of(row.options.bias, is_set)) tensors.push_back(bias_of(std::move(weight)));
+      }
+    }
+  }
+  return tensors;
+}
+
+}  // namespace teratron

@@ -1,0 +1,65 @@
+// A Hugging Face model: its config.json as settings of Megatron-LM and back, and the rows of its tensors that
+// make up each of ours. Both come from the rows of models/hf_map.h.
+//
+// UserError(checkpoint) lists everything in a config.json, or in a checkpoint's settings, that the other side
+// cannot express: a model that would compute something else is never converted.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "teratron/base/dtype.h"
+#include "teratron/ckpt/checkpoint.h"
+#include "teratron/models/hf_map.h"
+
+namespace teratron {
+
+struct HfModel {
+  const HfFamily* family = nullptr;
+  nlohmann::json settings;  // object: Megatron-LM's argument names -> values
+  nlohmann::json keys;      // for export: of config.json
+  std::string where;        // the file or checkpoint, for errors
+};
+
+/// `where` names the file in errors.
+HfModel parse_hf_config(const std::string& text, const std::string& where);
+
+/// The model in a checkpoint, from its settings; whether the tensors agree is for the caller to check.
+HfModel hf_model_of(const CheckpointInfo& info);
+
+/// config.json for export.
+nlohmann::json hf_config(const HfModel& model, Dtype dtype);
+
+struct HfSource {
+  std::string name;
+  std::vector<int64_t> shape;  // as in the file
+  bool transposed = false;     // its columns are our rows
+};
+
+/// `rows` rows of a source, from `row` on, that are ours from `our_row` on.
+struct RowSlice {
+  size_t source = 0;
+  int64_t row = 0, our_row = 0, rows = 0;
+};
+
+/// One of our tensors, [rows, columns] or [rows]: for each group, its share of each part. The parts are the
+/// sources, or lie one after another in the only source.
+struct HfTensor {
+  std::string name;
+  std::vector<int64_t> shape;
+  std::vector<HfSource> sources;
+  std::vector<std::string> copies;  // of the source, which files may hold too
+  std::vector<int64_t> parts;       // rows
+  int64_t groups = 1;
+
+  /// All our rows. Only for shapes that are those of a file: others may be huge.
+  std::vector<RowSlice> slices() const;
+};
+
+/// Every tensor of the model, in the order of the forward pass; `strip` is cut off the beginning of names in
+/// files. UserError for more than `most_layers` layers, the number of tensors at hand.
+std::vector<HfTensor> hf_tensors(const HfModel& model, size_t most_layers, std::string_view strip = "");
+
+}  // namespace teratron
