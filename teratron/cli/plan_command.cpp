@@ -119,14 +119,14 @@ void print_stages(const Arguments& a, const ModelPlan& model, const std::optiona
 }
 
 // Whether all stages fit, what to change if not, and a bound of the speed.
-void print_fit(const Family& family, const Arguments& a, const GpuMemory& gpu) {
-  const ModelPlan model = planned_model(family, a);
+void print_fit(const Family& family, const Arguments& a, const ModelPlan& model, const GpuMemory& gpu) {
   const double needed = largest_rank_memory(a, model).on_gpu() / gib;
   const bool fits = needed <= gpu.gib;
   print(
-      "{} ({}): a rank takes up to {:.2f} GiB of its GPU, its peak, unused parts of the allocator's blocks "
-      "(4 %) and the CUDA context (1 GiB){}",
-      fits ? "Fits" : "Does not fit", gpu.name, needed, fits ? "" : ". Less memory, as peaks:");
+      "{} ({}): a rank takes up to {:.2f} GiB of its GPU: its peak, about {:.0f} % for unused parts of the "
+      "allocator's blocks, and about {:.1f} GiB for the CUDA context.{}",
+      fits ? "Fits" : "Does not fit", gpu.name, needed, 100.0 * allocator_slack, cuda_context / gib,
+      fits ? "" : " Less memory, as peaks:");
   if (!fits) {
     for (const std::string& line : memory_advice(family, a)) print("  {}", line);
   }
@@ -134,7 +134,7 @@ void print_fit(const Family& family, const Arguments& a, const GpuMemory& gpu) {
   print(
       "Estimate: a step takes at least {:.1f} ms at the {}'s peak FLOP/s and bandwidth, without "
       "communication "
-      "and idle time",
+      "and idle time.",
       1e3 * least_step_seconds(a, model, *gpu.gpu), gpu.gpu->name);
 }
 
@@ -225,8 +225,11 @@ int plan_command(std::span<const std::string> args, const Registry& registry) {
   for (const std::string& line : parsed.notices) notice_line(line);
   print_line(explain(parsed));
   print_line(to_string(RankGrid(mesh_options(a), world_size)));
-  if (a.micro_batch_size) print_stages(a, planned_model(family, a), options.gpu);
-  if (a.micro_batch_size && options.gpu) print_fit(family, a, *options.gpu);
+  if (a.micro_batch_size) {
+    const ModelPlan model = family.plan(a, planned_vocabulary(a));
+    print_stages(a, model, options.gpu);
+    if (options.gpu) print_fit(family, a, model, *options.gpu);
+  }
   if (options.show_schedule) print_schedule(a);
   return 0;
 }

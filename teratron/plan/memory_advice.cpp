@@ -88,8 +88,9 @@ std::vector<Change> all_changes(const Arguments& a) {
 }  // namespace
 
 std::vector<std::string> memory_advice(const Family& family, const Arguments& args) {
-  const auto peak = [&family](const Arguments& a) {
-    return largest_rank_memory(a, planned_model(family, a)).peak();
+  const int64_t vocabulary = planned_vocabulary(args);
+  const auto peak = [&](const Arguments& a) {
+    return largest_rank_memory(a, family.plan(a, vocabulary)).peak();
   };
   constexpr double worth_it = 0.98;
   const double before = peak(args);
@@ -111,7 +112,7 @@ std::vector<std::string> memory_advice(const Family& family, const Arguments& ar
 }
 
 Fault explain_out_of_memory(const Fault& cause, const Family& family, const Arguments& args, int64_t stage) {
-  const RankMemory memory = rank_memory(args, planned_model(family, args), stage);
+  const RankMemory memory = rank_memory(args, family.plan(args, planned_vocabulary(args)), stage);
   std::string text = fmt::format(
       "{}\n"
       "Memory of a rank in pipeline stage {}, in GiB: weights {:.2f}, gradients {:.2f}, optimizer {:.2f}, "

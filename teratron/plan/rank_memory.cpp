@@ -74,12 +74,11 @@ double optimizer_bytes_per_parameter(const Arguments& a) {
 
 }  // namespace
 
-ModelPlan planned_model(const Family& family, const Arguments& args) {
+int64_t planned_vocabulary(const Arguments& args) {
   // NullTokenizer adds an end-of-document token.
-  if (args.vocab_size)
-    return family.plan(args, *args.vocab_size + (args.tokenizer_type == "NullTokenizer" ? 1 : 0));
-  if (args.padded_vocab_size) return family.plan(args, *args.padded_vocab_size);
-  return family.plan(args, build_tokenizer(tokenizer_options(args))->vocab_size());
+  if (args.vocab_size) return *args.vocab_size + (args.tokenizer_type == "NullTokenizer" ? 1 : 0);
+  if (args.padded_vocab_size) return *args.padded_vocab_size;
+  return build_tokenizer(tokenizer_options(args))->vocab_size();
 }
 
 RankMemory rank_memory(const Arguments& a, const ModelPlan& model, int64_t stage) {

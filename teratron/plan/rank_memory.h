@@ -8,6 +8,9 @@
 namespace teratron {
 
 inline constexpr double gib = 1024.0 * 1024.0 * 1024.0;
+/// Unused parts of the allocator's blocks, relative to its peak (docs/notes/memory.md).
+inline constexpr double allocator_slack = 0.04;
+inline constexpr double cuda_context = gib;  // with its kernels, in bytes
 
 /// In bytes, except the number of parameters.
 struct RankMemory {
@@ -21,13 +24,12 @@ struct RankMemory {
   double state() const { return weights + gradients + optimizer; }
   /// Peak of PyTorch's allocator, as `teratron bench` reports it.
   double peak() const { return state() + activations + temporary; }
-  /// What the rank takes of its GPU: the peak, unused parts of the allocator's blocks (docs/notes/memory.md)
-  /// and the CUDA context with its kernels.
-  double on_gpu() const { return 1.04 * peak() + gib; }
+  /// What the rank takes of its GPU.
+  double on_gpu() const { return (1.0 + allocator_slack) * peak() + cuda_context; }
 };
 
-/// The model of validated settings; reads the tokenizer only if no flag sets the vocabulary size.
-ModelPlan planned_model(const Family& family, const Arguments& args);
+/// The vocabulary size of validated settings (Family::plan); reads the tokenizer only if no flag sets it.
+int64_t planned_vocabulary(const Arguments& args);
 /// Of a rank in this pipeline stage. Without operators in the model activations are unknown, 0.
 RankMemory rank_memory(const Arguments& args, const ModelPlan& model, int64_t stage);
 /// Of the stage that needs most.

@@ -10,9 +10,13 @@ const Family& gpt() {
   return find_family("gpt");
 }
 
+ModelPlan planned_model(const Arguments& args) {
+  return gpt().plan(args, planned_vocabulary(args));
+}
+
 RankMemory memory_of(const Args& flags, int64_t world_size = 1, int64_t stage = 0) {
   const Arguments args = validated(flags, world_size).args;
-  return rank_memory(args, planned_model(gpt(), args), stage);
+  return rank_memory(args, planned_model(args), stage);
 }
 
 std::vector<std::string> advice_for(const Args& flags, int64_t world_size = 1) {
@@ -68,7 +72,7 @@ TEST(RankMemory, CountsTheMicroBatchesInFlight) {
 
 TEST(RankMemory, OfTheLargestStage) {
   const Arguments args = validated({"--pp", "2", "--vocab-size", "10000"}, 2).args;
-  const ModelPlan model = planned_model(gpt(), args);
+  const ModelPlan model = planned_model(args);
   EXPECT_EQ(largest_rank_memory(args, model).peak(),
             std::max(rank_memory(args, model, 0).peak(), rank_memory(args, model, 1).peak()));
 }
@@ -100,7 +104,7 @@ TEST(RankMemory, AdviceStatesItsEffect) {
     const Args more = split(given);
     changed.insert(changed.end(), more.begin(), more.end());
     const Arguments args = validated(changed, given.find("parallel-size") != given.npos ? 2 : 1).args;
-    const double peak = largest_rank_memory(args, planned_model(gpt(), args)).peak();
+    const double peak = largest_rank_memory(args, planned_model(args)).peak();
     EXPECT_NE(line.find(fmt::format(": {:.2f} instead of ", peak / gib)), std::string::npos) << line;
   }
 }
@@ -140,7 +144,7 @@ TEST(RankMemory, ExplainsFaultsOfMemory) {
 TEST(LeastStepSeconds, GrowsWithTheWork) {
   const auto seconds = [](const Args& flags, const char* gpu) {
     const Arguments args = validated(flags).args;
-    return least_step_seconds(args, planned_model(gpt(), args), *find_gpu(gpu));
+    return least_step_seconds(args, planned_model(args), *find_gpu(gpu));
   };
   const double one = seconds({"--bf16"}, "H100"),
                four = seconds({"--bf16", "--num-micro-batches", "4"}, "H100");

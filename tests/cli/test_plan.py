@@ -59,6 +59,7 @@ def test_a_schedule_needs_no_model():
 
 def test_bad_words_are_configuration_errors():
     for flags in (["bart"], ["gpt", "--world-size", "many"], ["gpt", "--world-size", "0"], ["--show-schedule", "--vpp", "2"],
+                  ["gpt", *MODEL, "--gpu-memory", "much"], ["gpt", *MODEL, "--gpu-memory", "0"],
                   ["--show-schedule", "--pp", "1000000", "--num-micro-batches", "1000000"],
                   ["--show-schedule", "--pp", "4", "--vpp", "2", "--num-micro-batches", "6"]):
         assert plan(*flags, code=2).stderr.startswith("error:"), flags
@@ -83,3 +84,17 @@ def test_the_optimizer_decides_its_memory():
     assert memory("--optimizer", "sgd", "--sgd-momentum", "0") == 0
     assert abs(memory("--optimizer", "sgd", "--fp16") - 2 * weights) < 0.01
     assert abs(memory("--optimizer", "sgd", "--bf16") - 1.5 * weights) < 0.01
+
+
+def test_whether_a_model_fits_is_shown_with_what_to_change():
+    fits = plan("gpt", *MODEL, "--bf16", "--gpu-memory", "80").stdout
+    assert "Fits (80 GiB)" in fits and "yes" in fits and "a step takes at least" not in fits
+    peak = lambda output: float(next(line.split()[7] for line in output.splitlines() if line.split()[:1] == ["0"] and len(line.split()) > 7))
+    small = plan("gpt", *MODEL, "--bf16", "--gpu-memory=8").stdout
+    assert "Does not fit (8 GiB)" in small and "  no  " in small
+    advice = [line.strip() for line in small.splitlines() if line.startswith("  --")]
+    assert len(advice) == 3
+    flags, effect = advice[0].split(": ")
+    changed = plan("gpt", *MODEL, "--bf16", "--gpu-memory", "8", *flags.split()).stdout
+    assert f"{peak(changed):.2f} instead of {peak(small):.2f} GiB" in effect
+    assert "a step takes at least" in plan("gpt", *MODEL, "--bf16", "--gpu-memory", "NVIDIA H100 80GB HBM3").stdout

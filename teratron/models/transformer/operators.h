@@ -1,5 +1,5 @@
-// Operators of a transformer's layers (transformer_layer.h, layer_stack.h). The bytes are those of the
-// tensors that nn's autograd functions save, and of those alive next to them.
+// Operators of a transformer's layers (transformer_layer.h, layer_stack.h), without cross attention. The
+// bytes are those of the tensors that nn's autograd functions save, and of those alive next to them.
 #pragma once
 
 #include "teratron/models/operators.h"
