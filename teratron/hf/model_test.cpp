@@ -125,7 +125,8 @@ TEST(HfConfigTest, Windows) {
   const auto settings = [](const json& patch) {
     return parse_hf(changed(changed(hf_llama(), {{"sliding_window", 8}}), patch)).settings;
   };
-  EXPECT_FALSE(settings(json::object()).contains("window_size")) << "Llama has none";
+  for (const json& patch : {json::object(), json{{"use_sliding_window", true}, {"max_window_layers", 0}}})
+    EXPECT_FALSE(settings(patch).contains("window_size")) << "transformers' Llama has none";
   EXPECT_EQ(settings({{"model_type", "mistral"}})["window_size"], "7,0");
   EXPECT_FALSE(settings({{"model_type", "mistral"}, {"sliding_window", 64}}).contains("window_size"))
       << "as long as the longest text";

@@ -135,7 +135,8 @@ void write_windows(std::string_view key, HfConfig& config) {
   if (!size.is_null()) options.window_size = size;
   if (!skip.is_null()) options.window_attn_skip_freq = skip;
   const int64_t layers = config.size("num_layers");
-  if (layers > most_layers || (!size.is_null() && !is_valid_window_size(*options.window_size)) ||
+  if (layers > most_layers) return config.problem("num_layers is {}", layers);
+  if ((!size.is_null() && !is_valid_window_size(*options.window_size)) ||
       (!skip.is_null() && !is_valid_window_pattern(*options.window_attn_skip_freq, layers)))
     return config.problem("window_size or window_attn_skip_freq is malformed");
   const std::vector<int64_t> windows = attention_windows(options, layers);
