@@ -206,5 +206,5 @@ def test_out_of_memory_tells_what_is_needed_and_how_to_need_less():
     """An embedding of two billion tokens and 16 channels needs 119 GiB; 64 GiB are available."""
     result = train(*MOCK, "--vocab-size", "2000000000", "--train-iters", "1", code=7, memory=64 << 30)
     message(result, "out of host memory: 119.21 GiB", "weights 119.21", "gradients 119.21", "optimizer 238.42",
-            "total", "--tensor-model-parallel-size 2 or --pipeline-model-parallel-size 2", "--micro-batch-size 1 (now 2)",
-            "--bf16")
+            "peak 715.26", "--tensor-model-parallel-size 2: 357.63 instead of 715.26 GiB", "--loss-chunks 8: ",
+            "--micro-batch-size 1 (now 2): 596.05")

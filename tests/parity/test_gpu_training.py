@@ -134,4 +134,4 @@ def test_out_of_memory_says_what_was_needed(tmp_path):
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 7, result.stderr
     assert "CUDA out of memory. Tried to allocate" in result.stderr
-    assert "activations about" in result.stderr and "--micro-batch-size 256 (now 512)" in result.stderr
+    assert "activations " in result.stderr and "--micro-batch-size 256 (now 512)" in result.stderr
