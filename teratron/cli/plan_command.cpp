@@ -1,4 +1,5 @@
 #include <charconv>
+#include <limits>
 
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
@@ -32,7 +33,8 @@ std::optional<Number> parse_positive(const std::string& text) {
   Number value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   const bool is_number = error == std::errc() && end == text.data() + text.size();
-  return is_number && value > 0 ? std::optional(value) : std::nullopt;
+  const bool is_finite = value <= std::numeric_limits<Number>::max();
+  return is_number && value > 0 && is_finite ? std::optional(value) : std::nullopt;
 }
 
 int64_t parse_world_size(const std::string& text) {

@@ -59,7 +59,7 @@ def test_a_schedule_needs_no_model():
 
 def test_bad_words_are_configuration_errors():
     for flags in (["bart"], ["gpt", "--world-size", "many"], ["gpt", "--world-size", "0"], ["--show-schedule", "--vpp", "2"],
-                  ["gpt", *MODEL, "--gpu-memory", "much"], ["gpt", *MODEL, "--gpu-memory", "0"],
+                  ["gpt", *MODEL, "--gpu-memory", "much"], ["gpt", *MODEL, "--gpu-memory", "0"], ["gpt", *MODEL, "--gpu-memory", "inf"],
                   ["--show-schedule", "--pp", "1000000", "--num-micro-batches", "1000000"],
                   ["--show-schedule", "--pp", "4", "--vpp", "2", "--num-micro-batches", "6"]):
         assert plan(*flags, code=2).stderr.startswith("error:"), flags
