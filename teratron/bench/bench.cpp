@@ -71,7 +71,8 @@ class StepTimer {
 std::optional<BenchResult> bench(const Arguments& args, World& world, const StopSignals& signals,
                                  const BenchOptions& options) {
   const Mesh mesh(mesh_options(args), world);
-  TrainLoop loop(args, mesh, signals);
+  const Registry registry;
+  TrainLoop loop(args, mesh, signals, {find_family("gpt"), registry});
   const at::Device device = choose_device(args);
   BenchResult result{.name = options.name,
                      .device = device_name(device),

@@ -18,6 +18,7 @@
 #include "teratron/cli/build_info.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/run_job.h"
+#include "teratron/cli/wait_policy.h"
 #include "teratron/comm/torch_fault.h"
 #include "teratron/settings/component_options.h"
 #include "teratron/train/pretrain.h"
@@ -109,7 +110,8 @@ int report(const std::exception& error, std::string_view advice = "") {
 }
 
 // Runs `work`; an exception becomes a message on stderr and an exit code.
-int guarded(const std::function<int()>& work) {
+int guarded(char** argv, const std::function<int()>& work) {
+  wait_passively(argv, environ);  // a program of its user; `teratron` has done so earlier
   std::set_terminate(on_terminate);
   std::signal(SIGXFSZ, SIG_IGN);  // make a file size limit an error of write()
   try {
@@ -129,12 +131,12 @@ int guarded(const std::function<int()>& work) {
 
 int main(int argc, char** argv, const Registry& registry) {
   const std::vector<std::string> args(argv + 1, argv + argc);
-  return guarded([&] { return dispatch(args, registry); });
+  return guarded(argv, [&] { return dispatch(args, registry); });
 }
 
 int run_loop(int argc, char** argv, const Loop& loop, const Registry& registry) {
   const std::vector<std::string> args(argv + 1, argv + argc);
-  return guarded([&] {
+  return guarded(argv, [&] {
     const JobModel model = default_model(registry);
     return run_job(args, model, [&](const ParsedArguments& parsed, World& world, const StopSignals&) {
       const Mesh mesh(mesh_options(parsed.args), world);

@@ -2,9 +2,9 @@
 //
 // A Parameter has a Shard, which says how it is cut over ranks, and a main_grad, which accumulates its
 // gradient. Layers create parameters through a Scope, which names them as Megatron-Core does, for checkpoints
-// and Hugging Face maps: "decoder.layers.3.mlp.linear_fc1.weight". A name stands for one tensor: parameters of
-// the same name and shard index have the same values on all ranks, and pipeline stages that register the same
-// name share (tie) it.
+// and Hugging Face maps: "decoder.layers.3.mlp.linear_fc1.weight". A name stands for one tensor: parameters
+// of the same name and shard index have the same values on all ranks, and pipeline stages that register the
+// same name share (tie) it.
 #pragma once
 
 #include <deque>
@@ -146,8 +146,8 @@ class ParameterSet {
   void register_buffer(Buffer buffer) { buffers_.push_back(std::move(buffer)); }
   /// All registered, and FP8 scales.
   std::vector<Buffer> buffers();
-  /// Registers what happens after each step of the optimizer (also a skipped one), in order: updates of buffers
-  /// from what forward and backward recorded.
+  /// Registers what happens after each step of the optimizer (also a skipped one), in order: updates of
+  /// buffers from what forward and backward recorded.
   void on_step_end(std::function<void(const Mesh&)> update) { updates_.push_back(std::move(update)); }
   /// Collective over the mesh.
   void end_step(const Mesh& mesh) const;

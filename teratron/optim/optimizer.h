@@ -1,10 +1,10 @@
 // AdamW or SGD over flat shards, with fp32 master weights and without host synchronization. Master weights of
 // a bf16 model are its weights and 16 more bits (kernels/optimizer/optimizer_step.h).
 //
-// A step sums the gradients that are not yet whole (ParameterOptions::grad_sum, tied parameters), takes the L2
-// norm over the whole model, scales and clips, and updates master weights, moments and the model's copy in one
-// pass. A gradient with Inf or NaN sets a flag on the device that turns the pass into a no-op, so the weights
-// stay intact regardless of the host. Each buffer is updated by its own ranks.
+// A step sums the gradients that are not yet whole (ParameterOptions::grad_sum, tied parameters), takes the
+// L2 norm over the whole model, scales and clips, and updates master weights, moments and the model's copy in
+// one pass. A gradient with Inf or NaN sets a flag on the device that turns the pass into a no-op, so the
+// weights stay intact regardless of the host. Each buffer is updated by its own ranks.
 #pragma once
 
 #include <optional>

@@ -43,7 +43,7 @@ std::set<BufferKey> all_keys(const ParameterSet& parameters, HostGroup& world) {
   return keys;
 }
 
-// Axes that span the same ranks, as {dp} and {dp, cp} without context parallelism, make one buffer: the first's.
+// Axes that span the same ranks, as {dp} and {dp, cp} without context parallelism, make one buffer.
 std::map<BufferKey, BufferKey> merge_equal_groups(const std::set<BufferKey>& keys, const Mesh& mesh) {
   std::map<BufferKey, BufferKey> merged;
   for (const BufferKey& key : keys) {
@@ -75,7 +75,7 @@ std::string part_name(const Parameter& parameter) {
   return fmt::format("{} {}", parameter.shard().index, parameter.name);
 }
 
-// Compares the entries with those of the ranks that are no replicas: sets `counts` and `tied`.
+// Compares the entries with those of ranks outside the replicas: sets `counts` and `tied`.
 void find_holders(Entries& entries, AxisSet axes, const Mesh& mesh) {
   const Group& others = mesh.group(complement(axes));
   if (others.size == 1) return;

@@ -1,5 +1,5 @@
-// Parameters that are replicated over different ranks, frozen, tied, of another dtype or without a gradient in
-// some steps: trained on every layout, they equal one rank's training in fp64.
+// Parameters that are replicated over different ranks, frozen, tied, of another dtype or without a gradient
+// in some steps: trained on every layout, they equal one rank's training in fp64.
 #include <map>
 #include <set>
 

@@ -1,5 +1,5 @@
-// Models with frozen parameters, parameters that each data-parallel rank has for itself, and buffers: training,
-// checkpoints and checks of replicas.
+// Models with frozen parameters, parameters that each data-parallel rank has for itself, and buffers:
+// training, checkpoints and checks of replicas.
 #include <filesystem>
 
 #include <ATen/ATen.h>
@@ -246,6 +246,14 @@ TEST(FrozenParameters, DoNotChangeOtherGradients) {
       expect_same_gradient_alone(variant.config);
     }
   }
+}
+
+TEST(FrozenParameters, LeaveABiasTrainable) {
+  ParameterSet set({.seed = 3});
+  ColumnLinear linear(Scope(set) / "linear", {.in = 4, .out = 4}, {});
+  freeze(*set.find("linear.weight"));
+  apply_bias_grad(linear.forward(at::ones({2, 3, 4}))).sum().backward();
+  EXPECT_TRUE(at::equal(linear.bias()->main_grad, at::full({4}, 6.0)));
 }
 
 TEST(FrozenParameters, AreThoseOfAScope) {

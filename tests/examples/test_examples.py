@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parents[2]
 BINARY = os.environ.get("TERATRON_BINARY")
@@ -76,18 +77,46 @@ def test_custom_loop(built, tmp_path):
 
 def test_custom_model(built, tmp_path):
     program = built("custom_model")
-    alone = run(program, "pretrain", "gpt", *TINY, "--save", tmp_path / "run", "--save-interval", "10")
+    alone = run(program, "pretrain", "average", *TINY, "--save", tmp_path / "run", "--save-interval", "10")
     # Two layers of two norms and an MLP without biases, embedding and output of 128 padded rows, the last norm.
     parameters = 2 * (4 * 16 + 2 * 16 * 64) + 2 * 128 * 16 + 2 * 16
     assert f"model parallel rank (0, 0): {parameters}\n" in alone
     assert losses(alone)[-1] < losses(alone)[0]
     layout = ["--tp", "2", "--pp", "2", "--use-distributed-optimizer"]
     parallel = run(program, "launch", "--nproc-per-node", "8", "--backend", "threads", "--log-dir", tmp_path / "logs",
-                   "--", "pretrain", "gpt", *TINY, *layout, "--micro-batch-size", "1")
+                   "--", "pretrain", "average", *TINY, *layout, "--micro-batch-size", "1")
     assert losses(parallel) == pytest.approx(losses(alone), rel=1e-4)
-    resumed = run(program, "pretrain", "gpt", *TINY, "--load", tmp_path / "run", "--ckpt-step", "10")
+    resumed = run(program, "pretrain", "average", *TINY, "--load", tmp_path / "run", "--ckpt-step", "10")
     assert "at iteration 10" in resumed and losses(resumed) == losses(alone)[2:]
-    run(program, "pretrain", "gpt", *TINY, "--reset-attention-mask", code=2)
+    run(program, "pretrain", "average", *TINY, "--reset-attention-mask", code=2)
+    families = run(program, "pretrain", "--help")
+    assert "average" in families and "gpt" in families, "the program's own families and those of teratron"
+
+
+def tensors(checkpoint):
+    return {name: tensor for file in sorted(Path(checkpoint).glob("*.safetensors"))
+            for name, tensor in load_file(file).items()}
+
+
+def test_own_model(built, tmp_path):
+    """An encoder-decoder with two losses, of which one rank and eight compute the same."""
+    program = built("own_model")
+    flags = [*TINY, "--encoder-layers", "2", "--source-length", "12", "--kinds", "3", "--train-iters", "30"]
+    alone = run(program, "pretrain", "reverse", *flags, "--save", tmp_path / "run", "--save-interval", "10")
+    kinds = [float(loss) for loss in re.findall(r" kind loss: (\S+) \|", alone)]
+    assert losses(alone)[-1] < losses(alone)[0] and kinds[-1] < kinds[0]
+    features = [tensors(tmp_path / "run" / f"iter_{step:07}")["token_features"] for step in (10, 30)]
+    assert (features[0] == features[1]).all(), "frozen"
+    for more in (["--use-distributed-optimizer"], ["--sequence-parallel", "--recompute-granularity", "full",
+                 "--recompute-method", "uniform", "--recompute-num-layers", "1"]):
+        parallel = run(program, "launch", "--nproc-per-node", "8", "--backend", "threads", "--log-dir", tmp_path / "logs",
+                       "--", "pretrain", "reverse", *flags, "--tp", "2", "--pp", "2", "--micro-batch-size", "1", *more)
+        assert losses(parallel) == pytest.approx(losses(alone), rel=1e-4)
+        assert [float(loss) for loss in re.findall(r" kind loss: (\S+) \|", parallel)] == pytest.approx(kinds, rel=1e-4)
+    resumed = run(program, "pretrain", "reverse", *flags, "--load", tmp_path / "run", "--ckpt-step", "10")
+    assert losses(resumed) == losses(alone)[2:]
+    assert "source is longer" in subprocess.run([program, "pretrain", "reverse", *flags, "--source-length", "99"],
+                                                capture_output=True, text=True).stderr
 
 
 def test_script_of_the_345m_model(tmp_path):
