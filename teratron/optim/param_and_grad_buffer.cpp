@@ -104,7 +104,6 @@ void ParamAndGradBuffer::set_last_microbatch(int64_t chunk) {
   last_microbatch_[index] = true;
 }
 
-// In fixed order: a rank on which a parameter got no gradient finishes its buckets in another one.
 void ParamAndGradBuffer::on_grad_ready(size_t entry) {
   const auto chunk = static_cast<size_t>(entries_[entry].chunk);
   if (chunk >= last_microbatch_.size() || !last_microbatch_[chunk]) return;
@@ -113,9 +112,24 @@ void ParamAndGradBuffer::on_grad_ready(size_t entry) {
                   entries_[entry].parameter->name);
   if (!ready_[entry]) bucket.ready += 1;
   ready_[entry] = true;
-  while (started_ < buckets_.size() && buckets_[started_].ready == buckets_[started_].parameters) {
-    start_reduction(buckets_[started_]);
+  if (bucket.ready < bucket.parameters) return;
+  if (on_complete_) return on_complete_();
+  while (start_next_reduction()) {
   }
+}
+
+bool ParamAndGradBuffer::start_next_reduction(bool incomplete) {
+  if (started_ == buckets_.size()) return false;
+  Bucket& bucket = buckets_[started_];
+  if (!incomplete && bucket.ready < bucket.parameters) return false;
+  start_reduction(bucket);
+  return true;
+}
+
+std::vector<int64_t> ParamAndGradBuffer::last_positions() const {
+  std::vector<int64_t> positions(buckets_.size());
+  for (size_t i = 0; i < entries_.size(); ++i) positions[bucket_of_entry_[i]] = entries_[i].position;
+  return positions;
 }
 
 void ParamAndGradBuffer::start_reduction(Bucket& bucket) {
@@ -152,7 +166,8 @@ void ParamAndGradBuffer::finish_grad_sync(Bucket& bucket) {
 }
 
 void ParamAndGradBuffer::finish_grad_sync() {
-  while (started_ < buckets_.size()) start_reduction(buckets_[started_]);
+  while (start_next_reduction(/*incomplete=*/true)) {
+  }
   for (Bucket& bucket : buckets_) finish_grad_sync(bucket);
 }
 

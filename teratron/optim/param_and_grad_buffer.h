@@ -2,8 +2,8 @@
 //
 // Parameters are stored in reverse order of registration (about the order in which backward finishes their
 // gradients), each aligned to 64 elements, and divided into buckets. Buckets are reduced over the ranks on
-// which the parameters are replicated in this fixed order, each as soon as its last gradient in the step's
-// final micro-batch is ready, while backward continues. With `sharded` (ZeRO-1, Rajbhandari et al. 2020) each
+// which the parameters are replicated, in fixed order, each as soon as its last gradient in the step's final
+// micro-batch is ready, while backward continues. With `sharded` (ZeRO-1, Rajbhandari et al. 2020) each
 // rank gets an equal slice of every bucket and optimizes only that slice; afterwards the parameters are
 // all-gathered, optionally overlapping the next forward. Otherwise every rank owns everything. One rank is a
 // group of one.
@@ -48,6 +48,7 @@ class ParamAndGradBuffer {
   };
   struct Entry {
     Parameter* parameter = nullptr;
+    int64_t position = 0;  // in the order of registration
     int64_t chunk = 0;     // of the pipeline stage
     Group tied = {};       // stages that share the parameter
     bool counts = true;    // in sums over the model: this rank is the first of those that hold this part
@@ -68,6 +69,12 @@ class ParamAndGradBuffer {
   void set_last_microbatch(int64_t chunk = 0);
   /// After the last backward: the current stream waits until every owned gradient is reduced.
   void finish_grad_sync();
+  /// Starts the reduction of the next bucket if there is one and it is complete, or `incomplete` ones may start.
+  bool start_next_reduction(bool incomplete = false);
+  /// Called when a bucket is complete, to start reductions; default: start_next_reduction().
+  void set_on_complete(std::function<void()> on_complete) { on_complete_ = std::move(on_complete); }
+  /// By bucket: position of the parameter whose gradient completes it if backward visits them in reverse.
+  std::vector<int64_t> last_positions() const;
   /// After the optimizer step: all-gathers the parameters if sharded. With overlap_param_gather the values
   /// may still be in flight: layers wait for those they use, other readers call finish_param_gather() first.
   void gather_params();
@@ -109,9 +116,11 @@ class ParamAndGradBuffer {
   std::vector<bool> last_microbatch_;  // by chunk
   std::vector<bool> ready_;            // by entry
   size_t started_ = 0;                 // buckets whose reduction has started
+  std::function<void()> on_complete_;
 };
 
-/// Buffers of all parameters of a rank that are trained, one per dtype and set of replicas.
+/// Buffers of all parameters of a rank that are trained, one per dtype and set of replicas. Their buckets are
+/// reduced in one order, the same on all ranks, even if some of them use different parameters.
 class ParamAndGradBuffers {
  public:
   /// `chunks`: number of parameters per pipeline chunk, in order; empty: one chunk. Collective over the mesh.
@@ -133,7 +142,13 @@ class ParamAndGradBuffers {
   size_t size() const { return buffers_.size(); }
 
  private:
+  void set_reduction_order();
+  void start_reductions(bool incomplete);
+
   std::deque<ParamAndGradBuffer> buffers_;
+  std::vector<ParamAndGradBuffer*> order_;  // whose bucket is next
+  size_t early_ = 0;                        // of them may start during backward
+  size_t started_ = 0;
 };
 
 }  // namespace teratron

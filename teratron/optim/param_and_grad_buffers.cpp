@@ -61,12 +61,13 @@ std::map<BufferKey, Entries> make_entries(ParameterSet& parameters, const Mesh& 
       merge_equal_groups(all_keys(parameters, *mesh.world().communicator), mesh);
   std::map<BufferKey, Entries> entries;
   for (const auto& [_, key] : merged) entries[key];
-  int64_t chunk = 0, left = chunks.empty() ? -1 : chunks[0];
+  int64_t position = 0, chunk = 0, left = chunks.empty() ? -1 : chunks[0];
   for (Parameter& parameter : parameters.all()) {
     while (left == 0) left = chunks.at(++chunk);
     --left;
-    if (parameter.options.trainable)
-      entries.at(merged.at(key_of(parameter))).push_back({.parameter = &parameter, .chunk = chunk});
+    if (!parameter.options.trainable) continue;
+    entries.at(merged.at(key_of(parameter)))
+        .push_back({.parameter = &parameter, .position = position++, .chunk = chunk});
   }
   return entries;
 }
@@ -130,9 +131,39 @@ ParamAndGradBuffers::ParamAndGradBuffers(ParameterSet& parameters, const Mesh& m
                           ParamAndGradBuffer::Replicas{.axes = key.axes, .group = group, .share = share},
                           at::TensorOptions().dtype(key.dtype).device(parameters.options().device), options);
   }
+  set_reduction_order();
+}
+
+// Ranks may use different parameters in a step, so the order must not follow from theirs: it is that of a
+// backward through all layers. Reductions over stages wait for the last backward, on which other stages depend.
+void ParamAndGradBuffers::set_reduction_order() {
+  struct Next {
+    bool over_stages;
+    int64_t position;
+    ParamAndGradBuffer* buffer;
+  };
+  std::vector<Next> all;
+  for (ParamAndGradBuffer& buffer : buffers_) {
+    const bool over_stages = buffer.replicas().axes.contains(Axis::pp);
+    for (const int64_t position : buffer.last_positions()) all.push_back({over_stages, position, &buffer});
+    buffer.set_on_complete([this] { start_reductions(/*incomplete=*/false); });
+  }
+  std::stable_sort(all.begin(), all.end(), [](const Next& a, const Next& b) {
+    return a.over_stages != b.over_stages ? b.over_stages : a.position > b.position;
+  });
+  for (const Next& next : all) {
+    order_.push_back(next.buffer);
+    early_ += next.over_stages ? 0 : 1;
+  }
+}
+
+void ParamAndGradBuffers::start_reductions(bool incomplete) {
+  const size_t end = incomplete ? order_.size() : early_;
+  while (started_ < end && order_[started_]->start_next_reduction(incomplete)) ++started_;
 }
 
 void ParamAndGradBuffers::zero_grad() {
+  started_ = 0;
   for (ParamAndGradBuffer& buffer : buffers_) buffer.zero_grad();
 }
 
@@ -141,6 +172,7 @@ void ParamAndGradBuffers::set_last_microbatch(int64_t chunk) {
 }
 
 void ParamAndGradBuffers::finish_grad_sync() {
+  start_reductions(/*incomplete=*/true);
   for (ParamAndGradBuffer& buffer : buffers_) buffer.finish_grad_sync();
 }
 

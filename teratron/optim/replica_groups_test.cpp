@@ -22,6 +22,7 @@ constexpr double rate = 0.05, decay = 0.1, clip = 0.4;
 // Sizes of a mesh, or the coordinates of a rank.
 struct Point {
   int64_t tp = 1, cp = 1, dp = 1, pp = 1;
+  int64_t ep = 1;  // spans cp x dp
 };
 
 struct GroupCase {
@@ -38,6 +39,11 @@ bool is_last(const Point& n, const Point& at) {
   return at.pp == n.pp - 1;
 }
 
+// Experts are divided over ep and replicated over edp.
+std::string expert_of(const Point& n, const Point& at) {
+  return "expert" + std::to_string((at.dp * n.cp + at.cp) % n.ep);
+}
+
 using Parameters = std::vector<std::pair<std::string, ParameterOptions>>;
 
 // Of one rank. The first and the last stage hold different kinds, so that others have empty buffers.
@@ -46,7 +52,8 @@ Parameters parameters_of(const Point& n, const Point& at) {
     return ParameterOptions{.shard = shard, .init = Init::normal(0.5), .replicated_over = axes};
   };
   const ParameterOptions vector = options(Shard::replicated({width}));
-  Parameters all{{"stage" + std::to_string(at.pp), vector}};
+  Parameters all{{"stage" + std::to_string(at.pp), vector},
+                 {"all_stages", options(Shard::replicated({width}), replica_axes | Axis::pp)}};
   if (is_first(n, at)) {
     const int64_t rank = (at.dp * n.cp + at.cp) * n.tp + at.tp;
     all.emplace_back("dense", options(Shard::replicated({5, width})));
@@ -56,6 +63,7 @@ Parameters parameters_of(const Point& n, const Point& at) {
     all.emplace_back("per_rank",
                      options(Shard::split({n.dp * n.cp * n.tp, width}, 0, n.dp * n.cp * n.tp, rank), {}));
     all.emplace_back("tied", vector);
+    all.emplace_back(expert_of(n, at), options(Shard::replicated({width}), Axis::edp));
   }
   if (is_last(n, at)) {
     all.emplace_back("per_cp", options(Shard::split({n.cp, width}, 0, n.cp, at.cp), {Axis::tp, Axis::dp}));
@@ -87,10 +95,12 @@ Losses losses(const Point& n, const Point& at, int64_t step, int64_t microbatch,
   };
   const at::Tensor x = cut(input_of(step, at.dp, microbatch), n.cp, at.cp), mine = cut(x, n.tp, at.tp);
   at::Tensor common = (x * value("stage" + std::to_string(at.pp))).cos().sum();
+  common = common + (x * value("all_stages")).sin().sum();
   at::Tensor own = at::zeros({}, at::kDouble);
   if (is_first(n, at)) {
     common = common + (x * value("frozen")).matmul(value("dense").t()).tanh().sum() +
-             x.matmul(value("per_dp").t()).sin().sum() + (x * value("tied")).tanh().sum();
+             x.matmul(value("per_dp").t()).sin().sum() + (x * value("tied")).tanh().sum() +
+             (x * value(expert_of(n, at))).sin().sum();
     own = own + (mine * value("per_rank")).sin().sum();
   }
   if (is_last(n, at)) {
@@ -296,10 +306,10 @@ class Rank {
 };
 
 void run_case(const GroupCase& c, const std::function<void(Rank&)>& body) {
-  const auto [tp, cp, dp, pp] = c.sizes;
+  const auto [tp, cp, dp, pp, ep] = c.sizes;
   run_ranks(tp * cp * dp * pp, [&](World& world) {
     DeferredWorld late(world);
-    const Mesh mesh({.tp = tp, .pp = pp, .cp = cp, .dp = dp}, c.late ? late : world);
+    const Mesh mesh({.tp = tp, .pp = pp, .cp = cp, .ep = ep, .etp = 0, .dp = dp}, c.late ? late : world);
     Rank rank(c, mesh);
     body(rank);
   });
@@ -312,7 +322,9 @@ TEST(ReplicaGroups, TrainLikeOneRank) {
                            {.cp = 2, .dp = 2},
                            {.pp = 3},
                            {.tp = 2, .cp = 2, .dp = 2},
-                           {.tp = 2, .dp = 2, .pp = 2}};
+                           {.tp = 2, .dp = 2, .pp = 2},
+                           {.dp = 4, .ep = 2},
+                           {.tp = 2, .cp = 2, .dp = 2, .ep = 2}};
   for (const Point& sizes : layouts) {
     for (int options = 0; options < 8; ++options) {
       const auto option = [&](int bit) { return (options >> bit & 1) != 0; };
@@ -322,8 +334,8 @@ TEST(ReplicaGroups, TrainLikeOneRank) {
                                     .overlap_param_gather = option(0) && option(2)},
                         .overlaps = option(2),
                         .late = option(0) != option(1)};
-      SCOPED_TRACE(fmt::format("tp {} cp {} dp {} pp {}, options {:03b}", sizes.tp, sizes.cp, sizes.dp,
-                               sizes.pp, options));
+      SCOPED_TRACE(fmt::format("tp {} cp {} dp {} pp {} ep {}, options {:03b}", sizes.tp, sizes.cp, sizes.dp,
+                               sizes.pp, sizes.ep, options));
       run_case(c, [](Rank& rank) {
         for (int64_t step = 0; step < steps; ++step) rank.train_and_compare(step);
       });
@@ -337,6 +349,7 @@ TEST(ReplicaGroups, MakeOneBufferForTheSameRanks) {
   run_case({}, [](Rank& rank) { EXPECT_EQ(rank.buffers(), 2); });
   run_case({.sizes = {.dp = 2}}, [](Rank& rank) { EXPECT_EQ(rank.buffers(), 3); });
   run_case({.sizes = {.tp = 2, .dp = 2}}, [](Rank& rank) { EXPECT_EQ(rank.buffers(), 4); });
+  run_case({.sizes = {.dp = 4, .ep = 2}}, [](Rank& rank) { EXPECT_EQ(rank.buffers(), 4); });
 }
 
 TEST(ReplicaGroups, FrozenParametersHaveNoState) {

@@ -24,14 +24,21 @@ bool is_frozen(const std::string& name) {
   return name.starts_with("embedding.position") || name.find("layers.1.mlp.linear_fc1") != std::string::npos;
 }
 
-// A GPT whose output is scaled by one vector per group of samples: one per rank if there are two. Counts the
-// tokens it has seen.
+// A GPT whose output is scaled by one vector per group of samples: one per rank if there are two. Then a vector
+// is added that all stages hold. Counts the tokens it has seen.
 class ScaledGPT : public GPT {
  public:
   ScaledGPT(const GPTConfig& config, const StageContext& part, const Mesh& mesh)
       : GPT(part.parameters, config, part.stage, part.parallel) {
     for (Parameter& parameter : part.parameters.all()) {
       if (is_frozen(parameter.name) && parameter.options.trainable) freeze(parameter);
+    }
+    shift_ = part.parameters.find("shift");
+    if (!shift_) {
+      shift_ = &Scope(part.parameters)
+                    .parameter("shift", {.shard = Shard::replicated({config.hidden}),
+                                         .replicated_over = replica_axes | Axis::pp,
+                                         .grad_sum = part.parallel.grad_sum()});
     }
     if (!part.stage.head) return;
     const Group& data_parallel = mesh.data_parallel();
@@ -64,11 +71,12 @@ class ScaledGPT : public GPT {
     const at::Tensor group_B = batch.sample_ids_B.remainder(test_samples).div(test_samples / groups, "floor");
     const at::Tensor row_B = scale.size(0) == groups ? group_B : at::zeros_like(group_B);
     if (batch.training) seen_.add_(static_cast<double>(batch["labels"].numel()));
-    output.set("hidden", output["hidden"] * scale.index_select(0, row_B));
+    output.set("hidden", output["hidden"] * scale.index_select(0, row_B) + autograd_tensor(*shift_));
     return output;
   }
 
  private:
+  Parameter* shift_ = nullptr;
   Parameter* scale_ = nullptr;
   at::Tensor seen_, total_, last_;
 };
