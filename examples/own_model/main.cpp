@@ -1,6 +1,6 @@
-// A model family of a program: an encoder reads a sequence, a decoder writes it backwards, a classifier names its
-// kind. It brings settings, batch columns, data, two losses, a frozen embedding, a pipeline split, and a parameter
-// that tensor-parallel ranks replicate like data-parallel ones.
+// An encoder reads a sequence, a decoder writes it backwards, a classifier names its kind. The family brings
+// settings, batch columns, data, two losses, a frozen embedding, a pipeline split, and a parameter that
+// tensor-parallel ranks replicate like data-parallel ones.
 //
 //   own_model pretrain reverse FLAGS... [--encoder-layers 2] [--source-length 16] [--kinds 4]
 #include <functional>
@@ -102,7 +102,7 @@ class Reverser : public Model {
     const Shard columns = vocabulary_shard(words, parallel_.group);
     Parameter& output = root.parameter("output_layer.weight", {.shard = columns, .init = init});
     output_layer_.emplace(ParallelMatmul::column(output, nullptr, parallel_));
-    // Each tensor-parallel rank applies it to its part of the sequence: it is a replica like data-parallel ones.
+    // Each tensor-parallel rank applies it to its part of the sequence, a replica like data-parallel ones.
     const Shard whole = Shard::replicated({config.kinds, gpt.hidden});
     const AxisSet replicas = replica_axes | Axis::tp;
     classifier_ = &root.parameter("classifier", {.shard = whole, .init = init, .replicated_over = replicas});

@@ -63,7 +63,8 @@ int logits_command(std::span<const std::string> args);
 int merge_command(std::span<const std::string> args);
 
 /// plan [FAMILY] [--world-size N] [--gpu-memory SIZE] [--show-schedule] FLAGS...: validates a command line of
-/// `pretrain` for N ranks (default: those of one model replica) without running it, on any machine, and prints
+/// `pretrain` for N ranks (default: those of one model replica) without running it, on any machine.
+/// Prints
 ///
 ///   settings    those set or derived, each with its source
 ///   ranks       the mesh

@@ -1,5 +1,5 @@
-// OpenMP threads that wait without spinning. Spinning threads keep others from the cores: with another program
-// on the machine a step on a CPU takes many times as long.
+// OpenMP threads that wait without spinning. Spinning threads keep others from the cores: with another
+// program on the machine a step on a CPU takes many times as long.
 #pragma once
 
 #include <cstring>
@@ -8,8 +8,8 @@
 
 namespace teratron {
 
-/// libgomp reads OMP_WAIT_POLICY while it is loaded. If neither that nor GOMP_SPINCOUNT is set, starts the program
-/// again with the passive policy; returns otherwise, or if that fails. Needs no initialized library.
+/// libgomp reads OMP_WAIT_POLICY while it is loaded. If neither that nor GOMP_SPINCOUNT is set, starts the
+/// program again with the passive policy; returns otherwise, or if that fails. Needs no initialized library.
 inline void wait_passively(char* const* argv, char* const* envp) {
   size_t count = 0;
   for (; envp[count]; ++count) {

@@ -1,5 +1,5 @@
-// The columns of a sample, declared once by the model family: the dataset fills them, and the data loader, the
-// broadcast, the copy to the device and the CUDA graphs loop over them.
+// The columns of a sample, declared once by the model family: the dataset fills them, and the data loader,
+// the broadcast, the copy to the device and the CUDA graphs loop over them.
 #pragma once
 
 #include <cstddef>

@@ -143,7 +143,8 @@ void expect_split(const Dataset* built, const json& expected) {
     EXPECT_EQ(dynamic_cast<const BlendedDataset*>(built), nullptr);
   }
   for (const json& c : expected.value("samples", json::array())) {
-    EXPECT_EQ(json(read_sample(*built, c["i"], static_cast<int64_t>(c["tokens"].size())).tokens), c["tokens"]);
+    EXPECT_EQ(json(read_sample(*built, c["i"], static_cast<int64_t>(c["tokens"].size())).tokens),
+              c["tokens"]);
   }
 }
 

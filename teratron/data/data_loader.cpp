@@ -11,8 +11,7 @@ namespace {
 
 Batch read_batch(const Dataset& dataset, const BatchSchema& schema, const std::vector<int64_t>& indices) {
   Batch batch(schema, static_cast<int64_t>(indices.size()));
-  for (size_t i = 0; i < indices.size(); ++i)
-    dataset.get(indices[i], batch.sample(static_cast<int64_t>(i)));
+  for (size_t i = 0; i < indices.size(); ++i) dataset.get(indices[i], batch.sample(static_cast<int64_t>(i)));
   return batch;
 }
 

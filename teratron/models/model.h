@@ -78,9 +78,9 @@ class Model {
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 
-  /// The first stage ignores `input`. The last stage returns the input of logits() and losses(). `states`: one
-  /// per layer of the stage, extended by the micro-batch (generation); null: none. Models that do not generate
-  /// text ignore them.
+  /// The first stage ignores `input`. The last stage returns the input of logits() and losses(). `states`:
+  /// one per layer of the stage, extended by the micro-batch (generation); null: none. Models that do not
+  /// generate text ignore them.
   virtual Activations forward(const Activations& input, const MicroBatch& batch, LayerStates* states) = 0;
   /// [S, B, padded vocabulary / tp] of the last stage's activations. Default: undefined.
   virtual at::Tensor logits(const Activations& output);

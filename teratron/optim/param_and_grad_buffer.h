@@ -69,7 +69,8 @@ class ParamAndGradBuffer {
   void set_last_microbatch(int64_t chunk = 0);
   /// After the last backward: the current stream waits until every owned gradient is reduced.
   void finish_grad_sync();
-  /// Starts the reduction of the next bucket if there is one and it is complete, or `incomplete` ones may start.
+  /// Starts the reduction of the next bucket if there is one and it is complete, or `incomplete` ones may
+  /// start.
   bool start_next_reduction(bool incomplete = false);
   /// Called when a bucket is complete, to start reductions; default: start_next_reduction().
   void set_on_complete(std::function<void()> on_complete) { on_complete_ = std::move(on_complete); }

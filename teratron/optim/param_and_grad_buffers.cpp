@@ -135,7 +135,8 @@ ParamAndGradBuffers::ParamAndGradBuffers(ParameterSet& parameters, const Mesh& m
 }
 
 // Ranks may use different parameters in a step, so the order must not follow from theirs: it is that of a
-// backward through all layers. Reductions over stages wait for the last backward, on which other stages depend.
+// backward through all layers. Reductions over stages wait for the last backward, on which other stages
+// depend.
 void ParamAndGradBuffers::set_reduction_order() {
   struct Next {
     bool over_stages;

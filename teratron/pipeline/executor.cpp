@@ -132,9 +132,9 @@ class Execution {
       pending.inputs = inputs;
       for (size_t i = 0; i < outputs.size(); ++i) {
         if (!is_last && !messages.out[i].differentiable) continue;
-        pending.outputs.push_back(
-            outputs[i].requires_grad() ? std::optional(torch::autograd::impl::gradient_edge(outputs[i]))
-                                       : std::nullopt);
+        pending.outputs.push_back(outputs[i].requires_grad()
+                                      ? std::optional(torch::autograd::impl::gradient_edge(outputs[i]))
+                                      : std::nullopt);
       }
     }
     if (is_last) return;  // the loss is not sent

@@ -42,8 +42,8 @@ struct ChunkMessages {
 /// would otherwise deadlock. Once, before the first schedule. Collective over the pipeline.
 void connect_links(const Mesh& mesh, const at::TensorOptions& options);
 
-/// Runs the actions of this rank's stage; `messages` by chunk. Without backwards in the schedule, forwards run
-/// under the caller's grad mode. Collective over the pipeline.
+/// Runs the actions of this rank's stage; `messages` by chunk. Without backwards in the schedule, forwards
+/// run under the caller's grad mode. Collective over the pipeline.
 void run_schedule(std::span<const Action> actions, const PipelineLinks& links, const StageFunctions& stage,
                   std::span<const ChunkMessages> messages);
 

@@ -55,7 +55,8 @@ class Multiplication {
 
 void run(const ScheduleShape& shape) {
   double product = 1.0;
-  for (int64_t i = 0; i < shape.stages * shape.chunks; ++i) product = product * static_cast<double>(i + 2) + 1.0;
+  for (int64_t i = 0; i < shape.stages * shape.chunks; ++i)
+    product = product * static_cast<double>(i + 2) + 1.0;
   run_ranks(MeshOptions{.pp = shape.stages}, [&](const Mesh& mesh) {
     std::optional<at::NoGradGuard> evaluation;
     if (shape.forward_only) evaluation.emplace();
@@ -68,8 +69,7 @@ void run(const ScheduleShape& shape) {
     std::vector<ChunkMessages> chunks(shape.chunks, {messages, messages});
     if (mesh.group(Axis::pp).rank == 0) chunks.front().in.clear();
     if (mesh.group(Axis::pp).rank == shape.stages - 1) chunks.back().out.clear();
-    run_schedule(schedule(mesh.group(Axis::pp).rank, shape), mesh.pipeline_links(), functions,
-                 chunks);
+    run_schedule(schedule(mesh.group(Axis::pp).rank, shape), mesh.pipeline_links(), functions, chunks);
     for (const auto& [microbatch, loss] : stage.losses) {
       EXPECT_EQ(loss.item<double>(), 6.0 * static_cast<double>(microbatch + 1) * product);
     }

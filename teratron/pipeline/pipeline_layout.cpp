@@ -161,8 +161,8 @@ std::vector<int64_t> split_lengths(const PipelineLayoutOptions& options, const P
   const int64_t rest = options.layers - split.layers, others = options.stages - split.stages;
   if (split.stages < 1 || others < 1 || split.layers % split.stages != 0 || rest % others != 0) {
     reject("pipeline_model_parallel_split_rank",
-           fmt::format("{} layers on the first {} of {} stages and {} on the others", split.layers, split.stages,
-                       options.stages, rest),
+           fmt::format("{} layers on the first {} of {} stages and {} on the others", split.layers,
+                       split.stages, options.stages, rest),
            "Choose a split that divides the layers of the encoder and of the decoder evenly");
   }
   std::vector<int64_t> lengths(options.stages, rest / others);

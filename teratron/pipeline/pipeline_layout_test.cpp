@@ -125,8 +125,9 @@ TEST(PipelineLayout, SplitsEncoderAndDecoder) {
       pipeline_layout({.layers = 10, .stages = 3, .split = PipelineSplit{.layers = 4, .stages = 2}});
   std::vector<StageSpec> expected = {{0, 2, true, false}, {2, 2, false, false}, {4, 6, false, true}};
   EXPECT_EQ(layout.virtual_stages, expected);
-  EXPECT_EQ(pipeline_layout({.layers = 10, .split = PipelineSplit{.layers = 4, .stages = 1}}).virtual_stages.size(),
-            1U)
+  EXPECT_EQ(
+      pipeline_layout({.layers = 10, .split = PipelineSplit{.layers = 4, .stages = 1}}).virtual_stages.size(),
+      1U)
       << "one stage holds both";
   for (const PipelineSplit& bad : {PipelineSplit{4, 3}, PipelineSplit{4, 0}, PipelineSplit{3, 2}}) {
     EXPECT_THROW(pipeline_layout({.layers = 10, .stages = 3, .split = bad}), UserError);

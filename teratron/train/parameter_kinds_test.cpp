@@ -24,8 +24,8 @@ bool is_frozen(const std::string& name) {
   return name.starts_with("embedding.position") || name.find("layers.1.mlp.linear_fc1") != std::string::npos;
 }
 
-// A GPT whose output is scaled by one vector per group of samples: one per rank if there are two. Then a vector
-// is added that all stages hold. Counts the tokens it has seen.
+// A GPT whose output is scaled by one vector per group of samples: one per rank if there are two. Then a
+// vector is added that all stages hold. Counts the tokens it has seen.
 class ScaledGPT : public GPT {
  public:
   ScaledGPT(const GPTConfig& config, const StageContext& part, const Mesh& mesh)

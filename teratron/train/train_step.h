@@ -17,16 +17,16 @@
 namespace teratron {
 
 /// The losses of one micro-batch, as many as the model's plan names. The gradient is that of the sum of their
-/// means, averaged over micro-batches and data-parallel ranks; with --calculate-per-token-loss (one loss only)
-/// that of the sum of all losses over the sum of all counts. Reported are sums over sums in both cases.
+/// means, averaged over micro-batches and data-parallel ranks; with --calculate-per-token-loss (one loss
+/// only) that of the sum of all losses over the sum of all counts. Reported are sums over sums in both cases.
 struct StepLoss {
   std::vector<LossTerm> losses;
   /// Further sums over what the first loss counts, in the order of metric_names(): one element each.
   std::vector<at::Tensor> metrics = {};
 };
 
-/// With --cuda-graph-impl local, forward_step() is called in the first steps and then captured: its kernels are
-/// replayed with the host values at capture. get_batch() is always called.
+/// With --cuda-graph-impl local, forward_step() is called in the first steps and then captured: its kernels
+/// are replayed with the host values at capture. get_batch() is always called.
 class TrainStep {
  public:
   virtual ~TrainStep() = default;

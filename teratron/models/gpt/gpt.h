@@ -13,8 +13,8 @@
 
 namespace teratron {
 
-/// Columns: tokens, labels and loss_mask [S, B]; sequence_index or position_ids [S, B]; cu_seqlens, if attention
-/// stays within documents (gpt_schema()).
+/// Columns: tokens, labels and loss_mask [S, B]; sequence_index or position_ids [S, B]; cu_seqlens, if
+/// attention stays within documents (gpt_schema()).
 class GPT : public Model {
  public:
   GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& stage,

@@ -17,7 +17,8 @@ struct GPTConfig : TransformerConfig {
   bool fp8_output_layer = false;
 };
 
-/// From the command-line arguments. The logical vocabulary is the tokenizer's size, or --vocab-size if larger.
+/// From the command-line arguments. The logical vocabulary is the tokenizer's size, or --vocab-size if
+/// larger.
 GPTConfig gpt_config(const Arguments& args, int64_t tokenizer_size);
 
 }  // namespace teratron

@@ -38,7 +38,8 @@ void fill_segments(const GPTMaskOptions& masks, std::span<const int32_t> sequenc
                    const Sample& sample) {
   const bool positions = sample.has("position_ids") && resets_positions(masks);
   const bool attention = sample.has("segment_start") && resets_attention(masks);
-  const std::span<int64_t> ids = sample.has("position_ids") ? sample.i64("position_ids") : std::span<int64_t>();
+  const std::span<int64_t> ids =
+      sample.has("position_ids") ? sample.i64("position_ids") : std::span<int64_t>();
   const std::span<int32_t> starts = attention ? sample.i32("segment_start") : std::span<int32_t>();
   std::iota(ids.begin(), ids.end(), 0);
   if (!positions && !attention) return;

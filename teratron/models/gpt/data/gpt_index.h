@@ -29,7 +29,6 @@ struct SequenceRange {
   int64_t size() const { return last - first; }
 };
 
-
 /// Shares of train, valid and test from a --split string: its numbers, padded with zeros to three and
 /// normalized. Throws UserError(config) for more than three, none above zero or invalid numbers.
 std::array<double, 3> parse_split(std::string_view split);
