@@ -60,7 +60,8 @@ void LossScaler::update(bool found_inf) {
     if (hysteresis_tracker_ <= 0) scale_ = std::max(scale_ * options_.backoff_factor, options_.min_scale);
     return;
   }
-  if (++growth_tracker_ != options_.growth_interval) return;
+  // A run that resumes with a smaller interval may be beyond it.
+  if (++growth_tracker_ < options_.growth_interval) return;
   growth_tracker_ = 0;
   hysteresis_tracker_ = options_.hysteresis;
   // An infinite scale could never back off.

@@ -1,8 +1,8 @@
 // Loss scale of fp16 training: constant, or dynamic as in Megatron-LM's DynamicGradScaler.
 //
 //   overflow     growth_tracker = 0; hysteresis_tracker -= 1; if <= 0: scale = max(scale * backoff, min)
-//   clean step   growth_tracker += 1; at the growth interval: growth_tracker = 0, hysteresis_tracker reset,
-//                scale *= growth
+//   clean step   growth_tracker += 1; from the growth interval on: growth_tracker = 0,
+//                hysteresis_tracker reset, scale *= growth
 //
 // A back-off does not reset the hysteresis: after the first one, every further overflow halves the scale
 // immediately until it grows again. The hysteresis_tracker may become negative and is saved so.

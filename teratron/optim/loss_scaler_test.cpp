@@ -47,6 +47,17 @@ TEST(LossScaler, ResumesInTheMiddle) {
   }
 }
 
+TEST(LossScaler, GrowsAfterResumingWithASmallerWindow) {
+  auto scaler = LossScaler::dynamic({.initial_scale = 1024.0F, .growth_interval = 10});
+  for (int i = 0; i < 7; ++i) scaler.update(false);
+  auto resumed = LossScaler::dynamic({.initial_scale = 1024.0F, .growth_interval = 3});
+  resumed.load(scaler.state());
+  resumed.update(false);
+  EXPECT_EQ(resumed.scale(), 2048.0F);
+  for (int i = 0; i < 3; ++i) resumed.update(false);
+  EXPECT_EQ(resumed.scale(), 4096.0F);
+}
+
 TEST(LossScaler, ConstantNeverChanges) {
   auto scaler = LossScaler::constant(128.0F);
   EXPECT_FALSE(scaler.is_dynamic());
