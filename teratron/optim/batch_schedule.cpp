@@ -177,7 +177,20 @@ bool BatchSchedule::runs_at(int64_t consumed) const {
 }
 
 std::optional<int64_t> BatchSchedule::next_change(int64_t consumed) const {
-  if (ramp_) return consumed <= ramp_->samples ? std::optional(consumed + 1) : std::nullopt;
+  if (ramp_) {
+    if (consumed > ramp_->samples) return std::nullopt;
+    // Sizes never fall. The border follows from a division in floating point, so it is searched for.
+    int64_t low = consumed + 1, high = ramp_->samples + 1;
+    while (low < high) {
+      const int64_t middle = low + (high - low) / 2;
+      if (scheduled(middle) == scheduled(consumed)) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
+  }
   for (const BatchStep& step : steps_) {
     if (step.samples > consumed) return step.samples;
   }
@@ -190,7 +203,7 @@ void BatchSchedule::require_divisible(int64_t consumed) const {
     if (!runs_at(consumed)) bad.insert(at(consumed).global);
     change = next_change(consumed);
     const int64_t batch = std::max<int64_t>(at(consumed).running, 1);
-    if (change) consumed += (*change - consumed + batch - 1) / batch * batch;
+    if (change) consumed += ((*change - consumed - 1) / batch + 1) * batch;
   }
   std::vector<Problem> problems;
   for (const int64_t global : bad) {
@@ -210,17 +223,16 @@ int64_t BatchSchedule::final_global_batch_size() const {
   return steps_.back().global_batch_size;
 }
 
-int64_t BatchSchedule::iterations_for(int64_t samples) const {
-  int64_t consumed = 0;
+int64_t BatchSchedule::iterations_for(int64_t samples, int64_t consumed) const {
   int64_t iterations = 0;
   while (true) {
     const int64_t batch = at(consumed).running;
     const int64_t limit = std::min(next_change(consumed).value_or(samples), samples);
-    if (batch <= 0 || consumed + batch > samples) return iterations;
+    if (batch <= 0 || batch > samples - consumed) return iterations;
     // Steps that start before the next change have this size; the last may extend beyond it.
     const int64_t fitting = (samples - consumed) / batch;
-    const int64_t before_change = (limit - consumed + batch - 1) / batch;
-    const int64_t now = std::max<int64_t>(std::min(fitting, before_change), 1);
+    const int64_t before_change = (limit - consumed - 1) / batch + 1;
+    const int64_t now = std::min(fitting, before_change);
     consumed += now * batch;
     iterations += now;
   }

@@ -66,8 +66,8 @@ class BatchSchedule {
   void require_divisible(int64_t consumed = 0) const;
   /// The size after the last change.
   int64_t final_global_batch_size() const;
-  /// Whole steps within `samples`, from 0 consumed.
-  int64_t iterations_for(int64_t samples) const;
+  /// Whole steps within `samples` that are left after `consumed` of them.
+  int64_t iterations_for(int64_t samples, int64_t consumed = 0) const;
 
  private:
   BatchSchedule(const BatchSplit& split, std::vector<BatchStep> steps);

@@ -1,6 +1,7 @@
 #include "teratron/optim/batch_schedule.h"
 
 #include <fstream>
+#include <limits>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -140,7 +141,19 @@ TEST(BatchSchedule, IterationsMatchAWalkStepByStep) {
     EXPECT_EQ(constant.iterations_for(samples), samples / 32);
     EXPECT_EQ(ramp.iterations_for(samples), walk(ramp, samples)) << samples;
     EXPECT_EQ(steps.iterations_for(samples), walk(steps, samples)) << samples;
+    int64_t done = 0;
+    for (int64_t consumed = 0; consumed <= samples; consumed += ramp.at(consumed).running, ++done)
+      EXPECT_EQ(done + ramp.iterations_for(samples, consumed), ramp.iterations_for(samples)) << consumed;
   }
+}
+
+TEST(BatchSchedule, CountsTheStepsOfAnyNumberOfSamplesAtOnce) {
+  constexpr int64_t most = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(BatchSchedule::constant(32, {4, 2}).iterations_for(most), most / 32);
+  EXPECT_EQ(BatchSchedule::constant(32, {4, 2}).iterations_for(most, most - 63), 1);
+  const auto ramp = BatchSchedule::ramp({16, 16, 3'000'000'000'000'000}, 64, {4, 2});
+  EXPECT_EQ(ramp.iterations_for(3'000'000'000'000'000),
+            62'500'000'000'000 + 31'250'000'000'000 + 20'833'333'333'333);
 }
 
 }  // namespace
