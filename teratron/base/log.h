@@ -14,8 +14,13 @@ void print_line(std::string_view line);
 void notice_line(std::string_view line);
 /// "warning: ..." on stderr.
 void warning_line(std::string_view line);
-/// "error: ..." on stderr.
+/// "error: ..." on stderr. Removes the status line.
 void error_line(std::string_view line);
+/// Keeps `text` as the last line of the terminal, on stderr, below what is printed; an empty one removes it.
+/// Cut to the width of the terminal. Shows nothing unless has_status_line().
+void status_line(std::string_view text);
+/// Whether stderr is a terminal that can erase a line (TERM is not "dumb").
+bool has_status_line();
 
 template <typename... Args>
 void print(fmt::format_string<Args...> format, Args&&... args) {

@@ -103,6 +103,7 @@ std::map<std::string, std::optional<std::string>> LaunchJob::variables(int64_t l
       {"TORCHELASTIC_RESTART_COUNT", std::to_string(attempt_)},
       {"TORCHELASTIC_USE_AGENT_STORE", std::nullopt},
       {"TERATRON_STORE_LISTENER", std::nullopt},
+      {"TERATRON_PROGRESS", has_status_line() ? std::optional<std::string>("launcher") : std::nullopt},
   };
   if (options_.backend == Backend::mpi) {  // mpirun numbers its ranks itself
     for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}) {
@@ -283,6 +284,7 @@ LaunchJob::Result LaunchJob::run(const SignalQueue& signals) {
     kill_stragglers();
   }
   for (Child& child : children_) read_output(child);  // output written just before they exited
+  status_line("");
   return result();
 }
 

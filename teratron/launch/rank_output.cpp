@@ -1,7 +1,6 @@
 #include "teratron/launch/rank_output.h"
 
 #include <charconv>
-#include <cstdio>
 
 #include <unistd.h>
 
@@ -9,6 +8,7 @@
 #include "teratron/base/log.h"
 #include "teratron/telemetry/log_lines.h"
 #include "teratron/telemetry/metrics_logger.h"
+#include "teratron/telemetry/progress.h"
 
 namespace teratron {
 namespace {
@@ -43,6 +43,10 @@ RankOutput::RankOutput(std::filesystem::path log, bool on_screen)
 }
 
 void RankOutput::add_line(std::string_view line) {
+  if (line.starts_with(progress_mark)) {
+    if (on_screen_) status_line(printable(line.substr(1), 400));
+    return;
+  }
   if (file_ && !(file_ << line << '\n' << std::flush)) {
     warn("{} cannot be written any more: no space left, or its folder was removed", log_.string());
   }
@@ -58,11 +62,10 @@ void RankOutput::add_line(std::string_view line) {
   }
   // The launcher reports errors at the end, starting from their cause.
   if (!on_screen_ || has_error_) return;
-  if (line.starts_with("notice: ") || line.starts_with("warning: ")) {
-    std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
-  } else {
-    print_line(line);
-  }
+  constexpr std::string_view notice = "notice: ", warning = "warning: ";
+  if (line.starts_with(notice)) return notice_line(line.substr(notice.size()));
+  if (line.starts_with(warning)) return warning_line(line.substr(warning.size()));
+  print_line(line);
 }
 
 std::string RankOutput::last_lines() const {

@@ -14,6 +14,7 @@ class RankOutput {
   /// Appends to the log of an earlier job. Throws UserError(config) if it cannot be written.
   RankOutput(std::filesystem::path log, bool on_screen);
 
+  /// A line that starts with progress_mark (progress.h) replaces the screen's status line and is not logged.
   void add_line(std::string_view line);
   const std::filesystem::path& log() const { return log_; }
   /// The rank has printed an "error:" line.

@@ -104,42 +104,91 @@ TEST(Timers, ReducedOverRanks) {
   EXPECT_EQ(timers.rows[0].per_rank_ms, (std::vector<double>{3.0, 1.0, 2.0}));
 }
 
-TEST(Progress, Line) {
-  const ProgressState state = {
+TEST(Progress, Bar) {
+  ProgressState state = {
       .iteration = 340, .total = 1000, .save_interval = 100, .seconds_per_iteration = 0.412};
-  EXPECT_EQ(render_progress(state, 120),
+  EXPECT_EQ(progress_bar(state),
             "[########----------------]  34% 340/1000 | 412 ms/it | left 4m32s | next save 25s");
-  EXPECT_EQ(render_progress(state, 20).size(), 20U);
-  EXPECT_EQ(
-      render_progress({.iteration = 5, .total = 5, .save_interval = 2, .seconds_per_iteration = 1.0}, 120),
-      "[########################] 100% 5/5 | 1000 ms/it | left 0s");
-  EXPECT_EQ(render_progress({}, 120), "[------------------------]   0% 0/0");
+  state.seconds_since = 10;
+  EXPECT_EQ(progress_text(state), " 34% 340/1000 | 412 ms/it | left 4m22s | next save 15s");
+  state.seconds_since = 100;
+  EXPECT_EQ(progress_text(state), " 34% 340/1000 | 412 ms/it | left 2m52s | next save 0s")
+      << "a step that takes long";
+  EXPECT_EQ(progress_bar({.iteration = 5, .total = 5, .save_interval = 2, .seconds_per_iteration = 1.0}),
+            "[########################] 100% 5/5 | 1000 ms/it | left 0s");
+  EXPECT_EQ(progress_bar({}), "[------------------------]   0% 0/0");
   const ProgressState last = {
       .iteration = 95, .total = 98, .save_interval = 10, .seconds_per_iteration = 1.0};
-  EXPECT_NE(render_progress(last, 120).find("next save 3s"), std::string::npos) << "the end saves too";
+  EXPECT_NE(progress_text(last).find("next save 3s"), std::string::npos) << "the end saves too";
 }
 
-TEST(Progress, SilentWithoutATerminal) {
-  testing::internal::CaptureStderr();
-  {
-    ProgressBar bar({.total = 3});
-    EXPECT_FALSE(bar.enabled());
-    bar.step(1, 9.0);
-    EXPECT_DOUBLE_EQ(bar.seconds_per_iteration(), 9.0);
-    bar.step(2, 1.0);
-    EXPECT_DOUBLE_EQ(bar.seconds_per_iteration(), 1.0) << "the slow first step is forgotten";
-    bar.step(3, 2.0);
-    EXPECT_DOUBLE_EQ(bar.seconds_per_iteration(), 1.1);
+TEST(Progress, TimeOfAStep) {
+  Progress progress({.total = 3}, {});
+  progress.step(1, 9.0);
+  EXPECT_DOUBLE_EQ(progress.seconds_per_iteration(), 9.0);
+  progress.step(2, 1.0);
+  EXPECT_DOUBLE_EQ(progress.seconds_per_iteration(), 1.0) << "the slow first step is forgotten";
+  progress.step(3, 2.0);
+  EXPECT_DOUBLE_EQ(progress.seconds_per_iteration(), 1.1);
+}
+
+using std::chrono::milliseconds;
+
+// What Progress hands to one of its outputs.
+struct Texts {
+  std::mutex mutex;
+  std::vector<std::string> all;
+  std::function<void(std::string_view)> sink() {
+    return [this](std::string_view text) {
+      const std::lock_guard lock(mutex);
+      all.emplace_back(text);
+    };
   }
-  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
-  testing::internal::CaptureStderr();
-  {
-    ProgressBar bar({.total = 3}, true);
-    bar.step(1, 1.0);
+  bool contains(std::string_view part) {
+    const std::lock_guard lock(mutex);
+    return std::any_of(all.begin(), all.end(),
+                       [&](const auto& text) { return text.find(part) != text.npos; });
   }
-  const std::string drawn = testing::internal::GetCapturedStderr();
-  EXPECT_NE(drawn.find("1/3"), std::string::npos);
-  EXPECT_TRUE(drawn.ends_with("\r\x1b[K")) << "it cleans up";
+  void wait_for(std::string_view part) {
+    for (int i = 0; i < 5000 && !contains(part); ++i) std::this_thread::sleep_for(milliseconds(1));
+    EXPECT_TRUE(contains(part)) << part;
+  }
+};
+
+TEST(Progress, BarFromTheStartToTheEnd) {
+  Texts bars;
+  {
+    Progress progress({.total = 3}, {.bar = bars.sink(), .redraw = milliseconds(1)});
+    bars.wait_for(" 0/3");
+    progress.step(1, 1.0);
+    bars.wait_for(" 1/3 | 1000 ms/it");
+  }
+  EXPECT_EQ(bars.all.back(), "") << "it is removed";
+}
+
+TEST(Progress, LinesOnlyInSilence) {
+  Texts lines;
+  {
+    Progress progress({.total = 3},
+                      {.line = lines.sink(), .redraw = milliseconds(1), .silence = milliseconds(200)});
+    const auto start = std::chrono::steady_clock::now();
+    while (std::chrono::steady_clock::now() - start < milliseconds(400)) progress.logged();
+    EXPECT_EQ(lines.all.size(), 0U) << lines.all.front();
+    progress.step(2, 1.0);
+    lines.wait_for("progress:  66% 2/3");
+  }
+}
+
+TEST(Progress, LinesWithoutATerminal) {
+  const ProgressOutput plain = progress_output([](const char*) { return std::nullopt; });
+  EXPECT_TRUE(plain.line && !plain.bar);
+  EXPECT_EQ(plain.silence, std::chrono::seconds(30));
+  const ProgressOutput launched =
+      progress_output([](const char*) { return std::optional<std::string>("launcher"); });
+  ASSERT_TRUE(launched.bar && !launched.line);
+  testing::internal::CaptureStdout();
+  launched.bar("[##--]");
+  EXPECT_EQ(testing::internal::GetCapturedStdout(), "\r[##--]\n");
 }
 
 }  // namespace

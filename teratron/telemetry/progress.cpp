@@ -1,12 +1,10 @@
 #include "teratron/telemetry/progress.h"
 
 #include <algorithm>
-#include <string_view>
 
 #include <fmt/format.h>
-#include <sys/ioctl.h>
-#include <unistd.h>
 
+#include "teratron/base/log.h"
 #include "teratron/telemetry/log_lines.h"
 
 namespace teratron {
@@ -15,64 +13,89 @@ namespace {
 constexpr size_t kBarWidth = 24;
 constexpr double kSmoothing = 0.1;
 
-size_t terminal_width() {
-  winsize size{};
-  if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 80;
-  return size.ws_col;
-}
-
-/// Bypasses the log; errors are ignored.
-void write_terminal(std::string_view text) {
-  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
-}
-
 }  // namespace
 
-std::string render_progress(const ProgressState& state, size_t width) {
+std::string progress_text(const ProgressState& state) {
   const int64_t total = std::max<int64_t>(state.total, 1);
   const int64_t done = std::clamp<int64_t>(state.iteration, 0, total);
-  const size_t filled = static_cast<size_t>(double(done) / double(total) * double(kBarWidth));
-  std::string line = fmt::format("[{:#<{}}{:-<{}}] {:3d}% {}/{}", "", filled, "", kBarWidth - filled,
-                                 done * 100 / total, state.iteration, state.total);
-  if (state.seconds_per_iteration > 0.0) {
-    line += fmt::format(" | {:.0f} ms/it | left {}", state.seconds_per_iteration * 1000.0,
-                        short_duration(double(total - done) * state.seconds_per_iteration));
-    if (state.save_interval > 0 && done < total) {
-      const int64_t next = std::min(state.save_interval - done % state.save_interval, total - done);
-      line += fmt::format(" | next save {}", short_duration(double(next) * state.seconds_per_iteration));
-    }
+  std::string text = fmt::format("{:3d}% {}/{}", done * 100 / total, state.iteration, state.total);
+  if (state.seconds_per_iteration <= 0.0) return text;
+  const auto time_for = [&](int64_t steps) {
+    return short_duration(std::max(double(steps) * state.seconds_per_iteration - state.seconds_since, 0.0));
+  };
+  text +=
+      fmt::format(" | {:.0f} ms/it | left {}", state.seconds_per_iteration * 1000.0, time_for(total - done));
+  if (state.save_interval > 0 && done < total) {
+    const int64_t next = std::min(state.save_interval - done % state.save_interval, total - done);
+    text += fmt::format(" | next save {}", time_for(next));
   }
-  return line.substr(0, width);
+  return text;
 }
 
-ProgressBar::ProgressBar(const ProgressState& start, std::optional<bool> enabled)
-    : state_(start), enabled_(enabled.value_or(isatty(STDERR_FILENO) != 0)) {}
-
-ProgressBar::~ProgressBar() {
-  clear();
+std::string progress_bar(const ProgressState& state) {
+  const double part = double(state.iteration) / double(std::max<int64_t>(state.total, 1));
+  const auto filled = static_cast<size_t>(std::clamp(part, 0.0, 1.0) * double(kBarWidth));
+  return fmt::format("[{:#<{}}{:-<{}}] {}", "", filled, "", kBarWidth - filled, progress_text(state));
 }
 
-void ProgressBar::step(int64_t iteration, double seconds) {
+ProgressOutput progress_output(const Environment& environment) {
+  if (has_status_line()) return {.bar = status_line};
+  if (environment("TERATRON_PROGRESS") == "launcher")
+    return {.bar = [](std::string_view text) { print_line(fmt::format("{}{}", progress_mark, text)); }};
+  return {.line = print_line};
+}
+
+Progress::Progress(const ProgressState& start, ProgressOutput output)
+    : output_(std::move(output)),
+      state_(start),
+      last_step_(Clock::now()),
+      last_line_(last_step_),
+      thread_([this] { run(); }) {}
+
+Progress::~Progress() {
+  {
+    const std::lock_guard lock(mutex_);
+    end_ = true;
+  }
+  ended_.notify_one();
+  thread_.join();
+}
+
+void Progress::step(int64_t iteration, double seconds) {
+  const std::lock_guard lock(mutex_);
   state_.iteration = iteration;
+  last_step_ = Clock::now();
   // The first step includes warm-up (allocation, caches): drop it once there is a second.
   const bool early = ++steps_ <= 2;
-  state_.seconds_per_iteration =
-      early ? seconds : (1.0 - kSmoothing) * state_.seconds_per_iteration + kSmoothing * seconds;
-  const auto now = std::chrono::steady_clock::now();
-  if (!enabled_ || (drawn_ && now - last_drawn_ < std::chrono::milliseconds(100))) return;
-  last_drawn_ = now;
-  draw();
+  double& mean = state_.seconds_per_iteration;
+  mean = early ? seconds : (1.0 - kSmoothing) * mean + kSmoothing * seconds;
 }
 
-void ProgressBar::draw() {
-  write_terminal("\r\x1b[K" + render_progress(state_, terminal_width() - 1));
-  drawn_ = true;
+void Progress::logged() {
+  const std::lock_guard lock(mutex_);
+  last_line_ = Clock::now();
 }
 
-void ProgressBar::clear() {
-  if (!drawn_) return;
-  write_terminal("\r\x1b[K");
-  drawn_ = false;
+double Progress::seconds_per_iteration() const {
+  const std::lock_guard lock(mutex_);
+  return state_.seconds_per_iteration;
+}
+
+void Progress::run() {
+  std::unique_lock lock(mutex_);
+  do {
+    const Clock::time_point now = Clock::now();
+    ProgressState state = state_;
+    state.seconds_since = std::chrono::duration<double>(now - last_step_).count();
+    const bool silent = now - last_line_ >= output_.silence;
+    if (silent) last_line_ = now;
+    // Training must not wait for a slow terminal.
+    lock.unlock();
+    if (output_.bar) output_.bar(progress_bar(state));
+    if (output_.line && silent) output_.line("progress: " + progress_text(state));
+    lock.lock();
+  } while (!ended_.wait_for(lock, output_.redraw, [this] { return end_; }));
+  if (output_.bar) output_.bar("");
 }
 
 }  // namespace teratron

@@ -1,50 +1,81 @@
-// A progress bar on a terminal; prints nothing elsewhere, so that log files stay clean.
+// How far a training is: a bar on a terminal, a plain line now and then elsewhere.
 //
-//   [#######-------------]  34% 340/1000 | 412 ms/it | left 4m31s | next save 41s
+// The last line of a terminal:
+//   [########----------------]  34% 340/1000 | 412 ms/it | left 4m31s | next save 41s
+// After 30 s without a log line:
+//   progress:  34% 340/1000 | 412 ms/it | left 4m31s | next save 41s
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
-#include <optional>
+#include <functional>
+#include <mutex>
 #include <string>
+#include <string_view>
+#include <thread>
+
+#include "teratron/base/environment.h"
 
 namespace teratron {
 
 struct ProgressState {
   int64_t iteration = 0;
-  int64_t start_iteration = 0;  // at the start of this process
   int64_t total = 0;
   int64_t save_interval = 0;  // 0: no checkpoints
   double seconds_per_iteration = 0.0;
+  double seconds_since = 0.0;  // since `iteration` was completed
 };
 
-/// The bar without control characters, truncated to `width` columns.
-std::string render_progress(const ProgressState& state, size_t width);
+/// "[####----]  34% 340/1000 | 412 ms/it | left 4m31s | next save 41s".
+std::string progress_bar(const ProgressState& state);
+/// The same without the bar, for log files.
+std::string progress_text(const ProgressState& state);
 
-/// Draws on stderr if that is a terminal. Call clear() before printing a log line to stdout.
-class ProgressBar {
+/// Where progress is shown. `bar` receives the current text of the bar a few times a second, and at the end
+/// an empty one; `line` a line whenever nothing was logged for `silence`. Either may be null.
+struct ProgressOutput {
+  std::function<void(std::string_view)> bar = nullptr;
+  std::function<void(std::string_view)> line = nullptr;
+  std::chrono::milliseconds redraw{250};
+  std::chrono::milliseconds silence{30'000};
+};
+
+/// A bar if stderr is a terminal, or if `teratron launch` has one and draws it (TERATRON_PROGRESS); else
+/// lines.
+ProgressOutput progress_output(const Environment& environment);
+
+/// Under `teratron launch` a rank prints its bar as a line that starts with this.
+constexpr char progress_mark = '\r';
+
+/// Shows the progress from construction to destruction, on another thread.
+class Progress {
  public:
-  /// `enabled` overrides the terminal test.
-  ProgressBar(const ProgressState& start, std::optional<bool> enabled = std::nullopt);
-  ~ProgressBar();
-  ProgressBar(const ProgressBar&) = delete;
-  ProgressBar& operator=(const ProgressBar&) = delete;
+  Progress(const ProgressState& start, ProgressOutput output);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
 
-  /// After each step. Redraws at most ten times a second.
+  /// After each step.
   void step(int64_t iteration, double seconds);
-  void clear();
-  bool enabled() const { return enabled_; }
+  /// A log line was printed.
+  void logged();
   /// Exponential moving average over about 20 steps. The first step (warm-up) is dropped after the second.
-  double seconds_per_iteration() const { return state_.seconds_per_iteration; }
+  double seconds_per_iteration() const;
 
  private:
-  void draw();
+  using Clock = std::chrono::steady_clock;
+  void run();
 
+  const ProgressOutput output_;
+  mutable std::mutex mutex_;
+  std::condition_variable ended_;
+  bool end_ = false;
   ProgressState state_;
-  bool enabled_;
-  bool drawn_ = false;
   int64_t steps_ = 0;
-  std::chrono::steady_clock::time_point last_drawn_;
+  Clock::time_point last_step_;
+  Clock::time_point last_line_;
+  std::thread thread_;
 };
 
 }  // namespace teratron

@@ -126,16 +126,20 @@ void TrainLoop::open_logs() {
     metrics_logger_->add_async("TensorBoard",
                                tensorboard_writer(*args().tensorboard_dir, tensorboard_options(args())));
   }
-  progress_ = std::make_unique<ProgressBar>(ProgressState{.iteration = state().iteration,
-                                                          .start_iteration = state().iteration,
-                                                          .total = trainer_.train_iters(),
-                                                          .save_interval = args().save_interval.value_or(0)});
   emit(info);
+}
+
+void TrainLoop::show_progress() {
+  if (!trainer_.is_last_rank()) return;
+  const int64_t save_interval = args().save ? args().save_interval.value_or(0) : 0;
+  progress_ = std::make_unique<Progress>(
+      ProgressState{
+          .iteration = state().iteration, .total = trainer_.train_iters(), .save_interval = save_interval},
+      progress_output(process_environment));
 }
 
 void TrainLoop::emit(decltype(MetricsEvent::data) what) {
   if (!metrics_logger_) return;
-  if (progress_) progress_->clear();
   metrics_logger_->log({.wall_time = wall_clock(), .data = std::move(what)});
 }
 
@@ -184,6 +188,7 @@ void TrainLoop::log_interval() {
   const int64_t steps = meter_->steps();
   if (steps == 0) return;
   emit(meter_->means());
+  if (progress_) progress_->logged();
   meter_->reset();
   if (args().timing_log_level > 0) report_timers(trainer_.timers(), steps);
 }
@@ -226,6 +231,7 @@ void TrainLoop::train() {
     print("training ...");
     print_line(datetime_line("before the start of training step", wall_clock()));
   }
+  show_progress();
   const std::unique_ptr<BatchSource> source = trainer_.open(Split::train);
   const MicroBatches microbatches = trainer_.batches_from(*source);
   std::optional<PendingStep> pending;
@@ -252,6 +258,7 @@ void TrainLoop::train() {
   }
   if (pending) finish_step(*std::move(pending));
   log_interval();
+  progress_.reset();
   if (is_first_rank()) print_line(datetime_line("after training is done", wall_clock()));
 }
 
@@ -301,7 +308,6 @@ std::optional<SaveMetrics> TrainLoop::save() {
 void TrainLoop::log_save(const SaveMetrics& saved) {
   saving_.wall_time = wall_clock();
   if (progress_log_) progress_log_->saved(saving_);
-  if (progress_) progress_->clear();
   if (is_first_rank()) {
     print_line(save_line(saved.iteration, saved.directory, position_of(trainer_.mesh())));
   }

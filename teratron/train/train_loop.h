@@ -43,6 +43,7 @@ class TrainLoop {
   const Arguments& args() const { return trainer_.args(); }
   bool is_first_rank() const { return trainer_.is_first_rank(); }
   void open_logs();
+  void show_progress();
   void emit(decltype(MetricsEvent::data) what);
   /// This rank's, before a step, for its end.
   StopReason stop_request() const;
@@ -71,7 +72,7 @@ class TrainLoop {
   const StopSignals& signals_;
   std::unique_ptr<MetricsLogger> metrics_logger_;
   std::unique_ptr<IntervalMeter> meter_;
-  std::unique_ptr<ProgressBar> progress_;
+  std::unique_ptr<Progress> progress_;
   std::unique_ptr<ProgressLog> progress_log_;
   std::unique_ptr<StepProfiler> profiler_;
   StopReason stop_reason_ = StopReason::none;

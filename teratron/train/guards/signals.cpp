@@ -16,16 +16,22 @@ std::atomic<bool> installed{false};   // lint: allow(global-state): see above
 std::atomic<bool> announces{false};   // lint: allow(global-state): see above
 static_assert(std::atomic<int>::is_always_lock_free, "the handler may only touch lock-free atomics");
 
+// On a terminal, in place of the progress bar and the ^C behind it.
+void announce(std::string_view text) {
+  if (!announces) return;
+  for (const std::string_view part : {std::string_view("\r\x1b[K"), text}) {
+    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, part.data(), part.size());
+  }
+}
+
 extern "C" void on_stop_signal(int signal) {
   int none = 0;
   if (!received_signal.compare_exchange_strong(none, signal)) {
     if (signal == SIGHUP) return;  // a closing terminal may send it several times
+    announce("");
     _exit(128 + signal);
   }
-  constexpr std::string_view text =
-      "\nstopping after this step; once more ends immediately, without saving\n";
-  if (announces) [[maybe_unused]]
-    const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
+  announce("stopping after this step; once more ends immediately, without saving\n");
 }
 
 }  // namespace
