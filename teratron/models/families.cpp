@@ -1,16 +1,22 @@
-// The one list of the families.
 #include <algorithm>
 
 #include <fmt/ranges.h>
 
 #include "teratron/base/error.h"
 #include "teratron/models/family.h"
-#include "teratron/models/gpt/gpt_family.h"
 
 namespace teratron {
 
+#define TERATRON_FAMILY(name) Family name##_family();
+#include "teratron/models/families.def"
+#undef TERATRON_FAMILY
+
 std::span<const Family> families() {
-  static const std::vector<Family> all = {gpt_family()};
+#define TERATRON_FAMILY(name) name##_family(),
+  static const std::vector<Family> all = {
+#include "teratron/models/families.def"
+  };
+#undef TERATRON_FAMILY
   return all;
 }
 

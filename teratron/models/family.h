@@ -1,5 +1,5 @@
 // A model family: what `teratron pretrain NAME` trains. The families of the program are listed in
-// families.cpp; a program on the library brings its own the same way (train/registry.h).
+// families.def; a program on the library brings its own the same way (train/registry.h).
 #pragma once
 
 #include <array>

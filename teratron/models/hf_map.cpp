@@ -40,8 +40,18 @@ int64_t hf_size(const json& settings, std::string_view expression) {
   return __builtin_mul_overflow(a, b, &product) ? int64_t{1} << 60 : std::min(product, int64_t{1} << 60);
 }
 
+#define TERATRON_FAMILY(name) std::vector<HfFamily> name##_hf_families();
+#include "teratron/models/families.def"
+#undef TERATRON_FAMILY
+
 const std::vector<HfFamily>& hf_families() {
-  static const std::vector<HfFamily> families = gpt_hf_families();
+  static const std::vector<HfFamily> families = [] {
+    std::vector<HfFamily> all;
+#define TERATRON_FAMILY(name) std::ranges::move(name##_hf_families(), std::back_inserter(all));
+#include "teratron/models/families.def"
+#undef TERATRON_FAMILY
+    return all;
+  }();
   return families;
 }
 

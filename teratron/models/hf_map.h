@@ -1,6 +1,6 @@
 // Hugging Face's checkpoints as rows, each read in both directions by hf/model.h: keys of config.json <->
-// Megatron-LM's settings, tensors <-> Megatron-Core's. A family of models has a file with its model_types in
-// its folder (models/gpt/hf_families.cpp), which hf_families() lists.
+// Megatron-LM's settings, tensors <-> Megatron-Core's. Each family (families.def) has a file with its
+// model_types in its folder (models/gpt/hf_families.cpp).
 #pragma once
 
 #include <cstdint>
@@ -100,7 +100,5 @@ struct HfFamily {
 
 /// Of all models. Export takes the first that has the settings.
 const std::vector<HfFamily>& hf_families();
-
-std::vector<HfFamily> gpt_hf_families();  // models/gpt/hf_families.cpp
 
 }  // namespace teratron
