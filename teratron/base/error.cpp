@@ -4,6 +4,11 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include <poll.h>
+#include <unistd.h>
+
+#include "teratron/base/background_log.h"
+
 namespace teratron {
 
 namespace {
@@ -67,6 +72,10 @@ UserError checkpoint_error(Problem problem) {
 }
 
 void assertion_failed(const char* condition, const char* file, int line, const std::string& detail) {
+  flush_log();
+  pollfd messages{STDERR_FILENO, POLLOUT, 0};
+  constexpr int kPatienceMs = 2000;
+  if (poll(&messages, 1, kPatienceMs) == 0) std::abort();  // nothing reads them
   std::fprintf(stderr, "teratron: internal error: %s:%d: %s %s\nPlease report this as a bug.\n", file, line,
                condition, detail.c_str());
   std::abort();

@@ -1,12 +1,19 @@
 #include "teratron/base/log.h"
 
+#include <atomic>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <mutex>
 #include <string>
 
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+#include "teratron/base/background_log.h"
+#include "teratron/base/output_queue.h"
 
 namespace teratron {
 
@@ -25,7 +32,27 @@ Status& status() {
   return *shown;
 }
 
-void write_text(std::FILE* stream, std::string_view text) {
+using Priority = OutputQueue::Priority;
+constexpr std::chrono::seconds kPatience{2};
+
+/// One queue for both where they are the same file, so that lines keep their order.
+struct Background {
+  std::shared_ptr<OutputQueue> out, messages;
+};
+// stdout and stderr belong to the process. Never deleted: threads may print while it exits.
+std::atomic<Background*> background{nullptr};  // lint: allow(global-state): see above
+
+bool same_file(int one, int other) {
+  struct stat first{}, second{};
+  return fstat(one, &first) == 0 && fstat(other, &second) == 0 && first.st_dev == second.st_dev &&
+         first.st_ino == second.st_ino;
+}
+
+void write_text(std::FILE* stream, std::string text) {
+  if (const Background* queues = background) {
+    if (stream == stdout) return queues->out->push(STDOUT_FILENO, std::move(text), Priority::normal);
+    return queues->messages->push(STDERR_FILENO, std::move(text), Priority::urgent);
+  }
   std::fwrite(text.data(), 1, text.size(), stream);
   std::fflush(stream);
 }
@@ -35,12 +62,11 @@ size_t terminal_width() {
   return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > echo_width ? size.ws_col : 80;
 }
 
-void draw(const Status& status) {
-  if (status.text.empty()) return;
-  write_text(stderr, std::string(erase) + status.text.substr(0, terminal_width() - echo_width));
+std::string drawn(const Status& status) {
+  return std::string(erase) + status.text.substr(0, terminal_width() - echo_width);
 }
 
-// One fwrite() per line: stdio locks the stream for its duration.
+// One write per line, with the status below it.
 void write_line(std::FILE* stream, std::string_view prefix, std::string_view line) {
   const std::lock_guard lock(status().mutex);
   const bool over_status = !status().text.empty() && isatty(fileno(stream)) != 0;
@@ -48,11 +74,33 @@ void write_line(std::FILE* stream, std::string_view prefix, std::string_view lin
   text.reserve(prefix.size() + line.size() + erase.size() + 1);
   if (over_status) text.append(erase);
   text.append(prefix).append(line).push_back('\n');
-  write_text(stream, text);
-  if (over_status) draw(status());
+  if (over_status) text += drawn(status());
+  write_text(stream, std::move(text));
 }
 
 }  // namespace
+
+void log_in_background(const std::string& elsewhere) {
+  if (background) return;
+  std::signal(SIGPIPE, SIG_IGN);
+  std::fflush(nullptr);
+  auto queues = std::make_unique<Background>();
+  OutputQueue::Options options{.elsewhere = elsewhere};
+  queues->messages = std::make_shared<OutputQueue>(options);
+  options.on_closed = [elsewhere] {
+    warning_line("nothing reads stdout any more, and its lines are dropped: the job goes on. " + elsewhere);
+  };
+  const bool same = same_file(STDOUT_FILENO, STDERR_FILENO);
+  queues->out = same ? queues->messages : std::make_shared<OutputQueue>(options);
+  background = queues.release();
+}
+
+void flush_log() {
+  const Background* const queues = background;
+  if (!queues) return;
+  queues->out->flush(kPatience);
+  queues->messages->flush(kPatience);
+}
 
 void print_line(std::string_view line) {
   write_line(stdout, "", line);
@@ -80,9 +128,11 @@ void status_line(std::string_view text) {
   Status& shown = status();
   const std::lock_guard lock(shown.mutex);
   if (!has_status_line() || shown.text == text) return;
-  if (text.empty()) write_text(stderr, erase);
   shown.text = text;
-  draw(shown);
+  if (text.empty()) return write_text(stderr, std::string(erase));
+  const Background* const queues = background;
+  if (!queues) return write_text(stderr, drawn(shown));
+  queues->messages->push_if_idle(STDERR_FILENO, drawn(shown));  // else it follows the next line
 }
 
 }  // namespace teratron

@@ -1,3 +1,4 @@
+#include "teratron/base/background_log.h"
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
@@ -8,6 +9,7 @@ namespace teratron {
 int launch_command(std::span<const std::string> args) {
   const std::optional<LaunchOptions> options = read_launch_options(args);
   if (!options) return 0;
+  log_in_background(fmt::format("The ranks' logs in {} have them", options->log_directory));
   const SignalQueue signals;
   for (int64_t attempt = 0;; ++attempt) {
     const LaunchJob::Result result = LaunchJob(*options, attempt).run(signals);

@@ -10,6 +10,7 @@
 
 #include <ATen/Parallel.h>
 
+#include "teratron/base/background_log.h"
 #include "teratron/base/config/spelling.h"
 #include "teratron/base/error.h"
 #include "teratron/base/fault_point.h"
@@ -100,20 +101,20 @@ int report(const std::exception& error, std::string_view advice = "") {
   try {
     if (const std::exception_ptr thrown = std::current_exception()) std::rethrow_exception(thrown);
   } catch (const c10::Error& error) {
-    std::_Exit(report(error));
+    const int code = report(error);
+    flush_log();
+    std::_Exit(code);
   } catch (const std::exception& error) {
     error_line(error.what());
   } catch (...) {
     error_line("unknown exception");
   }
+  flush_log();
   std::abort();
 }
 
 // Runs `work`; an exception becomes a message on stderr and an exit code.
-int guarded(char** argv, const std::function<int()>& work) {
-  wait_passively(argv, environ);  // a program of its user; `teratron` has done so earlier
-  std::set_terminate(on_terminate);
-  std::signal(SIGXFSZ, SIG_IGN);  // make a file size limit an error of write()
+int exit_code_of(const std::function<int()>& work) {
   try {
     arm_faults_from_environment();
     return work();
@@ -125,6 +126,15 @@ int guarded(char** argv, const std::function<int()>& work) {
   } catch (const std::exception& error) {
     return report(error);
   }
+}
+
+int guarded(char** argv, const std::function<int()>& work) {
+  wait_passively(argv, environ);  // a program of its user; `teratron` has done so earlier
+  std::set_terminate(on_terminate);
+  std::signal(SIGXFSZ, SIG_IGN);  // make a file size limit an error of write()
+  const int code = exit_code_of(work);
+  flush_log();
+  return code;
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
+#include "teratron/base/background_log.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/build_info.h"
 #include "teratron/cli/config_consensus.h"
@@ -24,6 +25,7 @@ namespace {
 /// Ends a rank whose GPU does not return: nothing that could block runs first.
 void exit_immediately(const Fault& fault) {
   error_line(fault.what());
+  flush_log();
   _exit(static_cast<int>(fault.exit_code()));
 }
 
@@ -119,6 +121,8 @@ int run_job(std::span<const std::string> args, const JobModel& model, const Rank
     print_line(pretrain_help(model));
     return 0;
   }
+  const bool has_folder = spec.parsed.args.save || spec.parsed.args.run_dir;
+  log_in_background(has_folder ? "metrics.jsonl in the folder of the run has every iteration" : "");
   SharedSignals signals;
   std::atomic<int> code = 0;
   run_world(launch, spec.world,

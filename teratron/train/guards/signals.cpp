@@ -3,6 +3,7 @@
 #include <atomic>
 #include <string_view>
 
+#include <poll.h>
 #include <unistd.h>
 
 #include "teratron/base/error.h"
@@ -18,7 +19,9 @@ static_assert(std::atomic<int>::is_always_lock_free, "the handler may only touch
 
 // On a terminal, in place of the progress bar and the ^C behind it.
 void announce(std::string_view text) {
-  if (!announces) return;
+  pollfd terminal{STDERR_FILENO, POLLOUT, 0};
+  // A terminal that was stopped with Ctrl-S would hold up the interrupted thread.
+  if (!announces || poll(&terminal, 1, 0) != 1) return;
   for (const std::string_view part : {std::string_view("\r\x1b[K"), text}) {
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, part.data(), part.size());
   }
