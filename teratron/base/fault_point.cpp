@@ -77,9 +77,9 @@ struct Named {
   std::string_view name;
   T value;
 };
-constexpr Named<int> errors[] = {{"EIO", EIO},       {"ESTALE", ESTALE}, {"ENOSPC", ENOSPC},
-                                 {"EDQUOT", EDQUOT}, {"EACCES", EACCES}, {"EROFS", EROFS},
-                                 {"ENOENT", ENOENT}, {"EINTR", EINTR},   {"EINVAL", EINVAL}};
+constexpr Named<int> errors[] = {
+    {"EIO", EIO},     {"ESTALE", ESTALE}, {"ENOSPC", ENOSPC}, {"EDQUOT", EDQUOT}, {"EACCES", EACCES},
+    {"EPERM", EPERM}, {"EROFS", EROFS},   {"ENOENT", ENOENT}, {"EINTR", EINTR},   {"EINVAL", EINVAL}};
 constexpr Named<Action> actions[] = {
     {"kill", Action::kill},   {"abort", Action::abort}, {"stop", Action::stop},      {"throw", Action::raise},
     {"errno", Action::error}, {"delay", Action::delay}, {"bitflip", Action::bitflip}};

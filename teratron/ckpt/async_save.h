@@ -31,11 +31,11 @@ class AsyncSave {
   /// Number of stages (0 to 2) that this rank's thread has finished. Not collective.
   int64_t progress() const { return progress_.load(); }
   /// Continues with the next stage if all ranks have finished the last one. `least_progress` is the minimum
-  /// of progress() over the ranks. Returns the committed directory in the end. Collective; errors like
+  /// of progress() over the ranks. Returns what was committed in the end. Collective; errors like
   /// save_checkpoint().
-  std::optional<std::filesystem::path> advance(int64_t least_progress);
+  std::optional<SavedCheckpoint> advance(int64_t least_progress);
   /// Waits until it is committed. Collective; errors like save_checkpoint().
-  std::filesystem::path finish();
+  SavedCheckpoint finish();
 
  private:
   void start(std::string (AsyncSave::*stage)());

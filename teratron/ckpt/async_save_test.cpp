@@ -46,7 +46,7 @@ TEST(AsyncSave, AdvancesWhenAllRanksHaveFinishedAStage) {
     EXPECT_FALSE(save->advance(1)) << "now rank 0 commits";
     EXPECT_FALSE(save->advance(1)) << "no rank has finished the commit";
     wait_for(*save, 2);
-    EXPECT_EQ(save->advance(2), directory / "iter_0000003");
+    EXPECT_EQ(save->advance(2).value().path, directory / "iter_0000003");
   });
   expect_only(directory.path(), "iter_0000003");
   run_host_group(1, [&](HostGroup& group) {
@@ -63,7 +63,7 @@ TEST(AsyncSave, WritesWhileTheCallerContinues) {
   const auto save = start(directory.path(), 1, alone);
   EXPECT_EQ(save->progress(), 0);
   EXPECT_FALSE(std::filesystem::exists(directory / "iter_0000001"));
-  EXPECT_EQ(save->finish(), directory / "iter_0000001");
+  EXPECT_EQ(save->finish().path, directory / "iter_0000001");
 }
 
 TEST(AsyncSave, FailsOnAllRanksAtTheSamePlace) {

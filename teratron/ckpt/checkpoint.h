@@ -69,9 +69,14 @@ struct SaveRequest {
   int64_t retain_interval = 0;
 };
 
-/// Saves and commits; returns the committed directory. If one rank fails, all throw: Fault with exit code
-/// checkpoint for a full disk, retryable for other I/O; nothing of the attempt remains.
-std::filesystem::path save_checkpoint(const SaveRequest& request, HostGroup& group);
+struct SavedCheckpoint {
+  std::filesystem::path path;
+  int64_t bytes = 0;  // of all shards
+};
+
+/// Saves and commits. If one rank fails, all throw: Fault with exit code checkpoint for whatever the file
+/// system refused (full, read-only, not permitted, I/O error); nothing of the attempt remains.
+SavedCheckpoint save_checkpoint(const SaveRequest& request, HostGroup& group);
 
 /// Creates the directory if needed and checks that rank 0 can write there and every rank sees it; to be
 /// called before the model is built. UserError(config) if it is not permitted, read-only, on a full disk or

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -214,21 +215,53 @@ TEST_F(CheckpointFault, fault_10_transient_errors_while_saving_and_loading) {
   EXPECT_EQ(load(), 1);
 }
 
-TEST_F(CheckpointFault, fault_10_lasting_errors_end_as_retryable_on_every_rank) {
-  const ScopedFaults faults("file.write@rank=1:errno=EIO");
-  std::atomic<int> failed = 0;
-  run_host_group(2, [&](HostGroup& group) {
-    TestTensors own = tensors(group.rank(), 2);
-    try {
-      save_checkpoint({.directory = directory_.path(), .iteration = 1, .tensors = own.list()}, group);
-    } catch (const Fault& fault) {
-      EXPECT_EQ(fault.exit_code(), ExitCode::retryable);
-      EXPECT_NE(std::string(fault.what()).find("(rank 1)"), std::string::npos) << fault.what();
-      ++failed;
+// Whatever the file system refuses, and wherever, every rank comes to the same end.
+TEST_F(CheckpointFault, fault_10_every_refusal_fails_the_save_on_every_rank) {
+  save(1, 2);
+  const auto before = names();
+  for (const char* name : {"EIO", "ESTALE", "EROFS", "EACCES", "EPERM", "ENOENT", "EDQUOT"}) {
+    for (const char* point :
+         {"file.write@rank=1", "file.open@rank=1", "file.sync@rank=1", "file.rename@rank=0"}) {
+      const std::string specification = fmt::format("{}:errno={}", point, name);
+      const ScopedFaults faults(specification);
+      std::atomic<int> failed = 0;
+      run_host_group(2, [&](HostGroup& group) {
+        TestTensors own = tensors(group.rank(), 2);
+        try {
+          save_checkpoint({.directory = directory_.path(), .iteration = 2, .tensors = own.list()}, group);
+        } catch (const Fault& fault) {
+          EXPECT_EQ(fault.exit_code(), ExitCode::checkpoint) << specification;
+          const bool names_rank = std::string(fault.what()).find("(rank 1)") != std::string::npos;
+          EXPECT_EQ(names_rank, std::string(point).ends_with("rank=1")) << fault.what();
+          ++failed;
+        }
+      });
+      EXPECT_EQ(failed, 2) << specification;
+      EXPECT_EQ(names(), before) << specification;
     }
-  });
-  EXPECT_EQ(failed, 2);
-  EXPECT_TRUE(names().empty());
+  }
+  EXPECT_EQ(load(), 1);
+}
+
+TEST_F(CheckpointFault, a_tracker_file_that_is_garbage_is_ignored) {
+  save(1);
+  save(2);
+  const fs::path tracker = directory_ / "latest_checkpointed_iteration.txt";
+  const auto check = [&](const char* what) {
+    EXPECT_EQ(load(), 2) << what;
+    testing::internal::CaptureStderr();
+    save(3);  // cannot replace a folder, and says so
+    testing::internal::GetCapturedStderr();
+    EXPECT_EQ(load(), 3) << what;
+    fs::remove_all(tracker);
+    fs::remove_all(directory_ / "iter_0000003");
+  };
+  write_text(tracker, std::string(5000, '1'), ExitCode::data);
+  check("too long");
+  fs::create_directory(tracker);
+  check("a folder");
+  ASSERT_EQ(::mkfifo(tracker.c_str(), 0600), 0);
+  check("a pipe");
 }
 
 TEST_F(CheckpointFault, fault_11_truncated_shard) {

@@ -34,11 +34,16 @@ std::optional<int64_t> parse_whole(std::string_view digits) {
   return value;
 }
 
-// Nullopt if the tracker file is missing or not a number.
+// Nullopt if the tracker file is missing or not a file with a number.
 std::optional<int64_t> read_tracker(const fs::path& directory) {
   std::error_code ignored;
   if (!fs::exists(directory / tracker_name, ignored)) return std::nullopt;
-  std::string text = read_text(directory / tracker_name, {.kind = ExitCode::checkpoint, .max_bytes = 4096});
+  std::string text;
+  try {
+    text = read_text(directory / tracker_name, {.kind = ExitCode::checkpoint, .max_bytes = 4096});
+  } catch (const UserError&) {
+    return std::nullopt;
+  }
   while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back()))) text.pop_back();
   return parse_whole(text);
 }

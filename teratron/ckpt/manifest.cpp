@@ -28,6 +28,18 @@ void require(bool condition, const std::string& what) {
   if (!condition) throw BadManifest{what};
 }
 
+const json& member(const json& value, const char* key) {
+  const auto found = value.find(key);
+  require(found != value.end(), fmt::format("{} is missing", key));
+  return *found;
+}
+
+std::string text_of(const json& value, const char* key) {
+  const json& text = member(value, key);
+  require(text.is_string(), fmt::format("{} is not a string", key));
+  return text;
+}
+
 int64_t to_int(const json& value, const char* name) {
   require(value.is_number_integer() && value.get<int64_t>() >= 0,
           fmt::format("{} is not a whole number", name));
@@ -41,8 +53,8 @@ std::vector<int64_t> to_ints(const json& value, const char* name) {
   return numbers;
 }
 
-uint64_t hash_of(const json& value) {
-  const std::optional<uint64_t> hash = hash_from_hex(value.get<std::string>());
+uint64_t hash_of(const std::string& text) {
+  const std::optional<uint64_t> hash = hash_from_hex(text);
   require(hash.has_value(), "a hash is not 16 hexadecimal digits");
   return *hash;
 }
@@ -81,11 +93,11 @@ json shard_to_json(const ManifestShard& shard) {
 // Shard's factories assert; values from a file need checks first.
 Shard sharding_from_json(const json& value, const std::vector<int64_t>& shape) {
   Shard shard = Shard::replicated(shape);
-  shard.dim = to_int(value.at("dim"), "dim");
-  shard.segments = to_ints(value.at("segments"), "segments");
-  shard.padded = to_int(value.at("padded"), "padded");
-  shard.parts = to_int(value.at("parts"), "parts");
-  shard.index = to_int(value.at("index"), "index");
+  shard.dim = to_int(member(value, "dim"), "dim");
+  shard.segments = to_ints(member(value, "segments"), "segments");
+  shard.padded = to_int(member(value, "padded"), "padded");
+  shard.parts = to_int(member(value, "parts"), "parts");
+  shard.index = to_int(member(value, "index"), "index");
   require(shard.dim < static_cast<int64_t>(shape.size()), "dim is out of range");
   require(shard.parts > 0 && shard.index < shard.parts, "index is out of range");
   int64_t total = 0;
@@ -121,23 +133,23 @@ ManifestChunk chunk_from_json(const json& value, const std::vector<int64_t>& sha
   const std::optional<int64_t> numel = checked_numel(shape);
   require(numel.has_value(), "the shape overflows");
   ManifestChunk chunk;
-  chunk.shard = to_int(value.at("shard"), "shard");
-  chunk.stored_name = value.at("name");
-  chunk.offset = to_int(value.at("offset"), "offset");
-  chunk.bytes = to_int(value.at("bytes"), "bytes");
+  chunk.shard = to_int(member(value, "shard"), "shard");
+  chunk.stored_name = text_of(value, "name");
+  chunk.offset = to_int(member(value, "offset"), "offset");
+  chunk.bytes = to_int(member(value, "bytes"), "bytes");
   if (value.contains("runs")) {
     chunk.region.sharding = Shard::replicated(shape);
     chunk.region.trimmed = trimmed_from_json(value["runs"], *numel);
   } else {
     chunk.region.sharding =
         value.contains("cut") ? sharding_from_json(value["cut"], shape) : Shard::replicated(shape);
-    const std::vector<int64_t> range = to_ints(value.at("range"), "range");
+    const std::vector<int64_t> range = to_ints(member(value, "range"), "range");
     require(range.size() == 2 && range[0] <= range[1] && range[1] <= local_numel(chunk.region.sharding),
             "range is outside the local tensor");
     chunk.region.flat_begin = range[0];
     chunk.region.flat_end = range[1];
   }
-  const std::string hashes = value.at("hashes");
+  const std::string hashes = text_of(value, "hashes");
   require(hashes.size() % 16 == 0 && static_cast<int64_t>(hashes.size() / 16) == block_count(chunk.bytes),
           "the number of hashes does not match the bytes");
   for (size_t i = 0; i < hashes.size(); i += 16) chunk.hashes.push_back(hash_of(hashes.substr(i, 16)));
@@ -146,10 +158,10 @@ ManifestChunk chunk_from_json(const json& value, const std::vector<int64_t>& sha
 
 ManifestShard shard_from_json(const json& value) {
   ManifestShard shard;
-  shard.file = value.at("file");
-  shard.bytes = to_int(value.at("bytes"), "bytes");
-  shard.header_bytes = to_int(value.at("header_bytes"), "header_bytes");
-  shard.header_hash = hash_of(value.at("header_hash"));
+  shard.file = text_of(value, "file");
+  shard.bytes = to_int(member(value, "bytes"), "bytes");
+  shard.header_bytes = to_int(member(value, "header_bytes"), "header_bytes");
+  shard.header_hash = hash_of(text_of(value, "header_hash"));
   require(!shard.file.empty() && shard.file.find('/') == shard.file.npos && shard.file.front() != '.',
           fmt::format("'{}' is not a plain file name", printable(shard.file)));
   require(shard.header_bytes <= shard.bytes && shard.header_bytes <= (int64_t{1} << 27),
@@ -159,12 +171,12 @@ ManifestShard shard_from_json(const json& value) {
 
 ManifestTensor tensor_from_json(const json& value, const std::vector<ManifestShard>& shards) {
   ManifestTensor tensor;
-  const std::optional<Dtype> dtype = dtype_from_name(value.at("dtype").get<std::string>());
+  const std::optional<Dtype> dtype = dtype_from_name(text_of(value, "dtype"));
   require(dtype.has_value(), "unknown dtype");
   tensor.dtype = *dtype;
-  tensor.shape = to_ints(value.at("shape"), "shape");
+  tensor.shape = to_ints(member(value, "shape"), "shape");
   require(tensor.shape.size() <= 32, "too many dimensions");
-  for (const json& element : value.at("parts")) {
+  for (const json& element : member(value, "parts")) {
     ManifestChunk chunk = chunk_from_json(element, tensor.shape);
     require(chunk.shard < static_cast<int64_t>(shards.size()), "a part is in a shard that is not listed");
     const ManifestShard& shard = shards[chunk.shard];
@@ -188,16 +200,16 @@ ManifestTensor tensor_from_json(const json& value, const std::vector<ManifestSha
 
 Manifest manifest_from_json(const json& value) {
   Manifest manifest;
-  manifest.run_id = value.at("run_id");
-  manifest.iteration = to_int(value.at("iteration"), "iteration");
-  manifest.sequence = to_int(value.at("sequence"), "sequence");
-  require(value.at("block_bytes") == Manifest::block_bytes, "block_bytes is not supported");
-  require(value.at("config").is_object() && value.at("state").is_object(),
+  manifest.run_id = text_of(value, "run_id");
+  manifest.iteration = to_int(member(value, "iteration"), "iteration");
+  manifest.sequence = to_int(member(value, "sequence"), "sequence");
+  require(member(value, "block_bytes") == Manifest::block_bytes, "block_bytes is not supported");
+  require(member(value, "config").is_object() && member(value, "state").is_object(),
           "config or state is not an object");
   manifest.config = value["config"].dump();
-  manifest.state = value.at("state").dump();
-  for (const json& shard : value.at("shards")) manifest.shards.push_back(shard_from_json(shard));
-  for (const auto& [name, tensor] : value.at("tensors").items()) {
+  manifest.state = member(value, "state").dump();
+  for (const json& shard : member(value, "shards")) manifest.shards.push_back(shard_from_json(shard));
+  for (const auto& [name, tensor] : member(value, "tensors").items()) {
     try {
       manifest.tensors.emplace(name, tensor_from_json(tensor, manifest.shards));
     } catch (const BadManifest& bad) {
@@ -210,14 +222,14 @@ Manifest manifest_from_json(const json& value) {
 void check_version(const json& value, const std::string& where) {
   require(value.is_object() && value.contains("format") && value["format"] == format_name,
           "not a Teratron manifest");
-  const std::string version = value.at("format_version");
+  const std::string version = text_of(value, "format_version");
   const int major = std::atoi(version.c_str());
   if (major > Manifest::major_version) {
     throw checkpoint_error({.what = fmt::format("the checkpoint has format {}; this release reads up to {}.x",
                                                 printable(version), Manifest::major_version),
                             .where = where,
                             .fix = fmt::format("Use Teratron {} (which wrote it) or newer",
-                                               printable(value.value("written_by", std::string("?"))))});
+                                               printable(text_of(value, "written_by")))});
   }
   require(major == Manifest::major_version, "unknown format_version");
 }
@@ -237,6 +249,10 @@ std::string to_text(const ManifestFragment& fragment) {
     chunks[name] = std::move(values);
   }
   return json{{"shard", shard_to_json(fragment.shard)}, {"parts", std::move(chunks)}}.dump();
+}
+
+int64_t fragment_bytes(const std::string& text) {
+  return shard_from_json(json::parse(text)["shard"]).bytes;
 }
 
 void add_fragment(Manifest& manifest, const std::string& text) {
@@ -293,15 +309,14 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
   json value = as_corrupt([&] { return parse_json(text, {.where = where, .kind = ExitCode::checkpoint}); });
   try {
     check_version(value, where);
-    const std::string hash = value.at("hash");
+    const std::string hash = text_of(value, "hash");
     value.erase("hash");
     require(hash == hash_to_hex(hash_text(value.dump())), "the content does not match its hash");
     return manifest_from_json(value);
   } catch (const BadManifest& bad) {
     throw CorruptCheckpoint({{.what = "bad manifest: " + bad.what, .where = where}});
-  } catch (const json::exception& error) {
-    throw CorruptCheckpoint(
-        {{.what = fmt::format("bad manifest: {}", printable(error.what())), .where = where}});
+  } catch (const json::exception&) {
+    throw CorruptCheckpoint({{.what = "bad manifest: a value has the wrong type", .where = where}});
   }
 }
 

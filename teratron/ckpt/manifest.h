@@ -74,6 +74,8 @@ struct ManifestFragment {
   std::map<std::string, std::vector<ManifestChunk>> chunks;
 };
 std::string to_text(const ManifestFragment& fragment);
+/// The size of its shard file.
+int64_t fragment_bytes(const std::string& text);
 /// The tensors must be in the manifest already, with their shapes.
 void add_fragment(Manifest& manifest, const std::string& text);
 

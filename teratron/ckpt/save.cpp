@@ -189,6 +189,20 @@ void update_directory(const SaveRequest& request, const fs::path& committed) {
   }
 }
 
+// Everything that the file system refuses, from a read-only disk to an I/O error, is one kind of failure: the
+// checkpoint was not saved.
+std::string capture_save(const std::function<std::string()>& work) {
+  return capture([&] {
+    try {
+      return work();
+    } catch (const UserError& error) {
+      throw Fault(error.what(), ExitCode::checkpoint);
+    } catch (const IoFault& fault) {
+      throw Fault(fault.what(), ExitCode::checkpoint);
+    }
+  });
+}
+
 void check_json_object(const std::string& text, const char* name) {
   const auto value = nlohmann::json::parse(text, nullptr, false);
   TERATRON_ASSERT(value.is_object(), "{} is not a JSON object", name);
@@ -202,7 +216,7 @@ AsyncSave::AsyncSave(SaveRequest request, std::shared_ptr<const void> memory, Ho
   check_json_object(request_.config, "config");
   check_json_object(request_.state, "state");
   plan_ = std::make_unique<SavePlan>(plan_save(request_.tensors, group));
-  run_id_ = run_on_rank_0(group, [&] {
+  const auto create = [&] {
     fault_point("ckpt.begin");
     make_directories(request_.directory, ExitCode::checkpoint);
     remove_leftovers(request_.directory);
@@ -210,7 +224,8 @@ AsyncSave::AsyncSave(SaveRequest request, std::shared_ptr<const void> memory, Ho
     partial_ = std::make_unique<PartialDirectory>(committed().string() + ".partial-" + run_id);
     fault_point("ckpt.partial_created");
     return run_id;
-  });
+  };
+  run_id_ = broadcast_outcome(rank_ == 0 ? capture_save(create) : "", group);
   start(&AsyncSave::write);
 }
 
@@ -227,7 +242,7 @@ ShardTarget AsyncSave::target() const {
 void AsyncSave::start(std::string (AsyncSave::*stage)()) {
   working_ = std::async(std::launch::async, [this, stage] {
     set_fault_context(rank_, request_.iteration);
-    outcome_ = capture([&] { return (this->*stage)(); });
+    outcome_ = capture_save([&] { return (this->*stage)(); });
     ++progress_;
   });
 }
@@ -247,12 +262,14 @@ std::string AsyncSave::commit() {
   return "";
 }
 
-std::optional<fs::path> AsyncSave::advance(int64_t least_progress) {
+std::optional<SavedCheckpoint> AsyncSave::advance(int64_t least_progress) {
   if (least_progress <= passed_) return std::nullopt;
   working_.get();
   if (++passed_ == 2) {
     broadcast_outcome(outcome_, group_);
-    return committed();
+    SavedCheckpoint saved{.path = committed()};
+    for (const std::string& fragment : fragments_) saved.bytes += fragment_bytes(fragment);
+    return saved;
   }
   memory_.reset();
   fragments_ = gather_outcomes(outcome_, group_);
@@ -260,13 +277,13 @@ std::optional<fs::path> AsyncSave::advance(int64_t least_progress) {
   return std::nullopt;
 }
 
-fs::path AsyncSave::finish() {
+SavedCheckpoint AsyncSave::finish() {
   while (true) {
-    if (auto path = advance(passed_ + 1)) return *path;
+    if (auto saved = advance(passed_ + 1)) return *saved;
   }
 }
 
-fs::path save_checkpoint(const SaveRequest& request, HostGroup& group) {
+SavedCheckpoint save_checkpoint(const SaveRequest& request, HostGroup& group) {
   return AsyncSave(request, nullptr, group).finish();
 }
 

@@ -201,7 +201,7 @@ ConversionReport import_hf(const HfImport& request) {
     report.elements += *checked_numel(tensor.shape);
   }
   SingleHostGroup alone;
-  report.result = save_checkpoint(save, alone);
+  report.result = save_checkpoint(save, alone).path;
   return report;
 }
 

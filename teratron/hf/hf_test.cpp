@@ -188,11 +188,11 @@ TEST(HfConvert, ExportsEveryWeight) {
   save.tensors.push_back(
       {.name = "optimizer.exp_avg.x", .shard = Shard::replicated({3}), .data = zeros.data()});
   SingleHostGroup alone;
-  const fs::path good = save_checkpoint(save, alone);
+  const fs::path good = save_checkpoint(save, alone).path;
   EXPECT_NO_THROW(export_hf({.source = good, .destination = directory / "out"}));
   save.tensors.back().name = "adapter.weight";
   save.iteration = 1;
-  const fs::path bad = save_checkpoint(save, alone);
+  const fs::path bad = save_checkpoint(save, alone).path;
   EXPECT_NE(message_of<UserError>([&] {
               export_hf({.source = bad, .destination = directory / "no"});
             }).find("adapter.weight\" is not in the model"),

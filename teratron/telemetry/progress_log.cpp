@@ -2,11 +2,11 @@
 
 #include <cstdlib>
 #include <ctime>
-#include <fstream>
 #include <optional>
 #include <vector>
 
 #include "teratron/base/file.h"
+#include "teratron/base/log.h"
 #include "teratron/base/strings.h"
 #include "teratron/telemetry/log_lines.h"
 
@@ -41,10 +41,11 @@ ProgressLog::ProgressLog(const std::filesystem::path& directory, const Start& st
       start_(start),
       first_time_(start.wall_time),
       first_flops_(start.flops) {
-  std::ifstream file(path_);
+  std::error_code ignored;
+  const bool is_new = !std::filesystem::exists(path_, ignored);
   double latest_flops = 0.0;
   bool searching = true;
-  for (std::string line; std::getline(file, line);) {
+  for (const std::string& line : split(is_new ? "" : read_text(path_, {.kind = ExitCode::config}), '\n')) {
     const std::vector<std::string> fields = split(line, '\t');
     if (fields.size() < 4) continue;
     if (fields[3] == "Saved checkpoint" && fields.size() > 7) {
@@ -70,11 +71,17 @@ void ProgressLog::saved(const Saved& saved) {
       tflops_per_gpu(saved.flops - start_.flops, saved.wall_time - start_.wall_time, start_.world_size);
   const double cumulative =
       tflops_per_gpu(saved.flops - first_flops_, saved.wall_time - first_time_, start_.world_size);
-  add(fmt::format("Saved checkpoint\tIteration: {}\tJob throughput: {:.1f} TFLOP/s/GPU\t"
-                  "Cumulative throughput: {:.1f} TFLOP/s/GPU\tFloating-point operations: {:.2e}\t"
-                  "Tokens (in billions): {:.2f}",
-                  saved.iteration, job, cumulative, saved.flops, static_cast<double>(saved.tokens) / 1e9),
-      saved.wall_time);
+  if (failed_) return;
+  try {
+    add(fmt::format("Saved checkpoint\tIteration: {}\tJob throughput: {:.1f} TFLOP/s/GPU\t"
+                    "Cumulative throughput: {:.1f} TFLOP/s/GPU\tFloating-point operations: {:.2e}\t"
+                    "Tokens (in billions): {:.2f}",
+                    saved.iteration, job, cumulative, saved.flops, static_cast<double>(saved.tokens) / 1e9),
+        saved.wall_time);
+  } catch (const std::exception& error) {
+    failed_ = true;
+    warn("--log-progress: {} Nothing more is written to it", error.what());
+  }
 }
 
 void ProgressLog::add(const std::string& text, double wall_time) {

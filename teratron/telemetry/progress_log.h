@@ -28,7 +28,7 @@ class ProgressLog {
     double wall_time = 0.0;
   };
   /// Job throughput counts from the start of this job; cumulative throughput from the first of the
-  /// consecutive jobs with this world size.
+  /// consecutive jobs with this world size. A failure is a warning, after which nothing more is written.
   void saved(const Saved& saved);
 
  private:
@@ -37,6 +37,7 @@ class ProgressLog {
   Start start_;
   double first_time_;   // of the consecutive jobs of this world size
   double first_flops_;  // operations before them
+  bool failed_ = false;
 };
 
 }  // namespace teratron

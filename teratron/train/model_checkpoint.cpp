@@ -196,7 +196,7 @@ void note_changes(const CheckpointInfo& info, const LoadOptions& options) {
 
 }  // namespace
 
-std::filesystem::path save_model(TrainEngine& engine, SaveRequest request, bool optimizer) {
+SavedCheckpoint save_model(TrainEngine& engine, SaveRequest request, bool optimizer) {
   const auto tensors = add_tensors(request, engine, optimizer, HostTensors::Kind::in_place);
   return save_checkpoint(request, *engine.mesh().world().communicator);
 }

@@ -10,9 +10,8 @@
 
 namespace teratron {
 
-/// Saves weights and, if `optimizer`, optimizer state: fills in request.tensors. Returns the committed
-/// directory. Collective over the mesh.
-std::filesystem::path save_model(TrainEngine& engine, SaveRequest request, bool optimizer = true);
+/// Saves weights and, if `optimizer`, optimizer state: fills in request.tensors. Collective over the mesh.
+SavedCheckpoint save_model(TrainEngine& engine, SaveRequest request, bool optimizer = true);
 /// The same in the background: tensors are copied to host memory (pinned, from a GPU) before this returns, so
 /// training may continue. The save must not outlive the engine. Collective over the mesh.
 std::unique_ptr<AsyncSave> save_model_async(TrainEngine& engine, SaveRequest request, bool optimizer = true);

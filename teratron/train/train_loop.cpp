@@ -64,6 +64,15 @@ std::unique_ptr<StepProfiler> make_profiler(const Trainer& trainer) {
                           .device = trainer.device()});
 }
 
+// The training is saved: it does not fail because its log was removed.
+void report_or_warn(const std::filesystem::path& directory) {
+  try {
+    write_report(directory / "metrics.jsonl", directory / "report.html");
+  } catch (const std::exception& error) {
+    warn("report.html is not written: {}", error.what());
+  }
+}
+
 GridPosition position_of(const Mesh& mesh) {
   return {.tp_rank = mesh.group(Axis::tp).rank,
           .tp_size = mesh.group(Axis::tp).size,
@@ -340,7 +349,9 @@ ExitCode TrainLoop::finish() {
   if (stop_reason_ == StopReason::none) evaluate(Split::test, "the end of training for test data");
   if (stop_reason_ == StopReason::autoresume && is_first_rank()) {
     notice("autoresume: {} requested the stop and is removed", autoresume_file().string());
-    std::filesystem::remove(autoresume_file());
+    std::error_code error;
+    std::filesystem::remove(autoresume_file(), error);
+    if (error) warn("{} cannot be removed: {}", autoresume_file().string(), error.message());
   }
   static constexpr const char* reasons[] = {"finished", "exit-interval", "exit-duration", "autoresume",
                                             "signal"};
@@ -350,7 +361,7 @@ ExitCode TrainLoop::finish() {
   const std::filesystem::path directory = run_directory(args());
   if (metrics_logger_ && !directory.empty()) {
     metrics_logger_->flush();
-    write_report(directory / "metrics.jsonl", directory / "report.html");
+    report_or_warn(directory);
   }
   return again ? ExitCode::stopped : ExitCode::ok;
 }

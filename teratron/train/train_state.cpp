@@ -37,7 +37,8 @@ void TrainState::load(const std::string& json, ScheduleLoadRule rule) {
   iteration = counter(state, "iteration");
   consumed_train_samples = counter(state, "consumed_train_samples");
   consumed_valid_samples = counter(state, "consumed_valid_samples");
-  skipped_train_samples = state.value("skipped_train_samples", int64_t{0});
+  skipped_train_samples =
+      state.contains("skipped_train_samples") ? counter(state, "skipped_train_samples") : 0;
   optimizer_steps = counter(state, "optimizer_steps");
   const auto operations = state.find("num_floating_point_operations_so_far");
   if (operations != state.end() && operations->is_number())

@@ -117,7 +117,7 @@ class Trainer {
     double begin = 0.0;  // wall clock
     std::unique_ptr<AsyncSave> writer = nullptr;
   };
-  SaveMetrics committed(const PendingSave& save, const std::filesystem::path& path);
+  SaveMetrics committed(const PendingSave& save, const SavedCheckpoint& saved);
 
   Mesh mesh_;
   at::Device device_;

@@ -124,8 +124,8 @@ std::optional<SaveMetrics> Trainer::save() {
 std::optional<SaveMetrics> Trainer::continue_save() {
   if (!saving_) return std::nullopt;
   PendingSave current = *std::exchange(saving_, std::nullopt);  // it has ended if it throws
-  const auto path = current.writer->advance(save_progress_);
-  if (path) return committed(current, *path);
+  const auto saved = current.writer->advance(save_progress_);
+  if (saved) return committed(current, *saved);
   saving_ = std::move(current);
   return std::nullopt;
 }
@@ -136,12 +136,12 @@ std::optional<SaveMetrics> Trainer::finish_save() {
   return committed(current, current.writer->finish());
 }
 
-SaveMetrics Trainer::committed(const PendingSave& save, const std::filesystem::path& path) {
+SaveMetrics Trainer::committed(const PendingSave& save, const SavedCheckpoint& saved) {
   saved_iteration_ = save.iteration;
   return {.iteration = save.iteration,
           .directory = *args_.save,
           .seconds = wall_clock() - save.begin,
-          .bytes = open_checkpoint(path).bytes};
+          .bytes = saved.bytes};
 }
 
 }  // namespace teratron

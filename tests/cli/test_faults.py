@@ -128,6 +128,44 @@ def test_full_disk_between(tmp_path, unbroken):
     assert_bitwise(weights(run, 9), weights(unbroken, 9))
 
 
+REFUSALS = ["EROFS", "EACCES", "EPERM", "EIO", "ESTALE", "EDQUOT"]
+
+
+def test_refused_save_between(tmp_path, unbroken):
+    """Whatever the file system refuses, training goes on and the next interval saves."""
+    def check(case, folder):
+        name, flags = case
+        run = folder / "run"
+        result = train(*kept(run, 9, 3), *flags, fault=f"file.write@step=6:errno={name}")
+        assert "warning" in result.stderr and "the next save tries again" in result.stderr
+        assert sorted(path.name for path in run.glob("iter_*")) == ["iter_0000003", "iter_0000009"]
+        assert_bitwise(weights(run, 9), weights(unbroken, 9))
+
+    each([(name, flags) for name in REFUSALS for flags in ([], ["--async-save"])], check, tmp_path)
+
+
+def test_refused_last_save(tmp_path):
+    def check(case, folder):
+        name, flags = case
+        message(train(*kept(folder / "run", 4, 2), *flags, code=4, fault=f"file.write@step=4:errno={name}"), "shard-00000")
+        assert [path.name for path in (folder / "run").glob("iter_*")] == ["iter_0000002"]
+
+    each([(name, flags) for name in REFUSALS[:4] for flags in ([], ["--async-save"])], check, tmp_path)
+
+
+@pytest.mark.parametrize("doomed", ["metrics.jsonl", ""])
+def test_log_removed_during_the_run(tmp_path, unbroken, doomed):
+    """The run is finished and saved: it does not fail because its log was removed."""
+    run = tmp_path / "run"
+    job = start(kept(run, 9, 3), fault="ckpt.end@step=6:delay=1500")
+    wait_for((run / "iter_0000006").exists, "the second checkpoint")
+    (run / doomed).rename(tmp_path / "elsewhere")
+    output = job.communicate(timeout=60)[0]
+    assert job.returncode == 0, output
+    assert "warning: report.html is not written" in output and "metrics.jsonl" in output
+    assert_bitwise(weights(run, 9), weights(unbroken, 9))
+
+
 def truncate(path):
     os.truncate(path, path.stat().st_size - 100)
 
