@@ -44,6 +44,7 @@ bool is_user_error(int error) {
     case ENOTEMPTY:
     case ELOOP:
     case ENAMETOOLONG:
+    case ENXIO:
       return true;
     default:
       return false;
@@ -109,11 +110,8 @@ File::File(fs::path path, ExitCode kind, int flags)
     : path_(std::move(path)), kind_(kind), descriptor_(open_with_retry(path_, kind, flags)) {}
 
 File File::open(const fs::path& path, ExitCode kind) {
-  File file(path, kind, O_RDONLY);
-  struct stat status{};
-  if (::fstat(file.descriptor_, &status) == 0 && S_ISDIR(status.st_mode)) {
-    throw_errno("read", path, kind, EISDIR);
-  }
+  File file(path, kind, O_RDONLY | O_NONBLOCK);
+  file.require_regular();
   return file;
 }
 
@@ -122,9 +120,21 @@ File File::create(const fs::path& path, ExitCode kind) {
 }
 
 File File::append(const fs::path& path, ExitCode kind) {
-  File file(path, kind, O_WRONLY | O_CREAT);
+  File file(path, kind, O_WRONLY | O_CREAT | O_NONBLOCK);
+  file.require_regular();
   file.written_ = file.size();
   return file;
+}
+
+void File::require_regular() const {
+  struct stat status{};
+  if (::fstat(descriptor_, &status) != 0) throw_errno("read the type", path_, kind_, errno);
+  if (S_ISREG(status.st_mode)) return;
+  if (S_ISDIR(status.st_mode)) throw_errno("read", path_, kind_, EISDIR);
+  throw UserError(kind_, {{.what = fmt::format("is a {}, not a regular file",
+                                               S_ISFIFO(status.st_mode) ? "pipe" : "device or socket"),
+                           .where = printable(path_.string(), 4096),
+                           .fix = "Write what it yields into a file first"}});
 }
 
 File::File(File&& other) noexcept
@@ -163,7 +173,7 @@ int64_t File::read_some(void* buffer, int64_t bytes, int64_t offset) const {
         return result;
       }
       // A stale handle stays stale: read through a fresh one.
-      const int fresh = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+      const int fresh = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
       if (fresh < 0) return -1;
       const int64_t result = ::pread(fresh, to, bytes - done, offset + done);
       const int error = errno;

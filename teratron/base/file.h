@@ -35,11 +35,12 @@ int64_t io_retries();
 /// An open file; movable, closed by the destructor. Reads use pread and are thread-safe.
 class File {
  public:
-  /// Opens for reading. `kind` is that of UserErrors for an invalid path or a truncated file.
+  /// Opens a regular file for reading, never waiting for the writer of a pipe. `kind` is that of UserErrors
+  /// for an invalid path, a pipe, a device or a truncated file.
   static File open(const std::filesystem::path& path, ExitCode kind);
   /// Creates a file for writing, mode 0640; it must not exist.
   static File create(const std::filesystem::path& path, ExitCode kind);
-  /// Opens for appending; creates the file if needed.
+  /// Opens a regular file for appending; creates it if needed.
   static File append(const std::filesystem::path& path, ExitCode kind);
 
   File(File&& other) noexcept;
@@ -62,6 +63,7 @@ class File {
 
  private:
   File(std::filesystem::path path, ExitCode kind, int flags);
+  void require_regular() const;
   std::filesystem::path path_;
   ExitCode kind_;
   int descriptor_ = -1;

@@ -56,6 +56,24 @@ TEST_F(FileTest, MissingFilesAreUserErrors) {
   EXPECT_THROW(make_directories(directory_ / "f", ExitCode::config), UserError);
 }
 
+// Opening a pipe that nobody writes to would wait forever.
+TEST_F(FileTest, PipesAndDevicesAreRejectedAtOnce) {
+  const fs::path pipe = directory_ / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const auto error_of = [](const auto& open) -> std::string {
+    try {
+      open();
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_NE(error_of([&] { File::open(pipe, ExitCode::data); }).find("is a pipe, not a regular file. Write"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { read_text("/dev/zero", {}); }).find("is a device or socket"), std::string::npos);
+  EXPECT_NE(error_of([&] { File::append(pipe, ExitCode::config); }), "");
+}
+
 TEST_F(FileTest, RejectsLargeFilesBeforeReading) {
   write_text(directory_ / "f", "0123456789", ExitCode::data);
   EXPECT_THROW(read_text(directory_ / "f", {.max_bytes = 9}), UserError);

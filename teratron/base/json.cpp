@@ -47,13 +47,10 @@ class StrictParser {
     try {
       return json::parse(CountingIterator(text_.data(), &at_),
                          CountingIterator(text_.data() + text_.size(), &at_), check);
-    } catch (const json::parse_error& error) {
-      const std::string_view message = error.what();
-      const size_t detail = message.find(": ");
-      throw problem(fmt::format("not valid JSON: {}",
-                                printable(message.substr(detail == message.npos ? 0 : detail + 2))));
-    } catch (const json::exception& error) {
-      throw problem(fmt::format("not valid JSON: {}", printable(error.what())));
+    } catch (const json::out_of_range&) {
+      throw problem("the number here is beyond the range of 64-bit floats");
+    } catch (const json::exception&) {
+      throw problem(fmt::format("not valid JSON: {}", unexpected()));
     }
   }
 
@@ -79,6 +76,14 @@ class StrictParser {
         break;
     }
     return true;
+  }
+
+  // What the parser stopped at.
+  std::string unexpected() const {
+    const size_t read = static_cast<size_t>(at_ - text_.data());
+    if (text_.find_first_not_of(" \t\r\n") == text_.npos) return "the text is empty";
+    const std::string before(text_.substr(read < 20 ? 0 : read - 20, std::min<size_t>(read, 20)));
+    return fmt::format("the end of '{}' is unexpected", printable(before));
   }
 
   UserError problem(std::string what) const {

@@ -42,7 +42,13 @@ TEST(Json, ReportsPositionOfSyntaxErrors) {
   EXPECT_EQ(error_of("{\n\"a\": tru}").substr(0, 11), "f.json:2:9:");
   for (const char* text : {"", "{", "[1,]", "{\"a\"}", "1 2", "\"\xff\"", "nul", "{\"a\":1e999}"}) {
     EXPECT_NE(error_of(text), "") << text;
+    EXPECT_EQ(error_of(text).find("exception"), std::string::npos) << error_of(text);
+    EXPECT_EQ(error_of(text).find("parsing"), std::string::npos) << error_of(text);
   }
+  EXPECT_NE(error_of("{\"a\":1e999}").find("f.json:1:10: the number here is beyond the range"),
+            std::string::npos)
+      << error_of("{\"a\":1e999}");
+  EXPECT_NE(error_of("[1,]").find("not valid JSON: the end of '[1,]' is unexpected"), std::string::npos);
 }
 
 TEST(Hash, StreamingMatchesOneShot) {

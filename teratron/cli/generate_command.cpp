@@ -1,4 +1,3 @@
-#include <fstream>
 #include <iostream>
 #include <optional>
 #include <set>
@@ -8,6 +7,7 @@
 
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
+#include "teratron/base/text_lines.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/run_job.h"
 #include "teratron/generate/generator.h"
@@ -24,9 +24,9 @@ namespace teratron {
 
 namespace {
 
-std::vector<std::string> lines_of(std::istream& input) {
+std::vector<std::string> lines_of(std::istream& input, std::string_view where) {
   std::vector<std::string> lines;
-  for (std::string line; std::getline(input, line);) {
+  for (std::string line; next_line(input, line, where);) {
     if (!line.empty()) lines.push_back(line);
   }
   return lines;
@@ -39,14 +39,9 @@ std::vector<std::string> read_prompts(const Arguments& args, int64_t ranks) {
                         .where = "--prompt",
                         .fix = "Use --prompt or --sample-input-file"});
   }
-  if (!args.sample_input_file) return lines_of(std::cin);
-  std::ifstream file(*args.sample_input_file);
-  if (!file) {
-    throw config_error({.what = "cannot read the file of prompts",
-                        .where = *args.sample_input_file,
-                        .fix = "Check --sample-input-file"});
-  }
-  return lines_of(file);
+  if (!args.sample_input_file) return lines_of(std::cin, "standard input");
+  std::ifstream file = open_text(*args.sample_input_file, ExitCode::config);
+  return lines_of(file, *args.sample_input_file);
 }
 
 GenerationOptions generation_options(const Arguments& args, const Tokenizer& tokenizer) {

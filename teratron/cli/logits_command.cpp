@@ -1,5 +1,4 @@
 #include <charconv>
-#include <fstream>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -8,6 +7,7 @@
 #include "teratron/base/config/command_line.h"
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
+#include "teratron/base/text_lines.h"
 #include "teratron/ckpt/safetensors.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/run_job.h"
@@ -49,13 +49,10 @@ std::vector<int64_t> parse_ids(std::string_view line, const std::string& where, 
 }
 
 std::vector<std::vector<int64_t>> read_sequences(const std::string& path, const LanguageModel& model) {
-  std::ifstream file(path);
-  if (!file) {
-    throw data_error({.what = "cannot read the file of token ids", .where = path, .fix = "Check --input"});
-  }
+  std::ifstream file = open_text(path, ExitCode::data);
   std::vector<std::vector<int64_t>> sequences;
   int64_t number = 0;
-  for (std::string line; std::getline(file, line);) {
+  for (std::string line; next_line(file, line, path);) {
     const std::string where = fmt::format("{}:{}", path, ++number);
     std::vector<int64_t> ids = parse_ids(line, where, model.vocabulary);
     if (ids.empty()) continue;

@@ -1,9 +1,7 @@
 #include <charconv>
 #include <chrono>
 #include <ctime>
-#include <fstream>
 #include <iostream>
-#include <iterator>
 #include <sstream>
 
 #include <CLI/CLI.hpp>
@@ -12,6 +10,7 @@
 #include "teratron/base/config/command_line.h"
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
+#include "teratron/base/text_lines.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/tokenizer_flags.h"
 #include "teratron/tokenizer/bpe/bpe_trainer.h"
@@ -50,18 +49,13 @@ class Documents {
   }
 
   void open() {
-    stream_.open(flags_.inputs[file_], std::ios::binary);
+    stream_ = open_text(flags_.inputs[file_], ExitCode::data);
     line_ = 0;
-    if (!stream_) {
-      throw data_error({.what = "cannot be read",
-                        .where = flags_.inputs[file_],
-                        .fix = "Check the path given to --input"});
-    }
   }
 
   bool next_json(std::string& document) {
     std::string line;
-    while (std::getline(stream_, line)) {
+    while (next_line(stream_, line, flags_.inputs[file_])) {
       ++line_;
       if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
       const auto json = nlohmann::json::parse(line, nullptr, false);
@@ -80,7 +74,7 @@ class Documents {
   bool next_block(std::string& document) {
     document.clear();
     std::string line;
-    while (document.size() < kBlock && std::getline(stream_, line)) {
+    while (document.size() < kBlock && next_line(stream_, line, flags_.inputs[file_])) {
       document += line;
       if (!stream_.eof()) document += '\n';
     }
@@ -113,8 +107,8 @@ struct EncodeFlags {
 /// Calls `visit` for each document of stdin.
 template <class Visit>
 void for_each_document(bool whole, const Visit& visit) {
-  if (whole) return visit(std::string(std::istreambuf_iterator<char>(std::cin), {}));
-  for (std::string line; std::getline(std::cin, line);) visit(line);
+  if (whole) return visit(read_rest(std::cin, "standard input"));
+  for (std::string line; next_line(std::cin, line, "standard input");) visit(line);
 }
 
 void print_line(const fmt::memory_buffer& line) {
@@ -177,7 +171,7 @@ std::vector<int32_t> parse_ids(const std::string& line, int64_t number, const To
 
 void decode(const Tokenizer& tokenizer) {
   int64_t number = 0;
-  for (std::string line; std::getline(std::cin, line);) {
+  for (std::string line; next_line(std::cin, line, "standard input");) {
     const std::string text = tokenizer.decode(parse_ids(line, ++number, tokenizer));
     std::cout.write(text.data(), static_cast<std::streamsize>(text.size())).put('\n');
   }

@@ -17,9 +17,11 @@ struct SavedModel {
 
 SavedModel saved_model(const CheckpointInfo& info, const Arguments& args) {
   const nlohmann::json config = nlohmann::json::parse(info.config);
-  const SavedModel saved{
-      .family = config.value("model_family", "gpt"),
-      .vocabulary = config.value("tokenizer_vocab_size", args.vocab_size.value_or(0))};  // an imported one
+  SavedModel saved{.vocabulary = args.vocab_size.value_or(0)};  // an imported one
+  const auto family = config.find("model_family"), vocabulary = config.find("tokenizer_vocab_size");
+  if (family != config.end() && family->is_string()) saved.family = *family;
+  if (vocabulary != config.end())
+    saved.vocabulary = vocabulary->is_number_integer() ? int64_t{*vocabulary} : 0;
   if (saved.vocabulary > 0) return saved;
   throw checkpoint_error({.what = "the checkpoint has neither tokenizer_vocab_size nor vocab_size",
                           .where = info.path.string(),

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "teratron/base/error.h"
+#include "teratron/base/file.h"
 #include "teratron/base/log.h"
 #include "teratron/telemetry/log_lines.h"
 #include "teratron/telemetry/metrics_logger.h"
@@ -31,7 +32,9 @@ int64_t parse_iteration(std::string_view line) {
 }  // namespace
 
 RankOutput::RankOutput(std::filesystem::path log, bool on_screen)
-    : log_(std::move(log)), file_(log_, std::ios::app), on_screen_(on_screen) {
+    : log_(std::move(log)), on_screen_(on_screen) {
+  File::append(log_, ExitCode::config);  // with the mode of all files of a run
+  file_.open(log_, std::ios::app);
   if (!file_) {
     throw config_error(
         {.what = "cannot be written", .where = log_.string(), .fix = "Choose another --log-dir"});

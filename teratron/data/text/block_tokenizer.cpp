@@ -10,6 +10,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/data/text/python_json.h"
+#include "teratron/tokenizer/json_problem.h"
 #include "teratron/tokenizer/tokenizer.h"
 
 namespace teratron {
@@ -84,9 +85,7 @@ class BlockTokenizer {
       if (!parser_.parse(*strict).get(root)) return root;
     }
     if (line.starts_with("\xef\xbb\xbf")) throw LineError{"the line starts with a byte order mark"};
-    std::string_view reason = simdjson::error_message(error);
-    if (reason.ends_with('.')) reason.remove_suffix(1);
-    throw LineError{fmt::format("broken JSON: {}", reason)};
+    throw LineError{fmt::format("broken JSON: {}", json_problem(error))};
   }
 
   /// As in Python, the last value of a repeated key wins.

@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <glob.h>
 #include <lzma.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
@@ -26,11 +27,18 @@ constexpr size_t kMagicBytes = 6;
 class FileStream : public InputStream {
  public:
   explicit FileStream(const std::string& path) : path_(path == "-" ? "standard input" : path) {
-    fd_ = path == "-" ? ::dup(STDIN_FILENO) : ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    fd_ = path == "-" ? ::dup(STDIN_FILENO) : ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd_ < 0) {
       throw data_error({.what = fmt::format("cannot be opened: {}", std::strerror(errno)),
                         .where = printable(path_, 1000),
                         .fix = "Check the path given to --input"});
+    }
+    struct stat status{};
+    if (path != "-" && ::fstat(fd_, &status) == 0 && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode)) {
+      ::close(fd_);
+      throw data_error({.what = "is not a regular file",
+                        .where = printable(path_, 1000),
+                        .fix = "Pipe it into `teratron preprocess --input -`"});
     }
     while (magic_.size() < kMagicBytes) {
       char bytes[kMagicBytes];
@@ -241,19 +249,17 @@ LineBlock LineReader::take(size_t size) {
   return block;
 }
 
-LineBlock LineReader::skip_long_line() {
-  LineBlock block{.file = file_, .first_line = line_, .too_long = line_};
+// Skips some of a line that is too long. It may never end: it was reported first, and the caller may stop.
+LineBlock LineReader::skip() {
   rest_.clear();
-  while (fill()) {
-    const size_t end = rest_.find('\n');
-    if (end != std::string::npos) {
-      rest_.erase(0, end + 1);
-      break;
-    }
-    rest_.clear();
+  const bool more = fill();
+  const size_t end = rest_.find('\n');
+  skipping_ = more && end == std::string::npos;
+  if (!skipping_) {
+    rest_.erase(0, end == std::string::npos ? end : end + 1);
+    ++line_;
   }
-  ++line_;
-  return block;
+  return {.file = file_, .first_line = line_};
 }
 
 std::optional<LineBlock> LineReader::next() {
@@ -263,9 +269,13 @@ std::optional<LineBlock> LineReader::next() {
       at_end_ = false;
       line_ = 1;
     }
+    if (skipping_) return skip();
     size_t searched = 0;
     while (!at_end_ && rest_.find('\n', searched) == std::string::npos) {
-      if (rest_.size() > max_line_bytes_) return skip_long_line();
+      if (rest_.size() > max_line_bytes_) {
+        skipping_ = true;
+        return LineBlock{.file = file_, .first_line = line_, .too_long = line_};
+      }
       searched = rest_.size();
       fill();
     }

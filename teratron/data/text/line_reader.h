@@ -19,7 +19,8 @@ class InputStream {
   virtual int64_t position() const = 0;
 };
 
-/// Opens a file, or standard input for "-". Compression is detected by the first bytes, not by the name.
+/// Opens a regular file, or standard input for "-". Compression is detected by the first bytes, not by the
+/// name.
 std::unique_ptr<InputStream> open_input(const std::string& path);
 
 /// Whole lines of one file.
@@ -27,13 +28,14 @@ struct LineBlock {
   size_t file = 0;         // index of the input
   int64_t first_line = 0;  // number of the first line, from 1
   std::string text;        // lines, each ending in '\n' (added to a last line without one)
-  int64_t too_long = 0;    // number of a line that was skipped because it exceeds the limit; 0: none
+  int64_t too_long = 0;    // number of a line that exceeds the limit and is skipped; 0: none
 };
 
 /// The lines of several files in blocks of about 1 MiB; a longer line is a separate block.
 class LineReader {
  public:
-  /// A line longer than `max_line_bytes` is skipped and reported by a block with too_long and no text.
+  /// A line longer than `max_line_bytes` is reported by a block with too_long and no text; while it is
+  /// skipped, blocks are empty.
   LineReader(std::vector<std::string> paths, size_t max_line_bytes);
   /// The next block; nothing at the end of the last file.
   std::optional<LineBlock> next();
@@ -43,14 +45,15 @@ class LineReader {
  private:
   bool fill();
   LineBlock take(size_t size);
-  LineBlock skip_long_line();
+  LineBlock skip();
 
   std::vector<std::string> paths_;
   size_t max_line_bytes_;
   size_t file_ = 0;
   std::unique_ptr<InputStream> stream_;
-  bool at_end_ = false;  // of the current file
-  std::string rest_;     // read but not yet returned
+  bool at_end_ = false;    // of the current file
+  bool skipping_ = false;  // within a line that is too long
+  std::string rest_;       // read but not yet returned
   int64_t line_ = 1;
   int64_t finished_bytes_ = 0;
 };

@@ -8,6 +8,7 @@
 #include "teratron/base/error.h"
 #include "teratron/tokenizer/bpe/bytes_to_unicode.h"
 #include "teratron/tokenizer/bpe/vocab_files.h"
+#include "teratron/tokenizer/json_problem.h"
 
 namespace teratron {
 namespace {
@@ -56,7 +57,7 @@ Ranks read_json_ranks(const std::string& path) {
   simdjson::dom::parser parser;
   simdjson::dom::array tokens;
   if (const auto error = parser.parse(json).get(tokens))
-    reject(path, fmt::format("not a JSON list of tokens ({})", simdjson::error_message(error)));
+    reject(path, fmt::format("not a JSON list of tokens ({})", json_problem(error)));
   Ranks ranks;
   for (const simdjson::dom::element token : tokens) {
     const auto number = static_cast<int64_t>(ranks.size());

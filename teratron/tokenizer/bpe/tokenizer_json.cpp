@@ -8,6 +8,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/tokenizer/bpe/vocab_files.h"
+#include "teratron/tokenizer/json_problem.h"
 
 namespace teratron {
 namespace {
@@ -269,7 +270,7 @@ TokenizerJson Reader::read() {
   simdjson::dom::parser parser;
   element root;
   if (const auto error = parser.parse(json_).get(root)) {
-    reject(fmt::format("not valid JSON ({})", simdjson::error_message(error)));
+    reject(fmt::format("not valid JSON ({})", json_problem(error)));
   }
   const object top = as_object(root, "tokenizer.json");
   read_model(as_object(require(top, "model"), "model"));
@@ -287,8 +288,7 @@ void read_special_tokens(const std::string& path, SpecialTokensMap& names) {
   simdjson::dom::parser parser;
   object top;
   if (const auto error = parser.parse(json).get(top)) {
-    throw data_error(
-        {.what = fmt::format("not a JSON object ({})", simdjson::error_message(error)), .where = path});
+    throw data_error({.what = fmt::format("not a JSON object ({})", json_problem(error)), .where = path});
   }
   // A token is a string, or an object with "content".
   const auto content = [](element value, std::string& out) {

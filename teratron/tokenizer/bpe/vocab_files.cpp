@@ -4,6 +4,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/base/file.h"
+#include "teratron/tokenizer/json_problem.h"
 #include "teratron/tokenizer/unicode/unicode.h"
 
 namespace teratron {
@@ -14,10 +15,9 @@ std::vector<std::pair<std::string, int32_t>> read_vocab(const std::string& path)
   simdjson::dom::parser parser;
   simdjson::dom::object tokens;
   if (const auto error = parser.parse(json).get(tokens)) {
-    throw data_error(
-        {.what = fmt::format("not a JSON object of token ids ({})", simdjson::error_message(error)),
-         .where = path,
-         .fix = "pass a vocab.json like GPT-2's"});
+    throw data_error({.what = fmt::format("not a JSON object of token ids ({})", json_problem(error)),
+                      .where = path,
+                      .fix = "pass a vocab.json like GPT-2's"});
   }
   std::vector<std::pair<std::string, int32_t>> vocab;
   for (const auto& [token, value] : tokens) {

@@ -19,7 +19,8 @@ inline constexpr std::string_view kSpaceSymbol = "\xe2\x96\x81";
 class CharsMap {
  public:
   CharsMap() = default;
-  /// UserError(data) if the sizes are inconsistent. `where`: the file.
+  /// UserError(data) if the sizes, the trie or the replacements are inconsistent: a damaged file must not
+  /// normalize differently. `where`: the file.
   CharsMap(std::string_view compiled, const std::string& where);
 
   struct Match {
@@ -30,6 +31,8 @@ class CharsMap {
   Match longest_prefix(std::string_view text) const;
 
  private:
+  /// What is wrong with the trie or the replacements; empty: nothing.
+  std::string find_damage() const;
   std::vector<uint32_t> units_;
   std::string replacements_;
 };

@@ -159,5 +159,36 @@ TEST(SentencePiece, RefusesDamagedModels) {
                     [] { build_tokenizer({.type = "Llama2Tokenizer"}); });
 }
 
+// The key "a" with the replacement "b", and the same damaged.
+TEST(SentencePiece, RefusesDamagedNormalizationRules) {
+  const auto charsmap = [](uint32_t node, uint32_t value, const std::string& replacements) {
+    std::vector<uint32_t> units(98);
+    units[96] = 0x80000000u | value;
+    units[97] = node;
+    const uint32_t bytes = static_cast<uint32_t>(units.size() * sizeof(uint32_t));
+    std::string map(sizeof(bytes) + bytes, '\0');
+    std::memcpy(map.data(), &bytes, sizeof(bytes));
+    std::memcpy(map.data() + sizeof(bytes), units.data(), bytes);
+    return map + replacements;
+  };
+  const auto model_with = [](const std::string& map) {
+    return [map] {
+      ModelFile file(1);
+      file.model.mutable_normalizer_spec()->set_precompiled_charsmap(map);
+      file.build("Llama2Tokenizer");
+    };
+  };
+  constexpr uint32_t leaf = 1 << 8, offset = 1 << 10, label = 'a';
+  const std::string one("b\0", 2), two("b\0c\0", 4);
+  EXPECT_NO_THROW(model_with(charsmap(offset | leaf | label, 0, one))());
+  for (const std::string& damaged :
+       {charsmap(offset | leaf | label, 1, one), charsmap(offset | leaf | label, 9, one),
+        charsmap(offset | leaf | label, 0, two), charsmap(offset | label, 0, one),
+        charsmap(offset | leaf | 'b', 0, one), charsmap(200 * offset | leaf | label, 0, one),
+        charsmap(offset | leaf | label, 0, std::string("\xff\0", 2))}) {
+    expect_user_error(ExitCode::data, "invalid normalization rules", model_with(damaged));
+  }
+}
+
 }  // namespace
 }  // namespace teratron

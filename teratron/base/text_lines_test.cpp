@@ -1,0 +1,40 @@
+#include "teratron/base/text_lines.h"
+
+#include <sstream>
+
+#include <gtest/gtest.h>
+
+namespace teratron {
+namespace {
+
+TEST(TextLines, AreThoseOfGetline) {
+  for (const std::string text : {"", "a", "a\n", "a\n\nb", "\n", "\n\n", "a\r\nb\n"}) {
+    std::istringstream ours(text), reference(text);
+    std::string line, expected;
+    bool more = true;
+    while (more) {
+      more = static_cast<bool>(std::getline(reference, expected));
+      EXPECT_EQ(next_line(ours, line, "f"), more) << text;
+      EXPECT_EQ(ours.eof(), reference.eof()) << text;
+      if (more) EXPECT_EQ(line, expected) << text;
+    }
+  }
+}
+
+TEST(TextLines, AnEndlessLineIsRejectedWhileItIsRead) {
+  std::ifstream endless("/dev/zero");
+  std::string line;
+  try {
+    next_line(endless, line, "zeros", 1000);
+    ADD_FAILURE();
+  } catch (const UserError& error) {
+    EXPECT_NE(std::string(error.what()).find("zeros: a line is longer than 1000 bytes"), std::string::npos);
+  }
+  EXPECT_THROW(read_rest(endless, "zeros", 1000), UserError);
+  std::istringstream short_text("a\nb");
+  EXPECT_EQ(read_rest(short_text, "f"), "a\nb");
+  EXPECT_THROW(open_text("/dev/zero", ExitCode::data), UserError);
+}
+
+}  // namespace
+}  // namespace teratron
