@@ -206,6 +206,25 @@ TEST(GPTBuilder, SplitsWithoutSequences) {
   EXPECT_NE(error_of(options, ExitCode::data).find("the train split has none"), std::string::npos);
 }
 
+TEST(GPTBuilder, SplitsWithoutSamplesAreNotBuiltAndOthersAreNamed) {
+  TemporaryFolder folder;
+  IndexedDatasetBuilder builder(folder / "a", Dtype::u16);
+  for (const size_t length : {100, 1}) {
+    builder.add_sequence(std::vector<int32_t>(length, 7));
+    builder.end_document();
+  }
+  builder.finalize();
+  GPTDataOptions options{
+      .data_path = {folder / "a"}, .split = "1,1", .sequence_length = 4, .samples = {5, 0, 0}};
+  const Datasets built = build_gpt_datasets(options);
+  EXPECT_NE(built.train, nullptr);
+  EXPECT_EQ(built.valid, nullptr);
+  options.samples[1] = 5;
+  const std::string error = error_of(options, ExitCode::data);
+  EXPECT_NE(error.find("the valid split: 1 sequences with 1 tokens"), std::string::npos) << error;
+  EXPECT_NE(error.find("--eval-iters 0"), std::string::npos) << error;
+}
+
 TEST(GPTBuilder, PrefixMayHaveASuffix) {
   const std::string six = fixture("corpora/six").string();
   const GPTDataOptions options{

@@ -17,7 +17,7 @@
 
 namespace teratron {
 
-/// Datasets for this many samples of train, valid and test; nullopt: one epoch.
+/// Datasets for this many samples of train, valid and test; 0: none is needed; nullopt: one epoch.
 struct DataRequest {
   const Arguments& args;
   const Tokenizer& tokenizer;

@@ -164,8 +164,11 @@ int64_t BatchSchedule::scheduled(int64_t consumed) const {
 }
 
 BatchSize BatchSchedule::at(int64_t consumed) const {
-  BatchSize size;
-  size.global = scheduled(consumed);
+  return divided(scheduled(consumed));
+}
+
+BatchSize BatchSchedule::divided(int64_t global) const {
+  BatchSize size{.global = global};
   size.running = split_.decrease_if_needed ? size.global / divisor_ * divisor_ : size.global;
   size.microbatches = size.running / divisor_;
   return size;
@@ -217,10 +220,6 @@ void BatchSchedule::require_divisible(int64_t consumed) const {
                           : fmt::format("use {}", divisor_)});
   }
   if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
-}
-
-int64_t BatchSchedule::final_global_batch_size() const {
-  return steps_.back().global_batch_size;
 }
 
 int64_t BatchSchedule::iterations_for(int64_t samples, int64_t consumed) const {

@@ -64,14 +64,15 @@ class BatchSchedule {
   /// Checks the whole schedule from `consumed` on. UserError(config) with every size that is not divisible,
   /// before training starts instead of in the middle.
   void require_divisible(int64_t consumed = 0) const;
-  /// The size after the last change.
-  int64_t final_global_batch_size() const;
+  /// The batch after the last change.
+  BatchSize last() const { return divided(steps_.back().global_batch_size); }
   /// Whole steps within `samples` that are left after `consumed` of them.
   int64_t iterations_for(int64_t samples, int64_t consumed = 0) const;
 
  private:
   BatchSchedule(const BatchSplit& split, std::vector<BatchStep> steps);
   int64_t scheduled(int64_t consumed) const;
+  BatchSize divided(int64_t global) const;
   /// First sample count at which the size may differ from that at `consumed`; nullopt after the last change.
   std::optional<int64_t> next_change(int64_t consumed) const;
 

@@ -123,7 +123,7 @@ TEST(BatchSchedule, StepsNeedDivisibleSizesOnlyWhenReached) {
   EXPECT_NO_THROW(schedule.require_divisible(60));
   EXPECT_THROW(BatchSchedule::steps({{0, 8}}, {1, 1, true}), UserError);
   EXPECT_THROW(BatchSchedule::steps({}, {1, 1}), UserError);
-  EXPECT_EQ(schedule.final_global_batch_size(), 16);
+  EXPECT_EQ(schedule.last(), (BatchSize{16, 16, 1}));
 }
 
 TEST(BatchSchedule, IterationsMatchAWalkStepByStep) {

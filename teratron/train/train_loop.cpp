@@ -231,17 +231,12 @@ void TrainLoop::train() {
     return;
   }
   if (state().iteration >= trainer_.train_iters()) return;
-  if (!trainer_.has(Split::train)) {
-    throw data_error({.what = "there is no training data",
-                      .where = "--data-path",
-                      .fix = "Give --data-path with a --split that has a train share, or --mock-data"});
-  }
+  const std::unique_ptr<BatchSource> source = trainer_.open(Split::train);
   if (is_first_rank()) {
     print("training ...");
     print_line(datetime_line("before the start of training step", wall_clock()));
   }
   show_progress();
-  const std::unique_ptr<BatchSource> source = trainer_.open(Split::train);
   const MicroBatches microbatches = trainer_.batches_from(*source);
   std::optional<PendingStep> pending;
   auto last = std::chrono::steady_clock::now();
@@ -278,7 +273,7 @@ void TrainLoop::run_intervals() {
   }
   if (at_interval(args().eval_interval)) {
     evaluate(Split::valid, fmt::format("iteration {}", state().iteration));
-    trainer_.state().consumed_valid_samples += args().eval_iters * trainer_.global_batch_size();
+    trainer_.state().consumed_valid_samples += args().eval_iters * trainer_.eval_batch_size().running;
   }
   if (at_interval(args().exit_interval)) stop_reason_ = std::max(stop_reason_, StopReason::interval);
   if (!args().save || !at_interval(args().save_interval)) return;

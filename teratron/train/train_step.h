@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "teratron/models/model.h"
-#include "teratron/train/batch_source.h"
+#include "teratron/train/data/batch_source.h"
 
 namespace teratron {
 

@@ -43,7 +43,8 @@ Trainer::Trainer(const Arguments& args, const Mesh& mesh, const JobModel& model)
       step_(make_step(model.registry, {args_, *tokenizer_, mesh_})),
       timers_(make_timers(args_, device_)),
       state_{.scheduler = lr_scheduler(args_), .scaler = loss_scaler(args_)},
-      batches_(batch_schedule(args_)) {
+      batches_(batch_schedule(args_)),
+      train_iters_(planned_iters()) {
   if (device_.is_cuda()) check_fp8_on(args_, device_name(device_), compute_capability(device_));
   check_graphs_on(args_, device_);
   if (args_.deterministic_mode) at::globalContext().setDeterministicAlgorithms(true, false);
@@ -66,9 +67,18 @@ Trainer::Trainer(const Arguments& args, const Mesh& mesh, const JobModel& model)
     print(" > rank ({}, {}): {}", mesh_.group(Axis::tp).rank, mesh_.group(Axis::pp).rank,
           to_string(engine_->memory()));
   }
+  size_data();
+}
+
+void Trainer::size_data() {
+  const TrainProgress progress{.train_iters = train_iters_,
+                               .iteration = state_.iteration,
+                               .consumed_train_samples = state_.consumed_train_samples,
+                               .consumed_valid_samples = state_.consumed_valid_samples};
+  const TrainData::Source source{split_samples(args_, progress), model().batch, device_};
+  if (data_ && data_->samples() == source.samples) return;
   const auto timed = timers_->scope("train/valid/test-data-iterators-setup");
-  data_ = std::make_unique<TrainData>(Registry::Context{args_, *tokenizer_, mesh_}, family_,
-                                      TrainData::Source{plan.batch, device_});
+  data_ = std::make_unique<TrainData>(Registry::Context{args_, *tokenizer_, mesh_}, family_, source);
 }
 
 // Megatron-LM's first lines.
@@ -92,8 +102,12 @@ void Trainer::print_setup(const ModelPlan& plan) const {
   if (!args_.skip_train) print("> learning rate decay style: {}", args_.lr_decay_style);
 }
 
-int64_t Trainer::train_iters() const {
-  return args_.train_iters.value_or(batches_.iterations_for(args_.train_samples.value_or(0)));
+// A length in samples or epochs ends after the same samples if the batch size changed on the way.
+int64_t Trainer::planned_iters() const {
+  std::optional<int64_t> samples = args_.train_samples;
+  if (args_.num_train_epochs) samples = args_.train_iters.value() * args_.global_batch_size.value();
+  if (!samples) return args_.train_iters.value_or(0);
+  return state_.iteration + batches_.iterations_for(*samples, state_.consumed_train_samples);
 }
 
 std::unique_ptr<BatchSource> Trainer::open(Split split) const {
@@ -245,7 +259,7 @@ StepResult Trainer::train_step(BatchSource& source) {
 }
 
 StepResult Trainer::eval_step(BatchSource& source, int64_t steps) {
-  return engine_->evaluate(batches_from(source), steps * batch_size().microbatches);
+  return engine_->evaluate(batches_from(source), steps * eval_batch_size().microbatches);
 }
 
 at::Tensor Trainer::average(const at::Tensor& tensor) const {

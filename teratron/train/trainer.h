@@ -19,10 +19,10 @@
 
 #include "teratron/optim/batch_schedule.h"
 #include "teratron/telemetry/timers.h"
+#include "teratron/train/data/train_data.h"
 #include "teratron/train/guards/job_lock.h"
 #include "teratron/train/model_checkpoint.h"
 #include "teratron/train/registry.h"
-#include "teratron/train/train_data.h"
 #include "teratron/train/train_state.h"
 
 namespace teratron {
@@ -57,10 +57,12 @@ class Trainer {
   Timers& timers() { return *timers_; }
   at::Device device() const { return device_; }
   /// Steps of the whole training.
-  int64_t train_iters() const;
+  int64_t train_iters() const { return train_iters_; }
   /// Of the next step.
   BatchSize batch_size() const { return batches_.at(state_.consumed_train_samples); }
   int64_t global_batch_size() const { return batch_size().running; }
+  /// Of evaluation: that after the last change of the batch size.
+  BatchSize eval_batch_size() const { return batches_.last(); }
   bool is_first_rank() const { return mesh_.rank() == 0; }
   /// The last rank logs: as part of the last pipeline stage it has the loss.
   bool is_last_rank() const { return mesh_.rank() == mesh_.world_size() - 1; }
@@ -76,7 +78,7 @@ class Trainer {
   StepResult train_step(BatchSource& source);
   /// The same over custom micro-batches, batch_size().microbatches of them.
   StepResult train_step(const MicroBatches& microbatches);
-  /// Mean losses over the samples of `steps` steps, without training. Does not change the counters.
+  /// Mean losses over `steps` batches of eval_batch_size(), without training. Does not change the counters.
   StepResult eval_step(BatchSource& source, int64_t steps = 1);
   /// Logits [S, B, vocabulary] of one micro-batch of this data-parallel rank, without dropout: on the last
   /// pipeline stage, undefined on the others.
@@ -102,6 +104,9 @@ class Trainer {
   at::Tensor gather(const at::Tensor& tensor) const;
 
  private:
+  int64_t planned_iters() const;
+  /// Builds the data for what `state_` has consumed and what is left, unless they have these sizes.
+  void size_data();
   void print_setup(const ModelPlan& plan) const;
   void archive_previous_run();
   void warn_of_previous_run() const;
@@ -132,6 +137,7 @@ class Trainer {
   std::unique_ptr<TrainData> data_;
   TrainState state_;
   BatchSchedule batches_;
+  int64_t train_iters_ = 0;
   int64_t nan_iterations_ = 0;  // in a row
   int64_t saved_iteration_ = -1;
   int64_t save_progress_ = 0;  // minimum over the ranks, as of the last step

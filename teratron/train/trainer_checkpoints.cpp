@@ -74,6 +74,8 @@ bool Trainer::load() {
   if (const auto info = args_.load ? load_from(*args_.load, false) : std::nullopt) {
     if (args_.finetune) return true;
     state_.load(info->state, schedule_rule(args_));
+    train_iters_ = planned_iters();
+    size_data();
     if (args_.no_load_optim) state_.optimizer_steps = 0;
     engine_->optimizer().set_steps(state_.optimizer_steps);
     saved_iteration_ = args_.save == args_.load ? state_.iteration : -1;

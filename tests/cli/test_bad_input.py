@@ -138,7 +138,7 @@ def test_no_tokens(tmp_path):
 def test_data_that_ends_too_early(tmp_path):
     """Without weights each data set is read once."""
     first, second = dataset(tmp_path, TOKENS, "first"), dataset(tmp_path, TOKENS, "second")
-    message(train_on(first, second, more=["--train-iters", "90"]), "data ends after sample")
+    message(train_on(first, second, more=["--train-iters", "90"]), "the train split ends after sample")
 
 
 # ---- text and tokenizers ----

@@ -10,7 +10,7 @@ namespace teratron {
 
 namespace {
 
-// Shapes change when documents get more segments (train/batch_source.h); a few times only.
+// Shapes change when documents get more segments (train/data/batch_source.h); a few times only.
 constexpr int64_t most_captures = 16;
 
 bool same_shape(const at::Tensor& a, const at::Tensor& b) {

@@ -69,7 +69,10 @@ std::shared_ptr<const Dataset> SplitBuilder::build_one(const std::string& prefix
                                         index, options_.masks);
   } catch (const UserError& error) {
     Problem problem = error.problems().front();
-    if (problem.where.empty()) problem.where = printable(data->prefix(), 1000);
+    if (!problem.where.empty()) throw;
+    problem.where = printable(data->prefix(), 1000);
+    problem.what = fmt::format("the {} split: {}", kSplitNames[split], problem.what);
+    if (split != 0) problem.fix += "; --eval-iters 0 builds no valid and test split";
     throw UserError(error.exit_code(), {problem});
   }
 }
@@ -112,10 +115,10 @@ std::shared_ptr<const Dataset> SplitBuilder::build_blend(const Blend& blend, siz
 
 std::shared_ptr<const Dataset> SplitBuilder::build(const Blend& blend, size_t split,
                                                    const RangeOf& range_of) {
+  if (options_.samples[split] == 0) return nullptr;
   if (blend.prefixes.size() == 1 && !blend.weights) {
     return build_one(blend.prefixes[0], split, range_of, options_.samples[split]);
   }
-  if (options_.samples[split] == 0 && blend.weights) return nullptr;
   return build_blend(blend, split, range_of);
 }
 

@@ -22,7 +22,7 @@ struct GPTDataOptions {
 
   int64_t sequence_length = 0;
   uint32_t seed = 1234;
-  /// Requested samples of train, valid and test; nullopt: one epoch.
+  /// Requested samples of train, valid and test; 0: not built; nullopt: one epoch.
   std::array<std::optional<int64_t>, 3> samples = {0, 0, 0};
 
   GPTMaskOptions masks;  // vocab_size is required for mock data

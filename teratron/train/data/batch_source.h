@@ -22,7 +22,8 @@ at::Tensor context_parallel_rows(int64_t length, const Group& context_parallel);
 class BatchSource {
  public:
   struct Options {
-    DataLoaderOptions loader;  // sampler: this data-parallel rank's
+    DataLoaderOptions loader;     // sampler: this data-parallel rank's
+    std::string split = "train";  // for messages
     BatchSchema schema;
     at::Device device = at::kCPU;
   };

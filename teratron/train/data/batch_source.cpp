@@ -1,4 +1,4 @@
-#include "teratron/train/batch_source.h"
+#include "teratron/train/data/batch_source.h"
 
 #include <algorithm>
 #include <bit>
@@ -90,10 +90,9 @@ BatchSource::BatchSource(std::shared_ptr<const Dataset> dataset, const Options& 
 Batch BatchSource::read() {
   std::optional<Batch> batch = loader_->next();
   if (!batch) {
-    throw data_error(
-        {.what = fmt::format("the data ends after sample {}", next_sample_),
-         .where = "--data-path",
-         .fix = "Train for fewer samples, or choose --dataloader-type cyclic to repeat the data"});
+    throw data_error({.what = fmt::format("the {} split ends after sample {}", options_.split, next_sample_),
+                      .where = "--data-path",
+                      .fix = "Use fewer steps or more data, or --dataloader-type cyclic to repeat the data"});
   }
   return *std::move(batch);
 }

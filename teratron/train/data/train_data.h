@@ -4,24 +4,42 @@
 #include <array>
 #include <memory>
 
-#include "teratron/train/batch_source.h"
+#include "teratron/train/data/batch_source.h"
 #include "teratron/train/registry.h"
 
 namespace teratron {
 
 enum class Split : uint8_t { train, valid, test };
 
+/// Of train, valid and test. A split of 0 samples is not built.
+using SplitSamples = std::array<int64_t, 3>;
+
+/// How far a training has got.
+struct TrainProgress {
+  int64_t train_iters = 0;  // of the whole training
+  int64_t iteration = 0;
+  int64_t consumed_train_samples = 0;
+  int64_t consumed_valid_samples = 0;
+};
+
+/// What the training has consumed and still needs. For a new one these are Megatron-LM's sizes.
+/// UserError(config) beyond 64 bits.
+SplitSamples split_samples(const Arguments& args, const TrainProgress& progress);
+
 class TrainData {
  public:
   struct Source {
+    SplitSamples samples = {};
     BatchSchema schema;
     at::Device device = at::kCPU;  // of the micro-batches
   };
   /// Builds the datasets on ranks that read: tensor-parallel rank 0 of each stage that uses data. Collective.
   TrainData(const Registry::Context& context, const Family& family, const Source& source);
 
+  const SplitSamples& samples() const { return source_.samples; }
   bool has(Split split) const { return present_[static_cast<size_t>(split)]; }
-  /// Micro-batches of this data-parallel rank after the given number of consumed samples.
+  /// Micro-batches of this data-parallel rank after the given number of consumed samples. UserError(data) if
+  /// there is no such split.
   std::unique_ptr<BatchSource> open(Split split, int64_t consumed_samples) const;
 
  private:

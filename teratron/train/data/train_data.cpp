@@ -1,4 +1,7 @@
-#include "teratron/train/train_data.h"
+#include "teratron/train/data/train_data.h"
+
+#include <algorithm>
+#include <limits>
 
 #include <fmt/ranges.h>
 
@@ -11,7 +14,6 @@ namespace teratron {
 namespace {
 
 using Splits = std::array<std::shared_ptr<const Dataset>, 3>;
-using Samples = std::array<std::optional<int64_t>, 3>;
 
 // "96 samples (checksum 5d1e0c3a)".
 std::string described(const Dataset* dataset, const BatchSchema& schema) {
@@ -44,13 +46,18 @@ void check_same_data(const Splits* mine, const BatchSchema& schema, HostGroup& r
                       .fix = "Give all machines the same data files, and the same tokenizer"});
 }
 
-Samples split_samples(const Arguments& args) {
-  const int64_t batch = args.global_batch_size.value();
-  const int64_t iterations = args.train_iters.value_or(
-      args.train_samples ? batch_schedule(args).iterations_for(*args.train_samples) : 0);
-  const int64_t train = args.train_samples.value_or(iterations * batch);
-  const int64_t evaluations = args.eval_interval ? iterations / *args.eval_interval + 1 : 1;
-  return {train, evaluations * args.eval_iters * batch, args.eval_iters * batch};
+// consumed + a * b * c
+int64_t samples_after(int64_t consumed, std::array<int64_t, 3> factors, const char* split) {
+  int64_t samples = 1;
+  bool overflow = false;
+  for (const int64_t factor : factors)
+    overflow = __builtin_mul_overflow(samples, factor, &samples) || overflow;
+  overflow = __builtin_add_overflow(samples, consumed, &samples) || overflow;
+  if (!overflow) return samples;
+  throw config_error({.what = fmt::format("the samples of the {} split exceed 64 bits: {} + {}", split,
+                                          consumed, fmt::join(factors, " x ")),
+                      .where = std::string_view(split) == "train" ? "--train-iters" : "--eval-iters",
+                      .fix = "Use fewer steps or a smaller batch"});
 }
 
 int64_t samples_per_epoch(const Registry::Context& context, const Family& family) {
@@ -63,6 +70,20 @@ int64_t samples_per_epoch(const Registry::Context& context, const Family& family
 }
 
 }  // namespace
+
+SplitSamples split_samples(const Arguments& args, const TrainProgress& progress) {
+  const int64_t batch = args.global_batch_size.value();
+  const int64_t end = std::max(progress.train_iters, progress.iteration);
+  const int64_t train = args.train_samples ? *args.train_samples
+                                           : samples_after(progress.consumed_train_samples,
+                                                           {end - progress.iteration, batch, 1}, "train");
+  if (args.eval_iters == 0) return {train, 0, 0};
+  const int64_t interval = args.eval_interval.value_or(std::numeric_limits<int64_t>::max());
+  const int64_t evaluations = end / interval - progress.iteration / interval + 1;  // one at the end
+  return {train,
+          samples_after(progress.consumed_valid_samples, {evaluations, args.eval_iters, batch}, "valid"),
+          samples_after(0, {1, args.eval_iters, batch}, "test")};
+}
 
 Arguments with_epochs(const Registry::Context& context, const Family& family) {
   const Arguments& args = context.args;
@@ -86,7 +107,8 @@ TrainData::TrainData(const Registry::Context& context, const Family& family, con
     : args_(context.args), source_(source), mesh_(context.mesh) {
   const bool reads = mesh_.group(Axis::tp).rank == 0 && uses_data(source.schema, mesh_);
   if (reads) {
-    Datasets built = family.datasets({args_, context.tokenizer, split_samples(args_)});
+    const auto& [train, valid, test] = source.samples;
+    Datasets built = family.datasets({args_, context.tokenizer, {train, valid, test}});
     datasets_ = {std::move(built.train), std::move(built.valid), std::move(built.test)};
   }
   check_same_data(reads ? &datasets_ : nullptr, source.schema, *mesh_.world().communicator);
@@ -97,6 +119,14 @@ TrainData::TrainData(const Registry::Context& context, const Family& family, con
 }
 
 std::unique_ptr<BatchSource> TrainData::open(Split split, int64_t consumed_samples) const {
+  const char* const name = kSplitNames[static_cast<size_t>(split)];
+  if (!has(split)) {
+    throw data_error(
+        {.what = fmt::format("there is no {} data", name),
+         .where = "--data-path",
+         .fix = fmt::format("Give --data-path with a --split that has a {} share, or --mock-data{}", name,
+                            split == Split::train ? "" : ", and --eval-iters above 0")});
+  }
   const Group& data_parallel = mesh_.data_parallel();
   const BatchSamplerOptions sampler{
       .kind = args_.dataloader_type == "cyclic" ? SamplerKind::cyclic : SamplerKind::single,
@@ -108,6 +138,7 @@ std::unique_ptr<BatchSource> TrainData::open(Split split, int64_t consumed_sampl
   return std::make_unique<BatchSource>(
       datasets_[static_cast<size_t>(split)],
       BatchSource::Options{.loader = {.sampler = sampler, .num_workers = static_cast<int>(args_.num_workers)},
+                           .split = name,
                            .schema = source_.schema,
                            .device = source_.device},
       mesh_);

@@ -1,4 +1,4 @@
-#include "teratron/train/batch_source.h"
+#include "teratron/train/data/batch_source.h"
 
 #include <gtest/gtest.h>
 
