@@ -29,6 +29,22 @@ inline JobModel plain_gpt() {
 
 namespace fs = std::filesystem;
 
+/// The texts must occur in this order.
+inline void expect_in_order(const std::string& output, const std::vector<std::string>& texts) {
+  size_t at = 0;
+  for (const std::string& text : texts) {
+    const size_t found = output.find(text, at);
+    ASSERT_NE(found, std::string::npos) << "'" << text << "' is missing, or too early, in:\n" << output;
+    at = found + text.size();
+  }
+}
+
+inline size_t count_of(const std::string& output, const std::string& text) {
+  size_t count = 0;
+  for (size_t at = output.find(text); at != std::string::npos; at = output.find(text, at + 1)) ++count;
+  return count;
+}
+
 /// Runs a tiny training in a temporary folder.
 class SmallRun : public testing::Test {
  protected:

@@ -14,22 +14,6 @@ namespace {
 
 using Loop = SmallRun;
 
-// The texts must occur in this order.
-void expect_in_order(const std::string& output, const std::vector<std::string>& texts) {
-  size_t at = 0;
-  for (const std::string& text : texts) {
-    const size_t found = output.find(text, at);
-    ASSERT_NE(found, std::string::npos) << "'" << text << "' is missing, or too early, in:\n" << output;
-    at = found + text.size();
-  }
-}
-
-size_t count_of(const std::string& output, const std::string& text) {
-  size_t count = 0;
-  for (size_t at = output.find(text); at != std::string::npos; at = output.find(text, at + 1)) ++count;
-  return count;
-}
-
 TEST_F(Loop, PrintsMegatronsLines) {
   expect_in_order(
       stdout_of(flags("run", {"--train-iters", "12"})),
@@ -76,48 +60,6 @@ TEST_F(Loop, SavesBeforeAFailingEvaluation) {
   });
   EXPECT_THROW(train(flags("run", {"--eval-interval", "100"}), 1, registry), UserError);
   EXPECT_TRUE(fs::exists(folder_ / "run" / "iter_0000020" / "manifest.json"));
-}
-
-TEST_F(Loop, RampsUpTheBatchSizeAndResumes) {
-  const std::vector<std::string> ramp = {
-      "--micro-batch-size", "1", "--global-batch-size", "6", "--rampup-batch-size", "2", "2", "12",
-      "--log-interval",     "1"};
-  std::vector<std::string> first = ramp;
-  first.insert(first.end(), {"--exit-interval", "3"});
-  const std::string text = stdout_of(flags("whole", ramp));
-  EXPECT_NE(text.find("will use batch size rampup starting from global batch size 2 to global batch size 6"),
-            std::string::npos);
-  // 2 until 6 samples, 4 until 12 have been consumed (and at 12 itself 6, as in Megatron-LM).
-  expect_in_order(text, {"consumed samples:            2 |", "global batch size:     2",
-                         "consumed samples:            6 |", "consumed samples:           10 |",
-                         "global batch size:     4", "consumed samples:           14 |",
-                         "consumed samples:           20 |", "global batch size:     6"});
-  EXPECT_EQ(train(flags("halves", first)), ExitCode::ok);
-  EXPECT_EQ(train(flags("halves", ramp)), ExitCode::ok);
-  EXPECT_EQ(tensors("halves", 20), tensors("whole", 20));
-}
-
-TEST_F(Loop, IterationsToSkipOnlyConsumeData) {
-  const std::vector<std::string> skips = {"--iterations-to-skip", "0", "7", "--log-interval", "1"};
-  const std::string text = stdout_of(flags("whole", skips));
-  EXPECT_EQ(count_of(text, " lm loss: "), 18U) << text;
-  for (const char* skipped : {"iteration        1/", "iteration        8/"}) {
-    EXPECT_EQ(text.find(skipped), std::string::npos) << skipped;
-  }
-  expect_in_order(
-      text,
-      {"iteration        2/      20 | consumed samples:            8 | skipped samples:            4 |",
-       "iteration        9/      20 | consumed samples:           36 | skipped samples:            8 |"});
-  // The schedule does not advance, and the first trained step uses the second batch.
-  EXPECT_EQ(train(flags("plain", {"--lr", "0"})), ExitCode::ok);
-  EXPECT_EQ(log("whole").steps[0].losses, log("plain").steps[1].losses);
-  EXPECT_NE(text.find("learning rate: 3.333333E-03 | global batch size:     4 | lm loss"), std::string::npos)
-      << text;
-  std::vector<std::string> first = skips;
-  first.insert(first.end(), {"--exit-interval", "5"});
-  EXPECT_EQ(train(flags("halves", first)), ExitCode::ok);
-  EXPECT_EQ(train(flags("halves", skips)), ExitCode::ok);
-  EXPECT_EQ(tensors("halves", 20), tensors("whole", 20));
 }
 
 TEST_F(Loop, ConvertsSamplesAndEpochsToSteps) {

@@ -24,11 +24,12 @@ WIDE = ["--seq-length", "512", "--max-position-embeddings", "512", "--micro-batc
 
 def train(folder, name, *flags, gpus=1):
     launch = ["launch", "--nproc-per-node", str(gpus), "--"] if gpus > 1 else []
+    length = [] if "--train-samples" in flags else ["--train-iters", "20", "--lr-warmup-iters", "4"]
     command = [
         BINARY, *launch, "pretrain", "gpt", "--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4",
         "--seq-length", "64", "--max-position-embeddings", "64", "--micro-batch-size", "2",
-        "--global-batch-size", "4", "--train-iters", "20", "--lr", "3e-3", "--lr-warmup-iters", "4",
-        "--lr-decay-style", "cosine", "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "500",
+        "--global-batch-size", "4", *length, "--lr", "3e-3", "--lr-decay-style", "cosine",
+        "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "500",
         "--eval-iters", "0", "--save", str(folder / name), "--load", str(folder / name), "--log-interval", "5",
         *flags]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -103,7 +104,8 @@ def test_resume_is_bitwise_in_deterministic_mode(tmp_path, model, precision):
 GRAPHS = {
     "gpt2": [], "gpt2-bf16": ["--bf16"], "gpt2-fp16": ["--fp16", "--initial-loss-scale", "65536"],
     "llama-bf16": ["--bf16", *LLAMA], "llama-fp8": ["--bf16", "--fp8-format", "hybrid", *LLAMA],
-    "ramp": ["--bf16", "--rampup-batch-size", "2", "2", "16"], "per-token": ["--calculate-per-token-loss"],
+    "ramp": ["--bf16", "--rampup-batch-size", "2", "2", "16", "--train-samples", "64", "--lr-warmup-samples", "16"],
+    "per-token": ["--calculate-per-token-loss"],
     "one": ["--bf16", "--global-batch-size", "2"],
     "wide-gpt2": ["--bf16", *WIDE], "wide-llama": ["--bf16", *WIDE, *LLAMA],
 }

@@ -71,6 +71,7 @@ constexpr Rule rules[] = {
     {"--train-samples", excludes, "--train-iters"},
     {"--num-train-epochs", excludes, "--train-iters or --train-samples"},
     {"--num-train-epochs", excludes, "--rampup-batch-size", "Epochs count steps of one size"},
+    {"--rampup-batch-size", excludes, "--train-iters", "A ramp-up counts in samples: give --train-samples, and the learning rate's lengths in samples"},
     {"--lr-decay-iters", excludes, "--train-samples", "Use --lr-decay-samples"},
     {"--lr-warmup-iters", excludes, "--train-samples", "Use --lr-warmup-samples"},
     {"--lr-wsd-decay-iters", excludes, "--train-samples", "Use --lr-wsd-decay-samples"},

@@ -153,6 +153,7 @@ TEST(Validate, SettingsThatOthersMakeInertAreNoted) {
   }
   EXPECT_TRUE(validated({"--lr-warmup-init", "1e-4", "--lr-warmup-iters", "2"}).notices.empty());
   EXPECT_TRUE(validated({"--hysteresis", "3", "--fp16"}).notices.empty());
+  EXPECT_TRUE(validated({"--seed", "4294967295"}).notices.empty());
 }
 
 TEST(Validate, StepsDoNotMixWithSamples) {

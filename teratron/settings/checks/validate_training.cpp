@@ -1,5 +1,6 @@
 // Batch sizes, learning-rate and weight-decay schedules, and the dataset split.
 #include <algorithm>
+#include <limits>
 #include <set>
 
 #include "teratron/settings/checks/validate.h"
@@ -33,6 +34,40 @@ void check_batch_ramp(Validation& v, int64_t samples_per_micro_batch) {
                  .divisor = samples_per_micro_batch,
                  .reason = "Every batch of the ramp-up consists of whole micro-batches"});
   }
+}
+
+// Of the first step.
+std::optional<int64_t> first_batch(const Arguments& a) {
+  return a.rampup_batch_size.size() == 3 ? a.rampup_batch_size[0] : a.global_batch_size;
+}
+
+// Samples and tokens are counted in 64 bits, with room for the batch and the epoch that exceed the length.
+void check_counted(Validation& v, std::string_view name,
+                   std::initializer_list<std::optional<int64_t>> factors) {
+  std::optional<int64_t> tokens = v.args.seq_length.value_or(1);
+  for (const std::optional<int64_t>& factor : factors) {
+    if (!factor) return;
+    tokens = product(tokens, factor);
+  }
+  if (tokens && *tokens < std::numeric_limits<int64_t>::max() / 2) return;
+  v.reject(name, fmt::format("{} is too large: its tokens exceed the 64 bits that count them", name),
+           "Use a smaller one");
+}
+
+void check_length(Validation& v) {
+  const Arguments& a = v.args;
+  const std::optional<int64_t> batch = a.global_batch_size, first = first_batch(a);
+  if (!batch || !first) return;
+  check_counted(v, "train_iters", {a.train_iters, batch});
+  check_counted(v, "train_samples", {a.train_samples});
+  if (a.rampup_batch_size.size() == 3) check_counted(v, "rampup_batch_size", {a.rampup_batch_size[2]});
+  const int64_t steps = a.train_iters.value_or(a.train_samples.value_or(0) / std::max<int64_t>(*first, 1));
+  check_counted(v, "eval_iters", {a.eval_interval ? steps / *a.eval_interval + 1 : 1, a.eval_iters, batch});
+  if (a.skip_train || !a.train_samples || *a.train_samples >= *first) return;
+  v.reject("train_samples",
+           fmt::format("train_samples = {} is less than a batch of {} samples, so nothing is trained",
+                       *a.train_samples, *first),
+           fmt::format("Give at least {}, or --skip-train to only evaluate", *first));
 }
 
 // The decay lasts as long as the training by default. A training of no steps has none.
@@ -94,6 +129,7 @@ void check_batch(Validation& v) {
     v.derive("num_micro_batches", a.num_micro_batches, micro_batches);
   }
   check_batch_ramp(v, *samples);
+  check_length(v);
 }
 
 void check_schedule(Validation& v) {
@@ -113,6 +149,13 @@ void check_data(Validation& v) {
                          !a.test_data_path.empty() || a.per_split_data_args_path;
   if (!a.split && !per_split) v.derive("split", a.split, "969, 30, 1");
   if (a.split) check_split(v);
+  if (a.seed > std::numeric_limits<uint32_t>::max()) {
+    v.reject(
+        "seed",
+        fmt::format("seed = {} exceeds the 32 bits that numpy's RandomState takes, which orders the data",
+                    a.seed),
+        "Use at most 4294967295");
+  }
 }
 
 }  // namespace teratron
