@@ -90,8 +90,11 @@ LaunchJob::LaunchJob(const LaunchOptions& options, int64_t attempt) : options_(o
     const int64_t rank = options.first_rank() + i;
     const std::string again = attempt > 0 ? fmt::format(".attempt-{}", attempt) : "";
     const bool on_screen = rank == 0 || rank == options.world_size() - 1;
-    outputs_.push_back(std::make_unique<RankOutput>(
-        std::filesystem::path(options.log_directory) / fmt::format("rank-{}{}.log", rank, again), on_screen));
+    const auto log = std::filesystem::path(options.log_directory) / fmt::format("rank-{}{}.log", rank, again);
+    outputs_.push_back(std::make_unique<RankOutput>(log, on_screen));
+    if (i > 0 || outputs_[0]->log() == log) continue;
+    notice("{} belongs to a job that is running. The logs of this one are {} and so on", log.string(),
+           outputs_[0]->log().string());
   }
 }
 

@@ -1,11 +1,13 @@
 #include "teratron/launch/rank_output.h"
 
+#include <cerrno>
 #include <charconv>
 
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "teratron/base/error.h"
-#include "teratron/base/file.h"
 #include "teratron/base/log.h"
 #include "teratron/telemetry/log_lines.h"
 #include "teratron/telemetry/metrics_logger.h"
@@ -29,20 +31,48 @@ int64_t parse_iteration(std::string_view line) {
   return error == std::errc() && end != line.data() + line.size() && *end == '/' ? number : 0;
 }
 
+/// Locked until it is closed; empty if another launcher has locked it.
+FileDescriptor open_log(const std::filesystem::path& log) {
+  FileDescriptor file(open(log.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640));
+  if (file.get() < 0) {
+    throw config_error(
+        {.what = "cannot be written", .where = log.string(), .fix = "Choose another --log-dir"});
+  }
+  struct flock request{};
+  request.l_type = F_WRLCK;
+  request.l_whence = SEEK_SET;
+  const bool held = fcntl(file.get(), F_OFD_SETLK, &request) != 0 && (errno == EAGAIN || errno == EACCES);
+  return held ? FileDescriptor() : std::move(file);
+}
+
+/// logs/rank-0.log -> logs/rank-0.launcher-4711.log
+std::filesystem::path own_name(std::filesystem::path log) {
+  return log.replace_extension(fmt::format(".launcher-{}.log", getpid()));
+}
+
 }  // namespace
 
-RankOutput::RankOutput(std::filesystem::path log, bool on_screen)
-    : log_(std::move(log)), on_screen_(on_screen) {
-  File::append(log_, ExitCode::config);  // with the mode of all files of a run
-  file_.open(log_, std::ios::app);
-  if (!file_) {
-    throw config_error(
-        {.what = "cannot be written", .where = log_.string(), .fix = "Choose another --log-dir"});
+RankOutput::RankOutput(const std::filesystem::path& log, bool on_screen)
+    : log_(log), file_(open_log(log)), on_screen_(on_screen) {
+  if (file_.get() < 0) {
+    log_ = own_name(log);
+    file_ = open_log(log_);
   }
-  file_.seekp(0, std::ios::end);
-  if (file_.tellp() == 0) return;
-  file_ << fmt::format("---- {}, the job of launcher {} ----", timestamp(wall_clock()), getpid())
-        << std::endl;
+  struct stat status{};
+  if (fstat(file_.get(), &status) == 0 && status.st_size == 0) return;
+  write(fmt::format("---- {}, the job of launcher {} ----\n", timestamp(wall_clock()), getpid()));
+}
+
+void RankOutput::write(std::string_view text) {
+  while (!failed_ && !text.empty()) {
+    const ssize_t written = ::write(file_.get(), text.data(), text.size());
+    if (written >= 0) {
+      text.remove_prefix(static_cast<size_t>(written));
+    } else if (errno != EINTR) {
+      failed_ = true;
+      warn("{} cannot be written any more: {}", log_.string(), strerrordesc_np(errno));
+    }
+  }
 }
 
 void RankOutput::add_line(std::string_view line) {
@@ -50,9 +80,7 @@ void RankOutput::add_line(std::string_view line) {
     if (on_screen_) status_line(printable(line.substr(1), 400));
     return;
   }
-  if (file_ && !(file_ << line << '\n' << std::flush)) {
-    warn("{} cannot be written any more: no space left, or its folder was removed", log_.string());
-  }
+  write(fmt::format("{}\n", line));
   if (line.starts_with("error: ")) {
     has_error_ = true;
     has_own_error_ = has_own_error_ || !line.starts_with("error: rank ");

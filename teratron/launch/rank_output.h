@@ -3,16 +3,18 @@
 
 #include <deque>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <string_view>
+
+#include "teratron/comm/host/socket_transport.h"
 
 namespace teratron {
 
 class RankOutput {
  public:
-  /// Appends to the log of an earlier job. Throws UserError(config) if it cannot be written.
-  RankOutput(std::filesystem::path log, bool on_screen);
+  /// Appends to the log of an earlier job. While another launcher writes to `log`, the log of this one has
+  /// its process id in the name. Throws UserError(config) if it cannot be written.
+  RankOutput(const std::filesystem::path& log, bool on_screen);
 
   /// A line that starts with progress_mark (progress.h) replaces the screen's status line and is not logged.
   void add_line(std::string_view line);
@@ -27,8 +29,11 @@ class RankOutput {
   std::string last_lines() const;
 
  private:
+  void write(std::string_view text);
+
   std::filesystem::path log_;
-  std::ofstream file_;
+  FileDescriptor file_;  // locked, unless the file system has no locks
+  bool failed_ = false;  // to write
   const bool on_screen_;
   bool has_error_ = false;
   bool has_own_error_ = false;

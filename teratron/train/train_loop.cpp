@@ -157,8 +157,12 @@ std::filesystem::path TrainLoop::autoresume_file() const {
       (std::filesystem::path(args().save.value()) / "autoresume").string());
 }
 
-TrainLoop::StopReason TrainLoop::stop_request() const {
-  if (signals_.received() != 0) return StopReason::signal;
+int64_t TrainLoop::stop_request() const {
+  const int signal = signals_.received();
+  return static_cast<int64_t>(signal != 0 ? StopReason::signal : planned_stop()) + signal;
+}
+
+TrainLoop::StopReason TrainLoop::planned_stop() const {
   const bool looks_for_file = args().adlr_autoresume && is_first_rank() &&
                               (state().iteration + 1) % args().adlr_autoresume_interval == 0;
   std::error_code ignored;
@@ -183,7 +187,9 @@ bool TrainLoop::must_finish_now() const {
 
 void TrainLoop::finish_step(PendingStep step) {
   const StepResult result = trainer_.finish_step(std::move(step));
-  stop_reason_ = std::max(stop_reason_, static_cast<StopReason>(result.stop_request));
+  const int64_t request = result.stop_request, by_signal = static_cast<int64_t>(StopReason::signal);
+  stop_reason_ = std::max(stop_reason_, static_cast<StopReason>(std::min(request, by_signal)));
+  stop_signal_ = std::max(stop_signal_, request - by_signal);
   StepMetrics metrics = result.metrics;
   if (metrics_logger_ && at_interval(args().log_interval)) metrics.memory = device_memory(trainer_.device());
   meter_->add(metrics);
@@ -246,7 +252,7 @@ void TrainLoop::train() {
       continue;
     }
     if (profiler_) profiler_->before_step(state().iteration);
-    PendingStep step = trainer_.launch_step(microbatches, static_cast<int64_t>(stop_request()));
+    PendingStep step = trainer_.launch_step(microbatches, stop_request());
     if (pending) finish_step(*std::exchange(pending, std::nullopt));
     const auto now = std::chrono::steady_clock::now();
     step.metrics.seconds = std::chrono::duration<double>(now - last).count();
@@ -263,7 +269,9 @@ void TrainLoop::train() {
   if (pending) finish_step(*std::move(pending));
   log_interval();
   progress_.reset();
-  if (is_first_rank()) print_line(datetime_line("after training is done", wall_clock()));
+  if (is_first_rank() && stop_reason_ != StopReason::signal) {
+    print_line(datetime_line("after training is done", wall_clock()));
+  }
 }
 
 void TrainLoop::run_intervals() {
@@ -341,6 +349,10 @@ ExitCode TrainLoop::finish() {
   }
   if (stop_reason_ == StopReason::none) evaluate(Split::valid, "the end of training for val data");
   if (saved) log_save(*saved);
+  if (stop_signal_ > 0 && args().save && is_first_rank()) {
+    print("stopped by signal {} after saving iteration {}; start again to go on", stop_signal_,
+          state().iteration);
+  }
   if (stop_reason_ == StopReason::none) evaluate(Split::test, "the end of training for test data");
   if (stop_reason_ == StopReason::autoresume && is_first_rank()) {
     notice("autoresume: {} requested the stop and is removed", autoresume_file().string());

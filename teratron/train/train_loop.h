@@ -45,8 +45,9 @@ class TrainLoop {
   void open_logs();
   void show_progress();
   void emit(decltype(MetricsEvent::data) what);
-  /// This rank's, before a step, for its end.
-  StopReason stop_request() const;
+  /// This rank's, before a step, for its end: a StopReason, plus the number of the signal.
+  int64_t stop_request() const;
+  StopReason planned_stop() const;
   std::filesystem::path autoresume_file() const;
   /// Reads a step's result: stop agreement, metrics.
   void finish_step(PendingStep step);
@@ -76,6 +77,7 @@ class TrainLoop {
   std::unique_ptr<ProgressLog> progress_log_;
   std::unique_ptr<StepProfiler> profiler_;
   StopReason stop_reason_ = StopReason::none;
+  int64_t stop_signal_ = 0;  // its number; 0: none
   StepObserver observer_;
   ProgressLog::Saved saving_;      // the last save that was started
   bool observer_stopped_ = false;  // it returned false

@@ -7,6 +7,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "teratron/base/fault_point.h"
+#include "teratron/base/file.h"
 #include "teratron/base/log.h"
 #include "teratron/plan/flops.h"
 #include "teratron/settings/component_options.h"
@@ -50,10 +51,8 @@ Trainer::Trainer(const Arguments& args, const Mesh& mesh, const JobModel& model)
   if (args_.deterministic_mode) at::globalContext().setDeterministicAlgorithms(true, false);
   const ModelPlan plan = family_.plan(args_, tokenizer_->vocab_size());
   print_setup(plan);
-  if (args_.save) {
-    check_save_directory(*args_.save, *mesh_.world().communicator);
-    if (is_first_rank()) lock_ = std::make_unique<JobLock>(*args_.save, JobLockOptions{});
-  }
+  if (args_.save) check_save_directory(*args_.save, *mesh_.world().communicator);
+  if (is_first_rank()) lock_directories();
   {
     const auto timed = timers_->scope("model-and-optimizer-setup");
     EngineOptions options = engine_options(args_, plan, device_);
@@ -79,6 +78,15 @@ void Trainer::size_data() {
   if (data_ && data_->samples() == source.samples) return;
   const auto timed = timers_->scope("train/valid/test-data-iterators-setup");
   data_ = std::make_unique<TrainData>(Registry::Context{args_, *tokenizer_, mesh_}, family_, source);
+}
+
+void Trainer::lock_directories() {
+  if (args_.save) locks_.push_back(std::make_unique<JobLock>(*args_.save, JobLockOptions{}));
+  if (!args_.run_dir) return;
+  make_directories(*args_.run_dir, ExitCode::config);
+  std::error_code ignored;
+  if (args_.save && std::filesystem::equivalent(*args_.run_dir, *args_.save, ignored)) return;
+  locks_.push_back(std::make_unique<JobLock>(*args_.run_dir, JobLockOptions{}));
 }
 
 // Megatron-LM's first lines.

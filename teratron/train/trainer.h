@@ -108,6 +108,7 @@ class Trainer {
   /// Builds the data for what `state_` has consumed and what is left, unless they have these sizes.
   void size_data();
   void print_setup(const ModelPlan& plan) const;
+  void lock_directories();
   void archive_previous_run();
   void warn_of_previous_run() const;
   std::optional<CheckpointInfo> load_from(const std::string& directory, bool weights_only);
@@ -132,7 +133,7 @@ class Trainer {
   std::optional<ParamGroupOverrides> decoupled_;
   std::unique_ptr<TrainStep> step_;
   std::unique_ptr<Timers> timers_;
-  std::unique_ptr<JobLock> lock_;
+  std::vector<std::unique_ptr<JobLock>> locks_;  // of the first rank
   std::unique_ptr<TrainEngine> engine_;
   std::unique_ptr<TrainData> data_;
   TrainState state_;

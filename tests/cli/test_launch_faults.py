@@ -219,3 +219,35 @@ def test_appends_to_the_logs_of_earlier_jobs(tmp_path):
     for rank in range(2):
         log = (tmp_path / f"rank-{rank}.log").read_text()
         assert re.fullmatch(r"first\n---- \d{4}-\d\d-\d\d [\d:.]+, the job of launcher \d+ ----\nsecond\n", log), log
+
+
+def test_a_second_job_writes_nothing_into_the_logs_of_the_first(tmp_path):
+    run = tmp_path / "run"
+    job, ranks = [*kept(run, 100000, 100000), "--tp", "2", "--log-interval", "1000000"], ["--nproc-per-node", 2]
+    first = start_job(*job, flags=ranks)
+    wait_for(lambda: len(steps(run)) >= 3, "three steps")
+    logs = {path: path.read_text() for path in (run / "logs").iterdir()}
+    second = start_job(*job, flags=ranks)
+    _, errors = second.communicate(timeout=30)
+    assert second.returncode == 2 and "another job is writing to this directory" in errors, errors
+    assert f"notice: {run}/logs/rank-0.log belongs to a job that is running" in errors
+    assert {path: path.read_text() for path in logs} == logs
+    assert "another job is writing" in (run / "logs" / f"rank-0.launcher-{second.pid}.log").read_text()
+    assert not (run / "metrics.previous.jsonl").exists()
+
+    first.send_signal(signal.SIGTERM)
+    output, _ = first.communicate(timeout=30)
+    assert first.returncode == 75
+    for text in (output, (run / "logs" / "rank-0.log").read_text()):
+        assert f"\nstopped by signal 15 after saving iteration {steps(run)[-1]}; start again to go on\n" in text
+        assert "after training is done" not in text
+
+
+def test_a_second_run_in_a_folder_of_metrics_is_rejected(tmp_path):
+    job = ["pretrain", "gpt", *JOB, "--train-iters", "100000", "--run-dir", tmp_path]
+    first = subprocess.Popen([BINARY, *map(str, job)], stdout=subprocess.DEVNULL, env=environment())
+    wait_for(lambda: len(steps(tmp_path)) >= 3, "three steps")
+    message(teratron(*job, code=2), "another job is writing to this directory", tmp_path)
+    assert not (tmp_path / "metrics.previous.jsonl").exists()
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(timeout=20) == 75
