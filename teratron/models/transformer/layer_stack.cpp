@@ -46,8 +46,7 @@ Hidden LayerStack::forward(const at::Tensor& x_SBH, const LayerContext& context,
   for (size_t i = 0; i < layers_.size();) {
     const size_t unit = states ? 0 : unit_size(i);
     if (unit > 0) {
-      x = {
-          recompute_unit(apply_bias_grad(x), context, {static_cast<int64_t>(i), static_cast<int64_t>(unit)})};
+      x = recompute_unit(x, context, {static_cast<int64_t>(i), static_cast<int64_t>(unit)});
     } else {
       x = forward_layer(i, x, context, states ? &states->at(i) : nullptr);
     }
@@ -56,28 +55,32 @@ Hidden LayerStack::forward(const at::Tensor& x_SBH, const LayerContext& context,
   return x;
 }
 
-at::Tensor LayerStack::recompute_unit(const at::Tensor& x_SBH, const LayerContext& context,
-                                      const LayerRange& unit) {
+Hidden LayerStack::recompute_unit(const Hidden& x, const LayerContext& context, const LayerRange& unit) {
   RecomputeOptions options{.shared_by = shared_by_};
   for (int64_t i = unit.first; i < unit.first + unit.count; ++i) {
     const std::vector<Parameter*>& own = layers_[i].parameters;
     options.parameters.insert(options.parameters.end(), own.begin(), own.end());
   }
   // What is differentiated is an input of the function, never captured.
-  std::vector<at::Tensor> inputs{x_SBH};
+  std::vector<at::Tensor> inputs{x.x_SBH};
   if (context.memory.hidden_SBH.defined()) inputs.push_back(context.memory.hidden_SBH);
   LayerContext captured = context;
   captured.memory.hidden_SBH = at::Tensor();
-  const RecomputeFunction layers = [this, captured, unit](at::TensorList values) {
+  // Bias gradients are left to the same consumers, hence computed in the same order, as without recomputation.
+  const auto output_bias = std::make_shared<Parameter*>(nullptr);
+  const RecomputeFunction layers = [this, captured, unit, x_bias = x.bias,
+                                    output_bias](at::TensorList values) {
     LayerContext whole = captured;
     if (values.size() > 1) whole.memory.hidden_SBH = values[1];
-    Hidden y{values[0]};
+    Hidden y{values[0], x_bias};
     for (int64_t i = unit.first; i < unit.first + unit.count; ++i) {
       y = forward_layer(static_cast<size_t>(i), y, whole, nullptr);
     }
-    return apply_bias_grad(y);
+    *output_bias = y.bias;
+    return y.x_SBH;
   };
-  return recompute(layers, inputs, options);
+  const at::Tensor y_SBH = recompute(layers, inputs, options);
+  return {y_SBH, *output_bias};
 }
 
 }  // namespace teratron

@@ -35,7 +35,7 @@ class LayerStack {
   /// Number of layers from `i` on that are recomputed together; 0: layer `i` keeps its activations.
   size_t unit_size(size_t i) const;
   Hidden forward_layer(size_t i, const Hidden& x, const LayerContext& context, LayerState* state);
-  at::Tensor recompute_unit(const at::Tensor& x_SBH, const LayerContext& context, const LayerRange& unit);
+  Hidden recompute_unit(const Hidden& x, const LayerContext& context, const LayerRange& unit);
 
   ActivationHook hook_;
   RecomputeConfig recompute_;
