@@ -141,13 +141,15 @@ File::File(File&& other) noexcept
     : path_(std::move(other.path_)),
       kind_(other.kind_),
       descriptor_(std::exchange(other.descriptor_, -1)),
-      written_(other.written_) {}
+      written_(other.written_),
+      started_(other.started_) {}
 
 File& File::operator=(File&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(kind_, other.kind_);
   std::swap(descriptor_, other.descriptor_);
   std::swap(written_, other.written_);
+  std::swap(started_, other.started_);
   return *this;
 }
 
@@ -209,6 +211,12 @@ void File::write(const void* data, int64_t bytes) {
     done += put;
     written_ += put;
   }
+}
+
+// Only a hint: sync() reports what fails.
+void File::start_writeback() {
+  ::sync_file_range(descriptor_, started_, written_ - started_, SYNC_FILE_RANGE_WRITE);
+  started_ = written_;
 }
 
 void File::sync() {

@@ -56,6 +56,8 @@ class File {
   /// Appends to what was written.
   void write(const void* data, int64_t bytes);
   void write(std::string_view text) { write(text.data(), static_cast<int64_t>(text.size())); }
+  /// Lets the kernel start to write what was written so far to the disk.
+  void start_writeback();
   /// fsync; never retried, since the kernel may already have dropped the dirty pages.
   void sync();
   /// Closes and reports errors, which the destructor cannot.
@@ -68,6 +70,7 @@ class File {
   ExitCode kind_;
   int descriptor_ = -1;
   int64_t written_ = 0;
+  int64_t started_ = 0;  // of it
 };
 
 /// A random file name in the directory of `target`, to write a file that replaces `target` atomically. Throws

@@ -1,6 +1,7 @@
 // Checkpoints: saved with any parallel layout, loaded with any other, committed by one rename.
 //
-//   DIR/iter_0001200/shard-00000.safetensors ...   one file per rank, readable by any safetensors tool
+//   DIR/iter_0001200/shard-00000.safetensors ...   of each rank, readable by any safetensors tool
+//   DIR/iter_0001200/shard-00000-1.safetensors ... the same of a rank with much to write, written in parallel
 //   DIR/iter_0001200/manifest.json                 global tensors, chunks per shard, hashes, config, state
 //   DIR/latest_checkpointed_iteration.txt          Megatron's tracker file; only a hint
 //
@@ -46,8 +47,11 @@ struct LocalTensor {
   /// The element at flat_begin. Saving only reads it.
   void* data = nullptr;
   /// Saving only, in place of data: called when the part is written; the result is released right after, so
-  /// that device tensors and conversions need the memory of one tensor.
+  /// that conversions need the memory of one tensor per writer.
   std::function<std::shared_ptr<const void>()> fetch = nullptr;
+  /// The same in pieces of at most Manifest::block_bytes: elements [begin, end), counted from flat_begin.
+  /// Called by several threads at once.
+  std::function<std::shared_ptr<const void>(int64_t begin, int64_t end)> read = nullptr;
 };
 
 /// Corrupt, incomplete or mixed-up files, as opposed to a checkpoint of another model: an older one may load.
@@ -67,6 +71,11 @@ struct SaveRequest {
   std::string state = "{}";  // JSON object: consumed samples, scheduler, loss scale...; rank 0's is saved
   /// After the commit, older checkpoints whose iteration is not divisible by this are removed; 0 keeps all.
   int64_t retain_interval = 0;
+  /// Most files that a rank writes at once, each of at least min_file_bytes.
+  int64_t writers = 8;
+  int64_t min_file_bytes = int64_t{64} << 20;
+  /// Called once it is known which of the tensors this rank writes, before any is read.
+  std::function<void(const std::vector<bool>& written)> on_planned = nullptr;
 };
 
 struct SavedCheckpoint {

@@ -243,6 +243,27 @@ TEST_F(CheckpointFault, fault_10_every_refusal_fails_the_save_on_every_rank) {
   EXPECT_EQ(load(), 1);
 }
 
+// One of the files that a rank writes at once.
+TEST_F(CheckpointFault, fault_08_full_disk_in_one_of_several_files) {
+  save(1, 2);
+  const auto before = names();
+  for (const char* where : {"file.write@rank=1,hit=3:errno=ENOSPC", "file.sync@rank=0,hit=2:errno=EIO",
+                            "file.open@rank=1,hit=2:errno=ENOSPC", "ckpt.shard_block@rank=0,hit=2:throw"}) {
+    const ScopedFaults faults(where);
+    std::atomic<int> failed = 0;
+    run_host_group(2, [&](HostGroup& group) {
+      TestTensors own = tensors(group.rank(), 2);
+      const SaveRequest request{
+          .directory = directory_.path(), .iteration = 2, .tensors = own.list(), .min_file_bytes = 1};
+      const std::string message = message_of<Fault>([&] { save_checkpoint(request, group); });
+      EXPECT_EQ(message.find("another file"), std::string::npos) << message;
+      failed += message.empty() ? 0 : 1;
+    });
+    EXPECT_EQ(failed, 2) << where;
+    EXPECT_EQ(names(), before) << where;
+  }
+}
+
 TEST_F(CheckpointFault, a_tracker_file_that_is_garbage_is_ignored) {
   save(1);
   save(2);

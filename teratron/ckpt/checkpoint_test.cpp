@@ -1,5 +1,6 @@
 #include "teratron/ckpt/checkpoint.h"
 
+#include <atomic>
 #include <random>
 
 #include <gtest/gtest.h>
@@ -232,6 +233,83 @@ TEST(Checkpoint, AnEmptyFolderIsAFreshStart) {
   EXPECT_FALSE(find_checkpoint(directory.path(), {}, alone).has_value());
   EXPECT_FALSE(find_checkpoint(directory / "none", {}, alone).has_value());
   EXPECT_FALSE(load_checkpoint({.directory = directory.path()}, alone).has_value());
+}
+
+// Large parts are several files of about equal size, written at once; small ones are one file.
+TEST(Checkpoint, EveryRankWritesSeveralFiles) {
+  const TemporaryDirectory directory;
+  const auto tensors_of = [](int64_t rank, int64_t ranks) {
+    TestTensors tensors;
+    for (int i = 0; i < 7; ++i)
+      tensors.add(fmt::format("t{}", i), Shard::split({8, 300 * (i + 1)}, 0, ranks, rank));
+    tensors.add("half", Shard::replicated({33}), Dtype::bf16);
+    return tensors;
+  };
+  run_host_group(2, [&](HostGroup& group) {
+    TestTensors tensors = tensors_of(group.rank(), 2);
+    tensors.fill(5);
+    save_checkpoint({.directory = directory.path(),
+                     .iteration = 1,
+                     .tensors = tensors.list(),
+                     .writers = 3,
+                     .min_file_bytes = 1000},
+                    group);
+  });
+  const std::filesystem::path path = directory / "iter_0000001";
+  EXPECT_EQ(
+      list_directory(path, ExitCode::data),
+      (std::vector<std::string>{"manifest.json", "shard-00000-1.safetensors", "shard-00000-2.safetensors",
+                                "shard-00000.safetensors", "shard-00001-1.safetensors",
+                                "shard-00001-2.safetensors", "shard-00001.safetensors"}));
+  EXPECT_EQ(open_checkpoint(path).ranks, 2);
+  EXPECT_EQ(verify_checkpoint(path), 28 * 2400 * 4 + 33 * 2);
+  uintmax_t least = UINTMAX_MAX, most = 0;
+  for (const auto& file : std::filesystem::directory_iterator(path)) {
+    if (file.path().extension() != ".safetensors") continue;
+    least = std::min(least, file.file_size());
+    most = std::max(most, file.file_size());
+  }
+  EXPECT_LT(static_cast<double>(most), 1.2 * static_cast<double>(least));
+  for (const int64_t ranks : {1, 4}) {
+    run_host_group(ranks, [&](HostGroup& group) {
+      TestTensors loaded = tensors_of(group.rank(), ranks);
+      load_tensors(path, loaded.list(), {}, group);
+      EXPECT_EQ(loaded.difference(5), "");
+    });
+  }
+}
+
+// Tensors are read in pieces of at most a block, of which several threads ask at once.
+TEST(Checkpoint, TensorsCanBeReadInPieces) {
+  const TemporaryDirectory directory;
+  SingleHostGroup alone;
+  TestTensors tensors;
+  tensors.add("large", Shard::replicated({3 << 20}));
+  tensors.add("small", Shard::replicated({5}));
+  tensors.fill(2);
+  SaveRequest request{
+      .directory = directory.path(), .iteration = 1, .tensors = tensors.list(), .min_file_bytes = 1};
+  std::vector<bool> planned;
+  request.on_planned = [&planned](const std::vector<bool>& written) { planned = written; };
+  std::atomic<int64_t> longest = 0;
+  for (LocalTensor& tensor : request.tensors) {
+    const auto* const data = static_cast<const float*>(tensor.data);
+    tensor.data = nullptr;
+    tensor.read = [data, &longest](int64_t begin, int64_t end) {
+      longest = std::max<int64_t>(longest, end - begin);
+      const auto piece = std::make_shared<std::vector<float>>(data + begin, data + end);
+      return std::shared_ptr<const void>(piece, piece->data());
+    };
+  }
+  const SavedCheckpoint saved = save_checkpoint(request, alone);
+  EXPECT_EQ(planned, (std::vector<bool>{true, true}));
+  EXPECT_EQ(longest, 1 << 20) << "elements of a block";
+  EXPECT_EQ(saved.bytes, open_checkpoint(saved.path).bytes);
+  TestTensors loaded;
+  loaded.add("large", Shard::replicated({3 << 20}));
+  loaded.add("small", Shard::replicated({5}));
+  load_tensors(saved.path, loaded.list(), {}, alone);
+  EXPECT_EQ(loaded.difference(2), "");
 }
 
 }  // namespace

@@ -149,7 +149,7 @@ CheckpointInfo open_checkpoint(const fs::path& path) {
   CheckpointInfo info{.path = path,
                       .run_id = manifest.run_id,
                       .iteration = manifest.iteration,
-                      .ranks = static_cast<int64_t>(manifest.shards.size()),
+                      .ranks = manifest.ranks,
                       .config = manifest.config,
                       .state = manifest.state};
   for (const ManifestShard& shard : manifest.shards) info.bytes += shard.bytes;

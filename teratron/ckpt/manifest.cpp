@@ -209,6 +209,9 @@ Manifest manifest_from_json(const json& value) {
   manifest.config = value["config"].dump();
   manifest.state = member(value, "state").dump();
   for (const json& shard : member(value, "shards")) manifest.shards.push_back(shard_from_json(shard));
+  // Earlier releases wrote one shard per rank.
+  manifest.ranks = value.contains("ranks") ? to_int(value["ranks"], "ranks")
+                                           : static_cast<int64_t>(manifest.shards.size());
   for (const auto& [name, tensor] : member(value, "tensors").items()) {
     try {
       manifest.tensors.emplace(name, tensor_from_json(tensor, manifest.shards));
@@ -248,22 +251,27 @@ std::string to_text(const ManifestFragment& fragment) {
     for (const ManifestChunk& chunk : list) values.push_back(chunk_to_json(chunk));
     chunks[name] = std::move(values);
   }
-  return json{{"shard", shard_to_json(fragment.shard)}, {"parts", std::move(chunks)}}.dump();
+  json shards = json::array();
+  for (const ManifestShard& shard : fragment.shards) shards.push_back(shard_to_json(shard));
+  return json{{"shards", std::move(shards)}, {"parts", std::move(chunks)}}.dump();
 }
 
 int64_t fragment_bytes(const std::string& text) {
-  return shard_from_json(json::parse(text)["shard"]).bytes;
+  const json value = json::parse(text);
+  int64_t bytes = 0;
+  for (const json& shard : value["shards"]) bytes += shard_from_json(shard).bytes;
+  return bytes;
 }
 
 void add_fragment(Manifest& manifest, const std::string& text) {
   const json value = json::parse(text);
-  const auto shard = static_cast<int64_t>(manifest.shards.size());
-  manifest.shards.push_back(shard_from_json(value["shard"]));
+  const auto first = static_cast<int64_t>(manifest.shards.size());
+  for (const json& shard : value["shards"]) manifest.shards.push_back(shard_from_json(shard));
   for (const auto& [name, list] : value["parts"].items()) {
     ManifestTensor& tensor = manifest.tensors.at(name);
     for (const json& element : list) {
       tensor.chunks.push_back(chunk_from_json(element, tensor.shape));
-      tensor.chunks.back().shard = shard;
+      tensor.chunks.back().shard += first;
     }
   }
 }
@@ -283,6 +291,7 @@ std::string to_text(const Manifest& manifest) {
                 {"run_id", manifest.run_id},
                 {"iteration", manifest.iteration},
                 {"sequence", manifest.sequence},
+                {"ranks", manifest.ranks},
                 {"block_bytes", Manifest::block_bytes},
                 {"config", json::parse(manifest.config)},
                 {"state", json::parse(manifest.state)},

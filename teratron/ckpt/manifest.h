@@ -56,6 +56,7 @@ struct Manifest {
   std::string run_id;
   int64_t iteration = 0;
   int64_t sequence = 0;  // grows with every commit into the directory
+  int64_t ranks = 0;     // that wrote it, each some shards
   std::string config;    // JSON objects
   std::string state;
   std::vector<ManifestShard> shards;
@@ -68,13 +69,14 @@ inline int64_t block_count(int64_t bytes) {
 
 std::string to_text(const Manifest& manifest);
 
-/// What one rank wrote, to send to rank 0: its shard file and the chunks in it, by tensor name.
+/// What one rank wrote, to send to rank 0: its shard files and the chunks in them, by tensor name.
+/// ManifestChunk::shard counts the shards of the fragment.
 struct ManifestFragment {
-  ManifestShard shard;
+  std::vector<ManifestShard> shards;
   std::map<std::string, std::vector<ManifestChunk>> chunks;
 };
 std::string to_text(const ManifestFragment& fragment);
-/// The size of its shard file.
+/// The size of its shard files.
 int64_t fragment_bytes(const std::string& text);
 /// The tensors must be in the manifest already, with their shapes.
 void add_fragment(Manifest& manifest, const std::string& text);

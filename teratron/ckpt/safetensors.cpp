@@ -10,6 +10,7 @@ namespace {
 
 constexpr int64_t max_header_bytes = 100'000'000;  // the limit of the reference implementation
 constexpr int64_t length_bytes = 8;
+constexpr int64_t writeback_bytes = int64_t{32} << 20;
 
 int64_t decode_length(const std::array<unsigned char, length_bytes>& raw, const File& file,
                       int64_t file_bytes) {
@@ -89,6 +90,8 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const st
 void SafetensorsWriter::write(const void* data, int64_t bytes) {
   TERATRON_ASSERT(bytes <= data_bytes_ - written_, "{}: more data than declared", file_.path().string());
   file_.write(data, bytes);
+  // Early and in large pieces: else the disk is idle until the page cache is full, then everything waits.
+  if (written_ / writeback_bytes != (written_ + bytes) / writeback_bytes) file_.start_writeback();
   written_ += bytes;
 }
 

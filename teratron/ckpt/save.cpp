@@ -7,31 +7,22 @@
 #include "teratron/base/fault_point.h"
 #include "teratron/base/file.h"
 #include "teratron/base/file_lock.h"
-#include "teratron/base/hash.h"
 #include "teratron/base/log.h"
 #include "teratron/ckpt/async_save.h"
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/collective_errors.h"
 #include "teratron/ckpt/directory.h"
 #include "teratron/ckpt/manifest.h"
-#include "teratron/ckpt/safetensors.h"
 #include "teratron/ckpt/save_plan.h"
+#include "teratron/ckpt/write_shards.h"
 
-// Fault points, in order: ckpt.begin, ckpt.partial_created, ckpt.shard_created, ckpt.shard_block (each),
-// ckpt.before_shard_sync, ckpt.shard_done, ckpt.before_manifest, ckpt.manifest_written, ckpt.before_commit,
-// [ckpt.exchanged], ckpt.after_commit, ckpt.after_tracker, [ckpt.before_prune, ckpt.pruning, ckpt.pruned],
-// ckpt.end.
+// Fault points, in order: ckpt.begin, ckpt.partial_created, those of write_shards.h, ckpt.before_manifest,
+// ckpt.manifest_written, ckpt.before_commit, [ckpt.exchanged], ckpt.after_commit, ckpt.after_tracker,
+// [ckpt.before_prune, ckpt.pruning, ckpt.pruned], ckpt.end.
 
 namespace teratron {
 
 namespace fs = std::filesystem;
-
-// Where a rank writes its shard.
-struct ShardTarget {
-  fs::path partial;
-  std::string run_id;
-  int64_t rank = 0;
-};
 
 // Rank 0's directory of an unfinished save; removed unless committed.
 class PartialDirectory {
@@ -60,95 +51,6 @@ class PartialDirectory {
 
 namespace {
 
-// Shape in the file: the part's if it is rectangular, else flat.
-std::vector<int64_t> stored_shape(const SaveItem& item) {
-  const Region& region = item.region;
-  const std::vector<Piece> pieces = region.sharding.pieces();
-  const bool whole = region.trimmed.empty() && region.flat_begin == 0 &&
-                     region.flat_end == local_numel(region.sharding) && pieces.size() == 1;
-  if (whole) return pieces[0].global.size;
-  return {total_length(item.ranges)};
-}
-
-std::vector<SafetensorsWriter::Tensor> declare(const SavePlan& plan) {
-  std::vector<SafetensorsWriter::Tensor> tensors;
-  std::map<std::string, int> uses;
-  for (const SaveItem& item : plan.items) {
-    const int use = uses[item.name]++;
-    tensors.push_back({use == 0 ? item.name : fmt::format("{}#{}", item.name, use),
-                       plan.tensors.at(item.name).dtype, stored_shape(item)});
-  }
-  return tensors;
-}
-
-// Streams an item into the shard and returns its block hashes.
-std::vector<uint64_t> write_item(const SaveItem& item, const LocalTensor& source, SafetensorsWriter& writer) {
-  const std::vector<IndexRange>& ranges = item.ranges;
-  std::vector<uint64_t> hashes;
-  Hasher hasher;
-  int64_t in_block = 0;
-  const int64_t element = size_of(source.dtype);
-  const std::shared_ptr<const void> fetched = source.fetch ? source.fetch() : nullptr;
-  const char* const data = static_cast<const char*>(source.fetch ? fetched.get() : source.data);
-  const auto end_block = [&] {
-    hashes.push_back(hasher.digest());
-    hasher.reset();
-    in_block = 0;
-    fault_point("ckpt.shard_block");
-  };
-  for (size_t i = 0; i < ranges.size();) {
-    // Ranges that are contiguous in the source are one write.
-    const char* at = data + ranges[i].local * element;
-    int64_t elements = ranges[i].length;
-    for (++i; i < ranges.size() && ranges[i].local == ranges[i - 1].local + ranges[i - 1].length; ++i) {
-      elements += ranges[i].length;
-    }
-    int64_t bytes = elements * element;
-    while (bytes > 0) {
-      const int64_t step = std::min(bytes, Manifest::block_bytes - in_block);
-      hasher.update(at, static_cast<size_t>(step));
-      writer.write(at, step);
-      at += step;
-      bytes -= step;
-      in_block += step;
-      if (in_block == Manifest::block_bytes) end_block();
-    }
-  }
-  if (in_block > 0) end_block();
-  return hashes;
-}
-
-std::string write_shard(const SaveRequest& request, SavePlan& plan, const ShardTarget& target) {
-  // Widest dtype first keeps every tensor aligned.
-  std::stable_sort(plan.items.begin(), plan.items.end(), [&](const SaveItem& a, const SaveItem& b) {
-    return size_of(plan.tensors.at(a.name).dtype) > size_of(plan.tensors.at(b.name).dtype);
-  });
-  const std::vector<SafetensorsWriter::Tensor> tensors = declare(plan);
-  ManifestFragment fragment;
-  fragment.shard.file = fmt::format("shard-{:05d}.safetensors", target.rank);
-  SafetensorsWriter writer(target.partial / fragment.shard.file, tensors,
-                           {{"run_id", target.run_id},
-                            {"iteration", std::to_string(request.iteration)},
-                            {"rank", std::to_string(target.rank)}});
-  fragment.shard.bytes = writer.file_bytes();
-  fragment.shard.header_bytes = static_cast<int64_t>(writer.header().size());
-  fragment.shard.header_hash = hash_text(writer.header());
-  fault_point("ckpt.shard_created");
-  int64_t offset = fragment.shard.header_bytes;
-  for (size_t i = 0; i < plan.items.size(); ++i) {
-    const SaveItem& item = plan.items[i];
-    ManifestChunk chunk{.stored_name = tensors[i].name, .offset = offset, .region = item.region};
-    chunk.bytes = total_length(item.ranges) * size_of(tensors[i].dtype);
-    chunk.hashes = write_item(item, request.tensors[item.source], writer);
-    offset += chunk.bytes;
-    fragment.chunks[item.name].push_back(std::move(chunk));
-  }
-  fault_point("ckpt.before_shard_sync");
-  writer.finish();
-  fault_point("ckpt.shard_done");
-  return to_text(fragment);
-}
-
 int64_t next_sequence(const fs::path& directory) {
   for (const fs::path& path : list_checkpoints(directory)) {
     try {
@@ -165,6 +67,7 @@ void write_manifest(const SaveRequest& request, const SavePlan& plan,
   Manifest manifest{.run_id = target.run_id,
                     .iteration = request.iteration,
                     .sequence = next_sequence(request.directory),
+                    .ranks = static_cast<int64_t>(fragments.size()),
                     .config = request.config,
                     .state = request.state};
   for (const auto& [name, info] : plan.tensors) manifest.tensors[name] = {info.dtype, info.shape, {}};
@@ -216,6 +119,12 @@ AsyncSave::AsyncSave(SaveRequest request, std::shared_ptr<const void> memory, Ho
   check_json_object(request_.config, "config");
   check_json_object(request_.state, "state");
   plan_ = std::make_unique<SavePlan>(plan_save(request_.tensors, group));
+  if (request_.on_planned) {
+    run_on_all_ranks(group, [&]() -> std::string {
+      request_.on_planned(written_tensors(*plan_, request_.tensors.size()));
+      return "";
+    });
+  }
   const auto create = [&] {
     fault_point("ckpt.begin");
     make_directories(request_.directory, ExitCode::checkpoint);
@@ -248,7 +157,7 @@ void AsyncSave::start(std::string (AsyncSave::*stage)()) {
 }
 
 std::string AsyncSave::write() {
-  return write_shard(request_, *plan_, target());
+  return write_shards(request_, *plan_, target());
 }
 
 std::string AsyncSave::commit() {

@@ -135,6 +135,12 @@ int64_t flat_end_of(const LocalTensor& tensor) {
   return tensor.flat_end < 0 ? local_numel(tensor.shard) : tensor.flat_end;
 }
 
+std::vector<bool> written_tensors(const SavePlan& plan, size_t tensors) {
+  std::vector<bool> written(tensors, false);
+  for (const SaveItem& item : plan.items) written[item.source] = true;
+  return written;
+}
+
 SavePlan plan_save(const std::vector<LocalTensor>& tensors, HostGroup& group) {
   SavePlan plan;
   std::vector<int64_t> load(group.size(), 0);

@@ -23,6 +23,9 @@ struct SavePlan {
   std::vector<SaveItem> items;                // of this rank, by name
 };
 
+/// Which of `tensors` this rank writes, at least in part.
+std::vector<bool> written_tensors(const SavePlan& plan, size_t tensors);
+
 /// The end of the flat range, with -1 resolved.
 int64_t flat_end_of(const LocalTensor& tensor);
 

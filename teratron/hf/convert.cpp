@@ -189,7 +189,8 @@ ConversionReport import_hf(const HfImport& request) {
   if (!files.has(tensors[0].sources[0].name)) tensors = hf_tensors(model, count);
   check_import(request, *model.family, files, tensors);
   model.settings.update(tokenizer_settings(request.source));
-  SaveRequest save{.directory = request.destination, .iteration = 0, .config = model.settings.dump()};
+  SaveRequest save{
+      .directory = request.destination, .iteration = 0, .config = model.settings.dump(), .writers = 1};
   ConversionReport report{.tensors = static_cast<int64_t>(tensors.size())};
   for (const HfTensor& tensor : tensors) {
     const Dtype dtype = request.dtype.value_or(files.tensors().at(tensor.sources[0].name).dtype);
