@@ -276,12 +276,14 @@ PendingStep TrainEngine::train_step(const MicroBatches& microbatches, const Step
   hyper.loss = scalars.total_loss();
   if (options_.per_token_loss) hyper.num_tokens = scalars[DeviceScalars::tokens].clamp_min(1.0);
   const auto timed = Timers::scope(options_.timers, "optimizer", 1);
+  if (inputs.before_update) inputs.before_update();
   const GradStats stats = optimizer_->step(hyper);
   parameters_.end_step(mesh_);
   add_stats(scalars, stats, inputs);
   PendingStep step(scalars, last_end_);
   last_end_ = step.end();
   step.inputs = inputs;
+  step.inputs.before_update = nullptr;
   step.batches = std::move(saved);
   return step;
 }

@@ -9,6 +9,7 @@
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
 #include "teratron/base/tensor_dtype.h"
+#include "teratron/ckpt/save_plan.h"
 #include "teratron/settings/checkpoint_args.h"
 
 namespace teratron {
@@ -25,33 +26,37 @@ at::ScalarType floating_type(Dtype dtype, const std::string& name) {
                           .fix = "Convert the checkpoint to F32, BF16 or F16 first"});
 }
 
-// Host memory behind LocalTensors: the tensor's memory if it is on the CPU in the right dtype, else a copy. A
-// snapshot is always a copy.
+LocalTensor describe(const StateTensor& state, at::ScalarType type) {
+  return {.name = state.name,
+          .dtype = dtype_of(type).value(),
+          .shard = state.shard,
+          .flat_begin = state.local.begin,
+          .flat_end = state.local.end};
+}
+
+// Host memory that is loaded into: the tensor's memory if it is on the CPU in the right dtype, else a copy.
 class HostTensors {
  public:
-  enum class Kind : uint8_t { in_place, snapshot };
-  explicit HostTensors(Kind kind = Kind::in_place) : kind_(kind) {}
-
   void add(const StateTensor& state, at::ScalarType type) {
     const at::Tensor& values = state.values;
-    const bool in_place = kind_ == Kind::in_place && values.is_cpu() && values.is_contiguous() &&
-                          values.scalar_type() == type && !state.remainder.defined();
-    const bool pinned = kind_ == Kind::snapshot && !values.is_cpu();
-    const at::Tensor host =
-        in_place ? values : at::zeros(values.sizes(), at::TensorOptions().dtype(type).pinned_memory(pinned));
+    const bool in_place = values.is_cpu() && values.is_contiguous() && values.scalar_type() == type &&
+                          !state.remainder.defined();
+    const at::Tensor host = in_place ? values : at::zeros(values.sizes(), at::TensorOptions().dtype(type));
     places_.push_back({state, host});
-    list_.push_back({.name = state.name,
-                     .dtype = dtype_of(type).value(),
-                     .shard = state.shard,
-                     .flat_begin = state.local.begin,
-                     .flat_end = state.local.end,
-                     .data = host.mutable_data_ptr()});
+    list_.push_back(describe(state, type));
+    list_.back().data = host.mutable_data_ptr();
   }
-  void copy_to_host() {
-    for_pieces([](const StateTensor& state, const at::Tensor& host) { host.copy_(state.read()); });
-  }
-  void copy_from_host() {
-    for_pieces([](const StateTensor& state, const at::Tensor& host) { state.write(host); });
+  // Splitting fp32 values takes scarce device memory: in pieces of 64 MiB.
+  void copy_from_host() const {
+    constexpr int64_t piece = 1 << 24;
+    for (const auto& [state, host] : places_) {
+      if (state.values.is_same(host)) continue;
+      const int64_t size = host.numel(), step = state.remainder.defined() ? piece : size;
+      for (int64_t begin = 0; begin < size; begin += step) {
+        const int64_t end = std::min(size, begin + step);
+        state.part(begin, end).write(host.slice(0, begin, end));
+      }
+    }
   }
   const std::vector<LocalTensor>& list() const { return list_; }
 
@@ -60,20 +65,6 @@ class HostTensors {
     StateTensor state;
     at::Tensor host;
   };
-  // Joining split fp32 values takes scarce device memory: in pieces of 64 MiB.
-  template <typename Copy>
-  void for_pieces(const Copy& copy) const {
-    constexpr int64_t piece = 1 << 24;
-    for (const auto& [state, host] : places_) {
-      if (state.values.is_same(host)) continue;
-      const int64_t size = host.numel(), step = state.remainder.defined() ? piece : size;
-      for (int64_t begin = 0; begin < size; begin += step) {
-        const int64_t end = std::min(size, begin + step);
-        copy(state.part(begin, end), host.slice(0, begin, end));
-      }
-    }
-  }
-  Kind kind_;
   std::deque<Place> places_;
   std::vector<LocalTensor> list_;
 };
@@ -91,12 +82,17 @@ std::vector<StateTensor> buffers(ParameterSet& parameters, Buffer::Kind kind) {
   return all;
 }
 
-// Parameters and the model's buffers.
-std::vector<StateTensor> weights(ParameterSet& parameters) {
+std::vector<StateTensor> parameters_of(ParameterSet& parameters) {
   std::vector<StateTensor> all;
   for (const Parameter& parameter : parameters.all()) {
     all.push_back(whole(parameter.name, parameter.shard(), parameter.tensor.detach()));
   }
+  return all;
+}
+
+// Parameters and the model's buffers.
+std::vector<StateTensor> weights(ParameterSet& parameters) {
+  std::vector<StateTensor> all = parameters_of(parameters);
   const std::vector<StateTensor> others = buffers(parameters, Buffer::Kind::model);
   all.insert(all.end(), others.begin(), others.end());
   return all;
@@ -129,19 +125,25 @@ void add_states(const std::vector<StateTensor>& states, HostTensors& tensors) {
   for (const StateTensor& state : states) tensors.add(state, state.type());
 }
 
-// Copies the tensors to save to the host and lists them in the request.
-std::shared_ptr<HostTensors> add_tensors(SaveRequest& request, TrainEngine& engine, bool optimizer,
-                                         HostTensors::Kind kind) {
+// All that a checkpoint holds. Forward and backward change the buffers.
+std::vector<SavedTensor> saved_tensors(TrainEngine& engine, bool optimizer) {
   engine.buffers().finish_param_gather();
-  auto tensors = std::make_shared<HostTensors>(kind);
-  add_states(weights(engine.parameters()), *tensors);
-  if (optimizer) {
-    add_states(engine.optimizer().state(), *tensors);
-    add_states(buffers(engine.parameters(), Buffer::Kind::training), *tensors);
-  }
-  tensors->copy_to_host();
-  request.tensors = tensors->list();
-  return tensors;
+  std::vector<SavedTensor> all;
+  const auto add = [&all](const std::vector<StateTensor>& states, bool fixed) {
+    for (const StateTensor& state : states) all.push_back({state, fixed});
+  };
+  add(parameters_of(engine.parameters()), true);
+  add(buffers(engine.parameters(), Buffer::Kind::model), false);
+  if (!optimizer) return all;
+  add(engine.optimizer().state(), true);
+  add(buffers(engine.parameters(), Buffer::Kind::training), false);
+  return all;
+}
+
+std::vector<LocalTensor> describe(const std::vector<SavedTensor>& tensors) {
+  std::vector<LocalTensor> list;
+  for (const auto& [state, fixed] : tensors) list.push_back(describe(state, state.type()));
+  return list;
 }
 
 bool has_optimizer(const CheckpointInfo& info) {
@@ -197,13 +199,35 @@ void note_changes(const CheckpointInfo& info, const LoadOptions& options) {
 }  // namespace
 
 SavedCheckpoint save_model(TrainEngine& engine, SaveRequest request, bool optimizer) {
-  const auto tensors = add_tensors(request, engine, optimizer, HostTensors::Kind::in_place);
+  const std::vector<SavedTensor> tensors = saved_tensors(engine, optimizer);
+  DeviceReader reader(engine.options().device, static_cast<size_t>(request.writers));
+  request.tensors = describe(tensors);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    request.tensors[i].read = [&reader, &state = tensors[i].state](int64_t begin, int64_t end) {
+      return reader.read(state, begin, end);
+    };
+  }
   return save_checkpoint(request, *engine.mesh().world().communicator);
 }
 
-std::unique_ptr<AsyncSave> save_model_async(TrainEngine& engine, SaveRequest request, bool optimizer) {
-  const auto tensors = add_tensors(request, engine, optimizer, HostTensors::Kind::snapshot);
-  return std::make_unique<AsyncSave>(request, tensors, *engine.mesh().world().communicator);
+void prepare_save(TrainEngine& engine, bool optimizer, SnapshotMemory& memory) {
+  const std::vector<SavedTensor> tensors = saved_tensors(engine, optimizer);
+  const SavePlan plan = plan_save(describe(tensors), *engine.mesh().world().communicator);
+  memory.reserve(Snapshot::bytes(tensors, written_tensors(plan, tensors.size())));
+}
+
+BackgroundSave save_model_async(TrainEngine& engine, SaveRequest request, bool optimizer,
+                                const std::shared_ptr<SnapshotMemory>& memory) {
+  std::vector<SavedTensor> tensors = saved_tensors(engine, optimizer);
+  request.tensors = describe(tensors);
+  const auto snapshot = std::make_shared<Snapshot>(std::move(tensors), memory);
+  for (size_t i = 0; i < request.tensors.size(); ++i) {
+    request.tensors[i].read = [copy = snapshot.get(), i](int64_t begin, int64_t end) {
+      return copy->read(i, begin, end);
+    };
+  }
+  request.on_planned = [copy = snapshot.get()](const std::vector<bool>& written) { copy->start(written); };
+  return {std::make_unique<AsyncSave>(request, snapshot, *engine.mesh().world().communicator), snapshot};
 }
 
 std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions& options) {

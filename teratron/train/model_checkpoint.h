@@ -6,15 +6,26 @@
 #include <string>
 
 #include "teratron/ckpt/async_save.h"
+#include "teratron/train/device/snapshot.h"
 #include "teratron/train/engine.h"
 
 namespace teratron {
 
 /// Saves weights and, if `optimizer`, optimizer state: fills in request.tensors. Collective over the mesh.
 SavedCheckpoint save_model(TrainEngine& engine, SaveRequest request, bool optimizer = true);
-/// The same in the background: tensors are copied to host memory (pinned, from a GPU) before this returns, so
-/// training may continue. The save must not outlive the engine. Collective over the mesh.
-std::unique_ptr<AsyncSave> save_model_async(TrainEngine& engine, SaveRequest request, bool optimizer = true);
+
+/// Prepares host memory for save_model_async(), in the background. Collective over the mesh.
+void prepare_save(TrainEngine& engine, bool optimizer, SnapshotMemory& memory);
+
+struct BackgroundSave {
+  std::unique_ptr<AsyncSave> writer;
+  std::shared_ptr<Snapshot> snapshot;
+};
+/// The same in the background, from a snapshot in `memory`. Training may continue, but only the optimizer may
+/// change parameters and its state, after Snapshot::before_update(). The save must not outlive the engine.
+/// Collective over the mesh.
+BackgroundSave save_model_async(TrainEngine& engine, SaveRequest request, bool optimizer,
+                                const std::shared_ptr<SnapshotMemory>& memory);
 
 struct LoadOptions {
   std::filesystem::path directory;

@@ -1,6 +1,7 @@
 // One optimizer step: what it is computed with, its scalars on the device, and its result on the host.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -16,6 +17,7 @@ struct StepInputs {
   Optimizer::Hyperparameters hyper = {};
   int64_t stop_request = 0;  // this rank's; StepResult has the maximum over all ranks
   int64_t progress = 0;      // of this rank's background work; StepResult has the minimum over all ranks
+  std::function<void()> before_update = nullptr;  // called when the optimizer is about to be launched
 };
 
 /// Result of a step or an evaluation. The same on every rank.

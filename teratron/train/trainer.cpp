@@ -143,17 +143,19 @@ void Trainer::add_learning_rates(StepMetrics& metrics) const {
 
 PendingStep Trainer::launch_step(const MicroBatches& microbatches, int64_t stop_request) {
   set_fault_context(mesh_.rank(), state_.iteration + 1);
+  prepare_saves();
   const BatchSize batch = batch_size();
   StepMetrics metrics = next_step_metrics(batch);
   Optimizer::Hyperparameters hyper{.lr = state_.scheduler.lr(),
                                    .weight_decay = state_.scheduler.wd(),
                                    .loss_scale = state_.scaler.scale()};
   if (decoupled_) hyper.decoupled_lr = state_.scheduler.lr(*decoupled_);
-  PendingStep step =
-      engine_->train_step(microbatches, {.microbatches = batch.microbatches,
-                                         .hyper = hyper,
-                                         .stop_request = stop_request,
-                                         .progress = saving_ ? saving_->writer->progress() : 0});
+  StepInputs inputs{.microbatches = batch.microbatches, .hyper = hyper, .stop_request = stop_request};
+  if (saving_) {
+    inputs.progress = saving_->writer->progress();
+    inputs.before_update = [snapshot = saving_->snapshot] { snapshot->before_update(); };
+  }
+  PendingStep step = engine_->train_step(microbatches, inputs);
   state_.iteration = metrics.iteration;
   state_.consumed_train_samples = metrics.consumed_samples;
   state_.floating_point_operations += metrics.flops;

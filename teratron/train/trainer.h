@@ -36,7 +36,7 @@ class Trainer {
   /// weights.
   bool load();
   /// Writes --save/iter_*; returns what was written. Under --async-save, waits for the previous save, starts
-  /// one from a copy in host memory and returns nothing.
+  /// one and returns nothing: parameters are copied beside the next step, and only that may change them.
   std::optional<SaveMetrics> save();
   /// Under --async-save, after finish_step(): advances the save; returns what was written once it is
   /// committed. Failures are thrown here, on all ranks after the same step.
@@ -122,7 +122,9 @@ class Trainer {
     int64_t iteration = 0;
     double begin = 0.0;  // wall clock
     std::unique_ptr<AsyncSave> writer = nullptr;
+    std::shared_ptr<Snapshot> snapshot = nullptr;
   };
+  void prepare_saves();
   SaveMetrics committed(const PendingSave& save, const SavedCheckpoint& saved);
 
   Mesh mesh_;
@@ -141,7 +143,8 @@ class Trainer {
   int64_t train_iters_ = 0;
   int64_t nan_iterations_ = 0;  // in a row
   int64_t saved_iteration_ = -1;
-  int64_t save_progress_ = 0;  // minimum over the ranks, as of the last step
+  int64_t save_progress_ = 0;                        // minimum over the ranks, as of the last step
+  std::shared_ptr<SnapshotMemory> snapshot_memory_;  // under --async-save, from the first step on
   std::optional<PendingSave> saving_;
 };
 

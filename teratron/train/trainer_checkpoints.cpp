@@ -106,6 +106,12 @@ bool Trainer::load() {
   return false;
 }
 
+void Trainer::prepare_saves() {
+  if (snapshot_memory_ || !args_.async_save || !args_.save) return;
+  snapshot_memory_ = std::make_shared<SnapshotMemory>(device_);
+  prepare_save(*engine_, !args_.no_save_optim, *snapshot_memory_);
+}
+
 std::optional<SaveMetrics> Trainer::save() {
   finish_save();
   PendingSave current{.iteration = state_.iteration, .begin = wall_clock()};
@@ -117,7 +123,11 @@ std::optional<SaveMetrics> Trainer::save() {
   if (!args_.async_save) {
     return committed(current, save_model(*engine_, std::move(request), !args_.no_save_optim));
   }
-  current.writer = save_model_async(*engine_, std::move(request), !args_.no_save_optim);
+  prepare_saves();
+  auto [writer, snapshot] =
+      save_model_async(*engine_, std::move(request), !args_.no_save_optim, snapshot_memory_);
+  current.writer = std::move(writer);
+  current.snapshot = std::move(snapshot);
   save_progress_ = 0;
   saving_ = std::move(current);
   return std::nullopt;

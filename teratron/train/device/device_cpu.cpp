@@ -1,5 +1,6 @@
 // Builds without CUDA.
 #include "teratron/base/error.h"
+#include "teratron/train/device/copy_stream.h"
 #include "teratron/train/device/device.h"
 #include "teratron/train/device/device_graph.h"
 
@@ -27,6 +28,10 @@ std::vector<std::pair<std::string, std::string>> gpu_libraries() {
 
 std::optional<MemoryUse> device_memory(at::Device) {
   return std::nullopt;
+}
+
+std::unique_ptr<CopyStream> make_gpu_copy_stream(at::Device) {
+  TERATRON_ASSERT(false, "this build has no CUDA");
 }
 
 std::unique_ptr<DeviceGraph> capture_on_gpu(const DeviceWork&, const DeviceGraph*) {
