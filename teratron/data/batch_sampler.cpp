@@ -65,10 +65,10 @@ class CyclicSampler : public BatchSampler {
       for (int64_t& sample : order_) sample += options_.dp_rank * bucket;
     } else {
       const auto all = torch_randperm(total / options_.micro_batch_size * options_.micro_batch_size, epoch);
-      for (auto i = static_cast<size_t>(offset + options_.dp_rank); i < all.size();
-           i += static_cast<size_t>(options_.dp_size)) {
-        order_.push_back(all[i]);
-      }
+      // Megatron-LM goes on to the end of `all`, so that some ranks may have a micro-batch more than others
+      // and begin the next epoch a step later, in the middle.
+      for (int64_t i = offset + options_.dp_rank; i < active; i += options_.dp_size)
+        order_.push_back(all[static_cast<size_t>(i)]);
     }
     position_ = 0;
   }

@@ -27,7 +27,8 @@ struct BatchSamplerOptions {
 
 /// single: each step takes micro_batch_size x dp_size consecutive samples, rank r the r-th micro-batch of
 /// them. cyclic: epoch = consumed / (total - total % (micro_batch_size x dp_size)), permuted by
-/// torch.randperm seeded with the epoch; incomplete micro-batches are dropped.
+/// torch.randperm seeded with the epoch; the incomplete last step is dropped, so all ranks leave an epoch
+/// together.
 class BatchSampler {
  public:
   virtual ~BatchSampler() = default;

@@ -1,6 +1,7 @@
 #include "teratron/data/data_loader.h"
 
 #include <atomic>
+#include <set>
 
 #include <gtest/gtest.h>
 
@@ -64,6 +65,59 @@ TEST(BatchSampler, CyclicNeedsWholeSteps) {
   options.total_samples = 20;
   options.consumed_samples = 4;
   EXPECT_THROW(build_batch_sampler(options), UserError);
+}
+
+// The micro-batches of all ranks in the first steps; an empty one marks the end of an epoch.
+std::vector<std::vector<std::vector<int64_t>>> steps_of_ranks(BatchSamplerOptions options, int steps) {
+  std::vector<std::vector<std::vector<int64_t>>> ranks;
+  for (options.dp_rank = 0; options.dp_rank < options.dp_size; ++options.dp_rank) {
+    const auto sampler = build_batch_sampler(options);
+    auto& micro_batches = ranks.emplace_back();
+    for (int i = 0; i < steps; ++i) micro_batches.push_back(sampler->next().value_or(std::vector<int64_t>{}));
+  }
+  return ranks;
+}
+
+void expect_epochs_in_step(const BatchSamplerOptions& options) {
+  const int64_t step = options.micro_batch_size * options.dp_size;
+  const int64_t whole_steps = options.total_samples / step;
+  const int calls = static_cast<int>(3 * (whole_steps + 1));
+  const auto ranks = steps_of_ranks(options, calls);
+  for (int64_t epoch = 0; epoch < 3; ++epoch) {
+    std::set<int64_t> seen;
+    for (const auto& micro_batches : ranks) {
+      const auto first = micro_batches.begin() + epoch * (whole_steps + 1);
+      for (auto micro = first; micro != first + whole_steps; ++micro) {
+        EXPECT_EQ(std::ssize(*micro), options.micro_batch_size);
+        seen.insert(micro->begin(), micro->end());
+      }
+      EXPECT_TRUE(first[whole_steps].empty()) << "all ranks leave the epoch together";
+    }
+    EXPECT_EQ(std::ssize(seen), whole_steps * step) << "each sample once";
+  }
+  for (int64_t done = 0; done < 2 * whole_steps; ++done) {
+    BatchSamplerOptions later = options;
+    later.consumed_samples = done * step;
+    const int64_t skipped = done + done / whole_steps;  // calls, with the ends of epochs
+    const auto resumed = steps_of_ranks(later, calls - static_cast<int>(skipped));
+    for (size_t rank = 0; rank < ranks.size(); ++rank)
+      EXPECT_EQ(resumed[rank], std::vector(ranks[rank].begin() + skipped, ranks[rank].end())) << done;
+  }
+}
+
+TEST(BatchSampler, CyclicRanksLeaveAnEpochTogetherAndResumeExactly) {
+  for (const bool sharding : {false, true}) {
+    for (int64_t total = 6; total < 32; ++total) {
+      for (const auto& [micro, ranks] : {std::pair<int64_t, int64_t>{1, 2}, {1, 3}, {2, 3}, {3, 2}, {1, 4}}) {
+        SCOPED_TRACE(fmt::format("{} samples, {} x {}, sharding {}", total, micro, ranks, sharding));
+        expect_epochs_in_step({.kind = SamplerKind::cyclic,
+                               .total_samples = total,
+                               .micro_batch_size = micro,
+                               .dp_size = ranks,
+                               .data_sharding = sharding});
+      }
+    }
+  }
 }
 
 const BatchSchema plain_schema = gpt_schema(6, {});
