@@ -69,6 +69,11 @@ std::vector<Problem> contradictions(const LrScheduleOptions& o) {
     require(o.wsd_decay_steps > 0.0 && o.wsd_decay_steps <= o.decay_steps,
             fmt::format("the WSD decay takes {} of {} samples", o.wsd_decay_steps, o.decay_steps),
             "--lr-wsd-decay-iters", "use a positive length within the decay");
+    // Up to a fractional warm-up.
+    require(o.warmup_steps >= o.decay_steps || o.warmup_steps + o.wsd_decay_steps < o.decay_steps + 1.0,
+            fmt::format("the WSD decay takes {} samples, but after a warm-up of {} only {} are left",
+                        o.wsd_decay_steps, o.warmup_steps, o.decay_steps - o.warmup_steps),
+            "--lr-wsd-decay-iters", "shorten one of the two, or the learning rate falls at once");
   }
   require(o.start_weight_decay >= 0.0,
           fmt::format("start-weight-decay = {} is negative", o.start_weight_decay), "--start-weight-decay",
@@ -112,6 +117,13 @@ class StateReader {
     if (choose(key, *saved != value, text, std::string(names[size_t(value)]))) value = *saved;
   }
 
+  /// Never compared: a stable phase is resumed with the tail that ends it.
+  void tail(LrScheduleOptions& options) {
+    if (rule_ != ScheduleLoadRule::use_checkpoint || !has("wsd_decay_steps")) return;
+    number("wsd_decay_steps", options.wsd_decay_steps);
+    style("lr_wsd_decay_style", wsd_styles, options.wsd_decay_style);
+  }
+
   int64_t count(const char* key) {
     return get<int64_t>(key, [](const nlohmann::json& j) { return j.is_number_integer() && j >= 0; });
   }
@@ -152,6 +164,40 @@ class StateReader {
   ScheduleLoadRule rule_;
   std::vector<Problem> differences_;
 };
+
+LrScheduleOptions merged(LrScheduleOptions options, const nlohmann::json& state, ScheduleLoadRule rule) {
+  StateReader reader(state, rule);
+  reader.number("max_lr", options.max_lr);
+  reader.number("min_lr", options.min_lr);
+  reader.number("lr_warmup_steps", options.warmup_steps);
+  reader.number("lr_decay_steps", options.decay_steps);
+  reader.style("lr_decay_style", lr_styles, options.decay_style);
+  reader.tail(options);
+  if (reader.has("start_wd")) {
+    reader.number("start_wd", options.start_weight_decay);
+    reader.number("end_wd", options.end_weight_decay);
+    reader.number("wd_incr_steps", options.weight_decay_steps);
+    reader.style("wd_incr_style", weight_decay_styles, options.weight_decay_style);
+  }
+  reader.finish();
+  return options;
+}
+
+/// A WSD tail that should have begun before `n`, where the schedule so far had another learning rate.
+void require_continuous_tail(LrScheduleOptions so_far, const LrScheduleOptions& next, int64_t n) {
+  const double left = next.decay_steps - static_cast<double>(n);
+  if (next.decay_style != LrDecayStyle::wsd || left >= next.wsd_decay_steps) return;
+  so_far.max_lr = next.max_lr;
+  so_far.min_lr = next.min_lr;
+  const double before = learning_rate(so_far, n), after = learning_rate(next, n);
+  if (before == after) return;
+  throw config_error(
+      {.what = fmt::format("the WSD decay takes {} samples, but {} are left of {} after the {} of the "
+                           "checkpoint: the learning rate would change from {} to {} at once",
+                           next.wsd_decay_steps, std::max(left, 0.0), next.decay_steps, n, before, after),
+       .where = "--lr-wsd-decay-iters",
+       .fix = "shorten the WSD decay, or end it later with --lr-decay-iters (or both in samples)"});
+}
 
 /// Whole numbers as integers, as in Megatron-LM; only a warm-up may be fractional.
 nlohmann::json length(double value) {
@@ -237,37 +283,30 @@ OptimizerParamScheduler::OptimizerParamScheduler(const LrScheduleOptions& option
 }
 
 nlohmann::json OptimizerParamScheduler::state() const {
-  return {{"max_lr", options_.max_lr},
-          {"lr_warmup_steps", length(options_.warmup_steps)},
-          {"num_steps", num_steps_},
-          {"lr_decay_style", lr_styles[size_t(options_.decay_style)]},
-          {"lr_decay_steps", length(options_.decay_steps)},
-          {"min_lr", options_.min_lr},
-          {"start_wd", options_.start_weight_decay},
-          {"end_wd", options_.end_weight_decay},
-          {"wd_incr_style", weight_decay_styles[size_t(options_.weight_decay_style)]},
-          {"wd_incr_steps", length(options_.weight_decay_steps)}};
+  nlohmann::json state = {{"max_lr", options_.max_lr},
+                          {"lr_warmup_steps", length(options_.warmup_steps)},
+                          {"num_steps", num_steps_},
+                          {"lr_decay_style", lr_styles[size_t(options_.decay_style)]},
+                          {"lr_decay_steps", length(options_.decay_steps)},
+                          {"min_lr", options_.min_lr},
+                          {"start_wd", options_.start_weight_decay},
+                          {"end_wd", options_.end_weight_decay},
+                          {"wd_incr_style", weight_decay_styles[size_t(options_.weight_decay_style)]},
+                          {"wd_incr_steps", length(options_.weight_decay_steps)}};
+  if (options_.decay_style == LrDecayStyle::wsd) {
+    state["wsd_decay_steps"] = length(options_.wsd_decay_steps);
+    state["lr_wsd_decay_style"] = wsd_styles[size_t(options_.wsd_decay_style)];
+  }
+  return state;
 }
 
 void OptimizerParamScheduler::load(const nlohmann::json& state, ScheduleLoadRule rule) {
-  LrScheduleOptions merged = options_;
-  StateReader reader(state, rule);
-  reader.number("max_lr", merged.max_lr);
-  reader.number("min_lr", merged.min_lr);
-  reader.number("lr_warmup_steps", merged.warmup_steps);
-  reader.number("lr_decay_steps", merged.decay_steps);
-  reader.style("lr_decay_style", lr_styles, merged.decay_style);
-  if (reader.has("start_wd")) {
-    reader.number("start_wd", merged.start_weight_decay);
-    reader.number("end_wd", merged.end_weight_decay);
-    reader.number("wd_incr_steps", merged.weight_decay_steps);
-    reader.style("wd_incr_style", weight_decay_styles, merged.weight_decay_style);
-  }
-  const int64_t num_steps = reader.count("num_steps");
-  reader.finish();
-  auto problems = contradictions(merged);
+  const LrScheduleOptions next = merged(options_, state, rule);
+  const int64_t num_steps = StateReader(state, rule).count("num_steps");
+  auto problems = contradictions(next);
   if (!problems.empty()) throw UserError(ExitCode::checkpoint, std::move(problems));
-  options_ = merged;
+  require_continuous_tail(merged(options_, state, ScheduleLoadRule::use_checkpoint), next, num_steps);
+  options_ = next;
   num_steps_ = num_steps;
 }
 

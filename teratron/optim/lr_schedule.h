@@ -102,10 +102,12 @@ class OptimizerParamScheduler {
   double wd(const ParamGroupOverrides& group = {}) const { return weight_decay(options_, num_steps_, group); }
 
   /// Megatron's keys: max_lr, lr_warmup_steps, num_steps, lr_decay_style, lr_decay_steps, min_lr, start_wd,
-  /// end_wd, wd_incr_style, wd_incr_steps.
+  /// end_wd, wd_incr_style, wd_incr_steps; for WSD also wsd_decay_steps, lr_wsd_decay_style.
   nlohmann::json state() const;
-  /// Loads num_steps, and the rest according to `rule`. Weight decay keys may be absent, as in old
-  /// checkpoints. UserError(checkpoint) for a missing or mistyped key and, with must_match, for a difference.
+  /// Loads num_steps, and the rest according to `rule`. Weight decay and WSD keys may be absent, as in old
+  /// checkpoints. UserError(checkpoint) for a missing or mistyped key and, with must_match, for a difference
+  /// (but the WSD decay may change); UserError(config) if the learning rate would jump into a WSD decay that
+  /// is longer than what is left.
   void load(const nlohmann::json& state, ScheduleLoadRule rule);
 
  private:

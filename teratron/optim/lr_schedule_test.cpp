@@ -87,7 +87,9 @@ TEST(LrSchedule, EqualsMegatronBitwise) {
       EXPECT_EQ(scheduler.wd(second), std::stod(row[6])) << "at " << row[2];
       if (&row != &expected.back()) scheduler.step(c["increment"]);
     }
-    EXPECT_EQ(scheduler.state(), c["state_dict"]);
+    json state = scheduler.state();
+    for (const char* more : {"wsd_decay_steps", "lr_wsd_decay_style"}) state.erase(more);
+    EXPECT_EQ(state, c["state_dict"]);
   }
 }
 
@@ -174,6 +176,67 @@ TEST(LrSchedule, InvalidStatesAreRejected) {
   state = good;
   state["lr_decay_steps"] = 0;
   rejected(state);
+}
+
+LrScheduleOptions plain_wsd(double decay, double tail) {
+  return {.max_lr = 1e-3,
+          .warmup_steps = 10,
+          .decay_steps = decay,
+          .decay_style = LrDecayStyle::wsd,
+          .wsd_decay_steps = tail,
+          .weight_decay_steps = 1000};
+}
+
+json wsd_state(double decay, double tail, int64_t samples) {
+  OptimizerParamScheduler scheduler(plain_wsd(decay, tail));
+  scheduler.step(samples);
+  return scheduler.state();
+}
+
+double rate_after(const json& state, const LrScheduleOptions& flags, ScheduleLoadRule rule) {
+  OptimizerParamScheduler scheduler(flags);
+  scheduler.load(state, rule);
+  return scheduler.lr();
+}
+
+TEST(LrSchedule, ResumesIntoAWsdDecayOnlyWhereTheRateIsTheSame) {
+  using enum ScheduleLoadRule;
+  const json stable = wsd_state(1000, 50, 900);
+  EXPECT_EQ(rate_after(stable, plain_wsd(1000, 100), must_match), 1e-3) << "the whole tail is left";
+  EXPECT_EQ(rate_after(stable, plain_wsd(1400, 500), keep_flags), 1e-3);
+  EXPECT_EQ(rate_after(stable, plain_wsd(1000, 500), use_checkpoint), 1e-3) << "the checkpoint's tail";
+  json constant = stable;
+  constant["lr_decay_style"] = "constant";
+  for (const json& state : {stable, constant}) {
+    for (const LrScheduleOptions& flags : {plain_wsd(1000, 500), plain_wsd(1000, 101), plain_wsd(899, 50)}) {
+      try {
+        rate_after(state, flags, keep_flags);
+        ADD_FAILURE() << "the learning rate jumps";
+      } catch (const UserError& error) {
+        EXPECT_EQ(error.exit_code(), ExitCode::config);
+        EXPECT_NE(std::string(error.what()).find("are left of"), std::string::npos) << error.what();
+      }
+    }
+  }
+  EXPECT_THROW(rate_after(stable, plain_wsd(1000, 500), must_match), UserError);
+  const json falling = wsd_state(1000, 500, 900);
+  EXPECT_LT(rate_after(falling, plain_wsd(1000, 500), must_match), 1e-3) << "in the middle of the tail";
+  LrScheduleOptions higher = plain_wsd(1000, 500);
+  higher.max_lr = 2e-3;
+  EXPECT_NO_THROW(rate_after(falling, higher, keep_flags)) << "a chosen rate";
+  EXPECT_THROW(rate_after(falling, plain_wsd(1100, 500), keep_flags), UserError);
+  json old = falling;
+  for (const char* key : {"wsd_decay_steps", "lr_wsd_decay_style"}) old.erase(key);
+  EXPECT_EQ(rate_after(old, plain_wsd(1000, 500), must_match),
+            rate_after(falling, plain_wsd(1000, 500), must_match));
+}
+
+TEST(LrSchedule, WsdDecayStartsAfterTheWarmUp) {
+  EXPECT_NO_THROW(OptimizerParamScheduler{plain_wsd(100, 90)});
+  EXPECT_THROW(OptimizerParamScheduler{plain_wsd(100, 91)}, UserError);
+  LrScheduleOptions fractional = plain_wsd(100, 93);
+  fractional.warmup_steps = 0.07 * 100;
+  EXPECT_NO_THROW(OptimizerParamScheduler{fractional});
 }
 
 TEST(LrSchedule, ReportsAllContradictions) {
