@@ -55,6 +55,51 @@ std::vector<Command> commands(const Registry& registry) {
           {"env", env_command, "show versions, devices and build options"}};
 }
 
+// Scripts of Megatron-LM and commands of other programs, by the last part of their path.
+constexpr std::pair<std::string_view, std::string_view> foreign_commands[] = {
+    {"train", "pretrain gpt FLAGS..."},
+    {"train.py", "pretrain gpt FLAGS..."},
+    {"finetune", "pretrain gpt --load CHECKPOINT --finetune FLAGS..."},
+    {"torchrun", "launch --nproc-per-node N -- pretrain gpt FLAGS..."},
+    {"accelerate", "launch --nproc-per-node N -- pretrain gpt FLAGS..."},
+    {"estimate-memory", "plan gpt --gpu-memory SIZE FLAGS..."},
+    {"preprocess_data.py", "preprocess FLAGS..."},
+    {"merge_datasets.py", "merge FLAGS..."},
+    {"convert", "ckpt convert FLAGS..."},
+    {"convert.py", "ckpt convert FLAGS..."},
+    {"generate_samples_gpt.py", "generate FLAGS..."},
+    {"run_text_generation_server.py", "generate FLAGS..."},
+};
+
+// What to type instead of a command of another program; empty if it is not a known one. UserError(config) for
+// the script of an unknown model.
+std::string answer_to_foreign(std::string_view command, const Registry& registry) {
+  constexpr std::string_view pretrain = "pretrain_", script = ".py";
+  const std::string_view name = command.substr(command.rfind('/') + 1);
+  if (name.starts_with(pretrain) && name.ends_with(script)) {
+    const std::string_view family =
+        name.substr(pretrain.size(), name.size() - pretrain.size() - script.size());
+    return fmt::format("pretrain {} FLAGS...", find_family(family, registry.families).name);
+  }
+  for (const auto& [foreign, answer] : foreign_commands) {
+    if (name == foreign) return std::string(answer);
+  }
+  return "";
+}
+
+UserError unknown_command(std::string_view command, const std::vector<Command>& known,
+                          const Registry& registry) {
+  std::vector<std::string> names;
+  for (const Command& each : known) names.emplace_back(each.name);
+  const std::string answer = answer_to_foreign(command, registry);
+  const std::string near = nearest_spelling(command, names);
+  return config_error({.what = fmt::format("'{}' is not a command", printable(command, 40)),
+                       .where = "teratron",
+                       .fix = !answer.empty() ? fmt::format("Use `teratron {}`", answer)
+                              : near.empty()  ? "See `teratron --help`"
+                                              : fmt::format("Did you mean {}?", near)});
+}
+
 void print_help(const std::vector<Command>& known) {
   print("teratron COMMAND ARGUMENTS...");
   for (const Command& command : known) print("  {:<12}{}", command.name, command.help);
@@ -82,12 +127,7 @@ int dispatch(Args args, const Registry& registry) {
   for (const Command& command : known) {
     if (args[0] == command.name) return run(command, args.subspan(1));
   }
-  std::vector<std::string> names;
-  for (const Command& command : known) names.emplace_back(command.name);
-  const std::string near = nearest_spelling(args[0], names);
-  throw config_error({.what = fmt::format("'{}' is not a command", printable(args[0], 40)),
-                      .where = "teratron",
-                      .fix = near.empty() ? "See `teratron --help`" : fmt::format("Did you mean {}?", near)});
+  throw unknown_command(args[0], known, registry);
 }
 
 int report(const std::exception& error, std::string_view advice = "") {

@@ -40,11 +40,22 @@ std::string read_config(const std::string& path) {
                    {.kind = ExitCode::config});
 }
 
-void add_architecture(const Schema& schema, const HfModel& model, ParseResult& settings) {
+// Mock data without a tokenizer has the model's vocabulary.
+bool takes_vocabulary(const Arguments& given) {
+  return given.mock_data && !given.tokenizer_type && !given.tokenizer_model && !given.vocab_file &&
+         !given.merge_file && !given.vocab_size;
+}
+
+void add_architecture(const Schema& schema, const HfModel& model, const Arguments& given,
+                      ParseResult& settings) {
   const json defaults = json::parse(to_json(Arguments()));
   for (const auto& [name, value] : model.settings.items()) {
-    if (name == "vocab_size" || value == defaults.at(name)) continue;
-    const std::string written = value.is_string() ? value.get<std::string>() : value.dump();
+    std::string written = value.is_string() ? value.get<std::string>() : value.dump();
+    if (name == "vocab_size") {
+      if (!takes_vocabulary(given)) continue;
+      written = std::to_string(value.get<int64_t>() - 1);  // NullTokenizer adds an end-of-document token
+    }
+    if (value == defaults.at(name)) continue;
     add_option(schema, {.key = name, .values = {written}, .where = model.where}, settings);
   }
 }
@@ -63,9 +74,9 @@ ParseResult architecture_settings(const Schema& schema, const ParseResult& given
     if (preset) {
       const std::string& where = sources.at("model_preset");
       const std::string text = preset_config(*preset, where);
-      add_architecture(schema, parse_hf_config(text, fmt::format("{} {}", where, *preset)), settings);
+      add_architecture(schema, parse_hf_config(text, fmt::format("{} {}", where, *preset)), args, settings);
     } else if (file) {
-      add_architecture(schema, parse_hf_config(read_config(*file), printable(*file, 4096)), settings);
+      add_architecture(schema, parse_hf_config(read_config(*file), printable(*file, 4096)), args, settings);
     }
   } catch (const UserError& error) {
     settings.problems.insert(settings.problems.end(), error.problems().begin(), error.problems().end());

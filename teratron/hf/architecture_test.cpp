@@ -41,6 +41,18 @@ TEST(Architecture, OfAPreset) {
   EXPECT_EQ(p.sources.at("hidden_size"), "--model-preset llama3-8b");
 }
 
+TEST(Architecture, MockDataHasTheVocabularyOfAPreset) {
+  ParsedArguments p = parse({"--model-preset", "gpt2", "--mock-data"});
+  EXPECT_EQ(p.args.vocab_size, 50256) << "and an end-of-document token";
+  EXPECT_EQ(p.sources.at("vocab_size"), "--model-preset gpt2");
+  validate_arguments(p, 1);
+  EXPECT_EQ(p.args.tokenizer_type, "NullTokenizer");
+  EXPECT_EQ(p.args.seq_length, 1024);
+  EXPECT_FALSE(parse({"--model-preset", "gpt2", "--mock-data", "--vocab-file", "v", "--merge-file", "m"})
+                   .args.vocab_size);
+  EXPECT_EQ(parse({"--model-preset", "gpt2", "--mock-data", "--vocab-size", "9"}).args.vocab_size, 9);
+}
+
 TEST(Architecture, OfMegatronsExample) {
   const ParsedArguments p = parse({"--model_preset=gpt-345m", "--num-layers", "12"});
   EXPECT_EQ(p.args.num_layers, 12);

@@ -5,6 +5,7 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <limits>
 #include <set>
 #include <string>
 #include <utility>
@@ -235,6 +236,20 @@ int64_t BatchSchedule::iterations_for(int64_t samples, int64_t consumed) const {
     consumed += now * batch;
     iterations += now;
   }
+}
+
+int64_t BatchSchedule::consumed_after(int64_t iterations, int64_t consumed) const {
+  while (iterations > 0) {
+    const int64_t batch = at(consumed).running;
+    if (batch <= 0) return consumed;
+    const std::optional<int64_t> change = next_change(consumed);
+    const int64_t now = change ? std::min(iterations, (*change - consumed - 1) / batch + 1) : iterations;
+    int64_t samples = 0;
+    if (__builtin_mul_overflow(now, batch, &samples) || __builtin_add_overflow(consumed, samples, &consumed))
+      return std::numeric_limits<int64_t>::max();
+    iterations -= now;
+  }
+  return consumed;
 }
 
 }  // namespace teratron

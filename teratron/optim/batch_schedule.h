@@ -68,6 +68,8 @@ class BatchSchedule {
   BatchSize last() const { return divided(steps_.back().global_batch_size); }
   /// Whole steps within `samples` that are left after `consumed` of them.
   int64_t iterations_for(int64_t samples, int64_t consumed = 0) const;
+  /// Samples consumed after this many steps more; INT64_MAX if there are more than that.
+  int64_t consumed_after(int64_t iterations, int64_t consumed = 0) const;
 
  private:
   BatchSchedule(const BatchSplit& split, std::vector<BatchStep> steps);

@@ -126,6 +126,24 @@ TEST(BatchSchedule, StepsNeedDivisibleSizesOnlyWhenReached) {
   EXPECT_EQ(schedule.last(), (BatchSize{16, 16, 1}));
 }
 
+TEST(BatchSchedule, ConsumedSamplesMatchAWalkStepByStep) {
+  const BatchSplit split{2, 1};
+  for (const BatchSchedule& schedule :
+       {BatchSchedule::constant(6, split),
+        BatchSchedule::ramp({.start = 2, .increment = 2, .samples = 20}, 8, split),
+        BatchSchedule::steps({{0, 4}, {10, 8}, {11, 2}, {60, 16}}, split)}) {
+    int64_t consumed = 0;
+    for (int64_t iterations = 0; iterations < 30; ++iterations) {
+      EXPECT_EQ(schedule.consumed_after(iterations), consumed) << iterations;
+      EXPECT_EQ(schedule.consumed_after(30 - iterations, consumed), schedule.consumed_after(30))
+          << iterations;
+      consumed += schedule.at(consumed).running;
+    }
+  }
+  EXPECT_EQ(BatchSchedule::constant(6, split).consumed_after(int64_t{1} << 62),
+            std::numeric_limits<int64_t>::max());
+}
+
 TEST(BatchSchedule, IterationsMatchAWalkStepByStep) {
   const auto walk = [](const BatchSchedule& schedule, int64_t samples) {
     int64_t iterations = 0;

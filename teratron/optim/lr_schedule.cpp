@@ -154,8 +154,8 @@ class StateReader {
       differences_.push_back(
           {.what = fmt::format("{} is {} in the checkpoint but {} by the flags", key, saved, given),
            .where = where,
-           .fix = "pass --override-opt_param-scheduler to use the flags, or "
-                  "--use-checkpoint-opt_param-scheduler to use the checkpoint"});
+           .fix = "pass --override-opt-param-scheduler to use the flags, or "
+                  "--use-checkpoint-opt-param-scheduler to use the checkpoint"});
     }
     return false;
   }
@@ -254,15 +254,17 @@ void resolve_lengths(const LrScheduleFlags& flags, LrScheduleOptions& options) {
                         .fix = "set exactly one of the two"});
   }
   const auto samples = [&](int64_t iters) {
-    return static_cast<double>(iters) * double(flags.global_batch_size);
+    return flags.samples_of ? static_cast<double>(flags.samples_of(iters))
+                            : static_cast<double>(iters) * double(flags.global_batch_size);
   };
   double warmup = 0.0;
   if (flags.train_iters) {
     if (flags.lr_decay_samples) mixed_units("--lr-decay-samples", "use --lr-decay-iters");
     if (flags.lr_wsd_decay_samples) mixed_units("--lr-wsd-decay-samples", "use --lr-wsd-decay-iters");
     if (flags.lr_warmup_samples != 0) mixed_units("--lr-warmup-samples", "use --lr-warmup-iters");
-    options.decay_steps = samples(flags.lr_decay_iters.value_or(*flags.train_iters));
-    options.wsd_decay_steps = samples(flags.lr_wsd_decay_iters.value_or(0));
+    const int64_t decay = flags.lr_decay_iters.value_or(*flags.train_iters);
+    options.decay_steps = samples(decay);
+    options.wsd_decay_steps = samples(decay) - samples(decay - flags.lr_wsd_decay_iters.value_or(0));
     options.weight_decay_steps = samples(*flags.train_iters);
     warmup = samples(flags.lr_warmup_iters);
   } else {

@@ -2,7 +2,8 @@
 // OptimizerParamScheduler.
 //
 // n counts samples: it grows by the global batch size at every successful step, not at steps skipped for
-// overflow. Iteration-based flags are multiplied by the global batch size.
+// overflow. Iteration-based flags are multiplied by the global batch size, or mean the samples of those steps
+// of a step batch-size schedule.
 //
 //   n <= w, w > 0          lr = init + (max - init) * n / w                   (warm-up over w samples)
 //   constant               lr = max
@@ -19,6 +20,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string_view>
 
@@ -68,6 +70,8 @@ struct LrScheduleFlags {
   std::optional<int64_t> train_iters;
   std::optional<int64_t> train_samples;
   int64_t global_batch_size = 1;
+  /// Samples of the first steps where the batch size varies; null: iterations * global_batch_size.
+  std::function<int64_t(int64_t iterations)> samples_of = nullptr;
   std::optional<int64_t> lr_decay_iters;
   std::optional<int64_t> lr_decay_samples;
   std::optional<int64_t> lr_wsd_decay_iters;
@@ -83,8 +87,8 @@ void resolve_lengths(const LrScheduleFlags& flags, LrScheduleOptions& options);
 /// Precedence on resume if the checkpoint and the command line disagree.
 enum class ScheduleLoadRule : uint8_t {
   must_match,     // neither flag: UserError(checkpoint) with all differences
-  keep_flags,     // --override-opt_param-scheduler
-  use_checkpoint  // --use-checkpoint-opt_param-scheduler
+  keep_flags,     // --override-opt-param-scheduler
+  use_checkpoint  // --use-checkpoint-opt-param-scheduler
 };
 
 /// The schedule with its counter. Host state, equal on all ranks.

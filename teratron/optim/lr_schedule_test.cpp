@@ -129,7 +129,7 @@ TEST(LrSchedule, LoadRules) {
   } catch (const UserError& error) {
     EXPECT_EQ(error.exit_code(), ExitCode::checkpoint);
     EXPECT_EQ(error.problems().size(), 3U);
-    EXPECT_NE(std::string(error.what()).find("--override-opt_param-scheduler"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("--override-opt-param-scheduler"), std::string::npos);
   }
   EXPECT_EQ(strict.options().max_lr, 2e-3) << "a failed load must change nothing";
 
@@ -272,6 +272,18 @@ TEST(LrSchedule, LengthsFromIterationsAndSamples) {
       {.train_iters = 120, .global_batch_size = 32, .lr_decay_iters = 100, .lr_warmup_fraction = 0.013}, o);
   EXPECT_EQ(o.warmup_steps, 0.013 * 3200) << "of the decay, not rounded";
   EXPECT_EQ(o.weight_decay_steps, 3840);
+  // Steps of a varying size: of the first 10, 4 samples each, then 8.
+  const auto samples_of = [](int64_t n) { return n <= 10 ? 4 * n : 40 + 8 * (n - 10); };
+  resolve_lengths({.train_iters = 30,
+                   .samples_of = samples_of,
+                   .lr_decay_iters = 20,
+                   .lr_wsd_decay_iters = 15,
+                   .lr_warmup_iters = 5},
+                  o);
+  EXPECT_EQ(o.warmup_steps, 20);
+  EXPECT_EQ(o.decay_steps, 120);
+  EXPECT_EQ(o.wsd_decay_steps, 100);
+  EXPECT_EQ(o.weight_decay_steps, 200);
   resolve_lengths({.train_samples = 5000, .global_batch_size = 32, .lr_warmup_samples = 77}, o);
   EXPECT_EQ(o.decay_steps, 5000);
   EXPECT_EQ(o.warmup_steps, 77);

@@ -85,6 +85,39 @@ std::vector<Change> all_changes(const Arguments& a) {
   return changes;
 }
 
+// Sizes beyond those of all published models: more likely a typing error than a plan.
+struct LargestSize {
+  std::string_view name;
+  int64_t size;
+  std::string_view follows = {};  // the setting that it is derived from by default
+};
+constexpr LargestSize largest_sizes[] = {{"num_layers", 1000},
+                                         {"hidden_size", 100'000},
+                                         {"ffn_hidden_size", 1'000'000, "hidden_size"},
+                                         {"num_attention_heads", 10'000},
+                                         {"kv_channels", 10'000, "hidden_size"},
+                                         {"seq_length", 10'000'000},
+                                         {"max_position_embeddings", 10'000'000, "seq_length"},
+                                         {"vocab_size", 10'000'000},
+                                         {"make_vocab_size_divisible_by", 1'000'000},
+                                         {"padded_vocab_size", 10'000'000, "vocab_size"},
+                                         {"micro_batch_size", 10'000}};
+
+std::string absurd_sizes(const Arguments& args) {
+  std::string text;
+  std::vector<std::string_view> absurd;
+  for (const LargestSize& largest : largest_sizes) {
+    const Value value = get_value(arguments_schema().field(largest.name), &args);
+    const auto* const size = std::get_if<int64_t>(&value);
+    if (!size || *size <= largest.size) continue;
+    absurd.push_back(largest.name);
+    if (std::find(absurd.begin(), absurd.end(), largest.follows) != absurd.end()) continue;
+    text += fmt::format("\n{} = {} is far above that of any published model: check {}", largest.name, *size,
+                        flag_of(largest.name));
+  }
+  return text;
+}
+
 }  // namespace
 
 std::vector<std::string> memory_advice(const Family& family, const Arguments& args) {
@@ -114,13 +147,14 @@ std::vector<std::string> memory_advice(const Family& family, const Arguments& ar
 Fault explain_out_of_memory(const Fault& cause, const Family& family, const Arguments& args, int64_t stage) {
   const RankMemory memory = rank_memory(args, family.plan(args, planned_vocabulary(args)), stage);
   std::string text = fmt::format(
-      "{}\n"
+      "{}{}\n"
       "Memory of a rank in pipeline stage {}, in GiB: weights {:.2f}, gradients {:.2f}, optimizer {:.2f}, "
-      "activations {:.2f}, temporary {:.2f}; peak {:.2f}.\n"
-      "To reduce it:",
-      cause.what(), stage, memory.weights / gib, memory.gradients / gib, memory.optimizer / gib,
-      memory.activations / gib, memory.temporary / gib, memory.peak() / gib);
-  for (const std::string& line : memory_advice(family, args)) text += "\n  " + line;
+      "activations {:.2f}, temporary {:.2f}; peak {:.2f}.",
+      cause.what(), absurd_sizes(args), stage, memory.weights / gib, memory.gradients / gib,
+      memory.optimizer / gib, memory.activations / gib, memory.temporary / gib, memory.peak() / gib);
+  const std::vector<std::string> advice = memory_advice(family, args);
+  if (!advice.empty()) text += "\nTo reduce it:";
+  for (const std::string& line : advice) text += "\n  " + line;
   return Fault(text, ExitCode::out_of_memory);
 }
 

@@ -141,6 +141,22 @@ TEST(RankMemory, ExplainsFaultsOfMemory) {
   EXPECT_NE(text.find("\n  --"), std::string::npos) << text;
 }
 
+TEST(RankMemory, NamesAnAbsurdSize) {
+  const auto text = [](const Args& flags) {
+    return std::string(
+        explain_out_of_memory(Fault("full", ExitCode::out_of_memory), gpt(), validated(flags).args, 0)
+            .what());
+  };
+  EXPECT_TRUE(text({"--max-position-embeddings", "80000000000"})
+                  .starts_with(
+                      "full\nmax_position_embeddings = 80000000000 is far above that of any published model: "
+                      "check --max-position-embeddings\nMemory of a rank"));
+  const std::string hidden = text({"--hidden-size", "1000000", "--num-attention-heads", "8"});
+  EXPECT_NE(hidden.find("check --hidden-size\nMemory"), std::string::npos)
+      << "what follows from it is not blamed: " << hidden;
+  EXPECT_EQ(text({}).find("published"), std::string::npos);
+}
+
 TEST(LeastStepSeconds, GrowsWithTheWork) {
   const auto seconds = [](const Args& flags, const char* gpu) {
     const Arguments args = validated(flags).args;

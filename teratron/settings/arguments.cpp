@@ -61,7 +61,8 @@ struct ExtendedSchema {
       : fields(std::move(all)),
         schema({.fields = fields,
                 .compat_flags = arguments_schema().compat_flags(),
-                .later_flags = arguments_schema().later_flags()}) {}
+                .later_flags = arguments_schema().later_flags(),
+                .foreign_flags = arguments_schema().foreign_flags()}) {}
   std::vector<Field> fields;
   Schema schema;
 };
@@ -76,6 +77,10 @@ std::shared_ptr<const Schema> extended_schema(std::span<const Field> extra_field
 
 }  // namespace
 
+bool is_users(std::string_view source) {
+  return source != derived_source && source != mock_default_source;
+}
+
 ParsedArguments parse_arguments(std::string_view program, std::span<const std::string> args,
                                 const ParseOptions& options) {
   ParsedArguments parsed{.program = program_kind(program)};
@@ -88,7 +93,10 @@ ParsedArguments parse_arguments(std::string_view program, std::span<const std::s
   // In increasing priority: architecture, environment, file, flags.
   ParseResult given;
   read_accelerate_environment(process_environment, given);
-  append(given, file_settings(schema, flags));
+  ParseResult file = file_settings(schema, flags);
+  // Whatever else seems to be missing may be in the file.
+  if (file.unreadable) throw UserError(ExitCode::config, std::move(file.problems));
+  append(given, std::move(file));
   append(given, std::move(flags));
   ParseResult result;
   if (options.architecture) {

@@ -9,7 +9,8 @@
 // Optional settings are std::optional. validate_arguments() sets those with a derived default:
 // ffn_hidden_size, kv_channels, seq_length or encoder_seq_length, max_position_embeddings, global_batch_size,
 // num_micro_batches, lr_decay_iters or lr_decay_samples, start_weight_decay, end_weight_decay,
-// dataloader_type, tokenizer_type, split, world_size, data_parallel_size. --no-position-embedding alone sets
+// dataloader_type, tokenizer_type, split, world_size, data_parallel_size; with --mock-data also what a
+// training needs besides a model (checks/mock_defaults.cpp). --no-position-embedding alone sets
 // position_embedding_type to none. Values set by the user are never changed; settings without effect give a
 // notice.
 #pragma once
@@ -41,10 +42,16 @@ struct Arguments {
 #undef DERIVED
 };
 
+/// Sources of values that the user did not set.
+inline constexpr std::string_view derived_source = "derived";
+inline constexpr std::string_view mock_default_source = "default of --mock-data";
+/// Whether the user set the value.
+bool is_users(std::string_view source);
+
 struct ParsedArguments {
   std::string program;  // "gpt", "bert", "t5", "generate"
   Arguments args;
-  Sources sources;  // field -> "--tp", "run.yaml:3:1", "derived"; absent: default
+  Sources sources;  // field -> "--tp", "run.yaml:3:1", derived_source; absent: default
   std::vector<std::string> notices;
   bool help = false;  // --help was given; nothing else was checked
   /// With defer_problems: problems of parsing, for validate_arguments() to report, and the fields concerned.

@@ -69,6 +69,25 @@ TEST_F(ArgumentsFile, FlagsOverrideAndValuesHaveSources) {
   EXPECT_EQ(p.sources.count("seed"), 0u);
 }
 
+TEST_F(ArgumentsFile, AnUnreadableFileIsTheOnlyError) {
+  const std::vector<std::string> flags = {"--num-layers", "many", "--config-file"};
+  write_text(folder_ / "broken.yaml", "num_layers: [\n", ExitCode::config);
+  write_text(folder_ / "based.yaml", "seq_length: 8\nbase: none.yaml\n", ExitCode::config);
+  for (const std::string name : {"none.yaml", "broken.yaml", "based.yaml", ""}) {
+    std::vector<std::string> args = flags;
+    args.push_back((folder_ / name).string());
+    for (const bool defer : {false, true}) {
+      try {
+        parse_arguments("pretrain gpt", args, {.defer_problems = defer});
+        FAIL() << name;
+      } catch (const UserError& error) {
+        EXPECT_EQ(error.problems().size(), 1u) << error.what();
+        EXPECT_NE(std::string(error.what()).find(folder_.string()), std::string::npos) << error.what();
+      }
+    }
+  }
+}
+
 TEST_F(ArgumentsFile, BaseIsOverriddenAndNullResets) {
   write_text(folder_ / "common.yaml", "num_layers: 2\nhidden_size: 32\nseed: 7\nload: somewhere\n",
              ExitCode::config);
@@ -148,7 +167,7 @@ TEST_F(ArgumentsFile, AccelerateConfigOfTheWizard) {
   EXPECT_EQ(p.args.device, "auto");
   ASSERT_EQ(p.notices.size(), 1u);
   EXPECT_EQ(p.notices[0],
-            "only `teratron launch --config_file` uses: machine_rank, num_machines, num_processes");
+            "only `teratron launch --config-file` uses: machine_rank, num_machines, num_processes");
   // Global batch = per-device batch x data-parallel size x micro-batches.
   ParsedArguments validated = p;
   validate_arguments(validated, 8);

@@ -1,4 +1,4 @@
-// The table of Arguments: one row per line of arguments.def and compat_flags.def.
+// The table of Arguments: one row per line of arguments.def; and those of other flags.
 #include <array>
 #include <cstddef>
 #include <type_traits>
@@ -76,10 +76,19 @@ constexpr std::string_view later_flags =
 #include "teratron/settings/later_flags.def"
     ;
 
+constexpr ForeignFlag foreign_flags[] = {
+#define FOREIGN(name, answer) {name, answer},
+#include "teratron/settings/foreign_flags.def"
+#undef FOREIGN
+};
+
 }  // namespace
 
 const Schema& arguments_schema() {
-  static const Schema schema({.fields = fields, .compat_flags = compat_flags, .later_flags = later_flags});
+  static const Schema schema({.fields = fields,
+                              .compat_flags = compat_flags,
+                              .later_flags = later_flags,
+                              .foreign_flags = foreign_flags});
   return schema;
 }
 

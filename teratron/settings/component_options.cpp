@@ -11,6 +11,21 @@ MeshOptions mesh_options(const Arguments& args) {
           .order = args.use_tp_pp_dp_mapping ? "tp-cp-ep-pp-dp" : MeshOptions().order};
 }
 
+std::vector<BatchStep> batch_steps(const Arguments& args) {
+  return parse_step_batch_size_schedule(args.step_batch_size_schedule.value(), args.seq_length);
+}
+
+BatchSchedule batch_schedule(const Arguments& args) {
+  const BatchSplit layout = {.micro_batch_size = args.micro_batch_size.value(),
+                             .data_parallel_size = args.data_parallel_size.value()};
+  if (args.step_batch_size_schedule) return BatchSchedule::steps(batch_steps(args), layout);
+  const int64_t final_size = args.global_batch_size.value();
+  const std::vector<int64_t>& ramp = args.rampup_batch_size;
+  if (ramp.empty()) return BatchSchedule::constant(final_size, layout);
+  return BatchSchedule::ramp({.start = ramp.at(0), .increment = ramp.at(1), .samples = ramp.at(2)},
+                             final_size, layout);
+}
+
 PipelineLayoutOptions layout_options(const Arguments& args) {
   const bool pipeline = args.pipeline_model_parallel_size > 1;
   return {.layers = args.num_layers.value_or(0),

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "teratron/comm/mesh/rank_grid.h"
+#include "teratron/optim/batch_schedule.h"
 #include "teratron/pipeline/pipeline_layout.h"
 #include "teratron/pipeline/schedule.h"
 #include "teratron/settings/arguments.h"
@@ -11,6 +12,10 @@
 namespace teratron {
 
 MeshOptions mesh_options(const Arguments& args);
+/// Of --step-batch-size-schedule. UserError(config) if it is not one.
+std::vector<BatchStep> batch_steps(const Arguments& args);
+/// micro_batch_size, global_batch_size and data_parallel_size must be set.
+BatchSchedule batch_schedule(const Arguments& args);
 /// num_layers must be set.
 PipelineLayoutOptions layout_options(const Arguments& args);
 /// Schedule of a step with this many micro-batches.

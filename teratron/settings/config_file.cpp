@@ -90,7 +90,7 @@ class ConfigFile {
 
   void note_launcher_keys() {
     if (!launcher_keys_.empty()) {
-      result_.notices.push_back(fmt::format("only `teratron launch --config_file` uses: {}", launcher_keys_));
+      result_.notices.push_back(fmt::format("only `teratron launch --config-file` uses: {}", launcher_keys_));
     }
   }
 
@@ -251,7 +251,9 @@ class ConfigFile {
 
 void read_config_file(const ConfigFileRequest& request, ParseResult& result) {
   ConfigFile file(request.schema, result);
-  for (const YamlEntry& entry : read_yaml(request.path, request.where, result.problems)) file.add(entry);
+  const YamlEntries yaml = read_yaml(request.path, request.where, result.problems);
+  result.unreadable = !yaml.complete;
+  for (const YamlEntry& entry : yaml.entries) file.add(entry);
   if (!request.launched) file.note_launcher_keys();
 }
 

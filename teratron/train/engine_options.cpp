@@ -92,9 +92,16 @@ OptimizerParamScheduler lr_scheduler(const Arguments& args) {
       .start_weight_decay = args.start_weight_decay.value_or(args.weight_decay),
       .end_weight_decay = args.end_weight_decay.value_or(args.weight_decay),
       .weight_decay_style = weight_decay_style_from_name(args.weight_decay_incr_style).value()};
+  std::function<int64_t(int64_t)> samples_of;
+  if (args.step_batch_size_schedule) {
+    samples_of = [batches = batch_schedule(args)](int64_t iterations) {
+      return batches.consumed_after(iterations);
+    };
+  }
   resolve_lengths({.train_iters = args.train_iters,
                    .train_samples = args.train_samples,
                    .global_batch_size = args.global_batch_size.value(),
+                   .samples_of = samples_of,
                    .lr_decay_iters = args.lr_decay_iters,
                    .lr_decay_samples = args.lr_decay_samples,
                    .lr_wsd_decay_iters = args.lr_wsd_decay_iters,
@@ -110,16 +117,6 @@ std::optional<ParamGroupOverrides> decoupled_group(const Arguments& args) {
   if (!args.decoupled_lr) return std::nullopt;
   return ParamGroupOverrides{.max_lr = args.decoupled_lr,
                              .min_lr = args.decoupled_min_lr.value_or(args.min_lr)};
-}
-
-BatchSchedule batch_schedule(const Arguments& args) {
-  const BatchSplit layout = {.micro_batch_size = args.micro_batch_size.value(),
-                             .data_parallel_size = args.data_parallel_size.value()};
-  const int64_t final_size = args.global_batch_size.value();
-  const std::vector<int64_t>& ramp = args.rampup_batch_size;
-  if (ramp.empty()) return BatchSchedule::constant(final_size, layout);
-  return BatchSchedule::ramp({.start = ramp.at(0), .increment = ramp.at(1), .samples = ramp.at(2)},
-                             final_size, layout);
 }
 
 }  // namespace teratron

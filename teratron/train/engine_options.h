@@ -27,6 +27,5 @@ LossScaler loss_scaler(const Arguments& args);
 OptimizerParamScheduler lr_scheduler(const Arguments& args);
 /// Learning rates of --decoupled-lr for the word embeddings and the output layer.
 std::optional<ParamGroupOverrides> decoupled_group(const Arguments& args);
-BatchSchedule batch_schedule(const Arguments& args);
 
 }  // namespace teratron

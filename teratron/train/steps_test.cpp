@@ -32,6 +32,34 @@ TEST_F(Steps, RampsUpTheBatchSizeAndResumes) {
   EXPECT_NE(state.find("\"consumed_valid_samples\":12,"), std::string::npos) << state;
 }
 
+TEST_F(Steps, StepScheduleOfTheBatchSizeResumes) {
+  const auto steps = [&](const std::string& name, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> all = {"--step-batch-size-schedule", "0:2 0.064K:4,128:8", "--log-interval",
+                                    "1"};
+    all.insert(all.end(), more.begin(), more.end());
+    return without(flags(name, all), {"--global-batch-size"});
+  };
+  // Thresholds are tokens, 8 to a sample: 4 steps of 2 samples, 2 of 4, and 14 of 8.
+  const std::string text = stdout_of(steps("whole"));
+  expect_in_order(
+      text,
+      {"step batch size schedule (3 steps):", "  >= 0 tokens (0 samples) -> batch_size=2, num_microbatches=1",
+       "  >= 64 tokens (8 samples) -> batch_size=4, num_microbatches=2",
+       "  >= 128 tokens (16 samples) -> batch_size=8, num_microbatches=4", "consumed samples:            8 |",
+       "global batch size:     2", "consumed samples:           12 |", "global batch size:     4",
+       "consumed samples:           16 |", "consumed samples:           24 |", "global batch size:     8",
+       "consumed samples:          128 |"});
+  EXPECT_NE(text.find("learning rate: 0.000000E+00"), std::string::npos) << "at the end";
+  EXPECT_EQ(train(steps("halves", {"--exit-interval", "5"})), ExitCode::ok);
+  EXPECT_EQ(train(steps("halves")), ExitCode::ok);
+  EXPECT_EQ(tensors("halves", 20), tensors("whole", 20));
+  // Sizes that were passed need not suit the ranks that continue; those that are left must.
+  EXPECT_EQ(train(steps("other", {"--exit-interval", "7"})), ExitCode::ok);
+  EXPECT_EQ(train(steps("other", {"--micro-batch-size", "8"})), ExitCode::ok);
+  EXPECT_EQ(train(steps("early", {"--exit-interval", "5"})), ExitCode::ok);
+  EXPECT_THROW(train(steps("early", {"--micro-batch-size", "8"})), UserError);
+}
+
 TEST_F(Steps, IterationsToSkipOnlyConsumeData) {
   const std::vector<std::string> skips = {"--iterations-to-skip", "0", "7", "--log-interval", "1"};
   const std::string text = stdout_of(flags("whole", skips));

@@ -89,11 +89,23 @@ void Trainer::lock_directories() {
   locks_.push_back(std::make_unique<JobLock>(*args_.run_dir, JobLockOptions{}));
 }
 
+void Trainer::print_batch_steps() const {
+  const std::vector<BatchStep> steps = batch_steps(args_);
+  print("step batch size schedule ({} steps):", steps.size());
+  for (const BatchStep& step : steps) {
+    print("  >= {} tokens ({} samples) -> batch_size={}, num_microbatches={}",
+          step.samples * *args_.seq_length, step.samples, step.global_batch_size,
+          batches_.at(step.samples).microbatches);
+  }
+}
+
 // Megatron-LM's first lines.
 void Trainer::print_setup(const ModelPlan& plan) const {
   if (!is_first_rank()) return;
   const std::vector<int64_t>& ramp = args_.rampup_batch_size;
-  if (ramp.empty()) {
+  if (args_.step_batch_size_schedule) {
+    print_batch_steps();
+  } else if (ramp.empty()) {
     print("setting number of micro-batches to constant {}", batches_.at(0).microbatches);
   } else {
     print(
@@ -119,6 +131,8 @@ int64_t Trainer::planned_iters() const {
 }
 
 std::unique_ptr<BatchSource> Trainer::open(Split split) const {
+  if (split == Split::train && args_.step_batch_size_schedule)
+    batches_.require_divisible(state_.consumed_train_samples);
   const int64_t consumed = split == Split::train   ? state_.consumed_train_samples
                            : split == Split::valid ? state_.consumed_valid_samples
                                                    : 0;
@@ -241,13 +255,24 @@ StepResult Trainer::finish_step(PendingStep step) {
   return result;
 }
 
-Losses Trainer::named_losses(const StepResult& result) const {
+Losses Trainer::losses_of(const StepResult& result) const {
   Losses losses;
   for (size_t i = 0; i < model().losses.size(); ++i)
     losses.emplace_back(model().losses[i], result.losses.at(i));
-  const std::vector<std::string> names = step_->metric_names();
-  for (size_t i = 0; i < names.size(); ++i) losses.emplace_back(names[i], result.custom_metrics.at(i));
   return losses;
+}
+
+Losses Trainer::metrics_of(const StepResult& result) const {
+  Losses metrics;
+  const std::vector<std::string> names = step_->metric_names();
+  for (size_t i = 0; i < names.size(); ++i) metrics.emplace_back(names[i], result.custom_metrics.at(i));
+  return metrics;
+}
+
+Losses Trainer::named_losses(const StepResult& result) const {
+  Losses all = losses_of(result);
+  for (auto& metric : metrics_of(result)) all.push_back(std::move(metric));
+  return all;
 }
 
 StepResult Trainer::train_step(const MicroBatches& microbatches) {

@@ -92,7 +92,9 @@ class Trainer {
   /// Whether --iterations-to-skip names the next step; and that step.
   bool skips_next_step() const;
   StepMetrics skip_step(const MicroBatches& microbatches);
-  /// The model's losses and the train step's metrics by name.
+  /// The model's losses by name, the train step's metrics, and both.
+  Losses losses_of(const StepResult& result) const;
+  Losses metrics_of(const StepResult& result) const;
   Losses named_losses(const StepResult& result) const;
   /// Micro-batches from `source`, through TrainStep::get_batch().
   MicroBatches batches_from(BatchSource& source) const;
@@ -109,6 +111,7 @@ class Trainer {
   void size_data();
   void print_setup(const ModelPlan& plan) const;
   void lock_directories();
+  void print_batch_steps() const;
   void archive_previous_run();
   void warn_of_previous_run() const;
   std::optional<CheckpointInfo> load_from(const std::string& directory, bool weights_only);

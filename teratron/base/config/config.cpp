@@ -41,12 +41,25 @@ void reject(ParseResult& result, std::string what, std::string where, std::strin
   result.problems.push_back({.what = std::move(what), .where = std::move(where), .fix = std::move(fix)});
 }
 
+// What to use instead of a flag of another program; empty if it is not a known one.
+std::string answer_to_foreign(const Schema& schema, const RawOption& option) {
+  for (const ForeignFlag& foreign : schema.foreign_flags()) {
+    if (foreign.name != to_lower(canonical_name(option.key))) continue;
+    const bool flag = foreign.answer.starts_with("--");
+    return flag ? fmt::format("Teratron's is {}", foreign.answer) : std::string(foreign.answer);
+  }
+  return "";
+}
+
 void reject_unknown(const Schema& schema, const RawOption& option, ParseResult& result) {
   const bool flag = option.key.starts_with("-");
+  const std::string what = fmt::format("unknown {} {}", flag ? "flag" : "key", quoted(option));
+  const std::string answer = answer_to_foreign(schema, option);
+  if (!answer.empty()) return reject(result, what, option.where, answer);
   std::string near = schema.nearest(option.key);
   if (!near.empty()) result.unresolved.push_back(near);
   if (!near.empty() && flag) near = flag_of(near);
-  reject(result, fmt::format("unknown {} {}", flag ? "flag" : "key", quoted(option)), option.where,
+  reject(result, what, option.where,
          near.empty() ? "See --help for all settings" : fmt::format("Did you mean {}?", near));
 }
 

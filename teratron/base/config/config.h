@@ -108,6 +108,12 @@ struct CompatFlag {
   std::string_view text = {};  // alias: "name=value name=$1", else the reason
 };
 
+/// A flag of another program that is typed by habit.
+struct ForeignFlag {
+  std::string_view name;    // canonical_name()
+  std::string_view answer;  // "--lr", or a sentence that says what to do
+};
+
 using Value = std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<int64_t>,
                            std::vector<std::string>>;
 
@@ -124,6 +130,7 @@ struct ParseResult {
   std::vector<std::string> notices;
   std::vector<std::string> unresolved;  // fields with an invalid value or a misspelled name
   bool help = false;                    // --help was given
+  bool unreadable = false;              // a configuration file could not be read; `problems` says why
 };
 
 /// Where each field was set; fields at their default are absent.
@@ -136,6 +143,7 @@ class Schema {
     std::span<const Field> fields;
     std::span<const CompatFlag> compat_flags;
     std::string_view later_flags;  // names of unsupported flags of later versions, separated by blanks
+    std::span<const ForeignFlag> foreign_flags = {};
   };
   struct Target {
     const Field* field = nullptr;  // either field or compat is set, or neither: a later flag
@@ -147,6 +155,7 @@ class Schema {
   std::span<const Field> fields() const { return tables_.fields; }
   std::span<const CompatFlag> compat_flags() const { return tables_.compat_flags; }
   std::string_view later_flags() const { return tables_.later_flags; }
+  std::span<const ForeignFlag> foreign_flags() const { return tables_.foreign_flags; }
   /// Finds a flag or key, with or without leading "--"; null if unknown.
   const Target* find(std::string_view spelling) const;
   /// The field `name`, which must exist.

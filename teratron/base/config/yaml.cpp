@@ -25,24 +25,24 @@ class Reader {
  public:
   explicit Reader(std::vector<Problem>& problems) : problems_(problems) {}
 
-  std::vector<YamlEntry> take() { return std::move(entries_); }
+  YamlEntries take() { return {std::move(entries_), complete_}; }
 
   void read_file(const std::filesystem::path& path, const std::string& where) {
     if (open_.size() >= max_bases) {
-      return reject("base files are nested too deep", where, fmt::format("At most {} levels", max_bases));
+      return give_up("base files are nested too deep", where, fmt::format("At most {} levels", max_bases));
     }
     std::error_code ignored;
     const std::filesystem::path canonical = std::filesystem::weakly_canonical(path, ignored);
     if (std::find(open_.begin(), open_.end(), canonical) != open_.end()) {
-      return reject(fmt::format("{} includes itself", printable(path.string())), where, "Remove this base");
+      return give_up(fmt::format("{} includes itself", printable(path.string())), where, "Remove this base");
     }
     std::string text;
     try {
       text = read_text(path, {.kind = ExitCode::config, .max_bytes = max_bytes});
     } catch (const UserError& error) {
       for (const Problem& problem : error.problems()) {
-        reject(problem.where.empty() ? problem.what : problem.where + ": " + problem.what, where,
-               problem.fix);
+        give_up(problem.where.empty() ? problem.what : problem.where + ": " + problem.what, where,
+                problem.fix);
       }
       return;
     }
@@ -56,21 +56,27 @@ class Reader {
     try {
       documents = YAML::LoadAll(yaml.text);
     } catch (const YAML::Exception& error) {
-      return reject(fmt::format("not valid YAML: {}", printable(error.msg)), position(yaml.name, error.mark),
-                    "");
+      return give_up(fmt::format("not valid YAML: {}", printable(error.msg)), position(yaml.name, error.mark),
+                     "");
     }
     if (documents.empty() || (documents.size() == 1 && documents[0].IsNull())) return;
     if (documents.size() > 1) {
-      return reject("more than one document", position(yaml.name, documents[1].Mark()), "Keep one");
+      return give_up("more than one document", position(yaml.name, documents[1].Mark()), "Keep one");
     }
     if (!documents[0].IsMap()) {
-      return reject("not a mapping of 'key: value' lines", position(yaml.name, documents[0].Mark()), "");
+      return give_up("not a mapping of 'key: value' lines", position(yaml.name, documents[0].Mark()), "");
     }
     read_bases(yaml, documents[0]);
     read_section(yaml.name, {}, 0, documents[0]);
   }
 
  private:
+  // The file is not read further.
+  void give_up(std::string what, std::string where, std::string fix) {
+    complete_ = false;
+    reject(std::move(what), std::move(where), std::move(fix));
+  }
+
   void reject(std::string what, std::string where, std::string fix) {
     problems_.push_back({.what = std::move(what), .where = std::move(where), .fix = std::move(fix)});
   }
@@ -137,19 +143,20 @@ class Reader {
 
   std::vector<Problem>& problems_;
   std::vector<YamlEntry> entries_;
+  bool complete_ = true;
   std::vector<std::filesystem::path> open_;  // files being read, outermost first
 };
 
 }  // namespace
 
-std::vector<YamlEntry> read_yaml(const std::filesystem::path& path, const std::string& where,
-                                 std::vector<Problem>& problems) {
+YamlEntries read_yaml(const std::filesystem::path& path, const std::string& where,
+                      std::vector<Problem>& problems) {
   Reader reader(problems);
   reader.read_file(path, where);
   return reader.take();
 }
 
-std::vector<YamlEntry> parse_yaml(const YamlSource& yaml, std::vector<Problem>& problems) {
+YamlEntries parse_yaml(const YamlSource& yaml, std::vector<Problem>& problems) {
   Reader reader(problems);
   reader.read(yaml);
   return reader.take();

@@ -20,11 +20,16 @@ struct YamlEntry {
   std::string value_where;          // and of the value
 };
 
+struct YamlEntries {
+  std::vector<YamlEntry> entries;
+  bool complete = true;  // false: a file or one of its bases could not be read or parsed
+};
+
 /// Entries of the file in order, preceded by those of the files in its top-level `base:` (one file or a list,
 /// relative to this file). A file is limited to 1 MiB, bases to 16 levels. Problems are collected, not
 /// thrown; `where` is the position of problems with the file itself.
-std::vector<YamlEntry> read_yaml(const std::filesystem::path& path, const std::string& where,
-                                 std::vector<Problem>& problems);
+YamlEntries read_yaml(const std::filesystem::path& path, const std::string& where,
+                      std::vector<Problem>& problems);
 
 /// Parses a string; `name` replaces the file name in positions, `directory` resolves bases.
 struct YamlSource {
@@ -32,6 +37,6 @@ struct YamlSource {
   std::string name;
   std::filesystem::path directory = {};
 };
-std::vector<YamlEntry> parse_yaml(const YamlSource& yaml, std::vector<Problem>& problems);
+YamlEntries parse_yaml(const YamlSource& yaml, std::vector<Problem>& problems);
 
 }  // namespace teratron

@@ -20,7 +20,7 @@ struct ParsedYaml {
 
 ParsedYaml parse(const std::string& text) {
   ParsedYaml out;
-  out.entries = parse_yaml({.text = text, .name = "f.yaml"}, out.problems);
+  out.entries = parse_yaml({.text = text, .name = "f.yaml"}, out.problems).entries;
   return out;
 }
 
@@ -92,7 +92,7 @@ class YamlFiles : public testing::Test {
   }
   ParsedYaml read(const std::string& name) {
     ParsedYaml out;
-    out.entries = read_yaml(folder_ / name, "--config-file", out.problems);
+    out.entries = read_yaml(folder_ / name, "--config-file", out.problems).entries;
     return out;
   }
   fs::path folder_;

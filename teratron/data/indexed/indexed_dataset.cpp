@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <utility>
 
@@ -37,11 +38,34 @@ void widen(std::span<int64_t> to) {
   }
 }
 
+bool is_file(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::is_regular_file(path, ignored);
+}
+
+// The .idx file. Text in place of a dataset is a frequent mistake.
+std::string index_file(const std::string& prefix) {
+  const std::string index = prefix + ".idx";
+  if (is_file(index) || !is_file(prefix)) return index;
+  const std::string name = printable(prefix.substr(0, prefix.find('.', prefix.rfind('/') + 1)), 1000);
+  const bool has_lines = prefix.find(".json") != prefix.npos;
+  const std::string input = has_lines ? printable(prefix, 1000) : name + ".jsonl";
+  const std::string first =
+      has_lines ? "Run" : fmt::format("Write each document as {{\"text\": ...}} on a line of {}, run", input);
+  throw data_error(
+      {.what = "is not an indexed dataset, which consists of a .bin and an .idx file",
+       .where = printable(prefix, 1000),
+       .fix = fmt::format(
+           "{} `teratron preprocess --input {} --output-prefix {}` with tokenizer flags, then use "
+           "{}_text_document",
+           first, input, name, name)});
+}
+
 }  // namespace
 
 IndexedDataset::IndexedDataset(std::string prefix, bool multimodal)
     : prefix_(std::move(prefix)),
-      idx_(prefix_ + ".idx"),
+      idx_(index_file(prefix_)),
       bin_(prefix_ + ".bin"),
       multimodal_(multimodal),
       header_(read_idx_header(idx_, multimodal)),

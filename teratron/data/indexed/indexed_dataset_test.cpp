@@ -139,6 +139,22 @@ TEST(IndexedDataset, MissingFile) {
   EXPECT_NE(message_of([&] { BinaryReader(folder.path().string()); }).find("directory"), std::string::npos);
 }
 
+TEST(IndexedDataset, TextInPlaceOfADatasetSaysWhatToRun) {
+  TemporaryFolder folder;
+  for (const std::string name : {"corpus.jsonl", "corpus.json.gz", "corpus.txt"}) {
+    write_bytes(folder / name, "{}");
+    const std::string message = message_of([&] { IndexedDataset(folder / name); });
+    const std::string input = name.ends_with(".txt") ? folder / "corpus.jsonl" : folder / name;
+    EXPECT_NE(message.find(fmt::format("un `teratron preprocess --input {} --output-prefix {}`", input,
+                                       folder / "corpus")),
+              std::string::npos)
+        << message;
+    EXPECT_NE(message.find("then use " + (folder / "corpus_text_document")), std::string::npos) << message;
+  }
+  write_small(folder / "corpus.txt", Dtype::i32);
+  EXPECT_GT(IndexedDataset(folder / "corpus.txt").sequences(), 0) << "a prefix may end like this";
+}
+
 TEST(IndexedDataset, MultimodalModes) {
   TemporaryFolder folder;
   write_small(folder / "a", Dtype::i32);

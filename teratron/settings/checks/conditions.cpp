@@ -18,7 +18,7 @@ bool is_on(const Field& field, const Value& value, const Sources& sources) {
     case FieldType::real:
       return std::get<double>(value) != 0;
     default:  // an empty list is None
-      return python_str(value) != "None" && (source == sources.end() || source->second != "derived");
+      return python_str(value) != "None" && (source == sources.end() || source->second != derived_source);
   }
 }
 

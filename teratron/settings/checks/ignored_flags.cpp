@@ -58,7 +58,7 @@ constexpr IgnoredFlags ignored_flags[] = {
     {"adlr_autoresume_interval autoresume_file", without, "--adlr-autoresume"},
     {"eval_interval", with, "--eval-iters 0"},
     // Checkpoints
-    {"save_interval save_retain_interval no_save_optim async_save log_progress", without, "--save"},
+    {"save_interval save_retain_interval keep_last no_save_optim async_save log_progress", without, "--save"},
     {"ckpt_step", without, "--load"},
     {"finetune no_load_optim exit_on_missing_checkpoint use_checkpoint_args override_opt_param_scheduler "
      "use_checkpoint_opt_param_scheduler", without, "--load or --pretrained-checkpoint"},

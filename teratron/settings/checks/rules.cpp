@@ -70,7 +70,8 @@ constexpr Rule rules[] = {
     // Training length and learning rate
     {"--train-samples", excludes, "--train-iters"},
     {"--num-train-epochs", excludes, "--train-iters or --train-samples"},
-    {"--num-train-epochs", excludes, "--rampup-batch-size", "Epochs count steps of one size"},
+    {"--num-train-epochs", excludes, "--rampup-batch-size or --step-batch-size-schedule", "Epochs count steps of one size"},
+    {"--step-batch-size-schedule", excludes, "--global-batch-size or --num-micro-batches or --rampup-batch-size", "It holds every batch size"},
     {"--rampup-batch-size", excludes, "--train-iters", "A ramp-up counts in samples: give --train-samples, and the learning rate's lengths in samples"},
     {"--lr-decay-iters", excludes, "--train-samples", "Use --lr-decay-samples"},
     {"--lr-warmup-iters", excludes, "--train-samples", "Use --lr-warmup-samples"},

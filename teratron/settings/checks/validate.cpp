@@ -15,6 +15,15 @@ void require(Validation& v, std::string_view name, std::string_view why) {
 }
 
 void require_model(Validation& v, const std::string& program) {
+  const Arguments& a = v.args;
+  const bool nothing = !a.num_layers && !a.encoder_num_layers && !a.hidden_size && !a.num_attention_heads;
+  if (nothing && program != "generate") {
+    const bool length = a.seq_length || a.encoder_seq_length;
+    return v.reject("model_preset", "no model is given",
+                    fmt::format("Give --model-preset, such as gpt2, or --num-layers, --hidden-size{} and "
+                                "--num-attention-heads",
+                                length ? "" : ", --seq-length"));
+  }
   if (program != "t5" || !v.args.encoder_num_layers)
     require(v, "num_layers", "the number of transformer layers");
   require(v, "hidden_size", "the hidden size of the transformer");
@@ -64,7 +73,7 @@ bool follows_from_unresolved(const Problem& problem, const ParsedArguments& pars
 
 bool Validation::chosen(std::string_view name) const {
   const auto it = sources.find(name);
-  return it != sources.end() && it->second != "derived";
+  return it != sources.end() && is_users(it->second);
 }
 
 std::string Validation::where(std::string_view name) const {
@@ -114,6 +123,7 @@ std::optional<int64_t> product(std::optional<int64_t> a, std::optional<int64_t> 
 
 void validate_arguments(ParsedArguments& parsed, int64_t world_size, const ValidateOptions& options) {
   Validation v{parsed.args, parsed.sources, parsed.notices};
+  derive_mock_defaults(v, parsed.program);
   derive_program_defaults(v, parsed.program);
   if (options.needs_model) require_model(v, parsed.program);
   if (options.needs_data) require_training(v);

@@ -17,11 +17,11 @@ struct Validation {
   std::string where(std::string_view name) const;
   void reject(std::string_view name, std::string what, std::string fix);
   void note(std::string line) { notices.push_back(std::move(line)); }
-  /// Sets an unset or default value and marks it as derived.
+  /// Sets an unset or default value and marks it as not set by the user.
   template <typename T, typename U>
-  void derive(std::string_view name, T& member, const U& value) {
+  void derive(std::string_view name, T& member, const U& value, std::string_view source = derived_source) {
     member = value;
-    sources[std::string(name)] = "derived";
+    sources[std::string(name)] = source;
   }
   struct Divisible {
     std::string_view name;
@@ -48,6 +48,7 @@ struct IgnoredSetting {
 };
 std::vector<IgnoredSetting> ignored_settings(const Arguments& args, const Sources& sources);
 
+void derive_mock_defaults(Validation& v, const std::string& program);  // before all checks
 void check_model(Validation& v);
 void check_parallel(Validation& v, int64_t world_size);
 void check_batch(Validation& v);

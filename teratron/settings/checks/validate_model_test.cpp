@@ -74,11 +74,13 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     Layout, BadModelTest,
     testing::Values(
-        BadCombination{{"--tp", "4"},
-                       6,
-                       "--tp",
-                       "6 ranks cannot be divided into replicas of tensor 4 x pipeline 1 x context 1",
-                       "Start 4 or 8 ranks, or choose sizes whose product is one of 1, 2, 3, 6"},
+        BadCombination{
+            {"--tp", "4"},
+            6,
+            "--tp",
+            "6 ranks cannot be divided into replicas of tensor 4 x pipeline 1 x context 1",
+            "Start 4 or 8 ranks, with `teratron launch --nproc-per-node 8 -- ...` on one machine, or choose "
+            "sizes whose product is one of 1, 2, 3, 6"},
         BadCombination{{"--tp", "4611686018427387904", "--pp", "4"}, 4, "--tp", "too many", ""},
         BadCombination{{"--pp", "3"},
                        3,

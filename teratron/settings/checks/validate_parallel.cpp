@@ -41,22 +41,36 @@ void check_sequence(Validation& v) {
   }
 }
 
-/// Every global batch size of the ramp-up has its own schedule.
+/// False, with a problem, if there is no interleaved schedule for this global batch size of `setting`.
+bool check_interleaved_batch(Validation& v, const PipelineLayout& layout, std::string_view setting,
+                             int64_t size) {
+  const Arguments& a = v.args;
+  const int64_t samples = *a.micro_batch_size * *a.data_parallel_size;
+  const std::string problem = interleaving_problem(schedule_shape(a, layout, size / samples));
+  if (problem.empty()) return true;
+  const int64_t group = a.microbatch_group_size_per_vp_stage.value_or(layout.stages);
+  v.reject(
+      setting,
+      fmt::format("the interleaved schedule is impossible at a global batch size of {}: {}", size, problem),
+      fmt::format("Use {} that are multiples of {} samples, {} micro-batches",
+                  setting == "rampup_batch_size" ? "a start and an increment" : "sizes", group * samples,
+                  group));
+  return false;
+}
+
+/// Every global batch size of a ramp-up or step schedule has its own schedule.
 void check_interleaved_ramp(Validation& v, const PipelineLayout& layout) {
   const Arguments& a = v.args;
-  const bool valid = a.micro_batch_size && a.data_parallel_size && v.problems.empty();
-  if (a.rampup_batch_size.size() != 3 || !valid) return;
-  const int64_t start = a.rampup_batch_size[0], increment = a.rampup_batch_size[1];
-  const int64_t target = *a.global_batch_size, samples = target / *a.num_micro_batches;
-  for (int64_t size = start; size < target; size += increment) {
-    const std::string problem = interleaving_problem(schedule_shape(a, layout, size / samples));
-    if (problem.empty()) continue;
-    const int64_t group = a.microbatch_group_size_per_vp_stage.value_or(layout.stages);
-    return v.reject(
-        "rampup_batch_size",
-        fmt::format("the interleaved schedule is impossible at a global batch size of {}: {}", size, problem),
-        fmt::format("Use a start and an increment that are multiples of {} samples, {} micro-batches",
-                    group * samples, group));
+  if (!a.micro_batch_size || !a.data_parallel_size || !v.problems.empty()) return;
+  if (a.rampup_batch_size.size() == 3) {
+    const int64_t start = a.rampup_batch_size[0], increment = a.rampup_batch_size[1];
+    for (int64_t size = start; size < *a.global_batch_size; size += increment) {
+      if (!check_interleaved_batch(v, layout, "rampup_batch_size", size)) return;
+    }
+  }
+  if (!a.step_batch_size_schedule) return;
+  for (const BatchStep& step : batch_steps(a)) {
+    if (!check_interleaved_batch(v, layout, "step_batch_size_schedule", step.global_batch_size)) return;
   }
 }
 
@@ -96,12 +110,15 @@ void check_parallel(Validation& v, int64_t world_size) {
   if (!ranks || world_size < 1 || world_size % *ranks != 0) {
     v.reject(
         "tensor_model_parallel_size",
-        fmt::format(
-            "{} ranks cannot be divided into replicas of tensor {} x pipeline {} x context {} = {} ranks",
-            world_size, tp, pp, a.context_parallel_size, ranks ? std::to_string(*ranks) : "too many"),
-        ranks ? fmt::format("Start {} ranks, or choose sizes whose product is one of {}",
-                            multiples_text(world_size, *ranks), divisors_text(world_size))
-              : "Choose smaller sizes");
+        fmt::format("{} cannot be divided into replicas of tensor {} x pipeline {} x context {} = {} ranks",
+                    world_size == 1 ? "1 rank" : fmt::format("{} ranks", world_size), tp, pp,
+                    a.context_parallel_size, ranks ? std::to_string(*ranks) : "too many"),
+        ranks
+            ? fmt::format("Start {} ranks, with `teratron launch --nproc-per-node {} -- ...` on one machine, "
+                          "or choose sizes whose product is one of {}",
+                          multiples_text(world_size, *ranks), (world_size / *ranks + 1) * *ranks,
+                          divisors_text(world_size))
+            : "Choose smaller sizes");
     return;
   }
   v.derive("world_size", a.world_size, world_size);

@@ -28,6 +28,57 @@ TEST(Validate, DerivesMegatronsDefaults) {
   EXPECT_EQ(query_groups(p.args), 8);
 }
 
+// --mock-data and the flags, without those of `small`.
+ParsedArguments mock(const Args& flags, int64_t world_size = 1) {
+  Args args = {"--mock-data"};
+  args.insert(args.end(), flags.begin(), flags.end());
+  ParsedArguments parsed = parse_arguments("pretrain gpt", args, {.defer_problems = true});
+  validate_arguments(parsed, world_size);
+  return parsed;
+}
+
+const Args tiny_model = {"--num-layers", "2", "--hidden-size", "16", "--num-attention-heads", "2"};
+
+TEST(Validate, MockDataNeedsOnlyAModel) {
+  const ParsedArguments p = mock(tiny_model, 2);
+  EXPECT_TRUE(
+      noted(p,
+            "defaults of --mock-data: tokenizer_type = NullTokenizer, vocab_size = 50256, seq_length = 1024, "
+            "micro_batch_size = 1, lr = 0.0003, train_iters = 100, log_interval = 10, eval_iters = 10"));
+  EXPECT_EQ(p.args.global_batch_size, 2);
+  EXPECT_EQ(p.args.lr_decay_iters, 100);
+  for (const char* name : {"seq_length", "micro_batch_size", "lr", "train_iters", "log_interval"})
+    EXPECT_EQ(p.sources.at(name), "default of --mock-data") << name;
+  EXPECT_NE(explain(p).find("train_iters = 100  (default of --mock-data)\n"), std::string::npos);
+}
+
+TEST(Validate, DefaultsOfMockDataGiveWayToFlags) {
+  Args flags = tiny_model;
+  flags.insert(flags.end(),
+               {"--train-samples", "20", "--global-batch-size", "4", "--max-position-embeddings", "64"});
+  const ParsedArguments p = mock(flags);
+  EXPECT_TRUE(
+      noted(p,
+            "defaults of --mock-data: tokenizer_type = NullTokenizer, vocab_size = 50256, seq_length = 64, "
+            "micro_batch_size = 1, lr = 0.0003"));
+  EXPECT_FALSE(p.args.train_iters);
+  EXPECT_EQ(p.args.log_interval, 100);
+  EXPECT_EQ(p.args.eval_iters, 100);
+  EXPECT_FALSE(noted(validated({}), "defaults of --mock-data"));
+}
+
+TEST(Validate, AMissingModelIsOneProblem) {
+  try {
+    mock({});
+    FAIL() << "accepted";
+  } catch (const UserError& error) {
+    ASSERT_EQ(error.problems().size(), 1u) << error.what();
+    EXPECT_EQ(error.problems()[0].what, "no model is given");
+    EXPECT_NE(error.problems()[0].fix.find("--model-preset, such as gpt2, or --num-layers"),
+              std::string::npos);
+  }
+}
+
 TEST(Validate, SwigluWidthIsAMultipleOf64) {
   for (const int64_t hidden : {64, 96, 768, 1000, 4096, 12288}) {
     const ParsedArguments p = validated({"--swiglu", "--hidden-size", std::to_string(hidden)});
@@ -103,10 +154,16 @@ TEST(Validate, NamesEverythingThatIsMissing) {
   } catch (const UserError& error) {
     std::string names;
     for (const Problem& p : error.problems()) names += p.where + " ";
-    EXPECT_EQ(
-        names,
-        "--num-layers --hidden-size --num-attention-heads --seq-length --micro-batch-size --train-iters --lr "
-        "--data-path --vocab-file --merge-file ");
+    EXPECT_EQ(names,
+              "--model-preset --micro-batch-size --train-iters --lr --data-path --vocab-file --merge-file ");
+  }
+  try {
+    mock({"--hidden-size", "64"});
+    FAIL();
+  } catch (const UserError& error) {
+    EXPECT_EQ(error.problems().size(), 2u) << error.what();
+    EXPECT_EQ(error.problems()[0].where, "--num-layers");
+    EXPECT_EQ(error.problems()[1].where, "--num-attention-heads");
   }
 }
 

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "teratron/settings/checks/validate.h"
+#include "teratron/settings/component_options.h"
 
 namespace teratron {
 
@@ -36,9 +37,38 @@ void check_batch_ramp(Validation& v, int64_t samples_per_micro_batch) {
   }
 }
 
+// The last size of a step schedule; false if the schedule is rejected. A training that continues may have
+// passed sizes that these ranks cannot run: Trainer checks those that are left.
+bool derive_scheduled_batch(Validation& v) {
+  Arguments& a = v.args;
+  if (!a.step_batch_size_schedule) return true;
+  try {
+    const std::vector<BatchStep> steps = batch_steps(a);
+    if (!a.load) {
+      BatchSchedule::steps(
+          steps, {.micro_batch_size = *a.micro_batch_size, .data_parallel_size = *a.data_parallel_size})
+          .require_divisible();
+    }
+    if (!v.chosen("global_batch_size"))
+      v.derive("global_batch_size", a.global_batch_size, steps.back().global_batch_size);
+    return true;
+  } catch (const UserError& error) {
+    for (const Problem& problem : error.problems())
+      v.reject("step_batch_size_schedule", problem.what, problem.fix);
+    return false;
+  }
+}
+
 // Of the first step.
 std::optional<int64_t> first_batch(const Arguments& a) {
+  if (a.step_batch_size_schedule) return batch_steps(a).front().global_batch_size;
   return a.rampup_batch_size.size() == 3 ? a.rampup_batch_size[0] : a.global_batch_size;
+}
+
+std::optional<int64_t> largest_batch(const Arguments& a) {
+  if (!a.step_batch_size_schedule) return a.global_batch_size;
+  const std::vector<BatchStep> steps = batch_steps(a);
+  return std::ranges::max(steps, {}, &BatchStep::global_batch_size).global_batch_size;
 }
 
 // Samples and tokens are counted in 64 bits, with room for the batch and the epoch that exceed the length.
@@ -56,7 +86,7 @@ void check_counted(Validation& v, std::string_view name,
 
 void check_length(Validation& v) {
   const Arguments& a = v.args;
-  const std::optional<int64_t> batch = a.global_batch_size, first = first_batch(a);
+  const std::optional<int64_t> batch = largest_batch(a), first = first_batch(a);
   if (!batch || !first) return;
   check_counted(v, "train_iters", {a.train_iters, batch});
   check_counted(v, "train_samples", {a.train_samples});
@@ -104,6 +134,7 @@ void check_batch(Validation& v) {
   if (!a.micro_batch_size || !a.data_parallel_size) return;
   const std::optional<int64_t> samples = product(a.micro_batch_size, a.data_parallel_size);
   if (!samples) return reject_too_large(v, "micro_batch_size");
+  if (!derive_scheduled_batch(v)) return;
   if (!a.global_batch_size) {
     const std::optional<int64_t> size = product(samples, a.num_micro_batches.value_or(1));
     if (!size) return reject_too_large(v, "num_micro_batches");

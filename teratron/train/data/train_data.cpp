@@ -7,7 +7,7 @@
 
 #include "teratron/base/hash.h"
 #include "teratron/comm/consensus.h"
-#include "teratron/train/engine_options.h"
+#include "teratron/settings/component_options.h"
 
 namespace teratron {
 
@@ -60,6 +60,13 @@ int64_t samples_after(int64_t consumed, std::array<int64_t, 3> factors, const ch
                       .fix = "Use fewer steps or a smaller batch"});
 }
 
+// All that are consumed after this many steps more.
+int64_t train_samples(const Arguments& args, int64_t consumed, int64_t iterations) {
+  if (args.train_samples) return *args.train_samples;
+  if (args.step_batch_size_schedule) return batch_schedule(args).consumed_after(iterations, consumed);
+  return samples_after(consumed, {iterations, args.global_batch_size.value(), 1}, "train");
+}
+
 int64_t samples_per_epoch(const Registry::Context& context, const Family& family) {
   std::string mine;
   if (context.mesh.group(Axis::tp).rank == 0) {
@@ -74,9 +81,7 @@ int64_t samples_per_epoch(const Registry::Context& context, const Family& family
 SplitSamples split_samples(const Arguments& args, const TrainProgress& progress) {
   const int64_t batch = args.global_batch_size.value();
   const int64_t end = std::max(progress.train_iters, progress.iteration);
-  const int64_t train = args.train_samples ? *args.train_samples
-                                           : samples_after(progress.consumed_train_samples,
-                                                           {end - progress.iteration, batch, 1}, "train");
+  const int64_t train = train_samples(args, progress.consumed_train_samples, end - progress.iteration);
   if (args.eval_iters == 0) return {train, 0, 0};
   const int64_t interval = args.eval_interval.value_or(std::numeric_limits<int64_t>::max());
   const int64_t evaluations = end / interval - progress.iteration / interval + 1;  // one at the end
