@@ -4,7 +4,7 @@
 set -euo pipefail
 data=${1:?data prefix} vocabulary=${2:?folder with vocab.json and merges.txt}
 shift 2
-exec "${TERATRON:-teratron}" launch --config_file "$(dirname "$0")/megatron_gpt_config.yaml" -- pretrain gpt \
+exec "${TERATRON:-teratron}" launch --config-file "$(dirname "$0")/megatron_gpt_config.yaml" -- pretrain gpt \
   --model-preset gpt2-large --seq-length 1024 --micro-batch-size 24 --lr 5e-5 --lr-decay-style linear \
   --weight-decay 0.0 --train-iters 245 --eval-interval 49 --eval-iters 4 --log-interval 7 \
   --data-path "$data" --split 949,50,1 --tokenizer-type GPT2BPETokenizer \

@@ -9,6 +9,7 @@
 
 #include <ATen/ATen.h>
 
+#include "teratron/base/error.h"
 #include "teratron/base/log.h"
 #include "teratron/cli/program.h"
 
@@ -49,15 +50,37 @@ class KeywordLoss : public teratron::TrainStep {
   double alpha_;
 };
 
-// Ids of the keywords that are a single token.
-std::vector<int64_t> ids_of(const std::vector<std::string>& keywords, const teratron::Tokenizer& tokenizer) {
+// Ids of the keywords that are a single token; `other` receives the rest.
+std::vector<int64_t> ids_of(const std::vector<std::string>& keywords, const teratron::Tokenizer& tokenizer,
+                            std::vector<std::string>& other) {
   std::vector<int64_t> found;
   for (const std::string& keyword : keywords) {
     std::vector<int32_t> ids;
     tokenizer.encode(keyword, ids);
-    if (ids.size() == 1) found.push_back(ids[0]);
+    if (ids.size() == 1) {
+      found.push_back(ids[0]);
+    } else {
+      other.push_back(keyword);
+    }
   }
   return found;
+}
+
+std::unique_ptr<KeywordLoss> keyword_loss(const Settings& settings, const Registry::Context& context) {
+  std::vector<std::string> other;
+  const std::vector<int64_t> ids = ids_of(settings.keywords, context.tokenizer, other);
+  if (ids.empty()) {
+    throw teratron::config_error({.what = fmt::format("none of the keywords ({}) is a single token",
+                                                      fmt::join(settings.keywords, ", ")),
+                                  .where = "--keywords",
+                                  .fix = "Choose words of the tokenizer's vocabulary (`teratron tokenizer "
+                                         "encode` shows the tokens of a text)"});
+  }
+  if (context.mesh.rank() == 0) {
+    teratron::print("keyword ids: {}", fmt::join(ids, " "));
+    if (!other.empty()) teratron::warn("keywords of several tokens are ignored: {}", fmt::join(other, ", "));
+  }
+  return std::make_unique<KeywordLoss>(ids, settings.alpha);
 }
 
 }  // namespace
@@ -68,10 +91,6 @@ int main(int argc, char** argv) {
       .fields = {teratron::custom_field("keywords", &settings.keywords, "Words whose samples count for more"),
                  teratron::custom_field("keyword_alpha", &settings.alpha, "How much more per occurrence",
                                         {.min = 0})},
-      .train_step = [&](const Registry::Context& context) {
-        const std::vector<int64_t> ids = ids_of(settings.keywords, context.tokenizer);
-        if (context.mesh.rank() == 0) teratron::print("keyword ids: {}", fmt::join(ids, " "));
-        return std::make_unique<KeywordLoss>(ids, settings.alpha);
-      }};
+      .train_step = [&](const Registry::Context& context) { return keyword_loss(settings, context); }};
   return teratron::main(argc, argv, registry);
 }

@@ -63,14 +63,20 @@ class CorruptCheckpoint : public UserError {
 
 // ---- Saving ----
 
+/// What stays after a commit besides the new checkpoint: the latest ones, `last` with the new one, and those
+/// whose iteration is divisible by `interval`. Both 0: everything.
+struct Retention {
+  int64_t interval = 0;
+  int64_t last = 0;
+};
+
 struct SaveRequest {
   std::filesystem::path directory;
   int64_t iteration = 0;
   std::vector<LocalTensor> tensors;  // together the ranks must hold every element of every tensor
   std::string config = "{}";         // JSON object: the settings of the run; rank 0's is saved
   std::string state = "{}";  // JSON object: consumed samples, scheduler, loss scale...; rank 0's is saved
-  /// After the commit, older checkpoints whose iteration is not divisible by this are removed; 0 keeps all.
-  int64_t retain_interval = 0;
+  Retention retain = {};
   /// Most files that a rank writes at once, each of at least min_file_bytes.
   int64_t writers = 8;
   int64_t min_file_bytes = int64_t{64} << 20;

@@ -186,19 +186,40 @@ TEST(Checkpoint, fault_16_another_model_is_reported_in_full) {
   EXPECT_NE(newer.find("Use Teratron"), std::string::npos) << newer;
 }
 
-TEST(Checkpoint, RetainsTheNewestAndThoseAtTheInterval) {
-  const TemporaryDirectory directory;
+// The checkpoints that stay after saves at these iterations.
+std::vector<std::string> kept(const TemporaryDirectory& directory, const std::vector<int64_t>& iterations,
+                              const Retention& retain) {
   SingleHostGroup alone;
-  for (int64_t iteration = 1; iteration <= 5; ++iteration) {
+  for (const int64_t iteration : iterations) {
     TestTensors tensors;
     tensors.add("w", Shard::replicated({3}));
     tensors.fill(static_cast<uint32_t>(iteration));
-    save_checkpoint({.directory = directory.path(),
-                     .iteration = iteration,
-                     .tensors = tensors.list(),
-                     .retain_interval = 4},
-                    alone);
+    save_checkpoint(
+        {.directory = directory.path(), .iteration = iteration, .tensors = tensors.list(), .retain = retain},
+        alone);
   }
+  std::vector<std::string> names = list_directory(directory.path(), ExitCode::data);
+  std::erase(names, "latest_checkpointed_iteration.txt");
+  return names;
+}
+
+TEST(Checkpoint, RetainsTheLastAndThoseAtTheInterval) {
+  using Names = std::vector<std::string>;
+  const auto after = [](const std::vector<int64_t>& iterations, const Retention& retain) {
+    return kept(TemporaryDirectory(), iterations, retain);
+  };
+  EXPECT_EQ(after({1, 2, 3, 4, 5}, {.last = 2}), (Names{"iter_0000004", "iter_0000005"}));
+  EXPECT_EQ(after({1, 2, 3, 4, 5}, {.interval = 2, .last = 2}),
+            (Names{"iter_0000002", "iter_0000004", "iter_0000005"}));
+  EXPECT_EQ(after({1, 2}, {.last = 5}), (Names{"iter_0000001", "iter_0000002"}));
+  // A training that went back to 1: its former continuation stays.
+  EXPECT_EQ(after({1, 9, 2, 3}, {.last = 2}), (Names{"iter_0000002", "iter_0000003", "iter_0000009"}));
+}
+
+TEST(Checkpoint, RetainsTheNewestAndThoseAtTheInterval) {
+  const TemporaryDirectory directory;
+  SingleHostGroup alone;
+  kept(directory, {1, 2, 3, 4, 5}, {.interval = 4});
   EXPECT_EQ(list_directory(directory.path(), ExitCode::data),
             (std::vector<std::string>{"iter_0000004", "iter_0000005", "latest_checkpointed_iteration.txt"}));
   EXPECT_EQ(read_text(directory / "latest_checkpointed_iteration.txt", {}), "5");

@@ -39,7 +39,7 @@ void save(const fs::path& directory, const Save& what) {
     const SaveRequest request{.directory = directory,
                               .iteration = what.iteration,
                               .tensors = own->list(),
-                              .retain_interval = what.prune ? 1000 : 0,
+                              .retain = {.interval = what.prune ? 1000 : 0},
                               .min_file_bytes = 1};
     if (!what.background) {
       save_checkpoint(request, group);

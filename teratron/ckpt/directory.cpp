@@ -164,10 +164,16 @@ fs::path quarantine_checkpoint(const fs::path& checkpoint) {
   }
 }
 
-void prune_checkpoints(const fs::path& newest, int64_t retain_interval) {
+void prune_checkpoints(const fs::path& newest, const Retention& retain) {
+  const int64_t committed = iteration_of(newest.filename().string()).value();
+  int64_t latest = 0;  // checkpoints up to the new one, from the latest on
   for (const fs::path& path : list_checkpoints(newest.parent_path())) {
-    const bool retained = iteration_of(path.filename().string()).value() % retain_interval == 0;
-    if (retained || path.filename() == newest.filename()) continue;
+    const int64_t iteration = iteration_of(path.filename().string()).value();
+    const bool is_later = iteration > committed;
+    if (!is_later) ++latest;
+    const bool is_latest = retain.last > 0 && (is_later || latest <= retain.last);
+    const bool is_retained = retain.interval > 0 && iteration % retain.interval == 0;
+    if (is_latest || is_retained || iteration == committed) continue;
     fs::path doomed = path;
     doomed += ".pruned-" + random_hex(8);
     fault_point("ckpt.before_prune");

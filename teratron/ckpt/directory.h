@@ -33,9 +33,11 @@ void remove_leftovers(const std::filesystem::path& directory);
 /// Renames to iter_N.bad (or .bad-2...) so that nothing finds it again; returns the new path.
 std::filesystem::path quarantine_checkpoint(const std::filesystem::path& checkpoint);
 
-/// Removes the checkpoints other than `newest` whose iteration is not divisible by `retain_interval` (above
-/// 0), each by a rename and then deletion.
-void prune_checkpoints(const std::filesystem::path& newest, int64_t retain_interval);
+struct Retention;  // checkpoint.h
+/// Removes the checkpoints other than `newest` that `retain` does not keep, each by a rename and then
+/// deletion. Those of later iterations, left by a training that went back, are not counted in
+/// Retention::last; only an interval alone removes them.
+void prune_checkpoints(const std::filesystem::path& newest, const Retention& retain);
 
 /// Renames `partial` to `target` in one step, whether target exists or not, and deletes what was there
 /// before.

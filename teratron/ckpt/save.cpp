@@ -82,9 +82,9 @@ void update_directory(const SaveRequest& request, const fs::path& committed) {
   try {
     write_tracker(request.directory, request.iteration);
     fault_point("ckpt.after_tracker");
-    if (request.retain_interval > 0) {
+    if (request.retain.interval > 0 || request.retain.last > 0) {
       read_manifest(committed);  // prune only if the new one is valid
-      prune_checkpoints(committed, request.retain_interval);
+      prune_checkpoints(committed, request.retain);
     }
   } catch (const std::exception& error) {
     warn("checkpoint {} is saved, but updating its folder failed: {}", printable(committed.string()),

@@ -146,7 +146,7 @@ int config_command(std::span<const std::string> args) {
   bool take_defaults = false;
   CLI::App app("Ask for machines, parallelism and precision, and write a configuration file",
                "teratron config");
-  app.add_option("--config-file,--config_file", file, "file to write; must not exist")->capture_default_str();
+  app.add_option("--config-file", file, "file to write; must not exist")->capture_default_str();
   app.add_flag("--default", take_defaults, "use every default without asking");
   if (!parse_command(app, args)) return 0;
   if (std::filesystem::exists(file)) {

@@ -48,47 +48,32 @@ struct LaunchSettings {
   Setting<std::string> file_gpus = {};
 };
 
-/// "--node-rank,--node_rank", and so on for every name.
-std::string spellings(std::initializer_list<std::string> names) {
-  std::string all;
-  for (std::string name : names) {
-    all += (all.empty() ? "--" : ",--") + name;
-    if (name.find('-') == std::string::npos) continue;
-    std::replace(name.begin(), name.end(), '-', '_');
-    all += ",--" + name;
-  }
-  return all;
-}
-
 void declare(CLI::App& app, LaunchSettings& settings) {
   const CLI::Range ranks(int64_t{1}, kMaxRanks);
-  app.add_option(spellings({"nproc-per-node"}), settings.nproc_per_node.value,
+  app.add_option("--nproc-per-node", settings.nproc_per_node.value,
                  "Ranks on this machine; default: its GPUs, or 1")
       ->check(ranks);
-  app.add_option(spellings({"num-processes"}), settings.num_processes.value,
-                 "Total number of ranks (Accelerate's)")
+  app.add_option("--num-processes", settings.num_processes.value, "Total number of ranks (Accelerate's)")
       ->check(ranks);
-  app.add_option(spellings({"nnodes", "num-machines"}), settings.nnodes.value,
-                 "Number of machines; default 1")
+  app.add_option("--nnodes,--num-machines", settings.nnodes.value, "Number of machines; default 1")
       ->check(ranks);
-  app.add_option(spellings({"node-rank", "machine-rank"}), settings.node_rank.value,
-                 "Rank of this machine, from 0")
+  app.add_option("--node-rank,--machine-rank", settings.node_rank.value, "Rank of this machine, from 0")
       ->check(CLI::Range(int64_t{0}, kMaxRanks));
-  app.add_option(spellings({"master-addr", "main-process-ip"}), settings.address.value,
+  app.add_option("--master-addr,--main-process-ip", settings.address.value,
                  "Address of machine 0, reachable from all machines; default 127.0.0.1");
-  app.add_option(spellings({"master-port", "main-process-port"}), settings.port.value,
+  app.add_option("--master-port,--main-process-port", settings.port.value,
                  "Port on machine 0; default: a free one on one machine, 29500 on several")
       ->check(CLI::Range(int64_t{0}, kMaxPort));
-  app.add_option(spellings({"max-restarts"}), settings.max_restarts,
+  app.add_option("--max-restarts", settings.max_restarts,
                  "How often to restart a job that ended with exit code 5")
       ->check(CLI::Range(int64_t{0}, kMaxRanks));
   app.add_option("--backend", settings.backend,
                  "threads, processes, mpi or nccl; default: nccl with GPUs, otherwise processes");
-  app.add_option(spellings({"log-dir"}), settings.log_directory,
+  app.add_option("--log-dir", settings.log_directory,
                  "Directory of the ranks' logs; default: logs in the command's --run-dir or --save, or in "
                  "this directory");
-  app.add_option(spellings({"config-file"}), settings.config_file, "Accelerate's config file");
-  app.add_flag(spellings({"use-cpu", "cpu"}), settings.use_cpu, "Compute on CPUs even if there are GPUs");
+  app.add_option("--config-file", settings.config_file, "Accelerate's config file");
+  app.add_flag("--use-cpu,--cpu", settings.use_cpu, "Compute on CPUs even if there are GPUs");
 }
 
 /// Reads Accelerate's launcher keys. The command reads the others.
@@ -97,7 +82,7 @@ class AccelerateKeys {
   explicit AccelerateKeys(LaunchSettings& settings) : settings_(settings) {}
 
   void read() {
-    for (const YamlEntry& entry : read_yaml(*settings_.config_file, "--config-file", problems_)) {
+    for (const YamlEntry& entry : read_yaml(*settings_.config_file, "--config-file", problems_).entries) {
       if (entry.section.empty()) use(entry);
     }
     if (!problems_.empty()) throw UserError(ExitCode::config, std::move(problems_));

@@ -108,8 +108,15 @@ std::vector<std::string> evaluation_lines(const EvalMetrics& evaluation) {
   for (const auto& [name, loss] : evaluation.losses) {
     line += fmt::format("{} value: {:.6E} | {} PPL: {:.6E} | ", name, loss, name, perplexity(loss));
   }
+  for (const auto& [name, mean] : evaluation.metrics) line += fmt::format("{} value: {:.6E} | ", name, mean);
   const std::string rule(line.size() + 1, '-');
-  return {rule, line, rule};
+  std::vector<std::string> lines = {rule, line, rule};
+  if (evaluation.repeated) {
+    lines.push_back(
+        fmt::format(" (the second evaluation of iteration {}, on the samples that follow those of the first)",
+                    evaluation.iteration));
+  }
+  return lines;
 }
 
 std::string short_evaluation_line(const EvalMetrics& evaluation) {
@@ -118,6 +125,8 @@ std::string short_evaluation_line(const EvalMetrics& evaluation) {
     line +=
         fmt::format(" | {} {:.4f} | ppl {:.2f}", name == "lm loss" ? "loss" : name, loss, perplexity(loss));
   }
+  for (const auto& [name, mean] : evaluation.metrics) line += fmt::format(" | {} {:.4f}", name, mean);
+  if (evaluation.repeated) line += " | second evaluation, on the next samples";
   return line + fmt::format(" | {:.1f} s", evaluation.seconds);
 }
 

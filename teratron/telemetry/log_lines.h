@@ -26,7 +26,7 @@ std::string megatron_step_line(const IntervalMetrics& interval, const StepLineOp
 /// eta 5h32m`, then ` | skipped 2 | nan 1` if not 0. Unknown MFU and memory are left out.
 std::string short_step_line(const IntervalMetrics& interval, const StepLineOptions& options);
 
-/// Three lines: the line below between two lines of dashes.
+/// Three lines: the line below between two lines of dashes; and one that says if it is a repetition.
 /// ` validation loss at iteration 100 | lm loss value: 2.413700E+00 | lm loss PPL: 1.117520E+01 | `
 std::vector<std::string> evaluation_lines(const EvalMetrics& evaluation);
 

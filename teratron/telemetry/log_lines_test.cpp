@@ -112,6 +112,26 @@ TEST_F(LogLines, EvaluationBox) {
             "validation at step 100 | loss 2.4137 | ppl 11.18 | 1.2 s");
 }
 
+TEST_F(LogLines, CustomMetricsHaveNoPerplexity) {
+  const EvalMetrics evaluation = {
+      .prefix = "iteration 1", .losses = {{"lm loss", 0.0}}, .metrics = {{"keywords per sample", 0.5}}};
+  EXPECT_EQ(evaluation_lines(evaluation)[1],
+            " validation loss at iteration 1 | lm loss value: 0.000000E+00 | lm loss PPL: 1.000000E+00 | "
+            "keywords per "
+            "sample value: 5.000000E-01 | ");
+  EXPECT_EQ(short_evaluation_line(evaluation),
+            "validation at step 0 | loss 0.0000 | ppl 1.00 | keywords per sample 0.5000 | 0.0 s");
+}
+
+TEST_F(LogLines, ASecondEvaluationSaysSo) {
+  const EvalMetrics evaluation = {.iteration = 20, .losses = {{"lm loss", 0.0}}, .repeated = true};
+  ASSERT_EQ(evaluation_lines(evaluation).size(), 4U);
+  EXPECT_EQ(evaluation_lines(evaluation)[3],
+            " (the second evaluation of iteration 20, on the samples that follow those of the first)");
+  EXPECT_NE(short_evaluation_line(evaluation).find("| second evaluation, on the next samples"),
+            std::string::npos);
+}
+
 TEST_F(LogLines, SaveMemoryTimersAndDates) {
   EXPECT_EQ(save_line(100, "runs/a\nb", {.tp_rank = 0, .tp_size = 2, .pp_rank = 1, .pp_size = 4}),
             "  successfully saved checkpoint from iteration     100 to runs/a\\x0ab [ t 1/2, p 2/4 ]");

@@ -77,7 +77,9 @@ struct EvalMetrics {
   std::string split = "validation";  // or "test"
   std::string prefix;                // as logged: "iteration 100", "iteration 100 on validation set"
   Losses losses;                     // averages over tokens
+  Losses metrics = {};               // of a custom train step; they have no perplexity
   double seconds = 0.0;
+  bool repeated = false;  // this iteration was evaluated before, on the samples of the split before these
 };
 
 struct SaveMetrics {

@@ -86,9 +86,11 @@ struct Fields {
     json["consumed_samples"] = evaluation.consumed_samples;
     json["split"] = evaluation.split;
     json["losses"] = losses_json(evaluation.losses);
+    for (const auto& [name, mean] : evaluation.metrics) json["losses"][name] = number(mean);
     json["perplexity"] = Json::object();
     for (const auto& [name, loss] : evaluation.losses) json["perplexity"][name] = number(perplexity(loss));
     json["seconds"] = number(evaluation.seconds);
+    if (evaluation.repeated) json["repeated"] = true;
   }
 
   void operator()(const SaveMetrics& save) const {

@@ -90,6 +90,16 @@ std::vector<json> lines_of(const fs::path& path) {
   return lines;
 }
 
+TEST_F(MetricsLoggerTest, EvaluationsInJson) {
+  const MetricsEvent event = {
+      0.0, EvalMetrics{.losses = {{"lm loss", 1.5}}, .metrics = {{"hits", 2.0}}, .repeated = true}};
+  const auto written = to_json(event);
+  EXPECT_EQ(written["losses"]["hits"], 2.0);
+  EXPECT_EQ(written["perplexity"].size(), 1U);
+  EXPECT_EQ(written["repeated"], true);
+  EXPECT_FALSE(to_json({0.0, EvalMetrics{}}).contains("repeated"));
+}
+
 TEST_F(MetricsLoggerTest, JsonlHasEveryEvent) {
   const fs::path path = directory_ / "metrics.jsonl";
   fs::remove(path);

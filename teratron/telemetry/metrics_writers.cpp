@@ -17,6 +17,17 @@ struct Overloaded : Handlers... {
   using Handlers::operator()...;
 };
 
+// In Markdown.
+std::string table(const RunInfo::Rows& rows) {
+  std::string text = "| | |\n|---|---|\n";
+  for (const auto& [name, value] : rows) {
+    std::string cell;
+    for (const char c : value) cell += c == '|' ? "\\|" : std::string(1, c);
+    text += "| " + name + " | " + cell + " |\n";
+  }
+  return text;
+}
+
 class ConsoleWriter : public MetricsWriter {
  public:
   explicit ConsoleWriter(ConsoleOptions options) : options_(std::move(options)) {
@@ -89,10 +100,8 @@ class TensorBoardWriter : public MetricsWriter {
 
  private:
   void facts(const RunInfo& run, double time) {
-    std::string table = "| | |\n|---|---|\n";
-    for (const auto& [name, value] : run.facts) table += "| " + name + " | " + value + " |\n";
-    writer_.text("run", table, run.start_iteration, time);
-    for (const auto& [name, value] : run.arguments) writer_.text(name, value, run.start_iteration, time);
+    writer_.text("run", table(run.facts), run.start_iteration, time);
+    writer_.text("arguments", table(run.arguments), run.start_iteration, time);
     world_size_ = run.world_size;
   }
 
@@ -138,7 +147,10 @@ class TensorBoardWriter : public MetricsWriter {
   }
 
   void evaluate(const EvalMetrics& evaluation, double time) {
+    if (evaluation.repeated) return;  // a curve has one point per iteration
     EventFileWriter::Scalars points;
+    for (const auto& [name, mean] : evaluation.metrics)
+      points.emplace_back(name + " " + evaluation.split, mean);
     for (const auto& [name, loss] : evaluation.losses) {
       points.emplace_back(name + " " + evaluation.split, loss);
       if (!options_.validation_ppl) continue;

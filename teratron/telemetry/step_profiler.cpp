@@ -1,5 +1,6 @@
 #include "teratron/telemetry/step_profiler.h"
 
+#include <cstdlib>
 #include <set>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -10,6 +11,12 @@
 namespace teratron {
 
 namespace profiler = torch::profiler::impl;
+
+StepProfiler::StepProfiler(StepProfilerOptions options) : options_(std::move(options)) {
+  // Kineto reads the properties of GPUs even if none is recorded, and reports an error where there is none.
+  constexpr const char* above_errors = "5";
+  if (options_.device.is_cpu()) setenv("KINETO_LOG_LEVEL", above_errors, /*overwrite=*/0);
+}
 
 void StepProfiler::before_step(int64_t done) {
   if (recording_ || done != options_.first) return;

@@ -17,7 +17,7 @@ struct StepProfilerOptions {
 /// Records host operators and, on a GPU, kernels. One recording at a time per process.
 class StepProfiler {
  public:
-  explicit StepProfiler(StepProfilerOptions options) : options_(std::move(options)) {}
+  explicit StepProfiler(StepProfilerOptions options);
   ~StepProfiler();
   StepProfiler(const StepProfiler&) = delete;
   StepProfiler& operator=(const StepProfiler&) = delete;

@@ -58,7 +58,7 @@ ExitCode pretrain(const ParsedArguments& parsed, World& world, const StopSignals
     if (mesh.rank() == 0) {
       print(
           "training is already finished: {} holds iteration {}. Use --fresh to train again, or raise "
-          "--train-iters and add --override-opt_param-scheduler to continue.",
+          "--train-iters and add --override-opt-param-scheduler to continue.",
           *args.load, loop.state().iteration);
     }
     return ExitCode::ok;

@@ -294,12 +294,16 @@ void TrainLoop::evaluate(Split split, const std::string& prefix) {
   const auto begin = std::chrono::steady_clock::now();
   const std::unique_ptr<BatchSource> source = trainer_.open(split);
   const StepResult result = trainer_.eval_step(*source, args().eval_iters);
+  const bool repeated =
+      split == Split::valid && std::exchange(evaluated_, state().iteration) == state().iteration;
   emit(EvalMetrics{.iteration = state().iteration,
                    .consumed_samples = state().consumed_train_samples,
                    .split = split == Split::valid ? "validation" : "test",
                    .prefix = prefix,
-                   .losses = trainer_.named_losses(result),
-                   .seconds = seconds_since(begin)});
+                   .losses = trainer_.losses_of(result),
+                   .metrics = trainer_.metrics_of(result),
+                   .seconds = seconds_since(begin),
+                   .repeated = repeated});
 }
 
 std::optional<SaveMetrics> TrainLoop::save() {

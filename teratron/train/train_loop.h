@@ -82,6 +82,7 @@ class TrainLoop {
   ProgressLog::Saved saving_;      // the last save that was started
   bool observer_stopped_ = false;  // it returned false
   int64_t first_iteration_ = 0;    // done before this process
+  int64_t evaluated_ = -1;         // the iteration of the last evaluation of the valid split
 };
 
 }  // namespace teratron

@@ -115,11 +115,12 @@ void Trainer::prepare_saves() {
 std::optional<SaveMetrics> Trainer::save() {
   finish_save();
   PendingSave current{.iteration = state_.iteration, .begin = wall_clock()};
-  SaveRequest request{.directory = args_.save.value(),
-                      .iteration = state_.iteration,
-                      .config = config_json(),
-                      .state = state_.to_json(),
-                      .retain_interval = args_.save_retain_interval.value_or(0)};
+  SaveRequest request{
+      .directory = args_.save.value(),
+      .iteration = state_.iteration,
+      .config = config_json(),
+      .state = state_.to_json(),
+      .retain = {.interval = args_.save_retain_interval.value_or(0), .last = args_.keep_last.value_or(0)}};
   if (!args_.async_save) {
     return committed(current, save_model(*engine_, std::move(request), !args_.no_save_optim));
   }

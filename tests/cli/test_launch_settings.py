@@ -174,7 +174,7 @@ def test_the_launchers_keys_are_not_reported_as_unused(tmp_path):
     result = launch(configuration(tmp_path))
     assert "num_processes" not in result.stdout + result.stderr, result.stderr
     alone = train(*JOB, "--config-file", configuration(tmp_path), "--tp", "1")
-    assert re.search("notice: only `teratron launch --config_file` uses: .*num_machines, num_processes", alone.stdout + alone.stderr)
+    assert re.search("notice: only `teratron launch --config-file` uses: .*num_machines, num_processes", alone.stdout + alone.stderr)
 
 
 # ---- flags ----

@@ -18,10 +18,14 @@ TINY = """--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 1
     --log-interval 5 --device cpu --num-threads 1 --tokenizer-type NullTokenizer --vocab-size 30 --mock-data""".split()
 
 
-def run(*command, code=0, **more):
+def run_all(*command, code=0, **more):
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=900, **more)
     assert done.returncode == code, f"{command}: {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    return done.stdout
+    return done
+
+
+def run(*command, **more):
+    return run_all(*command, **more).stdout
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +56,13 @@ def kind_losses(output):
 
 def test_custom_loss(built, tmp_path):
     program = built("custom_loss")
-    heavy = run(program, "pretrain", "gpt", *TINY, "--keywords", "3", "5 6", "--keyword-alpha", "10")
+    done = run_all(program, "pretrain", "gpt", *TINY, "--keywords", "3", "5 6", "--keyword-alpha", "10")
+    heavy = done.stdout
     assert "keyword ids: 3\n" in heavy, "5 6 is two tokens"
+    assert "warning: keywords of several tokens are ignored: 5 6\n" in done.stderr
+    assert "keywords per sample value: " in heavy and "keywords per sample PPL" not in heavy
+    none = run_all(program, "pretrain", "gpt", *TINY, "--keywords", "5 6", "7 8", code=2).stderr
+    assert "none of the keywords (5 6, 7 8) is a single token" in none
     assert re.search(r"  keyword_alpha \.+ 10\.0\n", heavy)
     counts = [float(count) for count in re.findall(r"keywords per sample: (\S+) \|", heavy)]
     assert len(counts) == 4 and 0.2 < sum(counts) / 4 < 1.2, "16 tokens of 30 kinds hold 16 / 30 on average"

@@ -61,7 +61,8 @@ def test_tags_of_megatron(events):
 def test_text(events):
     texts = {tag: events.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in events.Tags()["tensors"]}
     assert "GPT, 10.6M parameters" in texts["run/text_summary"]
-    assert texts["wandb_exp_name/text_summary"] == "run one"
+    assert "| wandb_exp_name | run one |" in texts["arguments/text_summary"]
+    assert set(texts) == {f"{tag}/text_summary" for tag in ("run", "arguments", "samples")}
     assert texts["samples/text_summary"].startswith("**Once** upon \ufffd a")
     assert set(events.PluginTagToContent("text")) == set(texts)
 
