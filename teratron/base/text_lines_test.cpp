@@ -16,7 +16,9 @@ TEST(TextLines, AreThoseOfGetline) {
       more = static_cast<bool>(std::getline(reference, expected));
       EXPECT_EQ(next_line(ours, line, "f"), more) << text;
       EXPECT_EQ(ours.eof(), reference.eof()) << text;
-      if (more) EXPECT_EQ(line, expected) << text;
+      if (more) {
+        EXPECT_EQ(line, expected) << text;
+      }
     }
   }
 }
