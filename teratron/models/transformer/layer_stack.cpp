@@ -66,7 +66,8 @@ Hidden LayerStack::recompute_unit(const Hidden& x, const LayerContext& context, 
   if (context.memory.hidden_SBH.defined()) inputs.push_back(context.memory.hidden_SBH);
   LayerContext captured = context;
   captured.memory.hidden_SBH = at::Tensor();
-  // Bias gradients are left to the same consumers, hence computed in the same order, as without recomputation.
+  // Bias gradients are left to the same consumers, hence computed in the same order, as without
+  // recomputation.
   const auto output_bias = std::make_shared<Parameter*>(nullptr);
   const RecomputeFunction layers = [this, captured, unit, x_bias = x.bias,
                                     output_bias](at::TensorList values) {
