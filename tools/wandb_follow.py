@@ -104,7 +104,7 @@ def metrics_of(event):
         metrics = {**losses, **{name: event.get(key) for key, name in STEP_NAMES.items()}}
     elif kind == "interval":
         metrics = {name: event.get(key) for key, name in INTERVAL_NAMES.items()}
-    elif kind == "evaluation":
+    elif kind == "evaluation" and not event.get("repeated"):  # as in TensorBoard
         metrics = {f"{name} {event['split']}": loss for name, loss in losses.items()}
         metrics |= {f"{name} {event['split']} ppl": ppl for name, ppl in event.get("perplexity", {}).items()}
     else:

@@ -39,7 +39,10 @@ std::string progress_bar(const ProgressState& state) {
 }
 
 ProgressOutput progress_output(const Environment& environment) {
-  if (has_status_line()) return {.bar = status_line};
+  // Other ranks would print into the bar (torchrun).
+  const bool has_peers =
+      environment("LOCAL_WORLD_SIZE").value_or("1") != "1" && environment("TERATRON_BACKEND") != "threads";
+  if (has_status_line() && !has_peers) return {.bar = status_line};
   if (environment("TERATRON_PROGRESS") == "launcher")
     return {.bar = [](std::string_view text) { print_line(fmt::format("{}{}", progress_mark, text)); }};
   return {.line = print_line};

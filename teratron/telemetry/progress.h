@@ -41,8 +41,8 @@ struct ProgressOutput {
   std::chrono::milliseconds silence{30'000};
 };
 
-/// A bar if stderr is a terminal, or if `teratron launch` has one and draws it (TERATRON_PROGRESS); else
-/// lines.
+/// A bar if stderr is a terminal of this process alone, or if `teratron launch` has one and draws it
+/// (TERATRON_PROGRESS); else lines.
 ProgressOutput progress_output(const Environment& environment);
 
 /// Under `teratron launch` a rank prints its bar as a line that starts with this.

@@ -54,7 +54,8 @@ def test_ctrl_c_with_a_bar(tmp_path, launched):
     assert [line for line in lines if line.startswith("  successfully saved checkpoint")], lines
 
 
-def test_no_bar_on_a_dumb_terminal():
-    terminal = TerminalSession("pretrain", "gpt", *MOCK, "--train-iters", 20, TERM="dumb")
+@pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"LOCAL_WORLD_SIZE": "2"}], ids=["dumb", "shared with ranks"])
+def test_no_bar_where_it_would_be_garbled(variables):
+    terminal = TerminalSession("pretrain", "gpt", *MOCK, "--train-iters", 20, **variables)
     assert terminal.exit_code() == 0
     assert "%" not in terminal.output and "\x1b" not in terminal.output
