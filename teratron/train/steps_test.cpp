@@ -83,5 +83,20 @@ TEST_F(Steps, IterationsToSkipOnlyConsumeData) {
   EXPECT_EQ(tensors("halves", 20), tensors("whole", 20));
 }
 
+TEST_F(Steps, SkippedStepsSaveEvaluateAndExitAtTheirIntervals) {
+  const std::vector<std::string> skips = {"--iterations-to-skip", "4", "9", "14", "19",
+                                          "--exit-interval",      "15"};
+  EXPECT_EQ(train(flags("run", skips)), ExitCode::ok);
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "iter_0000010"));
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "iter_0000015"));
+  EXPECT_FALSE(fs::exists(folder_ / "run" / "iter_0000020"));
+  EXPECT_EQ(log("run").end_reason, "exit-interval");
+  EXPECT_EQ(log("run").evaluations.size(), 3U);
+  const std::string state = open_checkpoint(folder_ / "run" / "iter_0000015").state;
+  EXPECT_NE(state.find("\"consumed_valid_samples\":24,"), std::string::npos) << state;
+  EXPECT_EQ(train(flags("run", skips)), ExitCode::ok);
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "iter_0000020"));
+}
+
 }  // namespace
 }  // namespace teratron

@@ -248,7 +248,13 @@ void TrainLoop::train() {
   auto last = std::chrono::steady_clock::now();
   while (state().iteration < trainer_.train_iters() && stop_reason_ == StopReason::none) {
     if (trainer_.skips_next_step()) {
+      if (pending) {
+        finish_step(*std::exchange(pending, std::nullopt));  // it may ask to stop
+        continue;
+      }
       trainer_.skip_step(microbatches);
+      run_intervals();
+      last = std::chrono::steady_clock::now();
       continue;
     }
     if (profiler_) profiler_->before_step(state().iteration);
