@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <future>
 #include <memory>
@@ -40,13 +41,14 @@ class AsyncSave {
  private:
   void start(std::string (AsyncSave::*stage)());
   std::string write();   // this rank's shard; returns its manifest fragment
-  std::string commit();  // rank 0: manifest, commit, tracker file, pruning
+  std::string commit();  // rank 0: manifest, commit, tracker file, pruning; returns the seconds to the commit
   std::filesystem::path committed() const;
   ShardTarget target() const;
 
   SaveRequest request_;
   std::shared_ptr<const void> memory_;
   HostGroup& group_;
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   int64_t rank_;
   std::unique_ptr<SavePlan> plan_;
   std::string run_id_;

@@ -86,7 +86,8 @@ struct SaveRequest {
 
 struct SavedCheckpoint {
   std::filesystem::path path;
-  int64_t bytes = 0;  // of all shards
+  int64_t bytes = 0;     // of all shards
+  double seconds = 0.0;  // from the start of the save to its commit, on rank 0
 };
 
 /// Saves and commits. If one rank fails, all throw: Fault with exit code checkpoint for whatever the file

@@ -165,18 +165,18 @@ std::string AsyncSave::commit() {
   write_manifest(request_, *plan_, fragments_, target());
   fault_point("ckpt.before_commit");
   partial_->commit(committed());
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin_;
   fault_point("ckpt.after_commit");
   update_directory(request_, committed());
   fault_point("ckpt.end");
-  return "";
+  return std::to_string(seconds.count());
 }
 
 std::optional<SavedCheckpoint> AsyncSave::advance(int64_t least_progress) {
   if (least_progress <= passed_) return std::nullopt;
   working_.get();
   if (++passed_ == 2) {
-    broadcast_outcome(outcome_, group_);
-    SavedCheckpoint saved{.path = committed()};
+    SavedCheckpoint saved{.path = committed(), .seconds = std::stod(broadcast_outcome(outcome_, group_))};
     for (const std::string& fragment : fragments_) saved.bytes += fragment_bytes(fragment);
     return saved;
   }

@@ -123,11 +123,11 @@ class Trainer {
   [[noreturn]] void stop_at_nan(const StepResult& result, const PendingStep& step);
   struct PendingSave {
     int64_t iteration = 0;
-    double begin = 0.0;  // wall clock
     std::unique_ptr<AsyncSave> writer = nullptr;
     std::shared_ptr<Snapshot> snapshot = nullptr;
   };
   void prepare_saves();
+  bool start_save(PendingSave& save, const SaveRequest& request);
   SaveMetrics committed(const PendingSave& save, const SavedCheckpoint& saved);
 
   Mesh mesh_;
@@ -146,7 +146,8 @@ class Trainer {
   int64_t train_iters_ = 0;
   int64_t nan_iterations_ = 0;  // in a row
   int64_t saved_iteration_ = -1;
-  int64_t save_progress_ = 0;                        // minimum over the ranks, as of the last step
+  int64_t save_progress_ = 0;  // minimum over the ranks, as of the last step
+  bool saves_are_prepared_ = false;
   std::shared_ptr<SnapshotMemory> snapshot_memory_;  // under --async-save, from the first step on
   std::optional<PendingSave> saving_;
 };

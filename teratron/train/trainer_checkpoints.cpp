@@ -107,31 +107,43 @@ bool Trainer::load() {
 }
 
 void Trainer::prepare_saves() {
-  if (snapshot_memory_ || !args_.async_save || !args_.save) return;
+  if (saves_are_prepared_ || !args_.async_save || !args_.save) return;
+  saves_are_prepared_ = true;
   snapshot_memory_ = std::make_shared<SnapshotMemory>(device_);
   prepare_save(*engine_, !args_.no_save_optim, *snapshot_memory_);
 }
 
 std::optional<SaveMetrics> Trainer::save() {
   finish_save();
-  PendingSave current{.iteration = state_.iteration, .begin = wall_clock()};
+  PendingSave current{.iteration = state_.iteration};
   SaveRequest request{
       .directory = args_.save.value(),
       .iteration = state_.iteration,
       .config = config_json(),
       .state = state_.to_json(),
       .retain = {.interval = args_.save_retain_interval.value_or(0), .last = args_.keep_last.value_or(0)}};
-  if (!args_.async_save) {
-    return committed(current, save_model(*engine_, std::move(request), !args_.no_save_optim));
-  }
   prepare_saves();
-  auto [writer, snapshot] =
-      save_model_async(*engine_, std::move(request), !args_.no_save_optim, snapshot_memory_);
-  current.writer = std::move(writer);
-  current.snapshot = std::move(snapshot);
-  save_progress_ = 0;
-  saving_ = std::move(current);
-  return std::nullopt;
+  if (snapshot_memory_ && start_save(current, request)) {
+    save_progress_ = 0;
+    saving_ = std::move(current);
+    return std::nullopt;
+  }
+  return committed(current, save_model(*engine_, std::move(request), !args_.no_save_optim));
+}
+
+// False if a rank has no memory for the copy: then this save and all later ones are synchronous.
+bool Trainer::start_save(PendingSave& save, const SaveRequest& request) {
+  try {
+    auto [writer, snapshot] = save_model_async(*engine_, request, !args_.no_save_optim, snapshot_memory_);
+    save.writer = std::move(writer);
+    save.snapshot = std::move(snapshot);
+    return true;
+  } catch (const Fault& fault) {
+    if (fault.exit_code() != ExitCode::out_of_memory) throw;
+    if (is_first_rank()) warn("--async-save: {}. Training waits for every save from now on", fault.what());
+    snapshot_memory_.reset();
+    return false;
+  }
 }
 
 std::optional<SaveMetrics> Trainer::continue_save() {
@@ -151,10 +163,8 @@ std::optional<SaveMetrics> Trainer::finish_save() {
 
 SaveMetrics Trainer::committed(const PendingSave& save, const SavedCheckpoint& saved) {
   saved_iteration_ = save.iteration;
-  return {.iteration = save.iteration,
-          .directory = *args_.save,
-          .seconds = wall_clock() - save.begin,
-          .bytes = saved.bytes};
+  return {
+      .iteration = save.iteration, .directory = *args_.save, .seconds = saved.seconds, .bytes = saved.bytes};
 }
 
 }  // namespace teratron

@@ -24,3 +24,13 @@ def test_kill_while_saving_in_the_background(tmp_path, unbroken):
         assert not list(run.glob("*partial*")), "leftovers are swept"
 
     each(POINTS, check, tmp_path)
+
+
+def test_without_memory_for_a_copy(tmp_path, unbroken):
+    """Then training waits for the saves, and says so."""
+    run = tmp_path / "run"
+    result = train(*kept(run, 9, 3), "--async-save", fault="host_memory.prepare:throw")
+    assert result.stderr.count("warning: --async-save: ") == 1, result.stderr
+    assert "of host memory cannot be prepared" in result.stderr and "waits for every save" in result.stderr
+    for iteration in (3, 6, 9):
+        assert_bitwise(weights(run, iteration), weights(unbroken, iteration))

@@ -2,22 +2,46 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
+#include <fstream>
+#include <limits>
+#include <string>
 
 #include <sys/mman.h>
 
 #include "teratron/base/error.h"
+#include "teratron/base/fault_point.h"
 
 namespace teratron {
 
 namespace {
+
+constexpr int64_t reserve_bytes = int64_t{1} << 30;  // that others may need
+
+// The number after `name` in a file of lines "name number"; without a name the first; -1: none.
+int64_t number_in(const std::string& path, std::string_view name) {
+  std::ifstream file(path);
+  std::string word;
+  while (!name.empty() && file >> word && word != name) file.ignore(1000, '\n');
+  int64_t number = -1;
+  return file >> number ? number : -1;
+}
+
+// Of the machine, or of the container that the process runs in. Page cache counts as available.
+int64_t available_memory() {
+  const int64_t kilobytes = number_in("/proc/meminfo", "MemAvailable:");
+  int64_t available = kilobytes < 0 ? std::numeric_limits<int64_t>::max() : kilobytes * 1024;
+  const int64_t limit = number_in("/sys/fs/cgroup/memory.max", "");
+  const int64_t used = number_in("/sys/fs/cgroup/memory.stat", "anon");
+  if (limit >= 0 && used >= 0) available = std::min(available, limit - used);
+  return available;
+}
 
 // Makes pages resident; kernels before 5.14 do that at the first write to each.
 void populate(std::byte* data, size_t bytes) {
   constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, which older headers lack
   constexpr size_t page = 4096;
   if (::madvise(data, bytes, populate_write) == 0) return;
-  if (errno == ENOMEM) throw Fault("out of host memory", ExitCode::out_of_memory);
+  if (errno == ENOMEM) throw Fault("out of host memory");
   for (size_t i = 0; i < bytes; i += page) static_cast<volatile std::byte*>(data)[i] = std::byte{0};
 }
 
@@ -25,53 +49,54 @@ void populate(std::byte* data, size_t bytes) {
 
 HostMemory::HostMemory(int64_t bytes, CopyStream& stream) : bytes_(bytes), stream_(stream) {
   if (bytes == 0) return;
-  void* const mapped =
-      ::mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mapped == MAP_FAILED) {
-    throw Fault(fmt::format("out of host memory: {:.2f} GiB for the copy that --async-save writes",
-                            static_cast<double>(bytes) / double(1U << 30)),
-                ExitCode::out_of_memory);
-  }
-  data_ = static_cast<std::byte*>(mapped);
-  ::madvise(mapped, static_cast<size_t>(bytes), MADV_HUGEPAGE);
   thread_ = std::thread([this] { prepare(); });
 }
 
 HostMemory::~HostMemory() {
-  if (!data_) return;
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
   }
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
   for (int64_t begin = 0; begin < prepared_; begin += slab_bytes)
     stream_.unpin({data_ + begin, static_cast<size_t>(std::min(slab_bytes, bytes_ - begin))});
-  ::munmap(data_, static_cast<size_t>(bytes_));
+  if (data_) ::munmap(data_, static_cast<size_t>(bytes_));
 }
 
 void HostMemory::prepare() {
   try {
-    for (int64_t begin = 0; begin < bytes_; begin += slab_bytes) {
-      const std::span<std::byte> slab(data_ + begin,
-                                      static_cast<size_t>(std::min(slab_bytes, bytes_ - begin)));
-      populate(slab.data(), slab.size());
-      stream_.pin(slab);
-      const std::lock_guard lock(mutex_);
-      prepared_ = begin + static_cast<int64_t>(slab.size());
-      changed_.notify_all();
-      if (stop_) return;
-    }
-  } catch (...) {
+    fault_point("host_memory.prepare");
+    void* const mapped = ::mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE,
+                                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) throw Fault("no address space");
+    data_ = static_cast<std::byte*>(mapped);
+    ::madvise(mapped, static_cast<size_t>(bytes_), MADV_HUGEPAGE);
+    for (int64_t begin = 0; begin < bytes_ && !stop_; begin += slab_bytes) prepare_slab(begin);
+  } catch (const std::exception& error) {
     const std::lock_guard lock(mutex_);
-    failure_ = std::current_exception();
+    failure_ = fmt::format("{:.1f} GiB of host memory cannot be prepared: {}",
+                           static_cast<double>(bytes_) / double(1U << 30), error.what());
     changed_.notify_all();
   }
 }
 
+void HostMemory::prepare_slab(int64_t begin) {
+  const std::span<std::byte> slab(data_ + begin, static_cast<size_t>(std::min(slab_bytes, bytes_ - begin)));
+  const int64_t left = available_memory() - static_cast<int64_t>(slab.size());
+  if (left < reserve_bytes) {
+    throw Fault(fmt::format("only {:.1f} GiB would be left", static_cast<double>(left) / double(1U << 30)));
+  }
+  populate(slab.data(), slab.size());
+  stream_.pin(slab);
+  const std::lock_guard lock(mutex_);
+  prepared_ = begin + static_cast<int64_t>(slab.size());
+  changed_.notify_all();
+}
+
 void HostMemory::wait_prepared(int64_t bytes) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return prepared_ >= bytes || failure_; });
-  if (prepared_ < bytes) std::rethrow_exception(failure_);
+  changed_.wait(lock, [&] { return prepared_ >= bytes || !failure_.empty(); });
+  if (prepared_ < bytes) throw Fault(failure_, ExitCode::out_of_memory);
 }
 
 }  // namespace teratron

@@ -2,11 +2,12 @@
 // pinned slab by slab, so that no call holds the driver for long and no copy waits for page faults.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <mutex>
+#include <string>
 #include <thread>
 
 #include "teratron/train/device/copy_stream.h"
@@ -17,8 +18,7 @@ class HostMemory {
  public:
   static constexpr int64_t slab_bytes = 32 << 20;
 
-  /// Starts to prepare `bytes`. `stream` pins it and must outlive it. Fault(out_of_memory) if there is no
-  /// address space.
+  /// Starts to prepare `bytes`. `stream` pins it and must outlive it.
   HostMemory(int64_t bytes, CopyStream& stream);
   /// No copy may be running.
   ~HostMemory();
@@ -27,11 +27,13 @@ class HostMemory {
 
   int64_t size() const { return bytes_; }
   std::byte* data() const { return data_; }
-  /// Waits until the first `bytes` are prepared; Fault if that failed.
+  /// Waits until the first `bytes` are prepared; Fault(out_of_memory) if that failed, or if it would use up
+  /// nearly all memory of this machine or container.
   void wait_prepared(int64_t bytes);
 
  private:
   void prepare();
+  void prepare_slab(int64_t begin);
 
   int64_t bytes_;
   CopyStream& stream_;
@@ -39,8 +41,8 @@ class HostMemory {
   std::mutex mutex_;
   std::condition_variable changed_;
   int64_t prepared_ = 0;
-  bool stop_ = false;
-  std::exception_ptr failure_;
+  std::atomic<bool> stop_ = false;
+  std::string failure_;
   std::thread thread_;
 };
 
