@@ -83,12 +83,17 @@ void assertion_failed(const char* condition, const char* file, int line, const s
 
 std::string printable(std::string_view text, size_t max_length) {
   std::string out;
-  for (const char c : text.substr(0, max_length)) {
-    const auto byte = static_cast<unsigned char>(c);
+  const std::string_view shown = text.substr(0, max_length);
+  for (size_t i = 0; i < shown.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(shown[i]);
+    const auto next = static_cast<unsigned char>(i + 1 < shown.size() ? shown[i + 1] : 0);
     if (byte < 0x20 || byte == 0x7f) {
       out += fmt::format("\\x{:02x}", byte);
+    } else if (byte == 0xc2 && next >= 0x80 && next < 0xa0) {  // U+0080 to U+009F in UTF-8
+      out += fmt::format("\\x{:02x}\\x{:02x}", byte, next);
+      ++i;
     } else {
-      out += c;
+      out += shown[i];
     }
   }
   if (text.size() > max_length) out += "...";

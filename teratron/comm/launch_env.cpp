@@ -102,6 +102,18 @@ class LaunchEnvReader {
       env_.store_listen_fd = static_cast<int>(number("TERATRON_STORE_LISTENER", 1 << 20));
     }
     if (const auto attempt = environment_("TORCHELASTIC_RESTART_COUNT")) env_.attempt = *attempt;
+    read_secret();
+  }
+
+  void read_secret() {
+    env_.secret = environment_("TERATRON_JOB_SECRET").value_or("");
+    if (env_.secret.empty() || env_.secret.size() >= kMinSecretLength) return;
+    throw config_error(
+        {.what = fmt::format("TERATRON_JOB_SECRET has {} characters, fewer than {}", env_.secret.size(),
+                             kMinSecretLength),
+         .where = "environment",
+         .fix =
+             "Set the same random text for all ranks: export TERATRON_JOB_SECRET=$(openssl rand -hex 32)"});
   }
 
   /// The node of task 0, and a port that two jobs on one node rarely share.

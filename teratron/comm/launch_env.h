@@ -5,7 +5,8 @@
 //   MPICH, Intel MPI            PMI_RANK PMI_SIZE MPI_LOCALRANKID, and MASTER_ADDR
 //   srun                        SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID SLURM_STEP_NODELIST
 //
-// The first launcher whose variables are set wins. All honour MASTER_ADDR and MASTER_PORT.
+// The first launcher whose variables are set wins. All honour MASTER_ADDR, MASTER_PORT and
+// TERATRON_JOB_SECRET.
 #pragma once
 
 #include <cstdint>
@@ -37,9 +38,13 @@ struct LaunchEnv {
   bool agent_store = false;             // torchrun's agent hosts the TCPStore
   std::optional<int> store_listen_fd;   // listening socket that `teratron launch` passes to rank 0
   std::string attempt = "0";            // restart count
+  std::string secret = {};              // TERATRON_JOB_SECRET, to authenticate connections; "": none
   bool mpi = false;                     // started by a launcher that supports MPI_Init
   std::optional<Backend> backend = {};  // TERATRON_BACKEND; nullopt: automatic
 };
+
+/// Fewest characters of a secret.
+constexpr size_t kMinSecretLength = 16;
 
 /// Throws UserError(config) if variables are missing, invalid or contradictory.
 LaunchEnv read_launch_env(const Environment& environment);

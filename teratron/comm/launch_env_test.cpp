@@ -1,17 +1,10 @@
 #include "teratron/comm/launch_env.h"
 
-#include <atomic>
 #include <map>
-#include <thread>
 
 #include <gtest/gtest.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include "teratron/base/error.h"
-#include "teratron/comm/host/rendezvous.h"
-#include "teratron/comm/host/socket_transport.h"
 #include "teratron/comm/world.h"
 
 namespace teratron {
@@ -59,6 +52,13 @@ TEST(LaunchEnv, ReadsTheVariablesOfEveryLauncher) {
   EXPECT_EQ(torchrun.master_port, 1234);
   EXPECT_TRUE(torchrun.agent_store);
   EXPECT_EQ(torchrun.attempt, "2");
+
+  EXPECT_EQ(torchrun.secret, "");
+  EXPECT_EQ(env_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TERATRON_JOB_SECRET", "0123456789abcdef"}}).secret,
+            "0123456789abcdef");
+  EXPECT_NE(problem_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TERATRON_JOB_SECRET", "short"}})
+                .find("TERATRON_JOB_SECRET has 5 characters, fewer than 16"),
+            std::string::npos);
 
   const Variables mpirun = {{"OMPI_COMM_WORLD_RANK", "1"},
                             {"OMPI_COMM_WORLD_SIZE", "2"},
@@ -119,117 +119,6 @@ TEST(LaunchEnv, BackendsMustFitTheDevice) {
   EXPECT_THROW(choose_backend(env, {.gpu = 0}), UserError);
   EXPECT_THROW(run_world({.size = 2, .backend = Backend::processes}, {}, [](World&) {}), UserError)
       << "no rendezvous address";
-}
-
-std::string fault_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Fault& fault) {
-    EXPECT_EQ(fault.exit_code(), ExitCode::retryable);
-    return fault.what();
-  }
-  return "no fault";
-}
-
-TEST(Rendezvous, NamesMissingRanks) {
-  const FileDescriptor free = listen_on("127.0.0.1", 0);
-  const int port = port_of(free);
-  const LaunchEnv first{.size = 3, .master_address = "localhost", .master_port = port};
-  const auto busy = fault_of([&] { Rendezvous(first, std::chrono::milliseconds(300)); });
-  EXPECT_NE(busy.find(fmt::format("cannot listen on 127.0.0.1:{}: Address already in use", port)),
-            std::string::npos)
-      << busy;
-
-  LaunchEnv alone{.size = 3, .master_address = "127.0.0.1", .master_port = 0};
-  FileDescriptor listener = listen_on("127.0.0.1", 0);
-  alone.master_port = port_of(listener);
-  alone.store_listen_fd = listener.release();
-  const auto missing =
-      fault_of([&] { Rendezvous(alone, std::chrono::milliseconds(300)).all_gather("here"); });
-  EXPECT_NE(missing.find(
-                fmt::format("ranks 1, 2 of 3 did not join at 127.0.0.1:{} within 0.3 s", alone.master_port)),
-            std::string::npos)
-      << missing;
-}
-
-/// The error of each rank when `others` join rank 0 of three.
-std::vector<std::string> errors_at_start(std::vector<LaunchEnv> others) {
-  FileDescriptor listener = listen_on("127.0.0.1", 0);
-  const int port = port_of(listener);
-  others.insert(others.begin(), LaunchEnv{.size = 3, .store_listen_fd = listener.release()});
-  std::vector<std::string> errors(others.size());
-  std::vector<std::thread> ranks;
-  for (size_t i = 0; i < others.size(); ++i) {
-    ranks.emplace_back([&, env = others[i], i]() mutable {
-      env.master_address = "127.0.0.1";
-      env.master_port = port;
-      try {
-        Rendezvous(env, std::chrono::seconds(20)).all_gather(fmt::format("i am {}", i));
-      } catch (const std::exception& error) {
-        errors[i] = error.what();
-      }
-    });
-  }
-  for (std::thread& rank : ranks) rank.join();
-  return errors;
-}
-
-TEST(Rendezvous, ReportsInconsistentStartsOnAllRanks) {
-  for (const std::string& error : errors_at_start({{.rank = 1, .size = 3}, {.rank = 2, .size = 4}})) {
-    EXPECT_EQ(
-        error,
-        "ranks: rank 2 was started as one of 4 ranks, rank 0 as one of 3. Start all machines with the same "
-        "--nnodes and --nproc-per-node, each with a different --node-rank.");
-  }
-  for (const std::string& error : errors_at_start({{.rank = 1, .size = 3}, {.rank = 1, .size = 3}})) {
-    EXPECT_NE(error.find("rank 1 of 3 was started twice"), std::string::npos) << error;
-  }
-}
-
-/// Another program uses the port: one that never answers, and one that closes connections.
-TEST(Rendezvous, NamesTheAddressOfAnotherProgram) {
-  const FileDescriptor silent = listen_on("127.0.0.1", 0);
-  LaunchEnv second{.rank = 1, .size = 2, .master_address = "127.0.0.1", .master_port = port_of(silent)};
-  const auto expect_fault = [&] {
-    testing::internal::CaptureStderr();
-    const std::string fault = fault_of([&] { Rendezvous(second, std::chrono::milliseconds(300)); });
-    EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
-    EXPECT_NE(fault.find(fmt::format("the program at 127.0.0.1:{} did not answer rank 1 as rank 0 would "
-                                     "within 0.3 s. Check MASTER_ADDR and MASTER_PORT",
-                                     second.master_port)),
-              std::string::npos)
-        << fault;
-  };
-  expect_fault();
-  const FileDescriptor closing = listen_on("127.0.0.1", 0);
-  second.master_port = port_of(closing);
-  std::atomic<bool> done = false;
-  std::thread stranger([&] {
-    while (!done) {
-      pollfd polled{closing.get(), POLLIN, 0};
-      if (poll(&polled, 1, 50) > 0) close(accept(closing.get(), nullptr, nullptr));
-    }
-  });
-  expect_fault();
-  done = true;
-  stranger.join();
-}
-
-TEST(Rendezvous, NamesTheAddressWhereNothingListens) {
-  int port = 0;
-  {
-    const FileDescriptor closed = listen_on("127.0.0.1", 0);
-    port = port_of(closed);
-  }
-  const LaunchEnv second{.rank = 1, .size = 2, .master_address = "127.0.0.1", .master_port = port};
-  const auto refused = fault_of([&] { Rendezvous(second, std::chrono::milliseconds(300)); });
-  EXPECT_NE(refused.find(fmt::format("rank 1 could not connect to 127.0.0.1:{}", port)), std::string::npos)
-      << refused;
-  const LaunchEnv nowhere{
-      .rank = 1, .size = 2, .master_address = "no-such-host.invalid", .master_port = port};
-  const auto unknown = fault_of([&] { Rendezvous(nowhere, std::chrono::milliseconds(300)); });
-  EXPECT_NE(unknown.find("MASTER_ADDR 'no-such-host.invalid' does not resolve"), std::string::npos)
-      << unknown;
 }
 
 }  // namespace

@@ -8,13 +8,15 @@
 #include <fmt/format.h>
 
 #include "teratron/base/file.h"
+#include "teratron/base/log.h"
 #include "teratron/comm/host/mpi_transport.h"
 #include "teratron/comm/host/process_world.h"
-#include "teratron/comm/host/rendezvous.h"
 #include "teratron/comm/host/single_world.h"
 #include "teratron/comm/host/socket_transport.h"
 #include "teratron/comm/host/thread_world.h"
 #include "teratron/comm/nccl/nccl_world.h"
+#include "teratron/comm/rendezvous/agent_store.h"
+#include "teratron/comm/rendezvous/rendezvous.h"
 
 namespace teratron {
 namespace {
@@ -29,12 +31,19 @@ std::unique_ptr<Transport> connect_by_sockets(const LaunchEnv& env, std::chrono:
          .fix = "Set MASTER_ADDR and MASTER_PORT to an address of rank 0's node, or start the job with "
                 "`teratron launch`"});
   }
-  Rendezvous rendezvous(env, timeout);
-  FileDescriptor listener = listen_on(rendezvous.own_address(), 0);
+  if (env.rank == 0 && env.secret.empty()) {
+    notice(
+        "the connections between ranks are not authenticated: any program that reaches {}:{} can join. "
+        "`teratron launch` on one machine makes a secret; elsewhere set TERATRON_JOB_SECRET for all ranks",
+        printable(env.master_address), env.master_port);
+  }
+  const std::unique_ptr<Rendezvous> rendezvous =
+      env.agent_store ? join_agent_store(env, timeout) : join_rendezvous(env, timeout);
+  FileDescriptor listener = listen_on(rendezvous->own_address(), 0);
   const SocketAddress own{
-      .address = rendezvous.own_address(), .port = port_of(listener), .token = random_hex(kTokenDigits)};
-  SocketPeers peers{.rank = env.rank};
-  for (const std::string& text : rendezvous.all_gather(to_string(own))) {
+      .address = rendezvous->own_address(), .port = port_of(listener), .token = random_hex(kTokenDigits)};
+  SocketPeers peers{.rank = env.rank, .secret = env.secret};
+  for (const std::string& text : rendezvous->all_gather(to_string(own))) {
     peers.addresses.push_back(parse_socket_address(text));
   }
   return connect_sockets(peers, std::move(listener), timeout);

@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include <CLI/CLI.hpp>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "teratron/base/config/command_line.h"
@@ -12,6 +13,7 @@
 #include "teratron/base/config/yaml.h"
 #include "teratron/base/environment.h"
 #include "teratron/base/error.h"
+#include "teratron/base/file.h"
 #include "teratron/base/log.h"
 #include "teratron/base/strings.h"
 #include "teratron/train/device/device.h"
@@ -22,6 +24,7 @@ namespace {
 constexpr int kDefaultPort = 29500;  // of several machines; the same as torchrun's
 constexpr int64_t kMaxRanks = 1 << 16;
 constexpr int64_t kMaxPort = 65535;
+constexpr size_t kSecretDigits = 64;
 
 UserError invalid(std::string what, std::string where, std::string fix) {
   return config_error({.what = std::move(what), .where = std::move(where), .fix = std::move(fix)});
@@ -41,7 +44,7 @@ struct LaunchSettings {
   Setting<int64_t> nproc_per_node{.name = "--nproc-per-node"}, num_processes{.name = "--num-processes"},
       nnodes{.name = "--nnodes"}, node_rank{.name = "--node-rank"}, port{.name = "--master-port"};
   Setting<std::string> address{.name = "--master-addr"};
-  std::optional<std::string> backend, log_directory, config_file;
+  std::optional<std::string> backend, log_directory, config_file, secret_file;
   int64_t max_restarts = 0;
   bool use_cpu = false;
   Setting<bool> file_use_cpu = {};  // overridden by the command's --device
@@ -72,6 +75,9 @@ void declare(CLI::App& app, LaunchSettings& settings) {
   app.add_option("--log-dir", settings.log_directory,
                  "Directory of the ranks' logs; default: logs in the command's --run-dir or --save, or in "
                  "this directory");
+  app.add_option("--job-secret-file", settings.secret_file,
+                 "File with a secret that all machines share, mode 0600, so that ranks authenticate each other; "
+                 "default: TERATRON_JOB_SECRET, or on one machine a random one");
   app.add_option("--config-file", settings.config_file, "Accelerate's config file");
   app.add_flag("--use-cpu,--cpu", settings.use_cpu, "Compute on CPUs even if there are GPUs");
 }
@@ -264,6 +270,37 @@ std::chrono::seconds timeout_of(const LaunchOptions& options) {
   return options.timeout;
 }
 
+/// The first line of a file that only its user can read.
+std::string read_secret(const std::string& path) {
+  struct stat status{};
+  if (stat(path.c_str(), &status) == 0 && (status.st_mode & 077) != 0) {
+    throw invalid(fmt::format("other users can read it: its mode is {:04o}", status.st_mode & 07777), path,
+                  fmt::format("chmod 600 {}", path));
+  }
+  std::string secret = read_text(path, {.kind = ExitCode::config, .max_bytes = size_t{1} << 16});
+  secret = secret.substr(0, secret.find_first_of("\r\n"));
+  if (secret.size() < kMinSecretLength || secret.find('\0') != std::string::npos) {
+    throw invalid(fmt::format("its first line is not a text of {} or more characters", kMinSecretLength),
+                  path, fmt::format("openssl rand -hex 32 > {}", path));
+  }
+  return secret;
+}
+
+/// Several machines have a secret only if the user gives one.
+std::string secret_of(const LaunchSettings& settings, const LaunchOptions& options) {
+  const std::string variable = process_environment("TERATRON_JOB_SECRET").value_or("");
+  if (!variable.empty() && variable.size() < kMinSecretLength) {
+    throw invalid(fmt::format("has {} characters, fewer than {}", variable.size(), kMinSecretLength),
+                  "TERATRON_JOB_SECRET", "export TERATRON_JOB_SECRET=$(openssl rand -hex 32)");
+  }
+  if (!settings.secret_file) {
+    return variable.empty() && options.nnodes == 1 ? random_hex(kSecretDigits) : variable;
+  }
+  const std::string secret = read_secret(*settings.secret_file);
+  if (variable.empty() || variable == secret) return secret;
+  throw invalid("TERATRON_JOB_SECRET is another secret", "--job-secret-file", "Give only one of them");
+}
+
 /// Sets CUDA_VISIBLE_DEVICES for this process, which counts GPUs, and its children.
 void set_visible_gpus(const LaunchSettings& settings) {
   const std::string ids = settings.file_gpus.value.value_or("all");
@@ -311,6 +348,7 @@ std::optional<LaunchOptions> read_launch_options(std::span<const std::string> ar
   set_ranks(settings, options);
   set_rendezvous(settings, options);
   options.timeout = timeout_of(options);
+  options.secret = secret_of(settings, options);
   const std::filesystem::path folder =
       value_of(options.command, "--run-dir").value_or(value_of(options.command, "--save").value_or(""));
   options.log_directory = settings.log_directory.value_or((folder / "logs").string());

@@ -21,6 +21,7 @@ struct LaunchOptions {
   Backend backend = Backend::processes;
   std::chrono::seconds timeout = std::chrono::minutes(10);  // of collectives
   std::string log_directory;
+  std::string secret;                // of the job, to authenticate connections between ranks; "": none
   std::vector<std::string> command;  // program path and arguments
 
   int64_t world_size() const { return nproc_per_node * nnodes; }

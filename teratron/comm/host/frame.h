@@ -35,7 +35,7 @@ struct Frame {
     point_to_point,  // text: fingerprint
     status_query,    // asks for the receiver's status and flight trace of the group
     status_reply,    // text: RankStatus; body: recorded fingerprints, one per line; `sequence`: of the newest
-    failure,         // text: reason; `sequence`: exit code; `group_id`: the rank that failed first
+    failure,         // text: reason; `sequence`: ExitCode, not 0; `group_id`: the rank that failed first
     goodbye,         // the sender has completed successfully
   };
   Kind kind = Kind::hello;
@@ -45,10 +45,14 @@ struct Frame {
   ByteBuffer body = {};
 };
 
-/// The bytes that precede the body.
+/// Longest text of a frame.
+constexpr size_t kMaxFrameText = size_t{1} << 16;
+
+/// The bytes that precede the body. Cuts texts that are too long.
 std::vector<std::byte> encode_head(const Frame& frame, size_t body_bytes);
 
-/// Parses a byte stream into frames.
+/// Parses a byte stream into frames, whose sizes and numbers are those of a valid one. Control characters in
+/// texts are escaped, except line ends.
 class FrameReader {
  public:
   /// Calls `take` for every frame that these bytes complete. Throws Fault if the stream is malformed.
@@ -65,6 +69,7 @@ class FrameReader {
   };
   friend std::vector<std::byte> encode_head(const Frame& frame, size_t body_bytes);
   void begin_frame();
+  void check_head() const;
 
   std::array<std::byte, sizeof(Head)> head_;
   size_t received_ = 0;  // bytes of the current frame: head, text, body

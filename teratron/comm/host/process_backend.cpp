@@ -107,7 +107,7 @@ void ProcessBackend::on_bytes(int64_t from, ByteSpan bytes) {
   try {
     peers_[from].reader.feed(bytes, [&](Frame frame) { dispatch(from, std::move(frame)); });
   } catch (const std::exception& error) {
-    fail(error.what(), ExitCode::retryable);
+    fail(fmt::format("rank {}: {}", from, error.what()), ExitCode::retryable);
   }
 }
 
@@ -139,7 +139,9 @@ void ProcessBackend::dispatch(int64_t from, Frame frame) {
       peer.replies[frame.group_id] = std::move(frame);
       break;
     case Kind::failure:
-      TERATRON_ASSERT(frame.group_id < peers_.size(), "rank {} of {}", frame.group_id, size_);
+      if (frame.group_id >= peers_.size()) {
+        throw Fault(fmt::format("malformed message: failure of rank {} of {}", frame.group_id, size_));
+      }
       fail_locked(frame.text, static_cast<ExitCode>(frame.sequence), static_cast<int64_t>(frame.group_id));
       break;
     case Kind::goodbye:
@@ -150,7 +152,8 @@ void ProcessBackend::dispatch(int64_t from, Frame frame) {
 }
 
 void ProcessBackend::reply_status(int64_t to, const Frame& query) {
-  const FlightRecorder& recorder = recorders_[query.group_id];
+  const auto found = recorders_.find(query.group_id);
+  const FlightRecorder none, &recorder = found == recorders_.end() ? none : found->second;
   const RankStatus status{
       .waiting_in = waiting_in_, .last_sequence = recorder.count(), .last_collective = recorder.last()};
   const std::string trace = recorder.dump();
@@ -177,7 +180,9 @@ FlightTrace ProcessBackend::trace_of(int64_t rank, uint64_t group_id) const {
   const Frame& reply = peers_[rank].replies.at(group_id);
   const ByteSpan lines = reply.body.bytes();
   const std::string_view text(reinterpret_cast<const char*>(lines.data()), lines.size());
-  return {.rank = rank, .count = reply.sequence, .fingerprints = split(text, '\n')};
+  FlightTrace trace{.rank = rank, .count = reply.sequence, .fingerprints = split(text, '\n')};
+  for (std::string& fingerprint : trace.fingerprints) fingerprint = printable(fingerprint, kMaxFrameText);
+  return trace;
 }
 
 /// Status and traces of this rank and of those of `ranks` that reply. Releases the lock meanwhile; other

@@ -1,10 +1,13 @@
 #include "teratron/comm/host/process_backend.h"
 
+#include <array>
+#include <cstring>
 #include <thread>
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "teratron/base/hash.h"
 #include "teratron/comm/host/process_group.h"
 #include "teratron/comm/host/process_world.h"
 #include "teratron/comm/host/socket_transport.h"
@@ -14,6 +17,7 @@ namespace teratron {
 namespace {
 
 using namespace std::chrono_literals;
+using namespace std::string_literals;
 
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
@@ -204,7 +208,9 @@ TEST(SocketTransport, NamesRanksThatDidNotConnect) {
     connect_sockets({0, {own, own, own}}, std::move(listener), 300ms);
     FAIL() << "no fault";
   } catch (const Fault& fault) {
-    EXPECT_STREQ(fault.what(), "rank 0 could not connect to ranks 1, 2 within 0.3 s");
+    EXPECT_STREQ(fault.what(),
+                 "rank 0 could not connect to ranks 1, 2 within 0.3 s. Other connections to this port were "
+                 "refused, from 127.0.0.1: 1 said nothing that a rank says");
   }
 }
 
@@ -220,6 +226,77 @@ TEST(SocketTransport, NamesAPortInUse) {
         << fault.what();
   }
   EXPECT_THROW(listen_on("not an address", 0), Fault);
+}
+
+/// What a stranger, or a rank with damaged memory, may send.
+std::string fault_of_head(uint32_t kind, uint64_t group, int64_t sequence, std::array<uint64_t, 2> sizes) {
+  const auto head =
+      encode_head({.kind = static_cast<Frame::Kind>(kind), .group_id = group, .sequence = sequence}, 0);
+  std::vector<std::byte> bytes = head;
+  std::memcpy(bytes.data() + bytes.size() - sizeof(sizes), sizes.data(), sizeof(sizes));
+  FrameReader reader;
+  try {
+    reader.feed(bytes, [](const Frame&) {});
+  } catch (const Fault& fault) {
+    return fault.what();
+  }
+  return "no fault";
+}
+
+TEST(FrameReader, ChecksEveryFieldBeforeItAllocates) {
+  const auto failure = static_cast<uint32_t>(Frame::Kind::failure);
+  const auto collective = static_cast<uint32_t>(Frame::Kind::collective);
+  const auto hello = static_cast<uint32_t>(Frame::Kind::hello);
+  const uint64_t huge = uint64_t{1} << 62;
+  EXPECT_EQ(fault_of_head(failure, 1, 5, {0, 0}), "no fault");
+  EXPECT_TRUE(contains(fault_of_head(failure, 1, 0, {0, 0}), "a failure with exit code 0"));
+  EXPECT_TRUE(contains(fault_of_head(failure, 1, 256, {0, 0}), "a failure with exit code 256"));
+  EXPECT_TRUE(contains(fault_of_head(failure, 1, (int64_t{1} << 32) + 5, {0, 0}), "exit code 4294967301"));
+  EXPECT_TRUE(contains(fault_of_head(collective, 1, 1, {0, huge}), "4611686018427387904 bytes"));
+  EXPECT_TRUE(contains(fault_of_head(collective, 1, 1, {huge, 0}), "a text of 4611686018427387904 bytes"));
+  EXPECT_TRUE(contains(fault_of_head(collective, 1, -1, {0, 0}), "number -1"));
+  EXPECT_TRUE(contains(fault_of_head(hello, 0, 0, {0, 1}), "1 bytes"));
+  EXPECT_TRUE(contains(fault_of_head(7, 0, 0, {0, 0}), "kind 7"));
+}
+
+TEST(FrameReader, EscapesControlCharacters) {
+  const Frame frame{.kind = Frame::Kind::hello, .text = "pid 1\x1b[2J\nof \xc2\x9b a host"};
+  FrameReader reader;
+  std::string text;
+  reader.feed(encode_head(frame, 0), [&](const Frame& read) { text = read.text; });
+  EXPECT_EQ(text, "pid 1\\x1b[2J\nof \\xc2\\x9b a host");
+}
+
+/// Each is the message of a rank that a stranger replaced, or whose memory is damaged.
+TEST(ProcessBackend, AMalformedMessageFailsTheJobAndNamesItsSender) {
+  const auto fault_after = [](const Frame& frame, std::string_view body) {
+    std::vector<std::unique_ptr<Transport>> transports = connected_transports(2);
+    ProcessBackend ranks(std::move(transports[0]), 10s);
+    transports[1]->send(0, encode_head(frame, body.size()), std::as_bytes(std::span(body)));
+    const std::string fault = barrier(ranks);
+    EXPECT_EQ(ranks.failure()->exit_code(), ExitCode::retryable);
+    return fault;
+  };
+  EXPECT_EQ(
+      fault_after({.kind = Frame::Kind::failure, .group_id = 1, .sequence = 0, .text = "done"}, ""),
+      "rank 1: malformed message from another rank (a failure with exit code 0): is it the same version "
+      "of the program?");
+  EXPECT_EQ(fault_after({.kind = Frame::Kind::failure, .group_id = 7, .sequence = 5}, ""),
+            "rank 1: malformed message: failure of rank 7 of 2");
+}
+
+TEST(ProcessBackend, APartOfTheWrongSizeIsNotCopied) {
+  std::vector<std::unique_ptr<Transport>> transports = connected_transports(2);
+  const auto ranks = std::make_shared<ProcessBackend>(std::move(transports[0]), 10s);
+  const std::unique_ptr<World> world = process_world(ranks);
+  const auto group = world->group({0, 1});
+  const uint64_t id = hash_text("0 group [0 1]");
+  const Frame frame{
+      .kind = Frame::Kind::collective, .group_id = id, .sequence = 1, .text = "all_reduce(sum) Float [4]"};
+  const std::string body(400, 'x');
+  transports[1]->send(0, encode_head(frame, body.size()), std::as_bytes(std::span(body)));
+  EXPECT_THROW(sum(*group, at::ones({4})), Fault);
+  EXPECT_EQ(ranks->failure()->what(), "malformed message: rank 1 of the group sent 400 bytes instead of 16"s);
 }
 
 TEST(FrameReader, ReassemblesFramesAtAnySplit) {

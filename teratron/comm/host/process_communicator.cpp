@@ -60,7 +60,9 @@ class ProcessCommunicator final : public Communicator {
                  .output = data_of(tensor) + begin(rank()) * item,
                  .count = begin(rank() + 1) - begin(rank())});
     const ByteBuffers reduced = group_->continue_all_to_all(Parts(size(), mine));
-    for (int64_t r = 0; r < size(); ++r) copy_bytes(data_of(tensor) + begin(r) * item, reduced[r].bytes());
+    for (int64_t r = 0; r < size(); ++r) {
+      if (r != rank()) copy_bytes(data_of(tensor) + begin(r) * item, part_of(reduced, r, parts[r].size()));
+    }
     return {};
   }
 
@@ -88,7 +90,7 @@ class ProcessCommunicator final : public Communicator {
         cpu_fingerprint_of(fmt::format("broadcast(root {})", root), tensor);
     const ByteBuffers buffers =
         group_->all_to_all(fingerprint, Parts(size(), rank() == root ? bytes_of(tensor) : ByteSpan()));
-    copy_bytes(data_of(tensor), buffers[root].bytes());
+    if (rank() != root) copy_bytes(data_of(tensor), part_of(buffers, root, tensor.nbytes()));
     return {};
   }
 
@@ -110,6 +112,7 @@ class ProcessCommunicator final : public Communicator {
     for (const P2POp& op : ops) {
       if (op.send) continue;
       const ByteBuffer buffer = group_->receive(op.peer, cpu_fingerprint_of("message", op.tensor));
+      check_size(buffer, op.peer, op.tensor.nbytes());
       copy_bytes(data_of(op.tensor), buffer.bytes());
     }
     return {};
@@ -139,9 +142,24 @@ class ProcessCommunicator final : public Communicator {
 
   void reduce_into(Reduction reduction, const ByteBuffers& buffers, const Share& share) const {
     std::vector<const void*> inputs;
-    for (const ByteBuffer& buffer : buffers) inputs.push_back(buffer.bytes().data());
-    inputs[rank()] = share.own.data();
+    for (int64_t r = 0; r < size(); ++r) {
+      inputs.push_back(r == rank() ? share.own.data() : part_of(buffers, r, share.own.size()).data());
+    }
     reduce(reduction, inputs, 0, share.count, share.output);
+  }
+
+  /// The fingerprint, which is compared, determines the size; what arrives may be of a damaged program.
+  void check_size(const ByteBuffer& buffer, int64_t from, size_t bytes) const {
+    if (buffer.size() == bytes) return;
+    backend_->fail(fmt::format("malformed message: rank {} of the group sent {} bytes instead of {}", from,
+                               buffer.size(), bytes),
+                   ExitCode::retryable);
+    backend_->check();
+  }
+
+  ByteSpan part_of(const ByteBuffers& buffers, int64_t from, size_t bytes) const {
+    check_size(buffers[from], from, bytes);
+    return buffers[from].bytes();
   }
 
   /// Equal parts of a tensor.
@@ -155,7 +173,7 @@ class ProcessCommunicator final : public Communicator {
   /// Concatenates equal parts; `own` is this rank's.
   void concat(const at::Tensor& output, ByteSpan own, const ByteBuffers& buffers) const {
     for (int64_t r = 0; r < size(); ++r) {
-      copy_bytes(data_of(output) + r * own.size(), r == rank() ? own : buffers[r].bytes());
+      copy_bytes(data_of(output) + r * own.size(), r == rank() ? own : part_of(buffers, r, own.size()));
     }
   }
 

@@ -71,8 +71,11 @@ std::vector<Frame> ProcessGroup::collect() {
     if (i == rank_) continue;
     frames[i] = std::move(boxes[i]->front());
     boxes[i]->pop_front();
-    TERATRON_ASSERT(frames[i].sequence == sequence_, "rank {} is at collective {}, not {}", ranks_[i],
-                    frames[i].sequence, sequence_);
+    if (frames[i].sequence == sequence_) continue;
+    backend_.fail_locked(fmt::format("malformed message: rank {} is at collective {} of {}, not {}",
+                                     ranks_[i], frames[i].sequence, describe_group(ranks_), sequence_),
+                         ExitCode::retryable, backend_.rank());
+    throw Fault(*backend_.failure_);
   }
   return frames;
 }

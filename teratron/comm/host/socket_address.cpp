@@ -99,6 +99,15 @@ std::string own_address_towards(const std::string& address) {
   return known ? numeric_name(own, length) : "";
 }
 
+std::string peer_address(const FileDescriptor& connection) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof(storage);
+  auto* peer = reinterpret_cast<sockaddr*>(&storage);
+  const bool known = getpeername(connection.get(), peer, &length) == 0;
+  const std::string name = known ? numeric_name(peer, length) : "";
+  return name.empty() ? "?" : name;
+}
+
 FileDescriptor connect_to(const std::string& address, int port) {
   const Addresses found = numeric(address, port, SOCK_STREAM);
   if (!found) return {};
@@ -114,7 +123,10 @@ std::string to_string(const SocketAddress& address) {
 SocketAddress parse_socket_address(const std::string& text) {
   SocketAddress address;
   std::istringstream fields(text);
-  if (!(fields >> address.address >> address.port >> address.token)) {
+  const bool complete = fields >> address.address >> address.port >> address.token && fields.peek() == EOF;
+  const bool valid = complete && numeric(address.address, 0, SOCK_STREAM) && address.port > 0 &&
+                     address.port < 1 << 16 && address.token.size() == 32;
+  if (!valid) {
     throw Fault(fmt::format("'{}' is not the address of a rank: is it the same version of the program?",
                             printable(text)));
   }

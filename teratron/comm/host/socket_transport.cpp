@@ -21,6 +21,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/comm/host/flight_recorder.h"
+#include "teratron/comm/rendezvous/greeting.h"
 
 namespace teratron {
 namespace {
@@ -28,12 +29,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr size_t kReadBytes = size_t{1} << 18;
 constexpr std::chrono::seconds kFlushTimeout{2};  // for flushing queues at close()
-constexpr std::chrono::seconds kHandshakeTimeout{5};
-
-int milliseconds_until(Clock::time_point deadline) {
-  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
-  return static_cast<int>(std::clamp<int64_t>(left, 0, 1000));
-}
 
 class SocketTransport final : public Transport {
  public:
@@ -179,86 +174,69 @@ class SocketTransport final : public Transport {
   std::thread thread_;
 };
 
-/// The first bytes on a connection: the rank of the sender and the token of the receiver.
-struct Handshake {
-  int64_t rank = -1;
-  std::array<char, 32> token{};
-};
-
-Handshake handshake_of(int64_t rank, const SocketAddress& called) {
-  Handshake handshake{.rank = rank};
-  called.token.copy(handshake.token.data(), handshake.token.size());
-  return handshake;
-}
-
-/// The connecting rank; -1 if it is not a rank of this job.
-int64_t read_handshake(const FileDescriptor& connection, const SocketAddress& own, int64_t size) {
-  const timeval limit{.tv_sec = kHandshakeTimeout.count()}, none{};
-  setsockopt(connection.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-  Handshake handshake;
-  const ssize_t got = recv(connection.get(), &handshake, sizeof(handshake), MSG_WAITALL);
-  setsockopt(connection.get(), SOL_SOCKET, SO_RCVTIMEO, &none, sizeof(none));
-  const bool ours = got == sizeof(handshake) && handshake.token == handshake_of(0, own).token;
-  return ours && handshake.rank > 0 && handshake.rank < size ? handshake.rank : -1;
-}
-
 /// Connects to the lower ranks and accepts connections from the higher ones.
 class Connector {
  public:
   Connector(const SocketPeers& peers, std::chrono::milliseconds timeout)
       : peers_(peers),
-        own_(peers.addresses[peers.rank]),
         timeout_(timeout),
         deadline_(Clock::now() + timeout),
         sockets_(peers.addresses.size()) {}
 
   void connect(int64_t rank) {
     const SocketAddress& to = peers_.addresses[rank];
-    FileDescriptor connection;
-    while ((connection = connect_to(to.address, to.port)).get() < 0) {
-      if (Clock::now() >= deadline_) fail({rank});
+    const Greeting greeting{.purpose = Greeting::Purpose::transport,
+                            .caller = peers_.rank,
+                            .called = rank,
+                            .size = static_cast<int64_t>(sockets_.size())};
+    while (true) {
+      FileDescriptor connection = connect_to(to.address, to.port);
+      const bool open = connection.get() >= 0;
+      Call call(std::move(connection), greeting, key_of(rank));
+      const bool greeted = open && call.greet(deadline_) == Call::Answer::greeted;
+      if (greeted && call.prove("", deadline_)) return add(rank, std::move(call.connection()));
+      if (Clock::now() >= deadline_) fail({rank}, "");
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
-    const Handshake handshake = handshake_of(peers_.rank, to);
-    if (::send(connection.get(), &handshake, sizeof(handshake), MSG_NOSIGNAL) != sizeof(handshake))
-      fail({rank});
-    add(rank, std::move(connection));
   }
 
-  void accept_higher_ranks(const FileDescriptor& listener) {
+  void accept_higher_ranks(FileDescriptor listener) {
+    Reception reception(
+        std::move(listener),
+        {.purpose = Greeting::Purpose::transport, .called = peers_.rank, .key = key_of(peers_.rank)});
     while (true) {
       std::vector<int64_t> missing;
       for (size_t i = peers_.rank + 1; i < sockets_.size(); ++i) {
         if (sockets_[i].get() < 0) missing.push_back(static_cast<int64_t>(i));
       }
       if (missing.empty()) return;
-      if (Clock::now() >= deadline_) fail(missing);
-      pollfd polled{listener.get(), POLLIN, 0};
-      if (poll(&polled, 1, milliseconds_until(deadline_)) <= 0) continue;
-      FileDescriptor connection(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      if (connection.get() < 0) continue;
-      const int64_t rank = read_handshake(connection, own_, static_cast<int64_t>(sockets_.size()));
-      if (rank > peers_.rank) add(rank, std::move(connection));
+      std::optional<Reception::Caller> caller = reception.next(deadline_);
+      if (!caller) fail(missing, reception.strangers());
+      const bool expected = std::find(missing.begin(), missing.end(), caller->rank) != missing.end();
+      if (expected) add(caller->rank, std::move(caller->connection));
     }
   }
 
   std::vector<FileDescriptor> take() { return std::move(sockets_); }
 
  private:
+  std::string key_of(int64_t called) const {
+    return fmt::format("{} {}", peers_.secret, peers_.addresses[called].token);
+  }
+
   void add(int64_t rank, FileDescriptor connection) {
     const int yes = 1;
     setsockopt(connection.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
     sockets_[rank] = std::move(connection);
   }
 
-  [[noreturn]] void fail(const std::vector<int64_t>& missing) const {
+  [[noreturn]] void fail(const std::vector<int64_t>& missing, const std::string& strangers) const {
     const double seconds = std::chrono::duration<double>(timeout_).count();
-    throw Fault(fmt::format("rank {} could not connect to {} within {:g} s", peers_.rank,
-                            describe_ranks(missing), seconds));
+    throw Fault(fmt::format("rank {} could not connect to {} within {:g} s{}{}", peers_.rank,
+                            describe_ranks(missing), seconds, strangers.empty() ? "" : ". ", strangers));
   }
 
   const SocketPeers& peers_;
-  const SocketAddress& own_;
   const std::chrono::milliseconds timeout_;
   const Clock::time_point deadline_;
   std::vector<FileDescriptor> sockets_;
@@ -270,7 +248,7 @@ std::unique_ptr<Transport> connect_sockets(const SocketPeers& peers, FileDescrip
                                            std::chrono::milliseconds timeout) {
   Connector connector(peers, timeout);
   for (int64_t rank = 0; rank < peers.rank; ++rank) connector.connect(rank);
-  connector.accept_higher_ranks(listener);
+  connector.accept_higher_ranks(std::move(listener));
   return std::make_unique<SocketTransport>(peers.rank, connector.take());
 }
 

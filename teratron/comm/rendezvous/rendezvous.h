@@ -1,0 +1,50 @@
+// Rendezvous of a job's processes at MASTER_ADDR:MASTER_PORT. Rank 0 listens there, on that address only,
+// until all ranks have joined: every rank greets it (rendezvous/greeting.h) with its text and receives those
+// of all ranks. Under torchrun its agent's TCPStore serves instead (rendezvous/agent_store.h).
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "teratron/base/error.h"
+#include "teratron/comm/launch_env.h"
+#include "teratron/comm/rendezvous/greeting.h"
+
+namespace teratron {
+
+class Rendezvous {
+ public:
+  virtual ~Rendezvous() = default;
+  /// This node's numeric address as reachable by the other ranks.
+  virtual const std::string& own_address() const = 0;
+  /// Every rank's text (at most kMaxGreetingText bytes), by rank. To be called once. Throws Fault naming the
+  /// ranks that are missing after the timeout, UserError(config) if ranks were started inconsistently.
+  virtual std::vector<std::string> all_gather(const std::string& text) = 0;
+};
+
+/// Throws Fault if the port is in use, or if rank 0 cannot be reached within `timeout`; UserError(config) if
+/// rank 0 has another secret.
+std::unique_ptr<Rendezvous> join_rendezvous(const LaunchEnv& env, std::chrono::milliseconds timeout);
+
+/// What both kinds of rendezvous know and say.
+struct RendezvousPoint {
+  LaunchEnv env;
+  std::chrono::milliseconds timeout;
+  SteadyTime deadline = std::chrono::steady_clock::now() + timeout;
+  std::string address = {};  // numeric; of MASTER_ADDR
+
+  /// Waits until MASTER_ADDR resolves. Throws Fault.
+  void find_address();
+  std::string endpoint() const { return fmt::format("{}:{}", env.master_address, env.master_port); }
+  /// "{what} within {timeout} s. {advice}"
+  std::string timed_out(const std::string& what) const;
+  [[noreturn]] void fail(const std::string& what) const { throw Fault(timed_out(what)); }
+  [[noreturn]] void fail_unanswered() const;
+  std::string missing(const std::vector<int64_t>& ranks) const;
+};
+
+UserError inconsistent_start(const std::string& problem);
+
+}  // namespace teratron
