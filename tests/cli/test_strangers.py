@@ -1,14 +1,18 @@
 """Strangers at the rendezvous port of a job: they learn nothing, take no place and delay nothing."""
 
+import os
 import re
+import signal
 import socket
 import struct
 import subprocess
+import threading
 import time
 
 import pytest
-from jobs import start_two_machines
-from program import BINARY, JOB, environment, free_port, losses, message, needs_binary, processes, teratron
+from jobs import launch, rank_pids, start_two_machines
+from program import (BINARY, JOB, curve, environment, free_port, kept, losses, message, needs_binary, processes, steps, teratron,
+                     wait_for)
 
 pytestmark = needs_binary
 
@@ -103,7 +107,7 @@ def test_another_secret_is_named():
 
 @pytest.mark.parametrize("text,mode,says", [
     ("short\n", 0o600, "not a text of 16 or more characters"), ("0123456789abcdef", 0o640, "other users can read it: its mode is 0640"),
-    (None, 0o600, "does not exist")])
+    (None, 0o600, "No such file")])
 def test_bad_secret_files(tmp_path, text, mode, says):
     secret = tmp_path / "secret"
     if text:
@@ -131,3 +135,52 @@ def test_the_launcher_makes_a_new_secret_for_every_job(tmp_path):
         assert len(logs) == 1
         shown += logs
     assert shown[0] != shown[1] and all(re.fullmatch("[0-9a-f]{64}\n", text) for text in shown)
+
+
+def disturb(port, stop):
+    """Connections that say nothing, noise, or what a rank says, as long as the job runs."""
+    connections = []
+    words = [b"", b"\xff" * 300, HELLO.pack(MAGIC, RENDEZVOUS, 1, 0, 2, b"n" * 32)]
+    while not stop.is_set():
+        try:
+            stranger = socket.create_connection(("127.0.0.1", port), timeout=1)
+            stranger.sendall(words[len(connections) % 3])
+            connections.append(stranger)
+        except OSError:
+            time.sleep(0.01)
+    for stranger in connections:
+        stranger.close()
+
+
+def below_ephemeral_ports():
+    """A port that no connection gets as its own: who calls a free one of those again and again reaches itself."""
+    with socket.socket() as probe:
+        for port in range(21000, 32000):
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+    raise AssertionError("no free port")
+
+
+def test_restarts_among_strangers_while_nothing_reads_resume_bitwise(tmp_path):
+    whole, broken, port, stop = tmp_path / "whole", tmp_path / "broken", below_ephemeral_ports(), threading.Event()
+    launch(2, *kept(whole, 60, 10), "--tp", "2", flags=["--backend", "processes"])
+    reading, writing = os.pipe()
+    strangers = threading.Thread(target=disturb, args=(port, stop))
+    strangers.start()
+    job = subprocess.Popen([BINARY, "launch", "--nproc-per-node", "2", "--backend", "processes", "--max-restarts", "2",
+                            "--master-port", str(port), "--", "pretrain", "gpt", *kept(broken, 60, 10), "--tp", "2"],
+                           stdout=writing, stderr=writing, env=environment("comm.collective:delay=2"))
+    try:
+        for step, rank in [(15, 0), (35, 1)]:
+            wait_for(lambda step=step: step in steps(broken), f"step {step}")
+            os.kill(rank_pids(job)[rank], signal.SIGKILL)
+        code = job.wait(timeout=90)
+        os.set_blocking(reading, False)
+        assert code == 0, os.read(reading, 1 << 16).decode()[-3000:]
+    finally:
+        stop.set()
+        strangers.join()
+        job.kill()
+        os.close(writing)
+        os.close(reading)
+    assert curve(broken) == curve(whole)
