@@ -75,9 +75,10 @@ void declare(CLI::App& app, LaunchSettings& settings) {
   app.add_option("--log-dir", settings.log_directory,
                  "Directory of the ranks' logs; default: logs in the command's --run-dir or --save, or in "
                  "this directory");
-  app.add_option("--job-secret-file", settings.secret_file,
-                 "File with a secret that all machines share, mode 0600, so that ranks authenticate each other; "
-                 "default: TERATRON_JOB_SECRET, or on one machine a random one");
+  app.add_option(
+      "--job-secret-file", settings.secret_file,
+      "File with a secret that all machines share, mode 0600, so that ranks authenticate each other; "
+      "default: TERATRON_JOB_SECRET, or on one machine a random one");
   app.add_option("--config-file", settings.config_file, "Accelerate's config file");
   app.add_flag("--use-cpu,--cpu", settings.use_cpu, "Compute on CPUs even if there are GPUs");
 }
