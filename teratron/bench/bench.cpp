@@ -72,7 +72,7 @@ std::optional<BenchResult> bench(const Arguments& args, World& world, const Stop
                                  const BenchOptions& options) {
   const Mesh mesh(mesh_options(args), world);
   const Registry registry;
-  TrainLoop loop(args, mesh, signals, {find_family("gpt"), registry});
+  TrainLoop loop(args, mesh, signals, {find_family(options.family), registry});
   const at::Device device = choose_device(args);
   BenchResult result{.name = options.name,
                      .device = device_name(device),

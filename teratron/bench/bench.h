@@ -20,6 +20,7 @@ class World;
 
 struct BenchOptions {
   std::string name;  // for the report: the shape and the flags that override it
+  std::string family = "gpt";
   double warm_up_seconds = 10.0;
   int64_t steps = 60;          // timed
   int64_t profiled_steps = 5;  // after the timed ones; 0: none. Needs a GPU.

@@ -38,6 +38,10 @@ constexpr BenchShape shapes[] = {
      "--group-query-attention --num-query-groups 8 --seq-length 8192 --max-position-embeddings 8192 "
      "--micro-batch-size 1 --vocab-size 128255 --position-embedding-type rope --rotary-base 500000 "
      "--normalization RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights"},
+    {"bert-large",
+     "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 512 "
+     "--max-position-embeddings 512 --micro-batch-size 64 --vocab-size 30521",
+     "bert"},
 };
 
 constexpr std::string_view common =
@@ -62,18 +66,20 @@ std::string bench_shape_names() {
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-std::vector<std::string> shape_flags(std::string_view name) {
+const BenchShape& find_bench_shape(std::string_view name) {
   for (const BenchShape& shape : shapes) {
-    if (shape.name == name) {
-      std::vector<std::string> words;
-      append_words(words, common);
-      append_words(words, shape.flags);
-      return words;
-    }
+    if (shape.name == name) return shape;
   }
   throw config_error({.what = fmt::format("unknown shape '{}'", printable(name)),
                       .where = "--shape",
                       .fix = "Use one of: " + bench_shape_names()});
+}
+
+std::vector<std::string> flags_of(const BenchShape& shape) {
+  std::vector<std::string> words;
+  append_words(words, common);
+  append_words(words, shape.flags);
+  return words;
 }
 
 }  // namespace teratron

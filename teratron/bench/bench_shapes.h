@@ -1,4 +1,4 @@
-// Model shapes to benchmark, as flags of `teratron pretrain gpt`.
+// Model shapes to benchmark, as flags of `teratron pretrain`.
 #pragma once
 
 #include <span>
@@ -11,13 +11,16 @@ namespace teratron {
 struct BenchShape {
   std::string_view name;
   std::string_view flags;  // separated by spaces
+  std::string_view family = "gpt";
 };
 
 std::span<const BenchShape> bench_shapes();
 /// Their names, comma-separated.
 std::string bench_shape_names();
 
-/// Common flags (mock data, no dropout), then the shape's. UserError(config) for an unknown name.
-std::vector<std::string> shape_flags(std::string_view name);
+/// UserError(config) for an unknown name.
+const BenchShape& find_bench_shape(std::string_view name);
+/// Common flags (mock data, no dropout), then the shape's.
+std::vector<std::string> flags_of(const BenchShape& shape);
 
 }  // namespace teratron

@@ -44,15 +44,17 @@ int bench_command(std::span<const std::string> args) {
       ->capture_default_str();
   app.add_option("--json", options.json, "JSON file to write the result to");
   app.allow_extras();
-  app.footer("All other flags are those of `teratron pretrain gpt` and override those of the shape.");
+  app.footer("All other flags are those of `teratron pretrain` and override those of the shape.");
   if (!parse_command(app, args)) return 0;
-  std::vector<std::string> flags = shape_flags(options.shape);
+  const BenchShape& shape = find_bench_shape(options.shape);
+  std::vector<std::string> flags = flags_of(shape);
   if (options.precision != "fp32") flags.push_back("--" + options.precision);
   const std::vector<std::string> extra = app.remaining();
   flags.insert(flags.end(), extra.begin(), extra.end());
   options.bench.name = fmt::format("{}{}{}", options.shape, extra.empty() ? "" : " ", fmt::join(extra, " "));
   const Registry registry;
-  const JobModel model{find_family("gpt"), registry};
+  options.bench.family = shape.family;
+  const JobModel model{find_family(shape.family), registry};
   return run_job(flags, model, [&](const ParsedArguments& parsed, World& world, const StopSignals& signals) {
     const std::optional<BenchResult> result = bench(parsed.args, world, signals, options.bench);
     if (!result) return ExitCode::ok;

@@ -132,7 +132,7 @@ std::string as_flags(const nlohmann::json& settings) {
   const nlohmann::json defaults = nlohmann::json::parse(to_json(Arguments()));
   std::string text;
   for (const auto& [name, value] : settings.items()) {
-    if (name == "seq_length" || value == defaults.at(name)) continue;
+    if (name == "seq_length" || !defaults.contains(name) || value == defaults.at(name)) continue;
     if (value == false) {
       const std::string_view off = arguments_schema().field(name).traits.off;
       text += fmt::format(" {}", off.substr(0, off.find(' ')));
@@ -155,6 +155,7 @@ HfTokenizerFiles files_of(const TokenizerOptions& options) {
   if (options.type == "GPT2BPETokenizer") {
     return {{"vocab.json", options.vocab_file}, {"merges.txt", options.merge_file}};
   }
+  if (options.type.starts_with("BertWordPiece")) return {{"vocab.txt", options.vocab_file}};
   if (options.type != "HuggingFaceTokenizer") return {};
   const fs::path path = options.tokenizer_model;
   return hf_tokenizer_files(fs::is_directory(path) ? path : path.parent_path());
@@ -213,6 +214,7 @@ int convert(Flags& flags) {
   const ConversionReport report =
       importing ? import_hf({.source = source, .destination = flags.save, .dtype = parse_dtype(flags.dtype)})
                 : export_from(source, flags);
+  for (const std::string& line : report.notices) notice_line(line);
   if (flags.print_structure) print_tensors(open_checkpoint(importing ? report.result : source));
   print("wrote {} ({} tensors, {} elements)", printable(report.result.string(), 4096), report.tensors,
         report.elements);

@@ -204,7 +204,8 @@ int generate_command(std::span<const std::string> args) {
   if (parsed.args.num_threads) at::set_num_threads(static_cast<int>(*parsed.args.num_threads));
   run_tensor_parallel(parsed, [&](const Mesh& mesh) {
     LoadedModel loaded = load_for_inference(
-        parsed, {.dtype = model_dtype(parsed.args), .device = choose_device(parsed.args)}, mesh);
+        parsed, {.dtype = model_dtype(parsed.args), .device = choose_device(parsed.args), .generates = true},
+        mesh);
     generate_texts(loaded, mesh);
   });
   return 0;

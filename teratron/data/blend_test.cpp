@@ -108,18 +108,19 @@ GPTDataOptions builder_options(const json& c) {
     return list;
   };
   if (c.contains("blend")) {
-    options.data_path = items(c["blend"]);
-    options.split = c["split"];
+    options.sources.data_path = items(c["blend"]);
+    options.sources.split = c["split"];
   } else {
     for (size_t s = 0; s < 3; ++s) {
-      if (!c["blend_per_split"][s].is_null()) options.split_data_path[s] = items(c["blend_per_split"][s]);
+      if (!c["blend_per_split"][s].is_null())
+        options.sources.split_data_path[s] = items(c["blend_per_split"][s]);
     }
   }
   for (size_t s = 0; s < 3; ++s) {
-    options.samples[s].reset();
-    if (!c["sizes"][s].is_null()) options.samples[s] = c["sizes"][s].get<int64_t>();
+    options.sources.samples[s].reset();
+    if (!c["sizes"][s].is_null()) options.sources.samples[s] = c["sizes"][s].get<int64_t>();
   }
-  options.surplus = c.value("mid_level_dataset_surplus", 0.005);
+  options.sources.surplus = c.value("mid_level_dataset_surplus", 0.005);
   options.masks = {.eod_id = 99, .vocab_size = 100};
   return options;
 }
@@ -169,40 +170,42 @@ std::string error_of(const GPTDataOptions& options, ExitCode kind) {
 
 TEST(GPTBuilder, InvalidOptions) {
   const std::string six = fixture("corpora/six").string();
-  const GPTDataOptions good{.data_path = {six}, .split = "1", .sequence_length = 4, .samples = {5, 0, 0}};
+  const GPTDataOptions good{.sources = {.data_path = {six}, .split = "1", .samples = {5, 0, 0}},
+                            .sequence_length = 4};
   EXPECT_EQ(error_of(good, ExitCode::config), "");
   auto options = good;
   options.sequence_length = 0;
-  options.data_path = {};
-  options.samples[0] = -1;
+  options.sources.data_path = {};
+  options.sources.samples[0] = -1;
   const std::string all = error_of(options, ExitCode::config);
   for (const char* part : {"no data given", "--seq-length", "-1 train samples"}) {
     EXPECT_NE(all.find(part), std::string::npos) << all;
   }
   options = good;
-  options.mock_data = true;
+  options.sources.mock_data = true;
   EXPECT_NE(error_of(options, ExitCode::config).find("more than one source"), std::string::npos);
-  options.data_path.clear();
+  options.sources.data_path.clear();
   EXPECT_NE(error_of(options, ExitCode::config).find("needs a vocabulary size"), std::string::npos);
   options = good;
-  options.data_path = {"0", six};
+  options.sources.data_path = {"0", six};
   EXPECT_NE(error_of(options, ExitCode::config).find("not a positive number"), std::string::npos);
-  options.data_path = {"1", six};
-  options.samples[0].reset();
+  options.sources.data_path = {"1", six};
+  options.sources.samples[0].reset();
   EXPECT_NE(error_of(options, ExitCode::config).find("number of train samples"), std::string::npos);
   options = good;
-  options.data_path = {six + "-missing"};
+  options.sources.data_path = {six + "-missing"};
   EXPECT_NE(error_of(options, ExitCode::data).find("six-missing.idx"), std::string::npos);
 }
 
 TEST(GPTBuilder, SplitsWithoutSequences) {
   const std::string one = fixture("corpora/one").string();
-  GPTDataOptions options{.data_path = {one}, .split = "969,30,1", .sequence_length = 4, .samples = {5, 5, 5}};
+  GPTDataOptions options{.sources = {.data_path = {one}, .split = "969,30,1", .samples = {5, 5, 5}},
+                         .sequence_length = 4};
   const Datasets built = build_gpt_datasets(options);
   EXPECT_NE(built.train, nullptr);
   EXPECT_EQ(built.valid, nullptr);
   EXPECT_EQ(built.test, nullptr);
-  options.split = "1,98,1";
+  options.sources.split = "1,98,1";
   EXPECT_NE(error_of(options, ExitCode::data).find("the train split has none"), std::string::npos);
 }
 
@@ -215,11 +218,11 @@ TEST(GPTBuilder, SplitsWithoutSamplesAreNotBuiltAndOthersAreNamed) {
   }
   builder.finalize();
   GPTDataOptions options{
-      .data_path = {folder / "a"}, .split = "1,1", .sequence_length = 4, .samples = {5, 0, 0}};
+      .sources = {.data_path = {folder / "a"}, .split = "1,1", .samples = {5, 0, 0}}, .sequence_length = 4};
   const Datasets built = build_gpt_datasets(options);
   EXPECT_NE(built.train, nullptr);
   EXPECT_EQ(built.valid, nullptr);
-  options.samples[1] = 5;
+  options.sources.samples[1] = 5;
   const std::string error = error_of(options, ExitCode::data);
   EXPECT_NE(error.find("the valid split: 1 sequences with 1 tokens"), std::string::npos) << error;
   EXPECT_NE(error.find("--eval-iters 0"), std::string::npos) << error;
@@ -227,8 +230,8 @@ TEST(GPTBuilder, SplitsWithoutSamplesAreNotBuiltAndOthersAreNamed) {
 
 TEST(GPTBuilder, PrefixMayHaveASuffix) {
   const std::string six = fixture("corpora/six").string();
-  const GPTDataOptions options{
-      .data_path = {six + ".bin"}, .split = "1", .sequence_length = 4, .samples = {5, 0, 0}};
+  const GPTDataOptions options{.sources = {.data_path = {six + ".bin"}, .split = "1", .samples = {5, 0, 0}},
+                               .sequence_length = 4};
   EXPECT_NE(build_gpt_datasets(options).train, nullptr);
 }
 
@@ -257,8 +260,9 @@ TEST(GPTBuilder, DataPathsFromFiles) {
 }
 
 TEST(GPTBuilder, MockData) {
-  const GPTDataOptions options{
-      .mock_data = true, .sequence_length = 8, .samples = {7, 3, 0}, .masks = {.vocab_size = 50}};
+  const GPTDataOptions options{.sources = {.mock_data = true, .samples = {7, 3, 0}},
+                               .sequence_length = 8,
+                               .masks = {.vocab_size = 50}};
   const Datasets built = build_gpt_datasets(options);
   EXPECT_EQ(built.train->size(), 7);
   EXPECT_EQ(built.valid->size(), 3);

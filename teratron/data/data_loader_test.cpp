@@ -174,10 +174,9 @@ TEST(DataLoader, ResumeFromConsumedSamples) {
 }
 
 TEST(DataLoader, ReturnsSegmentStarts) {
-  GPTDataOptions options{.data_path = {fixture("corpora/wide").string()},
-                         .split = "1",
-                         .sequence_length = 8,
-                         .samples = {50, 0, 0}};
+  GPTDataOptions options{
+      .sources = {.data_path = {fixture("corpora/wide").string()}, .split = "1", .samples = {50, 0, 0}},
+      .sequence_length = 8};
   options.masks = {.eod_id = 99, .reset_attention_mask = true, .vocab_size = 100};
   const auto train = build_gpt_datasets(options).train;
   DataLoader loader(train, gpt_schema(8, options.masks), {.sampler = {.micro_batch_size = 4}});

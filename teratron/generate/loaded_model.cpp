@@ -78,6 +78,11 @@ LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOpti
   loaded.parameters = std::make_unique<ParameterSet>(
       ParameterSet::Options{.dtype = options.dtype, .device = options.device, .seed = 0});
   const ModelPlan plan = find_family(saved.family).plan(loaded.args, saved.vocabulary);
+  if (options.generates && !plan.generates) {
+    throw config_error({.what = fmt::format("models of family {} do not generate text", saved.family),
+                        .where = path->string(),
+                        .fix = "Use a GPT"});
+  }
   loaded.model = language_model(plan, *loaded.parameters, tp);
   load_weights(*loaded.parameters, *path, world);
   return loaded;

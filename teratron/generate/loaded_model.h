@@ -21,6 +21,7 @@ struct LoadedModel {
 struct InferenceOptions {
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;
+  bool generates = false;  // text; refused for models that do not
 };
 
 /// Reads --load (and --ckpt-step). UserError(checkpoint) if there is no checkpoint. Collective.

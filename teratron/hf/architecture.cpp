@@ -1,5 +1,6 @@
 #include "teratron/hf/architecture.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <vector>
 
@@ -40,6 +41,17 @@ std::string read_config(const std::string& path) {
                    {.kind = ExitCode::config});
 }
 
+// A family trains its own models only; programs that train none take any.
+void check_family(std::string_view program, const HfModel& model) {
+  const std::string_view family = model.family->family;
+  const auto& all = hf_families();
+  if (family == program || std::ranges::find(all, program, &HfFamily::family) == all.end()) return;
+  throw config_error(
+      {.what = fmt::format("a model of type {} is not trained as {}", model.family->model_type, program),
+       .where = model.where,
+       .fix = fmt::format("Use `teratron pretrain {}`", family)});
+}
+
 // Mock data without a tokenizer has the model's vocabulary.
 bool takes_vocabulary(const Arguments& given) {
   return given.mock_data && !given.tokenizer_type && !given.tokenizer_model && !given.vocab_file &&
@@ -62,11 +74,15 @@ void add_architecture(const Schema& schema, const HfModel& model, const Argument
 
 }  // namespace
 
-ParseResult architecture_settings(const Schema& schema, const ParseResult& given) {
+ParseResult architecture_settings(std::string_view program, const Schema& schema, const ParseResult& given) {
   Arguments args;
   const Sources sources = apply(given, &args);
   const auto& [preset, file] = std::tie(args.model_preset, args.hf_config);
   ParseResult settings;
+  const auto add = [&](const HfModel& model) {
+    check_family(program, model);
+    add_architecture(schema, model, args, settings);
+  };
   try {
     if (preset && file)
       throw config_error(
@@ -74,9 +90,9 @@ ParseResult architecture_settings(const Schema& schema, const ParseResult& given
     if (preset) {
       const std::string& where = sources.at("model_preset");
       const std::string text = preset_config(*preset, where);
-      add_architecture(schema, parse_hf_config(text, fmt::format("{} {}", where, *preset)), args, settings);
+      add(parse_hf_config(text, fmt::format("{} {}", where, *preset)));
     } else if (file) {
-      add_architecture(schema, parse_hf_config(read_config(*file), printable(*file, 4096)), args, settings);
+      add(parse_hf_config(read_config(*file), printable(*file, 4096)));
     }
   } catch (const UserError& error) {
     settings.problems.insert(settings.problems.end(), error.problems().begin(), error.problems().end());

@@ -8,6 +8,6 @@ namespace teratron {
 /// The settings of the last model_preset or hf_config in `given`, which overrides them: sizes, positions,
 /// norms, activation, biases, dropout, the sequence length; not the vocabulary, which is the tokenizer's.
 /// Problems (an unknown preset, both given, an unreadable config.json) are added to the result.
-ParseResult architecture_settings(const Schema& schema, const ParseResult& given);
+ParseResult architecture_settings(std::string_view program, const Schema& schema, const ParseResult& given);
 
 }  // namespace teratron

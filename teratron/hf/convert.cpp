@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include "teratron/base/file.h"
+#include "teratron/base/json.h"
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/directory.h"
 #include "teratron/hf/float_convert.h"
@@ -120,6 +121,13 @@ void check_import(const HfImport& request, const HfFamily& family, const Sharded
 json tokenizer_settings(const fs::path& folder) {
   const HfTokenizerFiles files = hf_tokenizer_files(fs::absolute(folder));
   const auto path = [&files](const char* name) { return files.at(name).lexically_normal().string(); };
+  if (files.contains("vocab.txt")) {
+    const bool lower_case = !files.contains("tokenizer_config.json") ||
+                            read_json(files.at("tokenizer_config.json"), {.kind = ExitCode::checkpoint})
+                                .value("do_lower_case", true);
+    return {{"tokenizer_type", lower_case ? "BertWordPieceLowerCase" : "BertWordPieceCase"},
+            {"vocab_file", path("vocab.txt")}};
+  }
   if (files.contains("tokenizer.json"))
     return {{"tokenizer_type", "HuggingFaceTokenizer"}, {"tokenizer_model", path("tokenizer.json")}};
   if (!files.contains("vocab.json") || !files.contains("merges.txt")) return json::object();
@@ -163,14 +171,16 @@ void write_export(const HfExport& request, const fs::path& directory, Conversion
   for (const auto& [name, file] : request.tokenizer)
     write_text(directory / name, read_text(file, {.kind = ExitCode::checkpoint}), ExitCode::checkpoint);
   report.tensors = static_cast<int64_t>(outputs.size());
+  report.notices = model.notices;
 }
 
 }  // namespace
 
 HfTokenizerFiles hf_tokenizer_files(const fs::path& folder) {
   HfTokenizerFiles files;
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
-                           "merges.txt", "tokenizer.model", "added_tokens.json", "chat_template.jinja"}) {
+  for (const char* name :
+       {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt",
+        "vocab.txt", "tokenizer.model", "added_tokens.json", "chat_template.jinja"}) {
     std::error_code ignored;
     if (fs::is_regular_file(folder / name, ignored)) files[name] = folder / name;
   }
@@ -189,6 +199,7 @@ ConversionReport import_hf(const HfImport& request) {
   if (!files.has(tensors[0].sources[0].name)) tensors = hf_tensors(model, count);
   check_import(request, *model.family, files, tensors);
   model.settings.update(tokenizer_settings(request.source));
+  model.settings["model_family"] = model.family->family;
   SaveRequest save{
       .directory = request.destination, .iteration = 0, .config = model.settings.dump(), .writers = 1};
   ConversionReport report{.tensors = static_cast<int64_t>(tensors.size())};

@@ -41,6 +41,7 @@ struct ConversionReport {
   std::filesystem::path result;
   int64_t tensors = 0;
   int64_t elements = 0;
+  std::vector<std::string> notices = {};  // for the user
 };
 
 /// Weights and settings, including the paths of the folder's tokenizer; no optimizer state or counters (train

@@ -64,8 +64,10 @@ void write_key(const HfKey& row, const CheckpointInfo& info, HfConfig& config) {
 // "a.*.b" in a layer.
 std::string in_layer(std::string_view prefix, int64_t layer) {
   std::string name(prefix);
-  if (const size_t star = name.find('*'); star != name.npos) name.replace(star, 1, std::to_string(layer));
-  return name;
+  const size_t star = name.find('*');
+  if (star == name.npos) return name;
+  const bool next = name.compare(star, 3, "*+1") == 0;
+  return name.replace(star, next ? 3 : 1, std::to_string(next ? layer + 1 : layer));
 }
 
 HfTensor weight_of(const HfTensorRow& row, const json& settings) {
@@ -131,19 +133,27 @@ HfModel hf_model_of(const CheckpointInfo& info) {
   const std::string where = printable(info.path.string(), 4096);
   std::vector<std::string> unknown;
   const json settings = json::parse(to_json(arguments_from_json(info.config, where, &unknown)));
+  const std::string trained = json::parse(info.config).value("model_family", "gpt");
   std::map<size_t, std::vector<std::string>> refusals;  // by number of problems
   for (const HfFamily& family : hf_families()) {
+    if (family.family != trained) continue;
     HfConfig config{.settings = settings};
     for (const HfKey& key : family.keys) write_key(key, info, config);
     for (const HfTensorGroup& group : family.tensors) {
       const std::string first = in_layer(group.ours, 0) + std::string(group.rows[0].name);
-      if (!group.layers.empty() && !info.tensors.contains(first))
+      if (!group.layers.empty() && group.span == HfLayers::all && !info.tensors.contains(first))
         config.problem("tensor \"{}\" is missing", first);
     }
     const auto& problems = config.problems;
-    if (problems.empty()) return {&family, std::move(config.settings), std::move(config.keys), where};
+    if (problems.empty())
+      return {&family, std::move(config.settings), std::move(config.keys), where, std::move(config.notices)};
     refusals[problems.size()].push_back(fmt::format("{} ({})", family.model_type, fmt::join(problems, "; ")));
   }
+  if (refusals.empty())
+    throw checkpoint_error(
+        {.what = fmt::format("models of family '{}' have no form in transformers", trained),
+         .where = where,
+         .fix = "Use the checkpoint with the program that trained it"});
   throw checkpoint_error({.what = fmt::format("no Hugging Face model has these settings. Closest: {}",
                                               fmt::join(refusals.begin()->second, ", ")),
                           .where = where,
@@ -184,7 +194,9 @@ std::vector<HfTensor> hf_tensors(const HfModel& model, size_t most_layers, std::
       throw checkpoint_error(
           {.what = fmt::format("{} layers, but only {} tensors", layers, most_layers), .where = model.where});
     const std::string_view theirs = group.theirs.substr(group.theirs.starts_with(strip) ? strip.size() : 0);
-    for (int64_t layer = 0; layer < layers; ++layer) {
+    const int64_t begin = group.span == HfLayers::last ? layers - 1 : 0;
+    const int64_t end = group.span == HfLayers::but_last ? layers - 1 : layers;
+    for (int64_t layer = begin; layer < end; ++layer) {
       for (const HfTensorRow& row : group.rows) {
         if (!row.options.when.empty() && !is_set(row.options.when)) continue;
         HfTensor weight = weight_of(row, model.settings);

@@ -18,9 +18,10 @@ namespace teratron {
 
 struct HfModel {
   const HfFamily* family = nullptr;
-  nlohmann::json settings;  // object: Megatron-LM's argument names -> values
-  nlohmann::json keys;      // for export: of config.json
-  std::string where;        // the file or checkpoint, for errors
+  nlohmann::json settings;                // object: Megatron-LM's argument names -> values
+  nlohmann::json keys;                    // for export: of config.json
+  std::string where;                      // the file or checkpoint, for errors
+  std::vector<std::string> notices = {};  // for export: what transformers computes slightly differently
 };
 
 /// `where` names the file in errors.

@@ -20,6 +20,20 @@ std::span<const Family> families() {
   return all;
 }
 
+DataSources data_sources(const DataRequest& request) {
+  const Arguments& args = request.args;
+  DataSources sources{
+      .data_path = args.data_args_path ? read_data_args(*args.data_args_path) : args.data_path,
+      .split = args.split.value_or("969, 30, 1"),
+      .split_data_path = {args.train_data_path, args.valid_data_path, args.test_data_path},
+      .mock_data = args.mock_data,
+      .samples = request.samples,
+      .surplus = args.mid_level_dataset_surplus};
+  if (args.per_split_data_args_path)
+    sources.split_data_path = read_per_split_data_args(*args.per_split_data_args_path);
+  return sources;
+}
+
 const Family& find_family(std::string_view name, std::span<const Family> more) {
   std::vector<std::string_view> names;
   for (const std::span<const Family> list : {more, families()}) {

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "teratron/data/dataset.h"
+#include "teratron/data/dataset_builder.h"
 #include "teratron/models/model_plan.h"
 #include "teratron/settings/arguments.h"
 #include "teratron/tokenizer/tokenizer.h"
@@ -23,6 +23,9 @@ struct DataRequest {
   const Tokenizer& tokenizer;
   std::array<std::optional<int64_t>, 3> samples = {};
 };
+
+/// What the data flags select.
+DataSources data_sources(const DataRequest& request);
 
 struct Family {
   std::string_view name;     // "gpt": of the command line, and in checkpoints

@@ -47,7 +47,11 @@ int64_t hf_size(const json& settings, std::string_view expression) {
 const std::vector<HfFamily>& hf_families() {
   static const std::vector<HfFamily> families = [] {
     std::vector<HfFamily> all;
-#define TERATRON_FAMILY(name) std::ranges::move(name##_hf_families(), std::back_inserter(all));
+#define TERATRON_FAMILY(name)                   \
+  for (HfFamily & one : name##_hf_families()) { \
+    one.family = #name;                         \
+    all.push_back(std::move(one));              \
+  }
 #include "teratron/models/families.def"
 #undef TERATRON_FAMILY
     return all;

@@ -22,6 +22,7 @@ struct HfConfig {
   nlohmann::json keys = nlohmann::json::object();
   nlohmann::json settings = nlohmann::json::object();
   std::vector<std::string> problems = {};  // what the other side does not have
+  std::vector<std::string> notices = {};   // what the other side has only nearly
 
   /// Whether the key is there and not null.
   bool has(std::string_view key) const { return keys.contains(key) && !keys[key].is_null(); }
@@ -81,12 +82,16 @@ struct HfTensorRow {
   HfTensorOptions options = {};
 };
 
-/// Rows with common prefixes. A '*' in both is a layer: all rows of layer 0, then of layer 1, ...
+enum class HfLayers : uint8_t { all, but_last, last };
+
+/// Rows with common prefixes. A '*' in both is a layer: all rows of layer 0, then of layer 1, ... "*+1" is
+/// the layer after it.
 struct HfTensorGroup {
   std::string_view ours;
   std::string_view theirs;
   std::vector<HfTensorRow> rows;
   std::string_view layers = {};  // the setting that counts them
+  HfLayers span = HfLayers::all;
 };
 
 struct HfFamily {
@@ -96,9 +101,10 @@ struct HfFamily {
   std::vector<HfKey> keys;
   std::vector<HfTensorGroup> tensors;          // in the order of the forward pass
   std::vector<std::string_view> buffers = {};  // ends of names that hold no parameters: masks, rotary tables
+  std::string_view family = {};                // of families.def; set by hf_families()
 };
 
-/// Of all models. Export takes the first that has the settings.
+/// Of all models. Export takes the first of the family that has the settings.
 const std::vector<HfFamily>& hf_families();
 
 }  // namespace teratron

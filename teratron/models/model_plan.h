@@ -56,6 +56,7 @@ struct ModelPlan {
   int64_t vocabulary = 0;
   int64_t padded_vocabulary = 0;
   int64_t max_positions = 0;  // of a sequence
+  bool generates = true;      // text, token by token; false: attention is not causal
   ModelBuilder build;
   std::optional<PipelineSplit> split = {};  // encoder and decoder on different pipeline stages
   /// FLOPs, memory and time of a stage follow from it.

@@ -5,7 +5,9 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "teratron/base/error.h"
 #include "teratron/kernels/loss/cross_entropy.h"
+#include "teratron/kernels/pointwise/activation.h"
 #include "teratron/nn/autograd.h"
 
 namespace teratron {
@@ -46,21 +48,30 @@ bool fuses_gradient(const ParallelMatmul& head, const at::Tensor& logits) {
   return head.group().size == 1 && !head.product().quantized() && has_cross_entropy_with_gradient(logits);
 }
 
+void accumulate_bias_grad(Parameter& bias, const Matmul::Operand& dlogits) {
+  TERATRON_ASSERT(dlogits.rows.scalar_type() == bias.tensor.scalar_type(), "the gradient is quantized");
+  const at::Tensor sum = column_sum(dlogits.rows);
+  accumulate_grad(bias, dlogits.scale_inv.defined() ? sum * dlogits.scale_inv : sum);
+}
+
 struct OutputLosses : torch::autograd::Function<OutputLosses> {
   struct Args {
     const ParallelMatmul* head;
     int64_t vocabulary;
-    bool training;  // backward will run
+    Parameter* bias;  // null: none
+    bool training;    // backward will run
   };
 
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& /*weight*/,
                             const at::Tensor& targets, const Args& args) {
-    const auto& [head, vocabulary, training] = args;
-    const auto [logits_SBV, input] = head->forward(x, {}, training);
+    const auto& [head, vocabulary, bias, training] = args;
+    const auto [logits_SBV, input] =
+        head->forward(x, {.bias_O = bias ? bias->tensor : at::Tensor()}, training);
     const at::Tensor logits = as_rows(logits_SBV), rows = targets.reshape(-1).contiguous();
     const VocabRange range = local_range(logits.size(1), vocabulary, head->group().rank);
     save_releasable(context, "logits", logits);
     save_pointer(context, "head", head);
+    save_pointer(context, "bias", bias);
     context->saved_data["first"] = range.first;
     context->saved_data["columns"] = range.columns;
     context->saved_data["shape"] = logits_SBV.sizes();
@@ -96,6 +107,7 @@ struct OutputLosses : torch::autograd::Function<OutputLosses> {
     ParallelMatmul::SavedInput x = head.gather_again({saved[0], saved[1]});
     // In FP8 the logits are freed before the GEMMs.
     const Matmul::Operand dlogits = logits_grad_operand(context, head, gradients[0].reshape(-1).contiguous());
+    if (auto* const bias = saved_pointer<Parameter>(context, "bias")) accumulate_bias_grad(*bias, dlogits);
     const at::Tensor dx = head.backward(std::move(x), dlogits, shape, context->needs_input_grad(0));
     return {dx, at::Tensor(), at::Tensor(), at::Tensor()};
   }
@@ -104,9 +116,10 @@ struct OutputLosses : torch::autograd::Function<OutputLosses> {
 }  // namespace
 
 at::Tensor linear_cross_entropy(const at::Tensor& x_SBH, const ParallelMatmul& head,
-                                const at::Tensor& targets_SB, int64_t vocabulary) {
+                                const at::Tensor& targets_SB, int64_t vocabulary, Parameter* bias) {
   register_use(head.weight());
-  const OutputLosses::Args args{&head, vocabulary, at::GradMode::is_enabled()};
+  if (bias) register_use(*bias);
+  const OutputLosses::Args args{&head, vocabulary, bias, at::GradMode::is_enabled()};
   return OutputLosses::apply(x_SBH, head.weight().tensor, targets_SB, args);
 }
 

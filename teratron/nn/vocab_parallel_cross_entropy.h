@@ -8,11 +8,12 @@
 namespace teratron {
 
 /// loss[s, b] = log(sum_v exp(logits[s, b, v])) - logits[s, b, target[s, b]], in fp32 (fp64 for fp64 logits),
-/// logits = x W^T.
+/// logits = x W^T + bias.
 ///
 /// x [S, B, hidden] or this rank's sequence shard, `head` a column layer with W [padded / tp, hidden],
-/// targets [S, B] with S global. Only the first `vocabulary` (global) of the padded columns count.
+/// targets [S, B] with S global, `bias` [padded / tp] or null. Only the first `vocabulary` (global) of the
+/// padded columns count.
 at::Tensor linear_cross_entropy(const at::Tensor& x_SBH, const ParallelMatmul& head,
-                                const at::Tensor& targets_SB, int64_t vocabulary);
+                                const at::Tensor& targets_SB, int64_t vocabulary, Parameter* bias = nullptr);
 
 }  // namespace teratron

@@ -1,12 +1,12 @@
 // The bytes that operators declare against those that a built GPT allocates.
 #include <ATen/Parallel.h>
 #include <c10/core/CachingDeviceAllocator.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
 
 #include "teratron/comm/host/thread_world.h"
 #include "teratron/models/gpt/gpt_operators.h"
 #include "teratron/plan/operator_costs.h"
+#include "teratron/testing/memory_meter.h"
 #include "teratron/testing/models.h"
 #include "teratron/train/device/device.h"
 
@@ -15,22 +15,6 @@ namespace {
 
 using Granularity = RecomputeConfig::Granularity;
 using Method = RecomputeConfig::Method;
-
-// Bytes of tensors that this thread allocates on the CPU.
-class Meter : public c10::MemoryReportingInfoBase {
- public:
-  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
-    live_ += bytes;
-    peak_ = std::max(peak_, live_);
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-  int64_t live() const { return live_; }
-  int64_t peak() const { return peak_; }
-
- private:
-  int64_t live_ = 0;
-  int64_t peak_ = 0;
-};
 
 constexpr TestSizes sizes{.hidden = 64,
                           .ffn_hidden = 256,
@@ -83,15 +67,14 @@ Bytes allocated(const Case& test, const StageSpec& stage, const TensorParallel& 
         at::randn({rows, 4, test.config.hidden}, at::TensorOptions().dtype(test.dtype)).requires_grad_());
   }
   backward(forward(model, input, batch));
-  const auto meter = std::make_shared<Meter>();
-  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+  const MemoryMeter meter;
   const at::Tensor output = forward(model, input, batch);
   // The first layer saves the received input, which is not counted; a sent output is not saved.
   const at::Tensor& received = input["hidden"];
-  const auto saved = static_cast<double>(meter->live() + (received.defined() ? received.nbytes() : 0) -
+  const auto saved = static_cast<double>(meter.live() + (received.defined() ? received.nbytes() : 0) -
                                          (stage.head ? 0 : output.nbytes()));
   backward(output);
-  return {saved, static_cast<double>(meter->peak())};
+  return {saved, static_cast<double>(meter.peak())};
 }
 
 Case with_recompute(Case test, const std::string& name, const RecomputeConfig& recompute) {

@@ -100,7 +100,7 @@ ParsedArguments parse_arguments(std::string_view program, std::span<const std::s
   append(given, std::move(flags));
   ParseResult result;
   if (options.architecture) {
-    result = options.architecture(schema, given);
+    result = options.architecture(parsed.program, schema, given);
   } else {
     assert_no_architecture(given);
   }

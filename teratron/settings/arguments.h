@@ -62,7 +62,8 @@ struct ParsedArguments {
 
 /// Returns the settings of a named architecture (--model-preset, --hf-config); those in `given` override
 /// them.
-using ArchitectureResolver = std::function<ParseResult(const Schema& schema, const ParseResult& given)>;
+using ArchitectureResolver =
+    std::function<ParseResult(std::string_view program, const Schema& schema, const ParseResult& given)>;
 
 struct ParseOptions {
   bool refuse_planned = true;   // false: accept settings that are not implemented yet (planning, conversion)

@@ -122,7 +122,7 @@ std::vector<std::string> resume_notices(const std::string& saved, const std::str
       "dataloader_type "
       "data_sharding eod_mask_loss clip_grad weight_decay adam_beta1 adam_beta2 reset_position_ids "
       "sgd_momentum "
-      "rampup_batch_size global_batch_size";
+      "rampup_batch_size global_batch_size mask_prob short_seq_prob";
   const json before = json::parse(saved);
   const json now = json::parse(current);
   std::vector<std::string> lines;

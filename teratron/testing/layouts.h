@@ -53,12 +53,21 @@ struct TestData {
   bool documents = false;  // attention stops at document bounds
 };
 
+EngineOptions engine_options(const ModelPlan& model, const Layout& layout, at::ScalarType dtype);
 EngineOptions engine_options(const GPTConfig& config, const Layout& layout, at::ScalarType dtype);
 /// One step on this rank, on random samples with seed `step`: the same for every layout.
 PendingStep train_step(TrainEngine& engine, const Layout& layout, const TestData& data, int64_t step,
                        const Optimizer::Hyperparameters& hyper);
 /// The micro-batch of the given samples of a step.
 MicroBatch test_batch(const TestData& data, int64_t vocabulary, int64_t step, FlatRange samples);
+
+/// A model with its data.
+struct TestModel {
+  ModelPlan plan;
+  /// The micro-batch of the given samples of a step.
+  std::function<MicroBatch(int64_t step, FlatRange samples)> batch;
+  bool counts_tokens = true;  // its losses are sums over tokens; false: means of micro-batches
+};
 
 /// Assembles global tensors from the ranks' parts. Elements on several ranks must be bitwise equal.
 class GlobalTensors {
@@ -86,6 +95,7 @@ struct Gradients {
   StepResult step;
   std::map<std::string, at::Tensor> tensors;
 };
+Gradients gradients_of(const TestModel& model, const Layout& layout, at::ScalarType dtype);
 Gradients gradients_of(const GPTConfig& config, const Layout& layout, const TestData& data,
                        at::ScalarType dtype);
 
@@ -94,6 +104,7 @@ void expect_same(const Gradients& actual, const Gradients& expected, double boun
 
 /// The layout against one rank: errors below 1e-12 in fp64 and 1e-5 in fp32, or, for models that magnify
 /// rounding, below 8 times the error of one rank in fp32 (in fp64: times 2^-29).
+void expect_twins(const TestModel& model, const Layout& layout);
 void expect_twins(const GPTConfig& config, const Layout& layout, const TestData& data);
 
 /// A model and a layout that fits it, drawn at random; at most `ranks` ranks.
@@ -104,7 +115,7 @@ struct RandomCase {
 };
 RandomCase random_case(std::mt19937& random, int64_t ranks);
 /// Another layout for the same model.
-Layout random_layout(const GPTConfig& config, std::mt19937& random, int64_t ranks);
+Layout random_layout(const TransformerConfig& config, std::mt19937& random, int64_t ranks);
 
 /// Random cases within a time budget. All tests of a program share TERATRON_RANDOM_SECONDS (120; 300 in the
 /// long tests). TERATRON_RANDOM_SEED repeats a run from the seed of a failed case.

@@ -38,6 +38,8 @@ class Tokenizer {
   /// Number of ids, including added tokens, without padding.
   virtual int64_t vocab_size() const = 0;
   virtual const SpecialTokens& special() const = 0;
+  /// By id: whether the token continues a word ("##ing"); empty: every token is a word.
+  virtual std::vector<bool> continuation_pieces() const { return {}; }
 };
 
 struct TokenizerOptions {

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "teratron/testing/bert_models.h"
 #include "teratron/testing/layouts.h"
 #include "teratron/testing/models.h"
 
@@ -43,6 +44,13 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(RandomLayouts, MatchOneRank) {
   RandomCases cases({.share = 0.8, .minimum = 10});
   while (std::optional<std::mt19937> random = cases.next()) {
+    if ((*random)() % 4 == 0) {
+      const BertConfig config = random_bert_config(*random);
+      const Layout layout = random_layout(config, *random, 16);
+      SCOPED_TRACE(fmt::format("seed {}: BERT, {}", cases.seed(), to_string(layout)));
+      expect_twins(bert_model(config), layout);
+      continue;
+    }
     const RandomCase c = random_case(*random, 16);
     SCOPED_TRACE(fmt::format("seed {}: {}", cases.seed(), to_string(c.layout)));
     expect_twins(c.config, c.layout, c.data);

@@ -163,7 +163,21 @@ struct BothSettings {
   json current;
 };
 
+// Models of two families differ in all: one message instead of one per setting.
+void check_family(const CheckpointInfo& info, const LoadOptions& options) {
+  const json current = json::parse(options.config);
+  if (!current.contains("model_family")) return;
+  const std::string saved = json::parse(info.config).value("model_family", "gpt");
+  if (saved == current["model_family"]) return;
+  throw checkpoint_error(
+      {.what = fmt::format("the checkpoint holds a model of family {}, and this run trains {}",
+                           printable(saved), current["model_family"].get<std::string>()),
+       .where = info.path.string(),
+       .fix = fmt::format("Use `teratron pretrain {}`, or another folder", printable(saved))});
+}
+
 void check_loadable(const CheckpointInfo& info, const LoadOptions& options) {
+  check_family(info, options);
   const BothSettings settings(info, options);
   std::vector<std::string> fields = model_fields();
   for (const std::string& free : resumable_overrides(options.config, options.finetune))

@@ -1,6 +1,6 @@
 #include "teratron/models/gpt/gpt.h"
 
-#include "teratron/base/error.h"
+#include "teratron/models/transformer/layer_context.h"
 #include "teratron/models/transformer/transformer_layer.h"
 #include "teratron/nn/linear.h"
 #include "teratron/nn/recompute.h"
@@ -68,28 +68,8 @@ at::Tensor GPT::embed(const MicroBatch& batch, const LayerContext& context) {
       context.hidden_dropout(config_.hidden_dropout, config_.first_dropout_site, parallel_));
 }
 
-LayerContext GPT::layer_context(const MicroBatch& batch) const {
-  const bool dropout = batch.training && (config_.hidden_dropout > 0.0 || config_.attention_dropout > 0.0);
-  const at::Tensor& index_SB = batch["sequence_index"];
-  const at::Tensor& ids_SB = batch["position_ids"];
-  SequenceRows rows;
-  if (dropout) {
-    TERATRON_ASSERT(index_SB.defined() && batch.sample_ids_B.defined(),
-                    "dropout needs column sequence_index and sample ids");
-    rows = {index_SB.select(1, 0), index_SB.size(0)};
-  }
-  return {.rope = rope_.get(),
-          .positions_SB = ids_SB.defined() ? ids_SB : index_SB,
-          .segments = {batch["cu_seqlens"]},
-          .rows = rows,
-          .dropout_seed = config_.dropout_seed,
-          .sample_ids_B = batch.sample_ids_B,
-          .dropout_row_ids = std::make_shared<DropoutRowIds>(),
-          .training = batch.training};
-}
-
 Activations GPT::forward(const Activations& input, const MicroBatch& batch, LayerStates* states) {
-  const LayerContext context = layer_context(batch);
+  const LayerContext context = layer_context(batch, config_, rope_.get());
   const at::Tensor x_SBH = stage().embedding ? embed(batch, context) : input["hidden"];
   notify(stage().embedding ? "embedding" : "the previous stage", x_SBH, batch);
   const Hidden y = layers_->forward(x_SBH, context, states);

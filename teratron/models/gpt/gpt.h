@@ -27,7 +27,6 @@ class GPT : public Model {
 
  private:
   at::Tensor embed(const MicroBatch& batch, const LayerContext& context);
-  LayerContext layer_context(const MicroBatch& batch) const;
 
   GPTConfig config_;
   TensorParallel parallel_;

@@ -5,8 +5,6 @@
 
 namespace teratron {
 
-struct Arguments;
-
 struct GPTConfig : TransformerConfig {
   int64_t vocabulary = 0;         // logical size
   int64_t padded_vocabulary = 0;  // rows of the embedding

@@ -50,22 +50,14 @@ ModelPlan gpt_plan(const GPTConfig& config, const BatchSchema& batch) {
 GPTDataOptions gpt_data_options(const DataRequest& request) {
   const Arguments& args = request.args;
   const SpecialTokens& special = request.tokenizer.special();
-  std::array<std::vector<std::string>, 3> per_split = {args.train_data_path, args.valid_data_path,
-                                                       args.test_data_path};
-  if (args.per_split_data_args_path) per_split = read_per_split_data_args(*args.per_split_data_args_path);
   GPTMaskOptions masks = mask_flags(args);
   masks.eod_id = special.eod.value_or(-1);
   masks.pad_id = dataset_pad_id(special, false);
   masks.vocab_size = request.tokenizer.vocab_size();
-  return {.data_path = args.data_args_path ? read_data_args(*args.data_args_path) : args.data_path,
-          .split = args.split.value_or("969, 30, 1"),
-          .split_data_path = per_split,
-          .mock_data = args.mock_data,
+  return {.sources = data_sources(request),
           .sequence_length = args.seq_length.value(),
           .seed = static_cast<uint32_t>(args.seed),
-          .samples = request.samples,
           .masks = masks,
-          .surplus = args.mid_level_dataset_surplus,
           .cache_path = args.data_cache_path.value_or("")};
 }
 

@@ -7,12 +7,13 @@
 
 #include "teratron/base/attention_windows.h"
 #include "teratron/base/error.h"
-#include "teratron/models/hf_map.h"
+#include "teratron/models/hf_rows.h"
 
 namespace teratron {
 
 using nlohmann::json;
 using enum HfRule;
+using namespace hf_rows;
 
 namespace {
 
@@ -157,18 +158,13 @@ void write_windows(std::string_view key, HfConfig& config) {
 // ---- Rows ----
 // clang-format off
 
-constexpr std::string_view hidden = "hidden_size", ffn = "ffn_hidden_size", vocab = "vocab_size";
-constexpr std::string_view positions = "max_position_embeddings", heads = "num_attention_heads";
 constexpr std::string_view queries = "num_attention_heads*kv_channels";
-constexpr std::string_view untied = "untie_embeddings_and_output_weights";
 const HfKeyOptions groups = {.read = read_query_groups, .write = write_query_groups};
 const HfKeyOptions windows = {.read = read_windows, .write = write_windows};
 const HfKeyOptions no_windows = {.export_only = true, .write = write_windows};
 const HfKeyOptions head_size = {.derived = "hidden_size/num_attention_heads"};
 const HfKeyOptions embedded = {.rows_of = "embedding.word_embeddings.weight"};
-const HfKeyOptions yes = {.must_be = true}, no = {.must_be = false};
-const HfKeyOptions never = {.must_be = false, .export_only = true};
-const HfTensorOptions biased = {.bias = {"add_bias_linear"}}, qk_norm = {.when = "qk_layernorm"};
+const HfTensorOptions qk_norm = {.when = "qk_layernorm"};
 const HfTensorOptions qkv_biased = {.bias = {"add_bias_linear", "add_qkv_bias"}};
 const HfTensorOptions copied = {.copies = {"lm_head.weight"}};  // a file may hold a tied output layer too
 const HfTensorGroup head = {"", "", {{"output_layer.weight", same, {"lm_head.weight"}, {vocab, hidden}, {untied}}}};

@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
-#include <string_view>
 #include <utility>
 
 #include "teratron/base/error.h"
-#include "teratron/base/file.h"
 #include "teratron/data/numpy_random.h"
 
 namespace teratron {
@@ -54,15 +52,16 @@ int64_t replacement(int64_t token, const MaskedDatasetOptions& options, NumpyRan
   return token;
 }
 
-Positions read_sentences(const IndexedDataset& data, const SampleMappingRow& row, int64_t first,
-                         int64_t last) {
+// Sentences [first, last) of the row's.
+Positions read_sentences(const IndexedDataset& data, const SampleMappingRow& row, SequenceRange part,
+                         int64_t vocab_size) {
   Positions tokens;
-  for (int64_t sentence = first; sentence < last; ++sentence) data.read(row.first + sentence, 0, -1, tokens);
+  for (int64_t sentence = row.first + part.first; sentence < row.first + part.last; ++sentence) {
+    const size_t before = tokens.size();
+    data.read(sentence, 0, -1, tokens);
+    data.check_vocabulary(sentence, 0, std::span(tokens).subspan(before), vocab_size);
+  }
   return tokens;
-}
-
-uint32_t sample_seed(uint32_t seed, int64_t i) {
-  return static_cast<uint32_t>(seed + static_cast<uint64_t>(i));
 }
 
 void pad(Positions& values, int64_t length, int64_t value) {
@@ -71,15 +70,8 @@ void pad(Positions& values, int64_t length, int64_t value) {
 
 }  // namespace
 
-std::vector<bool> read_continuation_pieces(const std::string& vocab_file) {
-  const std::string text = read_text(vocab_file, {.kind = ExitCode::data});
-  std::vector<bool> continues;
-  for (size_t start = 0; start < text.size();) {
-    const size_t end = std::min(text.find('\n', start), text.size());
-    continues.push_back(std::string_view(text).substr(start, end - start).starts_with("##"));
-    start = end + 1;
-  }
-  return continues;
+uint32_t sample_seed(uint32_t seed, int64_t i) {
+  return static_cast<uint32_t>(seed + static_cast<uint64_t>(i));
 }
 
 std::vector<MaskedSpan> mask_tokens(std::vector<int64_t>& tokens, int64_t target_length,
@@ -120,14 +112,46 @@ std::vector<MaskedSpan> mask_tokens(std::vector<int64_t>& tokens, int64_t target
   return spans;
 }
 
-BertDataset::BertDataset(std::shared_ptr<const IndexedDataset> data, std::vector<SampleMappingRow> rows,
+void join_pair(BertSample& sample, std::span<const int64_t> a, std::span<const int64_t> b,
+               const MaskedDatasetOptions& options) {
+  sample.text = {options.cls_id};
+  sample.text.insert(sample.text.end(), a.begin(), a.end());
+  sample.text.push_back(options.sep_id);
+  sample.types.assign(sample.text.size(), 0);
+  if (!b.empty()) {
+    sample.text.insert(sample.text.end(), b.begin(), b.end());
+    sample.text.push_back(options.sep_id);
+    sample.types.resize(sample.text.size(), 1);
+  }
+}
+
+void mask_pair(BertSample& sample, int64_t target_length, const MaskedDatasetOptions& options,
+               NumpyRandom& random) {
+  const int64_t length = options.sequence_length;
+  sample.tokens = static_cast<int64_t>(sample.text.size());
+  sample.padding_mask.assign(sample.text.size(), 1);
+  sample.labels.assign(static_cast<size_t>(length), -1);
+  sample.loss_mask.assign(static_cast<size_t>(length), 0);
+  for (const MaskedSpan& span : mask_tokens(sample.text, target_length, options, random)) {
+    for (size_t k = 0; k < span.positions.size(); ++k) {
+      const auto position = static_cast<size_t>(span.positions[k]);
+      sample.labels[position] = span.labels[k] == options.pad_id ? 0 : span.labels[k];
+      sample.loss_mask[position] = 1;
+    }
+  }
+  pad(sample.text, length, options.pad_id);
+  pad(sample.types, length, options.pad_id);
+  pad(sample.padding_mask, length, options.pad_id);
+}
+
+BertDataset::BertDataset(std::shared_ptr<const IndexedDataset> data, IndexArray mapping,
                          MaskedDatasetOptions options)
-    : data_(std::move(data)), rows_(std::move(rows)), options_(std::move(options)) {
-  TERATRON_ASSERT(options_.sentinel_ids.empty() && options_.sequence_length > 3);
+    : data_(std::move(data)), mapping_(std::move(mapping)), options_(std::move(options)) {
+  TERATRON_ASSERT(options_.sentinel_ids.empty() && options_.sequence_length > bert_special_tokens);
 }
 
 BertSample BertDataset::get(int64_t i) const {
-  const SampleMappingRow& row = rows_[static_cast<size_t>(i)];
+  const SampleMappingRow row = row_at(mapping_, i);
   NumpyRandom random(sample_seed(options_.seed, i));
   const int64_t sentences = row.last - row.first;
   BertSample sample;
@@ -136,53 +160,38 @@ BertSample BertDataset::get(int64_t i) const {
     pivot = sentences >= 3 ? random.randint(1, sentences) : 1;
     sample.is_random = random.random_sample() < 0.5;
   }
-  Positions a = read_sentences(*data_, row, 0, pivot);
-  Positions b = read_sentences(*data_, row, pivot, sentences);
+  Positions a = read_sentences(*data_, row, {0, pivot}, options_.vocab_size);
+  Positions b = read_sentences(*data_, row, {pivot, sentences}, options_.vocab_size);
   if (sample.is_random) std::swap(a, b);
   while (static_cast<int64_t>(a.size() + b.size()) > row.target_length) {
     Positions& longer = a.size() > b.size() ? a : b;
     longer.erase(random.random_sample() < 0.5 ? longer.begin() : longer.end() - 1);
     sample.truncated = true;
   }
-  sample.text = {options_.cls_id};
-  sample.text.insert(sample.text.end(), a.begin(), a.end());
-  sample.text.push_back(options_.sep_id);
-  sample.types.assign(sample.text.size(), 0);
-  if (!b.empty()) {
-    sample.text.insert(sample.text.end(), b.begin(), b.end());
-    sample.text.push_back(options_.sep_id);
-    sample.types.resize(sample.text.size(), 1);
-  }
-  sample.padding_mask.assign(sample.text.size(), 1);
-  sample.labels.assign(static_cast<size_t>(options_.sequence_length), -1);
-  sample.loss_mask.assign(static_cast<size_t>(options_.sequence_length), 0);
-  for (const MaskedSpan& span : mask_tokens(sample.text, row.target_length, options_, random)) {
-    for (size_t k = 0; k < span.positions.size(); ++k) {
-      const auto position = static_cast<size_t>(span.positions[k]);
-      sample.labels[position] = span.labels[k] == options_.pad_id ? 0 : span.labels[k];
-      sample.loss_mask[position] = 1;
-    }
-  }
-  pad(sample.text, options_.sequence_length, options_.pad_id);
-  pad(sample.types, options_.sequence_length, options_.pad_id);
-  pad(sample.padding_mask, options_.sequence_length, options_.pad_id);
+  join_pair(sample, a, b, options_);
+  mask_pair(sample, row.target_length, options_, random);
   return sample;
 }
 
-T5Dataset::T5Dataset(std::shared_ptr<const IndexedDataset> data, std::vector<SampleMappingRow> rows,
+std::string BertDataset::describe() const {
+  return fmt::format("{}: {} samples of {} tokens, {} of them masked", data_->prefix(), size(),
+                     options_.sequence_length, options_.masking_probability);
+}
+
+T5Dataset::T5Dataset(std::shared_ptr<const IndexedDataset> data, IndexArray mapping,
                      MaskedDatasetOptions options)
-    : data_(std::move(data)), rows_(std::move(rows)), options_(std::move(options)) {
+    : data_(std::move(data)), mapping_(std::move(mapping)), options_(std::move(options)) {
   if (!options_.sentinel_ids.empty()) return;
   throw config_error(
       {.what = "T5 needs sentinel tokens", .where = "--vocab-extra-ids", .fix = "Add --vocab-extra-ids 100"});
 }
 
 T5Sample T5Dataset::get(int64_t i) const {
-  const SampleMappingRow& row = rows_[static_cast<size_t>(i)];
+  const SampleMappingRow row = row_at(mapping_, i);
   NumpyRandom random(sample_seed(options_.seed, i));
   const int64_t target = std::min(row.target_length, options_.sequence_length);
   T5Sample sample;
-  Positions tokens = read_sentences(*data_, row, 0, row.last - row.first);
+  Positions tokens = read_sentences(*data_, row, {0, row.last - row.first}, options_.vocab_size);
   sample.truncated = static_cast<int64_t>(tokens.size()) > target;
   if (sample.truncated) tokens.resize(static_cast<size_t>(target));
   const auto spans = mask_tokens(tokens, target, options_, random);

@@ -24,7 +24,7 @@ struct MaskedDatasetOptions {
   int64_t max_ngram = 3;          // T5: 10
   bool geometric_ngrams = false;  // geometric distribution of n with p = 0.2 (T5) instead of 1 / n
   bool longer_ngrams = false;     // prefer long n-grams: reverses the probabilities
-  /// Whether a token id continues a word ("##ing"); empty: every token is a word.
+  /// Tokenizer::continuation_pieces().
   std::vector<bool> continues_word;
   int64_t vocab_size = 0;  // exclusive upper bound of random replacements
   int64_t cls_id = -1, sep_id = -1, mask_id = -1, pad_id = -1;
@@ -35,9 +35,6 @@ struct MaskedDatasetOptions {
   int64_t bos_id = -1, eos_id = -1;     // T5
   std::vector<int64_t> sentinel_ids;    // T5: one per span, in order
 };
-
-/// Whether each token of a WordPiece vocabulary (one per line) starts with "##".
-std::vector<bool> read_continuation_pieces(const std::string& vocab_file);
 
 /// Positions masked together, and their original tokens.
 struct MaskedSpan {
@@ -51,24 +48,38 @@ struct MaskedSpan {
 std::vector<MaskedSpan> mask_tokens(std::vector<int64_t>& tokens, int64_t target_length,
                                     const MaskedDatasetOptions& options, NumpyRandom& random);
 
+/// Seed of the random numbers of sample i.
+uint32_t sample_seed(uint32_t seed, int64_t i);
+
+inline constexpr int64_t bert_special_tokens = 3;  // [CLS] A [SEP] B [SEP]
+
 /// All vectors have sequence_length entries.
 struct BertSample {
+  int64_t tokens = 0;                        // without padding
   std::vector<int64_t> text, types, labels;  // labels: -1 where not masked
   std::vector<int64_t> padding_mask, loss_mask;
   bool is_random = false;  // the two segments are swapped
   bool truncated = false;
 };
 
+/// Sets text and types of a pair of segments; `b` may be empty.
+void join_pair(BertSample& sample, std::span<const int64_t> a, std::span<const int64_t> b,
+               const MaskedDatasetOptions& options);
+/// Masks tokens of a joined pair and fills it up.
+void mask_pair(BertSample& sample, int64_t target_length, const MaskedDatasetOptions& options,
+               NumpyRandom& random);
+
 class BertDataset {
  public:
-  BertDataset(std::shared_ptr<const IndexedDataset> data, std::vector<SampleMappingRow> rows,
-              MaskedDatasetOptions options);
-  int64_t size() const { return static_cast<int64_t>(rows_.size()); }
+  BertDataset(std::shared_ptr<const IndexedDataset> data, IndexArray mapping, MaskedDatasetOptions options);
+  int64_t size() const { return mapping_.rows(); }
   BertSample get(int64_t i) const;
+  /// One line for the log.
+  std::string describe() const;
 
  private:
   std::shared_ptr<const IndexedDataset> data_;
-  std::vector<SampleMappingRow> rows_;
+  IndexArray mapping_;
   MaskedDatasetOptions options_;
 };
 
@@ -81,15 +92,14 @@ struct T5Sample {
 
 class T5Dataset {
  public:
-  T5Dataset(std::shared_ptr<const IndexedDataset> data, std::vector<SampleMappingRow> rows,
-            MaskedDatasetOptions options);
-  int64_t size() const { return static_cast<int64_t>(rows_.size()); }
+  T5Dataset(std::shared_ptr<const IndexedDataset> data, IndexArray mapping, MaskedDatasetOptions options);
+  int64_t size() const { return mapping_.rows(); }
   /// UserError(config) if there are too few sentinels or the decoder sequence is too short.
   T5Sample get(int64_t i) const;
 
  private:
   std::shared_ptr<const IndexedDataset> data_;
-  std::vector<SampleMappingRow> rows_;
+  IndexArray mapping_;
   MaskedDatasetOptions options_;
 };
 

@@ -1,12 +1,15 @@
 #include "teratron/models/masked_data/masked_dataset.h"
 
+#include <algorithm>
 #include <cstdlib>
 
 #include <gtest/gtest.h>
 
 #include "teratron/base/error.h"
 #include "teratron/data/indexed/indexed_dataset_builder.h"
+#include "teratron/models/bert/data/bert_dataset.h"
 #include "teratron/testing/fixtures.h"
+#include "teratron/tokenizer/tokenizer.h"
 
 namespace teratron {
 namespace {
@@ -15,17 +18,20 @@ using nlohmann::json;
 using testing::fixture;
 using testing::TemporaryFolder;
 
-json rows_of(const std::vector<SampleMappingRow>& rows) {
+json rows_of(const IndexArray& mapping) {
   json list = json::array();
-  for (const SampleMappingRow& row : rows) list.push_back({row.first, row.last, row.target_length});
+  for (int64_t i = 0; i < mapping.rows(); ++i) {
+    const SampleMappingRow row = row_at(mapping, i);
+    list.push_back({row.first, row.last, row.target_length});
+  }
   return list;
 }
 
-std::string sha256_of_rows(const std::vector<SampleMappingRow>& rows) {
+std::string sha256_of_rows(const IndexArray& mapping) {
   std::vector<uint32_t> values;
-  for (const SampleMappingRow& row : rows) {
-    for (const int64_t value : {row.first, row.last, row.target_length})
-      values.push_back(static_cast<uint32_t>(value));
+  for (int64_t i = 0; i < mapping.rows(); ++i) {
+    for (int64_t column = 0; column < 3; ++column)
+      values.push_back(static_cast<uint32_t>(mapping.at(i, column)));
   }
   return testing::sha256_of(values);
 }
@@ -41,8 +47,21 @@ TEST(SampleMapping, MatchesMegatron) {
                                             .seed = c["seed"],
                                             .min_sentences = c["min_sentences"]});
     EXPECT_EQ(sha256_of_rows(rows), c["sha256"]);
-    EXPECT_EQ(static_cast<int64_t>(rows.size()), c["shape"][0]);
+    EXPECT_EQ(rows.rows(), c["shape"][0]);
   }
+}
+
+TEST(SampleMapping, IsCached) {
+  TemporaryFolder folder;
+  const IndexedDataset dataset(fixture("preprocess/bert-sentences.core_v0.7.0_text_sentence").string());
+  const SampleMappingOptions options{.max_samples = 50, .max_length = 60, .min_sentences = 2};
+  const json expected = rows_of(build_sample_mapping(dataset, {0, dataset.documents()}, options));
+  for (int round = 0; round < 2; ++round)
+    EXPECT_EQ(rows_of(cached_sample_mapping(dataset, {0, dataset.documents()}, options, folder / "cache")),
+              expected);
+  const auto files = std::distance(std::filesystem::directory_iterator(folder / "cache"),
+                                   std::filesystem::directory_iterator());
+  EXPECT_EQ(files, 2);  // description and array; the lock is gone
 }
 
 TEST(SampleMapping, DocumentsWithoutSentences) {
@@ -58,7 +77,8 @@ std::vector<bool> vocabulary() {
                                       : std::filesystem::path(TERATRON_SOURCE_DIR) / ".." / "shared" / "data";
   const auto path = base / "bert-uncased-vocab.txt";
   if (!std::filesystem::exists(path)) return {};
-  return read_continuation_pieces(path.string());
+  return build_tokenizer({.type = "BertWordPieceLowerCase", .vocab_file = path.string()})
+      ->continuation_pieces();
 }
 
 MaskedDatasetOptions options_of(const json& c) {
@@ -81,7 +101,7 @@ MaskedDatasetOptions options_of(const json& c) {
   return options;
 }
 
-std::vector<SampleMappingRow> rows_for(const IndexedDataset& data, const json& c, int64_t special) {
+IndexArray rows_for(const IndexedDataset& data, const json& c, int64_t special) {
   const int64_t first = c["first_document"];
   const auto rows = build_sample_mapping(data, {first, first + c["documents"].get<int64_t>()},
                                          {.max_samples = c["num_samples"],
@@ -114,6 +134,77 @@ TEST(BertDataset, MatchesMegatron) {
   EXPECT_GT(checked, 20);
 }
 
+TEST(BertSamples, FillTheColumns) {
+  if (vocabulary().empty()) GTEST_SKIP() << "no BERT vocabulary";
+  int padded = 0;
+  for (const json& c : testing::read_json(fixture("masked/bert_samples.json"))) {
+    const auto data = std::make_shared<IndexedDataset>(fixture(c["prefix"]).string());
+    const MaskedDatasetOptions options = options_of(c);
+    const BertSamples dataset(BertDataset(data, rows_for(*data, c, 3), options));
+    const BatchSchema schema =
+        bert_schema({.sequence_length = options.sequence_length,
+                     .predictions = most_predictions(options.sequence_length, options.masking_probability),
+                     .sentence_pairs = options.classification_head});
+    for (const json& expected : c["samples"]) {
+      Batch batch(schema, 1);
+      dataset.get(expected["i"], batch.sample(0));
+      const auto values = [&batch](const char* name) {
+        const auto column = batch.values<int64_t>(name);
+        return std::vector<int64_t>(column.begin(), column.end());
+      };
+      EXPECT_EQ(json(values("tokens")), expected["text"]);
+      std::vector<int64_t> positions = values("masked_positions"), labels = values("masked_labels");
+      size_t count = 0;
+      for (size_t position = 0; position < expected["labels"].size(); ++position) {
+        if (expected["loss_mask"][position] == 0) continue;
+        ASSERT_LT(count, positions.size());
+        EXPECT_EQ(positions[count], static_cast<int64_t>(position));
+        EXPECT_EQ(labels[count], expected["labels"][position]);
+        EXPECT_EQ(batch.values<float>("masked_loss_mask")[count++], 1.0F);
+      }
+      for (; count < positions.size(); ++count)
+        EXPECT_EQ(batch.values<float>("masked_loss_mask")[count], 0.0F);
+      const auto starts = batch.values<int32_t>("segment_start");
+      for (size_t position = 0; position < starts.size(); ++position) {
+        const bool real = expected["padding_mask"][position] == 1;
+        EXPECT_EQ(starts[position] == 0, real);
+        if (options.classification_head && real) {
+          EXPECT_EQ(values("types")[position], expected["types"][position]);
+        }
+        padded += real ? 0 : 1;
+      }
+      if (options.classification_head) {
+        EXPECT_EQ(values("is_random")[0], expected["is_random"]);
+      }
+    }
+  }
+  EXPECT_GT(padded, 0);
+}
+
+TEST(MockBertDataset, FillsRowsWithPairsAndMasks) {
+  const MaskedDatasetOptions options{.sequence_length = 32, .vocab_size = 50};
+  const MockBertDataset dataset(20, options);
+  const BatchSchema schema =
+      bert_schema({.sequence_length = 32, .predictions = most_predictions(32, 0.15), .padding = false});
+  int64_t masked = 0, swapped = 0;
+  for (int64_t i = 0; i < 20; ++i) {
+    Batch batch(schema, 1), again(schema, 1);
+    dataset.get(i, batch.sample(0));
+    dataset.get(i, again.sample(0));
+    const auto tokens = batch.values<int64_t>("tokens");
+    EXPECT_TRUE(std::ranges::equal(tokens, again.values<int64_t>("tokens")));
+    EXPECT_EQ(tokens[0], 1);
+    EXPECT_EQ(std::ranges::count(tokens, 2), 2);
+    EXPECT_EQ(tokens.back(), 2);
+    EXPECT_EQ(batch.values<int64_t>("types").back(), 1);
+    for (const float one : batch.values<float>("masked_loss_mask")) masked += one > 0.0F ? 1 : 0;
+    swapped += batch.values<int64_t>("is_random")[0];
+  }
+  EXPECT_GT(masked, 40);
+  EXPECT_GT(swapped, 0);
+  EXPECT_LT(swapped, 20);
+}
+
 TEST(T5Dataset, MatchesMegatron) {
   if (vocabulary().empty()) GTEST_SKIP() << "no BERT vocabulary";
   int checked = 0;
@@ -144,9 +235,9 @@ TEST(T5Dataset, SentinelsAndDecoderLength) {
                                .decoder_sequence_length = 64,
                                .bos_id = 1,
                                .eos_id = 2};
-  EXPECT_THROW(T5Dataset(data, {{1, 2, 62}}, options), UserError);
+  EXPECT_THROW(T5Dataset(data, IndexArray(std::vector<uint32_t>{1, 2, 62}, 3), options), UserError);
   options.sentinel_ids = {200, 201};
-  const std::vector<SampleMappingRow> rows = {{7, 14, 62}};
+  const IndexArray rows(std::vector<uint32_t>{7, 14, 62}, 3);
   EXPECT_THROW(T5Dataset(data, rows, options).get(0), UserError);  // 9 spans
   options.sentinel_ids.resize(50, 202);
   options.decoder_sequence_length = 4;

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <random>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "teratron/base/error.h"
+#include "teratron/data/indexed/index_cache.h"
 #include "teratron/data/indexed/indexed_dataset.h"
 
 namespace teratron {
@@ -14,7 +17,9 @@ namespace teratron {
 namespace {
 
 constexpr int32_t kLongSentence = 512;
+constexpr int64_t columns = 3;
 
+template <typename T>
 class MappingBuilder {
  public:
   explicit MappingBuilder(const SampleMappingOptions& options)
@@ -38,19 +43,24 @@ class MappingBuilder {
       const int64_t left = count - i - 1;
       const bool full = tokens >= target && left > 1 && i + 1 - start >= options_.min_sentences;
       if (!full && left > 0) continue;
-      rows_.push_back({first + start, first + i + 1, target});
+      for (const int64_t value : {first + start, first + i + 1, target})
+        values_.push_back(static_cast<T>(value));
       target = draw_target();
       start = i + 1;
       tokens = 0;
     }
   }
 
-  int64_t size() const { return static_cast<int64_t>(rows_.size()); }
+  int64_t size() const { return static_cast<int64_t>(values_.size()) / columns; }
 
-  std::vector<SampleMappingRow> shuffled() {
+  IndexArray shuffled() {
     std::mt19937_64 random(uint64_t{options_.seed} + 1);
-    for (size_t i = rows_.size(); i-- > 1;) std::swap(rows_[i], rows_[random() % (i + 1)]);
-    return std::move(rows_);
+    for (size_t i = values_.size() / columns; i-- > 1;) {
+      const auto row = values_.begin() + static_cast<int64_t>(i) * columns;
+      std::swap_ranges(row, row + columns,
+                       values_.begin() + static_cast<int64_t>(random() % (i + 1)) * columns);
+    }
+    return IndexArray(std::move(values_), columns);
   }
 
  private:
@@ -63,17 +73,14 @@ class MappingBuilder {
   SampleMappingOptions options_;
   int64_t short_ratio_;
   std::mt19937 random_;
-  std::vector<SampleMappingRow> rows_;
+  std::vector<T> values_;
 };
 
-}  // namespace
-
-std::vector<SampleMappingRow> build_sample_mapping(const IndexedDataset& dataset, SequenceRange documents,
-                                                   const SampleMappingOptions& options) {
-  TERATRON_ASSERT(documents.first >= 0 && documents.last <= dataset.documents() && options.max_length > 1);
-  const auto starts = dataset.document_starts(documents.first, documents.size() + 1);
+template <typename T>
+IndexArray build(const IndexedDataset& dataset, std::span<const int64_t> starts,
+                 const SampleMappingOptions& options) {
   const auto lengths = dataset.lengths(starts.front(), starts.back() - starts.front());
-  MappingBuilder builder(options);
+  MappingBuilder<T> builder(options);
   for (int64_t epoch = 0; epoch < options.max_epochs && builder.size() < options.max_samples; ++epoch) {
     const int64_t before = builder.size();
     for (size_t i = 0; i + 1 < starts.size(); ++i) {
@@ -84,11 +91,42 @@ std::vector<SampleMappingRow> build_sample_mapping(const IndexedDataset& dataset
     if (builder.size() > before) continue;
     throw data_error(
         {.what = fmt::format("none of the {} documents has {} sentences without one above {} tokens",
-                             documents.size(), options.min_sentences, kLongSentence),
-         .where = dataset.prefix(),
+                             starts.size() - 1, options.min_sentences, kLongSentence),
          .fix = "Preprocess the text with --split-sentences"});
   }
   return builder.shuffled();
+}
+
+}  // namespace
+
+SampleMappingRow row_at(const IndexArray& mapping, int64_t i) {
+  return {mapping.at(i, 0), mapping.at(i, 1), mapping.at(i, 2)};
+}
+
+IndexArray build_sample_mapping(const IndexedDataset& dataset, SequenceRange documents,
+                                const SampleMappingOptions& options) {
+  TERATRON_ASSERT(documents.first >= 0 && documents.last <= dataset.documents() && options.max_length > 1);
+  const auto starts = dataset.document_starts(documents.first, documents.size() + 1);
+  const bool is_wide = starts.back() > std::numeric_limits<uint32_t>::max();
+  return is_wide ? build<int64_t>(dataset, starts, options) : build<uint32_t>(dataset, starts, options);
+}
+
+IndexArray cached_sample_mapping(const IndexedDataset& dataset, SequenceRange documents,
+                                 const SampleMappingOptions& options, const std::string& cache_path) {
+  const IndexCacheKey key{.kind = "sentences",
+                          .description = {{"first_document", documents.first},
+                                          {"last_document", documents.last},
+                                          {"max_epochs", options.max_epochs},
+                                          {"max_samples", options.max_samples},
+                                          {"max_length", options.max_length},
+                                          {"short_sequence_probability", options.short_sequence_probability},
+                                          {"seed", options.seed},
+                                          {"min_sentences", options.min_sentences}},
+                          .arrays = {"sample_index"}};
+  return cached_index(
+             dataset, key, cache_path,
+             [&] { return CachedIndex{.arrays = {build_sample_mapping(dataset, documents, options)}}; })
+      .arrays.front();
 }
 
 }  // namespace teratron

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
-#include <vector>
+#include <string>
 
-#include "teratron/models/gpt/data/gpt_index.h"
+#include "teratron/data/indexed/index_array.h"
+#include "teratron/data/splits.h"
 
 namespace teratron {
 
@@ -28,11 +28,18 @@ struct SampleMappingRow {
   bool operator==(const SampleMappingRow&) const = default;
 };
 
+/// Row i of a sample mapping.
+SampleMappingRow row_at(const IndexArray& mapping, int64_t i);
+
 /// Groups the sentences of `documents`, epoch by epoch, until each sample reaches its target length, then
 /// shuffles. Skips documents with too few sentences, and those with several of which one exceeds 512 tokens.
 /// The target is max_length, or shorter with the given probability: one draw of mt19937(seed) per document
-/// used and per row. UserError(data) if an epoch yields no samples.
-std::vector<SampleMappingRow> build_sample_mapping(const IndexedDataset& dataset, SequenceRange documents,
-                                                   const SampleMappingOptions& options);
+/// used and per row. u32 with three columns, as Megatron-LM stores it; i64 for more than 2^32 sentences.
+/// UserError(data) if an epoch yields no samples.
+IndexArray build_sample_mapping(const IndexedDataset& dataset, SequenceRange documents,
+                                const SampleMappingOptions& options);
+/// The same through a cache folder (cached_index()).
+IndexArray cached_sample_mapping(const IndexedDataset& dataset, SequenceRange documents,
+                                 const SampleMappingOptions& options, const std::string& cache_path);
 
 }  // namespace teratron

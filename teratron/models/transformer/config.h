@@ -12,6 +12,8 @@
 
 namespace teratron {
 
+struct Arguments;
+
 enum class PositionEmbedding : uint8_t { learned_absolute, rope, alibi, none };
 
 /// Activation recomputation (nn/recompute.h).
@@ -61,6 +63,12 @@ struct TransformerConfig {
   int64_t bf16_layers_at_start = 0;
   int64_t bf16_layers_at_end = 0;
 };
+
+/// From the command-line arguments.
+TransformerConfig transformer_config(const Arguments& args);
+/// The tokenizer's size, or --vocab-size if larger: published models may have more embedding rows than their
+/// tokenizer has tokens.
+int64_t model_vocabulary(const Arguments& args, int64_t tokenizer_size);
 
 /// Of every matrix whose output is not added to the residual stream.
 inline Init weight_init(const TransformerConfig& config) {

@@ -11,7 +11,8 @@ namespace teratron {
 
 namespace {
 
-constexpr double row_id = 8.0;  // bytes
+constexpr double row_id = 8.0;    // bytes
+constexpr double id_bytes = 8.0;  // of a token
 // Casting an output gradient writes it twice in FP8, as it is and transposed.
 constexpr double cast_bytes = 2.0;
 
@@ -267,6 +268,44 @@ Operator norm_operator(std::string name, const TransformerConfig& config, const 
           .saved = x + statistics,
           .forward_peak = x + statistics + y + wide,
           .backward_peak = x + statistics + y + wide + 2.0 * x};  // gradients of y, the residual and x
+}
+
+Operator embedding_operator(const TransformerConfig& config, const RankSizes& sizes) {
+  const bool drops = config.hidden_dropout > 0.0, wide = sizes.residual_stream > sizes.hidden;
+  const double whole = sizes.tokens * static_cast<double>(config.hidden) * sizes.element;
+  const double ids = sizes.tokens * id_bytes;
+  // Ids elsewhere are looked up as row 0 and masked.
+  const double masked = sizes.shards > 1.0 ? ids + sizes.tokens : 0.0;
+  // Backward sorts ids and rows, and sums in fp32 over chunks of 32 tokens.
+  const double sorting = 4.0 * ids + whole / sizes.element * 4.0 / 16.0;
+  const double saved = masked + (drops ? sizes.local_tokens * id_bytes : 0.0);
+  return {.name = "embedding",
+          .kind = Operator::Kind::embedding,
+          .bytes = 2.0 * whole,
+          .saved = saved,
+          .forward_peak = saved + whole + (wide || drops ? 2.0 : 1.0) * sizes.residual_stream,
+          .backward_peak = saved + 2.0 * sizes.residual_stream + (wide ? whole : 0.0) + sorting};
+}
+
+Operator output_layer_operator(const RankBatch& batch, const RankSizes& sizes,
+                               const OutputLayerOptions& options) {
+  const double width = options.width, columns = options.columns / sizes.shards, chunks = options.chunks;
+  const bool fp8 = batch.fp8 && options.fp8;
+  Operator op = gemm_operator("output_layer", sizes, width, columns);
+  op.kind = Operator::Kind::loss;
+  op.fp8 = fp8;
+  const double rows = sizes.tokens / chunks, logits = rows * columns * sizes.element;
+  op.flops /= chunks;
+  op.bytes = op.bytes / chunks + 2.0 * logits;
+  // One kernel replaces the logits by their gradient (kernels/loss/cross_entropy.h); else backward does, from
+  // statistics.
+  const bool fused = batch.gpu && batch.dtype == Dtype::bf16 && sizes.shards == 1.0 && !fp8;
+  op.saved = sizes.column_input(width, fp8) / chunks + logits + (fused ? 0.0 : rows * 2.0 * sizes.statistic);
+  const double whole = sizes.tokens * width * sizes.element;  // gradients of all chunks
+  const double gathered = sizes.gathers ? whole / chunks : 0.0;
+  op.forward_peak = op.saved + sizes.gemm_workspace + gathered;
+  op.backward_peak = op.forward_peak + (fp8 ? std::max(whole, 2.0 * rows * columns) : whole);
+  return op;
 }
 
 std::vector<Operator> stack_operators(const std::string& prefix, const TransformerConfig& config,

@@ -32,6 +32,19 @@ Operator gemm_operator(std::string name, const RankSizes& sizes, double in, doub
 /// A norm of hidden states, whose input is saved.
 Operator norm_operator(std::string name, const TransformerConfig& config, const RankSizes& sizes);
 
+/// Word embeddings, with what is added to them in place, and their dropout.
+Operator embedding_operator(const TransformerConfig& config, const RankSizes& sizes);
+
+struct OutputLayerOptions {
+  double width = 0.0;
+  double columns = 0.0;  // of all ranks
+  double chunks = 1.0;   // of the tokens; the operator is that of one
+  bool fp8 = false;
+};
+/// The output layer with its loss.
+Operator output_layer_operator(const RankBatch& batch, const RankSizes& sizes,
+                               const OutputLayerOptions& options);
+
 /// Layers [first, first + count) of the stack on a stage, in order.
 std::vector<Operator> stack_operators(const std::string& prefix, const TransformerConfig& config,
                                       const RankBatch& batch, int64_t first, int64_t count);

@@ -168,6 +168,12 @@ void BertTokenizer::split_words(NormalizedView text, const EmitWord& word) const
   flush(text.text.data() + text.text.size());
 }
 
+std::vector<bool> BertTokenizer::continuation_pieces() const {
+  std::vector<bool> continues;
+  for (int32_t id = 0; id < vocab_size(); ++id) continues.push_back(words_.token_of(id).starts_with("##"));
+  return continues;
+}
+
 std::string BertTokenizer::decode(std::span<const int32_t> ids) const {
   std::string text;
   for (const int32_t id : ids) {

@@ -40,6 +40,7 @@ class BertTokenizer : public Tokenizer {
   std::string decode(std::span<const int32_t> ids) const override;
   int64_t vocab_size() const override { return words_.size(); }
   const SpecialTokens& special() const override { return special_; }
+  std::vector<bool> continuation_pieces() const override;
 
  private:
   using Emit = std::function<void(int32_t id, NormalizedView text)>;

@@ -8,34 +8,18 @@
 // tokens, of which the last is also the first of the next sample.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "teratron/data/indexed/index_array.h"
+#include "teratron/data/splits.h"
 
 namespace teratron {
 
 class IndexedDataset;
-
-/// Sequences [first, last).
-struct SequenceRange {
-  int64_t first = 0;
-  int64_t last = 0;
-  int64_t size() const { return last - first; }
-};
-
-/// Shares of train, valid and test from a --split string: its numbers, padded with zeros to three and
-/// normalized. Throws UserError(config) for more than three, none above zero or invalid numbers.
-std::array<double, 3> parse_split(std::string_view split);
-
-/// Sequences of each split; bounds are fraction x sequences, rounded half to even. Nothing for a share of 0.
-std::array<std::optional<SequenceRange>, 3> split_ranges(const std::array<double, 3>& shares,
-                                                         int64_t sequences);
 
 struct GPTIndexOptions {
   int64_t sequence_length = 0;
@@ -73,9 +57,7 @@ struct DocumentOrder {
 /// The sample index over `order`, which must have the tokens of `samples` samples.
 IndexArray build_sample_index(const DocumentOrder& order, const GPTIndexOptions& options, int64_t samples);
 
-/// build_gpt_index through a cache folder ("": none). File names contain a hash of everything that the index
-/// depends on, including size, modification time and parts of the data files. One process builds, the others
-/// wait. Arrays are .npy files as written by Megatron-LM.
+/// build_gpt_index through a cache folder (cached_index()). Arrays are .npy files as written by Megatron-LM.
 GPTIndex cached_gpt_index(const IndexedDataset& dataset, SequenceRange range, const GPTIndexOptions& options,
                           const std::string& cache_path);
 

@@ -1,0 +1,126 @@
+// BERT's model_types of Hugging Face: Megatron-BERT and BERT. Post-norm BERT is the encoder with residuals
+// after the norms (--apply-residual-connection-post-layernorm), each norm belonging to the layer after it.
+#include "teratron/models/hf_rows.h"
+
+namespace teratron {
+
+using nlohmann::json;
+using enum HfRule;
+using namespace hf_rows;
+
+namespace {
+
+// One activation is that of the layers and of the LM head, whose GELU is by erf unless --openai-gelu is
+// given.
+void read_activation(std::string_view key, HfConfig& config) {
+  const std::string name = config.get(key, "gelu");
+  const bool tanh = name == "gelu_new" || name == "gelu_fast" || name == "gelu_pytorch_tanh";
+  if (!tanh && name != "gelu") return config.unsupported(key);
+  config.settings["openai_gelu"] = tanh;
+  config.settings["bias_gelu_fusion"] = false;
+}
+
+void write_activation(std::string_view key, HfConfig& config) {
+  const bool tanh = config.is_set("openai_gelu");
+  const bool fused = !tanh && config.is_set("bias_gelu_fusion");
+  config.keys[key] = tanh || fused ? "gelu_new" : "gelu";
+  if (!fused) return;
+  config.notices.push_back(
+      "transformers has one hidden_act, this model two GELUs: that of the layers is kept (gelu_new), and "
+      "that "
+      "of the LM head is approximated, which changes logits by about 0.1 %; models trained with "
+      "--no-bias-gelu-fusion or --openai-gelu are exported exactly");
+}
+
+// clang-format off
+
+std::vector<HfKey> bert_keys(bool post_norm) {
+  return {
+    {"num_hidden_layers", "num_layers"}, {"hidden_size", hidden}, {"num_attention_heads", heads},
+    {"intermediate_size", ffn}, {"max_position_embeddings", positions}, {"type_vocab_size", "", {.must_be = 2}},
+    {"vocab_size", vocab, {.rows_of = "embedding.word_embeddings.weight"}},
+    {"hidden_act", "openai_gelu", {.read = read_activation, .write = write_activation}},
+    {"layer_norm_eps", "norm_epsilon", {.otherwise = 1e-12}},
+    {"hidden_dropout_prob", "hidden_dropout", {.otherwise = 0.1}},
+    {"attention_probs_dropout_prob", "attention_dropout", {.otherwise = 0.1}},
+    {"initializer_range", "init_method_std", {.otherwise = 0.02}},
+    {"tie_word_embeddings", untied, {.otherwise = true, .negate = true}},
+    {"position_embedding_type", "", {.must_be = "absolute"}}, {"is_decoder", "", no}, {"add_cross_attention", "", no},
+    {"", "apply_residual_connection_post_layernorm", {.must_be = post_norm}}, {"", "bert_binary_head", yes},
+    {"", untied, no}, {"", "add_bias_linear", yes}, {"", "group_query_attention", no},
+    {"", "kv_channels", {.derived = "hidden_size/num_attention_heads"}}, {"", "seq_length", {.derived = positions}},
+    {"", "position_embedding_type", {.must_be = "learned_absolute"}}, {"", "normalization", {.must_be = "LayerNorm"}},
+    {"", "swiglu", never}, {"", "geglu", never}, {"", "squared_relu", never}, {"", "qk_layernorm", never},
+    {"", "apply_layernorm_1p", never}};
+}
+
+const HfTensorGroup embeddings = {"embedding.", "bert.embeddings.", {
+    {"word_embeddings.weight", same, {"word_embeddings.weight"}, {vocab, hidden}, {.copies = {"cls.predictions.decoder.weight"}}},
+    {"position_embeddings.weight", same, {"position_embeddings.weight"}, {positions, hidden}},
+    {"tokentype_embeddings.weight", same, {"token_type_embeddings.weight"}, {"2", hidden}}}};
+const HfTensorRow qkv = {"self_attention.linear_qkv.weight", qkv_grouped,
+    {"attention.self.query.weight", "attention.self.key.weight", "attention.self.value.weight"}, {hidden, hidden}, biased};
+const HfTensorRow projection = {"self_attention.linear_proj.weight", same, {"attention.output.dense.weight"}, {hidden, hidden}, biased};
+const HfTensorRow fc1 = {"mlp.linear_fc1.weight", same, {"intermediate.dense.weight"}, {ffn, hidden}, biased};
+const HfTensorRow fc2 = {"mlp.linear_fc2.weight", same, {"output.dense.weight"}, {hidden, ffn}, biased};
+const HfTensorGroup tail = {"", "", {
+    {"lm_head.dense.weight", same, {"cls.predictions.transform.dense.weight"}, {hidden, hidden}, biased},
+    {"lm_head.layer_norm.weight", same, {"cls.predictions.transform.LayerNorm.weight"}, {hidden}, biased},
+    {"output_layer.bias", same, {"cls.predictions.bias"}, {vocab}, {.copies = {"cls.predictions.decoder.bias"}}},
+    {"pooler.dense.weight", same, {"bert.pooler.dense.weight"}, {hidden, hidden}, biased},
+    {"binary_head.weight", same, {"cls.seq_relationship.weight"}, {"2", hidden}, biased}}};
+
+HfTensorRow norm(std::string_view ours, std::string_view theirs) {
+  return {ours, same, {theirs}, {hidden}, biased};
+}
+
+// clang-format on
+
+std::vector<HfTensorGroup> pre_norm_tensors() {
+  return {embeddings,
+          {"encoder.layers.*.",
+           "bert.encoder.layer.*.",
+           {norm("input_layernorm.weight", "attention.ln.weight"), qkv, projection,
+            norm("pre_mlp_layernorm.weight", "ln.weight"), fc1, fc2},
+           "num_layers"},
+          {"encoder.", "bert.encoder.", {norm("final_layernorm.weight", "ln.weight")}},
+          tail};
+}
+
+std::vector<HfTensorGroup> post_norm_tensors() {
+  constexpr std::string_view theirs = "output.LayerNorm.weight";
+  return {embeddings,
+          {"encoder.layers.0.", "bert.embeddings.", {norm("input_layernorm.weight", "LayerNorm.weight")}},
+          {"encoder.layers.*.",
+           "bert.encoder.layer.*.",
+           {qkv, projection, norm("pre_mlp_layernorm.weight", "attention.output.LayerNorm.weight"), fc1, fc2},
+           "num_layers"},
+          {"encoder.layers.*+1.",
+           "bert.encoder.layer.*.",
+           {norm("input_layernorm.weight", theirs)},
+           "num_layers",
+           HfLayers::but_last},
+          {"encoder.",
+           "bert.encoder.layer.*.",
+           {norm("final_layernorm.weight", theirs)},
+           "num_layers",
+           HfLayers::last},
+          tail};
+}
+
+}  // namespace
+
+std::vector<HfFamily> bert_hf_families() {
+  const auto family = [](std::string_view type, std::string_view architecture, bool post_norm) {
+    return HfFamily{.model_type = type,
+                    .architecture = architecture,
+                    .prefix = "bert.",
+                    .keys = bert_keys(post_norm),
+                    .tensors = post_norm ? post_norm_tensors() : pre_norm_tensors(),
+                    .buffers = {"embeddings.position_ids"}};
+  };
+  return {family("megatron-bert", "MegatronBertForPreTraining", false),
+          family("bert", "BertForPreTraining", true)};
+}
+
+}  // namespace teratron
