@@ -1,0 +1,134 @@
+"""BERT from sentences to weights that transformers loads, by the program alone; and what is refused."""
+
+import json
+import os
+import random
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from program import BINARY, MOCK, TINY, message, needs_binary, teratron
+
+pytestmark = needs_binary
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+WORDS = "the a cat dog bird sat ran flew on under over mat tree house and then slept while it was dark cold".split()
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+BERT = [*TINY, "--seq-length", "32", "--max-position-embeddings", "32", "--micro-batch-size", "1",
+        "--global-batch-size", "4", "--train-iters", "8", "--log-interval", "1", "--lr", "5e-3"]
+
+
+def train(*args, **expected):
+    return teratron("pretrain", "bert", *args, **expected)
+
+
+def losses(result, name="lm loss"):
+    return [float(loss) for loss in re.findall(rf" {name}: (\S+) \|", result.stdout)]
+
+
+def sentence(generator):
+    return " ".join(generator.choice(WORDS) for _ in range(generator.randint(3, 9))).capitalize() + "."
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A vocabulary, and documents of sentences preprocessed as sentences and as whole documents."""
+    folder = tmp_path_factory.mktemp("text")
+    generator = random.Random(3)
+    (folder / "vocab.txt").write_text("\n".join([*SPECIAL, *WORDS, ".", "##s"]) + "\n")
+    documents = [{"text": " ".join(sentence(generator) for _ in range(generator.randint(2, 12)))} for _ in range(60)]
+    (folder / "text.json").write_text("".join(json.dumps(document) + "\n" for document in documents))
+    tokenizer = ["--tokenizer-type", "BertWordPieceLowerCase", "--vocab-file", folder / "vocab.txt"]
+    for split in (["--split-sentences"], []):
+        teratron("preprocess", "--input", folder / "text.json", "--output-prefix", folder / "my-bert", *tokenizer,
+                 *split)
+    return folder
+
+
+def data(text, name="my-bert_text_sentence"):
+    return ["--data-path", text / name, "--vocab-file", text / "vocab.txt", "--split", "90,10,0"]
+
+
+def tensors(checkpoint):
+    return {name: tensor for file in sorted(Path(checkpoint).glob("*.safetensors"))
+            for name, tensor in load_file(file).items()}
+
+
+def test_from_sentences_to_transformers(text, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    flags = [*BERT, *data(text), "--no-bias-gelu-fusion", "--eval-interval", "4", "--eval-iters", "2"]
+    whole = train(*flags, "--train-iters", "60", "--save", tmp_path / "run", "--save-interval", "8")
+    assert sum(losses(whole)[-10:]) < 0.97 * sum(losses(whole)[:10]) and len(losses(whole, "sop loss")) >= 60
+    assert re.search(r"validation loss at iteration 4 .*lm loss value: \S+ .*sop loss value: \S+", whole.stdout)
+    # Another rank layout resumes it, and exactly where it was.
+    resumed = train(*flags, "--train-iters", "60", "--load", tmp_path / "run", "--ckpt-step", "56",
+                    "--save", tmp_path / "again", "--save-interval", "4")
+    assert losses(resumed)[:4] == losses(whole)[56:60]
+    first, second = tensors(tmp_path / "run" / "iter_0000060"), tensors(tmp_path / "again" / "iter_0000060")
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items()) and first.keys() == second.keys()
+    teratron("ckpt", "convert", "--load", tmp_path / "run", "--to-hf", tmp_path / "hf", "--max-shard-size", "20KB")
+    model = transformers.MegatronBertForPreTraining.from_pretrained(tmp_path / "hf").eval()
+    assert (tmp_path / "hf" / "vocab.txt").read_bytes() == (text / "vocab.txt").read_bytes()
+    ids = torch.randint(5, len(WORDS), (20,), generator=torch.Generator().manual_seed(1))
+    (tmp_path / "ids.txt").write_text(" ".join(map(str, ids.tolist())) + "\n")
+    teratron("logits", "--load", tmp_path / "run", "--input", tmp_path / "ids.txt", "--output", tmp_path / "logits")
+    with torch.no_grad():
+        expected = model(ids[None]).prediction_logits[0]
+    torch.testing.assert_close(load_file(tmp_path / "logits")["logits.0"], expected, atol=1e-5, rtol=1e-4)
+    message(teratron("generate", "--load", tmp_path / "run", "--prompt", "the cat", code=2), "do not generate text")
+    gpt = teratron("pretrain", "gpt", *flags, "--tokenizer-type", "BertWordPieceLowerCase", "--load", tmp_path / "run",
+                   code=4)
+    message(gpt, "family bert", "pretrain bert")
+
+
+def test_layouts(text, tmp_path):
+    """Processes with every kind of parallelism compute what one rank does: here with the same micro-batches."""
+    flags = [*BERT, *data(text), "--num-layers", "4", "--hidden-dropout", "0.1", "--attention-dropout", "0.1"]
+    alone = train(*flags)
+    for layout in (["--tp", "2", "--sp", "--pp", "2"], ["--pp", "2", "--vpp", "2", "--use-distributed-optimizer"]):
+        parallel = teratron("launch", "--nproc-per-node", "4", "--backend", "threads", "--log-dir",
+                            tmp_path / layout[-2], "--", "pretrain", "bert", *flags, *layout)
+        for name in ("lm loss", "sop loss"):
+            assert losses(parallel, name) == pytest.approx(losses(alone, name), rel=1e-4)
+
+
+def test_one_loss_without_the_binary_head(text):
+    assert "sop loss" not in train(*BERT, *data(text), "--bert-no-binary-head").stdout
+    train(*BERT, *data(text, "my-bert_text_document"), "--bert-no-binary-head")
+
+
+def test_mock_data(tmp_path):
+    learned = train(*MOCK, "--train-iters", "240", "--log-interval", "40", "--lr", "3e-3", "--lr-decay-style",
+                    "constant", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "32",
+                    "--max-position-embeddings", "32", "--micro-batch-size", "16", "--global-batch-size", "16",
+                    "--hidden-dropout", "0", "--attention-dropout", "0")
+    assert losses(learned)[-1] < losses(learned)[0] - 0.3
+    message(train(*MOCK, "--train-iters", "1", "--position-embedding-type", "alibi", code=2), "not causal")
+    message(train(*MOCK, "--train-iters", "1", "--seq-length", "4", code=2), "no room for [CLS]")
+    message(train(*MOCK, "--train-iters", "1", "--calculate-per-token-loss", code=2), "means of each micro-batch")
+
+
+def test_data_that_bert_cannot_use(text, tmp_path):
+    message(train(*BERT, *data(text, "my-bert_text_document"), code=3), "2 sentences", "--split-sentences")
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL, *WORDS[:6]]) + "\n")
+    small = ["--data-path", text / "my-bert_text_sentence", "--vocab-file", tmp_path / "vocab.txt", "--split", "1,0,0"]
+    message(train(*BERT, *small, code=3), "my-bert_text_sentence", "vocabulary")
+    null = ["--data-path", text / "my-bert_text_sentence", "--tokenizer-type", "NullTokenizer", "--vocab-size", "60"]
+    message(train(*BERT, *null, code=2), "NullTokenizer", "[MASK]")
+
+
+@pytest.mark.parametrize("script", ["pretrain_bert.sh", "pretrain_bert_distributed.sh",
+                                    "pretrain_bert_distributed_with_mp.sh"])
+def test_scripts(script, text, tmp_path):
+    """In small, on processes of this machine."""
+    small = [*BERT, "--fp16=false", "--lr-decay-iters", "8", "--lr-warmup-fraction", "0.25", "--eval-iters", "1"]
+    variables = {"CHECKPOINT_PATH": tmp_path / "run", "VOCAB_FILE": text / "vocab.txt",
+                 "DATA_PATH": text / "my-bert_text_sentence", "GPUS_PER_NODE": "4", "TERATRON": BINARY,
+                 "TERATRON_BACKEND": "threads"}
+    done = subprocess.run([EXAMPLES / script, *small], capture_output=True, text=True, timeout=120, cwd=tmp_path,
+                          env={**os.environ, **{name: str(value) for name, value in variables.items()}})
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert (tmp_path / "run" / "latest_checkpointed_iteration.txt").read_text() == "8"
