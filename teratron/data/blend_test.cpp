@@ -217,8 +217,8 @@ TEST(GPTBuilder, SplitsWithoutSamplesAreNotBuiltAndOthersAreNamed) {
     builder.end_document();
   }
   builder.finalize();
-  GPTDataOptions options{
-      .sources = {.data_path = {folder / "a"}, .split = "1,1", .samples = {5, 0, 0}}, .sequence_length = 4};
+  GPTDataOptions options{.sources = {.data_path = {folder / "a"}, .split = "1,1", .samples = {5, 0, 0}},
+                         .sequence_length = 4};
   const Datasets built = build_gpt_datasets(options);
   EXPECT_NE(built.train, nullptr);
   EXPECT_EQ(built.valid, nullptr);

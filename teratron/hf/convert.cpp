@@ -117,6 +117,19 @@ void check_import(const HfImport& request, const HfFamily& family, const Sharded
   });
 }
 
+// Files of early releases have other names for some tensors.
+void use_old_names(std::vector<HfTensor>& tensors, const HfFamily& family, const ShardedSafetensors& files) {
+  for (HfTensor& tensor : tensors) {
+    for (HfSource& source : tensor.sources) {
+      for (const auto& [end, old_end] : family.old_ends) {
+        if (!source.name.ends_with(end) || files.has(source.name)) continue;
+        const std::string old = source.name.substr(0, source.name.size() - end.size()) + std::string(old_end);
+        if (files.has(old)) source.name = old;
+      }
+    }
+  }
+}
+
 // The folder's tokenizer files, as Megatron-LM's settings.
 json tokenizer_settings(const fs::path& folder) {
   const HfTokenizerFiles files = hf_tokenizer_files(fs::absolute(folder));
@@ -197,6 +210,7 @@ ConversionReport import_hf(const HfImport& request) {
   const size_t count = files.tensors().size();
   std::vector<HfTensor> tensors = hf_tensors(model, count, model.family->prefix);
   if (!files.has(tensors[0].sources[0].name)) tensors = hf_tensors(model, count);
+  use_old_names(tensors, *model.family, files);
   check_import(request, *model.family, files, tensors);
   model.settings.update(tokenizer_settings(request.source));
   model.settings["model_family"] = model.family->family;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -101,7 +102,9 @@ struct HfFamily {
   std::vector<HfKey> keys;
   std::vector<HfTensorGroup> tensors;          // in the order of the forward pass
   std::vector<std::string_view> buffers = {};  // ends of names that hold no parameters: masks, rotary tables
-  std::string_view family = {};                // of families.def; set by hf_families()
+  std::vector<std::pair<std::string_view, std::string_view>> old_ends = {};  // ends of names: new, old
+  /// Of families.def; set by hf_families().
+  std::string_view family = {};
 };
 
 /// Of all models. Export takes the first of the family that has the settings.

@@ -63,12 +63,15 @@ def test_from_sentences_to_transformers(text, tmp_path):
     whole = train(*flags, "--train-iters", "60", "--save", tmp_path / "run", "--save-interval", "8")
     assert sum(losses(whole)[-10:]) < 0.97 * sum(losses(whole)[:10]) and len(losses(whole, "sop loss")) >= 60
     assert re.search(r"validation loss at iteration 4 .*lm loss value: \S+ .*sop loss value: \S+", whole.stdout)
-    # Another rank layout resumes it, and exactly where it was.
     resumed = train(*flags, "--train-iters", "60", "--load", tmp_path / "run", "--ckpt-step", "56",
                     "--save", tmp_path / "again", "--save-interval", "4")
     assert losses(resumed)[:4] == losses(whole)[56:60]
     first, second = tensors(tmp_path / "run" / "iter_0000060"), tensors(tmp_path / "again" / "iter_0000060")
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items()) and first.keys() == second.keys()
+    elsewhere = teratron("launch", "--nproc-per-node", "4", "--backend", "threads", "--log-dir", tmp_path / "logs",
+                         "--", "pretrain", "bert", *flags, "--train-iters", "60", "--load", tmp_path / "run",
+                         "--ckpt-step", "56", "--tp", "2", "--pp", "2", "--use-distributed-optimizer")
+    assert losses(elsewhere)[:4] == pytest.approx(losses(whole)[56:60], rel=1e-4)
     teratron("ckpt", "convert", "--load", tmp_path / "run", "--to-hf", tmp_path / "hf", "--max-shard-size", "20KB")
     model = transformers.MegatronBertForPreTraining.from_pretrained(tmp_path / "hf").eval()
     assert (tmp_path / "hf" / "vocab.txt").read_bytes() == (text / "vocab.txt").read_bytes()
@@ -106,9 +109,26 @@ def test_mock_data(tmp_path):
                     "--max-position-embeddings", "32", "--micro-batch-size", "16", "--global-batch-size", "16",
                     "--hidden-dropout", "0", "--attention-dropout", "0")
     assert losses(learned)[-1] < losses(learned)[0] - 0.3
+    said = train(*MOCK, "--train-iters", "1", "--eod-mask-loss")
+    assert "--eod-mask-loss has no effect on bert" in said.stdout + said.stderr
     message(train(*MOCK, "--train-iters", "1", "--position-embedding-type", "alibi", code=2), "not causal")
     message(train(*MOCK, "--train-iters", "1", "--seq-length", "4", code=2), "no room for [CLS]")
     message(train(*MOCK, "--train-iters", "1", "--calculate-per-token-loss", code=2), "means of each micro-batch")
+
+
+def test_plan_and_bench():
+    """The command of Megatron-LM's script on eight GPUs, and a shape of the benchmark in small."""
+    flags = """--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --micro-batch-size 4 --global-batch-size 32
+        --seq-length 512 --max-position-embeddings 512 --train-iters 1000000 --data-path my-bert_text_sentence
+        --vocab-file bert-vocab.txt --data-impl mmap --split 949,50,1 --distributed-backend nccl --lr 0.0001
+        --lr-decay-style linear --min-lr 1.0e-5 --lr-decay-iters 990000 --weight-decay 1e-2 --clip-grad 1.0
+        --lr-warmup-fraction .01 --log-interval 100 --save-interval 10000 --eval-interval 1000 --eval-iters 10 --fp16
+        --vocab-size 30522""".split()
+    planned = teratron("plan", "bert", "--world-size", "8", "--gpu-memory", "H100", *flags).stdout
+    assert re.search(r"    0 +336297858 ", planned) and "Fits (H100" in planned and "a step takes at least" in planned
+    measured = teratron("bench", "--shape", "bert-large", "--precision", "fp32", "--steps", "2", "--warm-up-seconds",
+                        "0", *TINY).stdout
+    assert "bert-large" in measured and "tokens/s" in measured
 
 
 def test_data_that_bert_cannot_use(text, tmp_path):

@@ -147,6 +147,16 @@ def test_script_of_the_345m_model(tmp_path):
     assert done.returncode != 0 and "VOCAB_FILE" in done.stderr
 
 
+def test_script_of_the_345m_model_with_model_parallelism(tmp_path):
+    """Four ranks understand its flags; the vocabulary is not there."""
+    variables = {"CHECKPOINT_PATH": tmp_path / "checkpoints", "VOCAB_FILE": "none.json", "MERGE_FILE": "none.txt",
+                 "DATA_PATH": tmp_path / "data", "TERATRON": BINARY, "GPUS_PER_NODE": 4, "TERATRON_BACKEND": "threads"}
+    done = subprocess.run([ROOT / "examples" / "pretrain_gpt_distributed_with_mp.sh", "--device", "cpu"],
+                          capture_output=True, text=True, cwd=tmp_path,
+                          env={**os.environ, **{name: str(value) for name, value in variables.items()}})
+    assert done.returncode == 3 and "none.json" in done.stderr, done.stderr
+
+
 def test_script_of_gpt2_large(tmp_path):
     """The file of Accelerate starts four ranks, which understand its flags; the vocabulary is not there."""
     done = subprocess.run([ROOT / "examples" / "gpt2_large.sh", tmp_path / "data", tmp_path / "none", "--run-dir",

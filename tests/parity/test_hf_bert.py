@@ -85,6 +85,20 @@ def test_two_gelus_are_said_and_other_models_refused(tmp_path):
     assert "pretrain bert" in said
 
 
+def test_names_of_early_files(tmp_path):
+    """LayerNorm.gamma and .beta, as in bert-base-uncased, with the tied output layer and the buffer of positions."""
+    model = random_model("bert")
+    model.save_pretrained(tmp_path / "in")
+    weights = load_file(tmp_path / "in" / "model.safetensors")
+    renamed = {name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+               for name, tensor in weights.items()}
+    renamed["cls.predictions.decoder.weight"] = weights["bert.embeddings.word_embeddings.weight"].clone()
+    renamed["bert.embeddings.position_ids"] = torch.arange(64)[None]
+    save_file(renamed, tmp_path / "in" / "model.safetensors", {"format": "pt"})
+    run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt")
+    check_logits(model, tmp_path)
+
+
 def test_vocabulary_file(tmp_path):
     random_model("bert").save_pretrained(tmp_path / "in")
     (tmp_path / "in" / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]) + "\n")

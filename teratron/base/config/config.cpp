@@ -244,6 +244,7 @@ void read_flags(const Schema& schema, std::span<const std::string> args, ParseRe
 
 bool has_effect_on(const Field& field, std::string_view program) {
   const std::vector<std::string> programs = split(field.traits.program, '|');
+  if (field.traits.program.starts_with('!')) return !contains(programs, fmt::format("!{}", program));
   return programs.empty() || contains(programs, program);
 }
 

@@ -112,12 +112,14 @@ std::vector<HfTensorGroup> post_norm_tensors() {
 
 std::vector<HfFamily> bert_hf_families() {
   const auto family = [](std::string_view type, std::string_view architecture, bool post_norm) {
-    return HfFamily{.model_type = type,
-                    .architecture = architecture,
-                    .prefix = "bert.",
-                    .keys = bert_keys(post_norm),
-                    .tensors = post_norm ? post_norm_tensors() : pre_norm_tensors(),
-                    .buffers = {"embeddings.position_ids"}};
+    return HfFamily{
+        .model_type = type,
+        .architecture = architecture,
+        .prefix = "bert.",
+        .keys = bert_keys(post_norm),
+        .tensors = post_norm ? post_norm_tensors() : pre_norm_tensors(),
+        .buffers = {"embeddings.position_ids"},
+        .old_ends = {{"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}}};
   };
   return {family("megatron-bert", "MegatronBertForPreTraining", false),
           family("bert", "BertForPreTraining", true)};
