@@ -317,6 +317,9 @@ inline int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
+/// Largest gridDim.y and gridDim.z; gridDim.x may be 2^31 - 1.
+inline constexpr int64_t max_grid_y = 65535;
+
 /// Number of SMs of the current device.
 int sm_count();
 /// Architecture that the current device's variant of the kernel was compiled for, e.g. 90 for compute

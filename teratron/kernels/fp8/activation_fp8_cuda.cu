@@ -76,7 +76,8 @@ struct TileSums {
     float sum = 0;
 #pragma unroll
     for (int w = 0; w < warps; ++w) sum += warp_sums[w][part][column];
-    const int64_t to = (blockIdx.y * parts + part) * args.shape.width + position.first_column + column;
+    const int64_t to =
+        (Fp8Tile::tile_row() * parts + part) * args.shape.width + position.first_column + column;
     static_cast<float*>(args.dbias.workspace)[to] = sum;
   }
 };
@@ -153,14 +154,14 @@ void with_case(const ActivationFp8Args& args, F&& f) {
 }
 
 dim3 grid_of(const ActivationShape& shape) {
-  return {static_cast<unsigned>(ceil_div(shape.width, Fp8Tile::columns)),
-          static_cast<unsigned>(ceil_div(shape.rows, Fp8Tile::rows))};
+  return Fp8Tile::grid(shape.rows, shape.width);
 }
 
 }  // namespace
 
 int64_t activation_fp8_workspace_rows(const ActivationShape& shape) {
-  return grid_of(shape).y;
+  const dim3 grid = grid_of(shape);
+  return int64_t{grid.y} * grid.z;
 }
 
 void activation_forward_fp8(const ActivationFp8Args& args, CUstream_st* stream) {

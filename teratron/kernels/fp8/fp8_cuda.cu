@@ -63,7 +63,7 @@ void fp8_cast(const Fp8CastArgs& args, CUstream_st* stream) {
   with_source_type(args.dtype, [&]<typename T>(T) {
     const auto kernel =
         args.to.format == Fp8Format::e4m3 ? cast_kernel<T, Fp8Format::e4m3> : cast_kernel<T, Fp8Format::e5m2>;
-    kernel<<<fp8_grid(args.to), threads, 0, stream>>>(args);
+    kernel<<<Fp8Tile::grid(args.to.rows, args.to.columns), threads, 0, stream>>>(args);
   });
   check_launch("fp8_cast");
 }

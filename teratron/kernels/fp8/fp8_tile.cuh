@@ -19,6 +19,15 @@ struct Fp8Tile {
   static constexpr int groups = rows / 16;        // 16-byte pieces of a transposed row
   static_assert(packs * quads == threads);
 
+  /// Tiles of a matrix across (x) and down (y and z, of which the last may have tiles past the end).
+  static dim3 grid(int64_t matrix_rows, int64_t matrix_columns) {
+    const int64_t down = ceil_div(matrix_rows, rows), layers = ceil_div(down, max_grid_y);
+    return {static_cast<unsigned>(ceil_div(matrix_columns, columns)),
+            static_cast<unsigned>(ceil_div(down, layers)), static_cast<unsigned>(layers)};
+  }
+  /// Row of tiles of this block.
+  __device__ static int64_t tile_row() { return blockIdx.z * int64_t{gridDim.y} + blockIdx.y; }
+
   uint4 pieces[columns][groups];
 
   __device__ void put(int column, int quad, uint32_t word) {
@@ -32,7 +41,7 @@ struct Fp8Tile {
 #pragma unroll
     for (int unit = threadIdx.x; unit < columns * groups; unit += threads) {
       const int column = unit / groups, group = unit % groups;
-      const int64_t row = blockIdx.y * int64_t{rows} + group * 16;
+      const int64_t row = tile_row() * rows + group * 16;
       if (column >= columns_left || row >= to.rows) continue;
       auto* const out = static_cast<uint8_t*>(to.transposed) + (first_column + column) * to.rows + row;
       *reinterpret_cast<uint4*>(out) = get(column, group);
@@ -45,14 +54,8 @@ struct Fp8Position {
   int pack = threadIdx.x % Fp8Tile::packs, quad = threadIdx.x / Fp8Tile::packs;  // in the tile
   int64_t first_column = blockIdx.x * int64_t{Fp8Tile::columns};                 // of the tile
   int64_t column = first_column + pack * Fp8Tile::pack;
-  int64_t row = blockIdx.y * int64_t{Fp8Tile::rows} + quad * 4;
+  int64_t row = Fp8Tile::tile_row() * Fp8Tile::rows + quad * 4;
 };
-
-/// One block per tile.
-inline dim3 fp8_grid(const Fp8Output& to) {
-  return {static_cast<unsigned>(ceil_div(to.columns, Fp8Tile::columns)),
-          static_cast<unsigned>(ceil_div(to.rows, Fp8Tile::rows))};
-}
 
 /// Four words of four bytes, transposed in place: word i gets byte i of every word.
 __device__ inline void transpose_bytes(uint32_t (&word)[4]) {

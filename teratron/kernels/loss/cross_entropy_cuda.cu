@@ -205,7 +205,7 @@ void cross_entropy_gradient_fp8(const VocabShape& shape, const CrossEntropyGradi
   const auto launch = [&]<typename T>(T) {
     const auto kernel = to.format == Fp8Format::e4m3 ? cross_entropy_gradient_fp8_kernel<T, Fp8Format::e4m3>
                                                      : cross_entropy_gradient_fp8_kernel<T, Fp8Format::e5m2>;
-    kernel<<<fp8_grid(to), Fp8Tile::threads, 0, stream>>>(shape, args, to);
+    kernel<<<Fp8Tile::grid(to.rows, to.columns), Fp8Tile::threads, 0, stream>>>(shape, args, to);
   };
   shape.dtype == Dtype::bf16 ? launch(__nv_bfloat16{}) : launch(__half{});
   check_launch("cross_entropy_gradient_fp8");

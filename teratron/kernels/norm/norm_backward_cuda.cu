@@ -5,7 +5,7 @@
 namespace teratron::cuda {
 namespace {
 
-constexpr int rows_per_chunk = 128;  // of the generic path
+constexpr int rows_per_chunk = 128;  // of the generic path, or more where the grid would be too high
 constexpr int row_overhead = 1;      // instructions per row and warp, in packs (select_row_tiling)
 
 /// Sums over rows that a kernel computes, each including those before it: of dy xhat, of dy (layer norms), of
@@ -326,7 +326,7 @@ int64_t norm_backward_workspace_rows(const NormShape& shape) {
   const RowTiling tiling = shape.dtype == Dtype::f64
                                ? RowTiling{0, 0}
                                : select_row_tiling(shape, pack_of(shape.dtype), row_overhead);
-  if (tiling.packs_per_thread == 0) return ceil_div(shape.rows, rows_per_chunk);
+  if (tiling.packs_per_thread == 0) return std::min(ceil_div(shape.rows, rows_per_chunk), max_grid_y);
   const int64_t per_sm =
       resident_blocks(resident_threads(tiling.packs_per_thread, shape.sums_dx), tiling.threads);
   return std::min<int64_t>(shape.rows, sm_count() * per_sm);
