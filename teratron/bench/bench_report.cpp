@@ -38,7 +38,7 @@ std::string breakdown_table(const BenchResult& result) {
   }
   row("idle", result.breakdown.idle_ms);
   if (result.breakdown.idle_ms > idle_hint * total) {
-    text += "    The GPU waits for the host: try larger micro-batches or --cuda-graph-impl local.\n";
+    text += "    The GPU waits for the host: try larger micro-batches.\n";
   }
   text += "  top kernels\n";
   for (size_t i = 0; i < std::min(top_kernels, result.kernels.size()); ++i) {

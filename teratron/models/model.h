@@ -93,6 +93,10 @@ class Model {
   /// a model that never calls it can be trained.
   virtual void set_activation_hook(const ActivationHook& hook) { hook_ = hook; }
 
+  /// Whether forward and backward are known never to wait for the device, so that they can become CUDA graphs
+  /// without being asked to (--cuda-graph-impl auto).
+  virtual bool never_waits() const { return false; }
+
   const StageSpec& stage() const { return stage_; }
 
  protected:

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <ranges>
+#include <typeinfo>
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -9,7 +10,10 @@
 #include "teratron/base/error.h"
 #include "teratron/comm/collectives.h"
 #include "teratron/pipeline/executor.h"
+#include "teratron/train/device/device.h"
+#include "teratron/train/device/graph_choice.h"
 #include "teratron/train/device/microbatch_graphs.h"
+#include "teratron/train/device/stream_marker.h"
 
 namespace teratron {
 
@@ -92,10 +96,23 @@ TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh)
   buffers_ = std::make_unique<ParamAndGradBuffers>(parameters_, mesh, options_.reduction, sizes);
   optimizer_ = std::make_unique<Optimizer>(*buffers_, mesh, options.optimizer);
   connect_links(mesh, at::TensorOptions().dtype(options.precision.dtype).device(options.device));
-  if (options.graphs_after == 0) return;
-  TERATRON_ASSERT(stages.size == 1 && parallel.group.size == 1,
-                  "CUDA graphs need TP = PP = 1, got PP {} x TP {}", stages.size, parallel.group.size);
-  graphs_ = std::make_unique<MicrobatchGraphs>(parameters_, options.graphs_after);
+  if (options.graphs_after > 0) set_up_graphs(options);
+}
+
+void TrainEngine::set_up_graphs(const EngineOptions& options) {
+  const int64_t stages = mesh_.group(Axis::pp).size, shards = mesh_.group(Axis::tp).size;
+  TERATRON_ASSERT(stages == 1 && shards == 1, "CUDA graphs need TP = PP = 1, got PP {} x TP {}", stages,
+                  shards);
+  if (!options.graphs_where_host_bound) {
+    graphs_ = std::make_unique<MicrobatchGraphs>(parameters_,
+                                                 MicrobatchGraphs::Options{.warm_up = options.graphs_after});
+    return;
+  }
+  const bool never_waits = typeid(step_) == typeid(TrainStep) && chunks_.front()->never_waits();
+  if (!never_waits) return;
+  graphs_ = std::make_unique<MicrobatchGraphs>(parameters_,
+                                               MicrobatchGraphs::Options{.warm_up = 0, .falls_back = true});
+  graph_choice_ = std::make_unique<GraphChoice>(options.graphs_after);
 }
 
 TrainEngine::~TrainEngine() = default;
@@ -238,7 +255,8 @@ at::Tensor TrainEngine::loss_scale(const StepInputs& inputs) const {
 
 DeviceScalars TrainEngine::forward_backward(MicroBatchBuffer& batches, const StepInputs& inputs) {
   const auto timed = Timers::scope(options_.timers, "forward-backward", 1);
-  if (graphs_ && graphs_->begin_step()) return replay_graphs(batches, inputs);
+  const bool chosen = graphs_ && (!graph_choice_ || graph_choice_->replays());
+  if (chosen && graphs_->begin_step()) return replay_graphs(batches, inputs);
   DeviceScalars scalars = zero_scalars();
   run_schedule_into(scalars, batches, {.microbatches = inputs.microbatches, .scale = loss_scale(inputs)});
   return scalars;
@@ -267,6 +285,8 @@ PendingStep TrainEngine::train_step(const MicroBatches& microbatches, const Step
   MicroBatchBuffer batches(microbatches, /*training=*/true, options_.save_batches ? &saved : nullptr);
   buffers_->zero_grad();
   DeviceScalars scalars = forward_backward(batches, inputs);
+  StreamMarker forward_backward_end;
+  if (graph_choice_ && graph_choice_->watches()) forward_backward_end.record(options_.device);
   {
     const auto timed = Timers::scope(options_.timers, "all-grads-sync", 1);
     buffers_->finish_grad_sync();
@@ -279,6 +299,8 @@ PendingStep TrainEngine::train_step(const MicroBatches& microbatches, const Step
   if (inputs.before_update) inputs.before_update();
   const GradStats stats = optimizer_->step(hyper);
   parameters_.end_step(mesh_);
+  const int64_t graph_vote = graph_choice_ ? vote(forward_backward_end) : 0;
+  if (graph_vote != 0) scalars[DeviceScalars::graph_vote].fill_(static_cast<double>(graph_vote));
   add_stats(scalars, stats, inputs);
   PendingStep step(scalars, last_end_);
   last_end_ = step.end();
@@ -300,6 +322,26 @@ void TrainEngine::add_stats(DeviceScalars& scalars, const GradStats& stats, cons
   scalars[DeviceScalars::negative_progress].fill_(static_cast<double>(-inputs.progress));
   const Group& world = mesh_.world();
   if (world.size > 1) world.communicator->all_reduce(scalars.maxima(), ReduceOp::max).wait();
+}
+
+int64_t TrainEngine::vote(const StreamMarker& forward_backward) {
+  GraphChoice::Observation seen;
+  if (graph_choice_->watches()) {
+    seen = {.gpu_waited = forward_backward.reached(), .has_memory = has_memory_for_graphs(options_.device)};
+  }
+  return static_cast<int64_t>(graph_choice_->launch(seen));
+}
+
+std::optional<std::string> TrainEngine::finish(const StepResult& result) {
+  if (!graph_choice_) return std::nullopt;
+  const auto outcome =
+      graph_choice_->finish(static_cast<GraphChoice::Vote>(result.graph_vote), result.seconds);
+  if (!outcome) return std::nullopt;
+  if (outcome->kind != GraphChoice::Outcome::Kind::kept) {
+    graphs_.reset();
+    graph_state_.reset();
+  }
+  return to_string(*outcome);
 }
 
 StepResult TrainEngine::evaluate(const MicroBatches& microbatches, int64_t count) {

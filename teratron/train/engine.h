@@ -24,7 +24,9 @@
 namespace teratron {
 
 class MicroBatchBuffer;
+class GraphChoice;
 class MicrobatchGraphs;
+class StreamMarker;
 struct ChunkMessages;
 
 struct ParallelOptions {
@@ -56,6 +58,9 @@ struct EngineOptions {
   /// Steps after which micro-batches are replayed as CUDA graphs (microbatch_graphs.h); 0: never. Requires TP
   /// = PP = 1. Gradients are then reduced after the last backward, not under it.
   int64_t graphs_after = 0;
+  /// Only if the GPU waits for the host in so many steps, and graphs make them shorter (graph_choice.h). No
+  /// effect with a model or train step that might wait for the device. finish() is called for every step.
+  bool graphs_where_host_bound = false;
   TrainStep* step = nullptr;  // null: the losses of the model; must outlive the engine
   Timers* timers = nullptr;   // may be null; must outlive the engine
 };
@@ -82,6 +87,8 @@ class TrainEngine {
   /// Forward and backward over all micro-batches, gradient reduction, optimizer. Does not wait for the
   /// device.
   PendingStep train_step(const MicroBatches& microbatches, const StepInputs& inputs);
+  /// After PendingStep::wait(), in the order of the steps: what became of CUDA graphs, once, as a sentence.
+  std::optional<std::string> finish(const StepResult& result);
   /// Mean losses over `count` micro-batches on every data-parallel rank, without training.
   StepResult evaluate(const MicroBatches& microbatches, int64_t count);
 
@@ -122,6 +129,9 @@ class TrainEngine {
   /// Forward and backward of a training step, by CUDA graphs after the warm-up.
   DeviceScalars forward_backward(MicroBatchBuffer& batches, const StepInputs& inputs);
   DeviceScalars replay_graphs(MicroBatchBuffer& batches, const StepInputs& inputs);
+  void set_up_graphs(const EngineOptions& options);
+  /// This rank's vote on graphs; `forward_backward`: the end of both in the step that was launched.
+  int64_t vote(const StreamMarker& forward_backward);
   /// The loss to differentiate; also added to `scalars`.
   at::Tensor loss(Model& chunk, const Activations& output, const MicroBatch& batch, DeviceScalars& scalars);
   at::Tensor logits(Model& chunk, const Activations& output);
@@ -149,7 +159,8 @@ class TrainEngine {
     at::Tensor scale;
   };
   std::optional<GraphState> graph_state_;
-  std::unique_ptr<MicrobatchGraphs> graphs_;  // null: none
+  std::unique_ptr<MicrobatchGraphs> graphs_;   // null: none
+  std::unique_ptr<GraphChoice> graph_choice_;  // null: graphs_ are used in any case
 };
 
 }  // namespace teratron

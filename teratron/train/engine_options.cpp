@@ -47,6 +47,15 @@ OptimizerOptions optimizer_options(const Arguments& args) {
           .count_zeros = args.log_num_zeros_in_grad};
 }
 
+// With "auto" nothing is refused: what "local" does not support, and what the user wants to see, runs eagerly.
+int64_t graphs_after(const Arguments& args, at::Device device) {
+  if (args.cuda_graph_impl == "local") return args.cuda_graph_warmup_steps;
+  const bool can_be_captured = args.cuda_graph_impl == "auto" && device.is_cuda() &&
+                               args.tensor_model_parallel_size == 1 &&
+                               args.pipeline_model_parallel_size == 1 && args.timing_log_level < 2;
+  return can_be_captured ? args.cuda_graph_warmup_steps : 0;
+}
+
 EngineOptions engine_options(const Arguments& args, const ModelPlan& model, at::Device device) {
   const int64_t default_bucket = std::max<int64_t>(40'000'000, 1'000'000 * args.data_parallel_size.value());
   return {.model = model,
@@ -67,7 +76,8 @@ EngineOptions engine_options(const Arguments& args, const ModelPlan& model, at::
           .per_token_loss = args.calculate_per_token_loss,
           .report_parameter_norm = args.log_params_norm,
           .save_batches = args.check_for_nan_in_loss_and_grad && !args.fp16,
-          .graphs_after = args.cuda_graph_impl == "local" ? args.cuda_graph_warmup_steps : 0};
+          .graphs_after = graphs_after(args, device),
+          .graphs_where_host_bound = args.cuda_graph_impl == "auto"};
 }
 
 LossScaler loss_scaler(const Arguments& args) {

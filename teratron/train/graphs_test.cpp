@@ -28,6 +28,7 @@ struct GraphCase {
 struct GraphOutcome {
   std::vector<double> numbers;              // losses of steps and evaluations, norms of gradients
   std::vector<std::vector<float>> tensors;  // gradients and weights after each step
+  std::string graphs;                       // what became of them by themselves
 };
 
 MicroBatch batch_of(const GraphCase& c, int64_t step, int64_t first) {
@@ -44,6 +45,12 @@ std::vector<float> values_of(const at::Tensor& tensor) {
   return {flat.const_data_ptr<float>(), flat.const_data_ptr<float>() + flat.numel()};
 }
 
+/// Of a run: graphs_after, and whether only where the GPU waits for the host (on a CPU it always does).
+struct Graphs {
+  int64_t after = 0;
+  bool where_host_bound = false;
+};
+
 void run_steps(const GraphCase& c, TrainEngine& engine, GraphOutcome& outcome) {
   const int64_t ranks = engine.mesh().data_parallel().size, rank = engine.mesh().data_parallel().rank;
   for (size_t step = 0; step < c.steps.size(); ++step) {
@@ -55,6 +62,8 @@ void run_steps(const GraphCase& c, TrainEngine& engine, GraphOutcome& outcome) {
         engine
             .train_step(batches, {.microbatches = c.steps[step], .hyper = {.lr = 1e-2, .loss_scale = scale}})
             .wait();
+    const auto graphs = engine.finish(result);
+    if (graphs) outcome.graphs = *graphs;
     outcome.tensors.push_back(values_of(engine.buffers()[0].gradients()));
     outcome.numbers.insert(outcome.numbers.end(),
                            {result.loss, result.grad_norm, engine.evaluate(batches, 1).loss});
@@ -62,14 +71,15 @@ void run_steps(const GraphCase& c, TrainEngine& engine, GraphOutcome& outcome) {
   }
 }
 
-GraphOutcome run(const GraphCase& c, int64_t graphs_after) {
+GraphOutcome run(const GraphCase& c, const Graphs& graphs) {
   GraphOutcome outcome;
   run_layout(c.layout, [&](const Mesh& mesh) {
     EngineOptions options = engine_options(c.config, c.layout, c.dtype);
     options.device = c.device;
     options.precision.fp8 = c.fp8;
     options.optimizer.clip_grad = 1.0;
-    options.graphs_after = graphs_after;
+    options.graphs_after = graphs.after;
+    options.graphs_where_host_bound = graphs.where_host_bound;
     TrainEngine engine(options, mesh);
     GraphOutcome mine;
     run_steps(c, engine, mine);
@@ -78,8 +88,8 @@ GraphOutcome run(const GraphCase& c, int64_t graphs_after) {
   return outcome;
 }
 
-void expect_the_same(const GraphCase& c) {
-  const GraphOutcome expected = run(c, 0), actual = run(c, warm_up);
+void expect_the_same(const GraphCase& c, const Graphs& graphs = {.after = warm_up}) {
+  const GraphOutcome expected = run(c, {}), actual = run(c, graphs);
   EXPECT_NE(expected.numbers.front(), expected.numbers.at(3)) << "it trains";
   EXPECT_EQ(actual.numbers, expected.numbers);
   for (size_t i = 0; i < expected.tensors.size(); ++i) {
@@ -137,6 +147,22 @@ TEST(Graphs, BitwiseEqualWithDataParallel) {
   }
 }
 
+// Eager steps, then graphs, and on a CPU, where they save no time, possibly eager steps again.
+const std::vector<int64_t> steps_that_decide(12, 2);
+
+TEST(Graphs, BitwiseEqualWhenTheyChooseThemselves) {
+  GraphCase c{.steps = steps_that_decide};
+  c.config.hidden_dropout = 0.1;
+  const Graphs by_themselves{.after = warm_up, .where_host_bound = true};
+  expect_the_same(c, by_themselves);
+  EXPECT_NE(run(c, by_themselves).graphs.find("CUDA graphs"), std::string::npos);
+  c.fp8 = Fp8Options{.history = 3};
+  c.dtype = at::kBFloat16;
+  expect_the_same(c, by_themselves);
+  c = {.steps = steps_that_decide, .layout = {.dp = 2, .sharded = true, .overlap_param_gather = true}};
+  expect_the_same(c, by_themselves);
+}
+
 MicroBatch first_sample_of(const MicroBatch& batch) {
   MicroBatch first = batch;
   for (const auto& [name, tensor] : batch.tensors)
@@ -189,6 +215,48 @@ TEST_F(GraphRun, NeedsAGpu) {
             std::string::npos);
 }
 
+// What waits for the device is captured only if the user asks for it.
+struct CustomStep : TrainStep {};
+
+TEST(Graphs, LeaveCustomStepsAlone) {
+  CustomStep step;
+  EngineOptions options = engine_options(gpt2_config(graph_sizes), {}, at::kFloat);
+  options.graphs_after = 1;
+  options.graphs_where_host_bound = true;
+  for (TrainStep* const one : {static_cast<TrainStep*>(nullptr), static_cast<TrainStep*>(&step)}) {
+    options.step = one;
+    TrainEngine engine(options, Mesh());
+    GraphOutcome outcome;
+    run_steps({.steps = steps_that_decide}, engine, outcome);
+    EXPECT_EQ(outcome.graphs.empty(), one != nullptr) << outcome.graphs;
+  }
+}
+
+TEST(Graphs, RunEagerlyWhenShapesKeepChanging) {
+  const MicroBatch two = batch_of({}, 0, 0), one = first_sample_of(two);
+  const auto losses = [&](const Graphs& graphs) {
+    EngineOptions options = engine_options(gpt2_config(graph_sizes), {}, at::kFloat);
+    options.graphs_after = graphs.after;
+    options.graphs_where_host_bound = graphs.where_host_bound;
+    TrainEngine engine(options, Mesh());
+    std::vector<double> all;
+    for (int i = 0; i < 20; ++i) {
+      const auto batches = [&](int64_t k) { return k % 2 == 0 ? one : two; };
+      const StepResult step = engine.train_step(batches, {.microbatches = 6, .hyper = {.lr = 1e-2}}).wait();
+      engine.finish(step);
+      all.push_back(step.loss);
+    }
+    return all;
+  };
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(losses({.after = 1, .where_host_bound = true}), losses({}));
+  const std::string output = testing::internal::GetCapturedStderr();
+  EXPECT_NE(
+      output.find("no longer replayed as CUDA graphs: the shapes of the micro-batches changed 16 times"),
+      std::string::npos)
+      << output;
+}
+
 // ---- On a GPU ----
 
 class GpuGraphs : public testing::Test {
@@ -203,8 +271,39 @@ class GpuGraphs : public testing::Test {
 TEST_F(GpuGraphs, BitwiseEqualToEager) {
   for (const auto& [name, one] : cases(at::kCUDA)) {
     SCOPED_TRACE(name);
-    EXPECT_EQ(run(one, 0).numbers, run(one, 0).numbers) << "without graphs the bits repeat";
+    EXPECT_EQ(run(one, {}).numbers, run(one, {}).numbers) << "without graphs the bits repeat";
     expect_the_same(one);
+  }
+}
+
+// A thousand tiny kernels: the GPU waits for the host.
+TEST_F(GpuGraphs, ChooseThemselves) {
+  const Graphs by_themselves{.after = warm_up, .where_host_bound = true};
+  for (auto& [name, one] : cases(at::kCUDA)) {
+    SCOPED_TRACE(name);
+    GraphCase c = one;
+    c.steps = std::vector<int64_t>(12, 4);
+    c.scales.clear();
+    expect_the_same(c, by_themselves);
+  }
+  const std::string said = run({.device = at::kCUDA, .steps = steps_that_decide}, by_themselves).graphs;
+  EXPECT_NE(said.find("micro-batches are replayed as CUDA graphs"), std::string::npos) << said;
+}
+
+// A few large GEMMs: the host is far ahead.
+TEST_F(GpuGraphs, LeaveABusyGpuAlone) {
+  const TestSizes wide{.hidden = 4096, .ffn_hidden = 16384, .heads = 32, .positions = 64};
+  const TestData data{.sequence = wide.positions};
+  GPTConfig config = llama_config(wide);
+  const MicroBatch batch = to_device(test_batch(data, config.vocabulary, 0, {0, 128}), at::kCUDA);
+  EngineOptions options = engine_options(config, {}, at::kBFloat16);
+  options.device = at::kCUDA;
+  options.graphs_after = warm_up;
+  options.graphs_where_host_bound = true;
+  TrainEngine engine(options, Mesh());
+  for (int i = 0; i < 12; ++i) {
+    const StepInputs inputs{.microbatches = 4, .hyper = {.lr = 1e-5}};
+    EXPECT_EQ(engine.finish(engine.train_step([&](int64_t) { return batch; }, inputs).wait()), std::nullopt);
   }
 }
 
@@ -212,7 +311,7 @@ TEST_F(GpuGraphs, BitwiseEqualToEager) {
 TEST_F(GpuGraphs, CaptureCudnnAttention) {
   at::globalContext().setDeterministicAlgorithms(false, false);
   const GraphCase c{.config = llama_config(graph_sizes), .device = at::kCUDA, .dtype = at::kBFloat16};
-  const GraphOutcome expected = run(c, 0), actual = run(c, warm_up);
+  const GraphOutcome expected = run(c, {}), actual = run(c, {.after = warm_up});
   for (size_t i = 0; i < expected.numbers.size(); ++i) {
     EXPECT_NEAR(actual.numbers[i], expected.numbers[i], 5e-2 * std::abs(expected.numbers[i])) << i;
   }

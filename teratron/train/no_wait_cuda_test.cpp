@@ -21,16 +21,17 @@ class NoWaiting {
 };
 
 // `steps` are warm-up: allocation, kernel selection, graph capture.
-void expect_no_wait(const TestVariant& variant, int64_t graphs_after, int64_t steps) {
+void expect_no_wait(const TestVariant& variant, int64_t graphs_after, bool where_host_bound, int64_t steps) {
   EngineOptions options{
       .model = gpt_plan(variant.config, {}), .precision = {.dtype = at::kBFloat16}, .device = at::kCUDA};
   options.optimizer.clip_grad = 1.0;
   options.graphs_after = graphs_after;
+  options.graphs_where_host_bound = where_host_bound;
   TrainEngine engine(options, Mesh());
   const MicroBatch batch = to_device(test_batch(variant.config, Group(), false), at::kCUDA);
   const MicroBatches same = [&](int64_t) { return batch; };
   const StepInputs inputs{.microbatches = 3, .hyper = {.lr = 1e-3}};
-  for (int64_t i = 0; i < steps; ++i) engine.train_step(same, inputs).wait();
+  for (int64_t i = 0; i < steps; ++i) engine.finish(engine.train_step(same, inputs).wait());
   std::optional<PendingStep> step;
   {
     const NoWaiting strict;
@@ -43,8 +44,11 @@ void expect_no_wait(const TestVariant& variant, int64_t graphs_after, int64_t st
 TEST(NoWait, TrainStepNeverSynchronizes) {
   if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
   for (const TestVariant& variant : family_variants({.hidden = 64, .ffn_hidden = 256, .positions = 64})) {
-    expect_no_wait(variant, 0, 1);
-    expect_no_wait(variant, 1, 2);
+    expect_no_wait(variant, 0, false, 1);
+    expect_no_wait(variant, 1, false, 2);
+    // By themselves: in a step that decides, and after it.
+    expect_no_wait(variant, 3, true, 3);
+    expect_no_wait(variant, 3, true, 14);
   }
 }
 

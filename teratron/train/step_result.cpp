@@ -66,6 +66,7 @@ StepResult PendingStep::wait() {
           .parameter_norm = values[S::parameter_norm],
           .stop_request = static_cast<int64_t>(values[S::stop_request]),
           .progress = -static_cast<int64_t>(values[S::negative_progress]),
+          .graph_vote = static_cast<int64_t>(values[S::graph_vote]),
           .seconds = previous_ ? end_->seconds_since(*previous_) : 0.0,
           .custom_metrics = std::move(custom_metrics),
           .metrics = std::move(metrics)};

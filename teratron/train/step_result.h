@@ -32,6 +32,7 @@ struct StepResult {
   double parameter_norm = 0.0;
   int64_t stop_request = 0;
   int64_t progress = 0;
+  int64_t graph_vote = 0;  // maximum over the ranks (device/graph_choice.h)
   double seconds = 0.0;  // between the ends of the previous step and this one on the device; 0 for the first
   std::vector<double> custom_metrics = {};  // means of TrainStep::metric_names()
   StepMetrics metrics = {};                 // what is logged; filled in by Trainer
@@ -48,6 +49,7 @@ class DeviceScalars {
     parameter_norm,
     stop_request,
     negative_progress,
+    graph_vote,
     loss,    // sum and count of each loss, then the metrics of TrainStep::metric_names()
     tokens,  // count of the first
   };
@@ -58,8 +60,8 @@ class DeviceScalars {
   at::Tensor operator[](int64_t slot) const { return values_.narrow(0, slot, 1); }
   /// Losses, counts and custom metrics: summed over ranks.
   at::Tensor sums() const { return values_.narrow(0, loss, values_.numel() - loss); }
-  /// Stop request and negative progress: the maximum over ranks counts.
-  at::Tensor maxima() const { return values_.narrow(0, stop_request, 2); }
+  /// Stop request, negative progress and vote: the maximum over ranks counts.
+  at::Tensor maxima() const { return values_.narrow(0, stop_request, loss - stop_request); }
   const at::Tensor& values() const { return values_; }
   /// [1]: Inf or NaN if any loss is.
   at::Tensor total_loss() const;

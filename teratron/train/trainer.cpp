@@ -236,6 +236,8 @@ bool Trainer::was_skipped(const StepResult& result, const PendingStep& step) {
 StepResult Trainer::finish_step(PendingStep step) {
   StepResult result = step.wait();
   save_progress_ = result.progress;
+  const auto graphs = engine_->finish(result);
+  if (graphs && is_first_rank()) notice("{}", *graphs);
   StepMetrics& metrics = result.metrics;
   metrics.skipped = was_skipped(result, step);
   if (must_wait_for_result()) {

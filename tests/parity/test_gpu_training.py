@@ -115,8 +115,9 @@ GRAPHS = {
 def test_cuda_graphs_leave_every_bit_as_it_is(tmp_path, name):
     flags = ["--device", "cuda", "--deterministic-mode", "--eval-iters", "1", "--eval-interval", "7", *GRAPHS[name]]
     graphs = [*flags, "--cuda-graph-impl", "local"]
-    eager = losses(train(tmp_path, "eager", *flags))
+    eager = losses(train(tmp_path, "eager", *flags, "--cuda-graph-impl", "none"))
     assert losses(train(tmp_path, "graphs", *graphs)) == eager
+    assert losses(train(tmp_path, "auto", *flags)) == eager
     train(tmp_path, "halves", "--exit-interval", "10", *graphs)
     assert losses(train(tmp_path, "halves", *graphs)) == eager
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <typeinfo>
 
 #include "teratron/models/bert/bert_heads.h"
 #include "teratron/models/model.h"
@@ -28,6 +29,7 @@ class Bert : public Model {
   at::Tensor token_losses(const Activations& output, const MicroBatch& batch) override;
   std::vector<LossTerm> losses(const Activations& output, const MicroBatch& batch) override;
   void set_activation_hook(const ActivationHook& hook) override;
+  bool never_waits() const override { return typeid(*this) == typeid(Bert); }  // a derived class might
 
  private:
   at::Tensor embed(const MicroBatch& batch, const LayerContext& context);

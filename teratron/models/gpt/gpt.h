@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <optional>
+#include <typeinfo>
 
 #include "teratron/models/gpt/gpt_config.h"
 #include "teratron/models/model.h"
@@ -24,6 +25,7 @@ class GPT : public Model {
   at::Tensor logits(const Activations& output) override;
   at::Tensor token_losses(const Activations& output, const MicroBatch& batch) override;
   void set_activation_hook(const ActivationHook& hook) override;
+  bool never_waits() const override { return typeid(*this) == typeid(GPT); }  // a derived class might
 
  private:
   at::Tensor embed(const MicroBatch& batch, const LayerContext& context);

@@ -48,7 +48,7 @@ constexpr IgnoredFlags ignored_flags[] = {
     {"fp8_margin fp8_amax_history_len fp8_amax_compute_algo", with, "--fp8-recipe tensorwise"},
     {"num_layers_at_start_in_bf16 num_layers_at_end_in_bf16", without, "--first-last-layers-bf16"},
     // Training
-    {"cuda_graph_warmup_steps", without, "--cuda-graph-impl local"},
+    {"cuda_graph_warmup_steps", with, "--cuda-graph-impl none"},
     {"adam_beta1 adam_beta2 adam_eps", with, "--optimizer sgd"},
     {"sgd_momentum", without, "--optimizer sgd"},
     {"decoupled_min_lr", without, "--decoupled-lr"},
@@ -112,6 +112,9 @@ void warn_ignored(Validation& v) {
     v.note("--fp32-residual-connection has no effect without --bf16 or --fp16");
   if (a.max_nan_iterations > 0 && a.fp16)
     v.note("--max-nan-iterations has no effect with --fp16, which skips steps that overflow");
+  const bool layers_split = a.tensor_model_parallel_size > 1 || a.pipeline_model_parallel_size > 1;
+  if (a.cuda_graph_impl == "auto" && v.chosen("cuda_graph_impl") && layers_split)
+    v.note("--cuda-graph-impl auto has no effect with tensor or pipeline parallelism");
   if (a.cuda_graph_impl != "local") return;
   if (a.timing_log_level >= 2)
     v.note("--timing-log-level 2: forward-compute does not include micro-batches replayed as CUDA graphs");

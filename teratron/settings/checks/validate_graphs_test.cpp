@@ -30,9 +30,9 @@ INSTANTIATE_TEST_SUITE_P(
                                    "needs --pipeline-model-parallel-size 1",
                                    "--pipeline-model-parallel-size 1"}));
 
-TEST(Graphs, AreOffByDefault) {
+TEST(Graphs, ChooseThemselvesByDefault) {
   const ParsedArguments parsed = validated({});
-  EXPECT_EQ(parsed.args.cuda_graph_impl, "none");
+  EXPECT_EQ(parsed.args.cuda_graph_impl, "auto");
   EXPECT_EQ(parsed.args.cuda_graph_warmup_steps, 3);
 }
 
@@ -46,8 +46,13 @@ TEST(Graphs, WorkWithDataParallelism) {
 }
 
 TEST(Graphs, GiveNoticesOfFlagsWithoutEffect) {
-  EXPECT_TRUE(noted(validated({"--cuda-graph-warmup-steps", "5"}),
-                    "--cuda-graph-warmup-steps has no effect without --cuda-graph-impl local"));
+  EXPECT_TRUE(noted(validated({"--cuda-graph-impl", "none", "--cuda-graph-warmup-steps", "5"}),
+                    "--cuda-graph-warmup-steps has no effect with --cuda-graph-impl none"));
+  EXPECT_FALSE(noted(validated({"--cuda-graph-warmup-steps", "5"}), "warmup"));
+  const Args parallel = {"--tensor-model-parallel-size", "2"};
+  EXPECT_FALSE(noted(validated(parallel, 2), "cuda-graph"));
+  EXPECT_TRUE(noted(validated({"--cuda-graph-impl", "auto", "--tensor-model-parallel-size", "2"}, 2),
+                    "--cuda-graph-impl auto has no effect with tensor or pipeline parallelism"));
   EXPECT_FALSE(noted(validated({"--enable-cuda-graph", "--cuda-graph-warmup-steps", "5"}), "warmup"));
   EXPECT_TRUE(noted(validated({"--enable-cuda-graph", "--timing-log-level", "2"}), "forward-compute"));
   const Args overlap = {"--enable-cuda-graph", "--use-distributed-optimizer", "--overlap-param-gather"};
@@ -71,7 +76,7 @@ std::string rejection(const Args& more) {
 TEST(Graphs, OtherImplementationsAreRejected) {
   for (const std::string kind : {"full_iteration", "transformer_engine"}) {
     EXPECT_NE(rejection({"--cuda-graph-impl", kind})
-                  .find("cuda_graph_impl = " + kind + " is not supported yet. Use one of none, local"),
+                  .find("cuda_graph_impl = " + kind + " is not supported yet. Use one of auto, none, local"),
               std::string::npos);
   }
   EXPECT_NE(

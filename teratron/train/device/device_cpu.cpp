@@ -34,6 +34,10 @@ std::unique_ptr<CopyStream> make_gpu_copy_stream(at::Device) {
   TERATRON_ASSERT(false, "this build has no CUDA");
 }
 
+bool has_memory_for_graphs(at::Device) {
+  return true;
+}
+
 std::unique_ptr<DeviceGraph> capture_on_gpu(const DeviceWork&, const DeviceGraph*) {
   TERATRON_ASSERT(false, "this build has no CUDA");
 }

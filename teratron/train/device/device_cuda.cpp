@@ -89,4 +89,15 @@ std::optional<MemoryUse> device_memory(at::Device device) {
   return MemoryUse{allocated.current, allocated.peak, reserved.current, reserved.peak};
 }
 
+bool has_memory_for_graphs(at::Device device) {
+  const std::optional<MemoryUse> use = device_memory(device);
+  if (!use) return true;
+  size_t free = 0;
+  size_t total = 0;
+  if (cudaMemGetInfo(&free, &total) != cudaSuccess) return false;
+  constexpr int64_t workspaces = int64_t{256} << 20;
+  const int64_t idle = use->reserved - use->allocated, temporary = use->max_allocated - use->allocated;
+  return static_cast<int64_t>(free) + idle >= 2 * temporary + workspaces;
+}
+
 }  // namespace teratron

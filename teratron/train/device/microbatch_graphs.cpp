@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "teratron/base/error.h"
+#include "teratron/base/log.h"
 
 namespace teratron {
 
@@ -26,10 +27,8 @@ bool same_shapes(const MicroBatch& a, const MicroBatch& b) {
 
 }  // namespace
 
-MicrobatchGraphs::MicrobatchGraphs(ParameterSet& parameters, int64_t warm_up)
-    : parameters_(parameters), steps_left_(warm_up) {
-  TERATRON_ASSERT(warm_up >= 1);
-}
+MicrobatchGraphs::MicrobatchGraphs(ParameterSet& parameters, const Options& options)
+    : parameters_(parameters), options_(options), steps_left_(options.warm_up) {}
 
 bool MicrobatchGraphs::begin_step() {
   captured_first_ = false;
@@ -38,17 +37,30 @@ bool MicrobatchGraphs::begin_step() {
   return false;
 }
 
-void MicrobatchGraphs::copy_in(const MicroBatch& batch) {
+void MicrobatchGraphs::fall_back(const std::string& reason) {
+  notice("micro-batches are no longer replayed as CUDA graphs: {}", reason);
+  eager_ = true;
+  first_ = {};
+  next_ = {};
+  batch_ = {};
+}
+
+bool MicrobatchGraphs::copy_in(const MicroBatch& batch) {
   if (captures_ > 0 && same_shapes(batch, batch_)) {
     if (batch.sample_ids_B.defined()) batch_.sample_ids_B.copy_(batch.sample_ids_B, /*non_blocking=*/true);
     for (const auto& [name, mine] : batch_.tensors) {
       if (mine.defined()) mine.copy_(batch[name], /*non_blocking=*/true);
     }
-    return;
+    return true;
   }
   if (captures_ == most_captures) {
+    const std::string reason = fmt::format("the shapes of the micro-batches changed {} times", captures_);
+    if (options_.falls_back) {
+      fall_back(reason);
+      return false;
+    }
     throw config_error(
-        {.what = fmt::format("the shapes of the micro-batches changed {} times", captures_),
+        {.what = reason,
          .where = "--cuda-graph-impl",
          .fix = "Make all micro-batches the same shape (for example by padding), or leave the flag out"});
   }
@@ -60,6 +72,7 @@ void MicrobatchGraphs::copy_in(const MicroBatch& batch) {
   for (const auto& [name, tensor] : batch.tensors) {
     if (tensor.defined()) batch_.tensors.set(name, tensor.clone());
   }
+  return true;
 }
 
 MicrobatchGraphs::Captured MicrobatchGraphs::captured(const Body& body) {
@@ -72,14 +85,32 @@ MicrobatchGraphs::Captured MicrobatchGraphs::captured(const Body& body) {
   return result;
 }
 
+MicrobatchGraphs::Captured MicrobatchGraphs::try_capture(const Body& body) {
+  if (!options_.falls_back) return captured(body);
+  std::vector<Parameter*> stale;
+  for (Parameter& parameter : parameters_.all()) {
+    if (parameter.grad_is_stale) stale.push_back(&parameter);
+  }
+  try {
+    return captured(body);
+  } catch (const c10::OutOfMemoryError&) {
+    // Nothing has run: gradients are as stale as before, and FP8 weights of the capture do not exist.
+    for (Parameter* parameter : stale) parameter->grad_is_stale = true;
+    if (Fp8Scaling* const fp8 = parameters_.fp8()) fp8->invalidate_weights();
+    fall_back("there is too little memory for them");
+    return {};
+  }
+}
+
 void MicrobatchGraphs::run(const MicroBatch& batch, int64_t index, const Body& body) {
-  copy_in(batch);
+  if (eager_ || !copy_in(batch)) return body(batch);
   Captured& mine = index == 0 ? first_ : next_;
   if (!mine.graph) {
     // FP8 weights must come from this graph or the first one, not from tensors of an eager step.
     Fp8Scaling* const fp8 = parameters_.fp8();
     if (fp8 && !captured_first_) fp8->invalidate_weights();
-    mine = captured(body);
+    mine = try_capture(body);
+    if (eager_) return body(batch);
     captured_first_ = captured_first_ || index == 0;
   }
   for (Parameter* parameter : mine.filled) parameter->grad_is_stale = false;

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "teratron/models/model.h"
@@ -20,14 +21,21 @@ class MicrobatchGraphs {
   /// graphs.
   using Body = std::function<void(const MicroBatch&)>;
 
-  /// Starts after `warm_up` eager steps, at least one: libraries and FP8 scales are initialized in the first.
-  MicrobatchGraphs(ParameterSet& parameters, int64_t warm_up);
+  struct Options {
+    /// Steps for which begin_step() returns false. At least one eager step must precede run(): libraries and
+    /// FP8 scales are initialized in it.
+    int64_t warm_up = 1;
+    /// Where micro-batches cannot be captured, because memory is short or their shapes keep changing, they
+    /// run eagerly, with one notice, instead of ending the run.
+    bool falls_back = false;
+  };
+  MicrobatchGraphs(ParameterSet& parameters, const Options& options);
 
   /// Called before each step; returns whether its micro-batches go through run().
   bool begin_step();
   /// Captures `body` at its first call and replays it; `index` counts the step's micro-batches. Requires
   /// ParamAndGradBuffer::zero_grad() before the first and a finished parameter gather; gradients are not
-  /// reduced. Other shapes are captured anew; UserError(config) if they keep changing.
+  /// reduced. Other shapes are captured anew; UserError(config) if they keep changing, unless it falls back.
   void run(const MicroBatch& batch, int64_t index, const Body& body);
 
  private:
@@ -35,12 +43,17 @@ class MicrobatchGraphs {
     std::unique_ptr<DeviceGraph> graph;
     std::vector<Parameter*> filled;  // stale gradients that the graph overwrites
   };
-  /// Copies the micro-batch to the tensors that the graphs read.
-  void copy_in(const MicroBatch& batch);
+  /// Copies the micro-batch to the tensors that the graphs read; false: it must run eagerly.
+  bool copy_in(const MicroBatch& batch);
   Captured captured(const Body& body);
+  /// The same; without a graph if it falls back.
+  Captured try_capture(const Body& body);
+  void fall_back(const std::string& reason);
 
   ParameterSet& parameters_;
+  Options options_;
   int64_t steps_left_;
+  bool eager_ = false;  // fell back
   MicroBatch batch_;
   int64_t captures_ = 0;
   Captured first_;
