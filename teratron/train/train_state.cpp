@@ -10,8 +10,9 @@ namespace {
 
 int64_t counter(const nlohmann::json& state, const char* key) {
   const auto found = state.find(key);
-  if (found == state.end() || !found->is_number_integer()) {
-    throw checkpoint_error({.what = fmt::format("the checkpoint's state has no integer '{}'", key),
+  // An integer above 2^63 is negative here.
+  if (found == state.end() || !found->is_number_integer() || found->get<int64_t>() < 0) {
+    throw checkpoint_error({.what = fmt::format("the checkpoint's state has no count '{}'", key),
                             .where = "manifest.json",
                             .fix = "Use --finetune to start a new run from its weights"});
   }

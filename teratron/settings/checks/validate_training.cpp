@@ -80,8 +80,12 @@ void check_counted(Validation& v, std::string_view name,
     tokens = product(tokens, factor);
   }
   if (tokens && *tokens < std::numeric_limits<int64_t>::max() / 2) return;
-  v.reject(name, fmt::format("{} is too large: its tokens exceed the 64 bits that count them", name),
-           "Use a smaller one");
+  v.reject(
+      name,
+      fmt::format("{} is too large: at global_batch_size = {} and seq_length = {} the tokens exceed the 64 "
+                  "bits that count them",
+                  name, *v.args.global_batch_size, v.args.seq_length.value_or(1)),
+      fmt::format("Use a smaller {}, batch or sequence", name));
 }
 
 void check_length(Validation& v) {

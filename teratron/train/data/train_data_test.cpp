@@ -46,6 +46,21 @@ TEST(SplitSamples, AreWhatWasConsumedAndWhatIsLeft) {
   EXPECT_THROW(split_samples(lengths(5, 1), progress), UserError);
 }
 
+TEST(TrainState, CountsAreNotNegative) {
+  const TrainState good{.scheduler = OptimizerParamScheduler({.decay_steps = 1}),
+                        .scaler = LossScaler::constant(1)};
+  for (const char* key : {"iteration", "consumed_train_samples", "consumed_valid_samples"}) {
+    for (const char* value : {"-4", "18446744073709551612", "1.5"}) {
+      TrainState state = good;
+      std::string json = good.to_json();
+      EXPECT_NO_THROW(state.load(json, ScheduleLoadRule::must_match));
+      const std::string name = fmt::format("\"{}\":", key);
+      json.replace(json.find(name) + name.size(), 1, value);
+      EXPECT_THROW(state.load(json, ScheduleLoadRule::must_match), UserError) << json;
+    }
+  }
+}
+
 class SplitsOnResume : public SmallRun {
  protected:
   std::string state(const std::string& name, int iteration) const {
