@@ -7,6 +7,7 @@
 #include "teratron/base/config/config.h"
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
+#include "teratron/base/text_lines.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/config_wizard.h"
 #include "teratron/train/device/device.h"
@@ -26,7 +27,7 @@ class Wizard {
     while (true) {
       output_ << question << ' ' << std::flush;
       std::string answer;
-      if (!std::getline(input_, answer) || answer.empty()) return fallback;
+      if (!next_line(input_, answer, "standard input", 4096) || answer.empty()) return fallback;
       if (const std::optional<T> value = parse(answer)) return *value;
       output_ << "Not a valid answer.\n";
     }

@@ -83,7 +83,7 @@ void HostMemory::prepare() {
 void HostMemory::prepare_slab(int64_t begin) {
   const std::span<std::byte> slab(data_ + begin, static_cast<size_t>(std::min(slab_bytes, bytes_ - begin)));
   const int64_t left = available_memory() - static_cast<int64_t>(slab.size());
-  if (left < reserve_bytes) {
+  if (left < reserve_bytes && bytes_ > slab_bytes) {
     throw Fault(fmt::format("only {:.1f} GiB would be left", static_cast<double>(left) / double(1U << 30)));
   }
   populate(slab.data(), slab.size());

@@ -82,6 +82,7 @@ Snapshot::Snapshot(std::vector<SavedTensor> tensors, std::shared_ptr<SnapshotMem
     : tensors_(std::move(tensors)), memory_(std::move(memory)), places_(tensors_.size()) {}
 
 Snapshot::~Snapshot() {
+  if (thread_.joinable()) thread_.join();
   if (marks_ > 0) memory_->stream().wait(static_cast<size_t>(marks_ - 1));
 }
 
@@ -107,29 +108,46 @@ void Snapshot::place(const std::vector<bool>& chosen) {
 
 void Snapshot::start(const std::vector<bool>& chosen) {
   memory_->reserve(bytes(tensors_, chosen));
-  memory_->stream().reset();
   place(chosen);
-  // What the next forward changes is copied first, before it.
-  for (const bool fixed : {false, true}) {
-    if (fixed) memory_->stream().follow_current();
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      if (!chosen[i] || tensors_[i].fixed != fixed) continue;
-      copy(tensors_[i].state.values, places_[i].values, fixed);
-      if (places_[i].remainder >= 0) copy(tensors_[i].state.remainder, places_[i].remainder, fixed);
-    }
+  memory_->memory().wait_prepared(bytes_);
+  memory_->stream().reset();
+  copy_tensors(/*fixed=*/false);  // the next forward changes them: before it
+  memory_->stream().follow_current();
+  launched_ = false;
+  thread_ = std::thread([this] { copy_in_background(); });
+}
+
+void Snapshot::copy_in_background() {
+  std::exception_ptr failure;
+  try {
+    copy_tensors(/*fixed=*/true);
+    mark_slabs(bytes_ + HostMemory::slab_bytes - 1);
+  } catch (...) {
+    failure = std::current_exception();
   }
-  mark_slabs(bytes_ + HostMemory::slab_bytes - 1);
+  const std::lock_guard lock(mutex_);
+  failure_ = failure;
+  launched_ = true;
+  changed_.notify_all();
+}
+
+void Snapshot::copy_tensors(bool fixed) {
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const auto& [values, remainder] = places_[i];
+    if (values < 0 || tensors_[i].fixed != fixed) continue;
+    copy(tensors_[i].state.values, values, fixed);
+    if (remainder >= 0) copy(tensors_[i].state.remainder, remainder, fixed);
+  }
 }
 
 // In pieces within slabs, which are pinned separately.
 void Snapshot::copy(const at::Tensor& tensor, int64_t offset, bool fixed) {
+  CopyStream& stream = memory_->stream();
   const auto* from = static_cast<const std::byte*>(tensor.const_data_ptr());
   const int64_t end = offset + byte_count(tensor);
   while (offset < end) {
     const int64_t slab_end = (offset / HostMemory::slab_bytes + 1) * HostMemory::slab_bytes;
     const int64_t step = std::min(end, slab_end) - offset;
-    memory_->memory().wait_prepared(std::min(slab_end, memory_->memory().size()));
-    CopyStream& stream = memory_->stream();
     std::byte* const to = memory_->memory().data() + offset;
     fixed ? stream.copy(to, from, static_cast<size_t>(step))
           : stream.copy_in_current(to, from, static_cast<size_t>(step));
@@ -140,15 +158,36 @@ void Snapshot::copy(const at::Tensor& tensor, int64_t offset, bool fixed) {
 }
 
 void Snapshot::mark_slabs(int64_t end) {
-  for (; (marks_ + 1) * HostMemory::slab_bytes <= end; ++marks_) memory_->stream().mark();
+  constexpr int64_t most_in_flight = 4;  // other copies to the host wait behind them
+  while ((marks_ + 1) * HostMemory::slab_bytes <= end) {
+    memory_->stream().mark();
+    {
+      const std::lock_guard lock(mutex_);
+      ++marks_;
+      changed_.notify_all();
+    }
+    if (marks_ > most_in_flight) memory_->stream().wait(static_cast<size_t>(marks_ - most_in_flight - 1));
+  }
 }
 
 void Snapshot::before_update() {
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return launched_; });
+    if (failure_) std::rethrow_exception(failure_);
+  }
   if (marks_ > 0) memory_->stream().let_current_wait(static_cast<size_t>(marks_ - 1));
 }
 
 const std::byte* Snapshot::wait(int64_t offset, int64_t bytes) {
-  if (bytes > 0) memory_->stream().wait(static_cast<size_t>((offset + bytes - 1) / HostMemory::slab_bytes));
+  if (bytes > 0) {
+    const int64_t mark = (offset + bytes - 1) / HostMemory::slab_bytes;
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return marks_ > mark || failure_; });
+    if (marks_ <= mark) std::rethrow_exception(failure_);
+    lock.unlock();
+    memory_->stream().wait(static_cast<size_t>(mark));
+  }
   return memory_->memory().data() + offset;
 }
 

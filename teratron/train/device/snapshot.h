@@ -3,8 +3,10 @@
 #pragma once
 
 #include <condition_variable>
+#include <exception>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "teratron/ckpt/checkpoint.h"
@@ -54,8 +56,9 @@ class SnapshotMemory {
   std::unique_ptr<HostMemory> memory_;
 };
 
-/// A copy of tensors as they are after the work launched so far. It runs on a separate stream, in the order
-/// of the tensors, beside the next forward and backward. Bounded: the bytes of the tensors, on the host.
+/// A copy of tensors as they are after the work launched so far. A thread launches it piece by piece on a
+/// separate stream, beside the next forward and backward: thousands of copies at once would fill the queue
+/// of launches and hold up the caller. Bounded: the bytes of the tensors, on the host.
 class Snapshot {
  public:
   Snapshot(std::vector<SavedTensor> tensors, std::shared_ptr<SnapshotMemory> memory);
@@ -66,9 +69,10 @@ class Snapshot {
 
   /// Host bytes of a copy of the chosen tensors.
   static int64_t bytes(const std::vector<SavedTensor>& tensors, const std::vector<bool>& chosen);
-  /// Launches the copies of the chosen tensors.
+  /// Starts to copy the chosen tensors. Fault(out_of_memory) if there is no host memory.
   void start(const std::vector<bool>& chosen);
-  /// The optimizer must not change the tensors before: the current stream waits for what is not copied yet.
+  /// The optimizer must not change the tensors before: the host waits until all copies are launched, and the
+  /// current stream until they are done.
   void before_update();
   /// Elements [begin, end) of a tensor; waits for their copy. Any thread.
   std::shared_ptr<const void> read(size_t tensor, int64_t begin, int64_t end);
@@ -79,15 +83,22 @@ class Snapshot {
     int64_t remainder = -1;
   };
   void place(const std::vector<bool>& chosen);
+  void copy_tensors(bool fixed);
   void copy(const at::Tensor& tensor, int64_t offset, bool fixed);
+  void copy_in_background();
   void mark_slabs(int64_t end);
   const std::byte* wait(int64_t offset, int64_t bytes);
 
   std::vector<SavedTensor> tensors_;
   std::shared_ptr<SnapshotMemory> memory_;
   std::vector<Place> places_;
-  int64_t bytes_ = 0;  // that were copied
-  int64_t marks_ = 0;  // one per slab, set when all of it is copied
+  int64_t bytes_ = 0;  // of the copy
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int64_t marks_ = 0;  // one per slab, set when the copies of all of it are launched
+  bool launched_ = true;
+  std::exception_ptr failure_;
+  std::thread thread_;
 };
 
 }  // namespace teratron
