@@ -85,6 +85,9 @@ class BlockTokenizer {
       if (!parser_.parse(*strict).get(root)) return root;
     }
     if (line.starts_with("\xef\xbb\xbf")) throw LineError{"the line starts with a byte order mark"};
+    const size_t begin = line.find_first_not_of(" \t\r");
+    if (begin != line.npos && line[begin] != '{' && line[begin] != '[')
+      throw LineError{"plain text, not a JSON object such as {\"text\": \"...\"}"};
     throw LineError{fmt::format("broken JSON: {}", json_problem(error))};
   }
 

@@ -208,6 +208,7 @@ TEST(Preprocess, Fault28BrokenLinesNameFileAndLine) {
       {"{\"text\": \"\\ud800\"}", "lone surrogate"},
       {std::string("{\"text\": \"\0\"}", 13), "broken JSON"},
       {"[\"text\"]", "not a JSON object"},
+      {"some text", "plain text, not a JSON object such as {\"text\": \"...\"}"},
       {"{\"body\": \"1\"}", "no key \"text\""},
       {"{\"text\": 5}", "is not a string"},
       {"{\"text\": [\"1\", 5]}", "has an item that is not a string"},
