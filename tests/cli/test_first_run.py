@@ -10,9 +10,10 @@ pytestmark = needs_binary
 SMALL = ["--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "2"]
 
 
-def test_mock_data_needs_only_a_model():
-    result = train(*SMALL, "--max-position-embeddings", "32", "--mock-data", "--train-iters", "12", "--log-interval", "4",
-                   "--eval-iters", "1", "--device", "cpu")
+@pytest.mark.parametrize("family", ["gpt", "bert"])
+def test_mock_data_needs_only_a_model(family):
+    result = teratron("pretrain", family, *SMALL, "--max-position-embeddings", "32", "--mock-data", "--train-iters", "12",
+                      "--log-interval", "4", "--eval-iters", "1", "--device", "cpu")
     assert "notice: defaults of --mock-data: tokenizer_type = NullTokenizer, vocab_size = 50256, seq_length = 32, " \
            "micro_batch_size = 1, lr = 0.0003\n" in result.stderr
     assert len(losses(result.stdout)) >= 3
@@ -35,6 +36,7 @@ def test_a_missing_model_is_one_message():
 @pytest.mark.parametrize("command, says", [
     ("pretrain_gpt.py", "Use `teratron pretrain gpt FLAGS...`"),
     ("examples/pretrain_gpt.py", "Use `teratron pretrain gpt FLAGS...`"),
+    ("pretrain_bert.py", "Use `teratron pretrain bert FLAGS...`"),
     ("pretrain_vlm.py", "'vlm' is not a known model. Use one of: gpt"),
     ("tools/preprocess_data.py", "Use `teratron preprocess FLAGS...`"),
     ("torchrun", "Use `teratron launch --nproc-per-node N -- pretrain gpt FLAGS...`"),
@@ -51,7 +53,7 @@ def test_flags_of_other_programs():
 
 @pytest.mark.parametrize("words", [["pretrain", "gpt3"], ["pretrain", "--mock-data"], ["pretrain"], ["plan", "llama"]])
 def test_an_unknown_model_lists_the_families(words):
-    message(teratron(*words, code=2), "Use one of: gpt")
+    message(teratron(*words, code=2), "Use one of: gpt, bert")
 
 
 def test_an_unreadable_config_file_is_the_only_error(tmp_path):

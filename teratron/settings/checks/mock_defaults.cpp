@@ -11,11 +11,6 @@ constexpr int64_t sequence_length = 1024;
 constexpr int64_t iterations = 100;
 constexpr int64_t vocabulary = 50256;  // of GPT-2, whose end-of-document token NullTokenizer adds
 
-// Masked models need the special tokens of a vocabulary.
-bool is_autoregressive(const std::string& program) {
-  return program != "bert" && program != "t5" && program != "generate";
-}
-
 class MockDefaults {
  public:
   explicit MockDefaults(Validation& v) : v_(v) {}
@@ -37,9 +32,9 @@ class MockDefaults {
 
 }  // namespace
 
-void derive_mock_defaults(Validation& v, const std::string& program) {
+void derive_mock_defaults(Validation& v) {
   Arguments& a = v.args;
-  if (!a.mock_data || !is_autoregressive(program)) return;
+  if (!a.mock_data) return;
   MockDefaults defaults(v);
   if (!a.tokenizer_type && !a.tokenizer_model && !a.vocab_file && !a.merge_file) {
     defaults.set("tokenizer_type", a.tokenizer_type, "NullTokenizer");

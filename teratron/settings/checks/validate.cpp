@@ -123,7 +123,7 @@ std::optional<int64_t> product(std::optional<int64_t> a, std::optional<int64_t> 
 
 void validate_arguments(ParsedArguments& parsed, int64_t world_size, const ValidateOptions& options) {
   Validation v{parsed.args, parsed.sources, parsed.notices};
-  derive_mock_defaults(v, parsed.program);
+  derive_mock_defaults(v);
   derive_program_defaults(v, parsed.program);
   if (options.needs_model) require_model(v, parsed.program);
   if (options.needs_data) require_training(v);

@@ -48,7 +48,7 @@ struct IgnoredSetting {
 };
 std::vector<IgnoredSetting> ignored_settings(const Arguments& args, const Sources& sources);
 
-void derive_mock_defaults(Validation& v, const std::string& program);  // before all checks
+void derive_mock_defaults(Validation& v);  // before all checks
 void check_model(Validation& v);
 void check_parallel(Validation& v, int64_t world_size);
 void check_batch(Validation& v);
