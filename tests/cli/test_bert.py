@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from jobs import needs_mpirun
 from program import BINARY, MOCK, TINY, message, needs_binary, teratron
 
 pytestmark = needs_binary
@@ -87,15 +88,20 @@ def test_from_sentences_to_transformers(text, tmp_path):
     message(gpt, "family bert", "pretrain bert")
 
 
-def test_layouts(text, tmp_path):
-    """Processes with every kind of parallelism compute what one rank does: here with the same micro-batches."""
-    flags = [*BERT, *data(text), "--num-layers", "4", "--hidden-dropout", "0.1", "--attention-dropout", "0.1"]
+@pytest.mark.parametrize("backend, layout", [
+    ("threads", ["--tp", "2", "--sp", "--pp", "2"]),
+    ("processes", ["--pp", "2", "--vpp", "2", "--use-distributed-optimizer", "--overlap-param-gather"]),
+    pytest.param("mpi", ["--tp", "2", "--use-distributed-optimizer"], marks=needs_mpirun)])
+def test_layouts(backend, layout, text, tmp_path):
+    """50 steps: ranks with every kind of parallelism compute what one does, here with the same micro-batches."""
+    flags = [*BERT, *data(text), "--num-layers", "4", "--train-iters", "50", "--lr", "1e-3", "--eval-iters", "0",
+             "--hidden-dropout", "0.1", "--attention-dropout", "0.1"]
     alone = train(*flags)
-    for layout in (["--tp", "2", "--sp", "--pp", "2"], ["--pp", "2", "--vpp", "2", "--use-distributed-optimizer"]):
-        parallel = teratron("launch", "--nproc-per-node", "4", "--backend", "threads", "--log-dir",
-                            tmp_path / layout[-2], "--", "pretrain", "bert", *flags, *layout)
-        for name in ("lm loss", "sop loss"):
-            assert losses(parallel, name) == pytest.approx(losses(alone, name), rel=1e-4)
+    parallel = teratron("launch", "--nproc-per-node", "4", "--backend", backend, "--log-dir", tmp_path / "logs", "--",
+                        "pretrain", "bert", *flags, *layout)
+    assert len(losses(alone)) == 50
+    for name in ("lm loss", "sop loss"):
+        assert losses(parallel, name) == pytest.approx(losses(alone, name), rel=1e-4)
 
 
 def test_one_loss_without_the_binary_head(text):
