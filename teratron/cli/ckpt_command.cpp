@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <chrono>
 #include <iostream>
+#include <map>
 #include <optional>
 
 #include <CLI/CLI.hpp>
@@ -147,7 +148,8 @@ std::string as_flags(const nlohmann::json& settings) {
 }
 
 struct ExportTokenizer {
-  HfTokenizerFiles files;  // under the names that transformers expects
+  HfTokenizerFiles files;                       // under the names that transformers expects
+  std::map<std::string, std::string> contents;  // of those that are not copied
   std::optional<int64_t> end_token;
 };
 
@@ -167,21 +169,20 @@ ExportTokenizer tokenizer_of_checkpoint(const CheckpointInfo& checkpoint) {
   std::vector<std::string> unknown;
   const TokenizerOptions options =
       tokenizer_options(arguments_from_json(checkpoint.config, checkpoint.path.string(), &unknown));
-  ExportTokenizer tokenizer{.files = files_of(options)};
-  if (tokenizer.files.empty()) {
+  try {
+    ExportTokenizer tokenizer{.files = files_of(options), .contents = hf_tokenizer_contents(options)};
+    if (!tokenizer.files.empty() || !tokenizer.contents.empty()) {
+      tokenizer.end_token = build_tokenizer(options)->special().eod;
+      return tokenizer;
+    }
     notice(
         "no tokenizer is copied: {} has no files for transformers; use --tokenizer-name to name a folder "
         "with some",
         options.type.empty() ? "the checkpoint" : options.type);
-    return tokenizer;
-  }
-  try {
-    tokenizer.end_token = build_tokenizer(options)->special().eod;
   } catch (const UserError& error) {
     notice("no tokenizer is copied: {} Use --tokenizer-name to name a folder with one", error.what());
-    tokenizer.files.clear();
   }
-  return tokenizer;
+  return {};
 }
 
 ExportTokenizer tokenizer_in_folder(const fs::path& folder) {
@@ -201,6 +202,7 @@ ConversionReport export_from(const fs::path& checkpoint, const Flags& flags) {
                     .dtype = parse_dtype(flags.dtype),
                     .max_shard_bytes = parse_size(flags.max_shard_size),
                     .tokenizer = tokenizer.files,
+                    .tokenizer_contents = tokenizer.contents,
                     .end_token = tokenizer.end_token});
 }
 

@@ -130,17 +130,27 @@ void use_old_names(std::vector<HfTensor>& tensors, const HfFamily& family, const
   }
 }
 
+// By what transformers 4 writes beside the vocab.txt of a BERT; null for rules that no --tokenizer-type has.
+json bert_tokenizer_type(const HfTokenizerFiles& files) {
+  json config = json::object();
+  if (files.contains("tokenizer_config.json")) {
+    config = read_json(files.at("tokenizer_config.json"), {.kind = ExitCode::checkpoint});
+  }
+  const auto flag = [&config](const char* name, bool fallback) {
+    return config.is_object() && config.contains(name) && config[name].is_boolean() ? config[name].get<bool>()
+                                                                                    : fallback;
+  };
+  const bool lower = flag("do_lower_case", true);
+  if (flag("strip_accents", lower) != lower || !flag("tokenize_chinese_chars", true)) return nullptr;
+  return lower ? "BertWordPieceLowerCase" : "BertWordPieceCase";
+}
+
 // The folder's tokenizer files, as Megatron-LM's settings.
 json tokenizer_settings(const fs::path& folder) {
   const HfTokenizerFiles files = hf_tokenizer_files(fs::absolute(folder));
   const auto path = [&files](const char* name) { return files.at(name).lexically_normal().string(); };
-  if (files.contains("vocab.txt")) {
-    const bool lower_case = !files.contains("tokenizer_config.json") ||
-                            read_json(files.at("tokenizer_config.json"), {.kind = ExitCode::checkpoint})
-                                .value("do_lower_case", true);
-    return {{"tokenizer_type", lower_case ? "BertWordPieceLowerCase" : "BertWordPieceCase"},
-            {"vocab_file", path("vocab.txt")}};
-  }
+  const json bert = files.contains("vocab.txt") ? bert_tokenizer_type(files) : json();
+  if (!bert.is_null()) return {{"tokenizer_type", bert}, {"vocab_file", path("vocab.txt")}};
   if (files.contains("tokenizer.json"))
     return {{"tokenizer_type", "HuggingFaceTokenizer"}, {"tokenizer_model", path("tokenizer.json")}};
   if (!files.contains("vocab.json") || !files.contains("merges.txt")) return json::object();
@@ -183,6 +193,8 @@ void write_export(const HfExport& request, const fs::path& directory, Conversion
   write_text(directory / "config.json", config.dump(2) + "\n", ExitCode::checkpoint);
   for (const auto& [name, file] : request.tokenizer)
     write_text(directory / name, read_text(file, {.kind = ExitCode::checkpoint}), ExitCode::checkpoint);
+  for (const auto& [name, text] : request.tokenizer_contents)
+    write_text(directory / name, text, ExitCode::checkpoint);
   report.tensors = static_cast<int64_t>(outputs.size());
   report.notices = model.notices;
 }

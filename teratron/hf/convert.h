@@ -33,8 +33,9 @@ struct HfExport {
   std::filesystem::path destination;  // must not exist, or be empty
   std::optional<Dtype> dtype;
   int64_t max_shard_bytes = int64_t{5} * 1000 * 1000 * 1000;
-  HfTokenizerFiles tokenizer;        // copied to the folder
-  std::optional<int64_t> end_token;  // the tokenizer's, for config.json
+  HfTokenizerFiles tokenizer;                             // copied to the folder
+  std::map<std::string, std::string> tokenizer_contents;  // written to the folder: name -> contents
+  std::optional<int64_t> end_token;                       // the tokenizer's, for config.json
 };
 
 struct ConversionReport {

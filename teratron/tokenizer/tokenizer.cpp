@@ -5,11 +5,11 @@
 #include <filesystem>
 
 #include "teratron/base/error.h"
-#include "teratron/tokenizer/bert/bert_tokenizer.h"
+#include "teratron/tokenizer/bert/bert_vocab.h"
 #include "teratron/tokenizer/bpe/gpt2_tokenizer.h"
-#include "teratron/tokenizer/bpe/hf_tokenizer.h"
 #include "teratron/tokenizer/bpe/tiktoken_tokenizer.h"
 #include "teratron/tokenizer/bpe/vocab_files.h"
+#include "teratron/tokenizer/hf/tokenizer_json.h"
 #include "teratron/tokenizer/null_tokenizer.h"
 #include "teratron/tokenizer/sentencepiece/sentencepiece_tokenizer.h"
 
@@ -58,7 +58,11 @@ void check_extra_ids(const TokenizerOptions& options) {
   }
 }
 
-std::unique_ptr<Tokenizer> build_bert(const TokenizerOptions& options) {
+bool is_bert(const TokenizerOptions& options) {
+  return options.type == "BertWordPieceLowerCase" || options.type == "BertWordPieceCase";
+}
+
+BertOptions bert_options(const TokenizerOptions& options) {
   require(options.vocab_file, "--vocab-file", options);
   check_extra_ids(options);
   BertOptions bert{.vocab_file = options.vocab_file,
@@ -68,7 +72,7 @@ std::unique_ptr<Tokenizer> build_bert(const TokenizerOptions& options) {
                    .include_special_tokens = options.include_special_tokens};
   // Megatron-LM head adds T5's sentinels to BertWordPieceCase by default.
   if (bert.head && !bert.lower_case && bert.extra_ids == 0) bert.extra_ids = 100;
-  return std::make_unique<BertTokenizer>(bert);
+  return bert;
 }
 
 std::unique_ptr<Tokenizer> build_hugging_face(const TokenizerOptions& options) {
@@ -77,9 +81,8 @@ std::unique_ptr<Tokenizer> build_hugging_face(const TokenizerOptions& options) {
   const fs::path given = options.tokenizer_model;
   const fs::path file = fs::is_directory(given) ? given / "tokenizer.json" : given;
   const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
-  return std::make_unique<HuggingFaceTokenizer>(read_tokenizer_json(file.string()),
-                                                read_special_tokens_map(folder.string()),
-                                                options.include_special_tokens);
+  return read_tokenizer_json(file.string(), read_special_tokens_map(folder.string()),
+                             options.include_special_tokens);
 }
 
 std::unique_ptr<Tokenizer> build_sentencepiece(const TokenizerOptions& options) {
@@ -116,8 +119,7 @@ std::unique_ptr<Tokenizer> build_tokenizer(const TokenizerOptions& options) {
          .fix = fmt::format("use one of {}", fmt::join(kVersions, ", "))});
   }
   if (options.type == "GPT2BPETokenizer") return build_gpt2(options);
-  if (options.type == "BertWordPieceLowerCase" || options.type == "BertWordPieceCase")
-    return build_bert(options);
+  if (is_bert(options)) return std::make_unique<WordPieceTokenizer>(read_bert_vocab(bert_options(options)));
   if (options.type == "HuggingFaceTokenizer") return build_hugging_face(options);
   if (options.type == "NullTokenizer") return build_null(options);
   if (options.type == "TikTokenizer") return build_tiktoken(options);
@@ -127,6 +129,10 @@ std::unique_ptr<Tokenizer> build_tokenizer(const TokenizerOptions& options) {
   throw config_error({.what = fmt::format("unknown tokenizer type '{}'", printable(options.type)),
                       .where = "--tokenizer-type",
                       .fix = fmt::format("use one of {}", fmt::join(kTypes, ", "))});
+}
+
+std::map<std::string, std::string> hf_tokenizer_contents(const TokenizerOptions& options) {
+  return is_bert(options) ? hf_files_of_bert(bert_options(options)) : std::map<std::string, std::string>();
 }
 
 int64_t padded_vocab_size(int64_t vocab_size, int64_t divisible_by, int64_t tensor_parallel) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -60,6 +61,10 @@ struct TokenizerOptions {
 
 /// UserError(config) for a missing or unknown option, UserError(data) for an invalid file.
 std::unique_ptr<Tokenizer> build_tokenizer(const TokenizerOptions& options);
+
+/// What transformers reads the tokenizer from, file name -> contents, where its own files do not serve:
+/// those of BERT's vocab.txt. Empty for other types.
+std::map<std::string, std::string> hf_tokenizer_contents(const TokenizerOptions& options);
 
 /// Rounds up to a multiple of divisible_by * tensor_parallel.
 int64_t padded_vocab_size(int64_t vocab_size, int64_t divisible_by, int64_t tensor_parallel);

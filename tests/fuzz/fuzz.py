@@ -66,6 +66,13 @@ def tokenizer_json_seeds():
         post_processor={"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<|endoftext|>"}},
                                                                  {"Sequence": {"id": "A"}}],
                         "special_tokens": {"<|endoftext|>": {"ids": [259]}}})
+    vocab = {token: i for i, token in enumerate(["[UNK]", "[CLS]", "[SEP]", "hello", "world", "##s", ",", "caf", "##e"])}
+    yield tokenizer(
+        added_tokens=[{"id": 0, "content": "[UNK]", "special": True}, {"id": 9, "content": "aaa", "normalized": True}],
+        normalizer={"type": "BertNormalizer", "lowercase": True, "strip_accents": None},
+        pre_tokenizer={"type": "BertPreTokenizer"}, decoder={"type": "WordPiece", "prefix": "##", "cleanup": True},
+        post_processor={"type": "BertProcessing", "cls": ["[CLS]", 1], "sep": ["[SEP]", 2]},
+        model={"type": "WordPiece", "unk_token": "[UNK]", "max_input_chars_per_word": 100, "vocab": vocab})
 
 
 def field(number, value):

@@ -210,6 +210,50 @@ def test_a_trained_model_is_exported_with_its_vocabulary(tmp_path):
     assert not (tmp_path / "bare" / "vocab.json").exists()
 
 
+BERT_VOCAB = "[PAD] [UNK] [CLS] [SEP] [MASK] the cat dog sat on mat ##s e ##e caf Cat 中 . ! , \U0001f600".split()
+
+
+def bert_vocab(folder):
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("".join(token + "\n" for token in BERT_VOCAB))
+    return folder / "vocab.txt"
+
+
+@pytest.mark.parametrize("kind", ["BertWordPieceLowerCase", "BertWordPieceCase"])
+def test_a_wordpiece_vocabulary_is_exported_as_tokenizer_json(kind, tmp_path):
+    flags = ["--tokenizer-type", kind, "--vocab-file", bert_vocab(tmp_path / "tokenizer"), "--vocab-extra-ids", 2]
+    run("pretrain", "gpt", "--num-layers", 1, "--hidden-size", 16, "--num-attention-heads", 2, "--seq-length", 16,
+        "--max-position-embeddings", 16, "--micro-batch-size", 2, "--train-iters", 1, "--lr", "1e-3", "--eval-iters", 0,
+        "--device", "cpu", "--mock-data", *flags, "--save", tmp_path / "ckpt")
+    assert "no tokenizer" not in run("ckpt", "convert", "--to-hf", tmp_path / "out", "--load", tmp_path / "ckpt")
+    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    text = "The cat's CAFÉ, cafe\u0301s on\tmats! 中中 unknown Cat <extra_id_1> [BOS] " + "e" * 150
+    ours = list(map(int, subprocess.run([BINARY, "tokenizer", "encode", *map(str, flags)], input=text,
+                                        capture_output=True, text=True, check=True).stdout.split()))
+    assert loaded.encode(text, add_special_tokens=False) == ours
+    assert loaded("the cat", "the dog").token_type_ids == [0] * 4 + [1] * 3
+    assert loaded.convert_ids_to_tokens(loaded("the [MASK]").input_ids) == ["[CLS]", "the", "[MASK]", "[SEP]"]
+    assert (loaded.pad_token_id, loaded.mask_token_id, len(loaded)) == (0, 4, len(BERT_VOCAB) + 4)
+
+
+def test_a_wordpiece_vocabulary_of_transformers_is_used(tmp_path):
+    bert_vocab(tmp_path / "in")
+    config = transformers.GPT2Config(n_embd=48, n_layer=1, n_head=4, vocab_size=len(BERT_VOCAB), n_positions=64,
+                                     bos_token_id=None, eos_token_id=None)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "in")
+    for i, (settings, kind) in enumerate([({}, "BertWordPieceLowerCase"),
+                                          ({"do_lower_case": False}, "BertWordPieceCase"),
+                                          ({"do_lower_case": True, "strip_accents": False}, None)]):
+        (tmp_path / "in" / "tokenizer_config.json").write_text(json.dumps(settings))
+        said = run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / f"ckpt{i}")
+        assert (f"--tokenizer-type {kind} " if kind else "--finetune") in said
+        assert ("--tokenizer-type" in said) == (kind is not None)
+    transformers.BertTokenizer(str(tmp_path / "in" / "vocab.txt")).save_pretrained(tmp_path / "in")
+    (tmp_path / "in" / "vocab.txt").unlink()
+    said = run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "json")
+    assert "HuggingFaceTokenizer" in said
+
+
 def test_pickles_are_refused(tmp_path):
     torch.save({}, tmp_path / "pytorch_model.bin")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1,

@@ -222,6 +222,59 @@ def test_bert_head(kind):
         assert encode_document(bert_flags(kind, "head"), text) == tokenizer.encode(text.decode()).ids
 
 
+def wordpiece(added=(), processor="template", decoder=decoders.WordPiece(), limit=100, **rules):
+    """A WordPiece tokenizer.json; `rules` are BertNormalizer's."""
+    vocab = {token: i for i, token in enumerate(BERT_VOCAB.read_text(encoding="utf-8").split("\n")[:-1])}
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=limit))
+    if rules:
+        tokenizer.normalizer = normalizers.BertNormalizer(**rules)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.add_special_tokens(["[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"])
+    tokenizer.add_tokens(list(added))
+    ends = [("[CLS]", vocab["[CLS]"]), ("[SEP]", vocab["[SEP]"])]
+    tokenizer.post_processor = (
+        processors.BertProcessing(ends[1], ends[0]) if processor == "bert" else
+        processors.TemplateProcessing(single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends))
+    if decoder is not None:
+        tokenizer.decoder = decoder
+    return tokenizer
+
+
+WORDPIECE = {
+    "uncased": lambda: wordpiece(lowercase=True),
+    "cased": lambda: wordpiece(lowercase=False, processor="bert", decoder=decoders.WordPiece(cleanup=False)),
+    "accents kept": lambda: wordpiece(lowercase=True, strip_accents=False),
+    "accents stripped": lambda: wordpiece(lowercase=False, strip_accents=True, limit=12),
+    "text not cleaned": lambda: wordpiece(clean_text=False, handle_chinese_chars=True, lowercase=True),
+    "Chinese words": lambda: wordpiece(handle_chinese_chars=False, lowercase=True, limit=7, decoder=None),
+    "no normalizer": wordpiece,
+    "added": lambda: wordpiece(
+        lowercase=True, added=[AddedToken("WORD", single_word=True, normalized=False),
+                               AddedToken("left", lstrip=True, normalized=True),
+                               AddedToken("right", rstrip=True, normalized=False), AddedToken("Größe", normalized=True)]),
+}
+LONG_WORDS = ["a" * n for n in (6, 7, 8, 11, 12, 13, 99, 100, 101, 200, 201)] + ["é" * 100, "é" * 101, "e\u0301" * 60]
+
+
+@pytest.mark.parametrize("name", WORDPIECE)
+def test_wordpiece_json(name, tmp_path):
+    tokenizer = WORDPIECE[name]()
+    flags = hugging_face_flags(tokenizer, tmp_path)
+    lines = [*LONG_WORDS, *random_strings(STRINGS)]
+    expected = tokenizer.encode_batch(lines)
+    assert_same(lines, encode_lines(flags, lines), [e.ids for e in expected])
+    assert_same(lines, offsets_of_lines(flags, lines), [e.offsets for e in expected])
+    plain = [e.ids for e in tokenizer.encode_batch(lines, add_special_tokens=False)]
+    assert_same(lines, encode_lines([*flags, "--tokenizer-hf-no-include-special-tokens"], lines), plain)
+    for file in TEXTS[:2]:
+        text = read(file)
+        assert encode_document(flags, text) == tokenizer.encode(text.decode()).ids
+    sentences = ["Don't stop, he said. \"It's [MASK] !\"", "unaffable 's 've do not 'm n't ?", "##s hello"]
+    ids = [tokenizer.encode(text).ids for text in sentences]
+    ours = run("decode", flags, "".join(" ".join(map(str, row)) + "\n" for row in ids).encode()).decode()
+    assert ours.split("\n")[:-1] == [tokenizer.decode(row, skip_special_tokens=False) for row in ids]
+
+
 class OriginalBert:
     """What the published Python tokenizer of BERT does, written from its description."""
 

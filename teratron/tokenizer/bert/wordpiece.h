@@ -1,6 +1,6 @@
 // Greedy WordPiece (Devlin et al. 2018, after Schuster and Nakajima 2012): a word is split from the left into
 // the longest pieces of the vocabulary; continuing pieces have the prefix "##". A word that cannot be split,
-// or is too long, is [UNK].
+// or is too long, is the unknown token.
 #pragma once
 
 #include <cstdint>
@@ -8,30 +8,32 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace teratron {
 
+struct WordPieceVocabulary {
+  std::vector<std::pair<std::string, int32_t>> tokens;  // of equal tokens, the last one's id counts
+  std::string unknown = "[UNK]";
+  std::string where;  // file, for errors
+};
+
 class WordPiece {
  public:
-  /// `vocab_file`: one token per line, ids by line; a duplicate has the later id, as in the reference.
-  /// UserError(data) if unreadable, empty, or without [UNK].
-  explicit WordPiece(const std::string& vocab_file);
+  static constexpr std::string_view kContinuingPrefix = "##";
 
-  /// Appends the ids of a word (valid UTF-8); [UNK] if it is longer than `max_characters`.
+  /// UserError(data) if the vocabulary lacks the unknown token.
+  explicit WordPiece(const WordPieceVocabulary& vocabulary);
+
+  /// Appends the ids of a word (valid UTF-8); the unknown token's if it is longer than `max_characters`.
   void encode_word(std::string_view word, size_t max_characters, std::vector<int32_t>& ids) const;
 
   /// Number of bytes of `rest`, the rest of an encoded word, that its next piece covers.
   size_t covered_bytes(int32_t id, std::string_view rest) const;
 
-  std::optional<int32_t> id_of(std::string_view token) const;
   /// Empty for an unused id.
   std::string_view token_of(int32_t id) const;
-  /// Id of a token, which is added if missing.
-  int32_t add(const std::string& token);
-  /// Number of tokens.
-  int64_t size() const { return static_cast<int64_t>(ids_.size()); }
-  const std::string& path() const { return path_; }
 
  private:
   struct Hash {
@@ -40,7 +42,6 @@ class WordPiece {
   };
   using Ids = std::unordered_map<std::string, int32_t, Hash, std::equal_to<>>;
 
-  std::string path_;
   Ids ids_;
   Ids continuing_;  // continuing pieces, without "##"
   std::vector<std::string> tokens_;

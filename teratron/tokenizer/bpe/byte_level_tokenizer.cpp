@@ -53,25 +53,6 @@ class ByteLevelTokenizer::OffsetsOutput final : public Output {
   const BpeModel& model_;
 };
 
-void ByteLevelTokenizer::set_special(const SpecialTokensMap& map,
-                                     const std::function<std::optional<int32_t>(const std::string&)>& find) {
-  const auto id_of = [&](const std::string& content) {
-    return content.empty() ? std::nullopt : find(content);
-  };
-  special_.bos = id_of(map.bos);
-  special_.eos = special_.eod = id_of(map.eos);
-  special_.pad = id_of(map.pad);
-  special_.cls = id_of(map.cls);
-  special_.sep = id_of(map.sep);
-  special_.mask = id_of(map.mask);
-  for (const std::string& content : map.additional) {
-    if (const auto id = id_of(content)) special_.additional.push_back(*id);
-  }
-  for (const char* const content : {"<|endoftext|>", "<|end_of_text|>", "</s>"}) {
-    if (!special_.eod) special_.eod = id_of(content);
-  }
-}
-
 NormalizedString ByteLevelTokenizer::normalize(NormalizedView text) const {
   NormalizedString out = teratron::normalize(text, *normalizers_.front());
   for (size_t i = 1; i < normalizers_.size(); ++i) out = teratron::normalize(out.view(), *normalizers_[i]);

@@ -5,7 +5,6 @@
 // post-processor.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,6 +16,7 @@
 #include "teratron/tokenizer/bpe/pre_tokenizer.h"
 #include "teratron/tokenizer/bpe/regex_split.h"
 #include "teratron/tokenizer/bpe/word_cache.h"
+#include "teratron/tokenizer/hf/special_tokens.h"
 #include "teratron/tokenizer/tokenizer.h"
 #include "teratron/tokenizer/unicode/normalized_string.h"
 
@@ -29,18 +29,6 @@ struct PreTokenizerStep {
   SplitBehavior behavior = SplitBehavior::isolated;
   bool invert = false;            // the gaps between matches are the matches
   bool add_prefix_space = false;  // prepend a space unless there is one
-};
-
-/// Offsets exclude leading and trailing spaces of a token, except for the space that `add_prefix_space`
-/// added.
-struct TrimOffsets {
-  bool add_prefix_space;
-};
-
-/// Contents of the special tokens; empty: none.
-struct SpecialTokensMap {
-  std::string bos, eos, pad, cls, sep, mask;
-  std::vector<std::string> additional;
 };
 
 class ByteLevelTokenizer : public Tokenizer {
@@ -57,9 +45,6 @@ class ByteLevelTokenizer : public Tokenizer {
   explicit ByteLevelTokenizer(const BpeConfig& config)
       : model_(config), caches_(model_), vocab_size_(model_.id_bound()) {}
 
-  /// eod is eos, else <|endoftext|>, <|end_of_text|> or </s>.
-  void set_special(const SpecialTokensMap& map,
-                   const std::function<std::optional<int32_t>(const std::string&)>& find);
   NormalizedString normalize(NormalizedView text) const;
 
   BpeModel model_;

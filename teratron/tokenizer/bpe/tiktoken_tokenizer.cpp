@@ -195,11 +195,12 @@ TiktokenTokenizer::TiktokenTokenizer(const TiktokenOptions& options)
   }
   vocab_size_ = std::max<int64_t>(vocab_size_, id);
   if (options.head) added_ = AddedVocabulary(std::move(tokens));
-  set_special({.bos = "<s>", .eos = "</s>", .pad = "<pad>", .cls = "<cls>", .sep = "<sep>", .mask = "<mask>"},
-              [&](const std::string& name) {
-                const auto found = ids.find(name);
-                return found == ids.end() ? std::nullopt : std::optional(found->second);
-              });
+  special_ = find_special_tokens(
+      {.bos = "<s>", .eos = "</s>", .pad = "<pad>", .cls = "<cls>", .sep = "<sep>", .mask = "<mask>"},
+      [&](const std::string& name) {
+        const auto found = ids.find(name);
+        return found == ids.end() ? std::nullopt : std::optional(found->second);
+      });
   if (!is_json(options) && options.vocab_size > 0 && options.vocab_size != vocab_size_) {
     throw config_error({.what = fmt::format("the file and the special tokens have {} ids, not {}",
                                             vocab_size_, options.vocab_size),
