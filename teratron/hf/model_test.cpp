@@ -100,6 +100,17 @@ TEST(HfConfigTest, ExportsOnlyWhatAFamilyComputes) {
             std::string::npos);
 }
 
+TEST(HfConfigTest, ExportsOnlyAsTheFamilyOfTheCheckpoint) {
+  CheckpointInfo info{.path = "p"};
+  const HfModel model = parse_hf(hf_llama());
+  EXPECT_EQ(model.family->family, "gpt");
+  for (const HfTensor& tensor : hf_tensors(model, 99)) info.tensors[tensor.name] = {Dtype::f32, tensor.shape};
+  info.config = changed(model.settings, {{"model_family", "gpt"}}).dump();
+  EXPECT_EQ(hf_model_of(info).family->model_type, "llama");
+  info.config = changed(model.settings, {{"model_family", "reverse"}}).dump();
+  EXPECT_NE(message_of<UserError>([&] { hf_model_of(info); }).find("family 'reverse'"), std::string::npos);
+}
+
 TEST(HfConfigTest, ExportsWhatTheModelComputes) {
   const auto export_of = [](const json& config, const json& patch) {
     CheckpointInfo info{.path = "p"};

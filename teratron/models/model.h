@@ -46,7 +46,8 @@ struct MicroBatch {
   NamedTensors tensors = {};
   /// i64 [B] indices in the whole training, which key dropout; undefined without dropout.
   at::Tensor sample_ids_B = {};
-  bool training = true;  // dropout is active
+  bool training = true;               // dropout is active
+  int64_t context_parallel_size = 1;  // sequence columns hold this fraction of their samples' tokens
 
   const at::Tensor& operator[](std::string_view column) const { return tensors[column]; }
 };

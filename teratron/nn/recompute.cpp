@@ -39,7 +39,7 @@ variable_list fresh_inputs(const variable_list& saved, const std::vector<bool>& 
 }
 
 struct Recomputed : torch::autograd::Function<Recomputed> {
-  static at::Tensor forward(AutogradContext* context, at::TensorList inputs,
+  static at::Tensor forward(AutogradContext* context, at::TensorList inputs, const at::Tensor& /*anchor*/,
                             const c10::intrusive_ptr<Call>& call) {
     variable_list saved;
     c10::List<bool> needs;
@@ -68,7 +68,7 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
     }
     variable_list result;
     for (const at::Tensor& input : inputs) result.push_back(input.grad());
-    result.emplace_back();  // call
+    result.resize(result.size() + 2);  // anchor, call
     return result;
   }
 };
@@ -77,12 +77,17 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
 
 at::Tensor recompute(const RecomputeFunction& function, const std::vector<at::Tensor>& inputs,
                      const RecomputeOptions& options) {
-  const bool differentiable = at::GradMode::is_enabled() &&
-                              std::any_of(inputs.begin(), inputs.end(),
-                                          [](const at::Tensor& input) { return input.requires_grad(); });
-  if (!differentiable) return function(inputs);
+  // Inputs may come from frozen parameters; the anchor requires gradients if any parameter does.
+  at::Tensor anchor = inputs.at(0);
+  for (const Parameter* parameter : options.parameters) {
+    if (parameter->tensor.requires_grad()) anchor = parameter->tensor;
+  }
+  const bool differentiable =
+      anchor.requires_grad() || std::any_of(inputs.begin(), inputs.end(),
+                                            [](const at::Tensor& input) { return input.requires_grad(); });
+  if (!differentiable || !at::GradMode::is_enabled()) return function(inputs);
   for (Parameter* parameter : options.parameters) register_use(*parameter);
-  return Recomputed::apply(at::TensorList(inputs), c10::make_intrusive<Call>(function, options));
+  return Recomputed::apply(at::TensorList(inputs), anchor, c10::make_intrusive<Call>(function, options));
 }
 
 }  // namespace teratron

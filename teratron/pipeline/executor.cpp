@@ -139,7 +139,13 @@ class Execution {
     }
     if (is_last) return;  // the loss is not sent
     Tensors& sent = outbox_[key(Op::send_forward, action)];
-    for (const at::Tensor& output : outputs) sent.push_back(output.detach().contiguous());
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      const at::Tensor& output = outputs[i];
+      const MessageShape& shape = messages.out[i];
+      TERATRON_ASSERT(output.sizes() == shape.sizes && output.dtype() == shape.options.dtype(),
+                      "output {} of chunk {} has not the shape and type of its channel", i, action.chunk);
+      sent.push_back(output.detach().contiguous());
+    }
   }
 
   void backward(const Action& action) {

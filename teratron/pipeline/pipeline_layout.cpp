@@ -16,6 +16,7 @@ constexpr const char* chunks_field = "num_virtual_stages_per_pipeline_rank";
 constexpr const char* first_field = "decoder_first_pipeline_num_layers";
 constexpr const char* last_field = "decoder_last_pipeline_num_layers";
 constexpr const char* embedding_field = "account_for_embedding_in_pipeline_split";
+constexpr const char* split_field = "pipeline_model_parallel_split_rank";
 constexpr const char* loss_field = "account_for_loss_in_pipeline_split";
 
 // Keeps "t*999999999" from filling the memory.
@@ -54,6 +55,13 @@ void check_combination(const PipelineLayoutOptions& options) {
   exclude(layout_field, text, uneven_field, uneven);
   exclude(layout_field, text, embedding_field, options.embedding_counts);
   exclude(layout_field, text, loss_field, options.loss_counts);
+  const bool split = options.split.has_value() && options.stages > 1;
+  exclude(split_field, split, layout_field, text);
+  exclude(split_field, split, chunks_field, options.chunks.value_or(1) > 1);
+  exclude(split_field, split, layers_per_chunk_field, options.layers_per_chunk.has_value());
+  exclude(split_field, split, uneven_field, uneven);
+  exclude(split_field, split, embedding_field, options.embedding_counts);
+  exclude(split_field, split, loss_field, options.loss_counts);
   if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
 }
 
@@ -160,7 +168,7 @@ PipelineLayout layout_of_text(const PipelineLayoutOptions& options) {
 std::vector<int64_t> split_lengths(const PipelineLayoutOptions& options, const PipelineSplit& split) {
   const int64_t rest = options.layers - split.layers, others = options.stages - split.stages;
   if (split.stages < 1 || others < 1 || split.layers % split.stages != 0 || rest % others != 0) {
-    reject("pipeline_model_parallel_split_rank",
+    reject(split_field,
            fmt::format("{} layers on the first {} of {} stages and {} on the others", split.layers,
                        split.stages, options.stages, rest),
            "Choose a split that divides the layers of the encoder and of the decoder evenly");

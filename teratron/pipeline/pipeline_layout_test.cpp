@@ -120,6 +120,21 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{{.layers = 4, .stages = 2, .text = "Et*99999999999999999999|ttL"}, text_field, "too often"},
         Bad{{.layers = 4, .stages = 2, .text = "E((t*2)*2)|ttL"}, text_field, "not closed"}));
 
+// They would count layers that the split does not have.
+TEST(PipelineLayout, RejectsOtherRulesBesideASplit) {
+  const PipelineLayoutOptions split{
+      .layers = 6, .stages = 2, .split = PipelineSplit{.layers = 3, .stages = 1}};
+  std::vector<PipelineLayoutOptions> all(6, split);
+  all[0].embedding_counts = true;
+  all[1].loss_counts = true;
+  all[2].first_stage_layers = 2;
+  all[3].chunks = 3;
+  all[4].layers_per_chunk = 1;
+  all[5].text = "Ettt|tttL";
+  for (const PipelineLayoutOptions& options : all) EXPECT_THROW(pipeline_layout(options), UserError);
+  EXPECT_EQ(pipeline_layout(split).virtual_stages.size(), 2u);
+}
+
 TEST(PipelineLayout, SplitsEncoderAndDecoder) {
   const PipelineLayout layout =
       pipeline_layout({.layers = 10, .stages = 3, .split = PipelineSplit{.layers = 4, .stages = 2}});

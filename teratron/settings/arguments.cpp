@@ -11,14 +11,15 @@ namespace teratron {
 namespace {
 
 std::string program_kind(std::string_view program) {
+  const std::string_view command = "pretrain ";
+  if (program.starts_with(command)) return std::string(program.substr(command.size()));
   for (const std::string_view word : {"generat", "serve", "logits"}) {
     if (program.find(word) != std::string_view::npos) return "generate";
   }
   for (const std::string_view word : {"bert", "t5"}) {
     if (program.find(word) != std::string_view::npos) return std::string(word);
   }
-  const std::string_view command = "pretrain ";
-  return program.starts_with(command) ? std::string(program.substr(command.size())) : "gpt";
+  return "gpt";
 }
 
 // Settings of the --config-file given in `flags`.

@@ -164,6 +164,29 @@ TEST(Recompute, SavesMemory) {
   EXPECT_LT(each.peak, all.peak / 2);
 }
 
+// Frozen embeddings give the first unit inputs without gradients; its layers' parameters have them.
+TEST(Recompute, FrozenInputsAreStillRecomputed) {
+  const auto run = [](const RecomputeConfig& recompute, int64_t& saved) {
+    GPTConfig config = measured_config(recompute);
+    ParameterSet parameters({.dtype = at::kFloat, .seed = 3});
+    GPT model(parameters, config, {.layers = config.layers, .head = false}, {});
+    for (Parameter& parameter : parameters.all())
+      if (parameter.name.starts_with("embedding.")) freeze(parameter);
+    const MicroBatch batch = test_batch(config, {}, false);
+    const auto meter = std::make_shared<Meter>();
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+    const at::Tensor sum = model.forward({}, batch, nullptr)["hidden"].square().sum();
+    saved = meter->live();
+    sum.backward();
+    return parameters.all().back().main_grad.clone();
+  };
+  int64_t all = 0, whole = 0;
+  const at::Tensor expected = run({}, all);
+  const at::Tensor actual = run({.granularity = Granularity::layers, .layers = 6}, whole);
+  EXPECT_TRUE(at::equal(actual, expected));
+  EXPECT_LT(whole, all / 4);
+}
+
 // The activation, saved for fc2's weight gradient, is freed before the gradient of gate|up is computed.
 TEST(Mlp, FreesActivationsInBackward) {
   constexpr int64_t tokens = 256, hidden = 16, ffn = 1024;

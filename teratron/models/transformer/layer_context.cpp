@@ -13,7 +13,7 @@ LayerContext layer_context(const MicroBatch& batch, const TransformerConfig& con
   if (dropout) {
     TERATRON_ASSERT(index_SB.defined() && batch.sample_ids_B.defined(),
                     "dropout needs column sequence_index and sample ids");
-    rows = {index_SB.select(1, 0), index_SB.size(0)};
+    rows = {index_SB.select(1, 0), index_SB.size(0) * batch.context_parallel_size};
   }
   return {.rope = rope,
           .positions_SB = ids_SB.defined() ? ids_SB : index_SB,

@@ -143,7 +143,7 @@ MicroBatch BatchSource::next() {
   std::optional<Batch> batch;
   if (loader_) batch = read();
   const int64_t samples = batch ? batch->samples() : sampler.micro_batch_size;
-  MicroBatch micro;
+  MicroBatch micro{.context_parallel_size = context_parallel_.size};
   std::vector<std::string> names;
   std::vector<at::Tensor> tensors;
   for (const Column& column : options_.schema) {

@@ -91,6 +91,7 @@ TEST(BatchSource, CutsSequencesOverContextParallelRanks) {
     EXPECT_TRUE(at::equal(batch["sequence_index"].select(1, 0), rows));
     EXPECT_TRUE(at::equal(batch["tokens"].select(1, 1), rows + 100));
     EXPECT_EQ(batch["weights"].sizes(), (at::IntArrayRef{4, 2, 3}));
+    EXPECT_EQ(batch.context_parallel_size, 2);
     EXPECT_EQ(batch["cu_seqlens"][-1].item<int32_t>(), 16) << "segments are those of the whole sequences";
   });
 }

@@ -19,9 +19,8 @@ bool same_shape(const at::Tensor& a, const at::Tensor& b) {
 }
 
 bool same_shapes(const MicroBatch& a, const MicroBatch& b) {
-  const auto& [tensors, sample_ids_B, training] = a;
-  return same_shape(sample_ids_B, b.sample_ids_B) &&
-         std::all_of(tensors.begin(), tensors.end(),
+  return same_shape(a.sample_ids_B, b.sample_ids_B) &&
+         std::all_of(a.tensors.begin(), a.tensors.end(),
                      [&b](const auto& entry) { return same_shape(entry.second, b[entry.first]); });
 }
 

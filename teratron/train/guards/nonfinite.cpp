@@ -54,9 +54,12 @@ std::string first_finding(TrainEngine& engine, const PendingStep& step) {
 std::string save_token_ids(const TrainEngine& engine, const std::vector<MicroBatch>& batches,
                            const std::filesystem::path& file) {
   if (file.empty() || !has_tokens(engine)) return "";
-  std::string text;
-  for (const MicroBatch& batch : batches) text += lines_of(batch);
   try {
+    std::string text;
+    for (const MicroBatch& batch : batches) {
+      if (batch["tokens"].defined()) text += lines_of(batch);
+    }
+    if (text.empty()) return "";
     make_directories(file.parent_path(), ExitCode::config);
     write_text(file, text, ExitCode::config);
     return file.string();
