@@ -1,5 +1,8 @@
 """Strangers at the rendezvous port of a job: they learn nothing, take no place and delay nothing."""
 
+import collections
+import contextlib
+import itertools
 import os
 import re
 import signal
@@ -138,18 +141,18 @@ def test_the_launcher_makes_a_new_secret_for_every_job(tmp_path):
 
 
 def disturb(port, stop):
-    """Connections that say nothing, noise, or what a rank says, as long as the job runs."""
-    connections = []
-    words = [b"", b"\xff" * 300, HELLO.pack(MAGIC, RENDEZVOUS, 1, 0, 2, b"n" * 32)]
-    while not stop.is_set():
-        try:
-            stranger = socket.create_connection(("127.0.0.1", port), timeout=1)
-            stranger.sendall(words[len(connections) % 3])
-            connections.append(stranger)
-        except OSError:
-            time.sleep(0.01)
-    for stranger in connections:
-        stranger.close()
+    """300 connections that say nothing, noise, or what a rank says, and new ones in place of the oldest."""
+    with contextlib.ExitStack() as last:
+        connections = collections.deque()
+        last.callback(lambda: [connection.close() for connection in connections])
+        for words in itertools.cycle([b"", b"\xff" * 300, HELLO.pack(MAGIC, RENDEZVOUS, 1, 0, 2, b"n" * 32)]):
+            if stop.wait(0.002):
+                return
+            if len(connections) == 300:
+                connections.popleft().close()
+            with contextlib.suppress(OSError):
+                connections.append(socket.create_connection(("127.0.0.1", port), timeout=1))
+                connections[-1].sendall(words)
 
 
 def below_ephemeral_ports():

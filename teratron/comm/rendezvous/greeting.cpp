@@ -40,6 +40,8 @@ struct Proof {
   uint32_t text_bytes;
 };
 
+constexpr uint32_t kWelcome = kGreetingMagic ^ 1;
+
 template <typename T>
 std::string bytes_of(const T& value) {
   return {reinterpret_cast<const char*>(&value), sizeof(value)};
@@ -133,7 +135,9 @@ bool Call::prove(const std::string& text, SteadyTime deadline) {
   const Proof proof{.proof = proof_of_caller(key_, hello_ + nonce_, text),
                     .text_bytes = static_cast<uint32_t>(text.size())};
   const std::string message = bytes_of(proof) + text;
-  return write_exactly(connection_, message.data(), message.size(), deadline);
+  uint32_t answer = 0;
+  return write_exactly(connection_, message.data(), message.size(), deadline) &&
+         read_exactly(connection_, &answer, sizeof(answer), deadline) && answer == kWelcome;
 }
 
 Reception::Reception(FileDescriptor listener, Options options)
@@ -152,7 +156,8 @@ std::optional<Reception::Caller> Reception::next(SteadyTime deadline) {
       if (progress == Progress::refused) refuse(*visitor);
       Visitor done = std::move(*visitor);
       visitor = visitors_.erase(visitor);
-      if (progress == Progress::proven) return welcome(std::move(done));
+      if (progress == Progress::refused) continue;
+      if (std::optional<Caller> caller = welcome(std::move(done))) return caller;
     }
     if (Clock::now() >= deadline) return std::nullopt;
     std::vector<pollfd> polled = {{listener_.get(), POLLIN, 0}};
@@ -168,14 +173,21 @@ void Reception::accept_waiting() {
     FileDescriptor connection(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     const bool too_many = connection.get() < 0 && (errno == EMFILE || errno == ENFILE);
     if (connection.get() < 0 && !too_many) return;
-    if (!visitors_.empty() && (too_many || visitors_.size() >= options_.max_waiting)) {
-      refuse(visitors_.front());
-      visitors_.pop_front();
-    }
+    if (too_many || visitors_.size() >= options_.max_waiting) make_room();
     if (too_many) return;
     const std::string address = peer_address(connection);
     visitors_.push_back({.connection = std::move(connection), .address = address});
   }
+}
+
+/// Closes the oldest connection that has not said hello, or else the oldest.
+void Reception::make_room() {
+  if (visitors_.empty()) return;
+  auto last = std::find_if(visitors_.begin(), visitors_.end(),
+                           [](const Visitor& visitor) { return visitor.challenged.empty(); });
+  if (last == visitors_.end()) last = visitors_.begin();
+  refuse(*last);
+  visitors_.erase(last);
 }
 
 void Reception::refuse(const Visitor& visitor) {
@@ -236,13 +248,17 @@ bool Reception::challenge(Visitor& visitor) const {
          sizeof(challenge);
 }
 
-Reception::Caller Reception::welcome(Visitor visitor) {
+/// nullopt if the connection was closed.
+std::optional<Reception::Caller> Reception::welcome(Visitor visitor) {
+  const ssize_t sent =
+      send(visitor.connection.get(), &kWelcome, sizeof(kWelcome), MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (sent != sizeof(kWelcome)) return std::nullopt;
   const auto hello = parse_bytes<Hello>(visitor.challenged);
   fcntl(visitor.connection.get(), F_SETFL, 0);
-  return {.rank = hello.caller,
-          .size = hello.size,
-          .text = visitor.received.substr(sizeof(Proof)),
-          .connection = std::move(visitor.connection)};
+  return Caller{.rank = hello.caller,
+                .size = hello.size,
+                .text = visitor.received.substr(sizeof(Proof)),
+                .connection = std::move(visitor.connection)};
 }
 
 std::string Reception::strangers() const {

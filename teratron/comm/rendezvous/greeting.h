@@ -3,6 +3,7 @@
 //   caller -> called   Hello: purpose, both ranks, world size, random nonce
 //   called -> caller   Challenge: random nonce, HMAC-SHA256(key, "called" Hello nonce)
 //   caller -> called   Proof: HMAC-SHA256(key, "caller" Hello nonce text), text
+//   called -> caller   Welcome
 //
 // Neither side reveals the key or accepts a recorded conversation, and a caller without the key gets nothing
 // but the Challenge. Without a secret the key is known to all: then the greeting only excludes programs of
@@ -44,7 +45,8 @@ class Call {
   Call(FileDescriptor connection, const Greeting& greeting, std::string key);
   /// Says hello and checks the answer. Waits until `deadline` at most.
   Answer greet(SteadyTime deadline);
-  /// Completes the greeting, with a text of at most kMaxGreetingText bytes. False if the connection closes.
+  /// Completes the greeting, with a text of at most kMaxGreetingText bytes. False if there is no welcome: the
+  /// called had to close connections, so call again.
   bool prove(const std::string& text, SteadyTime deadline);
   FileDescriptor& connection() { return connection_; }
 
@@ -62,7 +64,7 @@ class Reception {
     Greeting::Purpose purpose = Greeting::Purpose::rendezvous;
     int64_t called = 0;  // this rank
     std::string key;
-    size_t max_waiting = 256;  // connections; beyond, the oldest is closed (a rank calls again)
+    size_t max_waiting = 256;  // connections; beyond, the oldest that says nothing is closed
   };
   struct Caller {
     int64_t rank = 0;  // 1 ... kMaxGreetingRanks - 1
@@ -87,11 +89,12 @@ class Reception {
   enum class Progress : uint8_t { waiting, proven, refused };
 
   void accept_waiting();
+  void make_room();
   void refuse(const Visitor& visitor);
   static bool read_up_to(Visitor& visitor, size_t size);
   Progress advance(Visitor& visitor) const;
   bool challenge(Visitor& visitor) const;
-  static Caller welcome(Visitor visitor);
+  static std::optional<Caller> welcome(Visitor visitor);
 
   const FileDescriptor listener_;
   const Options options_;

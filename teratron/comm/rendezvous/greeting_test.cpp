@@ -102,7 +102,7 @@ TEST_F(ReceptionTest, AProofThatIsReplayedIsRefused) {
     Call call(std::move(spoken), kRank3, kKey);
     if (call.greet(in(5s)) == Call::Answer::greeted) call.prove("", in(5s));
   });
-  const size_t hello = 64, challenge = 68, proof = 36;
+  const size_t hello = 64, challenge = 68, proof = 36, welcome = 4;
   std::string words(hello, ' '), answer(challenge, ' '), last(proof, ' ');
   ASSERT_TRUE(read_exactly(eavesdropper, words.data(), hello, in(5s)));
   write_exactly(true_connection, words.data(), hello, in(5s));
@@ -111,6 +111,8 @@ TEST_F(ReceptionTest, AProofThatIsReplayedIsRefused) {
     write_exactly(eavesdropper, answer.data(), challenge, in(5s));
     ASSERT_TRUE(read_exactly(eavesdropper, last.data(), proof, in(5s)));
     write_exactly(true_connection, last.data(), proof, in(5s));
+    ASSERT_TRUE(read_exactly(true_connection, answer.data(), welcome, in(5s)));
+    write_exactly(eavesdropper, answer.data(), welcome, in(5s));
   });
   ASSERT_TRUE(reception.next(in(5s))) << "what is recorded is right";
   for (std::thread& thread : threads_) thread.join();
@@ -162,6 +164,36 @@ TEST_F(ReceptionTest, TheOldestOfTooManyConnectionsAreClosed) {
   call(kRank3, kKey, "");
   EXPECT_TRUE(reception.next(in(5s)));
   EXPECT_NE(reception.strangers().find("100 said nothing"), std::string::npos) << reception.strangers();
+}
+
+/// A rank whose process is slow to continue, as others keep calling.
+TEST_F(ReceptionTest, SilentConnectionsDoNotTakeThePlaceOfOneThatSaidHello) {
+  Reception reception = this->reception(8);
+  Call call(connect(), kRank3, kKey);
+  threads_.emplace_back([&] { answer_ = call.greet(in(5s)); });
+  EXPECT_FALSE(reception.next(in(200ms)));
+  threads_.back().join();
+  threads_.pop_back();
+  ASSERT_EQ(answer_, Call::Answer::greeted);
+  std::vector<FileDescriptor> silent;
+  for (int i = 0; i < 100; ++i) silent.push_back(connect());
+  EXPECT_FALSE(reception.next(in(200ms)));
+  threads_.emplace_back([&] { EXPECT_TRUE(call.prove("", in(5s))); });
+  EXPECT_TRUE(reception.next(in(5s)));
+  threads_.back().join();
+  threads_.pop_back();
+}
+
+TEST_F(ReceptionTest, ACallerThatWasClosedGetsNoWelcome) {
+  Reception reception = this->reception(1);
+  Call call(connect(), kRank3, kKey);
+  threads_.emplace_back([&] { answer_ = call.greet(in(5s)); });
+  EXPECT_FALSE(reception.next(in(200ms)));
+  threads_.back().join();
+  threads_.pop_back();
+  const FileDescriptor other = connect();
+  EXPECT_FALSE(reception.next(in(200ms)));
+  EXPECT_FALSE(call.prove("", in(5s))) << "so that it calls again";
 }
 
 TEST(Call, AProgramThatSaysAnythingElseIsNotARank) {

@@ -154,26 +154,18 @@ class RendezvousGuest final : public Rendezvous {
  public:
   explicit RendezvousGuest(RendezvousPoint point)
       : point_(std::move(point)), own_address_(own_address_towards(point_.address)) {
-    bool listening = false;
-    while (true) {
-      FileDescriptor connection = connect_to(point_.address, point_.env.master_port);
-      listening = connection.get() >= 0;
-      if (listening && greet(std::move(connection))) return;
-      if (Clock::now() >= point_.deadline) break;
-      std::this_thread::sleep_for(kCallInterval);
-    }
-    if (listening) point_.fail_unanswered();
-    point_.fail(fmt::format("rank {} could not connect to {}: rank 0 is not there", point_.env.rank,
-                            point_.endpoint()));
+    call_host();
   }
 
   const std::string& own_address() const override { return own_address_; }
 
   std::vector<std::string> all_gather(const std::string& text) override {
-    const bool sent = call_->prove(text, point_.deadline);
+    while (!call_->prove(text, point_.deadline)) {
+      if (Clock::now() >= point_.deadline) point_.fail_unanswered();
+      call_host();
+    }
     // Rank 0, which may have started later, reports which ranks are missing.
-    auto reply =
-        sent ? read_reply(call_->connection(), point_.env.size, point_.deadline + kReportTime) : std::nullopt;
+    auto reply = read_reply(call_->connection(), point_.env.size, point_.deadline + kReportTime);
     if (!reply && Clock::now() >= point_.deadline) {
       point_.fail(fmt::format("rank {} did not hear from rank 0 at {} that all ranks have joined",
                               point_.env.rank, point_.endpoint()));
@@ -188,6 +180,20 @@ class RendezvousGuest final : public Rendezvous {
   }
 
  private:
+  void call_host() {
+    bool listening = false;
+    while (true) {
+      FileDescriptor connection = connect_to(point_.address, point_.env.master_port);
+      listening = connection.get() >= 0;
+      if (listening && greet(std::move(connection))) return;
+      if (Clock::now() >= point_.deadline) break;
+      std::this_thread::sleep_for(kCallInterval);
+    }
+    if (listening) point_.fail_unanswered();
+    point_.fail(fmt::format("rank {} could not connect to {}: rank 0 is not there", point_.env.rank,
+                            point_.endpoint()));
+  }
+
   bool greet(FileDescriptor connection) {
     call_.emplace(
         std::move(connection),
