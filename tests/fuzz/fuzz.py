@@ -99,8 +99,71 @@ def sentencepiece_seeds():
     yield pieces + field(3, field(2, struct.pack("<I", 8) + struct.pack("<II", 0, 0) + b"x\0"))
 
 
-SEEDS = {"fuzz_idx": idx_seeds, "fuzz_jsonl": jsonl_seeds, "fuzz_tokenizer_json": tokenizer_json_seeds,
-         "fuzz_sentencepiece": sentencepiece_seeds}
+def safetensors_seeds():
+    header = {"w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+              "b": {"dtype": "BF16", "shape": [3], "data_offsets": [24, 30]},
+              "empty": {"dtype": "F16", "shape": [0, 5], "data_offsets": [30, 30]}, "__metadata__": {"format": "pt"}}
+    text = json.dumps(header).encode()
+    yield struct.pack("<H", 30) + text
+    yield struct.pack("<Q", len(text)) + text + bytes(30)
+    yield struct.pack("<H", 0) + b"{}"
+
+
+def safetensors_index_seeds():
+    yield json.dumps({"metadata": {"total_size": 60}, "weight_map": {
+        "a.w": "a.safetensors", "a.b": "a.safetensors", "b.w": "b.safetensors", "b.b": "b.safetensors"}}).encode()
+
+
+def manifest_seeds():
+    shards = [{"file": f"shard-{i:05}.safetensors", "bytes": size, "header_bytes": 100, "header_hash": "0" * 16}
+              for i, size in enumerate((1000, 500))]
+    split = {"dim": 1, "segments": [12], "padded": 12, "parts": 2, "index": 0}
+    padded = {"dim": 0, "segments": [5], "padded": 8, "parts": 1, "index": 0}
+
+    def part(shard, name, size, **region):
+        return {"shard": shard, "name": name, "offset": 100, "bytes": size, "hashes": "0123456789abcdef", **region}
+
+    tensors = {
+        "w": {"dtype": "F32", "shape": [4, 12], "parts": [part(0, "w", 96, cut=split, range=[0, 24]), part(
+            1, "w", 96, runs=[[12 * row + 6, 6] for row in range(4)])]},
+        "e": {"dtype": "F32", "shape": [5, 1], "parts": [part(0, "e", 20, cut=padded, range=[0, 8])]},
+        "b": {"dtype": "BF16", "shape": [3], "parts": [part(1, "b", 6, range=[0, 3])]}}
+    yield json.dumps({"format": "teratron-checkpoint", "format_version": "1.0", "written_by": "0.1.0", "run_id": "01",
+                      "iteration": 7, "sequence": 3, "block_bytes": 4 << 20, "config": {"a": 1}, "state": {},
+                      "shards": shards, "tensors": tensors}).encode()
+
+
+MODEL = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 32, "max_position_embeddings": 32,
+         "micro_batch_size": 2, "lr": 1e-4, "train_iters": 10, "tokenizer_type": "NullTokenizer", "vocab_size": 100}
+
+
+def config_file_seeds():
+    yield (ROOT / "examples/megatron_gpt_config.yaml").read_bytes()
+    yield "\n".join([*(f"{name}: {value}" for name, value in MODEL.items()), "mock_data: true", "rampup_batch_size: [8, 8, 64]",
+                     "swiglu: yes", "lr_decay_style: cosine", "pipeline_model_parallel_size: 2", "init_method_std: 1e-2",
+                     "data_path: ~"]).encode()
+    yield b"base: [run.yaml]\nx: &a {b: [1, *a]}\n? y\n: |\n  text\n"
+    yield b"megatron_lm_config:\n  megatron_lm_tp_degree: 2\n  megatron_lm_recompute_activations: true\n"
+
+
+def command_line_seeds():
+    def line(first, *more):
+        flags = [part for name, value in MODEL.items() for part in ("--" + name.replace("_", "-"), str(value))]
+        return bytes([first]) + "\n".join([*flags, "--mock-data", *more]).encode()
+
+    yield line(0)
+    yield line(8, "--bf16", "--tensor-model-parallel-size=2", "--sequence-parallel", "--swiglu", "--no-rope-fusion")
+    yield line(24, "--pipeline-model-parallel-size", "2", "--num-layers-per-virtual-pipeline-stage", "1", "--fp16",
+               "--data-path", "0.3", "a", "0.7", "b", "--split", "98,1,1", "--lr-warmup-fraction", "0.1")
+    yield line(2, "--pipeline-model-parallel-layout", "Et*2|tt|t,L", "--window-size", "(8,0)", "--rotary-percent", "0.5",
+               "--recompute-granularity", "full", "--global-batch-size", "16", "--train-samples", "1000")
+    yield line(1, "--load", "x", "--prompt", "a", "--help")
+
+
+SEEDS = {"fuzz_command_line": command_line_seeds, "fuzz_config_file": config_file_seeds, "fuzz_idx": idx_seeds,
+         "fuzz_jsonl": jsonl_seeds, "fuzz_manifest": manifest_seeds, "fuzz_safetensors": safetensors_seeds,
+         "fuzz_safetensors_index": safetensors_index_seeds, "fuzz_sentencepiece": sentencepiece_seeds,
+         "fuzz_tokenizer_json": tokenizer_json_seeds}
 
 
 def run(target, seconds, folder):
