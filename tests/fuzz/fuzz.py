@@ -149,14 +149,16 @@ def config_file_seeds():
 def command_line_seeds():
     def line(first, *more):
         flags = [part for name, value in MODEL.items() for part in ("--" + name.replace("_", "-"), str(value))]
-        return bytes([first]) + "\n".join([*flags, "--mock-data", *more]).encode()
+        return bytes([first]) + "\n".join([*flags, *more]).encode()
 
-    yield line(0)
-    yield line(8, "--bf16", "--tensor-model-parallel-size=2", "--sequence-parallel", "--swiglu", "--no-rope-fusion")
+    yield line(0, "--mock-data")
+    yield line(8, "--mock-data", "--bf16", "--tensor-model-parallel-size=2", "--sequence-parallel", "--swiglu", "--no-rope-fusion")
     yield line(24, "--pipeline-model-parallel-size", "2", "--num-layers-per-virtual-pipeline-stage", "1", "--fp16",
-               "--data-path", "0.3", "a", "0.7", "b", "--split", "98,1,1", "--lr-warmup-fraction", "0.1")
-    yield line(2, "--pipeline-model-parallel-layout", "Et*2|tt|t,L", "--window-size", "(8,0)", "--rotary-percent", "0.5",
-               "--recompute-granularity", "full", "--global-batch-size", "16", "--train-samples", "1000")
+               "--data-path", "0.3", "a", "0.7", "b", "--split", "98,1,1", "--lr-warmup-fraction", "0.1", "--global-batch-size",
+               "16")
+    yield line(18, "--data-path", "a", "--pipeline-model-parallel-size", "2", "--pipeline-model-parallel-layout",
+               "Ett|t|t|L", "--window-size", "(8,0)", "--rotary-percent", "0.5", "--recompute-granularity", "full",
+               "--global-batch-size", "16")
     yield line(1, "--load", "x", "--prompt", "a", "--help")
 
 

@@ -2,7 +2,12 @@
 
 #include <algorithm>
 #include <map>
+#include <sstream>
+#include <utility>
 
+#include <yaml-cpp/anchor.h>
+#include <yaml-cpp/emitterstyle.h>
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include "teratron/base/config/config.h"
@@ -20,6 +25,51 @@ constexpr size_t max_bases = 16;
 std::string position(const std::string& name, const YAML::Mark& mark) {
   return fmt::format("{}:{}:{}", printable(name), mark.line + 1, mark.column + 1);
 }
+
+// Where the first documents of a text begin, two at most: YAML::LoadAll() does not end on some texts with
+// zero bytes, from which yaml-cpp reads one empty document after the other.
+class DocumentStarts : public YAML::EventHandler {
+ public:
+  explicit DocumentStarts(const std::string& text) {
+    std::istringstream stream(text);
+    YAML::Parser parser(stream);
+    while (documents_ < 2 && parser.HandleNextDocument(*this)) {
+    }
+  }
+  int count() const { return documents_; }
+  /// Of the last one's root.
+  const YAML::Mark& last() const { return last_; }
+
+  void OnDocumentStart(const YAML::Mark& mark) override {
+    documents_ += 1;
+    at_root_ = true;
+    last_ = mark;
+  }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t) override { node(mark); }
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override { node(mark); }
+  void OnScalar(const YAML::Mark& mark, const std::string&, YAML::anchor_t, const std::string&) override {
+    node(mark);
+  }
+  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {
+    node(mark);
+  }
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t,
+                  YAML::EmitterStyle::value) override {
+    node(mark);
+  }
+  void OnMapEnd() override {}
+
+ private:
+  void node(const YAML::Mark& mark) {
+    if (std::exchange(at_root_, false)) last_ = mark;
+  }
+  int documents_ = 0;
+  bool at_root_ = false;
+  YAML::Mark last_;
+};
 
 class Reader {
  public:
@@ -52,22 +102,22 @@ class Reader {
   }
 
   void read(const YamlSource& yaml) {
-    std::vector<YAML::Node> documents;
+    YAML::Node document;
     try {
-      documents = YAML::LoadAll(yaml.text);
+      const DocumentStarts starts(yaml.text);
+      if (starts.count() > 1)
+        return give_up("more than one document", position(yaml.name, starts.last()), "Keep one");
+      document = YAML::Load(yaml.text);
     } catch (const YAML::Exception& error) {
       return give_up(fmt::format("not valid YAML: {}", printable(error.msg)), position(yaml.name, error.mark),
                      "");
     }
-    if (documents.empty() || (documents.size() == 1 && documents[0].IsNull())) return;
-    if (documents.size() > 1) {
-      return give_up("more than one document", position(yaml.name, documents[1].Mark()), "Keep one");
+    if (document.IsNull()) return;
+    if (!document.IsMap()) {
+      return give_up("not a mapping of 'key: value' lines", position(yaml.name, document.Mark()), "");
     }
-    if (!documents[0].IsMap()) {
-      return give_up("not a mapping of 'key: value' lines", position(yaml.name, documents[0].Mark()), "");
-    }
-    read_bases(yaml, documents[0]);
-    read_section(yaml.name, {}, 0, documents[0]);
+    read_bases(yaml, document);
+    read_section(yaml.name, {}, 0, document);
   }
 
  private:

@@ -24,6 +24,15 @@ ParsedYaml parse(const std::string& text) {
   return out;
 }
 
+// Found by tests/fuzz: yaml-cpp reads empty documents without end.
+TEST(Yaml, EndsOnZeroBytes) {
+  using namespace std::string_literals;
+  const ParsedYaml p = parse(" &\0\0\0\0\0\0\0\0\0ten'orb\xb5,\xb5|\n  text\n"s);
+  ASSERT_EQ(p.problems.size(), 1u);
+  EXPECT_NE(p.problems[0].what.find("more than one document"), std::string::npos) << p.problems[0].what;
+  EXPECT_TRUE(p.entries.empty());
+}
+
 TEST(Yaml, FlattensSectionsWithPositions) {
   const ParsedYaml p = parse("a: 1\nb:\n  c: [x, y]\n  d:\n    e: ~\nf:\n");
   ASSERT_TRUE(p.problems.empty());
