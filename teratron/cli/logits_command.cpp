@@ -10,6 +10,7 @@
 #include "teratron/base/text_lines.h"
 #include "teratron/ckpt/safetensors.h"
 #include "teratron/cli/commands.h"
+#include "teratron/cli/logits_tensors.h"
 #include "teratron/cli/run_job.h"
 #include "teratron/generate/generator.h"
 #include "teratron/generate/loaded_model.h"
@@ -96,6 +97,13 @@ void write_logits(const LanguageModel& model, const std::vector<std::vector<int6
 void run_rank(const ParsedArguments& parsed, const LogitsOptions& options, const Mesh& mesh) {
   const LoadedModel loaded =
       load_for_inference(parsed, {.dtype = at::kFloat, .device = choose_device(parsed.args)}, mesh);
+  if (is_safetensors(options.input)) {
+    const NamedTensors inputs = read_inputs(options.input, loaded.model);
+    write_outputs(loaded.model, inputs, options.input, options.output, mesh.rank() == 0);
+    const int64_t rows = inputs.begin()->second.size(0);
+    if (mesh.rank() == 0) print("{}: outputs for {} sequences", printable(options.output, 4096), rows);
+    return;
+  }
   const auto sequences = read_sequences(options.input, loaded.model);
   if (mesh.rank() == 0) {
     write_logits(loaded.model, sequences, options.output);
@@ -111,7 +119,9 @@ int logits_command(std::span<const std::string> args) {
   LogitsOptions options;
   CLI::App app("Compute the logits of token ids in fp32", "teratron logits");
   app.add_option("--load", options.load, "checkpoint directory")->required();
-  app.add_option("--input", options.input, "text file, one sequence of token ids per line")->required();
+  app.add_option("--input", options.input,
+                 "text, one sequence of token ids per line; or safetensors, int64 [B, S]")
+      ->required();
   app.add_option("--output", options.output, "safetensors file to write")->required();
   app.add_option("--device", options.device, "auto, cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));

@@ -13,6 +13,7 @@ LanguageModel language_model(const ModelPlan& plan, ParameterSet& parameters, co
           .layers = plan.layers(),
           .vocabulary = plan.vocabulary,
           .max_positions = plan.max_positions,
+          .inference = plan.inference,
           .tensor_parallel = tensor_parallel,
           .device = parameters.options().device};
 }
@@ -28,6 +29,20 @@ at::Tensor logits_of(const LanguageModel& model, std::span<const int64_t> ids, i
       .training = false};
   const at::Tensor local_SBV = model.model->logits(model.model->forward({}, batch, states));
   return gather_from(local_SBV, 2, model.tensor_parallel).narrow(2, 0, model.vocabulary);
+}
+
+std::vector<InferenceOutput> outputs_of(const LanguageModel& model, const MicroBatch& batch) {
+  const at::NoGradGuard no_grad;
+  std::vector<InferenceOutput> outputs =
+      model.model->inference_outputs(model.model->forward({}, batch, nullptr));
+  for (InferenceOutput& output : outputs) {
+    if (output.vocabulary_parallel) {
+      output.tensor =
+          gather_from(output.tensor, 2, model.tensor_parallel).narrow(2, 0, model.vocabulary).transpose(0, 1);
+    }
+    output.tensor = output.tensor.to(at::kCPU, at::kFloat).contiguous();
+  }
+  return outputs;
 }
 
 std::vector<int32_t> generate(const LanguageModel& model, const std::vector<int32_t>& prompt,

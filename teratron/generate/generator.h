@@ -26,6 +26,7 @@ struct LanguageModel {
   int64_t layers = 0;
   int64_t vocabulary = 0;
   int64_t max_positions = 0;
+  Inference inference = {};
   Group tensor_parallel = {};
   at::Device device = at::kCPU;
 };
@@ -36,6 +37,10 @@ LanguageModel language_model(const ModelPlan& plan, ParameterSet& parameters, co
 /// rank. `states`: of the tokens before them, extended; null: there are none.
 at::Tensor logits_of(const LanguageModel& model, std::span<const int64_t> ids, int64_t first = 0,
                      LayerStates* states = nullptr);
+
+/// The outputs of a micro-batch in fp32 on the CPU of every rank: [B, ...], logits [B, S, vocabulary] without
+/// padding.
+std::vector<InferenceOutput> outputs_of(const LanguageModel& model, const MicroBatch& batch);
 
 /// The ids that follow `prompt` (not empty), including the end token. Stops at the model's last position;
 /// UserError(config) if the prompt alone fills all positions.

@@ -18,6 +18,10 @@ at::Tensor Model::logits(const Activations&) {
   return {};
 }
 
+std::vector<InferenceOutput> Model::inference_outputs(const Activations& output) {
+  return {{.name = "logits", .tensor = logits(output), .vocabulary_parallel = true}};
+}
+
 at::Tensor Model::token_losses(const Activations&, const MicroBatch&) {
   return {};
 }

@@ -61,6 +61,14 @@ struct LossTerm {
 /// The losses [S, B] of the tokens that the mask selects.
 LossTerm masked_loss(const at::Tensor& losses_SB, const at::Tensor& mask_SB);
 
+/// A tensor that the model gives outside training.
+struct InferenceOutput {
+  std::string name;
+  at::Tensor tensor;
+  /// [S, B, padded vocabulary / tp], this rank's part; else [B, ...], the same on every tensor-parallel rank.
+  bool vocabulary_parallel = false;
+};
+
 /// Arguments of a stage's constructor. Parameters created in `parameters` are trained, saved and loaded.
 struct StageContext {
   ParameterSet& parameters;
@@ -85,6 +93,8 @@ class Model {
   virtual Activations forward(const Activations& input, const MicroBatch& batch, LayerStates* states) = 0;
   /// [S, B, padded vocabulary / tp] of the last stage's activations. Default: undefined.
   virtual at::Tensor logits(const Activations& output);
+  /// Of the last stage's activations. Default: "logits", those of logits().
+  virtual std::vector<InferenceOutput> inference_outputs(const Activations& output);
   /// Loss of every token [S, B] in fp32 from the last stage's activations, masked or not. Default: undefined.
   virtual at::Tensor token_losses(const Activations& output, const MicroBatch& batch);
   /// The losses named by the model's plan. Default: one, token_losses() where column loss_mask is set.

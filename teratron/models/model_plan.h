@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "teratron/data/batch.h"
+#include "teratron/models/inference.h"
 #include "teratron/models/model.h"
 #include "teratron/models/operators.h"
 #include "teratron/pipeline/pipeline_layout.h"
@@ -58,6 +59,7 @@ struct ModelPlan {
   int64_t max_positions = 0;  // of a sequence
   bool generates = true;      // text, token by token; false: attention is not causal
   ModelBuilder build;
+  Inference inference = {};                 // no inputs: the model is only trained
   std::optional<PipelineSplit> split = {};  // encoder and decoder on different pipeline stages
   /// FLOPs, memory and time of a stage follow from it.
   OperatorsOf operators = nullptr;

@@ -1,5 +1,6 @@
 """BERTs of Hugging Face in and out of the built program, against `transformers`: weights bitwise, logits in fp32."""
 import json
+import subprocess
 
 import pytest
 
@@ -7,7 +8,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from test_hf_conversion import assert_same, run  # noqa: E402
+from test_hf_conversion import BINARY, assert_same, run  # noqa: E402
 
 SIZES = dict(hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4, vocab_size=101,
              max_position_embeddings=64)
@@ -36,6 +37,43 @@ def check_logits(model, folder):
         expected = model(ids[None]).prediction_logits[0]
     actual = load_file(folder / "logits.safetensors")["logits.0"]
     assert (actual - expected).norm() <= 1e-5 * expected.norm()
+
+
+def outputs(folder, tensors):
+    save_file(tensors, folder / "in.safetensors")
+    run("logits", "--load", folder / "ckpt", "--input", folder / "in.safetensors", "--output", folder / "out")
+    return load_file(folder / "out")
+
+
+def check_close(actual, expected):
+    assert actual.shape == expected.shape
+    assert (actual - expected).norm() <= 1e-5 * expected.norm()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_outputs_for_tensors(name, tmp_path):
+    """Rows of two segments with padding; without types and mask; masks that no BERT reads."""
+    model = random_model(name)
+    model.save_pretrained(tmp_path / "in")
+    run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt")
+    tokens = torch.randint(0, 101, (3, 40), generator=torch.Generator().manual_seed(4))
+    types = (torch.arange(40) > 12).long().expand(3, 40).contiguous()
+    mask = (torch.arange(40) < torch.tensor([[40], [25], [1]])).long()
+    with torch.no_grad():
+        expected = model(tokens, attention_mask=mask, token_type_ids=types)
+        plain = model(tokens)
+    ours = outputs(tmp_path, {"tokens": tokens, "types": types, "padding_mask": mask})
+    assert ours.keys() == {"lm_logits", "binary_logits"}
+    check_close(ours["lm_logits"][mask.bool()], expected.prediction_logits[mask.bool()])
+    check_close(ours["binary_logits"], expected.seq_relationship_logits)
+    ours = outputs(tmp_path, {"tokens": tokens})
+    check_close(ours["lm_logits"], plain.prediction_logits)
+    check_close(ours["binary_logits"], plain.seq_relationship_logits)
+    for bad, says in [(mask * 0, "padding alone"), (mask.flip(1).contiguous(), "between tokens"), (mask + 1, "[0, 2)")]:
+        save_file({"tokens": tokens, "padding_mask": bad}, tmp_path / "in.safetensors")
+        failed = subprocess.run([BINARY, "logits", "--load", tmp_path / "ckpt", "--input", tmp_path / "in.safetensors",
+                                 "--output", tmp_path / "out"], capture_output=True, text=True, check=False)
+        assert failed.returncode == 3 and says in failed.stderr and "padding_mask" in failed.stderr
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -96,6 +96,17 @@ at::Tensor Bert::logits(const Activations& output) {
                                                        : hidden_SBH);
 }
 
+std::vector<InferenceOutput> Bert::inference_outputs(const Activations& output) {
+  std::vector<InferenceOutput> outputs = {
+      {.name = "lm_logits", .tensor = logits(output), .vocabulary_parallel = true}};
+  if (!config_.binary_head) return outputs;
+  const at::Tensor& hidden_SBH = output["hidden"];
+  const at::Tensor first_1B = at::zeros({1, hidden_SBH.size(1)}, hidden_SBH.options().dtype(at::kLong));
+  outputs.push_back({.name = "binary_logits",
+                     .tensor = heads_->binary_logits(select_positions(hidden_SBH, first_1B, parallel_)[0])});
+  return outputs;
+}
+
 at::Tensor Bert::token_losses(const Activations& output, const MicroBatch& batch) {
   return heads_->lm_losses(select_positions(output["hidden"], batch["masked_positions"].t(), parallel_),
                            batch["masked_labels"].t());

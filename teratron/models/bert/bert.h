@@ -25,6 +25,8 @@ class Bert : public Model {
 
   Activations forward(const Activations& input, const MicroBatch& batch, LayerStates* states) override;
   at::Tensor logits(const Activations& output) override;
+  /// lm_logits of all positions, and with a binary head binary_logits [B, 2].
+  std::vector<InferenceOutput> inference_outputs(const Activations& output) override;
   /// Of the predictions: [P, B].
   at::Tensor token_losses(const Activations& output, const MicroBatch& batch) override;
   std::vector<LossTerm> losses(const Activations& output, const MicroBatch& batch) override;

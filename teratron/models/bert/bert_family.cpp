@@ -1,6 +1,7 @@
 #include "teratron/models/bert/bert_family.h"
 
 #include "teratron/models/bert/bert.h"
+#include "teratron/models/bert/bert_inference.h"
 #include "teratron/models/bert/bert_operators.h"
 #include "teratron/models/bert/data/bert_dataset.h"
 
@@ -65,6 +66,7 @@ ModelPlan bert_plan(const BertConfig& config, const BatchSchema& batch) {
           .max_positions = config.max_positions,
           .generates = false,
           .build = [config](const StageContext& part) { return std::make_unique<Bert>(config, part); },
+          .inference = bert_inference(config),
           .operators = bert_operators(config, batch),
           .summary = fmt::format("BERT: {} layers, hidden {}, {} heads, ffn {}, vocabulary {}", config.layers,
                                  config.hidden, config.heads, config.ffn_hidden, config.vocabulary)};

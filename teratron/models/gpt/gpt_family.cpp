@@ -41,6 +41,7 @@ ModelPlan gpt_plan(const GPTConfig& config, const BatchSchema& batch) {
               [config](const StageContext& context) {
                 return std::make_unique<GPT>(context.parameters, config, context.stage, context.parallel);
               },
+          .inference = token_inference(config.vocabulary),
           .operators = gpt_operators(config),
           .summary = fmt::format("GPT: {} layers, hidden {}, {} heads ({} key/value), ffn {}, vocabulary {}",
                                  config.layers, config.hidden, config.heads, config.query_groups,

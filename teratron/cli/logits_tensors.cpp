@@ -1,0 +1,179 @@
+#include "teratron/cli/logits_tensors.h"
+
+#include <algorithm>
+#include <optional>
+
+#include <ATen/ATen.h>
+#include <fmt/ranges.h>
+
+#include "teratron/ckpt/safetensors.h"
+
+namespace teratron {
+
+namespace {
+
+using Problems = std::vector<Problem>;
+
+std::string names_of(const Inference& inference) {
+  std::vector<std::string> names;
+  for (const Inference::Input& input : inference.inputs)
+    names.push_back(input.name + (input.fill ? " (optional)" : ""));
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+// Malformed input is data, not a checkpoint.
+SafetensorsFile open_input(const std::string& path) {
+  try {
+    return SafetensorsFile(path);
+  } catch (const UserError& error) {
+    throw UserError(ExitCode::data, error.problems());
+  }
+}
+
+bool is_valid(const SafetensorsEntry& entry, const LanguageModel& model, Problems& problems) {
+  const auto problem = [&](std::string what, std::string fix) {
+    problems.push_back({.what = std::move(what), .where = entry.name, .fix = std::move(fix)});
+    return false;
+  };
+  if (entry.dtype != Dtype::i64)
+    return problem(fmt::format("the dtype is {}", name_of(entry.dtype)), "Write it as int64");
+  if (entry.shape.size() != 2 || entry.shape[0] == 0 || entry.shape[1] == 0)
+    return problem(fmt::format("the shape is [{}]", fmt::join(entry.shape, ", ")),
+                   "Write [B, S]: sequences of one length, padded if need be");
+  if (entry.shape[1] <= model.max_positions) return true;
+  return problem(
+      fmt::format("{} tokens per row, but the model has {} positions", entry.shape[1], model.max_positions),
+      "Shorten the sequences");
+}
+
+at::Tensor read_tensor(const SafetensorsFile& file, const SafetensorsEntry& entry) {
+  at::Tensor values = at::empty(entry.shape, at::kLong);
+  file.read(entry, 0, entry.bytes, values.mutable_data_ptr());
+  return values;
+}
+
+void check_range(const at::Tensor& values_BS, const Inference::Input& input, Problems& problems) {
+  const at::Tensor wrong = values_BS.lt(0).logical_or(values_BS.ge(input.limit)).nonzero();
+  if (wrong.size(0) == 0) return;
+  const int64_t row = wrong[0][0].item<int64_t>(), column = wrong[0][1].item<int64_t>();
+  problems.push_back(
+      {.what = fmt::format("{} at [{}, {}] is not in [0, {}) ({} such values)",
+                           values_BS[row][column].item<int64_t>(), row, column, input.limit, wrong.size(0)),
+       .where = input.name,
+       .fix = "Use the model's tokenizer"});
+}
+
+}  // namespace
+
+bool is_safetensors(const std::string& path) {
+  if (path.ends_with(".safetensors")) return true;
+  const File file = File::open(path, ExitCode::data);
+  char start[9] = {};  // the length of the header, which is a JSON object
+  return file.read_some(start, sizeof start, 0) == sizeof start && start[8] == '{';
+}
+
+NamedTensors read_inputs(const std::string& path, const LanguageModel& model) {
+  const SafetensorsFile file = open_input(path);
+  const std::string takes = fmt::format("The model takes {}", names_of(model.inference));
+  Problems problems;
+  NamedTensors inputs;
+  std::vector<std::string> known;
+  std::optional<std::vector<int64_t>> shape;
+  for (const Inference::Input& input : model.inference.inputs) {
+    known.push_back(input.name);
+    const SafetensorsEntry* const entry = file.find(input.name);
+    if (entry == nullptr) {
+      if (!input.fill)
+        problems.push_back({.what = fmt::format("there is no tensor {}", input.name), .fix = takes});
+      continue;
+    }
+    if (!is_valid(*entry, model, problems)) continue;
+    if (shape && *shape != entry->shape) {
+      problems.push_back(
+          {.what = fmt::format("the shape is [{}], but that of {} is [{}]", fmt::join(entry->shape, ", "),
+                               known.front(), fmt::join(*shape, ", ")),
+           .where = entry->name,
+           .fix = "Write all tensors as [B, S]"});
+      continue;
+    }
+    shape = entry->shape;
+    inputs.set(input.name, read_tensor(file, *entry));
+    check_range(inputs[input.name], input, problems);
+  }
+  for (const SafetensorsEntry& entry : file.entries()) {
+    if (std::ranges::find(known, entry.name) != known.end()) continue;
+    problems.push_back(
+        {.what = fmt::format("the model has no input {}", printable(entry.name)), .fix = takes});
+  }
+  for (Problem& problem : problems)
+    problem.where = problem.where.empty() ? path : fmt::format("{}:{}", path, problem.where);
+  if (!problems.empty()) throw UserError(ExitCode::data, std::move(problems));
+  for (const Inference::Input& input : model.inference.inputs) {
+    if (!inputs[input.name].defined()) inputs.set(input.name, at::full(*shape, *input.fill, at::kLong));
+  }
+  return inputs;
+}
+
+namespace {
+
+// Rows that are computed at once.
+constexpr int64_t tokens_at_once = 2048;
+
+// Streams the first output, which may be large, and keeps the others to the end.
+class OutputFile {
+ public:
+  OutputFile(const std::string& path, int64_t rows) : target_(path, ExitCode::config), rows_(rows) {}
+
+  void add(const std::vector<InferenceOutput>& outputs) {
+    if (!writer_) declare(outputs);
+    write(outputs[0].tensor);
+    for (size_t i = 1; i < outputs.size(); ++i) kept_[i - 1].push_back(outputs[i].tensor);
+  }
+  void finish() {
+    for (const std::vector<at::Tensor>& parts : kept_) {
+      for (const at::Tensor& part : parts) write(part);
+    }
+    writer_->finish();
+    target_.commit();
+  }
+
+ private:
+  void declare(const std::vector<InferenceOutput>& outputs) {
+    std::vector<SafetensorsWriter::Tensor> entries;
+    for (const InferenceOutput& output : outputs) {
+      entries.push_back({.name = output.name, .dtype = Dtype::f32, .shape = output.tensor.sizes().vec()});
+      entries.back().shape[0] = rows_;
+    }
+    writer_.emplace(target_.path(), entries, std::map<std::string, std::string>());
+    kept_.resize(outputs.size() - 1);
+  }
+  void write(const at::Tensor& values) {
+    writer_->write(values.const_data_ptr<float>(), values.numel() * static_cast<int64_t>(sizeof(float)));
+  }
+
+  TemporaryPath target_;
+  int64_t rows_;
+  std::optional<SafetensorsWriter> writer_;
+  std::vector<std::vector<at::Tensor>> kept_;
+};
+
+}  // namespace
+
+void write_outputs(const LanguageModel& model, const NamedTensors& inputs, const std::string& where,
+                   const std::string& output, bool writes) {
+  const at::Tensor& first_BS = inputs.begin()->second;
+  const int64_t rows = first_BS.size(0);
+  const int64_t at_once = std::max<int64_t>(1, tokens_at_once / first_BS.size(1));
+  std::optional<OutputFile> file;
+  if (writes) file.emplace(output, rows);
+  for (int64_t row = 0; row < rows; row += at_once) {
+    NamedTensors part;
+    for (const auto& [name, values_BS] : inputs)
+      part.set(name, values_BS.narrow(0, row, std::min(at_once, rows - row)).to(model.device));
+    const auto outputs = outputs_of(model, model.inference.batch(part, where));
+    if (file) file->add(outputs);
+  }
+  if (file) file->finish();
+}
+
+}  // namespace teratron

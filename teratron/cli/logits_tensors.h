@@ -1,0 +1,23 @@
+// `teratron logits` from a safetensors file: i64 tensors [B, S], by the names of the model's inputs.
+#pragma once
+
+#include <string>
+
+#include "teratron/generate/generator.h"
+
+namespace teratron {
+
+/// Whether the file is safetensors by its name or contents; else it is text.
+bool is_safetensors(const std::string& path);
+
+/// Reads all inputs of the model, [B, S] on the CPU. UserError(data) that lists the tensors which are missing
+/// or not the model's, of another dtype or shape, longer than the model's positions, or have values out of
+/// range.
+NamedTensors read_inputs(const std::string& path, const LanguageModel& model);
+
+/// Computes the outputs for `inputs`, which are from the file `where`, and if `writes`, writes them to
+/// `output`.
+void write_outputs(const LanguageModel& model, const NamedTensors& inputs, const std::string& where,
+                   const std::string& output, bool writes);
+
+}  // namespace teratron
