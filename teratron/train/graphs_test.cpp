@@ -292,10 +292,10 @@ TEST_F(GpuGraphs, ChooseThemselves) {
 
 // A few large GEMMs: the host is far ahead.
 TEST_F(GpuGraphs, LeaveABusyGpuAlone) {
-  const TestSizes wide{.hidden = 4096, .ffn_hidden = 16384, .heads = 32, .positions = 64};
+  const TestSizes wide{.hidden = 4096, .ffn_hidden = 16384, .heads = 32, .positions = 512};
   const TestData data{.sequence = wide.positions};
   GPTConfig config = llama_config(wide);
-  const MicroBatch batch = to_device(test_batch(data, config.vocabulary, 0, {0, 128}), at::kCUDA);
+  const MicroBatch batch = to_device(test_batch(data, config.vocabulary, 0, {0, 8}), at::kCUDA);
   EngineOptions options = engine_options(config, {}, at::kBFloat16);
   options.device = at::kCUDA;
   options.graphs_after = warm_up;

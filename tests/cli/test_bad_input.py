@@ -365,7 +365,7 @@ def test_ids_and_prompts_that_cannot_be_used(trained, tmp_path):
     logits("1 2\n" + "1 " * 17, "ids:2", "17 tokens", "16 positions")
     logits("1 61", "ids:1", "'61'", "[0, 61)")
     message(teratron("logits", "--load", trained, "--input", tmp_path / "none", "--output", tmp_path / "out", code=3),
-                    "none", "cannot read")
+                    "none", "cannot open")
     message(teratron("generate", "--load", trained, "--prompt", "", code=2), "no tokens")
     message(teratron("generate", "--load", trained, "--sample-input-file", tmp_path / "none", code=2), "prompts")
     message(teratron("pretrain", code=2), "no model")

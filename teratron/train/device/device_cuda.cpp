@@ -83,7 +83,8 @@ std::vector<std::pair<std::string, std::string>> gpu_libraries() {
 
 std::optional<MemoryUse> device_memory(at::Device device) {
   if (device.is_cpu()) return std::nullopt;
-  const auto statistics = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index());
+  const c10::DeviceIndex index = device.has_index() ? device.index() : c10::cuda::current_device();
+  const auto statistics = c10::cuda::CUDACachingAllocator::getDeviceStats(index);
   const auto& allocated = statistics.allocated_bytes[0];
   const auto& reserved = statistics.reserved_bytes[0];
   return MemoryUse{allocated.current, allocated.peak, reserved.current, reserved.peak};
