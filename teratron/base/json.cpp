@@ -48,6 +48,8 @@ class StrictParser {
       return json::parse(CountingIterator(text_.data(), &at_),
                          CountingIterator(text_.data() + text_.size(), &at_), check);
     } catch (const json::out_of_range&) {
+      // The lexer has read one character beyond the number.
+      while (at_ > text_.data() && (at_[-1] < '0' || at_[-1] > '9')) --at_;
       throw problem("the number here is beyond the range of 64-bit floats");
     } catch (const json::exception&) {
       throw problem(fmt::format("not valid JSON: {}", unexpected()));
