@@ -7,6 +7,7 @@ namespace teratron {
 bool next_line(std::istream& input, std::string& line, std::string_view where, size_t limit) {
   constexpr auto end = std::char_traits<char>::eof();
   line.clear();
+  if (!input.good()) return false;  // also a stream without a buffer
   for (int next = input.rdbuf()->sbumpc(); next != end; next = input.rdbuf()->sbumpc()) {
     if (next == '\n') return true;
     if (line.size() == limit) {

@@ -7,6 +7,13 @@
 namespace teratron {
 namespace {
 
+TEST(TextLines, NoBufferHasNoLines) {
+  std::istream nothing(nullptr);
+  std::string line = "before";
+  EXPECT_FALSE(next_line(nothing, line, "nothing"));
+  EXPECT_EQ(line, "");
+}
+
 TEST(TextLines, AreThoseOfGetline) {
   for (const std::string text : {"", "a", "a\n", "a\n\nb", "\n", "\n\n", "a\r\nb\n"}) {
     std::istringstream ours(text), reference(text);
