@@ -26,7 +26,14 @@ int bench_command(std::span<const std::string> args);
 /// checkpoints do not depend on the parallel layout.
 int ckpt_command(std::span<const std::string> args);
 
-/// config [--config-file FILE] [--default]: Accelerate's wizard (config_wizard.h).
+/// config: Accelerate's wizard (config_wizard.h) and its subcommands.
+///
+///   config [--config-file FILE]           asks and writes the file; prints a command that trains with it
+///   config default [--config-file FILE]   writes the defaults without asking (also --default)
+///   config update [--config-file FILE]    adds the keys that an older file lacks
+///
+/// With --model-preset or --hf-config, the layout that fits the GPUs (or --num-gpus and --gpu-memory) is the
+/// default of the questions.
 int config_command(std::span<const std::string> args);
 
 /// data: inspects indexed datasets.

@@ -1,166 +1,163 @@
-#include <charconv>
+#include <filesystem>
 #include <iostream>
 
 #include <CLI/CLI.hpp>
+#include <unistd.h>
 
 #include "teratron/base/config/command_line.h"
 #include "teratron/base/config/config.h"
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
-#include "teratron/base/text_lines.h"
 #include "teratron/cli/commands.h"
+#include "teratron/cli/config_layout.h"
+#include "teratron/cli/config_update.h"
 #include "teratron/cli/config_wizard.h"
+#include "teratron/cli/plan_flags.h"
 #include "teratron/train/device/device.h"
 
 namespace teratron {
 
 namespace {
 
-class Wizard {
- public:
-  Wizard(std::istream& input, std::ostream& output) : input_(input), output_(output) {}
+struct ConfigOptions {
+  std::string action;  // "", "default" or "update"
+  std::string file = "teratron.yaml";
+  std::string family = "gpt";
+  std::string preset, hf_config, gpu_memory, gpus;
 
-  // Repeats the question until `parse` accepts the answer; an empty one selects the default.
-  template <typename T>
-  T ask(const std::string& question, T fallback,
-        const std::function<std::optional<T>(const std::string&)>& parse) {
-    while (true) {
-      output_ << question << ' ' << std::flush;
-      std::string answer;
-      if (!next_line(input_, answer, "standard input", 4096) || answer.empty()) return fallback;
-      if (const std::optional<T> value = parse(answer)) return *value;
-      output_ << "Not a valid answer.\n";
-    }
+  std::vector<std::string> model_flags() const {
+    if (!preset.empty()) return {"--model-preset", preset};
+    if (!hf_config.empty()) return {"--hf-config", hf_config};
+    return {};
   }
-
-  bool yes_or_no(const std::string& question, bool fallback) {
-    return ask<bool>(fmt::format("{} [{}]:", question, fallback ? "YES/no" : "yes/NO"), fallback,
-                     [](const std::string& answer) -> std::optional<bool> {
-                       if (answer == "yes" || answer == "y" || answer == "YES") return true;
-                       if (answer == "no" || answer == "n" || answer == "NO") return false;
-                       return std::nullopt;
-                     });
-  }
-
-  int64_t at_least_one(const std::string& question, int64_t fallback) {
-    return ask<int64_t>(fmt::format("{} [{}]:", question, fallback), fallback,
-                        [](const std::string& answer) { return number<int64_t>(answer, 1); });
-  }
-
-  double not_negative(const std::string& question, double fallback) {
-    return ask<double>(fmt::format("{} [{:.1f}]:", question, fallback), fallback,
-                       [](const std::string& answer) { return number<double>(answer, 0); });
-  }
-
-  std::string one_of(const std::string& question, const std::vector<std::string>& choices) {
-    return ask<std::string>(fmt::format("{} [{}]:", question, fmt::join(choices, "/")), choices.front(),
-                            [&](const std::string& answer) -> std::optional<std::string> {
-                              if (std::find(choices.begin(), choices.end(), answer) == choices.end())
-                                return {};
-                              return answer;
-                            });
-  }
-
- private:
-  template <typename T>
-  static std::optional<T> number(const std::string& text, T least) {
-    T value{};
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    const bool whole = error == std::errc() && end == text.data() + text.size();
-    return whole && value >= least ? std::optional(value) : std::nullopt;
-  }
-
-  std::istream& input_;
-  std::ostream& output_;
 };
 
-const char* text_of(bool value) {
-  return value ? "true" : "false";
+std::optional<ConfigOptions> read_config_options(std::span<const std::string> args) {
+  ConfigOptions options;
+  bool take_defaults = false;
+  CLI::App app(
+      "Ask Accelerate's questions about machines, parallelism and precision, and write a "
+      "configuration file",
+      "teratron config");
+  app.add_option("action", options.action,
+                 "default: write the defaults without asking; update: add the keys that an older file lacks");
+  app.add_option("--config-file", options.file, "file to write; must not exist, except for update")
+      ->capture_default_str();
+  app.add_flag("--default", take_defaults, "the same as default");
+  app.add_option("--family", options.family, "what the file is for: gpt, bert, ...")->capture_default_str();
+  app.add_option("--model-preset", options.preset, "propose a layout in which this model fits");
+  app.add_option("--hf-config", options.hf_config,
+                 "propose a layout for this config.json, or the folder that holds it");
+  app.add_option("--num-gpus", options.gpus, "GPUs of a machine; default: those of this one");
+  app.add_option("--gpu-memory", options.gpu_memory,
+                 "memory of a GPU in GiB, or its name; default: that of this machine's");
+  if (!parse_command(app, args)) return std::nullopt;
+  if (take_defaults && options.action.empty()) options.action = "default";
+  if (!options.action.empty() && options.action != "default" && options.action != "update")
+    throw config_error({.what = fmt::format("'{}' is not a subcommand", printable(options.action, 40)),
+                        .where = "teratron config",
+                        .fix = "Use default or update, or none for the questions"});
+  return options;
+}
+
+std::optional<GpuMemory> memory_of(const ConfigOptions& options, int64_t gpus) {
+  if (!options.gpu_memory.empty()) return parse_gpu_memory(options.gpu_memory);
+  if (gpus == 0 || gpu_count() == 0) return std::nullopt;
+  const Gpu* const gpu = find_gpu(device_name(current_gpu()));
+  if (!gpu) return std::nullopt;
+  return GpuMemory{std::string(gpu->name), gpu->memory, gpu};
+}
+
+WizardDefaults wizard_defaults(const ConfigOptions& options) {
+  const Family& family = find_family(options.family);
+  WizardDefaults defaults{
+      .gpus = options.gpus.empty() ? gpu_count() : parse_count(options.gpus, "--num-gpus", "number of GPUs")};
+  const std::vector<std::string> model = options.model_flags();
+  if (model.empty()) return defaults;
+  const std::optional<GpuMemory> memory = memory_of(options, defaults.gpus);
+  if (!memory)
+    throw config_error({.what = "the memory of a GPU is not known here, so no layout can be proposed",
+                        .where = model[0],
+                        .fix = "Add --gpu-memory (GiB, or one of " + gpu_names() + ") and --num-gpus"});
+  const ProposedLayout layout =
+      propose_layout({family, model, std::max<int64_t>(defaults.gpus, 1), memory->gib});
+  defaults.gpus = std::max<int64_t>(defaults.gpus, 1);
+  defaults.tensor_parallel = layout.tensor_parallel;
+  defaults.pipeline_parallel = layout.pipeline_parallel;
+  defaults.mixed_precision = "bf16";
+  print(
+      "{} on GPUs of {:.0f} GiB: tensor parallelism {}, pipeline parallelism {} takes {:.1f} GiB of each "
+      "(bf16, micro-batches of 1){}",
+      model[1], memory->gib, layout.tensor_parallel, layout.pipeline_parallel, layout.needed_gib,
+      layout.fits ? ". Empty lines select this."
+                  : ": more than there is. `teratron plan` says what reduces it; more GPUs also do.");
+  return defaults;
+}
+
+// In single quotes where a shell needs them.
+std::string in_shell(const std::string& word) {
+  constexpr std::string_view plain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./=:,+@%";
+  if (!word.empty() && word.find_first_not_of(plain) == word.npos) return word;
+  std::string quoted = "'";
+  for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
+// Trains the model, or a small one that every layout of the file divides, on generated data.
+std::string command_to_try(const ConfigOptions& options, const WizardAnswers& answers) {
+  const std::string file = in_shell(options.file);
+  std::string model;
+  for (const std::string& flag : options.model_flags()) model += " " + in_shell(flag);
+  if (model.empty()) {
+    const int64_t heads = 4 * answers.tensor_parallel;
+    model = fmt::format(
+        " --num-layers {} --hidden-size {} --num-attention-heads {} --seq-length 128 "
+        "--max-position-embeddings 128 --vocab-size 1000 --tokenizer-type NullTokenizer",
+        2 * answers.pipeline_parallel, 32 * heads, heads);
+  }
+  const bool one = answers.processes == 1;
+  const std::string start =
+      one ? fmt::format("teratron pretrain {} --config-file {}", options.family, file)
+          : fmt::format("teratron launch --config-file {} -- pretrain {}", file, options.family);
+  return start + model + " --mock-data --micro-batch-size 1 --train-iters 10 --lr 1e-4 --log-interval 1";
+}
+
+void write_new(const ConfigOptions& options) {
+  if (std::filesystem::exists(options.file)) {
+    throw config_error({.what = "the file exists already",
+                        .where = printable(options.file, 1000),
+                        .fix = "Use another --config-file, remove it, or `teratron config update` it"});
+  }
+  const WizardDefaults defaults = wizard_defaults(options);
+  const bool typed = isatty(STDIN_FILENO) == 1;
+  const WizardAnswers answers = options.action == "default"
+                                    ? default_answers(defaults)
+                                    : ask({std::cin, std::cout, /*echo=*/!typed}, defaults);
+  write_text(options.file, accelerate_yaml(answers), ExitCode::config);
+  print("Wrote {}. To try it on generated data{}:", options.file,
+        answers.machines > 1 ? ", on every machine with its --node-rank" : "");
+  print("{}", command_to_try(options, answers));
+}
+
+void update(const ConfigOptions& options) {
+  const std::string text = read_text(options.file, {.kind = ExitCode::config, .max_bytes = size_t{1} << 20});
+  const UpdatedConfig updated = update_config(text, options.file);
+  if (updated.added.empty()) return print("{} has all keys", options.file);
+  write_text(options.file, updated.text, ExitCode::config);
+  print("Added to {}: {}", options.file, fmt::format("{}", fmt::join(updated.added, ", ")));
 }
 
 }  // namespace
 
-WizardAnswers ask(std::istream& input, std::ostream& output, int64_t gpus) {
-  Wizard wizard(input, output);
-  WizardAnswers answers;
-  const std::string machine = wizard.one_of("Which type of machine are you using?",
-                                            gpus > 0 ? std::vector<std::string>{"multi-GPU", "multi-CPU"}
-                                                     : std::vector<std::string>{"multi-CPU", "multi-GPU"});
-  answers.use_cpu = machine == "multi-CPU";
-  answers.machines = wizard.at_least_one(
-      "How many different machines will you use (use more than 1 for multi-node training)?", 1);
-  answers.tensor_parallel = wizard.at_least_one("What is the Tensor Parallelism degree/size?", 1);
-  answers.sequence_parallel =
-      answers.tensor_parallel > 1 && wizard.yes_or_no("Do you want to enable Sequence Parallelism?", true);
-  answers.pipeline_parallel = wizard.at_least_one("What is the Pipeline Parallelism degree/size?", 1);
-  if (answers.pipeline_parallel > 1) {
-    answers.micro_batches = wizard.at_least_one("What is the number of micro-batches?", 1);
-  }
-  answers.recompute_activations =
-      wizard.yes_or_no("Do you want to enable selective activation recomputation?", true);
-  answers.distributed_optimizer = wizard.yes_or_no(
-      "Do you want to use distributed optimizer which shards optimizer state and gradients across data "
-      "parallel "
-      "ranks?",
-      true);
-  answers.gradient_clipping =
-      wizard.not_negative("What is the gradient clipping value based on global L2 Norm (0 to disable)?", 1.0);
-  const int64_t ranks = std::max<int64_t>({1, answers.use_cpu ? 1 : gpus * answers.machines,
-                                           answers.tensor_parallel * answers.pipeline_parallel});
-  answers.processes = wizard.at_least_one(fmt::format("How many {} should be used for distributed training?",
-                                                      answers.use_cpu ? "processes" : "GPU(s)"),
-                                          ranks);
-  answers.mixed_precision =
-      wizard.one_of("Do you wish to use mixed precision?", {"no", "fp16", "bf16", "fp8"});
-  return answers;
-}
-
-std::string accelerate_yaml(const WizardAnswers& answers) {
-  return fmt::format(
-      "# Settings for `teratron pretrain gpt --config-file THIS`; any flag can be a key. Flags take "
-      "precedence.\n"
-      "compute_environment: LOCAL_MACHINE\n"
-      "distributed_type: MEGATRON_LM\n"
-      "machine_rank: 0\n"
-      "megatron_lm_config:\n"
-      "  megatron_lm_gradient_clipping: {}\n"
-      "  # Global batch size = micro_batch_size x data-parallel size x this\n"
-      "  megatron_lm_num_micro_batches: {}\n"
-      "  megatron_lm_pp_degree: {}\n"
-      "  megatron_lm_recompute_activations: {}\n"
-      "  megatron_lm_sequence_parallelism: {}\n"
-      "  megatron_lm_tp_degree: {}\n"
-      "  megatron_lm_use_distributed_optimizer: {}\n"
-      "mixed_precision: '{}'\n"
-      "num_machines: {}\n"
-      "# A multiple of tp_degree x pp_degree; the quotient is the data-parallel size\n"
-      "num_processes: {}\n"
-      "use_cpu: {}\n",
-      python_str(answers.gradient_clipping), answers.micro_batches, answers.pipeline_parallel,
-      text_of(answers.recompute_activations), text_of(answers.sequence_parallel), answers.tensor_parallel,
-      text_of(answers.distributed_optimizer), answers.mixed_precision, answers.machines, answers.processes,
-      text_of(answers.use_cpu));
-}
-
 int config_command(std::span<const std::string> args) {
-  std::string file = "teratron.yaml";
-  bool take_defaults = false;
-  CLI::App app("Ask for machines, parallelism and precision, and write a configuration file",
-               "teratron config");
-  app.add_option("--config-file", file, "file to write; must not exist")->capture_default_str();
-  app.add_flag("--default", take_defaults, "use every default without asking");
-  if (!parse_command(app, args)) return 0;
-  if (std::filesystem::exists(file)) {
-    throw config_error({.what = "the file exists already",
-                        .where = printable(file, 1000),
-                        .fix = "Use another --config-file, or remove it"});
+  const std::optional<ConfigOptions> options = read_config_options(args);
+  if (!options) return 0;
+  if (options->action == "update") {
+    update(*options);
+  } else {
+    write_new(*options);
   }
-  std::istream nothing(nullptr);
-  std::ostream nowhere(nullptr);
-  const WizardAnswers answers =
-      take_defaults ? ask(nothing, nowhere, gpu_count()) : ask(std::cin, std::cout, gpu_count());
-  write_text(file, accelerate_yaml(answers), ExitCode::config);
-  print("Wrote {}. Next: teratron pretrain gpt --config-file {} FLAGS...", file, file);
   return 0;
 }
 

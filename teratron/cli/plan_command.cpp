@@ -1,11 +1,8 @@
-#include <charconv>
-#include <limits>
-
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
+#include "teratron/cli/plan_flags.h"
 #include "teratron/comm/mesh/rank_grid.h"
 #include "teratron/pipeline/schedule.h"
-#include "teratron/plan/flops.h"
 #include "teratron/plan/rank_memory.h"
 #include "teratron/settings/component_options.h"
 #include "teratron/train/pretrain.h"
@@ -14,45 +11,12 @@ namespace teratron {
 
 namespace {
 
-struct GpuMemory {
-  std::string name;
-  double gib = 0.0;
-  const Gpu* gpu = nullptr;  // null: given by its memory alone
-};
-
 struct PlanOptions {
   std::vector<std::string> flags;  // of pretrain
   std::optional<int64_t> world_size;
   std::optional<GpuMemory> gpu;
   bool show_schedule = false;
 };
-
-// nullopt unless the text is a positive number.
-template <typename Number>
-std::optional<Number> parse_positive(const std::string& text) {
-  Number value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const bool is_number = error == std::errc() && end == text.data() + text.size();
-  const bool is_finite = value <= std::numeric_limits<Number>::max();
-  return is_number && value > 0 && is_finite ? std::optional(value) : std::nullopt;
-}
-
-int64_t parse_world_size(const std::string& text) {
-  if (const auto value = parse_positive<int64_t>(text)) return *value;
-  throw config_error({.what = fmt::format("'{}' is not a valid number of ranks", printable(text, 40)),
-                      .where = "--world-size",
-                      .fix = "Use a positive number"});
-}
-
-GpuMemory parse_gpu_memory(const std::string& text) {
-  if (const auto value = parse_positive<double>(text)) return {fmt::format("{} GiB", text), *value};
-  if (const Gpu* const gpu = find_gpu(text)) {
-    return {fmt::format("{}: {} GiB", gpu->name, gpu->memory), gpu->memory, gpu};
-  }
-  throw config_error({.what = fmt::format("'{}' is neither a size nor a known GPU", printable(text, 40)),
-                      .where = "--gpu-memory",
-                      .fix = "Use GiB, such as 80, or one of: " + gpu_names()});
-}
 
 // Separates the flags of plan from those of pretrain.
 PlanOptions read_options(std::span<const std::string> args) {
@@ -67,7 +31,7 @@ PlanOptions read_options(std::span<const std::string> args) {
     if (name == "--show-schedule") {
       options.show_schedule = true;
     } else if (name == "--world-size") {
-      options.world_size = parse_world_size(value());
+      options.world_size = parse_count(value(), "--world-size", "number of ranks");
     } else if (name == "--gpu-memory") {
       options.gpu = parse_gpu_memory(value());
     } else {

@@ -1,8 +1,12 @@
 """What the program says of itself, and settings that it writes and reads."""
 
+import os
 import re
+import subprocess
 
-from program import MOCK, message, needs_binary, teratron, train
+import pytest
+
+from program import BINARY, MOCK, message, needs_binary, teratron, train
 
 pytestmark = needs_binary
 
@@ -31,6 +35,55 @@ def test_written_configuration_is_read(tmp_path):
     file.write_text(file.read_text().replace("recompute_activations: true", "recompute_activations: false"))
     output = train(*MOCK, "--config-file", file, "--train-iters", "2").stdout
     assert re.search(r"  use_distributed_optimizer \.+ True\n", output)
+
+
+SEED_ANSWERS = "0\n2\n\n\n\nyes\n2\n\n2\n2\n\n\n\n4\nbf16\n"  # of Accelerate's Megatron-LM page
+
+
+def wizard(folder, answers, *flags, code=0):
+    result = subprocess.run([BINARY, "config", "--config_file", "run.yaml", *flags], input=answers, text=True,
+                            capture_output=True, cwd=folder, timeout=60)
+    assert result.returncode == code, result.stderr
+    return result
+
+
+@pytest.mark.parametrize("family", ["gpt", "bert"])
+def test_the_wizard_ends_in_a_command_that_trains_on_all_ranks(family, tmp_path):
+    said = wizard(tmp_path, SEED_ANSWERS, "--family", family).stdout
+    command = said.splitlines()[-1].split()
+    assert command[:3] == ["teratron", "launch", "--config-file"] and family in command
+    done = subprocess.run([BINARY, *command[1:]], capture_output=True, text=True, cwd=tmp_path, timeout=120,
+                          env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"iteration +10/ +10 ", done.stdout)
+    assert re.search(r"tensor_model_parallel_size \.+ 2", done.stdout)
+
+
+def test_the_wizard_writes_nothing_without_all_answers(tmp_path):
+    for answers in ("", SEED_ANSWERS[:-5]):
+        assert "answers end here" in wizard(tmp_path, answers, code=2).stderr
+    assert "DeepSpeed" in wizard(tmp_path, "0\n2\n\nyes\n", code=2).stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_older_configurations_are_updated(tmp_path):
+    (tmp_path / "run.yaml").write_text("num_machines: 1\nmixed_precision: bf16  # as before\n")
+    said = teratron("config", "update", "--config-file", tmp_path / "run.yaml").stdout
+    assert "use_cpu" in said and "rdzv_backend" in said
+    assert (tmp_path / "run.yaml").read_text().startswith("num_machines: 1\nmixed_precision: bf16  # as before\n")
+    assert "has all keys" in teratron("config", "update", "--config-file", tmp_path / "run.yaml").stdout
+    message(teratron("config", "updat", code=2), "updat", "update")
+
+
+def test_the_wizard_proposes_a_layout_that_fits(tmp_path):
+    said = wizard(tmp_path, "\n2\n\n\n\nyes\n\n\n\n\n\n\n\n\n", "--model-preset", "llama3-8b", "--num-gpus", "8",
+                  "--gpu-memory", "H100").stdout
+    assert "tensor parallelism 2" in said and "Parallelism degree/size? [2]" in said
+    written = (tmp_path / "run.yaml").read_text()
+    assert "tp_degree: 2" in written and "num_processes: 8" in written and "mixed_precision: bf16" in written
+    (tmp_path / "run.yaml").unlink()
+    assert "neither a size nor a known GPU" in wizard(tmp_path, "", "--model-preset", "gpt2", "--gpu-memory", "big",
+                                                      code=2).stderr
 
 
 def test_environment_names_versions_and_devices():
