@@ -42,6 +42,11 @@ constexpr BenchShape shapes[] = {
      "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 512 "
      "--max-position-embeddings 512 --micro-batch-size 64 --vocab-size 30521",
      "bert"},
+    {"t5-base",
+     "--encoder-num-layers 12 --decoder-num-layers 12 --hidden-size 768 --num-attention-heads 12 "
+     "--encoder-seq-length 512 --decoder-seq-length 128 --max-position-embeddings 512 --micro-batch-size 64 "
+     "--vocab-size 30623",
+     "t5"},
 };
 
 constexpr std::string_view common =

@@ -104,6 +104,13 @@ void run_rank(const ParsedArguments& parsed, const LogitsOptions& options, const
     if (mesh.rank() == 0) print("{}: outputs for {} sequences", printable(options.output, 4096), rows);
     return;
   }
+  if (const auto& inputs = loaded.model.inference.inputs;
+      !inputs.empty() && inputs.front().name != "tokens") {
+    throw config_error(
+        {.what = fmt::format("the model takes {} and more, not one sequence", inputs.front().name),
+         .where = "--input",
+         .fix = "Give a safetensors file with the tensors of the model"});
+  }
   const auto sequences = read_sequences(options.input, loaded.model);
   if (mesh.rank() == 0) {
     write_logits(loaded.model, sequences, options.output);

@@ -63,6 +63,26 @@ void check_range(const at::Tensor& values_BS, const Inference::Input& input, Pro
        .fix = "Use the model's tokenizer"});
 }
 
+struct InputShape {
+  std::string tensor, sequence;
+  std::vector<int64_t> sizes;
+};
+
+// The tensor that a shape contradicts, or null.
+const InputShape* contradicted(const std::vector<InputShape>& shapes, const InputShape& own) {
+  for (const InputShape& other : shapes) {
+    const bool same = other.sequence == own.sequence;
+    if (other.sizes[0] != own.sizes[0] || (same && other.sizes != own.sizes)) return &other;
+  }
+  return nullptr;
+}
+
+const std::vector<int64_t>& sizes_of(const std::vector<InputShape>& shapes, const std::string& sequence) {
+  const auto found = std::ranges::find(shapes, sequence, &InputShape::sequence);
+  TERATRON_ASSERT(found != shapes.end(), "no tensor of sequence {}", sequence);
+  return found->sizes;
+}
+
 }  // namespace
 
 bool is_safetensors(const std::string& path) {
@@ -78,7 +98,7 @@ NamedTensors read_inputs(const std::string& path, const LanguageModel& model) {
   Problems problems;
   NamedTensors inputs;
   std::vector<std::string> known;
-  std::optional<std::vector<int64_t>> shape;
+  std::vector<InputShape> shapes;
   for (const Inference::Input& input : model.inference.inputs) {
     known.push_back(input.name);
     const SafetensorsEntry* const entry = file.find(input.name);
@@ -88,15 +108,16 @@ NamedTensors read_inputs(const std::string& path, const LanguageModel& model) {
       continue;
     }
     if (!is_valid(*entry, model, problems)) continue;
-    if (shape && *shape != entry->shape) {
+    const InputShape own{input.name, input.sequence, entry->shape};
+    if (const InputShape* const other = contradicted(shapes, own)) {
       problems.push_back(
           {.what = fmt::format("the shape is [{}], but that of {} is [{}]", fmt::join(entry->shape, ", "),
-                               known.front(), fmt::join(*shape, ", ")),
+                               other->tensor, fmt::join(other->sizes, ", ")),
            .where = entry->name,
            .fix = "Write all tensors as [B, S]"});
       continue;
     }
-    shape = entry->shape;
+    shapes.push_back(own);
     inputs.set(input.name, read_tensor(file, *entry));
     check_range(inputs[input.name], input, problems);
   }
@@ -109,7 +130,8 @@ NamedTensors read_inputs(const std::string& path, const LanguageModel& model) {
     problem.where = problem.where.empty() ? path : fmt::format("{}:{}", path, problem.where);
   if (!problems.empty()) throw UserError(ExitCode::data, std::move(problems));
   for (const Inference::Input& input : model.inference.inputs) {
-    if (!inputs[input.name].defined()) inputs.set(input.name, at::full(*shape, *input.fill, at::kLong));
+    if (!inputs[input.name].defined())
+      inputs.set(input.name, at::full(sizes_of(shapes, input.sequence), *input.fill, at::kLong));
   }
   return inputs;
 }
@@ -163,7 +185,9 @@ void write_outputs(const LanguageModel& model, const NamedTensors& inputs, const
                    const std::string& output, bool writes) {
   const at::Tensor& first_BS = inputs.begin()->second;
   const int64_t rows = first_BS.size(0);
-  const int64_t at_once = std::max<int64_t>(1, tokens_at_once / first_BS.size(1));
+  int64_t length = 0;
+  for (const auto& [name, values_BS] : inputs) length = std::max(length, values_BS.size(1));
+  const int64_t at_once = std::max<int64_t>(1, tokens_at_once / length);
   std::optional<OutputFile> file;
   if (writes) file.emplace(output, rows);
   for (int64_t row = 0; row < rows; row += at_once) {

@@ -16,6 +16,8 @@ struct Inference {
     std::string name;
     int64_t limit = 0;
     std::optional<int64_t> fill = {};  // the values of a tensor that is left out; nullopt: it is required
+    /// Tensors of one sequence have the same S; all have the same B.
+    std::string sequence = "tokens";
   };
   std::vector<Input> inputs;
   /// The micro-batch of all inputs, on their device. UserError(data) at `where` for inputs that contradict

@@ -100,7 +100,7 @@ void use_checkpoint_args(ParsedArguments& parsed) {
   std::vector<std::string> unknown;
   const Arguments saved = arguments_from_json(info->config, info->path.string(), &unknown);
   std::vector<std::string> names = model_fields();
-  names.insert(names.end(), {"tokenizer_type", "seq_length"});
+  names.insert(names.end(), {"tokenizer_type", "seq_length", "decoder_seq_length"});
   std::vector<std::string> taken;
   for (const std::string& name : names) {
     const Schema::Target* target = arguments_schema().find(name);
@@ -118,7 +118,8 @@ void use_checkpoint_args(ParsedArguments& parsed) {
 
 std::vector<std::string> resume_notices(const std::string& saved, const std::string& current) {
   constexpr std::string_view names =
-      "seed hidden_dropout attention_dropout data_path train_data_path split seq_length mock_data "
+      "seed hidden_dropout attention_dropout data_path train_data_path split seq_length decoder_seq_length "
+      "mock_data "
       "dataloader_type "
       "data_sharding eod_mask_loss clip_grad weight_decay adam_beta1 adam_beta2 reset_position_ids "
       "sgd_momentum "

@@ -28,15 +28,24 @@ BatchSchedule batch_schedule(const Arguments& args) {
 
 PipelineLayoutOptions layout_options(const Arguments& args) {
   const bool pipeline = args.pipeline_model_parallel_size > 1;
-  return {.layers = args.num_layers.value_or(0),
+  const int64_t first = args.num_layers.value_or(0);
+  std::optional<PipelineSplit> split;
+  if (args.pipeline_model_parallel_split_rank)
+    split = PipelineSplit{.layers = first, .stages = *args.pipeline_model_parallel_split_rank};
+  return {.layers = first + args.decoder_num_layers.value_or(0),
           .stages = args.pipeline_model_parallel_size,
           .chunks = args.num_virtual_stages_per_pipeline_rank,
           .layers_per_chunk = args.num_layers_per_virtual_pipeline_stage,
           .first_stage_layers = pipeline ? args.decoder_first_pipeline_num_layers : std::nullopt,
           .last_stage_layers = pipeline ? args.decoder_last_pipeline_num_layers : std::nullopt,
+          .split = split,
           .embedding_counts = pipeline && args.account_for_embedding_in_pipeline_split,
           .loss_counts = pipeline && args.account_for_loss_in_pipeline_split,
           .text = args.pipeline_model_parallel_layout};
+}
+
+int64_t tokens_per_sample(const Arguments& args) {
+  return args.seq_length.value() + args.decoder_seq_length.value_or(0);
 }
 
 ScheduleShape schedule_shape(const Arguments& args, const PipelineLayout& layout, int64_t microbatches) {

@@ -30,8 +30,9 @@ int64_t numel(const std::vector<int64_t>& shape) {
   return count;
 }
 
-PipelineLayout pipeline_of(int64_t layers, const Layout& layout) {
-  PipelineLayoutOptions options{.layers = layers, .stages = layout.pp};
+PipelineLayout pipeline_of(const ModelPlan& model, const Layout& layout) {
+  PipelineLayoutOptions options{.layers = model.layers(), .stages = layout.pp};
+  if (layout.split > 0) options.split = PipelineSplit{model.towers.front().layers, layout.split};
   if (!layout.stages.empty()) {
     options.text = layout.stages;
   } else {
@@ -67,6 +68,7 @@ std::string to_string(const Layout& layout) {
   std::string text =
       fmt::format("tp {} pp {} dp {} chunks {} group {} micro-batches {} bucket {}", layout.tp, layout.pp,
                   layout.dp, layout.chunks, layout.group, layout.microbatches, layout.bucket_size);
+  if (layout.split > 0) text += fmt::format(" split {}", layout.split);
   if (!layout.stages.empty()) text += " stages " + layout.stages;
   if (layout.sequence_parallel) text += " sp";
   if (layout.sharded) text += " sharded";
@@ -91,7 +93,7 @@ EngineOptions engine_options(const GPTConfig& config, const Layout& layout, at::
 
 EngineOptions engine_options(const ModelPlan& model, const Layout& layout, at::ScalarType dtype) {
   return {.model = model,
-          .parallel = {.pipeline = pipeline_of(model.layers(), layout),
+          .parallel = {.pipeline = pipeline_of(model, layout),
                        .microbatch_group = layout.group,
                        .overlap_p2p = layout.overlap_p2p,
                        .sequence_parallel = layout.sequence_parallel,

@@ -17,6 +17,7 @@ struct Layout {
   int64_t tp = 1;
   int64_t pp = 1;
   int64_t dp = 1;
+  int64_t split = 0;         // stages of the first tower (encoder); 0: layers are divided evenly over all
   int64_t chunks = 1;        // virtual stages of a rank
   std::string stages = {};   // text form of pipeline/pipeline_layout.h; empty: even
   int64_t group = 0;         // of the interleaved schedule

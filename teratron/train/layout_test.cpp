@@ -5,6 +5,7 @@
 #include "teratron/testing/bert_models.h"
 #include "teratron/testing/layouts.h"
 #include "teratron/testing/models.h"
+#include "teratron/testing/t5_models.h"
 
 namespace teratron {
 namespace {
@@ -49,6 +50,13 @@ TEST(RandomLayouts, MatchOneRank) {
       const Layout layout = random_layout(config, *random, 16);
       SCOPED_TRACE(fmt::format("seed {}: BERT, {}", cases.seed(), to_string(layout)));
       expect_twins(bert_model(config), layout);
+      continue;
+    }
+    if ((*random)() % 3 == 0) {
+      const T5Config config = random_t5_config(*random);
+      const Layout layout = random_t5_layout(config, *random, 16);
+      SCOPED_TRACE(fmt::format("seed {}: T5, {}", cases.seed(), to_string(layout)));
+      expect_twins(t5_model(config), layout);
       continue;
     }
     const RandomCase c = random_case(*random, 16);

@@ -7,6 +7,7 @@
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
 #include "teratron/comm/consensus.h"
+#include "teratron/settings/component_options.h"
 #include "teratron/telemetry/report.h"
 #include "teratron/train/device/device.h"
 #include "teratron/train/guards/replicas.h"
@@ -316,7 +317,7 @@ std::optional<SaveMetrics> TrainLoop::save() {
   if (is_first_rank()) print("saving checkpoint at iteration {:7d} to {}", state().iteration, *args().save);
   saving_ = {.iteration = state().iteration,
              .flops = state().floating_point_operations,
-             .tokens = state().consumed_train_samples * args().seq_length.value()};
+             .tokens = state().consumed_train_samples * tokens_per_sample(args())};
   Timers timers(0);
   std::optional<SaveMetrics> saved;
   {

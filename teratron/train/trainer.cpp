@@ -145,7 +145,7 @@ StepMetrics Trainer::next_step_metrics(const BatchSize& batch) const {
           .consumed_samples = state_.consumed_train_samples + batch.running,
           .skipped_samples = state_.skipped_train_samples,
           .global_batch_size = batch.running,
-          .tokens = batch.running * args_.seq_length.value(),
+          .tokens = batch.running * tokens_per_sample(args_),
           .flops = training_flops(model(), shape),
           .flops_full = training_flops(model(), shape, FlopsConvention::full)};
 }

@@ -1,4 +1,5 @@
-// Builds models from flags and writes their numerics for test_model_options.py and test_bert_parity.py.
+// Builds models from flags and writes their numerics for test_model_options.py, test_bert_parity.py and
+// test_t5_parity.py.
 //
 //   parity_model CASES.json DIRECTORY
 //

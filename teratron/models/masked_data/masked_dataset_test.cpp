@@ -8,6 +8,7 @@
 #include "teratron/base/error.h"
 #include "teratron/data/indexed/indexed_dataset_builder.h"
 #include "teratron/models/bert/data/bert_dataset.h"
+#include "teratron/models/t5/data/t5_dataset.h"
 #include "teratron/testing/fixtures.h"
 #include "teratron/tokenizer/tokenizer.h"
 
@@ -224,6 +225,37 @@ TEST(T5Dataset, MatchesMegatron) {
     }
   }
   EXPECT_GT(checked, 10);
+}
+
+TEST(T5Samples, FillTheColumns) {
+  if (vocabulary().empty()) GTEST_SKIP() << "no BERT vocabulary";
+  int padded = 0;
+  for (const json& c : testing::read_json(fixture("masked/t5_samples.json"))) {
+    const auto data = std::make_shared<IndexedDataset>(fixture(c["prefix"]).string());
+    const MaskedDatasetOptions options = options_of(c);
+    const T5Samples dataset(data, rows_for(*data, c, 2), options);
+    const BatchSchema schema = t5_schema({options.sequence_length, options.decoder_sequence_length});
+    for (const json& expected : c["samples"]) {
+      Batch batch(schema, 1);
+      dataset.get(expected["i"], batch.sample(0));
+      const auto values = [&batch](const char* name) {
+        const auto column = batch.values<int64_t>(name);
+        return std::vector<int64_t>(column.begin(), column.end());
+      };
+      const auto mask = batch.values<float>("loss_mask");
+      EXPECT_EQ(json(values("encoder_tokens")), expected["text_enc"]);
+      EXPECT_EQ(json(values("decoder_tokens")), expected["text_dec"]);
+      std::vector<int64_t> labels = expected["labels"], loss_mask = expected["loss_mask"],
+                           source = expected["enc_mask"];
+      for (int64_t& label : labels) label = std::max<int64_t>(label, 0);
+      EXPECT_EQ(values("labels"), labels);
+      EXPECT_TRUE(std::equal(mask.begin(), mask.end(), loss_mask.begin(), loss_mask.end()));
+      const int64_t length = values("encoder_length")[0];
+      EXPECT_EQ(length, std::count(source.begin(), source.end(), 1));
+      padded += length < options.sequence_length ? 1 : 0;
+    }
+  }
+  EXPECT_GT(padded, 3);
 }
 
 TEST(T5Dataset, SentinelsAndDecoderLength) {

@@ -53,6 +53,7 @@ struct TransformerConfig {
   std::vector<int64_t> windows;
   double init_std = 0.02;
   bool xavier_init = false;  // for all matrices, instead of init_std
+  int64_t init_layers = 0;   // number of layers that scales the initialisation of outputs; 0: `layers`
   double hidden_dropout = 0.0;
   double attention_dropout = 0.0;
   uint64_t dropout_seed = 1234;

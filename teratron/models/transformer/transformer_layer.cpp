@@ -20,7 +20,8 @@ uint64_t first_site(const TransformerConfig& config, int64_t layer) {
 // Scaled by the number of additions to the residual stream, of which each layer makes two.
 Init output_init(const TransformerConfig& config) {
   if (config.xavier_init) return Init::xavier();
-  return Init::normal(config.init_std / std::sqrt(2.0 * static_cast<double>(config.layers)));
+  const int64_t layers = config.init_layers > 0 ? config.init_layers : config.layers;
+  return Init::normal(config.init_std / std::sqrt(2.0 * static_cast<double>(layers)));
 }
 
 AttentionLayerOptions self_attention_options(const TransformerConfig& config, int64_t layer) {

@@ -24,11 +24,11 @@ void require_model(Validation& v, const std::string& program) {
                                 "--num-attention-heads",
                                 length ? "" : ", --seq-length"));
   }
-  if (program != "t5" || !v.args.encoder_num_layers)
-    require(v, "num_layers", "the number of transformer layers");
+  require(v, program == "t5" ? "encoder_num_layers" : "num_layers", "the number of transformer layers");
   require(v, "hidden_size", "the hidden size of the transformer");
   require(v, "num_attention_heads", "the number of attention heads");
   if (!v.args.encoder_seq_length) require(v, "seq_length", "the sequence length in tokens");
+  if (program == "t5") require(v, "decoder_seq_length", "the sequence length of the decoder in tokens");
 }
 
 void require_training(Validation& v) {
@@ -50,11 +50,27 @@ void require_training(Validation& v) {
   }
 }
 
+// An encoder and a decoder: num_layers are the encoder's, as in Megatron-LM.
+void derive_towers(Validation& v) {
+  Arguments& a = v.args;
+  if (a.num_layers && a.encoder_num_layers && *a.num_layers != *a.encoder_num_layers) {
+    v.reject("encoder_num_layers",
+             fmt::format("encoder_num_layers = {} and num_layers = {} differ", *a.encoder_num_layers,
+                         *a.num_layers),
+             "Set only one of them");
+  }
+  if (!a.num_layers && a.encoder_num_layers) v.derive("num_layers", a.num_layers, a.encoder_num_layers);
+  if (!a.num_layers) return;
+  if (!a.encoder_num_layers) v.derive("encoder_num_layers", a.encoder_num_layers, a.num_layers);
+  if (!a.decoder_num_layers) v.derive("decoder_num_layers", a.decoder_num_layers, a.num_layers);
+}
+
 void derive_program_defaults(Validation& v, const std::string& program) {
   Arguments& a = v.args;
   const bool bert = program == "bert" || program == "t5";
   if (!a.tokenizer_type)
     v.derive("tokenizer_type", a.tokenizer_type, bert ? "BertWordPieceLowerCase" : "GPT2BPETokenizer");
+  if (program == "t5") derive_towers(v);
   if (!a.dataloader_type) v.derive("dataloader_type", a.dataloader_type, "single");
 }
 

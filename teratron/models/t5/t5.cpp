@@ -1,0 +1,201 @@
+#include "teratron/models/t5/t5.h"
+
+#include <algorithm>
+
+#include <ATen/ATen.h>
+
+#include "teratron/models/transformer/layer_context.h"
+#include "teratron/models/transformer/transformer_layer.h"
+#include "teratron/nn/vocab_parallel_cross_entropy.h"
+
+namespace teratron {
+
+namespace {
+
+VocabularyOptions vocabulary_options(const T5Config& config) {
+  return {.size = config.vocabulary,
+          .padded = config.padded_vocabulary,
+          .hidden = config.encoder.hidden,
+          .init = weight_init(config.encoder)};
+}
+
+// The tower's part of the layers of a stage.
+LayerRange part_of(int64_t before, int64_t layers, const StageSpec& stage) {
+  const int64_t first = std::clamp<int64_t>(stage.first_layer - before, 0, layers);
+  const int64_t end = std::clamp<int64_t>(stage.first_layer + stage.layers - before, 0, layers);
+  return {first, end - first};
+}
+
+// The tokens of each row, then its padding: [0, l_0, S, S + l_1, ...], also where there is no padding, so
+// that shapes do not depend on the lengths.
+at::Tensor row_bounds(const at::Tensor& lengths_B1, int64_t length) {
+  const int64_t rows = lengths_B1.size(0);
+  const at::Tensor starts_B1 = (at::arange(rows, lengths_B1.options()) * length).unsqueeze(1);
+  const at::Tensor bounds = at::cat({starts_B1, starts_B1 + lengths_B1}, 1).flatten();
+  return at::constant_pad_nd(bounds, {0, 1}, rows * length).to(at::kInt);
+}
+
+// Every query of a row sees the row's source tokens: no query is in the segment of their padding.
+Segments cross_segments(const MicroBatch& batch) {
+  const at::Tensor& lengths_B1 = batch["encoder_length"];
+  if (!lengths_B1.defined()) return {};
+  const int64_t queries = batch["decoder_tokens"].size(0);
+  return {.cu_seqlens_q = row_bounds(at::full_like(lengths_B1, queries), queries),
+          .cu_seqlens_k = row_bounds(lengths_B1, batch["encoder_index"].size(0))};
+}
+
+LayerContext encoder_context(const MicroBatch& batch, const TransformerConfig& config) {
+  MicroBatch own = batch;
+  own.tensors = {{"sequence_index", batch["encoder_index"]}};
+  if (const at::Tensor& lengths_B1 = batch["encoder_length"]; lengths_B1.defined())
+    own.tensors.set("cu_seqlens", row_bounds(lengths_B1, batch["encoder_index"].size(0)));
+  return layer_context(own, config, nullptr);
+}
+
+LayerContext decoder_context(const MicroBatch& batch, const TransformerConfig& config) {
+  MicroBatch own = batch;
+  own.tensors = {{"sequence_index", batch["decoder_index"]}};
+  return layer_context(own, config, nullptr);
+}
+
+std::unique_ptr<LayerStack> make_stack(const Scope& scope, const TransformerConfig& config,
+                                       const LayerRange& layers, const TensorParallel& parallel) {
+  const LayerFactory make_layer = [&](const Scope& layer_scope, int64_t layer) {
+    return std::make_unique<TransformerLayer>(layer_scope, config, layer, parallel);
+  };
+  return std::make_unique<LayerStack>(scope / "layers", config, layers, parallel, make_layer);
+}
+
+}  // namespace
+
+T5Stage::T5Stage(const T5Config& config, const StageSpec& stage)
+    : encoder(part_of(0, config.encoder.layers, stage)),
+      decoder(part_of(config.encoder.layers, config.decoder.layers, stage)),
+      embeds_source(stage.embedding),
+      ends_encoder(encoder.count > 0 && encoder.first + encoder.count == config.encoder.layers),
+      embeds_target(decoder.count > 0 && decoder.first == 0),
+      head(stage.head) {}
+
+T5::T5(const T5Config& config, const StageContext& part)
+    : Model(part.stage), config_(config), here_(config, part.stage), parallel_(part.parallel) {
+  const Scope root(part.parameters);
+  create_embeddings(part);
+  if (here_.encoder.count > 0)
+    encoder_ = make_stack(root / "encoder", config_.encoder, here_.encoder, parallel_);
+  if (here_.ends_encoder) {
+    encoder_norm_ = std::make_unique<Norm>(root / "encoder" / "final_layernorm", config.encoder.hidden,
+                                           config.encoder.norm, parallel_);
+  }
+  if (here_.decoder.count > 0)
+    decoder_ = make_stack(root / "decoder", config_.decoder, here_.decoder, parallel_);
+  if (here_.head) create_head(part);
+}
+
+void T5::create_embeddings(const StageContext& part) {
+  const Scope embedding = Scope(part.parameters) / "embedding";
+  const bool embeds = here_.embeds_source || here_.embeds_target;
+  if (embeds || (here_.head && config_.tied_embeddings)) {
+    word_embeddings_ = std::make_unique<VocabParallelEmbedding>(embedding / "word_embeddings",
+                                                                vocabulary_options(config_), parallel_);
+  }
+  if (!embeds || config_.encoder.position != PositionEmbedding::learned_absolute) return;
+  position_embeddings_ = std::make_unique<Embedding>(
+      embedding / "position_embeddings",
+      Embedding::Options{config_.max_positions, config_.encoder.hidden, weight_init(config_.encoder)},
+      parallel_);
+}
+
+void T5::create_head(const StageContext& part) {
+  const Scope root(part.parameters), output = root / "output_layer";
+  const Group& group = parallel_.group;
+  decoder_norm_ = std::make_unique<Norm>(root / "decoder" / "final_layernorm", config_.decoder.hidden,
+                                         config_.decoder.norm, parallel_);
+  Parameter& weight =
+      config_.tied_embeddings
+          ? word_embeddings_->weight()
+          : output.parameter("weight", {.shard = vocabulary_shard(vocabulary_options(config_), group),
+                                        .init = weight_init(config_.decoder),
+                                        .param_group = ParamGroup::decoupled_lr});
+  output_layer_.emplace(ParallelMatmul::column(weight, nullptr, parallel_));
+  if (!config_.tied_embeddings) return;  // as in Megatron-LM
+  const Shard shard =
+      Shard::split_padded({config_.vocabulary}, 0, config_.padded_vocabulary, group.size, group.rank);
+  output_bias_ = &output.parameter("bias", {.shard = shard, .param_group = ParamGroup::no_weight_decay});
+}
+
+at::Tensor T5::embed(const at::Tensor& tokens_SB, const TransformerConfig& tower,
+                     const LayerContext& context) {
+  at::Tensor x_SBH = word_embeddings_->forward(tokens_SB);
+  if (position_embeddings_)
+    x_SBH = position_embeddings_->add_to_(x_SBH, parallel_.sequence_shard(context.positions_SB));
+  if (tower.fp32_residual) x_SBH = x_SBH.to(at::kFloat);
+  return bias_dropout_add(x_SBH, nullptr, at::Tensor(),
+                          context.hidden_dropout(tower.hidden_dropout, tower.first_dropout_site, parallel_));
+}
+
+at::Tensor T5::encode(const at::Tensor& hidden_SBH, const MicroBatch& batch) {
+  const LayerContext context = encoder_context(batch, config_.encoder);
+  at::Tensor x_SBH = hidden_SBH;
+  if (here_.embeds_source) x_SBH = embed(batch["encoder_tokens"], config_.encoder, context);
+  notify(here_.embeds_source ? "embedding" : "the previous stage", x_SBH, batch);
+  if (!encoder_) return x_SBH;
+  const Hidden y = encoder_->forward(x_SBH, context, nullptr);
+  if (!encoder_norm_) return apply_bias_grad(y);
+  const at::Tensor normed_SBH = encoder_norm_->forward_with_residual(y).normed;
+  notify("encoder.final_layernorm", normed_SBH, batch);
+  return normed_SBH;
+}
+
+at::Tensor T5::decode(const at::Tensor& hidden_SBH, const at::Tensor& encoder_output_SBH,
+                      const MicroBatch& batch, LayerStates* states) {
+  LayerContext context = decoder_context(batch, config_.decoder);
+  context.memory = {.hidden_SBH = encoder_output_SBH, .segments = cross_segments(batch)};
+  at::Tensor x_SBH = hidden_SBH;
+  if (here_.embeds_target) x_SBH = embed(batch["decoder_tokens"], config_.decoder, context);
+  notify(here_.embeds_target ? "embedding" : "the previous stage", x_SBH, batch);
+  const Hidden y = decoder_ ? decoder_->forward(x_SBH, context, states) : Hidden{x_SBH};
+  if (!decoder_norm_) return apply_bias_grad(y);
+  const at::Tensor normed_SBH = decoder_norm_->forward_with_residual(y).normed;
+  notify("decoder.final_layernorm", normed_SBH, batch);
+  return normed_SBH;
+}
+
+Activations T5::forward(const Activations& input, const MicroBatch& batch, LayerStates* states) {
+  Activations output;
+  at::Tensor encoder_output_SBH = input["encoder_output"];
+  if (here_.embeds_source || input["hidden"].defined()) {
+    const at::Tensor x_SBH = encode(input["hidden"], batch);
+    if (here_.ends_encoder) {
+      encoder_output_SBH = x_SBH;
+    } else {
+      output.set("hidden", x_SBH);
+    }
+  }
+  if (encoder_output_SBH.defined()) output.set("encoder_output", encoder_output_SBH);
+  if (here_.embeds_target || input["decoder_hidden"].defined())
+    output.set("decoder_hidden", decode(input["decoder_hidden"], encoder_output_SBH, batch, states));
+  return output;
+}
+
+void T5::set_activation_hook(const ActivationHook& hook) {
+  Model::set_activation_hook(hook);
+  for (LayerStack* stack : {encoder_.get(), decoder_.get()}) {
+    if (stack != nullptr) stack->set_activation_hook(hook);
+  }
+}
+
+at::Tensor T5::logits(const Activations& output) {
+  return apply_bias_grad(
+      {linear(output["decoder_hidden"], *output_layer_, {.bias = output_bias_}), output_bias_});
+}
+
+std::vector<InferenceOutput> T5::inference_outputs(const Activations& output) {
+  return {{.name = "lm_logits", .tensor = logits(output), .vocabulary_parallel = true}};
+}
+
+at::Tensor T5::token_losses(const Activations& output, const MicroBatch& batch) {
+  return linear_cross_entropy(output["decoder_hidden"], *output_layer_, batch["labels"], config_.vocabulary,
+                              output_bias_);
+}
+
+}  // namespace teratron

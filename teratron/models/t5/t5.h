@@ -1,0 +1,70 @@
+// T5 (Raffel et al. 2020) as Megatron-LM has it: an encoder and a decoder with cross attention, pre-norm,
+// with learned positions, as a pipeline stage with some of the layers.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <typeinfo>
+
+#include "teratron/models/model.h"
+#include "teratron/models/t5/t5_config.h"
+#include "teratron/models/transformer/layer_stack.h"
+#include "teratron/nn/embedding.h"
+#include "teratron/nn/norm.h"
+
+namespace teratron {
+
+/// The encoder's layers come first, then the decoder's. A tower's embedding is on the stage where it begins,
+/// its final norm where it ends: a stage may hold parts of both, of one, or none.
+struct T5Stage {
+  T5Stage(const T5Config& config, const StageSpec& stage);
+  LayerRange encoder, decoder;
+  bool embeds_source = false, ends_encoder = false, embeds_target = false, head = false;
+};
+
+/// Columns (t5_schema()): encoder_tokens, encoder_index [Se, B]; encoder_length [B, 1], the tokens of each
+/// row without padding (undefined: rows without padding); decoder_tokens, decoder_index, labels and loss_mask
+/// [Sd, B]. Padding at the end of the decoder's rows needs no mask: attention is causal, and no loss counts.
+///
+/// Channels: the encoder's "hidden" before its end, "encoder_output" from there on, "decoder_hidden".
+/// Word and position embeddings are parameters of the same names on the stages where encoder and decoder
+/// begin, and with tied embeddings on the last.
+class T5 : public Model {
+ public:
+  T5(const T5Config& config, const StageContext& part);
+
+  /// encode() and decode(), as far as the stage has their layers.
+  Activations forward(const Activations& input, const MicroBatch& batch, LayerStates* states) override;
+  /// Layers of the encoder, on hidden states or, where it begins, on encoder_tokens; with the final norm
+  /// where it ends.
+  at::Tensor encode(const at::Tensor& hidden_SBH, const MicroBatch& batch);
+  /// The same for the decoder, whose cross attention sees `encoder_output_SBH`. `states`: one per layer of
+  /// the decoder, or null.
+  at::Tensor decode(const at::Tensor& hidden_SBH, const at::Tensor& encoder_output_SBH,
+                    const MicroBatch& batch, LayerStates* states);
+  at::Tensor logits(const Activations& output) override;
+  /// lm_logits.
+  std::vector<InferenceOutput> inference_outputs(const Activations& output) override;
+  at::Tensor token_losses(const Activations& output, const MicroBatch& batch) override;
+  void set_activation_hook(const ActivationHook& hook) override;
+  bool never_waits() const override { return typeid(*this) == typeid(T5); }  // a derived class might
+
+ private:
+  void create_embeddings(const StageContext& part);
+  void create_head(const StageContext& part);
+  at::Tensor embed(const at::Tensor& tokens_SB, const TransformerConfig& tower, const LayerContext& context);
+
+  T5Config config_;
+  T5Stage here_;
+  TensorParallel parallel_;
+  std::unique_ptr<VocabParallelEmbedding> word_embeddings_;
+  std::unique_ptr<Embedding> position_embeddings_;
+  std::unique_ptr<LayerStack> encoder_;
+  std::unique_ptr<Norm> encoder_norm_;
+  std::unique_ptr<LayerStack> decoder_;
+  std::unique_ptr<Norm> decoder_norm_;
+  std::optional<ParallelMatmul> output_layer_;
+  Parameter* output_bias_ = nullptr;
+};
+
+}  // namespace teratron

@@ -1,0 +1,30 @@
+#include "teratron/models/t5/t5_config.h"
+
+#include "teratron/settings/arguments.h"
+
+namespace teratron {
+
+namespace {
+
+// Keeps the dropout masks of the decoder apart from the encoder's.
+constexpr uint64_t first_decoder_site = uint64_t{1} << 32;
+
+}  // namespace
+
+T5Config t5_config(const Arguments& args, int64_t tokenizer_size) {
+  T5Config config{.encoder = transformer_config(args),
+                  .vocabulary = model_vocabulary(args, tokenizer_size),
+                  .max_positions = args.max_position_embeddings.value(),
+                  .tied_embeddings = !args.untie_embeddings_and_output_weights};
+  config.padded_vocabulary = padded_vocab_size(args, config.vocabulary);
+  config.encoder.windows.clear();
+  config.decoder = config.encoder;
+  config.encoder.mask = Mask::full;
+  config.decoder.init_layers = config.encoder.layers;  // as in Megatron-LM
+  config.decoder.layers = args.decoder_num_layers.value();
+  config.decoder.cross_attention = true;
+  config.decoder.first_dropout_site = first_decoder_site;
+  return config;
+}
+
+}  // namespace teratron

@@ -1,0 +1,121 @@
+#include "teratron/models/t5/t5_family.h"
+
+#include "teratron/models/t5/data/t5_dataset.h"
+#include "teratron/models/t5/t5.h"
+#include "teratron/models/t5/t5_inference.h"
+#include "teratron/models/t5/t5_operators.h"
+
+namespace teratron {
+
+namespace {
+
+void check_t5(const Arguments& args, std::vector<Problem>& problems) {
+  const auto reject = [&problems](bool wrong, const char* what, const char* flag, const char* fix) {
+    if (wrong) problems.push_back({.what = what, .where = flag, .fix = fix});
+  };
+  const char* const leave_out = "Leave it out";
+  const std::string& position = args.position_embedding_type;
+  reject(position != "learned_absolute" && position != "none",
+         "T5's encoder and decoder share learned positions", "--position-embedding-type",
+         "Use learned_absolute or none");
+  reject(args.window_size.has_value(),
+         "sliding windows are for causal attention, and T5's encoder is not causal", "--window-size",
+         leave_out);
+  reject(args.loss_chunks > 1, "T5's decoder is short: its logits are not chunked", "--loss-chunks",
+         leave_out);
+  reject(args.fp8_output_proj, "T5's output layer has a bias, which it computes in the model's dtype",
+         "--fp8-output-proj", leave_out);
+  reject(args.pipeline_model_parallel_size > 1 && !args.pipeline_model_parallel_split_rank &&
+             !args.pipeline_model_parallel_layout,
+         "the pipeline has several stages, but the decoder's first is not given",
+         "--pipeline-model-parallel-split-rank",
+         "Give the number of stages of the encoder, or --pipeline-model-parallel-layout");
+}
+
+ModelPlan plan_of(const Arguments& args, int64_t vocabulary) {
+  ModelPlan plan =
+      t5_plan(t5_config(args, vocabulary), t5_schema({.encoder_length = args.seq_length.value_or(0),
+                                                      .decoder_length = args.decoder_seq_length.value_or(0),
+                                                      .padding = !args.mock_data}));
+  if (args.pipeline_model_parallel_split_rank) {
+    plan.split = PipelineSplit{.layers = plan.towers.front().layers,
+                               .stages = *args.pipeline_model_parallel_split_rank};
+  }
+  // Encoder and decoder could begin on one rank, which would have two embeddings of one name.
+  if (pipeline_layout(args, plan).chunks > 1) {
+    throw config_error({.what = "T5 has no interleaved schedule, as in Megatron-LM",
+                        .where = "--num-virtual-stages-per-pipeline-rank",
+                        .fix = "Use one virtual stage per rank"});
+  }
+  return plan;
+}
+
+std::vector<Channel> channels_of(const T5Config& config) {
+  const auto residual = config.encoder.fp32_residual ? std::optional(at::kFloat) : std::nullopt;
+  const int64_t source = config.encoder.layers, all = source + config.decoder.layers;
+  const auto encoder_shape = sequence_shape("encoder_index", config.encoder.hidden);
+  return {{.name = "hidden",
+           .shape = encoder_shape,
+           .dtype = residual,
+           .crosses = [source](int64_t layer) { return layer < source; }},
+          {.name = "encoder_output",
+           .shape = encoder_shape,
+           .crosses = [source, all](int64_t layer) { return layer >= source && layer < all; }},
+          {.name = "decoder_hidden",
+           .shape = sequence_shape("decoder_index", config.decoder.hidden),
+           .dtype = residual,
+           .crosses = [source](int64_t layer) { return layer > source; }}};
+}
+
+}  // namespace
+
+Family t5_family() {
+  return {.name = "t5",
+          .summary = "encoders and decoders trained to restore spans of text: T5",
+          .check = check_t5,
+          .plan = plan_of,
+          .datasets = [](const DataRequest& request) { return build_t5_datasets(t5_data_options(request)); }};
+}
+
+ModelPlan t5_plan(const T5Config& config, const BatchSchema& batch) {
+  return {.towers = {{"encoder", config.encoder.layers}, {"decoder", config.decoder.layers}},
+          .batch = batch,
+          .channels = channels_of(config),
+          .vocabulary = config.vocabulary,
+          .padded_vocabulary = config.padded_vocabulary,
+          .max_positions = config.max_positions,
+          .generates = false,
+          .build = [config](const StageContext& part) { return std::make_unique<T5>(config, part); },
+          .inference = t5_inference(config),
+          .operators = t5_operators(config, batch),
+          .summary = fmt::format("T5: {} + {} layers, hidden {}, {} heads, ffn {}, vocabulary {}",
+                                 config.encoder.layers, config.decoder.layers, config.encoder.hidden,
+                                 config.encoder.heads, config.encoder.ffn_hidden, config.vocabulary)};
+}
+
+T5DataOptions t5_data_options(const DataRequest& request) {
+  const Arguments& args = request.args;
+  const SpecialTokens& special = request.tokenizer.special();
+  return {.sources = data_sources(request),
+          .samples = {.sequence_length = args.seq_length.value(),
+                      .seed = static_cast<uint32_t>(args.seed),
+                      .masking_probability = args.mask_prob,
+                      .max_ngram = 10,
+                      .geometric_ngrams = true,
+                      .continues_word = request.tokenizer.continuation_pieces(),
+                      .vocab_size = request.tokenizer.vocab_size(),
+                      .cls_id = special.cls.value_or(-1),
+                      .sep_id = special.sep.value_or(-1),
+                      .mask_id = special.mask.value_or(-1),
+                      .pad_id = special.pad.value_or(-1),
+                      .classification_head = false,
+                      .decoder_sequence_length = args.decoder_seq_length.value(),
+                      .bos_id = special.bos.value_or(special.cls.value_or(-1)),
+                      .eos_id = special.eos.value_or(special.sep.value_or(-1)),
+                      .sentinel_ids = {special.additional.begin(), special.additional.end()}},
+          .short_sequence_probability = args.short_seq_prob,
+          .tokenizer = args.tokenizer_type.value_or(""),
+          .cache_path = args.data_cache_path.value_or("")};
+}
+
+}  // namespace teratron
