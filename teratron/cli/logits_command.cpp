@@ -12,7 +12,7 @@
 #include "teratron/cli/commands.h"
 #include "teratron/cli/logits_tensors.h"
 #include "teratron/cli/run_job.h"
-#include "teratron/generate/generator.h"
+#include "teratron/generate/language_model.h"
 #include "teratron/generate/loaded_model.h"
 #include "teratron/hf/architecture.h"
 #include "teratron/train/engine_options.h"

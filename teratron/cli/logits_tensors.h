@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "teratron/generate/generator.h"
+#include "teratron/generate/language_model.h"
 
 namespace teratron {
 

@@ -130,18 +130,39 @@ int run_job(std::span<const std::string> args, const JobModel& model, const Rank
   return code;
 }
 
-void run_tensor_parallel(const ParsedArguments& parsed, const std::function<void(const Mesh&)>& body) {
+namespace {
+
+void run_stages(const ParsedArguments& parsed, int64_t stages, const std::function<void(const Mesh&)>& body) {
   const LaunchEnv launch = read_launch_env(process_environment);
   const int64_t size = parsed.args.tensor_model_parallel_size;
-  if (parsed.sources.contains("tensor_model_parallel_size") && size != launch.size) {
+  if (launch.size % stages != 0) {
     throw config_error(
-        {.what = fmt::format("tensor_model_parallel_size = {}, but the job has {} ranks", size, launch.size),
+        {.what = fmt::format("pipeline_model_parallel_size = {} does not divide the {} ranks of the job",
+                             stages, launch.size),
+         .where = "--pipeline-model-parallel-size",
+         .fix = fmt::format("Start {} ranks, or a multiple", stages)});
+  }
+  const int64_t rest = launch.size / stages;
+  if (parsed.sources.contains("tensor_model_parallel_size") && size != rest) {
+    throw config_error(
+        {.what = fmt::format("tensor_model_parallel_size = {}, but the job has {} ranks{}", size, launch.size,
+                             stages > 1 ? fmt::format(" for {} stages", stages) : ""),
          .where = "--tensor-model-parallel-size",
          .fix = fmt::format("Start {} with `teratron launch --nproc-per-node {} -- ...`",
-                            size == 1 ? "one rank" : "as many ranks", size)});
+                            size * stages == 1 ? "one rank" : "as many ranks", size * stages)});
   }
   run_world(launch, world_options(parsed.args, launch),
-            [&](World& world) { body(Mesh({.tp = launch.size, .dp = 1}, world)); });
+            [&](World& world) { body(Mesh({.tp = rest, .pp = stages, .dp = 1}, world)); });
+}
+
+}  // namespace
+
+void run_tensor_parallel(const ParsedArguments& parsed, const std::function<void(const Mesh&)>& body) {
+  run_stages(parsed, 1, body);
+}
+
+void run_model_parallel(const ParsedArguments& parsed, const std::function<void(const Mesh&)>& body) {
+  run_stages(parsed, parsed.args.pipeline_model_parallel_size, body);
 }
 
 }  // namespace teratron

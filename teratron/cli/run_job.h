@@ -24,5 +24,7 @@ int run_job(std::span<const std::string> args, const JobModel& model, const Rank
 /// Runs `body` with all ranks of the job as the tensor-parallel ranks of one model. UserError(config) if
 /// --tensor-model-parallel-size is set to another number.
 void run_tensor_parallel(const ParsedArguments& parsed, const std::function<void(const Mesh&)>& body);
+/// The same with --pipeline-model-parallel-size stages; the tensor-parallel size is the rest of the ranks.
+void run_model_parallel(const ParsedArguments& parsed, const std::function<void(const Mesh&)>& body);
 
 }  // namespace teratron

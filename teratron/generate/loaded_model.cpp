@@ -48,11 +48,27 @@ Arguments merge_settings(const ParsedArguments& given, const CheckpointInfo& che
   for (const auto& [field, source] : given.sources) merged[field] = current.at(field);
   // The run that saved it had another layout and other paths.
   for (const char* field : {"tensor_model_parallel_size", "pipeline_model_parallel_size", "sequence_parallel",
-                            "padded_vocab_size", "load", "save", "run_dir", "tensorboard_dir", "seed"}) {
+                            "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank",
+                            "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers",
+                            "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
+                            "pipeline_model_parallel_layout", "padded_vocab_size", "load", "save", "run_dir",
+                            "tensorboard_dir", "seed"}) {
     merged[field] = current.at(field);
   }
   std::vector<std::string> unknown;
   return arguments_from_json(merged.dump(), checkpoint.path.string(), &unknown);
+}
+
+InferencePipeline pipeline_of(const Arguments& args, const ModelPlan& plan, const Mesh& mesh) {
+  const Group& group = mesh.group(Axis::pp);
+  if (group.size == 1) return {.stage = {.layers = plan.layers()}};
+  const std::vector<StageSpec> chunks = pipeline_layout(args, plan).chunks_of_stage(group.rank);
+  if (chunks.size() != 1) {
+    throw config_error({.what = "generation has one stage per pipeline rank, but virtual stages are set",
+                        .where = "--num-virtual-stages-per-pipeline-rank",
+                        .fix = "Leave them out: any layout can use any checkpoint"});
+  }
+  return {.stage = chunks.front(), .group = group, .links = mesh.pipeline_links()};
 }
 
 }  // namespace
@@ -73,6 +89,7 @@ LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOpti
   loaded.args = merge_settings(given, loaded.checkpoint);
   const Group& tp = mesh.group(Axis::tp);
   loaded.args.tensor_model_parallel_size = tp.size;
+  loaded.args.pipeline_model_parallel_size = mesh.group(Axis::pp).size;
   const SavedModel saved = saved_model(loaded.checkpoint, loaded.args);
   check_divisible(loaded.args, tp.size);
   loaded.parameters = std::make_unique<ParameterSet>(
@@ -83,7 +100,7 @@ LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOpti
                         .where = path->string(),
                         .fix = "Use a GPT"});
   }
-  loaded.model = language_model(plan, *loaded.parameters, tp);
+  loaded.model = language_model(plan, *loaded.parameters, tp, pipeline_of(loaded.args, plan, mesh));
   load_weights(*loaded.parameters, *path, world);
   return loaded;
 }

@@ -5,7 +5,7 @@
 
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/comm/mesh/mesh.h"
-#include "teratron/generate/generator.h"
+#include "teratron/generate/language_model.h"
 #include "teratron/settings/arguments.h"
 
 namespace teratron {

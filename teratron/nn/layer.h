@@ -4,6 +4,7 @@
 #include <variant>
 #include <vector>
 
+#include "teratron/nn/attention/paged.h"
 #include "teratron/nn/attention/segments.h"
 #include "teratron/nn/dropout.h"
 #include "teratron/nn/rope.h"
@@ -17,8 +18,9 @@ struct KeyValues {
 
 /// Of one transformer layer, during generation.
 struct KeyValueCache {
-  KeyValues tokens;  // of all tokens so far
-  KeyValues memory;  // of cross attention, computed once
+  KeyValues tokens;      // of all tokens so far
+  PagedKeyValues paged;  // takes their place if it has a batch
+  KeyValues memory;      // of cross attention, computed once
 };
 
 /// What a layer keeps between the calls of a generation. The layer chooses the type.

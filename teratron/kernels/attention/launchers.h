@@ -68,4 +68,25 @@ struct SoftmaxArgs {
 TERATRON_LAUNCHER(void, softmax_forward, const SoftmaxArgs& args, CUstream_st* stream);
 TERATRON_LAUNCHER(void, softmax_backward, const SoftmaxArgs& args, CUstream_st* stream);
 
+/// Strides in elements; see paged_decode.h.
+struct PagedDecodeArgs {
+  const void *q, *k, *v;
+  int64_t q_stride_row, q_stride_head, kv_stride_row, kv_stride_group;
+  void *k_pages, *v_pages;
+  const int32_t* table;
+  int64_t pages_per_row;
+  const int64_t* positions;
+  int64_t position_stride;
+  int page_shift;  // log2 of the page size
+  int rows, heads, groups, channels;
+  Dtype dtype;
+  float scale;
+  int64_t window;
+  const float* slopes;
+  int splits;
+  float* partial;  // [rows, heads, splits, channels + 2] if splits > 1
+  void* out;       // [rows, heads, channels]
+};
+TERATRON_LAUNCHER(void, paged_decode, const PagedDecodeArgs& args, CUstream_st* stream);
+
 }  // namespace teratron::cuda

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "teratron/nn/alibi.h"
+#include "teratron/nn/attention/paged_attention.h"
 
 namespace teratron {
 
@@ -41,25 +42,35 @@ CoreAttention::CoreAttention(const AttentionLayerOptions& options, const Paramet
                                  at::TensorOptions().dtype(model.dtype).device(model.device));
 }
 
+AttentionRequest CoreAttention::request(const QueryKeyValue& qkv, const LayerContext& context) const {
+  return {.q_SBND = qkv.q_SBND,
+          .k_SBGD = qkv.k_SBGD,
+          .v_SBGD = qkv.v_SBGD,
+          .scale = 1.0 / std::sqrt(static_cast<double>(kv_channels())),
+          .mask = options_.mask,
+          .window = options_.window,
+          .alibi_slopes = alibi_slopes_N_,
+          .score_divisor = options_.score_divisor,
+          .dropout = context.training ? options_.dropout : 0.0,
+          .dropout_key = {context.dropout_seed, options_.dropout_site, context.sample_ids_B},
+          .dropout_row_ids = context.dropout_row_ids,
+          .query_rows_S = context.rows.rows_S,
+          .sequence_length = context.rows.total,
+          .head_offset = group_.rank * heads(),
+          .total_heads = options_.heads,
+          .recompute = options_.recompute_core};
+}
+
 at::Tensor CoreAttention::forward(const QueryKeyValue& qkv, const Segments& segments,
                                   const LayerContext& context) const {
-  return attention({.q_SBND = qkv.q_SBND,
-                    .k_SBGD = qkv.k_SBGD,
-                    .v_SBGD = qkv.v_SBGD,
-                    .scale = 1.0 / std::sqrt(static_cast<double>(kv_channels())),
-                    .mask = options_.mask,
-                    .segments = segments,
-                    .window = options_.window,
-                    .alibi_slopes = alibi_slopes_N_,
-                    .score_divisor = options_.score_divisor,
-                    .dropout = context.training ? options_.dropout : 0.0,
-                    .dropout_key = {context.dropout_seed, options_.dropout_site, context.sample_ids_B},
-                    .dropout_row_ids = context.dropout_row_ids,
-                    .query_rows_S = context.rows.rows_S,
-                    .sequence_length = context.rows.total,
-                    .head_offset = group_.rank * heads(),
-                    .total_heads = options_.heads,
-                    .recompute = options_.recompute_core});
+  AttentionRequest whole = request(qkv, context);
+  whole.segments = segments;
+  return attention(whole);
+}
+
+at::Tensor CoreAttention::forward_paged(const QueryKeyValue& qkv, PagedKeyValues& paged,
+                                        const LayerContext& context) const {
+  return paged_attention(request(qkv, context), paged, context.positions_SB);
 }
 
 SelfAttention::SelfAttention(const Scope& scope, const AttentionLayerOptions& options,
@@ -99,6 +110,8 @@ QueryKeyValue SelfAttention::project(const at::Tensor& x_SBH, const LayerContext
 Hidden SelfAttention::forward_add_residual(const at::Tensor& x_SBH, const ResidualDropout& residual,
                                            const LayerContext& context, KeyValueCache* cache) {
   QueryKeyValue qkv = project(x_SBH, context);
+  if (cache && cache->paged.batch)
+    return output_.forward_add_residual(core_.forward_paged(qkv, cache->paged, context), residual);
   if (cache) extend(cache->tokens, qkv);
   return output_.forward_add_residual(core_.forward(qkv, context.segments, context), residual);
 }

@@ -36,6 +36,9 @@ class CoreAttention {
   CoreAttention(const AttentionLayerOptions& options, const ParameterSet::Options& model, const Group& group);
   /// -> [Sq, B, N * D].
   at::Tensor forward(const QueryKeyValue& qkv, const Segments& segments, const LayerContext& context) const;
+  /// The same for tokens of many sequences, whose keys and values are added to the pages.
+  at::Tensor forward_paged(const QueryKeyValue& qkv, PagedKeyValues& paged,
+                           const LayerContext& context) const;
 
   // Of this rank.
   int64_t heads() const { return options_.heads / group_.size; }
@@ -43,6 +46,8 @@ class CoreAttention {
   int64_t kv_channels() const { return options_.kv_channels; }
 
  private:
+  AttentionRequest request(const QueryKeyValue& qkv, const LayerContext& context) const;
+
   AttentionLayerOptions options_;
   Group group_;
   at::Tensor alibi_slopes_N_;

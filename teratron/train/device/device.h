@@ -26,6 +26,8 @@ std::vector<std::pair<std::string, std::string>> gpu_libraries();
 /// Of PyTorch's caching allocator; nullopt on CPU.
 std::optional<MemoryUse> device_memory(at::Device device);
 
+/// Bytes that can still be allocated: on the GPU, or in this machine or container.
+int64_t free_memory(at::Device device);
 /// Whether there is memory for CUDA graphs: twice what steps so far have needed beyond what is allocated
 /// between them, since evaluation and optimizer cannot use the memory of the graphs.
 bool has_memory_for_graphs(at::Device device);

@@ -3,6 +3,7 @@
 #include "teratron/train/device/copy_stream.h"
 #include "teratron/train/device/device.h"
 #include "teratron/train/device/device_graph.h"
+#include "teratron/train/device/host_memory.h"
 
 namespace teratron {
 
@@ -32,6 +33,10 @@ std::optional<MemoryUse> device_memory(at::Device) {
 
 std::unique_ptr<CopyStream> make_gpu_copy_stream(at::Device) {
   TERATRON_ASSERT(false, "this build has no CUDA");
+}
+
+int64_t free_memory(at::Device) {
+  return available_host_memory();
 }
 
 bool has_memory_for_graphs(at::Device) {

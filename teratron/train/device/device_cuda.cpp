@@ -6,6 +6,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/train/device/device.h"
+#include "teratron/train/device/host_memory.h"
 
 namespace teratron {
 
@@ -88,6 +89,15 @@ std::optional<MemoryUse> device_memory(at::Device device) {
   const auto& allocated = statistics.allocated_bytes[0];
   const auto& reserved = statistics.reserved_bytes[0];
   return MemoryUse{allocated.current, allocated.peak, reserved.current, reserved.peak};
+}
+
+int64_t free_memory(at::Device device) {
+  const std::optional<MemoryUse> use = device_memory(device);
+  if (!use) return available_host_memory();
+  size_t free = 0;
+  size_t total = 0;
+  if (cudaMemGetInfo(&free, &total) != cudaSuccess) return 0;
+  return static_cast<int64_t>(free) + use->reserved - use->allocated;
 }
 
 bool has_memory_for_graphs(at::Device device) {

@@ -26,16 +26,6 @@ int64_t number_in(const std::string& path, std::string_view name) {
   return file >> number ? number : -1;
 }
 
-// Of the machine, or of the container that the process runs in. Page cache counts as available.
-int64_t available_memory() {
-  const int64_t kilobytes = number_in("/proc/meminfo", "MemAvailable:");
-  int64_t available = kilobytes < 0 ? std::numeric_limits<int64_t>::max() : kilobytes * 1024;
-  const int64_t limit = number_in("/sys/fs/cgroup/memory.max", "");
-  const int64_t used = number_in("/sys/fs/cgroup/memory.stat", "anon");
-  if (limit >= 0 && used >= 0) available = std::min(available, limit - used);
-  return available;
-}
-
 // Makes pages resident; kernels before 5.14 do that at the first write to each.
 void populate(std::byte* data, size_t bytes) {
   constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, which older headers lack
@@ -46,6 +36,15 @@ void populate(std::byte* data, size_t bytes) {
 }
 
 }  // namespace
+
+int64_t available_host_memory() {
+  const int64_t kilobytes = number_in("/proc/meminfo", "MemAvailable:");
+  int64_t available = kilobytes < 0 ? std::numeric_limits<int64_t>::max() : kilobytes * 1024;
+  const int64_t limit = number_in("/sys/fs/cgroup/memory.max", "");
+  const int64_t used = number_in("/sys/fs/cgroup/memory.stat", "anon");
+  if (limit >= 0 && used >= 0) available = std::min(available, limit - used);
+  return available;
+}
 
 HostMemory::HostMemory(int64_t bytes, CopyStream& stream) : bytes_(bytes), stream_(stream) {
   if (bytes == 0) return;
@@ -82,7 +81,7 @@ void HostMemory::prepare() {
 
 void HostMemory::prepare_slab(int64_t begin) {
   const std::span<std::byte> slab(data_ + begin, static_cast<size_t>(std::min(slab_bytes, bytes_ - begin)));
-  const int64_t left = available_memory() - static_cast<int64_t>(slab.size());
+  const int64_t left = available_host_memory() - static_cast<int64_t>(slab.size());
   if (left < reserve_bytes && bytes_ > slab_bytes) {
     throw Fault(fmt::format("only {:.1f} GiB would be left", static_cast<double>(left) / double(1U << 30)));
   }

@@ -1,0 +1,95 @@
+#include <set>
+
+#include <ATen/Parallel.h>
+
+#include "teratron/base/log.h"
+#include "teratron/cli/commands.h"
+#include "teratron/cli/generate/generate_lines.h"
+#include "teratron/cli/generate/generate_terminal.h"
+#include "teratron/cli/generate/generate_texts.h"
+#include "teratron/cli/run_job.h"
+#include "teratron/hf/architecture.h"
+
+namespace teratron {
+
+namespace {
+
+// The settings of generation; those of the model come from the checkpoint.
+std::string help() {
+  const std::set<std::string_view> others = {"load",
+                                             "ckpt_step",
+                                             "bf16",
+                                             "fp16",
+                                             "seed",
+                                             "tensor_model_parallel_size",
+                                             "pipeline_model_parallel_size",
+                                             "device",
+                                             "num_threads",
+                                             "run_dir",
+                                             "config_file"};
+  std::vector<Field> fields;
+  for (const Field& field : arguments_schema().fields()) {
+    const bool chosen = field.traits.program == "generate" || field.group == "Tokenizer";
+    if (chosen || others.contains(field.name)) fields.push_back(field);
+  }
+  const Arguments defaults;
+  return help_text(Schema({.fields = fields, .compat_flags = {}, .later_flags = {}}),
+                   {"teratron generate --load DIR [--prompt TEXT ...] [FLAGS]"}, &defaults) +
+         "\nModel and tokenizer come from the checkpoint; the other flags of `teratron pretrain gpt` "
+         "override "
+         "them.\nWithout --prompt or --sample-input-file, prompts are read from standard input.\n";
+}
+
+void check_modes(const Arguments& args) {
+  if (args.input.has_value() != args.output.has_value()) {
+    throw config_error({.what = "--input and --output belong together",
+                        .where = args.input ? "--output" : "--input",
+                        .fix = "Set both"});
+  }
+  if (args.input && (!args.prompt.empty() || args.sample_input_file || args.num_samples > 0)) {
+    throw config_error({.what = "the requests come from --input, but prompts are given",
+                        .where = "--input",
+                        .fix = "Use one of them"});
+  }
+}
+
+// Whether rank 0 has a terminal to ask in, which all ranks must know.
+bool all_know(bool has_terminal, HostGroup& ranks) {
+  return ranks.all_gather_bytes(has_terminal ? "1" : "0").front() == "1";
+}
+
+ExitCode run_rank(const ParsedArguments& parsed, const Mesh& mesh) {
+  const Arguments& args = parsed.args;
+  const bool asks = !args.input && args.prompt.empty() && !args.sample_input_file && args.num_samples == 0;
+  const std::unique_ptr<JobTerminal> terminal =
+      asks && mesh.rank() == 0 ? JobTerminal::open(mesh.world_size()) : nullptr;
+  const bool interactive = asks && all_know(terminal != nullptr, *mesh.world().communicator);
+  const GenerateJob job = load_generate_job(parsed, mesh, !args.input);
+  if (args.input) return generate_lines(job);
+  if (interactive) {
+    generate_in_terminal(job, terminal.get());
+  } else {
+    generate_texts(job);
+  }
+  return ExitCode::ok;
+}
+
+}  // namespace
+
+int generate_command(std::span<const std::string> args) {
+  const ParsedArguments parsed = parse_arguments("generate", args, {.architecture = architecture_settings});
+  if (parsed.help) {
+    print_line(help());
+    return 0;
+  }
+  check_modes(parsed.args);
+  if (parsed.args.num_threads) at::set_num_threads(static_cast<int>(*parsed.args.num_threads));
+  ExitCode code = ExitCode::ok;
+  run_model_parallel(parsed, [&](const Mesh& mesh) {
+    const ExitCode own = run_rank(parsed, mesh);
+    if (mesh.rank() == 0) code = own;
+  });
+  return static_cast<int>(code);
+}
+
+}  // namespace teratron

@@ -1,0 +1,83 @@
+#include "teratron/cli/generate/generate_job.h"
+
+#include "teratron/generate/texts.h"
+#include "teratron/models/precision.h"
+#include "teratron/settings/component_options.h"
+#include "teratron/train/engine_options.h"
+
+namespace teratron {
+
+namespace {
+
+RequestReader request_reader(const Arguments& args, const Tokenizer* tokenizer) {
+  RequestReader reader{.tokenizer = tokenizer, .add_bos = args.add_bos};
+  if (tokenizer) reader.document_end = tokenizer->special().eod.value_or(-1);
+  GenerationRequest& request = reader.defaults;
+  request.sampling = {.temperature = args.temperature,
+                      .top_k = args.greedy ? 1 : args.top_k,
+                      .top_p = args.top_p,
+                      .top_p_decay = args.top_p_decay,
+                      .top_p_bound = args.top_p_bound,
+                      .seed = static_cast<uint64_t>(args.seed)};
+  check_sampling(request.sampling);
+  const int64_t end = args.stop_token.value_or(reader.document_end);
+  if (end >= 0) request.stop.tokens = {static_cast<int32_t>(end)};
+  request.stop.texts = args.stop;
+  request.stop.on_eol = args.stop_on_eol;
+  request.stop.on_double_eol = args.stop_on_double_eol;
+  request.prevent_newline_after_colon = args.prevent_newline_after_colon;
+  request.beams = {.width = args.num_beams > 1 ? args.num_beams : 0,
+                   .length_penalty = args.length_penalty,
+                   .stop_token = static_cast<int32_t>(end)};
+  request.choices = args.num_return_sequences;
+  request.logprobs = args.logprobs;
+  if (args.max_new_tokens) {
+    request.max_new_tokens = *args.max_new_tokens;
+  } else {
+    reader.total_length = args.out_seq_length;
+  }
+  return reader;
+}
+
+}  // namespace
+
+GenerateJob load_generate_job(const ParsedArguments& parsed, const Mesh& mesh, bool needs_tokenizer) {
+  GenerateJob job{
+      .mesh = mesh,
+      .loaded = load_for_inference(
+          parsed,
+          {.dtype = model_dtype(parsed.args), .device = choose_device(parsed.args), .generates = true}, mesh),
+      .tokenizer = nullptr,
+      .reader = {}};
+  std::string problem;
+  try {
+    job.tokenizer = build_tokenizer(tokenizer_options(job.args()));
+  } catch (const UserError& error) {
+    if (needs_tokenizer) throw;
+    problem = error.what();
+  }
+  job.reader = request_reader(job.args(), job.tokenizer.get());
+  job.reader.no_tokenizer = problem;
+  return job;
+}
+
+EngineSettings engine_settings(const GenerateJob& job) {
+  const Arguments& args = job.args();
+  EngineSettings settings{.tokenizer = job.tokenizer.get(),
+                          .max_rows = args.inference_max_requests.value_or(0)};
+  if (job.tokenizer) settings.newlines = newline_tokens(*job.tokenizer);
+  if (const auto gigabytes = args.inference_dynamic_batching_buffer_size_gb)
+    settings.cache_bytes = static_cast<int64_t>(*gigabytes * 1024 * 1024 * 1024);
+  return settings;
+}
+
+void with_engine(const GenerateJob& job, const EngineSettings& settings,
+                 const std::function<void(RankedEngine&)>& body) {
+  Engine local(job.loaded.model, settings, job.ranks());
+  RankedEngine engine(local, job.ranks());
+  if (job.mesh.rank() != 0) return engine.follow();
+  body(engine);
+  engine.stop();
+}
+
+}  // namespace teratron

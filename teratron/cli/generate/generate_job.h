@@ -1,0 +1,35 @@
+// What the modes of `teratron generate` share: prompts (generate_texts.h), JSON lines (generate_lines.h), a
+// terminal (generate_terminal.h).
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "teratron/generate/loaded_model.h"
+#include "teratron/generate/ranked_engine.h"
+#include "teratron/generate/request_json.h"
+
+namespace teratron {
+
+struct GenerateJob {
+  const Mesh& mesh;
+  LoadedModel loaded;
+  std::unique_ptr<Tokenizer> tokenizer;  // null: prompts are ids
+  RequestReader reader;                  // with the flags as defaults
+
+  const Arguments& args() const { return loaded.args; }
+  HostGroup& ranks() const { return *mesh.world().communicator; }
+};
+
+/// Loads the model. `needs_tokenizer`: UserError if there is none. Collective.
+GenerateJob load_generate_job(const ParsedArguments& parsed, const Mesh& mesh, bool needs_tokenizer);
+
+/// Of the flags.
+EngineSettings engine_settings(const GenerateJob& job);
+
+/// Calls `body` on rank 0 with an engine over all ranks, the others follow. `settings` are the same on all.
+void with_engine(const GenerateJob& job, const EngineSettings& settings,
+                 const std::function<void(RankedEngine&)>& body);
+
+}  // namespace teratron

@@ -1,0 +1,176 @@
+#include "teratron/cli/generate/generate_lines.h"
+
+#include <chrono>
+#include <deque>
+#include <filesystem>
+#include <map>
+
+#include "teratron/base/file.h"
+#include "teratron/base/hash_name.h"
+#include "teratron/base/json.h"
+#include "teratron/base/log.h"
+#include "teratron/base/text_lines.h"
+
+namespace teratron {
+
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// The number of lines, and a hash of all.
+struct InputSummary {
+  int64_t lines = 0;
+  uint64_t hash = 0;
+};
+
+InputSummary summarize(const std::string& path, const std::string& salt) {
+  InputSummary summary{.lines = 0, .hash = hash_name(salt)};
+  std::ifstream file = open_text(path, ExitCode::data);
+  for (std::string line; next_line(file, line, path); ++summary.lines)
+    summary.hash = hash_name(line) ^ (summary.hash * 0x100000001b3U);
+  return summary;
+}
+
+// Lines of the answers so far; what an interruption left of another line is cut off.
+int64_t complete_lines(const fs::path& path) {
+  if (!fs::exists(path)) return 0;
+  std::ifstream file = open_text(path, ExitCode::config);
+  int64_t lines = 0, complete = 0, offset = 0;
+  for (char c = 0; file.get(c);) {
+    offset += 1;
+    if (c != '\n') continue;
+    lines += 1;
+    complete = offset;
+  }
+  if (complete < offset) fs::resize_file(path, static_cast<uintmax_t>(complete));
+  return lines;
+}
+
+// Answers the lines of a file in order.
+class LinesJob {
+ public:
+  LinesJob(const GenerateJob& job, RankedEngine& engine)
+      : job_(job),
+        engine_(engine),
+        input_(*job.args().input),
+        output_(*job.args().output),
+        file_(open_text(input_, ExitCode::data)) {
+    const std::string salt = serialize(job.reader.defaults) + job.loaded.checkpoint.path.string();
+    const InputSummary summary = summarize(input_, salt);
+    total_ = summary.lines;
+    partial_ = fmt::format("{}.{:016x}.partial", output_, summary.hash);
+    written_ = complete_lines(partial_);
+    if (written_ > 0)
+      notice("{} has the answers to {} of {} lines: going on", partial_.string(), written_, total_);
+    answers_.emplace(File::append(partial_, ExitCode::config));
+  }
+
+  /// The number of lines with errors.
+  int64_t run() {
+    constexpr size_t requests_ahead = 256;
+    const int64_t already = written_;
+    bool more = true;
+    while (more || !pending_.empty()) {
+      while (more && pending_.size() < requests_ahead) more = read_line(already);
+      engine_.step();
+      for (GenerationResult& result : engine_.take_results()) finish(result);
+      write_ready();
+      show_progress();
+    }
+    status_line("");
+    answers_->sync();
+    answers_->close();
+    rename_path(partial_, output_, ExitCode::config);
+    const double seconds = seconds_since(start_);
+    const int64_t tokens = engine_.local().generated_tokens();
+    print("{}: {} answers, {} tokens in {:.1f} s ({:.0f} tokens/s)", output_, written_, tokens, seconds,
+          static_cast<double>(tokens) / seconds);
+    if (errors_ > 0) warn("{} of {} lines have errors", errors_, total_);
+    return errors_;
+  }
+
+ private:
+  struct Pending {
+    GenerationRequest request;
+    std::string answer;  // empty: not yet
+  };
+
+  bool read_line(int64_t already) {
+    std::string line;
+    if (!next_line(file_, line, input_)) return false;
+    const int64_t number = ++read_;
+    if (number <= already) return true;
+    const std::string where = fmt::format("{}:{}", input_, number);
+    Pending& pending = pending_[number];
+    try {
+      const nlohmann::json value = parse_json(line, {.where = where, .kind = ExitCode::data});
+      pending.request = request_from_json(value, job_.reader, where);
+      line_of_[engine_.submit(pending.request)] = number;
+    } catch (const UserError& error) {
+      fail(pending, where, error);
+    }
+    return true;
+  }
+
+  void fail(Pending& pending, const std::string& where, const UserError& error) {
+    std::string all;
+    for (const Problem& problem : error.problems()) {
+      const std::string field =
+          problem.where.starts_with(where) || problem.where.empty() ? "" : problem.where + ": ";
+      all += (all.empty() ? "" : "; ") + field + problem.what + ". " + problem.fix;
+    }
+    error_line(fmt::format("{}: {}", where, all));
+    pending.answer = dump_line({{"error", all}});
+    errors_ += 1;
+  }
+
+  void finish(const GenerationResult& result) {
+    Pending& pending = pending_.at(line_of_.at(result.id));
+    line_of_.erase(result.id);
+    pending.answer = dump_line(answer_to_json(result, pending.request, job_.tokenizer.get()));
+  }
+
+  void write_ready() {
+    while (!pending_.empty() && !pending_.begin()->second.answer.empty()) {
+      answers_->write(pending_.begin()->second.answer + "\n");
+      pending_.erase(pending_.begin());
+      written_ += 1;
+    }
+  }
+
+  void show_progress() {
+    if (!has_status_line() || seconds_since(shown_) < 0.25) return;
+    shown_ = Clock::now();
+    status_line(fmt::format("{}/{} lines | {:.0f} tokens/s", written_, total_,
+                            static_cast<double>(engine_.local().generated_tokens()) / seconds_since(start_)));
+  }
+
+  const GenerateJob& job_;
+  RankedEngine& engine_;
+  std::string input_, output_;
+  std::ifstream file_;
+  fs::path partial_;
+  std::optional<File> answers_;
+  int64_t total_ = 0, read_ = 0, written_ = 0, errors_ = 0;
+  std::map<int64_t, Pending> pending_;  // by line
+  std::map<int64_t, int64_t> line_of_;  // by request
+  Clock::time_point start_ = Clock::now(), shown_ = start_;
+};
+
+}  // namespace
+
+ExitCode generate_lines(const GenerateJob& job) {
+  open_text(*job.args().input, ExitCode::data);  // all ranks say what is wrong with it
+  ExitCode code = ExitCode::ok;
+  with_engine(job, engine_settings(job), [&](RankedEngine& engine) {
+    if (LinesJob(job, engine).run() > 0) code = ExitCode::data;
+  });
+  return code;
+}
+
+}  // namespace teratron

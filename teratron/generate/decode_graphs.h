@@ -1,0 +1,55 @@
+// Steps that decode one token of each sequence, as CUDA graphs: forward and sampling are one launch. There is
+// a graph for each of a few batch sizes and each kind of sampling; smaller batches are padded with rows that
+// write to page 0.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "teratron/generate/sampling.h"
+#include "teratron/generate/step.h"
+#include "teratron/train/device/device_graph.h"
+
+namespace teratron {
+
+/// The pages of the rows of a step on the device, in static memory.
+class PageTable {
+ public:
+  PageTable() = default;
+  /// `width`: pages of the longest sequence.
+  PageTable(int64_t rows, int64_t width, at::Device device);
+  /// Of the first `count` rows; others have page 0. Copied where it changed.
+  void set(const std::vector<StepRow>& rows, int64_t count, int64_t padded);
+  at::Tensor rows(int64_t count) const { return device_.narrow(0, 0, count); }
+
+ private:
+  at::Tensor host_, device_;  // i32 [rows, width]
+};
+
+class DecodeGraphs {
+ public:
+  /// Tokens and positions i64 [R] -> f64 [2, R] as sample_rows(). Everything else it uses must be static.
+  using Body = std::function<at::Tensor(const at::Tensor& tokens_R, const at::Tensor& positions_R,
+                                        const at::Tensor& parameters_R5, const SamplingNeeds& needs)>;
+  DecodeGraphs(int64_t max_rows, at::Device device);
+  /// The size of a batch of so many rows.
+  int64_t padded_rows(int64_t rows) const;
+  /// f64 [2, padded rows] on the device, valid until the next call.
+  at::Tensor run(const StepInput& step, const SamplingNeeds& needs, const Body& body);
+
+ private:
+  struct Captured {
+    bool warm = false;  // ran eagerly: libraries are initialized
+    std::unique_ptr<DeviceGraph> graph;
+    at::Tensor output;
+  };
+
+  int64_t max_rows_;
+  at::Device device_;
+  at::Tensor host_, input_;  // f64 [rows, 7]: token, position, sampling parameters
+  std::map<std::pair<int64_t, SamplingNeeds>, Captured> graphs_;
+};
+
+}  // namespace teratron

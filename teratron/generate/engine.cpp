@@ -1,0 +1,371 @@
+#include "teratron/generate/engine.h"
+
+#include <algorithm>
+
+#include "teratron/base/log.h"
+#include "teratron/generate/engine_memory.h"
+
+namespace teratron {
+
+struct Engine::Sequence {
+  std::vector<int32_t> tokens;  // prompt and new ones
+  int64_t cached = 0;           // tokens with keys and values
+  std::vector<int32_t> pages;
+  double top_p = 0.0;
+  std::vector<double> logprobs;
+  const char* finish_reason = nullptr;  // null: not finished
+
+  int64_t length() const { return static_cast<int64_t>(tokens.size()); }
+};
+
+struct Engine::Active {
+  int64_t id = 0;
+  GenerationRequest request;
+  int64_t rows = 0;  // reserved
+  std::vector<Sequence> sequences;
+  // Of a beam search.
+  BeamPages beam_pages;
+  std::optional<BeamHypotheses> hypotheses;
+  std::vector<double> scores;
+  bool done = false;
+
+  int64_t prompt() const { return static_cast<int64_t>(request.prompt.size()); }
+  bool has_beams() const { return request.beams.width > 0; }
+  std::vector<int32_t> new_tokens(const Sequence& sequence) const {
+    return {sequence.tokens.begin() + prompt(), sequence.tokens.end()};
+  }
+};
+
+struct Engine::Plan {
+  struct Entry {
+    Active* active;
+    Sequence* sequence;
+    size_t targets = 0;
+    bool chooses = false;
+  };
+  StepInput step;
+  std::vector<Entry> entries;  // of each row
+};
+
+Engine::Engine(const LanguageModel& model, const EngineSettings& settings, HostGroup& ranks)
+    : model_(model), settings_(settings) {
+  const bool gpu = model.device.is_cuda();
+  if (settings_.max_rows == 0) settings_.max_rows = gpu ? 64 : 16;
+  if (settings_.prompt_tokens == 0) settings_.prompt_tokens = gpu ? 4096 : 512;
+  if (settings_.longest == 0) settings_.longest = model.max_positions;
+  settings_.longest = std::min(settings_.longest, model.max_positions);
+  const CacheNeeds needs = cache_needs(model);
+  const int64_t pages =
+      choose_pages({.bytes_per_page = std::max<int64_t>(needs.bytes, 1) * settings_.page_size,
+                    .page_size = settings_.page_size,
+                    .rows = settings_.max_rows,
+                    .longest = settings_.longest,
+                    .cache_bytes = settings_.cache_bytes,
+                    .device = model.device},
+                   ranks);
+  pool_.emplace(pages);
+  limits_ = {.vocabulary = model.vocabulary,
+             .max_positions = model.max_positions,
+             .max_rows = settings_.max_rows,
+             .max_tokens = (pages - 1) * settings_.page_size,
+             .has_tokenizer = settings_.tokenizer != nullptr};
+  runner_ =
+      std::make_unique<StageRunner>(model, StageRunner::Options{.cache = {.page_size = settings_.page_size,
+                                                                          .pages = pages,
+                                                                          .max_rows = settings_.max_rows,
+                                                                          .channels = needs.channels},
+                                                                .graphs = settings_.graphs});
+}
+
+Engine::~Engine() = default;
+
+int64_t Engine::rows_of(const GenerationRequest& request) const {
+  return request.beams.width > 0 ? request.beams.width : std::min(request.choices, settings_.max_rows);
+}
+
+int64_t Engine::pages_of(const GenerationRequest& request) const {
+  const auto prompt = static_cast<int64_t>(request.prompt.size());
+  if (request.beams.width > 0)
+    return BeamPages::needed(prompt, request.max_new_tokens, request.beams.width, settings_.page_size);
+  const int64_t each = (prompt + request.max_new_tokens + settings_.page_size - 1) / settings_.page_size;
+  return request.choices * each;
+}
+
+int64_t Engine::submit(GenerationRequest request) {
+  std::vector<Problem> problems = request_problems(request, limits_);
+  const auto length = static_cast<int64_t>(request.prompt.size());
+  request.max_new_tokens = std::min(request.max_new_tokens, limits_.max_positions - length);
+  if (problems.empty() && request.beams.width == 0 && request.choices > settings_.max_rows) {
+    problems.push_back({.what = fmt::format("{} answers at once, but at most {} sequences are generated",
+                                            request.choices, settings_.max_rows),
+                        .where = "num_return_sequences",
+                        .fix = "Raise --inference-max-requests"});
+  }
+  if (problems.empty() && pages_of(request) > pool_->pages() - 1) {
+    problems.push_back(
+        {.what = fmt::format("the request needs keys and values of {} tokens, and memory holds {}",
+                             pages_of(request) * settings_.page_size, limits_.max_tokens),
+         .where = "max_new_tokens",
+         .fix = "Ask for fewer tokens or answers, or raise --inference-dynamic-batching-buffer-size-gb"});
+  }
+  if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
+  waiting_.emplace_back(next_id_, std::move(request));
+  return next_id_++;
+}
+
+void Engine::admit() {
+  while (!waiting_.empty()) {
+    const GenerationRequest& next = waiting_.front().second;
+    const int64_t rows = rows_of(next), pages = pages_of(next);
+    if (rows_ + rows > settings_.max_rows || pages > pool_->free_pages()) return;
+    auto active = std::make_unique<Active>();
+    active->id = waiting_.front().first;
+    active->request = std::move(waiting_.front().second);
+    active->rows = rows;
+    waiting_.pop_front();
+    rows_ += rows;
+    const GenerationRequest& request = active->request;
+    const bool beams = active->has_beams();
+    if (beams) {
+      active->beam_pages = BeamPages(pool_->take(pages), settings_.page_size);
+      active->hypotheses.emplace(request.beams.width, request.beams.length_penalty);
+      active->scores = {0.0};
+    }
+    for (int64_t i = 0; i < (beams ? 1 : request.choices); ++i) {
+      active->sequences.push_back(
+          {.tokens = request.prompt,
+           .pages = beams ? active->beam_pages.first(active->prompt()) : pool_->take(pages / request.choices),
+           .top_p = request.sampling.top_p});
+    }
+    active_.push_back(std::move(active));
+  }
+}
+
+StepChoice Engine::next_choice(const Active& active, const Sequence& sequence, int64_t token) const {
+  const GenerationRequest& request = active.request;
+  if (active.has_beams()) return {.token = token, .best = 2 * request.beams.width};
+  const auto index = static_cast<uint64_t>(&sequence - active.sequences.data());
+  const uint64_t draw = ((request.sequence + index) << 32U) + static_cast<uint64_t>(sequence.tokens.size());
+  const bool after_colon =
+      request.prevent_newline_after_colon && sequence.tokens.back() == settings_.newlines.colon;
+  return {.token = token,
+          .sampling = {.temperature = request.sampling.temperature,
+                       .top_k = request.sampling.top_k,
+                       .top_p = sequence.top_p,
+                       .uniform = uniform_of(request.sampling.seed, draw),
+                       .banned = after_colon ? settings_.newlines.newline : -1}};
+}
+
+void Engine::add_row(Plan& plan, Active& active, Sequence& sequence, int64_t tokens) {
+  StepInput& step = plan.step;
+  const auto first = static_cast<int64_t>(step.tokens.size());
+  Plan::Entry entry{&active, &sequence};
+  for (int64_t i = 0; i < tokens; ++i) {
+    const int64_t position = sequence.cached + i;
+    step.tokens.push_back(sequence.tokens[position]);
+    step.positions.push_back(position);
+    if (!active.request.logprobs || active.has_beams() || position + 1 >= active.prompt()) continue;
+    step.targets.push_back({first + i, active.request.prompt[position + 1]});
+    entry.targets += 1;
+  }
+  step.rows.push_back({first, tokens, sequence.cached + tokens, &sequence.pages});
+  const bool complete = sequence.cached + tokens == sequence.length();
+  if (complete && active.request.max_new_tokens > 0) {
+    step.choices.push_back(next_choice(active, sequence, first + tokens - 1));
+    step.logprobs = step.logprobs || active.request.logprobs;
+    entry.chooses = true;
+  }
+  plan.entries.push_back(entry);
+}
+
+Engine::Plan Engine::plan_step() {
+  Plan plan;
+  for (const auto& active : active_) {
+    for (Sequence& sequence : active->sequences) {
+      if (!sequence.finish_reason && sequence.length() - sequence.cached == 1)
+        add_row(plan, *active, sequence, 1);
+    }
+  }
+  int64_t room = settings_.prompt_tokens;
+  for (const auto& active : active_) {
+    for (Sequence& sequence : active->sequences) {
+      const int64_t left = sequence.length() - sequence.cached;
+      if (sequence.finish_reason || left <= 1 || room < 2) continue;
+      const int64_t tokens = std::min(left, room);
+      add_row(plan, *active, sequence, tokens);
+      room -= tokens;
+    }
+  }
+  return plan;
+}
+
+bool Engine::step() {
+  admit();
+  if (active_.empty()) return false;
+  const Plan plan = plan_step();
+  apply(plan, runner_->run(plan.step));
+  retire_finished();
+  return true;
+}
+
+void Engine::apply(const Plan& plan, const StepOutput& output) {
+  size_t choice = 0, target = 0;
+  for (size_t i = 0; i < plan.entries.size(); ++i) {
+    const auto& [active, sequence, targets, chooses] = plan.entries[i];
+    sequence->cached += plan.step.rows[i].tokens;
+    for (size_t t = 0; t < targets; ++t) sequence->logprobs.push_back(output.targets[target++]);
+    if (chooses && !active->has_beams()) apply_token(*active, *sequence, output.choices[choice].front());
+    if (chooses) ++choice;
+    const bool scored = active->request.max_new_tokens == 0 && sequence->cached == sequence->length();
+    if (scored) sequence->finish_reason = "length";
+  }
+  // The beams of a search are neighbors.
+  choice = 0;
+  for (size_t i = 0; i < plan.entries.size();) {
+    Active& active = *plan.entries[i].active;
+    std::vector<std::vector<StepOutput::Token>> best;
+    do {
+      if (plan.entries[i].chooses) best.push_back(output.choices[choice++]);
+      ++i;
+    } while (i < plan.entries.size() && plan.entries[i].active == &active);
+    if (active.has_beams() && !best.empty()) apply_beams(active, best);
+  }
+}
+
+bool Engine::is_stop(const GenerationRequest& request, const Sequence& sequence) const {
+  const StopRules& stop = request.stop;
+  const NewlineTokens& ids = settings_.newlines;
+  const int32_t token = sequence.tokens.back();
+  const int32_t before = sequence.tokens.size() > 1 ? sequence.tokens[sequence.tokens.size() - 2] : -1;
+  if (stop.on_double_eol) {
+    if (token == ids.double_newline || (token == ids.newline && before == ids.newline)) return true;
+  } else if (stop.on_eol) {
+    if (token == ids.double_newline || token == ids.newline) return true;
+  } else if (std::find(stop.tokens.begin(), stop.tokens.end(), token) != stop.tokens.end()) {
+    return true;
+  }
+  if (stop.texts.empty()) return false;
+  // The text ends with the newest token, so it begins among the last tokens.
+  size_t longest = 0;
+  for (const std::string& text : stop.texts) longest = std::max(longest, text.size());
+  const size_t answer = sequence.tokens.size() - request.prompt.size();
+  const std::span<const int32_t> all(sequence.tokens);
+  const std::string tail = settings_.tokenizer->decode(all.last(std::min(answer, longest + 8)));
+  return std::any_of(stop.texts.begin(), stop.texts.end(),
+                     [&](const std::string& text) { return tail.find(text) != std::string::npos; });
+}
+
+void Engine::apply_token(Active& active, Sequence& sequence, const StepOutput::Token& token) {
+  const GenerationRequest& request = active.request;
+  sequence.tokens.push_back(static_cast<int32_t>(token.id));
+  sequence.top_p = decayed_top_p(sequence.top_p, request.sampling);
+  if (request.logprobs) sequence.logprobs.push_back(token.logprob);
+  generated_ += 1;
+  if (is_stop(request, sequence)) {
+    sequence.finish_reason = "stop";
+  } else if (sequence.length() - active.prompt() == request.max_new_tokens) {
+    sequence.finish_reason = "length";
+  }
+  if (request.on_token) request.on_token(&sequence - active.sequences.data(), sequence.tokens.back());
+}
+
+void Engine::apply_beams(Active& active, const std::vector<std::vector<StepOutput::Token>>& best) {
+  const BeamOptions& options = active.request.beams;
+  std::vector<BeamCandidate> candidates;
+  std::vector<std::vector<int32_t>> tokens;
+  for (size_t beam = 0; beam < best.size(); ++beam) {
+    tokens.push_back(active.new_tokens(active.sequences[beam]));
+    for (const StepOutput::Token& token : best[beam]) {
+      candidates.push_back(
+          {active.scores[beam] + token.logprob, static_cast<int64_t>(beam), static_cast<int32_t>(token.id)});
+    }
+  }
+  keep_best(candidates, 2 * options.width);
+  const double top = candidates.front().score;
+  const std::vector<BeamCandidate> next = next_beams(candidates, options, tokens, *active.hypotheses);
+  const auto length = static_cast<int64_t>(tokens.front().size()) + 1;
+  generated_ += 1;
+  if (active.hypotheses->is_done(top, length) || next.empty()) {
+    active.done = true;
+    return;
+  }
+  std::vector<std::vector<int32_t>> tables;
+  for (const Sequence& sequence : active.sequences) tables.push_back(sequence.pages);
+  std::vector<int64_t> parents;
+  for (const BeamCandidate& candidate : next) parents.push_back(candidate.beam);
+  BeamPages::Fork fork = active.beam_pages.fork(tables, parents, active.sequences.front().cached);
+  runner_->copy_pages(fork.copied_from, fork.copied_to);
+  std::vector<Sequence> sequences;
+  active.scores.clear();
+  for (size_t i = 0; i < next.size(); ++i) {
+    Sequence& sequence = sequences.emplace_back(active.sequences[next[i].beam]);
+    sequence.tokens.push_back(next[i].token);
+    sequence.pages = std::move(fork.tables[i]);
+    active.scores.push_back(next[i].score);
+  }
+  active.sequences = std::move(sequences);
+  if (length < active.request.max_new_tokens) return;
+  for (size_t i = 0; i < next.size(); ++i)
+    active.hypotheses->add(active.new_tokens(active.sequences[i]), next[i].score, length);
+  active.done = true;
+}
+
+void Engine::finish(Active& active, const char* reason) {
+  GenerationResult result{.id = active.id, .choices = {}};
+  if (active.has_beams()) {
+    for (BeamHypotheses::Hypothesis& best : active.hypotheses->sorted()) {
+      if (static_cast<int64_t>(result.choices.size()) == active.request.choices) break;
+      const bool whole = static_cast<int64_t>(best.tokens.size()) == active.request.max_new_tokens;
+      result.choices.push_back({.tokens = std::move(best.tokens),
+                                .finish_reason = whole ? "length" : "stop",
+                                .logprobs = {},
+                                .score = best.score});
+    }
+    for (const int32_t page : active.beam_pages.all()) pool_->give_back(page);
+  }
+  for (Sequence& sequence : active.sequences) {
+    if (active.has_beams()) break;
+    result.choices.push_back({.tokens = active.new_tokens(sequence),
+                              .finish_reason = sequence.finish_reason ? sequence.finish_reason : reason,
+                              .logprobs = std::move(sequence.logprobs)});
+    for (const int32_t page : sequence.pages) pool_->give_back(page);
+  }
+  rows_ -= active.rows;
+  results_.push_back(std::move(result));
+}
+
+void Engine::retire_finished() {
+  const auto is_finished = [](const Active& active) {
+    if (active.has_beams()) return active.done;
+    return std::all_of(active.sequences.begin(), active.sequences.end(),
+                       [](const Sequence& sequence) { return sequence.finish_reason != nullptr; });
+  };
+  for (const auto& active : active_) {
+    if (is_finished(*active)) finish(*active, "");
+  }
+  std::erase_if(active_, [&](const auto& active) { return is_finished(*active); });
+}
+
+void Engine::cancel(int64_t id) {
+  const auto waiting =
+      std::find_if(waiting_.begin(), waiting_.end(), [&](const auto& w) { return w.first == id; });
+  if (waiting != waiting_.end()) {
+    GenerationResult result{.id = id, .choices = {}};
+    result.choices.resize(waiting->second.choices,
+                          {.tokens = {}, .finish_reason = "cancelled", .logprobs = {}});
+    results_.push_back(std::move(result));
+    waiting_.erase(waiting);
+    return;
+  }
+  const auto active =
+      std::find_if(active_.begin(), active_.end(), [&](const auto& a) { return a->id == id; });
+  if (active == active_.end()) return;
+  finish(**active, "cancelled");
+  active_.erase(active);
+}
+
+std::vector<GenerationResult> Engine::take_results() {
+  return std::exchange(results_, {});
+}
+
+}  // namespace teratron

@@ -1,0 +1,25 @@
+// How many pages of keys and values fit.
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+#include "teratron/comm/host/host_group.h"
+
+namespace teratron {
+
+struct CacheRequest {
+  int64_t bytes_per_page = 1;  // on this rank
+  int64_t page_size = 16;
+  int64_t rows = 1;         // sequences at once that are wanted
+  int64_t longest = 1;      // tokens of a sequence
+  int64_t cache_bytes = 0;  // limit on a rank; 0: what is free
+  at::Device device = at::kCPU;
+};
+
+/// The same number on all ranks, page 0 included. A notice where memory holds fewer sequences than wanted;
+/// Fault(out_of_memory) where it holds no page. Collective.
+int64_t choose_pages(const CacheRequest& request, HostGroup& ranks);
+
+}  // namespace teratron

@@ -1,0 +1,262 @@
+#include "teratron/generate/engine.h"
+
+#include <algorithm>
+#include <mutex>
+#include <random>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "teratron/comm/host/thread_world.h"
+#include "teratron/generate/ranked_engine.h"
+#include "teratron/models/gpt/gpt_family.h"
+#include "teratron/testing/small_config.h"
+
+namespace teratron {
+namespace {
+
+GPTConfig config() {
+  GPTConfig config = small_config();
+  config.max_positions = 48;
+  config.position = PositionEmbedding::rope;
+  config.init_std = 0.3;
+  return config;
+}
+
+struct OwnModel {
+  explicit OwnModel(const GPTConfig& config, at::Device device = at::kCPU, at::ScalarType dtype = at::kDouble)
+      : parameters({.dtype = dtype, .device = device, .seed = 9}),
+        model(language_model(gpt_plan(config, {}), parameters, {})) {}
+  ParameterSet parameters;
+  LanguageModel model;
+};
+
+using Answers = std::vector<std::vector<GeneratedChoice>>;
+
+Answers run(const LanguageModel& model, const std::vector<GenerationRequest>& requests,
+            EngineSettings settings) {
+  SingleHostGroup ranks;
+  Engine engine(model, settings, ranks);
+  std::vector<int64_t> ids;
+  for (const GenerationRequest& request : requests) ids.push_back(engine.submit(request));
+  while (engine.step()) {
+  }
+  Answers answers(requests.size());
+  for (GenerationResult& result : engine.take_results()) answers.at(result.id) = std::move(result.choices);
+  return answers;
+}
+
+std::vector<int32_t> tokens_of(const LanguageModel& model, const GenerationRequest& request) {
+  return run(model, {request}, {.max_rows = 4}).at(0).at(0).tokens;
+}
+
+std::vector<std::pair<const char*, GPTConfig>> options_that_train() {
+  GPTConfig windows = config(), alibi = config(), norms = config(), learned = config(), plain = config();
+  windows.windows = {3, 0, 5, 3};
+  alibi.position = PositionEmbedding::alibi;
+  norms.qk_norm = true;
+  norms.query_groups = 4;
+  norms.residual_after_norm = true;
+  learned.position = PositionEmbedding::learned_absolute;
+  learned.query_key_layer_scaling = true;
+  plain.query_groups = 1;
+  plain.qkv_bias = true;
+  plain.rope.percent = 0.5;
+  plain.rope.interleaved = true;
+  plain.tied_embeddings = false;
+  GPTConfig scaled = config();
+  scaled.rope.llama3_factor = 4.0;
+  return {{"groups", config()}, {"windows", windows}, {"alibi", alibi},  {"norms", norms},
+          {"learned", learned}, {"plain", plain},     {"scaled", scaled}};
+}
+
+TEST(Engine, GreedyTokensAreTheArgmaxOfFullForwards) {
+  for (const auto& [name, options] : options_that_train()) {
+    const OwnModel own(options);
+    std::vector<int64_t> ids = {3, 1, 4, 1, 5};
+    const GenerationRequest request{
+        .prompt = {3, 1, 4, 1, 5}, .max_new_tokens = 20, .sampling = {.top_k = 1}};
+    const std::vector<int32_t> tokens = tokens_of(own.model, request);
+    ASSERT_EQ(tokens.size(), 20U);
+    for (const int32_t id : tokens) {
+      ASSERT_EQ(logits_of(own.model, ids)[-1][0].argmax().item<int64_t>(), id) << name;
+      ids.push_back(id);
+    }
+  }
+}
+
+TEST(Engine, EndsAtStopTokensAndAtTheLastPosition) {
+  const OwnModel own(config());
+  GenerationRequest request{.prompt = {3, 1, 4}, .max_new_tokens = 100, .sampling = {.top_k = 1}};
+  const GeneratedChoice whole = run(own.model, {request}, {}).at(0).at(0);
+  EXPECT_EQ(whole.tokens.size(), 45U);
+  EXPECT_EQ(whole.finish_reason, "length");
+  request.stop.tokens = {whole.tokens[3]};
+  const GeneratedChoice cut = run(own.model, {request}, {}).at(0).at(0);
+  EXPECT_EQ(cut.tokens.back(), whole.tokens[3]);
+  EXPECT_LE(cut.tokens.size(), 4U);
+  EXPECT_EQ(cut.finish_reason, "stop");
+}
+
+std::vector<GenerationRequest> random_requests(std::mt19937& random, int64_t count) {
+  const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % n); };
+  std::vector<GenerationRequest> requests;
+  for (int64_t i = 0; i < count; ++i) {
+    GenerationRequest& request = requests.emplace_back();
+    for (int64_t n = 1 + below(20); n > 0; --n) request.prompt.push_back(static_cast<int32_t>(below(37)));
+    request.max_new_tokens = 1 + below(25);
+    request.sampling = {.temperature = 0.5 + 0.1 * static_cast<double>(below(10)), .seed = random()};
+    request.logprobs = below(2) == 0;
+    switch (below(5)) {
+      case 0:
+        request.sampling.top_k = 1 + below(6);
+        break;
+      case 1:
+        request.sampling.top_p = 0.9;
+        request.sampling.top_p_decay = 0.8;
+        request.sampling.top_p_bound = 0.1;
+        break;
+      case 2:
+        request.sampling.temperature = 1.0;
+        request.beams = {
+            .width = 2 + below(3), .length_penalty = 1.0, .stop_token = static_cast<int32_t>(below(37))};
+        request.choices = request.beams.width;
+        break;
+      case 3:
+        request.choices = 1 + below(3);
+        break;
+      default:
+        request.stop.tokens = {static_cast<int32_t>(below(37))};
+    }
+  }
+  return requests;
+}
+
+void expect_same(const std::vector<GeneratedChoice>& actual, const std::vector<GeneratedChoice>& expected,
+                 int64_t request) {
+  ASSERT_EQ(actual.size(), expected.size()) << request;
+  for (size_t i = 0; i < actual.size(); ++i) {
+    EXPECT_EQ(actual[i].tokens, expected[i].tokens) << request;
+    EXPECT_EQ(actual[i].finish_reason, expected[i].finish_reason);
+    ASSERT_EQ(actual[i].logprobs.size(), expected[i].logprobs.size());
+    for (size_t t = 0; t < actual[i].logprobs.size(); ++t)
+      EXPECT_NEAR(actual[i].logprobs[t], expected[i].logprobs[t], 1e-9);
+    EXPECT_NEAR(actual[i].score, expected[i].score, 1e-9);
+  }
+}
+
+TEST(Engine, AnswersDoNotDependOnBatchPagingOrOrderOfArrival) {
+  const OwnModel own(config());
+  std::mt19937 random(17);
+  for (int64_t round = 0; round < 6; ++round) {
+    const std::vector<GenerationRequest> requests = random_requests(random, 9);
+    Answers alone;
+    for (const GenerationRequest& request : requests)
+      alone.push_back(run(own.model, {request}, {.max_rows = 8}).at(0));
+    // They join while others are generated, some wait for memory, and one is cancelled.
+    SingleHostGroup ranks;
+    const int64_t page_size = int64_t{1} << (random() % 4);
+    Engine engine(own.model,
+                  {.max_rows = 4 + static_cast<int64_t>(random() % 4),
+                   .longest = 20 + static_cast<int64_t>(random() % 28),
+                   .page_size = page_size,
+                   .prompt_tokens = 2 + static_cast<int64_t>(random() % 20)},
+                  ranks);
+    std::vector<int64_t> order(requests.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int64_t>(i);
+    std::shuffle(order.begin(), order.end(), random);
+    std::map<int64_t, int64_t> request_of;
+    std::vector<GenerationResult> results;
+    size_t next = 0;
+    const int64_t cancelled = engine.submit({.prompt = {1, 2}, .max_new_tokens = 30});
+    while (next < order.size() || !engine.idle()) {
+      if (next < order.size() && (random() % 3 == 0 || engine.idle())) {
+        try {
+          request_of[engine.submit(requests[order[next]])] = order[next];
+        } catch (const UserError&) {  // more than memory holds
+          alone[order[next]].clear();
+        }
+        ++next;
+      }
+      engine.step();
+      if (next == 2) engine.cancel(cancelled);
+      for (GenerationResult& result : engine.take_results()) results.push_back(std::move(result));
+    }
+    EXPECT_EQ(results.size(), request_of.size() + 1);
+    for (const GenerationResult& result : results) {
+      if (result.id != cancelled) expect_same(result.choices, alone[request_of.at(result.id)], result.id);
+    }
+  }
+}
+
+TEST(Engine, RanksOfEveryLayoutGenerateTheSameTexts) {
+  std::mt19937 random(3);
+  const std::vector<GenerationRequest> requests = random_requests(random, 8);
+  const OwnModel own(config());
+  const Answers expected = run(own.model, requests, {.max_rows = 5});
+  for (const MeshOptions& options :
+       {MeshOptions{.tp = 2}, MeshOptions{.pp = 2}, MeshOptions{.tp = 2, .pp = 2}, MeshOptions{.pp = 4}}) {
+    run_ranks(options, [&](const Mesh& mesh) {
+      ParameterSet parameters({.dtype = at::kDouble, .seed = 9});
+      const Group& pipeline = mesh.group(Axis::pp);
+      const int64_t layers = 4 / pipeline.size;
+      const StageSpec stage{.first_layer = pipeline.rank * layers,
+                            .layers = layers,
+                            .embedding = pipeline.rank == 0,
+                            .head = pipeline.rank == pipeline.size - 1};
+      const LanguageModel model =
+          language_model(gpt_plan(config(), {}), parameters, mesh.group(Axis::tp),
+                         {.stage = stage, .group = pipeline, .links = mesh.pipeline_links()});
+      HostGroup& ranks = *mesh.world().communicator;
+      Engine local(model, {.max_rows = 5}, ranks);
+      RankedEngine engine(local, ranks);
+      if (mesh.rank() != 0) return engine.follow();
+      for (const GenerationRequest& request : requests) engine.submit(request);
+      while (engine.step()) {
+      }
+      for (const GenerationResult& result : engine.take_results())
+        expect_same(result.choices, expected.at(result.id), result.id);
+      engine.stop();
+    });
+  }
+}
+
+TEST(Engine, StreamsTheTokensOfEachAnswer) {
+  const OwnModel own(config());
+  std::vector<std::vector<int32_t>> streamed(2);
+  const GenerationRequest request{
+      .prompt = {5, 6}, .max_new_tokens = 7, .choices = 2, .on_token = [&](int64_t choice, int32_t token) {
+        streamed[choice].push_back(token);
+      }};
+  const std::vector<GeneratedChoice> choices = run(own.model, {request}, {}).at(0);
+  EXPECT_EQ(streamed[0], choices[0].tokens);
+  EXPECT_EQ(streamed[1], choices[1].tokens);
+  EXPECT_NE(choices[0].tokens, choices[1].tokens);
+}
+
+TEST(Engine, RejectsAllThatIsWrongWithARequest) {
+  const OwnModel own(config());
+  SingleHostGroup ranks;
+  Engine engine(own.model, {.max_rows = 2, .cache_bytes = 3 << 13}, ranks);
+  const auto problems = [&](const GenerationRequest& request) -> size_t {
+    try {
+      engine.submit(request);
+    } catch (const UserError& error) {
+      EXPECT_EQ(error.exit_code(), ExitCode::config);
+      return error.problems().size();
+    }
+    return 0;
+  };
+  EXPECT_EQ(problems({.prompt = std::vector<int32_t>(48, 1)}), 1U);
+  EXPECT_EQ(problems({.prompt = {}}), 1U);
+  EXPECT_EQ(problems({.prompt = {40, 1}, .sampling = {.temperature = 0.0, .top_k = 3, .top_p = 0.5}}), 3U);
+  EXPECT_EQ(problems({.prompt = {1}, .max_new_tokens = 0}), 1U);
+  EXPECT_EQ(problems({.prompt = {1}, .beams = {.width = 9}}), 1U);
+  EXPECT_EQ(problems({.prompt = {1}, .stop = {.texts = {"x"}}}), 1U);
+  EXPECT_EQ(problems({.prompt = {1}, .max_new_tokens = 4, .choices = 3}), 1U);
+  EXPECT_EQ(problems({.prompt = {1}, .max_new_tokens = 40}), 1U) << "more than memory holds";
+  EXPECT_EQ(problems({.prompt = {1}, .max_new_tokens = 4}), 0U);
+}
+
+}  // namespace
+}  // namespace teratron

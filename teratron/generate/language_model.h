@@ -1,0 +1,56 @@
+// A pipeline stage of a language model for inference.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "teratron/models/model_plan.h"
+
+namespace teratron {
+
+/// The pipeline of a model; by default of one stage.
+struct InferencePipeline {
+  StageSpec stage = {};
+  Group group = {};
+  PipelineLinks links = {};
+};
+
+/// A stage on the ranks of one tensor-parallel group.
+struct LanguageModel {
+  std::unique_ptr<Model> model;
+  int64_t layers = 0;  // of the stage
+  int64_t vocabulary = 0;
+  int64_t max_positions = 0;
+  Inference inference = {};
+  Group tensor_parallel = {};
+  at::Device device = at::kCPU;
+  at::ScalarType dtype = at::kFloat;
+  std::vector<Channel> channels = {};
+  InferencePipeline pipeline = {};
+
+  bool is_first_stage() const { return pipeline.group.rank == 0; }
+  bool is_last_stage() const { return pipeline.group.rank == pipeline.group.size - 1; }
+};
+/// Its parameters are created in `parameters`. One stage with all layers.
+LanguageModel language_model(const ModelPlan& plan, ParameterSet& parameters, const Group& tensor_parallel);
+/// The stage of `pipeline`.
+LanguageModel language_model(const ModelPlan& plan, ParameterSet& parameters, const Group& tensor_parallel,
+                             const InferencePipeline& pipeline);
+
+/// Tokens [T, 1] at these positions of their sequences.
+MicroBatch token_batch(const at::Tensor& tokens_T, const at::Tensor& positions_T);
+/// Logits [S, vocabulary], without padding, of hidden states [S, 1, H] of the last stage, on every
+/// tensor-parallel rank.
+at::Tensor gathered_logits(const LanguageModel& model, const Activations& output);
+
+/// Logits [S, 1, vocabulary], without padding, of token ids at positions `first`, first + 1, ..., on every
+/// rank of a model of one stage. `states`: of the tokens before them, extended; null: there are none.
+at::Tensor logits_of(const LanguageModel& model, std::span<const int64_t> ids, int64_t first = 0,
+                     LayerStates* states = nullptr);
+
+/// The outputs of a micro-batch in fp32 on the CPU of every rank: [B, ...], logits [B, S, vocabulary] without
+/// padding.
+std::vector<InferenceOutput> outputs_of(const LanguageModel& model, const MicroBatch& batch);
+
+}  // namespace teratron

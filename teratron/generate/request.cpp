@@ -1,0 +1,122 @@
+#include "teratron/generate/request.h"
+
+#include <algorithm>
+
+#include <nlohmann/json.hpp>
+
+namespace teratron {
+
+namespace {
+
+void check_prompt(const GenerationRequest& request, const RequestLimits& limits,
+                  std::vector<Problem>& problems) {
+  const auto length = static_cast<int64_t>(request.prompt.size());
+  if (length == 0) {
+    problems.push_back({.what = "the prompt has no tokens",
+                        .where = "prompt",
+                        .fix = "Write at least one word, or set add_BOS"});
+  }
+  const auto outside = std::find_if(request.prompt.begin(), request.prompt.end(),
+                                    [&](int32_t id) { return id < 0 || id >= limits.vocabulary; });
+  if (outside != request.prompt.end()) {
+    problems.push_back(
+        {.what = fmt::format("token {} is not in the vocabulary of {} tokens", *outside, limits.vocabulary),
+         .where = "tokens",
+         .fix = fmt::format("Use ids in [0, {})", limits.vocabulary)});
+  }
+  const int64_t longest = limits.max_positions - (request.max_new_tokens > 0 ? 1 : 0);
+  if (length > longest) {
+    problems.push_back({.what = fmt::format("the prompt has {} tokens and the model {} positions", length,
+                                            limits.max_positions),
+                        .where = "prompt",
+                        .fix = "Shorten the prompt"});
+  }
+}
+
+void check_range(bool valid, std::string what, const char* where, std::vector<Problem>& problems) {
+  if (!valid)
+    problems.push_back({.what = std::move(what), .where = where, .fix = "Use a value in this range"});
+}
+
+void check_answers(const GenerationRequest& request, const RequestLimits& limits,
+                   std::vector<Problem>& problems) {
+  const int64_t width = request.beams.width;
+  check_range(request.max_new_tokens >= 0, fmt::format("{} is below 0", request.max_new_tokens),
+              "max_new_tokens", problems);
+  if (request.max_new_tokens == 0 && !request.logprobs) {
+    problems.push_back({.what = "no new tokens are asked for, and no log probabilities",
+                        .where = "max_new_tokens",
+                        .fix = "Set logprobs for the log probabilities of the prompt"});
+  }
+  check_range(request.choices >= 1, fmt::format("{} is below 1", request.choices), "num_return_sequences",
+              problems);
+  check_range(width >= 0 && width <= limits.max_rows,
+              fmt::format("{} is not in [0, {}], the number of sequences at once", width, limits.max_rows),
+              "num_beams", problems);
+  if (width > 0 && request.choices > width) {
+    problems.push_back({.what = fmt::format("{} answers of {} beams", request.choices, width),
+                        .where = "num_return_sequences",
+                        .fix = "Use at most num_beams"});
+  }
+  if (width > 0 && (request.sampling.top_k > 1 || request.sampling.top_p > 0.0)) {
+    problems.push_back({.what = "a beam search does not sample, but top_k or top_p is set",
+                        .where = "num_beams",
+                        .fix = "Set only one of them"});
+  }
+  if (!request.stop.texts.empty() && !limits.has_tokenizer) {
+    problems.push_back(
+        {.what = "texts that end an answer need a tokenizer", .where = "stop", .fix = "Use stop_token"});
+  }
+  if (std::find(request.stop.texts.begin(), request.stop.texts.end(), "") != request.stop.texts.end())
+    problems.push_back({.what = "an empty text ends every answer", .where = "stop", .fix = "Leave it out"});
+}
+
+}  // namespace
+
+std::vector<Problem> request_problems(const GenerationRequest& request, const RequestLimits& limits) {
+  std::vector<Problem> problems = sampling_problems(request.sampling);
+  check_prompt(request, limits, problems);
+  check_answers(request, limits, problems);
+  return problems;
+}
+
+std::string serialize(const GenerationRequest& r) {
+  const nlohmann::json value = {{"prompt", r.prompt},
+                                {"max_new_tokens", r.max_new_tokens},
+                                {"sampling",
+                                 {r.sampling.temperature, r.sampling.top_k, r.sampling.top_p,
+                                  r.sampling.top_p_decay, r.sampling.top_p_bound}},
+                                {"seed", r.sampling.seed},
+                                {"stop_tokens", r.stop.tokens},
+                                {"stop_texts", r.stop.texts},
+                                {"eol", {r.stop.on_eol, r.stop.on_double_eol, r.prevent_newline_after_colon}},
+                                {"beams", {r.beams.width, r.beams.length_penalty, r.beams.stop_token}},
+                                {"choices", r.choices},
+                                {"sequence", r.sequence},
+                                {"logprobs", r.logprobs}};
+  return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+GenerationRequest deserialize_request(const std::string& text) {
+  const nlohmann::json value = nlohmann::json::parse(text);
+  const nlohmann::json &sampling = value.at("sampling"), &eol = value.at("eol"), &beams = value.at("beams");
+  return {.prompt = value.at("prompt"),
+          .max_new_tokens = value.at("max_new_tokens"),
+          .sampling = {.temperature = sampling[0],
+                       .top_k = sampling[1],
+                       .top_p = sampling[2],
+                       .top_p_decay = sampling[3],
+                       .top_p_bound = sampling[4],
+                       .seed = value.at("seed")},
+          .stop = {.tokens = value.at("stop_tokens"),
+                   .texts = value.at("stop_texts"),
+                   .on_eol = eol[0],
+                   .on_double_eol = eol[1]},
+          .beams = {.width = beams[0], .length_penalty = beams[1], .stop_token = beams[2]},
+          .prevent_newline_after_colon = eol[2],
+          .choices = value.at("choices"),
+          .sequence = value.at("sequence"),
+          .logprobs = value.at("logprobs")};
+}
+
+}  // namespace teratron

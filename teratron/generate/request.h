@@ -1,0 +1,74 @@
+// What is asked of the engine (engine.h), and its answer. The rules are those of Megatron-LM's
+// text_generation, for each prompt as if it were alone: an answer depends on the prompt, the options and the
+// seed, not on other requests.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "teratron/base/error.h"
+#include "teratron/generate/sampling.h"
+
+namespace teratron {
+
+/// When an answer ends before max_new_tokens.
+struct StopRules {
+  std::vector<int32_t> tokens;     // any of them; they are part of the answer's tokens, not of its text
+  std::vector<std::string> texts;  // any of them, also across the borders of tokens; not part of the text
+  bool on_eol = false;             // at a newline; `tokens` do not count then
+  bool on_double_eol = false;      // at two newlines; the same
+};
+
+struct BeamOptions {
+  int64_t width = 0;  // 0: no beam search
+  double length_penalty = 1.0;
+  int32_t stop_token = -1;  // ends a hypothesis, which does not include it; -1: none
+};
+
+struct GenerationRequest {
+  std::vector<int32_t> prompt;
+  int64_t max_new_tokens = 64;  // 0: only log probabilities of the prompt
+  SamplingOptions sampling = {};
+  StopRules stop = {};
+  BeamOptions beams = {};
+  bool prevent_newline_after_colon = false;
+  int64_t choices = 1;    // answers; with beams the best ones
+  uint64_t sequence = 0;  // the first answer's number among those of one seed
+  bool logprobs = false;
+  /// Called with each new token of answer `choice`, not during a beam search; may be empty.
+  std::function<void(int64_t choice, int32_t token)> on_token = {};
+};
+
+struct GeneratedChoice {
+  std::vector<int32_t> tokens;   // new ones
+  std::string finish_reason;     // "stop", "length" or "cancelled"
+  std::vector<double> logprobs;  // if asked: of the prompt's tokens from the second on, then of the new ones
+  double score = 0.0;            // of a beam
+};
+
+struct GenerationResult {
+  int64_t id = 0;
+  std::vector<GeneratedChoice> choices;
+};
+
+/// Ids of the tokens that the rules on newlines are about; -1: the tokenizer has none.
+struct NewlineTokens {
+  int32_t newline = 198, double_newline = 628, colon = 25;  // GPT-2's
+};
+
+struct RequestLimits {
+  int64_t vocabulary = 0;
+  int64_t max_positions = 0;
+  int64_t max_rows = 0;    // sequences at once
+  int64_t max_tokens = 0;  // that the cache holds
+  bool has_tokenizer = false;
+};
+/// All that is wrong with a request, named by its fields.
+std::vector<Problem> request_problems(const GenerationRequest& request, const RequestLimits& limits);
+
+/// For the other ranks of a job; without callbacks.
+std::string serialize(const GenerationRequest& request);
+GenerationRequest deserialize_request(const std::string& text);
+
+}  // namespace teratron

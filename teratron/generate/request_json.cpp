@@ -1,0 +1,190 @@
+#include "teratron/generate/request_json.h"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+
+#include "teratron/base/config/spelling.h"
+#include "teratron/generate/texts.h"
+
+namespace teratron {
+
+namespace {
+
+using nlohmann::json;
+
+// Reads the fields of one request and collects what is wrong with them.
+class FieldReader {
+ public:
+  FieldReader(const json& value, std::string where) : value_(value), where_(std::move(where)) {}
+
+  template <typename T, typename Valid>
+  void read(const char* name, const char* type, const Valid& valid,
+            const std::function<void(const T&)>& use) {
+    known_.push_back(name);
+    const auto found = value_.find(name);
+    if (found == value_.end() || found->is_null()) return;
+    if (!valid(*found)) {
+      problem(fmt::format("{} is not {}: {}", name, type, printable(found->dump(-1, ' ', true), 60)),
+              fmt::format("Use {}", type));
+      return;
+    }
+    use(found->template get<T>());
+  }
+  void integer(const char* name, const std::function<void(const int64_t&)>& use) {
+    read<int64_t>(name, "an integer", [](const json& v) { return is_int64(v); }, use);
+  }
+  void real(const char* name, double& target) {
+    read<double>(
+        name, "a number", [](const json& v) { return v.is_number(); }, [&](const double& v) { target = v; });
+  }
+  void flag(const char* name, bool& target) {
+    read<bool>(
+        name, "true or false", [](const json& v) { return v.is_boolean(); },
+        [&](const bool& v) { target = v; });
+  }
+  void problem(std::string what, std::string fix) {
+    problems_.push_back({.what = std::move(what), .where = where_, .fix = std::move(fix)});
+  }
+  void finish() {
+    for (const auto& [name, unused] : value_.items()) {
+      if (std::find(known_.begin(), known_.end(), name) != known_.end()) continue;
+      const std::string nearest = nearest_spelling(name, known_);
+      problem(fmt::format("unknown field '{}'", printable(name, 60)),
+              nearest.empty() ? "Leave it out" : fmt::format("Did you mean {}?", nearest));
+    }
+    if (!problems_.empty()) throw UserError(ExitCode::data, std::move(problems_));
+  }
+
+  static bool is_int64(const json& v) {
+    return v.is_number_integer() &&
+           (!v.is_number_unsigned() || v.get<uint64_t>() <= uint64_t{std::numeric_limits<int64_t>::max()});
+  }
+  static bool is_id(const json& v) {
+    return is_int64(v) && v.get<int64_t>() >= 0 && v.get<int64_t>() <= std::numeric_limits<int32_t>::max();
+  }
+
+ private:
+  const json& value_;
+  std::string where_;
+  std::vector<std::string> known_;
+  std::vector<Problem> problems_;
+};
+
+bool are_ids(const json& v) {
+  return v.is_array() && std::all_of(v.begin(), v.end(), FieldReader::is_id);
+}
+
+bool are_texts(const json& v) {
+  return v.is_string() ||
+         (v.is_array() && std::all_of(v.begin(), v.end(), [](const json& t) { return t.is_string(); }));
+}
+
+void read_prompt(FieldReader& fields, const RequestReader& reader, bool add_bos, GenerationRequest& request) {
+  bool given = false;
+  std::optional<std::string> text;
+  fields.read<std::string>(
+      "prompt", "a text", [](const json& v) { return v.is_string(); },
+      [&](const std::string& v) { text = v, given = true; });
+  fields.read<std::vector<int32_t>>("tokens", "a list of token ids", are_ids,
+                                    [&](const std::vector<int32_t>& v) {
+                                      if (given)
+                                        fields.problem("prompt and tokens are both given", "Use one of them");
+                                      request.prompt = v;
+                                      given = true;
+                                    });
+  fields.read<json>(
+      "encoder_tokens", "left out for this model", [](const json&) { return false; }, [](const json&) {});
+  if (!given) fields.problem("there is neither prompt nor tokens", "Add one of them");
+  if (text && !reader.tokenizer) {
+    fields.problem(fmt::format("a prompt needs a tokenizer ({})", reader.no_tokenizer), "Use tokens");
+  } else if (text) {
+    try {
+      reader.tokenizer->encode(*text, request.prompt);
+    } catch (const UserError& error) {
+      for (const Problem& problem : error.problems()) fields.problem(problem.what, problem.fix);
+    }
+  }
+  if (add_bos && reader.document_end < 0) {
+    fields.problem("add_BOS needs a tokenizer with an end-of-document token", "Put the token into tokens");
+  } else if (add_bos) {
+    request.prompt.insert(request.prompt.begin(), reader.document_end);
+  }
+}
+
+void read_sampling(FieldReader& fields, GenerationRequest& request) {
+  SamplingOptions& sampling = request.sampling;
+  fields.integer("max_new_tokens", [&](int64_t v) { request.max_new_tokens = v; });
+  fields.real("temperature", sampling.temperature);
+  fields.integer("top_k", [&](int64_t v) { sampling.top_k = v; });
+  fields.real("top_p", sampling.top_p);
+  fields.real("top_p_decay", sampling.top_p_decay);
+  fields.real("top_p_bound", sampling.top_p_bound);
+  for (const char* name : {"seed", "random_seed"})
+    fields.integer(name, [&](int64_t v) { sampling.seed = static_cast<uint64_t>(v); });
+  fields.integer("num_beams", [&](int64_t v) { request.beams.width = v == 1 ? 0 : v; });
+  fields.real("length_penalty", request.beams.length_penalty);
+  fields.integer("num_return_sequences", [&](int64_t v) { request.choices = v; });
+  fields.flag("logprobs", request.logprobs);
+}
+
+void read_stops(FieldReader& fields, GenerationRequest& request) {
+  fields.read<json>("stop", "a text or a list of texts", are_texts, [&](const json& v) {
+    request.stop.texts = v.is_string() ? std::vector<std::string>{v} : v.get<std::vector<std::string>>();
+  });
+  fields.read<int32_t>("stop_token", "a token id", FieldReader::is_id, [&](int32_t v) {
+    request.stop.tokens = {v};
+    request.beams.stop_token = v;
+  });
+  fields.flag("stop_on_eol", request.stop.on_eol);
+  fields.flag("stop_on_double_eol", request.stop.on_double_eol);
+  fields.flag("prevent_newline_after_colon", request.prevent_newline_after_colon);
+}
+
+nlohmann::ordered_json choice_to_json(const GeneratedChoice& choice, const GenerationRequest& request,
+                                      const Tokenizer* tokenizer) {
+  nlohmann::ordered_json value;
+  value["text"] = nullptr;
+  if (tokenizer) value["text"] = answer_text(*tokenizer, request, choice);
+  value["tokens"] = choice.tokens;
+  if (request.logprobs) value["logprobs"] = choice.logprobs;
+  if (request.beams.width > 0) value["score"] = choice.score;
+  value["finish_reason"] = choice.finish_reason;
+  return value;
+}
+
+}  // namespace
+
+GenerationRequest request_from_json(const json& value, const RequestReader& reader,
+                                    const std::string& where) {
+  if (!value.is_object())
+    throw data_error(
+        {.what = "the request is not a JSON object", .where = where, .fix = "Write {\"prompt\": ...}"});
+  GenerationRequest request = reader.defaults;
+  FieldReader fields(value, where);
+  bool add_bos = reader.add_bos;
+  fields.flag("add_BOS", add_bos);
+  read_prompt(fields, reader, add_bos, request);
+  if (reader.total_length > 0)
+    request.max_new_tokens =
+        std::max<int64_t>(reader.total_length - static_cast<int64_t>(request.prompt.size()), 0);
+  read_sampling(fields, request);
+  read_stops(fields, request);
+  fields.finish();
+  return request;
+}
+
+nlohmann::ordered_json answer_to_json(const GenerationResult& result, const GenerationRequest& request,
+                                      const Tokenizer* tokenizer) {
+  if (result.choices.size() == 1) return choice_to_json(result.choices.front(), request, tokenizer);
+  nlohmann::ordered_json choices = nlohmann::ordered_json::array();
+  for (const GeneratedChoice& choice : result.choices)
+    choices.push_back(choice_to_json(choice, request, tokenizer));
+  return {{"choices", choices}};
+}
+
+std::string dump_line(const nlohmann::ordered_json& value) {
+  return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace teratron

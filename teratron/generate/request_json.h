@@ -1,0 +1,40 @@
+// Requests and answers as JSON: `teratron generate --input`, and the server.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "teratron/generate/request.h"
+#include "teratron/tokenizer/tokenizer.h"
+
+namespace teratron {
+
+/// What the fields of a request are read with.
+struct RequestReader {
+  GenerationRequest defaults = {};
+  const Tokenizer* tokenizer = nullptr;  // null: prompts are ids
+  std::string no_tokenizer = {};         // why there is none
+  int32_t document_end = -1;             // id; -1: none
+  bool add_bos = false;
+  int64_t total_length = 0;  // of prompt and answer where max_new_tokens is left out; 0: see defaults
+};
+
+/// Fields: prompt (text) or tokens (ids), and any of max_new_tokens, temperature, top_k, top_p, top_p_decay,
+/// top_p_bound, num_beams, length_penalty, num_return_sequences, stop (a text or several), stop_token, seed
+/// or random_seed, logprobs, add_BOS, stop_on_eol, stop_on_double_eol, prevent_newline_after_colon.
+/// UserError(data) at `where` with all that is wrong: unknown fields, types, a missing prompt. The engine
+/// checks ranges.
+GenerationRequest request_from_json(const nlohmann::json& value, const RequestReader& reader,
+                                    const std::string& where);
+
+/// text (null without a tokenizer), tokens, logprobs if asked, score of a beam, finish_reason; several
+/// answers as `choices`.
+nlohmann::ordered_json answer_to_json(const GenerationResult& result, const GenerationRequest& request,
+                                      const Tokenizer* tokenizer);
+
+/// On one line, with invalid UTF-8 replaced.
+std::string dump_line(const nlohmann::ordered_json& value);
+
+}  // namespace teratron

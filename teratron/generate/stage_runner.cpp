@@ -1,0 +1,288 @@
+#include "teratron/generate/stage_runner.h"
+
+#include <algorithm>
+
+#include <ATen/ATen.h>
+
+#include "teratron/base/error.h"
+#include "teratron/kernels/attention/paged_decode.h"
+#include "teratron/pipeline/executor.h"
+
+namespace teratron {
+
+namespace {
+
+// Logits of so many targets at once.
+constexpr int64_t targets_at_once = 128;
+
+at::Tensor long_tensor(const std::vector<int64_t>& values, at::Device device) {
+  return at::tensor(values, at::kLong).to(device);
+}
+
+// The hidden states of some tokens, as the output of the last stage.
+Activations some_tokens(const Activations& output, const std::vector<int64_t>& tokens) {
+  const at::Tensor& hidden = output["hidden"];
+  if (static_cast<int64_t>(tokens.size()) == hidden.size(0)) return output;
+  return {{"hidden", hidden.index_select(0, long_tensor(tokens, hidden.device()))}};
+}
+
+SamplingNeeds needs_of(const StepInput& step) {
+  std::vector<RowSampling> rows;
+  for (const StepChoice& choice : step.choices) rows.push_back(choice.sampling);
+  SamplingNeeds needs = needs_of(rows);
+  needs.logprobs = step.logprobs;
+  return needs;
+}
+
+std::vector<at::Tensor> channel_buffers(const LanguageModel& model, const MicroBatch& batch) {
+  std::vector<at::Tensor> buffers;
+  for (const Channel& channel : model.channels) {
+    buffers.push_back(
+        at::empty(channel.shape(batch, 1),
+                  at::TensorOptions().dtype(channel.dtype.value_or(model.dtype)).device(model.device)));
+  }
+  return buffers;
+}
+
+Activations named(const LanguageModel& model, const std::vector<at::Tensor>& tensors) {
+  Activations activations;
+  for (size_t i = 0; i < tensors.size(); ++i) activations.set(model.channels[i].name, tensors[i]);
+  return activations;
+}
+
+void fill_slots(PagedRow& row, const StepRow& step, const CacheShape& cache, std::vector<int64_t>& slots) {
+  const std::vector<int32_t>& pages = *step.pages;
+  const auto slot = [&](int64_t position) {
+    return int64_t{pages[position / cache.page_size]} * cache.page_size + position % cache.page_size;
+  };
+  for (int64_t i = step.length - step.tokens; i < step.length; ++i) slots.push_back(slot(i));
+  const int64_t used = (step.length + cache.page_size - 1) / cache.page_size;
+  bool is_run = true;
+  for (int64_t i = 1; i < used; ++i) is_run = is_run && pages[i] == pages[i - 1] + 1;
+  if (is_run) {
+    row.first_slot = slot(0);
+    return;
+  }
+  row.slots_L = at::empty({step.length}, at::kLong);
+  auto* const all = row.slots_L.mutable_data_ptr<int64_t>();
+  for (int64_t i = 0; i < step.length; ++i) all[i] = slot(i);
+}
+
+}  // namespace
+
+CacheNeeds cache_needs(const LanguageModel& model) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor zero = at::zeros({1}, at::TensorOptions().dtype(at::kLong).device(model.device));
+  const MicroBatch batch = token_batch(zero, zero);
+  Activations input;
+  if (!model.is_first_stage()) {
+    std::vector<at::Tensor> zeros = channel_buffers(model, batch);
+    for (at::Tensor& tensor : zeros) tensor.zero_();
+    input = named(model, zeros);
+  }
+  LayerStates states(model.layers);
+  model.model->forward(input, batch, &states);
+  CacheNeeds needs;
+  for (const LayerState& state : states) {
+    const auto* const cache = std::get_if<KeyValueCache>(&state);
+    if (!cache || !cache->tokens.k_SBGD.defined()) continue;
+    const auto& [k_SBGD, v_SBGD] = cache->tokens;
+    needs.bytes += static_cast<int64_t>(k_SBGD.nbytes() + v_SBGD.nbytes());
+    needs.channels = k_SBGD.size(3);
+  }
+  return needs;
+}
+
+bool StageRunner::has_kernel() const {
+  return paged_decode_supports(model_.device, model_.dtype, options_.cache.channels);
+}
+
+StageRunner::StageRunner(const LanguageModel& model, const Options& options)
+    : model_(model), options_(options), states_(model.layers) {
+  batch_->page_size = options.cache.page_size;
+  batch_->pages = options.cache.pages;
+  for (LayerState& state : states_) state.emplace<KeyValueCache>().paged.batch = batch_;
+  if (has_kernel()) {
+    const int64_t width = (model.max_positions + options.cache.page_size - 1) / options.cache.page_size;
+    table_ = PageTable(options.cache.max_rows, width, model.device);
+    if (options.graphs && model.pipeline.group.size == 1)
+      graphs_ = std::make_unique<DecodeGraphs>(options.cache.max_rows, model.device);
+  }
+  if (model.pipeline.group.size == 1) return;
+  // Each link is first used in this order on all stages.
+  const at::Tensor token = at::zeros({1}, at::TensorOptions().dtype(model.dtype).device(model.device));
+  const auto pass = [&](const Group& link, bool send) {
+    link.communicator->batch_isend_irecv({{.tensor = token, .peer = send ? 1 : 0, .send = send}}).wait();
+  };
+  if (!model.is_first_stage()) pass(model.pipeline.links.forward_in, false);
+  if (!model.is_last_stage()) pass(model.pipeline.links.forward_out, true);
+}
+
+void StageRunner::describe_rows(const StepInput& part) {
+  batch_->rows.clear();
+  std::vector<int64_t> slots;
+  int64_t decode_rows = 0;
+  for (const StepRow& row : part.rows) {
+    if (row.tokens == 1 && decode_rows == static_cast<int64_t>(batch_->rows.size())) decode_rows += 1;
+    PagedRow& paged = batch_->rows.emplace_back(
+        PagedRow{.first_token = row.first_token, .tokens = row.tokens, .length = row.length});
+    fill_slots(paged, row, options_.cache, slots);
+    if (paged.slots_L.defined()) paged.slots_L = paged.slots_L.to(model_.device);
+  }
+  batch_->slots_T = long_tensor(slots, model_.device);
+  batch_->decode_rows = std::min(decode_rows, options_.cache.max_rows);
+  batch_->table_RP = at::Tensor();
+  if (!has_kernel() || batch_->decode_rows == 0) return;
+  table_.set(part.rows, batch_->decode_rows, batch_->decode_rows);
+  batch_->table_RP = table_.rows(batch_->decode_rows);
+}
+
+Activations StageRunner::receive(const MicroBatch& batch) const {
+  if (model_.is_first_stage()) return {};
+  const std::vector<at::Tensor> buffers = channel_buffers(model_, batch);
+  std::vector<P2POp> ops;
+  for (const at::Tensor& buffer : buffers) ops.push_back({.tensor = buffer, .peer = 0, .send = false});
+  model_.pipeline.links.forward_in.communicator->batch_isend_irecv(ops).wait();
+  return named(model_, buffers);
+}
+
+Activations StageRunner::run_stage(const StepInput& part) {
+  describe_rows(part);
+  const MicroBatch batch =
+      token_batch(long_tensor(part.tokens, model_.device), long_tensor(part.positions, model_.device));
+  return model_.model->forward(receive(batch), batch, &states_);
+}
+
+// Values in the order of the choices: id and log probability of each token.
+at::Tensor StageRunner::next_tokens(const StepInput& part, const Activations& output) const {
+  if (part.choices.empty())
+    return at::empty({0}, at::TensorOptions().dtype(at::kDouble).device(model_.device));
+  std::vector<int64_t> tokens;
+  for (const StepChoice& choice : part.choices) tokens.push_back(choice.token);
+  const at::Tensor logits_RV = gathered_logits(model_, some_tokens(output, tokens));
+  std::vector<at::Tensor> values;
+  for (size_t begin = 0; begin < part.choices.size();) {
+    // Neighbors that are sampled, or one whose best tokens are wanted.
+    size_t end = begin + 1;
+    const int64_t best = part.choices[begin].best;
+    while (best == 0 && end < part.choices.size() && part.choices[end].best == 0) ++end;
+    const at::Tensor logits =
+        logits_RV.narrow(0, static_cast<int64_t>(begin), static_cast<int64_t>(end - begin));
+    if (best > 0) {
+      const auto [logprobs, ids] =
+          logits.to(at::kDouble).log_softmax(1).topk(std::min(best, logits.size(1)), 1);
+      values.push_back(at::stack({ids.squeeze(0).to(at::kDouble), logprobs.squeeze(0)}, 1).flatten());
+    } else {
+      std::vector<RowSampling> rows;
+      for (size_t i = begin; i < end; ++i) rows.push_back(part.choices[i].sampling);
+      SamplingNeeds needs = teratron::needs_of(rows);
+      needs.logprobs = part.logprobs;
+      values.push_back(sample_rows(logits, sampling_parameters(rows).to(model_.device), needs).t().flatten());
+    }
+    begin = end;
+  }
+  return at::cat(values);
+}
+
+at::Tensor StageRunner::target_logprobs(const StepInput& part, const Activations& output) const {
+  std::vector<at::Tensor> values = {
+      at::empty({0}, at::TensorOptions().dtype(at::kDouble).device(model_.device))};
+  const auto count = static_cast<int64_t>(part.targets.size());
+  for (int64_t begin = 0; begin < count; begin += targets_at_once) {
+    std::vector<int64_t> tokens, next;
+    for (int64_t i = begin; i < std::min(begin + targets_at_once, count); ++i) {
+      tokens.push_back(part.targets[i].token);
+      next.push_back(part.targets[i].next);
+    }
+    const at::Tensor logprobs =
+        gathered_logits(model_, some_tokens(output, tokens)).to(at::kDouble).log_softmax(1);
+    values.push_back(logprobs.gather(1, long_tensor(next, model_.device).unsqueeze(1)).squeeze(1));
+  }
+  return at::cat(values);
+}
+
+StepOutput StageRunner::unpack(const StepInput& step, const at::Tensor& values) const {
+  const auto* next = values.const_data_ptr<double>();
+  StepOutput output;
+  for (const StepChoice& choice : step.choices) {
+    std::vector<StepOutput::Token>& tokens = output.choices.emplace_back();
+    const int64_t count = choice.best > 0 ? std::min(choice.best, model_.vocabulary) : 1;
+    for (int64_t i = 0; i < count; ++i, next += 2) tokens.push_back({static_cast<int64_t>(next[0]), next[1]});
+  }
+  output.targets.assign(next, next + step.targets.size());
+  return output;
+}
+
+bool StageRunner::decodes_only(const StepInput& step) const {
+  return step.targets.empty() && step.choices.size() == step.rows.size() &&
+         step.tokens.size() == step.rows.size() &&
+         static_cast<int64_t>(step.rows.size()) <= options_.cache.max_rows &&
+         std::all_of(step.choices.begin(), step.choices.end(),
+                     [](const StepChoice& choice) { return choice.best == 0; });
+}
+
+StepOutput StageRunner::decode(const StepInput& step) {
+  const auto rows = static_cast<int64_t>(step.rows.size());
+  const int64_t padded = graphs_->padded_rows(rows);
+  table_.set(step.rows, rows, padded);
+  batch_->decode_rows = padded;
+  batch_->table_RP = table_.rows(padded);
+  const at::Tensor output_2R = graphs_->run(
+      step, needs_of(step),
+      [&](const at::Tensor& tokens, const at::Tensor& positions, const at::Tensor& parameters,
+          const SamplingNeeds& needs) {
+        const Activations output = model_.model->forward({}, token_batch(tokens, positions), &states_);
+        return sample_rows(gathered_logits(model_, output), parameters, needs);
+      });
+  return unpack(step, output_2R.to(at::kCPU).narrow(1, 0, rows).t().contiguous());
+}
+
+StepOutput StageRunner::run(const StepInput& step) {
+  const at::NoGradGuard no_grad;
+  if (graphs_ && decodes_only(step)) return decode(step);
+  const Group& pipeline = model_.pipeline.group;
+  std::vector<Work> sent;
+  StepOutput all;
+  std::vector<at::Tensor> choices, targets;
+  int64_t values = 0;
+  const std::vector<StepInput> parts = split_step(step, pipeline.size);
+  for (const StepInput& part : parts) {
+    const Activations output = run_stage(part);
+    if (model_.is_last_stage()) {
+      choices.push_back(next_tokens(part, output));
+      targets.push_back(target_logprobs(part, output));
+      continue;
+    }
+    std::vector<P2POp> ops;
+    for (const Channel& channel : model_.channels)
+      ops.push_back({.tensor = output[channel.name].contiguous(), .peer = 1, .send = true});
+    sent.push_back(model_.pipeline.links.forward_out.communicator->batch_isend_irecv(ops));
+  }
+  for (Work& work : sent) work.wait();
+  for (const StepChoice& choice : step.choices)
+    values += choice.best > 0 ? 2 * std::min(choice.best, model_.vocabulary) : 2;
+  values += static_cast<int64_t>(step.targets.size());
+  at::Tensor result;
+  if (model_.is_last_stage()) {
+    choices.insert(choices.end(), targets.begin(), targets.end());
+    result = at::cat(choices).contiguous();
+  } else {
+    result = at::empty({values}, at::TensorOptions().dtype(at::kDouble).device(model_.device));
+  }
+  if (pipeline.size > 1 && values > 0) pipeline.communicator->broadcast(result, pipeline.size - 1).wait();
+  return unpack(step, result.to(at::kCPU));
+}
+
+void StageRunner::copy_pages(const std::vector<int32_t>& from, const std::vector<int32_t>& to) {
+  const int64_t size = options_.cache.page_size;
+  for (LayerState& state : states_) {
+    const PagedKeyValues& paged = std::get<KeyValueCache>(state).paged;
+    for (const at::Tensor* pages : {&paged.k_TGD, &paged.v_TGD}) {
+      if (!pages->defined()) continue;
+      for (size_t i = 0; i < from.size(); ++i)
+        pages->narrow(0, to[i] * size, size).copy_(pages->narrow(0, from[i] * size, size));
+    }
+  }
+}
+
+}  // namespace teratron

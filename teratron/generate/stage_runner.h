@@ -1,0 +1,63 @@
+// Runs the steps of generation on this rank's stage of the model, with its cache of keys and values. All
+// ranks run the same steps.
+//
+// Stages get a step in as many micro-batches as there are stages, each of some of its sequences. On GPUs,
+// steps of one token per sequence are CUDA graphs (decode_graphs.h) unless there are several stages.
+#pragma once
+
+#include <memory>
+
+#include "teratron/generate/decode_graphs.h"
+#include "teratron/generate/language_model.h"
+#include "teratron/generate/step.h"
+
+namespace teratron {
+
+/// Keys and values of one token on this rank.
+struct CacheNeeds {
+  int64_t bytes = 0;
+  int64_t channels = 0;  // of a head
+};
+/// Runs the stage once.
+CacheNeeds cache_needs(const LanguageModel& model);
+
+struct CacheShape {
+  int64_t page_size = 16;
+  int64_t pages = 0;
+  int64_t max_rows = 1;  // of a step that decodes
+  int64_t channels = 0;
+};
+
+class StageRunner {
+ public:
+  struct Options {
+    CacheShape cache;
+    bool graphs = true;  // where they are possible
+  };
+  /// Collective over the pipeline.
+  StageRunner(const LanguageModel& model, const Options& options);
+  /// The same on all ranks. Collective.
+  StepOutput run(const StepInput& step);
+  /// Copies keys and values of page from[i] to page to[i], one after the other.
+  void copy_pages(const std::vector<int32_t>& from, const std::vector<int32_t>& to);
+
+ private:
+  Activations run_stage(const StepInput& part);
+  void describe_rows(const StepInput& part);
+  bool has_kernel() const;
+  bool decodes_only(const StepInput& step) const;
+  StepOutput decode(const StepInput& step);
+  Activations receive(const MicroBatch& batch) const;
+  at::Tensor next_tokens(const StepInput& part, const Activations& output) const;
+  at::Tensor target_logprobs(const StepInput& part, const Activations& output) const;
+  StepOutput unpack(const StepInput& step, const at::Tensor& values) const;
+
+  const LanguageModel& model_;
+  Options options_;
+  std::shared_ptr<PagedBatch> batch_ = std::make_shared<PagedBatch>();
+  LayerStates states_;
+  PageTable table_;
+  std::unique_ptr<DecodeGraphs> graphs_;  // null: eager
+};
+
+}  // namespace teratron

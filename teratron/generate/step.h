@@ -1,0 +1,53 @@
+// One forward of many sequences: what the scheduler asks of the stages, and the tokens that come back.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "teratron/generate/sampling.h"
+
+namespace teratron {
+
+/// Consecutive tokens of one sequence: a chunk of its prompt or its newest token.
+struct StepRow {
+  int64_t first_token = 0;  // in the step
+  int64_t tokens = 0;
+  int64_t length = 0;                           // of the sequence, these tokens included
+  const std::vector<int32_t>* pages = nullptr;  // of the sequence
+};
+
+/// What follows a token of the step.
+struct StepChoice {
+  int64_t token = 0;  // index in the step
+  RowSampling sampling = {};
+  int64_t best = 0;  // > 0: the most probable tokens, this many, instead of one
+};
+
+/// The log probability that token `next` follows a token of the step.
+struct StepTarget {
+  int64_t token = 0;
+  int64_t next = 0;
+};
+
+struct StepInput {
+  std::vector<int64_t> tokens;
+  std::vector<int64_t> positions;
+  std::vector<StepRow> rows;        // those of one token first
+  std::vector<StepChoice> choices;  // in the order of the rows, at most one for each
+  std::vector<StepTarget> targets;  // in the order of the rows
+  bool logprobs = false;            // of chosen tokens
+};
+
+struct StepOutput {
+  struct Token {
+    int64_t id = 0;
+    double logprob = 0.0;
+  };
+  std::vector<std::vector<Token>> choices;  // one token each, or the best
+  std::vector<double> targets;
+};
+
+/// The same work in at most `parts` steps of similar numbers of tokens, in order.
+std::vector<StepInput> split_step(const StepInput& step, int64_t parts);
+
+}  // namespace teratron

@@ -1,0 +1,90 @@
+#include <ATen/ATen.h>
+
+#include "teratron/kernels/attention/paged_decode.h"
+#include "teratron/testing/kernels.h"
+
+namespace teratron {
+namespace {
+
+struct PagedCase {
+  const char* name;
+  at::ScalarType type = at::kBFloat16;
+  int64_t heads = 8, groups = 2, channels = 128;
+  int64_t window = 0;
+  bool alibi = false;
+  std::vector<int64_t> positions = {0, 5, 16, 700, 1499};
+};
+
+constexpr int64_t page_size = 16, pages_per_row = 100;
+
+at::Tensor expected_of(const PagedDecodeInputs& inputs, const PagedDecodeOptions& options) {
+  std::vector<at::Tensor> rows;
+  for (int64_t r = 0; r < inputs.q_RND.size(0); ++r) {
+    const auto last = inputs.positions_R[r].item<int64_t>();
+    const int64_t first = options.window > 0 ? std::max<int64_t>(0, last + 1 - options.window) : 0;
+    const at::Tensor j = at::arange(first, last, at::TensorOptions().dtype(at::kLong).device(at::kCUDA));
+    const at::Tensor pages = inputs.table_RP[r].to(at::kLong).index_select(0, j.div(page_size, "floor"));
+    const at::Tensor slots = pages * page_size + j.remainder(page_size);
+    const auto keys = [&](const at::Tensor& all, const at::Tensor& own) {
+      const at::Tensor x = at::cat({all.index_select(0, slots), own[r].unsqueeze(0)}).to(at::kDouble);
+      return x.repeat_interleave(inputs.q_RND.size(1) / x.size(1), 1).transpose(0, 1);  // [N, L, D]
+    };
+    const at::Tensor q = inputs.q_RND[r].to(at::kDouble).unsqueeze(1);
+    at::Tensor scores = at::matmul(q, keys(inputs.k_pages, inputs.k_RGD).transpose(1, 2)) * options.scale;
+    if (options.alibi_slopes.defined()) {
+      const at::Tensor distance = at::arange(first - last, 1, scores.options());
+      scores = scores + options.alibi_slopes.to(at::kDouble).view({-1, 1, 1}) * distance;
+    }
+    rows.push_back(at::matmul(scores.softmax(-1), keys(inputs.v_pages, inputs.v_RGD)).flatten());
+  }
+  return at::stack(rows);
+}
+
+void expect_equal(const PagedCase& c) {
+  const auto rows = static_cast<int64_t>(c.positions.size());
+  const auto random = [&](at::IntArrayRef sizes) { return gpu(randn(sizes, c.type)); };
+  // Views of a packed projection.
+  const at::Tensor qkv = random({rows, c.groups, c.heads / c.groups + 2, c.channels});
+  const int64_t slots = (rows * pages_per_row + 1) * page_size;
+  const at::Tensor table =
+      (at::randperm(rows * pages_per_row, at::kInt) + 1).view({rows, pages_per_row}).to(at::kInt);
+  const PagedDecodeInputs inputs{
+      .q_RND = qkv.narrow(2, 0, c.heads / c.groups).reshape({rows, c.heads, c.channels}),
+      .k_RGD = qkv.select(2, c.heads / c.groups),
+      .v_RGD = qkv.select(2, c.heads / c.groups + 1),
+      .k_pages = random({slots, c.groups, c.channels}),
+      .v_pages = random({slots, c.groups, c.channels}),
+      .table_RP = table.to(at::kCUDA),
+      .positions_R = at::tensor(c.positions, at::kLong).to(at::kCUDA)};
+  PagedDecodeOptions options{
+      .scale = 0.3 / std::sqrt(static_cast<double>(c.channels)), .window = c.window, .page_size = page_size};
+  if (c.alibi) options.alibi_slopes = at::arange(1, c.heads + 1, at::kFloat).div(-20).exp2().to(at::kCUDA);
+  const at::Tensor expected = expected_of(inputs, options);
+  const at::Tensor actual = paged_decode(inputs, options);
+  EXPECT_LT(relative_error(actual, expected), 4 * gpu_tolerance(c.type)) << c.name;
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t position = c.positions[r];
+    const int64_t slot = table[r][position / page_size].item<int64_t>() * page_size + position % page_size;
+    EXPECT_TRUE(inputs.k_pages[slot].equal(inputs.k_RGD[r])) << c.name;
+    EXPECT_TRUE(inputs.v_pages[slot].equal(inputs.v_RGD[r])) << c.name;
+  }
+}
+
+TEST(GpuPagedDecode, MatchesAttentionOverGatheredKeys) {
+  const std::vector<PagedCase> cases = {
+      {.name = "llama"},
+      {.name = "gpt2", .type = at::kHalf, .heads = 12, .groups = 12, .channels = 64},
+      {.name = "qwen", .heads = 14, .groups = 2, .channels = 64},
+      {.name = "pairs", .type = at::kFloat, .heads = 4, .groups = 2, .channels = 96},
+      {.name = "wide", .type = at::kFloat, .heads = 2, .groups = 1, .channels = 256},
+      {.name = "wide bf16", .heads = 2, .groups = 2, .channels = 256},
+      {.name = "narrow", .type = at::kFloat, .heads = 3, .groups = 1, .channels = 8},
+      {.name = "window", .window = 100},
+      {.name = "alibi", .type = at::kHalf, .alibi = true},
+      {.name = "many rows", .positions = std::vector<int64_t>(150, 333)},
+      {.name = "one row", .positions = {1599}}};
+  for (const PagedCase& c : cases) expect_equal(c);
+}
+
+}  // namespace
+}  // namespace teratron

@@ -1,0 +1,76 @@
+#include "teratron/nn/attention/paged_attention.h"
+
+#include <ATen/ATen.h>
+
+#include "teratron/base/error.h"
+#include "teratron/kernels/attention/paged_decode.h"
+
+namespace teratron {
+
+namespace {
+
+void allocate(PagedKeyValues& paged, const at::Tensor& k_SBGD) {
+  if (paged.k_TGD.defined()) return;
+  const int64_t slots = paged.batch->pages * paged.batch->page_size;
+  // Not filled: only slots that were written are read, and memory that is never used stays virtual on CPUs.
+  paged.k_TGD = at::empty({slots, k_SBGD.size(2), k_SBGD.size(3)}, k_SBGD.options());
+  paged.v_TGD = at::empty_like(paged.k_TGD);
+}
+
+// Keys or values of a row's sequence, [length, 1, G, D].
+at::Tensor sequence_of(const at::Tensor& pages_TGD, const PagedRow& row) {
+  const at::Tensor x = row.first_slot >= 0 ? pages_TGD.narrow(0, row.first_slot, row.length)
+                                           : pages_TGD.index_select(0, row.slots_L);
+  return x.unsqueeze(1);
+}
+
+at::Tensor attend_row(const AttentionRequest& request, const PagedKeyValues& paged, const PagedRow& row) {
+  AttentionRequest own = request;
+  const auto new_tokens = [&](const at::Tensor& x) { return x.narrow(0, row.first_token, row.tokens); };
+  const bool is_new = row.tokens == row.length;  // no need to read the pages
+  own.q_SBND = new_tokens(request.q_SBND);
+  own.k_SBGD = is_new ? new_tokens(request.k_SBGD) : sequence_of(paged.k_TGD, row);
+  own.v_SBGD = is_new ? new_tokens(request.v_SBGD) : sequence_of(paged.v_TGD, row);
+  return attention(own);
+}
+
+}  // namespace
+
+at::Tensor paged_attention(const AttentionRequest& request, PagedKeyValues& paged,
+                           const at::Tensor& positions_SB) {
+  const PagedBatch& batch = *paged.batch;
+  TERATRON_ASSERT(request.mask == Mask::causal, "pages are of causal attention");
+  allocate(paged, request.k_SBGD);
+  const int64_t tokens = request.q_SBND.size(0), width = request.q_SBND.size(2) * request.q_SBND.size(3);
+  const at::Tensor k_TGD = request.k_SBGD.squeeze(1), v_TGD = request.v_SBGD.squeeze(1);
+  const int64_t fused = batch.table_RP.defined() ? batch.decode_rows : 0;
+  at::Tensor decoded;
+  if (fused > 0) {
+    decoded = paged_decode({.q_RND = request.q_SBND.squeeze(1).narrow(0, 0, fused),
+                            .k_RGD = k_TGD.narrow(0, 0, fused),
+                            .v_RGD = v_TGD.narrow(0, 0, fused),
+                            .k_pages = paged.k_TGD,
+                            .v_pages = paged.v_TGD,
+                            .table_RP = batch.table_RP,
+                            .positions_R = positions_SB.select(1, 0).narrow(0, 0, fused)},
+                           {.scale = request.scale,
+                            .window = request.window,
+                            .page_size = batch.page_size,
+                            .alibi_slopes = request.alibi_slopes});
+    if (fused == tokens) return decoded.unsqueeze(1);
+  }
+  const auto others = [&](const at::Tensor& x) { return x.narrow(0, fused, tokens - fused); };
+  const at::Tensor slots = others(batch.slots_T);
+  paged.k_TGD.index_copy_(0, slots, others(k_TGD));
+  paged.v_TGD.index_copy_(0, slots, others(v_TGD));
+  if (fused == 0 && batch.rows.size() == 1) return attend_row(request, paged, batch.rows[0]);
+  const at::Tensor y = at::empty({tokens, 1, width}, request.q_SBND.options());
+  if (fused > 0) y.narrow(0, 0, fused).copy_(decoded.unsqueeze(1));
+  for (size_t i = static_cast<size_t>(fused); i < batch.rows.size(); ++i) {
+    const PagedRow& row = batch.rows[i];
+    y.narrow(0, row.first_token, row.tokens).copy_(attend_row(request, paged, row));
+  }
+  return y;
+}
+
+}  // namespace teratron
