@@ -30,7 +30,7 @@ TEST(ForeignFlags, AreAnswered) {
            {"--zero-stage", "Use --use-distributed-optimizer"},
            {"--gradient-accumulation-steps", "Teratron's is --num-micro-batches"},
            {"--resume-from-checkpoint", "Teratron's is --load"},
-           {"--num-beams", "Use --greedy, --top-k or --top-p"}}) {
+           {"--max-length", "Teratron's is --out-seq-length"}}) {
     const std::vector<Problem> problems = problems_with({typed, "2"});
     ASSERT_EQ(problems.size(), 1u) << typed;
     EXPECT_EQ(problems[0].what, "unknown flag " + typed);

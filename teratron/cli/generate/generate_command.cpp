@@ -53,7 +53,7 @@ void check_modes(const Arguments& args) {
   }
 }
 
-// Whether rank 0 has a terminal to ask in, which all ranks must know.
+// Whether rank 0 has a terminal in which to ask for prompts; all ranks must know.
 bool all_know(bool has_terminal, HostGroup& ranks) {
   return ranks.all_gather_bytes(has_terminal ? "1" : "0").front() == "1";
 }

@@ -12,7 +12,7 @@ namespace teratron {
 /// The terminal of this process, made its own for its lifetime.
 class JobTerminal {
  public:
-  /// Null if there is none, or the process is not its user's: standard input and output, or that of the launcher.
+  /// Standard input and output, or the terminal of the launcher; null if there is none.
   static std::unique_ptr<JobTerminal> open(int64_t ranks);
   ~JobTerminal();
   JobTerminal(const JobTerminal&) = delete;

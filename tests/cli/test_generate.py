@@ -1,0 +1,142 @@
+"""`teratron generate`: JSON lines, interruptions, layouts, and a session in a terminal."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+from program import BINARY, MOCK, environment, message, needs_binary, teratron, train
+from terminal import TerminalSession
+
+pytestmark = needs_binary
+
+LINES = [{"prompt": "1 2 3", "max_new_tokens": 4, "seed": 3},
+         {"tokens": [5, 6], "top_k": 1, "logprobs": True, "max_new_tokens": 3},
+         {"tokens": [5, 6], "num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 3},
+         {"prompt": "7", "num_return_sequences": 2, "max_new_tokens": 6, "top_p": 0.9, "top_p_decay": 0.5},
+         {"prompt": "7 8", "max_new_tokens": 0, "logprobs": True}]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    train(*MOCK, "--num-layers", "4", "--train-iters", "1", "--save", folder)
+    return folder
+
+
+def write_lines(path, lines):
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def answers(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def generate(checkpoint, folder, *flags, launch=(), **expected):
+    result = teratron(*launch, "generate", "--load", checkpoint, "--device", "cpu", "--input", folder / "in.jsonl", "--output",
+                      folder / "out.jsonl", *flags, **expected)
+    return result, answers(folder / "out.jsonl")
+
+
+def test_answers_have_the_fields_of_their_requests(checkpoint, tmp_path):
+    write_lines(tmp_path / "in.jsonl", LINES)
+    result, (text, greedy, beams, several, scored) = generate(checkpoint, tmp_path)
+    assert "5 answers" in result.stdout and "tokens/s" in result.stdout
+    assert list(text) == ["text", "tokens", "finish_reason"] and text["finish_reason"] in ("stop", "length")
+    assert text["text"].split() == [str(id) for id in text["tokens"] if id != 60]
+    assert len(greedy["logprobs"]) == 1 + len(greedy["tokens"]) and max(greedy["logprobs"]) < 0
+    assert [choice["score"] for choice in beams["choices"]] == sorted((choice["score"] for choice in beams["choices"]), reverse=True)
+    assert several["choices"][0]["tokens"] != several["choices"][1]["tokens"]
+    assert scored["tokens"] == [] and len(scored["logprobs"]) == 1
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_bad_lines_are_errors_and_the_others_are_answered(checkpoint, tmp_path):
+    bad = [({"tokns": [5]}, "unknown field 'tokns'. Did you mean tokens?"), ("nonsense", "not valid JSON"), ("[1]", "not a JSON object"),
+           ({"tokens": [61], "top_k": 2, "top_p": 0.5, "temperature": 0}, "token 61 is not in the vocabulary of 61 tokens"),
+           ({"tokens": [1], "temperature": "hot"}, "temperature is not a number"), ({"prompt": "one"}, "one"),
+           ({"tokens": [1] * 16}, "16 tokens and the model 16 positions"), ({"tokens": [1], "num_beams": 3, "top_k": 4}, "does not sample"),
+           ({"prompt": "1", "tokens": [1]}, "both given"), ({"tokens": [1], "encoder_tokens": [2]}, "encoder_tokens")]
+    write_lines(tmp_path / "in.jsonl", [LINES[0], *[line for line, _ in bad], LINES[0]])
+    result, lines = generate(checkpoint, tmp_path, code=3)
+    assert lines[0] == lines[-1] and "tokens" in lines[0]
+    for number, ((_, says), answer) in enumerate(zip(bad, lines[1:-1]), start=2):
+        assert says in answer["error"] and f"in.jsonl:{number}: " in result.stderr, (answer, result.stderr)
+    assert "temperature = 0" in lines[4]["error"] and "exclude each other" in lines[4]["error"], "all that is wrong"
+    assert f"{len(bad)} of {len(lines)} lines have errors" in result.stderr
+
+
+@pytest.mark.parametrize("layout", [["--tp", "2"], ["--pp", "2"], ["--tp", "2", "--pp", "2"]])
+def test_layouts_give_the_same_texts(checkpoint, tmp_path, layout):
+    write_lines(tmp_path / "in.jsonl", LINES)
+    _, alone = generate(checkpoint, tmp_path)
+    ranks = 4 if len(layout) == 4 else 2
+    _, cut = generate(checkpoint, tmp_path, *layout, launch=["launch", "--nproc-per-node", ranks, "--log-dir", tmp_path / "logs", "--"])
+    flat = [choice for lines in (alone, cut) for answer in lines for choice in answer.get("choices", [answer])]
+    half = len(flat) // 2
+    for one, other in zip(flat[:half], flat[half:]):
+        assert one["tokens"] == other["tokens"] and one["text"] == other["text"]
+        assert one.get("logprobs", []) == pytest.approx(other.get("logprobs", []), abs=1e-5)
+
+
+def test_wrong_pipelines(checkpoint, tmp_path):
+    launch = ["launch", "--nproc-per-node", 3, "--log-dir", tmp_path, "--"]
+    result = teratron(*launch, "generate", "--load", checkpoint, "--device", "cpu", "--prompt", "1", "--pp", "2", code=2)
+    message(result, "pipeline_model_parallel_size = 2 does not divide the 3 ranks")
+
+
+def test_an_interrupted_run_goes_on(checkpoint, tmp_path):
+    lines = [{"tokens": [id % 60], "max_new_tokens": 14, "seed": id} for id in range(4000)]
+    write_lines(tmp_path / "in.jsonl", lines)
+    command = ["generate", "--load", str(checkpoint), "--device", "cpu", "--input", str(tmp_path / "in.jsonl"), "--output",
+               str(tmp_path / "out.jsonl")]
+    with subprocess.Popen([BINARY, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment()) as process:
+        partial = []
+        while process.poll() is None and not (partial and partial[0].stat().st_size > 2000):
+            time.sleep(0.01)
+            partial = list(tmp_path.glob("out.jsonl.*.partial"))
+        assert process.poll() is None, "it was not interrupted"
+        process.send_signal(signal.SIGKILL)
+    done = partial[0].read_text().count("\n")
+    with open(partial[0], "a") as file:
+        file.write('{"text": "cut o')
+    assert not (tmp_path / "out.jsonl").exists()
+    result, resumed = generate(checkpoint, tmp_path)
+    assert f"has the answers to {done} of 4000 lines: going on" in result.stderr
+    (tmp_path / "out.jsonl").unlink()
+    _, whole = generate(checkpoint, tmp_path)
+    assert resumed == whole and len(whole) == 4000
+
+
+def test_input_without_output(checkpoint, tmp_path):
+    write_lines(tmp_path / "in.jsonl", LINES)
+    command = ["generate", "--load", checkpoint, "--input", tmp_path / "in.jsonl"]
+    message(teratron(*command, code=2), "--output")
+    message(teratron(*command, "--output", tmp_path / "out", "--prompt", "1", code=2), "prompts are given")
+    message(teratron("generate", "--load", checkpoint, "--input", tmp_path / "none", "--output", tmp_path / "out", code=3), "none")
+
+
+def test_a_session_in_a_terminal(checkpoint):
+    session = TerminalSession("generate", "--load", checkpoint, "--device", "cpu", "--greedy", "--max-new-tokens", "3")
+    session.read("> ")
+
+    def ask(keys, until):
+        session.output = ""
+        os.write(session.terminal, keys)
+        session.read(until)
+        return session.output
+
+    first = ask(b"1 2\r", "\n\r> ")
+    assert len(first.split("\n")[-2].split()) == 3, first
+    # An erased letter, the history, a cursor in the middle.
+    assert "error" in ask(b"one\r", "\n\r> ")
+    again = ask(b"\x1b[A\x1b[A\r", "\n\r> ")
+    assert again.split("\n")[-2] == first.split("\n")[-2]
+    edited = ask(b"1 x\x7f3\x1b[D\x7f\x1b[C\r", "\n\r> ")
+    assert "13" in edited
+    assert "three" not in ask(b"three\x03", "\r> \x1b[K"), "Ctrl-C empties the line"
+    os.write(session.terminal, b"\x04")
+    assert session.exit_code() == 0
