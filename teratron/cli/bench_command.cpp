@@ -1,5 +1,6 @@
 #include <optional>
 
+#include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
 #include <fmt/ranges.h>
 
@@ -8,8 +9,10 @@
 #include "teratron/base/log.h"
 #include "teratron/bench/bench.h"
 #include "teratron/bench/bench_shapes.h"
+#include "teratron/bench/generate_bench.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/run_job.h"
+#include "teratron/train/pretrain.h"
 
 namespace teratron {
 
@@ -22,16 +25,63 @@ struct Options {
   std::optional<std::string> json;
 };
 
-}  // namespace
+std::vector<std::string> shape_flags(const BenchShape& shape, const std::string& precision,
+                                     const std::vector<std::string>& extra) {
+  std::vector<std::string> flags = flags_of(shape);
+  if (precision != "fp32") flags.push_back("--" + precision);
+  flags.insert(flags.end(), extra.begin(), extra.end());
+  return flags;
+}
 
-int bench_command(std::span<const std::string> args) {
-  Options options;
-  CLI::App app("Time the training step of a model shape on mock data, with the real training loop",
-               "teratron bench");
+void add_shape(CLI::App& app, Options& options) {
   app.add_option("--shape", options.shape, "one of: " + bench_shape_names())->capture_default_str();
   app.add_option("--precision", options.precision, "bf16, fp16 or fp32")
       ->check(CLI::IsMember({"bf16", "fp16", "fp32"}))
       ->capture_default_str();
+  app.add_option("--json", options.json, "JSON file to write the result to");
+  app.allow_extras();
+  app.footer("All other flags are those of `teratron pretrain` and override those of the shape.");
+}
+
+int bench_generate_command(std::span<const std::string> args) {
+  Options options;
+  GenerateBenchOptions bench;
+  bool eager = false;
+  CLI::App app("Time the generation of text with random weights of a model shape", "teratron bench generate");
+  add_shape(app, options);
+  app.add_option("--batch", bench.batch, "sequences at once")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--prompt-tokens", bench.prompt, "tokens of each prompt")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--new-tokens", bench.new_tokens, "tokens of each answer")
+      ->check(CLI::Range(2, 1 << 20))
+      ->capture_default_str();
+  app.add_flag("--eager", eager, "without CUDA graphs");
+  if (!parse_command(app, args)) return 0;
+  const BenchShape& shape = find_bench_shape(options.shape);
+  const Registry registry;
+  const ParsedArguments parsed = pretrain_arguments(shape_flags(shape, options.precision, app.remaining()), 1,
+                                                    {find_family(shape.family), registry});
+  bench.name = fmt::format("{} {}", options.shape, options.precision);
+  bench.family = shape.family;
+  bench.graphs = !eager;
+  if (parsed.args.num_threads) at::set_num_threads(static_cast<int>(*parsed.args.num_threads));
+  const GenerateBenchResult result = bench_generate(parsed.args, bench);
+  print_line(to_string(result));
+  if (options.json) write_text(*options.json, to_json(result) + "\n", ExitCode::config);
+  return 0;
+}
+
+}  // namespace
+
+int bench_command(std::span<const std::string> args) {
+  if (!args.empty() && args.front() == "generate") return bench_generate_command(args.subspan(1));
+  Options options;
+  CLI::App app("Time the training step of a model shape on mock data, with the real training loop",
+               "teratron bench");
+  add_shape(app, options);
   app.add_option("--warm-up-seconds", options.bench.warm_up_seconds, "seconds before the first timed step")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
@@ -42,15 +92,10 @@ int bench_command(std::span<const std::string> args) {
                  "additional steps under the profiler; 0: none")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app.add_option("--json", options.json, "JSON file to write the result to");
-  app.allow_extras();
-  app.footer("All other flags are those of `teratron pretrain` and override those of the shape.");
   if (!parse_command(app, args)) return 0;
   const BenchShape& shape = find_bench_shape(options.shape);
-  std::vector<std::string> flags = flags_of(shape);
-  if (options.precision != "fp32") flags.push_back("--" + options.precision);
   const std::vector<std::string> extra = app.remaining();
-  flags.insert(flags.end(), extra.begin(), extra.end());
+  const std::vector<std::string> flags = shape_flags(shape, options.precision, extra);
   options.bench.name = fmt::format("{}{}{}", options.shape, extra.empty() ? "" : " ", fmt::join(extra, " "));
   const Registry registry;
   options.bench.family = shape.family;

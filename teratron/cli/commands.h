@@ -11,6 +11,9 @@ struct Registry;
 
 /// bench [--shape NAME] [--precision bf16] [--warm-up-seconds S] [--steps N] [--profiled-steps N]
 /// [--json FILE] FLAGS...: times the training step on mock data.
+///
+/// bench generate [--shape NAME] [--precision bf16] [--batch N] [--prompt-tokens N] [--new-tokens N]
+/// [--eager] [--json FILE] FLAGS...: times the generation of text with random weights.
 int bench_command(std::span<const std::string> args);
 
 /// ckpt: inspects, verifies and converts checkpoints.

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from program import BINARY, MOCK, environment, message, needs_binary, teratron, train
@@ -141,3 +142,32 @@ def test_a_session_in_a_terminal(checkpoint):
     assert session.screen.lines[-1] == "> ", "Ctrl-C empties the line"
     os.write(session.terminal, b"\x04")
     assert session.exit_code() == 0
+
+
+def test_examples(checkpoint, tmp_path):
+    """The scripts with the flags of a machine without a GPU."""
+    examples = Path(__file__).resolve().parents[2] / "examples"
+    write_lines(tmp_path / "in.jsonl", LINES)
+    wrapper = tmp_path / "teratron"
+    wrapper.write_text(f'#!/bin/bash\nexec "{BINARY}" "$@" --device cpu\n')
+    wrapper.chmod(0o755)
+
+    def run(*command):
+        done = subprocess.run(["bash", *map(str, command)], capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
+                              env={**environment(), "TERATRON": str(wrapper), "NEW_TOKENS": "3"}, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert run(examples / "generate_text.sh", checkpoint, "prompts", "1 2", "3 4").startswith("1 2")
+    run(examples / "generate_text.sh", checkpoint, "samples", tmp_path / "samples")
+    assert len(answers(tmp_path / "samples")) == 100
+    run(examples / "megatron_lm_gpt_generate.sh", checkpoint, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert len(answers(tmp_path / "out.jsonl")) == len(LINES)
+
+
+def test_bench_of_generation(tmp_path):
+    result = teratron("bench", "generate", "--shape", "llama-56m", "--precision", "fp32", "--device", "cpu", "--num-layers", "2",
+                      "--prompt-tokens", "8", "--new-tokens", "4", "--batch", "2", "--json", tmp_path / "json")
+    assert "of the limit" in result.stdout
+    measured = json.loads((tmp_path / "json").read_text())
+    assert measured["tokens_per_second"] > 0 and 0 < measured["share_of_limit"] < 1.5

@@ -1,0 +1,137 @@
+#include "teratron/bench/generate_bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+
+#include <ATen/ATen.h>
+#include <nlohmann/json.hpp>
+
+#include "teratron/generate/engine.h"
+#include "teratron/models/family.h"
+#include "teratron/train/device/device.h"
+#include "teratron/train/engine_options.h"
+
+namespace teratron {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_between(Clock::time_point begin, Clock::time_point end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+
+// The host's clock at the end of all work on the device.
+Clock::time_point finished(at::Device device) {
+  if (device.is_cuda()) at::zeros({1}, at::TensorOptions().device(device)).item<float>();
+  return Clock::now();
+}
+
+double copy_rate(at::Device device) {
+  const int64_t bytes = device.is_cuda() ? int64_t{1} << 30 : int64_t{1} << 27;
+  const at::Tensor from = at::ones({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+  const at::Tensor to = at::empty_like(from);
+  to.copy_(from);
+  double best = 0.0;
+  for (int i = 0; i < 5; ++i) {
+    const Clock::time_point start = finished(device);
+    for (int k = 0; k < 10; ++k) to.copy_(from);
+    best = std::max(best, 20.0 * static_cast<double>(bytes) / seconds_between(start, finished(device)));
+  }
+  return best;
+}
+
+struct Timing {
+  Clock::time_point start, first, end;
+};
+
+Timing run_batch(const LanguageModel& model, Engine& engine, const GenerateBenchOptions& options) {
+  std::mt19937 random(1);
+  Timing timing;
+  int64_t tokens = 0;
+  const auto count = [&](int64_t, int32_t) {
+    if (++tokens == options.batch) timing.first = Clock::now();
+  };
+  for (int64_t row = 0; row < options.batch; ++row) {
+    GenerationRequest request{
+        .max_new_tokens = options.new_tokens, .sampling = {.top_k = 1}, .on_token = count};
+    for (int64_t i = 0; i < options.prompt; ++i)
+      request.prompt.push_back(static_cast<int32_t>(random() % model.vocabulary));
+    engine.submit(request);
+  }
+  timing.start = finished(model.device);
+  while (engine.step()) {
+  }
+  timing.end = finished(model.device);
+  engine.take_results();
+  return timing;
+}
+
+}  // namespace
+
+double GenerateBenchResult::tokens_per_second() const {
+  return static_cast<double>(batch * (new_tokens - 1)) / decode_seconds;
+}
+
+// A step yields one token of each sequence.
+double GenerateBenchResult::share_of_limit() const {
+  const double steps_per_second = tokens_per_second() / static_cast<double>(batch);
+  return steps_per_second * bytes_per_step / copy_bytes_per_second;
+}
+
+GenerateBenchResult bench_generate(const Arguments& args, const GenerateBenchOptions& options) {
+  const at::Device device = choose_device(args);
+  ParameterSet parameters({.dtype = model_dtype(args), .device = device, .seed = 1});
+  const ModelPlan plan = find_family(options.family).plan(args, args.vocab_size.value_or(1));
+  const LanguageModel model = language_model(plan, parameters, {});
+  SingleHostGroup ranks;
+  Engine engine(
+      model,
+      {.max_rows = options.batch, .longest = options.prompt + options.new_tokens, .graphs = options.graphs},
+      ranks);
+  run_batch(model, engine, options);
+  const Timing timing = run_batch(model, engine, options);
+  double weights = 0.0;
+  for (const Parameter& parameter : parameters.all())
+    weights += static_cast<double>(parameter.tensor.nbytes());
+  const double cached = static_cast<double>(cache_needs(model).bytes) *
+                        static_cast<double>(options.prompt + options.new_tokens / 2);
+  return {.name = options.name,
+          .device = device_name(device),
+          .batch = options.batch,
+          .prompt = options.prompt,
+          .new_tokens = options.new_tokens,
+          .first_token_seconds = seconds_between(timing.start, timing.first),
+          .decode_seconds = seconds_between(timing.first, timing.end),
+          .bytes_per_step = weights + static_cast<double>(options.batch) * cached,
+          .copy_bytes_per_second = copy_rate(device)};
+}
+
+std::string to_string(const GenerateBenchResult& r) {
+  return fmt::format(
+      "{} on {}, batch {}, {} + {} tokens\n"
+      "first tokens  {:.1f} ms ({:.0f} prompt tokens/s)\n"
+      "decoding      {:.0f} tokens/s, {:.3f} ms a step\n"
+      "bytes         {:.2f} GB a step; copy {:.0f} GB/s; {:.2f} of the limit",
+      r.name, r.device, r.batch, r.prompt, r.new_tokens, r.first_token_seconds * 1e3,
+      static_cast<double>(r.batch * r.prompt) / r.first_token_seconds, r.tokens_per_second(),
+      1e3 * static_cast<double>(r.batch) / r.tokens_per_second(), r.bytes_per_step / 1e9,
+      r.copy_bytes_per_second / 1e9, r.share_of_limit());
+}
+
+std::string to_json(const GenerateBenchResult& r) {
+  const nlohmann::ordered_json value = {{"name", r.name},
+                                        {"device", r.device},
+                                        {"batch", r.batch},
+                                        {"prompt", r.prompt},
+                                        {"new_tokens", r.new_tokens},
+                                        {"first_token_seconds", r.first_token_seconds},
+                                        {"tokens_per_second", r.tokens_per_second()},
+                                        {"bytes_per_step", r.bytes_per_step},
+                                        {"copy_bytes_per_second", r.copy_bytes_per_second},
+                                        {"share_of_limit", r.share_of_limit()}};
+  return value.dump();
+}
+
+}  // namespace teratron

@@ -1,0 +1,42 @@
+// Speed of generation: random weights of a shape, random prompts of one length, greedy tokens without an end.
+//
+// Decoding one batch of tokens reads all weights and the keys and values so far. Divided by the bandwidth of
+// a copy, measured in the same run, these bytes give the limit.
+#pragma once
+
+#include <string>
+
+#include "teratron/models/precision.h"
+#include "teratron/settings/arguments.h"
+
+namespace teratron {
+
+struct GenerateBenchOptions {
+  std::string name;
+  std::string family = "gpt";
+  int64_t batch = 1;
+  int64_t prompt = 512;      // tokens
+  int64_t new_tokens = 256;  // of each sequence
+  bool graphs = true;
+};
+
+struct GenerateBenchResult {
+  std::string name;
+  std::string device;
+  int64_t batch = 0, prompt = 0, new_tokens = 0;
+  double first_token_seconds = 0.0;    // until all sequences have their first
+  double decode_seconds = 0.0;         // for the others
+  double bytes_per_step = 0.0;         // weights, and keys and values in the middle of the answer
+  double copy_bytes_per_second = 0.0;  // read plus written
+
+  double tokens_per_second() const;
+  double share_of_limit() const;
+};
+
+/// After one run to warm up. On one rank.
+GenerateBenchResult bench_generate(const Arguments& args, const GenerateBenchOptions& options);
+
+std::string to_string(const GenerateBenchResult& result);
+std::string to_json(const GenerateBenchResult& result);
+
+}  // namespace teratron
