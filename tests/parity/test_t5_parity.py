@@ -1,4 +1,5 @@
-"""T5 against an independent model in PyTorch: logits, losses, all gradients, a curve."""
+"""T5 against an independent model in PyTorch (logits, losses, all gradients, a curve), and against the outputs that
+Megatron-LM itself computed."""
 
 import json
 import math
@@ -14,6 +15,7 @@ from reference_t5 import Options, ReferenceT5
 
 BINARY = os.environ.get("TERATRON_BINARY", "")
 DRIVER = pathlib.Path(BINARY).resolve().parents[2] / "tests" / "parity_model" if BINARY else pathlib.Path()
+MEGATRON = pathlib.Path(__file__).resolve().parents[1] / "fixtures" / "models" / "t5_a.safetensors"
 pytestmark = pytest.mark.skipif(not DRIVER.is_file(), reason="TERATRON_BINARY names no build with tests")
 
 STEPS, SOURCE, TARGET, BATCH, VOCABULARY = 20, 16, 11, 3, 61
@@ -134,3 +136,32 @@ def test_initial_weights(outputs):
                  "decoder.layers.1.cross_attention"):
         deviation = ours[f"weight.{name}.linear_proj.weight"].std().item()
         assert deviation == pytest.approx(0.1 / math.sqrt(2 * 2), rel=0.1), name
+
+
+def test_megatrons_own_outputs(tmp_path):
+    """tests/fixtures/models: weights, and the logits that Megatron-LM computed with them and a mask of the cross
+    attention."""
+    expected = load_file(MEGATRON)
+    source, target = expected["encoder_tokens"], expected["decoder_tokens"]
+    (samples, length), target_length = source.shape, target.shape[1]
+
+    def index(rows):
+        return torch.arange(rows)[:, None].expand(rows, samples)
+    batch = {"encoder_tokens": source.T, "encoder_index": index(length),
+             "encoder_length": expected["encoder_mask"].sum(1, keepdim=True), "decoder_tokens": target.T,
+             "decoder_index": index(target_length), "labels": target.T, "loss_mask": torch.ones(target_length, samples)}
+    save_file({f"0.{name}": value.contiguous().clone() for name, value in batch.items()}, tmp_path / "batch.safetensors")
+    flags = ["--encoder-num-layers", "2", "--decoder-num-layers", "2", "--hidden-size", "16", "--num-attention-heads",
+             "4", "--encoder-seq-length", str(length), "--decoder-seq-length", str(target_length),
+             "--max-position-embeddings", "16", "--micro-batch-size", "2", "--train-iters", "1", "--lr", "1e-3",
+             "--vocab-size", "60", "--tokenizer-type", "NullTokenizer", "--hidden-dropout", "0",
+             "--attention-dropout", "0", "--no-bias-gelu-fusion"]
+    request = {"family": "t5", "name": "a", "flags": flags, "dtype": "fp32", "steps": 0, "weights": str(MEGATRON),
+               "batches": str(tmp_path / "batch.safetensors")}
+    (tmp_path / "cases.json").write_text(json.dumps([request]))
+    done = subprocess.run([DRIVER, tmp_path / "cases.json", tmp_path], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    real = expected["decoder_mask"].bool()
+    assert not real.all() and not expected["encoder_mask"].all()
+    ours = load_file(tmp_path / "a.safetensors")["logits"].transpose(0, 1)
+    torch.testing.assert_close(ours[real], expected["logits"][real], atol=5e-6, rtol=1e-5)
