@@ -13,7 +13,6 @@ struct CrossSizes {
   const TransformerConfig& config;
   const RankBatch& batch;  // of the decoder
   RankSizes target, source;
-  bool padded;  // the encoder's rows
 };
 
 // Hidden states [queries, H] to [queries, heads] or [keys, 2 groups], on this rank.
@@ -33,13 +32,15 @@ Operator core(const std::string& name, const CrossSizes& s) {
   const double heads = static_cast<double>(s.config.heads) / s.target.shards;
   const double width = static_cast<double>(s.config.kv_channels);
   const double q = s.target.tokens * heads * width * s.target.element;
-  const double kv = 2.0 * s.source.tokens * static_cast<double>(s.config.query_groups) / s.target.shards *
-                    width * s.target.element;
+  const bool drops = s.config.attention_dropout > 0.0;
+  // Backends of CPUs, and the one with dropout, repeat keys and values for every query head of their group.
+  const int64_t kept = drops || !s.batch.gpu ? s.config.heads : s.config.query_groups;
+  const double kv =
+      2.0 * s.source.tokens * static_cast<double>(kept) / s.target.shards * width * s.target.element;
   const double scores = s.target.samples * heads * s.target.queries * s.source.keys;
   Operator op{.name = name, .kind = Operator::Kind::attention};
   op.flops = 4.0 * scores * width;
   op.bytes = 2.0 * q + kv;
-  const bool drops = s.config.attention_dropout > 0.0;
   const double stored =
       drops ? 2.0 * scores * s.target.element : s.target.tokens * heads * s.target.statistic;
   op.saved = 2.0 * q + kv + stored;  // queries, keys and values, and the output
@@ -62,16 +63,24 @@ Operator output(const std::string& name, const CrossSizes& s) {
 
 std::vector<Operator> cross_operators(const std::string& layer, const CrossSizes& s) {
   const std::string name = layer + ".cross_attention";
+  Operator keys_and_values =
+      projection(name + ".linear_kv", s, s.source, 2.0 * static_cast<double>(s.config.query_groups));
+  for (double* bytes :
+       {&keys_and_values.saved, &keys_and_values.forward_peak, &keys_and_values.backward_peak})
+    *bytes -= s.source.hidden;  // the encoder's output, which all layers share
   return {norm_operator(layer + ".pre_cross_attn_layernorm", s.config, s.target),
-          projection(name + ".linear_q", s, s.target, static_cast<double>(s.config.heads)),
-          projection(name + ".linear_kv", s, s.source, 2.0 * static_cast<double>(s.config.query_groups)),
+          projection(name + ".linear_q", s, s.target, static_cast<double>(s.config.heads)), keys_and_values,
           core(name + ".core_attention", s), output(name + ".linear_proj", s)};
 }
 
 // A decoder's layers with the cross attention before their MLPs, in the same units of recomputation.
 std::vector<Operator> decoder_operators(const CrossSizes& s, const LayerRange& layers) {
   const std::string_view mlp = ".pre_mlp_layernorm";
-  std::vector<Operator> all;
+  const double output = s.source.hidden;
+  std::vector<Operator> all = {{.name = "encoder_output",
+                                .saved = output,
+                                .forward_peak = output,
+                                .backward_peak = 2.0 * output}};  // with its gradient
   for (Operator& op : stack_operators("decoder.layers", s.config, s.batch, layers.first, layers.count)) {
     if (op.name.ends_with(mlp)) {
       for (Operator& cross : cross_operators(op.name.substr(0, op.name.size() - mlp.size()), s)) {
@@ -106,8 +115,7 @@ std::vector<Operator> stage_operators(const T5Config& config, RankBatch source, 
     all.push_back(norm_operator("encoder.final_layernorm", config.encoder, source_sizes));
   if (here.embeds_target) all.push_back(embedding_operator(config.decoder, target_sizes));
   if (here.decoder.count > 0) {
-    append(all,
-           decoder_operators({config.decoder, target, target_sizes, source_sizes, padded}, here.decoder));
+    append(all, decoder_operators({config.decoder, target, target_sizes, source_sizes}, here.decoder));
   }
   if (!here.head) return all;
   all.push_back(norm_operator("decoder.final_layernorm", config.decoder, target_sizes));

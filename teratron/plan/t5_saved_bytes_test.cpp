@@ -1,0 +1,81 @@
+// The bytes that a T5's operators declare against those that a built one allocates.
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include "teratron/models/t5/data/t5_dataset.h"
+#include "teratron/models/t5/t5.h"
+#include "teratron/models/t5/t5_operators.h"
+#include "teratron/plan/operator_costs.h"
+#include "teratron/testing/memory_meter.h"
+#include "teratron/testing/t5_models.h"
+
+namespace teratron {
+namespace {
+
+constexpr int64_t source_rows = 128, target_rows = 64, t5_samples = 4;
+
+T5Config wide(T5Config config) {
+  for (TransformerConfig* tower : {&config.encoder, &config.decoder}) {
+    tower->hidden = 64;
+    tower->ffn_hidden = 256;
+    tower->kv_channels = 16;
+  }
+  config.vocabulary = 1000;
+  config.padded_vocabulary = 1024;
+  config.max_positions = source_rows;
+  return config;
+}
+
+MicroBatch wide_batch(const T5Config& config) {
+  const auto draw = [&config](int64_t rows) {
+    return at::randint(0, config.vocabulary, {rows, t5_samples}, at::kLong);
+  };
+  const auto index = [](int64_t rows) {
+    return at::arange(rows, at::kLong).unsqueeze(1).expand({rows, t5_samples});
+  };
+  return {.tensors = {{"encoder_tokens", draw(source_rows)},
+                      {"encoder_index", index(source_rows)},
+                      {"encoder_length", at::full({t5_samples, 1}, 100, at::kLong)},
+                      {"decoder_tokens", draw(target_rows)},
+                      {"decoder_index", index(target_rows)},
+                      {"labels", draw(target_rows)},
+                      {"loss_mask", at::ones({target_rows, t5_samples})}},
+          .sample_ids_B = at::arange(t5_samples, at::kLong)};
+}
+
+struct T5Bytes {
+  double saved = 0.0, peak = 0.0;
+};
+
+// Of the second step; the first allocates gradients.
+T5Bytes allocated(const T5Config& config) {
+  ParameterSet parameters({.dtype = at::kFloat, .seed = 3});
+  T5 model(config, {parameters, {.layers = config.encoder.layers + config.decoder.layers}, {}});
+  const MicroBatch batch = wide_batch(config);
+  const auto loss = [&] { return model.losses(model.forward({}, batch, nullptr), batch)[0].sum; };
+  loss().backward();
+  const MemoryMeter meter;
+  const at::Tensor total = loss();
+  const auto saved = static_cast<double>(meter.live());
+  total.backward();
+  return {saved, static_cast<double>(meter.peak())};
+}
+
+TEST(T5Operators, SaveWhatTheModelSaves) {
+  at::set_num_threads(1);  // the tensors are tiny
+  for (const T5Variant& variant : t5_variants()) {
+    const T5Config config = wide(variant.config);
+    const T5Bytes real = allocated(config);
+    const BatchSchema schema = t5_schema({.encoder_length = source_rows, .decoder_length = target_rows});
+    const ActivationMemory ours = activation_memory(
+        t5_operators(config, schema)({.batch = {t5_samples, source_rows},
+                                      .stage = {.layers = config.encoder.layers + config.decoder.layers},
+                                      .dtype = Dtype::f32,
+                                      .gpu = false}));
+    EXPECT_NEAR(ours.saved / real.saved, 1.0, 0.005) << variant.name;
+    EXPECT_NEAR(ours.peak / real.peak, 1.0, 0.05) << variant.name;
+  }
+}
+
+}  // namespace
+}  // namespace teratron
