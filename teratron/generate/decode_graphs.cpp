@@ -33,7 +33,8 @@ void PageTable::set(const std::vector<StepRow>& rows, int64_t count, int64_t pad
     std::copy(line.begin(), line.end(), all + i * width);
     changed = true;
   }
-  if (changed) device_.narrow(0, 0, padded).copy_(host_.narrow(0, 0, padded), /*non_blocking=*/true);
+  // It waits: a step without new tokens does not, and the next may change the host's table.
+  if (changed) device_.narrow(0, 0, padded).copy_(host_.narrow(0, 0, padded));
 }
 
 DecodeGraphs::DecodeGraphs(int64_t max_rows, at::Device device)
