@@ -153,11 +153,20 @@ struct ExportTokenizer {
   std::optional<int64_t> end_token;
 };
 
+// `own`, with what else a folder of transformers has beside them.
+HfTokenizerFiles with_neighbours(HfTokenizerFiles own, const fs::path& folder) {
+  std::error_code ignored;
+  if (fs::is_regular_file(folder / "config.json", ignored)) own.merge(hf_tokenizer_files(folder));
+  return own;
+}
+
 HfTokenizerFiles files_of(const TokenizerOptions& options) {
+  const fs::path folder = fs::path(options.vocab_file).parent_path();
   if (options.type == "GPT2BPETokenizer") {
-    return {{"vocab.json", options.vocab_file}, {"merges.txt", options.merge_file}};
+    return with_neighbours({{"vocab.json", options.vocab_file}, {"merges.txt", options.merge_file}}, folder);
   }
-  if (options.type.starts_with("BertWordPiece")) return {{"vocab.txt", options.vocab_file}};
+  if (options.type.starts_with("BertWordPiece"))
+    return with_neighbours({{"vocab.txt", options.vocab_file}}, folder);
   if (options.type != "HuggingFaceTokenizer") return {};
   const fs::path path = options.tokenizer_model;
   return hf_tokenizer_files(fs::is_directory(path) ? path : path.parent_path());
@@ -171,6 +180,11 @@ ExportTokenizer tokenizer_of_checkpoint(const CheckpointInfo& checkpoint) {
       tokenizer_options(arguments_from_json(checkpoint.config, checkpoint.path.string(), &unknown));
   try {
     ExportTokenizer tokenizer{.files = files_of(options), .contents = hf_tokenizer_contents(options)};
+    // AutoTokenizer would choose by the model, which may usually have another tokenizer.
+    if (options.type == "GPT2BPETokenizer" && !tokenizer.files.contains("tokenizer_config.json"))
+      tokenizer.contents["tokenizer_config.json"] = R"({"tokenizer_class": "GPT2Tokenizer"})"
+                                                    "\n";
+    for (const auto& [name, text] : tokenizer.contents) tokenizer.files.erase(name);
     if (!tokenizer.files.empty() || !tokenizer.contents.empty()) {
       tokenizer.end_token = build_tokenizer(options)->special().eod;
       return tokenizer;

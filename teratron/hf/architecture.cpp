@@ -58,14 +58,22 @@ bool takes_vocabulary(const Arguments& given) {
          !given.merge_file && !given.vocab_size;
 }
 
+// A model's file means its weights, which may have more embedding rows than the tokenizer has tokens; a
+// preset is a shape to train, whose vocabulary is the tokenizer's. A NullTokenizer has the vocabulary it is
+// given.
+bool has_rows_of_model(const Arguments& given) {
+  return given.hf_config && given.tokenizer_type != "NullTokenizer";
+}
+
 void add_architecture(const Schema& schema, const HfModel& model, const Arguments& given,
                       ParseResult& settings) {
   const json defaults = json::parse(to_json(Arguments()));
   for (const auto& [name, value] : model.settings.items()) {
     std::string written = value.is_string() ? value.get<std::string>() : value.dump();
-    if (name == "vocab_size") {
-      if (!takes_vocabulary(given)) continue;
+    if (name == "vocab_size" && takes_vocabulary(given)) {
       written = std::to_string(value.get<int64_t>() - 1);  // NullTokenizer adds an end-of-document token
+    } else if (name == "vocab_size" && !has_rows_of_model(given)) {
+      continue;
     }
     if (value == defaults.at(name)) continue;
     add_option(schema, {.key = name, .values = {written}, .where = model.where}, settings);

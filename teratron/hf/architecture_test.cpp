@@ -92,6 +92,9 @@ TEST(Architecture, OfAHuggingFaceConfig) {
     EXPECT_EQ(p.args.num_layers, 3);
     EXPECT_EQ(p.args.window_size, "7,0");
     EXPECT_EQ(p.args.kv_channels, 16);
+    EXPECT_EQ(p.args.vocab_size, 99) << "embedding rows, if more than the tokenizer has tokens";
+    const Texts null = {"--hf-config", given.string(), "--tokenizer-type", "NullTokenizer"};
+    EXPECT_FALSE(parse(null).args.vocab_size.has_value());
   }
   EXPECT_NE(refusal({"--hf-config", path.string(), "--model-preset", "gpt2"}).find("both set"),
             std::string::npos);

@@ -203,9 +203,9 @@ void write_export(const HfExport& request, const fs::path& directory, Conversion
 
 HfTokenizerFiles hf_tokenizer_files(const fs::path& folder) {
   HfTokenizerFiles files;
-  for (const char* name :
-       {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt",
-        "vocab.txt", "tokenizer.model", "added_tokens.json", "chat_template.jinja"}) {
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
+                           "merges.txt", "vocab.txt", "tokenizer.model", "added_tokens.json",
+                           "chat_template.jinja", "chat_template.json", "generation_config.json"}) {
     std::error_code ignored;
     if (fs::is_regular_file(folder / name, ignored)) files[name] = folder / name;
   }

@@ -19,7 +19,8 @@ namespace teratron {
 /// Name in a Hugging Face folder -> file.
 using HfTokenizerFiles = std::map<std::string, std::filesystem::path>;
 
-/// The tokenizer files in a Hugging Face folder; may be none.
+/// The tokenizer files in a Hugging Face folder, with the chat template and generation_config.json, which
+/// names special tokens; may be none.
 HfTokenizerFiles hf_tokenizer_files(const std::filesystem::path& folder);
 
 struct HfImport {

@@ -74,11 +74,13 @@ HfTensor weight_of(const HfTensorRow& row, const json& settings) {
   std::vector<int64_t> shape;
   for (const std::string_view size : row.shape) shape.push_back(hf_size(settings, size));
   HfTensor tensor{.name = std::string(row.name), .shape = shape, .parts = {}};
+  const bool grouped = settings.value("group_query_attention", false);
+  const char* const groups = grouped ? "num_query_groups" : "num_attention_heads";
+  if (row.rule == HfRule::keys)
+    tensor.shape[0] = shape[0] = hf_size(settings, fmt::format("{}*kv_channels", groups));
   tensor.copies.assign(row.options.copies.begin(), row.options.copies.end());
   tensor.parts.assign(row.sources.size(), shape[0]);
   if (row.rule == HfRule::qkv_grouped || row.rule == HfRule::qkv_fused) {
-    const bool grouped = settings.value("group_query_attention", false);
-    const char* const groups = grouped ? "num_query_groups" : "num_attention_heads";
     tensor.groups = hf_size(settings, groups);
     const int64_t keys = hf_size(settings, fmt::format("{}*kv_channels", groups));
     tensor.parts = {shape[0], keys, keys};

@@ -237,9 +237,9 @@ TEST(HfMap, RowsNameSettings) {
   const json settings = json::parse(to_json(Arguments()));
   const auto check = [&](std::string_view product) {
     for (size_t end = 0; !product.empty(); product.remove_prefix(std::min(end + 1, product.size()))) {
-      end = std::min(product.find_first_of("*/"), product.size());
+      end = std::min(product.find_first_of("+*/"), product.size());
       const std::string_view factor = product.substr(0, end);
-      EXPECT_TRUE(settings.contains(factor) || factor == "4" || factor == "2") << factor;
+      EXPECT_TRUE(settings.contains(factor) || factor == "4" || factor == "3" || factor == "2") << factor;
     }
   };
   for (const HfFamily& family : hf_families()) {

@@ -29,6 +29,8 @@ void HfConfig::unsupported(std::string_view key) {
 }
 
 int64_t hf_size(const json& settings, std::string_view expression) {
+  if (const size_t plus = expression.find('+'); plus != expression.npos)
+    return hf_size(settings, expression.substr(0, plus)) + hf_size(settings, expression.substr(plus + 1));
   const size_t sign = expression.find_last_of("*/");
   if (sign == expression.npos && expression.front() <= '9') return std::stoll(std::string(expression));
   if (sign == expression.npos)

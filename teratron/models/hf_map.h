@@ -14,8 +14,8 @@
 
 namespace teratron {
 
-/// A product or quotient of settings and numbers: "4*hidden_size". 0 if a setting is null or the quotient not
-/// whole; at most 2^60, which no file holds, so that a sum of a few cannot overflow.
+/// A sum, product or quotient of settings and numbers: "4*hidden_size". 0 if a setting is null or the
+/// quotient not whole; factors are at most 2^60, which no file holds, so that a sum cannot overflow.
 int64_t hf_size(const nlohmann::json& settings, std::string_view expression);
 
 /// A config.json and settings, while one is made from the other.
@@ -64,6 +64,7 @@ enum class HfRule : uint8_t {
   same,
   transpose,    // Conv1D, [in, out] there
   concat,       // the rows of all sources, one after another
+  keys,         // as many rows as the keys of all heads; `shape` has those of the queries
   qkv_grouped,  // sources Q, K and V; ours: for each query group its Q heads, K and V
   qkv_fused,    // one source [in, Q|K|V] (Conv1D); ours as qkv_grouped
 };

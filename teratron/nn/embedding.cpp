@@ -63,8 +63,9 @@ bool are_shared(const at::Tensor& ids_SB) {
 // Adds rows of a weight to x in place.
 struct AddLookup : torch::autograd::Function<AddLookup> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x_SBH, const at::Tensor& weight,
-                            const at::Tensor& ids_SB, Parameter* parameter) {
-    const at::Tensor ids = (are_shared(ids_SB) ? ids_SB.select(1, 0) : ids_SB.reshape(-1)).contiguous();
+                            const at::Tensor& ids_SB, Parameter* parameter, int64_t first) {
+    at::Tensor ids = (are_shared(ids_SB) ? ids_SB.select(1, 0) : ids_SB.reshape(-1)).contiguous();
+    if (first > 0) ids = ids + first;
     context->save_for_backward({ids});
     save_pointer(context, "parameter", parameter);
     context->mark_dirty({x_SBH});
@@ -76,7 +77,7 @@ struct AddLookup : torch::autograd::Function<AddLookup> {
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const at::Tensor ids = context->get_saved_variables()[0];
     accumulate_lookup_grad(*saved_pointer<Parameter>(context, "parameter"), ids, gradients[0]);
-    return {gradients[0], at::Tensor(), at::Tensor(), at::Tensor()};
+    return {gradients[0], at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -107,11 +108,12 @@ at::Tensor VocabParallelEmbedding::forward(const at::Tensor& ids_SB) {
 Embedding::Embedding(const Scope& scope, const Options& options, const TensorParallel& parallel)
     : weight_(&scope.parameter("weight", {.shard = Shard::replicated({options.count, options.hidden}),
                                           .init = options.init,
-                                          .grad_sum = parallel.grad_sum()})) {}
+                                          .grad_sum = parallel.grad_sum()})),
+      first_(options.first) {}
 
 at::Tensor Embedding::add_to_(const at::Tensor& x_SBH, const at::Tensor& ids_SB) {
   register_use(*weight_);
-  return AddLookup::apply(x_SBH, weight_->tensor, ids_SB, weight_);
+  return AddLookup::apply(x_SBH, weight_->tensor, ids_SB, weight_, first_);
 }
 
 }  // namespace teratron

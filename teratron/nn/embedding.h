@@ -37,6 +37,7 @@ class Embedding {
     int64_t count = 0;
     int64_t hidden = 0;
     Init init;
+    int64_t first = 0;  // the row of id 0
   };
   Embedding(const Scope& scope, const Options& options, const TensorParallel& parallel);
   /// x + rows of ids [S, B], both of this rank's sequence shard; in place, for contiguous x. Ids shared by
@@ -45,6 +46,7 @@ class Embedding {
 
  private:
   Parameter* weight_;
+  int64_t first_;
 };
 
 }  // namespace teratron

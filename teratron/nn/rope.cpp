@@ -34,13 +34,12 @@ struct Rotation : torch::autograd::Function<Rotation> {
 };
 
 // Llama 3.1's constants (Grattafiori et al. 2024).
-at::Tensor llama3_scaled(const at::Tensor& frequencies, double factor) {
-  constexpr double trained_positions = 8192.0;
+at::Tensor llama3_scaled(const at::Tensor& frequencies, const RotaryConfig& config) {
   constexpr double low = 1.0;
   constexpr double high = 4.0;
-  const at::Tensor periods = frequencies * (trained_positions / (2.0 * M_PI));
+  const at::Tensor periods = frequencies * (config.llama3_positions / (2.0 * M_PI));
   const at::Tensor unscaled = ((periods - low) / (high - low)).clamp(0.0, 1.0);
-  return frequencies * (unscaled + (1.0 - unscaled) / factor);
+  return frequencies * (unscaled + (1.0 - unscaled) / config.llama3_factor);
 }
 
 }  // namespace
@@ -52,7 +51,7 @@ RotaryEmbedding::RotaryEmbedding(const Options& options, const at::TensorOptions
   const at::Tensor exponents = at::arange(0, rotated, 2, fp64) / static_cast<double>(rotated);
   at::Tensor frequencies = at::pow(options.config.base, exponents).reciprocal();
   if (options.config.llama3_factor > 0.0) {
-    frequencies = llama3_scaled(frequencies, options.config.llama3_factor);
+    frequencies = llama3_scaled(frequencies, options.config);
   }
   const at::Tensor positions = at::arange(options.positions, fp64) / options.config.interpolation;
   const at::Tensor angles = at::outer(positions, frequencies);

@@ -10,9 +10,10 @@ struct RotaryConfig {
   double percent = 1.0;  // rotated fraction of the head width
   bool interleaved = false;
   double interpolation = 1.0;  // positions are divided by this (Chen et al. 2023)
-  /// Llama 3's frequency scaling; 0: none. Wavelengths above 8192 positions are stretched by this factor,
-  /// those below 2048 are unchanged, with linear interpolation in between.
+  /// Llama 3's frequency scaling; 0: none. Wavelengths above `llama3_positions` are stretched by this factor,
+  /// those below a quarter of it are unchanged, with linear interpolation in between.
   double llama3_factor = 0.0;
+  double llama3_positions = 8192.0;
 };
 
 /// A table of the angles of all positions up to a limit.

@@ -89,8 +89,8 @@ std::vector<std::string> resumable_overrides(const std::string& config, bool fin
   if (json::parse(config).value("position_embedding_type", "learned_absolute") == "learned_absolute")
     return {};
   if (!finetune) return {"max_position_embeddings"};
-  return {"max_position_embeddings", "rotary_base", "rotary_seq_len_interpolation_factor", "use_rope_scaling",
-          "rope_scaling_factor"};
+  return {"max_position_embeddings", "rotary_base",         "rotary_seq_len_interpolation_factor",
+          "use_rope_scaling",        "rope_scaling_factor", "rope_scaling_original_max_position_embeddings"};
 }
 
 void use_checkpoint_args(ParsedArguments& parsed) {
@@ -100,7 +100,8 @@ void use_checkpoint_args(ParsedArguments& parsed) {
   std::vector<std::string> unknown;
   const Arguments saved = arguments_from_json(info->config, info->path.string(), &unknown);
   std::vector<std::string> names = model_fields();
-  names.insert(names.end(), {"tokenizer_type", "seq_length", "decoder_seq_length"});
+  // vocab_size: published models may have more embedding rows than their tokenizer has tokens.
+  names.insert(names.end(), {"tokenizer_type", "seq_length", "decoder_seq_length", "vocab_size"});
   std::vector<std::string> taken;
   for (const std::string& name : names) {
     const Schema::Target* target = arguments_schema().find(name);

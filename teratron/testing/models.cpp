@@ -98,6 +98,24 @@ std::vector<TestVariant> option_variants(const TestSizes& sizes) {
   add("squared relu", gpt2).activation = Activation::squared_relu;
   add("qk rms norm", llama).qk_norm = true;
   add("qk layer norm", gpt2).qk_norm = true;
+  GPTConfig& olmo = add("norm of outputs, qk norm of all heads", llama);
+  olmo.norm_outputs = olmo.qk_norm = olmo.qk_norm_all_heads = true;
+  add("layer norm of outputs", gpt2).norm_outputs = true;
+  GPTConfig& neox = add("parallel residual", gpt2);
+  neox.parallel_residual = true;
+  neox.position = PositionEmbedding::rope;
+  neox.rope.percent = 0.5;
+  neox.tied_embeddings = false;
+  GPTConfig& bloom = add("embedding norm", gpt2);
+  bloom.embedding_norm = true;
+  bloom.position = PositionEmbedding::alibi;
+  GPTConfig& opt = add("relu, first position row", gpt2);
+  opt.activation = Activation::relu;
+  opt.first_position_row = 2;
+  GPTConfig& gemma = add("scaled embeddings", llama);
+  gemma.embedding_scale = 4.0;
+  gemma.activation = Activation::geglu;
+  gemma.norm.zero_centered = gemma.tied_embeddings = true;
   add("query-key scaling", gpt2).query_key_layer_scaling = true;
   add("window", llama).windows = {3, 3};
   add("a window in one layer", gpt2).windows = {0, 2};
@@ -124,14 +142,30 @@ GPTConfig random_config(std::mt19937& random, const TestSizes& sizes) {
                  .interpolation = coin() ? 1.0 : 2.0,
                  .llama3_factor = coin() ? 0.0 : 8.0};
   config.norm = {.kind = coin() ? NormKind::rms : NormKind::layer, .zero_centered = coin()};
-  constexpr Activation activations[] = {Activation::gelu, Activation::gelu_erf, Activation::squared_relu,
-                                        Activation::swiglu, Activation::geglu};
-  config.activation = activations[random() % 5];
+  constexpr Activation activations[] = {Activation::gelu,   Activation::gelu_erf, Activation::squared_relu,
+                                        Activation::swiglu, Activation::geglu,    Activation::relu};
+  config.activation = activations[random() % std::size(activations)];
   config.linear_bias = coin();
   config.qkv_bias = coin();
   config.tied_embeddings = coin();
   config.qk_norm = coin();
-  config.residual_after_norm = coin();
+  config.qk_norm_all_heads = config.norm.kind == NormKind::rms && coin();
+  switch (random() % 4) {
+    case 0:
+      config.residual_after_norm = true;
+      break;
+    case 1:
+      config.norm_outputs = true;
+      break;
+    case 2:
+      config.parallel_residual = true;
+      break;
+    default:
+      break;
+  }
+  config.embedding_norm = coin();
+  config.embedding_scale = coin() ? 1.0 : 4.0;
+  config.first_position_row = coin() ? 0 : 2;
   config.query_key_layer_scaling = coin();
   if (coin()) config.windows.assign(config.layers, 2 + static_cast<int64_t>(random() % 3));
   config.xavier_init = coin();

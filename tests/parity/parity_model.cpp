@@ -169,11 +169,12 @@ void add_first_batch(const ModelPlan& plan, ParameterSet& parameters, const Micr
 void run_family_case(const nlohmann::json& request, const std::filesystem::path& directory) {
   const std::string name = request["family"];
   ParsedArguments parsed =
-      parse_arguments("pretrain " + name, request["flags"].get<std::vector<std::string>>());
+      parse_arguments("pretrain " + name, request["flags"].get<std::vector<std::string>>(),
+                      {.architecture = architecture_settings});
   validate_arguments(parsed, 1, {.needs_data = false});
   const Arguments& args = parsed.args;
   const at::ScalarType dtype = request["dtype"] == "fp64" ? at::kDouble : at::kFloat;
-  const ModelPlan plan = find_family(name).plan(args, vocabulary);
+  const ModelPlan plan = find_family(name).plan(args, request.value("vocabulary", vocabulary));
   const SafetensorsFile batches(request["batches"].get<std::string>());
   Outputs out;
   ParameterSet parameters({.dtype = dtype, .seed = static_cast<uint64_t>(args.seed)});

@@ -27,11 +27,18 @@ class Options:
     rope_interleaved: bool = False
     rope_interpolation: float = 1.0
     llama3_factor: float = 0.0
+    llama3_positions: int = 8192
+    first_position: int = 0
+    embedding_norm: bool = False
+    embedding_scale: float = 1.0
+    norm_outputs: bool = False
+    parallel_residual: bool = False
+    qk_norm_all_heads: bool = False
     rms: bool = False
     eps: float = 1e-5
     one_plus: bool = False
     residual_after_norm: bool = False
-    activation: str = "gelu"  # gelu, erf, swiglu, geglu, squared_relu
+    activation: str = "gelu"  # gelu, erf, swiglu, geglu, relu, squared_relu
     qk_norm: bool = False
     windows: tuple = ()  # keys seen per layer, 0: all
 
@@ -44,7 +51,7 @@ def inverse_frequencies(options):
             max_position_embeddings=131072,
             rope_parameters={"rope_type": "llama3", "rope_theta": options.rope_base, "factor": options.llama3_factor,
                              "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                             "original_max_position_embeddings": 8192})
+                             "original_max_position_embeddings": options.llama3_positions})
         # transformers computes in fp32; the same function on doubles
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
@@ -61,12 +68,12 @@ def llama3_frequencies(config, rotated, options):
     result = []
     for frequency in frequencies.tolist():
         wavelength = 2 * math.pi / frequency
-        if wavelength < 8192 / 4.0:
+        if wavelength < options.llama3_positions / 4.0:
             result.append(frequency)
-        elif wavelength > 8192 / 1.0:
+        elif wavelength > options.llama3_positions / 1.0:
             result.append(frequency / options.llama3_factor)
         else:
-            smooth = (8192 / wavelength - 1.0) / (4.0 - 1.0)
+            smooth = (options.llama3_positions / wavelength - 1.0) / (4.0 - 1.0)
             result.append((1 - smooth) * frequency / options.llama3_factor + smooth * frequency)
     ours = torch.tensor(result, dtype=torch.float64)
     theirs, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
@@ -116,7 +123,10 @@ class ReferenceGPT:
         qkv = self.linear(x, name + "linear_qkv").view(batch, length, o.groups, per_group + 2, o.width)
         q = qkv[:, :, :, :per_group].reshape(batch, length, o.heads, o.width)
         k, v = qkv[:, :, :, per_group], qkv[:, :, :, per_group + 1]
-        if o.qk_norm:
+        if o.qk_norm_all_heads:
+            q = self.norm(q.flatten(2), name + "q_layernorm").view_as(q)
+            k = self.norm(k.flatten(2), name + "k_layernorm").view_as(k)
+        elif o.qk_norm:
             q, k = self.norm(q, name + "q_layernorm"), self.norm(k, name + "k_layernorm")
         if o.position == "rope":
             q, k = rotate(q, o), rotate(k, o)
@@ -140,6 +150,8 @@ class ReferenceGPT:
             y = F.gelu(y, approximate="tanh")
         elif kind == "erf":
             y = F.gelu(y)
+        elif kind == "relu":
+            y = F.relu(y)
         elif kind == "squared_relu":
             y = F.relu(y).square()
         else:
@@ -147,16 +159,28 @@ class ReferenceGPT:
             y = (F.silu(gate) if kind == "swiglu" else F.gelu(gate, approximate="tanh")) * up
         return self.linear(y, name + "linear_fc2")
 
+    def layer(self, x, layer):
+        o = self.options
+        norms = [f"decoder.layers.{layer}.input_layernorm", f"decoder.layers.{layer}.pre_mlp_layernorm"]
+        if o.norm_outputs:
+            x = x + self.norm(self.attention(x, layer), norms[0])
+            return x + self.norm(self.mlp(x, layer), norms[1])
+        if o.parallel_residual:
+            return x + self.attention(self.norm(x, norms[0]), layer) + self.mlp(self.norm(x, norms[1]), layer)
+        normed = self.norm(x, norms[0])
+        x = (normed if o.residual_after_norm else x) + self.attention(normed, layer)
+        normed = self.norm(x, norms[1])
+        return (normed if o.residual_after_norm else x) + self.mlp(normed, layer)
+
     def __call__(self, tokens_BS):
         o = self.options
-        x = self.weights["embedding.word_embeddings.weight"][tokens_BS]
+        x = self.weights["embedding.word_embeddings.weight"][tokens_BS] * o.embedding_scale
+        if o.embedding_norm:
+            x = self.norm(x, "embedding.word_embeddings_layernorm")
         if o.position == "learned":
-            x = x + self.weights["embedding.position_embeddings.weight"][: tokens_BS.shape[1]]
+            x = x + self.weights["embedding.position_embeddings.weight"][o.first_position:][: tokens_BS.shape[1]]
         for layer in range(o.layers):
-            normed = self.norm(x, f"decoder.layers.{layer}.input_layernorm")
-            x = (normed if o.residual_after_norm else x) + self.attention(normed, layer)
-            normed = self.norm(x, f"decoder.layers.{layer}.pre_mlp_layernorm")
-            x = (normed if o.residual_after_norm else x) + self.mlp(normed, layer)
+            x = self.layer(x, layer)
         x = self.norm(x, "decoder.final_layernorm")
         untied = "output_layer.weight" in self.weights
         return self.linear(x, "output_layer" if untied else "embedding.word_embeddings")

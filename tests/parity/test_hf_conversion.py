@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 from safetensors import safe_open  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = os.environ.get("TERATRON_BINARY", str(ROOT / "build/release/teratron/cli/teratron"))
@@ -24,6 +24,8 @@ LLAMA = dict(hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_atte
              vocab_size=101, max_position_embeddings=64, tie_word_embeddings=False)
 LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
                "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+NEOX = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, vocab_size=101,
+            max_position_embeddings=64)
 CONFIGS = {
     "gpt2": lambda: transformers.GPT2Config(n_embd=48, n_layer=2, n_head=4, vocab_size=101, n_positions=64),
     "gpt2-untied": lambda: transformers.GPT2Config(n_embd=48, n_layer=2, n_head=4, n_inner=100, vocab_size=101,
@@ -40,6 +42,19 @@ CONFIGS = {
     "qwen2.5-window": lambda: transformers.Qwen2Config(**LLAMA, use_sliding_window=True, sliding_window=5,
                                                        max_window_layers=1),
     "qwen3": lambda: transformers.Qwen3Config(**LLAMA, head_dim=16),
+    "gemma": lambda: transformers.GemmaConfig(**{**LLAMA, "tie_word_embeddings": True}, head_dim=16),
+    "olmo2": lambda: transformers.Olmo2Config(**LLAMA),
+    "llama3-positions": lambda: transformers.LlamaConfig(**LLAMA, rope_parameters={
+        **LLAMA3_ROPE, "original_max_position_embeddings": 32}),
+    "bloom": lambda: transformers.BloomConfig(hidden_size=48, n_layer=2, n_head=6, vocab_size=101),
+    "bloom-post-norm-residual": lambda: transformers.BloomConfig(
+        hidden_size=48, n_layer=2, n_head=4, vocab_size=101, apply_residual_connection_post_layernorm=True),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(**NEOX),
+    "gpt_neox-sequential": lambda: transformers.GPTNeoXConfig(
+        **NEOX, use_parallel_residual=False, hidden_act="gelu_new", rope_parameters={
+            "rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5}),
+    "opt": lambda: transformers.OPTConfig(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, ffn_dim=100,
+                                          vocab_size=101, max_position_embeddings=64),
     "gpt2-erf": lambda: transformers.GPT2Config(n_embd=48, n_layer=2, n_head=4, vocab_size=101, n_positions=64,
                                                 activation_function="gelu"),
 }
@@ -101,6 +116,92 @@ def check_logits(model, tmp_path):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_in_and_out(name, tmp_path):
     check_logits(check_out_of_in(name, torch.float32, tmp_path), tmp_path)
+
+
+DRIVER = pathlib.Path(BINARY).resolve().parents[2] / "tests" / "parity_model"
+
+
+def named_as_ours(model, folder):
+    """The tensors of a model under our names."""
+    model.save_pretrained(folder / "in")
+    run("ckpt", "convert", "--from-hf", folder / "in", "--save", folder / "ckpt")
+    return load_file(folder / "ckpt" / "iter_0000000" / "shard-00000.safetensors")
+
+
+@pytest.mark.skipif(not DRIVER.is_file(), reason="TERATRON_BINARY names no build with tests")
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma", "olmo2", "bloom", "gpt_neox", "opt"])
+def test_gradients(name, tmp_path):
+    """Gradients are converted as weights are, then compared by our names."""
+    model = random_model(name)
+    weights = named_as_ours(model, tmp_path / "weights")
+    save_file({f"weight.{key}": value for key, value in weights.items()}, tmp_path / "weights.safetensors")
+    torch.manual_seed(2)
+    text = torch.randint(5, 101, (33, 2))  # not the padding id, whose gradient transformers leaves out
+    index = torch.arange(32)[:, None].expand(32, 2).contiguous()
+    save_file({"0.tokens": text[:-1].clone(), "0.labels": text[1:].clone(), "0.sequence_index": index,
+               "0.loss_mask": torch.ones(32, 2)}, tmp_path / "batches.safetensors")
+    flags = ["--hf-config", str(tmp_path / "weights" / "in"), "--seq-length", "32", "--hidden-dropout", "0",
+             "--attention-dropout", "0", "--micro-batch-size", "2", "--train-iters", "1", "--lr", "1",
+             "--make-vocab-size-divisible-by", "1", "--tokenizer-type", "NullTokenizer", "--vocab-size", "100"]
+    cases = [{"name": "case", "family": "gpt", "flags": flags, "dtype": "fp32", "steps": 0, "vocabulary": 101,
+              "batches": str(tmp_path / "batches.safetensors"), "weights": str(tmp_path / "weights.safetensors")}]
+    (tmp_path / "cases.json").write_text(json.dumps(cases))
+    done = subprocess.run([DRIVER, tmp_path / "cases.json", tmp_path], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    ours = load_file(tmp_path / "case.safetensors")
+    logits = model(text[:-1].T).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), text[1:].T.flatten())
+    assert (ours["logits"].transpose(0, 1) - logits).norm() <= 1e-4 * logits.norm()
+    assert (ours["loss.0"] - loss).abs() <= 1e-4 * loss
+    loss.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+    expected = named_as_ours(model, tmp_path / "gradients")
+    largest = max(value.norm() for value in expected.values())
+    assert {f"gradient.{key}" for key in expected} == {key for key in ours if key.startswith("gradient.")}
+    for key, value in expected.items():
+        assert (ours[f"gradient.{key}"] - value).norm() <= 1e-4 * max(value.norm(), 1e-3 * largest), key
+
+
+REFUSED = {  # a family, a change of its config.json, what the error says
+    "opt-350m": ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before"),
+    "opt-projection": ("opt", {"word_embed_proj_dim": 24}, "word_embed_proj_dim"),
+    "opt-gelu": ("opt", {"activation_function": "gelu"}, "activation_function"),
+    "gemma-biases": ("gemma", {"attention_bias": True}, "attention_bias"),
+    "gemma-activation": ("gemma", {"hidden_act": "silu"}, "hidden_act"),
+    "gemma-bidirectional": ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    "olmo2-biases": ("olmo2", {"attention_bias": True}, "attention_bias"),
+    "olmo2-rope": ("olmo2", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0}}, "yarn"),
+    "bloom-slow": ("bloom", {"slow_but_exact": True}, "slow_but_exact"),
+    "neox-biases": ("gpt_neox", {"attention_bias": False}, "attention_bias"),
+    "neox-activation": ("gpt_neox", {"hidden_act": "silu"}, "hidden_act"),
+    "llama3-factors": ("llama3-positions", {"rope_parameters": {**LLAMA3_ROPE, "low_freq_factor": 2.0}},
+                       "low_freq_factor"),
+    "gemma2": ("gemma", {"model_type": "gemma2"}, "gemma2"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_computed_exactly_is_refused(name, tmp_path):
+    family, change, reason = REFUSED[name]
+    random_model(family).save_pretrained(tmp_path / "in")
+    file = tmp_path / "in" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    said = run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt", code=4)
+    assert reason in said and not (tmp_path / "ckpt").exists()
+
+
+def test_files_of_transformers_4_are_read(tmp_path):
+    """GPT-NeoX: other names of keys and of the output layer."""
+    model = random_model("gpt_neox-sequential")
+    model.save_pretrained(tmp_path / "in")
+    file = tmp_path / "in" / "config.json"
+    keys = json.loads(file.read_text())
+    rope = keys.pop("rope_parameters")
+    file.write_text(json.dumps({**keys, "rotary_pct": rope["partial_rotary_factor"], "rotary_emb_base": rope["rope_theta"]}))
+    run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt")
+    check_logits(model, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen3"])
@@ -178,6 +279,9 @@ def with_tokenizer(folder):
 
 def test_a_model_brings_its_tokenizer_and_takes_it_along(tmp_path):
     with_tokenizer(tmp_path / "in")
+    along = {"generation_config.json": '{"temperature": 0.7}', "chat_template.jinja": "{{ messages }}"}
+    for name, text in along.items():
+        (tmp_path / "in" / name).write_text(text)
     run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt")
     said = run("generate", "--load", tmp_path / "ckpt", "--prompt", "the cat", "--max-new-tokens", 3, "--device", "cpu")
     assert "the cat" in said
@@ -186,6 +290,7 @@ def test_a_model_brings_its_tokenizer_and_takes_it_along(tmp_path):
     assert again.split("the cat", 1)[1] == said.split("the cat", 1)[1]
     run("ckpt", "convert", "--to-hf", tmp_path / "out", "--load", tmp_path / "ckpt")
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (tmp_path / "in" / "tokenizer.json").read_bytes()
+    assert all((tmp_path / "out" / name).read_text() == text for name, text in along.items())
     ends = json.loads((tmp_path / "out" / "config.json").read_text())["eos_token_id"]
     tokens = {token["content"]: token["id"]
               for token in json.loads((tmp_path / "in" / "tokenizer.json").read_text())["added_tokens"]}
@@ -201,6 +306,7 @@ def test_a_trained_model_is_exported_with_its_vocabulary(tmp_path):
     run("ckpt", "convert", "--to-hf", tmp_path / "out", "--load", tmp_path / "ckpt")
     loaded = transformers.GPT2Tokenizer(str(tmp_path / "out" / "vocab.json"), str(tmp_path / "out" / "merges.txt"))
     text = "the dog sat"
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out").encode(text) == loaded.encode(text)
     ours = subprocess.run([BINARY, "tokenizer", "encode", "--tokenizer-type", "GPT2BPETokenizer", *map(str, files)],
                           input=text, capture_output=True, text=True, check=True).stdout.split()
     assert loaded.encode(text) == list(map(int, ours))

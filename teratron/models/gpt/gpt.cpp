@@ -28,10 +28,16 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
     word_embeddings_ = std::make_unique<VocabParallelEmbedding>(embedding / "word_embeddings",
                                                                 vocabulary_options(config), parallel);
   }
+  if (stage.embedding && config.embedding_norm) {
+    embedding_norm_ =
+        std::make_unique<Norm>(embedding / "word_embeddings_layernorm", config.hidden, config.norm, parallel);
+  }
   if (stage.embedding && config.position == PositionEmbedding::learned_absolute) {
     position_embeddings_ = std::make_unique<Embedding>(
         embedding / "position_embeddings",
-        Embedding::Options{config.max_positions, config.hidden, weight_init(config)}, parallel);
+        Embedding::Options{config.first_position_row + config.max_positions, config.hidden,
+                           weight_init(config), config.first_position_row},
+        parallel);
   }
   if (config.position == PositionEmbedding::rope) {
     rope_ = std::make_unique<RotaryEmbedding>(
@@ -59,6 +65,11 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
 
 at::Tensor GPT::embed(const MicroBatch& batch, const LayerContext& context) {
   at::Tensor x_SBH = word_embeddings_->forward(batch["tokens"]);
+  if (config_.embedding_scale != 1.0) {
+    // The factor has the dtype of the embeddings, as in transformers.
+    x_SBH = x_SBH * at::scalar_tensor(config_.embedding_scale, x_SBH.scalar_type()).item<double>();
+  }
+  if (embedding_norm_) x_SBH = embedding_norm_->forward(x_SBH);
   if (position_embeddings_) {
     x_SBH = position_embeddings_->add_to_(x_SBH, parallel_.sequence_shard(context.positions_SB));
   }

@@ -33,6 +33,7 @@ class GPT : public Model {
   GPTConfig config_;
   TensorParallel parallel_;
   std::unique_ptr<VocabParallelEmbedding> word_embeddings_;
+  std::unique_ptr<Norm> embedding_norm_;
   std::unique_ptr<Embedding> position_embeddings_;
   std::unique_ptr<RotaryEmbedding> rope_;
   std::unique_ptr<LayerStack> layers_;

@@ -10,6 +10,9 @@ struct GPTConfig : TransformerConfig {
   int64_t padded_vocabulary = 0;  // rows of the embedding
   int64_t max_positions = 0;
   bool tied_embeddings = true;
+  bool embedding_norm = false;     // of the word embeddings
+  double embedding_scale = 1.0;    // of the word embeddings
+  int64_t first_position_row = 0;  // of the learned position embeddings
   /// Chunks of the sequence whose logits and losses are computed one after the other.
   int64_t loss_chunks = 1;
   bool fp8_output_layer = false;

@@ -12,6 +12,11 @@ OperatorsOf gpt_operators(const GPTConfig& config) {
     const StageSpec& stage = batch.stage;
     std::vector<Operator> all;
     if (stage.embedding) all.push_back(embedding_operator(config, sizes));
+    if (stage.embedding && config.embedding_norm) {
+      TransformerConfig narrow = config;  // before the residual stream is made fp32
+      narrow.fp32_residual = false;
+      all.push_back(norm_operator("embedding.word_embeddings_layernorm", narrow, RankSizes(narrow, batch)));
+    }
     for (Operator& op : stack_operators("decoder.layers", config, batch, stage.first_layer, stage.layers)) {
       all.push_back(std::move(op));
     }

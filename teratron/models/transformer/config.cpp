@@ -21,6 +21,7 @@ PositionEmbedding position_embedding(const Arguments& args) {
 Activation activation(const Arguments& args) {
   if (args.swiglu) return Activation::swiglu;
   if (args.geglu) return Activation::geglu;
+  if (args.relu) return Activation::relu;
   if (args.squared_relu) return Activation::squared_relu;
   return args.openai_gelu || args.bias_gelu_fusion ? Activation::gelu : Activation::gelu_erf;
 }
@@ -30,7 +31,8 @@ RotaryConfig rotary_config(const Arguments& args) {
           .percent = args.rotary_percent,
           .interleaved = args.rotary_interleaved,
           .interpolation = static_cast<double>(args.rotary_seq_len_interpolation_factor.value_or(1)),
-          .llama3_factor = args.use_rope_scaling ? args.rope_scaling_factor : 0.0};
+          .llama3_factor = args.use_rope_scaling ? args.rope_scaling_factor : 0.0,
+          .llama3_positions = static_cast<double>(args.rope_scaling_original_max_position_embeddings)};
 }
 
 RecomputeConfig recompute_config(const Arguments& args) {
@@ -63,7 +65,10 @@ TransformerConfig transformer_config(const Arguments& args) {
           .linear_bias = args.add_bias_linear,
           .qkv_bias = args.add_qkv_bias,
           .qk_norm = args.qk_layernorm,
+          .qk_norm_all_heads = args.qk_layernorm_all_heads,
           .residual_after_norm = args.apply_residual_connection_post_layernorm,
+          .norm_outputs = args.norm_position == "output",
+          .parallel_residual = args.parallel_residual,
           .fp32_residual = args.fp32_residual_connection && (args.bf16 || args.fp16),
           .query_key_layer_scaling = args.apply_query_key_layer_scaling,
           .windows = attention_windows({args.window_size, args.window_attn_skip_freq}, *args.num_layers),

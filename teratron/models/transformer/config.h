@@ -46,7 +46,10 @@ struct TransformerConfig {
   bool linear_bias = true;
   bool qkv_bias = false;  // bias of the QKV projection alone
   bool qk_norm = false;
+  bool qk_norm_all_heads = false;    // over all heads together; RMS norm
   bool residual_after_norm = false;  // the residual branches off after the norm
+  bool norm_outputs = false;         // of attention and MLP, instead of their inputs
+  bool parallel_residual = false;    // attention and MLP read the same residual stream
   bool fp32_residual = false;        // the residual stream is fp32 for any weight dtype
   bool query_key_layer_scaling = false;
   /// Sliding window of each layer, 0: none (see AttentionRequest); empty: none.

@@ -36,13 +36,16 @@ class LayerOperators {
         kv_(sizes_.tokens * groups_ * number(config.kv_channels) * sizes_.element) {}
 
   std::vector<Operator> all() const {
-    return {norm_operator(prefix_ + ".input_layernorm", config_, sizes_),
-            qkv(),
-            split_qkv(),
-            core_attention(),
-            projection(),
-            norm_operator(prefix_ + ".pre_mlp_layernorm", config_, sizes_),
-            mlp()};
+    const Operator attention_norm = norm_operator(prefix_ + ".input_layernorm", config_, sizes_);
+    Operator mlp_norm = norm_operator(prefix_ + ".pre_mlp_layernorm", config_, sizes_);
+    if (config_.norm_outputs)
+      return {qkv(), split_qkv(), core_attention(), projection(), attention_norm, mlp(), mlp_norm};
+    if (!config_.parallel_residual)
+      return {attention_norm, qkv(), split_qkv(), core_attention(), projection(), mlp_norm, mlp()};
+    // Both norms save the same input.
+    for (double* bytes : {&mlp_norm.saved, &mlp_norm.forward_peak, &mlp_norm.backward_peak})
+      *bytes -= sizes_.residual_stream;
+    return {attention_norm, mlp_norm, qkv(), split_qkv(), core_attention(), projection(), mlp()};
   }
 
  private:
@@ -100,7 +103,7 @@ class LayerOperators {
     const double rotated = q_ + kv_;
     double inputs = qkv_bytes() + (is_view() ? 0.0 : q_);  // of attention
     if (config_.qk_norm) {
-      const double rows = sizes_.tokens * (heads_ + groups_);
+      const double rows = sizes_.tokens * (config_.qk_norm_all_heads ? 2.0 : heads_ + groups_);
       const double statistics = config_.norm.kind == NormKind::rms ? 1.0 : 2.0;
       op.saved = rotated + rows * sizes_.statistic * statistics;
       inputs = qkv_bytes() + rotated;

@@ -37,6 +37,7 @@ AttentionLayerOptions self_attention_options(const TransformerConfig& config, in
           .qkv_init = weight_init(config),
           .output_init = output_init(config),
           .qk_norm = config.qk_norm ? std::optional(config.norm) : std::nullopt,
+          .qk_norm_all_heads = config.qk_norm_all_heads,
           .alibi = config.position == PositionEmbedding::alibi,
           .window = config.windows.empty() ? 0 : config.windows.at(layer),
           .score_divisor = config.query_key_layer_scaling ? static_cast<double>(layer + 1) : 1.0,
@@ -82,6 +83,8 @@ TransformerLayer::TransformerLayer(const Scope& scope, const TransformerConfig& 
                                    const FeedForwardFactory& make_feed_forward)
     : hidden_dropout_(config.hidden_dropout),
       residual_after_norm_(config.residual_after_norm),
+      norm_outputs_(config.norm_outputs),
+      parallel_residual_(config.parallel_residual),
       site_(first_site(config, layer)),
       parallel_(parallel),
       attention_norm_(scope / "input_layernorm", config.hidden, config.norm, parallel),
@@ -96,6 +99,8 @@ TransformerLayer::TransformerLayer(const Scope& scope, const TransformerConfig& 
 // y = h + dropout(mlp(norm(h)))
 Hidden TransformerLayer::forward(const Hidden& x, const LayerContext& context, LayerState* state) {
   KeyValueCache* const cache = key_value_cache(state);
+  if (norm_outputs_) return forward_norm_outputs(x, context, cache);
+  if (parallel_residual_) return forward_parallel(x, context, cache);
   const LayerInput attended = pre_norm(attention_norm_, x, context, site_ + attention_output);
   Hidden h = attention_.forward_add_residual(attended.normed, attended.residual, context, cache);
   if (cross_) {
@@ -104,6 +109,41 @@ Hidden TransformerLayer::forward(const Hidden& x, const LayerContext& context, L
   }
   const auto [h_normed, h_residual] = pre_norm(mlp_norm_, h, context, site_ + mlp_output);
   return mlp_->forward_add_residual(h_normed, h_residual);
+}
+
+// h = x + dropout(norm(attention(x))), in a decoder likewise cross attention, y = h + dropout(norm(mlp(h)))
+Hidden TransformerLayer::forward_norm_outputs(const Hidden& x, const LayerContext& context,
+                                              KeyValueCache* cache) {
+  const at::ScalarType narrow = attention_norm_.dtype();  // of the weights; the residual may be fp32
+  const at::Tensor x_SBH = apply_bias_grad(x);
+  at::Tensor h_SBH =
+      add_normed(attention_norm_, attention_.forward_add_residual(x_SBH.to(narrow), {}, context, cache),
+                 x_SBH, context, site_ + attention_output);
+  if (cross_) {
+    h_SBH =
+        add_normed(cross_->norm, cross_->attention.forward_add_residual(h_SBH.to(narrow), {}, context, cache),
+                   h_SBH, context, site_ + cross_output);
+  }
+  return {add_normed(mlp_norm_, mlp_->forward_add_residual(h_SBH.to(narrow), {}), h_SBH, context,
+                     site_ + mlp_output)};
+}
+
+// y = x + dropout(attention(norm(x))) + dropout(mlp(norm(x))), with two norms
+Hidden TransformerLayer::forward_parallel(const Hidden& x, const LayerContext& context,
+                                          KeyValueCache* cache) {
+  TERATRON_ASSERT(!cross_, "a decoder layer with cross attention has no parallel form");
+  const LayerInput attended = pre_norm(attention_norm_, x, context, site_ + attention_output);
+  LayerInput fed = pre_norm(mlp_norm_, {attended.residual.residual_SBH}, context, site_ + mlp_output);
+  const ResidualDropout residual{fed.residual.residual_SBH, attended.residual.dropout};
+  fed.residual.residual_SBH =
+      apply_bias_grad(attention_.forward_add_residual(attended.normed, residual, context, cache));
+  return mlp_->forward_add_residual(fed.normed, fed.residual);
+}
+
+at::Tensor TransformerLayer::add_normed(Norm& norm, const Hidden& branch, const at::Tensor& residual_SBH,
+                                        const LayerContext& context, uint64_t site) const {
+  return bias_dropout_add(norm.forward_with_residual(branch).normed, nullptr, residual_SBH,
+                          context.hidden_dropout(hidden_dropout_, site, parallel_));
 }
 
 TransformerLayer::LayerInput TransformerLayer::pre_norm(Norm& norm, const Hidden& x,

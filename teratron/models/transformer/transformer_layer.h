@@ -1,5 +1,6 @@
 // A transformer layer, pre-norm (Radford et al. 2019): self-attention, in a decoder cross attention to the
-// output of an encoder (Vaswani et al. 2017), feed-forward network.
+// output of an encoder (Vaswani et al. 2017), feed-forward network. Optional: norms of the outputs instead of
+// the inputs (OLMo 2), attention and feed-forward network side by side (GPT-J, GPT-NeoX).
 #pragma once
 
 #include <functional>
@@ -27,6 +28,10 @@ class TransformerLayer : public Layer {
     at::Tensor normed;
     ResidualDropout residual;  // of x, or of norm(x) with a post-layernorm residual
   };
+  Hidden forward_norm_outputs(const Hidden& x, const LayerContext& context, KeyValueCache* cache);
+  Hidden forward_parallel(const Hidden& x, const LayerContext& context, KeyValueCache* cache);
+  at::Tensor add_normed(Norm& norm, const Hidden& branch, const at::Tensor& residual_SBH,
+                        const LayerContext& context, uint64_t site) const;
   LayerInput pre_norm(Norm& norm, const Hidden& x, const LayerContext& context, uint64_t site) const;
 
   struct CrossBranch {
@@ -38,6 +43,8 @@ class TransformerLayer : public Layer {
 
   double hidden_dropout_;
   bool residual_after_norm_;
+  bool norm_outputs_;
+  bool parallel_residual_;
   uint64_t site_;
   TensorParallel parallel_;
   Norm attention_norm_;

@@ -80,10 +80,12 @@ SelfAttention::SelfAttention(const Scope& scope, const AttentionLayerOptions& op
            parallel),
       output_(scope / "linear_proj", output_projection(options), parallel) {
   if (!options.qk_norm) return;
-  // Replicated, but each rank sees only its own heads, so the gradients are summed over the ranks.
-  const TensorParallel summed{parallel.group, true};
-  q_norm_.emplace(scope / "q_layernorm", options.kv_channels, *options.qk_norm, summed);
-  k_norm_.emplace(scope / "k_layernorm", options.kv_channels, *options.qk_norm, summed);
+  const auto norm = [&](const char* name, int64_t heads) {
+    return make_head_norm(scope / name, {*options.qk_norm, heads, options.kv_channels}, parallel.group,
+                          options.qk_norm_all_heads);
+  };
+  q_norm_ = norm("q_layernorm", options.heads);
+  k_norm_ = norm("k_layernorm", options.query_groups);
 }
 
 QueryKeyValue SelfAttention::project(const at::Tensor& x_SBH, const LayerContext& context) {

@@ -5,8 +5,8 @@
 #include <optional>
 
 #include "teratron/nn/attention/attention.h"
+#include "teratron/nn/attention/head_norm.h"
 #include "teratron/nn/layer.h"
-#include "teratron/nn/norm.h"
 #include "teratron/nn/qkv.h"
 
 namespace teratron {
@@ -24,6 +24,7 @@ struct AttentionLayerOptions {
   Init qkv_init;
   Init output_init;
   std::optional<NormOptions> qk_norm;  // of each head's query and key, before RoPE; self-attention only
+  bool qk_norm_all_heads = false;      // of the queries of all heads together, and of the keys; RMS norm
   bool alibi = false;
   int64_t window = 0;          // see AttentionRequest
   double score_divisor = 1.0;  // see AttentionRequest
@@ -68,8 +69,8 @@ class SelfAttention {
   CoreAttention core_;
   ColumnLinear qkv_;
   RowLinear output_;
-  std::optional<Norm> q_norm_;
-  std::optional<Norm> k_norm_;
+  std::unique_ptr<HeadNorm> q_norm_;  // both null without query-key norms
+  std::unique_ptr<HeadNorm> k_norm_;
 };
 
 /// Queries of x by `linear_q`, keys and values of the context's memory by `linear_kv`, whose rows are a key

@@ -23,11 +23,13 @@ struct IgnoredFlags {
 constexpr IgnoredFlags ignored_flags[] = {
     // Model
     {"num_query_groups", without, "--group-query-attention"},
-    {"rotary_percent rotary_base rotary_interleaved rotary_seq_len_interpolation_factor use_rope_scaling rope_scaling_factor",
-     without, "--position-embedding-type rope"},
-    {"rope_scaling_factor", without, "--use-rope-scaling"},
+    {"rotary_percent rotary_base rotary_interleaved rotary_seq_len_interpolation_factor use_rope_scaling "
+     "rope_scaling_factor rope_scaling_original_max_position_embeddings", without, "--position-embedding-type rope"},
+    {"rope_scaling_factor rope_scaling_original_max_position_embeddings", without, "--use-rope-scaling"},
+    {"position_embedding_offset", without, "--position-embedding-type learned_absolute"},
+    {"qk_layernorm_all_heads", without, "--qk-layernorm"},
     {"window_attn_skip_freq", without, "--window-size"},
-    {"bias_gelu_fusion", with, "--swiglu or --geglu or --squared-relu or --openai-gelu"},
+    {"bias_gelu_fusion", with, "--swiglu or --geglu or --relu or --squared-relu or --openai-gelu"},
     {"init_method_std", with, "--init-method-xavier-uniform"},
     {"recompute_method recompute_num_layers", without, "--recompute-granularity full"},
     // Parallelism

@@ -97,13 +97,30 @@ void check_windows(Validation& v) {
 void check_activation(Validation& v) {
   Arguments& a = v.args;
   const int kinds = static_cast<int>(a.swiglu) + static_cast<int>(a.geglu) +
-                    static_cast<int>(a.squared_relu) + static_cast<int>(a.openai_gelu);
+                    static_cast<int>(a.squared_relu) + static_cast<int>(a.openai_gelu) +
+                    static_cast<int>(a.relu);
   if (kinds > 1) {
-    v.reject("swiglu", "more than one of swiglu, geglu, squared_relu and openai_gelu is set",
+    v.reject("swiglu", "more than one of swiglu, geglu, relu, squared_relu and openai_gelu is set",
              "Set only one of them");
   }
   if (kinds == 0 && !a.add_bias_linear && a.bias_gelu_fusion && !v.chosen("bias_gelu_fusion"))
     v.derive("bias_gelu_fusion", a.bias_gelu_fusion, false);
+}
+
+void check_norms(Validation& v) {
+  const Arguments& a = v.args;
+  const auto exclude = [&v](const char* name, const char* other) {
+    v.reject(name, fmt::format("{} and {} contradict each other", name, other), "Set only one of them");
+  };
+  const bool output = a.norm_position == "output";
+  if (output && a.parallel_residual) exclude("norm_position", "parallel_residual");
+  if (output && a.apply_residual_connection_post_layernorm)
+    exclude("norm_position", "apply_residual_connection_post_layernorm");
+  if (a.parallel_residual && a.apply_residual_connection_post_layernorm)
+    exclude("parallel_residual", "apply_residual_connection_post_layernorm");
+  if (a.qk_layernorm && a.qk_layernorm_all_heads && a.normalization != "RMSNorm")
+    v.reject("qk_layernorm_all_heads", "a norm over all heads must be an RMSNorm",
+             "Add --normalization RMSNorm");
 }
 
 void check_loss_chunks(Validation& v) {
@@ -125,6 +142,7 @@ void check_model(Validation& v) {
   check_positions(v);
   check_windows(v);
   check_activation(v);
+  check_norms(v);
   check_loss_chunks(v);
   if (a.recompute_granularity != "full") return;
   if (!a.recompute_method) v.derive("recompute_method", a.recompute_method, "uniform");

@@ -1,0 +1,253 @@
+#include "teratron/models/gpt/hf_keys.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include <fmt/ranges.h>
+
+#include "teratron/base/attention_windows.h"
+#include "teratron/base/error.h"
+
+namespace teratron::gpt_hf_keys {
+
+using nlohmann::json;
+
+// Without key: as many as heads.
+void read_query_groups(std::string_view key, HfConfig& config) {
+  const int64_t heads = config.size("num_attention_heads");
+  const int64_t groups = key.empty() ? heads : config.get(key, heads).get<int64_t>();
+  if (heads % groups != 0) config.problem("'num_attention_heads' is not divisible by '{}'", key);
+  config.settings["group_query_attention"] = groups != heads;
+  config.settings["num_query_groups"] = groups != heads ? groups : 1;
+}
+
+void write_query_groups(std::string_view key, HfConfig& config) {
+  const int64_t heads = config.size("num_attention_heads");
+  const int64_t groups = config.is_set("group_query_attention") ? config.size("num_query_groups") : heads;
+  if (key.empty() ? groups != heads : groups > 0 && heads % groups != 0)
+    config.problem("num_query_groups is {} for {} heads", groups, heads);
+  if (!key.empty()) config.keys[key] = groups;
+}
+
+// add_bias_linear includes the bias of QKV.
+void write_qkv_bias(std::string_view, HfConfig& config) {
+  if (config.is_set("add_qkv_bias") && !config.is_set("add_bias_linear"))
+    config.problem("add_qkv_bias is true, not false");
+}
+
+// gelu_new is the tanh form, the default here; gelu is that by erf.
+void write_gelu(std::string_view key, HfConfig& config) {
+  const bool tanh = config.is_set("bias_gelu_fusion") || config.is_set("openai_gelu");
+  config.keys[key] = tanh ? "gelu_new" : "gelu";
+}
+
+// transformers has only the tanh form here.
+void write_tanh_gelu(std::string_view, HfConfig& config) {
+  if (!config.is_set("bias_gelu_fusion") && !config.is_set("openai_gelu"))
+    config.problem("bias_gelu_fusion is false, not true");
+}
+
+// There is no key for another width.
+void write_bloom_ffn(std::string_view, HfConfig& config) {
+  if (config.size("ffn_hidden_size") != config.size("4*hidden_size"))
+    config.problem("ffn_hidden_size is {}, not 4 * hidden_size", config.size("ffn_hidden_size"));
+}
+
+// Gemma's first files say gelu and mean the tanh form.
+void read_gemma_gelu(std::string_view key, HfConfig& config) {
+  const std::string act = config.get(key, "gelu_pytorch_tanh");
+  if (act != "gelu" && act != "gelu_pytorch_tanh") config.unsupported(key);
+  if (config.get("hidden_activation", "gelu_pytorch_tanh") != "gelu_pytorch_tanh")
+    config.unsupported("hidden_activation");
+  config.settings["geglu"] = true;
+}
+
+void write_gemma_gelu(std::string_view key, HfConfig& config) {
+  if (!config.is_set("geglu")) config.problem("geglu is false, not true");
+  config.keys[key] = config.keys["hidden_activation"] = "gelu_pytorch_tanh";
+}
+
+// A smaller vocabulary does not have transformers' default, 50256.
+void write_special_tokens(std::string_view, HfConfig& config) {
+  if (config.size("vocab_size") <= 50256) config.keys["bos_token_id"] = config.keys["eos_token_id"] = nullptr;
+}
+
+namespace {
+
+// Megatron-LM has these as constants.
+const json llama3_rope = {{"low_freq_factor", 1.0}, {"high_freq_factor", 4.0}};
+
+int64_t whole(HfConfig& config, std::string_view key, double otherwise) {
+  const double value = config.get(key, otherwise);
+  if (value >= 1 && value <= 1e15 && value == std::floor(value)) return static_cast<int64_t>(value);
+  config.problem("'{}' = {} is not a whole number above 0", key, value);
+  return 1;
+}
+
+// The dict of a newer file, or of an older one's scaling, merged into the keys.
+void flatten_rope(HfConfig& config) {
+  const char* const name = config.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  const json rope = config.has(name) ? config.keys[name] : json::object();
+  if (!rope.is_object()) return config.problem("'{}' is not an object", name);
+  for (const auto& [key, value] : rope.items()) {
+    if (!value.is_null()) config.keys[key] = value;
+  }
+}
+
+void read_llama3(HfConfig& config) {
+  config.settings.update({{"use_rope_scaling", true},
+                          {"rope_scaling_factor", config.get("factor", 8.0)},
+                          {"rope_scaling_original_max_position_embeddings",
+                           whole(config, "original_max_position_embeddings", 8192.0)}});
+  for (const auto& [key, constant] : llama3_rope.items()) {
+    if (config.get(key, constant.get<double>()) != constant) config.unsupported(key);
+  }
+}
+
+// Of merged keys; without their partial_rotary_factor.
+void read_rope_type(HfConfig& config) {
+  config.settings["rotary_base"] = whole(config, "rope_theta", 1e4);
+  const std::string type = config.get("rope_type", config.get("type", "default"));
+  if (type == "linear") {
+    config.settings["rotary_seq_len_interpolation_factor"] = whole(config, "factor", 0.0);
+  } else if (type == "llama3") {
+    read_llama3(config);
+  } else if (type != "default") {
+    config.problem("rope type '{}' is not supported", printable(type));
+  }
+}
+
+}  // namespace
+
+// Old files have rope_theta and rope_scaling, newer ones rope_parameters with both.
+void read_rope(std::string_view, HfConfig& config) {
+  flatten_rope(config);
+  if (config.get("partial_rotary_factor", 1.0) != 1.0) config.unsupported("partial_rotary_factor");
+  read_rope_type(config);
+}
+
+void read_partial_rope(std::string_view, HfConfig& config) {
+  flatten_rope(config);
+  for (const auto& [old, key] :
+       {std::pair("rotary_emb_base", "rope_theta"), std::pair("rotary_pct", "partial_rotary_factor")}) {
+    if (config.has(old) && !config.has(key)) config.keys[key] = config.keys[old];
+  }
+  config.settings["rotary_percent"] = config.get("partial_rotary_factor", 0.25);
+  read_rope_type(config);
+}
+
+void write_partial_rope(std::string_view key, HfConfig& config) {
+  write_rope(key, config);
+  const json& percent = config.settings.at("rotary_percent");
+  config.keys["rope_parameters"]["partial_rotary_factor"] = percent;
+  // transformers 4
+  config.keys["rotary_pct"] = percent;
+  config.keys["rotary_emb_base"] = config.keys["rope_theta"];
+  if (config.keys.contains("rope_scaling")) config.keys["rope_scaling"]["partial_rotary_factor"] = percent;
+}
+
+void write_rope(std::string_view, HfConfig& config) {
+  const json& interpolation = config.settings.at("rotary_seq_len_interpolation_factor");
+  json rope = {{"rope_type", "default"}, {"rope_theta", config.settings.at("rotary_base").get<double>()}};
+  if (!interpolation.is_null())
+    rope.update({{"rope_type", "linear"}, {"factor", interpolation.get<double>()}});
+  if (config.is_set("use_rope_scaling")) {
+    rope.update({{"rope_type", "llama3"}, {"factor", config.settings.at("rope_scaling_factor")}});
+    rope.update(llama3_rope);
+    rope["original_max_position_embeddings"] =
+        config.settings.at("rope_scaling_original_max_position_embeddings");
+    if (interpolation > 1)
+      config.problem("rotary_seq_len_interpolation_factor is set under use_rope_scaling");
+  }
+  config.keys["rope_parameters"] = rope;
+  // Releases of transformers before rope_parameters read these two.
+  config.keys["rope_theta"] = rope["rope_theta"];
+  if (rope["rope_type"] != "default") config.keys["rope_scaling"] = rope;
+}
+
+// Windows: W keys there, the query's own included, are --window-size W-1,0 here. Key sliding_window: in all
+// layers; key layer_types: in those it names, else from max_window_layers on; without key: none.
+namespace {
+constexpr int64_t most_layers = 1 << 20;
+constexpr const char *sliding = "sliding_attention", *full = "full_attention";
+}  // namespace
+
+void read_windows(std::string_view key, HfConfig& config) {
+  const bool per_layer = key == "layer_types";
+  if ((per_layer && !config.get("use_sliding_window", false)) || !config.has("sliding_window")) return;
+  const int64_t window = config.get("sliding_window", nullptr), layers = config.size("num_layers");
+  if (window >= config.size("max_position_embeddings")) return;  // every position sees all before it
+  if (layers > most_layers) return config.unsupported("num_hidden_layers");
+  json types(static_cast<size_t>(layers), sliding);
+  const double first = per_layer ? config.get("max_window_layers", 28.0).get<double>() : 0;
+  for (int64_t layer = 0; layer < layers && static_cast<double>(layer) < first; ++layer) types[layer] = full;
+  if (per_layer && config.has(key)) types = config.keys[key];
+  const auto windows = std::count(types.begin(), types.end(), sliding);
+  if (!types.is_array() || static_cast<int64_t>(types.size()) != layers ||
+      windows + std::count(types.begin(), types.end(), full) != layers)
+    return config.unsupported(key);
+  if (windows > 0) config.settings["window_size"] = fmt::format("{},0", window - 1);
+  if (windows == 0 || windows == layers) return;
+  std::vector<int> pattern;
+  for (const json& type : types) pattern.push_back(type == sliding);
+  config.settings["window_attn_skip_freq"] = fmt::format("[{}]", fmt::join(pattern, ","));
+}
+
+void write_windows(std::string_view key, HfConfig& config) {
+  WindowOptions options;
+  const json &size = config.settings.at("window_size"), &skip = config.settings.at("window_attn_skip_freq");
+  if (!size.is_null()) options.window_size = size;
+  if (!skip.is_null()) options.window_attn_skip_freq = skip;
+  const int64_t layers = config.size("num_layers");
+  if (layers > most_layers) return config.problem("num_layers is {}", layers);
+  if ((!size.is_null() && !is_valid_window_size(*options.window_size)) ||
+      (!skip.is_null() && !is_valid_window_pattern(*options.window_attn_skip_freq, layers)))
+    return config.problem("window_size or window_attn_skip_freq is malformed");
+  const std::vector<int64_t> windows = attention_windows(options, layers);
+  const auto first = std::ranges::find_if(windows, [](int64_t window) { return window > 0; });
+  if (key == "sliding_window") config.keys[key] = first == windows.end() ? json() : json(*first);
+  if (first == windows.end()) return;
+  if (key.empty() || (key == "sliding_window" && std::ranges::count(windows, *first) != layers))
+    return config.problem("window_size is {}, window_attn_skip_freq {}", size.dump(), skip.dump());
+  if (key == "sliding_window") return;
+  json types = json::array();
+  for (const int64_t window : windows) types.push_back(window > 0 ? sliding : full);
+  config.keys.update({{"use_sliding_window", true},
+                      {"sliding_window", *first},
+                      {"max_window_layers", first - windows.begin()},
+                      {"layer_types", types}});
+}
+
+// For what the rows of a model_type leave out: export refuses other values than these.
+// clang-format off
+static const std::vector<HfKey>& common_keys() {
+  static const std::vector<HfKey> keys = {
+    {"initializer_range", "init_method_std", {.otherwise = 0.02}},
+    {"", "seq_length", {.derived = hf_rows::positions}},
+    {"", "rotary_percent", {.must_be = 1.0, .export_only = true}},
+    {"", "position_embedding_offset", {.must_be = 0, .export_only = true}},
+    {"", "norm_position", {.must_be = "input", .export_only = true}},
+    {"", "swiglu", hf_rows::never}, {"", "squared_relu", hf_rows::never}, {"", "geglu", hf_rows::never},
+    {"", "relu", hf_rows::never}, {"", "rotary_interleaved", hf_rows::never}, {"", "parallel_residual", hf_rows::never},
+    {"", "qk_layernorm", hf_rows::never}, {"", "qk_layernorm_all_heads", hf_rows::never},
+    {"", "embedding_layernorm", hf_rows::never}, {"", "scale_embeddings", hf_rows::never},
+    {"", "apply_layernorm_1p", hf_rows::never}, {"", "apply_residual_connection_post_layernorm", hf_rows::never}};
+  return keys;
+}
+// clang-format on
+
+std::vector<HfKey> all_keys(std::vector<HfKey> keys, const std::vector<HfKey>& own) {
+  const auto has_row = [](const std::vector<HfKey>& rows, const HfKey& row) {
+    return !row.setting.empty() && std::ranges::find(rows, row.setting, &HfKey::setting) != rows.end();
+  };
+  std::erase_if(keys, [&](const HfKey& row) { return has_row(own, row); });
+  keys.insert(keys.end(), own.begin(), own.end());
+  const std::vector<HfKey> specific = keys;
+  for (const HfKey& row : common_keys()) {
+    if (!has_row(specific, row)) keys.push_back(row);
+  }
+  return keys;
+}
+
+}  // namespace teratron::gpt_hf_keys

@@ -1,0 +1,49 @@
+// Keys of config.json that rows cannot express, and those that GPT's model_types of Hugging Face share
+// (hf_families.cpp, hf_layernorm_families.cpp).
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "teratron/models/hf_rows.h"
+
+namespace teratron::gpt_hf_keys {
+
+// HfKeyOptions::read and write.
+void read_query_groups(std::string_view key, HfConfig& config);
+void write_query_groups(std::string_view key, HfConfig& config);
+void write_qkv_bias(std::string_view key, HfConfig& config);
+void write_gelu(std::string_view key, HfConfig& config);
+void write_tanh_gelu(std::string_view key, HfConfig& config);
+void read_gemma_gelu(std::string_view key, HfConfig& config);
+void write_gemma_gelu(std::string_view key, HfConfig& config);
+void write_bloom_ffn(std::string_view key, HfConfig& config);
+void write_special_tokens(std::string_view key, HfConfig& config);
+void read_rope(std::string_view key, HfConfig& config);
+void write_rope(std::string_view key, HfConfig& config);
+/// With the share of channels that is rotated.
+void read_partial_rope(std::string_view key, HfConfig& config);
+void write_partial_rope(std::string_view key, HfConfig& config);
+void read_windows(std::string_view key, HfConfig& config);
+void write_windows(std::string_view key, HfConfig& config);
+
+inline constexpr std::string_view queries = "num_attention_heads*kv_channels";
+inline const HfKeyOptions groups = {.read = read_query_groups, .write = write_query_groups};
+inline const HfKeyOptions windows = {.read = read_windows, .write = write_windows};
+inline const HfKeyOptions no_windows = {.export_only = true, .write = write_windows};
+inline const HfKeyOptions head_size = {.derived = "hidden_size/num_attention_heads"};
+inline const HfKeyOptions embedded = {.rows_of = "embedding.word_embeddings.weight"};
+inline const HfTensorOptions copied = {
+    .copies = {"lm_head.weight"}};  // files may hold a tied output layer too
+/// Names of activation functions -> whether GELU is the tanh form.
+inline const nlohmann::json gelu_names = {
+    {"gelu_new", true}, {"gelu_fast", true}, {"gelu_pytorch_tanh", true}, {"gelu", false}};
+
+/// `keys` without the settings that `own` has rows for, `own`, and the rows of all models for the settings
+/// that are left.
+std::vector<HfKey> all_keys(std::vector<HfKey> keys, const std::vector<HfKey>& own);
+
+/// BLOOM, GPT-NeoX and OPT: LayerNorm and biases everywhere.
+std::vector<HfFamily> layernorm_families();
+
+}  // namespace teratron::gpt_hf_keys

@@ -1,0 +1,108 @@
+#include "teratron/nn/attention/head_norm.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "teratron/base/error.h"
+#include "teratron/comm/collectives.h"
+#include "teratron/nn/autograd.h"
+
+namespace teratron {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+class EachHeadNorm : public HeadNorm {
+ public:
+  // Replicated, but each rank sees only its own heads, so the gradients are summed over the ranks.
+  EachHeadNorm(const Scope& scope, const HeadNormOptions& options, const Group& group)
+      : norm_(scope, options.width, options.norm, TensorParallel{group, true}) {}
+  at::Tensor forward(const at::Tensor& x_SBND) override { return norm_.forward(x_SBND); }
+
+ private:
+  Norm norm_;
+};
+
+at::ScalarType wide(const at::Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+// y = xhat w with xhat = x / sqrt(avg(x^2) + eps), the average over the heads of all ranks.
+struct AllHeadsNormFunction : torch::autograd::Function<AllHeadsNormFunction> {
+  struct Args {
+    Parameter* weight;  // of this rank's heads
+    const Group* group;
+    NormOptions options;
+    double width;  // of all heads
+  };
+
+  static at::Tensor factor(const at::Tensor& weight, const NormOptions& options) {
+    const at::Tensor w = weight.detach().to(wide(weight));
+    return options.zero_centered ? w + 1.0 : w;
+  }
+
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x_SBF, const at::Tensor& /*anchor*/,
+                            const Args& args) {
+    const at::Tensor x = x_SBF.to(wide(x_SBF));
+    const at::Tensor squares = reduce_from(x.square().sum(-1, true), *args.group);
+    const at::Tensor rstd = (squares / args.width + args.options.eps).rsqrt();
+    context->save_for_backward({x_SBF, rstd});
+    save_pointer(context, "weight", args.weight);
+    save_pointer(context, "group", args.group);
+    context->saved_data["zero_centered"] = args.options.zero_centered;
+    context->saved_data["width"] = args.width;
+    return (x * rstd * factor(args.weight->tensor, args.options)).to(args.weight->tensor.scalar_type());
+  }
+
+  // dx = rstd (g - xhat avg(g xhat)) with g = dy w
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const variable_list saved = context->get_saved_variables();
+    auto* const weight = saved_pointer<Parameter>(context, "weight");
+    const Group& group = *saved_pointer<const Group>(context, "group");
+    const NormOptions options{.zero_centered = context->saved_data["zero_centered"].toBool()};
+    const at::Tensor& rstd = saved[1];
+    const at::Tensor xhat = saved[0].to(rstd.scalar_type()) * rstd;
+    const at::Tensor dy = gradients[0].to(rstd.scalar_type());
+    const at::Tensor g = dy * factor(weight->tensor, options);
+    const at::Tensor product = reduce_from((g * xhat).sum(-1, true), group);
+    accumulate_grad(*weight, (dy * xhat).flatten(0, -2).sum(0));
+    const at::Tensor dx = rstd * (g - xhat * (product / context->saved_data["width"].toDouble()));
+    return {dx.to(saved[0].scalar_type()), at::Tensor(), at::Tensor()};
+  }
+};
+
+class AllHeadsNorm : public HeadNorm {
+ public:
+  AllHeadsNorm(const Scope& scope, const HeadNormOptions& options, const Group& group)
+      : options_(options), group_(group) {
+    TERATRON_ASSERT(options.norm.kind == NormKind::rms, "only an RMS norm is sharded over heads");
+    const int64_t width = options.heads * options.width;
+    weight_ = &scope.parameter("weight", {.shard = Shard::split({width}, 0, group.size, group.rank),
+                                          .init = options.norm.zero_centered ? Init::zeros() : Init::ones(),
+                                          .param_group = ParamGroup::no_weight_decay});
+  }
+
+  at::Tensor forward(const at::Tensor& x_SBND) override {
+    register_use(*weight_);
+    const AllHeadsNormFunction::Args args{weight_, &group_, options_.norm,
+                                          static_cast<double>(options_.heads * options_.width)};
+    return AllHeadsNormFunction::apply(x_SBND.flatten(-2), grad_anchor({weight_}), args)
+        .unflatten(-1, {x_SBND.size(-2), options_.width});
+  }
+
+ private:
+  HeadNormOptions options_;
+  Group group_;
+  Parameter* weight_;
+};
+
+}  // namespace
+
+std::unique_ptr<HeadNorm> make_head_norm(const Scope& scope, const HeadNormOptions& options,
+                                         const Group& group, bool all_heads) {
+  if (all_heads) return std::make_unique<AllHeadsNorm>(scope, options, group);
+  return std::make_unique<EachHeadNorm>(scope, options, group);
+}
+
+}  // namespace teratron
