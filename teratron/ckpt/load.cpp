@@ -73,8 +73,17 @@ void reject_mismatches(const std::vector<std::string>& matches, const LoadContex
   for (const auto& [name, what] : found) {
     problems.push_back({.what = fmt::format("tensor \"{}\" {}", printable(name), what), .where = where});
   }
+  // Rows of the vocabulary alone: the embedding, an output layer, its bias.
+  const bool vocabulary_alone = std::all_of(found.begin(), found.end(), [](const auto& problem) {
+    const auto& [name, what] = problem;
+    const bool differs = what.starts_with("is ") && what.ends_with(" in this run");
+    return differs && (name.ends_with("word_embeddings.weight") || name.find("output_layer.") != name.npos);
+  });
   problems.back().fix =
-      "The checkpoint holds another model: compare the settings with 'teratron ckpt inspect'";
+      vocabulary_alone
+          ? "The vocabularies differ in size: use the checkpoint's tokenizer, and --use-checkpoint-args or "
+            "--vocab-size if it has more embedding rows than that"
+          : "The checkpoint holds another model: compare the settings with 'teratron ckpt inspect'";
   throw UserError(ExitCode::checkpoint, std::move(problems));
 }
 

@@ -267,10 +267,10 @@ def small_tokenizer(folder):
     return folder
 
 
-def with_tokenizer(folder):
-    """A GPT-2 with its tokenizer beside it, as transformers saves them."""
+def with_tokenizer(folder, rows=280):
+    """A GPT-2 with its tokenizer of 280 tokens beside it, as transformers saves them."""
     tokenizer = small_tokenizer(folder.parent / "tokenizer")
-    config = transformers.GPT2Config(n_embd=48, n_layer=1, n_head=4, vocab_size=280, n_positions=64, bos_token_id=None,
+    config = transformers.GPT2Config(n_embd=48, n_layer=1, n_head=4, vocab_size=rows, n_positions=64, bos_token_id=None,
                                      eos_token_id=None)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes((tokenizer / "tokenizer.json").read_bytes())
@@ -295,6 +295,21 @@ def test_a_model_brings_its_tokenizer_and_takes_it_along(tmp_path):
     tokens = {token["content"]: token["id"]
               for token in json.loads((tmp_path / "in" / "tokenizer.json").read_text())["added_tokens"]}
     assert ends == tokens["<|endoftext|>"]
+
+
+@pytest.mark.parametrize("source", ["--use-checkpoint-args", "--hf-config"])
+def test_embedding_rows_beyond_the_tokenizer_come_along(source, tmp_path):
+    folder = with_tokenizer(tmp_path / "in", rows=300)
+    run("ckpt", "convert", "--from-hf", folder, "--save", tmp_path / "ckpt")
+    common = ["pretrain", "gpt", "--load", tmp_path / "ckpt", "--finetune", "--tokenizer-type", "HuggingFaceTokenizer",
+              "--tokenizer-model", folder / "tokenizer.json", "--seq-length", 16, "--micro-batch-size", 1, "--lr", 0,
+              "--train-iters", 1, "--eval-iters", 0, "--device", "cpu", "--mock-data", "--save", tmp_path / "trained"]
+    run(*common, source, *([folder] if source == "--hf-config" else []))
+    run("ckpt", "convert", "--to-hf", tmp_path / "out", "--load", tmp_path / "trained")
+    assert_same(load_file(folder / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors"))
+    said = run(*common[:-2], "--num-layers", 1, "--hidden-size", 48, "--num-attention-heads", 4,
+               "--max-position-embeddings", 64, code=4)
+    assert "[300, 48]" in said and "vocabularies differ" in said and "--use-checkpoint-args" in said
 
 
 def test_a_trained_model_is_exported_with_its_vocabulary(tmp_path):

@@ -18,6 +18,7 @@ T5Config t5_config(const Arguments& args, int64_t tokenizer_size) {
                   .tied_embeddings = !args.untie_embeddings_and_output_weights};
   config.padded_vocabulary = padded_vocab_size(args, config.vocabulary);
   config.encoder.windows.clear();
+  config.encoder.parallel_residual = false;  // cross attention has no place in it
   config.decoder = config.encoder;
   config.encoder.mask = Mask::full;
   config.decoder.init_layers = config.encoder.layers;  // as in Megatron-LM

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "teratron/base/error.h"
 #include "teratron/nn/mlp.h"
 
 namespace teratron {
