@@ -3,6 +3,7 @@
     python3 bench/peers/compare.py --teratron "./run teratron" --shape gpt2-124m
     python3 bench/peers/compare.py --teratron "./run teratron" --shape llama3-8b --gpus 4
     python3 bench/peers/compare.py --teratron "./run teratron" --shape llama-56m --gpus 0 --steps 5
+    python3 bench/peers/compare.py --teratron "./run teratron" --shape bert-large --dropout 0.1
 
 Writes the medians to a new file in bench/results (or --results FOLDER); results_table.py describes the format
 and generates the table of docs/performance.md from those files.
@@ -20,17 +21,21 @@ from pathlib import Path
 import results_table
 
 ONE_DEVICE = Path(__file__).with_name("torch_gpt.py")
+ONE_DEVICE_BERT = Path(__file__).with_name("torch_bert.py")
 FLOOR = Path(__file__).with_name("floor.py")
 SEVERAL_GPUS = Path(__file__).with_name("torch_fsdp.py")
 FP8 = ["--fp8-format", "hybrid", "--fp8-amax-history-len", "16", "--fp8-amax-compute-algo", "max"]
 FP32_MASTERS, ALL_BF16, FSDP2 = "torch.compile, fp32 masters", "torch.compile, all bf16", "FSDP2 + torch.compile"
-# (shape, GPUs): speed relative to a peer, or tokens per second.
+MASKED_POSITIONS = f"{FP32_MASTERS}, masked positions"
+# (shape, GPUs), with dropout (shape, GPUs, "dropout"): speed relative to a peer, or tokens per second.
 GOALS = {
     ("gpt-1.5b", 1): {f"teratron / {FP32_MASTERS}": 1.10, f"teratron / {ALL_BF16}": 1.03, "teratron / floor": 0.95},
     ("llama3-8b-12l", 1): {f"teratron / {FP32_MASTERS}": 1.10, f"teratron / {ALL_BF16}": 1.02, "teratron / floor": 0.95,
                            "teratron, FP8 / teratron": 1.35, "teratron, FP8, output layer too / teratron": 1.35,
                            "teratron, FP8": 38000, "teratron, FP8, output layer too": 38000},
     ("gpt2-124m", 1): {f"teratron / {FP32_MASTERS}": 1.15, f"teratron / {ALL_BF16}": 1.15, "teratron": 580000},
+    ("bert-large", 1): {f"teratron / {FP32_MASTERS}": 1.25, f"teratron / {MASKED_POSITIONS}": 1.10},
+    ("bert-large", 1, "dropout"): {f"teratron / {FP32_MASTERS}": 1.0, f"teratron / {MASKED_POSITIONS}": 1.0},
     ("llama3-8b", 4): {f"teratron / {FSDP2}": 1.12, "teratron / floor": 0.93, "teratron, FP8 / teratron": 1.35},
 }
 
@@ -42,7 +47,7 @@ def ours(args, *flags):
         command = [*args.teratron.split(), *launch, "bench", "--shape", args.shape, "--json", result,
                    "--steps", str(args.steps), "--warm-up-seconds", str(args.warm_up_seconds),
                    "--profiled-steps", "0", "--precision", args.precision, *micro_batch_flags(args),
-                   *size_flags(args), *data_parallel_flags(args), *flags]
+                   *size_flags(args), *data_parallel_flags(args), *dropout_flags(args), *flags]
         require_success(subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode)
         return parsed(result.read_text() if result.exists() else "")
 
@@ -53,6 +58,10 @@ def micro_batch_flags(args):
 
 def size_flags(args):
     return ["--micro-batch-size", str(args.micro_batch_size)] if args.micro_batch_size else []
+
+
+def dropout_flags(args):
+    return ["--hidden-dropout", str(args.dropout), "--attention-dropout", str(args.dropout)] if args.dropout else []
 
 
 def data_parallel_flags(args):
@@ -108,11 +117,21 @@ def floor(args):
             process.kill()
 
 
+def bert_peers(args):
+    """With logits of all positions, and of the masked ones alone."""
+    flags = ["--dropout", str(args.dropout), "--precision", args.precision, *size_flags(args),
+             "--device", "cuda" if args.gpus else "cpu"]
+    return {FP32_MASTERS: lambda: peer(args, ONE_DEVICE_BERT, "--head", "all", *flags),
+            MASKED_POSITIONS: lambda: peer(args, ONE_DEVICE_BERT, "--head", "masked", *flags)}
+
+
 def contestants(args):
     result = {"teratron": lambda: ours(args)}
     if args.fp8:
         result["teratron, FP8"] = lambda: ours(args, *FP8)
         result["teratron, FP8, output layer too"] = lambda: ours(args, *FP8, "--fp8-output-proj")
+    if args.shape.startswith("bert"):
+        return {**result, **bert_peers(args)}
     if args.gpus > 1:
         launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(args.gpus)]
         result[FSDP2] = lambda: peer(args, SEVERAL_GPUS, launcher=launcher)
@@ -165,7 +184,7 @@ def record(args, medians, device):
     peers = {name: round(value, 1) for name, value in medians.items() if name not in ours}
     ratios = {f"teratron / {name}": medians["teratron"] / medians[name] for name in peers}
     ratios |= {f"{name} / teratron": medians[name] / medians["teratron"] for name in ours if name != "teratron"}
-    goals = GOALS.get((args.shape, args.gpus), {})
+    goals = GOALS.get((args.shape, args.gpus, *(["dropout"] if args.dropout else [])), {})
     return {"date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(), "commit": commit(),
             "device": f"{args.gpus} x {device}" if args.gpus else f"{os.cpu_count()} x {cpu_name()}",
             "command": args.command, "shape": args.shape, "unit": "tokens/s", "ours": ours, "peers": peers,
@@ -182,6 +201,7 @@ def parsed_arguments():
     parser.add_argument("--fp8", action="store_true", help="also run teratron in FP8")
     parser.add_argument("--micro-batches", type=int, default=1)
     parser.add_argument("--micro-batch-size", type=int, help="with --gpus 0 only; default: the shape's")
+    parser.add_argument("--dropout", type=float, default=0.0, help="of hidden states and of attention; BERT only")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--warm-up-seconds", type=float, default=10.0)
@@ -191,6 +211,11 @@ def parsed_arguments():
         parser.error("--gpus is a number of GPUs, or 0 for the CPU")
     if args.gpus > 0 and (args.micro_batch_size or args.precision != "bf16"):
         parser.error("--micro-batch-size and --precision need --gpus 0: on GPUs the peers have the shape's size and bf16")
+    bert = args.shape.startswith("bert")
+    if bert and (args.gpus > 1 or args.fp8):
+        parser.error("the peers of BERT run on one GPU or the CPU, and not in FP8")
+    if args.dropout and not bert:
+        parser.error("--dropout needs a BERT: the other peers have none")
     given = {name: value for name, value in vars(args).items()
              if name not in ("teratron", "shape", "results") and value != parser.get_default(name)}
     flags = [f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in given.items()]

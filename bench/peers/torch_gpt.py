@@ -181,10 +181,10 @@ def timed_steps(step, count, enough, device="cuda"):
     return sorted(seconds_between(begin, end) for begin, end in times)[count // 2]
 
 
-def peer_parser(description, shape="gpt2-124m", steps=60):
+def peer_parser(description, shape="gpt2-124m", steps=60, shapes=SHAPES):
     """The flags that all peers take."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default=shape)
+    parser.add_argument("--shape", choices=shapes, default=shape)
     parser.add_argument("--micro-batches", type=int, default=1)
     parser.add_argument("--warm-up-seconds", type=float, default=10.0)
     parser.add_argument("--steps", type=int, default=steps)

@@ -75,6 +75,20 @@ def test_writes_the_medians_with_ratios_and_goals(compare, results_table):
     assert "teratron, FP8: 10" in results_table.table(compare.results)
 
 
+def test_bert_has_peers_and_goals_of_its_own(compare, capsys):
+    assert compare("--shape", "bert-large", "--rounds", "1") == 0
+    assert compare("--shape", "bert-large", "--rounds", "1", "--dropout", "0.1") == 0
+    plain, dropped = compare.results
+    everywhere, masked = "torch.compile, fp32 masters", "torch.compile, fp32 masters, masked positions"
+    assert plain["peers"] == dropped["peers"] == {everywhere: 5.0, masked: 5.0}
+    assert plain["goals"] == {f"teratron / {everywhere}": 1.25, f"teratron / {masked}": 1.1}
+    assert set(dropped["goals"].values()) == {1.0} and "--dropout 0.1" in dropped["command"]
+    for flags, said in ((["--shape", "bert-large", "--gpus", "2"], "one GPU"), (["--dropout", "0.1"], "needs a BERT")):
+        with pytest.raises(SystemExit):
+            compare(*flags)
+        assert said in capsys.readouterr().err
+
+
 def test_continues_without_a_failed_contestant(compare, capsys):
     assert compare("--fp8", "--rounds", "2") == 1
     output = capsys.readouterr().out
