@@ -257,6 +257,7 @@ DeviceScalars TrainEngine::forward_backward(MicroBatchBuffer& batches, const Ste
   const auto timed = Timers::scope(options_.timers, "forward-backward", 1);
   const bool chosen = graphs_ && (!graph_choice_ || graph_choice_->replays());
   if (chosen && graphs_->begin_step()) return replay_graphs(batches, inputs);
+  if (graphs_) graphs_->runs_eagerly(batches.at(0));
   DeviceScalars scalars = zero_scalars();
   run_schedule_into(scalars, batches, {.microbatches = inputs.microbatches, .scale = loss_scale(inputs)});
   return scalars;

@@ -22,6 +22,7 @@ struct GraphCase {
   std::vector<int64_t> steps = {4, 4, 4, 4, 4, 4};
   std::vector<double> scales = {};  // empty: 1
   bool documents = false;
+  bool in_every_batch = true;  // documents
   Layout layout = {};
 };
 
@@ -32,7 +33,8 @@ struct GraphOutcome {
 };
 
 MicroBatch batch_of(const GraphCase& c, int64_t step, int64_t first) {
-  const TestData data{.sequence = graph_sizes.positions, .documents = c.documents};
+  const bool documents = c.documents && (c.in_every_batch || (step + first / 2) % 3 == 1);
+  const TestData data{.sequence = graph_sizes.positions, .documents = documents};
   const MicroBatch batch =
       to_device(test_batch(data, c.config.vocabulary, step, {first, first + 2}), c.device);
   // Uneven token counts, the divisor of a micro-batch's mean.
@@ -116,6 +118,15 @@ std::vector<std::pair<std::string, GraphCase>> cases(at::Device device) {
       {"llama in bf16", {.config = llama, .dtype = at::kBFloat16}},
       {"recomputation", {.config = recomputed, .dtype = at::kBFloat16}},
       {"documents", {.config = llama, .documents = true}},
+      {"documents in some micro-batches",
+       {.config = dropout, .steps = std::vector<int64_t>(12, 3), .documents = true, .in_every_batch = false}},
+      {"fp8 with documents in some micro-batches",
+       {.config = llama,
+        .dtype = at::kBFloat16,
+        .fp8 = Fp8Options{.history = 3},
+        .steps = std::vector<int64_t>(12, 3),
+        .documents = true,
+        .in_every_batch = false}},
       {"one micro-batch", {.config = dropout, .steps = {1, 1, 1, 1, 1}}},
       {"more and more", {.config = dropout, .steps = {1, 1, 1, 2, 4, 4}}},
       {"dynamic loss scale",

@@ -120,10 +120,13 @@ at::Tensor BatchSource::cu_seqlens(const Column& column, const Batch* batch, int
   std::vector<int32_t> bounds;
   if (batch) bounds = segment_bounds(batch->values<int32_t>(column.name), samples);
   const auto power = static_cast<int64_t>(std::bit_ceil(std::max<size_t>(bounds.size(), 1)));
-  segments_ = std::max(segments_, power);
+  int64_t segments = std::max(segments_, power);
+  if (static_cast<int64_t>(bounds.size()) == samples) segments = 0;  // each sample is one
   // The others cannot know the shape.
   if (tensor_parallel_.size > 1)
-    segments_ = std::stoll(broadcast_bytes(*tensor_parallel_.communicator, std::to_string(segments_)));
+    segments = std::stoll(broadcast_bytes(*tensor_parallel_.communicator, std::to_string(segments)));
+  if (segments == 0) return {};
+  segments_ = segments;
   const auto i32 = at::TensorOptions().dtype(at::kInt);
   if (!batch) return at::empty({segments_ + 1}, i32.device(options_.device));
   bounds.resize(static_cast<size_t>(segments_ + 1), static_cast<int32_t>(samples * column.numel()));
@@ -153,8 +156,10 @@ MicroBatch BatchSource::next() {
       continue;
     }
     const bool segments = column.kind == Column::Kind::segments;
+    const at::Tensor values = segments ? cu_seqlens(column, host, samples) : stacked(column, host, samples);
+    if (!values.defined()) continue;
     names.push_back(stacked_name(column));
-    tensors.push_back(segments ? cu_seqlens(column, host, samples) : stacked(column, host, samples));
+    tensors.push_back(values);
   }
   tensors = broadcast_coalesced(tensors, tensor_parallel_);
   for (size_t i = 0; i < names.size(); ++i) micro.tensors.set(names[i], tensors[i]);

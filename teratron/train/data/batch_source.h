@@ -37,6 +37,7 @@ class BatchSource {
   Batch read();
   /// The stacked column on the device; allocated alone on ranks that receive it (null batch).
   at::Tensor stacked(const Column& column, const Batch* batch, int64_t samples) const;
+  /// Undefined if every sample is one segment: then attention needs none, and other kernels run.
   at::Tensor cu_seqlens(const Column& column, const Batch* batch, int64_t samples);
   /// Rows of the sequence index; made once.
   const at::Tensor& index_SB(const Column& column, int64_t samples);

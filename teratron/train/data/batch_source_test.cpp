@@ -81,6 +81,21 @@ TEST(BatchSource, PadsTheSegmentsToAShapeThatOnlyGrows) {
   EXPECT_EQ(source.next()["cu_seqlens"].numel(), 5);
 }
 
+// Sample 0 is one document.
+TEST(BatchSource, LeavesOutSegmentsThatAreWholeSamples) {
+  for (const int64_t tp : {1, 2}) {
+    run_ranks(MeshOptions{.tp = tp}, [](const Mesh& mesh) {
+      const BatchSource::Options options{
+          .loader = {.sampler = {.total_samples = 6, .micro_batch_size = 1}, .num_workers = 0},
+          .schema = schema()};
+      BatchSource source(std::make_shared<Numbers>(), options, mesh);
+      EXPECT_FALSE(source.next()["cu_seqlens"].defined());
+      source.next();
+      EXPECT_TRUE(at::equal(source.next()["cu_seqlens"], at::tensor({0, 2, 8}, at::kInt)));
+    });
+  }
+}
+
 TEST(BatchSource, CutsSequencesOverContextParallelRanks) {
   run_ranks(MeshOptions{.cp = 2}, [](const Mesh& mesh) {
     BatchSource source = source_of(mesh);

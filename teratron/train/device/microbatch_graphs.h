@@ -3,10 +3,12 @@
 //
 // There are two graphs: the one of a step's first micro-batch overwrites the gradients of the previous step
 // (and casts weights to FP8), the one of the others accumulates. Both read the micro-batch from the same
-// static tensors.
+// static tensors. Micro-batches with other columns (segments, which rows without padding lack) have their own
+// two.
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -22,8 +24,7 @@ class MicrobatchGraphs {
   using Body = std::function<void(const MicroBatch&)>;
 
   struct Options {
-    /// Steps for which begin_step() returns false. At least one eager step must precede run(): libraries and
-    /// FP8 scales are initialized in it.
+    /// Steps for which begin_step() returns false.
     int64_t warm_up = 1;
     /// Where micro-batches cannot be captured, because memory is short or their shapes keep changing, they
     /// run eagerly, with one notice, instead of ending the run.
@@ -33,6 +34,9 @@ class MicrobatchGraphs {
 
   /// Called before each step; returns whether its micro-batches go through run().
   bool begin_step();
+  /// To be called in eager steps, of which there must be one before run(): libraries and FP8 scales are
+  /// initialized in it. Micro-batches with columns that none had run eagerly for one more step.
+  void runs_eagerly(const MicroBatch& batch) { graphs_.try_emplace(columns_of(batch)); }
   /// Captures `body` at its first call and replays it; `index` counts the step's micro-batches. Requires
   /// ParamAndGradBuffer::zero_grad() before the first and a finished parameter gather; gradients are not
   /// reduced. Other shapes are captured anew; UserError(config) if they keep changing, unless it falls back.
@@ -43,21 +47,29 @@ class MicrobatchGraphs {
     std::unique_ptr<DeviceGraph> graph;
     std::vector<Parameter*> filled;  // stale gradients that the graph overwrites
   };
+  /// Of micro-batches with the same columns.
+  struct Graphs {
+    MicroBatch batch;  // static tensors; none before the first capture
+    Captured first;
+    Captured next;
+    bool waits = false;  // until the next step
+  };
+  using Columns = std::vector<std::string>;
+  static Columns columns_of(const MicroBatch& batch);
+  Graphs& graphs_of(const MicroBatch& batch);
   /// Copies the micro-batch to the tensors that the graphs read; false: it must run eagerly.
-  bool copy_in(const MicroBatch& batch);
-  Captured captured(const Body& body);
+  bool copy_in(Graphs& graphs, const MicroBatch& batch);
+  Captured captured(const Graphs& graphs, const Body& body);
   /// The same; without a graph if it falls back.
-  Captured try_capture(const Body& body);
+  Captured try_capture(const Graphs& graphs, const Body& body);
   void fall_back(const std::string& reason);
 
   ParameterSet& parameters_;
   Options options_;
   int64_t steps_left_;
   bool eager_ = false;  // fell back
-  MicroBatch batch_;
+  std::map<Columns, Graphs> graphs_;
   int64_t captures_ = 0;
-  Captured first_;
-  Captured next_;
   bool captured_first_ = false;  // in this step
 };
 
