@@ -7,14 +7,17 @@ A failing input is written to <build>/tests/fuzz_*.found; run the target on that
 """
 import argparse
 import gzip
+import io
 import json
 import lzma
 import os
 import pathlib
+import pickle
 import struct
 import subprocess
 import sys
 import tempfile
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -162,8 +165,25 @@ def command_line_seeds():
     yield line(1, "--load", "x", "--prompt", "a", "--help")
 
 
+def pickle_seeds():
+    values = {"a": [1, -2, 3.5, None, True, "text", b"bytes", (1, 2)], "b": {"c": 1 << 40}, "d": {7}}
+    for protocol in range(2, 6):
+        yield pickle.dumps(values, protocol)
+    storage = b"(U\x07storagectorch\nFloatStorage\nU\x010U\x03cpuK\x06tQ"
+    tensor = b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"K\x00K\x03K\x02\x86K\x01K\x03\x86tR."
+    yield tensor
+    yield b"cargparse\nNamespace\n)\x81}(U\x01lK\x02U\x01tcmegatron.core.enums\nModelType\nK\x01\x85Rub."
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a/data.pkl", tensor)
+        archive.writestr("a/data/0", bytes(24))
+    yield file.getvalue()
+    head = [pickle.dumps(value, 2) for value in (0x1950a86a20f9469cfc6c, 1001, {"little_endian": True})]
+    yield b"".join([*head, tensor, pickle.dumps(["0"], 2), (6).to_bytes(8, "little"), bytes(24)])
+
+
 SEEDS = {"fuzz_command_line": command_line_seeds, "fuzz_config_file": config_file_seeds, "fuzz_idx": idx_seeds,
-         "fuzz_jsonl": jsonl_seeds, "fuzz_manifest": manifest_seeds, "fuzz_safetensors": safetensors_seeds,
+         "fuzz_jsonl": jsonl_seeds, "fuzz_manifest": manifest_seeds, "fuzz_pickle": pickle_seeds, "fuzz_safetensors": safetensors_seeds,
          "fuzz_safetensors_index": safetensors_index_seeds, "fuzz_sentencepiece": sentencepiece_seeds,
          "fuzz_tokenizer_json": tokenizer_json_seeds}
 

@@ -1,0 +1,31 @@
+// The classes and functions that a pickle may name.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "teratron/base/dtype.h"
+
+namespace teratron {
+
+/// What a call of it, or a new object of it, becomes.
+enum class PickleGlobal : uint8_t {
+  refused,
+  dict,       // OrderedDict, Namespace
+  tuple,      // torch.Size
+  set,        // a list
+  bytes,      // _codecs.encode
+  tensor,     // torch._utils._rebuild_tensor_v2 and its predecessor
+  parameter,  // torch._utils._rebuild_parameter: its first argument
+  storage,    // torch.FloatStorage...: only named
+  opaque,     // an object that keeps its name and arguments
+};
+
+/// `name` is "module.name".
+PickleGlobal pickle_global(std::string_view name);
+
+/// The element type of torch.FloatStorage and its like; nullopt for others.
+std::optional<Dtype> storage_dtype(std::string_view name);
+
+}  // namespace teratron

@@ -1,0 +1,146 @@
+#include "teratron/pickle/torch_file.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "teratron/base/error.h"
+#include "teratron/pickle/unpickler.h"
+#include "teratron/pickle/zip_archive.h"
+
+namespace teratron {
+
+namespace {
+
+using Kind = PickleValue::Kind;
+
+constexpr int64_t most_pickle_bytes = int64_t{1} << 28;
+constexpr std::string_view stream_magic("\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", 10);
+
+// Elements in row-major order without gaps.
+bool is_contiguous(const PickledTensor& tensor) {
+  int64_t stride = 1;
+  for (size_t i = tensor.shape.size(); i-- > 0;) {
+    if (tensor.shape[i] != 1 && tensor.strides[i] != stride) return false;
+    stride *= tensor.shape[i];
+  }
+  return true;
+}
+
+// Elements of `from`, which starts at the first one, in row-major order.
+std::vector<char> gather(const PickledTensor& tensor, const std::vector<char>& from, size_t element) {
+  std::vector<char> result(static_cast<size_t>(numel(tensor)) * element);
+  std::vector<int64_t> index(tensor.shape.size(), 0);
+  int64_t at = 0;
+  for (size_t done = 0; done < result.size(); done += element) {
+    std::memcpy(result.data() + done, from.data() + static_cast<size_t>(at) * element, element);
+    for (size_t i = index.size(); i-- > 0;) {
+      at += tensor.strides[i];
+      if (++index[i] < tensor.shape[i]) break;
+      at -= tensor.strides[i] * tensor.shape[i];
+      index[i] = 0;
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+int64_t numel(const PickledTensor& tensor) {
+  int64_t count = 1;
+  for (const int64_t size : tensor.shape) count *= size;
+  return count;
+}
+
+TorchFile::TorchFile(ByteSourcePtr source, std::string where)
+    : source_(std::move(source)), where_(std::move(where)) {
+  ZipArchive::is_zip(*source_) ? open_zip() : open_stream();
+}
+
+TorchFile::TorchFile(const std::filesystem::path& path)
+    : TorchFile(open_bytes(path), printable(path.string(), 4096)) {}
+
+void TorchFile::fail(const std::string& what) const {
+  throw checkpoint_error(
+      {.what = what, .where = where_, .fix = "Use an undamaged file that torch.save wrote"});
+}
+
+void TorchFile::open_zip() {
+  const ZipArchive zip(source_, where_);
+  std::string prefix;
+  for (const auto& [name, entry] : zip.entries()) {
+    if (name.ends_with("/data.pkl")) prefix = name.substr(0, name.size() - std::strlen("data.pkl"));
+  }
+  if (prefix.empty()) fail("the zip file holds no data.pkl");
+  if (zip.entries().contains(prefix + "byteorder")) {
+    const ByteSourcePtr order = zip.open(prefix + "byteorder");
+    if (read_bytes(*order, std::min<int64_t>(order->size(), 16), 0) != "little")
+      fail("the tensors are not in little-endian byte order");
+  }
+  const ByteSourcePtr data = zip.open(prefix + "data.pkl");
+  if (data->size() > most_pickle_bytes) fail("data.pkl is larger than 256 MiB");
+  pickle_ = parse_pickle(read_bytes(*data, data->size(), 0), where_);
+  for (const PickledStorage& storage : pickle_.storages) {
+    storages_.push_back(zip.open(prefix + "data/" + storage.key));
+    if (storage.numel > storages_.back()->size() / size_of(storage.dtype))
+      fail(
+          fmt::format("storage '{}' is shorter than its {} elements", printable(storage.key), storage.numel));
+  }
+}
+
+// Pickles: a magic number, the version, the system, the object, the keys of the storages in their order.
+void TorchFile::open_stream() {
+  const std::string head = read_bytes(*source_, std::min(source_->size(), most_pickle_bytes), 0);
+  size_t at = 0;
+  const auto next = [&] {
+    Pickle pickle = parse_pickle(std::string_view(head).substr(at), where_);
+    at += pickle.bytes;
+    return pickle;
+  };
+  if (head.find(stream_magic) != 4 && head.find(stream_magic) != 2)
+    fail("this is not a file of torch.save (neither its zip format nor its stream format)");
+  next();
+  if (const Pickle version = next(); version.root->integer != 1001)
+    fail(fmt::format("version {} of torch's stream format is not supported", version.root->integer));
+  const Pickle system = next();
+  const PickleValue* const little = system.root->find("little_endian");
+  if (little == nullptr || little->integer != 1) fail("the tensors are not in little-endian byte order");
+  pickle_ = next();
+  const Pickle keys = next();
+  place_stream_storages(*keys.root, static_cast<int64_t>(at));
+}
+
+void TorchFile::place_stream_storages(const PickleValue& keys, int64_t at) {
+  std::map<std::string, size_t> index_of;
+  for (size_t i = 0; i < pickle_.storages.size(); ++i) index_of[pickle_.storages[i].key] = i;
+  storages_.resize(pickle_.storages.size());
+  for (const PickleValue* key : keys.items) {
+    const auto found = index_of.find(key->text);
+    if (found == index_of.end() || storages_[found->second] != nullptr)
+      fail(fmt::format("the file's storage '{}' belongs to no tensor", printable(key->text)));
+    const PickledStorage& storage = pickle_.storages[found->second];
+    int64_t count = 0;
+    source_->read(&count, sizeof(count), at);
+    at += static_cast<int64_t>(sizeof(count));
+    if (count != storage.numel || count > (source_->size() - at) / size_of(storage.dtype))
+      fail(
+          fmt::format("storage '{}' is shorter than its {} elements", printable(storage.key), storage.numel));
+    storages_[found->second] = bytes_within(source_, at, count * size_of(storage.dtype));
+    at += count * size_of(storage.dtype);
+  }
+  if (std::ranges::count(storages_, nullptr) > 0) fail("the file lacks the data of some tensors");
+}
+
+std::vector<char> TorchFile::read(const PickledTensor& tensor) const {
+  const int64_t element = size_of(dtype_of(tensor));
+  const int64_t count = numel(tensor);
+  if (count == 0) return {};
+  int64_t span = 1;
+  for (size_t i = 0; i < tensor.shape.size(); ++i) span += (tensor.shape[i] - 1) * tensor.strides[i];
+  std::vector<char> bytes(static_cast<size_t>(span * element));
+  storages_[tensor.storage]->read(bytes.data(), span * element, tensor.offset * element);
+  return is_contiguous(tensor) ? bytes : gather(tensor, bytes, static_cast<size_t>(element));
+}
+
+}  // namespace teratron

@@ -1,0 +1,26 @@
+// A pickle as data, without running any of it. A pickle is a program that may call any function of any
+// module; here only the classes and functions listed in globals.cpp are accepted, none of which is called:
+// tensors become descriptions, argparse.Namespace a dict, enums and classes of Megatron-LM their names. All
+// others are refused by name.
+//
+// Time and memory are linear in the size of the stream: values, copied bytes and nesting are limited, and
+// cycles are refused.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "teratron/pickle/value.h"
+
+namespace teratron {
+
+struct PickleLimits {
+  size_t values = size_t{1} << 22;
+  size_t depth = 200;
+};
+
+/// The pickle at the beginning of `stream`; UserError(checkpoint) if it is invalid, or holds what is not
+/// allowed. `where` names the file in errors.
+Pickle parse_pickle(std::string_view stream, const std::string& where, const PickleLimits& limits = {});
+
+}  // namespace teratron
