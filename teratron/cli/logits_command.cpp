@@ -26,6 +26,7 @@ struct LogitsOptions {
   std::string input;
   std::string output;
   std::string device = "auto";
+  bool bert_embeddings = false;
 };
 
 // The ids of a line, separated by blanks or commas.
@@ -99,10 +100,16 @@ void run_rank(const ParsedArguments& parsed, const LogitsOptions& options, const
       load_for_inference(parsed, {.dtype = at::kFloat, .device = choose_device(parsed.args)}, mesh);
   if (is_safetensors(options.input)) {
     const NamedTensors inputs = read_inputs(options.input, loaded.model);
-    write_outputs(loaded.model, inputs, options.input, options.output, mesh.rank() == 0);
+    write_outputs(loaded.model, inputs, options.input,
+                  {options.output, options.bert_embeddings, /*writes=*/mesh.rank() == 0});
     const int64_t rows = inputs.begin()->second.size(0);
     if (mesh.rank() == 0) print("{}: outputs for {} sequences", printable(options.output, 4096), rows);
     return;
+  }
+  if (options.bert_embeddings) {
+    throw config_error({.what = "embeddings need the padding of each text",
+                        .where = "--output-bert-embeddings",
+                        .fix = "Give --input a safetensors file with tokens and padding_mask"});
   }
   if (const auto& inputs = loaded.model.inference.inputs;
       !inputs.empty() && inputs.front().name != "tokens") {
@@ -130,6 +137,8 @@ int logits_command(std::span<const std::string> args) {
                  "text, one sequence of token ids per line; or safetensors, int64 [B, S]")
       ->required();
   app.add_option("--output", options.output, "safetensors file to write")->required();
+  app.add_flag("--output-bert-embeddings", options.bert_embeddings,
+               "write the mean hidden state of each text's inner tokens instead, [B, H]");
   app.add_option("--device", options.device, "auto, cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   if (!parse_command(app, args)) return 0;

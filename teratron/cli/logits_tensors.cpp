@@ -179,22 +179,34 @@ class OutputFile {
   std::vector<std::vector<at::Tensor>> kept_;
 };
 
+std::vector<InferenceOutput> chosen(std::vector<InferenceOutput> outputs, bool embeddings) {
+  std::erase_if(outputs, [embeddings](const InferenceOutput& output) {
+    return (output.name == "embeddings") != embeddings;
+  });
+  if (outputs.empty()) {
+    throw config_error({.what = "the model has no embeddings of texts",
+                        .where = "--output-bert-embeddings",
+                        .fix = "Load a BERT with a binary head, or leave the flag out"});
+  }
+  return outputs;
+}
+
 }  // namespace
 
 void write_outputs(const LanguageModel& model, const NamedTensors& inputs, const std::string& where,
-                   const std::string& output, bool writes) {
+                   const OutputChoice& choice) {
   const at::Tensor& first_BS = inputs.begin()->second;
   const int64_t rows = first_BS.size(0);
   int64_t length = 0;
   for (const auto& [name, values_BS] : inputs) length = std::max(length, values_BS.size(1));
   const int64_t at_once = std::max<int64_t>(1, tokens_at_once / length);
   std::optional<OutputFile> file;
-  if (writes) file.emplace(output, rows);
+  if (choice.writes) file.emplace(choice.path, rows);
   for (int64_t row = 0; row < rows; row += at_once) {
     NamedTensors part;
     for (const auto& [name, values_BS] : inputs)
       part.set(name, values_BS.narrow(0, row, std::min(at_once, rows - row)).to(model.device));
-    const auto outputs = outputs_of(model, model.inference.batch(part, where));
+    const auto outputs = chosen(outputs_of(model, model.inference.batch(part, where)), choice.embeddings);
     if (file) file->add(outputs);
   }
   if (file) file->finish();

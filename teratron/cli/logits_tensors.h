@@ -15,9 +15,13 @@ bool is_safetensors(const std::string& path);
 /// range.
 NamedTensors read_inputs(const std::string& path, const LanguageModel& model);
 
-/// Computes the outputs for `inputs`, which are from the file `where`, and if `writes`, writes them to
-/// `output`.
+struct OutputChoice {
+  std::string path;
+  bool embeddings = false;  // these alone; else all but them. UserError(config) for a model without them
+  bool writes = true;       // false: only computes
+};
+/// Computes the outputs for `inputs`, which are from the file `where`, and writes them.
 void write_outputs(const LanguageModel& model, const NamedTensors& inputs, const std::string& where,
-                   const std::string& output, bool writes);
+                   const OutputChoice& choice);
 
 }  // namespace teratron

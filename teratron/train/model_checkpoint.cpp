@@ -98,11 +98,19 @@ std::vector<StateTensor> weights(ParameterSet& parameters) {
   return all;
 }
 
-// Weights are read in the dtype in which they were saved.
-void add_weights(ParameterSet& parameters, const CheckpointInfo& info, HostTensors& tensors) {
+bool begins_with_any(const std::string& name, const std::vector<std::string>& beginnings) {
+  return std::ranges::any_of(beginnings,
+                             [&name](const std::string& beginning) { return name.starts_with(beginning); });
+}
+
+// Weights are read in the dtype in which they were saved. Those that begin with one of `optional` may be
+// missing.
+void add_weights(ParameterSet& parameters, const CheckpointInfo& info, HostTensors& tensors,
+                 const std::vector<std::string>& optional = {}) {
   bool converted = false;
   for (const StateTensor& state : weights(parameters)) {
     const auto saved = info.tensors.find(state.name);
+    if (saved == info.tensors.end() && begins_with_any(state.name, optional)) continue;
     const bool same = saved == info.tensors.end() || saved->second.dtype == dtype_of(state.type());
     tensors.add(state, same ? state.type() : floating_type(saved->second.dtype, state.name));
     converted = converted || !same;
@@ -163,12 +171,16 @@ struct BothSettings {
   json current;
 };
 
+bool other_family_is(const LoadOptions& options, const std::string& name) {
+  return options.finetune && !name.empty() && options.other_family.family == name;
+}
+
 // Models of two families differ in all: one message instead of one per setting.
 void check_family(const CheckpointInfo& info, const LoadOptions& options) {
   const json current = json::parse(options.config);
   if (!current.contains("model_family")) return;
   const std::string saved = json::parse(info.config).value("model_family", "gpt");
-  if (saved == current["model_family"]) return;
+  if (saved == current["model_family"] || other_family_is(options, saved)) return;
   throw checkpoint_error(
       {.what = fmt::format("the checkpoint holds a model of family {}, and this run trains {}",
                            printable(saved), current["model_family"].get<std::string>()),
@@ -250,10 +262,13 @@ std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions&
   HostTensors tensors;
   const std::vector<StateTensor> state = buffers(engine.parameters(), Buffer::Kind::training);
   const StateTensor* missing = nullptr;
+  const Finetuning other = options.finetune ? options.other_family : Finetuning();
+  std::vector<std::string> ignored = other.left_out;
+  ignored.emplace_back("optimizer.");
   const auto select = [&](const CheckpointInfo& found) {
     check_loadable(found, options);
     tensors = HostTensors();
-    add_weights(engine.parameters(), found, tensors);
+    add_weights(engine.parameters(), found, tensors, other.starts_anew);
     if (options.optimizer) add_states(engine.optimizer().state(), tensors);
     missing = first_missing(found, state);
     if (options.optimizer && !missing) add_states(state, tensors);
@@ -261,7 +276,7 @@ std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions&
   };
   const auto info = load_checkpoint({.directory = options.directory,
                                      .iteration = options.iteration,
-                                     .ignored = {"optimizer."},
+                                     .ignored = ignored,
                                      .select = select,
                                      .quarantine = options.own},
                                     peers);

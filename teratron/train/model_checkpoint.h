@@ -8,6 +8,7 @@
 #include "teratron/ckpt/async_save.h"
 #include "teratron/train/device/snapshot.h"
 #include "teratron/train/engine.h"
+#include "teratron/train/finetuning.h"
 
 namespace teratron {
 
@@ -32,8 +33,9 @@ struct LoadOptions {
   std::optional<int64_t> iteration;
   std::string config = "{}";  // of this run; a different model is rejected
   bool optimizer = true;
-  bool finetune = false;  // allows other rotary positions than the checkpoint's, with a notice
-  bool own = true;        // this run saves to the directory: damaged checkpoints may be renamed
+  bool finetune = false;         // allows other rotary positions than the checkpoint's, with a notice
+  Finetuning other_family = {};  // with `finetune`
+  bool own = true;               // this run saves to the directory: damaged checkpoints may be renamed
 };
 
 /// Loads into the engine; nullopt if there is no checkpoint. Weights of another dtype are converted, with a

@@ -10,6 +10,7 @@
 #include "teratron/models/family.h"
 #include "teratron/settings/arguments.h"
 #include "teratron/tokenizer/tokenizer.h"
+#include "teratron/train/finetuning.h"
 #include "teratron/train/train_step.h"
 
 namespace teratron {
@@ -29,6 +30,8 @@ struct Registry {
   std::vector<Family> families = {};
   /// Called once on every rank.
   std::function<std::unique_ptr<TrainStep>(const Context&)> train_step = nullptr;
+  /// From which checkpoints besides their own its families are finetuned.
+  Finetuning finetuning = {};
 };
 
 /// What a job trains: a family, with the extensions of a program. They must outlive it.

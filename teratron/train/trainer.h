@@ -137,6 +137,7 @@ class Trainer {
   Arguments args_;
   std::optional<ParamGroupOverrides> decoupled_;
   std::unique_ptr<TrainStep> step_;
+  Finetuning finetuning_;
   std::unique_ptr<Timers> timers_;
   std::vector<std::unique_ptr<JobLock>> locks_;  // of the first rank
   std::unique_ptr<TrainEngine> engine_;

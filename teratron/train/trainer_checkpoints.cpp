@@ -41,6 +41,7 @@ std::optional<CheckpointInfo> Trainer::load_from(const std::string& directory, b
                             .config = config_json(),
                             .optimizer = !weights_only && !args_.finetune && !args_.no_load_optim,
                             .finetune = weights_only || args_.finetune,
+                            .other_family = finetuning_,
                             .own = args_.save == directory});
   if (info && is_first_rank()) {
     print(" loading checkpoint from {} at iteration {}", info->path.string(), info->iteration);

@@ -48,6 +48,14 @@ def test_tensor_parallel_ranks(tmp_path, unbroken):
     torch.testing.assert_close(outputs(unbroken, tmp_path, tokens, ranks)["logits"], alone, atol=1e-5, rtol=1e-5)
 
 
+def test_only_a_bert_has_embeddings(tmp_path, unbroken):
+    save_file({"tokens": torch.tensor([[1, 2]])}, tmp_path / "in.safetensors")
+    (tmp_path / "ids.txt").write_text("1 2\n")
+    for name, says in (("in.safetensors", "no embeddings of texts"), ("ids.txt", "padding_mask")):
+        message(teratron("logits", "--load", unbroken, "--input", tmp_path / name, "--output", tmp_path / "out",
+                         "--output-bert-embeddings", code=2), "--output-bert-embeddings", says)
+
+
 LONG = torch.zeros(1, 17, dtype=torch.long)
 
 

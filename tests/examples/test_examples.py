@@ -175,3 +175,52 @@ def test_installed_program_talks_over_mpi(installed, tmp_path):
     output = run(program, "launch", "--backend", "mpi", "--nproc-per-node", "2", "--log-dir", tmp_path, "--", "pretrain",
                  "gpt", *TINY)
     assert len(losses(output)) == 4
+
+
+WORDS = "good fine great bad poor awful film plot cast the a was is and not very".split()
+BERT = """--num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --max-position-embeddings 16
+    --micro-batch-size 4 --global-batch-size 8 --lr 3e-3 --log-interval 10 --device cpu --num-threads 1
+    --tokenizer-type BertWordPieceLowerCase --eval-iters 1 --eval-interval 1000""".split()
+
+
+def texts(path, label):
+    """Eight words each; label(words) is written before them."""
+    lines = [[WORDS[(7 * i + 5 * k * k + i * k) % len(WORDS)] for k in range(3 + i % 6)] for i in range(64)]
+    path.write_text("".join(f"{label(words)}\t{' '.join(words[:2])}\t{' '.join(words[2:])}\n" for words in lines))
+    return path
+
+
+def bert_losses(output):
+    return [float(loss) for loss in re.findall(r" loss: (\S+) \|", output)]
+
+
+def test_bert_classifier(built, tmp_path):
+    """Classes, labels and numbers of texts, alone and in parallel, and on the weights of a pretrained BERT."""
+    program = built("bert_classifier")
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]) + "\n")
+    flags = [*BERT, "--vocab-file", tmp_path / "vocab.txt", "--train-iters", "60"]
+    kinds = {"classes": (lambda words: int("good" in words), ["--num-labels", "2"]),
+             "number": (lambda words: len(words) / 4, ["--num-labels", "1"]),
+             "labels": (lambda words: ",".join(str(i) for i in range(3) if i == 0 or WORDS[i] in words),
+                        ["--num-labels", "3", "--multi-label"])}
+    for name, (label, more) in kinds.items():
+        data = ["--train-data-path", texts(tmp_path / f"{name}.tsv", label), *more]
+        alone = run(program, "pretrain", "classifier", *flags, *data)
+        assert bert_losses(alone)[-1] < 0.9 * bert_losses(alone)[0], name
+        assert ("accuracy: " in alone) == (name == "classes")
+        parallel = run(program, "launch", "--nproc-per-node", "4", "--backend", "threads", "--log-dir",
+                       tmp_path / "logs", "--", "pretrain", "classifier", *flags, *data, "--tp", "2", "--pp", "2")
+        assert bert_losses(parallel) == pytest.approx(bert_losses(alone), rel=1e-3), name
+    pretrain = [*flags, "--mock-data", "--save", tmp_path / "bert", "--train-iters", "4", "--save-interval", "4"]
+    run(BINARY, "pretrain", "bert", *pretrain)
+    finetune = ["pretrain", "classifier", *flags, *data, "--pretrained-checkpoint", tmp_path / "bert", "--lr", "1e-12"]
+    run(program, *finetune, "--train-iters", "1", "--save", tmp_path / "tuned", "--save-interval", "1")
+    before, after = tensors(tmp_path / "bert" / "iter_0000004"), tensors(tmp_path / "tuned" / "iter_0000001")
+    encoder = [name for name in after if name.startswith(("encoder.", "embedding.", "pooler."))]
+    assert len(encoder) > 20 and all((after[name] - before[name]).abs().max() < 1e-6 for name in encoder)
+    assert "classification_head.weight" in after and "lm_head.dense.weight" not in after
+    other = run_all(program, "pretrain", "classifier", *flags, *data, "--load", tmp_path / "bert", code=4)
+    assert "family bert" in other.stderr
+    (tmp_path / "wrong.tsv").write_text("7\tgood film\n")
+    wrong = run_all(program, "pretrain", "classifier", *flags, "--train-data-path", tmp_path / "wrong.tsv", code=3)
+    assert "the label 7 is not from 0 to 1" in wrong.stderr

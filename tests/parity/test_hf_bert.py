@@ -39,9 +39,9 @@ def check_logits(model, folder):
     assert (actual - expected).norm() <= 1e-5 * expected.norm()
 
 
-def outputs(folder, tensors):
+def outputs(folder, tensors, *flags):
     save_file(tensors, folder / "in.safetensors")
-    run("logits", "--load", folder / "ckpt", "--input", folder / "in.safetensors", "--output", folder / "out")
+    run("logits", "--load", folder / "ckpt", "--input", folder / "in.safetensors", "--output", folder / "out", *flags)
     return load_file(folder / "out")
 
 
@@ -66,6 +66,11 @@ def test_outputs_for_tensors(name, tmp_path):
     assert ours.keys() == {"lm_logits", "binary_logits"}
     check_close(ours["lm_logits"][mask.bool()], expected.prediction_logits[mask.bool()])
     check_close(ours["binary_logits"], expected.seq_relationship_logits)
+    found = outputs(tmp_path, {"tokens": tokens, "types": types, "padding_mask": mask}, "--output-bert-embeddings")
+    with torch.no_grad():
+        hidden = model.base_model(tokens, attention_mask=mask, token_type_ids=types).last_hidden_state
+    assert found.keys() == {"embeddings"}
+    check_close(found["embeddings"], torch.stack([hidden[0, 1:39].mean(0), hidden[1, 1:24].mean(0), hidden[2, 0] * 0]))
     ours = outputs(tmp_path, {"tokens": tokens})
     check_close(ours["lm_logits"], plain.prediction_logits)
     check_close(ours["binary_logits"], plain.seq_relationship_logits)

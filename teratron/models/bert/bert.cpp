@@ -15,6 +15,15 @@ LossTerm of_microbatch(const at::Tensor& mean) {
   return {.sum = mean, .count = at::ones({}, mean.options().requires_grad(false))};
 }
 
+// Of positions 1 to length - 2, in fp32 or wider.
+at::Tensor inner_mean(const at::Tensor& x_SBH, const at::Tensor& lengths_B) {
+  const at::Tensor x = x_SBH.scalar_type() == at::kDouble ? x_SBH : x_SBH.to(at::kFloat);
+  const at::Tensor index_S1 = at::arange(x.size(0), lengths_B.options()).unsqueeze(1);
+  const at::Tensor inner_SB = index_S1.ge(1).logical_and(index_S1.lt(lengths_B - 1));
+  const at::Tensor count_B1 = (lengths_B - 2).clamp_min(1).unsqueeze(1);
+  return (x * inner_SB.unsqueeze(2).to(x.scalar_type())).sum(0) / count_B1;
+}
+
 LossTerm masked_mean(const at::Tensor& losses_PB, const at::Tensor& mask_PB) {
   const LossTerm term = masked_loss(losses_PB, mask_PB);
   return of_microbatch(term.sum / term.count.clamp_min(1.0));
@@ -30,7 +39,8 @@ Bert::Bert(const BertConfig& config, const StageContext& part)
     return std::make_unique<Embedding>(
         embedding / name, Embedding::Options{count, config.hidden, weight_init(config)}, parallel_);
   };
-  if (part.stage.embedding || (part.stage.head && config.tied_embeddings)) {
+  const bool tied_head = part.stage.head && config.tied_embeddings && config.pretraining_heads;
+  if (part.stage.embedding || tied_head) {
     const VocabularyOptions words{config.vocabulary, config.padded_vocabulary, config.hidden,
                                   weight_init(config)};
     word_embeddings_ =
@@ -55,6 +65,7 @@ Bert::Bert(const BertConfig& config, const StageContext& part)
                                          make_layer);
   if (!part.stage.head) return;
   final_norm_ = std::make_unique<Norm>(encoder / "final_layernorm", config.hidden, config.norm, parallel_);
+  if (!config.pretraining_heads) return;
   heads_ = std::make_unique<BertHeads>(
       root, config, config.tied_embeddings ? &word_embeddings_->weight() : nullptr, parallel_);
 }
@@ -82,7 +93,7 @@ Activations Bert::forward(const Activations& input, const MicroBatch& batch, Lay
   if (!final_norm_) return {{"hidden", apply_bias_grad(y)}};
   const at::Tensor normed_SBH = final_norm_->forward_with_residual(y).normed;
   notify("encoder.final_layernorm", normed_SBH, batch);
-  return {{"hidden", normed_SBH}};
+  return {{"hidden", normed_SBH}, {"row_lengths", batch["row_lengths"]}};
 }
 
 void Bert::set_activation_hook(const ActivationHook& hook) {
@@ -90,10 +101,13 @@ void Bert::set_activation_hook(const ActivationHook& hook) {
   layers_->set_activation_hook(hook);
 }
 
-at::Tensor Bert::logits(const Activations& output) {
+at::Tensor Bert::whole_sequences(const Activations& output) const {
   const at::Tensor& hidden_SBH = output["hidden"];
-  return heads_->lm_logits(parallel_.sequence_parallel ? gather_from(hidden_SBH, 0, parallel_.group)
-                                                       : hidden_SBH);
+  return parallel_.sequence_parallel ? gather_from(hidden_SBH, 0, parallel_.group) : hidden_SBH;
+}
+
+at::Tensor Bert::logits(const Activations& output) {
+  return heads_->lm_logits(whole_sequences(output));
 }
 
 std::vector<InferenceOutput> Bert::inference_outputs(const Activations& output) {
@@ -104,6 +118,8 @@ std::vector<InferenceOutput> Bert::inference_outputs(const Activations& output) 
   const at::Tensor first_1B = at::zeros({1, hidden_SBH.size(1)}, hidden_SBH.options().dtype(at::kLong));
   outputs.push_back({.name = "binary_logits",
                      .tensor = heads_->binary_logits(select_positions(hidden_SBH, first_1B, parallel_)[0])});
+  if (const at::Tensor& lengths_B = output["row_lengths"]; lengths_B.defined())
+    outputs.push_back({.name = "embeddings", .tensor = inner_mean(whole_sequences(output), lengths_B)});
   return outputs;
 }
 
@@ -112,18 +128,21 @@ at::Tensor Bert::token_losses(const Activations& output, const MicroBatch& batch
                            batch["masked_labels"].t());
 }
 
-std::vector<LossTerm> Bert::losses(const Activations& output, const MicroBatch& batch) {
-  const at::Tensor mask_PB = batch["masked_loss_mask"].t();
-  if (!config_.binary_head) return {masked_mean(token_losses(output, batch), mask_PB)};
+BertScores Bert::scores(const Activations& output, const MicroBatch& batch) {
+  if (!config_.binary_head) return {token_losses(output, batch), {}};
   // The first position, for the pooler, and the predictions: one collective.
   const at::Tensor positions_BP = batch["masked_positions"];
   const at::Tensor all_NB = at::constant_pad_nd(positions_BP, {1, 0}, 0).t();
   const at::Tensor selected_NBH = select_positions(output["hidden"], all_NB, parallel_);
   const at::Tensor losses_PB = heads_->lm_losses(selected_NBH.slice(0, 1), batch["masked_labels"].t());
-  const at::Tensor binary_B2 = heads_->binary_logits(selected_NBH[0]);
-  const at::Tensor sop =
-      at::cross_entropy_loss(binary_B2.to(losses_PB.scalar_type()), batch["is_random"].squeeze(1));
-  return {masked_mean(losses_PB, mask_PB), of_microbatch(sop)};
+  return {losses_PB, heads_->binary_logits(selected_NBH[0])};
+}
+
+std::vector<LossTerm> bert_losses(const BertScores& scores, const MicroBatch& batch) {
+  const LossTerm lm = masked_mean(scores.lm_losses_PB, batch["masked_loss_mask"].t());
+  if (!scores.binary_logits_B2.defined()) return {lm};
+  const at::Tensor logits_B2 = scores.binary_logits_B2.to(scores.lm_losses_PB.scalar_type());
+  return {lm, of_microbatch(at::cross_entropy_loss(logits_B2, batch["is_random"].squeeze(1)))};
 }
 
 }  // namespace teratron

@@ -12,6 +12,14 @@
 
 namespace teratron {
 
+/// What the heads give for a micro-batch.
+struct BertScores {
+  at::Tensor lm_losses_PB;      // of the predictions, masked or not
+  at::Tensor binary_logits_B2;  // undefined without a binary head
+};
+/// The mean loss of the predictions and, with a binary head, that of the sentence pairs.
+std::vector<LossTerm> bert_losses(const BertScores& scores, const MicroBatch& batch);
+
 /// Columns (bert_schema()): tokens, types and sequence_index [S, B]; cu_seqlens, which makes the tokens of a
 /// row one segment and its padding another (undefined: rows without padding); the predictions
 /// masked_positions, masked_labels and masked_loss_mask [B, P]; is_random [B, 1].
@@ -25,16 +33,21 @@ class Bert : public Model {
 
   Activations forward(const Activations& input, const MicroBatch& batch, LayerStates* states) override;
   at::Tensor logits(const Activations& output) override;
-  /// lm_logits of all positions, and with a binary head binary_logits [B, 2].
+  /// lm_logits of all positions; with a binary head binary_logits [B, 2] and, where the micro-batch has
+  /// row_lengths [B], embeddings [B, H]: the mean of the hidden states between [CLS] and the last [SEP].
   std::vector<InferenceOutput> inference_outputs(const Activations& output) override;
   /// Of the predictions: [P, B].
   at::Tensor token_losses(const Activations& output, const MicroBatch& batch) override;
-  std::vector<LossTerm> losses(const Activations& output, const MicroBatch& batch) override;
+  BertScores scores(const Activations& output, const MicroBatch& batch);
+  std::vector<LossTerm> losses(const Activations& output, const MicroBatch& batch) override {
+    return bert_losses(scores(output, batch), batch);
+  }
   void set_activation_hook(const ActivationHook& hook) override;
   bool never_waits() const override { return typeid(*this) == typeid(Bert); }  // a derived class might
 
  private:
   at::Tensor embed(const MicroBatch& batch, const LayerContext& context);
+  at::Tensor whole_sequences(const Activations& output) const;
 
   BertConfig config_;
   TensorParallel parallel_;

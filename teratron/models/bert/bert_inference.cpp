@@ -40,6 +40,7 @@ Inference bert_inference(const BertConfig& config) {
     if (inputs_BS["types"].defined()) batch.tensors.set("types", inputs_BS["types"].t().contiguous());
     const at::Tensor segments = segments_of(inputs_BS["padding_mask"], where);
     if (segments.defined()) batch.tensors.set("cu_seqlens", segments);
+    batch.tensors.set("row_lengths", inputs_BS["padding_mask"].sum(1));
     return batch;
   };
   return inference;

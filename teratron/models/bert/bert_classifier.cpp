@@ -1,0 +1,123 @@
+#include "teratron/models/bert/bert_classifier.h"
+
+#include <ATen/ATen.h>
+
+#include "teratron/models/bert/bert_inference.h"
+#include "teratron/nn/dropout.h"
+
+namespace teratron {
+
+namespace {
+
+// After those of the encoder, which is the only stack of layers.
+constexpr uint64_t pooled_dropout_site = uint64_t{1} << 32U;
+
+BertConfig encoder_of(BertConfig config) {
+  config.pretraining_heads = false;
+  return config;
+}
+
+}  // namespace
+
+LossTerm classification_loss(const at::Tensor& logits_BK, const at::Tensor& labels, BertTarget target) {
+  const at::Tensor scores_BK = logits_BK.scalar_type() == at::kDouble ? logits_BK : logits_BK.to(at::kFloat);
+  const auto samples = static_cast<double>(scores_BK.size(0));
+  const at::Tensor count = at::full({}, samples, scores_BK.options().requires_grad(false));
+  switch (target) {
+    case BertTarget::number:
+      return {.sum = (scores_BK - labels.to(scores_BK.scalar_type())).square().sum(), .count = count};
+    case BertTarget::one_of:
+      return {.sum = at::cross_entropy_loss(scores_BK, labels.squeeze(1), {}, at::Reduction::Sum),
+              .count = count};
+    case BertTarget::several:
+      break;
+  }
+  const at::Tensor mean = at::binary_cross_entropy_with_logits(scores_BK, labels.to(scores_BK.scalar_type()));
+  return {.sum = mean * samples, .count = count};
+}
+
+BertClassifier::BertClassifier(const BertConfig& config, const BertClassifierOptions& options,
+                               const StageContext& part)
+    : Model(part.stage),
+      config_(encoder_of(config)),
+      options_(options),
+      parallel_(part.parallel),
+      encoder_(config_, part) {
+  if (!part.stage.head) return;
+  const Scope root(part.parameters), head = root / "classification_head";
+  const Init init = weight_init(config);
+  // Every tensor-parallel rank computes the head on the same rows, so that gradients agree without a sum.
+  head_.emplace(Head{
+      ColumnLinear(root / "pooler" / "dense", {.in = config.hidden, .out = config.hidden, .init = init},
+                   TensorParallel()),
+      head.parameter("weight", {.shard = Shard::replicated({options.outputs, config.hidden}), .init = init}),
+      head.parameter("bias", {.shard = Shard::replicated({options.outputs}),
+                              .param_group = ParamGroup::no_weight_decay})});
+}
+
+Activations BertClassifier::forward(const Activations& input, const MicroBatch& batch, LayerStates* states) {
+  const Activations output = encoder_.forward(input, batch, states);
+  if (!head_) return output;
+  return {{"logits", logits_BK(output["hidden"], batch)}};
+}
+
+at::Tensor BertClassifier::logits_BK(const at::Tensor& hidden_SBH, const MicroBatch& batch) {
+  const at::Tensor first_1B =
+      at::zeros({1, hidden_SBH.size(1)}, hidden_SBH.options().dtype(at::kLong).requires_grad(false));
+  const at::Tensor x_1BH = select_positions(hidden_SBH, first_1B, parallel_);
+  at::Tensor pooled_1BH = apply_bias_grad(head_->pooler.forward(x_1BH)).tanh();
+  if (batch.training && options_.dropout > 0.0) {
+    const DropoutKey key{config_.dropout_seed, config_.first_dropout_site + pooled_dropout_site,
+                         batch.sample_ids_B};
+    pooled_1BH = bias_dropout_add(
+        pooled_1BH, nullptr, at::Tensor(),
+        {.rate = options_.dropout, .key = key, .rows = {first_1B.select(1, 0), /*total=*/1}});
+  }
+  return at::linear(pooled_1BH[0], autograd_tensor(head_->weight), autograd_tensor(head_->bias));
+}
+
+void BertClassifier::set_activation_hook(const ActivationHook& hook) {
+  Model::set_activation_hook(hook);
+  encoder_.set_activation_hook(hook);
+}
+
+BatchSchema bert_classifier_schema(const BertTextSchemaOptions& options) {
+  using Kind = Column::Kind;
+  using Stages = Column::Stages;
+  const std::vector<int64_t> row = {options.sequence_length};
+  const BertClassifierOptions& classifier = options.classifier;
+  const bool one_of = classifier.target == BertTarget::one_of;
+  return {{.name = "tokens", .shape = row, .stages = Stages::first},
+          {.name = "types", .shape = row, .stages = Stages::first},
+          {.name = "sequence_index", .shape = row, .kind = Kind::index},
+          {.name = "segment_start", .type = ColumnType::i32, .shape = row, .kind = Kind::segments},
+          {.name = "labels",
+           .type = one_of ? ColumnType::i64 : ColumnType::f32,
+           .shape = {one_of ? 1 : classifier.outputs},
+           .kind = Kind::sample,
+           .stages = Stages::last}};
+}
+
+ModelPlan bert_classifier_plan(const BertConfig& config, const BertClassifierOptions& options,
+                               const BatchSchema& batch) {
+  const auto residual = config.fp32_residual ? std::optional(at::kFloat) : std::nullopt;
+  return {.towers = {{"encoder", config.layers}},
+          .batch = batch,
+          .channels = {{.name = "hidden",
+                        .shape = sequence_shape("sequence_index", config.hidden),
+                        .dtype = residual}},
+          .losses = {"loss"},
+          .vocabulary = config.vocabulary,
+          .padded_vocabulary = config.padded_vocabulary,
+          .max_positions = config.max_positions,
+          .generates = false,
+          .build =
+              [config, options](const StageContext& part) {
+                return std::make_unique<BertClassifier>(config, options, part);
+              },
+          .inference = bert_inference(config),
+          .summary = fmt::format("BERT classifier: {} outputs, {} layers, hidden {}, {} heads",
+                                 options.outputs, config.layers, config.hidden, config.heads)};
+}
+
+}  // namespace teratron

@@ -1,0 +1,16 @@
+// Finetuning a model on the weights of another family.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace teratron {
+
+/// What --finetune accepts of a checkpoint of another family. Names of weights are given by their beginnings.
+struct Finetuning {
+  std::string family = {};                    // "": none
+  std::vector<std::string> starts_anew = {};  // weights that it need not hold: they keep their initial values
+  std::vector<std::string> left_out = {};     // its weights that this model has not
+};
+
+}  // namespace teratron
