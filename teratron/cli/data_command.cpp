@@ -17,6 +17,7 @@
 #include "teratron/data/indexed/indexed_dataset.h"
 #include "teratron/data/indexed/indexed_dataset_builder.h"
 #include "teratron/models/gpt/data/gpt_index.h"
+#include "teratron/models/masked_data/masked_dataset.h"
 #include "teratron/tokenizer/tokenizer.h"
 
 namespace teratron {
@@ -133,25 +134,41 @@ void sample(const SampleFlags& flags) {
     show_document(dataset, document, tokenizer.get(), INT64_MAX);
 }
 
-struct IndicesFlags {
+/// Which part of which dataset, and where to write arrays.
+struct PartFlags {
   std::vector<std::string> data_path;
   std::string split = "969,30,1";
   std::string part = "train";
-  GPTIndexOptions index;
   std::string folder = ".";
   int64_t rows = 10;
+};
+
+struct IndicesFlags {
+  PartFlags part;
+  GPTIndexOptions index;
+};
+
+struct MappingFlags {
+  PartFlags part;
+  int64_t sequence_length = 0;
+  std::optional<int64_t> samples;
+  bool one_sentence = false;
+  SampleMappingOptions mapping;
 };
 
 void show_array(const char* name, const IndexArray& array, int64_t rows) {
   std::string text;
   for (int64_t row = 0; row < std::min(rows, array.rows()); ++row) {
-    text += array.columns() == 2 ? fmt::format(" ({},{})", array.at(row, 0), array.at(row, 1))
-                                 : fmt::format(" {}", array.at(row));
+    std::vector<int64_t> values;
+    values.push_back(array.at(row));
+    for (int64_t column = 1; column < array.columns(); ++column) values.push_back(array.at(row, column));
+    const bool several = values.size() > 1;
+    text += fmt::format(" {}{}{}", several ? "(" : "", fmt::join(values, ","), several ? ")" : "");
   }
   print("    {:<16} {} {}:{}{}", name, array.rows(), array.descr(), text, array.rows() > rows ? " ..." : "");
 }
 
-void indices(const IndicesFlags& flags) {
+IndexedDataset dataset_of(const PartFlags& flags) {
   const std::vector<std::string> prefixes = parse_data_path(flags.data_path).prefixes;
   if (prefixes.size() != 1) {
     throw config_error(
@@ -159,44 +176,90 @@ void indices(const IndicesFlags& flags) {
          .where = "--data-path",
          .fix = "Name one prefix"});
   }
-  const IndexedDataset dataset(strip_dataset_suffix(prefixes[0]));
+  return IndexedDataset(strip_dataset_suffix(prefixes[0]));
+}
+
+/// Of `count` sequences or documents.
+SequenceRange range_of(const PartFlags& flags, const IndexedDataset& dataset, int64_t count,
+                       const char* unit) {
   const auto part = static_cast<size_t>(std::find(kSplitNames.begin(), kSplitNames.end(), flags.part) -
                                         kSplitNames.begin());
-  const auto range = split_ranges(parse_split(flags.split), dataset.sequences())[part];
+  const auto range = split_ranges(parse_split(flags.split), count)[part];
   if (!range || range->size() == 0) {
-    throw data_error(
-        {.what = fmt::format("the {} part of {} sequences is empty", flags.part, dataset.sequences()),
-         .where = printable(dataset.prefix(), 1000),
-         .fix = "Change --split or --split-part"});
+    throw data_error({.what = fmt::format("the {} part of {} {} is empty", flags.part, count, unit),
+                      .where = printable(dataset.prefix(), 1000),
+                      .fix = "Change --split or --split-part"});
   }
-  const GPTIndex index = build_gpt_index(*range, dataset.lengths(range->first, range->size()), flags.index);
-  make_directories(flags.folder, ExitCode::config);
+  return *range;
+}
+
+void write_array(const char* name, const IndexArray& array, const PartFlags& flags) {
+  show_array(name, array, flags.rows);
+  array.save((fs::path(flags.folder) / fmt::format("{}.npy", name)).string());
+}
+
+void indices(const IndicesFlags& flags) {
+  const IndexedDataset dataset = dataset_of(flags.part);
+  const SequenceRange range = range_of(flags.part, dataset, dataset.sequences(), "sequences");
+  const GPTIndex index = build_gpt_index(range, dataset.lengths(range.first, range.size()), flags.index);
+  make_directories(flags.part.folder, ExitCode::config);
   print("{}", printable(dataset.prefix(), 1000));
-  print("  {}: sequences {} to {}, {} tokens per epoch, {} epochs, {} samples", flags.part, range->first,
-        range->last - 1, index.tokens_per_epoch, index.epochs, index.samples());
+  print("  {}: sequences {} to {}, {} tokens per epoch, {} epochs, {} samples", flags.part.part, range.first,
+        range.last - 1, index.tokens_per_epoch, index.epochs, index.samples());
   const std::pair<const char*, const IndexArray*> arrays[] = {{"document_index", &index.document_index},
                                                               {"sample_index", &index.sample_index},
                                                               {"shuffle_index", &index.shuffle_index}};
-  for (const auto& [name, array] : arrays) {
-    show_array(name, *array, flags.rows);
-    array->save((fs::path(flags.folder) / fmt::format("{}.npy", name)).string());
-  }
+  for (const auto& [name, array] : arrays) write_array(name, *array, flags.part);
 }
 
-void declare_indices(CLI::App& app, IndicesFlags& flags) {
+void mapping(const MappingFlags& flags) {
+  const IndexedDataset dataset = dataset_of(flags.part);
+  const SequenceRange documents = range_of(flags.part, dataset, dataset.documents(), "documents");
+  SampleMappingOptions options = flags.mapping;
+  options.max_length = flags.sequence_length - bert_special_tokens;
+  options.min_sentences = flags.one_sentence ? 1 : 2;
+  if (!flags.samples) options.max_epochs = 1;
+  options.max_samples = flags.samples.value_or(INT64_MAX);
+  const IndexArray array = build_sample_mapping(dataset, documents, options);
+  make_directories(flags.part.folder, ExitCode::config);
+  print("{}", printable(dataset.prefix(), 1000));
+  print("  {}: documents {} to {}, {} samples (first sentence, last + 1, tokens)", flags.part.part,
+        documents.first, documents.last - 1, array.rows());
+  write_array("sample_mapping", array, flags.part);
+}
+
+void declare_part(CLI::App& app, PartFlags& flags) {
   app.add_option("prefixes,--data-path", flags.data_path, "prefix of the dataset")->required();
   app.add_option("--split", flags.split, "shares of train, valid and test")->capture_default_str();
   app.add_option("--split-part", flags.part, "train, valid or test")
       ->check(CLI::IsMember(std::vector<std::string>(kSplitNames.begin(), kSplitNames.end())))
       ->capture_default_str();
+  app.add_option("--output-dir,--output", flags.folder, "folder for the .npy files")->capture_default_str();
+  app.add_option("--rows", flags.rows, "entries to print")->capture_default_str();
+}
+
+void declare_indices(CLI::App& app, IndicesFlags& flags) {
+  declare_part(app, flags.part);
   app.add_option("--seq-length", flags.index.sequence_length, "tokens per sample")
       ->required()
       ->check(CLI::Range(int64_t{1}, int64_t{INT32_MAX}));
   app.add_option("--num-samples", flags.index.samples, "requested samples; default: one epoch")
       ->check(CLI::Range(int64_t{0}, INT64_MAX));
   app.add_option("--seed", flags.index.seed, "seed of the shuffles")->capture_default_str();
-  app.add_option("--output-dir,--output", flags.folder, "folder for the .npy files")->capture_default_str();
-  app.add_option("--rows", flags.rows, "entries to print")->capture_default_str();
+}
+
+void declare_mapping(CLI::App& app, MappingFlags& flags) {
+  declare_part(app, flags.part);
+  app.add_option("--seq-length", flags.sequence_length, "tokens per sample, special tokens included")
+      ->required()
+      ->check(CLI::Range(bert_special_tokens + 2, int64_t{INT32_MAX}));
+  app.add_option("--num-samples", flags.samples, "requested samples; default: one epoch")
+      ->check(CLI::Range(int64_t{1}, INT64_MAX));
+  app.add_option("--seed", flags.mapping.seed, "seed of lengths and shuffle")->capture_default_str();
+  app.add_option("--short-seq-prob", flags.mapping.short_sequence_probability, "share of shorter samples")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app.add_flag("--bert-no-binary-head", flags.one_sentence, "also samples of one sentence");
 }
 
 /// Prefixes of all .bin and .idx files in a folder, sorted.
@@ -219,6 +282,7 @@ int data_command(std::span<const std::string> args) {
   int64_t vocab_size = 0;
   SampleFlags sample_flags;
   IndicesFlags index_flags;
+  MappingFlags mapping_flags;
   CLI::App* const inspect_app = app.add_subcommand(
       "inspect", "Show sizes, element type, lengths and the first document (as text with tokenizer flags)");
   CLI::App* const verify_app = app.add_subcommand("verify", "Check every index entry");
@@ -238,12 +302,16 @@ int data_command(std::span<const std::string> args) {
   CLI::App* const index_app =
       app.add_subcommand("indices", "Write the index arrays of a GPT dataset as .npy");
   declare_indices(*index_app, index_flags);
+  CLI::App* const mapping_app =
+      app.add_subcommand("mapping", "Write the sample mapping of a BERT dataset as .npy");
+  declare_mapping(*mapping_app, mapping_flags);
   if (!parse_command(app, args)) return static_cast<int>(ExitCode::ok);
   const auto tokenizer = inspect_app->parsed() ? optional_tokenizer(sample_flags.tokenizer) : nullptr;
   for (const std::string& prefix : prefixes)
     inspect_app->parsed() ? inspect(prefix, tokenizer.get()) : verify(prefix, vocab_size);
   if (sample_app->parsed()) sample(sample_flags);
   if (index_app->parsed()) indices(index_flags);
+  if (mapping_app->parsed()) mapping(mapping_flags);
   return static_cast<int>(ExitCode::ok);
 }
 

@@ -120,6 +120,30 @@ TEST_F(DataCommands, LegacyFormat) {
   }
 }
 
+TEST_F(DataCommands, MappingOfSentences) {
+  const std::string fixtures = std::string(TERATRON_SOURCE_DIR) + "/tests/fixtures/";
+  const auto mapping = [&](Arguments more) {
+    Arguments args = {"mapping",      fixtures + "preprocess/bert-sentences.core_v0.7.0_text_sentence",
+                      "--split",      "1",
+                      "--output-dir", path("mapping")};
+    args.insert(args.end(), more.begin(), more.end());
+    return output(data_command, args);
+  };
+  const std::string text = mapping({"--seq-length", "64"});
+  EXPECT_NE(text.find("116 samples"), std::string::npos) << text;
+  EXPECT_NE(text.find("(170,172,61) (31,33,61) (101,103,61)"), std::string::npos) << text;
+  const IndexArray array = IndexArray::open(path("mapping/sample_mapping.npy"));
+  EXPECT_EQ(array.rows(), 116);
+  EXPECT_EQ(array.at(1, 2), 61);
+  EXPECT_NE(mapping({"--seq-length", "64", "--bert-no-binary-head"}).find("120 samples"), std::string::npos);
+  EXPECT_NE(mapping({"--seq-length", "32", "--num-samples", "150", "--short-seq-prob", "0.5", "--seed", "7"})
+                .find("153 samples"),
+            std::string::npos);
+  EXPECT_EQ(
+      failure(data_command, {"mapping", fixtures + "corpora/six", "--split", "1", "--seq-length", "64"}),
+      ExitCode::data);
+}
+
 TEST_F(DataCommands, Indices) {
   const std::string six = std::string(TERATRON_SOURCE_DIR) + "/tests/fixtures/corpora/six";
   const Arguments args = {
