@@ -300,7 +300,8 @@ TEST(Checkpoint, EveryRankWritesSeveralFiles) {
   }
 }
 
-// Tensors are read in pieces of at most a block, of which several threads ask at once.
+// Tensors are read in pieces of at most a block, of which several threads ask at once. A thread
+// releases its piece before it asks for the next: there may be memory for one piece a thread.
 TEST(Checkpoint, TensorsCanBeReadInPieces) {
   const TemporaryDirectory directory;
   SingleHostGroup alone;
@@ -312,19 +313,26 @@ TEST(Checkpoint, TensorsCanBeReadInPieces) {
       .directory = directory.path(), .iteration = 1, .tensors = tensors.list(), .min_file_bytes = 1};
   std::vector<bool> planned;
   request.on_planned = [&planned](const std::vector<bool>& written) { planned = written; };
-  std::atomic<int64_t> longest = 0;
+  std::atomic<int64_t> longest = 0, held = 0, most_held = 0;  // held: pieces of the tensor of several
   for (LocalTensor& tensor : request.tensors) {
     const auto* const data = static_cast<const float*>(tensor.data);
     tensor.data = nullptr;
-    tensor.read = [data, &longest](int64_t begin, int64_t end) {
+    tensor.read = [&, data](int64_t begin, int64_t end) {
       longest = std::max<int64_t>(longest, end - begin);
-      const auto piece = std::make_shared<std::vector<float>>(data + begin, data + end);
+      if (end - begin == 5) return std::shared_ptr<const void>(std::shared_ptr<const void>(), data);
+      most_held = std::max<int64_t>(most_held, ++held);
+      const std::shared_ptr<std::vector<float>> piece(new std::vector<float>(data + begin, data + end),
+                                                      [&held](std::vector<float>* released) {
+                                                        delete released;
+                                                        --held;
+                                                      });
       return std::shared_ptr<const void>(piece, piece->data());
     };
   }
   const SavedCheckpoint saved = save_checkpoint(request, alone);
   EXPECT_EQ(planned, (std::vector<bool>{true, true}));
   EXPECT_EQ(longest, 1 << 20) << "elements of a block";
+  EXPECT_EQ(most_held, 1);
   EXPECT_EQ(saved.bytes, open_checkpoint(saved.path).bytes);
   TestTensors loaded;
   loaded.add("large", Shard::replicated({3 << 20}));

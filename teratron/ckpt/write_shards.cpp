@@ -93,6 +93,7 @@ class Source {
   /// Valid until the next call.
   const char* elements(int64_t begin, int64_t count) {
     if (tensor_.read) {
+      piece_.reset();  // before the next read, which may wait for its memory
       piece_ = tensor_.read(begin, begin + count);
       return static_cast<const char*>(piece_.get());
     }

@@ -71,7 +71,7 @@ TERATRON_LAUNCHER(void, softmax_backward, const SoftmaxArgs& args, CUstream_st* 
 /// Strides in elements; see paged_decode.h.
 struct PagedDecodeArgs {
   const void *q, *k, *v;
-  int64_t q_stride_row, q_stride_head, kv_stride_row, kv_stride_group;
+  int64_t q_stride_row, q_stride_head, k_stride_row, k_stride_group, v_stride_row, v_stride_group;
   void *k_pages, *v_pages;
   const int32_t* table;
   int64_t pages_per_row;

@@ -21,7 +21,6 @@ void require_inputs(const PagedDecodeInputs& inputs, const PagedDecodeOptions& o
   const int64_t rows = inputs.q_RND.size(0), channels = inputs.q_RND.size(2), groups = inputs.k_RGD.size(1);
   TERATRON_ASSERT(inputs.q_RND.size(1) % groups == 0 && channels % 8 == 0 && channels <= 256);
   TERATRON_ASSERT(std::has_single_bit(static_cast<uint64_t>(options.page_size)));
-  TERATRON_ASSERT(inputs.k_RGD.strides() == inputs.v_RGD.strides());
   for (const at::Tensor* t : {&inputs.q_RND, &inputs.k_RGD, &inputs.v_RGD})
     TERATRON_ASSERT(t->stride(2) == 1 && t->stride(1) % 8 == 0 && t->stride(0) % 8 == 0 && is_aligned(*t));
   for (const at::Tensor* t : {&inputs.k_pages, &inputs.v_pages}) {
@@ -55,8 +54,10 @@ at::Tensor paged_decode(const PagedDecodeInputs& inputs, const PagedDecodeOption
                       .v = inputs.v_RGD.const_data_ptr(),
                       .q_stride_row = q.stride(0),
                       .q_stride_head = q.stride(1),
-                      .kv_stride_row = inputs.k_RGD.stride(0),
-                      .kv_stride_group = inputs.k_RGD.stride(1),
+                      .k_stride_row = inputs.k_RGD.stride(0),
+                      .k_stride_group = inputs.k_RGD.stride(1),
+                      .v_stride_row = inputs.v_RGD.stride(0),
+                      .v_stride_group = inputs.v_RGD.stride(1),
                       .k_pages = inputs.k_pages.data_ptr(),
                       .v_pages = inputs.v_pages.data_ptr(),
                       .table = inputs.table_RP.const_data_ptr<int32_t>(),

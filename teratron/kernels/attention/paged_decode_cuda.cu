@@ -97,9 +97,8 @@ struct Work {
     heads = min(H, per_group - first);
     head = group * per_group + first;
     table = a.table + row * a.pages_per_row;
-    const int64_t offset = row * a.kv_stride_row + group * a.kv_stride_group;
-    new_k = static_cast<const T*>(a.k) + offset;
-    new_v = static_cast<const T*>(a.v) + offset;
+    new_k = static_cast<const T*>(a.k) + row * a.k_stride_row + group * a.k_stride_group;
+    new_v = static_cast<const T*>(a.v) + row * a.v_stride_row + group * a.v_stride_group;
   }
   /// Of position j, in elements.
   __device__ int64_t slot(int j) const {

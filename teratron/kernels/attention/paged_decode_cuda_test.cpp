@@ -50,7 +50,7 @@ void expect_equal(const PagedCase& c) {
       (at::randperm(rows * pages_per_row, at::kInt) + 1).view({rows, pages_per_row}).to(at::kInt);
   const PagedDecodeInputs inputs{
       .q_RND = qkv.narrow(2, 0, c.heads / c.groups).reshape({rows, c.heads, c.channels}),
-      .k_RGD = qkv.select(2, c.heads / c.groups),
+      .k_RGD = qkv.select(2, c.heads / c.groups).contiguous(),  // as normalized keys are
       .v_RGD = qkv.select(2, c.heads / c.groups + 1),
       .k_pages = random({slots, c.groups, c.channels}),
       .v_pages = random({slots, c.groups, c.channels}),

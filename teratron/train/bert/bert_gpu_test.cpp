@@ -194,7 +194,7 @@ TEST_F(GpuBert, SelectsPositionsAsTheCpuDoes) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     SCOPED_TRACE(at::toString(dtype));
     const auto on = [&](at::Device device) {
-      const at::Tensor x = hidden_SBH.to(device, dtype).requires_grad_(true);
+      const at::Tensor x = hidden_SBH.to(device, dtype).detach().requires_grad_(true);
       const at::Tensor y = select_positions(x, positions_NB.to(device), {});
       (y * weight_NBH.to(device, dtype)).sum().backward();
       return std::pair{y.detach().cpu(), x.grad().cpu()};
