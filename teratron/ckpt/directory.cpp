@@ -130,15 +130,17 @@ void reject_pickled(const fs::path& path) {
   }
   if (!found) return;
   throw checkpoint_error(
-      {.what = "this is a pickled PyTorch file; it is never opened, since unpickling runs the code it holds",
+      {.what =
+           "this is a pickled PyTorch file; no command but 'ckpt convert' opens such files, and that only "
+           "as data",
        .where = printable(found->string(), 4096),
        .fix =
-           "Convert it once, offline, where you trust it. Hugging Face model: python3 -c \"from transformers "
-           "import AutoModelForCausalLM as M; M.from_pretrained('IN').save_pretrained('OUT')\", then "
-           "'teratron "
-           "ckpt convert --from-hf OUT --save DIR'. Megatron-LM checkpoint: export it to Hugging Face's "
-           "format "
-           "with Megatron-LM first"});
+           "Megatron-LM checkpoint: 'teratron ckpt convert --from-megatron IN --save DIR', then --load DIR "
+           "--finetune. Hugging Face model: convert it once, where you trust it: python3 -c \"from "
+           "transformers import AutoModelForCausalLM as M; "
+           "M.from_pretrained('IN').save_pretrained('OUT')\", then 'teratron ckpt convert --from-hf OUT "
+           "--save "
+           "DIR'"});
 }
 
 void remove_leftovers(const fs::path& directory) {

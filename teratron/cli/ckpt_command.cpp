@@ -11,6 +11,7 @@
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
 #include "teratron/ckpt/checkpoint.h"
+#include "teratron/cli/ckpt_megatron.h"
 #include "teratron/cli/commands.h"
 #include "teratron/hf/convert.h"
 #include "teratron/settings/arguments.h"
@@ -27,6 +28,8 @@ struct Flags {
   std::string directory;  // inspect, verify
   std::optional<int64_t> step;
   bool list_tensors = false;
+  std::string from_megatron;
+  std::vector<std::string> settings;  // other flags, beside from_megatron
   std::string from_hf, to_hf, save, load, load_path, save_path, tokenizer;
   std::string dtype;
   std::string max_shard_size = "5GB";
@@ -115,6 +118,9 @@ int64_t parse_size(const std::string& text) {
 
 // Resolves the flags of Accelerate's tool.
 void resolve_aliases(Flags& flags) {
+  if (!flags.from_megatron.empty() && !flags.save.empty() && flags.from_hf.empty() && flags.to_hf.empty() &&
+      flags.load.empty())
+    return;
   std::string& in = flags.to_transformers ? flags.load : flags.from_hf;
   std::string& out = flags.to_transformers ? flags.to_hf : flags.save;
   if (in.empty()) in = flags.load_path;
@@ -122,9 +128,10 @@ void resolve_aliases(Flags& flags) {
   const bool importing = !flags.from_hf.empty() && !flags.save.empty();
   const bool exporting = !flags.to_hf.empty() && !flags.load.empty();
   if (importing != exporting) return;
-  throw config_error({.what = "source and destination are missing or ambiguous",
-                      .where = "ckpt convert",
-                      .fix = "Use either --from-hf and --save, or --to-hf and --load"});
+  throw config_error(
+      {.what = "source and destination are missing or ambiguous",
+       .where = "ckpt convert",
+       .fix = "Use either --from-hf and --save, --from-megatron and --save, or --to-hf and --load"});
 }
 
 // The model settings that differ from their defaults, as flags of the other commands, without the sequence
@@ -220,16 +227,34 @@ ConversionReport export_from(const fs::path& checkpoint, const Flags& flags) {
                     .end_token = tokenizer.end_token});
 }
 
+ConversionReport import_from(const fs::path& folder, const Flags& flags) {
+  const std::optional<Dtype> dtype = parse_dtype(flags.dtype);
+  if (flags.from_megatron.empty())
+    return import_hf({.source = folder, .destination = flags.save, .dtype = dtype});
+  return convert_from_megatron({.source = flags.from_megatron,
+                                .save = flags.save,
+                                .step = flags.step,
+                                .dtype = dtype,
+                                .settings = flags.settings});
+}
+
+// Only what Megatron-LM's checkpoints do not say may be given by flags of other commands.
+void check_settings(const Flags& flags) {
+  if (flags.settings.empty() || !flags.from_megatron.empty()) return;
+  throw config_error({.what = fmt::format("unknown argument '{}'", printable(flags.settings[0])),
+                      .where = "ckpt convert",
+                      .fix = "Settings of the model are given only with --from-megatron; see --help"});
+}
+
 int convert(Flags& flags) {
+  check_settings(flags);
   resolve_aliases(flags);
   for (const std::string& name : flags.without_effect) {
     notice("{} has no effect: a checkpoint does not depend on the layout and is resharded when loaded", name);
   }
-  const bool importing = !flags.from_hf.empty();
+  const bool importing = flags.load.empty();
   const fs::path source = importing ? fs::path(flags.from_hf) : locate(flags.load, flags.step);
-  const ConversionReport report =
-      importing ? import_hf({.source = source, .destination = flags.save, .dtype = parse_dtype(flags.dtype)})
-                : export_from(source, flags);
+  const ConversionReport report = importing ? import_from(source, flags) : export_from(source, flags);
   for (const std::string& line : report.notices) notice_line(line);
   if (flags.print_structure) print_tensors(open_checkpoint(importing ? report.result : source));
   print("wrote {} ({} tensors, {} elements)", printable(report.result.string(), 4096), report.tensors,
@@ -242,7 +267,14 @@ int convert(Flags& flags) {
 }
 
 void add_convert(CLI::App& app, Flags& flags) {
-  CLI::App* const command = app.add_subcommand("convert", "Convert from and to Hugging Face");
+  CLI::App* const command =
+      app.add_subcommand("convert", "Convert from Hugging Face and Megatron-LM, and to Hugging Face");
+  command->allow_extras();
+  command->footer(
+      "With --from-megatron, flags of `pretrain` give what the checkpoint does not say, such as\n"
+      "--num-attention-heads, or --vocab-file and --merge-file to cut off the vocabulary's padding.");
+  command->add_option("--from-megatron", flags.from_megatron,
+                      "folder, zip file or .pt file that Megatron-LM wrote (format torch)");
   command->add_option("--from-hf", flags.from_hf, "folder with config.json and safetensors to read");
   command->add_option("--save", flags.save, "folder to save the checkpoint in");
   command->add_option("--to-hf", flags.to_hf, "new folder for config.json and safetensors");
@@ -288,6 +320,7 @@ int ckpt_command(std::span<const std::string> args) {
   if (!parse_command(app, args)) return 0;
   if (app.got_subcommand("inspect")) return inspect(flags);
   if (app.got_subcommand("verify")) return verify(flags);
+  flags.settings = app.get_subcommand("convert")->remaining();
   return convert(flags);
 }
 

@@ -1,0 +1,34 @@
+// One of our tensors from the parts of the tensor ranks.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "teratron/megatron/names.h"
+
+namespace teratron {
+
+/// The order of the rows in a part.
+enum class MegatronRows : uint8_t {
+  as_stored,
+  by_split,     // version 0: [splits, heads, channels]; ours: [heads, splits, channels]
+  splits_last,  // version 1: [heads, channels, splits]
+  gated,        // [gates; ups] in each part; ours: all gates, then all ups
+};
+
+struct MegatronPart {
+  MegatronSplit split = MegatronSplit::none;
+  MegatronRows rows = MegatronRows::as_stored;
+  int64_t splits = 3;               // of QKV; 2 of keys and values
+  int64_t channels = 1;             // of a head
+  std::vector<int64_t> shape = {};  // of one part
+};
+
+/// The parts, row-major, of elements of `element` bytes, joined.
+std::vector<char> merge_parts(const MegatronPart& part, const std::vector<std::vector<char>>& parts,
+                              int64_t element);
+
+/// The shape of the joined tensor.
+std::vector<int64_t> merged_shape(const MegatronPart& part, int64_t ranks);
+
+}  // namespace teratron

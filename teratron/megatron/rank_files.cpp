@@ -1,0 +1,168 @@
+#include "teratron/megatron/rank_files.h"
+
+#include <algorithm>
+#include <charconv>
+#include <functional>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "teratron/base/error.h"
+#include "teratron/pickle/zip_archive.h"
+
+namespace teratron {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::string_view tracker_name = "latest_checkpointed_iteration.txt";
+
+// Path relative to the source -> how to open the file.
+using Tree = std::map<std::string, std::function<ByteSourcePtr()>>;
+
+Tree tree_of_folder(const fs::path& folder) {
+  Tree tree;
+  std::error_code error;
+  for (fs::recursive_directory_iterator i(folder, error), end; !error && i != end; i.increment(error)) {
+    if (i.depth() >= 3) i.disable_recursion_pending();
+    const fs::path path = i->path();
+    std::error_code ignored;
+    if (fs::is_regular_file(path, ignored))
+      tree[path.lexically_relative(folder).string()] = [path] { return open_bytes(path); };
+  }
+  return tree;
+}
+
+Tree tree_of_zip(const std::shared_ptr<const ZipArchive>& zip) {
+  Tree tree;
+  for (const auto& [name, entry] : zip->entries()) tree[name] = [zip, name] { return zip->open(name); };
+  return tree;
+}
+
+std::optional<int64_t> digits(std::string_view text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+struct RankPath {
+  std::string iteration;  // the folder above, with its path
+  int64_t tensor = 0;
+  int64_t pipeline = 0;
+  bool expert = false;
+};
+
+// Nullopt for what is not a model's file.
+std::optional<RankPath> parse_rank(const std::string& path) {
+  const fs::path file(path);
+  if (file.filename() != "model_optim_rng.pt" && file.filename() != "model_rng.pt") return std::nullopt;
+  std::string_view name;
+  const std::string folder = file.parent_path().filename();
+  name = folder;
+  if (!name.starts_with("mp_rank_")) return std::nullopt;
+  name.remove_prefix(8);
+  std::vector<int64_t> numbers;
+  while (true) {
+    const size_t end = std::min(name.find('_'), name.size());
+    const std::optional<int64_t> number = digits(name.substr(0, end));
+    if (!number) return std::nullopt;
+    numbers.push_back(*number);
+    if (end == name.size()) break;
+    name.remove_prefix(end + 1);
+  }
+  return RankPath{.iteration = file.parent_path().parent_path().string(),
+                  .tensor = numbers[0],
+                  .pipeline = numbers.size() > 1 ? numbers[1] : 0,
+                  .expert = numbers.size() > 2};
+}
+
+// The name of the folder that the tracker file means; empty without one.
+std::string tracked(const Tree& tree) {
+  for (const auto& [path, open] : tree) {
+    if (fs::path(path).filename() != tracker_name) continue;
+    const ByteSourcePtr bytes = open();
+    std::string text = read_bytes(*bytes, std::min<int64_t>(bytes->size(), 64), 0);
+    text.erase(std::min(text.find_last_not_of(" \r\n\t") + 1, text.size()));
+    const std::optional<int64_t> number = digits(text);
+    return number ? fmt::format("iter_{:07}", *number) : text;
+  }
+  return {};
+}
+
+std::string choose_iteration(const Tree& tree, const std::set<std::string>& found,
+                             std::optional<int64_t> step, const std::string& where) {
+  const std::string wanted = step ? fmt::format("iter_{:07}", *step) : tracked(tree);
+  for (const std::string& folder : found) {
+    if (!wanted.empty() && fs::path(folder).filename() == wanted) return folder;
+  }
+  if (found.contains("") && !step) return "";
+  if (step || found.empty()) {
+    throw checkpoint_error(
+        {.what = step ? fmt::format("there is no iteration {}", *step)
+                      : "there is no mp_rank_XX/model_optim_rng.pt of Megatron-LM",
+         .where = where,
+         .fix =
+             "Name the --save folder of a Megatron-LM run in format 'torch', or one of its iter_* folders"});
+  }
+  return *found.rbegin();  // "release" follows every "iter_"
+}
+
+}  // namespace
+
+MegatronFiles open_megatron_files(const fs::path& source, std::optional<int64_t> step) {
+  MegatronFiles files{.where = printable(source.string(), 4096)};
+  std::error_code ignored;
+  Tree tree;
+  if (fs::is_directory(source, ignored)) {
+    tree = tree_of_folder(source);
+  } else {
+    const ByteSourcePtr bytes = open_bytes(source);
+    std::shared_ptr<const ZipArchive> zip;
+    if (ZipArchive::is_zip(*bytes)) zip = std::make_shared<const ZipArchive>(bytes, files.where);
+    const auto is_pickle = [](const auto& entry) { return entry.first.ends_with("/data.pkl"); };
+    if (zip == nullptr || std::ranges::any_of(zip->entries(), is_pickle)) {
+      files.stages = {{std::make_shared<const TorchFile>(bytes, files.where)}};
+      return files;
+    }
+    tree = tree_of_zip(zip);
+  }
+  std::set<std::string> iterations;
+  for (const auto& [path, open] : tree) {
+    if (const auto rank = parse_rank(path)) iterations.insert(rank->iteration);
+  }
+  const std::string iteration = choose_iteration(tree, iterations, step, files.where);
+  std::map<std::pair<int64_t, int64_t>, std::string> paths;
+  for (const auto& [path, open] : tree) {
+    const auto rank = parse_rank(path);
+    if (!rank || rank->iteration != iteration) continue;
+    if (rank->expert)
+      throw checkpoint_error({.what = "checkpoints of expert-parallel models are not supported",
+                              .where = files.where + "/" + printable(path)});
+    paths[{rank->pipeline, rank->tensor}] = path;
+  }
+  for (const auto& [rank, path] : paths) {
+    if (rank.second == 0 && rank.first == static_cast<int64_t>(files.stages.size()))
+      files.stages.emplace_back();
+    const auto expected =
+        std::pair(static_cast<int64_t>(files.stages.size()) - 1,
+                  files.stages.empty() ? 0 : static_cast<int64_t>(files.stages.back().size()));
+    if (rank != expected)
+      throw checkpoint_error({.what = fmt::format("tensor rank {} of pipeline rank {} is missing",
+                                                  expected.second, std::max<int64_t>(expected.first, 0)),
+                              .where = files.where,
+                              .fix = "Copy the folders mp_rank_* of all ranks"});
+    files.stages.back().push_back(
+        std::make_shared<const TorchFile>(tree.at(path)(), files.where + "/" + printable(path, 400)));
+  }
+  for (const auto& stage : files.stages) {
+    if (stage.size() != files.stages[0].size())
+      throw checkpoint_error({.what = "pipeline stages have different numbers of tensor ranks",
+                              .where = files.where,
+                              .fix = "Copy the folders mp_rank_* of all ranks"});
+  }
+  return files;
+}
+
+}  // namespace teratron

@@ -1,0 +1,34 @@
+// The settings of a model, from the arguments saved in a checkpoint of Megatron-LM and from its tensors.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "teratron/megatron/names.h"
+#include "teratron/pickle/value.h"
+
+namespace teratron {
+
+/// What the tensors are by our names, joined, with the vocabulary's padding.
+using MegatronShapes = std::map<std::string, std::vector<int64_t>>;
+
+struct MegatronSource {
+  MegatronFamily family = MegatronFamily::gpt;
+  const PickleValue* args = nullptr;  // a dict; nullptr if there are none
+  MegatronShapes shapes;
+  int64_t pipeline_ranks = 1;
+  std::string where;
+};
+
+/// `given` are the user's, by the name of the setting; they override the saved ones. UserError(config) if a
+/// setting is neither saved, nor given, nor follows from the shapes.
+nlohmann::json megatron_settings(const MegatronSource& source, const nlohmann::json& given);
+
+/// The vocabulary without padding, as far as the saved arguments tell; 0: unknown.
+int64_t saved_vocabulary(const PickleValue* args);
+
+}  // namespace teratron

@@ -1,0 +1,197 @@
+"""Checkpoints that Megatron-LM wrote: their logits by the program alone, and what is refused."""
+
+import argparse
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from program import message, needs_binary, teratron
+
+pytestmark = needs_binary
+
+
+def model(family="gpt", layers=4, hidden=8, heads=2, rows=16, swiglu=False, seed=0):
+    """The whole weights under Megatron-Core's names, QKV in the order of version 3."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
+    ffn, stack = 4 * hidden, "decoder" if family == "gpt" else "encoder"
+    tensors = {"embedding.word_embeddings.weight": noise(rows, hidden),
+               "embedding.position_embeddings.weight": noise(12, hidden)}
+    for layer in range(layers):
+        linear = {"self_attention.linear_qkv": (3 * hidden, hidden), "self_attention.linear_proj": (hidden, hidden),
+                  "mlp.linear_fc1": ((1 + swiglu) * ffn, hidden), "mlp.linear_fc2": (hidden, ffn)}
+        for name, shape in linear.items():
+            tensors[f"{stack}.layers.{layer}.{name}.weight"] = noise(*shape)
+            tensors[f"{stack}.layers.{layer}.{name}.bias"] = noise(shape[0])
+        for name in ("input_layernorm", "pre_mlp_layernorm"):
+            tensors[f"{stack}.layers.{layer}.{name}.weight"] = noise(hidden)
+            tensors[f"{stack}.layers.{layer}.{name}.bias"] = noise(hidden)
+    for part in ("weight", "bias"):
+        tensors[f"{stack}.final_layernorm.{part}"] = noise(hidden)
+    if family == "bert":
+        tensors["embedding.tokentype_embeddings.weight"] = noise(2, hidden)
+        tensors["output_layer.bias"] = noise(rows)
+        for name, shape in {"lm_head.dense": (hidden, hidden), "lm_head.layer_norm": (hidden,),
+                            "pooler.dense": (hidden, hidden), "binary_head": (2, hidden)}.items():
+            tensors |= {f"{name}.weight": noise(*shape), f"{name}.bias": noise(shape[0])}
+    return tensors
+
+
+LEGACY = {"self_attention.linear_qkv": "self_attention.query_key_value", "self_attention.linear_proj": "self_attention.dense",
+          "mlp.linear_fc1": "mlp.dense_h_to_4h", "mlp.linear_fc2": "mlp.dense_4h_to_h",
+          "pre_mlp_layernorm": "post_attention_layernorm"}
+ROWS = ("word_embeddings.weight", "output_layer.bias", "linear_qkv.weight", "linear_qkv.bias", "linear_fc1.weight", "linear_fc1.bias")
+COLUMNS = ("linear_proj.weight", "linear_fc2.weight")
+
+
+def part(name, tensor, rank, ranks, version, heads, swiglu):
+    """What a tensor rank holds."""
+    if name.endswith(COLUMNS):
+        return tensor.chunk(ranks, 1)[rank].contiguous()
+    if not name.endswith(ROWS):
+        return tensor
+    if swiglu and "linear_fc1" in name:
+        gate, up = tensor.chunk(2)
+        return torch.cat([gate.chunk(ranks)[rank], up.chunk(ranks)[rank]])
+    own = tensor.chunk(ranks)[rank]
+    if "linear_qkv" not in name or version >= 2:
+        return own.contiguous()
+    split = own.unflatten(0, (heads // ranks, 3, -1))
+    order = (1, 0, 2) if version == 0 else (0, 2, 1)
+    return split.permute(*order, *range(3, split.dim())).flatten(0, 2).contiguous()
+
+
+def old_name(name, old):
+    for ours, theirs in LEGACY.items():
+        name = name.replace(f".{ours}.", f".{theirs}.")
+    if old:
+        name = name.replace("self_attention", "attention")
+    return name
+
+
+def legacy(tensors, stage, stages, rank, ranks, version, heads, swiglu, virtual=1):
+    """The dicts `model`, or `model0`, `model1`... of a rank."""
+    layers = 1 + max(int(name.split(".")[2]) for name in tensors if ".layers." in name)
+    models = []
+    for chunk in range(virtual):
+        each = layers // (stages * virtual)
+        first = (chunk * stages + stage) * each
+        stack, embedding, rest = {}, {}, {}
+        head = {"lm_head": {}, "binary_head": {}}
+        for name, tensor in tensors.items():
+            value = part(name, tensor, rank, ranks, version, heads, swiglu)
+            if ".layers." in name:
+                number = int(name.split(".")[2])
+                if first <= number < first + each:
+                    tail = name.split(".", 3)[3]
+                    stack[old_name(f"layers.{number - first}.{tail}", version < 2)] = value
+            elif name.startswith("embedding.") and stage == chunk == 0:
+                embedding[name.split(".")[1]] = {"weight": value}
+            elif name.startswith("embedding.") or stage != stages - 1 or chunk != virtual - 1:
+                continue
+            elif "final_layernorm" in name:
+                stack[name.split(".", 1)[1]] = value
+            elif name == "output_layer.bias":
+                head["lm_head"]["bias"] = value
+            elif name.startswith("lm_head."):
+                head["lm_head"][name[8:].replace("layer_norm", "layernorm")] = value
+            elif name.startswith("binary_head."):
+                head["binary_head"][name[12:]] = value
+            elif name.startswith("pooler."):
+                rest["pooler"] = rest.get("pooler", {}) | {name[7:]: value}
+        language = {**({"embedding": embedding} if embedding else {}),
+                    ("transformer" if version < 2 else "encoder"): stack, **rest}
+        found = {"language_model": language, **{key: value for key, value in head.items() if value}}
+        if stages > 1 and stage == stages - 1 and chunk == virtual - 1:
+            word = part("word_embeddings.weight", tensors["embedding.word_embeddings.weight"], rank, ranks, 3, heads, False)
+            found["word_embeddings_for_head"] = {"weight": word}
+        models.append(found)
+    return {"model": models[0]} if virtual == 1 else {f"model{i}": found for i, found in enumerate(models)}
+
+
+def save(folder, tensors, version=3.0, ranks=1, stages=1, heads=2, swiglu=False, virtual=1, args=(), name="iter_0000007",
+         zipped=True):
+    for stage in range(stages):
+        for rank in range(ranks):
+            state = legacy(tensors, stage, stages, rank, ranks, version, heads, swiglu, virtual)
+            if version:
+                state["checkpoint_version"] = version
+            if args is not None:
+                state["args"] = argparse.Namespace(num_attention_heads=heads, seq_length=12, max_position_embeddings=12,
+                                                   bias_gelu_fusion=False, layernorm_epsilon=1e-5, swiglu=swiglu, **dict(args))
+            path = folder / name / (f"mp_rank_{rank:02}" + (f"_{stage:03}" if stages > 1 else ""))
+            path.mkdir(parents=True)
+            torch.save(state, path / "model_optim_rng.pt", _use_new_zipfile_serialization=zipped)
+    (folder / "latest_checkpointed_iteration.txt").write_text("release" if name == "release" else "7")
+    return folder
+
+
+def convert(source, target, *args, **expected):
+    result = teratron("ckpt", "convert", "--from-megatron", source, "--save", target, *args, **expected)
+    if expected.get("code"):
+        return result
+    return {name: tensor for file in sorted(Path(target).glob("iter_*/*.safetensors")) for name, tensor in load_file(file).items()}
+
+
+def same(got, expected, rows=16):
+    assert got.keys() == expected.keys()
+    for name, tensor in expected.items():
+        whole = "word_embeddings" in name or name.startswith("output_layer")
+        assert torch.equal(got[name], tensor[:rows] if whole else tensor), name
+
+
+@pytest.mark.parametrize("family", ["gpt", "bert"])
+@pytest.mark.parametrize("layout", [{}, {"ranks": 2}, {"ranks": 2, "version": 0}, {"version": 1.0}, {"ranks": 2, "version": 1.0},
+                                    {"stages": 2}, {"ranks": 2, "stages": 2, "virtual": 2}, {"zipped": False}])
+def test_layouts_and_versions_give_the_same_tensors(tmp_path, family, layout):
+    tensors = model(family)
+    same(convert(save(tmp_path / "in", tensors, **layout), tmp_path / "out", "--vocab-size", "13"), tensors, 13)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_gates_are_joined_apart_from_ups(tmp_path, ranks):
+    tensors = model(swiglu=True)
+    same(convert(save(tmp_path / "in", tensors, ranks=ranks, swiglu=True), tmp_path / "out"), tensors)
+
+
+def test_a_zip_without_args_takes_the_heads_from_a_flag(tmp_path):
+    tensors = {name: tensor.half() for name, tensor in model("bert").items()}
+    folder = save(tmp_path / "in", tensors, version=0, args=None, name="release", zipped=False)
+    with zipfile.ZipFile(tmp_path / "ngc.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in folder.rglob("*"):
+            archive.write(file, file.relative_to(folder))
+    message(convert(tmp_path / "ngc.zip", tmp_path / "none", code=2), "--num-attention-heads")
+    same(convert(tmp_path / "ngc.zip", tmp_path / "out", "--num-attention-heads", "2"), tensors)
+    assert '"model_family": "bert"' in teratron("ckpt", "inspect", tmp_path / "out").stdout
+
+
+class Hostile:
+    def __reduce__(self):
+        return __import__("os").system, ("touch harmed",)
+
+
+def test_what_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tensors = model()
+    folder = save(tmp_path / "hostile", tensors, args={"bad": Hostile()})
+    message(convert(folder, tmp_path / "x", code=4), "posix.system", "refused")
+    assert not (tmp_path / "harmed").exists()
+    folder = save(tmp_path / "in", tensors, ranks=2)
+    message(teratron("generate", "--load", folder, "--prompt", "a", code=4), "--from-megatron")
+    message(convert(folder, tmp_path / "x", "--vocab-size", "17", code=2), "16 rows")
+    message(convert(folder, tmp_path / "x", "--num-layers", "5", code=2), "num_layers is 5")
+    message(convert(folder, tmp_path / "x", "--ckpt-step", "8", code=4), "no iteration 8")
+    message(convert(folder, tmp_path / "x", "--no-such-flag", code=2), "--no-such-flag")
+    file = folder / "iter_0000007/mp_rank_01/model_optim_rng.pt"
+    file.write_bytes(file.read_bytes()[:-100])
+    message(convert(folder, tmp_path / "x", code=4), "zip file")
+    file.unlink()
+    (folder / "iter_0000007/mp_rank_00").rename(folder / "iter_0000007/mp_rank_02")
+    message(convert(folder, tmp_path / "x", code=4), "tensor rank 0")
+    message(convert(save(tmp_path / "experts", tensors, args={"num_experts": 4}), tmp_path / "x", code=4), "num_experts")
+    extra = save(tmp_path / "extra", tensors | {"decoder.layers.0.mlp.gate.weight": torch.ones(2)})
+    message(convert(extra, tmp_path / "x", code=4), "mlp.gate.weight", "no place")
+    assert not (tmp_path / "x").exists() or not list((tmp_path / "x").glob("iter_*"))
