@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from program import message, needs_binary, teratron
 
 pytestmark = needs_binary
+FIXTURES = Path(__file__).parents[1] / "fixtures/models"
 
 
 def model(family="gpt", layers=4, hidden=8, heads=2, rows=16, swiglu=False, seed=0):
@@ -195,3 +196,15 @@ def test_what_is_refused(tmp_path, monkeypatch):
     extra = save(tmp_path / "extra", tensors | {"decoder.layers.0.mlp.gate.weight": torch.ones(2)})
     message(convert(extra, tmp_path / "x", code=4), "mlp.gate.weight", "no place")
     assert not (tmp_path / "x").exists() or not list((tmp_path / "x").glob("iter_*"))
+
+
+def test_logits_that_megatron_computed(tmp_path):
+    """A zip file as NVIDIA publishes them, and the logits that core_v0.7.0 computed with its weights."""
+    expected = load_file(FIXTURES / "gpt_a_v0_ngc.safetensors")
+    convert(FIXTURES / "gpt_a_v0_ngc.zip", tmp_path / "out", "--num-attention-heads", "4", "--vocab-size", "67",
+            "--no-bias-gelu-fusion")
+    (tmp_path / "ids").write_text("\n".join(" ".join(map(str, row)) for row in expected["tokens"].tolist()))
+    teratron("logits", "--load", tmp_path / "out", "--input", tmp_path / "ids", "--output", tmp_path / "logits",
+             "--device", "cpu")
+    got = load_file(tmp_path / "logits")
+    torch.testing.assert_close(torch.stack([got["logits.0"], got["logits.1"]]), expected["logits"], atol=1e-5, rtol=1e-5)
