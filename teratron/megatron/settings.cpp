@@ -123,9 +123,10 @@ void take_shapes(const MegatronSource& source, json& settings) {
   if (shapes.has("embedding.position_embeddings.weight")) {
     settings["position_embedding_type"] = "learned_absolute";
     settings["max_position_embeddings"] = shapes.size("embedding.position_embeddings.weight", 0);
-  } else if (!settings.contains("position_embedding_type") ||
-             settings["position_embedding_type"] == "learned_absolute") {
+  } else if (!settings.contains("position_embedding_type")) {
     settings["position_embedding_type"] = "rope";
+  } else if (settings["position_embedding_type"] == "learned_absolute") {
+    settings["position_embedding_type"] = "none";  // --no-position-embedding
   }
   if (!settings.contains("untie_embeddings_and_output_weights"))
     settings["untie_embeddings_and_output_weights"] =

@@ -158,6 +158,14 @@ def test_gates_are_joined_apart_from_ups(tmp_path, ranks):
     same(convert(save(tmp_path / "in", tensors, ranks=ranks, swiglu=True), tmp_path / "out"), tensors)
 
 
+def test_a_model_without_positions_stays_without(tmp_path):
+    tensors = model()
+    del tensors["embedding.position_embeddings.weight"]
+    folder = save(tmp_path / "in", tensors, args={"position_embedding_type": "learned_absolute"})
+    same(convert(folder, tmp_path / "out"), tensors)
+    assert '"position_embedding_type": "none"' in teratron("ckpt", "inspect", tmp_path / "out").stdout
+
+
 def test_a_zip_without_args_takes_the_heads_from_a_flag(tmp_path):
     tensors = {name: tensor.half() for name, tensor in model("bert").items()}
     folder = save(tmp_path / "in", tensors, version=0, args=None, name="release", zipped=False)
