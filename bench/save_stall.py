@@ -6,8 +6,9 @@ Needs the program and Python's standard library only. One run saves in the backg
 and again later, one saves synchronously; then as many writers as the program has (8) write as many bytes with fsync
 to the same disk. Prints a table of figures and targets; exits with 1 unless all targets are met.
 
-  stall      time of the step after the save began, beyond the median step. It may be 0.05 s more than what cannot be
-             hidden: bytes / rate of copies from the GPU - time of forward and backward
+  stall      time of the steps before and after the start of the save, beyond two median steps: results are read while
+             the next step is launched, but before a save at once. It may be 0.05 s more than what cannot be hidden:
+             bytes / rate of copies from the GPU - time of forward and backward
   writing    bytes / time from the start of a save to its commit; at least 0.8 of what the plain writers reach
   throughput steps while a checkpoint is written, the one after its start left out; at least 0.98 of the median step
 """
@@ -128,13 +129,13 @@ def background_saves(options, first, interval):
         if begin + 1 not in took:
             continue  # the last one: nothing was trained meanwhile
         during = [number for number in took if number > begin and ends[number] <= committed]
-        busy.update(during, [begin + 1])
-        found.append((save, took[begin + 1], [took[number] for number in during if number != begin + 1]))
+        busy.update(during, [begin, begin + 1])
+        found.append((save, took[begin] + took[begin + 1], [took[number] for number in during if number != begin + 1]))
     median = statistics.median(took[number] for number in took if number not in busy and number > 5)
     size = sum(path.stat().st_size for path in run.glob("iter_*/*.safetensors"))
     shutil.rmtree(run)
-    return median, size, [(save["bytes"] / save["seconds"], step - median, median * len(during) / sum(during) if during else None)
-                          for save, step, during in found]
+    return median, size, [(save["bytes"] / save["seconds"], steps - 2 * median, median * len(during) / sum(during) if during else None)
+                          for save, steps, during in found]
 
 
 def main():
