@@ -1,6 +1,11 @@
 """Jobs of several ranks, started in every way, and their processes."""
 
+import collections
+import contextlib
+import itertools
 import shutil
+import socket
+import struct
 import subprocess
 
 import pytest
@@ -8,6 +13,9 @@ from program import BINARY, environment, free_port, teratron
 
 needs_mpirun = pytest.mark.skipif(not shutil.which("mpirun"), reason="mpirun is not installed (openmpi-bin)")
 BACKENDS = ["threads", "processes", pytest.param("mpi", marks=needs_mpirun)]
+
+HELLO = struct.Struct("<IIqqq32s")  # magic, purpose, caller, called, world size, nonce
+MAGIC, RENDEZVOUS = 0x7E4A6E01, 1
 
 
 def launch(ranks, *args, code=0, fault="", flags=()):
@@ -39,3 +47,27 @@ def rank_pids(process, backend="processes"):
     """Of a job that `teratron launch` has started. Under mpirun its child is mpirun."""
     pids = children(process.pid)
     return children(pids[0]) if backend == "mpi" else pids
+
+
+def disturb(port, stop):
+    """300 connections that say nothing, noise, or what a rank says, and new ones in place of the oldest."""
+    with contextlib.ExitStack() as last:
+        connections = collections.deque()
+        last.callback(lambda: [connection.close() for connection in connections])
+        for words in itertools.cycle([b"", b"\xff" * 300, HELLO.pack(MAGIC, RENDEZVOUS, 1, 0, 2, b"n" * 32)]):
+            if stop.wait(0.002):
+                return
+            if len(connections) == 300:
+                connections.popleft().close()
+            with contextlib.suppress(OSError):
+                connections.append(socket.create_connection(("127.0.0.1", port), timeout=1))
+                connections[-1].sendall(words)
+
+
+def below_ephemeral_ports():
+    """A port that no connection gets as its own: who calls a free one of those again and again reaches itself."""
+    with socket.socket() as probe:
+        for port in range(21000, 32000):
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+    raise AssertionError("no free port")

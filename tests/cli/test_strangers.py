@@ -1,27 +1,20 @@
 """Strangers at the rendezvous port of a job: they learn nothing, take no place and delay nothing."""
 
-import collections
-import contextlib
-import itertools
 import os
 import re
 import signal
 import socket
-import struct
 import subprocess
 import threading
 import time
 
 import pytest
-from jobs import launch, rank_pids, start_two_machines
+from jobs import (HELLO, MAGIC, RENDEZVOUS, below_ephemeral_ports, disturb, launch, rank_pids,
+                  start_two_machines)
 from program import (BINARY, JOB, curve, environment, free_port, kept, losses, message, needs_binary, processes, steps, teratron,
                      wait_for)
 
 pytestmark = needs_binary
-
-HELLO = struct.Struct("<IIqqq32s")  # magic, purpose, caller, called, world size, nonce
-MAGIC, RENDEZVOUS = 0x7E4A6E01, 1
-
 
 def joining(rank, size, port, secret):
     return {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
@@ -138,30 +131,6 @@ def test_the_launcher_makes_a_new_secret_for_every_job(tmp_path):
         assert len(logs) == 1
         shown += logs
     assert shown[0] != shown[1] and all(re.fullmatch("[0-9a-f]{64}\n", text) for text in shown)
-
-
-def disturb(port, stop):
-    """300 connections that say nothing, noise, or what a rank says, and new ones in place of the oldest."""
-    with contextlib.ExitStack() as last:
-        connections = collections.deque()
-        last.callback(lambda: [connection.close() for connection in connections])
-        for words in itertools.cycle([b"", b"\xff" * 300, HELLO.pack(MAGIC, RENDEZVOUS, 1, 0, 2, b"n" * 32)]):
-            if stop.wait(0.002):
-                return
-            if len(connections) == 300:
-                connections.popleft().close()
-            with contextlib.suppress(OSError):
-                connections.append(socket.create_connection(("127.0.0.1", port), timeout=1))
-                connections[-1].sendall(words)
-
-
-def below_ephemeral_ports():
-    """A port that no connection gets as its own: who calls a free one of those again and again reaches itself."""
-    with socket.socket() as probe:
-        for port in range(21000, 32000):
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
-                return port
-    raise AssertionError("no free port")
 
 
 def test_restarts_among_strangers_while_nothing_reads_resume_bitwise(tmp_path):
