@@ -70,7 +70,9 @@ void expect_equal(const PagedCase& c) {
   }
 }
 
-TEST(GpuPagedDecode, MatchesAttentionOverGatheredKeys) {
+class GpuPagedDecode : public Gpu {};
+
+TEST_F(GpuPagedDecode, MatchesAttentionOverGatheredKeys) {
   const std::vector<PagedCase> cases = {
       {.name = "llama"},
       {.name = "gpt2", .type = at::kHalf, .heads = 12, .groups = 12, .channels = 64},
