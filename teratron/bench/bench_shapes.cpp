@@ -47,6 +47,11 @@ constexpr BenchShape shapes[] = {
      "--encoder-seq-length 512 --decoder-seq-length 128 --max-position-embeddings 512 --micro-batch-size 64 "
      "--vocab-size 30623",
      "t5"},
+    {"t5-base-relative",
+     "--encoder-num-layers 12 --decoder-num-layers 12 --hidden-size 768 --num-attention-heads 12 "
+     "--encoder-seq-length 512 --decoder-seq-length 128 --max-position-embeddings 512 --micro-batch-size 64 "
+     "--vocab-size 30623 --position-embedding-type relative",
+     "t5"},
 };
 
 constexpr std::string_view common =

@@ -159,9 +159,11 @@ void Reader::join_chunk(size_t stage, size_t chunk, std::map<std::string, int64_
     if (!name.stack.empty()) here[name.stack] = std::max(here[name.stack], name.layer + 1);
     const int64_t before = name.stack.empty() ? 0 : layers[name.stack];
     const std::string ours = name.in_layer(before + name.layer);
-    // Copies of embeddings, which the first stage has: for the head, and for the decoder of a T5.
+    // Copies of embeddings, which the first stage has: for the head, and for the decoder of a T5, whose
+    // relative positions are on all stages.
     if (ours == "word_embeddings_for_head.weight") continue;
-    if (ours.starts_with("embedding.") && joined_.contains(ours)) continue;
+    const bool repeats = ours.starts_with("embedding.") || ours.find("_relative_pos_emb.") != ours.npos;
+    if (repeats && joined_.contains(ours)) continue;
     Joined joined{.part = {.split = split_of(ours), .shape = first.tensor->shape},
                   .dtype = first.file->dtype_of(*first.tensor)};
     if (joined.part.split == MegatronSplit::columns && joined.part.shape.size() != 2)
@@ -234,16 +236,19 @@ void check_names(const std::map<std::string, Joined>& tensors, const std::string
                                                              "pre_cross_attn_layernorm",
                                                              "mlp.linear_fc1",
                                                              "mlp.linear_fc2"};
-  static const std::set<std::string, std::less<>> others = {"embedding.word_embeddings",
-                                                            "embedding.position_embeddings",
-                                                            "embedding.tokentype_embeddings",
-                                                            "encoder.final_layernorm",
-                                                            "decoder.final_layernorm",
-                                                            "output_layer",
-                                                            "lm_head.dense",
-                                                            "lm_head.layer_norm",
-                                                            "pooler.dense",
-                                                            "binary_head"};
+  static const std::set<std::string, std::less<>> others = {
+      "embedding.word_embeddings",
+      "embedding.position_embeddings",
+      "embedding.tokentype_embeddings",
+      "encoder_relative_pos_emb.relative_attention_bias",
+      "decoder_relative_pos_emb.relative_attention_bias",
+      "encoder.final_layernorm",
+      "decoder.final_layernorm",
+      "output_layer",
+      "lm_head.dense",
+      "lm_head.layer_norm",
+      "pooler.dense",
+      "binary_head"};
   std::vector<Problem> problems;
   std::map<std::string, std::set<std::string>> of_layer;  // "decoder.layers.3" -> its tensors
   for (const auto& [name, tensor] : tensors) {

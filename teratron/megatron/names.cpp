@@ -105,8 +105,11 @@ MegatronSplit split_of(std::string_view name) {
         "linear_fc1.weight", "linear_fc1.bias"}) {
     if (name.ends_with(rows)) return MegatronSplit::rows;
   }
-  return name.ends_with("linear_proj.weight") || name.ends_with("linear_fc2.weight") ? MegatronSplit::columns
-                                                                                     : MegatronSplit::none;
+  for (const std::string_view columns :
+       {"linear_proj.weight", "linear_fc2.weight", "relative_attention_bias.weight"}) {
+    if (name.ends_with(columns)) return MegatronSplit::columns;
+  }
+  return MegatronSplit::none;
 }
 
 }  // namespace teratron

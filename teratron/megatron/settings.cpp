@@ -18,6 +18,8 @@ constexpr const char* taken_over[] = {"num_attention_heads",
                                       "seq_length",
                                       "max_position_embeddings",
                                       "position_embedding_type",
+                                      "relative_attention_num_buckets",
+                                      "relative_attention_max_distance",
                                       "rotary_percent",
                                       "rotary_base",
                                       "rotary_interleaved",
@@ -115,6 +117,7 @@ void take_shapes(const MegatronSource& source, json& settings) {
     settings["encoder_num_layers"] = shapes.layers("encoder");
     settings["decoder_num_layers"] = shapes.layers("decoder");
   }
+  const std::string relative_bias = "encoder_relative_pos_emb.relative_attention_bias.weight";
   settings["swiglu"] = fc1 == 2 * ffn;
   settings["add_bias_linear"] = shapes.has(layer + "self_attention.linear_proj.bias");
   settings["add_qkv_bias"] =
@@ -123,6 +126,9 @@ void take_shapes(const MegatronSource& source, json& settings) {
   if (shapes.has("embedding.position_embeddings.weight")) {
     settings["position_embedding_type"] = "learned_absolute";
     settings["max_position_embeddings"] = shapes.size("embedding.position_embeddings.weight", 0);
+  } else if (shapes.has(relative_bias)) {
+    settings["position_embedding_type"] = "relative";
+    settings["relative_attention_num_buckets"] = shapes.size(relative_bias, 0);
   } else if (!settings.contains("position_embedding_type")) {
     settings["position_embedding_type"] = "rope";
   } else if (settings["position_embedding_type"] == "learned_absolute") {

@@ -40,6 +40,9 @@ struct LayerContext {
   at::Tensor positions_SB;
   Segments segments;  // see AttentionRequest
   Memory memory;
+  /// [N, 2 L - 1] biases of self-attention for the distances -(L - 1), ..., L - 1 (nn/relative_position.h), L
+  /// at least the number of keys; undefined: none.
+  at::Tensor distance_bias;
   SequenceRows rows;  // undefined without dropout
   uint64_t dropout_seed = 0;
   at::Tensor sample_ids_B;                                   // see DropoutKey

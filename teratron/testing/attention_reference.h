@@ -25,9 +25,11 @@ struct AttentionCase {
 /// Inputs, output and gradients. Gradients are in the order of the inputs.
 struct AttentionSample {
   at::Tensor q_SBND, k_SBGD, v_SBGD, dy_SBF;
+  at::Tensor distance_bias = {};  // undefined: none
 };
 struct AttentionResult {
   at::Tensor y_SBF, dq, dk, dv;
+  at::Tensor distance_bias = {};  // its gradient
 };
 
 inline AttentionSample random_sample(const AttentionCase& c, at::ScalarType type) {
@@ -61,16 +63,30 @@ inline at::Tensor visible(const AttentionCase& c) {
   return result;
 }
 
+/// [N, Sq + Sk - 1]
+inline at::Tensor random_distance_bias(const AttentionCase& c, at::ScalarType type) {
+  return randn({c.heads, c.queries + c.keys - 1}, type == at::kDouble ? at::kDouble : at::kFloat);
+}
+
+/// [N, Sq, Sk]: of query i and key j, column j - i + Sq - 1.
+inline at::Tensor spread_bias(const AttentionCase& c, const at::Tensor& distance_bias) {
+  const auto i64 = distance_bias.options().dtype(at::kLong).requires_grad(false);
+  const at::Tensor column = at::arange(c.keys, i64) - at::arange(c.queries, i64).unsqueeze(1) + c.queries - 1;
+  return distance_bias.index_select(1, column.flatten()).unflatten(1, {c.queries, c.keys});
+}
+
 inline AttentionResult reference(const AttentionCase& c, const AttentionSample& sample, double scale) {
   const at::Tensor q = leaf(sample.q_SBND), k = leaf(sample.k_SBGD), v = leaf(sample.v_SBGD);
   const auto heads_of = [&](const at::Tensor& x) { return x.repeat_interleave(c.heads / x.size(2), 2); };
-  const at::Tensor scores = at::einsum("ibnd,jbnd->bnij", {q, heads_of(k)}) * scale;
+  const at::Tensor bias = sample.distance_bias.defined() ? leaf(sample.distance_bias) : at::Tensor();
+  at::Tensor scores = at::einsum("ibnd,jbnd->bnij", {q, heads_of(k)}) * scale;
+  if (bias.defined()) scores = scores + spread_bias(c, bias);
   const at::Tensor weights = scores.exp() * visible(c).unsqueeze(1).to(scores.device());
   const at::Tensor sum = weights.sum(-1, true);
   const at::Tensor y =
       at::einsum("bnij,jbnd->ibnd", {weights / sum.masked_fill(sum == 0, 1.0), heads_of(v)}).flatten(2);
   y.backward(f64(sample.dy_SBF));
-  return {y.detach(), q.grad(), k.grad(), v.grad()};
+  return {y.detach(), q.grad(), k.grad(), v.grad(), bias.defined() ? bias.grad() : at::Tensor()};
 }
 
 inline AttentionRequest request_of(const AttentionCase& c, const AttentionSample& sample, double scale) {
@@ -83,7 +99,8 @@ inline AttentionRequest request_of(const AttentionCase& c, const AttentionSample
           .scale = scale,
           .mask = c.mask,
           .segments = {bounds(c.cu_seqlens_q), bounds(c.cu_seqlens_k)},
-          .window = c.window};
+          .window = c.window,
+          .distance_bias = sample.distance_bias};
 }
 
 /// Output and gradients of `request` with fresh leaves. Queries, keys and values are views of a wider tensor,
@@ -95,9 +112,12 @@ inline AttentionResult run_attention(AttentionRequest request, const at::Tensor&
   request.q_SBND = view(request.q_SBND);
   request.k_SBGD = view(request.k_SBGD);
   request.v_SBGD = view(request.v_SBGD);
+  at::Tensor& bias = request.distance_bias;
+  if (bias.defined()) bias = bias.detach().requires_grad_();
   const at::Tensor y = attention(request);
   y.backward(dy_SBF);
-  return {y.detach(), request.q_SBND.grad(), request.k_SBGD.grad(), request.v_SBGD.grad()};
+  return {y.detach(), request.q_SBND.grad(), request.k_SBGD.grad(), request.v_SBGD.grad(),
+          bias.defined() ? bias.grad() : at::Tensor()};
 }
 
 inline void expect_result(const AttentionResult& actual, const AttentionResult& expected, double allowed) {
@@ -105,6 +125,9 @@ inline void expect_result(const AttentionResult& actual, const AttentionResult& 
   EXPECT_LT(relative_error(actual.dq, expected.dq), allowed) << "dq";
   EXPECT_LT(relative_error(actual.dk, expected.dk), allowed) << "dk";
   EXPECT_LT(relative_error(actual.dv, expected.dv), allowed) << "dv";
+  ASSERT_EQ(actual.distance_bias.defined(), expected.distance_bias.defined());
+  if (!expected.distance_bias.defined()) return;
+  EXPECT_LT(relative_error(actual.distance_bias, expected.distance_bias), allowed) << "d(distance_bias)";
 }
 
 /// Random bounds of `per_sample` segments, some of them empty, in each of `batch` samples of `length` tokens;

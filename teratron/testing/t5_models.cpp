@@ -31,20 +31,43 @@ T5Config small_t5_config() {
   return config;
 }
 
+T5Config published_t5_config() {
+  T5Config config = small_t5_config();
+  set_both(config, &TransformerConfig::position, PositionEmbedding::relative);
+  config.encoder.relative = {.buckets = 8, .max_distance = 9, .bidirectional = true};
+  config.decoder.relative = {.buckets = 8, .max_distance = 9};
+  set_both(config, &TransformerConfig::norm, NormOptions{.kind = NormKind::rms});
+  set_both(config, &TransformerConfig::activation, Activation::relu);
+  set_both(config, &TransformerConfig::linear_bias, false);
+  set_both(config, &TransformerConfig::softmax_scale, 1.0);
+  config.output_bias = false;
+  config.scaled_output = true;
+  return config;
+}
+
 std::vector<T5Variant> t5_variants() {
   const T5Config plain = small_t5_config();
   T5Config dropout = plain, modern = plain, post_norm = plain, recompute = plain;
+  const T5Config published = published_t5_config();
+  T5Config published_dropout = published, published_recompute = published;
   set_both(dropout, &TransformerConfig::hidden_dropout, 0.2);
   set_both(dropout, &TransformerConfig::attention_dropout, 0.1);
   set_both<int64_t>(modern, &TransformerConfig::query_groups, 2);
   set_both(modern, &TransformerConfig::norm, NormOptions{.kind = NormKind::rms});
   set_both(modern, &TransformerConfig::activation, Activation::geglu);
   set_both(modern, &TransformerConfig::linear_bias, false);
-  modern.tied_embeddings = false;
+  modern.tied_embeddings = modern.output_bias = false;
   set_both(post_norm, &TransformerConfig::residual_after_norm, true);
   set_both(recompute, &TransformerConfig::recompute,
            RecomputeConfig{.granularity = RecomputeConfig::Granularity::layers});
+  set_both(published_dropout, &TransformerConfig::attention_dropout, 0.1);
+  published_dropout.tied_embeddings = published_dropout.scaled_output = false;
+  set_both(published_recompute, &TransformerConfig::recompute,
+           RecomputeConfig{.granularity = RecomputeConfig::Granularity::layers, .layers = 2});
   return {{"Megatron-LM's", plain},
+          {"relative positions, as published", published},
+          {"the same with dropout", published_dropout},
+          {"the same with recompute", published_recompute},
           {"dropout", dropout},
           {"untied, RMSNorm, GEGLU, groups, no biases", modern},
           {"post-norm", post_norm},
@@ -58,6 +81,7 @@ T5Config random_t5_config(std::mt19937& random) {
   config.encoder.layers = 1 + static_cast<int64_t>(random() % 4);
   config.decoder.layers = 1 + static_cast<int64_t>(random() % 4);
   config.tied_embeddings = coin();
+  config.output_bias = config.tied_embeddings && coin();
   set_both(config, &TransformerConfig::linear_bias, coin());
   set_both(config, &TransformerConfig::residual_after_norm, coin());
   set_both(config, &TransformerConfig::hidden_dropout, coin() ? 0.0 : 0.2);

@@ -166,6 +166,50 @@ def test_a_model_without_positions_stays_without(tmp_path):
     assert '"position_embedding_type": "none"' in teratron("ckpt", "inspect", tmp_path / "out").stdout
 
 
+def t5_model(layers=2, hidden=16, heads=4, buckets=8):
+    """Megatron-Core's T5 with relative positions, of one layer more in its decoder."""
+    generator = torch.Generator().manual_seed(1)
+    tensors, stacks = {}, {"encoder": layers, "decoder": layers + 1}
+    for stack, count in stacks.items():
+        for layer in range(count):
+            modules = {"self_attention.linear_qkv": (3 * hidden, hidden), "self_attention.linear_proj": (hidden, hidden),
+                       "mlp.linear_fc1": (32, hidden), "mlp.linear_fc2": (hidden, 32), "input_layernorm": (hidden,),
+                       "pre_mlp_layernorm": (hidden,)}
+            if stack == "decoder":
+                modules |= {"cross_attention.linear_q": (hidden, hidden), "cross_attention.linear_kv": (2 * hidden, hidden),
+                            "cross_attention.linear_proj": (hidden, hidden), "pre_cross_attn_layernorm": (hidden,)}
+            for name, shape in modules.items():
+                tensors[f"{stack}.layers.{layer}.{name}.weight"] = torch.randn(*shape, generator=generator)
+                tensors[f"{stack}.layers.{layer}.{name}.bias"] = torch.randn(shape[0], generator=generator)
+        for name in ("weight", "bias"):
+            tensors[f"{stack}.final_layernorm.{name}"] = torch.randn(hidden, generator=generator)
+        tensors[f"{stack}_relative_pos_emb.relative_attention_bias.weight"] = torch.randn(buckets, heads, generator=generator)
+    return tensors | {"embedding.word_embeddings.weight": torch.randn(16, hidden, generator=generator),
+                      "output_layer.bias": torch.randn(16, generator=generator)}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_relative_positions_are_joined_by_heads(tmp_path, ranks):
+    tensors, args = t5_model(), argparse.Namespace(num_attention_heads=4, seq_length=12, decoder_seq_length=9,
+                                                   position_embedding_type="relative", relative_attention_max_distance=20)
+    rows = ROWS + tuple(f"cross_attention.{name}.{part}" for name in ("linear_q", "linear_kv") for part in ("weight", "bias"))
+    for rank in range(ranks):
+        def own(name, tensor):
+            if name.endswith(COLUMNS + ("relative_attention_bias.weight",)):
+                return tensor.chunk(ranks, 1)[rank].contiguous()
+            return tensor.chunk(ranks)[rank].contiguous() if name.endswith(rows) else tensor
+        path = tmp_path / "in/iter_0000007" / f"mp_rank_{rank:02}"
+        path.mkdir(parents=True)
+        torch.save({"model": {name: own(name, tensor) for name, tensor in tensors.items()}, "args": args,
+                    "checkpoint_version": 3.0}, path / "model_optim_rng.pt")
+    (tmp_path / "in/latest_checkpointed_iteration.txt").write_text("7")
+    same(convert(tmp_path / "in", tmp_path / "out"), tensors)
+    shown = teratron("ckpt", "inspect", tmp_path / "out").stdout
+    for setting in ('"position_embedding_type": "relative"', '"relative_attention_num_buckets": 8',
+                    '"relative_attention_max_distance": 20', '"decoder_num_layers": 3'):
+        assert setting in shown
+
+
 def test_a_zip_without_args_takes_the_heads_from_a_flag(tmp_path):
     tensors = {name: tensor.half() for name, tensor in model("bert").items()}
     folder = save(tmp_path / "in", tensors, version=0, args=None, name="release", zipped=False)

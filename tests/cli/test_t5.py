@@ -101,8 +101,13 @@ def logits_of_a_checkpoint(folder):
             "encoder_tokens")
 
 
+RELATIVE = ["--position-embedding-type", "relative", "--relative-attention-max-distance", "20", "--softmax-scale", "1",
+            "--normalization", "RMSNorm", "--disable-bias-linear", "--relu", "--scale-decoder-outputs", "--no-lm-head-bias"]
+
+
 @pytest.mark.parametrize("backend, ranks, layout", [
     ("threads", 8, ["--tp", "2", "--sp", "--pp", "4", "--pipeline-model-parallel-split-rank", "1"]),
+    ("threads", 8, ["--tp", "2", "--sp", "--pp", "4", "--pipeline-model-parallel-split-rank", "1", *RELATIVE]),
     ("processes", 4, ["--pp", "3", "--pipeline-model-parallel-split-rank", "2"]),
     ("processes", 4, ["--tp", "2", "--use-distributed-optimizer", "--overlap-param-gather"])])
 def test_layouts(backend, ranks, layout, text, tmp_path):
@@ -111,11 +116,20 @@ def test_layouts(backend, ranks, layout, text, tmp_path):
     flags = [*T5, *data(text), "--encoder-num-layers", "2", "--decoder-num-layers", "3", "--train-iters", "40", "--lr",
              "1e-3", "--eval-iters", "0", "--hidden-dropout", "0.1", "--attention-dropout", "0.1"]
     flags = [flag for index, flag in enumerate(flags) if "--num-layers" not in (flag, flags[index - 1])]
+    if layout[-len(RELATIVE):] == RELATIVE:
+        flags, layout = [*flags, *RELATIVE], layout[:-len(RELATIVE)]
     alone = train(*flags)
     parallel = teratron("launch", "--nproc-per-node", ranks, "--backend", backend, "--log-dir", tmp_path / "logs", "--",
                         "pretrain", "t5", *flags, *layout)
     assert len(losses(alone)) == 40
     assert losses(parallel) == pytest.approx(losses(alone), rel=1e-4)
+
+
+def test_relative_positions_have_no_last_one(text):
+    trained = train(*T5, *data(text), *RELATIVE, "--encoder-seq-length", "64", "--decoder-seq-length", "40", "--eval-iters", "0")
+    assert len(losses(trained)) == 8
+    refused = teratron("pretrain", "gpt", *MOCK, "--position-embedding-type", "relative", code=2)
+    message(refused, "only T5 has relative positions")
 
 
 def test_mock_data():
@@ -127,6 +141,11 @@ def test_mock_data():
 
 @pytest.mark.parametrize("flags, words", [
     (["--position-embedding-type", "rope"], ["learned positions"]),
+    (["--position-embedding-type", "relative", "--relative-attention-num-buckets", "7"],
+     ["relative_attention_num_buckets = 7", "even"]),
+    (["--position-embedding-type", "relative", "--relative-attention-max-distance", "16"],
+     ["relative_attention_max_distance = 16", "larger"]),
+    (["--softmax-scale", "0"], ["softmax_scale"]),
     (["--decoder-seq-length", "40"], ["decoder_seq_length", "max_position_embeddings"]),
     (["--encoder-num-layers", "3"], ["encoder_num_layers = 3", "num_layers = 2"]),
     (["--pipeline-model-parallel-split-rank", "1"], ["pipeline_model_parallel_split_rank"]),

@@ -25,6 +25,9 @@ COMMON = ["--encoder-num-layers", "2", "--decoder-num-layers", "3", "--hidden-si
           "--micro-batch-size", str(BATCH), "--train-iters", str(STEPS), "--lr", str(LR), "--weight-decay", str(DECAY),
           "--init-method-std", "0.1", "--hidden-dropout", "0", "--attention-dropout", "0", "--vocab-size", "60",
           "--tokenizer-type", "NullTokenizer", "--make-vocab-size-divisible-by", "8"]
+PUBLISHED = ["--position-embedding-type", "relative", "--relative-attention-num-buckets", "8",
+             "--relative-attention-max-distance", "10", "--softmax-scale", "1", "--normalization", "RMSNorm",
+             "--disable-bias-linear", "--ffn-hidden-size", "64"]
 # name: flags, the same for the reference
 CASES = {
     "megatron": ([], {}),
@@ -33,6 +36,13 @@ CASES = {
                      dict(encoder_layers=3, decoder_layers=1)),
     "gated": (["--normalization", "RMSNorm", "--geglu", "--disable-bias-linear", "--ffn-hidden-size", "64",
                "--untie-embeddings-and-output-weights"], dict(rms=True, activation="geglu")),
+    "published": ([*PUBLISHED, "--relu", "--scale-decoder-outputs", "--no-lm-head-bias", "--kv-channels", "12"],
+                  dict(rms=True, activation="relu", max_distance=10, scale=1.0, scaled_logits=True)),
+    "published-gated": ([*PUBLISHED, "--geglu", "--untie-embeddings-and-output-weights", "--recompute-granularity",
+                         "full", "--recompute-method", "uniform", "--recompute-num-layers", "2"],
+                        dict(rms=True, activation="geglu", max_distance=10, scale=1.0)),
+    "megatron-relative": (["--position-embedding-type", "relative", "--recompute-granularity", "selective"],
+                          dict(max_distance=128)),
     "recompute": (["--recompute-granularity", "full", "--recompute-method", "uniform"], {}),
 }
 
@@ -100,13 +110,13 @@ def test_logits_losses_and_gradients(outputs, batches, name, dtype, bound):
     assert ours["loss.0"].item() == pytest.approx(loss.item(), rel=bound)
     loss.backward()
     assert {key for key in ours if key.startswith("gradient.")} == {"gradient." + key for key in model.weights}
-    assert ("output_layer.bias" in model.weights) == (name != "gated")
+    assert ("output_layer.bias" in model.weights) == (name not in ("gated", "published", "published-gated"))
     largest = max(weight.grad.norm() for weight in model.parameters())
     for key, weight in model.weights.items():  # a key's bias has no gradient but rounding
         assert_close(ours["gradient." + key], weight.grad, bound, 1e-3 * largest)
 
 
-@pytest.mark.parametrize("name", ["megatron", "gated"])
+@pytest.mark.parametrize("name", ["megatron", "gated", "published"])
 def test_curve(outputs, batches, name):
     ours = outputs(name, "fp64")
     model = reference(name, ours)

@@ -16,6 +16,8 @@ void check_bert(const Arguments& args, std::vector<Problem>& problems) {
   const char* const leave_out = "Leave it out";
   reject(args.position_embedding_type == "alibi", "ALiBi is for causal attention, and BERT's is not causal",
          "--position-embedding-type", "Use learned_absolute, rope or none");
+  reject(args.position_embedding_type == "relative", "only T5 has relative positions",
+         "--position-embedding-type", "Use learned_absolute, rope or none");
   reject(args.window_size.has_value(), "sliding windows are for causal attention, and BERT's is not causal",
          "--window-size", leave_out);
   reject(args.calculate_per_token_loss, "BERT's losses are means of each micro-batch",

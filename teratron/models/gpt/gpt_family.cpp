@@ -13,6 +13,13 @@ GPTMaskOptions mask_flags(const Arguments& args) {
           .eod_mask_loss = args.eod_mask_loss};
 }
 
+void check_gpt(const Arguments& args, std::vector<Problem>& problems) {
+  if (args.position_embedding_type == "relative")
+    problems.push_back({.what = "only T5 has relative positions",
+                        .where = "--position-embedding-type",
+                        .fix = "Use learned_absolute, rope, alibi or none"});
+}
+
 ModelPlan plan(const Arguments& args, int64_t vocabulary) {
   return gpt_plan(gpt_config(args, vocabulary), gpt_schema(args.seq_length.value_or(0), mask_flags(args)));
 }
@@ -23,6 +30,7 @@ Family gpt_family() {
   return {
       .name = "gpt",
       .summary = "decoder-only language models: GPT-2, Llama, Mistral, Qwen",
+      .check = check_gpt,
       .plan = plan,
       .datasets = [](const DataRequest& request) { return build_gpt_datasets(gpt_data_options(request)); }};
 }

@@ -1,6 +1,7 @@
 #include "teratron/models/t5/t5.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include <ATen/ATen.h>
 
@@ -58,12 +59,11 @@ LayerContext decoder_context(const MicroBatch& batch, const TransformerConfig& c
   return layer_context(own, config, nullptr);
 }
 
-std::unique_ptr<LayerStack> make_stack(const Scope& scope, const TransformerConfig& config,
-                                       const LayerRange& layers, const TensorParallel& parallel) {
-  const LayerFactory make_layer = [&](const Scope& layer_scope, int64_t layer) {
-    return std::make_unique<TransformerLayer>(layer_scope, config, layer, parallel);
-  };
-  return std::make_unique<LayerStack>(scope / "layers", config, layers, parallel, make_layer);
+// Of the decoder's layers so far, before its next tokens.
+int64_t cached_tokens(const LayerStates* states) {
+  const auto* const cache =
+      states && !states->empty() ? std::get_if<KeyValueCache>(&states->front()) : nullptr;
+  return cache && cache->tokens.k_SBGD.defined() ? cache->tokens.k_SBGD.size(0) : 0;
 }
 
 }  // namespace
@@ -80,15 +80,29 @@ T5::T5(const T5Config& config, const StageContext& part)
     : Model(part.stage), config_(config), here_(config, part.stage), parallel_(part.parallel) {
   const Scope root(part.parameters);
   create_embeddings(part);
-  if (here_.encoder.count > 0)
-    encoder_ = make_stack(root / "encoder", config_.encoder, here_.encoder, parallel_);
-  if (here_.ends_encoder) {
-    encoder_norm_ = std::make_unique<Norm>(root / "encoder" / "final_layernorm", config.encoder.hidden,
-                                           config.encoder.norm, parallel_);
-  }
-  if (here_.decoder.count > 0)
-    decoder_ = make_stack(root / "decoder", config_.decoder, here_.decoder, parallel_);
+  encoder_ = make_tower(root, "encoder", here_.encoder, here_.ends_encoder);
+  decoder_ = make_tower(root, "decoder", here_.decoder, here_.head);
   if (here_.head) create_head(part);
+}
+
+T5::Tower T5::make_tower(const Scope& root, const std::string& name, const LayerRange& layers,
+                         bool ends) const {
+  const TransformerConfig& config = name == "encoder" ? config_.encoder : config_.decoder;
+  Tower tower;
+  if (layers.count > 0 && config.position == PositionEmbedding::relative) {
+    tower.positions = std::make_unique<RelativePositionBias>(
+        root / (name + "_relative_pos_emb") / "relative_attention_bias",
+        RelativePositionBias::Options{config.relative, config.heads, weight_init(config)}, parallel_);
+  }
+  const LayerFactory make_layer = [&](const Scope& scope, int64_t layer) {
+    return std::make_unique<TransformerLayer>(scope, config, layer, parallel_);
+  };
+  const Scope own = root / name;
+  if (layers.count > 0)
+    tower.layers = std::make_unique<LayerStack>(own / "layers", config, layers, parallel_, make_layer);
+  if (ends)
+    tower.norm = std::make_unique<Norm>(own / "final_layernorm", config.hidden, config.norm, parallel_);
+  return tower;
 }
 
 void T5::create_embeddings(const StageContext& part) {
@@ -108,8 +122,6 @@ void T5::create_embeddings(const StageContext& part) {
 void T5::create_head(const StageContext& part) {
   const Scope root(part.parameters), output = root / "output_layer";
   const Group& group = parallel_.group;
-  decoder_norm_ = std::make_unique<Norm>(root / "decoder" / "final_layernorm", config_.decoder.hidden,
-                                         config_.decoder.norm, parallel_);
   Parameter& weight =
       config_.tied_embeddings
           ? word_embeddings_->weight()
@@ -117,7 +129,7 @@ void T5::create_head(const StageContext& part) {
                                         .init = weight_init(config_.decoder),
                                         .param_group = ParamGroup::decoupled_lr});
   output_layer_.emplace(ParallelMatmul::column(weight, nullptr, parallel_));
-  if (!config_.tied_embeddings) return;  // as in Megatron-LM
+  if (!config_.output_bias) return;
   const Shard shard =
       Shard::split_padded({config_.vocabulary}, 0, config_.padded_vocabulary, group.size, group.rank);
   output_bias_ = &output.parameter("bias", {.shard = shard, .param_group = ParamGroup::no_weight_decay});
@@ -134,14 +146,16 @@ at::Tensor T5::embed(const at::Tensor& tokens_SB, const TransformerConfig& tower
 }
 
 at::Tensor T5::encode(const at::Tensor& hidden_SBH, const MicroBatch& batch) {
-  const LayerContext context = encoder_context(batch, config_.encoder);
+  LayerContext context = encoder_context(batch, config_.encoder);
   at::Tensor x_SBH = hidden_SBH;
   if (here_.embeds_source) x_SBH = embed(batch["encoder_tokens"], config_.encoder, context);
   notify(here_.embeds_source ? "embedding" : "the previous stage", x_SBH, batch);
-  if (!encoder_) return x_SBH;
-  const Hidden y = encoder_->forward(x_SBH, context, nullptr);
-  if (!encoder_norm_) return apply_bias_grad(y);
-  const at::Tensor normed_SBH = encoder_norm_->forward_with_residual(y).normed;
+  if (!encoder_.layers) return x_SBH;
+  if (encoder_.positions)
+    context.distance_bias = encoder_.positions->by_distance(context.positions_SB.size(0));
+  const Hidden y = encoder_.layers->forward(x_SBH, context, nullptr);
+  if (!encoder_.norm) return apply_bias_grad(y);
+  const at::Tensor normed_SBH = encoder_.norm->forward_with_residual(y).normed;
   notify("encoder.final_layernorm", normed_SBH, batch);
   return normed_SBH;
 }
@@ -153,9 +167,13 @@ at::Tensor T5::decode(const at::Tensor& hidden_SBH, const at::Tensor& encoder_ou
   at::Tensor x_SBH = hidden_SBH;
   if (here_.embeds_target) x_SBH = embed(batch["decoder_tokens"], config_.decoder, context);
   notify(here_.embeds_target ? "embedding" : "the previous stage", x_SBH, batch);
-  const Hidden y = decoder_ ? decoder_->forward(x_SBH, context, states) : Hidden{x_SBH};
-  if (!decoder_norm_) return apply_bias_grad(y);
-  const at::Tensor normed_SBH = decoder_norm_->forward_with_residual(y).normed;
+  if (decoder_.positions) {
+    const int64_t length = context.positions_SB.size(0) + cached_tokens(states);
+    context.distance_bias = decoder_.positions->by_distance(length);
+  }
+  const Hidden y = decoder_.layers ? decoder_.layers->forward(x_SBH, context, states) : Hidden{x_SBH};
+  if (!decoder_.norm) return apply_bias_grad(y);
+  const at::Tensor normed_SBH = decoder_.norm->forward_with_residual(y).normed;
   notify("decoder.final_layernorm", normed_SBH, batch);
   return normed_SBH;
 }
@@ -179,14 +197,18 @@ Activations T5::forward(const Activations& input, const MicroBatch& batch, Layer
 
 void T5::set_activation_hook(const ActivationHook& hook) {
   Model::set_activation_hook(hook);
-  for (LayerStack* stack : {encoder_.get(), decoder_.get()}) {
-    if (stack != nullptr) stack->set_activation_hook(hook);
+  for (const Tower* tower : {&encoder_, &decoder_}) {
+    if (tower->layers) tower->layers->set_activation_hook(hook);
   }
 }
 
+at::Tensor T5::head_input(const Activations& output) const {
+  const at::Tensor& x_SBH = output["decoder_hidden"];
+  return config_.scaled_output ? x_SBH / std::sqrt(static_cast<double>(config_.decoder.hidden)) : x_SBH;
+}
+
 at::Tensor T5::logits(const Activations& output) {
-  return apply_bias_grad(
-      {linear(output["decoder_hidden"], *output_layer_, {.bias = output_bias_}), output_bias_});
+  return apply_bias_grad({linear(head_input(output), *output_layer_, {.bias = output_bias_}), output_bias_});
 }
 
 std::vector<InferenceOutput> T5::inference_outputs(const Activations& output) {
@@ -194,7 +216,7 @@ std::vector<InferenceOutput> T5::inference_outputs(const Activations& output) {
 }
 
 at::Tensor T5::token_losses(const Activations& output, const MicroBatch& batch) {
-  return linear_cross_entropy(output["decoder_hidden"], *output_layer_, batch["labels"], config_.vocabulary,
+  return linear_cross_entropy(head_input(output), *output_layer_, batch["labels"], config_.vocabulary,
                               output_bias_);
 }
 

@@ -1,5 +1,5 @@
-// T5 (Raffel et al. 2020) as Megatron-LM has it: an encoder and a decoder with cross attention, pre-norm,
-// with learned positions, as a pipeline stage with some of the layers.
+// T5 (Raffel et al. 2020), an encoder and a decoder with cross attention, pre-norm, as a pipeline stage with
+// some of the layers: with learned positions as Megatron-LM has it, or with relative ones as published.
 #pragma once
 
 #include <memory>
@@ -28,7 +28,7 @@ struct T5Stage {
 ///
 /// Channels: the encoder's "hidden" before its end, "encoder_output" from there on, "decoder_hidden".
 /// Word and position embeddings are parameters of the same names on the stages where encoder and decoder
-/// begin, and with tied embeddings on the last.
+/// begin, and with tied embeddings on the last; a tower's relative positions on every stage with layers of it.
 class T5 : public Model {
  public:
   T5(const T5Config& config, const StageContext& part);
@@ -50,19 +50,24 @@ class T5 : public Model {
   bool never_waits() const override { return typeid(*this) == typeid(T5); }  // a derived class might
 
  private:
+  struct Tower {
+    std::unique_ptr<RelativePositionBias> positions;  // null: none, or the model's learned ones
+    std::unique_ptr<LayerStack> layers;               // null without layers here
+    std::unique_ptr<Norm> norm;                       // where the tower ends
+  };
   void create_embeddings(const StageContext& part);
+  Tower make_tower(const Scope& root, const std::string& name, const LayerRange& layers, bool ends) const;
   void create_head(const StageContext& part);
   at::Tensor embed(const at::Tensor& tokens_SB, const TransformerConfig& tower, const LayerContext& context);
+  at::Tensor head_input(const Activations& output) const;
 
   T5Config config_;
   T5Stage here_;
   TensorParallel parallel_;
   std::unique_ptr<VocabParallelEmbedding> word_embeddings_;
   std::unique_ptr<Embedding> position_embeddings_;
-  std::unique_ptr<LayerStack> encoder_;
-  std::unique_ptr<Norm> encoder_norm_;
-  std::unique_ptr<LayerStack> decoder_;
-  std::unique_ptr<Norm> decoder_norm_;
+  Tower encoder_;
+  Tower decoder_;
   std::optional<ParallelMatmul> output_layer_;
   Parameter* output_bias_ = nullptr;
 };

@@ -15,12 +15,15 @@ T5Config t5_config(const Arguments& args, int64_t tokenizer_size) {
   T5Config config{.encoder = transformer_config(args),
                   .vocabulary = model_vocabulary(args, tokenizer_size),
                   .max_positions = args.max_position_embeddings.value(),
-                  .tied_embeddings = !args.untie_embeddings_and_output_weights};
+                  .tied_embeddings = !args.untie_embeddings_and_output_weights,
+                  .output_bias = args.lm_head_bias && !args.untie_embeddings_and_output_weights,
+                  .scaled_output = args.scale_decoder_outputs};
   config.padded_vocabulary = padded_vocab_size(args, config.vocabulary);
   config.encoder.windows.clear();
   config.encoder.parallel_residual = false;  // cross attention has no place in it
   config.decoder = config.encoder;
   config.encoder.mask = Mask::full;
+  config.encoder.relative.bidirectional = true;
   config.decoder.init_layers = config.encoder.layers;  // as in Megatron-LM
   config.decoder.layers = args.decoder_num_layers.value();
   config.decoder.cross_attention = true;

@@ -12,6 +12,8 @@ struct T5Config {
   int64_t padded_vocabulary = 0;  // rows of the embedding
   int64_t max_positions = 0;      // of the encoder's and of the decoder's sequence
   bool tied_embeddings = true;
+  bool output_bias = true;     // of the logits; only with tied embeddings, as in Megatron-LM
+  bool scaled_output = false;  // logits are multiplied by hidden^-0.5, as in T5 v1.0
 };
 
 /// From the command-line arguments. The logical vocabulary is the tokenizer's size, or --vocab-size if

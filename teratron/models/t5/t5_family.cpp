@@ -9,15 +9,34 @@ namespace teratron {
 
 namespace {
 
+// Encoders use half of the buckets for each direction, and half of these for single distances.
+void check_buckets(const Arguments& args, std::vector<Problem>& problems) {
+  const int64_t buckets = args.relative_attention_num_buckets;
+  if (buckets < 4 || buckets % 2 != 0)
+    problems.push_back({.what = fmt::format("relative_attention_num_buckets = {}: both directions need half "
+                                            "of the buckets, 2 or more",
+                                            buckets),
+                        .where = "--relative-attention-num-buckets",
+                        .fix = "Use an even number, such as 32"});
+  if (args.relative_attention_max_distance <= buckets / 2)
+    problems.push_back(
+        {.what = fmt::format("relative_attention_max_distance = {} is within the {} distances that have "
+                             "their own buckets",
+                             args.relative_attention_max_distance, buckets / 2),
+         .where = "--relative-attention-max-distance",
+         .fix = "Use a larger one, such as 128"});
+}
+
 void check_t5(const Arguments& args, std::vector<Problem>& problems) {
   const auto reject = [&problems](bool wrong, const char* what, const char* flag, const char* fix) {
     if (wrong) problems.push_back({.what = what, .where = flag, .fix = fix});
   };
   const char* const leave_out = "Leave it out";
   const std::string& position = args.position_embedding_type;
-  reject(position != "learned_absolute" && position != "none",
-         "T5's encoder and decoder share learned positions", "--position-embedding-type",
-         "Use learned_absolute or none");
+  reject(position == "rope" || position == "alibi",
+         "T5's encoder and decoder share learned positions, or have relative ones",
+         "--position-embedding-type", "Use learned_absolute, relative or none");
+  if (position == "relative") check_buckets(args, problems);
   reject(args.window_size.has_value(),
          "sliding windows are for causal attention, and T5's encoder is not causal", "--window-size",
          leave_out);

@@ -13,6 +13,7 @@ namespace {
 PositionEmbedding position_embedding(const Arguments& args) {
   if (args.position_embedding_type == "rope") return PositionEmbedding::rope;
   if (args.position_embedding_type == "alibi") return PositionEmbedding::alibi;
+  if (args.position_embedding_type == "relative") return PositionEmbedding::relative;
   if (args.position_embedding_type == "none") return PositionEmbedding::none;
   TERATRON_ASSERT(args.position_embedding_type == "learned_absolute", "{}", args.position_embedding_type);
   return PositionEmbedding::learned_absolute;
@@ -58,6 +59,8 @@ TransformerConfig transformer_config(const Arguments& args) {
           .kv_channels = args.kv_channels.value(),
           .position = position_embedding(args),
           .rope = rotary_config(args),
+          .relative = {.buckets = args.relative_attention_num_buckets,
+                       .max_distance = args.relative_attention_max_distance},
           .norm = {.kind = args.normalization == "RMSNorm" ? NormKind::rms : NormKind::layer,
                    .eps = args.norm_epsilon,
                    .zero_centered = args.apply_layernorm_1p},
@@ -71,6 +74,7 @@ TransformerConfig transformer_config(const Arguments& args) {
           .parallel_residual = args.parallel_residual,
           .fp32_residual = args.fp32_residual_connection && (args.bf16 || args.fp16),
           .query_key_layer_scaling = args.apply_query_key_layer_scaling,
+          .softmax_scale = args.softmax_scale.value_or(0.0),
           .windows = attention_windows({args.window_size, args.window_attn_skip_freq}, *args.num_layers),
           .init_std = args.init_method_std,
           .xavier_init = args.init_method_xavier_uniform,

@@ -8,13 +8,14 @@
 #include "teratron/kernels/norm/norm.h"
 #include "teratron/kernels/pointwise/activation.h"
 #include "teratron/nn/attention/attention.h"
+#include "teratron/nn/relative_position.h"
 #include "teratron/nn/rope.h"
 
 namespace teratron {
 
 struct Arguments;
 
-enum class PositionEmbedding : uint8_t { learned_absolute, rope, alibi, none };
+enum class PositionEmbedding : uint8_t { learned_absolute, rope, alibi, relative, none };
 
 /// Activation recomputation (nn/recompute.h).
 struct RecomputeConfig {
@@ -41,6 +42,7 @@ struct TransformerConfig {
   bool cross_attention = false;  // to the output of an encoder (LayerContext)
   PositionEmbedding position = PositionEmbedding::learned_absolute;
   RotaryConfig rope;
+  RelativePositions relative;
   NormOptions norm;
   Activation activation = Activation::gelu;
   bool linear_bias = true;
@@ -52,6 +54,7 @@ struct TransformerConfig {
   bool parallel_residual = false;    // attention and MLP read the same residual stream
   bool fp32_residual = false;        // the residual stream is fp32 for any weight dtype
   bool query_key_layer_scaling = false;
+  double softmax_scale = 0.0;  // of attention scores; 0: 1 / sqrt(kv_channels)
   /// Sliding window of each layer, 0: none (see AttentionRequest); empty: none.
   std::vector<int64_t> windows;
   double init_std = 0.02;

@@ -1,6 +1,8 @@
 #include "teratron/models/transformer/layer_stack.h"
 
 #include <algorithm>
+#include <array>
+#include <utility>
 
 #include "teratron/nn/recompute.h"
 
@@ -10,6 +12,11 @@ namespace {
 
 bool stays_in_bf16(const TransformerConfig& config, int64_t layer) {
   return layer < config.bf16_layers_at_start || config.layers - 1 - layer < config.bf16_layers_at_end;
+}
+
+// What is differentiated of a context.
+std::array<at::Tensor*, 2> differentiable(LayerContext& context) {
+  return {&context.memory.hidden_SBH, &context.distance_bias};
 }
 
 }  // namespace
@@ -63,16 +70,21 @@ Hidden LayerStack::recompute_unit(const Hidden& x, const LayerContext& context, 
   }
   // What is differentiated is an input of the function, never captured.
   std::vector<at::Tensor> inputs{x.x_SBH};
-  if (context.memory.hidden_SBH.defined()) inputs.push_back(context.memory.hidden_SBH);
   LayerContext captured = context;
-  captured.memory.hidden_SBH = at::Tensor();
+  std::array<bool, 2> given{};
+  for (size_t i = 0; at::Tensor* const tensor : differentiable(captured)) {
+    given.at(i) = tensor->defined();
+    if (given.at(i++)) inputs.push_back(std::exchange(*tensor, at::Tensor()));
+  }
   // Bias gradients are left to the same consumers, hence computed in the same order, as without
   // recomputation.
   const auto output_bias = std::make_shared<Parameter*>(nullptr);
-  const RecomputeFunction layers = [this, captured, unit, x_bias = x.bias,
+  const RecomputeFunction layers = [this, captured, given, unit, x_bias = x.bias,
                                     output_bias](at::TensorList values) {
     LayerContext whole = captured;
-    if (values.size() > 1) whole.memory.hidden_SBH = values[1];
+    for (size_t i = 0, next = 1; at::Tensor *const tensor : differentiable(whole)) {
+      if (given.at(i++)) *tensor = values[next++];
+    }
     Hidden y{values[0], x_bias};
     for (int64_t i = unit.first; i < unit.first + unit.count; ++i) {
       y = forward_layer(static_cast<size_t>(i), y, whole, nullptr);

@@ -60,7 +60,9 @@ class LayerOperators {
   Backend backend() const {
     const int64_t width = config_.kv_channels;
     const bool is_half = batch_.dtype == Dtype::bf16 || batch_.dtype == Dtype::f16;
-    if (config_.attention_dropout > 0.0 || config_.position == PositionEmbedding::alibi) return Backend::math;
+    const bool plain =
+        config_.position != PositionEmbedding::alibi && config_.position != PositionEmbedding::relative;
+    if (config_.attention_dropout > 0.0 || !plain) return Backend::math;
     if (!batch_.gpu) return Backend::flash_cpu;
     if (!is_half || width % 8 != 0 || width > 256) return Backend::math;
     return batch_.segmented && batch_.batch.samples > 1 ? Backend::copied : Backend::fused;

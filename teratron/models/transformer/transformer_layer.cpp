@@ -40,6 +40,8 @@ AttentionLayerOptions self_attention_options(const TransformerConfig& config, in
           .qk_norm = config.qk_norm ? std::optional(config.norm) : std::nullopt,
           .qk_norm_all_heads = config.qk_norm_all_heads,
           .alibi = config.position == PositionEmbedding::alibi,
+          .distance_bias = config.position == PositionEmbedding::relative,
+          .scale = config.softmax_scale,
           .window = config.windows.empty() ? 0 : config.windows.at(layer),
           .score_divisor = config.query_key_layer_scaling ? static_cast<double>(layer + 1) : 1.0,
           .recompute_core = config.recompute.granularity == RecomputeConfig::Granularity::attention_core};
@@ -53,6 +55,7 @@ AttentionLayerOptions cross_attention_options(const TransformerConfig& config, i
   options.dropout_site = first_site(config, layer) + cross_scores;
   options.qk_norm = std::nullopt;
   options.alibi = false;
+  options.distance_bias = false;
   options.window = 0;
   return options;
 }

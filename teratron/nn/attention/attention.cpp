@@ -25,9 +25,9 @@ bool is_half_on_gpu(const AttentionRequest& request) {
   return request.q_SBND.is_cuda() && (dtype == at::kBFloat16 || dtype == at::kHalf);
 }
 
-// No dropout and no ALiBi. Fused backends have scores in fp32 and ignore the divisor of scores.
+// No dropout, no ALiBi and no bias. Fused backends have scores in fp32 and ignore the divisor of scores.
 bool has_plain_scores(const AttentionRequest& request) {
-  return request.dropout == 0.0 && !request.alibi_slopes.defined();
+  return request.dropout == 0.0 && !request.alibi_slopes.defined() && !request.distance_bias.defined();
 }
 
 bool flash_cpu_supports(const AttentionRequest& request) {

@@ -1,9 +1,9 @@
-// Attention: softmax(scale * Q K^T + mask) V over several backends.
+// Attention: softmax(scale * Q K^T + bias + mask) V over several backends.
 //
 // The first backend that supports everything in the request runs:
 //
 //   backend       device  supports
-//   flash-cpu     CPU     everything but dropout and ALiBi
+//   flash-cpu     CPU     everything but dropout, ALiBi and biases
 //   cudnn         GPU     bf16, fp16; full, or causal with Sq = Sk; Sq > 1, D <= 128, D % 8 = 0; not if ATen
 //                         must be deterministic
 //   flash-varlen  GPU     bf16, fp16; segments (at most 65,535), every mask and window; D <= 256, D % 8 = 0
@@ -41,6 +41,10 @@ struct AttentionRequest {
   int64_t window = 0;
   /// [N] ALiBi slopes of this rank's heads (nn/alibi.h); undefined: no bias.
   at::Tensor alibi_slopes;
+  /// [N, Sq + Sk - 1] of this rank's heads, in f64 for f64 queries, else f32: the score of query i and key j
+  /// of a sample gets the bias in column j - i + Sq - 1, which stands for the distance of the key from the
+  /// query (nn/relative_position.h). Differentiable. Undefined: no bias.
+  at::Tensor distance_bias;
   /// Stored scores are divided by this and multiplied back in the fp32 softmax, against overflow in fp16
   /// (Megatron-LM's query-key layer scaling). Fused backends have fp32 scores anyway.
   double score_divisor = 1.0;

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "teratron/base/error.h"
 #include "teratron/nn/alibi.h"
 #include "teratron/nn/attention/paged_attention.h"
 
@@ -24,6 +25,15 @@ LinearOptions output_projection(const AttentionLayerOptions& options) {
           .init = options.output_init};
 }
 
+// The biases of the distances from the queries, which are the last of the keys' tokens, to the keys.
+at::Tensor narrow_bias(const at::Tensor& distance_bias, const QueryKeyValue& qkv) {
+  TERATRON_ASSERT(distance_bias.defined(), "relative positions without biases");
+  const int64_t queries = qkv.q_SBND.size(0), keys = qkv.k_SBGD.size(0);
+  const int64_t most = (distance_bias.size(1) + 1) / 2;
+  TERATRON_ASSERT(keys <= most, "biases of {} positions for {} keys", most, keys);
+  return distance_bias.narrow(1, most - keys, queries + keys - 1);
+}
+
 void extend(KeyValues& cache, QueryKeyValue& qkv) {
   if (cache.k_SBGD.defined()) {
     qkv.k_SBGD = at::cat({cache.k_SBGD, qkv.k_SBGD}, 0);
@@ -43,22 +53,24 @@ CoreAttention::CoreAttention(const AttentionLayerOptions& options, const Paramet
 }
 
 AttentionRequest CoreAttention::request(const QueryKeyValue& qkv, const LayerContext& context) const {
-  return {.q_SBND = qkv.q_SBND,
-          .k_SBGD = qkv.k_SBGD,
-          .v_SBGD = qkv.v_SBGD,
-          .scale = 1.0 / std::sqrt(static_cast<double>(kv_channels())),
-          .mask = options_.mask,
-          .window = options_.window,
-          .alibi_slopes = alibi_slopes_N_,
-          .score_divisor = options_.score_divisor,
-          .dropout = context.training ? options_.dropout : 0.0,
-          .dropout_key = {context.dropout_seed, options_.dropout_site, context.sample_ids_B},
-          .dropout_row_ids = context.dropout_row_ids,
-          .query_rows_S = context.rows.rows_S,
-          .sequence_length = context.rows.total,
-          .head_offset = group_.rank * heads(),
-          .total_heads = options_.heads,
-          .recompute = options_.recompute_core};
+  return {
+      .q_SBND = qkv.q_SBND,
+      .k_SBGD = qkv.k_SBGD,
+      .v_SBGD = qkv.v_SBGD,
+      .scale = options_.scale > 0.0 ? options_.scale : 1.0 / std::sqrt(static_cast<double>(kv_channels())),
+      .mask = options_.mask,
+      .window = options_.window,
+      .alibi_slopes = alibi_slopes_N_,
+      .distance_bias = options_.distance_bias ? narrow_bias(context.distance_bias, qkv) : at::Tensor(),
+      .score_divisor = options_.score_divisor,
+      .dropout = context.training ? options_.dropout : 0.0,
+      .dropout_key = {context.dropout_seed, options_.dropout_site, context.sample_ids_B},
+      .dropout_row_ids = context.dropout_row_ids,
+      .query_rows_S = context.rows.rows_S,
+      .sequence_length = context.rows.total,
+      .head_offset = group_.rank * heads(),
+      .total_heads = options_.heads,
+      .recompute = options_.recompute_core};
 }
 
 at::Tensor CoreAttention::forward(const QueryKeyValue& qkv, const Segments& segments,

@@ -1,5 +1,5 @@
 // Attention layers with their projections, multi-head or grouped-query, tensor-parallel over query groups.
-// Optional: query-key normalization (Henry et al. 2020), ALiBi, sliding window.
+// Optional: query-key normalization (Henry et al. 2020), ALiBi, relative position biases, sliding window.
 #pragma once
 
 #include <optional>
@@ -26,6 +26,8 @@ struct AttentionLayerOptions {
   std::optional<NormOptions> qk_norm;  // of each head's query and key, before RoPE; self-attention only
   bool qk_norm_all_heads = false;      // of the queries of all heads together, and of the keys; RMS norm
   bool alibi = false;
+  bool distance_bias = false;  // the context's
+  double scale = 0.0;          // of the scores; 0: 1 / sqrt(kv_channels)
   int64_t window = 0;          // see AttentionRequest
   double score_divisor = 1.0;  // see AttentionRequest
   bool recompute_core = false;

@@ -33,6 +33,27 @@ TEST(Attention, MatchesExplicitMasks) {
   }
 }
 
+TEST(Attention, AddsBiasesByDistance) {
+  for (const AttentionCase& c : attention_cases(8)) {
+    for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
+      SCOPED_TRACE(fmt::format("{}, {}", at::toString(type), c.name()));
+      AttentionSample sample = random_sample(c, type);
+      sample.distance_bias = random_distance_bias(c, type);
+      AttentionRequest request = request_of(c, sample, 0.4);
+      EXPECT_EQ(attention_backend(request), "math");
+      const AttentionResult expected = reference(c, sample, 0.4);
+      const AttentionResult actual = run_attention(request, sample.dy_SBF);
+      expect_result(actual, expected, attention_tolerance(type));
+      request.recompute = true;
+      const AttentionResult recomputed = run_attention(request, sample.dy_SBF);
+      EXPECT_TRUE(recomputed.distance_bias.equal(actual.distance_bias));
+      request.recompute = false;
+      request.score_divisor = 3.0;
+      expect_result(run_attention(request, sample.dy_SBF), expected, attention_tolerance(type));
+    }
+  }
+}
+
 // The largest resident size since the last call, in bytes.
 int64_t peak_memory() {
   int64_t kilobytes = 0;

@@ -105,6 +105,11 @@ at::Tensor hidden_keys(const AttentionRequest& request) {
   return hidden_BSS.unsqueeze(1);
 }
 
+// [N, Sq, Sk] of biases by distance: row i is their columns from Sq - 1 - i on.
+at::Tensor bias_of_scores(const at::Tensor& distance_bias, int64_t keys) {
+  return distance_bias.unfold(1, keys, 1).flip(1);
+}
+
 // factor * Q K^T; half precision rounds after the factor.
 at::Tensor scaled_scores(const at::Tensor& q_BNSD, const at::Tensor& k_BNSD, double factor) {
   const int64_t queries = q_BNSD.size(2);
@@ -127,7 +132,11 @@ at::Tensor unfused_attention(const AttentionRequest& request) {
       .dropout = {.p = request.dropout,
                   .key = {request.dropout_key.seed, request.dropout_key.site},
                   .where = {.rows = request.dropout > 0.0 ? shared_score_row_ids(request) : at::Tensor()}}};
-  const at::Tensor scores = scaled_scores(q, k, request.scale / request.score_divisor);
+  at::Tensor scores = scaled_scores(q, k, request.scale / request.score_divisor);
+  if (request.distance_bias.defined()) {
+    const at::Tensor bias_NSS = bias_of_scores(request.distance_bias, k.size(2)) / request.score_divisor;
+    scores = (scores + bias_NSS).to(scores.scalar_type());
+  }
   const at::Tensor weights = Softmax::apply(scores, options);
   const int64_t queries = q.size(2);
   return merge_heads(
@@ -139,15 +148,18 @@ at::Tensor unfused_attention(const AttentionRequest& request) {
 at::Tensor math_attention(const AttentionRequest& request) {
   if (!request.recompute) return unfused_attention(request);
   AttentionRequest rest = request;
-  rest.q_SBND = rest.k_SBGD = rest.v_SBGD = at::Tensor();
+  rest.q_SBND = rest.k_SBGD = rest.v_SBGD = rest.distance_bias = at::Tensor();
   const RecomputeFunction function = [rest](at::TensorList inputs) {
     AttentionRequest whole = rest;
     whole.q_SBND = inputs[0];
     whole.k_SBGD = inputs[1];
     whole.v_SBGD = inputs[2];
+    if (inputs.size() > 3) whole.distance_bias = inputs[3];
     return unfused_attention(whole);
   };
-  return recompute(function, {request.q_SBND, request.k_SBGD, request.v_SBGD}, {});
+  std::vector<at::Tensor> inputs = {request.q_SBND, request.k_SBGD, request.v_SBGD};
+  if (request.distance_bias.defined()) inputs.push_back(request.distance_bias);
+  return recompute(function, inputs, {});
 }
 
 }  // namespace teratron

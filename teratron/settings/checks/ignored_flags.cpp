@@ -27,6 +27,8 @@ constexpr IgnoredFlags ignored_flags[] = {
      "rope_scaling_factor rope_scaling_original_max_position_embeddings", without, "--position-embedding-type rope"},
     {"rope_scaling_factor rope_scaling_original_max_position_embeddings", without, "--use-rope-scaling"},
     {"position_embedding_offset", without, "--position-embedding-type learned_absolute"},
+    {"relative_attention_num_buckets relative_attention_max_distance", without, "--position-embedding-type relative"},
+    {"lm_head_bias", with, "--untie-embeddings-and-output-weights"},
     {"qk_layernorm_all_heads", without, "--qk-layernorm"},
     {"window_attn_skip_freq", without, "--window-size"},
     {"bias_gelu_fusion", with, "--swiglu or --geglu or --relu or --squared-relu or --openai-gelu"},

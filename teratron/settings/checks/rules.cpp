@@ -28,6 +28,8 @@ struct Rule {
   std::string_view when = {};  // a condition; "without --x" negates
 };
 
+// Relative ones have no last position.
+constexpr std::string_view absolute_positions = "--position-embedding-type learned_absolute|rope|alibi|none";
 constexpr std::string_view tp = "tensor_model_parallel_size";
 constexpr std::string_view split_paths = "--train-data-path or --valid-data-path or --test-data-path";
 constexpr std::string_view per_split_paths =
@@ -42,8 +44,8 @@ constexpr Rule rules[] = {
     {"num_query_groups", divisible_by, tp, "Key/value heads are split over tensor-parallel ranks", "--group-query-attention"},
     {"ffn_hidden_size", divisible_by, tp, "The MLP is split over tensor-parallel ranks"},
     {"padded_vocab_size", divisible_by, tp, "The embedding is split over tensor-parallel ranks"},
-    {"seq_length", at_most, "max_position_embeddings"},
-    {"decoder_seq_length", at_most, "max_position_embeddings"},
+    {"seq_length", at_most, "max_position_embeddings", {}, absolute_positions},
+    {"decoder_seq_length", at_most, "max_position_embeddings", {}, absolute_positions},
     {"decoder_seq_length", divisible_by, tp, "Sequence parallelism splits the sequences", "--sequence-parallel"},
     {"decoder_seq_length", divisible_by, tp, "Saved activations are split over tensor-parallel ranks", "--distribute-saved-activations"},
     {"pipeline_model_parallel_split_rank", less_than, "pipeline_model_parallel_size", "The decoder needs a stage"},
