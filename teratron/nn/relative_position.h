@@ -13,7 +13,7 @@ namespace teratron {
 struct RelativePositions {
   int64_t buckets = 32;
   int64_t max_distance = 128;  // from here on all distances have the same bucket
-  bool bidirectional = false;  // half of the buckets are for keys after the query; else these have bucket 0
+  bool bidirectional = false;  // half of the buckets are for keys after the query; else they have bucket 0
 };
 
 /// Buckets of the distances 0, 1, ..., max_distance of keys before the query, computed in f32 as in T5. With n

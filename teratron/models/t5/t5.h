@@ -28,7 +28,7 @@ struct T5Stage {
 ///
 /// Channels: the encoder's "hidden" before its end, "encoder_output" from there on, "decoder_hidden".
 /// Word and position embeddings are parameters of the same names on the stages where encoder and decoder
-/// begin, and with tied embeddings on the last; a tower's relative positions on every stage with layers of it.
+/// begin, and with tied embeddings on the last; a tower's relative positions on each stage with layers of it.
 class T5 : public Model {
  public:
   T5(const T5Config& config, const StageContext& part);
