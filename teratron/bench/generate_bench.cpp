@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 #include <nlohmann/json.hpp>
 
+#include "teratron/bench/kernel_profiler.h"
 #include "teratron/generate/engine.h"
 #include "teratron/models/family.h"
 #include "teratron/train/device/device.h"
@@ -46,26 +47,45 @@ struct Timing {
   Clock::time_point start, first, end;
 };
 
-Timing run_batch(const LanguageModel& model, Engine& engine, const GenerateBenchOptions& options) {
+void submit_batch(const LanguageModel& model, Engine& engine, const GenerateBenchOptions& options,
+                  const std::function<void(int64_t, int32_t)>& on_token) {
   std::mt19937 random(1);
-  Timing timing;
-  int64_t tokens = 0;
-  const auto count = [&](int64_t, int32_t) {
-    if (++tokens == options.batch) timing.first = Clock::now();
-  };
   for (int64_t row = 0; row < options.batch; ++row) {
     GenerationRequest request{
-        .max_new_tokens = options.new_tokens, .sampling = {.top_k = 1}, .on_token = count};
+        .max_new_tokens = options.new_tokens, .sampling = {.top_k = 1}, .on_token = on_token};
     for (int64_t i = 0; i < options.prompt; ++i)
       request.prompt.push_back(static_cast<int32_t>(random() % model.vocabulary));
     engine.submit(request);
   }
+}
+
+Timing run_batch(const LanguageModel& model, Engine& engine, const GenerateBenchOptions& options) {
+  Timing timing;
+  int64_t tokens = 0;
+  submit_batch(model, engine, options, [&](int64_t, int32_t) {
+    if (++tokens == options.batch) timing.first = Clock::now();
+  });
   timing.start = finished(model.device);
   while (engine.step()) {
   }
   timing.end = finished(model.device);
   engine.take_results();
   return timing;
+}
+
+// Steps of one token per sequence.
+void profile(const LanguageModel& model, Engine& engine, const GenerateBenchOptions& options,
+             GenerateBenchResult& result) {
+  int64_t tokens = 0;
+  submit_batch(model, engine, options, [&](int64_t, int32_t) { ++tokens; });
+  while (tokens < 2 * options.batch && engine.step()) {
+  }
+  KernelProfiler profiler(model.device);
+  profiler.start();
+  while (result.profiled_steps < options.profiled_steps && engine.step()) ++result.profiled_steps;
+  const std::vector<KernelEvent> events = profiler.stop();
+  result.breakdown = break_down(events);
+  result.kernels = kernel_totals(events);
 }
 
 }  // namespace
@@ -97,27 +117,48 @@ GenerateBenchResult bench_generate(const Arguments& args, const GenerateBenchOpt
     weights += static_cast<double>(parameter.tensor.nbytes());
   const double cached = static_cast<double>(cache_needs(model).bytes) *
                         static_cast<double>(options.prompt + options.new_tokens / 2);
-  return {.name = options.name,
-          .device = device_name(device),
-          .batch = options.batch,
-          .prompt = options.prompt,
-          .new_tokens = options.new_tokens,
-          .first_token_seconds = seconds_between(timing.start, timing.first),
-          .decode_seconds = seconds_between(timing.first, timing.end),
-          .bytes_per_step = weights + static_cast<double>(options.batch) * cached,
-          .copy_bytes_per_second = copy_rate(device)};
+  GenerateBenchResult result{.name = options.name,
+                             .device = device_name(device),
+                             .batch = options.batch,
+                             .prompt = options.prompt,
+                             .new_tokens = options.new_tokens,
+                             .first_token_seconds = seconds_between(timing.start, timing.first),
+                             .decode_seconds = seconds_between(timing.first, timing.end),
+                             .bytes_per_step = weights + static_cast<double>(options.batch) * cached,
+                             .copy_bytes_per_second = copy_rate(device)};
+  if (options.profiled_steps > 0 && device.is_cuda()) profile(model, engine, options, result);
+  return result;
 }
+
+namespace {
+
+// Time of the kernels per step.
+std::string kernel_table(const GenerateBenchResult& r) {
+  if (r.profiled_steps == 0) return "";
+  const auto steps = static_cast<double>(r.profiled_steps);
+  std::string text = fmt::format("\na step under the profiler: {:.1f} us, {:.1f} us of them without a kernel",
+                                 1e3 * r.breakdown.total_ms / steps, 1e3 * r.breakdown.idle_ms / steps);
+  for (const KernelTotal& kernel : r.kernels) {
+    text +=
+        fmt::format("\n{:9.1f} us {:6.1f} calls  {}", 1e3 * kernel.ms / steps,
+                    static_cast<double>(kernel.calls) / steps, short_kernel_name(kernel.name).substr(0, 90));
+  }
+  return text;
+}
+
+}  // namespace
 
 std::string to_string(const GenerateBenchResult& r) {
   return fmt::format(
-      "{} on {}, batch {}, {} + {} tokens\n"
-      "first tokens  {:.1f} ms ({:.0f} prompt tokens/s)\n"
-      "decoding      {:.0f} tokens/s, {:.3f} ms a step\n"
-      "bytes         {:.2f} GB a step; copy {:.0f} GB/s; {:.2f} of the limit",
-      r.name, r.device, r.batch, r.prompt, r.new_tokens, r.first_token_seconds * 1e3,
-      static_cast<double>(r.batch * r.prompt) / r.first_token_seconds, r.tokens_per_second(),
-      1e3 * static_cast<double>(r.batch) / r.tokens_per_second(), r.bytes_per_step / 1e9,
-      r.copy_bytes_per_second / 1e9, r.share_of_limit());
+             "{} on {}, batch {}, {} + {} tokens\n"
+             "first tokens  {:.1f} ms ({:.0f} prompt tokens/s)\n"
+             "decoding      {:.0f} tokens/s, {:.3f} ms a step\n"
+             "bytes         {:.2f} GB a step; copy {:.0f} GB/s; {:.2f} of the limit",
+             r.name, r.device, r.batch, r.prompt, r.new_tokens, r.first_token_seconds * 1e3,
+             static_cast<double>(r.batch * r.prompt) / r.first_token_seconds, r.tokens_per_second(),
+             1e3 * static_cast<double>(r.batch) / r.tokens_per_second(), r.bytes_per_step / 1e9,
+             r.copy_bytes_per_second / 1e9, r.share_of_limit()) +
+         kernel_table(r);
 }
 
 std::string to_json(const GenerateBenchResult& r) {

@@ -6,6 +6,7 @@
 
 #include <string>
 
+#include "teratron/bench/kernel_breakdown.h"
 #include "teratron/models/precision.h"
 #include "teratron/settings/arguments.h"
 
@@ -18,6 +19,7 @@ struct GenerateBenchOptions {
   int64_t prompt = 512;      // tokens
   int64_t new_tokens = 256;  // of each sequence
   bool graphs = true;
+  int64_t profiled_steps = 0;  // of decoding, under the profiler, after the timed run; on GPUs
 };
 
 struct GenerateBenchResult {
@@ -28,6 +30,9 @@ struct GenerateBenchResult {
   double decode_seconds = 0.0;         // for the others
   double bytes_per_step = 0.0;         // weights, and keys and values in the middle of the answer
   double copy_bytes_per_second = 0.0;  // read plus written
+  int64_t profiled_steps = 0;
+  KernelBreakdown breakdown = {};  // of these steps
+  std::vector<KernelTotal> kernels = {};
 
   double tokens_per_second() const;
   double share_of_limit() const;

@@ -59,6 +59,10 @@ int bench_generate_command(std::span<const std::string> args) {
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
   app.add_flag("--eager", eager, "without CUDA graphs");
+  app.add_option("--profiled-steps", bench.profiled_steps,
+                 "additional steps of decoding under the profiler, with a table of their kernels; 0: none")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   if (!parse_command(app, args)) return 0;
   const BenchShape& shape = find_bench_shape(options.shape);
   const Registry registry;

@@ -4,12 +4,24 @@
 #include <cstring>
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace teratron {
 
 namespace {
 
-constexpr int64_t columns = 7;
+constexpr int64_t parameters = 5, values_per_row = 2 + parameters;
+
+// Of an input for so many rows.
+at::Tensor tokens_of(const at::Tensor& input, int64_t rows) {
+  return input.narrow(0, 0, rows);
+}
+at::Tensor positions_of(const at::Tensor& input, int64_t rows) {
+  return input.narrow(0, rows, rows);
+}
+at::Tensor parameters_of(const at::Tensor& input, int64_t rows) {
+  return input.narrow(0, 2 * rows, parameters * rows).view(at::kDouble).view({rows, parameters});
+}
 
 at::TensorOptions host_options(at::ScalarType dtype, at::Device device) {
   return at::TensorOptions().dtype(dtype).pinned_memory(device.is_cuda());
@@ -40,8 +52,9 @@ void PageTable::set(const std::vector<StepRow>& rows, int64_t count, int64_t pad
 DecodeGraphs::DecodeGraphs(int64_t max_rows, at::Device device)
     : max_rows_(max_rows),
       device_(device),
-      host_(at::zeros({max_rows, columns}, host_options(at::kDouble, device))),
-      input_(at::zeros({max_rows, columns}, at::TensorOptions().dtype(at::kDouble).device(device))) {}
+      host_(at::zeros({max_rows * values_per_row}, host_options(at::kLong, device))),
+      input_(at::zeros({max_rows * values_per_row}, at::TensorOptions().dtype(at::kLong).device(device))),
+      result_(at::zeros({2 * max_rows}, host_options(at::kDouble, device))) {}
 
 int64_t DecodeGraphs::padded_rows(int64_t rows) const {
   int64_t size = 1;
@@ -49,40 +62,46 @@ int64_t DecodeGraphs::padded_rows(int64_t rows) const {
   return std::min(size, max_rows_);
 }
 
-at::Tensor DecodeGraphs::run(const StepInput& step, const SamplingNeeds& needs, const Body& body) {
+void DecodeGraphs::set_input(const StepInput& step, int64_t padded) {
   const auto rows = static_cast<int64_t>(step.tokens.size());
-  const int64_t padded = padded_rows(rows);
-  auto* out = host_.mutable_data_ptr<double>();
+  auto* const tokens = tokens_of(host_, padded).mutable_data_ptr<int64_t>();
+  auto* const positions = positions_of(host_, padded).mutable_data_ptr<int64_t>();
+  std::vector<RowSampling> sampling(padded, RowSampling{.top_k = 1});
   for (int64_t i = 0; i < padded; ++i) {
     const bool used = i < rows;
-    const RowSampling sampling = used ? step.choices[i].sampling : RowSampling{.top_k = 1};
-    *out++ = used ? static_cast<double>(step.tokens[i]) : 0.0;
-    *out++ = used ? static_cast<double>(step.positions[i]) : 0.0;
-    *out++ = sampling.temperature;
-    *out++ = static_cast<double>(sampling.top_k);
-    *out++ = sampling.top_p;
-    *out++ = sampling.uniform;
-    *out++ = static_cast<double>(sampling.banned);
+    tokens[i] = used ? step.tokens[i] : 0;
+    positions[i] = used ? step.positions[i] : 0;
+    if (used) sampling[i] = step.choices[i].sampling;
   }
-  const at::Tensor input = input_.narrow(0, 0, padded);
-  input.copy_(host_.narrow(0, 0, padded), /*non_blocking=*/true);
-  Captured& captured = graphs_[{padded, needs}];
+  parameters_of(host_, padded).copy_(sampling_parameters(sampling));
+}
+
+at::Tensor DecodeGraphs::run(const StepInput& step, const SamplingNeeds& needs, const Body& body) {
+  const int64_t padded = padded_rows(static_cast<int64_t>(step.tokens.size()));
+  set_input(step, padded);
+  const at::Tensor result = result_.narrow(0, 0, 2 * padded);
   const auto work = [&] {
-    captured.output = body(input.select(1, 0).to(at::kLong), input.select(1, 1).to(at::kLong),
-                           input.narrow(1, 2, columns - 2), needs);
+    const int64_t size = padded * values_per_row;
+    input_.narrow(0, 0, size).copy_(host_.narrow(0, 0, size), /*non_blocking=*/true);
+    const at::Tensor output =
+        body(tokens_of(input_, padded), positions_of(input_, padded), parameters_of(input_, padded), needs);
+    result.copy_(output.view(-1), /*non_blocking=*/true);
   };
+  Captured& captured = graphs_[{padded, needs}];
   if (!captured.warm) {
     captured.warm = true;
     work();
-    return captured.output;
+  } else {
+    if (!captured.graph) {
+      const auto other = std::find_if(graphs_.begin(), graphs_.end(),
+                                      [](const auto& entry) { return entry.second.graph != nullptr; });
+      captured.graph = capture(work, device_, other == graphs_.end() ? nullptr : other->second.graph.get());
+    }
+    captured.graph->replay();
   }
-  if (!captured.graph) {
-    const auto other = std::find_if(graphs_.begin(), graphs_.end(),
-                                    [](const auto& entry) { return entry.second.graph != nullptr; });
-    captured.graph = capture(work, device_, other == graphs_.end() ? nullptr : other->second.graph.get());
-  }
-  captured.graph->replay();
-  return captured.output;
+  const c10::impl::VirtualGuardImpl impl(device_.type());
+  impl.getStream(device_).synchronize();
+  return result.view({2, padded});
 }
 
 }  // namespace teratron

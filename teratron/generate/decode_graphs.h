@@ -36,19 +36,23 @@ class DecodeGraphs {
   DecodeGraphs(int64_t max_rows, at::Device device);
   /// The size of a batch of so many rows.
   int64_t padded_rows(int64_t rows) const;
-  /// f64 [2, padded rows] on the device, valid until the next call.
+  /// f64 [2, padded rows] on the host, valid until the next call. Waits for the device.
   at::Tensor run(const StepInput& step, const SamplingNeeds& needs, const Body& body);
 
  private:
   struct Captured {
     bool warm = false;  // ran eagerly: libraries are initialized
     std::unique_ptr<DeviceGraph> graph;
-    at::Tensor output;
   };
+
+  void set_input(const StepInput& step, int64_t padded);
 
   int64_t max_rows_;
   at::Device device_;
-  at::Tensor host_, input_;  // f64 [rows, 7]: token, position, sampling parameters
+  // For n rows: i64 [n] tokens, i64 [n] positions, f64 [n, 5] sampling parameters. A graph copies the one to
+  // the other, so that a step is one launch.
+  at::Tensor host_, input_;
+  at::Tensor result_;  // f64 [2 * rows] on the host
   std::map<std::pair<int64_t, SamplingNeeds>, Captured> graphs_;
 };
 

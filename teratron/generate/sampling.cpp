@@ -7,6 +7,7 @@
 
 #include "teratron/base/hash_name.h"
 #include "teratron/base/philox.h"
+#include "teratron/kernels/sampling/choose_tokens.h"
 
 namespace teratron {
 
@@ -123,6 +124,11 @@ at::Tensor filtered_logits(const at::Tensor& logits_RV, const at::Tensor& parame
 
 at::Tensor sample_rows(const at::Tensor& logits_RV, const at::Tensor& parameters_R5,
                        const SamplingNeeds& needs) {
+  const bool filters = needs.top_k > 0 || needs.top_p;
+  if (logits_RV.is_cuda() && logits_RV.scalar_type() != at::kDouble && !filters) {
+    return choose_tokens(logits_RV, parameters_R5.contiguous(),
+                         {.samples = needs.samples, .logprobs = needs.logprobs});
+  }
   at::Tensor logits = logits_RV;
   if (needs.bans) {  // as low as Megatron-LM's: the log probabilities show it
     const at::Tensor ids = at::arange(logits.size(1), parameters_R5.options());

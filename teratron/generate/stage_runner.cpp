@@ -234,7 +234,7 @@ StepOutput StageRunner::decode(const StepInput& step) {
         const Activations output = model_.model->forward({}, token_batch(tokens, positions), &states_);
         return sample_rows(gathered_logits(model_, output), parameters, needs);
       });
-  return unpack(step, output_2R.to(at::kCPU).narrow(1, 0, rows).t().contiguous());
+  return unpack(step, output_2R.narrow(1, 0, rows).t().contiguous());
 }
 
 StepOutput StageRunner::run(const StepInput& step) {

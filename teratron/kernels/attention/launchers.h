@@ -71,7 +71,8 @@ TERATRON_LAUNCHER(void, softmax_backward, const SoftmaxArgs& args, CUstream_st* 
 /// Strides in elements; see paged_decode.h.
 struct PagedDecodeArgs {
   const void *q, *k, *v;
-  int64_t q_stride_row, q_stride_head, k_stride_row, k_stride_group, v_stride_row, v_stride_group;
+  int64_t q_stride_row, q_stride_group, q_stride_head, k_stride_row, k_stride_group, v_stride_row,
+      v_stride_group;
   void *k_pages, *v_pages;
   const int32_t* table;
   int64_t pages_per_row;
@@ -83,10 +84,15 @@ struct PagedDecodeArgs {
   float scale;
   int64_t window;
   const float* slopes;
+  const float *cos = nullptr, *sin = nullptr;  // RoPE of queries and new keys; null: none
+  int rotated = 0;
+  bool interleaved = false;
   int splits;
-  float* partial;  // [rows, heads, splits, channels + 2] if splits > 1
+  bool clustered;  // the splits of a head are a cluster of blocks, at most 8
+  float* partial;  // [rows, heads, splits, channels + 2] if there are splits without a cluster
   void* out;       // [rows, heads, channels]
 };
+TERATRON_LAUNCHER(bool, has_paged_decode_clusters);
 TERATRON_LAUNCHER(void, paged_decode, const PagedDecodeArgs& args, CUstream_st* stream);
 
 }  // namespace teratron::cuda

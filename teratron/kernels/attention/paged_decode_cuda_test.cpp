@@ -12,14 +12,24 @@ struct PagedCase {
   int64_t heads = 8, groups = 2, channels = 128;
   int64_t window = 0;
   bool alibi = false;
+  int64_t rotated = 0;
+  RopeStyle style = RopeStyle::half;
   std::vector<int64_t> positions = {0, 5, 16, 700, 1499};
 };
 
 constexpr int64_t page_size = 16, pages_per_row = 100;
 
+// Queries or keys [R, ..., D] at the positions of the rows, rotated by rope().
+at::Tensor rotated(const at::Tensor& x, const PagedDecodeOptions& options) {
+  if (!options.rotation) return x;
+  const auto& [table, style, positions] = *options.rotation;
+  return rope(x.flatten(1, -2).unsqueeze(1), table, positions, {.style = style}).view_as(x);
+}
+
+// Keys are rotated already.
 at::Tensor expected_of(const PagedDecodeInputs& inputs, const PagedDecodeOptions& options) {
   std::vector<at::Tensor> rows;
-  for (int64_t r = 0; r < inputs.q_RND.size(0); ++r) {
+  for (int64_t r = 0; r < inputs.q_RGQD.size(0); ++r) {
     const auto last = inputs.positions_R[r].item<int64_t>();
     const int64_t first = options.window > 0 ? std::max<int64_t>(0, last + 1 - options.window) : 0;
     const at::Tensor j = at::arange(first, last, at::TensorOptions().dtype(at::kLong).device(at::kCUDA));
@@ -27,9 +37,9 @@ at::Tensor expected_of(const PagedDecodeInputs& inputs, const PagedDecodeOptions
     const at::Tensor slots = pages * page_size + j.remainder(page_size);
     const auto keys = [&](const at::Tensor& all, const at::Tensor& own) {
       const at::Tensor x = at::cat({all.index_select(0, slots), own[r].unsqueeze(0)}).to(at::kDouble);
-      return x.repeat_interleave(inputs.q_RND.size(1) / x.size(1), 1).transpose(0, 1);  // [N, L, D]
+      return x.repeat_interleave(inputs.q_RGQD.size(2), 1).transpose(0, 1);  // [N, L, D]
     };
-    const at::Tensor q = inputs.q_RND[r].to(at::kDouble).unsqueeze(1);
+    const at::Tensor q = inputs.q_RGQD[r].flatten(0, 1).to(at::kDouble).unsqueeze(1);
     at::Tensor scores = at::matmul(q, keys(inputs.k_pages, inputs.k_RGD).transpose(1, 2)) * options.scale;
     if (options.alibi_slopes.defined()) {
       const at::Tensor distance = at::arange(first - last, 1, scores.options());
@@ -49,7 +59,7 @@ void expect_equal(const PagedCase& c) {
   const at::Tensor table =
       (at::randperm(rows * pages_per_row, at::kInt) + 1).view({rows, pages_per_row}).to(at::kInt);
   const PagedDecodeInputs inputs{
-      .q_RND = qkv.narrow(2, 0, c.heads / c.groups).reshape({rows, c.heads, c.channels}),
+      .q_RGQD = qkv.narrow(2, 0, c.heads / c.groups),
       .k_RGD = qkv.select(2, c.heads / c.groups).contiguous(),  // as normalized keys are
       .v_RGD = qkv.select(2, c.heads / c.groups + 1),
       .k_pages = random({slots, c.groups, c.channels}),
@@ -59,13 +69,22 @@ void expect_equal(const PagedCase& c) {
   PagedDecodeOptions options{
       .scale = 0.3 / std::sqrt(static_cast<double>(c.channels)), .window = c.window, .page_size = page_size};
   if (c.alibi) options.alibi_slopes = at::arange(1, c.heads + 1, at::kFloat).div(-20).exp2().to(at::kCUDA);
-  const at::Tensor expected = expected_of(inputs, options);
+  if (c.rotated > 0) {
+    const at::Tensor angle = at::randn({pages_per_row * page_size, c.rotated / 2}).to(at::kCUDA);
+    options.rotation = {{angle.cos(), angle.sin()}, c.style, inputs.positions_R.unsqueeze(1)};
+    ASSERT_TRUE(paged_decode_rotates(*options.rotation, c.type));
+  }
+  PagedDecodeInputs after = inputs;
+  after.q_RGQD = rotated(inputs.q_RGQD.contiguous(), options);
+  after.k_RGD = rotated(inputs.k_RGD, options);
+  const at::Tensor expected = expected_of(after, options);
   const at::Tensor actual = paged_decode(inputs, options);
   EXPECT_LT(relative_error(actual, expected), 4 * gpu_tolerance(c.type)) << c.name;
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t position = c.positions[r];
     const int64_t slot = table[r][position / page_size].item<int64_t>() * page_size + position % page_size;
-    EXPECT_TRUE(inputs.k_pages[slot].equal(inputs.k_RGD[r])) << c.name;
+    EXPECT_TRUE(c.rotated > 0 || inputs.k_pages[slot].equal(inputs.k_RGD[r])) << c.name;
+    EXPECT_LT(relative_error(inputs.k_pages[slot], after.k_RGD[r]), gpu_tolerance(c.type)) << c.name;
     EXPECT_TRUE(inputs.v_pages[slot].equal(inputs.v_RGD[r])) << c.name;
   }
 }
@@ -83,6 +102,10 @@ TEST_F(GpuPagedDecode, MatchesAttentionOverGatheredKeys) {
       {.name = "narrow", .type = at::kFloat, .heads = 3, .groups = 1, .channels = 8},
       {.name = "window", .window = 100},
       {.name = "alibi", .type = at::kHalf, .alibi = true},
+      {.name = "rope", .rotated = 128},
+      {.name = "part of the channels", .type = at::kHalf, .channels = 96, .rotated = 48},
+      {.name = "interleaved", .rotated = 64, .style = RopeStyle::interleaved},
+      {.name = "rope fp32", .type = at::kFloat, .heads = 12, .groups = 12, .channels = 64, .rotated = 64},
       {.name = "many rows", .positions = std::vector<int64_t>(150, 333)},
       {.name = "one row", .positions = {1599}}};
   for (const PagedCase& c : cases) expect_equal(c);

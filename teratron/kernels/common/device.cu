@@ -1,4 +1,4 @@
-#include "teratron/kernels/common/device.cuh"
+#include "teratron/kernels/common/dependent_launch.cuh"
 #include "teratron/kernels/common/launch_fault.h"
 
 namespace teratron::cuda {
@@ -34,6 +34,20 @@ int shared_memory_limit() {
   cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   check_launch("shared_memory_limit");
   return bytes;
+}
+
+int compute_capability_major() {
+  int device = 0, major = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  check_launch("compute_capability_major");
+  return major;
+}
+
+bool overlaps_predecessor(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_cuda(cudaStreamIsCapturing(stream, &status), "overlaps_predecessor");
+  return status == cudaStreamCaptureStatusActive && compute_capability_major() >= 9;
 }
 
 }  // namespace teratron::cuda

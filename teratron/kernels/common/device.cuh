@@ -325,6 +325,8 @@ int sm_count();
 /// Architecture that the current device's variant of the kernel was compiled for, e.g. 90 for compute
 /// capability 9.0.
 int compiled_arch(const void* kernel);
+/// 9 for compute capability 9.0.
+int compute_capability_major();
 /// Maximum bytes of shared memory per block (opt-in) of the current device.
 int shared_memory_limit();
 

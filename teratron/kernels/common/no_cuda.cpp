@@ -37,3 +37,4 @@ void cudnn_attention_backward(const AttentionForward&, const at::Tensor&, const 
 #include "teratron/kernels/norm/launchers.h"
 #include "teratron/kernels/optimizer/launchers.h"
 #include "teratron/kernels/pointwise/launchers.h"
+#include "teratron/kernels/sampling/launchers.h"

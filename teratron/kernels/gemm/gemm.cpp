@@ -18,6 +18,28 @@ bool use_cublaslt(const at::Tensor& x, const at::Tensor& other) {
   return x.is_cuda() && is_half(x.scalar_type()) && x.numel() > 0 && other.numel() > 0;
 }
 
+/// Whether x has so few rows that the kernel for them reads w faster than cuBLASLt does.
+bool use_skinny_gemm(const at::Tensor& x, const at::Tensor& w) {
+  return use_cublaslt(x, w) && x.dim() == 2 && x.is_contiguous() && w.is_contiguous() && x.size(1) % 8 == 0 &&
+         x.size(1) == w.size(1) && x.scalar_type() == w.scalar_type() && x.device() == w.device() &&
+         is_aligned(x) && is_aligned(w) && cuda::has_skinny_gemm(x.size(0));
+}
+
+cuda::SkinnyGemmArgs skinny_args(const at::Tensor& out, const at::Tensor& x, const at::Tensor& w,
+                                 const at::Tensor& bias) {
+  require_like(out, x, out.numel(), "output");
+  if (bias.defined()) require_like(bias, x, w.size(0), "bias");
+  return {.rows = x.size(0),
+          .n = w.size(0),
+          .k = w.size(1),
+          .x = address(x),
+          .w = address(w),
+          .bias = address(bias),
+          .addend = nullptr,
+          .out = address(out),
+          .dtype = dtype_of(x)};
+}
+
 /// A GEMM operand [rows, k], stored [k, rows] if `mn_major`.
 struct Operand {
   at::Tensor matrix;
@@ -90,7 +112,11 @@ at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Te
     return bias.defined() ? at::addmm_out(y, bias, x, w.t()) : at::mm_out(y, x, w.t());
   }
   if (!y.defined()) y = at::empty({x.size(0), w.size(0)}, x.options());
-  gemm(y, {Operand{x}, Operand{w}}, {.matrix = {}, .bias = bias});
+  if (use_skinny_gemm(x, w)) {
+    cuda::skinny_gemm(skinny_args(y, x, w, bias), current_stream(x));
+  } else {
+    gemm(y, {Operand{x}, Operand{w}}, {.matrix = {}, .bias = bias});
+  }
   return y;
 }
 
@@ -140,7 +166,13 @@ at::Tensor linear_add(const at::Tensor& x, const at::Tensor& w, const at::Tensor
   if (bias.defined()) require_like(bias, x, w.size(0), "bias");
   if (!use_cublaslt(x, w)) return bias_dropout_add(linear_forward(x, w, {}), bias, residual, {});
   const at::Tensor out = at::empty_like(residual);
-  gemm(out, {Operand{x}, Operand{w}}, {.matrix = residual, .bias = bias});
+  if (use_skinny_gemm(x, w)) {
+    cuda::SkinnyGemmArgs args = skinny_args(out, x, w, bias);
+    args.addend = address(residual);
+    cuda::skinny_gemm(args, current_stream(x));
+  } else {
+    gemm(out, {Operand{x}, Operand{w}}, {.matrix = residual, .bias = bias});
+  }
   return out;
 }
 
@@ -206,6 +238,12 @@ void linear_activation(const ActivationOutputs& outputs, const at::Tensor& x, co
       .rows = x.size(0), .width = w.size(0) / parts_of(activation), .k = x.size(1), .activation = activation};
   require_like(y, x, shape.rows * shape.width, "y");
   if (z.defined()) require_like(z, x, shape.rows * w.size(0), "z");
+  if (!z.defined() && use_skinny_gemm(x, w)) {
+    cuda::SkinnyGemmArgs args = skinny_args(y, x, w, bias);
+    args.activated = true;
+    args.activation = activation;
+    return cuda::skinny_gemm(args, current_stream(x));
+  }
   if (!use_fused_activation(shape, {x, w, bias, y, z})) {
     activation_forward(linear_forward(x, w, bias, z), {}, activation, y);
     return;

@@ -24,6 +24,49 @@ TEST_F(Gpu, LinearAdd) {
   }
 }
 
+// Few rows: a kernel of ours. Widths beside multiples of its tile, k beside multiples of its chunk.
+TEST_F(Gpu, LinearOfFewRows) {
+  constexpr std::array<std::array<int64_t, 3>, 8> shapes{{{1, 8, 16},
+                                                          {1, 768, 2304},
+                                                          {8, 4096, 1032},
+                                                          {7, 200, 50},
+                                                          {16, 1032, 24},
+                                                          {5, 14336, 48},
+                                                          {12, 72, 6},
+                                                          {2, 3072, 768}}};
+  for (const auto type : {at::kBFloat16, at::kHalf}) {
+    for (const auto& [rows, in, out] : shapes) {
+      SCOPED_TRACE(fmt::format("{} [{}, {}] to {}", at::toString(type), rows, in, out));
+      const at::Tensor x = randn({rows, in}, type), w = (randn({out, in}) / std::sqrt(in)).to(type),
+                       residual = randn({rows, out}, type);
+      for (const at::Tensor& bias : {at::Tensor(), randn({out}, type)}) {
+        EXPECT_LT(relative_error(linear_forward(gpu(x), gpu(w), gpu(bias)),
+                                 linear_forward(f64(x), f64(w), f64(bias))),
+                  gpu_tolerance(type));
+        EXPECT_LT(relative_error(linear_add(gpu(x), gpu(w), gpu(bias), gpu(residual)),
+                                 linear_add(f64(x), f64(w), f64(bias), f64(residual))),
+                  gpu_tolerance(type));
+        for (const Activation activation : activations) {
+          const int64_t width = out / parts_of(activation);
+          const at::Tensor y = gpu(at::empty({rows, width}, type)), expected = f64(at::empty({rows, width}));
+          linear_activation({y, {}}, gpu(x), gpu(w), gpu(bias), activation);
+          linear_activation({expected, {}}, f64(x), f64(w), f64(bias), activation);
+          EXPECT_LT(relative_error(y, expected), 2 * gpu_tolerance(type));
+        }
+      }
+    }
+  }
+}
+
+// A text does not depend on how many others are generated.
+TEST_F(Gpu, RowsDoNotDependOnTheirNumber) {
+  const at::Tensor x = gpu(randn({16, 1024}, at::kBFloat16)), w = gpu(randn({528, 1024}, at::kBFloat16));
+  const at::Tensor all = linear_forward(x, w, {});
+  for (const int64_t rows : {1, 3, 8, 9}) {
+    EXPECT_TRUE(same_bits(linear_forward(x.narrow(0, 0, rows), w, {}), all.narrow(0, 0, rows)));
+  }
+}
+
 // Odd sizes, rows with gaps, and sizes large enough for every tile shape.
 TEST_F(Gpu, LinearGemm) {
   for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {

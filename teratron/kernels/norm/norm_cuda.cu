@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "teratron/kernels/common/device.cuh"
+#include "teratron/kernels/common/dependent_launch.cuh"
 #include "teratron/kernels/norm/launchers.h"
 #include "teratron/kernels/norm/norm_device.cuh"
 
@@ -110,6 +110,8 @@ __global__ void __launch_bounds__(max_threads<Group>, resident_threads(ADDS, PER
   for (int k = 0; k < PER; ++k) {
     if (parameters.in_registers && pipeline.has(k)) parameters.read(shape, args, pipeline, k);
   }
+  wait_for_predecessor();
+  release_successor();
   pipeline.start();
   for (RowCursor<Group> cursor; cursor.row < shape.rows; cursor.next(STAGES)) {
     pipeline.advance(cursor);
@@ -145,7 +147,10 @@ bool launch_rows(const NormShape& shape, const NormForwardArgs& args, int thread
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   const int64_t blocks = std::min(ceil_div(shape.rows, Group::groups(threads)),
                                   sm_count() * resident_blocks(resident_threads(ADDS, PER), threads));
-  kernel<<<static_cast<unsigned>(blocks), threads, bytes, stream>>>(shape, args);
+  const LaunchShape launched{.grid = dim3(static_cast<unsigned>(blocks)),
+                             .block = dim3(static_cast<unsigned>(threads)),
+                             .shared_bytes = bytes};
+  launch_dependent(kernel, launched, stream, shape, args);
   return true;
 }
 

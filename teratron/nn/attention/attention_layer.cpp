@@ -85,6 +85,14 @@ at::Tensor CoreAttention::forward_paged(const QueryKeyValue& qkv, PagedKeyValues
   return paged_attention(request(qkv, context), paged, context.positions_SB);
 }
 
+at::Tensor CoreAttention::decode(const QkvParts& qkv, PagedKeyValues& paged,
+                                 const LayerContext& context) const {
+  std::optional<QkvRotation> rope;
+  if (context.rope) rope = context.rope->rotation(context.positions_SB);
+  return paged_decode_attention(qkv, request({}, context), paged, rope ? &*rope : nullptr,
+                                context.positions_SB);
+}
+
 SelfAttention::SelfAttention(const Scope& scope, const AttentionLayerOptions& options,
                              const TensorParallel& parallel)
     : core_(options, scope.options(), parallel.group),
@@ -121,8 +129,22 @@ QueryKeyValue SelfAttention::project(const at::Tensor& x_SBH, const LayerContext
   return qkv;
 }
 
+at::Tensor SelfAttention::decode(const at::Tensor& x_SBH, PagedKeyValues& paged,
+                                 const LayerContext& context) {
+  const int64_t groups = core_.query_groups(), per_group = core_.heads() / groups;
+  QkvParts qkv =
+      unpack_qkv(qkv_.forward(x_SBH).x_SBH.unflatten(-1, {groups, per_group + 2, core_.kv_channels()}));
+  if (q_norm_) {
+    qkv.q = q_norm_->forward(qkv.q.flatten(2, 3)).unflatten(2, {groups, per_group});
+    qkv.k = k_norm_->forward(qkv.k);
+  }
+  return core_.decode(qkv, paged, context);
+}
+
 Hidden SelfAttention::forward_add_residual(const at::Tensor& x_SBH, const ResidualDropout& residual,
                                            const LayerContext& context, KeyValueCache* cache) {
+  if (cache && decodes_all(cache->paged, x_SBH.size(0)))
+    return output_.forward_add_residual(decode(x_SBH, cache->paged, context), residual);
   QueryKeyValue qkv = project(x_SBH, context);
   if (cache && cache->paged.batch)
     return output_.forward_add_residual(core_.forward_paged(qkv, cache->paged, context), residual);

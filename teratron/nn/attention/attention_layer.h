@@ -42,6 +42,8 @@ class CoreAttention {
   /// The same for tokens of many sequences, whose keys and values are added to the pages.
   at::Tensor forward_paged(const QueryKeyValue& qkv, PagedKeyValues& paged,
                            const LayerContext& context) const;
+  /// The same for one new token of each sequence (decodes_all()), before RoPE.
+  at::Tensor decode(const QkvParts& qkv, PagedKeyValues& paged, const LayerContext& context) const;
 
   // Of this rank.
   int64_t heads() const { return options_.heads / group_.size; }
@@ -67,6 +69,7 @@ class SelfAttention {
 
  private:
   QueryKeyValue project(const at::Tensor& x_SBH, const LayerContext& context);
+  at::Tensor decode(const at::Tensor& x_SBH, PagedKeyValues& paged, const LayerContext& context);
 
   CoreAttention core_;
   ColumnLinear qkv_;

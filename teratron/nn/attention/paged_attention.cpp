@@ -34,7 +34,41 @@ at::Tensor attend_row(const AttentionRequest& request, const PagedKeyValues& pag
   return attention(own);
 }
 
+// Queries [R, G, Q, D] of rows that one kernel decodes.
+at::Tensor decode(const PagedDecodeInputs& inputs, const AttentionRequest& request, const PagedBatch& batch,
+                  const QkvRotation* rope) {
+  PagedDecodeOptions options{.scale = request.scale,
+                             .window = request.window,
+                             .page_size = batch.page_size,
+                             .alibi_slopes = request.alibi_slopes};
+  if (rope) options.rotation = *rope;
+  return paged_decode(inputs, options);
+}
+
 }  // namespace
+
+bool decodes_all(const PagedKeyValues& paged, int64_t tokens) {
+  return paged.batch && paged.batch->table_RP.defined() && paged.batch->decode_rows == tokens;
+}
+
+at::Tensor paged_decode_attention(const QkvParts& qkv, const AttentionRequest& request, PagedKeyValues& paged,
+                                  const QkvRotation* rope, const at::Tensor& positions_SB) {
+  allocate(paged, qkv.k);
+  if (rope && !paged_decode_rotates(*rope, qkv.q.scalar_type())) {
+    rope_(qkv.q, rope->table, positions_SB, {.style = rope->style});
+    rope_(qkv.k, rope->table, positions_SB, {.style = rope->style});
+    rope = nullptr;
+  }
+  return decode({.q_RGQD = qkv.q.squeeze(1),
+                 .k_RGD = qkv.k.squeeze(1),
+                 .v_RGD = qkv.v.squeeze(1),
+                 .k_pages = paged.k_TGD,
+                 .v_pages = paged.v_TGD,
+                 .table_RP = paged.batch->table_RP,
+                 .positions_R = positions_SB.select(1, 0)},
+                request, *paged.batch, rope)
+      .unsqueeze(1);
+}
 
 at::Tensor paged_attention(const AttentionRequest& request, PagedKeyValues& paged,
                            const at::Tensor& positions_SB) {
@@ -46,17 +80,15 @@ at::Tensor paged_attention(const AttentionRequest& request, PagedKeyValues& page
   const int64_t fused = batch.table_RP.defined() ? batch.decode_rows : 0;
   at::Tensor decoded;
   if (fused > 0) {
-    decoded = paged_decode({.q_RND = request.q_SBND.squeeze(1).narrow(0, 0, fused),
-                            .k_RGD = k_TGD.narrow(0, 0, fused),
-                            .v_RGD = v_TGD.narrow(0, 0, fused),
-                            .k_pages = paged.k_TGD,
-                            .v_pages = paged.v_TGD,
-                            .table_RP = batch.table_RP,
-                            .positions_R = positions_SB.select(1, 0).narrow(0, 0, fused)},
-                           {.scale = request.scale,
-                            .window = request.window,
-                            .page_size = batch.page_size,
-                            .alibi_slopes = request.alibi_slopes});
+    decoded =
+        decode({.q_RGQD = request.q_SBND.squeeze(1).narrow(0, 0, fused).unflatten(1, {k_TGD.size(1), -1}),
+                .k_RGD = k_TGD.narrow(0, 0, fused),
+                .v_RGD = v_TGD.narrow(0, 0, fused),
+                .k_pages = paged.k_TGD,
+                .v_pages = paged.v_TGD,
+                .table_RP = batch.table_RP,
+                .positions_R = positions_SB.select(1, 0).narrow(0, 0, fused)},
+               request, batch, nullptr);
     if (fused == tokens) return decoded.unsqueeze(1);
   }
   const auto others = [&](const at::Tensor& x) { return x.narrow(0, fused, tokens - fused); };

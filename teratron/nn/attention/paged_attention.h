@@ -11,4 +11,11 @@ namespace teratron {
 at::Tensor paged_attention(const AttentionRequest& request, PagedKeyValues& paged,
                            const at::Tensor& positions_SB);
 
+/// Whether so many tokens are all rows of PagedBatch that one kernel decodes.
+bool decodes_all(const PagedKeyValues& paged, int64_t tokens);
+/// The same for such tokens: queries and keys are not rotated yet, and `rope` (null: none) is applied within
+/// the kernel where it can be. request: all but queries, keys and values.
+at::Tensor paged_decode_attention(const QkvParts& qkv, const AttentionRequest& request, PagedKeyValues& paged,
+                                  const QkvRotation* rope, const at::Tensor& positions_SB);
+
 }  // namespace teratron

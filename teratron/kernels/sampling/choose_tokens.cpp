@@ -1,0 +1,32 @@
+#include "teratron/kernels/sampling/choose_tokens.h"
+
+#include "teratron/kernels/common/dispatch.h"
+#include "teratron/kernels/common/stream.h"
+#include "teratron/kernels/sampling/launchers.h"
+
+namespace teratron {
+
+at::Tensor choose_tokens(const at::Tensor& logits_RV, const at::Tensor& parameters_R5,
+                         const ChooseTokensOptions& options) {
+  const int64_t rows = logits_RV.size(0), vocabulary = logits_RV.size(1);
+  TERATRON_ASSERT(logits_RV.is_cuda() && logits_RV.stride(1) == 1 && vocabulary > 0 &&
+                  vocabulary <= INT32_MAX);
+  TERATRON_ASSERT(parameters_R5.scalar_type() == at::kDouble && parameters_R5.is_contiguous() &&
+                  parameters_R5.numel() == 5 * rows && parameters_R5.device() == logits_RV.device());
+  const at::Tensor out = at::empty({2, rows}, parameters_R5.options());
+  const at::Tensor partial = at::empty({rows, cuda::choose_tokens_parts, 4}, parameters_R5.options());
+  cuda::choose_tokens({.logits = logits_RV.const_data_ptr(),
+                       .row_stride = logits_RV.stride(0),
+                       .rows = static_cast<int>(rows),
+                       .vocabulary = static_cast<int>(vocabulary),
+                       .dtype = dtype_of(logits_RV),
+                       .parameters = parameters_R5.const_data_ptr<double>(),
+                       .samples = options.samples,
+                       .logprobs = options.logprobs,
+                       .partial = partial.mutable_data_ptr<double>(),
+                       .out = out.mutable_data_ptr<double>()},
+                      current_stream(logits_RV));
+  return out;
+}
+
+}  // namespace teratron

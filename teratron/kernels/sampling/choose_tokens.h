@@ -1,0 +1,23 @@
+// The next token of each row of logits on a GPU: the most probable one, or one drawn with the probabilities
+// softmax(logits / temperature).
+//
+// logits [R, V], rows of any stride; f32, bf16, f16. parameters f64 [R, 5]: temperature, top_k (1: the most
+// probable token, of equal ones the first; else drawn), a number that is ignored, a random number u in
+// (0, 1], a token whose logit is taken as -1e10 (-1: none). The token drawn is the first at which the
+// cumulative probability reaches u. Sums in f64, in fixed order. Asynchronous on the current CUDA stream; can
+// be captured.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace teratron {
+
+struct ChooseTokensOptions {
+  bool samples = true;    // false: every row takes its most probable token
+  bool logprobs = false;  // else zeros
+};
+/// f64 [2, R]: ids, and log probabilities at temperature 1.
+at::Tensor choose_tokens(const at::Tensor& logits_RV, const at::Tensor& parameters_R5,
+                         const ChooseTokensOptions& options);
+
+}  // namespace teratron
