@@ -35,6 +35,7 @@ struct Flags {
   std::string max_shard_size = "5GB";
   bool to_transformers = false;
   bool print_structure = false;
+  MegatronLayoutFlags megatron;
   std::vector<std::string> without_effect;
 };
 
@@ -118,9 +119,9 @@ int64_t parse_size(const std::string& text) {
 
 // Resolves the flags of Accelerate's tool.
 void resolve_aliases(Flags& flags) {
-  if (!flags.from_megatron.empty() && !flags.save.empty() && flags.from_hf.empty() && flags.to_hf.empty() &&
-      flags.load.empty())
-    return;
+  const bool no_hf = flags.from_hf.empty() && flags.to_hf.empty();
+  if (!flags.from_megatron.empty() && !flags.save.empty() && no_hf && flags.load.empty()) return;
+  if (!flags.megatron.to_megatron.empty() && !flags.load.empty() && no_hf && flags.save.empty()) return;
   std::string& in = flags.to_transformers ? flags.load : flags.from_hf;
   std::string& out = flags.to_transformers ? flags.to_hf : flags.save;
   if (in.empty()) in = flags.load_path;
@@ -131,7 +132,7 @@ void resolve_aliases(Flags& flags) {
   throw config_error(
       {.what = "source and destination are missing or ambiguous",
        .where = "ckpt convert",
-       .fix = "Use either --from-hf and --save, --from-megatron and --save, or --to-hf and --load"});
+       .fix = "Use --save with --from-hf or --from-megatron, or --load with --to-hf or --to-megatron"});
 }
 
 // The model settings that differ from their defaults, as flags of the other commands, without the sequence
@@ -215,6 +216,8 @@ ExportTokenizer tokenizer_in_folder(const fs::path& folder) {
 }
 
 ConversionReport export_from(const fs::path& checkpoint, const Flags& flags) {
+  if (!flags.megatron.to_megatron.empty())
+    return convert_to_megatron(checkpoint, flags.megatron, parse_dtype(flags.dtype));
   const ExportTokenizer tokenizer = flags.tokenizer.empty()
                                         ? tokenizer_of_checkpoint(open_checkpoint(checkpoint))
                                         : tokenizer_in_folder(flags.tokenizer);
@@ -249,6 +252,9 @@ void check_settings(const Flags& flags) {
 int convert(Flags& flags) {
   check_settings(flags);
   resolve_aliases(flags);
+  if (flags.megatron.to_megatron.empty()) {
+    for (const std::string& name : flags.megatron.given()) flags.without_effect.push_back(name);
+  }
   for (const std::string& name : flags.without_effect) {
     notice("{} has no effect: a checkpoint does not depend on the layout and is resharded when loaded", name);
   }
@@ -260,15 +266,15 @@ int convert(Flags& flags) {
   print("wrote {} ({} tensors, {} elements)", printable(report.result.string(), 4096), report.tensors,
         report.elements);
   if (importing) {
-    print("train from it with --load {} --finetune {}", printable(flags.save, 4096),
+    print("{} it with --load {} {}{}", report.can_continue ? "continue" : "train from",
+          printable(flags.save, 4096), report.can_continue ? "" : "--finetune ",
           as_flags(nlohmann::json::parse(open_checkpoint(report.result).config)));
   }
   return 0;
 }
 
 void add_convert(CLI::App& app, Flags& flags) {
-  CLI::App* const command =
-      app.add_subcommand("convert", "Convert from Hugging Face and Megatron-LM, and to Hugging Face");
+  CLI::App* const command = app.add_subcommand("convert", "Convert from and to Hugging Face and Megatron-LM");
   command->allow_extras();
   command->footer(
       "With --from-megatron, flags of `pretrain` give what the checkpoint does not say, such as\n"
@@ -290,11 +296,11 @@ void add_convert(CLI::App& app, Flags& flags) {
   command->add_flag("--convert-checkpoint-from-megatron-to-transformers", flags.to_transformers,
                     "with --load-path and --save-path: export");
   command->add_flag("--print-checkpoint-structure", flags.print_structure, "list the tensors");
-  for (const char* name : {"--target-tensor-model-parallel-size", "--target-pipeline-model-parallel-size",
-                           "--target-data-parallel-size", "--make-vocab-size-divisible-by"}) {
-    command->add_option_function<int64_t>(
-        name, [&flags, name](const int64_t&) { flags.without_effect.emplace_back(name); }, "no effect");
-  }
+  flags.megatron.add_to(*command);
+  command->add_option_function<int64_t>(
+      "--target-data-parallel-size",
+      [&flags](const int64_t&) { flags.without_effect.emplace_back("--target-data-parallel-size"); },
+      "no effect");
   command->add_flag_callback(
       "--use-distributed-optimizer",
       [&flags] { flags.without_effect.emplace_back("--use-distributed-optimizer"); }, "no effect");

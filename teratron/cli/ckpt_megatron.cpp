@@ -6,6 +6,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/megatron/convert.h"
+#include "teratron/megatron/export.h"
 #include "teratron/settings/arguments.h"
 #include "teratron/settings/component_options.h"
 #include "teratron/tokenizer/tokenizer.h"
@@ -49,16 +50,58 @@ ConversionReport convert_from_megatron(const MegatronFlags& flags) {
   const ParsedArguments parsed =
       parse_arguments("pretrain gpt", flags.settings, {.refuse_planned = false, .defer_problems = true});
   if (!parsed.problems.empty()) throw UserError(ExitCode::config, parsed.problems);
-  const json given = given_settings(parsed);
+  json given = given_settings(parsed);
+  given.erase("no_load_optim");
   const auto vocabulary = [&](const std::string& family, const std::string& saved_type, json& settings) {
     return tokenizer_size(parsed.args, given.contains("tokenizer_type"), family, saved_type, settings);
   };
   return import_megatron({.source = flags.source,
                           .step = flags.step,
+                          .optimizer = !parsed.args.no_load_optim,
                           .destination = flags.save,
                           .dtype = flags.dtype,
                           .settings = given,
                           .vocabulary = vocabulary});
+}
+
+void MegatronLayoutFlags::add_to(CLI::App& command) {
+  command.add_option("--to-megatron", to_megatron, "new folder for Megatron-LM's files (format torch)");
+  command
+      .add_option("--target-tensor-parallel-size,--target-tensor-model-parallel-size", tensor_ranks,
+                  "tensor ranks of --to-megatron; default 1")
+      ->check(CLI::Range(1, 1 << 10));
+  command
+      .add_option("--target-pipeline-parallel-size,--target-pipeline-model-parallel-size", stages,
+                  "pipeline stages of --to-megatron; default 1")
+      ->check(CLI::Range(1, 1 << 10));
+  command
+      .add_option("--make-vocab-size-divisible-by", vocabulary_divisor,
+                  "padding of the vocabulary of --to-megatron; default: as in the checkpoint")
+      ->check(CLI::Range(1, 1 << 20));
+  command
+      .add_option("--megatron-names", names,
+                  "names of tensors in --to-megatron: those of core 0.4 to 0.7, or of v2.5 to 23.06")
+      ->check(CLI::IsMember({"core", "v2"}))
+      ->capture_default_str();
+}
+
+std::vector<std::string> MegatronLayoutFlags::given() const {
+  std::vector<std::string> flags;
+  if (tensor_ranks) flags.emplace_back("--target-tensor-model-parallel-size");
+  if (stages) flags.emplace_back("--target-pipeline-model-parallel-size");
+  if (vocabulary_divisor) flags.emplace_back("--make-vocab-size-divisible-by");
+  return flags;
+}
+
+ConversionReport convert_to_megatron(const std::filesystem::path& checkpoint,
+                                     const MegatronLayoutFlags& flags, std::optional<Dtype> dtype) {
+  return export_megatron({.source = checkpoint,
+                          .destination = flags.to_megatron,
+                          .tensor_ranks = flags.tensor_ranks.value_or(1),
+                          .stages = flags.stages.value_or(1),
+                          .dtype = dtype,
+                          .make_vocab_size_divisible_by = flags.vocabulary_divisor,
+                          .names = flags.names == "v2" ? LegacyNames::v2 : LegacyNames::core});
 }
 
 }  // namespace teratron

@@ -1,10 +1,14 @@
-// ckpt convert --from-megatron.
+// ckpt convert --from-megatron and --to-megatron.
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
 
 #include "teratron/base/dtype.h"
 #include "teratron/hf/convert.h"
@@ -19,5 +23,20 @@ struct MegatronFlags {
 };
 
 ConversionReport convert_from_megatron(const MegatronFlags& flags);
+
+/// The layout that Megatron-LM's files are cut for.
+struct MegatronLayoutFlags {
+  std::string to_megatron;  // folder; empty: no export
+  std::optional<int64_t> tensor_ranks, stages, vocabulary_divisor;
+  std::string names = "core";
+
+  void add_to(CLI::App& command);
+  /// Those given, which other conversions ignore.
+  std::vector<std::string> given() const;
+};
+
+/// `checkpoint` is an iter_* directory.
+ConversionReport convert_to_megatron(const std::filesystem::path& checkpoint,
+                                     const MegatronLayoutFlags& flags, std::optional<Dtype> dtype);
 
 }  // namespace teratron

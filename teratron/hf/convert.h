@@ -44,6 +44,7 @@ struct ConversionReport {
   int64_t tensors = 0;
   int64_t elements = 0;
   std::vector<std::string> notices = {};  // for the user
+  bool can_continue = false;              // the result has the state of a training
 };
 
 /// Weights and settings, including the paths of the folder's tokenizer; no optimizer state or counters (train

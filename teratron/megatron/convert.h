@@ -1,6 +1,6 @@
-// Import of checkpoints that Megatron-LM wrote in its format `torch`: weights and settings of GPT, BERT and
-// T5, of every checkpoint version, joined from tensor and pipeline ranks. Streaming: needs the memory of one
-// tensor, twice.
+// Import of checkpoints that Megatron-LM wrote: weights and settings of GPT, BERT and T5, joined from tensor
+// and pipeline ranks, and the state of their training where all of it is there. Streaming: needs the memory
+// of a few blocks, whatever the sizes of the tensors.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,10 @@
 namespace teratron {
 
 struct MegatronImport {
-  std::filesystem::path source;  // see open_megatron_files()
+  std::filesystem::path source;  // see open_megatron_checkpoint()
   std::optional<int64_t> step;
-  std::filesystem::path destination;                   // --save folder; the checkpoint is iter_0000000
+  bool optimizer = true;                               // false: weights alone
+  std::filesystem::path destination;                   // --save folder; the checkpoint keeps its iteration
   std::optional<Dtype> dtype;                          // of the result; default: as in the files
   nlohmann::json settings = nlohmann::json::object();  // given by the user
   /// The vocabulary of the user's tokenizer, by family ("bert") and the tokenizer type that was saved ("" if
@@ -28,8 +29,8 @@ struct MegatronImport {
       vocabulary = nullptr;
 };
 
-/// No optimizer state or counters (train with --finetune). UserError(checkpoint) for tensors that the model
-/// does not have.
+/// UserError(checkpoint) for tensors that the model does not have, or a state that is not that of its
+/// parameters.
 ConversionReport import_megatron(const MegatronImport& request);
 
 }  // namespace teratron

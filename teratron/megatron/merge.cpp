@@ -1,6 +1,8 @@
 #include "teratron/megatron/merge.h"
 
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "teratron/base/error.h"
 
@@ -18,12 +20,71 @@ int64_t stored_row(const MegatronPart& part, int64_t row) {
   return row;
 }
 
-// Row `row` of `rank`'s part in the joined tensor, once its part is in our order.
-int64_t joined_row(const MegatronPart& part, int64_t rank, int64_t row, int64_t ranks) {
-  const int64_t rows = part.shape[0], half = rows / 2;
-  if (part.rows != MegatronRows::gated) return rank * rows + row;
-  return (row < half ? 0 : half * ranks) + rank * half + row % half;
-}
+class Merged final : public TensorSource {
+ public:
+  Merged(MegatronPart part, std::vector<TensorSourcePtr> ranks)
+      : TensorSource(ranks.at(0)->dtype(), merged_shape(part, static_cast<int64_t>(ranks.size()))),
+        part_(std::move(part)),
+        ranks_(std::move(ranks)) {}
+
+  void read(int64_t begin, int64_t end, char* out) const override {
+    part_.split == MegatronSplit::columns ? read_columns(begin, end, out) : read_rows(begin, end, out);
+  }
+
+ private:
+  struct Place {
+    size_t rank;
+    int64_t row;
+    bool operator==(const Place&) const = default;
+  };
+  // Where row `row` of the joined tensor is.
+  Place place_of(int64_t row) const {
+    const auto ranks = static_cast<int64_t>(ranks_.size());
+    const int64_t rows = part_.shape[0], half = rows / 2;
+    if (part_.rows != MegatronRows::gated)
+      return {static_cast<size_t>(row / rows), stored_row(part_, row % rows)};
+    const int64_t within = row % (half * ranks);
+    return {static_cast<size_t>(within / half), (row < half * ranks ? 0 : half) + within % half};
+  }
+
+  // Rows that follow each other in a part are read at once.
+  void read_rows(int64_t begin, int64_t end, char* out) const {
+    const int64_t columns = shape().size() > 1 ? shape()[1] : 1;
+    while (begin < end) {
+      const int64_t row = begin / columns, skipped = begin % columns;
+      const Place first = place_of(row);
+      int64_t rows = 1;
+      while ((row + rows) * columns < end && place_of(row + rows) == Place{first.rank, first.row + rows})
+        ++rows;
+      const int64_t length = std::min(end, (row + rows) * columns) - begin;
+      const int64_t from = first.row * columns + skipped;
+      ranks_[first.rank]->read(from, from + length, out);
+      out += length * size_of(dtype());
+      begin += length;
+    }
+  }
+
+  // Each rank's part of the rows at once, then element by element where they belong.
+  void read_columns(int64_t begin, int64_t end, char* out) const {
+    const int64_t part_columns = part_.shape[1], columns = shape()[1], element = size_of(dtype());
+    const int64_t first = begin / columns, last = (end + columns - 1) / columns;
+    std::vector<char> block(static_cast<size_t>((last - first) * part_columns * element));
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      ranks_[rank]->read(first * part_columns, last * part_columns, block.data());
+      for (int64_t row = first; row < last; ++row) {
+        const int64_t at = row * columns + static_cast<int64_t>(rank) * part_columns;
+        const int64_t from = std::max(at, begin), to = std::min(at + part_columns, end);
+        if (from >= to) continue;
+        std::memcpy(out + (from - begin) * element,
+                    block.data() + ((row - first) * part_columns + from - at) * element,
+                    static_cast<size_t>((to - from) * element));
+      }
+    }
+  }
+
+  MegatronPart part_;
+  std::vector<TensorSourcePtr> ranks_;
+};
 
 }  // namespace
 
@@ -33,23 +94,11 @@ std::vector<int64_t> merged_shape(const MegatronPart& part, int64_t ranks) {
   return shape;
 }
 
-std::vector<char> merge_parts(const MegatronPart& part, const std::vector<std::vector<char>>& parts,
-                              int64_t element) {
-  if (part.split == MegatronSplit::none) return parts[0];
-  const auto ranks = static_cast<int64_t>(parts.size());
-  const int64_t rows = part.shape[0];
-  const int64_t row_bytes = (part.shape.size() > 1 ? part.shape[1] : 1) * element;
-  std::vector<char> joined(parts[0].size() * parts.size());
-  for (int64_t rank = 0; rank < ranks; ++rank) {
-    const char* const from = parts[static_cast<size_t>(rank)].data();
-    for (int64_t row = 0; row < rows; ++row) {
-      const int64_t to =
-          part.split == MegatronSplit::rows ? joined_row(part, rank, row, ranks) : row * ranks + rank;
-      std::memcpy(joined.data() + to * row_bytes, from + stored_row(part, row) * row_bytes,
-                  static_cast<size_t>(row_bytes));
-    }
-  }
-  return joined;
+TensorSourcePtr merged(const MegatronPart& part, std::vector<TensorSourcePtr> ranks) {
+  if (part.split == MegatronSplit::none) return ranks.at(0);
+  if (ranks.size() == 1 && (part.rows == MegatronRows::as_stored || part.rows == MegatronRows::gated))
+    return ranks[0];
+  return std::make_shared<Merged>(part, std::move(ranks));
 }
 
 }  // namespace teratron

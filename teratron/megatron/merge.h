@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "teratron/megatron/names.h"
+#include "teratron/megatron/tensor_source.h"
 
 namespace teratron {
 
@@ -24,9 +25,8 @@ struct MegatronPart {
   std::vector<int64_t> shape = {};  // of one part
 };
 
-/// The parts, row-major, of elements of `element` bytes, joined.
-std::vector<char> merge_parts(const MegatronPart& part, const std::vector<std::vector<char>>& parts,
-                              int64_t element);
+/// The parts of the tensor ranks, each of part.shape, joined.
+TensorSourcePtr merged(const MegatronPart& part, std::vector<TensorSourcePtr> ranks);
 
 /// The shape of the joined tensor.
 std::vector<int64_t> merged_shape(const MegatronPart& part, int64_t ranks);

@@ -54,28 +54,50 @@ struct RankPath {
   bool expert = false;
 };
 
-// Nullopt for what is not a model's file.
-std::optional<RankPath> parse_rank(const std::string& path) {
-  const fs::path file(path);
-  if (file.filename() != "model_optim_rng.pt" && file.filename() != "model_rng.pt") return std::nullopt;
-  std::string_view name;
-  const std::string folder = file.parent_path().filename();
-  name = folder;
-  if (!name.starts_with("mp_rank_")) return std::nullopt;
+// The numbers of a folder "mp_rank_01_002"; none for others.
+std::vector<int64_t> rank_numbers(std::string_view name) {
+  if (!name.starts_with("mp_rank_")) return {};
   name.remove_prefix(8);
   std::vector<int64_t> numbers;
   while (true) {
     const size_t end = std::min(name.find('_'), name.size());
     const std::optional<int64_t> number = digits(name.substr(0, end));
-    if (!number) return std::nullopt;
+    if (!number) return {};
     numbers.push_back(*number);
-    if (end == name.size()) break;
+    if (end == name.size()) return numbers;
     name.remove_prefix(end + 1);
   }
+}
+
+// Nullopt for what is not a model's file.
+std::optional<RankPath> parse_rank(const std::string& path) {
+  const fs::path file(path);
+  if (file.filename() != "model_optim_rng.pt" && file.filename() != "model_rng.pt") return std::nullopt;
+  const std::vector<int64_t> numbers = rank_numbers(file.parent_path().filename().string());
+  if (numbers.empty()) return std::nullopt;
   return RankPath{.iteration = file.parent_path().parent_path().string(),
                   .tensor = numbers[0],
                   .pipeline = numbers.size() > 1 ? numbers[1] : 0,
                   .expert = numbers.size() > 2};
+}
+
+std::shared_ptr<const TorchFile> open_in(const Tree& tree, const std::string& path,
+                                         const std::string& where) {
+  return std::make_shared<const TorchFile>(tree.at(path)(), where + "/" + printable(path, 400));
+}
+
+// Those of the optimizer beside a model's file.
+void open_optimizer(const Tree& tree, const std::string& model, const std::string& where,
+                    MegatronRankFiles& files) {
+  const fs::path folder = fs::path(model).parent_path();
+  const std::string distributed = (folder / "distrib_optim.pt").string();
+  if (tree.contains(distributed)) files.distributed = open_in(tree, distributed, where);
+  while (fs::path(model).filename() == "model_rng.pt") {
+    const fs::path rank = folder.string() + fmt::format("_{:03}", files.data_parallel.size());
+    const std::string path = (rank / "optim.pt").string();
+    if (!tree.contains(path)) return;
+    files.data_parallel.push_back(open_in(tree, path, where));
+  }
 }
 
 // The name of the folder that the tracker file means; empty without one.
@@ -111,7 +133,7 @@ std::string choose_iteration(const Tree& tree, const std::set<std::string>& foun
 
 }  // namespace
 
-MegatronFiles open_megatron_files(const fs::path& source, std::optional<int64_t> step) {
+MegatronFiles open_megatron_files(const fs::path& source, std::optional<int64_t> step, bool with_optimizer) {
   MegatronFiles files{.where = printable(source.string(), 4096)};
   std::error_code ignored;
   Tree tree;
@@ -123,7 +145,8 @@ MegatronFiles open_megatron_files(const fs::path& source, std::optional<int64_t>
     if (ZipArchive::is_zip(*bytes)) zip = std::make_shared<const ZipArchive>(bytes, files.where);
     const auto is_pickle = [](const auto& entry) { return entry.first.ends_with("/data.pkl"); };
     if (zip == nullptr || std::ranges::any_of(zip->entries(), is_pickle)) {
-      files.stages = {{std::make_shared<const TorchFile>(bytes, files.where)}};
+      files.stages = {
+          {{.model = std::make_shared<const TorchFile>(bytes, files.where), .where = files.where}}};
       return files;
     }
     tree = tree_of_zip(zip);
@@ -153,8 +176,10 @@ MegatronFiles open_megatron_files(const fs::path& source, std::optional<int64_t>
                                                   expected.second, std::max<int64_t>(expected.first, 0)),
                               .where = files.where,
                               .fix = "Copy the folders mp_rank_* of all ranks"});
-    files.stages.back().push_back(
-        std::make_shared<const TorchFile>(tree.at(path)(), files.where + "/" + printable(path, 400)));
+    MegatronRankFiles& opened = files.stages.back().emplace_back();
+    opened.model = open_in(tree, path, files.where);
+    opened.where = files.where + "/" + printable(path, 400);
+    if (with_optimizer) open_optimizer(tree, path, files.where, opened);
   }
   for (const auto& stage : files.stages) {
     if (stage.size() != files.stages[0].size())

@@ -2,7 +2,9 @@
 //
 //   DIR/latest_checkpointed_iteration.txt    a number, or "release"
 //   DIR/iter_0000050/mp_rank_01_002/model_optim_rng.pt    tensor rank 1, pipeline rank 2
-//   DIR/release/mp_rank_00/model_rng.pt                   beside an optimizer that is saved apart
+//   DIR/iter_0000050/mp_rank_01_002/distrib_optim.pt      its distributed optimizer (core 0.3 on)
+//   DIR/iter_0000050/mp_rank_00/model_rng.pt              in releases before that, beside
+//   DIR/iter_0000050/mp_rank_00_001/optim.pt              the optimizer of data-parallel rank 1
 #pragma once
 
 #include <cstdint>
@@ -16,15 +18,23 @@
 
 namespace teratron {
 
+struct MegatronRankFiles {
+  std::shared_ptr<const TorchFile> model;                       // model_optim_rng.pt or model_rng.pt
+  std::shared_ptr<const TorchFile> distributed;                 // distrib_optim.pt; nullptr: none
+  std::vector<std::shared_ptr<const TorchFile>> data_parallel;  // optim.pt of each data-parallel rank
+  std::string where;                                            // for errors
+};
+
 struct MegatronFiles {
   std::string where;  // the folder or zip file, for errors
   /// [pipeline rank][tensor rank]
-  std::vector<std::vector<std::shared_ptr<const TorchFile>>> stages;
+  std::vector<std::vector<MegatronRankFiles>> stages;
 };
 
-/// Opens the files of all ranks; `source` is a --save folder, a folder of one iteration, a zip file of these,
-/// or one .pt file. Without `step` the iteration of the tracker file, else the newest. UserError(checkpoint)
-/// if ranks are missing.
-MegatronFiles open_megatron_files(const std::filesystem::path& source, std::optional<int64_t> step);
+/// Opens the files of all ranks, those of optimizers if `with_optimizer`; `source` is a --save folder, a
+/// folder of one iteration, a zip file of these, or one .pt file. Without `step` the iteration of the tracker
+/// file, else the newest. UserError(checkpoint) if ranks are missing.
+MegatronFiles open_megatron_files(const std::filesystem::path& source, std::optional<int64_t> step,
+                                  bool with_optimizer);
 
 }  // namespace teratron

@@ -74,6 +74,10 @@ void take_saved(const PickleValue* args, json& settings) {
   if (const json old = saved(args, "disable_bias_linear");
       !old.is_null() && !settings.contains("add_bias_linear"))
     settings["add_bias_linear"] = !is_true(old);
+  // The tokenizers that are the same here. NullTokenizer counts its tokens in another way.
+  for (const char* type : {"GPT2BPETokenizer", "BertWordPieceLowerCase", "BertWordPieceCase"}) {
+    if (saved(args, "tokenizer_type") == type) settings["tokenizer_type"] = type;
+  }
   if (is_true(saved(args, "use_rotary_position_embeddings"))) settings["position_embedding_type"] = "rope";
   if (is_true(saved(args, "group_query_attention"))) {
     settings["group_query_attention"] = true;

@@ -4,6 +4,8 @@
 #include <array>
 #include <utility>
 
+#include "teratron/base/error.h"
+
 namespace teratron {
 
 namespace {
@@ -77,6 +79,13 @@ std::optional<Dtype> storage_dtype(std::string_view name) {
     if (name == known) return dtype;
   }
   return std::nullopt;
+}
+
+std::string storage_class(Dtype dtype) {
+  for (const auto& [name, known] : storages) {
+    if (dtype == known) return "torch\n" + std::string(name.substr(name.find('.') + 1));
+  }
+  throw checkpoint_error({.what = fmt::format("torch.save has no storage of {}", name_of(dtype))});
 }
 
 }  // namespace teratron

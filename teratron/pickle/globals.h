@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "teratron/base/dtype.h"
@@ -27,5 +28,7 @@ PickleGlobal pickle_global(std::string_view name);
 
 /// The element type of torch.FloatStorage and its like; nullopt for others.
 std::optional<Dtype> storage_dtype(std::string_view name);
+/// Its inverse, on two lines as a pickle names it: "torch\nFloatStorage".
+std::string storage_class(Dtype dtype);
 
 }  // namespace teratron

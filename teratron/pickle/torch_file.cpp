@@ -28,13 +28,17 @@ bool is_contiguous(const PickledTensor& tensor) {
   return true;
 }
 
-// Elements of `from`, which starts at the first one, in row-major order.
-std::vector<char> gather(const PickledTensor& tensor, const std::vector<char>& from, size_t element) {
-  std::vector<char> result(static_cast<size_t>(numel(tensor)) * element);
-  std::vector<int64_t> index(tensor.shape.size(), 0);
+// Of elements [begin, end) in row-major order, from the tensor's first one.
+std::vector<int64_t> offsets(const PickledTensor& tensor, int64_t begin, int64_t end) {
+  std::vector<int64_t> index(tensor.shape.size(), 0), result;
   int64_t at = 0;
-  for (size_t done = 0; done < result.size(); done += element) {
-    std::memcpy(result.data() + done, from.data() + static_cast<size_t>(at) * element, element);
+  for (size_t i = index.size(), left = static_cast<size_t>(begin); i-- > 0;) {
+    index[i] = static_cast<int64_t>(left) % tensor.shape[i];
+    left /= static_cast<size_t>(tensor.shape[i]);
+    at += index[i] * tensor.strides[i];
+  }
+  for (int64_t element = begin; element < end; ++element) {
+    result.push_back(at);
     for (size_t i = index.size(); i-- > 0;) {
       at += tensor.strides[i];
       if (++index[i] < tensor.shape[i]) break;
@@ -133,14 +137,26 @@ void TorchFile::place_stream_storages(const PickleValue& keys, int64_t at) {
 }
 
 std::vector<char> TorchFile::read(const PickledTensor& tensor) const {
+  std::vector<char> bytes(static_cast<size_t>(numel(tensor) * size_of(dtype_of(tensor))));
+  read(tensor, 0, numel(tensor), bytes.data());
+  return bytes;
+}
+
+void TorchFile::read(const PickledTensor& tensor, int64_t begin, int64_t end, char* out) const {
   const int64_t element = size_of(dtype_of(tensor));
-  const int64_t count = numel(tensor);
-  if (count == 0) return {};
-  int64_t span = 1;
-  for (size_t i = 0; i < tensor.shape.size(); ++i) span += (tensor.shape[i] - 1) * tensor.strides[i];
-  std::vector<char> bytes(static_cast<size_t>(span * element));
-  storages_[tensor.storage]->read(bytes.data(), span * element, tensor.offset * element);
-  return is_contiguous(tensor) ? bytes : gather(tensor, bytes, static_cast<size_t>(element));
+  TERATRON_ASSERT(0 <= begin && begin <= end && end <= numel(tensor), "{}", begin);
+  if (begin == end) return;
+  const ByteSource& storage = *storages_[tensor.storage];
+  if (is_contiguous(tensor))
+    return storage.read(out, (end - begin) * element, (tensor.offset + begin) * element);
+  const std::vector<int64_t> at = offsets(tensor, begin, end);
+  const auto [lowest, highest] = std::ranges::minmax(at);
+  std::vector<char> span(static_cast<size_t>((highest - lowest + 1) * element));
+  storage.read(span.data(), static_cast<int64_t>(span.size()), (tensor.offset + lowest) * element);
+  for (const int64_t offset : at) {
+    std::memcpy(out, span.data() + (offset - lowest) * element, static_cast<size_t>(element));
+    out += element;
+  }
 }
 
 }  // namespace teratron

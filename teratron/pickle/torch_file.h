@@ -22,6 +22,8 @@ class TorchFile {
   Dtype dtype_of(const PickledTensor& tensor) const { return pickle_.storages[tensor.storage].dtype; }
   /// Row-major, whatever its strides. Thread-safe.
   std::vector<char> read(const PickledTensor& tensor) const;
+  /// Elements [begin, end) of that.
+  void read(const PickledTensor& tensor, int64_t begin, int64_t end, char* out) const;
 
  private:
   void open_zip();

@@ -1,0 +1,38 @@
+// A checkpoint that Megatron-LM wrote, in any of its formats, by our names.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "teratron/megatron/settings.h"
+#include "teratron/megatron/tensor_source.h"
+
+namespace teratron {
+
+class MegatronCheckpoint {
+ public:
+  virtual ~MegatronCheckpoint() = default;
+
+  /// What the settings of the model follow from.
+  virtual MegatronSource source() const = 0;
+  /// Weights, and, if the whole optimizer state is there, "optimizer.*" as our checkpoints have it. The
+  /// padding of the vocabulary is in it. `settings` are those of the model.
+  virtual std::map<std::string, TensorSourcePtr> tensors(const nlohmann::json& settings) const = 0;
+  /// Iteration, consumed samples, schedule and loss scale, as our checkpoints have them; empty if there is no
+  /// iteration (a release).
+  virtual nlohmann::json state() const = 0;
+};
+
+/// `source` is a --save folder, a folder of one iteration, a zip file of these, or one .pt file. Without
+/// `step` the iteration of the tracker file, else the newest. UserError(checkpoint) if parts are missing.
+std::unique_ptr<MegatronCheckpoint> open_megatron_checkpoint(const std::filesystem::path& source,
+                                                             std::optional<int64_t> step,
+                                                             bool with_optimizer);
+
+}  // namespace teratron

@@ -1,0 +1,291 @@
+#include "teratron/megatron/export.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "teratron/base/file.h"
+#include "teratron/ckpt/checkpoint.h"
+#include "teratron/hf/float_convert.h"
+#include "teratron/megatron/saved_args.h"
+#include "teratron/pickle/torch_writer.h"
+#include "teratron/settings/arguments.h"
+
+namespace teratron {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+namespace {
+
+constexpr int64_t block_bytes = int64_t{16} << 20;
+
+bool is_vocabulary(const std::string& name) {
+  return name == "embedding.word_embeddings.weight" || name.starts_with("output_layer.");
+}
+
+// The source, and what follows from it and the request.
+struct Plan {
+  CheckpointInfo info;
+  SavedArgs args;
+  std::map<std::string, TensorInfo> weights;
+  int64_t groups = 1;
+};
+
+MegatronFamily family_of(const json& settings, const std::string& where) {
+  const std::string family = settings.value("model_family", "gpt");
+  if (family == "gpt") return MegatronFamily::gpt;
+  if (family == "bert") return MegatronFamily::bert;
+  if (family == "t5") return MegatronFamily::t5;
+  throw checkpoint_error({.what = fmt::format("Megatron-LM has no model family '{}'", printable(family)),
+                          .where = where,
+                          .fix = "Only GPT, BERT and T5 are converted"});
+}
+
+void check_tensor_ranks(const Plan& plan, int64_t ranks) {
+  const json& settings = plan.args.settings;
+  const json ffn = settings["ffn_hidden_size"];
+  for (const auto& [what, size] : {std::pair{"attention heads", settings["num_attention_heads"]},
+                                   {"query groups", json(plan.groups)},
+                                   {"channels of the MLP", ffn.is_null() ? json(0) : ffn}}) {
+    if (size.get<int64_t>() % ranks != 0)
+      throw config_error({.what = fmt::format("{} {} are not divisible by {}", size.dump(), what, ranks),
+                          .where = "--target-tensor-parallel-size",
+                          .fix = "Use a size that divides heads, query groups and the MLP"});
+  }
+}
+
+Plan make_plan(const MegatronExport& request) {
+  Plan plan{.info = open_checkpoint(request.source)};
+  const std::string where = printable(plan.info.path.string(), 4096);
+  const json saved = json::parse(plan.info.config);
+  const MegatronFamily family = family_of(saved, where);
+  std::vector<std::string> unknown;
+  json settings = json::parse(to_json(arguments_from_json(plan.info.config, where, &unknown)));
+  check_legacy_model(settings, where);
+  for (const auto& [name, tensor] : plan.info.tensors) {
+    if (!name.starts_with("optimizer.")) plan.weights.emplace(name, tensor);
+  }
+  const auto embedding = plan.weights.find("embedding.word_embeddings.weight");
+  if (embedding == plan.weights.end() || embedding->second.shape.size() != 2)
+    throw checkpoint_error({.what = "the checkpoint has no word embeddings", .where = where});
+  if (request.make_vocab_size_divisible_by)
+    settings["make_vocab_size_divisible_by"] = *request.make_vocab_size_divisible_by;
+  const int64_t vocabulary = embedding->second.shape[0];
+  const int64_t unit = settings["make_vocab_size_divisible_by"].get<int64_t>() * request.tensor_ranks;
+  plan.groups = settings["group_query_attention"] == true ? settings["num_query_groups"]
+                                                          : settings["num_attention_heads"];
+  plan.args = {.family = family,
+               .settings = std::move(settings),
+               .state = json::parse(plan.info.state),
+               .stages = legacy_stages(family, plan.weights, request.stages),
+               .names = request.names,
+               .tensor_ranks = request.tensor_ranks,
+               .vocabulary = vocabulary,
+               .padded_vocabulary = (vocabulary + unit - 1) / unit * unit,
+               .dtype = request.dtype.value_or(embedding->second.dtype)};
+  check_tensor_ranks(plan, request.tensor_ranks);
+  return plan;
+}
+
+Shard shard_of(const Plan& plan, const std::string& name, int64_t rank) {
+  const std::vector<int64_t>& shape = plan.weights.at(name).shape;
+  const int64_t ranks = plan.args.tensor_ranks;
+  if (is_vocabulary(name)) return Shard::split_padded(shape, 0, plan.args.padded_vocabulary, ranks, rank);
+  const MegatronSplit split = split_of(name);
+  if (split == MegatronSplit::none) return Shard::replicated(shape);
+  if (split == MegatronSplit::columns) return Shard::split(shape, 1, ranks, rank);
+  if (plan.args.settings["swiglu"] == true && name.find("linear_fc1.") != std::string::npos)
+    return Shard::split_segments(shape, 0, {shape[0] / 2, shape[0] / 2}, ranks, rank);
+  return Shard::split(shape, 0, ranks, rank);
+}
+
+// Appends a rank's part of a tensor to its file.
+class PartWriter {
+ public:
+  PartWriter(const Plan& plan, CheckpointReader& reader, Dtype dtype)
+      : plan_(plan), reader_(reader), dtype_(dtype) {}
+
+  void write(const std::string& name, const Shard& shard, const AppendBytes& append) {
+    const std::vector<int64_t> local = shard.local_shape();
+    const int64_t columns = local.size() > 1 ? local[1] : 1;
+    const int64_t rows =
+        is_vocabulary(name) ? std::clamp<int64_t>(shard.global_shape[0] - shard.index * local[0], 0, local[0])
+                            : local[0];
+    write_range(name, shard, 0, rows * columns, append);
+    const Shard whole = Shard::replicated(shard.global_shape);
+    const int64_t last = (shard.global_shape[0] - 1) * columns;
+    for (int64_t row = rows; row < local[0]; ++row) write_range(name, whole, last, last + columns, append);
+  }
+
+ private:
+  void write_range(const std::string& name, const Shard& shard, int64_t begin, int64_t end,
+                   const AppendBytes& append) {
+    const Dtype saved = plan_.weights.at(name).dtype;
+    const int64_t most = block_bytes / size_of(saved);
+    for (int64_t at = begin; at < end; at += most) {
+      const int64_t until = std::min(end, at + most);
+      std::vector<char> bytes(static_cast<size_t>((until - at) * size_of(saved)));
+      reader_.read({name, saved, shard, at, until, bytes.data()});
+      bytes = convert_floats(std::move(bytes), saved, dtype_);
+      append(bytes.data(), static_cast<int64_t>(bytes.size()));
+    }
+  }
+
+  const Plan& plan_;
+  CheckpointReader& reader_;
+  Dtype dtype_;
+};
+
+// The dicts between the model and its entries; the innermost are OrderedDicts, as state_dict() makes them.
+class ModelPickle {
+ public:
+  explicit ModelPickle(PickleWriter& pickle) : pickle_(pickle) { pickle_.begin(PickledDict::plain); }
+
+  void enter(const std::vector<std::string>& path) {
+    if (path == path_) return;
+    size_t common = 0;
+    while (common < path.size() && common < path_.size() && path[common] == path_[common]) ++common;
+    leave(common);
+    for (size_t i = common; i < path.size(); ++i) {
+      pickle_.text(path[i]);
+      pickle_.begin(i + 1 == path.size() ? PickledDict::ordered : PickledDict::plain);
+    }
+    path_ = path;
+  }
+  void finish() {
+    leave(0);
+    pickle_.end(PickledDict::plain);
+  }
+
+ private:
+  void leave(size_t depth) {
+    for (size_t i = path_.size(); i > depth; --i)
+      pickle_.end(i == path_.size() ? PickledDict::ordered : PickledDict::plain);
+  }
+
+  PickleWriter& pickle_;
+  std::vector<std::string> path_;
+};
+
+struct RankFile {
+  PickleWriter pickle;
+  std::vector<std::pair<std::string, Shard>> parts;  // of its tensors, in order
+};
+
+void write_counters(const Plan& plan, PickleWriter& pickle) {
+  pickle.text("args");
+  write_args(plan.args, pickle);
+  pickle.text("checkpoint_version");
+  pickle.real(3.0);
+  pickle.text("iteration");
+  pickle.integer(plan.args.state.value("iteration", int64_t{0}));
+  pickle.text("num_floating_point_operations_so_far");
+  pickle.real(plan.args.state.value("num_floating_point_operations_so_far", 0.0));
+}
+
+RankFile make_rank_file(const Plan& plan, const std::vector<LegacyEntry>& entries, int64_t rank) {
+  RankFile file;
+  file.pickle.begin(PickledDict::plain);
+  write_counters(plan, file.pickle);
+  file.pickle.text("model");
+  ModelPickle model(file.pickle);
+  for (const LegacyEntry& entry : entries) {
+    model.enter(entry.path);
+    file.pickle.text(entry.key);
+    if (entry.tensor.empty()) {
+      file.pickle.none();
+      continue;
+    }
+    const Shard shard = shard_of(plan, entry.tensor, rank);
+    file.pickle.tensor(plan.args.dtype, shard.local_shape());
+    file.parts.emplace_back(entry.tensor, shard);
+  }
+  model.finish();
+  file.pickle.end(PickledDict::plain);
+  return file;
+}
+
+void check_all_placed(const Plan& plan, const std::set<std::string>& placed) {
+  std::vector<Problem> problems;
+  for (const auto& [name, tensor] : plan.weights) {
+    if (!placed.contains(name))
+      problems.push_back(
+          {.what = fmt::format("tensor \"{}\" has no place in Megatron-LM's legacy models", printable(name)),
+           .where = printable(plan.info.path.string(), 4096)});
+  }
+  if (!problems.empty()) throw UserError(ExitCode::checkpoint, std::move(problems));
+}
+
+std::string folder_of_rank(int64_t rank, int64_t stage, int64_t stages) {
+  return stages == 1 ? fmt::format("mp_rank_{:02}", rank) : fmt::format("mp_rank_{:02}_{:03}", rank, stage);
+}
+
+void write_export(const Plan& plan, const fs::path& folder, ConversionReport& report) {
+  const int64_t iteration = plan.args.state.value("iteration", int64_t{0});
+  const std::string name = iteration == 0 ? "release" : fmt::format("iter_{:07}", iteration);
+  const LegacyModel model{.family = plan.args.family,
+                          .names = plan.args.names,
+                          .stages = plan.args.stages,
+                          .tensors = &plan.weights};
+  std::vector<std::vector<LegacyEntry>> stages;
+  std::set<std::string> placed;
+  for (int64_t stage = 0; stage < plan.args.stages.stages; ++stage) {
+    for (const LegacyEntry& entry : stages.emplace_back(legacy_entries(model, stage)))
+      placed.insert(entry.tensor);
+  }
+  check_all_placed(plan, placed);
+  CheckpointReader reader(plan.info.path);
+  PartWriter writer(plan, reader, plan.args.dtype);
+  for (size_t stage = 0; stage < stages.size(); ++stage) {
+    for (int64_t rank = 0; rank < plan.args.tensor_ranks; ++rank) {
+      RankFile file = make_rank_file(plan, stages[stage], rank);
+      const fs::path directory =
+          folder / name / folder_of_rank(rank, static_cast<int64_t>(stage), plan.args.stages.stages);
+      make_directories(directory, ExitCode::checkpoint);
+      write_torch_file(directory / "model_optim_rng.pt", file.pickle,
+                       [&](size_t tensor, const AppendBytes& append) {
+                         writer.write(file.parts[tensor].first, file.parts[tensor].second, append);
+                       });
+      sync_directory(directory, ExitCode::checkpoint);
+    }
+  }
+  sync_directory(folder / name, ExitCode::checkpoint);
+  write_text(folder / "latest_checkpointed_iteration.txt",
+             iteration == 0 ? "release" : std::to_string(iteration), ExitCode::checkpoint);
+  report.tensors = static_cast<int64_t>(plan.weights.size());
+  for (const auto& [tensor, info] : plan.weights)
+    report.elements += info.shape[0] * (info.shape.size() > 1 ? info.shape[1] : 1);
+  report.notices.push_back(
+      iteration == 0 ? "the weights are written as 'release', without optimizer: Megatron-LM starts from "
+                       "them with --load"
+                     : "only weights are written: start Megatron-LM from them with --load and --finetune");
+}
+
+}  // namespace
+
+ConversionReport export_megatron(const MegatronExport& request) {
+  std::error_code ignored;
+  if (fs::exists(request.destination, ignored) && !fs::is_empty(request.destination, ignored))
+    throw config_error({.what = "the folder is not empty",
+                        .where = printable(request.destination.string(), 4096),
+                        .fix = "Give --to-megatron a new folder"});
+  const Plan plan = make_plan(request);
+  fs::path destination = request.destination;
+  if (!destination.has_filename()) destination = destination.parent_path();  // "out/"
+  fs::path partial = destination;
+  partial += ".partial-" + random_hex(8);
+  make_directories(partial, ExitCode::config);
+  ConversionReport report{.result = destination};
+  try {
+    write_export(plan, partial, report);
+    rename_path(partial, destination, ExitCode::checkpoint);
+  } catch (...) {
+    fs::remove_all(partial, ignored);
+    throw;
+  }
+  sync_directory(destination.parent_path(), ExitCode::checkpoint);
+  return report;
+}
+
+}  // namespace teratron

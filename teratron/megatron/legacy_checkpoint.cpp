@@ -1,0 +1,309 @@
+#include "teratron/megatron/legacy_checkpoint.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include <fmt/ranges.h>
+
+#include "teratron/base/error.h"
+#include "teratron/hf/float_convert.h"
+#include "teratron/megatron/merge.h"
+#include "teratron/megatron/optimizer_state.h"
+#include "teratron/megatron/train_state.h"
+
+namespace teratron {
+
+using nlohmann::json;
+
+namespace {
+
+using Kind = PickleValue::Kind;
+
+[[noreturn]] void fail(const std::string& what, const std::string& where) {
+  throw checkpoint_error({.what = what,
+                          .where = where,
+                          .fix = "Only whole checkpoints of GPT, BERT and T5 models are converted"});
+}
+
+// A virtual stage of a file.
+struct Chunk {
+  std::vector<SavedParameter> parameters;  // in the order of the model's
+  std::map<std::string, size_t> by_path;
+  std::vector<ParameterState> states = {};  // empty: none
+
+  void add(const std::string& path, TensorSourcePtr weight) {
+    by_path[path] = parameters.size();
+    const std::vector<int64_t> shape = weight->shape();
+    const bool embedding = path.find("embedding") != std::string::npos || path.starts_with("output_layer.") ||
+                           path.find(".output_layer.") != std::string::npos;
+    parameters.push_back({.path = path, .shape = shape, .weight = std::move(weight), .decoupled = embedding});
+  }
+};
+
+// Where Megatron-LM's legacy models have their parts; a file has the decoder last.
+int part_of(const std::string& path) {
+  constexpr std::string_view parts[] = {"language_model.embedding.",
+                                        "language_model.encoder.",
+                                        "language_model.transformer.",
+                                        "language_model.decoder.",
+                                        "language_model.pooler.",
+                                        "language_model.output_layer.",
+                                        "word_embeddings_for_head.",
+                                        "lm_head.",
+                                        "binary_head."};
+  const auto* const found =
+      std::ranges::find_if(parts, [&path](std::string_view part) { return path.starts_with(part); });
+  return static_cast<int>(found - std::begin(parts));
+}
+
+// Reads the tensors of a dict of dicts.
+class ChunkReader {
+ public:
+  explicit ChunkReader(std::shared_ptr<const TorchFile> file) : file_(std::move(file)) {}
+
+  Chunk read(const PickleValue& model) {
+    left_ = 1'000'000;
+    found_.clear();
+    flatten(model, "");
+    const bool legacy = std::ranges::any_of(
+        found_, [](const auto& entry) { return entry.first.starts_with("language_model."); });
+    if (legacy) std::ranges::stable_sort(found_, {}, [](const auto& entry) { return part_of(entry.first); });
+    Chunk chunk;
+    std::set<std::pair<size_t, int64_t>> tied;
+    for (const auto& [path, tensor] : found_) {
+      // Weights of an output layer under two names are one parameter.
+      const std::pair place(tensor->storage, tensor->offset);
+      if (path.find("output_layer.") != std::string::npos && tied.contains(place)) continue;
+      tied.insert(place);
+      if (!chunk.by_path.contains(path)) chunk.add(path, tensor_of_file(file_, *tensor));
+    }
+    return chunk;
+  }
+
+ private:
+  // Values may be shared, so that a walk could see far more of them than there are.
+  void flatten(const PickleValue& value, const std::string& path) {
+    if (--left_ < 0) fail("the model is nested too deeply", path);
+    if (value.is(Kind::tensor) && !path.ends_with("_extra_state")) found_.emplace_back(path, &value.tensor);
+    if (!value.is(Kind::dict)) return;
+    for (size_t i = 0; i + 1 < value.items.size(); i += 2) {
+      const PickleValue& key = *value.items[i];
+      if (key.is(Kind::text)) flatten(*value.items[i + 1], path.empty() ? key.text : path + "." + key.text);
+    }
+  }
+
+  std::shared_ptr<const TorchFile> file_;
+  std::vector<std::pair<std::string, const PickledTensor*>> found_;
+  int left_ = 0;
+};
+
+std::vector<Chunk> chunks_of(const MegatronRankFiles& files) {
+  std::vector<Chunk> chunks;
+  ChunkReader reader(files.model);
+  const PickleValue& root = files.model->root();
+  if (const PickleValue* const model = root.find("model")) {
+    chunks.push_back(reader.read(*model));
+  } else if (root.find("language_model") != nullptr) {
+    chunks.push_back(reader.read(root));
+  }
+  while (const PickleValue* const model = root.find(fmt::format("model{}", chunks.size())))
+    chunks.push_back(reader.read(*model));
+  if (chunks.empty()) fail("the file holds no 'model'", files.where);
+  return chunks;
+}
+
+struct Joined {
+  MegatronPart part;
+  Dtype dtype = Dtype::f32;
+  std::vector<TensorSourcePtr> ranks;
+  std::vector<ParameterState> states;  // of the ranks; empty: none
+};
+
+class LegacyCheckpoint final : public MegatronCheckpoint {
+ public:
+  explicit LegacyCheckpoint(MegatronFiles files) : files_(std::move(files)) {
+    const PickleValue& root = files_.stages[0][0].model->root();
+    args_ = root.find("args");
+    const PickleValue* const version = root.find("checkpoint_version");
+    if (version != nullptr) version_ = number_of(*version, nullptr);
+    for (const auto& stage : files_.stages) {
+      auto& ranks = chunks_.emplace_back();
+      for (const MegatronRankFiles& files : stage) ranks.push_back(chunks_of(files));
+      for (const auto& rank : ranks) {
+        if (rank.size() != chunks_[0][0].size())
+          fail("ranks have different numbers of virtual stages", files_.where);
+      }
+    }
+    find_family();
+    read_optimizers();
+    join_ranks();
+  }
+
+  MegatronSource source() const override {
+    MegatronSource source{.family = family_,
+                          .args = args_,
+                          .pipeline_ranks = static_cast<int64_t>(files_.stages.size()),
+                          .where = files_.where};
+    for (const auto& [name, joined] : joined_)
+      source.shapes[name] = merged_shape(joined.part, static_cast<int64_t>(joined.ranks.size()));
+    return source;
+  }
+  std::map<std::string, TensorSourcePtr> tensors(const json& settings) const override;
+  json state() const override {
+    return train_state({.common = &files_.stages[0][0].model->root(),
+                        .scheduler = optimizer_.scheduler,
+                        .scaler = optimizer_.scaler,
+                        .scaler_file = optimizer_.file.get(),
+                        .optimizer_steps = optimizer_.steps});
+  }
+
+ private:
+  void find_family();
+  void read_optimizers();
+  void join_ranks();
+  void join_chunk(size_t stage, size_t chunk, std::map<std::string, int64_t>& layers);
+  Joined join(const SavedParameter& first, const std::string& ours, size_t stage, size_t chunk) const;
+  MegatronPart part_with(const std::string& name, const Joined& joined, const json& settings) const;
+
+  MegatronFiles files_;
+  const PickleValue* args_ = nullptr;
+  double version_ = 0;
+  bool core_names_ = false;
+  MegatronFamily family_ = MegatronFamily::gpt;
+  std::vector<std::vector<std::vector<Chunk>>> chunks_;  // [stage][tensor rank][virtual stage]
+  RankOptimizer optimizer_;                              // of the first rank, without its states
+  bool whole_optimizer_ = true;
+  std::map<std::string, Joined> joined_;  // by our name
+};
+
+void LegacyCheckpoint::find_family() {
+  const auto any = [this](std::string_view part) {
+    return std::ranges::any_of(chunks_, [part](const auto& stage) {
+      return std::ranges::any_of(stage[0], [part](const Chunk& chunk) {
+        return std::ranges::any_of(chunk.parameters, [part](const SavedParameter& parameter) {
+          return parameter.path.find(part) != std::string::npos;
+        });
+      });
+    });
+  };
+  core_names_ = any("self_attention.linear_qkv.");
+  if (any("inter_attention.") || any("cross_attention.")) {
+    family_ = MegatronFamily::t5;
+  } else if (any("lm_head.dense.") || any("tokentype_embeddings.") || any("binary_head.")) {
+    family_ = MegatronFamily::bert;
+  }
+}
+
+void LegacyCheckpoint::read_optimizers() {
+  for (size_t stage = 0; stage < chunks_.size(); ++stage) {
+    for (size_t rank = 0; rank < chunks_[stage].size(); ++rank) {
+      std::vector<std::vector<SavedParameter>> parameters;
+      for (const Chunk& chunk : chunks_[stage][rank]) parameters.push_back(chunk.parameters);
+      RankOptimizer optimizer = read_rank_optimizer(files_.stages[stage][rank], parameters);
+      whole_optimizer_ = whole_optimizer_ && !optimizer.states.empty();
+      for (size_t i = 0; i < optimizer.states.size(); ++i)
+        chunks_[stage][rank][i].states = std::move(optimizer.states[i]);
+      optimizer.states.clear();
+      if (stage == 0 && rank == 0) optimizer_ = std::move(optimizer);
+    }
+  }
+}
+
+// Layers are numbered within their stage, and the virtual stages of a rank lie between those of others.
+void LegacyCheckpoint::join_ranks() {
+  std::map<std::string, int64_t> layers;  // so far, by stack
+  for (size_t chunk = 0; chunk < chunks_[0][0].size(); ++chunk) {
+    for (size_t stage = 0; stage < chunks_.size(); ++stage) join_chunk(stage, chunk, layers);
+  }
+}
+
+void LegacyCheckpoint::join_chunk(size_t stage, size_t chunk, std::map<std::string, int64_t>& layers) {
+  std::map<std::string, int64_t> here;
+  for (const SavedParameter& first : chunks_[stage][0][chunk].parameters) {
+    const MegatronName name = megatron_name(first.path, family_);
+    if (!name.stack.empty()) here[name.stack] = std::max(here[name.stack], name.layer + 1);
+    const int64_t before = name.stack.empty() ? 0 : layers[name.stack];
+    const std::string ours = name.in_layer(before + name.layer);
+    // Copies of embeddings, which the first stage has: for the head, and for the decoder of a T5, whose
+    // relative positions are on all stages.
+    if (ours == "word_embeddings_for_head.weight") continue;
+    const bool repeats = ours.starts_with("embedding.") || ours.find("_relative_pos_emb.") != ours.npos;
+    if (repeats && joined_.contains(ours)) continue;
+    // The T5 of Megatron-Core has its head's bias under two names.
+    if (joined_.contains(ours) && ours != "output_layer.bias")
+      fail(fmt::format("tensor \"{}\" is there twice", ours), files_.where);
+    if (!joined_.contains(ours)) joined_.emplace(ours, join(first, ours, stage, chunk));
+  }
+  for (const auto& [stack, count] : here) layers[stack] += count;
+}
+
+Joined LegacyCheckpoint::join(const SavedParameter& first, const std::string& ours, size_t stage,
+                              size_t chunk) const {
+  Joined joined{.part = {.split = split_of(ours), .shape = first.shape}, .dtype = first.weight->dtype()};
+  if (joined.part.split == MegatronSplit::columns && first.shape.size() != 2)
+    fail(fmt::format("tensor \"{}\" is not a matrix", printable(first.path)), files_.where);
+  if (first.shape.empty() || first.shape.size() > 2 || !is_convertible_float(joined.dtype))
+    fail(fmt::format("tensor \"{}\" is not a matrix or vector of F64, F32, BF16 or F16",
+                     printable(first.path)),
+         files_.where);
+  for (const auto& rank : chunks_[stage]) {
+    const auto found = rank[chunk].by_path.find(first.path);
+    const SavedParameter* const own =
+        found == rank[chunk].by_path.end() ? nullptr : &rank[chunk].parameters[found->second];
+    if (own == nullptr || own->shape != first.shape || own->weight->dtype() != joined.dtype)
+      fail(fmt::format("tensor \"{}\" is not the same on all tensor ranks of pipeline rank {}",
+                       printable(first.path), stage),
+           files_.where);
+    joined.ranks.push_back(own->weight);
+    if (whole_optimizer_) joined.states.push_back(rank[chunk].states[found->second]);
+  }
+  return joined;
+}
+
+// The order of the rows depends on the settings.
+MegatronPart LegacyCheckpoint::part_with(const std::string& name, const Joined& joined,
+                                         const json& settings) const {
+  MegatronPart part = joined.part;
+  part.channels = settings["kv_channels"];
+  const bool qkv = name.find("linear_qkv.") != std::string::npos;
+  const bool kv = name.find("linear_kv.") != std::string::npos;
+  if (kv) part.splits = 2;
+  if ((qkv || kv) && version_ < 2 && !core_names_) {
+    part.rows = version_ < 1 ? MegatronRows::by_split : MegatronRows::splits_last;
+    if (part.shape[0] % (part.splits * part.channels) != 0)
+      fail(fmt::format("tensor \"{}\" is not made of whole heads", name), files_.where);
+  }
+  if (settings["swiglu"] == true && name.find("linear_fc1.") != std::string::npos)
+    part.rows = MegatronRows::gated;
+  return part;
+}
+
+std::map<std::string, TensorSourcePtr> LegacyCheckpoint::tensors(const json& settings) const {
+  std::map<std::string, TensorSourcePtr> result;
+  for (const auto& [name, joined] : joined_) {
+    if (name == "output_layer.weight" && settings["untie_embeddings_and_output_weights"] == false) continue;
+    const MegatronPart part = part_with(name, joined, settings);
+    result[name] = merged(part, joined.ranks);
+    if (joined.states.empty()) continue;
+    for (const auto& [kind, first] : joined.states[0]) {
+      std::vector<TensorSourcePtr> ranks;
+      for (const ParameterState& state : joined.states) {
+        const auto found = state.find(kind);
+        if (found == state.end()) fail(fmt::format("a rank has no {} of \"{}\"", kind, name), files_.where);
+        ranks.push_back(found->second);
+      }
+      if (kind != "param" || joined.dtype != Dtype::f32)
+        result[fmt::format("optimizer.{}.{}", kind, name)] = merged(part, std::move(ranks));
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+std::unique_ptr<MegatronCheckpoint> open_legacy_checkpoint(MegatronFiles files) {
+  return std::make_unique<LegacyCheckpoint>(std::move(files));
+}
+
+}  // namespace teratron

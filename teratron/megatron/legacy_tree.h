@@ -1,0 +1,49 @@
+// Which tensors a rank of Megatron-LM's legacy models (core 0.4 to 0.7, or v2) saves, under which keys.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "teratron/ckpt/checkpoint.h"
+#include "teratron/megatron/names.h"
+
+namespace teratron {
+
+enum class LegacyNames : uint8_t {
+  core,  // "input_norm", with the entries "_extra_state" of core 0.4 to 0.7
+  v2,    // "input_layernorm", as v2.5 to 23.06 have it, and as all later releases read it
+};
+
+/// One entry of the innermost dicts: `path` are the keys of the dicts around it.
+struct LegacyEntry {
+  std::vector<std::string> path;
+  std::string key;
+  std::string tensor;  // our name; empty: None
+};
+
+/// What the stages of a pipeline hold.
+struct LegacyStages {
+  int64_t stages = 1;
+  /// T5: the stages before this one have the encoder, the others the decoder. One stage has both.
+  int64_t split = 0;
+  int64_t encoder_layers = 0;  // GPT's and BERT's, too
+  int64_t decoder_layers = 0;  // T5's
+};
+
+/// UserError(config) if Megatron-LM cannot divide the layers among the stages, which get equal numbers.
+LegacyStages legacy_stages(MegatronFamily family, const std::map<std::string, TensorInfo>& tensors,
+                           int64_t stages);
+
+struct LegacyModel {
+  MegatronFamily family = MegatronFamily::gpt;
+  LegacyNames names = LegacyNames::core;
+  LegacyStages stages;
+  const std::map<std::string, TensorInfo>* tensors = nullptr;  // by our names
+};
+
+/// In the order in which Megatron-LM saves them.
+std::vector<LegacyEntry> legacy_entries(const LegacyModel& model, int64_t stage);
+
+}  // namespace teratron

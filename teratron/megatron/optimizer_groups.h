@@ -1,0 +1,42 @@
+// What the readers of Megatron-LM's optimizers share: which parameters its groups have, and checks.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "teratron/megatron/optimizer_state.h"
+
+namespace teratron {
+
+/// UserError(checkpoint).
+[[noreturn]] void refuse_optimizer(const std::string& what, const std::string& where);
+
+/// The Adam in the value of "optimizer" of a file: that, or in Megatron-LM's wrapper of it.
+struct AdamDict {
+  const PickleValue* outer = nullptr;
+  const PickleValue* state = nullptr;
+  const PickleValue* groups = nullptr;
+  explicit operator bool() const { return state != nullptr && groups != nullptr; }
+};
+AdamDict adam_of(const TorchFile& file);
+
+/// Of each parameter by its number; nullptr: none. UserError(checkpoint) for other numbers.
+std::vector<const PickleValue*> states_by_number(const PickleValue& states, size_t count,
+                                                 const std::string& where);
+
+struct ParameterPlace {
+  size_t stage = 0;  // virtual
+  size_t number = 0;
+};
+
+/// `parameters`, in their order, as Megatron-LM divides them into groups: by weight decay, which norms and
+/// biases do not have, and by --decoupled-lr.
+std::vector<std::vector<ParameterPlace>> divide_into_groups(
+    const PickleValue& groups, const std::vector<ParameterPlace>& parameters,
+    const std::vector<std::vector<SavedParameter>>& virtual_stages);
+
+/// Whether fp32 weights, if there are any, round to the weights at both ends of the parameter.
+bool agrees(const SavedParameter& parameter, const ParameterState& state);
+
+}  // namespace teratron

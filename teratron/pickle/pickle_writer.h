@@ -1,0 +1,46 @@
+// Writes a pickle of protocol 2 value by value, as torch.save does; torch.load(weights_only=True) reads it if
+// argparse.Namespace is allowed.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "teratron/base/dtype.h"
+
+namespace teratron {
+
+enum class PickledDict : uint8_t { plain, ordered, name_space };  // dict, OrderedDict, argparse.Namespace
+
+class PickleWriter {
+ public:
+  void none() { text_ += 'N'; }
+  void boolean(bool value) { text_ += value ? '\x88' : '\x89'; }
+  void integer(int64_t value);
+  void real(double value);
+  void text(std::string_view value);
+  void list(const std::vector<int64_t>& values);
+  /// The class or function itself: ("torch", "float32").
+  void global(std::string_view module, std::string_view name);
+
+  /// Between them: key, value, key, value...
+  void begin(PickledDict kind);
+  void end(PickledDict kind);
+
+  /// A tensor in a new storage, whose key is its number.
+  void tensor(Dtype dtype, const std::vector<int64_t>& shape);
+
+  /// The finished pickle; nothing may follow.
+  std::string finish() { return text_ + '.'; }
+  /// Sizes of the storages in bytes.
+  const std::vector<int64_t>& storages() const { return storages_; }
+
+ private:
+  void tuple(const std::vector<int64_t>& values);
+
+  std::string text_ = "\x80\x02";
+  std::vector<int64_t> storages_;
+};
+
+}  // namespace teratron

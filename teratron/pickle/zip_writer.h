@@ -1,0 +1,46 @@
+// A zip file with stored entries, written in one pass and zip64 where sizes ask for it. The contents of
+// entries are aligned to 64 bytes, like torch.save's, so that they can be mapped into memory.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "teratron/base/file.h"
+
+namespace teratron {
+
+class ZipWriter {
+ public:
+  /// Creates the file, which must not exist.
+  explicit ZipWriter(const std::filesystem::path& path);
+
+  void begin(const std::string& name, int64_t bytes);
+  /// The next bytes of the entry.
+  void append(const void* data, int64_t bytes);
+  /// Together they must be as many as announced.
+  void end();
+
+  void add(const std::string& name, std::string_view contents);
+  /// Writes the directory and syncs. Without it the file is not a zip file.
+  void finish();
+
+ private:
+  struct Entry {
+    std::string name;
+    int64_t bytes = 0;
+    int64_t header = 0;  // offset
+    uint32_t crc = 0;
+  };
+  void write(std::string_view text);
+  std::string directory() const;
+
+  File file_;
+  int64_t at_ = 0;
+  int64_t left_ = 0;  // of the entry
+  std::vector<Entry> entries_;
+};
+
+}  // namespace teratron
