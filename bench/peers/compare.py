@@ -4,6 +4,7 @@
     python3 bench/peers/compare.py --teratron "./run teratron" --shape llama3-8b --gpus 4
     python3 bench/peers/compare.py --teratron "./run teratron" --shape llama-56m --gpus 0 --steps 5
     python3 bench/peers/compare.py --teratron "./run teratron" --shape bert-large --dropout 0.1
+    python3 bench/peers/compare.py --teratron "./run teratron" --shape t5-base-relative
 
 Writes the medians to a new file in bench/results (or --results FOLDER); results_table.py describes the format
 and generates the table of docs/performance.md from those files.
@@ -22,6 +23,7 @@ import results_table
 
 ONE_DEVICE = Path(__file__).with_name("torch_gpt.py")
 ONE_DEVICE_BERT = Path(__file__).with_name("torch_bert.py")
+ONE_DEVICE_T5 = Path(__file__).with_name("torch_t5.py")
 FLOOR = Path(__file__).with_name("floor.py")
 SEVERAL_GPUS = Path(__file__).with_name("torch_fsdp.py")
 FP8 = ["--fp8-format", "hybrid", "--fp8-amax-history-len", "16", "--fp8-amax-compute-algo", "max"]
@@ -36,6 +38,8 @@ GOALS = {
     ("gpt2-124m", 1): {f"teratron / {FP32_MASTERS}": 1.15, f"teratron / {ALL_BF16}": 1.15, "teratron": 580000},
     ("bert-large", 1): {f"teratron / {FP32_MASTERS}": 1.25, f"teratron / {MASKED_POSITIONS}": 1.10},
     ("bert-large", 1, "dropout"): {f"teratron / {FP32_MASTERS}": 1.0, f"teratron / {MASKED_POSITIONS}": 1.0},
+    ("t5-base", 1): {f"teratron / {FP32_MASTERS}": 1.15},
+    ("t5-base-relative", 1): {f"teratron / {FP32_MASTERS}": 1.35},
     ("llama3-8b", 4): {f"teratron / {FSDP2}": 1.12, "teratron / floor": 0.93, "teratron, FP8 / teratron": 1.35},
 }
 
@@ -132,6 +136,9 @@ def contestants(args):
         result["teratron, FP8, output layer too"] = lambda: ours(args, *FP8, "--fp8-output-proj")
     if args.shape.startswith("bert"):
         return {**result, **bert_peers(args)}
+    if args.shape.startswith("t5"):
+        flags = ["--precision", args.precision, *size_flags(args), "--device", "cuda" if args.gpus else "cpu"]
+        return {**result, FP32_MASTERS: lambda: peer(args, ONE_DEVICE_T5, *flags)}
     if args.gpus > 1:
         launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(args.gpus)]
         result[FSDP2] = lambda: peer(args, SEVERAL_GPUS, launcher=launcher)
@@ -212,8 +219,8 @@ def parsed_arguments():
     if args.gpus > 0 and (args.micro_batch_size or args.precision != "bf16"):
         parser.error("--micro-batch-size and --precision need --gpus 0: on GPUs the peers have the shape's size and bf16")
     bert = args.shape.startswith("bert")
-    if bert and (args.gpus > 1 or args.fp8):
-        parser.error("the peers of BERT run on one GPU or the CPU, and not in FP8")
+    if (bert or args.shape.startswith("t5")) and (args.gpus > 1 or args.fp8):
+        parser.error("the peers of BERT and T5 run on one GPU or the CPU, and not in FP8")
     if args.dropout and not bert:
         parser.error("--dropout needs a BERT: the other peers have none")
     given = {name: value for name, value in vars(args).items()
