@@ -180,6 +180,7 @@ int main(int argc, char** argv) {
       .summary = "BERT with a classification head",
       .fields = {custom_field("num_labels", &settings.num_labels, "Outputs; 1: a number", {.min = 1}),
                  custom_field("multi_label", &settings.multi_label, "A text may have several labels")},
+      .args_defaults = {{"tokenizer_type", "BertWordPieceLowerCase"}, {"lr", "2e-5"}},
       .check = std::bind_front(check, std::cref(settings)),
       .plan = std::bind_front(make_plan, std::cref(settings)),
       .datasets = std::bind_front(make_datasets, std::cref(settings))};

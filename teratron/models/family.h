@@ -33,6 +33,8 @@ struct Family {
   /// Flags of a program's family (custom_field); those of the built-in families are rows of
   /// settings/arguments.def with `.program`.
   std::vector<Field> fields = {};
+  /// Defaults of a program's family for settings of the table; the program's (Registry) come before them.
+  std::vector<ArgsDefault> args_defaults = {};
   /// Adds a problem for each contradiction that settings/checks does not know; may be null.
   std::function<void(const Arguments&, std::vector<Problem>&)> check = nullptr;
   /// `vocabulary`: the tokenizer's size.

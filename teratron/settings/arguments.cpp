@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "teratron/base/error.h"
+#include "teratron/base/strings.h"
 #include "teratron/settings/config_file.h"
 
 namespace teratron {
@@ -76,10 +77,29 @@ std::shared_ptr<const Schema> extended_schema(std::span<const Field> extra_field
   return {extended, &extended->schema};
 }
 
+// Without notices: the user did not write them.
+ParseResult program_defaults(const Schema& schema, std::span<const ArgsDefault> defaults,
+                             const ReviewOptions& options) {
+  ParseResult result;
+  for (const auto& [name, value] : defaults) {
+    const Schema::Target* target = schema.find(name);
+    const bool list = target && target->field && is_list(target->field->type);
+    add_option(schema,
+               {.key = name,
+                .values = list ? split(value) : std::vector{value},
+                .where = std::string(program_default_source)},
+               result);
+  }
+  const Arguments initial;
+  review(schema, &initial, options, result);
+  result.notices.clear();
+  return result;
+}
+
 }  // namespace
 
 bool is_users(std::string_view source) {
-  return source != derived_source && source != mock_default_source;
+  return source != derived_source && source != mock_default_source && source != program_default_source;
 }
 
 ParsedArguments parse_arguments(std::string_view program, std::span<const std::string> args,
@@ -91,7 +111,9 @@ ParsedArguments parse_arguments(std::string_view program, std::span<const std::s
   read_flags(schema, args, flags);
   parsed.help = flags.help;
   if (parsed.help) return parsed;
-  // In increasing priority: architecture, environment, file, flags.
+  const ReviewOptions review_options{.program = parsed.program, .refuse_planned = options.refuse_planned};
+  // In increasing priority: defaults, architecture, environment, file, flags.
+  ParseResult result = program_defaults(schema, options.defaults, review_options);
   ParseResult given;
   read_accelerate_environment(process_environment, given);
   ParseResult file = file_settings(schema, flags);
@@ -99,15 +121,17 @@ ParsedArguments parse_arguments(std::string_view program, std::span<const std::s
   if (file.unreadable) throw UserError(ExitCode::config, std::move(file.problems));
   append(given, std::move(file));
   append(given, std::move(flags));
-  ParseResult result;
+  ParseResult chosen;
   if (options.architecture) {
-    result = options.architecture(parsed.program, schema, given);
+    ParseResult all = result;
+    append(all, ParseResult(given));
+    chosen = options.architecture(parsed.program, schema, all);
   } else {
     assert_no_architecture(given);
   }
-  append(result, std::move(given));
-  const ReviewOptions review_options{.program = parsed.program, .refuse_planned = options.refuse_planned};
-  review(schema, &parsed.args, review_options, result);
+  append(chosen, std::move(given));
+  review(schema, &parsed.args, review_options, chosen);
+  append(result, std::move(chosen));
   if (!result.problems.empty() && !options.defer_problems)
     throw UserError(ExitCode::config, std::move(result.problems));
   parsed.sources = apply(result, &parsed.args);
@@ -127,7 +151,8 @@ std::string dump(const ParsedArguments& parsed) {
 
 std::string explain(const ParsedArguments& parsed) {
   std::string out;
-  for (const Field& field : arguments_schema().fields()) {
+  const Schema& schema = parsed.schema ? *parsed.schema : arguments_schema();
+  for (const Field& field : schema.fields()) {
     const auto source = parsed.sources.find(field.name);
     if (source == parsed.sources.end()) continue;
     out += fmt::format("{} = {}  ({})\n", field.name, printable(python_str(get_value(field, &parsed.args))),
@@ -148,10 +173,14 @@ Arguments arguments_from_json(std::string_view text, const std::string& where,
   return args;
 }
 
-std::string arguments_help(const HelpOptions& options, std::span<const Field> extra_fields) {
-  const Arguments defaults;
-  if (extra_fields.empty()) return help_text(arguments_schema(), options, &defaults);
-  return help_text(*extended_schema(extra_fields), options, &defaults);
+std::string arguments_help(const HelpOptions& options, std::span<const Field> extra_fields,
+                           std::span<const ArgsDefault> defaults) {
+  const std::shared_ptr<const Schema> schema = extended_schema(extra_fields);
+  ParseResult result = program_defaults(*schema, defaults, {.program = options.program});
+  if (!result.problems.empty()) throw UserError(ExitCode::config, std::move(result.problems));
+  Arguments initial;
+  apply(result, &initial);
+  return help_text(*schema, options, &initial);
 }
 
 std::string arguments_document() {

@@ -45,13 +45,21 @@ struct Arguments {
 /// Sources of values that the user did not set.
 inline constexpr std::string_view derived_source = "derived";
 inline constexpr std::string_view mock_default_source = "default of --mock-data";
+inline constexpr std::string_view program_default_source = "default of the program";
 /// Whether the user set the value.
 bool is_users(std::string_view source);
+
+/// Default of a program built on the library, in place of the table's: {"seq_length", "128"}. Lists have
+/// blanks between their values.
+struct ArgsDefault {
+  std::string name;
+  std::string value;
+};
 
 struct ParsedArguments {
   std::string program;  // "gpt", "bert", "t5", "generate"
   Arguments args;
-  Sources sources;  // field -> "--tp", "run.yaml:3:1", derived_source; absent: default
+  Sources sources;  // field -> "--tp", "run.yaml:3:1", derived_source; absent: the table's default
   std::vector<std::string> notices;
   bool help = false;  // --help was given; nothing else was checked
   /// With defer_problems: problems of parsing, for validate_arguments() to report, and the fields concerned.
@@ -69,13 +77,15 @@ struct ParseOptions {
   bool refuse_planned = true;   // false: accept settings that are not implemented yet (planning, conversion)
   bool defer_problems = false;  // leave problems to validate_arguments(), which reports them with its own
   std::span<const Field> extra_fields = {};  // flags of a program built on the library (train/registry.h)
+  std::span<const ArgsDefault> defaults = {};  // its defaults, the last one of a setting wins
   ArchitectureResolver architecture =
       nullptr;  // architecture_settings (hf/architecture.h); null: none accepted
 };
 
-/// Merges, in increasing priority, the architecture of --model-preset or --hf-config, Accelerate's
-/// environment variables, the YAML file of --config-file, and the flags. `program` ("gpt", "pretrain_gpt.py",
-/// "pretrain bert", "generate") determines the default tokenizer. Throws UserError(config) with all problems.
+/// Merges, in increasing priority, the program's defaults, the architecture of --model-preset or --hf-config,
+/// Accelerate's environment variables, the YAML file of --config-file, and the flags. `program` ("gpt",
+/// "pretrain_gpt.py", "pretrain bert", "generate") determines the default tokenizer. Throws UserError(config)
+/// with all problems.
 ParsedArguments parse_arguments(std::string_view program, std::span<const std::string> args,
                                 const ParseOptions& options = {});
 
@@ -106,8 +116,9 @@ std::string explain(const ParsedArguments& parsed);
 std::string to_json(const Arguments& args);
 Arguments arguments_from_json(std::string_view text, const std::string& where,
                               std::vector<std::string>* unknown = nullptr);
-/// Text of --help; `extra_fields` come last.
-std::string arguments_help(const HelpOptions& options, std::span<const Field> extra_fields = {});
+/// Text of --help; `extra_fields` come last. Throws UserError(config) for defaults that cannot be set.
+std::string arguments_help(const HelpOptions& options, std::span<const Field> extra_fields = {},
+                           std::span<const ArgsDefault> defaults = {});
 /// Text of docs/flags.md.
 std::string arguments_document();
 

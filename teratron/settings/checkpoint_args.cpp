@@ -105,7 +105,9 @@ void use_checkpoint_args(ParsedArguments& parsed) {
   std::vector<std::string> taken;
   for (const std::string& name : names) {
     const Schema::Target* target = arguments_schema().find(name);
-    if (!target || !target->field || parsed.sources.contains(name)) continue;
+    const auto source = parsed.sources.find(name);
+    const bool given = source != parsed.sources.end() && source->second != program_default_source;
+    if (!target || !target->field || given) continue;
     const Value value = get_value(*target->field, &saved);
     if (value == get_value(*target->field, &parsed.args)) continue;
     set_value(*target->field, value, &parsed.args);

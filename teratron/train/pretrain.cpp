@@ -16,13 +16,24 @@ std::vector<Field> extra_fields(const JobModel& model) {
   return fields;
 }
 
+std::vector<ArgsDefault> args_defaults(const JobModel& model) {
+  std::vector<ArgsDefault> defaults = model.family.args_defaults;
+  const std::vector<ArgsDefault>& programs = model.registry.args_defaults;
+  defaults.insert(defaults.end(), programs.begin(), programs.end());
+  return defaults;
+}
+
 }  // namespace
 
 ParsedArguments given_arguments(std::span<const std::string> args, const JobModel& model) {
   const std::vector<Field> fields = extra_fields(model);
+  const std::vector<ArgsDefault> defaults = args_defaults(model);
   ParsedArguments parsed = parse_arguments(
       fmt::format("pretrain {}", model.family.name), args,
-      {.defer_problems = true, .extra_fields = fields, .architecture = architecture_settings});
+      {.defer_problems = true,
+       .extra_fields = fields,
+       .defaults = defaults,
+       .architecture = architecture_settings});
   if (!parsed.help) use_checkpoint_args(parsed);
   return parsed;
 }
@@ -38,7 +49,7 @@ ParsedArguments pretrain_arguments(std::span<const std::string> args, int64_t wo
 
 std::string pretrain_help(const JobModel& model) {
   const std::string usage = fmt::format("teratron pretrain {} [FLAGS]", model.family.name);
-  return arguments_help({usage, model.family.name}, extra_fields(model));
+  return arguments_help({usage, model.family.name}, extra_fields(model), args_defaults(model));
 }
 
 ExitCode pretrain(const ParsedArguments& parsed, World& world, const StopSignals& signals,

@@ -1,4 +1,4 @@
-// What a program built on the library adds: model families, a train step, flags. Passed to teratron::main
+// What a program built on the library adds: model families, a train step, flags, defaults. Passed to teratron::main
 // (cli/program.h), or to Trainer (trainer.h) for a custom loop.
 #pragma once
 
@@ -25,6 +25,9 @@ struct Registry {
   /// Flags of the program (custom_field), for the command line, the YAML file, --help and the listing at the
   /// start.
   std::vector<Field> fields = {};
+  /// Defaults of the program for settings of the table, whatever family is trained. The user's flags,
+  /// --config-file and --model-preset override them.
+  std::vector<ArgsDefault> args_defaults = {};
   /// Families in addition to those of the program, and first when a name is looked up: models with their
   /// settings and datasets (models/family.h). The first is the default of a custom loop.
   std::vector<Family> families = {};

@@ -180,7 +180,7 @@ def test_installed_program_talks_over_mpi(installed, tmp_path):
 WORDS = "good fine great bad poor awful film plot cast the a was is and not very".split()
 BERT = """--num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --max-position-embeddings 16
     --micro-batch-size 4 --global-batch-size 8 --lr 3e-3 --log-interval 10 --device cpu --num-threads 1
-    --tokenizer-type BertWordPieceLowerCase --eval-iters 1 --eval-interval 1000""".split()
+    --eval-iters 1 --eval-interval 1000""".split()
 
 
 def texts(path, label):
@@ -211,6 +211,9 @@ def test_bert_classifier(built, tmp_path):
         parallel = run(program, "launch", "--nproc-per-node", "4", "--backend", "threads", "--log-dir",
                        tmp_path / "logs", "--", "pretrain", "classifier", *flags, *data, "--tp", "2", "--pp", "2")
         assert bert_losses(parallel) == pytest.approx(bert_losses(alone), rel=1e-3), name
+    listed = run(program, "plan", "classifier", *flags, *data)
+    assert "tokenizer_type = BertWordPieceLowerCase  (default of the program)" in listed and "lr = 0.003  (--lr)" in listed
+    assert re.search(r"--lr X .*\[2e-05\]", run(program, "pretrain", "classifier", "--help"))
     pretrain = [*flags, "--mock-data", "--save", tmp_path / "bert", "--train-iters", "4", "--save-interval", "4"]
     run(BINARY, "pretrain", "bert", *pretrain)
     finetune = ["pretrain", "classifier", *flags, *data, "--pretrained-checkpoint", tmp_path / "bert", "--lr", "1e-12"]

@@ -18,10 +18,6 @@ bool is_flag(std::string_view token) {
   return token.size() > 1 && token[0] == '-' && !number;
 }
 
-bool is_list(FieldType type) {
-  return type == FieldType::integers || type == FieldType::strings;
-}
-
 // Number of values that a flag takes; -1: any.
 int arity(const Schema::Target& target) {
   if (target.compat) return target.compat->arity;

@@ -63,6 +63,10 @@ constexpr FieldType field_type() {
   if constexpr (std::is_same_v<T, field::Strings>) return FieldType::strings;
 }
 
+constexpr bool is_list(FieldType type) {
+  return type == FieldType::integers || type == FieldType::strings;
+}
+
 enum class FieldStatus : uint8_t {
   active,   // honoured
   no_op,    // accepted with a notice: always so here, or nothing to act on

@@ -103,7 +103,8 @@ std::vector<IgnoredSetting> ignored_settings(const Arguments& args, const Source
 
 void warn_ignored(Validation& v) {
   for (const IgnoredSetting& setting : ignored_settings(v.args, v.sources)) {
-    if (!v.chosen(setting.name)) continue;
+    const auto source = v.sources.find(setting.name);
+    if (source == v.sources.end() || !is_users(source->second)) continue;
     const Field& field = arguments_schema().field(setting.name);
     const std::string flag = flag_for(field, get_value(field, &v.args));
     v.note(fmt::format("{} has no effect {}", flag, setting.why));

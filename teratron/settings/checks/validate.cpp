@@ -89,11 +89,14 @@ bool follows_from_unresolved(const Problem& problem, const ParsedArguments& pars
 
 bool Validation::chosen(std::string_view name) const {
   const auto it = sources.find(name);
-  return it != sources.end() && is_users(it->second);
+  return it != sources.end() && (is_users(it->second) || it->second == program_default_source);
 }
 
 std::string Validation::where(std::string_view name) const {
-  return chosen(name) ? sources.find(name)->second : flag_of(name);
+  const auto it = sources.find(name);
+  if (it == sources.end()) return flag_of(name);
+  if (it->second == program_default_source) return fmt::format("{} ({})", flag_of(name), it->second);
+  return is_users(it->second) ? it->second : flag_of(name);
 }
 
 void Validation::reject(std::string_view name, std::string what, std::string fix) {
