@@ -179,16 +179,14 @@ class OutputFile {
   std::vector<std::vector<at::Tensor>> kept_;
 };
 
-std::vector<InferenceOutput> chosen(std::vector<InferenceOutput> outputs, bool embeddings) {
-  std::erase_if(outputs, [embeddings](const InferenceOutput& output) {
-    return (output.name == "embeddings") != embeddings;
-  });
-  if (outputs.empty()) {
+std::vector<InferenceOutput> embeddings_of(const LanguageModel& model, const MicroBatch& batch) {
+  const at::Tensor embeddings_BH = text_embeddings_of(model, batch);
+  if (!embeddings_BH.defined()) {
     throw config_error({.what = "the model has no embeddings of texts",
                         .where = "--output-bert-embeddings",
                         .fix = "Load a BERT with a binary head, or leave the flag out"});
   }
-  return outputs;
+  return {{.name = "embeddings", .tensor = embeddings_BH}};
 }
 
 }  // namespace
@@ -206,7 +204,8 @@ void write_outputs(const LanguageModel& model, const NamedTensors& inputs, const
     NamedTensors part;
     for (const auto& [name, values_BS] : inputs)
       part.set(name, values_BS.narrow(0, row, std::min(at_once, rows - row)).to(model.device));
-    const auto outputs = chosen(outputs_of(model, model.inference.batch(part, where)), choice.embeddings);
+    const MicroBatch batch = model.inference.batch(part, where);
+    const auto outputs = choice.embeddings ? embeddings_of(model, batch) : outputs_of(model, batch);
     if (file) file->add(outputs);
   }
   if (file) file->finish();

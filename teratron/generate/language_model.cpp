@@ -61,4 +61,10 @@ std::vector<InferenceOutput> outputs_of(const LanguageModel& model, const MicroB
   return outputs;
 }
 
+at::Tensor text_embeddings_of(const LanguageModel& model, const MicroBatch& batch) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor embeddings = model.model->text_embeddings(model.model->forward({}, batch, nullptr));
+  return embeddings.defined() ? embeddings.to(at::kCPU, at::kFloat).contiguous() : embeddings;
+}
+
 }  // namespace teratron

@@ -52,5 +52,7 @@ at::Tensor logits_of(const LanguageModel& model, std::span<const int64_t> ids, i
 /// The outputs of a micro-batch in fp32 on the CPU of every rank: [B, ...], logits [B, S, vocabulary] without
 /// padding.
 std::vector<InferenceOutput> outputs_of(const LanguageModel& model, const MicroBatch& batch);
+/// Model::text_embeddings() likewise.
+at::Tensor text_embeddings_of(const LanguageModel& model, const MicroBatch& batch);
 
 }  // namespace teratron

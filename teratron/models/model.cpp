@@ -10,6 +10,14 @@ const at::Tensor& NamedTensors::operator[](std::string_view name) const {
   return found == tensors_.end() ? undefined : found->second;
 }
 
+PackedRows packed_rows(const MicroBatch& batch) {
+  if (batch.padded_length == 0) return {};
+  return {.tokens_T = batch["packed_tokens"],
+          .starts_B = batch["row_starts"],
+          .padded = {batch["padded_cu_seqlens"]},
+          .length = batch.padded_length};
+}
+
 LossTerm masked_loss(const at::Tensor& losses_SB, const at::Tensor& mask_SB) {
   return {.sum = (losses_SB * mask_SB.to(losses_SB.scalar_type())).sum(), .count = mask_SB.sum()};
 }
@@ -20,6 +28,10 @@ at::Tensor Model::logits(const Activations&) {
 
 std::vector<InferenceOutput> Model::inference_outputs(const Activations& output) {
   return {{.name = "logits", .tensor = logits(output), .vocabulary_parallel = true}};
+}
+
+at::Tensor Model::text_embeddings(const Activations&) {
+  return {};
 }
 
 at::Tensor Model::token_losses(const Activations&, const MicroBatch&) {

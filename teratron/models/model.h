@@ -42,15 +42,23 @@ class NamedTensors {
 using Activations = NamedTensors;
 
 /// One micro-batch on the device: the columns of the model's schema that its pipeline stage has.
+///
+/// Rows may be packed (train/data/row_packing.h): then sequence columns are [T, 1], the tokens of all samples
+/// one after the other, cu_seqlens has the bounds of the samples, and further columns say where each token
+/// comes from (packed_rows()). Sample columns stay [B, ...].
 struct MicroBatch {
   NamedTensors tensors = {};
   /// i64 [B] indices in the whole training, which key dropout; undefined without dropout.
   at::Tensor sample_ids_B = {};
   bool training = true;               // dropout is active
   int64_t context_parallel_size = 1;  // sequence columns hold this fraction of their samples' tokens
+  int64_t padded_length = 0;          // of packed rows: S of the rows with padding
 
   const at::Tensor& operator[](std::string_view column) const { return tensors[column]; }
 };
+
+/// Undefined unless the rows are packed.
+PackedRows packed_rows(const MicroBatch& batch);
 
 /// One loss of a micro-batch as two sums of one element each.
 struct LossTerm {
@@ -95,6 +103,8 @@ class Model {
   virtual at::Tensor logits(const Activations& output);
   /// Of the last stage's activations. Default: "logits", those of logits().
   virtual std::vector<InferenceOutput> inference_outputs(const Activations& output);
+  /// One vector per sample, [B, H], of the last stage's activations. Default: undefined.
+  virtual at::Tensor text_embeddings(const Activations& output);
   /// Loss of every token [S, B] in fp32 from the last stage's activations, masked or not. Default: undefined.
   virtual at::Tensor token_losses(const Activations& output, const MicroBatch& batch);
   /// The losses named by the model's plan. Default: one, token_losses() where column loss_mask is set.

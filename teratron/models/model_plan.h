@@ -49,6 +49,9 @@ using ModelBuilder = std::function<std::unique_ptr<Model>(const StageContext&)>;
 struct ModelPlan {
   std::vector<Tower> towers;
   BatchSchema batch;
+  /// The model takes packed rows (MicroBatch). Where rows have padding, column segment_start says where the
+  /// sample ends.
+  bool packs_rows = false;
   std::vector<Channel> channels;
   /// Names of the losses in the log, in the order of Model::losses(). The gradient is that of the sum of
   /// their means.

@@ -19,6 +19,7 @@ using torch::autograd::variable_list;
 at::Tensor global_row_ids(const at::Tensor& x_SBH, const DropoutArgs& args) {
   const at::Tensor& sample_ids_B = args.key.sample_ids_B;
   const at::Tensor& rows_S = args.rows.rows_S;
+  if (args.rows.of_run) return rows_S;
   TERATRON_ASSERT(sample_ids_B.defined() && sample_ids_B.numel() == x_SBH.size(1),
                   "dropout without sample ids");
   TERATRON_ASSERT(rows_S.defined() && rows_S.numel() == x_SBH.size(0), "dropout without sequence rows");

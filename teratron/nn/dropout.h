@@ -20,8 +20,9 @@ struct DropoutKey {
 
 /// Where the local rows of activations [S, B, ..] are in their samples: any part of them, in any order.
 struct SequenceRows {
-  at::Tensor rows_S;  // i64: index of each local row in its sample's whole sequence
-  int64_t total = 0;  // length of the whole sequence
+  at::Tensor rows_S;    // i64: index of each local row in its sample's whole sequence
+  int64_t total = 0;    // length of the whole sequence
+  bool of_run = false;  // rows_S are counted through the samples of the run, each of `total` rows
 };
 
 /// Global row ids, computed once per micro-batch and shared by its dropouts.

@@ -4,8 +4,8 @@
 #include <variant>
 #include <vector>
 
+#include "teratron/nn/attention/packed_rows.h"
 #include "teratron/nn/attention/paged.h"
-#include "teratron/nn/attention/segments.h"
 #include "teratron/nn/dropout.h"
 #include "teratron/nn/rope.h"
 
@@ -39,6 +39,7 @@ struct LayerContext {
   const RotaryEmbedding* rope = nullptr;  // null: no RoPE
   at::Tensor positions_SB;
   Segments segments;  // see AttentionRequest
+  PackedRows packed;  // see AttentionRequest
   Memory memory;
   /// [N, 2 L - 1] biases of self-attention for the distances -(L - 1), ..., L - 1 (nn/relative_position.h), L
   /// at least the number of keys; undefined: none.
@@ -53,7 +54,7 @@ struct LayerContext {
   DropoutArgs hidden_dropout(double rate, uint64_t site, const TensorParallel& parallel) const {
     return {.rate = training ? rate : 0.0,
             .key = {dropout_seed, site, sample_ids_B},
-            .rows = {parallel.sequence_shard(rows.rows_S), rows.total},
+            .rows = {parallel.sequence_shard(rows.rows_S), rows.total, rows.of_run},
             .row_ids = dropout_row_ids};
   }
 };

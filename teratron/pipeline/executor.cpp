@@ -19,15 +19,14 @@ using Tensors = std::vector<at::Tensor>;
 
 class Execution {
  public:
-  Execution(const PipelineLinks& links, const StageFunctions& stage, std::span<const ChunkMessages> messages)
-      : links_(links), stage_(stage), messages_(messages) {}
+  Execution(const PipelineLinks& links, const StageFunctions& stage) : links_(links), stage_(stage) {}
 
   void run(const Action& action) {
     switch (action.op) {
       case Op::recv_forward:
-        return receive(action, links_.forward_in, messages_[action.chunk].in);
+        return receive(action, links_.forward_in, stage_.messages(action).in);
       case Op::recv_backward:
-        return receive(action, links_.backward_in, gradients_of(messages_[action.chunk].out));
+        return receive(action, links_.backward_in, gradients_of(stage_.messages(action).out));
       case Op::forward:
         return forward(action);
       case Op::backward:
@@ -51,6 +50,7 @@ class Execution {
   // Where the backward of a forward starts, and the tensors whose gradients it computes.
   struct PendingBackward {
     std::vector<std::optional<Edge>> outputs;  // nullopt: does not depend on any trainable parameter or input
+    bool of_loss = false;                      // at the end of the model
     at::TensorOptions loss_options;
     Tensors inputs;
   };
@@ -117,7 +117,7 @@ class Execution {
   }
 
   void forward(const Action& action) {
-    const ChunkMessages& messages = messages_[action.chunk];
+    const ChunkMessages messages = stage_.messages(action);
     const Tensors inputs = wait_message(Op::recv_forward, action);
     const bool training = at::GradMode::is_enabled();
     for (size_t i = 0; i < inputs.size(); ++i)
@@ -128,6 +128,7 @@ class Execution {
                     outputs.size(), action.chunk);
     if (training) {
       PendingBackward& pending = pending_backwards_[key(Op::backward, action)];
+      pending.of_loss = is_last;
       pending.loss_options = outputs.front().options().requires_grad(false);
       pending.inputs = inputs;
       for (size_t i = 0; i < outputs.size(); ++i) {
@@ -152,8 +153,7 @@ class Execution {
     if (stage_.before_backward) stage_.before_backward(action);
     const PendingBackward pending = take(pending_backwards_, action);
     Tensors gradients = wait_message(Op::recv_backward, action);
-    // At the end of the model: d loss / d loss.
-    if (messages_[action.chunk].out.empty()) gradients = {at::ones({}, pending.loss_options)};
+    if (pending.of_loss) gradients = {at::ones({}, pending.loss_options)};
     std::vector<Edge> roots;
     Tensors root_gradients;
     for (size_t i = 0; i < pending.outputs.size(); ++i) {
@@ -175,7 +175,6 @@ class Execution {
 
   const PipelineLinks& links_;
   const StageFunctions& stage_;
-  std::span<const ChunkMessages> messages_;
   std::map<Key, Receive> receives_;
   std::map<Key, PendingBackward> pending_backwards_;
   std::map<Key, Tensors> outbox_;
@@ -208,9 +207,8 @@ void connect_links(const Mesh& mesh, const at::TensorOptions& options) {
   for (Work& work : works) work.wait();
 }
 
-void run_schedule(std::span<const Action> actions, const PipelineLinks& links, const StageFunctions& stage,
-                  std::span<const ChunkMessages> messages) {
-  Execution execution(links, stage, messages);
+void run_schedule(std::span<const Action> actions, const PipelineLinks& links, const StageFunctions& stage) {
+  Execution execution(links, stage);
   for (const Action& action : actions) execution.run(action);
   execution.finish();
 }

@@ -16,15 +16,6 @@
 
 namespace teratron {
 
-/// What a stage computes.
-struct StageFunctions {
-  /// `inputs` are the previous stage's outputs, none at the start of the model. Returns the tensors for the
-  /// next stage; at the end of the model, the scalar loss alone.
-  std::function<std::vector<at::Tensor>(const Action&, const std::vector<at::Tensor>& inputs)> forward;
-  /// Called before each backward; may be empty.
-  std::function<void(const Action&)> before_backward;
-};
-
 /// A tensor sent between two stages.
 struct MessageShape {
   std::vector<int64_t> sizes;
@@ -38,13 +29,23 @@ struct ChunkMessages {
   std::vector<MessageShape> out;  // empty at its end
 };
 
+/// What a stage computes.
+struct StageFunctions {
+  /// `inputs` are the previous stage's outputs, none at the start of the model. Returns the tensors for the
+  /// next stage; at the end of the model, the scalar loss alone.
+  std::function<std::vector<at::Tensor>(const Action&, const std::vector<at::Tensor>& inputs)> forward;
+  /// Called before each backward; may be empty.
+  std::function<void(const Action&)> before_backward;
+  /// Of the action's chunk and micro-batch, which may have other shapes than the one before.
+  std::function<ChunkMessages(const Action&)> messages;
+};
+
 /// Sends a token over every link, in an order that fits all stages: communicators that connect on first use
 /// would otherwise deadlock. Once, before the first schedule. Collective over the pipeline.
 void connect_links(const Mesh& mesh, const at::TensorOptions& options);
 
-/// Runs the actions of this rank's stage; `messages` by chunk. Without backwards in the schedule, forwards
-/// run under the caller's grad mode. Collective over the pipeline.
-void run_schedule(std::span<const Action> actions, const PipelineLinks& links, const StageFunctions& stage,
-                  std::span<const ChunkMessages> messages);
+/// Runs the actions of this rank's stage. Without backwards in the schedule, forwards run under the caller's
+/// grad mode. Collective over the pipeline.
+void run_schedule(std::span<const Action> actions, const PipelineLinks& links, const StageFunctions& stage);
 
 }  // namespace teratron

@@ -12,6 +12,11 @@ using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
 using Tensors = std::vector<at::Tensor>;
 
+// Micro-batches differ in shape.
+int64_t rows_of(int64_t microbatch) {
+  return 2 + microbatch % 3;
+}
+
 // A stage multiplies by its virtual stage's index plus 2; the last one sums. Beside the product travel the
 // micro-batch's number, without a gradient, and the first stage's tensor, which every stage adds once.
 class Multiplication {
@@ -23,7 +28,8 @@ class Multiplication {
     // Leaves at the start of the model, to check their gradients.
     at::Tensor x, number, first;
     if (inputs.empty()) {
-      x = at::full({2, 3}, static_cast<double>(action.microbatch + 1)).requires_grad_(!shape_.forward_only);
+      const auto value = static_cast<double>(action.microbatch + 1);
+      x = at::full({rows_of(action.microbatch), 3}, value).requires_grad_(!shape_.forward_only);
       leaves[action.microbatch] = first = x;
       number = at::tensor({action.microbatch});
     } else {
@@ -53,6 +59,18 @@ class Multiplication {
   std::vector<WeakStorage> outputs_;
 };
 
+ChunkMessages messages_of(const Mesh& mesh, const ScheduleShape& shape, const Action& action) {
+  const auto f32 = at::TensorOptions().dtype(at::kFloat);
+  const std::vector<int64_t> sizes = {rows_of(action.microbatch), 3};
+  const std::vector<MessageShape> all = {
+      {sizes, f32}, {{1}, f32.dtype(at::kLong), /*differentiable=*/false}, {sizes, f32}};
+  const int64_t stage = mesh.group(Axis::pp).rank;
+  ChunkMessages messages{all, all};
+  if (stage == 0 && action.chunk == 0) messages.in.clear();
+  if (stage == shape.stages - 1 && action.chunk == shape.chunks - 1) messages.out.clear();
+  return messages;
+}
+
 void run(const ScheduleShape& shape) {
   double product = 1.0;
   for (int64_t i = 0; i < shape.stages * shape.chunks; ++i)
@@ -62,19 +80,16 @@ void run(const ScheduleShape& shape) {
     if (shape.forward_only) evaluation.emplace();
     Multiplication stage(mesh, shape);
     const StageFunctions functions{
-        [&](const Action& action, const Tensors& inputs) { return stage.forward(action, inputs); }, {}};
-    const auto f32 = at::TensorOptions().dtype(at::kFloat);
-    const std::vector<MessageShape> messages = {
-        {{2, 3}, f32}, {{1}, f32.dtype(at::kLong), /*differentiable=*/false}, {{2, 3}, f32}};
-    std::vector<ChunkMessages> chunks(shape.chunks, {messages, messages});
-    if (mesh.group(Axis::pp).rank == 0) chunks.front().in.clear();
-    if (mesh.group(Axis::pp).rank == shape.stages - 1) chunks.back().out.clear();
-    run_schedule(schedule(mesh.group(Axis::pp).rank, shape), mesh.pipeline_links(), functions, chunks);
+        [&](const Action& action, const Tensors& inputs) { return stage.forward(action, inputs); },
+        {},
+        [&](const Action& action) { return messages_of(mesh, shape, action); }};
+    run_schedule(schedule(mesh.group(Axis::pp).rank, shape), mesh.pipeline_links(), functions);
     for (const auto& [microbatch, loss] : stage.losses) {
-      EXPECT_EQ(loss.item<double>(), 6.0 * static_cast<double>(microbatch + 1) * product);
+      const auto elements = static_cast<double>(3 * rows_of(microbatch));
+      EXPECT_EQ(loss.item<double>(), elements * static_cast<double>(microbatch + 1) * product);
     }
     for (const auto& [microbatch, leaf] : stage.leaves) {
-      EXPECT_TRUE(shape.forward_only || at::equal(leaf.grad(), at::full({2, 3}, product)));
+      EXPECT_TRUE(shape.forward_only || at::equal(leaf.grad(), at::full({rows_of(microbatch), 3}, product)));
     }
     EXPECT_EQ(stage.losses.size() + stage.leaves.size() > 0,
               mesh.group(Axis::pp).rank == 0 || mesh.group(Axis::pp).rank == shape.stages - 1);

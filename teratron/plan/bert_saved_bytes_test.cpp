@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "teratron/comm/host/thread_world.h"
-#include "teratron/models/bert/bert.h"
+#include "teratron/models/bert/bert_classifier.h"
 #include "teratron/models/bert/bert_operators.h"
 #include "teratron/models/bert/data/bert_dataset.h"
 #include "teratron/plan/operator_costs.h"
@@ -47,7 +47,7 @@ MicroBatch wide_batch(const BertConfig& config) {
           .sample_ids_B = at::arange(samples, at::kLong)};
 }
 
-at::Tensor forward(Bert& model, const Activations& input, const MicroBatch& batch) {
+at::Tensor forward(Model& model, const Activations& input, const MicroBatch& batch) {
   const Activations output = model.forward(input, batch, nullptr);
   if (!model.stage().head) return output["hidden"];
   at::Tensor total;
@@ -61,10 +61,14 @@ struct SavedAndPeak {
 };
 
 // Of the second step; the first allocates gradients.
-SavedAndPeak allocated(const BertConfig& config, const StageSpec& stage, const TensorParallel& parallel) {
+template <typename Build>
+SavedAndPeak allocated_by(const Build& build, const BertConfig& config, const StageSpec& stage,
+                          const TensorParallel& parallel) {
   ParameterSet parameters({.dtype = at::kFloat, .seed = 3});
-  Bert model(config, {parameters, stage, parallel});
-  const MicroBatch batch = wide_batch(config);
+  const std::unique_ptr<Model> built = build(StageContext{parameters, stage, parallel});
+  Model& model = *built;
+  MicroBatch batch = wide_batch(config);
+  batch.tensors.set("labels", at::zeros({samples, 1}, at::kLong));
   Activations input;
   if (!stage.embedding) {
     const int64_t rows = sequence / (parallel.sequence_parallel ? parallel.group.size : 1);
@@ -79,6 +83,11 @@ SavedAndPeak allocated(const BertConfig& config, const StageSpec& stage, const T
                                          (stage.head ? 0 : output.nbytes()));
   backward(output);
   return {saved, static_cast<double>(meter.peak())};
+}
+
+SavedAndPeak allocated(const BertConfig& config, const StageSpec& stage, const TensorParallel& parallel) {
+  const auto build = [&config](const StageContext& part) { return std::make_unique<Bert>(config, part); };
+  return allocated_by(build, config, stage, parallel);
 }
 
 ActivationMemory declared(const BertConfig& config, const StageSpec& stage, const TensorParallel& parallel) {
@@ -102,6 +111,23 @@ TEST(BertOperators, SaveWhatTheModelSaves) {
     EXPECT_NEAR(ours.saved / real.saved, 1.0, 0.002) << variant.name;
     EXPECT_NEAR(ours.peak / real.peak, 1.0, config.attention_dropout == 0.0 ? 0.01 : 0.07) << variant.name;
   }
+}
+
+TEST(BertOperators, SaveWhatAClassifierSaves) {
+  at::set_num_threads(1);
+  const BertConfig config = wide(small_bert_config());
+  const BertClassifierOptions options{.outputs = 3};
+  const BatchSchema schema = bert_classifier_schema({.sequence_length = sequence, .classifier = options});
+  const StageSpec whole{.layers = config.layers};
+  const auto build = [&](const StageContext& part) {
+    return std::make_unique<BertClassifier>(config, options, part);
+  };
+  const SavedAndPeak real = allocated_by(build, config, whole, {});
+  const RankBatch batch{.batch = {samples, sequence}, .stage = whole, .dtype = Dtype::f32, .gpu = false};
+  const ActivationMemory ours =
+      activation_memory(bert_classifier_plan(config, options, schema).operators(batch));
+  EXPECT_NEAR(ours.saved / real.saved, 1.0, 0.002);
+  EXPECT_NEAR(ours.peak / real.peak, 1.0, 0.01);
 }
 
 TEST(BertOperators, SaveTheirStageAndShard) {

@@ -76,7 +76,7 @@ using ArchitectureResolver =
 struct ParseOptions {
   bool refuse_planned = true;   // false: accept settings that are not implemented yet (planning, conversion)
   bool defer_problems = false;  // leave problems to validate_arguments(), which reports them with its own
-  std::span<const Field> extra_fields = {};  // flags of a program built on the library (train/registry.h)
+  std::span<const Field> extra_fields = {};    // flags of a program built on the library (train/registry.h)
   std::span<const ArgsDefault> defaults = {};  // its defaults, the last one of a setting wins
   ArchitectureResolver architecture =
       nullptr;  // architecture_settings (hf/architecture.h); null: none accepted

@@ -3,6 +3,8 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include "teratron/models/bert/bert_family.h"
+#include "teratron/models/bert/data/bert_dataset.h"
+#include "teratron/train/data/row_packing.h"
 
 namespace teratron {
 
@@ -97,6 +99,26 @@ MicroBatch bert_batch(const BertConfig& config, int64_t step, FlatRange samples)
 TestModel bert_model(const BertConfig& config) {
   return {bert_plan(config, {}),
           [config](int64_t step, FlatRange samples) { return bert_batch(config, step, samples); }, false};
+}
+
+std::vector<int64_t> bert_row_lengths(const MicroBatch& batch) {
+  const at::Tensor bounds = batch["cu_seqlens"];
+  std::vector<int64_t> lengths;
+  for (int64_t i = 0; i + 1 < bounds.size(0); ++i) {
+    const auto first = bounds[i].item<int32_t>(), end = bounds[i + 1].item<int32_t>();
+    if (first % length == 0) lengths.push_back(end - first);
+  }
+  return lengths;
+}
+
+TestModel packed_bert_model(const BertConfig& config, int64_t tensor_parallel_size) {
+  const BatchSchema schema = bert_schema({.sequence_length = length, .predictions = predictions});
+  const auto batch = [=](int64_t step, FlatRange samples) {
+    const MicroBatch rows = bert_batch(config, step, samples);
+    return without_padding(
+        rows, schema, {.lengths = bert_row_lengths(rows), .row = length, .multiple = tensor_parallel_size});
+  };
+  return {bert_plan(config, {}), batch, false};
 }
 
 }  // namespace teratron

@@ -157,8 +157,11 @@ at::Tensor TrainEngine::loss(Model& chunk, const Activations& output, const Micr
   return total;
 }
 
-at::Tensor TrainEngine::logits(Model& chunk, const Activations& output) {
-  return gather_from(chunk.logits(output), 2, mesh_.group(Axis::tp)).narrow(2, 0, options_.model.vocabulary);
+at::Tensor TrainEngine::logits(Model& chunk, const Activations& output, const MicroBatch& batch) {
+  const at::Tensor all = gather_from(chunk.logits(output), 2, mesh_.group(Axis::tp));
+  const at::Tensor logits = all.narrow(2, 0, options_.model.vocabulary);
+  const PackedRows packed = packed_rows(batch);
+  return packed.defined() ? with_padding(logits, packed) : logits;
 }
 
 DeviceScalars TrainEngine::zero_scalars() const {
@@ -173,7 +176,7 @@ std::vector<const Channel*> TrainEngine::channels_at(int64_t layer) const {
   return channels;
 }
 
-std::vector<ChunkMessages> TrainEngine::messages(const MicroBatch& batch) const {
+ChunkMessages TrainEngine::messages(const StageSpec& stage, const MicroBatch& batch) const {
   const int64_t shards = options_.parallel.sequence_parallel ? mesh_.group(Axis::tp).size : 1;
   const auto shapes_at = [&](int64_t layer) {
     std::vector<MessageShape> shapes;
@@ -185,14 +188,14 @@ std::vector<ChunkMessages> TrainEngine::messages(const MicroBatch& batch) const 
     }
     return shapes;
   };
-  std::vector<ChunkMessages> all;
-  for (const auto& chunk : chunks_) {
-    const StageSpec& stage = chunk->stage();
-    ChunkMessages& messages = all.emplace_back();
-    if (!stage.embedding) messages.in = shapes_at(stage.first_layer);
-    if (!stage.head) messages.out = shapes_at(stage.first_layer + stage.layers);
-  }
-  return all;
+  ChunkMessages messages;
+  if (!stage.embedding) messages.in = shapes_at(stage.first_layer);
+  if (!stage.head) messages.out = shapes_at(stage.first_layer + stage.layers);
+  return messages;
+}
+
+bool TrainEngine::fixes_shapes() const {
+  return graphs_ && !graphs_->fell_back() && (!graph_choice_ || graph_choice_->replays());
 }
 
 void TrainEngine::run_schedule_into(DeviceScalars& scalars, MicroBatchBuffer& batches,
@@ -215,7 +218,7 @@ void TrainEngine::run_schedule_into(DeviceScalars& scalars, MicroBatchBuffer& ba
         outputs.push_back(output[channel->name]);
       }
     } else if (args.logits) {
-      outputs.push_back(*args.logits = logits(chunk, output));
+      outputs.push_back(*args.logits = logits(chunk, output, batch));
     } else {
       const at::Tensor total = loss(chunk, output, batch, scalars);
       outputs.push_back(args.scale.defined() ? total * args.scale : total);
@@ -227,6 +230,13 @@ void TrainEngine::run_schedule_into(DeviceScalars& scalars, MicroBatchBuffer& ba
     if (args.reduces && action.microbatch == args.microbatches - 1)
       buffers_->set_last_microbatch(action.chunk);
   };
+  std::map<std::pair<int64_t, int64_t>, ChunkMessages>
+      shapes;  // micro-batches are gone before their backward
+  const auto messages_of = [&](const Action& action) {
+    const auto [found, is_new] = shapes.try_emplace({action.chunk, action.microbatch});
+    if (is_new) found->second = messages(chunks_[action.chunk]->stage(), batches.at(action.microbatch));
+    return found->second;
+  };
   const ParallelOptions& parallel = options_.parallel;
   const Actions actions = schedule(mesh_.group(Axis::pp).rank, {.stages = parallel.pipeline.stages,
                                                                 .chunks = parallel.pipeline.chunks,
@@ -234,7 +244,7 @@ void TrainEngine::run_schedule_into(DeviceScalars& scalars, MicroBatchBuffer& ba
                                                                 .microbatch_group = parallel.microbatch_group,
                                                                 .forward_only = !args.training,
                                                                 .early_receives = parallel.overlap_p2p});
-  run_schedule(actions, mesh_.pipeline_links(), {forward, before_backward}, messages(batches.at(0)));
+  run_schedule(actions, mesh_.pipeline_links(), {forward, before_backward, messages_of});
 }
 
 // The last stage has the losses.

@@ -89,6 +89,8 @@ class TrainEngine {
   PendingStep train_step(const MicroBatches& microbatches, const StepInputs& inputs);
   /// After PendingStep::wait(), in the order of the steps: what became of CUDA graphs, once, as a sentence.
   std::optional<std::string> finish(const StepResult& result);
+  /// Whether CUDA graphs ask for micro-batches of the same shapes: rows are not packed for the next step.
+  bool fixes_shapes() const;
   /// Mean losses over `count` micro-batches on every data-parallel rank, without training.
   StepResult evaluate(const MicroBatches& microbatches, int64_t count);
 
@@ -134,13 +136,12 @@ class TrainEngine {
   int64_t vote(const StreamMarker& forward_backward);
   /// The loss to differentiate; also added to `scalars`.
   at::Tensor loss(Model& chunk, const Activations& output, const MicroBatch& batch, DeviceScalars& scalars);
-  at::Tensor logits(Model& chunk, const Activations& output);
+  at::Tensor logits(Model& chunk, const Activations& output, const MicroBatch& batch);
   at::Tensor loss_scale(const StepInputs& inputs) const;
   DeviceScalars zero_scalars() const;
   /// The channels that cross the bound before layer `layer`.
   std::vector<const Channel*> channels_at(int64_t layer) const;
-  /// By chunk, for micro-batches like this one.
-  std::vector<ChunkMessages> messages(const MicroBatch& batch) const;
+  ChunkMessages messages(const StageSpec& stage, const MicroBatch& batch) const;
   void sum_over_ranks(DeviceScalars& scalars) const;
   void add_stats(DeviceScalars& scalars, const GradStats& stats, const StepInputs& inputs) const;
 

@@ -51,7 +51,7 @@ OptimizerOptions optimizer_options(const Arguments& args) {
 int64_t graphs_after(const Arguments& args, at::Device device) {
   if (args.cuda_graph_impl == "local") return args.cuda_graph_warmup_steps;
   const bool can_be_captured = args.cuda_graph_impl == "auto" && device.is_cuda() &&
-                               args.tensor_model_parallel_size == 1 &&
+                               args.remove_padding != "always" && args.tensor_model_parallel_size == 1 &&
                                args.pipeline_model_parallel_size == 1 && args.timing_log_level < 2;
   return can_be_captured ? args.cuda_graph_warmup_steps : 0;
 }
@@ -78,6 +78,20 @@ EngineOptions engine_options(const Arguments& args, const ModelPlan& model, at::
           .save_batches = args.check_for_nan_in_loss_and_grad && !args.fp16,
           .graphs_after = graphs_after(args, device),
           .graphs_where_host_bound = args.cuda_graph_impl == "auto"};
+}
+
+bool packs_rows(const Arguments& args, const EngineOptions& options) {
+  if (args.remove_padding == "never") return false;
+  const bool model = options.model.packs_rows, step = !options.step || options.step->takes_packed_rows();
+  if (model && step && args.context_parallel_size == 1) {
+    const bool padded = find_column(options.model.batch, "segment_start") != nullptr;
+    return padded && (args.remove_padding == "always" || options.device.is_cuda());
+  }
+  if (args.remove_padding != "always") return false;
+  const char* const what = !model  ? "this model does not take rows without padding"
+                           : !step ? "the train step does not take rows without padding"
+                                   : "context-parallel ranks share each row with its padding";
+  throw config_error({.what = what, .where = "--remove-padding always", .fix = "Leave it out"});
 }
 
 LossScaler loss_scaler(const Arguments& args) {

@@ -22,6 +22,9 @@ void check_fp8_on(const Arguments& args, const std::string& gpu, int64_t compute
 /// UserError(config) if --cuda-graph-impl local is given and there is no GPU.
 void check_graphs_on(const Arguments& args, at::Device device);
 EngineOptions engine_options(const Arguments& args, const ModelPlan& model, at::Device device);
+/// Whether rows are trained on without their padding (--remove-padding). UserError(config) if the user asks
+/// for it and the model or the train step does not take packed rows.
+bool packs_rows(const Arguments& args, const EngineOptions& options);
 OptimizerOptions optimizer_options(const Arguments& args);
 LossScaler loss_scaler(const Arguments& args);
 OptimizerParamScheduler lr_scheduler(const Arguments& args);

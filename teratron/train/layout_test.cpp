@@ -42,6 +42,12 @@ INSTANTIATE_TEST_SUITE_P(
                     Layout{.pp = 2, .chunks = 2, .microbatches = 4, .late = true},
                     Layout{.dp = 4, .sharded = true, .overlap_param_gather = true, .late = true}));
 
+// Packed rows in the layout, against rows with padding on one rank.
+void expect_packed_twins(const BertConfig& config, const Layout& layout) {
+  expect_same(gradients_of(packed_bert_model(config, layout.tp), layout, at::kDouble),
+              gradients_of(bert_model(config), {}, at::kDouble), 1e-11);
+}
+
 TEST(RandomLayouts, MatchOneRank) {
   RandomCases cases({.share = 0.8, .minimum = 10});
   while (std::optional<std::mt19937> random = cases.next()) {
@@ -50,6 +56,7 @@ TEST(RandomLayouts, MatchOneRank) {
       const Layout layout = random_layout(config, *random, 16);
       SCOPED_TRACE(fmt::format("seed {}: BERT, {}", cases.seed(), to_string(layout)));
       expect_twins(bert_model(config), layout);
+      if ((*random)() % 2 == 0) expect_packed_twins(config, layout);
       continue;
     }
     if ((*random)() % 3 == 0) {

@@ -28,12 +28,11 @@ std::vector<ArgsDefault> args_defaults(const JobModel& model) {
 ParsedArguments given_arguments(std::span<const std::string> args, const JobModel& model) {
   const std::vector<Field> fields = extra_fields(model);
   const std::vector<ArgsDefault> defaults = args_defaults(model);
-  ParsedArguments parsed = parse_arguments(
-      fmt::format("pretrain {}", model.family.name), args,
-      {.defer_problems = true,
-       .extra_fields = fields,
-       .defaults = defaults,
-       .architecture = architecture_settings});
+  ParsedArguments parsed = parse_arguments(fmt::format("pretrain {}", model.family.name), args,
+                                           {.defer_problems = true,
+                                            .extra_fields = fields,
+                                            .defaults = defaults,
+                                            .architecture = architecture_settings});
   if (!parsed.help) use_checkpoint_args(parsed);
   return parsed;
 }

@@ -1,5 +1,5 @@
-// What a program built on the library adds: model families, a train step, flags, defaults. Passed to teratron::main
-// (cli/program.h), or to Trainer (trainer.h) for a custom loop.
+// What a program built on the library adds: model families, a train step, flags, defaults of settings. Passed
+// to teratron::main (cli/program.h), or to Trainer (trainer.h) for a custom loop.
 #pragma once
 
 #include <functional>

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <string>
+#include <typeinfo>
 #include <vector>
 
 #include "teratron/models/model.h"
@@ -35,6 +36,9 @@ class TrainStep {
   virtual std::vector<std::string> metric_names() const { return {}; }
   /// The next micro-batch of this data-parallel rank; called on every tensor- and pipeline-parallel rank.
   virtual MicroBatch get_batch(BatchSource& source) { return source.next(); }
+  /// Whether forward_step() takes micro-batches with packed rows (MicroBatch). Default: those steps do that
+  /// leave the losses to the model.
+  virtual bool takes_packed_rows() const { return typeid(*this) == typeid(TrainStep); }
   /// Called on the last pipeline stage with the output of the model's forward().
   virtual StepLoss forward_step(Model& model, const Activations& output, const MicroBatch& batch) {
     return {.losses = model.losses(output, batch)};

@@ -59,8 +59,11 @@ Trainer::Trainer(const Arguments& args, const Mesh& mesh, const JobModel& model)
     EngineOptions options = engine_options(args_, plan, device_);
     options.step = step_.get();
     options.timers = timers_.get();
+    removes_padding_ = packs_rows(args_, options);
     engine_ = std::make_unique<TrainEngine>(options, mesh_);
   }
+  if (args_.remove_padding == "always" && !removes_padding_ && is_first_rank())
+    notice("--remove-padding has no effect: the rows of this training have no padding");
   if (mesh_.replicas().rank == 0) {
     print(" > number of parameters on (tensor, pipeline) model parallel rank ({}, {}): {}",
           mesh_.group(Axis::tp).rank, mesh_.group(Axis::pp).rank, engine_->parameters().numel());
@@ -287,6 +290,7 @@ StepResult Trainer::train_step(const MicroBatches& microbatches) {
 
 MicroBatches Trainer::batches_from(BatchSource& source) const {
   return [this, &source](int64_t) {
+    source.remove_padding(removes_padding_ && !engine_->fixes_shapes());
     const auto timed = timers_->scope("batch-generator", 2);
     return step_->get_batch(source);
   };

@@ -138,6 +138,7 @@ class Trainer {
   std::optional<ParamGroupOverrides> decoupled_;
   std::unique_ptr<TrainStep> step_;
   Finetuning finetuning_;
+  bool removes_padding_ = false;
   std::unique_ptr<Timers> timers_;
   std::vector<std::unique_ptr<JobLock>> locks_;  // of the first rank
   std::unique_ptr<TrainEngine> engine_;

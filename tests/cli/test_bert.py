@@ -90,6 +90,8 @@ def test_from_sentences_to_transformers(text, tmp_path):
 
 @pytest.mark.parametrize("backend, layout", [
     ("threads", ["--tp", "2", "--sp", "--pp", "2"]),
+    ("threads", ["--tp", "2", "--sp", "--pp", "2", "--remove-padding", "always", "--recompute-granularity", "full"]),
+    ("processes", ["--pp", "2", "--remove-padding", "always", "--use-distributed-optimizer"]),
     ("processes", ["--pp", "2", "--vpp", "2", "--use-distributed-optimizer", "--overlap-param-gather"]),
     pytest.param("mpi", ["--tp", "2", "--use-distributed-optimizer"], marks=needs_mpirun)])
 def test_layouts(backend, layout, text, tmp_path):
@@ -102,6 +104,24 @@ def test_layouts(backend, layout, text, tmp_path):
     assert len(losses(alone)) == 50
     for name in ("lm loss", "sop loss"):
         assert losses(parallel, name) == pytest.approx(losses(alone, name), rel=1e-4)
+
+
+def test_removing_the_padding_changes_no_number(text, tmp_path):
+    """Losses with dropout, a resumed run bit for bit, samples and batches as they are; and what cannot be packed."""
+    flags = [*BERT, *data(text), "--micro-batch-size", "4", "--train-iters", "16", "--eval-iters", "1", "--eval-interval", "8",
+             "--hidden-dropout", "0.1", "--attention-dropout", "0.1"]
+    padded = train(*flags)
+    packed = train(*flags, "--remove-padding", "always", "--save", tmp_path / "run", "--save-interval", "8")
+    for name in ("lm loss", "sop loss", "lm loss value", "consumed samples"):
+        assert losses(packed, name) == pytest.approx(losses(padded, name), rel=1e-4), name
+    resumed = train(*flags, "--remove-padding", "always", "--load", tmp_path / "run", "--ckpt-step", "8")
+    assert losses(resumed) == losses(packed)[8:]
+    said = train(*MOCK, "--train-iters", "1", "--remove-padding", "always")
+    assert "--remove-padding has no effect: the rows of this training have no padding" in said.stdout + said.stderr
+    message(train(*flags, "--remove-padding", "always", "--cuda-graph-impl", "local", code=2), "mutually exclusive")
+    t5 = [flag if flag != "--seq-length" else "--encoder-seq-length" for flag in flags]
+    message(teratron("pretrain", "t5", *t5, "--decoder-seq-length", "16", "--vocab-extra-ids", "10", "--remove-padding",
+                     "always", code=2), "this model does not take rows without padding")
 
 
 def test_one_loss_without_the_binary_head(text):

@@ -85,6 +85,16 @@ def test_half_precision_follows_fp32(tmp_path, data, model, precision):
     close(train(tmp_path, "half", *flags, precision, *more), full, rel=3e-2)
 
 
+@pytest.mark.parametrize("precision, rel", [([], 2e-4), (["--bf16"], 2e-2)], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("dropout", [NO_DROPOUT, DROPOUT], ids=["no-dropout", "dropout"])
+def test_removing_the_padding_changes_no_curve(tmp_path, data, precision, rel, dropout):
+    flags = [*data, *dropout, *precision, "--cuda-graph-impl", "none"]
+    padded = train(tmp_path, "padded", *flags, "--remove-padding", "never")
+    packed = train(tmp_path, "packed", *flags, "--remove-padding", "always")
+    assert packed != padded, "other kernels, other rounding"
+    close(packed, padded, rel=rel)
+
+
 MOCK = ["--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "500"]
 GRAPHS = {
     "fp32": [], "bf16": ["--bf16"], "fp16": ["--fp16", "--initial-loss-scale", "65536"],
@@ -97,7 +107,7 @@ GRAPHS = {
 @pytest.mark.parametrize("text", [False, True], ids=["full-rows", "padded-rows"])
 def test_cuda_graphs_leave_every_bit_as_it_is(tmp_path, data, name, text):
     flags = ["--deterministic-mode", *(data if text else MOCK), *NO_DROPOUT, *GRAPHS[name]]
-    eager = train(tmp_path, "eager", *flags, "--cuda-graph-impl", "none")
+    eager = train(tmp_path, "eager", *flags, "--cuda-graph-impl", "none", "--remove-padding", "never")
     assert train(tmp_path, "graphs", *flags, "--cuda-graph-impl", "local") == eager
 
 

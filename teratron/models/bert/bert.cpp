@@ -118,14 +118,19 @@ std::vector<InferenceOutput> Bert::inference_outputs(const Activations& output) 
   const at::Tensor first_1B = at::zeros({1, hidden_SBH.size(1)}, hidden_SBH.options().dtype(at::kLong));
   outputs.push_back({.name = "binary_logits",
                      .tensor = heads_->binary_logits(select_positions(hidden_SBH, first_1B, parallel_)[0])});
-  if (const at::Tensor& lengths_B = output["row_lengths"]; lengths_B.defined())
-    outputs.push_back({.name = "embeddings", .tensor = inner_mean(whole_sequences(output), lengths_B)});
   return outputs;
 }
 
+at::Tensor Bert::text_embeddings(const Activations& output) {
+  const at::Tensor& lengths_B = output["row_lengths"];
+  if (!config_.binary_head || !lengths_B.defined()) return {};
+  return inner_mean(whole_sequences(output), lengths_B);
+}
+
 at::Tensor Bert::token_losses(const Activations& output, const MicroBatch& batch) {
-  return heads_->lm_losses(select_positions(output["hidden"], batch["masked_positions"].t(), parallel_),
-                           batch["masked_labels"].t());
+  const at::Tensor selected_PBH =
+      select_positions(output["hidden"], batch["masked_positions"].t(), parallel_, packed_rows(batch));
+  return heads_->lm_losses(selected_PBH, batch["masked_labels"].t());
 }
 
 BertScores Bert::scores(const Activations& output, const MicroBatch& batch) {
@@ -133,7 +138,7 @@ BertScores Bert::scores(const Activations& output, const MicroBatch& batch) {
   // The first position, for the pooler, and the predictions: one collective.
   const at::Tensor positions_BP = batch["masked_positions"];
   const at::Tensor all_NB = at::constant_pad_nd(positions_BP, {1, 0}, 0).t();
-  const at::Tensor selected_NBH = select_positions(output["hidden"], all_NB, parallel_);
+  const at::Tensor selected_NBH = select_positions(output["hidden"], all_NB, parallel_, packed_rows(batch));
   const at::Tensor losses_PB = heads_->lm_losses(selected_NBH.slice(0, 1), batch["masked_labels"].t());
   return {losses_PB, heads_->binary_logits(selected_NBH[0])};
 }

@@ -33,9 +33,11 @@ class Bert : public Model {
 
   Activations forward(const Activations& input, const MicroBatch& batch, LayerStates* states) override;
   at::Tensor logits(const Activations& output) override;
-  /// lm_logits of all positions; with a binary head binary_logits [B, 2] and, where the micro-batch has
-  /// row_lengths [B], embeddings [B, H]: the mean of the hidden states between [CLS] and the last [SEP].
+  /// lm_logits of all positions; with a binary head binary_logits [B, 2].
   std::vector<InferenceOutput> inference_outputs(const Activations& output) override;
+  /// With a binary head, of micro-batches with row_lengths [B]: the mean of the hidden states between [CLS]
+  /// and the last [SEP].
+  at::Tensor text_embeddings(const Activations& output) override;
   /// Of the predictions: [P, B].
   at::Tensor token_losses(const Activations& output, const MicroBatch& batch) override;
   BertScores scores(const Activations& output, const MicroBatch& batch);

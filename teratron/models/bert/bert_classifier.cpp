@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "teratron/models/bert/bert_inference.h"
+#include "teratron/models/bert/bert_operators.h"
 #include "teratron/nn/dropout.h"
 
 namespace teratron {
@@ -62,9 +63,11 @@ Activations BertClassifier::forward(const Activations& input, const MicroBatch& 
 }
 
 at::Tensor BertClassifier::logits_BK(const at::Tensor& hidden_SBH, const MicroBatch& batch) {
+  const PackedRows packed = packed_rows(batch);
+  const int64_t samples = packed.defined() ? packed.starts_B.size(0) : hidden_SBH.size(1);
   const at::Tensor first_1B =
-      at::zeros({1, hidden_SBH.size(1)}, hidden_SBH.options().dtype(at::kLong).requires_grad(false));
-  const at::Tensor x_1BH = select_positions(hidden_SBH, first_1B, parallel_);
+      at::zeros({1, samples}, hidden_SBH.options().dtype(at::kLong).requires_grad(false));
+  const at::Tensor x_1BH = select_positions(hidden_SBH, first_1B, parallel_, packed);
   at::Tensor pooled_1BH = apply_bias_grad(head_->pooler.forward(x_1BH)).tanh();
   if (batch.training && options_.dropout > 0.0) {
     const DropoutKey key{config_.dropout_seed, config_.first_dropout_site + pooled_dropout_site,
@@ -103,6 +106,7 @@ ModelPlan bert_classifier_plan(const BertConfig& config, const BertClassifierOpt
   const auto residual = config.fp32_residual ? std::optional(at::kFloat) : std::nullopt;
   return {.towers = {{"encoder", config.layers}},
           .batch = batch,
+          .packs_rows = true,
           .channels = {{.name = "hidden",
                         .shape = sequence_shape("sequence_index", config.hidden),
                         .dtype = residual}},
@@ -116,6 +120,7 @@ ModelPlan bert_classifier_plan(const BertConfig& config, const BertClassifierOpt
                 return std::make_unique<BertClassifier>(config, options, part);
               },
           .inference = bert_inference(config),
+          .operators = bert_classifier_operators(config, options.outputs, batch),
           .summary = fmt::format("BERT classifier: {} outputs, {} layers, hidden {}, {} heads",
                                  options.outputs, config.layers, config.hidden, config.heads)};
 }

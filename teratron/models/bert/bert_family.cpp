@@ -59,6 +59,7 @@ ModelPlan bert_plan(const BertConfig& config, const BatchSchema& batch) {
                                                              : std::vector<std::string>{"lm loss"};
   return {.towers = {{"encoder", config.layers}},
           .batch = batch,
+          .packs_rows = true,
           .channels = {{.name = "hidden",
                         .shape = sequence_shape("sequence_index", config.hidden),
                         .dtype = residual}},

@@ -42,17 +42,19 @@ Parameter& output_bias(const Scope& root, const BertConfig& config, const Group&
 }  // namespace
 
 at::Tensor select_positions(const at::Tensor& hidden_SBH, const at::Tensor& positions_NB,
-                            const TensorParallel& parallel) {
-  const int64_t rows = hidden_SBH.size(0), samples = hidden_SBH.size(1);
-  at::Tensor local_NB = positions_NB, elsewhere_NB;
+                            const TensorParallel& parallel, const PackedRows& packed) {
+  const int64_t samples = positions_NB.size(1), tokens = hidden_SBH.size(0) * hidden_SBH.size(1);
+  at::Tensor token_NB = packed.defined()
+                            ? positions_NB + packed.starts_B
+                            : positions_NB * samples + at::arange(samples, positions_NB.options());
+  at::Tensor elsewhere_NB;
   if (parallel.sequence_parallel) {
-    local_NB = positions_NB - parallel.group.rank * rows;
-    elsewhere_NB = local_NB.lt(0).logical_or_(local_NB.ge(rows));
-    local_NB = local_NB.masked_fill(elsewhere_NB, 0);
+    token_NB = token_NB - parallel.group.rank * tokens;
+    elsewhere_NB = token_NB.lt(0).logical_or_(token_NB.ge(tokens));
+    token_NB = token_NB.masked_fill(elsewhere_NB, 0);
   }
-  const at::Tensor tokens = (local_NB * samples + at::arange(samples, positions_NB.options())).reshape(-1);
-  const at::Tensor selected_NBH = hidden_SBH.reshape({rows * samples, -1})
-                                      .index_select(0, tokens)
+  const at::Tensor selected_NBH = hidden_SBH.reshape({tokens, -1})
+                                      .index_select(0, token_NB.reshape(-1))
                                       .view({positions_NB.size(0), samples, hidden_SBH.size(2)});
   if (!elsewhere_NB.defined()) return selected_NBH;
   return reduce_from(selected_NBH.masked_fill(elsewhere_NB.unsqueeze(-1), 0), parallel.group);

@@ -10,10 +10,10 @@
 
 namespace teratron {
 
-/// The hidden states [N, B, H] at `positions` [N, B] of the whole sequence, on every tensor-parallel rank. Of
-/// [S, B, H], S local under sequence parallelism.
+/// The hidden states [N, B, H] at `positions` [N, B] of each sample, on every tensor-parallel rank. Of
+/// [S, B, H], S local under sequence parallelism, or of packed rows [T, 1, H].
 at::Tensor select_positions(const at::Tensor& hidden_SBH, const at::Tensor& positions_NB,
-                            const TensorParallel& parallel);
+                            const TensorParallel& parallel, const PackedRows& packed = {});
 
 class BertHeads {
  public:

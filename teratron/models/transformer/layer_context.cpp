@@ -1,23 +1,41 @@
 #include "teratron/models/transformer/layer_context.h"
 
+#include <ATen/ATen.h>
+
 #include "teratron/base/error.h"
 
 namespace teratron {
+
+namespace {
+
+// The ids that the tokens have in rows with padding.
+SequenceRows rows_of_run(const PackedRows& packed, const at::Tensor& sample_ids_B) {
+  const int64_t samples = packed.starts_B.size(0);
+  const at::Tensor sample_T = sample_ids_B.index_select(0, packed.tokens_T.remainder(samples));
+  const at::Tensor rows_T = sample_T * packed.length + at::floor_divide(packed.tokens_T, samples);
+  return {.rows_S = rows_T, .total = packed.length, .of_run = true};
+}
+
+}  // namespace
 
 LayerContext layer_context(const MicroBatch& batch, const TransformerConfig& config,
                            const RotaryEmbedding* rope) {
   const bool dropout = batch.training && (config.hidden_dropout > 0.0 || config.attention_dropout > 0.0);
   const at::Tensor& index_SB = batch["sequence_index"];
   const at::Tensor& ids_SB = batch["position_ids"];
+  const PackedRows packed = packed_rows(batch);
   SequenceRows rows;
   if (dropout) {
     TERATRON_ASSERT(index_SB.defined() && batch.sample_ids_B.defined(),
                     "dropout needs column sequence_index and sample ids");
-    rows = {index_SB.select(1, 0), index_SB.size(0) * batch.context_parallel_size};
+    rows = packed.defined()
+               ? rows_of_run(packed, batch.sample_ids_B)
+               : SequenceRows{index_SB.select(1, 0), index_SB.size(0) * batch.context_parallel_size};
   }
   return {.rope = rope,
           .positions_SB = ids_SB.defined() ? ids_SB : index_SB,
           .segments = {batch["cu_seqlens"]},
+          .packed = packed,
           .rows = rows,
           .dropout_seed = config.dropout_seed,
           .sample_ids_B = batch.sample_ids_B,

@@ -120,10 +120,14 @@ at::Tensor flash(const AttentionRequest& request) {
   if (segments.defined()) cu_seqlens_q = segments.cu_seqlens_q, cu_seqlens_k = segments.keys();
   if (has_window(request)) keys_before = request.window - 1, keys_after = 0;
   // Segments may be as long as a sample. For one query, ATen would take segments for samples of one token.
-  const int64_t longest = segments.defined() ? std::max<int64_t>(queries, 2) : queries;
+  const PackedRows& packed = request.packed;
+  const int64_t longest_q = packed.defined()     ? std::max<int64_t>(packed.length, 2)
+                            : segments.defined() ? std::max<int64_t>(queries, 2)
+                                                 : queries;
+  const int64_t longest_k = packed.defined() ? longest_q : keys;
   const at::Tensor y = std::get<0>(at::_flash_attention_forward(
       arranged(request.q_SBND), arranged(request.k_SBGD), arranged(request.v_SBGD), cu_seqlens_q,
-      cu_seqlens_k, longest, keys, 0.0, is_causal(request), /*return_debug_mask=*/false, request.scale,
+      cu_seqlens_k, longest_q, longest_k, 0.0, is_causal(request), /*return_debug_mask=*/false, request.scale,
       keys_before, keys_after));
   const at::Tensor y_BSND = segments.defined() ? y.unflatten(0, {batch, queries}) : y;
   return y_BSND.transpose(0, 1).flatten(2);
@@ -137,11 +141,12 @@ struct Backend {
   const char* name;
   bool (*supports)(const AttentionRequest&);
   at::Tensor (*run)(const AttentionRequest&);
+  bool packs = false;  // costs of packed rows are those of their samples
 };
 
-constexpr std::array<Backend, 5> backends = {{{"flash-cpu", flash_cpu_supports, flash_cpu},
+constexpr std::array<Backend, 5> backends = {{{"flash-cpu", flash_cpu_supports, flash_cpu, /*packs=*/true},
                                               {"cudnn", cudnn_supports, cudnn},
-                                              {"flash-varlen", flash_varlen_supports, flash},
+                                              {"flash-varlen", flash_varlen_supports, flash, /*packs=*/true},
                                               {"flash", flash_supports, flash},
                                               {"math", math_supports, math_attention}}};
 
@@ -177,7 +182,16 @@ at::Tensor upcast_for_gemm(const at::Tensor& x, int64_t queries) {
 }
 
 at::Tensor attention(const AttentionRequest& request) {
-  return choose(request).run(request);
+  const Backend& backend = choose(request);
+  if (!request.packed.defined() || backend.packs) return backend.run(request);
+  AttentionRequest rows = request;
+  rows.q_SBND = with_padding(request.q_SBND, request.packed);
+  rows.k_SBGD = with_padding(request.k_SBGD, request.packed);
+  rows.v_SBGD = with_padding(request.v_SBGD, request.packed);
+  rows.segments = request.packed.padded;
+  rows.packed = {};
+  rows.query_rows_S = at::Tensor();
+  return without_padding(choose(rows).run(rows), request.packed);
 }
 
 std::string attention_backend(const AttentionRequest& request) {

@@ -16,7 +16,7 @@
 
 #include <string>
 
-#include "teratron/nn/attention/segments.h"
+#include "teratron/nn/attention/packed_rows.h"
 #include "teratron/nn/dropout.h"
 
 namespace teratron {
@@ -36,6 +36,8 @@ struct AttentionRequest {
   Mask mask = Mask::causal;
   /// Undefined: each sample is one segment.
   Segments segments;
+  /// Of self-attention over one row of several samples; `segments` are its samples.
+  PackedRows packed;
   /// Sliding window (Beltagy et al. 2020): number of keys that a causal query sees, its own position
   /// included; 0: all.
   int64_t window = 0;

@@ -77,6 +77,7 @@ at::Tensor CoreAttention::forward(const QueryKeyValue& qkv, const Segments& segm
                                   const LayerContext& context) const {
   AttentionRequest whole = request(qkv, context);
   whole.segments = segments;
+  whole.packed = context.packed;
   return attention(whole);
 }
 

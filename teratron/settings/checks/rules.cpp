@@ -101,6 +101,7 @@ constexpr Rule rules[] = {
     {"--weight-decay-incr-style linear|cosine", needs, "--start-weight-decay"},
     {"--weight-decay-incr-style linear|cosine", needs, "--end-weight-decay"},
     {"end_weight_decay", at_least, "start_weight_decay"},
+    {"--remove-padding always", excludes, "--cuda-graph-impl local", "CUDA graphs have fixed shapes"},
     // Data and tokenizer
     {"--mock-data", excludes, "--data-path or --data-args-path"},
     {"--mock-data", excludes, per_split_paths},

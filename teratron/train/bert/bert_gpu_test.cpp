@@ -163,6 +163,20 @@ TEST_F(GpuBert, FullRowsNeedNoSegments) {
   EXPECT_EQ(attention_backend(request), "flash-varlen");
 }
 
+// The tokens of padded rows alone, packed.
+TEST_F(GpuBert, PackedRowsMatchTheCpusPaddedRows) {
+  for (const BertVariant& variant : wide_variants()) {
+    SCOPED_TRACE(variant.name);
+    const Result exact = run(variant.config, {at::kCPU, at::kDouble});
+    const MicroBatch packed = packed_bert_model(variant.config, 1).batch(1, {0, test_samples});
+    ASSERT_GT(packed.padded_length, 0);
+    expect_close(run(variant.config, {at::kCUDA, at::kDouble}, packed), exact, fp64);
+    expect_close(run(variant.config, {at::kCUDA, at::kFloat}, packed), exact, fp32);
+    expect_close(run(variant.config, {at::kCUDA, at::kBFloat16}, packed), exact, bf16);
+    expect_close(run(variant.config, {at::kCUDA, at::kHalf}, packed), exact, fp16);
+  }
+}
+
 TEST_F(GpuBert, PaddingInfluencesNothing) {
   const BertConfig config = widened(small_bert_config());
   const MicroBatch batch = bert_batch(config, 1, {0, test_samples});

@@ -15,6 +15,7 @@ namespace teratron {
 /// Pretraining of a Bert.
 class BertTrainStep : public TrainStep {
  public:
+  bool takes_packed_rows() const override { return typeid(*this) == typeid(BertTrainStep); }
   StepLoss forward_step(Model& model, const Activations& output, const MicroBatch& batch) final;
   /// Of the predictions and sentence pairs. Default: the losses of Megatron-LM's BERT.
   virtual StepLoss loss(const BertScores& scores, const MicroBatch& batch) {
@@ -27,6 +28,7 @@ class BertClassificationStep : public TrainStep {
  public:
   explicit BertClassificationStep(BertTarget target) : target_(target) {}
   std::vector<std::string> metric_names() const override;
+  bool takes_packed_rows() const override { return typeid(*this) == typeid(BertClassificationStep); }
   StepLoss forward_step(Model& model, const Activations& output, const MicroBatch& batch) override;
   /// Of logits [B, K] and the column labels. Default: classification_loss().
   virtual LossTerm loss(const at::Tensor& logits_BK, const MicroBatch& batch) {

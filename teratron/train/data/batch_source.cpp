@@ -4,10 +4,13 @@
 #include <bit>
 
 #include <ATen/ATen.h>
+#include <fmt/ranges.h>
 
 #include "teratron/base/error.h"
+#include "teratron/base/strings.h"
 #include "teratron/comm/broadcast_coalesced.h"
 #include "teratron/comm/consensus.h"
+#include "teratron/train/data/row_packing.h"
 
 namespace teratron {
 
@@ -133,6 +136,25 @@ at::Tensor BatchSource::cu_seqlens(const Column& column, const Batch* batch, int
   return to_device(at::tensor(bounds, i32), options_.device);
 }
 
+std::vector<int64_t> BatchSource::row_lengths(const Batch* batch) const {
+  std::vector<int64_t> lengths;
+  if (batch) {
+    const std::span<const int32_t> starts = batch->values<int32_t>("segment_start");
+    const auto row = std::ssize(starts) / batch->samples();
+    for (int64_t first = 0; first < std::ssize(starts); first += row) {
+      const auto tokens = starts.subspan(static_cast<size_t>(first), static_cast<size_t>(row));
+      lengths.push_back(std::ranges::find_if(tokens, [](int32_t start) { return start != 0; }) -
+                        tokens.begin());
+    }
+  }
+  if (tensor_parallel_.size == 1) return lengths;
+  const std::string all =
+      broadcast_bytes(*tensor_parallel_.communicator, fmt::format("{}", fmt::join(lengths, " ")));
+  lengths.clear();
+  for (const std::string& length : split(all)) lengths.push_back(std::stoll(length));
+  return lengths;
+}
+
 const at::Tensor& BatchSource::index_SB(const Column& column, int64_t samples) {
   const at::Tensor& made = index_[column.name];
   if (made.defined() && made.size(1) == samples) return made;
@@ -166,7 +188,12 @@ MicroBatch BatchSource::next() {
   micro.sample_ids_B = at::arange(next_sample_, next_sample_ + samples,
                                   at::TensorOptions().dtype(at::kLong).device(options_.device));
   next_sample_ += sampler.micro_batch_size * sampler.dp_size;
-  return micro;
+  if (!removes_padding_ || !micro["cu_seqlens"].defined()) return micro;
+  const int64_t row = find_column(options_.schema, "segment_start")->numel();
+  return without_padding(micro, options_.schema,
+                         {.lengths = row_lengths(batch ? &*batch : nullptr),
+                          .row = row,
+                          .multiple = packing_multiple(row, samples, tensor_parallel_.size)});
 }
 
 }  // namespace teratron

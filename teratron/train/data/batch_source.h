@@ -32,6 +32,10 @@ class BatchSource {
 
   /// The next micro-batch of this data-parallel rank. UserError(data) at the end of the data.
   MicroBatch next();
+  /// Whether the following micro-batches are packed (row_packing.h). Requires rows of a sample and its
+  /// padding (ModelPlan::packs_rows) that context-parallel ranks do not share. The same on all
+  /// tensor-parallel ranks.
+  void remove_padding(bool remove) { removes_padding_ = remove; }
 
  private:
   Batch read();
@@ -39,6 +43,8 @@ class BatchSource {
   at::Tensor stacked(const Column& column, const Batch* batch, int64_t samples) const;
   /// Undefined if every sample is one segment: then attention needs none, and other kernels run.
   at::Tensor cu_seqlens(const Column& column, const Batch* batch, int64_t samples);
+  /// Tokens of each row before its padding.
+  std::vector<int64_t> row_lengths(const Batch* batch) const;
   /// Rows of the sequence index; made once.
   const at::Tensor& index_SB(const Column& column, int64_t samples);
 
@@ -49,6 +55,7 @@ class BatchSource {
   NamedTensors index_;
   int64_t segments_ = 0;  // capacity of cu_seqlens; only grows, so that shapes settle
   int64_t next_sample_;
+  bool removes_padding_ = false;
 };
 
 }  // namespace teratron

@@ -32,6 +32,8 @@ class MicrobatchGraphs {
   };
   MicrobatchGraphs(ParameterSet& parameters, const Options& options);
 
+  /// Whether all micro-batches run eagerly from now on (Options::falls_back).
+  bool fell_back() const { return eager_; }
   /// Called before each step; returns whether its micro-batches go through run().
   bool begin_step();
   /// To be called in eager steps, of which there must be one before run(): libraries and FP8 scales are
