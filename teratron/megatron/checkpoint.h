@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -27,6 +28,8 @@ class MegatronCheckpoint {
   /// Iteration, consumed samples, schedule and loss scale, as our checkpoints have them; empty if there is no
   /// iteration (a release).
   virtual nlohmann::json state() const = 0;
+  /// What the user should know of what is not converted.
+  virtual std::vector<std::string> notices() const { return {}; }
 };
 
 /// `source` is a --save folder, a folder of one iteration, a zip file of these, or one .pt file. Without

@@ -174,6 +174,7 @@ ConversionReport import_megatron(const MegatronImport& request) {
     save.tensors.push_back(local_tensor(name, tensor, dtype));
     report.elements += tensor->numel();
   }
+  report.notices = checkpoint->notices();
   if (vocabulary == 0)
     report.notices.push_back(
         "the size of the vocabulary is not known, so that its padding stays: give --vocab-size or the "

@@ -135,7 +135,7 @@ using ShardParts = std::map<std::string, std::vector<TensorSourcePtr>>;  // by n
 class DataParallelFile {
  public:
   DataParallelFile(std::shared_ptr<const TorchFile> file, std::string where)
-      : file_(std::move(file)), where_(std::move(where)), adam_(adam_of(*file_)) {
+      : file_(std::move(file)), where_(std::move(where)), adam_(adam_of(file_->root())) {
     if (!adam_) refuse_optimizer("a data-parallel rank has none", where_);
   }
 
@@ -203,7 +203,7 @@ std::vector<std::vector<ParameterState>> read_sharded_states(
     const std::vector<std::shared_ptr<const TorchFile>>& files,
     const std::vector<std::vector<SavedParameter>>& virtual_stages, const std::string& where) {
   std::vector<std::vector<ParameterState>> result(virtual_stages.size());
-  if (const AdamDict adam = adam_of(*files[0]); !adam || adam.state->items.empty()) return {};
+  if (const AdamDict adam = adam_of(files[0]->root()); !adam || adam.state->items.empty()) return {};
   std::vector<std::vector<ShardParts>> parts;
   for (const auto& stage : virtual_stages) parts.emplace_back(stage.size());
   for (size_t rank = 0; rank < files.size(); ++rank) {

@@ -66,8 +66,8 @@ void refuse_optimizer(const std::string& what, const std::string& where) {
                           .fix = "Use --no-load-optim to convert the weights alone"});
 }
 
-AdamDict adam_of(const TorchFile& file) {
-  AdamDict adam{.outer = file.root().find("optimizer")};
+AdamDict adam_of(const PickleValue& root) {
+  AdamDict adam{.outer = root.find("optimizer")};
   if (adam.outer == nullptr) return adam;
   const PickleValue* const inner = adam.outer->find("optimizer");
   const PickleValue& holder = inner == nullptr ? *adam.outer : *inner;

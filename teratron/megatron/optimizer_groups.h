@@ -19,7 +19,8 @@ struct AdamDict {
   const PickleValue* groups = nullptr;
   explicit operator bool() const { return state != nullptr && groups != nullptr; }
 };
-AdamDict adam_of(const TorchFile& file);
+/// `root` is a file's.
+AdamDict adam_of(const PickleValue& root);
 
 /// Of each parameter by its number; nullptr: none. UserError(checkpoint) for other numbers.
 std::vector<const PickleValue*> states_by_number(const PickleValue& states, size_t count,

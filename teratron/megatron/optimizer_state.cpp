@@ -83,12 +83,13 @@ RankOptimizer read_rank_optimizer(const MegatronRankFiles& files,
       files.data_parallel.empty() ? files.model : files.data_parallel[0];
   RankOptimizer result{.scheduler = file->root().find("opt_param_scheduler"), .file = file};
   if (result.scheduler == nullptr) result.scheduler = file->root().find("lr_scheduler");
-  const AdamDict adam = adam_of(*file);
+  const AdamDict adam = adam_of(file->root());
   if (adam.outer == nullptr) return result;
   result.scaler = adam.outer->find("grad_scaler");
   const PickleValue* const step = adam ? find_step(adam) : nullptr;
   const double steps = step == nullptr ? NAN : number_of(*step, file.get());
   if (std::isfinite(steps)) result.steps = static_cast<int64_t>(steps);
+  if (!files.with_optimizer) return result;
   if (files.distributed != nullptr) {
     result.states = read_flat_states(files.distributed, virtual_stages, files.where);
   } else if (!files.data_parallel.empty()) {

@@ -145,8 +145,9 @@ MegatronFiles open_megatron_files(const fs::path& source, std::optional<int64_t>
     if (ZipArchive::is_zip(*bytes)) zip = std::make_shared<const ZipArchive>(bytes, files.where);
     const auto is_pickle = [](const auto& entry) { return entry.first.ends_with("/data.pkl"); };
     if (zip == nullptr || std::ranges::any_of(zip->entries(), is_pickle)) {
-      files.stages = {
-          {{.model = std::make_shared<const TorchFile>(bytes, files.where), .where = files.where}}};
+      files.stages = {{{.model = std::make_shared<const TorchFile>(bytes, files.where),
+                        .where = files.where,
+                        .with_optimizer = with_optimizer}}};
       return files;
     }
     tree = tree_of_zip(zip);
@@ -179,6 +180,7 @@ MegatronFiles open_megatron_files(const fs::path& source, std::optional<int64_t>
     MegatronRankFiles& opened = files.stages.back().emplace_back();
     opened.model = open_in(tree, path, files.where);
     opened.where = files.where + "/" + printable(path, 400);
+    opened.with_optimizer = with_optimizer;
     if (with_optimizer) open_optimizer(tree, path, files.where, opened);
   }
   for (const auto& stage : files.stages) {

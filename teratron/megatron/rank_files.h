@@ -23,6 +23,7 @@ struct MegatronRankFiles {
   std::shared_ptr<const TorchFile> distributed;                 // distrib_optim.pt; nullptr: none
   std::vector<std::shared_ptr<const TorchFile>> data_parallel;  // optim.pt of each data-parallel rank
   std::string where;                                            // for errors
+  bool with_optimizer = true;                                   // false: its states are not wanted
 };
 
 struct MegatronFiles {

@@ -22,7 +22,7 @@ constexpr std::array<std::pair<std::string_view, Dtype>, 9> storages = {{
     {"torch.BoolStorage", Dtype::boolean},
 }};
 
-constexpr std::array<std::pair<std::string_view, PickleGlobal>, 35> globals = {{
+constexpr std::array<std::pair<std::string_view, PickleGlobal>, 37> globals = {{
     {"collections.OrderedDict", PickleGlobal::dict},
     {"argparse.Namespace", PickleGlobal::dict},
     {"types.SimpleNamespace", PickleGlobal::dict},
@@ -30,6 +30,8 @@ constexpr std::array<std::pair<std::string_view, PickleGlobal>, 35> globals = {{
     {"builtins.set", PickleGlobal::set},
     {"__builtin__.set", PickleGlobal::set},
     {"_codecs.encode", PickleGlobal::bytes},
+    {"builtins.getattr", PickleGlobal::member},
+    {"__builtin__.getattr", PickleGlobal::member},
     {"torch._utils._rebuild_tensor", PickleGlobal::tensor},
     {"torch._utils._rebuild_tensor_v2", PickleGlobal::tensor},
     {"torch._utils._rebuild_parameter", PickleGlobal::parameter},
@@ -68,7 +70,8 @@ PickleGlobal pickle_global(std::string_view name) {
     if (name == known) return meaning;
   }
   // Enums and classes of the program that wrote the file; nothing of it is here to be called.
-  for (const std::string_view module : {"megatron.", "torch.distributed.checkpoint.metadata."}) {
+  for (const std::string_view module : {"megatron.", "torch.distributed.checkpoint.metadata.",
+                                        "torch.distributed.checkpoint.filesystem._StorageInfo"}) {
     if (name.starts_with(module)) return PickleGlobal::opaque;
   }
   return PickleGlobal::refused;

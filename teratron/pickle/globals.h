@@ -20,6 +20,7 @@ enum class PickleGlobal : uint8_t {
   tensor,     // torch._utils._rebuild_tensor_v2 and its predecessor
   parameter,  // torch._utils._rebuild_parameter: its first argument
   storage,    // torch.FloatStorage...: only named
+  member,     // getattr, for members of enums alone: an object that keeps its arguments
   opaque,     // an object that keeps its name and arguments
 };
 

@@ -8,15 +8,16 @@
 
 namespace teratron {
 
+void PickleMachine::refuse_global(const std::string& name) const {
+  throw checkpoint_error(
+      {.what = fmt::format("the pickle names '{}', which is refused: it may run code", printable(name)),
+       .where = where_,
+       .fix = "Only tensors, numbers, texts, lists, dicts and argparse.Namespace are read. If you trust the "
+              "file, load it with torch and save those alone with torch.save"});
+}
+
 void PickleMachine::push_global(std::string name) {
-  if (pickle_global(name) == PickleGlobal::refused) {
-    throw checkpoint_error(
-        {.what = fmt::format("the pickle names '{}', which is refused: it may run code", printable(name)),
-         .where = where_,
-         .fix =
-             "Only tensors, numbers, texts, lists, dicts and argparse.Namespace are read. If you trust the "
-             "file, load it with torch and save those alone with torch.save"});
-  }
+  if (pickle_global(name) == PickleGlobal::refused) refuse_global(name);
   push(Kind::global).text = std::move(name);
 }
 
@@ -113,6 +114,11 @@ void PickleMachine::push_call(const PickleValue& callee, PickleValue& arguments)
       if (items.empty() || !items[0]->is(Kind::tensor)) fail("a parameter holds no tensor");
       stack_.push_back(items[0]);
       return;
+    case PickleGlobal::member:
+      if (items.size() != 2 || !items[0]->is(Kind::global) || !items[1]->is(Kind::text) ||
+          pickle_global(items[0]->text) != PickleGlobal::opaque)
+        refuse_global(callee.text);
+      [[fallthrough]];
     case PickleGlobal::opaque: {
       PickleValue& object = push(Kind::object);
       object.text = callee.text;

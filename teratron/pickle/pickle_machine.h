@@ -117,6 +117,7 @@ class PickleMachine {
   void push_decimal(std::string_view text);
   void push_tuple(size_t count);
   void extend(std::vector<PickleValue*> items, bool pairs);
+  [[noreturn]] void refuse_global(const std::string& name) const;
   void push_global(std::string name);
   void push_call(const PickleValue& callee, PickleValue& arguments);
   void push_tensor(const std::vector<PickleValue*>& arguments);

@@ -93,6 +93,20 @@ TEST(UnpicklerTest, RefusesEveryOtherNameByName) {
             std::string::npos);
 }
 
+// Python 3.11 names a member of an enum by getattr(class, name).
+TEST(UnpicklerTest, ReadsMembersOfEnumsAndNoOtherAttributes) {
+  const std::string call = "c__builtin__\ngetattr\ncmegatron.core.enums\nModelType\nU\x01x\x86R.";
+  const Pickle pickle = parse_pickle(call, "x");
+  EXPECT_TRUE(pickle.root->is(Kind::object));
+  EXPECT_NE(error_of("cbuiltins\ngetattr\n}U\x01x\x86R.").find("'builtins.getattr', which is refused"),
+            std::string::npos);
+  EXPECT_NE(error_of("cbuiltins\ngetattr\ncbuiltins\ngetattr\nU\x01x\x86R.").find("refused"),
+            std::string::npos);
+  EXPECT_NE(
+      error_of("cbuiltins\ngetattr\n" + call.substr(0, call.size() - 1) + "U\x01x\x86R.").find("refused"),
+      std::string::npos);
+}
+
 TEST(UnpicklerTest, RefusesCutStreams) {
   const std::string whole =
       "\x80\x02}q\x01(U\x01"

@@ -1,0 +1,290 @@
+#include "teratron/megatron/dist_checkpoint.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "teratron/base/error.h"
+#include "teratron/base/file.h"
+#include "teratron/base/json.h"
+#include "teratron/hf/float_convert.h"
+#include "teratron/megatron/dist_tensor.h"
+#include "teratron/megatron/merge.h"
+#include "teratron/megatron/optimizer_groups.h"
+#include "teratron/megatron/train_state.h"
+
+namespace teratron {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+namespace {
+
+using Kind = PickleValue::Kind;
+
+constexpr int64_t most_layers = 1 << 16;
+constexpr std::pair<std::string_view, std::string_view> state_kinds[] = {
+    {"optimizer.state.exp_avg.", "exp_avg"},
+    {"optimizer.state.exp_avg_sq.", "exp_avg_sq"},
+    {"optimizer.state.fp32_param.", "param"}};
+
+[[noreturn]] void refuse_dist(const std::string& what, const std::string& where) {
+  throw checkpoint_error({.what = what,
+                          .where = where,
+                          .fix = "Only whole checkpoints of GPT, BERT and T5 models are converted"});
+}
+
+void check_complete(const fs::path& folder) {
+  const std::string where = printable(folder.string(), 4096);
+  std::error_code ignored;
+  if (!fs::exists(folder / "metadata.json", ignored))
+    throw checkpoint_error(
+        {.what = "the checkpoint has no metadata.json, which is written last: its save was cut off",
+         .where = where,
+         .fix = "Use another iteration (--ckpt-step)"});
+  const json about =
+      read_json(folder / "metadata.json", {.kind = ExitCode::checkpoint, .max_bytes = size_t{1} << 20});
+  const std::string backend = about.is_object() ? about.value("sharded_backend", "") : "";
+  if (backend != "torch_dist")
+    throw checkpoint_error(
+        {.what = fmt::format("checkpoints of format '{}' are not read", printable(backend)),
+         .where = where,
+         .fix = "Convert it with Megatron-LM to torch_dist or torch"});
+}
+
+// "decoder.layers.3.mlp..." as "decoder.layers.", "mlp..." and the number; -1 if all layers are one tensor.
+struct LayerKey {
+  std::string stack;
+  std::string rest;
+  int64_t number = -1;
+};
+
+std::optional<LayerKey> layer_key(const std::string& key) {
+  const size_t at = key.find(".layers.");
+  if (at == std::string::npos) return std::nullopt;
+  LayerKey result{.stack = key.substr(0, at + 8), .rest = key.substr(at + 8)};
+  const size_t digits = std::min(result.rest.find_first_not_of("0123456789"), result.rest.size());
+  if (digits == 0) return result;
+  if (digits > 6 || digits >= result.rest.size() || result.rest[digits] != '.') return std::nullopt;
+  result.number = std::stoll(result.rest.substr(0, digits));
+  result.rest = result.rest.substr(digits + 1);
+  return result;
+}
+
+class DistCheckpoint final : public MegatronCheckpoint {
+ public:
+  DistCheckpoint(const fs::path& folder, bool with_optimizer)
+      : files_(std::make_shared<DistFiles>(folder)),
+        where_(printable(folder.string(), 4096)),
+        metadata_(parse_dist_metadata(
+            read_text(folder / ".metadata", {.kind = ExitCode::checkpoint, .max_bytes = size_t{1} << 28}),
+            where_ + "/.metadata")) {
+    open_common();
+    find_family();
+    for (const auto& [key, tensor] : metadata_.tensors) {
+      if (!key.starts_with("optimizer.")) add(key, "", tensor_of_chunks(files_, key, tensor));
+    }
+    if (with_optimizer) add_states();
+  }
+
+  MegatronSource source() const override {
+    MegatronSource source{.family = family_, .args = common_->find("args"), .where = where_};
+    for (const auto& [name, tensor] : tensors_) {
+      if (!name.starts_with("optimizer.")) source.shapes[name] = tensor->shape();
+    }
+    return source;
+  }
+  std::map<std::string, TensorSourcePtr> tensors(const json& settings) const override {
+    std::map<std::string, TensorSourcePtr> result = tensors_;
+    if (settings["untie_embeddings_and_output_weights"] == false) {
+      std::erase_if(result, [](const auto& entry) { return entry.first.ends_with("output_layer.weight"); });
+    }
+    return result;
+  }
+  json state() const override;
+  std::vector<std::string> notices() const override { return notices_; }
+
+ private:
+  void open_common();
+  void find_family();
+  void add(const std::string& key, const std::string& prefix, const TensorSourcePtr& tensor);
+  void add_one(const std::string& name, const std::string& prefix, TensorSourcePtr tensor);
+  void add_states();
+  TensorSourcePtr state_tensor(const std::string& key, const DistTensor& weight,
+                               const DistTensor& state) const;
+
+  std::shared_ptr<const DistFiles> files_;
+  std::string where_;
+  DistMetadata metadata_;
+  std::unique_ptr<const TorchFile> common_file_;
+  const PickleValue* common_ = nullptr;  // a dict
+  MegatronFamily family_ = MegatronFamily::gpt;
+  std::map<std::string, TensorSourcePtr> tensors_;  // by our names
+  std::vector<std::string> notices_;
+};
+
+void DistCheckpoint::open_common() {
+  const fs::path file = files_->folder() / "common.pt";
+  std::error_code ignored;
+  if (fs::exists(file, ignored)) {
+    common_file_ = std::make_unique<const TorchFile>(file);
+  } else if (const auto item = metadata_.items.find("common_state/shard_0_1");
+             item != metadata_.items.end()) {
+    common_file_ =
+        std::make_unique<const TorchFile>(files_->bytes_of(item->second), where_ + ", common_state");
+  } else {
+    refuse_dist("there is neither common.pt nor an item common_state", where_);
+  }
+  common_ = &common_file_->root();
+  if (common_->is(Kind::list) && common_->items.size() == 1) common_ = common_->items[0];
+  if (!common_->is(Kind::dict)) refuse_dist("the common state is not a dict", where_);
+}
+
+void DistCheckpoint::find_family() {
+  const auto any = [this](std::string_view part) {
+    return std::ranges::any_of(metadata_.tensors, [part](const auto& entry) {
+      return !entry.first.starts_with("optimizer.") && entry.first.find(part) != std::string::npos;
+    });
+  };
+  if (any("cross_attention.")) {
+    family_ = MegatronFamily::t5;
+  } else if (any("lm_head.dense.") || any("tokentype_embeddings.") || any("binary_head.")) {
+    family_ = MegatronFamily::bert;
+  }
+}
+
+// `key` without the prefix of a state, which `prefix` is in our names.
+void DistCheckpoint::add(const std::string& key, const std::string& prefix, const TensorSourcePtr& tensor) {
+  if (key.ends_with("_extra_state")) return;
+  const std::optional<LayerKey> layer = layer_key(key);
+  if (!layer || layer->number >= 0) return add_one(megatron_name(key, family_).name, prefix, tensor);
+  const std::vector<int64_t>& shape = tensor->shape();
+  if (shape.size() < 2 || shape[0] > most_layers)
+    refuse_dist(fmt::format("tensor \"{}\" does not hold a row of layers", printable(key)), where_);
+  const std::vector<int64_t> of_layer(shape.begin() + 1, shape.end());
+  const int64_t elements = tensor->numel() / shape[0];
+  for (int64_t i = 0; i < shape[0]; ++i) {
+    const std::string name = fmt::format("{}{}.{}", layer->stack, i, layer->rest);
+    add_one(megatron_name(name, family_).name, prefix, slice_of(tensor, i * elements, of_layer));
+  }
+}
+
+void DistCheckpoint::add_one(const std::string& name, const std::string& prefix, TensorSourcePtr tensor) {
+  if (tensor->shape().empty() || tensor->shape().size() > 2 || !is_convertible_float(tensor->dtype()))
+    refuse_dist(
+        fmt::format("tensor \"{}\" is not a matrix or vector of F64, F32, BF16 or F16", printable(name)),
+        where_);
+  // The T5 of Megatron-Core has its head's bias under two names.
+  if (!tensors_.emplace(prefix + name, std::move(tensor)).second && name != "output_layer.bias")
+    refuse_dist(fmt::format("tensor \"{}\" is there twice", printable(name)), where_);
+}
+
+// A state has the shape of its weight, or, where data-parallel ranks have flat parts of what a tensor rank
+// has, that of the grid of tensor ranks and then the elements of each.
+TensorSourcePtr DistCheckpoint::state_tensor(const std::string& key, const DistTensor& weight,
+                                             const DistTensor& state) const {
+  TensorSourcePtr whole = tensor_of_chunks(files_, key, state);
+  if (state.shape == weight.shape) return whole;
+  const auto refuse = [&] {
+    refuse_optimizer(fmt::format("tensor \"{}\" has another shape than its weight", printable(key)), where_);
+  };
+  if (state.shape.size() != weight.shape.size() + 1) refuse();
+  std::vector<int64_t> part = weight.shape;
+  int64_t elements = 1, parts = 1;
+  int split = -1;
+  const bool layers = layer_key(key) && layer_key(key)->number < 0;
+  for (size_t i = 0; i < part.size(); ++i) {
+    if (part[i] % state.shape[i] != 0) refuse();
+    part[i] /= state.shape[i];
+    elements *= part[i];
+    if (i == 0 && layers ? part[i] != 1 : state.shape[i] > 1 && split >= 0) refuse();
+    if (state.shape[i] > 1 && !(i == 0 && layers)) split = static_cast<int>(i), parts = state.shape[i];
+  }
+  if (elements != state.shape.back()) refuse();
+  if (split < 0 || split == (layers ? 1 : 0)) return slice_of(std::move(whole), 0, weight.shape);
+  std::vector<TensorSourcePtr> joined;  // of each layer
+  const MegatronPart columns{.split = MegatronSplit::columns, .shape = {part[part.size() - 2], part.back()}};
+  for (int64_t at = 0; at < whole->numel();) {
+    std::vector<TensorSourcePtr> ranks;
+    for (int64_t i = 0; i < parts; ++i, at += elements) ranks.push_back(slice_of(whole, at, columns.shape));
+    joined.push_back(merged(columns, std::move(ranks)));
+  }
+  return concatenated(std::move(joined), weight.shape);
+}
+
+void DistCheckpoint::add_states() {
+  size_t states = 0, weights = 0;
+  for (const auto& [key, weight] : metadata_.tensors) {
+    if (key.starts_with("optimizer.") || key.ends_with("_extra_state")) continue;
+    ++weights;
+    for (const auto& [prefix, kind] : state_kinds) {
+      const std::string name = std::string(prefix) + key;
+      const auto found = metadata_.tensors.find(name);
+      if (found == metadata_.tensors.end()) continue;
+      ++states;
+      if (kind == "param" && weight.dtype == Dtype::f32) continue;
+      add(key, fmt::format("optimizer.{}.", kind), state_tensor(name, weight, found->second));
+    }
+  }
+  if (states > 0 && states < 2 * weights)
+    refuse_optimizer("some weights have no exp_avg or exp_avg_sq", where_);
+  const auto other = [](const auto& entry) { return entry.first.starts_with("optimizer.distributed."); };
+  if (states == 0 &&
+      (std::ranges::any_of(metadata_.tensors, other) || std::ranges::any_of(metadata_.items, other)))
+    notices_.emplace_back(
+        "the optimizer state is in buckets of the data-parallel ranks (dp_reshardable), which are not read: "
+        "only "
+        "weights are converted. Megatron-LM saves it by weights with --dist-ckpt-optim-fully-reshardable");
+}
+
+json DistCheckpoint::state() const {
+  SavedCounters counters{.common = common_,
+                         .scheduler = common_->find("opt_param_scheduler"),
+                         .scaler_file = common_file_.get()};
+  if (const AdamDict adam = adam_of(*common_); adam.outer != nullptr) {
+    counters.scaler = adam.outer->find("grad_scaler");
+    const PickleValue* step = adam.state == nullptr ? nullptr : adam.state->find("common_step");
+    if (step == nullptr && adam.groups != nullptr && !adam.groups->items.empty())
+      step = adam.groups->items[0]->find("step");
+    const double steps = step == nullptr ? NAN : number_of(*step, common_file_.get());
+    if (std::isfinite(steps)) counters.optimizer_steps = static_cast<int64_t>(steps);
+  }
+  return train_state(counters);
+}
+
+bool is_dist_folder(const fs::path& folder) {
+  std::error_code ignored;
+  return fs::is_regular_file(folder / ".metadata", ignored);
+}
+
+}  // namespace
+
+std::optional<fs::path> find_dist_folder(const fs::path& source, std::optional<int64_t> step) {
+  std::error_code ignored;
+  if (!fs::is_directory(source, ignored)) return std::nullopt;
+  if (is_dist_folder(source) && !step) return source;
+  std::string wanted = step ? fmt::format("iter_{:07}", *step) : "";
+  const fs::path tracker = source / "latest_checkpointed_iteration.txt";
+  if (!step && fs::is_regular_file(tracker, ignored)) {
+    std::string text = read_text(tracker, {.kind = ExitCode::checkpoint, .max_bytes = 64});
+    text.erase(std::min(text.find_last_not_of(" \r\n\t") + 1, text.size()));
+    wanted = text.find_first_not_of("0123456789") == std::string::npos && text.size() < 18 && !text.empty()
+                 ? fmt::format("iter_{:07}", std::stoll(text))
+                 : text;
+  }
+  if (!wanted.empty() && wanted.find('/') == std::string::npos && is_dist_folder(source / wanted))
+    return source / wanted;
+  if (step) return std::nullopt;
+  std::vector<std::string> names = list_directory(source, ExitCode::checkpoint);
+  for (const std::string& name : std::views::reverse(names)) {
+    if (name.starts_with("iter_") && is_dist_folder(source / name)) return source / name;
+  }
+  return std::nullopt;
+}
+
+std::unique_ptr<MegatronCheckpoint> open_dist_checkpoint(const fs::path& folder, bool with_optimizer) {
+  check_complete(folder);
+  return std::make_unique<DistCheckpoint>(folder, with_optimizer);
+}
+
+}  // namespace teratron
