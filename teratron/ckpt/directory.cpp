@@ -136,11 +136,7 @@ void reject_pickled(const fs::path& path) {
        .where = printable(found->string(), 4096),
        .fix =
            "Megatron-LM checkpoint: 'teratron ckpt convert --from-megatron IN --save DIR', then --load DIR "
-           "--finetune. Hugging Face model: convert it once, where you trust it: python3 -c \"from "
-           "transformers import AutoModelForCausalLM as M; "
-           "M.from_pretrained('IN').save_pretrained('OUT')\", then 'teratron ckpt convert --from-hf OUT "
-           "--save "
-           "DIR'"});
+           "--finetune. Hugging Face model: 'teratron ckpt convert --from-hf FOLDER --save DIR'"});
 }
 
 void remove_leftovers(const fs::path& directory) {

@@ -143,9 +143,7 @@ std::optional<fs::path> find_checkpoint(const fs::path& directory, std::optional
   return fs::path(found);
 }
 
-CheckpointInfo open_checkpoint(const fs::path& path) {
-  reject_pickled(path);
-  const Manifest manifest = read_manifest(path);
+CheckpointInfo describe_checkpoint(const fs::path& path, const Manifest& manifest) {
   CheckpointInfo info{.path = path,
                       .run_id = manifest.run_id,
                       .iteration = manifest.iteration,
@@ -155,6 +153,11 @@ CheckpointInfo open_checkpoint(const fs::path& path) {
   for (const ManifestShard& shard : manifest.shards) info.bytes += shard.bytes;
   for (const auto& [name, tensor] : manifest.tensors) info.tensors[name] = {tensor.dtype, tensor.shape};
   return info;
+}
+
+CheckpointInfo open_checkpoint(const fs::path& path) {
+  reject_pickled(path);
+  return describe_checkpoint(path, read_manifest(path));
 }
 
 void check_same_model(const CheckpointInfo& info, const std::string& config,

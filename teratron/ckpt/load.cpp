@@ -10,6 +10,7 @@
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/collective_errors.h"
 #include "teratron/ckpt/directory.h"
+#include "teratron/ckpt/foreign_checkpoint.h"
 #include "teratron/ckpt/safetensors.h"
 #include "teratron/ckpt/save_plan.h"
 #include "teratron/ckpt/shard_reader.h"
@@ -27,14 +28,14 @@ std::string describe(Dtype dtype, const std::vector<int64_t>& shape) {
   return fmt::format("{} [{}]", name_of(dtype), fmt::join(shape, ", "));
 }
 
-// Compares the tensors that this rank asks for with the manifest.
-json match(const std::vector<LocalTensor>& tensors, const Manifest& manifest) {
+// Compares the tensors that this rank asks for with those of the checkpoint.
+json match(const std::vector<LocalTensor>& tensors, const CheckpointInfo& checkpoint) {
   json names = json::array();
   json problems = json::array();
   for (const LocalTensor& tensor : tensors) {
     names.push_back(tensor.name);
-    const auto found = manifest.tensors.find(tensor.name);
-    if (found == manifest.tensors.end()) {
+    const auto found = checkpoint.tensors.find(tensor.name);
+    if (found == checkpoint.tensors.end()) {
       problems.push_back({tensor.name, "is not in the checkpoint"});
     } else if (found->second.shape != tensor.shard.global_shape || found->second.dtype != tensor.dtype) {
       problems.push_back({tensor.name, fmt::format("is {} in the checkpoint, {} in this run",
@@ -45,13 +46,8 @@ json match(const std::vector<LocalTensor>& tensors, const Manifest& manifest) {
   return {{"names", std::move(names)}, {"problems", std::move(problems)}};
 }
 
-struct LoadContext {
-  const fs::path& path;
-  const Manifest& manifest;
-  std::vector<std::string> ignored;
-};
-
-void reject_mismatches(const std::vector<std::string>& matches, const LoadContext& context) {
+void reject_mismatches(const std::vector<std::string>& matches, const CheckpointInfo& checkpoint,
+                       const std::vector<std::string>& ignored_names) {
   std::set<std::string> requested;
   std::set<std::pair<std::string, std::string>> found;
   for (const std::string& match : matches) {
@@ -59,8 +55,8 @@ void reject_mismatches(const std::vector<std::string>& matches, const LoadContex
     for (const json& name : value["names"]) requested.insert(name);
     for (const json& problem : value["problems"]) found.emplace(problem[0], problem[1]);
   }
-  for (const auto& [name, tensor] : context.manifest.tensors) {
-    const bool ignored = std::any_of(context.ignored.begin(), context.ignored.end(),
+  for (const auto& [name, tensor] : checkpoint.tensors) {
+    const bool ignored = std::any_of(ignored_names.begin(), ignored_names.end(),
                                      [&name](const std::string& prefix) { return name.starts_with(prefix); });
     if (!ignored && !requested.contains(name)) {
       found.emplace(name, fmt::format("({}) is in the checkpoint, but not in this run",
@@ -69,7 +65,7 @@ void reject_mismatches(const std::vector<std::string>& matches, const LoadContex
   }
   if (found.empty()) return;
   std::vector<Problem> problems;
-  const std::string where = printable(context.path.string(), 4096);
+  const std::string where = printable(checkpoint.path.string(), 4096);
   for (const auto& [name, what] : found) {
     problems.push_back({.what = fmt::format("tensor \"{}\" {}", printable(name), what), .where = where});
   }
@@ -234,9 +230,9 @@ int64_t load_tensors(const fs::path& path, const std::vector<LocalTensor>& tenso
   const std::vector<std::string> matches = run_on_all_ranks(group, [&] {
     fault_point("ckpt.load_begin");
     manifest = read_manifest(path);
-    return match(tensors, manifest).dump();
+    return match(tensors, describe_checkpoint(path, manifest)).dump();
   });
-  reject_mismatches(matches, {path, manifest, ignored});
+  reject_mismatches(matches, describe_checkpoint(path, manifest), ignored);
   ShardReader reader(path, manifest);
   run_on_all_ranks(group, [&]() -> std::string {
     TensorLoader loader(reader, manifest);
@@ -248,10 +244,28 @@ int64_t load_tensors(const fs::path& path, const std::vector<LocalTensor>& tenso
   return reader.bytes_read();
 }
 
+void load_tensors(const ForeignCheckpoint& checkpoint, const std::vector<LocalTensor>& tensors,
+                  const std::vector<std::string>& ignored, HostGroup& group) {
+  const std::vector<std::string> matches =
+      run_on_all_ranks(group, [&] { return match(tensors, checkpoint.info()).dump(); });
+  reject_mismatches(matches, checkpoint.info(), ignored);
+  run_on_all_ranks(group, [&]() -> std::string {
+    for (const LocalTensor& target : tensors) {
+      clear_padding(target, index_ranges(target.shard, target.flat_begin, flat_end_of(target)));
+      checkpoint.read(target);
+    }
+    return "";
+  });
+}
+
 struct CheckpointReader::State {
   explicit State(const fs::path& path)
-      : manifest(read_manifest(path)), reader(path, manifest), loader(reader, manifest) {}
+      : manifest(read_manifest(path)),
+        info(describe_checkpoint(path, manifest)),
+        reader(path, manifest),
+        loader(reader, manifest) {}
   Manifest manifest;
+  CheckpointInfo info;
   ShardReader reader;
   TensorLoader loader;
 };
@@ -260,8 +274,7 @@ CheckpointReader::CheckpointReader(const fs::path& path) : state_(std::make_uniq
 CheckpointReader::~CheckpointReader() = default;
 
 void CheckpointReader::read(const LocalTensor& target) {
-  reject_mismatches({match({target}, state_->manifest).dump()},
-                    {state_->reader.path(), state_->manifest, {""}});
+  reject_mismatches({match({target}, state_->info).dump()}, state_->info, {""});
   state_->loader.load(target);
   if (!state_->reader.problems().empty()) throw CorruptCheckpoint(std::move(state_->reader.problems()));
 }

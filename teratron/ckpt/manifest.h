@@ -89,4 +89,7 @@ Manifest parse_manifest(const std::string& text, const std::string& where);
 /// problems.
 Manifest read_manifest(const std::filesystem::path& checkpoint);
 
+struct CheckpointInfo;  // checkpoint.h
+CheckpointInfo describe_checkpoint(const std::filesystem::path& path, const Manifest& manifest);
+
 }  // namespace teratron

@@ -155,79 +155,27 @@ std::string as_flags(const nlohmann::json& settings) {
   return text.empty() ? text : text.substr(1);
 }
 
-struct ExportTokenizer {
-  HfTokenizerFiles files;                       // under the names that transformers expects
-  std::map<std::string, std::string> contents;  // of those that are not copied
-  std::optional<int64_t> end_token;
-};
-
-// `own`, with what else a folder of transformers has beside them.
-HfTokenizerFiles with_neighbours(HfTokenizerFiles own, const fs::path& folder) {
-  std::error_code ignored;
-  if (fs::is_regular_file(folder / "config.json", ignored)) own.merge(hf_tokenizer_files(folder));
-  return own;
-}
-
-HfTokenizerFiles files_of(const TokenizerOptions& options) {
-  const fs::path folder = fs::path(options.vocab_file).parent_path();
-  if (options.type == "GPT2BPETokenizer") {
-    return with_neighbours({{"vocab.json", options.vocab_file}, {"merges.txt", options.merge_file}}, folder);
-  }
-  if (options.type.starts_with("BertWordPiece"))
-    return with_neighbours({{"vocab.txt", options.vocab_file}}, folder);
-  if (options.type != "HuggingFaceTokenizer") return {};
-  const fs::path path = options.tokenizer_model;
-  return hf_tokenizer_files(fs::is_directory(path) ? path : path.parent_path());
-}
-
 // The tokenizer in the checkpoint's settings; none, with a notice, if they name none or its files cannot be
 // read.
-ExportTokenizer tokenizer_of_checkpoint(const CheckpointInfo& checkpoint) {
+HfTokenizer tokenizer_of_checkpoint(const CheckpointInfo& checkpoint) {
   std::vector<std::string> unknown;
-  const TokenizerOptions options =
-      tokenizer_options(arguments_from_json(checkpoint.config, checkpoint.path.string(), &unknown));
-  try {
-    ExportTokenizer tokenizer{.files = files_of(options), .contents = hf_tokenizer_contents(options)};
-    // AutoTokenizer would choose by the model, which may usually have another tokenizer.
-    if (options.type == "GPT2BPETokenizer" && !tokenizer.files.contains("tokenizer_config.json"))
-      tokenizer.contents["tokenizer_config.json"] = R"({"tokenizer_class": "GPT2Tokenizer"})"
-                                                    "\n";
-    for (const auto& [name, text] : tokenizer.contents) tokenizer.files.erase(name);
-    if (!tokenizer.files.empty() || !tokenizer.contents.empty()) {
-      tokenizer.end_token = build_tokenizer(options)->special().eod;
-      return tokenizer;
-    }
-    notice(
-        "no tokenizer is copied: {} has no files for transformers; use --tokenizer-name to name a folder "
-        "with some",
-        options.type.empty() ? "the checkpoint" : options.type);
-  } catch (const UserError& error) {
-    notice("no tokenizer is copied: {} Use --tokenizer-name to name a folder with one", error.what());
-  }
-  return {};
-}
-
-ExportTokenizer tokenizer_in_folder(const fs::path& folder) {
-  ExportTokenizer tokenizer{.files = hf_tokenizer_files(folder)};
-  if (!tokenizer.files.empty()) return tokenizer;
-  throw checkpoint_error({.what = "there are no tokenizer files",
-                          .where = printable(folder.string(), 4096),
-                          .fix = "--tokenizer-name takes a local folder with tokenizer.json or vocab.json"});
+  HfTokenizer tokenizer = hf_tokenizer(
+      tokenizer_options(arguments_from_json(checkpoint.config, checkpoint.path.string(), &unknown)));
+  if (!tokenizer.missing.empty())
+    notice("no tokenizer is copied: {}. Use --tokenizer-name to name a folder with one", tokenizer.missing);
+  return tokenizer;
 }
 
 ConversionReport export_from(const fs::path& checkpoint, const Flags& flags) {
   if (!flags.megatron.to_megatron.empty())
     return convert_to_megatron(checkpoint, flags.megatron, parse_dtype(flags.dtype));
-  const ExportTokenizer tokenizer = flags.tokenizer.empty()
-                                        ? tokenizer_of_checkpoint(open_checkpoint(checkpoint))
-                                        : tokenizer_in_folder(flags.tokenizer);
   return export_hf({.source = checkpoint,
                     .destination = flags.to_hf,
                     .dtype = parse_dtype(flags.dtype),
                     .max_shard_bytes = parse_size(flags.max_shard_size),
-                    .tokenizer = tokenizer.files,
-                    .tokenizer_contents = tokenizer.contents,
-                    .end_token = tokenizer.end_token});
+                    .tokenizer = flags.tokenizer.empty()
+                                     ? tokenizer_of_checkpoint(open_checkpoint(checkpoint))
+                                     : hf_tokenizer_in(flags.tokenizer)});
 }
 
 ConversionReport import_from(const fs::path& folder, const Flags& flags) {
@@ -281,7 +229,8 @@ void add_convert(CLI::App& app, Flags& flags) {
       "--num-attention-heads, or --vocab-file and --merge-file to cut off the vocabulary's padding.");
   command->add_option("--from-megatron", flags.from_megatron,
                       "folder, zip file or .pt file that Megatron-LM wrote (format torch)");
-  command->add_option("--from-hf", flags.from_hf, "folder with config.json and safetensors to read");
+  command->add_option("--from-hf", flags.from_hf,
+                      "folder with config.json and weights (safetensors, or pytorch_model.bin) to read");
   command->add_option("--save", flags.save, "folder to save the checkpoint in");
   command->add_option("--to-hf", flags.to_hf, "new folder for config.json and safetensors");
   command->add_option("--load", flags.load, "folder of checkpoints, or one checkpoint");

@@ -22,7 +22,7 @@ namespace teratron {
 namespace {
 
 struct LogitsOptions {
-  std::string load;
+  std::string load, hf;
   std::string input;
   std::string output;
   std::string device = "auto";
@@ -132,7 +132,8 @@ void run_rank(const ParsedArguments& parsed, const LogitsOptions& options, const
 int logits_command(std::span<const std::string> args) {
   LogitsOptions options;
   CLI::App app("Compute the logits of token ids in fp32", "teratron logits");
-  app.add_option("--load", options.load, "checkpoint directory")->required();
+  app.add_option("--load", options.load, "checkpoint directory");
+  app.add_option("--hf", options.hf, "Hugging Face folder, in place of a checkpoint");
   app.add_option("--input", options.input,
                  "text, one sequence of token ids per line; or safetensors, int64 [B, S]")
       ->required();
@@ -143,7 +144,9 @@ int logits_command(std::span<const std::string> args) {
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   if (!parse_command(app, args)) return 0;
 
-  const std::vector<std::string> flags = {"--load", options.load, "--device", options.device};
+  std::vector<std::string> flags = {"--device", options.device};
+  if (!options.load.empty()) flags.insert(flags.end(), {"--load", options.load});
+  if (!options.hf.empty()) flags.insert(flags.end(), {"--hf", options.hf});
   const ParsedArguments parsed = parse_arguments("logits", flags, {.architecture = architecture_settings});
   run_tensor_parallel(parsed, [&](const Mesh& mesh) { run_rank(parsed, options, mesh); });
   return 0;

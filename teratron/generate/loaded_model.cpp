@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "teratron/hf/hf_checkpoint.h"
 #include "teratron/models/family.h"
 #include "teratron/train/model_checkpoint.h"
 
@@ -71,21 +72,29 @@ InferencePipeline pipeline_of(const Arguments& args, const ModelPlan& plan, cons
   return {.stage = chunks.front(), .group = group, .links = mesh.pipeline_links()};
 }
 
+std::filesystem::path find_given(const Arguments& args, HostGroup& world) {
+  if (!args.load)
+    throw config_error({.what = "no model is given",
+                        .where = "--load",
+                        .fix = "Set --load DIR, or --hf with a Hugging Face folder"});
+  const auto path = find_checkpoint(*args.load, args.ckpt_step, world);
+  if (path) return *path;
+  throw checkpoint_error(
+      {.what = "no checkpoint found", .where = *args.load, .fix = "Use the directory that --save wrote"});
+}
+
 }  // namespace
 
 LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOptions& options,
                                const Mesh& mesh) {
-  if (!given.args.load) {
-    throw config_error({.what = "no checkpoint is given", .where = "--load", .fix = "Set --load DIR"});
+  if (given.args.load && given.args.hf) {
+    throw config_error({.what = "load and hf are both set, and each names a model",
+                        .where = "--hf",
+                        .fix = "Set only one of them"});
   }
   Communicator& world = *mesh.world().communicator;
-  const auto path = find_checkpoint(*given.args.load, given.args.ckpt_step, world);
-  if (!path) {
-    throw checkpoint_error({.what = "no checkpoint found",
-                            .where = *given.args.load,
-                            .fix = "Use the directory that --save wrote"});
-  }
-  LoadedModel loaded{.checkpoint = open_checkpoint(*path)};
+  const std::unique_ptr<HfCheckpoint> folder = given.args.hf ? open_hf(*given.args.hf, world) : nullptr;
+  LoadedModel loaded{.checkpoint = folder ? folder->info() : open_checkpoint(find_given(given.args, world))};
   loaded.args = merge_settings(given, loaded.checkpoint);
   const Group& tp = mesh.group(Axis::tp);
   loaded.args.tensor_model_parallel_size = tp.size;
@@ -97,11 +106,15 @@ LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOpti
   const ModelPlan plan = find_family(saved.family).plan(loaded.args, saved.vocabulary);
   if (options.generates && !plan.generates) {
     throw config_error({.what = fmt::format("models of family {} do not generate text", saved.family),
-                        .where = path->string(),
+                        .where = loaded.checkpoint.path.string(),
                         .fix = "Use a GPT"});
   }
   loaded.model = language_model(plan, *loaded.parameters, tp, pipeline_of(loaded.args, plan, mesh));
-  load_weights(*loaded.parameters, *path, world);
+  if (folder) {
+    load_weights(*loaded.parameters, *folder, world);
+  } else {
+    load_weights(*loaded.parameters, loaded.checkpoint.path, world);
+  }
   return loaded;
 }
 

@@ -24,7 +24,8 @@ struct InferenceOptions {
   bool generates = false;  // text; refused for models that do not
 };
 
-/// Reads --load (and --ckpt-step). UserError(checkpoint) if there is no checkpoint. Collective.
+/// Reads --load (and --ckpt-step), or the folder of --hf. UserError(checkpoint) if there is no checkpoint.
+/// Collective.
 LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOptions& options,
                                const Mesh& mesh);
 

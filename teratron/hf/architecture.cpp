@@ -7,8 +7,10 @@
 #include <fmt/ranges.h>
 
 #include "teratron/base/file.h"
+#include "teratron/hf/hf_checkpoint.h"
 #include "teratron/hf/model.h"
 #include "teratron/settings/arguments.h"
+#include "teratron/settings/checkpoint_args.h"
 
 namespace teratron {
 
@@ -41,6 +43,15 @@ std::string read_config(const std::string& path) {
                    {.kind = ExitCode::config});
 }
 
+HfModel read_folder(const std::string& path) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) return read_hf_model(path);
+  throw config_error({.what = fmt::format("hf = '{}' is not a folder", printable(path)),
+                      .where = "--hf",
+                      .fix = "Give a local folder with config.json, the tokenizer's files and the weights; "
+                             "`hf download NAME --local-dir DIR` fetches a published one"});
+}
+
 // A family trains its own models only; programs that train none take any.
 void check_family(std::string_view program, const HfModel& model) {
   const std::string_view family = model.family->family;
@@ -52,17 +63,26 @@ void check_family(std::string_view program, const HfModel& model) {
        .fix = fmt::format("Use `teratron pretrain {}`", family)});
 }
 
+bool names_tokenizer(const Arguments& given) {
+  return given.tokenizer_type || given.tokenizer_model || given.vocab_file || given.merge_file;
+}
+
 // Mock data without a tokenizer has the model's vocabulary.
-bool takes_vocabulary(const Arguments& given) {
-  return given.mock_data && !given.tokenizer_type && !given.tokenizer_model && !given.vocab_file &&
-         !given.merge_file && !given.vocab_size;
+bool takes_vocabulary(const Arguments& given, const HfModel& model) {
+  const bool brings_tokenizer = given.hf && model.settings.contains("tokenizer_type");
+  return given.mock_data && !names_tokenizer(given) && !given.vocab_size && !brings_tokenizer;
 }
 
 // A model's file means its weights, which may have more embedding rows than the tokenizer has tokens; a
 // preset is a shape to train, whose vocabulary is the tokenizer's. A NullTokenizer has the vocabulary it is
 // given.
 bool has_rows_of_model(const Arguments& given) {
-  return given.hf_config && given.tokenizer_type != "NullTokenizer";
+  return (given.hf_config || given.hf) && given.tokenizer_type != "NullTokenizer";
+}
+
+bool is_tokenizer_setting(std::string_view name) {
+  return name == "tokenizer_type" || name == "tokenizer_model" || name == "vocab_file" ||
+         name == "merge_file";
 }
 
 void add_architecture(const Schema& schema, const HfModel& model, const Arguments& given,
@@ -70,7 +90,8 @@ void add_architecture(const Schema& schema, const HfModel& model, const Argument
   const json defaults = json::parse(to_json(Arguments()));
   for (const auto& [name, value] : model.settings.items()) {
     std::string written = value.is_string() ? value.get<std::string>() : value.dump();
-    if (name == "vocab_size" && takes_vocabulary(given)) {
+    if (is_tokenizer_setting(name) && names_tokenizer(given)) continue;
+    if (name == "vocab_size" && takes_vocabulary(given, model)) {
       written = std::to_string(value.get<int64_t>() - 1);  // NullTokenizer adds an end-of-document token
     } else if (name == "vocab_size" && !has_rows_of_model(given)) {
       continue;
@@ -80,27 +101,57 @@ void add_architecture(const Schema& schema, const HfModel& model, const Argument
   }
 }
 
+// Settings with which the weights of the folder would not fit, or compute something else.
+void reject_contradictions(const ParseResult& given, const Sources& sources, ParseResult& settings) {
+  Arguments theirs;
+  apply(settings, &theirs);
+  Arguments both = theirs;
+  apply(given, &both);
+  const json folder = json::parse(canonical_config(to_json(theirs), "--hf"));
+  const json run = json::parse(canonical_config(to_json(both), "--hf"));
+  const std::vector<std::string> free = resumable_overrides(to_json(both), /*finetune=*/true);
+  const size_t before = settings.problems.size();
+  for (const std::string& field : model_fields()) {
+    const json ours = run.value(field, json()), expected = folder.value(field, json());
+    if (ours == expected || std::ranges::find(free, field) != free.end()) continue;
+    const auto source = sources.find(field);
+    settings.problems.push_back({fmt::format("{} is {}, but {} in the folder of --hf", field,
+                                             printable(ours.dump()), printable(expected.dump())),
+                                 source == sources.end() ? flag_of(field) : source->second,
+                                 {}});
+  }
+  if (settings.problems.size() > before)
+    settings.problems.back().fix =
+        "Leave these out, or use --hf-config in place of --hf, which takes no weights";
+}
+
 }  // namespace
 
 ParseResult architecture_settings(std::string_view program, const Schema& schema, const ParseResult& given) {
   Arguments args;
   const Sources sources = apply(given, &args);
-  const auto& [preset, file] = std::tie(args.model_preset, args.hf_config);
   ParseResult settings;
   const auto add = [&](const HfModel& model) {
     check_family(program, model);
     add_architecture(schema, model, args, settings);
   };
   try {
-    if (preset && file)
-      throw config_error(
-          {"model_preset and hf_config are both set", sources.at("hf_config"), "Set only one of them"});
-    if (preset) {
+    std::vector<std::string_view> chosen;
+    for (const std::string_view name : {"model_preset", "hf_config", "hf"}) {
+      if (sources.contains(std::string(name))) chosen.push_back(name);
+    }
+    if (chosen.size() > 1)
+      throw config_error({fmt::format("{} are both set", fmt::join(chosen, " and ")),
+                          sources.at(std::string(chosen.back())), "Set only one of them"});
+    if (args.model_preset) {
       const std::string& where = sources.at("model_preset");
-      const std::string text = preset_config(*preset, where);
-      add(parse_hf_config(text, fmt::format("{} {}", where, *preset)));
-    } else if (file) {
-      add(parse_hf_config(read_config(*file), printable(*file, 4096)));
+      const std::string text = preset_config(*args.model_preset, where);
+      add(parse_hf_config(text, fmt::format("{} {}", where, *args.model_preset)));
+    } else if (args.hf_config) {
+      add(parse_hf_config(read_config(*args.hf_config), printable(*args.hf_config, 4096)));
+    } else if (args.hf) {
+      add(read_folder(*args.hf));
+      reject_contradictions(given, sources, settings);
     }
   } catch (const UserError& error) {
     settings.problems.insert(settings.problems.end(), error.problems().begin(), error.problems().end());

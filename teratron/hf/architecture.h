@@ -1,14 +1,16 @@
-// --model-preset and --hf-config as settings of the model.
+// --model-preset, --hf-config and --hf as settings of the model.
 #pragma once
 
 #include "teratron/base/config/config.h"
 
 namespace teratron {
 
-/// The settings of the last model_preset or hf_config in `given`, which overrides them: sizes, positions,
-/// norms, activation, biases, dropout, the sequence length; not the vocabulary of a preset, which is the
-/// tokenizer's; that of a file is the least number of embedding rows.
-/// Problems (an unknown preset, both given, an unreadable config.json) are added to the result.
+/// The settings of the model_preset, hf_config or hf in `given`: sizes, positions, norms, activation, biases,
+/// dropout, the sequence length; not the vocabulary of a preset, which is the tokenizer's; that of a file is
+/// the least number of embedding rows. `given` overrides them, but with hf, whose weights are used, it must
+/// not make another model; without a tokenizer in `given`, that of the folder of hf is added.
+/// Problems (an unknown preset, two of them given, an unreadable config.json, settings that contradict hf)
+/// are added to the result.
 ParseResult architecture_settings(std::string_view program, const Schema& schema, const ParseResult& given);
 
 }  // namespace teratron

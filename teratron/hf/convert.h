@@ -1,30 +1,21 @@
-// Import and export of Hugging Face models, streaming: needs the memory of one tensor (twice when converting
-// dtypes).
-//
-// Import proves conservation: every element of every tensor in the files goes to exactly one place. Unused or
-// missing tensors and wrong shapes are listed in one UserError(checkpoint).
+// Import and export of Hugging Face models, streaming: import needs a few MiB (for Conv1D, which is
+// transposed, one tensor), export one tensor (twice when converting dtypes).
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "teratron/base/dtype.h"
+#include "teratron/ckpt/checkpoint.h"
+#include "teratron/hf/export_tokenizer.h"
 
 namespace teratron {
 
-/// Name in a Hugging Face folder -> file.
-using HfTokenizerFiles = std::map<std::string, std::filesystem::path>;
-
-/// The tokenizer files in a Hugging Face folder, with the chat template and generation_config.json, which
-/// names special tokens; may be none.
-HfTokenizerFiles hf_tokenizer_files(const std::filesystem::path& folder);
-
 struct HfImport {
-  std::filesystem::path source;       // folder with config.json and safetensors
+  std::filesystem::path source;       // folder with config.json and weights (weight_files.h)
   std::filesystem::path destination;  // --save folder; the checkpoint is iter_0000000
   std::optional<Dtype> dtype;         // of the result; default: as in the files
 };
@@ -34,9 +25,7 @@ struct HfExport {
   std::filesystem::path destination;  // must not exist, or be empty
   std::optional<Dtype> dtype;
   int64_t max_shard_bytes = int64_t{5} * 1000 * 1000 * 1000;
-  HfTokenizerFiles tokenizer;                             // copied to the folder
-  std::map<std::string, std::string> tokenizer_contents;  // written to the folder: name -> contents
-  std::optional<int64_t> end_token;                       // the tokenizer's, for config.json
+  HfTokenizer tokenizer;
 };
 
 struct ConversionReport {
@@ -53,5 +42,9 @@ ConversionReport import_hf(const HfImport& request);
 
 /// Writes config.json, model*.safetensors with index, and tokenizer files, committed by one rename.
 ConversionReport export_hf(const HfExport& request);
+
+/// Whether export_hf() can succeed, before there is a checkpoint: UserError(checkpoint) if no model of
+/// transformers has these settings and tensors, UserError(config) if the folder is not empty.
+void check_export(const CheckpointInfo& info, const std::filesystem::path& destination);
 
 }  // namespace teratron

@@ -7,9 +7,11 @@
 
 #include "teratron/base/json.h"
 #include "teratron/ckpt/checkpoint.h"
+#include "teratron/ckpt/index_ranges.h"
 #include "teratron/hf/convert.h"
 #include "teratron/hf/float_convert.h"
-#include "teratron/hf/sharded_safetensors.h"
+#include "teratron/hf/hf_checkpoint.h"
+#include "teratron/hf/weight_files.h"
 #include "teratron/testing/checkpoint_world.h"
 #include "teratron/testing/hf_models.h"
 
@@ -37,7 +39,7 @@ void write_model(const fs::path& directory, const json& config, int64_t max_byte
 }
 
 std::map<std::string, std::vector<char>> contents(const fs::path& directory) {
-  const ShardedSafetensors files(directory);
+  const WeightFiles files(directory);
   std::map<std::string, std::vector<char>> all;
   for (const auto& [name, entry] : files.tensors()) all[name] = files.read(name);
   return all;
@@ -71,7 +73,7 @@ TEST(HfConvert, OrdersQkvAndGateAsMegatron) {
   const TemporaryDirectory directory;
   write_model(directory / "in", hf_llama(), 1 << 30);
   const ConversionReport report = import_hf({.source = directory / "in", .destination = directory / "ckpt"});
-  const ShardedSafetensors files(directory / "in");
+  const WeightFiles files(directory / "in");
   const auto value = [&](const std::string& name, int64_t row) {
     float first = 0;
     std::memcpy(&first, files.read("model.layers.1." + name).data() + row * 12 * 4, 4);
@@ -94,7 +96,7 @@ TEST(HfConvert, TransposesGpt2) {
               "transformer.");  // files of the bare model have no prefix
   const ConversionReport report = import_hf({.source = directory / "in", .destination = directory / "ckpt"});
   std::vector<float> theirs(8 * 24);
-  std::memcpy(theirs.data(), ShardedSafetensors(directory / "in").read("h.0.attn.c_attn.weight").data(),
+  std::memcpy(theirs.data(), WeightFiles(directory / "in").read("h.0.attn.c_attn.weight").data(),
               theirs.size() * 4);
   const auto ours = read_floats(report.result, "decoder.layers.0.self_attention.linear_qkv.weight", {24, 8});
   // Head 1's first key row (two heads of width 4): our row 12 + 4, their column 8 + 4.
@@ -108,7 +110,7 @@ TEST(HfConvert, ConvertsTypesOnRequest) {
       import_hf({.source = directory / "in", .destination = directory / "ckpt", .dtype = Dtype::bf16});
   EXPECT_EQ(open_checkpoint(report.result).tensors.at("output_layer.weight").dtype, Dtype::bf16);
   export_hf({.source = report.result, .destination = directory / "out", .dtype = Dtype::f32});
-  EXPECT_EQ(ShardedSafetensors(directory / "out").tensors().at("lm_head.weight").dtype, Dtype::f32);
+  EXPECT_EQ(WeightFiles(directory / "out").tensors().at("lm_head.weight").dtype, Dtype::f32);
 }
 
 TEST(HfConvert, ListsAllMissingAndSurplusTensors) {
@@ -162,7 +164,7 @@ TEST(HfConvert, TiedCopies) {
     if (equal) {
       const std::map<std::string, std::vector<char>> values = contents(in);
       std::vector<SafetensorsWriter::Tensor> tensors;
-      const ShardedSafetensors files(in);
+      const WeightFiles files(in);
       for (const auto& [name, info] : files.tensors()) tensors.push_back({name, info.dtype, info.shape});
       fs::remove(in / "model.safetensors");
       write_sharded_safetensors(in, tensors, 1 << 30, [&](size_t i) {
@@ -206,19 +208,19 @@ TEST(HfConvert, RefusesANonEmptyFolder) {
   EXPECT_THROW(export_hf({.source = report.result, .destination = directory / "in"}), UserError);
   EXPECT_THROW(export_hf({.source = report.result,
                           .destination = directory / "out",
-                          .tokenizer = {{"tokenizer.json", directory / "none"}}}),
+                          .tokenizer = {.files = {{"tokenizer.json", directory / "none"}}}}),
                UserError);
   EXPECT_FALSE(fs::exists(directory / "out")) << "a failed export leaves nothing";
 }
 
-TEST(ShardedSafetensorsTest, fault_18_hostile_indices) {
+TEST(WeightFilesTest, fault_18_hostile_indices) {
   const TemporaryDirectory directory;
   write_model(directory / "m", hf_llama(), 1000);
   const fs::path index = directory / "m" / "model.safetensors.index.json";
   const json good = json::parse(read_text(index, {}));
   const auto error_of = [&](const json& value) {
     write_text(index, value.dump(), ExitCode::data);
-    return message_of<UserError>([&] { ShardedSafetensors files(directory / "m"); });
+    return message_of<UserError>([&] { WeightFiles files(directory / "m"); });
   };
   ASSERT_EQ(error_of(good), "");
   const std::string first = good["weight_map"]["lm_head.weight"];
@@ -240,21 +242,51 @@ TEST(ShardedSafetensorsTest, fault_18_hostile_indices) {
   EXPECT_NE(error_of(with("copy.safetensors")).find("is also in"), std::string::npos);
   EXPECT_NE(error_of({{"weight_map", 1}}).find("weight_map"), std::string::npos);
   write_text(index, R"({"weight_map":{"a":"x.safetensors","a":"y.safetensors"}})", ExitCode::data);
-  EXPECT_NE(message_of<UserError>([&] { ShardedSafetensors files(directory / "m"); }).find("twice"),
+  EXPECT_NE(message_of<UserError>([&] { WeightFiles files(directory / "m"); }).find("twice"),
             std::string::npos);
 }
 
-TEST(ShardedSafetensorsTest, fault_19_pickles_are_refused) {
+// Whatever part of a tensor a rank holds, it gets what the whole tensor has there.
+TEST(HfCheckpointTest, ReadsAnyPart) {
+  for (const json& config : {hf_gpt2(), hf_llama()}) {
+    const TemporaryDirectory directory;
+    write_model(directory / "in", config, 1000);
+    const HfCheckpoint source(directory / "in");
+    for (const HfTensor& tensor : source.tensors()) {
+      const auto read = [&](const Shard& shard, int64_t begin, int64_t end) {
+        std::vector<float> values(static_cast<size_t>(end - begin), -1.0F);
+        source.read({tensor.name, Dtype::f32, shard, begin, end, values.data()});
+        return values;
+      };
+      const Shard whole = Shard::replicated(tensor.shape);
+      const std::vector<float> all = read(whole, 0, local_numel(whole));
+      for (int64_t dim = 0; dim < static_cast<int64_t>(tensor.shape.size()); ++dim) {
+        if (tensor.shape[dim] % 2 != 0) continue;
+        const Shard half = Shard::split(tensor.shape, dim, 2, 1);
+        const int64_t end = local_numel(half), begin = end / 3;
+        const std::vector<float> part = read(half, begin, end);
+        for (const IndexRange& range : index_ranges(half, begin, end)) {
+          for (int64_t i = 0; i < range.length; ++i)
+            ASSERT_EQ(part[range.local + i], all[range.global + i]) << tensor.name << " dim " << dim;
+        }
+      }
+    }
+  }
+}
+
+TEST(WeightFilesTest, fault_19_pickles_are_refused) {
   const TemporaryDirectory directory;
   std::ofstream(directory / "config.json") << hf_llama().dump();
-  EXPECT_NE(message_of<UserError>([&] { ShardedSafetensors files(directory.path()); }).find("neither"),
+  EXPECT_NE(message_of<UserError>([&] {
+              WeightFiles files(directory.path());
+            }).find("neither model.safetensors nor pytorch_model.bin"),
             std::string::npos);
   std::ofstream(directory / "pytorch_model.bin") << "x";
   const auto error_of = [&](const fs::path& source) {
     return message_of<UserError>([&] { import_hf({.source = source, .destination = directory / "ckpt"}); });
   };
-  EXPECT_NE(error_of(directory.path()).find("save_pretrained"), std::string::npos);
-  EXPECT_NE(error_of(directory / "pytorch_model.bin").find("save_pretrained"), std::string::npos);
+  EXPECT_NE(error_of(directory.path()).find("not a file of torch.save"), std::string::npos);
+  EXPECT_NE(error_of(directory / "pytorch_model.bin").find("--from-hf FOLDER"), std::string::npos);
 }
 
 TEST(FloatConvert, RoundsToNearestEven) {

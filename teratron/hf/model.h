@@ -55,6 +55,7 @@ struct HfTensor {
   std::vector<int64_t> parts;       // rows
   int64_t groups = 1;
 
+  int64_t columns() const { return shape.size() == 1 ? 1 : shape[1]; }
   /// All our rows. Only for shapes that are those of a file: others may be huge.
   std::vector<RowSlice> slices() const;
 };

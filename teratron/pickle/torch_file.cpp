@@ -86,7 +86,12 @@ void TorchFile::open_zip() {
   if (data->size() > most_pickle_bytes) fail("data.pkl is larger than 256 MiB");
   pickle_ = parse_pickle(read_bytes(*data, data->size(), 0), where_);
   for (const PickledStorage& storage : pickle_.storages) {
-    storages_.push_back(zip.open(prefix + "data/" + storage.key));
+    const std::string name = prefix + "data/" + storage.key;
+    const auto entry = zip.entries().find(name);
+    // torch.save packs none; unpacking would let a small file fill the memory.
+    if (entry != zip.entries().end() && entry->second.method != 0)
+      fail(fmt::format("storage '{}' is compressed", printable(storage.key)));
+    storages_.push_back(zip.open(name));
     if (storage.numel > storages_.back()->size() / size_of(storage.dtype))
       fail(
           fmt::format("storage '{}' is shorter than its {} elements", printable(storage.key), storage.numel));

@@ -52,7 +52,8 @@ void append(ParseResult& to, ParseResult&& from) {
 // Without a resolver the user's choice would be ignored.
 void assert_no_architecture(const ParseResult& given) {
   for (const Assignment& assignment : given.assignments) {
-    TERATRON_ASSERT(assignment.field->name != "model_preset" && assignment.field->name != "hf_config",
+    const std::string_view name = assignment.field->name;
+    TERATRON_ASSERT(name != "model_preset" && name != "hf_config" && name != "hf",
                     "ParseOptions::architecture is not set");
   }
 }

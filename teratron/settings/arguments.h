@@ -68,8 +68,8 @@ struct ParsedArguments {
   std::shared_ptr<const Schema> schema = nullptr;  // with extra_fields; null: arguments_schema()
 };
 
-/// Returns the settings of a named architecture (--model-preset, --hf-config); those in `given` override
-/// them.
+/// Returns the settings of a named architecture (--model-preset, --hf-config, --hf); those in `given`
+/// override them.
 using ArchitectureResolver =
     std::function<ParseResult(std::string_view program, const Schema& schema, const ParseResult& given)>;
 
@@ -82,8 +82,8 @@ struct ParseOptions {
       nullptr;  // architecture_settings (hf/architecture.h); null: none accepted
 };
 
-/// Merges, in increasing priority, the program's defaults, the architecture of --model-preset or --hf-config,
-/// Accelerate's environment variables, the YAML file of --config-file, and the flags. `program` ("gpt",
+/// Merges, in increasing priority, the program's defaults, the architecture of --model-preset, --hf-config or
+/// --hf, Accelerate's environment variables, the YAML file of --config-file, and the flags. `program` ("gpt",
 /// "pretrain_gpt.py", "pretrain bert", "generate") determines the default tokenizer. Throws UserError(config)
 /// with all problems.
 ParsedArguments parse_arguments(std::string_view program, std::span<const std::string> args,

@@ -85,7 +85,7 @@ std::unique_ptr<Tokenizer> build_hugging_face(const TokenizerOptions& options) {
                              options.include_special_tokens);
 }
 
-std::unique_ptr<Tokenizer> build_sentencepiece(const TokenizerOptions& options) {
+std::unique_ptr<SentencePieceTokenizer> build_sentencepiece(const TokenizerOptions& options) {
   require(options.tokenizer_model, "--tokenizer-model", options);
   check_extra_ids(options);
   auto style = SentencePieceStyle::plain;
@@ -97,15 +97,19 @@ std::unique_ptr<Tokenizer> build_sentencepiece(const TokenizerOptions& options) 
                                                   options.vocab_extra_ids);
 }
 
-std::unique_ptr<Tokenizer> build_tiktoken(const TokenizerOptions& options) {
+bool is_sentencepiece(const TokenizerOptions& options) {
+  return options.type == "SentencePieceTokenizer" || options.type == "GPTSentencePieceTokenizer" ||
+         options.type == "Llama2Tokenizer";
+}
+
+TiktokenOptions tiktoken_options(const TokenizerOptions& options) {
   require(options.tokenizer_model, "--tokenizer-model", options);
-  return std::make_unique<TiktokenTokenizer>(
-      TiktokenOptions{.file = options.tokenizer_model,
-                      .pattern = options.tiktoken_pattern,
-                      .vocab_size = options.vocab_size,
-                      .special_count = options.tiktoken_num_special_tokens,
-                      .special_tokens = options.special_tokens,
-                      .head = is_head(options)});
+  return {.file = options.tokenizer_model,
+          .pattern = options.tiktoken_pattern,
+          .vocab_size = options.vocab_size,
+          .special_count = options.tiktoken_num_special_tokens,
+          .special_tokens = options.special_tokens,
+          .head = is_head(options)};
 }
 
 }  // namespace
@@ -122,17 +126,18 @@ std::unique_ptr<Tokenizer> build_tokenizer(const TokenizerOptions& options) {
   if (is_bert(options)) return std::make_unique<WordPieceTokenizer>(read_bert_vocab(bert_options(options)));
   if (options.type == "HuggingFaceTokenizer") return build_hugging_face(options);
   if (options.type == "NullTokenizer") return build_null(options);
-  if (options.type == "TikTokenizer") return build_tiktoken(options);
-  if (options.type == "SentencePieceTokenizer" || options.type == "GPTSentencePieceTokenizer" ||
-      options.type == "Llama2Tokenizer")
-    return build_sentencepiece(options);
+  if (options.type == "TikTokenizer") return std::make_unique<TiktokenTokenizer>(tiktoken_options(options));
+  if (is_sentencepiece(options)) return build_sentencepiece(options);
   throw config_error({.what = fmt::format("unknown tokenizer type '{}'", printable(options.type)),
                       .where = "--tokenizer-type",
                       .fix = fmt::format("use one of {}", fmt::join(kTypes, ", "))});
 }
 
 std::map<std::string, std::string> hf_tokenizer_contents(const TokenizerOptions& options) {
-  return is_bert(options) ? hf_files_of_bert(bert_options(options)) : std::map<std::string, std::string>();
+  if (is_bert(options)) return hf_files_of_bert(bert_options(options));
+  if (is_sentencepiece(options)) return build_sentencepiece(options)->hf_files();
+  if (options.type == "TikTokenizer") return hf_files_of_tiktoken(tiktoken_options(options));
+  return {};
 }
 
 int64_t padded_vocab_size(int64_t vocab_size, int64_t divisible_by, int64_t tensor_parallel) {

@@ -63,7 +63,8 @@ struct TokenizerOptions {
 std::unique_ptr<Tokenizer> build_tokenizer(const TokenizerOptions& options);
 
 /// What transformers reads the tokenizer from, file name -> contents, where its own files do not serve:
-/// those of BERT's vocab.txt. Empty for other types.
+/// BERT's vocab.txt, SentencePiece and tiktoken. Empty for other types. Errors are build_tokenizer()'s, and
+/// UserError(data) for a SentencePiece model that tokenizer.json cannot hold.
 std::map<std::string, std::string> hf_tokenizer_contents(const TokenizerOptions& options);
 
 /// Rounds up to a multiple of divisible_by * tensor_parallel.

@@ -236,6 +236,18 @@ SavedCheckpoint save_model(TrainEngine& engine, SaveRequest request, bool optimi
   return save_checkpoint(request, *engine.mesh().world().communicator);
 }
 
+std::map<std::string, TensorInfo> saved_weights(TrainEngine& engine) {
+  json mine = json::array();
+  for (const StateTensor& state : weights(engine.parameters()))
+    mine.push_back({state.name, name_of(dtype_of(state.type()).value()), state.shard.global_shape});
+  std::map<std::string, TensorInfo> all;
+  for (const std::string& text : engine.mesh().world().communicator->all_gather_bytes(mine.dump())) {
+    for (const json& tensor : json::parse(text))
+      all[tensor[0]] = {dtype_from_name(tensor[1].get<std::string>()).value(), tensor[2]};
+  }
+  return all;
+}
+
 void prepare_save(TrainEngine& engine, bool optimizer, SnapshotMemory& memory) {
   const std::vector<SavedTensor> tensors = saved_tensors(engine, optimizer);
   const SavePlan plan = plan_save(describe(tensors), *engine.mesh().world().communicator);
@@ -274,12 +286,17 @@ std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions&
     if (options.optimizer && !missing) add_states(state, tensors);
     return tensors.list();
   };
-  const auto info = load_checkpoint({.directory = options.directory,
-                                     .iteration = options.iteration,
-                                     .ignored = ignored,
-                                     .select = select,
-                                     .quarantine = options.own},
-                                    peers);
+  const auto load_source = [&](const ForeignCheckpoint& source) -> std::optional<CheckpointInfo> {
+    load_tensors(source, select(source.info()), ignored, peers);
+    return source.info();
+  };
+  const auto info = options.source ? load_source(*options.source)
+                                   : load_checkpoint({.directory = options.directory,
+                                                      .iteration = options.iteration,
+                                                      .ignored = ignored,
+                                                      .select = select,
+                                                      .quarantine = options.own},
+                                                     peers);
   if (!info) return std::nullopt;
   tensors.copy_from_host();
   if (peers.rank() == 0) note_changes(*info, options);
@@ -301,6 +318,13 @@ void load_weights(ParameterSet& parameters, const std::filesystem::path& path, H
   HostTensors tensors;
   add_weights(parameters, open_checkpoint(path), tensors);
   load_tensors(path, tensors.list(), {"optimizer."}, peers);
+  tensors.copy_from_host();
+}
+
+void load_weights(ParameterSet& parameters, const ForeignCheckpoint& source, HostGroup& peers) {
+  HostTensors tensors;
+  add_weights(parameters, source.info(), tensors);
+  load_tensors(source, tensors.list(), {}, peers);
   tensors.copy_from_host();
 }
 

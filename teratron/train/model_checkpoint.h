@@ -2,10 +2,12 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 
 #include "teratron/ckpt/async_save.h"
+#include "teratron/ckpt/foreign_checkpoint.h"
 #include "teratron/train/device/snapshot.h"
 #include "teratron/train/engine.h"
 #include "teratron/train/finetuning.h"
@@ -14,6 +16,9 @@ namespace teratron {
 
 /// Saves weights and, if `optimizer`, optimizer state: fills in request.tensors. Collective over the mesh.
 SavedCheckpoint save_model(TrainEngine& engine, SaveRequest request, bool optimizer = true);
+
+/// What save_model() would save of the weights: names, dtypes and shapes. Collective over the mesh.
+std::map<std::string, TensorInfo> saved_weights(TrainEngine& engine);
 
 /// Prepares host memory for save_model_async(), in the background. Collective over the mesh.
 void prepare_save(TrainEngine& engine, bool optimizer, SnapshotMemory& memory);
@@ -36,6 +41,7 @@ struct LoadOptions {
   bool finetune = false;         // allows other rotary positions than the checkpoint's, with a notice
   Finetuning other_family = {};  // with `finetune`
   bool own = true;               // this run saves to the directory: damaged checkpoints may be renamed
+  const ForeignCheckpoint* source = nullptr;  // in place of `directory`; has no optimizer state
 };
 
 /// Loads into the engine; nullopt if there is no checkpoint. Weights of another dtype are converted, with a
@@ -45,5 +51,6 @@ std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions&
 /// Loads weights alone into a model without an engine. `path` is an iter_* directory. Collective over
 /// `peers`.
 void load_weights(ParameterSet& parameters, const std::filesystem::path& path, HostGroup& peers);
+void load_weights(ParameterSet& parameters, const ForeignCheckpoint& source, HostGroup& peers);
 
 }  // namespace teratron

@@ -101,7 +101,14 @@ bool TrainLoop::load() {
   }
   if (args().load) report_timers(trainer_.timers(), 1);
   first_iteration_ = state().iteration;
-  return !args().skip_train && state().iteration > 0 && state().iteration >= trainer_.train_iters();
+  const bool finished =
+      !args().skip_train && state().iteration > 0 && state().iteration >= trainer_.train_iters();
+  std::error_code ignored;
+  if (args().hf_out && !(finished && std::filesystem::exists(*args().hf_out, ignored))) {
+    trainer_.check_hf_out();
+    if (finished) export_model();
+  }
+  return finished;
 }
 
 void TrainLoop::open_logs() {
@@ -354,9 +361,11 @@ ExitCode TrainLoop::finish() {
     saved = save();
     if (!saved) saved = trainer_.finish_save();
   }
+  if (args().hf_out) export_model();
   const bool again = stop_reason_ == StopReason::signal || stop_reason_ == StopReason::autoresume;
   if (!args().save && again && is_first_rank()) {
-    warn("stopped by a signal, and nothing was saved: there is no --save");
+    warn("stopped by a signal, and {}: there is no --save",
+         args().hf_out ? "only the weights were kept, in --hf-out" : "nothing was saved");
   }
   if (stop_reason_ == StopReason::none) evaluate(Split::valid, "the end of training for val data");
   if (saved) log_save(*saved);

@@ -22,7 +22,7 @@ class TrainLoop {
   /// `signals` belong to the process: rank threads share them.
   TrainLoop(const Arguments& args, const Mesh& mesh, const StopSignals& signals, const JobModel& model);
 
-  /// Resumes from --load. True if the training was already finished.
+  /// Resumes from --load. True if the training was already finished; then a missing --hf-out is written.
   bool load();
   /// Trains to the planned end, an exit condition or a signal.
   void train();
@@ -64,6 +64,8 @@ class TrainLoop {
   /// Calls `saving` and logs what it committed. A failed save (full disk) does not stop the training: the
   /// next interval tries again.
   void handle_save(const std::function<std::optional<SaveMetrics>()>& saving);
+  /// --hf-out, if the training is finished, or if nothing else keeps its weights.
+  void export_model();
   bool must_finish_now() const;
   bool at_interval(const std::optional<int64_t>& interval) const;
 

@@ -32,8 +32,8 @@ class Trainer {
   /// `args` are finished (finish()). Locks --save; rank 0 prints the configuration.
   Trainer(const Arguments& args, const Mesh& mesh, const JobModel& model);
 
-  /// Resumes from --load, or finetunes from --pretrained-checkpoint if --load holds nothing. False: random
-  /// weights.
+  /// Resumes from --load, or starts from the weights of --hf or --pretrained-checkpoint if --load holds
+  /// nothing. False: random weights.
   bool load();
   /// Writes --save/iter_*; returns what was written. Under --async-save, waits for the previous save, starts
   /// one and returns nothing: parameters are copied beside the next step, and only that may change them.
@@ -44,6 +44,12 @@ class Trainer {
   /// Waits for the pending save, if any. A save that is never waited for is lost: run_loop() (cli/program.h)
   /// waits.
   std::optional<SaveMetrics> finish_save();
+
+  /// Whether export_hf() will succeed, before the training: errors are check_export()'s (hf/convert.h).
+  void check_hf_out();
+  /// Writes the weights as they are to --hf-out, a Hugging Face folder with the tokenizer; from the
+  /// checkpoint if this iteration is saved, else through a copy beside the folder.
+  void export_hf();
 
   // ---- Getters ----
   const Arguments& args() const { return args_; }
@@ -114,6 +120,7 @@ class Trainer {
   void print_batch_steps() const;
   void archive_previous_run();
   void warn_of_previous_run() const;
+  bool load_hf();
   std::optional<CheckpointInfo> load_from(const std::string& directory, bool weights_only);
   std::string config_json() const;
   StepMetrics next_step_metrics(const BatchSize& batch) const;

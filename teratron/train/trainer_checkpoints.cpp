@@ -6,6 +6,7 @@
 
 #include "teratron/base/log.h"
 #include "teratron/ckpt/directory.h"
+#include "teratron/hf/hf_checkpoint.h"
 #include "teratron/settings/checkpoint_args.h"
 #include "teratron/telemetry/metrics_logger.h"
 #include "teratron/train/trainer.h"
@@ -68,11 +69,25 @@ void Trainer::warn_of_previous_run() const {
       *args_.save, old.front().filename().string(), *args_.save);
 }
 
+bool Trainer::load_hf() {
+  const auto folder = open_hf(*args_.hf, *mesh_.world().communicator);
+  load_model(*engine_,
+             {.config = config_json(), .optimizer = false, .finetune = true, .source = folder.get()});
+  if (is_first_rank()) print(" loading the weights of {}", printable(*args_.hf, 4096));
+  return true;
+}
+
 bool Trainer::load() {
   if (args_.fresh && args_.save) archive_previous_run();
   if (args_.save && !args_.fresh && !args_.load) warn_of_previous_run();
-  if (args_.fresh || (!args_.load && !args_.pretrained_checkpoint)) return false;
+  if (args_.fresh || !args_.load) {
+    if (args_.hf) return load_hf();
+    if (args_.fresh || !args_.pretrained_checkpoint) return false;
+  }
   if (const auto info = args_.load ? load_from(*args_.load, false) : std::nullopt) {
+    if (args_.hf && is_first_rank())
+      notice("--load holds a checkpoint, which goes before --hf: the weights of {} are not loaded",
+             printable(*args_.hf, 4096));
     if (args_.finetune) return true;
     state_.load(info->state, schedule_rule(args_));
     train_iters_ = planned_iters();
@@ -84,6 +99,7 @@ bool Trainer::load() {
     for (const std::string& line : resume_notices(info->config, config_json())) notice_line(line);
     return true;
   }
+  if (args_.hf) return load_hf();
   if (args_.pretrained_checkpoint) {
     if (load_from(*args_.pretrained_checkpoint, true)) {
       if (is_first_rank()) notice("finetuning from the weights of {}", *args_.pretrained_checkpoint);

@@ -205,67 +205,6 @@ def test_hostile_tokenizer(tmp_path):
     each(TOKENIZERS, check, tmp_path)
 
 
-# ---- foreign weights ----
-
-HF_CONFIG = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 11, "n_positions": 8,
-             "n_embd": 8, "n_layer": 1, "n_head": 2, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
-
-
-def convert(folder, file, data):
-    """Converts a model whose weights are one file."""
-    (folder / "hf").mkdir()
-    (folder / "hf" / "config.json").write_text(json.dumps(HF_CONFIG))
-    (folder / "hf" / file).write_bytes(data)
-    result = teratron("ckpt", "convert", "--from-hf", folder / "hf", "--save", folder / "converted", code=4)
-    assert not list(folder.glob("converted/iter_*"))
-    return result
-
-
-def safetensors(header, data=b""):
-    return struct.pack("<Q", len(header)) + header.encode() + data
-
-
-def entry(shape="[2]", offsets="[0,8]", dtype="F32"):
-    return f'{{"transformer.wte.weight":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}}}'
-
-
-HEADERS = {
-    "empty file": b"",
-    "length 2^63": struct.pack("<Q", 2**63) + b"{}",
-    "length beyond the file": struct.pack("<Q", 1000) + b"{}",
-    "no JSON": safetensors("{nonsense"),
-    "deep": safetensors('{"a":' + "[" * 100_000 + "]" * 100_000 + "}"),
-    "negative shape": safetensors(entry("[-2]"), bytes(8)),
-    "shape overflows": safetensors(entry("[4294967296,4294967296,4294967296]"), bytes(8)),
-    "reversed offsets": safetensors(entry(offsets="[8,0]"), bytes(8)),
-    "beyond the end": safetensors(entry("[200]", "[0,800]"), bytes(8)),
-    "hole": safetensors(entry(offsets="[4,12]"), bytes(12)),
-    "unknown type": safetensors(entry(dtype="F31"), bytes(8)),
-    "duplicate key": safetensors(entry()[:-1] + "," + entry()[1:], bytes(8)),
-}
-
-
-def test_hostile_safetensors_header(tmp_path):
-    def check(name, folder):
-        message(convert(folder, "model.safetensors", HEADERS[name]), "model.safetensors")
-
-    each(HEADERS, check, tmp_path)
-
-
-def test_hostile_safetensors_index(tmp_path):
-    def check(file, folder):
-        save_file({"transformer.wte.weight": torch.zeros(11, 8)}, folder / "model.safetensors")
-        index = json.dumps({"metadata": {}, "weight_map": {"transformer.wte.weight": file}}).encode()
-        message(convert(folder, "model.safetensors.index.json", index), file)
-
-    each(["../model.safetensors", "/etc/hostname", "absent.safetensors"], check, tmp_path)
-
-
-def test_pickled_weights(tmp_path):
-    text = message(convert(tmp_path, "pytorch_model.bin", b"\x80\x02}q\x00."), "pytorch_model.bin", "pickle")
-    assert "save_pretrained" in text, f"the way out is missing: {text}"
-
-
 # ---- a trained model in use ----
 
 def test_logits_of_wrong_ids(tmp_path, unbroken):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from program import BINARY, TINY, VOCABULARY, each, environment, message, needs_binary, teratron
-from test_bad_input import HF_CONFIG
+from test_foreign_weights import HF_CONFIG
 
 pytestmark = needs_binary
 

@@ -2,7 +2,7 @@
 #include "tests/fuzz/scratch.h"
 
 #include "teratron/base/error.h"
-#include "teratron/hf/sharded_safetensors.h"
+#include "teratron/hf/weight_files.h"
 
 namespace {
 
@@ -27,7 +27,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const Folder folder;
   folder.scratch.write("model.safetensors.index.json", {data, size});
   try {
-    const teratron::ShardedSafetensors model(folder.scratch.path(""));
+    const teratron::WeightFiles model(folder.scratch.path(""));
     for (const auto& [name, info] : model.tensors()) model.read(name);
   } catch (const teratron::UserError&) {
   }

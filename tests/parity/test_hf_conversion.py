@@ -373,11 +373,3 @@ def test_a_wordpiece_vocabulary_of_transformers_is_used(tmp_path):
     (tmp_path / "in" / "vocab.txt").unlink()
     said = run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "json")
     assert "HuggingFaceTokenizer" in said
-
-
-def test_pickles_are_refused(tmp_path):
-    torch.save({}, tmp_path / "pytorch_model.bin")
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1,
-                                                      "n_positions": 8, "vocab_size": 9}))
-    said = run("ckpt", "convert", "--from-hf", tmp_path, "--save", tmp_path / "ckpt", code=4)
-    assert "pickled" in said and "save_pretrained" in said

@@ -17,6 +17,7 @@ namespace {
 // The settings of generation; those of the model come from the checkpoint.
 std::string help() {
   const std::set<std::string_view> others = {"load",
+                                             "hf",
                                              "ckpt_step",
                                              "bf16",
                                              "fp16",

@@ -50,6 +50,7 @@ constexpr Rule rules[] = {
     {"decoder_seq_length", divisible_by, tp, "Saved activations are split over tensor-parallel ranks", "--distribute-saved-activations"},
     {"pipeline_model_parallel_split_rank", less_than, "pipeline_model_parallel_size", "The decoder needs a stage"},
     {"--use-rope-scaling", excludes, "--rotary-seq-len-interpolation-factor", {}, "--position-embedding-type rope"},
+    {"--hf", excludes, "--pretrained-checkpoint", "Both name the weights to start from"},
     {"--fp16-lm-cross-entropy", needs, "--fp16"},
     {"num_experts", divisible_by, "expert_model_parallel_size", "Expert-parallel ranks hold the same number of experts"},
     {"moe_router_topk", at_most, "num_experts"},

@@ -20,7 +20,8 @@ void require_model(Validation& v, const std::string& program) {
   if (nothing && program != "generate") {
     const bool length = a.seq_length || a.encoder_seq_length;
     return v.reject("model_preset", "no model is given",
-                    fmt::format("Give --model-preset, such as gpt2, or --num-layers, --hidden-size{} and "
+                    fmt::format("Give --model-preset, such as gpt2, --hf with a Hugging Face folder, or "
+                                "--num-layers, --hidden-size{} and "
                                 "--num-attention-heads",
                                 length ? "" : ", --seq-length"));
   }

@@ -74,7 +74,8 @@ TEST(Validate, AMissingModelIsOneProblem) {
   } catch (const UserError& error) {
     ASSERT_EQ(error.problems().size(), 1u) << error.what();
     EXPECT_EQ(error.problems()[0].what, "no model is given");
-    EXPECT_NE(error.problems()[0].fix.find("--model-preset, such as gpt2, or --num-layers"),
+    EXPECT_NE(error.problems()[0].fix.find(
+                  "--model-preset, such as gpt2, --hf with a Hugging Face folder, or --num-layers"),
               std::string::npos);
   }
 }

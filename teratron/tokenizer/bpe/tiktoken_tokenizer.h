@@ -30,4 +30,7 @@ class TiktokenTokenizer : public ByteLevelTokenizer {
   explicit TiktokenTokenizer(const TiktokenOptions& options);
 };
 
+/// tokenizer.json and tokenizer_config.json with the same ids.
+std::map<std::string, std::string> hf_files_of_tiktoken(const TiktokenOptions& options);
+
 }  // namespace teratron

@@ -43,6 +43,7 @@ class SentencePieceModel {
   /// prefix is removed.
   std::string decode(std::span<const int32_t> ids) const;
 
+  const SentencePieceSpec& spec() const { return spec_; }
   const std::string& where() const { return spec_.where; }
   int64_t size() const { return static_cast<int64_t>(spec_.pieces.size()); }
   const std::string& piece(int32_t id) const { return spec_.pieces[static_cast<size_t>(id)].text; }

@@ -1,6 +1,7 @@
 #include "teratron/tokenizer/sentencepiece/sentencepiece_tokenizer.h"
 
 #include "teratron/base/error.h"
+#include "teratron/tokenizer/sentencepiece/sentencepiece_json.h"
 #include "teratron/tokenizer/unicode/normalized_string.h"
 #include "teratron/tokenizer/unicode/unicode.h"
 
@@ -92,6 +93,20 @@ std::string SentencePieceTokenizer::decode(std::span<const int32_t> ids) const {
     done = i + 1;
   }
   return text + model_.decode(ids.subspan(done));
+}
+
+std::map<std::string, std::string> SentencePieceTokenizer::hf_files() const {
+  SentencePieceExtras extras;
+  std::map<int32_t, std::string> content_of;
+  for (int64_t id = 0; id < vocab_size_; ++id) {
+    const auto token = added_content_.find(static_cast<int32_t>(id));
+    if (token != added_content_.end()) extras.added.push_back({token->second, token->first});
+    content_of[static_cast<int32_t>(id)] =
+        token != added_content_.end() ? token->second : model_.piece(static_cast<int32_t>(id));
+  }
+  if (style_ == SentencePieceStyle::leading_bos) extras.bos = {content_of.at(*special_.bos), *special_.bos};
+  return {{"tokenizer.json", sentencepiece_json(model_.spec(), extras)},
+          {"tokenizer_config.json", exported_tokenizer_config(special_, content_of)}};
 }
 
 }  // namespace teratron

@@ -30,6 +30,8 @@ class SentencePieceTokenizer : public Tokenizer {
   std::string decode(std::span<const int32_t> ids) const override;
   int64_t vocab_size() const override { return vocab_size_; }
   const SpecialTokens& special() const override { return special_; }
+  /// tokenizer.json and tokenizer_config.json with the same ids.
+  std::map<std::string, std::string> hf_files() const;
 
  private:
   void add_tokens(int64_t extra_ids);

@@ -1,5 +1,8 @@
-// A folder of safetensors in Hugging Face's layout: model.safetensors, or the shards that
-// model.safetensors.index.json lists.
+// The tensors of a Hugging Face folder: model.safetensors, or what torch.save wrote into pytorch_model.bin,
+// or the shards that the index beside them lists (model.safetensors.index.json,
+// pytorch_model.bin.index.json). As in transformers, safetensors are taken where both are there.
+//
+// Files of torch.save are read as data (pickle/unpickler.h); nothing in them is ever run.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +19,25 @@
 
 namespace teratron {
 
-class ShardedSafetensors {
+/// One file of named tensors.
+class WeightFile {
+ public:
+  virtual ~WeightFile() = default;
+  virtual std::map<std::string, TensorInfo> tensors() const = 0;
+  /// Bytes [begin, begin + bytes) of a tensor, row-major. Thread-safe.
+  virtual void read(const std::string& name, int64_t begin, int64_t bytes, void* out) const = 0;
+};
+
+class WeightFiles {
  public:
   /// The index may name only plain files inside the folder, and every tensor must be in exactly the file that
   /// it says; otherwise UserError(checkpoint) with all problems.
-  explicit ShardedSafetensors(const std::filesystem::path& directory);
+  explicit WeightFiles(const std::filesystem::path& directory);
 
   const std::map<std::string, TensorInfo>& tensors() const { return tensors_; }
   bool has(const std::string& name) const { return tensors_.contains(name); }
+  /// Bytes [begin, begin + bytes) of a tensor, row-major. Thread-safe.
+  void read(const std::string& name, int64_t begin, int64_t bytes, void* out) const;
   /// All bytes of a tensor.
   std::vector<char> read(const std::string& name) const;
 
@@ -31,9 +45,9 @@ class ShardedSafetensors {
   void add_shard(const std::filesystem::path& path, const std::set<std::string>* expected,
                  std::vector<Problem>& problems);
 
-  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::vector<std::unique_ptr<WeightFile>> files_;
   std::map<std::string, TensorInfo> tensors_;
-  std::map<std::string, const SafetensorsFile*> file_of_;
+  std::map<std::string, std::pair<const WeightFile*, std::string>> file_of_;  // and its name
 };
 
 /// Writes a folder of shards with at most `max_bytes` of data each (a larger tensor has its own). `produce`

@@ -1,0 +1,184 @@
+#include "teratron/hf/hf_checkpoint.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <span>
+
+#include "teratron/base/file.h"
+#include "teratron/ckpt/collective_errors.h"
+#include "teratron/ckpt/index_ranges.h"
+#include "teratron/ckpt/save_plan.h"
+#include "teratron/hf/placement.h"
+#include "teratron/hf/tokenizer_files.h"
+
+namespace teratron {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int64_t window_bytes = 8 << 20;
+
+// The rows of one source in ours; `local` counts the elements of the source as if it were not transposed.
+std::vector<IndexRange> ranges_of(const HfTensor& tensor, size_t source) {
+  std::vector<IndexRange> ranges;
+  for (const RowSlice& slice : tensor.slices()) {
+    if (slice.source == source)
+      ranges.push_back(
+          {slice.our_row * tensor.columns(), slice.row * tensor.columns(), slice.rows * tensor.columns()});
+  }
+  return ranges;
+}
+
+struct Target {
+  char* data;
+  int64_t element;  // bytes
+};
+
+// Small parts that are close to each other are read at once.
+void read_parts(const WeightFiles& files, const std::string& name, std::span<const Overlap> parts,
+                const Target& target) {
+  const int64_t most = window_bytes / target.element;
+  std::vector<char> window;
+  for (size_t first = 0, next = 0; first < parts.size(); first = next) {
+    const int64_t begin = parts[first].other;
+    int64_t end = begin + parts[first].length;
+    for (next = first + 1; next < parts.size(); ++next) {
+      const int64_t part_end = parts[next].other + parts[next].length;
+      if (parts[next].other < end || part_end - begin > most) break;
+      end = part_end;
+    }
+    char* const place = target.data + parts[first].local * target.element;
+    const int64_t bytes = (end - begin) * target.element;
+    if (next == first + 1) {
+      files.read(name, begin * target.element, bytes, place);
+      continue;
+    }
+    window.resize(static_cast<size_t>(bytes));
+    files.read(name, begin * target.element, bytes, window.data());
+    for (const Overlap& part : parts.subspan(first, next - first))
+      std::memcpy(target.data + part.local * target.element,
+                  window.data() + (part.other - begin) * target.element,
+                  static_cast<size_t>(part.length * target.element));
+  }
+}
+
+// Element k of the source as if it were not transposed, [rows, columns], is in column k / columns of theirs.
+void copy_transposed(const std::vector<char>& theirs, int64_t rows, std::span<const Overlap> parts,
+                     const Target& target) {
+  const auto bytes = static_cast<size_t>(target.element);
+  const int64_t columns = static_cast<int64_t>(theirs.size()) / target.element / rows;
+  for (const Overlap& part : parts) {
+    int64_t row = part.other / columns, column = part.other % columns;
+    for (int64_t k = 0; k < part.length; ++k) {
+      std::memcpy(target.data + (part.local + k) * target.element,
+                  theirs.data() + (column * rows + row) * target.element, bytes);
+      if (++column == columns) column = 0, ++row;
+    }
+  }
+}
+
+}  // namespace
+
+HfModel read_hf_model(const fs::path& folder) {
+  const fs::path path = folder / "config.json";
+  HfModel model =
+      parse_hf_config(read_text(path, {.kind = ExitCode::checkpoint}), printable(path.string(), 4096));
+  model.settings.update(hf_tokenizer_settings(folder));
+  return model;
+}
+
+HfCheckpoint::HfCheckpoint(const fs::path& folder)
+    : folder_(folder), model_(read_hf_model(folder)), files_(folder) {
+  const size_t count = files_.tensors().size();
+  tensors_ = hf_tensors(model_, count, model_.family->prefix);
+  if (!files_.has(tensors_[0].sources[0].name)) tensors_ = hf_tensors(model_, count);
+  use_old_names();
+  check();
+  nlohmann::json config = model_.settings;
+  config["model_family"] = model_.family->family;
+  info_ = {.path = folder_, .config = config.dump(), .state = "{}"};
+  for (const HfTensor& tensor : tensors_) {
+    by_name_[tensor.name] = &tensor;
+    const TensorInfo& info =
+        info_.tensors[tensor.name] = {files_.tensors().at(tensor.sources[0].name).dtype, tensor.shape};
+    info_.bytes += *checked_numel(info.shape) * size_of(info.dtype);
+  }
+}
+
+// Files of early releases have other names for some tensors.
+void HfCheckpoint::use_old_names() {
+  for (HfTensor& tensor : tensors_) {
+    for (HfSource& source : tensor.sources) {
+      for (const auto& [end, old_end] : model_.family->old_ends) {
+        if (!source.name.ends_with(end) || files_.has(source.name)) continue;
+        const std::string old = source.name.substr(0, source.name.size() - end.size()) + std::string(old_end);
+        if (files_.has(old)) source.name = old;
+      }
+    }
+  }
+}
+
+void HfCheckpoint::check() const {
+  Unplaced unplaced{files_.tensors(), printable(folder_.string(), 4096), "but config.json requires"};
+  for (const HfTensor& tensor : tensors_) {
+    std::set<Dtype> dtypes;
+    for (const HfSource& source : tensor.sources) {
+      if (const auto dtype = unplaced.place(source.name, source.shape)) dtypes.insert(*dtype);
+    }
+    if (dtypes.size() > 1)
+      unplaced.problem(tensor.sources[0].name, "has a different dtype than those it is concatenated with");
+  }
+  for (const HfTensor& tensor : tensors_) {
+    for (const std::string& copy : tensor.copies) {
+      const std::string& original = tensor.sources[0].name;
+      if (unplaced.tensors.extract(copy).empty() || !files_.has(original)) continue;
+      if (copy_differs(copy, original))
+        unplaced.problem(copy, fmt::format("differs from \"{}\", whose copy it is in this model", original));
+    }
+  }
+  unplaced.finish([this](const std::string& name) {
+    return std::ranges::any_of(model_.family->buffers,
+                               [&](std::string_view end) { return name.ends_with(end); });
+  });
+}
+
+bool HfCheckpoint::copy_differs(const std::string& copy, const std::string& original) const {
+  const TensorInfo& info = files_.tensors().at(original);
+  if (files_.tensors().at(copy) != info) return true;
+  const int64_t bytes = *checked_numel(info.shape) * size_of(info.dtype);
+  std::vector<char> one(window_bytes), other(window_bytes);
+  for (int64_t begin = 0; begin < bytes; begin += window_bytes) {
+    const int64_t length = std::min(window_bytes, bytes - begin);
+    files_.read(copy, begin, length, one.data());
+    files_.read(original, begin, length, other.data());
+    if (std::memcmp(one.data(), other.data(), static_cast<size_t>(length)) != 0) return true;
+  }
+  return false;
+}
+
+void HfCheckpoint::read(const LocalTensor& target) const {
+  const HfTensor& tensor = *by_name_.at(target.name);
+  for (size_t source = 0; source < tensor.sources.size(); ++source) read_source(tensor, source, target);
+}
+
+void HfCheckpoint::read_source(const HfTensor& tensor, size_t source, const LocalTensor& target) const {
+  const std::vector<IndexRange> needed = index_ranges(target.shard, target.flat_begin, flat_end_of(target));
+  const std::vector<Overlap> parts = intersect(needed, ranges_of(tensor, source));
+  const Target place{static_cast<char*>(target.data), size_of(target.dtype)};
+  const auto& [name, shape, transposed] = tensor.sources[source];
+  if (!transposed) return read_parts(files_, name, parts, place);
+  if (!parts.empty()) copy_transposed(files_.read(name), shape[1], parts, place);
+}
+
+std::unique_ptr<HfCheckpoint> open_hf(const fs::path& folder, HostGroup& group) {
+  std::unique_ptr<HfCheckpoint> opened;
+  run_on_all_ranks(group, [&]() -> std::string {
+    opened = std::make_unique<HfCheckpoint>(folder);
+    return "";
+  });
+  return opened;
+}
+
+}  // namespace teratron

@@ -1,0 +1,51 @@
+// A Hugging Face folder as a checkpoint: settings and tensors under Megatron-LM's names, read from its files
+// in whatever parts a layout asks for, with a few MiB of memory.
+//
+// Opening it proves conservation: every element of every tensor in the files goes to exactly one place.
+// Unused or missing tensors and wrong shapes are listed in one UserError(checkpoint), as is whatever in
+// config.json cannot be honoured exactly.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "teratron/ckpt/foreign_checkpoint.h"
+#include "teratron/hf/model.h"
+#include "teratron/hf/weight_files.h"
+
+namespace teratron {
+
+/// The model that config.json of a folder describes, and the folder's tokenizer in its settings.
+HfModel read_hf_model(const std::filesystem::path& folder);
+
+class HfCheckpoint final : public ForeignCheckpoint {
+ public:
+  explicit HfCheckpoint(const std::filesystem::path& folder);
+
+  /// Iteration 0; the path is the folder.
+  const CheckpointInfo& info() const override { return info_; }
+  void read(const LocalTensor& target) const override;
+  /// In the order of the forward pass.
+  const std::vector<HfTensor>& tensors() const { return tensors_; }
+
+ private:
+  void use_old_names();
+  void check() const;
+  bool copy_differs(const std::string& copy, const std::string& original) const;
+  void read_source(const HfTensor& tensor, size_t source, const LocalTensor& target) const;
+
+  std::filesystem::path folder_;
+  HfModel model_;
+  WeightFiles files_;
+  std::vector<HfTensor> tensors_;
+  std::map<std::string, const HfTensor*> by_name_;
+  CheckpointInfo info_;
+};
+
+/// Opens a folder on every rank, or throws on all what is wrong with it on any.
+std::unique_ptr<HfCheckpoint> open_hf(const std::filesystem::path& folder, HostGroup& group);
+
+}  // namespace teratron

@@ -1,0 +1,61 @@
+#include "teratron/hf/tokenizer_files.h"
+
+#include <system_error>
+
+#include "teratron/base/json.h"
+
+namespace teratron {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+namespace {
+
+// What tokenizer_config.json says of an option.
+bool option(const HfTokenizerFiles& files, const char* name, bool fallback) {
+  if (!files.contains("tokenizer_config.json")) return fallback;
+  const json config = read_json(files.at("tokenizer_config.json"), {.kind = ExitCode::checkpoint});
+  if (!config.is_object() || !config.contains(name) || !config[name].is_boolean()) return fallback;
+  return config[name].get<bool>();
+}
+
+// By what transformers 4 writes beside the vocab.txt of a BERT; null for rules that no --tokenizer-type has.
+json bert_tokenizer_type(const HfTokenizerFiles& files) {
+  const bool lower = option(files, "do_lower_case", true);
+  if (option(files, "strip_accents", lower) != lower || !option(files, "tokenize_chinese_chars", true))
+    return nullptr;
+  return lower ? "BertWordPieceLowerCase" : "BertWordPieceCase";
+}
+
+}  // namespace
+
+HfTokenizerFiles hf_tokenizer_files(const fs::path& folder) {
+  HfTokenizerFiles files;
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
+                           "merges.txt", "vocab.txt", "tokenizer.model", "added_tokens.json",
+                           "chat_template.jinja", "chat_template.json", "generation_config.json"}) {
+    std::error_code ignored;
+    if (fs::is_regular_file(folder / name, ignored)) files[name] = folder / name;
+  }
+  return files;
+}
+
+json hf_tokenizer_settings(const fs::path& folder) {
+  const HfTokenizerFiles files = hf_tokenizer_files(fs::absolute(folder));
+  const auto path = [&files](const char* name) { return files.at(name).lexically_normal().string(); };
+  const json bert = files.contains("vocab.txt") ? bert_tokenizer_type(files) : json();
+  if (!bert.is_null()) return {{"tokenizer_type", bert}, {"vocab_file", path("vocab.txt")}};
+  if (files.contains("tokenizer.json"))
+    return {{"tokenizer_type", "HuggingFaceTokenizer"}, {"tokenizer_model", path("tokenizer.json")}};
+  if (files.contains("tokenizer.model")) {
+    const bool bos = option(files, "add_bos_token", true);
+    return {{"tokenizer_type", bos ? "Llama2Tokenizer" : "GPTSentencePieceTokenizer"},
+            {"tokenizer_model", path("tokenizer.model")}};
+  }
+  if (!files.contains("vocab.json") || !files.contains("merges.txt")) return json::object();
+  return {{"tokenizer_type", "GPT2BPETokenizer"},
+          {"vocab_file", path("vocab.json")},
+          {"merge_file", path("merges.txt")}};
+}
+
+}  // namespace teratron

@@ -1,0 +1,22 @@
+// The tokenizer of a Hugging Face folder.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+namespace teratron {
+
+/// Name in a Hugging Face folder -> file.
+using HfTokenizerFiles = std::map<std::string, std::filesystem::path>;
+
+/// The tokenizer files in a Hugging Face folder, with the chat template and generation_config.json, which
+/// names special tokens; may be none.
+HfTokenizerFiles hf_tokenizer_files(const std::filesystem::path& folder);
+
+/// They as Megatron-LM's settings: tokenizer_type and absolute paths; an empty object if there are none.
+nlohmann::json hf_tokenizer_settings(const std::filesystem::path& folder);
+
+}  // namespace teratron

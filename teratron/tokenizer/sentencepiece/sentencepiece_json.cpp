@@ -1,0 +1,178 @@
+#include "teratron/tokenizer/sentencepiece/sentencepiece_json.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+
+#include "teratron/base/error.h"
+#include "teratron/tokenizer/sentencepiece/sentencepiece_normalizer.h"
+
+namespace teratron {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+void check(const SentencePieceSpec& spec) {
+  const auto refuse = [&spec](std::string_view what) {
+    throw data_error({.what = fmt::format("tokenizer.json cannot hold this model: {}", what),
+                      .where = spec.where,
+                      .fix = "Give the exported folder a tokenizer of your own with --tokenizer-name"});
+  };
+  if (std::ranges::any_of(spec.pieces, [](const auto& piece) { return piece.type == PieceType::unused; }))
+    refuse("it has unused pieces");
+  if (!spec.normalizer.escape_whitespaces) refuse("its pieces hold spaces unescaped");
+  if (spec.normalizer.whitespace_as_suffix) refuse("spaces follow words");
+  if (spec.denormalizer && !spec.denormalizer->charsmap.empty()) refuse("it normalizes decoded text");
+}
+
+std::string base64(std::string_view bytes) {
+  constexpr std::string_view digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string text;
+  for (size_t at = 0; at < bytes.size(); at += 3) {
+    uint32_t group = 0;
+    for (size_t i = 0; i < 3; ++i)
+      group = group << 8 | (at + i < bytes.size() ? static_cast<unsigned char>(bytes[at + i]) : 0U);
+    for (size_t i = 0; i < 4; ++i) text += at + i > bytes.size() ? '=' : digits[group >> (18 - 6 * i) & 63];
+  }
+  return text;
+}
+
+Json replace(const Json& pattern, std::string_view content) {
+  return {{"type", "Replace"}, {"pattern", pattern}, {"content", content}};
+}
+
+Json sequence(const char* list, Json items) {
+  return {{"type", "Sequence"}, {list, std::move(items)}};
+}
+
+Json normalizer_json(const NormalizerSpec& spec) {
+  Json steps = Json::array();
+  if (!spec.charsmap.empty())
+    steps.push_back({{"type", "Precompiled"}, {"precompiled_charsmap", base64(spec.charsmap)}});
+  if (spec.remove_extra_whitespaces) {
+    steps.push_back(replace({{"Regex", R"(\A +| +\z)"}}, ""));
+    steps.push_back(replace({{"Regex", " {2,}"}}, " "));
+  }
+  if (spec.add_dummy_prefix) steps.push_back({{"type", "Prepend"}, {"prepend", kSpaceSymbol}});
+  steps.push_back(replace({{"String", " "}}, kSpaceSymbol));
+  return sequence("normalizers", std::move(steps));
+}
+
+Json decoder_json(const NormalizerSpec& spec) {
+  Json steps = {replace({{"String", kSpaceSymbol}}, " "), {{"type", "ByteFallback"}}, {{"type", "Fuse"}}};
+  if (spec.add_dummy_prefix)
+    steps.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
+  return sequence("decoders", std::move(steps));
+}
+
+Json post_processor_json(const SentencePieceExtras& extras) {
+  if (!extras.bos) return nullptr;
+  const auto& [token, id] = *extras.bos;
+  const Json bos = {{"SpecialToken", {{"id", token}, {"type_id", 0}}}};
+  const Json first = {{"Sequence", {{"id", "A"}, {"type_id", 0}}}};
+  const Json second = {{"Sequence", {{"id", "B"}, {"type_id", 1}}}};
+  return {{"type", "TemplateProcessing"},
+          {"single", Json::array({bos, first})},
+          {"pair", Json::array({bos, first, bos, second})},
+          {"special_tokens",
+           {{token, {{"id", token}, {"ids", Json::array({id})}, {"tokens", Json::array({token})}}}}}};
+}
+
+int32_t unknown_id(const SentencePieceSpec& spec) {
+  const auto unknown = std::ranges::find(spec.pieces, PieceType::unknown, &SentencePiece::type);
+  return static_cast<int32_t>(unknown - spec.pieces.begin());
+}
+
+// A user-defined piece is always chosen: its score is more than any segmentation of it can have.
+double unigram_score(const SentencePiece& piece, float highest) {
+  if (piece.type != PieceType::user_defined) return piece.score;
+  return static_cast<double>(piece.text.size()) * highest - 0.1;
+}
+
+Json unigram_json(const SentencePieceSpec& spec, const SentencePieceExtras& extras) {
+  float highest = 0;
+  for (const SentencePiece& piece : spec.pieces) {
+    if (piece.type == PieceType::normal) highest = std::max(highest, piece.score);
+  }
+  Json vocab = Json::array();
+  for (const SentencePiece& piece : spec.pieces)
+    vocab.push_back(Json::array({piece.text, unigram_score(piece, highest)}));
+  for (const ExportedToken& token : extras.added) {
+    if (token.id >= static_cast<int32_t>(spec.pieces.size()))
+      vocab.push_back(Json::array({token.content, 0.0}));
+  }
+  return {{"type", "Unigram"},
+          {"unk_id", unknown_id(spec)},
+          {"vocab", std::move(vocab)},
+          {"byte_fallback", spec.byte_fallback}};
+}
+
+struct Merge {
+  std::string_view left, right;
+  float score;
+};
+
+std::vector<Merge> merges_of(const SentencePieceSpec& spec) {
+  std::unordered_map<std::string_view, int32_t> parts;
+  for (size_t id = 0; id < spec.pieces.size(); ++id) {
+    if (spec.pieces[id].type == PieceType::normal) parts.emplace(spec.pieces[id].text, id);
+  }
+  std::vector<Merge> merges;
+  for (const SentencePiece& piece : spec.pieces) {
+    if (piece.type != PieceType::normal) continue;
+    const std::string_view text = piece.text;
+    for (size_t cut = 1; cut < text.size(); ++cut) {
+      if (parts.contains(text.substr(0, cut)) && parts.contains(text.substr(cut)))
+        merges.push_back({text.substr(0, cut), text.substr(cut), piece.score});
+    }
+  }
+  std::ranges::stable_sort(merges, std::ranges::greater(), &Merge::score);
+  return merges;
+}
+
+Json bpe_json(const SentencePieceSpec& spec, const SentencePieceExtras& extras) {
+  Json::object_t vocab;
+  for (size_t id = 0; id < spec.pieces.size(); ++id) vocab.emplace_back(spec.pieces[id].text, id);
+  for (const ExportedToken& token : extras.added) {
+    if (token.id >= static_cast<int32_t>(spec.pieces.size())) vocab.emplace_back(token.content, token.id);
+  }
+  Json merges = Json::array();
+  for (const Merge& merge : merges_of(spec)) merges.push_back(Json::array({merge.left, merge.right}));
+  return {{"type", "BPE"},
+          {"dropout", nullptr},
+          {"unk_token", spec.pieces[static_cast<size_t>(unknown_id(spec))].text},
+          {"continuing_subword_prefix", nullptr},
+          {"end_of_word_suffix", nullptr},
+          {"fuse_unk", true},
+          {"byte_fallback", spec.byte_fallback},
+          {"ignore_merges", false},
+          {"vocab", std::move(vocab)},
+          {"merges", std::move(merges)}};
+}
+
+}  // namespace
+
+std::string sentencepiece_json(const SentencePieceSpec& spec, const SentencePieceExtras& extras) {
+  check(spec);
+  const bool unigram = spec.kind == SentencePieceSpec::Kind::unigram;
+  std::vector<ExportedToken> added = extras.added;
+  const auto is_added = [&added](int32_t id) {
+    return std::ranges::find(added, id, &ExportedToken::id) != added.end();
+  };
+  for (size_t id = 0; id < spec.pieces.size(); ++id) {
+    const SentencePiece& piece = spec.pieces[id];
+    const bool control = piece.type == PieceType::control || piece.type == PieceType::unknown;
+    // A BPE that has merged into a user-defined piece could merge it further.
+    const bool fixed = !unigram && piece.type == PieceType::user_defined;
+    if ((control || fixed) && !is_added(static_cast<int32_t>(id)))
+      added.push_back({piece.text, static_cast<int32_t>(id), control});
+  }
+  std::ranges::sort(added, {}, &ExportedToken::id);
+  return exported_tokenizer_json(added,
+                                 {{"normalizer", normalizer_json(spec.normalizer)},
+                                  {"post_processor", post_processor_json(extras)},
+                                  {"decoder", decoder_json(spec.normalizer)}},
+                                 unigram ? unigram_json(spec, extras) : bpe_json(spec, extras));
+}
+
+}  // namespace teratron

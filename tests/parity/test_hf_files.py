@@ -1,0 +1,53 @@
+"""Hugging Face weights as torch.save wrote them, against the same weights as safetensors.
+
+TERATRON_BINARY names the program.
+"""
+import json
+
+import pytest
+
+from test_hf_conversion import CONFIGS, assert_same, random_model, run
+
+torch = pytest.importorskip("torch")
+from safetensors.torch import load_file  # noqa: E402
+
+
+def save_as_bin(model, folder, shards):
+    """As transformers 4 did, with torch.save; buffers, and under tied names the same storage twice."""
+    folder.mkdir(exist_ok=True)
+    model.config.save_pretrained(folder)
+    state = model.state_dict()
+    if shards == 1:
+        torch.save(state, folder / "pytorch_model.bin")
+        return
+    weight_map = {name: f"pytorch_model-{i % shards + 1:05d}-of-{shards:05d}.bin" for i, name in enumerate(state)}
+    for file in set(weight_map.values()):
+        torch.save({name: tensor for name, tensor in state.items() if weight_map[name] == file}, folder / file)
+    index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+
+
+def checkpoint_tensors(folder):
+    return {name: tensor for file in folder.glob("iter_*/*.safetensors") for name, tensor in load_file(file).items()}
+
+
+@pytest.mark.parametrize("name, shards", [*[(name, 1) for name in CONFIGS], ("gpt2", 3), ("qwen2", 3)])
+def test_files_of_torch_save_are_read(name, shards, tmp_path):
+    model = random_model(name, torch.bfloat16 if shards == 3 else torch.float32)
+    model.save_pretrained(tmp_path / "safe")
+    save_as_bin(model, tmp_path / "bin", shards)
+    for kind in ("safe", "bin"):
+        run("ckpt", "convert", "--from-hf", tmp_path / kind, "--save", tmp_path / f"{kind}-ckpt")
+    assert_same(checkpoint_tensors(tmp_path / "safe-ckpt"), checkpoint_tensors(tmp_path / "bin-ckpt"))
+
+
+def test_a_tensor_with_gaps_and_parameters_are_read(tmp_path):
+    model = random_model("llama-gqa")
+    model.save_pretrained(tmp_path / "safe")
+    save_as_bin(model, tmp_path / "bin", 1)
+    state = {name: torch.nn.Parameter(tensor.T.clone().T if tensor.dim() == 2 else tensor)
+             for name, tensor in model.state_dict().items()}
+    torch.save(state, tmp_path / "bin" / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    for kind in ("safe", "bin"):
+        run("ckpt", "convert", "--from-hf", tmp_path / kind, "--save", tmp_path / f"{kind}-ckpt")
+    assert_same(checkpoint_tensors(tmp_path / "safe-ckpt"), checkpoint_tensors(tmp_path / "bin-ckpt"))

@@ -1,0 +1,184 @@
+"""Training and inference straight from Hugging Face folders (--hf), and back into one (--hf-out), against `transformers`.
+
+TERATRON_BINARY names the program.
+"""
+import json
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+
+from test_hf_conversion import BINARY, assert_same, random_model, run, small_tokenizer
+from test_hf_files import save_as_bin
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+from safetensors.torch import load_file  # noqa: E402
+
+TRAIN = ["--seq-length", 16, "--micro-batch-size", 1, "--global-batch-size", 4, "--eval-iters", 0, "--device", "cpu",
+         "--log-interval", 1]
+ALONG = {"generation_config.json": '{"temperature": 0.7}', "chat_template.jinja": "{{ messages }}"}
+
+
+def launch(ranks, *args, code=0):
+    return run("launch", "--nproc-per-node", ranks, "--", BINARY, *args, code=code)
+
+
+def tensors(folder):
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    """A folder like Qwen2.5's, with 20 rows beyond its 280 tokens, and texts preprocessed with its tokenizer."""
+    folder = tmp_path_factory.mktemp("qwen")
+    tokenizer = small_tokenizer(folder / "tokenizer")
+    config = transformers.Qwen2Config(hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=6,
+                                      num_key_value_heads=2, vocab_size=300, max_position_embeddings=64,
+                                      tie_word_embeddings=True)
+    torch.manual_seed(3)
+    transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(folder / "in")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / "in" / name).write_bytes((tokenizer / name).read_bytes())
+    for name, text in ALONG.items():
+        (folder / "in" / name).write_text(text)
+    (folder / "my.jsonl").write_text(json.dumps({"text": "the dog sat on the mat and the cat sat on the dog"}) * 1 + "\n"
+                                     + json.dumps({"text": "the cat sat on the cat " * 40}) + "\n")
+    run("preprocess", "--input", folder / "my.jsonl", "--output-prefix", folder / "my", "--tokenizer-type",
+        "HuggingFaceTokenizer", "--tokenizer-model", folder / "in" / "tokenizer.json", "--append-eod")
+    return folder
+
+
+def test_the_command_of_a_finetuning(qwen, tmp_path):
+    """Tokenizer, rows, architecture and weights from the folder; everything comes out again, trained."""
+    command = ["pretrain", "gpt", "--hf", qwen / "in", "--data-path", qwen / "my_text_document", "--train-iters", 3, "--lr",
+               "1e-3", *TRAIN]
+    run(*command, "--hf-out", tmp_path / "tuned")
+    before, after = tensors(qwen / "in"), tensors(tmp_path / "tuned")
+    assert sorted(before) == sorted(after)
+    assert all(before[name].shape == after[name].shape for name in before), "rows beyond the tokenizer's are lost"
+    assert any(not torch.equal(before[name].float(), after[name].float()) for name in before), "nothing was trained"
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "tuned")
+    assert model.config.model_type == "qwen2" and model.config.vocab_size == 300
+    assert all((tmp_path / "tuned" / name).read_text() == text for name, text in ALONG.items())
+    text = "the cat sat on a dog"
+    assert (transformers.AutoTokenizer.from_pretrained(tmp_path / "tuned")(text).input_ids
+            == transformers.AutoTokenizer.from_pretrained(qwen / "in")(text).input_ids)
+    # The same as converting first.
+    run("ckpt", "convert", "--from-hf", qwen / "in", "--save", tmp_path / "ckpt")
+    run("pretrain", "gpt", "--hf-config", qwen / "in", "--load", tmp_path / "ckpt", "--finetune", "--tokenizer-type",
+        "HuggingFaceTokenizer", "--tokenizer-model", qwen / "in" / "tokenizer.json", *command[4:], "--save",
+        tmp_path / "converted")
+    run("ckpt", "convert", "--load", tmp_path / "converted", "--to-hf", tmp_path / "out")
+    assert_same(after, tensors(tmp_path / "out"))
+
+
+ALL_AXES = ["--tp", 2, "--pp", 2, "--sequence-parallel"]
+
+
+@pytest.mark.parametrize("name, layout", [
+    *[(name, ALL_AXES) for name in ("gpt2", "llama-gqa", "qwen2", "gpt_neox")], ("bloom", ["--tp", 2]), ("olmo2", ["--pp", 2])])
+def test_every_layout_gets_its_shards(name, layout, tmp_path):
+    model = random_model(name)
+    save_as_bin(model, tmp_path / "in", 3)
+    said = launch(4, "pretrain", "gpt", "--hf", tmp_path / "in", "--mock-data", "--train-iters", 1, "--lr", 0,
+                  "--weight-decay", 0, *TRAIN, *layout, "--use-distributed-optimizer", "--hf-out", tmp_path / "out")
+    assert "no tokenizer" in said
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert_same(model.state_dict(), again.state_dict())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", ["gpt2", "llama3-rope", "qwen2", "gemma"])
+def test_logits_straight_from_a_folder(name, ranks, tmp_path):
+    model = random_model(name)
+    model.save_pretrained(tmp_path / "in", max_shard_size="50KB")
+    ids = torch.arange(17) * 7 % 101
+    (tmp_path / "ids.txt").write_text(" ".join(map(str, ids.tolist())) + "\n")
+    flags = ["logits", "--hf", tmp_path / "in", "--input", tmp_path / "ids.txt", "--output", tmp_path / "o.safetensors"]
+    run(*flags) if ranks == 1 else launch(ranks, *flags)
+    got = load_file(tmp_path / "o.safetensors")["logits.0"]
+    with torch.no_grad():
+        expected = model(ids[None]).logits[0]
+    assert (got - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_generation_straight_from_a_folder(qwen, tmp_path):
+    flags = ["--prompt", "the cat", "--max-new-tokens", 5, "--greedy", "--device", "cpu"]
+    run("ckpt", "convert", "--from-hf", qwen / "in", "--save", tmp_path / "ckpt")
+    answers = [run("generate", *source, *flags).split("the cat", 1)[1].splitlines()[0]
+               for source in (["--hf", qwen / "in"], ["--load", tmp_path / "ckpt"])]
+    assert answers[0] == answers[1] != ""
+    said = run("generate", "--hf", qwen / "in", "--load", tmp_path / "ckpt", *flags, code=2)
+    assert "load and hf are both set" in said
+    assert "no model is given" in run("generate", *flags, code=2)
+
+
+def test_a_saved_run_goes_before_the_folder(qwen, tmp_path):
+    command = ["pretrain", "gpt", "--hf", qwen / "in", "--data-path", qwen / "my_text_document", "--train-iters", 4, "--lr",
+               "1e-3", *TRAIN]
+    run(*command, "--hf-out", tmp_path / "unbroken")
+    resumable = [*command, "--save", tmp_path / "run", "--load", tmp_path / "run", "--hf-out", tmp_path / "out"]
+    said = run(*resumable, "--exit-interval", 2)
+    assert "no checkpoint in" not in said and "loading the weights of" in said
+    assert "is not written, since training stopped at iteration 2 of 4" in said and not (tmp_path / "out").exists()
+    said = run(*resumable)
+    assert "goes before --hf" in said and "loading the weights of" not in said
+    assert_same(tensors(tmp_path / "unbroken"), tensors(tmp_path / "out"))
+    assert "already finished" in run(*resumable)
+    (tmp_path / "out").rename(tmp_path / "moved")
+    said = run(*resumable)
+    assert "already finished" in said
+    assert_same(tensors(tmp_path / "moved"), tensors(tmp_path / "out"))
+    said = run(*resumable, "--fresh", code=2)
+    assert "the folder is not empty" in said
+
+
+def test_flags_that_contradict_the_folder_are_listed(qwen, tmp_path):
+    command = ["pretrain", "gpt", "--hf", qwen / "in", "--mock-data", "--train-iters", 1, "--lr", 0, *TRAIN]
+    said = run(*command, "--num-layers", 3, "--hidden-size", 48, "--no-rope-fusion", "--qk-layernorm", "--hf-out",
+               tmp_path / "out", code=2)
+    assert "num_layers is 3, but 2 in the folder" in said and "qk_layernorm is true, but false" in said
+    assert "hidden_size" not in said and "--hf-config" in said
+    run(*command, "--num-layers", 2, "--swiglu", "--max-position-embeddings", 128, "--hf-out", tmp_path / "out")
+    for flags, message in [(["--hf-config", qwen / "in"], "hf_config and hf are both set"),
+                           (["--pretrained-checkpoint", "x"], "pretrained"),
+                           (["--hf", tmp_path / "none"], "is not a folder"), (["--hf", qwen], "config.json")]:
+        assert message in run(*command, *flags, code=2)
+    said = run("pretrain", "bert", *command[2:], code=2)
+    assert "teratron pretrain gpt" in said
+
+
+def test_what_transformers_cannot_hold_is_told_before_training(tmp_path):
+    said = run("pretrain", "gpt", "--num-layers", 1, "--hidden-size", 16, "--num-attention-heads", 2, "--squared-relu",
+               "--max-position-embeddings", 16, "--mock-data", "--train-iters", 1, "--lr", 0, *TRAIN, "--hf-out",
+               tmp_path / "out", code=4)
+    assert "no Hugging Face model has these settings" in said and " iteration " not in said
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "x").write_text("")
+    said = run("pretrain", "gpt", "--num-layers", 1, "--hidden-size", 16, "--num-attention-heads", 2,
+               "--max-position-embeddings", 16, "--mock-data", "--train-iters", 1, "--lr", 0, *TRAIN, "--hf-out",
+               tmp_path / "out", code=2)
+    assert "the folder is not empty" in said
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_signal(saves, qwen, tmp_path):
+    command = ["pretrain", "gpt", "--hf", qwen / "in", "--data-path", qwen / "my_text_document", "--train-iters", 100000,
+               "--lr", "1e-3", *TRAIN, "--hf-out", tmp_path / "out", *(["--save", tmp_path / "run"] if saves else [])]
+    process = subprocess.Popen([BINARY, *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    said = ""
+    deadline = time.time() + 60
+    while not re.search(r"iteration +2/", said) and time.time() < deadline:
+        said += process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    said += process.communicate(timeout=60)[0]
+    assert process.returncode == 75, said
+    assert (tmp_path / "out").exists() != saves
+    expected = "is not written, since training stopped" if saves else "only the weights were kept, in --hf-out"
+    assert expected in said
+    if not saves:
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
