@@ -16,8 +16,8 @@ struct RelativePositions {
   bool bidirectional = false;  // half of the buckets are for keys after the query; else they have bucket 0
 };
 
-/// Buckets of the distances 0, 1, ..., max_distance of keys before the query, computed in f32 as in T5. With
-/// n buckets a direction, those below n / 2 have their own, the others one by their logarithm:
+/// Buckets of the distances 0, 1, ..., max_distance of keys before the query, computed in f32 as in T5. Of n
+/// a direction, those below n / 2 have their own, the others one by their logarithm:
 ///   n/2 + floor(log(d / (n/2)) / log(max_distance / (n/2)) * n/2), at most n - 1.
 std::vector<int64_t> distance_buckets(const RelativePositions& positions);
 

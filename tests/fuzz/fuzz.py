@@ -6,6 +6,7 @@
 A failing input is written to <build>/tests/fuzz_*.found; run the target on that file to reproduce it.
 """
 import argparse
+import base64
 import gzip
 import io
 import json
@@ -76,6 +77,40 @@ def tokenizer_json_seeds():
         pre_tokenizer={"type": "BertPreTokenizer"}, decoder={"type": "WordPiece", "prefix": "##", "cleanup": True},
         post_processor={"type": "BertProcessing", "cls": ["[CLS]", 1], "sep": ["[SEP]", 2]},
         model={"type": "WordPiece", "unk_token": "[UNK]", "max_input_chars_per_word": 100, "vocab": vocab})
+    yield from piece_tokenizer_seeds()
+
+
+def piece_tokenizer_seeds():
+    """Unigram as T5's, and BPE of characters as Llama 2's."""
+    space = "▁"
+    # A trie with one key: "a" becomes "b".
+    units = {0: 256 << 10, 256 ^ 97: 97 | 1 << 8 | 512 << 10, 256 ^ 97 ^ 512: 1 << 31}
+    charsmap = struct.pack("<1025I", 4096, *(units.get(i, 0) for i in range(1024))) + b"b\0"
+    yield tokenizer(
+        added_tokens=[{"id": 9, "content": "<extra_id_0>", "special": True}],
+        normalizer={"type": "Sequence", "normalizers": [
+            {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()},
+            {"type": "Strip", "strip_left": False, "strip_right": True},
+            {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": space}]},
+        pre_tokenizer={"type": "Sequence", "pretokenizers": [
+            {"type": "WhitespaceSplit"}, {"type": "Metaspace", "replacement": space, "prepend_scheme": "always", "split": True}]},
+        decoder={"type": "Metaspace", "replacement": space, "prepend_scheme": "always", "split": True},
+        post_processor={"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A"}}, {"SpecialToken": {"id": "</s>"}}],
+                        "special_tokens": {"</s>": {"ids": [1]}}},
+        model={"type": "Unigram", "unk_id": 2, "byte_fallback": False, "vocab": [
+            ["<pad>", 0.0], ["</s>", 0.0], ["<unk>", 0.0], [space, -2.5], ["Hello", -5.0], ["l", -3.0], ["o", -3.5],
+            [space + "wor", -6.25], ["e", -3]]})
+    tokens = ["<unk>", "<s>", *[f"<0x{byte:02X}>" for byte in range(256)], space, "H", "e", "l", "o", "He", "ll", "Hell"]
+    yield tokenizer(
+        added_tokens=[{"id": 0, "content": "<unk>", "special": True}, {"id": 1, "content": "<s>", "special": True}],
+        normalizer={"type": "Sequence", "normalizers": [
+            {"type": "Prepend", "prepend": space}, {"type": "Replace", "pattern": {"String": " "}, "content": space}]},
+        pre_tokenizer=None,
+        decoder={"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": space}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+        model={"type": "BPE", "unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True,
+               "vocab": {token: i for i, token in enumerate(tokens)}, "merges": ["H e", ["l", "l"], "He ll"]})
 
 
 def field(number, value):

@@ -1,7 +1,5 @@
 #include "teratron/tokenizer/bpe/bpe_json.h"
 
-#include <unordered_map>
-
 #include "teratron/base/error.h"
 #include "teratron/tokenizer/bpe/vocab_files.h"
 
@@ -84,15 +82,9 @@ void Reader::read_normalizer(object normalizer) {
 
 void Reader::read_split(object step) {
   const object pattern = json_.object(json_.require(step, "pattern"), "pattern");
-  const std::unordered_map<std::string, SplitBehavior> behaviors = {
-      {"Removed", SplitBehavior::removed},
-      {"Isolated", SplitBehavior::isolated},
-      {"MergedWithPrevious", SplitBehavior::merged_with_previous},
-      {"MergedWithNext", SplitBehavior::merged_with_next},
-      {"Contiguous", SplitBehavior::contiguous}};
-  const auto behavior = behaviors.find(json_.require_string(step, "behavior"));
-  if (behavior == behaviors.end()) json_.unsupported("behavior", json_.require_string(step, "behavior"));
-  PreTokenizerStep split{.behavior = behavior->second, .invert = json_.boolean(step, "invert", false)};
+  const auto behavior = split_behavior(json_.require_string(step, "behavior"));
+  if (!behavior) json_.unsupported("behavior", json_.require_string(step, "behavior"));
+  PreTokenizerStep split{.behavior = *behavior, .invert = json_.boolean(step, "invert", false)};
   if (const auto regex = JsonFields::field(pattern, "Regex")) {
     const std::string expression = json_.string(*regex, "Regex");
     // The known patterns match the whole text, so isolating matches and removing the gaps are the same.
@@ -137,7 +129,6 @@ BpeJson Reader::read(object top) {
     read_normalizer(json_.object(*part, "normalizer"));
   if (const auto part = JsonFields::field(top, "pre_tokenizer"))
     read_pre_tokenizer(json_.object(*part, "pre_tokenizer"));
-  if (!byte_level_) json_.unsupported("tokenizer", "without a ByteLevel pre-tokenizer");
   result_.post_processor = read_post_processor(json_, top);
   return std::move(result_);
 }

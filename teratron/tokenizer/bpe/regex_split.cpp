@@ -39,6 +39,19 @@ std::string expand_spaces(std::string_view pattern) {
 
 }  // namespace
 
+std::optional<SplitBehavior> split_behavior(std::string_view name) {
+  constexpr std::pair<std::string_view, SplitBehavior> names[] = {
+      {"Removed", SplitBehavior::removed},
+      {"Isolated", SplitBehavior::isolated},
+      {"MergedWithPrevious", SplitBehavior::merged_with_previous},
+      {"MergedWithNext", SplitBehavior::merged_with_next},
+      {"Contiguous", SplitBehavior::contiguous}};
+  for (const auto& [known, behavior] : names) {
+    if (known == name) return behavior;
+  }
+  return std::nullopt;
+}
+
 struct Regex::Code {
   pcre2_code* code = nullptr;
   pcre2_match_context* context = nullptr;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,6 +11,9 @@ namespace teratron {
 
 /// Hugging Face's SplitDelimiterBehavior.
 enum class SplitBehavior : uint8_t { removed, isolated, merged_with_previous, merged_with_next, contiguous };
+
+/// By its name there; nullopt for others.
+std::optional<SplitBehavior> split_behavior(std::string_view name);
 
 /// A compiled pattern. Classes are PCRE2's (Unicode 14), except \s, which is that of the reference.
 class Regex {

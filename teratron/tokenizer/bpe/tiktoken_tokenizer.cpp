@@ -6,9 +6,9 @@
 #include <simdjson.h>
 
 #include "teratron/base/error.h"
+#include "teratron/tokenizer/base64.h"
 #include "teratron/tokenizer/bpe/bytes_to_unicode.h"
 #include "teratron/tokenizer/bpe/vocab_files.h"
-#include "teratron/tokenizer/hf/exported_json.h"
 #include "teratron/tokenizer/json_problem.h"
 
 namespace teratron {
@@ -30,25 +30,6 @@ std::string split_regex(const TiktokenOptions& options) {
 }
 
 /// Strict: groups of four, padding only at the end.
-std::optional<std::string> decode_base64(std::string_view text) {
-  constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  if (text.size() % 4 != 0) return std::nullopt;
-  const size_t padding = text.ends_with("==") ? 2 : text.ends_with('=') ? 1 : 0;
-  std::string bytes;
-  uint32_t group = 0;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const bool is_padding = i + padding >= text.size();
-    const size_t digit = is_padding ? 0 : kDigits.find(text[i]);
-    if (digit == std::string_view::npos) return std::nullopt;
-    group = group << 6 | static_cast<uint32_t>(digit);
-    if (i % 4 != 3) continue;
-    for (const int shift : {16, 8, 0}) bytes.push_back(static_cast<char>(group >> shift & 0xff));
-    group = 0;
-  }
-  for (size_t i = 0; i < padding; ++i) bytes.pop_back();
-  return bytes;
-}
-
 [[noreturn]] void reject(const std::string& where, std::string what) {
   throw data_error({.what = std::move(what), .where = where, .fix = "use the tokenizer's original file"});
 }
@@ -173,14 +154,6 @@ std::vector<std::string> special_names(const TiktokenOptions& options) {
   return names;
 }
 
-// All tokens by id: the special ones are first in .json, else last.
-std::map<int32_t, std::string> special_tokens_of(const TiktokenOptions& options, int32_t first_free) {
-  std::map<int32_t, std::string> tokens;
-  int32_t id = is_json(options) ? 0 : first_free;
-  for (std::string& name : special_names(options)) tokens.emplace(id++, std::move(name));
-  return tokens;
-}
-
 }  // namespace
 
 TiktokenTokenizer::TiktokenTokenizer(const TiktokenOptions& options)
@@ -194,14 +167,15 @@ TiktokenTokenizer::TiktokenTokenizer(const TiktokenOptions& options)
                .behavior = SplitBehavior::removed,
                .invert = true}};
   }
+  int32_t id = is_json(options) ? 0 : model_.id_bound();
   std::vector<AddedToken> tokens;
   std::unordered_map<std::string, int32_t> ids;
-  for (const auto& [id, name] : special_tokens_of(options, model_.id_bound())) {
+  for (const std::string& name : special_names(options)) {
     tokens.push_back({.content = name, .id = id, .special = true});
     added_content_.emplace(id, name);
-    ids.emplace(name, id);
-    vocab_size_ = std::max<int64_t>(vocab_size_, id + 1);
+    ids.emplace(name, id++);
   }
+  vocab_size_ = std::max<int64_t>(vocab_size_, id);
   if (options.head) added_ = AddedVocabulary(std::move(tokens));
   special_ = find_special_tokens(
       {.bos = "<s>", .eos = "</s>", .pad = "<pad>", .cls = "<cls>", .sep = "<sep>", .mask = "<mask>"},
@@ -215,45 +189,6 @@ TiktokenTokenizer::TiktokenTokenizer(const TiktokenOptions& options)
                         .where = "--vocab-size",
                         .fix = "remove --vocab-size"});
   }
-}
-
-std::map<std::string, std::string> hf_files_of_tiktoken(const TiktokenOptions& options) {
-  using Json = nlohmann::ordered_json;
-  const TiktokenTokenizer tokenizer(options);
-  BpeConfig config = bpe_config(read_ranks(options), options);
-  int32_t bound = 0;
-  for (const auto& [token, id] : config.vocab) bound = std::max(bound, id + 1);
-  const std::map<int32_t, std::string> special = special_tokens_of(options, bound);
-  std::vector<ExportedToken> added;
-  for (const auto& [id, name] : special) {
-    added.push_back({name, id});
-    config.vocab.emplace_back(name, id);  // else ids would be counted from the size of the vocabulary
-  }
-  Json::object_t vocab;
-  for (const auto& [token, id] : config.vocab) vocab.emplace_back(token, id);
-  Json merges = Json::array();
-  for (const auto& [left, right] : config.merges) merges.push_back(Json::array({left, right}));
-  const Json bytes = {
-      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
-  const Json split = {{"type", "Split"},
-                      {"pattern", {{"Regex", split_regex(options)}}},
-                      {"behavior", "Removed"},
-                      {"invert", true}};
-  const Json parts = {
-      {"pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", Json::array({split, bytes})}}},
-      {"decoder", bytes}};
-  const Json model = {{"type", "BPE"},
-                      {"dropout", nullptr},
-                      {"unk_token", nullptr},
-                      {"continuing_subword_prefix", nullptr},
-                      {"end_of_word_suffix", nullptr},
-                      {"fuse_unk", false},
-                      {"byte_fallback", false},
-                      {"ignore_merges", true},
-                      {"vocab", std::move(vocab)},
-                      {"merges", std::move(merges)}};
-  return {{"tokenizer.json", exported_tokenizer_json(added, parts, model)},
-          {"tokenizer_config.json", exported_tokenizer_config(tokenizer.special(), special)}};
 }
 
 }  // namespace teratron

@@ -12,7 +12,7 @@ void JsonFields::reject(std::string what, std::string fix) const {
 
 void JsonFields::unsupported(std::string_view part, std::string_view type) const {
   reject(fmt::format("the {} '{}' is not supported", part, printable(type)),
-         "use a byte-level BPE tokenizer (GPT-2, Llama 3, Qwen) or WordPiece (BERT)");
+         "use a BPE (GPT-2, Llama, Qwen, Mistral), Unigram (T5) or WordPiece (BERT) tokenizer");
 }
 
 JsonFields::Object JsonFields::large_object(Element value, std::string_view name) const {

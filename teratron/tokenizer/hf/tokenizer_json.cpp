@@ -5,6 +5,7 @@
 #include "teratron/tokenizer/bpe/hf_tokenizer.h"
 #include "teratron/tokenizer/bpe/vocab_files.h"
 #include "teratron/tokenizer/json_problem.h"
+#include "teratron/tokenizer/pieces/piece_json.h"
 
 namespace teratron {
 namespace {
@@ -12,6 +13,7 @@ namespace {
 /// Old files do not name it.
 std::string model_type(const JsonFields& json, JsonFields::Object model) {
   if (const auto type = JsonFields::field(model, "type")) return json.string(*type, "type");
+  if (JsonFields::field(model, "unk_id")) return "Unigram";
   return JsonFields::field(model, "max_input_chars_per_word") ? "WordPiece" : "BPE";
 }
 
@@ -27,6 +29,8 @@ std::unique_ptr<Tokenizer> read_tokenizer_json(const std::string& path, const Sp
     json.reject(fmt::format("not valid JSON ({})", json_problem(error)));
   const auto top = json.object(root, "tokenizer.json");
   const std::string type = model_type(json, json.object(json.require(top, "model"), "model"));
+  if (type == "Unigram" || (type == "BPE" && is_character_bpe(json, top)))
+    return std::make_unique<PieceTokenizer>(read_piece_json(json, top), special, add_special_tokens);
   if (type == "BPE") {
     return std::make_unique<HuggingFaceTokenizer>(read_bpe_json(json, top), special, add_special_tokens);
   }

@@ -1,5 +1,6 @@
-// tokenizer.json of Hugging Face tokenizers, read by its model: byte-level BPE (GPT-2, Llama 3, Qwen...) or
-// WordPiece (BERT). Token for token as the library. Truncation and padding in the file are not applied, as in
+// tokenizer.json of Hugging Face tokenizers, read by its model: byte-level BPE (GPT-2, Llama 3, Qwen...), BPE
+// of characters with byte fallback (Llama 2, Mistral, Gemma), Unigram (T5, mT5) or WordPiece (BERT). Token
+// for token as the library. Truncation and padding in the file are not applied, as in
 // transformers, where each call asks for them.
 #pragma once
 

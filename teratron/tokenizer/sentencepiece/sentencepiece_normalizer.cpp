@@ -76,7 +76,7 @@ std::string CharsMap::find_damage() const {
   return "";
 }
 
-CharsMap::Match CharsMap::longest_prefix(std::string_view text) const {
+CharsMap::Match CharsMap::find(std::string_view text, Prefix prefix) const {
   Match match;
   if (units_.empty()) return match;
   // Every step is checked: the file is untrusted.
@@ -90,6 +90,7 @@ CharsMap::Match CharsMap::longest_prefix(std::string_view text) const {
     if (!has_leaf(unit)) continue;
     if (at >= units_.size() || value_of(units_[at]) >= replacements_.size()) break;
     match = {i + 1, replacements_.data() + value_of(units_[at])};
+    if (prefix == Prefix::shortest) break;
   }
   return match;
 }

@@ -28,9 +28,12 @@ class CharsMap {
     std::string_view replacement;
   };
   /// The longest key that is a prefix of `text`.
-  Match longest_prefix(std::string_view text) const;
+  Match longest_prefix(std::string_view text) const { return find(text, Prefix::longest); }
+  Match shortest_prefix(std::string_view text) const { return find(text, Prefix::shortest); }
 
  private:
+  enum class Prefix : uint8_t { shortest, longest };
+  Match find(std::string_view text, Prefix prefix) const;
   /// What is wrong with the trie or the replacements; empty: nothing.
   std::string find_damage() const;
   std::vector<uint32_t> units_;

@@ -19,15 +19,18 @@ NormalizedString NormalizedString::with_alignments(std::string_view original) {
 
 NormalizedString normalize(NormalizedView text, const unicode::Normalization& normalization) {
   NormalizedString out(text);
-  if (!out.aligned_) {
-    out.text_ = normalization.text(text.text);
-    return out;
-  }
+  if (out.aligned_) return apply_changes(text, normalization.changes(text.text));
+  out.text_ = normalization.text(text.text);
+  return out;
+}
+
+NormalizedString apply_changes(NormalizedView text, const std::vector<unicode::Change>& changes) {
+  NormalizedString out(text);
   size_t at = 0;  // first byte not yet replaced
   const auto skip_character = [&] {
     if (at < text.text.size()) at += unicode::sequence_bytes(text.text[at]);
   };
-  for (const unicode::Change& change : normalization.changes(text.text)) {
+  for (const unicode::Change& change : changes) {
     std::string bytes;
     unicode::append(change.code, bytes);
     const bool inserted = change.characters > 0;
