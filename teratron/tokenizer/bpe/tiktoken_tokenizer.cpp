@@ -9,6 +9,7 @@
 #include "teratron/tokenizer/base64.h"
 #include "teratron/tokenizer/bpe/bytes_to_unicode.h"
 #include "teratron/tokenizer/bpe/vocab_files.h"
+#include "teratron/tokenizer/hf/exported_json.h"
 #include "teratron/tokenizer/json_problem.h"
 
 namespace teratron {
@@ -154,6 +155,14 @@ std::vector<std::string> special_names(const TiktokenOptions& options) {
   return names;
 }
 
+// All tokens by id: the special ones are first in .json, else last.
+std::map<int32_t, std::string> special_tokens_of(const TiktokenOptions& options, int32_t first_free) {
+  std::map<int32_t, std::string> tokens;
+  int32_t id = is_json(options) ? 0 : first_free;
+  for (std::string& name : special_names(options)) tokens.emplace(id++, std::move(name));
+  return tokens;
+}
+
 }  // namespace
 
 TiktokenTokenizer::TiktokenTokenizer(const TiktokenOptions& options)
@@ -167,15 +176,14 @@ TiktokenTokenizer::TiktokenTokenizer(const TiktokenOptions& options)
                .behavior = SplitBehavior::removed,
                .invert = true}};
   }
-  int32_t id = is_json(options) ? 0 : model_.id_bound();
   std::vector<AddedToken> tokens;
   std::unordered_map<std::string, int32_t> ids;
-  for (const std::string& name : special_names(options)) {
+  for (const auto& [id, name] : special_tokens_of(options, model_.id_bound())) {
     tokens.push_back({.content = name, .id = id, .special = true});
     added_content_.emplace(id, name);
-    ids.emplace(name, id++);
+    ids.emplace(name, id);
+    vocab_size_ = std::max<int64_t>(vocab_size_, id + 1);
   }
-  vocab_size_ = std::max<int64_t>(vocab_size_, id);
   if (options.head) added_ = AddedVocabulary(std::move(tokens));
   special_ = find_special_tokens(
       {.bos = "<s>", .eos = "</s>", .pad = "<pad>", .cls = "<cls>", .sep = "<sep>", .mask = "<mask>"},
@@ -189,6 +197,45 @@ TiktokenTokenizer::TiktokenTokenizer(const TiktokenOptions& options)
                         .where = "--vocab-size",
                         .fix = "remove --vocab-size"});
   }
+}
+
+std::map<std::string, std::string> hf_files_of_tiktoken(const TiktokenOptions& options) {
+  using Json = nlohmann::ordered_json;
+  const TiktokenTokenizer tokenizer(options);
+  BpeConfig config = bpe_config(read_ranks(options), options);
+  int32_t bound = 0;
+  for (const auto& [token, id] : config.vocab) bound = std::max(bound, id + 1);
+  const std::map<int32_t, std::string> special = special_tokens_of(options, bound);
+  std::vector<ExportedToken> added;
+  for (const auto& [id, name] : special) {
+    added.push_back({name, id});
+    config.vocab.emplace_back(name, id);  // else ids would be counted from the size of the vocabulary
+  }
+  Json::object_t vocab;
+  for (const auto& [token, id] : config.vocab) vocab.emplace_back(token, id);
+  Json merges = Json::array();
+  for (const auto& [left, right] : config.merges) merges.push_back(Json::array({left, right}));
+  const Json bytes = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
+  const Json split = {{"type", "Split"},
+                      {"pattern", {{"Regex", split_regex(options)}}},
+                      {"behavior", "Removed"},
+                      {"invert", true}};
+  const Json parts = {
+      {"pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", Json::array({split, bytes})}}},
+      {"decoder", bytes}};
+  const Json model = {{"type", "BPE"},
+                      {"dropout", nullptr},
+                      {"unk_token", nullptr},
+                      {"continuing_subword_prefix", nullptr},
+                      {"end_of_word_suffix", nullptr},
+                      {"fuse_unk", false},
+                      {"byte_fallback", false},
+                      {"ignore_merges", true},
+                      {"vocab", std::move(vocab)},
+                      {"merges", std::move(merges)}};
+  return {{"tokenizer.json", exported_tokenizer_json(added, parts, model)},
+          {"tokenizer_config.json", exported_tokenizer_config(tokenizer.special(), special)}};
 }
 
 }  // namespace teratron
