@@ -9,6 +9,7 @@
 
 #include "teratron/base/config/command_line.h"
 #include "teratron/base/error.h"
+#include "teratron/base/file.h"
 #include "teratron/base/log.h"
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/cli/ckpt_megatron.h"
@@ -62,6 +63,10 @@ void print_tensors(const CheckpointInfo& info) {
 }
 
 int inspect(const Flags& flags) {
+  if (is_megatron(flags.directory)) {
+    inspect_megatron(flags.directory, flags.step, flags.list_tensors);
+    return 0;
+  }
   const CheckpointInfo info = open_checkpoint(locate(flags.directory, flags.step));
   int64_t weights = 0;
   int64_t others = 0;
@@ -81,6 +86,10 @@ int inspect(const Flags& flags) {
 }
 
 int verify(const Flags& flags) {
+  if (is_megatron(flags.directory)) {
+    verify_megatron(flags.directory, flags.step);
+    return 0;
+  }
   const fs::path path = locate(flags.directory, flags.step);
   const auto start = std::chrono::steady_clock::now();
   const int64_t bytes = verify_checkpoint(path);
@@ -117,22 +126,27 @@ int64_t parse_size(const std::string& text) {
                       .fix = "Use for example 200MB or 5GB"});
 }
 
-// Resolves the flags of Accelerate's tool.
-void resolve_aliases(Flags& flags) {
-  const bool no_hf = flags.from_hf.empty() && flags.to_hf.empty();
-  if (!flags.from_megatron.empty() && !flags.save.empty() && no_hf && flags.load.empty()) return;
-  if (!flags.megatron.to_megatron.empty() && !flags.load.empty() && no_hf && flags.save.empty()) return;
-  std::string& in = flags.to_transformers ? flags.load : flags.from_hf;
-  std::string& out = flags.to_transformers ? flags.to_hf : flags.save;
-  if (in.empty()) in = flags.load_path;
-  if (out.empty()) out = flags.save_path;
-  const bool importing = !flags.from_hf.empty() && !flags.save.empty();
-  const bool exporting = !flags.to_hf.empty() && !flags.load.empty();
-  if (importing != exporting) return;
-  throw config_error(
-      {.what = "source and destination are missing or ambiguous",
-       .where = "ckpt convert",
-       .fix = "Use --save with --from-hf or --from-megatron, or --load with --to-hf or --to-megatron"});
+int count_given(std::initializer_list<const std::string*> flags) {
+  return static_cast<int>(
+      std::ranges::count_if(flags, [](const std::string* flag) { return !flag->empty(); }));
+}
+
+// Resolves the flags of Accelerate's tool; then there are one source and one destination.
+void resolve_ends(Flags& flags) {
+  const auto sources = [&] { return count_given({&flags.from_hf, &flags.from_megatron, &flags.load}); };
+  const auto destinations = [&] {
+    return count_given({&flags.save, &flags.to_hf, &flags.megatron.to_megatron});
+  };
+  if (sources() == 0) (flags.to_transformers ? flags.load : flags.from_hf) = flags.load_path;
+  if (destinations() == 0) (flags.to_transformers ? flags.to_hf : flags.save) = flags.save_path;
+  const bool only_prints = flags.print_structure && destinations() == 0;
+  const bool nothing_to_do = !flags.load.empty() && !flags.save.empty();
+  if (sources() == 1 && (destinations() == 1 || only_prints) && !nothing_to_do) return;
+  throw config_error({.what = "source and destination are missing or ambiguous",
+                      .where = "ckpt convert",
+                      .fix = "Name one source with --from-hf, --from-megatron or --load, and one destination "
+                             "with --save, --to-hf or "
+                             "--to-megatron"});
 }
 
 // The model settings that differ from their defaults, as flags of the other commands, without the sequence
@@ -178,15 +192,16 @@ ConversionReport export_from(const fs::path& checkpoint, const Flags& flags) {
                                      : hf_tokenizer_in(flags.tokenizer)});
 }
 
-ConversionReport import_from(const fs::path& folder, const Flags& flags) {
+ConversionReport import_from(const Flags& flags, const fs::path& save) {
   const std::optional<Dtype> dtype = parse_dtype(flags.dtype);
   if (flags.from_megatron.empty())
-    return import_hf({.source = folder, .destination = flags.save, .dtype = dtype});
+    return import_hf({.source = flags.from_hf, .destination = save, .dtype = dtype});
   return convert_from_megatron({.source = flags.from_megatron,
-                                .save = flags.save,
+                                .save = save,
                                 .step = flags.step,
                                 .dtype = dtype,
-                                .settings = flags.settings});
+                                .settings = flags.settings,
+                                .optimizer = !flags.save.empty()});
 }
 
 // Only what Megatron-LM's checkpoints do not say may be given by flags of other commands.
@@ -197,23 +212,56 @@ void check_settings(const Flags& flags) {
                       .fix = "Settings of the model are given only with --from-megatron; see --help"});
 }
 
+void print_structure(const Flags& flags, const fs::path& checkpoint) {
+  if (!flags.from_megatron.empty()) return print_megatron_structure(flags.from_megatron, flags.step);
+  print_tensors(open_checkpoint(checkpoint));
+}
+
+// Between two other formats, beside the destination; removed with it.
+class TemporaryCheckpoint {
+ public:
+  explicit TemporaryCheckpoint(fs::path destination) : path_(std::move(destination)) {
+    if (!path_.has_filename()) path_ = path_.parent_path();
+    path_ += ".partial-" + random_hex(8) + "-weights";
+  }
+  ~TemporaryCheckpoint() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  TemporaryCheckpoint(const TemporaryCheckpoint&) = delete;
+  TemporaryCheckpoint& operator=(const TemporaryCheckpoint&) = delete;
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
 int convert(Flags& flags) {
   check_settings(flags);
-  resolve_aliases(flags);
+  resolve_ends(flags);
+  const bool exporting = !flags.to_hf.empty() || !flags.megatron.to_megatron.empty();
   if (flags.megatron.to_megatron.empty()) {
     for (const std::string& name : flags.megatron.given()) flags.without_effect.push_back(name);
   }
   for (const std::string& name : flags.without_effect) {
     notice("{} has no effect: a checkpoint does not depend on the layout and is resharded when loaded", name);
   }
-  const bool importing = flags.load.empty();
-  const fs::path source = importing ? fs::path(flags.from_hf) : locate(flags.load, flags.step);
-  const ConversionReport report = importing ? import_from(source, flags) : export_from(source, flags);
-  for (const std::string& line : report.notices) notice_line(line);
-  if (flags.print_structure) print_tensors(open_checkpoint(importing ? report.result : source));
+  if (!exporting && flags.save.empty()) {
+    print_structure(flags, flags.load.empty() ? fs::path() : locate(flags.load, flags.step));
+    return 0;
+  }
+  const TemporaryCheckpoint temporary(flags.to_hf + flags.megatron.to_megatron);
+  std::optional<ConversionReport> imported;
+  if (flags.load.empty()) imported = import_from(flags, exporting ? temporary.path() : fs::path(flags.save));
+  const fs::path checkpoint = imported ? imported->result : locate(flags.load, flags.step);
+  const ConversionReport report = exporting ? export_from(checkpoint, flags) : *imported;
+  for (const auto& part : {imported.value_or(ConversionReport()), exporting ? report : ConversionReport()}) {
+    for (const std::string& line : part.notices) notice_line(line);
+  }
+  if (flags.print_structure) print_structure(flags, checkpoint);
   print("wrote {} ({} tensors, {} elements)", printable(report.result.string(), 4096), report.tensors,
         report.elements);
-  if (importing) {
+  if (!exporting) {
     print("{} it with --load {} {}{}", report.can_continue ? "continue" : "train from",
           printable(flags.save, 4096), report.can_continue ? "" : "--finetune ",
           as_flags(nlohmann::json::parse(open_checkpoint(report.result).config)));
@@ -228,7 +276,7 @@ void add_convert(CLI::App& app, Flags& flags) {
       "With --from-megatron, flags of `pretrain` give what the checkpoint does not say, such as\n"
       "--num-attention-heads, or --vocab-file and --merge-file to cut off the vocabulary's padding.");
   command->add_option("--from-megatron", flags.from_megatron,
-                      "folder, zip file or .pt file that Megatron-LM wrote (format torch)");
+                      "folder, zip file or .pt file that Megatron-LM wrote (formats torch and torch_dist)");
   command->add_option("--from-hf", flags.from_hf,
                       "folder with config.json and weights (safetensors, or pytorch_model.bin) to read");
   command->add_option("--save", flags.save, "folder to save the checkpoint in");
@@ -265,7 +313,9 @@ int ckpt_command(std::span<const std::string> args) {
     CLI::App* const command =
         app.add_subcommand(name, name == std::string("inspect") ? "Show the contents of a checkpoint"
                                                                 : "Check every byte against its hash");
-    command->add_option("directory", flags.directory, "a --save folder, or one of its iter_* folders")
+    command
+        ->add_option("directory", flags.directory,
+                     "a --save folder of Teratron or Megatron-LM, or one of its iter_* folders")
         ->required();
     command->add_option("--ckpt-step", flags.step, "iteration; default: the newest");
     if (name == std::string("inspect"))

@@ -1,18 +1,26 @@
 #include "teratron/cli/ckpt_megatron.h"
 
+#include <chrono>
 #include <filesystem>
 
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/error.h"
+#include "teratron/base/file.h"
+#include "teratron/base/log.h"
+#include "teratron/megatron/checkpoint.h"
 #include "teratron/megatron/convert.h"
+#include "teratron/megatron/dist_checkpoint.h"
 #include "teratron/megatron/export.h"
+#include "teratron/megatron/structure.h"
 #include "teratron/settings/arguments.h"
 #include "teratron/settings/component_options.h"
 #include "teratron/tokenizer/tokenizer.h"
 
 namespace teratron {
 
+namespace fs = std::filesystem;
 using nlohmann::json;
 
 namespace {
@@ -57,11 +65,66 @@ ConversionReport convert_from_megatron(const MegatronFlags& flags) {
   };
   return import_megatron({.source = flags.source,
                           .step = flags.step,
-                          .optimizer = !parsed.args.no_load_optim,
+                          .optimizer = flags.optimizer && !parsed.args.no_load_optim,
                           .destination = flags.save,
                           .dtype = flags.dtype,
                           .settings = given,
                           .vocabulary = vocabulary});
+}
+
+bool is_megatron(const fs::path& source) {
+  std::error_code ignored;
+  if (fs::is_regular_file(source, ignored)) return true;
+  if (find_dist_folder(source, std::nullopt)) return true;
+  const auto has_ranks = [&ignored](const fs::path& folder) {
+    for (const char* rank : {"mp_rank_00", "mp_rank_00_000"}) {
+      if (fs::is_directory(folder / rank, ignored)) return true;
+    }
+    return false;
+  };
+  if (has_ranks(source)) return true;
+  for (const std::string& name : list_directory(source, ExitCode::checkpoint)) {
+    if ((name.starts_with("iter_") || name == "release") && has_ranks(source / name)) return true;
+  }
+  return false;
+}
+
+void print_megatron_structure(const fs::path& source, std::optional<int64_t> step) {
+  open_megatron_checkpoint(source, step, false)->print_structure([](const std::string& line) {
+    print("{}", line);
+  });
+}
+
+void inspect_megatron(const fs::path& source, std::optional<int64_t> step, bool list_tensors) {
+  const auto checkpoint = open_megatron_checkpoint(source, step, true);
+  const MegatronSource model = checkpoint->source();
+  const json state = checkpoint->state();
+  int64_t elements = 0;
+  for (const auto& [name, shape] : model.shapes) elements += shape[0] * (shape.size() > 1 ? shape[1] : 1);
+  print("checkpoint    {}", model.where);
+  print("format        Megatron-LM, {}", checkpoint->format());
+  print("iteration     {}", state.value("iteration", int64_t{0}));
+  print("weights       {} elements in {} tensors, with the padding of the vocabulary", elements,
+        model.shapes.size());
+  print("optimizer     {}", checkpoint->has_optimizer() ? "moments of all weights" : "none that is read");
+  print("args          {}", model.args == nullptr ? "none" : plain_json(*model.args).dump(2));
+  print("state         {}", state.dump(2));
+  for (const std::string& line : checkpoint->notices()) notice_line(line);
+  for (const auto& [name, shape] : model.shapes) {
+    if (list_tensors) teratron::print("  {:<72} [{}]", printable(name), fmt::join(shape, ", "));
+  }
+  print("convert it with 'teratron ckpt convert --from-megatron {} --save DIR'",
+        printable(source.string(), 4096));
+}
+
+void verify_megatron(const fs::path& source, std::optional<int64_t> step) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto checkpoint = open_megatron_checkpoint(source, step, true);
+  const int64_t bytes = checkpoint->verify();
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  const std::string where = checkpoint->source().where;
+  if (bytes == 0) return print("{}: complete; files of this format have no checksums", where);
+  print("{}: all checksums match ({} bytes, {:.2f} s)", where, bytes, seconds.count());
 }
 
 void MegatronLayoutFlags::add_to(CLI::App& command) {

@@ -16,13 +16,20 @@
 namespace teratron {
 
 struct MegatronFlags {
-  std::string source, save;
+  std::filesystem::path source, save;
   std::optional<int64_t> step;
   std::optional<Dtype> dtype;
   std::span<const std::string> settings;  // flags of `pretrain`: what the checkpoint does not say
+  bool optimizer = true;                  // false: weights alone
 };
 
 ConversionReport convert_from_megatron(const MegatronFlags& flags);
+
+/// Whether the folder or file is one of Megatron-LM's.
+bool is_megatron(const std::filesystem::path& source);
+void print_megatron_structure(const std::filesystem::path& source, std::optional<int64_t> step);
+void inspect_megatron(const std::filesystem::path& source, std::optional<int64_t> step, bool list_tensors);
+void verify_megatron(const std::filesystem::path& source, std::optional<int64_t> step);
 
 /// The layout that Megatron-LM's files are cut for.
 struct MegatronLayoutFlags {

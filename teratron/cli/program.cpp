@@ -49,7 +49,8 @@ std::vector<Command> commands(const Registry& registry) {
           {"merge", merge_command, "concatenate indexed datasets"},
           {"data", data_command, "indexed datasets: inspect, verify, sample, indices"},
           {"tokenizer", tokenizer_command, "tokenizers: train, encode, decode, info"},
-          {"ckpt", ckpt_command, "checkpoints: inspect, verify, convert from and to Hugging Face"},
+          {"ckpt", ckpt_command,
+           "checkpoints: inspect, verify, convert from and to Hugging Face and Megatron-LM"},
           {"config", config_command, "write a configuration file interactively"},
           {"bench", bench_command, "time the training step of a model"},
           {"env", env_command, "show versions, devices and build options"}};

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -28,6 +29,15 @@ class MegatronCheckpoint {
   /// Iteration, consumed samples, schedule and loss scale, as our checkpoints have them; empty if there is no
   /// iteration (a release).
   virtual nlohmann::json state() const = 0;
+  /// "torch, version 3, 2 tensor ranks, 1 stage", "torch_dist".
+  virtual std::string format() const = 0;
+  /// Whether tensors() has "optimizer.*".
+  virtual bool has_optimizer() const = 0;
+  /// A line for each key of the files of the first tensor rank: dots for its depth, name, size or value.
+  virtual void print_structure(const std::function<void(const std::string&)>& print_line) const = 0;
+  /// Compares all bytes with their checksums; returns how many have one. UserError(checkpoint) if they
+  /// differ.
+  virtual int64_t verify() const = 0;
   /// What the user should know of what is not converted.
   virtual std::vector<std::string> notices() const { return {}; }
 };

@@ -10,8 +10,10 @@
 #include "teratron/hf/float_convert.h"
 #include "teratron/megatron/dist_tensor.h"
 #include "teratron/megatron/merge.h"
-#include "teratron/megatron/optimizer_groups.h"
+#include "teratron/megatron/optimizer/optimizer_groups.h"
+#include "teratron/megatron/structure.h"
 #include "teratron/megatron/train_state.h"
+#include "teratron/pickle/zip_archive.h"
 
 namespace teratron {
 
@@ -103,6 +105,14 @@ class DistCheckpoint final : public MegatronCheckpoint {
   }
   json state() const override;
   std::vector<std::string> notices() const override { return notices_; }
+  std::string format() const override { return "torch_dist"; }
+  bool has_optimizer() const override { return has_optimizer_; }
+  void print_structure(const PrintLine& print_line) const override {
+    teratron::print_structure(*common_, print_line);
+    for (const std::string& name : metadata_.order)
+      print_tensor(name, metadata_.tensors.at(name).shape, print_line);
+  }
+  int64_t verify() const override;
 
  private:
   void open_common();
@@ -121,6 +131,7 @@ class DistCheckpoint final : public MegatronCheckpoint {
   MegatronFamily family_ = MegatronFamily::gpt;
   std::map<std::string, TensorSourcePtr> tensors_;  // by our names
   std::vector<std::string> notices_;
+  bool has_optimizer_ = false;
 };
 
 void DistCheckpoint::open_common() {
@@ -226,6 +237,7 @@ void DistCheckpoint::add_states() {
       add(key, fmt::format("optimizer.{}.", kind), state_tensor(name, weight, found->second));
     }
   }
+  has_optimizer_ = states > 0;
   if (states > 0 && states < 2 * weights)
     refuse_optimizer("some weights have no exp_avg or exp_avg_sq", where_);
   const auto other = [](const auto& entry) { return entry.first.starts_with("optimizer.distributed."); };
@@ -250,6 +262,22 @@ json DistCheckpoint::state() const {
     if (std::isfinite(steps)) counters.optimizer_steps = static_cast<int64_t>(steps);
   }
   return train_state(counters);
+}
+
+int64_t DistCheckpoint::verify() const {
+  int64_t bytes = 0;
+  const auto check = [&](const std::string& name, const DistItem& item) {
+    const std::string where = fmt::format("{}/{}, \"{}\"", where_, printable(item.file), printable(name));
+    bytes += ZipArchive(files_->bytes_of(item), where).verify();
+  };
+  for (const auto& [name, tensor] : metadata_.tensors) {
+    for (const DistChunk& chunk : tensor.chunks) check(name, chunk.item);
+  }
+  for (const auto& [name, item] : metadata_.items) check(name, item);
+  const fs::path common = files_->folder() / "common.pt";
+  std::error_code ignored;
+  if (fs::exists(common, ignored)) bytes += ZipArchive(open_bytes(common), where_ + "/common.pt").verify();
+  return bytes;
 }
 
 bool is_dist_folder(const fs::path& folder) {

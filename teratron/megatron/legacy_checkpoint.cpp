@@ -9,8 +9,10 @@
 #include "teratron/base/error.h"
 #include "teratron/hf/float_convert.h"
 #include "teratron/megatron/merge.h"
-#include "teratron/megatron/optimizer_state.h"
+#include "teratron/megatron/optimizer/optimizer_state.h"
+#include "teratron/megatron/structure.h"
 #include "teratron/megatron/train_state.h"
+#include "teratron/pickle/zip_archive.h"
 
 namespace teratron {
 
@@ -150,6 +152,27 @@ class LegacyCheckpoint final : public MegatronCheckpoint {
     return source;
   }
   std::map<std::string, TensorSourcePtr> tensors(const json& settings) const override;
+  std::string format() const override {
+    const auto count = [](size_t number, const char* what) {
+      return fmt::format("{} {}{}", number, what, number == 1 ? "" : "s");
+    };
+    return fmt::format("torch, version {}, {}, {}", version_, count(files_.stages[0].size(), "tensor rank"),
+                       count(files_.stages.size(), "pipeline stage"));
+  }
+  bool has_optimizer() const override { return whole_optimizer_; }
+  void print_structure(const PrintLine& print_line) const override {
+    for (const auto& stage : files_.stages) {
+      print_line(stage[0].where);
+      teratron::print_structure(stage[0].model->root(), print_line);
+    }
+  }
+  int64_t verify() const override {
+    int64_t bytes = 0;
+    for (const ByteSourcePtr& file : files_.bytes) {
+      if (ZipArchive::is_zip(*file)) bytes += ZipArchive(file, files_.where).verify();
+    }
+    return bytes;
+  }
   json state() const override {
     return train_state({.common = &files_.stages[0][0].model->root(),
                         .scheduler = optimizer_.scheduler,

@@ -81,22 +81,32 @@ std::optional<RankPath> parse_rank(const std::string& path) {
                   .expert = numbers.size() > 2};
 }
 
-std::shared_ptr<const TorchFile> open_in(const Tree& tree, const std::string& path,
-                                         const std::string& where) {
-  return std::make_shared<const TorchFile>(tree.at(path)(), where + "/" + printable(path, 400));
-}
+// Opens files and notes their bytes.
+class Opener {
+ public:
+  Opener(const Tree& tree, MegatronFiles& files) : tree_(tree), files_(files) {}
+
+  bool has(const std::string& path) const { return tree_.contains(path); }
+  std::shared_ptr<const TorchFile> open(const std::string& path) const {
+    files_.bytes.push_back(tree_.at(path)());
+    return std::make_shared<const TorchFile>(files_.bytes.back(), files_.where + "/" + printable(path, 400));
+  }
+
+ private:
+  const Tree& tree_;
+  MegatronFiles& files_;
+};
 
 // Those of the optimizer beside a model's file.
-void open_optimizer(const Tree& tree, const std::string& model, const std::string& where,
-                    MegatronRankFiles& files) {
+void open_optimizer(const Opener& opener, const std::string& model, MegatronRankFiles& files) {
   const fs::path folder = fs::path(model).parent_path();
   const std::string distributed = (folder / "distrib_optim.pt").string();
-  if (tree.contains(distributed)) files.distributed = open_in(tree, distributed, where);
+  if (opener.has(distributed)) files.distributed = opener.open(distributed);
   while (fs::path(model).filename() == "model_rng.pt") {
     const fs::path rank = folder.string() + fmt::format("_{:03}", files.data_parallel.size());
     const std::string path = (rank / "optim.pt").string();
-    if (!tree.contains(path)) return;
-    files.data_parallel.push_back(open_in(tree, path, where));
+    if (!opener.has(path)) return;
+    files.data_parallel.push_back(opener.open(path));
   }
 }
 
@@ -145,6 +155,7 @@ MegatronFiles open_megatron_files(const fs::path& source, std::optional<int64_t>
     if (ZipArchive::is_zip(*bytes)) zip = std::make_shared<const ZipArchive>(bytes, files.where);
     const auto is_pickle = [](const auto& entry) { return entry.first.ends_with("/data.pkl"); };
     if (zip == nullptr || std::ranges::any_of(zip->entries(), is_pickle)) {
+      files.bytes = {bytes};
       files.stages = {{{.model = std::make_shared<const TorchFile>(bytes, files.where),
                         .where = files.where,
                         .with_optimizer = with_optimizer}}};
@@ -166,6 +177,7 @@ MegatronFiles open_megatron_files(const fs::path& source, std::optional<int64_t>
                               .where = files.where + "/" + printable(path)});
     paths[{rank->pipeline, rank->tensor}] = path;
   }
+  const Opener opener(tree, files);
   for (const auto& [rank, path] : paths) {
     if (rank.second == 0 && rank.first == static_cast<int64_t>(files.stages.size()))
       files.stages.emplace_back();
@@ -178,10 +190,10 @@ MegatronFiles open_megatron_files(const fs::path& source, std::optional<int64_t>
                               .where = files.where,
                               .fix = "Copy the folders mp_rank_* of all ranks"});
     MegatronRankFiles& opened = files.stages.back().emplace_back();
-    opened.model = open_in(tree, path, files.where);
+    opened.model = opener.open(path);
     opened.where = files.where + "/" + printable(path, 400);
     opened.with_optimizer = with_optimizer;
-    if (with_optimizer) open_optimizer(tree, path, files.where, opened);
+    if (with_optimizer) open_optimizer(opener, path, opened);
   }
   for (const auto& stage : files.stages) {
     if (stage.size() != files.stages[0].size())

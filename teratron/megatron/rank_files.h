@@ -27,7 +27,8 @@ struct MegatronRankFiles {
 };
 
 struct MegatronFiles {
-  std::string where;  // the folder or zip file, for errors
+  std::string where;                 // the folder or zip file, for errors
+  std::vector<ByteSourcePtr> bytes;  // of all files
   /// [pipeline rank][tensor rank]
   std::vector<std::vector<MegatronRankFiles>> stages;
 };

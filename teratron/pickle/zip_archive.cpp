@@ -144,4 +144,24 @@ ByteSourcePtr ZipArchive::open(const std::string& name) const {
   return bytes_in_memory(std::move(result));
 }
 
+void ZipArchive::check_crc(const std::string& name, const ByteSource& contents) const {
+  constexpr int64_t piece = 4 << 20;
+  uLong crc = crc32_z(0, nullptr, 0);
+  for (int64_t at = 0; at < contents.size(); at += piece) {
+    const std::string bytes = read_bytes(contents, std::min(piece, contents.size() - at), at);
+    crc = crc32_z(crc, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size());
+  }
+  if (crc != entries_.at(name).crc)
+    fail(fmt::format("the zip file's entry '{}' is damaged", printable(name)));
+}
+
+int64_t ZipArchive::verify() const {
+  int64_t total = 0;
+  for (const auto& [name, entry] : entries_) {
+    check_crc(name, *open(name));
+    total += entry.bytes;
+  }
+  return total;
+}
+
 }  // namespace teratron

@@ -27,9 +27,12 @@ class ZipArchive {
   const std::map<std::string, Entry>& entries() const { return entries_; }
   /// The contents of an entry: in place if it is stored, else unpacked into memory and checked.
   ByteSourcePtr open(const std::string& name) const;
+  /// Reads all entries and compares their checksums; returns their bytes.
+  int64_t verify() const;
 
  private:
   void read_directory(const std::string& directory, uint64_t count);
+  void check_crc(const std::string& name, const ByteSource& contents) const;
   [[noreturn]] void fail(const std::string& what) const;
 
   ByteSourcePtr source_;

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-FIXTURES = Path(__file__).parents[1] / "fixtures/models"
+FIXTURES = Path(__file__).parents[2] / "fixtures/models"
 
 
 class Placeholder:

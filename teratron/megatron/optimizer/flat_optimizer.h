@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "teratron/megatron/optimizer_state.h"
+#include "teratron/megatron/optimizer/optimizer_state.h"
 
 namespace teratron {
 

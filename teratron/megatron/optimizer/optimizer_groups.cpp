@@ -1,4 +1,4 @@
-#include "teratron/megatron/optimizer_groups.h"
+#include "teratron/megatron/optimizer/optimizer_groups.h"
 
 #include <algorithm>
 

@@ -1,11 +1,11 @@
-#include "teratron/megatron/flat_optimizer.h"
+#include "teratron/megatron/optimizer/flat_optimizer.h"
 
 #include <algorithm>
 #include <array>
 #include <utility>
 
 #include "teratron/base/error.h"
-#include "teratron/megatron/optimizer_groups.h"
+#include "teratron/megatron/optimizer/optimizer_groups.h"
 
 namespace teratron {
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from program import message, needs_binary, teratron
 
 pytestmark = needs_binary
-FIXTURES = Path(__file__).parents[1] / "fixtures/models"
+FIXTURES = Path(__file__).parents[2] / "fixtures/models"
 
 
 def model(family="gpt", layers=4, hidden=8, heads=2, rows=16, swiglu=False, seed=0):

@@ -1,11 +1,11 @@
-#include "teratron/megatron/optimizer_state.h"
+#include "teratron/megatron/optimizer/optimizer_state.h"
 
 #include <cmath>
 #include <utility>
 
 #include "teratron/base/error.h"
-#include "teratron/megatron/flat_optimizer.h"
-#include "teratron/megatron/optimizer_groups.h"
+#include "teratron/megatron/optimizer/flat_optimizer.h"
+#include "teratron/megatron/optimizer/optimizer_groups.h"
 #include "teratron/megatron/train_state.h"
 
 namespace teratron {
