@@ -1,6 +1,7 @@
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/run_job.h"
+#include "teratron/generate/training_texts.h"
 #include "teratron/train/pretrain.h"
 
 namespace teratron {
@@ -25,7 +26,7 @@ int pretrain_command(std::span<const std::string> args, const Registry& registry
   const Family& family = find_family(args.empty() ? "" : args[0], registry.families);
   return run_job(args.subspan(1), {family, registry},
                  [&](const ParsedArguments& parsed, World& world, const StopSignals& signals) {
-                   return pretrain(parsed, world, signals, {family, registry});
+                   return pretrain(parsed, world, signals, {family, registry}, make_text_sampler);
                  });
 }
 

@@ -12,7 +12,8 @@ namespace teratron {
 int64_t choose_pages(const CacheRequest& request, HostGroup& ranks) {
   constexpr double share_of_gpu = 0.9, share_of_host = 0.5;  // the rest is for activations
   const int64_t each = (request.longest + request.page_size - 1) / request.page_size;
-  const int64_t wanted = request.rows * each + 1;
+  // Page 0, and what beams need beyond their lengths (BeamPages::needed()).
+  const int64_t wanted = request.rows * (each + 2) + 2;
   const auto free = static_cast<double>(free_memory(request.device));
   const double share = request.device.is_cuda() ? share_of_gpu : share_of_host;
   const int64_t bytes = request.cache_bytes > 0 ? request.cache_bytes : static_cast<int64_t>(free * share);

@@ -10,6 +10,7 @@
 #include "teratron/comm/host/thread_world.h"
 #include "teratron/generate/ranked_engine.h"
 #include "teratron/models/gpt/gpt_family.h"
+#include "teratron/pipeline/pipeline_layout.h"
 #include "teratron/testing/small_config.h"
 
 namespace teratron {
@@ -194,19 +195,21 @@ TEST(Engine, RanksOfEveryLayoutGenerateTheSameTexts) {
   const std::vector<GenerationRequest> requests = random_requests(random, 8);
   const OwnModel own(config());
   const Answers expected = run(own.model, requests, {.max_rows = 5});
-  for (const MeshOptions& options :
-       {MeshOptions{.tp = 2}, MeshOptions{.pp = 2}, MeshOptions{.tp = 2, .pp = 2}, MeshOptions{.pp = 4}}) {
-    run_ranks(options, [&](const Mesh& mesh) {
+  struct Layout {
+    MeshOptions mesh;
+    int64_t virtual_stages = 1;  // of a rank
+  };
+  const std::vector<Layout> layouts = {
+      {{.tp = 2}}, {{.pp = 2}}, {{.tp = 2, .pp = 2}}, {{.pp = 4}}, {{.pp = 2}, 2}};
+  for (const auto& [options, virtual_stages] : layouts) {
+    run_ranks(options, [&, chunks = virtual_stages](const Mesh& mesh) {
       ParameterSet parameters({.dtype = at::kDouble, .seed = 9});
       const Group& pipeline = mesh.group(Axis::pp);
-      const int64_t layers = 4 / pipeline.size;
-      const StageSpec stage{.first_layer = pipeline.rank * layers,
-                            .layers = layers,
-                            .embedding = pipeline.rank == 0,
-                            .head = pipeline.rank == pipeline.size - 1};
-      const LanguageModel model =
-          language_model(gpt_plan(config(), {}), parameters, mesh.group(Axis::tp),
-                         {.stage = stage, .group = pipeline, .links = mesh.pipeline_links()});
+      const PipelineLayout layout = pipeline_layout({.layers = 4, .stages = pipeline.size, .chunks = chunks});
+      const LanguageModel model = language_model(gpt_plan(config(), {}), parameters, mesh.group(Axis::tp),
+                                                 {.chunks = layout.chunks_of_stage(pipeline.rank),
+                                                  .group = pipeline,
+                                                  .links = mesh.pipeline_links()});
       HostGroup& ranks = *mesh.world().communicator;
       Engine local(model, {.max_rows = 5}, ranks);
       RankedEngine engine(local, ranks);

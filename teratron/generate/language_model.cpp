@@ -8,8 +8,10 @@ namespace teratron {
 
 LanguageModel language_model(const ModelPlan& plan, ParameterSet& parameters, const Group& tensor_parallel,
                              const InferencePipeline& pipeline) {
-  return {.model = plan.build({parameters, pipeline.stage, TensorParallel{tensor_parallel}}),
-          .layers = pipeline.stage.layers,
+  std::vector<std::unique_ptr<Model>> chunks;
+  for (const StageSpec& stage : pipeline.chunks)
+    chunks.push_back(plan.build({parameters, stage, TensorParallel{tensor_parallel}}));
+  return {.chunks = std::move(chunks),
           .vocabulary = plan.vocabulary,
           .max_positions = plan.max_positions,
           .inference = plan.inference,
@@ -21,7 +23,7 @@ LanguageModel language_model(const ModelPlan& plan, ParameterSet& parameters, co
 }
 
 LanguageModel language_model(const ModelPlan& plan, ParameterSet& parameters, const Group& tensor_parallel) {
-  return language_model(plan, parameters, tensor_parallel, {.stage = {.layers = plan.layers()}});
+  return language_model(plan, parameters, tensor_parallel, {.chunks = {{.layers = plan.layers()}}});
 }
 
 MicroBatch token_batch(const at::Tensor& tokens_T, const at::Tensor& positions_T) {
@@ -33,7 +35,7 @@ MicroBatch token_batch(const at::Tensor& tokens_T, const at::Tensor& positions_T
 }
 
 at::Tensor gathered_logits(const LanguageModel& model, const Activations& output) {
-  const at::Tensor local_SBV = model.model->logits(output);
+  const at::Tensor local_SBV = model.chunks.back()->logits(output);
   return gather_from(local_SBV, 2, model.tensor_parallel).narrow(2, 0, model.vocabulary).squeeze(1);
 }
 
@@ -44,13 +46,13 @@ at::Tensor logits_of(const LanguageModel& model, std::span<const int64_t> ids, i
   const at::Tensor tokens = at::tensor(at::ArrayRef<int64_t>(ids.data(), ids.size()));
   const at::Tensor positions = at::arange(first, first + length, at::kLong);
   const MicroBatch batch = token_batch(tokens.to(model.device), positions.to(model.device));
-  return gathered_logits(model, model.model->forward({}, batch, states)).unsqueeze(1);
+  return gathered_logits(model, model.whole().forward({}, batch, states)).unsqueeze(1);
 }
 
 std::vector<InferenceOutput> outputs_of(const LanguageModel& model, const MicroBatch& batch) {
   const at::NoGradGuard no_grad;
   std::vector<InferenceOutput> outputs =
-      model.model->inference_outputs(model.model->forward({}, batch, nullptr));
+      model.whole().inference_outputs(model.whole().forward({}, batch, nullptr));
   for (InferenceOutput& output : outputs) {
     if (output.vocabulary_parallel) {
       output.tensor =
@@ -63,7 +65,7 @@ std::vector<InferenceOutput> outputs_of(const LanguageModel& model, const MicroB
 
 at::Tensor text_embeddings_of(const LanguageModel& model, const MicroBatch& batch) {
   const at::NoGradGuard no_grad;
-  const at::Tensor embeddings = model.model->text_embeddings(model.model->forward({}, batch, nullptr));
+  const at::Tensor embeddings = model.whole().text_embeddings(model.whole().forward({}, batch, nullptr));
   return embeddings.defined() ? embeddings.to(at::kCPU, at::kFloat).contiguous() : embeddings;
 }
 

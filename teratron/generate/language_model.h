@@ -11,15 +11,14 @@ namespace teratron {
 
 /// The pipeline of a model; by default of one stage.
 struct InferencePipeline {
-  StageSpec stage = {};
+  std::vector<StageSpec> chunks = {};  // of this rank, in the model's order; several are virtual stages
   Group group = {};
   PipelineLinks links = {};
 };
 
-/// A stage on the ranks of one tensor-parallel group.
+/// The chunks of a pipeline rank, on the ranks of one tensor-parallel group.
 struct LanguageModel {
-  std::unique_ptr<Model> model;
-  int64_t layers = 0;  // of the stage
+  std::vector<std::unique_ptr<Model>> chunks;
   int64_t vocabulary = 0;
   int64_t max_positions = 0;
   Inference inference = {};
@@ -29,12 +28,14 @@ struct LanguageModel {
   std::vector<Channel> channels = {};
   InferencePipeline pipeline = {};
 
-  bool is_first_stage() const { return pipeline.group.rank == 0; }
-  bool is_last_stage() const { return pipeline.group.rank == pipeline.group.size - 1; }
+  /// The head is that of the last chunk.
+  bool has_head() const { return chunks.back()->stage().head; }
+  /// Of a model of one stage.
+  Model& whole() const { return *chunks.front(); }
 };
 /// Its parameters are created in `parameters`. One stage with all layers.
 LanguageModel language_model(const ModelPlan& plan, ParameterSet& parameters, const Group& tensor_parallel);
-/// The stage of `pipeline`.
+/// The chunks of `pipeline`.
 LanguageModel language_model(const ModelPlan& plan, ParameterSet& parameters, const Group& tensor_parallel,
                              const InferencePipeline& pipeline);
 

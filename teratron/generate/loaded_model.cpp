@@ -62,14 +62,10 @@ Arguments merge_settings(const ParsedArguments& given, const CheckpointInfo& che
 
 InferencePipeline pipeline_of(const Arguments& args, const ModelPlan& plan, const Mesh& mesh) {
   const Group& group = mesh.group(Axis::pp);
-  if (group.size == 1) return {.stage = {.layers = plan.layers()}};
-  const std::vector<StageSpec> chunks = pipeline_layout(args, plan).chunks_of_stage(group.rank);
-  if (chunks.size() != 1) {
-    throw config_error({.what = "generation has one stage per pipeline rank, but virtual stages are set",
-                        .where = "--num-virtual-stages-per-pipeline-rank",
-                        .fix = "Leave them out: any layout can use any checkpoint"});
-  }
-  return {.stage = chunks.front(), .group = group, .links = mesh.pipeline_links()};
+  if (group.size == 1) return {.chunks = {{.layers = plan.layers()}}};
+  return {.chunks = pipeline_layout(args, plan).chunks_of_stage(group.rank),
+          .group = group,
+          .links = mesh.pipeline_links()};
 }
 
 std::filesystem::path find_given(const Arguments& args, HostGroup& world) {

@@ -43,10 +43,9 @@ LanguageModel table_model(const nlohmann::json& c) {
     for (const nlohmann::json& entry : c["entries"])
       of_token[entry[0].get<int64_t>()][entry[1].get<int64_t>()] = entry[2].get<double>();
   }
-  return {.model = std::make_unique<TableModel>(of_token, of_position),
-          .vocabulary = vocabulary,
-          .max_positions = 100,
-          .dtype = at::kDouble};
+  LanguageModel model{.vocabulary = vocabulary, .max_positions = 100, .dtype = at::kDouble};
+  model.chunks.push_back(std::make_unique<TableModel>(of_token, of_position));
+  return model;
 }
 
 GenerationResult run_one(const LanguageModel& model, const GenerationRequest& request) {

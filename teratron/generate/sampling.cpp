@@ -15,9 +15,9 @@ namespace {
 
 constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 // Columns of sampling_parameters().
-enum Column : int64_t { temperature, top_k, top_p, uniform, banned };
+enum SamplingColumn : int64_t { temperature, top_k, top_p, uniform, banned };
 
-at::Tensor column(const at::Tensor& parameters_R5, Column index) {
+at::Tensor column(const at::Tensor& parameters_R5, SamplingColumn index) {
   return parameters_R5.narrow(1, index, 1);
 }
 

@@ -34,20 +34,25 @@ SamplingNeeds needs_of(const StepInput& step) {
   return needs;
 }
 
-std::vector<at::Tensor> channel_buffers(const LanguageModel& model, const MicroBatch& batch) {
-  std::vector<at::Tensor> buffers;
+// The channels that cross the bound before layer `layer`.
+std::vector<const Channel*> channels_at(const LanguageModel& model, int64_t layer) {
+  std::vector<const Channel*> channels;
   for (const Channel& channel : model.channels) {
-    buffers.push_back(
-        at::empty(channel.shape(batch, 1),
-                  at::TensorOptions().dtype(channel.dtype.value_or(model.dtype)).device(model.device)));
+    if (!channel.crosses || channel.crosses(layer)) channels.push_back(&channel);
   }
-  return buffers;
+  return channels;
 }
 
-Activations named(const LanguageModel& model, const std::vector<at::Tensor>& tensors) {
-  Activations activations;
-  for (size_t i = 0; i < tensors.size(); ++i) activations.set(model.channels[i].name, tensors[i]);
-  return activations;
+// For what the chunk receives.
+Activations input_buffers(const LanguageModel& model, const Model& chunk, const MicroBatch& batch) {
+  Activations buffers;
+  for (const Channel* channel : channels_at(model, chunk.stage().first_layer)) {
+    buffers.set(
+        channel->name,
+        at::zeros(channel->shape(batch, 1),
+                  at::TensorOptions().dtype(channel->dtype.value_or(model.dtype)).device(model.device)));
+  }
+  return buffers;
 }
 
 void fill_slots(PagedRow& row, const StepRow& step, const CacheShape& cache, std::vector<int64_t>& slots) {
@@ -74,21 +79,18 @@ CacheNeeds cache_needs(const LanguageModel& model) {
   const at::NoGradGuard no_grad;
   const at::Tensor zero = at::zeros({1}, at::TensorOptions().dtype(at::kLong).device(model.device));
   const MicroBatch batch = token_batch(zero, zero);
-  Activations input;
-  if (!model.is_first_stage()) {
-    std::vector<at::Tensor> zeros = channel_buffers(model, batch);
-    for (at::Tensor& tensor : zeros) tensor.zero_();
-    input = named(model, zeros);
-  }
-  LayerStates states(model.layers);
-  model.model->forward(input, batch, &states);
   CacheNeeds needs;
-  for (const LayerState& state : states) {
-    const auto* const cache = std::get_if<KeyValueCache>(&state);
-    if (!cache || !cache->tokens.k_SBGD.defined()) continue;
-    const auto& [k_SBGD, v_SBGD] = cache->tokens;
-    needs.bytes += static_cast<int64_t>(k_SBGD.nbytes() + v_SBGD.nbytes());
-    needs.channels = k_SBGD.size(3);
+  for (const auto& chunk : model.chunks) {
+    LayerStates states(chunk->stage().layers);
+    const bool begins = chunk->stage().embedding;
+    chunk->forward(begins ? Activations{} : input_buffers(model, *chunk, batch), batch, &states);
+    for (const LayerState& state : states) {
+      const auto* const cache = std::get_if<KeyValueCache>(&state);
+      if (!cache || !cache->tokens.k_SBGD.defined()) continue;
+      const auto& [k_SBGD, v_SBGD] = cache->tokens;
+      needs.bytes += static_cast<int64_t>(k_SBGD.nbytes() + v_SBGD.nbytes());
+      needs.channels = k_SBGD.size(3);
+    }
   }
   return needs;
 }
@@ -98,24 +100,34 @@ bool StageRunner::has_kernel() const {
 }
 
 StageRunner::StageRunner(const LanguageModel& model, const Options& options)
-    : model_(model), options_(options), states_(model.layers) {
+    : model_(model), options_(options) {
   batch_->page_size = options.cache.page_size;
   batch_->pages = options.cache.pages;
-  for (LayerState& state : states_) state.emplace<KeyValueCache>().paged.batch = batch_;
+  for (const auto& chunk : model.chunks) {
+    for (LayerState& state : states_.emplace_back(chunk->stage().layers))
+      state.emplace<KeyValueCache>().paged.batch = batch_;
+  }
   if (has_kernel()) {
     const int64_t width = (model.max_positions + options.cache.page_size - 1) / options.cache.page_size;
     table_ = PageTable(options.cache.max_rows, width, model.device);
     if (options.graphs && model.pipeline.group.size == 1)
       graphs_ = std::make_unique<DecodeGraphs>(options.cache.max_rows, model.device);
   }
-  if (model.pipeline.group.size == 1) return;
-  // Each link is first used in this order on all stages.
-  const at::Tensor token = at::zeros({1}, at::TensorOptions().dtype(model.dtype).device(model.device));
+  if (model.pipeline.group.size > 1) connect_stages();
+}
+
+// Each link is first used in this order on all stages: a token goes from the first stage to the last, and
+// back to the first where that has more chunks.
+void StageRunner::connect_stages() const {
+  const Group& stages = model_.pipeline.group;
+  const bool ring = model_.chunks.size() > 1, first = stages.rank == 0, last = stages.rank == stages.size - 1;
+  const at::Tensor token = at::zeros({1}, at::TensorOptions().dtype(model_.dtype).device(model_.device));
   const auto pass = [&](const Group& link, bool send) {
     link.communicator->batch_isend_irecv({{.tensor = token, .peer = send ? 1 : 0, .send = send}}).wait();
   };
-  if (!model.is_first_stage()) pass(model.pipeline.links.forward_in, false);
-  if (!model.is_last_stage()) pass(model.pipeline.links.forward_out, true);
+  if (!first) pass(model_.pipeline.links.forward_in, false);
+  if (!last || ring) pass(model_.pipeline.links.forward_out, true);
+  if (first && ring) pass(model_.pipeline.links.forward_in, false);
 }
 
 void StageRunner::describe_rows(const StepInput& part) {
@@ -137,20 +149,44 @@ void StageRunner::describe_rows(const StepInput& part) {
   batch_->table_RP = table_.rows(batch_->decode_rows);
 }
 
-Activations StageRunner::receive(const MicroBatch& batch) const {
-  if (model_.is_first_stage()) return {};
-  const std::vector<at::Tensor> buffers = channel_buffers(model_, batch);
+Activations StageRunner::receive(const Model& chunk, const MicroBatch& batch) const {
+  if (chunk.stage().embedding) return {};
+  Activations buffers = input_buffers(model_, chunk, batch);
   std::vector<P2POp> ops;
-  for (const at::Tensor& buffer : buffers) ops.push_back({.tensor = buffer, .peer = 0, .send = false});
+  for (const auto& [name, buffer] : buffers) ops.push_back({.tensor = buffer, .peer = 0, .send = false});
   model_.pipeline.links.forward_in.communicator->batch_isend_irecv(ops).wait();
-  return named(model_, buffers);
+  return buffers;
 }
 
-Activations StageRunner::run_stage(const StepInput& part) {
-  describe_rows(part);
-  const MicroBatch batch =
-      token_batch(long_tensor(part.tokens, model_.device), long_tensor(part.positions, model_.device));
-  return model_.model->forward(receive(batch), batch, &states_);
+Work StageRunner::send(const Model& chunk, const Activations& output) const {
+  const StageSpec& stage = chunk.stage();
+  Activations sent;  // in the order of receive()
+  for (const Channel* channel : channels_at(model_, stage.first_layer + stage.layers))
+    sent.set(channel->name, output[channel->name].contiguous());
+  std::vector<P2POp> ops;
+  for (const auto& [name, tensor] : sent) ops.push_back({.tensor = tensor, .peer = 1, .send = true});
+  return model_.pipeline.links.forward_out.communicator->batch_isend_irecv(ops);
+}
+
+std::vector<Activations> StageRunner::run_chunks(const std::vector<StepInput>& parts) {
+  std::vector<Activations> outputs;
+  std::vector<Work> sent;
+  for (size_t c = 0; c < model_.chunks.size(); ++c) {
+    Model& chunk = *model_.chunks[c];
+    for (const StepInput& part : parts) {
+      describe_rows(part);
+      const MicroBatch batch =
+          token_batch(long_tensor(part.tokens, model_.device), long_tensor(part.positions, model_.device));
+      const Activations output = chunk.forward(receive(chunk, batch), batch, &states_[c]);
+      if (chunk.stage().head) {
+        outputs.push_back(output);
+      } else {
+        sent.push_back(send(chunk, output));
+      }
+    }
+  }
+  for (Work& work : sent) work.wait();
+  return outputs;
 }
 
 // Values in the order of the choices: id and log probability of each token.
@@ -231,7 +267,7 @@ StepOutput StageRunner::decode(const StepInput& step) {
       step, needs_of(step),
       [&](const at::Tensor& tokens, const at::Tensor& positions, const at::Tensor& parameters,
           const SamplingNeeds& needs) {
-        const Activations output = model_.model->forward({}, token_batch(tokens, positions), &states_);
+        const Activations output = model_.whole().forward({}, token_batch(tokens, positions), &states_[0]);
         return sample_rows(gathered_logits(model_, output), parameters, needs);
       });
   return unpack(step, output_2R.narrow(1, 0, rows).t().contiguous());
@@ -241,29 +277,19 @@ StepOutput StageRunner::run(const StepInput& step) {
   const at::NoGradGuard no_grad;
   if (graphs_ && decodes_only(step)) return decode(step);
   const Group& pipeline = model_.pipeline.group;
-  std::vector<Work> sent;
-  StepOutput all;
-  std::vector<at::Tensor> choices, targets;
-  int64_t values = 0;
   const std::vector<StepInput> parts = split_step(step, pipeline.size);
-  for (const StepInput& part : parts) {
-    const Activations output = run_stage(part);
-    if (model_.is_last_stage()) {
-      choices.push_back(next_tokens(part, output));
-      targets.push_back(target_logprobs(part, output));
-      continue;
-    }
-    std::vector<P2POp> ops;
-    for (const Channel& channel : model_.channels)
-      ops.push_back({.tensor = output[channel.name].contiguous(), .peer = 1, .send = true});
-    sent.push_back(model_.pipeline.links.forward_out.communicator->batch_isend_irecv(ops));
+  const std::vector<Activations> outputs = run_chunks(parts);
+  std::vector<at::Tensor> choices, targets;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    choices.push_back(next_tokens(parts[i], outputs[i]));
+    targets.push_back(target_logprobs(parts[i], outputs[i]));
   }
-  for (Work& work : sent) work.wait();
+  int64_t values = 0;
   for (const StepChoice& choice : step.choices)
     values += choice.best > 0 ? 2 * std::min(choice.best, model_.vocabulary) : 2;
   values += static_cast<int64_t>(step.targets.size());
   at::Tensor result;
-  if (model_.is_last_stage()) {
+  if (model_.has_head()) {
     choices.insert(choices.end(), targets.begin(), targets.end());
     result = at::cat(choices).contiguous();
   } else {
@@ -275,12 +301,16 @@ StepOutput StageRunner::run(const StepInput& step) {
 
 void StageRunner::copy_pages(const std::vector<int32_t>& from, const std::vector<int32_t>& to) {
   const int64_t size = options_.cache.page_size;
-  for (LayerState& state : states_) {
-    const PagedKeyValues& paged = std::get<KeyValueCache>(state).paged;
-    for (const at::Tensor* pages : {&paged.k_TGD, &paged.v_TGD}) {
-      if (!pages->defined()) continue;
-      for (size_t i = 0; i < from.size(); ++i)
-        pages->narrow(0, to[i] * size, size).copy_(pages->narrow(0, from[i] * size, size));
+  const auto copy = [&](const at::Tensor& pages) {
+    if (!pages.defined()) return;
+    for (size_t i = 0; i < from.size(); ++i)
+      pages.narrow(0, to[i] * size, size).copy_(pages.narrow(0, from[i] * size, size));
+  };
+  for (LayerStates& states : states_) {
+    for (LayerState& state : states) {
+      const PagedKeyValues& paged = std::get<KeyValueCache>(state).paged;
+      copy(paged.k_TGD);
+      copy(paged.v_TGD);
     }
   }
 }

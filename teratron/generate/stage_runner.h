@@ -1,7 +1,8 @@
 // Runs the steps of generation on this rank's stage of the model, with its cache of keys and values. All
 // ranks run the same steps.
 //
-// Stages get a step in as many micro-batches as there are stages, each of some of its sequences. On GPUs,
+// Stages get a step in as many micro-batches as there are stages, each of some of its sequences; a rank with
+// several chunks (virtual stages) passes all of them through one after the other. On GPUs,
 // steps of one token per sequence are CUDA graphs (decode_graphs.h) unless there are several stages.
 #pragma once
 
@@ -18,7 +19,7 @@ struct CacheNeeds {
   int64_t bytes = 0;
   int64_t channels = 0;  // of a head
 };
-/// Runs the stage once.
+/// Runs each chunk once.
 CacheNeeds cache_needs(const LanguageModel& model);
 
 struct CacheShape {
@@ -42,12 +43,15 @@ class StageRunner {
   void copy_pages(const std::vector<int32_t>& from, const std::vector<int32_t>& to);
 
  private:
-  Activations run_stage(const StepInput& part);
+  /// The outputs of the head for each part; none on ranks without it.
+  std::vector<Activations> run_chunks(const std::vector<StepInput>& parts);
   void describe_rows(const StepInput& part);
   bool has_kernel() const;
   bool decodes_only(const StepInput& step) const;
   StepOutput decode(const StepInput& step);
-  Activations receive(const MicroBatch& batch) const;
+  void connect_stages() const;
+  Activations receive(const Model& chunk, const MicroBatch& batch) const;
+  Work send(const Model& chunk, const Activations& output) const;
   at::Tensor next_tokens(const StepInput& part, const Activations& output) const;
   at::Tensor target_logprobs(const StepInput& part, const Activations& output) const;
   StepOutput unpack(const StepInput& step, const at::Tensor& values) const;
@@ -55,7 +59,7 @@ class StageRunner {
   const LanguageModel& model_;
   Options options_;
   std::shared_ptr<PagedBatch> batch_ = std::make_shared<PagedBatch>();
-  LayerStates states_;
+  std::vector<LayerStates> states_;  // of each chunk
   PageTable table_;
   std::unique_ptr<DecodeGraphs> graphs_;  // null: eager
 };

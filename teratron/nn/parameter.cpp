@@ -118,9 +118,13 @@ Parameter& ParameterSet::create(std::string name, const ParameterOptions& option
   Parameter& parameter = parameters_.emplace_back();
   parameter.name = std::move(name);
   parameter.options = options;
-  parameter.tensor =
-      at::empty(options.shard.local_shape(),
-                at::TensorOptions().dtype(options.dtype.value_or(options_.dtype)).device(options_.device));
+  const auto tensor_options =
+      at::TensorOptions().dtype(options.dtype.value_or(options_.dtype)).device(options_.device);
+  if (options_.aliases) {
+    parameter.tensor = at::empty({}, tensor_options).expand(options.shard.local_shape());
+    return parameter;
+  }
+  parameter.tensor = at::empty(options.shard.local_shape(), tensor_options);
   initialize(parameter, options_.seed);
   parameter.tensor.requires_grad_(true);
   if (!options.trainable) freeze(parameter);
@@ -132,6 +136,16 @@ Parameter* ParameterSet::find(std::string_view name) {
     if (parameter.name == name) return &parameter;
   }
   return nullptr;
+}
+
+void ParameterSet::alias(ParameterSet& other) {
+  for (Parameter& parameter : parameters_) {
+    const Parameter* const source = other.find(parameter.name);
+    TERATRON_ASSERT(source != nullptr && source->tensor.sizes() == parameter.tensor.sizes() &&
+                        source->tensor.scalar_type() == parameter.tensor.scalar_type(),
+                    "parameter {} has no counterpart", parameter.name);
+    parameter.tensor = source->tensor.detach();
+  }
 }
 
 int64_t ParameterSet::numel() const {

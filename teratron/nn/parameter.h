@@ -128,6 +128,8 @@ class ParameterSet {
     at::Device device = at::kCPU;
     uint64_t seed = 1234;
     std::optional<Fp8Options> fp8 = {};  // null: no layer uses FP8
+    /// Parameters get their tensors from those of another set (alias()): they have no memory before.
+    bool aliases = false;
   };
   ParameterSet() = default;
   explicit ParameterSet(const Options& options);
@@ -140,6 +142,8 @@ class ParameterSet {
   const std::deque<Parameter>& all() const { return parameters_; }
   /// The parameter of that name, or null.
   Parameter* find(std::string_view name);
+  /// Every parameter shares the memory of the one of the same name in `other`, of the same shape and dtype.
+  void alias(ParameterSet& other);
   /// Elements on this rank.
   int64_t numel() const;
   /// The tensor must keep its address.

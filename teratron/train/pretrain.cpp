@@ -4,7 +4,6 @@
 #include "teratron/hf/architecture.h"
 #include "teratron/settings/checkpoint_args.h"
 #include "teratron/settings/component_options.h"
-#include "teratron/train/train_loop.h"
 
 namespace teratron {
 
@@ -52,7 +51,7 @@ std::string pretrain_help(const JobModel& model) {
 }
 
 ExitCode pretrain(const ParsedArguments& parsed, World& world, const StopSignals& signals,
-                  const JobModel& model) {
+                  const JobModel& model, const TextSamplerFactory& make_sampler) {
   const Arguments& args = parsed.args;
   const Mesh mesh(mesh_options(args), world);
   if (mesh.rank() == 0) {
@@ -64,6 +63,7 @@ ExitCode pretrain(const ParsedArguments& parsed, World& world, const StopSignals
     print_line(dump(parsed));
   }
   TrainLoop loop(args, mesh, signals, model);
+  loop.sample_texts(make_sampler);
   if (loop.load()) {
     if (mesh.rank() == 0) {
       print(

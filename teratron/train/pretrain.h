@@ -5,7 +5,7 @@
 #include "teratron/comm/communicator.h"
 #include "teratron/settings/arguments.h"
 #include "teratron/train/guards/signals.h"
-#include "teratron/train/registry.h"
+#include "teratron/train/train_loop.h"
 
 namespace teratron {
 
@@ -21,8 +21,8 @@ std::string pretrain_help(const JobModel& model);
 
 /// Runs one rank of a whole training. `parsed` is finished for the world's size. Returns ExitCode::ok if
 /// training reached its planned end, stopped if a signal or autoresume stopped it after a save; everything
-/// else is thrown.
+/// else is thrown. `make_sampler`: of TrainLoop::sample_texts().
 ExitCode pretrain(const ParsedArguments& parsed, World& world, const StopSignals& signals,
-                  const JobModel& model);
+                  const JobModel& model, const TextSamplerFactory& make_sampler = nullptr);
 
 }  // namespace teratron

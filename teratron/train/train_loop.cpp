@@ -189,7 +189,7 @@ bool TrainLoop::must_finish_now() const {
   return trainer_.device().is_cpu() || trainer_.must_wait_for_result() ||
          state().iteration >= trainer_.train_iters() || at_interval(args().log_interval) ||
          at_interval(args().eval_interval) || at_interval(args().save_interval) ||
-         at_interval(args().exit_interval) ||
+         at_interval(args().exit_interval) || at_interval(args().generate_interval) ||
          at_interval(args().check_weight_hash_across_dp_replicas_interval);
 }
 
@@ -245,6 +245,7 @@ void TrainLoop::train() {
     return;
   }
   if (state().iteration >= trainer_.train_iters()) return;
+  if (args().generate_interval) sampler_ = make_sampler_(trainer_);
   const std::unique_ptr<BatchSource> source = trainer_.open(Split::train);
   if (is_first_rank()) {
     print("training ...");
@@ -296,6 +297,9 @@ void TrainLoop::run_intervals() {
   if (at_interval(args().eval_interval)) {
     evaluate(Split::valid, fmt::format("iteration {}", state().iteration));
     trainer_.state().consumed_valid_samples += args().eval_iters * trainer_.eval_batch_size().running;
+  }
+  if (sampler_ && at_interval(args().generate_interval)) {
+    for (SampleText& sample : sampler_()) emit(std::move(sample));
   }
   if (at_interval(args().exit_interval)) stop_reason_ = std::max(stop_reason_, StopReason::interval);
   if (!args().save || !at_interval(args().save_interval)) return;

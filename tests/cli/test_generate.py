@@ -83,6 +83,24 @@ def test_layouts_give_the_same_texts(checkpoint, tmp_path, layout):
         assert one.get("logprobs", []) == pytest.approx(other.get("logprobs", []), abs=1e-5)
 
 
+def test_texts_during_training(tmp_path):
+    (tmp_path / "prompts").write_text("1 2 3\n4\n")
+    sampling = ["--generate-interval", "2", "--generate-prompts", tmp_path / "prompts"]
+    plain = train(*MOCK, "--train-iters", "4", "--log-interval", "1")
+    sampled = train(*MOCK, "--train-iters", "4", "--log-interval", "1", "--run-dir", tmp_path / "run", "--tensorboard-dir",
+                    tmp_path / "tensorboard", *sampling)
+    losses = [[line.split("lm loss:")[1].split("|")[0] for line in result.stdout.splitlines() if "lm loss:" in line]
+              for result in (plain, sampled)]
+    assert losses[0] == losses[1] and len(losses[0]) >= 4
+    events = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    texts = [(event["iteration"], event["prompt"]) for event in events if event["type"] == "sample"]
+    assert texts == [(2, "1 2 3"), (2, "4"), (4, "1 2 3"), (4, "4")]
+    assert "1 2 3" in (tmp_path / "run" / "report.html").read_text()
+    assert any(b"samples" in file.read_bytes() for file in (tmp_path / "tensorboard").glob("events*"))
+    message(train(*MOCK, "--train-iters", "4", "--generate-interval", "2", code=2), "--generate-prompts")
+    message(train(*MOCK, "--train-iters", "4", *sampling[:3], tmp_path / "none", code=2), "none")
+
+
 def test_wrong_pipelines(checkpoint, tmp_path):
     launch = ["launch", "--nproc-per-node", 3, "--log-dir", tmp_path, "--"]
     result = teratron(*launch, "generate", "--load", checkpoint, "--device", "cpu", "--prompt", "1", "--pp", "2", code=2)

@@ -73,6 +73,8 @@ constexpr Rule rules[] = {
     {"--adlr-autoresume", needs, "--save"},
     {"--profile", needs, "--save or --run-dir"},
     {"--wandb-project", needs, "--save or --run-dir"},
+    {"--generate-interval", demands, "--generate-prompts"},
+    {"--generate-prompts", demands, "--generate-interval"},
     {"profile_step_end", greater_than, "profile_step_start", {}, "--profile"},
     // Training length and learning rate
     {"--train-samples", excludes, "--train-iters"},
