@@ -1,4 +1,7 @@
-// rope.h, qkv.h and softmax.h
+// rope.h, qkv.h, softmax.h, and what fused_attention.h computes on the host
+#include <cmath>
+
+#include "teratron/kernels/attention/key_range.h"
 #include "teratron/kernels/attention/softmax.h"
 #include "teratron/kernels/gemm/gemm.h"
 #include "teratron/testing/kernels.h"
@@ -160,6 +163,39 @@ at::Tensor allowed(const SoftmaxOptions& o, const at::Tensor& scores) {
   return ok;
 }
 
+/// Whether a query sees a key of its sample.
+bool sees(const AttentionMask& mask, int batch, std::pair<int, int> query_key) {
+  const auto [i, j] = query_key;
+  const auto visible = [&](int ahead) {  // of the query's own key
+    return !mask.causal || (ahead <= 0 && (mask.window == 0 || ahead > -mask.window));
+  };
+  if (mask.segments == 0) return visible(j - mask.keys - (i - mask.queries));
+  const int t = batch * mask.queries + i, u = batch * mask.keys + j;
+  for (int s = 0; s < mask.segments; ++s) {
+    const int32_t *const q = mask.cu_seqlens_q + s, *const k = mask.cu_seqlens_k + s;
+    if (q[0] <= t && t < q[1]) return k[0] <= u && u < k[1] && visible(u - k[1] - (t - q[1]));
+  }
+  return false;
+}
+
+/// 0 or 1 / (1 - p) of each element, one by one from the definition in score_dropout.h.
+at::Tensor kept_scores(at::IntArrayRef sizes, const Dropout& dropout) {
+  at::Tensor factor = at::zeros({sizes[0] * sizes[1] * sizes[2], sizes[3]}, at::kDouble);
+  const double threshold = std::round(dropout.p * 65536);
+  auto factors = factor.accessor<double, 2>();
+  for (int64_t row = 0; row < factor.size(0); ++row) {
+    const int64_t id = dropout.where.rows.defined() ? dropout.where.rows[row].item<int64_t>() : row;
+    for (int64_t j = 0; j < sizes[3]; ++j) {
+      const int64_t block = j / 32, n = j / 8 % 4, t = j / 2 % 4, c = j % 2;
+      const int64_t draw = (id * ((sizes[3] + 31) / 32) + block) * 4 + t;
+      const uint32_t word = philox<7>(dropout.key, static_cast<uint64_t>(draw)).word[n];
+      const uint32_t half = c == 0 ? word % 65536 : word / 65536;
+      if (half >= threshold) factors[row][j] = 65536 / (65536 - threshold);
+    }
+  }
+  return factor.view(sizes);
+}
+
 void check_softmax(at::ScalarType type, const SoftmaxOptions& options, int64_t queries, int64_t keys) {
   const at::Tensor scores = randn({2, 3, queries, keys}, type) * 2;
   const at::Tensor z = leaf(scores);
@@ -183,7 +219,7 @@ void check_softmax(at::ScalarType type, const SoftmaxOptions& options, int64_t q
   const SoftmaxOutput out = softmax_forward(dirty, options);
   EXPECT_CLOSE(out.probabilities, p, type);
   at::Tensor y = p;
-  if (options.dropout.p > 0) y = p * dropout(at::ones(scores.sizes(), at::kDouble), options.dropout);
+  if (options.dropout.p > 0) y = p * kept_scores(scores.sizes(), options.dropout);
   EXPECT_CLOSE(out.y, y, type);
   const at::Tensor dy = randn(scores.sizes(), type);
   y.backward(f64(dy));
@@ -205,6 +241,53 @@ TEST(Softmax, MatchesAutogradWithEveryMask) {
     check_softmax(type, {.scale = 0.4, .causal = true, .mask = mask, .slopes = slopes}, 7, 9);
     check_softmax(type, {.scale = 1, .causal = true, .mask = mask, .dropout = {.p = 0.3, .key = {1, 2}}}, 7,
                   9);
+    const at::Tensor rows = at::randint(int64_t{1} << 40, {2 * 3 * 7}, at::kLong);
+    check_softmax(type, {.scale = 1, .dropout = {.p = 0.3, .key = {1, 2}, .where = {.rows = rows}}}, 7, 83);
+    check_softmax(type, {.scale = 1, .dropout = {.p = 1.0, .key = {1, 2}}}, 7, 40);
+  }
+}
+
+// Each element is dropped as often as asked, independently of its neighbors in a draw.
+TEST(Softmax, DropsAtTheRate) {
+  for (const double p : {0.1, 0.5, 1e-3}) {
+    const at::Tensor kept = kept_scores({4, 8, 64, 512}, {.p = p, .key = {3, 4}}).gt(0).to(at::kDouble);
+    const double n = static_cast<double>(kept.numel()), rate = std::round(p * 65536) / 65536;
+    EXPECT_NEAR(1 - kept.mean().item<double>(), rate, 5 * std::sqrt(rate * (1 - rate) / n));
+    for (const int64_t shift : {1, 2, 8, 32}) {
+      const at::Tensor both = (1 - kept.narrow(3, 0, 512 - shift)) * (1 - kept.narrow(3, shift, 512 - shift));
+      EXPECT_NEAR(both.mean().item<double>(), rate * rate, 5 * rate / std::sqrt(n)) << shift;
+    }
+  }
+}
+
+// The closed form of each query's keys against the definition by segments.
+TEST(KeyRange, IsWhatSegmentsDefine) {
+  const auto check = [](const AttentionMask& mask, int batch) {
+    for (int b = 0; b < batch; ++b) {
+      KeyRange before{0, 0};
+      for (int i = 0; i < mask.queries; ++i) {
+        const KeyRange range = key_range(mask, b, i);
+        EXPECT_LE(range.begin, range.end);
+        EXPECT_GE(range.begin, before.begin) << "begins grow";
+        EXPECT_GE(range.end, before.end) << "ends grow";
+        before = range;
+        for (int j = 0; j < mask.keys; ++j) {
+          const bool seen = range.begin <= j && j < range.end;
+          EXPECT_EQ(seen, sees(mask, b, {i, j})) << "sample " << b << " query " << i << " key " << j;
+        }
+      }
+    }
+  };
+  const std::vector<int32_t> none, q{0, 20, 24, 30, 30, 48, 48}, k{0, 33, 40, 40, 60, 80, 80};
+  for (const bool causal : {false, true}) {
+    for (const int window : {0, 5}) {
+      if (window > 0 && !causal) continue;
+      for (const auto& [queries, keys] : {std::pair{12, 12}, {7, 12}, {12, 7}}) {
+        check({queries, keys, causal, window, nullptr, nullptr, 0}, 1);
+      }
+      check({24, 40, causal, window, q.data(), k.data(), 6}, 2);
+      check({24, 24, causal, window, q.data(), q.data(), 6}, 2);
+    }
   }
 }
 

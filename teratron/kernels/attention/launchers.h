@@ -1,9 +1,10 @@
-// Launchers of qkv.h, rope.h and softmax.h. Raw device pointers; null where a tensor is undefined.
+// Launchers of the kernels of attention. Raw device pointers; null where a tensor is undefined.
 #pragma once
 
+#include "teratron/kernels/attention/key_range.h"
+#include "teratron/kernels/attention/score_dropout.h"
 #include "teratron/kernels/common/column_reduction.h"
 #include "teratron/kernels/common/launcher.h"
-#include "teratron/kernels/pointwise/dropout_mask.h"
 
 namespace teratron::cuda {
 
@@ -63,7 +64,7 @@ struct SoftmaxArgs {
   const void* saved;    // backward: the probabilities
   void* probabilities;  // forward
   void* out;            // forward: y, null without dropout; backward: dscores
-  DropoutMask mask;
+  ScoreDropout dropout;
 };
 TERATRON_LAUNCHER(void, softmax_forward, const SoftmaxArgs& args, CUstream_st* stream);
 TERATRON_LAUNCHER(void, softmax_backward, const SoftmaxArgs& args, CUstream_st* stream);
@@ -94,5 +95,43 @@ struct PagedDecodeArgs {
 };
 TERATRON_LAUNCHER(bool, has_paged_decode_clusters);
 TERATRON_LAUNCHER(void, paged_decode, const PagedDecodeArgs& args, CUstream_st* stream);
+
+/// Strides in elements, multiples of 8; channels are contiguous.
+struct HeadTensor {
+  void* data;
+  int64_t stride_s, stride_b, stride_head;
+};
+
+/// See fused_attention.h. What a pass does not use is null.
+struct FusedAttentionArgs {
+  AttentionMask mask;
+  int batch, heads, groups, channels;
+  Dtype dtype;
+  float scale;
+  KeyRange* ranges;  // [batch, queries] with segments: written by the forward; else null
+  HeadTensor q, k, v, y, dy, dq, dk, dv;
+  float* logsumexp;  // [batch, heads, queries], base 2; inf without keys
+  float* delta;      // the same shape: sum of y dy
+  const float* bias;
+  int64_t bias_stride;
+  float* dbias_slabs;  // zeros: see fused_attention_slabs(); null: no gradient of the bias
+  float* dbias;        // [heads, queries + keys - 1]
+  ScoreDropout dropout;
+};
+/// The gradient of the bias is first summed over the diagonals of slabs of this many queries each:
+/// [batch, heads, slabs, columns], column c of slab s for key c - (rows - 1) relative to the first query.
+TERATRON_HOST_DEVICE int fused_attention_slab_rows(int channels) {
+  return channels <= 64 ? 32 : 16;
+}
+TERATRON_HOST_DEVICE int fused_attention_slabs(const FusedAttentionArgs& args) {
+  return (args.mask.queries + 127) / 128 * 128 / fused_attention_slab_rows(args.channels);
+}
+TERATRON_HOST_DEVICE int fused_attention_slab_columns(const FusedAttentionArgs& args) {
+  return (args.mask.keys + 31) / 32 * 32 + 32;
+}
+TERATRON_LAUNCHER(void, fused_attention_forward, const FusedAttentionArgs& args, CUstream_st* stream);
+/// Also fills delta, which fused_attention_dkv reads.
+TERATRON_LAUNCHER(void, fused_attention_dq, const FusedAttentionArgs& args, CUstream_st* stream);
+TERATRON_LAUNCHER(void, fused_attention_dkv, const FusedAttentionArgs& args, CUstream_st* stream);
 
 }  // namespace teratron::cuda

@@ -1,6 +1,7 @@
 #include "teratron/kernels/attention/softmax.h"
 
 #include "teratron/kernels/attention/launchers.h"
+#include "teratron/kernels/attention/score_dropout.h"
 #include "teratron/kernels/common/dispatch.h"
 #include "teratron/kernels/common/stream.h"
 
@@ -11,21 +12,23 @@ namespace {
 cuda::SoftmaxArgs describe(const at::Tensor& scores, const SoftmaxOptions& options) {
   require_float(scores, "scores");
   TERATRON_ASSERT(scores.dim() == 4, "attention scores of {} dimensions", scores.dim());
-  cuda::SoftmaxArgs args{.batch = scores.size(0),
-                         .heads = scores.size(1),
-                         .queries = scores.size(2),
-                         .keys = scores.size(3),
-                         .dtype = dtype_of(scores),
-                         .scale = options.scale,
-                         .causal = options.causal,
-                         .masked = nullptr,
-                         .masked_strides = {},
-                         .slopes = address(options.slopes),
-                         .in = nullptr,
-                         .saved = nullptr,
-                         .probabilities = nullptr,
-                         .out = nullptr,
-                         .mask = make_dropout_mask(options.dropout, scores)};
+  cuda::SoftmaxArgs args{
+      .batch = scores.size(0),
+      .heads = scores.size(1),
+      .queries = scores.size(2),
+      .keys = scores.size(3),
+      .dtype = dtype_of(scores),
+      .scale = options.scale,
+      .causal = options.causal,
+      .masked = nullptr,
+      .masked_strides = {},
+      .slopes = address(options.slopes),
+      .in = nullptr,
+      .saved = nullptr,
+      .probabilities = nullptr,
+      .out = nullptr,
+      .dropout = make_score_dropout(options.dropout, scores,
+                                    scores.numel() / std::max<int64_t>(scores.size(3), 1), scores.size(3))};
   if (options.slopes.defined()) {
     TERATRON_ASSERT(options.slopes.scalar_type() == accumulation_type(scores) &&
                     options.slopes.is_contiguous() && options.slopes.numel() == scores.size(1) &&
@@ -67,7 +70,7 @@ SoftmaxOutput softmax_forward(const at::Tensor& scores, const SoftmaxOptions& op
   if (scores.numel() == 0) return {.probabilities = at::empty_like(scores), .y = at::empty_like(scores)};
   if (!scores.is_cuda()) {
     const at::Tensor p = probabilities_cpu(scores, options);
-    return {.probabilities = p, .y = drops ? dropout(p, options.dropout) : p};
+    return {.probabilities = p, .y = drops ? score_dropout_cpu(p, options.dropout) : p};
   }
   SoftmaxOutput out{.probabilities = at::empty_like(scores), .y = at::Tensor()};
   out.y = drops ? at::empty_like(scores) : out.probabilities;
@@ -92,7 +95,7 @@ at::Tensor softmax_backward(const at::Tensor& dy, const at::Tensor& probabilitie
     return dscores;
   }
   const auto type = accumulation_type(dy);
-  const at::Tensor g = options.dropout.p > 0 ? dropout(dy.to(type), options.dropout) : dy.to(type);
+  const at::Tensor g = options.dropout.p > 0 ? score_dropout_cpu(dy.to(type), options.dropout) : dy.to(type);
   const at::Tensor p = probabilities.to(type);
   const at::Tensor weighted = (p * g).sum(-1, true);
   return (g - weighted).mul_(p).mul_(options.scale).to(dy.scalar_type());

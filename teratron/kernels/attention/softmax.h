@@ -23,7 +23,7 @@ struct SoftmaxOptions {
   bool causal = false;
   at::Tensor mask;    // bool, expandable to the scores ([B, 1, Sq, Sk]...); may be undefined
   at::Tensor slopes;  // f32 [N] (f64 for f64 scores); may be undefined
-  Dropout dropout;    // rows are numbered over [B, N, Sq]
+  Dropout dropout;    // score_dropout.h has the mask; rows are numbered over [B, N, Sq], columns are all keys
 };
 
 struct SoftmaxOutput {

@@ -1,6 +1,5 @@
 #include "teratron/kernels/attention/launchers.h"
 #include "teratron/kernels/common/device.cuh"
-#include "teratron/kernels/pointwise/dropout_device.cuh"
 
 namespace teratron::cuda {
 namespace {
@@ -57,6 +56,26 @@ __device__ void read_scores(const SoftmaxArgs& args, const Row& row, int key, A 
   for (int i = 0; i < N; ++i) x[i] = row.allows(key + i) ? x[i] : A(-INFINITY);
 }
 
+/// x[i] <- kept ? x[i] / (1 - p) : 0, for the keys key, key + 1, ... of this block's row; key is a multiple
+/// of N, a power of two.
+template <int N, typename A>
+__device__ void apply_dropout(const ScoreDropout& dropout, int key, A (&x)[N]) {
+  const uint64_t start = dropout.row_start(blockIdx.x);
+  const A scale = static_cast<A>(dropout.scale);
+  const int word = score_word(key);
+#pragma unroll
+  for (int i = 0; i < N; i += 2) {
+    const PhiloxWords words = dropout.words(start, score_draw(key + i));
+    const uint32_t low = word % 2 == 0 ? words.word[0] : words.word[1];
+    const uint32_t high = word % 2 == 0 ? words.word[2] : words.word[3];
+#pragma unroll
+    for (int c = 0; c < 2 && c < N; ++c) {
+      const bool kept = dropout.keeps(word < 2 ? low : high, N == 1 ? key % 2 : c);
+      x[i + c] = kept ? x[i + c] * scale : A(0);
+    }
+  }
+}
+
 /// Writes the probabilities of a pack, and y after dropout.
 template <typename T, int N, typename A>
 __device__ void write_probabilities(const SoftmaxArgs& args, const Row& row, int key, A (&p)[N]) {
@@ -64,7 +83,7 @@ __device__ void write_probabilities(const SoftmaxArgs& args, const Row& row, int
   store<N>(static_cast<T*>(args.probabilities) + row.start + key, pack);
   if (args.out == nullptr) return;
   widen(pack, p);
-  if (key < row.limit) apply_mask(args.mask, args.mask.row_start(blockIdx.x) + key, p);
+  if (key < row.limit) apply_dropout(args.dropout, key, p);
   store<N>(static_cast<T*>(args.out) + row.start + key, round_to_pack<T>(p));
 }
 
@@ -137,7 +156,7 @@ template <typename T, int N, typename A>
 __device__ void read_gradients(const SoftmaxArgs& args, const Row& row, int key, A (&p)[N], A (&g)[N]) {
   widen(load<N>(static_cast<const T*>(args.saved) + row.start + key), p);
   widen(load<N>(static_cast<const T*>(args.in) + row.start + key), g);
-  if (args.mask.threshold != 0) apply_mask(args.mask, args.mask.row_start(blockIdx.x) + key, g);
+  if (args.dropout.threshold != 0) apply_dropout(args.dropout, key, g);
 }
 
 template <typename T, int N, int C>

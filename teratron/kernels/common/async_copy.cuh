@@ -29,6 +29,19 @@ __device__ inline void cp_async(SharedAddress shared, const void* global) {
                  : "memory");
   }
 }
+/// Copies 4 or 16 bytes, or writes zeros if not `valid`; the global address is valid in any case.
+template <int bytes>
+__device__ void cp_async_or_zero(SharedAddress shared, const void* global, bool valid) {
+  static_assert(has_cp_async && (bytes == 4 || bytes == 16));
+  const int read = valid ? bytes : 0;
+  if constexpr (bytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(read)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(read)
+                 : "memory");
+  }
+}
 /// Reads 16 bytes.
 template <typename P>
 __device__ P load_shared(SharedAddress shared) {
