@@ -61,6 +61,19 @@ void report(const std::string& name, const Shape& s, AttentionRequest request) {
   print("{:44} {:13} {:9.3f} {:9.3f}", name, attention_backend(request), forward, both);
 }
 
+/// What only our own kernels support beside stored scores.
+void report_fused(const std::string& name, const Shape& s, Mask mask) {
+  const auto f32 = at::device(at::kCUDA).dtype(at::kFloat);
+  const DropoutKey key{1, 2, at::arange(s.batch, f32.dtype(at::kLong))};
+  const at::Tensor bias = at::randn({s.heads, 2 * s.length - 1}, f32).requires_grad_();
+  report(name, s, {.mask = mask});
+  report(name + ", dropout 0.1", s,
+         {.mask = mask, .dropout = 0.1, .dropout_key = key, .total_heads = s.heads});
+  report(name + ", bias by distance", s, {.mask = mask, .distance_bias = bias});
+  report(name + ", both", s,
+         {.mask = mask, .distance_bias = bias, .dropout = 0.1, .dropout_key = key, .total_heads = s.heads});
+}
+
 void run() {
   print("{:44} {:13} {:>9} {:>9}", "", "backend", "forward", "and back");
   for (const Shape& s : {Shape{8192, 1, 16, 16, 128}, {8192, 2, 16, 16, 128}, {8192, 1, 32, 8, 128}}) {
@@ -77,6 +90,9 @@ void run() {
   report("32 x 512, 16 heads of 64, full", encoder, {.mask = Mask::full});
   report("32 x 512, 16 heads of 64, full, 400 and 112", encoder,
          {.mask = Mask::full, .segments = documents(encoder, 400, 0)});
+  report_fused("64 x 512, 16 heads of 64, full", {512, 64, 16, 16, 64}, Mask::full);
+  report_fused("16 x 1024, 16 heads of 64, causal", {1024, 16, 16, 16, 64}, Mask::causal);
+  report_fused("8 x 2048, 16 heads of 128, causal", {2048, 8, 16, 16, 128}, Mask::causal);
 }
 
 }  // namespace

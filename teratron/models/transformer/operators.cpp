@@ -57,14 +57,17 @@ class LayerOperators {
     math        // the same, and the scores; the output layer reads a copy
   };
 
+  bool has_plain_scores() const {
+    return config_.attention_dropout == 0.0 && config_.position != PositionEmbedding::alibi &&
+           config_.position != PositionEmbedding::relative;
+  }
   Backend backend() const {
     const int64_t width = config_.kv_channels;
     const bool is_half = batch_.dtype == Dtype::bf16 || batch_.dtype == Dtype::f16;
-    const bool plain =
-        config_.position != PositionEmbedding::alibi && config_.position != PositionEmbedding::relative;
-    if (config_.attention_dropout > 0.0 || !plain) return Backend::math;
+    const bool has_packs = batch_.gpu && is_half && width % 8 == 0;
+    if (!has_plain_scores()) return has_packs && width <= 128 ? Backend::fused : Backend::math;
     if (!batch_.gpu) return Backend::flash_cpu;
-    if (!is_half || width % 8 != 0 || width > 256) return Backend::math;
+    if (!has_packs || width > 256) return Backend::math;
     return batch_.segmented && batch_.batch.samples > 1 ? Backend::copied : Backend::fused;
   }
 
@@ -143,8 +146,9 @@ class LayerOperators {
     const double logsumexp = sizes_.tokens * heads_ * sizes_.statistic;
     op.saved = q_ + logsumexp;
     op.forward_peak = op.saved + q_;
-    // Fused backwards sum the gradient of queries in fp32.
-    op.backward_peak = op.saved + gradients + q_ / sizes_.element * 4.0 + 2.0 * logsumexp;
+    // Libraries' fused backwards sum the gradient of queries in fp32.
+    const double sums = has_plain_scores() ? q_ / sizes_.element * 4.0 : 0.0;
+    op.backward_peak = op.saved + gradients + sums + 2.0 * logsumexp;
     return op;
   }
 

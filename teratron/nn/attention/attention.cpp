@@ -49,7 +49,6 @@ AttentionForward cudnn_forward(const QueryKeyValue& qkv, const AttentionOptions&
   return {q, k, v, std::get<0>(result), std::get<1>(result)};
 }
 
-// Gradients have the strides of q, k and v; they are views of a packed projection if these are.
 struct CudnnAttention : torch::autograd::Function<CudnnAttention> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& q_SBND, const at::Tensor& k_SBGD,
                             const at::Tensor& v_SBGD, const AttentionOptions& options) {
@@ -64,23 +63,13 @@ struct CudnnAttention : torch::autograd::Function<CudnnAttention> {
     const variable_list saved = context->get_saved_variables();
     const QueryKeyValue qkv{saved[0], saved[1], saved[2]};
     const at::Tensor dy_SBND = gradients[0].contiguous().unflatten(2, {qkv.q_SBND.size(2), -1});
-    const QueryKeyValue d = empty_like(qkv);
+    const QueryKeyValue d = empty_gradients(qkv);
     cudnn_attention_backward(
         {heads_first(qkv.q_SBND), heads_first(qkv.k_SBGD), heads_first(qkv.v_SBGD), saved[3], saved[4]},
         heads_first(dy_SBND),
         {context->saved_data["scale"].toDouble(), context->saved_data["causal"].toBool()},
         {heads_first(d.q_SBND), heads_first(d.k_SBGD), heads_first(d.v_SBGD)});
     return {d.q_SBND, d.k_SBGD, d.v_SBGD, at::Tensor()};
-  }
-
-  static QueryKeyValue empty_like(const QueryKeyValue& qkv) {
-    const int64_t groups = qkv.k_SBGD.size(2);
-    const at::Tensor whole = packed_qkv({qkv.q_SBND.unflatten(2, {groups, -1}), qkv.k_SBGD, qkv.v_SBGD});
-    if (whole.defined()) {
-      const QkvParts parts = unpack_qkv(at::empty_like(whole));
-      return {parts.q.flatten(2, 3), parts.k, parts.v};
-    }
-    return {at::empty_like(qkv.q_SBND), at::empty_like(qkv.k_SBGD), at::empty_like(qkv.v_SBGD)};
   }
 };
 
@@ -144,10 +133,11 @@ struct Backend {
   bool packs = false;  // costs of packed rows are those of their samples
 };
 
-constexpr std::array<Backend, 5> backends = {{{"flash-cpu", flash_cpu_supports, flash_cpu, /*packs=*/true},
+constexpr std::array<Backend, 6> backends = {{{"flash-cpu", flash_cpu_supports, flash_cpu, /*packs=*/true},
                                               {"cudnn", cudnn_supports, cudnn},
                                               {"flash-varlen", flash_varlen_supports, flash, /*packs=*/true},
                                               {"flash", flash_supports, flash},
+                                              {"fused", fused_supports, fused},
                                               {"math", math_supports, math_attention}}};
 
 const Backend& choose(const AttentionRequest& request) {
@@ -174,6 +164,16 @@ at::Tensor merge_heads(const at::Tensor& y_BNSD) {
 at::Tensor repeat_groups(const at::Tensor& x_BGSD, int64_t heads) {
   const int64_t groups = x_BGSD.size(1);
   return groups == heads ? x_BGSD : x_BGSD.repeat_interleave(heads / groups, 1);
+}
+
+QueryKeyValue empty_gradients(const QueryKeyValue& qkv) {
+  const int64_t groups = qkv.k_SBGD.size(2);
+  const at::Tensor whole = packed_qkv({qkv.q_SBND.unflatten(2, {groups, -1}), qkv.k_SBGD, qkv.v_SBGD});
+  if (whole.defined()) {
+    const QkvParts parts = unpack_qkv(at::empty_like(whole));
+    return {parts.q.flatten(2, 3), parts.k, parts.v};
+  }
+  return {at::empty_like(qkv.q_SBND), at::empty_like(qkv.k_SBGD), at::empty_like(qkv.v_SBGD)};
 }
 
 at::Tensor upcast_for_gemm(const at::Tensor& x, int64_t queries) {

@@ -8,6 +8,7 @@
 //                         must be deterministic
 //   flash-varlen  GPU     bf16, fp16; segments (at most 65,535), every mask and window; D <= 256, D % 8 = 0
 //   flash         GPU     the same without segments
+//   fused         GPU     bf16, fp16; dropout, ALiBi and biases; D <= 128, D % 8 = 0
 //   math          both    everything, but stores the scores
 //
 // Shapes alone decide. On GPUs all are asynchronous on the current stream and can be captured in a CUDA
@@ -69,7 +70,7 @@ struct AttentionRequest {
 /// -> [Sq, B, N * D], differentiable.
 at::Tensor attention(const AttentionRequest& request);
 
-/// Name of the backend that would run: "flash-cpu", "cudnn", "flash", "flash-varlen", "math".
+/// Name of the backend that would run: "flash-cpu", "cudnn", "flash", "flash-varlen", "fused", "math".
 std::string attention_backend(const AttentionRequest& request);
 
 }  // namespace teratron

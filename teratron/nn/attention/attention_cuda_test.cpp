@@ -9,7 +9,7 @@ namespace teratron {
 namespace {
 
 AttentionSample on_device(const AttentionSample& x) {
-  return {gpu(x.q_SBND), gpu(x.k_SBGD), gpu(x.v_SBGD), gpu(x.dy_SBF)};
+  return {gpu(x.q_SBND), gpu(x.k_SBGD), gpu(x.v_SBGD), gpu(x.dy_SBF), gpu(x.distance_bias)};
 }
 
 std::string expected_backend(const AttentionCase& c) {
@@ -55,6 +55,51 @@ TEST_F(AttentionGpu, MathMatchesExplicitMasks) {
     const AttentionRequest request = request_of(c, on_device(sample), 0.3);
     EXPECT_EQ(attention_backend(request), "math");
     expect_result(run_attention(request, gpu(sample.dy_SBF)), reference(c, sample, 0.3), 1e-11);
+  }
+}
+
+// The same dropout masks as the CPU's, at any layout's place of the heads; biases and their gradients.
+TEST_F(AttentionGpu, FusedMatchesMathOnTheCpu) {
+  for (const int64_t width : {64, 128}) {
+    for (const AttentionCase& c : attention_cases(width)) {
+      for (const auto& [dropout, biased] : {std::pair{0.2, false}, {0.0, true}, {0.3, true}}) {
+        SCOPED_TRACE(fmt::format("{}, dropout {}, bias {}", c.name(), dropout, biased));
+        AttentionSample sample = random_sample(c, at::kBFloat16);
+        if (biased) sample.distance_bias = random_distance_bias(c, at::kBFloat16);
+        AttentionRequest device = request_of(c, on_device(sample), 0.125);
+        device.dropout = dropout;
+        device.dropout_key = {5, 6, gpu(at::arange(11, 11 + c.batch))};
+        device.head_offset = 3;
+        device.total_heads = c.heads + 4;
+        EXPECT_EQ(attention_backend(device), "fused");
+        AttentionRequest host = device;
+        host.q_SBND = f64(sample.q_SBND);
+        host.k_SBGD = f64(sample.k_SBGD);
+        host.v_SBGD = f64(sample.v_SBGD);
+        host.distance_bias = f64(sample.distance_bias);
+        host.dropout_key.sample_ids_B = at::arange(11, 11 + c.batch);
+        host.segments = request_of(c, sample, 0.125).segments;
+        EXPECT_EQ(attention_backend(host), "math");
+        expect_result(run_attention(device, gpu(sample.dy_SBF)), run_attention(host, f64(sample.dy_SBF)),
+                      fused_tolerance(at::kBFloat16));
+      }
+    }
+  }
+}
+
+TEST_F(AttentionGpu, AlibiMatchesMathOnTheCpu) {
+  for (const AttentionCase& c : attention_cases(64)) {
+    SCOPED_TRACE(c.name());
+    const AttentionSample sample = random_sample(c, at::kHalf);
+    AttentionRequest device = request_of(c, on_device(sample), 0.125), host = request_of(c, sample, 0.125);
+    device.alibi_slopes = gpu(at::rand({c.heads}));
+    EXPECT_EQ(attention_backend(device), "fused");
+    host.q_SBND = f64(sample.q_SBND);
+    host.k_SBGD = f64(sample.k_SBGD);
+    host.v_SBGD = f64(sample.v_SBGD);
+    host.alibi_slopes = f64(device.alibi_slopes.cpu());
+    expect_result(run_attention(device, gpu(sample.dy_SBF)), run_attention(host, f64(sample.dy_SBF)),
+                  fused_tolerance(at::kHalf));
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "teratron/nn/attention/attention.h"
+#include "teratron/nn/qkv.h"
 
 namespace teratron {
 
@@ -22,8 +23,17 @@ at::Tensor repeat_groups(const at::Tensor& x_BGSD, int64_t heads);
 /// in half precision; that of few by reading keys and values.
 at::Tensor upcast_for_gemm(const at::Tensor& x, int64_t queries);
 
+/// Global ids of the score rows (sample, head, query) of a request with dropout, counted through the run: i64
+/// [B N Sq]. Computed once for layers that share dropout_row_ids.
+at::Tensor score_row_ids(const AttentionRequest& request);
+/// Tensors for gradients, with the strides of q, k and v; views of a packed projection if these are.
+QueryKeyValue empty_gradients(const QueryKeyValue& qkv);
+
 /// ATen's flash attention on the CPU: any mask, window and segments, in memory linear in the sequence length.
 at::Tensor flash_cpu(const AttentionRequest& request);
+/// Our own kernel, for what no library's supports: dropout with the layout-independent mask, and biases.
+bool fused_supports(const AttentionRequest& request);
+at::Tensor fused(const AttentionRequest& request);
 /// GEMM, softmax, GEMM: everything, with stored scores.
 at::Tensor math_attention(const AttentionRequest& request);
 

@@ -33,32 +33,6 @@ struct Softmax : torch::autograd::Function<Softmax> {
   }
 };
 
-// Global ids of the score rows (sample, head, query), counted through the run.
-at::Tensor score_row_ids(const AttentionRequest& request) {
-  const at::Tensor& q = request.q_SBND;
-  const at::Tensor& sample_ids_B = request.dropout_key.sample_ids_B;
-  TERATRON_ASSERT(sample_ids_B.defined() && sample_ids_B.numel() == q.size(1), "dropout without sample ids");
-  const at::TensorOptions i64 = sample_ids_B.options();
-  const int64_t queries = q.size(0), keys = request.k_SBGD.size(0);
-  const int64_t length = request.sequence_length > 0 ? request.sequence_length
-                         : is_causal(request)        ? keys
-                                                     : queries;
-  const at::Tensor row_S = request.query_rows_S.defined()
-                               ? request.query_rows_S
-                               : at::arange(queries, i64) + (is_causal(request) ? keys - queries : 0);
-  const at::Tensor head_N = at::arange(q.size(2), i64) + request.head_offset;
-  const at::Tensor sample_head = (sample_ids_B * request.total_heads).unsqueeze(1) + head_N;
-  return (sample_head * length).unsqueeze(2).add(row_S).reshape(-1);
-}
-
-at::Tensor shared_score_row_ids(const AttentionRequest& request) {
-  if (!request.dropout_row_ids) return score_row_ids(request);
-  at::Tensor& rows = request.dropout_row_ids->scores;
-  if (!rows.defined()) rows = score_row_ids(request);
-  TERATRON_ASSERT(rows.numel() == request.q_SBND.numel() / request.q_SBND.size(3));
-  return rows;
-}
-
 // Keys [begin, end) of its sample that each query sees, i32 [B or 1, Sq].
 struct KeyRange {
   at::Tensor begin_BS, end_BS;
@@ -131,7 +105,7 @@ at::Tensor unfused_attention(const AttentionRequest& request) {
       .slopes = request.alibi_slopes,
       .dropout = {.p = request.dropout,
                   .key = {request.dropout_key.seed, request.dropout_key.site},
-                  .where = {.rows = request.dropout > 0.0 ? shared_score_row_ids(request) : at::Tensor()}}};
+                  .where = {.rows = request.dropout > 0.0 ? score_row_ids(request) : at::Tensor()}}};
   at::Tensor scores = scaled_scores(q, k, request.scale / request.score_divisor);
   if (request.distance_bias.defined()) {
     const at::Tensor bias_NSS = bias_of_scores(request.distance_bias, k.size(2)) / request.score_divisor;
@@ -143,7 +117,32 @@ at::Tensor unfused_attention(const AttentionRequest& request) {
       at::matmul(upcast_for_gemm(weights, queries), upcast_for_gemm(v, queries)).to(v.scalar_type()));
 }
 
+at::Tensor new_score_row_ids(const AttentionRequest& request) {
+  const at::Tensor& q = request.q_SBND;
+  const at::Tensor& sample_ids_B = request.dropout_key.sample_ids_B;
+  TERATRON_ASSERT(sample_ids_B.defined() && sample_ids_B.numel() == q.size(1), "dropout without sample ids");
+  const at::TensorOptions i64 = sample_ids_B.options();
+  const int64_t queries = q.size(0), keys = request.k_SBGD.size(0);
+  const int64_t length = request.sequence_length > 0 ? request.sequence_length
+                         : is_causal(request)        ? keys
+                                                     : queries;
+  const at::Tensor row_S = request.query_rows_S.defined()
+                               ? request.query_rows_S
+                               : at::arange(queries, i64) + (is_causal(request) ? keys - queries : 0);
+  const at::Tensor head_N = at::arange(q.size(2), i64) + request.head_offset;
+  const at::Tensor sample_head = (sample_ids_B * request.total_heads).unsqueeze(1) + head_N;
+  return (sample_head * length).unsqueeze(2).add(row_S).reshape(-1);
+}
+
 }  // namespace
+
+at::Tensor score_row_ids(const AttentionRequest& request) {
+  if (!request.dropout_row_ids) return new_score_row_ids(request);
+  at::Tensor& rows = request.dropout_row_ids->scores;
+  if (!rows.defined()) rows = new_score_row_ids(request);
+  TERATRON_ASSERT(rows.numel() == request.q_SBND.numel() / request.q_SBND.size(3));
+  return rows;
+}
 
 at::Tensor math_attention(const AttentionRequest& request) {
   if (!request.recompute) return unfused_attention(request);
