@@ -14,6 +14,7 @@
 #include "teratron/cli/commands.h"
 #include "teratron/cli/tokenizer_flags.h"
 #include "teratron/data/blend.h"
+#include "teratron/data/dataset_builder.h"
 #include "teratron/data/indexed/indexed_dataset.h"
 #include "teratron/data/indexed/indexed_dataset_builder.h"
 #include "teratron/models/gpt/data/gpt_index.h"
@@ -212,24 +213,67 @@ void indices(const IndicesFlags& flags) {
   for (const auto& [name, array] : arrays) write_array(name, *array, flags.part);
 }
 
-void mapping(const MappingFlags& flags) {
-  const IndexedDataset dataset = dataset_of(flags.part);
-  const SequenceRange documents = range_of(flags.part, dataset, dataset.documents(), "documents");
-  SampleMappingOptions options = flags.mapping;
-  options.max_length = flags.sequence_length - bert_special_tokens;
-  options.min_sentences = flags.one_sentence ? 1 : 2;
-  if (!flags.samples) options.max_epochs = 1;
-  options.max_samples = flags.samples.value_or(INT64_MAX);
-  const IndexArray array = build_sample_mapping(dataset, documents, options);
-  make_directories(flags.part.folder, ExitCode::config);
-  print("{}", printable(dataset.prefix(), 1000));
-  print("  {}: documents {} to {}, {} samples (first sentence, last + 1, tokens)", flags.part.part,
-        documents.first, documents.last - 1, array.rows());
-  write_array("sample_mapping", array, flags.part);
-}
+/// Builds the sample mappings of a part and writes each; of a blend also which sample of which dataset comes
+/// when.
+class MappingWriter {
+ public:
+  explicit MappingWriter(const MappingFlags& flags)
+      : flags_(flags), blend_(parse_data_path(flags.part.data_path).prefixes.size() > 1) {}
+
+  void run() {
+    const auto part = std::ranges::find(kSplitNames, flags_.part.part) - kSplitNames.begin();
+    DataSources sources{.data_path = flags_.part.data_path, .split = flags_.part.split};
+    sources.samples[static_cast<size_t>(part)] = flags_.samples;
+    make_directories(flags_.part.folder, ExitCode::config);
+    const Datasets built = build_datasets(
+        sources,
+        {.unit = SplitUnit::documents, .make = [this](const DatasetPart& one) { return write(one); }});
+    const auto& dataset = part == 0 ? built.train : part == 1 ? built.valid : built.test;
+    if (!dataset) {
+      throw data_error({.what = fmt::format("the {} part has no documents", flags_.part.part),
+                        .where = "--data-path",
+                        .fix = "Change --split or --split-part"});
+    }
+    if (!blend_) return;
+    const BlendIndex& index = dynamic_cast<const BlendedDataset&>(*dataset).index();
+    print("blend of {} samples", dataset->size());
+    write_array("dataset_index", IndexArray(index.dataset_index), flags_.part);
+    write_array("dataset_sample_index", IndexArray(index.dataset_sample_index), flags_.part);
+  }
+
+ private:
+  /// A dataset that is counted, but not read.
+  struct Samples : Dataset {
+    explicit Samples(int64_t count) : count(count) {}
+    int64_t size() const override { return count; }
+    void get(int64_t, const Sample&) const override { TERATRON_ASSERT(false, "a mapping has no tokens"); }
+    std::string describe() const override { return "sample mapping"; }
+    int64_t count;
+  };
+
+  std::shared_ptr<const Dataset> write(const DatasetPart& part) {
+    SampleMappingOptions options = flags_.mapping;
+    options.max_length = flags_.sequence_length - bert_special_tokens;
+    options.min_sentences = flags_.one_sentence ? 1 : 2;
+    if (!part.samples) options.max_epochs = 1;
+    options.max_samples = part.samples.value_or(INT64_MAX);
+    const IndexArray array = build_sample_mapping(*part.data, part.range, options);
+    print("{}", printable(part.data->prefix(), 1000));
+    print("  {}: documents {} to {}, {} samples (first sentence, last + 1, tokens)", flags_.part.part,
+          part.range.first, part.range.last - 1, array.rows());
+    const std::string name = blend_ ? fmt::format("sample_mapping.{}", written_++) : "sample_mapping";
+    write_array(name.c_str(), array, flags_.part);
+    return std::make_shared<Samples>(array.rows());
+  }
+
+  const MappingFlags& flags_;
+  bool blend_;
+  int64_t written_ = 0;
+};
 
 void declare_part(CLI::App& app, PartFlags& flags) {
-  app.add_option("prefixes,--data-path", flags.data_path, "prefix of the dataset")->required();
+  app.add_option("prefixes,--data-path", flags.data_path, "prefix of the dataset, for a mapping also a blend")
+      ->required();
   app.add_option("--split", flags.split, "shares of train, valid and test")->capture_default_str();
   app.add_option("--split-part", flags.part, "train, valid or test")
       ->check(CLI::IsMember(std::vector<std::string>(kSplitNames.begin(), kSplitNames.end())))
@@ -302,8 +346,8 @@ int data_command(std::span<const std::string> args) {
   CLI::App* const index_app =
       app.add_subcommand("indices", "Write the index arrays of a GPT dataset as .npy");
   declare_indices(*index_app, index_flags);
-  CLI::App* const mapping_app =
-      app.add_subcommand("mapping", "Write the sample mapping of a BERT dataset as .npy");
+  CLI::App* const mapping_app = app.add_subcommand(
+      "mapping", "Write the sample mapping of a BERT dataset, or of each in a blend, as .npy");
   declare_mapping(*mapping_app, mapping_flags);
   if (!parse_command(app, args)) return static_cast<int>(ExitCode::ok);
   const auto tokenizer = inspect_app->parsed() ? optional_tokenizer(sample_flags.tokenizer) : nullptr;
@@ -311,7 +355,7 @@ int data_command(std::span<const std::string> args) {
     inspect_app->parsed() ? inspect(prefix, tokenizer.get()) : verify(prefix, vocab_size);
   if (sample_app->parsed()) sample(sample_flags);
   if (index_app->parsed()) indices(index_flags);
-  if (mapping_app->parsed()) mapping(mapping_flags);
+  if (mapping_app->parsed()) MappingWriter(mapping_flags).run();
   return static_cast<int>(ExitCode::ok);
 }
 

@@ -1,3 +1,4 @@
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -142,6 +143,35 @@ TEST_F(DataCommands, MappingOfSentences) {
   EXPECT_EQ(
       failure(data_command, {"mapping", fixtures + "corpora/six", "--split", "1", "--seq-length", "64"}),
       ExitCode::data);
+}
+
+TEST_F(DataCommands, MappingsOfABlend) {
+  const std::string prefix = std::string(TERATRON_SOURCE_DIR) +
+                             "/tests/fixtures/preprocess/bert-sentences.core_v0.7.0_text_sentence";
+  const auto mapping = [&](Arguments more) {
+    Arguments args = {"mapping", "--split",      "1",           "--seq-length",
+                      "64",      "--output-dir", path("blend"), "--data-path"};
+    args.insert(args.end(), more.begin(), more.end());
+    return output(data_command, args);
+  };
+  const auto array = [&](const char* name) { return IndexArray::open(path(std::string("blend/") + name)); };
+  // One epoch of each, all of them once.
+  EXPECT_NE(mapping({prefix, prefix}).find("blend of 232 samples"), std::string::npos);
+  EXPECT_EQ(array("sample_mapping.0.npy").rows(), 116);
+  EXPECT_EQ(array("sample_mapping.1.npy").rows(), 116);
+  EXPECT_EQ(array("dataset_index.npy").rows(), 232);
+  // 150 and 50 samples with their surplus; every fourth is the second's.
+  mapping({"3", prefix, "1", prefix, "--num-samples", "200"});
+  EXPECT_EQ(array("dataset_index.npy").rows(), 200);
+  std::array<int64_t, 2> counts{};
+  for (int64_t i = 0; i < 200; ++i) {
+    const int64_t dataset = array("dataset_index.npy").at(i);
+    EXPECT_EQ(array("dataset_sample_index.npy").at(i), counts.at(static_cast<size_t>(dataset))++);
+  }
+  EXPECT_EQ(counts, (std::array<int64_t, 2>{150, 50}));
+  EXPECT_GE(array("sample_mapping.0.npy").rows(), 151);
+  EXPECT_EQ(failure(data_command, {"mapping", "--seq-length", "64", "--data-path", "3", prefix, "1", prefix}),
+            ExitCode::config);
 }
 
 TEST_F(DataCommands, Indices) {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "teratron/testing/bert_models.h"
+#include "teratron/train/data/row_packing.h"
 
 namespace teratron {
 namespace {
@@ -39,6 +40,28 @@ TEST(BertClassifier, MatchesOneRankInEveryLayout) {
       SCOPED_TRACE(to_string(layout));
       const TestModel model = classifier_model(dropout, target);
       expect_same(gradients_of(model, layout, at::kDouble), gradients_of(model, {}, at::kDouble), 1e-12);
+    }
+  }
+}
+
+TEST(BertClassifier, TakesPackedRowsInEveryLayout) {
+  BertConfig dropout = small_bert_config();
+  dropout.hidden_dropout = 0.1;
+  const BatchSchema schema = bert_classifier_schema({.sequence_length = 8});
+  for (const BertTarget target : all_targets) {
+    const TestModel padded = classifier_model(dropout, target);
+    const Gradients expected = gradients_of(padded, {}, at::kDouble);
+    for (const Layout& layout : {Layout{}, Layout{.tp = 2, .microbatches = 2, .sequence_parallel = true},
+                                 Layout{.pp = 2, .microbatches = 4}, every_axis}) {
+      SCOPED_TRACE(to_string(layout));
+      TestModel packed = padded;
+      packed.batch = [&](int64_t step, FlatRange samples) {
+        const MicroBatch rows = padded.batch(step, samples);
+        return without_padding(rows, schema,
+                               {.lengths = bert_row_lengths(rows), .row = 8, .multiple = layout.tp});
+      };
+      EXPECT_GT(packed.batch(1, {0, test_samples}).padded_length, 0);
+      expect_same(gradients_of(packed, layout, at::kDouble), expected, 1e-12);
     }
   }
 }

@@ -3,7 +3,10 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "teratron/models/bert/bert_family.h"
+#include "teratron/models/bert/data/bert_dataset.h"
 #include "teratron/testing/bert_models.h"
+#include "teratron/train/engine_options.h"
 
 namespace teratron {
 namespace {
@@ -33,6 +36,31 @@ TEST(BertStep, StartsWithTheLossesOfTheModel) {
     EXPECT_TRUE(at::equal(same.losses.at(i).sum, expected[i].sum));
     EXPECT_TRUE(at::equal(half.losses.at(i).sum, expected[i].sum * (i == 0 ? 1.0 : 0.5)));
   }
+}
+
+// Steps that a program derives read rows as they are, unless they say otherwise.
+TEST(BertStep, TakesPackedRowsIfItIsNotDerived) {
+  BertTrainStep plain;
+  HalfOfThePairs derived;
+  TrainStep base;
+  EXPECT_TRUE(base.takes_packed_rows());
+  EXPECT_TRUE(BertClassificationStep(BertTarget::number).takes_packed_rows());
+  EXPECT_FALSE(derived.takes_packed_rows());
+  const BatchSchema padded = bert_schema({.sequence_length = 8, .predictions = 1}),
+                    full = bert_schema({.sequence_length = 8, .predictions = 1, .padding = false});
+  EngineOptions options{.model = bert_plan(small_bert_config(), padded), .step = &plain};
+  Arguments args;
+  EXPECT_FALSE(packs_rows(args, options)) << "auto, on a CPU";
+  args.remove_padding = "always";
+  EXPECT_TRUE(packs_rows(args, options));
+  options.step = &derived;
+  EXPECT_THROW(packs_rows(args, options), UserError);
+  options = {.model = bert_plan(small_bert_config(), full)};
+  EXPECT_FALSE(packs_rows(args, options)) << "rows are full";
+  options.model.packs_rows = false;
+  EXPECT_THROW(packs_rows(args, options), UserError);
+  args.remove_padding = "never";
+  EXPECT_FALSE(packs_rows(args, options));
 }
 
 TEST(BertStep, CountsTheTextsOfTheRightClass) {

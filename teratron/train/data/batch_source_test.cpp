@@ -111,6 +111,35 @@ TEST(BatchSource, CutsSequencesOverContextParallelRanks) {
   });
 }
 
+// Samples of 8, 1, 2, 3, 4 and 5 tokens, on every rank.
+TEST(BatchSource, RemovesThePadding) {
+  for (const auto& [tp, pp] : {std::pair{1, 1}, {2, 1}, {2, 3}}) {
+    run_ranks(MeshOptions{.tp = tp, .pp = pp}, [](const Mesh& mesh) {
+      const BatchSource::Options options{
+          .loader = {.sampler = {.total_samples = 6, .micro_batch_size = 6}, .num_workers = 0},
+          .schema = schema()};
+      BatchSource source(std::make_shared<Numbers>(), options, mesh);
+      source.remove_padding(true);
+      const MicroBatch batch = source.next();
+      EXPECT_EQ(batch.padded_length, length);
+      if (const at::Tensor& tokens = batch["tokens"]; tokens.defined()) {
+        EXPECT_EQ(tokens.sizes(), (at::IntArrayRef{32, 1}));
+        EXPECT_TRUE(at::equal(tokens.narrow(0, 7, 5).squeeze(1), row({7, 100, 200, 201, 300})));
+      }
+      if (batch["weights"].defined()) {
+        EXPECT_EQ(batch["weights"].sizes(), (at::IntArrayRef{32, 1, 3}));
+        EXPECT_EQ(batch["weights"][10][0][2].item<float>(), 12.0F);
+      }
+      EXPECT_TRUE(at::equal(batch["sequence_index"].narrow(0, 7, 5).squeeze(1), row({7, 0, 0, 1, 0})));
+      EXPECT_TRUE(at::equal(batch["row_starts"], row({0, 8, 9, 11, 14, 18})));
+      EXPECT_TRUE(
+          at::equal(batch["cu_seqlens"].slice(0, 0, 7), at::tensor({0, 8, 9, 11, 14, 18, 23}, at::kInt)));
+      EXPECT_EQ(batch["kind"].sizes(), (at::IntArrayRef{6, 2}));
+      EXPECT_EQ(batch.sample_ids_B.numel(), 6);
+    });
+  }
+}
+
 TEST(BatchSource, ReportsTheEndOfTheData) {
   BatchSource source = source_of(Mesh());
   for (int i = 0; i < 3; ++i) source.next();
