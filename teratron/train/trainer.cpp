@@ -290,9 +290,11 @@ StepResult Trainer::train_step(const MicroBatches& microbatches) {
 
 MicroBatches Trainer::batches_from(BatchSource& source) const {
   return [this, &source](int64_t) {
-    source.remove_padding(removes_padding_ && !engine_->fixes_shapes());
     const auto timed = timers_->scope("batch-generator", 2);
-    return step_->get_batch(source);
+    source.remove_padding(removes_padding_ && !engine_->fixes_shapes());
+    MicroBatch batch = step_->get_batch(source);
+    source.remove_padding(false);  // a custom loop that reads from it expects rows
+    return batch;
   };
 }
 
