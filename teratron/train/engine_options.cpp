@@ -83,11 +83,14 @@ EngineOptions engine_options(const Arguments& args, const ModelPlan& model, at::
 bool packs_rows(const Arguments& args, const EngineOptions& options) {
   if (args.remove_padding == "never") return false;
   const bool model = options.model.packs_rows, step = !options.step || options.step->takes_packed_rows();
+  const bool always = args.remove_padding == "always";
   if (model && step && args.context_parallel_size == 1) {
+    // Whether graphs of padded rows take over depends on time, and packed rows are rounded differently.
+    const bool reproducible = !args.deterministic_mode || options.graphs_after == 0;
     const bool padded = find_column(options.model.batch, "segment_start") != nullptr;
-    return padded && (args.remove_padding == "always" || options.device.is_cuda());
+    return padded && (always || (options.device.is_cuda() && reproducible));
   }
-  if (args.remove_padding != "always") return false;
+  if (!always) return false;
   const char* const what = !model  ? "this model does not take rows without padding"
                            : !step ? "the train step does not take rows without padding"
                                    : "context-parallel ranks share each row with its padding";

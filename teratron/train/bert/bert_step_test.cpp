@@ -53,6 +53,14 @@ TEST(BertStep, TakesPackedRowsIfItIsNotDerived) {
   EXPECT_FALSE(packs_rows(args, options)) << "auto, on a CPU";
   args.remove_padding = "always";
   EXPECT_TRUE(packs_rows(args, options));
+  args.remove_padding = "auto";
+  options.device = at::kCUDA;
+  EXPECT_TRUE(packs_rows(args, options));
+  options.graphs_after = 3;
+  args.deterministic_mode = true;
+  EXPECT_FALSE(packs_rows(args, options)) << "graphs may take over at any step";
+  args.remove_padding = "always";
+  EXPECT_TRUE(packs_rows(args, options)) << "then there are no graphs";
   options.step = &derived;
   EXPECT_THROW(packs_rows(args, options), UserError);
   options = {.model = bert_plan(small_bert_config(), full)};
