@@ -13,7 +13,7 @@ namespace teratron {
 struct PackedRows {
   at::Tensor tokens_T;  // i64: place of each token in [S, B], s * B + b
   at::Tensor starts_B;  // i64: first token of each sample
-  Segments padded;      // of the rows [S, B]
+  Segments padded;      // of the rows [S, B]: the samples, and each token of padding
   int64_t length = 0;   // S
 
   bool defined() const { return tokens_T.defined(); }

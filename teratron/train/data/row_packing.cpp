@@ -44,6 +44,19 @@ PackedTokens pack(const RowPacking& packing, int64_t count) {
   return tokens;
 }
 
+// Of the rows with padding, for attention: each padding token by itself, which costs next to nothing.
+std::vector<int32_t> padded_bounds(const RowPacking& packing) {
+  std::vector<int32_t> bounds;
+  int64_t first = 0;
+  for (const int64_t length : packing.lengths) {
+    bounds.push_back(static_cast<int32_t>(first));
+    for (int64_t s = length; s < packing.row; ++s) bounds.push_back(static_cast<int32_t>(first + s));
+    first += packing.row;
+  }
+  bounds.push_back(static_cast<int32_t>(first));
+  return bounds;
+}
+
 template <typename T>
 at::Tensor on_device(const std::vector<T>& values, at::ScalarType type, at::Device device) {
   const at::Tensor host = at::tensor(values, at::TensorOptions().dtype(type));
@@ -67,15 +80,16 @@ MicroBatch without_padding(const MicroBatch& batch, const BatchSchema& schema, c
   const int64_t count = std::min(rounded_up(real, packing.multiple), all);
   if (count == all) return batch;
   const PackedTokens tokens = pack(packing, count);
-  const at::Tensor padded = batch["cu_seqlens"];
-  TERATRON_ASSERT(padded.defined() && batch.context_parallel_size == 1, "no padding that can be removed");
-  const at::Tensor places_T = on_device(tokens.places, at::kLong, padded.device());
+  TERATRON_ASSERT(batch["cu_seqlens"].defined() && batch.context_parallel_size == 1,
+                  "no padding that can be removed");
+  const at::Device device = batch["cu_seqlens"].device();
+  const at::Tensor places_T = on_device(tokens.places, at::kLong, device);
   MicroBatch packed = batch;
   packed.padded_length = packing.row;
   packed.tensors.set("packed_tokens", places_T);
-  packed.tensors.set("row_starts", on_device(tokens.starts, at::kLong, padded.device()));
-  packed.tensors.set("cu_seqlens", on_device(tokens.bounds, at::kInt, padded.device()));
-  packed.tensors.set("padded_cu_seqlens", padded);
+  packed.tensors.set("row_starts", on_device(tokens.starts, at::kLong, device));
+  packed.tensors.set("cu_seqlens", on_device(tokens.bounds, at::kInt, device));
+  packed.tensors.set("padded_cu_seqlens", on_device(padded_bounds(packing), at::kInt, device));
   for (const Column& column : schema) {
     const at::Tensor& rows_SB = batch[column.name];
     if (!has_rows(column) || !rows_SB.defined()) continue;

@@ -41,6 +41,7 @@ TEST(RowPacking, LinesUpTheSamples) {
   EXPECT_EQ(values(packed["sequence_index"]), (Values{0, 1, 2, 0, 0, 1, 2, 3}));
   EXPECT_EQ(values(packed["row_starts"]), (Values{0, 3, 4}));
   EXPECT_EQ(values(packed["cu_seqlens"]), (Values{0, 3, 4, 8, 8}));
+  EXPECT_EQ(values(packed["padded_cu_seqlens"]), (Values{0, 3, 4, 5, 6, 7, 8, 12}));
   EXPECT_EQ(values(packed["labels"]), (Values{7, 8, 9}));
   EXPECT_EQ(values(packed.sample_ids_B), (Values{10, 11, 12}));
   EXPECT_FALSE(packed["types"].defined());
