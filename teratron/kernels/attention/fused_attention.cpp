@@ -60,8 +60,8 @@ cuda::FusedAttentionArgs describe(const FusedAttentionInputs& inputs, const Fuse
   args.logsumexp = output.logsumexp_BNS.mutable_data_ptr<float>();
   args.ranges = static_cast<KeyRange*>(address(output.ranges_BS2));
   args.dropout = make_score_dropout(options.dropout, q, q.size(0) * q.size(1) * q.size(2), k.size(0));
-  TERATRON_ASSERT(args.dropout.threshold < 0x10000u && (args.dropout.threshold == 0 || args.dropout.rows),
-                  "dropout {}", options.dropout.p);
+  TERATRON_ASSERT(args.dropout.scale > 0 && (args.dropout.threshold == 0 || args.dropout.rows), "dropout {}",
+                  options.dropout.p);
   if (inputs.bias.defined()) {
     args.bias = inputs.bias.const_data_ptr<float>();
     args.bias_stride = inputs.bias.stride(0);

@@ -177,7 +177,7 @@ struct Dkv {
     const float scale = biased ? 1.0f : args.scale * static_cast<float>(log2_e);
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
-      uint32_t words[2 * MT];
+      uint32_t words[2 * MT] = {};
       if constexpr (drops) draw(words, rows, n);
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
@@ -187,13 +187,10 @@ struct Dkv {
         for (int r = 0; r < 2 * MT; ++r) {
           float &x = s[r / 2][n][r % 2 * 2 + c], &g = dp[r / 2][n][r % 2 * 2 + c];
           const float p = fast_exp2(fmaf(x, scale, -logsumexp));
-          x = p;
-          if constexpr (drops) {
-            const bool kept = args.dropout.keeps(words[r], c);
-            x = kept ? p : 0.0f;
-            g = kept ? g * static_cast<float>(args.dropout.scale) : 0.0f;
-          }
-          g = p * (g - delta);
+          const bool kept = drops ? args.dropout.keeps(words[r], c) : true;
+          const float factor = drops ? static_cast<float>(args.dropout.scale) : 1.0f;
+          x = kept ? p : 0.0f;
+          g = p * (kept ? fmaf(g, factor, -delta) : -delta);
         }
       }
     }

@@ -150,9 +150,8 @@ struct Dq {
     const float scale = biased ? 1.0f : args.scale * static_cast<float>(log2_e);
     const auto gradient = [&](int mt, int n, int i, bool kept) {
       const float p = fast_exp2(fmaf(s[mt][n][i], scale, -logsumexp[mt][i / 2]));
-      const float g =
-          drops ? (kept ? dp[mt][n][i] * static_cast<float>(args.dropout.scale) : 0.0f) : dp[mt][n][i];
-      s[mt][n][i] = p * (g - delta[mt][i / 2]);
+      const float factor = drops ? static_cast<float>(args.dropout.scale) : 1.0f, d = -delta[mt][i / 2];
+      s[mt][n][i] = p * (kept ? fmaf(dp[mt][n][i], factor, d) : d);
     };
     if constexpr (drops) {
       for_each_kept<MT, NT>(args.dropout, queries, first_key, gradient);

@@ -14,10 +14,10 @@ ScoreDropout make_score_dropout(const Dropout& dropout, const at::Tensor& x, int
   }
   TERATRON_ASSERT(where.first_column == 0 && (where.columns == 0 || where.columns == keys),
                   "scores have all keys of a row");
-  const auto threshold = static_cast<uint32_t>(std::llround(dropout.p * 0x1p16));
+  const int64_t threshold = std::llround(dropout.p * 0x1p16);
   return {.key = dropout.key,
-          .threshold = threshold,
-          .scale = threshold < 0x10000u ? 1 / (1 - threshold * 0x1p-16) : 0,
+          .threshold = static_cast<uint32_t>(std::min<int64_t>(threshold, 0xFFFF)) << 16,
+          .scale = threshold < 0x10000 ? 1 / (1 - static_cast<double>(threshold) * 0x1p-16) : 0,
           .rows = where.rows.defined() ? where.rows.const_data_ptr<int64_t>() : nullptr,
           .first_row = where.first_row,
           .draws = (keys + 31) / 32 * 4};

@@ -22,8 +22,8 @@ struct Dropout;
 
 struct ScoreDropout {
   RandomKey key;
-  uint32_t threshold = 0;  // p * 2^16; 0 keeps all, 2^16 nothing
-  double scale = 1;        // 1 / (1 - threshold / 2^16)
+  uint32_t threshold = 0;  // p * 2^16 in the upper half; 0: all are kept
+  double scale = 1;        // 1 / (1 - p) of this p; 0 if p = 1
   const int64_t* rows = nullptr;
   int64_t first_row = 0;
   int64_t draws = 0;  // of a row: 4 for each 32 keys
@@ -39,7 +39,7 @@ struct ScoreDropout {
   }
   /// Whether half c of a word keeps its element.
   TERATRON_HOST_DEVICE bool keeps(uint32_t word, int c) const {
-    return (c == 0 ? word & 0xFFFFu : word >> 16) >= threshold;
+    return (c == 0 ? word << 16 : word) >= threshold;
   }
 };
 
