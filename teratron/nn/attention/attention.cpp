@@ -184,6 +184,7 @@ at::Tensor upcast_for_gemm(const at::Tensor& x, int64_t queries) {
 at::Tensor attention(const AttentionRequest& request) {
   const Backend& backend = choose(request);
   if (!request.packed.defined() || backend.packs) return backend.run(request);
+  // Masks of dropout number the keys of a sample, and stored scores would be those of all samples together.
   AttentionRequest rows = request;
   rows.q_SBND = with_padding(request.q_SBND, request.packed);
   rows.k_SBGD = with_padding(request.k_SBGD, request.packed);
