@@ -9,6 +9,7 @@
 #include <fmt/ranges.h>
 
 #include "teratron/ckpt/checkpoint.h"
+#include "teratron/hf/byte_progress.h"
 #include "teratron/hf/float_convert.h"
 #include "teratron/megatron/checkpoint.h"
 
@@ -131,12 +132,14 @@ void adapt_master_weights(std::map<std::string, TensorSourcePtr>& tensors, std::
 }
 
 // In pieces, by several threads at once.
-LocalTensor local_tensor(const std::string& name, const TensorSourcePtr& source, Dtype dtype) {
+LocalTensor local_tensor(const std::string& name, const TensorSourcePtr& source, Dtype dtype,
+                         ByteProgress& progress) {
   LocalTensor tensor{.name = name, .dtype = dtype, .shard = Shard::replicated(source->shape())};
-  tensor.read = [source, dtype](int64_t begin, int64_t end) {
+  tensor.read = [source, dtype, &progress](int64_t begin, int64_t end) {
     const Dtype from = source->dtype();
     std::vector<char> bytes(static_cast<size_t>((end - begin) * size_of(from)));
     source->read(begin, end, bytes.data());
+    progress.add((end - begin) * size_of(from));
     const auto result = std::make_shared<std::vector<char>>(convert_floats(std::move(bytes), from, dtype));
     return std::shared_ptr<const void>(result, result->data());
   };
@@ -169,9 +172,12 @@ ConversionReport import_megatron(const MegatronImport& request) {
                    .config = settings.dump(),
                    .state = state.dump()};
   ConversionReport report{.tensors = static_cast<int64_t>(tensors.size())};
+  int64_t bytes = 0;
+  for (const auto& [name, tensor] : tensors) bytes += tensor->numel() * size_of(tensor->dtype());
+  ByteProgress progress("converted", bytes);
   for (const auto& [name, tensor] : tensors) {
     const Dtype dtype = is_optimizer(name) ? Dtype::f32 : request.dtype.value_or(tensor->dtype());
-    save.tensors.push_back(local_tensor(name, tensor, dtype));
+    save.tensors.push_back(local_tensor(name, tensor, dtype, progress));
     report.elements += tensor->numel();
   }
   report.notices = checkpoint->notices();

@@ -7,8 +7,8 @@
 #include <mutex>
 #include <string>
 
-#include "teratron/megatron/dist_metadata.h"
 #include "teratron/megatron/tensor_source.h"
+#include "teratron/pickle/dist_metadata.h"
 
 namespace teratron {
 

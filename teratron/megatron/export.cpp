@@ -6,6 +6,7 @@
 
 #include "teratron/base/file.h"
 #include "teratron/ckpt/checkpoint.h"
+#include "teratron/hf/byte_progress.h"
 #include "teratron/hf/float_convert.h"
 #include "teratron/megatron/saved_args.h"
 #include "teratron/pickle/torch_writer.h"
@@ -103,8 +104,8 @@ Shard shard_of(const Plan& plan, const std::string& name, int64_t rank) {
 // Appends a rank's part of a tensor to its file.
 class PartWriter {
  public:
-  PartWriter(const Plan& plan, CheckpointReader& reader, Dtype dtype)
-      : plan_(plan), reader_(reader), dtype_(dtype) {}
+  PartWriter(const Plan& plan, ByteProgress& progress)
+      : plan_(plan), progress_(progress), reader_(plan.info.path), dtype_(plan.args.dtype) {}
 
   void write(const std::string& name, const Shard& shard, const AppendBytes& append) {
     const std::vector<int64_t> local = shard.local_shape();
@@ -129,11 +130,13 @@ class PartWriter {
       reader_.read({name, saved, shard, at, until, bytes.data()});
       bytes = convert_floats(std::move(bytes), saved, dtype_);
       append(bytes.data(), static_cast<int64_t>(bytes.size()));
+      progress_.add(static_cast<int64_t>(bytes.size()));
     }
   }
 
   const Plan& plan_;
-  CheckpointReader& reader_;
+  ByteProgress& progress_;
+  CheckpointReader reader_;
   Dtype dtype_;
 };
 
@@ -221,45 +224,58 @@ std::string folder_of_rank(int64_t rank, int64_t stage, int64_t stages) {
   return stages == 1 ? fmt::format("mp_rank_{:02}", rank) : fmt::format("mp_rank_{:02}_{:03}", rank, stage);
 }
 
-void write_export(const Plan& plan, const fs::path& folder, ConversionReport& report) {
-  const int64_t iteration = plan.args.state.value("iteration", int64_t{0});
-  const std::string name = iteration == 0 ? "release" : fmt::format("iter_{:07}", iteration);
+// The files of all ranks, with the folder of each in that of the iteration.
+std::vector<std::pair<std::string, RankFile>> make_rank_files(const Plan& plan) {
   const LegacyModel model{.family = plan.args.family,
                           .names = plan.args.names,
                           .stages = plan.args.stages,
                           .tensors = &plan.weights};
-  std::vector<std::vector<LegacyEntry>> stages;
+  std::vector<std::pair<std::string, RankFile>> files;
   std::set<std::string> placed;
   for (int64_t stage = 0; stage < plan.args.stages.stages; ++stage) {
-    for (const LegacyEntry& entry : stages.emplace_back(legacy_entries(model, stage)))
-      placed.insert(entry.tensor);
+    const std::vector<LegacyEntry> entries = legacy_entries(model, stage);
+    for (const LegacyEntry& entry : entries) placed.insert(entry.tensor);
+    for (int64_t rank = 0; rank < plan.args.tensor_ranks; ++rank)
+      files.emplace_back(folder_of_rank(rank, stage, plan.args.stages.stages),
+                         make_rank_file(plan, entries, rank));
   }
   check_all_placed(plan, placed);
-  CheckpointReader reader(plan.info.path);
-  PartWriter writer(plan, reader, plan.args.dtype);
-  for (size_t stage = 0; stage < stages.size(); ++stage) {
-    for (int64_t rank = 0; rank < plan.args.tensor_ranks; ++rank) {
-      RankFile file = make_rank_file(plan, stages[stage], rank);
-      const fs::path directory =
-          folder / name / folder_of_rank(rank, static_cast<int64_t>(stage), plan.args.stages.stages);
-      make_directories(directory, ExitCode::checkpoint);
-      write_torch_file(directory / "model_optim_rng.pt", file.pickle,
-                       [&](size_t tensor, const AppendBytes& append) {
-                         writer.write(file.parts[tensor].first, file.parts[tensor].second, append);
-                       });
-      sync_directory(directory, ExitCode::checkpoint);
-    }
+  return files;
+}
+
+void write_export(const Plan& plan, const fs::path& folder) {
+  const int64_t iteration = plan.args.state.value("iteration", int64_t{0});
+  const fs::path saved = folder / (iteration == 0 ? "release" : fmt::format("iter_{:07}", iteration));
+  std::vector<std::pair<std::string, RankFile>> files = make_rank_files(plan);
+  int64_t bytes = 0;
+  for (const auto& [name, file] : files) {
+    for (const int64_t storage : file.pickle.storages()) bytes += storage;
   }
-  sync_directory(folder / name, ExitCode::checkpoint);
+  ByteProgress progress("written", bytes);
+  PartWriter writer(plan, progress);
+  for (auto& [name, file] : files) {
+    make_directories(saved / name, ExitCode::checkpoint);
+    write_torch_file(saved / name / "model_optim_rng.pt", file.pickle,
+                     [&](size_t tensor, const AppendBytes& append) {
+                       writer.write(file.parts[tensor].first, file.parts[tensor].second, append);
+                     });
+    sync_directory(saved / name, ExitCode::checkpoint);
+  }
+  sync_directory(saved, ExitCode::checkpoint);
   write_text(folder / "latest_checkpointed_iteration.txt",
              iteration == 0 ? "release" : std::to_string(iteration), ExitCode::checkpoint);
-  report.tensors = static_cast<int64_t>(plan.weights.size());
+}
+
+ConversionReport report_of(const Plan& plan, const fs::path& destination) {
+  ConversionReport report{.result = destination, .tensors = static_cast<int64_t>(plan.weights.size())};
   for (const auto& [tensor, info] : plan.weights)
     report.elements += info.shape[0] * (info.shape.size() > 1 ? info.shape[1] : 1);
-  report.notices.push_back(
-      iteration == 0 ? "the weights are written as 'release', without optimizer: Megatron-LM starts from "
-                       "them with --load"
-                     : "only weights are written: start Megatron-LM from them with --load and --finetune");
+  report.notices.emplace_back(
+      plan.args.state.value("iteration", int64_t{0}) == 0
+          ? "the weights are written as 'release', without optimizer: Megatron-LM starts from them with "
+            "--load"
+          : "only weights are written: start Megatron-LM from them with --load and --finetune");
+  return report;
 }
 
 }  // namespace
@@ -276,16 +292,15 @@ ConversionReport export_megatron(const MegatronExport& request) {
   fs::path partial = destination;
   partial += ".partial-" + random_hex(8);
   make_directories(partial, ExitCode::config);
-  ConversionReport report{.result = destination};
   try {
-    write_export(plan, partial, report);
+    write_export(plan, partial);
     rename_path(partial, destination, ExitCode::checkpoint);
   } catch (...) {
     fs::remove_all(partial, ignored);
     throw;
   }
   sync_directory(destination.parent_path(), ExitCode::checkpoint);
-  return report;
+  return report_of(plan, destination);
 }
 
 }  // namespace teratron

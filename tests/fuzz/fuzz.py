@@ -171,6 +171,13 @@ def manifest_seeds():
                       "shards": shards, "tensors": tensors}).encode()
 
 
+def dist_metadata_seeds():
+    with zipfile.ZipFile(ROOT / "tests/fixtures/models/torch_dist.zip") as fixtures:
+        for name in fixtures.namelist():
+            if name.endswith(".metadata"):
+                yield fixtures.read(name)
+
+
 MODEL = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 32, "max_position_embeddings": 32,
          "micro_batch_size": 2, "lr": 1e-4, "train_iters": 10, "tokenizer_type": "NullTokenizer", "vocab_size": 100}
 
@@ -218,7 +225,7 @@ def pickle_seeds():
 
 
 SEEDS = {"fuzz_command_line": command_line_seeds, "fuzz_config_file": config_file_seeds, "fuzz_idx": idx_seeds,
-         "fuzz_jsonl": jsonl_seeds, "fuzz_manifest": manifest_seeds, "fuzz_pickle": pickle_seeds, "fuzz_safetensors": safetensors_seeds,
+         "fuzz_dist_metadata": dist_metadata_seeds, "fuzz_jsonl": jsonl_seeds, "fuzz_manifest": manifest_seeds, "fuzz_pickle": pickle_seeds, "fuzz_safetensors": safetensors_seeds,
          "fuzz_safetensors_index": safetensors_index_seeds, "fuzz_sentencepiece": sentencepiece_seeds,
          "fuzz_tokenizer_json": tokenizer_json_seeds}
 

@@ -1,4 +1,4 @@
-#include "teratron/megatron/dist_metadata.h"
+#include "teratron/pickle/dist_metadata.h"
 
 #include <algorithm>
 #include <optional>
