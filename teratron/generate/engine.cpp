@@ -68,7 +68,8 @@ Engine::Engine(const LanguageModel& model, const EngineSettings& settings, HostG
              .max_positions = model.max_positions,
              .max_rows = settings_.max_rows,
              .max_tokens = (pages - 1) * settings_.page_size,
-             .has_tokenizer = settings_.tokenizer != nullptr};
+             .has_tokenizer = settings_.tokenizer != nullptr,
+             .encodes = model.encodes};
   runner_ =
       std::make_unique<StageRunner>(model, StageRunner::Options{.cache = {.page_size = settings_.page_size,
                                                                           .pages = pages,
@@ -168,7 +169,13 @@ void Engine::add_row(Plan& plan, Active& active, Sequence& sequence, int64_t tok
     step.targets.push_back({first + i, active.request.prompt[position + 1]});
     entry.targets += 1;
   }
-  step.rows.push_back({first, tokens, sequence.cached + tokens, &sequence.pages});
+  StepRow& row = step.rows.emplace_back(StepRow{.first_token = first,
+                                                .tokens = tokens,
+                                                .length = sequence.cached + tokens,
+                                                .pages = &sequence.pages,
+                                                .source = active.id});
+  const bool is_first = &sequence == active.sequences.data();
+  if (is_first && sequence.cached == 0 && model_.encodes) row.source_tokens = &active.request.encoder_tokens;
   const bool complete = sequence.cached + tokens == sequence.length();
   if (complete && active.request.max_new_tokens > 0) {
     step.choices.push_back(next_choice(active, sequence, first + tokens - 1));
@@ -330,6 +337,7 @@ void Engine::finish(Active& active, const char* reason) {
                               .logprobs = std::move(sequence.logprobs)});
     for (const int32_t page : sequence.pages) pool_->give_back(page);
   }
+  if (model_.encodes) runner_->forget_source(active.id);
   rows_ -= active.rows;
   results_.push_back(std::move(result));
 }

@@ -19,6 +19,7 @@ LanguageModel language_model(const ModelPlan& plan, ParameterSet& parameters, co
           .device = parameters.options().device,
           .dtype = parameters.options().dtype,
           .channels = plan.channels,
+          .encodes = plan.encodes,
           .pipeline = pipeline};
 }
 
@@ -28,10 +29,21 @@ LanguageModel language_model(const ModelPlan& plan, ParameterSet& parameters, co
 
 MicroBatch token_batch(const at::Tensor& tokens_T, const at::Tensor& positions_T) {
   const at::Tensor positions_T1 = positions_T.unsqueeze(1);
-  return {.tensors = {{"tokens", tokens_T.unsqueeze(1)},
+  const at::Tensor tokens_T1 = tokens_T.unsqueeze(1);
+  return {.tensors = {{"tokens", tokens_T1},
                       {"position_ids", positions_T1},
-                      {"sequence_index", positions_T1}},
+                      {"sequence_index", positions_T1},
+                      {"decoder_tokens", tokens_T1},
+                      {"decoder_index", positions_T1}},
           .training = false};
+}
+
+MicroBatch token_batch(const at::Tensor& tokens_T, const at::Tensor& positions_T,
+                       const at::Tensor& source_S) {
+  MicroBatch batch = token_batch(tokens_T, positions_T);
+  batch.tensors.set("encoder_tokens", source_S.unsqueeze(1));
+  batch.tensors.set("encoder_index", at::arange(source_S.size(0), source_S.options()).unsqueeze(1));
+  return batch;
 }
 
 at::Tensor gathered_logits(const LanguageModel& model, const Activations& output) {

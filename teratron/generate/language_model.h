@@ -26,6 +26,7 @@ struct LanguageModel {
   at::Device device = at::kCPU;
   at::ScalarType dtype = at::kFloat;
   std::vector<Channel> channels = {};
+  bool encodes = false;  // see ModelPlan
   InferencePipeline pipeline = {};
 
   /// The head is that of the last chunk.
@@ -39,8 +40,10 @@ LanguageModel language_model(const ModelPlan& plan, ParameterSet& parameters, co
 LanguageModel language_model(const ModelPlan& plan, ParameterSet& parameters, const Group& tensor_parallel,
                              const InferencePipeline& pipeline);
 
-/// Tokens [T, 1] at these positions of their sequences.
+/// Tokens [T, 1] at these positions of their sequences, those of a decoder if the model has one.
 MicroBatch token_batch(const at::Tensor& tokens_T, const at::Tensor& positions_T);
+/// The same with the source tokens of an encoder.
+MicroBatch token_batch(const at::Tensor& tokens_T, const at::Tensor& positions_T, const at::Tensor& source_S);
 /// Logits [S, vocabulary], without padding, of hidden states [S, 1, H] of the last stage, on every
 /// tensor-parallel rank.
 at::Tensor gathered_logits(const LanguageModel& model, const Activations& output);

@@ -52,8 +52,8 @@ Arguments merge_settings(const ParsedArguments& given, const CheckpointInfo& che
                             "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank",
                             "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers",
                             "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
-                            "pipeline_model_parallel_layout", "padded_vocab_size", "load", "save", "run_dir",
-                            "tensorboard_dir", "seed"}) {
+                            "pipeline_model_parallel_layout", "pipeline_model_parallel_split_rank",
+                            "padded_vocab_size", "load", "save", "run_dir", "tensorboard_dir", "seed"}) {
     merged[field] = current.at(field);
   }
   std::vector<std::string> unknown;
@@ -63,6 +63,11 @@ Arguments merge_settings(const ParsedArguments& given, const CheckpointInfo& che
 InferencePipeline pipeline_of(const Arguments& args, const ModelPlan& plan, const Mesh& mesh) {
   const Group& group = mesh.group(Axis::pp);
   if (group.size == 1) return {.chunks = {{.layers = plan.layers()}}};
+  if (plan.towers.size() > 1 && !plan.split && !args.pipeline_model_parallel_layout) {
+    throw config_error({.what = "the pipeline has several stages, but the decoder's first is not given",
+                        .where = "--pipeline-model-parallel-split-rank",
+                        .fix = "Give the number of stages of the encoder"});
+  }
   return {.chunks = pipeline_layout(args, plan).chunks_of_stage(group.rank),
           .group = group,
           .links = mesh.pipeline_links()};
@@ -103,7 +108,7 @@ LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOpti
   if (options.generates && !plan.generates) {
     throw config_error({.what = fmt::format("models of family {} do not generate text", saved.family),
                         .where = loaded.checkpoint.path.string(),
-                        .fix = "Use a GPT"});
+                        .fix = "Use a GPT or T5"});
   }
   loaded.model = language_model(plan, *loaded.parameters, tp, pipeline_of(loaded.args, plan, mesh));
   if (folder) {

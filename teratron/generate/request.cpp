@@ -8,6 +8,41 @@ namespace teratron {
 
 namespace {
 
+void check_ids(const std::vector<int32_t>& ids, const char* where, const RequestLimits& limits,
+               std::vector<Problem>& problems) {
+  const auto outside =
+      std::find_if(ids.begin(), ids.end(), [&](int32_t id) { return id < 0 || id >= limits.vocabulary; });
+  if (outside == ids.end()) return;
+  problems.push_back(
+      {.what = fmt::format("token {} is not in the vocabulary of {} tokens", *outside, limits.vocabulary),
+       .where = where,
+       .fix = fmt::format("Use ids in [0, {})", limits.vocabulary)});
+}
+
+void check_source(const std::vector<int32_t>& source, const RequestLimits& limits,
+                  std::vector<Problem>& problems) {
+  if (!limits.encodes) {
+    if (!source.empty()) {
+      problems.push_back({.what = "the model has no encoder, but encoder_tokens are given",
+                          .where = "encoder_tokens",
+                          .fix = "Leave them out"});
+    }
+    return;
+  }
+  check_ids(source, "encoder_tokens", limits, problems);
+  if (source.empty()) {
+    problems.push_back({.what = "the encoder has no tokens",
+                        .where = "encoder_tokens",
+                        .fix = "Give the ids of the source, or a prompt"});
+  }
+  if (static_cast<int64_t>(source.size()) > limits.max_positions) {
+    problems.push_back({.what = fmt::format("the source has {} tokens and the model {} positions",
+                                            source.size(), limits.max_positions),
+                        .where = "encoder_tokens",
+                        .fix = "Shorten it"});
+  }
+}
+
 void check_prompt(const GenerationRequest& request, const RequestLimits& limits,
                   std::vector<Problem>& problems) {
   const auto length = static_cast<int64_t>(request.prompt.size());
@@ -16,14 +51,7 @@ void check_prompt(const GenerationRequest& request, const RequestLimits& limits,
                         .where = "prompt",
                         .fix = "Write at least one word, or set add_BOS"});
   }
-  const auto outside = std::find_if(request.prompt.begin(), request.prompt.end(),
-                                    [&](int32_t id) { return id < 0 || id >= limits.vocabulary; });
-  if (outside != request.prompt.end()) {
-    problems.push_back(
-        {.what = fmt::format("token {} is not in the vocabulary of {} tokens", *outside, limits.vocabulary),
-         .where = "tokens",
-         .fix = fmt::format("Use ids in [0, {})", limits.vocabulary)});
-  }
+  check_ids(request.prompt, "tokens", limits, problems);
   const int64_t longest = limits.max_positions - (request.max_new_tokens > 0 ? 1 : 0);
   if (length > longest) {
     problems.push_back({.what = fmt::format("the prompt has {} tokens and the model {} positions", length,
@@ -76,12 +104,14 @@ void check_answers(const GenerationRequest& request, const RequestLimits& limits
 std::vector<Problem> request_problems(const GenerationRequest& request, const RequestLimits& limits) {
   std::vector<Problem> problems = sampling_problems(request.sampling);
   check_prompt(request, limits, problems);
+  check_source(request.encoder_tokens, limits, problems);
   check_answers(request, limits, problems);
   return problems;
 }
 
 std::string serialize(const GenerationRequest& r) {
   const nlohmann::json value = {{"prompt", r.prompt},
+                                {"encoder_tokens", r.encoder_tokens},
                                 {"max_new_tokens", r.max_new_tokens},
                                 {"sampling",
                                  {r.sampling.temperature, r.sampling.top_k, r.sampling.top_p,
@@ -101,6 +131,7 @@ GenerationRequest deserialize_request(const std::string& text) {
   const nlohmann::json value = nlohmann::json::parse(text);
   const nlohmann::json &sampling = value.at("sampling"), &eol = value.at("eol"), &beams = value.at("beams");
   return {.prompt = value.at("prompt"),
+          .encoder_tokens = value.at("encoder_tokens"),
           .max_new_tokens = value.at("max_new_tokens"),
           .sampling = {.temperature = sampling[0],
                        .top_k = sampling[1],

@@ -80,31 +80,55 @@ bool are_texts(const json& v) {
          (v.is_array() && std::all_of(v.begin(), v.end(), [](const json& t) { return t.is_string(); }));
 }
 
-void read_prompt(FieldReader& fields, const RequestReader& reader, bool add_bos, GenerationRequest& request) {
-  bool given = false;
+// Ids of a field, if it is there.
+std::optional<std::vector<int32_t>> read_ids(FieldReader& fields, const char* name) {
+  std::optional<std::vector<int32_t>> ids;
+  fields.read<std::vector<int32_t>>(name, "a list of token ids", are_ids,
+                                    [&](const std::vector<int32_t>& v) { ids = v; });
+  return ids;
+}
+
+// Ids of the text `prompt`, if it is there.
+std::optional<std::vector<int32_t>> read_text(FieldReader& fields, const RequestReader& reader) {
   std::optional<std::string> text;
   fields.read<std::string>(
       "prompt", "a text", [](const json& v) { return v.is_string(); },
-      [&](const std::string& v) { text = v, given = true; });
-  fields.read<std::vector<int32_t>>("tokens", "a list of token ids", are_ids,
-                                    [&](const std::vector<int32_t>& v) {
-                                      if (given)
-                                        fields.problem("prompt and tokens are both given", "Use one of them");
-                                      request.prompt = v;
-                                      given = true;
-                                    });
+      [&](const std::string& v) { text = v; });
+  if (!text) return std::nullopt;
+  std::vector<int32_t> ids;
+  if (!reader.tokenizer) {
+    fields.problem(fmt::format("a prompt needs a tokenizer ({})", reader.no_tokenizer),
+                   reader.encodes ? "Use encoder_tokens" : "Use tokens");
+    return ids;
+  }
+  try {
+    reader.tokenizer->encode(*text, ids);
+  } catch (const UserError& error) {
+    for (const Problem& problem : error.problems()) fields.problem(problem.what, problem.fix);
+  }
+  return ids;
+}
+
+void read_source(FieldReader& fields, const RequestReader& reader, GenerationRequest& request) {
+  const auto text = read_text(fields, reader), source = read_ids(fields, "encoder_tokens"),
+             start = read_ids(fields, "tokens");
+  if (text && source) fields.problem("prompt and encoder_tokens are both given", "Use one of them");
+  if (!text && !source) fields.problem("there is neither prompt nor encoder_tokens", "Add one of them");
+  set_prompt(reader, text.value_or(std::vector<int32_t>{}), request);
+  if (source) request.encoder_tokens = *source;
+  if (start) request.prompt = *start;
+  if (request.prompt.empty())
+    fields.problem("there is no token with which the decoder begins", "Put it into tokens");
+}
+
+void read_prompt(FieldReader& fields, const RequestReader& reader, bool add_bos, GenerationRequest& request) {
+  if (reader.encodes) return read_source(fields, reader, request);
+  const auto text = read_text(fields, reader), ids = read_ids(fields, "tokens");
   fields.read<json>(
       "encoder_tokens", "left out for this model", [](const json&) { return false; }, [](const json&) {});
-  if (!given) fields.problem("there is neither prompt nor tokens", "Add one of them");
-  if (text && !reader.tokenizer) {
-    fields.problem(fmt::format("a prompt needs a tokenizer ({})", reader.no_tokenizer), "Use tokens");
-  } else if (text) {
-    try {
-      reader.tokenizer->encode(*text, request.prompt);
-    } catch (const UserError& error) {
-      for (const Problem& problem : error.problems()) fields.problem(problem.what, problem.fix);
-    }
-  }
+  if (text && ids) fields.problem("prompt and tokens are both given", "Use one of them");
+  if (!text && !ids) fields.problem("there is neither prompt nor tokens", "Add one of them");
+  request.prompt = ids ? *ids : text.value_or(std::vector<int32_t>{});
   if (add_bos && reader.document_end < 0) {
     fields.problem("add_BOS needs a tokenizer with an end-of-document token", "Put the token into tokens");
   } else if (add_bos) {
@@ -154,6 +178,26 @@ nlohmann::ordered_json choice_to_json(const GeneratedChoice& choice, const Gener
 }
 
 }  // namespace
+
+int32_t use_encoder_rules(RequestReader& reader) {
+  reader.encodes = true;
+  if (!reader.tokenizer) return -1;
+  const SpecialTokens& special = reader.tokenizer->special();
+  reader.source_end = special.eos.value_or(-1);
+  reader.decoder_start = special.bos.value_or(special.cls.value_or(special.pad.value_or(-1)));
+  return special.eos.value_or(special.sep.value_or(-1));
+}
+
+void set_prompt(const RequestReader& reader, std::vector<int32_t> tokens, GenerationRequest& request) {
+  if (!reader.encodes) {
+    request.prompt = std::move(tokens);
+    return;
+  }
+  request.encoder_tokens = std::move(tokens);
+  if (reader.source_end >= 0) request.encoder_tokens.push_back(reader.source_end);
+  request.prompt.clear();
+  if (reader.decoder_start >= 0) request.prompt.push_back(reader.decoder_start);
+}
 
 GenerationRequest request_from_json(const json& value, const RequestReader& reader,
                                     const std::string& where) {

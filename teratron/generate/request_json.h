@@ -19,9 +19,20 @@ struct RequestReader {
   int32_t document_end = -1;             // id; -1: none
   bool add_bos = false;
   int64_t total_length = 0;  // of prompt and answer where max_new_tokens is left out; 0: see defaults
+  // Of a model with an encoder, whose source is the prompt:
+  bool encodes = false;
+  int32_t decoder_start = -1;  // id; -1: none
+  int32_t source_end = -1;     // id after a source of text; -1: none
 };
 
-/// Fields: prompt (text) or tokens (ids), and any of max_new_tokens, temperature, top_k, top_p, top_p_decay,
+/// The rules of a tokenizer's special tokens: a decoder begins with bos, cls or pad, a source of text ends
+/// with eos. Returns the token that ends an answer, eos or sep; -1: none.
+int32_t use_encoder_rules(RequestReader& reader);
+/// Makes these tokens of a text the prompt or, of a model with an encoder, the source.
+void set_prompt(const RequestReader& reader, std::vector<int32_t> tokens, GenerationRequest& request);
+
+/// Fields: prompt (text) or tokens (ids), of a model with an encoder prompt or encoder_tokens, and perhaps
+/// tokens, with which the decoder begins; and any of max_new_tokens, temperature, top_k, top_p, top_p_decay,
 /// top_p_bound, num_beams, length_penalty, num_return_sequences, stop (a text or several), stop_token, seed
 /// or random_seed, logprobs, add_BOS, stop_on_eol, stop_on_double_eol, prevent_newline_after_colon.
 /// UserError(data) at `where` with all that is wrong: unknown fields, types, a missing prompt. The engine

@@ -21,9 +21,10 @@ at::Tensor long_tensor(const std::vector<int64_t>& values, at::Device device) {
 
 // The hidden states of some tokens, as the output of the last stage.
 Activations some_tokens(const Activations& output, const std::vector<int64_t>& tokens) {
-  const at::Tensor& hidden = output["hidden"];
+  const char* const name = output["decoder_hidden"].defined() ? "decoder_hidden" : "hidden";
+  const at::Tensor& hidden = output[name];
   if (static_cast<int64_t>(tokens.size()) == hidden.size(0)) return output;
-  return {{"hidden", hidden.index_select(0, long_tensor(tokens, hidden.device()))}};
+  return {{name, hidden.index_select(0, long_tensor(tokens, hidden.device()))}};
 }
 
 SamplingNeeds needs_of(const StepInput& step) {
@@ -34,11 +35,12 @@ SamplingNeeds needs_of(const StepInput& step) {
   return needs;
 }
 
-// The channels that cross the bound before layer `layer`.
-std::vector<const Channel*> channels_at(const LanguageModel& model, int64_t layer) {
+// The channels that cross the bound before layer `layer` with this micro-batch.
+std::vector<const Channel*> channels_at(const LanguageModel& model, const MicroBatch& batch, int64_t layer) {
   std::vector<const Channel*> channels;
   for (const Channel& channel : model.channels) {
-    if (!channel.crosses || channel.crosses(layer)) channels.push_back(&channel);
+    const bool exists = channel.needs_column.empty() || batch[channel.needs_column].defined();
+    if (exists && (!channel.crosses || channel.crosses(layer))) channels.push_back(&channel);
   }
   return channels;
 }
@@ -46,7 +48,7 @@ std::vector<const Channel*> channels_at(const LanguageModel& model, int64_t laye
 // For what the chunk receives.
 Activations input_buffers(const LanguageModel& model, const Model& chunk, const MicroBatch& batch) {
   Activations buffers;
-  for (const Channel* channel : channels_at(model, chunk.stage().first_layer)) {
+  for (const Channel* channel : channels_at(model, batch, chunk.stage().first_layer)) {
     buffers.set(
         channel->name,
         at::zeros(channel->shape(batch, 1),
@@ -78,7 +80,7 @@ void fill_slots(PagedRow& row, const StepRow& step, const CacheShape& cache, std
 CacheNeeds cache_needs(const LanguageModel& model) {
   const at::NoGradGuard no_grad;
   const at::Tensor zero = at::zeros({1}, at::TensorOptions().dtype(at::kLong).device(model.device));
-  const MicroBatch batch = token_batch(zero, zero);
+  const MicroBatch batch = model.encodes ? token_batch(zero, zero, zero) : token_batch(zero, zero);
   CacheNeeds needs;
   for (const auto& chunk : model.chunks) {
     LayerStates states(chunk->stage().layers);
@@ -95,8 +97,9 @@ CacheNeeds cache_needs(const LanguageModel& model) {
   return needs;
 }
 
+// Attention over a source has no kernel.
 bool StageRunner::has_kernel() const {
-  return paged_decode_supports(model_.device, model_.dtype, options_.cache.channels);
+  return !model_.encodes && paged_decode_supports(model_.device, model_.dtype, options_.cache.channels);
 }
 
 StageRunner::StageRunner(const LanguageModel& model, const Options& options)
@@ -136,8 +139,8 @@ void StageRunner::describe_rows(const StepInput& part) {
   int64_t decode_rows = 0;
   for (const StepRow& row : part.rows) {
     if (row.tokens == 1 && decode_rows == static_cast<int64_t>(batch_->rows.size())) decode_rows += 1;
-    PagedRow& paged = batch_->rows.emplace_back(
-        PagedRow{.first_token = row.first_token, .tokens = row.tokens, .length = row.length});
+    PagedRow& paged = batch_->rows.emplace_back(PagedRow{
+        .first_token = row.first_token, .tokens = row.tokens, .length = row.length, .source = row.source});
     fill_slots(paged, row, options_.cache, slots);
     if (paged.slots_L.defined()) paged.slots_L = paged.slots_L.to(model_.device);
   }
@@ -154,18 +157,28 @@ Activations StageRunner::receive(const Model& chunk, const MicroBatch& batch) co
   Activations buffers = input_buffers(model_, chunk, batch);
   std::vector<P2POp> ops;
   for (const auto& [name, buffer] : buffers) ops.push_back({.tensor = buffer, .peer = 0, .send = false});
+  if (ops.empty()) return {};
   model_.pipeline.links.forward_in.communicator->batch_isend_irecv(ops).wait();
   return buffers;
 }
 
-Work StageRunner::send(const Model& chunk, const Activations& output) const {
+Work StageRunner::send(const Model& chunk, const MicroBatch& batch, const Activations& output) const {
   const StageSpec& stage = chunk.stage();
   Activations sent;  // in the order of receive()
-  for (const Channel* channel : channels_at(model_, stage.first_layer + stage.layers))
+  for (const Channel* channel : channels_at(model_, batch, stage.first_layer + stage.layers))
     sent.set(channel->name, output[channel->name].contiguous());
   std::vector<P2POp> ops;
   for (const auto& [name, tensor] : sent) ops.push_back({.tensor = tensor, .peer = 1, .send = true});
+  if (ops.empty()) return {};
   return model_.pipeline.links.forward_out.communicator->batch_isend_irecv(ops);
+}
+
+MicroBatch StageRunner::batch_of(const StepInput& part) const {
+  const at::Tensor tokens = long_tensor(part.tokens, model_.device),
+                   positions = long_tensor(part.positions, model_.device);
+  const std::vector<int32_t>* const source = part.rows.front().source_tokens;
+  if (!source) return token_batch(tokens, positions);
+  return token_batch(tokens, positions, long_tensor({source->begin(), source->end()}, model_.device));
 }
 
 std::vector<Activations> StageRunner::run_chunks(const std::vector<StepInput>& parts) {
@@ -175,13 +188,12 @@ std::vector<Activations> StageRunner::run_chunks(const std::vector<StepInput>& p
     Model& chunk = *model_.chunks[c];
     for (const StepInput& part : parts) {
       describe_rows(part);
-      const MicroBatch batch =
-          token_batch(long_tensor(part.tokens, model_.device), long_tensor(part.positions, model_.device));
+      const MicroBatch batch = batch_of(part);
       const Activations output = chunk.forward(receive(chunk, batch), batch, &states_[c]);
       if (chunk.stage().head) {
         outputs.push_back(output);
       } else {
-        sent.push_back(send(chunk, output));
+        sent.push_back(send(chunk, batch, output));
       }
     }
   }
@@ -297,6 +309,12 @@ StepOutput StageRunner::run(const StepInput& step) {
   }
   if (pipeline.size > 1 && values > 0) pipeline.communicator->broadcast(result, pipeline.size - 1).wait();
   return unpack(step, result.to(at::kCPU));
+}
+
+void StageRunner::forget_source(int64_t source) {
+  for (LayerStates& states : states_) {
+    for (LayerState& state : states) std::get<KeyValueCache>(state).memories.erase(source);
+  }
 }
 
 void StageRunner::copy_pages(const std::vector<int32_t>& from, const std::vector<int32_t>& to) {

@@ -41,6 +41,8 @@ class StageRunner {
   StepOutput run(const StepInput& step);
   /// Copies keys and values of page from[i] to page to[i], one after the other.
   void copy_pages(const std::vector<int32_t>& from, const std::vector<int32_t>& to);
+  /// Frees the keys and values of a source (StepRow::source).
+  void forget_source(int64_t source);
 
  private:
   /// The outputs of the head for each part; none on ranks without it.
@@ -51,7 +53,8 @@ class StageRunner {
   StepOutput decode(const StepInput& step);
   void connect_stages() const;
   Activations receive(const Model& chunk, const MicroBatch& batch) const;
-  Work send(const Model& chunk, const Activations& output) const;
+  Work send(const Model& chunk, const MicroBatch& batch, const Activations& output) const;
+  MicroBatch batch_of(const StepInput& part) const;
   at::Tensor next_tokens(const StepInput& part, const Activations& output) const;
   at::Tensor target_logprobs(const StepInput& part, const Activations& output) const;
   StepOutput unpack(const StepInput& step, const at::Tensor& values) const;

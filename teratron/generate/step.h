@@ -14,6 +14,10 @@ struct StepRow {
   int64_t tokens = 0;
   int64_t length = 0;                           // of the sequence, these tokens included
   const std::vector<int32_t>* pages = nullptr;  // of the sequence
+  // Of a model with an encoder:
+  int64_t source = 0;  // whose encoded source the sequence attends to
+  const std::vector<int32_t>* source_tokens =
+      nullptr;  // to be encoded in this step, before other rows; or null
 };
 
 /// What follows a token of the step.
@@ -47,7 +51,8 @@ struct StepOutput {
   std::vector<double> targets;
 };
 
-/// The same work in at most `parts` steps of similar numbers of tokens, in order.
+/// The same work in about `parts` steps of similar numbers of tokens, in order; each row with source tokens is
+/// a separate step.
 std::vector<StepInput> split_step(const StepInput& step, int64_t parts);
 
 }  // namespace teratron

@@ -56,8 +56,9 @@ std::vector<Prompt> prompts_of(const nlohmann::json& requests, const Trainer& tr
   const Tokenizer& tokenizer = trainer.tokenizer();
   RequestReader reader{.tokenizer = &tokenizer, .document_end = tokenizer.special().eod.value_or(-1)};
   reader.defaults.sampling.seed = static_cast<uint64_t>(trainer.args().seed);
-  if (reader.document_end >= 0) reader.defaults.stop.tokens = {reader.document_end};
-  reader.defaults.beams.stop_token = reader.document_end;
+  const int32_t end = trainer.model().encodes ? use_encoder_rules(reader) : reader.document_end;
+  if (end >= 0) reader.defaults.stop.tokens = {end};
+  reader.defaults.beams.stop_token = end;
   std::vector<Prompt> prompts;
   for (size_t i = 0; i < requests.size(); ++i) {
     const std::string where = fmt::format("{}: prompt {}", *trainer.args().generate_prompts, i + 1);
@@ -68,7 +69,8 @@ std::vector<Prompt> prompts_of(const nlohmann::json& requests, const Trainer& tr
                                .max_positions = trainer.model().max_positions,
                                .max_rows = max_texts_at_once,
                                .max_tokens = std::numeric_limits<int64_t>::max(),
-                               .has_tokenizer = true};
+                               .has_tokenizer = true,
+                               .encodes = trainer.model().encodes};
     std::vector<Problem> problems = request_problems(prompt.request, limits);
     for (Problem& problem : problems) problem.where = where + ", " + problem.where;
     if (!problems.empty()) throw UserError(ExitCode::data, std::move(problems));

@@ -39,6 +39,8 @@ struct Channel {
   bool differentiable = true;                // its gradient is sent back
   /// Whether it crosses the bound after the layers before `layer` (through all towers); null: always.
   std::function<bool(int64_t layer)> crosses = nullptr;
+  /// The column without which it does not exist, in generation: that of a source; empty: it always does.
+  std::string needs_column = {};
 };
 
 /// [S / shards, B, width] for the S and B of a column that all stages have.
@@ -61,6 +63,7 @@ struct ModelPlan {
   int64_t padded_vocabulary = 0;
   int64_t max_positions = 0;  // of a sequence
   bool generates = true;      // text, token by token; false: attention is not causal
+  bool encodes = false;       // a source: the text is a decoder's, which attends to the encoder's output
   ModelBuilder build;
   Inference inference = {};                 // no inputs: the model is only trained
   std::optional<PipelineSplit> split = {};  // encoder and decoder on different pipeline stages

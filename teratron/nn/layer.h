@@ -1,6 +1,7 @@
 // A layer of a model: it takes hidden states [S, B, H] and returns the next ones.
 #pragma once
 
+#include <map>
 #include <variant>
 #include <vector>
 
@@ -21,6 +22,9 @@ struct KeyValueCache {
   KeyValues tokens;      // of all tokens so far
   PagedKeyValues paged;  // takes their place if it has a batch
   KeyValues memory;      // of cross attention, computed once
+  /// The same for rows of a paged batch, by PagedRow::source. Computed in a micro-batch with an encoder's
+  /// output, of one row.
+  std::map<int64_t, KeyValues> memories = {};
 };
 
 /// What a layer keeps between the calls of a generation. The layer chooses the type.

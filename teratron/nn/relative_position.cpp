@@ -40,6 +40,13 @@ struct BucketLookup : torch::autograd::Function<BucketLookup> {
 
 }  // namespace
 
+at::Tensor narrow_bias(const at::Tensor& distance_bias, int64_t queries, int64_t keys) {
+  TERATRON_ASSERT(distance_bias.defined(), "relative positions without biases");
+  const int64_t most = (distance_bias.size(1) + 1) / 2;
+  TERATRON_ASSERT(keys <= most, "biases of {} positions for {} keys", most, keys);
+  return distance_bias.narrow(1, most - keys, queries + keys - 1);
+}
+
 std::vector<int64_t> distance_buckets(const RelativePositions& positions) {
   const int64_t count = buckets_of_direction(positions), exact = count / 2;
   TERATRON_ASSERT(exact >= 1 && positions.max_distance > exact, "{} buckets up to distance {}",

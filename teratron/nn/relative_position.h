@@ -21,6 +21,9 @@ struct RelativePositions {
 ///   n/2 + floor(log(d / (n/2)) / log(max_distance / (n/2)) * n/2), at most n - 1.
 std::vector<int64_t> distance_buckets(const RelativePositions& positions);
 
+/// The columns of by_distance() that the last `queries` of `keys` tokens need, as in AttentionRequest.
+at::Tensor narrow_bias(const at::Tensor& distance_bias, int64_t queries, int64_t keys);
+
 class RelativePositionBias {
  public:
   struct Options {

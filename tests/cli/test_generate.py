@@ -13,6 +13,10 @@ from terminal import TerminalSession
 
 pytestmark = needs_binary
 
+MOCK_T5 = """--encoder-num-layers 2 --decoder-num-layers 2 --hidden-size 32 --num-attention-heads 4 --kv-channels 8
+    --ffn-hidden-size 64 --encoder-seq-length 16 --decoder-seq-length 16 --max-position-embeddings 16 --mock-data
+    --tokenizer-type NullTokenizer --vocab-size 60 --micro-batch-size 2 --lr 1e-3 --init-method-std 0.3 --device cpu""".split()
+
 LINES = [{"prompt": "1 2 3", "max_new_tokens": 4, "seed": 3},
          {"tokens": [5, 6], "top_k": 1, "logprobs": True, "max_new_tokens": 3},
          {"tokens": [5, 6], "num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 3},
@@ -81,6 +85,48 @@ def test_layouts_give_the_same_texts(checkpoint, tmp_path, layout):
     for one, other in zip(flat[:half], flat[half:]):
         assert one["tokens"] == other["tokens"] and one["text"] == other["text"]
         assert one.get("logprobs", []) == pytest.approx(other.get("logprobs", []), abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("t5")
+    teratron("pretrain", "t5", *MOCK_T5, "--train-iters", "1", "--save", folder)
+    return folder
+
+
+SOURCES = [{"encoder_tokens": [5, 6, 7], "tokens": [1], "top_k": 1, "max_new_tokens": 6, "logprobs": True},
+           {"encoder_tokens": [5], "tokens": [1, 2], "max_new_tokens": 5, "seed": 4},
+           {"prompt": "8 9 3", "tokens": [1], "num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 4},
+           {"encoder_tokens": [9] * 12, "tokens": [3], "num_return_sequences": 2, "max_new_tokens": 4}]
+
+
+@pytest.mark.parametrize("layout", [["--tp", "2"], ["--pp", "2"], ["--tp", "2", "--pp", "2"]])
+def test_t5_answers_sources_in_every_layout(t5, tmp_path, layout):
+    write_lines(tmp_path / "in.jsonl", SOURCES)
+    _, alone = generate(t5, tmp_path)
+    assert len(alone[0]["tokens"]) == 6 and len(alone[0]["logprobs"]) == 6
+    split = ["--pipeline-model-parallel-split-rank", "1"] if "--pp" in layout else []
+    launch = ["launch", "--nproc-per-node", 4 if len(layout) == 4 else 2, "--log-dir", tmp_path / "logs", "--"]
+    _, cut = generate(t5, tmp_path, *layout, *split, launch=launch)
+    for one, other in zip(alone, cut):
+        choices = [answer.get("choices", [answer]) for answer in (one, other)]
+        assert [choice["tokens"] for choice in choices[0]] == [choice["tokens"] for choice in choices[1]]
+    assert cut[0]["logprobs"] == pytest.approx(alone[0]["logprobs"], abs=1e-5)
+
+
+def test_t5_refuses_bad_sources(t5, tmp_path):
+    bad = [({"tokens": [1]}, "neither prompt nor encoder_tokens"), ({"encoder_tokens": [5]}, "no token with which the decoder begins"),
+           ({"encoder_tokens": [5], "prompt": "5", "tokens": [1]}, "both given"), ({"encoder_tokens": [], "tokens": [1]}, "no tokens"),
+           ({"encoder_tokens": [5] * 17, "tokens": [1]}, "17 tokens and the model 16 positions"),
+           ({"encoder_tokens": [500], "tokens": [1]}, "token 500 is not in the vocabulary"), ({"encoder_token": [5]}, "encoder_tokens?")]
+    write_lines(tmp_path / "in.jsonl", [line for line, _ in bad])
+    result, lines = generate(t5, tmp_path, code=3)
+    for (_, says), answer in zip(bad, lines):
+        assert says in answer["error"], answer
+    launch = ["launch", "--nproc-per-node", 2, "--log-dir", tmp_path / "logs", "--"]
+    message(teratron(*launch, "generate", "--load", t5, "--device", "cpu", "--prompt", "1", "--pp", "2", code=2),
+            "--pipeline-model-parallel-split-rank")
+    message(teratron("generate", "--load", t5, "--device", "cpu", "--num-samples", "2", code=2), "without a source")
 
 
 def test_texts_during_training(tmp_path):

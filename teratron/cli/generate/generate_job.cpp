@@ -9,9 +9,15 @@ namespace teratron {
 
 namespace {
 
-RequestReader request_reader(const Arguments& args, const Tokenizer* tokenizer) {
+RequestReader request_reader(const Arguments& args, const Tokenizer* tokenizer, bool encodes) {
   RequestReader reader{.tokenizer = tokenizer, .add_bos = args.add_bos};
   if (tokenizer) reader.document_end = tokenizer->special().eod.value_or(-1);
+  const int32_t usual_end = encodes ? use_encoder_rules(reader) : reader.document_end;
+  if (encodes && args.add_bos) {
+    throw config_error({.what = "the prompt is an encoder's source, which begins with no added token",
+                        .where = "--add-bos",
+                        .fix = "Leave it out"});
+  }
   GenerationRequest& request = reader.defaults;
   request.sampling = {.temperature = args.temperature,
                       .top_k = args.greedy ? 1 : args.top_k,
@@ -20,7 +26,7 @@ RequestReader request_reader(const Arguments& args, const Tokenizer* tokenizer) 
                       .top_p_bound = args.top_p_bound,
                       .seed = static_cast<uint64_t>(args.seed)};
   check_sampling(request.sampling);
-  const int64_t end = args.stop_token.value_or(reader.document_end);
+  const int64_t end = args.stop_token.value_or(usual_end);
   if (end >= 0) request.stop.tokens = {static_cast<int32_t>(end)};
   request.stop.texts = args.stop;
   request.stop.on_eol = args.stop_on_eol;
@@ -56,7 +62,7 @@ GenerateJob load_generate_job(const ParsedArguments& parsed, const Mesh& mesh, b
     if (needs_tokenizer) throw;
     problem = error.what();
   }
-  job.reader = request_reader(job.args(), job.tokenizer.get());
+  job.reader = request_reader(job.args(), job.tokenizer.get(), job.loaded.model.encodes);
   job.reader.no_tokenizer = problem;
   return job;
 }

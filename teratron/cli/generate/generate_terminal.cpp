@@ -39,8 +39,9 @@ void converse(const GenerateJob& job, RankedEngine& engine, LineEditor& editor) 
     try {
       GenerationRequest request = job.reader.defaults;
       request.logprobs = false;
-      request.prompt =
-          encode_prompt(*job.tokenizer, *input, job.args().add_bos ? job.reader.document_end : -1);
+      set_prompt(job.reader,
+                 encode_prompt(*job.tokenizer, *input, job.args().add_bos ? job.reader.document_end : -1),
+                 request);
       if (job.reader.total_length > 0) {
         request.max_new_tokens =
             std::max<int64_t>(job.reader.total_length - static_cast<int64_t>(request.prompt.size()), 1);

@@ -100,6 +100,11 @@ std::vector<Prompt> prompts_of(const GenerateJob& job) {
                         .where = "--num-samples",
                         .fix = "Use one of them"});
   }
+  if (args.num_samples > 0 && job.reader.encodes) {
+    throw config_error({.what = "a model with an encoder generates no text without a source",
+                        .where = "--num-samples",
+                        .fix = "Use --prompt"});
+  }
   std::vector<Prompt> prompts;
   for (int64_t i = 0; i < args.num_samples; ++i) {
     prompts.push_back({"", job.reader.defaults});
@@ -113,8 +118,8 @@ std::vector<Prompt> prompts_of(const GenerateJob& job) {
   }
   for (const std::string& text : read_prompts(args, job.mesh.world_size())) {
     prompts.push_back({text, job.reader.defaults});
-    prompts.back().request.prompt =
-        encode_prompt(*job.tokenizer, text, args.add_bos ? job.reader.document_end : -1);
+    set_prompt(job.reader, encode_prompt(*job.tokenizer, text, args.add_bos ? job.reader.document_end : -1),
+               prompts.back().request);
   }
   return prompts;
 }

@@ -59,11 +59,16 @@ LayerContext decoder_context(const MicroBatch& batch, const TransformerConfig& c
   return layer_context(own, config, nullptr);
 }
 
-// Of the decoder's layers so far, before its next tokens.
-int64_t cached_tokens(const LayerStates* states) {
+// Tokens of the longest decoder sequence in the micro-batch, those cached included.
+int64_t decoder_length(int64_t tokens, const LayerStates* states) {
   const auto* const cache =
       states && !states->empty() ? std::get_if<KeyValueCache>(&states->front()) : nullptr;
-  return cache && cache->tokens.k_SBGD.defined() ? cache->tokens.k_SBGD.size(0) : 0;
+  if (!cache) return tokens;
+  if (!cache->paged.batch)
+    return tokens + (cache->tokens.k_SBGD.defined() ? cache->tokens.k_SBGD.size(0) : 0);
+  int64_t longest = 1;
+  for (const PagedRow& row : cache->paged.batch->rows) longest = std::max(longest, row.length);
+  return longest;
 }
 
 }  // namespace
@@ -168,8 +173,8 @@ at::Tensor T5::decode(const at::Tensor& hidden_SBH, const at::Tensor& encoder_ou
   if (here_.embeds_target) x_SBH = embed(batch["decoder_tokens"], config_.decoder, context);
   notify(here_.embeds_target ? "embedding" : "the previous stage", x_SBH, batch);
   if (decoder_.positions) {
-    const int64_t length = context.positions_SB.size(0) + cached_tokens(states);
-    context.distance_bias = decoder_.positions->by_distance(length);
+    context.distance_bias =
+        decoder_.positions->by_distance(decoder_length(context.positions_SB.size(0), states));
   }
   const Hidden y = decoder_.layers ? decoder_.layers->forward(x_SBH, context, states) : Hidden{x_SBH};
   if (!decoder_.norm) return apply_bias_grad(y);
@@ -181,7 +186,8 @@ at::Tensor T5::decode(const at::Tensor& hidden_SBH, const at::Tensor& encoder_ou
 Activations T5::forward(const Activations& input, const MicroBatch& batch, LayerStates* states) {
   Activations output;
   at::Tensor encoder_output_SBH = input["encoder_output"];
-  if (here_.embeds_source || input["hidden"].defined()) {
+  const bool encodes = batch["encoder_index"].defined();  // else the sources are known (generation)
+  if (encodes && (here_.embeds_source || input["hidden"].defined())) {
     const at::Tensor x_SBH = encode(input["hidden"], batch);
     if (here_.ends_encoder) {
       encoder_output_SBH = x_SBH;

@@ -23,8 +23,9 @@ struct T5Stage {
 };
 
 /// Columns (t5_schema()): encoder_tokens, encoder_index [Se, B]; encoder_length [B, 1], the tokens of each
-/// row without padding (undefined: rows without padding); decoder_tokens, decoder_index, labels and loss_mask
-/// [Sd, B]. Padding at the end of the decoder's rows needs no mask: attention is causal, and no loss counts.
+/// row without padding (undefined: rows without padding); decoder_tokens, decoder_index, labels and
+/// loss_mask [Sd, B]. Without encoder_index the decoder alone runs, with the sources that `states` hold.
+/// Padding at the end of the decoder's rows needs no mask: attention is causal, and no loss counts.
 ///
 /// Channels: the encoder's "hidden" before its end, "encoder_output" from there on, "decoder_hidden".
 /// Word and position embeddings are parameters of the same names on the stages where encoder and decoder

@@ -5,6 +5,7 @@
 #include "teratron/base/error.h"
 #include "teratron/nn/alibi.h"
 #include "teratron/nn/attention/paged_attention.h"
+#include "teratron/nn/relative_position.h"
 
 namespace teratron {
 
@@ -23,15 +24,6 @@ LinearOptions output_projection(const AttentionLayerOptions& options) {
           .out = options.hidden,
           .bias = options.bias,
           .init = options.output_init};
-}
-
-// The biases of the distances from the queries, which are the last of the keys' tokens, to the keys.
-at::Tensor narrow_bias(const at::Tensor& distance_bias, const QueryKeyValue& qkv) {
-  TERATRON_ASSERT(distance_bias.defined(), "relative positions without biases");
-  const int64_t queries = qkv.q_SBND.size(0), keys = qkv.k_SBGD.size(0);
-  const int64_t most = (distance_bias.size(1) + 1) / 2;
-  TERATRON_ASSERT(keys <= most, "biases of {} positions for {} keys", most, keys);
-  return distance_bias.narrow(1, most - keys, queries + keys - 1);
 }
 
 void extend(KeyValues& cache, QueryKeyValue& qkv) {
@@ -61,7 +53,6 @@ AttentionRequest CoreAttention::request(const QueryKeyValue& qkv, const LayerCon
       .mask = options_.mask,
       .window = options_.window,
       .alibi_slopes = alibi_slopes_N_,
-      .distance_bias = options_.distance_bias ? narrow_bias(context.distance_bias, qkv) : at::Tensor(),
       .score_divisor = options_.score_divisor,
       .dropout = context.training ? options_.dropout : 0.0,
       .dropout_key = {context.dropout_seed, options_.dropout_site, context.sample_ids_B},
@@ -78,12 +69,16 @@ at::Tensor CoreAttention::forward(const QueryKeyValue& qkv, const Segments& segm
   AttentionRequest whole = request(qkv, context);
   whole.segments = segments;
   whole.packed = context.packed;
+  if (options_.distance_bias)
+    whole.distance_bias = narrow_bias(context.distance_bias, qkv.q_SBND.size(0), qkv.k_SBGD.size(0));
   return attention(whole);
 }
 
 at::Tensor CoreAttention::forward_paged(const QueryKeyValue& qkv, PagedKeyValues& paged,
                                         const LayerContext& context) const {
-  return paged_attention(request(qkv, context), paged, context.positions_SB);
+  AttentionRequest whole = request(qkv, context);
+  if (options_.distance_bias) whole.distance_bias = context.distance_bias;
+  return paged_attention(whole, paged, context.positions_SB);
 }
 
 at::Tensor CoreAttention::decode(const QkvParts& qkv, PagedKeyValues& paged,
@@ -168,9 +163,26 @@ KeyValues CrossAttention::project_memory(const at::Tensor& memory_SBH) {
   return {parts[0], parts[1]};
 }
 
+// Row by row: each attends to the source of its sequence.
+at::Tensor CrossAttention::attend_paged(const at::Tensor& q_SBF, const LayerContext& context,
+                                        KeyValueCache& cache) {
+  const at::Tensor q_SBND = q_SBF.unflatten(-1, {core_.heads(), core_.kv_channels()});
+  std::vector<at::Tensor> rows;
+  for (const PagedRow& row : cache.paged.batch->rows) {
+    if (context.memory.hidden_SBH.defined())
+      cache.memories[row.source] = project_memory(context.memory.hidden_SBH);
+    const KeyValues& memory = cache.memories.at(row.source);
+    rows.push_back(core_.forward(
+        {q_SBND.narrow(0, row.first_token, row.tokens), memory.k_SBGD, memory.v_SBGD}, {}, context));
+  }
+  return at::cat(rows);
+}
+
 Hidden CrossAttention::forward_add_residual(const at::Tensor& x_SBH, const ResidualDropout& residual,
                                             const LayerContext& context, KeyValueCache* cache) {
   const at::Tensor q_SBF = apply_bias_grad(q_.forward(x_SBH));
+  if (cache && cache->paged.batch)
+    return output_.forward_add_residual(attend_paged(q_SBF, context, *cache), residual);
   const bool cached = cache && cache->memory.k_SBGD.defined();
   const KeyValues memory = cached ? cache->memory : project_memory(context.memory.hidden_SBH);
   if (cache) cache->memory = memory;

@@ -89,6 +89,7 @@ class CrossAttention {
 
  private:
   KeyValues project_memory(const at::Tensor& memory_SBH);
+  at::Tensor attend_paged(const at::Tensor& q_SBF, const LayerContext& context, KeyValueCache& cache);
 
   CoreAttention core_;
   ColumnLinear q_;

@@ -21,6 +21,7 @@ struct PagedRow {
   /// else -1.
   int64_t first_slot = -1;
   at::Tensor slots_L = {};  // i64 [length]: of all its tokens, where there is no first slot
+  int64_t source = 0;       // whose keys and values cross attention sees (KeyValueCache::memories)
 };
 
 /// What all layers share in a step.

@@ -4,6 +4,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/kernels/attention/paged_decode.h"
+#include "teratron/nn/relative_position.h"
 
 namespace teratron {
 
@@ -31,6 +32,8 @@ at::Tensor attend_row(const AttentionRequest& request, const PagedKeyValues& pag
   own.q_SBND = new_tokens(request.q_SBND);
   own.k_SBGD = is_new ? new_tokens(request.k_SBGD) : sequence_of(paged.k_TGD, row);
   own.v_SBGD = is_new ? new_tokens(request.v_SBGD) : sequence_of(paged.v_TGD, row);
+  if (request.distance_bias.defined())
+    own.distance_bias = narrow_bias(request.distance_bias, row.tokens, row.length);
   return attention(own);
 }
 

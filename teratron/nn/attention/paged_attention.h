@@ -6,7 +6,8 @@
 
 namespace teratron {
 
-/// request: queries, keys and values [T, 1, ...] of the new tokens, at these positions of their sequences.
+/// request: queries, keys and values [T, 1, ...] of the new tokens, at these positions of their sequences;
+/// distance_bias for the longest of these, as in LayerContext (no kernel decodes with it).
 /// Adds the keys and values to the pages; -> [T, 1, N * D]. Not differentiable.
 at::Tensor paged_attention(const AttentionRequest& request, PagedKeyValues& paged,
                            const at::Tensor& positions_SB);
