@@ -69,15 +69,23 @@ __global__ void __launch_bounds__(threads) decode_kernel(PagedDecodeArgs args) {
   constexpr int width = Mine::C * lanes;
   __shared__ BlockResult<H, width> result;
   __shared__ __align__(16) T new_key[width];
-  wait_for_predecessor();
-  release_successor();
   const PagedWork<T, H> work(args);
   const KeyRange keys(args, work.row, blockIdx.x, threads / lanes);
   Mine mine(threadIdx.x % lanes);
+  KeyStream<T, lanes, packs, H> stream;
+  // Positions, pages and what is cached are older than the predecessor, which computes queries and new keys.
+  stream.load(work, keys, mine, keys.begin);
+  wait_for_predecessor();
+  release_successor();
   mine.start(work, keys.last);
   if (keys.has_last() && threadIdx.x < lanes) mine.store_new(work, keys.last, new_key);
   __syncthreads();
-  attend(work, keys, new_key, mine);
+  constexpr int step = stream.at_once * stream.teams;
+  for (int first_key = keys.begin; first_key < keys.end; first_key += step) {
+    if (first_key > keys.begin) stream.load(work, keys, mine, first_key);
+    if (first_key + step > keys.last) stream.add_new(work, keys, mine, first_key, new_key);
+    stream.attend(work, keys, first_key, mine);
+  }
   merge_teams(work, mine, result);
   if (args.clustered) {
     merge_cluster(work, result);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "teratron/kernels/attention/launchers.h"
+#include "teratron/kernels/common/cluster.cuh"
 #include "teratron/kernels/common/device.cuh"
 
 namespace teratron::cuda {
@@ -54,7 +55,6 @@ struct PagedWork {
     return (token * args.groups + group) * args.channels;
   }
   __device__ const T* query(int h) const {
-    if (h >= heads) return nullptr;
     return static_cast<const T*>(args.q) + row * args.q_stride_row + group * args.q_stride_group +
            (first + h) * args.q_stride_head;
   }
@@ -92,7 +92,7 @@ __device__ void rotate(const PagedDecodeArgs& args, int position, const T* x, in
 template <typename T, int lanes, int packs, int H>
 struct Team {
   static constexpr int V = 16 / sizeof(T), C = V * packs;
-  float q[H][C], sum[H][C], max[H], weight[H];
+  float q[H][C], sum[H][C], max[H], weight[H], slope[H];
   int lane;
 
   __device__ explicit Team(int own_lane) : lane(own_lane) {}
@@ -100,23 +100,29 @@ struct Team {
   __device__ int channel(int pack) const { return (pack * lanes + lane) * V; }
 
   struct Vector {
-    Pack<T, V> pack[packs];
+    uint4 raw[packs];  // a pack each; as they are, or the compiler loads element by element
   };
-  /// Zeros if x is null.
-  __device__ Vector load_vector(const T* x, int channels) const {
+  /// Zeros unless `valid`; x can be read in any case, which saves branches.
+  __device__ Vector load_vector(const T* x, bool valid, int channels) const {
     Vector to;
 #pragma unroll
     for (int p = 0; p < packs; ++p) {
-      to.pack[p] = {};
-      if (x && channel(p) < channels) to.pack[p] = load<V>(x + channel(p));
+      const bool has = valid && channel(p) < channels;
+      const uint4 raw = *reinterpret_cast<const uint4*>(x + (has ? channel(p) : 0));
+      to.raw[p] = {has ? raw.x : 0, has ? raw.y : 0, has ? raw.z : 0, has ? raw.w : 0};
     }
     return to;
+  }
+  __device__ static void widen_raw(const uint4& raw, float (&to)[V]) {
+    Pack<T, V> pack;
+    memcpy(&pack, &raw, sizeof(pack));
+    widen(pack, to);
   }
   __device__ static void widen_vector(const Vector& from, float (&to)[C]) {
 #pragma unroll
     for (int p = 0; p < packs; ++p) {
       float part[V];
-      widen(from.pack[p], part);
+      widen_raw(from.raw[p], part);
 #pragma unroll
       for (int i = 0; i < V; ++i) to[p * V + i] = part[i];
     }
@@ -126,18 +132,20 @@ struct Team {
   __device__ void start(const PagedWork<T, H>& work, int position) {
 #pragma unroll
     for (int h = 0; h < H; ++h) {
-      const T* const x = work.query(h);
-      const Vector own = load_vector(x, work.args.channels);
+      const bool valid = h < work.heads;
+      const T* const x = work.query(valid ? h : 0);
+      const Vector own = load_vector(x, valid, work.args.channels);
 #pragma unroll
       for (int p = 0; p < packs; ++p) {
         float part[V];
-        widen(own.pack[p], part);
-        if (x && channel(p) < work.args.channels) rotate<V>(work.args, position, x, channel(p), part);
+        widen_raw(own.raw[p], part);
+        if (valid && channel(p) < work.args.channels) rotate<V>(work.args, position, x, channel(p), part);
 #pragma unroll
         for (int i = 0; i < V; ++i) q[h][p * V + i] = part[i] * work.args.scale, sum[h][p * V + i] = 0.0f;
       }
       max[h] = -INFINITY;
       weight[h] = 0.0f;
+      slope[h] = work.args.slopes && h < work.heads ? work.args.slopes[work.head() + h] : 0.0f;
     }
   }
 
@@ -180,27 +188,39 @@ struct Team {
   }
 };
 
-/// The keys of a block, `at_once` per team in flight.
+/// Keys and values of a block, some per team in flight.
 template <typename T, int lanes, int packs, int H>
-__device__ void attend(const PagedWork<T, H>& work, const KeyRange& keys, const T* new_key,
-                       Team<T, lanes, packs, H>& mine) {
+struct KeyStream {
   using Mine = Team<T, lanes, packs, H>;
-  constexpr int teams = threads / lanes, at_once = packs == 1 ? 4 : 2;
-  const PagedDecodeArgs& args = work.args;
-  const int team = threadIdx.x / lanes;
-  for (int first_key = keys.begin; first_key < keys.end; first_key += at_once * teams) {
-    typename Mine::Vector k[at_once], v[at_once];
-    const auto position = [&](int u) { return first_key + u * teams + team; };
+  static constexpr int teams = threads / lanes, at_once = packs == 1 ? 4 : 2;
+  typename Mine::Vector k[at_once], v[at_once];
+
+  __device__ static int position(int first_key, int u) {
+    return first_key + u * teams + static_cast<int>(threadIdx.x) / lanes;
+  }
+  /// From their pages, but not the new ones.
+  __device__ void load(const PagedWork<T, H>& work, const KeyRange& keys, const Mine& mine, int first_key) {
 #pragma unroll
     for (int u = 0; u < at_once; ++u) {
-      const int j = position(u);
-      const bool valid = j < keys.end, is_new = j == keys.last;
-      const int64_t at = valid && !is_new ? work.slot(j) : 0;
-      const T* const from_k = is_new ? new_key : static_cast<const T*>(args.k_pages) + at;
-      const T* const from_v = is_new ? work.new_v : static_cast<const T*>(args.v_pages) + at;
-      k[u] = mine.load_vector(valid ? from_k : nullptr, args.channels);
-      v[u] = mine.load_vector(valid ? from_v : nullptr, args.channels);
+      const int j = position(first_key, u);
+      const bool cached = j < keys.end && j != keys.last;
+      const int64_t at = cached ? work.slot(j) : 0;
+      const int channels = work.args.channels;
+      k[u] = mine.load_vector(static_cast<const T*>(work.args.k_pages) + at, cached, channels);
+      v[u] = mine.load_vector(static_cast<const T*>(work.args.v_pages) + at, cached, channels);
     }
+  }
+  /// The new ones, if they are among these.
+  __device__ void add_new(const PagedWork<T, H>& work, const KeyRange& keys, const Mine& mine, int first_key,
+                          const T* new_key) {
+#pragma unroll
+    for (int u = 0; u < at_once; ++u) {
+      if (position(first_key, u) != keys.last || keys.last >= keys.end) continue;
+      k[u] = mine.load_vector(new_key, true, work.args.channels);
+      v[u] = mine.load_vector(work.new_v, true, work.args.channels);
+    }
+  }
+  __device__ void attend(const PagedWork<T, H>& work, const KeyRange& keys, int first_key, Mine& mine) const {
 #pragma unroll
     for (int u = 0; u < at_once; u += 2) {
       float key[2][Mine::C], value[2][Mine::C];
@@ -215,32 +235,13 @@ __device__ void attend(const PagedWork<T, H>& work, const KeyRange& keys, const 
 #pragma unroll
         for (int two = 0; two < 2; ++two) {
           s[two] = mine.score(h, key[two]);
-          const int j = position(u + two);
-          if (args.slopes && h < work.heads)
-            s[two] += args.slopes[work.head() + h] * static_cast<float>(j - keys.last);
-          if (j >= keys.end) s[two] = -INFINITY;
+          const int j = position(first_key, u + two);
+          s[two] = j < keys.end ? fmaf(mine.slope[h], static_cast<float>(j - keys.last), s[two]) : -INFINITY;
         }
         mine.add(h, s[0], s[1], value[0], value[1]);
       }
     }
   }
-}
-
-__device__ inline void cluster_sync() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-#endif
-}
-
-/// A value in shared memory, of the same place in block `rank` of the cluster.
-__device__ inline float read_of_block(const float* own, int rank) {
-  float value = *own;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(own)), there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(there) : "memory");
-#endif
-  return value;
-}
+};
 
 }  // namespace teratron::cuda

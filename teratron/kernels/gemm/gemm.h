@@ -2,7 +2,7 @@
 //
 // x [T, I], w [O, I], bias [O] or undefined, residual [T, O], of one float dtype. CPU and CUDA; asynchronous
 // on the current CUDA stream. bf16 and f16 on a GPU: one cuBLASLt GEMM that rounds once, with the algorithm
-// that gemm_heuristic.h selects. Bitwise reproducible where cuBLAS is. Forward with at most 16 rows, as when
+// that gemm_heuristic.h selects. Bitwise reproducible where cuBLAS is. Forward with at most 32 rows, as when
 // text is generated, is one kernel of ours for residual and activation too, limited by the reading of w.
 //
 // Fused with an activation, or with RoPE of style `half` over whole heads: bf16 on compute capability 9.0

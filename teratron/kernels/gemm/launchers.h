@@ -41,7 +41,7 @@ TERATRON_LAUNCHER(size_t, gemm_algorithm_index, const GemmArgs& args);
 /// out [rows, n] = x [rows, k] w [n, k]^T (+ bias [n]) (+ addend [rows, n]), rounded once; or, activated,
 /// out = activation(z) of the rounded z = x w^T (+ bias), without addend: [rows, n / 2] if gated.
 /// bf16 or f16, contiguous, k a multiple of 8, x and w 16-byte aligned. Sums in f32; those of a row do not
-/// depend on the other rows or their number.
+/// depend on the other rows, nor on their number up to 8, 16 or 32.
 struct SkinnyGemmArgs {
   int64_t rows, n, k;
   const void *x, *w, *bias, *addend;
@@ -49,8 +49,9 @@ struct SkinnyGemmArgs {
   Dtype dtype;
   bool activated = false;
   Activation activation = Activation::gelu;
+  int splits = 1;  // blocks that share columns; set by the launcher
 };
-inline constexpr int64_t skinny_gemm_rows = 16;  // at most
+inline constexpr int64_t skinny_gemm_rows = 32;  // at most
 /// Whether the current device has the kernel and it is faster than cuBLASLt for so many rows.
 TERATRON_LAUNCHER(bool, has_skinny_gemm, int64_t rows);
 TERATRON_LAUNCHER(void, skinny_gemm, const SkinnyGemmArgs& args, CUstream_st* stream);

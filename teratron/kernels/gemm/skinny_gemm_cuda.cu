@@ -1,7 +1,11 @@
-// A block computes 16 columns of the output, of all rows: 16 rows of w are the first operand of the tensor
-// cores, up to 8 * tiles rows of x the second. Its warps take turns in chunks of k, and their sums are added
-// in shared memory. Each element of w is read once, in 16 bytes per thread; the order of k within a chunk is
-// permuted in both operands so that these are fragments as they come.
+// The blocks of a cluster compute 16 * row_tiles columns of the output, of all rows: rows of w are the first
+// operand of the tensor cores, up to 8 * token_tiles rows of x the second. Their warps take turns in chunks
+// of k; the sums of the warps of a block are added in shared memory, those of the blocks in that of the
+// cluster. Each element of w is read once, in 16 bytes per thread; the order of k within a chunk is permuted
+// in both operands so that these are fragments as they come. More row tiles read x less often.
+#include <algorithm>
+
+#include "teratron/kernels/common/cluster.cuh"
 #include "teratron/kernels/common/dependent_launch.cuh"
 #include "teratron/kernels/gemm/launchers.h"
 #include "teratron/kernels/pointwise/activation_math.cuh"
@@ -38,56 +42,89 @@ __device__ uint4 load_weight(const void* p) {
   return v;
 }
 
-/// Fragments of a chunk: two steps of 32 columns, of which a thread has 8 neighbors of two rows.
+/// Fragments of a chunk: two steps of 32 columns, of which a thread has 8 neighbors of two rows per tile.
+template <int row_tiles>
 struct WeightChunk {
-  uint4 low[2], high[2];  // rows lane / 4 and lane / 4 + 8 of the tile
+  uint4 low[row_tiles][2], high[row_tiles][2];  // rows lane / 4 and lane / 4 + 8 of the tile
+};
+template <int token_tiles>
+struct TokenChunk {
+  uint4 x[token_tiles][2];  // token lane / 4 of the tile
 };
 
-/// The rows of w of a thread: an activation with a gate needs 8 rows of the gate and the same 8 of up.
+/// The rows of w of a thread: a tile of an activation with a gate has 8 rows of the gate and the same 8 of
+/// up.
+template <bool gated, int row_tiles>
 struct WeightRows {
-  const char *low, *high;  // at the thread's columns of chunk 0
-  int column;              // of the thread in a chunk
+  const char *low[row_tiles], *high[row_tiles];  // at the thread's columns of chunk 0
 
-  __device__ WeightRows(const SkinnyGemmArgs& args, int64_t first, int64_t second, int64_t limit) {
+  __device__ WeightRows(const SkinnyGemmArgs& args, int64_t first) {
     const int lane = threadIdx.x % 32, group = lane / 4;
-    column = lane % 4 * 8;
+    const int64_t gates = gated ? args.n / 2 : args.n;
     const auto row = [&](int64_t begin, int64_t end) {
       const int64_t r = begin + group < end ? begin + group : end - 1;  // rows beyond the end are not stored
-      return static_cast<const char*>(args.w) + 2 * (r * args.k + column);
+      return static_cast<const char*>(args.w) + 2 * (r * args.k + lane % 4 * 8);
     };
-    low = row(first, limit);
-    high = row(second, args.n);
-  }
-  __device__ void load(int64_t k, int64_t k_end, WeightChunk& to) const {
 #pragma unroll
-    for (int step = 0; step < 2; ++step) {
-      const int64_t at = k + 32 * step;
-      const bool inside = at + column < k_end;
-      to.low[step] = inside ? load_weight(low + 2 * at) : uint4{};
-      to.high[step] = inside ? load_weight(high + 2 * at) : uint4{};
+    for (int t = 0; t < row_tiles; ++t) {
+      const int64_t begin = first + t * (gated ? half_tile : tile);
+      low[t] = row(begin, gates);
+      high[t] = row(gated ? gates + begin : begin + half_tile, args.n);
+    }
+  }
+  __device__ void load(int64_t k, int64_t k_end, WeightChunk<row_tiles>& to) const {
+#pragma unroll
+    for (int t = 0; t < row_tiles; ++t) {
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        const int64_t at = k + 32 * step;
+        const bool inside = at + threadIdx.x % 4 * 8 < k_end;
+        to.low[t][step] = inside ? load_weight(low[t] + 2 * at) : uint4{};
+        to.high[t][step] = inside ? load_weight(high[t] + 2 * at) : uint4{};
+      }
     }
   }
 };
 
-template <typename T, int tiles>
-__device__ void multiply_chunk(const SkinnyGemmArgs& args, int64_t k, const WeightChunk& w,
-                               float (&sum)[tiles][4]) {
-  const int lane = threadIdx.x % 32, column = lane % 4 * 8;
+template <int token_tiles>
+__device__ TokenChunk<token_tiles> load_tokens(const SkinnyGemmArgs& args, int64_t k) {
+  const int lane = threadIdx.x % 32;
+  TokenChunk<token_tiles> to;
 #pragma unroll
-  for (int step = 0; step < 2; ++step) {
-    const int64_t at = k + 32 * step + column;
+  for (int t = 0; t < token_tiles; ++t) {
+    const int64_t token = t * token_tile + lane / 4;
 #pragma unroll
-    for (int t = 0; t < tiles; ++t) {
-      const int64_t token = t * token_tile + lane / 4;
-      uint4 x{};
-      if (token < args.rows && at < args.k)
-        x = *reinterpret_cast<const uint4*>(static_cast<const char*>(args.x) + 2 * (token * args.k + at));
-      const uint4 &low = w.low[step], &high = w.high[step];
-      multiply<T>(sum[t], {low.x, high.x, low.y, high.y}, {x.x, x.y});
-      multiply<T>(sum[t], {low.z, high.z, low.w, high.w}, {x.z, x.w});
+    for (int step = 0; step < 2; ++step) {
+      const int64_t at = k + 32 * step + lane % 4 * 8;
+      const bool inside = token < args.rows && at < args.k;
+      const char* const from = static_cast<const char*>(args.x) + 2 * (token * args.k + at);
+      to.x[t][step] = inside ? *reinterpret_cast<const uint4*>(from) : uint4{};
     }
   }
+  return to;
 }
+
+template <int row_tiles, int token_tiles>
+struct Sums {
+  float of[row_tiles][token_tiles][4] = {};
+
+  template <typename T>
+  __device__ void add(const WeightChunk<row_tiles>& w, const TokenChunk<token_tiles>& tokens) {
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+#pragma unroll
+      for (int r = 0; r < row_tiles; ++r) {
+        const uint4 &low = w.low[r][step], &high = w.high[r][step];
+#pragma unroll
+        for (int t = 0; t < token_tiles; ++t) {
+          const uint4& x = tokens.x[t][step];
+          multiply<T>(of[r][t], {low.x, high.x, low.y, high.y}, {x.x, x.y});
+          multiply<T>(of[r][t], {low.z, high.z, low.w, high.w}, {x.z, x.w});
+        }
+      }
+    }
+  }
+};
 
 /// One element of the output from the sums of its columns of w.
 template <typename T, Activation kind>
@@ -125,82 +162,118 @@ struct Activated {
   }
 };
 
-/// Adds the sums of all warps and stores the results. A value of register i of lane l is of row
-/// l / 4 + 8 (i / 2) of the tile and of token 2 (l % 4) + i % 2.
-template <typename T, typename Finish, int tiles>
-__device__ void store_sums(const SkinnyGemmArgs& args, const float (&sum)[tiles][4], int64_t first) {
-  extern __shared__ float parts[];  // [warps][tiles * 4][32]
+/// Adds the sums of all warps and stores the results. Value i of lane l of a pair of tiles is of row l / 4 +
+/// 8 (i / 2) of the one and of token 2 (l % 4) + i % 2 of the other. A block of a cluster stores a part.
+template <typename T, typename Finish, int row_tiles, int token_tiles>
+__device__ void store_sums(const SkinnyGemmArgs& args, const Sums<row_tiles, token_tiles>& sums,
+                           int64_t first) {
+  constexpr int values = row_tiles * token_tiles * 4, slots = values * 32;
+  extern __shared__ float parts[];  // [warps][slots], then the block's sums
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
 #pragma unroll
-  for (int i = 0; i < tiles * 4; ++i) parts[(warp * tiles * 4 + i) * 32 + lane] = sum[i / 4][i % 4];
+  for (int i = 0; i < values; ++i)
+    parts[warp * slots + i * 32 + lane] = sums.of[i / 4 / token_tiles][i / 4 % token_tiles][i % 4];
   __syncthreads();
-  const int64_t width = Finish::gated ? args.n / 2 : args.n;
-  const auto total = [&](int i, int of_lane) {
+  float* const block = parts + warps * slots;
+  for (int slot = threadIdx.x; slot < slots; slot += blockDim.x) {
     float all = 0.0f;
-    for (int w = 0; w < warps; ++w) all += parts[(w * tiles * 4 + i) * 32 + of_lane];
+    for (int w = 0; w < warps; ++w) all += parts[w * slots + slot];
+    block[slot] = all;
+  }
+  const int splits = args.splits;
+  splits > 1 ? cluster_sync() : __syncthreads();
+  const auto total = [&](int slot) {
+    if (splits == 1) return block[slot];
+    float all = 0.0f;
+    for (int rank = 0; rank < splits; ++rank) all += read_of_block(block + slot, rank);
     return all;
   };
-  for (int slot = threadIdx.x; slot < tiles * 128; slot += blockDim.x) {
-    const int i = slot / 32, of_lane = slot % 32;
-    const int64_t token = i / 4 * token_tile + 2 * (of_lane % 4) + i % 2;
-    const int64_t column = first + of_lane / 4 + (Finish::gated ? 0 : i % 4 / 2 * half_tile);
-    if (token >= args.rows || column >= width || (Finish::gated && i % 4 >= 2)) continue;
-    const float up = Finish::gated ? total(i + 2, of_lane) : 0.0f;
+  const int64_t width = Finish::gated ? args.n / 2 : args.n;
+  const int split = static_cast<int>(blockIdx.x % splits);
+  for (int slot = split * blockDim.x + threadIdx.x; slot < slots; slot += splits * blockDim.x) {
+    const int value = slot / 32 % 4, pair = slot / 128, of_lane = slot % 32;
+    const int64_t token = pair % token_tiles * token_tile + 2 * (of_lane % 4) + value % 2;
+    const int64_t column = first + pair / token_tiles * (Finish::gated ? half_tile : tile) + of_lane / 4 +
+                           (Finish::gated ? 0 : value / 2 * half_tile);
+    if (token >= args.rows || column >= width || (Finish::gated && value >= 2)) continue;
+    const float up = Finish::gated ? total(slot + 64) : 0.0f;
     static_cast<T*>(args.out)[token * width + column] =
-        Finish::template finish<T>(args, token, column, total(i, of_lane), up);
+        Finish::template finish<T>(args, token, column, total(slot), up);
   }
+  if (splits > 1) cluster_sync();  // a block that has ended cannot be read
 }
 
-/// `depth` chunks of a warp are in flight.
-template <typename T, typename Finish, int tiles, int depth>
-__global__ void __launch_bounds__(512) skinny_gemm_kernel(SkinnyGemmArgs args) {
-  const int64_t first = blockIdx.x * int64_t{Finish::gated ? half_tile : tile};
-  const WeightRows rows(args, first, Finish::gated ? args.n / 2 + first : first + half_tile,
-                        Finish::gated ? args.n / 2 : args.n);
-  const int64_t stride = blockDim.x / 32 * chunk;  // from a chunk of the warp to its next
-  int64_t k = threadIdx.x / 32 * chunk;
-  float sum[tiles][4] = {};
-  WeightChunk w[depth];
-  const auto load = [&] {
+/// Tiles of a block, and its chunks in flight per warp.
+template <int rows, int tokens, int chunks>
+struct Shape {
+  static constexpr int row_tiles = rows, token_tiles = tokens, depth = chunks;
+  static constexpr int max_threads = rows == 1 ? 512 : 256;
+};
+
+template <typename T, typename Finish, typename S>
+__global__ void __launch_bounds__(S::max_threads) skinny_gemm_kernel(SkinnyGemmArgs args) {
+  constexpr int depth = S::depth, token_tiles = S::token_tiles;
+  constexpr bool keeps_tokens = token_tiles == 1;  // in flight as weights are
+  const int64_t first = blockIdx.x / args.splits * int64_t{S::row_tiles * (Finish::gated ? half_tile : tile)};
+  const WeightRows<Finish::gated, S::row_tiles> rows(args, first);
+  const int warps = blockDim.x / 32;
+  const int64_t stride = warps * args.splits * chunk;  // from a chunk of the warp to its next
+  const int64_t begin = (blockIdx.x % args.splits * warps + threadIdx.x / 32) * chunk;
+  Sums<S::row_tiles, token_tiles> sums;
+  WeightChunk<S::row_tiles> w[depth];
+  TokenChunk<token_tiles> x[keeps_tokens ? depth : 1];
 #pragma unroll
-    for (int d = 0; d < depth; ++d) rows.load(k + d * stride, args.k, w[d]);
-  };
-  load();
+  for (int d = 0; d < depth; ++d) rows.load(begin + d * stride, args.k, w[d]);
   wait_for_predecessor();
   release_successor();
-  while (true) {
 #pragma unroll
-    for (int d = 0; d < depth; ++d) multiply_chunk<T, tiles>(args, k + d * stride, w[d], sum);
-    k += depth * stride;
-    if (k >= args.k) break;
-    load();
+  for (int d = 0; d < depth; ++d) {
+    if constexpr (keeps_tokens) x[d] = load_tokens<token_tiles>(args, begin + d * stride);
   }
-  store_sums<T, Finish, tiles>(args, sum, first);
+  for (int64_t k = begin; k < args.k; k += depth * stride) {
+#pragma unroll
+    for (int d = 0; d < depth; ++d) {
+      const int64_t next = k + (d + depth) * stride;
+      if constexpr (!keeps_tokens) x[0] = load_tokens<token_tiles>(args, k + d * stride);
+      sums.template add<T>(w[d], x[keeps_tokens ? d : 0]);
+      rows.load(next, args.k, w[d]);
+      if constexpr (keeps_tokens) x[d] = load_tokens<token_tiles>(args, next);
+    }
+  }
+  store_sums<T, Finish>(args, sums, first);
 }
 
-/// Depends on the weight alone, so that a row's sums do not depend on the number of rows.
-int warps_of(const SkinnyGemmArgs& args) {
+template <typename T, typename Finish, typename S>
+void launch_shape(SkinnyGemmArgs args, cudaStream_t stream) {
+  constexpr int most_warps = S::max_threads / 32, slots = S::row_tiles * S::token_tiles * 128;
+  const int64_t columns = S::row_tiles * (Finish::gated ? half_tile : tile);
+  const int64_t tiles = ceil_div(Finish::gated ? args.n / 2 : args.n, columns);
   const int64_t chunks = ceil_div(args.k, chunk);
-  const int64_t most = ceil_div(args.n, tile) < sm_count() ? 16 : 8;
-  return static_cast<int>(chunks < most ? chunks : most);
-}
-
-template <typename T, typename Finish, int tiles>
-void launch(const SkinnyGemmArgs& args, cudaStream_t stream) {
-  const int warps = warps_of(args);
-  const int64_t blocks = Finish::gated ? ceil_div(args.n / 2, half_tile) : ceil_div(args.n, tile);
-  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(blocks)),
+  // Two blocks for each SM, but not fewer than 4 chunks for each.
+  args.splits = 1;
+  while (args.splits < 4 && tiles * args.splits < sm_count() && chunks >= 8 * args.splits &&
+         compute_capability_major() >= 9)
+    args.splits *= 2;
+  // As few chunks per warp as possible, with an equal number for each.
+  const int64_t most = tiles * args.splits <= 2 * sm_count() ? most_warps : std::min(most_warps, 8);
+  const int64_t own_chunks = ceil_div(chunks, args.splits);
+  const int warps = static_cast<int>(ceil_div(own_chunks, ceil_div(own_chunks, most)));
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(tiles * args.splits)),
                           .block = dim3(static_cast<unsigned>(32 * warps)),
-                          .shared_bytes = warps * tiles * 128 * static_cast<int>(sizeof(float))};
-  const bool deep = args.k >= 4 * chunk * warps;
-  launch_dependent(deep ? skinny_gemm_kernel<T, Finish, tiles, 4> : skinny_gemm_kernel<T, Finish, tiles, 2>,
-                   shape, stream, args);
+                          .shared_bytes = (warps + 1) * slots * static_cast<int>(sizeof(float)),
+                          .cluster = args.splits};
+  const auto kernel = skinny_gemm_kernel<T, Finish, S>;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+  launch_dependent(kernel, shape, stream, args);
 }
 
 template <typename T, typename Finish>
 void launch(const SkinnyGemmArgs& args, cudaStream_t stream) {
-  if (args.rows <= token_tile) return launch<T, Finish, 1>(args, stream);
-  launch<T, Finish, 2>(args, stream);
+  const bool is_long = args.k >= 2048;  // chunks for more in flight
+  if (args.rows <= token_tile && is_long) return launch_shape<T, Finish, Shape<1, 1, 3>>(args, stream);
+  if (args.rows <= token_tile) return launch_shape<T, Finish, Shape<1, 1, 2>>(args, stream);
+  if (args.rows <= 2 * token_tile) return launch_shape<T, Finish, Shape<2, 2, 2>>(args, stream);
+  launch_shape<T, Finish, Shape<4, 4, 2>>(args, stream);
 }
 
 template <typename T>
