@@ -51,8 +51,8 @@ struct StepOutput {
   std::vector<double> targets;
 };
 
-/// The same work in about `parts` steps of similar numbers of tokens, in order; each row with source tokens is
-/// a separate step.
+/// The same work in about `parts` steps of similar numbers of tokens, in order; each row with source tokens
+/// is a separate step.
 std::vector<StepInput> split_step(const StepInput& step, int64_t parts);
 
 }  // namespace teratron
