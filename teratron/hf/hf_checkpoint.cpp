@@ -79,12 +79,41 @@ void copy_transposed(const std::vector<char>& theirs, int64_t rows, std::span<co
   }
 }
 
+bool copy_differs(const WeightFiles& files, const std::string& copy, const std::string& original) {
+  const TensorInfo& info = files.tensors().at(original);
+  if (files.tensors().at(copy) != info) return true;
+  const int64_t bytes = *checked_numel(info.shape) * size_of(info.dtype);
+  std::vector<char> one(window_bytes), other(window_bytes);
+  for (int64_t begin = 0; begin < bytes; begin += window_bytes) {
+    const int64_t length = std::min(window_bytes, bytes - begin);
+    files.read(copy, begin, length, one.data());
+    files.read(original, begin, length, other.data());
+    if (std::memcmp(one.data(), other.data(), static_cast<size_t>(length)) != 0) return true;
+  }
+  return false;
+}
+
+// See HfFamily::unties.
+void take_output_layer(HfModel& model, const fs::path& folder) {
+  const std::string own(model.family->unties);
+  if (own.empty()) return;
+  try {
+    const WeightFiles files(folder);
+    const std::string words(model.family->tensors.front().rows.front().sources.front());
+    const bool is_copy = files.has(own) && files.has(words) && !copy_differs(files, own, words);
+    model.settings["untie_embeddings_and_output_weights"] = files.has(own) && !is_copy;
+  } catch (const UserError&) {
+    // Without weights config.json is all there is; who needs them reports what is wrong.
+  }
+}
+
 }  // namespace
 
 HfModel read_hf_model(const fs::path& folder) {
   const fs::path path = folder / "config.json";
   HfModel model =
       parse_hf_config(read_text(path, {.kind = ExitCode::checkpoint}), printable(path.string(), 4096));
+  take_output_layer(model, folder);
   model.settings.update(hf_tokenizer_settings(folder));
   return model;
 }
@@ -98,6 +127,7 @@ HfCheckpoint::HfCheckpoint(const fs::path& folder)
   check();
   nlohmann::json config = model_.settings;
   config["model_family"] = model_.family->family;
+  config["hf_model_type"] = model_.family->model_type;
   info_ = {.path = folder_, .config = config.dump(), .state = "{}"};
   for (const HfTensor& tensor : tensors_) {
     by_name_[tensor.name] = &tensor;
@@ -134,7 +164,7 @@ void HfCheckpoint::check() const {
     for (const std::string& copy : tensor.copies) {
       const std::string& original = tensor.sources[0].name;
       if (unplaced.tensors.extract(copy).empty() || !files_.has(original)) continue;
-      if (copy_differs(copy, original))
+      if (copy_differs(files_, copy, original))
         unplaced.problem(copy, fmt::format("differs from \"{}\", whose copy it is in this model", original));
     }
   }
@@ -142,20 +172,6 @@ void HfCheckpoint::check() const {
     return std::ranges::any_of(model_.family->buffers,
                                [&](std::string_view end) { return name.ends_with(end); });
   });
-}
-
-bool HfCheckpoint::copy_differs(const std::string& copy, const std::string& original) const {
-  const TensorInfo& info = files_.tensors().at(original);
-  if (files_.tensors().at(copy) != info) return true;
-  const int64_t bytes = *checked_numel(info.shape) * size_of(info.dtype);
-  std::vector<char> one(window_bytes), other(window_bytes);
-  for (int64_t begin = 0; begin < bytes; begin += window_bytes) {
-    const int64_t length = std::min(window_bytes, bytes - begin);
-    files_.read(copy, begin, length, one.data());
-    files_.read(original, begin, length, other.data());
-    if (std::memcmp(one.data(), other.data(), static_cast<size_t>(length)) != 0) return true;
-  }
-  return false;
 }
 
 void HfCheckpoint::read(const LocalTensor& target) const {

@@ -34,7 +34,6 @@ class HfCheckpoint final : public ForeignCheckpoint {
  private:
   void use_old_names();
   void check() const;
-  bool copy_differs(const std::string& copy, const std::string& original) const;
   void read_source(const HfTensor& tensor, size_t source, const LocalTensor& target) const;
 
   std::filesystem::path folder_;

@@ -80,6 +80,7 @@ HfTensor weight_of(const HfTensorRow& row, const json& settings) {
     tensor.shape[0] = shape[0] = hf_size(settings, fmt::format("{}*kv_channels", groups));
   tensor.copies.assign(row.options.copies.begin(), row.options.copies.end());
   tensor.parts.assign(row.sources.size(), shape[0]);
+  if (row.rule == HfRule::kv_grouped) tensor.groups = hf_size(settings, "num_attention_heads");
   if (row.rule == HfRule::qkv_grouped || row.rule == HfRule::qkv_fused) {
     tensor.groups = hf_size(settings, groups);
     const int64_t keys = hf_size(settings, fmt::format("{}*kv_channels", groups));
@@ -107,6 +108,17 @@ HfTensor bias_of(HfTensor tensor) {
     source.transposed = false;
   }
   return tensor;
+}
+
+// The one that the weights came from first, if several have the settings.
+std::vector<const HfFamily*> families_of(std::string_view trained, const json& config) {
+  std::vector<const HfFamily*> found;
+  for (const HfFamily& family : hf_families()) {
+    if (family.family == trained) found.push_back(&family);
+  }
+  const std::string origin = config.value("hf_model_type", "");
+  std::ranges::stable_partition(found, [&](const HfFamily* one) { return one->model_type == origin; });
+  return found;
 }
 
 }  // namespace
@@ -137,8 +149,8 @@ HfModel hf_model_of(const CheckpointInfo& info) {
   const json settings = json::parse(to_json(arguments_from_json(info.config, where, &unknown)));
   const std::string trained = json::parse(info.config).value("model_family", "gpt");
   std::map<size_t, std::vector<std::string>> refusals;  // by number of problems
-  for (const HfFamily& family : hf_families()) {
-    if (family.family != trained) continue;
+  for (const HfFamily* const candidate : families_of(trained, json::parse(info.config))) {
+    const HfFamily& family = *candidate;
     HfConfig config{.settings = settings};
     for (const HfKey& key : family.keys) write_key(key, info, config);
     for (const HfTensorGroup& group : family.tensors) {
@@ -200,12 +212,14 @@ std::vector<HfTensor> hf_tensors(const HfModel& model, size_t most_layers, std::
     const int64_t end = group.span == HfLayers::but_last ? layers - 1 : layers;
     for (int64_t layer = begin; layer < end; ++layer) {
       for (const HfTensorRow& row : group.rows) {
-        if (!row.options.when.empty() && !is_set(row.options.when)) continue;
+        const auto& [when, unless, bias, copies] = row.options;
+        if ((!when.empty() && std::ranges::none_of(when, is_set)) || std::ranges::any_of(unless, is_set))
+          continue;
         HfTensor weight = weight_of(row, model.settings);
         weight.name = in_layer(group.ours, layer) + weight.name;
         for (HfSource& source : weight.sources) source.name = in_layer(theirs, layer) + source.name;
         tensors.push_back(weight);
-        if (std::ranges::any_of(row.options.bias, is_set)) tensors.push_back(bias_of(std::move(weight)));
+        if (std::ranges::any_of(bias, is_set)) tensors.push_back(bias_of(std::move(weight)));
       }
     }
   }

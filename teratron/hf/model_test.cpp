@@ -198,7 +198,7 @@ TEST(HfTensors, OfSeveralStacks) {
                    "decoder_num_layers"},
                   {"pooler.",
                    "two.pooler.",
-                   {{"dense.weight", HfRule::same, {"dense.weight"}, {"hidden_size"}, {.when = "pooled"}}}},
+                   {{"dense.weight", HfRule::same, {"dense.weight"}, {"hidden_size"}, {.when = {"pooled"}}}}},
                   {"lm_head.", "cls.", {{"bias", HfRule::same, {"bias"}, {"vocab_size"}}}}}};
   const json settings = {{"vocab_size", 5},         {"hidden_size", 4},         {"encoder_num_layers", 2},
                          {"decoder_num_layers", 1}, {"num_attention_heads", 2}, {"kv_channels", 2},
@@ -251,7 +251,8 @@ TEST(HfMap, RowsNameSettings) {
       check(group.layers);
       EXPECT_EQ(group.layers.empty(), group.theirs.find('*') == group.theirs.npos) << group.theirs;
       for (const HfTensorRow& row : group.rows) {
-        check(row.options.when);
+        for (const std::string_view setting : row.options.when) check(setting);
+        for (const std::string_view setting : row.options.unless) check(setting);
         for (const std::string_view size : row.shape) check(size);
         for (const std::string_view setting : row.options.bias) check(setting);
       }

@@ -66,11 +66,13 @@ enum class HfRule : uint8_t {
   concat,       // the rows of all sources, one after another
   keys,         // as many rows as the keys of all heads; `shape` has those of the queries
   qkv_grouped,  // sources Q, K and V; ours: for each query group its Q heads, K and V
+  kv_grouped,   // sources K and V, of as many heads as queries; ours: for each head its K and V
   qkv_fused,    // one source [in, Q|K|V] (Conv1D); ours as qkv_grouped
 };
 
 struct HfTensorOptions {
-  std::string_view when = {};                 // the setting that adds the tensor
+  std::vector<std::string_view> when = {};    // the settings any of which adds the tensor
+  std::vector<std::string_view> unless = {};  // those that take it away
   std::vector<std::string_view> bias = {};    // with any of these settings, the .bias of a .weight follows it
   std::vector<std::string_view> copies = {};  // whole names under which files may repeat the source
 };
@@ -104,6 +106,9 @@ struct HfFamily {
   std::vector<HfTensorGroup> tensors;          // in the order of the forward pass
   std::vector<std::string_view> buffers = {};  // ends of names that hold no parameters: masks, rotary tables
   std::vector<std::pair<std::string_view, std::string_view>> old_ends = {};  // ends of names: new, old
+  /// A file with this tensor has an untied output layer, unless it equals the word embeddings, and a file
+  /// without it a tied one, whatever config.json says. Empty: config.json is right.
+  std::string_view unties = {};
   /// Of families.def; set by hf_families().
   std::string_view family = {};
 };

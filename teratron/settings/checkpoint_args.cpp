@@ -108,6 +108,7 @@ void use_checkpoint_args(ParsedArguments& parsed) {
     const auto source = parsed.sources.find(name);
     const bool given = source != parsed.sources.end() && source->second != program_default_source;
     if (!target || !target->field || given) continue;
+    if (name == "seq_length" && parsed.sources.contains("encoder_seq_length")) continue;  // the same length
     const Value value = get_value(*target->field, &saved);
     if (value == get_value(*target->field, &parsed.args)) continue;
     set_value(*target->field, value, &parsed.args);

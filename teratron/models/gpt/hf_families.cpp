@@ -11,9 +11,9 @@ namespace {
 
 // clang-format off
 
-const HfTensorOptions qk_norm = {.when = "qk_layernorm"};
+const HfTensorOptions qk_norm = {.when = {"qk_layernorm"}};
 const HfTensorOptions qkv_biased = {.bias = {"add_bias_linear", "add_qkv_bias"}};
-const HfTensorGroup head = {"", "", {{"output_layer.weight", same, {"lm_head.weight"}, {vocab, hidden}, {untied}}}};
+const HfTensorGroup head = {"", "", {{"output_layer.weight", same, {"lm_head.weight"}, {vocab, hidden}, {{untied}}}}};
 
 const std::vector<HfKey> gpt2_keys = {
     {"n_layer", "num_layers"}, {"n_embd", hidden}, {"n_head", heads}, {"", "num_query_groups", groups},

@@ -40,7 +40,7 @@ const std::vector<HfTensorGroup> bloom_tensors = {
         {"mlp.linear_fc1.weight", same, {"mlp.dense_h_to_4h.weight"}, {ffn, hidden}, biased},
         {"mlp.linear_fc2.weight", same, {"mlp.dense_4h_to_h.weight"}, {hidden, ffn}, biased}}, "num_layers"},
     {"decoder.", "transformer.", {{"final_layernorm.weight", same, {"ln_f.weight"}, {hidden}, biased}}},
-    {"", "", {{"output_layer.weight", same, {"lm_head.weight"}, {vocab, hidden}, {untied}}}}};
+    {"", "", {{"output_layer.weight", same, {"lm_head.weight"}, {vocab, hidden}, {{untied}}}}}};
 
 const std::vector<HfKey> neox_keys = {
     {"num_hidden_layers", "num_layers"}, {"hidden_size", hidden}, {"intermediate_size", ffn}, {"num_attention_heads", heads},
@@ -64,7 +64,7 @@ const std::vector<HfTensorGroup> neox_tensors = {
         {"mlp.linear_fc1.weight", same, {"mlp.dense_h_to_4h.weight"}, {ffn, hidden}, biased},
         {"mlp.linear_fc2.weight", same, {"mlp.dense_4h_to_h.weight"}, {hidden, ffn}, biased}}, "num_layers"},
     {"decoder.", "gpt_neox.", {{"final_layernorm.weight", same, {"final_layer_norm.weight"}, {hidden}, biased}}},
-    {"", "", {{"output_layer.weight", same, {"embed_out.weight"}, {vocab, hidden}, {untied}}}}};
+    {"", "", {{"output_layer.weight", same, {"embed_out.weight"}, {vocab, hidden}, {{untied}}}}}};
 
 const std::vector<HfKey> opt_keys = {
     {"num_hidden_layers", "num_layers"}, {"hidden_size", hidden}, {"ffn_dim", ffn}, {"num_attention_heads", heads},
@@ -91,7 +91,7 @@ const std::vector<HfTensorGroup> opt_tensors = {
         {"mlp.linear_fc1.weight", same, {"fc1.weight"}, {ffn, hidden}, biased},
         {"mlp.linear_fc2.weight", same, {"fc2.weight"}, {hidden, ffn}, biased}}, "num_layers"},
     {"decoder.", "model.decoder.", {{"final_layernorm.weight", same, {"final_layer_norm.weight"}, {hidden}, biased}}},
-    {"", "", {{"output_layer.weight", same, {"lm_head.weight"}, {vocab, hidden}, {untied}}}}};
+    {"", "", {{"output_layer.weight", same, {"lm_head.weight"}, {vocab, hidden}, {{untied}}}}}};
 // clang-format on
 
 }  // namespace
