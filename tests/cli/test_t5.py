@@ -96,6 +96,9 @@ def logits_of_a_checkpoint(folder):
             "encoder_mask", "padding alone")
     message(logits("rows", 3, encoder_tokens=source, decoder_tokens=target[:1]), "decoder_tokens", "encoder_tokens")
     message(logits("one", 3, encoder_tokens=source), "decoder_tokens")
+    message(logits("gaps", 3, encoder_tokens=source, decoder_tokens=target, decoder_mask=[[1, 1, 1], [1, 0, 1]]),
+            "decoder_mask", "padding between tokens")
+    message(logits("long", 3, encoder_tokens=[[6] * 40] * 2, decoder_tokens=target), "40 tokens", "32 positions")
     (folder / "ids.txt").write_text("6 7 8\n")
     message(teratron("logits", "--load", folder / "run", "--input", folder / "ids.txt", "--output", folder / "x", code=2),
             "encoder_tokens")
@@ -147,6 +150,8 @@ def test_mock_data():
      ["relative_attention_max_distance = 16", "larger"]),
     (["--softmax-scale", "0"], ["softmax_scale"]),
     (["--decoder-seq-length", "40"], ["decoder_seq_length", "max_position_embeddings"]),
+    (["--encoder-seq-length", "40"], ["seq_length = 40", "max_position_embeddings"]),
+    (["--num-attention-heads", "3"], ["num_attention_heads = 3"]),
     (["--encoder-num-layers", "3"], ["encoder_num_layers = 3", "num_layers = 2"]),
     (["--pipeline-model-parallel-split-rank", "1"], ["pipeline_model_parallel_split_rank"]),
     (["--encoder-pipeline-model-parallel-size", "1"], ["--encoder-pipeline-model-parallel-size"]),

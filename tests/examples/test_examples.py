@@ -1,5 +1,7 @@
 """The examples, built against the installed library as users build theirs, and run."""
+import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -73,6 +75,39 @@ def test_custom_loss(built, tmp_path):
     assert "--keyword-alpha" in run(program, "pretrain", "gpt", "--help")
     run(program, "pretrain", "gpt", *TINY, "--keyword-alpha", "-1", code=2)
     assert "teratron" in run(program, "--version")
+
+
+WORDS = "the a cat dog bird sat ran flew on under over mat tree house and then slept while it was dark cold".split()
+
+
+def t5_data(folder):
+    """Flags of a text of random sentences."""
+    generator = random.Random(3)
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    (folder / "vocab.txt").write_text("\n".join([*special, *WORDS, "."]) + "\n")
+    with open(folder / "text.json", "w") as text:
+        for _ in range(60):
+            sentences = [" ".join(generator.choices(WORDS, k=6)).capitalize() + "." for _ in range(8)]
+            text.write(json.dumps({"text": " ".join(sentences)}) + "\n")
+    tokenizer = ["--tokenizer-type", "BertWordPieceLowerCase", "--vocab-file", folder / "vocab.txt"]
+    run(BINARY, "preprocess", "--input", folder / "text.json", "--output-prefix", folder / "t5", *tokenizer, "--split-sentences")
+    return [*tokenizer, "--data-path", folder / "t5_text_sentence", "--vocab-extra-ids", "20", "--split", "90,10,0"]
+
+
+def test_t5_word_loss(built, tmp_path):
+    program = built("t5_word_loss")
+    flags = """--num-layers 2 --hidden-size 16 --num-attention-heads 2 --encoder-seq-length 32 --decoder-seq-length 16
+        --max-position-embeddings 32 --micro-batch-size 2 --global-batch-size 4 --lr 1e-2 --train-iters 20 --eval-iters 2
+        --eval-interval 10 --log-interval 5 --device cpu --num-threads 1""".split()
+    flags += t5_data(tmp_path)
+    same = run(program, "pretrain", "t5", *flags, "--sentinel-weight", "1")
+    assert losses(same) == pytest.approx(losses(run(BINARY, "pretrain", "t5", *flags)), rel=1e-4), "the usual loss"
+    shares = [float(share) for share in re.findall(r"share of sentinels: (\S+) \|", same)]
+    assert len(shares) == 4 and all(0.1 < share < 0.6 for share in shares)
+    words = run(program, "pretrain", "t5", *flags, "--sentinel-weight", "0")
+    assert losses(words)[-1] > losses(same)[-1], "words are harder to guess than sentinels"
+    refused = run_all(program, "pretrain", "t5", *flags, "--vocab-extra-ids", "0", code=2).stderr
+    assert "--vocab-extra-ids" in refused
 
 
 def test_custom_loop(built, tmp_path):

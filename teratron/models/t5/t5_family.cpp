@@ -117,6 +117,8 @@ ModelPlan t5_plan(const T5Config& config, const BatchSchema& batch) {
 T5DataOptions t5_data_options(const DataRequest& request) {
   const Arguments& args = request.args;
   const SpecialTokens& special = request.tokenizer.special();
+  // Published T5s have no token for the begin, and start with padding.
+  const auto begin = special.bos ? special.bos : special.cls ? special.cls : special.pad;
   return {.sources = data_sources(request),
           .samples = {.sequence_length = args.seq_length.value(),
                       .seed = static_cast<uint32_t>(args.seed),
@@ -131,7 +133,7 @@ T5DataOptions t5_data_options(const DataRequest& request) {
                       .pad_id = special.pad.value_or(-1),
                       .classification_head = false,
                       .decoder_sequence_length = args.decoder_seq_length.value(),
-                      .bos_id = special.bos.value_or(special.cls.value_or(-1)),
+                      .bos_id = begin.value_or(-1),
                       .eos_id = special.eos.value_or(special.sep.value_or(-1)),
                       .sentinel_ids = {special.additional.begin(), special.additional.end()}},
           .short_sequence_probability = args.short_seq_prob,
