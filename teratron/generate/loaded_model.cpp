@@ -95,7 +95,13 @@ LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOpti
   }
   Communicator& world = *mesh.world().communicator;
   const std::unique_ptr<HfCheckpoint> folder = given.args.hf ? open_hf(*given.args.hf, world) : nullptr;
-  LoadedModel loaded{.checkpoint = folder ? folder->info() : open_checkpoint(find_given(given.args, world))};
+  CheckpointInfo checkpoint;
+  if (folder) {
+    checkpoint = folder->info();
+  } else {
+    checkpoint = open_checkpoint(find_given(given.args, world));
+  }
+  LoadedModel loaded{.checkpoint = std::move(checkpoint)};
   loaded.args = merge_settings(given, loaded.checkpoint);
   const Group& tp = mesh.group(Axis::tp);
   loaded.args.tensor_model_parallel_size = tp.size;

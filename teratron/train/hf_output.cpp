@@ -27,9 +27,12 @@ void Trainer::export_hf() {
   const std::filesystem::path folder = *args_.hf_out;
   std::filesystem::path copy = folder.has_filename() ? folder : folder.parent_path();
   copy += ".weights";
-  const std::filesystem::path source =
-      is_saved() ? *args_.save / std::filesystem::path(iteration_name(state_.iteration))
-                 : save_model(*engine_, {.directory = copy, .config = config_json()}, false).path;
+  std::filesystem::path source;
+  if (is_saved()) {
+    source = std::filesystem::path(*args_.save) / iteration_name(state_.iteration);
+  } else {
+    source = save_model(*engine_, {.directory = copy, .config = config_json()}, false).path;
+  }
   run_on_rank_0(*mesh_.world().communicator, [&] {
     const HfTokenizer tokenizer = hf_tokenizer(tokenizer_options(args_));
     const ConversionReport report =

@@ -286,17 +286,18 @@ std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions&
     if (options.optimizer && !missing) add_states(state, tensors);
     return tensors.list();
   };
-  const auto load_source = [&](const ForeignCheckpoint& source) -> std::optional<CheckpointInfo> {
-    load_tensors(source, select(source.info()), ignored, peers);
-    return source.info();
-  };
-  const auto info = options.source ? load_source(*options.source)
-                                   : load_checkpoint({.directory = options.directory,
-                                                      .iteration = options.iteration,
-                                                      .ignored = ignored,
-                                                      .select = select,
-                                                      .quarantine = options.own},
-                                                     peers);
+  std::optional<CheckpointInfo> info;
+  if (options.source) {
+    load_tensors(*options.source, select(options.source->info()), ignored, peers);
+    info = options.source->info();
+  } else {
+    info = load_checkpoint({.directory = options.directory,
+                            .iteration = options.iteration,
+                            .ignored = ignored,
+                            .select = select,
+                            .quarantine = options.own},
+                           peers);
+  }
   if (!info) return std::nullopt;
   tensors.copy_from_host();
   if (peers.rank() == 0) note_changes(*info, options);
