@@ -20,13 +20,8 @@ int bench_command(std::span<const std::string> args);
 ///
 ///   inspect DIR [--ckpt-step N] [--tensors]   contents; DIR is a --save folder or one of its iter_* folders
 ///   verify  DIR [--ckpt-step N]               checks every byte against its hash
-///   convert --from-hf DIR --save DIR          Hugging Face -> checkpoint of iteration 0
-///   convert --to-hf DIR --load DIR [--ckpt-step N] [--max-shard-size 5GB] [--tokenizer-name DIR]
-///           both: [--target-params-dtype fp32|bf16|fp16] [--print-checkpoint-structure]
-///
-/// convert also accepts the flags of Accelerate's tool: --load_path, --save_path and
-/// --convert_checkpoint_from_megatron_to_transformers, and --target_*_parallel_size, which have no effect:
-/// checkpoints do not depend on the parallel layout.
+///   convert SOURCE DESTINATION                from --from-hf, --from-megatron or --load, to --to-hf,
+///                                             --to-megatron or --save (cli/ckpt/ckpt_convert.h)
 int ckpt_command(std::span<const std::string> args);
 
 /// config: Accelerate's wizard (config_wizard.h) and its subcommands.

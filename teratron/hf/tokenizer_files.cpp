@@ -1,7 +1,10 @@
 #include "teratron/hf/tokenizer_files.h"
 
+#include <algorithm>
 #include <system_error>
 
+#include "teratron/base/environment.h"
+#include "teratron/base/file.h"
 #include "teratron/base/json.h"
 
 namespace teratron {
@@ -56,6 +59,23 @@ json hf_tokenizer_settings(const fs::path& folder) {
   return {{"tokenizer_type", "GPT2BPETokenizer"},
           {"vocab_file", path("vocab.json")},
           {"merge_file", path("merges.txt")}};
+}
+
+std::optional<fs::path> cached_hf_folder(const std::string& name) {
+  const auto variable = [](const char* key) { return process_environment(key).value_or(""); };
+  fs::path cache = variable("HF_HUB_CACHE");
+  if (cache.empty() && !variable("HF_HOME").empty()) cache = fs::path(variable("HF_HOME")) / "hub";
+  if (cache.empty()) cache = fs::path(variable("HOME")) / ".cache" / "huggingface" / "hub";
+  std::string folder = "models--" + name;
+  if (const size_t slash = folder.find('/'); slash != folder.npos) folder.replace(slash, 1, "--");
+  std::error_code ignored;
+  const fs::path reference = cache / folder / "refs" / "main";
+  if (!fs::is_regular_file(reference, ignored)) return std::nullopt;
+  std::string commit = read_text(reference, {.kind = ExitCode::checkpoint, .max_bytes = 4096});
+  commit.erase(std::min(commit.find_last_not_of(" \n") + 1, commit.size()));
+  const fs::path snapshot = cache / folder / "snapshots" / commit;
+  if (commit.find('/') != commit.npos || !fs::is_directory(snapshot, ignored)) return std::nullopt;
+  return snapshot;
 }
 
 }  // namespace teratron

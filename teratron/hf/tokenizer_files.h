@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 
 #include <nlohmann/json.hpp>
@@ -18,5 +19,9 @@ HfTokenizerFiles hf_tokenizer_files(const std::filesystem::path& folder);
 
 /// They as Megatron-LM's settings: tokenizer_type and absolute paths; an empty object if there are none.
 nlohmann::json hf_tokenizer_settings(const std::filesystem::path& folder);
+
+/// The folder in the cache of huggingface_hub (HF_HUB_CACHE, HF_HOME, ~/.cache/huggingface) that holds the
+/// published model `name`, such as "gpt2" or "Qwen/Qwen2.5-0.5B"; nullopt if it was never downloaded.
+std::optional<std::filesystem::path> cached_hf_folder(const std::string& name);
 
 }  // namespace teratron

@@ -11,7 +11,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -245,18 +244,6 @@ def test_types_are_converted_as_torch_does(name, tmp_path):
         again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / f"{flag}-out", dtype="auto")
         assert_same(model.to(dtype).state_dict(), again.state_dict())
         model = random_model(name)
-
-
-def test_accelerates_spellings(tmp_path):
-    random_model("gpt2").save_pretrained(tmp_path / "in")
-    run("ckpt", "convert", "--load_path", tmp_path / "in", "--save_path", tmp_path / "ckpt",
-        "--target_tensor_model_parallel_size", 2, "--target_params_dtype", "fp32", "--print-checkpoint-structure")
-    said = run("ckpt", "convert", "--convert_checkpoint_from_megatron_to_transformers", "--load_path",
-               tmp_path / "ckpt", "--save_path", tmp_path / "out", "--max_shard_size", "200MB",
-               "--print-checkpoint-structure")
-    assert "decoder.layers.1.mlp.linear_fc2.weight" in said
-    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
-        assert file.metadata() == {"format": "pt"}
 
 
 def small_tokenizer(folder):

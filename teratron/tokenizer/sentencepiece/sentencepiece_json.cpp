@@ -1,6 +1,7 @@
 #include "teratron/tokenizer/sentencepiece/sentencepiece_json.h"
 
 #include <algorithm>
+#include <cctype>
 #include <unordered_map>
 #include <utility>
 
@@ -45,16 +46,45 @@ Json sequence(const char* list, Json items) {
   return {{"type", "Sequence"}, {list, std::move(items)}};
 }
 
+// User-defined pieces of a BPE that are found in the text. Its spaces are escaped, so that a piece with one
+// is never found. The longest come first.
+std::vector<std::string_view> fixed_pieces(const SentencePieceSpec& spec) {
+  std::vector<std::string_view> pieces;
+  if (spec.kind != SentencePieceSpec::Kind::bpe) return pieces;
+  for (const SentencePiece& piece : spec.pieces) {
+    if (piece.type == PieceType::user_defined && piece.text.find(' ') == std::string::npos)
+      pieces.push_back(piece.text);
+  }
+  std::ranges::stable_sort(pieces, std::ranges::greater(), &std::string_view::size);
+  return pieces;
+}
+
+// Such a piece is a separate word and, with ignore_merges, a token: nothing is merged into it or with it.
+Json pre_tokenizer_json(const std::vector<std::string_view>& fixed) {
+  if (fixed.empty()) return nullptr;
+  std::string regex;
+  for (const std::string_view piece : fixed) {
+    if (!regex.empty()) regex += '|';
+    for (const char c : piece) {
+      const bool plain = (c & 0x80) != 0 || std::isalnum(static_cast<unsigned char>(c)) != 0;
+      regex += plain ? std::string(1, c) : std::string{'\\', c};
+    }
+  }
+  return {{"type", "Split"}, {"pattern", {{"Regex", regex}}}, {"behavior", "Isolated"}, {"invert", false}};
+}
+
 Json normalizer_json(const NormalizerSpec& spec) {
   Json steps = Json::array();
   if (!spec.charsmap.empty())
     steps.push_back({{"type", "Precompiled"}, {"precompiled_charsmap", base64(spec.charsmap)}});
   if (spec.remove_extra_whitespaces) {
-    steps.push_back(replace({{"Regex", R"(\A +| +\z)"}}, ""));
+    steps.push_back(replace({{"Regex", R"(\A +)"}}, ""));
     steps.push_back(replace({{"Regex", " {2,}"}}, " "));
   }
   if (spec.add_dummy_prefix) steps.push_back({{"type", "Prepend"}, {"prepend", kSpaceSymbol}});
   steps.push_back(replace({{"String", " "}}, kSpaceSymbol));
+  if (spec.remove_extra_whitespaces)
+    steps.push_back(replace({{"Regex", fmt::format("[ {}]+\\z", kSpaceSymbol)}}, ""));
   return sequence("normalizers", std::move(steps));
 }
 
@@ -145,7 +175,7 @@ Json bpe_json(const SentencePieceSpec& spec, const SentencePieceExtras& extras) 
           {"end_of_word_suffix", nullptr},
           {"fuse_unk", true},
           {"byte_fallback", spec.byte_fallback},
-          {"ignore_merges", false},
+          {"ignore_merges", !fixed_pieces(spec).empty()},
           {"vocab", std::move(vocab)},
           {"merges", std::move(merges)}};
 }
@@ -162,14 +192,13 @@ std::string sentencepiece_json(const SentencePieceSpec& spec, const SentencePiec
   for (size_t id = 0; id < spec.pieces.size(); ++id) {
     const SentencePiece& piece = spec.pieces[id];
     const bool control = piece.type == PieceType::control || piece.type == PieceType::unknown;
-    // A BPE that has merged into a user-defined piece could merge it further.
-    const bool fixed = !unigram && piece.type == PieceType::user_defined;
-    if ((control || fixed) && !is_added(static_cast<int32_t>(id)))
-      added.push_back({piece.text, static_cast<int32_t>(id), control});
+    if (control && !is_added(static_cast<int32_t>(id)))
+      added.push_back({piece.text, static_cast<int32_t>(id)});
   }
   std::ranges::sort(added, {}, &ExportedToken::id);
   return exported_tokenizer_json(added,
                                  {{"normalizer", normalizer_json(spec.normalizer)},
+                                  {"pre_tokenizer", pre_tokenizer_json(fixed_pieces(spec))},
                                   {"post_processor", post_processor_json(extras)},
                                   {"decoder", decoder_json(spec.normalizer)}},
                                  unigram ? unigram_json(spec, extras) : bpe_json(spec, extras));

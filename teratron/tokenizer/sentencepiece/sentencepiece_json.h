@@ -1,7 +1,7 @@
 // A SentencePiece model as tokenizer.json of Hugging Face tokenizers, with the same ids.
 //
-// The normalizer does what SentencePiece's does, over the whole text; there is no pre-tokenizer, since pieces
-// may hold spaces. Merges of BPE: every split of a piece into two pieces, in the order of the scores.
+// The normalizer does what SentencePiece's does, over the whole text, which is not split, since pieces may
+// hold spaces. Merges of BPE: every split of a piece into two pieces, in the order of the scores.
 #pragma once
 
 #include <optional>

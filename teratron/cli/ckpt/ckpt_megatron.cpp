@@ -1,4 +1,4 @@
-#include "teratron/cli/ckpt_megatron.h"
+#include "teratron/cli/ckpt/ckpt_megatron.h"
 
 #include <chrono>
 #include <filesystem>

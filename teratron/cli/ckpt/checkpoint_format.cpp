@@ -1,13 +1,13 @@
-#include "teratron/cli/checkpoint_format.h"
+#include "teratron/cli/ckpt/checkpoint_format.h"
 
 #include <algorithm>
-#include <string>
 #include <system_error>
 #include <vector>
 
 #include "teratron/base/error.h"
-#include "teratron/base/file.h"
+#include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/directory.h"
+#include "teratron/cli/ckpt/ckpt_megatron.h"
 
 namespace teratron {
 
@@ -26,15 +26,16 @@ bool is_ours(const fs::path& folder) {
          std::ranges::any_of(saved, [](const fs::path& path) { return holds(path, "manifest.json"); });
 }
 
-// mp_rank_XX/..., .metadata of torch_dist, or folders of iterations with either.
-bool is_megatron(const fs::path& folder) {
-  if (holds(folder, ".metadata") || holds(folder, "latest_checkpointed_iteration.txt")) return true;
-  return std::ranges::any_of(list_directory(folder, ExitCode::checkpoint), [](const std::string& name) {
-    return name.starts_with("mp_rank_") || name.starts_with("iter_") || name == "release";
-  });
-}
-
 }  // namespace
+
+fs::path locate_checkpoint(const fs::path& directory, std::optional<int64_t> step) {
+  SingleHostGroup alone;
+  const std::optional<fs::path> found = find_checkpoint(directory, step, alone);
+  if (found) return *found;
+  throw checkpoint_error({.what = "there is no checkpoint",
+                          .where = printable(directory.string(), 4096),
+                          .fix = "Name the --save folder of a training run, or one of its iter_* folders"});
+}
 
 CheckpointFormat checkpoint_format(const fs::path& path) {
   std::error_code ignored;

@@ -1,0 +1,285 @@
+#include "teratron/cli/ckpt/ckpt_convert.h"
+
+#include <algorithm>
+#include <optional>
+#include <regex>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "teratron/base/error.h"
+#include "teratron/base/file.h"
+#include "teratron/base/log.h"
+#include "teratron/ckpt/checkpoint.h"
+#include "teratron/cli/ckpt/checkpoint_format.h"
+#include "teratron/cli/ckpt/checkpoint_structure.h"
+#include "teratron/cli/ckpt/ckpt_megatron.h"
+#include "teratron/hf/convert.h"
+#include "teratron/settings/arguments.h"
+#include "teratron/settings/component_options.h"
+
+namespace teratron {
+
+namespace fs = std::filesystem;
+
+struct CheckpointConversion::Flags {
+  std::string from_megatron, from_hf, load, load_path;  // sources
+  std::string save, to_hf, save_path;                   // destinations, with megatron.to_megatron
+  MegatronLayoutFlags megatron;
+  std::optional<int64_t> step;
+  std::string tokenizer, dtype;
+  std::string max_shard_size = "5GB";
+  bool to_transformers = false;
+  bool print_structure = false;
+  std::vector<std::string> without_effect;
+  std::vector<std::string> settings;  // flags of `pretrain`, beside from_megatron
+};
+
+namespace {
+
+std::optional<Dtype> parse_dtype(const std::string& text) {
+  if (text.empty()) return std::nullopt;
+  if (text == "fp32" || text == "float32") return Dtype::f32;
+  if (text == "bf16" || text == "bfloat16") return Dtype::bf16;
+  if (text == "fp16" || text == "float16") return Dtype::f16;
+  throw config_error({.what = fmt::format("'{}' is not a valid dtype", printable(text)),
+                      .where = "--target-params-dtype",
+                      .fix = "Use fp32, bf16 or fp16"});
+}
+
+// "200MB", "5GB", "1GiB", "1000000".
+int64_t parse_size(const std::string& text) {
+  const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+  std::string unit = text.substr(digits);
+  std::transform(unit.begin(), unit.end(), unit.begin(), [](unsigned char c) { return std::toupper(c); });
+  constexpr std::pair<const char*, int64_t> units[] = {
+      {"", 1},          {"B", 1},         {"KB", 1000},    {"MB", 1000'000}, {"GB", 1000'000'000},
+      {"KIB", 1 << 10}, {"MIB", 1 << 20}, {"GIB", 1 << 30}};
+  for (const auto& [name, factor] : units) {
+    if (unit != name || digits == 0 || digits > 9) continue;
+    const int64_t bytes = std::stoll(text.substr(0, digits)) * factor;
+    if (bytes > 0) return bytes;
+  }
+  throw config_error({.what = fmt::format("'{}' is not a valid size", printable(text)),
+                      .where = "--max-shard-size",
+                      .fix = "Use for example 200MB or 5GB"});
+}
+
+// The model settings that differ from their defaults, as flags of the other commands, without the sequence
+// length, which the user chooses.
+std::string as_flags(const nlohmann::json& settings) {
+  const nlohmann::json defaults = nlohmann::json::parse(to_json(Arguments()));
+  std::string text;
+  for (const auto& [name, value] : settings.items()) {
+    if (name == "seq_length" || !defaults.contains(name) || value == defaults.at(name)) continue;
+    if (value == false) {
+      const std::string_view off = arguments_schema().field(name).traits.off;
+      text += fmt::format(" {}", off.substr(0, off.find(' ')));
+    } else if (value == true) {
+      text += " " + flag_of(name);
+    } else {
+      text +=
+          fmt::format(" {} {}", flag_of(name), value.is_string() ? value.get<std::string>() : value.dump());
+    }
+  }
+  return text.empty() ? text : text.substr(1);
+}
+
+// The tokenizer in the checkpoint's settings; none, with a notice, if they name none or its files cannot be
+// read.
+HfTokenizer tokenizer_of_checkpoint(const CheckpointInfo& checkpoint) {
+  std::vector<std::string> unknown;
+  HfTokenizer tokenizer = hf_tokenizer(
+      tokenizer_options(arguments_from_json(checkpoint.config, checkpoint.path.string(), &unknown)));
+  if (!tokenizer.missing.empty())
+    notice("no tokenizer is copied: {}. Use --tokenizer-name to name a folder with one", tokenizer.missing);
+  return tokenizer;
+}
+
+// A folder, or the name of a published model that is in Hugging Face's cache.
+HfTokenizer choose_tokenizer(const std::string& name, const CheckpointInfo& checkpoint) {
+  static const std::regex hub_name("[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?");
+  std::error_code ignored;
+  if (name.empty()) return tokenizer_of_checkpoint(checkpoint);
+  if (fs::is_directory(name, ignored) || !std::regex_match(name, hub_name)) return hf_tokenizer_in(name);
+  if (const auto cached = cached_hf_folder(name)) return hf_tokenizer_in(*cached);
+  notice(
+      "--tokenizer-name {}: there is neither such a folder nor such a model in Hugging Face's cache, and "
+      "nothing is downloaded: the checkpoint's own tokenizer is taken",
+      name);
+  return tokenizer_of_checkpoint(checkpoint);
+}
+
+[[noreturn]] void refuse(std::string what) {
+  throw config_error({.what = std::move(what),
+                      .where = "ckpt convert",
+                      .fix =
+                          "Give one of --from-hf, --from-megatron and --load, and one of --save, --to-hf and "
+                          "--to-megatron"});
+}
+
+// A checkpoint of ours between two other formats, removed in the end.
+class IntermediateCheckpoint {
+ public:
+  explicit IntermediateCheckpoint(fs::path destination) : folder_(std::move(destination)) {
+    if (!folder_.has_filename()) folder_ = folder_.parent_path();  // "out/"
+    folder_ += ".partial-" + random_hex(8);
+  }
+  ~IntermediateCheckpoint() {
+    std::error_code ignored;
+    fs::remove_all(folder_, ignored);
+  }
+  IntermediateCheckpoint(const IntermediateCheckpoint&) = delete;
+  IntermediateCheckpoint& operator=(const IntermediateCheckpoint&) = delete;
+  const fs::path& folder() const { return folder_; }
+
+ private:
+  fs::path folder_;
+};
+
+}  // namespace
+
+namespace {
+
+int count(std::initializer_list<const std::string*> values) {
+  return static_cast<int>(std::ranges::count_if(values, [](const auto* value) { return !value->empty(); }));
+}
+
+}  // namespace
+
+/// Accelerate's flags name no format: the source is recognized, and the destination is Megatron-LM's unless
+/// the direction flag says otherwise.
+void CheckpointConversion::resolve_paths() {
+  Flags& f = *flags_;
+  if (count({&f.from_hf, &f.from_megatron, &f.load, &f.load_path}) != 1)
+    refuse("there is not one source, but none or several");
+  const int destinations = count({&f.save, &f.to_hf, &f.megatron.to_megatron, &f.save_path});
+  if (destinations > 1 || (destinations == 0 && !f.print_structure))
+    refuse("there is not one destination, but none or several");
+  if (!f.load_path.empty()) {
+    const CheckpointFormat format = checkpoint_format(f.load_path);
+    (format == CheckpointFormat::teratron   ? f.load
+     : format == CheckpointFormat::megatron ? f.from_megatron
+                                            : f.from_hf) = f.load_path;
+  }
+  if (!f.save_path.empty()) (f.to_transformers ? f.to_hf : f.megatron.to_megatron) = f.save_path;
+  if (!f.load.empty() && !f.save.empty()) refuse("--load and --save are of the same format");
+  // Only what Megatron-LM's checkpoints do not say may be given by flags of other commands.
+  if (f.settings.empty() || !f.from_megatron.empty()) return;
+  throw config_error({.what = fmt::format("unknown argument '{}'", printable(f.settings[0])),
+                      .where = "ckpt convert",
+                      .fix = "Settings of the model are given only with --from-megatron; see --help"});
+}
+
+void CheckpointConversion::note_what_changes_nothing() const {
+  std::vector<std::string> names = flags_->without_effect;
+  if (flags_->megatron.to_megatron.empty()) {
+    for (const std::string& name : flags_->megatron.given()) names.push_back(name);
+  }
+  if (names.empty()) return;
+  notice(
+      "no effect on weights: {}. A checkpoint here does not depend on the layout, and one of Megatron-LM's "
+      "is cut "
+      "over tensor and pipeline ranks alone",
+      fmt::join(names, ", "));
+}
+
+ConversionReport CheckpointConversion::import_into(const fs::path& folder, std::optional<Dtype> dtype) const {
+  const Flags& f = *flags_;
+  if (!f.from_hf.empty()) return import_hf({.source = f.from_hf, .destination = folder, .dtype = dtype});
+  return convert_from_megatron({.source = f.from_megatron,
+                                .save = folder,
+                                .step = f.step,
+                                .dtype = dtype,
+                                .settings = f.settings,
+                                .optimizer = !f.save.empty()});  // only ours keep it
+}
+
+ConversionReport CheckpointConversion::export_from(const fs::path& checkpoint) const {
+  const Flags& f = *flags_;
+  if (!f.megatron.to_megatron.empty())
+    return convert_to_megatron(checkpoint, f.megatron, parse_dtype(f.dtype));
+  return export_hf({.source = checkpoint,
+                    .destination = f.to_hf,
+                    .dtype = parse_dtype(f.dtype),
+                    .max_shard_bytes = parse_size(f.max_shard_size),
+                    .tokenizer = choose_tokenizer(f.tokenizer, open_checkpoint(checkpoint))});
+}
+
+ConversionReport CheckpointConversion::convert() const {
+  const Flags& f = *flags_;
+  if (!f.save.empty()) return import_into(f.save, parse_dtype(f.dtype));
+  if (!f.load.empty()) return export_from(locate_checkpoint(f.load, f.step));
+  const IntermediateCheckpoint between(f.to_hf + f.megatron.to_megatron);
+  const ConversionReport read = import_into(between.folder(), std::nullopt);
+  ConversionReport report = export_from(read.result);
+  report.notices.insert(report.notices.begin(), read.notices.begin(), read.notices.end());
+  return report;
+}
+
+int CheckpointConversion::run() {
+  Flags& f = *flags_;
+  f.settings = command_->remaining();
+  resolve_paths();
+  note_what_changes_nothing();
+  if (f.save.empty() && f.to_hf.empty() && f.megatron.to_megatron.empty()) {
+    print_checkpoint_structure(f.load + f.from_hf + f.from_megatron, f.step);
+    return 0;
+  }
+  const ConversionReport report = convert();
+  for (const std::string& line : report.notices) notice_line(line);
+  if (f.print_structure) print_checkpoint_structure(report.result, std::nullopt);
+  print("wrote {} ({} tensors, {} elements)", printable(report.result.string(), 4096), report.tensors,
+        report.elements);
+  if (f.save.empty()) return 0;
+  print("{} it with --load {} {}{}", report.can_continue ? "continue" : "train from", printable(f.save, 4096),
+        report.can_continue ? "" : "--finetune ",
+        as_flags(nlohmann::json::parse(open_checkpoint(report.result).config)));
+  return 0;
+}
+
+CheckpointConversion::CheckpointConversion(CLI::App& app)
+    : flags_(std::make_unique<Flags>()),
+      command_(app.add_subcommand("convert", "Convert from and to Hugging Face and Megatron-LM")) {
+  Flags& f = *flags_;
+  command_->allow_extras();
+  command_->footer(
+      "One source, one destination. With --from-megatron, flags of `pretrain` give what the checkpoint does "
+      "not\n"
+      "say, such as --num-attention-heads, or --vocab-file and --merge-file to cut off the vocabulary's "
+      "padding.");
+  const auto add = [this](const char* name, std::string& value, const char* help) {
+    return command_->add_option(name, value, help);
+  };
+  add("--from-megatron", f.from_megatron,
+      "source: folder, zip file or .pt file that Megatron-LM wrote (formats torch and torch_dist)");
+  add("--from-hf", f.from_hf, "source: folder with config.json and safetensors or pytorch_model.bin");
+  add("--load", f.load, "source: folder of checkpoints, or one checkpoint");
+  command_->add_option("--ckpt-step", f.step, "iteration to read; default: the newest");
+  add("--save", f.save, "destination: folder to save a checkpoint in");
+  add("--to-hf", f.to_hf, "destination: new folder for config.json and safetensors");
+  f.megatron.add_to(*command_);
+  add("--max-shard-size", f.max_shard_size, "maximum size of a safetensors file")->capture_default_str();
+  add("--tokenizer-name", f.tokenizer,
+      "folder with the tokenizer of --to-hf, or a name in Hugging Face's cache; default: that of the "
+      "checkpoint");
+  add("--target-params-dtype", f.dtype, "fp32, bf16 or fp16; default: unchanged");
+  add("--load-path", f.load_path, "Accelerate's name for the source, whose format is recognized");
+  add("--save-path", f.save_path, "Accelerate's name for --to-megatron, or, with the next flag, for --to-hf");
+  command_->add_flag("--convert-checkpoint-from-megatron-to-transformers", f.to_transformers,
+                     "--save-path is for transformers");
+  command_->add_flag("--print-checkpoint-structure", f.print_structure,
+                     "list the tensors written or, without a destination, those of the source");
+  command_->add_option_function<int64_t>(
+      "--target-data-parallel-size",
+      [&f](const int64_t&) { f.without_effect.emplace_back("--target-data-parallel-size"); }, "no effect");
+  command_->add_flag_callback(
+      "--use-distributed-optimizer", [&f] { f.without_effect.emplace_back("--use-distributed-optimizer"); },
+      "no effect");
+}
+
+CheckpointConversion::~CheckpointConversion() = default;
+
+}  // namespace teratron
