@@ -48,7 +48,7 @@ struct Timing {
 };
 
 void submit_batch(const LanguageModel& model, Engine& engine, const GenerateBenchOptions& options,
-                  const std::function<void(int64_t, int32_t)>& on_token) {
+                  const std::function<void(int64_t, const GeneratedToken&)>& on_token) {
   std::mt19937 random(1);
   for (int64_t row = 0; row < options.batch; ++row) {
     GenerationRequest request{
@@ -62,7 +62,7 @@ void submit_batch(const LanguageModel& model, Engine& engine, const GenerateBenc
 Timing run_batch(const LanguageModel& model, Engine& engine, const GenerateBenchOptions& options) {
   Timing timing;
   int64_t tokens = 0;
-  submit_batch(model, engine, options, [&](int64_t, int32_t) {
+  submit_batch(model, engine, options, [&](int64_t, const GeneratedToken&) {
     if (++tokens == options.batch) timing.first = Clock::now();
   });
   timing.start = finished(model.device);
@@ -77,7 +77,7 @@ Timing run_batch(const LanguageModel& model, Engine& engine, const GenerateBench
 void profile(const LanguageModel& model, Engine& engine, const GenerateBenchOptions& options,
              GenerateBenchResult& result) {
   int64_t tokens = 0;
-  submit_batch(model, engine, options, [&](int64_t, int32_t) { ++tokens; });
+  submit_batch(model, engine, options, [&](int64_t, const GeneratedToken&) { ++tokens; });
   while (tokens < 2 * options.batch && engine.step()) {
   }
   KernelProfiler profiler(model.device);

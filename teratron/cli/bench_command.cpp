@@ -10,6 +10,7 @@
 #include "teratron/bench/bench.h"
 #include "teratron/bench/bench_shapes.h"
 #include "teratron/bench/generate_bench.h"
+#include "teratron/bench/serve_bench.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/run_job.h"
 #include "teratron/train/pretrain.h"
@@ -78,10 +79,37 @@ int bench_generate_command(std::span<const std::string> args) {
   return 0;
 }
 
+int bench_serve_command(std::span<const std::string> args) {
+  Options options;
+  ServeBenchOptions bench;
+  CLI::App app("Serve random weights of a model shape, for load generators (bench/serve_load.py)",
+               "teratron bench serve");
+  add_shape(app, options);
+  app.add_option("--batch", bench.batch, "sequences at once")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--longest", bench.longest, "tokens of the longest sequence")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--listen-port", bench.port, "0: any that is free")->capture_default_str();
+  if (!parse_command(app, args)) return 0;
+  const BenchShape& shape = find_bench_shape(options.shape);
+  const Registry registry;
+  const ParsedArguments parsed = pretrain_arguments(shape_flags(shape, options.precision, app.remaining()), 1,
+                                                    {find_family(shape.family), registry});
+  bench.name = options.shape;
+  bench.family = shape.family;
+  if (parsed.args.num_threads) at::set_num_threads(static_cast<int>(*parsed.args.num_threads));
+  const StopSignals signals("finishing the answers in progress; once more ends immediately\n");
+  bench_serve(parsed.args, bench, [&] { return signals.received() != 0; });
+  return 0;
+}
+
 }  // namespace
 
 int bench_command(std::span<const std::string> args) {
   if (!args.empty() && args.front() == "generate") return bench_generate_command(args.subspan(1));
+  if (!args.empty() && args.front() == "serve") return bench_serve_command(args.subspan(1));
   Options options;
   CLI::App app("Time the training step of a model shape on mock data, with the real training loop",
                "teratron bench");

@@ -14,6 +14,9 @@ struct Registry;
 ///
 /// bench generate [--shape NAME] [--precision bf16] [--batch N] [--prompt-tokens N] [--new-tokens N]
 /// [--eager] [--json FILE] FLAGS...: times the generation of text with random weights.
+///
+/// bench serve [--shape NAME] [--precision bf16] [--batch N] [--longest N] [--listen-port N] FLAGS...: serves
+/// random weights, for load generators.
 int bench_command(std::span<const std::string> args);
 
 /// ckpt: inspects, verifies and converts checkpoints.
@@ -87,6 +90,11 @@ int preprocess_command(std::span<const std::string> args);
 /// pretrain gpt FLAGS... `registry`: extensions of a program that links libteratron.
 int pretrain_command(std::span<const std::string> args, const Registry& registry);
 
+/// serve --load DIR [--host 127.0.0.1] [--port 5000]: answers HTTP requests with a model: Megatron-LM's and
+/// OpenAI's interfaces, and a page (serve/routes.h). SIGTERM lets the answers in progress end, a second one
+/// ends at once.
+int serve_command(std::span<const std::string> args);
+
 /// tokenizer: trains and runs tokenizers.
 ///
 ///   train   --input FILE... --vocab-size N --output DIR [--json-key text] [--special-tokens TOKEN...]
@@ -95,6 +103,8 @@ int pretrain_command(std::span<const std::string> args, const Registry& registry
 ///           stdin is one; --offsets: id:begin-end, in characters (code points) of the document
 ///   decode  tokenizer flags; prints the text of the ids on each line of stdin
 ///   info    tokenizer flags; prints vocabulary sizes and special tokens
+///   chat    --chat-template NAME | --tokenizer-model DIR [--add-generation-prompt]; prints the text of the
+///           conversation (a JSON list of messages) on each line of stdin, as a JSON string
 int tokenizer_command(std::span<const std::string> args);
 
 }  // namespace teratron

@@ -44,6 +44,7 @@ std::vector<Command> commands(const Registry& registry) {
            "start the ranks of a job: teratron launch --nproc-per-node 2 -- pretrain gpt FLAGS...", false},
           {"plan", plan, "check a training command line without running it"},
           {"generate", generate_command, "generate text with a trained model"},
+          {"serve", serve_command, "answer HTTP requests with a trained model, and show a page", false},
           {"logits", logits_command, "compute the logits of token ids"},
           {"preprocess", preprocess_command, "convert JSON lines to indexed datasets (.bin/.idx)"},
           {"merge", merge_command, "concatenate indexed datasets"},
@@ -69,7 +70,8 @@ constexpr std::pair<std::string_view, std::string_view> foreign_commands[] = {
     {"convert", "ckpt convert FLAGS..."},
     {"convert.py", "ckpt convert FLAGS..."},
     {"generate_samples_gpt.py", "generate FLAGS..."},
-    {"run_text_generation_server.py", "generate FLAGS..."},
+    {"run_text_generation_server.py", "serve --load CHECKPOINT FLAGS..."},
+    {"run_dynamic_text_generation_server.py", "serve --load CHECKPOINT FLAGS..."},
 };
 
 // What to type instead of a command of another program; empty if it is not a known one. UserError(config) for

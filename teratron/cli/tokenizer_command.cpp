@@ -12,6 +12,7 @@
 #include "teratron/base/log.h"
 #include "teratron/base/text_lines.h"
 #include "teratron/cli/commands.h"
+#include "teratron/cli/tokenizer/chat_command.h"
 #include "teratron/cli/tokenizer_flags.h"
 #include "teratron/tokenizer/bpe/bpe_trainer.h"
 #include "teratron/tokenizer/tokenizer.h"
@@ -236,7 +237,9 @@ int tokenizer_command(std::span<const std::string> args) {
     add_tokenizer_flags(*sub, options);
     sub->get_option("--tokenizer-type")->required();
   }
+  const std::function<bool()> chat = add_chat_command(app);
   if (!parse_command(app, args)) return static_cast<int>(ExitCode::ok);
+  if (chat()) return static_cast<int>(ExitCode::ok);
   if (train_app->parsed()) {
     train(flags);
     return static_cast<int>(ExitCode::ok);

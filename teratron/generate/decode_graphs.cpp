@@ -11,6 +11,7 @@ namespace teratron {
 namespace {
 
 constexpr int64_t parameters = 5, values_per_row = 2 + parameters;
+constexpr int64_t most_results = 2 + 2 * largest_top_logprobs;  // of a row
 
 // Of an input for so many rows.
 at::Tensor tokens_of(const at::Tensor& input, int64_t rows) {
@@ -54,7 +55,7 @@ DecodeGraphs::DecodeGraphs(int64_t max_rows, at::Device device)
       device_(device),
       host_(at::zeros({max_rows * values_per_row}, host_options(at::kLong, device))),
       input_(at::zeros({max_rows * values_per_row}, at::TensorOptions().dtype(at::kLong).device(device))),
-      result_(at::zeros({2 * max_rows}, host_options(at::kDouble, device))) {}
+      result_(at::zeros({most_results * max_rows}, host_options(at::kDouble, device))) {}
 
 int64_t DecodeGraphs::padded_rows(int64_t rows) const {
   int64_t size = 1;
@@ -79,15 +80,15 @@ void DecodeGraphs::set_input(const StepInput& step, int64_t padded) {
 at::Tensor DecodeGraphs::run(const StepInput& step, const SamplingNeeds& needs, const Body& body) {
   const int64_t padded = padded_rows(static_cast<int64_t>(step.tokens.size()));
   set_input(step, padded);
-  const at::Tensor result = result_.narrow(0, 0, 2 * padded);
+  Captured& captured = graphs_[{padded, needs}];
   const auto work = [&] {
     const int64_t size = padded * values_per_row;
     input_.narrow(0, 0, size).copy_(host_.narrow(0, 0, size), /*non_blocking=*/true);
     const at::Tensor output =
         body(tokens_of(input_, padded), positions_of(input_, padded), parameters_of(input_, padded), needs);
-    result.copy_(output.view(-1), /*non_blocking=*/true);
+    captured.values = output.size(0);
+    result_.narrow(0, 0, output.numel()).copy_(output.reshape(-1), /*non_blocking=*/true);
   };
-  Captured& captured = graphs_[{padded, needs}];
   if (!captured.warm) {
     captured.warm = true;
     work();
@@ -101,7 +102,7 @@ at::Tensor DecodeGraphs::run(const StepInput& step, const SamplingNeeds& needs, 
   }
   const c10::impl::VirtualGuardImpl impl(device_.type());
   impl.getStream(device_).synchronize();
-  return result.view({2, padded});
+  return result_.narrow(0, 0, captured.values * padded).view({captured.values, padded});
 }
 
 }  // namespace teratron

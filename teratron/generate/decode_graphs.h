@@ -8,6 +8,7 @@
 #include <memory>
 #include <utility>
 
+#include "teratron/generate/request.h"
 #include "teratron/generate/sampling.h"
 #include "teratron/generate/step.h"
 #include "teratron/train/device/device_graph.h"
@@ -30,19 +31,20 @@ class PageTable {
 
 class DecodeGraphs {
  public:
-  /// Tokens and positions i64 [R] -> f64 [2, R] as sample_rows(). Everything else it uses must be static.
+  /// Tokens and positions i64 [R] -> f64 [N, R] as sample_rows(). Everything else it uses must be static.
   using Body = std::function<at::Tensor(const at::Tensor& tokens_R, const at::Tensor& positions_R,
                                         const at::Tensor& parameters_R5, const SamplingNeeds& needs)>;
   DecodeGraphs(int64_t max_rows, at::Device device);
   /// The size of a batch of so many rows.
   int64_t padded_rows(int64_t rows) const;
-  /// f64 [2, padded rows] on the host, valid until the next call. Waits for the device.
+  /// f64 [N, padded rows] on the host, valid until the next call. Waits for the device.
   at::Tensor run(const StepInput& step, const SamplingNeeds& needs, const Body& body);
 
  private:
   struct Captured {
     bool warm = false;  // ran eagerly: libraries are initialized
     std::unique_ptr<DeviceGraph> graph;
+    int64_t values = 2;  // of a row of the result
   };
 
   void set_input(const StepInput& step, int64_t padded);
@@ -52,7 +54,7 @@ class DecodeGraphs {
   // For n rows: i64 [n] tokens, i64 [n] positions, f64 [n, 5] sampling parameters. A graph copies the one to
   // the other, so that a step is one launch.
   at::Tensor host_, input_;
-  at::Tensor result_;  // f64 [2 * rows] on the host
+  at::Tensor result_;  // f64 on the host
   std::map<std::pair<int64_t, SamplingNeeds>, Captured> graphs_;
 };
 

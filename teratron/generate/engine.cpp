@@ -4,48 +4,18 @@
 
 #include "teratron/base/log.h"
 #include "teratron/generate/engine_memory.h"
+#include "teratron/generate/engine_state.h"
 
 namespace teratron {
 
-struct Engine::Sequence {
-  std::vector<int32_t> tokens;  // prompt and new ones
-  int64_t cached = 0;           // tokens with keys and values
-  std::vector<int32_t> pages;
-  double top_p = 0.0;
-  std::vector<double> logprobs;
-  const char* finish_reason = nullptr;  // null: not finished
+namespace {
 
-  int64_t length() const { return static_cast<int64_t>(tokens.size()); }
-};
+// Few values, since each is a CUDA graph.
+int64_t top_of(const GenerationRequest& request) {
+  return request.logprobs && request.top_logprobs > 0 ? largest_top_logprobs : 0;
+}
 
-struct Engine::Active {
-  int64_t id = 0;
-  GenerationRequest request;
-  int64_t rows = 0;  // reserved
-  std::vector<Sequence> sequences;
-  // Of a beam search.
-  BeamPages beam_pages;
-  std::optional<BeamHypotheses> hypotheses;
-  std::vector<double> scores;
-  bool done = false;
-
-  int64_t prompt() const { return static_cast<int64_t>(request.prompt.size()); }
-  bool has_beams() const { return request.beams.width > 0; }
-  std::vector<int32_t> new_tokens(const Sequence& sequence) const {
-    return {sequence.tokens.begin() + prompt(), sequence.tokens.end()};
-  }
-};
-
-struct Engine::Plan {
-  struct Entry {
-    Active* active;
-    Sequence* sequence;
-    size_t targets = 0;
-    bool chooses = false;
-  };
-  StepInput step;
-  std::vector<Entry> entries;  // of each row
-};
+}  // namespace
 
 Engine::Engine(const LanguageModel& model, const EngineSettings& settings, HostGroup& ranks)
     : model_(model), settings_(settings) {
@@ -84,18 +54,22 @@ int64_t Engine::rows_of(const GenerationRequest& request) const {
   return request.beams.width > 0 ? request.beams.width : std::min(request.choices, settings_.max_rows);
 }
 
+int64_t Engine::new_tokens_of(const GenerationRequest& request) const {
+  return std::min(request.max_new_tokens,
+                  limits_.max_positions - static_cast<int64_t>(request.prompt.size()));
+}
+
 int64_t Engine::pages_of(const GenerationRequest& request) const {
   const auto prompt = static_cast<int64_t>(request.prompt.size());
+  const int64_t new_tokens = new_tokens_of(request);
   if (request.beams.width > 0)
-    return BeamPages::needed(prompt, request.max_new_tokens, request.beams.width, settings_.page_size);
-  const int64_t each = (prompt + request.max_new_tokens + settings_.page_size - 1) / settings_.page_size;
+    return BeamPages::needed(prompt, new_tokens, request.beams.width, settings_.page_size);
+  const int64_t each = (prompt + new_tokens + settings_.page_size - 1) / settings_.page_size;
   return request.choices * each;
 }
 
-int64_t Engine::submit(GenerationRequest request) {
+std::vector<Problem> Engine::problems_of(const GenerationRequest& request) const {
   std::vector<Problem> problems = request_problems(request, limits_);
-  const auto length = static_cast<int64_t>(request.prompt.size());
-  request.max_new_tokens = std::min(request.max_new_tokens, limits_.max_positions - length);
   if (problems.empty() && request.beams.width == 0 && request.choices > settings_.max_rows) {
     problems.push_back({.what = fmt::format("{} answers at once, but at most {} sequences are generated",
                                             request.choices, settings_.max_rows),
@@ -109,7 +83,13 @@ int64_t Engine::submit(GenerationRequest request) {
          .where = "max_new_tokens",
          .fix = "Ask for fewer tokens or answers, or raise --inference-dynamic-batching-buffer-size-gb"});
   }
+  return problems;
+}
+
+int64_t Engine::submit(GenerationRequest request) {
+  std::vector<Problem> problems = problems_of(request);
   if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
+  request.max_new_tokens = new_tokens_of(request);
   waiting_.emplace_back(next_id_, std::move(request));
   return next_id_++;
 }
@@ -167,6 +147,7 @@ void Engine::add_row(Plan& plan, Active& active, Sequence& sequence, int64_t tok
     step.positions.push_back(position);
     if (!active.request.logprobs || active.has_beams() || position + 1 >= active.prompt()) continue;
     step.targets.push_back({first + i, active.request.prompt[position + 1]});
+    step.top = std::max(step.top, top_of(active.request));
     entry.targets += 1;
   }
   StepRow& row = step.rows.emplace_back(StepRow{.first_token = first,
@@ -180,6 +161,7 @@ void Engine::add_row(Plan& plan, Active& active, Sequence& sequence, int64_t tok
   if (complete && active.request.max_new_tokens > 0) {
     step.choices.push_back(next_choice(active, sequence, first + tokens - 1));
     step.logprobs = step.logprobs || active.request.logprobs;
+    step.top = std::max(step.top, top_of(active.request));
     entry.chooses = true;
   }
   plan.entries.push_back(entry);
@@ -220,8 +202,8 @@ void Engine::apply(const Plan& plan, const StepOutput& output) {
   for (size_t i = 0; i < plan.entries.size(); ++i) {
     const auto& [active, sequence, targets, chooses] = plan.entries[i];
     sequence->cached += plan.step.rows[i].tokens;
-    for (size_t t = 0; t < targets; ++t) sequence->logprobs.push_back(output.targets[target++]);
-    if (chooses && !active->has_beams()) apply_token(*active, *sequence, output.choices[choice].front());
+    for (size_t t = 0; t < targets; ++t) add_logprobs(*active, *sequence, output.targets[target++]);
+    if (chooses && !active->has_beams()) apply_token(*active, *sequence, output.choices[choice]);
     if (chooses) ++choice;
     const bool scored = active->request.max_new_tokens == 0 && sequence->cached == sequence->length();
     if (scored) sequence->finish_reason = "length";
@@ -262,18 +244,32 @@ bool Engine::is_stop(const GenerationRequest& request, const Sequence& sequence)
                      [&](const std::string& text) { return tail.find(text) != std::string::npos; });
 }
 
-void Engine::apply_token(Active& active, Sequence& sequence, const StepOutput::Token& token) {
+// `tokens`: the token of the answer or the prompt, then the most probable ones.
+void Engine::add_logprobs(const Active& active, Sequence& sequence,
+                          const std::vector<StepOutput::Token>& tokens) {
+  sequence.logprobs.push_back(tokens.front().logprob);
+  const int64_t count = std::min(active.request.top_logprobs, static_cast<int64_t>(tokens.size()) - 1);
+  if (active.request.top_logprobs == 0) return;
+  std::vector<TokenLogprob>& top = sequence.top.emplace_back();
+  for (int64_t i = 1; i <= count; ++i) top.push_back({static_cast<int32_t>(tokens[i].id), tokens[i].logprob});
+}
+
+void Engine::apply_token(Active& active, Sequence& sequence, const std::vector<StepOutput::Token>& tokens) {
   const GenerationRequest& request = active.request;
-  sequence.tokens.push_back(static_cast<int32_t>(token.id));
+  sequence.tokens.push_back(static_cast<int32_t>(tokens.front().id));
   sequence.top_p = decayed_top_p(sequence.top_p, request.sampling);
-  if (request.logprobs) sequence.logprobs.push_back(token.logprob);
+  if (request.logprobs) add_logprobs(active, sequence, tokens);
   generated_ += 1;
   if (is_stop(request, sequence)) {
     sequence.finish_reason = "stop";
   } else if (sequence.length() - active.prompt() == request.max_new_tokens) {
     sequence.finish_reason = "length";
   }
-  if (request.on_token) request.on_token(&sequence - active.sequences.data(), sequence.tokens.back());
+  if (!request.on_token) return;
+  GeneratedToken token{.id = sequence.tokens.back(), .logprob = tokens.front().logprob, .top = {}};
+  if (!sequence.top.empty()) token.top = sequence.top.back();
+  if (sequence.finish_reason) token.finish_reason = sequence.finish_reason;
+  request.on_token(&sequence - active.sequences.data(), token);
 }
 
 void Engine::apply_beams(Active& active, const std::vector<std::vector<StepOutput::Token>>& best) {
@@ -326,6 +322,7 @@ void Engine::finish(Active& active, const char* reason) {
       result.choices.push_back({.tokens = std::move(best.tokens),
                                 .finish_reason = whole ? "length" : "stop",
                                 .logprobs = {},
+                                .top = {},
                                 .score = best.score});
     }
     for (const int32_t page : active.beam_pages.all()) pool_->give_back(page);
@@ -334,7 +331,8 @@ void Engine::finish(Active& active, const char* reason) {
     if (active.has_beams()) break;
     result.choices.push_back({.tokens = active.new_tokens(sequence),
                               .finish_reason = sequence.finish_reason ? sequence.finish_reason : reason,
-                              .logprobs = std::move(sequence.logprobs)});
+                              .logprobs = std::move(sequence.logprobs),
+                              .top = std::move(sequence.top)});
     for (const int32_t page : sequence.pages) pool_->give_back(page);
   }
   if (model_.encodes) runner_->forget_source(active.id);
@@ -360,7 +358,7 @@ void Engine::cancel(int64_t id) {
   if (waiting != waiting_.end()) {
     GenerationResult result{.id = id, .choices = {}};
     result.choices.resize(waiting->second.choices,
-                          {.tokens = {}, .finish_reason = "cancelled", .logprobs = {}});
+                          {.tokens = {}, .finish_reason = "cancelled", .logprobs = {}, .top = {}});
     results_.push_back(std::move(result));
     waiting_.erase(waiting);
     return;
@@ -370,6 +368,13 @@ void Engine::cancel(int64_t id) {
   if (active == active_.end()) return;
   finish(**active, "cancelled");
   active_.erase(active);
+}
+
+EngineLoad Engine::load() const {
+  return {.waiting = static_cast<int64_t>(waiting_.size()),
+          .rows = rows_,
+          .used_pages = pool_->pages() - 1 - pool_->free_pages(),
+          .pages = pool_->pages() - 1};
 }
 
 std::vector<GenerationResult> Engine::take_results() {

@@ -39,6 +39,12 @@ struct EngineSettings {
   bool graphs = true;
 };
 
+struct EngineLoad {
+  int64_t waiting = 0;  // requests that have not begun
+  int64_t rows = 0;     // sequences that are generated
+  int64_t used_pages = 0, pages = 0;
+};
+
 class Engine {
  public:
   /// Collective over `ranks`, all those of the model. The model must outlive it.
@@ -48,6 +54,8 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   const RequestLimits& limits() const { return limits_; }
+  /// All that is wrong with a request; thread-safe.
+  std::vector<Problem> problems_of(const GenerationRequest& request) const;
   /// Its id. UserError(config) with all that is wrong with it. An answer ends at the model's last position.
   int64_t submit(GenerationRequest request);
   /// Ends a request with what it has so far; unknown and finished ones are ignored.
@@ -58,12 +66,14 @@ class Engine {
   /// Of the requests that finished since the last call, in the order in which they did.
   std::vector<GenerationResult> take_results();
   int64_t generated_tokens() const { return generated_; }
+  EngineLoad load() const;
 
  private:
   struct Sequence;
   struct Active;
   struct Plan;
 
+  int64_t new_tokens_of(const GenerationRequest& request) const;
   int64_t pages_of(const GenerationRequest& request) const;
   int64_t rows_of(const GenerationRequest& request) const;
   void admit();
@@ -71,7 +81,9 @@ class Engine {
   void add_row(Plan& plan, Active& active, Sequence& sequence, int64_t tokens);
   StepChoice next_choice(const Active& active, const Sequence& sequence, int64_t token) const;
   void apply(const Plan& plan, const StepOutput& output);
-  void apply_token(Active& active, Sequence& sequence, const StepOutput::Token& token);
+  static void add_logprobs(const Active& active, Sequence& sequence,
+                           const std::vector<StepOutput::Token>& tokens);
+  void apply_token(Active& active, Sequence& sequence, const std::vector<StepOutput::Token>& tokens);
   void apply_beams(Active& active, const std::vector<std::vector<StepOutput::Token>>& best);
   bool is_stop(const GenerationRequest& request, const Sequence& sequence) const;
   void finish(Active& active, const char* reason);

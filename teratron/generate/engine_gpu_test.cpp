@@ -41,9 +41,8 @@ struct Where {
   bool graphs = true;
 };
 
-std::vector<std::vector<int32_t>> texts_of(const GPTConfig& config,
-                                           const std::vector<GenerationRequest>& requests,
-                                           const Where& where) {
+std::vector<GeneratedChoice> choices_of(const GPTConfig& config,
+                                        const std::vector<GenerationRequest>& requests, const Where& where) {
   ParameterSet parameters({.dtype = where.dtype, .device = where.device, .seed = 9});
   const LanguageModel model = language_model(gpt_plan(config, {}), parameters, {});
   SingleHostGroup ranks;
@@ -51,9 +50,17 @@ std::vector<std::vector<int32_t>> texts_of(const GPTConfig& config,
   for (const GenerationRequest& request : requests) engine.submit(request);
   while (engine.step()) {
   }
-  std::vector<std::vector<int32_t>> texts(requests.size());
-  for (const GenerationResult& result : engine.take_results())
-    texts.at(result.id) = result.choices.at(0).tokens;
+  std::vector<GeneratedChoice> choices(requests.size());
+  for (GenerationResult& result : engine.take_results())
+    choices.at(result.id) = std::move(result.choices.at(0));
+  return choices;
+}
+
+std::vector<std::vector<int32_t>> texts_of(const GPTConfig& config,
+                                           const std::vector<GenerationRequest>& requests,
+                                           const Where& where) {
+  std::vector<std::vector<int32_t>> texts;
+  for (const GeneratedChoice& choice : choices_of(config, requests, where)) texts.push_back(choice.tokens);
   return texts;
 }
 
@@ -100,6 +107,27 @@ TEST_F(GpuEngine, GraphsGiveTheTextsOfEagerSteps) {
     }
     EXPECT_EQ(texts_of(config, some_requests(), {}), texts_of(config, some_requests(), {.graphs = false}))
         << name;
+  }
+}
+
+TEST_F(GpuEngine, GraphsGiveTheMostProbableTokensOfEagerSteps) {
+  std::vector<GenerationRequest> requests = some_requests();
+  for (size_t i = 0; i < requests.size(); i += 2) {
+    requests[i].logprobs = true;
+    requests[i].top_logprobs = static_cast<int64_t>(i);
+  }
+  const auto graphs = choices_of(gpu_config(), requests, {});
+  const auto eager = choices_of(gpu_config(), requests, {.graphs = false});
+  for (size_t i = 0; i < requests.size(); ++i) {
+    EXPECT_EQ(graphs[i].tokens, eager[i].tokens);
+    ASSERT_EQ(graphs[i].top.size(), eager[i].top.size());
+    for (size_t t = 0; t < graphs[i].top.size(); ++t) {
+      ASSERT_EQ(graphs[i].top[t].size(), i);
+      for (size_t k = 0; k < i; ++k) {
+        EXPECT_EQ(graphs[i].top[t][k].id, eager[i].top[t][k].id);
+        EXPECT_NEAR(graphs[i].top[t][k].logprob, eager[i].top[t][k].logprob, 1e-4);
+      }
+    }
   }
 }
 

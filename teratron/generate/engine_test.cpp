@@ -227,14 +227,51 @@ TEST(Engine, RanksOfEveryLayoutGenerateTheSameTexts) {
 TEST(Engine, StreamsTheTokensOfEachAnswer) {
   const OwnModel own(config());
   std::vector<std::vector<int32_t>> streamed(2);
-  const GenerationRequest request{
-      .prompt = {5, 6}, .max_new_tokens = 7, .choices = 2, .on_token = [&](int64_t choice, int32_t token) {
-        streamed[choice].push_back(token);
-      }};
+  const GenerationRequest request{.prompt = {5, 6},
+                                  .max_new_tokens = 7,
+                                  .choices = 2,
+                                  .on_token = [&](int64_t choice, const auto& token) {
+                                    streamed[choice].push_back(token.id);
+                                    EXPECT_EQ(token.finish_reason,
+                                              streamed[choice].size() == 7 ? "length" : "");
+                                  }};
   const std::vector<GeneratedChoice> choices = run(own.model, {request}, {}).at(0);
   EXPECT_EQ(streamed[0], choices[0].tokens);
   EXPECT_EQ(streamed[1], choices[1].tokens);
   EXPECT_NE(choices[0].tokens, choices[1].tokens);
+}
+
+// Of the prompt and of the answer, beside a request that asks for none.
+TEST(Engine, TheMostProbableTokensAreThoseOfTheLogits) {
+  const OwnModel own(config());
+  std::vector<GeneratedToken> streamed;
+  const GenerationRequest asks{.prompt = {5, 6, 7},
+                               .max_new_tokens = 4,
+                               .logprobs = true,
+                               .top_logprobs = 3,
+                               .on_token = [&](int64_t, const auto& token) { streamed.push_back(token); }};
+  const GenerationRequest plain{.prompt = {5, 6, 7}, .max_new_tokens = 4};
+  const Answers answers = run(own.model, {asks, plain}, {});
+  const GeneratedChoice& choice = answers[0][0];
+  EXPECT_EQ(choice.tokens, answers[1][0].tokens);
+  EXPECT_TRUE(answers[1][0].top.empty());
+  ASSERT_EQ(choice.top.size(), choice.logprobs.size());
+  ASSERT_EQ(choice.top.size(), 6U);
+  std::vector<int64_t> ids = {5, 6, 7};
+  ids.insert(ids.end(), choice.tokens.begin(), choice.tokens.end());
+  const at::Tensor logprobs = logits_of(own.model, ids).squeeze(1).log_softmax(1);
+  for (int64_t i = 0; i < 6; ++i) {
+    const auto [best, best_ids] = logprobs[i].topk(3);
+    ASSERT_EQ(choice.top[i].size(), 3U);
+    for (int64_t k = 0; k < 3; ++k) {
+      EXPECT_EQ(choice.top[i][k].id, best_ids[k].item<int64_t>());
+      EXPECT_NEAR(choice.top[i][k].logprob, best[k].item<double>(), 1e-9);
+    }
+    EXPECT_NEAR(choice.logprobs[i], logprobs[i][ids[i + 1]].item<double>(), 1e-9);
+  }
+  ASSERT_EQ(streamed.size(), 4U);
+  EXPECT_EQ(streamed[3].top[0].id, choice.top[5][0].id);
+  EXPECT_EQ(streamed[3].logprob, choice.logprobs[5]);
 }
 
 TEST(Engine, RejectsAllThatIsWrongWithARequest) {
@@ -256,6 +293,7 @@ TEST(Engine, RejectsAllThatIsWrongWithARequest) {
   EXPECT_EQ(problems({.prompt = {1}, .max_new_tokens = 0}), 1U);
   EXPECT_EQ(problems({.prompt = {1}, .beams = {.width = 9}}), 1U);
   EXPECT_EQ(problems({.prompt = {1}, .stop = {.texts = {"x"}}}), 1U);
+  EXPECT_EQ(problems({.prompt = {1}, .logprobs = true, .top_logprobs = 21}), 1U);
   EXPECT_EQ(problems({.prompt = {1}, .max_new_tokens = 4, .choices = 3}), 1U);
   EXPECT_EQ(problems({.prompt = {1}, .max_new_tokens = 40}), 1U) << "more than memory holds";
   EXPECT_EQ(problems({.prompt = {1}, .max_new_tokens = 4}), 0U);

@@ -78,6 +78,9 @@ void check_answers(const GenerationRequest& request, const RequestLimits& limits
   }
   check_range(request.choices >= 1, fmt::format("{} is below 1", request.choices), "num_return_sequences",
               problems);
+  const bool top_fits = request.top_logprobs >= 0 && request.top_logprobs <= largest_top_logprobs;
+  check_range(top_fits, fmt::format("{} is not in [0, {}]", request.top_logprobs, largest_top_logprobs),
+              "top_logprobs", problems);
   check_range(width >= 0 && width <= limits.max_rows,
               fmt::format("{} is not in [0, {}], the number of sequences at once", width, limits.max_rows),
               "num_beams", problems);
@@ -123,7 +126,8 @@ std::string serialize(const GenerationRequest& r) {
                                 {"beams", {r.beams.width, r.beams.length_penalty, r.beams.stop_token}},
                                 {"choices", r.choices},
                                 {"sequence", r.sequence},
-                                {"logprobs", r.logprobs}};
+                                {"logprobs", r.logprobs},
+                                {"top_logprobs", r.top_logprobs}};
   return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -147,7 +151,8 @@ GenerationRequest deserialize_request(const std::string& text) {
           .prevent_newline_after_colon = eol[2],
           .choices = value.at("choices"),
           .sequence = value.at("sequence"),
-          .logprobs = value.at("logprobs")};
+          .logprobs = value.at("logprobs"),
+          .top_logprobs = value.at("top_logprobs")};
 }
 
 }  // namespace teratron

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "teratron/base/error.h"
-#include "teratron/generate/sampling.h"
+#include "teratron/generate/options/sampling_options.h"
 
 namespace teratron {
 
@@ -26,6 +26,21 @@ struct BeamOptions {
   int32_t stop_token = -1;  // ends a hypothesis, which does not include it; -1: none
 };
 
+inline constexpr int64_t largest_top_logprobs = 20;
+
+struct TokenLogprob {
+  int32_t id = 0;
+  double logprob = 0.0;
+};
+
+/// A token of an answer, as it is generated.
+struct GeneratedToken {
+  int32_t id = 0;
+  double logprob = 0.0;           // if asked
+  std::vector<TokenLogprob> top;  // if asked
+  std::string finish_reason;      // of the answer's last token; else empty
+};
+
 struct GenerationRequest {
   std::vector<int32_t> prompt;               // of a model with an encoder: the decoder's first tokens
   std::vector<int32_t> encoder_tokens = {};  // the source, of a model with an encoder
@@ -37,15 +52,17 @@ struct GenerationRequest {
   int64_t choices = 1;    // answers; with beams the best ones
   uint64_t sequence = 0;  // the first answer's number among those of one seed
   bool logprobs = false;
+  int64_t top_logprobs = 0;  // with each of them those of so many of the most probable tokens
   /// Called with each new token of answer `choice`, not during a beam search; may be empty.
-  std::function<void(int64_t choice, int32_t token)> on_token = {};
+  std::function<void(int64_t choice, const GeneratedToken& token)> on_token = {};
 };
 
 struct GeneratedChoice {
   std::vector<int32_t> tokens;   // new ones
   std::string finish_reason;     // "stop", "length" or "cancelled"
   std::vector<double> logprobs;  // if asked: of the prompt's tokens from the second on, then of the new ones
-  double score = 0.0;            // of a beam
+  std::vector<std::vector<TokenLogprob>> top;  // if asked: of each of them, the most probable tokens there
+  double score = 0.0;                          // of a beam
 };
 
 struct GenerationResult {

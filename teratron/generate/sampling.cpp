@@ -47,42 +47,6 @@ at::Tensor draw_ids(const at::Tensor& filtered_RV, const at::Tensor& uniform_R1)
 
 }  // namespace
 
-std::vector<Problem> sampling_problems(const SamplingOptions& options) {
-  std::vector<Problem> problems;
-  const auto check = [&](bool valid, std::string what, const char* where, const char* fix) {
-    if (!valid) problems.push_back({.what = std::move(what), .where = where, .fix = fix});
-  };
-  check(options.temperature > 0.0 && options.temperature <= 100.0,
-        fmt::format("temperature = {} is not in (0, 100]", options.temperature), "--temperature",
-        "Use 1.0, less for more probable texts, or --greedy");
-  check(options.top_k >= 0, fmt::format("top_k = {} is below 0", options.top_k), "--top-k",
-        "Use 0 for all tokens");
-  check(options.top_p >= 0.0 && options.top_p <= 1.0,
-        fmt::format("top_p = {} is not in [0, 1]", options.top_p), "--top-p", "Use 0 for all tokens");
-  check(options.top_k <= 0 || options.top_p <= 0.0,
-        fmt::format("--top-k {} and --top-p {} exclude each other", options.top_k, options.top_p), "--top-p",
-        "Set only one of them");
-  check(options.top_p_decay >= 0.0 && options.top_p_decay <= 1.0,
-        fmt::format("top_p_decay = {} is not in [0, 1]", options.top_p_decay), "--top-p-decay",
-        "Use 0 for none");
-  check(options.top_p_bound >= 0.0 && options.top_p_bound <= std::max(options.top_p, 0.0),
-        fmt::format("top_p_bound = {} is not in [0, top_p = {}]", options.top_p_bound, options.top_p),
-        "--top-p-bound", "Use less than top_p, or 0 for none");
-  check(options.top_p_decay == 0.0 || options.top_p > 0.0, "top_p_decay is set without top_p",
-        "--top-p-decay", "Set --top-p too");
-  return problems;
-}
-
-void check_sampling(const SamplingOptions& options) {
-  std::vector<Problem> problems = sampling_problems(options);
-  if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
-}
-
-double decayed_top_p(double top_p, const SamplingOptions& options) {
-  if (options.top_p_decay == 0.0) return top_p;
-  return std::max(top_p * options.top_p_decay, options.top_p_bound);
-}
-
 double uniform_of(uint64_t seed, uint64_t draw) {
   const PhiloxWords words = philox({seed, hash_name("sampling")}, draw);
   return uniform_from(words.word[0]);
@@ -122,18 +86,42 @@ at::Tensor filtered_logits(const at::Tensor& logits_RV, const at::Tensor& parame
   return filtered;
 }
 
+namespace {
+
+// f64 [R, 2 * top]: pairs of id and log probability.
+at::Tensor top_tokens(const at::Tensor& logprobs_RV, int64_t top) {
+  const auto [best, ids] = logprobs_RV.topk(std::min(top, logprobs_RV.size(1)), 1);
+  return at::stack({ids.to(at::kDouble), best}, 2).flatten(1);
+}
+
+// Banned tokens as low as Megatron-LM's: the log probabilities show it.
+at::Tensor without_banned(const at::Tensor& logits_RV, const at::Tensor& parameters_R5,
+                          const SamplingNeeds& needs) {
+  if (!needs.bans) return logits_RV;
+  const at::Tensor ids = at::arange(logits_RV.size(1), parameters_R5.options());
+  return logits_RV.to(at::kFloat).masked_fill(ids.unsqueeze(0).eq(column(parameters_R5, banned)), -1e10);
+}
+
+}  // namespace
+
+at::Tensor with_top_tokens(const at::Tensor& ids_R, const at::Tensor& logprobs_RV, int64_t top) {
+  const at::Tensor ids_R1 = ids_R.unsqueeze(1);
+  std::vector<at::Tensor> columns = {ids_R1.to(at::kDouble), logprobs_RV.gather(1, ids_R1)};
+  if (top > 0) columns.push_back(top_tokens(logprobs_RV, top));
+  return at::cat(columns, 1);
+}
+
 at::Tensor sample_rows(const at::Tensor& logits_RV, const at::Tensor& parameters_R5,
                        const SamplingNeeds& needs) {
   const bool filters = needs.top_k > 0 || needs.top_p;
   if (logits_RV.is_cuda() && logits_RV.scalar_type() != at::kDouble && !filters) {
-    return choose_tokens(logits_RV, parameters_R5.contiguous(),
-                         {.samples = needs.samples, .logprobs = needs.logprobs});
+    const at::Tensor chosen_2R = choose_tokens(logits_RV, parameters_R5.contiguous(),
+                                               {.samples = needs.samples, .logprobs = needs.logprobs});
+    if (needs.top == 0) return chosen_2R;
+    const at::Tensor logits = without_banned(logits_RV, parameters_R5, needs);
+    return at::cat({chosen_2R, top_tokens(logits.to(at::kDouble).log_softmax(1), needs.top).t()});
   }
-  at::Tensor logits = logits_RV;
-  if (needs.bans) {  // as low as Megatron-LM's: the log probabilities show it
-    const at::Tensor ids = at::arange(logits.size(1), parameters_R5.options());
-    logits = logits.to(at::kFloat).masked_fill(ids.unsqueeze(0).eq(column(parameters_R5, banned)), -1e10);
-  }
+  const at::Tensor logits = without_banned(logits_RV, parameters_R5, needs);
   at::Tensor ids = logits.argmax(1);
   if (needs.samples) {
     const at::Tensor k_R1 = column(parameters_R5, top_k);
@@ -142,8 +130,7 @@ at::Tensor sample_rows(const at::Tensor& logits_RV, const at::Tensor& parameters
   }
   const at::Tensor chosen = ids.to(at::kDouble);
   if (!needs.logprobs) return at::stack({chosen, at::zeros_like(chosen)});
-  const at::Tensor logprobs = logits.to(at::kDouble).log_softmax(1).gather(1, ids.unsqueeze(1)).squeeze(1);
-  return at::stack({chosen, logprobs});
+  return with_top_tokens(ids, logits.to(at::kDouble).log_softmax(1), needs.top).t();
 }
 
 int64_t sample(const at::Tensor& logits_V, const SamplingOptions& options, uint64_t draw) {

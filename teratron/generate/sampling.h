@@ -6,26 +6,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "teratron/base/error.h"
+#include "teratron/generate/options/sampling_options.h"
 
 namespace teratron {
-
-struct SamplingOptions {
-  double temperature = 1.0;
-  int64_t top_k = 0;         // sample from the k most probable tokens; 0: all, 1: greedy
-  double top_p = 0.0;        // sample from the most probable tokens of this mass; 0: all
-  double top_p_decay = 0.0;  // factor of top_p after each new token; 0: none
-  double top_p_bound = 0.0;  // its lower bound; 0: none
-  uint64_t seed = 1234;
-};
-
-/// Values out of range, and both top_k and top_p (as Megatron-LM's server).
-std::vector<Problem> sampling_problems(const SamplingOptions& options);
-/// UserError(config) for any.
-void check_sampling(const SamplingOptions& options);
-
-/// top_p for the next token, from the one before.
-double decayed_top_p(double top_p, const SamplingOptions& options);
 
 /// How one row of logits is used.
 struct RowSampling {
@@ -45,6 +28,7 @@ struct SamplingNeeds {
   bool top_p = false;
   bool bans = false;
   bool logprobs = false;
+  int64_t top = 0;  // so many of the most probable tokens with their log probabilities; needs logprobs
   bool operator==(const SamplingNeeds&) const = default;
   auto operator<=>(const SamplingNeeds&) const = default;
 };
@@ -58,12 +42,16 @@ at::Tensor sampling_parameters(const std::vector<RowSampling>& rows);
 at::Tensor filtered_logits(const at::Tensor& logits_RV, const at::Tensor& parameters_R5,
                            const SamplingNeeds& needs);
 
-/// f64 [2, R] on the logits' device: ids, and with needs.logprobs the log probabilities of the unscaled and
-/// unfiltered logits. Logits [R, V] are divided by the temperature, then filtered by top-k or top-p: a token
-/// is dropped if the mass of the more probable ones already exceeds p, so the most probable one always stays;
-/// those that tie with the k-th stay. Never waits for the device.
+/// f64 [2 + 2 * top, R] on the logits' device: ids, and with needs.logprobs the log probabilities of the
+/// unscaled and unfiltered logits; then the same of the most probable tokens. Logits [R, V] are divided by
+/// the temperature, then filtered by top-k or top-p: a token is dropped if the mass of the more probable
+/// ones already exceeds p, so the most probable one always stays; those that tie with the k-th stay. Never
+/// waits for the device.
 at::Tensor sample_rows(const at::Tensor& logits_RV, const at::Tensor& parameters_R5,
                        const SamplingNeeds& needs);
+
+/// f64 [R, 2 + 2 * top]: id and log probability of given tokens, then of the most probable ones.
+at::Tensor with_top_tokens(const at::Tensor& ids_R, const at::Tensor& logprobs_RV, int64_t top);
 
 /// One id for logits [V], by draw `draw` of the seed.
 int64_t sample(const at::Tensor& logits_V, const SamplingOptions& options, uint64_t draw);

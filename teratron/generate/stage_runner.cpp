@@ -32,6 +32,7 @@ SamplingNeeds needs_of(const StepInput& step) {
   for (const StepChoice& choice : step.choices) rows.push_back(choice.sampling);
   SamplingNeeds needs = needs_of(rows);
   needs.logprobs = step.logprobs;
+  needs.top = step.top;
   return needs;
 }
 
@@ -225,6 +226,7 @@ at::Tensor StageRunner::next_tokens(const StepInput& part, const Activations& ou
       for (size_t i = begin; i < end; ++i) rows.push_back(part.choices[i].sampling);
       SamplingNeeds needs = teratron::needs_of(rows);
       needs.logprobs = part.logprobs;
+      needs.top = part.top;
       values.push_back(sample_rows(logits, sampling_parameters(rows).to(model_.device), needs).t().flatten());
     }
     begin = end;
@@ -244,20 +246,27 @@ at::Tensor StageRunner::target_logprobs(const StepInput& part, const Activations
     }
     const at::Tensor logprobs =
         gathered_logits(model_, some_tokens(output, tokens)).to(at::kDouble).log_softmax(1);
-    values.push_back(logprobs.gather(1, long_tensor(next, model_.device).unsqueeze(1)).squeeze(1));
+    values.push_back(with_top_tokens(long_tensor(next, model_.device), logprobs, part.top).flatten());
   }
   return at::cat(values);
+}
+
+// Tokens that follow a choice, or a target, in the output.
+int64_t StageRunner::tokens_of(const StepInput& step, const StepChoice& choice) const {
+  return choice.best > 0 ? std::min(choice.best, model_.vocabulary)
+                         : 1 + std::min(step.top, model_.vocabulary);
 }
 
 StepOutput StageRunner::unpack(const StepInput& step, const at::Tensor& values) const {
   const auto* next = values.const_data_ptr<double>();
   StepOutput output;
-  for (const StepChoice& choice : step.choices) {
-    std::vector<StepOutput::Token>& tokens = output.choices.emplace_back();
-    const int64_t count = choice.best > 0 ? std::min(choice.best, model_.vocabulary) : 1;
+  const auto read = [&](int64_t count) {
+    std::vector<StepOutput::Token> tokens;
     for (int64_t i = 0; i < count; ++i, next += 2) tokens.push_back({static_cast<int64_t>(next[0]), next[1]});
-  }
-  output.targets.assign(next, next + step.targets.size());
+    return tokens;
+  };
+  for (const StepChoice& choice : step.choices) output.choices.push_back(read(tokens_of(step, choice)));
+  for (size_t i = 0; i < step.targets.size(); ++i) output.targets.push_back(read(tokens_of(step, {})));
   return output;
 }
 
@@ -275,14 +284,14 @@ StepOutput StageRunner::decode(const StepInput& step) {
   table_.set(step.rows, rows, padded);
   batch_->decode_rows = padded;
   batch_->table_RP = table_.rows(padded);
-  const at::Tensor output_2R = graphs_->run(
+  const at::Tensor output_NR = graphs_->run(
       step, needs_of(step),
       [&](const at::Tensor& tokens, const at::Tensor& positions, const at::Tensor& parameters,
           const SamplingNeeds& needs) {
         const Activations output = model_.whole().forward({}, token_batch(tokens, positions), &states_[0]);
         return sample_rows(gathered_logits(model_, output), parameters, needs);
       });
-  return unpack(step, output_2R.narrow(1, 0, rows).t().contiguous());
+  return unpack(step, output_NR.narrow(1, 0, rows).t().contiguous());
 }
 
 StepOutput StageRunner::run(const StepInput& step) {
@@ -297,9 +306,8 @@ StepOutput StageRunner::run(const StepInput& step) {
     targets.push_back(target_logprobs(parts[i], outputs[i]));
   }
   int64_t values = 0;
-  for (const StepChoice& choice : step.choices)
-    values += choice.best > 0 ? 2 * std::min(choice.best, model_.vocabulary) : 2;
-  values += static_cast<int64_t>(step.targets.size());
+  for (const StepChoice& choice : step.choices) values += 2 * tokens_of(step, choice);
+  values += 2 * tokens_of(step, {}) * static_cast<int64_t>(step.targets.size());
   at::Tensor result;
   if (model_.has_head()) {
     choices.insert(choices.end(), targets.begin(), targets.end());

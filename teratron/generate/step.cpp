@@ -17,7 +17,8 @@ StepInput part_of(const StepInput& step, size_t begin, size_t end) {
                           step.rows.begin() + static_cast<int64_t>(end)},
                  .choices = {},
                  .targets = {},
-                 .logprobs = step.logprobs};
+                 .logprobs = step.logprobs,
+                 .top = step.top};
   for (StepRow& row : part.rows) row.first_token -= first;
   for (const StepChoice& choice : step.choices) {
     if (!is_inside(choice.token)) continue;

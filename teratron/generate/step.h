@@ -40,6 +40,7 @@ struct StepInput {
   std::vector<StepChoice> choices;  // in the order of the rows, at most one for each
   std::vector<StepTarget> targets;  // in the order of the rows
   bool logprobs = false;            // of chosen tokens
+  int64_t top = 0;                  // with them and with targets, so many of the most probable tokens
 };
 
 struct StepOutput {
@@ -47,8 +48,8 @@ struct StepOutput {
     int64_t id = 0;
     double logprob = 0.0;
   };
-  std::vector<std::vector<Token>> choices;  // one token each, or the best
-  std::vector<double> targets;
+  std::vector<std::vector<Token>> choices;  // the best, or one token and the `top` ones
+  std::vector<std::vector<Token>> targets;  // the target and the `top` ones
 };
 
 /// The same work in about `parts` steps of similar numbers of tokens, in order; each row with source tokens

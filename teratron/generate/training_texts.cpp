@@ -12,7 +12,7 @@
 #include "teratron/base/text_lines.h"
 #include "teratron/comm/consensus.h"
 #include "teratron/generate/engine.h"
-#include "teratron/generate/request_json.h"
+#include "teratron/generate/json/request_json.h"
 #include "teratron/generate/texts.h"
 
 namespace teratron {

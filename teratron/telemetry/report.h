@@ -1,5 +1,6 @@
 // report.html: a run on one page that works offline, light and dark. The file of this name here is the
-// template: its script computes and draws everything from the metrics, which are inlined as JSON.
+// template: its script computes and draws everything from the metrics, which are inlined as JSON. Stylesheet
+// and charts are those of all pages (page/).
 #pragma once
 
 #include <filesystem>

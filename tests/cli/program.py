@@ -9,8 +9,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from safetensors.torch import load_file
-import torch
 
 BINARY = os.environ.get("TERATRON_BINARY")
 needs_binary = pytest.mark.skipif(not BINARY, reason="TERATRON_BINARY names no built program")
@@ -122,10 +120,12 @@ def losses(text):
 
 
 def weights(folder, iteration):
+    from safetensors.torch import load_file  # other tests do without torch
     return load_file(folder / f"iter_{iteration:07d}" / "shard-00000.safetensors")
 
 
 def assert_bitwise(ours, expected):
+    import torch
     assert ours.keys() == expected.keys()
     for name, tensor in expected.items():
         assert ours[name].dtype == tensor.dtype and ours[name].shape == tensor.shape, name

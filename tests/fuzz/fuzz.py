@@ -224,8 +224,23 @@ def pickle_seeds():
     yield b"".join([*head, tensor, pickle.dumps(["0"], 2), (6).to_bytes(8, "little"), bytes(24)])
 
 
+def requests_seeds():
+    def body(kind, **fields):
+        return bytes([kind]) + json.dumps(fields).encode()
+
+    yield body(0, prompts=["a", "b"], tokens_to_generate=4, logprobs=True, temperature=0.5, top_p=0.9, top_p_decay=0.5, top_p_bound=0.1,
+               add_BOS=True, stop_on_eol=False, random_seed=1, no_log=True)
+    yield body(0, prompts=["a"], beam_width=2, length_penalty=1.5, stop_token=3, tokens_to_generate=3)
+    yield body(1, model="m", prompt=["a", "é"], n=2, max_tokens=3, temperature=0, stop=["x"], seed=5, logprobs=2, echo=True)
+    yield body(1, prompt=[[1, 2], [200]], stream=True, stream_options={"include_usage": True}, top_k=3, ignore_eos=True)
+    yield body(2, messages=[{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "t"}]}], max_tokens=5,
+               logprobs=True, top_logprobs=1, tools=[], response_format={"type": "text"})
+    yield body(3, tokens=[1, 2], max_new_tokens=3, top_k=2, num_return_sequences=2, stop="a", add_BOS=True)
+
+
 SEEDS = {"fuzz_command_line": command_line_seeds, "fuzz_config_file": config_file_seeds, "fuzz_idx": idx_seeds,
-         "fuzz_dist_metadata": dist_metadata_seeds, "fuzz_jsonl": jsonl_seeds, "fuzz_manifest": manifest_seeds, "fuzz_pickle": pickle_seeds, "fuzz_safetensors": safetensors_seeds,
+         "fuzz_dist_metadata": dist_metadata_seeds, "fuzz_jsonl": jsonl_seeds, "fuzz_manifest": manifest_seeds, "fuzz_pickle": pickle_seeds,
+         "fuzz_requests": requests_seeds, "fuzz_safetensors": safetensors_seeds,
          "fuzz_safetensors_index": safetensors_index_seeds, "fuzz_sentencepiece": sentencepiece_seeds,
          "fuzz_tokenizer_json": tokenizer_json_seeds}
 

@@ -30,7 +30,7 @@ std::string help() {
                                              "config_file"};
   std::vector<Field> fields;
   for (const Field& field : arguments_schema().fields()) {
-    const bool chosen = field.traits.program == "generate" || field.group == "Tokenizer";
+    const bool chosen = field.group == "Generation" || field.group == "Tokenizer";
     if (chosen || others.contains(field.name)) fields.push_back(field);
   }
   const Arguments defaults;

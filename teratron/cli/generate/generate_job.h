@@ -6,9 +6,9 @@
 #include <memory>
 #include <string>
 
+#include "teratron/generate/json/request_json.h"
 #include "teratron/generate/loaded_model.h"
 #include "teratron/generate/ranked_engine.h"
-#include "teratron/generate/request_json.h"
 
 namespace teratron {
 

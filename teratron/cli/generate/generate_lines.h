@@ -1,5 +1,5 @@
 // `teratron generate --input IN.jsonl --output OUT.jsonl`: a request per line, its answer in the same line of
-// OUT (generate/request_json.h). A line that cannot be answered becomes {"error": ...}.
+// OUT (generate/json/request_json.h). A line that cannot be answered becomes {"error": ...}.
 //
 // Answers are written as they come, in order, to OUT.<hash>.partial, where the hash is that of the input, the
 // checkpoint and the flags: the same command after an interruption goes on after the last complete line.

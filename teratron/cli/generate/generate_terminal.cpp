@@ -18,7 +18,7 @@ void answer(const GenerateJob& job, GenerationRequest request, RankedEngine& eng
   TextStream stream(*job.tokenizer, request);
   const bool beams = request.beams.width > 0;
   request.choices = 1;
-  request.on_token = [&](int64_t, int32_t token) { editor.write(stream.add(token)); };
+  request.on_token = [&](int64_t, const GeneratedToken& token) { editor.write(stream.add(token.id)); };
   const int64_t id = engine.submit(request);
   while (engine.step()) {
     if (editor.interrupted()) engine.cancel(id);

@@ -12,10 +12,12 @@ namespace teratron {
 namespace {
 
 // A signal handler takes no user data: process-wide state is the only way to reach it.
-std::atomic<int> received_signal{0};  // lint: allow(global-state): see above
-std::atomic<bool> installed{false};   // lint: allow(global-state): see above
-std::atomic<bool> announces{false};   // lint: allow(global-state): see above
-static_assert(std::atomic<int>::is_always_lock_free, "the handler may only touch lock-free atomics");
+std::atomic<int> received_signal{0};          // lint: allow(global-state): see above
+std::atomic<bool> installed{false};           // lint: allow(global-state): see above
+std::atomic<bool> announces{false};           // lint: allow(global-state): see above
+std::atomic<const char*> announced{nullptr};  // lint: allow(global-state): see above
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<const char*>::is_always_lock_free,
+              "the handler may only touch lock-free atomics");
 
 // On a terminal, in place of the progress bar and the ^C behind it.
 void announce(std::string_view text) {
@@ -34,15 +36,16 @@ extern "C" void on_stop_signal(int signal) {
     announce("");
     _exit(128 + signal);
   }
-  announce("stopping after this step; once more ends immediately, without saving\n");
+  announce(announced.load());
 }
 
 }  // namespace
 
-StopSignals::StopSignals() {
+StopSignals::StopSignals(const char* announcement) {
   const bool already = installed.exchange(true);
   TERATRON_ASSERT(!already, "only one StopSignals may exist at a time");
   received_signal = 0;
+  announced = announcement;
   announces = ::isatty(STDERR_FILENO) != 0;
   struct sigaction action{};
   action.sa_handler = on_stop_signal;

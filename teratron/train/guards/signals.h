@@ -15,7 +15,9 @@ namespace teratron {
 /// the last commit remains.
 class StopSignals {
  public:
-  StopSignals();
+  /// `announcement`: the line on the terminal, which must live as long as the program.
+  explicit StopSignals(
+      const char* announcement = "stopping after this step; once more ends immediately, without saving\n");
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;

@@ -1,10 +1,8 @@
-#include "teratron/generate/request_json.h"
+#include "teratron/generate/json/request_json.h"
 
 #include <algorithm>
-#include <functional>
-#include <limits>
 
-#include "teratron/base/config/spelling.h"
+#include "teratron/generate/json/request_fields.h"
 #include "teratron/generate/texts.h"
 
 namespace teratron {
@@ -13,130 +11,65 @@ namespace {
 
 using nlohmann::json;
 
-// Reads the fields of one request and collects what is wrong with them.
-class FieldReader {
- public:
-  FieldReader(const json& value, std::string where) : value_(value), where_(std::move(where)) {}
-
-  template <typename T, typename Valid>
-  void read(const char* name, const char* type, const Valid& valid,
-            const std::function<void(const T&)>& use) {
-    known_.push_back(name);
-    const auto found = value_.find(name);
-    if (found == value_.end() || found->is_null()) return;
-    if (!valid(*found)) {
-      problem(fmt::format("{} is not {}: {}", name, type, printable(found->dump(-1, ' ', true), 60)),
-              fmt::format("Use {}", type));
-      return;
-    }
-    use(found->template get<T>());
-  }
-  void integer(const char* name, const std::function<void(const int64_t&)>& use) {
-    read<int64_t>(name, "an integer", [](const json& v) { return is_int64(v); }, use);
-  }
-  void real(const char* name, double& target) {
-    read<double>(
-        name, "a number", [](const json& v) { return v.is_number(); }, [&](const double& v) { target = v; });
-  }
-  void flag(const char* name, bool& target) {
-    read<bool>(
-        name, "true or false", [](const json& v) { return v.is_boolean(); },
-        [&](const bool& v) { target = v; });
-  }
-  void problem(std::string what, std::string fix) {
-    problems_.push_back({.what = std::move(what), .where = where_, .fix = std::move(fix)});
-  }
-  void finish() {
-    for (const auto& [name, unused] : value_.items()) {
-      if (std::find(known_.begin(), known_.end(), name) != known_.end()) continue;
-      const std::string nearest = nearest_spelling(name, known_);
-      problem(fmt::format("unknown field '{}'", printable(name, 60)),
-              nearest.empty() ? "Leave it out" : fmt::format("Did you mean {}?", nearest));
-    }
-    if (!problems_.empty()) throw UserError(ExitCode::data, std::move(problems_));
-  }
-
-  static bool is_int64(const json& v) {
-    return v.is_number_integer() &&
-           (!v.is_number_unsigned() || v.get<uint64_t>() <= uint64_t{std::numeric_limits<int64_t>::max()});
-  }
-  static bool is_id(const json& v) {
-    return is_int64(v) && v.get<int64_t>() >= 0 && v.get<int64_t>() <= std::numeric_limits<int32_t>::max();
-  }
-
- private:
-  const json& value_;
-  std::string where_;
-  std::vector<std::string> known_;
-  std::vector<Problem> problems_;
-};
-
-bool are_ids(const json& v) {
-  return v.is_array() && std::all_of(v.begin(), v.end(), FieldReader::is_id);
-}
-
-bool are_texts(const json& v) {
-  return v.is_string() ||
-         (v.is_array() && std::all_of(v.begin(), v.end(), [](const json& t) { return t.is_string(); }));
-}
-
 // Ids of a field, if it is there.
-std::optional<std::vector<int32_t>> read_ids(FieldReader& fields, const char* name) {
+std::optional<std::vector<int32_t>> read_ids(RequestFields& fields, const char* name) {
   std::optional<std::vector<int32_t>> ids;
-  fields.read<std::vector<int32_t>>(name, "a list of token ids", are_ids,
+  fields.read<std::vector<int32_t>>(name, "a list of token ids", RequestFields::are_ids,
                                     [&](const std::vector<int32_t>& v) { ids = v; });
   return ids;
 }
 
 // Ids of the text `prompt`, if it is there.
-std::optional<std::vector<int32_t>> read_text(FieldReader& fields, const RequestReader& reader) {
+std::optional<std::vector<int32_t>> read_text(RequestFields& fields, const RequestReader& reader) {
   std::optional<std::string> text;
-  fields.read<std::string>(
-      "prompt", "a text", [](const json& v) { return v.is_string(); },
-      [&](const std::string& v) { text = v; });
+  fields.text("prompt", [&](const std::string& v) { text = v; });
   if (!text) return std::nullopt;
   std::vector<int32_t> ids;
   if (!reader.tokenizer) {
-    fields.problem(fmt::format("a prompt needs a tokenizer ({})", reader.no_tokenizer),
+    fields.problem("prompt", fmt::format("a prompt needs a tokenizer ({})", reader.no_tokenizer),
                    reader.encodes ? "Use encoder_tokens" : "Use tokens");
     return ids;
   }
   try {
     reader.tokenizer->encode(*text, ids);
   } catch (const UserError& error) {
-    for (const Problem& problem : error.problems()) fields.problem(problem.what, problem.fix);
+    for (const Problem& problem : error.problems()) fields.problem("prompt", problem.what, problem.fix);
   }
   return ids;
 }
 
-void read_source(FieldReader& fields, const RequestReader& reader, GenerationRequest& request) {
+void read_source(RequestFields& fields, const RequestReader& reader, GenerationRequest& request) {
   const auto text = read_text(fields, reader), source = read_ids(fields, "encoder_tokens"),
              start = read_ids(fields, "tokens");
-  if (text && source) fields.problem("prompt and encoder_tokens are both given", "Use one of them");
-  if (!text && !source) fields.problem("there is neither prompt nor encoder_tokens", "Add one of them");
+  if (text && source)
+    fields.problem("encoder_tokens", "prompt and encoder_tokens are both given", "Use one of them");
+  if (!text && !source)
+    fields.problem("prompt", "there is neither prompt nor encoder_tokens", "Add one of them");
   set_prompt(reader, text.value_or(std::vector<int32_t>{}), request);
   if (source) request.encoder_tokens = *source;
   if (start) request.prompt = *start;
   if (request.prompt.empty())
-    fields.problem("there is no token with which the decoder begins", "Put it into tokens");
+    fields.problem("tokens", "there is no token with which the decoder begins", "Put it into tokens");
 }
 
-void read_prompt(FieldReader& fields, const RequestReader& reader, bool add_bos, GenerationRequest& request) {
+void read_prompt(RequestFields& fields, const RequestReader& reader, bool add_bos,
+                 GenerationRequest& request) {
   if (reader.encodes) return read_source(fields, reader, request);
   const auto text = read_text(fields, reader), ids = read_ids(fields, "tokens");
   fields.read<json>(
       "encoder_tokens", "left out for this model", [](const json&) { return false; }, [](const json&) {});
-  if (text && ids) fields.problem("prompt and tokens are both given", "Use one of them");
-  if (!text && !ids) fields.problem("there is neither prompt nor tokens", "Add one of them");
+  if (text && ids) fields.problem("tokens", "prompt and tokens are both given", "Use one of them");
+  if (!text && !ids) fields.problem("prompt", "there is neither prompt nor tokens", "Add one of them");
   request.prompt = ids ? *ids : text.value_or(std::vector<int32_t>{});
   if (add_bos && reader.document_end < 0) {
-    fields.problem("add_BOS needs a tokenizer with an end-of-document token", "Put the token into tokens");
+    fields.problem("add_BOS", "add_BOS needs a tokenizer with an end-of-document token",
+                   "Put the token into tokens");
   } else if (add_bos) {
     request.prompt.insert(request.prompt.begin(), reader.document_end);
   }
 }
 
-void read_sampling(FieldReader& fields, GenerationRequest& request) {
+void read_sampling(RequestFields& fields, GenerationRequest& request) {
   SamplingOptions& sampling = request.sampling;
   fields.integer("max_new_tokens", [&](int64_t v) { request.max_new_tokens = v; });
   fields.real("temperature", sampling.temperature);
@@ -152,11 +85,9 @@ void read_sampling(FieldReader& fields, GenerationRequest& request) {
   fields.flag("logprobs", request.logprobs);
 }
 
-void read_stops(FieldReader& fields, GenerationRequest& request) {
-  fields.read<json>("stop", "a text or a list of texts", are_texts, [&](const json& v) {
-    request.stop.texts = v.is_string() ? std::vector<std::string>{v} : v.get<std::vector<std::string>>();
-  });
-  fields.read<int32_t>("stop_token", "a token id", FieldReader::is_id, [&](int32_t v) {
+void read_stops(RequestFields& fields, GenerationRequest& request) {
+  fields.texts("stop", request.stop.texts);
+  fields.read<int32_t>("stop_token", "a token id", RequestFields::is_id, [&](int32_t v) {
     request.stop.tokens = {v};
     request.beams.stop_token = v;
   });
@@ -205,7 +136,7 @@ GenerationRequest request_from_json(const json& value, const RequestReader& read
     throw data_error(
         {.what = "the request is not a JSON object", .where = where, .fix = "Write {\"prompt\": ...}"});
   GenerationRequest request = reader.defaults;
-  FieldReader fields(value, where);
+  RequestFields fields(value, where);
   bool add_bos = reader.add_bos;
   fields.flag("add_BOS", add_bos);
   read_prompt(fields, reader, add_bos, request);

@@ -1,0 +1,157 @@
+#include <filesystem>
+#include <mutex>
+#include <set>
+
+#include <ATen/Parallel.h>
+
+#include "teratron/base/log.h"
+#include "teratron/cli/commands.h"
+#include "teratron/cli/generate/generate_job.h"
+#include "teratron/cli/run_job.h"
+#include "teratron/hf/architecture.h"
+#include "teratron/serve/run_server.h"
+#include "teratron/settings/component_options.h"
+#include "teratron/train/guards/signals.h"
+
+namespace teratron {
+
+namespace {
+
+std::string help() {
+  const std::set<std::string_view> others = {"load",
+                                             "ckpt_step",
+                                             "bf16",
+                                             "fp16",
+                                             "tensor_model_parallel_size",
+                                             "pipeline_model_parallel_size",
+                                             "inference_max_requests",
+                                             "inference_dynamic_batching_buffer_size_gb",
+                                             "device",
+                                             "num_threads",
+                                             "config_file"};
+  std::vector<Field> fields;
+  for (const Field& field : arguments_schema().fields()) {
+    if (field.group == "Server" || field.group == "Tokenizer" || others.contains(field.name))
+      fields.push_back(field);
+  }
+  const Arguments defaults;
+  return help_text(Schema({.fields = fields, .compat_flags = {}, .later_flags = {}}),
+                   {"teratron serve --load DIR [--host 127.0.0.1] [--port 5000] [FLAGS]"}, &defaults) +
+         "\nModel and tokenizer come from the checkpoint; the other flags of `teratron pretrain gpt` "
+         "override them.\n";
+}
+
+HttpOptions http_options(const Arguments& args, Metrics& metrics) {
+  return {.host = args.host,
+          .port = static_cast<int>(args.port),
+          .max_connections = static_cast<size_t>(args.max_connections),
+          .max_body_bytes = static_cast<size_t>(args.max_body_bytes),
+          .on_connections = [&metrics](int64_t change) { metrics.add_connections(change); }};
+}
+
+std::string model_name(const Arguments& args) {
+  if (args.served_model_name) return *args.served_model_name;
+  const std::filesystem::path folder = std::filesystem::absolute(args.load.value()).lexically_normal();
+  return (folder.has_filename() ? folder : folder.parent_path()).filename().string();
+}
+
+// The texts of the tokenizer's first and last token; empty where it has none or hides them.
+ChatMarks marks_of(const Tokenizer& tokenizer) {
+  const auto text = [&](std::optional<int32_t> id) { return id ? tokenizer.decode({&*id, 1}) : ""; };
+  return {.bos = text(tokenizer.special().bos), .eos = text(tokenizer.special().eos)};
+}
+
+// The chat template, or why there is none.
+void choose_chat(const Arguments& args, const Tokenizer& tokenizer, RoutesOptions& routes) {
+  try {
+    routes.chat = choose_chat_template(args.chat_template, args.tokenizer_model.value_or(""));
+    if (routes.chat) routes.chat = routes.chat->with_marks(marks_of(tokenizer));
+    routes.no_chat = "the model has no chat template: start the server with --chat-template NAME";
+  } catch (const UserError& error) {
+    routes.no_chat = error.problems().front().what + ". " + error.problems().front().fix;
+    notice("no chats: {}", error.what());
+  }
+}
+
+RoutesOptions routes_options(const GenerateJob& job, const Arguments& given, const Engine& engine) {
+  RoutesOptions routes{.model = {.tokenizer = *job.tokenizer,
+                                 .name = model_name(given),
+                                 .limits = engine.limits(),
+                                 .document_end = job.reader.document_end,
+                                 .max_request_tokens = given.max_tokens_to_oom.value_or(0),
+                                 .lenient_errors = !given.api_strict},
+                       .api_key = given.api_key.value_or(""),
+                       .answer_timeout = std::chrono::seconds(given.answer_timeout),
+                       .max_body_bytes = static_cast<size_t>(given.max_body_bytes)};
+  Arguments args = job.args();
+  args.chat_template = given.chat_template;
+  choose_chat(args, *job.tokenizer, routes);
+  return routes;
+}
+
+bool is_loopback(const std::string& host) {
+  return host.starts_with("127.") || host == "localhost" || host == "::1";
+}
+
+void announce(const Arguments& args, const std::string& name, int port) {
+  if (!is_loopback(args.host) && !args.api_key)
+    notice("all who reach {}:{} may use the server; --api-key KEY asks for a key", args.host, port);
+  print("serving {} at http://{}:{}", name,
+        args.host.find(':') != std::string::npos ? "[" + args.host + "]" : args.host, port);
+}
+
+// The signals of the process, shared by its rank threads; installed once the model is loaded: before, a
+// signal simply ends the process.
+class DrainSignals {
+ public:
+  int received() {
+    const std::lock_guard lock(mutex_);
+    if (!signals_) signals_.emplace("finishing the answers in progress; once more ends immediately\n");
+    return signals_->received();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::optional<StopSignals> signals_;
+};
+
+void serve_rank(const ParsedArguments& parsed, const Mesh& mesh, DrainSignals& signals) {
+  const Arguments& args = parsed.args;
+  Metrics metrics;
+  std::optional<HttpServer> server;
+  int port = 0;
+  if (mesh.rank() == 0) {  // before the model is loaded, since a port in use is soon found
+    server.emplace(http_options(args, metrics));
+    port = server->bind();
+  }
+  const GenerateJob job = load_generate_job(parsed, mesh, true);
+  if (job.reader.encodes) {
+    throw config_error({.what = "the server's prompts are those of a decoder, but the model has an encoder",
+                        .where = "--load",
+                        .fix = "Use a GPT, or `teratron generate` for this model"});
+  }
+  signals.received();
+  with_engine(job, engine_settings(job), [&](RankedEngine& engine) {
+    const ServerOptions options{.routes = routes_options(job, args, engine.local()),
+                                .service = {.max_waiting = args.max_queued_requests}};
+    announce(args, options.routes.model.name, port);
+    run_server(engine, *server, metrics, options, [&] { return signals.received() != 0; });
+  });
+}
+
+}  // namespace
+
+int serve_command(std::span<const std::string> args) {
+  const ParsedArguments parsed = parse_arguments("serve", args, {.architecture = architecture_settings});
+  if (parsed.help) {
+    print_line(help());
+    return 0;
+  }
+  for (const std::string& line : parsed.notices) notice_line(line);
+  if (parsed.args.num_threads) at::set_num_threads(static_cast<int>(*parsed.args.num_threads));
+  DrainSignals signals;
+  run_model_parallel(parsed, [&](const Mesh& mesh) { serve_rank(parsed, mesh, signals); });
+  return static_cast<int>(ExitCode::ok);
+}
+
+}  // namespace teratron

@@ -1,0 +1,49 @@
+// What the engine keeps of the requests that it answers.
+#pragma once
+
+#include "teratron/generate/engine.h"
+
+namespace teratron {
+
+struct Engine::Sequence {
+  std::vector<int32_t> tokens;  // prompt and new ones
+  int64_t cached = 0;           // tokens with keys and values
+  std::vector<int32_t> pages;
+  double top_p = 0.0;
+  std::vector<double> logprobs;
+  std::vector<std::vector<TokenLogprob>> top;
+  const char* finish_reason = nullptr;  // null: not finished
+
+  int64_t length() const { return static_cast<int64_t>(tokens.size()); }
+};
+
+struct Engine::Active {
+  int64_t id = 0;
+  GenerationRequest request;
+  int64_t rows = 0;  // reserved
+  std::vector<Sequence> sequences;
+  // Of a beam search.
+  BeamPages beam_pages;
+  std::optional<BeamHypotheses> hypotheses;
+  std::vector<double> scores;
+  bool done = false;
+
+  int64_t prompt() const { return static_cast<int64_t>(request.prompt.size()); }
+  bool has_beams() const { return request.beams.width > 0; }
+  std::vector<int32_t> new_tokens(const Sequence& sequence) const {
+    return {sequence.tokens.begin() + prompt(), sequence.tokens.end()};
+  }
+};
+
+struct Engine::Plan {
+  struct Entry {
+    Active* active;
+    Sequence* sequence;
+    size_t targets = 0;
+    bool chooses = false;
+  };
+  StepInput step;
+  std::vector<Entry> entries;  // of each row
+};
+
+}  // namespace teratron

@@ -1,0 +1,31 @@
+// POST /v1/completions and POST /v1/chat/completions: OpenAI's fields, and top_k and ignore_eos.
+//
+// Where they differ from OpenAI's: `seed` makes a text depend on nothing else; top_p and top_k exclude each
+// other; penalties, logit_bias, best_of, suffix, tools and response formats are refused; unknown fields are
+// errors.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "teratron/serve/api/served_model.h"
+#include "teratron/tokenizer/chat/chat_template.h"
+
+namespace teratron {
+
+struct OpenAiRequest {
+  std::vector<GenerationRequest> prompts;  // one of a chat
+  std::vector<std::string> echoes;         // the texts of the prompts that precede the answers; or empty
+  bool is_chat = false;
+  bool logprobs = false;  // in the answer
+  bool stream = false;
+  bool include_usage = false;  // in a stream
+};
+
+/// Throws ApiError with all that is wrong with the fields.
+OpenAiRequest parse_completion(const nlohmann::json& body, const ServedModel& model);
+OpenAiRequest parse_chat(const nlohmann::json& body, const ServedModel& model, const ChatTemplate& chat);
+
+}  // namespace teratron

@@ -1,0 +1,29 @@
+// What the parsers of requests know of the model that is served.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "teratron/generate/request.h"
+#include "teratron/tokenizer/tokenizer.h"
+
+namespace teratron {
+
+struct ServedModel {
+  const Tokenizer& tokenizer;
+  std::string name;
+  RequestLimits limits = {};
+  int32_t document_end = -1;       // id; -1: none
+  int64_t max_request_tokens = 0;  // of prompts and answers together; 0: no limit
+  size_t max_prompts = 2048;       // of a request
+  bool lenient_errors = true;      // status 200 for the errors of /api, as Megatron-LM
+};
+
+/// Tokens of prompts and answers of a whole request.
+int64_t total_tokens(const std::vector<GenerationRequest>& requests);
+
+/// A seed for a request that has none.
+uint64_t random_seed();
+
+}  // namespace teratron

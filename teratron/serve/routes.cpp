@@ -1,0 +1,335 @@
+#include "teratron/serve/routes.h"
+
+#include <algorithm>
+#include <ctime>
+
+#include "teratron/base/log.h"
+#include "teratron/base/sha256.h"
+#include "teratron/generate/json/request_json.h"
+#include "teratron/serve/api/api_error.h"
+#include "teratron/serve/api/megatron_request.h"
+#include "teratron/serve/api/openai_answer.h"
+
+namespace teratron {
+
+extern const char* const kServePage;  // page/page.html with what it shares, embedded by CMake
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Handled = httplib::Server::HandlerResponse;
+
+constexpr auto poll_interval = std::chrono::milliseconds(200);
+constexpr const char* json_type = "application/json";
+// The client has left: nobody reads this status but the metrics.
+constexpr int client_closed = 499;
+
+void write_error(httplib::Response& response, const ApiError& error) {
+  response.status = error.status();
+  response.set_content(dump_line(error.to_json()) + "\n", json_type);
+  if (error.details().retry_after > 0)
+    response.set_header("Retry-After", std::to_string(error.details().retry_after));
+}
+
+ApiError overload_error(const Overload& overload) {
+  const ApiErrorDetails details{.code = overload.stopping ? "stopping" : "queue_full",
+                                .retry_after = overload.retry_after};
+  return overload.stopping ? ApiError(503, "The server is stopping and accepts nothing more.", details)
+                           : ApiError(429, "The queue of requests is full. Please retry later.", details);
+}
+
+// Runs a handler; what it throws becomes an error in OpenAI's form.
+template <typename Work>
+void answer_errors(httplib::Response& response, const Work& work) {
+  try {
+    work();
+  } catch (const ApiError& error) {
+    write_error(response, error);
+  } catch (const UserError& error) {
+    write_error(response, api_error(error));
+  } catch (const Overload& overload) {
+    write_error(response, overload_error(overload));
+  }
+}
+
+// Errors that httplib found itself have no content yet.
+std::string explain_status(const httplib::Request& request, int status, size_t max_body_bytes) {
+  switch (status) {
+    case 404:
+      return fmt::format(
+          "there is no {} {}. See / for the page, and /v1/completions, /v1/chat/completions, "
+          "/v1/models, /api, /health, /metrics",
+          printable(request.method, 20), printable(request.path, 100));
+    case 413:
+      return request.get_header_value("Content-Type").starts_with("application/x-www-form-urlencoded")
+                 ? "the body is too long for a form: send it with Content-Type: application/json"
+                 : fmt::format("the body is longer than {} bytes (--max-body-bytes)", max_body_bytes);
+    case 416:
+      return "ranges are not supported";
+    default:
+      return "not a valid HTTP request";
+  }
+}
+
+// Other paths could be as many as there are clients.
+std::string known_path(const std::string& path) {
+  constexpr const char* known[] = {
+      "/",          "/api",    "/completions", "/v1/completions", "/chat/completions", "/v1/chat/completions",
+      "/v1/models", "/health", "/v1/health",   "/metrics"};
+  return std::find(std::begin(known), std::end(known), path) == std::end(known) ? "other" : path;
+}
+
+bool has_body(const httplib::Request& request) {
+  return request.method == "POST" || request.method == "PUT" || request.method == "PATCH";
+}
+
+}  // namespace
+
+Routes::Routes(HttpServer& server, Service& service, Metrics& metrics, RoutesOptions options)
+    : server_(server),
+      service_(service),
+      metrics_(metrics),
+      options_(std::move(options)),
+      started_(static_cast<int64_t>(std::time(nullptr))) {
+  install_checks();
+  install_information();
+  install_generation();
+}
+
+// Before the body is read: a request that is refused here ends its connection.
+Handled Routes::check(const Request& request, Response& response) {
+  const auto refuse = [&](const ApiError& error) {
+    write_error(response, error);
+    response.set_header("Connection", "close");
+    if (has_body(request)) server_.close_after(request);
+    return Handled::Handled;
+  };
+  const std::string encoding = request.get_header_value("Content-Encoding");
+  const std::string type = request.get_header_value("Content-Type");
+  if (!encoding.empty() && encoding != "identity")
+    return refuse(ApiError(415, "compressed bodies are not accepted: leave out Content-Encoding"));
+  if (type.starts_with("multipart/"))
+    return refuse(ApiError(415, "forms are not accepted: send JSON with Content-Type: application/json"));
+  if (has_body(request) && !request.has_header("Content-Length"))
+    return refuse(ApiError(411, "the length of the body is not known: send Content-Length"));
+  if (has_body(request) && request.get_header_value<uint64_t>("Content-Length") > options_.max_body_bytes)
+    return refuse(
+        ApiError(413, explain_status(request, 413, options_.max_body_bytes), {.code = "body_too_large"}));
+  const bool open = request.path == "/health" || request.path == "/v1/health" || request.path == "/" ||
+                    request.path == "/index.html";
+  if (options_.api_key.empty() || open) return Handled::Unhandled;
+  const std::string given = request.get_header_value("Authorization");
+  // Digests take the same time to compare wherever the keys differ.
+  if (equal_digests(sha256(given), sha256("Bearer " + options_.api_key))) return Handled::Unhandled;
+  return refuse(ApiError(
+      401, given.empty() ? "an API key is needed: send Authorization: Bearer KEY" : "the API key is wrong",
+      {.code = "invalid_api_key"}));
+}
+
+void Routes::install_checks() {
+  server_.set_pre_routing_handler(
+      [this](const Request& request, Response& response) { return check(request, response); });
+  server_.set_expect_100_continue_handler([this](const Request& request, Response& response) {
+    return check(request, response) == Handled::Handled ? response.status : 100;
+  });
+  server_.set_error_handler(
+      httplib::Server::HandlerWithResponse([this](const Request& request, Response& response) {
+        if (response.body.empty())
+          write_error(response, ApiError(response.status,
+                                         explain_status(request, response.status, options_.max_body_bytes)));
+        return Handled::Handled;
+      }));
+  server_.set_exception_handler([](const Request&, Response& response, std::exception_ptr thrown) {
+    std::string what = "unknown";
+    try {
+      std::rethrow_exception(std::move(thrown));
+    } catch (const std::exception& error) {
+      what = error.what();
+    } catch (...) {
+    }
+    warn("a request failed: {}", printable(what));
+    write_error(response, ApiError(500, "the server failed to answer"));
+  });
+  server_.set_logger([this](const Request& request, const Response& response) {
+    metrics_.add_response(known_path(request.path), response.status);
+  });
+}
+
+nlohmann::ordered_json Routes::model_json() const {
+  return {{"id", options_.model.name},
+          {"object", "model"},
+          {"created", started_},
+          {"owned_by", "teratron"},
+          {"max_model_len", options_.model.limits.max_positions},
+          {"chat_template", options_.chat ? nlohmann::ordered_json(options_.chat->name()) : nullptr}};
+}
+
+void Routes::install_information() {
+  const auto page = [](const Request&, Response& response) {
+    response.set_header("Content-Security-Policy",
+                        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+                        "connect-src 'self'; img-src data:; frame-ancestors 'none'");
+    response.set_content(kServePage, "text/html; charset=utf-8");
+  };
+  server_.Get("/", page);
+  server_.Get("/index.html", page);
+  const auto health = [this](const Request&, Response& response) {
+    const bool ready = !service_.is_draining();
+    response.status = ready ? 200 : 503;
+    response.set_content(dump_line({{"status", ready ? "ok" : "stopping"}, {"ready", ready}}) + "\n",
+                         json_type);
+  };
+  server_.Get("/health", health);
+  server_.Get("/v1/health", health);
+  server_.Get("/metrics", [this](const Request&, Response& response) {
+    response.set_content(metrics_.prometheus(), "text/plain; version=0.0.4");
+  });
+  server_.Get("/v1/models", [this](const Request&, Response& response) {
+    nlohmann::ordered_json list = {{"object", "list"}, {"data", nlohmann::ordered_json::array()}};
+    list["data"].push_back(model_json());
+    response.set_content(dump_line(list) + "\n", json_type);
+  });
+  server_.Get("/v1/models/(.+)", [this](const Request& request, Response& response) {
+    answer_errors(response, [&] {
+      if (request.matches[1] != options_.model.name)
+        throw ApiError(404,
+                       fmt::format("the model does not exist; this server has '{}'", options_.model.name),
+                       {.code = "model_not_found"});
+      response.set_content(dump_line(model_json()) + "\n", json_type);
+    });
+  });
+}
+
+void Routes::install_generation() {
+  server_.Put("/api", [this](const Request& request, Response& response) { megatron(request, response); });
+  for (const char* prefix : {"/v1", ""}) {
+    server_.Post(std::string(prefix) + "/completions",
+                 [this](const Request& request, Response& response) { openai(request, response, false); });
+    server_.Post(std::string(prefix) + "/chat/completions",
+                 [this](const Request& request, Response& response) { openai(request, response, true); });
+  }
+}
+
+std::vector<GenerationResult> Routes::results_of(const Request& request, const Answer& answer) {
+  const Clock::time_point end = Clock::now() + options_.answer_timeout;
+  while (true) {
+    const PendingAnswer::News news = answer->wait(poll_interval);
+    if (!news.failure.empty())
+      throw ApiError(503, "the engine failed: " + news.failure, {.code = "engine_failed"});
+    if (news.finished) return answer->results();
+    const bool late = Clock::now() > end;
+    if (!late && server_.is_open(request)) continue;
+    service_.cancel(answer);
+    if (!late) throw ApiError(client_closed, "the client has left");
+    throw ApiError(504,
+                   fmt::format("the answer took more than {} seconds (--answer-timeout)",
+                               options_.answer_timeout.count()),
+                   {.code = "timeout"});
+  }
+}
+
+namespace {
+
+void log_megatron(const httplib::Request& request, const nlohmann::json& body) {
+  print("request IP: {}", request.remote_addr);
+  print_line(printable(dump_line(body), 2000));
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  localtime_r(&now, &local);
+  print("start time:  {:04}-{:02}-{:02} {:02}:{:02}:{:02}", local.tm_year + 1900, local.tm_mon + 1,
+        local.tm_mday, local.tm_hour, local.tm_min, local.tm_sec);
+}
+
+}  // namespace
+
+void Routes::megatron(const Request& request, Response& response) {
+  const auto fail = [&](int status, const std::string& text) {
+    response.status = status == 200 && !options_.model.lenient_errors ? 400 : status;
+    response.set_content(dump_line(text) + "\n", json_type);
+  };
+  answer_errors(response, [&] {
+    try {
+      const nlohmann::json body = parse_body(request.body);
+      const MegatronRequest parsed = parse_megatron(body, options_.model);
+      if (parsed.logs) log_megatron(request, body);
+      const Answer answer = service_.submit(parsed.prompts, false);
+      const std::vector<GenerationResult> results = results_of(request, answer);
+      response.set_content(dump_line(megatron_answer(parsed, results, options_.model)) + "\n", json_type);
+    } catch (const MegatronError& error) {
+      fail(error.status, error.text);
+    } catch (const UserError& error) {
+      fail(200, api_error(error).what());
+    }
+  });
+}
+
+void Routes::openai(const Request& request, Response& response, bool is_chat) {
+  answer_errors(response, [&] {
+    if (is_chat && !options_.chat) throw ApiError(400, options_.no_chat, {.code = "no_chat_template"});
+    const nlohmann::json body = parse_body(request.body);
+    const auto parsed = std::make_shared<const OpenAiRequest>(
+        is_chat ? parse_chat(body, options_.model, *options_.chat) : parse_completion(body, options_.model));
+    if (parsed->stream) return stream(response, parsed);
+    const std::vector<GenerationResult> results =
+        results_of(request, service_.submit(parsed->prompts, false));
+    response.set_content(dump_line(OpenAiAnswer(*parsed, options_.model).whole(results)) + "\n", json_type);
+  });
+}
+
+namespace {
+
+// A stream while it is written.
+struct OpenStream {
+  std::shared_ptr<const OpenAiRequest> request;
+  OpenAiAnswer events;
+  std::shared_ptr<PendingAnswer> answer;
+  Clock::time_point end, written = Clock::now();
+  bool began = false, finished = false;
+};
+
+// The events that are new; a comment now and then, so that nothing in between takes the stream for dead.
+std::string next_events(OpenStream& open) {
+  constexpr auto silence = std::chrono::seconds(15);
+  std::string events = open.began ? "" : open.events.begin();
+  open.began = true;
+  const PendingAnswer::News news = open.answer->wait(poll_interval);
+  for (const PendingAnswer::Token& each : news.tokens)
+    events += open.events.add(each.request, each.choice, each.token);
+  const bool late = Clock::now() > open.end;
+  open.finished = news.finished || late;
+  if (!news.failure.empty()) {
+    events += OpenAiAnswer::failed(ApiError(503, "the engine failed: " + news.failure).to_json());
+  } else if (news.finished) {
+    events += open.events.end();
+  } else if (late) {
+    events += OpenAiAnswer::failed(ApiError(504, "the answer took too long (--answer-timeout)").to_json());
+  }
+  if (events.empty() && Clock::now() - open.written > silence) events = ": waiting\n\n";
+  return events;
+}
+
+}  // namespace
+
+void Routes::stream(Response& response, std::shared_ptr<const OpenAiRequest> parsed) {
+  const Answer answer = service_.submit(parsed->prompts, true);
+  const OpenAiRequest& request = *parsed;
+  const auto open =
+      std::make_shared<OpenStream>(OpenStream{std::move(parsed), OpenAiAnswer(request, options_.model),
+                                              answer, Clock::now() + options_.answer_timeout});
+  response.set_header("Cache-Control", "no-cache");
+  response.set_header("X-Accel-Buffering", "no");
+  response.set_chunked_content_provider(
+      "text/event-stream",
+      [open](size_t, httplib::DataSink& sink) {
+        const std::string events = next_events(*open);
+        if (!events.empty()) {
+          if (!sink.write(events.data(), events.size())) return false;
+          open->written = Clock::now();
+        }
+        if (open->finished) sink.done();
+        return true;
+      },
+      [this, answer](bool) { service_.cancel(answer); });  // nothing, once it is finished
+}
+
+}  // namespace teratron

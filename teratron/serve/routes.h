@@ -1,0 +1,61 @@
+// The endpoints: what an HTTP request asks of the service, and how its answer is written.
+//
+//   PUT  /api                    Megatron-LM's (api/megatron_request.h)
+//   POST /v1/completions         OpenAI's (api/openai_request.h), also /completions
+//   POST /v1/chat/completions    the same, also /chat/completions
+//   GET  /v1/models              the model
+//   GET  /health                 200; 503 while the server drains
+//   GET  /metrics                Prometheus (metrics.h)
+//   GET  /                       the page (page/)
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+#include "teratron/serve/api/openai_request.h"
+#include "teratron/serve/api/served_model.h"
+#include "teratron/serve/http_server.h"
+#include "teratron/serve/metrics.h"
+#include "teratron/serve/service.h"
+
+namespace teratron {
+
+struct RoutesOptions {
+  ServedModel model;
+  std::optional<ChatTemplate> chat = {};
+  std::string no_chat = {};  // why there is none
+  std::string api_key = {};  // empty: none is needed
+  std::chrono::seconds answer_timeout{600};
+  size_t max_body_bytes = size_t{16} << 20U;
+};
+
+class Routes {
+ public:
+  /// Installs its handlers. All must outlive the server's threads.
+  Routes(HttpServer& server, Service& service, Metrics& metrics, RoutesOptions options);
+
+ private:
+  using Request = httplib::Request;
+  using Response = httplib::Response;
+  using Answer = std::shared_ptr<PendingAnswer>;
+
+  void install_checks();
+  void install_information();
+  void install_generation();
+  httplib::Server::HandlerResponse check(const Request& request, Response& response);
+  void megatron(const Request& request, Response& response);
+  void openai(const Request& request, Response& response, bool is_chat);
+  void stream(Response& response, std::shared_ptr<const OpenAiRequest> parsed);
+  /// Throws ApiError, also when the client has left.
+  std::vector<GenerationResult> results_of(const Request& request, const Answer& answer);
+  nlohmann::ordered_json model_json() const;
+
+  HttpServer& server_;
+  Service& service_;
+  Metrics& metrics_;
+  RoutesOptions options_;
+  int64_t started_;
+};
+
+}  // namespace teratron

@@ -1,0 +1,168 @@
+"""The page in headless Chromium: type, stream, stop, history, keyboard, phone width. Screenshots go to TERATRON_SCREENSHOTS."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from server import make_model, needs_binary, serving, wait_for  # noqa: F401
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs tests/clients/requirements.txt (./run test --long)")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+pytestmark = [needs_binary, pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed")]
+DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def screenshots(tmp_path):
+    folder = Path(os.environ.get("TERATRON_SCREENSHOTS", tmp_path))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def until(page, condition):
+    """Waits for a JavaScript expression, without eval(), which the page's policy forbids."""
+    for _ in range(1000):
+        if page.evaluate(condition):
+            return
+        page.wait_for_timeout(30)
+    raise AssertionError(f"waited in vain for {condition}")
+
+
+def open_page(browser, server, viewport=DESKTOP, scheme="light"):
+    context = browser.new_context(viewport=viewport, color_scheme=scheme)
+    page = context.new_page()
+    page.problems = []
+    page.on("console", lambda message: page.problems.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: page.problems.append(str(error)))
+    page.on("request", lambda request: page.problems.append(request.url) if f":{server.port}/" not in request.url and
+            not request.url.startswith("data:") else None)
+    page.goto(f"http://{server.host}:{server.port}/")
+    until(page, "document.title === 'run'")
+    return page
+
+
+def set_option(page, name, value):
+    page.locator(f"[data-name={name}]").fill(str(value))
+    page.locator(f"[data-name={name}]").dispatch_event("change")
+
+
+def wait_until_done(page):
+    until(page, "document.getElementById('stop').disabled")
+
+
+def test_a_chat(browser, server, screenshots):
+    page = open_page(browser, server)
+    set_option(page, "max_tokens", 40)
+    set_option(page, "seed", 3)
+    page.locator("#input").fill("Who eats fish?")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".turn.assistant .facts")
+    wait_until_done(page)
+    assert page.locator(".turn.user").inner_text() == "Who eats fish?"
+    assert page.evaluate("document.activeElement.id") == "input", "the keyboard stays in the input"
+    expected = server.chat("Who eats fish?", max_tokens=40, seed=3).json["choices"][0]["message"]["content"]
+    assert page.evaluate("document.querySelector('.turn.assistant').turn.text") == expected
+    facts = page.locator(".turn.assistant .facts").inner_text()
+    assert re.search(r"^\d+ tokens(, [\d.]+ tokens/s)?, first after [\d.]+ s", facts), facts
+    tokens = page.locator(".turn.assistant .token")
+    assert tokens.count() > 5
+    tokens.nth(4).hover()
+    alternatives = page.locator("#alternatives")
+    assert alternatives.is_visible() and alternatives.locator("tr").count() >= 5 and "%" in alternatives.inner_text()
+    page.screenshot(path=screenshots / "chat.png")
+    # The answer is part of the next request.
+    page.locator("#input").fill("And mice?")
+    page.keyboard.press("Enter")
+    until(page, "document.querySelectorAll('.turn.assistant .facts').length === 2")
+    assert not page.problems, page.problems
+
+
+def test_a_completion_is_stopped(browser, server, screenshots):
+    page = open_page(browser, server, scheme="dark")
+    page.locator("#tab-completion").click()
+    set_option(page, "max_tokens", 1900)
+    page.locator("[data-name=ignore_eos]").check()
+    page.locator("#input").fill("The cat")
+    page.keyboard.press("Control+Enter")
+    until(page, "document.querySelectorAll('.token').length > 60")
+    assert "tokens/s" in page.locator("#status").inner_text()
+    page.screenshot(path=screenshots / "completion_dark.png")
+    page.keyboard.press("Escape")
+    wait_until_done(page)
+    assert "stopped" in page.locator(".turn .facts").inner_text()
+    wait_for(server.is_idle, "an idle server")
+    page.locator("#speed summary").click()
+    page.screenshot(path=screenshots / "speed_dark.png")
+    assert page.locator("#speed svg").is_visible() and not page.problems, page.problems
+
+
+def test_options_history_and_errors(browser, server, screenshots):
+    page = open_page(browser, server)
+    page.locator("#tab-chat").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#tab-completion").get_attribute("aria-selected") == "true"
+    set_option(page, "n", 3)
+    set_option(page, "max_tokens", 6)
+    page.locator("#input").fill("The dog")
+    page.locator("#send").click()
+    wait_until_done(page)
+    assert page.locator(".turn.assistant").count() == 3
+    set_option(page, "top_p", 0.5)
+    set_option(page, "top_k", 5)
+    page.locator("#send").click()
+    page.wait_for_selector(".turn.error")
+    assert "exclude each other" in page.locator(".turn.error").inner_text()
+    page.screenshot(path=screenshots / "error.png")
+    page.reload()
+    assert page.locator("[data-name=top_k]").input_value() == "5", "options are kept"
+    page.locator(".past button").first.click()
+    assert page.locator(".turn.assistant").count() == 3, "and texts"
+    page.locator("#defaults").click()
+    assert page.locator("[data-name=top_k]").input_value() == "0"
+    page.locator("[aria-label^=Delete]").first.click()
+    assert page.locator(".past").count() == 0
+
+
+def test_a_phone(browser, server, screenshots):
+    page = open_page(browser, server, PHONE)
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], "nothing is wider than the screen"
+    page.screenshot(path=screenshots / "phone.png")
+    page.locator("#side > summary").click()
+    page.screenshot(path=screenshots / "phone_options.png", full_page=True)
+    set_option(page, "max_tokens", 30)
+    page.locator("#side > summary").click()
+    page.locator("#input").fill("Who likes mice?")
+    page.locator("#send").click()
+    page.wait_for_selector(".turn.assistant .facts")
+    page.locator(".token").nth(3).click()
+    assert page.locator("#alternatives").is_visible(), "a tap shows what hovering does"
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    page.screenshot(path=screenshots / "phone_chat.png")
+    assert not page.problems, page.problems
+
+
+def test_a_key_and_a_server_that_is_gone(browser, run, screenshots):
+    with serving(run, "--api-key", "secret") as locked:
+        page = browser.new_context(viewport=DESKTOP).new_page()
+        page.goto(f"http://{locked.host}:{locked.port}/")
+        page.wait_for_selector(".turn.error")
+        assert "API key" in page.locator(".turn.error").inner_text()
+        set_option(page, "key", "secret")
+        until(page, "document.title === 'run'")
+        assert page.locator(".turn.error").count() == 0
+        locked.stop()
+        page.locator("#input").fill("Hello")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".turn.error")
+        assert "does not answer" in page.locator(".turn.error").inner_text()
+        assert page.locator("#input").input_value() == "Hello", "the message is not lost"

@@ -1,0 +1,203 @@
+"""The server: start and end, limits, keys, clients that misbehave or leave, several ranks."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import time
+
+import pytest
+from server import POSITIONS, Server, needs_binary, serving, teratron, wait_for
+
+pytestmark = needs_binary
+
+LONG = {"prompt": "The", "max_tokens": POSITIONS - 8, "ignore_eos": True}
+
+
+def begin_stream(server, **fields):
+    """A long answer of which the first event has been read."""
+    connection = server.send("POST", "/v1/completions", {**LONG, "stream": True, **fields})
+    response = connection.getresponse()
+    assert response.status == 200
+    assert response.readline().startswith(b"data: ")
+    return connection, response
+
+
+def test_information(server):
+    assert server.host == "127.0.0.1", "nothing listens beyond loopback unless asked"
+    health = server.ask("GET", "/health")
+    assert health.status == 200 and health.json == {"status": "ok", "ready": True}
+    (model,) = server.ask("GET", "/v1/models").json["data"]
+    assert model["id"] == server.name == "run" and model["object"] == "model" and model["max_model_len"] == POSITIONS
+    assert server.ask("GET", "/v1/models/run").json == model
+    assert server.ask("GET", "/v1/models/other").status == 404
+    page = server.ask("GET", "/")
+    assert page.status == 200 and page.text.startswith("<!doctype html>") and "{{" not in page.text
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", page.text), "nothing from elsewhere"
+
+
+def test_metrics(run):
+    with serving(run) as server:
+        server.completion(prompt="The", max_tokens=5, ignore_eos=True)
+        server.completion(prompt=5)
+        wait_for(server.is_idle, "an idle server")
+        assert server.metric("teratron_generated_tokens_total") == 5
+        assert server.metric("teratron_prompt_tokens_total") > 0
+        assert server.metric("teratron_time_to_first_token_seconds_count") == server.metric("teratron_request_seconds_count") == 1
+        assert server.metric('teratron_responses_total{path="/v1/completions",status="200"}') == 1
+        assert server.metric('teratron_responses_total{path="/v1/completions",status="400"}') == 1
+        assert server.metric("teratron_tokens_per_second") > 0
+
+
+@pytest.mark.parametrize("method, path, status", [("GET", "/nothing", 404), ("GET", "/api", 404), ("POST", "/api", 404), ("DELETE", "/v1/models", 404)])
+def test_unknown_endpoints(server, method, path, status):
+    reply = server.ask(method, path, {} if method == "POST" else None)
+    assert reply.status == status and "/v1/completions" in reply.message
+
+
+@pytest.mark.parametrize("body, says", [
+    ("", "the text is empty"), ("{", "not valid JSON"), ("[1]", "not a JSON object"), ("NaN", "not valid JSON"), ('{"prompt": "a", "temperature": NaN}', "not valid JSON"),
+    ('{"prompt": "a", "temperature": Infinity}', "not valid JSON"), ('{"prompt": "a", "temperature": 1e999}', "beyond the range"),
+    ('{"prompt": "a", "prompt": "b"}', "appears twice"), ("[" * 100000, "nested more than"), (b'{"prompt": "\xff\xfe"}', "not valid JSON"), (b"\x00" * 50, "not valid JSON")])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/api"])
+def test_broken_bodies(server, path, body, says):
+    reply = server.ask("PUT" if path == "/api" else "POST", path, body)
+    assert reply.status == 400 and says in reply.message, reply.text
+
+
+@pytest.mark.parametrize("headers, status", [
+    ({"Content-Encoding": "gzip"}, 415), ({"Content-Type": "multipart/form-data; boundary=x"}, 415), ({"Transfer-Encoding": "chunked"}, 411),
+    ({"Content-Length": "9999999999"}, 413), ({"Range": "bytes=" + "0-1," * 1500}, None), ({"X": "y" * 9000}, 400)])
+def test_headers(server, headers, status):
+    with socket.create_connection((server.host, server.port), timeout=20) as raw:
+        text = "".join(f"{name}: {value}\r\n" for name, value in {"Content-Length": "2", **headers}.items()
+                       if not (name == "Content-Length" and "Transfer-Encoding" in headers))
+        raw.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{text}\r\n{{}}".encode())
+        answer = raw.recv(4096).decode()
+    found = int(answer.split()[1])
+    assert found == status if status else 400 <= found < 500, answer
+    assert server.ask("GET", "/health").status == 200
+
+
+def test_api_key(run):
+    with serving(run, "--api-key", "secret") as server:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}, {"Authorization": "Bearer secret2"}):
+            for method, path in [("POST", "/v1/completions"), ("PUT", "/api"), ("GET", "/metrics"), ("GET", "/v1/models")]:
+                reply = server.ask(method, path, {"prompt": "a"} if method != "GET" else None, headers)
+                assert reply.status == 401 and reply.json["error"]["code"] == "invalid_api_key", reply.text
+        assert server.ask("GET", "/health").status == server.ask("GET", "/").status == 200
+        assert server.ask("POST", "/v1/completions", {"prompt": "a"}, {"Authorization": "Bearer secret"}).status == 200
+
+
+def test_full_queue_and_large_bodies(run):
+    with serving(run, "--max-queued-requests", "2", "--inference-max-requests", "1", "--max-body-bytes", "4096") as server:
+        open_streams = [begin_stream(server)]
+        waiting = [server.send("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1}) for _ in range(2)]
+        wait_for(lambda: server.metric("teratron_requests_waiting") == 2, "two requests in the queue")
+        refused = server.completion(prompt="a", max_tokens=1)
+        assert refused.status == 429 and int(refused.headers["Retry-After"]) >= 1 and "queue" in refused.message
+        large = server.completion(prompt="x" * 5000)
+        assert large.status == 413 and "4096 bytes" in large.message
+        open_streams[0][0].close()
+        assert [connection.getresponse().status for connection in waiting] == [200, 200], "who waited is answered"
+
+
+def test_a_client_that_leaves_frees_its_place(run):
+    with serving(run, "--inference-max-requests", "1") as server:
+        connection, response = begin_stream(server)
+        quiet = server.send("POST", "/v1/completions", LONG)  # waits for its whole answer
+        wait_for(lambda: server.metric("teratron_requests_waiting") == 1, "the second request")
+        response.close()
+        connection.close()
+        wait_for(lambda: server.metric("teratron_requests_waiting") == 0, "the first place")
+        quiet.close()
+        wait_for(server.is_idle, "an idle server")
+        assert server.metric("teratron_generated_tokens_total") < 2 * LONG["max_tokens"]
+
+
+def test_answers_have_a_time_limit(run):
+    with serving(run, "--answer-timeout", "1", "--inference-max-requests", "1") as server:
+        streams = [begin_stream(server) for _ in range(1)]
+        late = [server.send("POST", "/v1/completions", {**LONG, "seed": seed}) for seed in range(4)]
+        statuses = [connection.getresponse().status for connection in late]
+        assert statuses[-1] == 504, "a request that waited too long"
+        streams[0][1].read()
+        wait_for(server.is_idle, "an idle server")
+
+
+def test_sigterm_lets_answers_end(run):
+    with serving(run) as server:
+        _, response = begin_stream(server, max_tokens=1500)
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: server.ask("GET", "/health").status == 503, "a server that drains")
+        refused = server.completion(prompt="a")
+        assert refused.status == 503 and "stopping" in refused.message and refused.headers["Retry-After"]
+        text = response.read().decode()
+        assert text.rstrip().endswith("data: [DONE]") and '"finish_reason":"length"' in text.replace(" ", "")
+        server.finish(0)
+
+
+def test_a_second_sigterm_ends_at_once(run):
+    with serving(run) as server:
+        begin_stream(server)
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: server.ask("GET", "/health").status == 503, "a server that drains")
+        server.stop(128 + signal.SIGTERM)
+
+
+def test_a_port_in_use(server, run):
+    result = teratron("serve", "--load", run, "--port", server.port, code=2)
+    assert f"cannot listen on 127.0.0.1:{server.port}: Address already in use" in result.stderr and "--host" in result.stderr
+
+
+def test_without_a_model(tmp_path):
+    assert "no checkpoint" in teratron("serve", code=2).stderr
+    assert "no checkpoint found" in teratron("serve", "--load", tmp_path, "--port", 0, code=4).stderr
+
+
+def test_slow_and_dead_clients(run):
+    with serving(run, "--max-connections", "8") as server:
+        # Half of a request, nothing at all, and a stream that nobody reads.
+        half = [socket.create_connection((server.host, server.port)) for _ in range(3)]
+        for each in half:
+            each.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Le")
+        silent = socket.create_connection((server.host, server.port))
+        unread = server.send("POST", "/v1/completions", {**LONG, "stream": True, "logprobs": 20})
+        assert server.completion(prompt="The", max_tokens=4).status == 200
+        wait_for(lambda: server.metric("teratron_requests_running") == 0, "the answer that nobody reads")
+        for each in [*half, silent]:
+            each.close()
+        unread.close()
+        wait_for(lambda: server.metric("teratron_connections") == 1, "closed connections")
+
+
+@pytest.mark.parametrize("layout", [["--tp", "2"], ["--pp", "2"]])
+def test_ranks_give_the_same_texts(server, run, tmp_path, layout):
+    launch = ["launch", "--nproc-per-node", "2", "--log-dir", tmp_path / "logs", "--"]
+    request = {"prompt": ["The cat", "dog"], "seed": 3, "max_tokens": 12}
+    with serving(run, *layout, launch=launch) as several:
+        assert several.completion(**request).json["choices"] == server.completion(**request).json["choices"]
+        time.sleep(2.5)  # the other rank waits longer than the interval at which it hears from rank 0
+        assert "".join(event["choices"][0]["text"] for event in several.stream(prompt="The", seed=1, max_tokens=9)) == \
+            server.completion(prompt="The", seed=1, max_tokens=9).json["choices"][0]["text"]
+
+
+def ranks_of(server):
+    children = open(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read().split()
+    return [int(child) for child in children]
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_rank_that_dies_ends_the_server_with_its_name(run, tmp_path, busy):
+    launch = ["launch", "--nproc-per-node", "2", "--log-dir", tmp_path / "logs", "--"]
+    with serving(run, "--tp", "2", launch=launch) as server:
+        if busy:
+            begin_stream(server)
+        victims = ranks_of(server)
+        assert len(victims) == 2
+        os.kill(victims[1], signal.SIGKILL)
+        start = time.monotonic()
+        log = server.finish(5)
+        assert time.monotonic() - start < 15 and "rank 1" in log, log
