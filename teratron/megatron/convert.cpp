@@ -181,6 +181,11 @@ ConversionReport import_megatron(const MegatronImport& request) {
     report.elements += tensor->numel();
   }
   report.notices = checkpoint->notices();
+  if (source.args == nullptr && !request.settings.contains("num_attention_heads"))
+    report.notices.push_back(
+        "the checkpoint has no arguments: by its shapes it is NVIDIA's model of 345 million parameters, with "
+        "16 "
+        "attention heads; --num-attention-heads gives another number");
   if (vocabulary == 0)
     report.notices.push_back(
         "the size of the vocabulary is not known, so that its padding stays: give --vocab-size or the "

@@ -146,7 +146,15 @@ void take_shapes(const MegatronSource& source, json& settings) {
     settings["seq_length"] = settings["max_position_embeddings"];
 }
 
+// NVIDIA's models of 345 million parameters, which are published without arguments.
+bool is_published_345m(const MegatronSource& source, const json& settings) {
+  return source.args == nullptr && settings["num_layers"] == 24 && settings["hidden_size"] == 1024 &&
+         source.family != MegatronFamily::t5;
+}
+
 void take_heads(const MegatronSource& source, json& settings) {
+  if (!settings.contains("num_attention_heads") && is_published_345m(source, settings))
+    settings["num_attention_heads"] = 16;
   if (!settings.contains("num_attention_heads"))
     throw config_error(
         {.what = "the checkpoint does not say how many attention heads the model has",

@@ -25,7 +25,8 @@ struct MegatronSource {
 };
 
 /// `given` are the user's, by the name of the setting; they override the saved ones. UserError(config) if a
-/// setting is neither saved, nor given, nor follows from the shapes.
+/// setting is neither saved, nor given, nor follows from the shapes. A model of 24 layers of width 1024
+/// without arguments is taken for one of those that NVIDIA published, which have 16 heads.
 nlohmann::json megatron_settings(const MegatronSource& source, const nlohmann::json& given);
 
 /// The vocabulary without padding, as far as the saved arguments tell; 0: unknown.
