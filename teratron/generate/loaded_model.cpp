@@ -80,6 +80,7 @@ std::filesystem::path find_given(const Arguments& args, HostGroup& world) {
                         .fix = "Set --load DIR, or --hf with a Hugging Face folder"});
   const auto path = find_checkpoint(*args.load, args.ckpt_step, world);
   if (path) return *path;
+  reject_hf_folder(*args.load);
   throw checkpoint_error(
       {.what = "no checkpoint found", .where = *args.load, .fix = "Use the directory that --save wrote"});
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <set>
 #include <span>
+#include <system_error>
 
 #include "teratron/base/file.h"
 #include "teratron/ckpt/collective_errors.h"
@@ -186,6 +187,14 @@ void HfCheckpoint::read_source(const HfTensor& tensor, size_t source, const Loca
   const auto& [name, shape, transposed] = tensor.sources[source];
   if (!transposed) return read_parts(files_, name, parts, place);
   if (!parts.empty()) copy_transposed(files_.read(name), shape[1], parts, place);
+}
+
+void reject_hf_folder(const fs::path& folder) {
+  std::error_code ignored;
+  if (!fs::is_regular_file(folder / "config.json", ignored)) return;
+  throw config_error({.what = "this is a Hugging Face folder, not one of checkpoints",
+                      .where = printable(folder.string(), 4096),
+                      .fix = "Name it with --hf in place of --load"});
 }
 
 std::unique_ptr<HfCheckpoint> open_hf(const fs::path& folder, HostGroup& group) {

@@ -44,6 +44,9 @@ class HfCheckpoint final : public ForeignCheckpoint {
   CheckpointInfo info_;
 };
 
+/// UserError(config) if the folder that --load names is one of Hugging Face.
+void reject_hf_folder(const std::filesystem::path& folder);
+
 /// Opens a folder on every rank, or throws on all what is wrong with it on any.
 std::unique_ptr<HfCheckpoint> open_hf(const std::filesystem::path& folder, HostGroup& group);
 

@@ -110,6 +110,7 @@ bool Trainer::load() {
          .where = *args_.pretrained_checkpoint,
          .fix = "Correct --pretrained-checkpoint, or leave it out to start from random weights"});
   }
+  reject_hf_folder(*args_.load);
   if (args_.exit_on_missing_checkpoint) {
     throw checkpoint_error(
         {.what = "no checkpoint found",

@@ -148,6 +148,10 @@ def test_flags_that_contradict_the_folder_are_listed(qwen, tmp_path):
                            (["--pretrained-checkpoint", "x"], "pretrained"),
                            (["--hf", tmp_path / "none"], "is not a folder"), (["--hf", qwen], "config.json")]:
         assert message in run(*command, *flags, code=2)
+    small = ["--num-layers", 1, "--hidden-size", 16, "--num-attention-heads", 2, "--max-position-embeddings", 16]
+    for job in ([*command[:2], "--load", qwen / "in", *small, *command[4:]],
+                ["generate", "--load", qwen / "in", "--prompt", "a"]):
+        assert "Name it with --hf" in run(*job, code=2)
     said = run("pretrain", "bert", *command[2:], code=2)
     assert "teratron pretrain gpt" in said
 
