@@ -73,16 +73,19 @@ def ours(*flags, lines, code=0):
 def test_texts_equal_those_of_transformers(name, asks):
     bos, eos, jinja = TEMPLATES[name]
     flags = ["--chat-template", name] + ["--add-generation-prompt"] * asks
+    valid, texts = [], []
     for conversation in map(messages, CONVERSATIONS):
+        roles = [message["role"] for message in conversation]
         try:
             (expected,), _ = render_jinja_template([conversation], chat_template=jinja, add_generation_prompt=asks, bos_token=bos, eos_token=eos)
         except Exception:
             expected = None
-        roles = [message["role"] for message in conversation]
         if expected is None or (name not in FREE_TURNS and roles == ["system"]):
             assert "messages[" in ours(*flags, lines=[conversation], code=3), roles
         else:
-            assert ours(*flags, lines=[conversation]) == [expected], roles
+            valid.append(conversation)
+            texts.append(expected)
+    assert ours(*flags, lines=valid) == texts and len(valid) >= 3
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

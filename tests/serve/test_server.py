@@ -141,10 +141,11 @@ def test_sigterm_lets_answers_end(run):
 
 def test_a_second_sigterm_ends_at_once(run):
     with serving(run) as server:
-        begin_stream(server)
+        kept = begin_stream(server)
         server.process.send_signal(signal.SIGTERM)
         wait_for(lambda: server.ask("GET", "/health").status == 503, "a server that drains")
         server.stop(128 + signal.SIGTERM)
+        del kept
 
 
 def test_a_port_in_use(server, run):
@@ -193,11 +194,11 @@ def ranks_of(server):
 def test_a_rank_that_dies_ends_the_server_with_its_name(run, tmp_path, busy):
     launch = ["launch", "--nproc-per-node", "2", "--log-dir", tmp_path / "logs", "--"]
     with serving(run, "--tp", "2", launch=launch) as server:
-        if busy:
-            begin_stream(server)
+        kept = begin_stream(server) if busy else None
         victims = ranks_of(server)
         assert len(victims) == 2
         os.kill(victims[1], signal.SIGKILL)
         start = time.monotonic()
         log = server.finish(5)
         assert time.monotonic() - start < 15 and "rank 1" in log, log
+        del kept
