@@ -22,6 +22,8 @@ BUCKETS, MAX_DISTANCE = 32, 128
 def attend(heads, q, k, v, **options):
     """q, k, v [B, S, H] -> [B, S, H]."""
     q, k, v = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k, v))
+    if "attn_mask" in options:
+        options["attn_mask"] = options["attn_mask"].to(q.dtype)
     return F.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2).flatten(2)
 
 

@@ -91,6 +91,7 @@ void add_architecture(const Schema& schema, const HfModel& model, const Argument
   for (const auto& [name, value] : model.settings.items()) {
     std::string written = value.is_string() ? value.get<std::string>() : value.dump();
     if (is_tokenizer_setting(name) && names_tokenizer(given)) continue;
+    if (name == "seq_length" && given.encoder_seq_length) continue;  // the same length
     if (name == "vocab_size" && takes_vocabulary(given, model)) {
       written = std::to_string(value.get<int64_t>() - 1);  // NullTokenizer adds an end-of-document token
     } else if (name == "vocab_size" && !has_rows_of_model(given)) {

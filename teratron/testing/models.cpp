@@ -136,7 +136,9 @@ GPTConfig random_config(std::mt19937& random, const TestSizes& sizes) {
   config.layers = 1 + static_cast<int64_t>(random() % 3);
   config.query_groups = coin() ? 2 : 4;
   config.kv_channels = coin() ? 4 : 2;
-  config.position = static_cast<PositionEmbedding>(random() % 4);
+  constexpr PositionEmbedding positions[] = {PositionEmbedding::learned_absolute, PositionEmbedding::rope,
+                                             PositionEmbedding::alibi, PositionEmbedding::none};
+  config.position = positions[random() % std::size(positions)];
   config.rope = {.percent = config.kv_channels == 4 && coin() ? 0.5 : 1.0,
                  .interleaved = coin(),
                  .interpolation = coin() ? 1.0 : 2.0,

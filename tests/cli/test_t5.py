@@ -72,7 +72,7 @@ def test_from_sentences_to_logits(text, tmp_path):
                          "--ckpt-step", "56", "--tp", "2", "--pp", "2", "--pipeline-model-parallel-split-rank", "1",
                          "--use-distributed-optimizer")
     assert losses(elsewhere)[:4] == pytest.approx(losses(whole)[56:60], rel=1e-4)
-    message(teratron("generate", "--load", tmp_path / "run", "--prompt", "the cat", code=2), "do not generate text")
+    assert teratron("generate", "--load", tmp_path / "run", "--prompt", "the cat").stdout.startswith("the cat")
     logits_of_a_checkpoint(tmp_path)
 
 

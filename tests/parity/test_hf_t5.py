@@ -131,7 +131,7 @@ def test_gradients(name, tmp_path):
              "--micro-batch-size", "3", "--train-iters", "1", "--lr", "1e-3", "--tokenizer-type", "NullTokenizer",
              "--vocab-size", str(model.config.vocab_size - 1), "--make-vocab-size-divisible-by", "1", "--hidden-dropout",
              "0", "--attention-dropout", "0"] + ([] if tied else ["--untie-embeddings-and-output-weights"])
-    request = {"family": "t5", "name": "a", "flags": flags, "dtype": "fp32", "steps": 0,
+    request = {"family": "t5", "name": "a", "flags": flags, "dtype": "fp32", "steps": 0, "vocabulary": model.config.vocab_size,
                "weights": str(tmp_path / "w.safetensors"), "batches": str(tmp_path / "b.safetensors")}
     (tmp_path / "cases.json").write_text(json.dumps([request]))
     done = subprocess.run([DRIVER, tmp_path / "cases.json", tmp_path], capture_output=True, text=True, timeout=60, check=False)

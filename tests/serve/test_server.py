@@ -154,7 +154,7 @@ def test_a_port_in_use(server, run):
 
 
 def test_without_a_model(tmp_path):
-    assert "no checkpoint" in teratron("serve", code=2).stderr
+    assert "no model is given" in teratron("serve", code=2).stderr
     assert "no checkpoint found" in teratron("serve", "--load", tmp_path, "--port", 0, code=4).stderr
 
 

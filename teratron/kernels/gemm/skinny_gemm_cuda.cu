@@ -270,10 +270,8 @@ void launch_shape(SkinnyGemmArgs args, cudaStream_t stream) {
 template <typename T, typename Finish>
 void launch(const SkinnyGemmArgs& args, cudaStream_t stream) {
   const bool is_long = args.k >= 2048;  // chunks for more in flight
-  if (args.rows <= token_tile && is_long) return launch_shape<T, Finish, Shape<1, 1, 3>>(args, stream);
-  if (args.rows <= token_tile) return launch_shape<T, Finish, Shape<1, 1, 2>>(args, stream);
-  if (args.rows <= 2 * token_tile) return launch_shape<T, Finish, Shape<2, 2, 2>>(args, stream);
-  launch_shape<T, Finish, Shape<4, 4, 2>>(args, stream);
+  if (is_long) return launch_shape<T, Finish, Shape<1, 1, 3>>(args, stream);
+  launch_shape<T, Finish, Shape<1, 1, 2>>(args, stream);
 }
 
 template <typename T>

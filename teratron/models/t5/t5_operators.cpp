@@ -97,6 +97,19 @@ void append(std::vector<Operator>& all, std::vector<Operator> more) {
   for (Operator& op : more) all.push_back(std::move(op));
 }
 
+// The biases of one tower, by distance, which all its layers share.
+Operator relative_bias_operator(const std::string& tower, const TransformerConfig& config,
+                                const RankSizes& sizes, int64_t length) {
+  const double heads = static_cast<double>(config.heads) / sizes.shards;
+  const double biases = heads * static_cast<double>(2 * length - 1) * sizeof(float);
+  return {.name = tower + ".relative_position",
+          .kind = Operator::Kind::embedding,
+          .bytes = biases,
+          .saved = biases,
+          .forward_peak = biases,
+          .backward_peak = 2.0 * biases};
+}
+
 std::vector<Operator> stage_operators(const T5Config& config, RankBatch source, int64_t decoder_length,
                                       bool padded) {
   const T5Stage here(config, source.stage);
@@ -107,7 +120,14 @@ std::vector<Operator> stage_operators(const T5Config& config, RankBatch source, 
   const RankSizes source_sizes(config.encoder, source), target_sizes(config.decoder, target);
   std::vector<Operator> all;
   if (here.embeds_source) all.push_back(embedding_operator(config.encoder, source_sizes));
+  const auto relative = [](const TransformerConfig& tower) {
+    return tower.position == PositionEmbedding::relative;
+  };
   if (here.encoder.count > 0) {
+    if (relative(config.encoder)) {
+      all.push_back(
+          relative_bias_operator("encoder", config.encoder, source_sizes, source.batch.sequence_length));
+    }
     append(all,
            stack_operators("encoder.layers", config.encoder, source, here.encoder.first, here.encoder.count));
   }
@@ -115,6 +135,8 @@ std::vector<Operator> stage_operators(const T5Config& config, RankBatch source, 
     all.push_back(norm_operator("encoder.final_layernorm", config.encoder, source_sizes));
   if (here.embeds_target) all.push_back(embedding_operator(config.decoder, target_sizes));
   if (here.decoder.count > 0) {
+    if (relative(config.decoder))
+      all.push_back(relative_bias_operator("decoder", config.decoder, target_sizes, decoder_length));
     append(all, decoder_operators({config.decoder, target, target_sizes, source_sizes}, here.decoder));
   }
   if (!here.head) return all;

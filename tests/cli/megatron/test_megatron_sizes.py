@@ -19,7 +19,8 @@ pytestmark = needs_binary
 
 def interrupted(arguments, folder, fault):
     """SIGINT while a write waits; what is in the folder then."""
-    process = subprocess.Popen([BINARY, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment(fault))
+    process = subprocess.Popen([BINARY, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment(fault),
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a background job ignores it
     deadline = time.monotonic() + 30
     while not list(folder.glob("*.partial-*")) and not list(folder.glob("*/*.partial-*")) and time.monotonic() < deadline:
         time.sleep(0.05)
