@@ -22,7 +22,9 @@ endif()
 add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-Wall> $<$<COMPILE_LANGUAGE:CXX>:-Wextra>
                     $<$<COMPILE_LANGUAGE:CXX>:-Werror>
                     # Designated initialisers name what they set; the rest is meant to keep its default.
-                    $<$<COMPILE_LANGUAGE:CXX>:-Wno-missing-field-initializers>)
+                    $<$<COMPILE_LANGUAGE:CXX>:-Wno-missing-field-initializers>
+                    # libstdc++ 12's stable_sort calls a function that it declares deprecated.
+                    $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-deprecated-declarations>)
 if(CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
   add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-march=${TERATRON_MARCH}>)
 endif()
