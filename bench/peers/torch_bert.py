@@ -9,9 +9,10 @@ Prints one JSON object. Timed as `teratron bench` does: --steps steps after --wa
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend
 
-from torch_gpt import FullPrecisionMasters, WeightsAlone, peer_parser, report, timed_steps
+from one_device import build, one_device_parser, timed_training
+from torch_gpt import report
 
 SHAPES = {"bert-large": dict(hidden=1024, layers=24, heads=16, sequence=512, micro_batch=64, vocabulary=30592)}
 SPECIAL_TOKENS, MASKED = 3, 0.15
@@ -84,12 +85,9 @@ def random_batch(shape, sequences):
 
 
 def parsed_arguments():
-    parser = peer_parser(__doc__, "bert-large", shapes=SHAPES)
+    parser = one_device_parser(__doc__, "bert-large", SHAPES)
     parser.add_argument("--head", choices=["all", "masked"], default="all")
     parser.add_argument("--dropout", type=float, default=0.0, help="of hidden states and of attention")
-    parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--micro-batch-size", type=int, help="default: the shape's")
     return parser.parse_args()
 
 
@@ -97,25 +95,9 @@ def main():
     args = parsed_arguments()
     shape = SHAPES[args.shape]
     sequences = args.micro_batch_size or shape["micro_batch"]
-    torch.manual_seed(0)
-    with torch.device(args.device):
-        model = Bert(shape, args.head, args.dropout)
-        batch = random_batch(shape, sequences)
-    if args.precision == "bf16":
-        model = model.bfloat16()
-    optimizer = (FullPrecisionMasters if args.precision == "bf16" else WeightsAlone)(model)
-    compiled = torch.compile(model)
-
-    def step():
-        for _ in range(args.micro_batches):
-            (compiled(batch) / args.micro_batches).backward()
-            optimizer.after_backward()
-        optimizer.step()
-
+    model, batch = build(args, lambda: (Bert(shape, args.head, args.dropout), random_batch(shape, sequences)))
     backends = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
-    with sdpa_kernel(backends if args.device == "cuda" else [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
-        seconds = timed_steps(step, args.steps, lambda elapsed: elapsed >= args.warm_up_seconds, args.device)
-    memory = dict(memory_bytes=torch.cuda.max_memory_allocated()) if args.device == "cuda" else {}
+    seconds, memory = timed_training(args, model, batch, backends)
     report(f"torch.compile, {args.head} positions", seconds, sequences * shape["sequence"] * args.micro_batches, **memory)
 
 

@@ -10,9 +10,10 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend
 
-from torch_gpt import FullPrecisionMasters, WeightsAlone, peer_parser, report, timed_steps
+from one_device import build, one_device_parser, timed_training
+from torch_gpt import report
 
 BASE = dict(hidden=768, layers=12, heads=12, source=512, target=128, micro_batch=64, vocabulary=30720, relative=False)
 SHAPES = {"t5-base": BASE, "t5-base-relative": {**BASE, "relative": True}}
@@ -74,7 +75,7 @@ class Stack(nn.Module):
     def forward(self, x, memory=None):
         bias = None
         if self.relative is not None:
-            bias = (self.relative(self.bucket).permute(2, 0, 1) + self.hidden)[None].to(x.dtype)
+            bias = (self.relative(self.bucket).permute(2, 0, 1) + self.hidden)[None].to(x.dtype).contiguous()  # fused kernels need it
         for layer in self.layers:
             x = layer(x, bias, memory)
         return self.norm(x)
@@ -109,37 +110,13 @@ def random_batch(shape, sequences):
     return {"source": draw(shape["source"]), "target": draw(shape["target"]), "labels": draw(shape["target"])}
 
 
-def parsed_arguments():
-    parser = peer_parser(__doc__, "t5-base", shapes=SHAPES)
-    parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--micro-batch-size", type=int, help="default: the shape's")
-    return parser.parse_args()
-
-
 def main():
-    args = parsed_arguments()
+    args = one_device_parser(__doc__, "t5-base", SHAPES).parse_args()
     shape = SHAPES[args.shape]
     sequences = args.micro_batch_size or shape["micro_batch"]
-    torch.manual_seed(0)
-    with torch.device(args.device):
-        model = T5(shape)
-        batch = random_batch(shape, sequences)
-    if args.precision == "bf16":
-        model = model.bfloat16()
-    optimizer = (FullPrecisionMasters if args.precision == "bf16" else WeightsAlone)(model)
-    compiled = torch.compile(model)
-
-    def step():
-        for _ in range(args.micro_batches):
-            (compiled(batch) / args.micro_batches).backward()
-            optimizer.after_backward()
-        optimizer.step()
-
+    model, batch = build(args, lambda: (T5(shape), random_batch(shape, sequences)))
     backends = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
-    with sdpa_kernel(backends if args.device == "cuda" else [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
-        seconds = timed_steps(step, args.steps, lambda elapsed: elapsed >= args.warm_up_seconds, args.device)
-    memory = dict(memory_bytes=torch.cuda.max_memory_allocated()) if args.device == "cuda" else {}
+    seconds, memory = timed_training(args, model, batch, backends)
     tokens = sequences * (shape["source"] + shape["target"]) * args.micro_batches
     report("torch.compile", seconds, tokens, **memory)
 

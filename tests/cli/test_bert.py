@@ -1,8 +1,6 @@
 """BERT from sentences to weights that transformers loads, by the program alone; and what is refused."""
 
-import json
 import os
-import random
 import re
 import subprocess
 from pathlib import Path
@@ -13,11 +11,10 @@ from safetensors.torch import load_file
 
 from jobs import needs_mpirun
 from program import BINARY, MOCK, TINY, message, needs_binary, teratron
+from sentences import SPECIAL, WORDS, write_sentences
 
 pytestmark = needs_binary
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-WORDS = "the a cat dog bird sat ran flew on under over mat tree house and then slept while it was dark cold".split()
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 BERT = [*TINY, "--seq-length", "32", "--max-position-embeddings", "32", "--micro-batch-size", "1",
         "--global-batch-size", "4", "--train-iters", "8", "--log-interval", "1", "--lr", "5e-3"]
 
@@ -30,19 +27,11 @@ def losses(result, name="lm loss"):
     return [float(loss) for loss in re.findall(rf" {name}: (\S+) \|", result.stdout)]
 
 
-def sentence(generator):
-    return " ".join(generator.choice(WORDS) for _ in range(generator.randint(3, 9))).capitalize() + "."
-
-
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     """A vocabulary, and documents of sentences preprocessed as sentences and as whole documents."""
     folder = tmp_path_factory.mktemp("text")
-    generator = random.Random(3)
-    (folder / "vocab.txt").write_text("\n".join([*SPECIAL, *WORDS, ".", "##s"]) + "\n")
-    documents = [{"text": " ".join(sentence(generator) for _ in range(generator.randint(2, 12)))} for _ in range(60)]
-    (folder / "text.json").write_text("".join(json.dumps(document) + "\n" for document in documents))
-    tokenizer = ["--tokenizer-type", "BertWordPieceLowerCase", "--vocab-file", folder / "vocab.txt"]
+    tokenizer = write_sentences(folder, documents=60, longest=12)
     for split in (["--split-sentences"], []):
         teratron("preprocess", "--input", folder / "text.json", "--output-prefix", folder / "my-bert", *tokenizer,
                  *split)

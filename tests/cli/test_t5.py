@@ -1,8 +1,6 @@
 """T5 from sentences to logits, by the program alone; and what is refused."""
 
-import json
 import os
-import random
 import re
 import subprocess
 from pathlib import Path
@@ -12,11 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from program import BINARY, MOCK, TINY, message, needs_binary, teratron
+from sentences import SPECIAL, WORDS, write_sentences
 
 pytestmark = needs_binary
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-WORDS = "the a cat dog bird sat ran flew on under over mat tree house and then slept while it was dark cold".split()
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LENGTHS = ["--encoder-seq-length", "32", "--decoder-seq-length", "24", "--max-position-embeddings", "32"]
 SMALL = [*TINY[:TINY.index("--seq-length")], *TINY[TINY.index("--max-position-embeddings"):], *LENGTHS,
          "--micro-batch-size", "1", "--global-batch-size", "4", "--train-iters", "8", "--log-interval", "1", "--lr", "5e-3"]
@@ -36,15 +33,9 @@ def losses(result):
 def text(tmp_path_factory):
     """A vocabulary, and documents of sentences."""
     folder = tmp_path_factory.mktemp("text")
-    generator = random.Random(3)
-
-    def sentence():
-        return " ".join(generator.choice(WORDS) for _ in range(generator.randint(3, 9))).capitalize() + "."
-    (folder / "vocab.txt").write_text("\n".join([*SPECIAL, *WORDS, ".", "##s"]) + "\n")
-    documents = [{"text": " ".join(sentence() for _ in range(generator.randint(2, 12)))} for _ in range(60)]
-    (folder / "text.json").write_text("".join(json.dumps(document) + "\n" for document in documents))
+    tokenizer = write_sentences(folder, documents=60, longest=12)
     teratron("preprocess", "--input", folder / "text.json", "--output-prefix", folder / "my-t5", "--split-sentences",
-             "--tokenizer-type", "BertWordPieceLowerCase", "--vocab-file", folder / "vocab.txt")
+             *tokenizer)
     return folder
 
 

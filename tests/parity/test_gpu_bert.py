@@ -1,28 +1,15 @@
 """BERT on a GPU: the CPU's curve, half precision, FP8, CUDA graphs, bitwise resume, and two GPUs."""
 
-import json
-import os
-import random
-import subprocess
+import functools
 
 import pytest
-import torch
 
-BINARY = os.environ.get("TERATRON_BINARY")
-pytestmark = [
-    pytest.mark.skipif(not BINARY, reason="TERATRON_BINARY names no built program"),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-]
-two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+import gpu_training
+from gpu_training import DROPOUT, LAYOUTS, MOCK, NO_DROPOUT, STEPS, close, two_gpus
 
-WORDS = "the a cat dog bird sat ran flew on under over mat tree house and then slept while it was dark cold".split()
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-STEPS = 20
-SHAPE = ["--num-layers", "4", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "64",
-         "--max-position-embeddings", "64", "--micro-batch-size", "4", "--global-batch-size", "8", "--lr", "2e-3",
-         "--lr-decay-style", "linear", "--log-interval", "5", "--eval-iters", "0", "--device", "cuda"]
-NO_DROPOUT = ["--hidden-dropout", "0", "--attention-dropout", "0"]
-DROPOUT = ["--hidden-dropout", "0.1", "--attention-dropout", "0.1"]
+pytestmark = gpu_training.needs_gpu
+SHAPE = ["--num-layers", "4", "--seq-length", "64"]
+train = functools.partial(gpu_training.train, "bert", SHAPE)
 MODELS = {
     "megatron": [],
     "hugging-face": ["--apply-residual-connection-post-layernorm", "--no-bias-gelu-fusion"],
@@ -30,41 +17,9 @@ MODELS = {
 }
 
 
-def sentence(generator):
-    return " ".join(generator.choice(WORDS) for _ in range(generator.randint(3, 9))).capitalize() + "."
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Flags of sentences whose samples are often shorter than the rows."""
-    folder = tmp_path_factory.mktemp("text")
-    generator = random.Random(3)
-    (folder / "vocab.txt").write_text("\n".join([*SPECIAL, *WORDS, ".", "##s"]) + "\n")
-    documents = [{"text": " ".join(sentence(generator) for _ in range(generator.randint(2, 20)))} for _ in range(200)]
-    (folder / "text.json").write_text("".join(json.dumps(document) + "\n" for document in documents))
-    tokenizer = ["--tokenizer-type", "BertWordPieceLowerCase", "--vocab-file", folder / "vocab.txt"]
-    command = [BINARY, "preprocess", "--input", folder / "text.json", "--output-prefix", folder / "bert", *tokenizer,
-               "--split-sentences"]
-    subprocess.run([str(part) for part in command], check=True, timeout=120)
-    return [*map(str, tokenizer), "--data-path", str(folder / "bert_text_sentence"), "--split", "1,0,0"]
-
-
-def train(folder, name, *flags, gpus=1):
-    launch = ["launch", "--nproc-per-node", str(gpus), "--"] if gpus > 1 else []
-    length = [] if "--train-iters" in flags else ["--train-iters", str(STEPS)]
-    command = [BINARY, *launch, "pretrain", "bert", *SHAPE, *length, "--save", str(folder / name), "--load",
-               str(folder / name), *flags]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stdout + result.stderr
-    events = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
-    steps = {event["iteration"]: event for event in events if event["type"] == "step"}
-    return [steps[i]["losses"] for i in sorted(steps)]
-
-
-def close(actual, expected, rel):
-    assert len(actual) == len(expected)
-    for name in expected[0]:
-        assert [step[name] for step in actual] == pytest.approx([step[name] for step in expected], rel=rel), name
+    return gpu_training.sentences(tmp_path_factory.mktemp("text"))
 
 
 @pytest.mark.parametrize("model", sorted(MODELS))
@@ -95,7 +50,6 @@ def test_removing_the_padding_changes_no_curve(tmp_path, data, precision, rel, d
     close(packed, padded, rel=rel)
 
 
-MOCK = ["--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "500"]
 GRAPHS = {
     "fp32": [], "bf16": ["--bf16"], "fp16": ["--fp16", "--initial-loss-scale", "65536"],
     "fp8": ["--bf16", "--fp8-format", "hybrid"], "dropout": ["--bf16", *DROPOUT],
@@ -130,14 +84,6 @@ def test_fp8_follows_bf16_over_300_steps(tmp_path, data):
     assert len(fp8) == 300
     assert mean(half[-50:]) < 0.97 * mean(half[:20]), "the model learns"
     assert mean(fp8[-50:]) == pytest.approx(mean(half[-50:]), rel=1e-2)
-
-
-LAYOUTS = {
-    "dp2": ["--use-distributed-optimizer"],
-    "tp2": ["--tensor-model-parallel-size", "2"],
-    "tp2-sp": ["--tensor-model-parallel-size", "2", "--sequence-parallel"],
-    "pp2": ["--pipeline-model-parallel-size", "2"],
-}
 
 
 @two_gpus

@@ -1,29 +1,15 @@
 """T5 on a GPU: the CPU's curve, half precision, CUDA graphs, bitwise resume, and two GPUs."""
 
-import json
-import os
-import random
-import subprocess
+import functools
 
 import pytest
-import torch
 
-BINARY = os.environ.get("TERATRON_BINARY")
-pytestmark = [
-    pytest.mark.skipif(not BINARY, reason="TERATRON_BINARY names no built program"),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-]
-two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+import gpu_training
+from gpu_training import DROPOUT, LAYOUTS, MOCK, NO_DROPOUT, STEPS, close, two_gpus
 
-WORDS = "the a cat dog bird sat ran flew on under over mat tree house and then slept while it was dark cold".split()
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-STEPS = 20
-SHAPE = ["--encoder-num-layers", "2", "--decoder-num-layers", "3", "--hidden-size", "64", "--num-attention-heads", "4",
-         "--encoder-seq-length", "64", "--decoder-seq-length", "32", "--max-position-embeddings", "64",
-         "--micro-batch-size", "4", "--global-batch-size", "8", "--lr", "2e-3", "--lr-decay-style", "linear",
-         "--log-interval", "5", "--eval-iters", "0", "--device", "cuda"]
-NO_DROPOUT = ["--hidden-dropout", "0", "--attention-dropout", "0"]
-DROPOUT = ["--hidden-dropout", "0.1", "--attention-dropout", "0.1"]
+pytestmark = gpu_training.needs_gpu
+SHAPE = ["--encoder-num-layers", "2", "--decoder-num-layers", "3", "--encoder-seq-length", "64", "--decoder-seq-length", "32"]
+train = functools.partial(gpu_training.train, "t5", SHAPE)
 RELATIVE = ["--position-embedding-type", "relative"]
 PUBLISHED = [*RELATIVE, "--softmax-scale", "1", "--normalization", "RMSNorm", "--disable-bias-linear", "--no-lm-head-bias"]
 MODELS = {
@@ -34,41 +20,9 @@ MODELS = {
 }
 
 
-def sentence(generator):
-    return " ".join(generator.choice(WORDS) for _ in range(generator.randint(3, 9))).capitalize() + "."
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Flags of sentences whose samples are often shorter than the rows."""
-    folder = tmp_path_factory.mktemp("text")
-    generator = random.Random(3)
-    (folder / "vocab.txt").write_text("\n".join([*SPECIAL, *WORDS, ".", "##s"]) + "\n")
-    documents = [{"text": " ".join(sentence(generator) for _ in range(generator.randint(2, 20)))} for _ in range(200)]
-    (folder / "text.json").write_text("".join(json.dumps(document) + "\n" for document in documents))
-    tokenizer = ["--tokenizer-type", "BertWordPieceLowerCase", "--vocab-file", folder / "vocab.txt"]
-    command = [BINARY, "preprocess", "--input", folder / "text.json", "--output-prefix", folder / "t5", *tokenizer,
-               "--split-sentences"]
-    subprocess.run([str(part) for part in command], check=True, timeout=120)
-    return [*map(str, tokenizer), "--data-path", str(folder / "t5_text_sentence"), "--split", "1,0,0", "--vocab-extra-ids", "30"]
-
-
-def train(folder, name, *flags, gpus=1):
-    launch = ["launch", "--nproc-per-node", str(gpus), "--"] if gpus > 1 else []
-    length = [] if "--train-iters" in flags else ["--train-iters", str(STEPS)]
-    command = [BINARY, *launch, "pretrain", "t5", *SHAPE, *length, "--save", str(folder / name), "--load",
-               str(folder / name), *flags]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stdout + result.stderr
-    events = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
-    steps = {event["iteration"]: event for event in events if event["type"] == "step"}
-    return [steps[i]["losses"] for i in sorted(steps)]
-
-
-def close(actual, expected, rel):
-    assert len(actual) == len(expected)
-    for name in expected[0]:
-        assert [step[name] for step in actual] == pytest.approx([step[name] for step in expected], rel=rel), name
+    return [*gpu_training.sentences(tmp_path_factory.mktemp("text")), "--vocab-extra-ids", "30"]
 
 
 @pytest.mark.parametrize("model", sorted(MODELS))
@@ -89,7 +43,6 @@ def test_half_precision_follows_fp32(tmp_path, data, model, precision):
     close(train(tmp_path, "half", *flags, precision, *more), full, rel=3e-2)
 
 
-MOCK = ["--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "500"]
 GRAPHS = {
     "fp32": [], "bf16": ["--bf16"], "fp16": ["--fp16", "--initial-loss-scale", "65536"], "dropout": ["--bf16", *DROPOUT],
     "relative": ["--bf16", *RELATIVE], "v1.1": ["--bf16", *MODELS["v1.1"]],
@@ -113,21 +66,27 @@ def test_resume_is_bitwise_in_deterministic_mode(tmp_path, data, model, dropout)
     assert train(tmp_path, "halves", *flags) == whole
 
 
-LAYOUTS = {
-    "dp2": ["--use-distributed-optimizer"],
-    "tp2": ["--tensor-model-parallel-size", "2"],
-    "tp2-sp": ["--tensor-model-parallel-size", "2", "--sequence-parallel"],
-    "pp2": ["--pipeline-model-parallel-size", "2", "--pipeline-model-parallel-split-rank", "1"],
-}
+PRECISIONS = {"fp32": ([], 2e-4), "bf16": (["--bf16"], 2e-2)}
+
+
+@pytest.fixture(scope="module")
+def one_gpu(tmp_path_factory, data):
+    """The flags of a model in a precision, and the losses of 20 steps on one GPU, which all layouts are compared with."""
+
+    @functools.cache
+    def run(model, precision):
+        flags = [*data, *NO_DROPOUT, *PRECISIONS[precision][0], *MODELS[model], "--lr", "5e-4"]
+        return flags, train(tmp_path_factory.mktemp("one"), "run", *flags)
+
+    return run
 
 
 @two_gpus
-@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+@pytest.mark.parametrize("precision", sorted(PRECISIONS))
 @pytest.mark.parametrize("model", ["megatron", "v1.0"])
-@pytest.mark.parametrize("precision", [[], ["--bf16"]], ids=["fp32", "bf16"])
-def test_two_gpus_follow_one(tmp_path, data, layout, model, precision):
-    """The same micro-batches; 50 steps."""
-    flags = [*data, *NO_DROPOUT, *precision, *MODELS[model], "--train-iters", "50", "--lr", "5e-4"]
-    one = train(tmp_path, "one", *flags)
-    two = train(tmp_path, "two", *flags, *LAYOUTS[layout], gpus=2)
-    close(two, one, rel=2e-2 if precision else 2e-4)
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_two_gpus_follow_one(tmp_path, one_gpu, layout, model, precision):
+    """The same micro-batches."""
+    flags, expected = one_gpu(model, precision)
+    split = ["--pipeline-model-parallel-split-rank", "1"] if layout == "pp2" else []
+    close(train(tmp_path, "two", *flags, *LAYOUTS[layout], *split, gpus=2), expected, rel=PRECISIONS[precision][1])

@@ -1,0 +1,1 @@
+"""Its presence puts this folder on the path, for the modules that several folders of tests share."""
