@@ -2,35 +2,14 @@
 
 #include <algorithm>
 #include <cstring>
-#include <semaphore>
 
 #include "teratron/base/error.h"
+#include "teratron/serve/connection_threads.h"
 
 namespace teratron {
 
-namespace {
-
-// Blocks the thread that accepts while all others are busy.
-class BoundedPool final : public httplib::ThreadPool {
- public:
-  explicit BoundedPool(size_t threads)
-      : httplib::ThreadPool(threads), free_(static_cast<std::ptrdiff_t>(threads)) {}
-  void enqueue(std::function<void()> work) override {
-    free_.acquire();
-    httplib::ThreadPool::enqueue([this, work = std::move(work)] {
-      work();
-      free_.release();
-    });
-  }
-
- private:
-  std::counting_semaphore<> free_;
-};
-
-}  // namespace
-
 HttpServer::HttpServer(HttpOptions options) : options_(std::move(options)) {
-  new_task_queue = [threads = options_.max_connections] { return new BoundedPool(threads); };
+  new_task_queue = [threads = options_.max_connections] { return new ConnectionThreads(threads); };
   set_payload_max_length(options_.max_body_bytes);
   set_keep_alive_max_count(1'000'000);
   set_keep_alive_timeout(std::chrono::duration_cast<std::chrono::seconds>(options_.times.idle).count());
@@ -99,16 +78,18 @@ bool HttpServer::set_busy(const Address& address, bool busy) {
 }
 
 void HttpServer::serve_requests(Connection& connection, const Address& address) {
-  bool more = true;
+  bool more = true, refused = false;
   while (more && connection.wait_request() && set_busy(address, true)) {
-    bool closed = false;
-    const bool answered = process_request(connection, false, closed, nullptr);
-    more = set_busy(address, false) && answered && !closed;
+    bool closed = false, understood = false;
+    const bool answered =
+        process_request(connection, false, closed, [&](httplib::Request&) { understood = true; });
+    more = set_busy(address, false) && answered && understood && !closed;
+    // Where the next request begins is not known.
+    refused = answered && !understood;
   }
-  bool refused = false;
   {
     const std::lock_guard lock(mutex_);
-    refused = connections_.at(address).closes;
+    refused |= connections_.at(address).closes;
   }
   if (refused) connection.linger();
 }

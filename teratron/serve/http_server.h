@@ -1,6 +1,7 @@
 // httplib's server with limits: connections, the size of a request, and times (connection.h).
 //
-// Connections beyond the limit wait in the kernel's queue. A thread serves one connection.
+// A thread serves one connection; those beyond the limit wait in the kernel's queue. After a request that is
+// not HTTP the connection ends, since where the next one begins is not known.
 #pragma once
 
 #include <atomic>

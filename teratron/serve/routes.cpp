@@ -7,7 +7,6 @@
 #include "teratron/base/sha256.h"
 #include "teratron/generate/json/request_json.h"
 #include "teratron/serve/api/api_error.h"
-#include "teratron/serve/api/megatron_request.h"
 #include "teratron/serve/api/openai_answer.h"
 
 namespace teratron {
@@ -137,6 +136,8 @@ void Routes::install_checks() {
         if (response.body.empty())
           write_error(response, ApiError(response.status,
                                          explain_status(request, response.status, options_.max_body_bytes)));
+        const bool understood = !request.remote_addr.empty();
+        if (!understood) response.set_header("Connection", "close");
         return Handled::Handled;
       }));
   server_.set_exception_handler([](const Request&, Response& response, std::exception_ptr thrown) {
@@ -240,7 +241,33 @@ void log_megatron(const httplib::Request& request, const nlohmann::json& body) {
         local.tm_mday, local.tm_hour, local.tm_min, local.tm_sec);
 }
 
+// A place among the threads that read requests.
+class ReaderPlace {
+ public:
+  explicit ReaderPlace(std::counting_semaphore<>& places) : places_(places) { places_.acquire(); }
+  ~ReaderPlace() { places_.release(); }
+  ReaderPlace(const ReaderPlace&) = delete;
+  ReaderPlace& operator=(const ReaderPlace&) = delete;
+
+ private:
+  std::counting_semaphore<>& places_;
+};
+
 }  // namespace
+
+MegatronRequest Routes::read_megatron(const Request& request) {
+  const ReaderPlace place(readers_);
+  const nlohmann::json body = parse_body(request.body);
+  MegatronRequest parsed = parse_megatron(body, options_.model);
+  if (parsed.logs) log_megatron(request, body);
+  return parsed;
+}
+
+OpenAiRequest Routes::read_openai(const Request& request, bool is_chat) {
+  const ReaderPlace place(readers_);
+  const nlohmann::json body = parse_body(request.body);
+  return is_chat ? parse_chat(body, options_.model, *options_.chat) : parse_completion(body, options_.model);
+}
 
 void Routes::megatron(const Request& request, Response& response) {
   const auto fail = [&](int status, const std::string& text) {
@@ -249,9 +276,7 @@ void Routes::megatron(const Request& request, Response& response) {
   };
   answer_errors(response, [&] {
     try {
-      const nlohmann::json body = parse_body(request.body);
-      const MegatronRequest parsed = parse_megatron(body, options_.model);
-      if (parsed.logs) log_megatron(request, body);
+      const MegatronRequest parsed = read_megatron(request);
       const Answer answer = service_.submit(parsed.prompts, false);
       const std::vector<GenerationResult> results = results_of(request, answer);
       response.set_content(dump_line(megatron_answer(parsed, results, options_.model)) + "\n", json_type);
@@ -266,9 +291,7 @@ void Routes::megatron(const Request& request, Response& response) {
 void Routes::openai(const Request& request, Response& response, bool is_chat) {
   answer_errors(response, [&] {
     if (is_chat && !options_.chat) throw ApiError(400, options_.no_chat, {.code = "no_chat_template"});
-    const nlohmann::json body = parse_body(request.body);
-    const auto parsed = std::make_shared<const OpenAiRequest>(
-        is_chat ? parse_chat(body, options_.model, *options_.chat) : parse_completion(body, options_.model));
+    const auto parsed = std::make_shared<const OpenAiRequest>(read_openai(request, is_chat));
     if (parsed->stream) return stream(response, parsed);
     const std::vector<GenerationResult> results =
         results_of(request, service_.submit(parsed->prompts, false));

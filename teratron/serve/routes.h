@@ -11,8 +11,10 @@
 
 #include <chrono>
 #include <optional>
+#include <semaphore>
 #include <string>
 
+#include "teratron/serve/api/megatron_request.h"
 #include "teratron/serve/api/openai_request.h"
 #include "teratron/serve/api/served_model.h"
 #include "teratron/serve/http_server.h"
@@ -44,7 +46,9 @@ class Routes {
   void install_information();
   void install_generation();
   httplib::Server::HandlerResponse check(const Request& request, Response& response);
+  MegatronRequest read_megatron(const Request& request);
   void megatron(const Request& request, Response& response);
+  OpenAiRequest read_openai(const Request& request, bool is_chat);
   void openai(const Request& request, Response& response, bool is_chat);
   void stream(Response& response, std::shared_ptr<const OpenAiRequest> parsed);
   /// Throws ApiError, also when the client has left.
@@ -56,6 +60,8 @@ class Routes {
   Metrics& metrics_;
   RoutesOptions options_;
   int64_t started_;
+  // A text takes forty times its size while it is read and tokenized: few do so at a time.
+  std::counting_semaphore<> readers_{4};
 };
 
 }  // namespace teratron

@@ -107,9 +107,9 @@ class Server:
     def is_idle(self):
         return self.metric("teratron_requests_running") == 0 and self.metric("teratron_cache_usage_ratio") == 0
 
-    def memory(self):
-        """Resident MiB of the server's process."""
-        return int(re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{self.process.pid}/status").read_text())[1]) / 1024
+    def memory(self, which="VmRSS"):
+        """Resident MiB of the server's process; VmHWM: the most so far."""
+        return int(re.search(rf"{which}:\s+(\d+)", Path(f"/proc/{self.process.pid}/status").read_text())[1]) / 1024
 
     def stop(self, code=0, sign=signal.SIGTERM):
         self.process.send_signal(sign)

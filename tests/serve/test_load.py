@@ -87,8 +87,8 @@ def test_mixed_requests_among_strangers(run):
 
 def test_huge_requests(run):
     with serving(run, "--max-body-bytes", "1000000") as server:
-        before = server.memory()
-        for _ in range(3):
+        before, used = server.memory(), []
+        for _ in range(24):
             assert server.completion(prompt="x" * 900_000).status == 400
             assert server.completion(prompt="x" * 1_100_000).status == 413
             assert server.completion(prompt=["a"] * 5000).status == 400
@@ -96,4 +96,16 @@ def test_huge_requests(run):
             with pytest.raises(OSError), socket.create_connection((server.host, server.port), timeout=30) as raw:
                 for _ in range(100_000):  # headers without an end
                     raw.sendall(b"X-A: " + b"y" * 4000 + b"\r\n")
-        assert server.memory() - before < 400
+            used.append(server.memory() - before)
+        assert used[-1] < 150, used
+        assert used[-1] - used[8] < 50, f"what is used grows with the number of requests: {used}"
+
+
+def test_huge_requests_at_once(run):
+    with serving(run) as server:
+        before = server.memory()
+        with ThreadPoolExecutor(24) as pool:
+            replies = list(pool.map(lambda _: server.completion(prompt="x" * 1_000_000), range(24)))
+        assert {reply.status for reply in replies} == {400}
+        more = server.memory("VmHWM") - before
+        assert more < 350, f"{more} MiB: 24 texts at 35 MiB each were tokenized at once"

@@ -81,6 +81,34 @@ def test_headers(server, headers, status):
     assert server.ask("GET", "/health").status == 200
 
 
+@pytest.mark.parametrize("begin", [b"NONSENSE\r\n", b"GET / HTTP/1.1\r\nX: " + b"y" * 9000 + b"\r\n", b"GET / HTTP/9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\r\n"], ids=["nonsense", "header", "version", "tls"])
+def test_a_connection_ends_after_what_is_not_http(server, begin):
+    with socket.create_connection((server.host, server.port), timeout=20) as raw:
+        raw.sendall(begin + b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 50)
+        start, answer = time.monotonic(), b""
+        while piece := raw.recv(65536):
+            answer += piece
+    assert time.monotonic() - start < 5
+    assert answer.count(b"HTTP/1.1 ") == 1 and answer.startswith(b"HTTP/1.1 400 ") and b"Connection: close\r\n" in answer, answer
+    assert b"not a valid HTTP request" in answer
+
+
+def test_connections_beyond_the_limit_wait(run):
+    with serving(run, "--max-connections", "2") as server:
+        kept = [server.send("GET", "/health") for _ in range(2)]
+        assert [connection.getresponse().read() and connection for connection in kept] == kept
+        third = server.send("GET", "/health")
+        third.sock.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            third.getresponse()
+        third.close()
+        fourth = server.send("GET", "/health")
+        kept[0].close()
+        assert fourth.getresponse().status == 200
+        for connection in (*kept, fourth):
+            connection.close()
+
+
 def test_api_key(run):
     with serving(run, "--api-key", "secret") as server:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}, {"Authorization": "Bearer secret2"}):

@@ -3,6 +3,7 @@
 #include <set>
 
 #include <ATen/Parallel.h>
+#include <malloc.h>
 
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
@@ -139,9 +140,16 @@ void serve_rank(const ParsedArguments& parsed, const Mesh& mesh, DrainSignals& s
   });
 }
 
+// glibc keeps what a thread freed for the threads of its arena, and has eight arenas for each core.
+void bound_freed_memory() {
+  constexpr int arenas = 4;
+  ::mallopt(M_ARENA_MAX, arenas);
+}
+
 }  // namespace
 
 int serve_command(std::span<const std::string> args) {
+  bound_freed_memory();
   const ParsedArguments parsed = parse_arguments("serve", args, {.architecture = architecture_settings});
   if (parsed.help) {
     print_line(help());
