@@ -5,6 +5,7 @@ import math
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from server import needs_binary, teratron
@@ -28,7 +29,7 @@ metric_list: [{{metric: acc}}, {{metric: acc_norm}}]
 def documents():
     chosen = random.Random(1)
     animals, verbs, foods = ("cat", "dog", "owl"), ("sees", "eats", "likes"), ("fish", "mice", "corn", "hay")
-    return [{"text": f"The {chosen.choice(animals)} {chosen.choice(verbs)}", "choices": [f" {food}." for food in chosen.sample(foods, 3)],
+    return [{"text": f"The {chosen.choice(animals)} {chosen.choice(verbs)}", "choices": [f"{food}." for food in chosen.sample(foods, 3)],
              "label": chosen.randrange(3)} for _ in range(60)]
 
 
@@ -44,7 +45,7 @@ acc = norm = 0
 for doc in json.load(open({str(tmp_path / 'docs.json')!r})):
     scores = []
     for choice in doc["choices"]:
-        context, whole = (tokenizer(text)["input_ids"] for text in (doc["text"], doc["text"] + choice))
+        context, whole = (tokenizer(text)["input_ids"] for text in (doc["text"], doc["text"] + " " + choice))
         with torch.no_grad():
             logprobs = model(torch.tensor([whole])).logits[0].log_softmax(-1)
         scores.append(sum(logprobs[i - 1, whole[i]].item() for i in range(len(context), len(whole))))
@@ -53,7 +54,6 @@ for doc in json.load(open({str(tmp_path / 'docs.json')!r})):
 print(json.dumps([acc, norm]))
 """
     (tmp_path / "docs.json").write_text(json.dumps(docs))
-    from pathlib import Path
     python = Path(__file__).resolve().parents[2] / ".venv" / "bin" / "python"
     done = subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]

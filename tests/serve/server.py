@@ -8,10 +8,14 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cli"))
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "cli"))
 from program import BINARY, environment, needs_binary, teratron, train, wait_for  # noqa: E402, F401
 
 TEXT = "".join(f"The {a} {b} {c}.\n" for a in ("cat", "dog", "owl") for b in ("sees", "eats", "likes") for c in ("fish", "mice"))
@@ -48,23 +52,28 @@ class Reply:
 
 
 class Server:
-    def __init__(self, run, *flags, launch=(), port=0, log=None):
+    """`run`: a checkpoint, or the flags that name a model. `command`: another program than `teratron LAUNCH serve`."""
+
+    def __init__(self, run, *flags, launch=(), log=None, command=None, **variables):
         self.ended = False
         self.output = open(log, "w+") if log else None
-        command = [BINARY, *launch, "serve", "--load", run, "--device", "cpu", "--num-threads", "1", "--port", port, *flags]
+        source = ["--load", run] if isinstance(run, Path) else run
+        command = [*(command or [BINARY, *launch, "serve", *source, "--port", 0]), "--device", "cpu", "--num-threads", 1, *flags]
         self.process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=self.output or subprocess.STDOUT,
-                                        text=True, env=environment())
+                                        text=True, env={**environment(), **variables})
         self.lines = []
         for line in self.process.stdout:
             self.lines.append(line)
             found = re.search(r"serving (\S+) at http://([\d.]+):(\d+)", line)
             if found:
                 self.name, self.host, self.port = found[1], found[2], int(found[3])
+                self.reader = threading.Thread(target=lambda: self.lines.extend(self.process.stdout))
+                self.reader.start()
                 return
         raise AssertionError(f"the server did not start: {''.join(self.lines)}")
 
-    def connect(self, timeout=60):
-        return http.client.HTTPConnection(self.host, self.port, timeout=timeout)
+    def connect(self):
+        return http.client.HTTPConnection(self.host, self.port, timeout=600 if os.environ.get("TERATRON_LONG_TESTS") else 60)
 
     def send(self, method, path, body=None, headers=None):
         """A connection with a request under way; text and bytes go as they are."""
@@ -116,9 +125,10 @@ class Server:
         return self.finish(code)
 
     def finish(self, code=0):
-        out, _ = self.process.communicate(timeout=60)
+        self.process.wait(timeout=60)
+        self.reader.join(timeout=60)
         self.ended = True
-        text = "".join(self.lines) + out
+        text = "".join(self.lines)
         assert self.process.returncode == code, f"exit code {self.process.returncode}: {text[-1500:]}"
         return text
 
@@ -135,3 +145,22 @@ def serving(run, *flags, **more):
         if server.process.poll() is None:
             os.kill(server.process.pid, signal.SIGKILL)
             server.process.wait()
+
+
+def documented(language):
+    """The code of docs/serve.md in a language, for a server at its default address whose model is called RUN."""
+    text = (ROOT / "docs" / "serve.md").read_text()
+    return [block for name, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S) if name == language]
+
+
+# Of conftest.py here and in tests/clients.
+@pytest.fixture(scope="session")
+def run(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="session")
+def server(run):
+    """For tests that leave no trace in it."""
+    with serving(run) as started:
+        yield started

@@ -1,5 +1,6 @@
 """PUT /api: Megatron-LM's text generation server."""
 
+import gzip
 import json
 import math
 
@@ -76,6 +77,21 @@ def test_answers_hold_the_prompt_and_its_continuation(server):
     alone = [server.api(prompts=[prompt], tokens_to_generate=6, top_k=1).json for prompt in prompts]
     assert [each["text"][0] for each in alone] == answer["text"] and alone[0]["logprobs"] is None
     assert server.completion(prompt=prompts[0], max_tokens=6, temperature=0).json["choices"][0]["text"] == answer["text"][0][len(prompts[0]):]
+
+
+@pytest.mark.parametrize("headers", [
+    {"Content-Type": "application/json; charset=UTF-8", "Accept-Encoding": "gzip, deflate", "Accept": "*/*", "Connection": "keep-alive"},
+    {"Content-Type": "application/json", "Connection": "close"}], ids=["requests", "urllib"])
+def test_text_generation_cli(server, headers):
+    """What Megatron-LM's text_generation_cli.py HOST:PORT sends, and what it prints of the answer."""
+    body = json.dumps({"prompts": ["The cat"], "tokens_to_generate": 5})
+    connection = server.send("PUT", "/api", body, headers)
+    response = connection.getresponse()
+    data = response.read()
+    answer = json.loads(gzip.decompress(data) if response.headers.get("Content-Encoding") == "gzip" else data)
+    assert response.status == 200 and answer["text"][0].startswith("The cat") and len(answer["text"]) == 1
+    refused = server.ask("PUT", "/api", json.dumps({"prompts": [""], "tokens_to_generate": 5}), {**headers, "Accept-Encoding": ""})
+    assert refused.status == 200 and refused.json == "Empty prompts require add_BOS=true"
 
 
 def test_scores_of_a_prompt(server):

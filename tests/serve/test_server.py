@@ -4,12 +4,14 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
+import subprocess
 import time
 
 import pytest
-from server import POSITIONS, Server, needs_binary, serving, teratron, wait_for
+from server import BINARY, POSITIONS, ROOT, documented, needs_binary, serving, teratron, wait_for
 
 pytestmark = needs_binary
 
@@ -211,6 +213,40 @@ def test_ranks_give_the_same_texts(server, run, tmp_path, layout):
         time.sleep(2.5)  # the other rank waits longer than the interval at which it hears from rank 0
         assert "".join(event["choices"][0]["text"] for event in several.stream(prompt="The", seed=1, max_tokens=9)) == \
             server.completion(prompt="The", seed=1, max_tokens=9).json["choices"][0]["text"]
+
+
+def test_a_hugging_face_folder(server, run, tmp_path):
+    teratron("ckpt", "convert", "--to-hf", tmp_path / "folder", "--load", run)
+    with serving(["--hf", tmp_path / "folder"]) as other:
+        assert other.name == "folder"
+        for ask in (lambda s: s.completion(prompt=["The cat", "dog"], seed=3, max_tokens=12, logprobs=0),
+                    lambda s: s.chat("Hello", seed=4, max_tokens=12)):
+            assert ask(other).json["choices"] == ask(server).json["choices"]
+    result = teratron("serve", "--hf", run, code=2)
+    assert "config.json" in result.stderr, result.stderr
+
+
+def test_the_example(server, run, tmp_path):
+    script = ROOT / "examples" / "run_text_generation_server_345M.sh"
+    vocabulary = [run.parent / "tokenizer" / name for name in ("vocab.json", "merges.txt")]
+    request = {"prompts": ["The cat", "dog"], "tokens_to_generate": 8, "top_k": 1}
+    for more in ([], [*vocabulary, "--tp", "2"]):
+        with serving(run, command=[script, run, *more], TERATRON=str(BINARY), PORT="0", GPUS="2" if more else "1") as example:
+            assert example.api(**request).json == server.api(**request).json
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
+def test_curl_lines_of_the_documentation(run):
+    (*blocks,) = documented("")
+    commands = [line for block in blocks for line in block.replace("\\\n", "").splitlines() if line.startswith("curl ")]
+    assert len(commands) >= 6
+    with serving(run, "--served-model-name", "RUN") as server:
+        for command in commands:
+            done = subprocess.run(["bash", "-c", command.replace("curl ", "curl --silent --show-error --fail-with-body ")
+                                   .replace("127.0.0.1:5000", f"{server.host}:{server.port}")], capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0 and not done.stderr, (command, done)
+            if "/metrics" not in command:
+                assert json.loads(done.stdout), command
 
 
 def ranks_of(server):

@@ -20,6 +20,7 @@ namespace {
 
 std::string help() {
   const std::set<std::string_view> others = {"load",
+                                             "hf",
                                              "ckpt_step",
                                              "bf16",
                                              "fp16",
@@ -37,8 +38,10 @@ std::string help() {
   }
   const Arguments defaults;
   return help_text(Schema({.fields = fields, .compat_flags = {}, .later_flags = {}}),
-                   {"teratron serve --load DIR [--host 127.0.0.1] [--port 5000] [FLAGS]"}, &defaults) +
-         "\nModel and tokenizer come from the checkpoint; the other flags of `teratron pretrain gpt` "
+                   {"teratron serve (--load DIR | --hf DIR) [--host 127.0.0.1] [--port 5000] [FLAGS]"},
+                   &defaults) +
+         "\nModel and tokenizer come from the checkpoint or the Hugging Face folder; the other flags of "
+         "`teratron pretrain gpt` "
          "override them.\n";
 }
 
@@ -52,7 +55,8 @@ HttpOptions http_options(const Arguments& args, Metrics& metrics) {
 
 std::string model_name(const Arguments& args) {
   if (args.served_model_name) return *args.served_model_name;
-  const std::filesystem::path folder = std::filesystem::absolute(args.load.value()).lexically_normal();
+  const std::filesystem::path folder =
+      std::filesystem::absolute(args.load ? *args.load : args.hf.value()).lexically_normal();
   return (folder.has_filename() ? folder : folder.parent_path()).filename().string();
 }
 

@@ -20,6 +20,19 @@ std::string field_of(std::string where) {
   return where;
 }
 
+// "--top-k 5" as "top_k 5".
+std::string with_fields(const std::string& text) {
+  constexpr std::string_view letters = "abcdefghijklmnopqrstuvwxyz-";
+  std::string result;
+  for (size_t i = 0; i < text.size();) {
+    const bool is_flag = text.compare(i, 2, "--") == 0 && text.find_first_of(letters, i + 2) == i + 2;
+    const size_t end = is_flag ? std::min(text.find_first_not_of(letters, i), text.size()) : i + 1;
+    result += is_flag ? field_of(text.substr(i, end - i)) : text.substr(i, 1);
+    i = end;
+  }
+  return result;
+}
+
 const char* type_of(int status) {
   switch (status) {
     case 401:
@@ -50,9 +63,10 @@ ApiError api_error(const UserError& error) {
   std::string message;
   for (const Problem& problem : error.problems()) {
     const std::string field = field_of(problem.where);
-    const bool is_named = problem.what.find(field) != std::string::npos;
-    message += fmt::format("{}{}{}. {}", message.empty() ? "" : "; ", is_named ? "" : field + ": ",
-                           problem.what, problem.fix);
+    const std::string what = with_fields(problem.what);
+    const bool is_named = what.find(field) != std::string::npos;
+    message += fmt::format("{}{}{}. {}", message.empty() ? "" : "; ", is_named ? "" : field + ": ", what,
+                           with_fields(problem.fix));
   }
   const Problem first = error.problems().empty() ? Problem{} : error.problems().front();
   return ApiError(400, message, {.param = field_of(first.where)});
