@@ -70,11 +70,6 @@ void Metrics::set_load(const ServiceLoad& load) {
   load_ = load;
 }
 
-ServiceLoad Metrics::load() const {
-  const std::lock_guard lock(mutex_);
-  return load_;
-}
-
 void Metrics::add_connections(int64_t change) {
   const std::lock_guard lock(mutex_);
   connections_ += change;

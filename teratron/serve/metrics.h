@@ -44,7 +44,6 @@ class Metrics {
   void add_first_token(double seconds);
   void add_request(double seconds);
   void set_load(const ServiceLoad& load);
-  ServiceLoad load() const;
   void add_connections(int64_t change);
   /// Seconds until a place is likely to be free: the mean duration of requests, within [1, 60].
   int retry_after() const;

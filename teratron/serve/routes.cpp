@@ -231,9 +231,9 @@ std::vector<GenerationResult> Routes::results_of(const Request& request, const A
 
 namespace {
 
-void log_megatron(const httplib::Request& request, const nlohmann::json& body) {
+void log_megatron(const httplib::Request& request) {
   print("request IP: {}", request.remote_addr);
-  print_line(printable(dump_line(body), 2000));
+  print_line(printable(request.body, 2000));
   const std::time_t now = std::time(nullptr);
   std::tm local{};
   localtime_r(&now, &local);
@@ -241,30 +241,15 @@ void log_megatron(const httplib::Request& request, const nlohmann::json& body) {
         local.tm_mday, local.tm_hour, local.tm_min, local.tm_sec);
 }
 
-// A place among the threads that read requests.
-class ReaderPlace {
- public:
-  explicit ReaderPlace(std::counting_semaphore<>& places) : places_(places) { places_.acquire(); }
-  ~ReaderPlace() { places_.release(); }
-  ReaderPlace(const ReaderPlace&) = delete;
-  ReaderPlace& operator=(const ReaderPlace&) = delete;
-
- private:
-  std::counting_semaphore<>& places_;
-};
-
 }  // namespace
 
 MegatronRequest Routes::read_megatron(const Request& request) {
-  const ReaderPlace place(readers_);
-  const nlohmann::json body = parse_body(request.body);
-  MegatronRequest parsed = parse_megatron(body, options_.model);
-  if (parsed.logs) log_megatron(request, body);
-  return parsed;
+  const Places::Taken place(readers_);
+  return parse_megatron(parse_body(request.body), options_.model);
 }
 
 OpenAiRequest Routes::read_openai(const Request& request, bool is_chat) {
-  const ReaderPlace place(readers_);
+  const Places::Taken place(readers_);
   const nlohmann::json body = parse_body(request.body);
   return is_chat ? parse_chat(body, options_.model, *options_.chat) : parse_completion(body, options_.model);
 }
@@ -277,6 +262,7 @@ void Routes::megatron(const Request& request, Response& response) {
   answer_errors(response, [&] {
     try {
       const MegatronRequest parsed = read_megatron(request);
+      if (parsed.logs) log_megatron(request);  // not among the readers: standard output may block
       const Answer answer = service_.submit(parsed.prompts, false);
       const std::vector<GenerationResult> results = results_of(request, answer);
       response.set_content(dump_line(megatron_answer(parsed, results, options_.model)) + "\n", json_type);

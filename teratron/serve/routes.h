@@ -11,7 +11,6 @@
 
 #include <chrono>
 #include <optional>
-#include <semaphore>
 #include <string>
 
 #include "teratron/serve/api/megatron_request.h"
@@ -19,6 +18,7 @@
 #include "teratron/serve/api/served_model.h"
 #include "teratron/serve/http_server.h"
 #include "teratron/serve/metrics.h"
+#include "teratron/serve/places.h"
 #include "teratron/serve/service.h"
 
 namespace teratron {
@@ -61,7 +61,7 @@ class Routes {
   RoutesOptions options_;
   int64_t started_;
   // A text takes forty times its size while it is read and tokenized: few do so at a time.
-  std::counting_semaphore<> readers_{4};
+  Places readers_{4};
 };
 
 }  // namespace teratron

@@ -56,6 +56,12 @@ def set_option(page, name, value):
     page.locator(f"[data-name={name}]").dispatch_event("change")
 
 
+def slow_down(page):
+    """A connection on which a stream of this tiny model lasts for seconds."""
+    session = page.context.new_cdp_session(page)
+    session.send("Network.emulateNetworkConditions", {"offline": False, "latency": 0, "downloadThroughput": 100_000, "uploadThroughput": -1})
+
+
 def wait_until_done(page):
     until(page, "document.getElementById('stop').disabled")
 
@@ -77,9 +83,15 @@ def test_a_chat(browser, server, screenshots):
     tokens = page.locator(".turn.assistant .token")
     assert tokens.count() > 5
     tokens.nth(4).hover()
+    assert "".join(tokens.all_text_contents()) == expected, "every piece of the text belongs to a token"
     alternatives = page.locator("#alternatives")
     assert alternatives.is_visible() and alternatives.locator("tr").count() >= 5 and "%" in alternatives.inner_text()
     page.screenshot(path=screenshots / "chat.png")
+    page.mouse.move(2, 2)
+    page.locator("#talk").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement === document.querySelectorAll('.token')[1]") and alternatives.is_visible(), "the arrows walk"
     # The answer is part of the next request.
     page.locator("#input").fill("And mice?")
     page.keyboard.press("Enter")
@@ -89,6 +101,7 @@ def test_a_chat(browser, server, screenshots):
 
 def test_a_completion_is_stopped(browser, server, screenshots):
     page = open_page(browser, server, scheme="dark")
+    slow_down(page)
     page.locator("#tab-completion").click()
     set_option(page, "max_tokens", 1900)
     page.locator("[data-name=ignore_eos]").check()
@@ -97,13 +110,19 @@ def test_a_completion_is_stopped(browser, server, screenshots):
     until(page, "document.querySelectorAll('.token').length > 60")
     assert "tokens/s" in page.locator("#status").inner_text()
     page.screenshot(path=screenshots / "completion_dark.png")
+    assert page.locator("#stop").is_enabled(), "the answer still streams"
+    page.locator("#stop").click()
+    wait_until_done(page)
+    assert "stopped" in page.locator(".turn .facts").first.inner_text()
+    wait_for(server.is_idle, "an idle server")
+    page.keyboard.press("Control+Enter")
+    until(page, "document.querySelectorAll('.turn:nth-child(2) .token').length > 60")
     page.keyboard.press("Escape")
     wait_until_done(page)
-    assert "stopped" in page.locator(".turn .facts").inner_text()
-    wait_for(server.is_idle, "an idle server")
+    assert "stopped" in page.locator(".turn .facts").last.inner_text()
     page.locator("#speed summary").click()
     page.screenshot(path=screenshots / "speed_dark.png")
-    assert page.locator("#speed svg").is_visible() and not page.problems, page.problems
+    assert page.locator("#speed svg.chart").is_visible() and not page.problems, page.problems
 
 
 def test_options_history_and_errors(browser, server, screenshots):

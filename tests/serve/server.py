@@ -22,6 +22,7 @@ TEXT = "".join(f"The {a} {b} {c}.\n" for a in ("cat", "dog", "owl") for b in ("s
 CHATML = ("{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}"
           "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
 POSITIONS = 2048
+DEVICE = os.environ.get("TERATRON_SERVE_DEVICE", "cpu")  # cuda: the same tests with the engine of GPUs
 
 
 def make_model(folder):
@@ -58,7 +59,7 @@ class Server:
         self.ended = False
         self.output = open(log, "w+") if log else None
         source = ["--load", run] if isinstance(run, Path) else run
-        command = [*(command or [BINARY, *launch, "serve", *source, "--port", 0]), "--device", "cpu", "--num-threads", 1, *flags]
+        command = [*(command or [BINARY, *launch, "serve", *source, "--port", 0]), "--device", DEVICE, "--num-threads", 1, *flags]
         self.process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=self.output or subprocess.STDOUT,
                                         text=True, env={**environment(), **variables})
         self.lines = []

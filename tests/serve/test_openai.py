@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from server import POSITIONS, needs_binary, serving, teratron
+from server import DEVICE, POSITIONS, needs_binary, serving, teratron
 
 pytestmark = needs_binary
 
@@ -31,7 +31,7 @@ def test_texts_are_those_of_the_command(server, run, tmp_path):
     options = [{"top_k": 1}, {"top_p": 0.8, "seed": 7}, {"temperature": 0.7, "top_k": 5, "seed": 9, "stop": ["e", "\n"]}]
     lines = [{"prompt": prompt, "max_new_tokens": 20, **each} for prompt in prompts for each in options]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    teratron("generate", "--load", run, "--device", "cpu", "--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl")
+    teratron("generate", "--load", run, "--device", DEVICE, "--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl")
     answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     for line, answer in zip(lines, answers):
         fields = {"max_tokens": line.pop("max_new_tokens"), **line}

@@ -119,6 +119,7 @@ def test_api_key(run):
                 assert reply.status == 401 and reply.json["error"]["code"] == "invalid_api_key", reply.text
         assert server.ask("GET", "/health").status == server.ask("GET", "/").status == 200
         assert server.ask("POST", "/v1/completions", {"prompt": "a"}, {"Authorization": "Bearer secret"}).status == 200
+        assert "secret" not in server.stop(), "keys are not logged"
 
 
 def test_full_queue_and_large_bodies(run):
@@ -169,8 +170,10 @@ def test_sigterm_lets_answers_end(run):
         server.finish(0)
 
 
-def test_a_second_sigterm_ends_at_once(run):
-    with serving(run) as server:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_second_sigterm_ends_at_once(run, tmp_path, ranks):
+    launch = ["launch", "--nproc-per-node", ranks, "--log-dir", tmp_path / "logs", "--"] if ranks > 1 else []
+    with serving(run, "--tp", ranks, launch=launch) as server:
         kept = begin_stream(server)
         server.process.send_signal(signal.SIGTERM)
         wait_for(lambda: server.ask("GET", "/health").status == 503, "a server that drains")

@@ -41,8 +41,7 @@ std::string help() {
                    {"teratron serve (--load DIR | --hf DIR) [--host 127.0.0.1] [--port 5000] [FLAGS]"},
                    &defaults) +
          "\nModel and tokenizer come from the checkpoint or the Hugging Face folder; the other flags of "
-         "`teratron pretrain gpt` "
-         "override them.\n";
+         "`teratron pretrain gpt` override them.\n";
 }
 
 HttpOptions http_options(const Arguments& args, Metrics& metrics) {

@@ -17,6 +17,7 @@ const OPTIONS = [
 ];
 const DEFAULTS = Object.fromEntries(OPTIONS.map(o => [o.name, o.value]));
 const PLACE = 'teratron';
+const SURPRISED = Math.log(1000);  // a token of probability 1/1000 or less has the full colour
 
 // What the browser keeps; without storage (a private window) it lasts as long as the page.
 const store = {
@@ -43,6 +44,7 @@ function drawOptions() {
     : o.kind === 'flag' ? html`<label class="option">${o.label}<input type="checkbox" data-name="${o.name}"></label>`
     : html`<label class="option">${o.label}<input data-name="${o.name}" type="${o.kind === 'secret' ? 'password' : 'number'}"
         min="${o.min}" max="${o.max}" step="${o.step ?? 1}" placeholder="${o.hint}" title="${o.hint}" autocomplete="off"></label>`;
+  $('legend').hidden = !options.probabilities;
   $('options').innerHTML = html`${OPTIONS.filter(o => !o.only || o.only === mode).map(field)}`.text;
   for (const input of $('options').querySelectorAll('[data-name]')) {
     const option = OPTIONS.find(o => o.name === input.dataset.name);
@@ -51,6 +53,7 @@ function drawOptions() {
       options[option.name] = option.kind === 'flag' ? input.checked
         : input.type === 'number' && input.value !== '' ? Number(input.value) : input.value;
       store.write('options', {...options, key: ''});
+      $('legend').hidden = !options.probabilities;
       if (option.name === 'key') connect();
     };
   }
@@ -67,6 +70,8 @@ function setMode(next) {
   $('input').placeholder = mode === 'chat' ? 'A message. Enter sends it, Shift+Enter begins a line.'
     : 'The beginning of a text. Ctrl+Enter continues it.';
   $('send').textContent = mode === 'chat' ? 'Send' : 'Continue';
+  $('talk').dataset.empty = mode === 'chat' ? 'Ask something: the model answers, and remembers what was said before.'
+    : 'Begin a text: the model continues it.';
   drawOptions();
   if (talk.mode !== mode) begin();
 }
@@ -81,19 +86,24 @@ function begin() {
 
 // ------------------------------------------------------------ the conversation
 
-const percent = logprob => (100 * Math.exp(logprob)).toFixed(1) + ' %';
+const percent = logprob => logprob < Math.log(0.0005) ? '< 0.1 %' : `${(100 * Math.exp(logprob)).toFixed(1)} %`;
 
-// A turn: {role, text, prompt, tokens: [{text, logprob, top: [[text, logprob]]}], facts}
+// A turn: {role, text, prompt, tokens: [{label, logprob, top: [[label, logprob]], shown}], facts}. `shown` is the text
+// that came with the token: nothing for one with a part of a character, or that may begin a stop text.
 function turnHtml(turn) {
-  const tokens = turn.tokens ?? [];
-  let shown = 0;
-  const spans = tokens.map((token, i) => {
-    if (!turn.text.startsWith(token.text, shown)) return '';
-    shown += token.text.length;
-    return html`<span class="token" tabindex="-1" data-token="${i}" style="--p:${Math.exp(token.logprob).toFixed(3)}">${token.text}</span>`;
+  const spans = [];
+  let first = 0, logprob = 0, shown = 0;
+  (turn.tokens ?? []).forEach((token, i) => {
+    logprob += token.logprob;
+    if (!token.shown) return;
+    spans.push(html`<span class="token" tabindex="-1" data-first="${first}" data-last="${i}"
+      style="--surprise:${Math.min(1, -logprob / SURPRISED).toFixed(3)}">${token.shown}</span>`);
+    [first, logprob, shown] = [i + 1, 0, shown + token.shown.length];
   });
+  const act = (name, label) => html` <button class="link" data-act="${name}">${label}</button>`;
+  const acts = [navigator.clipboard ? act('copy', 'Copy') : '', turn.prompt ? act('extend', 'Continue from here') : ''];
   return html`${turn.prompt ? html`<span class="prompt">${turn.prompt}</span>` : ''}${spans}${turn.text.slice(shown)}${
-    turn.facts ? html`<span class="facts">${turn.facts}</span>` : ''}`;
+    turn.facts ? html`<span class="facts">${turn.facts}${acts}</span>` : ''}`;
 }
 
 function addTurn(turn) {
@@ -111,32 +121,29 @@ function drawTalk() {
   $('talk').scrollTop = $('talk').scrollHeight;
 }
 
-// Tokens whose bytes are not whole characters wait for those that complete them.
-function joinBytes(waiting, bytes) {
-  const all = [...waiting, ...bytes];
-  try { return {text: new TextDecoder('utf-8', {fatal: true}).decode(new Uint8Array(all)), waiting: []}; }
-  catch { return all.length > 16 ? {text: '\ufffd', waiting: []} : {text: '', waiting: all}; }
+// What a token is called: blanks and what is not a character are made visible.
+function labelOf(bytes) {
+  try { return JSON.stringify(new TextDecoder('utf-8', {fatal: true}).decode(new Uint8Array(bytes))).slice(1, -1).replaceAll(' ', '\u00b7'); }
+  catch { return bytes.map(b => `\\x${b.toString(16).padStart(2, '0')}`).join(''); }
 }
 const bytesOf = text => text.startsWith('bytes:')
   ? text.slice(6).split('\\x').filter(Boolean).map(h => parseInt(h, 16)) : [...new TextEncoder().encode(text)];
-const shownToken = text => JSON.stringify(text).slice(1, -1);
 
-// The tokens of a chunk of either endpoint: {bytes, logprob, top}.
+// The tokens of a chunk of either endpoint.
 function chunkTokens(logprobs) {
-  if (logprobs?.content) {
-    return logprobs.content.map(t => ({bytes: t.bytes, logprob: t.logprob, top: t.top_logprobs.map(a => [a.token, a.logprob])}));
-  }
-  return (logprobs?.tokens ?? []).map((text, i) => ({bytes: bytesOf(text), logprob: logprobs.token_logprobs[i],
-    top: Object.entries(logprobs.top_logprobs[i] ?? {})}));
+  const token = (bytes, logprob, top) => ({label: labelOf(bytes), logprob, top: top.sort((a, b) => b[1] - a[1])});
+  if (logprobs?.content)
+    return logprobs.content.map(t => token(t.bytes, t.logprob, t.top_logprobs.map(a => [labelOf(a.bytes), a.logprob])));
+  return (logprobs?.tokens ?? []).map((text, i) => token(bytesOf(text), logprobs.token_logprobs[i],
+    Object.entries(logprobs.top_logprobs[i] ?? {}).map(([other, logprob]) => [labelOf(bytesOf(other)), logprob])));
 }
 
+const textOf = choice => (choice.delta ? choice.delta.content : choice.text) ?? '';
+
 function addChunk(turn, choice) {
-  turn.text += (choice.delta ? choice.delta.content : choice.text) ?? '';
-  for (const token of chunkTokens(choice.logprobs)) {
-    const joined = joinBytes(turn.waiting ?? [], token.bytes);
-    turn.waiting = joined.waiting;
-    turn.tokens.push({text: joined.text, logprob: token.logprob, top: token.top.sort((a, b) => b[1] - a[1])});
-  }
+  const text = textOf(choice), tokens = chunkTokens(choice.logprobs);
+  turn.text += text;
+  turn.tokens.push(...tokens.map((token, i) => ({...token, shown: i + 1 === tokens.length ? text : ''})));
 }
 
 // ------------------------------------------------------------ requests
@@ -191,9 +198,10 @@ async function answer(prompt) {
   let first = 0, stale = false;
   const turnOf = index => turns[index] ??= Object.assign(addTurn({role: 'assistant', text: '', prompt: mode === 'completion' ? prompt : '', tokens: []}));
   const redraw = () => {
+    const talk = $('talk'), follows = talk.scrollHeight - talk.scrollTop - talk.clientHeight < 80;
     stale = false;
     turns.forEach(box => { box.innerHTML = turnHtml(box.turn).text; });
-    $('talk').scrollTop = $('talk').scrollHeight;
+    if (follows) talk.scrollTop = talk.scrollHeight;
     if (first) $('status').textContent = factsOf({}, sum(counts), start, first);
   };
   const use = event => {
@@ -201,7 +209,7 @@ async function answer(prompt) {
     for (const choice of event.choices) {
       const {turn} = turnOf(choice.index), before = turn.tokens.length;
       addChunk(turn, choice);
-      const added = Math.max(turn.tokens.length - before, ((choice.delta ? choice.delta.content : choice.text) ?? '') !== '' ? 1 : 0);
+      const added = Math.max(turn.tokens.length - before, textOf(choice) ? 1 : 0);
       if (added && !first) first = performance.now();
       counts[choice.index] = (counts[choice.index] ?? 0) + added;
       if (added) times.push(performance.now());
@@ -223,7 +231,6 @@ async function answer(prompt) {
   running = null;
   turns.forEach((box, i) => {
     box.turn.facts = factsOf(box.turn, counts[i] ?? 0, start, first || performance.now());
-    delete box.turn.waiting;
     talk.turns.push(box.turn);
   });
   redraw();
@@ -271,6 +278,7 @@ async function send() {
 function setRunning(on) {
   $('send').disabled = on;
   $('stop').disabled = !on;
+  $('talk').setAttribute('aria-busy', on);
   for (const id of ['tab-chat', 'tab-completion', 'new']) $(id).disabled = on || (id === 'tab-chat' && !model.chat_template);
   if (!on) $('input').focus();
 }
@@ -312,27 +320,37 @@ $('history').onclick = event => {
 // ------------------------------------------------------------ events
 
 function showAlternatives(span) {
-  const box = $('alternatives'), token = span?.closest('.turn')?.turn.tokens?.[span.dataset.token];
-  box.hidden = !token;
-  if (!token) return;
-  const rows = token.top.some(([text]) => text === token.text) ? token.top : [[token.text, token.logprob], ...token.top];
-  box.innerHTML = html`<table>${rows.map(([text, logprob]) => html`<tr class="${text === token.text ? 'chosen' : ''}">
-    <td>${shownToken(text)}</td><td>${percent(logprob)}</td></tr>`)}</table>`.text;
-  const at = span.getBoundingClientRect(), size = box.getBoundingClientRect();
+  const box = $('alternatives');
+  const tokens = span?.closest('.turn').turn.tokens.slice(Number(span.dataset.first), Number(span.dataset.last) + 1) ?? [];
+  box.hidden = !tokens.length;
+  if (box.hidden) return;
+  const rows = ({label, logprob, top}) => top.some(([other]) => other === label) ? top : [...top, [label, logprob]];
+  box.innerHTML = html`<table>${tokens.map(token => html`<tbody>${rows(token).map(([label, logprob]) => html`
+    <tr class="${label === token.label ? 'chosen' : ''}"><td>${label}</td><td>${percent(logprob)}</td>
+    <td><i class="share" style="--p:${Math.exp(logprob).toFixed(3)}"></i></td></tr>`)}</tbody>`)}</table>`.text;
+  const at = span.getClientRects()[0], size = box.getBoundingClientRect();
   box.style.left = `${Math.max(6, Math.min(at.left, innerWidth - size.width - 6))}px`;
   box.style.top = `${at.bottom + size.height + 10 > innerHeight ? at.top - size.height - 6 : at.bottom + 6}px`;
 }
 $('talk').onpointerover = event => showAlternatives(event.target.closest('.token'));
-$('talk').onfocusin = event => showAlternatives(event.target.closest('.token'));
+$('talk').addEventListener('focusin', event => showAlternatives(event.target.closest('.token')));
 $('talk').onpointerleave = () => showAlternatives(null);
-$('talk').onscroll = () => showAlternatives(null);
+$('talk').onscroll = () => showAlternatives($('talk').querySelector('.token:focus, .token:hover'));
 // The arrows walk from token to token.
 $('talk').onkeydown = event => {
   const tokens = [...$('talk').querySelectorAll('.token')], at = tokens.indexOf(document.activeElement);
   const step = {ArrowRight: 1, ArrowLeft: -1}[event.key];
-  if (step && at >= 0) { tokens[at + step]?.focus(); event.preventDefault(); }
+  if (step && tokens.length) { tokens[at < 0 ? 0 : at + step]?.focus(); event.preventDefault(); }
 };
-$('talk').onclick = event => event.target.closest('.token')?.focus();
+$('talk').onclick = event => {
+  event.target.closest('.token')?.focus();
+  const act = event.target.dataset.act, turn = event.target.closest('.turn')?.turn;
+  if (act === 'copy') navigator.clipboard.writeText((turn.prompt ?? '') + turn.text).then(() => { event.target.textContent = 'Copied'; });
+  if (act === 'extend') {
+    $('input').value = turn.prompt + turn.text;
+    $('input').focus();
+  }
+};
 
 $('form').onsubmit = event => { event.preventDefault(); send(); };
 $('stop').onclick = () => running?.abort();
@@ -361,6 +379,9 @@ async function connect() {
     if (!response.ok) return fail(await errorText(response));
     [model] = (await response.json()).data;
   } catch { return fail('The server does not answer. Is it still running?'); }
+  const fitting = Math.min(DEFAULTS.max_tokens, Math.floor(model.max_model_len / 2));
+  if (options.max_tokens === DEFAULTS.max_tokens) options.max_tokens = fitting;
+  DEFAULTS.max_tokens = fitting;
   $('talk').querySelectorAll('.error').forEach(box => box.remove());
   $('name').textContent = document.title = model.id;
   $('context').textContent = `${model.max_model_len.toLocaleString()} tokens of context`;
