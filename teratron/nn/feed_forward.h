@@ -10,9 +10,9 @@ class FeedForward {
   virtual ~FeedForward() = default;
   /// x [S, B, H] -> [S, B, H], S local under sequence parallelism.
   virtual at::Tensor forward(const at::Tensor& x_SBH) = 0;
-  /// residual + dropout(forward(x)); overridden where a GEMM adds the residual.
-  virtual Hidden forward_add_residual(const at::Tensor& x_SBH, const ResidualDropout& residual) {
-    return {bias_dropout_add(forward(x_SBH), nullptr, residual.residual_SBH, residual.dropout)};
+  /// residual + dropout(forward(x)); overridden where a GEMM adds the residual, or normalizes x.
+  virtual Hidden forward_add_residual(const Normed& x_SBH, const ResidualDropout& residual) {
+    return {bias_dropout_add(forward(x_SBH.tensor()), nullptr, residual.residual_SBH, residual.dropout)};
   }
 };
 

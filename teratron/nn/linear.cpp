@@ -79,6 +79,17 @@ at::Tensor linear(const at::Tensor& x_SBI, const ParallelMatmul& matmul, const L
   return LinearFunction::apply(x_SBI, matmul.weight().tensor, epilogue.residual_SBO, args);
 }
 
+at::Tensor Normed::tensor() const {
+  if (!parameters_.weight.defined()) return x_SBH_;
+  return norm_forward(x_SBH_.contiguous(), {}, parameters_, options_).y;
+}
+
+std::optional<NormedRows> Normed::rows_for(const at::Tensor& w) const {
+  if (!parameters_.weight.defined()) return std::nullopt;
+  NormedRows rows{as_rows(x_SBH_), parameters_, options_};
+  return normalizes_rows(rows, w) ? std::optional(rows) : std::nullopt;
+}
+
 ColumnLinear::ColumnLinear(const Scope& scope, const LinearOptions& options, const TensorParallel& parallel)
     : matmul_(ParallelMatmul::column(
           scope.parameter("weight",
@@ -93,6 +104,19 @@ ColumnLinear::ColumnLinear(const Scope& scope, const LinearOptions& options, con
 
 Hidden ColumnLinear::forward(const at::Tensor& x_SBI, const QkvRope* rope) {
   return {linear(x_SBI, matmul_, {.bias = bias_, .rope = rope}), bias_};
+}
+
+std::optional<NormedRows> ColumnLinear::normed_rows(const Normed& x_SBI) const {
+  return matmul_.reads_rows_as_they_are() ? x_SBI.rows_for(matmul_.weight().tensor) : std::nullopt;
+}
+
+at::Tensor ColumnLinear::forward_normed(const Normed& x_SBI) {
+  const std::optional<NormedRows> rows = normed_rows(x_SBI);
+  if (!rows) return forward(x_SBI.tensor()).x_SBH;
+  register_use(matmul_.weight());
+  if (bias_) register_use(*bias_);
+  return shaped_like(linear_normed(*rows, matmul_.weight().tensor, bias_ ? bias_->tensor : at::Tensor()),
+                     x_SBI.sizes());
 }
 
 RowLinear::RowLinear(const Scope& scope, const LinearOptions& options, const TensorParallel& parallel)

@@ -21,6 +21,25 @@ struct LinearOptions {
 
 struct ResidualDropout;
 
+/// norm(x) of x [S, B, H]; what reads it may normalize x itself.
+class Normed {
+ public:
+  /// Implicit: x is normalized already.
+  Normed(at::Tensor normed_SBH) : x_SBH_(std::move(normed_SBH)) {}  // NOLINT
+  Normed(at::Tensor x_SBH, const NormParameters& parameters, const NormOptions& options)
+      : x_SBH_(std::move(x_SBH)), parameters_(parameters), options_(options) {}
+  at::Tensor tensor() const;
+  at::IntArrayRef sizes() const { return x_SBH_.sizes(); }
+  at::ScalarType scalar_type() const { return x_SBH_.scalar_type(); }
+  /// What the GEMM with `w` normalizes; nullopt: it multiplies tensor().
+  std::optional<NormedRows> rows_for(const at::Tensor& w) const;
+
+ private:
+  at::Tensor x_SBH_;
+  NormParameters parameters_;  // the weight is undefined if x is normalized already
+  NormOptions options_;
+};
+
 /// Hidden states [S, B, H] and the bias added last, whose gradient is still due: the consumer's backward must
 /// compute it (dy summed over tokens) and accumulate it, in the same pass as its own gradient.
 struct Hidden {
@@ -45,6 +64,10 @@ class ColumnLinear {
   /// x [S, B, in] (S local under sequence parallelism) -> [S, B, out / tp] with S global. `rope`, if not
   /// null, rotates queries and keys; backward does not undo it.
   Hidden forward(const at::Tensor& x_SBI, const QkvRope* rope = nullptr);
+  /// The same of norm(x). Without gradients.
+  at::Tensor forward_normed(const Normed& x_SBI);
+  /// What the GEMM normalizes; nullopt: forward() needs the tensor.
+  std::optional<NormedRows> normed_rows(const Normed& x_SBI) const;
   const ParallelMatmul& matmul() const { return matmul_; }
   /// [out / tp], null if there is none.
   Parameter* bias() const { return bias_; }

@@ -165,7 +165,15 @@ Mlp::Mlp(const Scope& scope, const MlpOptions& options, const TensorParallel& pa
            {.in = options.ffn_hidden, .out = options.hidden, .bias = options.bias, .init = options.fc2_init},
            parallel) {}
 
-Hidden Mlp::forward_add_residual(const at::Tensor& x_SBH, const ResidualDropout& residual) {
+Hidden Mlp::forward_add_residual(const Normed& normed_SBH, const ResidualDropout& residual) {
+  if (const std::optional<NormedRows> rows = fc1_.normed_rows(normed_SBH)) {
+    register_use(fc1_.matmul().weight());
+    if (fc1_.bias()) register_use(*fc1_.bias());
+    const at::Tensor a = linear_normed_activation(*rows, fc1_.matmul().weight().tensor,
+                                                  MlpFunction::tensor_of(fc1_.bias()), activation_);
+    return fc2_.forward_add_residual(shaped_like(a, normed_SBH.sizes()), residual);
+  }
+  const at::Tensor x_SBH = normed_SBH.tensor();
   const LinearEpilogue epilogue = fc2_.fused_epilogue(residual, x_SBH.scalar_type());
   for (const ParallelMatmul* matmul : {&fc1_.matmul(), &fc2_.matmul()}) register_use(matmul->weight());
   for (Parameter* bias : {fc1_.bias(), epilogue.bias}) {

@@ -24,7 +24,7 @@ class Mlp : public FeedForward {
   }
   /// In FP8 with delayed scaling, the activation's output and the gradient of fc1's output are cast by the
   /// kernels that compute them.
-  Hidden forward_add_residual(const at::Tensor& x_SBH, const ResidualDropout& residual) override;
+  Hidden forward_add_residual(const Normed& x_SBH, const ResidualDropout& residual) override;
 
  private:
   Activation activation_;

@@ -76,6 +76,14 @@ at::Tensor Norm::forward(const at::Tensor& x) {
   return forward_with_residual({x}).normed;
 }
 
+Normed Norm::deferred(const at::Tensor& x_SBH) const {
+  register_use(*weight_);
+  if (bias_) register_use(*bias_);
+  const NormParameters parameters = cast_parameters(x_SBH, *weight_, bias_);
+  if (x_SBH.scalar_type() == dtype()) return {x_SBH, parameters, options_};
+  return norm_forward(x_SBH.contiguous(), {}, parameters, options_).y.to(dtype());
+}
+
 Norm::Output Norm::forward_with_residual(const Hidden& x) {
   register_use(*weight_);
   if (bias_) register_use(*bias_);

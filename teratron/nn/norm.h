@@ -19,6 +19,8 @@ class Norm {
   /// norm(x), and x itself for a residual branch: backward adds both gradients and computes the bias gradient
   /// that is due in one pass.
   Output forward_with_residual(const Hidden& x);
+  /// norm(x) without gradients, for a layer that may normalize x itself.
+  Normed deferred(const at::Tensor& x_SBH) const;
   /// Of the weights, hence of the outputs.
   at::ScalarType dtype() const { return weight_->tensor.scalar_type(); }
 

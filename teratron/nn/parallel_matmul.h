@@ -60,6 +60,8 @@ class ParallelMatmul {
   Matmul& product() const { return *product_; }
   Parameter& weight() const { return product_->weight(); }
   const Group& group() const { return group_; }
+  /// Whether forward multiplies the rows of x without gathering or casting them.
+  bool reads_rows_as_they_are() const { return comm_ != TpComm::all_gather && !product_->quantized(); }
 
   /// x for backward: the local shard if it was all-gathered (re-gathered in backward), else the dW operand.
   struct SavedInput {

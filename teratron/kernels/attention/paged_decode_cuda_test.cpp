@@ -1,3 +1,5 @@
+#include <random>
+
 #include <ATen/ATen.h>
 
 #include "teratron/kernels/attention/paged_decode.h"
@@ -15,9 +17,10 @@ struct PagedCase {
   int64_t rotated = 0;
   RopeStyle style = RopeStyle::half;
   std::vector<int64_t> positions = {0, 5, 16, 700, 1499};
+  int64_t page_size = 16;
 };
 
-constexpr int64_t page_size = 16, pages_per_row = 100;
+constexpr int64_t most_positions = 1600;
 
 // Queries or keys [R, ..., D] at the positions of the rows, rotated by rope().
 at::Tensor rotated(const at::Tensor& x, const PagedDecodeOptions& options) {
@@ -33,8 +36,9 @@ at::Tensor expected_of(const PagedDecodeInputs& inputs, const PagedDecodeOptions
     const auto last = inputs.positions_R[r].item<int64_t>();
     const int64_t first = options.window > 0 ? std::max<int64_t>(0, last + 1 - options.window) : 0;
     const at::Tensor j = at::arange(first, last, at::TensorOptions().dtype(at::kLong).device(at::kCUDA));
-    const at::Tensor pages = inputs.table_RP[r].to(at::kLong).index_select(0, j.div(page_size, "floor"));
-    const at::Tensor slots = pages * page_size + j.remainder(page_size);
+    const int64_t size = options.page_size;
+    const at::Tensor pages = inputs.table_RP[r].to(at::kLong).index_select(0, j.div(size, "floor"));
+    const at::Tensor slots = pages * size + j.remainder(size);
     const auto keys = [&](const at::Tensor& all, const at::Tensor& own) {
       const at::Tensor x = at::cat({all.index_select(0, slots), own[r].unsqueeze(0)}).to(at::kDouble);
       return x.repeat_interleave(inputs.q_RGQD.size(2), 1).transpose(0, 1);  // [N, L, D]
@@ -52,6 +56,7 @@ at::Tensor expected_of(const PagedDecodeInputs& inputs, const PagedDecodeOptions
 
 void expect_equal(const PagedCase& c) {
   const auto rows = static_cast<int64_t>(c.positions.size());
+  const int64_t page_size = c.page_size, pages_per_row = most_positions / page_size;
   const auto random = [&](at::IntArrayRef sizes) { return gpu(randn(sizes, c.type)); };
   // Views of a packed projection.
   const at::Tensor qkv = random({rows, c.groups, c.heads / c.groups + 2, c.channels});
@@ -70,7 +75,7 @@ void expect_equal(const PagedCase& c) {
       .scale = 0.3 / std::sqrt(static_cast<double>(c.channels)), .window = c.window, .page_size = page_size};
   if (c.alibi) options.alibi_slopes = at::arange(1, c.heads + 1, at::kFloat).div(-20).exp2().to(at::kCUDA);
   if (c.rotated > 0) {
-    const at::Tensor angle = at::randn({pages_per_row * page_size, c.rotated / 2}).to(at::kCUDA);
+    const at::Tensor angle = at::randn({most_positions, c.rotated / 2}).to(at::kCUDA);
     options.rotation = {{angle.cos(), angle.sin()}, c.style, inputs.positions_R.unsqueeze(1)};
     ASSERT_TRUE(paged_decode_rotates(*options.rotation, c.type));
   }
@@ -107,8 +112,35 @@ TEST_F(GpuPagedDecode, MatchesAttentionOverGatheredKeys) {
       {.name = "interleaved", .rotated = 64, .style = RopeStyle::interleaved},
       {.name = "rope fp32", .type = at::kFloat, .heads = 12, .groups = 12, .channels = 64, .rotated = 64},
       {.name = "many rows", .positions = std::vector<int64_t>(150, 333)},
+      {.name = "borders of tiles", .positions = {13, 14, 15, 16, 17, 31, 32, 62, 63, 64, 65, 127, 128, 255}},
+      {.name = "one group of 20", .type = at::kHalf, .heads = 20, .groups = 1, .channels = 80},
+      {.name = "long pages", .page_size = 64},
+      {.name = "short pages", .type = at::kHalf, .channels = 64, .page_size = 8},
       {.name = "one row", .positions = {1599}}};
   for (const PagedCase& c : cases) expect_equal(c);
+}
+
+TEST_F(GpuPagedDecode, MatchesAttentionOfRandomShapes) {
+  std::mt19937 random(7);
+  const auto draw = [&](int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(random);
+  };
+  for (int i = 0; i < 40; ++i) {
+    const int64_t groups = draw(1, 6), channels = 8 * draw(1, 32);
+    PagedCase c{.name = "random", .heads = groups * draw(1, 12), .groups = groups, .channels = channels};
+    c.type = std::array{at::kBFloat16, at::kHalf, at::kFloat}[draw(0, 2)];
+    c.window = draw(0, 2) == 0 ? draw(1, 300) : 0;
+    c.alibi = draw(0, 3) == 0;
+    c.rotated = !c.alibi && draw(0, 1) == 0 ? std::max<int64_t>(16, channels / 16 * 16) : 0;
+    if (c.rotated > channels) c.rotated = 0;
+    c.style = draw(0, 1) == 0 ? RopeStyle::half : RopeStyle::interleaved;
+    c.page_size = int64_t{4} << draw(0, 4);
+    c.positions.resize(draw(1, 12));
+    for (int64_t& position : c.positions) position = draw(0, draw(0, 1) == 0 ? 100 : most_positions - 1);
+    SCOPED_TRACE(fmt::format("case {}: {} heads in {} groups of {}, {}, window {}, pages of {}, {} rotated", i,
+                             c.heads, c.groups, c.channels, toString(c.type), c.window, c.page_size, c.rotated));
+    expect_equal(c);
+  }
 }
 
 }  // namespace

@@ -86,7 +86,7 @@ struct SharedTile {
   SharedAddress address;
 
   /// Byte offset of the pack of `column`, a multiple of 8.
-  TERATRON_HOST_DEVICE static int offset(int row, int column) {
+  __host__ __device__ static int offset(int row, int column) {
     return 2 * D * row + 16 * (column / 8 ^ row % 8);
   }
 

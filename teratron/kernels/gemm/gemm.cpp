@@ -158,6 +158,53 @@ void linear_weight_gradient_(at::Tensor sum, const OutputGradient& gradient, con
        gradient.scale);
 }
 
+bool normalizes_rows(const NormedRows& rows, const at::Tensor& w) {
+  const auto& [x, parameters, options] = rows;
+  const auto fits = [&](const at::Tensor& parameter) {
+    return !parameter.defined() || (parameter.scalar_type() == x.scalar_type() &&
+                                    parameter.is_contiguous() && is_aligned(parameter));
+  };
+  return use_skinny_gemm(x, w) && fits(parameters.weight) && fits(parameters.bias) &&
+         cuda::skinny_gemm_norm_bytes(x.size(0), x.size(1)) <= cuda::most_skinny_gemm_norm_bytes;
+}
+
+namespace {
+
+cuda::SkinnyGemmArgs normed_args(const at::Tensor& out, const NormedRows& rows, const at::Tensor& w,
+                                 const at::Tensor& bias) {
+  const auto& [x, parameters, options] = rows;
+  TERATRON_ASSERT(normalizes_rows(rows, w), "no GEMM normalizes {} rows", x.size(0));
+  require_like(parameters.weight, x, x.size(1), "norm weight");
+  if (parameters.bias.defined()) require_like(parameters.bias, x, x.size(1), "norm bias");
+  cuda::SkinnyGemmArgs args = skinny_args(out, x, w, bias);
+  args.norm = {.weight = address(parameters.weight),
+               .bias = address(parameters.bias),
+               .eps = static_cast<float>(options.eps),
+               .rms = options.kind == NormKind::rms,
+               .zero_centered = options.zero_centered};
+  return args;
+}
+
+}  // namespace
+
+at::Tensor linear_normed(const NormedRows& rows, const at::Tensor& w, const at::Tensor& bias) {
+  const at::Tensor y = at::empty({rows.x.size(0), w.size(0)}, rows.x.options());
+  cuda::skinny_gemm(normed_args(y, rows, w, bias), current_stream(y));
+  return y;
+}
+
+at::Tensor linear_normed_activation(const NormedRows& rows, const at::Tensor& w, const at::Tensor& bias,
+                                    Activation activation) {
+  TERATRON_ASSERT(w.size(0) % parts_of(activation) == 0, "gate|up of odd width {}", w.size(0));
+  const at::Tensor y =
+      at::empty({rows.x.size(0), w.size(0) / parts_of(activation)}, rows.x.options());
+  cuda::SkinnyGemmArgs args = normed_args(y, rows, w, bias);
+  args.activated = true;
+  args.activation = activation;
+  cuda::skinny_gemm(args, current_stream(y));
+  return y;
+}
+
 at::Tensor linear_add(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
                       const at::Tensor& residual) {
   require_float(x, "x");

@@ -2,8 +2,9 @@
 //
 // x [T, I], w [O, I], bias [O] or undefined, residual [T, O], of one float dtype. CPU and CUDA; asynchronous
 // on the current CUDA stream. bf16 and f16 on a GPU: one cuBLASLt GEMM that rounds once, with the algorithm
-// that gemm_heuristic.h selects. Bitwise reproducible where cuBLAS is. Forward with at most 32 rows, as when
-// text is generated, is one kernel of ours for residual and activation too, limited by the reading of w.
+// that gemm_heuristic.h selects. Bitwise reproducible where cuBLAS is. Forward with at most 8 rows, as when
+// text is generated, is one kernel of ours for residual, activation and the norm of x too, limited by the
+// reading of w.
 //
 // Fused with an activation, or with RoPE of style `half` over whole heads: bf16 on compute capability 9.0
 // runs one warp-specialized kernel of ours whose epilogue overlaps the next tile's main loop, provided that
@@ -13,6 +14,7 @@
 #pragma once
 
 #include "teratron/kernels/attention/qkv.h"
+#include "teratron/kernels/norm/norm.h"
 #include "teratron/kernels/pointwise/activation.h"
 
 namespace teratron {
@@ -46,6 +48,20 @@ struct ActivationOutputs {
 /// y = activation(z) for z = x w^T + bias, rounded; z is gate|up if gated.
 void linear_activation(const ActivationOutputs& outputs, const at::Tensor& x, const at::Tensor& w,
                        const at::Tensor& bias, Activation activation);
+
+/// x [T, I] that the GEMM normalizes, rounding where norm_forward() does.
+struct NormedRows {
+  at::Tensor x;
+  NormParameters parameters;
+  NormOptions options;
+};
+/// Whether it can: a few rows on a GPU, and parameters of x's dtype.
+bool normalizes_rows(const NormedRows& rows, const at::Tensor& w);
+/// norm(x) w^T + bias.
+at::Tensor linear_normed(const NormedRows& rows, const at::Tensor& w, const at::Tensor& bias);
+/// activation(norm(x) w^T + bias), rounded before the activation.
+at::Tensor linear_normed_activation(const NormedRows& rows, const at::Tensor& w, const at::Tensor& bias,
+                                    Activation activation);
 
 /// The pre-activation gradient dz = activation'(z) * (dy w), of the rounded product, from the gradient
 /// dy [T, O] of activation(z) w^T; z, dz [T, I], or [T, 2 I] if gated. dbias: column sum of dz.

@@ -24,21 +24,26 @@ TEST_F(Gpu, LinearAdd) {
   }
 }
 
-// Few rows: a kernel of ours. Widths beside multiples of its tile, k beside multiples of its chunk.
-TEST_F(Gpu, LinearOfFewRows) {
-  constexpr std::array<std::array<int64_t, 3>, 11> shapes{{{1, 8, 16},
-                                                           {32, 4096, 520},
-                                                           {19, 1096, 76},
-                                                           {27, 64, 2050},
+// Few rows: a kernel of ours. Widths beside multiples of its tile, k beside multiples of its chunk; fewer tiles
+// than SMs with a long k, and many tiles for each block.
+constexpr std::array<std::array<int64_t, 3>, 14> few_rows{{{1, 8, 16},
+                                                           {9, 4096, 520},
+                                                           {6, 1096, 76},
+                                                           {3, 64, 2050},
                                                            {1, 768, 2304},
                                                            {8, 4096, 1032},
                                                            {7, 200, 50},
-                                                           {16, 1032, 24},
+                                                           {4, 1032, 24},
                                                            {5, 14336, 48},
-                                                           {12, 72, 6},
-                                                           {2, 3072, 768}}};
+                                                           {8, 72, 6},
+                                                           {2, 3072, 768},
+                                                           {1, 4096, 6144},
+                                                           {1, 3000, 2112},
+                                                           {3, 328, 30000}}};
+
+TEST_F(Gpu, LinearOfFewRows) {
   for (const auto type : {at::kBFloat16, at::kHalf}) {
-    for (const auto& [rows, in, out] : shapes) {
+    for (const auto& [rows, in, out] : few_rows) {
       SCOPED_TRACE(fmt::format("{} [{}, {}] to {}", at::toString(type), rows, in, out));
       const at::Tensor x = randn({rows, in}, type), w = (randn({out, in}) / std::sqrt(in)).to(type),
                        residual = randn({rows, out}, type);
@@ -61,12 +66,53 @@ TEST_F(Gpu, LinearOfFewRows) {
   }
 }
 
+void check_normed(const std::array<int64_t, 3>& shape, at::ScalarType type, const NormOptions& options,
+                  const at::Tensor& bias) {
+  const auto& [rows, in, out] = shape;
+  // Beside zero, which a norm without centering of the squares would show.
+  const at::Tensor x = (randn({rows, in}) * 2 + 3).to(type), w = (randn({out, in}) / std::sqrt(in)).to(type);
+  const at::Tensor gain = randn({in}, type),
+                   shift = options.kind == NormKind::layer ? randn({in}, type) : at::Tensor();
+  const NormedRows normed{gpu(x), {gpu(gain), gpu(shift)}, options};
+  ASSERT_EQ(normalizes_rows(normed, gpu(w)), rows <= 8);
+  if (rows > 8) return;
+  // The GEMM multiplies the norm's rounded output.
+  const at::Tensor y = norm_forward(f64(x), {}, {f64(gain), f64(shift)}, options).y.to(type);
+  const at::Tensor expected = linear_forward(f64(y), f64(w), f64(bias));
+  EXPECT_LT(relative_error(linear_normed(normed, gpu(w), gpu(bias)), expected), gpu_tolerance(type));
+  for (const Activation activation : activations) {
+    const at::Tensor activated = f64(at::empty({rows, out / parts_of(activation)}));
+    linear_activation({activated, {}}, f64(y), f64(w), f64(bias), activation);
+    EXPECT_LT(relative_error(linear_normed_activation(normed, gpu(w), gpu(bias), activation), activated),
+              2 * gpu_tolerance(type));
+  }
+}
+
+TEST_F(Gpu, LinearOfFewNormedRows) {
+  for (const auto type : {at::kBFloat16, at::kHalf}) {
+    for (const std::array<int64_t, 3>& shape : few_rows) {
+      if (shape[1] > 4096) continue;  // beyond the shared memory of a block
+      for (const NormKind kind : {NormKind::layer, NormKind::rms}) {
+        const bool zero_centered = shape[0] % 2 == 0;
+        SCOPED_TRACE(fmt::format("{} [{}, {}] to {}, rms {}, zero-centered {}", at::toString(type), shape[0],
+                                 shape[1], shape[2], kind == NormKind::rms, zero_centered));
+        check_normed(shape, type, {.kind = kind, .eps = 1e-5, .zero_centered = zero_centered},
+                     shape[1] % 3 == 0 ? at::Tensor() : randn({shape[2]}, type));
+      }
+    }
+  }
+}
+
 // A text does not depend on how many others are generated, within limits.
 TEST_F(Gpu, RowsDoNotDependOnTheirNumber) {
-  const at::Tensor x = gpu(randn({32, 1024}, at::kBFloat16)), w = gpu(randn({528, 1024}, at::kBFloat16));
-  for (const auto& [fewer, more] : {std::pair<int64_t, int64_t>{1, 8}, {3, 8}, {9, 16}, {17, 32}}) {
+  const at::Tensor x = gpu(randn({8, 1024}, at::kBFloat16)), w = gpu(randn({528, 1024}, at::kBFloat16));
+  const auto normed = [&](int64_t rows) {
+    return linear_normed({x.narrow(0, 0, rows), {gpu(at::ones({1024}, at::kBFloat16)), {}}, {}}, w, {});
+  };
+  for (const auto& [fewer, more] : {std::pair<int64_t, int64_t>{1, 8}, {3, 8}, {5, 6}}) {
     EXPECT_TRUE(same_bits(linear_forward(x.narrow(0, 0, fewer), w, {}),
                           linear_forward(x.narrow(0, 0, more), w, {}).narrow(0, 0, fewer)));
+    EXPECT_TRUE(same_bits(normed(fewer), normed(more).narrow(0, 0, fewer)));
   }
 }
 

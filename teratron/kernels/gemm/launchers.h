@@ -38,10 +38,16 @@ TERATRON_LAUNCHER(void, gemm, const GemmArgs& args, CUstream_st* stream);
 /// Index of gemm()'s algorithm in cuBLASLt's heuristic list. For tests.
 TERATRON_LAUNCHER(size_t, gemm_algorithm_index, const GemmArgs& args);
 
-/// out [rows, n] = x [rows, k] w [n, k]^T (+ bias [n]) (+ addend [rows, n]), rounded once; or, activated,
-/// out = activation(z) of the rounded z = x w^T (+ bias), without addend: [rows, n / 2] if gated.
-/// bf16 or f16, contiguous, k a multiple of 8, x and w 16-byte aligned. Sums in f32; those of a row do not
-/// depend on the other rows, nor on their number up to 8, 16 or 32.
+/// norm.h of the rows of a matrix; weight null: none.
+struct SkinnyNorm {
+  const void *weight = nullptr, *bias = nullptr;  // [k], of the matrix's dtype; bias may be null
+  float eps = 0.0f;
+  bool rms = false, zero_centered = false;
+};
+/// out [rows, n] = x' [rows, k] w [n, k]^T (+ bias [n]) (+ addend [rows, n]), rounded once; or, activated,
+/// out = activation(z) of the rounded z = x' w^T (+ bias), without addend: [rows, n / 2] if gated. x' is x, or
+/// norm(x), rounded. bf16 or f16, contiguous, k a multiple of 8, all but bias and addend 16-byte aligned. Sums
+/// in f32; those of a row do not depend on the other rows, nor on their number.
 struct SkinnyGemmArgs {
   int64_t rows, n, k;
   const void *x, *w, *bias, *addend;
@@ -49,11 +55,14 @@ struct SkinnyGemmArgs {
   Dtype dtype;
   bool activated = false;
   Activation activation = Activation::gelu;
-  int splits = 1;  // blocks that share columns; set by the launcher
+  SkinnyNorm norm = {};
 };
 inline constexpr int64_t skinny_gemm_rows = 8;  // at most; cuBLASLt is faster from 16 on
 /// Whether the current device has the kernel and it is faster than cuBLASLt for so many rows.
 TERATRON_LAUNCHER(bool, has_skinny_gemm, int64_t rows);
+/// The rows' shared memory in a block with a norm; beyond this much there are too few blocks.
+TERATRON_LAUNCHER(int64_t, skinny_gemm_norm_bytes, int64_t rows, int64_t k);
+inline constexpr int64_t most_skinny_gemm_norm_bytes = 96 << 10;
 TERATRON_LAUNCHER(void, skinny_gemm, const SkinnyGemmArgs& args, CUstream_st* stream);
 
 /// The fused kernels: bf16, compute capability 9.0. An activation's output is [rows, width], the

@@ -1,12 +1,15 @@
-// The blocks of a cluster compute 16 * row_tiles columns of the output, of all rows: rows of w are the first
-// operand of the tensor cores, up to 8 * token_tiles rows of x the second. Their warps take turns in chunks
-// of k; the sums of the warps of a block are added in shared memory, those of the blocks in that of the
-// cluster. Each element of w is read once, in 16 bytes per thread; the order of k within a chunk is permuted
-// in both operands so that these are fragments as they come. More row tiles read x less often.
+// A GEMM of up to 8 rows, limited by the reading of w. Rows of w are the first operand of the tensor cores
+// (mma.cuh), the rows of x, padded to 8, the second. Blocks loop over tiles of 16 columns of the output; their
+// warps take turns in chunks of k, and the sums of the warps are added in shared memory. Each element of w is
+// read once, in 16 bytes per thread; the order of k within a chunk is permuted in both operands so that these
+// are fragments as they come. The next chunks, of the next tile after the last of this one, are always in
+// flight; the first are read before the kernel waits for its predecessor, which computes x.
+//
+// x may be normalized first (norm.h): by each block, in shared memory, beside the reading of w.
 #include <algorithm>
 
-#include "teratron/kernels/common/cluster.cuh"
 #include "teratron/kernels/common/dependent_launch.cuh"
+#include "teratron/kernels/common/mma.cuh"
 #include "teratron/kernels/gemm/launchers.h"
 #include "teratron/kernels/pointwise/activation_math.cuh"
 
@@ -15,23 +18,18 @@ namespace {
 
 constexpr int tile = 16, half_tile = 8;
 constexpr int chunk = 64;  // of k, of a warp
-constexpr int token_tile = 8;
+constexpr int slots = 128;  // sums of a tile: 16 columns of 8 rows
+constexpr int most_warps = 16, least_warps = slots / 32;
+constexpr int row_padding = 32;  // of a normalized row, so that 8 rows are in different banks
 
-/// c [16, 8] += a [16, 16] b [8, 16]^T
-template <typename T>
-__device__ void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-  }
-}
+/// Chunks of a warp in flight, and what limits its registers. Blocks of `streaming` leave room on an SM for
+/// those of the next kernel; `deep` is for few tiles with a long k: all of w is in flight at once.
+template <int chunks, int threads, int blocks>
+struct Variant {
+  static constexpr int depth = chunks, max_threads = threads, blocks_per_sm = blocks;
+};
+using Streaming = Variant<2, 256, 3>;
+using Deep = Variant<4, 32 * most_warps, 1>;
 
 /// A weight: read once, so it needs no place in L1. Volatile: the loads stay before the wait.
 __device__ uint4 load_weight(const void* p) {
@@ -42,256 +40,330 @@ __device__ uint4 load_weight(const void* p) {
   return v;
 }
 
-/// Fragments of a chunk: two steps of 32 columns, of which a thread has 8 neighbors of two rows per tile.
-template <int row_tiles>
+/// Fragments of a chunk: two steps of 32 columns, of which a thread has 8 neighbors of two rows.
 struct WeightChunk {
-  uint4 low[row_tiles][2], high[row_tiles][2];  // rows lane / 4 and lane / 4 + 8 of the tile
+  uint4 low[2], high[2];  // rows g and g + 8 of the tile
 };
-template <int token_tiles>
 struct TokenChunk {
-  uint4 x[token_tiles][2];  // token lane / 4 of the tile
+  uint4 x[2];  // of row g of x
 };
 
-/// The rows of w of a thread: a tile of an activation with a gate has 8 rows of the gate and the same 8 of
-/// up.
-template <bool gated, int row_tiles>
-struct WeightRows {
-  const char *low[row_tiles], *high[row_tiles];  // at the thread's columns of chunk 0
-
-  __device__ WeightRows(const SkinnyGemmArgs& args, int64_t first) {
-    const int lane = threadIdx.x % 32, group = lane / 4;
-    const int64_t gates = gated ? args.n / 2 : args.n;
-    const auto row = [&](int64_t begin, int64_t end) {
-      const int64_t r = begin + group < end ? begin + group : end - 1;  // rows beyond the end are not stored
-      return static_cast<const char*>(args.w) + 2 * (r * args.k + lane % 4 * 8);
-    };
-#pragma unroll
-    for (int t = 0; t < row_tiles; ++t) {
-      const int64_t begin = first + t * (gated ? half_tile : tile);
-      low[t] = row(begin, gates);
-      high[t] = row(gated ? gates + begin : begin + half_tile, args.n);
-    }
-  }
-  __device__ void load(int64_t k, int64_t k_end, WeightChunk<row_tiles>& to) const {
-#pragma unroll
-    for (int t = 0; t < row_tiles; ++t) {
-#pragma unroll
-      for (int step = 0; step < 2; ++step) {
-        const int64_t at = k + 32 * step;
-        const bool inside = at + threadIdx.x % 4 * 8 < k_end;
-        to.low[t][step] = inside ? load_weight(low[t] + 2 * at) : uint4{};
-        to.high[t][step] = inside ? load_weight(high[t] + 2 * at) : uint4{};
-      }
-    }
-  }
-};
-
-template <int token_tiles>
-__device__ TokenChunk<token_tiles> load_tokens(const SkinnyGemmArgs& args, int64_t k) {
-  const int lane = threadIdx.x % 32;
-  TokenChunk<token_tiles> to;
-#pragma unroll
-  for (int t = 0; t < token_tiles; ++t) {
-    const int64_t token = t * token_tile + lane / 4;
-#pragma unroll
-    for (int step = 0; step < 2; ++step) {
-      const int64_t at = k + 32 * step + lane % 4 * 8;
-      const bool inside = token < args.rows && at < args.k;
-      const char* const from = static_cast<const char*>(args.x) + 2 * (token * args.k + at);
-      to.x[t][step] = inside ? *reinterpret_cast<const uint4*>(from) : uint4{};
-    }
-  }
-  return to;
+__device__ int lane() {
+  return static_cast<int>(threadIdx.x) % 32;
+}
+/// The thread's first column of a chunk.
+__device__ int lane_column() {
+  return lane() % 4 * 8;
 }
 
-template <int row_tiles, int token_tiles>
+/// The rows of w of a thread: a tile of an activation with a gate has 8 rows of the gate and the same 8 of up.
+template <bool gated>
+struct WeightRows {
+  static constexpr int columns = gated ? half_tile : tile;  // of the output, of a tile
+  const char *low, *high;                                   // at the thread's columns of chunk 0
+  int k_end;                                                // 0: there is no such tile
+
+  __device__ WeightRows(const SkinnyGemmArgs& args, int64_t index) {
+    const int64_t first = index * columns, gates = gated ? args.n / 2 : args.n;
+    k_end = first < gates ? static_cast<int>(args.k) : 0;
+    const auto row = [&](int64_t begin, int64_t end) {
+      const int64_t r = min(begin + lane() / 4, end - 1);  // rows beyond the end are not stored
+      return static_cast<const char*>(args.w) + 2 * (r * args.k + lane_column());
+    };
+    low = row(first, gates);
+    high = row(gated ? gates + first : first + half_tile, args.n);
+  }
+  __device__ void load(int k, WeightChunk& to) const {
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      const int at = k + 32 * step;
+      const bool inside = at + lane_column() < k_end;
+      to.low[step] = inside ? load_weight(low + 2 * static_cast<int64_t>(at)) : uint4{};
+      to.high[step] = inside ? load_weight(high + 2 * static_cast<int64_t>(at)) : uint4{};
+    }
+  }
+};
+
+/// x as it is, from device memory.
+struct PlainTokens {
+  const char* row;  // the thread's
+  int k_end;
+
+  __device__ PlainTokens(const SkinnyGemmArgs& args, unsigned char*)
+      : row(static_cast<const char*>(args.x) + 2 * (lane() / 4 * args.k)),
+        k_end(lane() / 4 < args.rows ? static_cast<int>(args.k) : 0) {}
+  __device__ void prefetch() {}
+  __device__ void prepare() {}
+  __device__ TokenChunk load_chunk(int k) const {
+    TokenChunk to;
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      const int at = k + 32 * step + lane_column();
+      to.x[step] = at < k_end ? *reinterpret_cast<const uint4*>(row + 2 * static_cast<int64_t>(at)) : uint4{};
+    }
+    return to;
+  }
+};
+
+/// norm(x), in shared memory: T gain [k], shift [k], x [rows, k + row_padding]. A thread has the same columns
+/// of all rows.
+template <typename T>
+struct NormedTokens {
+  static constexpr int V = 8;
+  using P = Pack<T, V>;
+  const SkinnyGemmArgs& args;
+  T *const gain, *const shift, *const x;
+
+  __device__ NormedTokens(const SkinnyGemmArgs& a, unsigned char* shared)
+      : args(a), gain(reinterpret_cast<T*>(shared)), shift(gain + a.k), x(shift + a.k) {}
+  __device__ T* row(int r) const { return x + r * (static_cast<int>(args.k) + row_padding); }
+
+  /// f(column) of each pack of the thread.
+  template <typename F>
+  __device__ void for_columns(F f) const {
+    for (int c = static_cast<int>(threadIdx.x) * V; c < args.k; c += static_cast<int>(blockDim.x) * V) f(c);
+  }
+  /// The gain and shift, which no kernel writes.
+  __device__ void prefetch() {
+    for_columns([&](int c) {
+      cp_async(shared_address(gain + c), static_cast<const T*>(args.norm.weight) + c);
+      if (args.norm.bias) cp_async(shared_address(shift + c), static_cast<const T*>(args.norm.bias) + c);
+    });
+  }
+  /// The sum of term(h - mean) over each row, as the parts of all warps.
+  template <typename Mean, typename Term>
+  __device__ void sum_rows(float (&parts)[skinny_gemm_rows][most_warps], Mean mean_of, Term term) const {
+    for (int r = 0; r < args.rows; ++r) {
+      const float mean = mean_of(r);
+      float sum = 0.0f;
+      for_columns([&](int c) {
+        float h[V];
+        widen(load<V>(row(r) + c), h);
+#pragma unroll
+        for (int i = 0; i < V; ++i) sum += term(h[i] - mean);
+      });
+      sum = warp_sum(sum);
+      if (lane() == 0) parts[r][threadIdx.x / 32] = sum;
+    }
+    __syncthreads();
+  }
+  __device__ float average(const float (&parts)[most_warps]) const {
+    float sum = 0.0f;
+    for (int w = 0; w < static_cast<int>(blockDim.x) / 32; ++w) sum += parts[w];
+    return sum / static_cast<float>(args.k);
+  }
+  __device__ void prepare() {
+    __shared__ float sums[skinny_gemm_rows][most_warps], squares[skinny_gemm_rows][most_warps];
+    for (int r = 0; r < args.rows; ++r) {
+      for_columns([&](int c) {
+        cp_async(shared_address(row(r) + c), static_cast<const T*>(args.x) + r * args.k + c);
+      });
+    }
+    cp_async_commit();
+    cp_async_wait<0>();
+    if (!args.norm.rms) sum_rows(sums, [](int) { return 0.0f; }, [](float h) { return h; });
+    const auto mean = [&](int r) { return args.norm.rms ? 0.0f : average(sums[r]); };
+    sum_rows(squares, mean, [](float h) { return h * h; });
+    for (int r = 0; r < args.rows; ++r) {
+      const float center = mean(r), rstd = rsqrtf(average(squares[r]) + args.norm.eps);
+      for_columns([&](int c) { normalize(row(r) + c, c, center, rstd); });
+    }
+    __syncthreads();
+  }
+  __device__ void normalize(T* pack, int c, float mean, float rstd) const {
+    float h[V], g[V], s[V] = {};
+    widen(load<V>(pack), h);
+    widen(load<V>(gain + c), g);
+    if (args.norm.bias) widen(load<V>(shift + c), s);
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      const float w = args.norm.zero_centered ? 1.0f + g[i] : g[i];
+      h[i] = (h[i] - mean) * rstd * w + s[i];
+    }
+    *reinterpret_cast<P*>(pack) = round_to_pack<T>(h);
+  }
+  __device__ TokenChunk load_chunk(int k) const {
+    TokenChunk to;
+    const int own = lane() / 4;
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      const int at = k + 32 * step + lane_column();
+      to.x[step] = own < args.rows && at < args.k ? *reinterpret_cast<const uint4*>(row(own) + at) : uint4{};
+    }
+    return to;
+  }
+};
+
+/// The sums of a warp: C of mma.cuh.
 struct Sums {
-  float of[row_tiles][token_tiles][4] = {};
+  float of[4] = {};
 
   template <typename T>
-  __device__ void add(const WeightChunk<row_tiles>& w, const TokenChunk<token_tiles>& tokens) {
+  __device__ void add(const WeightChunk& w, const TokenChunk& tokens) {
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
-#pragma unroll
-      for (int r = 0; r < row_tiles; ++r) {
-        const uint4 &low = w.low[r][step], &high = w.high[r][step];
-#pragma unroll
-        for (int t = 0; t < token_tiles; ++t) {
-          const uint4& x = tokens.x[t][step];
-          multiply<T>(of[r][t], {low.x, high.x, low.y, high.y}, {x.x, x.y});
-          multiply<T>(of[r][t], {low.z, high.z, low.w, high.w}, {x.z, x.w});
-        }
-      }
+      const uint4 &low = w.low[step], &high = w.high[step], &x = tokens.x[step];
+      mma<T>(of, {low.x, high.x, low.y, high.y}, x.x, x.y);
+      mma<T>(of, {low.z, high.z, low.w, high.w}, x.z, x.w);
     }
   }
 };
-
-/// One element of the output from the sums of its columns of w.
-template <typename T, Activation kind>
-__device__ T finish_activated(const SkinnyGemmArgs& args, int64_t column, float z, float up) {
-  const auto add_bias = [&](float sum, int64_t at) {
-    if (args.bias) sum += widen(static_cast<const T*>(args.bias)[at]);
-    return widen(round_to<T>(sum));  // as if z were stored
-  };
-  z = add_bias(z, column);
-  if constexpr (gated_kind<kind>) up = add_bias(up, column + args.n / 2);
-  return round_to<T>(output_of<kind>(z, up, gate_of<kind>(z)));
-}
 
 template <typename T>
-__device__ T finish_linear(const SkinnyGemmArgs& args, int64_t token, int64_t column, float sum) {
-  if (args.bias) sum += widen(static_cast<const T*>(args.bias)[column]);
-  if (args.addend) sum += widen(static_cast<const T*>(args.addend)[token * args.n + column]);
-  return round_to<T>(sum);
+__device__ float load_or_zero(const void* values, int64_t at) {
+  return values ? widen(static_cast<const T*>(values)[at]) : 0.0f;
 }
 
-/// What follows the product.
+/// What follows the product, at one element of the output; what it reads is read beside the product.
+template <typename T>
 struct Linear {
   static constexpr bool gated = false;
-  template <typename T>
-  __device__ static T finish(const SkinnyGemmArgs& args, int64_t token, int64_t column, float sum, float) {
-    return finish_linear<T>(args, token, column, sum);
-  }
+  float addend;
+
+  __device__ Linear(const SkinnyGemmArgs& args, int64_t token, int64_t column)
+      : addend(load_or_zero<T>(args.bias, column) + load_or_zero<T>(args.addend, token * args.n + column)) {}
+  __device__ T finish(float sum, float) const { return round_to<T>(sum + addend); }
 };
-template <Activation kind>
+template <typename T, Activation kind>
 struct Activated {
   static constexpr bool gated = gated_kind<kind>;
-  template <typename T>
-  __device__ static T finish(const SkinnyGemmArgs& args, int64_t, int64_t column, float z, float up) {
-    return finish_activated<T, kind>(args, column, z, up);
+  float bias, up_bias = 0.0f;
+
+  __device__ Activated(const SkinnyGemmArgs& args, int64_t, int64_t column)
+      : bias(load_or_zero<T>(args.bias, column)) {
+    if constexpr (gated) up_bias = load_or_zero<T>(args.bias, column + args.n / 2);
+  }
+  __device__ T finish(float sum, float up) const {
+    const auto rounded = [](float x) { return widen(round_to<T>(x)); };  // as if z were stored
+    const float z = rounded(sum + bias);
+    return round_to<T>(output_of<kind>(z, gated ? rounded(up + up_bias) : 0.0f, gate_of<kind>(z)));
   }
 };
 
-/// Adds the sums of all warps and stores the results. Value i of lane l of a pair of tiles is of row l / 4 +
-/// 8 (i / 2) of the one and of token 2 (l % 4) + i % 2 of the other. A block of a cluster stores a part.
-template <typename T, typename Finish, int row_tiles, int token_tiles>
-__device__ void store_sums(const SkinnyGemmArgs& args, const Sums<row_tiles, token_tiles>& sums,
-                           int64_t first) {
-  constexpr int values = row_tiles * token_tiles * 4, slots = values * 32;
-  extern __shared__ float parts[];  // [warps][slots], then the block's sums
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+/// Where a thread's sum of a tile goes: value i of a lane is of column g + 8 (i / 2) and row 2 t + i % 2; the
+/// values 2 and 3 of a gated tile are the up of the values 0 and 1.
+template <typename Finish>
+struct Destination {
+  int64_t token, column;
+  bool exists;
+
+  __device__ Destination(const SkinnyGemmArgs& args, int64_t index) {
+    const int value = static_cast<int>(threadIdx.x) / 32;
+    token = 2 * (lane() % 4) + value % 2;
+    column = index * WeightRows<Finish::gated>::columns + lane() / 4 + value / 2 * half_tile;
+    exists = value < (Finish::gated ? 2 : 4) && token < args.rows && column < width(args);
+  }
+  __device__ static int64_t width(const SkinnyGemmArgs& args) { return Finish::gated ? args.n / 2 : args.n; }
+};
+
+/// Adds the sums of all warps; value i of lane l is slot 32 i + l. `parts` is free again once the next tile's
+/// are complete.
+__device__ void share_sums(const Sums& sums, float (&parts)[most_warps][slots]) {
 #pragma unroll
-  for (int i = 0; i < values; ++i)
-    parts[warp * slots + i * 32 + lane] = sums.of[i / 4 / token_tiles][i / 4 % token_tiles][i % 4];
+  for (int i = 0; i < 4; ++i) parts[threadIdx.x / 32][32 * i + lane()] = sums.of[i];
   __syncthreads();
-  float* const block = parts + warps * slots;
-  for (int slot = threadIdx.x; slot < slots; slot += blockDim.x) {
-    float all = 0.0f;
-    for (int w = 0; w < warps; ++w) all += parts[w * slots + slot];
-    block[slot] = all;
-  }
-  const int splits = args.splits;
-  splits > 1 ? cluster_sync() : __syncthreads();
-  const auto total = [&](int slot) {
-    if (splits == 1) return block[slot];
-    float all = 0.0f;
-    for (int rank = 0; rank < splits; ++rank) all += read_of_block(block + slot, rank);
-    return all;
-  };
-  const int64_t width = Finish::gated ? args.n / 2 : args.n;
-  const int split = static_cast<int>(blockIdx.x % splits);
-  for (int slot = split * blockDim.x + threadIdx.x; slot < slots; slot += splits * blockDim.x) {
-    const int value = slot / 32 % 4, pair = slot / 128, of_lane = slot % 32;
-    const int64_t token = pair % token_tiles * token_tile + 2 * (of_lane % 4) + value % 2;
-    const int64_t column = first + pair / token_tiles * (Finish::gated ? half_tile : tile) + of_lane / 4 +
-                           (Finish::gated ? 0 : value / 2 * half_tile);
-    if (token >= args.rows || column >= width || (Finish::gated && value >= 2)) continue;
-    const float up = Finish::gated ? total(slot + 64) : 0.0f;
-    static_cast<T*>(args.out)[token * width + column] =
-        Finish::template finish<T>(args, token, column, total(slot), up);
-  }
-  if (splits > 1) cluster_sync();  // a block that has ended cannot be read
+}
+__device__ float total(const float (&parts)[most_warps][slots], int slot) {
+  float all = 0.0f;
+#pragma unroll 4
+  for (int w = 0; w < static_cast<int>(blockDim.x) / 32; ++w) all += parts[w][slot];
+  return all;
 }
 
-/// Tiles of a block, and its chunks in flight per warp.
-template <int rows, int tokens, int chunks>
-struct Shape {
-  static constexpr int row_tiles = rows, token_tiles = tokens, depth = chunks;
-  static constexpr int max_threads = rows == 1 ? 512 : 256;
-};
-
-template <typename T, typename Finish, typename S>
-__global__ void __launch_bounds__(S::max_threads) skinny_gemm_kernel(SkinnyGemmArgs args) {
-  constexpr int depth = S::depth, token_tiles = S::token_tiles;
-  constexpr bool keeps_tokens = token_tiles == 1;  // in flight as weights are
-  const int64_t first = blockIdx.x / args.splits * int64_t{S::row_tiles * (Finish::gated ? half_tile : tile)};
-  const WeightRows<Finish::gated, S::row_tiles> rows(args, first);
-  const int warps = blockDim.x / 32;
-  const int64_t stride = warps * args.splits * chunk;  // from a chunk of the warp to its next
-  const int64_t begin = (blockIdx.x % args.splits * warps + threadIdx.x / 32) * chunk;
-  Sums<S::row_tiles, token_tiles> sums;
-  WeightChunk<S::row_tiles> w[depth];
-  TokenChunk<token_tiles> x[keeps_tokens ? depth : 1];
+template <typename T, typename Finish, typename Tokens, typename V>
+__global__ void __launch_bounds__(V::max_threads, V::blocks_per_sm)
+    skinny_gemm_kernel(const __grid_constant__ SkinnyGemmArgs args) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  __shared__ float parts[2][most_warps][slots];
+  using Rows = WeightRows<Finish::gated>;
+  Rows rows(args, blockIdx.x);
+  Tokens tokens(args, shared);
+  const int begin = static_cast<int>(threadIdx.x) / 32 * chunk, stride = static_cast<int>(blockDim.x) / 32 * chunk;
+  WeightChunk w[V::depth];
 #pragma unroll
-  for (int d = 0; d < depth; ++d) rows.load(begin + d * stride, args.k, w[d]);
+  for (int d = 0; d < V::depth; ++d) rows.load(begin + d * stride, w[d]);
+  tokens.prefetch();
   wait_for_predecessor();
   release_successor();
+  tokens.prepare();
+  const int64_t width = Destination<Finish>::width(args);
+  int buffer = 0;
+  for (int64_t index = blockIdx.x; index * Rows::columns < width; index += gridDim.x, buffer ^= 1) {
+    const Destination<Finish> to(args, index);
+    const Finish finish(args, to.exists ? to.token : 0, to.exists ? to.column : 0);
+    Sums sums;
+    for (int k = begin; k - begin < args.k; k += V::depth * stride) {
+      int next = k + V::depth * stride;
+      if (next - begin >= args.k) rows = Rows(args, index + gridDim.x), next = begin;
+      TokenChunk x[V::depth];
 #pragma unroll
-  for (int d = 0; d < depth; ++d) {
-    if constexpr (keeps_tokens) x[d] = load_tokens<token_tiles>(args, begin + d * stride);
-  }
-  for (int64_t k = begin; k < args.k; k += depth * stride) {
+      for (int d = 0; d < V::depth; ++d) x[d] = tokens.load_chunk(k + d * stride);
 #pragma unroll
-    for (int d = 0; d < depth; ++d) {
-      const int64_t next = k + (d + depth) * stride;
-      if constexpr (!keeps_tokens) x[0] = load_tokens<token_tiles>(args, k + d * stride);
-      sums.template add<T>(w[d], x[keeps_tokens ? d : 0]);
-      rows.load(next, args.k, w[d]);
-      if constexpr (keeps_tokens) x[d] = load_tokens<token_tiles>(args, next);
+      for (int d = 0; d < V::depth; ++d) {
+        sums.template add<T>(w[d], x[d]);
+        rows.load(next + d * stride, w[d]);
+      }
     }
+    share_sums(sums, parts[buffer]);
+    if (!to.exists) continue;
+    const int slot = static_cast<int>(threadIdx.x);
+    const float up = Finish::gated ? total(parts[buffer], slot + 64) : 0.0f;
+    static_cast<T*>(args.out)[to.token * width + to.column] = finish.finish(total(parts[buffer], slot), up);
   }
-  store_sums<T, Finish>(args, sums, first);
 }
 
-template <typename T, typename Finish, typename S>
-void launch_shape(SkinnyGemmArgs args, cudaStream_t stream) {
-  constexpr int most_warps = S::max_threads / 32, slots = S::row_tiles * S::token_tiles * 128;
-  const int64_t columns = S::row_tiles * (Finish::gated ? half_tile : tile);
-  const int64_t tiles = ceil_div(Finish::gated ? args.n / 2 : args.n, columns);
-  const int64_t chunks = ceil_div(args.k, chunk);
-  // Two blocks for each SM, but not fewer than 4 chunks for each.
-  args.splits = 1;
-  while (args.splits < 4 && tiles * args.splits < sm_count() && chunks >= 8 * args.splits &&
-         compute_capability_major() >= 9)
-    args.splits *= 2;
-  // As few chunks per warp as possible, with an equal number for each.
-  const int64_t most = tiles * args.splits <= 2 * sm_count() ? most_warps : std::min(most_warps, 8);
-  const int64_t own_chunks = ceil_div(chunks, args.splits);
-  const int warps = static_cast<int>(ceil_div(own_chunks, ceil_div(own_chunks, most)));
-  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(tiles * args.splits)),
+int64_t tiles_of(const SkinnyGemmArgs& args, bool gated) {
+  return gated ? ceil_div(args.n / 2, half_tile) : ceil_div(args.n, tile);
+}
+
+template <typename T, typename Finish, typename Tokens, typename V>
+void launch_variant(const SkinnyGemmArgs& args, int shared_bytes, cudaStream_t stream) {
+  const int64_t chunks = ceil_div(args.k, chunk), most = V::max_threads / 32;
+  // As few rounds per tile as possible, with an equal number of chunks for each warp.
+  const int64_t per_warp = ceil_div(ceil_div(chunks, most), V::depth) * V::depth;
+  const auto warps = std::max<int64_t>(ceil_div(chunks, per_warp), least_warps);
+  const auto blocks = std::min<int64_t>(tiles_of(args, Finish::gated), 2 * sm_count());
+  const LaunchShape shape{.grid = dim3(static_cast<unsigned>(blocks)),
                           .block = dim3(static_cast<unsigned>(32 * warps)),
-                          .shared_bytes = (warps + 1) * slots * static_cast<int>(sizeof(float)),
-                          .cluster = args.splits};
-  const auto kernel = skinny_gemm_kernel<T, Finish, S>;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+                          .shared_bytes = shared_bytes};
+  const auto kernel = skinny_gemm_kernel<T, Finish, Tokens, V>;
+  if (shared_bytes > 0)
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+               "skinny_gemm");
   launch_dependent(kernel, shape, stream, args);
 }
 
 template <typename T, typename Finish>
 void launch(const SkinnyGemmArgs& args, cudaStream_t stream) {
-  const bool is_long = args.k >= 2048;  // chunks for more in flight
-  if (is_long) return launch_shape<T, Finish, Shape<1, 1, 3>>(args, stream);
-  launch_shape<T, Finish, Shape<1, 1, 2>>(args, stream);
+  if (args.norm.weight) {
+    const auto bytes = static_cast<int>(skinny_gemm_norm_bytes(args.rows, args.k));
+    return launch_variant<T, Finish, NormedTokens<T>, Streaming>(args, bytes, stream);
+  }
+  if constexpr (std::is_same_v<Finish, Linear<T>>) {
+    const bool is_deep = tiles_of(args, false) <= sm_count() && args.k > 16 * chunk;
+    if (is_deep) return launch_variant<T, Finish, PlainTokens, Deep>(args, 0, stream);
+  }
+  launch_variant<T, Finish, PlainTokens, Streaming>(args, 0, stream);
 }
 
 template <typename T>
 void launch(const SkinnyGemmArgs& args, cudaStream_t stream) {
-  if (!args.activated) return launch<T, Linear>(args, stream);
+  if (!args.activated) return launch<T, Linear<T>>(args, stream);
   switch (args.activation) {
     case Activation::gelu:
-      return launch<T, Activated<Activation::gelu>>(args, stream);
+      return launch<T, Activated<T, Activation::gelu>>(args, stream);
     case Activation::gelu_erf:
-      return launch<T, Activated<Activation::gelu_erf>>(args, stream);
+      return launch<T, Activated<T, Activation::gelu_erf>>(args, stream);
     case Activation::squared_relu:
-      return launch<T, Activated<Activation::squared_relu>>(args, stream);
+      return launch<T, Activated<T, Activation::squared_relu>>(args, stream);
     case Activation::relu:
-      return launch<T, Activated<Activation::relu>>(args, stream);
+      return launch<T, Activated<T, Activation::relu>>(args, stream);
     case Activation::silu:
-      return launch<T, Activated<Activation::silu>>(args, stream);
+      return launch<T, Activated<T, Activation::silu>>(args, stream);
     case Activation::swiglu:
-      return launch<T, Activated<Activation::swiglu>>(args, stream);
+      return launch<T, Activated<T, Activation::swiglu>>(args, stream);
     case Activation::geglu:
-      return launch<T, Activated<Activation::geglu>>(args, stream);
+      return launch<T, Activated<T, Activation::geglu>>(args, stream);
   }
 }
 
@@ -299,6 +371,10 @@ void launch(const SkinnyGemmArgs& args, cudaStream_t stream) {
 
 bool has_skinny_gemm(int64_t rows) {
   return rows <= skinny_gemm_rows && compute_capability_major() >= 8;
+}
+
+int64_t skinny_gemm_norm_bytes(int64_t rows, int64_t k) {
+  return 2 * (2 * k + rows * (k + row_padding));
 }
 
 void skinny_gemm(const SkinnyGemmArgs& args, CUstream_st* stream) {

@@ -109,7 +109,7 @@ Hidden TransformerLayer::forward(const Hidden& x, const LayerContext& context, L
   Hidden h = attention_.forward_add_residual(attended.normed, attended.residual, context, cache);
   if (cross_) {
     const LayerInput crossed = pre_norm(cross_->norm, h, context, site_ + cross_output);
-    h = cross_->attention.forward_add_residual(crossed.normed, crossed.residual, context, cache);
+    h = cross_->attention.forward_add_residual(crossed.normed.tensor(), crossed.residual, context, cache);
   }
   const auto [h_normed, h_residual] = pre_norm(mlp_norm_, h, context, site_ + mlp_output);
   return mlp_->forward_add_residual(h_normed, h_residual);
@@ -152,10 +152,13 @@ at::Tensor TransformerLayer::add_normed(Norm& norm, const Hidden& branch, const 
 
 TransformerLayer::LayerInput TransformerLayer::pre_norm(Norm& norm, const Hidden& x,
                                                         const LayerContext& context, uint64_t site) const {
+  const DropoutArgs dropout = context.hidden_dropout(hidden_dropout_, site, parallel_);
+  if (!at::GradMode::is_enabled() && !residual_after_norm_)
+    return {.normed = norm.deferred(x.x_SBH), .residual = {.residual_SBH = x.x_SBH, .dropout = dropout}};
   const auto [normed, residual] = norm.forward_with_residual(x);
   return {.normed = normed,
           .residual = {.residual_SBH = residual_after_norm_ ? normed.to(residual.scalar_type()) : residual,
-                       .dropout = context.hidden_dropout(hidden_dropout_, site, parallel_)}};
+                       .dropout = dropout}};
 }
 
 }  // namespace teratron

@@ -25,7 +25,7 @@ class TransformerLayer : public Layer {
 
  private:
   struct LayerInput {
-    at::Tensor normed;
+    Normed normed;
     ResidualDropout residual;  // of x, or of norm(x) with a post-layernorm residual
   };
   Hidden forward_norm_outputs(const Hidden& x, const LayerContext& context, KeyValueCache* cache);

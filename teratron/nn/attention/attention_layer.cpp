@@ -125,11 +125,11 @@ QueryKeyValue SelfAttention::project(const at::Tensor& x_SBH, const LayerContext
   return qkv;
 }
 
-at::Tensor SelfAttention::decode(const at::Tensor& x_SBH, PagedKeyValues& paged,
+at::Tensor SelfAttention::decode(const Normed& x_SBH, PagedKeyValues& paged,
                                  const LayerContext& context) {
   const int64_t groups = core_.query_groups(), per_group = core_.heads() / groups;
   QkvParts qkv =
-      unpack_qkv(qkv_.forward(x_SBH).x_SBH.unflatten(-1, {groups, per_group + 2, core_.kv_channels()}));
+      unpack_qkv(qkv_.forward_normed(x_SBH).unflatten(-1, {groups, per_group + 2, core_.kv_channels()}));
   if (q_norm_) {
     qkv.q = q_norm_->forward(qkv.q.flatten(2, 3)).unflatten(2, {groups, per_group});
     qkv.k = k_norm_->forward(qkv.k);
@@ -137,10 +137,11 @@ at::Tensor SelfAttention::decode(const at::Tensor& x_SBH, PagedKeyValues& paged,
   return core_.decode(qkv, paged, context);
 }
 
-Hidden SelfAttention::forward_add_residual(const at::Tensor& x_SBH, const ResidualDropout& residual,
+Hidden SelfAttention::forward_add_residual(const Normed& normed_SBH, const ResidualDropout& residual,
                                            const LayerContext& context, KeyValueCache* cache) {
-  if (cache && decodes_all(cache->paged, x_SBH.size(0)))
-    return output_.forward_add_residual(decode(x_SBH, cache->paged, context), residual);
+  if (cache && decodes_all(cache->paged, normed_SBH.sizes()[0]))
+    return output_.forward_add_residual(decode(normed_SBH, cache->paged, context), residual);
+  const at::Tensor x_SBH = normed_SBH.tensor();
   QueryKeyValue qkv = project(x_SBH, context);
   if (cache && cache->paged.batch)
     return output_.forward_add_residual(core_.forward_paged(qkv, cache->paged, context), residual);

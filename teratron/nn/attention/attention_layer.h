@@ -64,12 +64,12 @@ class SelfAttention {
   SelfAttention(const Scope& scope, const AttentionLayerOptions& options, const TensorParallel& parallel);
   /// residual + dropout(attention(x) + output bias): x [S, B, H] -> [S, B, H]. `cache` is this layer's, or
   /// null.
-  Hidden forward_add_residual(const at::Tensor& x_SBH, const ResidualDropout& residual,
+  Hidden forward_add_residual(const Normed& normed_SBH, const ResidualDropout& residual,
                               const LayerContext& context, KeyValueCache* cache);
 
  private:
   QueryKeyValue project(const at::Tensor& x_SBH, const LayerContext& context);
-  at::Tensor decode(const at::Tensor& x_SBH, PagedKeyValues& paged, const LayerContext& context);
+  at::Tensor decode(const Normed& x_SBH, PagedKeyValues& paged, const LayerContext& context);
 
   CoreAttention core_;
   ColumnLinear qkv_;
