@@ -45,30 +45,47 @@ double copy_rate(at::Device device) {
 
 struct Timing {
   Clock::time_point start, first, end;
+  int64_t tokens = 0;  // between `first` and `end`
 };
 
+using TokenCount = std::function<void(int64_t count)>;  // of the sequence, this token included
+
 void submit_batch(const LanguageModel& model, Engine& engine, const GenerateBenchOptions& options,
-                  const std::function<void(int64_t, const GeneratedToken&)>& on_token) {
+                  const TokenCount& on_token) {
   std::mt19937 random(1);
   for (int64_t row = 0; row < options.batch; ++row) {
+    const auto count = [on_token, tokens = int64_t{0}](int64_t, const GeneratedToken&) mutable {
+      on_token(++tokens);
+    };
     GenerationRequest request{
-        .max_new_tokens = options.new_tokens, .sampling = {.top_k = 1}, .on_token = on_token};
+        .max_new_tokens = options.new_tokens, .sampling = {.top_k = 1}, .on_token = count};
     for (int64_t i = 0; i < options.prompt; ++i)
       request.prompt.push_back(static_cast<int32_t>(random() % model.vocabulary));
     engine.submit(request);
   }
 }
 
+// Decoding is timed while all sequences decode: prompts are read in several steps, and those that are complete
+// decode meanwhile.
 Timing run_batch(const LanguageModel& model, Engine& engine, const GenerateBenchOptions& options) {
   Timing timing;
-  int64_t tokens = 0;
-  submit_batch(model, engine, options, [&](int64_t, const GeneratedToken&) {
-    if (++tokens == options.batch) timing.first = Clock::now();
+  int64_t begun = 0, ended = 0;
+  bool counts = false;
+  submit_batch(model, engine, options, [&](int64_t count) {
+    timing.tokens += counts ? 1 : 0;
+    begun += count == 1 ? 1 : 0;
+    ended += count == options.new_tokens ? 1 : 0;
   });
   timing.start = finished(model.device);
   while (engine.step()) {
+    if (timing.first == Clock::time_point() && begun == options.batch) {
+      timing.first = finished(model.device);
+      counts = true;
+    } else if (counts && ended > 0) {
+      timing.end = finished(model.device);
+      counts = false;
+    }
   }
-  timing.end = finished(model.device);
   engine.take_results();
   return timing;
 }
@@ -77,7 +94,7 @@ Timing run_batch(const LanguageModel& model, Engine& engine, const GenerateBench
 void profile(const LanguageModel& model, Engine& engine, const GenerateBenchOptions& options,
              GenerateBenchResult& result) {
   int64_t tokens = 0;
-  submit_batch(model, engine, options, [&](int64_t, const GeneratedToken&) { ++tokens; });
+  submit_batch(model, engine, options, [&](int64_t) { ++tokens; });
   while (tokens < 2 * options.batch && engine.step()) {
   }
   KernelProfiler profiler(model.device);
@@ -88,10 +105,25 @@ void profile(const LanguageModel& model, Engine& engine, const GenerateBenchOpti
   result.kernels = kernel_totals(events);
 }
 
+// Of an embedding a step reads a few rows, unless the output layer has the same weight.
+double weight_bytes(const ParameterSet& parameters) {
+  const auto& all = parameters.all();
+  const bool untied = std::any_of(all.begin(), all.end(), [](const Parameter& parameter) {
+    return parameter.name.starts_with("output_layer.");
+  });
+  double bytes = 0.0;
+  for (const Parameter& parameter : all) {
+    const bool is_table = parameter.name.starts_with("embedding.position_embeddings") ||
+                          (untied && parameter.name.starts_with("embedding.word_embeddings."));
+    if (!is_table) bytes += static_cast<double>(parameter.tensor.nbytes());
+  }
+  return bytes;
+}
+
 }  // namespace
 
 double GenerateBenchResult::tokens_per_second() const {
-  return static_cast<double>(batch * (new_tokens - 1)) / decode_seconds;
+  return static_cast<double>(decoded_tokens) / decode_seconds;
 }
 
 // A step yields one token of each sequence.
@@ -112,9 +144,6 @@ GenerateBenchResult bench_generate(const Arguments& args, const GenerateBenchOpt
       ranks);
   run_batch(model, engine, options);
   const Timing timing = run_batch(model, engine, options);
-  double weights = 0.0;
-  for (const Parameter& parameter : parameters.all())
-    weights += static_cast<double>(parameter.tensor.nbytes());
   const double cached = static_cast<double>(cache_needs(model).bytes) *
                         static_cast<double>(options.prompt + options.new_tokens / 2);
   GenerateBenchResult result{.name = options.name,
@@ -123,8 +152,9 @@ GenerateBenchResult bench_generate(const Arguments& args, const GenerateBenchOpt
                              .prompt = options.prompt,
                              .new_tokens = options.new_tokens,
                              .first_token_seconds = seconds_between(timing.start, timing.first),
+                             .decoded_tokens = timing.tokens,
                              .decode_seconds = seconds_between(timing.first, timing.end),
-                             .bytes_per_step = weights + static_cast<double>(options.batch) * cached,
+                             .bytes_per_step = weight_bytes(parameters) + static_cast<double>(options.batch) * cached,
                              .copy_bytes_per_second = copy_rate(device)};
   if (options.profiled_steps > 0 && device.is_cuda()) profile(model, engine, options, result);
   return result;
