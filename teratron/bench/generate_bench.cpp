@@ -65,8 +65,8 @@ void submit_batch(const LanguageModel& model, Engine& engine, const GenerateBenc
   }
 }
 
-// Decoding is timed while all sequences decode: prompts are read in several steps, and those that are complete
-// decode meanwhile.
+// Decoding is timed while all sequences decode: prompts are read in several steps, and those that are
+// complete decode meanwhile.
 Timing run_batch(const LanguageModel& model, Engine& engine, const GenerateBenchOptions& options) {
   Timing timing;
   int64_t begun = 0, ended = 0;
@@ -146,16 +146,17 @@ GenerateBenchResult bench_generate(const Arguments& args, const GenerateBenchOpt
   const Timing timing = run_batch(model, engine, options);
   const double cached = static_cast<double>(cache_needs(model).bytes) *
                         static_cast<double>(options.prompt + options.new_tokens / 2);
-  GenerateBenchResult result{.name = options.name,
-                             .device = device_name(device),
-                             .batch = options.batch,
-                             .prompt = options.prompt,
-                             .new_tokens = options.new_tokens,
-                             .first_token_seconds = seconds_between(timing.start, timing.first),
-                             .decoded_tokens = timing.tokens,
-                             .decode_seconds = seconds_between(timing.first, timing.end),
-                             .bytes_per_step = weight_bytes(parameters) + static_cast<double>(options.batch) * cached,
-                             .copy_bytes_per_second = copy_rate(device)};
+  GenerateBenchResult result{
+      .name = options.name,
+      .device = device_name(device),
+      .batch = options.batch,
+      .prompt = options.prompt,
+      .new_tokens = options.new_tokens,
+      .first_token_seconds = seconds_between(timing.start, timing.first),
+      .decoded_tokens = timing.tokens,
+      .decode_seconds = seconds_between(timing.first, timing.end),
+      .bytes_per_step = weight_bytes(parameters) + static_cast<double>(options.batch) * cached,
+      .copy_bytes_per_second = copy_rate(device)};
   if (options.profiled_steps > 0 && device.is_cuda()) profile(model, engine, options, result);
   return result;
 }

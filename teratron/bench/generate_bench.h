@@ -29,7 +29,7 @@ struct GenerateBenchResult {
   double first_token_seconds = 0.0;    // until all sequences have their first
   int64_t decoded_tokens = 0;          // from then on until the first sequence ends
   double decode_seconds = 0.0;         // of these
-  double bytes_per_step = 0.0;         // weights that are read, and keys and values in the middle of the answer
+  double bytes_per_step = 0.0;         // weights, and keys and values in the middle of the answer
   double copy_bytes_per_second = 0.0;  // read plus written
   int64_t profiled_steps = 0;
   KernelBreakdown breakdown = {};  // of these steps

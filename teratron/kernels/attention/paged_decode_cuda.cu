@@ -12,7 +12,8 @@ constexpr int most_in_cluster = 8;
 
 /// Adds up the parts of the block.
 template <typename Keys>
-__device__ void merge_parts(const typename Keys::Work& work, const HeadSums<Keys::H, Keys::W> (&parts)[Keys::parts],
+__device__ void merge_parts(const typename Keys::Work& work,
+                            const HeadSums<Keys::H, Keys::W> (&parts)[Keys::parts],
                             HeadSums<Keys::H, Keys::W>& result) {
   const int channels = work.args.channels;
   for (int i = threadIdx.x; i < work.heads * channels; i += threads) {

@@ -137,8 +137,9 @@ TEST_F(GpuPagedDecode, MatchesAttentionOfRandomShapes) {
     c.page_size = int64_t{4} << draw(0, 4);
     c.positions.resize(draw(1, 12));
     for (int64_t& position : c.positions) position = draw(0, draw(0, 1) == 0 ? 100 : most_positions - 1);
-    SCOPED_TRACE(fmt::format("case {}: {} heads in {} groups of {}, {}, window {}, pages of {}, {} rotated", i,
-                             c.heads, c.groups, c.channels, toString(c.type), c.window, c.page_size, c.rotated));
+    SCOPED_TRACE(fmt::format("case {}: {} heads in {} groups of {}, {}, window {}, pages of {}, {} rotated",
+                             i, c.heads, c.groups, c.channels, toString(c.type), c.window, c.page_size,
+                             c.rotated));
     expect_equal(c);
   }
 }

@@ -1,5 +1,5 @@
-// What the blocks of paged_decode_cuda.cu have in common: which keys and heads they have, rotation, storing of
-// the new key and value, and adding up of their parts.
+// What the blocks of paged_decode_cuda.cu have in common: which keys and heads they have, rotation, storing
+// of the new key and value, and adding up of their parts.
 #pragma once
 
 #include "teratron/kernels/attention/launchers.h"

@@ -1,12 +1,12 @@
-// The keys of a block of paged_decode_cuda.cu in bf16 or f16: a warp computes with 16 keys at a time for up to
-// 8 query heads that share them, on the tensor cores of mma.cuh:
+// The keys of a block of paged_decode_cuda.cu in bf16 or f16: a warp computes with 16 keys at a time for up
+// to 8 query heads that share them, on the tensor cores of mma.cuh:
 //
 //   scores [16 keys, 8 heads] = K q^T,   sums [W channels, 8 heads] += V^T p^T
 //
 // Nothing passes through shared memory, since the order of channels and of rows is free. With g and t of
 // mma.cuh a lane loads 16 bytes at a time,
-//   of keys g and g + 8, channels 32 s + 8 t ... + 7 for each s: two steps of the product over channels, whose
-//     order is permuted in q as in K;
+//   of keys g and g + 8, channels 32 s + 8 t ... + 7 for each s: two steps of the product over channels,
+//     whose order is permuted in q as in K;
 //   of values 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, channels 64 s + 8 g ... + 7: neighboring values, paired, are
 //     rows g and g + 8 of four tiles of V^T, which are channels 64 s + 8 g + 2 m and the next of tile m.
 // The next keys are loaded while scores become weights, the next values after the sums.

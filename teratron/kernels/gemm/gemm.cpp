@@ -161,8 +161,8 @@ void linear_weight_gradient_(at::Tensor sum, const OutputGradient& gradient, con
 bool normalizes_rows(const NormedRows& rows, const at::Tensor& w) {
   const auto& [x, parameters, options] = rows;
   const auto fits = [&](const at::Tensor& parameter) {
-    return !parameter.defined() || (parameter.scalar_type() == x.scalar_type() &&
-                                    parameter.is_contiguous() && is_aligned(parameter));
+    return !parameter.defined() ||
+           (parameter.scalar_type() == x.scalar_type() && parameter.is_contiguous() && is_aligned(parameter));
   };
   return use_skinny_gemm(x, w) && fits(parameters.weight) && fits(parameters.bias) &&
          cuda::skinny_gemm_norm_bytes(x.size(0), x.size(1)) <= cuda::most_skinny_gemm_norm_bytes;
@@ -196,8 +196,7 @@ at::Tensor linear_normed(const NormedRows& rows, const at::Tensor& w, const at::
 at::Tensor linear_normed_activation(const NormedRows& rows, const at::Tensor& w, const at::Tensor& bias,
                                     Activation activation) {
   TERATRON_ASSERT(w.size(0) % parts_of(activation) == 0, "gate|up of odd width {}", w.size(0));
-  const at::Tensor y =
-      at::empty({rows.x.size(0), w.size(0) / parts_of(activation)}, rows.x.options());
+  const at::Tensor y = at::empty({rows.x.size(0), w.size(0) / parts_of(activation)}, rows.x.options());
   cuda::SkinnyGemmArgs args = normed_args(y, rows, w, bias);
   args.activated = true;
   args.activation = activation;

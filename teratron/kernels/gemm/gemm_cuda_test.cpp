@@ -24,8 +24,8 @@ TEST_F(Gpu, LinearAdd) {
   }
 }
 
-// Few rows: a kernel of ours. Widths beside multiples of its tile, k beside multiples of its chunk; fewer tiles
-// than SMs with a long k, and many tiles for each block.
+// Few rows: a kernel of ours. Widths beside multiples of its tile, k beside multiples of its chunk; fewer
+// tiles than SMs with a long k, and many tiles for each block.
 constexpr std::array<std::array<int64_t, 3>, 14> few_rows{{{1, 8, 16},
                                                            {9, 4096, 520},
                                                            {6, 1096, 76},

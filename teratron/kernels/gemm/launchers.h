@@ -45,9 +45,9 @@ struct SkinnyNorm {
   bool rms = false, zero_centered = false;
 };
 /// out [rows, n] = x' [rows, k] w [n, k]^T (+ bias [n]) (+ addend [rows, n]), rounded once; or, activated,
-/// out = activation(z) of the rounded z = x' w^T (+ bias), without addend: [rows, n / 2] if gated. x' is x, or
-/// norm(x), rounded. bf16 or f16, contiguous, k a multiple of 8, all but bias and addend 16-byte aligned. Sums
-/// in f32; those of a row do not depend on the other rows, nor on their number.
+/// out = activation(z) of the rounded z = x' w^T (+ bias), without addend: [rows, n / 2] if gated. x' is x,
+/// or norm(x), rounded. bf16 or f16, contiguous, k a multiple of 8, all but bias and addend 16-byte aligned.
+/// Sums in f32; those of a row do not depend on the other rows, nor on their number.
 struct SkinnyGemmArgs {
   int64_t rows, n, k;
   const void *x, *w, *bias, *addend;

@@ -1,9 +1,9 @@
 // A GEMM of up to 8 rows, limited by the reading of w. Rows of w are the first operand of the tensor cores
-// (mma.cuh), the rows of x, padded to 8, the second. Blocks loop over tiles of 16 columns of the output; their
-// warps take turns in chunks of k, and the sums of the warps are added in shared memory. Each element of w is
-// read once, in 16 bytes per thread; the order of k within a chunk is permuted in both operands so that these
-// are fragments as they come. The next chunks, of the next tile after the last of this one, are always in
-// flight; the first are read before the kernel waits for its predecessor, which computes x.
+// (mma.cuh), the rows of x, padded to 8, the second. Blocks loop over tiles of 16 columns of the output;
+// their warps take turns in chunks of k, and the sums of the warps are added in shared memory. Each element
+// of w is read once, in 16 bytes per thread; the order of k within a chunk is permuted in both operands so
+// that these are fragments as they come. The next chunks, of the next tile after the last of this one, are
+// always in flight; the first are read before the kernel waits for its predecessor, which computes x.
 //
 // x may be normalized first (norm.h): by each block, in shared memory, beside the reading of w.
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace teratron::cuda {
 namespace {
 
 constexpr int tile = 16, half_tile = 8;
-constexpr int chunk = 64;  // of k, of a warp
+constexpr int chunk = 64;   // of k, of a warp
 constexpr int slots = 128;  // sums of a tile: 16 columns of 8 rows
 constexpr int most_warps = 16, least_warps = slots / 32;
 constexpr int row_padding = 32;  // of a normalized row, so that 8 rows are in different banks
@@ -56,7 +56,8 @@ __device__ int lane_column() {
   return lane() % 4 * 8;
 }
 
-/// The rows of w of a thread: a tile of an activation with a gate has 8 rows of the gate and the same 8 of up.
+/// The rows of w of a thread: a tile of an activation with a gate has 8 rows of the gate and the same 8 of
+/// up.
 template <bool gated>
 struct WeightRows {
   static constexpr int columns = gated ? half_tile : tile;  // of the output, of a tile
@@ -278,7 +279,8 @@ __global__ void __launch_bounds__(V::max_threads, V::blocks_per_sm)
   using Rows = WeightRows<Finish::gated>;
   Rows rows(args, blockIdx.x);
   Tokens tokens(args, shared);
-  const int begin = static_cast<int>(threadIdx.x) / 32 * chunk, stride = static_cast<int>(blockDim.x) / 32 * chunk;
+  const int begin = static_cast<int>(threadIdx.x) / 32 * chunk,
+            stride = static_cast<int>(blockDim.x) / 32 * chunk;
   WeightChunk w[V::depth];
 #pragma unroll
   for (int d = 0; d < V::depth; ++d) rows.load(begin + d * stride, w[d]);

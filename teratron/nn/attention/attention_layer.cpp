@@ -125,8 +125,7 @@ QueryKeyValue SelfAttention::project(const at::Tensor& x_SBH, const LayerContext
   return qkv;
 }
 
-at::Tensor SelfAttention::decode(const Normed& x_SBH, PagedKeyValues& paged,
-                                 const LayerContext& context) {
+at::Tensor SelfAttention::decode(const Normed& x_SBH, PagedKeyValues& paged, const LayerContext& context) {
   const int64_t groups = core_.query_groups(), per_group = core_.heads() / groups;
   QkvParts qkv =
       unpack_qkv(qkv_.forward_normed(x_SBH).unflatten(-1, {groups, per_group + 2, core_.kv_channels()}));
