@@ -1,4 +1,5 @@
 #include <charconv>
+#include <limits>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -94,10 +95,18 @@ void write_logits(const LanguageModel& model, const std::vector<std::vector<int6
   target.commit();
 }
 
+LoadedModel load_model(const ParsedArguments& parsed, const Mesh& mesh) {
+  LoadedModel loaded =
+      load_for_inference(parsed, {.dtype = at::kFloat, .device = choose_device(parsed.args)}, mesh);
+  // Relative positions have no last one.
+  if (loaded.args.position_embedding_type == "relative")
+    loaded.model.max_positions = std::numeric_limits<int64_t>::max();
+  return loaded;
+}
+
 // All tensor-parallel ranks compute; rank 0 writes.
 void run_rank(const ParsedArguments& parsed, const LogitsOptions& options, const Mesh& mesh) {
-  const LoadedModel loaded =
-      load_for_inference(parsed, {.dtype = at::kFloat, .device = choose_device(parsed.args)}, mesh);
+  const LoadedModel loaded = load_model(parsed, mesh);
   if (is_safetensors(options.input)) {
     const NamedTensors inputs = read_inputs(options.input, loaded.model);
     write_outputs(loaded.model, inputs, options.input,

@@ -119,9 +119,18 @@ def test_layouts(backend, ranks, layout, text, tmp_path):
     assert losses(parallel) == pytest.approx(losses(alone), rel=1e-4)
 
 
-def test_relative_positions_have_no_last_one(text):
-    trained = train(*T5, *data(text), *RELATIVE, "--encoder-seq-length", "64", "--decoder-seq-length", "40", "--eval-iters", "0")
+def test_relative_positions_have_no_last_one(text, tmp_path):
+    trained = train(*T5, *data(text), *RELATIVE, "--encoder-seq-length", "64", "--decoder-seq-length", "40", "--eval-iters", "0",
+                    "--save", tmp_path / "run")
     assert len(losses(trained)) == 8
+    source, target = torch.randint(5, 20, (2, 2, 90), generator=torch.Generator().manual_seed(2))
+
+    def logits(length):
+        save_file({"encoder_tokens": source, "decoder_tokens": target[:, :length].contiguous()}, tmp_path / "in.safetensors")
+        teratron("logits", "--load", tmp_path / "run", "--input", tmp_path / "in.safetensors", "--output", tmp_path / "out.safetensors")
+        return load_file(tmp_path / "out.safetensors")["lm_logits"]
+    long = logits(90)
+    assert long.shape[1] == 90 and torch.allclose(long[:, :50], logits(50), atol=1e-4) and long[:, 50:].isfinite().all()
     refused = teratron("pretrain", "gpt", *MOCK, "--position-embedding-type", "relative", code=2)
     message(refused, "only T5 has relative positions")
 
@@ -145,7 +154,9 @@ def test_mock_data():
     (["--num-attention-heads", "3"], ["num_attention_heads = 3"]),
     (["--encoder-num-layers", "3"], ["encoder_num_layers = 3", "num_layers = 2"]),
     (["--pipeline-model-parallel-split-rank", "1"], ["pipeline_model_parallel_split_rank"]),
-    (["--encoder-pipeline-model-parallel-size", "1"], ["--encoder-pipeline-model-parallel-size"]),
+    (["--encoder-pipeline-model-parallel-size", "1"],
+     ["--encoder-pipeline-model-parallel-size", "add them to --pipeline-model-parallel-size", "--pipeline-model-parallel-split-rank"]),
+    (["--encoder-tensor-model-parallel-size", "1"], ["--encoder-tensor-model-parallel-size", "--tensor-model-parallel-size"]),
 ])
 def test_contradictions(flags, words):
     message(train(*MOCK_T5, *flags, code=2), *words)

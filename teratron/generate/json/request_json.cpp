@@ -4,6 +4,7 @@
 
 #include "teratron/generate/json/request_fields.h"
 #include "teratron/generate/texts.h"
+#include "teratron/tokenizer/decoder_start.h"
 
 namespace teratron {
 
@@ -115,7 +116,7 @@ int32_t use_encoder_rules(RequestReader& reader) {
   if (!reader.tokenizer) return -1;
   const SpecialTokens& special = reader.tokenizer->special();
   reader.source_end = special.eos.value_or(-1);
-  reader.decoder_start = special.bos.value_or(special.cls.value_or(special.pad.value_or(-1)));
+  reader.decoder_start = decoder_start(special).value_or(-1);
   return special.eos.value_or(special.sep.value_or(-1));
 }
 

@@ -4,6 +4,7 @@
 #include "teratron/models/t5/t5.h"
 #include "teratron/models/t5/t5_inference.h"
 #include "teratron/models/t5/t5_operators.h"
+#include "teratron/tokenizer/decoder_start.h"
 
 namespace teratron {
 
@@ -117,8 +118,7 @@ ModelPlan t5_plan(const T5Config& config, const BatchSchema& batch) {
 T5DataOptions t5_data_options(const DataRequest& request) {
   const Arguments& args = request.args;
   const SpecialTokens& special = request.tokenizer.special();
-  // Published T5s have no token for the begin, and start with padding.
-  const auto begin = special.bos ? special.bos : special.cls ? special.cls : special.pad;
+  const std::optional<int32_t> begin = decoder_start(special);
   return {.sources = data_sources(request),
           .samples = {.sequence_length = args.seq_length.value(),
                       .seed = static_cast<uint32_t>(args.seed),
