@@ -86,12 +86,12 @@ bool is_tokenizer_setting(std::string_view name) {
 }
 
 void add_architecture(const Schema& schema, const HfModel& model, const Arguments& given,
-                      ParseResult& settings) {
+                      const Sources& sources, ParseResult& settings) {
   const json defaults = json::parse(to_json(Arguments()));
   for (const auto& [name, value] : model.settings.items()) {
     std::string written = value.is_string() ? value.get<std::string>() : value.dump();
     if (is_tokenizer_setting(name) && names_tokenizer(given)) continue;
-    if (name == "seq_length" && given.encoder_seq_length) continue;  // the same length
+    if (is_given_otherwise(name, sources)) continue;
     if (name == "vocab_size" && takes_vocabulary(given, model)) {
       written = std::to_string(value.get<int64_t>() - 1);  // NullTokenizer adds an end-of-document token
     } else if (name == "vocab_size" && !has_rows_of_model(given)) {
@@ -134,7 +134,7 @@ ParseResult architecture_settings(std::string_view program, const Schema& schema
   ParseResult settings;
   const auto add = [&](const HfModel& model) {
     check_family(program, model);
-    add_architecture(schema, model, args, settings);
+    add_architecture(schema, model, args, sources, settings);
   };
   try {
     std::vector<std::string_view> chosen;

@@ -85,6 +85,10 @@ std::string canonical_config(const std::string& config, const std::string& where
   return settings.dump();
 }
 
+bool is_given_otherwise(std::string_view setting, const Sources& sources) {
+  return setting == "seq_length" && sources.contains("encoder_seq_length");
+}
+
 std::vector<std::string> resumable_overrides(const std::string& config, bool finetune) {
   if (json::parse(config).value("position_embedding_type", "learned_absolute") == "learned_absolute")
     return {};
@@ -106,9 +110,9 @@ void use_checkpoint_args(ParsedArguments& parsed) {
   for (const std::string& name : names) {
     const Schema::Target* target = arguments_schema().find(name);
     const auto source = parsed.sources.find(name);
-    const bool given = source != parsed.sources.end() && source->second != program_default_source;
+    const bool given = (source != parsed.sources.end() && source->second != program_default_source) ||
+                       is_given_otherwise(name, parsed.sources);
     if (!target || !target->field || given) continue;
-    if (name == "seq_length" && parsed.sources.contains("encoder_seq_length")) continue;  // the same length
     const Value value = get_value(*target->field, &saved);
     if (value == get_value(*target->field, &parsed.args)) continue;
     set_value(*target->field, value, &parsed.args);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "teratron/settings/arguments.h"
@@ -18,6 +19,9 @@ std::string canonical_config(const std::string& config, const std::string& where
 /// Model settings that may differ from the checkpoint's, as no tensor depends on them:
 /// max_position_embeddings without learned positions, and the rotary settings when finetuning.
 std::vector<std::string> resumable_overrides(const std::string& config, bool finetune);
+
+/// Whether the user gave the setting under another name: T5's encoder_seq_length is seq_length.
+bool is_given_otherwise(std::string_view setting, const Sources& sources);
 
 /// --use-checkpoint-args: takes the model settings, tokenizer type and sequence length that the user did not
 /// set from the checkpoint of --load (--ckpt-step), if there is one, and adds a notice. Call before

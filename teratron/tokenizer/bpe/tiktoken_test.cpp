@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "teratron/testing/tokenizer_files.h"
+#include "teratron/tokenizer/base64.h"
 #include "teratron/tokenizer/bpe/tiktoken_tokenizer.h"
 
 namespace teratron {
@@ -10,19 +11,6 @@ namespace {
 using testing::encode;
 using testing::expect_user_error;
 using Ids = std::vector<int32_t>;
-
-std::string base64(std::string_view bytes) {
-  constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string text;
-  for (size_t i = 0; i < bytes.size(); i += 3) {
-    uint32_t group = 0;
-    for (size_t k = 0; k < 3; ++k)
-      group = group << 8 | (i + k < bytes.size() ? static_cast<uint8_t>(bytes[i + k]) : 0);
-    for (const int shift : {18, 12, 6, 0}) text += kDigits[group >> shift & 63];
-    for (size_t k = bytes.size() - i; k < 3; ++k) text[text.size() - 3 + k] = '=';
-  }
-  return text;
-}
 
 /// The 256 bytes and a few words.
 std::vector<std::string> vocabulary() {
@@ -35,13 +23,13 @@ std::vector<std::string> vocabulary() {
 std::string json_file(const testing::TemporaryFolder& folder, const std::vector<std::string>& tokens) {
   auto list = nlohmann::json::array();
   for (size_t i = 0; i < tokens.size(); ++i)
-    list.push_back({{"rank", i}, {"token_bytes", base64(tokens[i])}});
+    list.push_back({{"rank", i}, {"token_bytes", encode_base64(tokens[i])}});
   return folder.write("vocab.json", list.dump());
 }
 
 std::string line_file(const testing::TemporaryFolder& folder, const std::vector<std::string>& tokens) {
   std::string text;
-  for (size_t i = 0; i < tokens.size(); ++i) text += fmt::format("{} {}\n", base64(tokens[i]), i);
+  for (size_t i = 0; i < tokens.size(); ++i) text += fmt::format("{} {}\n", encode_base64(tokens[i]), i);
   return folder.write("vocab.tiktoken", text);
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "teratron/base/error.h"
+#include "teratron/tokenizer/base64.h"
 #include "teratron/tokenizer/sentencepiece/sentencepiece_normalizer.h"
 
 namespace teratron {
@@ -24,18 +25,6 @@ void check(const SentencePieceSpec& spec) {
   if (!spec.normalizer.escape_whitespaces) refuse("its pieces hold spaces unescaped");
   if (spec.normalizer.whitespace_as_suffix) refuse("spaces follow words");
   if (spec.denormalizer && !spec.denormalizer->charsmap.empty()) refuse("it normalizes decoded text");
-}
-
-std::string base64(std::string_view bytes) {
-  constexpr std::string_view digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string text;
-  for (size_t at = 0; at < bytes.size(); at += 3) {
-    uint32_t group = 0;
-    for (size_t i = 0; i < 3; ++i)
-      group = group << 8 | (at + i < bytes.size() ? static_cast<unsigned char>(bytes[at + i]) : 0U);
-    for (size_t i = 0; i < 4; ++i) text += at + i > bytes.size() ? '=' : digits[group >> (18 - 6 * i) & 63];
-  }
-  return text;
 }
 
 Json replace(const Json& pattern, std::string_view content) {
@@ -76,7 +65,7 @@ Json pre_tokenizer_json(const std::vector<std::string_view>& fixed) {
 Json normalizer_json(const NormalizerSpec& spec) {
   Json steps = Json::array();
   if (!spec.charsmap.empty())
-    steps.push_back({{"type", "Precompiled"}, {"precompiled_charsmap", base64(spec.charsmap)}});
+    steps.push_back({{"type", "Precompiled"}, {"precompiled_charsmap", encode_base64(spec.charsmap)}});
   if (spec.remove_extra_whitespaces) {
     steps.push_back(replace({{"Regex", R"(\A +)"}}, ""));
     steps.push_back(replace({{"Regex", " {2,}"}}, " "));
