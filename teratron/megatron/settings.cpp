@@ -212,13 +212,11 @@ json megatron_settings(const MegatronSource& source, const json& given) {
 }
 
 int64_t saved_vocabulary(const PickleValue* args) {
-  for (const char* name : {"orig_vocab_size", "vocab_size"}) {
-    const json size = saved(args, name);
-    // NullTokenizer's does not count its end of document.
-    if (size.is_number_integer() && size > 0)
-      return size.get<int64_t>() + (saved(args, "tokenizer_type") == "NullTokenizer" ? 1 : 0);
-  }
-  return 0;
+  const json rows = saved(args, "orig_vocab_size"), size = saved(args, "vocab_size");
+  if (rows.is_number_integer() && rows > 0) return rows;
+  if (!size.is_number_integer() || size <= 0) return 0;
+  // NullTokenizer's does not count its end of document.
+  return size.get<int64_t>() + (saved(args, "tokenizer_type") == "NullTokenizer" ? 1 : 0);
 }
 
 }  // namespace teratron
