@@ -132,6 +132,7 @@ HfModel parse_hf_config(const std::string& text, const std::string& where) {
     known.push_back(family.model_type);
     if (type != family.model_type) continue;
     for (const HfKey& key : family.keys) read_key(key, config);
+    if (config.has("quantization_config")) config.unsupported("quantization_config");
     if (config.problems.empty()) return {&family, std::move(config.settings), {}, where};
     std::vector<Problem> problems;
     for (const std::string& problem : config.problems) problems.push_back({problem, where, {}});

@@ -178,6 +178,9 @@ REFUSED = {  # a family, a change of its config.json, what the error says
     "llama3-factors": ("llama3-positions", {"rope_parameters": {**LLAMA3_ROPE, "low_freq_factor": 2.0}},
                        "low_freq_factor"),
     "gemma2": ("gemma", {"model_type": "gemma2"}, "gemma2"),
+    "scaling beside rope_parameters": ("llama2", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+    "scaling by no whole number": ("qwen2", {"rope_scaling": {"type": "linear", "factor": 2.5}}, "'factor' = 2.5"),
+    "quantized": ("llama2", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
 }
 
 
@@ -189,6 +192,18 @@ def test_what_cannot_be_computed_exactly_is_refused(name, tmp_path):
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     said = run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt", code=4)
     assert reason in said and not (tmp_path / "ckpt").exists()
+
+
+def test_a_scaling_beside_rope_parameters_counts(tmp_path):
+    """The latter are not read then, not even their base."""
+    model = random_model("llama2")
+    model.save_pretrained(tmp_path / "in")
+    file = tmp_path / "in" / "config.json"
+    keys = json.loads(file.read_text())
+    keys["rope_parameters"]["rope_theta"] = 777.0
+    file.write_text(json.dumps({**keys, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}))
+    run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt")
+    check_logits(type(model).from_pretrained(tmp_path / "in").eval(), tmp_path)
 
 
 def test_files_of_transformers_4_are_read(tmp_path):

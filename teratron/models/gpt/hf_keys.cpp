@@ -85,9 +85,11 @@ int64_t whole(HfConfig& config, std::string_view key, double otherwise) {
   return 1;
 }
 
-// The dict of a newer file, or of an older one's scaling, merged into the keys.
+// The dict of a newer file, or of an older one's scaling, merged into the keys. Where both are there, every
+// release of transformers takes the scaling alone.
 void flatten_rope(HfConfig& config) {
-  const char* const name = config.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  const bool scales = config.has("rope_scaling") && !config.keys["rope_scaling"].empty();
+  const char* const name = scales ? "rope_scaling" : "rope_parameters";
   const json rope = config.has(name) ? config.keys[name] : json::object();
   if (!rope.is_object()) return config.problem("'{}' is not an object", name);
   for (const auto& [key, value] : rope.items()) {

@@ -12,8 +12,19 @@ namespace {
 
 constexpr std::string_view scaled = "scale_decoder_outputs", tied_key = "tie_word_embeddings";
 
+// Files of transformers repeat what follows from feed_forward_proj, and are read by that.
+void check_activation(const std::string& name, HfConfig& config) {
+  const bool gated = name.starts_with("gated-");
+  const std::string plain = gated ? name.substr(name.find('-') + 1) : name;
+  if (config.has("is_gated_act") && config.keys["is_gated_act"] != gated) config.unsupported("is_gated_act");
+  if (config.has("dense_act_fn") &&
+      config.keys["dense_act_fn"] != (name == "gated-gelu" ? "gelu_new" : plain))
+    config.unsupported("dense_act_fn");
+}
+
 void read_feed_forward(std::string_view key, HfConfig& config, const char* otherwise) {
   const std::string name = config.get(key, otherwise);
+  check_activation(name, config);
   json& settings = config.settings;
   for (const char* kind : {"relu", "geglu", "swiglu", "openai_gelu"}) settings[kind] = false;
   if (name == "relu") {
