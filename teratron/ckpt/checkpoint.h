@@ -144,19 +144,6 @@ void check_same_model(const CheckpointInfo& info, const std::string& config,
 int64_t load_tensors(const std::filesystem::path& path, const std::vector<LocalTensor>& tensors,
                      const std::vector<std::string>& ignored, HostGroup& group);
 
-/// Reads single tensors of one checkpoint, in any order: for tools. Not collective, not thread-safe.
-class CheckpointReader {
- public:
-  explicit CheckpointReader(const std::filesystem::path& path);
-  ~CheckpointReader();
-  /// Errors like load_tensors.
-  void read(const LocalTensor& target);
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
-
 struct LoadRequest {
   std::filesystem::path directory;
   std::optional<int64_t> iteration;  // if set, no fallback and no quarantine

@@ -8,9 +8,9 @@
 
 #include "teratron/base/fault_point.h"
 #include "teratron/ckpt/checkpoint.h"
+#include "teratron/ckpt/checkpoint_source.h"
 #include "teratron/ckpt/collective_errors.h"
 #include "teratron/ckpt/directory.h"
-#include "teratron/ckpt/foreign_checkpoint.h"
 #include "teratron/ckpt/safetensors.h"
 #include "teratron/ckpt/save_plan.h"
 #include "teratron/ckpt/shard_reader.h"
@@ -244,7 +244,7 @@ int64_t load_tensors(const fs::path& path, const std::vector<LocalTensor>& tenso
   return reader.bytes_read();
 }
 
-void load_tensors(const ForeignCheckpoint& checkpoint, const std::vector<LocalTensor>& tensors,
+void load_tensors(const CheckpointSource& checkpoint, const std::vector<LocalTensor>& tensors,
                   const std::vector<std::string>& ignored, HostGroup& group) {
   const std::vector<std::string> matches =
       run_on_all_ranks(group, [&] { return match(tensors, checkpoint.info()).dump(); });
@@ -273,7 +273,11 @@ struct CheckpointReader::State {
 CheckpointReader::CheckpointReader(const fs::path& path) : state_(std::make_unique<State>(path)) {}
 CheckpointReader::~CheckpointReader() = default;
 
-void CheckpointReader::read(const LocalTensor& target) {
+const CheckpointInfo& CheckpointReader::info() const {
+  return state_->info;
+}
+
+void CheckpointReader::read(const LocalTensor& target) const {
   reject_mismatches({match({target}, state_->info).dump()}, state_->info, {""});
   state_->loader.load(target);
   if (!state_->reader.problems().empty()) throw CorruptCheckpoint(std::move(state_->reader.problems()));

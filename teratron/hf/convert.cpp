@@ -1,15 +1,18 @@
 #include "teratron/hf/convert.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <system_error>
 
 #include "teratron/base/file.h"
-#include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/directory.h"
+#include "teratron/hf/byte_progress.h"
 #include "teratron/hf/float_convert.h"
 #include "teratron/hf/hf_checkpoint.h"
 #include "teratron/hf/placement.h"
+#include "teratron/hf/transpose.h"
+#include "teratron/tokenizer/decoder_start.h"
 
 namespace teratron {
 
@@ -18,28 +21,7 @@ using nlohmann::json;
 
 namespace {
 
-std::vector<char> buffer_for(const std::vector<int64_t>& shape, Dtype dtype) {
-  return std::vector<char>(static_cast<size_t>(*checked_numel(shape) * size_of(dtype)));
-}
-
-// Copies the rows of a source out of our tensor.
-void copy_source(const HfTensor& tensor, size_t source, const char* ours, char* theirs, int64_t bytes) {
-  const HfSource& layout = tensor.sources[source];
-  const int64_t columns = tensor.columns();
-  const auto copy = [&](int64_t our_element, int64_t their_element, int64_t count) {
-    std::memcpy(theirs + their_element * bytes, ours + our_element * bytes,
-                static_cast<size_t>(count * bytes));
-  };
-  for (const RowSlice& slice : tensor.slices()) {
-    if (slice.source == source && !layout.transposed)
-      copy(slice.our_row * columns, slice.row * columns, slice.rows * columns);
-    if (slice.source != source || !layout.transposed) continue;
-    for (int64_t row = 0; row < slice.rows; ++row) {
-      for (int64_t column = 0; column < columns; ++column)
-        copy((slice.our_row + row) * columns + column, column * layout.shape[1] + slice.row + row, 1);
-    }
-  }
-}
+constexpr int64_t block_bytes = int64_t{16} << 20;
 
 void check_empty(const fs::path& destination) {
   std::error_code ignored;
@@ -51,25 +33,114 @@ void check_empty(const fs::path& destination) {
 
 // What is written: each tensor's sources, one after another.
 struct ExportPlan {
+  struct Origin {
+    size_t tensor, source;
+  };
+
   HfModel model;
   std::vector<HfTensor> tensors;
   std::vector<SafetensorsWriter::Tensor> outputs;
+  std::vector<Origin> origins;  // of the outputs
+
+  int64_t bytes() const {
+    int64_t sum = 0;
+    for (const auto& output : outputs) sum += *checked_numel(output.shape) * size_of(output.dtype);
+    return sum;
+  }
 };
 
 ExportPlan plan_export(const CheckpointInfo& info, std::optional<Dtype> dtype) {
-  ExportPlan plan{hf_model_of(info), {}, {}};
+  ExportPlan plan{hf_model_of(info), {}, {}, {}};
   plan.tensors = hf_tensors(plan.model, info.tensors.size());
   Unplaced unplaced{info.tensors, plan.model.where, "but the settings require"};
-  for (const HfTensor& tensor : plan.tensors) {
-    const std::optional<Dtype> saved = unplaced.place(tensor.name, tensor.shape);
-    for (const HfSource& source : tensor.sources)
-      plan.outputs.push_back({source.name, dtype.value_or(saved.value_or(Dtype::f32)), source.shape});
+  for (size_t tensor = 0; tensor < plan.tensors.size(); ++tensor) {
+    const HfTensor& ours = plan.tensors[tensor];
+    const std::optional<Dtype> saved = unplaced.place(ours.name, ours.shape);
+    for (size_t source = 0; source < ours.sources.size(); ++source) {
+      const auto& [name, shape, transposed] = ours.sources[source];
+      plan.outputs.push_back({name, dtype.value_or(saved.value_or(Dtype::f32)), shape});
+      plan.origins.push_back({tensor, source});
+    }
   }
   unplaced.finish([](const std::string& name) { return name.starts_with("optimizer."); });
   return plan;
 }
 
-void write_tokenizer(const HfTokenizer& tokenizer, const fs::path& directory, json& config) {
+// Writes the tensors of a plan in blocks. What is the same on both sides is read in blocks, too; what is cut
+// or transposed is taken out of the whole tensor, which stays until the next one.
+class ExportStream {
+ public:
+  ExportStream(const CheckpointSource& source, const ExportPlan& plan)
+      : source_(source), plan_(plan), progress_("written", plan.bytes()) {}
+
+  void write(size_t output, const AppendBytes& append) {
+    const auto [index, number] = plan_.origins[output];
+    const HfTensor& tensor = plan_.tensors[index];
+    const std::vector<int64_t>& shape = plan_.outputs[output].shape;
+    const Dtype saved = source_.info().tensors.at(tensor.name).dtype, to = plan_.outputs[output].dtype;
+    if (!tensor.is_copy() && number == 0) load(tensor, saved);
+    const int64_t row = shape.size() == 1 ? 1 : shape[1], widest = std::max(size_of(saved), size_of(to));
+    const int64_t step = std::max<int64_t>(1, block_bytes / std::max<int64_t>(1, row * widest));
+    for (int64_t begin = 0; begin < shape[0]; begin += step) {
+      const int64_t end = std::min(begin + step, shape[0]), count = (end - begin) * row;
+      block_.resize(std::max(block_.size(), static_cast<size_t>(count * widest)));
+      if (tensor.is_copy()) {
+        source_.read(
+            {tensor.name, saved, Shard::replicated(tensor.shape), begin * row, end * row, block_.data()});
+      } else {
+        gather(tensor, number, {begin, end}, size_of(saved));
+      }
+      convert_floats(block_.data(), count, saved, to);
+      append(block_.data(), count * size_of(to));
+      progress_.add(count * size_of(to));
+    }
+  }
+
+ private:
+  struct Rows {
+    int64_t begin, end;
+  };
+
+  void load(const HfTensor& tensor, Dtype saved) {
+    const int64_t elements = *checked_numel(tensor.shape);
+    whole_ = nullptr;  // before the next is allocated
+    whole_ = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(elements * size_of(saved)));
+    source_.read({tensor.name, saved, Shard::replicated(tensor.shape), 0, elements, whole_.get()});
+  }
+
+  // Rows of a file's tensor.
+  void gather(const HfTensor& tensor, size_t number, Rows rows, int64_t element) {
+    const HfSource& theirs = tensor.sources[number];
+    const int64_t columns = tensor.columns();
+    for (const RowSlice& slice : tensor.slices()) {
+      if (slice.source != number) continue;
+      const char* const ours = whole_.get() + slice.our_row * columns * element;
+      if (theirs.transposed) {
+        transpose(ours + rows.begin * element, block_.data() + slice.row * element,
+                  {.rows = slice.rows,
+                   .columns = rows.end - rows.begin,
+                   .in_stride = columns,
+                   .out_stride = theirs.shape[1]},
+                  element);
+        continue;
+      }
+      const int64_t begin = std::max(rows.begin, slice.row), end = std::min(rows.end, slice.row + slice.rows);
+      if (begin < end)
+        std::memcpy(block_.data() + (begin - rows.begin) * columns * element,
+                    ours + (begin - slice.row) * columns * element,
+                    static_cast<size_t>((end - begin) * columns * element));
+    }
+  }
+
+  const CheckpointSource& source_;
+  const ExportPlan& plan_;
+  ByteProgress progress_;
+  std::vector<char> block_;
+  std::unique_ptr<char[]> whole_;
+};
+
+void write_tokenizer(const HfTokenizer& tokenizer, const fs::path& directory, bool has_decoder,
+                     json& config) {
   for (const auto& [name, file] : tokenizer.files)
     write_text(directory / name, read_text(file, {.kind = ExitCode::checkpoint}), ExitCode::checkpoint);
   for (const auto& [name, text] : tokenizer.contents)
@@ -83,64 +154,75 @@ void write_tokenizer(const HfTokenizer& tokenizer, const fs::path& directory, js
   set("bos_token_id", tokenizer.special.bos);
   set("eos_token_id", tokenizer.special.eod);
   set("pad_token_id", tokenizer.special.pad);
+  if (has_decoder) set("decoder_start_token_id", decoder_start(tokenizer.special));
 }
 
-void write_export(const HfExport& request, const fs::path& directory, ConversionReport& report) {
-  const CheckpointInfo info = open_checkpoint(request.source);
-  const auto [model, tensors, outputs] = plan_export(info, request.dtype);
-  CheckpointReader reader(request.source);
-  auto tensor = tensors.begin();
-  size_t source = 0;
-  std::vector<char> ours;
-  write_sharded_safetensors(directory, outputs, request.max_shard_bytes, [&](size_t i) {
-    if (source == tensor->sources.size()) ++tensor, source = 0;
-    if (source == 0) {
-      const Dtype saved = info.tensors.at(tensor->name).dtype;
-      ours = buffer_for(tensor->shape, saved);
-      reader.read({tensor->name, saved, Shard::replicated(tensor->shape), 0, -1, ours.data()});
-      ours = convert_floats(std::move(ours), saved, outputs[i].dtype);
-    }
-    std::vector<char> theirs = buffer_for(outputs[i].shape, outputs[i].dtype);
-    report.elements += *checked_numel(outputs[i].shape);
-    copy_source(*tensor, source++, ours.data(), theirs.data(), size_of(outputs[i].dtype));
-    return theirs;
-  });
-  json config = hf_config(model, outputs[0].dtype);
-  write_tokenizer(request.tokenizer, directory, config);
+void write_export(const CheckpointSource& source, const HfExport& request, const fs::path& directory,
+                  ConversionReport& report) {
+  const ExportPlan plan = plan_export(source.info(), request.dtype);
+  {
+    ExportStream stream(source, plan);
+    write_sharded_safetensors(directory, plan.outputs, request.max_shard_bytes,
+                              [&](size_t i, const AppendBytes& append) { stream.write(i, append); });
+  }
+  json config = hf_config(plan.model, plan.outputs[0].dtype);
+  write_tokenizer(request.tokenizer, directory, plan.model.family->family == "t5", config);
   write_text(directory / "config.json", config.dump(2) + "\n", ExitCode::checkpoint);
-  report.tensors = static_cast<int64_t>(outputs.size());
-  report.notices = model.notices;
+  report.tensors = static_cast<int64_t>(plan.outputs.size());
+  for (const auto& output : plan.outputs) report.elements += *checked_numel(output.shape);
+  report.notices = plan.model.notices;
+}
+
+bool is_optimizer(const std::string& name) {
+  return name.starts_with("optimizer.");
+}
+
+LocalTensor tensor_to_save(const CheckpointSource& source, const std::string& name, Dtype to,
+                           ByteProgress& progress) {
+  const auto& [from, shape] = source.info().tensors.at(name);
+  LocalTensor tensor{.name = name, .dtype = to, .shard = Shard::replicated(shape)};
+  const auto read = [&source, &progress, name, from = from, to, shard = tensor.shard](int64_t begin,
+                                                                                      int64_t end) {
+    const int64_t count = end - begin, bytes = count * std::max(size_of(from), size_of(to));
+    const auto values = std::make_shared_for_overwrite<char[]>(static_cast<size_t>(bytes));
+    source.read({name, from, shard, begin, end, values.get()});
+    convert_floats(values.get(), count, from, to);
+    progress.add(count * size_of(from));
+    return std::shared_ptr<const void>(values, values.get());
+  };
+  if (source.reads_in_parts(name)) {
+    tensor.read = read;
+  } else {
+    tensor.fetch = [read, elements = *checked_numel(shape)] { return read(0, elements); };
+  }
+  return tensor;
 }
 
 }  // namespace
 
-ConversionReport import_hf(const HfImport& request) {
-  std::error_code ignored;
-  if (!fs::is_directory(request.source, ignored)) reject_pickled(request.source);
-  const HfCheckpoint source(request.source);
-  SaveRequest save{.directory = request.destination, .config = source.info().config, .writers = 1};
-  ConversionReport report{.tensors = static_cast<int64_t>(source.tensors().size())};
-  for (const HfTensor& tensor : source.tensors()) {
-    const Dtype from = source.info().tensors.at(tensor.name).dtype, to = request.dtype.value_or(from);
-    const auto read = [&source, &tensor, from, to](int64_t begin, int64_t end) {
-      std::vector<char> bytes(static_cast<size_t>((end - begin) * size_of(from)));
-      source.read({tensor.name, from, Shard::replicated(tensor.shape), begin, end, bytes.data()});
-      const auto result = std::make_shared<std::vector<char>>(convert_floats(std::move(bytes), from, to));
-      return std::shared_ptr<const void>(result, result->data());
-    };
-    const int64_t elements = *checked_numel(tensor.shape);
-    save.tensors.push_back({.name = tensor.name, .dtype = to, .shard = Shard::replicated(tensor.shape)});
-    // Transposed tensors are read as a whole, however little of them is asked for.
-    if (tensor.sources[0].transposed) {
-      save.tensors.back().fetch = [read, elements] { return read(0, elements); };
-    } else {
-      save.tensors.back().read = read;
-    }
-    report.elements += elements;
+ConversionReport import_checkpoint(const CheckpointSource& source, const CheckpointImport& request) {
+  const CheckpointInfo& info = source.info();
+  SaveRequest save{.directory = request.destination,
+                   .iteration = info.iteration,
+                   .config = info.config,
+                   .state = info.state};
+  ConversionReport report{.tensors = static_cast<int64_t>(info.tensors.size())};
+  ByteProgress progress("converted", info.bytes);
+  for (const auto& [name, tensor] : info.tensors) {
+    const Dtype to = is_optimizer(name) ? Dtype::f32 : request.dtype.value_or(tensor.dtype);
+    save.tensors.push_back(tensor_to_save(source, name, to, progress));
+    // Whole tensors are in memory one at a time.
+    if (!source.reads_in_parts(name)) save.writers = 1;
+    report.elements += *checked_numel(tensor.shape);
+    report.can_continue = report.can_continue || is_optimizer(name);
   }
   SingleHostGroup alone;
   report.result = save_checkpoint(save, alone).path;
   return report;
+}
+
+ConversionReport import_hf(const fs::path& folder, const CheckpointImport& request) {
+  return import_checkpoint(HfCheckpoint(folder), request);
 }
 
 void check_export(const CheckpointInfo& info, const fs::path& destination) {
@@ -148,7 +230,7 @@ void check_export(const CheckpointInfo& info, const fs::path& destination) {
   plan_export(info, std::nullopt);
 }
 
-ConversionReport export_hf(const HfExport& request) {
+ConversionReport export_hf(const CheckpointSource& source, const HfExport& request) {
   std::error_code ignored;
   check_empty(request.destination);
   fs::path destination = request.destination;
@@ -158,7 +240,7 @@ ConversionReport export_hf(const HfExport& request) {
   make_directories(partial, ExitCode::config);
   ConversionReport report{.result = destination};
   try {
-    write_export(request, partial, report);
+    write_export(source, request, partial, report);
     rename_path(partial, destination, ExitCode::checkpoint);
   } catch (...) {
     fs::remove_all(partial, ignored);

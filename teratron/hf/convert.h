@@ -1,5 +1,5 @@
-// Import and export of Hugging Face models, streaming: import needs a few MiB (for Conv1D, which is
-// transposed, one tensor), export one tensor (twice when converting dtypes).
+// Import and export of checkpoints, streaming: needs the memory of a few blocks and, where a tensor is cut or
+// transposed, of that tensor. Long conversions show their progress (byte_progress.h).
 #pragma once
 
 #include <cstdint>
@@ -9,24 +9,10 @@
 #include <vector>
 
 #include "teratron/base/dtype.h"
-#include "teratron/ckpt/checkpoint.h"
+#include "teratron/ckpt/checkpoint_source.h"
 #include "teratron/hf/export_tokenizer.h"
 
 namespace teratron {
-
-struct HfImport {
-  std::filesystem::path source;       // folder with config.json and weights (weight_files.h)
-  std::filesystem::path destination;  // --save folder; the checkpoint is iter_0000000
-  std::optional<Dtype> dtype;         // of the result; default: as in the files
-};
-
-struct HfExport {
-  std::filesystem::path source;       // an iter_* directory
-  std::filesystem::path destination;  // must not exist, or be empty
-  std::optional<Dtype> dtype;
-  int64_t max_shard_bytes = int64_t{5} * 1000 * 1000 * 1000;
-  HfTokenizer tokenizer;
-};
 
 struct ConversionReport {
   std::filesystem::path result;
@@ -36,12 +22,27 @@ struct ConversionReport {
   bool can_continue = false;              // the result has the state of a training
 };
 
-/// Weights and settings, including the paths of the folder's tokenizer; no optimizer state or counters (train
-/// with --finetune).
-ConversionReport import_hf(const HfImport& request);
+struct CheckpointImport {
+  std::filesystem::path destination;  // --save folder; the checkpoint keeps its iteration
+  std::optional<Dtype> dtype = {};    // of the weights; default: as they are
+};
+
+/// Saves a checkpoint of another format as one of ours.
+ConversionReport import_checkpoint(const CheckpointSource& source, const CheckpointImport& request);
+
+/// A folder of Hugging Face, as iteration 0: weights and settings, including the paths of the folder's
+/// tokenizer; no optimizer state or counters (train with --finetune).
+ConversionReport import_hf(const std::filesystem::path& folder, const CheckpointImport& request);
+
+struct HfExport {
+  std::filesystem::path destination;  // must not exist, or be empty
+  std::optional<Dtype> dtype = {};
+  int64_t max_shard_bytes = int64_t{5} * 1000 * 1000 * 1000;
+  HfTokenizer tokenizer = {};
+};
 
 /// Writes config.json, model*.safetensors with index, and tokenizer files, committed by one rename.
-ConversionReport export_hf(const HfExport& request);
+ConversionReport export_hf(const CheckpointSource& source, const HfExport& request);
 
 /// Whether export_hf() can succeed, before there is a checkpoint: UserError(checkpoint) if no model of
 /// transformers has these settings and tensors, UserError(config) if the folder is not empty.

@@ -1,5 +1,7 @@
 #include "teratron/hf/float_convert.h"
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 
@@ -23,20 +25,26 @@ struct Bfloat16 {
 };
 
 template <typename From, typename To>
-std::vector<char> convert(const std::vector<char>& source) {
-  const size_t count = source.size() / sizeof(From);
-  std::vector<char> target(count * sizeof(To));
-  for (size_t i = 0; i < count; ++i) {
-    From value;
-    std::memcpy(&value, source.data() + i * sizeof(From), sizeof(From));
-    const To converted = static_cast<To>(static_cast<float>(value));
-    std::memcpy(target.data() + i * sizeof(To), &converted, sizeof(To));
+void convert(char* values, int64_t count) {
+  constexpr int64_t step = 1024;
+  std::array<To, step> converted;  // what is written next may lie on what is read
+  const int64_t steps = (count + step - 1) / step;
+  for (int64_t i = 0; i < steps; ++i) {
+    // Wider values from the last on, so that none is overwritten before it is read.
+    const int64_t begin = (sizeof(To) > sizeof(From) ? steps - 1 - i : i) * step;
+    const int64_t length = std::min(step, count - begin);
+    for (int64_t k = 0; k < length; ++k) {
+      From value;
+      std::memcpy(&value, values + (begin + k) * static_cast<int64_t>(sizeof(From)), sizeof(From));
+      converted[k] = static_cast<To>(static_cast<float>(value));
+    }
+    std::memcpy(values + begin * static_cast<int64_t>(sizeof(To)), converted.data(),
+                static_cast<size_t>(length) * sizeof(To));
   }
-  return target;
 }
 
 template <typename Function>
-std::vector<char> with_type(Dtype dtype, const Function& function) {
+void with_type(Dtype dtype, const Function& function) {
   switch (dtype) {
     case Dtype::f64:
       return function(double{});
@@ -57,11 +65,19 @@ bool is_convertible_float(Dtype dtype) {
   return dtype == Dtype::f64 || dtype == Dtype::f32 || dtype == Dtype::f16 || dtype == Dtype::bf16;
 }
 
-std::vector<char> convert_floats(std::vector<char> values, Dtype from, Dtype to) {
-  if (from == to) return values;
-  return with_type(from, [&](auto a) {
-    return with_type(to, [&](auto b) { return convert<decltype(a), decltype(b)>(values); });
+void convert_floats(void* values, int64_t count, Dtype from, Dtype to) {
+  if (from == to) return;
+  with_type(from, [&](auto a) {
+    with_type(to, [&](auto b) { convert<decltype(a), decltype(b)>(static_cast<char*>(values), count); });
   });
+}
+
+std::vector<char> convert_floats(std::vector<char> values, Dtype from, Dtype to) {
+  const int64_t count = static_cast<int64_t>(values.size()) / size_of(from);
+  values.resize(static_cast<size_t>(count * std::max(size_of(from), size_of(to))));
+  convert_floats(values.data(), count, from, to);
+  values.resize(static_cast<size_t>(count * size_of(to)));
+  return values;
 }
 
 }  // namespace teratron

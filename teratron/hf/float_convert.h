@@ -2,6 +2,7 @@
 // NaN stays NaN, values out of range become infinity.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "teratron/base/dtype.h"
@@ -10,6 +11,8 @@ namespace teratron {
 
 bool is_convertible_float(Dtype dtype);
 
+/// In place: the memory has room for `count` values of either type.
+void convert_floats(void* values, int64_t count, Dtype from, Dtype to);
 /// An array of a convertible float as another.
 std::vector<char> convert_floats(std::vector<char> values, Dtype from, Dtype to);
 

@@ -8,10 +8,12 @@
 
 #include "teratron/base/file.h"
 #include "teratron/ckpt/collective_errors.h"
+#include "teratron/ckpt/directory.h"
 #include "teratron/ckpt/index_ranges.h"
 #include "teratron/ckpt/save_plan.h"
 #include "teratron/hf/placement.h"
 #include "teratron/hf/tokenizer_files.h"
+#include "teratron/hf/transpose.h"
 
 namespace teratron {
 
@@ -65,18 +67,52 @@ void read_parts(const WeightFiles& files, const std::string& name, std::span<con
   }
 }
 
-// Element k of the source as if it were not transposed, [rows, columns], is in column k / columns of theirs.
-void copy_transposed(const std::vector<char>& theirs, int64_t rows, std::span<const Overlap> parts,
-                     const Target& target) {
-  const auto bytes = static_cast<size_t>(target.element);
-  const int64_t columns = static_cast<int64_t>(theirs.size()) / target.element / rows;
-  for (const Overlap& part : parts) {
-    int64_t row = part.other / columns, column = part.other % columns;
-    for (int64_t k = 0; k < part.length; ++k) {
-      std::memcpy(target.data + (part.local + k) * target.element,
-                  theirs.data() + (column * rows + row) * target.element, bytes);
-      if (++column == columns) column = 0, ++row;
+// Rows of ours, and the columns of theirs that lie in the window, of a transposed source; `target` is where
+// ours begin.
+struct Window {
+  const char* data;
+  int64_t begin, end;  // rows of theirs: columns of ours
+  int64_t rows;        // columns of theirs: rows of ours
+};
+
+void copy_rectangle(const Window& window, const Overlap& part, int64_t columns, const Target& target) {
+  const int64_t row = part.other / columns, column = part.other % columns;
+  const int64_t rows = std::max<int64_t>(1, part.length / columns);
+  const int64_t begin = std::max(window.begin, column);
+  const int64_t end = std::min(window.end, std::min(columns, column + part.length));
+  if (begin >= end) return;
+  transpose(window.data + ((begin - window.begin) * window.rows + row) * target.element,
+            target.data + (part.local + begin - column) * target.element,
+            {.rows = end - begin, .columns = rows, .in_stride = window.rows, .out_stride = columns},
+            target.element);
+}
+
+// Whole rows, and what is left of the first and the last one.
+std::vector<Overlap> rectangles(std::span<const Overlap> parts, int64_t columns) {
+  std::vector<Overlap> result;
+  for (Overlap part : parts) {
+    while (part.length > 0) {
+      const int64_t column = part.other % columns, whole = part.length / columns * columns;
+      const int64_t length = column == 0 && whole > 0 ? whole : std::min(part.length, columns - column);
+      result.push_back({part.local, part.other, length});
+      part = {part.local + length, part.other + length, part.length - length};
     }
+  }
+  return result;
+}
+
+// Element k of the source as if it were not transposed, [rows, columns], is in column k / columns of theirs.
+void read_transposed(const WeightFiles& files, const HfSource& source, std::span<const Overlap> parts,
+                     const Target& target) {
+  const int64_t columns = source.shape[0], rows = source.shape[1];
+  const int64_t step = std::max<int64_t>(1, window_bytes / (rows * target.element));
+  const std::vector<Overlap> pieces = rectangles(parts, columns);
+  std::vector<char> bytes(static_cast<size_t>(std::min(step, columns) * rows * target.element));
+  for (int64_t begin = 0; begin < columns; begin += step) {
+    const int64_t end = std::min(begin + step, columns), row_bytes = rows * target.element;
+    files.read(source.name, begin * row_bytes, (end - begin) * row_bytes, bytes.data());
+    for (const Overlap& piece : pieces)
+      copy_rectangle({bytes.data(), begin, end, rows}, piece, columns, target);
   }
 }
 
@@ -111,6 +147,8 @@ void take_output_layer(HfModel& model, const fs::path& folder) {
 }  // namespace
 
 HfModel read_hf_model(const fs::path& folder) {
+  std::error_code ignored;
+  if (!fs::is_directory(folder, ignored)) reject_pickled(folder);
   const fs::path path = folder / "config.json";
   HfModel model =
       parse_hf_config(read_text(path, {.kind = ExitCode::checkpoint}), printable(path.string(), 4096));
@@ -184,9 +222,9 @@ void HfCheckpoint::read_source(const HfTensor& tensor, size_t source, const Loca
   const std::vector<IndexRange> needed = index_ranges(target.shard, target.flat_begin, flat_end_of(target));
   const std::vector<Overlap> parts = intersect(needed, ranges_of(tensor, source));
   const Target place{static_cast<char*>(target.data), size_of(target.dtype)};
-  const auto& [name, shape, transposed] = tensor.sources[source];
-  if (!transposed) return read_parts(files_, name, parts, place);
-  if (!parts.empty()) copy_transposed(files_.read(name), shape[1], parts, place);
+  const HfSource& theirs = tensor.sources[source];
+  if (!theirs.transposed) return read_parts(files_, theirs.name, parts, place);
+  if (!parts.empty()) read_transposed(files_, theirs, parts, place);
 }
 
 void reject_hf_folder(const fs::path& folder) {

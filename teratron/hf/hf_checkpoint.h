@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "teratron/ckpt/foreign_checkpoint.h"
+#include "teratron/ckpt/checkpoint_source.h"
 #include "teratron/hf/model.h"
 #include "teratron/hf/weight_files.h"
 
@@ -21,13 +21,17 @@ namespace teratron {
 /// The model that config.json of a folder describes, and the folder's tokenizer in its settings.
 HfModel read_hf_model(const std::filesystem::path& folder);
 
-class HfCheckpoint final : public ForeignCheckpoint {
+class HfCheckpoint final : public CheckpointSource {
  public:
   explicit HfCheckpoint(const std::filesystem::path& folder);
 
   /// Iteration 0; the path is the folder.
   const CheckpointInfo& info() const override { return info_; }
   void read(const LocalTensor& target) const override;
+  bool reads_in_parts(const std::string& name) const override {
+    return !by_name_.at(name)->sources[0].transposed;
+  }
+  const WeightFiles& files() const { return files_; }
   /// In the order of the forward pass.
   const std::vector<HfTensor>& tensors() const { return tensors_; }
 

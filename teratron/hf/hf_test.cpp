@@ -31,10 +31,8 @@ void write_model(const fs::path& directory, const json& config, int64_t max_byte
     for (const HfSource& source : tensor.sources) tensors.push_back({source.name, Dtype::f32, source.shape});
   }
   float next = 0;
-  write_sharded_safetensors(directory, tensors, max_bytes, [&](size_t i) {
-    std::vector<char> bytes(static_cast<size_t>(*checked_numel(tensors[i].shape)) * 4);
-    for (size_t k = 0; k < bytes.size(); k += 4) (next += 1, std::memcpy(bytes.data() + k, &next, 4));
-    return bytes;
+  write_sharded_safetensors(directory, tensors, max_bytes, [&](size_t i, const AppendBytes& append) {
+    for (int64_t k = 0; k < *checked_numel(tensors[i].shape); ++k) (next += 1, append(&next, 4));
   });
 }
 
@@ -58,10 +56,10 @@ TEST(HfConvert, RoundTrip) {
     const TemporaryDirectory directory;
     write_model(directory / "in", config, 1000);
     EXPECT_TRUE(fs::exists(directory / "in" / "model.safetensors.index.json"));
-    const ConversionReport in = import_hf({.source = directory / "in", .destination = directory / "ckpt"});
+    const ConversionReport in = import_hf(directory / "in", {.destination = directory / "ckpt"});
     verify_checkpoint(in.result);
     const ConversionReport out =
-        export_hf({.source = in.result, .destination = directory / "out", .max_shard_bytes = 3000});
+        export_hf(CheckpointReader(in.result), {.destination = directory / "out", .max_shard_bytes = 3000});
     EXPECT_EQ(contents(directory / "out"), contents(directory / "in")) << config["model_type"];
     EXPECT_EQ(in.elements, out.elements);
     const HfModel again = parse_hf_config(read_text(directory / "out" / "config.json", {}), "out");
@@ -72,7 +70,7 @@ TEST(HfConvert, RoundTrip) {
 TEST(HfConvert, OrdersQkvAndGateAsMegatron) {
   const TemporaryDirectory directory;
   write_model(directory / "in", hf_llama(), 1 << 30);
-  const ConversionReport report = import_hf({.source = directory / "in", .destination = directory / "ckpt"});
+  const ConversionReport report = import_hf(directory / "in", {.destination = directory / "ckpt"});
   const WeightFiles files(directory / "in");
   const auto value = [&](const std::string& name, int64_t row) {
     float first = 0;
@@ -94,7 +92,7 @@ TEST(HfConvert, TransposesGpt2) {
   const TemporaryDirectory directory;
   write_model(directory / "in", hf_gpt2(), 1 << 30,
               "transformer.");  // files of the bare model have no prefix
-  const ConversionReport report = import_hf({.source = directory / "in", .destination = directory / "ckpt"});
+  const ConversionReport report = import_hf(directory / "in", {.destination = directory / "ckpt"});
   std::vector<float> theirs(8 * 24);
   std::memcpy(theirs.data(), WeightFiles(directory / "in").read("h.0.attn.c_attn.weight").data(),
               theirs.size() * 4);
@@ -107,9 +105,9 @@ TEST(HfConvert, ConvertsTypesOnRequest) {
   const TemporaryDirectory directory;
   write_model(directory / "in", hf_llama(), 1 << 30);
   const ConversionReport report =
-      import_hf({.source = directory / "in", .destination = directory / "ckpt", .dtype = Dtype::bf16});
+      import_hf(directory / "in", {.destination = directory / "ckpt", .dtype = Dtype::bf16});
   EXPECT_EQ(open_checkpoint(report.result).tensors.at("output_layer.weight").dtype, Dtype::bf16);
-  export_hf({.source = report.result, .destination = directory / "out", .dtype = Dtype::f32});
+  export_hf(CheckpointReader(report.result), {.destination = directory / "out", .dtype = Dtype::f32});
   EXPECT_EQ(WeightFiles(directory / "out").tensors().at("lm_head.weight").dtype, Dtype::f32);
 }
 
@@ -118,15 +116,14 @@ TEST(HfConvert, ListsAllMissingAndSurplusTensors) {
   write_model(directory / "in", hf_llama(), 1 << 30);
   std::ofstream(directory / "in" / "config.json")
       << changed(hf_llama(), {{"num_hidden_layers", 3}, {"vocab_size", 14}}).dump();
-  std::string text = message_of<UserError>(
-      [&] { import_hf({.source = directory / "in", .destination = directory / "ckpt"}); });
+  std::string text =
+      message_of<UserError>([&] { import_hf(directory / "in", {.destination = directory / "ckpt"}); });
   EXPECT_NE(text.find("model.layers.2.self_attn.k_proj.weight\" is missing"), std::string::npos) << text;
   EXPECT_NE(text.find("is F32 [13, 12], but config.json requires F64, F32, BF16 or F16 [14, 12]"),
             std::string::npos)
       << text;
   std::ofstream(directory / "in" / "config.json") << changed(hf_llama(), {{"num_hidden_layers", 1}}).dump();
-  text = message_of<UserError>(
-      [&] { import_hf({.source = directory / "in", .destination = directory / "ckpt"}); });
+  text = message_of<UserError>([&] { import_hf(directory / "in", {.destination = directory / "ckpt"}); });
   EXPECT_NE(text.find("layers.1.mlp.up_proj.weight\" is not in the model"), std::string::npos) << text;
   EXPECT_FALSE(fs::exists(directory / "ckpt"));
 }
@@ -137,8 +134,7 @@ TEST(HfConvert, hostile_sizes) {
   write_model(directory / "in", hf_llama(), 1 << 30);
   const auto error_of = [&](const json& patch) {
     std::ofstream(directory / "in" / "config.json") << changed(hf_llama(), patch).dump();
-    return message_of<UserError>(
-        [&] { import_hf({.source = directory / "in", .destination = directory / "ckpt"}); });
+    return message_of<UserError>([&] { import_hf(directory / "in", {.destination = directory / "ckpt"}); });
   };
   const int64_t huge = int64_t{1} << 31;
   EXPECT_NE(error_of({{"num_hidden_layers", huge}}).find("2147483648 layers, but only 21 tensors"),
@@ -167,13 +163,15 @@ TEST(HfConvert, TiedCopies) {
       const WeightFiles files(in);
       for (const auto& [name, info] : files.tensors()) tensors.push_back({name, info.dtype, info.shape});
       fs::remove(in / "model.safetensors");
-      write_sharded_safetensors(in, tensors, 1 << 30, [&](size_t i) {
-        return values.at(tensors[i].name == "lm_head.weight" ? "model.embed_tokens.weight" : tensors[i].name);
+      write_sharded_safetensors(in, tensors, 1 << 30, [&](size_t i, const AppendBytes& append) {
+        const std::vector<char>& bytes =
+            values.at(tensors[i].name == "lm_head.weight" ? "model.embed_tokens.weight" : tensors[i].name);
+        append(bytes.data(), static_cast<int64_t>(bytes.size()));
       });
     }
     std::ofstream(in / "config.json") << changed(hf_llama(), {{"tie_word_embeddings", true}}).dump();
     const fs::path out = directory / (equal ? "equal_ckpt" : "other_ckpt");
-    const std::string error = message_of<UserError>([&] { import_hf({.source = in, .destination = out}); });
+    const std::string error = message_of<UserError>([&] { import_hf(in, {.destination = out}); });
     EXPECT_EQ(error.find("differs from \"model.embed_tokens.weight\"") == std::string::npos, equal) << error;
     EXPECT_EQ(fs::exists(out), equal);
   }
@@ -191,12 +189,12 @@ TEST(HfConvert, ExportsEveryWeight) {
       {.name = "optimizer.exp_avg.x", .shard = Shard::replicated({3}), .data = zeros.data()});
   SingleHostGroup alone;
   const fs::path good = save_checkpoint(save, alone).path;
-  EXPECT_NO_THROW(export_hf({.source = good, .destination = directory / "out"}));
+  EXPECT_NO_THROW(export_hf(CheckpointReader(good), {.destination = directory / "out"}));
   save.tensors.back().name = "adapter.weight";
   save.iteration = 1;
   const fs::path bad = save_checkpoint(save, alone).path;
   EXPECT_NE(message_of<UserError>([&] {
-              export_hf({.source = bad, .destination = directory / "no"});
+              export_hf(CheckpointReader(bad), {.destination = directory / "no"});
             }).find("adapter.weight\" is not in the model"),
             std::string::npos);
 }
@@ -204,10 +202,10 @@ TEST(HfConvert, ExportsEveryWeight) {
 TEST(HfConvert, RefusesANonEmptyFolder) {
   const TemporaryDirectory directory;
   write_model(directory / "in", hf_llama(), 1 << 30);
-  const ConversionReport report = import_hf({.source = directory / "in", .destination = directory / "ckpt"});
-  EXPECT_THROW(export_hf({.source = report.result, .destination = directory / "in"}), UserError);
-  EXPECT_THROW(export_hf({.source = report.result,
-                          .destination = directory / "out",
+  const ConversionReport report = import_hf(directory / "in", {.destination = directory / "ckpt"});
+  EXPECT_THROW(export_hf(CheckpointReader(report.result), {.destination = directory / "in"}), UserError);
+  EXPECT_THROW(export_hf(CheckpointReader(report.result),
+                         {.destination = directory / "out",
                           .tokenizer = {.files = {{"tokenizer.json", directory / "none"}}}}),
                UserError);
   EXPECT_FALSE(fs::exists(directory / "out")) << "a failed export leaves nothing";
@@ -283,7 +281,7 @@ TEST(WeightFilesTest, fault_19_pickles_are_refused) {
             std::string::npos);
   std::ofstream(directory / "pytorch_model.bin") << "x";
   const auto error_of = [&](const fs::path& source) {
-    return message_of<UserError>([&] { import_hf({.source = source, .destination = directory / "ckpt"}); });
+    return message_of<UserError>([&] { import_hf(source, {.destination = directory / "ckpt"}); });
   };
   EXPECT_NE(error_of(directory.path()).find("not a file of torch.save"), std::string::npos);
   EXPECT_NE(error_of(directory / "pytorch_model.bin").find("--from-hf FOLDER"), std::string::npos);

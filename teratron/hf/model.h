@@ -56,6 +56,8 @@ struct HfTensor {
   int64_t groups = 1;
 
   int64_t columns() const { return shape.size() == 1 ? 1 : shape[1]; }
+  /// The only source, as it is.
+  bool is_copy() const { return parts.size() == 1 && !sources[0].transposed; }
   /// All our rows. Only for shapes that are those of a file: others may be huge.
   std::vector<RowSlice> slices() const;
 };

@@ -7,6 +7,7 @@
 #include "teratron/base/json.h"
 #include "teratron/ckpt/directory.h"
 #include "teratron/pickle/torch_file.h"
+#include "teratron/pickle/zip_archive.h"
 
 namespace teratron {
 
@@ -39,11 +40,11 @@ class SafetensorsWeights final : public WeightFile {
 // A dict of tensors.
 class TorchWeights final : public WeightFile {
  public:
-  explicit TorchWeights(const fs::path& path) : file_(path) {
-    const std::string where = printable(path.string(), 4096);
+  explicit TorchWeights(const fs::path& path)
+      : bytes_(open_bytes(path)), where_(printable(path.string(), 4096)), file_(bytes_, where_) {
     const PickleValue& root = file_.root();
     if (!root.is(PickleValue::Kind::dict))
-      throw checkpoint_error({.what = "the file does not hold a dict of tensors", .where = where});
+      throw checkpoint_error({.what = "the file does not hold a dict of tensors", .where = where_});
     for (size_t i = 0; i + 1 < root.items.size(); i += 2) {
       const PickleValue &key = *root.items[i], &value = *root.items[i + 1];
       if (key.is(PickleValue::Kind::text) && key.text == "_metadata") continue;  // versions of modules
@@ -51,7 +52,7 @@ class TorchWeights final : public WeightFile {
           !checked_numel(value.tensor.shape))
         throw checkpoint_error(
             {.what = fmt::format("entry '{}' of the dict is not a tensor with a name", printable(key.text)),
-             .where = where,
+             .where = where_,
              .fix = "Use a file that holds nothing but the weights of a model"});
       tensors_[key.text] = &value.tensor;
     }
@@ -66,8 +67,13 @@ class TorchWeights final : public WeightFile {
     const int64_t element = size_of(file_.dtype_of(tensor));
     file_.read(tensor, begin / element, (begin + bytes) / element, static_cast<char*>(out));
   }
+  int64_t verify() const override {
+    return ZipArchive::is_zip(*bytes_) ? ZipArchive(bytes_, where_).verify() : 0;
+  }
 
  private:
+  ByteSourcePtr bytes_;
+  std::string where_;
   TorchFile file_;
   std::map<std::string, const PickledTensor*> tensors_;
 };
@@ -165,9 +171,15 @@ std::vector<char> WeightFiles::read(const std::string& name) const {
   return bytes;
 }
 
+int64_t WeightFiles::verify() const {
+  int64_t bytes = 0;
+  for (const std::unique_ptr<WeightFile>& file : files_) bytes += file->verify();
+  return bytes;
+}
+
 void write_sharded_safetensors(const fs::path& directory,
                                const std::vector<SafetensorsWriter::Tensor>& tensors, int64_t max_bytes,
-                               const std::function<std::vector<char>(size_t)>& produce) {
+                               const std::function<void(size_t, const AppendBytes&)>& write) {
   std::vector<std::vector<SafetensorsWriter::Tensor>> files;
   int64_t in_file = 0, total = 0;
   for (const SafetensorsWriter::Tensor& tensor : tensors) {
@@ -188,8 +200,7 @@ void write_sharded_safetensors(const fs::path& directory,
                                  : fmt::format("model-{:05d}-of-{:05d}.safetensors", file + 1, files.size());
     SafetensorsWriter writer(directory / name, files[file], {{"format", "pt"}});
     for (const SafetensorsWriter::Tensor& tensor : files[file]) {
-      const std::vector<char> bytes = produce(next++);
-      writer.write(bytes.data(), static_cast<int64_t>(bytes.size()));
+      write(next++, [&writer](const void* data, int64_t bytes) { writer.write(data, bytes); });
       weight_map[tensor.name] = name;
     }
     writer.finish();

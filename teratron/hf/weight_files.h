@@ -16,6 +16,7 @@
 
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/safetensors.h"
+#include "teratron/pickle/torch_writer.h"
 
 namespace teratron {
 
@@ -26,6 +27,8 @@ class WeightFile {
   virtual std::map<std::string, TensorInfo> tensors() const = 0;
   /// Bytes [begin, begin + bytes) of a tensor, row-major. Thread-safe.
   virtual void read(const std::string& name, int64_t begin, int64_t bytes, void* out) const = 0;
+  /// Compares all bytes with their checksums, which safetensors do not have; returns how many have one.
+  virtual int64_t verify() const { return 0; }
 };
 
 class WeightFiles {
@@ -40,6 +43,8 @@ class WeightFiles {
   void read(const std::string& name, int64_t begin, int64_t bytes, void* out) const;
   /// All bytes of a tensor.
   std::vector<char> read(const std::string& name) const;
+  /// Of all files.
+  int64_t verify() const;
 
  private:
   void add_shard(const std::filesystem::path& path, const std::set<std::string>* expected,
@@ -50,10 +55,10 @@ class WeightFiles {
   std::map<std::string, std::pair<const WeightFile*, std::string>> file_of_;  // and its name
 };
 
-/// Writes a folder of shards with at most `max_bytes` of data each (a larger tensor has its own). `produce`
-/// returns the bytes of each tensor and is called in their order.
+/// Writes a folder of shards with at most `max_bytes` of data each (a larger tensor has its own). `write`
+/// appends the bytes of each tensor and is called in their order.
 void write_sharded_safetensors(const std::filesystem::path& directory,
                                const std::vector<SafetensorsWriter::Tensor>& tensors, int64_t max_bytes,
-                               const std::function<std::vector<char>(size_t)>& produce);
+                               const std::function<void(size_t, const AppendBytes&)>& write);
 
 }  // namespace teratron

@@ -8,9 +8,8 @@
 
 #include <fmt/ranges.h>
 
-#include "teratron/ckpt/checkpoint.h"
-#include "teratron/hf/byte_progress.h"
-#include "teratron/hf/float_convert.h"
+#include "teratron/ckpt/index_ranges.h"
+#include "teratron/ckpt/save_plan.h"
 #include "teratron/megatron/checkpoint.h"
 
 namespace teratron {
@@ -131,24 +130,49 @@ void adapt_master_weights(std::map<std::string, TensorSourcePtr>& tensors, std::
   }
 }
 
-// In pieces, by several threads at once.
-LocalTensor local_tensor(const std::string& name, const TensorSourcePtr& source, Dtype dtype,
-                         ByteProgress& progress) {
-  LocalTensor tensor{.name = name, .dtype = dtype, .shard = Shard::replicated(source->shape())};
-  tensor.read = [source, dtype, &progress](int64_t begin, int64_t end) {
-    const Dtype from = source->dtype();
-    std::vector<char> bytes(static_cast<size_t>((end - begin) * size_of(from)));
-    source->read(begin, end, bytes.data());
-    progress.add((end - begin) * size_of(from));
-    const auto result = std::make_shared<std::vector<char>>(convert_floats(std::move(bytes), from, dtype));
-    return std::shared_ptr<const void>(result, result->data());
-  };
-  return tensor;
+using Tensors = std::map<std::string, TensorSourcePtr>;
+
+class JoinedCheckpoint final : public ImportedMegatron {
+ public:
+  JoinedCheckpoint(CheckpointInfo info, Tensors tensors, std::vector<std::string> notices)
+      : info_(std::move(info)), tensors_(std::move(tensors)), notices_(std::move(notices)) {
+    for (const auto& [name, tensor] : tensors_) {
+      info_.tensors[name] = {tensor->dtype(), tensor->shape()};
+      info_.bytes += tensor->numel() * size_of(tensor->dtype());
+    }
+  }
+  const CheckpointInfo& info() const override { return info_; }
+  const std::vector<std::string>& notices() const override { return notices_; }
+  void read(const LocalTensor& target) const override {
+    const TensorSource& tensor = *tensors_.at(target.name);
+    for (const IndexRange& range : index_ranges(target.shard, target.flat_begin, flat_end_of(target)))
+      tensor.read(range.global, range.global + range.length,
+                  static_cast<char*>(target.data) + range.local * size_of(target.dtype));
+  }
+
+ private:
+  CheckpointInfo info_;
+  Tensors tensors_;
+  std::vector<std::string> notices_;
+};
+
+std::vector<std::string> notices_of(const MegatronCheckpoint& checkpoint, const json& given,
+                                    int64_t vocabulary) {
+  std::vector<std::string> notices = checkpoint.notices();
+  if (checkpoint.source().args == nullptr && !given.contains("num_attention_heads"))
+    notices.emplace_back(
+        "the checkpoint has no arguments: by its shapes it is NVIDIA's model of 345 million parameters, with "
+        "16 attention heads; --num-attention-heads gives another number");
+  if (vocabulary == 0)
+    notices.emplace_back(
+        "the size of the vocabulary is not known, so that its padding stays: give --vocab-size or the "
+        "tokenizer's files to cut it off");
+  return notices;
 }
 
 }  // namespace
 
-ConversionReport import_megatron(const MegatronImport& request) {
+std::unique_ptr<ImportedMegatron> import_megatron(const MegatronImport& request) {
   const auto checkpoint = open_megatron_checkpoint(request.source, request.step, request.optimizer);
   const MegatronSource source = checkpoint->source();
   json settings = megatron_settings(source, request.settings);
@@ -156,7 +180,7 @@ ConversionReport import_megatron(const MegatronImport& request) {
   if (vocabulary == 0 && request.vocabulary)
     vocabulary = request.vocabulary(settings["model_family"], saved_tokenizer(source.args), settings);
   if (vocabulary == 0) vocabulary = saved_vocabulary(source.args);
-  std::map<std::string, TensorSourcePtr> tensors = checkpoint->tensors(settings);
+  Tensors tensors = checkpoint->tensors(settings);
   const bool has_optimizer =
       std::ranges::any_of(tensors, [](const auto& tensor) { return is_optimizer(tensor.first); });
   check_names(tensors, source.where);
@@ -167,34 +191,12 @@ ConversionReport import_megatron(const MegatronImport& request) {
     add_precision(tensors, request.dtype, settings);
   }
   const json state = checkpoint->state();
-  SaveRequest save{.directory = request.destination,
-                   .iteration = state.value("iteration", int64_t{0}),
-                   .config = settings.dump(),
-                   .state = state.dump()};
-  ConversionReport report{.tensors = static_cast<int64_t>(tensors.size())};
-  int64_t bytes = 0;
-  for (const auto& [name, tensor] : tensors) bytes += tensor->numel() * size_of(tensor->dtype());
-  ByteProgress progress("converted", bytes);
-  for (const auto& [name, tensor] : tensors) {
-    const Dtype dtype = is_optimizer(name) ? Dtype::f32 : request.dtype.value_or(tensor->dtype());
-    save.tensors.push_back(local_tensor(name, tensor, dtype, progress));
-    report.elements += tensor->numel();
-  }
-  report.notices = checkpoint->notices();
-  if (source.args == nullptr && !request.settings.contains("num_attention_heads"))
-    report.notices.push_back(
-        "the checkpoint has no arguments: by its shapes it is NVIDIA's model of 345 million parameters, with "
-        "16 "
-        "attention heads; --num-attention-heads gives another number");
-  if (vocabulary == 0)
-    report.notices.push_back(
-        "the size of the vocabulary is not known, so that its padding stays: give --vocab-size or the "
-        "tokenizer's "
-        "files to cut it off");
-  SingleHostGroup alone;
-  report.result = save_checkpoint(save, alone).path;
-  report.can_continue = has_optimizer;
-  return report;
+  CheckpointInfo info{.path = request.source,
+                      .iteration = state.value("iteration", int64_t{0}),
+                      .config = settings.dump(),
+                      .state = state.dump()};
+  return std::make_unique<JoinedCheckpoint>(std::move(info), std::move(tensors),
+                                            notices_of(*checkpoint, request.settings, vocabulary));
 }
 
 }  // namespace teratron

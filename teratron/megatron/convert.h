@@ -1,27 +1,27 @@
-// Import of checkpoints that Megatron-LM wrote: weights and settings of GPT, BERT and T5, joined from tensor
-// and pipeline ranks, and the state of their training where all of it is there. Streaming: needs the memory
-// of a few blocks, whatever the sizes of the tensors.
+// Checkpoints that Megatron-LM wrote, as sources of a conversion: weights and settings of GPT, BERT and T5,
+// joined from tensor and pipeline ranks, and the state of their training where all of it is there.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/dtype.h"
-#include "teratron/hf/convert.h"
+#include "teratron/ckpt/checkpoint_source.h"
 
 namespace teratron {
 
 struct MegatronImport {
   std::filesystem::path source;  // see open_megatron_checkpoint()
   std::optional<int64_t> step;
-  bool optimizer = true;                               // false: weights alone
-  std::filesystem::path destination;                   // --save folder; the checkpoint keeps its iteration
-  std::optional<Dtype> dtype;                          // of the result; default: as in the files
+  bool optimizer = true;       // false: weights alone
+  std::optional<Dtype> dtype;  // that the weights are to have; default: as in the files
   nlohmann::json settings = nlohmann::json::object();  // given by the user
   /// The vocabulary of the user's tokenizer, by family ("bert") and the tokenizer type that was saved ("" if
   /// none); 0: no tokenizer. May add to the settings.
@@ -29,8 +29,14 @@ struct MegatronImport {
       vocabulary = nullptr;
 };
 
+class ImportedMegatron : public CheckpointSource {
+ public:
+  /// What the user should know of what is not converted, or was assumed.
+  virtual const std::vector<std::string>& notices() const = 0;
+};
+
 /// UserError(checkpoint) for tensors that the model does not have, or a state that is not that of its
 /// parameters.
-ConversionReport import_megatron(const MegatronImport& request);
+std::unique_ptr<ImportedMegatron> import_megatron(const MegatronImport& request);
 
 }  // namespace teratron

@@ -27,10 +27,12 @@ bool is_vocabulary(const std::string& name) {
 
 // The source, and what follows from it and the request.
 struct Plan {
-  CheckpointInfo info;
-  SavedArgs args;
-  std::map<std::string, TensorInfo> weights;
+  const CheckpointSource& source;
+  SavedArgs args = {};
+  std::map<std::string, TensorInfo> weights = {};
   int64_t groups = 1;
+
+  const CheckpointInfo& info() const { return source.info(); }
 };
 
 MegatronFamily family_of(const json& settings, const std::string& where) {
@@ -56,15 +58,15 @@ void check_tensor_ranks(const Plan& plan, int64_t ranks) {
   }
 }
 
-Plan make_plan(const MegatronExport& request) {
-  Plan plan{.info = open_checkpoint(request.source)};
-  const std::string where = printable(plan.info.path.string(), 4096);
-  const json saved = json::parse(plan.info.config);
+Plan make_plan(const CheckpointSource& source, const MegatronExport& request) {
+  Plan plan{.source = source};
+  const std::string where = printable(plan.info().path.string(), 4096);
+  const json saved = json::parse(plan.info().config);
   const MegatronFamily family = family_of(saved, where);
   std::vector<std::string> unknown;
-  json settings = json::parse(to_json(arguments_from_json(plan.info.config, where, &unknown)));
+  json settings = json::parse(to_json(arguments_from_json(plan.info().config, where, &unknown)));
   check_legacy_model(settings, where);
-  for (const auto& [name, tensor] : plan.info.tensors) {
+  for (const auto& [name, tensor] : plan.info().tensors) {
     if (!name.starts_with("optimizer.")) plan.weights.emplace(name, tensor);
   }
   const auto embedding = plan.weights.find("embedding.word_embeddings.weight");
@@ -78,7 +80,7 @@ Plan make_plan(const MegatronExport& request) {
                                                           : settings["num_attention_heads"];
   plan.args = {.family = family,
                .settings = std::move(settings),
-               .state = json::parse(plan.info.state),
+               .state = json::parse(plan.info().state),
                .stages = legacy_stages(family, plan.weights, request.stages),
                .names = request.names,
                .tensor_ranks = request.tensor_ranks,
@@ -105,7 +107,7 @@ Shard shard_of(const Plan& plan, const std::string& name, int64_t rank) {
 class PartWriter {
  public:
   PartWriter(const Plan& plan, ByteProgress& progress)
-      : plan_(plan), progress_(progress), reader_(plan.info.path), dtype_(plan.args.dtype) {}
+      : plan_(plan), progress_(progress), dtype_(plan.args.dtype) {}
 
   void write(const std::string& name, const Shard& shard, const AppendBytes& append) {
     const std::vector<int64_t> local = shard.local_shape();
@@ -123,21 +125,23 @@ class PartWriter {
   void write_range(const std::string& name, const Shard& shard, int64_t begin, int64_t end,
                    const AppendBytes& append) {
     const Dtype saved = plan_.weights.at(name).dtype;
-    const int64_t most = block_bytes / size_of(saved);
+    const int64_t widest = std::max(size_of(saved), size_of(dtype_));
+    const int64_t most = plan_.source.reads_in_parts(name) ? block_bytes / widest : end - begin;
     for (int64_t at = begin; at < end; at += most) {
       const int64_t until = std::min(end, at + most);
-      std::vector<char> bytes(static_cast<size_t>((until - at) * size_of(saved)));
-      reader_.read({name, saved, shard, at, until, bytes.data()});
-      bytes = convert_floats(std::move(bytes), saved, dtype_);
-      append(bytes.data(), static_cast<int64_t>(bytes.size()));
-      progress_.add(static_cast<int64_t>(bytes.size()));
+      const int64_t bytes = (until - at) * size_of(dtype_);
+      block_.resize(std::max(block_.size(), static_cast<size_t>((until - at) * widest)));
+      plan_.source.read({name, saved, shard, at, until, block_.data()});
+      convert_floats(block_.data(), until - at, saved, dtype_);
+      append(block_.data(), bytes);
+      progress_.add(bytes);
     }
   }
 
   const Plan& plan_;
   ByteProgress& progress_;
-  CheckpointReader reader_;
   Dtype dtype_;
+  std::vector<char> block_;
 };
 
 // The dicts between the model and its entries; the innermost are OrderedDicts, as state_dict() makes them.
@@ -215,7 +219,7 @@ void check_all_placed(const Plan& plan, const std::set<std::string>& placed) {
     if (!placed.contains(name))
       problems.push_back(
           {.what = fmt::format("tensor \"{}\" has no place in Megatron-LM's legacy models", printable(name)),
-           .where = printable(plan.info.path.string(), 4096)});
+           .where = printable(plan.info().path.string(), 4096)});
   }
   if (!problems.empty()) throw UserError(ExitCode::checkpoint, std::move(problems));
 }
@@ -280,13 +284,13 @@ ConversionReport report_of(const Plan& plan, const fs::path& destination) {
 
 }  // namespace
 
-ConversionReport export_megatron(const MegatronExport& request) {
+ConversionReport export_megatron(const CheckpointSource& source, const MegatronExport& request) {
   std::error_code ignored;
   if (fs::exists(request.destination, ignored) && !fs::is_empty(request.destination, ignored))
     throw config_error({.what = "the folder is not empty",
                         .where = printable(request.destination.string(), 4096),
                         .fix = "Give --to-megatron a new folder"});
-  const Plan plan = make_plan(request);
+  const Plan plan = make_plan(source, request);
   fs::path destination = request.destination;
   if (!destination.has_filename()) destination = destination.parent_path();  // "out/"
   fs::path partial = destination;

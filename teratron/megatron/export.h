@@ -13,7 +13,6 @@
 namespace teratron {
 
 struct MegatronExport {
-  std::filesystem::path source;  // an iter_* directory
   /// Must not exist, or be empty. The checkpoint in it is "release" if it has no iteration, else iter_N.
   std::filesystem::path destination;
   int64_t tensor_ranks = 1;
@@ -25,6 +24,6 @@ struct MegatronExport {
 
 /// Padding of the vocabulary repeats its last row, as Megatron-LM's own tool does. UserError(config) if the
 /// layout does not divide the model, UserError(checkpoint) if Megatron-LM does not have such a model.
-ConversionReport export_megatron(const MegatronExport& request);
+ConversionReport export_megatron(const CheckpointSource& source, const MegatronExport& request);
 
 }  // namespace teratron

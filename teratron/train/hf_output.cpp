@@ -36,7 +36,7 @@ void Trainer::export_hf() {
   run_on_rank_0(*mesh_.world().communicator, [&] {
     const HfTokenizer tokenizer = hf_tokenizer(tokenizer_options(args_));
     const ConversionReport report =
-        teratron::export_hf({.source = source, .destination = folder, .tokenizer = tokenizer});
+        teratron::export_hf(CheckpointReader(source), {.destination = folder, .tokenizer = tokenizer});
     for (const std::string& line : report.notices) notice_line(line);
     std::error_code ignored;
     if (!is_saved()) std::filesystem::remove_all(copy, ignored);

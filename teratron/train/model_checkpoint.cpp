@@ -322,7 +322,7 @@ void load_weights(ParameterSet& parameters, const std::filesystem::path& path, H
   tensors.copy_from_host();
 }
 
-void load_weights(ParameterSet& parameters, const ForeignCheckpoint& source, HostGroup& peers) {
+void load_weights(ParameterSet& parameters, const CheckpointSource& source, HostGroup& peers) {
   HostTensors tensors;
   add_weights(parameters, source.info(), tensors);
   load_tensors(source, tensors.list(), {}, peers);

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "teratron/ckpt/async_save.h"
-#include "teratron/ckpt/foreign_checkpoint.h"
+#include "teratron/ckpt/checkpoint_source.h"
 #include "teratron/train/device/snapshot.h"
 #include "teratron/train/engine.h"
 #include "teratron/train/finetuning.h"
@@ -41,7 +41,7 @@ struct LoadOptions {
   bool finetune = false;         // allows other rotary positions than the checkpoint's, with a notice
   Finetuning other_family = {};  // with `finetune`
   bool own = true;               // this run saves to the directory: damaged checkpoints may be renamed
-  const ForeignCheckpoint* source = nullptr;  // in place of `directory`; has no optimizer state
+  const CheckpointSource* source = nullptr;  // in place of `directory`; has no optimizer state
 };
 
 /// Loads into the engine; nullopt if there is no checkpoint. Weights of another dtype are converted, with a
@@ -51,6 +51,6 @@ std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions&
 /// Loads weights alone into a model without an engine. `path` is an iter_* directory. Collective over
 /// `peers`.
 void load_weights(ParameterSet& parameters, const std::filesystem::path& path, HostGroup& peers);
-void load_weights(ParameterSet& parameters, const ForeignCheckpoint& source, HostGroup& peers);
+void load_weights(ParameterSet& parameters, const CheckpointSource& source, HostGroup& peers);
 
 }  // namespace teratron

@@ -3,10 +3,13 @@
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +30,35 @@ NOT_FOR_USERS = ("c10::", "Exception raised from", "terminate called", "Assertio
 
 def environment(fault=""):
     return {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "TERATRON_FAULT": fault}
+
+
+def interrupted(arguments, folder, fault):
+    """SIGINT while a write waits in a conversion into `folder`; what is in it then."""
+    process = subprocess.Popen([BINARY, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment(fault),
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a background job ignores it
+    deadline = time.monotonic() + 30
+    while not list(folder.glob("*.partial-*")) and not list(folder.glob("*/*.partial-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode != 0
+    return {path.name for path in folder.rglob("*")}
+
+
+def measured(*args):
+    """The peak of what the program has in memory, in bytes, and seconds. The kernel counts from exec on, pages of the
+    process alone: files are read into its memory, not mapped, so that the page cache is not in it."""
+    start, peak = time.monotonic(), 0
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen([BINARY, *map(str, args)], stdout=output, stderr=output, env=environment())
+        while process.poll() is None:
+            found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
+            peak = max(peak, int(found[1]) << 10 if found else 0)
+            time.sleep(0.005)
+        output.seek(0)
+        assert process.returncode == 0, output.read()
+    return peak, time.monotonic() - start
 
 
 def teratron(*args, code=0, fault="", memory=None):

@@ -100,6 +100,34 @@ def test_pickled_weights(tmp_path):
     each(cases, check, tmp_path)
 
 
+def test_inspect_and_verify(tmp_path):
+    layer = {"ln_1": 8, "ln_2": 8, "attn.c_attn": (8, 24), "attn.c_proj": (8, 8), "mlp.c_fc": (8, 32), "mlp.c_proj": (32, 8)}
+    tensors = {"transformer.wte.weight": torch.randn(11, 8), "transformer.wpe.weight": torch.randn(8, 8)}
+    for name, shape in {"ln_f": 8, **{f"h.0.{name}": shape for name, shape in layer.items()}}.items():
+        tensors[f"transformer.{name}.weight"] = torch.randn(shape)
+        tensors[f"transformer.{name}.bias"] = torch.randn(shape[-1] if isinstance(shape, tuple) else shape)
+    for name in ("safe", "torch"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(HF_CONFIG))
+    save_file(tensors, tmp_path / "safe" / "model.safetensors")
+    torch.save(tensors, tmp_path / "torch" / "pytorch_model.bin")
+    for name in ("safe", "torch"):
+        shown = teratron("ckpt", "inspect", tmp_path / name, "--tensors").stdout
+        assert "Hugging Face, gpt2" in shown and f"{sum(t.numel() for t in tensors.values())} elements" in shown
+        assert "decoder.layers.0.self_attention.linear_qkv.weight" in shown and "[24, 8]" in shown
+    assert "no checksums" in teratron("ckpt", "verify", tmp_path / "safe").stdout
+    assert "all checksums match" in teratron("ckpt", "verify", tmp_path / "torch").stdout
+    damaged = bytearray((tmp_path / "torch" / "pytorch_model.bin").read_bytes())
+    at = damaged.index(tensors["transformer.wte.weight"].numpy().tobytes())
+    damaged[at + 5] ^= 4
+    (tmp_path / "torch" / "pytorch_model.bin").write_bytes(damaged)
+    message(teratron("ckpt", "verify", tmp_path / "torch", code=4), "pytorch_model.bin", "damaged")
+    del tensors["transformer.ln_f.bias"]
+    save_file(tensors, tmp_path / "safe" / "model.safetensors")
+    for command in ("inspect", "verify"):
+        message(teratron("ckpt", command, tmp_path / "safe", code=4), "ln_f.bias", "missing")
+
+
 def test_hostile_index_of_pickled_weights(tmp_path):
     def check(file, folder):
         index = json.dumps({"metadata": {}, "weight_map": {"transformer.wte.weight": file}}).encode()

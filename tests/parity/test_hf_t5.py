@@ -58,16 +58,16 @@ def save(model, folder):
     return json.loads((folder / "config.json").read_text())
 
 
-def inputs(vocabulary):
+def inputs(vocabulary, source_length=21, target_length=14):
     generator = torch.Generator().manual_seed(4)
-    source = torch.randint(0, vocabulary, (3, 21), generator=generator)
-    target = torch.randint(0, vocabulary, (3, 14), generator=generator)
-    lengths = torch.tensor([[21], [9], [1]]), torch.tensor([[14], [14], [6]])
-    return source, target, (torch.arange(21) < lengths[0]).long(), (torch.arange(14) < lengths[1]).long()
+    source = torch.randint(0, vocabulary, (3, source_length), generator=generator)
+    target = torch.randint(0, vocabulary, (3, target_length), generator=generator)
+    lengths = torch.tensor([[source_length], [9], [1]]), torch.tensor([[target_length], [target_length], [6]])
+    return source, target, (torch.arange(source_length) < lengths[0]).long(), (torch.arange(target_length) < lengths[1]).long()
 
 
-def check_logits(model, folder):
-    source, target, source_mask, target_mask = inputs(model.config.vocab_size)
+def check_logits(model, folder, *lengths):
+    source, target, source_mask, target_mask = inputs(model.config.vocab_size, *lengths)
     save_file({"encoder_tokens": source, "decoder_tokens": target, "encoder_mask": source_mask,
                "decoder_mask": target_mask}, folder / "in.safetensors")
     run("logits", "--load", folder / "ckpt", "--input", folder / "in.safetensors", "--output", folder / "out.safetensors")
@@ -171,6 +171,37 @@ def test_files_of_transformers_4(name, tmp_path):
     check_logits(model, tmp_path)
 
 
+def test_sequences_longer_than_n_positions(tmp_path):
+    model = random_model("v1.0-wide")
+    config = save(model, tmp_path / "in")
+    config["n_positions"] = 32
+    (tmp_path / "in" / "config.json").write_text(json.dumps(config))
+    run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt")
+    check_logits(model, tmp_path, 100, 70)
+
+
+WORDS = "the a cat dog bird sat ran flew on under over mat tree".split()
+
+
+def test_transformers_generates_from_an_exported_folder(tmp_path):
+    """config.json says what the decoder starts with."""
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]) + "\n")
+    run("pretrain", "t5", "--num-layers", 2, "--hidden-size", 16, "--num-attention-heads", 2, "--encoder-seq-length", 16,
+        "--decoder-seq-length", 8, "--micro-batch-size", 2, "--train-iters", 4, "--lr", "1e-1", "--eval-iters", 0, "--device", "cpu",
+        "--mock-data", "--tokenizer-type", "BertWordPieceLowerCase", "--vocab-file", tmp_path / "vocab.txt", "--vocab-extra-ids", 10,
+        "--make-vocab-size-divisible-by", 1, *PUBLISHED, "--no-lm-head-bias", "--save", tmp_path / "ckpt", "--hf-out", tmp_path / "out")
+    model = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "out")
+    assert model.generation_config.decoder_start_token_id == model.config.decoder_start_token_id
+    source = torch.tensor([[5, 6, 7, 8, 9, 10]])
+    expected = model.generate(source, max_new_tokens=6, do_sample=False, eos_token_id=-1)[0].tolist()
+    assert expected[0] == model.config.decoder_start_token_id and len(expected) == 7
+    (tmp_path / "in.jsonl").write_text(json.dumps({"encoder_tokens": source[0].tolist(), "tokens": expected[:1], "top_k": 1,
+                                                   "max_new_tokens": 6}) + "\n")
+    run("generate", "--load", tmp_path / "ckpt", "--device", "cpu", "--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl")
+    tokens = json.loads((tmp_path / "out.jsonl").read_text())["tokens"]
+    assert tokens and tokens == expected[1:1 + len(tokens)], "ours ends with the tokenizer's end"
+
+
 def test_every_element_is_accounted_for(tmp_path):
     save(random_model("v1.0"), tmp_path / "in")
     weights = load_file(tmp_path / "in" / "model.safetensors")
@@ -180,8 +211,10 @@ def test_every_element_is_accounted_for(tmp_path):
     for changed, says in ((missing, "EncDecAttention.k.weight\" is missing"), (extra, "wi_1.weight\" is not in the model")):
         save_file(changed, tmp_path / "in" / "model.safetensors", {"format": "pt"})
         assert says in run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt", code=4)
-    rewrite(tmp_path / "in", lambda config: config.update(feed_forward_proj="gated-tanh"))
-    assert "feed_forward_proj" in run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt", code=4)
+    for change, says in (({"dense_act_fn": "gelu"}, "dense_act_fn"), ({"is_gated_act": True}, "is_gated_act"),
+                         ({"feed_forward_proj": "gated-tanh"}, "feed_forward_proj")):
+        rewrite(tmp_path / "in", lambda config: config.update(change))
+        assert says in run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt", code=4)
 
 
 def tiny_training(folder, *flags):

@@ -28,6 +28,10 @@ bool is_ours(const fs::path& folder) {
 
 }  // namespace
 
+bool is_hugging_face(const fs::path& path) {
+  return holds(path, "config.json") && list_checkpoints(path).empty() && !holds(path, "manifest.json");
+}
+
 fs::path locate_checkpoint(const fs::path& directory, std::optional<int64_t> step) {
   SingleHostGroup alone;
   const std::optional<fs::path> found = find_checkpoint(directory, step, alone);

@@ -13,6 +13,9 @@ enum class CheckpointFormat : uint8_t { teratron, hugging_face, megatron };
 /// none of them.
 CheckpointFormat checkpoint_format(const std::filesystem::path& path);
 
+/// Whether a folder is one of Hugging Face, and none of checkpoints.
+bool is_hugging_face(const std::filesystem::path& path);
+
 /// The checkpoint of ours in a folder, of iteration `step` or the newest; UserError(checkpoint) if there is
 /// none.
 std::filesystem::path locate_checkpoint(const std::filesystem::path& directory, std::optional<int64_t> step);

@@ -12,6 +12,7 @@
 #include "teratron/cli/ckpt/ckpt_convert.h"
 #include "teratron/cli/ckpt/ckpt_megatron.h"
 #include "teratron/cli/commands.h"
+#include "teratron/hf/hf_checkpoint.h"
 
 namespace teratron {
 
@@ -38,7 +39,24 @@ void print_tensors(const CheckpointInfo& info) {
   }
 }
 
+int inspect_hf(const Flags& flags) {
+  const HfCheckpoint checkpoint(flags.directory);
+  const CheckpointInfo& info = checkpoint.info();
+  int64_t weights = 0;
+  for (const auto& [name, tensor] : info.tensors) weights += numel(tensor);
+  print("checkpoint    {}", printable(info.path.string(), 4096));
+  print("format        Hugging Face, {}",
+        nlohmann::json::parse(info.config)["hf_model_type"].get<std::string>());
+  print("size          {} bytes in {} tensors", info.bytes, info.tensors.size());
+  print("weights       {} elements", weights);
+  print("config        {}", nlohmann::json::parse(info.config).dump(2));
+  if (flags.list_tensors) print_tensors(info);
+  print("use it with --hf {}", printable(flags.directory, 4096));
+  return 0;
+}
+
 int inspect(const Flags& flags) {
+  if (is_hugging_face(flags.directory)) return inspect_hf(flags);
   if (is_megatron(flags.directory)) {
     inspect_megatron(flags.directory, flags.step, flags.list_tensors);
     return 0;
@@ -61,7 +79,17 @@ int inspect(const Flags& flags) {
   return 0;
 }
 
+// Opening it has accounted for every tensor.
+int verify_hf(const std::string& directory) {
+  const int64_t bytes = HfCheckpoint(directory).files().verify();
+  const std::string where = printable(directory, 4096);
+  if (bytes > 0) print("{}: complete, and all checksums match ({} bytes)", where, bytes);
+  if (bytes == 0) print("{}: complete; files of this format have no checksums", where);
+  return 0;
+}
+
 int verify(const Flags& flags) {
+  if (is_hugging_face(flags.directory)) return verify_hf(flags.directory);
   if (is_megatron(flags.directory)) {
     verify_megatron(flags.directory, flags.step);
     return 0;
@@ -85,8 +113,9 @@ int ckpt_command(std::span<const std::string> args) {
         app.add_subcommand(name, name == std::string("inspect") ? "Show the contents of a checkpoint"
                                                                 : "Check every byte against its hash");
     command
-        ->add_option("directory", flags.directory,
-                     "a --save folder of Teratron or Megatron-LM, or one of its iter_* folders")
+        ->add_option(
+            "directory", flags.directory,
+            "a --save folder of Teratron or Megatron-LM, one of its iter_* folders, or a Hugging Face folder")
         ->required();
     command->add_option("--ckpt-step", flags.step, "iteration; default: the newest");
     if (name == std::string("inspect"))

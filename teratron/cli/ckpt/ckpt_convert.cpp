@@ -10,13 +10,13 @@
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/error.h"
-#include "teratron/base/file.h"
 #include "teratron/base/log.h"
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/cli/ckpt/checkpoint_format.h"
 #include "teratron/cli/ckpt/checkpoint_structure.h"
 #include "teratron/cli/ckpt/ckpt_megatron.h"
 #include "teratron/hf/convert.h"
+#include "teratron/hf/hf_checkpoint.h"
 #include "teratron/settings/arguments.h"
 #include "teratron/settings/component_options.h"
 
@@ -120,29 +120,6 @@ HfTokenizer choose_tokenizer(const std::string& name, const CheckpointInfo& chec
                           "--to-megatron"});
 }
 
-// A checkpoint of ours between two other formats, removed in the end.
-class IntermediateCheckpoint {
- public:
-  explicit IntermediateCheckpoint(fs::path destination) : folder_(std::move(destination)) {
-    if (!folder_.has_filename()) folder_ = folder_.parent_path();  // "out/"
-    folder_ += ".partial-" + random_hex(8);
-  }
-  ~IntermediateCheckpoint() {
-    std::error_code ignored;
-    fs::remove_all(folder_, ignored);
-  }
-  IntermediateCheckpoint(const IntermediateCheckpoint&) = delete;
-  IntermediateCheckpoint& operator=(const IntermediateCheckpoint&) = delete;
-  const fs::path& folder() const { return folder_; }
-
- private:
-  fs::path folder_;
-};
-
-}  // namespace
-
-namespace {
-
 int count(std::initializer_list<const std::string*> values) {
   return static_cast<int>(std::ranges::count_if(values, [](const auto* value) { return !value->empty(); }));
 }
@@ -186,36 +163,36 @@ void CheckpointConversion::note_what_changes_nothing() const {
       fmt::join(names, ", "));
 }
 
-ConversionReport CheckpointConversion::import_into(const fs::path& folder, std::optional<Dtype> dtype) const {
+std::unique_ptr<CheckpointSource> CheckpointConversion::open_source(std::vector<std::string>& notices) const {
   const Flags& f = *flags_;
-  if (!f.from_hf.empty()) return import_hf({.source = f.from_hf, .destination = folder, .dtype = dtype});
-  return convert_from_megatron({.source = f.from_megatron,
-                                .save = folder,
-                                .step = f.step,
-                                .dtype = dtype,
-                                .settings = f.settings,
-                                .optimizer = !f.save.empty()});  // only ours keep it
-}
-
-ConversionReport CheckpointConversion::export_from(const fs::path& checkpoint) const {
-  const Flags& f = *flags_;
-  if (!f.megatron.to_megatron.empty())
-    return convert_to_megatron(checkpoint, f.megatron, parse_dtype(f.dtype));
-  return export_hf({.source = checkpoint,
-                    .destination = f.to_hf,
-                    .dtype = parse_dtype(f.dtype),
-                    .max_shard_bytes = parse_size(f.max_shard_size),
-                    .tokenizer = choose_tokenizer(f.tokenizer, open_checkpoint(checkpoint))});
+  if (!f.load.empty()) return std::make_unique<CheckpointReader>(locate_checkpoint(f.load, f.step));
+  if (!f.from_hf.empty()) return std::make_unique<HfCheckpoint>(f.from_hf);
+  const bool keeps_state = !f.save.empty();  // other formats hold weights alone
+  auto opened = open_megatron({.source = f.from_megatron,
+                               .step = f.step,
+                               .dtype = keeps_state ? parse_dtype(f.dtype) : std::nullopt,
+                               .settings = f.settings,
+                               .optimizer = keeps_state});
+  notices = opened->notices();
+  return opened;
 }
 
 ConversionReport CheckpointConversion::convert() const {
   const Flags& f = *flags_;
-  if (!f.save.empty()) return import_into(f.save, parse_dtype(f.dtype));
-  if (!f.load.empty()) return export_from(locate_checkpoint(f.load, f.step));
-  const IntermediateCheckpoint between(f.to_hf + f.megatron.to_megatron);
-  const ConversionReport read = import_into(between.folder(), std::nullopt);
-  ConversionReport report = export_from(read.result);
-  report.notices.insert(report.notices.begin(), read.notices.begin(), read.notices.end());
+  const std::optional<Dtype> dtype = parse_dtype(f.dtype);
+  const int64_t max_shard_bytes = parse_size(f.max_shard_size);
+  std::vector<std::string> notices;
+  const std::unique_ptr<CheckpointSource> source = open_source(notices);
+  const auto write = [&]() -> ConversionReport {
+    if (!f.save.empty()) return import_checkpoint(*source, {.destination = f.save, .dtype = dtype});
+    if (!f.megatron.to_megatron.empty()) return convert_to_megatron(*source, f.megatron, dtype);
+    return export_hf(*source, {.destination = f.to_hf,
+                               .dtype = dtype,
+                               .max_shard_bytes = max_shard_bytes,
+                               .tokenizer = choose_tokenizer(f.tokenizer, source->info())});
+  };
+  ConversionReport report = write();
+  report.notices.insert(report.notices.begin(), notices.begin(), notices.end());
   return report;
 }
 

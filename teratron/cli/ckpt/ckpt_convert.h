@@ -2,9 +2,9 @@
 // Accelerate's tool is called with the same flags: --load_path, --save_path...
 #pragma once
 
-#include <filesystem>
 #include <memory>
-#include <optional>
+#include <string>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 
@@ -25,8 +25,7 @@ class CheckpointConversion {
   void resolve_paths();
   void note_what_changes_nothing() const;
   ConversionReport convert() const;
-  ConversionReport import_into(const std::filesystem::path& folder, std::optional<Dtype> dtype) const;
-  ConversionReport export_from(const std::filesystem::path& checkpoint) const;
+  std::unique_ptr<CheckpointSource> open_source(std::vector<std::string>& notices) const;
   std::unique_ptr<Flags> flags_;
   CLI::App* command_;
 };

@@ -10,7 +10,6 @@
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
 #include "teratron/megatron/checkpoint.h"
-#include "teratron/megatron/convert.h"
 #include "teratron/megatron/dist_checkpoint.h"
 #include "teratron/megatron/export.h"
 #include "teratron/megatron/structure.h"
@@ -54,7 +53,7 @@ int64_t tokenizer_size(Arguments args, bool has_type, const std::string& family,
 
 }  // namespace
 
-ConversionReport convert_from_megatron(const MegatronFlags& flags) {
+std::unique_ptr<ImportedMegatron> open_megatron(const MegatronFlags& flags) {
   const ParsedArguments parsed =
       parse_arguments("pretrain gpt", flags.settings, {.refuse_planned = false, .defer_problems = true});
   if (!parsed.problems.empty()) throw UserError(ExitCode::config, parsed.problems);
@@ -66,7 +65,6 @@ ConversionReport convert_from_megatron(const MegatronFlags& flags) {
   return import_megatron({.source = flags.source,
                           .step = flags.step,
                           .optimizer = flags.optimizer && !parsed.args.no_load_optim,
-                          .destination = flags.save,
                           .dtype = flags.dtype,
                           .settings = given,
                           .vocabulary = vocabulary});
@@ -156,15 +154,14 @@ std::vector<std::string> MegatronLayoutFlags::given() const {
   return flags;
 }
 
-ConversionReport convert_to_megatron(const std::filesystem::path& checkpoint,
-                                     const MegatronLayoutFlags& flags, std::optional<Dtype> dtype) {
-  return export_megatron({.source = checkpoint,
-                          .destination = flags.to_megatron,
-                          .tensor_ranks = flags.tensor_ranks.value_or(1),
-                          .stages = flags.stages.value_or(1),
-                          .dtype = dtype,
-                          .make_vocab_size_divisible_by = flags.vocabulary_divisor,
-                          .names = flags.names == "v2" ? LegacyNames::v2 : LegacyNames::core});
+ConversionReport convert_to_megatron(const CheckpointSource& checkpoint, const MegatronLayoutFlags& flags,
+                                     std::optional<Dtype> dtype) {
+  return export_megatron(checkpoint, {.destination = flags.to_megatron,
+                                      .tensor_ranks = flags.tensor_ranks.value_or(1),
+                                      .stages = flags.stages.value_or(1),
+                                      .dtype = dtype,
+                                      .make_vocab_size_divisible_by = flags.vocabulary_divisor,
+                                      .names = flags.names == "v2" ? LegacyNames::v2 : LegacyNames::core});
 }
 
 }  // namespace teratron

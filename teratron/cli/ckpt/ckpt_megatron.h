@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -12,18 +13,19 @@
 
 #include "teratron/base/dtype.h"
 #include "teratron/hf/convert.h"
+#include "teratron/megatron/convert.h"
 
 namespace teratron {
 
 struct MegatronFlags {
-  std::filesystem::path source, save;
+  std::filesystem::path source;
   std::optional<int64_t> step;
   std::optional<Dtype> dtype;
   std::span<const std::string> settings;  // flags of `pretrain`: what the checkpoint does not say
   bool optimizer = true;                  // false: weights alone
 };
 
-ConversionReport convert_from_megatron(const MegatronFlags& flags);
+std::unique_ptr<ImportedMegatron> open_megatron(const MegatronFlags& flags);
 
 /// Whether the folder or file is one of Megatron-LM's.
 bool is_megatron(const std::filesystem::path& source);
@@ -42,8 +44,7 @@ struct MegatronLayoutFlags {
   std::vector<std::string> given() const;
 };
 
-/// `checkpoint` is an iter_* directory.
-ConversionReport convert_to_megatron(const std::filesystem::path& checkpoint,
-                                     const MegatronLayoutFlags& flags, std::optional<Dtype> dtype);
+ConversionReport convert_to_megatron(const CheckpointSource& checkpoint, const MegatronLayoutFlags& flags,
+                                     std::optional<Dtype> dtype);
 
 }  // namespace teratron

@@ -1,34 +1,15 @@
-"""Large conversions: memory, progress, and what an interruption leaves."""
+"""Large conversions: memory, and what an interruption leaves."""
 
 import os
 import re
-import signal
-import subprocess
-import tempfile
-import time
-from pathlib import Path
 
 import pytest
 
-from program import BINARY, environment, needs_binary, teratron
+from program import interrupted, measured, needs_binary, teratron
 from test_megatron_checkpoints import model, save
 from test_megatron_torch_dist import save as save_dist
 
 pytestmark = needs_binary
-
-
-def interrupted(arguments, folder, fault):
-    """SIGINT while a write waits; what is in the folder then."""
-    process = subprocess.Popen([BINARY, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment(fault),
-                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a background job ignores it
-    deadline = time.monotonic() + 30
-    while not list(folder.glob("*.partial-*")) and not list(folder.glob("*/*.partial-*")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
-    assert process.returncode != 0
-    return {path.name for path in folder.rglob("*")}
 
 
 def test_an_interruption_leaves_nothing_that_looks_whole(tmp_path):
@@ -43,20 +24,6 @@ def test_an_interruption_leaves_nothing_that_looks_whole(tmp_path):
     left = interrupted(back, tmp_path / "b", "file.write@hit=60:delay=60000")
     assert "out" not in left and "latest_checkpointed_iteration.txt" not in left, left
     teratron(*back)
-
-
-def measured(*arguments):
-    """Peak memory in bytes, which the kernel counts from exec on, and seconds."""
-    start, peak = time.monotonic(), 0
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen([BINARY, *map(str, arguments)], stdout=output, stderr=output, env=environment())
-        while process.poll() is None:
-            found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
-            peak = max(peak, int(found[1]) << 10 if found else 0)
-            time.sleep(0.005)
-        output.seek(0)
-        assert process.returncode == 0, output.read()
-    return peak, time.monotonic() - start
 
 
 @pytest.mark.skipif(not os.environ.get("TERATRON_LONG_TESTS"), reason="converts 2 GB; needs TERATRON_LONG_TESTS")

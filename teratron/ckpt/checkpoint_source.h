@@ -1,0 +1,43 @@
+// A checkpoint of any format, read in parts: what loads, converts or exports it does not depend on its files.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "teratron/ckpt/checkpoint.h"
+
+namespace teratron {
+
+class CheckpointSource {
+ public:
+  virtual ~CheckpointSource() = default;
+  /// Its settings and tensors; of another format, those that a checkpoint of ours would have.
+  virtual const CheckpointInfo& info() const = 0;
+  /// Fills a part of a tensor, without its padding; dtype and shape must be those of info(). Thread-safe,
+  /// except for CheckpointReader.
+  virtual void read(const LocalTensor& target) const = 0;
+  /// False if each part costs as much as the whole tensor.
+  virtual bool reads_in_parts(const std::string&) const { return true; }
+};
+
+/// One of ours, by its iter_* directory; for tools. Not collective, not thread-safe.
+class CheckpointReader final : public CheckpointSource {
+ public:
+  explicit CheckpointReader(const std::filesystem::path& path);
+  ~CheckpointReader() override;
+  const CheckpointInfo& info() const override;
+  /// Errors like load_tensors; the padding is set to zero.
+  void read(const LocalTensor& target) const override;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// load_tensors() from another format. Collective.
+void load_tensors(const CheckpointSource& checkpoint, const std::vector<LocalTensor>& tensors,
+                  const std::vector<std::string>& ignored, HostGroup& group);
+
+}  // namespace teratron
