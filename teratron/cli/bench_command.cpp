@@ -28,6 +28,14 @@ struct Options {
 
 std::vector<std::string> shape_flags(const BenchShape& shape, const std::string& precision,
                                      const std::vector<std::string>& extra) {
+  for (const std::string& flag : extra) {
+    if (flag == "--hf" || flag.starts_with("--hf=") || flag.starts_with("--hf-config"))
+      throw config_error({.what = "random weights of a shape are timed, not a folder's",
+                          .where = flag,
+                          .fix =
+                              "Choose a --shape, and give its sizes, such as --num-layers and --hidden-size, "
+                              "as flags"});
+  }
   std::vector<std::string> flags = flags_of(shape);
   if (precision != "fp32") flags.push_back("--" + precision);
   flags.insert(flags.end(), extra.begin(), extra.end());

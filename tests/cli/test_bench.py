@@ -1,7 +1,9 @@
 """teratron bench: the timed step and its report, on the CPU."""
 import json
 
-from program import needs_binary, teratron
+import pytest
+
+from program import message, needs_binary, teratron
 
 pytestmark = needs_binary
 
@@ -24,6 +26,11 @@ def test_prints_and_writes_the_result(tmp_path):
 def test_an_unknown_shape_is_refused_with_the_known_ones():
     result = teratron("bench", "--shape", "gpt5", code=2)
     assert "unknown shape 'gpt5'" in result.stderr and "gpt2-124m" in result.stderr
+
+
+@pytest.mark.parametrize("flag", ["--hf", "--hf-config"])
+def test_a_folder_is_refused_with_the_way_out(flag):
+    message(teratron("bench", flag, "folder", code=2), flag, "random weights", "--shape")
 
 
 def test_a_run_that_ends_before_the_timed_steps_is_an_error():
