@@ -51,6 +51,10 @@ int data_command(std::span<const std::string> args);
 /// env: versions, devices and build options.
 int env_command(std::span<const std::string> args);
 
+/// eval --load DIR --data FILE.jsonl [--json OUT] [--predictions FILE]: scores continuations, choices and
+/// generated answers (tasks/eval/eval_samples.h). All ranks that the model does not need are replicas.
+int eval_command(std::span<const std::string> args);
+
 /// generate: continues the texts of --prompt, of the lines of --sample-input-file, or of the lines of stdin.
 /// Model and tokenizer come from the checkpoint unless flags override them. With --run-dir the texts are
 /// added to that run's metrics.jsonl and report.html.
@@ -94,6 +98,10 @@ int pretrain_command(std::span<const std::string> args, const Registry& registry
 /// OpenAI's interfaces, and a page (serve/routes.h). SIGTERM lets the answers in progress end, a second one
 /// ends at once.
 int serve_command(std::span<const std::string> args);
+
+/// tasks --task WIKITEXT103 | LAMBADA: evaluates a GPT on texts; RACE | MNLI | QQP: finetunes a BERT and
+/// evaluates it; as Megatron-LM's tasks/main.py, with its flags.
+int tasks_command(std::span<const std::string> args);
 
 /// tokenizer: trains and runs tokenizers.
 ///

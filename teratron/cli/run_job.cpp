@@ -165,4 +165,20 @@ void run_model_parallel(const ParsedArguments& parsed, const std::function<void(
   run_stages(parsed, parsed.args.pipeline_model_parallel_size, body);
 }
 
+void run_replicas(const ParsedArguments& parsed, const std::function<void(const Mesh&)>& body) {
+  const LaunchEnv launch = read_launch_env(process_environment);
+  const Arguments& args = parsed.args;
+  const int64_t tp = args.tensor_model_parallel_size, pp = args.pipeline_model_parallel_size;
+  if (tp > launch.size / pp || launch.size % (tp * pp) != 0) {
+    throw config_error(
+        {.what = fmt::format("tensor_model_parallel_size = {} x pipeline_model_parallel_size = {} "
+                             "does not divide the {} ranks of the job",
+                             tp, pp, launch.size),
+         .where = tp > 1 ? "--tensor-model-parallel-size" : "--pipeline-model-parallel-size",
+         .fix = "Start a multiple of their product with `teratron launch --nproc-per-node N -- ...`"});
+  }
+  run_world(launch, world_options(args, launch),
+            [&](World& world) { body(Mesh({.tp = tp, .pp = pp, .dp = launch.size / (tp * pp)}, world)); });
+}
+
 }  // namespace teratron

@@ -26,5 +26,8 @@ int run_job(std::span<const std::string> args, const JobModel& model, const Rank
 void run_tensor_parallel(const ParsedArguments& parsed, const std::function<void(const Mesh&)>& body);
 /// The same with --pipeline-model-parallel-size stages; the tensor-parallel size is the rest of the ranks.
 void run_model_parallel(const ParsedArguments& parsed, const std::function<void(const Mesh&)>& body);
+/// Runs `body` on replicas of a model of --tensor-model-parallel-size x --pipeline-model-parallel-size ranks,
+/// as many as the job has ranks for. UserError(config) if they do not divide its ranks.
+void run_replicas(const ParsedArguments& parsed, const std::function<void(const Mesh&)>& body);
 
 }  // namespace teratron

@@ -55,8 +55,8 @@ int64_t Engine::rows_of(const GenerationRequest& request) const {
 }
 
 int64_t Engine::new_tokens_of(const GenerationRequest& request) const {
-  return std::min(request.max_new_tokens,
-                  limits_.max_positions - static_cast<int64_t>(request.prompt.size()));
+  return std::clamp<int64_t>(limits_.max_positions - static_cast<int64_t>(request.prompt.size()), 0,
+                             request.max_new_tokens);
 }
 
 int64_t Engine::pages_of(const GenerationRequest& request) const {
@@ -64,7 +64,9 @@ int64_t Engine::pages_of(const GenerationRequest& request) const {
   const int64_t new_tokens = new_tokens_of(request);
   if (request.beams.width > 0)
     return BeamPages::needed(prompt, new_tokens, request.beams.width, settings_.page_size);
-  const int64_t each = (prompt + new_tokens + settings_.page_size - 1) / settings_.page_size;
+  // Of a prompt that is only scored, all but the last one.
+  const int64_t cached = request.max_new_tokens > 0 ? prompt + new_tokens : std::max<int64_t>(prompt - 1, 1);
+  const int64_t each = (cached + settings_.page_size - 1) / settings_.page_size;
   return request.choices * each;
 }
 
@@ -146,6 +148,7 @@ void Engine::add_row(Plan& plan, Active& active, Sequence& sequence, int64_t tok
     step.tokens.push_back(sequence.tokens[position]);
     step.positions.push_back(position);
     if (!active.request.logprobs || active.has_beams() || position + 1 >= active.prompt()) continue;
+    if (position + 1 < active.request.logprobs_from) continue;
     step.targets.push_back({first + i, active.request.prompt[position + 1]});
     step.top = std::max(step.top, top_of(active.request));
     entry.targets += 1;
@@ -157,8 +160,7 @@ void Engine::add_row(Plan& plan, Active& active, Sequence& sequence, int64_t tok
                                                 .source = active.id});
   const bool is_first = &sequence == active.sequences.data();
   if (is_first && sequence.cached == 0 && model_.encodes) row.source_tokens = &active.request.encoder_tokens;
-  const bool complete = sequence.cached + tokens == sequence.length();
-  if (complete && active.request.max_new_tokens > 0) {
+  if (tokens == active.left_to_run(sequence) && active.request.max_new_tokens > 0) {
     step.choices.push_back(next_choice(active, sequence, first + tokens - 1));
     step.logprobs = step.logprobs || active.request.logprobs;
     step.top = std::max(step.top, top_of(active.request));
@@ -171,20 +173,21 @@ Engine::Plan Engine::plan_step() {
   Plan plan;
   for (const auto& active : active_) {
     for (Sequence& sequence : active->sequences) {
-      if (!sequence.finish_reason && sequence.length() - sequence.cached == 1)
-        add_row(plan, *active, sequence, 1);
+      if (!sequence.finish_reason && active->left_to_run(sequence) == 1) add_row(plan, *active, sequence, 1);
     }
   }
   int64_t room = settings_.prompt_tokens;
   for (const auto& active : active_) {
     for (Sequence& sequence : active->sequences) {
-      const int64_t left = sequence.length() - sequence.cached;
+      const int64_t left = active->left_to_run(sequence);
       if (sequence.finish_reason || left <= 1 || room < 2) continue;
       const int64_t tokens = std::min(left, room);
       add_row(plan, *active, sequence, tokens);
       room -= tokens;
     }
   }
+  // Most probable tokens, of any target, come with those of all choices, which need log probabilities then.
+  plan.step.logprobs = plan.step.logprobs || plan.step.top > 0;
   return plan;
 }
 
@@ -205,7 +208,7 @@ void Engine::apply(const Plan& plan, const StepOutput& output) {
     for (size_t t = 0; t < targets; ++t) add_logprobs(*active, *sequence, output.targets[target++]);
     if (chooses && !active->has_beams()) apply_token(*active, *sequence, output.choices[choice]);
     if (chooses) ++choice;
-    const bool scored = active->request.max_new_tokens == 0 && sequence->cached == sequence->length();
+    const bool scored = active->request.max_new_tokens == 0 && active->left_to_run(*sequence) <= 0;
     if (scored) sequence->finish_reason = "length";
   }
   // The beams of a search are neighbors.

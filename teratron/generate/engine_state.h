@@ -30,6 +30,11 @@ struct Engine::Active {
 
   int64_t prompt() const { return static_cast<int64_t>(request.prompt.size()); }
   bool has_beams() const { return request.beams.width > 0; }
+  /// Tokens whose keys and values are needed; nothing follows the last one of a prompt that is only scored.
+  int64_t left_to_run(const Sequence& sequence) const {
+    const bool skips_last = request.max_new_tokens == 0 && sequence.length() > 1;
+    return sequence.length() - sequence.cached - (skips_last ? 1 : 0);
+  }
   std::vector<int32_t> new_tokens(const Sequence& sequence) const {
     return {sequence.tokens.begin() + prompt(), sequence.tokens.end()};
   }

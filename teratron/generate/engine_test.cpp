@@ -190,6 +190,38 @@ TEST(Engine, AnswersDoNotDependOnBatchPagingOrOrderOfArrival) {
   }
 }
 
+// Prompts that are only scored, one of them longer than the model's positions, beside texts.
+TEST(Engine, ScoresPromptsBesideTexts) {
+  const OwnModel own(config());
+  std::mt19937 random(23);
+  std::vector<GenerationRequest> requests = random_requests(random, 12);
+  for (size_t i = 0; i < requests.size(); i += 2) {
+    GenerationRequest scored{.max_new_tokens = 0, .logprobs = true, .top_logprobs = 2};
+    for (size_t t = 0; t < (i == 0 ? 49 : 2 + random() % 40); ++t)
+      scored.prompt.push_back(static_cast<int32_t>(random() % 37));
+    scored.logprobs_from = 1 + static_cast<int64_t>(random() % (scored.prompt.size() - 1));
+    requests[i] = scored;
+  }
+  Answers alone;
+  for (const GenerationRequest& request : requests)
+    alone.push_back(run(own.model, {request}, {.max_rows = 8}).at(0));
+  const Answers together = run(own.model, requests, {.max_rows = 8, .prompt_tokens = 11});
+  for (size_t i = 0; i < requests.size(); ++i) {
+    expect_same(together[i], alone[i], static_cast<int64_t>(i));
+    if (i % 2 == 1) continue;
+    const GenerationRequest& request = requests[i];
+    const std::vector<int64_t> inputs(request.prompt.begin(), request.prompt.end() - 1);
+    const at::Tensor logprobs = logits_of(own.model, inputs).squeeze(1).log_softmax(-1);
+    const GeneratedChoice& choice = together[i].at(0);
+    ASSERT_EQ(choice.logprobs.size(), request.prompt.size() - request.logprobs_from);
+    for (size_t t = 0; t < choice.logprobs.size(); ++t) {
+      const auto position = static_cast<int64_t>(t) + request.logprobs_from - 1;
+      EXPECT_NEAR(choice.logprobs[t], logprobs[position][request.prompt[position + 1]].item<double>(), 1e-9);
+      EXPECT_EQ(choice.top[t].at(0).id, logprobs[position].argmax().item<int64_t>());
+    }
+  }
+}
+
 TEST(Engine, RanksOfEveryLayoutGenerateTheSameTexts) {
   std::mt19937 random(3);
   const std::vector<GenerationRequest> requests = random_requests(random, 8);

@@ -56,6 +56,7 @@ Arguments merge_settings(const ParsedArguments& given, const CheckpointInfo& che
                             "padded_vocab_size", "load", "save", "run_dir", "tensorboard_dir", "seed"}) {
     merged[field] = current.at(field);
   }
+  merged["recompute_granularity"] = nullptr;  // there is no backward
   std::vector<std::string> unknown;
   return arguments_from_json(merged.dump(), checkpoint.path.string(), &unknown);
 }

@@ -52,7 +52,8 @@ void check_prompt(const GenerationRequest& request, const RequestLimits& limits,
                         .fix = "Write at least one word, or set add_BOS"});
   }
   check_ids(request.prompt, "tokens", limits, problems);
-  const int64_t longest = limits.max_positions - (request.max_new_tokens > 0 ? 1 : 0);
+  // The last token of a prompt is the model's input only if another one follows it.
+  const int64_t longest = limits.max_positions + (request.max_new_tokens > 0 ? -1 : 1);
   if (length > longest) {
     problems.push_back({.what = fmt::format("the prompt has {} tokens and the model {} positions", length,
                                             limits.max_positions),
@@ -127,6 +128,7 @@ std::string serialize(const GenerationRequest& r) {
                                 {"choices", r.choices},
                                 {"sequence", r.sequence},
                                 {"logprobs", r.logprobs},
+                                {"logprobs_from", r.logprobs_from},
                                 {"top_logprobs", r.top_logprobs}};
   return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
@@ -152,6 +154,7 @@ GenerationRequest deserialize_request(const std::string& text) {
           .choices = value.at("choices"),
           .sequence = value.at("sequence"),
           .logprobs = value.at("logprobs"),
+          .logprobs_from = value.at("logprobs_from"),
           .top_logprobs = value.at("top_logprobs")};
 }
 

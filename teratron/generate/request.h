@@ -52,15 +52,17 @@ struct GenerationRequest {
   int64_t choices = 1;    // answers; with beams the best ones
   uint64_t sequence = 0;  // the first answer's number among those of one seed
   bool logprobs = false;
-  int64_t top_logprobs = 0;  // with each of them those of so many of the most probable tokens
+  int64_t logprobs_from = 1;  // the first token of the prompt whose log probability is asked for
+  int64_t top_logprobs = 0;   // with each of them those of so many of the most probable tokens
   /// Called with each new token of answer `choice`, not during a beam search; may be empty.
   std::function<void(int64_t choice, const GeneratedToken& token)> on_token = {};
 };
 
 struct GeneratedChoice {
-  std::vector<int32_t> tokens;   // new ones
-  std::string finish_reason;     // "stop", "length" or "cancelled"
-  std::vector<double> logprobs;  // if asked: of the prompt's tokens from the second on, then of the new ones
+  std::vector<int32_t> tokens;  // new ones
+  std::string finish_reason;    // "stop", "length" or "cancelled"
+  std::vector<double>
+      logprobs;  // if asked: of the prompt's tokens from logprobs_from on, then of the new ones
   std::vector<std::vector<TokenLogprob>> top;  // if asked: of each of them, the most probable tokens there
   double score = 0.0;                          // of a beam
 };

@@ -14,7 +14,7 @@ namespace {
 std::string program_kind(std::string_view program) {
   const std::string_view command = "pretrain ";
   if (program.starts_with(command)) return std::string(program.substr(command.size()));
-  if (program == "serve") return "serve";
+  if (program == "serve" || program == "eval" || program == "tasks") return std::string(program);
   for (const std::string_view word : {"generat", "serve", "logits"}) {
     if (program.find(word) != std::string_view::npos) return "generate";
   }

@@ -57,7 +57,7 @@ struct ArgsDefault {
 };
 
 struct ParsedArguments {
-  std::string program;  // "gpt", "bert", "t5", "generate", "serve"
+  std::string program;  // "gpt", "bert", "t5", "generate", "serve", "eval", "tasks"
   Arguments args;
   Sources sources;  // field -> "--tp", "run.yaml:3:1", derived_source; absent: the table's default
   std::vector<std::string> notices;

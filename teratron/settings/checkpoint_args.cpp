@@ -97,22 +97,41 @@ std::vector<std::string> resumable_overrides(const std::string& config, bool fin
           "use_rope_scaling",        "rope_scaling_factor", "rope_scaling_original_max_position_embeddings"};
 }
 
+namespace {
+
+// --use-checkpoint-args: that of --load. A task takes them from what it is evaluated or finetuned on, always.
+std::optional<CheckpointInfo> source_of_settings(const Arguments& args) {
+  if (!args.use_checkpoint_args && !args.task) return std::nullopt;
+  std::optional<CheckpointInfo> info;
+  if (args.load) info = latest_readable(args);
+  if (info || !args.task || !args.pretrained_checkpoint) return info;
+  Arguments pretrained;
+  pretrained.load = args.pretrained_checkpoint;
+  return latest_readable(pretrained);
+}
+
+}  // namespace
+
 void use_checkpoint_args(ParsedArguments& parsed) {
-  if (!parsed.args.use_checkpoint_args || !parsed.args.load) return;
-  const std::optional<CheckpointInfo> info = latest_readable(parsed.args);
+  const std::optional<CheckpointInfo> info = source_of_settings(parsed.args);
   if (!info) return;
   std::vector<std::string> unknown;
   const Arguments saved = arguments_from_json(info->config, info->path.string(), &unknown);
   std::vector<std::string> names = model_fields();
   // vocab_size: published models may have more embedding rows than their tokenizer has tokens.
-  names.insert(names.end(), {"tokenizer_type", "seq_length", "decoder_seq_length", "vocab_size"});
+  names.insert(names.end(), {"seq_length", "decoder_seq_length", "vocab_size"});
+  const auto is_given = [&parsed](const std::string& name) {
+    const auto source = parsed.sources.find(name);
+    return (source != parsed.sources.end() && source->second != program_default_source) ||
+           is_given_otherwise(name, parsed.sources);
+  };
+  if (parsed.args.task && !is_given("tokenizer_type"))
+    names.insert(names.end(), {"vocab_file", "merge_file", "tokenizer_model"});
+  names.emplace_back("tokenizer_type");
   std::vector<std::string> taken;
   for (const std::string& name : names) {
     const Schema::Target* target = arguments_schema().find(name);
-    const auto source = parsed.sources.find(name);
-    const bool given = (source != parsed.sources.end() && source->second != program_default_source) ||
-                       is_given_otherwise(name, parsed.sources);
-    if (!target || !target->field || given) continue;
+    if (!target || !target->field || is_given(name)) continue;
     const Value value = get_value(*target->field, &saved);
     if (value == get_value(*target->field, &parsed.args)) continue;
     set_value(*target->field, value, &parsed.args);

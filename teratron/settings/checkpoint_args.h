@@ -24,8 +24,9 @@ std::vector<std::string> resumable_overrides(const std::string& config, bool fin
 bool is_given_otherwise(std::string_view setting, const Sources& sources);
 
 /// --use-checkpoint-args: takes the model settings, tokenizer type and sequence length that the user did not
-/// set from the checkpoint of --load (--ckpt-step), if there is one, and adds a notice. Call before
-/// validate_arguments(). Not collective.
+/// set from the checkpoint of --load (--ckpt-step), if there is one, and adds a notice. With --task always,
+/// else from --pretrained-checkpoint, and the tokenizer's files too. Call before validate_arguments(). Not
+/// collective.
 void use_checkpoint_args(ParsedArguments& parsed);
 
 /// A line for each differing setting that changes the training but not the model (seed, dropout, data). Both

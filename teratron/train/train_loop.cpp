@@ -74,13 +74,6 @@ void report_or_warn(const std::filesystem::path& directory) {
   }
 }
 
-GridPosition position_of(const Mesh& mesh) {
-  return {.tp_rank = mesh.group(Axis::tp).rank,
-          .tp_size = mesh.group(Axis::tp).size,
-          .pp_rank = mesh.group(Axis::pp).rank,
-          .pp_size = mesh.group(Axis::pp).size};
-}
-
 }  // namespace
 
 TrainLoop::TrainLoop(const Arguments& args, const Mesh& mesh, const StopSignals& signals,
@@ -189,7 +182,7 @@ bool TrainLoop::must_finish_now() const {
   return trainer_.device().is_cpu() || trainer_.must_wait_for_result() ||
          state().iteration >= trainer_.train_iters() || at_interval(args().log_interval) ||
          at_interval(args().eval_interval) || at_interval(args().save_interval) ||
-         at_interval(args().exit_interval) || at_interval(args().generate_interval) ||
+         at_interval(args().exit_interval) || at_interval(args().generate_interval) || at_epoch() ||
          at_interval(args().check_weight_hash_across_dp_replicas_interval);
 }
 
@@ -301,8 +294,9 @@ void TrainLoop::run_intervals() {
   if (sampler_ && at_interval(args().generate_interval)) {
     for (SampleText& sample : sampler_()) emit(std::move(sample));
   }
+  if (at_epoch()) epochs_.work();
   if (at_interval(args().exit_interval)) stop_reason_ = std::max(stop_reason_, StopReason::interval);
-  if (!args().save || !at_interval(args().save_interval)) return;
+  if (!args().save || !at_interval(args().save_interval) || trainer_.is_saved()) return;
   handle_save([this] { return trainer_.finish_save(); });
   handle_save([this] { return save(); });
 }
@@ -322,39 +316,6 @@ void TrainLoop::evaluate(Split split, const std::string& prefix) {
                    .metrics = trainer_.metrics_of(result),
                    .seconds = seconds_since(begin),
                    .repeated = repeated});
-}
-
-std::optional<SaveMetrics> TrainLoop::save() {
-  if (is_first_rank()) print("saving checkpoint at iteration {:7d} to {}", state().iteration, *args().save);
-  saving_ = {.iteration = state().iteration,
-             .flops = state().floating_point_operations,
-             .tokens = state().consumed_train_samples * tokens_per_sample(args())};
-  Timers timers(0);
-  std::optional<SaveMetrics> saved;
-  {
-    const auto timed = timers.scope("save-checkpoint");
-    saved = trainer_.save();
-  }
-  if (args().timing_log_level > 0) report_timers(timers, 1);
-  return saved;
-}
-
-void TrainLoop::log_save(const SaveMetrics& saved) {
-  saving_.wall_time = wall_clock();
-  if (progress_log_) progress_log_->saved(saving_);
-  if (is_first_rank()) {
-    print_line(save_line(saved.iteration, saved.directory, position_of(trainer_.mesh())));
-  }
-  emit(saved);
-}
-
-void TrainLoop::handle_save(const std::function<std::optional<SaveMetrics>()>& saving) {
-  try {
-    if (const auto saved = saving()) log_save(*saved);
-  } catch (const Fault& fault) {
-    if (fault.exit_code() != ExitCode::checkpoint) throw;
-    if (is_first_rank()) warn("{} That checkpoint was not saved; the next save tries again", fault.what());
-  }
 }
 
 ExitCode TrainLoop::finish() {

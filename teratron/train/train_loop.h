@@ -33,6 +33,10 @@ class TrainLoop {
   /// `observer` is called with every finished step; if it returns false on any rank, all ranks stop as they
   /// do at an exit condition.
   void on_step(StepObserver observer) { observer_ = std::move(observer); }
+  /// `work` is called between two steps whenever `iterations` more are done. Collective.
+  void at_epochs(int64_t iterations, std::function<void()> work) { epochs_ = {iterations, std::move(work)}; }
+  /// A checkpoint of this iteration, complete, if --save is set; nothing if it is saved. Collective.
+  void save_now();
   /// What generates the texts of --generate-interval; must be set with that flag.
   void sample_texts(TextSamplerFactory make_sampler) { make_sampler_ = std::move(make_sampler); }
   /// After train(): final save, evaluation of the valid and test splits, report. ExitCode::stopped if a
@@ -40,6 +44,7 @@ class TrainLoop {
   ExitCode finish();
 
   const Trainer& trainer() const { return trainer_; }
+  Trainer& trainer() { return trainer_; }
   const TrainState& state() const { return trainer_.state(); }
 
  private:
@@ -74,6 +79,7 @@ class TrainLoop {
   void export_model();
   bool must_finish_now() const;
   bool at_interval(const std::optional<int64_t>& interval) const;
+  bool at_epoch() const { return epochs_.iterations > 0 && state().iteration % epochs_.iterations == 0; }
 
   std::chrono::steady_clock::time_point start_;
   double start_time_;  // wall clock, of the rank that started first
@@ -87,6 +93,10 @@ class TrainLoop {
   StopReason stop_reason_ = StopReason::none;
   int64_t stop_signal_ = 0;  // its number; 0: none
   StepObserver observer_;
+  struct {
+    int64_t iterations = 0;  // 0: none
+    std::function<void()> work;
+  } epochs_;
   TextSamplerFactory make_sampler_;
   TextSampler sampler_;            // null: no --generate-interval
   ProgressLog::Saved saving_;      // the last save that was started

@@ -12,6 +12,7 @@ namespace {
 
 // After those of the encoder, which is the only stack of layers.
 constexpr uint64_t pooled_dropout_site = uint64_t{1} << 32U;
+constexpr int64_t no_label = -1;
 
 BertConfig encoder_of(BertConfig config) {
   config.pretraining_heads = false;
@@ -20,6 +21,10 @@ BertConfig encoder_of(BertConfig config) {
 
 }  // namespace
 
+at::Tensor class_labels(const at::Tensor& labels, int64_t samples) {
+  return labels.slice(0, 0, labels.size(0), labels.size(0) / samples).squeeze(1);
+}
+
 LossTerm classification_loss(const at::Tensor& logits_BK, const at::Tensor& labels, BertTarget target) {
   const at::Tensor scores_BK = logits_BK.scalar_type() == at::kDouble ? logits_BK : logits_BK.to(at::kFloat);
   const auto samples = static_cast<double>(scores_BK.size(0));
@@ -27,9 +32,11 @@ LossTerm classification_loss(const at::Tensor& logits_BK, const at::Tensor& labe
   switch (target) {
     case BertTarget::number:
       return {.sum = (scores_BK - labels.to(scores_BK.scalar_type())).square().sum(), .count = count};
-    case BertTarget::one_of:
-      return {.sum = at::cross_entropy_loss(scores_BK, labels.squeeze(1), {}, at::Reduction::Sum),
-              .count = count};
+    case BertTarget::one_of: {
+      const at::Tensor classes_B = class_labels(labels, scores_BK.size(0));
+      return {.sum = at::cross_entropy_loss(scores_BK, classes_B, {}, at::Reduction::Sum, no_label),
+              .count = classes_B.ge(0).sum().clamp_min(1).to(scores_BK.scalar_type())};
+    }
     case BertTarget::several:
       break;
   }
@@ -45,7 +52,8 @@ BertClassifier::BertClassifier(const BertConfig& config, const BertClassifierOpt
       parallel_(part.parallel),
       encoder_(config_, part) {
   if (!part.stage.head) return;
-  const Scope root(part.parameters), head = root / "classification_head";
+  const Scope root(part.parameters),
+      head = root / (options.choices > 1 ? "multichoice_head" : "classification_head");
   const Init init = weight_init(config);
   // Every tensor-parallel rank computes the head on the same rows, so that gradients agree without a sum.
   head_.emplace(Head{
@@ -76,7 +84,9 @@ at::Tensor BertClassifier::logits_BK(const at::Tensor& hidden_SBH, const MicroBa
         pooled_1BH, nullptr, at::Tensor(),
         {.rate = options_.dropout, .key = key, .rows = {first_1B.select(1, 0), /*total=*/1}});
   }
-  return at::linear(pooled_1BH[0], autograd_tensor(head_->weight), autograd_tensor(head_->bias));
+  const at::Tensor scores =
+      at::linear(pooled_1BH[0], autograd_tensor(head_->weight), autograd_tensor(head_->bias));
+  return options_.choices > 1 ? scores.view({-1, options_.choices}) : scores;
 }
 
 void BertClassifier::set_activation_hook(const ActivationHook& hook) {
@@ -110,7 +120,7 @@ ModelPlan bert_classifier_plan(const BertConfig& config, const BertClassifierOpt
           .channels = {{.name = "hidden",
                         .shape = sequence_shape("sequence_index", config.hidden),
                         .dtype = residual}},
-          .losses = {"loss"},
+          .losses = {options.loss},
           .vocabulary = config.vocabulary,
           .padded_vocabulary = config.padded_vocabulary,
           .max_positions = config.max_positions,

@@ -1,4 +1,5 @@
-// BERT with a classification head (Devlin et al. 2018): the class of a text, several labels, or a number.
+// BERT with a classification head (Devlin et al. 2018): the class of a text, several labels, or a number; or
+// with a multiple-choice head: the right one of several texts.
 //
 // The weights of the encoder and the pooler have the names of a pretrained BERT, from which it is finetuned.
 #pragma once
@@ -12,7 +13,7 @@ namespace teratron {
 /// What a text has.
 enum class BertTarget : uint8_t {
   number,   // labels f32 [B, 1]: squared error
-  one_of,   // labels i64 [B, 1], a class: cross entropy
+  one_of,   // labels i64 [B, 1], a class: cross entropy; samples with a label below 0 do not count
   several,  // labels f32 [B, K], 1 for each label that it has: binary cross entropy
 };
 
@@ -20,13 +21,20 @@ struct BertClassifierOptions {
   BertTarget target = BertTarget::one_of;
   int64_t outputs = 2;   // K; 1 for a number
   double dropout = 0.0;  // of the pooled state
+  /// Rows of a micro-batch that are the choices of one question, one after the other, each with the number of
+  /// the right one as its label; with 1 output each. 1: none.
+  int64_t choices = 1;
+  std::string loss = "loss";  // its name
 };
+
+/// Labels [samples] of one class each, of [rows, 1], of which each sample has as many.
+at::Tensor class_labels(const at::Tensor& labels, int64_t samples);
 
 /// The loss of the samples of a micro-batch, logits [B, K].
 LossTerm classification_loss(const at::Tensor& logits_BK, const at::Tensor& labels, BertTarget target);
 
 /// Columns: tokens, types, sequence_index and cu_seqlens as Bert's; labels. The last stage's activations are
-/// "logits" [B, K].
+/// "logits" [B, K], of questions [B / choices, choices].
 class BertClassifier : public Model {
  public:
   BertClassifier(const BertConfig& config, const BertClassifierOptions& options, const StageContext& part);

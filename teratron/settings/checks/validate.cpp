@@ -45,7 +45,8 @@ void require_training(Validation& v) {
   }
   if (!a.skip_train) require(v, "lr", "the maximum learning rate");
   if (!a.mock_data && a.data_path.empty() && a.train_data_path.empty() && a.valid_data_path.empty() &&
-      a.test_data_path.empty() && !a.data_args_path && !a.per_split_data_args_path) {
+      a.test_data_path.empty() && a.train_data.empty() && a.valid_data.empty() && !a.data_args_path &&
+      !a.per_split_data_args_path) {
     v.reject("data_path", "no dataset is given",
              "Give --data-path with the prefix of a dataset, or --mock-data");
   }

@@ -54,7 +54,8 @@ TEST_F(HuggingFace, MergesByRankAndFindsAddedTokens) {
 
 TEST_F(HuggingFace, TakesEosFromTheConfigurationBeside) {
   folder_.write("tokenizer_config.json",
-                R"({"eos_token": {"content": "<eos>"}, "bos_token": "ab", "pad_token": null})");
+                R"({"eos_token": {"content": "<eos>"}, "bos_token": "ab", "pad_token": null,
+                    "model_max_length": 1000000000000000019884624838656})");
   const auto tokenizer = build(small_tokenizer());
   EXPECT_EQ(tokenizer->special().eos, 300);
   EXPECT_EQ(tokenizer->special().eod, 300);

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
+
+#include <nlohmann/json.hpp>
 
 #include "teratron/base/error.h"
 #include "teratron/tokenizer/bpe/vocab_files.h"
-#include "teratron/tokenizer/json_problem.h"
 
 namespace teratron {
 namespace {
@@ -14,34 +16,32 @@ using simdjson::dom::array;
 using simdjson::dom::element;
 using simdjson::dom::object;
 
+// The text of a token, a string or an object with "content"; nothing for other values.
+std::optional<std::string> content_of(const nlohmann::json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  const auto content = value.is_object() ? value.find("content") : value.end();
+  if (content == value.end() || !content->is_string()) return std::nullopt;
+  return content->get<std::string>();
+}
+
+// Not with simdjson, which refuses integers beyond 64 bits: transformers writes 10^30 for model_max_length.
 void read_special_tokens(const std::string& path, SpecialTokensMap& names) {
   if (!std::filesystem::exists(path)) return;
-  const simdjson::padded_string json(read_text_file(path));
-  simdjson::dom::parser parser;
-  object top;
-  if (const auto error = parser.parse(json).get(top)) {
-    throw data_error({.what = fmt::format("not a JSON object ({})", json_problem(error)), .where = path});
-  }
-  // A token is a string, or an object with "content".
-  const auto content = [](element value, std::string& out) {
-    std::string_view found;
-    object inside;
-    if (!value.get(inside) && inside.at_key("content").get(value)) return;
-    if (!value.get(found)) out = found;
-  };
+  const auto top = nlohmann::json::parse(read_text_file(path), nullptr, /*allow_exceptions=*/false);
+  if (!top.is_object()) throw data_error({.what = "not a JSON object", .where = path});
   const std::pair<const char*, std::string*> keys[] = {
       {"bos_token", &names.bos}, {"eos_token", &names.eos}, {"pad_token", &names.pad},
       {"cls_token", &names.cls}, {"sep_token", &names.sep}, {"mask_token", &names.mask}};
   for (const auto& [key, name] : keys) {
-    element value;
-    if (!top.at_key(key).get(value)) content(value, *name);
+    const auto found = top.find(key);
+    if (const auto text = found == top.end() ? std::nullopt : content_of(*found)) *name = *text;
   }
   // transformers 5 writes the second name.
   for (const char* const key : {"additional_special_tokens", "extra_special_tokens"}) {
-    array additional;
-    if (top.at_key(key).get(additional)) continue;
+    const auto additional = top.find(key);
+    if (additional == top.end() || !additional->is_array()) continue;
     names.additional.clear();
-    for (const element item : additional) content(item, names.additional.emplace_back());
+    for (const nlohmann::json& item : *additional) names.additional.push_back(content_of(item).value_or(""));
   }
 }
 

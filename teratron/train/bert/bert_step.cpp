@@ -22,7 +22,8 @@ StepLoss BertClassificationStep::forward_step(Model&, const Activations& output,
   TERATRON_ASSERT(logits_BK.defined(), "a BertClassificationStep needs a BertClassifier");
   const LossTerm term = loss(logits_BK, batch);
   if (target_ != BertTarget::one_of) return {.losses = {term}};
-  const at::Tensor right_B = logits_BK.detach().argmax(1).eq(batch["labels"].squeeze(1));
+  const at::Tensor right_B =
+      logits_BK.detach().argmax(1).eq(class_labels(batch["labels"], logits_BK.size(0)));
   return {.losses = {term}, .metrics = {right_B.sum().to(term.sum.scalar_type())}};
 }
 

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Finetunes a BERT on RACE, as Megatron-LM's script of this name: it chooses answers to questions about texts.
+#
+#   DATA=data/RACE PRETRAINED_CHECKPOINT=checkpoints/bert_345m VOCAB_FILE=bert-vocab.txt \
+#     CHECKPOINT_PATH=checkpoints/bert_345m_race examples/finetune_race_distributed.sh [FLAGS...]
+#
+# FLAGS override those below (--epochs 1, --json figures.json, --bf16...). Each epoch is saved, and
+# best_checkpointed_iteration.txt names the most accurate one. TERATRON is the path of the program.
+set -euo pipefail
+
+: "${DATA:?folder of RACE, with train/middle, dev/middle and dev/high}"
+: "${PRETRAINED_CHECKPOINT:?folder of a pretrained BERT}"
+: "${VOCAB_FILE:?bert-vocab.txt}"
+: "${CHECKPOINT_PATH:?folder of the checkpoints}"
+
+LAUNCH=(
+  "${TERATRON:-teratron}" launch
+  --nproc-per-node "${GPUS_PER_NODE:-8}"
+  --nnodes "${NNODES:-1}"
+  --node-rank "${NODE_RANK:-0}"
+  --master-addr "${MASTER_ADDR:-localhost}"
+  --master-port "${MASTER_PORT:-6000}"
+  --
+)
+
+"${LAUNCH[@]}" tasks \
+  --task RACE \
+  --seed 1234 \
+  --train-data "$DATA/train/middle" \
+  --valid-data "$DATA/dev/middle" "$DATA/dev/high" \
+  --tokenizer-type BertWordPieceLowerCase \
+  --vocab-file "$VOCAB_FILE" \
+  --epochs 3 \
+  --pretrained-checkpoint "$PRETRAINED_CHECKPOINT" \
+  --tensor-model-parallel-size 1 \
+  --num-layers 24 \
+  --hidden-size 1024 \
+  --num-attention-heads 16 \
+  --seq-length 512 \
+  --max-position-embeddings 512 \
+  --micro-batch-size 4 \
+  --activations-checkpoint-method uniform \
+  --lr 1.0e-5 \
+  --lr-decay-style linear \
+  --lr-warmup-fraction 0.06 \
+  --save-interval 100000 \
+  --save "$CHECKPOINT_PATH" \
+  --log-interval 10 \
+  --eval-interval 100 \
+  --eval-iters 50 \
+  --weight-decay 1.0e-1 \
+  --clip-grad 1.0 \
+  --hidden-dropout 0.1 \
+  --attention-dropout 0.1 \
+  --fp16 \
+  "$@"

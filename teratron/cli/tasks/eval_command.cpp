@@ -1,0 +1,128 @@
+#include <set>
+
+#include <ATen/Parallel.h>
+
+#include "teratron/base/log.h"
+#include "teratron/cli/commands.h"
+#include "teratron/cli/run_job.h"
+#include "teratron/cli/tasks/task_job.h"
+#include "teratron/hf/architecture.h"
+#include "teratron/tasks/eval/eval_scores.h"
+
+namespace teratron {
+
+namespace {
+
+constexpr int64_t usual_new_tokens = 256;  // as lm-evaluation-harness
+
+std::string eval_help() {
+  const std::set<std::string_view> others = {"load",
+                                             "hf",
+                                             "ckpt_step",
+                                             "bf16",
+                                             "fp16",
+                                             "seed",
+                                             "tensor_model_parallel_size",
+                                             "pipeline_model_parallel_size",
+                                             "device",
+                                             "num_threads",
+                                             "config_file"};
+  std::vector<Field> fields;
+  for (const Field& field : arguments_schema().fields()) {
+    const bool eval = !field.traits.program.empty() && has_effect_on(field, "eval");
+    if (eval || field.group == "Tokenizer" || others.contains(field.name)) fields.push_back(field);
+  }
+  const Arguments defaults;
+  return help_text(Schema({.fields = fields, .compat_flags = {}, .later_flags = {}}),
+                   {"teratron eval --load DIR --data FILE.jsonl [--json OUT] [--predictions FILE] [FLAGS]"},
+                   &defaults) +
+         "\nLines of --data:\n"
+         "  {\"context\": ..., \"continuation\": ...}\n"
+         "  {\"context\": ..., \"choices\": [...], \"answer\": number from 0, or text}\n"
+         "  {\"prompt\": ..., \"answer\": ..., \"match\": exact | prefix | regex | number}\n"
+         "Model and tokenizer come from the checkpoint. Answers are greedy unless a flag or a line "
+         "samples.\n";
+}
+
+// Answers are those of greedy decoding, of a usual length, unless the user chose otherwise.
+void use_eval_defaults(const ParsedArguments& parsed, GenerateJob& job) {
+  GenerationRequest& request = job.reader.defaults;
+  const auto given = [&](const char* name) { return parsed.sources.contains(name); };
+  if (!given("temperature") && !given("top_k") && !given("top_p")) request.sampling.top_k = 1;
+  if (given("max_new_tokens") || given("out_seq_length")) return;
+  job.reader.total_length = 0;
+  request.max_new_tokens =
+      std::min(usual_new_tokens, std::max<int64_t>(1, job.loaded.model.max_positions / 2));
+}
+
+void report_figures(const EvalData& data, const nlohmann::ordered_json& figures) {
+  for (const std::string& field : data.ignored) notice("the field {} has no effect", printable(field, 60));
+  if (data.truncated > 0) {
+    warn("{} of {} texts are longer than the model's positions and lost their beginning", data.truncated,
+         data.requests.size());
+  }
+  const nlohmann::ordered_json& errors = figures.at("stderr");
+  for (const auto& [name, value] : figures.items()) {
+    if (value.is_object()) continue;
+    if (errors.contains(name)) {
+      print("{:<17} {:.6g} +- {:.2g}", name, value.get<double>(), errors[name].get<double>());
+    } else {
+      print("{:<17} {}", name, value.dump());
+    }
+  }
+}
+
+void evaluate_lines(const ParsedArguments& parsed, const Mesh& mesh) {
+  const Arguments& args = parsed.args;
+  GenerateJob job = load_generate_job(parsed, mesh, true);
+  use_eval_defaults(parsed, job);
+  check_vocabulary(job);
+  const LanguageModel& model = job.loaded.model;
+  const EvalData data =
+      read_eval_data(*args.data, {.requests = job.reader,
+                                  .limits = {.vocabulary = model.vocabulary,
+                                             .max_positions = model.max_positions,
+                                             .max_rows = args.inference_max_requests.value_or(16),
+                                             .has_tokenizer = true,
+                                             .encodes = model.encodes}});
+  const RequestList requests{.size = static_cast<int64_t>(data.requests.size()),
+                             .get = [&](int64_t i) { return data.requests.at(i); }};
+  const auto show = [&](int64_t answered) {
+    if (has_status_line() && mesh.rank() == 0)
+      status_line(fmt::format("{}/{} requests", answered * mesh.data_parallel().size, requests.size));
+  };
+  const std::vector<RequestOutcome> outcomes = answer_requests(replicated_model(job), requests, show);
+  if (mesh.rank() != 0) return;
+  status_line("");
+  std::vector<SampleScore> scores;
+  std::vector<nlohmann::ordered_json> lines;
+  for (const EvalSample& sample : data.samples) {
+    scores.push_back(score_of(sample, outcomes));
+    lines.push_back(scores.back().line);
+  }
+  const nlohmann::ordered_json figures = figures_of(scores, static_cast<uint64_t>(args.seed));
+  write_lines(args.predictions, lines);
+  write_figures(args.json, figures);
+  report_figures(data, figures);
+}
+
+}  // namespace
+
+int eval_command(std::span<const std::string> args) {
+  const ParsedArguments parsed = parse_arguments("eval", args, {.architecture = architecture_settings});
+  if (parsed.help) {
+    print_line(eval_help());
+    return 0;
+  }
+  for (const std::string& line : parsed.notices) notice_line(line);
+  if (!parsed.args.data) {
+    throw config_error({.what = "no data are given", .where = "--data", .fix = "Name a file of JSON lines"});
+  }
+  check_output(parsed.args.json, "--json");
+  check_output(parsed.args.predictions, "--predictions");
+  if (parsed.args.num_threads) at::set_num_threads(static_cast<int>(*parsed.args.num_threads));
+  run_replicas(parsed, [&](const Mesh& mesh) { evaluate_lines(parsed, mesh); });
+  return 0;
+}
+
+}  // namespace teratron
