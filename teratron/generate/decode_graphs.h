@@ -1,12 +1,20 @@
 // Steps that decode one token of each sequence, as CUDA graphs: forward and sampling are one launch. There is
 // a graph for each of a few batch sizes and each kind of sampling; smaller batches are padded with rows that
 // write to page 0.
+//
+// While the host works on the tokens of a step, the device does the next one, whose tokens it has: a step that
+// continues (step.h) is followed by the next at once. If that is the step the engine then asks for, its tokens
+// are there already; else it is done for nothing, and what it wrote is written again or never read.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
+
+#include <c10/core/Event.h>
 
 #include "teratron/generate/request.h"
 #include "teratron/generate/sampling.h"
@@ -21,8 +29,8 @@ class PageTable {
   PageTable() = default;
   /// `width`: pages of the longest sequence.
   PageTable(int64_t rows, int64_t width, at::Device device);
-  /// Of the first `count` rows; others have page 0. Copied where it changed.
-  void set(const std::vector<StepRow>& rows, int64_t count, int64_t padded);
+  /// Of the first `count` rows; others have page 0. Copied where it changed, then true.
+  bool set(const std::vector<StepRow>& rows, int64_t count, int64_t padded);
   at::Tensor rows(int64_t count) const { return device_.narrow(0, 0, count); }
 
  private:
@@ -35,10 +43,12 @@ class DecodeGraphs {
   using Body = std::function<at::Tensor(const at::Tensor& tokens_R, const at::Tensor& positions_R,
                                         const at::Tensor& parameters_R5, const SamplingNeeds& needs)>;
   DecodeGraphs(int64_t max_rows, at::Device device);
+  ~DecodeGraphs();
   /// The size of a batch of so many rows.
   int64_t padded_rows(int64_t rows) const;
-  /// f64 [N, padded rows] on the host, valid until the next call. Waits for the device.
-  at::Tensor run(const StepInput& step, const SamplingNeeds& needs, const Body& body);
+  /// f64 [N, padded rows] on the host, valid until the next call. Waits for the step, not for the next one.
+  /// `same_pages`: those of the rows are as in the call before.
+  at::Tensor run(const StepInput& step, bool same_pages, const Body& body);
 
  private:
   struct Captured {
@@ -46,16 +56,36 @@ class DecodeGraphs {
     std::unique_ptr<DeviceGraph> graph;
     int64_t values = 2;  // of a row of the result
   };
+  /// What a step reads and writes on the host: two, as two steps may be in flight. For n rows: i64 [n] tokens,
+  /// i64 [n] positions, f64 [n, 5] sampling parameters. A graph copies them to `input_`, so that a step is one
+  /// launch; a token of -1 is the one chosen last.
+  struct Slot {
+    at::Tensor input, result;
+    std::optional<c10::Event> done;
+    std::map<std::pair<int64_t, SamplingNeeds>, Captured> graphs;
+  };
+  struct Ahead {
+    StepInput step;  // its tokens are not set
+    SamplingNeeds needs;
+  };
 
+  static StepInput step_after(const StepInput& step);
+  bool is_ahead(const StepInput& step, const SamplingNeeds& needs) const;
+  void launch(const StepInput& step, const SamplingNeeds& needs, const Body& body);
   void set_input(const StepInput& step, int64_t padded);
+  const DeviceGraph* any_graph() const;
+  void wait(Slot& slot) const;
 
   int64_t max_rows_;
   at::Device device_;
-  // For n rows: i64 [n] tokens, i64 [n] positions, f64 [n, 5] sampling parameters. A graph copies the one to
-  // the other, so that a step is one launch.
-  at::Tensor host_, input_;
-  at::Tensor result_;  // f64 on the host
-  std::map<std::pair<int64_t, SamplingNeeds>, Captured> graphs_;
+  at::Tensor input_, chosen_;  // on the device; f64 [n] ids
+  std::array<Slot, 2> slots_;
+  int current_ = 0;                      // the slot launched last
+  std::vector<int64_t> chosen_tokens_;   // by the last call
+  std::optional<Ahead> ahead_;           // in flight, in the current slot
 };
+
+/// What choosing the next tokens of a step needs.
+SamplingNeeds needs_of(const StepInput& step);
 
 }  // namespace teratron

@@ -131,12 +131,28 @@ StepChoice Engine::next_choice(const Active& active, const Sequence& sequence, i
   const uint64_t draw = ((request.sequence + index) << 32U) + static_cast<uint64_t>(sequence.tokens.size());
   const bool after_colon =
       request.prevent_newline_after_colon && sequence.tokens.back() == settings_.newlines.colon;
-  return {.token = token,
-          .sampling = {.temperature = request.sampling.temperature,
-                       .top_k = request.sampling.top_k,
-                       .top_p = sequence.top_p,
-                       .uniform = uniform_of(request.sampling.seed, draw),
-                       .banned = after_colon ? settings_.newlines.newline : -1}};
+  const RowSampling sampling{.temperature = request.sampling.temperature,
+                             .top_k = request.sampling.top_k,
+                             .top_p = sequence.top_p,
+                             .uniform = uniform_of(request.sampling.seed, draw),
+                             .banned = after_colon ? settings_.newlines.newline : -1};
+  RowSampling following = sampling;
+  following.top_p = decayed_top_p(sequence.top_p, request.sampling);
+  following.uniform = uniform_of(request.sampling.seed, draw + 1);
+  return {.token = token, .sampling = sampling, .following = following};
+}
+
+// Unless a stop ends a sequence, the next step has the same rows: no prompt is read, none can join, none is
+// complete, and how a token is chosen does not depend on the one before.
+bool Engine::continues(const Plan& plan) const {
+  if (!waiting_.empty()) return false;
+  return std::all_of(plan.entries.begin(), plan.entries.end(), [&](const Plan::Entry& entry) {
+    const Active& active = *entry.active;
+    const int64_t new_tokens = entry.sequence->length() - active.prompt();
+    return entry.chooses && !active.has_beams() && !active.request.prevent_newline_after_colon &&
+           entry.sequence->length() - entry.sequence->cached == 1 &&
+           new_tokens + 1 < active.request.max_new_tokens;
+  });
 }
 
 void Engine::add_row(Plan& plan, Active& active, Sequence& sequence, int64_t tokens) {
@@ -194,7 +210,8 @@ Engine::Plan Engine::plan_step() {
 bool Engine::step() {
   admit();
   if (active_.empty()) return false;
-  const Plan plan = plan_step();
+  Plan plan = plan_step();
+  plan.step.continues = continues(plan);
   apply(plan, runner_->run(plan.step));
   retire_finished();
   return true;

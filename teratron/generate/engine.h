@@ -80,6 +80,7 @@ class Engine {
   Plan plan_step();
   void add_row(Plan& plan, Active& active, Sequence& sequence, int64_t tokens);
   StepChoice next_choice(const Active& active, const Sequence& sequence, int64_t token) const;
+  bool continues(const Plan& plan) const;
   void apply(const Plan& plan, const StepOutput& output);
   static void add_logprobs(const Active& active, Sequence& sequence,
                            const std::vector<StepOutput::Token>& tokens);

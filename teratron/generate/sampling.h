@@ -17,6 +17,7 @@ struct RowSampling {
   double top_p = 0.0;
   double uniform = 0.0;  // in (0, 1]
   int64_t banned = -1;   // a token that is not chosen; -1: none
+  bool operator==(const RowSampling&) const = default;
 };
 /// The random number of draw `draw` of a seed: the same on every rank and in every batch.
 double uniform_of(uint64_t seed, uint64_t draw);

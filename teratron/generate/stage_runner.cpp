@@ -27,15 +27,6 @@ Activations some_tokens(const Activations& output, const std::vector<int64_t>& t
   return {{name, hidden.index_select(0, long_tensor(tokens, hidden.device()))}};
 }
 
-SamplingNeeds needs_of(const StepInput& step) {
-  std::vector<RowSampling> rows;
-  for (const StepChoice& choice : step.choices) rows.push_back(choice.sampling);
-  SamplingNeeds needs = needs_of(rows);
-  needs.logprobs = step.logprobs;
-  needs.top = step.top;
-  return needs;
-}
-
 // The channels that cross the bound before layer `layer` with this micro-batch.
 std::vector<const Channel*> channels_at(const LanguageModel& model, const MicroBatch& batch, int64_t layer) {
   std::vector<const Channel*> channels;
@@ -281,11 +272,11 @@ bool StageRunner::decodes_only(const StepInput& step) const {
 StepOutput StageRunner::decode(const StepInput& step) {
   const auto rows = static_cast<int64_t>(step.rows.size());
   const int64_t padded = graphs_->padded_rows(rows);
-  table_.set(step.rows, rows, padded);
+  const bool same_pages = !table_.set(step.rows, rows, padded);
   batch_->decode_rows = padded;
   batch_->table_RP = table_.rows(padded);
   const at::Tensor output_NR = graphs_->run(
-      step, needs_of(step),
+      step, same_pages,
       [&](const at::Tensor& tokens, const at::Tensor& positions, const at::Tensor& parameters,
           const SamplingNeeds& needs) {
         const Activations output = model_.whole().forward({}, token_batch(tokens, positions), &states_[0]);

@@ -25,6 +25,7 @@ struct StepChoice {
   int64_t token = 0;  // index in the step
   RowSampling sampling = {};
   int64_t best = 0;  // > 0: the most probable tokens, this many, instead of one
+  RowSampling following = {};  // of the token after it, if the step continues
 };
 
 /// The log probability that token `next` follows a token of the step.
@@ -41,6 +42,9 @@ struct StepInput {
   std::vector<StepTarget> targets;  // in the order of the rows
   bool logprobs = false;            // of chosen tokens
   int64_t top = 0;                  // with them and with targets, so many of the most probable tokens
+  /// Each row is one token, and the next step will probably have the same rows, each with the token chosen
+  /// here: it may be begun before these tokens are known to the host.
+  bool continues = false;
 };
 
 struct StepOutput {

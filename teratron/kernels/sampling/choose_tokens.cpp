@@ -1,5 +1,7 @@
 #include "teratron/kernels/sampling/choose_tokens.h"
 
+#include <ATen/ATen.h>
+
 #include "teratron/kernels/common/dispatch.h"
 #include "teratron/kernels/common/stream.h"
 #include "teratron/kernels/sampling/launchers.h"
@@ -26,6 +28,20 @@ at::Tensor choose_tokens(const at::Tensor& logits_RV, const at::Tensor& paramete
                        .partial = partial.mutable_data_ptr<double>(),
                        .out = out.mutable_data_ptr<double>()},
                       current_stream(logits_RV));
+  return out;
+}
+
+at::Tensor replace_negative_tokens(const at::Tensor& tokens_R, const at::Tensor& chosen_R) {
+  if (!tokens_R.is_cuda()) return at::where(tokens_R.lt(0), chosen_R.to(at::kLong), tokens_R);
+  TERATRON_ASSERT(tokens_R.scalar_type() == at::kLong && tokens_R.is_contiguous() &&
+                  chosen_R.scalar_type() == at::kDouble && chosen_R.is_contiguous() &&
+                  chosen_R.numel() == tokens_R.numel());
+  const at::Tensor out = at::empty_like(tokens_R);
+  cuda::replace_negative_tokens({.tokens = tokens_R.const_data_ptr<int64_t>(),
+                                 .chosen = chosen_R.const_data_ptr<double>(),
+                                 .rows = static_cast<int>(tokens_R.numel()),
+                                 .out = out.mutable_data_ptr<int64_t>()},
+                                current_stream(tokens_R));
   return out;
 }
 

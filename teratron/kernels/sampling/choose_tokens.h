@@ -20,4 +20,8 @@ struct ChooseTokensOptions {
 at::Tensor choose_tokens(const at::Tensor& logits_RV, const at::Tensor& parameters_R5,
                          const ChooseTokensOptions& options);
 
+/// tokens i64 [R], contiguous, those below 0 replaced by the ids of the same rows of `chosen` f64 [R],
+/// contiguous. CPU and CUDA.
+at::Tensor replace_negative_tokens(const at::Tensor& tokens_R, const at::Tensor& chosen_R);
+
 }  // namespace teratron

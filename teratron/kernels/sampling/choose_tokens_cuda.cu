@@ -183,6 +183,13 @@ __global__ void __launch_bounds__(threads) combine_parts(ChooseTokensArgs args) 
   args.out[args.rows + blockIdx.x] = args.logprobs ? row.logit(id) - top - log(plain) : 0.0;
 }
 
+__global__ void __launch_bounds__(threads) replace_tokens(ReplaceTokensArgs args) {
+  wait_for_predecessor();
+  release_successor();
+  for (int r = threadIdx.x; r < args.rows; r += threads)
+    args.out[r] = args.tokens[r] < 0 ? static_cast<int64_t>(args.chosen[r]) : args.tokens[r];
+}
+
 template <typename T>
 void launch(const ChooseTokensArgs& args, cudaStream_t stream) {
   const auto rows = static_cast<unsigned>(args.rows);
@@ -201,6 +208,11 @@ void choose_tokens(const ChooseTokensArgs& args, CUstream_st* stream) {
     launch<float>(args, stream);
   }
   check_launch("choose_tokens");
+}
+
+void replace_negative_tokens(const ReplaceTokensArgs& args, CUstream_st* stream) {
+  launch_dependent(replace_tokens, {.grid = dim3(1), .block = dim3(threads)}, stream, args);
+  check_launch("replace_negative_tokens");
 }
 
 }  // namespace teratron::cuda

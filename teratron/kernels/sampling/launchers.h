@@ -19,4 +19,12 @@ struct ChooseTokensArgs {
 inline constexpr int choose_tokens_parts = 64;  // of the vocabulary
 TERATRON_LAUNCHER(void, choose_tokens, const ChooseTokensArgs& args, CUstream_st* stream);
 
+struct ReplaceTokensArgs {
+  const int64_t* tokens;
+  const double* chosen;
+  int rows;
+  int64_t* out;
+};
+TERATRON_LAUNCHER(void, replace_negative_tokens, const ReplaceTokensArgs& args, CUstream_st* stream);
+
 }  // namespace teratron::cuda
