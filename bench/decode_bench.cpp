@@ -62,13 +62,17 @@ void bench_decode(Bench& bench) {
   for (const int64_t vocabulary : {50257, 128256}) {
     for (const int64_t rows : {1, 32}) {
       const at::Tensor logits = device_randn({rows, vocabulary});
-      const at::Tensor parameters =
-          at::tensor({1.0, 0.0, 0.0, 0.5, -1.0}, at::kDouble).repeat({rows, 1}).to(at::kCUDA);
-      bench.report(fmt::format("sampled tokens, {} x {}", rows, vocabulary),
-                   2.0 * static_cast<double>(logits.numel()), [&] { choose_tokens(logits, parameters, {}); });
-      bench.report(fmt::format("greedy tokens, {} x {}", rows, vocabulary),
-                   2.0 * static_cast<double>(logits.numel()),
-                   [&] { choose_tokens(logits, parameters, {.samples = false}); });
+      const auto report = [&](const char* name, double top_k, double top_p, const ChooseTokensOptions& options) {
+        const at::Tensor parameters =
+            at::tensor({1.0, top_k, top_p, 0.5, -1.0}, at::kDouble).repeat({rows, 1}).to(at::kCUDA);
+        bench.report(fmt::format("{} tokens, {} x {}", name, rows, vocabulary),
+                     2.0 * static_cast<double>(logits.numel()),
+                     [&] { choose_tokens(logits, parameters, options); });
+      };
+      report("greedy", 1, 0.0, {.samples = false});
+      report("sampled", 0, 0.0, {.filters = false});
+      report("top-k 50", 50, 0.0, {});
+      report("top-p 0.9", 0, 0.9, {});
     }
   }
 }

@@ -17,6 +17,12 @@ at::Tensor choose_tokens(const at::Tensor& logits_RV, const at::Tensor& paramete
                   parameters_R5.numel() == 5 * rows && parameters_R5.device() == logits_RV.device());
   const at::Tensor out = at::empty({2, rows}, parameters_R5.options());
   const at::Tensor partial = at::empty({rows, cuda::choose_tokens_parts, 4}, parameters_R5.options());
+  const bool filters = options.filters && options.samples;
+  const auto bytes = [&](size_t size) {
+    return filters ? at::empty({rows * static_cast<int64_t>(size)}, out.options().dtype(at::kByte)) : at::Tensor();
+  };
+  const at::Tensor cuts = bytes(sizeof(cuda::TokenCut)), histograms = bytes(sizeof(cuda::TokenHistogram)),
+                   ties = bytes(cuda::choose_tokens_parts * sizeof(int));
   cuda::choose_tokens({.logits = logits_RV.const_data_ptr(),
                        .row_stride = logits_RV.stride(0),
                        .rows = static_cast<int>(rows),
@@ -26,7 +32,10 @@ at::Tensor choose_tokens(const at::Tensor& logits_RV, const at::Tensor& paramete
                        .samples = options.samples,
                        .logprobs = options.logprobs,
                        .partial = partial.mutable_data_ptr<double>(),
-                       .out = out.mutable_data_ptr<double>()},
+                       .out = out.mutable_data_ptr<double>(),
+                       .cuts = static_cast<cuda::TokenCut*>(address(cuts)),
+                       .histograms = static_cast<cuda::TokenHistogram*>(address(histograms)),
+                       .ties = static_cast<int*>(address(ties))},
                       current_stream(logits_RV));
   return out;
 }

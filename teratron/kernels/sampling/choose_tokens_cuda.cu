@@ -1,72 +1,32 @@
 // Two kernels: blocks reduce parts of the vocabulary; then a block per row combines them, and walks through
-// the part in which the cumulative probability reaches the random number.
-#include "teratron/kernels/common/dependent_launch.cuh"
-#include "teratron/kernels/sampling/launchers.h"
+// the part in which the cumulative probability reaches the random number. With top-k or top-p the kernels of
+// token_cut_cuda.cu come first.
+#include "teratron/kernels/sampling/choose_tokens_device.cuh"
 
 namespace teratron::cuda {
 namespace {
 
-constexpr int threads = 256, parts = choose_tokens_parts;
+/// Whether tokens of a row are drawn from.
+template <bool filters>
+struct Kept {
+  const TokenCut* cut;
 
-/// A row of logits and how it is used.
-template <typename T>
-struct Row {
-  const T* logits;
-  double temperature, uniform;
-  bool greedy;
-  int banned, vocabulary, per_part;
-
-  __device__ Row(const ChooseTokensArgs& args, int row)
-      : logits(static_cast<const T*>(args.logits) + row * args.row_stride),
-        vocabulary(args.vocabulary),
-        per_part((args.vocabulary + parts - 1) / parts) {
-    const double* const p = args.parameters + 5 * row;
-    temperature = p[0];
-    greedy = !args.samples || p[1] == 1.0;
-    uniform = p[3];
-    banned = static_cast<int>(p[4]);
+  __device__ Kept(const ChooseTokensArgs& args, int row) : cut(args.cuts + row) {}
+  template <typename T>
+  __device__ bool operator()(const Row<T>& row, int id) const {
+    if constexpr (!filters) return true;
+    const uint32_t order = row.order(id);
+    return order > cut->order || (order == cut->order && id <= cut->last_id);
   }
-  __device__ float logit(int id) const { return id == banned ? -1e10f : widen(logits[id]); }
-  __device__ int begin(int part) const { return min(part * per_part, vocabulary); }
-  __device__ int end(int part) const { return min((part + 1) * per_part, vocabulary); }
-};
-
-struct Best {
-  float logit;
-  int id;
-
-  __device__ void take(const Best& other) {
-    if (other.logit > logit || (other.logit == logit && other.id < id)) *this = other;
-  }
-};
-
-/// Of the block, in every thread.
-__device__ Best block_best(Best best) {
-  __shared__ Best of_warp[threads / 32];
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    best.take(
-        {__shfl_xor_sync(0xFFFFFFFFu, best.logit, offset), __shfl_xor_sync(0xFFFFFFFFu, best.id, offset)});
-  }
-  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = best;
-  __syncthreads();
-  for (const Best& other : of_warp) best.take(other);
-  return best;
-}
-
-/// Of a part of the vocabulary. Sums are relative to the best logit.
-struct Part {
-  double logit, id;
-  double sum;        // of exp((x - logit) / temperature)
-  double plain_sum;  // of exp(x - logit)
 };
 
 /// Block (part, row).
-template <typename T>
+template <typename T, bool filters>
 __global__ void __launch_bounds__(threads) reduce_parts(ChooseTokensArgs args) {
   wait_for_predecessor();
   release_successor();
   const Row<T> row(args, blockIdx.y);
+  const auto kept = [&, cut = Kept<filters>(args, blockIdx.y)](int id) { return cut(row, id); };
   const int begin = row.begin(blockIdx.x), end = row.end(blockIdx.x);
   Best best{-INFINITY, INT32_MAX};
   for (int id = begin + threadIdx.x; id < end; id += threads) best.take({row.logit(id), id});
@@ -76,7 +36,7 @@ __global__ void __launch_bounds__(threads) reduce_parts(ChooseTokensArgs args) {
     const double top = best.logit;
     for (int id = begin + threadIdx.x; id < end; id += threads) {
       const double x = row.logit(id) - top;
-      if (!row.greedy) sums[0] += exp(x / row.temperature);
+      if (!row.greedy && kept(id)) sums[0] += exp(x / row.temperature);
       if (args.logprobs) sums[1] += exp(x);
     }
   }
@@ -85,16 +45,6 @@ __global__ void __launch_bounds__(threads) reduce_parts(ChooseTokensArgs args) {
   if (threadIdx.x > 0) return;
   auto* const out = reinterpret_cast<Part*>(args.partial) + blockIdx.y * parts + blockIdx.x;
   *out = {best.logit, static_cast<double>(best.id), sums[0], sums[1]};
-}
-
-/// The sums before those of each thread, in order.
-__device__ double sum_before(double own) {
-  __shared__ double of_thread[threads];
-  of_thread[threadIdx.x] = own;
-  __syncthreads();
-  double before = 0.0;
-  for (int t = 0; t < threadIdx.x; ++t) before += of_thread[t];
-  return before;
 }
 
 /// Where the sum of a row reaches its random number.
@@ -106,14 +56,12 @@ struct Crossing {
 
 /// The first id of a part at which the cumulative sum, from `before` on, reaches `target`; if none does, the
 /// last of positive probability.
-template <typename T>
-__device__ int walk(const Row<T>& row, const Crossing& crossing) {
+template <typename T, bool filters>
+__device__ int walk(const Row<T>& row, const Kept<filters>& kept, const Crossing& crossing) {
   __shared__ int found;
-  const int part = crossing.part;
-  const int begin = row.begin(part), end = row.end(part), each = (end - begin + threads - 1) / threads;
-  const int first = min(begin + static_cast<int>(threadIdx.x) * each, end), last = min(first + each, end);
-  const auto mass = [&row, best = crossing.top](int i) {
-    return exp((row.logit(i) - best) / row.temperature);
+  const auto [first, last] = Range(row, crossing.part);
+  const auto mass = [&](int i) {
+    return kept(row, i) ? exp((row.logit(i) - crossing.top) / row.temperature) : 0.0;
   };
   double own = 0.0;
   for (int i = first; i < last; ++i) own += mass(i);
@@ -142,7 +90,7 @@ __device__ int walk(const Row<T>& row, const Crossing& crossing) {
 }
 
 /// Block: row.
-template <typename T>
+template <typename T, bool filters>
 __global__ void __launch_bounds__(threads) combine_parts(ChooseTokensArgs args) {
   wait_for_predecessor();
   release_successor();
@@ -151,8 +99,7 @@ __global__ void __launch_bounds__(threads) combine_parts(ChooseTokensArgs args) 
   if (threadIdx.x < parts)
     all[threadIdx.x] = reinterpret_cast<const Part*>(args.partial)[blockIdx.x * parts + threadIdx.x];
   __syncthreads();
-  Best best{-INFINITY, INT32_MAX};
-  for (const Part& part : all) best.take({static_cast<float>(part.logit), static_cast<int>(part.id)});
+  const Best best = best_of(all);
   const double top = best.logit;
   int id = best.id == INT32_MAX ? 0 : best.id;  // no logit is a number
   if (!row.greedy && top > -INFINITY) {
@@ -171,7 +118,7 @@ __global__ void __launch_bounds__(threads) combine_parts(ChooseTokensArgs args) 
       sum += more;
       chosen = i;
     }
-    id = walk(row, {chosen, top, before, target});
+    id = walk(row, Kept<filters>(args, blockIdx.x), {chosen, top, before, target});
   }
   double plain = 0.0;
   if (args.logprobs) {
@@ -190,11 +137,19 @@ __global__ void __launch_bounds__(threads) replace_tokens(ReplaceTokensArgs args
     args.out[r] = args.tokens[r] < 0 ? static_cast<int64_t>(args.chosen[r]) : args.tokens[r];
 }
 
+template <typename T, bool filters>
+void launch_kernels(const ChooseTokensArgs& args, cudaStream_t stream) {
+  const auto rows = static_cast<unsigned>(args.rows);
+  launch_dependent(reduce_parts<T, filters>, {.grid = dim3(parts, rows), .block = dim3(threads)}, stream,
+                   args);
+  launch_dependent(combine_parts<T, filters>, {.grid = dim3(rows), .block = dim3(threads)}, stream, args);
+}
+
 template <typename T>
 void launch(const ChooseTokensArgs& args, cudaStream_t stream) {
-  const auto rows = static_cast<unsigned>(args.rows);
-  launch_dependent(reduce_parts<T>, {.grid = dim3(parts, rows), .block = dim3(threads)}, stream, args);
-  launch_dependent(combine_parts<T>, {.grid = dim3(rows), .block = dim3(threads)}, stream, args);
+  if (!args.cuts) return launch_kernels<T, false>(args, stream);
+  find_token_cuts(args, stream);
+  launch_kernels<T, true>(args, stream);
 }
 
 }  // namespace
