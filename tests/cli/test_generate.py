@@ -74,6 +74,16 @@ def test_bad_lines_are_errors_and_the_others_are_answered(checkpoint, tmp_path):
     assert f"{len(bad)} of {len(lines)} lines have errors" in result.stderr
 
 
+def test_a_line_replaces_the_filter_of_the_flags(checkpoint, tmp_path):
+    """top_k and top_p exclude each other: the one of a line counts, not that of the flags."""
+    line = {"prompt": "1 2", "max_new_tokens": 9, "seed": 5}
+    write_lines(tmp_path / "in.jsonl", [line | {"top_k": 1}, line | {"top_p": 0.3}, line | {"top_p": 0}, line])
+    alone = generate(checkpoint, tmp_path)[1]
+    with_top_p = generate(checkpoint, tmp_path, "--top-p", "0.3")[1]
+    assert with_top_p == [alone[0], alone[1], alone[2], alone[1]]
+    assert generate(checkpoint, tmp_path, "--top-k", "1")[1] == [alone[0], alone[1], alone[0], alone[0]]
+
+
 @pytest.mark.parametrize("layout", [["--tp", "2"], ["--pp", "2"], ["--tp", "2", "--pp", "2"]])
 def test_layouts_give_the_same_texts(checkpoint, tmp_path, layout):
     write_lines(tmp_path / "in.jsonl", LINES)

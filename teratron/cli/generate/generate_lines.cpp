@@ -51,6 +51,16 @@ int64_t complete_lines(const fs::path& path) {
   return lines;
 }
 
+nlohmann::json parse_line(const std::string& line, const std::string& where) {
+  try {
+    return parse_json(line, {.where = where, .kind = ExitCode::data});
+  } catch (const UserError& error) {
+    std::vector<Problem> problems = error.problems();
+    for (Problem& problem : problems) problem.fix = "Write one JSON object per line: {\"prompt\": ...}";
+    throw UserError(ExitCode::data, std::move(problems));
+  }
+}
+
 // Answers the lines of a file in order.
 class LinesJob {
  public:
@@ -108,7 +118,7 @@ class LinesJob {
     const std::string where = fmt::format("{}:{}", input_, number);
     Pending& pending = pending_[number];
     try {
-      const nlohmann::json value = parse_json(line, {.where = where, .kind = ExitCode::data});
+      const nlohmann::json value = parse_line(line, where);
       pending.request = request_from_json(value, job_.reader, where);
       line_of_[engine_.submit(pending.request)] = number;
     } catch (const UserError& error) {

@@ -1,6 +1,8 @@
 #include "teratron/generate/json/request_json.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "teratron/generate/json/request_fields.h"
 #include "teratron/generate/texts.h"
@@ -57,8 +59,7 @@ void read_prompt(RequestFields& fields, const RequestReader& reader, bool add_bo
                  GenerationRequest& request) {
   if (reader.encodes) return read_source(fields, reader, request);
   const auto text = read_text(fields, reader), ids = read_ids(fields, "tokens");
-  fields.read<json>(
-      "encoder_tokens", "left out for this model", [](const json&) { return false; }, [](const json&) {});
+  fields.unsupported("encoder_tokens", {}, "Leave it out: this model has no encoder");
   if (text && ids) fields.problem("tokens", "prompt and tokens are both given", "Use one of them");
   if (!text && !ids) fields.problem("prompt", "there is neither prompt nor tokens", "Add one of them");
   request.prompt = ids ? *ids : text.value_or(std::vector<int32_t>{});
@@ -70,12 +71,25 @@ void read_prompt(RequestFields& fields, const RequestReader& reader, bool add_bo
   }
 }
 
+// Of top-k and top-p, the one that a request sets replaces the other among the defaults.
+void read_filters(RequestFields& fields, SamplingOptions& sampling) {
+  const double default_top_p = sampling.top_p;
+  bool has_top_k = false;
+  fields.integer("top_k", [&](int64_t v) { sampling.top_k = v, has_top_k = v > 0; });
+  sampling.top_p = std::numeric_limits<double>::quiet_NaN();  // not set
+  fields.real("top_p", sampling.top_p);
+  if (std::isnan(sampling.top_p)) {
+    sampling.top_p = has_top_k ? 0.0 : default_top_p;
+  } else if (sampling.top_p > 0.0 && !has_top_k) {
+    sampling.top_k = 0;
+  }
+}
+
 void read_sampling(RequestFields& fields, GenerationRequest& request) {
   SamplingOptions& sampling = request.sampling;
   fields.integer("max_new_tokens", [&](int64_t v) { request.max_new_tokens = v; });
   fields.real("temperature", sampling.temperature);
-  fields.integer("top_k", [&](int64_t v) { sampling.top_k = v; });
-  fields.real("top_p", sampling.top_p);
+  read_filters(fields, sampling);
   fields.real("top_p_decay", sampling.top_p_decay);
   fields.real("top_p_bound", sampling.top_p_bound);
   for (const char* name : {"seed", "random_seed"})
