@@ -1,12 +1,7 @@
 // attention_bench: milliseconds of attention on the current GPU, forward and forward with backward, in bf16;
 // median of 20. Documents have 1,000 tokens; "of N" pads their bounds to N segments.
-#include <algorithm>
-#include <functional>
+#include "bench/gpu_bench.h"
 
-#include <ATen/ATen.h>
-#include <ATen/cuda/CUDAEvent.h>
-
-#include "teratron/base/log.h"
 #include "teratron/nn/attention/attention.h"
 
 namespace teratron {
@@ -17,17 +12,7 @@ struct Shape {
 };
 
 double milliseconds(const std::function<void()>& run) {
-  std::vector<double> times;
-  for (int i = 0; i < 25; ++i) {
-    at::cuda::CUDAEvent start(cudaEventDefault), stop(cudaEventDefault);
-    start.record();
-    run();
-    stop.record();
-    stop.synchronize();
-    if (i >= 5) times.push_back(start.elapsed_time(stop));
-  }
-  std::nth_element(times.begin(), times.begin() + 10, times.end());
-  return times[10];
+  return median_milliseconds(20, [] {}, run);
 }
 
 /// Segments of `document` tokens in every sample, the last one shorter; at least `count` with empty ones.

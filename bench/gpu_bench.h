@@ -17,6 +17,23 @@ inline at::Tensor device_randn(at::IntArrayRef sizes, at::ScalarType type = at::
   return at::randn(sizes, at::device(at::kCUDA).dtype(type));
 }
 
+/// Median of `runs` after five to warm up; `before` comes before each and is not timed.
+inline double median_milliseconds(int runs, const std::function<void()>& before,
+                                  const std::function<void()>& run) {
+  std::vector<double> times;
+  for (int i = 0; i < runs + 5; ++i) {
+    before();
+    at::cuda::CUDAEvent start(cudaEventDefault), stop(cudaEventDefault);
+    start.record();
+    run();
+    stop.record();
+    stop.synchronize();
+    if (i >= 5) times.push_back(start.elapsed_time(stop));
+  }
+  std::nth_element(times.begin(), times.begin() + runs / 2, times.end());
+  return times[runs / 2];
+}
+
 class Bench {
  public:
   /// Measures the reference copy of 1 GiB: bytes read plus bytes written.
@@ -40,18 +57,7 @@ class Bench {
 
  private:
   double milliseconds(const std::function<void()>& run) {
-    std::vector<double> times;
-    for (int i = 0; i < 55; ++i) {
-      flush_.fill_(1);
-      at::cuda::CUDAEvent start(cudaEventDefault), stop(cudaEventDefault);
-      start.record();
-      run();
-      stop.record();
-      stop.synchronize();
-      if (i >= 5) times.push_back(start.elapsed_time(stop));
-    }
-    std::nth_element(times.begin(), times.begin() + 25, times.end());
-    return times[25];
+    return median_milliseconds(50, [&] { flush_.fill_(1); }, run);
   }
 
   at::Tensor flush_;

@@ -8,9 +8,9 @@
 #include <gtest/gtest.h>
 
 #include "teratron/comm/host/thread_world.h"
-#include "teratron/generate/ranked_engine.h"
 #include "teratron/models/gpt/gpt_family.h"
 #include "teratron/pipeline/pipeline_layout.h"
+#include "teratron/testing/ranked_answers.h"
 #include "teratron/testing/small_config.h"
 
 namespace teratron {
@@ -242,16 +242,8 @@ TEST(Engine, RanksOfEveryLayoutGenerateTheSameTexts) {
                                                  {.chunks = layout.chunks_of_stage(pipeline.rank),
                                                   .group = pipeline,
                                                   .links = mesh.pipeline_links()});
-      HostGroup& ranks = *mesh.world().communicator;
-      Engine local(model, {.max_rows = 5}, ranks);
-      RankedEngine engine(local, ranks);
-      if (mesh.rank() != 0) return engine.follow();
-      for (const GenerationRequest& request : requests) engine.submit(request);
-      while (engine.step()) {
-      }
-      for (const GenerationResult& result : engine.take_results())
+      for (const GenerationResult& result : ranked_answers(model, mesh, requests))
         expect_same(result.choices, expected.at(result.id), result.id);
-      engine.stop();
     });
   }
 }

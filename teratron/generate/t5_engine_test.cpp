@@ -6,9 +6,9 @@
 #include <gtest/gtest.h>
 
 #include "teratron/comm/host/thread_world.h"
-#include "teratron/generate/ranked_engine.h"
 #include "teratron/models/t5/t5_family.h"
 #include "teratron/pipeline/pipeline_layout.h"
+#include "teratron/testing/ranked_answers.h"
 #include "teratron/testing/t5_models.h"
 
 namespace teratron {
@@ -176,16 +176,8 @@ TEST(T5Engine, RanksOfEveryLayoutGenerateTheSameTexts) {
                            {.chunks = pipeline_layout(options).chunks_of_stage(pipeline.rank),
                             .group = pipeline,
                             .links = mesh.pipeline_links()});
-        HostGroup& ranks = *mesh.world().communicator;
-        Engine local(model, {.max_rows = 5}, ranks);
-        RankedEngine engine(local, ranks);
-        if (mesh.rank() != 0) return engine.follow();
-        for (const GenerationRequest& request : requests) engine.submit(request);
-        while (engine.step()) {
-        }
-        for (const GenerationResult& result : engine.take_results())
+        for (const GenerationResult& result : ranked_answers(model, mesh, requests))
           expect_same_answers(result.choices, expected.at(result.id), where);
-        engine.stop();
       });
     }
   }
