@@ -62,7 +62,8 @@ void bench_decode(Bench& bench) {
   for (const int64_t vocabulary : {50257, 128256}) {
     for (const int64_t rows : {1, 32}) {
       const at::Tensor logits = device_randn({rows, vocabulary});
-      const auto report = [&](const char* name, double top_k, double top_p, const ChooseTokensOptions& options) {
+      const auto report = [&](const char* name, double top_k, double top_p,
+                              const ChooseTokensOptions& options) {
         const at::Tensor parameters =
             at::tensor({1.0, top_k, top_p, 0.5, -1.0}, at::kDouble).repeat({rows, 1}).to(at::kCUDA);
         bench.report(fmt::format("{} tokens, {} x {}", name, rows, vocabulary),

@@ -114,10 +114,9 @@ at::Tensor with_top_tokens(const at::Tensor& ids_R, const at::Tensor& logprobs_R
 at::Tensor sample_rows(const at::Tensor& logits_RV, const at::Tensor& parameters_R5,
                        const SamplingNeeds& needs) {
   if (logits_RV.is_cuda() && logits_RV.scalar_type() != at::kDouble) {
-    const at::Tensor chosen_2R = choose_tokens(logits_RV, parameters_R5.contiguous(),
-                                               {.samples = needs.samples,
-                                                .filters = needs.top_k > 0 || needs.top_p,
-                                                .logprobs = needs.logprobs});
+    const at::Tensor chosen_2R = choose_tokens(
+        logits_RV, parameters_R5.contiguous(),
+        {.samples = needs.samples, .filters = needs.top_k > 0 || needs.top_p, .logprobs = needs.logprobs});
     if (needs.top == 0) return chosen_2R;
     const at::Tensor logits = without_banned(logits_RV, parameters_R5, needs);
     return at::cat({chosen_2R, top_tokens(logits.to(at::kDouble).log_softmax(1), needs.top).t()});

@@ -8,7 +8,7 @@
 
 #include <memory>
 
-#include "teratron/generate/decode_graphs.h"
+#include "teratron/generate/graphs/decode_graphs.h"
 #include "teratron/generate/language_model.h"
 #include "teratron/generate/step.h"
 

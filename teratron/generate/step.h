@@ -24,7 +24,7 @@ struct StepRow {
 struct StepChoice {
   int64_t token = 0;  // index in the step
   RowSampling sampling = {};
-  int64_t best = 0;  // > 0: the most probable tokens, this many, instead of one
+  int64_t best = 0;            // > 0: the most probable tokens, this many, instead of one
   RowSampling following = {};  // of the token after it, if the step continues
 };
 

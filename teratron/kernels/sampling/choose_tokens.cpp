@@ -19,7 +19,8 @@ at::Tensor choose_tokens(const at::Tensor& logits_RV, const at::Tensor& paramete
   const at::Tensor partial = at::empty({rows, cuda::choose_tokens_parts, 4}, parameters_R5.options());
   const bool filters = options.filters && options.samples;
   const auto bytes = [&](size_t size) {
-    return filters ? at::empty({rows * static_cast<int64_t>(size)}, out.options().dtype(at::kByte)) : at::Tensor();
+    return filters ? at::empty({rows * static_cast<int64_t>(size)}, out.options().dtype(at::kByte))
+                   : at::Tensor();
   };
   const at::Tensor cuts = bytes(sizeof(cuda::TokenCut)), histograms = bytes(sizeof(cuda::TokenHistogram)),
                    ties = bytes(cuda::choose_tokens_parts * sizeof(int));

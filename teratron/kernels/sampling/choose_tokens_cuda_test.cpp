@@ -25,8 +25,9 @@ TEST_F(GpuChooseTokens, MatchesCumulativeProbabilitiesInFp64) {
                                        at::kDouble));
         if (r % 4 == 3) wide[r][best] = -1e10;
       }
-      const at::Tensor out =
-          choose_tokens(gpu(all).narrow(1, 0, vocabulary), gpu(parameters), {.filters = false, .logprobs = true}).cpu();
+      const at::Tensor out = choose_tokens(gpu(all).narrow(1, 0, vocabulary), gpu(parameters),
+                                           {.filters = false, .logprobs = true})
+                                 .cpu();
       const at::Tensor cumulative = (wide / parameters.narrow(1, 0, 1)).softmax(1).cumsum(1);
       const at::Tensor target = parameters.narrow(1, 3, 1) * cumulative.narrow(1, vocabulary - 1, 1);
       const at::Tensor drawn = cumulative.lt(target).sum(1).clamp_max(vocabulary - 1);
@@ -60,9 +61,9 @@ at::Tensor kept_logits(const at::Tensor& scaled_V, int64_t top_k, double top_p) 
 
 // bf16 has many equal logits, so that the ends of top-k and top-p are among such.
 TEST_F(GpuChooseTokens, DrawsFromTheTokensOfTopKAndTopP) {
-  const std::vector<std::pair<int64_t, double>> filters = {{2, 0.0},    {5, 0.0},   {50, 0.0},    {1000, 0.0},
-                                                           {400000, 0.0}, {0, 0.011}, {0, 0.31},  {0, 0.9001},
-                                                           {0, 0.99901},  {0, 1.0},   {0, 0.0},   {1, 0.0}};
+  const std::vector<std::pair<int64_t, double>> filters = {{2, 0.0},      {5, 0.0},   {50, 0.0}, {1000, 0.0},
+                                                           {400000, 0.0}, {0, 0.011}, {0, 0.31}, {0, 0.9001},
+                                                           {0, 0.99901},  {0, 1.0},   {0, 0.0},  {1, 0.0}};
   for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const int64_t vocabulary : {3, 300, 50257, 128256}) {
       const auto rows = 4 * static_cast<int64_t>(filters.size());
@@ -75,9 +76,9 @@ TEST_F(GpuChooseTokens, DrawsFromTheTokensOfTopKAndTopP) {
         const double uniform = (static_cast<double>((7 * r) % rows) + 0.37) / static_cast<double>(rows);
         const int64_t banned = r % 5 == 3 ? wide[r].argmax().item<int64_t>() : -1;
         if (banned >= 0) wide[r][banned] = -1e10;
-        parameters[r].copy_(at::tensor({temperature, static_cast<double>(top_k), top_p, uniform,
-                                        static_cast<double>(banned)},
-                                       at::kDouble));
+        parameters[r].copy_(
+            at::tensor({temperature, static_cast<double>(top_k), top_p, uniform, static_cast<double>(banned)},
+                       at::kDouble));
         const at::Tensor kept = kept_logits(wide[r] / temperature, top_k, top_p).softmax(0).cumsum(0);
         expected[r] = top_k == 1 ? wide[r].argmax() : kept.lt(uniform * kept[vocabulary - 1]).sum();
       }
@@ -91,7 +92,8 @@ TEST_F(GpuChooseTokens, DrawsFromTheTokensOfTopKAndTopP) {
 }
 
 TEST_F(GpuChooseTokens, ReplacesTokensThatWereNotKnown) {
-  const at::Tensor tokens = at::tensor({5, -1, 7, -1}, at::kLong), chosen = at::tensor({1, 2, 3, 4}, at::kDouble);
+  const at::Tensor tokens = at::tensor({5, -1, 7, -1}, at::kLong),
+                   chosen = at::tensor({1, 2, 3, 4}, at::kDouble);
   const at::Tensor expected = at::tensor({5, 2, 7, 4}, at::kLong);
   EXPECT_TRUE(replace_negative_tokens(tokens, chosen).equal(expected));
   EXPECT_TRUE(replace_negative_tokens(gpu(tokens), gpu(chosen)).cpu().equal(expected));

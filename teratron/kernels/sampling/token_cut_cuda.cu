@@ -1,7 +1,7 @@
 // The tokens that top-k or top-p keep, by a search for the logit at which they end: the bits of the logits,
 // ordered, are fixed from the highest on by histograms of counts and masses. Masses exp((x - best) /
-// temperature) are in units of 2^-44, so that sums do not depend on the order of additions. Of equal logits at
-// the end, top-p keeps those with the smallest ids, top-k all.
+// temperature) are in units of 2^-44, so that sums do not depend on the order of additions. Of equal logits
+// at the end, top-p keeps those with the smallest ids, top-k all.
 #include "teratron/kernels/sampling/choose_tokens_device.cuh"
 
 namespace teratron::cuda {
@@ -25,7 +25,9 @@ struct Limit {
   double most_mass;
 
   __device__ Limit(const Row<T>& row, uint64_t mass)
-      : by_count(row.top_k > 1), most_before(row.top_k - 1), most_mass(row.top_p * static_cast<double>(mass)) {}
+      : by_count(row.top_k > 1),
+        most_before(row.top_k - 1),
+        most_mass(row.top_p * static_cast<double>(mass)) {}
   __device__ bool keeps_after(int64_t count, uint64_t mass) const {
     return by_count ? count <= most_before : static_cast<double>(mass) <= most_mass;
   }
@@ -55,7 +57,8 @@ __device__ void narrow_cut(const Row<T>& row, const TokenHistogram& histogram, i
     __shared__ uint64_t total;
     if (threadIdx.x == threads - 1) total = mass + own_mass;
     __syncthreads();
-    cut = {.order = 0, .last_id = INT32_MAX, .above = 0, .mass_above = 0, .mass = total, .kept_ties = INT32_MAX};
+    cut = {
+        .order = 0, .last_id = INT32_MAX, .above = 0, .mass_above = 0, .mass = total, .kept_ties = INT32_MAX};
   }
   cut.order <<= digit_of(pass).width;
   __syncthreads();  // all have read it

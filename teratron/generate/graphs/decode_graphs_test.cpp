@@ -1,5 +1,5 @@
 // Steps that are begun before the host knows their tokens, on the CPU, where a graph repeats its work.
-#include "teratron/generate/decode_graphs.h"
+#include "teratron/generate/graphs/decode_graphs.h"
 
 #include <random>
 
@@ -68,7 +68,8 @@ void advance(DecodeGraphs& graphs, std::vector<Row>& rows, bool same_pages, Mode
 TEST(DecodeGraphs, StepsThatContinueRunOnce) {
   DecodeGraphs graphs(4, at::kCPU);
   Model model;
-  std::vector<Row> rows = {{.token = 5, .position = 3, .left = 20, .seed = 1}, {.token = 6, .left = 20, .seed = 2}};
+  std::vector<Row> rows = {{.token = 5, .position = 3, .left = 20, .seed = 1},
+                           {.token = 6, .left = 20, .seed = 2}};
   for (int64_t i = 0; i < 20; ++i) {
     advance(graphs, rows, i > 0, model);
     EXPECT_EQ(model.calls, std::min<int64_t>(i + 2, 20));

@@ -1,4 +1,4 @@
-#include "teratron/generate/decode_graphs.h"
+#include "teratron/generate/graphs/decode_graphs.h"
 
 #include <algorithm>
 #include <cstring>
@@ -154,10 +154,9 @@ bool DecodeGraphs::is_ahead(const StepInput& step, const SamplingNeeds& needs) c
   if (!ahead_ || ahead_->needs != needs || step.tokens != chosen_tokens_ ||
       step.positions != ahead_->step.positions)
     return false;
-  return std::equal(step.choices.begin(), step.choices.end(), ahead_->step.choices.begin(),
-                    ahead_->step.choices.end(), [](const StepChoice& asked, const StepChoice& done) {
-                      return asked.sampling == done.sampling;
-                    });
+  return std::equal(
+      step.choices.begin(), step.choices.end(), ahead_->step.choices.begin(), ahead_->step.choices.end(),
+      [](const StepChoice& asked, const StepChoice& done) { return asked.sampling == done.sampling; });
 }
 
 at::Tensor DecodeGraphs::run(const StepInput& step, bool same_pages, const Body& body) {

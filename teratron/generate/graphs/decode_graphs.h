@@ -2,9 +2,9 @@
 // a graph for each of a few batch sizes and each kind of sampling; smaller batches are padded with rows that
 // write to page 0.
 //
-// While the host works on the tokens of a step, the device does the next one, whose tokens it has: a step that
-// continues (step.h) is followed by the next at once. If that is the step the engine then asks for, its tokens
-// are there already; else it is done for nothing, and what it wrote is written again or never read.
+// While the host works on the tokens of a step, the device does the next one, whose tokens it has: a step
+// that continues (step.h) is followed by the next at once. If that is the step the engine then asks for, its
+// tokens are there already; else it is done for nothing, and what it wrote is written again or never read.
 #pragma once
 
 #include <array>
@@ -56,9 +56,9 @@ class DecodeGraphs {
     std::unique_ptr<DeviceGraph> graph;
     int64_t values = 2;  // of a row of the result
   };
-  /// What a step reads and writes on the host: two, as two steps may be in flight. For n rows: i64 [n] tokens,
-  /// i64 [n] positions, f64 [n, 5] sampling parameters. A graph copies them to `input_`, so that a step is one
-  /// launch; a token of -1 is the one chosen last.
+  /// What a step reads and writes on the host: two, as two steps may be in flight. For n rows: i64 [n]
+  /// tokens, i64 [n] positions, f64 [n, 5] sampling parameters. A graph copies them to `input_`, so that a
+  /// step is one launch; a token of -1 is the one chosen last.
   struct Slot {
     at::Tensor input, result;
     std::optional<c10::Event> done;
@@ -80,9 +80,9 @@ class DecodeGraphs {
   at::Device device_;
   at::Tensor input_, chosen_;  // on the device; f64 [n] ids
   std::array<Slot, 2> slots_;
-  int current_ = 0;                      // the slot launched last
-  std::vector<int64_t> chosen_tokens_;   // by the last call
-  std::optional<Ahead> ahead_;           // in flight, in the current slot
+  int current_ = 0;                     // the slot launched last
+  std::vector<int64_t> chosen_tokens_;  // by the last call
+  std::optional<Ahead> ahead_;          // in flight, in the current slot
 };
 
 /// What choosing the next tokens of a step needs.
