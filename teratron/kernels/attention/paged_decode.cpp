@@ -10,9 +10,9 @@ namespace teratron {
 
 namespace {
 
-// Four blocks per SM, but not more than one per 64 keys. A cluster has at most 8.
+// Two blocks per SM, but not more than one per 64 keys. A cluster has at most 8.
 int64_t choose_splits(int64_t blocks, int64_t longest) {
-  constexpr int64_t wanted = 528, keys_per_split = 64, most = 32, most_in_cluster = 8;
+  constexpr int64_t wanted = 264, keys_per_split = 64, most = 32, most_in_cluster = 8;
   const int64_t by_keys = (longest + keys_per_split - 1) / keys_per_split;
   const int64_t splits =
       std::clamp<int64_t>(std::min(wanted / std::max<int64_t>(blocks, 1), by_keys), 1, most);

@@ -5,6 +5,7 @@
 #include "teratron/kernels/attention/launchers.h"
 #include "teratron/kernels/common/cluster.cuh"
 #include "teratron/kernels/common/device.cuh"
+#include "teratron/kernels/common/predicated_load.cuh"
 
 namespace teratron::cuda {
 
@@ -92,12 +93,10 @@ __device__ void rotate(const PagedDecodeArgs& args, int position, const T* x, in
   widen(round_to_pack<T>(rotated), own);
 }
 
-/// 16 bytes of x from `channel` on; zeros unless `valid`. x can be read in any case, which saves branches.
+/// 16 bytes of x from `channel` on; zeros unless `valid`.
 template <typename T>
 __device__ uint4 load_channels(const T* x, bool valid, int channel, int channels) {
-  const bool has = valid && channel < channels;
-  const uint4 raw = *reinterpret_cast<const uint4*>(x + (has ? channel : 0));
-  return {has ? raw.x : 0, has ? raw.y : 0, has ? raw.z : 0, has ? raw.w : 0};
+  return load_or_zero(x + channel, valid && channel < channels);
 }
 
 template <int V, typename T>

@@ -10,6 +10,7 @@
 
 #include "teratron/kernels/common/dependent_launch.cuh"
 #include "teratron/kernels/common/mma.cuh"
+#include "teratron/kernels/common/predicated_load.cuh"
 #include "teratron/kernels/gemm/launchers.h"
 #include "teratron/kernels/pointwise/activation_math.cuh"
 
@@ -22,23 +23,14 @@ constexpr int slots = 128;  // sums of a tile: 16 columns of 8 rows
 constexpr int most_warps = 16, least_warps = slots / 32;
 constexpr int row_padding = 32;  // of a normalized row, so that 8 rows are in different banks
 
-/// Chunks of a warp in flight, and what limits its registers. Blocks of `streaming` leave room on an SM for
-/// those of the next kernel; `deep` is for few tiles with a long k: all of w is in flight at once.
+/// Chunks of a warp in flight, and what limits its registers. `Deep` blocks fill an SM: for several rows, and
+/// for few tiles with a long k, where all of w is in flight at once. One row is fastest in two blocks per SM.
 template <int chunks, int threads, int blocks>
 struct Variant {
   static constexpr int depth = chunks, max_threads = threads, blocks_per_sm = blocks;
 };
-using Streaming = Variant<2, 256, 3>;
+using Streaming = Variant<4, 256, 2>;
 using Deep = Variant<4, 32 * most_warps, 1>;
-
-/// A weight: read once, so it needs no place in L1. Volatile: the loads stay before the wait.
-__device__ uint4 load_weight(const void* p) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p));
-  return v;
-}
 
 /// Fragments of a chunk: two steps of 32 columns, of which a thread has 8 neighbors of two rows.
 struct WeightChunk {
@@ -79,8 +71,8 @@ struct WeightRows {
     for (int step = 0; step < 2; ++step) {
       const int at = k + 32 * step;
       const bool inside = at + lane_column() < k_end;
-      to.low[step] = inside ? load_weight(low + 2 * static_cast<int64_t>(at)) : uint4{};
-      to.high[step] = inside ? load_weight(high + 2 * static_cast<int64_t>(at)) : uint4{};
+      to.low[step] = load_once_or_zero(low + 2 * static_cast<int64_t>(at), inside);
+      to.high[step] = load_once_or_zero(high + 2 * static_cast<int64_t>(at), inside);
     }
   }
 };
@@ -211,7 +203,7 @@ struct Sums {
 };
 
 template <typename T>
-__device__ float load_or_zero(const void* values, int64_t at) {
+__device__ float value_or_zero(const void* values, int64_t at) {
   return values ? widen(static_cast<const T*>(values)[at]) : 0.0f;
 }
 
@@ -222,7 +214,8 @@ struct Linear {
   float addend;
 
   __device__ Linear(const SkinnyGemmArgs& args, int64_t token, int64_t column)
-      : addend(load_or_zero<T>(args.bias, column) + load_or_zero<T>(args.addend, token * args.n + column)) {}
+      : addend(value_or_zero<T>(args.bias, column) + value_or_zero<T>(args.addend, token * args.n + column)) {
+  }
   __device__ T finish(float sum, float) const { return round_to<T>(sum + addend); }
 };
 template <typename T, Activation kind>
@@ -231,8 +224,8 @@ struct Activated {
   float bias, up_bias = 0.0f;
 
   __device__ Activated(const SkinnyGemmArgs& args, int64_t, int64_t column)
-      : bias(load_or_zero<T>(args.bias, column)) {
-    if constexpr (gated) up_bias = load_or_zero<T>(args.bias, column + args.n / 2);
+      : bias(value_or_zero<T>(args.bias, column)) {
+    if constexpr (gated) up_bias = value_or_zero<T>(args.bias, column + args.n / 2);
   }
   __device__ T finish(float sum, float up) const {
     const auto rounded = [](float x) { return widen(round_to<T>(x)); };  // as if z were stored
@@ -324,7 +317,7 @@ void launch_variant(const SkinnyGemmArgs& args, int shared_bytes, cudaStream_t s
   // As few rounds per tile as possible, with an equal number of chunks for each warp.
   const int64_t per_warp = ceil_div(ceil_div(chunks, most), V::depth) * V::depth;
   const auto warps = std::max<int64_t>(ceil_div(chunks, per_warp), least_warps);
-  const auto blocks = std::min<int64_t>(tiles_of(args, Finish::gated), 2 * sm_count());
+  const auto blocks = std::min<int64_t>(tiles_of(args, Finish::gated), V::blocks_per_sm * sm_count());
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(blocks)),
                           .block = dim3(static_cast<unsigned>(32 * warps)),
                           .shared_bytes = shared_bytes};
@@ -335,17 +328,18 @@ void launch_variant(const SkinnyGemmArgs& args, int shared_bytes, cudaStream_t s
   launch_dependent(kernel, shape, stream, args);
 }
 
+template <typename T, typename Finish, typename Tokens>
+void launch_tokens(const SkinnyGemmArgs& args, int shared_bytes, cudaStream_t stream) {
+  const bool few_tiles = tiles_of(args, Finish::gated) <= sm_count() && args.k > 16 * chunk;
+  if (args.rows > 1 || few_tiles) return launch_variant<T, Finish, Tokens, Deep>(args, shared_bytes, stream);
+  launch_variant<T, Finish, Tokens, Streaming>(args, shared_bytes, stream);
+}
+
 template <typename T, typename Finish>
 void launch(const SkinnyGemmArgs& args, cudaStream_t stream) {
-  if (args.norm.weight) {
-    const auto bytes = static_cast<int>(skinny_gemm_norm_bytes(args.rows, args.k));
-    return launch_variant<T, Finish, NormedTokens<T>, Streaming>(args, bytes, stream);
-  }
-  if constexpr (std::is_same_v<Finish, Linear<T>>) {
-    const bool is_deep = tiles_of(args, false) <= sm_count() && args.k > 16 * chunk;
-    if (is_deep) return launch_variant<T, Finish, PlainTokens, Deep>(args, 0, stream);
-  }
-  launch_variant<T, Finish, PlainTokens, Streaming>(args, 0, stream);
+  if (!args.norm.weight) return launch_tokens<T, Finish, PlainTokens>(args, 0, stream);
+  const auto bytes = static_cast<int>(skinny_gemm_norm_bytes(args.rows, args.k));
+  launch_tokens<T, Finish, NormedTokens<T>>(args, bytes, stream);
 }
 
 template <typename T>
