@@ -118,8 +118,9 @@ at::Tensor sample_rows(const at::Tensor& logits_RV, const at::Tensor& parameters
         logits_RV, parameters_R5.contiguous(),
         {.samples = needs.samples, .filters = needs.top_k > 0 || needs.top_p, .logprobs = needs.logprobs});
     if (needs.top == 0) return chosen_2R;
+    // All from one sum, so that a token has the same log probability as the chosen and as one of the best.
     const at::Tensor logits = without_banned(logits_RV, parameters_R5, needs);
-    return at::cat({chosen_2R, top_tokens(logits.to(at::kDouble).log_softmax(1), needs.top).t()});
+    return with_top_tokens(chosen_2R[0].to(at::kLong), logits.to(at::kDouble).log_softmax(1), needs.top).t();
   }
   const at::Tensor logits = without_banned(logits_RV, parameters_R5, needs);
   at::Tensor ids = logits.argmax(1);
