@@ -100,6 +100,7 @@ def test_a_checkpoint_of_megatron_is_named(tmp_path):
     for flag in ("--load", "--pretrained-checkpoint"):
         refused = teratron("tasks", "--task", "MNLI", flag, folder, code=4)
         assert f"teratron ckpt convert --from-megatron {folder} --save NEW" in message(refused)
+    assert "ckpt convert --from-megatron" in message(teratron("eval", "--load", folder, "--data", "x", code=4))
 
 
 def test_settings_come_from_the_checkpoint_and_epochs_are_saved(bert, tmp_path):

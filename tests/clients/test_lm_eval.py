@@ -76,7 +76,7 @@ def test_accuracy_equals_that_of_transformers(server, run, tmp_path):
     assert all(math.isclose(a, b, abs_tol=1e-9) for a, b in zip(ours, expected)), (ours, expected)
     assert 0.1 < expected[0] < 0.9
     # The same task without a server.
-    (tmp_path / "lines.jsonl").write_text("".join(json.dumps({"context": doc["text"], "choices": doc["choices"], "answer": doc["label"]}) + "\n" for doc in docs))
+    (tmp_path / "lines.jsonl").write_text("".join(json.dumps({"context": doc["text"], "choices": doc["choices"], "answer": doc["label"], "delimiter": " "}) + "\n" for doc in docs))
     teratron("eval", "--load", run, "--data", tmp_path / "lines.jsonl", "--json", tmp_path / "figures.json")
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert [figures["accuracy"], figures["accuracy_norm"]] == pytest.approx(ours, abs=1e-9)

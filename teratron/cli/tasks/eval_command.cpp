@@ -118,6 +118,7 @@ int eval_command(std::span<const std::string> args) {
   if (!parsed.args.data) {
     throw config_error({.what = "no data are given", .where = "--data", .fix = "Name a file of JSON lines"});
   }
+  reject_megatron(parsed.args.load, "--load");
   check_output(parsed.args.json, "--json");
   check_output(parsed.args.predictions, "--predictions");
   if (parsed.args.num_threads) at::set_num_threads(static_cast<int>(*parsed.args.num_threads));

@@ -1,9 +1,6 @@
-#include <filesystem>
-
 #include <ATen/Parallel.h>
 
 #include "teratron/base/log.h"
-#include "teratron/cli/ckpt/checkpoint_format.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/run_job.h"
 #include "teratron/cli/tasks/task_job.h"
@@ -95,23 +92,6 @@ void evaluate_texts(const ParsedArguments& parsed, const Mesh& mesh) {
   figures["files"] = files;
   write_figures(args.json, figures);
   print("done :-)");
-}
-
-// Of Megatron-LM, whose files another command reads.
-void reject_megatron(const std::optional<std::string>& folder, const char* flag) {
-  std::error_code ignored;
-  if (!folder || !std::filesystem::exists(*folder, ignored)) return;
-  try {
-    if (checkpoint_format(*folder) != CheckpointFormat::megatron) return;
-  } catch (const UserError&) {
-    return;  // of an unknown format, or empty: loading says what is wrong
-  }
-  throw checkpoint_error(
-      {.what = "the folder holds a checkpoint of Megatron-LM",
-       .where = fmt::format("{} {}", flag, *folder),
-       .fix = fmt::format(
-           "Convert it once: teratron ckpt convert --from-megatron {} --save NEW, then use {} NEW", *folder,
-           flag)});
 }
 
 int finetune(const FinetuneTask& task, const std::vector<std::string>& flags) {
