@@ -65,8 +65,11 @@ void TokenLogprobs::add_first(int32_t token) {
 
 void TokenLogprobs::add(const GeneratedToken& token) {
   Entry entry{.bytes = token_bytes(tokenizer_, before_, token.id), .logprob = token.logprob, .top = {}};
-  for (const TokenLogprob& each : token.top)
-    entry.top.emplace_back(token_bytes(tokenizer_, before_, each.id), each.logprob);
+  for (const TokenLogprob& each : token.top) {
+    // A GPU sums the two in different orders; clients see by equality whether the token is the most probable.
+    const double logprob = each.id == token.id ? token.logprob : each.logprob;
+    entry.top.emplace_back(token_bytes(tokenizer_, before_, each.id), logprob);
+  }
   push(std::move(entry), token.id);
 }
 
