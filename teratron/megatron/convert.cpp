@@ -132,6 +132,8 @@ void adapt_master_weights(std::map<std::string, TensorSourcePtr>& tensors, std::
 
 using Tensors = std::map<std::string, TensorSourcePtr>;
 
+constexpr int64_t most_bytes = int64_t{16} << 20;
+
 class JoinedCheckpoint final : public ImportedMegatron {
  public:
   JoinedCheckpoint(CheckpointInfo info, Tensors tensors, std::vector<std::string> notices)
@@ -145,9 +147,13 @@ class JoinedCheckpoint final : public ImportedMegatron {
   const std::vector<std::string>& notices() const override { return notices_; }
   void read(const LocalTensor& target) const override {
     const TensorSource& tensor = *tensors_.at(target.name);
-    for (const IndexRange& range : index_ranges(target.shard, target.flat_begin, flat_end_of(target)))
-      tensor.read(range.global, range.global + range.length,
-                  static_cast<char*>(target.data) + range.local * size_of(target.dtype));
+    const int64_t element = size_of(target.dtype), most = most_bytes / element;
+    for (const IndexRange& range : index_ranges(target.shard, target.flat_begin, flat_end_of(target))) {
+      // In blocks: columns of tensor ranks are joined through memory of the size of what is read.
+      for (int64_t at = 0; at < range.length; at += most)
+        tensor.read(range.global + at, range.global + std::min(at + most, range.length),
+                    static_cast<char*>(target.data) + (range.local + at) * element);
+    }
   }
 
  private:

@@ -115,8 +115,8 @@ def little(tmp_path_factory):
 
 
 @pytest.mark.parametrize("source, target, delay", [
-    (["--from-hf", "hf"], "--save", 110), (["--load", "ours"], "--to-hf", 110), (["--load", "ours"], "--to-megatron", 50),
-    (["--from-hf", "hf"], "--to-megatron", 50)])
+    (["--from-hf", "hf"], "--save", 110), (["--load", "ours"], "--to-hf", 110), (["--load", "ours"], "--to-megatron", 25),
+    (["--from-hf", "hf"], "--to-megatron", 25)])
 def test_a_terminal_shows_the_progress(little, tmp_path, source, target, delay):
     terminal = TerminalSession("ckpt", "convert", source[0], little / source[1], target, tmp_path / "out",
                                TERATRON_FAULT=f"file.write:delay={delay}")
