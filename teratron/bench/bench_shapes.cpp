@@ -38,6 +38,19 @@ constexpr BenchShape shapes[] = {
      "--group-query-attention --num-query-groups 8 --seq-length 8192 --max-position-embeddings 8192 "
      "--micro-batch-size 1 --vocab-size 128255 --position-embedding-type rope --rotary-base 500000 "
      "--normalization RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights"},
+    {"qwen3-30b-a3b-4l",
+     "--num-layers 4 --hidden-size 2048 --ffn-hidden-size 6144 --num-attention-heads 32 --kv-channels 128 "
+     "--group-query-attention --num-query-groups 4 --seq-length 4096 --max-position-embeddings 4096 "
+     "--micro-batch-size 2 --vocab-size 151935 --position-embedding-type rope --rotary-base 1000000 "
+     "--normalization RMSNorm --qk-layernorm --swiglu --disable-bias-linear "
+     "--untie-embeddings-and-output-weights --num-experts 128 --moe-router-topk 8 --moe-ffn-hidden-size 768 "
+     "--moe-aux-loss-coeff 1e-3 --moe-router-dtype fp32"},
+    {"mixtral-8x7b-2l",
+     "--num-layers 2 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 "
+     "--group-query-attention --num-query-groups 8 --seq-length 4096 --max-position-embeddings 4096 "
+     "--micro-batch-size 2 --vocab-size 31999 --position-embedding-type rope --rotary-base 1000000 "
+     "--normalization RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights "
+     "--num-experts 8 --moe-router-topk 2 --moe-aux-loss-coeff 1e-2 --moe-router-dtype fp32"},
     {"bert-large",
      "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 512 "
      "--max-position-embeddings 512 --micro-batch-size 64 --vocab-size 30521",

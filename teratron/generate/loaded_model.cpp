@@ -42,6 +42,24 @@ void check_divisible(const Arguments& args, int64_t ranks) {
        .fix = "Use a number of ranks that divides all of them"});
 }
 
+void check_experts_divisible(const Arguments& args, int64_t ranks) {
+  if (args.expert_model_parallel_size > 1 || args.expert_tensor_parallel_size.value_or(ranks) != ranks) {
+    throw config_error({.what = "texts are generated with all experts on every tensor-parallel group",
+                        .where = "--expert-model-parallel-size",
+                        .fix = "Leave it and --expert-tensor-parallel-size out"});
+  }
+  if (!args.num_experts) return;
+  const int64_t own = args.moe_ffn_hidden_size.value_or(0);
+  const int64_t shared = args.moe_shared_expert_intermediate_size.value_or(0);
+  if (own % ranks == 0 && shared % ranks == 0) return;
+  throw config_error(
+      {.what = fmt::format("experts of width {} and shared experts of width {} are not divisible "
+                           "by {} tensor-parallel ranks",
+                           own, shared, ranks),
+       .where = "--tensor-model-parallel-size",
+       .fix = "Use a number of ranks that divides both"});
+}
+
 // The settings of the checkpoint, overridden by those that the user gave.
 Arguments merge_settings(const ParsedArguments& given, const CheckpointInfo& checkpoint) {
   nlohmann::json merged = nlohmann::json::parse(checkpoint.config);
@@ -53,7 +71,8 @@ Arguments merge_settings(const ParsedArguments& given, const CheckpointInfo& che
                             "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers",
                             "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
                             "pipeline_model_parallel_layout", "pipeline_model_parallel_split_rank",
-                            "padded_vocab_size", "load", "save", "run_dir", "tensorboard_dir", "seed"}) {
+                            "expert_model_parallel_size", "expert_tensor_parallel_size", "padded_vocab_size",
+                            "load", "save", "run_dir", "tensorboard_dir", "seed"}) {
     merged[field] = current.at(field);
   }
   merged["recompute_granularity"] = nullptr;  // there is no backward
@@ -110,6 +129,7 @@ LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOpti
   loaded.args.pipeline_model_parallel_size = mesh.group(Axis::pp).size;
   const SavedModel saved = saved_model(loaded.checkpoint, loaded.args);
   check_divisible(loaded.args, tp.size);
+  check_experts_divisible(loaded.args, tp.size);
   loaded.parameters = std::make_unique<ParameterSet>(
       ParameterSet::Options{.dtype = options.dtype, .device = options.device, .seed = 0});
   const ModelPlan plan = find_family(saved.family).plan(loaded.args, saved.vocabulary);

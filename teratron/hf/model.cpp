@@ -6,6 +6,7 @@
 
 #include <fmt/ranges.h>
 
+#include "teratron/base/config/layer_pattern.h"
 #include "teratron/base/json.h"
 #include "teratron/settings/arguments.h"
 
@@ -68,6 +69,24 @@ std::string in_layer(std::string_view prefix, int64_t layer) {
   if (star == name.npos) return name;
   const bool next = name.compare(star, 3, "*+1") == 0;
   return name.replace(star, next ? 3 : 1, std::to_string(next ? layer + 1 : layer));
+}
+
+std::string of_expert(std::string_view name, int64_t expert) {
+  std::string whole(name);
+  const size_t sign = whole.find('#');
+  return sign == whole.npos ? whole : whole.replace(sign, 1, std::to_string(expert));
+}
+
+// 1: the layer has experts; empty: none has.
+std::vector<int64_t> expert_layers(const HfModel& model, int64_t layers) {
+  if (model.settings.value("num_experts", json()).is_null()) return {};
+  const std::string pattern = model.settings.value("moe_layer_freq", "1");
+  const auto parsed = parse_layer_pattern(pattern, layers);
+  if (!parsed)
+    throw checkpoint_error(
+        {.what = fmt::format("moe_layer_freq = '{}' does not fit {} layers", printable(pattern), layers),
+         .where = model.where});
+  return *parsed;
 }
 
 HfTensor weight_of(const HfTensorRow& row, const json& settings) {
@@ -200,27 +219,49 @@ std::vector<RowSlice> HfTensor::slices() const {
   return slices;
 }
 
-std::vector<HfTensor> hf_tensors(const HfModel& model, size_t most_layers, std::string_view strip) {
+namespace {
+
+// Appends what a row stands for in a layer.
+void add_row(std::vector<HfTensor>& tensors, const HfTensorRow& row, const HfModel& model,
+             const std::pair<std::string, std::string>& prefixes) {
   const auto is_set = [&model](std::string_view setting) { return model.settings.value(setting, false); };
+  const auto& [when, unless, bias, copies, in] = row.options;
+  if ((!when.empty() && std::ranges::none_of(when, is_set)) || std::ranges::any_of(unless, is_set)) return;
+  const HfTensor whole = weight_of(row, model.settings);
+  const int64_t count = row.name.find('#') == row.name.npos ? 1 : hf_size(model.settings, "num_experts");
+  for (int64_t expert = 0; expert < count; ++expert) {
+    HfTensor weight = whole;
+    weight.name = prefixes.first + of_expert(whole.name, expert);
+    for (HfSource& source : weight.sources) source.name = prefixes.second + of_expert(source.name, expert);
+    tensors.push_back(weight);
+    if (std::ranges::any_of(bias, is_set)) tensors.push_back(bias_of(std::move(weight)));
+  }
+}
+
+}  // namespace
+
+std::vector<HfTensor> hf_tensors(const HfModel& model, size_t most_layers, std::string_view strip) {
   std::vector<HfTensor> tensors;
   for (const HfTensorGroup& group : model.family->tensors) {
     const int64_t layers = group.layers.empty() ? 1 : hf_size(model.settings, group.layers);
-    if (layers > static_cast<int64_t>(most_layers))
+    const int64_t experts = std::max<int64_t>(hf_size(model.settings, "num_experts"), 1);
+    if (layers > static_cast<int64_t>(most_layers) || experts > static_cast<int64_t>(most_layers))
       throw checkpoint_error(
-          {.what = fmt::format("{} layers, but only {} tensors", layers, most_layers), .where = model.where});
+          {.what = fmt::format("{} layers{}, but only {} tensors", layers,
+                               experts > 1 ? fmt::format(" of {} experts", experts) : "", most_layers),
+           .where = model.where});
+    const std::vector<int64_t> has_experts =
+        group.layers.empty() ? std::vector<int64_t>() : expert_layers(model, layers);
     const std::string_view theirs = group.theirs.substr(group.theirs.starts_with(strip) ? strip.size() : 0);
     const int64_t begin = group.span == HfLayers::last ? layers - 1 : 0;
     const int64_t end = group.span == HfLayers::but_last ? layers - 1 : layers;
     for (int64_t layer = begin; layer < end; ++layer) {
+      const auto kind = !has_experts.empty() && has_experts[static_cast<size_t>(layer)] != 0
+                            ? HfFeedForward::experts
+                            : HfFeedForward::mlp;
       for (const HfTensorRow& row : group.rows) {
-        const auto& [when, unless, bias, copies] = row.options;
-        if ((!when.empty() && std::ranges::none_of(when, is_set)) || std::ranges::any_of(unless, is_set))
-          continue;
-        HfTensor weight = weight_of(row, model.settings);
-        weight.name = in_layer(group.ours, layer) + weight.name;
-        for (HfSource& source : weight.sources) source.name = in_layer(theirs, layer) + source.name;
-        tensors.push_back(weight);
-        if (std::ranges::any_of(bias, is_set)) tensors.push_back(bias_of(std::move(weight)));
+        if (row.options.in != HfFeedForward::any && row.options.in != kind) continue;
+        add_row(tensors, row, model, {in_layer(group.ours, layer), in_layer(theirs, layer)});
       }
     }
   }

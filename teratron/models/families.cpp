@@ -20,6 +20,10 @@ std::span<const Family> families() {
   return all;
 }
 
+Problem no_experts() {
+  return {.what = "only layers of gpt have experts", .where = "--num-experts", .fix = "Leave it out"};
+}
+
 DataSources data_sources(const DataRequest& request) {
   const Arguments& args = request.args;
   DataSources sources{

@@ -43,6 +43,9 @@ struct Family {
   std::function<Datasets(const DataRequest&)> datasets;
 };
 
+/// For the check of a family whose layers have no experts.
+Problem no_experts();
+
 /// The families of the program, by name.
 std::span<const Family> families();
 /// UserError(config) that lists the families if there is none of this name. `more` are a program's.

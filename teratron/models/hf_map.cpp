@@ -33,8 +33,11 @@ int64_t hf_size(const json& settings, std::string_view expression) {
     return hf_size(settings, expression.substr(0, plus)) + hf_size(settings, expression.substr(plus + 1));
   const size_t sign = expression.find_last_of("*/");
   if (sign == expression.npos && expression.front() <= '9') return std::stoll(std::string(expression));
-  if (sign == expression.npos)
-    return settings.at(expression).is_null() ? 0 : settings.at(expression).get<int64_t>();
+  if (sign == expression.npos) {
+    const auto setting = settings.find(expression);
+    TERATRON_ASSERT(setting != settings.end() || expression == "num_experts", "no setting {}", expression);
+    return setting == settings.end() || setting->is_null() ? 0 : setting->get<int64_t>();
+  }
   const int64_t a = hf_size(settings, expression.substr(0, sign));
   const int64_t b = hf_size(settings, expression.substr(sign + 1));
   if (expression[sign] == '/') return b == 0 || a % b != 0 ? 0 : a / b;

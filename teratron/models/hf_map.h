@@ -70,13 +70,18 @@ enum class HfRule : uint8_t {
   qkv_fused,    // one source [in, Q|K|V] (Conv1D); ours as qkv_grouped
 };
 
+/// Layers with experts instead of an MLP (num_experts, moe_layer_freq), or without.
+enum class HfFeedForward : uint8_t { any, mlp, experts };
+
 struct HfTensorOptions {
   std::vector<std::string_view> when = {};    // the settings any of which adds the tensor
   std::vector<std::string_view> unless = {};  // those that take it away
   std::vector<std::string_view> bias = {};    // with any of these settings, the .bias of a .weight follows it
   std::vector<std::string_view> copies = {};  // whole names under which files may repeat the source
+  HfFeedForward in = HfFeedForward::any;      // the layers that have it
 };
 
+/// A '#' in the names is an expert: the row stands for one tensor each.
 struct HfTensorRow {
   std::string_view name;
   HfRule rule = HfRule::same;

@@ -53,6 +53,7 @@ struct MicroBatch {
   bool training = true;               // dropout is active
   int64_t context_parallel_size = 1;  // sequence columns hold this fraction of their samples' tokens
   int64_t padded_length = 0;          // of packed rows: S of the rows with padding
+  AuxiliaryLosses auxiliary = {};     // set by the engine
 
   const at::Tensor& operator[](std::string_view column) const { return tensors[column]; }
 };
@@ -82,6 +83,7 @@ struct StageContext {
   ParameterSet& parameters;
   const StageSpec& stage;
   const TensorParallel& parallel;
+  Mesh mesh = {};  // for layers that are sharded over other axes than the tensor-parallel one
 };
 
 /// Called with the output of each submodule. `sample_ids_B` is the micro-batch's and may be undefined.

@@ -5,7 +5,9 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "teratron/data/batch.h"
@@ -46,6 +48,24 @@ struct Channel {
 /// [S / shards, B, width] for the S and B of a column that all stages have.
 Channel::Shape sequence_shape(std::string column, int64_t width);
 
+/// What the layers of a model measured in a step.
+struct LayerMetrics {
+  std::vector<std::pair<std::string, double>> losses = {};  // logged after the model's losses
+  struct Row {
+    std::string name;
+    int64_t layer = 0;
+    std::vector<double> values;
+  };
+  std::vector<Row> rows = {};
+};
+
+/// Numbers that layers add up in training (AuxiliaryLosses::sums), over the micro-batches of a step, all
+/// replicas and all stages.
+struct LayerSums {
+  int64_t count = 0;
+  std::function<LayerMetrics(std::span<const double> sums)> read = nullptr;
+};
+
 using ModelBuilder = std::function<std::unique_ptr<Model>(const StageContext&)>;
 
 struct ModelPlan {
@@ -58,6 +78,7 @@ struct ModelPlan {
   /// Names of the losses in the log, in the order of Model::losses(). The gradient is that of the sum of
   /// their means.
   std::vector<std::string> losses = {"lm loss"};
+  LayerSums layer_sums = {};
   /// Tokens without and with padding; 0: the model has no logits.
   int64_t vocabulary = 0;
   int64_t padded_vocabulary = 0;

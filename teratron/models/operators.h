@@ -33,6 +33,7 @@ struct RankBatch {
   int64_t tensor_parallel = 1;
   bool sequence_parallel = false;
   int64_t context_parallel = 1;
+  int64_t expert_tensor_parallel = 1;
 };
 
 /// A kernel, or some that share tensors. Numbers are of one rank.

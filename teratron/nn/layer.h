@@ -1,7 +1,9 @@
 // A layer of a model: it takes hidden states [S, B, H] and returns the next ones.
 #pragma once
 
+#include <functional>
 #include <map>
+#include <string>
 #include <variant>
 #include <vector>
 
@@ -37,6 +39,16 @@ struct Memory {
   Segments segments;      // of the decoder's queries and the encoder's keys
 };
 
+/// What layers with auxiliary losses need of a training step (nn/moe).
+struct AuxiliaryLosses {
+  /// f64 []: factor of a micro-batch's mean loss in backward, or with `per_token` of its sum over the tokens.
+  /// Undefined: there is no backward.
+  at::Tensor scale;
+  bool per_token = false;
+  /// f64, ModelPlan::layer_sums: layers add what they measure in training. Undefined: it is not asked for.
+  at::Tensor sums;
+};
+
 /// Inputs of all layers for one micro-batch. S here counts the tokens that attention sees, which under
 /// sequence parallelism are those of all ranks of the group. All that depends on them is a tensor.
 struct LayerContext {
@@ -53,6 +65,10 @@ struct LayerContext {
   at::Tensor sample_ids_B;                                   // see DropoutKey
   std::shared_ptr<DropoutRowIds> dropout_row_ids = nullptr;  // shared by all layers for this micro-batch
   bool training = true;                                      // dropout is active
+  AuxiliaryLosses auxiliary;
+  /// Called with what parts of a layer compute and their names, to find where numbers stop being finite;
+  /// null: it is not asked for.
+  std::function<void(const std::string& part, const at::Tensor& output)> notify = nullptr;
 
   /// Of hidden states, which are sequence shards under sequence parallelism.
   DropoutArgs hidden_dropout(double rate, uint64_t site, const TensorParallel& parallel) const {

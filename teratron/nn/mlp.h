@@ -19,12 +19,19 @@ struct MlpOptions {
 class Mlp : public FeedForward {
  public:
   Mlp(const Scope& scope, const MlpOptions& options, const TensorParallel& parallel);
-  at::Tensor forward(const at::Tensor& x_SBH) override {
-    return apply_bias_grad(forward_add_residual(x_SBH, {}));
-  }
   /// In FP8 with delayed scaling, the activation's output and the gradient of fc1's output are cast by the
   /// kernels that compute them.
-  Hidden forward_add_residual(const Normed& x_SBH, const ResidualDropout& residual) override;
+  Hidden forward_add_residual(const Normed& x_SBH, const ResidualDropout& residual);
+  at::Tensor forward(const at::Tensor& x_SBH) { return apply_bias_grad(forward_add_residual(x_SBH, {})); }
+
+  // No token's output depends on the micro-batch.
+  at::Tensor forward(const at::Tensor& x_SBH, const LayerContext& /*context*/) override {
+    return forward(x_SBH);
+  }
+  Hidden forward_add_residual(const Normed& x_SBH, const ResidualDropout& residual,
+                              const LayerContext& /*context*/) override {
+    return forward_add_residual(x_SBH, residual);
+  }
 
  private:
   Activation activation_;

@@ -117,6 +117,7 @@ Parameter& ParameterSet::create(std::string name, const ParameterOptions& option
   TERATRON_ASSERT(find(name) == nullptr, "two parameters named {}", name);
   Parameter& parameter = parameters_.emplace_back();
   parameter.name = std::move(name);
+  by_name_.emplace(parameter.name, &parameter);
   parameter.options = options;
   const auto tensor_options =
       at::TensorOptions().dtype(options.dtype.value_or(options_.dtype)).device(options_.device);
@@ -132,10 +133,8 @@ Parameter& ParameterSet::create(std::string name, const ParameterOptions& option
 }
 
 Parameter* ParameterSet::find(std::string_view name) {
-  for (Parameter& parameter : parameters_) {
-    if (parameter.name == name) return &parameter;
-  }
-  return nullptr;
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : found->second;
 }
 
 void ParameterSet::alias(ParameterSet& other) {

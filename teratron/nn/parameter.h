@@ -9,6 +9,7 @@
 
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -164,6 +165,7 @@ class ParameterSet {
   Options options_;
   std::unique_ptr<Fp8Scaling> fp8_;
   std::deque<Parameter> parameters_;
+  std::map<std::string, Parameter*, std::less<>> by_name_;  // experts are many
   std::vector<Buffer> buffers_;
   std::vector<std::function<void(const Mesh&)>> updates_;
 };

@@ -67,6 +67,17 @@ TEST(ModelFlops, MatchNumbersOfMegatron) {
   EXPECT_EQ(flops(model, {.samples = 6, .sequence_length = 128}), 1434451968.0);
 }
 
+TEST(ModelFlops, MatchMegatronsNumberOfExperts) {
+  GPTConfig model = gpt2_config({.hidden = 64, .ffn_hidden = 256, .heads = 4, .positions = 128});
+  model.layers = 4;
+  model.padded_vocabulary = 512;
+  model.activation = Activation::swiglu;
+  model.experts.layers = {1, 1, 1, 1};
+  model.experts.options.router = {.experts = 8, .routing = {.topk = 2}};
+  model.experts.options.experts = {.experts = 8, .ffn_hidden = 96};
+  EXPECT_EQ(flops(model, {.samples = 6, .sequence_length = 128}), 1283457024.0);
+}
+
 TEST(ModelFlops, MatchThePublishedFormulaOfGpt3) {
   // 72 B L l h^2 (1 + L / 6h + V / 12lh), Narayanan et al. 2021 (arXiv:2104.04473) without recomputation.
   const double b = 1536, l = 2048, h = 12288, n = 96, v = 51200;

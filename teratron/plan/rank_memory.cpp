@@ -1,6 +1,7 @@
 #include "teratron/plan/rank_memory.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "teratron/models/precision.h"
 #include "teratron/plan/operator_costs.h"
@@ -10,10 +11,23 @@ namespace teratron {
 
 namespace {
 
+// Ranks that only have places.
+class PlannedWorld : public World {
+ public:
+  explicit PlannedWorld(int64_t size) : size_(size) {}
+  int64_t rank() const override { return 0; }
+  int64_t size() const override { return size_; }
+  std::shared_ptr<Communicator> group(const std::vector<int64_t>&) override { return self_communicator(); }
+
+ private:
+  int64_t size_;
+};
+
 struct Counts {
   int64_t parameters = 0;
   int64_t trainable = 0;
-  int64_t in_fp8 = 0;  // elements of the weights of FP8 GEMMs
+  double optimized = 0.0;  // of these, by this rank's optimizer
+  int64_t in_fp8 = 0;      // elements of the weights of FP8 GEMMs
 };
 
 TensorParallel tensor_parallel(const Arguments& a) {
@@ -21,14 +35,27 @@ TensorParallel tensor_parallel(const Arguments& a) {
           .sequence_parallel = a.sequence_parallel && a.tensor_model_parallel_size > 1};
 }
 
+// Advice changes sizes one by one: the number of ranks follows from them.
+int64_t planned_ranks(const Arguments& a) {
+  const int64_t tp = a.tensor_model_parallel_size, pp = a.pipeline_model_parallel_size;
+  const int64_t dense = tp * pp * a.context_parallel_size * a.data_parallel_size.value_or(1);
+  return std::lcm(dense, a.expert_tensor_parallel_size.value_or(tp) * a.expert_model_parallel_size * pp);
+}
+
 // Builds the stage on the meta device.
 Counts count_parameters(const Arguments& a, const ModelPlan& model, const std::vector<StageSpec>& chunks) {
   ParameterSet set({.device = at::kMeta, .fp8 = fp8_options(a)});
   const TensorParallel parallel = tensor_parallel(a);
-  for (const StageSpec& chunk : chunks) model.build({set, chunk, parallel});
+  PlannedWorld world(planned_ranks(a));
+  const Mesh mesh(mesh_options(a), world);
+  for (const StageSpec& chunk : chunks) model.build({set, chunk, parallel, mesh});
   Counts counts{.parameters = set.numel()};
   for (const Parameter& parameter : set.all()) {
-    if (parameter.options.trainable) counts.trainable += parameter.tensor.numel();
+    if (!parameter.options.trainable) continue;
+    const int64_t replicas = mesh.group(parameter.options.replicated_over).size;
+    counts.trainable += parameter.tensor.numel();
+    counts.optimized += static_cast<double>(parameter.tensor.numel()) /
+                        static_cast<double>(a.use_distributed_optimizer ? replicas : 1);
   }
   if (!set.fp8()) return counts;
   for (const std::string& weight : set.fp8()->layers()) counts.in_fp8 += set.find(weight)->tensor.numel();
@@ -53,7 +80,8 @@ RankBatch rank_batch(const Arguments& a, const StageSpec& chunk) {
           .gpu = a.device != "cpu",
           .tensor_parallel = a.tensor_model_parallel_size,
           .sequence_parallel = tensor_parallel(a).sequence_parallel,
-          .context_parallel = a.context_parallel_size};
+          .context_parallel = a.context_parallel_size,
+          .expert_tensor_parallel = a.expert_tensor_parallel_size.value_or(a.tensor_model_parallel_size)};
 }
 
 // Activations of the micro-batches in flight, and the most that one chunk needs besides.
@@ -86,11 +114,10 @@ RankMemory rank_memory(const Arguments& a, const ModelPlan& model, int64_t stage
   const std::vector<StageSpec> chunks = layout.chunks_of_stage(stage);
   const Counts counts = count_parameters(a, model, chunks);
   const auto trainable = static_cast<double>(counts.trainable);
-  const double shares = a.use_distributed_optimizer ? static_cast<double>(*a.data_parallel_size) : 1.0;
   RankMemory memory{.parameters = counts.parameters,
                     .weights = weight_bytes(a, counts),
                     .gradients = trainable * 4.0,
-                    .optimizer = trainable * optimizer_bytes_per_parameter(a) / shares};
+                    .optimizer = counts.optimized * optimizer_bytes_per_parameter(a)};
   const int64_t in_flight = activations_by_formula(stage, schedule_shape(a, layout, *a.num_micro_batches));
   if (model.operators) add_activations(memory, model, a, chunks, static_cast<double>(in_flight));
   return memory;

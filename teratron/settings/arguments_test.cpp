@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/file.h"
+#include "teratron/base/strings.h"
 
 namespace teratron {
 namespace {
@@ -180,10 +181,15 @@ TEST(Arguments, TableIsConsistent) {
     // A default must be valid.
     const Arguments defaults;
     const Value initial = get_value(field, &defaults);
-    const std::string text = python_str(initial);
+    std::string text = python_str(initial);
     if (text == "None") continue;  // not set
+    std::vector<std::string> texts{text};
+    if (is_list(field.type)) {
+      std::erase_if(text, [](char c) { return c == '[' || c == ']' || c == '\'' || c == ','; });
+      texts = split(text);
+    }
     Problem problem;
-    EXPECT_EQ(parse_value(field, std::vector{text}, problem), initial) << field.name << ": " << problem.what;
+    EXPECT_EQ(parse_value(field, texts, problem), initial) << field.name << ": " << problem.what;
   }
 }
 

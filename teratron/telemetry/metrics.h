@@ -35,6 +35,13 @@ struct RunInfo {
   double peak_flops_per_gpu = 0.0;  // 0: unknown, so no MFU
 };
 
+/// What a layer of the model measured: one number, or one per expert.
+struct LayerMetric {
+  std::string name;  // "moe/expert_load"
+  int64_t layer = 0;
+  std::vector<double> values;
+};
+
 /// One training step.
 struct StepMetrics {
   int64_t iteration = 0;  // of the completed step, from 1
@@ -55,6 +62,7 @@ struct StepMetrics {
   double flops = 0.0;           // of the global batch, causal convention (flops.h)
   double flops_full = 0.0;      // full convention
   std::optional<MemoryUse> memory = std::nullopt;
+  std::vector<LayerMetric> layers = {};
 };
 
 /// Averages over the steps since the last log line.

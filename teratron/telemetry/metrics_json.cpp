@@ -23,6 +23,14 @@ Json losses_json(const Losses& losses) {
   return object;
 }
 
+/// A number, or a list of several.
+Json values_json(const std::vector<double>& values) {
+  if (values.size() == 1) return number(values[0]);
+  Json list = Json::array();
+  for (const double value : values) list.push_back(number(value));
+  return list;
+}
+
 /// "2026-01-31T12:00:00.123456Z", in UTC to compare logs of several machines.
 std::string iso_time(double wall_time) {
   const auto micros_total = static_cast<int64_t>(std::llround(wall_time * 1e6));
@@ -78,6 +86,8 @@ struct Fields {
     json["mfu"] = interval.mfu > 0.0 ? number(interval.mfu) : Json(nullptr);
     json["tflops_per_gpu_full"] = number(interval.tflops_per_gpu_full);
     json["mfu_full"] = interval.mfu_full > 0.0 ? number(interval.mfu_full) : Json(nullptr);
+    for (const LayerMetric& metric : interval.last.layers)
+      json["layers"][metric.name][std::to_string(metric.layer)] = values_json(metric.values);
   }
 
   void operator()(const EvalMetrics& evaluation) const {

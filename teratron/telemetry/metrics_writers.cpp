@@ -143,6 +143,12 @@ class TensorBoardWriter : public MetricsWriter {
                                        {"tokens-per-second", interval.tokens_per_second}};
     if (interval.tflops_per_gpu > 0.0) points.emplace_back("throughput", interval.tflops_per_gpu);
     if (interval.mfu > 0.0) points.emplace_back("mfu", interval.mfu);
+    for (const LayerMetric& metric : interval.last.layers) {
+      const std::string tag = fmt::format("{}_layer_{}", metric.name, metric.layer);
+      for (size_t i = 0; i < metric.values.size(); ++i)
+        points.emplace_back(metric.values.size() == 1 ? tag : fmt::format("{}_expert_{}", tag, i),
+                            metric.values[i]);
+    }
     writer_.scalars(points, interval.last.iteration, time);
   }
 

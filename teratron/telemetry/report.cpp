@@ -1,6 +1,7 @@
 #include "teratron/telemetry/report.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include <nlohmann/json.hpp>
 
@@ -22,6 +23,7 @@ constexpr std::string_view kColumns[] = {"iteration", "losses", "learning_rate",
 
 /// Null if there is none: events may be of any version, or damaged.
 Json member(const Json& object, std::string_view key) {
+  if (!object.is_object()) return Json();
   const auto found = object.find(key);
   return found == object.end() ? Json() : *found;
 }
@@ -84,6 +86,27 @@ void thin(Json& rows) {
   rows = std::move(kept);
 }
 
+/// Loads of experts from at most so many intervals, to four digits: a picture shows no more.
+void thin_loads(Json& intervals) {
+  constexpr size_t kMost = 100;
+  constexpr double kDigits = 1e4;
+  const size_t stride = (intervals.size() + kMost - 1) / kMost;
+  for (size_t i = 0; i < intervals.size(); ++i) {
+    if (stride > 1 && i % stride != 0) {
+      intervals[i].erase("layers");
+      continue;
+    }
+    Json& interval = intervals[i];
+    if (!member(member(interval, "layers"), "moe/expert_load").is_object()) continue;
+    for (Json& loads : interval["layers"]["moe/expert_load"]) {
+      if (!loads.is_array()) continue;
+      for (Json& load : loads) {
+        if (load.is_number()) load = std::round(load.get<double>() * kDigits) / kDigits;
+      }
+    }
+  }
+}
+
 }  // namespace
 
 nlohmann::ordered_json read_metrics(const std::filesystem::path& jsonl) {
@@ -104,6 +127,7 @@ nlohmann::ordered_json read_metrics(const std::filesystem::path& jsonl) {
   metrics["totals"] = step_totals(metrics["step"]);
   thin(metrics["step"]);
   thin(metrics["interval"]);
+  thin_loads(metrics["interval"]);
   if (events == 0) {
     throw data_error({.what = "the file has no metrics events",
                       .where = jsonl.string(),

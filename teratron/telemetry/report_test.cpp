@@ -86,6 +86,24 @@ Json inlined(const std::string& page) {
   return Json::parse(text);
 }
 
+TEST_F(Report, HasLoadsOfExpertsOfAHundredIntervals) {
+  const auto writer = jsonl_writer(jsonl_);
+  writer->write({0.0, RunInfo{}});
+  for (int64_t i = 1; i <= 250; ++i) {
+    IntervalMetrics interval{.last = {.iteration = i}};
+    interval.last.layers = {{"moe/expert_load", 3, {1.0 / 3.0, 2.0 / 3.0}}, {"moe/drop_rate", 3, {0.25}}};
+    writer->write({double(i), interval});
+  }
+  const Json intervals = read_metrics(jsonl_)["interval"];
+  ASSERT_EQ(intervals.size(), 250U);
+  int64_t with_loads = 0;
+  for (const Json& interval : intervals) with_loads += interval.contains("layers");
+  EXPECT_GT(with_loads, 50);
+  EXPECT_LE(with_loads, 100);
+  EXPECT_EQ(intervals[0]["layers"]["moe/expert_load"]["3"], Json({0.3333, 0.6667}));
+  EXPECT_EQ(intervals[0]["layers"]["moe/drop_rate"]["3"], 0.25);
+}
+
 TEST_F(Report, PageHasTheMetricsAndNoExternalResource) {
   write_run(jsonl_);
   const fs::path html = directory_ / "report.html";

@@ -35,7 +35,8 @@ class DeferredCommunicator final : public Communicator {
       inner->all_gather(output, saved).wait();
     });
     const at::NoGradGuard no_grad;
-    input.copy_(own);  // if in place, this slice of the output is not written
+    // Not a change for autograd, which may have saved the input.
+    input.variable_data().copy_(own);  // if in place, this slice of the output is not written
     return work;
   }
   Work all_to_all(at::Tensor output, at::Tensor input) override {

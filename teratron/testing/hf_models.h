@@ -38,19 +38,33 @@ inline HfModel parse_hf(const nlohmann::json& value) {
 }
 
 inline std::vector<nlohmann::json> hf_models() {
-  return {hf_llama(),
-          hf_gpt2(),
-          changed(hf_llama(), {{"model_type", "mistral"}, {"head_dim", 4}}),
-          changed(hf_llama(), {{"model_type", "qwen2"}, {"tie_word_embeddings", true}}),
-          changed(hf_llama(), {{"model_type", "qwen3"}, {"head_dim", 8}}),
-          changed(hf_llama(), {{"attention_bias", true}, {"mlp_bias", true}}),
-          changed(hf_llama(), {{"num_key_value_heads", 6}}),
-          changed(hf_llama(), {{"model_type", "mistral"}, {"sliding_window", 32}}),
-          changed(hf_llama(), {{"model_type", "qwen2"},
-                               {"use_sliding_window", true},
-                               {"sliding_window", 8},
-                               {"max_window_layers", 1}}),
-          changed(hf_gpt2(), {{"activation_function", "gelu"}})};
+  return {
+      hf_llama(),
+      hf_gpt2(),
+      changed(hf_llama(), {{"model_type", "mistral"}, {"head_dim", 4}}),
+      changed(hf_llama(), {{"model_type", "qwen2"}, {"tie_word_embeddings", true}}),
+      changed(hf_llama(), {{"model_type", "qwen3"}, {"head_dim", 8}}),
+      changed(hf_llama(), {{"attention_bias", true}, {"mlp_bias", true}}),
+      changed(hf_llama(), {{"num_key_value_heads", 6}}),
+      changed(hf_llama(), {{"model_type", "mistral"}, {"sliding_window", 32}}),
+      changed(hf_llama(), {{"model_type", "qwen2"},
+                           {"use_sliding_window", true},
+                           {"sliding_window", 8},
+                           {"max_window_layers", 1}}),
+      changed(hf_llama(), {{"model_type", "mixtral"}, {"num_local_experts", 4}, {"num_experts_per_tok", 2}}),
+      changed(hf_llama(), {{"model_type", "qwen2_moe"},
+                           {"num_experts", 3},
+                           {"num_experts_per_tok", 2},
+                           {"moe_intermediate_size", 6},
+                           {"shared_expert_intermediate_size", 10},
+                           {"mlp_only_layers", {0}}}),
+      changed(hf_llama(), {{"model_type", "qwen3_moe"},
+                           {"num_experts", 4},
+                           {"num_experts_per_tok", 2},
+                           {"moe_intermediate_size", 6},
+                           {"decoder_sparse_step", 2},
+                           {"norm_topk_prob", true}}),
+      changed(hf_gpt2(), {{"activation_function", "gelu"}})};
 }
 
 }  // namespace teratron

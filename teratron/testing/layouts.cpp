@@ -68,6 +68,8 @@ std::string to_string(const Layout& layout) {
   std::string text =
       fmt::format("tp {} pp {} dp {} chunks {} group {} micro-batches {} bucket {}", layout.tp, layout.pp,
                   layout.dp, layout.chunks, layout.group, layout.microbatches, layout.bucket_size);
+  if (layout.ep > 1) text += fmt::format(" ep {}", layout.ep);
+  if (layout.etp > 1) text += fmt::format(" etp {}", layout.etp);
   if (layout.split > 0) text += fmt::format(" split {}", layout.split);
   if (!layout.stages.empty()) text += " stages " + layout.stages;
   if (layout.sequence_parallel) text += " sp";

@@ -17,6 +17,8 @@ struct Layout {
   int64_t tp = 1;
   int64_t pp = 1;
   int64_t dp = 1;
+  int64_t ep = 1;
+  int64_t etp = 1;
   int64_t split = 0;         // stages of the first tower (encoder); 0: layers are divided evenly over all
   int64_t chunks = 1;        // virtual stages of a rank
   std::string stages = {};   // text form of pipeline/pipeline_layout.h; empty: even
@@ -31,7 +33,7 @@ struct Layout {
   bool overlap_tp = true;
   bool late = false;  // collectives run inside wait()
 
-  MeshOptions mesh() const { return {.tp = tp, .pp = pp, .dp = dp}; }
+  MeshOptions mesh() const { return {.tp = tp, .pp = pp, .ep = ep, .etp = etp, .dp = dp}; }
 };
 std::string to_string(const Layout& layout);
 /// All options, on eight ranks.

@@ -14,34 +14,9 @@
 #include "teratron/train/device/graph_choice.h"
 #include "teratron/train/device/microbatch_graphs.h"
 #include "teratron/train/device/stream_marker.h"
+#include "teratron/train/microbatch_buffer.h"
 
 namespace teratron {
-
-// Reads the micro-batches of a step in order, each once, and holds them until the last chunk has used them.
-class MicroBatchBuffer {
- public:
-  /// `saved` receives every micro-batch that is read; may be null.
-  MicroBatchBuffer(MicroBatches source, bool training, std::vector<MicroBatch>* saved = nullptr)
-      : source_(std::move(source)), training_(training), saved_(saved) {}
-
-  const MicroBatch& at(int64_t index) {
-    for (; next_ <= index; ++next_) {
-      MicroBatch batch = source_(next_);
-      batch.training = training_;
-      if (saved_) saved_->push_back(batch);
-      held_.emplace(next_, std::move(batch));
-    }
-    return held_.at(index);
-  }
-  void drop(int64_t index) { held_.erase(index); }
-
- private:
-  MicroBatches source_;
-  bool training_;
-  std::vector<MicroBatch>* saved_;
-  int64_t next_ = 0;
-  std::map<int64_t, MicroBatch> held_;
-};
 
 namespace {
 
@@ -89,7 +64,7 @@ TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh)
   std::vector<int64_t> sizes;
   for (const StageSpec& spec : pipeline.chunks_of_stage(stages.rank)) {
     const auto before = static_cast<int64_t>(parameters_.all().size());
-    chunks_.push_back(options.model.build({parameters_, spec, parallel}));
+    chunks_.push_back(options.model.build({parameters_, spec, parallel, mesh}));
     sizes.push_back(static_cast<int64_t>(parameters_.all().size()) - before);
   }
   if (options.per_token_loss) options_.reduction.average_in_collective = false;
@@ -132,10 +107,11 @@ StateMemory TrainEngine::memory() const {
 at::Tensor TrainEngine::loss(Model& chunk, const Activations& output, const MicroBatch& batch,
                              DeviceScalars& scalars) {
   const StepLoss result = step_.forward_step(chunk, output, batch);
-  TERATRON_ASSERT(static_cast<int64_t>(result.losses.size()) == scalars.losses() &&
-                      static_cast<int64_t>(result.metrics.size()) == scalars.custom_metrics(),
+  const DeviceScalars::Sizes& sizes = scalars.sizes();
+  TERATRON_ASSERT(static_cast<int64_t>(result.losses.size()) == sizes.losses &&
+                      static_cast<int64_t>(result.metrics.size()) == sizes.custom_metrics,
                   "the train step returned {} losses and {} metrics instead of {} and {}",
-                  result.losses.size(), result.metrics.size(), scalars.losses(), scalars.custom_metrics());
+                  result.losses.size(), result.metrics.size(), sizes.losses, sizes.custom_metrics);
   const Group& context_parallel = mesh_.group(Axis::cp);
   at::Tensor total;
   for (size_t i = 0; i < result.losses.size(); ++i) {
@@ -165,7 +141,9 @@ at::Tensor TrainEngine::logits(Model& chunk, const Activations& output, const Mi
 }
 
 DeviceScalars TrainEngine::zero_scalars() const {
-  return DeviceScalars(options_.device, options_.model.losses.size(), step_.metric_names().size());
+  return DeviceScalars(options_.device, {.losses = static_cast<int64_t>(options_.model.losses.size()),
+                                         .custom_metrics = static_cast<int64_t>(step_.metric_names().size()),
+                                         .layer_sums = options_.model.layer_sums.count});
 }
 
 std::vector<const Channel*> TrainEngine::channels_at(int64_t layer) const {
@@ -201,6 +179,7 @@ bool TrainEngine::fixes_shapes() const {
 void TrainEngine::run_schedule_into(DeviceScalars& scalars, MicroBatchBuffer& batches,
                                     const ForwardBackwardArgs& args) {
   const auto last_chunk = static_cast<int64_t>(chunks_.size()) - 1;
+  batches.set_auxiliary({args.scale, options_.per_token_loss, scalars.layer_sums()});
   const auto forward = [&](const Action& action,
                            const std::vector<at::Tensor>& inputs) -> std::vector<at::Tensor> {
     Model& chunk = *chunks_[action.chunk];

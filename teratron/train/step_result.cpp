@@ -11,13 +11,13 @@
 
 namespace teratron {
 
-DeviceScalars::DeviceScalars(at::Device device, size_t losses, size_t custom_metrics)
-    : values_(at::zeros({loss + static_cast<int64_t>(2 * losses + custom_metrics)},
-                        at::TensorOptions().dtype(at::kDouble).device(device))),
-      losses_(static_cast<int64_t>(losses)) {}
+DeviceScalars::DeviceScalars(at::Device device, const Sizes& sizes)
+    : sizes_(sizes),
+      values_(at::zeros({loss + 2 * sizes.losses + sizes.custom_metrics + sizes.layer_sums},
+                        at::TensorOptions().dtype(at::kDouble).device(device))) {}
 
 at::Tensor DeviceScalars::total_loss() const {
-  if (losses_ == 1) return (*this)[loss];
+  if (sizes_.losses == 1) return (*this)[loss];
   return values_.slice(0, loss, first_metric(), 2).sum(0, /*keepdim=*/true);
 }
 
@@ -32,7 +32,7 @@ struct PendingStep::End {
 };
 
 PendingStep::PendingStep(const DeviceScalars& scalars, std::shared_ptr<const End> previous)
-    : losses_(scalars.losses()), previous_(std::move(previous)) {
+    : sizes_(scalars.sizes()), previous_(std::move(previous)) {
   auto end = std::make_shared<End>();
   end_ = end;
   const at::Tensor& values = scalars.values();
@@ -54,9 +54,10 @@ StepResult PendingStep::wait() {
   const double count = std::max(values[S::tokens], 1.0);
   std::vector<double> losses, custom_metrics;
   int64_t slot = S::loss;
-  for (; slot < S::loss + 2 * losses_; slot += 2)
+  for (; slot < S::loss + 2 * sizes_.losses; slot += 2)
     losses.push_back(values[slot] / std::max(values[slot + 1], 1.0));
-  for (; slot < values_.numel(); ++slot) custom_metrics.push_back(values[slot] / count);
+  const int64_t first_sum = values_.numel() - sizes_.layer_sums;
+  for (; slot < first_sum; ++slot) custom_metrics.push_back(values[slot] / count);
   return {.loss = std::accumulate(losses.begin(), losses.end(), 0.0),
           .losses = losses,
           .tokens = static_cast<int64_t>(values[S::tokens]),
@@ -69,6 +70,7 @@ StepResult PendingStep::wait() {
           .graph_vote = static_cast<int64_t>(values[S::graph_vote]),
           .seconds = previous_ ? end_->seconds_since(*previous_) : 0.0,
           .custom_metrics = std::move(custom_metrics),
+          .layer_sums = {values + first_sum, values + values_.numel()},
           .metrics = std::move(metrics)};
 }
 

@@ -35,6 +35,7 @@ struct StepResult {
   int64_t graph_vote = 0;  // maximum over the ranks (device/graph_choice.h)
   double seconds = 0.0;  // between the ends of the previous step and this one on the device; 0 for the first
   std::vector<double> custom_metrics = {};  // means of TrainStep::metric_names()
+  std::vector<double> layer_sums = {};      // ModelPlan::layer_sums
   StepMetrics metrics = {};                 // what is logged; filled in by Trainer
 };
 
@@ -50,28 +51,36 @@ class DeviceScalars {
     stop_request,
     negative_progress,
     graph_vote,
-    loss,    // sum and count of each loss, then the metrics of TrainStep::metric_names()
+    loss,    // sum and count of each loss, metrics of TrainStep::metric_names(), ModelPlan::layer_sums
     tokens,  // count of the first
   };
+  struct Sizes {
+    int64_t losses = 1;
+    int64_t custom_metrics = 0;
+    int64_t layer_sums = 0;
+  };
 
-  DeviceScalars(at::Device device, size_t losses, size_t custom_metrics);
+  DeviceScalars(at::Device device, const Sizes& sizes);
 
   /// [1], a view.
   at::Tensor operator[](int64_t slot) const { return values_.narrow(0, slot, 1); }
-  /// Losses, counts and custom metrics: summed over ranks.
+  /// Losses, counts, custom metrics and layer sums: summed over ranks.
   at::Tensor sums() const { return values_.narrow(0, loss, values_.numel() - loss); }
   /// Stop request, negative progress and vote: the maximum over ranks counts.
   at::Tensor maxima() const { return values_.narrow(0, stop_request, loss - stop_request); }
   const at::Tensor& values() const { return values_; }
   /// [1]: Inf or NaN if any loss is.
   at::Tensor total_loss() const;
-  int64_t losses() const { return losses_; }
-  int64_t first_metric() const { return loss + 2 * losses_; }
-  int64_t custom_metrics() const { return values_.numel() - first_metric(); }
+  const Sizes& sizes() const { return sizes_; }
+  int64_t first_metric() const { return loss + 2 * sizes_.losses; }
+  /// A view.
+  at::Tensor layer_sums() const {
+    return values_.narrow(0, first_metric() + sizes_.custom_metrics, sizes_.layer_sums);
+  }
 
  private:
+  Sizes sizes_;
   at::Tensor values_;
-  int64_t losses_;
 };
 
 /// A launched step whose scalars are on their way to the host.
@@ -90,7 +99,7 @@ class PendingStep {
   StepMetrics metrics = {};              // what is known at launch; filled in by Trainer
 
  private:
-  int64_t losses_;
+  DeviceScalars::Sizes sizes_;
   at::Tensor values_;
   std::shared_ptr<const End> previous_;
   std::shared_ptr<const End> end_;

@@ -256,6 +256,10 @@ StepResult Trainer::finish_step(PendingStep step) {
   metrics.loss_scale = state_.scaler.scale();
   metrics.losses = named_losses(result);
   metrics.device_seconds = result.seconds;
+  if (model().layer_sums.read) {
+    for (const LayerMetrics::Row& row : model().layer_sums.read(result.layer_sums).rows)
+      metrics.layers.push_back({row.name, row.layer, row.values});
+  }
   if (args_.log_num_zeros_in_grad) metrics.num_zeros = result.num_zeros;
   if (args_.log_params_norm) metrics.params_norm = result.parameter_norm;
   return result;
@@ -278,6 +282,9 @@ Losses Trainer::metrics_of(const StepResult& result) const {
 Losses Trainer::named_losses(const StepResult& result) const {
   Losses all = losses_of(result);
   for (auto& metric : metrics_of(result)) all.push_back(std::move(metric));
+  const LayerSums& sums = model().layer_sums;
+  if (!sums.read) return all;
+  for (auto& loss : sums.read(result.layer_sums).losses) all.push_back(std::move(loss));
   return all;
 }
 

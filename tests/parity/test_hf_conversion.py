@@ -54,6 +54,13 @@ CONFIGS = {
             "rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5}),
     "opt": lambda: transformers.OPTConfig(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, ffn_dim=100,
                                           vocab_size=101, max_position_embeddings=64),
+    "mixtral": lambda: transformers.MixtralConfig(**LLAMA, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
+    "qwen2_moe": lambda: transformers.Qwen2MoeConfig(
+        **{**LLAMA, "num_hidden_layers": 3}, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=24,
+        shared_expert_intermediate_size=40, norm_topk_prob=False, mlp_only_layers=[1]),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+        **{**LLAMA, "num_hidden_layers": 4}, head_dim=16, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24,
+        norm_topk_prob=True, decoder_sparse_step=2),
     "gpt2-erf": lambda: transformers.GPT2Config(n_embd=48, n_layer=2, n_head=4, vocab_size=101, n_positions=64,
                                                 activation_function="gelu"),
 }
@@ -128,7 +135,8 @@ def named_as_ours(model, folder):
 
 
 @pytest.mark.skipif(not DRIVER.is_file(), reason="TERATRON_BINARY names no build with tests")
-@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma", "olmo2", "bloom", "gpt_neox", "opt"])
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma", "olmo2", "bloom", "gpt_neox", "opt", "mixtral", "qwen2_moe",
+                                  "qwen3_moe"])
 def test_gradients(name, tmp_path):
     """Gradients are converted as weights are, then compared by our names."""
     model = random_model(name)

@@ -34,6 +34,7 @@ using OptInt = std::optional<int64_t>;
 using OptFloat = std::optional<double>;
 using OptString = std::optional<std::string>;
 using Ints = std::vector<int64_t>;
+using Floats = std::vector<double>;
 using Strings = std::vector<std::string>;
 }  // namespace field
 
@@ -46,6 +47,7 @@ enum class FieldType : uint8_t {
   opt_real,
   opt_string,
   integers,
+  reals,
   strings
 };
 
@@ -60,11 +62,12 @@ constexpr FieldType field_type() {
   if constexpr (std::is_same_v<T, field::OptFloat>) return FieldType::opt_real;
   if constexpr (std::is_same_v<T, field::OptString>) return FieldType::opt_string;
   if constexpr (std::is_same_v<T, field::Ints>) return FieldType::integers;
+  if constexpr (std::is_same_v<T, field::Floats>) return FieldType::reals;
   if constexpr (std::is_same_v<T, field::Strings>) return FieldType::strings;
 }
 
 constexpr bool is_list(FieldType type) {
-  return type == FieldType::integers || type == FieldType::strings;
+  return type == FieldType::integers || type == FieldType::reals || type == FieldType::strings;
 }
 
 enum class FieldStatus : uint8_t {
@@ -119,7 +122,7 @@ struct ForeignFlag {
 };
 
 using Value = std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<int64_t>,
-                           std::vector<std::string>>;
+                           std::vector<double>, std::vector<std::string>>;
 
 /// A field set to a value, and where.
 struct Assignment {

@@ -100,6 +100,8 @@ std::string value_hint(const Field& field) {
       return "X";
     case FieldType::integers:
       return "N...";
+    case FieldType::reals:
+      return "X...";
     case FieldType::strings:
       return "TEXT...";
     default:

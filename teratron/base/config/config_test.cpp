@@ -21,6 +21,8 @@ struct Sample {
   std::optional<int64_t> maybe;
   std::vector<int64_t> numbers;
   std::vector<std::string> paths;
+  std::vector<double> rates = {0.5};
+  std::vector<std::string> kinds;
   std::optional<std::string> soon;
 };
 
@@ -53,6 +55,11 @@ const Field fields[] = {
      .status = FieldStatus::no_op,
      .offset = offsetof(Sample, paths),
      .traits = {.note = "paths are always used"}},
+    {.name = "rates", .type = FieldType::reals, .offset = offsetof(Sample, rates), .traits = {.min = 0}},
+    {.name = "kinds",
+     .type = FieldType::strings,
+     .offset = offsetof(Sample, kinds),
+     .traits = {.choices = "one|two", .choice_aliases = "uno=one"}},
     {.name = "soon",
      .type = FieldType::opt_string,
      .status = FieldStatus::planned,
@@ -161,6 +168,9 @@ INSTANTIATE_TEST_SUITE_P(
         BadFlags{{"--soon", "x"}, "--soon", "not supported yet", "Leave it out"},
         BadFlags{{"--numbers", "1", "2"}, "--numbers", "needs 3 values, not 2", ""},
         BadFlags{{"--numbers", "1", "2", "c"}, "--numbers", "'c' is not a 64-bit integer", ""},
+        BadFlags{{"--rates", "1", "x"}, "--rates", "'x' is not a number", ""},
+        BadFlags{{"--rates", "1", "-2"}, "--rates", "-2 is out of range", ""},
+        BadFlags{{"--kinds", "one", "three"}, "--kinds", "'three' is not a valid choice", "one, two"},
         BadFlags{{"--kind="}, "--kind", "kind is empty", ""},
         BadFlags{{"--no-fuss=perhaps"}, "--no-fuss", "neither true nor false", ""},
         BadFlags{{"--gone", "1"}, "--gone", "it was removed", "Remove"},
@@ -225,6 +235,7 @@ TEST(Config, JsonRoundTrip) {
   object.rate = 0.1 + 0.2;
   object.kind = "two";
   object.numbers = {1, 2, 3};
+  object.rates = {1e-2, 1.0};
   object.paths = {"x\n\"y\"", "\xc3\xa4"};
   const std::string text = to_json(schema(), &object);
   Sample back;
@@ -232,6 +243,7 @@ TEST(Config, JsonRoundTrip) {
   EXPECT_EQ(to_json(schema(), &back), text);
   EXPECT_EQ(back.rate, object.rate);
   EXPECT_EQ(back.paths, object.paths);
+  EXPECT_EQ(back.rates, object.rates);
 }
 
 TEST(Config, JsonOfAnotherVersion) {

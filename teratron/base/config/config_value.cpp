@@ -100,6 +100,11 @@ std::optional<std::string> find_choice(const FieldTraits& traits, const std::str
                                                                             : std::nullopt;
 }
 
+void reject_choice(const Field& field, const std::string& text, Problem& problem) {
+  problem.what = fmt::format("{} = '{}' is not a valid choice", field.name, printable(text));
+  problem.fix = fmt::format("Use one of {}", fmt::join(split(field.traits.choices, '|'), ", "));
+}
+
 Value parse_string(const Field& field, const std::string& text, Problem& problem) {
   if (text.empty()) {
     problem.what = fmt::format("{} is empty", field.name);
@@ -107,8 +112,7 @@ Value parse_string(const Field& field, const std::string& text, Problem& problem
     return {};
   }
   if (const std::optional<std::string> choice = find_choice(field.traits, text)) return *choice;
-  problem.what = fmt::format("{} = '{}' is not a valid choice", field.name, printable(text));
-  problem.fix = fmt::format("Use one of {}", fmt::join(split(field.traits.choices, '|'), ", "));
+  reject_choice(field, text, problem);
   return {};
 }
 
@@ -118,14 +122,28 @@ Value parse_list(const Field& field, std::span<const std::string> texts, Problem
     problem.fix = fmt::format("Give {} values separated by blanks", field.traits.count);
     return {};
   }
-  if (field.type == FieldType::strings) return std::vector<std::string>(texts.begin(), texts.end());
-  std::vector<int64_t> numbers;
-  for (const std::string& text : texts) {
-    const std::optional<int64_t> number = parse_integer(field, text, problem);
-    if (!number) return {};
-    numbers.push_back(*number);
+  const auto parse_all = [&]<typename T>(std::type_identity<T>, const auto& parse) -> Value {
+    std::vector<T> values;
+    for (const std::string& text : texts) {
+      const std::optional<T> value = parse(text);
+      if (!value) return {};
+      values.push_back(*value);
+    }
+    return values;
+  };
+  if (field.type == FieldType::integers) {
+    return parse_all(std::type_identity<int64_t>(),
+                     [&](const std::string& text) { return parse_integer(field, text, problem); });
   }
-  return numbers;
+  if (field.type == FieldType::reals) {
+    return parse_all(std::type_identity<double>(),
+                     [&](const std::string& text) { return parse_real(field, text, problem); });
+  }
+  return parse_all(std::type_identity<std::string>(), [&](const std::string& text) {
+    const std::optional<std::string> choice = find_choice(field.traits, text);
+    if (!choice) reject_choice(field, text, problem);
+    return choice;
+  });
 }
 
 template <typename T>
@@ -171,6 +189,8 @@ auto visit_member(const Field& field, void* object, const Function& function) {
       return call(std::type_identity<field::OptString>());
     case FieldType::integers:
       return call(std::type_identity<field::Ints>());
+    case FieldType::reals:
+      return call(std::type_identity<field::Floats>());
     case FieldType::strings:
       return call(std::type_identity<field::Strings>());
   }
@@ -187,8 +207,7 @@ std::string python_real(double value) {
 }  // namespace
 
 Value parse_value(const Field& field, std::span<const std::string> values, Problem& problem) {
-  if (field.type == FieldType::integers || field.type == FieldType::strings)
-    return parse_list(field, values, problem);
+  if (is_list(field.type)) return parse_list(field, values, problem);
   if (values.size() != 1) {
     problem.what = values.empty() ? fmt::format("{} needs a value", field.name)
                                   : fmt::format("{} takes one value, not {}", field.name, values.size());
@@ -230,6 +249,11 @@ std::string python_str(const Value& value) {
     std::string operator()(const std::string& v) const { return v; }
     std::string operator()(const std::vector<int64_t>& v) const {
       return v.empty() ? "None" : fmt::format("[{}]", fmt::join(v, ", "));
+    }
+    std::string operator()(const std::vector<double>& v) const {
+      std::string out;
+      for (const double number : v) out += (out.empty() ? "" : ", ") + python_real(number);
+      return v.empty() ? "None" : "[" + out + "]";
     }
     std::string operator()(const std::vector<std::string>& v) const {
       if (v.empty()) return "None";

@@ -20,7 +20,7 @@ VocabularyOptions vocabulary_options(const GPTConfig& config) {
 }  // namespace
 
 GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& stage,
-         const TensorParallel& parallel)
+         const TensorParallel& parallel, const Mesh& mesh)
     : Model(stage), config_(config), parallel_(parallel) {
   const Scope root(parameters);
   const Scope embedding = root / "embedding";
@@ -46,7 +46,8 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
   }
   const Scope decoder = root / "decoder";
   const LayerFactory make_layer = [&](const Scope& scope, int64_t layer) {
-    return std::make_unique<TransformerLayer>(scope, config, layer, parallel);
+    return std::make_unique<TransformerLayer>(scope, config, layer, parallel,
+                                              experts_factory(config, layer, parallel, mesh));
   };
   layers_ = std::make_unique<LayerStack>(decoder / "layers", config,
                                          LayerRange{stage.first_layer, stage.layers}, parallel, make_layer);

@@ -18,14 +18,16 @@ namespace teratron {
 /// attention stays within documents (gpt_schema()).
 class GPT : public Model {
  public:
+  /// `mesh`: of the experts.
   GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& stage,
-      const TensorParallel& parallel);
+      const TensorParallel& parallel, const Mesh& mesh = {});
 
   Activations forward(const Activations& input, const MicroBatch& batch, LayerStates* states) override;
   at::Tensor logits(const Activations& output) override;
   at::Tensor token_losses(const Activations& output, const MicroBatch& batch) override;
   void set_activation_hook(const ActivationHook& hook) override;
-  bool never_waits() const override { return typeid(*this) == typeid(GPT); }  // a derived class might
+  /// A derived class might wait, and experts do in some layouts.
+  bool never_waits() const override { return typeid(*this) == typeid(GPT) && config_.experts.count() == 0; }
 
  private:
   at::Tensor embed(const MicroBatch& batch, const LayerContext& context);

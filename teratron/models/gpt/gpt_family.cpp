@@ -2,6 +2,7 @@
 
 #include "teratron/models/gpt/gpt.h"
 #include "teratron/models/gpt/gpt_operators.h"
+#include "teratron/models/transformer/expert_metrics.h"
 
 namespace teratron {
 
@@ -42,12 +43,14 @@ ModelPlan gpt_plan(const GPTConfig& config, const BatchSchema& batch) {
           .channels = {{.name = "hidden",
                         .shape = sequence_shape("sequence_index", config.hidden),
                         .dtype = residual}},
+          .layer_sums = expert_sums(config.experts),
           .vocabulary = config.vocabulary,
           .padded_vocabulary = config.padded_vocabulary,
           .max_positions = config.max_positions,
           .build =
               [config](const StageContext& context) {
-                return std::make_unique<GPT>(context.parameters, config, context.stage, context.parallel);
+                return std::make_unique<GPT>(context.parameters, config, context.stage, context.parallel,
+                                             context.mesh);
               },
           .inference = token_inference(config.vocabulary),
           .operators = gpt_operators(config),

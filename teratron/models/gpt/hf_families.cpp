@@ -105,11 +105,12 @@ std::vector<HfTensorGroup> olmo2_tensors() {
   return tensors;
 }
 
-HfFamily llama_like(std::string_view type, std::string_view architecture, const std::vector<HfKey>& own) {
+}  // namespace
+
+HfFamily gpt_hf_keys::llama_like(std::string_view type, std::string_view architecture,
+                                 const std::vector<HfKey>& own) {
   return {type, architecture, "model.", all_keys(llama_keys, own), llama_tensors, {".rotary_emb.inv_freq"}};
 }
-
-}  // namespace
 
 std::vector<HfFamily> gpt_hf_families() {
   std::vector<HfFamily> families = {{.model_type = "gpt2",
@@ -125,6 +126,7 @@ std::vector<HfFamily> gpt_hf_families() {
                                     llama_like("gemma", "GemmaForCausalLM", gemma_keys),
                                     llama_like("olmo2", "Olmo2ForCausalLM", olmo2_keys)};
   families.back().tensors = olmo2_tensors();
+  for (HfFamily& family : experts_families()) families.push_back(std::move(family));
   for (HfFamily& family : layernorm_families()) families.push_back(std::move(family));
   return families;
 }

@@ -221,12 +221,18 @@ void write_windows(std::string_view key, HfConfig& config) {
                       {"layer_types", types}});
 }
 
+void write_no_experts(std::string_view, HfConfig& config) {
+  if (!config.settings.at("num_experts").is_null())
+    config.problem("num_experts is {}", config.settings.at("num_experts").dump());
+}
+
 // For what the rows of a model_type leave out: export refuses other values than these.
 // clang-format off
 static const std::vector<HfKey>& common_keys() {
   static const std::vector<HfKey> keys = {
     {"initializer_range", "init_method_std", {.otherwise = 0.02}},
     {"", "seq_length", {.derived = hf_rows::positions}},
+    {"", "num_experts", {.export_only = true, .write = write_no_experts}},
     {"", "rotary_percent", {.must_be = 1.0, .export_only = true}},
     {"", "position_embedding_offset", {.must_be = 0, .export_only = true}},
     {"", "norm_position", {.must_be = "input", .export_only = true}},

@@ -26,6 +26,7 @@ void read_partial_rope(std::string_view key, HfConfig& config);
 void write_partial_rope(std::string_view key, HfConfig& config);
 void read_windows(std::string_view key, HfConfig& config);
 void write_windows(std::string_view key, HfConfig& config);
+void write_no_experts(std::string_view key, HfConfig& config);
 
 inline constexpr std::string_view queries = "num_attention_heads*kv_channels";
 inline const HfKeyOptions groups = {.read = read_query_groups, .write = write_query_groups};
@@ -43,6 +44,10 @@ inline const nlohmann::json gelu_names = {
 /// that are left.
 std::vector<HfKey> all_keys(std::vector<HfKey> keys, const std::vector<HfKey>& own);
 
+/// Llama with these rows for the settings that they have.
+HfFamily llama_like(std::string_view type, std::string_view architecture, const std::vector<HfKey>& own);
+/// Mixtral, Qwen2-MoE, Qwen3-MoE.
+std::vector<HfFamily> experts_families();
 /// BLOOM, GPT-NeoX and OPT: LayerNorm and biases everywhere.
 std::vector<HfFamily> layernorm_families();
 

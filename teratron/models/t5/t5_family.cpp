@@ -29,6 +29,7 @@ void check_buckets(const Arguments& args, std::vector<Problem>& problems) {
 }
 
 void check_t5(const Arguments& args, std::vector<Problem>& problems) {
+  if (args.num_experts) problems.push_back(no_experts());
   const auto reject = [&problems](bool wrong, const char* what, const char* flag, const char* fix) {
     if (wrong) problems.push_back({.what = what, .where = flag, .fix = fix});
   };

@@ -1,8 +1,10 @@
 #include "teratron/models/transformer/config.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "teratron/base/attention_windows.h"
+#include "teratron/base/config/layer_pattern.h"
 #include "teratron/base/error.h"
 #include "teratron/settings/arguments.h"
 
@@ -47,7 +49,70 @@ RecomputeConfig recompute_config(const Arguments& args) {
           .distribute_inputs = args.distribute_saved_activations};
 }
 
+RouterScore router_score(const Arguments& args) {
+  if (args.moe_router_score_function == "sigmoid") return RouterScore::sigmoid;
+  return args.moe_router_score_function == "softmax" ? RouterScore::softmax : RouterScore::sqrtsoftplus;
+}
+
+// Coefficient of a load-balancing type.
+double coefficient(const Arguments& args, std::string_view type) {
+  const std::vector<std::string>& types = args.moe_router_load_balancing_type;
+  const auto found = std::find(types.begin(), types.end(), type);
+  return found == types.end() ? 0.0 : args.moe_aux_loss_coeff.at(found - types.begin());
+}
+
+bool balances_by(const Arguments& args, std::string_view type) {
+  const std::vector<std::string>& types = args.moe_router_load_balancing_type;
+  return std::find(types.begin(), types.end(), type) != types.end();
+}
+
+RouterOptions router_options(const Arguments& args) {
+  std::optional<at::ScalarType> dtype;
+  if (args.moe_router_dtype) dtype = *args.moe_router_dtype == "fp64" ? at::kDouble : at::kFloat;
+  return {.experts = args.num_experts.value(),
+          .routing = {.topk = args.moe_router_topk,
+                      .score = router_score(args),
+                      .pre_softmax = args.moe_router_pre_softmax,
+                      .scaling = args.moe_router_topk_scaling_factor.value_or(1.0),
+                      .groups = args.moe_router_num_groups.value_or(0),
+                      .group_topk = args.moe_router_group_topk.value_or(0)},
+          .sinkhorn = balances_by(args, "sinkhorn"),
+          .bias = args.add_bias_linear,
+          .dtype = dtype,
+          .jitter = args.moe_input_jitter_eps.value_or(0.0),
+          .force_balance = args.moe_router_force_load_balancing,
+          .expert_bias = args.moe_router_enable_expert_bias,
+          .expert_bias_rate = args.moe_router_bias_update_rate,
+          .aux_loss = coefficient(args, "aux_loss"),
+          .seq_aux_loss = coefficient(args, "seq_aux_loss"),
+          .global_aux_loss = coefficient(args, "global_aux_loss"),
+          .z_loss = args.moe_z_loss_coeff.value_or(0.0),
+          .capacity_factor = std::max(args.moe_expert_capacity_factor.value_or(0.0), 0.0),
+          .drop_policy = args.moe_token_drop_policy == "probs" ? DropPolicy::probs : DropPolicy::position};
+}
+
+ExpertsConfig experts_config(const Arguments& args) {
+  if (!args.num_experts) return {};
+  MoeOptions options{.router = router_options(args),
+                     .experts = {.experts = *args.num_experts,
+                                 .ffn_hidden = args.moe_ffn_hidden_size.value(),
+                                 .bias = args.add_bias_linear},
+                     .dispatch = args.moe_token_dispatcher_type == "alltoall" ? TokenDispatch::all_to_all
+                                                                              : TokenDispatch::all_gather,
+                     .recompute = args.moe_layer_recompute};
+  if (args.moe_shared_expert_intermediate_size) {
+    options.shared = {.mlp = {.ffn_hidden = *args.moe_shared_expert_intermediate_size},
+                      .gate = args.moe_shared_expert_gate};
+  }
+  return {parse_layer_pattern(args.moe_layer_freq, *args.num_layers).value(), options};
+}
+
 }  // namespace
+
+int64_t ExpertsConfig::before(int64_t layer) const {
+  return std::accumulate(layers.begin(), layers.begin() + std::min<int64_t>(layer, std::ssize(layers)),
+                         int64_t{0});
+}
 
 TransformerConfig transformer_config(const Arguments& args) {
   const int64_t heads = args.num_attention_heads.value();
@@ -82,6 +147,7 @@ TransformerConfig transformer_config(const Arguments& args) {
           .attention_dropout = args.attention_dropout,
           .dropout_seed = static_cast<uint64_t>(args.seed),
           .recompute = recompute_config(args),
+          .experts = experts_config(args),
           .bf16_layers_at_start = args.first_last_layers_bf16 ? args.num_layers_at_start_in_bf16 : 0,
           .bf16_layers_at_end = args.first_last_layers_bf16 ? args.num_layers_at_end_in_bf16 : 0};
 }

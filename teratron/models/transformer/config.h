@@ -8,6 +8,7 @@
 #include "teratron/kernels/norm/norm.h"
 #include "teratron/kernels/pointwise/activation.h"
 #include "teratron/nn/attention/attention.h"
+#include "teratron/nn/moe/moe_layer.h"
 #include "teratron/nn/relative_position.h"
 #include "teratron/nn/rope.h"
 
@@ -28,6 +29,20 @@ struct RecomputeConfig {
   Method method = Method::uniform;
   int64_t layers = 1;
   bool distribute_inputs = false;  // each tensor-parallel rank saves its shard of a unit's input
+};
+
+/// Experts instead of an MLP (nn/moe).
+struct ExpertsConfig {
+  std::vector<int64_t> layers;  // 1: has experts, 0: an MLP; empty: no layer has experts
+  /// Of each of these layers, without what depends on the layer and on other sizes of the model.
+  MoeOptions options;
+
+  bool in(int64_t layer) const { return !layers.empty() && layers.at(static_cast<size_t>(layer)) != 0; }
+  /// Layers with experts before `layer`.
+  int64_t before(int64_t layer) const;
+  int64_t count() const { return before(static_cast<int64_t>(layers.size())); }
+  /// The router draws random numbers.
+  bool random() const { return options.router.jitter > 0.0 || options.router.force_balance; }
 };
 
 /// An encoder or a decoder.
@@ -66,6 +81,7 @@ struct TransformerConfig {
   uint64_t first_dropout_site =
       0;  // of the stack, this one its embedding's; stacks of a model differ by 2^32
   RecomputeConfig recompute;
+  ExpertsConfig experts;
   /// Layers of an FP8 model that stay in bf16.
   int64_t bf16_layers_at_start = 0;
   int64_t bf16_layers_at_end = 0;

@@ -20,12 +20,13 @@ SequenceRows rows_of_run(const PackedRows& packed, const at::Tensor& sample_ids_
 
 LayerContext layer_context(const MicroBatch& batch, const TransformerConfig& config,
                            const RotaryEmbedding* rope) {
-  const bool dropout = batch.training && (config.hidden_dropout > 0.0 || config.attention_dropout > 0.0);
+  const bool draws = batch.training && (config.hidden_dropout > 0.0 || config.attention_dropout > 0.0 ||
+                                        config.experts.random());
   const at::Tensor& index_SB = batch["sequence_index"];
   const at::Tensor& ids_SB = batch["position_ids"];
   const PackedRows packed = packed_rows(batch);
   SequenceRows rows;
-  if (dropout) {
+  if (draws) {
     TERATRON_ASSERT(index_SB.defined() && batch.sample_ids_B.defined(),
                     "dropout needs column sequence_index and sample ids");
     rows = packed.defined()
@@ -40,7 +41,8 @@ LayerContext layer_context(const MicroBatch& batch, const TransformerConfig& con
           .dropout_seed = config.dropout_seed,
           .sample_ids_B = batch.sample_ids_B,
           .dropout_row_ids = std::make_shared<DropoutRowIds>(),
-          .training = batch.training};
+          .training = batch.training,
+          .auxiliary = batch.auxiliary};
 }
 
 }  // namespace teratron

@@ -43,8 +43,13 @@ size_t LayerStack::unit_size(size_t i) const {
 }
 
 Hidden LayerStack::forward_layer(size_t i, const Hidden& x, const LayerContext& context, LayerState* state) {
-  Hidden y = layers_[i].layer->forward(x, context, state);
-  if (hook_) hook_(layers_[i].name, y.x_SBH, context.sample_ids_B);
+  if (!hook_) return layers_[i].layer->forward(x, context, state);
+  LayerContext watched = context;
+  watched.notify = [this, ids_B = context.sample_ids_B](const std::string& part, const at::Tensor& output) {
+    if (hook_) hook_(part, output, ids_B);
+  };
+  Hidden y = layers_[i].layer->forward(x, watched, state);
+  hook_(layers_[i].name, y.x_SBH, context.sample_ids_B);
   return y;
 }
 

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "teratron/kernels/gemm/launchers.h"
+#include "teratron/models/transformer/expert_operators.h"
 #include "teratron/nn/qkv.h"
 
 namespace teratron {
@@ -179,6 +180,7 @@ class LayerOperators {
   }
 
   Operator mlp() const {
+    if (config_.experts.in(layer_)) return experts_operator(prefix_ + ".mlp", config_, batch_);
     const double ffn = number(config_.ffn_hidden) / sizes_.shards;
     const double wide = ffn * number(parts_of(config_.activation));
     Operator op = gemm_operator(prefix_ + ".mlp", sizes_, gemm_in(), wide);

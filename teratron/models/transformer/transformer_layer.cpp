@@ -4,6 +4,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/nn/mlp.h"
+#include "teratron/nn/moe/statistics.h"
 
 namespace teratron {
 
@@ -12,6 +13,9 @@ namespace {
 // Dropout sites are numbered through the whole model; Megatron draws from per-rank RNG states instead. Those
 // of a layer, from its first one on:
 enum Site : uint64_t { attention_scores, attention_output, mlp_output, cross_scores, cross_output };
+
+// Of random numbers that are not dropout's: after those of all dropouts.
+constexpr uint64_t router_sites = uint64_t{1} << 48;
 
 uint64_t first_site(const TransformerConfig& config, int64_t layer) {
   const uint64_t sites_per_layer = config.cross_attention ? 8 : 4;
@@ -69,6 +73,26 @@ MlpOptions mlp_options(const TransformerConfig& config) {
           .fc2_init = output_init(config)};
 }
 
+MoeOptions moe_options(const TransformerConfig& config, int64_t layer) {
+  MoeOptions options = config.experts.options;
+  RouterOptions& router = options.router;
+  router.hidden = config.hidden;
+  router.init = weight_init(config);
+  router.random_site = router_sites + first_site(config, layer);
+  router.first_sum = config.experts.before(layer) * ExpertStatistics::columns(router.experts);
+  ExpertsOptions& experts = options.experts;
+  experts.hidden = config.hidden;
+  experts.activation = config.activation;
+  experts.fc1_init = weight_init(config);
+  experts.fc2_init = output_init(config);
+  if (options.shared) {
+    const int64_t width = options.shared->mlp.ffn_hidden;
+    options.shared->mlp = mlp_options(config);
+    options.shared->mlp.ffn_hidden = width;
+  }
+  return options;
+}
+
 KeyValueCache* key_value_cache(LayerState* state) {
   if (!state) return nullptr;
   if (!std::holds_alternative<KeyValueCache>(*state)) state->emplace<KeyValueCache>();
@@ -76,6 +100,14 @@ KeyValueCache* key_value_cache(LayerState* state) {
 }
 
 }  // namespace
+
+FeedForwardFactory experts_factory(const TransformerConfig& config, int64_t layer,
+                                   const TensorParallel& parallel, const Mesh& mesh) {
+  if (!config.experts.in(layer)) return nullptr;
+  return [&config, layer, &parallel, &mesh](const Scope& scope) {
+    return std::make_unique<MoeLayer>(scope, moe_options(config, layer), parallel, mesh);
+  };
+}
 
 TransformerLayer::CrossBranch::CrossBranch(const Scope& scope, const TransformerConfig& config, int64_t layer,
                                            const TensorParallel& parallel)
@@ -112,7 +144,7 @@ Hidden TransformerLayer::forward(const Hidden& x, const LayerContext& context, L
     h = cross_->attention.forward_add_residual(crossed.normed.tensor(), crossed.residual, context, cache);
   }
   const auto [h_normed, h_residual] = pre_norm(mlp_norm_, h, context, site_ + mlp_output);
-  return mlp_->forward_add_residual(h_normed, h_residual);
+  return mlp_->forward_add_residual(h_normed, h_residual, context);
 }
 
 // h = x + dropout(norm(attention(x))), in a decoder likewise cross attention, y = h + dropout(norm(mlp(h)))
@@ -128,7 +160,7 @@ Hidden TransformerLayer::forward_norm_outputs(const Hidden& x, const LayerContex
         add_normed(cross_->norm, cross_->attention.forward_add_residual(h_SBH.to(narrow), {}, context, cache),
                    h_SBH, context, site_ + cross_output);
   }
-  return {add_normed(mlp_norm_, mlp_->forward_add_residual(h_SBH.to(narrow), {}), h_SBH, context,
+  return {add_normed(mlp_norm_, mlp_->forward_add_residual(h_SBH.to(narrow), {}, context), h_SBH, context,
                      site_ + mlp_output)};
 }
 
@@ -141,7 +173,7 @@ Hidden TransformerLayer::forward_parallel(const Hidden& x, const LayerContext& c
   const ResidualDropout residual{fed.residual.residual_SBH, attended.residual.dropout};
   fed.residual.residual_SBH =
       apply_bias_grad(attention_.forward_add_residual(attended.normed, residual, context, cache));
-  return mlp_->forward_add_residual(fed.normed, fed.residual);
+  return mlp_->forward_add_residual(fed.normed, fed.residual, context);
 }
 
 at::Tensor TransformerLayer::add_normed(Norm& norm, const Hidden& branch, const at::Tensor& residual_SBH,

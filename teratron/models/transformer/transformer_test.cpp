@@ -1,6 +1,4 @@
 // An encoder and a decoder against plain attention in fp64, in each layout: output, gradients, generation.
-#include <map>
-
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
@@ -31,7 +29,9 @@ class GatedFeedForward : public FeedForward {
   GatedFeedForward(const Scope& scope, int64_t hidden, const TensorParallel& parallel)
       : gate_(scope.parameter("gate",
                               {.shard = Shard::replicated({hidden}), .grad_sum = parallel.grad_sum()})) {}
-  at::Tensor forward(const at::Tensor& x_SBH) override { return gated(x_SBH, autograd_tensor(gate_)); }
+  at::Tensor forward(const at::Tensor& x_SBH, const LayerContext&) override {
+    return gated(x_SBH, autograd_tensor(gate_));
+  }
 
  private:
   Parameter& gate_;
@@ -41,9 +41,9 @@ class GatedLayer : public Layer {
  public:
   GatedLayer(const Scope& scope, int64_t hidden, const TensorParallel& parallel)
       : feed_forward_(scope, hidden, parallel) {}
-  Hidden forward(const Hidden& x, const LayerContext&, LayerState*) override {
+  Hidden forward(const Hidden& x, const LayerContext& context, LayerState*) override {
     const at::Tensor x_SBH = apply_bias_grad(x);
-    return {x_SBH + feed_forward_.forward(x_SBH)};
+    return {x_SBH + feed_forward_.forward(x_SBH, context)};
   }
 
  private:

@@ -34,6 +34,14 @@ constexpr IgnoredFlags ignored_flags[] = {
     {"bias_gelu_fusion", with, "--swiglu or --geglu or --relu or --squared-relu or --openai-gelu"},
     {"init_method_std", with, "--init-method-xavier-uniform"},
     {"recompute_method recompute_num_layers", without, "--recompute-granularity full"},
+    {"moe_layer_freq moe_ffn_hidden_size moe_router_topk moe_router_score_function moe_router_pre_softmax "
+     "moe_router_topk_scaling_factor moe_router_num_groups moe_router_group_topk moe_router_enable_expert_bias "
+     "moe_router_bias_update_rate moe_router_dtype moe_router_load_balancing_type moe_aux_loss_coeff moe_z_loss_coeff "
+     "moe_input_jitter_eps moe_router_force_load_balancing moe_expert_capacity_factor moe_token_drop_policy "
+     "moe_shared_expert_intermediate_size moe_token_dispatcher_type moe_layer_recompute", without, "--num-experts"},
+    {"moe_router_bias_update_rate", without, "--moe-router-enable-expert-bias"},
+    {"moe_token_drop_policy", without, "--moe-expert-capacity-factor"},
+    {"moe_token_dispatcher_type", with, "--expert-model-parallel-size 1"},
     // Parallelism
     {"use_distributed_optimizer overlap_param_gather ddp_bucket_size ddp_average_in_collective grad_reduce_in_bf16",
      with, "data_parallel_size 1"},

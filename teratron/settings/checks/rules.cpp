@@ -55,6 +55,11 @@ constexpr Rule rules[] = {
     {"num_experts", divisible_by, "expert_model_parallel_size", "Expert-parallel ranks hold the same number of experts"},
     {"moe_router_topk", at_most, "num_experts"},
     {"--expert-model-parallel-size > 1", needs, "--num-experts"},
+    {"--expert-tensor-parallel-size > 1", needs, "--num-experts"},
+    {"--moe-shared-expert-gate", needs, "--moe-shared-expert-intermediate-size"},
+    {"--moe-layer-recompute", excludes, "--recompute-granularity full", "Whole layers are recomputed"},
+    {"--num-experts", excludes, "--fp8-format", "Experts have no FP8 GEMMs"},
+    {"--num-experts", excludes, "--cuda-graph-impl local", "Numbers of tokens per expert are not fixed"},
     // Recomputation
     {"--recompute-method", excludes, "--recompute-granularity selective"},
     {"--distribute-saved-activations", needs, "--recompute-granularity full"},

@@ -155,6 +155,7 @@ void validate_arguments(ParsedArguments& parsed, int64_t world_size, const Valid
   check_schedule(v);
   check_data(v);
   check_fp8(v);
+  check_experts(v);
   check_rules(v);
   warn_ignored(v);
   std::vector<Problem> problems = std::exchange(parsed.problems, {});

@@ -56,6 +56,7 @@ void check_pipeline(Validation& v);  // after check_batch
 void check_schedule(Validation& v);
 void check_data(Validation& v);
 void check_fp8(Validation& v);
+void check_experts(Validation& v);
 void check_rules(Validation& v);   // after all that derive values
 void warn_ignored(Validation& v);  // last
 

@@ -43,8 +43,10 @@ std::map<AxisSet, std::vector<Replicated>> replicated_tensors(ParameterSet& para
   std::map<AxisSet, std::vector<Replicated>> all;
   for (const Parameter& parameter : parameters.all()) {
     const Replicated replicated{parameter.name, parameter.tensor};
-    all[parameter.options.replicated_over].push_back(replicated);
-    if (parameter.shard().dim < 0) all[Axis::tp].push_back(replicated);
+    const AxisSet replicas = parameter.options.replicated_over;
+    all[replicas].push_back(replicated);
+    if (parameter.shard().dim < 0)
+      all[replicas.contains(Axis::edp) ? Axis::etp : Axis::tp].push_back(replicated);
   }
   for (const Buffer& buffer : parameters.buffers()) {
     all[buffer.shard.dim < 0 ? replica_axes | Axis::tp : replica_axes].push_back(

@@ -1,0 +1,177 @@
+// GPT's model_types of Hugging Face with experts: Mixtral, Qwen2-MoE, Qwen3-MoE. Attention is as in Llama.
+#include <algorithm>
+
+#include <fmt/ranges.h>
+
+#include "teratron/base/config/layer_pattern.h"
+#include "teratron/models/gpt/hf_keys.h"
+
+namespace teratron::gpt_hf_keys {
+
+using enum HfRule;
+using namespace hf_rows;
+using nlohmann::json;
+
+namespace {
+
+constexpr std::string_view expert_ffn = "moe_ffn_hidden_size",
+                           shared_ffn = "moe_shared_expert_intermediate_size";
+constexpr int64_t most_expert_layers = 1 << 20;
+
+void refuse_unless(HfConfig& config, std::string_view setting, const json& value) {
+  const json& actual = config.settings.at(setting);
+  if (actual != value) config.problem("{} is {}, not {}", setting, actual.dump(), value.dump());
+}
+
+// What no router of transformers has.
+void write_router(std::string_view, HfConfig& config) {
+  refuse_unless(config, "moe_router_score_function", "softmax");
+  refuse_unless(config, "moe_router_topk_scaling_factor", nullptr);
+  refuse_unless(config, "moe_router_num_groups", nullptr);
+  refuse_unless(config, "moe_router_enable_expert_bias", false);
+  if (config.settings.at("moe_router_load_balancing_type") == json({"sinkhorn"}))
+    config.problem("moe_router_load_balancing_type is sinkhorn");
+}
+
+// Softmax over the chosen experts is the softmax over all, divided by its sum over the chosen ones.
+void read_normalized(std::string_view key, HfConfig& config) {
+  config.settings["moe_router_pre_softmax"] = !config.get(key, false).get<bool>();
+}
+void write_normalized(std::string_view key, HfConfig& config) {
+  config.keys[key] = !config.is_set("moe_router_pre_softmax");
+}
+
+void read_mixtral_ffn(std::string_view key, HfConfig& config) {
+  const json size = config.get(key, nullptr);
+  config.settings[std::string(ffn)] = size;
+  config.settings[std::string(expert_ffn)] = size;
+}
+void write_mixtral_ffn(std::string_view key, HfConfig& config) {
+  config.keys[key] = config.settings.at(expert_ffn);
+}
+
+// transformers 5 writes num_local_experts, published files have num_experts.
+void read_qwen3_experts(std::string_view key, HfConfig& config) {
+  config.settings["num_experts"] = config.get(config.has(key) ? key : "num_local_experts", 128);
+}
+void write_qwen3_experts(std::string_view key, HfConfig& config) {
+  const json& experts = config.settings.at("num_experts");
+  if (experts.is_null()) return config.problem("num_experts is not set");
+  config.keys.update({{std::string(key), experts}, {"num_local_experts", experts}});
+}
+
+// Every decoder_sparse_step-th layer has experts, counted from 1, but those of mlp_only_layers.
+void read_sparse_layers(std::string_view key, HfConfig& config) {
+  const int64_t step = config.get(key, 1), layers = config.size("num_layers");
+  if (layers > most_expert_layers) return config.unsupported("num_hidden_layers");
+  const json only = config.get("mlp_only_layers", json::array());
+  std::vector<int64_t> pattern;
+  for (int64_t layer = 0; layer < layers; ++layer)
+    pattern.push_back((layer + 1) % step == 0 && std::ranges::find(only, json(layer)) == only.end() ? 1 : 0);
+  if (std::ranges::find(pattern, 1) == pattern.end()) return config.problem("no layer has experts");
+  const bool all = std::ranges::find(pattern, 0) == pattern.end();
+  config.settings["moe_layer_freq"] = all ? "1" : fmt::format("[{}]", fmt::join(pattern, ","));
+}
+
+std::vector<int64_t> pattern_of(HfConfig& config) {
+  const std::string text = config.settings.at("moe_layer_freq");
+  const int64_t layers = config.size("num_layers");
+  auto pattern = layers > most_expert_layers ? std::nullopt : parse_layer_pattern(text, layers);
+  if (!pattern) config.problem("moe_layer_freq is {}", text);
+  return pattern.value_or(std::vector<int64_t>());
+}
+
+void write_sparse_layers(std::string_view key, HfConfig& config) {
+  json only = json::array();
+  const std::vector<int64_t> pattern = pattern_of(config);
+  for (size_t layer = 0; layer < pattern.size(); ++layer) {
+    if (pattern[layer] == 0) only.push_back(layer);
+  }
+  config.keys.update({{std::string(key), 1}, {"mlp_only_layers", only}});
+}
+
+void write_all_sparse(std::string_view, HfConfig& config) {
+  const std::vector<int64_t> pattern = pattern_of(config);
+  if (std::ranges::find(pattern, 0) != pattern.end())
+    config.problem("moe_layer_freq is {}", config.settings.at("moe_layer_freq").dump());
+}
+
+void write_no_shared(std::string_view, HfConfig& config) {
+  refuse_unless(config, shared_ffn, nullptr);
+}
+
+// clang-format off
+
+const std::vector<HfKey> attention_keys = {
+    {"mlp_bias", "", no}, {"attention_bias", "", no}, {"", "add_bias_linear", no},
+    {"", "moe_router_score_function", {.export_only = true, .write = write_router}}};
+
+const std::vector<HfKey> mixtral_keys = {
+    {"intermediate_size", ffn, {.read = read_mixtral_ffn, .write = write_mixtral_ffn}},
+    {"num_local_experts", "num_experts", {.otherwise = 8}}, {"num_experts_per_tok", "moe_router_topk", {.otherwise = 2}},
+    {"rms_norm_eps", "norm_epsilon", {.otherwise = 1e-5}},
+    {"", "moe_router_pre_softmax", {.must_be = false}}, {"", "moe_layer_freq", {.export_only = true, .write = write_all_sparse}},
+    {"", shared_ffn, {.export_only = true, .write = write_no_shared}}, {"", "add_qkv_bias", no}, {"", "qk_layernorm", never},
+    {"sliding_window", "window_size", windows}};
+
+const std::vector<HfKey> qwen_moe_keys = {
+    {"num_experts_per_tok", "moe_router_topk", {.otherwise = 8}}, {"moe_intermediate_size", expert_ffn},
+    {"norm_topk_prob", "moe_router_pre_softmax", {.read = read_normalized, .write = write_normalized}},
+    {"decoder_sparse_step", "moe_layer_freq", {.read = read_sparse_layers, .write = write_sparse_layers}}};
+const std::vector<HfKey> qwen2_moe_keys = {
+    {"num_experts", "num_experts", {.otherwise = 60}}, {"shared_expert_intermediate_size", shared_ffn},
+    {"", "moe_shared_expert_gate", yes}, {"qkv_bias", "add_qkv_bias", {.otherwise = true}},
+    {"", "qk_layernorm", never}, {"layer_types", "window_size", windows}};
+const std::vector<HfKey> qwen3_moe_keys = {
+    {"num_experts", "num_experts", {.read = read_qwen3_experts, .write = write_qwen3_experts}},
+    {"use_sliding_window", "", no}, {"", "window_size", no_windows}, {"", shared_ffn, {.export_only = true, .write = write_no_shared}},
+    {"", "add_qkv_bias", no}, {"", "qk_layernorm", yes}};
+
+const HfTensorOptions in_experts = {.in = HfFeedForward::experts};
+
+const std::vector<HfTensorRow> mixtral_experts = {
+    {"mlp.router.weight", same, {"block_sparse_moe.gate.weight"}, {"num_experts", hidden}, in_experts},
+    {"mlp.experts.#.linear_fc1.weight", concat,
+     {"block_sparse_moe.experts.#.w1.weight", "block_sparse_moe.experts.#.w3.weight"}, {expert_ffn, hidden}, in_experts},
+    {"mlp.experts.#.linear_fc2.weight", same, {"block_sparse_moe.experts.#.w2.weight"}, {hidden, expert_ffn}, in_experts}};
+const std::vector<HfTensorRow> qwen_experts = {
+    {"mlp.router.weight", same, {"mlp.gate.weight"}, {"num_experts", hidden}, in_experts},
+    {"mlp.experts.#.linear_fc1.weight", concat,
+     {"mlp.experts.#.gate_proj.weight", "mlp.experts.#.up_proj.weight"}, {expert_ffn, hidden}, in_experts},
+    {"mlp.experts.#.linear_fc2.weight", same, {"mlp.experts.#.down_proj.weight"}, {hidden, expert_ffn}, in_experts}};
+const std::vector<HfTensorRow> shared_experts = {
+    {"mlp.shared_experts.linear_fc1.weight", concat,
+     {"mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight"}, {shared_ffn, hidden}, in_experts},
+    {"mlp.shared_experts.linear_fc2.weight", same, {"mlp.shared_expert.down_proj.weight"}, {hidden, shared_ffn}, in_experts},
+    {"mlp.shared_experts.gate_weight", same, {"mlp.shared_expert_gate.weight"}, {"1", hidden}, in_experts}};
+
+// clang-format on
+
+std::vector<HfKey> joined(std::vector<HfKey> keys, std::initializer_list<const std::vector<HfKey>*> more) {
+  for (const std::vector<HfKey>* list : more) keys.insert(keys.end(), list->begin(), list->end());
+  return keys;
+}
+
+HfFamily with_experts(HfFamily family, std::initializer_list<const std::vector<HfTensorRow>*> experts) {
+  std::vector<HfTensorRow>& rows = family.tensors[1].rows;
+  for (HfTensorRow& row : rows) {
+    if (row.name.starts_with("mlp.")) row.options.in = HfFeedForward::mlp;
+  }
+  for (const std::vector<HfTensorRow>* list : experts) rows.insert(rows.end(), list->begin(), list->end());
+  return family;
+}
+
+}  // namespace
+
+std::vector<HfFamily> experts_families() {
+  return {with_experts(llama_like("mixtral", "MixtralForCausalLM", joined(attention_keys, {&mixtral_keys})),
+                       {&mixtral_experts}),
+          with_experts(llama_like("qwen2_moe", "Qwen2MoeForCausalLM",
+                                  joined(attention_keys, {&qwen_moe_keys, &qwen2_moe_keys})),
+                       {&qwen_experts, &shared_experts}),
+          with_experts(llama_like("qwen3_moe", "Qwen3MoeForCausalLM",
+                                  joined(attention_keys, {&qwen_moe_keys, &qwen3_moe_keys})),
+                       {&qwen_experts})};
+}
+
+}  // namespace teratron::gpt_hf_keys

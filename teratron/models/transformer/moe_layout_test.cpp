@@ -1,0 +1,234 @@
+// Layers with experts in every layout against one rank with the same micro-batches: losses, loads, every
+// gradient, and weights and expert biases after some steps.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "teratron/testing/layouts.h"
+#include "teratron/testing/models.h"
+
+namespace teratron {
+namespace {
+
+struct MoeCase {
+  const char* name;
+  std::function<void(GPTConfig&)> change = [](GPTConfig&) {};
+};
+
+GPTConfig moe_config() {
+  GPTConfig config = llama_config();
+  config.layers = 4;
+  config.experts.layers = {1, 0, 1, 1};
+  MoeOptions& moe = config.experts.options;
+  moe.router.experts = moe.experts.experts = 8;
+  moe.experts.ffn_hidden = 12;
+  moe.router.aux_loss = 0.1;
+  config.init_std = 0.1;  // loads that differ
+  return config;
+}
+
+RouterOptions& router_of(GPTConfig& config) {
+  return config.experts.options.router;
+}
+
+void use_biases(GPTConfig& config) {
+  config.linear_bias = true;
+  config.activation = Activation::gelu;
+  router_of(config).bias = config.experts.options.experts.bias = true;
+}
+
+const std::vector<MoeCase> moe_cases = {
+    {"mixtral"},
+    {"every_loss",
+     [](GPTConfig& c) {
+       router_of(c).routing = {.topk = 3, .pre_softmax = true, .scaling = 1.5};
+       router_of(c).seq_aux_loss = 0.2;
+       router_of(c).z_loss = 0.05;
+     }},
+    {"deepseek",
+     [](GPTConfig& c) {
+       router_of(c).routing = {.topk = 4, .score = RouterScore::sigmoid, .groups = 4, .group_topk = 2};
+       router_of(c).expert_bias = true;
+       router_of(c).expert_bias_rate = 0.05;
+       c.experts.options.shared = {.mlp = {.ffn_hidden = 8}};
+       c.experts.options.recompute = true;
+     }},
+    {"qwen2_drops",
+     [](GPTConfig& c) {
+       router_of(c).capacity_factor = 0.75;
+       router_of(c).jitter = 0.1;
+       c.experts.options.shared = {.mlp = {.ffn_hidden = 8}, .gate = true};
+       c.recompute = {.granularity = RecomputeConfig::Granularity::layers, .layers = 1};
+     }},
+    {"first_tokens",
+     [](GPTConfig& c) {
+       router_of(c).capacity_factor = 0.5;
+       router_of(c).drop_policy = DropPolicy::position;
+     }},
+    {"sinkhorn",
+     [](GPTConfig& c) {
+       router_of(c).sinkhorn = true;
+       router_of(c).aux_loss = 0.0;
+       router_of(c).routing.topk = 1;
+     }},
+};
+
+Layout one_rank(const Layout& layout) {
+  return {.microbatches = layout.dp * layout.microbatches};
+}
+
+GPTConfig config_of(const MoeCase& c, TokenDispatch dispatch) {
+  GPTConfig config = moe_config();
+  c.change(config);
+  config.experts.options.dispatch = dispatch;
+  return config;
+}
+
+void expect_same_sums(const StepResult& actual, const StepResult& expected) {
+  ASSERT_EQ(actual.layer_sums.size(), expected.layer_sums.size());
+  ASSERT_FALSE(expected.layer_sums.empty());
+  for (size_t i = 0; i < expected.layer_sums.size(); ++i)
+    EXPECT_NEAR(actual.layer_sums[i], expected.layer_sums[i],
+                1e-9 * std::abs(expected.layer_sums[i]) + 1e-12);
+}
+
+const std::vector<Layout> moe_layouts = {
+    {.dp = 2},
+    {.pp = 2, .microbatches = 4},
+    {.pp = 2, .chunks = 2, .microbatches = 4},
+    {.tp = 2, .etp = 2},
+    {.tp = 2, .sequence_parallel = true},
+    {.tp = 2, .etp = 2, .sequence_parallel = true},
+    {.dp = 2, .ep = 2},
+    {.dp = 2, .etp = 2},
+    {.tp = 2, .ep = 2, .sequence_parallel = true},
+    {.tp = 2, .dp = 2, .ep = 2, .etp = 2},
+    {.tp = 2, .dp = 2, .ep = 2, .etp = 2, .sequence_parallel = true, .sharded = true},
+    {.tp = 2,
+     .pp = 2,
+     .dp = 2,
+     .ep = 4,
+     .microbatches = 2,
+     .sequence_parallel = true,
+     .sharded = true,
+     .overlap_param_gather = true},
+    {.dp = 4, .ep = 2, .average_in_collective = true}};
+
+class MoeLayout : public ::testing::TestWithParam<size_t> {};
+
+TEST_P(MoeLayout, GradientsMatchOneRank) {
+  const MoeCase& c = moe_cases[GetParam()];
+  std::map<int64_t, Gradients> references;  // by micro-batches
+  for (size_t i = 0; i < moe_layouts.size(); ++i) {
+    const Layout& layout = moe_layouts[i];
+    const bool exchanges = layout.ep > 1 && (i + GetParam()) % 2 == 0;
+    SCOPED_TRACE(fmt::format("{}, {}{}", c.name, to_string(layout), exchanges ? ", all-to-all" : ""));
+    const GPTConfig config = config_of(c, exchanges ? TokenDispatch::all_to_all : TokenDispatch::all_gather);
+    const Layout serial = one_rank(layout);
+    const auto [expected, is_new] = references.try_emplace(serial.microbatches);
+    if (is_new) expected->second = gradients_of(config, serial, {}, at::kDouble);
+    const Gradients actual = gradients_of(config, layout, {}, at::kDouble);
+    expect_same(actual, expected->second, 1e-10);
+    expect_same_sums(actual.step, expected->second.step);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, MoeLayout, ::testing::Range(size_t{0}, moe_cases.size()),
+                         [](const auto& info) { return moe_cases[info.param].name; });
+
+TEST(MoeLayouts, MatchOneRankInSinglePrecision) {
+  const Layout layout{.tp = 2, .dp = 2, .ep = 4, .sequence_parallel = true};
+  const GPTConfig config = config_of(moe_cases[0], TokenDispatch::all_to_all);
+  expect_same(gradients_of(config, layout, {}, at::kFloat),
+              gradients_of(config, one_rank(layout), {}, at::kFloat), 2e-5);
+}
+
+TEST(MoeLayouts, BiasesOfExperts) {
+  GPTConfig config = moe_config();
+  use_biases(config);
+  for (const Layout& layout :
+       {Layout{.tp = 2, .dp = 2, .ep = 2, .sequence_parallel = true},
+        Layout{.tp = 2, .dp = 2, .ep = 2, .etp = 2, .sequence_parallel = true}, Layout{.tp = 2, .etp = 2}}) {
+    SCOPED_TRACE(to_string(layout));
+    expect_same(gradients_of(config, layout, {}, at::kDouble),
+                gradients_of(config, one_rank(layout), {}, at::kDouble), 1e-10);
+  }
+}
+
+// Weights, and biases of the choice, after steps in which both change.
+std::map<std::string, at::Tensor> trained_moe(const GPTConfig& config, const Layout& layout) {
+  GlobalTensors global;
+  run_layout(layout, [&](const Mesh& mesh) {
+    TrainEngine engine(engine_options(config, layout, at::kDouble), mesh);
+    for (int64_t step = 0; step < 3; ++step) train_step(engine, layout, {}, step, {.lr = 1e-2}).wait();
+    for (const StateTensor& weight : weights(engine)) global.add(weight);
+    for (const Buffer& buffer : engine.parameters().buffers())
+      global.add({buffer.name, buffer.shard, {0, buffer.tensor.numel()}, buffer.tensor.reshape({-1})});
+  });
+  return global.tensors();
+}
+
+TEST(MoeLayouts, TrainTheSameWeights) {
+  const Layout layout{
+      .tp = 2, .pp = 2, .dp = 2, .ep = 2, .microbatches = 2, .sequence_parallel = true, .sharded = true};
+  const GPTConfig config = config_of(moe_cases[2], TokenDispatch::all_to_all);
+  const auto actual = trained_moe(config, layout), expected = trained_moe(config, one_rank(layout));
+  ASSERT_EQ(actual.size(), expected.size());
+  ASSERT_TRUE(expected.contains("decoder.layers.0.mlp.router.expert_bias"));
+  ASSERT_TRUE(expected.contains("decoder.layers.3.mlp.experts.7.linear_fc2.weight"));
+  for (const auto& [name, tensor] : expected) {
+    EXPECT_TRUE(at::allclose(actual.at(name), tensor, 1e-7, 1e-9)) << name;
+    if (name.ends_with("expert_bias")) {
+      EXPECT_GT(tensor.abs().max().item<double>(), 0.01) << name;
+    }
+  }
+}
+
+std::string first_nonfinite(const std::string& parameter, int64_t row) {
+  std::string part;
+  run_layout({}, [&](const Mesh& mesh) {
+    EngineOptions options = engine_options(moe_config(), {}, at::kFloat);
+    options.save_batches = true;
+    TrainEngine engine(options, mesh);
+    engine.parameters().find(parameter)->tensor.detach()[row].fill_(NAN);
+    const PendingStep step = train_step(engine, {}, {}, 0, {.lr = 1e-2});
+    part = engine.find_nonfinite(step).value_or(TrainEngine::NonFinite{.part = "nothing"}).part;
+  });
+  return part;
+}
+
+TEST(MoeNonFinite, IsNamedWithLayerAndExpert) {
+  EXPECT_EQ(first_nonfinite("decoder.layers.2.mlp.router.weight", 5),
+            "decoder.layers.2.mlp.router, expert 5");
+  EXPECT_EQ(first_nonfinite("decoder.layers.3.mlp.experts.6.linear_fc2.weight", 0),
+            "decoder.layers.3.mlp.experts.6");
+}
+
+Layout random_expert_layout(const GPTConfig& config, std::mt19937& random) {
+  Layout layout;
+  do {
+    layout = random_layout(config, random, 16);
+    layout.ep = int64_t{1} << random() % 4;
+    layout.etp = layout.tp > 1 && !layout.sequence_parallel ? layout.tp : int64_t{1} << random() % 2;
+  } while (layout.tp * layout.dp % (layout.ep * layout.etp) != 0);
+  return layout;
+}
+
+TEST(MoeLayouts, RandomOnesMatchOneRank) {
+  RandomCases random_cases({.share = 0.1, .minimum = 4});
+  while (std::optional<std::mt19937> random = random_cases.next()) {
+    GPTConfig config =
+        config_of(moe_cases[(*random)() % moe_cases.size()],
+                  (*random)() % 2 == 0 ? TokenDispatch::all_gather : TokenDispatch::all_to_all);
+    if ((*random)() % 4 == 0) use_biases(config);
+    config.hidden_dropout = (*random)() % 4 == 0 ? 0.1 : 0.0;
+    const Layout layout = random_expert_layout(config, *random);
+    SCOPED_TRACE(fmt::format("seed {}: {}", random_cases.seed(), to_string(layout)));
+    const Gradients actual = gradients_of(config, layout, {}, at::kDouble);
+    const Gradients expected = gradients_of(config, one_rank(layout), {}, at::kDouble);
+    expect_same(actual, expected, 1e-9);
+    expect_same_sums(actual.step, expected.step);
+  }
+}
+
+}  // namespace
+}  // namespace teratron

@@ -1,0 +1,151 @@
+#include "teratron/nn/moe/experts.h"
+
+#include <algorithm>
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "teratron/base/error.h"
+#include "teratron/kernels/pointwise/activation.h"
+#include "teratron/nn/autograd.h"
+
+namespace teratron {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// The expert of each row; the last one of those after all ends.
+at::Tensor experts_of_rows(const at::Tensor& ends_E, int64_t rows) {
+  const at::Tensor index = at::arange(rows, ends_E.options());
+  return at::searchsorted(ends_E, index, /*out_int32=*/false, /*right=*/true).clamp_max(ends_E.numel() - 1);
+}
+
+at::Tensor bias_of_rows(const ExpertParameters& bias, const at::Tensor& ends_E, int64_t rows) {
+  return as_block(bias).index_select(0, experts_of_rows(ends_E, rows));
+}
+
+// Sums over the rows of each expert, as a GEMM: in a fixed order.
+void accumulate_bias_grad(const at::Tensor& dy_RO, const ExpertParameters& bias, const at::Tensor& ends_E) {
+  const at::ScalarType wide = main_grad_dtype(dy_RO.scalar_type());
+  const at::Tensor row = at::arange(dy_RO.size(0), ends_E.options()).unsqueeze(0);
+  const at::Tensor end = ends_E.unsqueeze(1),
+                   begin = at::cat({at::zeros({1, 1}, ends_E.options()), end.slice(0, 0, end.size(0) - 1)});
+  const at::Tensor member_ER = (row >= begin).logical_and_(row < end);
+  // Rows of no expert may hold anything.
+  const at::Tensor known = dy_RO.to(wide).masked_fill(member_ER.any(0).logical_not().unsqueeze(1), 0.0);
+  const at::Tensor sums_EO = member_ER.to(wide).matmul(known);
+  for (size_t e = 0; e < bias.size(); ++e)
+    accumulate_grad(*bias[e], sums_EO.select(0, static_cast<int64_t>(e)));
+}
+
+void accumulate_zero(Parameter& parameter) {
+  accumulate_grad(parameter, [](const at::Tensor& sum, bool add) {
+    if (!add) sum.zero_();
+  });
+}
+
+// Of the probabilities; zero in rows of no expert.
+at::Tensor probability_grad(const at::Tensor& product_R, const at::Tensor& ends_E) {
+  const at::Tensor row = at::arange(product_R.size(0), ends_E.options());
+  return product_R.masked_fill(row >= ends_E.select(0, -1), 0.0);
+}
+
+struct GroupedMlp : torch::autograd::Function<GroupedMlp> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x_RH, const at::Tensor& probs_R,
+                            const at::Tensor& /*anchor*/, const at::Tensor& ends_E, const Experts* experts) {
+    const GroupedGemm gemm(ends_E, x_RH);
+    const auto& [fc1, fc2] = std::pair(experts->fc1(), experts->fc2());
+    at::Tensor z = gemm.forward(x_RH, fc1.weight);
+    if (!fc1.bias.empty()) z.add_(bias_of_rows(fc1.bias, ends_E, z.size(0)));
+    const at::Tensor p = probs_R.to(x_RH.scalar_type()).unsqueeze(1);
+    at::Tensor y_RH =
+        gemm.forward(activation_forward(z, at::Tensor(), experts->activation()).mul_(p), fc2.weight);
+    if (experts->adds_output_bias()) y_RH.add_(bias_of_rows(fc2.bias, ends_E, y_RH.size(0)) * p);
+    context->save_for_backward({x_RH, probs_R, ends_E});
+    save_releasable(context, "z", z);
+    save_pointer(context, "experts", experts);
+    return y_RH;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &x_RH = saved[0], &probs_R = saved[1], &ends_E = saved[2];
+    const auto& experts = *saved_pointer<const Experts>(context, "experts");
+    const GroupedGemm gemm(ends_E, x_RH);
+    const at::Tensor z = release(context, "z"), dy_RH = gradients[0].contiguous();
+    const at::ScalarType wide = main_grad_dtype(x_RH.scalar_type());
+    const at::Tensor p = probs_R.to(x_RH.scalar_type()).unsqueeze(1);
+    at::Tensor a = activation_forward(z, at::Tensor(), experts.activation());
+    at::Tensor da = gemm.input_grad(dy_RH, experts.fc2().weight);
+    at::Tensor dp_R = (da.to(wide) * a.to(wide)).sum(1);
+    gemm.accumulate_weight_grad(dy_RH, a.mul_(p), experts.fc2().weight);
+    if (experts.adds_output_bias()) {
+      const at::Tensor bias = bias_of_rows(experts.fc2().bias, ends_E, dy_RH.size(0));
+      dp_R.add_((dy_RH.to(wide) * bias.to(wide)).sum(1));
+      accumulate_bias_grad(dy_RH * p, experts.fc2().bias, ends_E);
+    } else {
+      for (Parameter* bias : experts.fc2().bias) accumulate_zero(*bias);
+    }
+    const at::Tensor dz = activation_backward(da.mul_(p), z, at::Tensor(), experts.activation()).dx;
+    if (!experts.fc1().bias.empty()) accumulate_bias_grad(dz, experts.fc1().bias, ends_E);
+    gemm.accumulate_weight_grad(dz, x_RH, experts.fc1().weight);
+    const at::Tensor dx_RH = gemm.input_grad(dz, experts.fc1().weight);
+    return {dx_RH, probability_grad(dp_R, ends_E).to(probs_R.scalar_type()), at::Tensor(), at::Tensor(),
+            at::Tensor()};
+  }
+};
+
+// Sharded along `dim` in segments of this length: gate|up.
+Shard expert_shard(std::vector<int64_t> shape, int64_t dim, int64_t segment, const Group& tensor) {
+  if (tensor.size == 1) return Shard::replicated(std::move(shape));
+  const std::vector<int64_t> segments(static_cast<size_t>(shape[dim] / segment), segment);
+  return Shard::split_segments(std::move(shape), dim, segments, tensor.size, tensor.rank);
+}
+
+}  // namespace
+
+// Buffers hold parameters in the reverse order of registration: those of consecutive experts follow each
+// other (as_block()).
+Experts::Experts(const Scope& scope, const ExpertsOptions& options, const ExpertParallel& parallel)
+    : activation_(options.activation), first_(parallel.tensor.rank == 0) {
+  const Scope all = (scope / "experts").replicated_over(Axis::edp);
+  const ExpertRange local = parallel.local(options.experts);
+  const int64_t width = parts_of(options.activation) * options.ffn_hidden;
+  const auto create = [&](const char* layer, const char* name, const ParameterOptions& parameter) {
+    ExpertParameters created;
+    for (int64_t e = local.first + local.count - 1; e >= local.first; --e)
+      created.push_back(&(all / std::to_string(e) / layer).parameter(name, parameter));
+    std::reverse(created.begin(), created.end());
+    all_.insert(all_.end(), created.begin(), created.end());
+    return created;
+  };
+  const Group& tensor = parallel.tensor;
+  fc1_.weight = create("linear_fc1", "weight",
+                       {.shard = expert_shard({width, options.hidden}, 0, options.ffn_hidden, tensor),
+                        .init = options.fc1_init});
+  fc2_.weight =
+      create("linear_fc2", "weight",
+             {.shard = expert_shard({options.hidden, options.ffn_hidden}, 1, options.ffn_hidden, tensor),
+              .init = options.fc2_init});
+  if (!options.bias) return;
+  const auto bias = [](const Shard& shard, AxisSet grad_sum) {
+    return ParameterOptions{.shard = shard, .param_group = ParamGroup::no_weight_decay, .grad_sum = grad_sum};
+  };
+  fc1_.bias = create("linear_fc1", "bias", bias(expert_shard({width}, 0, options.ffn_hidden, tensor), {}));
+  fc2_.bias =
+      create("linear_fc2", "bias",
+             bias(Shard::replicated({options.hidden}), tensor.size > 1 ? AxisSet(Axis::etp) : AxisSet()));
+}
+
+at::Tensor Experts::forward(const at::Tensor& x_RH, const at::Tensor& probs_R,
+                            const Permutation& permutation) {
+  for (Parameter* parameter : all_) register_use(*parameter);
+  at::Tensor anchor = all_.front()->tensor;
+  for (const Parameter* parameter : all_) {
+    if (parameter->options.trainable) anchor = parameter->tensor;
+  }
+  return GroupedMlp::apply(x_RH.contiguous(), probs_R, anchor, permutation.ends_E, this);
+}
+
+}  // namespace teratron

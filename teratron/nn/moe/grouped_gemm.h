@@ -1,0 +1,41 @@
+// The GEMMs of a linear layer per expert, over rows that are sorted by expert (permutation.h):
+//
+//   y = x W_e^T        dx = dy W_e        dW_e += dy^T x
+//
+// for the rows [ends[e - 1], ends[e]) of expert e. Rows after the last end are not defined in the results.
+//
+// bf16 on a GPU: torch's grouped GEMM, whose groups are known to the device only; it rounds dW to bf16 before
+// it is added. Otherwise one GEMM per expert, for which the host reads the ends.
+#pragma once
+
+#include <vector>
+
+#include "teratron/nn/parameter.h"
+
+namespace teratron {
+
+/// One parameter per local expert, all of the same shape.
+using ExpertParameters = std::vector<Parameter*>;
+
+class GroupedGemm {
+ public:
+  /// Of operands like `rows` with these ends, i32 [E].
+  GroupedGemm(const at::Tensor& ends_E, const at::Tensor& rows);
+
+  at::Tensor forward(const at::Tensor& x_RI, const ExpertParameters& weight) const;
+  at::Tensor input_grad(const at::Tensor& dy_RO, const ExpertParameters& weight) const;
+  /// Into main_grad; experts without rows have a gradient of zero.
+  void accumulate_weight_grad(const at::Tensor& dy_RO, const at::Tensor& x_RI,
+                              const ExpertParameters& weight) const;
+
+ private:
+  at::Tensor rows_of(const at::Tensor& x, size_t expert) const;
+
+  at::Tensor ends_E_;
+  std::vector<int64_t> ends_;  // empty: grouped by the device
+};
+
+/// [E, ...] of all experts: a view of a gradient buffer's parameters where they are evenly spaced.
+at::Tensor as_block(const ExpertParameters& parameters);
+
+}  // namespace teratron

@@ -1,0 +1,72 @@
+#include "teratron/nn/moe/moe_layer.h"
+
+#include <fmt/format.h>
+
+#include "teratron/nn/recompute.h"
+
+namespace teratron {
+
+namespace {
+
+// Tokens that all tensor-parallel ranks have are dispatched from none to the others.
+bool replicates_tokens(const TensorParallel& parallel) {
+  return parallel.group.size > 1 && !parallel.sequence_parallel;
+}
+
+ExpertParallel expert_groups(const TensorParallel& parallel, const Mesh& mesh) {
+  return {mesh.group(Axis::ep), replicates_tokens(parallel) ? parallel.group : mesh.group(Axis::etp)};
+}
+
+}  // namespace
+
+MoeLayer::MoeLayer(const Scope& scope, const MoeOptions& options, const TensorParallel& parallel,
+                   const Mesh& mesh)
+    : name_(scope.prefix()),
+      recompute_(options.recompute),
+      first_expert_(expert_groups(parallel, mesh).local(options.experts.experts).first),
+      dispatcher_({.experts = options.experts.experts,
+                   .kind = options.dispatch,
+                   .replicated = replicates_tokens(parallel)},
+                  expert_groups(parallel, mesh)) {
+  const std::deque<Parameter>& all = scope.set().all();
+  const size_t before = all.size();
+  router_ = std::make_unique<Router>(scope / "router", options.router, parallel, mesh.data_parallel());
+  experts_ = std::make_unique<Experts>(scope, options.experts, expert_groups(parallel, mesh));
+  if (options.shared)
+    shared_ = std::make_unique<SharedExperts>(scope / "shared_experts", *options.shared, parallel);
+  for (size_t i = before; i < all.size(); ++i) parameters_.push_back(&scope.set().all()[i]);
+}
+
+void MoeLayer::notify_of_experts(const at::Tensor& y_RH, const Permutation& permutation,
+                                 const LayerContext& context) const {
+  const at::Tensor ends_E = permutation.ends_E.to(at::kCPU, at::kLong);
+  int64_t begin = 0;
+  for (int64_t e = 0; e < ends_E.numel(); ++e) {
+    const int64_t end = ends_E[e].item<int64_t>();
+    context.notify(fmt::format("{}.experts.{}", name_, first_expert_ + e),
+                   y_RH.narrow(0, begin, end - begin));
+    begin = end;
+  }
+}
+
+at::Tensor MoeLayer::run(const at::Tensor& x_SBH, const LayerContext& context) {
+  const Router::Output routed = router_->forward(x_SBH, context);
+  const auto experts = [&](const at::Tensor& x_RH, const at::Tensor& probs_R,
+                           const Permutation& permutation) {
+    const at::Tensor y_RH = experts_->forward(x_RH, probs_R, permutation);
+    if (context.notify) notify_of_experts(y_RH, permutation, context);
+    return y_RH;
+  };
+  const at::Tensor y_TH =
+      dispatcher_.forward(as_rows(x_SBH.contiguous()), routed.routing, routed.kept_TK, experts);
+  const at::Tensor y_SBH = y_TH.view_as(x_SBH);
+  return shared_ ? y_SBH + shared_->forward(x_SBH) : y_SBH;
+}
+
+at::Tensor MoeLayer::forward(const at::Tensor& x_SBH, const LayerContext& context) {
+  if (!recompute_) return run(x_SBH, context);
+  return teratron::recompute([this, context](at::TensorList inputs) { return run(inputs[0], context); },
+                             {x_SBH}, {.parameters = parameters_});
+}
+
+}  // namespace teratron

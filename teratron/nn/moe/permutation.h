@@ -1,0 +1,46 @@
+// Tokens in the order of their experts, and back.
+//
+// Each choice (token t, its k-th expert) is a slot t K + k. The rows of an expert are consecutive, those of
+// the first expert first, its tokens in ascending order. Places are computed on the device: the host never
+// waits. Both directions gather, so that sums have a fixed order: a token's rows are added in ascending order
+// of its experts, in fp32 (fp64).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+
+namespace teratron {
+
+struct Permutation {
+  at::Tensor slot_of_row;  // i64 [R]
+  at::Tensor row_of_slot;  // i64 [T, K]
+  /// bool [T, K]: slots that have a row of an expert; undefined: all. Other rows come after those of all
+  /// experts, and what they hold is not read.
+  at::Tensor kept_TK;
+  at::Tensor ends_E;  // i32: the end of each expert's rows
+
+  int64_t topk() const { return row_of_slot.size(1); }
+  int64_t rows() const { return slot_of_row.size(0); }
+};
+
+/// The experts that rows are made for.
+struct ExpertRange {
+  int64_t first = 0;
+  int64_t count = 0;
+};
+
+/// `kept_TK` may be undefined: nothing is dropped. `rows`: their exact number, if known; else there are T K
+/// rows.
+Permutation make_permutation(const at::Tensor& experts_TK, const at::Tensor& kept_TK,
+                             const ExpertRange& experts, std::optional<int64_t> rows = std::nullopt);
+
+/// x [T, H] -> [R, H]. Differentiable.
+at::Tensor permute(const at::Tensor& x_TH, const Permutation& permutation);
+/// The sums of each token's rows [R, H] -> [T, H], of the rows' dtype or wider. Differentiable.
+at::Tensor unpermute(const at::Tensor& x_RH, const Permutation& permutation, at::ScalarType dtype);
+/// A number of each slot [T, K] -> [R]. Differentiable.
+at::Tensor permute_slots(const at::Tensor& x_TK, const Permutation& permutation);
+
+}  // namespace teratron

@@ -1,0 +1,59 @@
+// Tokens to the ranks of their experts, and the experts' outputs back (Megatron-Core's token dispatchers).
+//
+// Ranks of the expert tensor-parallel group compute parts of the same experts' outputs, so each sees the
+// tokens of all of them: tokens are gathered over that group and results reduce-scattered. (Where tensor
+// parallelism without sequence parallelism has replicated the tokens, they are there already.) Between the
+// ranks of the expert-parallel group
+//
+//   all_gather   every rank gets all tokens and computes those of its experts; results are reduce-scattered
+//   all_to_all   a token's row goes to the ranks of its experts, once per choice, and comes back
+//
+// Sums over experts are in fp32 (fp64). With all_to_all, and on one rank, a token's rows are added in
+// ascending order of its experts, with all_gather first those of a rank.
+#pragma once
+
+#include <functional>
+
+#include "teratron/nn/moe/experts.h"
+#include "teratron/nn/moe/routing.h"
+
+namespace teratron {
+
+enum class TokenDispatch : uint8_t { all_gather, all_to_all };
+
+struct DispatcherOptions {
+  int64_t experts = 0;  // of all ranks
+  TokenDispatch kind = TokenDispatch::all_gather;
+  bool replicated = false;  // over the expert tensor-parallel group
+};
+
+/// Rows sorted by local expert, and their probabilities, to this rank's part of the outputs.
+using LocalExperts = std::function<at::Tensor(const at::Tensor& x_RH, const at::Tensor& probs_R,
+                                              const Permutation& permutation)>;
+
+class TokenDispatcher {
+ public:
+  TokenDispatcher(const DispatcherOptions& options, const ExpertParallel& parallel)
+      : options_(options), parallel_(parallel) {}
+
+  /// The sums over each token's experts, of x [T, H], the same T on all ranks. `kept_TK`, bool: choices that
+  /// were not dropped; undefined: all. Differentiable; collective over both groups. Waits for the device if
+  /// there are several expert-parallel ranks.
+  at::Tensor forward(const at::Tensor& x_TH, const Routing& routing, const at::Tensor& kept_TK,
+                     const LocalExperts& experts) const;
+
+ private:
+  struct Tokens {
+    at::Tensor x_TH;
+    Routing routing;
+    at::Tensor kept_TK;
+  };
+  at::Tensor all_gather_forward(const Tokens& tokens, const LocalExperts& experts) const;
+  at::Tensor all_to_all_forward(const Tokens& tokens, const LocalExperts& experts) const;
+  at::Tensor local_forward(const Tokens& tokens, const LocalExperts& experts) const;
+
+  DispatcherOptions options_;
+  ExpertParallel parallel_;
+};
+
+}  // namespace teratron

@@ -1,0 +1,176 @@
+// Mixture of experts: sizes, routing rules and what they exclude.
+#include <algorithm>
+#include <cmath>
+
+#include "teratron/base/config/layer_pattern.h"
+#include "teratron/settings/checks/validate.h"
+
+namespace teratron {
+
+namespace {
+
+bool has_type(const Arguments& a, std::string_view type) {
+  const std::vector<std::string>& types = a.moe_router_load_balancing_type;
+  return std::find(types.begin(), types.end(), type) != types.end();
+}
+
+void check_expert_layers(Validation& v) {
+  const Arguments& a = v.args;
+  if (!a.num_layers) return;
+  const auto layers = parse_layer_pattern(a.moe_layer_freq, *a.num_layers);
+  if (!layers) {
+    v.reject(
+        "moe_layer_freq",
+        fmt::format("moe_layer_freq = '{}' is neither a number above 0 nor a list of num_layers = {} zeros "
+                    "and ones",
+                    printable(a.moe_layer_freq), *a.num_layers),
+        "Give N for experts in every N-th layer, or a list such as [0,1,1] or ([0]*1+[1]*26)");
+  } else if (std::find(layers->begin(), layers->end(), 1) == layers->end()) {
+    v.reject("moe_layer_freq",
+             fmt::format("moe_layer_freq = '{}' gives no layer experts", printable(a.moe_layer_freq)),
+             "Set a layer to 1, or leave --num-experts out");
+  }
+}
+
+void check_groups(Validation& v) {
+  const Arguments& a = v.args;
+  if (a.moe_router_num_groups.has_value() != a.moe_router_group_topk.has_value()) {
+    v.reject(a.moe_router_num_groups ? "moe_router_num_groups" : "moe_router_group_topk",
+             "moe_router_num_groups and moe_router_group_topk need each other", "Give both, or none");
+  }
+  if (!a.moe_router_num_groups || !a.moe_router_group_topk) return;
+  const int64_t groups = *a.moe_router_num_groups, chosen = *a.moe_router_group_topk,
+                topk = a.moe_router_topk;
+  v.divisible({"num_experts", *a.num_experts, "moe_router_num_groups", groups,
+               "Groups have the same number of experts"});
+  v.divisible({"moe_router_topk", topk, "moe_router_group_topk", chosen,
+               "A group is rated by so many of its experts"});
+  if (chosen > groups || *a.num_experts % groups != 0 || topk % chosen != 0) {
+    if (chosen > groups)
+      v.reject("moe_router_group_topk",
+               fmt::format("moe_router_group_topk = {} of {} groups", chosen, groups),
+               fmt::format("Use at most {}", groups));
+    return;
+  }
+  if (topk / chosen > *a.num_experts / groups) {
+    v.reject(
+        "moe_router_topk",
+        fmt::format("moe_router_topk = {} of {} groups of {} experts", topk, chosen, *a.num_experts / groups),
+        fmt::format("Use at most {}", chosen * (*a.num_experts / groups)));
+  }
+}
+
+void check_scores(Validation& v) {
+  const Arguments& a = v.args;
+  const bool softmax = a.moe_router_score_function == "softmax";
+  if (softmax && a.moe_router_topk == 1 && !a.moe_router_pre_softmax && !has_type(a, "sinkhorn")) {
+    v.reject("moe_router_topk", "the softmax over one chosen expert is always 1, without a gradient",
+             "Add --moe-router-pre-softmax, or choose more experts");
+  }
+  if (softmax && a.moe_router_enable_expert_bias) {
+    v.reject("moe_router_enable_expert_bias", "expert biases are added to scores of sigmoid or sqrtsoftplus",
+             "Add --moe-router-score-function sigmoid");
+  }
+  if (!softmax && a.moe_router_pre_softmax) {
+    v.reject("moe_router_pre_softmax",
+             fmt::format("moe_router_pre_softmax contradicts moe_router_score_function = {}",
+                         a.moe_router_score_function),
+             "Set only one of them");
+  }
+}
+
+void check_balancing(Validation& v) {
+  Arguments& a = v.args;
+  const std::vector<std::string>& types = a.moe_router_load_balancing_type;
+  const bool coefficients = std::any_of(a.moe_aux_loss_coeff.begin(), a.moe_aux_loss_coeff.end(),
+                                        [](double c) { return c != 0.0; });
+  for (const char* alone : {"none", "sinkhorn"}) {
+    if (!has_type(a, alone)) continue;
+    if (types.size() > 1)
+      v.reject("moe_router_load_balancing_type", fmt::format("'{}' is not combined with other types", alone),
+               "Give it alone");
+    if (coefficients)
+      v.reject("moe_aux_loss_coeff", fmt::format("moe_router_load_balancing_type = {} has no loss", alone),
+               "Leave --moe-aux-loss-coeff out");
+  }
+  if (has_type(a, "sinkhorn") && (a.moe_router_score_function != "softmax" || a.moe_router_num_groups)) {
+    v.reject("moe_router_load_balancing_type",
+             "sinkhorn chooses experts by itself, without scores and groups",
+             "Leave --moe-router-score-function and --moe-router-num-groups out");
+  }
+  for (size_t i = 0; i < types.size(); ++i) {
+    if (std::find(types.begin(), types.begin() + static_cast<long>(i), types[i]) ==
+        types.begin() + static_cast<long>(i))
+      continue;
+    v.reject("moe_router_load_balancing_type", fmt::format("'{}' is given twice", types[i]),
+             "Give each type once");
+  }
+  if (a.moe_aux_loss_coeff.size() == types.size()) return;
+  if (!coefficients && !v.chosen("moe_aux_loss_coeff")) {
+    v.derive("moe_aux_loss_coeff", a.moe_aux_loss_coeff, std::vector<double>(types.size(), 0.0));
+  } else {
+    v.reject("moe_aux_loss_coeff",
+             fmt::format("{} coefficients for {} types of load balancing", a.moe_aux_loss_coeff.size(),
+                         types.size()),
+             "Give one for each of --moe-router-load-balancing-type");
+  }
+}
+
+void check_capacity(Validation& v) {
+  const Arguments& a = v.args;
+  if (a.moe_expert_capacity_factor && *a.moe_expert_capacity_factor == 0.0) {
+    v.reject("moe_expert_capacity_factor", "a capacity of 0 drops every token",
+             "Use a factor above 0, or a negative one to drop none");
+  }
+  if (a.moe_pad_expert_input_to_capacity && a.moe_expert_capacity_factor.value_or(-1.0) < 0.0) {
+    v.reject("moe_pad_expert_input_to_capacity", "there is no capacity to pad to",
+             "Add --moe-expert-capacity-factor");
+  }
+}
+
+void check_expert_widths(Validation& v) {
+  Arguments& a = v.args;
+  if (!a.moe_ffn_hidden_size && a.ffn_hidden_size)
+    v.derive("moe_ffn_hidden_size", a.moe_ffn_hidden_size, *a.ffn_hidden_size);
+  const int64_t tp = a.tensor_model_parallel_size, etp = a.expert_tensor_parallel_size.value_or(tp);
+  if (a.moe_ffn_hidden_size) {
+    v.divisible({"moe_ffn_hidden_size", *a.moe_ffn_hidden_size, "expert_tensor_parallel_size", etp,
+                 "Experts are split over the ranks of their tensor-parallel group"});
+  }
+  if (a.moe_shared_expert_intermediate_size) {
+    v.divisible({"moe_shared_expert_intermediate_size", *a.moe_shared_expert_intermediate_size,
+                 "tensor_model_parallel_size", tp, "Shared experts are split over tensor-parallel ranks"});
+  }
+  if (tp > 1 && !a.sequence_parallel && etp != tp) {
+    v.reject("expert_tensor_parallel_size",
+             fmt::format("without sequence_parallel, tensor-parallel ranks have the same tokens: "
+                         "expert_tensor_parallel_size = {} must be tensor_model_parallel_size = {}",
+                         etp, tp),
+             "Add --sequence-parallel");
+  }
+}
+
+// The texts come from the training's own weights.
+void check_generation(Validation& v) {
+  const Arguments& a = v.args;
+  const int64_t tp = a.tensor_model_parallel_size;
+  if (!a.generate_interval) return;
+  if (a.expert_model_parallel_size == 1 && a.expert_tensor_parallel_size.value_or(tp) == tp) return;
+  v.reject("generate_interval", "texts are not generated with expert parallelism",
+           "Leave it out, and use `teratron generate` on checkpoints");
+}
+
+}  // namespace
+
+void check_experts(Validation& v) {
+  if (!v.args.num_experts) return;
+  check_expert_layers(v);
+  check_groups(v);
+  check_scores(v);
+  check_balancing(v);
+  check_capacity(v);
+  check_expert_widths(v);
+  check_generation(v);
+}
+
+}  // namespace teratron
