@@ -112,11 +112,38 @@ class Model(nn.Module):
         return F.cross_entropy(self.logits(tokens).flatten(0, 1), labels.flatten())
 
 
+class LoraLinear(nn.Module):
+    """A frozen linear layer and one low-rank pair for each of the projections that it holds."""
+
+    def __init__(self, base, rank, parts):
+        super().__init__()
+        self.base, self.parts = base, parts
+        self.down = nn.Parameter(torch.randn(len(parts) * rank, base.in_features) / (3 * base.in_features) ** 0.5)
+        self.up = nn.ParameterList([nn.Parameter(torch.zeros(part, rank)) for part in parts])
+
+    def forward(self, x):
+        lows = (x @ self.down.T).chunk(len(self.parts), -1)
+        return self.base(x) + torch.cat([low @ up.T for low, up in zip(lows, self.up)], -1)
+
+
+def add_lora(model, rank):
+    """Pairs beside all linear layers but the head; everything else is frozen."""
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    for layer in model.layers:
+        keys = layer.groups * layer.width
+        ffn = layer.down.in_features
+        layer.qkv = LoraLinear(layer.qkv, rank, [layer.out.in_features, keys, keys])
+        layer.out = LoraLinear(layer.out, rank, [layer.out.out_features])
+        layer.up = LoraLinear(layer.up, rank, [ffn] * (layer.up.out_features // ffn))
+        layer.down = LoraLinear(layer.down, rank, [layer.down.out_features])
+
+
 class FullPrecisionMasters:
     """AdamW on fp32 masters: bf16 gradients accumulate in fp32, are clipped and applied; weights are copied back."""
 
     def __init__(self, model):
-        self.weights = list(model.parameters())
+        self.weights = [weight for weight in model.parameters() if weight.requires_grad]
         self.masters = [weight.detach().float().requires_grad_() for weight in self.weights]
         for master in self.masters:
             master.grad = torch.zeros_like(master)
@@ -140,7 +167,7 @@ class WeightsAlone:
     """Weights, gradients and moments of one type."""
 
     def __init__(self, model):
-        self.weights = list(model.parameters())
+        self.weights = [weight for weight in model.parameters() if weight.requires_grad]
         self.adam = torch.optim.AdamW(self.weights, lr=1e-4, weight_decay=0.1, fused=True)
 
     def after_backward(self):
@@ -202,12 +229,15 @@ def main():
     parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--micro-batch-size", type=int, help="default: the shape's")
+    parser.add_argument("--lora-rank", type=int, help="train adapters of this rank instead of all weights")
     args = parser.parse_args()
     shape = SHAPES[args.shape]
     sequences = args.micro_batch_size or shape["micro_batch"]
     torch.manual_seed(0)
     with torch.device(args.device):
         model = Model(shape)
+        if args.lora_rank:
+            add_lora(model, args.lora_rank)
         tokens = torch.randint(0, shape["vocabulary"], (sequences, shape["sequence"] + 1))
     if args.precision == "bf16":
         model = model.bfloat16()

@@ -27,6 +27,10 @@ int bench_command(std::span<const std::string> args);
 ///                                             --to-megatron or --save (cli/ckpt/ckpt_convert.h)
 int ckpt_command(std::span<const std::string> args);
 
+/// finetune gpt FLAGS...: pretrain gpt --finetune --sft FLAGS....
+/// finetune bert|gpt --task classification|regression FLAGS...: a head on labelled texts.
+int finetune_command(std::span<const std::string> args, const Registry& registry);
+
 /// config: Accelerate's wizard (config_wizard.h) and its subcommands.
 ///
 ///   config [--config-file FILE]           asks and writes the file; prints a command that trains with it

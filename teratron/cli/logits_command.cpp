@@ -23,7 +23,7 @@ namespace teratron {
 namespace {
 
 struct LogitsOptions {
-  std::string load, hf;
+  std::string load, hf, lora;
   std::string input;
   std::string output;
   std::string device = "auto";
@@ -143,6 +143,7 @@ int logits_command(std::span<const std::string> args) {
   CLI::App app("Compute the logits of token ids in fp32", "teratron logits");
   app.add_option("--load", options.load, "checkpoint directory");
   app.add_option("--hf", options.hf, "Hugging Face folder, in place of a checkpoint");
+  app.add_option("--lora", options.lora, "folder with LoRA adapters in PEFT's format");
   app.add_option("--input", options.input,
                  "text, one sequence of token ids per line; or safetensors, int64 [B, S]")
       ->required();
@@ -156,6 +157,7 @@ int logits_command(std::span<const std::string> args) {
   std::vector<std::string> flags = {"--device", options.device};
   if (!options.load.empty()) flags.insert(flags.end(), {"--load", options.load});
   if (!options.hf.empty()) flags.insert(flags.end(), {"--hf", options.hf});
+  if (!options.lora.empty()) flags.insert(flags.end(), {"--lora", options.lora});
   const ParsedArguments parsed = parse_arguments("logits", flags, {.architecture = architecture_settings});
   run_tensor_parallel(parsed, [&](const Mesh& mesh) { run_rank(parsed, options, mesh); });
   return 0;

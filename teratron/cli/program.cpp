@@ -38,8 +38,10 @@ struct Command {
 
 std::vector<Command> commands(const Registry& registry) {
   const auto pretrain = [&](Args args) { return pretrain_command(args, registry); };
+  const auto finetune = [&](Args args) { return finetune_command(args, registry); };
   const auto plan = [&](Args args) { return plan_command(args, registry); };
   return {{"pretrain", pretrain, "train a model: teratron pretrain gpt FLAGS...", false},
+          {"finetune", finetune, "train a model on conversations: teratron finetune gpt FLAGS...", false},
           {"launch", launch_command,
            "start the ranks of a job: teratron launch --nproc-per-node 2 -- pretrain gpt FLAGS...", false},
           {"plan", plan, "check a training command line without running it"},
@@ -64,7 +66,6 @@ std::vector<Command> commands(const Registry& registry) {
 constexpr std::pair<std::string_view, std::string_view> foreign_commands[] = {
     {"train", "pretrain gpt FLAGS..."},
     {"train.py", "pretrain gpt FLAGS..."},
-    {"finetune", "pretrain gpt --load CHECKPOINT --finetune FLAGS..."},
     {"torchrun", "launch --nproc-per-node N -- pretrain gpt FLAGS..."},
     {"accelerate", "launch --nproc-per-node N -- pretrain gpt FLAGS..."},
     {"main.py", "tasks --task NAME FLAGS..."},

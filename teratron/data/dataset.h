@@ -19,6 +19,8 @@ class Dataset {
   virtual void get(int64_t i, const Sample& sample) const = 0;
   /// One line for the log.
   virtual std::string describe() const = 0;
+  /// What the user should know of how the samples were made; empty: nothing.
+  virtual std::string report() const { return {}; }
 };
 
 /// Null: the split has no share, no path or no sequences.

@@ -1,8 +1,11 @@
 #include "teratron/generate/loaded_model.h"
 
+#include <mutex>
+
 #include <nlohmann/json.hpp>
 
 #include "teratron/hf/hf_checkpoint.h"
+#include "teratron/hf/peft.h"
 #include "teratron/models/family.h"
 #include "teratron/train/model_checkpoint.h"
 
@@ -105,6 +108,39 @@ std::filesystem::path find_given(const Arguments& args, HostGroup& world) {
       {.what = "no checkpoint found", .where = *args.load, .fix = "Use the directory that --save wrote"});
 }
 
+// Of ours, for several threads.
+class LockedReader final : public CheckpointSource {
+ public:
+  explicit LockedReader(const std::filesystem::path& path) : reader_(path) {}
+  const CheckpointInfo& info() const override { return reader_.info(); }
+  void read(const LocalTensor& target) const override {
+    const std::lock_guard lock(mutex_);
+    reader_.read(target);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  CheckpointReader reader_;
+};
+
+// Adapters are merged into the weights as they are read: those of --lora, or of the checkpoint.
+void load_with_adapters(const Arguments& given, LoadedModel& loaded, const HfCheckpoint* folder,
+                        HostGroup& world) {
+  const CheckpointInfo& info = loaded.checkpoint;
+  LoraAdapters adapters;
+  if (given.lora) {
+    adapters = read_peft(*given.lora, read_peft_config(*given.lora),
+                         hf_tensors(hf_model_of(info), info.tensors.size()));
+  } else if (!folder) {
+    adapters = saved_adapters(info.path);
+  }
+  if (adapters.empty() && folder) return load_weights(*loaded.parameters, *folder, world);
+  if (adapters.empty()) return load_weights(*loaded.parameters, info.path, world);
+  const auto own = folder ? nullptr : std::make_unique<LockedReader>(info.path);
+  const MergedLora merged(folder ? static_cast<const CheckpointSource&>(*folder) : *own, std::move(adapters));
+  load_weights(*loaded.parameters, merged, world);
+}
+
 }  // namespace
 
 LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOptions& options,
@@ -139,11 +175,7 @@ LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOpti
                         .fix = "Use a GPT or T5"});
   }
   loaded.model = language_model(plan, *loaded.parameters, tp, pipeline_of(loaded.args, plan, mesh));
-  if (folder) {
-    load_weights(*loaded.parameters, *folder, world);
-  } else {
-    load_weights(*loaded.parameters, loaded.checkpoint.path, world);
-  }
+  load_with_adapters(given.args, loaded, folder.get(), world);
   return loaded;
 }
 

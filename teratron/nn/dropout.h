@@ -20,9 +20,10 @@ struct DropoutKey {
 
 /// Where the local rows of activations [S, B, ..] are in their samples: any part of them, in any order.
 struct SequenceRows {
-  at::Tensor rows_S;    // i64: index of each local row in its sample's whole sequence
-  int64_t total = 0;    // length of the whole sequence
-  bool of_run = false;  // rows_S are counted through the samples of the run, each of `total` rows
+  at::Tensor rows_S;      // i64: index of each local row in its sample's whole sequence
+  int64_t total = 0;      // length of the whole sequence
+  bool of_run = false;    // rows_S are counted through the samples of the run, each of `total` rows
+  at::Tensor all_S = {};  // rows_S of all sequence shards; undefined: not known
 };
 
 /// Global row ids, computed once per micro-batch and shared by its dropouts.
@@ -36,6 +37,7 @@ struct DropoutArgs {
   DropoutKey key;
   SequenceRows rows;                                 // unused without dropout
   std::shared_ptr<DropoutRowIds> row_ids = nullptr;  // null: not shared
+  bool training = false;  // adapters drop inputs (nn/lora/lora.h), whatever `rate` is
 };
 
 /// The residual branch to which a layer's output is added after dropout.

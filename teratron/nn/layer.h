@@ -37,6 +37,7 @@ using LayerStates = std::vector<LayerState>;  // one per layer of a stage
 struct Memory {
   at::Tensor hidden_SBH;  // output of the encoder, S local under sequence parallelism; undefined: none
   Segments segments;      // of the decoder's queries and the encoder's keys
+  std::optional<DropoutArgs> dropout = {};  // where adapters drop its elements; nullopt: they do not
 };
 
 /// What layers with auxiliary losses need of a training step (nn/moe).
@@ -74,8 +75,9 @@ struct LayerContext {
   DropoutArgs hidden_dropout(double rate, uint64_t site, const TensorParallel& parallel) const {
     return {.rate = training ? rate : 0.0,
             .key = {dropout_seed, site, sample_ids_B},
-            .rows = {parallel.sequence_shard(rows.rows_S), rows.total, rows.of_run},
-            .row_ids = dropout_row_ids};
+            .rows = {parallel.sequence_shard(rows.rows_S), rows.total, rows.of_run, rows.rows_S},
+            .row_ids = dropout_row_ids,
+            .training = training};
   }
 };
 

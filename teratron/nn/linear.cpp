@@ -2,9 +2,11 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "teratron/base/error.h"
 #include "teratron/kernels/pointwise/activation.h"
 #include "teratron/nn/autograd.h"
 #include "teratron/nn/dropout.h"
+#include "teratron/nn/lora/lora.h"
 
 namespace teratron {
 
@@ -66,6 +68,11 @@ Shard column_shard(const std::vector<int64_t>& shape, const LinearOptions& optio
   return Shard::split_segments(shape, 0, segments, group.size, group.rank);
 }
 
+// "linear_qkv" of "decoder.layers.0.self_attention.linear_qkv".
+std::string layer_name(const Scope& scope) {
+  return scope.prefix().substr(scope.prefix().rfind('.') + 1);
+}
+
 }  // namespace
 
 at::Tensor apply_bias_grad(const Hidden& hidden) {
@@ -95,19 +102,25 @@ ColumnLinear::ColumnLinear(const Scope& scope, const LinearOptions& options, con
           scope.parameter("weight",
                           {.shard = column_shard({options.out, options.in}, options, parallel.group),
                            .init = options.init}),
-          scope.fp8(), parallel)) {
+          scope.fp8(), parallel)),
+      lora_(Lora::make(scope, Lora::Kind::column,
+                       {layer_name(scope), matmul_.weight().shard(), options.parts}, parallel)) {
   if (!options.bias) return;
   bias_ = &scope.parameter("bias", {.shard = column_shard({options.out}, options, parallel.group),
                                     .init = Init::zeros(),
                                     .param_group = ParamGroup::no_weight_decay});
 }
 
-Hidden ColumnLinear::forward(const at::Tensor& x_SBI, const QkvRope* rope) {
-  return {linear(x_SBI, matmul_, {.bias = bias_, .rope = rope}), bias_};
+Hidden ColumnLinear::forward(const at::Tensor& x_SBI, const QkvRope* rope, const DropoutArgs* dropout) {
+  if (!lora_) return {linear(x_SBI, matmul_, {.bias = bias_, .rope = rope}), bias_};
+  TERATRON_ASSERT(rope == nullptr, "a rotated projection with an adapter");
+  const at::Tensor added_SBO = lora_->forward(x_SBI, dropout);
+  if (matmul_.group().size > 1) return {linear(x_SBI, matmul_, {.bias = bias_}) + added_SBO, bias_};
+  return {linear(x_SBI, matmul_, {.bias = bias_, .residual_SBO = added_SBO}), bias_};
 }
 
 std::optional<NormedRows> ColumnLinear::normed_rows(const Normed& x_SBI) const {
-  return matmul_.reads_rows_as_they_are() ? x_SBI.rows_for(matmul_.weight().tensor) : std::nullopt;
+  return !lora_ && matmul_.reads_rows_as_they_are() ? x_SBI.rows_for(matmul_.weight().tensor) : std::nullopt;
 }
 
 at::Tensor ColumnLinear::forward_normed(const Normed& x_SBI) {
@@ -124,7 +137,8 @@ RowLinear::RowLinear(const Scope& scope, const LinearOptions& options, const Ten
           scope.parameter("weight", {.shard = Shard::split({options.out, options.in}, 1, parallel.group.size,
                                                            parallel.group.rank),
                                      .init = options.init}),
-          scope.fp8(), parallel)) {
+          scope.fp8(), parallel)),
+      lora_(Lora::make(scope, Lora::Kind::row, {layer_name(scope), matmul_.weight().shard()}, parallel)) {
   if (!options.bias) return;
   bias_ = &scope.parameter("bias", {.shard = Shard::replicated({options.out}),
                                     .init = Init::zeros(),
@@ -133,7 +147,13 @@ RowLinear::RowLinear(const Scope& scope, const LinearOptions& options, const Ten
 }
 
 Hidden RowLinear::forward_add_residual(const at::Tensor& x_SBI, const ResidualDropout& residual) {
-  const LinearEpilogue epilogue = fused_epilogue(residual, x_SBI.scalar_type());
+  LinearEpilogue epilogue = fused_epilogue(residual, x_SBI.scalar_type());
+  if (lora_) {
+    const at::Tensor added_SBO = lora_->forward(x_SBI, &residual.dropout);
+    if (!epilogue.bias && !epilogue.residual_SBO)
+      return add_unfused(linear(x_SBI, matmul_) + added_SBO, {}, residual);
+    epilogue.residual_SBO = epilogue.residual_SBO ? *epilogue.residual_SBO + added_SBO : added_SBO;
+  }
   return add_unfused(linear(x_SBI, matmul_, epilogue), epilogue, residual);
 }
 

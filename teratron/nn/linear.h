@@ -17,8 +17,11 @@ struct LinearOptions {
   bool bias = true;
   Init init;
   std::vector<int64_t> segments = {};  // Column only: pieces of `out` that are sharded separately (gate|up)
+  std::vector<LinearPart> parts = {};  // Column only: projections that can have separate adapters
 };
 
+class Lora;
+struct DropoutArgs;
 struct ResidualDropout;
 
 /// norm(x) of x [S, B, H]; what reads it may normalize x itself.
@@ -62,12 +65,15 @@ class ColumnLinear {
  public:
   ColumnLinear(const Scope& scope, const LinearOptions& options, const TensorParallel& parallel);
   /// x [S, B, in] (S local under sequence parallelism) -> [S, B, out / tp] with S global. `rope`, if not
-  /// null, rotates queries and keys; backward does not undo it.
-  Hidden forward(const at::Tensor& x_SBI, const QkvRope* rope = nullptr);
+  /// null, rotates queries and keys; backward does not undo it. `dropout`: where an adapter drops inputs;
+  /// null: it does not. A layer with an adapter takes no `rope`.
+  Hidden forward(const at::Tensor& x_SBI, const QkvRope* rope = nullptr,
+                 const DropoutArgs* dropout = nullptr);
   /// The same of norm(x). Without gradients.
   at::Tensor forward_normed(const Normed& x_SBI);
   /// What the GEMM normalizes; nullopt: forward() needs the tensor.
   std::optional<NormedRows> normed_rows(const Normed& x_SBI) const;
+  bool has_adapter() const { return lora_ != nullptr; }
   const ParallelMatmul& matmul() const { return matmul_; }
   /// [out / tp], null if there is none.
   Parameter* bias() const { return bias_; }
@@ -75,6 +81,7 @@ class ColumnLinear {
  private:
   ParallelMatmul matmul_;
   Parameter* bias_ = nullptr;
+  std::shared_ptr<Lora> lora_;  // null: no adapter
 };
 
 class RowLinear {
@@ -92,10 +99,12 @@ class RowLinear {
   Hidden add_unfused(const at::Tensor& y_SBO, const LinearEpilogue& epilogue,
                      const ResidualDropout& residual) const;
   const ParallelMatmul& matmul() const { return matmul_; }
+  bool has_adapter() const { return lora_ != nullptr; }
 
  private:
   ParallelMatmul matmul_;
   Parameter* bias_ = nullptr;
+  std::shared_ptr<Lora> lora_;  // null: no adapter
 };
 
 }  // namespace teratron

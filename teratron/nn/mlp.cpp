@@ -146,12 +146,30 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
   }
 };
 
+// activation(z) as a separate function.
+struct ActivationFunction : torch::autograd::Function<ActivationFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& z_SBF, Activation activation) {
+    context->save_for_backward({z_SBF});
+    context->saved_data["activation"] = static_cast<int64_t>(activation);
+    return shaped_like(activation_forward(as_rows(z_SBF), at::Tensor(), activation), z_SBF.sizes());
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const at::Tensor z_SBF = context->get_saved_variables()[0];
+    const auto activation = static_cast<Activation>(context->saved_data["activation"].toInt());
+    const at::Tensor da = as_rows(gradients[0].contiguous());
+    const at::Tensor dz = activation_backward(da, as_rows(z_SBF), at::Tensor(), activation, {}).dx;
+    return {dz.view(z_SBF.sizes()), at::Tensor()};
+  }
+};
+
 LinearOptions fc1_options(const MlpOptions& options) {
   LinearOptions linear{
       .in = options.hidden, .out = options.ffn_hidden, .bias = options.bias, .init = options.fc1_init};
   if (is_gated(options.activation)) {
     linear.out = 2 * options.ffn_hidden;
     linear.segments = {options.ffn_hidden, options.ffn_hidden};
+    linear.parts = {{"linear_fc1_gate", options.ffn_hidden}, {"linear_fc1_up", options.ffn_hidden}};
   }
   return linear;
 }
@@ -165,6 +183,11 @@ Mlp::Mlp(const Scope& scope, const MlpOptions& options, const TensorParallel& pa
            {.in = options.ffn_hidden, .out = options.hidden, .bias = options.bias, .init = options.fc2_init},
            parallel) {}
 
+Hidden Mlp::forward_with_adapters(const at::Tensor& x_SBH, const ResidualDropout& residual) {
+  const at::Tensor z_SBF = apply_bias_grad(fc1_.forward(x_SBH, nullptr, &residual.dropout));
+  return fc2_.forward_add_residual(ActivationFunction::apply(z_SBF, activation_), residual);
+}
+
 Hidden Mlp::forward_add_residual(const Normed& normed_SBH, const ResidualDropout& residual) {
   if (const std::optional<NormedRows> rows = fc1_.normed_rows(normed_SBH)) {
     register_use(fc1_.matmul().weight());
@@ -174,6 +197,7 @@ Hidden Mlp::forward_add_residual(const Normed& normed_SBH, const ResidualDropout
     return fc2_.forward_add_residual(shaped_like(a, normed_SBH.sizes()), residual);
   }
   const at::Tensor x_SBH = normed_SBH.tensor();
+  if (fc1_.has_adapter() || fc2_.has_adapter()) return forward_with_adapters(x_SBH, residual);
   const LinearEpilogue epilogue = fc2_.fused_epilogue(residual, x_SBH.scalar_type());
   for (const ParallelMatmul* matmul : {&fc1_.matmul(), &fc2_.matmul()}) register_use(matmul->weight());
   for (Parameter* bias : {fc1_.bias(), epilogue.bias}) {

@@ -20,6 +20,7 @@
 #include "teratron/base/shard.h"
 #include "teratron/kernels/gemm/gemm.h"
 #include "teratron/nn/fp8_scaling.h"
+#include "teratron/nn/lora/lora_options.h"
 
 namespace teratron {
 
@@ -128,7 +129,8 @@ class ParameterSet {
     at::ScalarType dtype = at::kFloat;
     at::Device device = at::kCPU;
     uint64_t seed = 1234;
-    std::optional<Fp8Options> fp8 = {};  // null: no layer uses FP8
+    std::optional<Fp8Options> fp8 = {};    // null: no layer uses FP8
+    std::optional<LoraOptions> lora = {};  // null: no linear layer has adapters
     /// Parameters get their tensors from those of another set (alias()): they have no memory before.
     bool aliases = false;
   };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "teratron/models/lora.h"
 #include "teratron/models/precision.h"
 #include "teratron/plan/operator_costs.h"
 #include "teratron/settings/component_options.h"
@@ -44,11 +45,13 @@ int64_t planned_ranks(const Arguments& a) {
 
 // Builds the stage on the meta device.
 Counts count_parameters(const Arguments& a, const ModelPlan& model, const std::vector<StageSpec>& chunks) {
-  ParameterSet set({.device = at::kMeta, .fp8 = fp8_options(a)});
+  const std::optional<LoraOptions> lora = lora_options(a, model);
+  ParameterSet set({.device = at::kMeta, .fp8 = fp8_options(a), .lora = lora});
   const TensorParallel parallel = tensor_parallel(a);
   PlannedWorld world(planned_ranks(a));
   const Mesh mesh(mesh_options(a), world);
   for (const StageSpec& chunk : chunks) model.build({set, chunk, parallel, mesh});
+  if (lora) freeze_base(set);
   Counts counts{.parameters = set.numel()};
   for (const Parameter& parameter : set.all()) {
     if (!parameter.options.trainable) continue;
@@ -71,7 +74,7 @@ double weight_bytes(const Arguments& a, const Counts& counts) {
 RankBatch rank_batch(const Arguments& a, const StageSpec& chunk) {
   return {.batch = {*a.micro_batch_size, *a.seq_length},
           .stage = chunk,
-          .segmented = a.reset_attention_mask,
+          .segmented = a.reset_attention_mask || a.sft,
           .dtype = a.bf16   ? Dtype::bf16
                    : a.fp16 ? Dtype::f16
                             : Dtype::f32,

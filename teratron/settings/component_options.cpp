@@ -57,7 +57,8 @@ ScheduleShape schedule_shape(const Arguments& args, const PipelineLayout& layout
 }
 
 TokenizerOptions tokenizer_options(const Arguments& args) {
-  return {.type = args.tokenizer_type.value_or(""),
+  const std::string type = args.tokenizer_type.value_or("");
+  return {.type = type == "SFTTokenizer" ? "HuggingFaceTokenizer" : type,
           .vocab_file = args.vocab_file.value_or(""),
           .merge_file = args.merge_file.value_or(""),
           .tokenizer_model = args.tokenizer_model.value_or(""),

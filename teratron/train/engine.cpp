@@ -9,6 +9,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/comm/collectives.h"
+#include "teratron/models/lora.h"
 #include "teratron/pipeline/executor.h"
 #include "teratron/train/device/device.h"
 #include "teratron/train/device/graph_choice.h"
@@ -45,7 +46,8 @@ TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh)
       parameters_({.dtype = options.precision.dtype,
                    .device = options.device,
                    .seed = options.seed,
-                   .fp8 = options.precision.fp8}) {
+                   .fp8 = options.precision.fp8,
+                   .lora = options.lora}) {
   PipelineLayout& pipeline = options_.parallel.pipeline;
   if (pipeline.virtual_stages.empty()) pipeline = pipeline_layout({.layers = options.model.layers()});
   if (options.per_token_loss && options.model.losses.size() > 1) {
@@ -55,8 +57,7 @@ TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh)
          .fix = "Leave the flag out"});
   }
   const Group& stages = mesh.group(Axis::pp);
-  TERATRON_ASSERT(pipeline.stages == stages.size, "a layout of {} stages on {}", pipeline.stages,
-                  stages.size);
+  TERATRON_ASSERT(pipeline.stages == stages.size);
   TensorParallel parallel{mesh.group(Axis::tp), options.parallel.sequence_parallel};
   if (!options.parallel.overlap_tensor_parallel) {
     parallel.group.communicator = synchronous_communicator(parallel.group.communicator);
@@ -67,6 +68,7 @@ TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh)
     chunks_.push_back(options.model.build({parameters_, spec, parallel, mesh}));
     sizes.push_back(static_cast<int64_t>(parameters_.all().size()) - before);
   }
+  if (options.lora) freeze_base(parameters_);
   if (options.per_token_loss) options_.reduction.average_in_collective = false;
   buffers_ = std::make_unique<ParamAndGradBuffers>(parameters_, mesh, options_.reduction, sizes);
   optimizer_ = std::make_unique<Optimizer>(*buffers_, mesh, options.optimizer);
@@ -76,15 +78,13 @@ TrainEngine::TrainEngine(const EngineOptions& options, const Mesh& mesh)
 
 void TrainEngine::set_up_graphs(const EngineOptions& options) {
   const int64_t stages = mesh_.group(Axis::pp).size, shards = mesh_.group(Axis::tp).size;
-  TERATRON_ASSERT(stages == 1 && shards == 1, "CUDA graphs need TP = PP = 1, got PP {} x TP {}", stages,
-                  shards);
+  TERATRON_ASSERT(stages == 1 && shards == 1);
   if (!options.graphs_where_host_bound) {
     graphs_ = std::make_unique<MicrobatchGraphs>(parameters_,
                                                  MicrobatchGraphs::Options{.warm_up = options.graphs_after});
     return;
   }
-  const bool never_waits = typeid(step_) == typeid(TrainStep) && chunks_.front()->never_waits();
-  if (!never_waits) return;
+  if (typeid(step_) != typeid(TrainStep) || !chunks_.front()->never_waits()) return;
   graphs_ = std::make_unique<MicrobatchGraphs>(parameters_,
                                                MicrobatchGraphs::Options{.warm_up = 0, .falls_back = true});
   graph_choice_ = std::make_unique<GraphChoice>(options.graphs_after);

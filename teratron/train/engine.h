@@ -47,6 +47,8 @@ struct EngineOptions {
   ParallelOptions parallel = {};
   OptimizerOptions optimizer = {};
   PrecisionOptions precision = {};
+  /// Only adapters, and heads that a finetuning adds, are trained.
+  std::optional<LoraOptions> lora = {};
   at::Device device = at::kCPU;
   uint64_t seed = 1234;
   ParamAndGradBuffer::Options reduction = {};  // with per_token_loss nothing is averaged

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "teratron/base/error.h"
+#include "teratron/models/lora.h"
 #include "teratron/models/precision.h"
 #include "teratron/settings/component_options.h"
 #include "teratron/train/device/device.h"
@@ -66,6 +67,7 @@ EngineOptions engine_options(const Arguments& args, const ModelPlan& model, at::
                        .overlap_tensor_parallel = args.async_tensor_model_parallel_allreduce},
           .optimizer = optimizer_options(args),
           .precision = {.dtype = model_dtype(args), .fp8 = fp8_options(args)},
+          .lora = lora_options(args, model),
           .device = device,
           .seed = static_cast<uint64_t>(args.seed),
           .reduction = {.sharded = args.use_distributed_optimizer,

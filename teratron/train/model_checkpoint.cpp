@@ -103,14 +103,17 @@ bool begins_with_any(const std::string& name, const std::vector<std::string>& be
                              [&name](const std::string& beginning) { return name.starts_with(beginning); });
 }
 
-// Weights are read in the dtype in which they were saved. Those that begin with one of `optional` may be
-// missing.
+bool no_weight(const std::string&) {
+  return false;
+}
+
+// Weights are read in the dtype in which they were saved. Those that `may_lack` selects may be missing.
 void add_weights(ParameterSet& parameters, const CheckpointInfo& info, HostTensors& tensors,
-                 const std::vector<std::string>& optional = {}) {
+                 const std::function<bool(const std::string&)>& may_lack) {
   bool converted = false;
   for (const StateTensor& state : weights(parameters)) {
     const auto saved = info.tensors.find(state.name);
-    if (saved == info.tensors.end() && begins_with_any(state.name, optional)) continue;
+    if (saved == info.tensors.end() && may_lack(state.name)) continue;
     const bool same = saved == info.tensors.end() || saved->second.dtype == dtype_of(state.type());
     tensors.add(state, same ? state.type() : floating_type(saved->second.dtype, state.name));
     converted = converted || !same;
@@ -280,7 +283,10 @@ std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions&
   const auto select = [&](const CheckpointInfo& found) {
     check_loadable(found, options);
     tensors = HostTensors();
-    add_weights(engine.parameters(), found, tensors, other.starts_anew);
+    // Those of a model that adapters or a head are added to.
+    add_weights(engine.parameters(), found, tensors, [&](const std::string& name) {
+      return (options.finetune && is_lora(name)) || begins_with_any(name, other.starts_anew);
+    });
     if (options.optimizer) add_states(engine.optimizer().state(), tensors);
     missing = first_missing(found, state);
     if (options.optimizer && !missing) add_states(state, tensors);
@@ -317,14 +323,14 @@ std::optional<CheckpointInfo> load_model(TrainEngine& engine, const LoadOptions&
 
 void load_weights(ParameterSet& parameters, const std::filesystem::path& path, HostGroup& peers) {
   HostTensors tensors;
-  add_weights(parameters, open_checkpoint(path), tensors);
+  add_weights(parameters, open_checkpoint(path), tensors, no_weight);
   load_tensors(path, tensors.list(), {"optimizer."}, peers);
   tensors.copy_from_host();
 }
 
 void load_weights(ParameterSet& parameters, const CheckpointSource& source, HostGroup& peers) {
   HostTensors tensors;
-  add_weights(parameters, source.info(), tensors);
+  add_weights(parameters, source.info(), tensors, no_weight);
   load_tensors(source, tensors.list(), {}, peers);
   tensors.copy_from_host();
 }

@@ -2,6 +2,7 @@
 
 #include "teratron/base/log.h"
 #include "teratron/hf/architecture.h"
+#include "teratron/hf/peft.h"
 #include "teratron/settings/checkpoint_args.h"
 #include "teratron/settings/component_options.h"
 
@@ -22,6 +23,28 @@ std::vector<ArgsDefault> args_defaults(const JobModel& model) {
   return defaults;
 }
 
+// The rank, alpha and targets of --lora.
+void use_adapter_config(ParsedArguments& parsed) {
+  Arguments& args = parsed.args;
+  if (!args.lora) return;
+  for (const char* const name : {"lora_rank", "lora_alpha", "lora_targets"}) {
+    if (!parsed.sources.contains(name)) continue;
+    parsed.problems.push_back(
+        {.what = fmt::format("{} is given, but the adapters of --lora have their own", name),
+         .where = "--lora",
+         .fix = "Leave one of them out"});
+  }
+  const PeftConfig config = read_peft_config(*args.lora);
+  args.lora_rank = config.rank;
+  args.lora_alpha = config.alpha;
+  args.lora_targets = config.targets;
+  for (const char* const name : {"lora_rank", "lora_alpha", "lora_targets"})
+    parsed.sources[name] = *args.lora;
+  if (parsed.sources.contains("lora_dropout")) return;
+  args.lora_dropout = config.dropout;
+  parsed.sources["lora_dropout"] = *args.lora;
+}
+
 }  // namespace
 
 ParsedArguments given_arguments(std::span<const std::string> args, const JobModel& model) {
@@ -32,7 +55,9 @@ ParsedArguments given_arguments(std::span<const std::string> args, const JobMode
                                             .extra_fields = fields,
                                             .defaults = defaults,
                                             .architecture = architecture_settings});
-  if (!parsed.help) use_checkpoint_args(parsed);
+  if (parsed.help) return parsed;
+  use_checkpoint_args(parsed);
+  use_adapter_config(parsed);
   return parsed;
 }
 

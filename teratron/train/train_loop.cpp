@@ -96,11 +96,13 @@ bool TrainLoop::load() {
   first_iteration_ = state().iteration;
   const bool finished =
       !args().skip_train && state().iteration > 0 && state().iteration >= trainer_.train_iters();
-  std::error_code ignored;
-  if (args().hf_out && !(finished && std::filesystem::exists(*args().hf_out, ignored))) {
-    trainer_.check_hf_out();
-    if (finished) export_model();
-  }
+  const auto due = [finished](const std::optional<std::string>& folder) {
+    std::error_code ignored;
+    return folder && !(finished && std::filesystem::exists(*folder, ignored));
+  };
+  if (due(args().hf_out)) trainer_.check_hf_out();
+  if (due(args().lora_out)) trainer_.check_lora_out();
+  if (finished) export_model();
   return finished;
 }
 
@@ -183,7 +185,7 @@ bool TrainLoop::must_finish_now() const {
          state().iteration >= trainer_.train_iters() || at_interval(args().log_interval) ||
          at_interval(args().eval_interval) || at_interval(args().save_interval) ||
          at_interval(args().exit_interval) || at_interval(args().generate_interval) || at_epoch() ||
-         at_interval(args().check_weight_hash_across_dp_replicas_interval);
+         at_epoch_end() || at_interval(args().check_weight_hash_across_dp_replicas_interval);
 }
 
 void TrainLoop::finish_step(PendingStep step) {
@@ -272,7 +274,7 @@ void TrainLoop::train() {
     finish_step(*std::exchange(pending, std::nullopt));
     run_intervals();
     // An evaluation does not count into the time of the next step.
-    if (at_interval(args().eval_interval)) last = std::chrono::steady_clock::now();
+    if (at_interval(args().eval_interval) || at_epoch_end()) last = std::chrono::steady_clock::now();
   }
   if (pending) finish_step(*std::move(pending));
   log_interval();
@@ -291,6 +293,7 @@ void TrainLoop::run_intervals() {
     evaluate(Split::valid, fmt::format("iteration {}", state().iteration));
     trainer_.state().consumed_valid_samples += args().eval_iters * trainer_.eval_batch_size().running;
   }
+  if (at_epoch_end()) evaluate_epoch();
   if (sampler_ && at_interval(args().generate_interval)) {
     for (SampleText& sample : sampler_()) emit(std::move(sample));
   }
@@ -301,23 +304,6 @@ void TrainLoop::run_intervals() {
   handle_save([this] { return save(); });
 }
 
-void TrainLoop::evaluate(Split split, const std::string& prefix) {
-  if (!trainer_.has(split) || args().eval_iters == 0) return;
-  const auto begin = std::chrono::steady_clock::now();
-  const std::unique_ptr<BatchSource> source = trainer_.open(split);
-  const StepResult result = trainer_.eval_step(*source, args().eval_iters);
-  const bool repeated =
-      split == Split::valid && std::exchange(evaluated_, state().iteration) == state().iteration;
-  emit(EvalMetrics{.iteration = state().iteration,
-                   .consumed_samples = state().consumed_train_samples,
-                   .split = split == Split::valid ? "validation" : "test",
-                   .prefix = prefix,
-                   .losses = trainer_.losses_of(result),
-                   .metrics = trainer_.metrics_of(result),
-                   .seconds = seconds_since(begin),
-                   .repeated = repeated});
-}
-
 ExitCode TrainLoop::finish() {
   handle_save([this] { return trainer_.finish_save(); });
   // Saved before anything else can fail, but logged where Megatron-LM logs it.
@@ -326,7 +312,7 @@ ExitCode TrainLoop::finish() {
     saved = save();
     if (!saved) saved = trainer_.finish_save();
   }
-  if (args().hf_out) export_model();
+  export_model();
   const bool again = stop_reason_ == StopReason::signal || stop_reason_ == StopReason::autoresume;
   if (!args().save && again && is_first_rank()) {
     warn("stopped by a signal, and {}: there is no --save",

@@ -70,6 +70,12 @@ class TrainLoop {
   void report_timers(Timers& timers, int64_t iterations);
   /// Evaluates --eval-iters steps of a split without changing the counters; `prefix` as in Megatron-LM's log.
   void evaluate(Split split, const std::string& prefix);
+  /// Evaluates the whole validation split after an epoch of --num-train-epochs.
+  void evaluate_epoch();
+  void log_evaluation(EvalMetrics metrics, const StepResult& result);
+  /// The epochs of --num-train-epochs that are complete after so many steps.
+  int64_t epochs_after(int64_t iterations) const;
+  bool at_epoch_end() const { return epochs_after(state().iteration) > epochs_after(state().iteration - 1); }
   std::optional<SaveMetrics> save();
   void log_save(const SaveMetrics& saved);
   /// Calls `saving` and logs what it committed. A failed save (full disk) does not stop the training: the

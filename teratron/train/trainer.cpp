@@ -313,6 +313,11 @@ StepResult Trainer::eval_step(BatchSource& source, int64_t steps) {
   return engine_->evaluate(batches_from(source), steps * eval_batch_size().microbatches);
 }
 
+StepResult Trainer::eval_whole_valid() {
+  const std::unique_ptr<BatchSource> source = data_->open_whole_valid();
+  return engine_->evaluate(batches_from(*source), data_->whole_valid_microbatches());
+}
+
 at::Tensor Trainer::average(const at::Tensor& tensor) const {
   const Group& group = mesh_.replicas();
   at::Tensor mean = tensor.detach().clone().contiguous();

@@ -50,6 +50,10 @@ class Trainer {
   /// Writes the weights as they are to --hf-out, a Hugging Face folder with the tokenizer; from the
   /// checkpoint if this iteration is saved, else through a copy beside the folder.
   void export_hf();
+  /// The same for --lora-out, a folder with the adapters in PEFT's format. With adapters --hf-out gets the
+  /// weights they are merged into.
+  void check_lora_out();
+  void export_lora();
 
   // ---- Getters ----
   const Arguments& args() const { return args_; }
@@ -86,6 +90,9 @@ class Trainer {
   StepResult train_step(const MicroBatches& microbatches);
   /// Mean losses over `steps` batches of eval_batch_size(), without training. Does not change the counters.
   StepResult eval_step(BatchSource& source, int64_t steps = 1);
+  /// The same over the whole validation split (TrainData::has_whole_valid()).
+  bool has_whole_valid() const { return data_->has_whole_valid(); }
+  StepResult eval_whole_valid();
   /// Logits [S, B, vocabulary] of one micro-batch of this data-parallel rank, without dropout: on the last
   /// pipeline stage, undefined on the others.
   at::Tensor logits(const MicroBatch& batch) { return engine_->logits(batch); }
@@ -121,6 +128,12 @@ class Trainer {
   void archive_previous_run();
   void warn_of_previous_run() const;
   bool load_hf();
+  /// Those of --lora.
+  void load_adapters();
+  /// use(folder) on rank 0, with an iter_* folder that has the weights as they are: the saved one, or one
+  /// that is written beside `output` and removed again. Collective.
+  void with_checkpoint(const std::filesystem::path& output,
+                       const std::function<void(const std::filesystem::path&)>& use);
   std::optional<CheckpointInfo> load_from(const std::string& directory, bool weights_only);
   std::string config_json() const;
   StepMetrics next_step_metrics(const BatchSize& batch) const;

@@ -27,6 +27,11 @@ std::string Trainer::config_json() const {
   nlohmann::json config = nlohmann::json::parse(to_json(args_));
   config["model_family"] = family_.name;
   config["tokenizer_vocab_size"] = model().vocabulary;
+  if (const auto& lora = engine_->options().lora) {
+    config["lora_rank"] = lora->rank;
+    config["lora_alpha"] = lora->alpha;
+    config["lora_targets"] = lora->targets;
+  }
   // The checkpoint may be read from another working directory.
   for (const char* const file : {"vocab_file", "merge_file", "tokenizer_model"}) {
     if (!config.contains(file) || !config[file].is_string()) continue;
@@ -71,8 +76,12 @@ void Trainer::warn_of_previous_run() const {
 
 bool Trainer::load_hf() {
   const auto folder = open_hf(*args_.hf, *mesh_.world().communicator);
-  load_model(*engine_,
-             {.config = config_json(), .optimizer = false, .finetune = true, .source = folder.get()});
+  load_model(*engine_, {.config = config_json(),
+                        .optimizer = false,
+                        .finetune = true,
+                        .other_family = finetuning_,
+                        .source = folder.get()});
+  load_adapters();
   if (is_first_rank()) print(" loading the weights of {}", printable(*args_.hf, 4096));
   return true;
 }
@@ -88,7 +97,10 @@ bool Trainer::load() {
     if (args_.hf && is_first_rank())
       notice("--load holds a checkpoint, which goes before --hf: the weights of {} are not loaded",
              printable(*args_.hf, 4096));
-    if (args_.finetune) return true;
+    if (args_.finetune) {
+      load_adapters();
+      return true;
+    }
     state_.load(info->state, schedule_rule(args_));
     train_iters_ = planned_iters();
     size_data();
@@ -103,6 +115,7 @@ bool Trainer::load() {
   if (args_.pretrained_checkpoint) {
     if (load_from(*args_.pretrained_checkpoint, true)) {
       if (is_first_rank()) notice("finetuning from the weights of {}", *args_.pretrained_checkpoint);
+      load_adapters();
       return true;
     }
     throw checkpoint_error(

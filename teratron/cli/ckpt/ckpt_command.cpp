@@ -11,6 +11,7 @@
 #include "teratron/cli/ckpt/checkpoint_format.h"
 #include "teratron/cli/ckpt/ckpt_convert.h"
 #include "teratron/cli/ckpt/ckpt_megatron.h"
+#include "teratron/cli/ckpt/ckpt_merge_lora.h"
 #include "teratron/cli/commands.h"
 #include "teratron/hf/hf_checkpoint.h"
 
@@ -122,9 +123,11 @@ int ckpt_command(std::span<const std::string> args) {
       command->add_flag("--tensors", flags.list_tensors, "list the tensors");
   }
   CheckpointConversion conversion(app);
+  LoraMerge merge(app);
   if (!parse_command(app, args)) return 0;
   if (app.got_subcommand("inspect")) return inspect(flags);
   if (app.got_subcommand("verify")) return verify(flags);
+  if (app.got_subcommand("merge-lora")) return merge.run();
   return conversion.run();
 }
 

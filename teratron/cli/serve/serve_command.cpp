@@ -59,12 +59,6 @@ std::string model_name(const Arguments& args) {
   return (folder.has_filename() ? folder : folder.parent_path()).filename().string();
 }
 
-// The texts of the tokenizer's first and last token; empty where it has none or hides them.
-ChatMarks marks_of(const Tokenizer& tokenizer) {
-  const auto text = [&](std::optional<int32_t> id) { return id ? tokenizer.decode({&*id, 1}) : ""; };
-  return {.bos = text(tokenizer.special().bos), .eos = text(tokenizer.special().eos)};
-}
-
 // The chat template, or why there is none.
 void choose_chat(const Arguments& args, const Tokenizer& tokenizer, RoutesOptions& routes) {
   try {

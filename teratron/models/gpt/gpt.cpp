@@ -24,7 +24,8 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
     : Model(stage), config_(config), parallel_(parallel) {
   const Scope root(parameters);
   const Scope embedding = root / "embedding";
-  if (stage.embedding || (stage.head && config.tied_embeddings)) {
+  const bool has_logits = stage.head && config.output_layer;
+  if (stage.embedding || (has_logits && config.tied_embeddings)) {
     word_embeddings_ = std::make_unique<VocabParallelEmbedding>(embedding / "word_embeddings",
                                                                 vocabulary_options(config), parallel);
   }
@@ -53,6 +54,7 @@ GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& sta
                                          LayerRange{stage.first_layer, stage.layers}, parallel, make_layer);
   if (!stage.head) return;
   final_norm_ = std::make_unique<Norm>(decoder / "final_layernorm", config.hidden, config.norm, parallel);
+  if (!has_logits) return;
   Parameter& weight =
       config.tied_embeddings
           ? word_embeddings_->weight()

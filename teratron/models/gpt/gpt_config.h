@@ -16,6 +16,7 @@ struct GPTConfig : TransformerConfig {
   /// Chunks of the sequence whose logits and losses are computed one after the other.
   int64_t loss_chunks = 1;
   bool fp8_output_layer = false;
+  bool output_layer = true;  // false: the final norm's output is the result
 };
 
 /// From the command-line arguments. The logical vocabulary is the tokenizer's size, or --vocab-size if

@@ -1,7 +1,10 @@
 #include "teratron/models/gpt/gpt_family.h"
 
+#include <fmt/ranges.h>
+
 #include "teratron/models/gpt/gpt.h"
 #include "teratron/models/gpt/gpt_operators.h"
+#include "teratron/models/gpt/sft/sft_dataset.h"
 #include "teratron/models/transformer/expert_metrics.h"
 
 namespace teratron {
@@ -9,8 +12,8 @@ namespace teratron {
 namespace {
 
 GPTMaskOptions mask_flags(const Arguments& args) {
-  return {.reset_position_ids = args.reset_position_ids,
-          .reset_attention_mask = args.reset_attention_mask,
+  return {.reset_position_ids = args.reset_position_ids || args.sft,
+          .reset_attention_mask = args.reset_attention_mask || args.sft,
           .eod_mask_loss = args.eod_mask_loss};
 }
 
@@ -19,21 +22,55 @@ void check_gpt(const Arguments& args, std::vector<Problem>& problems) {
     problems.push_back({.what = "only T5 has relative positions",
                         .where = "--position-embedding-type",
                         .fix = "Use learned_absolute, rope, alibi or none"});
+  if (args.chat_template && !args.sft)
+    problems.push_back({.what = "a chat template is only used with conversations",
+                        .where = "--chat-template",
+                        .fix = "Add --sft, or leave it out"});
 }
 
 ModelPlan plan(const Arguments& args, int64_t vocabulary) {
   return gpt_plan(gpt_config(args, vocabulary), gpt_schema(args.seq_length.value_or(0), mask_flags(args)));
 }
 
+ChatTemplate chat_template(const Arguments& args) {
+  std::optional<std::string> format = args.sft_tokenizer_prompt_format;
+  if (!format && !args.chat_template && args.tokenizer_type == "SFTTokenizer") format = "nemotron-h-aligned";
+  if (format && *format != "default") return ChatTemplate::find(*format);
+  const auto chosen = choose_chat_template(args.chat_template, args.tokenizer_model.value_or(""));
+  if (chosen) return *chosen;
+  throw config_error(
+      {.what = "the tokenizer has no chat template",
+       .where = "--chat-template",
+       .fix = fmt::format("Give its name: one of {}", fmt::join(ChatTemplate::names(), ", "))});
+}
+
+Datasets sft_datasets(const DataRequest& request) {
+  const Arguments& args = request.args;
+  const ChatTemplate chat = chat_template(args).with_marks(marks_of(request.tokenizer));
+  const bool learns_all = args.sft_tokenizer_prompt_format == "default";
+  return build_sft_datasets(
+      {.sources = data_sources(request),
+       .sequence_length = args.seq_length.value(),
+       .seed = static_cast<uint32_t>(args.seed),
+       .packing = args.sft_packing == "lines" ? SftPacking::lines : SftPacking::best_fit,
+       .overlong = args.sft_overlong == "truncate" ? OverlongConversations::truncate
+                   : args.sft_overlong == "drop"   ? OverlongConversations::drop
+                                                   : OverlongConversations::error,
+       .learned = learns_all ? LearnedTokens::all : LearnedTokens::answers,
+       .chat = chat,
+       .tokenizer = request.tokenizer});
+}
+
 }  // namespace
 
 Family gpt_family() {
-  return {
-      .name = "gpt",
-      .summary = "decoder-only language models: GPT-2, Llama, Mistral, Qwen",
-      .check = check_gpt,
-      .plan = plan,
-      .datasets = [](const DataRequest& request) { return build_gpt_datasets(gpt_data_options(request)); }};
+  return {.name = "gpt",
+          .summary = "decoder-only language models: GPT-2, Llama, Mistral, Qwen",
+          .check = check_gpt,
+          .plan = plan,
+          .datasets = [](const DataRequest& request) {
+            return request.args.sft ? sft_datasets(request) : build_gpt_datasets(gpt_data_options(request));
+          }};
 }
 
 ModelPlan gpt_plan(const GPTConfig& config, const BatchSchema& batch) {

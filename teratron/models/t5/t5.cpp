@@ -169,6 +169,8 @@ at::Tensor T5::decode(const at::Tensor& hidden_SBH, const at::Tensor& encoder_ou
                       const MicroBatch& batch, LayerStates* states) {
   LayerContext context = decoder_context(batch, config_.decoder);
   context.memory = {.hidden_SBH = encoder_output_SBH, .segments = cross_segments(batch)};
+  if (batch.training && config_.decoder.adapter_dropout > 0.0)
+    context.memory.dropout = encoder_context(batch, config_.encoder).hidden_dropout(0.0, 0, parallel_);
   at::Tensor x_SBH = hidden_SBH;
   if (here_.embeds_target) x_SBH = embed(batch["decoder_tokens"], config_.decoder, context);
   notify(here_.embeds_target ? "embedding" : "the previous stage", x_SBH, batch);

@@ -145,6 +145,7 @@ TransformerConfig transformer_config(const Arguments& args) {
           .xavier_init = args.init_method_xavier_uniform,
           .hidden_dropout = args.hidden_dropout,
           .attention_dropout = args.attention_dropout,
+          .adapter_dropout = args.lora_rank ? args.lora_dropout : 0.0,
           .dropout_seed = static_cast<uint64_t>(args.seed),
           .recompute = recompute_config(args),
           .experts = experts_config(args),

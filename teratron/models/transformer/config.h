@@ -77,6 +77,7 @@ struct TransformerConfig {
   int64_t init_layers = 0;   // number of layers that scales the initialisation of outputs; 0: `layers`
   double hidden_dropout = 0.0;
   double attention_dropout = 0.0;
+  double adapter_dropout = 0.0;  // of the inputs of LoRA adapters
   uint64_t dropout_seed = 1234;
   uint64_t first_dropout_site =
       0;  // of the stack, this one its embedding's; stacks of a model differ by 2^32

@@ -21,7 +21,7 @@ SequenceRows rows_of_run(const PackedRows& packed, const at::Tensor& sample_ids_
 LayerContext layer_context(const MicroBatch& batch, const TransformerConfig& config,
                            const RotaryEmbedding* rope) {
   const bool draws = batch.training && (config.hidden_dropout > 0.0 || config.attention_dropout > 0.0 ||
-                                        config.experts.random());
+                                        config.adapter_dropout > 0.0 || config.experts.random());
   const at::Tensor& index_SB = batch["sequence_index"];
   const at::Tensor& ids_SB = batch["position_ids"];
   const PackedRows packed = packed_rows(batch);

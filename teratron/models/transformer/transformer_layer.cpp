@@ -151,16 +151,17 @@ Hidden TransformerLayer::forward(const Hidden& x, const LayerContext& context, L
 Hidden TransformerLayer::forward_norm_outputs(const Hidden& x, const LayerContext& context,
                                               KeyValueCache* cache) {
   const at::ScalarType narrow = attention_norm_.dtype();  // of the weights; the residual may be fp32
+  const ResidualDropout branch{.dropout = context.hidden_dropout(0.0, site_, parallel_)};  // adds nothing
   const at::Tensor x_SBH = apply_bias_grad(x);
   at::Tensor h_SBH =
-      add_normed(attention_norm_, attention_.forward_add_residual(x_SBH.to(narrow), {}, context, cache),
+      add_normed(attention_norm_, attention_.forward_add_residual(x_SBH.to(narrow), branch, context, cache),
                  x_SBH, context, site_ + attention_output);
   if (cross_) {
-    h_SBH =
-        add_normed(cross_->norm, cross_->attention.forward_add_residual(h_SBH.to(narrow), {}, context, cache),
-                   h_SBH, context, site_ + cross_output);
+    h_SBH = add_normed(cross_->norm,
+                       cross_->attention.forward_add_residual(h_SBH.to(narrow), branch, context, cache),
+                       h_SBH, context, site_ + cross_output);
   }
-  return {add_normed(mlp_norm_, mlp_->forward_add_residual(h_SBH.to(narrow), {}, context), h_SBH, context,
+  return {add_normed(mlp_norm_, mlp_->forward_add_residual(h_SBH.to(narrow), branch, context), h_SBH, context,
                      site_ + mlp_output)};
 }
 

@@ -19,6 +19,21 @@ LinearOptions head_projection(const AttentionLayerOptions& options, int64_t head
           .init = options.qkv_init};
 }
 
+// linear_qkv: for each query group its queries, a key and a value.
+LinearOptions qkv_projection(const AttentionLayerOptions& options) {
+  LinearOptions linear = head_projection(options, options.heads + 2 * options.query_groups);
+  linear.parts = {{"linear_q", options.heads / options.query_groups * options.kv_channels},
+                  {"linear_k", options.kv_channels},
+                  {"linear_v", options.kv_channels}};
+  return linear;
+}
+
+LinearOptions kv_projection(const AttentionLayerOptions& options) {
+  LinearOptions linear = head_projection(options, 2 * options.query_groups);
+  linear.parts = {{"linear_k", options.kv_channels}, {"linear_v", options.kv_channels}};
+  return linear;
+}
+
 LinearOptions output_projection(const AttentionLayerOptions& options) {
   return {.in = options.heads * options.kv_channels,
           .out = options.hidden,
@@ -92,8 +107,7 @@ at::Tensor CoreAttention::decode(const QkvParts& qkv, PagedKeyValues& paged,
 SelfAttention::SelfAttention(const Scope& scope, const AttentionLayerOptions& options,
                              const TensorParallel& parallel)
     : core_(options, scope.options(), parallel.group),
-      qkv_(scope / "linear_qkv", head_projection(options, options.heads + 2 * options.query_groups),
-           parallel),
+      qkv_(scope / "linear_qkv", qkv_projection(options), parallel),
       output_(scope / "linear_proj", output_projection(options), parallel) {
   if (!options.qk_norm) return;
   const auto norm = [&](const char* name, int64_t heads) {
@@ -104,16 +118,17 @@ SelfAttention::SelfAttention(const Scope& scope, const AttentionLayerOptions& op
   k_norm_ = norm("k_layernorm", options.query_groups);
 }
 
-QueryKeyValue SelfAttention::project(const at::Tensor& x_SBH, const LayerContext& context) {
+QueryKeyValue SelfAttention::project(const at::Tensor& x_SBH, const DropoutArgs& dropout,
+                                     const LayerContext& context) {
   const int64_t groups = core_.query_groups();
   const int64_t per_group = core_.heads() / groups;
   const int64_t width = core_.kv_channels();
   // Without query-key norms, which come before RoPE, the rotation is fused into the projection or its split.
   const RotaryEmbedding* const fused_rope = q_norm_ ? nullptr : context.rope;
   std::optional<QkvRope> rope;
-  if (fused_rope && queries_are_view(groups, per_group))
+  if (fused_rope && queries_are_view(groups, per_group) && !qkv_.has_adapter())
     rope = {fused_rope->rotation(context.positions_SB), per_group + 2, width};
-  const auto [qkv_SBF, bias] = qkv_.forward(x_SBH, rope ? &*rope : nullptr);
+  const auto [qkv_SBF, bias] = qkv_.forward(x_SBH, rope ? &*rope : nullptr, &dropout);
   const at::Tensor qkv_SBGPD = qkv_SBF.unflatten(-1, {groups, per_group + 2, width});
   QueryKeyValue qkv = split_qkv({qkv_SBGPD, bias, rope.has_value()}, fused_rope, context.positions_SB);
   if (!q_norm_) return qkv;
@@ -141,7 +156,7 @@ Hidden SelfAttention::forward_add_residual(const Normed& normed_SBH, const Resid
   if (cache && decodes_all(cache->paged, normed_SBH.sizes()[0]))
     return output_.forward_add_residual(decode(normed_SBH, cache->paged, context), residual);
   const at::Tensor x_SBH = normed_SBH.tensor();
-  QueryKeyValue qkv = project(x_SBH, context);
+  QueryKeyValue qkv = project(x_SBH, residual.dropout, context);
   if (cache && cache->paged.batch)
     return output_.forward_add_residual(core_.forward_paged(qkv, cache->paged, context), residual);
   if (cache) extend(cache->tokens, qkv);
@@ -152,12 +167,13 @@ CrossAttention::CrossAttention(const Scope& scope, const AttentionLayerOptions& 
                                const TensorParallel& parallel)
     : core_(options, scope.options(), parallel.group),
       q_(scope / "linear_q", head_projection(options, options.heads), parallel),
-      kv_(scope / "linear_kv", head_projection(options, 2 * options.query_groups), parallel),
+      kv_(scope / "linear_kv", kv_projection(options), parallel),
       output_(scope / "linear_proj", output_projection(options), parallel) {}
 
-KeyValues CrossAttention::project_memory(const at::Tensor& memory_SBH) {
-  TERATRON_ASSERT(memory_SBH.defined(), "cross attention without the output of an encoder");
-  const at::Tensor kv_SBF = apply_bias_grad(kv_.forward(memory_SBH));
+KeyValues CrossAttention::project_memory(const Memory& memory) {
+  TERATRON_ASSERT(memory.hidden_SBH.defined(), "cross attention without the output of an encoder");
+  const DropoutArgs* const dropout = memory.dropout ? &*memory.dropout : nullptr;
+  const at::Tensor kv_SBF = apply_bias_grad(kv_.forward(memory.hidden_SBH, nullptr, dropout));
   const at::Tensor kv_SBG2D = kv_SBF.unflatten(-1, {core_.query_groups(), 2, core_.kv_channels()});
   const std::vector<at::Tensor> parts = kv_SBG2D.unbind(3);
   return {parts[0], parts[1]};
@@ -169,8 +185,7 @@ at::Tensor CrossAttention::attend_paged(const at::Tensor& q_SBF, const LayerCont
   const at::Tensor q_SBND = q_SBF.unflatten(-1, {core_.heads(), core_.kv_channels()});
   std::vector<at::Tensor> rows;
   for (const PagedRow& row : cache.paged.batch->rows) {
-    if (context.memory.hidden_SBH.defined())
-      cache.memories[row.source] = project_memory(context.memory.hidden_SBH);
+    if (context.memory.hidden_SBH.defined()) cache.memories[row.source] = project_memory(context.memory);
     const KeyValues& memory = cache.memories.at(row.source);
     rows.push_back(core_.forward(
         {q_SBND.narrow(0, row.first_token, row.tokens), memory.k_SBGD, memory.v_SBGD}, {}, context));
@@ -180,11 +195,11 @@ at::Tensor CrossAttention::attend_paged(const at::Tensor& q_SBF, const LayerCont
 
 Hidden CrossAttention::forward_add_residual(const at::Tensor& x_SBH, const ResidualDropout& residual,
                                             const LayerContext& context, KeyValueCache* cache) {
-  const at::Tensor q_SBF = apply_bias_grad(q_.forward(x_SBH));
+  const at::Tensor q_SBF = apply_bias_grad(q_.forward(x_SBH, nullptr, &residual.dropout));
   if (cache && cache->paged.batch)
     return output_.forward_add_residual(attend_paged(q_SBF, context, *cache), residual);
   const bool cached = cache && cache->memory.k_SBGD.defined();
-  const KeyValues memory = cached ? cache->memory : project_memory(context.memory.hidden_SBH);
+  const KeyValues memory = cached ? cache->memory : project_memory(context.memory);
   if (cache) cache->memory = memory;
   const QueryKeyValue qkv{q_SBF.unflatten(-1, {core_.heads(), core_.kv_channels()}), memory.k_SBGD,
                           memory.v_SBGD};

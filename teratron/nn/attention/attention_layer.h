@@ -68,7 +68,7 @@ class SelfAttention {
                               const LayerContext& context, KeyValueCache* cache);
 
  private:
-  QueryKeyValue project(const at::Tensor& x_SBH, const LayerContext& context);
+  QueryKeyValue project(const at::Tensor& x_SBH, const DropoutArgs& dropout, const LayerContext& context);
   at::Tensor decode(const Normed& x_SBH, PagedKeyValues& paged, const LayerContext& context);
 
   CoreAttention core_;
@@ -88,7 +88,7 @@ class CrossAttention {
                               const LayerContext& context, KeyValueCache* cache);
 
  private:
-  KeyValues project_memory(const at::Tensor& memory_SBH);
+  KeyValues project_memory(const Memory& memory);
   at::Tensor attend_paged(const at::Tensor& q_SBF, const LayerContext& context, KeyValueCache& cache);
 
   CoreAttention core_;

@@ -69,10 +69,14 @@ constexpr IgnoredFlags ignored_flags[] = {
     {"min_lr", with, "--lr-decay-style constant"},
     {"adlr_autoresume_interval autoresume_file", without, "--adlr-autoresume"},
     {"eval_interval", with, "--eval-iters 0"},
+    {"lora_alpha lora_dropout lora_targets lora_out", without, "--lora-rank or --lora"},
+    {"sft_tokenizer_prompt_format sft_packing sft_overlong", without, "--sft"},
+    {"reset_position_ids reset_attention_mask eod_mask_loss data_cache_path mid_level_dataset_surplus", with, "--sft"},
     // Checkpoints
     {"save_interval save_retain_interval keep_last no_save_optim async_save log_progress", without, "--save"},
     {"ckpt_step", without, "--load"},
-    {"finetune no_load_optim exit_on_missing_checkpoint use_checkpoint_args override_opt_param_scheduler "
+    {"finetune", without, "--load or --pretrained-checkpoint or --hf"},
+    {"no_load_optim exit_on_missing_checkpoint use_checkpoint_args override_opt_param_scheduler "
      "use_checkpoint_opt_param_scheduler", without, "--load or --pretrained-checkpoint"},
     // Data and tokenizer
     {"split data_cache_path mid_level_dataset_surplus", with, "--mock-data"},

@@ -120,8 +120,11 @@ constexpr Rule rules[] = {
     {"--tokenizer-type NullTokenizer", demands, "--vocab-size"},
     {"--tokenizer-type GPT2BPETokenizer|BertWordPieceLowerCase|BertWordPieceCase", demands, "--vocab-file"},
     {"--tokenizer-type GPT2BPETokenizer", demands, "--merge-file"},
-    {"--tokenizer-type SentencePieceTokenizer|GPTSentencePieceTokenizer|Llama2Tokenizer|HuggingFaceTokenizer|TikTokenizer",
-     demands, "--tokenizer-model"},
+    {"--tokenizer-type SentencePieceTokenizer|GPTSentencePieceTokenizer|Llama2Tokenizer|HuggingFaceTokenizer|SFTTokenizer|"
+     "TikTokenizer", demands, "--tokenizer-model"},
+    // Finetuning
+    {"--sft", excludes, "--mock-data", "Conversations are read from --data-path"},
+    {"--sft-tokenizer-prompt-format", excludes, "--chat-template", "Both say how conversations are written"},
     // Generation
     {"--top-p", excludes, "--top-k"},
     {"--greedy", excludes, "--top-k > 1 or --top-p"},

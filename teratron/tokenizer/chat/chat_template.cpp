@@ -16,6 +16,7 @@ struct ChatTemplate::Format {
   ChatMarks marks;
   std::string end;  // of an answer; empty: marks.eos
   std::vector<ChatPart> (*write)(const Messages& messages, const ChatMarks& marks, bool asks);
+  std::string pad = {};  // its token; empty: the tokenizer's
 };
 
 namespace {
@@ -143,6 +144,52 @@ Parts write_zephyr(const Messages& messages, const ChatMarks& marks, bool asks) 
   return parts;
 }
 
+// Megatron-LM's prompt formats. The first writes the beginning of an answer after the question.
+Parts write_nemotron_h(const Messages& messages, const ChatMarks&, bool) {
+  check_roles(messages, {"system", "user", "assistant"});
+  Parts parts;
+  for (const ChatMessage& message : messages) {
+    const std::string line = trimmed(message.content) + "\n";
+    if (is_assistant(message)) {
+      parts.push_back({line, true});
+    } else if (message.role == "system") {
+      parts.push_back({"<SPECIAL_10>System\n" + line});
+    } else {
+      parts.push_back({"<SPECIAL_11>User\n" + line + "<SPECIAL_11>Assistant\n"});
+    }
+  }
+  return parts;
+}
+
+std::string without(std::string text, std::string_view word) {
+  for (size_t found = text.find(word); found != text.npos; found = text.find(word, found))
+    text.erase(found, word.size());
+  return text;
+}
+
+Parts write_nemotron_nano(const Messages& messages, const ChatMarks&, bool asks) {
+  check_roles(messages, {"system", "user", "assistant"});
+  Parts parts;
+  for (const ChatMessage& message : messages) {
+    if (is_assistant(message)) {
+      parts.push_back({"<SPECIAL_11>Assistant\n"});
+      parts.push_back({trimmed(message.content) + "\n<SPECIAL_12>\n", true});
+    } else {
+      const std::string content = trimmed(without(without(message.content, "/think"), "/no_think"));
+      const char* const head = message.role == "system" ? "<SPECIAL_10>System\n" : "<SPECIAL_11>User\n";
+      parts.push_back({head + content + "\n"});
+    }
+  }
+  if (asks) parts.push_back({"<SPECIAL_11>Assistant\n"});
+  return parts;
+}
+
+Parts write_identity(const Messages& messages, const ChatMarks&, bool) {
+  Parts parts;
+  for (const ChatMessage& message : messages) parts.push_back({message.content, is_assistant(message)});
+  return parts;
+}
+
 // Texts of a template differ in white space, in how they write a newline in a string, and in quotes.
 uint64_t jinja_hash(std::string_view text) {
   std::string kept;
@@ -182,6 +229,9 @@ const std::vector<ChatTemplate::Format>& ChatTemplate::formats() {
       {"mistral", {"<s>", "</s>"}, "", write_mistral},
       {"gemma", {"<bos>", "<eos>"}, "<end_of_turn>", write_gemma},
       {"zephyr", {"<s>", "</s>"}, "", write_zephyr},
+      {"nemotron-h-aligned", {}, "<SPECIAL_11>", write_nemotron_h, "<SPECIAL_233>"},
+      {"nemotron-nano-v2", {}, "<SPECIAL_12>", write_nemotron_nano, "<unk>"},
+      {"identity", {}, "", write_identity, "<unk>"},
   };
   return all;
 }
@@ -211,6 +261,10 @@ std::optional<ChatTemplate> ChatTemplate::of_jinja(std::string_view jinja) {
   return std::nullopt;
 }
 
+const std::string& ChatTemplate::pad() const {
+  return format_->pad;
+}
+
 const std::string& ChatTemplate::name() const {
   return format_->name;
 }
@@ -220,6 +274,11 @@ ChatTemplate ChatTemplate::with_marks(const ChatMarks& marks) const {
   if (!marks.bos.empty()) changed.marks_.bos = marks.bos;
   if (!marks.eos.empty()) changed.marks_.eos = marks.eos;
   return changed;
+}
+
+ChatMarks marks_of(const Tokenizer& tokenizer) {
+  const auto text = [&](std::optional<int32_t> id) { return id ? tokenizer.decode({&*id, 1}) : ""; };
+  return {.bos = text(tokenizer.special().bos), .eos = text(tokenizer.special().eos)};
 }
 
 std::vector<ChatPart> ChatTemplate::parts(const Messages& messages, bool asks) const {

@@ -7,6 +7,12 @@
 //   gemma    <bos><start_of_turn>user\nHELLO<end_of_turn>\n<start_of_turn>model\n
 //   zephyr   <|user|>\nHELLO</s>\n<|assistant|>\n
 //
+// and Megatron-LM's prompt formats for finetuning:
+//
+//   nemotron-h-aligned  <SPECIAL_11>User\nHELLO\n<SPECIAL_11>Assistant\n
+//   nemotron-nano-v2    the same; answers end with <SPECIAL_12>\n, and /think and /no_think are left out
+//   identity            the contents as they are
+//
 // The texts equal those of transformers' apply_chat_template(). One implementation for the server and for
 // finetuning.
 #pragma once
@@ -38,6 +44,9 @@ struct ChatMarks {
   std::string bos, eos;
 };
 
+/// Those of a tokenizer; empty where it has none or hides them.
+ChatMarks marks_of(const Tokenizer& tokenizer);
+
 class ChatTemplate {
  public:
   /// UserError(config) with the list of names.
@@ -47,6 +56,8 @@ class ChatTemplate {
   static std::vector<std::string> names();
 
   const std::string& name() const;
+  /// The token that fills up rows of conversations; empty: the tokenizer's.
+  const std::string& pad() const;
   /// With the tokenizer's marks in place of the template's usual ones, unless they are empty.
   ChatTemplate with_marks(const ChatMarks& marks) const;
   /// The conversation, and with `asks` the beginning of the answer to it. UserError(data): a role that the

@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include "teratron/base/hash.h"
+#include "teratron/base/log.h"
 #include "teratron/comm/consensus.h"
 #include "teratron/settings/component_options.h"
 
@@ -76,6 +77,13 @@ int64_t samples_per_epoch(const Registry::Context& context, const Family& family
   return std::stoll(broadcast_bytes(*context.mesh.world().communicator, mine));
 }
 
+void print_reports(const Splits& datasets) {
+  for (size_t split = 0; split < datasets.size(); ++split) {
+    const std::string report = datasets[split] ? datasets[split]->report() : "";
+    if (!report.empty()) print(" > {} split: {}", kSplitNames[split], report);
+  }
+}
+
 }  // namespace
 
 SplitSamples split_samples(const Arguments& args, const TrainProgress& progress) {
@@ -115,12 +123,29 @@ TrainData::TrainData(const Registry::Context& context, const Family& family, con
     const auto& [train, valid, test] = source.samples;
     Datasets built = family.datasets({args_, context.tokenizer, {train, valid, test}});
     datasets_ = {std::move(built.train), std::move(built.valid), std::move(built.test)};
+    if (mesh_.rank() == 0) print_reports(datasets_);
+    if ((args_.num_train_epochs || args_.full_validation) && valid > 0) {
+      // Mock data has no end.
+      whole_valid_ = args_.mock_data
+                         ? datasets_[1]
+                         : family.datasets({args_, context.tokenizer, {0, std::nullopt, 0}}).valid;
+    }
   }
   check_same_data(reads ? &datasets_ : nullptr, source.schema, *mesh_.world().communicator);
   std::string present;  // of the reading rank, for all ranks
   for (const auto& dataset : datasets_) present += dataset ? '1' : '0';
-  present = broadcast_bytes(*mesh_.group({Axis::tp, Axis::pp}).communicator, present);
+  HostGroup& model = *mesh_.group({Axis::tp, Axis::pp}).communicator;
+  present = broadcast_bytes(model, present);
   for (size_t i = 0; i < present_.size(); ++i) present_[i] = present.at(i) == '1';
+  whole_valid_samples_ =
+      std::stoll(broadcast_bytes(model, std::to_string(whole_valid_ ? whole_valid_->size() : 0)));
+  if (has_whole_valid() && whole_valid_samples_ < mesh_.data_parallel().size) {
+    throw data_error({.what = fmt::format("the validation split has {} samples, fewer than the {} "
+                                          "data-parallel ranks that evaluate it",
+                                          whole_valid_samples_, mesh_.data_parallel().size),
+                      .where = "--data-path",
+                      .fix = "Give it more data, or --eval-iters 0"});
+  }
 }
 
 std::unique_ptr<BatchSource> TrainData::open(Split split, int64_t consumed_samples) const {
@@ -132,21 +157,33 @@ std::unique_ptr<BatchSource> TrainData::open(Split split, int64_t consumed_sampl
          .fix = fmt::format("Give --data-path with a --split that has a {} share, or --mock-data{}", name,
                             split == Split::train ? "" : ", and --eval-iters above 0")});
   }
+  const auto kind = args_.dataloader_type == "cyclic" ? SamplerKind::cyclic : SamplerKind::single;
+  return make_source(split, datasets_[static_cast<size_t>(split)],
+                     {.kind = kind,
+                      .consumed_samples = consumed_samples,
+                      .micro_batch_size = args_.micro_batch_size.value(),
+                      .data_sharding = args_.data_sharding});
+}
+
+int64_t TrainData::whole_valid_microbatches() const {
   const Group& data_parallel = mesh_.data_parallel();
-  const BatchSamplerOptions sampler{
-      .kind = args_.dataloader_type == "cyclic" ? SamplerKind::cyclic : SamplerKind::single,
-      .consumed_samples = consumed_samples,
-      .micro_batch_size = args_.micro_batch_size.value(),
-      .dp_rank = data_parallel.rank,
-      .dp_size = data_parallel.size,
-      .data_sharding = args_.data_sharding};
-  return std::make_unique<BatchSource>(
-      datasets_[static_cast<size_t>(split)],
-      BatchSource::Options{.loader = {.sampler = sampler, .num_workers = static_cast<int>(args_.num_workers)},
-                           .split = name,
-                           .schema = source_.schema,
-                           .device = source_.device},
-      mesh_);
+  return (whole_valid_samples_ - data_parallel.rank + data_parallel.size - 1) / data_parallel.size;
+}
+
+std::unique_ptr<BatchSource> TrainData::open_whole_valid() const {
+  return make_source(Split::valid, whole_valid_, {.kind = SamplerKind::full_validation});
+}
+
+std::unique_ptr<BatchSource> TrainData::make_source(Split split, std::shared_ptr<const Dataset> dataset,
+                                                    const BatchSamplerOptions& sampler) const {
+  BatchSource::Options options{
+      .loader = {.sampler = sampler, .num_workers = static_cast<int>(args_.num_workers)},
+      .split = kSplitNames[static_cast<size_t>(split)],
+      .schema = source_.schema,
+      .device = source_.device};
+  options.loader.sampler.dp_rank = mesh_.data_parallel().rank;
+  options.loader.sampler.dp_size = mesh_.data_parallel().size;
+  return std::make_unique<BatchSource>(std::move(dataset), options, mesh_);
 }
 
 }  // namespace teratron

@@ -42,12 +42,24 @@ class TrainData {
   /// there is no such split.
   std::unique_ptr<BatchSource> open(Split split, int64_t consumed_samples) const;
 
+  /// The whole validation split once, in micro-batches of one sample: this data-parallel rank's, of which
+  /// there are whole_valid_microbatches(). Kept with --num-train-epochs and --full-validation, unless
+  /// evaluation is off.
+  bool has_whole_valid() const { return whole_valid_samples_ > 0; }
+  int64_t whole_valid_microbatches() const;
+  std::unique_ptr<BatchSource> open_whole_valid() const;
+
  private:
+  std::unique_ptr<BatchSource> make_source(Split split, std::shared_ptr<const Dataset> dataset,
+                                           const BatchSamplerOptions& sampler) const;
+
   Arguments args_;
   Source source_;
   Mesh mesh_;
   std::array<std::shared_ptr<const Dataset>, 3> datasets_;
   std::array<bool, 3> present_ = {};
+  std::shared_ptr<const Dataset> whole_valid_;
+  int64_t whole_valid_samples_ = 0;
 };
 
 /// Converts --num-train-epochs to train_iters; other settings are unchanged. Builds the training data's

@@ -1,0 +1,79 @@
+#include "teratron/cli/ckpt/ckpt_merge_lora.h"
+
+#include <nlohmann/json.hpp>
+
+#include "teratron/base/log.h"
+#include "teratron/cli/ckpt/checkpoint_format.h"
+#include "teratron/hf/convert.h"
+#include "teratron/hf/hf_checkpoint.h"
+#include "teratron/hf/peft.h"
+#include "teratron/settings/component_options.h"
+
+namespace teratron {
+
+namespace fs = std::filesystem;
+
+struct LoraMerge::Flags {
+  std::string load, from_hf, lora, save, to_hf;
+  std::optional<int64_t> step;
+};
+
+namespace {
+
+std::unique_ptr<CheckpointSource> open_base(const std::string& from_hf, const fs::path& load) {
+  if (!from_hf.empty()) return std::make_unique<HfCheckpoint>(from_hf);
+  return std::make_unique<CheckpointReader>(load);
+}
+
+LoraAdapters adapters_of(const std::string& folder, const CheckpointInfo& base) {
+  if (!folder.empty())
+    return read_peft(folder, read_peft_config(folder), hf_tensors(hf_model_of(base), base.tensors.size()));
+  LoraAdapters saved = saved_adapters(base.path);
+  if (!saved.empty()) return saved;
+  throw config_error({.what = "the checkpoint has no adapters",
+                      .where = base.path.string(),
+                      .fix = "Name their folder with --lora"});
+}
+
+HfTokenizer tokenizer_of(const CheckpointInfo& info) {
+  std::vector<std::string> unknown;
+  return hf_tokenizer(tokenizer_options(arguments_from_json(info.config, info.path.string(), &unknown)));
+}
+
+}  // namespace
+
+LoraMerge::LoraMerge(CLI::App& app) : flags_(std::make_unique<Flags>()) {
+  CLI::App* const command = app.add_subcommand("merge-lora", "Add LoRA adapters to the weights");
+  Flags& f = *flags_;
+  command->add_option("--load", f.load, "a --save folder, or one of its iter_* folders");
+  command->add_option("--from-hf", f.from_hf, "a Hugging Face folder, in place of --load");
+  command->add_option("--ckpt-step", f.step, "iteration of --load; default: the newest");
+  command->add_option("--lora", f.lora,
+                      "folder with the adapters in PEFT's format; default: those of --load");
+  command->add_option("--save", f.save, "folder of the merged checkpoint");
+  command->add_option("--to-hf", f.to_hf, "new Hugging Face folder, in place of --save");
+}
+
+LoraMerge::~LoraMerge() = default;
+
+int LoraMerge::run() {
+  const Flags& f = *flags_;
+  if (f.load.empty() == f.from_hf.empty() || f.save.empty() == f.to_hf.empty()) {
+    throw config_error({.what = "the model or the result is not named, or twice",
+                        .where = "ckpt merge-lora",
+                        .fix = "Give one of --load and --from-hf, and one of --save and --to-hf"});
+  }
+  if (f.load.empty() && f.lora.empty())
+    throw config_error({.what = "no adapters are given", .where = "--lora", .fix = "Name their folder"});
+  const auto base = open_base(f.from_hf, f.load.empty() ? "" : locate_checkpoint(f.load, f.step));
+  const MergedLora merged(*base, adapters_of(f.lora, base->info()));
+  const ConversionReport report =
+      f.to_hf.empty() ? import_checkpoint(merged, {.destination = f.save})
+                      : export_hf(merged, {.destination = f.to_hf, .tokenizer = tokenizer_of(merged.info())});
+  for (const std::string& line : report.notices) notice_line(line);
+  print("wrote {} ({} tensors, {} elements)", printable(report.result.string(), 4096), report.tensors,
+        report.elements);
+  return 0;
+}
+
+}  // namespace teratron

@@ -1,0 +1,63 @@
+#include <algorithm>
+
+#include "teratron/base/log.h"
+#include "teratron/cli/commands.h"
+#include "teratron/cli/run_job.h"
+#include "teratron/generate/training_texts.h"
+#include "teratron/train/bert/classification.h"
+#include "teratron/train/pretrain.h"
+
+namespace teratron {
+
+namespace {
+
+void print_usage() {
+  print_line(
+      "teratron finetune gpt FLAGS...\n"
+      "  trains on conversations, with the loss of the assistant's turns: the same as\n"
+      "  teratron pretrain gpt --finetune --sft FLAGS...\n"
+      "teratron finetune bert|gpt --task classification|regression --train-data FILE --valid-data FILE "
+      "FLAGS...\n"
+      "  trains a head, and the model below it, on labelled texts\n"
+      "`teratron finetune gpt --help` lists the flags.");
+}
+
+// --task of the flags or of the configuration file; what is wrong with them is reported later.
+std::optional<std::string> task_of(std::span<const std::string> args, const JobModel& model) {
+  const bool named = std::ranges::any_of(args, [](const std::string& arg) {
+    return arg.starts_with("--task") || arg.starts_with("--config-file") || arg.starts_with("--yaml-cfg");
+  });
+  return named ? given_arguments(args, model).args.task : std::nullopt;
+}
+
+int run_finetuning(std::span<const std::string> args, const JobModel& model) {
+  return run_job(args, model, [&](const ParsedArguments& parsed, World& world, const StopSignals& signals) {
+    return pretrain(parsed, world, signals, model, make_text_sampler);
+  });
+}
+
+}  // namespace
+
+int finetune_command(std::span<const std::string> args, const Registry& registry) {
+  if (!args.empty() && (args[0] == "--help" || args[0] == "-h")) {
+    print_usage();
+    return 0;
+  }
+  const Family& family = find_family(args.empty() ? "" : args[0], registry.families);
+  std::vector<std::string> flags = {"--finetune"};
+  flags.insert(flags.end(), args.begin() + 1, args.end());
+  if (const std::optional<std::string> task = task_of(flags, {family, registry})) {
+    const ClassificationJob job = classification_job(family.name, *task);
+    return run_finetuning(flags, {job.family, job.registry});
+  }
+  if (family.name != "gpt") {
+    throw config_error(
+        {.what = fmt::format("{} does not learn conversations", family.name),
+         .where = "finetune",
+         .fix = "Use `teratron finetune gpt FLAGS...`, or --task classification or regression"});
+  }
+  flags.emplace_back("--sft");
+  return run_finetuning(flags, {family, registry});
+}
+
+}  // namespace teratron

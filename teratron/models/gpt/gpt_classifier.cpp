@@ -1,0 +1,82 @@
+#include "teratron/models/gpt/gpt_classifier.h"
+
+#include "teratron/models/bert/bert_heads.h"
+#include "teratron/models/gpt/gpt_operators.h"
+
+namespace teratron {
+
+namespace {
+
+GPTConfig without_logits(GPTConfig config) {
+  config.output_layer = false;
+  return config;
+}
+
+}  // namespace
+
+GPTClassifier::GPTClassifier(const GPTConfig& config, const BertClassifierOptions& options,
+                             const StageContext& part)
+    : Model(part.stage),
+      options_(options),
+      parallel_(part.parallel),
+      decoder_(part.parameters, without_logits(config), part.stage, part.parallel, part.mesh) {
+  if (!part.stage.head) return;
+  // Every tensor-parallel rank computes the head on the same rows, so that gradients agree without a sum.
+  head_ = &(Scope(part.parameters) / "classification_head")
+               .parameter("weight", {.shard = Shard::replicated({options.outputs, config.hidden}),
+                                     .init = weight_init(config)});
+}
+
+Activations GPTClassifier::forward(const Activations& input, const MicroBatch& batch, LayerStates* states) {
+  const Activations output = decoder_.forward(input, batch, states);
+  if (!head_) return output;
+  const at::Tensor last_1B = batch["last_token"].view({1, -1});
+  const at::Tensor x_1BH = select_positions(output["hidden"], last_1B, parallel_);
+  const at::Tensor weight = autograd_tensor(*head_);
+  return {{"logits", at::linear(x_1BH[0].to(weight.scalar_type()), weight)}};
+}
+
+void GPTClassifier::set_activation_hook(const ActivationHook& hook) {
+  Model::set_activation_hook(hook);
+  decoder_.set_activation_hook(hook);
+}
+
+BatchSchema gpt_classifier_schema(const BertTextSchemaOptions& options) {
+  using Kind = Column::Kind;
+  using Stages = Column::Stages;
+  const std::vector<int64_t> row = {options.sequence_length};
+  const BertClassifierOptions& classifier = options.classifier;
+  const bool one_of = classifier.target == BertTarget::one_of;
+  return {{.name = "tokens", .shape = row, .stages = Stages::first},
+          {.name = "sequence_index", .shape = row, .kind = Kind::index},
+          {.name = "last_token", .shape = {1}, .kind = Kind::sample, .stages = Stages::last},
+          {.name = "labels",
+           .type = one_of ? ColumnType::i64 : ColumnType::f32,
+           .shape = {one_of ? 1 : classifier.outputs},
+           .kind = Kind::sample,
+           .stages = Stages::last}};
+}
+
+ModelPlan gpt_classifier_plan(const GPTConfig& config, const BertClassifierOptions& options,
+                              const BatchSchema& batch) {
+  const auto residual = config.fp32_residual ? std::optional(at::kFloat) : std::nullopt;
+  return {.towers = {{"decoder", config.layers}},
+          .batch = batch,
+          .channels = {{.name = "hidden",
+                        .shape = sequence_shape("sequence_index", config.hidden),
+                        .dtype = residual}},
+          .losses = {"loss"},
+          .vocabulary = config.vocabulary,
+          .padded_vocabulary = config.padded_vocabulary,
+          .max_positions = config.max_positions,
+          .generates = false,
+          .build =
+              [config, options](const StageContext& part) {
+                return std::make_unique<GPTClassifier>(config, options, part);
+              },
+          .operators = gpt_operators(config),
+          .summary = fmt::format("GPT classifier: {} outputs, {} layers, hidden {}, {} heads",
+                                 options.outputs, config.layers, config.hidden, config.heads)};
+}
+
+}  // namespace teratron

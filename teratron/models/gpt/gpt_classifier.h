@@ -1,0 +1,40 @@
+// GPT with a classification head, as transformers' ForSequenceClassification: the class of a text, or a
+// number, from the last token's state.
+//
+//   logits = h[last] W^T        W [K, H], named classification_head.weight
+#pragma once
+
+#include "teratron/models/bert/bert_classifier.h"
+#include "teratron/models/gpt/gpt.h"
+#include "teratron/models/model_plan.h"
+
+namespace teratron {
+
+/// Columns: tokens, sequence_index; last_token i64 [B, 1] and labels. The last stage's activations are
+/// "logits" [B, K].
+class GPTClassifier : public Model {
+ public:
+  GPTClassifier(const GPTConfig& config, const BertClassifierOptions& options, const StageContext& part);
+
+  Activations forward(const Activations& input, const MicroBatch& batch, LayerStates* states) override;
+  std::vector<InferenceOutput> inference_outputs(const Activations& output) override {
+    return {{.name = "logits", .tensor = output["logits"]}};
+  }
+  std::vector<LossTerm> losses(const Activations& output, const MicroBatch& batch) override {
+    return {classification_loss(output["logits"], batch["labels"], options_.target)};
+  }
+  void set_activation_hook(const ActivationHook& hook) override;
+
+ private:
+  BertClassifierOptions options_;
+  TensorParallel parallel_;
+  GPT decoder_;
+  Parameter* head_ = nullptr;  // of the last stage
+};
+
+BatchSchema gpt_classifier_schema(const BertTextSchemaOptions& options);
+/// Its loss is "loss".
+ModelPlan gpt_classifier_plan(const GPTConfig& config, const BertClassifierOptions& options,
+                              const BatchSchema& batch);
+
+}  // namespace teratron

@@ -1,0 +1,62 @@
+#include "teratron/models/lora_names.h"
+
+#include <utility>
+
+namespace teratron {
+
+namespace {
+
+// Ends of modules' names; the first that fits counts.
+constexpr std::pair<std::string_view, std::string_view> module_ends[] = {
+    {"attention.output.dense", "linear_proj"},
+    {"attn.c_proj", "linear_proj"},
+    {"self_attention.dense", "linear_proj"},
+    {"attention.dense", "linear_proj"},
+    {"mlp.c_proj", "linear_fc2"},
+    {"intermediate.dense", "linear_fc1"},
+    {"output.dense", "linear_fc2"},
+    {"q_proj", "linear_q"},
+    {"k_proj", "linear_k"},
+    {"v_proj", "linear_v"},
+    {"o_proj", "linear_proj"},
+    {"query", "linear_q"},
+    {"key", "linear_k"},
+    {"value", "linear_v"},
+    {"gate_proj", "linear_fc1_gate"},
+    {"up_proj", "linear_fc1_up"},
+    {"down_proj", "linear_fc2"},
+    {"c_attn", "linear_qkv"},
+    {"query_key_value", "linear_qkv"},
+    {"c_fc", "linear_fc1"},
+    {"dense_h_to_4h", "linear_fc1"},
+    {"dense_4h_to_h", "linear_fc2"},
+    {"wi_0", "linear_fc1_gate"},
+    {"wi_1", "linear_fc1_up"},
+    {"wi", "linear_fc1"},
+    {"wo", "linear_fc2"},
+    {"q", "linear_q"},
+    {"k", "linear_k"},
+    {"v", "linear_v"},
+    {"o", "linear_proj"},
+};
+constexpr std::string_view own_targets[] = {"linear_qkv",    "linear_q",    "linear_k",   "linear_v",
+                                            "linear_kv",     "linear_proj", "linear_fc1", "linear_fc1_gate",
+                                            "linear_fc1_up", "linear_fc2"};
+
+}  // namespace
+
+bool ends_as_module(std::string_view name, std::string_view end) {
+  return name.ends_with(end) && (name.size() == end.size() || name[name.size() - end.size() - 1] == '.');
+}
+
+std::string lora_target(std::string_view module) {
+  for (const std::string_view own : own_targets) {
+    if (module == own) return std::string(own);
+  }
+  for (const auto& [end, target] : module_ends) {
+    if (ends_as_module(module, end)) return std::string(target);
+  }
+  return "";
+}
+
+}  // namespace teratron
