@@ -17,6 +17,10 @@ def save_as_bin(model, folder, shards):
     folder.mkdir(exist_ok=True)
     model.config.save_pretrained(folder)
     state = model.state_dict()
+    if any(name.endswith("experts.gate_up_proj") for name in state):  # one tensor in memory, files hold each expert's
+        published = folder.with_name(folder.name + "-published")
+        model.save_pretrained(published)
+        state = load_file(published / "model.safetensors")
     if shards == 1:
         torch.save(state, folder / "pytorch_model.bin")
         return
