@@ -94,21 +94,24 @@ void BertClassifier::set_activation_hook(const ActivationHook& hook) {
   encoder_.set_activation_hook(hook);
 }
 
+Column labels_column(const BertClassifierOptions& options) {
+  const bool one_of = options.target == BertTarget::one_of;
+  return {.name = "labels",
+          .type = one_of ? ColumnType::i64 : ColumnType::f32,
+          .shape = {one_of ? 1 : options.outputs},
+          .kind = Column::Kind::sample,
+          .stages = Column::Stages::last};
+}
+
 BatchSchema bert_classifier_schema(const BertTextSchemaOptions& options) {
   using Kind = Column::Kind;
   using Stages = Column::Stages;
   const std::vector<int64_t> row = {options.sequence_length};
-  const BertClassifierOptions& classifier = options.classifier;
-  const bool one_of = classifier.target == BertTarget::one_of;
   return {{.name = "tokens", .shape = row, .stages = Stages::first},
           {.name = "types", .shape = row, .stages = Stages::first},
           {.name = "sequence_index", .shape = row, .kind = Kind::index},
           {.name = "segment_start", .type = ColumnType::i32, .shape = row, .kind = Kind::segments},
-          {.name = "labels",
-           .type = one_of ? ColumnType::i64 : ColumnType::f32,
-           .shape = {one_of ? 1 : classifier.outputs},
-           .kind = Kind::sample,
-           .stages = Stages::last}};
+          labels_column(options.classifier)};
 }
 
 ModelPlan bert_classifier_plan(const BertConfig& config, const BertClassifierOptions& options,

@@ -30,6 +30,9 @@ struct BertClassifierOptions {
 /// Labels [samples] of one class each, of [rows, 1], of which each sample has as many.
 at::Tensor class_labels(const at::Tensor& labels, int64_t samples);
 
+/// The column "labels" of the last stage: a class, or a value of each output.
+Column labels_column(const BertClassifierOptions& options);
+
 /// The loss of the samples of a micro-batch, logits [B, K].
 LossTerm classification_loss(const at::Tensor& logits_BK, const at::Tensor& labels, BertTarget target);
 

@@ -45,16 +45,10 @@ BatchSchema gpt_classifier_schema(const BertTextSchemaOptions& options) {
   using Kind = Column::Kind;
   using Stages = Column::Stages;
   const std::vector<int64_t> row = {options.sequence_length};
-  const BertClassifierOptions& classifier = options.classifier;
-  const bool one_of = classifier.target == BertTarget::one_of;
   return {{.name = "tokens", .shape = row, .stages = Stages::first},
           {.name = "sequence_index", .shape = row, .kind = Kind::index},
           {.name = "last_token", .shape = {1}, .kind = Kind::sample, .stages = Stages::last},
-          {.name = "labels",
-           .type = one_of ? ColumnType::i64 : ColumnType::f32,
-           .shape = {one_of ? 1 : classifier.outputs},
-           .kind = Kind::sample,
-           .stages = Stages::last}};
+          labels_column(options.classifier)};
 }
 
 ModelPlan gpt_classifier_plan(const GPTConfig& config, const BertClassifierOptions& options,
