@@ -1,4 +1,3 @@
-#include <set>
 
 #include <ATen/Parallel.h>
 
@@ -7,6 +6,7 @@
 #include "teratron/cli/generate/generate_lines.h"
 #include "teratron/cli/generate/generate_terminal.h"
 #include "teratron/cli/generate/generate_texts.h"
+#include "teratron/cli/inference_help.h"
 #include "teratron/cli/run_job.h"
 #include "teratron/hf/architecture.h"
 
@@ -16,26 +16,10 @@ namespace {
 
 // The settings of generation; those of the model come from the checkpoint.
 std::string help() {
-  const std::set<std::string_view> others = {"load",
-                                             "hf",
-                                             "ckpt_step",
-                                             "bf16",
-                                             "fp16",
-                                             "seed",
-                                             "tensor_model_parallel_size",
-                                             "pipeline_model_parallel_size",
-                                             "device",
-                                             "num_threads",
-                                             "run_dir",
-                                             "config_file"};
-  std::vector<Field> fields;
-  for (const Field& field : arguments_schema().fields()) {
-    const bool chosen = field.group == "Generation" || field.group == "Tokenizer";
-    if (chosen || others.contains(field.name)) fields.push_back(field);
-  }
-  const Arguments defaults;
-  return help_text(Schema({.fields = fields, .compat_flags = {}, .later_flags = {}}),
-                   {"teratron generate --load DIR [--prompt TEXT ...] [FLAGS]"}, &defaults) +
+  const auto own = [](const Field& field) {
+    return field.group == "Generation" || field.name == "seed" || field.name == "run_dir";
+  };
+  return inference_help("teratron generate --load DIR [--prompt TEXT ...] [FLAGS]", own) +
          "\nModel and tokenizer come from the checkpoint; the other flags of `teratron pretrain gpt` "
          "override "
          "them.\nWithout --prompt or --sample-input-file, prompts are read from standard input.\n";

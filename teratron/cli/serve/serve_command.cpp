@@ -1,6 +1,5 @@
 #include <filesystem>
 #include <mutex>
-#include <set>
 
 #include <ATen/Parallel.h>
 #include <malloc.h>
@@ -8,6 +7,7 @@
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/generate/generate_job.h"
+#include "teratron/cli/inference_help.h"
 #include "teratron/cli/run_job.h"
 #include "teratron/hf/architecture.h"
 #include "teratron/serve/run_server.h"
@@ -19,27 +19,12 @@ namespace teratron {
 namespace {
 
 std::string help() {
-  const std::set<std::string_view> others = {"load",
-                                             "hf",
-                                             "ckpt_step",
-                                             "bf16",
-                                             "fp16",
-                                             "tensor_model_parallel_size",
-                                             "pipeline_model_parallel_size",
-                                             "inference_max_requests",
-                                             "inference_dynamic_batching_buffer_size_gb",
-                                             "device",
-                                             "num_threads",
-                                             "config_file"};
-  std::vector<Field> fields;
-  for (const Field& field : arguments_schema().fields()) {
-    if (field.group == "Server" || field.group == "Tokenizer" || others.contains(field.name))
-      fields.push_back(field);
-  }
-  const Arguments defaults;
-  return help_text(Schema({.fields = fields, .compat_flags = {}, .later_flags = {}}),
-                   {"teratron serve (--load DIR | --hf DIR) [--host 127.0.0.1] [--port 5000] [FLAGS]"},
-                   &defaults) +
+  const auto own = [](const Field& field) {
+    return field.group == "Server" || field.name == "inference_max_requests" ||
+           field.name == "inference_dynamic_batching_buffer_size_gb";
+  };
+  return inference_help("teratron serve (--load DIR | --hf DIR) [--host 127.0.0.1] [--port 5000] [FLAGS]",
+                        own) +
          "\nModel and tokenizer come from the checkpoint or the Hugging Face folder; the other flags of "
          "`teratron pretrain gpt` override them.\n";
 }

@@ -1,9 +1,9 @@
-#include <set>
 
 #include <ATen/Parallel.h>
 
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
+#include "teratron/cli/inference_help.h"
 #include "teratron/cli/run_job.h"
 #include "teratron/cli/tasks/task_job.h"
 #include "teratron/hf/architecture.h"
@@ -16,26 +16,11 @@ namespace {
 constexpr int64_t usual_new_tokens = 256;  // as lm-evaluation-harness
 
 std::string eval_help() {
-  const std::set<std::string_view> others = {"load",
-                                             "hf",
-                                             "ckpt_step",
-                                             "bf16",
-                                             "fp16",
-                                             "seed",
-                                             "tensor_model_parallel_size",
-                                             "pipeline_model_parallel_size",
-                                             "device",
-                                             "num_threads",
-                                             "config_file"};
-  std::vector<Field> fields;
-  for (const Field& field : arguments_schema().fields()) {
-    const bool eval = !field.traits.program.empty() && has_effect_on(field, "eval");
-    if (eval || field.group == "Tokenizer" || others.contains(field.name)) fields.push_back(field);
-  }
-  const Arguments defaults;
-  return help_text(Schema({.fields = fields, .compat_flags = {}, .later_flags = {}}),
-                   {"teratron eval --load DIR --data FILE.jsonl [--json OUT] [--predictions FILE] [FLAGS]"},
-                   &defaults) +
+  const auto own = [](const Field& field) {
+    return field.name == "seed" || (!field.traits.program.empty() && has_effect_on(field, "eval"));
+  };
+  return inference_help(
+             "teratron eval --load DIR --data FILE.jsonl [--json OUT] [--predictions FILE] [FLAGS]", own) +
          "\nLines of --data:\n"
          "  {\"context\": ..., \"continuation\": ...}\n"
          "  {\"context\": ..., \"choices\": [...], \"answer\": number from 0, or text}\n"
