@@ -38,6 +38,17 @@ constexpr BenchShape shapes[] = {
      "--group-query-attention --num-query-groups 8 --seq-length 8192 --max-position-embeddings 8192 "
      "--micro-batch-size 1 --vocab-size 128255 --position-embedding-type rope --rotary-base 500000 "
      "--normalization RMSNorm --swiglu --disable-bias-linear --untie-embeddings-and-output-weights"},
+    {"qwen3-0.6b",
+     "--num-layers 28 --hidden-size 1024 --ffn-hidden-size 3072 --num-attention-heads 16 --kv-channels 128 "
+     "--group-query-attention --num-query-groups 8 --seq-length 2048 --max-position-embeddings 2048 "
+     "--micro-batch-size 2 --global-batch-size 8 --vocab-size 151935 --position-embedding-type rope "
+     "--rotary-base 1000000 --normalization RMSNorm --qk-layernorm --swiglu --disable-bias-linear"},
+    {"qwen3-8b",
+     "--num-layers 36 --hidden-size 4096 --ffn-hidden-size 12288 --num-attention-heads 32 --kv-channels 128 "
+     "--group-query-attention --num-query-groups 8 --seq-length 2048 --max-position-embeddings 2048 "
+     "--micro-batch-size 2 --global-batch-size 8 --vocab-size 151935 --position-embedding-type rope "
+     "--rotary-base 1000000 --normalization RMSNorm --qk-layernorm --swiglu --disable-bias-linear "
+     "--untie-embeddings-and-output-weights"},
     {"qwen3-30b-a3b-4l",
      "--num-layers 4 --hidden-size 2048 --ffn-hidden-size 6144 --num-attention-heads 32 --kv-channels 128 "
      "--group-query-attention --num-query-groups 4 --seq-length 4096 --max-position-embeddings 4096 "

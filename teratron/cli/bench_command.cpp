@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <optional>
 
 #include <ATen/Parallel.h>
@@ -37,6 +38,10 @@ std::vector<std::string> shape_flags(const BenchShape& shape, const std::string&
                               "as flags"});
   }
   std::vector<std::string> flags = flags_of(shape);
+  const bool has_data = std::ranges::any_of(extra, [](const std::string& flag) {
+    return flag == "--data-path" || flag.starts_with("--data-path=");
+  });
+  if (has_data) std::erase(flags, "--mock-data");
   if (precision != "fp32") flags.push_back("--" + precision);
   flags.insert(flags.end(), extra.begin(), extra.end());
   return flags;
@@ -119,8 +124,9 @@ int bench_command(std::span<const std::string> args) {
   if (!args.empty() && args.front() == "generate") return bench_generate_command(args.subspan(1));
   if (!args.empty() && args.front() == "serve") return bench_serve_command(args.subspan(1));
   Options options;
-  CLI::App app("Time the training step of a model shape on mock data, with the real training loop",
-               "teratron bench");
+  CLI::App app(
+      "Time the training step of a model shape on mock data, or on --data-path, with the real training loop",
+      "teratron bench");
   add_shape(app, options);
   app.add_option("--warm-up-seconds", options.bench.warm_up_seconds, "seconds before the first timed step")
       ->check(CLI::NonNegativeNumber)

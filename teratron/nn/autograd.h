@@ -2,6 +2,8 @@
 // objects that outlive the graph (parameters, layers), and tensors that backward releases early.
 #pragma once
 
+#include <string>
+
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "teratron/base/error.h"
@@ -20,11 +22,12 @@ T* saved_pointer(torch::autograd::AutogradContext* context, const char* key) {
 }
 
 /// Saves x until release(); save_for_backward() would hold it until the end of backward.
-inline void save_releasable(torch::autograd::AutogradContext* context, const char* key, const at::Tensor& x) {
+inline void save_releasable(torch::autograd::AutogradContext* context, const std::string& key,
+                            const at::Tensor& x) {
   context->saved_data[key] = x;
 }
 
-inline at::Tensor release(torch::autograd::AutogradContext* context, const char* key) {
+inline at::Tensor release(torch::autograd::AutogradContext* context, const std::string& key) {
   const auto entry = context->saved_data.find(key);
   TERATRON_ASSERT(entry != context->saved_data.end(), "{} was released: backward ran twice", key);
   at::Tensor x = entry->second.toTensor();

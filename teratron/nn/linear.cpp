@@ -22,16 +22,24 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     bool training;  // backward will run
   };
 
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& /*weight*/,
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& /*anchor*/,
                             const std::optional<at::Tensor>& residual, const Args& args) {
     const auto& [matmul, epilogue, training] = args;
+    const auto& [lora, dropout] = epilogue->adapter;
+    AddedProduct added;
+    if (lora) {
+      const Lora::Use use = lora->forward(x, dropout);
+      use.save(context, "lora_");
+      added = use.added();
+    }
     const auto [y, saved] =
         matmul->forward(x,
                         {epilogue->bias ? epilogue->bias->tensor : at::Tensor(),
-                         residual ? as_rows(residual->contiguous()) : at::Tensor(), epilogue->rope},
+                         residual ? as_rows(residual->contiguous()) : at::Tensor(), epilogue->rope, added},
                         training);
     context->save_for_backward({saved.x, saved.scale_inv});
     save_pointer(context, "matmul", matmul);
+    save_pointer(context, "lora", lora);
     context->saved_data["has_residual"] = residual.has_value();
     return y;
   }
@@ -39,9 +47,18 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const variable_list saved = context->get_saved_variables();
     const auto& matmul = *saved_pointer<const ParallelMatmul>(context, "matmul");
-    AsyncTensor dy = matmul.gather_output_grad(gradients[0].contiguous());
+    const auto* const lora = saved_pointer<const Lora>(context, "lora");
+    const at::Tensor dy_SBO = gradients[0].contiguous();
+    AsyncTensor dy = matmul.gather_output_grad(dy_SBO);
     ParallelMatmul::SavedInput x = matmul.gather_again({saved[0], saved[1]});
+    std::optional<Lora::Use> use;
+    at::Tensor du;
+    if (lora) {
+      use = Lora::Use::saved(context, "lora_");
+      du = lora->backward(as_rows(dy_SBO), *use);
+    }
     const at::Tensor dx = matmul.backward(std::move(x), std::move(dy), context->needs_input_grad(0));
+    if (lora && dx.defined()) lora->add_input_grad_(as_rows(dx), du, *use);
     const bool has_residual = context->saved_data["has_residual"].toBool();
     return {dx, at::Tensor(), has_residual ? gradients[0] : at::Tensor(), at::Tensor()};
   }
@@ -57,7 +74,8 @@ struct BiasGrad : torch::autograd::Function<BiasGrad> {
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     auto* bias = saved_pointer<Parameter>(context, "bias");
-    accumulate_grad(*bias, column_sum(gradients[0].contiguous(), grad_sink(*bias)));
+    const auto sink = grad_sink(bias);
+    accumulate_grad(*bias, sink ? column_sum(gradients[0].contiguous(), *sink) : at::Tensor());
     return {gradients[0], at::Tensor(), at::Tensor()};
   }
 };
@@ -82,8 +100,11 @@ at::Tensor apply_bias_grad(const Hidden& hidden) {
 at::Tensor linear(const at::Tensor& x_SBI, const ParallelMatmul& matmul, const LinearEpilogue& epilogue) {
   register_use(matmul.weight());
   if (epilogue.bias) register_use(*epilogue.bias);
+  const Lora* const lora = epilogue.adapter.lora;
+  if (lora) lora->register_uses();
   const LinearFunction::Args args{&matmul, &epilogue, at::GradMode::is_enabled()};
-  return LinearFunction::apply(x_SBI, matmul.weight().tensor, epilogue.residual_SBO, args);
+  const at::Tensor anchor = lora ? lora->anchor() : matmul.weight().tensor;
+  return LinearFunction::apply(x_SBI, anchor, epilogue.residual_SBO, args);
 }
 
 at::Tensor Normed::tensor() const {
@@ -112,11 +133,7 @@ ColumnLinear::ColumnLinear(const Scope& scope, const LinearOptions& options, con
 }
 
 Hidden ColumnLinear::forward(const at::Tensor& x_SBI, const QkvRope* rope, const DropoutArgs* dropout) {
-  if (!lora_) return {linear(x_SBI, matmul_, {.bias = bias_, .rope = rope}), bias_};
-  TERATRON_ASSERT(rope == nullptr, "a rotated projection with an adapter");
-  const at::Tensor added_SBO = lora_->forward(x_SBI, dropout);
-  if (matmul_.group().size > 1) return {linear(x_SBI, matmul_, {.bias = bias_}) + added_SBO, bias_};
-  return {linear(x_SBI, matmul_, {.bias = bias_, .residual_SBO = added_SBO}), bias_};
+  return {linear(x_SBI, matmul_, {.bias = bias_, .rope = rope, .adapter = {lora_.get(), dropout}}), bias_};
 }
 
 std::optional<NormedRows> ColumnLinear::normed_rows(const Normed& x_SBI) const {
@@ -148,12 +165,7 @@ RowLinear::RowLinear(const Scope& scope, const LinearOptions& options, const Ten
 
 Hidden RowLinear::forward_add_residual(const at::Tensor& x_SBI, const ResidualDropout& residual) {
   LinearEpilogue epilogue = fused_epilogue(residual, x_SBI.scalar_type());
-  if (lora_) {
-    const at::Tensor added_SBO = lora_->forward(x_SBI, &residual.dropout);
-    if (!epilogue.bias && !epilogue.residual_SBO)
-      return add_unfused(linear(x_SBI, matmul_) + added_SBO, {}, residual);
-    epilogue.residual_SBO = epilogue.residual_SBO ? *epilogue.residual_SBO + added_SBO : added_SBO;
-  }
+  epilogue.adapter = {lora_.get(), &residual.dropout};
   return add_unfused(linear(x_SBI, matmul_, epilogue), epilogue, residual);
 }
 

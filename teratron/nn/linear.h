@@ -52,11 +52,18 @@ struct Hidden {
 /// Returns x; its backward accumulates the bias gradient.
 at::Tensor apply_bias_grad(const Hidden& hidden);
 
+/// An adapter beside a weight.
+struct Adapter {
+  const Lora* lora = nullptr;            // null: none
+  const DropoutArgs* dropout = nullptr;  // where it drops inputs; null: it does not
+};
+
 /// What the GEMM adds to x W^T; RoPE is applied last and excludes a residual.
 struct LinearEpilogue {
   Parameter* bias = nullptr;  // its gradient is left to the consumer
   std::optional<at::Tensor> residual_SBO = {};
   const QkvRope* rope = nullptr;  // backward does not undo it
+  Adapter adapter = {};
 };
 /// x W^T plus the epilogue, with the communication of `matmul`. Differentiable.
 at::Tensor linear(const at::Tensor& x_SBI, const ParallelMatmul& matmul, const LinearEpilogue& epilogue = {});
@@ -66,14 +73,14 @@ class ColumnLinear {
   ColumnLinear(const Scope& scope, const LinearOptions& options, const TensorParallel& parallel);
   /// x [S, B, in] (S local under sequence parallelism) -> [S, B, out / tp] with S global. `rope`, if not
   /// null, rotates queries and keys; backward does not undo it. `dropout`: where an adapter drops inputs;
-  /// null: it does not. A layer with an adapter takes no `rope`.
+  /// null: it does not.
   Hidden forward(const at::Tensor& x_SBI, const QkvRope* rope = nullptr,
                  const DropoutArgs* dropout = nullptr);
   /// The same of norm(x). Without gradients.
   at::Tensor forward_normed(const Normed& x_SBI);
   /// What the GEMM normalizes; nullopt: forward() needs the tensor.
   std::optional<NormedRows> normed_rows(const Normed& x_SBI) const;
-  bool has_adapter() const { return lora_ != nullptr; }
+  const Lora* adapter() const { return lora_.get(); }
   const ParallelMatmul& matmul() const { return matmul_; }
   /// [out / tp], null if there is none.
   Parameter* bias() const { return bias_; }
@@ -99,7 +106,7 @@ class RowLinear {
   Hidden add_unfused(const at::Tensor& y_SBO, const LinearEpilogue& epilogue,
                      const ResidualDropout& residual) const;
   const ParallelMatmul& matmul() const { return matmul_; }
-  bool has_adapter() const { return lora_ != nullptr; }
+  const Lora* adapter() const { return lora_.get(); }
 
  private:
   ParallelMatmul matmul_;

@@ -17,11 +17,14 @@ class DenseMatmul : public Matmul {
   Operand input(const LazyTensor& x_TI, const Fp8Scaling::Outputs&) override { return operand(x_TI); }
   Operand output_grad(const LazyTensor& dy_TO) override { return operand(dy_TO); }
   at::Tensor forward(const Operand& x_TI, const Epilogue& epilogue) override {
-    const auto& [bias_O, residual_TO, rope] = epilogue;
+    const auto& [bias_O, residual_TO, rope, added] = epilogue;
     TERATRON_ASSERT(rope == nullptr || !residual_TO.defined());
-    if (rope != nullptr) return linear_rope(x_TI.rows, weight_.tensor, bias_O, *rope);
-    if (residual_TO.defined()) return linear_add(x_TI.rows.contiguous(), weight_.tensor, bias_O, residual_TO);
-    return linear_forward(x_TI.rows, weight_.tensor, bias_O);
+    if (rope != nullptr) return linear_rope({x_TI.rows, weight_.tensor, bias_O, added}, *rope);
+    const at::Tensor y = residual_TO.defined()
+                             ? linear_add(x_TI.rows.contiguous(), weight_.tensor, bias_O, residual_TO)
+                             : linear_forward(x_TI.rows, weight_.tensor, bias_O);
+    add_product_(y, added);
+    return y;
   }
   at::Tensor input_grad(const Operand& dy_TO) override {
     return linear_input_gradient({dy_TO.rows, dy_TO.scale_inv}, weight_.tensor);
@@ -46,15 +49,18 @@ class Fp8Matmul : public Matmul {
   Operand input(const LazyTensor& x_TI, const Fp8Scaling::Outputs& outputs) override {
     return cast(x_TI, Role::input, outputs);
   }
-  Operand output_grad(const LazyTensor& dy_TO) override { return cast(dy_TO, Role::output_grad, {}); }
+  Operand output_grad(const LazyTensor& dy_TO) override {
+    return cast(dy_TO, Role::output_grad, {.columns = weight_.options.trainable});
+  }
   at::Tensor forward(const Operand& x_TI, const Epilogue& epilogue) override {
-    const auto& [bias_O, residual_TO, rope] = epilogue;
+    const auto& [bias_O, residual_TO, rope, added] = epilogue;
     TERATRON_ASSERT(rope == nullptr || !residual_TO.defined());
     const Fp8Matrix& weight = fp8_weight();
     const Fp8Product product{
         .a = {x_TI.rows, x_TI.scale_inv}, .b = {weight.rows, weight.scale_inv}, .fast_accumulation = true};
-    if (residual_TO.defined()) return fp8_matmul_add(product, bias_O, residual_TO);
-    at::Tensor y = fp8_matmul(product, bias_O, weight_.tensor.scalar_type());
+    const at::Tensor y = residual_TO.defined() ? fp8_matmul_add(product, bias_O, residual_TO)
+                                               : fp8_matmul(product, bias_O, weight_.tensor.scalar_type());
+    add_product_(y, added);
     if (rope != nullptr) apply_rope_(y, *rope);
     return y;
   }

@@ -28,6 +28,7 @@ class Matmul {
     at::Tensor bias_O;
     at::Tensor residual_TO;
     const QkvRope* rope = nullptr;
+    AddedProduct added = {};
   };
 
   explicit Matmul(Parameter& weight) : weight_(weight) {}

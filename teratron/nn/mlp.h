@@ -34,9 +34,6 @@ class Mlp : public FeedForward {
   }
 
  private:
-  /// The same by one function per layer.
-  Hidden forward_with_adapters(const at::Tensor& x_SBH, const ResidualDropout& residual);
-
   Activation activation_;
   ColumnLinear fc1_;
   RowLinear fc2_;

@@ -47,6 +47,12 @@ at::Tensor slice_rows(const at::Tensor& x, int64_t begin, int64_t end) {
   return !x.defined() || x.size(0) == end - begin ? x : x.slice(0, begin, end);
 }
 
+at::Tensor AsyncTensor::local() const {
+  if (!gathered_over) return tensor;
+  const int64_t rows = tensor.size(0) / gathered_over->size;
+  return tensor.narrow(0, gathered_over->rank * rows, rows);
+}
+
 void AsyncTensor::overlap_local_first(c10::function_ref<void(int64_t begin, int64_t end)> compute) {
   const int64_t rows = tensor.numel() / tensor.size(-1);
   if (!gathered_over) return compute(0, rows);
@@ -84,22 +90,30 @@ ParallelMatmul::Output ParallelMatmul::forward(const at::Tensor& x_SBI, const Ma
     whole.overlap_local_first([&](int64_t begin, int64_t end) {
       linear_forward(x.slice(0, begin, end), weight().tensor, epilogue.bias_O, y.slice(0, begin, end));
     });
+    add_product_(y, epilogue.added);
     if (epilogue.rope != nullptr) apply_rope_(y, *epilogue.rope);
   }
-  return {shaped_like(y, whole.tensor.sizes()), {x_SBI}};
+  return {shaped_like(y, whole.tensor.sizes()), is_frozen() ? SavedInput{} : SavedInput{x_SBI}};
 }
 
 ParallelMatmul::Output ParallelMatmul::forward(const LazyTensor& x_TI, at::IntArrayRef shape,
                                                const Matmul::Epilogue& epilogue, bool training) const {
-  const Matmul::Operand x = product_->input(x_TI, {.columns = training, .record_amax = training});
-  const SavedInput saved{x.columns, x.scale_inv};
-  if (comm_ == TpComm::reduce_scatter) {
-    TERATRON_ASSERT(!epilogue.bias_O.defined() && !epilogue.residual_TO.defined());
-    return {reduce_scatter(x, shape), saved};
-  }
-  const at::Tensor y = shaped_like(product_->forward(x, epilogue), shape);
-  if (comm_ == TpComm::all_reduce) group_.communicator->all_reduce(y, ReduceOp::sum).wait();
+  const bool saves = training && !is_frozen();
+  const Matmul::Operand x = product_->input(x_TI, {.columns = saves, .record_amax = training});
+  const SavedInput saved = saves ? SavedInput{x.columns, x.scale_inv} : SavedInput{};
+  if (comm_ != TpComm::reduce_scatter && comm_ != TpComm::all_reduce)
+    return {shaped_like(product_->forward(x, epilogue), shape), saved};
+  TERATRON_ASSERT(!epilogue.bias_O.defined() && !epilogue.residual_TO.defined());
+  const at::Tensor y = summed_over_ranks(x, shape);
+  add_product_(as_rows(y), epilogue.added);
   return {y, saved};
+}
+
+at::Tensor ParallelMatmul::summed_over_ranks(const Matmul::Operand& x_TI, at::IntArrayRef shape) const {
+  if (comm_ == TpComm::reduce_scatter) return reduce_scatter(x_TI, shape);
+  const at::Tensor y = shaped_like(product_->forward(x_TI, {}), shape);
+  group_.communicator->all_reduce(y, ReduceOp::sum).wait();
+  return y;
 }
 
 at::Tensor ParallelMatmul::reduce_scatter(const Matmul::Operand& x_TI, at::IntArrayRef shape) const {
@@ -130,6 +144,7 @@ AsyncTensor ParallelMatmul::gather_output_grad(const at::Tensor& dy_SBO) const {
 }
 
 ParallelMatmul::SavedInput ParallelMatmul::gather_again(SavedInput saved) const {
+  if (!saved.x.defined()) return saved;
   AsyncTensor x = gather_input(saved.x);
   return {x.tensor, saved.scale_inv, std::move(x.work)};
 }
@@ -142,6 +157,7 @@ AsyncTensor ParallelMatmul::start_reduction(const at::Tensor& dx) const {
 }
 
 void ParallelMatmul::accumulate_weight_grad(SavedInput x, const Matmul::Operand& dy_TO) const {
+  if (is_frozen()) return accumulate_grad(weight(), at::Tensor());
   x.gather.wait();
   const Matmul::Operand input = comm_ == TpComm::all_gather
                                     ? product_->input(as_rows(x.x), {.rows = false, .record_amax = false})

@@ -37,6 +37,10 @@ at::Tensor as_rows(const at::Tensor& x);
 at::Tensor shaped_like(const at::Tensor& rows, at::IntArrayRef shape);
 /// Rows [begin, end) of x, a view; x itself if these are all, undefined if x is.
 at::Tensor slice_rows(const at::Tensor& x, int64_t begin, int64_t end);
+/// For these rows of the sum.
+inline AddedProduct slice_rows(const AddedProduct& added, int64_t begin, int64_t end) {
+  return {slice_rows(added.x, begin, end), added.w};
+}
 
 /// A tensor [S, .., features] that may still be in flight: read it after work.wait(). Only this rank's shard
 /// of an all-gather may be read before.
@@ -45,6 +49,8 @@ struct AsyncTensor {
   Work work = {};
   const Group* gathered_over = nullptr;  // null: not gathered
 
+  /// This rank's shard; all of a tensor that is not gathered.
+  at::Tensor local() const;
   /// compute(begin, end) for all rows of as_rows(tensor); this rank's shard first, to overlap the all-gather.
   void overlap_local_first(c10::function_ref<void(int64_t begin, int64_t end)> compute);
 };
@@ -58,12 +64,14 @@ class ParallelMatmul {
   static ParallelMatmul row(Parameter& weight, Fp8Scaling* fp8, const TensorParallel& parallel);
 
   Matmul& product() const { return *product_; }
+  bool is_frozen() const { return !weight().options.trainable; }
   Parameter& weight() const { return product_->weight(); }
   const Group& group() const { return group_; }
   /// Whether forward multiplies the rows of x without gathering or casting them.
   bool reads_rows_as_they_are() const { return comm_ != TpComm::all_gather && !product_->quantized(); }
 
   /// x for backward: the local shard if it was all-gathered (re-gathered in backward), else the dW operand.
+  /// Undefined if the weight is frozen.
   struct SavedInput {
     at::Tensor x;
     at::Tensor scale_inv = {};
@@ -73,7 +81,8 @@ class ParallelMatmul {
     at::Tensor y_SBO;
     SavedInput saved;
   };
-  /// From x [S, B, in] or this rank's shard of it; y as TpComm says. `training`: backward will run.
+  /// From x [S, B, in] or this rank's shard of it; y as TpComm says. `training`: backward will run. The added
+  /// product has y's rows and is complete on every rank.
   Output forward(const at::Tensor& x_SBI, const Matmul::Epilogue& epilogue, bool training) const;
   /// The same without an all-gather, from rows with the leading dimensions of `shape`.
   Output forward(const LazyTensor& x_TI, at::IntArrayRef shape, const Matmul::Epilogue& epilogue,
@@ -83,13 +92,15 @@ class ParallelMatmul {
   AsyncTensor gather_input(const at::Tensor& x_SBI) const;
   AsyncTensor gather_output_grad(const at::Tensor& dy_SBO) const;
   SavedInput gather_again(SavedInput saved) const;
-  /// Accumulates dW into the weight's main_grad and returns dx as TpComm says; undefined unless `needs_dx`.
+  /// Accumulates dW into the weight's main_grad, unless it is frozen, and returns dx as TpComm says;
+  /// undefined unless `needs_dx`.
   at::Tensor backward(SavedInput x, AsyncTensor dy_SBO, bool needs_dx) const;
   /// The same from the operand of dy, whose leading dimensions are those of `shape`.
   at::Tensor backward(SavedInput x, const Matmul::Operand& dy_TO, at::IntArrayRef shape, bool needs_dx) const;
 
  private:
   ParallelMatmul(Parameter& weight, Fp8Scaling* fp8, TpComm comm, const Group& group);
+  at::Tensor summed_over_ranks(const Matmul::Operand& x_TI, at::IntArrayRef shape) const;
   at::Tensor reduce_scatter(const Matmul::Operand& x_TI, at::IntArrayRef shape) const;
   AsyncTensor start_reduction(const at::Tensor& dx) const;
   void accumulate_weight_grad(SavedInput x, const Matmul::Operand& dy_TO) const;

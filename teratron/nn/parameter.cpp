@@ -67,7 +67,8 @@ GradSink grad_sink(const Parameter& parameter) {
 }
 
 std::optional<GradSink> grad_sink(const Parameter* parameter) {
-  return parameter ? std::optional<GradSink>(grad_sink(*parameter)) : std::nullopt;
+  if (!parameter || !parameter->options.trainable) return std::nullopt;
+  return grad_sink(*parameter);
 }
 
 void accumulate_grad(Parameter& parameter, const at::Tensor& gradient) {

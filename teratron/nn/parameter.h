@@ -90,7 +90,7 @@ void register_use(Parameter& parameter);
 /// Destination for a kernel that reduces a gradient of main_grad's dtype: main_grad if it exists. The
 /// kernel's result must be passed to accumulate_grad before the parameter gets any other gradient.
 GradSink grad_sink(const Parameter& parameter);
-/// The same for a parameter that may be null.
+/// The same for a parameter that may be null; nullopt if it is, or is frozen: no gradient is needed.
 std::optional<GradSink> grad_sink(const Parameter* parameter);
 /// main_grad += gradient; a gradient written through grad_sink is main_grad itself and only counted. Of a
 /// frozen parameter the gradient is dropped.

@@ -79,7 +79,7 @@ inline void expect_half_grad_sinks(at::Device device) {
   const int64_t rows = device.is_cuda() ? 3000 : 70;  // fused GEMM on Hopper
   const at::Tensor dy_of_product = random({rows, 64}), z = random({rows, 2048}), w = random({64, 2048});
   expect_grad_sink("activation in the product", [&](const GradSink& sink) {
-    return linear_activation_backward({{}, sink}, dy_of_product, w, z, Activation::gelu).dbias;
+    return linear_activation_backward({{}, sink}, {dy_of_product, w}, z, Activation::gelu).dbias;
   });
 }
 

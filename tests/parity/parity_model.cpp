@@ -23,6 +23,7 @@
 #include "teratron/models/family.h"
 #include "teratron/models/gpt/gpt.h"
 #include "teratron/models/gpt/gpt_family.h"
+#include "teratron/models/lora.h"
 #include "teratron/models/precision.h"
 #include "teratron/train/engine.h"
 #include "teratron/train/engine_options.h"
@@ -201,8 +202,9 @@ void run_case(const nlohmann::json& request, const std::filesystem::path& direct
   const at::Tensor texts =
       at::randint(0, vocabulary, {steps + 1, *args.seq_length + 1, batch_size}, generator, at::kLong);
   Outputs out = {{"texts", texts}};
+  const std::optional<LoraOptions> lora = lora_options(args, gpt_plan(config, {}));
   const ParameterSet::Options parameters{
-      .dtype = dtype, .seed = static_cast<uint64_t>(args.seed), .fp8 = fp8_options(args)};
+      .dtype = dtype, .seed = static_cast<uint64_t>(args.seed), .fp8 = fp8_options(args), .lora = lora};
   add_first_batch(config, parameters, texts[0], out);
   if (steps > 0) {
     add_curve(
@@ -210,6 +212,7 @@ void run_case(const nlohmann::json& request, const std::filesystem::path& direct
         {.model = gpt_plan(config, {}),
          .optimizer = optimizer_options(args),
          .precision = {.dtype = dtype, .fp8 = fp8_options(args)},
+         .lora = lora,
          .seed = static_cast<uint64_t>(args.seed)},
         [&](int64_t step) { return batch_of(texts[step]); }, steps, out);
   }

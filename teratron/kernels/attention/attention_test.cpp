@@ -124,7 +124,7 @@ TEST(LinearRope, RotatesQueriesAndKeys) {
                    positions = at::randint(9, {length, batch}, at::kLong);
   const QkvRope qkv_rope{
       {{angle.cos(), angle.sin()}, RopeStyle::interleaved, positions}, per_group, channels};
-  const at::Tensor y = linear_rope(x, w, bias, qkv_rope).view({length, batch, groups, per_group, channels});
+  const at::Tensor y = linear_rope({x, w, bias}, qkv_rope).view({length, batch, groups, per_group, channels});
   const at::Tensor plain = linear_forward(x, w, bias).view(y.sizes());
   const RopeOptions how{.style = RopeStyle::interleaved};
   EXPECT_CLOSE(y.narrow(3, 0, 2), rope(plain.narrow(3, 0, 2), qkv_rope.rotation.table, positions, how),
@@ -132,7 +132,7 @@ TEST(LinearRope, RotatesQueriesAndKeys) {
   EXPECT_TRUE(y.select(3, 2).equal(plain.select(3, 2)));
   const QkvRope of_nothing{
       {qkv_rope.rotation.table, qkv_rope.rotation.style, positions.narrow(1, 0, 0)}, 3, 8};
-  EXPECT_EQ(linear_rope(x.narrow(0, 0, 0), w, bias, of_nothing).sizes(), at::IntArrayRef({0, 48}));
+  EXPECT_EQ(linear_rope({x.narrow(0, 0, 0), w, bias}, of_nothing).sizes(), at::IntArrayRef({0, 48}));
   const QkvRope too_many{{qkv_rope.rotation.table, qkv_rope.rotation.style, positions}, 4, channels};
   EXPECT_DEATH(apply_rope_(plain.view({12, 48}), too_many), "48 features in groups of 32");
 }

@@ -65,9 +65,10 @@ inline Encode encoder() {
   return encode;
 }
 
-/// TMA descriptor of a row-major matrix, loaded in boxes of `box_rows` rows of 128 bytes.
+/// TMA descriptor of a row-major matrix, loaded in boxes of `box_rows` rows of 128 bytes; of null, zeros.
 inline CUtensorMap tensor_map(const void* data, int64_t rows, int64_t columns, int box_rows) {
-  CUtensorMap map;
+  CUtensorMap map{};
+  if (data == nullptr) return map;
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
   const cuuint64_t row_bytes[] = {static_cast<cuuint64_t>(columns) * sizeof(bf16)};
   const cuuint32_t box[] = {swizzle_values, static_cast<cuuint32_t>(box_rows)}, steps[] = {1, 1};

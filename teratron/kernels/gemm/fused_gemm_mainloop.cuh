@@ -13,24 +13,28 @@ __device__ void load_operands(const Params& p, typename T::Shared& shared) {
   for (TileScheduler scheduler(p.shape, T::columns); scheduler.more(); scheduler.next()) {
     const Tile tile = scheduler.tile();
     const int row = static_cast<int>(tile.row), column = static_cast<int>(tile.column);
-    for (int k = 0; k < p.shape.k; k += tile_k, pipeline.next()) {
+    const int steps = steps_of(p.shape.k), added_steps = steps_of(p.shape.added_k);
+    for (int step = 0; step < steps + added_steps; ++step, pipeline.next()) {
+      const bool added = step >= steps;
+      const CUtensorMap &a = added ? p.added_a : p.a, &b = added ? p.added_b : p.b;
+      const int k = (added ? step - steps : step) * tile_k;
       const int s = pipeline.stage();
       mbarrier_wait(shared_address(&shared.empty[s]), pipeline.phase() ^ 1);
       const SharedAddress full = shared_address(&shared.full[s]);
       mbarrier_arrive_expect_tx(full, sizeof shared.a[0] + sizeof shared.b[0]);
-      tma_load(shared_address(shared.a[s]), {p.a, k, row}, full);
+      tma_load(shared_address(shared.a[s]), {a, k, row}, full);
       if constexpr (T::backward) {
 #pragma unroll
         for (int i = 0; i < T::tile_columns; i += blocks_per_cluster * swizzle_values) {
           const int offset = i + block * swizzle_values;
           if (offset >= T::tile_columns) break;
           tma_load_multicast(all_blocks, shared_address(shared.b[s] + offset * tile_k),
-                             {p.b, column + offset, k}, full);
+                             {b, column + offset, k}, full);
         }
       } else {
         const int part_offset = block * (T::gated ? static_cast<int>(p.shape.width) : T::half_columns);
         tma_load_multicast(all_blocks, shared_address(shared.b[s] + block * T::half_columns * tile_k),
-                           {p.b, k, column + part_offset}, full);
+                           {b, k, column + part_offset}, full);
       }
     }
   }
@@ -51,7 +55,7 @@ __device__ void mainloop(const Params& p, typename T::Shared& shared, int half,
                                                              tile_k * swizzle_values * sizeof(bf16))
                                        : k_major_descriptor(shared_address(shared.b[0]));
   const int thread = threadIdx.x % warpgroup;
-  const int steps = (static_cast<int>(p.shape.k) + tile_k - 1) / tile_k;
+  const int steps = steps_of(p.shape.k) + steps_of(p.shape.added_k);
   int last = 0;
   for (int step = 0; step < steps; ++step, pipeline.next()) {
     const int s = pipeline.stage();

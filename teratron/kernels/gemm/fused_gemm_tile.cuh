@@ -65,6 +65,7 @@ struct alignas(1024) Shared {
 
 struct Params {
   CUtensorMap a, b;
+  CUtensorMap added_a, added_b;  // unused without an added product
   FusedGemmShape shape;
   const bf16* bias;
   const bf16* z_in;
@@ -92,6 +93,11 @@ struct RopeGemm : TileConfig<Tile256> {
   static constexpr int columns = tile_columns;
   using Shared = fused_gemm::Shared<TileConfig<Tile256>>;
 };
+
+/// Steps of the main loop over k. Beyond the end of a matrix TMA loads zeros.
+__device__ inline int steps_of(int64_t k) {
+  return (static_cast<int>(k) + tile_k - 1) / tile_k;
+}
 
 struct Tile {
   int64_t row, column;  // first element of the output

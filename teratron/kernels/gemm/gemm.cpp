@@ -158,6 +158,19 @@ void linear_weight_gradient_(at::Tensor sum, const OutputGradient& gradient, con
        gradient.scale);
 }
 
+void add_product_(const at::Tensor& y, const AddedProduct& added) {
+  const auto& [x, w] = added;
+  if (!added.defined()) return;
+  require_like(y, x, x.size(0) * w.size(0), "y");
+  if (!use_cublaslt(x, w)) {
+    at::Tensor sum = y;
+    sum.addmm_(x, w.t());
+    return;
+  }
+  const Operand right = w.is_contiguous() ? Operand{w} : Operand{w.t(), true};
+  gemm(y, {Operand{x}, right}, {.matrix = y, .bias = {}});
+}
+
 bool normalizes_rows(const NormedRows& rows, const at::Tensor& w) {
   const auto& [x, parameters, options] = rows;
   const auto fits = [&](const at::Tensor& parameter) {
@@ -229,11 +242,31 @@ bool fits_fused_gemm(const cuda::FusedGemmShape& shape, std::initializer_list<at
   const bool fit = std::ranges::all_of(tensors, [](const at::Tensor& x) {
     return !x.defined() || (x.is_cuda() && x.scalar_type() == at::kBFloat16 && is_aligned(x));
   });
-  return fit && shape.width % 8 == 0 && shape.k % 8 == 0;
+  return fit && shape.width % 8 == 0 && shape.k % 8 == 0 && shape.added_k % 8 == 0;
 }
 
 bool use_fused_activation(const cuda::FusedGemmShape& shape, std::initializer_list<at::Tensor> tensors) {
   return fits_fused_gemm(shape, tensors) && cuda::has_gemm_activation(shape);
+}
+
+int64_t added_k(const AddedProduct& added) {
+  return added.defined() ? added.x.size(1) : 0;
+}
+
+/// w of the added product, [O, R] or its transpose, as the kernel reads it.
+cuda::AddedOperands raw(const AddedProduct& added) {
+  return {.x = address(added.x), .w = address(added.w)};
+}
+
+/// The contiguous matrix that w is the transpose of.
+AddedProduct transposed(const AddedProduct& added) {
+  return added.defined() ? AddedProduct{added.x, added.w.t()} : added;
+}
+
+void require_added(const AddedProduct& added, const at::Tensor& x, int64_t width) {
+  if (!added.defined()) return;
+  require_like(added.x, x, x.size(0) * added.x.size(1), "x of the added product");
+  require_like(added.w, x, added.x.size(1) * width, "w of the added product");
 }
 
 cuda::GemmRope raw(const QkvRope& rope) {
@@ -250,66 +283,96 @@ cuda::GemmRope raw(const QkvRope& rope) {
 
 }  // namespace
 
-at::Tensor linear_rope(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
-                       const QkvRope& rope) {
-  const cuda::FusedGemmShape shape{
-      .rows = x.size(0), .width = w.size(0), .k = x.size(1), .activation = Activation::relu};
+at::Tensor linear_rope(const LinearSum& sum, const QkvRope& rope) {
+  const auto& [x, w, bias, added] = sum;
+  const cuda::FusedGemmShape shape{.rows = x.size(0),
+                                   .width = w.size(0),
+                                   .k = x.size(1),
+                                   .activation = Activation::relu,
+                                   .added_k = added_k(added)};
   const auto& [table, style, positions] = rope.rotation;
   const bool fusable = style == RopeStyle::half && 2 * table.cos.size(1) == rope.channels &&
                        is_aligned(table.cos) && is_aligned(table.sin);
-  if (!fusable || !x.is_contiguous() || !fits_fused_gemm(shape, {x, w, bias}) ||
+  if (!fusable || !x.is_contiguous() || !fits_fused_gemm(shape, {x, w, bias, added.x, added.w}) ||
       !cuda::has_gemm_rope(shape, rope.channels)) {
     const at::Tensor y = linear_forward(x, w, bias);
+    add_product_(y, added);
     apply_rope_(y, rope);
     return y;
   }
   require_like(w, x, shape.width * shape.k, "w");
   if (bias.defined()) require_like(bias, x, shape.width, "bias");
+  require_added(added, x, shape.width);
   const at::Tensor y = at::empty({shape.rows, shape.width}, x.options());
   require_rotation(queries_and_keys(y, rope), table, positions);
-  cuda::gemm_rope(
-      shape, {.x = address(x), .w = address(w), .bias = address(bias), .out = address(y), .rope = raw(rope)},
-      current_stream(x));
+  cuda::gemm_rope(shape,
+                  {.x = address(x),
+                   .w = address(w),
+                   .bias = address(bias),
+                   .out = address(y),
+                   .rope = raw(rope),
+                   .added = raw(added)},
+                  current_stream(x));
   return y;
 }
 
-void linear_activation(const ActivationOutputs& outputs, const at::Tensor& x, const at::Tensor& w,
-                       const at::Tensor& bias, Activation activation) {
+void linear_activation(const ActivationOutputs& outputs, const LinearSum& sum, Activation activation) {
   const auto& [y, z] = outputs;
+  const auto& [x, w, bias, added] = sum;
   require_float(x, "x");
   require_like(w, x, w.size(0) * x.size(1), "w");
   if (bias.defined()) require_like(bias, x, w.size(0), "bias");
   TERATRON_ASSERT(w.size(0) % parts_of(activation) == 0, "gate|up of odd width {}", w.size(0));
-  const cuda::FusedGemmShape shape{
-      .rows = x.size(0), .width = w.size(0) / parts_of(activation), .k = x.size(1), .activation = activation};
+  const cuda::FusedGemmShape shape{.rows = x.size(0),
+                                   .width = w.size(0) / parts_of(activation),
+                                   .k = x.size(1),
+                                   .activation = activation,
+                                   .added_k = added_k(added)};
   require_like(y, x, shape.rows * shape.width, "y");
   if (z.defined()) require_like(z, x, shape.rows * w.size(0), "z");
-  if (!z.defined() && use_skinny_gemm(x, w)) {
+  require_added(added, x, w.size(0));
+  if (!z.defined() && !added.defined() && use_skinny_gemm(x, w)) {
     cuda::SkinnyGemmArgs args = skinny_args(y, x, w, bias);
     args.activated = true;
     args.activation = activation;
     return cuda::skinny_gemm(args, current_stream(x));
   }
-  if (!use_fused_activation(shape, {x, w, bias, y, z})) {
-    activation_forward(linear_forward(x, w, bias, z), {}, activation, y);
+  if (!use_fused_activation(shape, {x, w, bias, y, z, added.x, added.w})) {
+    const at::Tensor product = linear_forward(x, w, bias, z);
+    add_product_(product, added);
+    activation_forward(product, {}, activation, y);
     return;
   }
-  cuda::gemm_activation_forward(
-      shape, {.x = address(x), .w = address(w), .bias = address(bias), .z = address(z), .out = address(y)},
-      current_stream(x));
+  cuda::gemm_activation_forward(shape,
+                                {.x = address(x),
+                                 .w = address(w),
+                                 .bias = address(bias),
+                                 .z = address(z),
+                                 .out = address(y),
+                                 .added = raw(added)},
+                                current_stream(x));
 }
 
-ActivationGradients linear_activation_backward(const ActivationGradOutputs& outputs, const at::Tensor& dy,
-                                               const at::Tensor& w, const at::Tensor& z,
+ActivationGradients linear_activation_backward(const ActivationGradOutputs& outputs,
+                                               const OutputProduct& product, const at::Tensor& z,
                                                Activation activation) {
+  const auto& [dy, w, added] = product;
   require_float(dy, "dy");
   require_like(w, dy, dy.size(1) * w.size(1), "w");
   require_like(z, dy, dy.size(0) * w.size(1) * parts_of(activation), "z");
   if (outputs.dx.defined()) require_like(outputs.dx, z, z.numel(), "dz");
-  const cuda::FusedGemmShape shape{
-      .rows = dy.size(0), .width = w.size(1), .k = dy.size(1), .activation = activation};
-  if (!use_fused_activation(shape, {dy, w, z, outputs.dx}))
-    return activation_backward(linear_input_gradient(dy, w), z, {}, activation, outputs);
+  const cuda::FusedGemmShape shape{.rows = dy.size(0),
+                                   .width = w.size(1),
+                                   .k = dy.size(1),
+                                   .activation = activation,
+                                   .added_k = added_k(added)};
+  const AddedProduct stored = transposed(added);
+  require_added(stored, dy, shape.width);
+  if (!use_fused_activation(shape, {dy, w, z, outputs.dx, added.x, added.w})) {
+    const at::Tensor da = linear_input_gradient(dy, w);
+    add_product_(da, added);
+    return activation_backward(da, z, {}, activation, outputs);
+  }
   const at::Tensor dz = outputs.dx.defined() ? outputs.dx : at::empty_like(z);
   ColumnSum dbias(outputs.dbias, shape.width * parts_of(activation), z.options().dtype(at::kFloat));
   cuda::gemm_activation_backward(shape,
@@ -317,7 +380,8 @@ ActivationGradients linear_activation_backward(const ActivationGradOutputs& outp
                                   .w = address(w),
                                   .z = address(z),
                                   .dz = address(dz),
-                                  .dbias = dbias.reduction(cuda::gemm_activation_workspace_rows(shape))},
+                                  .dbias = dbias.reduction(cuda::gemm_activation_workspace_rows(shape)),
+                                  .added = raw(stored)},
                                  current_stream(dy));
   return {dz, dbias.out()};
 }

@@ -34,20 +34,35 @@ at::Tensor linear_input_gradient(const OutputGradient& dy, const at::Tensor& w, 
 /// sum = (add: sum +) dy^T x; contiguous [O, I] in x's dtype or f32.
 void linear_weight_gradient_(at::Tensor sum, const OutputGradient& dy, const at::Tensor& x, bool add);
 
+/// A second product x [T, R] w^T for w [O, R], summed with a GEMM's: the low-rank one of an adapter.
+/// Contiguous, w also as the transpose of a contiguous tensor. Undefined: none.
+struct AddedProduct {
+  at::Tensor x, w;
+  bool defined() const { return x.defined(); }
+};
+/// y += x w^T; y [T, O] contiguous.
+void add_product_(const at::Tensor& y, const AddedProduct& added);
+
 /// residual + x w^T + bias; all contiguous.
 at::Tensor linear_add(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
                       const at::Tensor& residual);
-/// x w^T + bias, rounded; then RoPE on queries and keys.
-at::Tensor linear_rope(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias, const QkvRope& rope);
+
+/// x w^T + bias + the added product. Our fused kernels round the sum once if R is a multiple of 8, others
+/// also before they add the product.
+struct LinearSum {
+  at::Tensor x, w, bias = {};
+  AddedProduct added = {};
+};
+/// The sum, rounded; then RoPE on queries and keys.
+at::Tensor linear_rope(const LinearSum& sum, const QkvRope& rope);
 
 /// Contiguous destinations.
 struct ActivationOutputs {
   at::Tensor y;
   at::Tensor z;  // pre-activation; undefined: not stored
 };
-/// y = activation(z) for z = x w^T + bias, rounded; z is gate|up if gated.
-void linear_activation(const ActivationOutputs& outputs, const at::Tensor& x, const at::Tensor& w,
-                       const at::Tensor& bias, Activation activation);
+/// y = activation(z) for z, the rounded sum; z is gate|up if gated.
+void linear_activation(const ActivationOutputs& outputs, const LinearSum& sum, Activation activation);
 
 /// x [T, I] that the GEMM normalizes, rounding where norm_forward() does.
 struct NormedRows {
@@ -64,9 +79,14 @@ at::Tensor linear_normed_activation(const NormedRows& rows, const at::Tensor& w,
                                     Activation activation);
 
 /// The pre-activation gradient dz = activation'(z) * (dy w), of the rounded product, from the gradient
-/// dy [T, O] of activation(z) w^T; z, dz [T, I], or [T, 2 I] if gated. dbias: column sum of dz.
-ActivationGradients linear_activation_backward(const ActivationGradOutputs& outputs, const at::Tensor& dy,
-                                               const at::Tensor& w, const at::Tensor& z,
+/// dy [T, O] of activation(z) w^T; z, dz [T, I], or [T, 2 I] if gated. dbias: column sum of dz. `added` is
+/// summed with the product.
+struct OutputProduct {
+  at::Tensor dy, w;
+  AddedProduct added = {};
+};
+ActivationGradients linear_activation_backward(const ActivationGradOutputs& outputs,
+                                               const OutputProduct& product, const at::Tensor& z,
                                                Activation activation);
 
 }  // namespace teratron

@@ -49,8 +49,11 @@ void gemm_activation_forward(const FusedGemmShape& shape, const GemmActivationFo
                              CUstream_st* stream) {
   const int half_columns =
       use_tile192(shape) ? TileConfig<Tile192>::half_columns : TileConfig<Tile256>::half_columns;
+  const int64_t width = parts_of(shape.activation) * shape.width;
   const Params p{.a = tensor_map(args.x, shape.rows, shape.k, tile_rows),
-                 .b = tensor_map(args.w, parts_of(shape.activation) * shape.width, shape.k, half_columns),
+                 .b = tensor_map(args.w, width, shape.k, half_columns),
+                 .added_a = tensor_map(args.added.x, shape.rows, shape.added_k, tile_rows),
+                 .added_b = tensor_map(args.added.w, width, shape.added_k, half_columns),
                  .shape = shape,
                  .bias = static_cast<const bf16*>(args.bias),
                  .z_in = nullptr,
@@ -69,6 +72,8 @@ void gemm_activation_backward(const FusedGemmShape& shape, const GemmActivationB
                               CUstream_st* stream) {
   const Params p{.a = tensor_map(args.dy, shape.rows, shape.k, tile_rows),
                  .b = tensor_map(args.w, shape.k, shape.width, tile_k),
+                 .added_a = tensor_map(args.added.x, shape.rows, shape.added_k, tile_rows),
+                 .added_b = tensor_map(args.added.w, shape.added_k, shape.width, tile_k),
                  .shape = shape,
                  .bias = nullptr,
                  .z_in = static_cast<const bf16*>(args.z),

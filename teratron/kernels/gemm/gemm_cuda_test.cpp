@@ -57,8 +57,8 @@ TEST_F(Gpu, LinearOfFewRows) {
         for (const Activation activation : activations) {
           const int64_t width = out / parts_of(activation);
           const at::Tensor y = gpu(at::empty({rows, width}, type)), expected = f64(at::empty({rows, width}));
-          linear_activation({y, {}}, gpu(x), gpu(w), gpu(bias), activation);
-          linear_activation({expected, {}}, f64(x), f64(w), f64(bias), activation);
+          linear_activation({y, {}}, {gpu(x), gpu(w), gpu(bias)}, activation);
+          linear_activation({expected, {}}, {f64(x), f64(w), f64(bias)}, activation);
           EXPECT_LT(relative_error(y, expected), 2 * gpu_tolerance(type));
         }
       }
@@ -82,7 +82,7 @@ void check_normed(const std::array<int64_t, 3>& shape, at::ScalarType type, cons
   EXPECT_LT(relative_error(linear_normed(normed, gpu(w), gpu(bias)), expected), gpu_tolerance(type));
   for (const Activation activation : activations) {
     const at::Tensor activated = f64(at::empty({rows, out / parts_of(activation)}));
-    linear_activation({activated, {}}, f64(y), f64(w), f64(bias), activation);
+    linear_activation({activated, {}}, {f64(y), f64(w), f64(bias)}, activation);
     EXPECT_LT(relative_error(linear_normed_activation(normed, gpu(w), gpu(bias), activation), activated),
               2 * gpu_tolerance(type));
   }
@@ -182,6 +182,9 @@ TEST_F(Gpu, LinearActivationFused) {
       EXPECT_EQ(cuda::has_gemm_activation({.rows = rows, .width = width, .k = k, .activation = activation}),
                 is_hopper());
       check_every_element({at::kCUDA, at::kBFloat16, activation, rows, width, k});
+      // Less than a step of the main loop, a whole one, and more than one.
+      for (const int64_t added_k : {8, 48, 64, 136})
+        check_every_element({at::kCUDA, at::kBFloat16, activation, rows, width, k, added_k});
     }
   }
   check_linear_activation({at::kCUDA, at::kBFloat16, Activation::gelu, 2200, 2056, 72});
@@ -208,11 +211,11 @@ TEST_F(Gpu, LinearActivationOfUnalignedOperands) {
     return at::cat({x.new_empty({4}), x.flatten()}).slice(0, 4).view(x.sizes());
   };
   const at::Tensor x = random({4352, 64}), w = random({2048, 64}) / 8, w2 = w.t().contiguous();
-  const ActivationOutputs there = linear_activation(x, w, {}, Activation::gelu, true);
-  EXPECT_LT(relative_error(linear_activation(shift(x), w, {}, Activation::gelu, false).y, there.y),
+  const ActivationOutputs there = linear_activation({x, w}, Activation::gelu, true);
+  EXPECT_LT(relative_error(linear_activation({shift(x), w}, Activation::gelu, false).y, there.y),
             gpu_tolerance(at::kBFloat16));
   const auto backward = [&](const at::Tensor& dy, const at::Tensor& z) {
-    return linear_activation_backward(dy, w2, z, Activation::gelu, std::nullopt).dx;
+    return linear_activation_backward({dy, w2}, z, Activation::gelu, std::nullopt).dx;
   };
   const at::Tensor dz = backward(x, there.z);
   EXPECT_LT(relative_error(backward(shift(x), there.z), dz), gpu_tolerance(at::kBFloat16));
@@ -224,6 +227,7 @@ struct RopeCase {
   RopeStyle style = RopeStyle::half;
   int64_t rotated = channels;
   bool fused = true;  // on Hopper
+  int64_t added_k = 0;
 
   int64_t rows() const { return length * batch; }
   int64_t width() const { return groups * per_group * channels; }
@@ -249,8 +253,12 @@ void check_rope(const RopeCase& c, const at::Tensor& positions, bool has_bias) {
         c.fused && c.rotated == c.channels && c.style == RopeStyle::half,
         cuda::has_gemm_rope(shape, c.channels) && c.rotated == c.channels && c.style == RopeStyle::half);
   }
-  const at::Tensor y = linear_rope(gpu(x), gpu(w), gpu(bias), on_gpu(rope));
-  const at::Tensor expected = linear_rope(f64(x), f64(w), f64(bias), rope);
+  const AddedProduct added = c.added_k ? AddedProduct{randn({c.rows(), c.added_k}, at::kBFloat16),
+                                                      randn({c.width(), c.added_k}, at::kBFloat16)}
+                                       : AddedProduct{};
+  const AddedProduct added_there{gpu(added.x), gpu(added.w)};
+  const at::Tensor y = linear_rope({gpu(x), gpu(w), gpu(bias), added_there}, on_gpu(rope));
+  const at::Tensor expected = linear_rope({f64(x), f64(w), f64(bias), {f64(added.x), f64(added.w)}}, rope);
   EXPECT_LT(relative_error(y, expected), 2 * tolerance(at::kBFloat16));
   // The maximum error, so that no head or row uses another's angles.
   EXPECT_LT((f64(y).cpu() - expected).abs().max().item<double>(), 0.02 * expected.abs().max().item<double>());
@@ -270,6 +278,28 @@ TEST_F(Gpu, LinearRopeFused) {
   }
   const RopeCase c{1024, 2, 8, 3, 128, 1024};
   check_rope(c, at::arange(c.length, at::kLong).unsqueeze(1).expand({c.length, c.batch}), true);
+  for (const int64_t added_k : {48, 72}) {
+    RopeCase with_product{700, 3, 16, 3, 64, 1032};
+    with_product.added_k = added_k;
+    check_rope(with_product, random_positions(with_product), true);
+  }
+}
+
+// Of an adapter: y += x w^T, and its transpose in backward; ranks that the fused kernels do not take, too.
+TEST_F(Gpu, AddedProduct) {
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const int64_t rank : {3, 8, 16, 48}) {
+      const at::Tensor x = randn({2048, rank}, type), w = randn({1040, rank}, type),
+                       y = randn({2048, 1040}, type);
+      const at::Tensor expected = f64(y) + at::matmul(f64(x), f64(w).t());
+      const at::Tensor sum = gpu(y), again = gpu(y);
+      add_product_(sum, {gpu(x), gpu(w)});
+      add_product_(again, {gpu(x), gpu(w.t().contiguous()).t()});
+      EXPECT_LT(relative_error(sum, expected), gpu_tolerance(type));
+      EXPECT_LT(relative_error(again, expected), gpu_tolerance(type));
+    }
+  }
+  check_every_element({at::kCUDA, at::kBFloat16, Activation::swiglu, 2200, 2056, 72, 12});
 }
 
 // Other RoPE styles, small k, few tiles, and heads that span tiles.

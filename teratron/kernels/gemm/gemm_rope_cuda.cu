@@ -14,6 +14,8 @@ bool has_gemm_rope(const FusedGemmShape& shape, int64_t channels) {
 void gemm_rope(const FusedGemmShape& shape, const GemmRopeArgs& args, CUstream_st* stream) {
   const Params p{.a = tensor_map(args.x, shape.rows, shape.k, tile_rows),
                  .b = tensor_map(args.w, shape.width, shape.k, RopeGemm::half_columns),
+                 .added_a = tensor_map(args.added.x, shape.rows, shape.added_k, tile_rows),
+                 .added_b = tensor_map(args.added.w, shape.width, shape.added_k, RopeGemm::half_columns),
                  .shape = shape,
                  .bias = static_cast<const bf16*>(args.bias),
                  .z_in = nullptr,

@@ -127,6 +127,26 @@ TEST(LinearAdd, MatchesReference) {
   }
 }
 
+TEST(AddedProduct, IsAddedToEveryLinear) {
+  const at::Tensor x = randn({24, 40}, at::kDouble), w = randn({32, 40}, at::kDouble),
+                   bias = randn({32}, at::kDouble), u = randn({24, 3}, at::kDouble),
+                   b = randn({32, 3}, at::kDouble), w2 = randn({40, 16}, at::kDouble),
+                   a = randn({3, 16}, at::kDouble);
+  const at::Tensor y = linear_forward(x, w, bias), expected = y + at::matmul(u, b.t());
+  add_product_(y, {u, b});
+  EXPECT_CLOSE(y, expected, at::kDouble);
+  const auto [activated, z] = linear_activation({x, w, bias, {u, b}}, Activation::swiglu, true);
+  EXPECT_CLOSE(z, expected, at::kDouble);
+  EXPECT_CLOSE(activated, activation_forward(expected, {}, Activation::swiglu), at::kDouble);
+  const at::Tensor da = at::matmul(x, w2) + at::matmul(u, a);
+  const ActivationGradients dz =
+      linear_activation_backward({x, w2, {u, a.t()}}, z, Activation::swiglu, GradSink{});
+  const ActivationGradients unfused =
+      activation_backward(da, z, {}, Activation::swiglu, {.dbias = GradSink{}});
+  EXPECT_CLOSE(dz.dx, unfused.dx, at::kDouble);
+  EXPECT_CLOSE(dz.dbias, unfused.dbias, at::kDouble);
+}
+
 TEST(LinearActivation, MatchesUnfused) {
   for (const auto type : float_types) {
     for (const Activation activation : activations) {

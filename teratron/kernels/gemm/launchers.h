@@ -70,6 +70,13 @@ TERATRON_LAUNCHER(void, skinny_gemm, const SkinnyGemmArgs& args, CUstream_st* st
 struct FusedGemmShape {
   int64_t rows, width, k;
   Activation activation;
+  int64_t added_k = 0;  // of the added product; 0: none
+};
+
+/// A second product, summed with the first before rounding: its operands are those of the first with added_k
+/// instead of k, 16-byte aligned, added_k a multiple of 8.
+struct AddedOperands {
+  const void *x = nullptr, *w = nullptr;
 };
 
 /// z = x [rows, k] w^T (+ bias), rounded; out = activation(z). w [width of z, k].
@@ -78,6 +85,7 @@ struct GemmActivationForward {
   const void* bias;  // [width of z] or null
   void* z;           // null: not stored
   void* out;
+  AddedOperands added = {};
 };
 
 /// dz = activation'(z) * (dy [rows, k] w), of the rounded product. w [k, width].
@@ -85,6 +93,7 @@ struct GemmActivationBackward {
   const void *dy, *w, *z;
   void* dz;
   ColumnReduction dbias;  // of dz before rounding
+  AddedOperands added = {};
 };
 
 /// Whether the current device has these kernels and the shape has tiles (128 x 256, in vertical pairs) for
@@ -112,6 +121,7 @@ struct GemmRopeArgs {
   const void* bias;  // [width] or null
   void* out;
   GemmRope rope;
+  AddedOperands added = {};
 };
 /// Whether the kernel exists, as above, for heads of `channels`, and is not slower than a GEMM and a RoPE
 /// kernel.

@@ -126,7 +126,7 @@ QueryKeyValue SelfAttention::project(const at::Tensor& x_SBH, const DropoutArgs&
   // Without query-key norms, which come before RoPE, the rotation is fused into the projection or its split.
   const RotaryEmbedding* const fused_rope = q_norm_ ? nullptr : context.rope;
   std::optional<QkvRope> rope;
-  if (fused_rope && queries_are_view(groups, per_group) && !qkv_.has_adapter())
+  if (fused_rope && queries_are_view(groups, per_group))
     rope = {fused_rope->rotation(context.positions_SB), per_group + 2, width};
   const auto [qkv_SBF, bias] = qkv_.forward(x_SBH, rope ? &*rope : nullptr, &dropout);
   const at::Tensor qkv_SBGPD = qkv_SBF.unflatten(-1, {groups, per_group + 2, width});

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include "teratron/base/error.h"
 #include "teratron/base/hash_name.h"
@@ -17,9 +16,6 @@ namespace teratron {
 
 namespace {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
 at::Tensor row_ids(const at::Tensor& x_SBI, const DropoutArgs& args) {
   const SequenceRows& rows = args.rows;
   const bool is_whole = rows.all_S.defined() && rows.all_S.numel() == x_SBI.size(0);
@@ -28,24 +24,6 @@ at::Tensor row_ids(const at::Tensor& x_SBI, const DropoutArgs& args) {
   TERATRON_ASSERT(rows_S.defined() && rows_S.numel() == x_SBI.size(0), "dropout without sequence rows");
   return (args.key.sample_ids_B * rows.total).unsqueeze(0).add(rows_S.unsqueeze(1)).reshape(-1);
 }
-
-// Dropout of columns [first, first + n) of rows of `columns` elements.
-struct LoraDropout : torch::autograd::Function<LoraDropout> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const Dropout& args) {
-    save_dropout(context, args);
-    context->saved_data["columns"] = args.where.columns;
-    context->saved_data["first"] = args.where.first_column;
-    context->save_for_backward({args.where.rows});
-    return dropout(x.contiguous(), args);
-  }
-
-  static variable_list backward(AutogradContext* context, variable_list gradients) {
-    Dropout args = saved_dropout(context, context->get_saved_variables()[0]);
-    args.where.columns = context->saved_data["columns"].toInt();
-    args.where.first_column = context->saved_data["first"].toInt();
-    return {dropout(gradients[0].contiguous(), args), at::Tensor()};
-  }
-};
 
 bool is_target(const LoraOptions& options, const std::string& name) {
   return std::find(options.targets.begin(), options.targets.end(), name) != options.targets.end();
@@ -126,37 +104,112 @@ Lora::Lora(const Scope& scope, Kind kind, const LoraShape& shape, const TensorPa
   }
   a_ = &scope.parameter("lora_A", a);
   b_ = &scope.parameter("lora_B", b);
-  if (parts == 1 && chosen.shared) return;
+  if (chosen.shared) return;
   const std::vector<int64_t> part_O = part_of_rows(chosen, shape.parts, rows_of(b.shard));
-  const at::Tensor mask = at::zeros({std::ssize(part_O), parts}, b_->tensor.options().requires_grad(false));
-  const at::Tensor part = at::tensor(part_O, at::kLong).to(mask.device());
-  part_mask_OP_ = part.unsqueeze(1).eq(at::arange(parts, part.options()).unsqueeze(0)).to(mask.scalar_type());
+  const at::Tensor part = at::tensor(part_O, at::kLong).to(b_->tensor.device());
+  const at::Tensor is_of_part = part.unsqueeze(1).eq(at::arange(parts, part.options()).unsqueeze(0));
+  part_mask_OP1_ = is_of_part.unsqueeze(2).to(b_->tensor.scalar_type());
+}
+
+void Lora::register_uses() const {
+  register_use(*a_);
+  register_use(*b_);
+}
+
+void Lora::Use::save(torch::autograd::AutogradContext* context, const std::string& key) const {
+  auto& to = context->saved_data;
+  to[key + "x"] = x_TI;
+  to[key + "shape"] = shape;
+  to[key + "u"] = u_TP;
+  to[key + "b"] = b_OP;
+  if (!drops) return;
+  to[key + "drops"] = drops->where.rows;
+  to[key + "rate"] = drops->p;
+  to[key + "seed"] = static_cast<int64_t>(drops->key.seed);
+  to[key + "site"] = static_cast<int64_t>(drops->key.tensor);
+  to[key + "columns"] = drops->where.columns;
+  to[key + "first"] = drops->where.first_column;
+}
+
+Lora::Use Lora::Use::saved(torch::autograd::AutogradContext* context, const std::string& key) {
+  const auto at = [&](const char* name) { return context->saved_data.at(key + name); };
+  Use use{.x_TI = release(context, key + "x"),
+          .shape = at("shape").toIntVector(),
+          .u_TP = release(context, key + "u"),
+          .b_OP = release(context, key + "b")};
+  if (context->saved_data.find(key + "drops") == context->saved_data.end()) return use;
+  use.drops = {.p = at("rate").toDouble(),
+               .key = {static_cast<uint64_t>(at("seed").toInt()), static_cast<uint64_t>(at("site").toInt())},
+               .where = {.rows = at("drops").toTensor(),
+                         .columns = at("columns").toInt(),
+                         .first_column = at("first").toInt()}};
+  return use;
+}
+
+std::optional<Dropout> Lora::drops(const at::Tensor& x, const DropoutArgs* where) const {
+  if (!where || !where->training || dropout_ == 0.0) return std::nullopt;
+  const int64_t columns = x.size(-1);
+  return Dropout{.p = dropout_,
+                 .key = {where->key.seed, site_},
+                 .where = {.rows = row_ids(x, *where),
+                           .columns = in_,
+                           .first_column = columns == in_ ? 0 : parallel_.group.rank * columns}};
 }
 
 // [out, parts * rank], a row's B in the columns of its part.
 at::Tensor Lora::expanded_b() const {
-  const at::Tensor b_OR = autograd_tensor(*b_);
-  if (!part_mask_OP_.defined()) return b_OR;
-  return (part_mask_OP_.unsqueeze(2) * b_OR.unsqueeze(1)).flatten(1);
+  const at::Tensor b_OR = b_->tensor.detach();
+  if (!part_mask_OP1_.defined()) return b_OR;
+  return (part_mask_OP1_ * b_OR.unsqueeze(1)).flatten(1);
 }
 
-// x A^T, complete on every rank.
-at::Tensor Lora::reduced(const at::Tensor& x) const {
-  const at::Tensor a = at::linear(x, autograd_tensor(*a_)) * scale_;
+Lora::Use Lora::forward(const at::Tensor& x, const DropoutArgs* where) const {
+  Use use{.x_TI = as_rows(x.detach()).contiguous(), .shape = x.sizes().vec(), .drops = drops(x, where)};
+  const at::Tensor dropped = use.drops ? dropout(use.x_TI, *use.drops) : use.x_TI;
+  at::Tensor u = shaped_like(linear_forward(dropped, a_->tensor, {}), x.sizes());
+  if (scale_ != 1.0) u.mul_(scale_);
   const Group& group = parallel_.group;
-  if (kind_ == Kind::column) return parallel_.sequence_parallel ? all_gather(a, 0, group) : copy_to(a, group);
-  return parallel_.sequence_parallel ? reduce_scatter(a, 0, group) : reduce_from(a, group);
+  if (kind_ == Kind::column) {
+    if (parallel_.sequence_parallel) u = all_gather(u, 0, group);
+  } else {
+    u = parallel_.sequence_parallel ? reduce_scatter(u, 0, group) : reduce_from(u, group);
+  }
+  use.u_TP = as_rows(u);
+  use.b_OP = expanded_b();
+  return use;
 }
 
-at::Tensor Lora::forward(const at::Tensor& x, const DropoutArgs* where) const {
-  if (!where || !where->training || dropout_ == 0.0) return at::linear(reduced(x), expanded_b());
-  const int64_t columns = x.size(-1);
-  const Dropout args{.p = dropout_,
-                     .key = {where->key.seed, site_},
-                     .where = {.rows = row_ids(x, *where),
-                               .columns = in_,
-                               .first_column = columns == in_ ? 0 : parallel_.group.rank * columns}};
-  return at::linear(reduced(LoraDropout::apply(x, args)), expanded_b());
+// The product of dy and u also has values for rows beside A of other parts, which B lacks.
+void Lora::accumulate_b_grad(const at::Tensor& dy_TO, const at::Tensor& u_TP) const {
+  if (!part_mask_OP1_.defined()) return accumulate_weight_grad(*b_, dy_TO, u_TP);
+  const int64_t out = dy_TO.size(1), parts = part_mask_OP1_.size(1);
+  const at::Tensor db_OP =
+      at::empty({out, u_TP.size(1)}, u_TP.options().dtype(main_grad_dtype(u_TP.scalar_type())));
+  linear_weight_gradient_(db_OP, dy_TO, u_TP, /*add=*/false);
+  accumulate_grad(*b_, db_OP.view({out, parts, -1}).mul_(part_mask_OP1_).sum(1));
+}
+
+at::Tensor Lora::backward(const at::Tensor& dy_TO, const Use& use) const {
+  accumulate_b_grad(dy_TO, use.u_TP);
+  at::Tensor du = linear_input_gradient(dy_TO, use.b_OP);
+  if (scale_ != 1.0) du.mul_(scale_);
+  const Group& group = parallel_.group;
+  du = du.view({-1, use.shape[1], du.size(1)});
+  if (kind_ == Kind::column) {
+    du = parallel_.sequence_parallel ? reduce_scatter(du, 0, group) : reduce_from(du, group);
+  } else if (parallel_.sequence_parallel) {
+    du = all_gather(du, 0, group);
+  }
+  const at::Tensor du_TP = as_rows(du);
+  const at::Tensor dropped = use.drops ? dropout(use.x_TI, *use.drops) : use.x_TI;
+  accumulate_weight_grad(*a_, du_TP, dropped);
+  return du_TP;
+}
+
+void Lora::add_input_grad_(const at::Tensor& dx_TI, const at::Tensor& du_TP, const Use& use) const {
+  if (!use.drops) return add_product_(dx_TI, added_to_input_grad(du_TP));
+  at::Tensor dx = dx_TI;
+  dx.add_(dropout(linear_input_gradient(du_TP, a_->tensor), *use.drops));
 }
 
 }  // namespace teratron

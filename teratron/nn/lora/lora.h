@@ -8,12 +8,19 @@
 //
 // Tensor parallelism: B of a column-parallel weight is sharded as its rows, A of a row-parallel one as its
 // columns; the other is replicated. Only [tokens, rank] is communicated.
+//
+// For use inside autograd functions, beside a ParallelMatmul: the weight's GEMMs add the products with B in
+// forward and with A in backward (AddedProduct), so that no activation is read or written for the sum.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "teratron/kernels/pointwise/dropout.h"
 #include "teratron/nn/lora/lora_options.h"
 #include "teratron/nn/parallel_matmul.h"
 
@@ -46,15 +53,41 @@ class Lora {
   static std::shared_ptr<Lora> make(const Scope& scope, Kind kind, const LoraShape& shape,
                                     const TensorParallel& parallel);
 
-  /// What the adapter adds to y. column: x [S, B, in], S local under sequence parallelism, to
-  /// [S, B, out / tp] with S global; row: x [S, B, in / tp] with S global to [S, B, out] with S local.
-  /// `where`: the dropout of the layer's input; null: none.
-  at::Tensor forward(const at::Tensor& x, const DropoutArgs* where) const;
+  /// To be called by the caller of the autograd function.
+  void register_uses() const;
+  /// A; makes backward run.
+  const at::Tensor& anchor() const { return a_->tensor; }
+
+  /// Of one forward, for its backward.
+  struct Use {
+    at::Tensor x_TI;               // the input, before dropout
+    std::vector<int64_t> shape;    // of x [S, B, in]
+    std::optional<Dropout> drops;  // of x; nullopt: none
+    at::Tensor u_TP;               // (alpha / rank) dropout(x) A^T; rows as y's
+    at::Tensor b_OP;               // B, a row's in the columns of its part, else zeros
+
+    void save(torch::autograd::AutogradContext* context, const std::string& key) const;
+    static Use saved(torch::autograd::AutogradContext* context, const std::string& key);
+    /// What is added to y.
+    AddedProduct added() const { return {u_TP, b_OP}; }
+  };
+  /// column: x [S, B, in], S local under sequence parallelism, for y [S, B, out / tp] with S global; row:
+  /// x [S, B, in / tp] with S global for y [S, B, out] with S local. `where`: the dropout of the layer's
+  /// input; null: none.
+  Use forward(const at::Tensor& x, const DropoutArgs* where) const;
+  /// Accumulates the gradients of A and B from dy [T, out], rows as y's, and returns the gradient of
+  /// (dropout(x) A^T) [T, parts * rank], rows as x's.
+  at::Tensor backward(const at::Tensor& dy_TO, const Use& use) const;
+  /// What is added to dx, or to the gradient of dropout(x).
+  AddedProduct added_to_input_grad(const at::Tensor& du_TP) const { return {du_TP, a_->tensor.t()}; }
+  /// dx += dropout'(du A); dx [T, in].
+  void add_input_grad_(const at::Tensor& dx_TI, const at::Tensor& du_TP, const Use& use) const;
 
  private:
   Lora(const Scope& scope, Kind kind, const LoraShape& shape, const TensorParallel& parallel);
-  at::Tensor reduced(const at::Tensor& x) const;
+  std::optional<Dropout> drops(const at::Tensor& x, const DropoutArgs* where) const;
   at::Tensor expanded_b() const;
+  void accumulate_b_grad(const at::Tensor& dy_TO, const at::Tensor& u_TP) const;
 
   Kind kind_;
   TensorParallel parallel_;
@@ -64,7 +97,7 @@ class Lora {
   int64_t in_;
   Parameter* a_;
   Parameter* b_;
-  at::Tensor part_mask_OP_;  // 1 where a row belongs to a part; undefined: one part
+  at::Tensor part_mask_OP1_;  // 1 where a row belongs to a part; undefined: one part
 };
 
 }  // namespace teratron
