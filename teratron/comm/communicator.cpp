@@ -39,9 +39,20 @@ class SelfCommunicator final : public Communicator {
     return done();
   }
 
+  void send_bytes(int64_t to, const std::string& /*bytes*/) override {
+    TERATRON_ASSERT(false, "a message to rank {} of 1", to);
+  }
+  std::string receive_bytes(int64_t from) override {
+    TERATRON_ASSERT(false, "a message from rank {} of 1", from);
+  }
   std::vector<std::string> all_gather_bytes(const std::string& bytes) override {
     done();
     return {bytes};
+  }
+  std::vector<std::string> gather_bytes(const std::string& bytes) override { return all_gather_bytes(bytes); }
+  std::string broadcast_bytes(const std::string& bytes) override {
+    done();
+    return bytes;
   }
   void barrier() override { done(); }
   void abort(const std::string& reason) override { reason_ = reason.empty() ? "aborted" : reason; }
@@ -88,9 +99,15 @@ class SynchronousCommunicator final : public Communicator {
     return wait(inner_->batch_isend_irecv(std::move(ops)));
   }
 
+  void send_bytes(int64_t to, const std::string& bytes) override { inner_->send_bytes(to, bytes); }
+  std::string receive_bytes(int64_t from) override { return inner_->receive_bytes(from); }
   std::vector<std::string> all_gather_bytes(const std::string& bytes) override {
     return inner_->all_gather_bytes(bytes);
   }
+  std::vector<std::string> gather_bytes(const std::string& bytes) override {
+    return inner_->gather_bytes(bytes);
+  }
+  std::string broadcast_bytes(const std::string& bytes) override { return inner_->broadcast_bytes(bytes); }
   void barrier() override { inner_->barrier(); }
   void abort(const std::string& reason) override { inner_->abort(reason); }
 

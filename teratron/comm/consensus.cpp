@@ -29,7 +29,7 @@ std::string describe_values(std::span<const int64_t> ranks, std::span<const std:
 }  // namespace
 
 std::string broadcast_bytes(HostGroup& group, const std::string& bytes) {
-  return group.all_gather_bytes(group.rank() == 0 ? bytes : "").at(0);
+  return group.broadcast_bytes(bytes);
 }
 
 bool all_true(HostGroup& group, bool value) {

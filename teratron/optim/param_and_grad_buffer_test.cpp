@@ -33,7 +33,11 @@ class Recorder final : public Communicator {
   Work broadcast(at::Tensor tensor, int64_t) override { return note("broadcast", tensor); }
   Work all_to_all(at::Tensor output, at::Tensor) override { return note("all_to_all", output); }
   Work batch_isend_irecv(std::vector<P2POp>) override { return {}; }
+  void send_bytes(int64_t, const std::string&) override {}
+  std::string receive_bytes(int64_t) override { return ""; }
   std::vector<std::string> all_gather_bytes(const std::string& bytes) override { return {bytes, bytes}; }
+  std::vector<std::string> gather_bytes(const std::string&) override { return {}; }
+  std::string broadcast_bytes(const std::string& bytes) override { return bytes; }
   void barrier() override {}
   void abort(const std::string&) override {}
 

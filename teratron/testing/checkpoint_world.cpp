@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
+#include <deque>
+#include <map>
 #include <mutex>
 #include <thread>
 
@@ -21,6 +23,7 @@ struct Exchange {
   std::mutex mutex;
   std::condition_variable changed;
   std::vector<std::string> slots;
+  std::map<std::pair<int64_t, int64_t>, std::deque<std::string>> mailboxes;  // (from, to)
   int64_t arrived = 0;
   int64_t round = 0;
   bool aborted = false;
@@ -45,6 +48,29 @@ class ThreadHostGroup final : public HostGroup {
     exchange_.changed.wait(lock, [&] { return exchange_.round != round || exchange_.aborted; });
     if (exchange_.round == round) throw Fault("another rank failed");
     return exchange_.result;
+  }
+
+  std::vector<std::string> gather_bytes(const std::string& bytes) override {
+    std::vector<std::string> all = all_gather_bytes(bytes);
+    if (rank_ > 0) all.clear();
+    return all;
+  }
+  std::string broadcast_bytes(const std::string& bytes) override { return all_gather_bytes(bytes)[0]; }
+
+  void send_bytes(int64_t to, const std::string& bytes) override {
+    const std::lock_guard lock(exchange_.mutex);
+    exchange_.mailboxes[{rank_, to}].push_back(bytes);
+    exchange_.changed.notify_all();
+  }
+
+  std::string receive_bytes(int64_t from) override {
+    std::unique_lock lock(exchange_.mutex);
+    std::deque<std::string>& box = exchange_.mailboxes[{from, rank_}];
+    exchange_.changed.wait(lock, [&] { return !box.empty() || exchange_.aborted; });
+    if (box.empty()) throw Fault("another rank failed");
+    std::string bytes = std::move(box.front());
+    box.pop_front();
+    return bytes;
   }
 
  private:

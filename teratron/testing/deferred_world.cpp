@@ -58,9 +58,15 @@ class DeferredCommunicator final : public Communicator {
     return Work([received, inner = inner_] { inner->batch_isend_irecv(received).wait(); });
   }
 
+  void send_bytes(int64_t to, const std::string& bytes) override { inner_->send_bytes(to, bytes); }
+  std::string receive_bytes(int64_t from) override { return inner_->receive_bytes(from); }
   std::vector<std::string> all_gather_bytes(const std::string& bytes) override {
     return inner_->all_gather_bytes(bytes);
   }
+  std::vector<std::string> gather_bytes(const std::string& bytes) override {
+    return inner_->gather_bytes(bytes);
+  }
+  std::string broadcast_bytes(const std::string& bytes) override { return inner_->broadcast_bytes(bytes); }
   void barrier() override { inner_->barrier(); }
   void abort(const std::string& reason) override { inner_->abort(reason); }
 

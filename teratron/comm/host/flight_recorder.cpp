@@ -44,14 +44,14 @@ std::vector<std::pair<std::string, std::vector<int64_t>>> group_by_text(std::spa
   return kinds;
 }
 
-std::string describe_mismatch(std::span<const int64_t> ranks, std::span<const std::string> fingerprints,
-                              int64_t sequence) {
+std::string describe_mismatch(const std::string& group, std::span<const int64_t> ranks,
+                              std::span<const std::string> fingerprints, int64_t sequence) {
   const auto kinds = group_by_text(ranks, fingerprints);
   if (kinds.size() <= 1) return "";
   std::vector<std::string> parts;
   for (const auto& [fingerprint, issuers] : kinds)
     parts.push_back(describe_ranks(issuers) + ": " + fingerprint);
-  return fmt::format("the ranks of {} differ at their collective {}: {}", describe_group(ranks), sequence,
+  return fmt::format("the ranks of {} differ at their collective {}: {}", group, sequence,
                      fmt::join(parts, "; "));
 }
 
@@ -77,7 +77,9 @@ std::string first_mismatch(std::span<const FlightTrace> traces) {
       ranks.push_back(trace.rank);
       fingerprints.push_back(*fingerprint);
     }
-    if (std::string found = describe_mismatch(ranks, fingerprints, sequence); !found.empty()) return found;
+    if (std::string found = describe_mismatch(describe_group(ranks), ranks, fingerprints, sequence);
+        !found.empty())
+      return found;
   }
   return "";
 }
@@ -86,6 +88,12 @@ int64_t FlightRecorder::record(const CollectiveFingerprint& fingerprint) {
   entries_.push_back(fingerprint);
   if (entries_.size() > kCapacity) entries_.pop_front();
   return ++count_;
+}
+
+std::optional<std::string> FlightRecorder::at(int64_t sequence) const {
+  const int64_t age = count_ - sequence, kept = std::ssize(entries_);
+  if (age < 0 || age >= kept) return std::nullopt;
+  return to_string(entries_[kept - 1 - age]);
 }
 
 std::string FlightRecorder::dump() const {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -35,8 +36,8 @@ std::vector<std::pair<std::string, std::vector<int64_t>>> group_by_text(std::spa
                                                                         std::span<const std::string> texts);
 
 /// Names the ranks and their fingerprints at one sequence number; "" if all are equal.
-std::string describe_mismatch(std::span<const int64_t> ranks, std::span<const std::string> fingerprints,
-                              int64_t sequence);
+std::string describe_mismatch(const std::string& group, std::span<const int64_t> ranks,
+                              std::span<const std::string> fingerprints, int64_t sequence);
 
 /// The last collectives of one rank in one group; the newest has sequence number `count`.
 struct FlightTrace {
@@ -55,6 +56,8 @@ class FlightRecorder {
   /// Returns the sequence number, from 1.
   int64_t record(const CollectiveFingerprint& fingerprint);
   int64_t count() const { return count_; }
+  /// nullopt if no longer, or not yet, recorded.
+  std::optional<std::string> at(int64_t sequence) const;
   std::string last() const { return entries_.empty() ? "" : to_string(entries_.back()); }
   /// The recorded fingerprints, one per line.
   std::string dump() const;

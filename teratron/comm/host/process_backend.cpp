@@ -15,7 +15,8 @@ namespace teratron {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::chrono::seconds kReplyTimeout{3};    // of a status query
+constexpr std::chrono::seconds kReplyTimeout{3};  // of a status query
+constexpr std::chrono::seconds kMismatchCheckInterval{1};
 constexpr std::chrono::seconds kCauseHeadStart{2};  // for the rank that failed first to exit first
 
 }  // namespace
@@ -262,8 +263,13 @@ void ProcessBackend::wait(Lock& lock, const WaitCondition& condition) {
                   ExitCode::retryable, rank_);
       break;
     }
-    const bool in_time = changed_.wait_until(lock, deadline) == std::cv_status::no_timeout;
-    if (!in_time && !condition.ready() && !failure_) {
+    const bool idle = changed_.wait_until(lock, std::min(deadline, Clock::now() + kMismatchCheckInterval)) ==
+                      std::cv_status::timeout;
+    if (!idle || condition.ready() || failure_) continue;
+    const std::string mismatch = condition.mismatch ? condition.mismatch() : "";
+    if (!mismatch.empty()) {
+      fail_locked(mismatch, ExitCode::retryable, rank_);
+    } else if (Clock::now() >= deadline) {
       const std::string reason = diagnose_timeout(lock, condition);
       fail_locked(reason, ExitCode::retryable, rank_);
     }

@@ -74,6 +74,7 @@ class ProcessBackend final : private TransportReceiver {
     int64_t sequence = 0;
     std::function<bool()> ready;
     std::function<std::vector<int64_t>()> missing;  // global ranks
+    std::function<std::string()> mismatch;          // among what has arrived; may be null
   };
 
   void on_bytes(int64_t from, ByteSpan bytes) override;

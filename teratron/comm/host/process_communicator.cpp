@@ -17,6 +17,8 @@ using ByteBuffers = std::vector<ByteBuffer>;
 constexpr size_t kSmall =
     16384;  // bytes; up to here every rank reduces the whole tensor: one phase instead of two
 
+const CollectiveFingerprint kByteMessage{.operation = "bytes"};
+
 void copy_bytes(void* target, ByteSpan source) {
   if (target != source.data() && !source.empty()) std::memcpy(target, source.data(), source.size());
 }
@@ -119,18 +121,20 @@ class ProcessCommunicator final : public Communicator {
   }
 
   std::vector<std::string> all_gather_bytes(const std::string& bytes) override {
-    const ByteBuffers buffers =
-        group_->all_to_all({.operation = "all_gather_bytes"}, Parts(size(), std::as_bytes(std::span(bytes))));
-    std::vector<std::string> result(size());
-    for (int64_t r = 0; r < size(); ++r) {
-      const ByteSpan from = buffers[r].bytes();
-      result[r].assign(reinterpret_cast<const char*>(from.data()), from.size());
-    }
-    result[rank()] = bytes;
-    return result;
+    return group_->all_gather(bytes);
+  }
+  std::vector<std::string> gather_bytes(const std::string& bytes) override { return group_->gather(bytes); }
+  std::string broadcast_bytes(const std::string& bytes) override { return group_->broadcast(bytes); }
+
+  void send_bytes(int64_t to, const std::string& bytes) override {
+    group_->send(to, kByteMessage, std::as_bytes(std::span(bytes)));
+  }
+  std::string receive_bytes(int64_t from) override {
+    const ByteBuffer buffer = group_->receive(from, kByteMessage);
+    return {reinterpret_cast<const char*>(buffer.bytes().data()), buffer.size()};
   }
 
-  void barrier() override { group_->all_to_all({.operation = "barrier"}, Parts(size())); }
+  void barrier() override { group_->barrier(); }
   void abort(const std::string& reason) override { backend_->fail(reason, ExitCode::retryable); }
 
  private:

@@ -26,6 +26,11 @@ class ProcessGroup {
                                      std::span<const ByteSpan> parts);
   /// A further phase of the same collective.
   std::vector<ByteBuffer> continue_all_to_all(std::span<const ByteSpan> parts);
+  // Collectives of bytes along a tree (tree.h); the semantics are those of HostGroup and Communicator.
+  std::vector<std::string> all_gather(const std::string& bytes);
+  std::vector<std::string> gather(const std::string& bytes);
+  std::string broadcast(const std::string& bytes);
+  void barrier();
   /// Never buffers.
   void send(int64_t to, const CollectiveFingerprint& fingerprint, ByteSpan bytes);
   /// The next message of `from`; fingerprints must match.
@@ -41,8 +46,14 @@ class ProcessGroup {
   std::string describe(const CollectiveFingerprint& fingerprint, int64_t sequence) const;
 
  private:
+  class TreePeers;
+
+  void begin(const CollectiveFingerprint& fingerprint);
   void post_parts(const std::string& text, std::span<const ByteSpan> parts);
+  void post_part(int64_t to, const std::string& text, ByteSpan part);
   std::vector<Frame> collect();
+  std::vector<Frame> take_from(const std::vector<int64_t>& members);
+  std::string mismatch_with(const Frame& frame, int64_t from) const;
 
   ProcessBackend& backend_;
   const std::vector<int64_t> ranks_;  // global

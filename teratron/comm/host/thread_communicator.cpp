@@ -13,6 +13,9 @@ namespace {
 
 using All = std::span<const Buffers>;
 
+/// A message of bytes follows one with their number.
+const CollectiveFingerprint kSizeOfBytes{.operation = "size of bytes"}, kBytes{.operation = "bytes"};
+
 /// memcpy that allows target == source (in-place all_gather) and zero bytes.
 void copy_bytes(void* target, const void* source, size_t bytes) {
   if (target != source && bytes > 0) std::memcpy(target, source, bytes);
@@ -110,6 +113,36 @@ class ThreadCommunicator final : public Communicator {
       for (int64_t r = 0; r < size(); ++r) result[r] = *static_cast<const std::string*>(all[r].input);
     });
     return result;
+  }
+
+  std::vector<std::string> gather_bytes(const std::string& bytes) override {
+    std::vector<std::string> result;
+    group_.collective(rank_, {"gather_bytes"}, {&bytes, nullptr}, [&](All all) {
+      if (rank_ > 0) return;
+      for (const Buffers& other : all) result.push_back(*static_cast<const std::string*>(other.input));
+    });
+    return result;
+  }
+
+  std::string broadcast_bytes(const std::string& bytes) override {
+    std::string result;
+    group_.collective(rank_, {"broadcast_bytes"}, {&bytes, nullptr},
+                      [&](All all) { result = *static_cast<const std::string*>(all[0].input); });
+    return result;
+  }
+
+  void send_bytes(int64_t to, const std::string& bytes) override {
+    const uint64_t size = bytes.size();
+    group_.send(rank_, to, kSizeOfBytes, std::as_bytes(std::span(&size, 1)));
+    group_.send(rank_, to, kBytes, std::as_bytes(std::span(bytes)));
+  }
+
+  std::string receive_bytes(int64_t from) override {
+    uint64_t size = 0;
+    group_.receive(from, rank_, kSizeOfBytes, std::as_writable_bytes(std::span(&size, 1)));
+    std::string bytes(size, '\0');
+    group_.receive(from, rank_, kBytes, std::as_writable_bytes(std::span(bytes)));
+    return bytes;
   }
 
   void barrier() override {

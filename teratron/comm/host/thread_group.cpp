@@ -41,7 +41,7 @@ std::string ThreadGroup::mismatch() const {
   if (std::all_of(members_.begin(), members_.end(), same)) return "";
   std::vector<std::string> fingerprints;
   for (const Member& member : members_) fingerprints.push_back(to_string(member.last));
-  return describe_mismatch(ranks_, fingerprints, started_ + 1);
+  return describe_mismatch(describe_group(ranks_), ranks_, fingerprints, started_ + 1);
 }
 
 std::string ThreadGroup::describe_status(const std::vector<int64_t>& members) const {

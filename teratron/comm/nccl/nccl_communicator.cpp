@@ -64,7 +64,7 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<ProcessBackend> backend, cons
 NcclComm& NcclCommunicator::group_comm() {
   if (!group_comm_) {
     const std::string own = rank() == 0 ? to_bytes(new_unique_id()) : "";
-    const ncclUniqueId id = unique_id_from(broadcast_bytes(*host_, own));
+    const ncclUniqueId id = unique_id_from(host_->broadcast_bytes(own));
     group_comm_ = std::move(
         NcclComm::init_all({{id, static_cast<int>(size()), static_cast<int>(rank())}}, *backend_)[0]);
   }
@@ -316,6 +316,22 @@ Work NcclCommunicator::batch_isend_irecv(std::vector<P2POp> ops) {
     backend->check();
     for (const Event& event : events) event->block(c10::cuda::getCurrentCUDAStream());
   });
+}
+
+void NcclCommunicator::send_bytes(int64_t to, const std::string& bytes) {
+  host_->send_bytes(to, bytes);
+}
+
+std::string NcclCommunicator::receive_bytes(int64_t from) {
+  return host_->receive_bytes(from);
+}
+
+std::vector<std::string> NcclCommunicator::gather_bytes(const std::string& bytes) {
+  return host_->gather_bytes(bytes);
+}
+
+std::string NcclCommunicator::broadcast_bytes(const std::string& bytes) {
+  return host_->broadcast_bytes(bytes);
 }
 
 std::vector<std::string> NcclCommunicator::all_gather_bytes(const std::string& bytes) {

@@ -35,7 +35,11 @@ class NcclCommunicator final : public Communicator {
   Work broadcast(at::Tensor tensor, int64_t root) override;
   Work all_to_all(at::Tensor output, at::Tensor input) override;
   Work batch_isend_irecv(std::vector<P2POp> ops) override;
+  void send_bytes(int64_t to, const std::string& bytes) override;
+  std::string receive_bytes(int64_t from) override;
   std::vector<std::string> all_gather_bytes(const std::string& bytes) override;
+  std::vector<std::string> gather_bytes(const std::string& bytes) override;
+  std::string broadcast_bytes(const std::string& bytes) override;
   void barrier() override;
   void abort(const std::string& reason) override;
 
