@@ -26,8 +26,8 @@ class BytePeers {
   virtual std::string receive_bytes(int64_t from) = 0;
 };
 
-/// All ranks of a group issue the same of these collectives in the same order. Each throws Fault if a rank that
-/// it waits for fails or does not come in time.
+/// All ranks of a group issue the same of these collectives in the same order. Each throws Fault if a rank
+/// that it waits for fails or does not come in time.
 class HostGroup : public BytePeers {
  public:
   /// Every rank's bytes, by rank. Blocks until all ranks have called it.

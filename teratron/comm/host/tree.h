@@ -1,6 +1,6 @@
-// Collectives of bytes along a binomial tree: log2(n) messages one after the other, about two connections a
-// rank, log2(n) for rank 0. Numbered by host, all ranks of a host of 2^k ranks but the first have their parent
-// on it, so that only one rank of a host talks to other hosts.
+// Collectives of bytes along a binomial tree: log2(n) messages one after the other, about two connections
+// a rank, log2(n) for rank 0. On a host of 2^k ranks with successive numbers all but the first have their
+// parent on it: only one rank of a host talks to other hosts.
 #pragma once
 
 #include <cstdint>
