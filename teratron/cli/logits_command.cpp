@@ -27,6 +27,8 @@ struct LogitsOptions {
   std::string input;
   std::string output;
   std::string device = "auto";
+  int64_t context_parallel_size = 1;
+  std::vector<std::string> cp_comm_type = {"p2p"};
   bool bert_embeddings = false;
 };
 
@@ -152,9 +154,15 @@ int logits_command(std::span<const std::string> args) {
                "write the mean hidden state of each text's inner tokens instead, [B, H]");
   app.add_option("--device", options.device, "auto, cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  app.add_option("--context-parallel-size", options.context_parallel_size,
+                 "ranks that share the tokens of each sequence");
+  app.add_option("--cp-comm-type", options.cp_comm_type,
+                 "communication of attention between them: p2p, all_gather or a2a, or one per layer");
   if (!parse_command(app, args)) return 0;
 
-  std::vector<std::string> flags = {"--device", options.device};
+  std::vector<std::string> flags = {"--device", options.device, "--context-parallel-size",
+                                    std::to_string(options.context_parallel_size), "--cp-comm-type"};
+  flags.insert(flags.end(), options.cp_comm_type.begin(), options.cp_comm_type.end());
   if (!options.load.empty()) flags.insert(flags.end(), {"--load", options.load});
   if (!options.hf.empty()) flags.insert(flags.end(), {"--hf", options.hf});
   if (!options.lora.empty()) flags.insert(flags.end(), {"--lora", options.lora});

@@ -132,37 +132,52 @@ int run_job(std::span<const std::string> args, const JobModel& model, const Rank
 
 namespace {
 
-void run_stages(const ParsedArguments& parsed, int64_t stages, const std::function<void(const Mesh&)>& body) {
+std::string ranks_text(int64_t ranks) {
+  return ranks == 1 ? "1 rank" : fmt::format("{} ranks", ranks);
+}
+
+// Sizes of the ranks beside the tensor-parallel ones.
+struct OtherRanks {
+  int64_t pp = 1, cp = 1;
+};
+
+void run_model(const ParsedArguments& parsed, const OtherRanks& others,
+               const std::function<void(const Mesh&)>& body) {
   const LaunchEnv launch = read_launch_env(process_environment);
-  const int64_t size = parsed.args.tensor_model_parallel_size;
+  const int64_t size = parsed.args.tensor_model_parallel_size, stages = others.pp * others.cp;
   if (launch.size % stages != 0) {
+    const bool context = others.cp > 1;
     throw config_error(
-        {.what = fmt::format("pipeline_model_parallel_size = {} does not divide the {} ranks of the job",
-                             stages, launch.size),
-         .where = "--pipeline-model-parallel-size",
+        {.what = fmt::format("{} = {} does not divide the {} of the job",
+                             context ? "context_parallel_size" : "pipeline_model_parallel_size", stages,
+                             ranks_text(launch.size)),
+         .where = context ? "--context-parallel-size" : "--pipeline-model-parallel-size",
          .fix = fmt::format("Start {} ranks, or a multiple", stages)});
   }
   const int64_t rest = launch.size / stages;
   if (parsed.sources.contains("tensor_model_parallel_size") && size != rest) {
     throw config_error(
         {.what = fmt::format("tensor_model_parallel_size = {}, but the job has {} ranks{}", size, launch.size,
-                             stages > 1 ? fmt::format(" for {} stages", stages) : ""),
+                             others.pp > 1   ? fmt::format(" for {} stages", stages)
+                             : others.cp > 1 ? fmt::format(", {} of them context-parallel", stages)
+                                             : ""),
          .where = "--tensor-model-parallel-size",
          .fix = fmt::format("Start {} with `teratron launch --nproc-per-node {} -- ...`",
                             size * stages == 1 ? "one rank" : "as many ranks", size * stages)});
   }
-  run_world(launch, world_options(parsed.args, launch),
-            [&](World& world) { body(Mesh({.tp = rest, .pp = stages, .dp = 1}, world)); });
+  run_world(launch, world_options(parsed.args, launch), [&](World& world) {
+    body(Mesh({.tp = rest, .pp = others.pp, .cp = others.cp, .dp = 1}, world));
+  });
 }
 
 }  // namespace
 
 void run_tensor_parallel(const ParsedArguments& parsed, const std::function<void(const Mesh&)>& body) {
-  run_stages(parsed, 1, body);
+  run_model(parsed, {.cp = parsed.args.context_parallel_size}, body);
 }
 
 void run_model_parallel(const ParsedArguments& parsed, const std::function<void(const Mesh&)>& body) {
-  run_stages(parsed, parsed.args.pipeline_model_parallel_size, body);
+  run_model(parsed, {.pp = parsed.args.pipeline_model_parallel_size}, body);
 }
 
 void run_replicas(const ParsedArguments& parsed, const std::function<void(const Mesh&)>& body) {

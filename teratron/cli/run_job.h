@@ -21,8 +21,8 @@ using RankFunction = std::function<ExitCode(const ParsedArguments&, World&, cons
 /// code.
 int run_job(std::span<const std::string> args, const JobModel& model, const RankFunction& work);
 
-/// Runs `body` with all ranks of the job as the tensor-parallel ranks of one model. UserError(config) if
-/// --tensor-model-parallel-size is set to another number.
+/// Runs `body` with all ranks of the job as the tensor-parallel ranks of one model, or as these and
+/// --context-parallel-size. UserError(config) if the sizes are set to other numbers.
 void run_tensor_parallel(const ParsedArguments& parsed, const std::function<void(const Mesh&)>& body);
 /// The same with --pipeline-model-parallel-size stages; the tensor-parallel size is the rest of the ranks.
 void run_model_parallel(const ParsedArguments& parsed, const std::function<void(const Mesh&)>& body);

@@ -2,7 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include "teratron/base/error.h"
 #include "teratron/comm/collectives.h"
+#include "teratron/models/context_parallel_batch.h"
 
 namespace teratron {
 
@@ -51,24 +53,54 @@ at::Tensor gathered_logits(const LanguageModel& model, const Activations& output
   return gather_from(local_SBV, 2, model.tensor_parallel).narrow(2, 0, model.vocabulary).squeeze(1);
 }
 
+namespace {
+
+// This rank's tokens of a batch [S, B], with padding after the last ones to a length that can be cut.
+MicroBatch own_part(const LanguageModel& model, const MicroBatch& whole) {
+  const Group& group = model.context_parallel;
+  if (group.size == 1) return whole;
+  const int64_t length = whole["sequence_index"].size(0), step = 2 * group.size;
+  const int64_t missing = (length + step - 1) / step * step - length;
+  MicroBatch padded = whole;
+  for (const auto& [name, tensor] : whole.tensors) {
+    TERATRON_ASSERT(tensor.dim() == 2 && tensor.size(0) == length, "{} cannot be cut", name);
+    padded.tensors.set(name, at::cat({tensor, tensor.narrow(0, length - 1, 1).expand({missing, -1})}));
+  }
+  return cut_over_context(padded, group);
+}
+
+at::Tensor of_all_tokens(const at::Tensor& x_SB, const MicroBatch& own, int64_t length) {
+  return own.context_parallel.size() == 1 ? x_SB
+                                          : gather_tokens(x_SB, own.context_parallel).narrow(0, 0, length);
+}
+
+}  // namespace
+
 at::Tensor logits_of(const LanguageModel& model, std::span<const int64_t> ids, int64_t first,
                      LayerStates* states) {
   const at::NoGradGuard no_grad;
   const auto length = static_cast<int64_t>(ids.size());
   const at::Tensor tokens = at::tensor(at::ArrayRef<int64_t>(ids.data(), ids.size()));
   const at::Tensor positions = at::arange(first, first + length, at::kLong);
-  const MicroBatch batch = token_batch(tokens.to(model.device), positions.to(model.device));
-  return gathered_logits(model, model.whole().forward({}, batch, states)).unsqueeze(1);
+  TERATRON_ASSERT(model.context_parallel.size == 1 || states == nullptr,
+                  "context-parallel ranks have no states of earlier tokens");
+  const MicroBatch batch = own_part(model, token_batch(tokens.to(model.device), positions.to(model.device)));
+  const at::Tensor logits = gathered_logits(model, model.whole().forward({}, batch, states)).unsqueeze(1);
+  return of_all_tokens(logits, batch, length);
 }
 
-std::vector<InferenceOutput> outputs_of(const LanguageModel& model, const MicroBatch& batch) {
+std::vector<InferenceOutput> outputs_of(const LanguageModel& model, const MicroBatch& whole) {
   const at::NoGradGuard no_grad;
+  const MicroBatch batch = own_part(model, whole);
   std::vector<InferenceOutput> outputs =
       model.whole().inference_outputs(model.whole().forward({}, batch, nullptr));
   for (InferenceOutput& output : outputs) {
     if (output.vocabulary_parallel) {
-      output.tensor =
-          gather_from(output.tensor, 2, model.tensor_parallel).narrow(2, 0, model.vocabulary).transpose(0, 1);
+      const at::Tensor logits_SBV =
+          gather_from(output.tensor, 2, model.tensor_parallel).narrow(2, 0, model.vocabulary);
+      // Only a batch that was cut is known to have this column.
+      const int64_t length = model.context_parallel.size > 1 ? whole["sequence_index"].size(0) : 0;
+      output.tensor = of_all_tokens(logits_SBV, batch, length).transpose(0, 1);
     }
     output.tensor = output.tensor.to(at::kCPU, at::kFloat).contiguous();
   }

@@ -23,6 +23,7 @@ struct LanguageModel {
   int64_t max_positions = 0;
   Inference inference = {};
   Group tensor_parallel = {};
+  Group context_parallel = {};  // whose ranks share the tokens of logits_of() and outputs_of()
   at::Device device = at::kCPU;
   at::ScalarType dtype = at::kFloat;
   std::vector<Channel> channels = {};
@@ -49,7 +50,8 @@ MicroBatch token_batch(const at::Tensor& tokens_T, const at::Tensor& positions_T
 at::Tensor gathered_logits(const LanguageModel& model, const Activations& output);
 
 /// Logits [S, 1, vocabulary], without padding, of token ids at positions `first`, first + 1, ..., on every
-/// rank of a model of one stage. `states`: of the tokens before them, extended; null: there are none.
+/// rank of a model of one stage. `states`: of the tokens before them, extended; null: there are none. With
+/// context-parallel ranks there can be no tokens before.
 at::Tensor logits_of(const LanguageModel& model, std::span<const int64_t> ids, int64_t first = 0,
                      LayerStates* states = nullptr);
 

@@ -7,6 +7,7 @@
 #include "teratron/hf/hf_checkpoint.h"
 #include "teratron/hf/peft.h"
 #include "teratron/models/family.h"
+#include "teratron/settings/checks/validate.h"
 #include "teratron/train/model_checkpoint.h"
 
 namespace teratron {
@@ -69,18 +70,51 @@ Arguments merge_settings(const ParsedArguments& given, const CheckpointInfo& che
   const nlohmann::json current = nlohmann::json::parse(to_json(given.args));
   for (const auto& [field, source] : given.sources) merged[field] = current.at(field);
   // The run that saved it had another layout and other paths.
-  for (const char* field : {"tensor_model_parallel_size", "pipeline_model_parallel_size", "sequence_parallel",
-                            "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank",
-                            "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers",
-                            "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
-                            "pipeline_model_parallel_layout", "pipeline_model_parallel_split_rank",
-                            "expert_model_parallel_size", "expert_tensor_parallel_size", "padded_vocab_size",
-                            "load", "save", "run_dir", "tensorboard_dir", "seed"}) {
+  for (const char* field : {"tensor_model_parallel_size",
+                            "pipeline_model_parallel_size",
+                            "sequence_parallel",
+                            "num_layers_per_virtual_pipeline_stage",
+                            "num_virtual_stages_per_pipeline_rank",
+                            "decoder_first_pipeline_num_layers",
+                            "decoder_last_pipeline_num_layers",
+                            "account_for_embedding_in_pipeline_split",
+                            "account_for_loss_in_pipeline_split",
+                            "pipeline_model_parallel_layout",
+                            "pipeline_model_parallel_split_rank",
+                            "context_parallel_size",
+                            "cp_comm_type",
+                            "expert_model_parallel_size",
+                            "expert_tensor_parallel_size",
+                            "padded_vocab_size",
+                            "load",
+                            "save",
+                            "run_dir",
+                            "tensorboard_dir",
+                            "seed"}) {
     merged[field] = current.at(field);
   }
   merged["recompute_granularity"] = nullptr;  // there is no backward
   std::vector<std::string> unknown;
   return arguments_from_json(merged.dump(), checkpoint.path.string(), &unknown);
+}
+
+void check_context_parallel_model(Arguments& args, const Family& family, const Mesh& mesh) {
+  const int64_t size = args.context_parallel_size;
+  if (size == 1) return;
+  if (mesh.group(Axis::cp).size != size) {
+    throw config_error(
+        {.what = fmt::format("context_parallel_size = {}, but only training and `teratron logits` cut "
+                             "sequences over ranks",
+                             size),
+         .where = "--context-parallel-size",
+         .fix = "Leave it out"});
+  }
+  Sources sources;
+  std::vector<std::string> notices;
+  Validation validation{args, sources, notices};
+  check_context_parallel(validation);
+  family.check(args, validation.problems);
+  if (!validation.problems.empty()) throw UserError(ExitCode::config, std::move(validation.problems));
 }
 
 InferencePipeline pipeline_of(const Arguments& args, const ModelPlan& plan, const Mesh& mesh) {
@@ -168,13 +202,16 @@ LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOpti
   check_experts_divisible(loaded.args, tp.size);
   loaded.parameters = std::make_unique<ParameterSet>(
       ParameterSet::Options{.dtype = options.dtype, .device = options.device, .seed = 0});
-  const ModelPlan plan = find_family(saved.family).plan(loaded.args, saved.vocabulary);
+  const Family& family = find_family(saved.family);
+  check_context_parallel_model(loaded.args, family, mesh);
+  const ModelPlan plan = family.plan(loaded.args, saved.vocabulary);
   if (options.generates && !plan.generates) {
     throw config_error({.what = fmt::format("models of family {} do not generate text", saved.family),
                         .where = loaded.checkpoint.path.string(),
                         .fix = "Use a GPT or T5"});
   }
   loaded.model = language_model(plan, *loaded.parameters, tp, pipeline_of(loaded.args, plan, mesh));
+  loaded.model.context_parallel = mesh.group(Axis::cp);
   load_with_adapters(given.args, loaded, folder.get(), world);
   return loaded;
 }

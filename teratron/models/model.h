@@ -50,10 +50,10 @@ struct MicroBatch {
   NamedTensors tensors = {};
   /// i64 [B] indices in the whole training, which key dropout; undefined without dropout.
   at::Tensor sample_ids_B = {};
-  bool training = true;               // dropout is active
-  int64_t context_parallel_size = 1;  // sequence columns hold this fraction of their samples' tokens
-  int64_t padded_length = 0;          // of packed rows: S of the rows with padding
-  AuxiliaryLosses auxiliary = {};     // set by the engine
+  bool training = true;                   // dropout is active
+  ContextParallel context_parallel = {};  // sequence columns hold this rank's tokens of their samples
+  int64_t padded_length = 0;              // of packed rows: S of the rows with padding
+  AuxiliaryLosses auxiliary = {};         // set by the engine
 
   const at::Tensor& operator[](std::string_view column) const { return tensors[column]; }
 };

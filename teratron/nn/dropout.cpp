@@ -18,12 +18,13 @@ using torch::autograd::variable_list;
 // Row (s, b) of a local [S, B, H] is row (sample, rows[s]) of the whole run.
 at::Tensor global_row_ids(const at::Tensor& x_SBH, const DropoutArgs& args) {
   const at::Tensor& sample_ids_B = args.key.sample_ids_B;
-  const at::Tensor& rows_S = args.rows.rows_S;
-  if (args.rows.of_run) return rows_S;
-  TERATRON_ASSERT(sample_ids_B.defined() && sample_ids_B.numel() == x_SBH.size(1),
-                  "dropout without sample ids");
-  TERATRON_ASSERT(rows_S.defined() && rows_S.numel() == x_SBH.size(0), "dropout without sequence rows");
-  return (sample_ids_B * args.rows.total).unsqueeze(0).add(rows_S.unsqueeze(1)).reshape(-1);
+  if (!args.rows.of_run) {
+    TERATRON_ASSERT(sample_ids_B.defined() && sample_ids_B.numel() == x_SBH.size(1),
+                    "dropout without sample ids");
+    TERATRON_ASSERT(args.rows.rows_S.defined() && args.rows.rows_S.size(0) == x_SBH.size(0),
+                    "dropout without sequence rows");
+  }
+  return row_ids(args.rows, sample_ids_B);
 }
 
 at::Tensor shared_row_ids(const at::Tensor& x_SBH, const DropoutArgs& args) {
@@ -62,6 +63,12 @@ struct BiasDropoutAdd : torch::autograd::Function<BiasDropoutAdd> {
 };
 
 }  // namespace
+
+at::Tensor row_ids(const SequenceRows& rows, const at::Tensor& sample_ids_B) {
+  if (rows.of_run) return rows.rows_S;
+  const at::Tensor rows_SB = rows.rows_S.dim() == 2 ? rows.rows_S : rows.rows_S.unsqueeze(1);
+  return (sample_ids_B * rows.total).unsqueeze(0).add(rows_SB).reshape(-1);
+}
 
 at::Tensor bias_dropout_add(const at::Tensor& x_SBH, Parameter* bias, const at::Tensor& residual_SBH,
                             const DropoutArgs& args) {

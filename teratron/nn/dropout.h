@@ -20,11 +20,16 @@ struct DropoutKey {
 
 /// Where the local rows of activations [S, B, ..] are in their samples: any part of them, in any order.
 struct SequenceRows {
-  at::Tensor rows_S;      // i64: index of each local row in its sample's whole sequence
+  /// i64 [S], or [S, B] if they differ between samples: index of each local row in its sample's whole
+  /// sequence.
+  at::Tensor rows_S;
   int64_t total = 0;      // length of the whole sequence
   bool of_run = false;    // rows_S are counted through the samples of the run, each of `total` rows
   at::Tensor all_S = {};  // rows_S of all sequence shards; undefined: not known
 };
+
+/// Ids [S * B] of local rows, counted through the samples of the run.
+at::Tensor row_ids(const SequenceRows& rows, const at::Tensor& sample_ids_B);
 
 /// Global row ids, computed once per micro-batch and shared by its dropouts.
 struct DropoutRowIds {

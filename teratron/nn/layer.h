@@ -9,6 +9,7 @@
 
 #include "teratron/nn/attention/packed_rows.h"
 #include "teratron/nn/attention/paged.h"
+#include "teratron/nn/context_parallel/context_parallel.h"
 #include "teratron/nn/dropout.h"
 #include "teratron/nn/rope.h"
 
@@ -55,8 +56,9 @@ struct AuxiliaryLosses {
 struct LayerContext {
   const RotaryEmbedding* rope = nullptr;  // null: no RoPE
   at::Tensor positions_SB;
-  Segments segments;  // see AttentionRequest
-  PackedRows packed;  // see AttentionRequest
+  Segments segments;                 // see AttentionRequest
+  PackedRows packed;                 // see AttentionRequest
+  ContextParallel context_parallel;  // S counts the tokens of this rank; segments are in the cut
   Memory memory;
   /// [N, 2 L - 1] biases of self-attention for the distances -(L - 1), ..., L - 1 (nn/relative_position.h), L
   /// at least the number of keys; undefined: none.

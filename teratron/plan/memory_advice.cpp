@@ -39,6 +39,22 @@ std::vector<Change> larger_parallel_sizes(const Arguments& a) {
   return changes;
 }
 
+// Twice the present context-parallel size, if the family and the lengths allow it.
+std::vector<Change> more_context_ranks(const Family& family, const Arguments& a) {
+  const int64_t cp = 2 * a.context_parallel_size;
+  const int64_t shards = a.sequence_parallel ? a.tensor_model_parallel_size : 1;
+  if (a.cp_comm_type != std::vector<std::string>{"p2p"} || a.window_size ||
+      !divides(2 * cp * shards, a.seq_length))
+    return {};
+  Arguments changed = a;
+  changed.context_parallel_size = cp;
+  std::vector<Problem> problems;
+  family.check(changed, problems);
+  if (!problems.empty()) return {};
+  return {{fmt::format("--context-parallel-size {}", cp), "with twice the ranks",
+           [cp](Arguments& x) { x.context_parallel_size = cp; }}};
+}
+
 std::vector<Change> recomputation(const Arguments& a) {
   std::vector<Change> changes;
   if (!a.recompute_granularity) {
@@ -60,7 +76,7 @@ std::vector<Change> recomputation(const Arguments& a) {
   return changes;
 }
 
-std::vector<Change> all_changes(const Arguments& a) {
+std::vector<Change> all_changes(const Family& family, const Arguments& a) {
   std::vector<Change> changes = recomputation(a);
   if (*a.micro_batch_size > 1) {
     changes.push_back(
@@ -76,12 +92,14 @@ std::vector<Change> all_changes(const Arguments& a) {
     changes.push_back({"--sequence-parallel", "shards what tensor parallelism replicates",
                        [](Arguments& x) { x.sequence_parallel = true; }});
   }
-  if (!a.use_distributed_optimizer && *a.data_parallel_size > 1) {
+  const int64_t replicas = *a.data_parallel_size * a.context_parallel_size;
+  if (!a.use_distributed_optimizer && replicas > 1) {
     changes.push_back({"--use-distributed-optimizer",
-                       fmt::format("shards the optimizer state over {} ranks", *a.data_parallel_size),
+                       fmt::format("shards the optimizer state over {} ranks", replicas),
                        [](Arguments& x) { x.use_distributed_optimizer = true; }});
   }
   for (Change& change : larger_parallel_sizes(a)) changes.push_back(std::move(change));
+  for (Change& change : more_context_ranks(family, a)) changes.push_back(std::move(change));
   return changes;
 }
 
@@ -128,7 +146,7 @@ std::vector<std::string> memory_advice(const Family& family, const Arguments& ar
   constexpr double worth_it = 0.98;
   const double before = peak(args);
   std::vector<std::pair<double, std::string>> found;
-  for (const Change& change : all_changes(args)) {
+  for (const Change& change : all_changes(family, args)) {
     Arguments changed = args;
     change.apply(changed);
     const double after = peak(changed);

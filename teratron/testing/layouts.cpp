@@ -7,6 +7,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
+#include "teratron/models/context_parallel_batch.h"
 #include "teratron/models/gpt/gpt_family.h"
 #include "teratron/pipeline/schedule.h"
 #include "teratron/testing/deferred_world.h"
@@ -68,6 +69,7 @@ std::string to_string(const Layout& layout) {
   std::string text =
       fmt::format("tp {} pp {} dp {} chunks {} group {} micro-batches {} bucket {}", layout.tp, layout.pp,
                   layout.dp, layout.chunks, layout.group, layout.microbatches, layout.bucket_size);
+  if (layout.cp > 1) text += fmt::format(" cp {}", layout.cp);
   if (layout.ep > 1) text += fmt::format(" ep {}", layout.ep);
   if (layout.etp > 1) text += fmt::format(" etp {}", layout.etp);
   if (layout.split > 0) text += fmt::format(" split {}", layout.split);
@@ -83,7 +85,7 @@ std::string to_string(const Layout& layout) {
 }
 
 void run_layout(const Layout& layout, const std::function<void(const Mesh&)>& body) {
-  run_ranks(layout.tp * layout.pp * layout.dp, [&](World& world) {
+  run_ranks(layout.tp * layout.pp * layout.cp * layout.dp, [&](World& world) {
     DeferredWorld late(world);
     body(Mesh(layout.mesh(), layout.late ? late : world));
   });
@@ -138,7 +140,7 @@ PendingStep run_step(TrainEngine& engine, const Layout& layout, const TestModel&
   TERATRON_ASSERT(count * layout.microbatches == share, "{}", to_string(layout));
   const auto batches = [&](int64_t i) {
     const int64_t begin = first + i * count;
-    return model.batch(step, {begin, begin + count});
+    return cut_over_context(model.batch(step, {begin, begin + count}), engine.mesh().group(Axis::cp));
   };
   return engine.train_step(batches, {.microbatches = layout.microbatches, .hyper = hyper});
 }
@@ -330,6 +332,23 @@ Layout random_layout(const TransformerConfig& config, std::mt19937& random, int6
   return layout;
 }
 
+void add_context_parallel(TransformerConfig& config, Layout& layout, int64_t ranks, std::mt19937& random) {
+  const int64_t room = ranks / (layout.tp * layout.pp * layout.dp);
+  const int64_t shards = layout.sequence_parallel ? layout.tp : 1;
+  layout.cp = pick(random, {2, 4});
+  while (layout.cp > 1 && (layout.cp > room || TestData().sequence % (2 * layout.cp * shards) != 0))
+    layout.cp /= 2;
+  const bool divides_heads = config.query_groups % (layout.tp * layout.cp) == 0;
+  config.context_parallel_comm.clear();
+  for (int64_t i = 0; i < config.layers; ++i) {
+    const bool window = !config.windows.empty() && config.windows.at(static_cast<size_t>(i)) > 0;
+    const auto comm = static_cast<ContextParallelComm>(random() % 3);
+    const bool allowed =
+        comm == ContextParallelComm::a2a ? divides_heads : comm != ContextParallelComm::p2p || !window;
+    config.context_parallel_comm.push_back(allowed ? comm : ContextParallelComm::all_gather);
+  }
+}
+
 RandomCase random_case(std::mt19937& random, int64_t ranks) {
   GPTConfig config = random_config(random);
   config.layers = pick(random, {3, 4, 6});
@@ -337,7 +356,8 @@ RandomCase random_case(std::mt19937& random, int64_t ranks) {
   config.fp32_residual = false;  // would round fp64 values
   // A norm over two channels is nearly a sign and magnifies rounding by 1e5.
   if (config.qk_norm) config.kv_channels = 8;
-  const Layout layout = random_layout(config, random, ranks);
+  Layout layout = random_layout(config, random, ranks);
+  if (coin(random)) add_context_parallel(config, layout, ranks, random);
   config.recompute = {
       .granularity = static_cast<RecomputeConfig::Granularity>(random() % 3),
       .method = coin(random) ? RecomputeConfig::Method::uniform : RecomputeConfig::Method::block,

@@ -16,6 +16,7 @@ namespace teratron {
 struct Layout {
   int64_t tp = 1;
   int64_t pp = 1;
+  int64_t cp = 1;
   int64_t dp = 1;
   int64_t ep = 1;
   int64_t etp = 1;
@@ -33,7 +34,7 @@ struct Layout {
   bool overlap_tp = true;
   bool late = false;  // collectives run inside wait()
 
-  MeshOptions mesh() const { return {.tp = tp, .pp = pp, .ep = ep, .etp = etp, .dp = dp}; }
+  MeshOptions mesh() const { return {.tp = tp, .pp = pp, .cp = cp, .ep = ep, .etp = etp, .dp = dp}; }
 };
 std::string to_string(const Layout& layout);
 /// All options, on eight ranks.
@@ -117,6 +118,9 @@ struct RandomCase {
   TestData data;
 };
 RandomCase random_case(std::mt19937& random, int64_t ranks);
+/// Adds context-parallel ranks where `ranks` and the samples' length leave room for them, and a communication
+/// for each layer that its heads and window allow.
+void add_context_parallel(TransformerConfig& config, Layout& layout, int64_t ranks, std::mt19937& random);
 /// Another layout for the same model.
 Layout random_layout(const TransformerConfig& config, std::mt19937& random, int64_t ranks);
 

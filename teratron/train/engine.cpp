@@ -179,7 +179,10 @@ bool TrainEngine::fixes_shapes() const {
 void TrainEngine::run_schedule_into(DeviceScalars& scalars, MicroBatchBuffer& batches,
                                     const ForwardBackwardArgs& args) {
   const auto last_chunk = static_cast<int64_t>(chunks_.size()) - 1;
-  batches.set_auxiliary({args.scale, options_.per_token_loss, scalars.layer_sums()});
+  // Gradients are averaged over the context-parallel ranks, of which each has a part of a loss.
+  const auto parts = static_cast<double>(options_.per_token_loss ? 1 : mesh_.group(Axis::cp).size);
+  batches.set_auxiliary({args.scale.defined() && parts > 1.0 ? args.scale * parts : args.scale,
+                         options_.per_token_loss, scalars.layer_sums()});
   const auto forward = [&](const Action& action,
                            const std::vector<at::Tensor>& inputs) -> std::vector<at::Tensor> {
     Model& chunk = *chunks_[action.chunk];

@@ -53,7 +53,8 @@ int64_t graphs_after(const Arguments& args, at::Device device) {
   if (args.cuda_graph_impl == "local") return args.cuda_graph_warmup_steps;
   const bool can_be_captured = args.cuda_graph_impl == "auto" && device.is_cuda() &&
                                args.remove_padding != "always" && args.tensor_model_parallel_size == 1 &&
-                               args.pipeline_model_parallel_size == 1 && args.timing_log_level < 2;
+                               args.pipeline_model_parallel_size == 1 && args.context_parallel_size == 1 &&
+                               args.timing_log_level < 2;
   return can_be_captured ? args.cuda_graph_warmup_steps : 0;
 }
 

@@ -81,10 +81,13 @@ ExitCode pretrain(const ParsedArguments& parsed, World& world, const StopSignals
   const Mesh mesh(mesh_options(args), world);
   if (mesh.rank() == 0) {
     print(
-        "using world size: {}, data-parallel-size: {}, tensor-model-parallel size: {}, "
+        "using world size: {}, data-parallel-size: {}, {}tensor-model-parallel size: {}, "
         "pipeline-model-parallel size: {} ",
-        mesh.world_size(), *args.data_parallel_size, args.tensor_model_parallel_size,
-        args.pipeline_model_parallel_size);
+        mesh.world_size(), *args.data_parallel_size,
+        args.context_parallel_size > 1
+            ? fmt::format("context-parallel size: {}, ", args.context_parallel_size)
+            : "",
+        args.tensor_model_parallel_size, args.pipeline_model_parallel_size);
     print_line(dump(parsed));
   }
   TrainLoop loop(args, mesh, signals, model);

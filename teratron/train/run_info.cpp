@@ -22,6 +22,13 @@ std::vector<std::pair<std::string, std::string>> argument_texts(const Arguments&
   return texts;
 }
 
+std::string layout_name(const Arguments& args) {
+  const int64_t cp = args.context_parallel_size;
+  return fmt::format("tensor {} x pipeline {}{} x data {}", args.tensor_model_parallel_size,
+                     args.pipeline_model_parallel_size, cp > 1 ? fmt::format(" x context {}", cp) : "",
+                     args.data_parallel_size.value());
+}
+
 }  // namespace
 
 MathMode math_mode(const Arguments& args) {
@@ -33,23 +40,21 @@ RunInfo run_info(const Trainer& trainer) {
   const Arguments& args = trainer.args();
   const std::string device = device_name(trainer.device());
   const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return {
-      .run_id = fmt::format("{:x}", std::chrono::duration_cast<std::chrono::microseconds>(now).count()),
-      .facts = {{"model", trainer.model().summary},
-                {"parameters on a rank", fmt::format("{}", trainer.engine().parameters().numel())},
-                {"sequence length", fmt::format("{}", args.seq_length.value())},
-                {"batch", fmt::format("{} samples, micro-batches of {}", args.global_batch_size.value(),
-                                      args.micro_batch_size.value())},
-                {"precision", precision_name(args)},
-                {"layout", fmt::format("tensor {} x pipeline {} x data {}", args.tensor_model_parallel_size,
-                                       args.pipeline_model_parallel_size, args.data_parallel_size.value())},
-                {"device", device},
-                {"seed", fmt::format("{}", args.seed)}},
-      .arguments = argument_texts(args),
-      .train_iters = trainer.train_iters(),
-      .world_size = trainer.mesh().world_size(),
-      .start_iteration = trainer.state().iteration,
-      .peak_flops_per_gpu = peak_flops(device, math_mode(args)).value_or(0.0)};
+  return {.run_id = fmt::format("{:x}", std::chrono::duration_cast<std::chrono::microseconds>(now).count()),
+          .facts = {{"model", trainer.model().summary},
+                    {"parameters on a rank", fmt::format("{}", trainer.engine().parameters().numel())},
+                    {"sequence length", fmt::format("{}", args.seq_length.value())},
+                    {"batch", fmt::format("{} samples, micro-batches of {}", args.global_batch_size.value(),
+                                          args.micro_batch_size.value())},
+                    {"precision", precision_name(args)},
+                    {"layout", layout_name(args)},
+                    {"device", device},
+                    {"seed", fmt::format("{}", args.seed)}},
+          .arguments = argument_texts(args),
+          .train_iters = trainer.train_iters(),
+          .world_size = trainer.mesh().world_size(),
+          .start_iteration = trainer.state().iteration,
+          .peak_flops_per_gpu = peak_flops(device, math_mode(args)).value_or(0.0)};
 }
 
 }  // namespace teratron

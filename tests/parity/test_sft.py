@@ -127,7 +127,8 @@ def test_packed_rows_are_the_conversations_one_by_one(data, tmp_path):
             assert (gradient - expected[weight]).norm() <= 1e-5 * scale + 1e-8, (name, weight)
 
 
-@pytest.mark.parametrize("layout, ranks", [(["--tp", 2, "--sequence-parallel"], 2), (["--pp", 2], 2), (["--use-distributed-optimizer"], 2)])
+@pytest.mark.parametrize("layout, ranks", [(["--tp", 2, "--sequence-parallel"], 2), (["--pp", 2], 2), (["--use-distributed-optimizer"], 2),
+                                           (["--context-parallel-size", 2], 2)])
 def test_layouts(layout, ranks, data, tmp_path):
     folder, chats = data
     loss, expected = reference(folder, chats)

@@ -134,4 +134,26 @@ TERATRON_LAUNCHER(void, fused_attention_forward, const FusedAttentionArgs& args,
 TERATRON_LAUNCHER(void, fused_attention_dq, const FusedAttentionArgs& args, CUstream_st* stream);
 TERATRON_LAUNCHER(void, fused_attention_dkv, const FusedAttentionArgs& args, CUstream_st* stream);
 
+/// See merge_attention.h. Strides in elements; channels are contiguous.
+struct MergePart {
+  const void* y;
+  const float* logsumexp;
+  bool is_wide;  // y is f32 whatever the dtype
+  int64_t first, queries;
+  int64_t y_s, y_b, y_n;
+  int64_t l_b, l_n, l_s;
+};
+inline constexpr int max_merge_parts = 4;
+
+struct MergeArgs {
+  MergePart parts[max_merge_parts];
+  int count;
+  void* y;           // [queries, batch, heads, channels]
+  float* logsumexp;  // [batch, heads, queries]
+  int64_t queries, batch, heads, channels;
+  Dtype dtype;    // not f64
+  bool wide_out;  // y is f32 whatever the dtype
+};
+TERATRON_LAUNCHER(void, merge_attention, const MergeArgs& args, CUstream_st* stream);
+
 }  // namespace teratron::cuda

@@ -38,6 +38,17 @@ RotaryConfig rotary_config(const Arguments& args) {
           .llama3_positions = static_cast<double>(args.rope_scaling_original_max_position_embeddings)};
 }
 
+std::vector<ContextParallelComm> context_parallel_comm(const Arguments& args) {
+  std::vector<ContextParallelComm> comm;
+  for (const std::string& type : args.cp_comm_type) {
+    comm.push_back(type == "a2a"          ? ContextParallelComm::a2a
+                   : type == "all_gather" ? ContextParallelComm::all_gather
+                                          : ContextParallelComm::p2p);
+  }
+  if (comm.size() == 1) comm.resize(static_cast<size_t>(*args.num_layers), comm.front());
+  return comm;
+}
+
 RecomputeConfig recompute_config(const Arguments& args) {
   using Granularity = RecomputeConfig::Granularity;
   using Method = RecomputeConfig::Method;
@@ -141,6 +152,7 @@ TransformerConfig transformer_config(const Arguments& args) {
           .query_key_layer_scaling = args.apply_query_key_layer_scaling,
           .softmax_scale = args.softmax_scale.value_or(0.0),
           .windows = attention_windows({args.window_size, args.window_attn_skip_freq}, *args.num_layers),
+          .context_parallel_comm = context_parallel_comm(args),
           .init_std = args.init_method_std,
           .xavier_init = args.init_method_xavier_uniform,
           .hidden_dropout = args.hidden_dropout,

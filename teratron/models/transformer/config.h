@@ -72,6 +72,8 @@ struct TransformerConfig {
   double softmax_scale = 0.0;  // of attention scores; 0: 1 / sqrt(kv_channels)
   /// Sliding window of each layer, 0: none (see AttentionRequest); empty: none.
   std::vector<int64_t> windows;
+  /// Communication of each layer's attention under context parallelism; empty: p2p.
+  std::vector<ContextParallelComm> context_parallel_comm;
   double init_std = 0.02;
   bool xavier_init = false;  // for all matrices, instead of init_std
   int64_t init_layers = 0;   // number of layers that scales the initialisation of outputs; 0: `layers`

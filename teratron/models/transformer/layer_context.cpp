@@ -25,18 +25,21 @@ LayerContext layer_context(const MicroBatch& batch, const TransformerConfig& con
   const at::Tensor& index_SB = batch["sequence_index"];
   const at::Tensor& ids_SB = batch["position_ids"];
   const PackedRows packed = packed_rows(batch);
+  const ContextParallel& context = batch.context_parallel;
   SequenceRows rows;
   if (draws) {
     TERATRON_ASSERT(index_SB.defined() && batch.sample_ids_B.defined(),
                     "dropout needs column sequence_index and sample ids");
+    const bool differs = context.cut && !context.cut->whole_samples;
     rows = packed.defined()
                ? rows_of_run(packed, batch.sample_ids_B)
-               : SequenceRows{index_SB.select(1, 0), index_SB.size(0) * batch.context_parallel_size};
+               : SequenceRows{differs ? index_SB : index_SB.select(1, 0), index_SB.size(0) * context.size()};
   }
   return {.rope = rope,
           .positions_SB = ids_SB.defined() ? ids_SB : index_SB,
           .segments = {batch["cu_seqlens"]},
           .packed = packed,
+          .context_parallel = context,
           .rows = rows,
           .dropout_seed = config.dropout_seed,
           .sample_ids_B = batch.sample_ids_B,

@@ -150,7 +150,28 @@ class LayerOperators {
     // Libraries' fused backwards sum the gradient of queries in fp32.
     const double sums = has_plain_scores() ? q_ / sizes_.element * 4.0 : 0.0;
     op.backward_peak = op.saved + gradients + sums + 2.0 * logsumexp;
+    if (batch_.context_parallel > 1) add_context_parallel(op);
     return op;
+  }
+
+  // What context parallelism holds besides: blocks of keys and values, or all of them; queries and outputs of
+  // blocks, or of a part of the heads.
+  void add_context_parallel(Operator& op) const {
+    const double ranks = number(batch_.context_parallel), blocks = std::min(ranks, 3.0);
+    const double wide = qkv_bytes() / sizes_.element * 4.0;  // sums of gradients
+    const auto comm = config_.context_parallel_comm.empty()
+                          ? ContextParallelComm::p2p
+                          : config_.context_parallel_comm.at(static_cast<size_t>(layer_));
+    if (comm == ContextParallelComm::a2a) {
+      op.forward_peak += qkv_bytes() + q_;
+      op.backward_peak += qkv_bytes() + q_;
+    } else if (comm == ContextParallelComm::all_gather || !has_plain_scores()) {
+      op.forward_peak += 2.0 * kv_ * ranks + q_;
+      op.backward_peak += 4.0 * kv_ * ranks + q_;
+    } else {
+      op.forward_peak += 2.0 * kv_ * blocks + 2.0 * q_;
+      op.backward_peak += 2.0 * kv_ * blocks + wide + qkv_bytes();
+    }
   }
 
   // What the residual stream's gradient needs on its way into a row layer.

@@ -48,7 +48,10 @@ AttentionLayerOptions self_attention_options(const TransformerConfig& config, in
           .scale = config.softmax_scale,
           .window = config.windows.empty() ? 0 : config.windows.at(layer),
           .score_divisor = config.query_key_layer_scaling ? static_cast<double>(layer + 1) : 1.0,
-          .recompute_core = config.recompute.granularity == RecomputeConfig::Granularity::attention_core};
+          .recompute_core = config.recompute.granularity == RecomputeConfig::Granularity::attention_core,
+          .context_parallel_comm = config.context_parallel_comm.empty()
+                                       ? ContextParallelComm::p2p
+                                       : config.context_parallel_comm.at(layer)};
 }
 
 // The keys have no positions among the queries'.

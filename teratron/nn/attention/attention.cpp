@@ -34,14 +34,6 @@ bool flash_cpu_supports(const AttentionRequest& request) {
   return request.q_SBND.is_cpu() && has_plain_scores(request);
 }
 
-// cuDNN's causal mask is aligned top-left, which for Sq != Sk is another mask.
-bool cudnn_supports(const AttentionRequest& request) {
-  const int64_t queries = request.q_SBND.size(0), width = request.q_SBND.size(3);
-  return is_half_on_gpu(request) && has_plain_scores(request) && !request.segments.defined() &&
-         !has_window(request) && (!is_causal(request) || queries == request.k_SBGD.size(0)) && queries > 1 &&
-         width % 8 == 0 && width <= 128 && !at::globalContext().deterministicAlgorithms();
-}
-
 AttentionForward cudnn_forward(const QueryKeyValue& qkv, const AttentionOptions& options, bool for_backward) {
   const at::Tensor q = heads_first(qkv.q_SBND), k = heads_first(qkv.k_SBGD), v = heads_first(qkv.v_SBGD);
   const auto result = at::_scaled_dot_product_cudnn_attention(q, k, v, std::nullopt, for_backward, 0.0,
@@ -83,13 +75,6 @@ at::Tensor cudnn(const AttentionRequest& request) {
   return merge_heads(cudnn_forward({request.q_SBND, request.k_SBGD, request.v_SBGD}, options, false).y_BNSD);
 }
 
-// The kernel's grid has one row of blocks per segment, at most 65,535.
-bool flash_supports(const AttentionRequest& request) {
-  const int64_t width = request.q_SBND.size(3);
-  return is_half_on_gpu(request) && has_plain_scores(request) && width % 8 == 0 && width <= 256 &&
-         (!request.segments.defined() || request.segments.cu_seqlens_q.numel() <= 65536);
-}
-
 bool flash_varlen_supports(const AttentionRequest& request) {
   return request.segments.defined() && flash_supports(request);
 }
@@ -109,11 +94,10 @@ at::Tensor flash(const AttentionRequest& request) {
   if (segments.defined()) cu_seqlens_q = segments.cu_seqlens_q, cu_seqlens_k = segments.keys();
   if (has_window(request)) keys_before = request.window - 1, keys_after = 0;
   // Segments may be as long as a sample. For one query, ATen would take segments for samples of one token.
-  const PackedRows& packed = request.packed;
-  const int64_t longest_q = packed.defined()     ? std::max<int64_t>(packed.length, 2)
-                            : segments.defined() ? std::max<int64_t>(queries, 2)
-                                                 : queries;
-  const int64_t longest_k = packed.defined() ? longest_q : keys;
+  const int64_t longest = request.packed.defined() ? request.packed.length : request.longest_segment;
+  const int64_t longest_q =
+      longest > 0 || segments.defined() ? std::max<int64_t>(longest > 0 ? longest : queries, 2) : queries;
+  const int64_t longest_k = longest > 0 ? longest_q : keys;
   const at::Tensor y = std::get<0>(at::_flash_attention_forward(
       arranged(request.q_SBND), arranged(request.k_SBGD), arranged(request.v_SBGD), cu_seqlens_q,
       cu_seqlens_k, longest_q, longest_k, 0.0, is_causal(request), /*return_debug_mask=*/false, request.scale,
@@ -148,6 +132,21 @@ const Backend& choose(const AttentionRequest& request) {
 }
 
 }  // namespace
+
+// cuDNN's causal mask is aligned top-left, which for Sq != Sk is another mask.
+bool cudnn_supports(const AttentionRequest& request) {
+  const int64_t queries = request.q_SBND.size(0), width = request.q_SBND.size(3);
+  return is_half_on_gpu(request) && has_plain_scores(request) && !request.segments.defined() &&
+         !has_window(request) && (!is_causal(request) || queries == request.k_SBGD.size(0)) && queries > 1 &&
+         width % 8 == 0 && width <= 128 && !at::globalContext().deterministicAlgorithms();
+}
+
+// The kernel's grid has one row of blocks per segment, at most 65,535.
+bool flash_supports(const AttentionRequest& request) {
+  const int64_t width = request.q_SBND.size(3);
+  return is_half_on_gpu(request) && has_plain_scores(request) && width % 8 == 0 && width <= 256 &&
+         (!request.segments.defined() || request.segments.cu_seqlens_q.numel() <= 65536);
+}
 
 bool has_window(const AttentionRequest& request) {
   return is_causal(request) && request.window > 0 && request.window < request.k_SBGD.size(0);

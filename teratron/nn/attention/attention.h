@@ -37,6 +37,8 @@ struct AttentionRequest {
   Mask mask = Mask::causal;
   /// Undefined: each sample is one segment.
   Segments segments;
+  /// Tokens of the longest segment, at most; 0: not known.
+  int64_t longest_segment = 0;
   /// Of self-attention over one row of several samples; `segments` are its samples.
   PackedRows packed;
   /// Sliding window (Beltagy et al. 2020): number of keys that a causal query sees, its own position
@@ -55,8 +57,8 @@ struct AttentionRequest {
   DropoutKey dropout_key;
   /// Shared by layers with the same queries; null: not shared.
   std::shared_ptr<DropoutRowIds> dropout_row_ids = nullptr;
-  /// i64 [Sq] index of each query in the whole sequence of its sample, for dropout; undefined: the last Sq of
-  /// Sk with a causal mask, else 0, 1, ... Keys are numbered as they are.
+  /// i64 [Sq] or [Sq, B], index of each query in the whole sequence of its sample, for dropout; undefined:
+  /// the last Sq of Sk with a causal mask, else 0, 1, ... Keys are numbered as they are.
   at::Tensor query_rows_S;
   /// Length of that sequence; 0: Sk with a causal mask, else Sq.
   int64_t sequence_length = 0;

@@ -86,6 +86,8 @@ at::Tensor CoreAttention::forward(const QueryKeyValue& qkv, const Segments& segm
   whole.packed = context.packed;
   if (options_.distance_bias)
     whole.distance_bias = narrow_bias(context.distance_bias, qkv.q_SBND.size(0), qkv.k_SBGD.size(0));
+  if (context.context_parallel.size() > 1)
+    return context_parallel_attention(whole, context.context_parallel, options_.context_parallel_comm);
   return attention(whole);
 }
 

@@ -31,6 +31,7 @@ struct AttentionLayerOptions {
   int64_t window = 0;          // see AttentionRequest
   double score_divisor = 1.0;  // see AttentionRequest
   bool recompute_core = false;
+  ContextParallelComm context_parallel_comm = ContextParallelComm::p2p;
 };
 
 /// softmax(Q K^T) V of this rank's heads as the options say; no parameters.

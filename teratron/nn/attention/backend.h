@@ -23,14 +23,28 @@ at::Tensor repeat_groups(const at::Tensor& x_BGSD, int64_t heads);
 /// in half precision; that of few by reading keys and values.
 at::Tensor upcast_for_gemm(const at::Tensor& x, int64_t queries);
 
+/// True for keys that a query does not see, [B or 1, 1, Sq, Sk]; undefined: it sees all.
+at::Tensor hidden_keys(const AttentionRequest& request);
 /// Global ids of the score rows (sample, head, query) of a request with dropout, counted through the run: i64
 /// [B N Sq]. Computed once for layers that share dropout_row_ids.
 at::Tensor score_row_ids(const AttentionRequest& request);
 /// Tensors for gradients, with the strides of q, k and v; views of a packed projection if these are.
 QueryKeyValue empty_gradients(const QueryKeyValue& qkv);
 
+/// Which backend serves a request (attention.h).
+bool cudnn_supports(const AttentionRequest& request);
+bool flash_supports(const AttentionRequest& request);
+
 /// ATen's flash attention on the CPU: any mask, window and segments, in memory linear in the sequence length.
 at::Tensor flash_cpu(const AttentionRequest& request);
+/// The same without autograd, with the log-sum-exp [B, N, Sq] of the scores, -inf for queries without keys;
+/// and gradients from y and log-sum-exp over all keys, of which the request may have a part.
+struct FlashCpuOutput {
+  at::Tensor y_SBND, logsumexp_BNS;
+};
+FlashCpuOutput flash_cpu_forward(const AttentionRequest& request);
+QueryKeyValue flash_cpu_backward(const AttentionRequest& request, const FlashCpuOutput& output,
+                                 const at::Tensor& dy_SBND);
 /// Our own kernel, for what no library's supports: dropout with the layout-independent mask, and biases.
 bool fused_supports(const AttentionRequest& request);
 at::Tensor fused(const AttentionRequest& request);

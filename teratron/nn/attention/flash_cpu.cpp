@@ -154,57 +154,96 @@ void for_each_part(const FlashCalls& calls, const at::Tensor& q_BNSD, const Func
   });
 }
 
+// Queries, keys and values with heads first, a key and a value for each query head.
+struct FlashInputs {
+  at::Tensor q, k, v;
+};
+
+FlashInputs inputs_of(const AttentionRequest& request) {
+  const int64_t queries = request.q_SBND.size(0);
+  const at::Tensor q = upcast_for_gemm(heads_first(request.q_SBND), queries);
+  const auto repeated = [&](const at::Tensor& x_SBGD) {
+    return repeat_groups(upcast_for_gemm(heads_first(x_SBGD), queries), q.size(1));
+  };
+  return {q, repeated(request.k_SBGD), repeated(request.v_SBGD)};
+}
+
+c10::intrusive_ptr<FlashCalls> calls_of(const AttentionRequest& request, at::ScalarType type) {
+  auto calls = c10::make_intrusive<FlashCalls>();
+  calls->list = Splitter(request, type).split();
+  calls->scale = request.scale;
+  return calls;
+}
+
 // Outputs and gradients of tokens without a call are zero.
+FlashCpuOutput run_forward(const FlashInputs& inputs, const FlashCalls& calls) {
+  const auto& [q, k, v] = inputs;
+  const at::Tensor y_SBND = at::zeros({q.size(2), q.size(0), q.size(1), q.size(3)}, q.options());
+  const at::Tensor y = heads_first(y_SBND);
+  const at::Tensor logsumexp = at::full({q.size(0), q.size(1), q.size(2)}, -INFINITY,
+                                        q.options().dtype(at::toOpMathType(q.scalar_type())));
+  for_each_part(calls, q, [&](const FlashPart& part) {
+    const auto [out, sums] = at::_scaled_dot_product_flash_attention_for_cpu(
+        part.of_queries(q), part.of_keys(k), part.of_keys(v), 0.0, part.call.causal,
+        part.call.optional_mask(), calls.scale);
+    part.of_queries(y).copy_(out);
+    part.of_queries(logsumexp).copy_(sums);
+  });
+  return {y_SBND, logsumexp};
+}
+
+FlashInputs run_backward(const FlashInputs& inputs, const FlashCalls& calls, const FlashCpuOutput& output,
+                         const at::Tensor& dy_SBND) {
+  const auto& [q, k, v] = inputs;
+  const at::Tensor y = heads_first(output.y_SBND), dy = heads_first(dy_SBND);
+  const FlashInputs d{at::zeros_like(q), at::zeros_like(k), at::zeros_like(v)};
+  for_each_part(calls, q, [&](const FlashPart& part) {
+    const auto [dq_part, dk_part, dv_part] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+        part.of_queries(dy), part.of_queries(q), part.of_keys(k), part.of_keys(v), part.of_queries(y),
+        part.of_queries(output.logsumexp_BNS), 0.0, part.call.causal, part.call.optional_mask(), calls.scale);
+    part.of_queries(d.q).copy_(dq_part);
+    part.of_keys(d.k).add_(dk_part);
+    part.of_keys(d.v).add_(dv_part);
+  });
+  return d;
+}
+
 struct FlashCpu : torch::autograd::Function<FlashCpu> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const c10::intrusive_ptr<FlashCalls>& calls) {
-    const at::Tensor y_SBND = at::zeros({q.size(2), q.size(0), q.size(1), q.size(3)}, q.options());
-    const at::Tensor y = heads_first(y_SBND);
-    const at::Tensor logsumexp =
-        at::empty({q.size(0), q.size(1), q.size(2)}, q.options().dtype(at::toOpMathType(q.scalar_type())));
-    for_each_part(*calls, q, [&](const FlashPart& part) {
-      const auto [out, sums] = at::_scaled_dot_product_flash_attention_for_cpu(
-          part.of_queries(q), part.of_keys(k), part.of_keys(v), 0.0, part.call.causal,
-          part.call.optional_mask(), calls->scale);
-      part.of_queries(y).copy_(out);
-      part.of_queries(logsumexp).copy_(sums);
-    });
-    context->save_for_backward({q, k, v, y, logsumexp});
+    const FlashCpuOutput output = run_forward({q, k, v}, *calls);
+    context->save_for_backward({q, k, v, output.y_SBND, output.logsumexp_BNS});
     context->saved_data["calls"] = c10::IValue::make_capsule(calls);
-    return y_SBND.flatten(2);
+    return output.y_SBND.flatten(2);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2], &y = saved[3], &logsumexp = saved[4];
-    const at::Tensor dy = heads_first(gradients[0].contiguous().unflatten(2, {q.size(1), q.size(3)}));
+    const at::Tensor dy_SBND = gradients[0].contiguous().view(saved[3].sizes());
     const auto holder = context->saved_data["calls"].toCapsule();
-    const auto& calls = static_cast<const FlashCalls&>(*holder);
-    const at::Tensor dq = at::zeros_like(q), dk = at::zeros_like(k), dv = at::zeros_like(v);
-    for_each_part(calls, q, [&](const FlashPart& part) {
-      const auto [dq_part, dk_part, dv_part] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-          part.of_queries(dy), part.of_queries(q), part.of_keys(k), part.of_keys(v), part.of_queries(y),
-          part.of_queries(logsumexp), 0.0, part.call.causal, part.call.optional_mask(), calls.scale);
-      part.of_queries(dq).copy_(dq_part);
-      part.of_keys(dk).add_(dk_part);
-      part.of_keys(dv).add_(dv_part);
-    });
-    return {dq, dk, dv, at::Tensor()};
+    const FlashInputs d =
+        run_backward({saved[0], saved[1], saved[2]}, static_cast<const FlashCalls&>(*holder),
+                     {saved[3], saved[4]}, dy_SBND);
+    return {d.q, d.k, d.v, at::Tensor()};
   }
 };
+
+// [B, N, S, D] of repeated heads as [S, B, G, D], summed over each group.
+at::Tensor sum_groups(const at::Tensor& x_BNSD, int64_t groups) {
+  const int64_t heads = x_BNSD.size(1);
+  const at::Tensor x = heads == groups ? x_BNSD : x_BNSD.unflatten(1, {groups, heads / groups}).sum(2);
+  return x.permute({2, 0, 1, 3});
+}
 
 }  // namespace
 
 at::Tensor flash_cpu(const AttentionRequest& request) {
   const int64_t queries = request.q_SBND.size(0);
-  const at::Tensor q = upcast_for_gemm(heads_first(request.q_SBND), queries);
-  const at::Tensor k = repeat_groups(upcast_for_gemm(heads_first(request.k_SBGD), queries), q.size(1));
-  const at::Tensor v = repeat_groups(upcast_for_gemm(heads_first(request.v_SBGD), queries), q.size(1));
-  auto calls = c10::make_intrusive<FlashCalls>();
-  calls->list = Splitter(request, q.scalar_type()).split();
-  calls->scale = request.scale;
-  const auto is_whole = [&](const FlashCall& call) {
-    return call.samples.size() == q.size(0) && call.queries.size() == queries;
+  const auto [q, k, v] = inputs_of(request);
+  const c10::intrusive_ptr<FlashCalls> calls = calls_of(request, q.scalar_type());
+  const int64_t samples = q.size(0);
+  const auto is_whole = [samples, queries](const FlashCall& call) {
+    return call.samples.size() == samples && call.queries.size() == queries;
   };
   if (calls->list.size() != 1 || !is_whole(calls->list[0])) {
     return FlashCpu::apply(q, k, v, calls).to(request.q_SBND.scalar_type());
@@ -214,6 +253,21 @@ at::Tensor flash_cpu(const AttentionRequest& request) {
       q, k.narrow(2, whole.keys.begin, whole.keys.size()), v.narrow(2, whole.keys.begin, whole.keys.size()),
       0.0, whole.causal, whole.optional_mask(), request.scale));
   return merge_heads(y_BNSD.to(request.q_SBND.scalar_type()));
+}
+
+FlashCpuOutput flash_cpu_forward(const AttentionRequest& request) {
+  const FlashInputs inputs = inputs_of(request);
+  return run_forward(inputs, *calls_of(request, inputs.q.scalar_type()));
+}
+
+QueryKeyValue flash_cpu_backward(const AttentionRequest& request, const FlashCpuOutput& output,
+                                 const at::Tensor& dy_SBND) {
+  const FlashInputs inputs = inputs_of(request);
+  const at::ScalarType type = inputs.q.scalar_type();
+  const FlashInputs d = run_backward(inputs, *calls_of(request, type),
+                                     {output.y_SBND.to(type), output.logsumexp_BNS}, dy_SBND.to(type));
+  const int64_t groups = request.k_SBGD.size(2);
+  return {d.q.permute({2, 0, 1, 3}), sum_groups(d.k, groups), sum_groups(d.v, groups)};
 }
 
 }  // namespace teratron

@@ -66,17 +66,20 @@ bool has_one_diagonal(const AttentionRequest& request) {
   return is_causal(request) && !request.segments.cu_seqlens_k.defined();
 }
 
-// True for keys that segments, the window and a causal mask of several diagonals hide: [B or 1, 1, Sq, Sk].
-at::Tensor hidden_keys(const AttentionRequest& request) {
-  if (!request.segments.defined() && !has_window(request)) return {};
+// True for keys outside of each query's range, of which the end may be left to others: [B or 1, 1, Sq, Sk].
+at::Tensor keys_outside(const AttentionRequest& request, bool end) {
   KeyRange range = request.segments.defined() ? segment_range(request) : sample_range(request);
   if (has_window(request)) range.begin_BS = at::maximum(range.begin_BS, range.end_BS - request.window);
   const at::Tensor key_S = at::arange(request.k_SBGD.size(0), range.begin_BS.options());
   at::Tensor hidden_BSS = key_S.lt(range.begin_BS.unsqueeze(-1));
-  if (!has_one_diagonal(request)) {
-    hidden_BSS = hidden_BSS.logical_or_(key_S.ge(range.end_BS.unsqueeze(-1)));
-  }
+  if (end) hidden_BSS = hidden_BSS.logical_or_(key_S.ge(range.end_BS.unsqueeze(-1)));
   return hidden_BSS.unsqueeze(1);
+}
+
+// What the softmax's own causal mask leaves to hide.
+at::Tensor hidden_besides_diagonal(const AttentionRequest& request) {
+  if (!request.segments.defined() && !has_window(request)) return {};
+  return keys_outside(request, /*end=*/!has_one_diagonal(request));
 }
 
 // [N, Sq, Sk] of biases by distance: row i is their columns from Sq - 1 - i on.
@@ -101,7 +104,7 @@ at::Tensor unfused_attention(const AttentionRequest& request) {
   const SoftmaxOptions options{
       .scale = request.score_divisor,
       .causal = has_one_diagonal(request),
-      .mask = hidden_keys(request),
+      .mask = hidden_besides_diagonal(request),
       .slopes = request.alibi_slopes,
       .dropout = {.p = request.dropout,
                   .key = {request.dropout_key.seed, request.dropout_key.site},
@@ -126,15 +129,21 @@ at::Tensor new_score_row_ids(const AttentionRequest& request) {
   const int64_t length = request.sequence_length > 0 ? request.sequence_length
                          : is_causal(request)        ? keys
                                                      : queries;
-  const at::Tensor row_S = request.query_rows_S.defined()
-                               ? request.query_rows_S
-                               : at::arange(queries, i64) + (is_causal(request) ? keys - queries : 0);
+  at::Tensor row_BS = request.query_rows_S.defined()
+                          ? request.query_rows_S
+                          : at::arange(queries, i64) + (is_causal(request) ? keys - queries : 0);
+  if (row_BS.dim() == 2) row_BS = row_BS.t().unsqueeze(1);
   const at::Tensor head_N = at::arange(q.size(2), i64) + request.head_offset;
   const at::Tensor sample_head = (sample_ids_B * request.total_heads).unsqueeze(1) + head_N;
-  return (sample_head * length).unsqueeze(2).add(row_S).reshape(-1);
+  return (sample_head * length).unsqueeze(2).add(row_BS).reshape(-1);
 }
 
 }  // namespace
+
+at::Tensor hidden_keys(const AttentionRequest& request) {
+  if (!is_causal(request) && !request.segments.defined()) return {};
+  return keys_outside(request, /*end=*/true);
+}
 
 at::Tensor score_row_ids(const AttentionRequest& request) {
   if (!request.dropout_row_ids) return new_score_row_ids(request);

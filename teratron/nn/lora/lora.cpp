@@ -16,13 +16,12 @@ namespace teratron {
 
 namespace {
 
-at::Tensor row_ids(const at::Tensor& x_SBI, const DropoutArgs& args) {
-  const SequenceRows& rows = args.rows;
-  const bool is_whole = rows.all_S.defined() && rows.all_S.numel() == x_SBI.size(0);
-  const at::Tensor& rows_S = is_whole ? rows.all_S : rows.rows_S;
-  if (rows.of_run) return rows_S;
-  TERATRON_ASSERT(rows_S.defined() && rows_S.numel() == x_SBI.size(0), "dropout without sequence rows");
-  return (args.key.sample_ids_B * rows.total).unsqueeze(0).add(rows_S.unsqueeze(1)).reshape(-1);
+at::Tensor input_row_ids(const at::Tensor& x_SBI, const DropoutArgs& args) {
+  SequenceRows rows = args.rows;
+  if (rows.all_S.defined() && rows.all_S.size(0) == x_SBI.size(0)) rows.rows_S = rows.all_S;
+  TERATRON_ASSERT(rows.rows_S.defined() && rows.rows_S.size(0) == x_SBI.size(0),
+                  "dropout without sequence rows");
+  return row_ids(rows, args.key.sample_ids_B);
 }
 
 bool is_target(const LoraOptions& options, const std::string& name) {
@@ -151,7 +150,7 @@ std::optional<Dropout> Lora::drops(const at::Tensor& x, const DropoutArgs* where
   const int64_t columns = x.size(-1);
   return Dropout{.p = dropout_,
                  .key = {where->key.seed, site_},
-                 .where = {.rows = row_ids(x, *where),
+                 .where = {.rows = input_row_ids(x, *where),
                            .columns = in_,
                            .first_column = columns == in_ ? 0 : parallel_.group.rank * columns}};
 }

@@ -30,7 +30,7 @@ MoeLayer::MoeLayer(const Scope& scope, const MoeOptions& options, const TensorPa
                   expert_groups(parallel, mesh)) {
   const std::deque<Parameter>& all = scope.set().all();
   const size_t before = all.size();
-  router_ = std::make_unique<Router>(scope / "router", options.router, parallel, mesh.data_parallel());
+  router_ = std::make_unique<Router>(scope / "router", options.router, parallel, mesh);
   experts_ = std::make_unique<Experts>(scope, options.experts, expert_groups(parallel, mesh));
   if (options.shared)
     shared_ = std::make_unique<SharedExperts>(scope / "shared_experts", *options.shared, parallel);

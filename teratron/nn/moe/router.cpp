@@ -36,6 +36,10 @@ struct RouterGemm : torch::autograd::Function<RouterGemm> {
   }
 };
 
+void sum_over(const at::Tensor& x, const Group& group) {
+  if (group.size > 1) group.communicator->all_reduce(x, ReduceOp::sum).wait();
+}
+
 bool records(const LayerContext& context) {
   return context.training && at::GradMode::is_enabled();
 }
@@ -48,15 +52,16 @@ struct Router::Losses {
 };
 
 Router::Router(const Scope& scope, const RouterOptions& options, const TensorParallel& parallel,
-               const Group& replicas)
+               const Mesh& mesh)
     : options_(options),
       name_(scope.prefix()),
       parallel_(parallel),
-      replicas_(replicas),
+      shards_(parallel.sequence_parallel ? mesh.group({Axis::tp, Axis::cp}) : mesh.group(Axis::cp)),
+      data_parallel_(mesh.data_parallel()),
       weight_(scope.parameter("weight", {.shard = Shard::replicated({options.experts, options.hidden}),
                                          .init = options.init,
                                          .grad_sum = parallel.grad_sum()})) {
-  if (parallel.sequence_parallel) shards_ = parallel.group;
+  if (parallel.sequence_parallel) sequence_shards_ = parallel.group;
   parameters_.push_back(&weight_);
   if (options.bias) {
     bias_ = &scope.parameter("bias", {.shard = Shard::replicated({options.experts}),
@@ -90,10 +95,6 @@ Router::Router(const Scope& scope, const RouterOptions& options, const TensorPar
   }
 }
 
-void Router::sum_over_shards(const at::Tensor& x) const {
-  if (shards_.size > 1) shards_.communicator->all_reduce(x, ReduceOp::sum).wait();
-}
-
 at::Tensor Router::own_shard(const at::Tensor& all) const {
   const int64_t rows = all.size(0) / shards_.size;
   return all.narrow(0, shards_.rank * rows, rows);
@@ -102,11 +103,10 @@ at::Tensor Router::own_shard(const at::Tensor& all) const {
 at::Tensor Router::random_rows(const at::Tensor& x_SBH, const LayerContext& context, int64_t columns) const {
   const SequenceRows& rows = context.rows;
   TERATRON_ASSERT(rows.rows_S.defined() && context.sample_ids_B.defined(), "a router without row ids");
-  const at::Tensor own_S = parallel_.sequence_shard(rows.rows_S);
   const at::Tensor ids_T =
-      rows.of_run ? own_S : (context.sample_ids_B * rows.total).unsqueeze(0).add(own_S.unsqueeze(1));
+      row_ids({parallel_.sequence_shard(rows.rows_S), rows.total, rows.of_run}, context.sample_ids_B);
   TERATRON_ASSERT(ids_T.numel() == x_SBH.size(0) * x_SBH.size(1));
-  return uniform_rows({context.dropout_seed, options_.random_site}, ids_T.reshape(-1), columns);
+  return uniform_rows({context.dropout_seed, options_.random_site}, ids_T, columns);
 }
 
 at::Tensor Router::logits(const at::Tensor& x_SBH, const LayerContext& context) {
@@ -134,15 +134,20 @@ Routing Router::choose(const at::Tensor& logits_TE, const LayerContext& context)
   return route_to(logits_TE, top_experts(scores_TE, options_.routing.topk));
 }
 
-at::Tensor Router::kept(const Routing& routing) const {
+// In the order of the whole sequences, by which the first tokens are kept and ties are decided.
+at::Tensor Router::kept(const Routing& routing, const LayerContext& context) const {
   if (options_.capacity_factor <= 0.0) return {};
-  Routing all{routing.experts_TK, routing.probs_TK.detach()};
-  if (shards_.size > 1) {
-    all = {all_gather_values(all.experts_TK, 0, shards_), all_gather_values(all.probs_TK, 0, shards_)};
-  }
+  const ContextCut* const cut = context.context_parallel.cut.get();
+  const auto gathered = [&](const at::Tensor& x_TK) {
+    if (shards_.size == 1) return x_TK;
+    const at::Tensor all = all_gather_values(x_TK, 0, shards_);
+    return cut ? all.index_select(0, cut->order) : all;
+  };
+  const Routing all{gathered(routing.experts_TK), gathered(routing.probs_TK.detach())};
   const int64_t capacity = expert_capacity(all.experts_TK.size(0), options_.routing.topk, options_.experts,
                                            options_.capacity_factor);
-  return own_shard(kept_within_capacity(all, {options_.experts, capacity, options_.drop_policy}));
+  const at::Tensor kept_TK = kept_within_capacity(all, {options_.experts, capacity, options_.drop_policy});
+  return own_shard(cut ? kept_TK.index_select(0, cut->inverse_order) : kept_TK);
 }
 
 Router::Losses Router::losses(const at::Tensor& logits_TE, int64_t batch) {
@@ -156,7 +161,7 @@ Router::Losses Router::losses(const at::Tensor& logits_TE, int64_t batch) {
   const at::Tensor chosen_SBK = top_experts(probs_TE, o.routing.topk).unflatten(0, {-1, batch});
   const at::Tensor sequence = at::arange(batch, chosen_SBK.options()).view({1, -1, 1}) * o.experts;
   const at::Tensor counts_BE = expert_counts(chosen_SBK + sequence, batch * o.experts).view({batch, -1});
-  sum_over_shards(counts_BE);
+  sum_over(counts_BE, shards_);
   const at::Tensor counts_E = counts_BE.sum(0);
   if (o.aux_loss > 0.0) losses.aux = load_balancing_loss(probs_TE, counts_E, pool);
   if (o.seq_aux_loss > 0.0) {
@@ -165,9 +170,9 @@ Router::Losses Router::losses(const at::Tensor& logits_TE, int64_t batch) {
   }
   if (o.global_aux_loss > 0.0) {
     const at::Tensor all_E = counts_E.to(at::kDouble);
-    if (replicas_.size > 1) replicas_.communicator->all_reduce(all_E, ReduceOp::sum).wait();
+    sum_over(all_E, data_parallel_);
     global_counts_E_.add_(all_E);
-    global_batches_.add_(static_cast<double>(replicas_.size));
+    global_batches_.add_(static_cast<double>(data_parallel_.size));
     const at::Tensor mean_E = (global_counts_E_ / global_batches_).to(probs_TE.scalar_type());
     losses.global = load_balancing_loss(probs_TE, mean_E, pool);
   }
@@ -193,8 +198,9 @@ void Router::record(const Losses& losses, const Output& output, const LayerConte
   for (const auto& [column, loss] : reported) {
     if (loss->defined()) all.select(0, column).copy_(*loss);
   }
-  sum_over_shards(all);
-  all.select(0, S::microbatches).fill_(1.0);
+  // The engine adds up those of context-parallel ranks.
+  sum_over(all, sequence_shards_);
+  all.select(0, S::microbatches).fill_(1.0 / static_cast<double>(context.context_parallel.size()));
   if (step_counts_E_.defined()) step_counts_E_.add_(all.narrow(0, S::loads, options_.experts).to(at::kLong));
   if (measured) context.auxiliary.sums.narrow(0, options_.first_sum, all.numel()).add_(all);
 }
@@ -204,7 +210,7 @@ Router::Output Router::forward(const at::Tensor& x_SBH, const LayerContext& cont
   for (int64_t e = 0; context.notify && e < options_.experts; ++e)
     context.notify(fmt::format("{}, expert {}", name_, e), logits_TE.select(1, e));
   Output output{choose(logits_TE, context), {}};
-  if (context.training) output.kept_TK = kept(output.routing);
+  if (context.training) output.kept_TK = kept(output.routing, context);
   if (!records(context)) return output;
   const Losses own = losses(logits_TE, x_SBH.size(1));
   const std::pair<double, const at::Tensor*> weighted[] = {{options_.aux_loss, &own.aux},

@@ -4,8 +4,8 @@
 //   logits = x W^T (+ b), x after jitter      losses of the logits: load_balancing.h
 //
 // Tokens of one micro-batch are routed together wherever they are: capacity, sinkhorn and the counts in
-// losses are those of all sequence shards, so that the result is the same on every layout. Capacity is
-// therefore that of a micro-batch, which Megatron-LM divides among the ranks.
+// losses are those of all sequence shards and context-parallel ranks, so that the result is the same on every
+// layout. Capacity is therefore that of a micro-batch, which Megatron-LM divides among the ranks.
 //
 // Losses are added to the gradient, not to the loss that is reported. The global loss counts the tokens of
 // all replicas and micro-batches since the step began; its scale, unlike Megatron-LM's, does not depend on
@@ -44,9 +44,8 @@ struct RouterOptions {
 
 class Router {
  public:
-  /// `scope`: "...mlp.router". `replicas`: ranks that route other tokens of the same global batch.
-  Router(const Scope& scope, const RouterOptions& options, const TensorParallel& parallel,
-         const Group& replicas);
+  /// `scope`: "...mlp.router".
+  Router(const Scope& scope, const RouterOptions& options, const TensorParallel& parallel, const Mesh& mesh);
 
   struct Output {
     Routing routing;
@@ -61,17 +60,17 @@ class Router {
   at::Tensor logits(const at::Tensor& x_SBH, const LayerContext& context);
   at::Tensor random_rows(const at::Tensor& x_SBH, const LayerContext& context, int64_t columns) const;
   Routing choose(const at::Tensor& logits_TE, const LayerContext& context) const;
-  at::Tensor kept(const Routing& routing) const;
+  at::Tensor kept(const Routing& routing, const LayerContext& context) const;
   Losses losses(const at::Tensor& logits_TE, int64_t batch);
   void record(const Losses& losses, const Output& output, const LayerContext& context);
-  void sum_over_shards(const at::Tensor& x) const;
   at::Tensor own_shard(const at::Tensor& all) const;
 
   RouterOptions options_;
   std::string name_;
   TensorParallel parallel_;
-  Group shards_;  // of the sequence; one rank without sequence parallelism
-  Group replicas_;
+  Group sequence_shards_;  // one rank without sequence parallelism
+  Group shards_;           // these and context-parallel ranks: the tokens of a micro-batch
+  Group data_parallel_;
   Parameter& weight_;
   Parameter* bias_ = nullptr;
   std::vector<Parameter*> parameters_;

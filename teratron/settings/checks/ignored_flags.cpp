@@ -44,10 +44,11 @@ constexpr IgnoredFlags ignored_flags[] = {
     {"moe_token_dispatcher_type", with, "--expert-model-parallel-size 1"},
     // Parallelism
     {"use_distributed_optimizer overlap_param_gather ddp_bucket_size ddp_average_in_collective grad_reduce_in_bf16",
-     with, "data_parallel_size 1"},
+     without, "data_parallel_size > 1 or --context-parallel-size > 1"},
+    {"cp_comm_type", without, "--context-parallel-size > 1"},
     {"ddp_average_in_collective", with, "--calculate-per-token-loss"},
     {"check_weight_hash_across_dp_replicas_interval", without,
-     "data_parallel_size > 1 or --tensor-model-parallel-size > 1"},
+     "data_parallel_size > 1 or --tensor-model-parallel-size > 1 or --context-parallel-size > 1"},
     {"async_tensor_model_parallel_allreduce", with, "--tensor-model-parallel-size 1"},
     {"use_tp_pp_dp_mapping", with, "data_parallel_size 1 or --pipeline-model-parallel-size 1"},
     {"decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers account_for_embedding_in_pipeline_split "

@@ -73,6 +73,7 @@ constexpr Rule rules[] = {
     {"--cuda-graph-impl local", excludes, "--device cpu"},
     {"--cuda-graph-impl local", needs, "--tensor-model-parallel-size 1", "Communication is not captured"},
     {"--cuda-graph-impl local", needs, "--pipeline-model-parallel-size 1", "Communication is not captured"},
+    {"--cuda-graph-impl local", needs, "--context-parallel-size 1", "Communication is not captured"},
     {"--calculate-per-token-loss", excludes, "--ddp-average-in-collective", "The first divides by the tokens of all ranks"},
     {"--max-nan-iterations", excludes, "--no-check-for-nan-in-loss-and-grad"},
     {"--adlr-autoresume", needs, "--save"},
@@ -110,6 +111,7 @@ constexpr Rule rules[] = {
     {"--weight-decay-incr-style linear|cosine", needs, "--end-weight-decay"},
     {"end_weight_decay", at_least, "start_weight_decay"},
     {"--remove-padding always", excludes, "--cuda-graph-impl local", "CUDA graphs have fixed shapes"},
+    {"--remove-padding always", needs, "--context-parallel-size 1", "Context-parallel ranks share each row with its padding"},
     // Data and tokenizer
     {"--mock-data", excludes, "--data-path or --data-args-path"},
     {"--mock-data", excludes, per_split_paths},

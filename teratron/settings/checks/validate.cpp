@@ -150,6 +150,7 @@ void validate_arguments(ParsedArguments& parsed, int64_t world_size, const Valid
   if (options.needs_data) require_training(v);
   check_model(v);
   check_parallel(v, world_size);
+  check_context_parallel(v);
   check_batch(v);
   check_pipeline(v);
   check_schedule(v);

@@ -52,7 +52,8 @@ void derive_mock_defaults(Validation& v);  // before all checks
 void check_model(Validation& v);
 void check_parallel(Validation& v, int64_t world_size);
 void check_batch(Validation& v);
-void check_pipeline(Validation& v);  // after check_batch
+void check_context_parallel(Validation& v);  // after check_model
+void check_pipeline(Validation& v);          // after check_batch
 void check_schedule(Validation& v);
 void check_data(Validation& v);
 void check_fp8(Validation& v);

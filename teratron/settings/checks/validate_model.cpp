@@ -125,7 +125,8 @@ void check_norms(Validation& v) {
 
 void check_loss_chunks(Validation& v) {
   const Arguments& a = v.args;
-  const int64_t rows = a.seq_length.value_or(0) / (a.sequence_parallel ? a.tensor_model_parallel_size : 1);
+  const int64_t rows = a.seq_length.value_or(0) / a.context_parallel_size /
+                       (a.sequence_parallel ? a.tensor_model_parallel_size : 1);
   if (a.seq_length && a.loss_chunks > rows) {
     v.reject("loss_chunks", fmt::format("loss_chunks = {}, but a rank has {} positions", a.loss_chunks, rows),
              fmt::format("Use at most {}", rows));

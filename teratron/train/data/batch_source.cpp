@@ -46,6 +46,15 @@ std::string stacked_name(const Column& column) {
   return column.name.substr(0, column.name.size() - from.size()) + "cu_seqlens";
 }
 
+// From rank 0, whatever their number.
+template <typename T>
+void broadcast_numbers(std::vector<T>& numbers, const Group& group) {
+  if (group.size == 1) return;
+  const std::string all = broadcast_bytes(*group.communicator, fmt::format("{}", fmt::join(numbers, " ")));
+  numbers.clear();
+  for (const std::string& number : split(all)) numbers.push_back(static_cast<T>(std::stoll(number)));
+}
+
 at::Tensor to_device(const at::Tensor& host, at::Device device) {
   return device.is_cpu() ? host : host.pin_memory().to(device, /*non_blocking=*/true);
 }
@@ -70,17 +79,6 @@ bool uses_data(const BatchSchema& schema, const Mesh& mesh) {
   return std::any_of(columns.begin(), columns.end(), [](const Column& column) { return column.is_read(); });
 }
 
-at::Tensor context_parallel_rows(int64_t length, const Group& context_parallel) {
-  const at::Tensor rows = at::arange(length, at::kLong);
-  if (context_parallel.size == 1) return rows;
-  const int64_t chunk = length / (2 * context_parallel.size);
-  TERATRON_ASSERT(chunk * 2 * context_parallel.size == length, "{} rows over {} context-parallel ranks",
-                  length, context_parallel.size);
-  const int64_t mirrored = 2 * context_parallel.size - 1 - context_parallel.rank;
-  return at::cat(
-      {rows.narrow(0, context_parallel.rank * chunk, chunk), rows.narrow(0, mirrored * chunk, chunk)});
-}
-
 BatchSource::BatchSource(std::shared_ptr<const Dataset> dataset, const Options& options, const Mesh& mesh)
     : options_(options), tensor_parallel_(mesh.group(Axis::tp)), context_parallel_(mesh.group(Axis::cp)) {
   if (uses_data(options.schema, mesh) && tensor_parallel_.rank == 0)
@@ -100,6 +98,24 @@ Batch BatchSource::read() {
   return *std::move(batch);
 }
 
+void BatchSource::cut(const Batch* batch, int64_t samples) {
+  if (context_parallel_.size == 1) return;
+  const auto index = std::ranges::find(options_.schema, Column::Kind::index, &Column::kind);
+  TERATRON_ASSERT(index != options_.schema.end(), "a batch without sequences on context-parallel ranks");
+  const int64_t length = index->numel();
+  std::vector<int32_t> bounds;
+  if (const Column* const segments = find_column(options_.schema, "segment_start")) {
+    if (batch) bounds = segment_bounds(batch->values<int32_t>(segments->name), samples);
+    broadcast_numbers(bounds, tensor_parallel_);
+  }
+  const bool whole = std::ssize(bounds) <= samples;
+  if (whole && context_.cut && context_.cut->whole_samples && context_.cut->rows_SB.size(1) == samples)
+    return;
+  context_ = {context_parallel_,
+              whole ? make_context_cut(samples, length, context_parallel_, options_.device)
+                    : make_context_cut(bounds, samples, length, context_parallel_, options_.device)};
+}
+
 at::Tensor BatchSource::stacked(const Column& column, const Batch* batch, int64_t samples) const {
   std::vector<int64_t> shape = column.shape;
   shape.insert(shape.begin(), samples);
@@ -113,10 +129,9 @@ at::Tensor BatchSource::stacked(const Column& column, const Batch* batch, int64_
   const auto c = static_cast<size_t>(find_column(batch->schema(), column.name) - batch->schema().data());
   at::Tensor values = at::from_blob(const_cast<std::byte*>(batch->data(c)), shape, type);
   if (is_sequence) values = values.transpose(0, 1);
-  if (is_sequence && context_parallel_.size > 1)
-    values = values.index_select(0, context_parallel_rows(column.shape[0], context_parallel_));
   // Not contiguous(), which for a single sample would be a view of the batch's memory.
-  return to_device(values.clone(at::MemoryFormat::Contiguous), options_.device);
+  values = to_device(values.clone(at::MemoryFormat::Contiguous), options_.device);
+  return is_sequence ? cut_tokens(values, context_) : values;
 }
 
 at::Tensor BatchSource::cu_seqlens(const Column& column, const Batch* batch, int64_t samples) {
@@ -147,18 +162,16 @@ std::vector<int64_t> BatchSource::row_lengths(const Batch* batch) const {
                         tokens.begin());
     }
   }
-  if (tensor_parallel_.size == 1) return lengths;
-  const std::string all =
-      broadcast_bytes(*tensor_parallel_.communicator, fmt::format("{}", fmt::join(lengths, " ")));
-  lengths.clear();
-  for (const std::string& length : split(all)) lengths.push_back(std::stoll(length));
+  broadcast_numbers(lengths, tensor_parallel_);
   return lengths;
 }
 
-const at::Tensor& BatchSource::index_SB(const Column& column, int64_t samples) {
+at::Tensor BatchSource::index_SB(const Column& column, int64_t samples) {
+  if (context_.cut && !context_.cut->whole_samples) return context_.cut->rows_SB;
   const at::Tensor& made = index_[column.name];
   if (made.defined() && made.size(1) == samples) return made;
-  const at::Tensor rows_S = context_parallel_rows(column.shape.at(0), context_parallel_).to(options_.device);
+  const at::Tensor rows_S = context_.cut ? context_.cut->rows_SB.select(1, 0)
+                                         : at::arange(column.shape.at(0), at::kLong).to(options_.device);
   index_.set(column.name, rows_S.unsqueeze(1).expand({rows_S.size(0), samples}));
   return index_[column.name];
 }
@@ -168,7 +181,8 @@ MicroBatch BatchSource::next() {
   std::optional<Batch> batch;
   if (loader_) batch = read();
   const int64_t samples = batch ? batch->samples() : sampler.micro_batch_size;
-  MicroBatch micro{.context_parallel_size = context_parallel_.size};
+  cut(batch ? &*batch : nullptr, samples);
+  MicroBatch micro{.context_parallel = context_};
   std::vector<std::string> names;
   std::vector<at::Tensor> tensors;
   for (const Column& column : options_.schema) {

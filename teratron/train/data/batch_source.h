@@ -1,5 +1,6 @@
 // Micro-batches on the device, column by column of the model's schema: read by tensor-parallel rank 0 and
 // broadcast to the others in one message. A pipeline stage reads only if it has a column that is read.
+// Context-parallel ranks read the same samples and keep their tokens.
 #pragma once
 
 #include <memory>
@@ -15,10 +16,6 @@ namespace teratron {
 BatchSchema columns_of_stage(const BatchSchema& schema, const Mesh& mesh);
 /// Whether the ranks of this pipeline stage read data.
 bool uses_data(const BatchSchema& schema, const Mesh& mesh);
-/// i64 [length / size]: index in the whole sequence of each row of a context-parallel rank: of 2 * size equal
-/// chunks those numbered `rank` and 2 * size - 1 - rank, so that causal attention costs all ranks the same.
-at::Tensor context_parallel_rows(int64_t length, const Group& context_parallel);
-
 class BatchSource {
  public:
   struct Options {
@@ -39,6 +36,8 @@ class BatchSource {
 
  private:
   Batch read();
+  /// Makes context_ that of the batch.
+  void cut(const Batch* batch, int64_t samples);
   /// The stacked column on the device; allocated alone on ranks that receive it (null batch).
   at::Tensor stacked(const Column& column, const Batch* batch, int64_t samples) const;
   /// Undefined if every sample is one segment: then attention needs none, and other kernels run.
@@ -46,11 +45,12 @@ class BatchSource {
   /// Tokens of each row before its padding.
   std::vector<int64_t> row_lengths(const Batch* batch) const;
   /// Rows of the sequence index; made once.
-  const at::Tensor& index_SB(const Column& column, int64_t samples);
+  at::Tensor index_SB(const Column& column, int64_t samples);
 
   Options options_;
   Group tensor_parallel_;
   Group context_parallel_;
+  ContextParallel context_;  // of the last batch
   std::unique_ptr<DataLoader> loader_;
   NamedTensors index_;
   int64_t segments_ = 0;  // capacity of cu_seqlens; only grows, so that shapes settle

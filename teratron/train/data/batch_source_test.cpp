@@ -100,13 +100,14 @@ TEST(BatchSource, CutsSequencesOverContextParallelRanks) {
   run_ranks(MeshOptions{.cp = 2}, [](const Mesh& mesh) {
     BatchSource source = source_of(mesh);
     const MicroBatch batch = source.next();
-    const at::Tensor rows = mesh.group(Axis::cp).rank == 0
-                                ? row({0, 1, 6, 7})
-                                : row({2, 3, 4, 5});  // the first and the last quarter
-    EXPECT_TRUE(at::equal(batch["sequence_index"].select(1, 0), rows));
-    EXPECT_TRUE(at::equal(batch["tokens"].select(1, 1), rows + 100));
+    const bool first = mesh.group(Axis::cp).rank == 0;
+    // One document: the first and the last quarter. Documents of 1 and 7 tokens.
+    const at::Tensor one = first ? row({0, 1, 6, 7}) : row({2, 3, 4, 5});
+    const at::Tensor two = first ? row({0, 1, 2, 7}) : row({3, 4, 5, 6});
+    EXPECT_TRUE(at::equal(batch["sequence_index"], at::stack({one, two}, 1)));
+    EXPECT_TRUE(at::equal(batch["tokens"], at::stack({one, two + 100}, 1)));
     EXPECT_EQ(batch["weights"].sizes(), (at::IntArrayRef{4, 2, 3}));
-    EXPECT_EQ(batch.context_parallel_size, 2);
+    EXPECT_EQ(batch.context_parallel.size(), 2);
     EXPECT_EQ(batch["cu_seqlens"][-1].item<int32_t>(), 16) << "segments are those of the whole sequences";
   });
 }

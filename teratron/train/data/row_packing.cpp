@@ -80,7 +80,7 @@ MicroBatch without_padding(const MicroBatch& batch, const BatchSchema& schema, c
   const int64_t count = std::min(rounded_up(real, packing.multiple), all);
   if (count == all) return batch;
   const PackedTokens tokens = pack(packing, count);
-  TERATRON_ASSERT(batch["cu_seqlens"].defined() && batch.context_parallel_size == 1,
+  TERATRON_ASSERT(batch["cu_seqlens"].defined() && batch.context_parallel.size() == 1,
                   "no padding that can be removed");
   const at::Device device = batch["cu_seqlens"].device();
   const at::Tensor places_T = on_device(tokens.places, at::kLong, device);

@@ -1,0 +1,82 @@
+// A needle in a haystack: over four context-parallel ranks a model learns to copy a token from far away, as
+// on one rank.
+#include <cstdlib>
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <gtest/gtest.h>
+
+#include "teratron/models/context_parallel_batch.h"
+#include "teratron/models/gpt/gpt_family.h"
+#include "teratron/testing/layouts.h"
+#include "teratron/testing/models.h"
+
+namespace teratron {
+namespace {
+
+constexpr int64_t length = 4096, samples = 2, needles = 16, hay = 16, question = 24;
+
+// Hay of eight tokens, one needle in the first quarter, and a question at the end, whose answer is the
+// needle. Only the answer counts.
+MicroBatch haystack(int64_t step) {
+  at::Generator generator = at::detail::createCPUGenerator(1000 + step);
+  const at::Tensor tokens = at::randint(hay, hay + 8, {length, samples}, generator, at::kLong);
+  const at::Tensor place = at::randint(0, length / 4, {samples}, generator, at::kLong);
+  const at::Tensor needle = at::randint(0, needles, {samples}, generator, at::kLong);
+  const at::Tensor labels = at::zeros({length, samples}, at::kLong);
+  const at::Tensor mask = at::zeros({length, samples});
+  for (int64_t b = 0; b < samples; ++b) {
+    tokens[place[b].item<int64_t>()][b] = needle[b];
+    tokens[length - 1][b].fill_(question);
+    labels[length - 1][b] = needle[b];
+    mask[length - 1][b].fill_(1.0);
+  }
+  return {
+      .tensors = {{"tokens", tokens},
+                  {"labels", labels},
+                  {"loss_mask", mask},
+                  {"sequence_index", at::arange(length, at::kLong).unsqueeze(1).expand({length, samples})}},
+      .sample_ids_B = at::arange(step * samples, (step + 1) * samples, at::kLong)};
+}
+
+GPTConfig needle_config(ContextParallelComm comm) {
+  GPTConfig config = llama_config({.hidden = 32, .ffn_hidden = 64, .heads = 4, .positions = length});
+  config.layers = 1;
+  config.position = PositionEmbedding::none;
+  config.context_parallel_comm = {comm};
+  config.query_groups = 4;
+  config.init_std = 0.2;
+  return config;
+}
+
+std::vector<double> losses_of(const GPTConfig& config, const Layout& layout, int64_t steps) {
+  std::vector<double> losses(static_cast<size_t>(steps));
+  run_layout(layout, [&](const Mesh& mesh) {
+    TrainEngine engine(engine_options(config, layout, at::kFloat), mesh);
+    for (int64_t step = 0; step < steps; ++step) {
+      const auto batches = [&](int64_t) { return cut_over_context(haystack(step), mesh.group(Axis::cp)); };
+      const StepResult result = engine.train_step(batches, {.hyper = {.lr = 1e-2}}).wait();
+      if (mesh.rank() == 0) losses[static_cast<size_t>(step)] = result.losses.front();
+    }
+  });
+  return losses;
+}
+
+TEST(Needle, IsFoundOverFourRanks) {
+  if (!std::getenv("TERATRON_LONG_TESTS")) GTEST_SKIP() << "a minute: set TERATRON_LONG_TESTS";
+  constexpr int64_t steps = 120;
+  const std::vector<double> expected = losses_of(needle_config(ContextParallelComm::p2p), {}, steps);
+  EXPECT_GT(expected.front(), 2.0);  // log(16) = 2.8
+  double last = 0.0;
+  for (size_t i = steps - 20; i < steps; ++i) last = std::max(last, expected[i]);
+  EXPECT_LT(last, 0.1);
+  for (const ContextParallelComm comm :
+       {ContextParallelComm::p2p, ContextParallelComm::all_gather, ContextParallelComm::a2a}) {
+    const std::vector<double> losses = losses_of(needle_config(comm), {.cp = 4}, steps);
+    for (size_t i = 0; i < losses.size(); ++i)
+      EXPECT_NEAR(losses[i], expected[i], 1e-3 + 0.02 * expected[i]) << "step " << i;
+  }
+}
+
+}  // namespace
+}  // namespace teratron
