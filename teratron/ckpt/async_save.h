@@ -19,6 +19,8 @@ namespace teratron {
 struct SavePlan;
 struct ShardTarget;
 class PartialDirectory;
+class SavedMetadata;
+struct Manifest;
 
 class AsyncSave {
  public:
@@ -29,7 +31,8 @@ class AsyncSave {
   /// committed.
   ~AsyncSave();
 
-  /// Number of stages (0 to 2) that this rank's thread has finished. Not collective.
+  /// Number of stages (0 to 3) that this rank's thread has finished: shards; files of the manifest, if it is
+  /// divided; commit. Not collective.
   int64_t progress() const { return progress_.load(); }
   /// Continues with the next stage if all ranks have finished the last one. `least_progress` is the minimum
   /// of progress() over the ranks. Returns what was committed in the end. Collective; errors like
@@ -39,9 +42,12 @@ class AsyncSave {
   SavedCheckpoint finish();
 
  private:
-  void start(std::string (AsyncSave::*stage)());
-  std::string write();   // this rank's shard; returns its manifest fragment
-  std::string commit();  // rank 0: manifest, commit, tracker file, pruning; returns the seconds to the commit
+  enum class Stage : uint8_t { shards, manifest_files, commit };
+  void start(Stage stage);
+  std::string work(Stage stage);  // its result
+  void divide_manifest();
+  void list_files();
+  std::string commit();
   std::filesystem::path committed() const;
   ShardTarget target() const;
 
@@ -53,8 +59,11 @@ class AsyncSave {
   std::unique_ptr<SavePlan> plan_;
   std::string run_id_;
   std::unique_ptr<PartialDirectory> partial_;  // rank 0
-  std::string outcome_;                        // of the last stage (collective_errors.h)
-  std::vector<std::string> fragments_;         // of the manifest, by rank
+  Stage stage_ = Stage::shards;
+  std::string outcome_;                      // of the last stage (collective_errors.h)
+  std::unique_ptr<SavedMetadata> metadata_;  // of this rank
+  std::unique_ptr<Manifest> manifest_;       // rank 0 fills it
+  int64_t bytes_ = 0;                        // of all shards
   std::atomic<int64_t> progress_ = 0;
   int64_t passed_ = 0;         // stages after which the ranks have synchronized
   std::future<void> working_;  // last member: its destructor, which runs first, waits for the thread

@@ -3,6 +3,7 @@
 //   DIR/iter_0001200/shard-00000.safetensors ...   of each rank, readable by any safetensors tool
 //   DIR/iter_0001200/shard-00000-1.safetensors ... the same of a rank with much to write, written in parallel
 //   DIR/iter_0001200/manifest.json                 global tensors, chunks per shard, hashes, config, state
+//   DIR/iter_0001200/manifest-00000.json ...       the chunks, by tensor, if they are too many for one file
 //   DIR/latest_checkpointed_iteration.txt          Megatron's tracker file; only a hint
 //
 // A checkpoint lists global tensors; each rank says which part of them it holds (LocalTensor). A tensor that
@@ -11,9 +12,14 @@
 // the vocabulary, with or without a distributed optimizer. Values are bitwise equal; dtypes are never cast.
 //
 // Commit protocol: all ranks write iter_N.partial-<run id>/, every write checked, hashed per block and
-// fsynced; rank 0 writes the manifest; the rename to iter_N is the commit; then the tracker file is replaced
-// and old checkpoints are pruned. After a kill at any moment, either the old or the new checkpoint loads
-// completely.
+// fsynced; rank 0 writes the manifest (of many ranks, some ranks write the files of its chunks before); the
+// rename to iter_N is the commit; then the tracker file is replaced and old checkpoints are pruned. After a
+// kill at any moment, either the old or the new checkpoint loads completely. What fails after the commit is a
+// warning.
+//
+// No rank sees the metadata of all: which rank writes a tensor and which chunks a rank reads are settled by a
+// rank that is responsible for the tensor (save_plan.h, shared_manifest.h). Traffic, memory and time of a rank
+// do not grow with the number of ranks, except for some bytes per rank on rank 0.
 //
 // Every function here is collective unless it says otherwise: all ranks call it with the same arguments
 // (except their tensors), and all return or all throw. Fault points: ckpt.* (see save.cpp, load.cpp).
@@ -80,6 +86,8 @@ struct SaveRequest {
   /// Most files that a rank writes at once, each of at least min_file_bytes.
   int64_t writers = 8;
   int64_t min_file_bytes = int64_t{64} << 20;
+  /// Size of metadata that one rank writes, as JSON; more is divided into files of about this size.
+  int64_t manifest_file_bytes = int64_t{4} << 20;
   /// Called once it is known which of the tensors this rank writes, before any is read.
   std::function<void(const std::vector<bool>& written)> on_planned = nullptr;
 };
@@ -126,7 +134,7 @@ struct CheckpointInfo {
 std::optional<std::filesystem::path> find_checkpoint(const std::filesystem::path& directory,
                                                      std::optional<int64_t> iteration, HostGroup& group);
 
-/// Reads the manifest of an iter_* directory and checks the files' sizes. Not collective.
+/// Reads manifest.json of an iter_* directory, and looks at no other file. Not collective.
 CheckpointInfo open_checkpoint(const std::filesystem::path& path);
 
 /// Compares the named fields of the saved configuration with this run's (both JSON objects; a field missing

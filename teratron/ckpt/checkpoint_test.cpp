@@ -180,7 +180,7 @@ TEST(Checkpoint, fault_16_another_model_is_reported_in_full) {
       message_of<UserError>([&] { check_same_model(info, R"({"hidden_size":8})", {"hidden_size"}); });
   EXPECT_NE(differs.find("hidden_size: 6 in the checkpoint, 8 in this run"), std::string::npos) << differs;
   std::string manifest = read_text(directory / "iter_0000001" / "manifest.json", {});
-  manifest.replace(manifest.find(R"("format_version":"1.0")"), 22, R"("format_version":"2.0")");
+  manifest.replace(manifest.find(R"("format_version":"1.0")"), 22, R"("format_version":"3.0")");
   write_text(directory / "iter_0000001" / "manifest.json", manifest, ExitCode::data);
   const std::string newer = message_of<UserError>([&] { open_checkpoint(directory / "iter_0000001"); });
   EXPECT_NE(newer.find("Use Teratron"), std::string::npos) << newer;

@@ -1,5 +1,6 @@
 #include "teratron/ckpt/collective_errors.h"
 
+#include <algorithm>
 #include <map>
 #include <new>
 
@@ -7,6 +8,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/ckpt/checkpoint.h"
+#include "teratron/comm/host/rank_exchange.h"
 
 namespace teratron {
 
@@ -25,8 +27,14 @@ json encode(const UserError& error, const char* type) {
   return failure(type, error.exit_code(), std::move(problems));
 }
 
+constexpr size_t max_named = 16;  // ranks of one problem
+constexpr size_t max_problems = 64;
+
 std::string name_ranks(const std::vector<size_t>& ranks) {
-  return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
+  const size_t named = std::min(ranks.size(), max_named);
+  const std::string list = fmt::format("{}", fmt::join(ranks.begin(), ranks.begin() + named, ", "));
+  if (named < ranks.size()) return fmt::format("ranks {} and {} others", list, ranks.size() - named);
+  return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", list);
 }
 
 [[noreturn]] void rethrow(const std::vector<std::string>& outcomes) {
@@ -49,6 +57,10 @@ std::string name_ranks(const std::vector<size_t>& ranks) {
   }
   std::vector<Problem> list;
   for (const auto& [problem, ranks] : problems) {
+    if (list.size() == max_problems) {
+      list.back().what += fmt::format(", and {} other problems", problems.size() - max_problems);
+      break;
+    }
     std::string what = problem[0];
     if (ranks.size() < outcomes.size()) what = fmt::format("{} ({})", what, name_ranks(ranks));
     list.push_back({std::move(what), problem[1], problem[2]});
@@ -80,21 +92,33 @@ std::string capture(const std::function<std::string()>& work) {
   return "-" + std::string(bytes.begin(), bytes.end());
 }
 
-std::vector<std::string> gather_outcomes(const std::string& mine, HostGroup& group) {
-  std::vector<std::string> outcomes = group.all_gather_bytes(mine);
-  for (const std::string& outcome : outcomes) {
-    if (outcome[0] == '-') rethrow(outcomes);
-  }
-  for (std::string& outcome : outcomes) outcome.erase(0, 1);
-  return outcomes;
+std::string combine_outcomes(const std::string& mine, HostGroup& group, const Combine& combine) {
+  std::vector<std::string> outcomes = gather_bytes(group, mine);
+  const auto agree = [&] {
+    const bool failed = std::any_of(outcomes.begin(), outcomes.end(),
+                                    [](const std::string& outcome) { return outcome[0] == '-'; });
+    if (failed) rethrow(outcomes);
+    for (std::string& outcome : outcomes) outcome.erase(0, 1);
+    return combine(outcomes);
+  };
+  return broadcast_outcome(group.rank() == 0 ? capture(agree) : "", group);
 }
 
-std::vector<std::string> run_on_all_ranks(HostGroup& group, const std::function<std::string()>& work) {
-  return gather_outcomes(capture(work), group);
+std::string run_on_all_ranks(HostGroup& group, const std::function<std::string()>& work,
+                             const Combine& combine) {
+  return combine_outcomes(capture(work), group, combine);
+}
+
+void run_on_all_ranks(HostGroup& group, const std::function<void()>& work) {
+  const auto without_result = [&work] {
+    work();
+    return std::string();
+  };
+  run_on_all_ranks(group, without_result, [](const std::vector<std::string>&) { return ""; });
 }
 
 std::string broadcast_outcome(const std::string& mine, HostGroup& group) {
-  const std::string outcome = group.all_gather_bytes(group.rank() == 0 ? mine : "").at(0);
+  const std::string outcome = broadcast_from_rank_0(group, mine);
   if (outcome[0] == '-') rethrow({outcome});
   return outcome.substr(1);
 }

@@ -30,6 +30,7 @@ struct Save {
   uint32_t seed;
   bool prune = true;
   bool background = false;
+  bool divided = false;  // the manifest, into a file per rank
 };
 
 void save(const fs::path& directory, const Save& what) {
@@ -40,7 +41,8 @@ void save(const fs::path& directory, const Save& what) {
                               .iteration = what.iteration,
                               .tensors = own->list(),
                               .retain = {.interval = what.prune ? 1000 : 0},
-                              .min_file_bytes = 1};
+                              .min_file_bytes = 1,
+                              .manifest_file_bytes = what.divided ? 1 : int64_t{1} << 20};
     if (!what.background) {
       save_checkpoint(request, group);
     } else {
@@ -123,6 +125,10 @@ TEST(Crash, fault_03_kill_anywhere_in_the_background) {
 
 TEST(Crash, fault_03_kill_anywhere_while_the_same_iteration_is_replaced) {
   kill_everywhere({1, 1, 20});
+}
+
+TEST(Crash, fault_03_kill_anywhere_with_a_divided_manifest) {
+  kill_everywhere({.iteration = 2, .ranks = 2, .seed = 20, .divided = true});
 }
 
 TEST(Crash, fault_02_kill_while_ranks_write_their_shards) {

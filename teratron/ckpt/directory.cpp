@@ -51,8 +51,7 @@ std::optional<int64_t> read_tracker(const fs::path& directory) {
 // Nullopt if the manifest cannot be read: then iterations decide the order.
 std::optional<int64_t> sequence_of(const fs::path& checkpoint) {
   try {
-    const fs::path path = checkpoint / "manifest.json";
-    return parse_manifest(read_text(path, {.kind = ExitCode::checkpoint}), path.string()).sequence;
+    return read_manifest_index(checkpoint).sequence;
   } catch (const UserError&) {
     return std::nullopt;
   }
@@ -184,25 +183,49 @@ void prune_checkpoints(const fs::path& newest, const Retention& retain) {
   }
 }
 
+namespace {
+
+// After a commit: the checkpoint is there, but may be lost with the power.
+void sync_committed(const fs::path& target) {
+  try {
+    sync_directory(target.parent_path(), ExitCode::checkpoint);
+  } catch (const std::exception& error) {
+    warn("checkpoint {} is saved, but syncing its folder to disk failed: {}", printable(target.string()),
+         error.what());
+  }
+}
+
+// Where two folders cannot be exchanged in one step.
+void replace_directory(const fs::path& partial, const fs::path& target) {
+  fs::path old = target;
+  old += ".pruned-" + random_hex(8);
+  rename_path(target, old, ExitCode::checkpoint);
+  try {
+    rename_path(partial, target, ExitCode::checkpoint);
+  } catch (...) {
+    std::error_code ignored;
+    fs::rename(old, target, ignored);
+    throw;
+  }
+  sync_committed(target);
+  std::error_code ignored;
+  fs::remove_all(old, ignored);
+}
+
+}  // namespace
+
 void commit_directory(const fs::path& partial, const fs::path& target) {
   std::error_code ignored;
   if (!fs::exists(target, ignored)) {
     rename_path(partial, target, ExitCode::checkpoint);
-    sync_directory(target.parent_path(), ExitCode::checkpoint);
+    sync_committed(target);
     return;
   }
   // Saved again after a restart from an earlier iteration: exchange the two in one step if the file system
   // can.
-  if (::renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) != 0) {
-    fs::path old = target;
-    old += ".pruned-" + random_hex(8);
-    rename_path(target, old, ExitCode::checkpoint);
-    rename_path(partial, target, ExitCode::checkpoint);
-    sync_directory(target.parent_path(), ExitCode::checkpoint);
-    fs::remove_all(old, ignored);
-    return;
-  }
-  sync_directory(target.parent_path(), ExitCode::checkpoint);
+  if (::renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) != 0)
+    return replace_directory(partial, target);
+  sync_committed(target);
   fault_point("ckpt.exchanged");
   fs::remove_all(partial, ignored);
 }

@@ -11,6 +11,7 @@
 #include "teratron/ckpt/collective_errors.h"
 #include "teratron/ckpt/directory.h"
 #include "teratron/ckpt/manifest.h"
+#include "teratron/ckpt/shared_manifest.h"
 
 // Fault points: ckpt.before_quarantine, ckpt.quarantined.
 
@@ -63,21 +64,6 @@ std::vector<fs::path> candidates(const fs::path& directory) {
   return paths;
 }
 
-std::string find_valid(const fs::path& directory) {
-  std::vector<Problem> problems;
-  for (const fs::path& path : candidates(directory)) {
-    try {
-      read_manifest(path);
-      return path.string();
-    } catch (const CorruptCheckpoint& error) {
-      warn("checkpoint {} is corrupt and skipped: {}", printable(path.string()), error.what());
-      problems.insert(problems.end(), error.problems().begin(), error.problems().end());
-    }
-  }
-  if (!problems.empty()) throw CorruptCheckpoint(std::move(problems));
-  return "";
-}
-
 // Renames a corrupt checkpoint, if that is possible.
 void quarantine(const fs::path& path, const CorruptCheckpoint& error) {
   fault_point("ckpt.before_quarantine");
@@ -102,10 +88,9 @@ std::string next_candidate(const LoadRequest& request, const std::set<fs::path>&
 
 // A folder that one node does not see is not corrupt.
 void check_shared(const fs::path& path, HostGroup& group) {
-  const std::vector<std::string> seen =
-      run_on_all_ranks(group, [&] { return has_manifest(path) ? "here" : ""; });
-  run_on_all_ranks(group, [&]() -> std::string {
-    if (seen[0].empty() || !seen[group.rank()].empty()) return "";
+  const bool is_here = !run_on_rank_0(group, [&] { return has_manifest(path) ? "here" : ""; }).empty();
+  run_on_all_ranks(group, [&] {
+    if (!is_here || has_manifest(path)) return;
     throw config_error({.what = "what rank 0 found there is not visible here",
                         .where = printable(path.string(), 4096),
                         .fix = "Load from a file system that all nodes share"});
@@ -114,10 +99,10 @@ void check_shared(const fs::path& path, HostGroup& group) {
 
 // Rank 0 has found nothing. If only its node does not see the folder, this is not a fresh start.
 void check_empty(const fs::path& directory, HostGroup& group) {
-  run_on_all_ranks(group, [&]() -> std::string {
+  run_on_all_ranks(group, [&] {
     std::vector<fs::path> paths = list_checkpoints(directory);
     paths.push_back(directory);
-    if (std::none_of(paths.begin(), paths.end(), has_manifest)) return "";
+    if (std::none_of(paths.begin(), paths.end(), has_manifest)) return;
     throw config_error({.what = "there are checkpoints here that rank 0 does not see",
                         .where = printable(directory.string(), 4096),
                         .fix = "Load from a file system that all nodes share"});
@@ -128,36 +113,34 @@ void check_empty(const fs::path& directory, HostGroup& group) {
 
 std::optional<fs::path> find_checkpoint(const fs::path& directory, std::optional<int64_t> iteration,
                                         HostGroup& group) {
-  const std::string found = run_on_rank_0(group, [&]() -> std::string {
-    if (!iteration) return has_manifest(directory) ? directory.string() : find_valid(directory);
-    const fs::path path = explicit_checkpoint(directory, *iteration);
-    if (!has_manifest(path)) reject_pickled(path);
-    read_manifest(path);
-    return path.string();
-  });
-  if (found.empty()) {
-    check_empty(directory, group);
-    return std::nullopt;
+  std::vector<Problem> problems;
+  std::set<fs::path> tried;  // rank 0's
+  while (true) {
+    const fs::path path = run_on_rank_0(
+        group, [&] { return next_candidate({.directory = directory, .iteration = iteration}, tried); });
+    if (path.empty() && !problems.empty()) throw CorruptCheckpoint(std::move(problems));
+    if (path.empty()) {
+      check_empty(directory, group);
+      return std::nullopt;
+    }
+    check_shared(path, group);
+    if (path == directory) return path;  // a checkpoint itself: there is no other to find
+    try {
+      SharedManifest(path, group).check_sizes();
+      return path;
+    } catch (const CorruptCheckpoint& error) {
+      if (iteration) throw;
+      tried.insert(path);
+      problems.insert(problems.end(), error.problems().begin(), error.problems().end());
+      if (group.rank() == 0)
+        warn("checkpoint {} is corrupt and skipped: {}", printable(path.string()), error.what());
+    }
   }
-  check_shared(found, group);
-  return fs::path(found);
-}
-
-CheckpointInfo describe_checkpoint(const fs::path& path, const Manifest& manifest) {
-  CheckpointInfo info{.path = path,
-                      .run_id = manifest.run_id,
-                      .iteration = manifest.iteration,
-                      .ranks = manifest.ranks,
-                      .config = manifest.config,
-                      .state = manifest.state};
-  for (const ManifestShard& shard : manifest.shards) info.bytes += shard.bytes;
-  for (const auto& [name, tensor] : manifest.tensors) info.tensors[name] = {tensor.dtype, tensor.shape};
-  return info;
 }
 
 CheckpointInfo open_checkpoint(const fs::path& path) {
   reject_pickled(path);
-  return describe_checkpoint(path, read_manifest(path));
+  return describe_checkpoint(path, read_manifest_index(path));
 }
 
 void check_same_model(const CheckpointInfo& info, const std::string& config,
@@ -193,15 +176,13 @@ std::optional<CheckpointInfo> load_checkpoint(const LoadRequest& request, HostGr
     }
     check_shared(path, group);
     try {
-      CheckpointInfo info;
+      const SharedManifest manifest(path, group);
       std::vector<LocalTensor> tensors = request.tensors;
-      run_on_all_ranks(group, [&]() -> std::string {
-        info = open_checkpoint(path);
-        if (request.select) tensors = request.select(info);
-        return "";
+      run_on_all_ranks(group, [&] {
+        if (request.select) tensors = request.select(manifest.info());
       });
-      load_tensors(path, tensors, request.ignored, group);
-      return info;
+      load_tensors(manifest, tensors, request.ignored, group);
+      return manifest.info();
     } catch (const CorruptCheckpoint& error) {
       if (request.iteration) throw;
       ++corrupt;

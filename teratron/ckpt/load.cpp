@@ -14,6 +14,7 @@
 #include "teratron/ckpt/safetensors.h"
 #include "teratron/ckpt/save_plan.h"
 #include "teratron/ckpt/shard_reader.h"
+#include "teratron/ckpt/shared_manifest.h"
 
 // Fault points: ckpt.load_begin, ckpt.load_block (each; a bitflip damages what was read), ckpt.load_end.
 
@@ -28,41 +29,39 @@ std::string describe(Dtype dtype, const std::vector<int64_t>& shape) {
   return fmt::format("{} [{}]", name_of(dtype), fmt::join(shape, ", "));
 }
 
+// Names, and what is wrong with them.
+using Mismatches = std::set<std::pair<std::string, std::string>>;
+
 // Compares the tensors that this rank asks for with those of the checkpoint.
-json match(const std::vector<LocalTensor>& tensors, const CheckpointInfo& checkpoint) {
-  json names = json::array();
-  json problems = json::array();
+Mismatches match(const std::vector<LocalTensor>& tensors, const CheckpointInfo& checkpoint) {
+  Mismatches problems;
   for (const LocalTensor& tensor : tensors) {
-    names.push_back(tensor.name);
     const auto found = checkpoint.tensors.find(tensor.name);
     if (found == checkpoint.tensors.end()) {
-      problems.push_back({tensor.name, "is not in the checkpoint"});
+      problems.emplace(tensor.name, "is not in the checkpoint");
     } else if (found->second.shape != tensor.shard.global_shape || found->second.dtype != tensor.dtype) {
-      problems.push_back({tensor.name, fmt::format("is {} in the checkpoint, {} in this run",
-                                                   describe(found->second.dtype, found->second.shape),
-                                                   describe(tensor.dtype, tensor.shard.global_shape))});
+      problems.emplace(tensor.name, fmt::format("is {} in the checkpoint, {} in this run",
+                                                describe(found->second.dtype, found->second.shape),
+                                                describe(tensor.dtype, tensor.shard.global_shape)));
     }
   }
-  return {{"names", std::move(names)}, {"problems", std::move(problems)}};
+  return problems;
 }
 
-void reject_mismatches(const std::vector<std::string>& matches, const CheckpointInfo& checkpoint,
-                       const std::vector<std::string>& ignored_names) {
-  std::set<std::string> requested;
-  std::set<std::pair<std::string, std::string>> found;
-  for (const std::string& match : matches) {
-    const json value = json::parse(match);
-    for (const json& name : value["names"]) requested.insert(name);
-    for (const json& problem : value["problems"]) found.emplace(problem[0], problem[1]);
-  }
-  for (const auto& [name, tensor] : checkpoint.tensors) {
+// Adds tensors of the checkpoint that no rank asks for.
+void add_unused(const std::vector<std::string>& unused, const std::vector<std::string>& ignored_names,
+                const CheckpointInfo& checkpoint, Mismatches& problems) {
+  for (const std::string& name : unused) {
     const bool ignored = std::any_of(ignored_names.begin(), ignored_names.end(),
                                      [&name](const std::string& prefix) { return name.starts_with(prefix); });
-    if (!ignored && !requested.contains(name)) {
-      found.emplace(name, fmt::format("({}) is in the checkpoint, but not in this run",
-                                      describe(tensor.dtype, tensor.shape)));
-    }
+    const TensorInfo& tensor = checkpoint.tensors.at(name);
+    if (!ignored)
+      problems.emplace(name, fmt::format("({}) is in the checkpoint, but not in this run",
+                                         describe(tensor.dtype, tensor.shape)));
   }
+}
+
+void reject(const Mismatches& found, const CheckpointInfo& checkpoint) {
   if (found.empty()) return;
   std::vector<Problem> problems;
   const std::string where = printable(checkpoint.path.string(), 4096);
@@ -81,6 +80,19 @@ void reject_mismatches(const std::vector<std::string>& matches, const Checkpoint
             "--vocab-size if it has more embedding rows than that"
           : "The checkpoint holds another model: compare the settings with 'teratron ckpt inspect'";
   throw UserError(ExitCode::checkpoint, std::move(problems));
+}
+
+// Collective: throws what is wrong on any rank, on all.
+void reject_on_all(const Mismatches& mine, const CheckpointInfo& checkpoint, HostGroup& group) {
+  const auto as_text = [&mine] { return mine.empty() ? std::string() : json(mine).dump(); };
+  run_on_all_ranks(group, as_text, [&checkpoint](const std::vector<std::string>& lists) {
+    Mismatches all;
+    for (const std::string& list : lists) {
+      if (!list.empty()) all.merge(json::parse(list).get<Mismatches>());
+    }
+    reject(all, checkpoint);
+    return "";
+  });
 }
 
 // Copies what a stored chunk and a local tensor share, block by block.
@@ -224,37 +236,56 @@ void check_coverage(const std::string& name, const ManifestTensor& tensor, std::
 
 }  // namespace
 
-int64_t load_tensors(const fs::path& path, const std::vector<LocalTensor>& tensors,
+int64_t load_tensors(const SharedManifest& shared, const std::vector<LocalTensor>& tensors,
                      const std::vector<std::string>& ignored, HostGroup& group) {
-  Manifest manifest;
-  const std::vector<std::string> matches = run_on_all_ranks(group, [&] {
+  const CheckpointInfo& checkpoint = shared.info();
+  const SharedManifest::Selection selected = shared.select(tensors);
+  Mismatches mismatches = match(tensors, checkpoint);
+  add_unused(selected.unused, ignored, checkpoint, mismatches);
+  reject_on_all(mismatches, checkpoint, group);
+  ShardReader reader(checkpoint.path, selected.manifest);
+  run_on_all_ranks(group, [&] {
     fault_point("ckpt.load_begin");
-    manifest = read_manifest(path);
-    return match(tensors, describe_checkpoint(path, manifest)).dump();
-  });
-  reject_mismatches(matches, describe_checkpoint(path, manifest), ignored);
-  ShardReader reader(path, manifest);
-  run_on_all_ranks(group, [&]() -> std::string {
-    TensorLoader loader(reader, manifest);
+    TensorLoader loader(reader, selected.manifest);
     load_all(tensors, loader);
     if (!reader.problems().empty()) throw CorruptCheckpoint(reader.problems());
     fault_point("ckpt.load_end");
-    return "";
   });
   return reader.bytes_read();
 }
 
+int64_t load_tensors(const fs::path& path, const std::vector<LocalTensor>& tensors,
+                     const std::vector<std::string>& ignored, HostGroup& group) {
+  return load_tensors(SharedManifest(path, group), tensors, ignored, group);
+}
+
 void load_tensors(const CheckpointSource& checkpoint, const std::vector<LocalTensor>& tensors,
                   const std::vector<std::string>& ignored, HostGroup& group) {
-  const std::vector<std::string> matches =
-      run_on_all_ranks(group, [&] { return match(tensors, checkpoint.info()).dump(); });
-  reject_mismatches(matches, checkpoint.info(), ignored);
-  run_on_all_ranks(group, [&]() -> std::string {
+  const CheckpointInfo& info = checkpoint.info();
+  const auto names = [&tensors] {
+    std::set<std::string> names;
+    for (const LocalTensor& tensor : tensors) names.insert(tensor.name);
+    return json(names).dump();
+  };
+  // A source of another format is read by few ranks.
+  const std::string requested = run_on_all_ranks(group, names, [](const std::vector<std::string>& lists) {
+    std::set<std::string> all;
+    for (const std::string& list : lists) all.merge(json::parse(list).get<std::set<std::string>>());
+    return json(all).dump();
+  });
+  std::vector<std::string> unused;
+  const auto used = json::parse(requested).get<std::set<std::string>>();
+  for (const auto& [name, tensor] : info.tensors) {
+    if (!used.contains(name)) unused.push_back(name);
+  }
+  Mismatches mismatches = match(tensors, info);
+  add_unused(unused, ignored, info, mismatches);
+  reject_on_all(mismatches, info, group);
+  run_on_all_ranks(group, [&] {
     for (const LocalTensor& target : tensors) {
       clear_padding(target, index_ranges(target.shard, target.flat_begin, flat_end_of(target)));
       checkpoint.read(target);
     }
-    return "";
   });
 }
 
@@ -278,7 +309,7 @@ const CheckpointInfo& CheckpointReader::info() const {
 }
 
 void CheckpointReader::read(const LocalTensor& target) const {
-  reject_mismatches({match({target}, state_->info).dump()}, state_->info, {""});
+  reject(match({target}, state_->info), state_->info);
   state_->loader.load(target);
   if (!state_->reader.problems().empty()) throw CorruptCheckpoint(std::move(state_->reader.problems()));
 }

@@ -1,9 +1,5 @@
 #include "teratron/ckpt/manifest.h"
 
-#include <algorithm>
-#include <system_error>
-
-#include "teratron/base/file.h"
 #include "teratron/base/hash.h"
 #include "teratron/base/json.h"
 #include "teratron/ckpt/checkpoint.h"
@@ -17,7 +13,6 @@ using nlohmann::json;
 namespace {
 
 constexpr const char* format_name = "teratron-checkpoint";
-constexpr const char* format_version = "1.0";
 
 // Thrown inside the parser; parse_manifest adds the file.
 struct BadManifest {
@@ -156,36 +151,25 @@ ManifestChunk chunk_from_json(const json& value, const std::vector<int64_t>& sha
   return chunk;
 }
 
+void require_plain(const std::string& file) {
+  require(!file.empty() && file.find('/') == file.npos && file.front() != '.',
+          fmt::format("'{}' is not a plain file name", printable(file)));
+}
+
 ManifestShard shard_from_json(const json& value) {
   ManifestShard shard;
   shard.file = text_of(value, "file");
   shard.bytes = to_int(member(value, "bytes"), "bytes");
   shard.header_bytes = to_int(member(value, "header_bytes"), "header_bytes");
   shard.header_hash = hash_of(text_of(value, "header_hash"));
-  require(!shard.file.empty() && shard.file.find('/') == shard.file.npos && shard.file.front() != '.',
-          fmt::format("'{}' is not a plain file name", printable(shard.file)));
+  require_plain(shard.file);
   require(shard.header_bytes <= shard.bytes && shard.header_bytes <= (int64_t{1} << 27),
           "header_bytes is out of range");
   return shard;
 }
 
-ManifestTensor tensor_from_json(const json& value, const std::vector<ManifestShard>& shards) {
-  ManifestTensor tensor;
-  const std::optional<Dtype> dtype = dtype_from_name(text_of(value, "dtype"));
-  require(dtype.has_value(), "unknown dtype");
-  tensor.dtype = *dtype;
-  tensor.shape = to_ints(member(value, "shape"), "shape");
-  require(tensor.shape.size() <= 32, "too many dimensions");
-  for (const json& element : member(value, "parts")) {
-    ManifestChunk chunk = chunk_from_json(element, tensor.shape);
-    require(chunk.shard < static_cast<int64_t>(shards.size()), "a part is in a shard that is not listed");
-    const ManifestShard& shard = shards[chunk.shard];
-    require(chunk.offset >= shard.header_bytes && chunk.offset <= shard.bytes &&
-                chunk.bytes <= shard.bytes - chunk.offset,
-            "a part is outside its shard");
-    tensor.chunks.push_back(std::move(chunk));
-  }
-  // Together the chunks are the tensor. This also bounds the work for a chunk by the bytes on disk.
+// Together the chunks are the tensor. This also bounds the work for a chunk by the bytes on disk.
+void check_complete(const ManifestTensor& tensor) {
   int64_t bytes = 0;
   for (const ManifestChunk& chunk : tensor.chunks) {
     require(!__builtin_add_overflow(bytes, chunk.bytes, &bytes), "the parts overflow");
@@ -195,10 +179,80 @@ ManifestTensor tensor_from_json(const json& value, const std::vector<ManifestSha
   require(numel && !__builtin_mul_overflow(*numel, size_of(tensor.dtype), &expected), "the shape overflows");
   require(bytes == expected, fmt::format("its parts have {} bytes instead of {}", bytes, expected));
   require(expected > 0 || tensor.chunks.empty(), "it is empty and has parts");
+}
+
+ManifestTensor described_tensor(const json& value) {
+  ManifestTensor tensor;
+  const std::optional<Dtype> dtype = dtype_from_name(text_of(value, "dtype"));
+  require(dtype.has_value(), "unknown dtype");
+  tensor.dtype = *dtype;
+  tensor.shape = to_ints(member(value, "shape"), "shape");
+  require(tensor.shape.size() <= 32, "too many dimensions");
+  require(checked_numel(tensor.shape).has_value(), "the shape overflows");
   return tensor;
 }
 
-Manifest manifest_from_json(const json& value) {
+ManifestTensor tensor_from_json(const json& value, const std::vector<ManifestShard>& shards) {
+  ManifestTensor tensor = described_tensor(value);
+  for (const json& element : member(value, "parts")) {
+    ManifestChunk chunk = chunk_from_json(element, tensor.shape);
+    require(chunk.shard < static_cast<int64_t>(shards.size()), "a part is in a shard that is not listed");
+    const ManifestShard& shard = shards[chunk.shard];
+    require(chunk.offset >= shard.header_bytes && chunk.offset <= shard.bytes &&
+                chunk.bytes <= shard.bytes - chunk.offset,
+            "a part is outside its shard");
+    tensor.chunks.push_back(std::move(chunk));
+  }
+  return tensor;
+}
+
+template <typename Parse>
+std::map<std::string, ManifestTensor> tensors_from_json(const json& value, const Parse& parse) {
+  std::map<std::string, ManifestTensor> tensors;
+  for (const auto& [name, tensor] : value.items()) {
+    try {
+      tensors.emplace(name, parse(tensor));
+    } catch (const BadManifest& bad) {
+      throw BadManifest{fmt::format("tensor \"{}\": {}", printable(name), bad.what)};
+    }
+  }
+  return tensors;
+}
+
+ManifestFragment fragment_from_json(const json& value, Chunks chunks) {
+  ManifestFragment fragment;
+  for (const json& shard : member(value, "shards")) fragment.shards.push_back(shard_from_json(shard));
+  fragment.tensors = tensors_from_json(member(value, "tensors"), [&](const json& entry) {
+    ManifestTensor tensor = tensor_from_json(entry, fragment.shards);
+    if (chunks == Chunks::all) check_complete(tensor);
+    return tensor;
+  });
+  return fragment;
+}
+
+ManifestFile file_from_json(const json& value) {
+  ManifestFile file{.file = text_of(value, "file"),
+                    .bytes = to_int(member(value, "bytes"), "bytes"),
+                    .hash = hash_of(text_of(value, "hash"))};
+  require_plain(file.file);
+  return file;
+}
+
+// Format 2.0.
+void read_index(const json& value, Manifest& manifest) {
+  manifest.bytes = to_int(member(value, "bytes"), "bytes");
+  manifest.ranks = to_int(member(value, "ranks"), "ranks");
+  for (const json& file : member(value, "files")) manifest.files.push_back(file_from_json(file));
+  require(!manifest.files.empty(), "files are empty");
+  manifest.tensors = tensors_from_json(member(value, "tensors"), [&](const json& entry) {
+    ManifestTensor tensor = described_tensor(entry);
+    tensor.file = to_int(member(entry, "file"), "file");
+    require(tensor.file < static_cast<int64_t>(manifest.files.size()), "its file is not listed");
+    return tensor;
+  });
+}
+
+Manifest manifest_from_json(const json& value, bool is_divided) {
   Manifest manifest;
   manifest.run_id = text_of(value, "run_id");
   manifest.iteration = to_int(member(value, "iteration"), "iteration");
@@ -208,21 +262,24 @@ Manifest manifest_from_json(const json& value) {
           "config or state is not an object");
   manifest.config = value["config"].dump();
   manifest.state = member(value, "state").dump();
-  for (const json& shard : member(value, "shards")) manifest.shards.push_back(shard_from_json(shard));
+  if (is_divided) {
+    read_index(value, manifest);
+    return manifest;
+  }
+  ManifestFragment whole = fragment_from_json(value, Chunks::all);
+  manifest.shards = std::move(whole.shards);
+  manifest.tensors = std::move(whole.tensors);
   // Earlier releases wrote one shard per rank.
   manifest.ranks = value.contains("ranks") ? to_int(value["ranks"], "ranks")
                                            : static_cast<int64_t>(manifest.shards.size());
-  for (const auto& [name, tensor] : member(value, "tensors").items()) {
-    try {
-      manifest.tensors.emplace(name, tensor_from_json(tensor, manifest.shards));
-    } catch (const BadManifest& bad) {
-      throw BadManifest{fmt::format("tensor \"{}\": {}", printable(name), bad.what)};
-    }
+  for (const ManifestShard& shard : manifest.shards) {
+    require(!__builtin_add_overflow(manifest.bytes, shard.bytes, &manifest.bytes), "the shards overflow");
   }
   return manifest;
 }
 
-void check_version(const json& value, const std::string& where) {
+// The major version.
+int check_version(const json& value, const std::string& where) {
   require(value.is_object() && value.contains("format") && value["format"] == format_name,
           "not a Teratron manifest");
   const std::string version = text_of(value, "format_version");
@@ -234,7 +291,8 @@ void check_version(const json& value, const std::string& where) {
                             .fix = fmt::format("Use Teratron {} (which wrote it) or newer",
                                                printable(text_of(value, "written_by")))});
   }
-  require(major == Manifest::major_version, "unknown format_version");
+  require(major >= 1, "unknown format_version");
+  return major;
 }
 
 }  // namespace
@@ -244,49 +302,45 @@ std::vector<IndexRange> index_ranges(const Region& region) {
                                 : region.trimmed;
 }
 
+namespace {
+
+json to_json(const std::map<std::string, ManifestTensor>& tensors) {
+  json values = json::object();
+  for (const auto& [name, tensor] : tensors) {
+    json chunks = json::array();
+    for (const ManifestChunk& chunk : tensor.chunks) chunks.push_back(chunk_to_json(chunk));
+    values[name] = {{"dtype", name_of(tensor.dtype)}, {"shape", tensor.shape}, {"parts", std::move(chunks)}};
+  }
+  return values;
+}
+
+json to_json(const std::vector<ManifestShard>& shards) {
+  json values = json::array();
+  for (const ManifestShard& shard : shards) values.push_back(shard_to_json(shard));
+  return values;
+}
+
+void add_index(const Manifest& manifest, json& value) {
+  value["bytes"] = manifest.bytes;
+  json files = json::array();
+  for (const ManifestFile& file : manifest.files)
+    files.push_back({{"file", file.file}, {"bytes", file.bytes}, {"hash", hash_to_hex(file.hash)}});
+  value["files"] = std::move(files);
+  json& tensors = value["tensors"] = json::object();
+  for (const auto& [name, tensor] : manifest.tensors)
+    tensors[name] = {{"dtype", name_of(tensor.dtype)}, {"shape", tensor.shape}, {"file", tensor.file}};
+}
+
+}  // namespace
+
 std::string to_text(const ManifestFragment& fragment) {
-  json chunks = json::object();
-  for (const auto& [name, list] : fragment.chunks) {
-    json values = json::array();
-    for (const ManifestChunk& chunk : list) values.push_back(chunk_to_json(chunk));
-    chunks[name] = std::move(values);
-  }
-  json shards = json::array();
-  for (const ManifestShard& shard : fragment.shards) shards.push_back(shard_to_json(shard));
-  return json{{"shards", std::move(shards)}, {"parts", std::move(chunks)}}.dump();
-}
-
-int64_t fragment_bytes(const std::string& text) {
-  const json value = json::parse(text);
-  int64_t bytes = 0;
-  for (const json& shard : value["shards"]) bytes += shard_from_json(shard).bytes;
-  return bytes;
-}
-
-void add_fragment(Manifest& manifest, const std::string& text) {
-  const json value = json::parse(text);
-  const auto first = static_cast<int64_t>(manifest.shards.size());
-  for (const json& shard : value["shards"]) manifest.shards.push_back(shard_from_json(shard));
-  for (const auto& [name, list] : value["parts"].items()) {
-    ManifestTensor& tensor = manifest.tensors.at(name);
-    for (const json& element : list) {
-      tensor.chunks.push_back(chunk_from_json(element, tensor.shape));
-      tensor.chunks.back().shard += first;
-    }
-  }
+  return json{{"shards", to_json(fragment.shards)}, {"tensors", to_json(fragment.tensors)}}.dump() + "\n";
 }
 
 std::string to_text(const Manifest& manifest) {
-  json shards = json::array();
-  for (const ManifestShard& shard : manifest.shards) shards.push_back(shard_to_json(shard));
-  json tensors = json::object();
-  for (const auto& [name, tensor] : manifest.tensors) {
-    json chunks = json::array();
-    for (const ManifestChunk& chunk : tensor.chunks) chunks.push_back(chunk_to_json(chunk));
-    tensors[name] = {{"dtype", name_of(tensor.dtype)}, {"shape", tensor.shape}, {"parts", std::move(chunks)}};
-  }
+  const bool is_divided = !manifest.files.empty();
   json value = {{"format", format_name},
-                {"format_version", format_version},
+                {"format_version", is_divided ? "2.0" : "1.0"},
                 {"written_by", "0.1.0"},
                 {"run_id", manifest.run_id},
                 {"iteration", manifest.iteration},
@@ -294,34 +348,30 @@ std::string to_text(const Manifest& manifest) {
                 {"ranks", manifest.ranks},
                 {"block_bytes", Manifest::block_bytes},
                 {"config", json::parse(manifest.config)},
-                {"state", json::parse(manifest.state)},
-                {"shards", std::move(shards)},
-                {"tensors", std::move(tensors)}};
+                {"state", json::parse(manifest.state)}};
+  if (is_divided) {
+    add_index(manifest, value);
+  } else {
+    value["shards"] = to_json(manifest.shards);
+    value["tensors"] = to_json(manifest.tensors);
+  }
   value["hash"] = hash_to_hex(hash_text(value.dump()));
   return value.dump() + "\n";
 }
 
 namespace {
 
-template <typename Function>
-auto as_corrupt(const Function& function) {
+// Parses, and turns whatever is wrong with the content into damage.
+template <typename Read>
+auto read_json_text(const std::string& text, const std::string& where, const Read& read) {
+  json value;
   try {
-    return function();
+    value = parse_json(text, {.where = where, .kind = ExitCode::checkpoint});
   } catch (const UserError& error) {
     throw CorruptCheckpoint(error.problems());
   }
-}
-
-}  // namespace
-
-Manifest parse_manifest(const std::string& text, const std::string& where) {
-  json value = as_corrupt([&] { return parse_json(text, {.where = where, .kind = ExitCode::checkpoint}); });
   try {
-    check_version(value, where);
-    const std::string hash = text_of(value, "hash");
-    value.erase("hash");
-    require(hash == hash_to_hex(hash_text(value.dump())), "the content does not match its hash");
-    return manifest_from_json(value);
+    return read(value);
   } catch (const BadManifest& bad) {
     throw CorruptCheckpoint({{.what = "bad manifest: " + bad.what, .where = where}});
   } catch (const json::exception&) {
@@ -329,26 +379,20 @@ Manifest parse_manifest(const std::string& text, const std::string& where) {
   }
 }
 
-Manifest read_manifest(const fs::path& checkpoint) {
-  const fs::path path = checkpoint / "manifest.json";
-  const std::string text = as_corrupt([&] { return read_text(path, {.kind = ExitCode::checkpoint}); });
-  const Manifest manifest = parse_manifest(text, printable(path.string(), 4096));
-  std::vector<Problem> problems;
-  for (const ManifestShard& shard : manifest.shards) {
-    std::error_code error;
-    const fs::path file = checkpoint / shard.file;
-    const uintmax_t size = fs::file_size(file, error);
-    const std::string where = printable(file.string(), 4096);
-    if (error) {
-      problems.push_back({.what = "the shard is missing or unreadable: " + error.message(), .where = where});
-    } else if (static_cast<int64_t>(size) != shard.bytes) {
-      problems.push_back(
-          {.what = fmt::format("the shard has {} bytes, but {} in the manifest", size, shard.bytes),
-           .where = where});
-    }
-  }
-  if (!problems.empty()) throw CorruptCheckpoint(std::move(problems));
-  return manifest;
+}  // namespace
+
+Manifest parse_manifest(const std::string& text, const std::string& where) {
+  return read_json_text(text, where, [&where](json& value) {
+    const int version = check_version(value, where);
+    const std::string hash = text_of(value, "hash");
+    value.erase("hash");
+    require(hash == hash_to_hex(hash_text(value.dump())), "the content does not match its hash");
+    return manifest_from_json(value, version == 2);
+  });
+}
+
+ManifestFragment parse_fragment(const std::string& text, const std::string& where, Chunks chunks) {
+  return read_json_text(text, where, [&](const json& value) { return fragment_from_json(value, chunks); });
 }
 
 }  // namespace teratron

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <system_error>
+#include <thread>
 
 #include <nlohmann/json.hpp>
 
@@ -14,11 +15,12 @@
 #include "teratron/ckpt/directory.h"
 #include "teratron/ckpt/manifest.h"
 #include "teratron/ckpt/save_plan.h"
+#include "teratron/ckpt/saved_metadata.h"
 #include "teratron/ckpt/write_shards.h"
 
-// Fault points, in order: ckpt.begin, ckpt.partial_created, those of write_shards.h, ckpt.before_manifest,
-// ckpt.manifest_written, ckpt.before_commit, [ckpt.exchanged], ckpt.after_commit, ckpt.after_tracker,
-// [ckpt.before_prune, ckpt.pruning, ckpt.pruned], ckpt.end.
+// Fault points, in order: ckpt.begin, ckpt.partial_created, those of write_shards.h, [those of
+// saved_metadata.h,] ckpt.before_manifest, ckpt.manifest_written, ckpt.before_commit, [ckpt.exchanged],
+// ckpt.after_commit, ckpt.after_tracker, [ckpt.before_prune, ckpt.pruning, ckpt.pruned], ckpt.end.
 
 namespace teratron {
 
@@ -54,7 +56,7 @@ namespace {
 int64_t next_sequence(const fs::path& directory) {
   for (const fs::path& path : list_checkpoints(directory)) {
     try {
-      return read_manifest(path).sequence + 1;
+      return read_manifest_index(path).sequence + 1;
     } catch (const UserError&) {
       continue;  // corrupt: ask an older one
     }
@@ -62,30 +64,37 @@ int64_t next_sequence(const fs::path& directory) {
   return 1;
 }
 
-void write_manifest(const SaveRequest& request, const SavePlan& plan,
-                    const std::vector<std::string>& fragments, const ShardTarget& target) {
-  Manifest manifest{.run_id = target.run_id,
-                    .iteration = request.iteration,
-                    .sequence = next_sequence(request.directory),
-                    .ranks = static_cast<int64_t>(fragments.size()),
-                    .config = request.config,
-                    .state = request.state};
-  for (const auto& [name, info] : plan.tensors) manifest.tensors[name] = {info.dtype, info.shape, {}};
-  for (const std::string& fragment : fragments) add_fragment(manifest, fragment);
-  fault_point("ckpt.before_manifest");
-  write_text(target.partial / "manifest.json", to_text(manifest), ExitCode::checkpoint);
-  fault_point("ckpt.manifest_written");
+// The folder was renamed by another host's rank; a network file system may show that late.
+void wait_until_visible(const fs::path& directory) {
+  constexpr std::chrono::seconds limit(10);
+  const auto begin = std::chrono::steady_clock::now();
+  std::error_code ignored;
+  while (!fs::is_directory(directory, ignored) && std::chrono::steady_clock::now() - begin < limit) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    list_directory(directory.parent_path(), ExitCode::checkpoint);  // refreshes what is known of it
+  }
+}
+
+void check_manifest_files(const fs::path& checkpoint) {
+  const Manifest index = read_manifest_index(checkpoint);
+  for (const ManifestFile& file : index.files) {
+    const auto size = static_cast<int64_t>(fs::file_size(checkpoint / file.file));
+    if (size != file.bytes)
+      throw CorruptCheckpoint({{.what = fmt::format("{} has {} bytes", file.file, size)}});
+  }
 }
 
 // The checkpoint is committed already: a failure is a warning, and the next save does it again.
 void update_directory(const SaveRequest& request, const fs::path& committed) {
   try {
+    fault_point("ckpt.after_commit");
     write_tracker(request.directory, request.iteration);
     fault_point("ckpt.after_tracker");
     if (request.retain.interval > 0 || request.retain.last > 0) {
-      read_manifest(committed);  // prune only if the new one is valid
+      check_manifest_files(committed);  // prune only if the new one can be read
       prune_checkpoints(committed, request.retain);
     }
+    fault_point("ckpt.end");
   } catch (const std::exception& error) {
     warn("checkpoint {} is saved, but updating its folder failed: {}", printable(committed.string()),
          error.what());
@@ -120,10 +129,7 @@ AsyncSave::AsyncSave(SaveRequest request, std::shared_ptr<const void> memory, Ho
   check_json_object(request_.state, "state");
   plan_ = std::make_unique<SavePlan>(plan_save(request_.tensors, group));
   if (request_.on_planned) {
-    run_on_all_ranks(group, [&]() -> std::string {
-      request_.on_planned(written_tensors(*plan_, request_.tensors.size()));
-      return "";
-    });
+    run_on_all_ranks(group, [&] { request_.on_planned(written_tensors(*plan_, request_.tensors.size())); });
   }
   const auto create = [&] {
     fault_point("ckpt.begin");
@@ -135,7 +141,7 @@ AsyncSave::AsyncSave(SaveRequest request, std::shared_ptr<const void> memory, Ho
     return run_id;
   };
   run_id_ = broadcast_outcome(rank_ == 0 ? capture_save(create) : "", group);
-  start(&AsyncSave::write);
+  start(Stage::shards);
 }
 
 AsyncSave::~AsyncSave() = default;
@@ -148,42 +154,91 @@ ShardTarget AsyncSave::target() const {
   return {committed().string() + ".partial-" + run_id_, run_id_, rank_};
 }
 
-void AsyncSave::start(std::string (AsyncSave::*stage)()) {
+void AsyncSave::start(Stage stage) {
+  stage_ = stage;
   working_ = std::async(std::launch::async, [this, stage] {
     set_fault_context(rank_, request_.iteration);
-    outcome_ = capture_save([&] { return (this->*stage)(); });
+    outcome_ = capture_save([&] { return work(stage); });
     ++progress_;
   });
 }
 
-std::string AsyncSave::write() {
-  return write_shards(request_, *plan_, target());
+std::string AsyncSave::work(Stage stage) {
+  if (stage == Stage::manifest_files) return metadata_->write_files(target());
+  if (stage == Stage::commit) return rank_ == 0 ? commit() : "";
+  wait_until_visible(target().partial);
+  metadata_ = std::make_unique<SavedMetadata>(write_shards(request_, *plan_, target()), *plan_);
+  const SavedMetadata::Sizes sizes = metadata_->sizes();
+  return fmt::format("{} {}", sizes.shards, sizes.metadata);
 }
 
+// Rank 0: manifest, commit, tracker file, pruning; returns the seconds to the commit.
 std::string AsyncSave::commit() {
-  if (rank_ != 0) return "";
-  write_manifest(request_, *plan_, fragments_, target());
+  if (manifest_->files.empty()) metadata_->add_to(*manifest_);
+  manifest_->run_id = run_id_;
+  manifest_->iteration = request_.iteration;
+  manifest_->sequence = next_sequence(request_.directory);
+  manifest_->ranks = group_.size();
+  manifest_->bytes = bytes_;
+  manifest_->config = request_.config;
+  manifest_->state = request_.state;
+  const std::string text = checked_text(*manifest_);
+  fault_point("ckpt.before_manifest");
+  write_text(target().partial / "manifest.json", text, ExitCode::checkpoint);
+  fault_point("ckpt.manifest_written");
   fault_point("ckpt.before_commit");
   partial_->commit(committed());
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin_;
-  fault_point("ckpt.after_commit");
   update_directory(request_, committed());
-  fault_point("ckpt.end");
   return std::to_string(seconds.count());
+}
+
+// All shards are written: sums their sizes and sends what the manifest says of them where it is written.
+void AsyncSave::divide_manifest() {
+  const auto sum = [this](const std::vector<std::string>& sizes) {
+    int64_t shards = 0, metadata = 0;
+    for (const std::string& text : sizes) {
+      const size_t space = text.find(' ');
+      shards += std::stoll(text.substr(0, space));
+      metadata += std::stoll(text.substr(space));
+    }
+    const int64_t files = metadata / request_.manifest_file_bytes + 1;
+    return fmt::format("{} {}", shards, std::min(files, group_.size()));
+  };
+  const std::string sums = combine_outcomes(outcome_, group_, sum);
+  const size_t space = sums.find(' ');
+  bytes_ = std::stoll(sums.substr(0, space));
+  const int64_t files = std::stoll(sums.substr(space));
+  metadata_->divide(files, group_);
+  manifest_ = std::make_unique<Manifest>();
+  start(files == 1 ? Stage::commit : Stage::manifest_files);
+}
+
+void AsyncSave::list_files() {
+  combine_outcomes(outcome_, group_, [this](const std::vector<std::string>& lists) {
+    SavedMetadata::add_files(lists, *manifest_);
+    return "";
+  });
+  start(Stage::commit);
 }
 
 std::optional<SavedCheckpoint> AsyncSave::advance(int64_t least_progress) {
   if (least_progress <= passed_) return std::nullopt;
   working_.get();
-  if (++passed_ == 2) {
-    SavedCheckpoint saved{.path = committed(), .seconds = std::stod(broadcast_outcome(outcome_, group_))};
-    for (const std::string& fragment : fragments_) saved.bytes += fragment_bytes(fragment);
-    return saved;
+  ++passed_;
+  switch (stage_) {
+    case Stage::shards:
+      memory_.reset();
+      divide_manifest();
+      return std::nullopt;
+    case Stage::manifest_files:
+      list_files();
+      return std::nullopt;
+    case Stage::commit:
+      break;
   }
-  memory_.reset();
-  fragments_ = gather_outcomes(outcome_, group_);
-  start(&AsyncSave::commit);
-  return std::nullopt;
+  const double seconds = std::stod(broadcast_outcome(outcome_, group_));
+  return SavedCheckpoint{.path = committed(), .bytes = bytes_, .seconds = seconds};
 }
 
 SavedCheckpoint AsyncSave::finish() {
@@ -218,9 +273,9 @@ void check_save_directory(const fs::path& directory, HostGroup& group) {
     return name;
   });
   const Probe probe{directory / name, group.rank() == 0};
-  run_on_all_ranks(group, [&]() -> std::string {
+  run_on_all_ranks(group, [&] {
     std::error_code ignored;
-    if (fs::exists(probe.path, ignored)) return "";
+    if (fs::exists(probe.path, ignored)) return;
     throw config_error({.what = "what rank 0 wrote there is not visible here",
                         .where = printable(directory.string(), 4096),
                         .fix = "Save to a file system that all nodes share"});

@@ -1,11 +1,15 @@
 #include "teratron/ckpt/save_plan.h"
 
 #include <algorithm>
+#include <string_view>
+#include <tuple>
 
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/error.h"
+#include "teratron/base/hash.h"
 #include "teratron/ckpt/safetensors.h"
+#include "teratron/comm/host/rank_exchange.h"
 
 namespace teratron {
 
@@ -15,7 +19,7 @@ using nlohmann::json;
 
 struct Holder {
   int64_t rank = 0;
-  size_t source = 0;
+  size_t offer = 0;  // index in what it told
 };
 
 struct HeldRegion {
@@ -57,14 +61,11 @@ int64_t numel_of(const Region& region) {
   return padded ? total_length(index_ranges(region)) : region.flat_end - region.flat_begin;
 }
 
-std::map<std::string, HeldTensor> gather_held(const std::vector<LocalTensor>& tensors, HostGroup& group) {
-  json mine = json::array();
-  for (const LocalTensor& tensor : tensors) mine.push_back(describe(tensor));
-  const std::vector<uint8_t> bytes = json::to_cbor(mine);
-  const std::vector<std::string> all = group.all_gather_bytes({bytes.begin(), bytes.end()});
+// What the ranks hold of the tensors that this rank is responsible for.
+std::map<std::string, HeldTensor> held_tensors(const RankBytes& offers) {
   std::map<std::string, HeldTensor> held;
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    const json list = json::from_cbor(all[rank]);
+  for (const auto& [rank, bytes] : offers) {
+    const json list = json::from_cbor(bytes);
     for (size_t i = 0; i < list.size(); ++i) {
       const std::string name = list[i][0];
       const TensorInfo info{static_cast<Dtype>(list[i][1].get<int>()), list[i][2]};
@@ -73,13 +74,13 @@ std::map<std::string, HeldTensor> gather_held(const std::vector<LocalTensor>& te
                       name);
       HeldRegion& region = entry->second.regions[list[i][3].dump()];
       if (region.holders.empty()) region.region = region_from(list[i][3], info.shape);
-      region.holders.push_back({static_cast<int64_t>(rank), i});
+      region.holders.push_back({rank, i});
     }
   }
   return held;
 }
 
-// A region that one rank writes.
+// A region that one of its holders writes.
 struct Chunk {
   const HeldRegion* held;
   Region region;
@@ -129,6 +130,111 @@ void check_coverage(const std::string& name, const TensorInfo& info, const std::
   TERATRON_ASSERT(end == checked_numel(info.shape), "{}: no rank holds element {}", name, end);
 }
 
+RankBytes encode(const std::map<int64_t, json>& lists) {
+  RankBytes encoded;
+  for (const auto& [rank, list] : lists) {
+    const std::vector<uint8_t> bytes = json::to_cbor(list);
+    encoded[rank] = {bytes.begin(), bytes.end()};
+  }
+  return encoded;
+}
+
+// The holders of one part, as one number that tells them from others.
+uint64_t hash_holders(const std::vector<Holder>& holders) {
+  Hasher hasher;
+  for (const Holder& holder : holders) hasher.update(&holder.rank, sizeof(holder.rank));
+  return hasher.digest();
+}
+
+// For each offer, in order: null if nothing of it is written, else who holds the same (a hash), how many they
+// are, the caller's place among them and, if the part is trimmed, the pairs (global index, length) left.
+RankBytes answer(const RankBytes& offers) {
+  const std::map<std::string, HeldTensor> held = held_tensors(offers);
+  std::map<int64_t, json> answers;
+  for (const auto& [rank, bytes] : offers) answers[rank] = json::array();
+  const auto set = [&answers](const Holder& holder, json value) {
+    json& list = answers[holder.rank];
+    while (list.size() <= holder.offer) list.push_back(nullptr);
+    list[holder.offer] = std::move(value);
+  };
+  for (const auto& [name, tensor] : held) {
+    for (const auto& [text, region] : tensor.regions) {
+      for (const Holder& holder : region.holders) set(holder, nullptr);
+    }
+    const std::vector<Chunk> chunks = disjoint_chunks(tensor);
+    check_coverage(name, tensor.info, chunks);
+    for (const Chunk& chunk : chunks) {
+      const std::vector<Holder>& holders = chunk.held->holders;
+      json left = json::array();
+      for (const IndexRange& range : chunk.region.trimmed) left.push_back({range.global, range.length});
+      const uint64_t hash = hash_holders(holders);
+      for (size_t place = 0; place < holders.size(); ++place)
+        set(holders[place], {hash, holders.size(), place, left});
+    }
+  }
+  return encode(answers);
+}
+
+// A part that this rank and others hold.
+struct Share {
+  SaveItem item;
+  uint64_t holders = 0;  // a hash of their ranks
+  size_t count = 1;      // of them
+  size_t place = 0;      // of this rank among them
+  int64_t bytes = 0;
+};
+
+Share share_from(const json& value, size_t source, const LocalTensor& tensor) {
+  Share share{.item = {.name = tensor.name, .source = source},
+              .holders = value[0],
+              .count = value[1],
+              .place = value[2]};
+  const json offer = describe(tensor);
+  const Region whole = region_from(offer[3], tensor.shard.global_shape);
+  share.item.region = whole;
+  share.item.ranges = index_ranges(whole);
+  if (!value[3].empty()) {
+    share.item.region = Region{.sharding = Shard::replicated(tensor.shard.global_shape)};
+    std::vector<IndexRange> left;
+    int64_t stored = 0;
+    for (const json& range : value[3]) {
+      share.item.region.trimmed.push_back({range[0], stored, range[1]});
+      left.push_back({range[0], range[0], range[1]});
+      stored += range[1].get<int64_t>();
+    }
+    std::vector<IndexRange> ranges;
+    for (const Overlap& overlap : intersect(share.item.ranges, left))
+      ranges.push_back({overlap.other, overlap.local, overlap.length});
+    share.item.ranges = std::move(ranges);
+  }
+  share.bytes = total_length(share.item.ranges) * size_of(tensor.dtype);
+  return share;
+}
+
+// The shares that this rank writes. Ranks that hold the same parts have the same list of them and divide it
+// alike; each list begins with another of its ranks.
+std::vector<Share> mine_of(std::vector<Share> shares) {
+  const auto key = [](const Share& share) {
+    const auto& ranges = share.item.ranges;
+    return std::tuple(share.holders, share.place, -share.bytes, std::string_view(share.item.name),
+                      ranges.empty() ? 0 : ranges.front().global);
+  };
+  std::sort(shares.begin(), shares.end(), [&key](const Share& a, const Share& b) { return key(a) < key(b); });
+  std::vector<Share> mine;
+  std::vector<int64_t> load;  // bytes, by place from the first one on
+  for (size_t i = 0; i < shares.size(); ++i) {
+    const Share& share = shares[i];
+    const bool continues =
+        i > 0 && shares[i - 1].holders == share.holders && shares[i - 1].place == share.place;
+    if (!continues) load.assign(share.count, 0);
+    const auto least = std::min_element(load.begin(), load.end());
+    *least += share.bytes;
+    const auto writer = (static_cast<size_t>(least - load.begin()) + share.holders) % share.count;
+    if (writer == share.place) mine.push_back(share);
+  }
+  return mine;
+}
+
 }  // namespace
 
 int64_t flat_end_of(const LocalTensor& tensor) {
@@ -141,23 +247,35 @@ std::vector<bool> written_tensors(const SavePlan& plan, size_t tensors) {
   return written;
 }
 
+int64_t planner_of(const std::string& name, int64_t ranks) {
+  return static_cast<int64_t>(hash_text(name) % static_cast<uint64_t>(ranks));
+}
+
 SavePlan plan_save(const std::vector<LocalTensor>& tensors, HostGroup& group) {
+  std::map<int64_t, json> offers;
+  std::map<int64_t, std::vector<size_t>> sources;  // indices in tensors, in the order of the offers
   SavePlan plan;
-  std::vector<int64_t> load(group.size(), 0);
-  for (const auto& [name, held] : gather_held(tensors, group)) {
-    plan.tensors.emplace(name, held.info);
-    const std::vector<Chunk> chunks = disjoint_chunks(held);
-    if (group.rank() == 0) check_coverage(name, held.info, chunks);
-    for (const Chunk& chunk : chunks) {
-      const auto writer =
-          std::min_element(chunk.held->holders.begin(), chunk.held->holders.end(),
-                           [&load](const Holder& a, const Holder& b) { return load[a.rank] < load[b.rank]; });
-      load[writer->rank] += chunk.numel * size_of(held.info.dtype);
-      if (writer->rank != group.rank()) continue;
-      plan.items.push_back({name, writer->source, chunk.region,
-                            chunk.ranges.empty() ? index_ranges(chunk.region) : chunk.ranges});
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const LocalTensor& tensor = tensors[i];
+    const int64_t planner = planner_of(tensor.name, group.size());
+    offers[planner].push_back(describe(tensor));
+    sources[planner].push_back(i);
+    plan.tensors.emplace(tensor.name, TensorInfo{tensor.dtype, tensor.shard.global_shape});
+  }
+  const RankBytes answers = exchange_bytes(group, answer(exchange_bytes(group, encode(offers))));
+  std::vector<Share> shares;
+  for (const auto& [planner, bytes] : answers) {
+    const json list = json::from_cbor(bytes);
+    TERATRON_ASSERT(list.size() == sources.at(planner).size(), "{} answers", list.size());
+    for (size_t i = 0; i < list.size(); ++i) {
+      const size_t source = sources.at(planner)[i];
+      if (!list[i].is_null()) shares.push_back(share_from(list[i], source, tensors[source]));
     }
   }
+  for (Share& share : mine_of(std::move(shares))) plan.items.push_back(std::move(share.item));
+  std::sort(plan.items.begin(), plan.items.end(), [](const SaveItem& a, const SaveItem& b) {
+    return std::tie(a.name, a.source) < std::tie(b.name, b.source);
+  });
   return plan;
 }
 

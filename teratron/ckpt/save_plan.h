@@ -1,4 +1,6 @@
-// Which rank writes what: the ranks exchange the parts that they hold and derive the same plan from them.
+// Which rank writes what. A rank is responsible for each tensor, by a hash of its name: the ranks that hold
+// parts of it tell it these, and it answers with the ranks that hold the same part. Ranks that hold the same
+// parts divide them without further messages.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +21,7 @@ struct SaveItem {
 };
 
 struct SavePlan {
-  std::map<std::string, TensorInfo> tensors;  // of all ranks
+  std::map<std::string, TensorInfo> tensors;  // of this rank
   std::vector<SaveItem> items;                // of this rank, by name
 };
 
@@ -29,9 +31,12 @@ std::vector<bool> written_tensors(const SavePlan& plan, size_t tensors);
 /// The end of the flat range, with -1 resolved.
 int64_t flat_end_of(const LocalTensor& tensor);
 
-/// Collective. Of the ranks that hold the same part, the one with the least to write so far writes it; where
-/// parts overlap without being equal, later ones are trimmed. Asserts that every element is held by some
-/// rank.
+/// The rank that is responsible for a tensor.
+int64_t planner_of(const std::string& name, int64_t ranks);
+
+/// Collective. Parts that the same ranks hold are divided among them, the largest first, each to the rank
+/// with the least so far; where parts overlap without being equal, later ones are trimmed. Asserts that every
+/// element is held by some rank.
 SavePlan plan_save(const std::vector<LocalTensor>& tensors, HostGroup& group);
 
 }  // namespace teratron

@@ -71,30 +71,42 @@ bool ShardReader::check_header(const File& file, const ManifestShard& shard) {
   return false;
 }
 
-ShardReader::OpenShard& ShardReader::open(int64_t shard) {
+// Null if it is missing or not the one in the manifest, which is reported once.
+const File* ShardReader::open(int64_t shard) {
   const auto found = open_.find(shard);
-  if (found != open_.end()) return found->second;
+  if (found != open_.end()) return &found->second;
+  if (invalid_.contains(shard)) return nullptr;
   if (open_.size() >= max_open_shards) open_.erase(open_.begin());
-  File file = File::open(checkpoint_ / manifest_.shards[shard].file, ExitCode::checkpoint);
-  const bool valid = check_header(file, manifest_.shards[shard]);
-  return open_.emplace(shard, OpenShard{std::move(file), valid}).first->second;
+  invalid_.insert(shard);
+  const ManifestShard& expected = manifest_.shards[shard];
+  try {
+    File file = File::open(checkpoint_ / expected.file, ExitCode::checkpoint);
+    if (!check_header(file, expected)) return nullptr;
+    invalid_.erase(shard);
+    return &open_.emplace(shard, std::move(file)).first->second;
+  } catch (const UserError& error) {
+    Problem problem = error.problems().front();
+    problem.what = "the shard is missing or unreadable: " + problem.what;
+    problems_.push_back(std::move(problem));
+    return nullptr;
+  }
 }
 
 bool ShardReader::read_block(const std::string& name, const ManifestChunk& chunk, int64_t block, void* out) {
   try {
-    const OpenShard& shard = open(chunk.shard);
-    if (!shard.valid) return false;
+    const File* const file = open(chunk.shard);
+    if (!file) return false;
     const int64_t bytes = block_size(chunk, block);
     const int64_t offset = chunk.offset + block * Manifest::block_bytes;
-    shard.file.read(out, bytes, offset);
+    file->read(out, bytes, offset);
     fault_point("ckpt.load_block", {static_cast<std::byte*>(out), static_cast<size_t>(bytes)});
     bytes_read_ += bytes;
     if (hash_bytes(out, static_cast<size_t>(bytes)) == chunk.hashes[block]) return true;
     problems_.push_back({.what = fmt::format("tensor \"{}\": bytes {} to {} do not match their hash",
                                              printable(name), offset, offset + bytes),
-                         .where = printable(shard.file.path().string(), 4096)});
+                         .where = printable(file->path().string(), 4096)});
   } catch (const UserError& error) {
-    // The file was removed or truncated after the check of its size.
+    // Truncated after the check of its size.
     problems_.insert(problems_.end(), error.problems().begin(), error.problems().end());
   }
   return false;

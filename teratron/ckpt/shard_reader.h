@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <vector>
 
 #include "teratron/base/error.h"
@@ -31,16 +32,13 @@ class ShardReader {
   int64_t bytes_read() const { return bytes_read_; }
 
  private:
-  struct OpenShard {
-    File file;
-    bool valid;
-  };
-  OpenShard& open(int64_t shard);
+  const File* open(int64_t shard);
   bool check_header(const File& file, const ManifestShard& shard);
 
   std::filesystem::path checkpoint_;
   const Manifest& manifest_;
-  std::map<int64_t, OpenShard> open_;
+  std::map<int64_t, File> open_;
+  std::set<int64_t> invalid_;
   std::vector<Problem> problems_;
   int64_t bytes_read_ = 0;
 };

@@ -143,8 +143,7 @@ std::vector<uint64_t> write_item(const Save& save, const SaveItem& item, Safeten
   return hashes;
 }
 
-// `shard`: index of the file in the fragment.
-ManifestFragment write_file(const Save& save, const ShardFile& file, int64_t shard) {
+ManifestFragment write_file(const Save& save, const ShardFile& file) {
   set_fault_context(save.target.rank, save.request.iteration);
   const std::vector<SafetensorsWriter::Tensor> tensors = declare(save, file);
   SafetensorsWriter writer(save.target.partial / file.name, tensors,
@@ -161,12 +160,14 @@ ManifestFragment write_file(const Save& save, const ShardFile& file, int64_t sha
   int64_t offset = header_bytes;
   for (size_t i = 0; i < file.items.size(); ++i) {
     const SaveItem& item = *file.items[i];
-    ManifestChunk chunk{
-        .shard = shard, .stored_name = tensors[i].name, .offset = offset, .region = item.region};
+    ManifestChunk chunk{.stored_name = tensors[i].name, .offset = offset, .region = item.region};
     chunk.bytes = save.bytes(item);
     chunk.hashes = write_item(save, item, writer);
     offset += chunk.bytes;
-    written.chunks[item.name].push_back(std::move(chunk));
+    ManifestTensor& tensor = written.tensors[item.name];
+    tensor.dtype = tensors[i].dtype;
+    tensor.shape = save.plan.tensors.at(item.name).shape;
+    tensor.chunks.push_back(std::move(chunk));
   }
   fault_point("ckpt.before_shard_sync");
   writer.finish();
@@ -176,7 +177,7 @@ ManifestFragment write_file(const Save& save, const ShardFile& file, int64_t sha
 
 }  // namespace
 
-std::string write_shards(const SaveRequest& request, const SavePlan& plan, const ShardTarget& target) {
+ManifestFragment write_shards(const SaveRequest& request, const SavePlan& plan, const ShardTarget& target) {
   Save save{request, plan, target};
   const std::vector<ShardFile> files = divide(save);
   std::vector<ManifestFragment> written(files.size());
@@ -184,7 +185,7 @@ std::string write_shards(const SaveRequest& request, const SavePlan& plan, const
   std::exception_ptr first;
   const auto write = [&](size_t i) {
     try {
-      written[i] = write_file(save, files[i], static_cast<int64_t>(i));
+      written[i] = write_file(save, files[i]);
     } catch (...) {
       const std::lock_guard lock(mutex);
       if (!first) first = std::current_exception();
@@ -197,14 +198,9 @@ std::string write_shards(const SaveRequest& request, const SavePlan& plan, const
     write(0);
   }
   if (first) std::rethrow_exception(first);
-  ManifestFragment all;
-  for (ManifestFragment& part : written) {
-    all.shards.insert(all.shards.end(), part.shards.begin(), part.shards.end());
-    for (auto& [name, chunks] : part.chunks) {
-      std::move(chunks.begin(), chunks.end(), std::back_inserter(all.chunks[name]));
-    }
-  }
-  return to_text(all);
+  FragmentBuilder all;
+  for (const ManifestFragment& part : written) all.add(part);
+  return all.take();
 }
 
 }  // namespace teratron

@@ -16,9 +16,9 @@ struct ShardTarget {
   int64_t rank = 0;
 };
 
-/// Writes shard-RRRRR.safetensors, shard-RRRRR-1.safetensors, ..., each by its own thread; returns the
-/// manifest fragment. The first error of a file ends the others and is thrown. Fault points:
+/// Writes shard-RRRRR.safetensors, shard-RRRRR-1.safetensors, ..., each by its own thread; returns what
+/// the manifest says of them. The first error of a file ends the others and is thrown. Fault points:
 /// ckpt.shard_created, ckpt.shard_block (each), ckpt.before_shard_sync, ckpt.shard_done, for every file.
-std::string write_shards(const SaveRequest& request, const SavePlan& plan, const ShardTarget& target);
+ManifestFragment write_shards(const SaveRequest& request, const SavePlan& plan, const ShardTarget& target);
 
 }  // namespace teratron

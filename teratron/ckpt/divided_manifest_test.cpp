@@ -1,0 +1,340 @@
+// Manifests divided into files (format 2.0), and what loading and saving look at.
+#include <atomic>
+#include <cstdlib>
+#include <fstream>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "teratron/base/fault_point.h"
+#include "teratron/base/file.h"
+#include "teratron/base/hash.h"
+#include "teratron/ckpt/checkpoint.h"
+#include "teratron/ckpt/checkpoint_source.h"
+#include "teratron/ckpt/manifest.h"
+#include "teratron/testing/checkpoint_world.h"
+
+namespace teratron {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+class DividedManifest : public testing::Test {
+ protected:
+  // Weights that all ranks hold, parts of others, optimizer state in flat ranges, overlaps, nothing at all.
+  static TestTensors tensors(int64_t rank, int64_t ranks) {
+    TestTensors tensors;
+    for (int i = 0; i < 5; ++i) {
+      const std::string name = fmt::format("layers.{}.weight", i);
+      tensors.add(name, Shard::replicated({7, 5 + i}), Dtype::bf16);
+      const int64_t numel = 7 * (5 + i);
+      if (numel * (rank + 1) / ranks > numel * rank / ranks)
+        tensors.add_range("optimizer." + name, Shard::replicated({7, 5 + i}), numel * rank / ranks,
+                          numel * (rank + 1) / ranks);
+    }
+    tensors.add("embedding.weight", Shard::split_padded({11, 3}, 0, 12 * ranks, ranks, rank));
+    tensors.add("columns.weight", Shard::split({4, 12 * ranks}, 1, 1, 0));
+    tensors.add("nothing", Shard::replicated({0, 3}));
+    return tensors;
+  }
+
+  fs::path save(int64_t iteration, int64_t ranks, int64_t file_bytes = 400) {
+    run_host_group(ranks, [&](HostGroup& group) {
+      TestTensors own = tensors(group.rank(), ranks);
+      own.fill(static_cast<uint32_t>(iteration));
+      const SaveRequest request{.directory = directory_.path(),
+                                .iteration = iteration,
+                                .tensors = own.list(),
+                                .config = R"({"hidden_size":6})",
+                                .min_file_bytes = 200,
+                                .manifest_file_bytes = file_bytes};
+      const SavedCheckpoint saved = save_checkpoint(request, group);
+      EXPECT_EQ(saved.bytes, open_checkpoint(saved.path).bytes);
+    });
+    return directory_ / fmt::format("iter_{:07d}", iteration);
+  }
+
+  int64_t load(int64_t ranks, std::optional<int64_t> iteration = {}) {
+    std::atomic<int64_t> loaded = -1;
+    run_host_group(ranks, [&](HostGroup& group) {
+      TestTensors own = tensors_of_saved(group.rank(), ranks);
+      const auto info = load_checkpoint(
+          {.directory = directory_.path(), .iteration = iteration, .tensors = own.list()}, group);
+      EXPECT_EQ(own.difference(static_cast<uint32_t>(info->iteration)), "");
+      loaded = info->iteration;
+    });
+    return loaded;
+  }
+
+  // The columns and the padding depend on the ranks that saved; here they are of 4.
+  static TestTensors tensors_of_saved(int64_t rank, int64_t ranks) {
+    TestTensors tensors;
+    for (int i = 0; i < 5; ++i) {
+      const std::string name = fmt::format("layers.{}.weight", i);
+      tensors.add(name, Shard::replicated({7, 5 + i}), Dtype::bf16);
+      tensors.add("optimizer." + name, Shard::replicated({7, 5 + i}));
+    }
+    tensors.add("embedding.weight", Shard::split_padded({11, 3}, 0, 12 * ranks, ranks, rank));
+    tensors.add("columns.weight", Shard::split({4, 48}, 1, ranks, rank));
+    tensors.add("nothing", Shard::replicated({0, 3}));
+    return tensors;
+  }
+
+  std::vector<std::string> manifests(const fs::path& checkpoint) const {
+    std::vector<std::string> names = list_directory(checkpoint, ExitCode::data);
+    std::erase_if(names, [](const std::string& name) { return !name.starts_with("manifest"); });
+    return names;
+  }
+
+  TemporaryDirectory directory_;
+};
+
+TEST_F(DividedManifest, any_ranks_load_what_any_other_layout_saved) {
+  const fs::path path = save(1, 4);
+  EXPECT_EQ(manifests(path).size(), 5U) << "at most one file per rank, and the index";
+  EXPECT_NE(read_text(path / "manifest.json", {}).find(R"("format_version":"2.0")"), std::string::npos);
+  for (const int64_t ranks : {1, 2, 3, 4, 6}) EXPECT_EQ(load(ranks), 1) << ranks;
+  SingleHostGroup alone;
+  EXPECT_EQ(find_checkpoint(directory_.path(), {}, alone), path);
+  int64_t bytes = 11 * 3 * 4 + 48 * 4 * 4;
+  for (int i = 0; i < 5; ++i) bytes += int64_t{7} * (5 + i) * 6;
+  EXPECT_EQ(verify_checkpoint(path), bytes);
+  TestTensors part;
+  part.add("columns.weight", Shard::split({4, 48}, 1, 3, 2));
+  CheckpointReader(path).read(part.list()[0]);
+  EXPECT_EQ(part.difference(1), "");
+}
+
+// What is saved does not depend on the number of files.
+TEST_F(DividedManifest, holds_what_one_file_holds) {
+  const fs::path divided = save(1, 4), whole = save(2, 4, 1 << 20);
+  EXPECT_EQ(manifests(whole), (std::vector<std::string>{"manifest.json"}));
+  EXPECT_NE(read_text(whole / "manifest.json", {}).find(R"("format_version":"1.0")"), std::string::npos);
+  Manifest a = read_manifest(divided), b = read_manifest(whole);
+  EXPECT_EQ(a.bytes, b.bytes);
+  EXPECT_EQ(a.config, b.config);
+  ASSERT_EQ(a.tensors.size(), b.tensors.size());
+  for (auto& [name, tensor] : a.tensors) {
+    const ManifestTensor& other = b.tensors.at(name);
+    EXPECT_EQ(tensor.dtype, other.dtype);
+    EXPECT_EQ(tensor.shape, other.shape);
+    ASSERT_EQ(tensor.chunks.size(), other.chunks.size()) << name;
+    for (size_t i = 0; i < other.chunks.size(); ++i) {
+      const ManifestChunk &chunk = tensor.chunks[i], &expected = other.chunks[i];
+      EXPECT_EQ(a.shards.at(chunk.shard).file, b.shards.at(expected.shard).file);
+      EXPECT_EQ(chunk.stored_name, expected.stored_name);
+      EXPECT_EQ(chunk.offset, expected.offset);
+      EXPECT_EQ(index_ranges(chunk.region), index_ranges(expected.region));
+    }
+  }
+}
+
+TEST_F(DividedManifest, fault_16_another_model_is_reported_in_full_whoever_keeps_the_tensor) {
+  const fs::path path = save(1, 4);
+  for (const int64_t ranks : {1, 4}) {
+    const std::string text = message_of<UserError>([&] {
+      run_host_group(ranks, [&](HostGroup& group) {
+        TestTensors own;
+        own.add("layers.0.weight", Shard::replicated({7, 6}), Dtype::bf16);
+        if (group.rank() == ranks - 1) own.add("layers.9.weight", Shard::replicated({7, 5}));
+        load_tensors(path, own.list(), {"optimizer."}, group);
+      });
+    });
+    for (const char* part :
+         {"tensor \"layers.0.weight\" is BF16 [7, 5] in the checkpoint, BF16 [7, 6] in this run",
+          "\"layers.9.weight\" is not in the checkpoint",
+          "tensor \"columns.weight\" (F32 [4, 48]) is in the checkpoint, but not in this run",
+          "tensor \"nothing\" (F32 [0, 3])", "\"layers.4.weight\" (BF16 [7, 9])"}) {
+      EXPECT_NE(text.find(part), std::string::npos) << part << "\nnot in: " << text;
+    }
+    EXPECT_EQ(text.find("\"optimizer."), std::string::npos);
+  }
+}
+
+void flip(const fs::path& path, int64_t byte) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(byte);
+  const char value = static_cast<char>(file.get() ^ 4);
+  file.seekp(byte);
+  file.put(value);
+}
+
+TEST_F(DividedManifest, fault_12_a_flip_anywhere_in_a_file_of_the_manifest_is_found) {
+  const fs::path path = save(1, 4);
+  int64_t flips = 0;
+  for (const std::string& name : manifests(path)) {
+    const auto size = static_cast<int64_t>(fs::file_size(path / name));
+    for (int64_t byte = 0; byte < size; byte += 11, ++flips) {
+      flip(path / name, byte);
+      EXPECT_NE(message_of<UserError>([&] { load(1, 1); }), "") << name << " byte " << byte;
+      flip(path / name, byte);
+    }
+  }
+  EXPECT_GT(flips, 300);
+  EXPECT_EQ(load(1, 1), 1);
+}
+
+TEST_F(DividedManifest, fault_13_missing_and_foreign_files_of_the_manifest_are_damage) {
+  for (const int64_t ranks : {1, 4}) {
+    const fs::path good = save(1, 4), bad = save(2, 4);
+    fs::remove(bad / "manifest-00002.json");
+    const std::string missing = message_of<CorruptCheckpoint>([&] { load(ranks, 2); });
+    EXPECT_NE(missing.find("manifest-00002.json"), std::string::npos) << missing;
+    fs::copy_file(good / "manifest-00002.json", bad / "manifest-00002.json");
+    const std::string foreign = message_of<CorruptCheckpoint>([&] { load(ranks, 2); });
+    EXPECT_NE(foreign.find("manifest-00002.json: the content does not match its hash in manifest.json"),
+              std::string::npos)
+        << foreign;
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(load(ranks), 1) << "the older one";
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_NE(said.find("iter_0000002.bad"), std::string::npos) << said;
+    fs::remove_all(directory_ / "iter_0000002.bad");
+  }
+}
+
+// With the right hash; the checks behind it must reject them.
+TEST_F(DividedManifest, fault_17_hostile_indices_and_files) {
+  const fs::path path = save(1, 4);
+  const std::string text = read_text(path / "manifest.json", {});
+  const auto error_of = [](json value) {
+    value.erase("hash");
+    value["hash"] = hash_to_hex(hash_text(value.dump()));
+    return message_of<CorruptCheckpoint>([&] { parse_manifest(value.dump(), "m"); });
+  };
+  ASSERT_EQ(error_of(json::parse(text)), "");
+  const std::vector<std::pair<const char*, json>> changes = {
+      {"/files", json::array()},
+      {"/files", 3},
+      {"/files/0/file", "../x"},
+      {"/files/0/file", ""},
+      {"/files/0/hash", "zz"},
+      {"/files/0/bytes", -1},
+      {"/bytes", -1},
+      {"/ranks", "x"},
+      {"/tensors/nothing/file", 4},
+      {"/tensors/nothing/file", -1},
+      {"/tensors/nothing/dtype", "F"},
+      {"/tensors/nothing/shape", json::array({1LL << 62, 1LL << 62})}};
+  for (const auto& [pointer, value] : changes) {
+    json bad = json::parse(text);
+    bad[json::json_pointer(pointer)] = value;
+    EXPECT_NE(error_of(bad), "") << pointer << " = " << value.dump();
+  }
+  for (const char* key : {"files", "tensors", "bytes", "ranks"}) {
+    json bad = json::parse(text);
+    bad.erase(key);
+    EXPECT_NE(error_of(bad), "") << "without " << key;
+  }
+  // A file that lacks a tensor of the index, or has another.
+  json index = json::parse(text);
+  const int64_t file = index["tensors"]["columns.weight"]["file"];
+  const std::string name = index["files"][file]["file"];
+  for (const bool removed : {true, false}) {
+    json part = json::parse(read_text(path / name, {}));
+    if (removed) part["tensors"].erase("columns.weight");
+    if (!removed) part["tensors"]["columns.weight"]["parts"].erase(0);
+    const std::string forged = part.dump();
+    Manifest manifest = parse_manifest(text, "m");
+    manifest.files[file] = {
+        .file = "forged", .bytes = static_cast<int64_t>(forged.size()), .hash = hash_text(forged)};
+    write_text(path / "forged", forged, ExitCode::data);
+    EXPECT_THROW(read_manifest_file(path, manifest, file), CorruptCheckpoint) << removed;
+  }
+}
+
+// A load opens the shards that hold what it needs and looks at no other; finding one for inference checks all.
+TEST_F(DividedManifest, a_shard_is_looked_at_by_the_rank_that_opens_it) {
+  for (const int64_t file_bytes : {400, 1 << 20}) {
+    const fs::path path = save(1, 4, file_bytes);
+    const Manifest manifest = read_manifest(path);
+    std::set<int64_t> needed;
+    for (const auto& [name, tensor] : manifest.tensors) {
+      if (name.starts_with("optimizer.")) continue;
+      for (const ManifestChunk& chunk : tensor.chunks) needed.insert(chunk.shard);
+    }
+    ASSERT_LT(needed.size(), manifest.shards.size());
+    for (size_t shard = 0; shard < manifest.shards.size(); ++shard) {
+      if (!needed.contains(static_cast<int64_t>(shard))) fs::remove(path / manifest.shards[shard].file);
+    }
+    for (const int64_t ranks : {1, 3}) {
+      run_host_group(ranks, [&](HostGroup& group) {
+        TestTensors own;
+        for (int i = 0; i < 5; ++i)
+          own.add(fmt::format("layers.{}.weight", i), Shard::replicated({7, 5 + i}), Dtype::bf16);
+        own.add("embedding.weight", Shard::replicated({11, 3}));
+        own.add("columns.weight", Shard::replicated({4, 48}));
+        own.add("nothing", Shard::replicated({0, 3}));
+        load_tensors(path, own.list(), {"optimizer."}, group);
+        EXPECT_EQ(own.difference(1), "");
+        const std::string missing =
+            message_of<CorruptCheckpoint>([&] { find_checkpoint(directory_.path(), {}, group); });
+        EXPECT_NE(missing.find("the shard is missing"), std::string::npos) << missing;
+      });
+      EXPECT_NE(message_of<CorruptCheckpoint>([&] { load(ranks, 1); }).find("the shard is missing"),
+                std::string::npos);
+    }
+    fs::remove_all(path);
+  }
+}
+
+TEST_F(DividedManifest, fault_08_a_full_disk_while_files_of_the_manifest_are_written) {
+  save(1, 4);
+  const auto before = list_directory(directory_.path(), ExitCode::data);
+  for (const char* fault :
+       {"ckpt.before_manifest_file@rank=3,step=2:throw", "ckpt.manifest_file_written@rank=1,step=2:throw",
+        "ckpt.before_manifest@step=2:throw"}) {
+    const ScopedFaults faults(fault);
+    EXPECT_NE(message_of<Fault>([&] { save(2, 4); }), "") << fault;
+    EXPECT_EQ(list_directory(directory_.path(), ExitCode::data), before) << fault;
+    EXPECT_EQ(load(2), 1);
+  }
+}
+
+// The folder's entries may be stale, the tracker file unwritable, an old checkpoint in use: the save is good.
+TEST_F(DividedManifest, nothing_after_the_commit_fails_the_save) {
+  save(1, 2, 1);
+  for (const char* fault : {"ckpt.after_commit:throw", "ckpt.after_tracker:throw", "ckpt.end:throw",
+                            "ckpt.before_prune:throw", "ckpt.pruning:throw"}) {
+    const ScopedFaults faults(fault);
+    testing::internal::CaptureStderr();
+    std::atomic<int> saved = 0;
+    run_host_group(2, [&](HostGroup& group) {
+      TestTensors own = tensors(group.rank(), 2);
+      own.fill(2);
+      save_checkpoint({.directory = directory_.path(),
+                       .iteration = 2,
+                       .tensors = own.list(),
+                       .retain = {.last = 1},
+                       .manifest_file_bytes = 1},
+                      group);
+      ++saved;
+    });
+    EXPECT_EQ(saved, 2) << fault;
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_NE(said.find("is saved, but updating its folder failed"), std::string::npos) << fault << said;
+    EXPECT_GT(verify_checkpoint(directory_ / "iter_0000002"), 0);
+    fs::remove_all(directory_ / "iter_0000002");
+    save(1, 2, 1);
+  }
+}
+
+// Earlier releases wrote manifests of any size in one file and took those above 1 GiB for damaged.
+TEST_F(DividedManifest, a_manifest_above_one_gib_is_sound) {
+  if (!std::getenv("TERATRON_LONG_TESTS")) GTEST_SKIP() << "needs 6 GB of memory and TERATRON_LONG_TESTS";
+  const fs::path path = save(1, 2, 1 << 20);
+  {
+    json manifest = json::parse(read_text(path / "manifest.json", {}));
+    manifest["state"]["long"] = std::string((size_t{1} << 30) + 5, 'x');
+    manifest.erase("hash");
+    manifest["hash"] = hash_to_hex(hash_text(manifest.dump()));
+    write_text(path / "manifest.json", manifest.dump(), ExitCode::data);
+  }
+  ASSERT_GT(fs::file_size(path / "manifest.json"), uintmax_t{1} << 30);
+  EXPECT_EQ(open_checkpoint(path).iteration, 1);
+  EXPECT_EQ(list_directory(directory_.path(), ExitCode::data).front(), "iter_0000001");
+}
+
+}  // namespace
+}  // namespace teratron

@@ -1,0 +1,184 @@
+#include "teratron/ckpt/shared_manifest.h"
+
+#include <set>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "teratron/ckpt/collective_errors.h"
+#include "teratron/ckpt/directory.h"
+#include "teratron/ckpt/save_plan.h"
+#include "teratron/ckpt/shard_reader.h"
+#include "teratron/comm/host/rank_exchange.h"
+
+namespace teratron {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+namespace {
+
+// Elements [begin, end) of a flattened global tensor.
+struct Extent {
+  int64_t begin = 0;
+  int64_t end = 0;
+  bool meets(const Extent& other) const { return begin < other.end && other.begin < end; }
+};
+
+Extent extent_of(const std::vector<IndexRange>& ranges) {
+  if (ranges.empty()) return {};
+  return {ranges.front().global, ranges.back().global + ranges.back().length};
+}
+
+struct Wanted {
+  std::string name;
+  Extent extent;
+};
+
+// Takes the chunks of a manifest of one file out of it, and describes it to the other ranks like one of
+// several files.
+ManifestFragment take_chunks(Manifest& manifest) {
+  ManifestFragment whole{.shards = std::move(manifest.shards), .tensors = std::move(manifest.tensors)};
+  manifest.files.push_back({.file = "manifest.json"});
+  manifest.shards.clear();
+  manifest.tensors.clear();
+  for (const auto& [name, tensor] : whole.tensors) manifest.tensors[name] = {tensor.dtype, tensor.shape, {}};
+  return whole;
+}
+
+std::vector<Wanted> wanted_from(const std::string& text) {
+  std::vector<Wanted> wanted;
+  for (const json& entry : json::from_cbor(text)) wanted.push_back({entry[0], {entry[1], entry[2]}});
+  return wanted;
+}
+
+// Answers requests for the chunks of some fragments; the extents of a tensor's chunks are computed once.
+class ChunkFinder {
+ public:
+  explicit ChunkFinder(const std::map<int64_t, ManifestFragment>& files) {
+    for (const auto& [file, fragment] : files) {
+      for (const auto& [name, tensor] : fragment.tensors) tensors_[name] = {&fragment, &tensor, {}};
+    }
+  }
+
+  std::string find(const std::vector<Wanted>& wanted) {
+    FragmentBuilder found;
+    for (const auto& [name, extent] : wanted) {
+      Entry& entry = tensors_.at(name);
+      entry.is_used = true;
+      const std::vector<ManifestChunk>& chunks = entry.tensor->chunks;
+      found.add_tensor(name, *entry.tensor);
+      if (entry.extents.empty()) {
+        for (const ManifestChunk& chunk : chunks)
+          entry.extents.push_back(extent_of(index_ranges(chunk.region)));
+      }
+      for (size_t i = 0; i < chunks.size(); ++i) {
+        if (extent.meets(entry.extents[i]))
+          found.add_chunk(name, chunks[i], entry.fragment->shards[chunks[i].shard]);
+      }
+    }
+    return to_text(found.take());
+  }
+
+  std::vector<std::string> unused() const {
+    std::vector<std::string> names;
+    for (const auto& [name, entry] : tensors_) {
+      if (!entry.is_used) names.push_back(name);
+    }
+    return names;
+  }
+
+ private:
+  struct Entry {
+    const ManifestFragment* fragment = nullptr;
+    const ManifestTensor* tensor = nullptr;
+    std::vector<Extent> extents;  // of the chunks
+    bool is_used = false;
+  };
+  std::map<std::string, Entry> tensors_;
+};
+
+// Per name: a rank may hold several parts of a tensor.
+std::map<std::string, Extent> extents_of(const std::vector<LocalTensor>& tensors, const Manifest& index) {
+  std::map<std::string, Extent> extents;
+  for (const LocalTensor& tensor : tensors) {
+    const auto known = index.tensors.find(tensor.name);
+    if (known == index.tensors.end()) continue;
+    Extent extent;  // empty if it is another tensor, which is an error later
+    if (known->second.shape == tensor.shard.global_shape)
+      extent = extent_of(index_ranges(tensor.shard, tensor.flat_begin, flat_end_of(tensor)));
+    const auto [entry, is_new] = extents.emplace(tensor.name, extent);
+    if (is_new || extent.begin == extent.end) continue;
+    Extent& all = entry->second;
+    all = all.begin == all.end ? extent
+                               : Extent{std::min(all.begin, extent.begin), std::max(all.end, extent.end)};
+  }
+  return extents;
+}
+
+}  // namespace
+
+SharedManifest::SharedManifest(fs::path path, HostGroup& group) : path_(std::move(path)), group_(group) {
+  const std::string text = run_on_rank_0(group_, [&] {
+    reject_pickled(path_);
+    index_ = read_manifest_index(path_);
+    if (index_.files.empty()) files_[0] = take_chunks(index_);
+    return to_text(index_);
+  });
+  if (group_.rank() != 0) index_ = parse_manifest(text, printable(path_.string(), 4096));
+  run_on_all_ranks(group_, [&] {
+    for (int64_t file = 0; file < static_cast<int64_t>(index_.files.size()); ++file) {
+      if (keeper(file) == group_.rank() && !files_.contains(file))
+        files_[file] = read_manifest_file(path_, index_, file);
+    }
+  });
+  info_ = describe_checkpoint(path_, index_);
+}
+
+// Spread over the ranks, so also over their hosts.
+int64_t SharedManifest::keeper(int64_t file) const {
+  return file * group_.size() / static_cast<int64_t>(index_.files.size()) % group_.size();
+}
+
+SharedManifest::Selection SharedManifest::select(const std::vector<LocalTensor>& tensors) const {
+  std::map<int64_t, json> wanted;
+  for (const auto& [name, extent] : extents_of(tensors, index_)) {
+    wanted[keeper(index_.tensors.at(name).file)].push_back({name, extent.begin, extent.end});
+  }
+  RankBytes requests;
+  for (const auto& [rank, list] : wanted) {
+    const std::vector<uint8_t> bytes = json::to_cbor(list);
+    requests[rank] = {bytes.begin(), bytes.end()};
+  }
+  ChunkFinder finder(files_);
+  RankBytes answers;
+  for (const auto& [rank, text] : exchange_bytes(group_, requests))
+    answers[rank] = finder.find(wanted_from(text));
+  FragmentBuilder received;
+  const std::string where = printable(path_.string(), 4096);
+  for (const auto& [rank, text] : exchange_bytes(group_, answers))
+    received.add(parse_fragment(text, where, Chunks::some));
+  Selection selection{.manifest = index_, .unused = finder.unused()};
+  ManifestFragment fragment = received.take();
+  selection.manifest.shards = std::move(fragment.shards);
+  for (auto& [name, tensor] : fragment.tensors)
+    selection.manifest.tensors.at(name).chunks = std::move(tensor.chunks);
+  return selection;
+}
+
+void SharedManifest::check_sizes() const {
+  run_on_all_ranks(group_, [&] {
+    std::set<std::string> seen;
+    std::vector<Problem> problems;
+    for (const auto& [file, fragment] : files_) {
+      std::vector<ManifestShard> shards;
+      for (const ManifestShard& shard : fragment.shards) {
+        if (seen.insert(shard.file).second) shards.push_back(shard);
+      }
+      for (Problem& problem : size_problems(path_, shards)) problems.push_back(std::move(problem));
+    }
+    if (!problems.empty()) throw CorruptCheckpoint(std::move(problems));
+  });
+}
+
+}  // namespace teratron

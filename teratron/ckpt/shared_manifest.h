@@ -1,0 +1,48 @@
+// The manifest of a checkpoint on the ranks that load it: every file of it is read, hashed and checked by one
+// rank, and each rank keeps what the others ask it for: chunks of its files. Nothing here looks at shards
+// unless asked to.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "teratron/ckpt/checkpoint.h"
+#include "teratron/ckpt/manifest.h"
+
+namespace teratron {
+
+class SharedManifest {
+ public:
+  /// Collective. UserError(checkpoint) for pickled files and newer formats, CorruptCheckpoint for damage.
+  SharedManifest(std::filesystem::path path, HostGroup& group);
+
+  const CheckpointInfo& info() const { return info_; }
+
+  struct Selection {
+    Manifest manifest;  // of `tensors`, the chunks that share elements with them (and perhaps some more)
+    std::vector<std::string> unused;  // tensors in this rank's files that no rank asked for
+  };
+  /// Collective. Tensors that the checkpoint does not hold are skipped.
+  Selection select(const std::vector<LocalTensor>& tensors) const;
+
+  /// Collective: CorruptCheckpoint if a shard file is missing or has another size. Each is looked at by a
+  /// rank that keeps chunks in it.
+  void check_sizes() const;
+
+ private:
+  int64_t keeper(int64_t file) const;
+
+  std::filesystem::path path_;
+  HostGroup& group_;
+  Manifest index_;                             // without chunks
+  std::map<int64_t, ManifestFragment> files_;  // that this rank keeps
+  CheckpointInfo info_;
+};
+
+/// load_tensors() (checkpoint.h) with a manifest that was read before.
+int64_t load_tensors(const SharedManifest& shared, const std::vector<LocalTensor>& tensors,
+                     const std::vector<std::string>& ignored, HostGroup& group);
+
+}  // namespace teratron
