@@ -8,7 +8,6 @@
 
 #include "teratron/base/error.h"
 #include "teratron/ckpt/checkpoint.h"
-#include "teratron/comm/host/rank_exchange.h"
 
 namespace teratron {
 
@@ -93,7 +92,7 @@ std::string capture(const std::function<std::string()>& work) {
 }
 
 std::string combine_outcomes(const std::string& mine, HostGroup& group, const Combine& combine) {
-  std::vector<std::string> outcomes = gather_bytes(group, mine);
+  std::vector<std::string> outcomes = group.gather_bytes(mine);
   const auto agree = [&] {
     const bool failed = std::any_of(outcomes.begin(), outcomes.end(),
                                     [](const std::string& outcome) { return outcome[0] == '-'; });
@@ -118,7 +117,7 @@ void run_on_all_ranks(HostGroup& group, const std::function<void()>& work) {
 }
 
 std::string broadcast_outcome(const std::string& mine, HostGroup& group) {
-  const std::string outcome = broadcast_from_rank_0(group, mine);
+  const std::string outcome = group.broadcast_bytes(mine);
   if (outcome[0] == '-') rethrow({outcome});
   return outcome.substr(1);
 }

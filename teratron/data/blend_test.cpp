@@ -155,7 +155,7 @@ TEST(GPTBuilder, MatchesMegatron) {
     for (const bool cached : {false, true}) {
       TemporaryFolder folder;
       GPTDataOptions options = builder_options(c);
-      if (cached) options.cache_path = folder / "cache";
+      if (cached) options.cache = {IndexCache::Place::folder, folder / "cache"};
       const Datasets built = build_gpt_datasets(options);
       expect_split(built.train.get(), c["splits"]["train"]);
       expect_split(built.valid.get(), c["splits"]["valid"]);

@@ -38,6 +38,11 @@ DataSources data_sources(const DataRequest& request) {
   return sources;
 }
 
+IndexCache index_cache(const Arguments& args) {
+  if (args.data_cache_path) return {IndexCache::Place::folder, *args.data_cache_path};
+  return {IndexCache::Place::near_data, args.save ? *args.save + "/index_cache" : ""};
+}
+
 const Family& find_family(std::string_view name, std::span<const Family> more) {
   std::vector<std::string_view> names;
   for (const std::span<const Family> list : {more, families()}) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "teratron/data/dataset_builder.h"
+#include "teratron/data/indexed/index_cache.h"
 #include "teratron/models/model_plan.h"
 #include "teratron/settings/arguments.h"
 #include "teratron/tokenizer/tokenizer.h"
@@ -26,6 +27,8 @@ struct DataRequest {
 
 /// What the data flags select.
 DataSources data_sources(const DataRequest& request);
+/// Where the indices of the data are kept: --data-cache-path, else near the data or the run.
+IndexCache index_cache(const Arguments& args);
 
 struct Family {
   std::string_view name;     // "gpt": of the command line, and in checkpoints

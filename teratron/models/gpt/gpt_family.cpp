@@ -107,7 +107,7 @@ GPTDataOptions gpt_data_options(const DataRequest& request) {
           .sequence_length = args.seq_length.value(),
           .seed = static_cast<uint32_t>(args.seed),
           .masks = masks,
-          .cache_path = args.data_cache_path.value_or("")};
+          .cache = index_cache(args)};
 }
 
 }  // namespace teratron

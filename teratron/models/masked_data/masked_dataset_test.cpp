@@ -58,7 +58,8 @@ TEST(SampleMapping, IsCached) {
   const SampleMappingOptions options{.max_samples = 50, .max_length = 60, .min_sentences = 2};
   const json expected = rows_of(build_sample_mapping(dataset, {0, dataset.documents()}, options));
   for (int round = 0; round < 2; ++round)
-    EXPECT_EQ(rows_of(cached_sample_mapping(dataset, {0, dataset.documents()}, options, folder / "cache")),
+    EXPECT_EQ(rows_of(cached_sample_mapping(dataset, {0, dataset.documents()}, options,
+                                            {IndexCache::Place::folder, folder / "cache"})),
               expected);
   const auto files = std::distance(std::filesystem::directory_iterator(folder / "cache"),
                                    std::filesystem::directory_iterator());

@@ -112,7 +112,7 @@ IndexArray build_sample_mapping(const IndexedDataset& dataset, SequenceRange doc
 }
 
 IndexArray cached_sample_mapping(const IndexedDataset& dataset, SequenceRange documents,
-                                 const SampleMappingOptions& options, const std::string& cache_path) {
+                                 const SampleMappingOptions& options, const IndexCache& cache) {
   const IndexCacheKey key{.kind = "sentences",
                           .description = {{"first_document", documents.first},
                                           {"last_document", documents.last},
@@ -123,9 +123,10 @@ IndexArray cached_sample_mapping(const IndexedDataset& dataset, SequenceRange do
                                           {"seed", options.seed},
                                           {"min_sentences", options.min_sentences}},
                           .arrays = {"sample_index"}};
-  return cached_index(
-             dataset, key, cache_path,
-             [&] { return CachedIndex{.arrays = {build_sample_mapping(dataset, documents, options)}}; })
+  return cached_index(dataset, key, cache,
+                      [&](IndexProgress&) {
+                        return CachedIndex{.arrays = {build_sample_mapping(dataset, documents, options)}};
+                      })
       .arrays.front();
 }
 

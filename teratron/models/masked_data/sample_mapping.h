@@ -5,6 +5,7 @@
 #include <string>
 
 #include "teratron/data/indexed/index_array.h"
+#include "teratron/data/indexed/index_cache.h"
 #include "teratron/data/splits.h"
 
 namespace teratron {
@@ -38,8 +39,8 @@ SampleMappingRow row_at(const IndexArray& mapping, int64_t i);
 /// UserError(data) if an epoch yields no samples.
 IndexArray build_sample_mapping(const IndexedDataset& dataset, SequenceRange documents,
                                 const SampleMappingOptions& options);
-/// The same through a cache folder (cached_index()).
+/// The same through a cache (cached_index()).
 IndexArray cached_sample_mapping(const IndexedDataset& dataset, SequenceRange documents,
-                                 const SampleMappingOptions& options, const std::string& cache_path);
+                                 const SampleMappingOptions& options, const IndexCache& cache);
 
 }  // namespace teratron

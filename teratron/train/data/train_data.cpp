@@ -8,6 +8,7 @@
 #include "teratron/base/hash.h"
 #include "teratron/base/log.h"
 #include "teratron/comm/consensus.h"
+#include "teratron/comm/long_work.h"
 #include "teratron/settings/component_options.h"
 
 namespace teratron {
@@ -70,11 +71,13 @@ int64_t train_samples(const Arguments& args, int64_t consumed, int64_t iteration
 
 int64_t samples_per_epoch(const Registry::Context& context, const Family& family) {
   std::string mine;
-  if (context.mesh.group(Axis::tp).rank == 0) {
+  HostGroup& ranks = *context.mesh.world().communicator;
+  run_without_timeout(ranks, [&] {
+    if (context.mesh.group(Axis::tp).rank != 0) return;
     const Datasets built = family.datasets({context.args, context.tokenizer, {std::nullopt, 0, 0}});
     mine = std::to_string(built.train ? built.train->size() : 0);
-  }
-  return std::stoll(broadcast_bytes(*context.mesh.world().communicator, mine));
+  });
+  return std::stoll(broadcast_bytes(ranks, mine));
 }
 
 void print_reports(const Splits& datasets) {
@@ -119,18 +122,11 @@ Arguments with_epochs(const Registry::Context& context, const Family& family) {
 TrainData::TrainData(const Registry::Context& context, const Family& family, const Source& source)
     : args_(context.args), source_(source), mesh_(context.mesh) {
   const bool reads = mesh_.group(Axis::tp).rank == 0 && uses_data(source.schema, mesh_);
-  if (reads) {
-    const auto& [train, valid, test] = source.samples;
-    Datasets built = family.datasets({args_, context.tokenizer, {train, valid, test}});
-    datasets_ = {std::move(built.train), std::move(built.valid), std::move(built.test)};
-    if (mesh_.rank() == 0) print_reports(datasets_);
-    if ((args_.num_train_epochs || args_.full_validation) && valid > 0) {
-      // Mock data has no end.
-      whole_valid_ = args_.mock_data
-                         ? datasets_[1]
-                         : family.datasets({args_, context.tokenizer, {0, std::nullopt, 0}}).valid;
-    }
-  }
+  // An index may take minutes to build, on one rank for all.
+  run_without_timeout(*mesh_.world().communicator, [&] {
+    if (reads) build(context, family);
+  });
+  if (reads && mesh_.rank() == 0) print_reports(datasets_);
   check_same_data(reads ? &datasets_ : nullptr, source.schema, *mesh_.world().communicator);
   std::string present;  // of the reading rank, for all ranks
   for (const auto& dataset : datasets_) present += dataset ? '1' : '0';
@@ -146,6 +142,16 @@ TrainData::TrainData(const Registry::Context& context, const Family& family, con
                       .where = "--data-path",
                       .fix = "Give it more data, or --eval-iters 0"});
   }
+}
+
+void TrainData::build(const Registry::Context& context, const Family& family) {
+  const auto& [train, valid, test] = source_.samples;
+  Datasets built = family.datasets({args_, context.tokenizer, {train, valid, test}});
+  datasets_ = {std::move(built.train), std::move(built.valid), std::move(built.test)};
+  if ((!args_.num_train_epochs && !args_.full_validation) || valid == 0) return;
+  // Mock data has no end.
+  whole_valid_ = args_.mock_data ? datasets_[1]
+                                 : family.datasets({args_, context.tokenizer, {0, std::nullopt, 0}}).valid;
 }
 
 std::unique_ptr<BatchSource> TrainData::open(Split split, int64_t consumed_samples) const {

@@ -50,6 +50,7 @@ class TrainData {
   std::unique_ptr<BatchSource> open_whole_valid() const;
 
  private:
+  void build(const Registry::Context& context, const Family& family);
   std::unique_ptr<BatchSource> make_source(Split split, std::shared_ptr<const Dataset> dataset,
                                            const BatchSamplerOptions& sampler) const;
 

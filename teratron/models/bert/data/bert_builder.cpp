@@ -50,8 +50,8 @@ SampleMappingOptions mapping_options(const BertDataOptions& options, std::option
 Datasets build_bert_datasets(const BertDataOptions& options) {
   check(options);
   const auto make = [&options](const DatasetPart& part) -> std::shared_ptr<const Dataset> {
-    IndexArray mapping = cached_sample_mapping(*part.data, part.range, mapping_options(options, part.samples),
-                                               options.cache_path);
+    IndexArray mapping =
+        cached_sample_mapping(*part.data, part.range, mapping_options(options, part.samples), options.cache);
     return std::make_shared<BertSamples>(BertDataset(part.data, std::move(mapping), options.samples));
   };
   const auto make_mock = [&options](size_t split, int64_t samples) -> std::shared_ptr<const Dataset> {

@@ -30,7 +30,7 @@ Datasets build_gpt_datasets(const GPTDataOptions& options) {
                                 .add_extra_token = options.add_extra_token,
                                 .drop_last = part.split != 1 || options.drop_last_partial_validation};
     return std::make_shared<GPTDataset>(
-        part.data, cached_gpt_index(*part.data, part.range, index, options.cache_path), index, options.masks);
+        part.data, cached_gpt_index(*part.data, part.range, index, options.cache), index, options.masks);
   };
   const auto make_mock = [&options](size_t split, int64_t samples) -> std::shared_ptr<const Dataset> {
     return std::make_shared<MockGPTDataset>(

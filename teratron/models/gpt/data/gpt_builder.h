@@ -15,7 +15,7 @@ struct GPTDataOptions {
   GPTMaskOptions masks = {};  // vocab_size is required for mock data
   bool add_extra_token = true;
   bool drop_last_partial_validation = true;
-  std::string cache_path = {};  // "": build indices in memory
+  IndexCache cache = {};  // of indices
 };
 
 /// build_datasets() of sequences. Invalid options are UserError(config).

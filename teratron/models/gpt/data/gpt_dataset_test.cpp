@@ -283,7 +283,8 @@ TEST(GPTIndexCache, FilesEqualMegatronsArraysAndAreReused) {
   const IndexedDataset dataset(fixture("corpora/forty").string());
   const GPTIndexOptions options{.sequence_length = 16, .seed = 1234, .samples = 60};
   for (int round = 0; round < 2; ++round) {
-    const GPTIndex index = cached_gpt_index(dataset, {0, 39}, options, folder / "cache");
+    const GPTIndex index =
+        cached_gpt_index(dataset, {0, 39}, options, {IndexCache::Place::folder, folder / "cache"});
     EXPECT_EQ(index.samples(), 94);
     EXPECT_EQ(index.epochs, 1);
   }
@@ -314,7 +315,7 @@ TEST(GPTIndexCache, Fault25ChangedDataIsDetected) {
   write(4);
   const auto samples = [&](int64_t documents) {
     return cached_gpt_index(IndexedDataset(folder / "a"), {0, documents}, {.sequence_length = 2},
-                            folder / "cache")
+                            {IndexCache::Place::folder, folder / "cache"})
         .samples();
   };
   EXPECT_EQ(samples(4), 5);
@@ -332,7 +333,9 @@ TEST(GPTIndexCache, DamagedFilesAreRebuilt) {
   TemporaryFolder folder;
   const IndexedDataset dataset(fixture("corpora/forty").string());
   const GPTIndexOptions options{.sequence_length = 16, .samples = 60};
-  const auto build = [&] { return cached_gpt_index(dataset, {0, 39}, options, folder / "cache"); };
+  const auto build = [&] {
+    return cached_gpt_index(dataset, {0, 39}, options, {IndexCache::Place::folder, folder / "cache"});
+  };
   const json expected = values_of(build().sample_index);
   std::vector<std::filesystem::path> files;
   for (const auto& entry : std::filesystem::directory_iterator(folder / "cache")) {

@@ -66,8 +66,8 @@ std::vector<int32_t> build_document_index(SequenceRange range, const IndexSizes&
 
 /// Flat rows (position, offset). T must be wide enough for positions and offsets.
 template <typename T>
-std::vector<T> sample_index_rows(const DocumentOrder& order, const GPTIndexOptions& options,
-                                 int64_t samples) {
+std::vector<T> sample_index_rows(const DocumentOrder& order, const GPTIndexOptions& options, int64_t samples,
+                                 IndexProgress* progress) {
   const int64_t extra = options.add_extra_token ? 1 : 0;
   std::vector<T> index;
   index.reserve(2 * static_cast<size_t>(samples + 1));
@@ -75,6 +75,7 @@ std::vector<T> sample_index_rows(const DocumentOrder& order, const GPTIndexOptio
   int64_t offset = 0;
   index.insert(index.end(), {T{0}, T{0}});
   for (int64_t sample = 0; sample < samples; ++sample) {
+    if (progress && sample % (1 << 20) == 0) progress->set("sample index", sample, samples);
     int64_t needed = options.sequence_length + extra;
     while (true) {
       if (position + 8 < order.documents.size()) {
@@ -113,14 +114,15 @@ std::vector<T> build_shuffle_index(const IndexSizes& sizes, NumpyRandom& random)
 
 }  // namespace
 
-IndexArray build_sample_index(const DocumentOrder& order, const GPTIndexOptions& options, int64_t samples) {
+IndexArray build_sample_index(const DocumentOrder& order, const GPTIndexOptions& options, int64_t samples,
+                              IndexProgress* progress) {
   const bool is_wide = order.documents.size() > std::numeric_limits<int32_t>::max();
-  return is_wide ? IndexArray(sample_index_rows<int64_t>(order, options, samples), 2)
-                 : IndexArray(sample_index_rows<int32_t>(order, options, samples), 2);
+  return is_wide ? IndexArray(sample_index_rows<int64_t>(order, options, samples, progress), 2)
+                 : IndexArray(sample_index_rows<int32_t>(order, options, samples, progress), 2);
 }
 
 GPTIndex build_gpt_index(SequenceRange range, std::span<const int32_t> lengths,
-                         const GPTIndexOptions& options) {
+                         const GPTIndexOptions& options, IndexProgress* progress) {
   TERATRON_ASSERT(static_cast<int64_t>(lengths.size()) == range.size() && options.sequence_length > 0);
   constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
   if (range.last > kMaxInt32) {
@@ -138,8 +140,11 @@ GPTIndex build_gpt_index(SequenceRange range, std::span<const int32_t> lengths,
   const IndexSizes sizes = index_sizes(index.tokens_per_epoch, options);
   index.epochs = sizes.epochs;
   NumpyRandom random(options.seed);
+  if (progress) progress->set("document index", 0, 1);
   auto documents = build_document_index(range, sizes, random);
-  index.sample_index = build_sample_index({documents, lengths, range.first}, options, sizes.samples);
+  index.sample_index =
+      build_sample_index({documents, lengths, range.first}, options, sizes.samples, progress);
+  if (progress) progress->set("shuffle index", 0, 1);
   index.document_index = IndexArray(std::move(documents));
   if (sizes.samples >= int64_t{std::numeric_limits<uint32_t>::max()} - 1) {
     index.shuffle_index = IndexArray(build_shuffle_index<int64_t>(sizes, random));

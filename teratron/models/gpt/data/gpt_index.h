@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "teratron/data/indexed/index_array.h"
+#include "teratron/data/indexed/index_cache.h"
 #include "teratron/data/splits.h"
 
 namespace teratron {
@@ -42,7 +43,7 @@ struct GPTIndex {
 /// Builds the index of the sequences of `range`, whose lengths in tokens are `lengths`. Throws
 /// UserError(data) if the range has too few tokens for a sample.
 GPTIndex build_gpt_index(SequenceRange range, std::span<const int32_t> lengths,
-                         const GPTIndexOptions& options);
+                         const GPTIndexOptions& options, IndexProgress* progress = nullptr);
 
 /// The document index of all epochs, and the lengths of the sequences from `first_sequence` on.
 struct DocumentOrder {
@@ -55,10 +56,11 @@ struct DocumentOrder {
 };
 
 /// The sample index over `order`, which must have the tokens of `samples` samples.
-IndexArray build_sample_index(const DocumentOrder& order, const GPTIndexOptions& options, int64_t samples);
+IndexArray build_sample_index(const DocumentOrder& order, const GPTIndexOptions& options, int64_t samples,
+                              IndexProgress* progress = nullptr);
 
-/// build_gpt_index through a cache folder (cached_index()). Arrays are .npy files as written by Megatron-LM.
+/// build_gpt_index through a cache (cached_index()). Arrays are .npy files as written by Megatron-LM.
 GPTIndex cached_gpt_index(const IndexedDataset& dataset, SequenceRange range, const GPTIndexOptions& options,
-                          const std::string& cache_path);
+                          const IndexCache& cache);
 
 }  // namespace teratron

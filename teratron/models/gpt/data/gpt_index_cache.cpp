@@ -5,7 +5,7 @@
 namespace teratron {
 
 GPTIndex cached_gpt_index(const IndexedDataset& dataset, SequenceRange range, const GPTIndexOptions& options,
-                          const std::string& cache_path) {
+                          const IndexCache& cache) {
   IndexCacheKey key{.kind = "gpt",
                     .description = {{"first_sequence", range.first},
                                     {"last_sequence", range.last},
@@ -15,8 +15,9 @@ GPTIndex cached_gpt_index(const IndexedDataset& dataset, SequenceRange range, co
                                     {"drop_last", options.drop_last}},
                     .arrays = {"document_index", "sample_index", "shuffle_index"}};
   if (options.samples) key.description["samples"] = *options.samples;
-  const CachedIndex index = cached_index(dataset, key, cache_path, [&] {
-    const GPTIndex built = build_gpt_index(range, dataset.lengths(range.first, range.size()), options);
+  const CachedIndex index = cached_index(dataset, key, cache, [&](IndexProgress& progress) {
+    const GPTIndex built =
+        build_gpt_index(range, dataset.lengths(range.first, range.size()), options, &progress);
     return CachedIndex{.numbers = {{"tokens_per_epoch", built.tokens_per_epoch}, {"epochs", built.epochs}},
                        .arrays = {built.document_index, built.sample_index, built.shuffle_index}};
   });

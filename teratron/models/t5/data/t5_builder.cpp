@@ -68,7 +68,7 @@ Datasets build_t5_datasets(const T5DataOptions& options) {
                                  .min_sentences = 1};
     if (!part.samples) mapping.max_epochs = 1;
     mapping.max_samples = part.samples.value_or(std::numeric_limits<int64_t>::max());
-    IndexArray rows = cached_sample_mapping(*part.data, part.range, mapping, options.cache_path);
+    IndexArray rows = cached_sample_mapping(*part.data, part.range, mapping, options.cache);
     return std::make_shared<T5Samples>(part.data, std::move(rows), own);
   };
   const auto make_mock = [&options](size_t split, int64_t samples) -> std::shared_ptr<const Dataset> {

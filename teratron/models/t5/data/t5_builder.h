@@ -10,8 +10,8 @@ struct T5DataOptions {
   DataSources sources;
   MaskedDatasetOptions samples;
   double short_sequence_probability = 0.1;
-  std::string tokenizer;   // its type, for errors
-  std::string cache_path;  // "": build sample mappings in memory
+  std::string tokenizer;  // its type, for errors
+  IndexCache cache = {};  // of sample mappings
 };
 
 /// Documents are divided into splits, sentences of a document make up samples (masked_data/).
