@@ -2,9 +2,11 @@
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
+#include <thread>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+#include <sched.h>
 
 #include "teratron/base/fault_point.h"
 #include "teratron/base/file.h"
@@ -92,7 +94,7 @@ class DividedManifest : public testing::Test {
 
 TEST_F(DividedManifest, any_ranks_load_what_any_other_layout_saved) {
   const fs::path path = save(1, 4);
-  EXPECT_EQ(manifests(path).size(), 5U) << "at most one file per rank, and the index";
+  EXPECT_GT(manifests(path).size(), 5U);
   EXPECT_NE(read_text(path / "manifest.json", {}).find(R"("format_version":"2.0")"), std::string::npos);
   for (const int64_t ranks : {1, 2, 3, 4, 6}) EXPECT_EQ(load(ranks), 1) << ranks;
   SingleHostGroup alone;
@@ -178,12 +180,13 @@ TEST_F(DividedManifest, fault_12_a_flip_anywhere_in_a_file_of_the_manifest_is_fo
 TEST_F(DividedManifest, fault_13_missing_and_foreign_files_of_the_manifest_are_damage) {
   for (const int64_t ranks : {1, 4}) {
     const fs::path good = save(1, 4), bad = save(2, 4);
-    fs::remove(bad / "manifest-00002.json");
+    const std::string name = manifests(bad).at(2);
+    fs::remove(bad / name);
     const std::string missing = message_of<CorruptCheckpoint>([&] { load(ranks, 2); });
-    EXPECT_NE(missing.find("manifest-00002.json"), std::string::npos) << missing;
-    fs::copy_file(good / "manifest-00002.json", bad / "manifest-00002.json");
+    EXPECT_NE(missing.find(name), std::string::npos) << missing;
+    fs::copy_file(good / name, bad / name);
     const std::string foreign = message_of<CorruptCheckpoint>([&] { load(ranks, 2); });
-    EXPECT_NE(foreign.find("manifest-00002.json: the content does not match its hash in manifest.json"),
+    EXPECT_NE(foreign.find(name + ": the content does not match its hash in manifest.json"),
               std::string::npos)
         << foreign;
     testing::internal::CaptureStderr();
@@ -213,7 +216,7 @@ TEST_F(DividedManifest, fault_17_hostile_indices_and_files) {
       {"/files/0/bytes", -1},
       {"/bytes", -1},
       {"/ranks", "x"},
-      {"/tensors/nothing/file", 4},
+      {"/tensors/nothing/file", 100},
       {"/tensors/nothing/file", -1},
       {"/tensors/nothing/dtype", "F"},
       {"/tensors/nothing/shape", json::array({1LL << 62, 1LL << 62})}};
@@ -318,6 +321,29 @@ TEST_F(DividedManifest, nothing_after_the_commit_fails_the_save) {
     fs::remove_all(directory_ / "iter_0000002");
     save(1, 2, 1);
   }
+}
+
+// A network file system may show a new folder to other hosts late. The ranks have separate working directories,
+// and the second sees the folder after a while.
+TEST_F(DividedManifest, a_folder_that_another_host_shows_late_is_waited_for) {
+  bool possible = false;
+  std::thread([&possible] { possible = ::unshare(CLONE_FS) == 0; }).join();
+  if (!possible) GTEST_SKIP() << "threads cannot have separate working directories here";
+  const TemporaryDirectory elsewhere;
+  const fs::path name = directory_.path().filename();
+  std::thread shows([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    fs::create_directory_symlink(directory_.path(), elsewhere / name.string());
+  });
+  run_host_group(2, [&](HostGroup& group) {
+    ::unshare(CLONE_FS);
+    fs::current_path(group.rank() == 0 ? directory_.path().parent_path() : elsewhere.path());
+    TestTensors own = tensors(group.rank(), 2);
+    own.fill(1);
+    save_checkpoint({.directory = name, .iteration = 1, .tensors = own.list()}, group);
+  });
+  shows.join();
+  EXPECT_GT(verify_checkpoint(directory_ / "iter_0000001"), 0);
 }
 
 // Earlier releases wrote manifests of any size in one file and took those above 1 GiB for damaged.

@@ -202,8 +202,7 @@ void AsyncSave::divide_manifest() {
       shards += std::stoll(text.substr(0, space));
       metadata += std::stoll(text.substr(space));
     }
-    const int64_t files = metadata / request_.manifest_file_bytes + 1;
-    return fmt::format("{} {}", shards, std::min(files, group_.size()));
+    return fmt::format("{} {}", shards, metadata / request_.manifest_file_bytes + 1);
   };
   const std::string sums = combine_outcomes(outcome_, group_, sum);
   const size_t space = sums.find(' ');

@@ -1,0 +1,184 @@
+// What a save and a load cost one rank, counted on up to 4,096 simulated ranks (docs/scaling.md). A transformer
+// of 64 layers on tp 8 x pp 8 with a distributed optimizer, and 64 tensors of experts that are cut over all
+// ranks: the most chunks that a tensor can have.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <mutex>
+
+#include <gtest/gtest.h>
+
+#include "teratron/base/file.h"
+#include "teratron/base/log.h"
+#include "teratron/ckpt/checkpoint.h"
+#include "teratron/ckpt/manifest.h"
+#include "teratron/ckpt/saved_metadata.h"
+#include "teratron/testing/checkpoint_world.h"
+#include "teratron/testing/counted_ranks.h"
+
+namespace teratron {
+namespace {
+
+constexpr int64_t kTp = 8, kPp = 8, kLayers = 64, kExperts = 64;
+
+struct Part {
+  std::string name;
+  Shard shard;
+};
+
+// The weights of one stage's layers on one tensor-parallel rank.
+std::vector<Part> stage(int64_t pp_rank, int64_t tp_rank) {
+  std::vector<Part> parts;
+  for (int64_t layer = pp_rank * kLayers / kPp; layer < (pp_rank + 1) * kLayers / kPp; ++layer) {
+    const auto name = [layer](const char* of) { return fmt::format("decoder.layers.{}.{}", layer, of); };
+    parts.push_back({name("linear_qkv.weight"), Shard::split({96, 16}, 0, kTp, tp_rank)});
+    parts.push_back({name("linear_proj.weight"), Shard::split({16, 32}, 1, kTp, tp_rank)});
+    parts.push_back({name("linear_fc1.weight"), Shard::split_segments({128, 16}, 0, {64, 64}, kTp, tp_rank)});
+    parts.push_back({name("linear_fc2.weight"), Shard::split({16, 64}, 1, kTp, tp_rank)});
+    parts.push_back({name("input_layernorm.weight"), Shard::replicated({16})});
+    parts.push_back({name("pre_mlp_layernorm.weight"), Shard::replicated({16})});
+  }
+  return parts;
+}
+
+TestTensors tensors_of(int64_t rank, int64_t ranks) {
+  TestTensors tensors;
+  const int64_t tp_rank = rank % kTp, dp = ranks / kTp / kPp;
+  const int64_t dp_rank = rank / kTp % dp, pp_rank = rank / kTp / dp;
+  const std::vector<Part> parts = stage(pp_rank, tp_rank);
+  int64_t total = 0;
+  for (const Part& part : parts) total += local_numel(part.shard);
+  const int64_t begin = total * dp_rank / dp, end = total * (dp_rank + 1) / dp;  // of the flat buffer
+  int64_t at = 0;
+  for (const Part& part : parts) {
+    tensors.add(part.name, part.shard, Dtype::bf16);
+    const int64_t numel = local_numel(part.shard);
+    const int64_t first = std::clamp<int64_t>(begin - at, 0, numel);
+    const int64_t last = std::clamp<int64_t>(end - at, 0, numel);
+    at += numel;
+    if (first >= last) continue;
+    for (const char* state : {"master", "exp_avg", "exp_avg_sq"})
+      tensors.add_range(fmt::format("optimizer.{}.{}", state, part.name), part.shard, first, last);
+  }
+  for (int64_t expert = 0; expert < kExperts; ++expert)
+    tensors.add(fmt::format("experts.{}.weight", expert), Shard::split({ranks, 2}, 0, ranks, rank));
+  tensors.add("step", Shard::replicated({}), Dtype::i64);
+  return tensors;
+}
+
+// The largest of any rank.
+struct Costs {
+  RankCost most;
+  void add(const RankCost& before, const RankCost& after) {
+    most.messages = std::max(most.messages, after.messages - before.messages);
+    most.sent = std::max(most.sent, after.sent - before.sent);
+    most.received = std::max(most.received, after.received - before.received);
+    most.rounds = std::max(most.rounds, after.rounds - before.rounds);
+    most.seconds = std::max(most.seconds, after.seconds - before.seconds);
+  }
+};
+
+struct Measured {
+  Costs save, load;
+  int64_t manifest_bytes = 0, largest_file = 0, files = 0;
+};
+
+Measured measure(int64_t ranks) {
+  const TemporaryDirectory directory;
+  Measured measured;
+  std::mutex mutex;
+  std::filesystem::path path;
+  run_counted_ranks(ranks, [&](CountedGroup& group) {
+    TestTensors tensors = tensors_of(group.rank(), ranks);
+    tensors.fill(3);
+    const SaveRequest request{.directory = directory.path(), .iteration = 1, .tensors = tensors.list()};
+    const RankCost start = group.cost();
+    const SavedCheckpoint saved = save_checkpoint(request, group);
+    const RankCost end = group.cost();
+    const std::lock_guard lock(mutex);
+    measured.save.add(start, end);
+    path = saved.path;
+  });
+  for (const std::string& name : list_directory(path, ExitCode::data)) {
+    if (!name.starts_with("manifest")) continue;
+    const auto bytes = static_cast<int64_t>(std::filesystem::file_size(path / name));
+    ++measured.files;
+    measured.manifest_bytes += bytes;
+    measured.largest_file = std::max(measured.largest_file, bytes);
+  }
+  run_counted_ranks(ranks, [&](CountedGroup& group) {
+    TestTensors tensors = tensors_of(group.rank(), ranks);
+    const LoadRequest request{.directory = directory.path(), .tensors = tensors.list()};
+    const RankCost start = group.cost();
+    load_checkpoint(request, group);
+    const RankCost end = group.cost();
+    EXPECT_EQ(tensors.difference(3), "") << group.rank();
+    const std::lock_guard lock(mutex);
+    measured.load.add(start, end);
+  });
+  return measured;
+}
+
+void print_costs(const char* what, int64_t ranks, const RankCost& most) {
+  print("{:5} {:6} ranks: {:4} messages, {:4} rounds, {:9} bytes sent, {:9} received, {:.3f} s CPU", what,
+        ranks, most.messages, most.rounds, most.sent, most.received, most.seconds);
+}
+
+// How a cost grows from n to 4 n ranks: the exponent of n.
+double exponent(int64_t less, int64_t more) {
+  return std::log(static_cast<double>(more) / static_cast<double>(less)) / std::log(4.0);
+}
+
+TEST(CheckpointScale, costs_of_a_rank) {
+  std::vector<int64_t> sizes = {64, 256};
+  if (std::getenv("TERATRON_LONG_TESTS")) sizes.insert(sizes.end(), {1024, 4096});
+  std::vector<Measured> all;
+  for (const int64_t ranks : sizes) {
+    const auto start = std::chrono::steady_clock::now();
+    const Measured& m = all.emplace_back(measure(ranks));
+    print_costs("save", ranks, m.save.most);
+    print_costs("load", ranks, m.load.most);
+    print("      {:6} ranks: manifest {} bytes in {} files, the largest {}; {:.1f} s in all", ranks,
+          m.manifest_bytes, m.files, m.largest_file,
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    const auto log = static_cast<int64_t>(std::ceil(std::log2(ranks)));
+    EXPECT_LE(m.save.most.messages, 20 * log);
+    EXPECT_LE(m.load.most.messages, 20 * log);
+    EXPECT_LE(m.save.most.rounds, 20 * log);
+    EXPECT_LE(m.load.most.rounds, 20 * log);
+    if (all.size() == 1) continue;
+    const Measured& less = all[all.size() - 2];
+    for (const auto& [before, after] :
+         {std::pair(less.save.most, m.save.most), std::pair(less.load.most, m.load.most)}) {
+      print("      {:6} ranks: exponents {:.2f} (sent) and {:.2f} (received)", ranks,
+            exponent(before.sent, after.sent), exponent(before.received, after.received));
+    }
+  }
+}
+
+// Writing, checking and reading the metadata of one rank.
+TEST(CheckpointScale, a_file_of_the_manifest_takes_little_time) {
+  ManifestFragment fragment;
+  ManifestTensor& tensor = fragment.tensors["experts.weight"];
+  tensor.shape = {1, 16384 * 256};
+  tensor.dtype = Dtype::f32;
+  for (int64_t i = 0; i < 16384; ++i) {
+    const std::string file = fmt::format("shard-{:05d}.safetensors", i);
+    fragment.shards.push_back({.file = file, .bytes = 2000, .header_bytes = 100, .header_hash = 5});
+    tensor.chunks.push_back({.shard = i,
+                             .stored_name = "experts.weight",
+                             .offset = 100,
+                             .bytes = 1024,
+                             .region = {Shard::replicated(tensor.shape), i * 256, (i + 1) * 256, {}},
+                             .hashes = {static_cast<uint64_t>(i)}});
+  }
+  const auto start = std::chrono::steady_clock::now();
+  const std::string text = checked_text(fragment);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  print("{} bytes of metadata: {:.3f} s to write and check", text.size(), seconds.count());
+  EXPECT_LT(seconds.count(), 5) << "also with sanitizers";
+}
+
+}  // namespace
+}  // namespace teratron
