@@ -17,9 +17,10 @@
 // kill at any moment, either the old or the new checkpoint loads completely. What fails after the commit is a
 // warning.
 //
-// No rank sees the metadata of all: which rank writes a tensor and which chunks a rank reads are settled by a
-// rank that is responsible for the tensor (save_plan.h, shared_manifest.h). Traffic, memory and time of a rank
-// do not grow with the number of ranks, except for some bytes per rank on rank 0.
+// No rank sees the metadata of all: which rank writes a tensor and which chunks a rank reads are settled by
+// a rank that is responsible for the tensor (save_plan.h, shared_manifest.h). Traffic, memory and time of a
+// rank do not grow with the number of ranks, except for some bytes per rank on rank 0 and for tensors of
+// which every rank holds another part (docs/scaling.md).
 //
 // Every function here is collective unless it says otherwise: all ranks call it with the same arguments
 // (except their tensors), and all return or all throw. Fault points: ckpt.* (see save.cpp, load.cpp).

@@ -25,7 +25,7 @@ using nlohmann::json;
 class DividedManifest : public testing::Test {
  protected:
   // Weights that all ranks hold, parts of others, optimizer state in flat ranges, overlaps, nothing at all.
-  static TestTensors tensors(int64_t rank, int64_t ranks) {
+  static TestTensors tensors(int64_t rank, int64_t ranks) {  // lint: allow(global-state): a function
     TestTensors tensors;
     for (int i = 0; i < 5; ++i) {
       const std::string name = fmt::format("layers.{}.weight", i);
@@ -247,7 +247,8 @@ TEST_F(DividedManifest, fault_17_hostile_indices_and_files) {
   }
 }
 
-// A load opens the shards that hold what it needs and looks at no other; finding one for inference checks all.
+// A load opens the shards that hold what it needs and looks at no other; finding one for inference checks
+// all.
 TEST_F(DividedManifest, a_shard_is_looked_at_by_the_rank_that_opens_it) {
   for (const int64_t file_bytes : {400, 1 << 20}) {
     const fs::path path = save(1, 4, file_bytes);
@@ -323,8 +324,8 @@ TEST_F(DividedManifest, nothing_after_the_commit_fails_the_save) {
   }
 }
 
-// A network file system may show a new folder to other hosts late. The ranks have separate working directories,
-// and the second sees the folder after a while.
+// A network file system may show a new folder to other hosts late. The ranks have separate working
+// directories, and the second sees the folder after a while.
 TEST_F(DividedManifest, a_folder_that_another_host_shows_late_is_waited_for) {
   bool possible = false;
   std::thread([&possible] { possible = ::unshare(CLONE_FS) == 0; }).join();

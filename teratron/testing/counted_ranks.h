@@ -22,8 +22,8 @@ class CountedGroup : public HostGroup {
   virtual RankCost cost() const = 0;
 };
 
-/// Runs `body` on `ranks` threads; collectives use the tree of comm/host/tree.h. Rethrows the first exception,
-/// after which the collectives of the others throw Fault.
+/// Runs `body` on `ranks` threads; collectives use the tree of comm/host/tree.h. Rethrows the first
+/// exception, after which the collectives of the others throw Fault.
 void run_counted_ranks(int64_t ranks, const std::function<void(CountedGroup&)>& body);
 
 }  // namespace teratron

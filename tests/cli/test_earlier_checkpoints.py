@@ -51,4 +51,4 @@ def test_a_newer_format_is_named(run):
     path = run / SAVED.name / "manifest.json"
     path.write_text(path.read_text().replace('"format_version":"1.0"', '"format_version":"3.0"'))
     message(train(*JOB, "--load", run, code=4), "has format 3.0", "Use Teratron")
-    assert path.exists(), "a newer format is no damage"
+    assert path.exists(), "a newer format is not damage"

@@ -45,8 +45,8 @@ void unpack(std::string_view packed, std::vector<Parcel>& parcels) {
 
 }  // namespace
 
-// Bruck's algorithm for few and unequal parts: before the round of distance 2^k, every part is at a rank whose
-// distance to its receiver is a multiple of 2^k.
+// Bruck's algorithm for few and unequal parts: before the round of distance 2^k, every part is at a rank
+// whose distance to its receiver is a multiple of 2^k.
 RankBytes exchange_bytes(HostGroup& group, const RankBytes& parts) {
   const int64_t rank = group.rank(), size = group.size();
   std::vector<Parcel> held;
