@@ -18,8 +18,8 @@ class IndexedDataset;
 /// Where indices are kept.
 struct IndexCache {
   enum class Place : uint8_t {
-    memory,  // of each process
-    folder,  // `folder`; UserError if it cannot be written
+    memory,    // of each process
+    folder,    // `folder`; UserError if it cannot be written
     near_data  // PREFIX/cache as Megatron-LM does, else `folder` unless empty, else a folder of this user in
                // the host's temporary files, else memory, with a warning
   };
