@@ -203,13 +203,14 @@ TEST(MoeNonFinite, IsNamedWithLayerAndExpert) {
             "decoder.layers.3.mlp.experts.6");
 }
 
-Layout random_expert_layout(const GPTConfig& config, std::mt19937& random) {
+Layout random_expert_layout(GPTConfig& config, std::mt19937& random) {
   Layout layout;
   do {
     layout = random_layout(config, random, 16);
+    if (random() % 2 == 0) add_context_parallel(config, layout, 16, random);
     layout.ep = int64_t{1} << random() % 4;
     layout.etp = layout.tp > 1 && !layout.sequence_parallel ? layout.tp : int64_t{1} << random() % 2;
-  } while (layout.tp * layout.dp % (layout.ep * layout.etp) != 0);
+  } while (layout.tp * layout.cp * layout.dp % (layout.ep * layout.etp) != 0);
   return layout;
 }
 
