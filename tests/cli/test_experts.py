@@ -2,10 +2,13 @@
 
 import json
 import math
+import os
 import re
+import signal
 
 import pytest
-from program import VOCABULARY, message, needs_binary, teratron
+from jobs import rank_pids, start_job
+from program import VOCABULARY, message, needs_binary, steps, teratron, wait_for
 
 pytestmark = needs_binary
 
@@ -76,3 +79,21 @@ def test_bad_combinations():
                          (["--moe-layer-freq", "[1,0"], ["--moe-layer-freq"])]:
         message(teratron("pretrain", "gpt", *RUN, "--train-iters", "1", *flags, code=2), *words)
     message(teratron("pretrain", "bert", *RUN, "--train-iters", "1", code=2), "--num-experts", "gpt")
+
+
+@pytest.mark.parametrize("dispatcher", ["allgather", "alltoall"])
+@pytest.mark.parametrize("sent", [signal.SIGSTOP, signal.SIGKILL])
+def test_an_expert_rank_that_hangs_or_dies_is_named(tmp_path, dispatcher, sent):
+    process = start_job(*RUN, "--train-iters", "100000", "--expert-model-parallel-size", "2", "--moe-token-dispatcher-type", dispatcher,
+                        "--distributed-timeout-seconds-after-init", "2", "--run-dir", tmp_path, flags=["--nproc-per-node", 2, "--log-dir", tmp_path / "logs"])
+    wait_for(lambda: len(steps(tmp_path)) >= 3, "three steps")
+    pids = rank_pids(process)
+    os.kill(pids[1], sent)
+    _, errors = process.communicate(timeout=40)
+    assert process.returncode == 5
+    rank = rf"rank 1 \(pid {pids[1]} on \S+\)"
+    if sent == signal.SIGSTOP:
+        assert re.search(rf"error: .*group \[0 1\].* timed out after 2 s: {rank} does not answer: it is stopped", errors), errors[-2000:]
+    else:
+        assert re.search(rf"error: {rank} was killed by signal 9 \(SIGKILL\), the first to fail, after iteration \d+", errors), errors[-2000:]
+        assert re.search(rf"error: {rank} has died", (tmp_path / "logs/rank-0.log").read_text())
