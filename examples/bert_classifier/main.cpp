@@ -17,7 +17,7 @@
 #include "teratron/cli/program.h"
 #include "teratron/models/bert/bert_classifier.h"
 #include "teratron/models/bert/bert_family.h"
-#include "teratron/train/bert/bert_step.h"
+#include "teratron/train/classification/classification_step.h"
 
 using namespace teratron;
 
@@ -27,9 +27,9 @@ struct Settings {
   int64_t num_labels = 2;
   bool multi_label = false;
 
-  BertTarget target() const {
-    if (num_labels == 1) return BertTarget::number;
-    return multi_label ? BertTarget::several : BertTarget::one_of;
+  ClassifierTarget target() const {
+    if (num_labels == 1) return ClassifierTarget::number;
+    return multi_label ? ClassifierTarget::several : ClassifierTarget::one_of;
   }
 };
 
@@ -80,7 +80,7 @@ class Texts : public Dataset {
     std::ranges::copy(text.types, sample.i64("types").begin());
     const auto used = static_cast<int32_t>(text.tokens.size());
     std::ranges::fill(sample.i32("segment_start").subspan(text.tokens.size()), used);
-    if (settings_.target() == BertTarget::one_of) {
+    if (settings_.target() == ClassifierTarget::one_of) {
       sample.i64("labels")[0] = static_cast<int64_t>(text.labels[0]);
     } else {
       std::ranges::transform(text.labels, sample.f32("labels").begin(),
@@ -122,12 +122,12 @@ class Texts : public Dataset {
         reject(file_, line, fmt::format("the label {} is not a number", field));
       numbers.push_back(number);
     }
-    if (settings_.target() == BertTarget::number) return numbers;
+    if (settings_.target() == ClassifierTarget::number) return numbers;
     for (const double number : numbers) {
       if (number < 0 || number >= static_cast<double>(settings_.num_labels) || number != std::floor(number))
         reject(file_, line, fmt::format("the label {} is not from 0 to {}", field, settings_.num_labels - 1));
     }
-    if (settings_.target() == BertTarget::one_of) return numbers;
+    if (settings_.target() == ClassifierTarget::one_of) return numbers;
     std::vector<double> present(static_cast<size_t>(settings_.num_labels));
     for (const double number : numbers) present[static_cast<size_t>(number)] = 1.0;
     return present;
@@ -142,7 +142,7 @@ class Texts : public Dataset {
 
 ModelPlan make_plan(const Settings& settings, const Arguments& args, int64_t vocabulary) {
   const BertConfig config = bert_config(args, vocabulary);
-  const BertClassifierOptions classifier{
+  const ClassifierOptions classifier{
       .target = settings.target(), .outputs = settings.num_labels, .dropout = config.hidden_dropout};
   const BatchSchema schema =
       bert_classifier_schema({.sequence_length = args.seq_length.value_or(0), .classifier = classifier});
@@ -185,7 +185,7 @@ int main(int argc, char** argv) {
       .plan = std::bind_front(make_plan, std::cref(settings)),
       .datasets = std::bind_front(make_datasets, std::cref(settings))};
   const auto step = [&settings](const Registry::Context&) {
-    return std::make_unique<BertClassificationStep>(settings.target());
+    return std::make_unique<ClassificationStep>(settings.target());
   };
   const Finetuning pretrained{.family = "bert",
                               .starts_anew = {"classification_head.", "pooler."},

@@ -4,7 +4,7 @@
 #include "teratron/cli/commands.h"
 #include "teratron/cli/run_job.h"
 #include "teratron/generate/training_texts.h"
-#include "teratron/train/bert/classification.h"
+#include "teratron/train/classification/classification.h"
 #include "teratron/train/pretrain.h"
 
 namespace teratron {

@@ -75,17 +75,32 @@ std::vector<std::vector<int64_t>> read_sequences(const std::string& path, const 
   return sequences;
 }
 
+// A classifier's, [K].
+at::Tensor logits_of_text(const LanguageModel& model, const std::vector<int64_t>& ids) {
+  NamedTensors inputs_1S;
+  for (const Inference::Input& input : model.inference.inputs)
+    inputs_1S.set(input.name, at::full({1, std::ssize(ids)}, input.fill.value_or(0), at::kLong));
+  inputs_1S.set("tokens", at::tensor(ids).unsqueeze(0));
+  NamedTensors there;
+  for (const auto& [name, values] : inputs_1S) there.set(name, values.to(model.device));
+  return outputs_of(model, model.inference.batch(there, {})).front().tensor[0].contiguous();
+}
+
 at::Tensor fp32_logits(const LanguageModel& model, const std::vector<int64_t>& ids) {
+  if (model.inference.of_texts) return logits_of_text(model, ids);
   return logits_of(model, ids).squeeze(1).to(at::kCPU, at::kFloat).contiguous();
 }
 
 void write_logits(const LanguageModel& model, const std::vector<std::vector<int64_t>>& sequences,
                   const std::string& path) {
   std::vector<SafetensorsWriter::Tensor> entries;
+  const std::vector<int64_t> classes =
+      model.inference.of_texts ? fp32_logits(model, sequences[0]).sizes().vec() : std::vector<int64_t>();
   for (size_t i = 0; i < sequences.size(); ++i) {
+    const std::vector<int64_t> of_tokens = {std::ssize(sequences[i]), model.vocabulary};
     entries.push_back({.name = fmt::format("logits.{}", i),
                        .dtype = Dtype::f32,
-                       .shape = {static_cast<int64_t>(sequences[i].size()), model.vocabulary}});
+                       .shape = model.inference.of_texts ? classes : of_tokens});
   }
   TemporaryPath target(path, ExitCode::config);
   SafetensorsWriter writer(target.path(), entries, {});

@@ -6,7 +6,7 @@
 
 #include "teratron/hf/hf_checkpoint.h"
 #include "teratron/hf/peft.h"
-#include "teratron/models/family.h"
+#include "teratron/models/classifier/classifier_families.h"
 #include "teratron/settings/checks/validate.h"
 #include "teratron/train/model_checkpoint.h"
 
@@ -202,7 +202,7 @@ LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOpti
   check_experts_divisible(loaded.args, tp.size);
   loaded.parameters = std::make_unique<ParameterSet>(
       ParameterSet::Options{.dtype = options.dtype, .device = options.device, .seed = 0});
-  const Family& family = find_family(saved.family);
+  const Family& family = find_saved_family(saved.family);
   check_context_parallel_model(loaded.args, family, mesh);
   const ModelPlan plan = family.plan(loaded.args, saved.vocabulary);
   if (options.generates && !plan.generates) {

@@ -52,11 +52,13 @@ HfModel read_folder(const std::string& path) {
                              "`hf download NAME --local-dir DIR` fetches a published one"});
 }
 
-// A family trains its own models only; programs that train none take any.
+// A family trains its own models, and its classifier starts from them. Programs that train none take any.
 void check_family(std::string_view program, const HfModel& model) {
   const std::string_view family = model.family->family;
   const auto& all = hf_families();
-  if (family == program || std::ranges::find(all, program, &HfFamily::family) == all.end()) return;
+  if (family == program || fmt::format("{}_classifier", family) == program ||
+      std::ranges::find(all, program, &HfFamily::family) == all.end())
+    return;
   throw config_error(
       {.what = fmt::format("a model of type {} is not trained as {}", model.family->model_type, program),
        .where = model.where,

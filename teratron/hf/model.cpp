@@ -129,6 +129,28 @@ HfTensor bias_of(HfTensor tensor) {
   return tensor;
 }
 
+bool has_architecture(const HfConfig& config, const std::string& name) {
+  const auto names = config.keys.find("architectures");
+  return names != config.keys.end() && names->is_array() && !names->empty() && names->front() == name;
+}
+
+// Of the model_type: the class that config.json names, else the first.
+const HfFamily& family_of(HfConfig& config, const std::string& where) {
+  const std::string type = config.get("model_type", "");
+  const HfFamily* first = nullptr;
+  std::vector<std::string_view> known;
+  for (const HfFamily& family : hf_families()) {
+    if (std::ranges::find(known, family.model_type) == known.end()) known.push_back(family.model_type);
+    if (type != family.model_type) continue;
+    if (has_architecture(config, family.architecture)) return family;
+    if (!first) first = &family;
+  }
+  if (first) return *first;
+  throw checkpoint_error({.what = fmt::format("model_type '{}' is not supported", printable(type)),
+                          .where = where,
+                          .fix = fmt::format("Supported are {}", fmt::join(known, ", "))});
+}
+
 // The one that the weights came from first, if several have the settings.
 std::vector<const HfFamily*> families_of(std::string_view trained, const json& config) {
   std::vector<const HfFamily*> found;
@@ -145,22 +167,14 @@ std::vector<const HfFamily*> families_of(std::string_view trained, const json& c
 HfModel parse_hf_config(const std::string& text, const std::string& where) {
   HfConfig config{.keys = parse_json(text, {.where = where, .kind = ExitCode::checkpoint})};
   if (!config.keys.is_object()) throw checkpoint_error({.what = "not a JSON object", .where = where});
-  const std::string type = config.get("model_type", "");
-  std::vector<std::string_view> known;
-  for (const HfFamily& family : hf_families()) {
-    known.push_back(family.model_type);
-    if (type != family.model_type) continue;
-    for (const HfKey& key : family.keys) read_key(key, config);
-    if (config.has("quantization_config")) config.unsupported("quantization_config");
-    if (config.problems.empty()) return {&family, std::move(config.settings), {}, where};
-    std::vector<Problem> problems;
-    for (const std::string& problem : config.problems) problems.push_back({problem, where, {}});
-    problems.back().fix = "No setting here makes such a model: use another model, or correct config.json";
-    throw UserError(ExitCode::checkpoint, std::move(problems));
-  }
-  throw checkpoint_error({.what = fmt::format("model_type '{}' is not supported", printable(type)),
-                          .where = where,
-                          .fix = fmt::format("Supported are {}", fmt::join(known, ", "))});
+  const HfFamily& family = family_of(config, where);
+  for (const HfKey& key : family.keys) read_key(key, config);
+  if (config.has("quantization_config")) config.unsupported("quantization_config");
+  if (config.problems.empty()) return {&family, std::move(config.settings), {}, where};
+  std::vector<Problem> problems;
+  for (const std::string& problem : config.problems) problems.push_back({problem, where, {}});
+  problems.back().fix = "No setting here makes such a model: use another model, or correct config.json";
+  throw UserError(ExitCode::checkpoint, std::move(problems));
 }
 
 HfModel hf_model_of(const CheckpointInfo& info) {

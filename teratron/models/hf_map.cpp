@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "teratron/base/error.h"
+#include "teratron/models/classifier/hf_families.h"
 
 namespace teratron {
 
@@ -59,6 +60,7 @@ const std::vector<HfFamily>& hf_families() {
   }
 #include "teratron/models/families.def"
 #undef TERATRON_FAMILY
+    for (HfFamily& one : classifiers_of(all)) all.push_back(std::move(one));
     return all;
   }();
   return families;

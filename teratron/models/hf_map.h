@@ -105,8 +105,8 @@ struct HfTensorGroup {
 
 struct HfFamily {
   std::string_view model_type;
-  std::string_view architecture;  // class of the model with its head
-  std::string_view prefix;        // of the base model's tensors, absent in files of the bare base model
+  std::string architecture;  // class of the model with its head
+  std::string_view prefix;   // of the base model's tensors, absent in files of the bare base model
   std::vector<HfKey> keys;
   std::vector<HfTensorGroup> tensors;          // in the order of the forward pass
   std::vector<std::string_view> buffers = {};  // ends of names that hold no parameters: masks, rotary tables
@@ -114,7 +114,7 @@ struct HfFamily {
   /// A file with this tensor has an untied output layer, unless it equals the word embeddings, and a file
   /// without it a tied one, whatever config.json says. Empty: config.json is right.
   std::string_view unties = {};
-  /// Of families.def; set by hf_families().
+  /// Of families.def, or a classifier's (models/classifier); set by hf_families().
   std::string_view family = {};
 };
 

@@ -20,6 +20,7 @@ struct Inference {
     std::string sequence = "tokens";
   };
   std::vector<Input> inputs;
+  bool of_texts = false;  // the outputs are of whole texts, [B, ...], not of each token
   /// The micro-batch of all inputs, on their device. UserError(data) at `where` for inputs that contradict
   /// each other.
   std::function<MicroBatch(const NamedTensors& inputs_BS, const std::string& where)> batch;

@@ -116,7 +116,7 @@ TEST(BertOperators, SaveWhatTheModelSaves) {
 TEST(BertOperators, SaveWhatAClassifierSaves) {
   at::set_num_threads(1);
   const BertConfig config = wide(small_bert_config());
-  const BertClassifierOptions options{.outputs = 3};
+  const ClassifierOptions options{.outputs = 3};
   const BatchSchema schema = bert_classifier_schema({.sequence_length = sequence, .classifier = options});
   const StageSpec whole{.layers = config.layers};
   const auto build = [&](const StageContext& part) {

@@ -104,5 +104,6 @@ def test_bad_texts(tmp_path):
         assert f"{data}:{message}" in said, message
     assert not list((tmp_path / "run").glob("iter_*"))
     assert "no texts to train on" in run(*flags, code=2)
+    assert "one class leaves nothing to learn" in run(*flags, "--train-data", data, "--num-classes", 1, code=2)
     assert "t5 has no classification head" in run("finetune", "t5", "--task", "classification", code=2)
     assert "`teratron tasks`" in run("finetune", "bert", "--task", "RACE", code=2)

@@ -12,7 +12,6 @@ namespace {
 
 // After those of the encoder, which is the only stack of layers.
 constexpr uint64_t pooled_dropout_site = uint64_t{1} << 32U;
-constexpr int64_t no_label = -1;
 
 BertConfig encoder_of(BertConfig config) {
   config.pretraining_heads = false;
@@ -21,30 +20,7 @@ BertConfig encoder_of(BertConfig config) {
 
 }  // namespace
 
-at::Tensor class_labels(const at::Tensor& labels, int64_t samples) {
-  return labels.slice(0, 0, labels.size(0), labels.size(0) / samples).squeeze(1);
-}
-
-LossTerm classification_loss(const at::Tensor& logits_BK, const at::Tensor& labels, BertTarget target) {
-  const at::Tensor scores_BK = logits_BK.scalar_type() == at::kDouble ? logits_BK : logits_BK.to(at::kFloat);
-  const auto samples = static_cast<double>(scores_BK.size(0));
-  const at::Tensor count = at::full({}, samples, scores_BK.options().requires_grad(false));
-  switch (target) {
-    case BertTarget::number:
-      return {.sum = (scores_BK - labels.to(scores_BK.scalar_type())).square().sum(), .count = count};
-    case BertTarget::one_of: {
-      const at::Tensor classes_B = class_labels(labels, scores_BK.size(0));
-      return {.sum = at::cross_entropy_loss(scores_BK, classes_B, {}, at::Reduction::Sum, no_label),
-              .count = classes_B.ge(0).sum().clamp_min(1).to(scores_BK.scalar_type())};
-    }
-    case BertTarget::several:
-      break;
-  }
-  const at::Tensor mean = at::binary_cross_entropy_with_logits(scores_BK, labels.to(scores_BK.scalar_type()));
-  return {.sum = mean * samples, .count = count};
-}
-
-BertClassifier::BertClassifier(const BertConfig& config, const BertClassifierOptions& options,
+BertClassifier::BertClassifier(const BertConfig& config, const ClassifierOptions& options,
                                const StageContext& part)
     : Model(part.stage),
       config_(encoder_of(config)),
@@ -94,16 +70,7 @@ void BertClassifier::set_activation_hook(const ActivationHook& hook) {
   encoder_.set_activation_hook(hook);
 }
 
-Column labels_column(const BertClassifierOptions& options) {
-  const bool one_of = options.target == BertTarget::one_of;
-  return {.name = "labels",
-          .type = one_of ? ColumnType::i64 : ColumnType::f32,
-          .shape = {one_of ? 1 : options.outputs},
-          .kind = Column::Kind::sample,
-          .stages = Column::Stages::last};
-}
-
-BatchSchema bert_classifier_schema(const BertTextSchemaOptions& options) {
+BatchSchema bert_classifier_schema(const ClassifierSchemaOptions& options) {
   using Kind = Column::Kind;
   using Stages = Column::Stages;
   const std::vector<int64_t> row = {options.sequence_length};
@@ -114,8 +81,10 @@ BatchSchema bert_classifier_schema(const BertTextSchemaOptions& options) {
           labels_column(options.classifier)};
 }
 
-ModelPlan bert_classifier_plan(const BertConfig& config, const BertClassifierOptions& options,
+ModelPlan bert_classifier_plan(const BertConfig& config, const ClassifierOptions& options,
                                const BatchSchema& batch) {
+  Inference inference = bert_inference(config);
+  inference.of_texts = true;
   const auto residual = config.fp32_residual ? std::optional(at::kFloat) : std::nullopt;
   return {.towers = {{"encoder", config.layers}},
           .batch = batch,
@@ -123,7 +92,7 @@ ModelPlan bert_classifier_plan(const BertConfig& config, const BertClassifierOpt
           .channels = {{.name = "hidden",
                         .shape = sequence_shape("sequence_index", config.hidden),
                         .dtype = residual}},
-          .losses = {options.loss},
+          .losses = {"loss"},
           .vocabulary = config.vocabulary,
           .padded_vocabulary = config.padded_vocabulary,
           .max_positions = config.max_positions,
@@ -132,7 +101,7 @@ ModelPlan bert_classifier_plan(const BertConfig& config, const BertClassifierOpt
               [config, options](const StageContext& part) {
                 return std::make_unique<BertClassifier>(config, options, part);
               },
-          .inference = bert_inference(config),
+          .inference = inference,
           .operators = bert_classifier_operators(config, options.outputs, batch),
           .summary = fmt::format("BERT classifier: {} outputs, {} layers, hidden {}, {} heads",
                                  options.outputs, config.layers, config.hidden, config.heads)};

@@ -114,7 +114,7 @@ std::vector<HfFamily> bert_hf_families() {
   const auto family = [](std::string_view type, std::string_view architecture, bool post_norm) {
     return HfFamily{
         .model_type = type,
-        .architecture = architecture,
+        .architecture = std::string(architecture),
         .prefix = "bert.",
         .keys = bert_keys(post_norm),
         .tensors = post_norm ? post_norm_tensors() : pre_norm_tensors(),

@@ -1,5 +1,8 @@
 #include "teratron/models/gpt/gpt_classifier.h"
 
+#include <ATen/ATen.h>
+
+#include "teratron/base/error.h"
 #include "teratron/models/bert/bert_heads.h"
 #include "teratron/models/gpt/gpt_operators.h"
 
@@ -14,7 +17,7 @@ GPTConfig without_logits(GPTConfig config) {
 
 }  // namespace
 
-GPTClassifier::GPTClassifier(const GPTConfig& config, const BertClassifierOptions& options,
+GPTClassifier::GPTClassifier(const GPTConfig& config, const ClassifierOptions& options,
                              const StageContext& part)
     : Model(part.stage),
       options_(options),
@@ -41,7 +44,32 @@ void GPTClassifier::set_activation_hook(const ActivationHook& hook) {
   decoder_.set_activation_hook(hook);
 }
 
-BatchSchema gpt_classifier_schema(const BertTextSchemaOptions& options) {
+namespace {
+
+// Padding follows the tokens, and no token attends to what follows.
+Inference classifier_inference(int64_t vocabulary) {
+  Inference inference = token_inference(vocabulary);
+  inference.of_texts = true;
+  inference.inputs.push_back({.name = "padding_mask", .limit = 2, .fill = 1});
+  inference.batch = [tokens = inference.batch](const NamedTensors& inputs_BS, const std::string& where) {
+    const at::Tensor mask_BS = inputs_BS["padding_mask"], lengths_B = mask_BS.sum(1);
+    const at::Tensor expected_BS =
+        at::arange(mask_BS.size(1), mask_BS.options()).unsqueeze(0).lt(lengths_B.unsqueeze(1));
+    if (lengths_B.eq(0).any().item<bool>() || !expected_BS.to(at::kLong).equal(mask_BS)) {
+      throw data_error({.what = "a row has padding before or between tokens, or no tokens",
+                        .where = fmt::format("{}:padding_mask", where),
+                        .fix = "Write 1 for the tokens of each row, then 0 for its padding"});
+    }
+    MicroBatch batch = tokens(inputs_BS, where);
+    batch.tensors.set("last_token", lengths_B.sub(1).unsqueeze(1));
+    return batch;
+  };
+  return inference;
+}
+
+}  // namespace
+
+BatchSchema gpt_classifier_schema(const ClassifierSchemaOptions& options) {
   using Kind = Column::Kind;
   using Stages = Column::Stages;
   const std::vector<int64_t> row = {options.sequence_length};
@@ -51,7 +79,7 @@ BatchSchema gpt_classifier_schema(const BertTextSchemaOptions& options) {
           labels_column(options.classifier)};
 }
 
-ModelPlan gpt_classifier_plan(const GPTConfig& config, const BertClassifierOptions& options,
+ModelPlan gpt_classifier_plan(const GPTConfig& config, const ClassifierOptions& options,
                               const BatchSchema& batch) {
   const auto residual = config.fp32_residual ? std::optional(at::kFloat) : std::nullopt;
   return {.towers = {{"decoder", config.layers}},
@@ -68,6 +96,7 @@ ModelPlan gpt_classifier_plan(const GPTConfig& config, const BertClassifierOptio
               [config, options](const StageContext& part) {
                 return std::make_unique<GPTClassifier>(config, options, part);
               },
+          .inference = classifier_inference(config.vocabulary),
           .operators = gpt_operators(config),
           .summary = fmt::format("GPT classifier: {} outputs, {} layers, hidden {}, {} heads",
                                  options.outputs, config.layers, config.hidden, config.heads)};

@@ -4,7 +4,7 @@
 //   logits = h[last] W^T        W [K, H], named classification_head.weight
 #pragma once
 
-#include "teratron/models/bert/bert_classifier.h"
+#include "teratron/models/classifier/classifier.h"
 #include "teratron/models/gpt/gpt.h"
 #include "teratron/models/model_plan.h"
 
@@ -14,7 +14,7 @@ namespace teratron {
 /// "logits" [B, K].
 class GPTClassifier : public Model {
  public:
-  GPTClassifier(const GPTConfig& config, const BertClassifierOptions& options, const StageContext& part);
+  GPTClassifier(const GPTConfig& config, const ClassifierOptions& options, const StageContext& part);
 
   Activations forward(const Activations& input, const MicroBatch& batch, LayerStates* states) override;
   std::vector<InferenceOutput> inference_outputs(const Activations& output) override {
@@ -26,15 +26,15 @@ class GPTClassifier : public Model {
   void set_activation_hook(const ActivationHook& hook) override;
 
  private:
-  BertClassifierOptions options_;
+  ClassifierOptions options_;
   TensorParallel parallel_;
   GPT decoder_;
   Parameter* head_ = nullptr;  // of the last stage
 };
 
-BatchSchema gpt_classifier_schema(const BertTextSchemaOptions& options);
+BatchSchema gpt_classifier_schema(const ClassifierSchemaOptions& options);
 /// Its loss is "loss".
-ModelPlan gpt_classifier_plan(const GPTConfig& config, const BertClassifierOptions& options,
+ModelPlan gpt_classifier_plan(const GPTConfig& config, const ClassifierOptions& options,
                               const BatchSchema& batch);
 
 }  // namespace teratron

@@ -109,7 +109,8 @@ std::vector<HfTensorGroup> olmo2_tensors() {
 
 HfFamily gpt_hf_keys::llama_like(std::string_view type, std::string_view architecture,
                                  const std::vector<HfKey>& own) {
-  return {type, architecture, "model.", all_keys(llama_keys, own), llama_tensors, {".rotary_emb.inv_freq"}};
+  return {type,          std::string(architecture), "model.", all_keys(llama_keys, own),
+          llama_tensors, {".rotary_emb.inv_freq"}};
 }
 
 std::vector<HfFamily> gpt_hf_families() {

@@ -191,7 +191,7 @@ std::vector<HfTensorGroup> t5_tensors() {
 std::vector<HfFamily> t5_hf_families() {
   const auto family = [](std::string_view type, std::string_view architecture) {
     return HfFamily{.model_type = type,
-                    .architecture = architecture,
+                    .architecture = std::string(architecture),
                     .prefix = "",
                     .keys = t5_keys(type == "mt5"),
                     .tensors = t5_tensors(),

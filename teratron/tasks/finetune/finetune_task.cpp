@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include "teratron/models/bert/bert_family.h"
+#include "teratron/models/classifier/classifier_families.h"
 
 namespace teratron {
 
@@ -16,22 +17,6 @@ PairSamples read_race_folder(const std::string& path, const PairReader& reader) 
 
 constexpr FinetuneTask tasks[] = {
     {"RACE", 4, true, read_race_folder}, {"MNLI", 3, false, read_mnli}, {"QQP", 2, false, read_qqp}};
-
-BertClassifierOptions classifier_options(const FinetuneTask& task, const BertConfig& config) {
-  return {.target = BertTarget::one_of,
-          .outputs = task.multiple_choice ? 1 : task.classes,
-          .dropout = config.hidden_dropout,
-          .choices = task.rows_per_sample(),
-          .loss = "lm loss"};
-}
-
-ModelPlan plan_of_task(const FinetuneTask& task, const Arguments& args, int64_t vocabulary) {
-  const BertConfig config = bert_config(args, vocabulary);
-  const BertClassifierOptions classifier = classifier_options(task, config);
-  const BatchSchema schema =
-      bert_classifier_schema({.sequence_length = args.seq_length.value_or(0), .classifier = classifier});
-  return bert_classifier_plan(config, classifier, schema);
-}
 
 std::shared_ptr<const Dataset> dataset_of(const FinetuneTask& task, const DataRequest& request,
                                           const std::shared_ptr<const PairSamples>& samples, size_t split) {
@@ -171,8 +156,12 @@ Family task_family(const FinetuneTask& task, std::shared_ptr<const TaskData> dat
                 check_task(task, args, problems);
                 bert_family().check(args, problems);
               },
-          .plan = [&task](const Arguments& args,
-                          int64_t vocabulary) { return plan_of_task(task, args, vocabulary); },
+          .plan =
+              [](const Arguments& args, int64_t vocabulary) {
+                ModelPlan plan = bert_classifier_family().plan(args, vocabulary);
+                plan.losses = {"lm loss"};
+                return plan;
+              },
           .datasets =
               [&task, data = std::move(data)](const DataRequest& request) {
                 return Datasets{.train = dataset_of(task, request, data->train, 0),

@@ -40,12 +40,12 @@ std::string bytes_of(const std::vector<at::Tensor>& probabilities) {
 
 MicroBatch TaskStep::get_batch(BatchSource& source) {
   if (before_batch_) std::exchange(before_batch_, nullptr)();
-  return BertClassificationStep::get_batch(source);
+  return ClassificationStep::get_batch(source);
 }
 
 StepLoss TaskStep::forward_step(Model& model, const Activations& output, const MicroBatch& batch) {
   if (collects_) probabilities_.push_back(output["logits"].detach().to(at::kCPU, at::kDouble).softmax(1));
-  return BertClassificationStep::forward_step(model, output, batch);
+  return ClassificationStep::forward_step(model, output, batch);
 }
 
 int64_t most_probable(const std::vector<double>& probabilities) {

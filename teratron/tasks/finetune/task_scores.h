@@ -8,15 +8,15 @@
 #include <nlohmann/json.hpp>
 
 #include "teratron/tasks/finetune/finetune_task.h"
-#include "teratron/train/bert/bert_step.h"
+#include "teratron/train/classification/classification_step.h"
 #include "teratron/train/trainer.h"
 
 namespace teratron {
 
 /// The train step of a task. In evaluations it keeps the probabilities of the classes, on the last stage.
-class TaskStep : public BertClassificationStep {
+class TaskStep : public ClassificationStep {
  public:
-  TaskStep() : BertClassificationStep(BertTarget::one_of) {}
+  TaskStep() : ClassificationStep(ClassifierTarget::one_of) {}
   bool takes_packed_rows() const override { return true; }
   MicroBatch get_batch(BatchSource& source) override;
   StepLoss forward_step(Model& model, const Activations& output, const MicroBatch& batch) override;

@@ -12,19 +12,4 @@ StepLoss BertTrainStep::forward_step(Model& model, const Activations& output, co
   return loss(bert->scores(output, batch), batch);
 }
 
-std::vector<std::string> BertClassificationStep::metric_names() const {
-  if (target_ != BertTarget::one_of) return {};
-  return {"accuracy"};
-}
-
-StepLoss BertClassificationStep::forward_step(Model&, const Activations& output, const MicroBatch& batch) {
-  const at::Tensor& logits_BK = output["logits"];
-  TERATRON_ASSERT(logits_BK.defined(), "a BertClassificationStep needs a BertClassifier");
-  const LossTerm term = loss(logits_BK, batch);
-  if (target_ != BertTarget::one_of) return {.losses = {term}};
-  const at::Tensor right_B =
-      logits_BK.detach().argmax(1).eq(class_labels(batch["labels"], logits_BK.size(0)));
-  return {.losses = {term}, .metrics = {right_B.sum().to(term.sum.scalar_type())}};
-}
-
 }  // namespace teratron

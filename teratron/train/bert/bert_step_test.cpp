@@ -3,9 +3,11 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "teratron/models/bert/bert_classifier.h"
 #include "teratron/models/bert/bert_family.h"
 #include "teratron/models/bert/data/bert_dataset.h"
 #include "teratron/testing/bert_models.h"
+#include "teratron/train/classification/classification_step.h"
 #include "teratron/train/engine_options.h"
 
 namespace teratron {
@@ -44,7 +46,7 @@ TEST(BertStep, TakesPackedRowsIfItIsNotDerived) {
   HalfOfThePairs derived;
   TrainStep base;
   EXPECT_TRUE(base.takes_packed_rows());
-  EXPECT_TRUE(BertClassificationStep(BertTarget::number).takes_packed_rows());
+  EXPECT_TRUE(ClassificationStep(ClassifierTarget::number).takes_packed_rows());
   EXPECT_FALSE(derived.takes_packed_rows());
   const BatchSchema padded = bert_schema({.sequence_length = 8, .predictions = 1}),
                     full = bert_schema({.sequence_length = 8, .predictions = 1, .padding = false});
@@ -78,7 +80,7 @@ TEST(BertStep, CountsTheTextsOfTheRightClass) {
   const at::Tensor logits_BK = at::tensor({1.0, 2.0, 0.0, 3.0, 1.0, 0.0}, at::kDouble).view({2, 3});
   MicroBatch batch;
   batch.tensors.set("labels", at::tensor({1, 2}, at::kLong).view({2, 1}));
-  BertClassificationStep step(BertTarget::one_of), number(BertTarget::number);
+  ClassificationStep step(ClassifierTarget::one_of), number(ClassifierTarget::number);
   const StepLoss result = step.forward_step(model, {{"logits", logits_BK}}, batch);
   ASSERT_EQ(step.metric_names(), std::vector<std::string>{"accuracy"});
   EXPECT_EQ(result.metrics.at(0).item<double>(), 1.0);

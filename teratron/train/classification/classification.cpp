@@ -1,11 +1,11 @@
-#include "teratron/train/bert/classification.h"
+#include "teratron/train/classification/classification.h"
 
 #include "teratron/base/error.h"
 #include "teratron/models/bert/bert_family.h"
-#include "teratron/models/gpt/gpt_classifier.h"
+#include "teratron/models/classifier/classifier_families.h"
 #include "teratron/models/gpt/gpt_family.h"
 #include "teratron/models/labelled_data/labelled_texts.h"
-#include "teratron/train/bert/bert_step.h"
+#include "teratron/train/classification/classification_step.h"
 
 namespace teratron {
 
@@ -15,22 +15,10 @@ struct LabelledTask {
   LabelledForm form;
   bool has_classes;
 
-  BertTarget target() const { return has_classes ? BertTarget::one_of : BertTarget::number; }
+  ClassifierTarget target() const {
+    return has_classes ? ClassifierTarget::one_of : ClassifierTarget::number;
+  }
 };
-
-BertClassifierOptions head_options(const LabelledTask& task, const Arguments& args) {
-  return {.target = task.target(),
-          .outputs = task.has_classes ? args.num_classes : 1,
-          .dropout = task.form == LabelledForm::bert ? args.hidden_dropout : 0.0};
-}
-
-ModelPlan plan_of(const LabelledTask& task, const Arguments& args, int64_t vocabulary) {
-  const BertClassifierOptions head = head_options(task, args);
-  const BertTextSchemaOptions schema{.sequence_length = args.seq_length.value_or(0), .classifier = head};
-  if (task.form == LabelledForm::bert)
-    return bert_classifier_plan(bert_config(args, vocabulary), head, bert_classifier_schema(schema));
-  return gpt_classifier_plan(gpt_config(args, vocabulary), head, gpt_classifier_schema(schema));
-}
 
 Datasets labelled_datasets(const LabelledTask& task, const DataRequest& request) {
   const Arguments& args = request.args;
@@ -54,6 +42,9 @@ void check_labelled(const LabelledTask& task, const Arguments& args, std::vector
     problems.push_back({"no texts to train on are given", "--train-data", "Name a file of JSON lines"});
   if (args.valid_data.empty() && args.skip_train)
     problems.push_back({"no texts to evaluate on are given", "--valid-data", "Name a file of JSON lines"});
+  if (task.has_classes && args.num_classes < 2)
+    problems.push_back(
+        {"one class leaves nothing to learn", "--num-classes", "Use 2 or more, or --task regression"});
   if (args.context_parallel_size > 1)
     problems.push_back({"the head needs whole texts on a rank", "--context-parallel-size", "Leave it out"});
   if (args.calculate_per_token_loss)
@@ -77,20 +68,16 @@ ClassificationJob classification_job(std::string_view model, std::string_view na
   }
   const LabelledTask task{model == "bert" ? LabelledForm::bert : LabelledForm::gpt, name == "classification"};
   const bool is_bert = model == "bert";
-  Family family{
-      .name = is_bert ? "bert_classifier" : "gpt_classifier",
-      .summary = "a classification head on a pretrained model",
-      .args_defaults = is_bert ? std::vector<ArgsDefault>{{"tokenizer_type", "BertWordPieceLowerCase"}}
-                               : std::vector<ArgsDefault>(),
-      .check = [task](const Arguments& args, std::vector<Problem>& p) { check_labelled(task, args, p); },
-      .plan = [task](const Arguments& args, int64_t vocabulary) { return plan_of(task, args, vocabulary); },
-      .datasets = [task](const DataRequest& request) { return labelled_datasets(task, request); }};
+  Family family = is_bert ? bert_classifier_family() : gpt_classifier_family();
+  if (is_bert) family.args_defaults = {{"tokenizer_type", "BertWordPieceLowerCase"}};
+  family.check = [task](const Arguments& args, std::vector<Problem>& p) { check_labelled(task, args, p); };
+  family.datasets = [task](const DataRequest& request) { return labelled_datasets(task, request); };
   Finetuning pretrained{.family = std::string(model),
                         .starts_anew = {"classification_head.", "pooler."},
                         .left_out = {"lm_head.", "output_layer.", "binary_head."}};
   Registry registry{.finetuning = std::move(pretrained)};
   registry.train_step = [task](const Registry::Context&) {
-    return std::make_unique<BertClassificationStep>(task.target());
+    return std::make_unique<ClassificationStep>(task.target());
   };
   return {std::move(family), std::move(registry)};
 }
