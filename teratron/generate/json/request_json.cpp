@@ -140,7 +140,10 @@ void set_prompt(const RequestReader& reader, std::vector<int32_t> tokens, Genera
     return;
   }
   request.encoder_tokens = std::move(tokens);
-  if (reader.source_end >= 0) request.encoder_tokens.push_back(reader.source_end);
+  std::vector<int32_t>& source = request.encoder_tokens;
+  // T5's tokenizers of Hugging Face end every text with it.
+  const bool has_end = !source.empty() && source.back() == reader.source_end;
+  if (reader.source_end >= 0 && !has_end) source.push_back(reader.source_end);
   request.prompt.clear();
   if (reader.decoder_start >= 0) request.prompt.push_back(reader.decoder_start);
 }

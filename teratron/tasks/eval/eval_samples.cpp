@@ -194,6 +194,15 @@ void check_lengths(int64_t continuation, const EvalReader& reader, const std::st
   }
 }
 
+// Appends the tokens of a text without those that the tokenizer adds to every text, as lm-evaluation-harness.
+void append_bare(const Tokenizer& tokenizer, const std::string& text, std::vector<int32_t>& ids) {
+  std::vector<int32_t> added;
+  tokenizer.encode("", added);
+  tokenizer.encode(text, ids);
+  const bool ends = ids.size() >= added.size() && std::equal(added.rbegin(), added.rend(), ids.rbegin());
+  if (ends) ids.resize(ids.size() - added.size());
+}
+
 GenerationRequest decoder_request(const ContinuationTexts& texts, const EvalReader& reader,
                                   const std::string& where, int64_t& truncated) {
   GenerationRequest request;
@@ -202,7 +211,7 @@ GenerationRequest decoder_request(const ContinuationTexts& texts, const EvalRead
   if (request.logprobs_from == 0)
     throw data_error(
         {"the tokenizer has no token with which the decoder begins", where, "Use another tokenizer"});
-  reader.requests.tokenizer->encode(texts.continuation, request.prompt);
+  append_bare(*reader.requests.tokenizer, texts.continuation, request.prompt);
   check_lengths(static_cast<int64_t>(request.prompt.size()) - request.logprobs_from, reader, where);
   std::vector<int32_t>& source = request.encoder_tokens;
   const int64_t more = static_cast<int64_t>(source.size()) - reader.limits.max_positions;
