@@ -25,12 +25,14 @@ constexpr std::array<Gpu, 14> gpus = {{
 
 }  // namespace
 
-double training_flops(std::span<const Operator> operators, FlopsConvention convention) {
+double training_flops(std::span<const Operator> operators, FlopsConvention convention, Weights weights) {
   double flops = 0.0;
   for (const Operator& op : operators) {
-    flops += convention == FlopsConvention::causal ? op.flops - op.masked_flops : op.flops;
+    const bool no_weight_gradient = weights == Weights::frozen && op.kind == Operator::Kind::gemm;
+    const double forward = convention == FlopsConvention::causal ? op.flops - op.masked_flops : op.flops;
+    flops += (no_weight_gradient ? 2.0 : 3.0) * forward;
   }
-  return 3.0 * flops;
+  return flops;
 }
 
 Throughput throughput(const MeasuredWork& work) {

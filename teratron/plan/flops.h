@@ -10,6 +10,9 @@
 //   full     12 B L layers h^2 [(1 + groups/heads + L/h) q/h + (ffn/h) (1.5 with SwiGLU)
 //            + V / (2 layers h)]
 //            counts all scores (Megatron-LM core 0.7); logs of the two versions differ for the same run
+//
+// Frozen weights beside adapters have no weight gradient: their GEMMs count twice instead of three times. The
+// adapters' own products are left out.
 #pragma once
 
 #include <cstdint>
@@ -23,16 +26,19 @@
 namespace teratron {
 
 enum class FlopsConvention : uint8_t { causal, full };
+enum class Weights : uint8_t { trained, frozen };
 
 /// Of a step whose forward runs these operators once.
 double training_flops(std::span<const Operator> operators,
-                      FlopsConvention convention = FlopsConvention::causal);
+                      FlopsConvention convention = FlopsConvention::causal,
+                      Weights weights = Weights::trained);
 
 struct ModelPlan;
 /// FLOPs of one step over the batch, on all ranks together; 0 for a model without operators. In
 /// libteratron_plan.
 double training_flops(const ModelPlan& model, const BatchShape& batch,
-                      FlopsConvention convention = FlopsConvention::causal);
+                      FlopsConvention convention = FlopsConvention::causal,
+                      Weights weights = Weights::trained);
 
 struct MeasuredWork {
   double flops = 0.0;

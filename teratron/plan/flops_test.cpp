@@ -11,6 +11,7 @@ TEST(Flops, CountsForwardAndTwoBackwards) {
   const std::vector<Operator> operators = {gemm, attention, gemm};
   EXPECT_EQ(training_flops(operators), 3.0 * 210.0);
   EXPECT_EQ(training_flops(operators, FlopsConvention::full), 3.0 * 220.0);
+  EXPECT_EQ(training_flops(operators, FlopsConvention::causal, Weights::frozen), 2.0 * 200.0 + 3.0 * 10.0);
 }
 
 TEST(Flops, ThroughputAndPeak) {

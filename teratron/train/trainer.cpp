@@ -39,7 +39,7 @@ Trainer::Trainer(const Arguments& args, const Mesh& mesh, const JobModel& model)
       device_(choose_device(args)),
       tokenizer_(build_tokenizer(tokenizer_options(args))),
       family_(model.family),
-      args_(with_epochs({args, *tokenizer_, mesh_}, family_)),
+      args_(with_epochs({args, *tokenizer_, mesh_}, family_, epoch_)),
       decoupled_(decoupled_group(args_)),
       step_(make_step(model.registry, {args_, *tokenizer_, mesh_})),
       finetuning_(model.registry.finetuning),
@@ -78,7 +78,7 @@ void Trainer::size_data() {
                                .iteration = state_.iteration,
                                .consumed_train_samples = state_.consumed_train_samples,
                                .consumed_valid_samples = state_.consumed_valid_samples};
-  const TrainData::Source source{split_samples(args_, progress), model().batch, device_};
+  const TrainData::Source source{split_samples(args_, progress), model().batch, device_, epoch_};
   if (data_ && data_->samples() == source.samples) return;
   const auto timed = timers_->scope("train/valid/test-data-iterators-setup");
   data_ = std::make_unique<TrainData>(Registry::Context{args_, *tokenizer_, mesh_}, family_, source);
@@ -145,13 +145,14 @@ std::unique_ptr<BatchSource> Trainer::open(Split split) const {
 
 StepMetrics Trainer::next_step_metrics(const BatchSize& batch) const {
   const BatchShape shape{batch.running, args_.seq_length.value()};
+  const Weights weights = engine_->options().lora ? Weights::frozen : Weights::trained;
   return {.iteration = state_.iteration + 1,
           .consumed_samples = state_.consumed_train_samples + batch.running,
           .skipped_samples = state_.skipped_train_samples,
           .global_batch_size = batch.running,
           .tokens = batch.running * tokens_per_sample(args_),
-          .flops = training_flops(model(), shape),
-          .flops_full = training_flops(model(), shape, FlopsConvention::full)};
+          .flops = training_flops(model(), shape, FlopsConvention::causal, weights),
+          .flops_full = training_flops(model(), shape, FlopsConvention::full, weights)};
 }
 
 void Trainer::add_learning_rates(StepMetrics& metrics) const {

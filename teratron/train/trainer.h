@@ -154,6 +154,7 @@ class Trainer {
   at::Device device_;
   std::unique_ptr<Tokenizer> tokenizer_;
   Family family_;
+  std::shared_ptr<const ResizableDataset> epoch_;  // of the train split, with --num-train-epochs
   Arguments args_;
   std::optional<ParamGroupOverrides> decoupled_;
   std::unique_ptr<TrainStep> step_;

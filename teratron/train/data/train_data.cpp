@@ -69,15 +69,25 @@ int64_t train_samples(const Arguments& args, int64_t consumed, int64_t iteration
   return samples_after(consumed, {iterations, args.global_batch_size.value(), 1}, "train");
 }
 
-int64_t samples_per_epoch(const Registry::Context& context, const Family& family) {
+int64_t samples_per_epoch(const Registry::Context& context, const Family& family,
+                          std::shared_ptr<const ResizableDataset>& epoch) {
   std::string mine;
   HostGroup& ranks = *context.mesh.world().communicator;
   run_without_timeout(ranks, [&] {
     if (context.mesh.group(Axis::tp).rank != 0) return;
     const Datasets built = family.datasets({context.args, context.tokenizer, {std::nullopt, 0, 0}});
     mine = std::to_string(built.train ? built.train->size() : 0);
+    epoch = std::dynamic_pointer_cast<const ResizableDataset>(built.train);
   });
   return std::stoll(broadcast_bytes(ranks, mine));
+}
+
+// Mock data has no end.
+std::shared_ptr<const Dataset> whole_valid(const Registry::Context& context, const Family& family,
+                                           const std::shared_ptr<const Dataset>& part) {
+  if (context.args.mock_data) return part;
+  if (const auto data = std::dynamic_pointer_cast<const ResizableDataset>(part)) return data->resized({});
+  return family.datasets({context.args, context.tokenizer, {0, std::nullopt, 0}}).valid;
 }
 
 void print_reports(const Splits& datasets) {
@@ -101,16 +111,18 @@ SplitSamples split_samples(const Arguments& args, const TrainProgress& progress)
           samples_after(0, {1, args.eval_iters, batch}, "test")};
 }
 
-Arguments with_epochs(const Registry::Context& context, const Family& family) {
+Arguments with_epochs(const Registry::Context& context, const Family& family,
+                      std::shared_ptr<const ResizableDataset>& epoch) {
   const Arguments& args = context.args;
   if (!args.num_train_epochs) return args;
   Arguments resolved = args;
-  const int64_t epoch = samples_per_epoch(context, family);
+  const int64_t per_epoch = samples_per_epoch(context, family, epoch);
   int64_t samples = 0;
-  if (__builtin_mul_overflow(epoch, *args.num_train_epochs, &samples) || samples < *args.global_batch_size) {
+  if (__builtin_mul_overflow(per_epoch, *args.num_train_epochs, &samples) ||
+      samples < *args.global_batch_size) {
     throw config_error(
         {.what = fmt::format("num_train_epochs = {} of {} samples is not a number of steps of {} samples",
-                             *args.num_train_epochs, epoch, *args.global_batch_size),
+                             *args.num_train_epochs, per_epoch, *args.global_batch_size),
          .where = "--num-train-epochs",
          .fix = "Use more data, or another number of epochs"});
   }
@@ -146,12 +158,12 @@ TrainData::TrainData(const Registry::Context& context, const Family& family, con
 
 void TrainData::build(const Registry::Context& context, const Family& family) {
   const auto& [train, valid, test] = source_.samples;
-  Datasets built = family.datasets({args_, context.tokenizer, {train, valid, test}});
+  const int64_t new_train = source_.epoch ? 0 : train;
+  Datasets built = family.datasets({args_, context.tokenizer, {new_train, valid, test}});
+  if (source_.epoch && train > 0) built.train = source_.epoch->resized(train);
   datasets_ = {std::move(built.train), std::move(built.valid), std::move(built.test)};
-  if ((!args_.num_train_epochs && !args_.full_validation) || valid == 0) return;
-  // Mock data has no end.
-  whole_valid_ = args_.mock_data ? datasets_[1]
-                                 : family.datasets({args_, context.tokenizer, {0, std::nullopt, 0}}).valid;
+  if ((args_.num_train_epochs || args_.full_validation) && valid > 0)
+    whole_valid_ = whole_valid(context, family, datasets_[1]);
 }
 
 std::unique_ptr<BatchSource> TrainData::open(Split split, int64_t consumed_samples) const {

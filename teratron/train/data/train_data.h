@@ -4,6 +4,7 @@
 #include <array>
 #include <memory>
 
+#include "teratron/data/resizable_dataset.h"
 #include "teratron/train/data/batch_source.h"
 #include "teratron/train/registry.h"
 
@@ -31,7 +32,8 @@ class TrainData {
   struct Source {
     SplitSamples samples = {};
     BatchSchema schema;
-    at::Device device = at::kCPU;  // of the micro-batches
+    at::Device device = at::kCPU;                             // of the micro-batches
+    std::shared_ptr<const ResizableDataset> epoch = nullptr;  // of with_epochs()
   };
   /// Builds the datasets on ranks that read: tensor-parallel rank 0 of each stage that uses data. Collective.
   TrainData(const Registry::Context& context, const Family& family, const Source& source);
@@ -63,8 +65,9 @@ class TrainData {
   int64_t whole_valid_samples_ = 0;
 };
 
-/// Converts --num-train-epochs to train_iters; other settings are unchanged. Builds the training data's
-/// indices. Collective.
-Arguments with_epochs(const Registry::Context& context, const Family& family);
+/// Converts --num-train-epochs to train_iters; others are unchanged. Builds the training data: `epoch` keeps
+/// what TrainData need not build again. Collective.
+Arguments with_epochs(const Registry::Context& context, const Family& family,
+                      std::shared_ptr<const ResizableDataset>& epoch);
 
 }  // namespace teratron

@@ -166,7 +166,7 @@ std::shared_ptr<const Dataset> build_split(std::span<const JsonLine> lines, size
   }
   const bool shuffles = split == 0;
   return std::make_shared<SftDataset>(
-      std::move(rows),
+      std::make_shared<const SftRows>(std::move(rows)),
       SftDataset::Options{.sequence_length = options.sequence_length,
                           .samples = options.sources.samples[split],
                           .shuffle = shuffles ? std::optional<uint64_t>(options.seed) : std::nullopt,

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "teratron/data/dataset_builder.h"
+#include "teratron/data/resizable_dataset.h"
 #include "teratron/models/gpt/sft/tokens.h"
 
 namespace teratron {
@@ -36,7 +37,7 @@ struct SftRows {
   std::string report;                      // one sentence on rows, tokens and what was cut or left out
 };
 
-class SftDataset : public Dataset {
+class SftDataset : public ResizableDataset {
  public:
   struct Options {
     int64_t sequence_length = 0;
@@ -44,16 +45,17 @@ class SftDataset : public Dataset {
     std::optional<uint64_t> shuffle = {};  // the seed; nullopt: in order
     int32_t pad = 0;
   };
-  SftDataset(SftRows rows, const Options& options);
+  SftDataset(std::shared_ptr<const SftRows> rows, const Options& options);
 
   int64_t size() const override { return static_cast<int64_t>(order_.size()); }
   /// Fills tokens, labels, loss_mask, position_ids and segment_start.
   void get(int64_t i, const Sample& sample) const override;
-  std::string describe() const override { return rows_.report; }
-  std::string report() const override { return rows_.report; }
+  std::string describe() const override { return rows_->report; }
+  std::string report() const override { return rows_->report; }
+  std::shared_ptr<const Dataset> resized(std::optional<int64_t> samples) const override;
 
  private:
-  SftRows rows_;
+  std::shared_ptr<const SftRows> rows_;
   Options options_;
   std::vector<int64_t> order_;  // row of each sample
 };

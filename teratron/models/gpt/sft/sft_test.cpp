@@ -256,19 +256,28 @@ TEST_F(SftFiles, EpochsHaveTheirOwnOrderAndTheSameRows) {
   write(text);
   options.sources.samples[0] = 24;
   options.sequence_length = 30;
-  const auto data = build_sft_datasets(options).train;
-  const auto rows_of = [&](int64_t first, int64_t count) {
+  const auto rows_of = [&](const Dataset& data, int64_t first, int64_t count) {
     std::vector<std::vector<int64_t>> rows;
     for (int64_t i = first; i < first + count; ++i) {
       Batch batch(gpt_schema(30, {.reset_position_ids = true, .reset_attention_mask = true}), 1);
-      data->get(i, batch.sample(0));
+      data.get(i, batch.sample(0));
       rows.push_back(as_ints(batch.values<int64_t>("tokens")));
     }
     return rows;
   };
-  const auto first = rows_of(0, 12), second = rows_of(12, 12);
+  const auto data = build_sft_datasets(options).train;
+  const auto first = rows_of(*data, 0, 12), second = rows_of(*data, 12, 12);
   EXPECT_NE(first, second);
   EXPECT_EQ(std::multiset(first.begin(), first.end()), std::multiset(second.begin(), second.end()));
+
+  options.sources.samples[0] = std::nullopt;
+  const auto epoch = std::dynamic_pointer_cast<const ResizableDataset>(build_sft_datasets(options).train);
+  ASSERT_TRUE(epoch);
+  EXPECT_EQ(epoch->size(), 12);
+  write("");  // the file is not read again
+  const auto longer = epoch->resized(24);
+  EXPECT_EQ(rows_of(*longer, 0, 24), rows_of(*data, 0, 24));
+  EXPECT_EQ(longer->report(), data->report());
 }
 
 }  // namespace
