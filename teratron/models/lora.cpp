@@ -5,6 +5,37 @@
 
 namespace teratron {
 
+namespace {
+
+// Experts multiply grouped rows, beside which there are no adapters.
+void check_no_experts(const Arguments& args, const LoraOptions& options) {
+  if (!args.num_experts) return;
+  for (const std::string& target : options.targets) {
+    if (!target.starts_with("linear_fc")) continue;
+    throw config_error(
+        {.what = fmt::format("{} is a layer of experts, which have no adapters", target),
+         .where = "--lora-targets",
+         .fix = "Use linear_qkv, or linear_q, linear_k and linear_v, and linear_proj; with experts "
+                "these are the default"});
+  }
+}
+
+// As transformers holds them: decoders of GPT-2's kind have one projection for queries, keys and values.
+std::vector<std::string> default_targets(const Arguments& args, const ModelPlan& model) {
+  const bool gated = args.swiglu || args.geglu;
+  const bool fused = model.towers.size() == 1 && model.towers[0].name == "decoder" && !gated;
+  std::vector<std::string> targets = {"linear_proj"};
+  if (fused) targets.emplace_back("linear_qkv");
+  if (!fused) targets.insert(targets.end(), {"linear_q", "linear_k", "linear_v"});
+  if (args.num_experts) return targets;
+  targets.emplace_back("linear_fc2");
+  if (gated) targets.insert(targets.end(), {"linear_fc1_gate", "linear_fc1_up"});
+  if (!gated) targets.emplace_back("linear_fc1");
+  return targets;
+}
+
+}  // namespace
+
 std::optional<LoraOptions> lora_options(const Arguments& args, const ModelPlan& model) {
   if (!args.lora_rank) return std::nullopt;
   LoraOptions options{.rank = *args.lora_rank,
@@ -19,15 +50,8 @@ std::optional<LoraOptions> lora_options(const Arguments& args, const ModelPlan& 
                             "Use linear_qkv, or linear_q, linear_k and linear_v, linear_proj, linear_fc1, or "
                             "linear_fc1_gate and linear_fc1_up, and linear_fc2"});
   }
-  if (!options.targets.empty()) return options;
-  // As transformers holds them: decoders of GPT-2's kind have one projection for queries, keys and values.
-  const bool gated = args.swiglu || args.geglu;
-  const bool fused = model.towers.size() == 1 && model.towers[0].name == "decoder" && !gated;
-  options.targets = {"linear_proj", "linear_fc2"};
-  if (fused) options.targets.emplace_back("linear_qkv");
-  if (!fused) options.targets.insert(options.targets.end(), {"linear_q", "linear_k", "linear_v"});
-  if (gated) options.targets.insert(options.targets.end(), {"linear_fc1_gate", "linear_fc1_up"});
-  if (!gated) options.targets.emplace_back("linear_fc1");
+  check_no_experts(args, options);
+  if (options.targets.empty()) options.targets = default_targets(args, model);
   return options;
 }
 

@@ -157,6 +157,15 @@ TINY = ["--num-layers", 2, "--hidden-size", 32, "--num-attention-heads", 4, "--s
         "cpu", "--log-interval", 1, "--lora-rank", 2, "--lora-alpha", 4, "--lora-dropout", 0.2]
 
 
+def test_experts_have_no_adapters(tmp_path):
+    moe = [*TINY, "--num-experts", 4, "--moe-router-topk", 2]
+    assert "linear_fc1 is a layer of experts" in run("pretrain", "gpt", *moe, "--lora-targets", "linear_qkv", "linear_fc1", code=2)
+    run("pretrain", "gpt", *moe, "--save", tmp_path / "run")
+    names = {name for file in (tmp_path / "run" / "iter_0000004").glob("*.safetensors") for name in load_file(file) if ".lora_" in name}
+    assert {name.split("layers.0.")[1] for name in names if "layers.0." in name} == {
+        f"self_attention.linear_{layer}.lora_{side}" for layer in ("qkv", "proj") for side in "AB"}
+
+
 @pytest.mark.parametrize("family, flags", [("bert", []), ("t5", ["--decoder-seq-length", 16]), ("t5", [
     "--decoder-seq-length", 16, "--position-embedding-type", "relative", "--normalization", "RMSNorm", "--geglu", "--disable-bias-linear"])])
 def test_other_families(family, flags, tmp_path):
