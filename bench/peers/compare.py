@@ -24,10 +24,13 @@ import results_table
 ONE_DEVICE = Path(__file__).with_name("torch_gpt.py")
 ONE_DEVICE_BERT = Path(__file__).with_name("torch_bert.py")
 ONE_DEVICE_T5 = Path(__file__).with_name("torch_t5.py")
+ONE_DEVICE_MOE = Path(__file__).with_name("torch_moe.py")
 FLOOR = Path(__file__).with_name("floor.py")
 SEVERAL_GPUS = Path(__file__).with_name("torch_fsdp.py")
 FP8 = ["--fp8-format", "hybrid", "--fp8-amax-history-len", "16", "--fp8-amax-compute-algo", "max"]
 FP32_MASTERS, ALL_BF16, FSDP2 = "torch.compile, fp32 masters", "torch.compile, all bf16", "FSDP2 + torch.compile"
+GROUPED_MM = f"{FP32_MASTERS}, _grouped_mm"
+EXPERTS = ("qwen3-30b-a3b-4l", "mixtral-8x7b-2l")
 MASKED_POSITIONS = f"{FP32_MASTERS}, masked positions"
 # (shape, GPUs), with dropout (shape, GPUs, "dropout"): speed relative to a peer, or tokens per second.
 GOALS = {
@@ -40,6 +43,8 @@ GOALS = {
     ("bert-large", 1, "dropout"): {f"teratron / {FP32_MASTERS}": 1.0, f"teratron / {MASKED_POSITIONS}": 1.0},
     ("t5-base", 1): {f"teratron / {FP32_MASTERS}": 1.15},
     ("t5-base-relative", 1): {f"teratron / {FP32_MASTERS}": 1.35},
+    ("qwen3-30b-a3b-4l", 1): {f"teratron / {GROUPED_MM}": 1.30, "teratron / floor": 0.80},
+    ("mixtral-8x7b-2l", 1): {"teratron / floor": 0.90},
     ("llama3-8b", 4): {f"teratron / {FSDP2}": 1.12, "teratron / floor": 0.93, "teratron, FP8 / teratron": 1.35},
 }
 
@@ -139,6 +144,8 @@ def contestants(args):
     if args.shape.startswith("t5"):
         flags = ["--precision", args.precision, *size_flags(args), "--device", "cuda" if args.gpus else "cpu"]
         return {**result, FP32_MASTERS: lambda: peer(args, ONE_DEVICE_T5, *flags)}
+    if args.shape in EXPERTS:
+        return {**result, GROUPED_MM: lambda: peer(args, ONE_DEVICE_MOE), "floor": lambda: floor(args)}
     if args.gpus > 1:
         launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(args.gpus)]
         result[FSDP2] = lambda: peer(args, SEVERAL_GPUS, launcher=launcher)
@@ -221,6 +228,8 @@ def parsed_arguments():
     bert = args.shape.startswith("bert")
     if (bert or args.shape.startswith("t5")) and (args.gpus > 1 or args.fp8):
         parser.error("the peers of BERT and T5 run on one GPU or the CPU, and not in FP8")
+    if args.shape in EXPERTS and (args.gpus != 1 or args.fp8):
+        parser.error("the peers of models with experts run on one GPU, and not in FP8")
     if args.dropout and not bert:
         parser.error("--dropout needs a BERT: the other peers have none")
     given = {name: value for name, value in vars(args).items()

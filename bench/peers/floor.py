@@ -5,6 +5,11 @@ backward (weight gradients accumulated in fp32), attention, and 16 copies of its
 the GEMMs of the output layer with three passes over its logits; and 28 bytes per parameter for Adam, whose
 fp32 masters are the bf16 weights and two bytes more.
 
+Experts: forward and the gradient of the input are dense GEMMs of as many rows as all experts have together; the
+gradient of the weights is such a GEMM, or the reading and writing of the experts' fp32 gradients, whichever takes
+longer. The outputs of a token's experts are read once in forward, and their input gradients once in backward, to be
+added; gathering rows counts as part of the GEMMs.
+
 With --ranks N it is one of N data-parallel GPUs with a sharded optimizer; communication is left out. One
 process per GPU: compare.py starts all of them together and takes the slowest.
 
@@ -12,8 +17,11 @@ Prints one JSON object with the tokens of all ranks. Timed as `teratron bench` d
 """
 import torch
 
-from torch_gpt import SHAPES, peer_parser, report, timed_steps
+import torch_gpt
+import torch_moe
+from torch_gpt import gpu_clock, peer_parser, report, seconds_between, timed_steps
 
+SHAPES = {**torch_gpt.SHAPES, **torch_moe.SHAPES}
 COPIES_PER_LAYER = 16
 LOGITS_PASSES = 3
 OPTIMIZER_BYTES = 28
@@ -33,15 +41,48 @@ class Product:
         self.dw = torch.zeros(outputs, inputs, device="cuda")
         self.out_x, self.out_y = torch.empty_like(self.x), torch.empty_like(self.y)
 
+    def weights(self):
+        return self.w.numel()
+
     def run(self):
         torch.mm(self.x, self.w.t(), out=self.out_y)
         torch.mm(self.y, self.w, out=self.out_x)
+        self.add_weight_gradient()
+
+    def add_weight_gradient(self):
         torch.ops.aten.addmm.dtype_out(self.dw, self.y.t(), self.x, torch.float32, out=self.dw)
+
+
+class ExpertProduct(Product):
+    """Of all experts together: a dense product with one expert's weights, but the gradient bytes of all."""
+
+    def __init__(self, experts, *sizes):
+        super().__init__(*sizes)
+        self.experts, dense = experts, super().add_weight_gradient
+        gradients = Traffic(2 * 4 * self.weights())
+        self.add_weight_gradient = max((dense, gradients.run), key=seconds_of)
+
+    def weights(self):
+        return self.experts * self.w.numel()
+
+
+def seconds_of(work, repetitions=20):
+    work()
+    begin = gpu_clock()
+    for _ in range(repetitions):
+        work()
+    end = gpu_clock()
+    torch.cuda.synchronize()
+    return seconds_between(begin, end)
+
+
+def head_width(shape):
+    return shape.get("width", shape["hidden"] // shape["heads"])
 
 
 class Attention:
     def __init__(self, shape):
-        width, sequence = shape["hidden"] // shape["heads"], shape["sequence"]
+        width, sequence = head_width(shape), shape["sequence"]
         self.q = random(shape["micro_batch"], shape["heads"], sequence, width)
         groups = shape.get("groups", shape["heads"])
         self.k, self.v = (random(shape["micro_batch"], groups, sequence, width) for _ in range(2))
@@ -69,21 +110,31 @@ class Traffic:
         self.target[:rest // 2].copy_(self.source[:rest // 2])
 
 
+def feed_forward_products(shape, tokens):
+    hidden, ffn = shape["hidden"], shape.get("ffn", 4 * shape["hidden"])
+    gated = 2 if shape.get("llama") else 1
+    sizes = (hidden, gated * ffn), (ffn, hidden)
+    if "experts" not in shape:
+        return [Product(tokens, *size) for size in sizes]
+    rows = tokens * shape["chosen"]
+    return [ExpertProduct(shape["experts"], rows, *size) for size in sizes] + [Product(tokens, hidden, shape["experts"])]
+
+
 def layer_products(shape):
     tokens, hidden = shape["micro_batch"] * shape["sequence"], shape["hidden"]
-    width, ffn = hidden // shape["heads"], shape.get("ffn", 4 * hidden)
-    qkv = (shape["heads"] + 2 * shape.get("groups", shape["heads"])) * width
-    gated = 2 if shape.get("llama") else 1
-    return [Product(tokens, *sizes) for sizes in ((hidden, qkv), (hidden, hidden), (hidden, gated * ffn), (ffn, hidden))]
+    heads = shape["heads"] * head_width(shape)
+    qkv = heads + 2 * shape.get("groups", shape["heads"]) * head_width(shape)
+    attention = [Product(tokens, hidden, qkv), Product(tokens, heads, hidden)]
+    return attention + feed_forward_products(shape, tokens)
 
 
 def parameter_count(shape, products):
     embeddings = shape["vocabulary"] * shape["hidden"] * (2 if shape.get("llama") else 1)
-    return shape["layers"] * sum(product.w.numel() for product in products) + embeddings
+    return shape["layers"] * sum(product.weights() for product in products) + embeddings
 
 
 def main():
-    parser = peer_parser(__doc__)
+    parser = peer_parser(__doc__, shapes=SHAPES)
     parser.add_argument("--without-traffic", action="store_true", help="products and attention alone")
     parser.add_argument("--ranks", type=int, default=1)
     args = parser.parse_args()
@@ -92,6 +143,7 @@ def main():
     products, attention = layer_products(shape), Attention(shape)
     head = Product(min(HEAD_ROWS, tokens), shape["hidden"], shape["vocabulary"])
     activations = Traffic(2 * 2 * tokens * shape["hidden"])
+    expert_sums = Traffic(2 * 2 * (shape.get("chosen", -1) + 1) * tokens * shape["hidden"])
     logits = Traffic(LOGITS_PASSES * 2 * tokens * shape["vocabulary"])
     optimizer = Traffic(OPTIMIZER_BYTES * parameter_count(shape, products) / args.ranks)
 
@@ -102,6 +154,7 @@ def main():
             if not args.without_traffic:
                 for _ in range(COPIES_PER_LAYER):
                     activations.run()
+                expert_sums.run()
         for _ in range(max(1, tokens // HEAD_ROWS)):
             head.run()
         if not args.without_traffic:

@@ -39,52 +39,66 @@ class Layer(nn.Module):
         super().__init__()
         hidden, self.heads = shape["hidden"], shape["heads"]
         self.groups = shape.get("groups", self.heads)
-        self.width = hidden // self.heads
+        self.width = shape.get("width", hidden // self.heads)
         self.llama = shape.get("llama", False)
-        ffn = shape.get("ffn", 4 * hidden)
         norm = nn.RMSNorm if self.llama else nn.LayerNorm
         bias = not self.llama
         self.norm1, self.norm2 = norm(hidden, eps=1e-5), norm(hidden, eps=1e-5)
         self.qkv = nn.Linear(hidden, (self.heads + 2 * self.groups) * self.width, bias=bias)
-        self.out = nn.Linear(hidden, hidden, bias=bias)
+        self.out = nn.Linear(self.heads * self.width, hidden, bias=bias)
+        self.head_norms = nn.ModuleList(norm(self.width, eps=1e-5) for _ in range(2 if shape.get("qk_norm") else 0))
+        self.add_feed_forward(shape)
+
+    def add_feed_forward(self, shape):
+        hidden = shape["hidden"]
+        ffn, bias = shape.get("ffn", 4 * hidden), not self.llama
         self.up = nn.Linear(hidden, ffn * (2 if self.llama else 1), bias=bias)
         self.down = nn.Linear(ffn, hidden, bias=bias)
 
     def attend(self, x, rotary):
-        batch, length, hidden = x.shape
-        parts = self.qkv(x).split([hidden, self.groups * self.width, self.groups * self.width], -1)
+        batch, length, _ = x.shape
+        parts = self.qkv(x).split([self.heads * self.width, self.groups * self.width, self.groups * self.width], -1)
         q, k, v = (part.view(batch, length, -1, self.width).transpose(1, 2) for part in parts)
+        if self.head_norms:
+            q, k = (norm(part) for norm, part in zip(self.head_norms, (q, k)))
         if rotary is not None:
             q, k = rotate(q, *rotary), rotate(k, *rotary)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.groups != self.heads)
-        return self.out(y.transpose(1, 2).reshape(batch, length, hidden))
+        return self.out(self.attention(q, k, v).transpose(1, 2).reshape(batch, length, self.heads * self.width))
 
-    def forward(self, x, rotary):
-        x = x + self.attend(self.norm1(x), rotary)
-        y = self.up(self.norm2(x))
+    def attention(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.groups != self.heads)
+
+    def feed_forward(self, x):
+        y = self.up(x)
         if self.llama:
             gate, value = y.chunk(2, -1)
             y = F.silu(gate) * value
         else:
             y = F.gelu(y, approximate="tanh")
-        return x + self.down(y)
+        return self.down(y)
+
+    def forward(self, x, rotary):
+        x = x + self.attend(self.norm1(x), rotary)
+        return x + self.feed_forward(self.norm2(x))
 
 
 class Model(nn.Module):
+    layer = Layer
+
     def __init__(self, shape):
         super().__init__()
         hidden, vocabulary = shape["hidden"], shape["vocabulary"]
         llama = shape.get("llama", False)
         self.embedding = nn.Embedding(vocabulary, hidden)
         self.positions = None if shape["rope"] else nn.Embedding(shape["sequence"], hidden)
-        self.layers = nn.ModuleList([Layer(shape) for _ in range(shape["layers"])])
+        self.layers = nn.ModuleList([self.layer(shape) for _ in range(shape["layers"])])
         self.norm = (nn.RMSNorm if llama else nn.LayerNorm)(hidden, eps=1e-5)
         self.head = nn.Linear(hidden, vocabulary, bias=False)
         if not llama:
             self.head.weight = self.embedding.weight
         self.rope = shape["rope"]
         if self.rope:
-            width = hidden // shape["heads"]
+            width = shape.get("width", hidden // shape["heads"])
             base = shape.get("rotary_base", 10000.0)
             frequencies = base ** (-torch.arange(0, width, 2, dtype=torch.float32) / width)
             angles = torch.arange(shape["sequence"], dtype=torch.float32)[:, None] * frequencies
@@ -99,14 +113,20 @@ class Model(nn.Module):
         if self.rope:
             self.cos, self.sin = self.cos.to(dtype), self.sin.to(dtype)
 
-    def logits(self, tokens):
+    def hidden(self, tokens):
         x = self.embedding(tokens)
         if self.positions is not None:
             x = x + self.positions.weight
         rotary = (self.cos, self.sin) if self.rope else None
         for layer in self.layers:
-            x = layer(x, rotary)
-        return self.head(self.norm(x))
+            x = self.run(layer, x, rotary)
+        return self.norm(x)
+
+    def run(self, layer, x, rotary):
+        return layer(x, rotary)
+
+    def logits(self, tokens):
+        return self.head(self.hidden(tokens))
 
     def forward(self, tokens, labels):
         return F.cross_entropy(self.logits(tokens).flatten(0, 1), labels.flatten())

@@ -89,6 +89,20 @@ def test_bert_has_peers_and_goals_of_its_own(compare, capsys):
         assert said in capsys.readouterr().err
 
 
+def test_models_with_experts_have_a_peer_and_goals_of_their_own(compare, capsys):
+    assert compare("--shape", "qwen3-30b-a3b-4l", "--rounds", "1") == 0
+    assert compare("--shape", "mixtral-8x7b-2l", "--rounds", "1") == 0
+    grouped = "torch.compile, fp32 masters, _grouped_mm"
+    by_shape = {result["shape"]: result for result in compare.results}
+    assert by_shape["qwen3-30b-a3b-4l"]["peers"] == {grouped: 5.0, "floor": 20.0}
+    assert by_shape["qwen3-30b-a3b-4l"]["goals"] == {f"teratron / {grouped}": 1.3, "teratron / floor": 0.8}
+    assert by_shape["mixtral-8x7b-2l"]["goals"] == {"teratron / floor": 0.9}
+    for flags in (["--gpus", "2"], ["--fp8"]):
+        with pytest.raises(SystemExit):
+            compare("--shape", "mixtral-8x7b-2l", *flags)
+        assert "models with experts" in capsys.readouterr().err
+
+
 def test_continues_without_a_failed_contestant(compare, capsys):
     assert compare("--fp8", "--rounds", "2") == 1
     output = capsys.readouterr().out
