@@ -1,7 +1,8 @@
 """Generation in PyTorch with random weights of a shape, on one GPU or the CPU, greedy.
 
 Two peers: `--peer gpt-fast` has gpt-fast's way: a static cache and one compiled step per token, which is a CUDA graph;
-`--peer transformers` calls transformers' generate(). Both prefill the prompts at once.
+`--peer transformers` calls transformers' generate(). Both prefill the prompts at once. T5 has transformers alone; its
+prompts are the encoder's, and the decoder begins with one token.
 
 A layer is compiled once for all of them, which starts in seconds; it begins with the addition that ends the layer
 before it, so that the compiler can fuse the same operators as in the whole model. On GPUs the step with the choice of
@@ -15,6 +16,7 @@ import time
 
 import torch
 import torch.nn.functional as F
+import torch_t5
 from torch_gpt import SHAPES, Layer, rotate
 
 
@@ -131,6 +133,18 @@ def gpt_fast(shape, options, prompts, dtype, device):
     return run, sum(p.nbytes for p in model.parameters())
 
 
+def generating(model, options, prompts, device):
+    def timed(count):
+        begin = wait(device)
+        model.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=count, do_sample=False)
+        return wait(device) - begin
+
+    def run():
+        first = timed(1)
+        return first, timed(options.new_tokens) - first
+    return run, sum(p.nbytes for p in model.parameters())
+
+
 def with_transformers(shape, options, prompts, dtype, device):
     import transformers
     if shape.get("llama"):
@@ -145,20 +159,23 @@ def with_transformers(shape, options, prompts, dtype, device):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
 
-    def timed(count):
-        begin = wait(device)
-        model.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=count, do_sample=False)
-        return wait(device) - begin
+    return generating(model, options, prompts, device)
 
-    def run():
-        first = timed(1)
-        return first, timed(options.new_tokens) - first
-    return run, sum(p.nbytes for p in model.parameters())
+
+def t5_of_transformers(shape, options, prompts, dtype, device):
+    import transformers
+    config = transformers.T5Config(d_model=shape["hidden"], d_kv=shape["hidden"] // shape["heads"], d_ff=4 * shape["hidden"],
+                                   num_layers=shape["layers"], num_heads=shape["heads"], vocab_size=shape["vocabulary"])
+    with torch.device(device):
+        model = transformers.T5ForConditionalGeneration(config).to(dtype).eval()
+    model.generation_config.eos_token_id, model.generation_config.decoder_start_token_id = None, 0
+
+    return generating(model, options, prompts, device)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", choices=SHAPES, default="gpt2-124m")
+    parser.add_argument("--shape", choices=[*SHAPES, "t5-base-relative"], default="gpt2-124m")
     parser.add_argument("--peer", choices=["gpt-fast", "transformers"], default="gpt-fast")
     parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
     parser.add_argument("--batch", type=int, default=1)
@@ -166,10 +183,13 @@ def main():
     parser.add_argument("--new-tokens", type=int, default=256)
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    shape = SHAPES[options.shape]
+    is_t5 = options.shape in torch_t5.SHAPES
+    if is_t5 and options.peer != "transformers":
+        parser.error("--shape t5-base-relative: add --peer transformers")
+    shape = (torch_t5.SHAPES if is_t5 else SHAPES)[options.shape]
     prompts = torch.randint(shape["vocabulary"], (options.batch, options.prompt_tokens), device=device)
     dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
-    make = gpt_fast if options.peer == "gpt-fast" else with_transformers
+    make = t5_of_transformers if is_t5 else gpt_fast if options.peer == "gpt-fast" else with_transformers
     with torch.no_grad():
         run, weights = make(shape, options, prompts, dtype, device)
         run()

@@ -16,7 +16,7 @@ struct GenerateBenchOptions {
   std::string name;
   std::string family = "gpt";
   int64_t batch = 1;
-  int64_t prompt = 512;      // tokens
+  int64_t prompt = 512;      // tokens, of an encoder's source if there is one
   int64_t new_tokens = 256;  // of each sequence
   bool graphs = true;
   int64_t profiled_steps = 0;  // of decoding, under the profiler, after the timed run; on GPUs
@@ -31,12 +31,15 @@ struct GenerateBenchResult {
   double decode_seconds = 0.0;         // of these
   double bytes_per_step = 0.0;         // weights, and keys and values in the middle of the answer
   double copy_bytes_per_second = 0.0;  // read plus written
+  /// Of the layers over the prompts as micro-batches of training, which read no pages; 0 with an encoder.
+  double forward_tokens_per_second = 0.0;
   int64_t profiled_steps = 0;
   KernelBreakdown breakdown = {};  // of these steps
   std::vector<KernelTotal> kernels = {};
 
   double tokens_per_second() const;
   double share_of_limit() const;
+  double prompt_tokens_per_second() const;
 };
 
 /// After one run to warm up. On one rank.

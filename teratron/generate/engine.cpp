@@ -24,12 +24,14 @@ Engine::Engine(const LanguageModel& model, const EngineSettings& settings, HostG
   if (settings_.prompt_tokens == 0) settings_.prompt_tokens = gpu ? 4096 : 512;
   if (settings_.longest == 0) settings_.longest = model.max_positions;
   settings_.longest = std::min(settings_.longest, model.max_positions);
+  if (settings_.longest_source == 0) settings_.longest_source = model.max_positions;
+  const int64_t longest_source = model.encodes ? std::min(settings_.longest_source, model.max_positions) : 0;
   const CacheNeeds needs = cache_needs(model);
   const int64_t pages =
       choose_pages({.bytes_per_page = std::max<int64_t>(needs.bytes, 1) * settings_.page_size,
                     .page_size = settings_.page_size,
                     .rows = settings_.max_rows,
-                    .longest = settings_.longest,
+                    .longest = settings_.longest + longest_source,
                     .cache_bytes = settings_.cache_bytes,
                     .device = model.device},
                    ranks);
@@ -59,15 +61,22 @@ int64_t Engine::new_tokens_of(const GenerationRequest& request) const {
                              request.max_new_tokens);
 }
 
+int64_t Engine::pages_for(int64_t tokens) const {
+  return (tokens + settings_.page_size - 1) / settings_.page_size;
+}
+
+int64_t Engine::source_pages_of(const GenerationRequest& request) const {
+  return pages_for(static_cast<int64_t>(request.encoder_tokens.size()));
+}
+
 int64_t Engine::pages_of(const GenerationRequest& request) const {
   const auto prompt = static_cast<int64_t>(request.prompt.size());
-  const int64_t new_tokens = new_tokens_of(request);
+  const int64_t new_tokens = new_tokens_of(request), source = source_pages_of(request);
   if (request.beams.width > 0)
-    return BeamPages::needed(prompt, new_tokens, request.beams.width, settings_.page_size);
+    return source + BeamPages::needed(prompt, new_tokens, request.beams.width, settings_.page_size);
   // Of a prompt that is only scored, all but the last one.
   const int64_t cached = request.max_new_tokens > 0 ? prompt + new_tokens : std::max<int64_t>(prompt - 1, 1);
-  const int64_t each = (cached + settings_.page_size - 1) / settings_.page_size;
-  return request.choices * each;
+  return source + request.choices * pages_for(cached);
 }
 
 std::vector<Problem> Engine::problems_of(const GenerationRequest& request) const {
@@ -109,16 +118,18 @@ void Engine::admit() {
     rows_ += rows;
     const GenerationRequest& request = active->request;
     const bool beams = active->has_beams();
+    active->source_pages = pool_->take(source_pages_of(request));
+    const int64_t own_pages = pages - source_pages_of(request);
     if (beams) {
-      active->beam_pages = BeamPages(pool_->take(pages), settings_.page_size);
+      active->beam_pages = BeamPages(pool_->take(own_pages), settings_.page_size);
       active->hypotheses.emplace(request.beams.width, request.beams.length_penalty);
       active->scores = {0.0};
     }
     for (int64_t i = 0; i < (beams ? 1 : request.choices); ++i) {
-      active->sequences.push_back(
-          {.tokens = request.prompt,
-           .pages = beams ? active->beam_pages.first(active->prompt()) : pool_->take(pages / request.choices),
-           .top_p = request.sampling.top_p});
+      active->sequences.push_back({.tokens = request.prompt,
+                                   .pages = beams ? active->beam_pages.first(active->prompt())
+                                                  : pool_->take(own_pages / request.choices),
+                                   .top_p = request.sampling.top_p});
     }
     active_.push_back(std::move(active));
   }
@@ -138,11 +149,13 @@ void Engine::add_row(Plan& plan, Active& active, Sequence& sequence, int64_t tok
     step.top = std::max(step.top, top_of(active.request));
     entry.targets += 1;
   }
-  StepRow& row = step.rows.emplace_back(StepRow{.first_token = first,
-                                                .tokens = tokens,
-                                                .length = sequence.cached + tokens,
-                                                .pages = &sequence.pages,
-                                                .source = active.id});
+  StepRow& row = step.rows.emplace_back(
+      StepRow{.first_token = first,
+              .tokens = tokens,
+              .length = sequence.cached + tokens,
+              .pages = &sequence.pages,
+              .source_pages = &active.source_pages,
+              .source_length = static_cast<int64_t>(active.request.encoder_tokens.size())});
   const bool is_first = &sequence == active.sequences.data();
   if (is_first && sequence.cached == 0 && model_.encodes) row.source_tokens = &active.request.encoder_tokens;
   if (tokens == active.left_to_run(sequence) && active.request.max_new_tokens > 0) {
@@ -301,7 +314,7 @@ void Engine::finish(Active& active, const char* reason) {
                               .top = std::move(sequence.top)});
     for (const int32_t page : sequence.pages) pool_->give_back(page);
   }
-  if (model_.encodes) runner_->forget_source(active.id);
+  for (const int32_t page : active.source_pages) pool_->give_back(page);
   rows_ -= active.rows;
   results_.push_back(std::move(result));
 }

@@ -31,11 +31,12 @@ namespace teratron {
 struct EngineSettings {
   const Tokenizer* tokenizer = nullptr;  // of texts that end an answer; may be null
   NewlineTokens newlines = {};
-  int64_t max_rows = 0;       // sequences at once; 0: 64 on a GPU, 16 on a CPU
-  int64_t longest = 0;        // tokens of the longest sequence that is expected; 0: the model's positions
-  int64_t cache_bytes = 0;    // 0: what is free, up to max_rows sequences of the longest
-  int64_t page_size = 16;     // a power of 2
-  int64_t prompt_tokens = 0;  // of prompts in a step; 0: 4,096 on a GPU, 512 on a CPU
+  int64_t max_rows = 0;        // sequences at once; 0: 64 on a GPU, 16 on a CPU
+  int64_t longest = 0;         // tokens of the longest sequence that is expected; 0: the model's positions
+  int64_t longest_source = 0;  // likewise of an encoder's tokens
+  int64_t cache_bytes = 0;     // 0: what is free, up to max_rows sequences of the longest
+  int64_t page_size = 16;      // a power of 2
+  int64_t prompt_tokens = 0;   // of prompts in a step; 0: 4,096 on a GPU, 512 on a CPU
   bool graphs = true;
 };
 
@@ -74,6 +75,9 @@ class Engine {
   struct Plan;
 
   int64_t new_tokens_of(const GenerationRequest& request) const;
+  int64_t pages_for(int64_t tokens) const;
+  int64_t source_pages_of(const GenerationRequest& request) const;
+  /// Of all sequences and their source.
   int64_t pages_of(const GenerationRequest& request) const;
   int64_t rows_of(const GenerationRequest& request) const;
   void admit();

@@ -49,23 +49,27 @@ Activations input_buffers(const LanguageModel& model, const Model& chunk, const 
   return buffers;
 }
 
-void fill_slots(PagedRow& row, const StepRow& step, const CacheShape& cache, std::vector<int64_t>& slots) {
-  const std::vector<int32_t>& pages = *step.pages;
-  const auto slot = [&](int64_t position) {
-    return int64_t{pages[position / cache.page_size]} * cache.page_size + position % cache.page_size;
-  };
-  for (int64_t i = step.length - step.tokens; i < step.length; ++i) slots.push_back(slot(i));
-  const int64_t used = (step.length + cache.page_size - 1) / cache.page_size;
-  bool is_run = true;
-  for (int64_t i = 1; i < used; ++i) is_run = is_run && pages[i] == pages[i - 1] + 1;
-  if (is_run) {
-    row.first_slot = slot(0);
-    return;
+// Slots of positions in a sequence's pages.
+struct PageSlots {
+  const std::vector<int32_t>& pages;
+  int64_t page_size;
+
+  int64_t operator()(int64_t position) const {
+    return int64_t{pages[position / page_size]} * page_size + position % page_size;
   }
-  row.slots_L = at::empty({step.length}, at::kLong);
-  auto* const all = row.slots_L.mutable_data_ptr<int64_t>();
-  for (int64_t i = 0; i < step.length; ++i) all[i] = slot(i);
-}
+  std::vector<int64_t> range(int64_t begin, int64_t end) const {
+    std::vector<int64_t> slots;
+    for (int64_t i = begin; i < end; ++i) slots.push_back((*this)(i));
+    return slots;
+  }
+  PagedTokens tokens(int64_t length, at::Device device) const {
+    const int64_t used = (length + page_size - 1) / page_size;
+    bool is_run = true;
+    for (int64_t i = 1; i < used; ++i) is_run = is_run && pages[i] == pages[i - 1] + 1;
+    if (is_run) return {.length = length, .first_slot = (*this)(0)};
+    return {.length = length, .slots_L = long_tensor(range(0, length), device)};
+  }
+};
 
 }  // namespace
 
@@ -89,9 +93,8 @@ CacheNeeds cache_needs(const LanguageModel& model) {
   return needs;
 }
 
-// Attention over a source has no kernel.
 bool StageRunner::has_kernel() const {
-  return !model_.encodes && paged_decode_supports(model_.device, model_.dtype, options_.cache.channels);
+  return paged_decode_supports(model_.device, model_.dtype, options_.cache.channels);
 }
 
 StageRunner::StageRunner(const LanguageModel& model, const Options& options)
@@ -104,7 +107,8 @@ StageRunner::StageRunner(const LanguageModel& model, const Options& options)
   }
   if (has_kernel()) {
     const int64_t width = (model.max_positions + options.cache.page_size - 1) / options.cache.page_size;
-    table_ = PageTable(options.cache.max_rows, width, model.device);
+    table_ = PageTable({options.cache.max_rows, width, &StepRow::pages}, model.device);
+    if (model.encodes) sources_ = SourceTable(options.cache.max_rows, width, model.device);
     if (options.graphs && model.pipeline.group.size == 1)
       graphs_ = std::make_unique<DecodeGraphs>(options.cache.max_rows, model.device);
   }
@@ -127,21 +131,41 @@ void StageRunner::connect_stages() const {
 
 void StageRunner::describe_rows(const StepInput& part) {
   batch_->rows.clear();
+  batch_->source_slots_S = at::Tensor();
   std::vector<int64_t> slots;
   int64_t decode_rows = 0;
   for (const StepRow& row : part.rows) {
     if (row.tokens == 1 && decode_rows == static_cast<int64_t>(batch_->rows.size())) decode_rows += 1;
-    PagedRow& paged = batch_->rows.emplace_back(PagedRow{
-        .first_token = row.first_token, .tokens = row.tokens, .length = row.length, .source = row.source});
-    fill_slots(paged, row, options_.cache, slots);
-    if (paged.slots_L.defined()) paged.slots_L = paged.slots_L.to(model_.device);
+    const PageSlots pages{*row.pages, options_.cache.page_size};
+    const std::vector<int64_t> added = pages.range(row.length - row.tokens, row.length);
+    slots.insert(slots.end(), added.begin(), added.end());
+    PagedRow& paged =
+        batch_->rows.emplace_back(PagedRow{.first_token = row.first_token,
+                                           .tokens = row.tokens,
+                                           .sequence = pages.tokens(row.length, model_.device)});
+    if (!model_.encodes) continue;
+    const PageSlots source{*row.source_pages, options_.cache.page_size};
+    paged.source = source.tokens(row.source_length, model_.device);
+    if (row.source_tokens)
+      batch_->source_slots_S = long_tensor(source.range(0, row.source_length), model_.device);
   }
   batch_->slots_T = long_tensor(slots, model_.device);
   batch_->decode_rows = std::min(decode_rows, options_.cache.max_rows);
-  batch_->table_RP = at::Tensor();
-  if (!has_kernel() || batch_->decode_rows == 0) return;
-  table_.set(part.rows, batch_->decode_rows, batch_->decode_rows);
-  batch_->table_RP = table_.rows(batch_->decode_rows);
+  batch_->table_RP = batch_->source_table_RP = at::Tensor();
+  if (has_kernel() && batch_->decode_rows > 0)
+    set_tables(part.rows, batch_->decode_rows, batch_->decode_rows);
+}
+
+// Of the first rows, `decoded` of them, and others that pad them. Whether anything changed.
+bool StageRunner::set_tables(const std::vector<StepRow>& rows, int64_t decoded, int64_t padded) {
+  bool changed = table_.set(rows, decoded, padded);
+  batch_->decode_rows = padded;
+  batch_->table_RP = table_.rows(padded);
+  if (!model_.encodes) return changed;
+  changed = sources_.set(rows, decoded, padded) || changed;
+  batch_->source_table_RP = sources_.pages(padded);
+  batch_->source_last_R = sources_.last(padded);
+  return changed;
 }
 
 Activations StageRunner::receive(const Model& chunk, const MicroBatch& batch) const {
@@ -266,15 +290,14 @@ bool StageRunner::decodes_only(const StepInput& step) const {
          step.tokens.size() == step.rows.size() &&
          static_cast<int64_t>(step.rows.size()) <= options_.cache.max_rows &&
          std::all_of(step.choices.begin(), step.choices.end(),
-                     [](const StepChoice& choice) { return choice.best == 0; });
+                     [](const StepChoice& choice) { return choice.best == 0; }) &&
+         std::none_of(step.rows.begin(), step.rows.end(),
+                      [](const StepRow& row) { return row.source_tokens != nullptr; });
 }
 
 StepOutput StageRunner::decode(const StepInput& step) {
   const auto rows = static_cast<int64_t>(step.rows.size());
-  const int64_t padded = graphs_->padded_rows(rows);
-  const bool same_pages = !table_.set(step.rows, rows, padded);
-  batch_->decode_rows = padded;
-  batch_->table_RP = table_.rows(padded);
+  const bool same_pages = !set_tables(step.rows, rows, graphs_->padded_rows(rows));
   const at::Tensor output_NR = graphs_->run(
       step, same_pages,
       [&](const at::Tensor& tokens, const at::Tensor& positions, const at::Tensor& parameters,
@@ -308,12 +331,6 @@ StepOutput StageRunner::run(const StepInput& step) {
   }
   if (pipeline.size > 1 && values > 0) pipeline.communicator->broadcast(result, pipeline.size - 1).wait();
   return unpack(step, result.to(at::kCPU));
-}
-
-void StageRunner::forget_source(int64_t source) {
-  for (LayerStates& states : states_) {
-    for (LayerState& state : states) std::get<KeyValueCache>(state).memories.erase(source);
-  }
 }
 
 void StageRunner::copy_pages(const std::vector<int32_t>& from, const std::vector<int32_t>& to) {

@@ -41,13 +41,12 @@ class StageRunner {
   StepOutput run(const StepInput& step);
   /// Copies keys and values of page from[i] to page to[i], one after the other.
   void copy_pages(const std::vector<int32_t>& from, const std::vector<int32_t>& to);
-  /// Frees the keys and values of a source (StepRow::source).
-  void forget_source(int64_t source);
 
  private:
   /// The outputs of the head for each part; none on ranks without it.
   std::vector<Activations> run_chunks(const std::vector<StepInput>& parts);
   void describe_rows(const StepInput& part);
+  bool set_tables(const std::vector<StepRow>& rows, int64_t decoded, int64_t padded);
   bool has_kernel() const;
   bool decodes_only(const StepInput& step) const;
   StepOutput decode(const StepInput& step);
@@ -65,6 +64,7 @@ class StageRunner {
   std::shared_ptr<PagedBatch> batch_ = std::make_shared<PagedBatch>();
   std::vector<LayerStates> states_;  // of each chunk
   PageTable table_;
+  SourceTable sources_;
   std::unique_ptr<DecodeGraphs> graphs_;  // null: eager
 };
 

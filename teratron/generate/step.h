@@ -15,7 +15,8 @@ struct StepRow {
   int64_t length = 0;                           // of the sequence, these tokens included
   const std::vector<int32_t>* pages = nullptr;  // of the sequence
   // Of a model with an encoder:
-  int64_t source = 0;  // whose encoded source the sequence attends to
+  const std::vector<int32_t>* source_pages = nullptr;  // of what the sequence attends to
+  int64_t source_length = 0;
   const std::vector<int32_t>* source_tokens =
       nullptr;  // to be encoded in this step, before other rows; or null
 };

@@ -183,6 +183,28 @@ TEST(T5Engine, RanksOfEveryLayoutGenerateTheSameTexts) {
   }
 }
 
+TEST(T5Engine, SourcesTakePagesUntilTheirAnswerIsComplete) {
+  const OwnT5 own(generating_t5s()[1].config);
+  SingleHostGroup ranks;
+  Engine engine(own.model, {.max_rows = 1, .longest = 8, .longest_source = 8, .page_size = 4}, ranks);
+  ASSERT_EQ(engine.load().pages, 7);
+  engine.submit({.prompt = {1}, .encoder_tokens = {3, 1, 4, 1, 5}, .max_new_tokens = 6});
+  ASSERT_TRUE(engine.step());
+  EXPECT_EQ(engine.load().used_pages, 4);  // two of the source, two of the answer
+  while (engine.step()) {
+  }
+  EXPECT_EQ(engine.load().used_pages, 0);
+  engine.submit({.prompt = {1}, .encoder_tokens = std::vector<int32_t>(24, 2), .max_new_tokens = 3});
+  try {
+    engine.submit({.prompt = {1}, .encoder_tokens = std::vector<int32_t>(24, 2), .max_new_tokens = 4});
+    FAIL() << "a source that does not fit";
+  } catch (const UserError& error) {
+    EXPECT_NE(std::string(error.what()).find("keys and values of 32 tokens, and memory holds 28"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
 TEST(T5Engine, RejectsBadSources) {
   const OwnT5 own(generating_t5s()[0].config);
   SingleHostGroup ranks;

@@ -116,11 +116,12 @@ class TrainingTexts {
 
   // One engine for each time: between them it holds no memory.
   std::vector<SampleText> texts() {
-    int64_t longest = 1, rows = 0;
+    int64_t longest = 1, longest_source = 1, rows = 0;
     for (const Prompt& prompt : prompts_) {
       const GenerationRequest& request = prompt.request;
       const auto length = static_cast<int64_t>(request.prompt.size()) + request.max_new_tokens;
       longest = std::max(longest, length);
+      longest_source = std::max(longest_source, static_cast<int64_t>(request.encoder_tokens.size()));
       rows += std::max(request.choices, request.beams.width);
     }
     const Tokenizer& tokenizer = trainer_.tokenizer();
@@ -128,7 +129,8 @@ class TrainingTexts {
                   {.tokenizer = &tokenizer,
                    .newlines = newline_tokens(tokenizer),
                    .max_rows = std::min(rows, max_texts_at_once),
-                   .longest = longest},
+                   .longest = longest,
+                   .longest_source = longest_source},
                   ranks_);
     std::map<int64_t, const Prompt*> prompt_of;
     for (const Prompt& prompt : prompts_) prompt_of[engine.submit(prompt.request)] = &prompt;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <functional>
-#include <map>
 #include <string>
 #include <variant>
 #include <vector>
@@ -24,10 +23,7 @@ struct KeyValues {
 struct KeyValueCache {
   KeyValues tokens;      // of all tokens so far
   PagedKeyValues paged;  // takes their place if it has a batch
-  KeyValues memory;      // of cross attention, computed once
-  /// The same for rows of a paged batch, by PagedRow::source. Computed in a micro-batch with an encoder's
-  /// output, of one row.
-  std::map<int64_t, KeyValues> memories = {};
+  KeyValues memory;      // of cross attention, computed once; with pages these hold it, too
 };
 
 /// What a layer keeps between the calls of a generation. The layer chooses the type.

@@ -142,6 +142,8 @@ EngineSettings settings_for(const GenerateJob& job, const std::vector<Prompt>& p
     rows += std::max(request.choices, request.beams.width);
     settings.longest =
         std::max(settings.longest, static_cast<int64_t>(request.prompt.size()) + request.max_new_tokens);
+    settings.longest_source =
+        std::max(settings.longest_source, static_cast<int64_t>(request.encoder_tokens.size()));
   }
   const int64_t most = settings.max_rows > 0               ? settings.max_rows
                        : job.loaded.model.device.is_cuda() ? 64

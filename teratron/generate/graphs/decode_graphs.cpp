@@ -32,9 +32,10 @@ at::TensorOptions host_options(at::ScalarType dtype, at::Device device) {
 
 }  // namespace
 
-PageTable::PageTable(int64_t rows, int64_t width, at::Device device)
-    : host_(at::zeros({rows, width}, host_options(at::kInt, device))),
-      device_(at::zeros({rows, width}, at::TensorOptions().dtype(at::kInt).device(device))) {}
+PageTable::PageTable(const Shape& shape, at::Device device)
+    : shape_(shape),
+      host_(at::zeros({shape.rows, shape.width}, host_options(at::kInt, device))),
+      device_(at::zeros({shape.rows, shape.width}, at::TensorOptions().dtype(at::kInt).device(device))) {}
 
 bool PageTable::set(const std::vector<StepRow>& rows, int64_t count, int64_t padded) {
   const int64_t width = host_.size(1);
@@ -43,7 +44,10 @@ bool PageTable::set(const std::vector<StepRow>& rows, int64_t count, int64_t pad
   std::vector<int32_t> line(width);
   for (int64_t i = 0; i < padded; ++i) {
     std::fill(line.begin(), line.end(), 0);
-    if (i < count) std::copy(rows[i].pages->begin(), rows[i].pages->end(), line.begin());
+    if (i < count) {
+      const std::vector<int32_t>& pages = *(rows[i].*shape_.pages);
+      std::copy(pages.begin(), pages.end(), line.begin());
+    }
     if (std::memcmp(all + i * width, line.data(), line.size() * sizeof(int32_t)) == 0) continue;
     std::copy(line.begin(), line.end(), all + i * width);
     changed = true;
@@ -51,6 +55,21 @@ bool PageTable::set(const std::vector<StepRow>& rows, int64_t count, int64_t pad
   // It waits: a step without new tokens does not, and the next may change the host's table.
   if (changed) device_.narrow(0, 0, padded).copy_(host_.narrow(0, 0, padded));
   return changed;
+}
+
+SourceTable::SourceTable(int64_t rows, int64_t width, at::Device device)
+    : pages_({rows, width, &StepRow::source_pages}, device),
+      host_last_(rows, 0),
+      last_(at::zeros({rows}, at::TensorOptions().dtype(at::kLong).device(device))) {}
+
+bool SourceTable::set(const std::vector<StepRow>& rows, int64_t count, int64_t padded) {
+  std::vector<int64_t> last = host_last_;
+  for (int64_t i = 0; i < padded; ++i) last[i] = i < count ? rows[i].source_length - 1 : 0;
+  const bool same_pages = !pages_.set(rows, count, padded);
+  if (same_pages && last == host_last_) return false;
+  last_.copy_(at::tensor(last, at::kLong));
+  host_last_ = std::move(last);
+  return true;
 }
 
 SamplingNeeds needs_of(const StepInput& step) {

@@ -26,15 +26,35 @@ namespace teratron {
 /// The pages of the rows of a step on the device, in static memory.
 class PageTable {
  public:
+  struct Shape {
+    int64_t rows = 0, width = 0;                                     // width: pages of the longest sequence
+    const std::vector<int32_t>* StepRow::* pages = &StepRow::pages;  // or those of its source
+  };
   PageTable() = default;
-  /// `width`: pages of the longest sequence.
-  PageTable(int64_t rows, int64_t width, at::Device device);
+  PageTable(const Shape& shape, at::Device device);
   /// Of the first `count` rows; others have page 0. Copied where it changed, then true.
   bool set(const std::vector<StepRow>& rows, int64_t count, int64_t padded);
   at::Tensor rows(int64_t count) const { return device_.narrow(0, 0, count); }
 
  private:
+  Shape shape_;
   at::Tensor host_, device_;  // i32 [rows, width]
+};
+
+/// The same for the sources of the rows, and their last positions.
+class SourceTable {
+ public:
+  SourceTable() = default;
+  SourceTable(int64_t rows, int64_t width, at::Device device);
+  /// As PageTable::set(); others have position 0.
+  bool set(const std::vector<StepRow>& rows, int64_t count, int64_t padded);
+  at::Tensor pages(int64_t count) const { return pages_.rows(count); }
+  at::Tensor last(int64_t count) const { return last_.narrow(0, 0, count); }
+
+ private:
+  PageTable pages_;
+  std::vector<int64_t> host_last_;
+  at::Tensor last_;  // i64 [rows]
 };
 
 class DecodeGraphs {

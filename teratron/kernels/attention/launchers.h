@@ -71,9 +71,9 @@ TERATRON_LAUNCHER(void, softmax_backward, const SoftmaxArgs& args, CUstream_st* 
 
 /// Strides in elements; see paged_decode.h.
 struct PagedDecodeArgs {
-  const void *q, *k, *v;
-  int64_t q_stride_row, q_stride_group, q_stride_head, k_stride_row, k_stride_group, v_stride_row,
-      v_stride_group;
+  const void *q, *k = nullptr, *v = nullptr;  // without k and v there is no new token
+  int64_t q_stride_row, q_stride_group, q_stride_head, k_stride_row = 0, k_stride_group = 0, v_stride_row = 0,
+                                                       v_stride_group = 0;
   void *k_pages, *v_pages;
   const int32_t* table;
   int64_t pages_per_row;
@@ -85,6 +85,8 @@ struct PagedDecodeArgs {
   float scale;
   int64_t window;
   const float* slopes;
+  const float* bias = nullptr;  // of the first head at distance 0
+  int64_t bias_stride = 0;
   const float *cos = nullptr, *sin = nullptr;  // RoPE of queries and new keys; null: none
   int rotated = 0;
   bool interleaved = false;

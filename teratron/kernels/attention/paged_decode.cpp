@@ -25,7 +25,9 @@ void require_inputs(const PagedDecodeInputs& inputs, const PagedDecodeOptions& o
   const int64_t rows = q.size(0), groups = q.size(1), channels = q.size(3);
   TERATRON_ASSERT(channels % 8 == 0 && channels <= 256);
   TERATRON_ASSERT(std::has_single_bit(static_cast<uint64_t>(options.page_size)));
+  TERATRON_ASSERT(inputs.k_RGD.defined() == inputs.v_RGD.defined());
   for (const at::Tensor* t : {&q, &inputs.k_RGD, &inputs.v_RGD}) {
+    if (!t->defined()) continue;
     TERATRON_ASSERT(t->size(1) == groups && t->stride(-1) == 1 && is_aligned(*t));
     for (int64_t dim = 0; dim + 1 < t->dim(); ++dim) TERATRON_ASSERT(t->stride(dim) % 8 == 0);
   }
@@ -36,11 +38,30 @@ void require_inputs(const PagedDecodeInputs& inputs, const PagedDecodeOptions& o
   TERATRON_ASSERT(inputs.table_RP.scalar_type() == at::kInt && inputs.table_RP.is_contiguous() &&
                   inputs.table_RP.size(0) >= rows);
   TERATRON_ASSERT(inputs.positions_R.scalar_type() == at::kLong && inputs.positions_R.size(0) == rows);
+  if (const at::Tensor& bias = options.distance_bias; bias.defined()) {
+    TERATRON_ASSERT(bias.scalar_type() == at::kFloat && bias.is_contiguous() &&
+                    bias.size(0) == groups * q.size(2) && !options.alibi_slopes.defined() &&
+                    (bias.size(1) + 1) / 2 >= inputs.table_RP.size(1) * options.page_size);
+  }
   if (!options.rotation) return;
   const RopeTable& table = options.rotation->table;
   TERATRON_ASSERT(paged_decode_rotates(*options.rotation, q.scalar_type()) &&
                   table.cos.scalar_type() == at::kFloat && table.cos.is_contiguous() &&
                   table.sin.is_contiguous() && 2 * table.cos.size(1) <= channels);
+}
+
+void add_new_tokens(cuda::PagedDecodeArgs& args, const at::Tensor& k, const at::Tensor& v) {
+  args.k = k.const_data_ptr();
+  args.v = v.const_data_ptr();
+  args.k_stride_row = k.stride(0);
+  args.k_stride_group = k.stride(1);
+  args.v_stride_row = v.stride(0);
+  args.v_stride_group = v.stride(1);
+}
+
+void add_bias(cuda::PagedDecodeArgs& args, const at::Tensor& bias) {
+  args.bias = bias.const_data_ptr<float>() + bias.size(1) / 2;
+  args.bias_stride = bias.stride(0);
 }
 
 void add_rotation(cuda::PagedDecodeArgs& args, const QkvRotation& rotation) {
@@ -64,7 +85,7 @@ bool paged_decode_rotates(const QkvRotation& rotation, at::ScalarType dtype) {
 
 at::Tensor paged_decode(const PagedDecodeInputs& inputs, const PagedDecodeOptions& options) {
   require_inputs(inputs, options);
-  const at::Tensor &q = inputs.q_RGQD, &k = inputs.k_RGD, &v = inputs.v_RGD;
+  const at::Tensor& q = inputs.q_RGQD;
   const int64_t rows = q.size(0), groups = q.size(1), heads = groups * q.size(2), channels = q.size(3);
   const int64_t longest = inputs.table_RP.size(1) * options.page_size;
   const int64_t keys = options.window > 0 ? std::min(options.window, longest) : longest;
@@ -75,15 +96,9 @@ at::Tensor paged_decode(const PagedDecodeInputs& inputs, const PagedDecodeOption
       splits > 1 && !clustered ? at::empty({rows, heads, splits, channels + 2}, q.options().dtype(at::kFloat))
                                : at::Tensor();
   cuda::PagedDecodeArgs args{.q = q.const_data_ptr(),
-                             .k = k.const_data_ptr(),
-                             .v = v.const_data_ptr(),
                              .q_stride_row = q.stride(0),
                              .q_stride_group = q.stride(1),
                              .q_stride_head = q.stride(2),
-                             .k_stride_row = k.stride(0),
-                             .k_stride_group = k.stride(1),
-                             .v_stride_row = v.stride(0),
-                             .v_stride_group = v.stride(1),
                              .k_pages = inputs.k_pages.data_ptr(),
                              .v_pages = inputs.v_pages.data_ptr(),
                              .table = inputs.table_RP.const_data_ptr<int32_t>(),
@@ -103,6 +118,8 @@ at::Tensor paged_decode(const PagedDecodeInputs& inputs, const PagedDecodeOption
                              .clustered = clustered,
                              .partial = static_cast<float*>(address(partial)),
                              .out = out.data_ptr()};
+  if (inputs.k_RGD.defined()) add_new_tokens(args, inputs.k_RGD, inputs.v_RGD);
+  if (options.distance_bias.defined()) add_bias(args, options.distance_bias);
   if (options.rotation) add_rotation(args, *options.rotation);
   cuda::paged_decode(args, current_stream(q));
   return out;

@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(threads, Keys::blocks_per_sm) decode_kernel(Pa
   wait_for_predecessor();
   release_successor();
   keys.start(work, range);
-  if (range.has_last() && threadIdx.x < 32) store_new(work, range.last, new_key);
+  if (range.has_new() && threadIdx.x < 32) store_new(work, range.last, new_key);
   __syncthreads();
   keys.attend_all(work, range, new_key);
   keys.store(parts);

@@ -15,20 +15,21 @@ __host__ __device__ constexpr int ceil_quotient(int a, int b) {
   return (a + b - 1) / b;
 }
 
-/// Keys [begin, end) of a block, and the position of the new token, which is the last key.
+/// Keys [begin, end) of a block, the position of the last key, and that of the new token: it, or -1.
 struct KeyRange {
-  int begin, end, last;
+  int begin, end, last, added;
 
   __device__ KeyRange(const PagedDecodeArgs& args, int row, int split, int step) {
     last = static_cast<int>(args.positions[row * args.position_stride]);
+    added = args.k ? last : -1;
     const int low = args.window > 0 ? max(0, last + 1 - static_cast<int>(args.window)) : 0;
     const int per_split = ceil_quotient(ceil_quotient(last + 1 - low, args.splits), step) * step;
     begin = low + split * per_split;
     end = min(begin + per_split, last + 1);
   }
-  __device__ bool has_last() const { return begin <= last && last < end; }
+  __device__ bool has_new() const { return begin <= added && added < end; }
   /// Whether position j is in its page already.
-  __device__ bool cached(int j) const { return j < end && j != last; }
+  __device__ bool cached(int j) const { return j < end && j != added; }
 };
 
 /// The sequence and the query heads, at most H, of a block (split, group and chunk of its heads, row).
@@ -60,6 +61,11 @@ struct PagedWork {
   }
   /// ALiBi's of a head.
   __device__ float slope(int h) const { return args.slopes && h < heads ? args.slopes[head() + h] : 0.0f; }
+  /// What is added to the score of a head, with this slope, and a key `distance` after the last one.
+  __device__ float bias(int h, float slope, int distance) const {
+    if (args.bias == nullptr) return slope * static_cast<float>(distance);
+    return h < heads ? args.bias[(head() + h) * args.bias_stride + min(distance, 0)] : 0.0f;
+  }
   __device__ const T* query(int h) const {
     return static_cast<const T*>(args.q) + row * args.q_stride_row + group * args.q_stride_group +
            (first + h) * args.q_stride_head;

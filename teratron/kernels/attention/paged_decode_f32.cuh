@@ -59,7 +59,7 @@ struct PagedTeams {
   __device__ void add_new(const Work& work, const KeyRange& keys, int first_key, const T* new_key) {
 #pragma unroll
     for (int u = 0; u < at_once; ++u) {
-      if (position(first_key, u) != keys.last || keys.last >= keys.end) continue;
+      if (position(first_key, u) != keys.added || keys.added >= keys.end) continue;
 #pragma unroll
       for (int p = 0; p < packs; ++p) {
         k[u][p] = load_channels(new_key, true, channel(p), work.args.channels);
@@ -77,7 +77,7 @@ struct PagedTeams {
     return dot;
   }
 
-  __device__ void attend(const KeyRange& keys, int first_key) {
+  __device__ void attend(const Work& work, const KeyRange& keys, int first_key) {
 #pragma unroll
     for (int u = 0; u < at_once; ++u) {
       float key[C], value[C];
@@ -89,7 +89,7 @@ struct PagedTeams {
       const int j = position(first_key, u);
 #pragma unroll
       for (int h = 0; h < H; ++h) {
-        const float s = fmaf(slope[h], static_cast<float>(j - keys.last), score(h, key));
+        const float s = score(h, key) + work.bias(h, slope[h], j - keys.last);
         if (j >= keys.end) continue;
         const float top = fmaxf(max[h], s), keep = fast_exp(max[h] - top), own = fast_exp(s - top);
         max[h] = top;
@@ -105,7 +105,7 @@ struct PagedTeams {
     for (int first_key = keys.begin; first_key < keys.end; first_key += step) {
       if (first_key > keys.begin) load(work, keys, first_key);
       if (first_key + step > keys.last) add_new(work, keys, first_key, new_key);
-      attend(keys, first_key);
+      attend(work, keys, first_key);
     }
   }
 

@@ -80,14 +80,14 @@ struct PagedTiles {
 
   /// The new key and value, if they are among these.
   __device__ void add_new(const Work& work, const KeyRange& keys, int first_key, const T* new_key) {
-    if (!keys.has_last()) return;
+    if (!keys.has_new()) return;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (key_of(first_key, half) == keys.last) set_key(half, new_key, true, work.args.channels);
+      if (key_of(first_key, half) == keys.added) set_key(half, new_key, true, work.args.channels);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (value_of(first_key, i) == keys.last) set_value(i, work.new_v, true, work.args.channels);
+      if (value_of(first_key, i) == keys.added) set_value(i, work.new_v, true, work.args.channels);
     }
   }
 
@@ -102,8 +102,8 @@ struct PagedTiles {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int j = key_of(first_key, i / 2);
-      const float linear = slope[i % 2] * static_cast<float>(j - keys.last);
-      score[i] = j < keys.end ? fmaf(even[i] + odd[i], work.args.scale, linear) : -INFINITY;
+      const float bias = work.bias(2 * t() + i % 2, slope[i % 2], j - keys.last);
+      score[i] = j < keys.end ? fmaf(even[i] + odd[i], work.args.scale, bias) : -INFINITY;
     }
   }
 

@@ -66,8 +66,10 @@ int64_t decoder_length(int64_t tokens, const LayerStates* states) {
   if (!cache) return tokens;
   if (!cache->paged.batch)
     return tokens + (cache->tokens.k_SBGD.defined() ? cache->tokens.k_SBGD.size(0) : 0);
+  const PagedBatch& batch = *cache->paged.batch;
+  if (batch.table_RP.defined()) return batch.table_RP.size(1) * batch.page_size;  // the same in each step
   int64_t longest = 1;
-  for (const PagedRow& row : cache->paged.batch->rows) longest = std::max(longest, row.length);
+  for (const PagedRow& row : batch.rows) longest = std::max(longest, row.sequence.length);
   return longest;
 }
 

@@ -102,8 +102,14 @@ at::Tensor CoreAttention::decode(const QkvParts& qkv, PagedKeyValues& paged,
                                  const LayerContext& context) const {
   std::optional<QkvRotation> rope;
   if (context.rope) rope = context.rope->rotation(context.positions_SB);
-  return paged_decode_attention(qkv, request({}, context), paged, rope ? &*rope : nullptr,
-                                context.positions_SB);
+  AttentionRequest whole = request({}, context);
+  if (options_.distance_bias) whole.distance_bias = context.distance_bias;
+  return paged_decode_attention(qkv, whole, paged, rope ? &*rope : nullptr, context.positions_SB);
+}
+
+at::Tensor CoreAttention::forward_cross(const at::Tensor& q_SBND, const PagedKeyValues& paged,
+                                        const LayerContext& context) const {
+  return paged_cross_attention(request({.q_SBND = q_SBND, .k_SBGD = {}, .v_SBGD = {}}, context), paged);
 }
 
 SelfAttention::SelfAttention(const Scope& scope, const AttentionLayerOptions& options,
@@ -181,18 +187,14 @@ KeyValues CrossAttention::project_memory(const Memory& memory) {
   return {parts[0], parts[1]};
 }
 
-// Row by row: each attends to the source of its sequence.
 at::Tensor CrossAttention::attend_paged(const at::Tensor& q_SBF, const LayerContext& context,
                                         KeyValueCache& cache) {
-  const at::Tensor q_SBND = q_SBF.unflatten(-1, {core_.heads(), core_.kv_channels()});
-  std::vector<at::Tensor> rows;
-  for (const PagedRow& row : cache.paged.batch->rows) {
-    if (context.memory.hidden_SBH.defined()) cache.memories[row.source] = project_memory(context.memory);
-    const KeyValues& memory = cache.memories.at(row.source);
-    rows.push_back(core_.forward(
-        {q_SBND.narrow(0, row.first_token, row.tokens), memory.k_SBGD, memory.v_SBGD}, {}, context));
+  if (context.memory.hidden_SBH.defined()) {
+    const KeyValues source = project_memory(context.memory);
+    store_source(source.k_SBGD, source.v_SBGD, cache.paged);
   }
-  return at::cat(rows);
+  const at::Tensor q_SBND = q_SBF.unflatten(-1, {core_.heads(), core_.kv_channels()});
+  return core_.forward_cross(q_SBND, cache.paged, context);
 }
 
 Hidden CrossAttention::forward_add_residual(const at::Tensor& x_SBH, const ResidualDropout& residual,

@@ -43,7 +43,10 @@ class CoreAttention {
   /// The same for tokens of many sequences, whose keys and values are added to the pages.
   at::Tensor forward_paged(const QueryKeyValue& qkv, PagedKeyValues& paged,
                            const LayerContext& context) const;
-  /// The same for one new token of each sequence (decodes_all()), before RoPE.
+  /// Of queries [T, 1, N, D], over the sources of their rows.
+  at::Tensor forward_cross(const at::Tensor& q_SBND, const PagedKeyValues& paged,
+                           const LayerContext& context) const;
+  /// The same as forward_paged() for one new token of each sequence (decodes_all()), before RoPE.
   at::Tensor decode(const QkvParts& qkv, PagedKeyValues& paged, const LayerContext& context) const;
 
   // Of this rank.
@@ -84,7 +87,8 @@ class SelfAttention {
 class CrossAttention {
  public:
   CrossAttention(const Scope& scope, const AttentionLayerOptions& options, const TensorParallel& parallel);
-  /// As SelfAttention. With a cache, the memory's keys and values are computed in the first call only.
+  /// As SelfAttention. With a cache, the memory's keys and values are computed in the first call only, with
+  /// pages when the context has a memory, which is that of the micro-batch's only row.
   Hidden forward_add_residual(const at::Tensor& x_SBH, const ResidualDropout& residual,
                               const LayerContext& context, KeyValueCache* cache);
 

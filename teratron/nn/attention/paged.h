@@ -12,16 +12,20 @@
 
 namespace teratron {
 
+/// Where the keys and values of a sequence are.
+struct PagedTokens {
+  int64_t length = 0;
+  /// The slot of the first token if the pages follow each other, so that the keys are a view; else -1.
+  int64_t first_slot = -1;
+  at::Tensor slots_L = {};  // i64 [length]: of all tokens, where there is no first slot
+};
+
 /// Consecutive tokens of one sequence in a micro-batch.
 struct PagedRow {
   int64_t first_token = 0;  // in the micro-batch
   int64_t tokens = 0;
-  int64_t length = 0;  // of the sequence, these tokens included
-  /// The slot of the sequence's first token if its pages follow each other, so that its keys are a view;
-  /// else -1.
-  int64_t first_slot = -1;
-  at::Tensor slots_L = {};  // i64 [length]: of all its tokens, where there is no first slot
-  int64_t source = 0;       // whose keys and values cross attention sees (KeyValueCache::memories)
+  PagedTokens sequence;     // these tokens included
+  PagedTokens source = {};  // what cross attention sees, in other pages of the layer
 };
 
 /// What all layers share in a step.
@@ -33,6 +37,10 @@ struct PagedBatch {
   /// The first rows have one token each and are done by one kernel if there is a table.
   int64_t decode_rows = 0;
   at::Tensor table_RP;  // i32 [decode_rows, P]: their pages; undefined on CPUs
+  // Of models with an encoder:
+  at::Tensor source_table_RP;  // the same for their sources
+  at::Tensor source_last_R;    // i64 [decode_rows]: the position of the last token of each source
+  at::Tensor source_slots_S;   // i64 [S]: of the source encoded in this micro-batch; undefined: none is
 };
 
 /// Of one layer.
