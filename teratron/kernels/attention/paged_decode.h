@@ -4,11 +4,11 @@
 // Shapes: q [R, G, Q, D], Q query heads per group; k and v [R, G, D] of the new tokens; any strides but the
 // last, which is 1; pages [slots, G, D] contiguous, slot = page * page_size + index; table i32 [R, P]
 // contiguous; positions i64 [R], any stride. Row r attends to its positions 0 ... positions[r]. The last is
-// its new token, which the kernel stores in its slot: pages must not be shared where rows write. Without k and v
-// (cross attention) there is no new token and all positions are in the pages. Queries and new keys are rotated
-// first, rounding as rope() does, if there is a rotation. Dtypes f32, bf16, f16;
-// D <= 256 and D % 8 == 0. Sums in fp32. Asynchronous on the current CUDA stream; can be captured, as lengths
-// are read on the device. The result of a row does not depend on the other rows, but on their number.
+// its new token, which the kernel stores in its slot: pages must not be shared where rows write. Without k
+// and v (cross attention) there is no new token and all positions are in the pages. Queries and new keys
+// are rotated first, rounding as rope() does, if there is a rotation. Dtypes f32, bf16, f16; D <= 256 and D
+// % 8 == 0. Sums in fp32. Asynchronous on the current CUDA stream; can be captured, as lengths are read on
+// the device. The result of a row does not depend on the other rows, but on their number.
 #pragma once
 
 #include <optional>
