@@ -2,6 +2,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
+#include <mutex>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -151,6 +152,38 @@ TEST_F(DividedManifest, fault_16_another_model_is_reported_in_full_whoever_keeps
       EXPECT_NE(text.find(part), std::string::npos) << part << "\nnot in: " << text;
     }
     EXPECT_EQ(text.find("\"optimizer."), std::string::npos);
+  }
+}
+
+// Checkpoints of other formats are read through the same interface.
+TEST_F(DividedManifest, another_source_loads_on_several_ranks_or_is_rejected_by_all) {
+  const CheckpointReader reader(save(1, 4));
+  std::mutex mutex;  // readers of this kind are not thread-safe
+  struct Locked final : CheckpointSource {
+    Locked(const CheckpointReader& reader, std::mutex& mutex) : reader(reader), mutex(mutex) {}
+    const CheckpointInfo& info() const override { return reader.info(); }
+    void read(const LocalTensor& target) const override {
+      const std::lock_guard lock(mutex);
+      reader.read(target);
+    }
+    const CheckpointReader& reader;
+    std::mutex& mutex;
+  };
+  const Locked source(reader, mutex);
+  for (const int64_t ranks : {1, 3}) {
+    run_host_group(ranks, [&](HostGroup& group) {
+      TestTensors own;
+      if (group.rank() == ranks - 1) own.add("columns.weight", Shard::replicated({4, 48}));
+      const std::vector<std::string> ignored = {"optimizer.", "layers.", "embedding.", "nothing"};
+      load_tensors(source, own.list(), ignored, group);
+      EXPECT_EQ(own.difference(1), "");
+      const std::string unused =
+          message_of<UserError>([&] { load_tensors(source, own.list(), {"optimizer.", "layers."}, group); });
+      EXPECT_NE(unused.find("tensor \"embedding.weight\" (F32 [11, 3]) is in the checkpoint"),
+                std::string::npos)
+          << unused;
+      EXPECT_EQ(unused.find("columns"), std::string::npos) << unused;
+    });
   }
 }
 

@@ -262,19 +262,11 @@ int64_t load_tensors(const fs::path& path, const std::vector<LocalTensor>& tenso
 void load_tensors(const CheckpointSource& checkpoint, const std::vector<LocalTensor>& tensors,
                   const std::vector<std::string>& ignored, HostGroup& group) {
   const CheckpointInfo& info = checkpoint.info();
-  const auto names = [&tensors] {
-    std::set<std::string> names;
-    for (const LocalTensor& tensor : tensors) names.insert(tensor.name);
-    return json(names).dump();
-  };
-  // A source of another format is read by few ranks.
-  const std::string requested = run_on_all_ranks(group, names, [](const std::vector<std::string>& lists) {
-    std::set<std::string> all;
-    for (const std::string& list : lists) all.merge(json::parse(list).get<std::set<std::string>>());
-    return json(all).dump();
-  });
+  std::map<std::string, TensorInfo> requested;
+  for (const LocalTensor& tensor : tensors)
+    requested[tensor.name] = {tensor.dtype, tensor.shard.global_shape};
+  const std::map<std::string, TensorInfo> used = tensors_of_all_ranks(requested, group);
   std::vector<std::string> unused;
-  const auto used = json::parse(requested).get<std::set<std::string>>();
   for (const auto& [name, tensor] : info.tensors) {
     if (!used.contains(name)) unused.push_back(name);
   }

@@ -235,6 +235,17 @@ std::vector<Share> mine_of(std::vector<Share> shares) {
   return mine;
 }
 
+json list_of(const std::map<std::string, TensorInfo>& tensors) {
+  json list = json::array();
+  for (const auto& [name, info] : tensors) list.push_back({name, static_cast<int>(info.dtype), info.shape});
+  return list;
+}
+
+void add_list(const std::string& bytes, std::map<std::string, TensorInfo>& tensors) {
+  for (const json& tensor : json::from_cbor(bytes))
+    tensors[tensor[0]] = {static_cast<Dtype>(tensor[1].get<int>()), tensor[2]};
+}
+
 }  // namespace
 
 int64_t flat_end_of(const LocalTensor& tensor) {
@@ -249,6 +260,24 @@ std::vector<bool> written_tensors(const SavePlan& plan, size_t tensors) {
 
 int64_t planner_of(const std::string& name, int64_t ranks) {
   return static_cast<int64_t>(hash_text(name) % static_cast<uint64_t>(ranks));
+}
+
+// Each name reaches rank 0 once, from the rank that is responsible for it.
+std::map<std::string, TensorInfo> tensors_of_all_ranks(const std::map<std::string, TensorInfo>& mine,
+                                                       HostGroup& group) {
+  std::map<int64_t, json> told;
+  for (const auto& [name, info] : mine)
+    told[planner_of(name, group.size())].push_back({name, static_cast<int>(info.dtype), info.shape});
+  std::map<std::string, TensorInfo> own, all;
+  for (const auto& [rank, bytes] : exchange_bytes(group, encode(told))) add_list(bytes, own);
+  const auto as_bytes = [](const json& list) {
+    const std::vector<uint8_t> bytes = json::to_cbor(list);
+    return std::string(bytes.begin(), bytes.end());
+  };
+  for (const std::string& bytes : group.gather_bytes(as_bytes(list_of(own)))) add_list(bytes, all);
+  std::map<std::string, TensorInfo> everywhere;
+  add_list(group.broadcast_bytes(as_bytes(list_of(all))), everywhere);
+  return everywhere;
 }
 
 SavePlan plan_save(const std::vector<LocalTensor>& tensors, HostGroup& group) {

@@ -31,6 +31,11 @@ std::vector<bool> written_tensors(const SavePlan& plan, size_t tensors);
 /// The end of the flat range, with -1 resolved.
 int64_t flat_end_of(const LocalTensor& tensor);
 
+/// Collective. The tensors that any rank has, on every rank. Ranks must agree on the dtype and shape of a
+/// name.
+std::map<std::string, TensorInfo> tensors_of_all_ranks(const std::map<std::string, TensorInfo>& mine,
+                                                       HostGroup& group);
+
 /// The rank that is responsible for a tensor.
 int64_t planner_of(const std::string& name, int64_t ranks);
 

@@ -240,15 +240,10 @@ SavedCheckpoint save_model(TrainEngine& engine, SaveRequest request, bool optimi
 }
 
 std::map<std::string, TensorInfo> saved_weights(TrainEngine& engine) {
-  json mine = json::array();
+  std::map<std::string, TensorInfo> mine;
   for (const StateTensor& state : weights(engine.parameters()))
-    mine.push_back({state.name, name_of(dtype_of(state.type()).value()), state.shard.global_shape});
-  std::map<std::string, TensorInfo> all;
-  for (const std::string& text : engine.mesh().world().communicator->all_gather_bytes(mine.dump())) {
-    for (const json& tensor : json::parse(text))
-      all[tensor[0]] = {dtype_from_name(tensor[1].get<std::string>()).value(), tensor[2]};
-  }
-  return all;
+    mine[state.name] = {dtype_of(state.type()).value(), state.shard.global_shape};
+  return tensors_of_all_ranks(mine, *engine.mesh().world().communicator);
 }
 
 void prepare_save(TrainEngine& engine, bool optimizer, SnapshotMemory& memory) {
