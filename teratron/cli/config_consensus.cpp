@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <utility>
 
 #include <fmt/ranges.h>
@@ -56,8 +57,10 @@ UserError rejection(const std::vector<std::string>& errors) {
 }  // namespace
 
 ExitCode check_config_consensus(const RankConfig& mine, HostGroup& group) {
-  const std::vector<std::string> errors = group.all_gather_bytes(mine.error ? mine.error->what() : "");
-  const bool same = std::count(errors.begin(), errors.end(), errors[0]) == group.size();
+  const std::vector<std::string> errors = group.gather_bytes(mine.error ? mine.error->what() : "");
+  const bool all_same =
+      std::adjacent_find(errors.begin(), errors.end(), std::not_equal_to<>()) == errors.end();
+  const bool same = group.broadcast_bytes(all_same ? "1" : "") == "1";
   if (same && mine.error) {
     if (group.rank() == 0) throw UserError(*mine.error);
     return mine.error->exit_code();

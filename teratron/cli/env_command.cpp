@@ -11,8 +11,8 @@
 #include "teratron/base/log.h"
 #include "teratron/cli/build_info.h"
 #include "teratron/cli/commands.h"
-#include "teratron/comm/host/mpi_transport.h"
 #include "teratron/comm/nccl/nccl_world.h"
+#include "teratron/comm/transport/mpi_transport.h"
 #include "teratron/train/device/device.h"
 
 namespace teratron {

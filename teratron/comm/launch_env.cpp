@@ -20,14 +20,16 @@ struct Variables {
   const char* rank;
   const char* size;
   const char* local_rank;
+  const char* local_size;
 };
 
 constexpr std::array<Variables, 4> kLaunchers = {{
-    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"},
-    {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
-    {"MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
     // A batch script has SLURM_PROCID too, but is not a task of a step and has no number of tasks.
-    {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"},
+    {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
 }};
 
 class LaunchEnvReader {
@@ -87,6 +89,9 @@ class LaunchEnvReader {
     if (env_.size == 0) throw invalid(variables.size, "0", "a positive number of ranks");
     env_.rank = number(variables.rank, env_.size - 1);
     env_.local_rank = environment_(variables.local_rank) ? number(variables.local_rank, 1 << 16) : env_.rank;
+    env_.local_size =
+        environment_(variables.local_size) ? number(variables.local_size, env_.size) : env_.size;
+    env_.local_size = std::max<int64_t>(env_.local_size, 1);
     const std::string_view launcher = variables.launcher;
     env_.mpi = environment_("OMPI_COMM_WORLD_SIZE") || (launcher == "srun" && environment_("PMIX_RANK"));
     if (launcher == "srun") read_slurm_rendezvous();

@@ -33,6 +33,7 @@ struct LaunchEnv {
   int64_t rank = 0;
   int64_t size = 1;
   int64_t local_rank = 0;      // rank on this node
+  int64_t local_size = 1;      // ranks on this node; if the launcher does not say, all
   std::string master_address;  // of rank 0's node; host name or numeric
   int master_port = 29500;
   bool agent_store = false;             // torchrun's agent hosts the TCPStore

@@ -7,21 +7,18 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
-#include "teratron/base/file.h"
 #include "teratron/base/log.h"
-#include "teratron/comm/host/mpi_transport.h"
 #include "teratron/comm/host/process_world.h"
 #include "teratron/comm/host/single_world.h"
-#include "teratron/comm/host/socket_transport.h"
 #include "teratron/comm/host/thread_world.h"
 #include "teratron/comm/nccl/nccl_world.h"
 #include "teratron/comm/rendezvous/agent_store.h"
+#include "teratron/comm/rendezvous/connect_ranks.h"
 #include "teratron/comm/rendezvous/rendezvous.h"
+#include "teratron/comm/transport/mpi_transport.h"
 
 namespace teratron {
 namespace {
-
-constexpr size_t kTokenDigits = 32;
 
 std::unique_ptr<Transport> connect_by_sockets(const LaunchEnv& env, std::chrono::milliseconds timeout) {
   if (env.master_address.empty()) {
@@ -39,14 +36,7 @@ std::unique_ptr<Transport> connect_by_sockets(const LaunchEnv& env, std::chrono:
   }
   const std::unique_ptr<Rendezvous> rendezvous =
       env.agent_store ? join_agent_store(env, timeout) : join_rendezvous(env, timeout);
-  FileDescriptor listener = listen_on(rendezvous->own_address(), 0);
-  const SocketAddress own{
-      .address = rendezvous->own_address(), .port = port_of(listener), .token = random_hex(kTokenDigits)};
-  SocketPeers peers{.rank = env.rank, .secret = env.secret};
-  for (const std::string& text : rendezvous->all_gather(to_string(own))) {
-    peers.addresses.push_back(parse_socket_address(text));
-  }
-  return connect_sockets(peers, std::move(listener), timeout);
+  return connect_ranks(env, *rendezvous, timeout);
 }
 
 /// If requested, or if mpirun started the job and no other backend was requested.
@@ -54,11 +44,11 @@ bool uses_mpi(const LaunchEnv& env, Backend backend) {
   return backend == Backend::mpi || (env.mpi && backend != Backend::processes && mpi_is_available());
 }
 
-/// Divides the cores among the ranks, unless OMP_NUM_THREADS is set.
-void divide_cores(int64_t ranks) {
+/// Divides the cores among the ranks of this machine, unless OMP_NUM_THREADS is set.
+void divide_cores(const LaunchEnv& env) {
   if (std::getenv("OMP_NUM_THREADS")) return;
   const int64_t cores = std::thread::hardware_concurrency();
-  at::set_num_threads(static_cast<int>(std::max<int64_t>(1, cores / ranks)));
+  at::set_num_threads(static_cast<int>(std::max<int64_t>(1, cores / env.local_size)));
 }
 
 }  // namespace
@@ -87,7 +77,7 @@ void run_world(const LaunchEnv& env, const WorldOptions& options, const std::fun
   }
   const std::chrono::milliseconds timeout = options.timeout_after_start.value_or(options.timeout);
   if (backend == Backend::threads) return run_ranks(env.size, body, {.timeout = timeout});
-  if (!options.gpu) divide_cores(env.size);
+  if (!options.gpu) divide_cores(env);
   auto transport = uses_mpi(env, backend) ? connect_mpi() : connect_by_sockets(env, options.timeout);
   const auto ranks = std::make_shared<ProcessBackend>(std::move(transport), options.timeout);
   run_as_process(*ranks, [&] {

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "teratron/comm/host/socket_transport.h"
+#include "teratron/comm/transport/socket_transport.h"
 
 namespace teratron {
 

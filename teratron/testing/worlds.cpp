@@ -1,6 +1,7 @@
 #include "teratron/testing/worlds.h"
 
 #include <exception>
+#include <map>
 #include <mutex>
 #include <thread>
 
@@ -12,8 +13,8 @@
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
 #include "teratron/comm/host/process_world.h"
-#include "teratron/comm/host/socket_transport.h"
 #include "teratron/comm/host/thread_world.h"
+#include "teratron/comm/transport/socket_transport.h"
 #include "teratron/comm/world.h"
 
 namespace teratron {
@@ -29,18 +30,20 @@ class Listeners {
   explicit Listeners(int64_t ranks) {
     for (int64_t r = 0; r < ranks; ++r) {
       listeners_.push_back(listen_on("127.0.0.1", 0));
-      addresses_.push_back({"127.0.0.1", port_of(listeners_.back()), fmt::format("token of {}", r)});
+      addresses_[r] = {"127.0.0.1", port_of(listeners_.back())};
     }
   }
 
   /// Must be called for all ranks concurrently.
   std::unique_ptr<Transport> connect(int64_t rank, std::chrono::milliseconds timeout) {
-    return connect_sockets({rank, addresses_}, std::move(listeners_[rank]), timeout);
+    const SocketPeers peers{
+        .rank = rank, .size = std::ssize(listeners_), .addresses = addresses_, .key = "key"};
+    return connect_sockets(peers, std::move(listeners_[rank]), timeout);
   }
 
  private:
   std::vector<FileDescriptor> listeners_;
-  std::vector<SocketAddress> addresses_;
+  std::map<int64_t, SocketAddress> addresses_;
 };
 
 std::string fault_of(int64_t ranks, const RankBody& body,

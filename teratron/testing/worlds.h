@@ -14,8 +14,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "teratron/comm/host/transport.h"
 #include "teratron/comm/mesh/mesh.h"
+#include "teratron/comm/transport/transport.h"
 
 namespace teratron {
 

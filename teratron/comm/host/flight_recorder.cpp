@@ -1,6 +1,7 @@
 #include "teratron/comm/host/flight_recorder.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <utility>
 
@@ -10,6 +11,7 @@ namespace teratron {
 namespace {
 
 constexpr size_t kCapacity = 1024;
+constexpr size_t kMaxNamed = 8;  // ranks, or runs of successive ones, in messages
 
 }  // namespace
 
@@ -20,11 +22,30 @@ std::string to_string(const CollectiveFingerprint& fingerprint) {
 }
 
 std::string describe_group(std::span<const int64_t> ranks) {
-  return fmt::format("group [{}]", fmt::join(ranks, " "));
+  if (ranks.size() <= kMaxNamed) return fmt::format("group [{}]", fmt::join(ranks, " "));
+  const bool successive = ranks.back() - ranks.front() + 1 == std::ssize(ranks);
+  if (successive && std::is_sorted(ranks.begin(), ranks.end())) {
+    return fmt::format("group [{}-{}]", ranks.front(), ranks.back());
+  }
+  return fmt::format("group [{} ... of {} ranks]", fmt::join(ranks.first(kMaxNamed), " "), ranks.size());
 }
 
 std::string describe_ranks(std::span<const int64_t> ranks) {
-  return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
+  if (ranks.size() <= kMaxNamed) {
+    return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
+  }
+  std::vector<std::string> runs;
+  for (size_t begin = 0, end = 0; begin < ranks.size(); begin = end) {
+    for (end = begin + 1; end < ranks.size() && ranks[end] == ranks[end - 1] + 1; ++end) {
+    }
+    const bool single = end - begin == 1;
+    runs.push_back(single ? std::to_string(ranks[begin])
+                          : fmt::format("{}-{}", ranks[begin], ranks[end - 1]));
+  }
+  const size_t count = runs.size();
+  runs.resize(std::min(count, kMaxNamed));
+  return fmt::format("ranks {}{}", fmt::join(runs, ", "),
+                     count > kMaxNamed ? fmt::format(" ... ({} in all)", ranks.size()) : "");
 }
 
 std::string describe_collective(const std::string& fingerprint, int64_t sequence,
@@ -61,27 +82,47 @@ const std::string* FlightTrace::at(int64_t sequence) const {
   return age >= 0 && age < size ? &fingerprints[size - 1 - age] : nullptr;
 }
 
-std::string first_mismatch(std::span<const FlightTrace> traces) {
+namespace {
+
+/// The traces that reach back to a sequence number.
+struct CallsAt {
+  std::vector<int64_t> ranks = {};
+  std::vector<std::string> fingerprints = {};
+};
+
+CallsAt calls_at(std::span<const FlightTrace> traces, int64_t sequence) {
+  CallsAt calls;
+  for (const FlightTrace& trace : traces) {
+    const std::string* fingerprint = trace.at(sequence);
+    if (!fingerprint) continue;
+    calls.ranks.push_back(trace.rank);
+    calls.fingerprints.push_back(*fingerprint);
+  }
+  return calls;
+}
+
+}  // namespace
+
+std::optional<int64_t> first_difference(std::span<const FlightTrace> traces) {
   int64_t first = std::numeric_limits<int64_t>::max(), last = 0;
   for (const FlightTrace& trace : traces) {
     if (trace.fingerprints.empty()) continue;
-    first = std::min(first, trace.count - static_cast<int64_t>(trace.fingerprints.size()) + 1);
+    first = std::min(first, trace.count - std::ssize(trace.fingerprints) + 1);
     last = std::max(last, trace.count);
   }
   for (int64_t sequence = first; sequence <= last; ++sequence) {
-    std::vector<int64_t> ranks;
-    std::vector<std::string> fingerprints;
-    for (const FlightTrace& trace : traces) {
-      const std::string* fingerprint = trace.at(sequence);
-      if (!fingerprint) continue;
-      ranks.push_back(trace.rank);
-      fingerprints.push_back(*fingerprint);
-    }
-    if (std::string found = describe_mismatch(describe_group(ranks), ranks, fingerprints, sequence);
-        !found.empty())
-      return found;
+    const CallsAt calls = calls_at(traces, sequence);
+    const auto& texts = calls.fingerprints;
+    if (std::adjacent_find(texts.begin(), texts.end(), std::not_equal_to<>()) != texts.end()) return sequence;
   }
-  return "";
+  return std::nullopt;
+}
+
+std::string first_mismatch(std::span<const FlightTrace> traces) {
+  const std::optional<int64_t> sequence = first_difference(traces);
+  if (!sequence) return "";
+  const CallsAt calls = calls_at(traces, *sequence);
+  return describe_mismatch(describe_group(calls.ranks), calls.ranks, calls.fingerprints, *sequence);
 }
 
 int64_t FlightRecorder::record(const CollectiveFingerprint& fingerprint) {
@@ -96,10 +137,12 @@ std::optional<std::string> FlightRecorder::at(int64_t sequence) const {
   return to_string(entries_[kept - 1 - age]);
 }
 
-std::string FlightRecorder::dump() const {
-  std::string lines;
-  for (const CollectiveFingerprint& entry : entries_) lines += to_string(entry) + "\n";
-  return lines;
+std::vector<std::string> FlightRecorder::newest(int64_t calls) const {
+  std::vector<std::string> fingerprints;
+  const int64_t kept = std::ssize(entries_);
+  for (int64_t i = kept - std::min(kept, calls); i < kept; ++i)
+    fingerprints.push_back(to_string(entries_[i]));
+  return fingerprints;
 }
 
 std::string to_string(const RankStatus& status) {

@@ -23,9 +23,9 @@ struct CollectiveFingerprint {
 /// "all_reduce(sum) Float [4, 2]". Injective.
 std::string to_string(const CollectiveFingerprint& fingerprint);
 
-/// "group [0 2]"
+/// "group [0 2]"; of more than 8 ranks "group [0-63]", "group [0 8 16 24 32 40 48 56 ... of 128 ranks]"
 std::string describe_group(std::span<const int64_t> ranks);
-/// "ranks 0, 2"
+/// "ranks 0, 2"; of more than 8 ranks "ranks 0-31, 40"
 std::string describe_ranks(std::span<const int64_t> ranks);
 /// "all_reduce(sum) Float [4, 2] (collective 7 of group [0 2])"
 std::string describe_collective(const std::string& fingerprint, int64_t sequence,
@@ -47,7 +47,9 @@ struct FlightTrace {
   /// Null if no longer, or not yet, recorded.
   const std::string* at(int64_t sequence) const;
 };
-/// describe_mismatch() of the first sequence number at which traces differ.
+/// The first sequence number at which traces differ.
+std::optional<int64_t> first_difference(std::span<const FlightTrace> traces);
+/// describe_mismatch() of it.
 std::string first_mismatch(std::span<const FlightTrace> traces);
 
 /// Ring buffer of one rank's collectives in one group. Formats them only when asked: recording must be cheap.
@@ -59,8 +61,8 @@ class FlightRecorder {
   /// nullopt if no longer, or not yet, recorded.
   std::optional<std::string> at(int64_t sequence) const;
   std::string last() const { return entries_.empty() ? "" : to_string(entries_.back()); }
-  /// The recorded fingerprints, one per line.
-  std::string dump() const;
+  /// At most that many of the newest fingerprints, oldest first.
+  std::vector<std::string> newest(int64_t calls) const;
 
  private:
   int64_t count_ = 0;

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "teratron/comm/host/transport.h"
+#include "teratron/comm/transport/transport.h"
 
 namespace teratron {
 

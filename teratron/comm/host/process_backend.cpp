@@ -8,14 +8,13 @@
 
 #include "teratron/base/environment.h"
 #include "teratron/base/hash.h"
-#include "teratron/base/strings.h"
 #include "teratron/comm/host/process_group.h"
+#include "teratron/comm/host/tree.h"
 
 namespace teratron {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::chrono::seconds kReplyTimeout{3};  // of a status query
 constexpr std::chrono::seconds kMismatchCheckInterval{1};
 constexpr std::chrono::seconds kCauseHeadStart{2};  // for the rank that failed first to exit first
 
@@ -25,10 +24,9 @@ ProcessBackend::ProcessBackend(std::unique_ptr<Transport> transport, std::chrono
     : rank_(transport->rank()),
       size_(transport->size()),
       timeout_(timeout),
-      peers_(size_),
       transport_(std::move(transport)) {
   transport_->start(*this);
-  post_to_all({.kind = Frame::Kind::hello, .text = fmt::format("pid {} on {}", getpid(), host_name())});
+  for (const int64_t rank : tree_neighbours(rank_, size_)) greet(rank);
 }
 
 ProcessBackend::~ProcessBackend() {
@@ -50,9 +48,11 @@ std::unique_ptr<ProcessGroup> ProcessBackend::group(const std::vector<int64_t>& 
                   rank_);
   for (int64_t rank : ranks) TERATRON_ASSERT(rank >= 0 && rank < size_, "rank {} of {}", rank, size_);
   const std::lock_guard lock(mutex_);
-  const int64_t index = groups_created_[ranks]++;
-  const uint64_t id = hash_text(fmt::format("{} {}", index, describe_group(ranks)));
-  groups_[id] = ranks;
+  const uint64_t list = hash_text(fmt::format("{}", fmt::join(ranks, " ")));
+  const int64_t index = groups_created_[list]++;
+  const uint64_t id = hash_text(fmt::format("{} group [{}]", index, fmt::join(ranks, " ")));
+  const bool unique = groups_.emplace(id, ranks).second;
+  TERATRON_ASSERT(unique, "{} has the hash of another group", describe_group(ranks));
   return std::make_unique<ProcessGroup>(*this, ranks, id);
 }
 
@@ -61,7 +61,7 @@ void ProcessBackend::finish() {
     const std::lock_guard lock(mutex_);
     finished_ = true;
   }
-  post_to_all({.kind = Frame::Kind::goodbye});
+  post_to(connected(), {.kind = Frame::Kind::goodbye});
 }
 
 void ProcessBackend::fail(const std::string& reason, ExitCode code) {
@@ -74,11 +74,26 @@ void ProcessBackend::fail_locked(const std::string& reason, ExitCode code, int64
   failure_.emplace(reason.empty() ? "aborted" : reason, code);
   cause_ = cause;
   changed_.notify_all();
+  std::set<int64_t> near = connected();
+  add_near(rank_, 2, near);
+  near.erase(rank_);
   // Also if another rank failed first: peers must know the reason before they see this rank exit.
-  post_to_all({.kind = Frame::Kind::failure,
-               .group_id = static_cast<uint64_t>(cause),
-               .sequence = static_cast<int64_t>(code),
-               .text = failure_->what()});
+  post_to(near, {.kind = Frame::Kind::failure,
+                 .group_id = static_cast<uint64_t>(cause),
+                 .sequence = static_cast<int64_t>(code),
+                 .text = failure_->what()});
+}
+
+/// Adds the ranks up to `distance` away in the tree. A rank that has ended passes nothing on: its neighbours
+/// count as being at its place.
+void ProcessBackend::add_near(int64_t rank, int64_t distance, std::set<int64_t>& ranks) const {
+  if (distance == 0) return;
+  for (const int64_t neighbour : tree_neighbours(rank, size_)) {
+    const auto peer = peers_.find(neighbour);
+    const bool ended = peer != peers_.end() && (peer->second.finished || peer->second.lost);
+    const bool added = ranks.insert(neighbour).second;
+    if (added || distance > 1) add_near(neighbour, ended && added ? distance : distance - 1, ranks);
+  }
 }
 
 void ProcessBackend::check() const {
@@ -91,22 +106,57 @@ std::optional<Fault> ProcessBackend::failure() const {
   return failure_;
 }
 
+HostTraffic ProcessBackend::traffic() const {
+  const std::lock_guard lock(traffic_mutex_);
+  HostTraffic traffic = traffic_;
+  traffic.connections = transport_->connections();
+  return traffic;
+}
+
+std::set<int64_t> ProcessBackend::connected() const {
+  const std::lock_guard lock(traffic_mutex_);
+  return greeted_;
+}
+
+/// The first message to a rank says who sends it.
+void ProcessBackend::greet(int64_t to) {
+  {
+    const std::lock_guard lock(traffic_mutex_);
+    if (!greeted_.insert(to).second) return;
+  }
+  send(to, {.kind = Frame::Kind::hello, .text = fmt::format("pid {} on {}", getpid(), host_name())}, {});
+}
+
+void ProcessBackend::send(int64_t to, const Frame& frame, ByteSpan body) {
+  const std::vector<std::byte> head = encode_head(frame, body.size());
+  {
+    const std::lock_guard lock(traffic_mutex_);
+    traffic_.messages += 1;
+    traffic_.bytes += std::ssize(head) + std::ssize(body);
+  }
+  transport_->send(to, head, body);
+}
+
 void ProcessBackend::post(int64_t to, const Frame& frame, ByteSpan body) {
   if (to == rank_) {
     return dispatch(to, {frame.kind, frame.group_id, frame.sequence, frame.text, ByteBuffer(body)});
   }
-  transport_->send(to, encode_head(frame, body.size()), body);
+  greet(to);
+  send(to, frame, body);
 }
 
-void ProcessBackend::post_to_all(const Frame& frame) {
-  for (int64_t r = 0; r < size_; ++r) {
-    if (r != rank_) post(r, frame, {});
-  }
+void ProcessBackend::post_to(const std::set<int64_t>& ranks, const Frame& frame) {
+  for (const int64_t rank : ranks) post(rank, frame, {});
 }
 
 void ProcessBackend::on_bytes(int64_t from, ByteSpan bytes) {
+  FrameReader* reader = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    reader = &peers_[from].reader;  // the address is stable
+  }
   try {
-    peers_[from].reader.feed(bytes, [&](Frame frame) { dispatch(from, std::move(frame)); });
+    reader->feed(bytes, [&](Frame frame) { dispatch(from, std::move(frame)); });
   } catch (const std::exception& error) {
     fail(fmt::format("rank {}: {}", from, error.what()), ExitCode::retryable);
   }
@@ -122,6 +172,10 @@ void ProcessBackend::on_lost(int64_t from) {
   changed_.notify_all();
 }
 
+void ProcessBackend::on_failure(const Fault& fault) {
+  fail(fmt::format("rank {} failed: {}", rank_, fault.what()), fault.exit_code());
+}
+
 void ProcessBackend::dispatch(int64_t from, Frame frame) {
   using Kind = Frame::Kind;
   const std::lock_guard lock(mutex_);
@@ -129,6 +183,7 @@ void ProcessBackend::dispatch(int64_t from, Frame frame) {
   switch (frame.kind) {
     case Kind::hello:
       peer.name = frame.text;
+      greet(from);
       break;
     case Kind::collective:
     case Kind::point_to_point:
@@ -137,132 +192,48 @@ void ProcessBackend::dispatch(int64_t from, Frame frame) {
     case Kind::status_query:
       return reply_status(from, frame);
     case Kind::status_reply:
-      peer.replies[frame.group_id] = std::move(frame);
+      peer.replies[frame.group_id] = parse_status(frame, from);
       break;
     case Kind::failure:
-      if (frame.group_id >= peers_.size()) {
+      if (frame.group_id >= static_cast<uint64_t>(size_)) {
         throw Fault(fmt::format("malformed message: failure of rank {} of {}", frame.group_id, size_));
       }
       fail_locked(frame.text, static_cast<ExitCode>(frame.sequence), static_cast<int64_t>(frame.group_id));
       break;
     case Kind::goodbye:
       peer.finished = true;
+      ++departures_;
       break;
   }
   changed_.notify_all();
 }
 
-void ProcessBackend::reply_status(int64_t to, const Frame& query) {
-  const auto found = recorders_.find(query.group_id);
-  const FlightRecorder none, &recorder = found == recorders_.end() ? none : found->second;
-  const RankStatus status{
-      .waiting_in = waiting_in_, .last_sequence = recorder.count(), .last_collective = recorder.last()};
-  const std::string trace = recorder.dump();
-  post(to,
-       {.kind = Frame::Kind::status_reply,
-        .group_id = query.group_id,
-        .sequence = recorder.count(),
-        .text = to_string(status)},
-       std::as_bytes(std::span(trace)));
-}
-
 std::string ProcessBackend::describe_rank(int64_t rank) const {
-  const std::string& name = peers_[rank].name;
+  const auto peer = peers_.find(rank);
+  const std::string name = peer == peers_.end() ? "" : peer->second.name;
   return name.empty() ? fmt::format("rank {}", rank) : fmt::format("rank {} ({})", rank, name);
 }
 
-/// This rank's own, or from the other rank's reply.
-FlightTrace ProcessBackend::trace_of(int64_t rank, uint64_t group_id) const {
-  if (rank == rank_) {
-    const auto own = recorders_.find(group_id);
-    if (own == recorders_.end()) return {.rank = rank};
-    return {.rank = rank, .count = own->second.count(), .fingerprints = split(own->second.dump(), '\n')};
-  }
-  const Frame& reply = peers_[rank].replies.at(group_id);
-  const ByteSpan lines = reply.body.bytes();
-  const std::string_view text(reinterpret_cast<const char*>(lines.data()), lines.size());
-  FlightTrace trace{.rank = rank, .count = reply.sequence, .fingerprints = split(text, '\n')};
-  for (std::string& fingerprint : trace.fingerprints) fingerprint = printable(fingerprint, kMaxFrameText);
-  return trace;
-}
-
-/// Status and traces of this rank and of those of `ranks` that reply. Releases the lock meanwhile; other
-/// threads may query too.
-ProcessBackend::QueryResult ProcessBackend::query(Lock& lock, uint64_t group_id,
-                                                  const std::vector<int64_t>& ranks) {
-  for (int64_t r : ranks) {
-    peers_[r].replies.erase(group_id);
-    post(r, {.kind = Frame::Kind::status_query, .group_id = group_id}, {});
-  }
-  const auto all_replied = [&] {
-    return std::all_of(ranks.begin(), ranks.end(),
-                       [&](int64_t r) { return peers_[r].replies.contains(group_id) || peers_[r].lost; });
-  };
-  changed_.wait_for(lock, kReplyTimeout, all_replied);
-  QueryResult result{.traces = {trace_of(rank_, group_id)}, .status = {}};
-  for (int64_t r : ranks) {
-    const auto reply = peers_[r].replies.find(group_id);
-    if (reply == peers_[r].replies.end()) continue;
-    result.traces.push_back(trace_of(r, group_id));
-    result.status[r] = reply->second.text;
-  }
-  std::sort(result.traces.begin(), result.traces.end(),
-            [](const auto& a, const auto& b) { return a.rank < b.rank; });
-  return result;
-}
-
-/// A mismatch between this rank and `ranks` in another group (any of them, if there are several). On a GPU,
-/// ranks that differ continue, and may then wait in a group in which they agree.
-std::string ProcessBackend::mismatch_elsewhere(Lock& lock, uint64_t group_id,
-                                               const std::vector<int64_t>& ranks) {
-  for (const auto& [other, members] : std::map(groups_)) {
-    std::vector<int64_t> shared = ranks;
-    std::erase_if(shared,
-                  [&](int64_t r) { return std::find(members.begin(), members.end(), r) == members.end(); });
-    if (other == group_id || shared.empty()) continue;
-    if (std::string found = first_mismatch(query(lock, other, shared).traces); !found.empty()) return found;
-  }
-  return "";
-}
-
-/// Queries the missing ranks. Releases the lock meanwhile.
-std::string ProcessBackend::diagnose_timeout(Lock& lock, const WaitCondition& condition) {
-  const std::vector<int64_t> missing = condition.missing();
-  const QueryResult result = query(lock, condition.group_id, missing);
-  if (const std::string found = first_mismatch(result.traces); !found.empty()) return found;
-  if (result.status.size() == missing.size()) {
-    if (const std::string found = mismatch_elsewhere(lock, condition.group_id, missing); !found.empty())
-      return found;
-  }
-  std::vector<std::string> late;
-  for (int64_t r : missing) {
-    if (!result.status.contains(r)) {
-      late.push_back(describe_rank(r) + " does not answer: it is stopped or its node is unreachable");
-    }
-  }
-  for (const FlightTrace& trace : result.traces) {
-    if (trace.rank != rank_ && !trace.at(condition.sequence)) {
-      late.push_back(fmt::format("rank {} {}", trace.rank, result.status.at(trace.rank)));
-    }
-  }
-  const double seconds = std::chrono::duration<double>(timeout()).count();
-  return fmt::format("{} timed out after {:g} s: {}", condition.what, seconds,
-                     late.empty() ? "all ranks have entered it, so a device or the network is stuck"
-                                  : fmt::format("{}", fmt::join(late, "; ")));
+void ProcessBackend::fail_if_ended(const WaitCondition& condition) {
+  std::vector<int64_t> finished = condition.missing();
+  std::erase_if(finished, [&](int64_t r) { return !peers_[r].finished; });
+  if (finished.empty()) return;
+  fail_locked(fmt::format("{} cannot complete: {} ended", condition.what,
+                          describe_ranks(finished) + (finished.size() == 1 ? " has" : " have")),
+              ExitCode::retryable, rank_);
 }
 
 void ProcessBackend::wait(Lock& lock, const WaitCondition& condition) {
   const auto deadline = Clock::now() + timeout();
-  waiting_in_ = condition.what;
+  {
+    const std::lock_guard traffic_lock(traffic_mutex_);
+    traffic_.waits += 1;
+  }
+  waiting_.push_back(&condition);
+  int64_t departures = -1;
   while (!condition.ready() && !failure_) {
-    std::vector<int64_t> finished = condition.missing();
-    std::erase_if(finished, [&](int64_t r) { return !peers_[r].finished; });
-    if (!finished.empty()) {
-      fail_locked(fmt::format("{} cannot complete: {} ended", condition.what,
-                              describe_ranks(finished) + (finished.size() == 1 ? " has" : " have")),
-                  ExitCode::retryable, rank_);
-      break;
-    }
+    if (std::exchange(departures, departures_) != departures_) fail_if_ended(condition);
+    if (failure_) break;
     const bool idle = changed_.wait_until(lock, std::min(deadline, Clock::now() + kMismatchCheckInterval)) ==
                       std::cv_status::timeout;
     if (!idle || condition.ready() || failure_) continue;
@@ -271,10 +242,10 @@ void ProcessBackend::wait(Lock& lock, const WaitCondition& condition) {
       fail_locked(mismatch, ExitCode::retryable, rank_);
     } else if (Clock::now() >= deadline) {
       const std::string reason = diagnose_timeout(lock, condition);
-      fail_locked(reason, ExitCode::retryable, rank_);
+      if (!condition.ready()) fail_locked(reason, ExitCode::retryable, rank_);
     }
   }
-  waiting_in_.clear();
+  std::erase(waiting_, &condition);
   if (!condition.ready()) throw Fault(*failure_);
 }
 

@@ -4,8 +4,16 @@
 // failed:
 //   - fingerprints of a collective differ (operation, dtype, shape);
 //   - a rank does not arrive in time: it is queried for its status, which the Fault includes;
-//   - a rank has died or exited: known immediately, since its connection closes;
+//   - a rank has died or exited: its neighbours in the tree of ranks (tree.h) know immediately, as its
+//     connections close;
 //   - a rank fails for another reason: its peers throw a Fault with that reason and exit code.
+//
+// A failure travels along the tree. Each rank also tells the neighbours of its neighbours, one of which may
+// be stopped.
+//
+// A time-out is diagnosed by the lowest rank that waits, which asks those that it waits for, and in turn
+// those that they wait for, for their last calls. A rank whose parent in the tree of the group waits too
+// leaves the diagnosis to it for some seconds.
 #pragma once
 
 #include <atomic>
@@ -18,12 +26,15 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "teratron/base/error.h"
 #include "teratron/comm/host/flight_recorder.h"
 #include "teratron/comm/host/frame.h"
+#include "teratron/comm/host/host_traffic.h"
+#include "teratron/comm/host/status_reply.h"
 
 namespace teratron {
 
@@ -50,10 +61,13 @@ class ProcessBackend final : private TransportReceiver {
   void check() const;
   /// The Fault that check() would throw.
   std::optional<Fault> failure() const;
+  /// What was sent so far.
+  HostTraffic traffic() const;
 
  private:
   friend class ProcessGroup;
   using Lock = std::unique_lock<std::mutex>;
+  using Replies = std::map<int64_t, StatusReply>;  // by rank
 
   struct Mailbox {
     uint64_t group_id;
@@ -66,7 +80,7 @@ class ProcessBackend final : private TransportReceiver {
     std::string name;    // "pid 4711 on host"
     bool finished = false;
     bool lost = false;
-    std::map<uint64_t, Frame> replies;  // by group id: several threads may query
+    std::map<uint64_t, StatusReply> replies;  // by group id: several threads may query
   };
   struct WaitCondition {
     std::string what;
@@ -79,19 +93,25 @@ class ProcessBackend final : private TransportReceiver {
 
   void on_bytes(int64_t from, ByteSpan bytes) override;
   void on_lost(int64_t from) override;
+  void on_failure(const Fault& fault) override;
   void dispatch(int64_t from, Frame frame);
   void reply_status(int64_t to, const Frame& query);
+  void greet(int64_t to);
+  void send(int64_t to, const Frame& frame, ByteSpan body);
   void post(int64_t to, const Frame& frame, ByteSpan body);
-  void post_to_all(const Frame& frame);
+  void post_to(const std::set<int64_t>& ranks, const Frame& frame);
+  std::set<int64_t> connected() const;
+  void add_near(int64_t rank, int64_t distance, std::set<int64_t>& ranks) const;
+  void fail_if_ended(const WaitCondition& condition);
   void wait(Lock& lock, const WaitCondition& condition);
   std::string diagnose_timeout(Lock& lock, const WaitCondition& condition);
-  FlightTrace trace_of(int64_t rank, uint64_t group_id) const;
-  struct QueryResult {
-    std::vector<FlightTrace> traces;        // by rank, including this one
-    std::map<int64_t, std::string> status;  // of the ranks that replied
-  };
-  QueryResult query(Lock& lock, uint64_t group_id, const std::vector<int64_t>& ranks);
+  StatusReply own_status(uint64_t group_id, int64_t calls) const;
+  Replies query(Lock& lock, uint64_t group_id, const std::vector<int64_t>& ranks, int64_t calls);
+  Replies query_waited_for(Lock& lock, const WaitCondition& condition);
+  std::optional<int64_t> parent_in(uint64_t group_id) const;
+  std::string mismatch_among(Lock& lock, uint64_t group_id, const Replies& replies);
   std::string mismatch_elsewhere(Lock& lock, uint64_t group_id, const std::vector<int64_t>& ranks);
+  std::vector<std::string> describe_late(const WaitCondition& condition, const Replies& replies) const;
   std::string describe_rank(int64_t rank) const;
   void fail_locked(const std::string& reason, ExitCode code, int64_t cause);
 
@@ -99,15 +119,19 @@ class ProcessBackend final : private TransportReceiver {
   std::atomic<std::chrono::milliseconds> timeout_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<Peer> peers_;
+  std::map<int64_t, Peer> peers_;  // those that this rank has heard of
   std::map<Mailbox, std::deque<Frame>> mailboxes_;
-  std::map<uint64_t, FlightRecorder> recorders_;  // by group id
-  std::map<std::vector<int64_t>, int64_t> groups_created_;
+  std::map<uint64_t, FlightRecorder> recorders_;     // by group id
+  std::map<uint64_t, int64_t> groups_created_;       // by hash of the list of ranks
   std::map<uint64_t, std::vector<int64_t>> groups_;  // by group id
-  std::string waiting_in_;
+  std::vector<const WaitCondition*> waiting_;        // of threads of this rank
+  int64_t departures_ = 0;                           // ranks that have finished
   std::optional<Fault> failure_;
   int64_t cause_ = -1;  // the rank that failed first
   bool finished_ = false;
+  mutable std::mutex traffic_mutex_;  // guards the following; never held for long
+  std::set<int64_t> greeted_;         // ranks that something was sent to
+  HostTraffic traffic_;
   std::unique_ptr<Transport> transport_;
 };
 

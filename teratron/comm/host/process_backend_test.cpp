@@ -10,7 +10,7 @@
 #include "teratron/base/hash.h"
 #include "teratron/comm/host/process_group.h"
 #include "teratron/comm/host/process_world.h"
-#include "teratron/comm/host/socket_transport.h"
+#include "teratron/comm/transport/socket_transport.h"
 #include "teratron/testing/worlds.h"
 
 namespace teratron {
@@ -157,7 +157,7 @@ std::string barrier(ProcessBackend& ranks) {
   std::vector<int64_t> all(ranks.size());
   for (int64_t r = 0; r < ranks.size(); ++r) all[r] = r;
   try {
-    ranks.group(all)->all_to_all({.operation = "barrier"}, std::vector<ByteSpan>(all.size()));
+    ranks.group(all)->barrier();
   } catch (const Fault& fault) {
     return fault.what();
   }
@@ -205,11 +205,12 @@ TEST(ProcessBackend, NoticesADeathImmediately) {
 
 TEST(SocketTransport, NamesRanksThatDidNotConnect) {
   FileDescriptor listener = listen_on("127.0.0.1", 0);
-  const SocketAddress own{"127.0.0.1", port_of(listener), "token"};
-  // Connections without the token are ignored.
+  const SocketAddress own{"127.0.0.1", port_of(listener)};
+  // Connections without the key are ignored.
   EXPECT_GE(connect_to("127.0.0.1", port_of(listener)).get(), 0);
   try {
-    connect_sockets({0, {own, own, own}}, std::move(listener), 300ms);
+    connect_sockets({.size = 3, .addresses = {{0, own}, {1, own}, {2, own}}, .key = "key"},
+                    std::move(listener), 300ms);
     FAIL() << "no fault";
   } catch (const Fault& fault) {
     EXPECT_STREQ(fault.what(),

@@ -1,8 +1,12 @@
 #include "teratron/comm/rendezvous/agent_store.h"
 
+#include <algorithm>
+#include <atomic>
 #include <exception>
 #include <functional>
 #include <future>
+#include <memory>
+#include <optional>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -11,8 +15,11 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "teratron/base/error.h"
+#include "teratron/base/file.h"
 #include "teratron/base/sha256.h"
-#include "teratron/comm/host/socket_transport.h"
+#include "teratron/base/strings.h"
+#include "teratron/comm/host/tree.h"
+#include "teratron/comm/transport/socket_transport.h"
 
 namespace teratron {
 namespace {
@@ -20,7 +27,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 constexpr Milliseconds kRetryInterval{100};
-constexpr Milliseconds kGracePeriod{1000};  // for a reply already in flight at the deadline
+constexpr Milliseconds kGracePeriod{3000};  // for a reply already in flight at the deadline
 
 /// Silences TCPStore, which logs a stack trace for every failed attempt. Stays silent after an exception: a
 /// detached attempt may still be running.
@@ -41,6 +48,7 @@ class SilenceStore {
 struct StoreClient {
   RendezvousPoint point;
   c10::intrusive_ptr<c10d::TCPStore> store = {};
+  std::shared_ptr<std::atomic<int64_t>> request_count = std::make_shared<std::atomic<int64_t>>(0);
 
   /// Runs `work`; turns libtorch's exceptions into Faults.
   void guarded(const std::function<void()>& work) const {
@@ -85,111 +93,190 @@ struct StoreClient {
     }
   }
 
-  std::string key(const std::string& name) const {
-    return fmt::format("teratron/{}/{}", point.env.attempt, name);
-  }
-  bool has(const std::string& name) const { return store->check({key(name)}); }
-
-  /// The value as it is stored: after its HMAC.
-  std::string sealed(const std::string& name, const std::string& text) const {
-    const Sha256Digest proof = hmac_sha256(point.env.secret, fmt::format("teratron {} {}", key(name), text));
+  /// A value as it is stored: after its HMAC.
+  std::string sealed(const std::string& key, const std::string& text) const {
+    const Sha256Digest proof = hmac_sha256(point.env.secret, fmt::format("teratron {} {}", key, text));
     return std::string(proof.begin(), proof.end()) + text;
   }
 
-  std::string get(const std::string& name) const {
-    const std::string value = store->get_to_str(key(name));
+  std::string opened(const std::string& key, const std::string& value) const {
     const size_t proof_bytes = sizeof(Sha256Digest);
     const std::string text = value.size() < proof_bytes ? "" : value.substr(proof_bytes);
-    if (text.size() <= kMaxGreetingText && value == sealed(name, text)) return text;
+    if (text.size() <= 2 * kMaxGreetingText && value == sealed(key, text)) return text;
     throw Fault(fmt::format("a value in the store at {} is not from a rank with this job's secret",
                             point.endpoint()));
   }
 
-  void put(const std::string& name, const std::string& text) const {
-    static_cast<c10d::Store&>(*store).set(key(name), sealed(name, text));
+  bool has(const std::string& key) const {
+    ++requests();
+    return store->check({key});
   }
-
-  /// Throws if this or another rank has found the ranks started inconsistently.
-  void check_start(const std::string& own_problem) const {
-    if (!own_problem.empty()) put("problem", own_problem);
-    if (has("problem")) throw inconsistent_start(printable(get("problem"), kMaxGreetingText));
+  std::string get(const std::string& key) const {
+    ++requests();
+    return opened(key, store->get_to_str(key));
   }
-
-  void check_size() const {
-    const std::string here = std::to_string(point.env.size), first = get("size");
-    check_start(here == first ? ""
-                              : fmt::format("rank {} was started as one of {} ranks, rank 0 as one of {}",
-                                            point.env.rank, here, printable(first)));
+  void put(const std::string& key, const std::string& text) const {
+    ++requests();
+    static_cast<c10d::Store&>(*store).set(key, sealed(key, text));
   }
-
-  void set_own(const std::string& text) const {
-    const std::string name = std::to_string(point.env.rank), value = sealed(name, text);
+  /// Whether the key had no value.
+  bool put_first(const std::string& key, const std::string& text) const {
+    ++requests();
+    const std::string value = sealed(key, text);
     const std::vector<uint8_t> mine(value.begin(), value.end());
-    const bool unique = store->compareSet(key(name), {}, mine) == mine;
-    check_start(unique ? "" : fmt::format("rank {} of {} was started twice", name, point.env.size));
+    return store->compareSet(key, {}, mine) == mine;
+  }
+  int64_t add(const std::string& key, int64_t count) const {
+    ++requests();
+    return store->add(key, count);
+  }
+
+  std::atomic<int64_t>& requests() const { return *request_count; }
+};
+
+/// One start of the job in the store, which may outlive several: torchrun's agent keeps it when it starts its
+/// ranks again. Restart counts do not identify a start, as each machine counts its own: rank 0 makes a nonce.
+/// Its keys are
+///
+///   teratron/job            nonce, number of ranks and restart count of rank 0
+///   teratron/NONCE/RANK     restart count and text of that rank
+///   teratron/NONCE/joined   number of ranks
+///   teratron/NONCE/outcome  "met", or why there is no start
+class StoreMeeting {
+ public:
+  StoreMeeting(const StoreClient& client, std::string text)
+      : client_(client), env_(client.point.env), text_(std::move(text)) {}
+
+  /// nullopt if there is no outcome by the deadline.
+  std::optional<Meeting> meet() {
+    const bool met = env_.rank == 0 ? gather_all() : join_and_wait();
+    if (!met) return std::nullopt;
+    meeting_.nonce = nonce_;
+    meeting_.store_requests = client_.requests();
+    return meeting_;
   }
 
   std::vector<int64_t> missing() const {
+    if (!client_.has(kJob)) return {0};
     std::vector<int64_t> ranks;
-    for (int64_t rank = 0; rank < point.env.size; ++rank) {
-      if (!has(std::to_string(rank))) ranks.push_back(rank);
+    for (int64_t rank = 1; rank < env_.size; ++rank) {
+      if (!client_.has(key(std::to_string(rank)))) ranks.push_back(rank);
     }
     return ranks;
   }
 
-  bool wait_for(const std::function<bool()>& done) const {
-    while (!done()) {
-      if (Clock::now() >= point.deadline) return false;
-      std::this_thread::sleep_for(kRetryInterval);
-    }
+  /// Ends the start for all ranks; throws what is reported.
+  [[noreturn]] void report(char kind, const std::string& text) const {
+    client_.put_first(key("outcome"), kind + text);
+    fail(client_.get(key("outcome")));
+  }
+
+ private:
+  static constexpr const char* kJob = "teratron/job";
+  static constexpr char kMet = 'm', kInconsistent = 'i', kTimedOut = 't';
+
+  std::string key(const std::string& name) const { return fmt::format("teratron/{}/{}", nonce_, name); }
+
+  [[noreturn]] static void fail(const std::string& outcome) {
+    const std::string text = printable(outcome.substr(1), kMaxGreetingText);
+    if (outcome[0] == kInconsistent) throw inconsistent_start(text);
+    throw Fault(text);
+  }
+
+  bool passed() const { return Clock::now() >= client_.point.deadline; }
+
+  bool has_outcome() const {
+    if (!client_.has(key("outcome"))) return false;
+    const std::string outcome = client_.get(key("outcome"));
+    if (outcome.empty() || outcome[0] != kMet) fail(outcome + " ");
     return true;
   }
 
-  /// Empty if not all ranks have joined by the deadline.
-  std::vector<std::string> all_gather(const std::string& text) const {
-    if (point.env.rank == 0) put("size", std::to_string(point.env.size));
-    if (!wait_for([&] { return has("size"); })) return {};
-    check_size();
-    set_own(text);
-    std::vector<std::string> names, keys;
-    for (int64_t rank = 0; rank < point.env.size; ++rank) {
-      names.push_back(std::to_string(rank));
-      keys.push_back(key(names.back()));
+  /// Rank 0. One request at a time, however many ranks there are.
+  bool gather_all() {
+    nonce_ = random_hex(kNonceDigits);
+    client_.put(kJob, fmt::format("{} {} {}", nonce_, env_.size, env_.attempt));
+    while (client_.add(key("joined"), 0) + 1 < env_.size) {
+      if (passed()) {
+        report(kTimedOut, client_.point.timed_out(client_.point.missing(missing())));
+      }
+      has_outcome();
+      std::this_thread::sleep_for(kRetryInterval);
     }
-    const auto all_joined = [&] {
-      check_start("");
-      return store->check(keys);
-    };
-    if (!wait_for(all_joined)) return {};
-    std::vector<std::string> texts;
-    for (const std::string& name : names) texts.push_back(get(name));
-    return texts;
+    meeting_.texts[0] = text_;
+    for (int64_t rank = 1; rank < env_.size; ++rank) meeting_.texts[rank] = text_of(rank);
+    if (!client_.put_first(key("outcome"), std::string(1, kMet))) has_outcome();
+    return true;
   }
 
-  void fail_if_missing() const {
-    const auto ranks = with_deadline([client = *this] { return client.missing(); });
-    if (!ranks.empty()) point.fail(point.missing(ranks));
+  /// The second line of a rank's value.
+  std::string text_of(int64_t rank) const {
+    const std::string value = client_.get(key(std::to_string(rank)));
+    return value.substr(value.find('\n') + 1);
   }
+
+  bool join_and_wait() {
+    while (!passed()) {
+      std::this_thread::sleep_for(joined_ ? wait_ : Milliseconds(0));
+      if (client_.has(kJob)) join(client_.get(kJob));
+      if (!joined_) std::this_thread::sleep_for(kRetryInterval);
+      if (!joined_ || !has_outcome()) continue;
+      const int64_t parent = tree_parent(env_.rank);
+      meeting_.texts[parent] = text_of(parent);
+      return true;
+    }
+    return false;
+  }
+
+  /// Joins the start that `job` describes, unless it has or that one is over.
+  void join(const std::string& job) {
+    const std::vector<std::string> words = split(job);
+    if (words.size() != 3)
+      throw Fault(fmt::format("'{}' does not describe the start of a job", printable(job)));
+    if (joined_ && words[0] == nonce_) return;
+    nonce_ = words[0];
+    joined_ = false;
+    const std::string here = std::to_string(env_.rank);
+    if (words[1] != std::to_string(env_.size)) {
+      report(kInconsistent, fmt::format("rank {} was started as one of {} ranks, rank 0 as one of {}", here,
+                                        env_.size, printable(words[1])));
+    }
+    joined_ = client_.put_first(key(here), env_.attempt + "\n" + text_);
+    if (joined_) {
+      client_.add(key("joined"), 1);
+    } else if (!client_.has(key("outcome")) && client_.get(key(here)).starts_with(env_.attempt + "\n")) {
+      report(kInconsistent, fmt::format("rank {} of {} was started twice", here, env_.size));
+    }  // else an earlier start: rank 0 has not started again yet
+  }
+
+  const StoreClient& client_;
+  const LaunchEnv& env_;
+  const std::string text_;
+  /// All ranks wait for the outcome: the store answers some ten thousand requests a second.
+  const Milliseconds wait_ = std::max(kRetryInterval, Milliseconds(env_.size / 5));
+  std::string nonce_;
+  bool joined_ = false;
+  Meeting meeting_;
 };
 
 class AgentStore final : public Rendezvous {
  public:
-  explicit AgentStore(RendezvousPoint point) : client_{std::move(point)} {
+  explicit AgentStore(RendezvousPoint point) : client_{.point = std::move(point)} {
     client_.guarded([&] { client_.join(); });
     own_address_ = own_address_towards(client_.point.address);
   }
 
   const std::string& own_address() const override { return own_address_; }
 
-  std::vector<std::string> all_gather(const std::string& text) override {
-    std::vector<std::string> texts;
+  Meeting meet(const std::string& text) override {
+    std::optional<Meeting> meeting;
     client_.guarded([&] {
-      while (texts.empty()) {
-        texts = client_.with_deadline([client = client_, text] { return client.all_gather(text); });
-        if (texts.empty()) client_.fail_if_missing();
-      }
+      meeting = client_.with_deadline([client = client_, text] { return StoreMeeting(client, text).meet(); });
     });
-    return texts;
+    if (meeting) return *std::move(meeting);
+    const RendezvousPoint& point = client_.point;
+    point.fail(fmt::format("rank {} did not hear from rank 0 at {} that all ranks have joined",
+                           point.env.rank, point.endpoint()));
   }
 
  private:

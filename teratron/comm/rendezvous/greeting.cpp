@@ -8,11 +8,13 @@
 #include <fcntl.h>
 #include <fmt/ranges.h>
 #include <poll.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "teratron/base/error.h"
 #include "teratron/base/file.h"
+#include "teratron/comm/transport/descriptor_limit.h"
 
 namespace teratron {
 namespace {
@@ -68,6 +70,15 @@ Sha256Digest proof_of_caller(const std::string& key, const std::string& challeng
   return hmac_sha256(key, fmt::format("teratron caller {}{}", challenged, text));
 }
 
+std::string hello_of(const Greeting& greeting) {
+  return bytes_of(Hello{.magic = kGreetingMagic,
+                        .purpose = greeting.purpose,
+                        .caller = greeting.caller,
+                        .called = greeting.called,
+                        .size = greeting.size,
+                        .nonce = make_nonce()});
+}
+
 /// Ready for `events`, or closed; false at the deadline.
 bool ready_for(const FileDescriptor& connection, short events, SteadyTime deadline) {
   pollfd polled{connection.get(), events, 0};
@@ -111,14 +122,7 @@ bool write_exactly(const FileDescriptor& connection, const void* data, size_t si
 }
 
 Call::Call(FileDescriptor connection, const Greeting& greeting, std::string key)
-    : connection_(std::move(connection)),
-      key_(std::move(key)),
-      hello_(bytes_of(Hello{.magic = kGreetingMagic,
-                            .purpose = greeting.purpose,
-                            .caller = greeting.caller,
-                            .called = greeting.called,
-                            .size = greeting.size,
-                            .nonce = make_nonce()})) {}
+    : connection_(std::move(connection)), key_(std::move(key)), hello_(hello_of(greeting)) {}
 
 Call::Answer Call::greet(SteadyTime deadline) {
   Challenge challenge;
@@ -140,9 +144,63 @@ bool Call::prove(const std::string& text, SteadyTime deadline) {
          read_exactly(connection_, &answer, sizeof(answer), deadline) && answer == kWelcome;
 }
 
+Dial::Dial(FileDescriptor connection, const Greeting& greeting, std::string key)
+    : connection_(std::move(connection)), key_(std::move(key)), hello_(hello_of(greeting)) {}
+
+/// The buffer of a new connection has room.
+bool Dial::write(const std::string& bytes) const {
+  return send(connection_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL) ==
+         static_cast<ssize_t>(bytes.size());
+}
+
+/// Welcomed: `size` bytes are there.
+Dial::Progress Dial::read_up_to(size_t size) {
+  std::array<char, 128> buffer;
+  while (received_.size() < size) {
+    const size_t most = std::min(buffer.size(), size - received_.size());
+    const ssize_t got = recv(connection_.get(), buffer.data(), most, MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return Progress::waiting;
+    if (got <= 0) return Progress::closed;
+    received_.append(buffer.data(), static_cast<size_t>(got));
+  }
+  return Progress::welcomed;
+}
+
+Dial::Progress Dial::advance() {
+  if (!said_hello_) {
+    int error = 0;
+    socklen_t length = sizeof(error);
+    getsockopt(connection_.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+    if (error == ECONNREFUSED) return Progress::refused;
+    said_hello_ = error == 0 && write(hello_);
+    if (!said_hello_) return Progress::closed;
+  }
+  if (!proven_) {
+    if (const Progress progress = read_up_to(sizeof(Challenge)); progress != Progress::welcomed)
+      return progress;
+    const auto challenge = parse_bytes<Challenge>(received_);
+    const std::string challenged = hello_ + std::string(challenge.nonce.data(), challenge.nonce.size());
+    const bool known = challenge.magic == kGreetingMagic &&
+                       equal_digests(challenge.proof, proof_of_called(key_, challenged));
+    if (!known) return Progress::closed;
+    proven_ = write(bytes_of(Proof{.proof = proof_of_caller(key_, challenged, ""), .text_bytes = 0}));
+    received_.clear();
+  }
+  const Progress progress = read_up_to(sizeof(kWelcome));
+  if (progress != Progress::welcomed) return progress;
+  return parse_bytes<uint32_t>(received_) == kWelcome ? Progress::welcomed : Progress::closed;
+}
+
 Reception::Reception(FileDescriptor listener, Options options)
-    : listener_(std::move(listener)), options_(std::move(options)) {
+    : listener_(std::move(listener)), options_(std::move(options)), epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+  if (epoll_.get() < 0) check_descriptors(errno, "waiting for connections");
   fcntl(listener_.get(), F_SETFL, O_NONBLOCK);
+  watch(listener_);
+}
+
+void Reception::watch(const FileDescriptor& connection) const {
+  epoll_event event{.events = EPOLLIN, .data = {.fd = connection.get()}};
+  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connection.get(), &event);
 }
 
 std::optional<Reception::Caller> Reception::next(SteadyTime deadline) {
@@ -157,25 +215,31 @@ std::optional<Reception::Caller> Reception::next(SteadyTime deadline) {
       Visitor done = std::move(*visitor);
       visitor = visitors_.erase(visitor);
       if (progress == Progress::refused) continue;
+      epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, done.connection.get(), nullptr);
       if (std::optional<Caller> caller = welcome(std::move(done))) return caller;
     }
-    if (Clock::now() >= deadline) return std::nullopt;
-    std::vector<pollfd> polled = {{listener_.get(), POLLIN, 0}};
-    for (const Visitor& visitor : visitors_) polled.push_back({visitor.connection.get(), POLLIN, 0});
-    if (poll(polled.data(), polled.size(), milliseconds_until(deadline)) > 0 && polled[0].revents != 0) {
-      accept_waiting();
-    }
+    const bool last = Clock::now() >= deadline;
+    std::array<epoll_event, 64> events;
+    const int ready = epoll_wait(epoll_.get(), events.data(), events.size(), milliseconds_until(deadline));
+    const bool calls =
+        std::any_of(events.begin(), events.begin() + std::max(ready, 0),
+                    [&](const epoll_event& event) { return event.data.fd == listener_.get(); });
+    if (calls) accept_waiting();
+    if (last && !calls) return std::nullopt;
   }
 }
 
 void Reception::accept_waiting() {
   for (size_t count = 0; count < options_.max_waiting; ++count) {
     FileDescriptor connection(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    const bool too_many = connection.get() < 0 && (errno == EMFILE || errno == ENFILE);
-    if (connection.get() < 0 && !too_many) return;
+    const int error = connection.get() < 0 ? errno : 0;
+    const bool too_many = error == EMFILE || error == ENFILE;
+    if (error != 0 && !too_many) return;
+    if (too_many && visitors_.empty()) check_descriptors(error, "a connection from another rank");
     if (too_many || visitors_.size() >= options_.max_waiting) make_room();
     if (too_many) return;
     const std::string address = peer_address(connection);
+    watch(connection);
     visitors_.push_back({.connection = std::move(connection), .address = address});
   }
 }
@@ -236,7 +300,7 @@ bool Reception::challenge(Visitor& visitor) const {
   const auto hello = parse_bytes<Hello>(visitor.received);
   const bool valid = hello.magic == kGreetingMagic && hello.purpose == options_.purpose &&
                      hello.called == options_.called && hello.size > 0 && hello.size <= kMaxGreetingRanks &&
-                     hello.caller > 0 && hello.caller < hello.size;
+                     hello.caller >= 0 && hello.caller < hello.size && hello.caller != hello.called;
   if (!valid) return false;
   Challenge challenge{.magic = kGreetingMagic, .nonce = make_nonce(), .proof = {}};
   visitor.challenged = visitor.received.substr(0, sizeof(Hello));

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "teratron/base/sha256.h"
-#include "teratron/comm/host/socket_transport.h"
+#include "teratron/comm/transport/socket_transport.h"
 
 namespace teratron {
 
@@ -56,6 +56,31 @@ class Call {
   std::string hello_, nonce_;
 };
 
+/// A call that never waits, for event loops.
+class Dial {
+ public:
+  /// `connection` from begin_connecting().
+  Dial(FileDescriptor connection, const Greeting& greeting, std::string key);
+  enum class Progress : uint8_t {
+    waiting,  // until the connection is readable or, first, writable
+    welcomed,
+    closed,   // call again later
+    refused,  // nothing listens there
+  };
+  Progress advance();
+  FileDescriptor& connection() { return connection_; }
+
+ private:
+  bool write(const std::string& bytes) const;
+  Progress read_up_to(size_t size);
+
+  FileDescriptor connection_;
+  std::string key_;
+  std::string hello_;
+  std::string received_;
+  bool said_hello_ = false, proven_ = false;
+};
+
 /// The called side: accepts connections on a listening socket and greets all of them at once, so that those
 /// that say nothing delay none of the others.
 class Reception {
@@ -67,14 +92,17 @@ class Reception {
     size_t max_waiting = 256;  // connections; beyond, the oldest that says nothing is closed
   };
   struct Caller {
-    int64_t rank = 0;  // 1 ... kMaxGreetingRanks - 1
+    int64_t rank = 0;  // another than the called
     int64_t size = 0;  // 1 ... kMaxGreetingRanks
     std::string text;
     FileDescriptor connection;  // blocking
   };
 
   Reception(FileDescriptor listener, Options options);
-  /// The next caller that has proven to know the key; nullopt at the deadline.
+  /// Readable when next() may have something to do.
+  int fd() const { return epoll_.get(); }
+  /// The next caller that has proven to know the key; nullopt at the deadline. Throws Fault if there are no
+  /// file descriptors.
   std::optional<Caller> next(SteadyTime deadline);
   /// "" or a sentence on the connections that did not: how many, from where, what was missing.
   std::string strangers() const;
@@ -88,6 +116,7 @@ class Reception {
   };
   enum class Progress : uint8_t { waiting, proven, refused };
 
+  void watch(const FileDescriptor& connection) const;
   void accept_waiting();
   void make_room();
   void refuse(const Visitor& visitor);
@@ -96,8 +125,9 @@ class Reception {
   bool challenge(Visitor& visitor) const;
   static std::optional<Caller> welcome(Visitor visitor);
 
-  const FileDescriptor listener_;
-  const Options options_;
+  FileDescriptor listener_;
+  Options options_;
+  FileDescriptor epoll_;          // the listener and all visitors
   std::deque<Visitor> visitors_;  // oldest first
   int64_t refused_ = 0, unproven_ = 0;
   std::vector<std::string> addresses_;  // of some that were refused

@@ -10,19 +10,23 @@
 
 #include <sys/socket.h>
 
+#include "teratron/base/file.h"
 #include "teratron/base/log.h"
 #include "teratron/comm/host/flight_recorder.h"
+#include "teratron/comm/host/tree.h"
+#include "teratron/comm/transport/descriptor_limit.h"
 
 namespace teratron {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kCallInterval{100};
+constexpr int64_t kOtherDescriptors = 64;        // that a process has open beside those to other ranks
 constexpr std::chrono::seconds kReportTime{10};  // for all ranks to learn why the job does not start
 
-/// Rank 0's answer to a rank that has joined: the texts of all ranks, or why there is no start.
+/// Rank 0's answer to a rank that has joined: the nonce and the parent's text, or why there is no start.
 struct Reply {
-  enum class Kind : uint32_t { texts = 1, inconsistent = 2, timed_out = 3 };
+  enum class Kind : uint32_t { met = 1, inconsistent = 2, timed_out = 3 };
   Kind kind;
   uint32_t count;  // of parts
 };
@@ -38,15 +42,14 @@ std::string encode_reply(Reply::Kind kind, const std::vector<std::string>& parts
   return bytes;
 }
 
-/// nullopt if the connection closes, or at the deadline, or if it is not a reply for `ranks` ranks.
+/// nullopt if the connection closes, or at the deadline, or if it is not a reply.
 std::optional<std::pair<Reply::Kind, std::vector<std::string>>> read_reply(const FileDescriptor& connection,
-                                                                           int64_t ranks,
                                                                            SteadyTime deadline) {
   Reply reply{};
   if (!read_exactly(connection, &reply, sizeof(reply), deadline)) return std::nullopt;
-  const bool texts = reply.kind == Reply::Kind::texts;
-  const bool known = texts || reply.kind == Reply::Kind::inconsistent || reply.kind == Reply::Kind::timed_out;
-  if (!known || reply.count != (texts ? ranks : 1)) return std::nullopt;
+  const bool met = reply.kind == Reply::Kind::met;
+  const bool known = met || reply.kind == Reply::Kind::inconsistent || reply.kind == Reply::Kind::timed_out;
+  if (!known || reply.count != (met ? 2 : 1)) return std::nullopt;
   std::vector<std::string> parts;
   for (uint32_t i = 0; i < reply.count; ++i) {
     uint32_t size = 0;
@@ -70,11 +73,13 @@ class RendezvousHost final : public Rendezvous {
   explicit RendezvousHost(RendezvousPoint point)
       : point_(std::move(point)),
         own_address_(own_address_towards(point_.address)),
-        reception_(listener(), {.purpose = Greeting::Purpose::rendezvous, .key = point_.env.secret}) {}
+        reception_(listener(), {.purpose = Greeting::Purpose::rendezvous, .key = point_.env.secret}) {
+    check_descriptor_limit();
+  }
 
   const std::string& own_address() const override { return own_address_; }
 
-  std::vector<std::string> all_gather(const std::string& text) override {
+  Meeting meet(const std::string& text) override {
     while (!complete()) {
       std::optional<Reception::Caller> caller = reception_.next(point_.deadline);
       if (!caller) report_missing();
@@ -82,16 +87,32 @@ class RendezvousHost final : public Rendezvous {
       if (!problem.empty()) report_inconsistent(problem, std::move(*caller));
       joined_[caller->rank] = std::move(*caller);
     }
-    std::vector<std::string> texts = {text};
-    for (const auto& [rank, caller] : joined_) texts.push_back(caller.text);
-    send_all(encode_reply(Reply::Kind::texts, texts), point_.deadline + kReportTime);
-    return texts;
+    Meeting meeting{.nonce = random_hex(kNonceDigits), .texts = {{0, text}}};
+    for (const auto& [rank, caller] : joined_) meeting.texts[rank] = caller.text;
+    for (const auto& [rank, caller] : joined_) {
+      const std::string& parent = meeting.texts.at(tree_parent(rank));
+      const std::string reply = encode_reply(Reply::Kind::met, {meeting.nonce, parent});
+      write_exactly(caller.connection, reply.data(), reply.size(), point_.deadline + kReportTime);
+    }
+    return meeting;
   }
 
  private:
   FileDescriptor listener() const {
     const std::optional<int> inherited = point_.env.store_listen_fd;
     return inherited ? FileDescriptor(*inherited) : listen_on(point_.address, point_.env.master_port);
+  }
+
+  /// One for every rank, until all have joined.
+  void check_descriptor_limit() const {
+    const int64_t limit = raise_descriptor_limit(), needed = point_.env.size + kOtherDescriptors;
+    if (limit >= needed) return;
+    throw config_error(
+        {.what = fmt::format("rank 0 of {} may open {} files and sockets, but needs {} while the job starts",
+                             point_.env.size, limit, needed),
+         .where = "ulimit -n",
+         .fix = "Raise the hard limit on its machine: ulimit -Hn, LimitNOFILE= of a systemd unit, --ulimit "
+                "nofile= of a container"});
   }
 
   /// A rank that has joined may have died since.
@@ -159,13 +180,13 @@ class RendezvousGuest final : public Rendezvous {
 
   const std::string& own_address() const override { return own_address_; }
 
-  std::vector<std::string> all_gather(const std::string& text) override {
+  Meeting meet(const std::string& text) override {
     while (!call_->prove(text, point_.deadline)) {
       if (Clock::now() >= point_.deadline) point_.fail_unanswered();
       call_host();
     }
     // Rank 0, which may have started later, reports which ranks are missing.
-    auto reply = read_reply(call_->connection(), point_.env.size, point_.deadline + kReportTime);
+    auto reply = read_reply(call_->connection(), point_.deadline + kReportTime);
     if (!reply && Clock::now() >= point_.deadline) {
       point_.fail(fmt::format("rank {} did not hear from rank 0 at {} that all ranks have joined",
                               point_.env.rank, point_.endpoint()));
@@ -176,7 +197,7 @@ class RendezvousGuest final : public Rendezvous {
     auto& [kind, parts] = *reply;
     if (kind == Reply::Kind::inconsistent) throw inconsistent_start(printable(parts[0], kMaxGreetingText));
     if (kind == Reply::Kind::timed_out) throw Fault(printable(parts[0], kMaxGreetingText));
-    return std::move(parts);
+    return {.nonce = parts[0], .texts = {{tree_parent(point_.env.rank), parts[1]}}};
   }
 
  private:

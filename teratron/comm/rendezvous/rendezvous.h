@@ -1,9 +1,11 @@
 // Rendezvous of a job's processes at MASTER_ADDR:MASTER_PORT. Rank 0 listens there, on that address only,
-// until all ranks have joined: every rank greets it (rendezvous/greeting.h) with its text and receives those
-// of all ranks. Under torchrun its agent's TCPStore serves instead (rendezvous/agent_store.h).
+// until all ranks have joined: every rank greets it (rendezvous/greeting.h) with its text and receives that
+// of its parent in the tree of ranks (host/tree.h). Under torchrun its agent's TCPStore serves instead
+// (rendezvous/agent_store.h). For n ranks, 2 n messages, or some 8 n requests to the store.
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,14 +16,21 @@
 
 namespace teratron {
 
+/// What a rank learns when all have joined.
+struct Meeting {
+  std::string nonce = {};                     // 32 hexadecimal digits; of this start of the job
+  std::map<int64_t, std::string> texts = {};  // rank 0: of all ranks; others: of their parent
+  int64_t store_requests = 0;                 // of this rank
+};
+
 class Rendezvous {
  public:
   virtual ~Rendezvous() = default;
   /// This node's numeric address as reachable by the other ranks.
   virtual const std::string& own_address() const = 0;
-  /// Every rank's text (at most kMaxGreetingText bytes), by rank. To be called once. Throws Fault naming the
-  /// ranks that are missing after the timeout, UserError(config) if ranks were started inconsistently.
-  virtual std::vector<std::string> all_gather(const std::string& text) = 0;
+  /// Joins with this rank's text, of at most kMaxGreetingText bytes. To be called once. Throws Fault naming
+  /// the ranks that are missing after the timeout, UserError(config) if ranks were started inconsistently.
+  virtual Meeting meet(const std::string& text) = 0;
 };
 
 /// Throws Fault if the port is in use, or if rank 0 cannot be reached within `timeout`; UserError(config) if
@@ -44,6 +53,8 @@ struct RendezvousPoint {
   [[noreturn]] void fail_unanswered() const;
   std::string missing(const std::vector<int64_t>& ranks) const;
 };
+
+constexpr size_t kNonceDigits = 32;
 
 UserError inconsistent_start(const std::string& problem);
 

@@ -14,7 +14,7 @@
 
 #include <mpi.h>
 
-#include "teratron/comm/host/transport.h"
+#include "teratron/comm/transport/transport.h"
 
 namespace teratron {
 namespace {

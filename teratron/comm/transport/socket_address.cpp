@@ -11,7 +11,8 @@
 #include <unistd.h>
 
 #include "teratron/base/error.h"
-#include "teratron/comm/host/socket_transport.h"
+#include "teratron/comm/transport/descriptor_limit.h"
+#include "teratron/comm/transport/socket_transport.h"
 
 namespace teratron {
 namespace {
@@ -112,20 +113,32 @@ FileDescriptor connect_to(const std::string& address, int port) {
   const Addresses found = numeric(address, port, SOCK_STREAM);
   if (!found) return {};
   FileDescriptor connection(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (connection.get() < 0) check_descriptors(errno, fmt::format("a connection to {}:{}", address, port));
   if (connection.get() < 0 || connect(connection.get(), found->ai_addr, found->ai_addrlen) != 0) return {};
   return connection;
 }
 
+FileDescriptor begin_connecting(const std::string& address, int port) {
+  const Addresses found = numeric(address, port, SOCK_STREAM);
+  if (!found) return {};
+  FileDescriptor connection(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (connection.get() < 0) check_descriptors(errno, fmt::format("a connection to {}:{}", address, port));
+  if (connection.get() < 0) return {};
+  const bool begun =
+      connect(connection.get(), found->ai_addr, found->ai_addrlen) == 0 || errno == EINPROGRESS;
+  return begun ? std::move(connection) : FileDescriptor();
+}
+
 std::string to_string(const SocketAddress& address) {
-  return fmt::format("{} {} {}", address.address, address.port, address.token);
+  return fmt::format("{} {}", address.address, address.port);
 }
 
 SocketAddress parse_socket_address(const std::string& text) {
   SocketAddress address;
   std::istringstream fields(text);
-  const bool complete = fields >> address.address >> address.port >> address.token && fields.peek() == EOF;
-  const bool valid = complete && numeric(address.address, 0, SOCK_STREAM) && address.port > 0 &&
-                     address.port < 1 << 16 && address.token.size() == 32;
+  const bool complete = fields >> address.address >> address.port && fields.peek() == EOF;
+  const bool valid =
+      complete && numeric(address.address, 0, SOCK_STREAM) && address.port > 0 && address.port < 1 << 16;
   if (!valid) {
     throw Fault(fmt::format("'{}' is not the address of a rank: is it the same version of the program?",
                             printable(text)));

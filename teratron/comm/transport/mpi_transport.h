@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "teratron/comm/host/transport.h"
+#include "teratron/comm/transport/transport.h"
 
 namespace teratron {
 

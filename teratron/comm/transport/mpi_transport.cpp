@@ -1,4 +1,4 @@
-#include "teratron/comm/host/mpi_transport.h"
+#include "teratron/comm/transport/mpi_transport.h"
 
 #include <dlfcn.h>
 

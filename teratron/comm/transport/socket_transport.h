@@ -1,13 +1,15 @@
-// Transport over TCP, with a connection between every two processes. The kernel closes the connections of a
-// process that dies, so its peers notice immediately.
+// Transport over TCP. Neighbours in the tree of ranks (host/tree.h) are connected from the start, other ranks
+// when one sends to the other. The kernel closes the connections of a process that dies, so that its
+// neighbours notice immediately.
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "teratron/comm/host/transport.h"
+#include "teratron/comm/transport/transport.h"
 
 namespace teratron {
 
@@ -40,24 +42,28 @@ std::string peer_address(const FileDescriptor& connection);
 /// Connects to a numeric address; an empty descriptor if nothing listens there.
 FileDescriptor connect_to(const std::string& address, int port);
 
-/// A rank's listening socket, as text "address port token". The token, part of the key of greetings, rejects
-/// ranks of other jobs.
+/// The same without waiting: the connection is writable when it is there or has failed. Nonblocking.
+FileDescriptor begin_connecting(const std::string& address, int port);
+
+/// A rank's listening socket, as text "address port".
 struct SocketAddress {
   std::string address;
   int port = 0;
-  std::string token;  // 32 hexadecimal digits
 };
 std::string to_string(const SocketAddress& address);
 /// Throws Fault if the text is malformed.
 SocketAddress parse_socket_address(const std::string& text);
 
 struct SocketPeers {
-  int64_t rank = 0;                      // of this process
-  std::vector<SocketAddress> addresses;  // by rank
-  std::string secret = {};               // of the job; "": ranks know the tokens only
+  int64_t rank = 0;  // of this process
+  int64_t size = 1;
+  std::map<int64_t, SocketAddress> addresses;  // rank 0: of all ranks; others: of their parent (tree.h)
+  std::string key;                             // of greetings: the job's secret and nonce
 };
-/// Connects to all peers (rendezvous/greeting.h); `listener` listens on this rank's address. Throws Fault
-/// naming the ranks that did not connect within `timeout`, and the connections that were refused.
+/// Connects to the neighbours in the tree of ranks (rendezvous/greeting.h), along which all ranks learn the
+/// addresses of all; `listener` listens on this rank's address. Connections to other ranks are opened when
+/// something is sent to them. Throws Fault naming the ranks that did not connect within `timeout`, and the
+/// connections that were refused.
 std::unique_ptr<Transport> connect_sockets(const SocketPeers& peers, FileDescriptor listener,
                                            std::chrono::milliseconds timeout);
 

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <span>
 
+#include "teratron/base/error.h"
+
 namespace teratron {
 
 using ByteSpan = std::span<const std::byte>;
@@ -17,6 +19,8 @@ class TransportReceiver {
   virtual void on_bytes(int64_t from, ByteSpan bytes) = 0;
   /// The stream from this rank has ended: its process has exited or died.
   virtual void on_lost(int64_t from) = 0;
+  /// This rank can no longer open or accept connections.
+  virtual void on_failure(const Fault& fault) = 0;
 };
 
 class Transport {
@@ -24,6 +28,8 @@ class Transport {
   virtual ~Transport() = default;
   virtual int64_t rank() const = 0;
   virtual int64_t size() const = 0;
+  /// Connections to other ranks that were opened so far; 0 where the transport does not know.
+  virtual int64_t connections() const { return 0; }
   /// Starts delivering to `receiver`, until close(). Called once.
   virtual void start(TransportReceiver& receiver) = 0;
   /// Queues head and body for another rank, in order, keeping no references to them. Thread-safe; never waits

@@ -1,0 +1,57 @@
+#include "teratron/comm/host/status_reply.h"
+
+#include <charconv>
+#include <string_view>
+
+#include <fmt/ranges.h>
+
+#include "teratron/base/error.h"
+#include "teratron/base/strings.h"
+
+namespace teratron {
+namespace {
+
+int64_t parse_number(std::string_view text) {
+  int64_t value = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 0) {
+    throw Fault(fmt::format("malformed message: '{}' in the status of a rank", printable(text)));
+  }
+  return value;
+}
+
+}  // namespace
+
+Frame status_frame(uint64_t group_id, const StatusReply& reply) {
+  return {.kind = Frame::Kind::status_reply,
+          .group_id = group_id,
+          .sequence = reply.trace.count,
+          .text = reply.status};
+}
+
+/// First line: the wait, or "-"; then the calls.
+std::string status_body(const StatusReply& reply) {
+  std::string body = "-";
+  if (reply.wait) body = fmt::format("{} {}", reply.wait->sequence, fmt::join(reply.wait->for_ranks, " "));
+  for (const std::string& call : reply.trace.fingerprints) body += "\n" + call;
+  return body;
+}
+
+StatusReply parse_status(const Frame& frame, int64_t rank) {
+  const ByteSpan bytes = frame.body.bytes();
+  std::vector<std::string> lines =
+      split(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()), '\n');
+  StatusReply reply{.status = frame.text, .trace = {.rank = rank, .count = frame.sequence}};
+  for (size_t i = 1; i < lines.size(); ++i)
+    reply.trace.fingerprints.push_back(printable(lines[i], kMaxFrameText));
+  if (lines.empty() || lines[0] == "-") return reply;
+  StatusReply::Wait& wait = reply.wait.emplace();
+  const std::vector<std::string> numbers = split(lines[0], ' ');
+  wait.sequence = parse_number(numbers.at(0));
+  for (size_t i = 1; i < numbers.size() && i <= kMaxAwaited; ++i) {
+    wait.for_ranks.push_back(parse_number(numbers[i]));
+  }
+  return reply;
+}
+
+}  // namespace teratron

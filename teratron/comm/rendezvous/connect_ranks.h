@@ -1,0 +1,18 @@
+// From a rendezvous to connected ranks.
+#pragma once
+
+#include <chrono>
+#include <memory>
+
+#include "teratron/comm/launch_env.h"
+#include "teratron/comm/rendezvous/rendezvous.h"
+#include "teratron/comm/transport/transport.h"
+
+namespace teratron {
+
+/// Meets the other ranks and connects to its neighbours in the tree (connect_sockets()). Rank 0 prints a
+/// notice if the machines' restart counts differ. Throws what Rendezvous::meet() and connect_sockets() throw.
+std::unique_ptr<Transport> connect_ranks(const LaunchEnv& env, Rendezvous& rendezvous,
+                                         std::chrono::milliseconds timeout);
+
+}  // namespace teratron

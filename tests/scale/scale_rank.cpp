@@ -1,0 +1,152 @@
+// One rank of a job without a model: the host side of a start, of agreements and of barriers, and what it
+// cost. tests/scale/test_scale.py starts many.
+//
+//   scale_rank [--barriers N] [--timeout SECONDS]
+//
+// Prints "joined SECONDS" when all ranks are connected, then a JSON object with the costs, and passes N - 1
+// more barriers, ten a second.
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <numeric>
+#include <thread>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "teratron/base/environment.h"
+#include "teratron/base/error.h"
+#include "teratron/comm/consensus.h"
+#include "teratron/comm/host/process_backend.h"
+#include "teratron/comm/host/process_group.h"
+#include "teratron/comm/rendezvous/connect_ranks.h"
+
+namespace teratron {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+/// The host side of a communicator of all ranks.
+class AllRanks final : public HostGroup {
+ public:
+  explicit AllRanks(ProcessBackend& backend) {
+    std::vector<int64_t> ranks(backend.size());
+    std::iota(ranks.begin(), ranks.end(), 0);
+    group_ = backend.group(ranks);
+  }
+  int64_t rank() const override { return group_->rank(); }
+  int64_t size() const override { return group_->size(); }
+  void send_bytes(int64_t to, const std::string& bytes) override {
+    group_->send(to, {.operation = "bytes"}, std::as_bytes(std::span(bytes)));
+  }
+  std::string receive_bytes(int64_t from) override {
+    const ByteBuffer buffer = group_->receive(from, {.operation = "bytes"});
+    return {reinterpret_cast<const char*>(buffer.bytes().data()), buffer.size()};
+  }
+  std::vector<std::string> all_gather_bytes(const std::string& bytes) override {
+    return group_->all_gather(bytes);
+  }
+  std::vector<std::string> gather_bytes(const std::string& bytes) override { return group_->gather(bytes); }
+  std::string broadcast_bytes(const std::string& bytes) override { return group_->broadcast(bytes); }
+  void barrier() { group_->barrier(); }
+
+ private:
+  std::unique_ptr<ProcessGroup> group_;
+};
+
+int64_t open_files() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+}
+
+/// VmRSS of /proc/self/status.
+int64_t resident_kib() {
+  std::ifstream file("/proc/self/status");
+  std::string word;
+  int64_t kib = 0;
+  while (file >> word) {
+    if (word == "VmRSS:") file >> kib;
+  }
+  return kib;
+}
+
+nlohmann::json cost(const HostTraffic& before, const HostTraffic& after, double seconds) {
+  return {{"messages", after.messages - before.messages},
+          {"bytes", after.bytes - before.bytes},
+          {"waits", after.waits - before.waits},
+          {"seconds", seconds}};
+}
+
+/// Runs `work` and adds what it cost.
+void measure(nlohmann::json& report, const ProcessBackend& backend, const std::string& name,
+             const std::function<void()>& work) {
+  const HostTraffic before = backend.traffic();
+  const Clock::time_point begin = Clock::now();
+  work();
+  report[name] = cost(before, backend.traffic(), seconds_since(begin));
+}
+
+Record settings() {
+  Record record;
+  for (int i = 0; i < 300; ++i) record.emplace_back(fmt::format("a_setting_{}", i), std::to_string(i));
+  return record;
+}
+
+void run(const LaunchEnv& env, int64_t barriers, std::chrono::milliseconds timeout) {
+  const Clock::time_point begin = Clock::now();
+  ProcessBackend backend(connect_ranks(env, *join_rendezvous(env, timeout), timeout), timeout);
+  const double joined = seconds_since(begin);
+  std::cout << fmt::format("joined {:.3f}\n", joined) << std::flush;
+  try {
+    AllRanks ranks(backend);
+    nlohmann::json report = {{"rank", env.rank}, {"start", cost({}, backend.traffic(), joined)}};
+    measure(report, backend, "barrier", [&] { ranks.barrier(); });
+    measure(report, backend, "consensus", [&] { compare_records(ranks, settings()); });
+    measure(report, backend, "gather", [&] { ranks.gather_bytes(std::string(256, 'x')); });
+    measure(report, backend, "broadcast", [&] { ranks.broadcast_bytes(std::string(256, 'x')); });
+    ranks.barrier();
+    report["connections"] = backend.traffic().connections;
+    report["descriptors"] = open_files();
+    report["resident_kib"] = resident_kib();
+    std::cout << report.dump() << std::endl;
+    for (int64_t i = 1; i < barriers; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      ranks.barrier();
+    }
+    backend.finish();
+  } catch (const Fault& fault) {
+    backend.fail(fmt::format("rank {} failed: {}", env.rank, fault.what()), fault.exit_code());
+    throw;
+  }
+}
+
+int main_of(std::span<char*> args) {
+  int64_t barriers = 1;
+  std::chrono::seconds timeout{60};
+  for (size_t i = 1; i + 1 < args.size(); i += 2) {
+    const std::string flag = args[i];
+    if (flag == "--barriers") barriers = std::stoll(args[i + 1]);
+    if (flag == "--timeout") timeout = std::chrono::seconds(std::stoll(args[i + 1]));
+  }
+  try {
+    run(read_launch_env(process_environment), barriers, timeout);
+    return 0;
+  } catch (const Fault& fault) {
+    std::cout << "fault: " << fault.what() << std::endl;
+    return static_cast<int>(fault.exit_code());
+  } catch (const UserError& error) {
+    std::cout << "error: " << error.what() << std::endl;
+    return static_cast<int>(error.exit_code());
+  }
+}
+
+}  // namespace
+}  // namespace teratron
+
+int main(int argc, char** argv) {
+  return teratron::main_of({argv, static_cast<size_t>(argc)});
+}

@@ -1,0 +1,181 @@
+"""The host side of a job of many ranks: what a start, agreements and barriers cost, and how faults end it.
+
+The ranks are processes without a model (scale_rank.cpp). docs/scaling.md explains the bounds.
+"""
+
+import contextlib
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "cli"))
+from program import BINARY, environment, free_port
+
+SCALE_RANK = os.path.join(os.path.dirname(BINARY or ""), "..", "..", "tests", "scale_rank")
+pytestmark = pytest.mark.skipif(not BINARY or not os.path.exists(SCALE_RANK), reason="scale_rank is not built")
+LONG = bool(os.environ.get("TERATRON_LONG_TESTS"))
+RANKS_PER_HOST = 8
+
+
+class Job:
+    """Ranks as processes on this machine; `absent` are never started."""
+
+    def __init__(self, folder, ranks, *flags, absent=(), restarts=lambda rank: 0):
+        self.port, self.ranks, self.folder = free_port(), ranks, folder
+        self.flags, self.processes = [str(flag) for flag in flags], {}
+        self.begin = time.monotonic()
+        for rank in range(ranks):
+            if rank not in absent:
+                self.start(rank, restarts(rank))
+
+    def start(self, rank, restarts=0):
+        variables = {"RANK": rank, "WORLD_SIZE": self.ranks, "LOCAL_RANK": rank % RANKS_PER_HOST,
+                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.port, "TERATRON_JOB_SECRET": "s" * 32,
+                     "TORCHELASTIC_RESTART_COUNT": restarts}
+        with open(self.folder / f"{rank}.txt", "w", encoding="utf-8") as output:
+            self.processes[rank] = subprocess.Popen([SCALE_RANK, *self.flags], stdout=output, stderr=output,
+                                                    env=environment() | {k: str(v) for k, v in variables.items()})
+
+    def output(self, rank):
+        return (self.folder / f"{rank}.txt").read_text(encoding="utf-8")
+
+    def wait_for(self, text, seconds=60):
+        """Until every rank has printed it."""
+        deadline = time.monotonic() + seconds
+        waiting = set(self.processes)
+        while waiting:
+            assert time.monotonic() < deadline, (len(waiting), {rank: self.output(rank) for rank in list(waiting)[:3]})
+            waiting = {rank for rank in waiting if text not in self.output(rank)}
+            time.sleep(0.05)
+
+    def end(self, seconds=60):
+        """The exit codes, by rank."""
+        deadline = time.monotonic() + seconds
+        return {rank: process.wait(max(deadline - time.monotonic(), 0.1)) for rank, process in self.processes.items()}
+
+    def reports(self):
+        found = {}
+        for rank in self.processes:
+            lines = [line for line in self.output(rank).splitlines() if line.startswith("{")]
+            found[rank] = json.loads(lines[0])
+        return found
+
+    def faults(self):
+        texts = {rank: self.output(rank) for rank in self.processes}
+        return {rank: text.split("fault: ", 1)[1].splitlines()[0] for rank, text in texts.items() if "fault: " in text}
+
+    def close(self):
+        for process in self.processes.values():
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGCONT)
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture(name="start")
+def fixture_start(tmp_path):
+    jobs = []
+
+    def start(*args, **options):
+        folder = tmp_path / str(len(jobs))
+        folder.mkdir()
+        jobs.append(Job(folder, *args, **options))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.close()
+
+
+def check_costs(reports):
+    """The bounds of docs/scaling.md."""
+    n = len(reports)
+    rounds = math.ceil(math.log2(n))
+    for name, messages_in_all in (("barrier", 2 * (n - 1)), ("gather", n - 1), ("broadcast", n - 1)):
+        costs = [report[name] for report in reports.values()]
+        assert sum(cost["messages"] for cost in costs) == messages_in_all, name
+        assert max(cost["messages"] for cost in costs) <= rounds + 1, name
+        assert max(cost["waits"] for cost in costs) <= rounds + 1, name
+    # Hashes to rank 0, the ranks that send their record, their records, and what differs.
+    assert sum(report["consensus"]["messages"] for report in reports.values()) <= 4 * (n - 1)
+    assert sum(report["consensus"]["bytes"] for report in reports.values()) < 600 * n * (rounds + 1)
+    assert max(report["connections"] for report in reports.values()) <= rounds + 1
+    assert max(report["descriptors"] for report in reports.values()) <= rounds + 16
+    assert sum(report["connections"] for report in reports.values()) == 2 * (n - 1)
+
+
+@pytest.mark.parametrize("ranks", [16, 64, pytest.param(256, marks=pytest.mark.skipif(not LONG, reason="--long"))])
+def test_costs_grow_with_the_logarithm(start, ranks):
+    job = start(ranks)
+    codes = job.end(60)
+    seconds = time.monotonic() - job.begin
+    assert set(codes.values()) == {0}, {rank: job.output(rank) for rank, code in codes.items() if code}
+    reports = job.reports()
+    check_costs(reports)
+    assert seconds < (60 if ranks > 64 else 15)
+    print(f"\n{ranks} ranks: {seconds:.1f} s", summary(reports))
+
+
+def summary(reports):
+    total = {name: {key: sum(report[name][key] for report in reports.values()) for key in ("messages", "bytes")}
+             | {"waits": max(report[name]["waits"] for report in reports.values())}
+             for name in ("start", "barrier", "consensus", "gather", "broadcast")}
+    most = {key: max(report[key] for report in reports.values()) for key in ("connections", "descriptors", "resident_kib")}
+    return json.dumps(total | most)
+
+
+def fault_of(job, survivors, seconds):
+    """The one text that all survivors print, within so many seconds."""
+    begin = time.monotonic()
+    for rank in survivors:
+        assert job.processes[rank].wait(max(begin + seconds - time.monotonic(), 0.1)) == 5, job.output(rank)
+    faults = job.faults()
+    return {re.sub(r"\(pid \d+ on [^)]*\)", "(pid)", faults[rank]) for rank in survivors}
+
+
+@pytest.mark.parametrize("ranks, victim", [(4, 2), (64, 0), (64, 24), (64, 63)])
+def test_a_rank_that_is_killed(start, ranks, victim):
+    job = start(ranks, "--barriers", 1000)
+    job.wait_for("{")
+    job.processes[victim].kill()
+    faults = fault_of(job, set(range(ranks)) - {victim}, 6)
+    assert faults == {f"rank {victim} (pid) has died: its connection was closed unexpectedly"}
+
+
+@pytest.mark.parametrize("ranks, victim", [(4, 2), (64, 0), (64, 24), (64, 63)])
+def test_a_rank_that_is_stopped(start, ranks, victim):
+    job = start(ranks, "--barriers", 1000, "--timeout", 3)
+    job.wait_for("{")
+    job.processes[victim].send_signal(signal.SIGSTOP)
+    faults = fault_of(job, set(range(ranks)) - {victim}, 3 + 3 + 6)
+    for fault in faults:  # ranks that it never wrote to do not know its process
+        assert re.search(rf"timed out after 3 s: rank {victim}( \(pid\))? does not answer: it is stopped", fault), faults
+        assert fault.count("does not answer") == 1, fault
+
+
+def test_a_rank_that_never_comes(start):
+    job = start(64, "--timeout", 4, absent=[41])
+    faults = fault_of(job, job.processes, 12)
+    assert len(faults) == 1 and "rank 41 of 64 did not join" in faults.pop()
+
+
+def test_a_machine_that_is_replaced(start):
+    """Its launcher counts restarts from 0, beside others at 1."""
+    job = start(64, "--barriers", 1000)
+    job.wait_for("{")
+    machine = range(16, 24)
+    for rank in machine:
+        job.processes[rank].kill()
+    fault_of(job, set(range(64)) - set(machine), 6)
+    again = start(64, restarts=lambda rank: 0 if rank in machine else 1)
+    assert set(again.end(15).values()) == {0}
+    told = "restarted different numbers of times, as after a machine was replaced (ranks 0-15, 24-63: 1; ranks 16, 17, 18, 19, 20, 21, 22, 23: 0)"
+    assert told in again.output(0)
