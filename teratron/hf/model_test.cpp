@@ -52,7 +52,7 @@ TEST(HfConfigTest, ListsEverythingUnsupported) {
     EXPECT_NE(several.find(part), std::string::npos) << several;
   }
   EXPECT_NE(error_of({{"model_type", "mamba"}}).find("Supported are gpt2"), std::string::npos);
-  EXPECT_NE(error_of(changed(hf_llama(), {{"rope_scaling", {{"type", "yarn"}}}})).find("'yarn'"),
+  EXPECT_NE(error_of(changed(hf_llama(), {{"rope_scaling", {{"type", "dynamic"}}}})).find("'dynamic'"),
             std::string::npos);
   EXPECT_NE(error_of(changed(hf_llama(), {{"rope_scaling", {{"type", "linear"}, {"factor", 2.5}}}}))
                 .find("'factor' = 2.5"),

@@ -1,5 +1,6 @@
 #include "teratron/nn/rope.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include <ATen/ATen.h>
@@ -14,7 +15,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The adjoint is the inverse rotation.
+// The adjoint is the inverse rotation, times the same factor.
 struct Rotation : torch::autograd::Function<Rotation> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& positions,
                             const RopeTable& table, RopeStyle style) {
@@ -42,6 +43,34 @@ at::Tensor llama3_scaled(const at::Tensor& frequencies, const RotaryConfig& conf
   return frequencies * (unscaled + (1.0 - unscaled) / config.llama3_factor);
 }
 
+// The (fractional) pair of channels that turns `turns` times over the original positions.
+double channel_of_turns(double turns, const RotaryConfig& config, int64_t rotated) {
+  const double period = config.yarn.positions / (turns * 2.0 * M_PI);
+  return static_cast<double>(rotated) * std::log(period) / (2.0 * std::log(config.base));
+}
+
+at::Tensor yarn_scaled(const at::Tensor& frequencies, const RotaryConfig& config) {
+  const int64_t rotated = 2 * frequencies.numel();
+  double first = channel_of_turns(config.yarn.beta_fast, config, rotated);
+  double last = channel_of_turns(config.yarn.beta_slow, config, rotated);
+  if (config.yarn.whole_channels) {
+    first = std::floor(first);
+    last = std::ceil(last);
+  }
+  first = std::max(first, 0.0);
+  last = std::min(last, static_cast<double>(rotated - 1));
+  if (first == last) last += 1e-3;
+  const at::Tensor ramp =
+      ((at::arange(frequencies.numel(), frequencies.options()) - first) / (last - first)).clamp(0.0, 1.0);
+  return frequencies * (1.0 - ramp + ramp / config.yarn.factor);
+}
+
+double attention_factor(const Yarn& yarn) {
+  if (yarn.factor <= 1.0) return 1.0;
+  const auto magnitude = [&](double scale) { return 0.1 * scale * std::log(yarn.factor) + 1.0; };
+  return magnitude(yarn.mscale) / magnitude(yarn.mscale_all_dim);
+}
+
 }  // namespace
 
 RotaryEmbedding::RotaryEmbedding(const Options& options, const at::TensorOptions& model)
@@ -53,11 +82,15 @@ RotaryEmbedding::RotaryEmbedding(const Options& options, const at::TensorOptions
   if (options.config.llama3_factor > 0.0) {
     frequencies = llama3_scaled(frequencies, options.config);
   }
+  if (options.config.yarn.factor > 0.0) {
+    frequencies = yarn_scaled(frequencies, options.config);
+  }
   const at::Tensor positions = at::arange(options.positions, fp64) / options.config.interpolation;
   const at::Tensor angles = at::outer(positions, frequencies);
   const bool wide = c10::typeMetaToScalarType(model.dtype()) == at::kDouble;
   const auto target = at::TensorOptions().dtype(wide ? at::kDouble : at::kFloat).device(model.device());
-  table_ = {angles.cos().to(target), angles.sin().to(target)};
+  const double magnitude = attention_factor(options.config.yarn);
+  table_ = {(angles.cos() * magnitude).to(target), (angles.sin() * magnitude).to(target)};
 }
 
 at::Tensor RotaryEmbedding::apply(const at::Tensor& x, const at::Tensor& positions_SB) const {

@@ -5,6 +5,19 @@
 
 namespace teratron {
 
+/// YaRN (Peng et al. 2023): channels that turn fewer than `beta_slow` times over `positions` are interpolated by
+/// `factor`, those that turn more than `beta_fast` times are unchanged, with a linear ramp over the channels in between.
+struct Yarn {
+  double factor = 0.0;  // 0: none
+  double positions = 4096.0;
+  double beta_fast = 32.0;
+  double beta_slow = 1.0;
+  bool whole_channels = true;  // the ramp begins and ends at whole channels
+  /// Queries and keys are multiplied by m(mscale) / m(mscale_all_dim), m(s) = 0.1 s ln(factor) + 1.
+  double mscale = 1.0;
+  double mscale_all_dim = 0.0;
+};
+
 struct RotaryConfig {
   double base = 10000.0;
   double percent = 1.0;  // rotated fraction of the head width
@@ -14,6 +27,7 @@ struct RotaryConfig {
   /// those below a quarter of it are unchanged, with linear interpolation in between.
   double llama3_factor = 0.0;
   double llama3_positions = 8192.0;
+  Yarn yarn;
 };
 
 /// A table of the angles of all positions up to a limit.
@@ -25,7 +39,7 @@ class RotaryEmbedding {
     int64_t positions = 0;  // rows of the table
   };
   /// theta(position, i) = position / interpolation * base^(-2 i / rotated), rotated = percent * head_width,
-  /// computed in fp64. The table is fp64 for fp64 models, else fp32.
+  /// computed in fp64, with the scalings of Llama 3 and YaRN. The table is fp64 for fp64 models, else fp32.
   RotaryEmbedding(const Options& options, const at::TensorOptions& model);
   /// x [S, B, N, D] or [S, B, G, N, D] rotated by the angles of positions [S, B]. Differentiable.
   at::Tensor apply(const at::Tensor& x, const at::Tensor& positions_SB) const;

@@ -93,8 +93,19 @@ std::vector<std::string> resumable_overrides(const std::string& config, bool fin
   if (json::parse(config).value("position_embedding_type", "learned_absolute") == "learned_absolute")
     return {};
   if (!finetune) return {"max_position_embeddings"};
-  return {"max_position_embeddings", "rotary_base",         "rotary_seq_len_interpolation_factor",
-          "use_rope_scaling",        "rope_scaling_factor", "rope_scaling_original_max_position_embeddings"};
+  return {"max_position_embeddings",
+          "rotary_base",
+          "rotary_seq_len_interpolation_factor",
+          "use_rope_scaling",
+          "rope_scaling_factor",
+          "rope_scaling_original_max_position_embeddings",
+          "rotary_scaling_factor",
+          "mscale",
+          "yarn_original_max_position_embeddings",
+          "mscale_all_dim",
+          "yarn_beta_fast",
+          "yarn_beta_slow",
+          "yarn_correction_range_round_to_int"};
 }
 
 namespace {

@@ -83,7 +83,7 @@ TEST(CheckpointArgs, SettingsWithoutTensorsCanChange) {
   const std::string rope = to_json(validated({"--position-embedding-type", "rope"}).args);
   EXPECT_TRUE(resumable_overrides(learned, true).empty()) << "learned positions have a tensor";
   EXPECT_EQ(resumable_overrides(rope, false), Args{"max_position_embeddings"});
-  EXPECT_EQ(resumable_overrides(rope, true).size(), 6U);
+  EXPECT_EQ(resumable_overrides(rope, true).size(), 13U);
 }
 
 // Settings left out by another version or a converter stay unset.

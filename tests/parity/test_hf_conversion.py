@@ -23,6 +23,7 @@ LLAMA = dict(hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_atte
              vocab_size=101, max_position_embeddings=64, tie_word_embeddings=False)
 LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
                "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "original_max_position_embeddings": 16}
 NEOX = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, vocab_size=101,
             max_position_embeddings=64)
 CONFIGS = {
@@ -35,6 +36,13 @@ CONFIGS = {
     "llama3-rope": lambda: transformers.LlamaConfig(**LLAMA, rope_parameters=LLAMA3_ROPE),
     "linear-rope": lambda: transformers.LlamaConfig(**LLAMA, rope_parameters={
         "rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}),
+    "yarn": lambda: transformers.LlamaConfig(**LLAMA, rope_parameters={**YARN, "factor": 4.0}),
+    "yarn-mscale": lambda: transformers.Qwen3Config(**LLAMA, head_dim=16, rope_parameters={
+        **YARN, "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.7, "beta_fast": 3.0, "beta_slow": 0.5}),
+    "yarn-attention-factor": lambda: transformers.LlamaConfig(**LLAMA, rope_parameters={
+        **YARN, "factor": 2.5, "attention_factor": 1.3, "truncate": False}),
+    "yarn-partial": lambda: transformers.GPTNeoXConfig(**NEOX, rope_parameters={
+        **YARN, "factor": 4.0, "partial_rotary_factor": 0.5}),
     "mistral": lambda: transformers.MistralConfig(**LLAMA, sliding_window=None, head_dim=8),
     "mistral-window": lambda: transformers.MistralConfig(**LLAMA, sliding_window=9),
     "qwen2": lambda: transformers.Qwen2Config(**{**LLAMA, "tie_word_embeddings": True}),
@@ -179,14 +187,14 @@ REFUSED = {  # a family, a change of its config.json, what the error says
     "gemma-activation": ("gemma", {"hidden_act": "silu"}, "hidden_act"),
     "gemma-bidirectional": ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     "olmo2-biases": ("olmo2", {"attention_bias": True}, "attention_bias"),
-    "olmo2-rope": ("olmo2", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0}}, "yarn"),
+    "olmo2-rope": ("olmo2", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 10000.0}}, "longrope"),
     "bloom-slow": ("bloom", {"slow_but_exact": True}, "slow_but_exact"),
     "neox-biases": ("gpt_neox", {"attention_bias": False}, "attention_bias"),
     "neox-activation": ("gpt_neox", {"hidden_act": "silu"}, "hidden_act"),
     "llama3-factors": ("llama3-positions", {"rope_parameters": {**LLAMA3_ROPE, "low_freq_factor": 2.0}},
                        "low_freq_factor"),
     "gemma2": ("gemma", {"model_type": "gemma2"}, "gemma2"),
-    "scaling beside rope_parameters": ("llama2", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+    "scaling beside rope_parameters": ("llama2", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
     "scaling by no whole number": ("qwen2", {"rope_scaling": {"type": "linear", "factor": 2.5}}, "'factor' = 2.5"),
     "quantized": ("llama2", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
 }

@@ -46,7 +46,7 @@ const std::vector<HfTensorGroup> gpt2_tensors = {
 const std::vector<HfKey> llama_keys = {
     {"num_hidden_layers", "num_layers"}, {"hidden_size", hidden}, {"intermediate_size", ffn}, {"vocab_size", vocab, embedded},
     {"num_attention_heads", heads}, {"num_key_value_heads", "num_query_groups", groups}, {"head_dim", "kv_channels", head_size},
-    {"max_position_embeddings", positions, {.otherwise = 2048}}, {"", "position_embedding_type", {.must_be = "rope"}},
+    {"max_position_embeddings", positions, {.otherwise = 2048}},
     {"rope_parameters", "rotary_base", {.read = read_rope, .write = write_rope}},
     {"", "normalization", {.must_be = "RMSNorm"}}, {"rms_norm_eps", "norm_epsilon", {.otherwise = 1e-6}},
     {"hidden_act", "swiglu", {.otherwise = "silu", .values = {{"silu", true}}}},

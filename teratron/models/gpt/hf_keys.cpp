@@ -107,14 +107,49 @@ void read_llama3(HfConfig& config) {
   }
 }
 
+// transformers' factor of queries and keys: given, or that of mscale and mscale_all_dim where both are above 0, or
+// 0.1 ln(factor) + 1.
+void read_yarn_magnitude(double factor, HfConfig& config) {
+  const double mscale = config.get("mscale", 0.0), all_dim = config.get("mscale_all_dim", 0.0);
+  if (config.has("attention_factor")) {
+    const double magnitude = config.get("attention_factor", 1.0);
+    if (factor > 1 && magnitude >= 1) {
+      config.settings["mscale"] = (magnitude - 1) / (0.1 * std::log(factor));
+    } else if (magnitude != 1) {
+      config.problem("'attention_factor' = {} is not supported with 'factor' = {}", magnitude, factor);
+    }
+  } else if (mscale > 0 && all_dim > 0) {
+    config.settings.update({{"mscale", mscale}, {"mscale_all_dim", all_dim}});
+  }
+}
+
+// Without a factor: the positions over the original ones.
+void read_yarn(HfConfig& config) {
+  const auto most = static_cast<double>(config.size("max_position_embeddings"));
+  const int64_t original = whole(config, "original_max_position_embeddings", most);
+  const double factor = config.get("factor", most / static_cast<double>(original));
+  if (!(factor >= 1)) config.problem("'factor' = {} is below 1", factor);
+  const double fast = config.get("beta_fast", 32.0), slow = config.get("beta_slow", 1.0);
+  config.settings.update({{"position_embedding_type", "yarn"},
+                          {"rotary_scaling_factor", factor},
+                          {"yarn_original_max_position_embeddings", original},
+                          {"yarn_beta_fast", fast == 0 ? 32.0 : fast},
+                          {"yarn_beta_slow", slow == 0 ? 1.0 : slow},
+                          {"yarn_correction_range_round_to_int", config.get("truncate", true)}});
+  read_yarn_magnitude(factor, config);
+}
+
 // Of merged keys; without their partial_rotary_factor.
 void read_rope_type(HfConfig& config) {
+  config.settings["position_embedding_type"] = "rope";
   config.settings["rotary_base"] = whole(config, "rope_theta", 1e4);
   const std::string type = config.get("rope_type", config.get("type", "default"));
   if (type == "linear") {
     config.settings["rotary_seq_len_interpolation_factor"] = whole(config, "factor", 0.0);
   } else if (type == "llama3") {
     read_llama3(config);
+  } else if (type == "yarn") {
+    read_yarn(config);
   } else if (type != "default") {
     config.problem("rope type '{}' is not supported", printable(type));
   }
@@ -149,7 +184,33 @@ void write_partial_rope(std::string_view key, HfConfig& config) {
   if (config.keys.contains("rope_scaling")) config.keys["rope_scaling"]["partial_rotary_factor"] = percent;
 }
 
+namespace {
+
+json yarn_parameters(HfConfig& config) {
+  const double factor = config.settings.at("rotary_scaling_factor"), mscale = config.settings.at("mscale");
+  const double all_dim = config.settings.at("mscale_all_dim");
+  json rope = {
+      {"rope_type", "yarn"},
+      {"factor", factor},
+      {"original_max_position_embeddings", config.settings.at("yarn_original_max_position_embeddings")},
+      {"beta_fast", config.settings.at("yarn_beta_fast")},
+      {"beta_slow", config.settings.at("yarn_beta_slow")},
+      {"truncate", config.settings.at("yarn_correction_range_round_to_int")}};
+  if (mscale > 0 && all_dim > 0) {
+    rope.update({{"mscale", mscale}, {"mscale_all_dim", all_dim}});
+  } else if (mscale != 1 || all_dim > 0) {
+    const auto magnitude = [&](double scale) { return 0.1 * scale * std::log(factor) + 1; };
+    rope["attention_factor"] = magnitude(mscale) / magnitude(all_dim);
+  }
+  return rope;
+}
+
+}  // namespace
+
 void write_rope(std::string_view, HfConfig& config) {
+  const std::string position = config.settings.at("position_embedding_type");
+  if (position != "rope" && position != "yarn")
+    config.problem("position_embedding_type is \"{}\", not \"rope\" or \"yarn\"", printable(position));
   const json& interpolation = config.settings.at("rotary_seq_len_interpolation_factor");
   json rope = {{"rope_type", "default"}, {"rope_theta", config.settings.at("rotary_base").get<double>()}};
   if (!interpolation.is_null())
@@ -161,6 +222,11 @@ void write_rope(std::string_view, HfConfig& config) {
         config.settings.at("rope_scaling_original_max_position_embeddings");
     if (interpolation > 1)
       config.problem("rotary_seq_len_interpolation_factor is set under use_rope_scaling");
+  }
+  if (position == "yarn") {
+    rope.update(yarn_parameters(config));
+    if (!interpolation.is_null() || config.is_set("use_rope_scaling"))
+      config.problem("another scaling of positions is set beside yarn");
   }
   config.keys["rope_parameters"] = rope;
   // Releases of transformers before rope_parameters read these two.

@@ -45,7 +45,6 @@ const std::vector<HfTensorGroup> bloom_tensors = {
 const std::vector<HfKey> neox_keys = {
     {"num_hidden_layers", "num_layers"}, {"hidden_size", hidden}, {"intermediate_size", ffn}, {"num_attention_heads", heads},
     {"vocab_size", vocab, embedded}, {"max_position_embeddings", positions, {.otherwise = 2048}},
-    {"", "position_embedding_type", {.must_be = "rope"}},
     {"rope_parameters", "rotary_base", {.read = read_partial_rope, .write = write_partial_rope}},
     {"", "rotary_percent", {.export_only = true}}, {"layer_norm_eps", "norm_epsilon", {.otherwise = 1e-5}},
     {"hidden_act", "bias_gelu_fusion", {.otherwise = "gelu", .values = gelu_names, .write = write_gelu}},

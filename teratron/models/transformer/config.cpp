@@ -13,7 +13,8 @@ namespace teratron {
 namespace {
 
 PositionEmbedding position_embedding(const Arguments& args) {
-  if (args.position_embedding_type == "rope") return PositionEmbedding::rope;
+  if (args.position_embedding_type == "rope" || args.position_embedding_type == "yarn")
+    return PositionEmbedding::rope;
   if (args.position_embedding_type == "alibi") return PositionEmbedding::alibi;
   if (args.position_embedding_type == "relative") return PositionEmbedding::relative;
   if (args.position_embedding_type == "none") return PositionEmbedding::none;
@@ -29,13 +30,25 @@ Activation activation(const Arguments& args) {
   return args.openai_gelu || args.bias_gelu_fusion ? Activation::gelu : Activation::gelu_erf;
 }
 
+Yarn yarn(const Arguments& args) {
+  if (args.position_embedding_type != "yarn") return {};
+  return {.factor = args.rotary_scaling_factor,
+          .positions = static_cast<double>(args.yarn_original_max_position_embeddings),
+          .beta_fast = args.yarn_beta_fast,
+          .beta_slow = args.yarn_beta_slow,
+          .whole_channels = args.yarn_correction_range_round_to_int,
+          .mscale = args.mscale,
+          .mscale_all_dim = args.mscale_all_dim};
+}
+
 RotaryConfig rotary_config(const Arguments& args) {
   return {.base = static_cast<double>(args.rotary_base),
           .percent = args.rotary_percent,
           .interleaved = args.rotary_interleaved,
           .interpolation = static_cast<double>(args.rotary_seq_len_interpolation_factor.value_or(1)),
           .llama3_factor = args.use_rope_scaling ? args.rope_scaling_factor : 0.0,
-          .llama3_positions = static_cast<double>(args.rope_scaling_original_max_position_embeddings)};
+          .llama3_positions = static_cast<double>(args.rope_scaling_original_max_position_embeddings),
+          .yarn = yarn(args)};
 }
 
 std::vector<ContextParallelComm> context_parallel_comm(const Arguments& args) {

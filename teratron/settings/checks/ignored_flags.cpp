@@ -23,8 +23,12 @@ struct IgnoredFlags {
 constexpr IgnoredFlags ignored_flags[] = {
     // Model
     {"num_query_groups", without, "--group-query-attention"},
-    {"rotary_percent rotary_base rotary_interleaved rotary_seq_len_interpolation_factor use_rope_scaling "
-     "rope_scaling_factor rope_scaling_original_max_position_embeddings", without, "--position-embedding-type rope"},
+    {"rotary_percent rotary_base rotary_interleaved rotary_seq_len_interpolation_factor", without,
+     "--position-embedding-type rope|yarn"},
+    {"use_rope_scaling rope_scaling_factor rope_scaling_original_max_position_embeddings", without,
+     "--position-embedding-type rope"},
+    {"rotary_scaling_factor yarn_original_max_position_embeddings yarn_beta_fast yarn_beta_slow "
+     "yarn_correction_range_round_to_int mscale mscale_all_dim", without, "--position-embedding-type yarn"},
     {"rope_scaling_factor rope_scaling_original_max_position_embeddings", without, "--use-rope-scaling"},
     {"position_embedding_offset", without, "--position-embedding-type learned_absolute"},
     {"relative_attention_num_buckets relative_attention_max_distance", without, "--position-embedding-type relative"},

@@ -29,7 +29,8 @@ struct Rule {
 };
 
 // Relative ones have no last position.
-constexpr std::string_view absolute_positions = "--position-embedding-type learned_absolute|rope|alibi|none";
+constexpr std::string_view absolute_positions =
+    "--position-embedding-type learned_absolute|rope|yarn|alibi|none";
 constexpr std::string_view tp = "tensor_model_parallel_size";
 constexpr std::string_view split_paths = "--train-data-path or --valid-data-path or --test-data-path";
 constexpr std::string_view per_split_paths =
@@ -49,6 +50,8 @@ constexpr Rule rules[] = {
     {"decoder_seq_length", divisible_by, tp, "Sequence parallelism splits the sequences", "--sequence-parallel"},
     {"decoder_seq_length", divisible_by, tp, "Saved activations are split over tensor-parallel ranks", "--distribute-saved-activations"},
     {"pipeline_model_parallel_split_rank", less_than, "pipeline_model_parallel_size", "The decoder needs a stage"},
+    {"--rotary-seq-len-interpolation-factor", excludes, "--position-embedding-type yarn", "YaRN scales positions itself"},
+    {"yarn_beta_slow", less_than, "yarn_beta_fast", {}, "--position-embedding-type yarn"},
     {"--use-rope-scaling", excludes, "--rotary-seq-len-interpolation-factor", {}, "--position-embedding-type rope"},
     {"--hf", excludes, "--pretrained-checkpoint", "Both name the weights to start from"},
     {"--fp16-lm-cross-entropy", needs, "--fp16"},

@@ -68,7 +68,8 @@ void check_positions(Validation& v) {
       v.derive("position_embedding_type", a.position_embedding_type, "none");
     }
   }
-  if (a.position_embedding_type != "rope" || !a.kv_channels) return;
+  const bool rotary = a.position_embedding_type == "rope" || a.position_embedding_type == "yarn";
+  if (!rotary || !a.kv_channels) return;
   const auto rotated = static_cast<int64_t>(static_cast<double>(*a.kv_channels) * a.rotary_percent);
   if (rotated > 0 && rotated % 2 == 0) return;
   v.reject("rotary_percent",
