@@ -5,8 +5,9 @@
 
 namespace teratron {
 
-/// YaRN (Peng et al. 2023): channels that turn fewer than `beta_slow` times over `positions` are interpolated by
-/// `factor`, those that turn more than `beta_fast` times are unchanged, with a linear ramp over the channels in between.
+/// YaRN (Peng et al. 2023): channels that turn fewer than `beta_slow` times over `positions` are interpolated
+/// by `factor`, those that turn more than `beta_fast` times are unchanged, with a linear ramp over the
+/// channels in between.
 struct Yarn {
   double factor = 0.0;  // 0: none
   double positions = 4096.0;

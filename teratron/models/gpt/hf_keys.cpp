@@ -107,8 +107,8 @@ void read_llama3(HfConfig& config) {
   }
 }
 
-// transformers' factor of queries and keys: given, or that of mscale and mscale_all_dim where both are above 0, or
-// 0.1 ln(factor) + 1.
+// transformers' factor of queries and keys: given, or that of mscale and mscale_all_dim where both are above
+// 0, or 0.1 ln(factor) + 1.
 void read_yarn_magnitude(double factor, HfConfig& config) {
   const double mscale = config.get("mscale", 0.0), all_dim = config.get("mscale_all_dim", 0.0);
   if (config.has("attention_factor")) {
