@@ -52,6 +52,7 @@ RotaryConfig rotary_config(const Arguments& args) {
 }
 
 std::vector<ContextParallelComm> context_parallel_comm(const Arguments& args) {
+  if (args.context_parallel_size == 1) return {};  // also: towers may have other numbers of layers
   std::vector<ContextParallelComm> comm;
   for (const std::string& type : args.cp_comm_type) {
     comm.push_back(type == "a2a"          ? ContextParallelComm::a2a
