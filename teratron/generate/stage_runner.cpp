@@ -115,8 +115,8 @@ StageRunner::StageRunner(const LanguageModel& model, const Options& options)
   if (model.pipeline.group.size > 1) connect_stages();
 }
 
-// Each link is first used in this order on all stages: a token goes from the first stage to the last, and
-// back to the first where that has more chunks.
+// Each link is first used here: by a token from each stage to the next, and from the last to the first where
+// that has more chunks.
 void StageRunner::connect_stages() const {
   const Group& stages = model_.pipeline.group;
   const bool ring = model_.chunks.size() > 1, first = stages.rank == 0, last = stages.rank == stages.size - 1;
@@ -124,9 +124,13 @@ void StageRunner::connect_stages() const {
   const auto pass = [&](const Group& link, bool send) {
     link.communicator->batch_isend_irecv({{.tensor = token, .peer = send ? 1 : 0, .send = send}}).wait();
   };
-  if (!first) pass(model_.pipeline.links.forward_in, false);
-  if (!last || ring) pass(model_.pipeline.links.forward_out, true);
-  if (first && ring) pass(model_.pipeline.links.forward_in, false);
+  const bool out_first = stages.rank % 2 == 0;  // half of the links at a time
+  const auto pass_out = [&] {
+    if (!last || ring) pass(model_.pipeline.links.forward_out, true);
+  };
+  if (out_first) pass_out();
+  if (!first || ring) pass(model_.pipeline.links.forward_in, false);
+  if (!out_first) pass_out();
 }
 
 void StageRunner::describe_rows(const StepInput& part) {

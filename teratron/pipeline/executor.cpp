@@ -193,16 +193,22 @@ void connect_links(const Mesh& mesh, const at::TensorOptions& options) {
     works.push_back(
         link.communicator->batch_isend_irecv({{.tensor = token, .peer = send ? 1 : 0, .send = send}}));
   };
-  for (int64_t before = 0; stages.size > 1 && before < stages.size; ++before) {
-    const int64_t after = (before + 1) % stages.size;
-    if (stages.rank == before) {
-      post(links.forward_out, true);
-      post(links.backward_in, false);
-    }
-    if (stages.rank == after) {
-      post(links.forward_in, false);
-      post(links.backward_out, true);
-    }
+  const auto meet_next = [&] {
+    post(links.forward_out, true);
+    post(links.backward_in, false);
+  };
+  const auto meet_previous = [&] {
+    post(links.forward_in, false);
+    post(links.backward_out, true);
+  };
+  // Opening a link blocks until its other end does. Half of the pairs at a time: two rounds (three, if their
+  // number is odd) however many stages there are.
+  if (stages.size > 1 && stages.rank % 2 == 0) {
+    meet_next();
+    meet_previous();
+  } else if (stages.size > 1) {
+    meet_previous();
+    meet_next();
   }
   for (Work& work : works) work.wait();
 }

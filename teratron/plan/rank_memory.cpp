@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <numeric>
 
+#include "teratron/comm/nccl/push_windows.h"
 #include "teratron/models/lora.h"
 #include "teratron/models/precision.h"
+#include "teratron/optim/param_and_grad_buffer.h"
 #include "teratron/plan/operator_costs.h"
 #include "teratron/settings/component_options.h"
 
@@ -103,6 +105,17 @@ double optimizer_bytes_per_parameter(const Arguments& a) {
   return moments + (a.fp16 ? 4.0 : a.bf16 ? 2.0 : 0.0);
 }
 
+/// Of the distributed optimizer, for the ranks of one host. Experts have other replicas, and so windows.
+double push_window_memory(const Arguments& a, double trainable) {
+  const int64_t replicas = *a.data_parallel_size * a.context_parallel_size;
+  const double bucket = std::min(
+      static_cast<double>(a.ddp_bucket_size.value_or(ParamAndGradBuffer::Options().bucket_size)), trainable);
+  const bool pushed = a.use_distributed_optimizer && replicas > 1 &&
+                      4.0 * bucket / static_cast<double>(replicas) >= min_push_bytes;
+  const int64_t groups = a.num_experts && a.expert_model_parallel_size > 1 ? 2 : 1;
+  return pushed ? static_cast<double>(groups * push_windows * push_window_bytes) : 0.0;
+}
+
 }  // namespace
 
 int64_t planned_vocabulary(const Arguments& args) {
@@ -123,6 +136,7 @@ RankMemory rank_memory(const Arguments& a, const ModelPlan& model, int64_t stage
                     .optimizer = counts.optimized * optimizer_bytes_per_parameter(a)};
   const int64_t in_flight = activations_by_formula(stage, schedule_shape(a, layout, *a.num_micro_batches));
   if (model.operators) add_activations(memory, model, a, chunks, static_cast<double>(in_flight));
+  memory.temporary += push_window_memory(a, trainable);
   return memory;
 }
 

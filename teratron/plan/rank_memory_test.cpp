@@ -34,6 +34,18 @@ TEST(RankMemory, CountsTheBytesOfEachPart) {
   EXPECT_EQ(memory_of({"--fp16", "--use-distributed-optimizer"}, 4).optimizer, 3.0 * count);
 }
 
+/// Two windows of 64 MiB where a rank's part of a bucket has at least 1 MiB.
+TEST(RankMemory, CountsTheWindowsThatPushGradients) {
+  const auto temporary = [](const Args& more, int64_t ranks) {
+    Args flags = {"--bf16", "--vocab-size", "30000", "--hidden-size", "512"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    return memory_of(flags, ranks).temporary;
+  };
+  const double windows = 2.0 * 64 * 1024 * 1024;
+  EXPECT_EQ(temporary({"--use-distributed-optimizer"}, 4) - temporary({}, 4), windows);
+  EXPECT_EQ(temporary({"--use-distributed-optimizer"}, 1), temporary({}, 1));
+}
+
 TEST(RankMemory, CountsTheCopiesInFp8) {
   // Four layers of hidden size 64: QKV, projection, fc1 and fc2 are 3, 1, 4 and 4 squares.
   EXPECT_EQ(memory_of({"--bf16", "--fp8-format", "hybrid"}).weights - memory_of({"--bf16"}).weights,

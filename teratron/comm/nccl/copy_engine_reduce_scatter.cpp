@@ -1,6 +1,8 @@
 #include "teratron/comm/nccl/copy_engine_reduce_scatter.h"
 
+#include <algorithm>
 #include <optional>
+#include <utility>
 
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAException.h>
@@ -9,12 +11,14 @@
 #include <cudaTypedefs.h>
 
 #include "teratron/base/error.h"
+#include "teratron/comm/nccl/push_windows.h"
 #include "teratron/kernels/common/reduce.h"
 
 namespace teratron {
 namespace {
 
-constexpr int64_t kSignalBytes = 16;  // of which 4 are used
+constexpr int64_t kSignalBytes = 16;      // of which 4 are used
+constexpr int64_t kPieceElements = 1024;  // pieces are multiples of it, and so aligned
 
 // A driver function, looked up at run time.
 PFN_cuStreamBatchMemOp_v11070 load_stream_batch_mem_op() {
@@ -56,8 +60,9 @@ CopyEngineReduceScatter::CopyEngineReduceScatter(SymmetricMemory& memory, ncclCo
   for (int64_t peer = 0; peer < size; ++peer) peer_signals_.push_back(memory.peer_ptr(signals_[rank], peer));
 }
 
-/// The all-reduce is a barrier: peers must not write signals before they are zeroed.
-ncclResult_t CopyEngineReduceScatter::reset_signals(cudaStream_t stream) {
+/// Zeroes the signals, once. The all-reduce is a barrier: peers must not write signals before.
+ncclResult_t CopyEngineReduceScatter::start(cudaStream_t stream) {
+  if (std::exchange(started_, true)) return ncclSuccess;
   C10_CUDA_CHECK(cudaMemsetAsync(signals_.data_ptr(), 0, signals_.nbytes(), stream));
   std::byte* const spare = static_cast<std::byte*>(signals_.data_ptr()) + sizeof(uint32_t);
   return ncclAllReduce(spare, spare, 1, ncclUint8, ncclMax, comm_, stream);
@@ -82,25 +87,58 @@ void CopyEngineReduceScatter::barrier(cudaStream_t stream) {
   }
 }
 
+void CopyEngineReduceScatter::push(const at::Tensor& received, const at::Tensor& part, int64_t peer,
+                                   cudaStream_t stream) {
+  C10_CUDA_CHECK(cudaMemcpyAsync(memory_.peer_ptr(received[rank_], peer), part.const_data_ptr(),
+                                 part.nbytes(), cudaMemcpyDeviceToDevice, stream));
+}
+
+/// One barrier a piece suffices: a rank that has reached that of piece k has summed piece k - 1, so all may
+/// push piece k + 1 into the same window.
 ncclResult_t CopyEngineReduceScatter::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                                                     ReduceOp op, const c10::cuda::CUDAStream& stream,
-                                                     const std::function<void(int64_t part)>& produce_part) {
+                                                     ReduceOp op, const c10::cuda::CUDAStream& stream) {
+  TERATRON_ASSERT(op == ReduceOp::sum || op == ReduceOp::avg);
+  const at::NoGradGuard no_grad;
+  const at::Tensor parts = input.view({size_, -1});
+  const c10::cuda::CUDAStreamGuard on_stream(stream);
+  if (const ncclResult_t result = start(stream); result != ncclSuccess) return result;
+  while (std::ssize(windows_) < push_windows)
+    windows_.push_back(memory_.empty({push_window_bytes}, at::device(at::kCUDA).dtype(at::kByte)));
+  const int64_t most = push_window_bytes / (size_ * output.element_size()) / kPieceElements * kPieceElements;
+  for (int64_t begin = 0; begin < output.numel(); begin += most, ++pieces_) {
+    const int64_t length = std::min(most, output.numel() - begin);
+    const at::Tensor received = windows_[pieces_ % push_windows]
+                                    .narrow(0, 0, size_ * length * output.element_size())
+                                    .view(output.scalar_type())
+                                    .view({size_, length});
+    const at::Tensor piece = parts.narrow(1, begin, length);
+    for (int64_t distance = 1; distance < size_; ++distance) {
+      const int64_t peer = (rank_ + distance) % size_;
+      push(received, piece[peer], peer, stream);
+    }
+    barrier(stream);  // all parts have arrived
+    std::vector<at::Tensor> inputs = received.unbind();
+    inputs[rank_] = piece[rank_];
+    sum_parts_(output.view(-1).narrow(0, begin, length), inputs, op == ReduceOp::avg);
+  }
+  return ncclSuccess;
+}
+
+ncclResult_t CopyEngineReduceScatter::reduce_scatter_produced(
+    const at::Tensor& output, const at::Tensor& input, ReduceOp op, const c10::cuda::CUDAStream& stream,
+    const std::function<void(int64_t part)>& produce_part) {
   TERATRON_ASSERT(op == ReduceOp::sum || op == ReduceOp::avg);
   const at::NoGradGuard no_grad;
   const at::Tensor parts = input.view({size_, -1});
   std::optional<c10::cuda::CUDAStreamGuard> on_stream(stream);
   const at::Tensor received = memory_.empty(parts.sizes(), parts.options().requires_grad(false));
   on_stream.reset();
-  if (!started_) {
-    if (const ncclResult_t result = reset_signals(stream); result != ncclSuccess) return result;
-    started_ = true;
-  }
+  if (const ncclResult_t result = start(stream); result != ncclSuccess) return result;
   barrier(stream);  // all receive buffers are free
   for (int64_t distance = 1; distance < size_; ++distance) {
     const int64_t peer = (rank_ + distance) % size_;
     produce_part(peer);
-    C10_CUDA_CHECK(cudaMemcpyAsync(memory_.peer_ptr(received[rank_], peer), parts[peer].const_data_ptr(),
-                                   output.nbytes(), cudaMemcpyDeviceToDevice, stream));
+    push(received, parts[peer], peer, stream);
   }
   produce_part(rank_);
   barrier(stream);  // all parts have arrived

@@ -18,15 +18,20 @@ class CopyEngineReduceScatter {
   CopyEngineReduceScatter(SymmetricMemory& memory, ncclComm_t comm, int64_t rank, int64_t size);
   /// output [N] = sum or average over the ranks of part `rank` of input [size, N], rounded once; floating
   /// point. Runs on `stream`, which must be the same for all calls, as buffers are reused in its order.
-  /// `produce_part` is called before a part is read; it computes it on the caller's current stream and makes
-  /// `stream` wait for it.
+  /// Pushes in pieces of push_window_bytes, through two windows in turn, which are kept.
   ncclResult_t reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
-                              const c10::cuda::CUDAStream& stream,
-                              const std::function<void(int64_t part)>& produce_part);
+                              const c10::cuda::CUDAStream& stream);
+  /// The same for an input that is still to be computed: `produce_part` is called before a part is read; it
+  /// computes it on the caller's current stream and makes `stream` wait for it. Receives into a window of the
+  /// input's size, which is free again afterwards.
+  ncclResult_t reduce_scatter_produced(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
+                                       const c10::cuda::CUDAStream& stream,
+                                       const std::function<void(int64_t part)>& produce_part);
 
  private:
-  ncclResult_t reset_signals(cudaStream_t stream);
+  ncclResult_t start(cudaStream_t stream);
   void barrier(cudaStream_t stream);
+  void push(const at::Tensor& received, const at::Tensor& part, int64_t peer, cudaStream_t stream);
 
   SymmetricMemory& memory_;
   ncclComm_t comm_;
@@ -36,6 +41,8 @@ class CopyEngineReduceScatter {
   std::vector<std::byte*> peer_signals_;  // this rank's entry in each rank's signals_
   uint32_t barriers_ = 0;                 // modulo 2^32, as the waits compare
   bool started_ = false;
+  std::vector<at::Tensor> windows_;  // of bytes; made on demand
+  int64_t pieces_ = 0;               // pushed so far
 };
 
 }  // namespace teratron

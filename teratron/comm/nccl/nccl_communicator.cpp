@@ -1,7 +1,6 @@
 #include "teratron/comm/nccl/nccl_communicator.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -12,13 +11,11 @@
 #include "teratron/comm/consensus.h"
 #include "teratron/comm/host/process_communicator.h"
 #include "teratron/comm/host/tensor_fingerprint.h"
+#include "teratron/comm/nccl/push_windows.h"
 #include "teratron/kernels/common/reduce.h"
 
 namespace teratron {
 namespace {
-
-constexpr size_t kMinCopyEngineBytes =
-    1048576;  // of a part; below, the two barriers cost more than the transfer
 
 using Clock = std::chrono::steady_clock;
 
@@ -69,54 +66,6 @@ NcclComm& NcclCommunicator::group_comm() {
         NcclComm::init_all({{id, static_cast<int>(size()), static_cast<int>(rank())}}, *backend_)[0]);
   }
   return *group_comm_;
-}
-
-/// Initializes the communicators to and from both neighbours and sends a byte over each: NCCL connects two
-/// ranks at their first message, which must not make one wait for the other later.
-void NcclCommunicator::init_ring() {
-  const int64_t n = size();
-  const int64_t next = (rank() + 1) % n, previous = (rank() + n - 1) % n;
-  // With two ranks, next and previous are the same rank.
-  const std::string second = n == 2 ? "" : to_bytes(new_unique_id());
-  const auto all = host_->all_gather_bytes(to_bytes(new_unique_id()) + second);
-  std::vector<NcclComm::InitOptions> options;
-  const std::set<int64_t> neighbours = {next, previous};
-  for (const int64_t peer : neighbours) {
-    for (const auto& [from, to] : {std::pair(rank(), peer), std::pair(peer, rank())}) {
-      // A rank's first id is for messages to its next rank, its second to its previous rank.
-      const size_t offset = to == (from + 1) % n ? 0 : sizeof(ncclUniqueId);
-      options.push_back({unique_id_from(all[from], offset), 2, from == rank() ? 0 : 1});
-      ring_ends_.emplace_back(from, to);
-    }
-  }
-  ring_ = NcclComm::init_all(options, *backend_);
-  const at::Tensor bytes =
-      at::zeros({static_cast<int64_t>(ring_.size())}, at::device(at::kCUDA).dtype(at::kByte));
-  const auto send_bytes = [&](ncclComm_t, cudaStream_t) {
-    auto* byte = static_cast<std::byte*>(bytes.data_ptr());
-    check_nccl(ncclGroupStart(), nullptr, "ncclGroupStart");
-    for (size_t i = 0; i < ring_.size(); ++i, ++byte) {
-      const ncclComm_t comm = ring_[i]->get();
-      const c10::cuda::CUDAStream& stream = ring_[i]->stream();
-      ready_.block(stream);
-      const bool sends = ring_ends_[i].first == rank();
-      check_nccl(sends ? ncclSend(byte, 1, ncclUint8, 1, comm, stream)
-                       : ncclRecv(byte, 1, ncclUint8, 0, comm, stream),
-                 comm, "the first message");
-    }
-    return ncclGroupEnd();
-  };
-  issue(*ring_[0], {.fingerprint = {.operation = "first message"}}, send_bytes);
-  for (const auto& comm : ring_) {
-    c10::cuda::CUDAEvent done;
-    done.record(comm->stream());
-    done.block(c10::cuda::getCurrentCUDAStream());
-  }
-}
-
-NcclComm& NcclCommunicator::comm_for(int64_t from, int64_t to) {
-  const auto it = std::find(ring_ends_.begin(), ring_ends_.end(), std::pair(from, to));
-  return it == ring_ends_.end() ? group_comm() : *ring_[it - ring_ends_.begin()];
 }
 
 NcclCommunicator::Event NcclCommunicator::issue(const NcclComm& comm, PendingWork work,
@@ -188,7 +137,7 @@ SymmetricMemory* NcclCommunicator::symmetric_memory() {
 /// Null without symmetric memory, and where NCCL's reduce-scatter is as fast or the only one supported.
 CopyEngineReduceScatter* NcclCommunicator::copy_engine_reduce_scatter(const at::Tensor& output, ReduceOp op) {
   const bool is_sum = op == ReduceOp::sum || op == ReduceOp::avg;
-  if (!is_sum || !at::isFloatingType(output.scalar_type()) || output.nbytes() < kMinCopyEngineBytes ||
+  if (!is_sum || !at::isFloatingType(output.scalar_type()) || output.nbytes() < min_push_bytes ||
       size() > max_parts) {
     return nullptr;
   }
@@ -201,7 +150,23 @@ CopyEngineReduceScatter* NcclCommunicator::copy_engine_reduce_scatter(const at::
 
 Work NcclCommunicator::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) {
   if (output.is_cpu()) return host_->reduce_scatter(output, input, op);
-  return reduce_scatter_pipelined(std::move(output), std::move(input), op, [](int64_t, int64_t) {});
+  check_parts(input, output, size());
+  const CollectiveFingerprint fingerprint = fingerprint_of(reduce_name("reduce_scatter", op), output);
+  if (CopyEngineReduceScatter* const copy_engines = copy_engine_reduce_scatter(output, op)) {
+    return collective(fingerprint, {output, input}, [&](ncclComm_t, cudaStream_t) {
+      return copy_engines->reduce_scatter(output, input, op, group_comm_->stream());
+    });
+  }
+  return nccl_reduce_scatter(output, input, op);
+}
+
+Work NcclCommunicator::nccl_reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) {
+  return collective(fingerprint_of(reduce_name("reduce_scatter", op), output), {output, input},
+                    [=](ncclComm_t comm, cudaStream_t stream) {
+                      return ncclReduceScatter(input.const_data_ptr(), output.data_ptr(), output.numel(),
+                                               nccl_type(output.scalar_type()),
+                                               nccl_op(op, output.scalar_type()), comm, stream);
+                    });
 }
 
 Work NcclCommunicator::reduce_scatter_pipelined(at::Tensor output, at::Tensor input, ReduceOp op,
@@ -212,7 +177,7 @@ Work NcclCommunicator::reduce_scatter_pipelined(at::Tensor output, at::Tensor in
   if (CopyEngineReduceScatter* const copy_engines = copy_engine_reduce_scatter(output, op)) {
     return collective(fingerprint, {output, input}, [&](ncclComm_t, cudaStream_t) {
       const c10::cuda::CUDAStream& stream = group_comm_->stream();
-      return copy_engines->reduce_scatter(output, input, op, stream, [&](int64_t part) {
+      return copy_engines->reduce_scatter_produced(output, input, op, stream, [&](int64_t part) {
         produce(part, part + 1);
         ready_.record();
         ready_.block(stream);
@@ -220,11 +185,7 @@ Work NcclCommunicator::reduce_scatter_pipelined(at::Tensor output, at::Tensor in
     });
   }
   produce(0, size());
-  return collective(fingerprint, {output, input}, [=](ncclComm_t comm, cudaStream_t stream) {
-    return ncclReduceScatter(input.const_data_ptr(), output.data_ptr(), output.numel(),
-                             nccl_type(output.scalar_type()), nccl_op(op, output.scalar_type()), comm,
-                             stream);
-  });
+  return nccl_reduce_scatter(output, input, op);
 }
 
 Work NcclCommunicator::all_gather(at::Tensor output, at::Tensor input) {
@@ -285,7 +246,7 @@ Work NcclCommunicator::batch_isend_irecv(std::vector<P2POp> ops) {
   const Lock lock(mutex_);
   backend_->check();
   TERATRON_ASSERT(!closed_);
-  if (ring_.empty()) init_ring();
+  if (const std::vector<Ends> ends = links_to_open(ops); !ends.empty()) open_links(ends);
   std::vector<Event> events;
   std::vector<P2POp> others;  // between ranks that are not neighbours
   for (const P2POp& op : ops) {
@@ -365,7 +326,7 @@ std::string NcclCommunicator::async_error() {
   const Lock lock(mutex_, std::try_to_lock);
   if (!lock) return "";
   std::string error = group_comm_ ? group_comm_->async_error() : "";
-  for (auto comm = ring_.begin(); error.empty() && comm != ring_.end(); ++comm)
+  for (auto comm = links_.begin(); error.empty() && comm != links_.end(); ++comm)
     error = (*comm)->async_error();
   return error;
 }
@@ -384,7 +345,7 @@ void NcclCommunicator::close() {
     const Lock pending(pending_mutex_);
     pending_.clear();
   }
-  ring_.clear();
+  links_.clear();
   group_comm_.reset();
 }
 

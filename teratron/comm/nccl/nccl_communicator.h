@@ -16,10 +16,12 @@
 
 namespace teratron {
 
-/// Collectives run on the group's communicator, in order. Neighbours in the ring of ranks (as pipeline stages
-/// are) also have a two-rank communicator per direction, so that no message waits for another one; messages
-/// between other ranks use the group's communicator. Communicators are created lazily at the first collective
-/// or message, which all ranks of the group must issue.
+/// Collectives run on the group's communicator, in order. Neighbours in the ring of ranks also have a
+/// two-rank communicator per direction, a link, so that no message waits for another one; messages between
+/// other ranks go over the group's communicator. Communicators are created lazily at the first collective or
+/// message, which all ranks of the group must issue. In a group of two ranks, as pipeline links are, a
+/// direction is opened by the first batch that uses it: such ranks must not first send to each other in
+/// separate batches.
 class NcclCommunicator final : public Communicator {
  public:
   NcclCommunicator(std::shared_ptr<ProcessBackend> backend, const std::vector<int64_t>& ranks);
@@ -70,8 +72,11 @@ class NcclCommunicator final : public Communicator {
   NcclComm& group_comm();
   SymmetricMemory* symmetric_memory();
   CopyEngineReduceScatter* copy_engine_reduce_scatter(const at::Tensor& output, ReduceOp op);
-  void init_ring();
-  /// The communicator for messages between these ranks: the ring's or the group's.
+  Work nccl_reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op);
+  using Ends = std::pair<int64_t, int64_t>;  // (from, to)
+  std::vector<Ends> links_to_open(const std::vector<P2POp>& ops) const;
+  void open_links(const std::vector<Ends>& ends);
+  /// The communicator for messages between these ranks: a link's or the group's.
   NcclComm& comm_for(int64_t from, int64_t to);
 
   std::shared_ptr<ProcessBackend> backend_;
@@ -81,9 +86,9 @@ class NcclCommunicator final : public Communicator {
   std::unique_ptr<NcclComm> group_comm_;
   std::optional<SymmetricMemory> symmetric_memory_;                    // of group_comm_; created on demand
   std::optional<CopyEngineReduceScatter> copy_engine_reduce_scatter_;  // likewise
-  NcclComm::List ring_;
-  std::vector<std::pair<int64_t, int64_t>> ring_ends_;  // (from, to) of each
-  c10::cuda::CUDAEvent ready_;                          // the caller's stream at the last call
+  NcclComm::List links_;
+  std::vector<Ends> link_ends_;  // of each
+  c10::cuda::CUDAEvent ready_;   // the caller's stream at the last call
   bool closed_ = false;
   std::mutex pending_mutex_;  // never held for long
   std::deque<PendingWork> pending_;
