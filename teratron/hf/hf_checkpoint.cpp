@@ -22,6 +22,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int64_t window_bytes = 8 << 20;
+constexpr int64_t most_experts = 1 << 16;
 
 // The rows of one source in ours; `local` counts the elements of the source as if it were not transposed.
 std::vector<IndexRange> ranges_of(const HfTensor& tensor, size_t source) {
@@ -144,6 +145,28 @@ void take_output_layer(HfModel& model, const fs::path& folder) {
   }
 }
 
+// The tensors of experts in place of those that hold all of a layer; others, of other shapes, stay.
+void divide_fused_experts(const HfFamily& family, WeightFiles& files) {
+  const std::map<std::string, TensorInfo> all = files.tensors();
+  for (const auto& [name, info] : all) {
+    for (const HfFusedExperts& fused : family.fused_experts) {
+      const auto parts = static_cast<int64_t>(fused.parts.size());
+      if (!name.ends_with(fused.end) || info.shape.size() != 3 || info.shape[1] % parts != 0 ||
+          info.shape[0] > most_experts)
+        continue;
+      std::vector<std::string> names;
+      for (int64_t expert = 0; expert < info.shape[0]; ++expert) {
+        for (const std::string_view part : fused.parts)
+          names.push_back(name.substr(0, name.size() - fused.end.size()) + of_expert(part, expert));
+      }
+      const auto is_there = [&files](const std::string& one) { return files.has(one); };
+      if (std::ranges::none_of(names, is_there))
+        files.divide(name, names, {info.shape[1] / parts, info.shape[2]});
+      break;
+    }
+  }
+}
+
 }  // namespace
 
 HfModel read_hf_model(const fs::path& folder) {
@@ -159,6 +182,7 @@ HfModel read_hf_model(const fs::path& folder) {
 
 HfCheckpoint::HfCheckpoint(const fs::path& folder)
     : folder_(folder), model_(read_hf_model(folder)), files_(folder) {
+  divide_fused_experts(*model_.family, files_);
   const size_t count = files_.tensors().size();
   tensors_ = hf_tensors(model_, count, model_.family->prefix);
   if (!files_.has(tensors_[0].sources[0].name)) tensors_ = hf_tensors(model_, count);

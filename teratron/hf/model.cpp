@@ -71,12 +71,6 @@ std::string in_layer(std::string_view prefix, int64_t layer) {
   return name.replace(star, next ? 3 : 1, std::to_string(next ? layer + 1 : layer));
 }
 
-std::string of_expert(std::string_view name, int64_t expert) {
-  std::string whole(name);
-  const size_t sign = whole.find('#');
-  return sign == whole.npos ? whole : whole.replace(sign, 1, std::to_string(expert));
-}
-
 // 1: the layer has experts; empty: none has.
 std::vector<int64_t> expert_layers(const HfModel& model, int64_t layers) {
   if (model.settings.value("num_experts", json()).is_null()) return {};
@@ -163,6 +157,12 @@ std::vector<const HfFamily*> families_of(std::string_view trained, const json& c
 }
 
 }  // namespace
+
+std::string of_expert(std::string_view name, int64_t expert) {
+  std::string whole(name);
+  const size_t sign = whole.find('#');
+  return sign == whole.npos ? whole : whole.replace(sign, 1, std::to_string(expert));
+}
 
 HfModel parse_hf_config(const std::string& text, const std::string& where) {
   HfConfig config{.keys = parse_json(text, {.where = where, .kind = ExitCode::checkpoint})};

@@ -62,6 +62,9 @@ struct HfTensor {
   std::vector<RowSlice> slices() const;
 };
 
+/// A name with the number of an expert in the place of '#'.
+std::string of_expert(std::string_view name, int64_t expert);
+
 /// Every tensor of the model, in the order of the forward pass; `strip` is cut off the beginning of names in
 /// files. UserError for more than `most_layers` layers, the number of tensors at hand.
 std::vector<HfTensor> hf_tensors(const HfModel& model, size_t most_layers, std::string_view strip = "");

@@ -147,10 +147,12 @@ void WeightFiles::add_shard(const fs::path& path, const std::set<std::string>* e
   const WeightFile& file = *files_.emplace_back(open_weights(path));
   const std::map<std::string, TensorInfo> tensors = file.tensors();
   for (const auto& [name, tensor] : tensors) {
-    const auto [other, is_new] = file_of_.try_emplace(name, &file, path.filename().string());
+    const auto [other, is_new] = place_of_.try_emplace(
+        name, Place{.file = &file, .file_name = path.filename().string(), .tensor = name});
     tensors_.emplace(name, tensor);
     if (!is_new) {
-      problem(fmt::format("tensor \"{}\" is also in {}", printable(name), printable(other->second.second)));
+      problem(
+          fmt::format("tensor \"{}\" is also in {}", printable(name), printable(other->second.file_name)));
     } else if (expected && !expected->contains(name)) {
       problem(fmt::format("tensor \"{}\" is here, but not in the index", printable(name)));
     }
@@ -161,7 +163,19 @@ void WeightFiles::add_shard(const fs::path& path, const std::set<std::string>* e
 }
 
 void WeightFiles::read(const std::string& name, int64_t begin, int64_t bytes, void* out) const {
-  file_of_.at(name).first->read(name, begin, bytes, out);
+  const Place& place = place_of_.at(name);
+  place.file->read(place.tensor, place.begin + begin, bytes, out);
+}
+
+void WeightFiles::divide(const std::string& name, const std::vector<std::string>& parts,
+                         const std::vector<int64_t>& shape) {
+  const Dtype dtype = tensors_.extract(name).mapped().dtype;
+  Place place = place_of_.extract(name).mapped();
+  for (const std::string& part : parts) {
+    tensors_.emplace(part, TensorInfo{dtype, shape});
+    place_of_.emplace(part, place);
+    place.begin += *checked_numel(shape) * size_of(dtype);
+  }
 }
 
 std::vector<char> WeightFiles::read(const std::string& name) const {

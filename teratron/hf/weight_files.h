@@ -43,6 +43,9 @@ class WeightFiles {
   void read(const std::string& name, int64_t begin, int64_t bytes, void* out) const;
   /// All bytes of a tensor.
   std::vector<char> read(const std::string& name) const;
+  /// Puts equal parts of a tensor, which lie one after another in its file, in its place.
+  void divide(const std::string& name, const std::vector<std::string>& parts,
+              const std::vector<int64_t>& shape);
   /// Of all files.
   int64_t verify() const;
 
@@ -52,7 +55,13 @@ class WeightFiles {
 
   std::vector<std::unique_ptr<WeightFile>> files_;
   std::map<std::string, TensorInfo> tensors_;
-  std::map<std::string, std::pair<const WeightFile*, std::string>> file_of_;  // and its name
+  struct Place {
+    const WeightFile* file;
+    std::string file_name;
+    std::string tensor;  // of the file
+    int64_t begin = 0;   // byte within it
+  };
+  std::map<std::string, Place> place_of_;
 };
 
 /// Writes a folder of shards with at most `max_bytes` of data each (a larger tensor has its own). `write`

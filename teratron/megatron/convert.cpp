@@ -18,6 +18,15 @@ using nlohmann::json;
 
 namespace {
 
+// Of a tensor within a layer: "mlp.experts.#.linear_fc1".
+std::string module_of(const std::string& rest) {
+  std::string module = rest.substr(0, rest.rfind('.'));
+  constexpr std::string_view experts = "mlp.experts.";
+  if (!module.starts_with(experts)) return module;
+  const size_t end = std::min(module.find_first_not_of("0123456789", experts.size()), module.size());
+  return module.replace(experts.size(), end - experts.size(), "#");
+}
+
 // A tensor that no model of the family has, or that one lacks, would be lost or random without a word.
 void check_names(const std::map<std::string, TensorSourcePtr>& tensors, const std::string& where) {
   static const std::set<std::string, std::less<>> modules = {"self_attention.linear_qkv",
@@ -31,7 +40,13 @@ void check_names(const std::map<std::string, TensorSourcePtr>& tensors, const st
                                                              "pre_mlp_layernorm",
                                                              "pre_cross_attn_layernorm",
                                                              "mlp.linear_fc1",
-                                                             "mlp.linear_fc2"};
+                                                             "mlp.linear_fc2",
+                                                             "mlp.router",
+                                                             "mlp.experts.#.linear_fc1",
+                                                             "mlp.experts.#.linear_fc2",
+                                                             "mlp.shared_experts",
+                                                             "mlp.shared_experts.linear_fc1",
+                                                             "mlp.shared_experts.linear_fc2"};
   static const std::set<std::string, std::less<>> others = {
       "embedding.word_embeddings",
       "embedding.position_embeddings",
@@ -52,16 +67,18 @@ void check_names(const std::map<std::string, TensorSourcePtr>& tensors, const st
     const MegatronName parsed =
         megatron_name(name, name.starts_with("decoder.") ? MegatronFamily::gpt : MegatronFamily::bert);
     const std::string module = name.substr(0, name.rfind('.'));
-    const bool known = parsed.stack.empty() ? others.contains(module)
-                                            : modules.contains(parsed.rest.substr(0, parsed.rest.rfind('.')));
+    const bool known =
+        parsed.stack.empty() ? others.contains(module) : modules.contains(module_of(parsed.rest));
     if (!known)
       problems.push_back(
           {fmt::format("tensor \"{}\" has no place in the model", printable(name)), where, {}});
     if (!parsed.stack.empty()) of_layer[fmt::format("{}{}", parsed.stack, parsed.layer)].insert(parsed.rest);
   }
+  std::map<std::pair<std::string, bool>, std::string> first_of;  // of a stack, with experts or without
   for (const auto& [layer, names] : of_layer) {
-    const std::string first = layer.substr(0, layer.rfind('.') + 1) + "0";
-    if (!of_layer.contains(first) || of_layer.at(first) != names)
+    const std::pair kind(layer.substr(0, layer.rfind('.')), names.contains("mlp.router.weight"));
+    const std::string& first = first_of.try_emplace(kind, layer).first->second;
+    if (of_layer.at(first) != names)
       problems.push_back(
           {fmt::format("the layers {} and {} have different tensors", first, layer), where, {}});
   }

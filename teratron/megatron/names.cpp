@@ -1,8 +1,11 @@
 #include "teratron/megatron/names.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <utility>
+
+#include <fmt/format.h>
 
 namespace teratron {
 
@@ -72,7 +75,45 @@ std::string_view strip_stack(std::string_view path, MegatronFamily family, std::
   return path;
 }
 
+constexpr std::string_view experts = "mlp.experts.", sequential = "local_experts.";
+
+// "mlp.experts.3.linear_fc1.weight"; other names as they are.
+std::string with_expert_first(const std::string& name) {
+  const auto expert = expert_number(name);
+  if (!expert || !name.starts_with(experts)) return name;
+  const std::string number = name.substr(expert->at, expert->length);
+  std::string module = name.substr(experts.size());
+  if (module.starts_with(sequential)) {
+    module.erase(0, sequential.size() + expert->length + 1);
+  } else {
+    module.erase(module.size() - expert->length);
+  }
+  return fmt::format("{}{}.{}", experts, number, module);
+}
+
 }  // namespace
+
+std::optional<ExpertNumber> expert_number(std::string_view path) {
+  const size_t found = path.find(experts);
+  if (found == path.npos) return std::nullopt;
+  const size_t module = found + experts.size();
+  size_t begin = module, end = path.size();
+  if (path.substr(module).starts_with(sequential)) {
+    begin += sequential.size();
+    end = std::min(path.find('.', begin), path.size());
+  } else {
+    begin = path.find_last_not_of("0123456789") + 1;
+    const std::string_view part = path.substr(module, begin - module);
+    if (part != "linear_fc1.weight" && part != "linear_fc2.weight" && part != "linear_fc1.bias" &&
+        part != "linear_fc2.bias")
+      return std::nullopt;
+  }
+  ExpertNumber result{.at = begin, .length = end - begin};
+  const auto [last, error] = std::from_chars(path.data() + begin, path.data() + end, result.number);
+  if (begin >= end || error != std::errc() || last != path.data() + end || result.number > 1 << 20)
+    return std::nullopt;
+  return result;
+}
 
 MegatronName megatron_name(std::string_view path, MegatronFamily family) {
   if (path.starts_with("language_model.")) path.remove_prefix(15);
@@ -89,7 +130,7 @@ MegatronName megatron_name(std::string_view path, MegatronFamily family) {
   if (error != std::errc() || length >= name.size() || layer < 0 || layer > 1 << 20)
     return {.name = stack + "layers." + std::string(name)};
   name.remove_prefix(length + 1);
-  std::string rest = renamed(name, modules);
+  std::string rest = with_expert_first(renamed(name, modules));
   // T5's decoder attends to the encoder between its own attention and the MLP.
   if (family == MegatronFamily::t5 && stack == "decoder." && name.starts_with("post_attention_"))
     rest = "pre_cross_attn_layernorm." + std::string(name.substr(name.rfind('.') + 1));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -23,7 +24,16 @@ struct MegatronName {
   }
 };
 
-/// `path` joins the keys of nested dicts with '.'.
+/// Where a path names an expert: "mlp.experts.local_experts.3.linear_fc1.weight", or, of grouped experts,
+/// "mlp.experts.linear_fc1.weight3". A file numbers the experts of its rank.
+struct ExpertNumber {
+  size_t at = 0;      // of its digits in the path
+  size_t length = 0;  // of these
+  int64_t number = 0;
+};
+std::optional<ExpertNumber> expert_number(std::string_view path);
+
+/// `path` joins the keys of nested dicts with '.'. Experts keep their numbers.
 MegatronName megatron_name(std::string_view path, MegatronFamily family);
 
 MegatronSplit split_of(std::string_view name);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <compare>
 #include <functional>
 #include <map>
 #include <set>
@@ -49,9 +50,12 @@ std::optional<int64_t> digits(std::string_view text) {
 
 struct RankPath {
   std::string iteration;  // the folder above, with its path
-  int64_t tensor = 0;
-  int64_t pipeline = 0;
-  bool expert = false;
+  std::vector<int64_t> numbers;
+};
+
+struct Rank {
+  int64_t pipeline = 0, tensor = 0, expert = 0;
+  auto operator<=>(const Rank&) const = default;
 };
 
 // The numbers of a folder "mp_rank_01_002"; none for others.
@@ -74,11 +78,25 @@ std::optional<RankPath> parse_rank(const std::string& path) {
   const fs::path file(path);
   if (file.filename() != "model_optim_rng.pt" && file.filename() != "model_rng.pt") return std::nullopt;
   const std::vector<int64_t> numbers = rank_numbers(file.parent_path().filename().string());
-  if (numbers.empty()) return std::nullopt;
-  return RankPath{.iteration = file.parent_path().parent_path().string(),
-                  .tensor = numbers[0],
-                  .pipeline = numbers.size() > 1 ? numbers[1] : 0,
-                  .expert = numbers.size() > 2};
+  if (numbers.empty() || numbers.size() > 3) return std::nullopt;
+  return RankPath{.iteration = file.parent_path().parent_path().string(), .numbers = numbers};
+}
+
+// Whether the second of two numbers is the expert rank: Megatron-LM leaves the stage out where there is one.
+bool has_experts_without_stages(const TorchFile& file) {
+  const PickleValue* const args = file.root().find("args");
+  const auto size = [args](std::string_view name) {
+    const PickleValue* const value = args == nullptr ? nullptr : args->find(name);
+    return value != nullptr && value->is(PickleValue::Kind::integer) ? value->integer : 1;
+  };
+  return size("expert_model_parallel_size") > 1 && size("pipeline_model_parallel_size") == 1;
+}
+
+Rank rank_of(const std::vector<int64_t>& numbers, bool no_stages) {
+  if (numbers.size() == 2 && no_stages) return {.tensor = numbers[0], .expert = numbers[1]};
+  return {.pipeline = numbers.size() > 1 ? numbers[1] : 0,
+          .tensor = numbers[0],
+          .expert = numbers.size() > 2 ? numbers[2] : 0};
 }
 
 // Opens files and notes their bytes.
@@ -141,6 +159,64 @@ std::string choose_iteration(const Tree& tree, const std::set<std::string>& foun
   return *found.rbegin();  // "release" follows every "iter_"
 }
 
+[[noreturn]] void refuse_ranks(const std::string& what, const MegatronFiles& files) {
+  throw checkpoint_error(
+      {.what = what, .where = files.where, .fix = "Copy the folders mp_rank_* of all ranks"});
+}
+
+// All ranks of a stage have the same numbers of tensor and expert ranks.
+void check_ranks(const MegatronFiles& files) {
+  for (const auto& stage : files.stages) {
+    if (stage.size() != files.stages[0].size())
+      refuse_ranks("pipeline stages have different numbers of tensor ranks", files);
+    for (const MegatronRankFiles& rank : stage) {
+      if (rank.experts.size() != files.stages[0][0].experts.size())
+        refuse_ranks("tensor ranks have different numbers of expert ranks", files);
+    }
+  }
+}
+
+void open_ranks(const Tree& tree, const std::string& iteration, bool with_optimizer, MegatronFiles& files) {
+  const Opener opener(tree, files);
+  std::map<std::vector<int64_t>, std::string> numbered;
+  for (const auto& [path, open] : tree) {
+    const auto rank = parse_rank(path);
+    if (rank && rank->iteration == iteration) numbered[rank->numbers] = path;
+  }
+  const auto& [first, first_path] = *numbered.begin();
+  const bool no_stages = first.size() == 2 && has_experts_without_stages(*opener.open(first_path));
+  std::map<Rank, std::string> paths;
+  for (const auto& [numbers, path] : numbered) paths[rank_of(numbers, no_stages)] = path;
+  auto& stages = files.stages;
+  for (const auto& [rank, path] : paths) {
+    if (rank.expert > 0 && !stages.empty() && !stages.back().empty()) {
+      auto& experts = stages.back().back().experts;
+      const Rank expected{static_cast<int64_t>(stages.size()) - 1,
+                          static_cast<int64_t>(stages.back().size()) - 1,
+                          static_cast<int64_t>(experts.size()) + 1};
+      if (rank != expected)
+        refuse_ranks(fmt::format("expert rank {} of tensor rank {} of pipeline rank {} is missing",
+                                 expected.expert, expected.tensor, expected.pipeline),
+                     files);
+      experts.push_back(opener.open(path));
+      continue;
+    }
+    if (rank.tensor == 0 && rank.pipeline == static_cast<int64_t>(stages.size())) stages.emplace_back();
+    const Rank expected{std::max<int64_t>(static_cast<int64_t>(stages.size()) - 1, 0),
+                        stages.empty() ? 0 : static_cast<int64_t>(stages.back().size()), 0};
+    if (rank != expected)
+      refuse_ranks(
+          fmt::format("tensor rank {} of pipeline rank {} is missing", expected.tensor, expected.pipeline),
+          files);
+    MegatronRankFiles& opened = stages.back().emplace_back();
+    opened.model = opener.open(path);
+    opened.where = files.where + "/" + printable(path, 400);
+    opened.with_optimizer = with_optimizer;
+    if (with_optimizer) open_optimizer(opener, path, opened);
+  }
+  check_ranks(files);
+}
+
 }  // namespace
 
 MegatronFiles open_megatron_files(const fs::path& source, std::optional<int64_t> step, bool with_optimizer) {
@@ -168,39 +244,7 @@ MegatronFiles open_megatron_files(const fs::path& source, std::optional<int64_t>
     if (const auto rank = parse_rank(path)) iterations.insert(rank->iteration);
   }
   const std::string iteration = choose_iteration(tree, iterations, step, files.where);
-  std::map<std::pair<int64_t, int64_t>, std::string> paths;
-  for (const auto& [path, open] : tree) {
-    const auto rank = parse_rank(path);
-    if (!rank || rank->iteration != iteration) continue;
-    if (rank->expert)
-      throw checkpoint_error({.what = "checkpoints of expert-parallel models are not supported",
-                              .where = files.where + "/" + printable(path)});
-    paths[{rank->pipeline, rank->tensor}] = path;
-  }
-  const Opener opener(tree, files);
-  for (const auto& [rank, path] : paths) {
-    if (rank.second == 0 && rank.first == static_cast<int64_t>(files.stages.size()))
-      files.stages.emplace_back();
-    const auto expected =
-        std::pair(static_cast<int64_t>(files.stages.size()) - 1,
-                  files.stages.empty() ? 0 : static_cast<int64_t>(files.stages.back().size()));
-    if (rank != expected)
-      throw checkpoint_error({.what = fmt::format("tensor rank {} of pipeline rank {} is missing",
-                                                  expected.second, std::max<int64_t>(expected.first, 0)),
-                              .where = files.where,
-                              .fix = "Copy the folders mp_rank_* of all ranks"});
-    MegatronRankFiles& opened = files.stages.back().emplace_back();
-    opened.model = opener.open(path);
-    opened.where = files.where + "/" + printable(path, 400);
-    opened.with_optimizer = with_optimizer;
-    if (with_optimizer) open_optimizer(opener, path, opened);
-  }
-  for (const auto& stage : files.stages) {
-    if (stage.size() != files.stages[0].size())
-      throw checkpoint_error({.what = "pipeline stages have different numbers of tensor ranks",
-                              .where = files.where,
-                              .fix = "Copy the folders mp_rank_* of all ranks"});
-  }
+  open_ranks(tree, iteration, with_optimizer, files);
   return files;
 }
 

@@ -2,6 +2,7 @@
 //
 //   DIR/latest_checkpointed_iteration.txt    a number, or "release"
 //   DIR/iter_0000050/mp_rank_01_002/model_optim_rng.pt    tensor rank 1, pipeline rank 2
+//   DIR/iter_0000050/mp_rank_01_002_003/model_optim_rng.pt    expert rank 3; mp_rank_01_003 without stages
 //   DIR/iter_0000050/mp_rank_01_002/distrib_optim.pt      its distributed optimizer (core 0.3 on)
 //   DIR/iter_0000050/mp_rank_00/model_rng.pt              in releases before that, beside
 //   DIR/iter_0000050/mp_rank_00_001/optim.pt              the optimizer of data-parallel rank 1
@@ -22,8 +23,10 @@ struct MegatronRankFiles {
   std::shared_ptr<const TorchFile> model;                       // model_optim_rng.pt or model_rng.pt
   std::shared_ptr<const TorchFile> distributed;                 // distrib_optim.pt; nullptr: none
   std::vector<std::shared_ptr<const TorchFile>> data_parallel;  // optim.pt of each data-parallel rank
-  std::string where;                                            // for errors
-  bool with_optimizer = true;                                   // false: its states are not wanted
+  /// The models of the expert ranks after the first; each has its share of the experts, and all else too.
+  std::vector<std::shared_ptr<const TorchFile>> experts;
+  std::string where;           // for errors
+  bool with_optimizer = true;  // false: its states are not wanted
 };
 
 struct MegatronFiles {

@@ -2,7 +2,11 @@
 
 #include <algorithm>
 
+#include <fmt/ranges.h>
+
+#include "teratron/base/config/layer_pattern.h"
 #include "teratron/base/error.h"
+#include "teratron/megatron/structure.h"
 
 namespace teratron {
 
@@ -42,8 +46,24 @@ constexpr const char* taken_over[] = {"num_attention_heads",
                                       "make_vocab_size_divisible_by",
                                       "decoder_seq_length"};
 
+// The same, of models with experts.
+constexpr const char* taken_over_of_experts[] = {"moe_router_topk",
+                                                 "moe_router_score_function",
+                                                 "moe_router_pre_softmax",
+                                                 "moe_router_topk_scaling_factor",
+                                                 "moe_router_num_groups",
+                                                 "moe_router_group_topk",
+                                                 "moe_router_bias_update_rate",
+                                                 "moe_router_dtype",
+                                                 "moe_router_load_balancing_type",
+                                                 "moe_aux_loss_coeff",
+                                                 "moe_z_loss_coeff",
+                                                 "moe_input_jitter_eps",
+                                                 "moe_expert_capacity_factor",
+                                                 "moe_token_drop_policy"};
+
 // Models that a conversion of these tensors would change.
-constexpr const char* refused[] = {"num_experts", "multi_latent_attention", "retro_add_retriever",
+constexpr const char* refused[] = {"multi_latent_attention", "retro_add_retriever",
                                    "heterogeneous_layers_config_path", "use_rope_scaling"};
 
 json value_of(const PickleValue& value) {
@@ -64,10 +84,22 @@ bool is_true(const json& value) {
   return !value.is_null() && value != false && value != 0;
 }
 
+void take_saved_of_experts(const PickleValue& args, json& settings) {
+  for (const char* name : taken_over_of_experts) {
+    const PickleValue* const found = args.find(name);
+    json value = found == nullptr ? json() : plain_json(*found);
+    if (value.is_null()) continue;
+    const bool one_of_list = std::string_view(name) == "moe_router_load_balancing_type" ||
+                             std::string_view(name) == "moe_aux_loss_coeff";
+    settings[name] = one_of_list && !value.is_array() ? json::array({value}) : value;
+  }
+}
+
 void take_saved(const PickleValue* args, json& settings) {
   for (const char* name : taken_over) {
     if (const json value = saved(args, name); !value.is_null()) settings[name] = value;
   }
+  if (is_true(saved(args, "num_experts"))) take_saved_of_experts(*args, settings);
   // Names of earlier releases.
   if (const json old = saved(args, "layernorm_epsilon"); !old.is_null() && !settings.contains("norm_epsilon"))
     settings["norm_epsilon"] = old;
@@ -97,15 +129,72 @@ class Shapes {
                             .where = source_.where,
                             .fix = "Only whole checkpoints of GPT, BERT and T5 models are converted"});
   }
+  [[noreturn]] void fail(const std::string& what) const {
+    throw checkpoint_error(
+        {.what = what, .where = source_.where, .fix = "Copy the folders mp_rank_* of all ranks"});
+  }
   int64_t layers(const std::string& stack) const {
     int64_t count = 0;
-    while (has(fmt::format("{}.layers.{}.mlp.linear_fc1.weight", stack, count))) ++count;
+    while (has(fmt::format("{}.layers.{}.self_attention.linear_qkv.weight", stack, count))) ++count;
     return count;
+  }
+  /// 1: the layer has experts.
+  std::vector<int64_t> experts(const std::string& stack) const {
+    std::vector<int64_t> found;
+    for (int64_t layer = 0; layer < layers(stack); ++layer)
+      found.push_back(has(fmt::format("{}.layers.{}.mlp.router.weight", stack, layer)) ? 1 : 0);
+    return found;
   }
 
  private:
   const MegatronSource& source_;
 };
+
+// The beginning of the names of the layer of a kind (1: with experts) that is the first in the stack.
+std::string first_layer(const std::string& stack, const std::vector<int64_t>& experts, int64_t kind) {
+  return fmt::format("{}.layers.{}.", stack, std::ranges::find(experts, kind) - experts.begin());
+}
+
+// As many as the router chooses from, in each layer.
+void check_number_of_experts(const Shapes& shapes, const std::string& layer) {
+  const int64_t experts = shapes.size(layer + "router.weight", 0);
+  const auto has = [&](int64_t expert) {
+    return shapes.has(fmt::format("{}experts.{}.linear_fc1.weight", layer, expert));
+  };
+  int64_t found = 0;
+  while (has(found)) ++found;
+  if (found != experts)
+    shapes.fail(fmt::format("the router of \"{}\" has {} experts, of which the files have {}", layer, experts,
+                            found));
+}
+
+// Settings of the experts; returns where an MLP, or else an expert, is.
+std::string take_experts(const Shapes& shapes, const std::string& stack, json& settings) {
+  const std::vector<int64_t> experts = shapes.experts(stack);
+  const std::string mlp = first_layer(stack, experts, 0) + "mlp.";
+  if (std::ranges::count(experts, 1) == 0) return mlp;
+  const std::string layer = first_layer(stack, experts, 1) + "mlp.", expert = layer + "experts.0.";
+  for (size_t i = 0; i < experts.size(); ++i) {
+    if (experts[i] == 1) check_number_of_experts(shapes, fmt::format("{}.layers.{}.mlp.", stack, i));
+  }
+  if (!settings.contains("moe_router_topk"))
+    throw config_error({.what = "the checkpoint does not say how many experts a token uses",
+                        .where = layer + "router.weight",
+                        .fix = "Give --moe-router-topk"});
+  settings["num_experts"] = shapes.size(layer + "router.weight", 0);
+  settings["moe_ffn_hidden_size"] = shapes.size(expert + "linear_fc2.weight", 1);
+  settings["moe_router_enable_expert_bias"] = shapes.has(layer + "router.expert_bias");
+  if (shapes.has(layer + "shared_experts.linear_fc2.weight"))
+    settings["moe_shared_expert_intermediate_size"] =
+        shapes.size(layer + "shared_experts.linear_fc2.weight", 1);
+  settings["moe_shared_expert_gate"] = shapes.has(layer + "shared_experts.gate_weight");
+  const json given = settings.value("moe_layer_freq", json());
+  const auto count = static_cast<int64_t>(experts.size());
+  if (!given.is_string() || parse_layer_pattern(given.get<std::string>(), count) != experts)
+    settings["moe_layer_freq"] =
+        std::ranges::count(experts, 0) == 0 ? "1" : fmt::format("[{}]", fmt::join(experts, ","));
+  return std::ranges::count(experts, 0) == 0 ? expert : mlp;
+}
 
 // What the tensors themselves show; where they and saved arguments or flags disagree, the tensors are right
 // or it is an error.
@@ -114,8 +203,9 @@ void take_shapes(const MegatronSource& source, json& settings) {
   const std::string stack = source.family == MegatronFamily::gpt ? "decoder" : "encoder";
   const std::string layer = stack + ".layers.0.";
   const int64_t hidden = shapes.size("embedding.word_embeddings.weight", 1);
-  const int64_t fc1 = shapes.size(layer + "mlp.linear_fc1.weight", 0);
-  const int64_t ffn = shapes.size(layer + "mlp.linear_fc2.weight", 1);
+  const std::string mlp = take_experts(shapes, stack, settings);
+  const int64_t fc1 = shapes.size(mlp + "linear_fc1.weight", 0);
+  const int64_t ffn = shapes.size(mlp + "linear_fc2.weight", 1);
   settings.update({{"num_layers", shapes.layers(stack)}, {"hidden_size", hidden}, {"ffn_hidden_size", ffn}});
   if (source.family == MegatronFamily::t5) {
     settings["encoder_num_layers"] = shapes.layers("encoder");
@@ -182,6 +272,30 @@ void take_heads(const MegatronSource& source, json& settings) {
                 "--kv-channels"});
 }
 
+// Layers whose experts have other names, or are stored by parts, would lose them.
+void check_experts(const MegatronSource& source) {
+  const auto has = [&source](std::string_view part) {
+    return std::ranges::any_of(
+        source.shapes, [part](const auto& tensor) { return tensor.first.find(part) != std::string::npos; });
+  };
+  if (is_true(saved(source.args, "num_experts")) && !has(".mlp.experts.0.linear_fc1.weight"))
+    throw checkpoint_error(
+        {.what = "models with num_experts are not converted from this format",
+         .where = source.where,
+         .fix = "Save the model in format 'torch' (--ckpt-format torch, or --dist-ckpt-format torch)"});
+  const json own = saved(source.args, "expert_tensor_parallel_size");
+  const json shared = saved(source.args, "tensor_model_parallel_size");
+  if (is_true(saved(source.args, "num_experts")) && own.is_number_integer() && shared.is_number_integer() &&
+      own != shared)
+    throw checkpoint_error(
+        {.what =
+             fmt::format("experts with expert_tensor_parallel_size {} beside tensor_model_parallel_size {} "
+                         "are not converted",
+                         own.dump(), shared.dump()),
+         .where = source.where,
+         .fix = "Save the model with equal sizes"});
+}
+
 }  // namespace
 
 json megatron_settings(const MegatronSource& source, const json& given) {
@@ -189,9 +303,10 @@ json megatron_settings(const MegatronSource& source, const json& given) {
     if (is_true(saved(source.args, name)))
       throw checkpoint_error({.what = fmt::format("models with {} are not converted", name),
                               .where = source.where,
-                              .fix = "Only dense GPT, BERT and T5 models are"});
+                              .fix = "Only plain GPT, BERT and T5 models are"});
   }
   json settings = json::object();
+  check_experts(source);
   take_saved(source.args, settings);
   settings.update(given);
   take_shapes(source, settings);

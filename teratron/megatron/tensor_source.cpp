@@ -1,6 +1,7 @@
 #include "teratron/megatron/tensor_source.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "teratron/base/error.h"
@@ -62,6 +63,33 @@ class Concatenated final : public TensorSource {
   std::vector<TensorSourcePtr> parts_;
 };
 
+// Reads a piece of each row of the matrix: as many bytes as asked for, whatever the size of the matrix.
+class Transposed final : public TensorSource {
+ public:
+  explicit Transposed(TensorSourcePtr matrix)
+      : TensorSource(matrix->dtype(), {matrix->shape().at(1), matrix->shape().at(0)}),
+        matrix_(std::move(matrix)) {}
+  void read(int64_t begin, int64_t end, char* out) const override {
+    if (begin >= end) return;
+    const int64_t columns = shape()[1], element = size_of(dtype());
+    const int64_t first = begin / columns, rows = (end - 1) / columns + 1 - first;
+    std::vector<char> piece(static_cast<size_t>(rows * element));
+    for (int64_t column = 0; column < columns; ++column) {
+      const int64_t from = column * shape()[0] + first;
+      matrix_->read(from, from + rows, piece.data());
+      for (int64_t row = 0; row < rows; ++row) {
+        const int64_t at = (first + row) * columns + column;
+        if (at >= begin && at < end)
+          std::memcpy(out + (at - begin) * element, piece.data() + row * element,
+                      static_cast<size_t>(element));
+      }
+    }
+  }
+
+ private:
+  TensorSourcePtr matrix_;
+};
+
 }  // namespace
 
 int64_t TensorSource::numel() const {
@@ -82,6 +110,10 @@ TensorSourcePtr slice_of(TensorSourcePtr source, int64_t begin, std::vector<int6
 TensorSourcePtr concatenated(std::vector<TensorSourcePtr> parts, std::vector<int64_t> shape) {
   if (parts.size() == 1) return slice_of(std::move(parts[0]), 0, std::move(shape));
   return std::make_shared<Concatenated>(std::move(parts), std::move(shape));
+}
+
+TensorSourcePtr transposed(TensorSourcePtr matrix) {
+  return std::make_shared<Transposed>(std::move(matrix));
 }
 
 std::vector<char> read_all(const TensorSource& source) {

@@ -34,6 +34,9 @@ TensorSourcePtr slice_of(TensorSourcePtr source, int64_t begin, std::vector<int6
 /// `parts` one after the other, as a tensor of `shape`.
 TensorSourcePtr concatenated(std::vector<TensorSourcePtr> parts, std::vector<int64_t> shape);
 
+/// `matrix`, of two dimensions, transposed.
+TensorSourcePtr transposed(TensorSourcePtr matrix);
+
 /// As a whole.
 std::vector<char> read_all(const TensorSource& source);
 

@@ -103,6 +103,13 @@ struct HfTensorGroup {
   HfLayers span = HfLayers::all;
 };
 
+/// A tensor of all experts of a layer, [experts, rows, columns], and the tensors of one expert ("#") whose rows
+/// it holds one after another, in equal numbers.
+struct HfFusedExperts {
+  std::string_view end;  // of its name
+  std::vector<std::string_view> parts;
+};
+
 struct HfFamily {
   std::string_view model_type;
   std::string architecture;  // class of the model with its head
@@ -111,6 +118,7 @@ struct HfFamily {
   std::vector<HfTensorGroup> tensors;          // in the order of the forward pass
   std::vector<std::string_view> buffers = {};  // ends of names that hold no parameters: masks, rotary tables
   std::vector<std::pair<std::string_view, std::string_view>> old_ends = {};  // ends of names: new, old
+  std::vector<HfFusedExperts> fused_experts = {};  // as transformers 5 holds them, in place of their parts
   /// A file with this tensor has an untied output layer, unless it equals the word embeddings, and a file
   /// without it a tied one, whatever config.json says. Empty: config.json is right.
   std::string_view unties = {};

@@ -152,7 +152,22 @@ std::vector<HfKey> joined(std::vector<HfKey> keys, std::initializer_list<const s
   return keys;
 }
 
+// transformers 5 calls all blocks of experts "mlp" in memory.
+const std::vector<HfFusedExperts> mixtral_fused = {
+    {"mlp.experts.gate_up_proj",
+     {"block_sparse_moe.experts.#.w1.weight", "block_sparse_moe.experts.#.w3.weight"}},
+    {"mlp.experts.down_proj", {"block_sparse_moe.experts.#.w2.weight"}},
+    {"block_sparse_moe.experts.gate_up_proj",
+     {"block_sparse_moe.experts.#.w1.weight", "block_sparse_moe.experts.#.w3.weight"}},
+    {"block_sparse_moe.experts.down_proj", {"block_sparse_moe.experts.#.w2.weight"}}};
+const std::vector<HfFusedExperts> qwen_fused = {
+    {"mlp.experts.gate_up_proj", {"mlp.experts.#.gate_proj.weight", "mlp.experts.#.up_proj.weight"}},
+    {"mlp.experts.down_proj", {"mlp.experts.#.down_proj.weight"}}};
+
 HfFamily with_experts(HfFamily family, std::initializer_list<const std::vector<HfTensorRow>*> experts) {
+  const bool mixtral = family.model_type == "mixtral";
+  family.fused_experts = mixtral ? mixtral_fused : qwen_fused;
+  if (mixtral) family.old_ends = {{"block_sparse_moe.gate.weight", "mlp.gate.weight"}};
   std::vector<HfTensorRow>& rows = family.tensors[1].rows;
   for (HfTensorRow& row : rows) {
     if (row.name.starts_with("mlp.")) row.options.in = HfFeedForward::mlp;
