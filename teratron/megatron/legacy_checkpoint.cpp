@@ -213,7 +213,7 @@ class LegacyCheckpoint final : public MegatronCheckpoint {
     args_ = root.find("args");
     const PickleValue* const version = root.find("checkpoint_version");
     if (version != nullptr) version_ = number_of(*version, nullptr);
-    for (const auto& stage : files_.stages) {
+    for (auto& stage : files_.stages) {
       auto& ranks = chunks_.emplace_back();
       for (MegatronRankFiles& files : stage) {
         ranks.push_back(chunks_of(files));

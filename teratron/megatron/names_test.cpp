@@ -39,6 +39,15 @@ TEST(MegatronNameTest, GivesEveryReleasesNamesOurs) {
             "encoder.layers.1.pre_mlp_layernorm.weight"},
            {gpt, "decoder.layers.1.self_attention.linear_qkv.layer_norm_weight",
             "decoder.layers.1.input_layernorm.weight"},
+           {gpt, "decoder.layers.2.mlp.experts.local_experts.13.linear_fc1.weight",
+            "decoder.layers.2.mlp.experts.13.linear_fc1.weight"},
+           {gpt, "decoder.layers.2.mlp.experts.linear_fc2.weight13",
+            "decoder.layers.2.mlp.experts.13.linear_fc2.weight"},
+           {gpt, "decoder.layers.2.mlp.experts.linear_fc1.bias0",
+            "decoder.layers.2.mlp.experts.0.linear_fc1.bias"},
+           {gpt, "decoder.layers.2.mlp.router.expert_bias", "decoder.layers.2.mlp.router.expert_bias"},
+           {gpt, "decoder.layers.2.mlp.experts.linear_fc1.weight",
+            "decoder.layers.2.mlp.experts.linear_fc1.weight"},
            {t5, "language_model.decoder.layers.0.post_attention_norm.weight",
             "decoder.layers.0.pre_cross_attn_layernorm.weight"},
            {t5, "language_model.decoder.layers.0.post_inter_attention_layernorm.bias",
@@ -55,6 +64,20 @@ TEST(MegatronNameTest, NumbersLayersAnew) {
   const MegatronName name = megatron_name("language_model.encoder.layers.2.input_norm.weight", gpt);
   EXPECT_EQ(name.layer, 2);
   EXPECT_EQ(name.in_layer(7), "decoder.layers.7.input_layernorm.weight");
+}
+
+TEST(MegatronNameTest, FindsTheNumberOfAnExpert) {
+  const auto grouped = expert_number("decoder.layers.2.mlp.experts.linear_fc2.weight13");
+  ASSERT_TRUE(grouped);
+  EXPECT_EQ(grouped->number, 13);
+  EXPECT_EQ(grouped->at, 46);
+  EXPECT_EQ(grouped->length, 2);
+  EXPECT_EQ(expert_number("layers.2.mlp.experts.local_experts.7.linear_fc1.bias")->number, 7);
+  for (const char* other :
+       {"layers.2.mlp.linear_fc1.weight", "layers.2.mlp.experts.linear_fc1.weight",
+        "layers.2.mlp.experts.weight1", "layers.2.mlp.experts.local_experts..linear_fc1.weight",
+        "layers.2.mlp.experts.local_experts.99999999999999999999.linear_fc1.weight"})
+    EXPECT_FALSE(expert_number(other)) << other;
 }
 
 TEST(MegatronNameTest, SaysHowRanksShareATensor) {

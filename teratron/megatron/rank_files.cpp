@@ -184,7 +184,8 @@ void open_ranks(const Tree& tree, const std::string& iteration, bool with_optimi
     if (rank && rank->iteration == iteration) numbered[rank->numbers] = path;
   }
   const auto& [first, first_path] = *numbered.begin();
-  const bool no_stages = first.size() == 2 && has_experts_without_stages(*opener.open(first_path));
+  const bool no_stages =
+      first.size() == 2 && has_experts_without_stages(TorchFile(tree.at(first_path)(), files.where));
   std::map<Rank, std::string> paths;
   for (const auto& [numbers, path] : numbered) paths[rank_of(numbers, no_stages)] = path;
   auto& stages = files.stages;
