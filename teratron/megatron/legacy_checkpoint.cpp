@@ -8,8 +8,8 @@
 
 #include "teratron/base/error.h"
 #include "teratron/hf/float_convert.h"
+#include "teratron/megatron/legacy_chunk.h"
 #include "teratron/megatron/merge.h"
-#include "teratron/megatron/optimizer/optimizer_state.h"
 #include "teratron/megatron/structure.h"
 #include "teratron/megatron/train_state.h"
 #include "teratron/pickle/zip_archive.h"
@@ -27,22 +27,6 @@ using Kind = PickleValue::Kind;
                           .where = where,
                           .fix = "Only whole checkpoints of GPT, BERT and T5 models are converted"});
 }
-
-// A virtual stage of a file.
-struct Chunk {
-  std::vector<SavedParameter> parameters;  // in the order of the model's
-  std::map<std::string, size_t> by_path;
-  std::vector<ParameterState> states = {};  // empty: none
-  bool reordered = false;                   // experts are not in the order of the file
-
-  void add(const std::string& path, TensorSourcePtr weight) {
-    by_path[path] = parameters.size();
-    const std::vector<int64_t> shape = weight->shape();
-    const bool embedding = path.find("embedding") != std::string::npos || path.starts_with("output_layer.") ||
-                           path.find(".output_layer.") != std::string::npos;
-    parameters.push_back({.path = path, .shape = shape, .weight = std::move(weight), .decoupled = embedding});
-  }
-};
 
 // Where Megatron-LM's legacy models have their parts; a file has the decoder last.
 int part_of(const std::string& path) {
@@ -65,14 +49,14 @@ class ChunkReader {
  public:
   explicit ChunkReader(std::shared_ptr<const TorchFile> file) : file_(std::move(file)) {}
 
-  Chunk read(const PickleValue& model) {
+  LegacyChunk read(const PickleValue& model) {
     left_ = 1'000'000;
     found_.clear();
     flatten(model, "");
     const bool legacy = std::ranges::any_of(
         found_, [](const auto& entry) { return entry.first.starts_with("language_model."); });
     if (legacy) std::ranges::stable_sort(found_, {}, [](const auto& entry) { return part_of(entry.first); });
-    Chunk chunk;
+    LegacyChunk chunk;
     std::set<std::pair<size_t, int64_t>> tied;
     for (const auto& [path, tensor] : found_) {
       // Weights of an output layer under two names are one parameter.
@@ -101,8 +85,8 @@ class ChunkReader {
   int left_ = 0;
 };
 
-std::vector<Chunk> chunks_of(const std::shared_ptr<const TorchFile>& file, const std::string& where) {
-  std::vector<Chunk> chunks;
+std::vector<LegacyChunk> chunks_of(const std::shared_ptr<const TorchFile>& file, const std::string& where) {
+  std::vector<LegacyChunk> chunks;
   ChunkReader reader(file);
   const PickleValue& root = file->root();
   if (const PickleValue* const model = root.find("model")) {
@@ -116,81 +100,13 @@ std::vector<Chunk> chunks_of(const std::shared_ptr<const TorchFile>& file, const
   return chunks;
 }
 
-// GroupedMlp of core 0.5 to 0.15 has the experts of a rank in one tensor, [experts][in][out] in memory.
-void add_grouped(const SavedParameter& grouped, const std::string& module, int64_t experts, Chunk& chunk) {
-  const std::vector<int64_t>& shape = grouped.shape;
-  const bool first = grouped.path.ends_with("1");
-  const int64_t in = first ? shape[0] : shape[0] / experts, out = first ? shape[1] / experts : shape[1];
-  for (int64_t e = 0; e < experts; ++e)
-    chunk.add(fmt::format("{}linear_fc{}.weight{}", module, first ? 1 : 2, e),
-              transposed(slice_of(grouped.weight, e * in * out, {in, out})));
-}
-
-// One tensor per expert.
-Chunk with_single_experts(Chunk chunk, int64_t expert_ranks, const std::string& where) {
-  const auto is_grouped = [](const SavedParameter& parameter) {
-    return parameter.path.ends_with("mlp.experts.weight1") || parameter.path.ends_with("mlp.experts.weight2");
-  };
-  if (std::ranges::none_of(chunk.parameters, is_grouped)) return chunk;
-  Chunk result;
-  result.reordered = true;
-  for (SavedParameter& parameter : chunk.parameters) {
-    if (!is_grouped(parameter)) {
-      result.add(parameter.path, parameter.weight);
-      continue;
-    }
-    const std::string module = parameter.path.substr(0, parameter.path.rfind('.') + 1);
-    const std::string router = module.substr(0, module.size() - 8) + "router.weight";
-    const auto found = chunk.by_path.find(router);
-    if (found == chunk.by_path.end()) fail(fmt::format("tensor \"{}\" is missing", printable(router)), where);
-    const int64_t experts = chunk.parameters[found->second].shape.at(0);
-    if (experts < expert_ranks || experts % expert_ranks != 0)
-      fail(fmt::format("{} experts on {} expert ranks", experts, expert_ranks), where);
-    const bool second = parameter.path.ends_with("2");
-    if (parameter.shape.size() != 2 || parameter.shape[second ? 0 : 1] % (experts / expert_ranks) != 0)
-      fail(fmt::format("tensor \"{}\" does not hold {} experts", printable(parameter.path),
-                       experts / expert_ranks),
-           where);
-    add_grouped(parameter, module, experts / expert_ranks, result);
-  }
-  return result;
-}
-
-// Experts by layer, "decoder.layers.1.mlp.experts.", and how many a rank has.
-std::map<std::string, int64_t> count_experts(const Chunk& chunk) {
-  std::map<std::string, int64_t> counts;
-  for (const SavedParameter& parameter : chunk.parameters) {
-    const auto expert = expert_number(parameter.path);
-    if (!expert) continue;
-    int64_t& count = counts[parameter.path.substr(0, parameter.path.find("mlp.experts."))];
-    count = std::max(count, expert->number + 1);
-  }
-  return counts;
-}
-
-// Adds the experts of expert rank `rank`, numbered after those of the ranks before it.
-void add_experts(const Chunk& from, int64_t rank, const std::string& where, Chunk& chunk) {
-  chunk.reordered = true;
-  const auto counts = count_experts(from);
-  for (const SavedParameter& parameter : from.parameters) {
-    const auto expert = expert_number(parameter.path);
-    if (!expert) continue;
-    const int64_t here = counts.at(parameter.path.substr(0, parameter.path.find("mlp.experts.")));
-    std::string path = parameter.path;
-    path.replace(expert->at, expert->length, std::to_string(rank * here + expert->number));
-    if (chunk.by_path.contains(path))
-      fail(fmt::format("expert ranks 0 and {} have different numbers of experts", rank), where);
-    chunk.add(path, parameter.weight);
-  }
-}
-
 // Those of a tensor rank, with the experts of all its expert ranks.
-std::vector<Chunk> chunks_of(const MegatronRankFiles& files) {
+std::vector<LegacyChunk> chunks_of(const MegatronRankFiles& files) {
   const auto ranks = static_cast<int64_t>(files.experts.size()) + 1;
-  std::vector<Chunk> chunks = chunks_of(files.model, files.where);
-  for (Chunk& chunk : chunks) chunk = with_single_experts(std::move(chunk), ranks, files.where);
+  std::vector<LegacyChunk> chunks = chunks_of(files.model, files.where);
+  for (LegacyChunk& chunk : chunks) chunk = with_single_experts(std::move(chunk), ranks, files.where);
   for (int64_t rank = 1; rank < ranks; ++rank) {
-    std::vector<Chunk> more = chunks_of(files.experts[static_cast<size_t>(rank) - 1], files.where);
+    std::vector<LegacyChunk> more = chunks_of(files.experts[static_cast<size_t>(rank) - 1], files.where);
     if (more.size() != chunks.size())
       fail("expert ranks have different numbers of virtual stages", files.where);
     for (size_t i = 0; i < chunks.size(); ++i)
@@ -219,7 +135,7 @@ class LegacyCheckpoint final : public MegatronCheckpoint {
         ranks.push_back(chunks_of(files));
         // The optimizer's order is that of the files' parameters.
         const bool reordered =
-            std::ranges::any_of(ranks.back(), [](const Chunk& chunk) { return chunk.reordered; });
+            std::ranges::any_of(ranks.back(), [](const LegacyChunk& chunk) { return chunk.reordered; });
         if (reordered) skipped_ |= std::exchange(files.with_optimizer, false);
       }
       for (const auto& rank : ranks) {
@@ -288,8 +204,8 @@ class LegacyCheckpoint final : public MegatronCheckpoint {
   double version_ = 0;
   bool core_names_ = false;
   MegatronFamily family_ = MegatronFamily::gpt;
-  std::vector<std::vector<std::vector<Chunk>>> chunks_;  // [stage][tensor rank][virtual stage]
-  RankOptimizer optimizer_;                              // of the first rank, without its states
+  std::vector<std::vector<std::vector<LegacyChunk>>> chunks_;  // [stage][tensor rank][virtual stage]
+  RankOptimizer optimizer_;                                    // of the first rank, without its states
   bool whole_optimizer_ = true;
   bool skipped_ = false;                  // states that there may be
   std::map<std::string, Joined> joined_;  // by our name
@@ -298,7 +214,7 @@ class LegacyCheckpoint final : public MegatronCheckpoint {
 void LegacyCheckpoint::find_family() {
   const auto any = [this](std::string_view part) {
     return std::ranges::any_of(chunks_, [part](const auto& stage) {
-      return std::ranges::any_of(stage[0], [part](const Chunk& chunk) {
+      return std::ranges::any_of(stage[0], [part](const LegacyChunk& chunk) {
         return std::ranges::any_of(chunk.parameters, [part](const SavedParameter& parameter) {
           return parameter.path.find(part) != std::string::npos;
         });
@@ -317,7 +233,7 @@ void LegacyCheckpoint::read_optimizers() {
   for (size_t stage = 0; stage < chunks_.size(); ++stage) {
     for (size_t rank = 0; rank < chunks_[stage].size(); ++rank) {
       std::vector<std::vector<SavedParameter>> parameters;
-      for (const Chunk& chunk : chunks_[stage][rank]) parameters.push_back(chunk.parameters);
+      for (const LegacyChunk& chunk : chunks_[stage][rank]) parameters.push_back(chunk.parameters);
       RankOptimizer optimizer = read_rank_optimizer(files_.stages[stage][rank], parameters);
       whole_optimizer_ = whole_optimizer_ && !optimizer.states.empty();
       for (size_t i = 0; i < optimizer.states.size(); ++i)

@@ -103,8 +103,8 @@ struct HfTensorGroup {
   HfLayers span = HfLayers::all;
 };
 
-/// A tensor of all experts of a layer, [experts, rows, columns], and the tensors of one expert ("#") whose rows
-/// it holds one after another, in equal numbers.
+/// A tensor of all experts of a layer, [experts, rows, columns], and the tensors of one expert ("#") whose
+/// rows it holds one after another, in equal numbers.
 struct HfFusedExperts {
   std::string_view end;  // of its name
   std::vector<std::string_view> parts;
