@@ -9,7 +9,7 @@ namespace teratron {
 
 namespace {
 
-[[noreturn]] void fail(const std::string& what, const std::string& where) {
+[[noreturn]] void refuse_experts(const std::string& what, const std::string& where) {
   throw checkpoint_error(
       {.what = what, .where = where, .fix = "Copy the folders mp_rank_* of all ranks of one run"});
 }
@@ -55,15 +55,15 @@ LegacyChunk with_single_experts(LegacyChunk chunk, int64_t expert_ranks, const s
     const std::string router = module.substr(0, module.size() - 8) + "router.weight";
     const auto found = chunk.by_path.find(router);
     if (found == chunk.by_path.end() || chunk.parameters[found->second].shape.size() != 2)
-      fail(fmt::format("the matrix \"{}\" is missing", printable(router)), where);
+      refuse_experts(fmt::format("the matrix \"{}\" is missing", printable(router)), where);
     const int64_t experts = chunk.parameters[found->second].shape[0];
     if (experts < expert_ranks || experts % expert_ranks != 0)
-      fail(fmt::format("{} experts on {} expert ranks", experts, expert_ranks), where);
+      refuse_experts(fmt::format("{} experts on {} expert ranks", experts, expert_ranks), where);
     const bool second = parameter.path.ends_with("2");
     if (parameter.shape.size() != 2 || parameter.shape[second ? 0 : 1] % (experts / expert_ranks) != 0)
-      fail(fmt::format("tensor \"{}\" does not hold {} experts", printable(parameter.path),
-                       experts / expert_ranks),
-           where);
+      refuse_experts(fmt::format("tensor \"{}\" does not hold {} experts", printable(parameter.path),
+                                 experts / expert_ranks),
+                     where);
     add_grouped(parameter, module, experts / expert_ranks, result);
   }
   return result;
@@ -79,7 +79,7 @@ void add_experts(const LegacyChunk& from, int64_t rank, const std::string& where
     std::string path = parameter.path;
     path.replace(expert->at, expert->length, std::to_string(rank * here + expert->number));
     if (chunk.by_path.contains(path))
-      fail(fmt::format("expert ranks 0 and {} have different numbers of experts", rank), where);
+      refuse_experts(fmt::format("expert ranks 0 and {} have different numbers of experts", rank), where);
     chunk.add(path, parameter.weight);
   }
 }
