@@ -43,6 +43,8 @@ def divided(name, tensor, rank, ranks):
     if "linear_fc1" in name:
         gate, up = tensor.chunk(2)
         return torch.cat([gate.chunk(ranks)[rank], up.chunk(ranks)[rank]])
+    if name.endswith("word_embeddings.weight"):
+        tensor = torch.nn.functional.pad(tensor, (0, 0, 0, -len(tensor) % 64))
     if name.endswith(("word_embeddings.weight", "linear_qkv.weight", "output_layer.weight")):
         return tensor.chunk(ranks)[rank].contiguous()
     return tensor
