@@ -127,6 +127,44 @@ __device__ inline void tma_load_multicast(uint16_t blocks, SharedAddress to, con
       : "memory");
 }
 
+/// The TMA box of one matrix of a stack of them.
+struct StackBox {
+  const CUtensorMap& matrices;
+  int column, row, index;
+};
+
+__device__ inline void tma_load(SharedAddress to, const StackBox& box, SharedAddress barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
+      "[%2];" ::"r"(to),
+      "l"(&box.matrices), "r"(barrier), "r"(box.column), "r"(box.row), "r"(box.index)
+      : "memory");
+}
+__device__ inline void tma_load_multicast(uint16_t blocks, SharedAddress to, const StackBox& box,
+                                          SharedAddress barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
+      "l"(&box.matrices), "r"(barrier), "r"(box.column), "r"(box.row), "r"(box.index), "h"(blocks)
+      : "memory");
+}
+/// Writes a box from shared memory, or adds it (`add`) to what is there; elements outside the matrix are
+/// dropped. Belongs to the group of the next bulk_commit(), see bulk_store().
+__device__ inline void tma_store(const StackBox& box, SharedAddress from, bool add) {
+  if (add) {
+    asm volatile(
+        "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::
+            "l"(&box.matrices),
+        "r"(from), "r"(box.column), "r"(box.row), "r"(box.index)
+        : "memory");
+  } else {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
+                     &box.matrices),
+                 "r"(from), "r"(box.column), "r"(box.row), "r"(box.index)
+                 : "memory");
+  }
+}
+
 __device__ inline uint32_t cluster_rank() {
   uint32_t rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -212,7 +250,7 @@ __device__ void wgmma_fence_registers(float (&d)[N]) {
 
 /// d [64, 2 N] = (add: d +) a [64, 16] b [16, 2 N] in bf16, 2 N = 192 or 256. In thread t of the
 /// warpgroup, d[4 j + c] is in row 16 (t / 32) + (t % 32) / 4 + 8 (c / 2) and column 8 j + 2 (t % 4) + c % 2.
-template <bool b_mn_major>
+template <bool b_mn_major, bool a_mn_major = false>
 __device__ void wgmma(float (&d)[96], uint64_t a, uint64_t b, bool add) {
   asm volatile(
       "{\n"
@@ -225,13 +263,13 @@ __device__ void wgmma(float (&d)[96], uint64_t a, uint64_t b, bool add) {
       "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
       "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
       "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
-      "%96, %97, p, 1, 1, 0, %99;\n"
+      "%96, %97, p, 1, 1, %99, %100;\n"
       "}"
       : TERATRON_IO16(0), TERATRON_IO16(16), TERATRON_IO16(32), TERATRON_IO16(48), TERATRON_IO16(64),
         TERATRON_IO16(80)
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(b_mn_major ? 1 : 0));
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(a_mn_major ? 1 : 0), "n"(b_mn_major ? 1 : 0));
 }
-template <bool b_mn_major>
+template <bool b_mn_major, bool a_mn_major = false>
 __device__ void wgmma(float (&d)[128], uint64_t a, uint64_t b, bool add) {
   asm volatile(
       "{\n"
@@ -246,11 +284,11 @@ __device__ void wgmma(float (&d)[128], uint64_t a, uint64_t b, bool add) {
       "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
       "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
       "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-      "%128, %129, p, 1, 1, 0, %131;\n"
+      "%128, %129, p, 1, 1, %131, %132;\n"
       "}"
       : TERATRON_IO16(0), TERATRON_IO16(16), TERATRON_IO16(32), TERATRON_IO16(48), TERATRON_IO16(64),
         TERATRON_IO16(80), TERATRON_IO16(96), TERATRON_IO16(112)
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(b_mn_major ? 1 : 0));
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(a_mn_major ? 1 : 0), "n"(b_mn_major ? 1 : 0));
 }
 
 #undef TERATRON_IO

@@ -33,6 +33,7 @@ void cudnn_attention_backward(const AttentionForward&, const at::Tensor&, const 
 #include "teratron/kernels/common/launchers.h"
 #include "teratron/kernels/fp8/launchers.h"
 #include "teratron/kernels/gemm/launchers.h"
+#include "teratron/kernels/grouped_gemm/launchers.h"
 #include "teratron/kernels/loss/launchers.h"
 #include "teratron/kernels/norm/launchers.h"
 #include "teratron/kernels/optimizer/launchers.h"

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "teratron/kernels/common/launch_fault.h"
+#include "teratron/kernels/common/tensor_map.cuh"
 #include "teratron/kernels/gemm/fused_gemm_activation.cuh"
 #include "teratron/kernels/gemm/fused_gemm_mainloop.cuh"
 #include "teratron/kernels/gemm/fused_gemm_rope.cuh"
@@ -49,35 +50,14 @@ __global__ void __launch_bounds__(T::threads, 1) kernel(const __grid_constant__ 
   }
 }
 
-using Encode = decltype(&cuTensorMapEncodeTiled);
-
-inline Encode encoder() {
-  static const Encode encode = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-    check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
-                                                &found),
-               "gemm_activation");
-    if (found != cudaDriverEntryPointSuccess)
-      throw_launch_fault("cuTensorMapEncodeTiled", "not available in this driver");
-    return reinterpret_cast<Encode>(function);
-  }();
-  return encode;
-}
-
 /// TMA descriptor of a row-major matrix, loaded in boxes of `box_rows` rows of 128 bytes; of null, zeros.
 inline CUtensorMap tensor_map(const void* data, int64_t rows, int64_t columns, int box_rows) {
-  CUtensorMap map{};
-  if (data == nullptr) return map;
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t row_bytes[] = {static_cast<cuuint64_t>(columns) * sizeof(bf16)};
-  const cuuint32_t box[] = {swizzle_values, static_cast<cuuint32_t>(box_rows)}, steps[] = {1, 1};
-  const CUresult result =
-      encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(data), sizes, row_bytes, box,
-                steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS) throw_launch_fault("cuTensorMapEncodeTiled", "failed");
-  return map;
+  if (data == nullptr) return {};
+  return make_tensor_map<2>({.data = data,
+                             .type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                             .sizes = {static_cast<uint64_t>(columns), static_cast<uint64_t>(rows)},
+                             .strides = {static_cast<uint64_t>(columns) * sizeof(bf16)},
+                             .box = {swizzle_values, static_cast<uint32_t>(box_rows)}});
 }
 
 /// Otherwise the body is empty (not built for sm_90a), or warpgroups would deadlock on registers.

@@ -22,19 +22,19 @@ __device__ void load_operands(const Params& p, typename T::Shared& shared) {
       mbarrier_wait(shared_address(&shared.empty[s]), pipeline.phase() ^ 1);
       const SharedAddress full = shared_address(&shared.full[s]);
       mbarrier_arrive_expect_tx(full, sizeof shared.a[0] + sizeof shared.b[0]);
-      tma_load(shared_address(shared.a[s]), {a, k, row}, full);
+      tma_load(shared_address(shared.a[s]), Box{a, k, row}, full);
       if constexpr (T::backward) {
 #pragma unroll
         for (int i = 0; i < T::tile_columns; i += blocks_per_cluster * swizzle_values) {
           const int offset = i + block * swizzle_values;
           if (offset >= T::tile_columns) break;
           tma_load_multicast(all_blocks, shared_address(shared.b[s] + offset * tile_k),
-                             {b, column + offset, k}, full);
+                             Box{b, column + offset, k}, full);
         }
       } else {
         const int part_offset = block * (T::gated ? static_cast<int>(p.shape.width) : T::half_columns);
         tma_load_multicast(all_blocks, shared_address(shared.b[s] + block * T::half_columns * tile_k),
-                           {b, k, column + part_offset}, full);
+                           Box{b, k, column + part_offset}, full);
       }
     }
   }

@@ -1,0 +1,245 @@
+// Persistent grouped GEMM for gradients of weights: per group a sum over its rows, in f32.
+//
+// A cluster of two blocks computes two tiles of 128 x 256, one above the other, which share x by TMA multicast.
+// In a block one producer warp loads 32 rows of dy and x at a time; two consumer warpgroups multiply, store 64
+// rows of the tile in shared memory and let TMA write them or add them to what is there, while they multiply
+// the next tile. Rows after the end of the group are zeroed in shared memory.
+#include "teratron/kernels/grouped_gemm/grouped_gemm_launch.cuh"
+
+namespace teratron::cuda {
+namespace grouped {
+namespace {
+
+constexpr int stages = 4, tile_k = 32;
+constexpr int block_values = swizzle_values * tile_k;  // of a box: 64 columns of tile_k rows
+constexpr int store_columns = 32;                      // f32 in a swizzled row
+constexpr int store_boxes = tile_columns / store_columns;
+
+struct Shared {
+  bf16 dy[stages][tile_rows * tile_k];
+  bf16 x[stages][tile_columns * tile_k];
+  float product[2][store_boxes][warpgroup_rows * store_columns];  // of each consumer
+  Barriers<stages> barriers;
+};
+
+struct Params {
+  CUtensorMap dy, x, dw;
+  int groups, m, n;
+  bool add;
+  const int32_t* ends;
+};
+
+struct Tile {
+  int group, begin, end;  // rows of dy and x
+  int row, column;        // first of the gradient
+
+  __device__ int steps() const { return (end - begin + tile_k - 1) / tile_k; }
+};
+
+/// Iterates over the tiles of a block that are to be computed: all but those to which nothing is added.
+class Tiles {
+ public:
+  __device__ explicit Tiles(const Params& p)
+      : p_(p),
+        across_((p.n + tile_columns - 1) / tile_columns),
+        per_group_(across_ * ((p.m + pair_rows - 1) / pair_rows)) {
+    const int unit = static_cast<int>(blockIdx.x) / blocks_per_cluster;
+    group_ = unit / per_group_;
+    within_ = unit % per_group_;
+    find();
+  }
+  __device__ bool more() const { return group_ < p_.groups; }
+  __device__ void next() {
+    advance();
+    find();
+  }
+  __device__ Tile tile() const {
+    const int row = within_ / across_, column = within_ % across_;
+    return {.group = group_,
+            .begin = begin_,
+            .end = end_,
+            .row = row * pair_rows + static_cast<int>(cluster_rank()) * tile_rows,
+            .column = column * tile_columns};
+  }
+
+ private:
+  static constexpr int pair_rows = tile_rows * blocks_per_cluster;
+  __device__ void advance() {
+    within_ += static_cast<int>(gridDim.x) / blocks_per_cluster;
+    while (within_ >= per_group_) {
+      within_ -= per_group_;
+      ++group_;
+    }
+  }
+  __device__ void find() {
+    for (; more(); advance()) {
+      begin_ = group_ == 0 ? 0 : __ldg(p_.ends + group_ - 1);
+      end_ = __ldg(p_.ends + group_);
+      if (end_ > begin_ || !p_.add) return;
+    }
+  }
+
+  const Params& p_;
+  int across_, per_group_;
+  int group_, within_;  // the tile pair's index in the group
+  int begin_ = 0, end_ = 0;
+};
+
+__device__ void load_operands(const Params& p, Shared& shared) {
+  const int rank = static_cast<int>(cluster_rank());
+  PipelineState<stages> pipeline;
+  for (Tiles tiles(p); tiles.more(); tiles.next()) {
+    const Tile tile = tiles.tile();
+    for (int row = tile.begin; row < tile.end; row += tile_k, pipeline.next()) {
+      const int s = pipeline.stage();
+      mbarrier_wait(shared_address(&shared.barriers.empty[s]), pipeline.phase() ^ 1);
+      const SharedAddress full = shared_address(&shared.barriers.full[s]);
+      mbarrier_arrive_expect_tx(full, sizeof shared.dy[0] + sizeof shared.x[0]);
+#pragma unroll
+      for (int i = 0; i < tile_rows / swizzle_values; ++i)
+        tma_load(shared_address(shared.dy[s] + i * block_values),
+                 Box{p.dy, tile.row + i * swizzle_values, row}, full);
+#pragma unroll
+      for (int i = 0; i < tile_columns / swizzle_values / blocks_per_cluster; ++i) {
+        const int block = i * blocks_per_cluster + rank;
+        tma_load_multicast(all_blocks, shared_address(shared.x[s] + block * block_values),
+                           Box{p.x, tile.column + block * swizzle_values, row}, full);
+      }
+    }
+  }
+}
+
+/// Zeroes the rows of a box from `rows` on.
+__device__ void zero_rows(bf16* box, int rows) {
+  auto* const packs = reinterpret_cast<uint4*>(box);
+  constexpr int row_packs = swizzle_values / 8;
+  for (int i = rows * row_packs + static_cast<int>(threadIdx.x) % warpgroup; i < tile_k * row_packs;
+       i += warpgroup)
+    packs[i] = uint4{};
+}
+
+/// By both consumers: zeroes the rows of a stage from `rows` on, which are those of another group.
+__device__ void zero_rest(Shared& shared, int stage, int rows, int half) {
+  constexpr int blocks = tile_columns / swizzle_values / 2;
+  zero_rows(shared.dy[stage] + half * block_values, rows);
+  for (int i = 0; i < blocks; ++i) zero_rows(shared.x[stage] + (half * blocks + i) * block_values, rows);
+  fence_proxy_async();
+  named_barrier_sync(3, 2 * warpgroup);
+}
+
+/// 64 rows of a tile.
+__device__ void multiply(const Tile& tile, Shared& shared, int half, PipelineState<stages>& pipeline,
+                         float (&d)[tile_columns / 2]) {
+  constexpr uint32_t step_bytes = 16 * 128, block_bytes = block_values * sizeof(bf16);
+  const uint64_t first_a =
+                     mn_major_descriptor(shared_address(shared.dy[0] + half * block_values), block_bytes),
+                 first_b = mn_major_descriptor(shared_address(shared.x[0]), block_bytes);
+  int last = 0;
+  for (int row = tile.begin; row < tile.end; row += tile_k, pipeline.next()) {
+    const int s = pipeline.stage();
+    mbarrier_wait(shared_address(&shared.barriers.full[s]), pipeline.phase());
+    if (row + tile_k > tile.end) zero_rest(shared, s, tile.end - row, half);
+    const uint64_t a = advance_descriptor(first_a, s * sizeof shared.dy[0]),
+                   b = advance_descriptor(first_b, s * sizeof shared.x[0]);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < tile_k / 16; ++i)
+      wgmma<true, true>(d, advance_descriptor(a, i * step_bytes), advance_descriptor(b, i * step_bytes),
+                        row > tile.begin || i > 0);
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (row > tile.begin) shared.barriers.release(last);
+    last = s;
+  }
+  wgmma_wait<0>();
+  wgmma_fence_registers(d);
+  shared.barriers.release(last);
+}
+
+/// Stores the accumulators as TMA reads them: boxes of 32 columns, whose packs of four are swizzled.
+__device__ void store_product(float (&product)[store_boxes][warpgroup_rows * store_columns],
+                              const float (&d)[tile_columns / 2]) {
+  const int warp = threadIdx.x % warpgroup / 32, lane = threadIdx.x % 32;
+  const int row = 16 * warp + lane / 4;
+#pragma unroll
+  for (int j = 0; j < tile_columns / 8; ++j) {
+    const int pack = (2 * (j % 4) + lane % 4 / 2) ^ (row % 8), in_row = 4 * pack + 2 * (lane % 2);
+#pragma unroll
+    for (int c = 0; c < 2; ++c)
+      *reinterpret_cast<float2*>(&product[j / 4][(row + 8 * c) * store_columns + in_row]) =
+          float2{d[4 * j + 2 * c], d[4 * j + 2 * c + 1]};
+  }
+}
+
+__device__ void compute_tiles(const Params& p, Shared& shared, int half) {
+  const bool leader = threadIdx.x % warpgroup == 0;
+  const int barrier = 1 + half;
+  PipelineState<stages> pipeline;
+  for (Tiles tiles(p); tiles.more(); tiles.next()) {
+    const Tile tile = tiles.tile();
+    float d[tile_columns / 2];
+    if (tile.steps() > 0) {
+      multiply(tile, shared, half, pipeline, d);
+    } else {
+#pragma unroll
+      for (float& x : d) x = 0.0f;
+    }
+    if (leader) bulk_wait_read<0>();
+    named_barrier_sync(barrier, warpgroup);
+    store_product(shared.product[half], d);
+    fence_proxy_async();
+    named_barrier_sync(barrier, warpgroup);
+    const int row = tile.row + half * warpgroup_rows;
+    if (leader && row < p.m) {
+      for (int i = 0; i < store_boxes && tile.column + i * store_columns < p.n; ++i)
+        tma_store({p.dw, tile.column + i * store_columns, row, tile.group},
+                  shared_address(shared.product[half][i]), p.add);
+      bulk_commit();
+    }
+    __syncwarp();  // wgmma needs whole warps
+  }
+  if (leader) bulk_wait_read<0>();
+}
+
+__global__ void __launch_bounds__(threads, 1) kernel(const __grid_constant__ Params p) {
+  if constexpr (has_sm_90a) {
+    Shared& shared = shared_memory<Shared>();
+    if (threadIdx.x == 0) shared.barriers.init();
+    cluster_sync();
+    if (threadIdx.x < helper_threads) {
+      setmaxnreg_dec<helper_registers>();
+      if (threadIdx.x == 0) load_operands(p, shared);
+    } else {
+      setmaxnreg_inc<consumer_registers>();
+      compute_tiles(p, shared, consumer());
+    }
+    cluster_sync();  // no block exits while another sends to it
+  }
+}
+
+CUtensorMap gradient_map(const GroupedWeightGradientArgs& args) {
+  return make_tensor_map<3>({.data = args.dw,
+                             .type = CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+                             .sizes = {static_cast<uint64_t>(args.n), static_cast<uint64_t>(args.m),
+                                       static_cast<uint64_t>(args.groups.count)},
+                             .strides = {args.n * sizeof(float), args.dw_stride * sizeof(float)},
+                             .box = {store_columns, warpgroup_rows, 1}});
+}
+
+}  // namespace
+}  // namespace grouped
+
+void grouped_weight_gradient(const GroupedWeightGradientArgs& args, CUstream_st* stream) {
+  using namespace grouped;
+  const Params p{.dy = matrix_map(args.dy, args.groups.rows, args.m, tile_k),
+                 .x = matrix_map(args.x, args.groups.rows, args.n, tile_k),
+                 .dw = gradient_map(args),
+                 .groups = static_cast<int>(args.groups.count),
+                 .m = static_cast<int>(args.m),
+                 .n = static_cast<int>(args.n),
+                 .add = args.add,
+                 .ends = args.groups.ends};
+  launch<Shared>(kernel, p, stream);
+}
+
+}  // namespace teratron::cuda
