@@ -1,5 +1,5 @@
 // grouped_gemm_bench: GEMMs of experts, beside torch's grouped GEMM and one dense GEMM of the same FLOPs, in turn.
-// Each runs for half a second without pause before it is timed for as long: GPUs slow down under load.
+// Each runs for 0.15 s without pause before it is timed for as long: GPUs slow down under load.
 #include <chrono>
 
 #include "bench/gpu_bench.h"
@@ -30,7 +30,7 @@ double milliseconds_under_load(const Run& run) {
     return static_cast<double>(start.elapsed_time(stop)) / times;
   };
   repeat(3);
-  const int times = std::max(3, static_cast<int>(300 / repeat(3)));
+  const int times = std::max(3, static_cast<int>(150 / repeat(3)));
   repeat(times);
   return repeat(times);
 }
