@@ -1,48 +1,8 @@
 #include "teratron/nn/moe/grouped_gemm.h"
 
-#include <algorithm>
-
 #include "teratron/kernels/gemm/gemm.h"
-#include "teratron/kernels/grouped_gemm/grouped_gemm.h"
 
 namespace teratron {
-
-namespace {
-
-// [N, ...]: a view, if these contiguous tensors are evenly spaced in one storage; else undefined.
-at::Tensor view_as_block(const std::vector<at::Tensor>& tensors) {
-  const at::Tensor& first = tensors.front();
-  const int64_t step =
-      tensors.size() > 1 ? tensors[1].storage_offset() - first.storage_offset() : first.numel();
-  if (step < first.numel() || !first.is_contiguous()) return {};
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (!tensors[i].is_alias_of(first) ||
-        tensors[i].storage_offset() != first.storage_offset() + step * static_cast<int64_t>(i))
-      return {};
-  }
-  std::vector<int64_t> sizes = first.sizes().vec(), strides = first.strides().vec();
-  sizes.insert(sizes.begin(), static_cast<int64_t>(tensors.size()));
-  strides.insert(strides.begin(), step);
-  return first.as_strided(sizes, strides);
-}
-
-// main_grad of all experts, if one kernel can accumulate into them; else undefined.
-at::Tensor gradient_block(const ExpertParameters& weight) {
-  std::vector<at::Tensor> gradients;
-  for (const Parameter* parameter : weight) {
-    if (!parameter->main_grad.defined() || parameter->main_grad.scalar_type() != at::kFloat ||
-        parameter->grad_is_stale != weight.front()->grad_is_stale)
-      return {};
-    gradients.push_back(parameter->main_grad);
-  }
-  return view_as_block(gradients);
-}
-
-bool is_trainable(const Parameter* parameter) {
-  return parameter->options.trainable;
-}
-
-}  // namespace
 
 GroupedGemm::GroupedGemm(const at::Tensor& ends_E, const at::Tensor& rows) : ends_E_(ends_E) {
   if (rows.is_cuda() && rows.scalar_type() == at::kBFloat16) return;
@@ -56,11 +16,7 @@ at::Tensor GroupedGemm::rows_of(const at::Tensor& x, size_t expert) const {
 }
 
 at::Tensor GroupedGemm::forward(const at::Tensor& x_RI, const ExpertParameters& weight) const {
-  if (ends_.empty()) {
-    const at::Tensor w_EOI = as_block(weight);
-    if (fits_grouped_gemm(x_RI, w_EOI)) return grouped_gemm_forward(x_RI, w_EOI, ends_E_);
-    return at::_grouped_mm(x_RI, w_EOI.transpose(1, 2), ends_E_);
-  }
+  if (ends_.empty()) return at::_grouped_mm(x_RI, as_block(weight).transpose(1, 2), ends_E_);
   const at::Tensor y_RO = at::empty({x_RI.size(0), weight[0]->tensor.size(0)}, x_RI.options());
   for (size_t e = 0; e < weight.size(); ++e) {
     const at::Tensor x = rows_of(x_RI, e);
@@ -70,11 +26,7 @@ at::Tensor GroupedGemm::forward(const at::Tensor& x_RI, const ExpertParameters& 
 }
 
 at::Tensor GroupedGemm::input_grad(const at::Tensor& dy_RO, const ExpertParameters& weight) const {
-  if (ends_.empty()) {
-    const at::Tensor w_EOI = as_block(weight);
-    if (fits_grouped_gemm(dy_RO, w_EOI)) return grouped_gemm_input_gradient(dy_RO, w_EOI, ends_E_);
-    return at::_grouped_mm(dy_RO, w_EOI, ends_E_);
-  }
+  if (ends_.empty()) return at::_grouped_mm(dy_RO, as_block(weight), ends_E_);
   const at::Tensor dx_RI = at::empty({dy_RO.size(0), weight[0]->tensor.size(1)}, dy_RO.options());
   for (size_t e = 0; e < weight.size(); ++e) {
     const at::Tensor dy = rows_of(dy_RO, e);
@@ -85,49 +37,41 @@ at::Tensor GroupedGemm::input_grad(const at::Tensor& dy_RO, const ExpertParamete
 
 void GroupedGemm::accumulate_weight_grad(const at::Tensor& dy_RO, const at::Tensor& x_RI,
                                          const ExpertParameters& weight) const {
-  if (!ends_.empty()) {
-    for (size_t e = 0; e < weight.size(); ++e) {
-      const at::Tensor dy = rows_of(dy_RO, e);
-      accumulate_grad(*weight[e], [&](const at::Tensor& sum, bool add) {
-        if (dy.size(0) > 0) {
-          linear_weight_gradient_(sum, dy, rows_of(x_RI, e), add);
-        } else if (!add) {
-          sum.zero_();
-        }
-      });
-    }
-  } else if (std::ranges::any_of(weight, is_trainable)) {
-    accumulate_on_device(dy_RO, x_RI, weight);
-  } else {
-    for (Parameter* parameter : weight) accumulate_grad(*parameter, at::Tensor());
-  }
-}
-
-// Into main_grad directly, or else by way of a block in fp32.
-void GroupedGemm::accumulate_on_device(const at::Tensor& dy_RO, const at::Tensor& x_RI,
-                                       const ExpertParameters& weight) const {
-  const auto accumulate = [&](const at::Tensor& dw_EOI) {
+  if (ends_.empty()) {
+    const at::Tensor dw_EOI = at::_grouped_mm(dy_RO.t(), x_RI, ends_E_);
     for (size_t e = 0; e < weight.size(); ++e)
       accumulate_grad(*weight[e], dw_EOI.select(0, static_cast<int64_t>(e)));
-  };
-  const at::Tensor w_EOI = as_block(weight);
-  if (!fits_grouped_gemm(x_RI, w_EOI) || !fits_grouped_gemm(dy_RO, w_EOI))
-    return accumulate(at::_grouped_mm(dy_RO.t(), x_RI, ends_E_));
-  const at::Tensor main_grad = gradient_block(weight);
-  if (!main_grad.defined() || !fits_weight_gradient(main_grad)) {
-    const at::Tensor dw_EOI = at::empty(w_EOI.sizes(), x_RI.options().dtype(at::kFloat));
-    grouped_gemm_weight_gradient_(dw_EOI, dy_RO, x_RI, ends_E_, /*add=*/false);
-    return accumulate(dw_EOI);
+    return;
   }
-  grouped_gemm_weight_gradient_(main_grad, dy_RO, x_RI, ends_E_, /*add=*/!weight.front()->grad_is_stale);
-  for (Parameter* parameter : weight) accumulate_grad(*parameter, [](const at::Tensor&, bool) {});
+  for (size_t e = 0; e < weight.size(); ++e) {
+    const at::Tensor dy = rows_of(dy_RO, e);
+    accumulate_grad(*weight[e], [&](const at::Tensor& sum, bool add) {
+      if (dy.size(0) > 0) {
+        linear_weight_gradient_(sum, dy, rows_of(x_RI, e), add);
+      } else if (!add) {
+        sum.zero_();
+      }
+    });
+  }
 }
 
 at::Tensor as_block(const ExpertParameters& parameters) {
+  const at::Tensor first = parameters.front()->tensor.detach();
   std::vector<at::Tensor> tensors;
-  for (const Parameter* parameter : parameters) tensors.push_back(parameter->tensor.detach());
-  const at::Tensor view = view_as_block(tensors);
-  return view.defined() ? view : at::stack(tensors);
+  std::vector<int64_t> sizes = first.sizes().vec(), strides = first.strides().vec();
+  const int64_t step =
+      parameters.size() > 1 ? parameters[1]->tensor.storage_offset() - first.storage_offset() : first.numel();
+  bool even = step >= first.numel() && first.is_contiguous();
+  for (const Parameter* parameter : parameters) {
+    const at::Tensor tensor = parameter->tensor.detach();
+    even = even && tensor.is_alias_of(first) &&
+           tensor.storage_offset() == first.storage_offset() + step * static_cast<int64_t>(tensors.size());
+    tensors.push_back(tensor);
+  }
+  if (!even) return at::stack(tensors);
+  sizes.insert(sizes.begin(), static_cast<int64_t>(parameters.size()));
+  strides.insert(strides.begin(), step);
+  return first.as_strided(sizes, strides);
 }
 
 }  // namespace teratron
