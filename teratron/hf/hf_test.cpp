@@ -177,6 +177,28 @@ TEST(HfConvert, TiedCopies) {
   }
 }
 
+// A manifest in many files is read like one in one file.
+TEST(HfConvert, ExportsCheckpointsWithDividedManifests) {
+  const TemporaryDirectory directory;
+  SaveRequest save{.directory = directory / "ckpt", .config = parse_hf(hf_llama()).settings.dump()};
+  std::vector<float> values(1000);
+  std::iota(values.begin(), values.end(), 0.5F);
+  for (const HfTensor& tensor : hf_tensors(parse_hf(hf_llama()), 99))
+    save.tensors.push_back(
+        {.name = tensor.name, .shard = Shard::replicated(tensor.shape), .data = values.data()});
+  SingleHostGroup alone;
+  for (const bool is_divided : {false, true}) {
+    save.iteration = is_divided ? 1 : 0;
+    save.manifest_file_bytes = is_divided ? 500 : 1 << 20;
+    const fs::path path = save_checkpoint(save, alone).path;
+    const std::string index = read_text(path / "manifest.json", {});
+    EXPECT_EQ(index.find(R"("format_version":"2.0")") != index.npos, is_divided);
+    export_hf(CheckpointReader(path), {.destination = directory / (is_divided ? "divided" : "whole")});
+  }
+  EXPECT_EQ(contents(directory / "divided"), contents(directory / "whole"));
+  EXPECT_GT(contents(directory / "whole").size(), 5U);
+}
+
 // What has no place in the model is not dropped.
 TEST(HfConvert, ExportsEveryWeight) {
   const TemporaryDirectory directory;
