@@ -195,6 +195,7 @@ class StoreMeeting {
   /// Rank 0. One request at a time, however many ranks there are.
   bool gather_all() {
     nonce_ = random_hex(kNonceDigits);
+    client_.put(key("0"), env_.attempt + "\n" + text_);  // before others can wait for it
     client_.put(kJob, fmt::format("{} {} {}", nonce_, env_.size, env_.attempt));
     while (client_.add(key("joined"), 0) + 1 < env_.size) {
       if (passed()) {
