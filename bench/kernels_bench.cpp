@@ -192,12 +192,12 @@ void bench_linear_activation(Bench& bench, const std::string& name, const Sizes&
   const at::Tensor x = device_randn({s.m, s.k}), w1 = device_randn({wide, s.k}) / 32,
                    w2 = device_randn({s.k, s.n}) / 32, z = device_randn({s.m, wide});
   const ActivationOutputs outputs{at::empty({s.m, s.n}, x.options()), at::empty_like(z)};
-  bench.report_gemm(name, forward, [&] { linear_activation(outputs, x, w1, {}, kind); });
+  bench.report_gemm(name, forward, [&] { linear_activation(outputs, {x, w1}, kind); });
   bench.report_gemm(name + ", two kernels", forward,
                     [&] { activation_forward(linear_forward(x, w1, {}), {}, kind); });
   const std::optional<GradSink> dbias = sink_if(!is_gated(kind));
   bench.report_gemm(name + " backward", backward,
-                    [&] { linear_activation_backward({outputs.z, dbias}, x, w2, z, kind); });
+                    [&] { linear_activation_backward({outputs.z, dbias}, {x, w2}, z, kind); });
   bench.report_gemm(name + " backward, two kernels", backward, [&] {
     activation_backward(linear_input_gradient(x, w2), z, {}, kind, {.dbias = dbias});
   });
