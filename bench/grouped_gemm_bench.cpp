@@ -1,5 +1,5 @@
-// grouped_gemm_bench: GEMMs of experts, beside torch's grouped GEMM and one dense GEMM of the same FLOPs, in turn.
-// Each runs for 0.15 s without pause before it is timed for as long: GPUs slow down under load.
+// grouped_gemm_bench: GEMMs of experts, beside torch's grouped GEMM and one dense GEMM of the same FLOPs, in
+// turn. Each runs for 0.15 s without pause before it is timed for as long: GPUs slow down under load.
 #include <chrono>
 
 #include "bench/gpu_bench.h"

@@ -132,21 +132,6 @@ def test_in_and_out(name, tmp_path):
     check_logits(check_out_of_in(name, torch.float32, tmp_path), tmp_path)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "qwen3_moe"])
-def test_experts_as_transformers_holds_them(name, tmp_path):
-    """Files of a state dict: one tensor for all experts of a layer."""
-    model = random_model(name)
-    model.save_pretrained(tmp_path / "in")
-    state = model.state_dict()
-    fused = [key for key in state if key.endswith(("experts.gate_up_proj", "experts.down_proj"))]
-    assert fused and all(state[key].dim() == 3 for key in fused), list(state)
-    run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "apart")
-    save_file({key: value.contiguous() for key, value in state.items()}, tmp_path / "in" / "model.safetensors")
-    run("ckpt", "convert", "--from-hf", tmp_path / "in", "--save", tmp_path / "ckpt")
-    assert_same(*(load_file(tmp_path / folder / "iter_0000000" / "shard-00000.safetensors") for folder in ("apart", "ckpt")))
-    check_logits(model, tmp_path)
-
-
 DRIVER = pathlib.Path(BINARY).resolve().parents[2] / "tests" / "parity_model"
 
 

@@ -1,18 +1,19 @@
-// GEMMs of rows in groups, each with a weight of its own (experts), on compute capability 9.0:
+// GEMMs of rows in groups, each group with a separate weight (experts), on compute capability 9.0:
 //
 //   y_r = x_r W_g^T        dx_r = dy_r W_g        dW_g (+)= sum_r dy_r^T x_r        r: row of group g
 //
-// Group g is the rows [ends[g - 1], ends[g]), which only the device knows: the host never waits. bf16 operands,
-// sums in f32; results do not depend on the other groups. Rows from the last end on may hold anything; in
-// results they are not written. Bitwise reproducible.
+// Group g is the rows [ends[g - 1], ends[g]), which only the device knows: the host never waits. bf16
+// operands, sums in f32; results do not depend on the other groups. Rows from the last end on may hold
+// anything; in results they are not written. Bitwise reproducible.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace teratron {
 
-/// Whether the kernels multiply such rows [R, .] by such weights [G, O, I]: bf16, contiguous rows and weights,
-/// O and I multiples of 8, 16-byte alignment, at most 1024 groups. Weights may be further apart than O I.
+/// Whether the kernels multiply such rows [R, .] by such weights [G, O, I]: bf16, contiguous rows and
+/// weights, O and I multiples of 8, 16-byte alignment, at most 1024 groups. Weights may be further apart than
+/// O I.
 bool fits_grouped_gemm(const at::Tensor& rows, const at::Tensor& w_GOI);
 
 /// x [R, I], w [G, O, I], ends i32 [G] -> [R, O].

@@ -2,10 +2,10 @@
 //
 // A cluster of two blocks computes two tiles of 128 x 256 at a time: one above the other, which share the
 // weight by TMA multicast; or, where a group has at most 128 rows left, beside each other, which share the
-// rows. Half tiles (64 rows) without a row of the group are not multiplied. Tiles are numbered group by group;
-// each block finds its own from the ends of the groups in shared memory. In a block one producer warp loads
-// operands, two consumer warpgroups multiply 64 rows each, and a warp for each of these copies the rounded
-// product to global memory while the next tile is multiplied.
+// rows. Half tiles (64 rows) without a row of the group are not multiplied. Tiles are numbered group by
+// group; each block finds its tiles from the ends of the groups in shared memory. In a block one producer
+// warp loads operands, two consumer warpgroups multiply 64 rows each, and a warp for each of these copies
+// the rounded product to global memory while the next tile is multiplied.
 #include "teratron/kernels/grouped_gemm/grouped_gemm_launch.cuh"
 
 namespace teratron::cuda {

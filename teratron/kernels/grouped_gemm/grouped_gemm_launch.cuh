@@ -71,7 +71,7 @@ inline CUtensorMap matrix_map(const void* data, int64_t rows, int64_t columns, i
                              .box = {swizzle_values, static_cast<uint32_t>(box_rows)}});
 }
 
-/// Whether the kernel was built for sm_90a with enough registers; warpgroups would deadlock on them otherwise.
+/// Whether the kernel was built for sm_90a with enough registers; otherwise warpgroups would deadlock.
 template <typename Function>
 bool is_built(Function* kernel) {
   cudaFuncAttributes built{};

@@ -1,9 +1,9 @@
 // Persistent grouped GEMM for gradients of weights: per group a sum over its rows, in f32.
 //
-// A cluster of two blocks computes two tiles of 128 x 256, one above the other, which share x by TMA multicast.
-// In a block one producer warp loads 32 rows of dy and x at a time; two consumer warpgroups multiply, store 64
-// rows of the tile in shared memory and let TMA write them or add them to what is there, while they multiply
-// the next tile. Rows after the end of the group are zeroed in shared memory.
+// A cluster of two blocks computes two tiles of 128 x 256, one above the other, which share x by TMA
+// multicast. In a block one producer warp loads 32 rows of dy and x at a time; two consumer warpgroups
+// multiply, store 64 rows of the tile in shared memory and let TMA write them or add them to what is there,
+// while they multiply the next tile. Rows after the end of the group are zeroed in shared memory.
 #include "teratron/kernels/grouped_gemm/grouped_gemm_launch.cuh"
 
 namespace teratron::cuda {
