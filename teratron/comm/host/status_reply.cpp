@@ -45,7 +45,7 @@ StatusReply parse_status(const Frame& frame, int64_t rank) {
   for (size_t i = 1; i < lines.size(); ++i)
     reply.trace.fingerprints.push_back(printable(lines[i], kMaxFrameText));
   if (lines.empty() || lines[0] == "-") return reply;
-  StatusReply::Wait& wait = reply.wait.emplace();
+  RankWait& wait = reply.wait.emplace();
   const std::vector<std::string> numbers = split(lines[0], ' ');
   wait.sequence = parse_number(numbers.at(0));
   for (size_t i = 1; i < numbers.size() && i <= kMaxAwaited; ++i) {

@@ -11,14 +11,15 @@
 
 namespace teratron {
 
+struct RankWait {
+  int64_t sequence = 0;                 // the collective of the group in which a rank waits
+  std::vector<int64_t> for_ranks = {};  // some of those that it waits for
+};
+
 struct StatusReply {
-  std::string status;  // a sentence (to_string(RankStatus))
-  FlightTrace trace;   // its last calls in the group of the query
-  struct Wait {
-    int64_t sequence = 0;                 // the collective of the group in which it waits
-    std::vector<int64_t> for_ranks = {};  // some of those that it waits for
-  };
-  std::optional<Wait> wait = {};  // nullopt: not in this group
+  std::string status;                 // a sentence (to_string(RankStatus))
+  FlightTrace trace;                  // its last calls in the group of the query
+  std::optional<RankWait> wait = {};  // nullopt: not in this group
 };
 
 /// Most ranks named in `for_ranks`.
