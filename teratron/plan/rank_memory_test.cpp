@@ -97,7 +97,8 @@ TEST(RankMemory, AdvisesWhatHelpsMost) {
   logits.insert(logits.end(), {"--vocab-size", "50000", "--recompute-granularity", "full",
                                "--recompute-method", "uniform", "--recompute-num-layers", "1"});
   EXPECT_TRUE(advice_for(logits).front().starts_with("--loss-chunks 8: "));
-  const Args parameters = {"--hidden-size", "512", "--micro-batch-size", "1", "--bf16"};
+  // Large enough that sharding saves more than the windows of gradients take.
+  const Args parameters = {"--hidden-size", "2048", "--micro-batch-size", "1", "--bf16"};
   EXPECT_TRUE(advice_for(parameters, 8).front().starts_with("--use-distributed-optimizer: "));
   const Args few_layers = {"--hidden-size", "512",  "--micro-batch-size", "1", "--bf16",
                            "--vocab-size",  "10000"};
