@@ -133,7 +133,7 @@ TEST_F(DividedManifest, holds_what_one_file_holds) {
   }
 }
 
-TEST_F(DividedManifest, fault_16_another_model_is_reported_in_full_whoever_keeps_the_tensor) {
+TEST_F(DividedManifest, fault_16_another_model_is_reported_in_full_by_any_holder) {
   const fs::path path = save(1, 4);
   for (const int64_t ranks : {1, 4}) {
     const std::string text = message_of<UserError>([&] {

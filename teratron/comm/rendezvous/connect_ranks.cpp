@@ -12,7 +12,7 @@ namespace teratron {
 namespace {
 
 /// Each machine's launcher counts its own restarts.
-void tell_restarts(const std::vector<int64_t>& ranks, const std::vector<std::string>& restarts) {
+void report_restarts(const std::vector<int64_t>& ranks, const std::vector<std::string>& restarts) {
   const auto kinds = group_by_text(ranks, restarts);
   if (kinds.size() == 1) return;
   std::vector<std::string> parts;
@@ -38,7 +38,7 @@ std::unique_ptr<Transport> connect_ranks(const LaunchEnv& env, Rendezvous& rende
     restarts.push_back(text.substr(0, space));
     peers.addresses[rank] = parse_socket_address(space == text.npos ? "" : text.substr(space + 1));
   }
-  if (env.rank == 0) tell_restarts(ranks, restarts);
+  if (env.rank == 0) report_restarts(ranks, restarts);
   return connect_sockets(peers, std::move(listener), timeout);
 }
 
