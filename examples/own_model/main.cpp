@@ -153,7 +153,7 @@ class Reverser : public Model {
 
   LayerContext context(const MicroBatch& batch, std::string_view index) const {
     const at::Tensor& rows_SB = batch[index];
-    return {.rows = {rows_SB.select(1, 0), rows_SB.size(0) * batch.context_parallel_size},
+    return {.rows = {rows_SB.select(1, 0), rows_SB.size(0) * batch.context_parallel.size()},
             .dropout_seed = config_.decoder.dropout_seed,
             .sample_ids_B = batch.sample_ids_B,
             .training = batch.training};
