@@ -135,6 +135,29 @@ Messages fetch_keys(const RingLayout& layout, const KeysValues& own, const RingS
                           step.destination, {empty_rows(own.k, rows), empty_rows(own.v, rows)}, step.source);
 }
 
+// The keys and values of each step in turn, fetched during the step before.
+class ArrivingKeys {
+ public:
+  ArrivingKeys(const RingLayout& layout, const KeysValues& own)
+      : layout_(layout),
+        own_(own),
+        sent_{own.k.contiguous(), own.v.contiguous()},
+        next_(fetch_keys(layout, sent_, layout.step(1))) {}
+
+  KeysValues of_step(int64_t i) {
+    if (i == 0) return own_;
+    next_.work.wait();
+    const KeysValues keys = next_.received;
+    if (i + 1 < layout_.steps()) next_ = fetch_keys(layout_, sent_, layout_.step(i + 1));
+    return keys;
+  }
+
+ private:
+  const RingLayout& layout_;
+  KeysValues own_, sent_;
+  Messages next_;
+};
+
 // Sends gradients of the source's keys and values to it.
 Messages return_gradients(const RingLayout& layout, const KeysValues& gradients, const RingStep& step) {
   const int64_t rows = layout.count(step.sent, layout.group().rank);
@@ -167,18 +190,11 @@ bool has_no_pairs(const AttentionRequest& block) {
 
 PartialAttention ring_forward(const RingState& state, const at::Tensor& q, const KeysValues& own) {
   const RingLayout& layout = state.layout;
-  const KeysValues sent{own.k.contiguous(), own.v.contiguous()};
   AttentionMerge merge(q);
-  Messages next = fetch_keys(layout, sent, layout.step(1));
+  ArrivingKeys keys(layout, own);
   for (int64_t i = 0; i < layout.steps(); ++i) {
     const RingStep step = layout.step(i);
-    KeysValues keys = own;
-    if (i > 0) {
-      next.work.wait();
-      keys = next.received;
-      if (i + 1 < layout.steps()) next = fetch_keys(layout, sent, layout.step(i + 1));
-    }
-    const AttentionRequest block = state.block(step, q, keys);
+    const AttentionRequest block = state.block(step, q, keys.of_step(i));
     if (!has_no_pairs(block)) merge.add(layout.merged_part(partial_attention(block), step.queries));
   }
   const AttentionPart whole = merge.result();
@@ -244,23 +260,18 @@ PartialAttention rows_of(const RingLayout& layout, const PartialAttention& whole
 QueryKeyValue ring_backward(const RingState& state, const QueryKeyValue& qkv, const PartialAttention& whole,
                             const at::Tensor& dy) {
   const RingLayout& layout = state.layout;
-  const KeysValues own{qkv.k_SBGD, qkv.v_SBGD}, sent{own.k.contiguous(), own.v.contiguous()};
+  const at::ScalarType type = qkv.k_SBGD.scalar_type();  // on CPUs parts may be wider
   GradientSums sums{GradientSum(layout), GradientSum(layout), GradientSum(layout)};
-  Messages next = fetch_keys(layout, sent, layout.step(1)), returned;
+  ArrivingKeys keys(layout, {qkv.k_SBGD, qkv.v_SBGD});
+  Messages returned;
   for (int64_t i = 0; i < layout.steps(); ++i) {
     const RingStep step = layout.step(i);
-    KeysValues keys = own;
-    if (i > 0) {
-      next.work.wait();
-      keys = next.received;
-      if (i + 1 < layout.steps()) next = fetch_keys(layout, sent, layout.step(i + 1));
-    }
-    const AttentionRequest block = state.block(step, qkv.q_SBND, keys);
-    const QueryKeyValue d =
-        has_no_pairs(block)
-            ? QueryKeyValue{at::zeros_like(block.q_SBND), at::zeros_like(keys.k), at::zeros_like(keys.v)}
-            : partial_attention_backward(block, rows_of(layout, whole, step.queries),
-                                         layout.take(dy, step.queries));
+    const AttentionRequest block = state.block(step, qkv.q_SBND, keys.of_step(i));
+    const QueryKeyValue d = has_no_pairs(block)
+                                ? QueryKeyValue{at::zeros_like(block.q_SBND), at::zeros_like(block.k_SBGD),
+                                                at::zeros_like(block.v_SBGD)}
+                                : partial_attention_backward(block, rows_of(layout, whole, step.queries),
+                                                             layout.take(dy, step.queries));
     sums.q.add(d.q_SBND, step.queries);
     if (i == 0) {
       sums.k.add(d.k_SBGD, Chunks::all);
@@ -268,7 +279,6 @@ QueryKeyValue ring_backward(const RingState& state, const QueryKeyValue& qkv, co
       continue;
     }
     if (i > 1) add_returned(sums, returned, layout.step(i - 1).sent);
-    const at::ScalarType type = own.k.scalar_type();  // on CPUs parts may be wider
     returned = return_gradients(layout, {d.k_SBGD.to(type), d.v_SBGD.to(type)}, step);
   }
   add_returned(sums, returned, layout.step(layout.steps() - 1).sent);
