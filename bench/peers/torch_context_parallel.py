@@ -13,12 +13,12 @@ import os
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.experimental import context_parallel
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from torch_fsdp import training_step, warm_up_of_all
 from torch_gpt import SHAPES, Layer, Model, peer_parser, report, timed_steps
 
 
@@ -73,25 +73,9 @@ def main():
         model.rotary_to(torch.bfloat16)
     model.recomputes, model.loss_chunks = args.recompute, args.loss_chunks
     model.shard()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
     inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-
-    def step():
-        for number in range(args.micro_batches):
-            last = number == args.micro_batches - 1
-            model.set_requires_gradient_sync(last)
-            model.set_reshard_after_backward(last)
-            (model(inputs, labels) / args.micro_batches).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    def enough(seconds):
-        """All ranks stop warming up after the same step."""
-        slowest = torch.tensor([seconds], device=device)
-        dist.all_reduce(slowest, dist.ReduceOp.MIN)
-        return slowest.item() >= args.warm_up_seconds
-
+    step = training_step(model, inputs, labels, args.micro_batches)
+    enough = warm_up_of_all(device, args.warm_up_seconds)
     backend = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}[args.attention]
     buffers = [inputs, labels, model.cos, model.sin]
     with sdpa_kernel([backend]), context_parallel(mesh, buffers=buffers, buffer_seq_dims=[1, 1, 0, 0]):

@@ -34,6 +34,34 @@ class ShardedModel(Model):
         return self.loss(self.logits(tokens), labels)
 
 
+def training_step(model, inputs, labels, micro_batches):
+    """-> a function that trains a sharded model with AdamW on the same micro-batch `micro_batches` times."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
+
+    def step():
+        for number in range(micro_batches):
+            last = number == micro_batches - 1
+            model.set_requires_gradient_sync(last)
+            model.set_reshard_after_backward(last)
+            (model(inputs, labels) / micro_batches).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def warm_up_of_all(device, warm_up_seconds):
+    """-> a function of a rank's seconds of load: whether all have enough, so that all stop after the same step."""
+
+    def enough(seconds):
+        slowest = torch.tensor([seconds], device=device)
+        dist.all_reduce(slowest, dist.ReduceOp.MIN)
+        return slowest.item() >= warm_up_seconds
+
+    return enough
+
+
 def main():
     parser = peer_parser(__doc__, shape="llama3-8b", steps=20)
     parser.add_argument("--reshard", action="store_true", help="free gathered weights between forward and backward")
@@ -48,25 +76,9 @@ def main():
         tokens = torch.randint(0, shape["vocabulary"], (shape["micro_batch"], shape["sequence"] + 1))
         model.rotary_to(torch.bfloat16)
     model.shard(keep_gathered=not args.reshard)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
     inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-
-    def step():
-        for number in range(args.micro_batches):
-            last = number == args.micro_batches - 1
-            model.set_requires_gradient_sync(last)
-            model.set_reshard_after_backward(last)
-            (model(inputs, labels) / args.micro_batches).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    def enough(seconds):
-        """All ranks stop warming up after the same step."""
-        slowest = torch.tensor([seconds], device=device)
-        dist.all_reduce(slowest, dist.ReduceOp.MIN)
-        return slowest.item() >= args.warm_up_seconds
-
+    step = training_step(model, inputs, labels, args.micro_batches)
+    enough = warm_up_of_all(device, args.warm_up_seconds)
     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]):
         seconds = timed_steps(step, args.steps, enough)
     if dist.get_rank() == 0:
