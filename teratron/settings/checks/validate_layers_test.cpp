@@ -25,6 +25,16 @@ INSTANTIATE_TEST_SUITE_P(
                        "--use-rope-scaling",
                        "mutually exclusive",
                        "one"},
+        BadCombination{{"--position-embedding-type", "yarn", "--rotary-seq-len-interpolation-factor", "2"},
+                       1,
+                       "--rotary-seq-len-interpolation-factor",
+                       "YaRN scales positions itself",
+                       "one"},
+        BadCombination{{"--position-embedding-type", "yarn", "--yarn-beta-slow", "40"},
+                       1,
+                       "--yarn-beta-slow",
+                       "must be less than yarn_beta_fast = 32",
+                       "change yarn_beta_fast"},
         BadCombination{{"--attention-head-type", "multiquery", "--tp", "2"},
                        2,
                        "--num-query-groups",
@@ -111,6 +121,7 @@ TEST(ValidateLayers, GeluUsesErfWithoutTheFusion) {
 TEST(ValidateLayers, OptionsWithoutEffectGiveNotices) {
   for (const Args& args :
        {Args{"--rotary-interleaved"}, Args{"--use-rope-scaling"}, Args{"--rope-scaling-factor", "2"},
+        Args{"--rotary-scaling-factor", "2"}, Args{"--mscale", "2"}, Args{"--yarn-beta-fast", "16"},
         Args{"--rotary-seq-len-interpolation-factor", "2"}, Args{"--window-attn-skip-freq", "2"},
         Args{"--recompute-num-layers", "2"}, Args{"--recompute-method", "block"},
         Args{"--fp32-residual-connection"}}) {
