@@ -8,6 +8,7 @@
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/hf/byte_progress.h"
 #include "teratron/hf/float_convert.h"
+#include "teratron/megatron/core_tree.h"
 #include "teratron/megatron/saved_args.h"
 #include "teratron/pickle/torch_writer.h"
 #include "teratron/settings/arguments.h"
@@ -35,6 +36,10 @@ struct Plan {
   const CheckpointInfo& info() const { return source.info(); }
 };
 
+bool has_experts(const json& settings) {
+  return !settings["num_experts"].is_null();
+}
+
 MegatronFamily family_of(const json& settings, const std::string& where) {
   const std::string family = settings.value("model_family", "gpt");
   if (family == "gpt") return MegatronFamily::gpt;
@@ -47,15 +52,31 @@ MegatronFamily family_of(const json& settings, const std::string& where) {
 
 void check_tensor_ranks(const Plan& plan, int64_t ranks) {
   const json& settings = plan.args.settings;
-  const json ffn = settings["ffn_hidden_size"];
-  for (const auto& [what, size] : {std::pair{"attention heads", settings["num_attention_heads"]},
-                                   {"query groups", json(plan.groups)},
-                                   {"channels of the MLP", ffn.is_null() ? json(0) : ffn}}) {
-    if (size.get<int64_t>() % ranks != 0)
+  for (const auto& [what, size] :
+       {std::pair{"attention heads", settings["num_attention_heads"]},
+        {"query groups", json(plan.groups)},
+        {"channels of the MLP", settings["ffn_hidden_size"]},
+        {"channels of an expert", settings["moe_ffn_hidden_size"]},
+        {"channels of the shared experts", settings["moe_shared_expert_intermediate_size"]}}) {
+    if (!size.is_null() && size.get<int64_t>() % ranks != 0)
       throw config_error({.what = fmt::format("{} {} are not divisible by {}", size.dump(), what, ranks),
                           .where = "--target-tensor-parallel-size",
-                          .fix = "Use a size that divides heads, query groups and the MLP"});
+                          .fix = "Use a size that divides heads, query groups, the MLP and experts"});
   }
+  if (has_experts(settings) && settings["add_bias_linear"] == true && ranks > 1)
+    throw config_error({.what = "Megatron-LM does not split experts with biases over tensor ranks",
+                        .where = "--target-tensor-parallel-size",
+                        .fix = "Use 1"});
+}
+
+void check_expert_ranks(const json& settings, int64_t ranks) {
+  const int64_t experts = has_experts(settings) ? settings["num_experts"].get<int64_t>() : 1;
+  if (experts % ranks != 0)
+    throw config_error(
+        {.what = has_experts(settings) ? fmt::format("{} experts are not divisible by {}", experts, ranks)
+                                       : "the model has no experts to divide",
+         .where = "--target-expert-parallel-size",
+         .fix = has_experts(settings) ? "Use a size that divides the experts" : "Leave it out"});
 }
 
 Plan make_plan(const CheckpointSource& source, const MegatronExport& request) {
@@ -65,7 +86,15 @@ Plan make_plan(const CheckpointSource& source, const MegatronExport& request) {
   const MegatronFamily family = family_of(saved, where);
   std::vector<std::string> unknown;
   json settings = json::parse(to_json(arguments_from_json(plan.info().config, where, &unknown)));
-  check_legacy_model(settings, where);
+  const MegatronNames names =
+      request.names.value_or(has_experts(settings) ? MegatronNames::core : MegatronNames::legacy_core);
+  if (is_core(names) && family != MegatronFamily::gpt)
+    throw config_error({.what = fmt::format("only GPT is written as a model of Megatron-Core, not {}",
+                                            settings["model_family"].dump()),
+                        .where = "--megatron-names",
+                        .fix = "Use core or v2"});
+  check_megatron_model(settings, names, where);
+  check_expert_ranks(settings, request.expert_ranks);
   for (const auto& [name, tensor] : plan.info().tensors) {
     if (!name.starts_with("optimizer.")) plan.weights.emplace(name, tensor);
   }
@@ -81,9 +110,10 @@ Plan make_plan(const CheckpointSource& source, const MegatronExport& request) {
   plan.args = {.family = family,
                .settings = std::move(settings),
                .state = json::parse(plan.info().state),
-               .stages = legacy_stages(family, plan.weights, request.stages),
-               .names = request.names,
+               .stages = megatron_stages(family, plan.weights, request.stages),
+               .names = names,
                .tensor_ranks = request.tensor_ranks,
+               .expert_ranks = request.expert_ranks,
                .vocabulary = vocabulary,
                .padded_vocabulary = (vocabulary + unit - 1) / unit * unit,
                .dtype = request.dtype.value_or(embedding->second.dtype)};
@@ -103,11 +133,15 @@ Shard shard_of(const Plan& plan, const std::string& name, int64_t rank) {
   return Shard::split(shape, 0, ranks, rank);
 }
 
+// Biases that choose experts are of fp32 in every model.
+Dtype dtype_of(const Plan& plan, const std::string& name) {
+  return name.ends_with(".expert_bias") ? Dtype::f32 : plan.args.dtype;
+}
+
 // Appends a rank's part of a tensor to its file.
 class PartWriter {
  public:
-  PartWriter(const Plan& plan, ByteProgress& progress)
-      : plan_(plan), progress_(progress), dtype_(plan.args.dtype) {}
+  PartWriter(const Plan& plan, ByteProgress& progress) : plan_(plan), progress_(progress) {}
 
   void write(const std::string& name, const Shard& shard, const AppendBytes& append) {
     const std::vector<int64_t> local = shard.local_shape();
@@ -124,15 +158,15 @@ class PartWriter {
  private:
   void write_range(const std::string& name, const Shard& shard, int64_t begin, int64_t end,
                    const AppendBytes& append) {
-    const Dtype saved = plan_.weights.at(name).dtype;
-    const int64_t widest = std::max(size_of(saved), size_of(dtype_));
+    const Dtype saved = plan_.weights.at(name).dtype, dtype = dtype_of(plan_, name);
+    const int64_t widest = std::max(size_of(saved), size_of(dtype));
     const int64_t most = plan_.source.reads_in_parts(name) ? block_bytes / widest : end - begin;
     for (int64_t at = begin; at < end; at += most) {
       const int64_t until = std::min(end, at + most);
-      const int64_t bytes = (until - at) * size_of(dtype_);
+      const int64_t bytes = (until - at) * size_of(dtype);
       block_.resize(std::max(block_.size(), static_cast<size_t>((until - at) * widest)));
       plan_.source.read({name, saved, shard, at, until, block_.data()});
-      convert_floats(block_.data(), until - at, saved, dtype_);
+      convert_floats(block_.data(), until - at, saved, dtype);
       append(block_.data(), bytes);
       progress_.add(bytes);
     }
@@ -140,14 +174,15 @@ class PartWriter {
 
   const Plan& plan_;
   ByteProgress& progress_;
-  Dtype dtype_;
   std::vector<char> block_;
 };
 
 // The dicts between the model and its entries; the innermost are OrderedDicts, as state_dict() makes them.
 class ModelPickle {
  public:
-  explicit ModelPickle(PickleWriter& pickle) : pickle_(pickle) { pickle_.begin(PickledDict::plain); }
+  ModelPickle(PickleWriter& pickle, PickledDict outermost) : pickle_(pickle), outermost_(outermost) {
+    pickle_.begin(outermost_);
+  }
 
   void enter(const std::vector<std::string>& path) {
     if (path == path_) return;
@@ -162,7 +197,7 @@ class ModelPickle {
   }
   void finish() {
     leave(0);
-    pickle_.end(PickledDict::plain);
+    pickle_.end(outermost_);
   }
 
  private:
@@ -172,6 +207,7 @@ class ModelPickle {
   }
 
   PickleWriter& pickle_;
+  PickledDict outermost_;
   std::vector<std::string> path_;
 };
 
@@ -191,13 +227,13 @@ void write_counters(const Plan& plan, PickleWriter& pickle) {
   pickle.real(plan.args.state.value("num_floating_point_operations_so_far", 0.0));
 }
 
-RankFile make_rank_file(const Plan& plan, const std::vector<LegacyEntry>& entries, int64_t rank) {
+RankFile make_rank_file(const Plan& plan, const std::vector<MegatronEntry>& entries, int64_t rank) {
   RankFile file;
   file.pickle.begin(PickledDict::plain);
   write_counters(plan, file.pickle);
   file.pickle.text("model");
-  ModelPickle model(file.pickle);
-  for (const LegacyEntry& entry : entries) {
+  ModelPickle model(file.pickle, is_core(plan.args.names) ? PickledDict::ordered : PickledDict::plain);
+  for (const MegatronEntry& entry : entries) {
     model.enter(entry.path);
     file.pickle.text(entry.key);
     if (entry.tensor.empty()) {
@@ -205,7 +241,7 @@ RankFile make_rank_file(const Plan& plan, const std::vector<LegacyEntry>& entrie
       continue;
     }
     const Shard shard = shard_of(plan, entry.tensor, rank);
-    file.pickle.tensor(plan.args.dtype, shard.local_shape());
+    file.pickle.tensor(dtype_of(plan, entry.tensor), shard.local_shape());
     file.parts.emplace_back(entry.tensor, shard);
   }
   model.finish();
@@ -218,30 +254,46 @@ void check_all_placed(const Plan& plan, const std::set<std::string>& placed) {
   for (const auto& [name, tensor] : plan.weights) {
     if (!placed.contains(name))
       problems.push_back(
-          {.what = fmt::format("tensor \"{}\" has no place in Megatron-LM's legacy models", printable(name)),
+          {.what = fmt::format("tensor \"{}\" has no place in Megatron-LM's model", printable(name)),
            .where = printable(plan.info().path.string(), 4096)});
   }
   if (!problems.empty()) throw UserError(ExitCode::checkpoint, std::move(problems));
 }
 
-std::string folder_of_rank(int64_t rank, int64_t stage, int64_t stages) {
-  return stages == 1 ? fmt::format("mp_rank_{:02}", rank) : fmt::format("mp_rank_{:02}_{:03}", rank, stage);
+struct Rank {
+  int64_t tensor = 0, stage = 0, expert = 0;
+};
+
+std::string folder_of_rank(const SavedArgs& args, const Rank& rank) {
+  std::string folder = fmt::format("mp_rank_{:02}", rank.tensor);
+  if (args.stages.stages > 1) folder += fmt::format("_{:03}", rank.stage);
+  if (args.expert_ranks > 1) folder += fmt::format("_{:03}", rank.expert);
+  return folder;
+}
+
+std::vector<MegatronEntry> entries_of(const Plan& plan, int64_t stage, int64_t expert_rank) {
+  const SavedArgs& args = plan.args;
+  if (is_core(args.names))
+    return core_entries({.names = args.names,
+                         .stages = args.stages,
+                         .expert_ranks = args.expert_ranks,
+                         .tensors = &plan.weights},
+                        stage, expert_rank);
+  return legacy_entries(
+      {.family = args.family, .names = args.names, .stages = args.stages, .tensors = &plan.weights}, stage);
 }
 
 // The files of all ranks, with the folder of each in that of the iteration.
 std::vector<std::pair<std::string, RankFile>> make_rank_files(const Plan& plan) {
-  const LegacyModel model{.family = plan.args.family,
-                          .names = plan.args.names,
-                          .stages = plan.args.stages,
-                          .tensors = &plan.weights};
+  const SavedArgs& args = plan.args;
   std::vector<std::pair<std::string, RankFile>> files;
   std::set<std::string> placed;
-  for (int64_t stage = 0; stage < plan.args.stages.stages; ++stage) {
-    const std::vector<LegacyEntry> entries = legacy_entries(model, stage);
-    for (const LegacyEntry& entry : entries) placed.insert(entry.tensor);
-    for (int64_t rank = 0; rank < plan.args.tensor_ranks; ++rank)
-      files.emplace_back(folder_of_rank(rank, stage, plan.args.stages.stages),
-                         make_rank_file(plan, entries, rank));
+  for (int64_t i = 0; i < args.stages.stages * args.expert_ranks; ++i) {
+    const int64_t stage = i / args.expert_ranks, expert = i % args.expert_ranks;
+    const std::vector<MegatronEntry> entries = entries_of(plan, stage, expert);
+    for (const MegatronEntry& entry : entries) placed.insert(entry.tensor);
+    for (int64_t rank = 0; rank < args.tensor_ranks; ++rank)
+      files.emplace_back(folder_of_rank(args, {rank, stage, expert}), make_rank_file(plan, entries, rank));
   }
   check_all_placed(plan, placed);
   return files;

@@ -1,5 +1,6 @@
 // Export of weights and settings to Megatron-LM's format `torch`, version 3.0, as its legacy models of core
-// 0.4 to 0.7 or v2 save them. Streaming: needs the memory of a few blocks, whatever the sizes of the tensors.
+// 0.4 to 0.7 or v2, or Megatron-Core's GPT, save them. Streaming: needs the memory of a few blocks, whatever
+// the sizes of the tensors.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +18,10 @@ struct MegatronExport {
   std::filesystem::path destination;
   int64_t tensor_ranks = 1;
   int64_t stages = 1;
+  int64_t expert_ranks = 1;                             // the experts of a rank are split over tensor ranks
   std::optional<Dtype> dtype;                           // of the result; default: as saved
   std::optional<int64_t> make_vocab_size_divisible_by;  // default: as saved
-  LegacyNames names = LegacyNames::core;
+  std::optional<MegatronNames> names;                   // default: legacy_core, of models with experts core
 };
 
 /// Padding of the vocabulary repeats its last row, as Megatron-LM's own tool does. UserError(config) if the

@@ -45,7 +45,7 @@ class EntryList {
   void add(const std::vector<std::string>& path, const Module& module, const std::string& prefix = "") {
     const std::string ours = prefix + std::string(module.ours);
     std::string legacy(module.legacy);
-    if (model_.names == LegacyNames::v2) legacy = in_v2(legacy);
+    if (model_.names == MegatronNames::legacy_v2) legacy = in_v2(legacy);
     bool any = false;
     for (const char* part : {"weight", "bias"}) {
       const std::string name = ours + "." + part;
@@ -53,7 +53,7 @@ class EntryList {
       entries_.push_back({path, legacy.empty() ? part : legacy + "." + part, name});
       any = true;
     }
-    if (any && module.linear && model_.names == LegacyNames::core)
+    if (any && module.linear && model_.names == MegatronNames::legacy_core)
       entries_.push_back({path, legacy.empty() ? "_extra_state" : legacy + "._extra_state", ""});
   }
 
@@ -77,7 +77,7 @@ class EntryList {
     stack == "decoder" ? add_all(decoder_layer) : add_all(encoder_layer);
   }
 
-  std::vector<LegacyEntry> take() { return std::move(entries_); }
+  std::vector<MegatronEntry> take() { return std::move(entries_); }
 
  private:
   static std::vector<Module> parts_of(const Module& module) {
@@ -94,12 +94,13 @@ class EntryList {
   }
 
   const LegacyModel& model_;
-  std::vector<LegacyEntry> entries_;
+  std::vector<MegatronEntry> entries_;
 };
 
 int64_t count_layers(const std::map<std::string, TensorInfo>& tensors, const std::string& stack) {
   int64_t count = 0;
-  while (tensors.contains(fmt::format("{}.layers.{}.mlp.linear_fc1.weight", stack, count))) ++count;
+  while (tensors.contains(fmt::format("{}.layers.{}.self_attention.linear_qkv.weight", stack, count)))
+    ++count;
   return count;
 }
 
@@ -120,9 +121,9 @@ void add_embedding(EntryList& list) {
     list.add({"language_model", "embedding", name}, {"", name}, "embedding.");
 }
 
-void add_output_layer(EntryList& list, LegacyNames names) {
+void add_output_layer(EntryList& list, MegatronNames names) {
   list.add_one({"language_model", "output_layer"}, "weight", "output_layer.weight");
-  if (names == LegacyNames::core) list.add_none({"language_model", "output_layer"}, "_extra_state");
+  if (names == MegatronNames::legacy_core) list.add_none({"language_model", "output_layer"}, "_extra_state");
 }
 
 Span share(int64_t layers, int64_t stage, int64_t stages) {
@@ -136,14 +137,14 @@ Span share(int64_t layers, int64_t stage, int64_t stages) {
 
 }  // namespace
 
-LegacyStages legacy_stages(MegatronFamily family, const std::map<std::string, TensorInfo>& tensors,
-                           int64_t stages) {
-  LegacyStages result{.stages = stages};
+MegatronStages megatron_stages(MegatronFamily family, const std::map<std::string, TensorInfo>& tensors,
+                               int64_t stages) {
+  MegatronStages result{.stages = stages};
   if (family != MegatronFamily::t5) {
     result.encoder_layers = count_layers(tensors, family == MegatronFamily::gpt ? "decoder" : "encoder");
     if (result.encoder_layers % stages != 0)
       refuse(fmt::format("{} layers are not divisible by {} stages", result.encoder_layers, stages),
-             "Megatron-LM's legacy models have the same number of layers on each stage: use a divisor");
+             "Each stage has the same number of layers: use a divisor");
     return result;
   }
   result.encoder_layers = count_layers(tensors, "encoder");
@@ -164,8 +165,8 @@ LegacyStages legacy_stages(MegatronFamily family, const std::map<std::string, Te
   return result;
 }
 
-std::vector<LegacyEntry> legacy_entries(const LegacyModel& model, int64_t stage) {
-  const LegacyStages& stages = model.stages;
+std::vector<MegatronEntry> legacy_entries(const LegacyModel& model, int64_t stage) {
+  const MegatronStages& stages = model.stages;
   const bool t5 = model.family == MegatronFamily::t5;
   const bool first = stage == 0, last = stage == stages.stages - 1;
   const bool untied = model.tensors->contains("output_layer.weight");

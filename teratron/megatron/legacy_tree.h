@@ -1,4 +1,5 @@
 // Which tensors a rank of Megatron-LM's legacy models (core 0.4 to 0.7, or v2) saves, under which keys.
+// core_tree.h has those of Megatron-Core's models.
 #pragma once
 
 #include <cstdint>
@@ -11,20 +12,26 @@
 
 namespace teratron {
 
-enum class LegacyNames : uint8_t {
-  core,  // "input_norm", with the entries "_extra_state" of core 0.4 to 0.7
-  v2,    // "input_layernorm", as v2.5 to 23.06 have it, and as all later releases read it
+enum class MegatronNames : uint8_t {
+  legacy_core,  // "input_norm", with the entries "_extra_state" of core 0.4 to 0.7
+  legacy_v2,    // "input_layernorm", as v2.5 to 23.06 have it, and as all later releases read it
+  core,         // Megatron-Core's GPT with its own layers, experts in a sequence
+  core_te,      // the same with Transformer Engine's layers, experts in grouped GEMMs
 };
 
+constexpr bool is_core(MegatronNames names) {
+  return names == MegatronNames::core || names == MegatronNames::core_te;
+}
+
 /// One entry of the innermost dicts: `path` are the keys of the dicts around it.
-struct LegacyEntry {
+struct MegatronEntry {
   std::vector<std::string> path;
   std::string key;
   std::string tensor;  // our name; empty: None
 };
 
 /// What the stages of a pipeline hold.
-struct LegacyStages {
+struct MegatronStages {
   int64_t stages = 1;
   /// T5: the stages before this one have the encoder, the others the decoder. One stage has both.
   int64_t split = 0;
@@ -33,17 +40,17 @@ struct LegacyStages {
 };
 
 /// UserError(config) if Megatron-LM cannot divide the layers among the stages, which get equal numbers.
-LegacyStages legacy_stages(MegatronFamily family, const std::map<std::string, TensorInfo>& tensors,
-                           int64_t stages);
+MegatronStages megatron_stages(MegatronFamily family, const std::map<std::string, TensorInfo>& tensors,
+                               int64_t stages);
 
 struct LegacyModel {
   MegatronFamily family = MegatronFamily::gpt;
-  LegacyNames names = LegacyNames::core;
-  LegacyStages stages;
+  MegatronNames names = MegatronNames::legacy_core;
+  MegatronStages stages;
   const std::map<std::string, TensorInfo>* tensors = nullptr;  // by our names
 };
 
 /// In the order in which Megatron-LM saves them.
-std::vector<LegacyEntry> legacy_entries(const LegacyModel& model, int64_t stage);
+std::vector<MegatronEntry> legacy_entries(const LegacyModel& model, int64_t stage);
 
 }  // namespace teratron

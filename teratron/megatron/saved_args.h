@@ -16,16 +16,17 @@ struct SavedArgs {
   MegatronFamily family = MegatronFamily::gpt;
   nlohmann::json settings;  // of our checkpoint, complete
   nlohmann::json state;     // of our checkpoint: counters
-  LegacyStages stages;
-  LegacyNames names = LegacyNames::core;
+  MegatronStages stages;
+  MegatronNames names = MegatronNames::legacy_core;
   int64_t tensor_ranks = 1;
+  int64_t expert_ranks = 1;
   int64_t vocabulary = 0;
   int64_t padded_vocabulary = 0;
   Dtype dtype = Dtype::f32;
 };
 
-/// UserError(checkpoint) if Megatron-LM's legacy models cannot compute what the settings say.
-void check_legacy_model(const nlohmann::json& settings, const std::string& where);
+/// UserError(checkpoint) if Megatron-LM's models with these names cannot compute what the settings say.
+void check_megatron_model(const nlohmann::json& settings, MegatronNames names, const std::string& where);
 
 /// Writes a Namespace.
 void write_args(const SavedArgs& saved, PickleWriter& pickle);

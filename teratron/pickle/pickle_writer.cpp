@@ -28,12 +28,6 @@ void PickleWriter::text(std::string_view value) {
   text_ += value;
 }
 
-void PickleWriter::list(const std::vector<int64_t>& values) {
-  text_ += "](";
-  for (const int64_t value : values) integer(value);
-  text_ += 'e';
-}
-
 void PickleWriter::tuple(const std::vector<int64_t>& values) {
   text_ += '(';
   for (const int64_t value : values) integer(value);

@@ -20,13 +20,15 @@ class PickleWriter {
   void integer(int64_t value);
   void real(double value);
   void text(std::string_view value);
-  void list(const std::vector<int64_t>& values);
   /// The class or function itself: ("torch", "float32").
   void global(std::string_view module, std::string_view name);
 
   /// Between them: key, value, key, value...
   void begin(PickledDict kind);
   void end(PickledDict kind);
+  /// Between them: values.
+  void begin_list() { text_ += "]("; }
+  void end_list() { text_ += 'e'; }
 
   /// A tensor in a new storage, whose key is its number.
   void tensor(Dtype dtype, const std::vector<int64_t>& shape);

@@ -41,7 +41,7 @@ TEST_F(TorchWriterTest, ScalarsAreReadAsWritten) {
   writer.text("none"), writer.none();
   writer.text("true"), writer.boolean(true);
   writer.text("empty"), writer.begin(PickledDict::ordered), writer.end(PickledDict::ordered);
-  writer.text("list"), writer.list({3, 4});
+  writer.text("list"), writer.begin_list(), writer.integer(3), writer.integer(4), writer.end_list();
   writer.text("args"), writer.begin(PickledDict::name_space);
   writer.text("dtype"), writer.global("torch", "bfloat16");
   writer.end(PickledDict::name_space);

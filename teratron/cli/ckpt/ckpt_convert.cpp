@@ -159,7 +159,7 @@ void CheckpointConversion::note_what_changes_nothing() const {
   notice(
       "no effect on weights: {}. A checkpoint here does not depend on the layout, and one of Megatron-LM's "
       "is cut "
-      "over tensor and pipeline ranks alone",
+      "over tensor, pipeline and expert ranks alone",
       fmt::join(names, ", "));
 }
 

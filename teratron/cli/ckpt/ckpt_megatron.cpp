@@ -51,6 +51,13 @@ int64_t tokenizer_size(Arguments args, bool has_type, const std::string& family,
   return build_tokenizer(tokenizer_options(args))->vocab_size();
 }
 
+std::optional<MegatronNames> megatron_names(const std::string& name) {
+  if (name.empty()) return std::nullopt;
+  if (name == "v2") return MegatronNames::legacy_v2;
+  if (name == "mcore") return MegatronNames::core;
+  return name == "mcore-te" ? MegatronNames::core_te : MegatronNames::legacy_core;
+}
+
 }  // namespace
 
 std::unique_ptr<ImportedMegatron> open_megatron(const MegatronFlags& flags) {
@@ -136,20 +143,26 @@ void MegatronLayoutFlags::add_to(CLI::App& command) {
                   "pipeline stages of --to-megatron; default 1")
       ->check(CLI::Range(1, 1 << 10));
   command
+      .add_option("--target-expert-parallel-size,--target-expert-model-parallel-size", expert_ranks,
+                  "expert ranks of --to-megatron; default 1")
+      ->check(CLI::Range(1, 1 << 10));
+  command
       .add_option("--make-vocab-size-divisible-by", vocabulary_divisor,
                   "padding of the vocabulary of --to-megatron; default: as in the checkpoint")
       ->check(CLI::Range(1, 1 << 20));
   command
       .add_option("--megatron-names", names,
-                  "names of tensors in --to-megatron: those of core 0.4 to 0.7, or of v2.5 to 23.06")
-      ->check(CLI::IsMember({"core", "v2"}))
-      ->capture_default_str();
+                  "names of tensors in --to-megatron: of legacy models in core 0.4 to 0.7 (core) or v2.5 to "
+                  "23.06 (v2); of GPT in Megatron-Core (mcore), with Transformer Engine's layers and grouped "
+                  "experts (mcore-te); default core, of models with experts mcore")
+      ->check(CLI::IsMember({"core", "v2", "mcore", "mcore-te"}));
 }
 
 std::vector<std::string> MegatronLayoutFlags::given() const {
   std::vector<std::string> flags;
   if (tensor_ranks) flags.emplace_back("--target-tensor-model-parallel-size");
   if (stages) flags.emplace_back("--target-pipeline-model-parallel-size");
+  if (expert_ranks) flags.emplace_back("--target-expert-model-parallel-size");
   if (vocabulary_divisor) flags.emplace_back("--make-vocab-size-divisible-by");
   return flags;
 }
@@ -159,9 +172,10 @@ ConversionReport convert_to_megatron(const CheckpointSource& checkpoint, const M
   return export_megatron(checkpoint, {.destination = flags.to_megatron,
                                       .tensor_ranks = flags.tensor_ranks.value_or(1),
                                       .stages = flags.stages.value_or(1),
+                                      .expert_ranks = flags.expert_ranks.value_or(1),
                                       .dtype = dtype,
                                       .make_vocab_size_divisible_by = flags.vocabulary_divisor,
-                                      .names = flags.names == "v2" ? LegacyNames::v2 : LegacyNames::core});
+                                      .names = megatron_names(flags.names)});
 }
 
 }  // namespace teratron

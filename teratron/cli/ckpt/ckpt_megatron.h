@@ -36,8 +36,8 @@ void verify_megatron(const std::filesystem::path& source, std::optional<int64_t>
 /// The layout that Megatron-LM's files are cut for.
 struct MegatronLayoutFlags {
   std::string to_megatron;  // folder; empty: no export
-  std::optional<int64_t> tensor_ranks, stages, vocabulary_divisor;
-  std::string names = "core";
+  std::optional<int64_t> tensor_ranks, stages, expert_ranks, vocabulary_divisor;
+  std::string names;  // empty: by the model
 
   void add_to(CLI::App& command);
   /// Those given, which other conversions ignore.

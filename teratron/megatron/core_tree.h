@@ -1,0 +1,21 @@
+// Which tensors a rank of Megatron-Core's GPT saves, under which names: one flat dict.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "teratron/megatron/legacy_tree.h"
+
+namespace teratron {
+
+struct CoreModel {
+  MegatronNames names = MegatronNames::core;
+  MegatronStages stages;
+  int64_t expert_ranks = 1;
+  const std::map<std::string, TensorInfo>* tensors = nullptr;  // by our names
+};
+
+/// Of the ranks of a stage with this expert rank, which number their experts from 0.
+std::vector<MegatronEntry> core_entries(const CoreModel& model, int64_t stage, int64_t expert_rank);
+
+}  // namespace teratron
