@@ -2,6 +2,7 @@
 
     python3 bench/peers/compare.py --teratron "./run teratron" --shape gpt2-124m
     python3 bench/peers/compare.py --teratron "./run teratron" --shape llama3-8b --gpus 4
+    python3 bench/peers/compare.py --teratron "./run teratron" --shape llama3-8b-12l --gpus 2 --sequence 32768 --recompute
     python3 bench/peers/compare.py --teratron "./run teratron" --shape llama-56m --gpus 0 --steps 5
     python3 bench/peers/compare.py --teratron "./run teratron" --shape bert-large --dropout 0.1
     python3 bench/peers/compare.py --teratron "./run teratron" --shape t5-base-relative
@@ -27,12 +28,15 @@ ONE_DEVICE_T5 = Path(__file__).with_name("torch_t5.py")
 ONE_DEVICE_MOE = Path(__file__).with_name("torch_moe.py")
 FLOOR = Path(__file__).with_name("floor.py")
 SEVERAL_GPUS = Path(__file__).with_name("torch_fsdp.py")
+LONG_SEQUENCE = Path(__file__).with_name("torch_context_parallel.py")
 FP8 = ["--fp8-format", "hybrid", "--fp8-amax-history-len", "16", "--fp8-amax-compute-algo", "max"]
 FP32_MASTERS, ALL_BF16, FSDP2 = "torch.compile, fp32 masters", "torch.compile, all bf16", "FSDP2 + torch.compile"
+CONTEXT_PARALLEL = "context_parallel + FSDP2 + torch.compile"
 GROUPED_MM = f"{FP32_MASTERS}, _grouped_mm"
 EXPERTS = ("qwen3-30b-a3b-4l", "mixtral-8x7b-2l")
 MASKED_POSITIONS = f"{FP32_MASTERS}, masked positions"
-# (shape, GPUs), with dropout (shape, GPUs, "dropout"): speed relative to a peer, or tokens per second.
+TOKENS_OF_A_LOSS_CHUNK = 2048
+# (shape, GPUs), with dropout (shape, GPUs, "dropout"), a long sequence (shape, GPUs, "context"): speed relative to a peer, or tokens per second.
 GOALS = {
     ("gpt-1.5b", 1): {f"teratron / {FP32_MASTERS}": 1.10, f"teratron / {ALL_BF16}": 1.03, "teratron / floor": 0.95},
     ("llama3-8b-12l", 1): {f"teratron / {FP32_MASTERS}": 1.10, f"teratron / {ALL_BF16}": 1.02, "teratron / floor": 0.95,
@@ -45,6 +49,7 @@ GOALS = {
     ("t5-base-relative", 1): {f"teratron / {FP32_MASTERS}": 1.35},
     ("qwen3-30b-a3b-4l", 1): {f"teratron / {GROUPED_MM}": 1.30, "teratron / floor": 0.80},
     ("mixtral-8x7b-2l", 1): {"teratron / floor": 0.90},
+    ("llama3-8b-12l", 2, "context"): {f"teratron / {CONTEXT_PARALLEL}": 1.15},
     ("llama3-8b", 4): {f"teratron / {FSDP2}": 1.12, "teratron / floor": 0.93, "teratron, FP8 / teratron": 1.35},
 }
 
@@ -56,7 +61,7 @@ def ours(args, *flags):
         command = [*args.teratron.split(), *launch, "bench", "--shape", args.shape, "--json", result,
                    "--steps", str(args.steps), "--warm-up-seconds", str(args.warm_up_seconds),
                    "--profiled-steps", "0", "--precision", args.precision, *micro_batch_flags(args),
-                   *size_flags(args), *data_parallel_flags(args), *dropout_flags(args), *flags]
+                   *size_flags(args), *data_parallel_flags(args), *context_parallel_flags(args), *dropout_flags(args), *flags]
         require_success(subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode)
         return parsed(result.read_text() if result.exists() else "")
 
@@ -75,6 +80,21 @@ def dropout_flags(args):
 
 def data_parallel_flags(args):
     return ["--use-distributed-optimizer", "--overlap-param-gather"] if args.gpus > 1 else []
+
+
+def loss_chunks(args):
+    """Of the part of a sequence that one GPU has."""
+    return str(max(1, args.sequence // args.gpus // TOKENS_OF_A_LOSS_CHUNK))
+
+
+def context_parallel_flags(args):
+    """One long sequence over all GPUs."""
+    if not args.sequence:
+        return []
+    length = str(args.sequence)
+    return ["--context-parallel-size", str(args.gpus), "--seq-length", length, "--max-position-embeddings", length,
+            "--micro-batch-size", "1", "--loss-chunks", loss_chunks(args),
+            *(["--recompute-granularity", "full"] if args.recompute else [])]
 
 
 def started(args, program, *flags, launcher=(), environment=None):
@@ -148,6 +168,9 @@ def contestants(args):
         return {**result, GROUPED_MM: lambda: peer(args, ONE_DEVICE_MOE), "floor": lambda: floor(args)}
     if args.gpus > 1:
         launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(args.gpus)]
+        if args.sequence:
+            flags = ["--sequence", str(args.sequence), "--loss-chunks", loss_chunks(args), *(["--recompute"] if args.recompute else [])]
+            return {**result, CONTEXT_PARALLEL: lambda: peer(args, LONG_SEQUENCE, *flags, launcher=launcher)}
         result[FSDP2] = lambda: peer(args, SEVERAL_GPUS, launcher=launcher)
     elif args.gpus == 1:
         result[FP32_MASTERS] = lambda: peer(args, ONE_DEVICE, "--masters", "fp32")
@@ -198,7 +221,8 @@ def record(args, medians, device):
     peers = {name: round(value, 1) for name, value in medians.items() if name not in ours}
     ratios = {f"teratron / {name}": medians["teratron"] / medians[name] for name in peers}
     ratios |= {f"{name} / teratron": medians[name] / medians["teratron"] for name in ours if name != "teratron"}
-    goals = GOALS.get((args.shape, args.gpus, *(["dropout"] if args.dropout else [])), {})
+    kind = ["dropout"] if args.dropout else ["context"] if args.sequence else []
+    goals = GOALS.get((args.shape, args.gpus, *kind), {})
     return {"date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(), "commit": commit(),
             "device": f"{args.gpus} x {device}" if args.gpus else f"{os.cpu_count()} x {cpu_name()}",
             "command": args.command, "shape": args.shape, "unit": "tokens/s", "ours": ours, "peers": peers,
@@ -215,6 +239,8 @@ def parsed_arguments():
     parser.add_argument("--fp8", action="store_true", help="also run teratron in FP8")
     parser.add_argument("--micro-batches", type=int, default=1)
     parser.add_argument("--micro-batch-size", type=int, help="with --gpus 0 only; default: the shape's")
+    parser.add_argument("--sequence", type=int, help="tokens of one sequence, cut over several GPUs by context parallelism")
+    parser.add_argument("--recompute", action="store_true", help="with --sequence: compute each layer's forward again in backward")
     parser.add_argument("--dropout", type=float, default=0.0, help="of hidden states and of attention; BERT only")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=60)
@@ -230,6 +256,10 @@ def parsed_arguments():
         parser.error("the peers of BERT and T5 run on one GPU or the CPU, and not in FP8")
     if args.shape in EXPERTS and (args.gpus != 1 or args.fp8):
         parser.error("the peers of models with experts run on one GPU, and not in FP8")
+    if args.sequence and (args.gpus < 2 or args.fp8 or args.sequence % (2 * args.gpus) != 0):
+        parser.error("--sequence needs several GPUs, twice whose number divides it, and not --fp8")
+    if args.recompute and not args.sequence:
+        parser.error("--recompute needs --sequence")
     if args.dropout and not bert:
         parser.error("--dropout needs a BERT: the other peers have none")
     given = {name: value for name, value in vars(args).items()

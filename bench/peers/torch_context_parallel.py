@@ -33,8 +33,8 @@ class LongModel(Model):
     recomputes = False
     loss_chunks = 1
 
-    def shard(self):
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    def shard(self, dtype=torch.bfloat16):
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         for layer in self.layers:
             layer.compile()
             fully_shard(layer, mp_policy=policy, reshard_after_forward=False)
@@ -51,6 +51,17 @@ class LongModel(Model):
         x = self.hidden(tokens).flatten(0, 1)
         pairs = zip(x.chunk(self.loss_chunks), labels.flatten().chunk(self.loss_chunks))
         return sum(checkpoint(self.loss, *pair, use_reentrant=False) for pair in pairs) / labels.numel()
+
+
+def inputs_and_labels(tokens):
+    """In separate memory: context_parallel cuts them in place."""
+    return tokens[:, :-1].clone(), tokens[:, 1:].clone()
+
+
+def sharded_cut(mesh, model, inputs, labels):
+    """A context in which each rank has its part of the sequence: of both and of the model's rotary tables."""
+    buffers = [inputs, labels, model.cos, model.sin]
+    return context_parallel(mesh, buffers=buffers, buffer_seq_dims=[1, 1, 0, 0])
 
 
 def main():
@@ -73,12 +84,11 @@ def main():
         model.rotary_to(torch.bfloat16)
     model.recomputes, model.loss_chunks = args.recompute, args.loss_chunks
     model.shard()
-    inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    inputs, labels = inputs_and_labels(tokens)
     step = training_step(model, inputs, labels, args.micro_batches)
     enough = warm_up_of_all(device, args.warm_up_seconds)
     backend = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}[args.attention]
-    buffers = [inputs, labels, model.cos, model.sin]
-    with sdpa_kernel([backend]), context_parallel(mesh, buffers=buffers, buffer_seq_dims=[1, 1, 0, 0]):
+    with sdpa_kernel([backend]), sharded_cut(mesh, model, inputs, labels):
         seconds = timed_steps(step, args.steps, enough)
     if dist.get_rank() == 0:
         count = shape["sequence"] * args.micro_batches

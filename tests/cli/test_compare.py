@@ -103,6 +103,28 @@ def test_models_with_experts_have_a_peer_and_goals_of_their_own(compare, capsys)
         assert "models with experts" in capsys.readouterr().err
 
 
+def test_long_sequences_have_a_peer_and_a_goal_of_their_own(compare, capsys, monkeypatch):
+    peers, ours = [], []
+    monkeypatch.setattr(compare.module, "peer", lambda _, program, *flags, launcher=(): peers.append((program.name, flags, launcher)) or
+                        {"tokens_per_second": 5.0, "step_ms": 2.0})
+    real_run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, **more: ours.append(command) or real_run(command, **more))
+    assert compare("--shape", "llama3-8b-12l", "--gpus", "2", "--sequence", "32768", "--recompute", "--rounds", "1") == 0
+    flags = ("--sequence", "32768", "--loss-chunks", "8", "--recompute")
+    assert peers == [("torch_context_parallel.py", flags, ["-m", "torch.distributed.run", "--nproc-per-node", "2"])]
+    command = " ".join(map(str, ours[0]))
+    assert "--context-parallel-size 2 --seq-length 32768 --max-position-embeddings 32768 --micro-batch-size 1 --loss-chunks 8" in command
+    assert "--recompute-granularity full" in command
+    [result] = compare.results
+    name = "context_parallel + FSDP2 + torch.compile"
+    assert result["peers"] == {name: 5.0} and result["goals"] == {f"teratron / {name}": 1.15}
+    for flags, said in ((["--sequence", "32768"], "several GPUs"), (["--sequence", "30", "--gpus", "4"], "divides it"),
+                        (["--recompute"], "needs --sequence")):
+        with pytest.raises(SystemExit):
+            compare(*flags)
+        assert said in capsys.readouterr().err
+
+
 def test_continues_without_a_failed_contestant(compare, capsys):
     assert compare("--fp8", "--rounds", "2") == 1
     output = capsys.readouterr().out
