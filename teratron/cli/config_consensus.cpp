@@ -61,15 +61,15 @@ ExitCode check_config_consensus(const RankConfig& mine, HostGroup& group) {
   const bool all_same =
       std::adjacent_find(errors.begin(), errors.end(), std::not_equal_to<>()) == errors.end();
   const bool same = group.broadcast_bytes(all_same ? "1" : "") == "1";
-  if (same && mine.error) {
-    if (group.rank() == 0) throw UserError(*mine.error);
-    return mine.error->exit_code();
-  }
+  const bool all_reject = same && mine.error;
   const std::vector<std::string> differences =
-      same ? compare_records(group, record_of(mine)) : std::vector<std::string>();
-  if (same && differences.empty()) return ExitCode::ok;
-  if (group.rank() == 0) throw same ? disagreement(differences) : rejection(errors);
-  return ExitCode::config;
+      same && !all_reject ? compare_records(group, record_of(mine)) : std::vector<std::string>();
+  if (same && !all_reject && differences.empty()) return ExitCode::ok;
+  // Rank 0's exception ends the collectives of all ranks: it waits until the others need none.
+  group.gather_bytes("");
+  if (group.rank() > 0) return all_reject ? mine.error->exit_code() : ExitCode::config;
+  if (all_reject) throw UserError(*mine.error);
+  throw same ? disagreement(differences) : rejection(errors);
 }
 
 }  // namespace teratron
