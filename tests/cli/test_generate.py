@@ -67,6 +67,7 @@ def test_bad_lines_are_errors_and_the_others_are_answered(checkpoint, tmp_path):
            ({"prompt": "1", "tokens": [1]}, "both given"), ({"tokens": [1], "encoder_tokens": [2]}, "encoder_tokens")]
     write_lines(tmp_path / "in.jsonl", [LINES[0], *[line for line, _ in bad], LINES[0]])
     result, lines = generate(checkpoint, tmp_path, code=3)
+    assert "out.jsonl: 2 answers," in result.stdout
     assert lines[0] == lines[-1] and "tokens" in lines[0]
     for number, ((_, says), answer) in enumerate(zip(bad, lines[1:-1]), start=2):
         assert says in answer["error"] and f"in.jsonl:{number}: " in result.stderr, (answer, result.stderr)
@@ -164,7 +165,8 @@ def test_wrong_pipelines(checkpoint, tmp_path):
 
 
 def test_an_interrupted_run_goes_on(checkpoint, tmp_path):
-    lines = [{"tokens": [id % 60], "max_new_tokens": 14, "seed": id} for id in range(4000)]
+    lines = [{"tokens": [id % 60], "max_new_tokens": 14, "seed": id} for id in range(3999)]
+    lines.insert(0, {"tokens": ["bad"]})
     write_lines(tmp_path / "in.jsonl", lines)
     command = ["generate", "--load", str(checkpoint), "--device", "cpu", "--input", str(tmp_path / "in.jsonl"), "--output",
                str(tmp_path / "out.jsonl")]
@@ -179,10 +181,11 @@ def test_an_interrupted_run_goes_on(checkpoint, tmp_path):
     with open(partial[0], "a") as file:
         file.write('{"text": "cut o')
     assert not (tmp_path / "out.jsonl").exists()
-    result, resumed = generate(checkpoint, tmp_path)
+    result, resumed = generate(checkpoint, tmp_path, code=3)
     assert f"has the answers to {done} of 4000 lines: going on" in result.stderr
+    assert "out.jsonl: 3999 answers," in result.stdout and "1 of 4000 lines have errors" in result.stderr
     (tmp_path / "out.jsonl").unlink()
-    _, whole = generate(checkpoint, tmp_path)
+    _, whole = generate(checkpoint, tmp_path, code=3)
     assert resumed == whole and len(whole) == 4000
 
 

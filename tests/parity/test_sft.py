@@ -183,6 +183,7 @@ def test_bad_data(data, tmp_path):
     assert f"{long}:1: a conversation of" in said and "--sft-overlong truncate" in said
     assert "1 longer ones were truncated" in run(*command, "--data-path", long, "--sft-overlong", "truncate")
     bare = [flag for flag in command if flag not in ("--chat-template", "chatml")]
-    assert "the tokenizer has no chat template" in run(*bare, "--data-path", bad, code=2)
+    said = run(*bare, "--data-path", bad, code=2)
+    assert "the tokenizer has no chat template" in said and "using world size" not in said, "before the arguments are listed"
     assert "files of conversations have no weights" in run(*command, "--data-path", 1, bad, code=2)
     assert "bert does not learn conversations" in run("finetune", "bert", code=2)

@@ -36,19 +36,32 @@ InputSummary summarize(const std::string& path, const std::string& salt) {
   return summary;
 }
 
-// Lines of the answers so far; what an interruption left of another line is cut off.
-int64_t complete_lines(const fs::path& path) {
-  if (!fs::exists(path)) return 0;
+// What an interrupted run has written.
+struct WrittenLines {
+  int64_t lines = 0;
+  int64_t errors = 0;  // among them
+};
+
+constexpr const char* error_key = "error";
+
+bool is_error(const std::string& line) {
+  const auto value = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+  return value.is_object() && value.contains(error_key);
+}
+
+// Cuts off what an interruption left of another line.
+WrittenLines keep_complete_lines(const fs::path& path) {
+  if (!fs::exists(path)) return {};
   std::ifstream file = open_text(path, ExitCode::config);
-  int64_t lines = 0, complete = 0, offset = 0;
-  for (char c = 0; file.get(c);) {
-    offset += 1;
-    if (c != '\n') continue;
-    lines += 1;
-    complete = offset;
+  WrittenLines written;
+  uintmax_t complete = 0;
+  for (std::string line; std::getline(file, line) && !file.eof();) {
+    written.lines += 1;
+    written.errors += is_error(line) ? 1 : 0;
+    complete += line.size() + 1;
   }
-  if (complete < offset) fs::resize_file(path, static_cast<uintmax_t>(complete));
-  return lines;
+  if (complete < fs::file_size(path)) fs::resize_file(path, complete);
+  return written;
 }
 
 nlohmann::json parse_line(const std::string& line, const std::string& where) {
@@ -74,7 +87,9 @@ class LinesJob {
     const InputSummary summary = summarize(input_, salt);
     total_ = summary.lines;
     partial_ = fmt::format("{}.{:016x}.partial", output_, summary.hash);
-    written_ = complete_lines(partial_);
+    const WrittenLines earlier = keep_complete_lines(partial_);
+    written_ = earlier.lines;
+    errors_ = earlier.errors;
     if (written_ > 0)
       notice("{} has the answers to {} of {} lines: going on", partial_.string(), written_, total_);
     answers_.emplace(File::append(partial_, ExitCode::config));
@@ -98,8 +113,8 @@ class LinesJob {
     rename_path(partial_, output_, ExitCode::config);
     const double seconds = seconds_since(start_);
     const int64_t tokens = engine_.local().generated_tokens();
-    print("{}: {} answers, {} tokens in {:.1f} s ({:.0f} tokens/s)", output_, written_, tokens, seconds,
-          static_cast<double>(tokens) / seconds);
+    print("{}: {} answers, {} tokens in {:.1f} s ({:.0f} tokens/s)", output_, written_ - errors_, tokens,
+          seconds, static_cast<double>(tokens) / seconds);
     if (errors_ > 0) warn("{} of {} lines have errors", errors_, total_);
     return errors_;
   }
@@ -135,7 +150,7 @@ class LinesJob {
       all += (all.empty() ? "" : "; ") + field + problem.what + ". " + problem.fix;
     }
     error_line(fmt::format("{}: {}", where, all));
-    pending.answer = dump_line({{"error", all}});
+    pending.answer = dump_line({{error_key, all}});
     errors_ += 1;
   }
 

@@ -17,21 +17,6 @@ GPTMaskOptions mask_flags(const Arguments& args) {
           .eod_mask_loss = args.eod_mask_loss};
 }
 
-void check_gpt(const Arguments& args, std::vector<Problem>& problems) {
-  if (args.position_embedding_type == "relative")
-    problems.push_back({.what = "only T5 has relative positions",
-                        .where = "--position-embedding-type",
-                        .fix = "Use learned_absolute, rope, alibi or none"});
-  if (args.chat_template && !args.sft)
-    problems.push_back({.what = "a chat template is only used with conversations",
-                        .where = "--chat-template",
-                        .fix = "Add --sft, or leave it out"});
-}
-
-ModelPlan plan(const Arguments& args, int64_t vocabulary) {
-  return gpt_plan(gpt_config(args, vocabulary), gpt_schema(args.seq_length.value_or(0), mask_flags(args)));
-}
-
 ChatTemplate chat_template(const Arguments& args) {
   std::optional<std::string> format = args.sft_tokenizer_prompt_format;
   if (!format && !args.chat_template && args.tokenizer_type == "SFTTokenizer") format = "nemotron-h-aligned";
@@ -42,6 +27,33 @@ ChatTemplate chat_template(const Arguments& args) {
       {.what = "the tokenizer has no chat template",
        .where = "--chat-template",
        .fix = fmt::format("Give its name: one of {}", fmt::join(ChatTemplate::names(), ", "))});
+}
+
+// Before a model is built: without a template no conversation can be read. A tokenizer that cannot be read is
+// reported when it is loaded.
+void check_chat_template(const Arguments& args, std::vector<Problem>& problems) {
+  try {
+    chat_template(args);
+  } catch (const UserError& error) {
+    if (error.exit_code() == ExitCode::config)
+      problems.insert(problems.end(), error.problems().begin(), error.problems().end());
+  }
+}
+
+void check_gpt(const Arguments& args, std::vector<Problem>& problems) {
+  if (args.position_embedding_type == "relative")
+    problems.push_back({.what = "only T5 has relative positions",
+                        .where = "--position-embedding-type",
+                        .fix = "Use learned_absolute, rope, alibi or none"});
+  if (args.chat_template && !args.sft)
+    problems.push_back({.what = "a chat template is only used with conversations",
+                        .where = "--chat-template",
+                        .fix = "Add --sft, or leave it out"});
+  if (args.sft) check_chat_template(args, problems);
+}
+
+ModelPlan plan(const Arguments& args, int64_t vocabulary) {
+  return gpt_plan(gpt_config(args, vocabulary), gpt_schema(args.seq_length.value_or(0), mask_flags(args)));
 }
 
 Datasets sft_datasets(const DataRequest& request) {

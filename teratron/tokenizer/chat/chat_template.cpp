@@ -350,10 +350,10 @@ std::optional<ChatTemplate> choose_chat_template(const std::optional<std::string
   const std::optional<std::string> jinja = jinja_of_tokenizer(tokenizer);
   if (!jinja) return std::nullopt;
   if (const std::optional<ChatTemplate> known = ChatTemplate::of_jinja(*jinja)) return known;
-  throw data_error({.what = fmt::format("the tokenizer's chat template is none of {}",
-                                        fmt::join(ChatTemplate::names(), ", ")),
-                    .where = tokenizer.string(),
-                    .fix = "Choose the one that the model was trained with: --chat-template NAME"});
+  throw config_error({.what = fmt::format("the tokenizer's chat template is none of {}",
+                                          fmt::join(ChatTemplate::names(), ", ")),
+                      .where = tokenizer.string(),
+                      .fix = "Choose the one that the model was trained with: --chat-template NAME"});
 }
 
 }  // namespace teratron

@@ -83,7 +83,7 @@ class ChatTemplate {
 std::optional<std::string> jinja_of_tokenizer(const std::filesystem::path& tokenizer);
 
 /// The template that a user chose, or the tokenizer's (`tokenizer`: its file or folder; may be empty).
-/// nullopt: neither is there. UserError(data): the tokenizer has one that is not known.
+/// nullopt: neither is there. UserError(config): the tokenizer has one that is not known.
 std::optional<ChatTemplate> choose_chat_template(const std::optional<std::string>& name,
                                                  const std::filesystem::path& tokenizer);
 
