@@ -30,7 +30,7 @@ constexpr IgnoredFlags ignored_flags[] = {
     {"rotary_scaling_factor yarn_original_max_position_embeddings yarn_beta_fast yarn_beta_slow "
      "yarn_correction_range_round_to_int mscale mscale_all_dim", without, "--position-embedding-type yarn"},
     {"yarn_original_max_position_embeddings yarn_beta_fast yarn_beta_slow yarn_correction_range_round_to_int mscale "
-     "mscale_all_dim", with, "--rotary-scaling-factor 1"},
+     "mscale_all_dim", with, "--rotary-scaling-factor 1.0"},
     {"rope_scaling_factor rope_scaling_original_max_position_embeddings", without, "--use-rope-scaling"},
     {"position_embedding_offset", without, "--position-embedding-type learned_absolute"},
     {"relative_attention_num_buckets relative_attention_max_distance", without, "--position-embedding-type relative"},

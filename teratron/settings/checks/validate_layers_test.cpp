@@ -133,7 +133,7 @@ TEST(ValidateLayers, OptionsWithoutEffectGiveNotices) {
 
 TEST(ValidateLayers, YarnWithFactor1ScalesNothing) {
   const Args yarn = {"--position-embedding-type", "yarn", "--yarn-beta-fast", "16"};
-  EXPECT_EQ(validated(yarn).notices, Args{"--yarn-beta-fast has no effect with --rotary-scaling-factor 1"});
+  EXPECT_EQ(validated(yarn).notices, Args{"--yarn-beta-fast has no effect with --rotary-scaling-factor 1.0"});
   Args scaled = yarn;
   scaled.insert(scaled.end(), {"--rotary-scaling-factor", "2"});
   EXPECT_EQ(validated(scaled).notices, Args{});
