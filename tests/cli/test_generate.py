@@ -165,7 +165,7 @@ def test_wrong_pipelines(checkpoint, tmp_path):
 
 
 def test_an_interrupted_run_goes_on(checkpoint, tmp_path):
-    lines = [{"tokens": [id % 60], "max_new_tokens": 14, "seed": id} for id in range(3999)]
+    lines = [{"tokens": [id % 60], "max_new_tokens": 14, "seed": id} for id in range(1499)]
     lines.insert(0, {"tokens": ["bad"]})
     write_lines(tmp_path / "in.jsonl", lines)
     command = ["generate", "--load", str(checkpoint), "--device", "cpu", "--input", str(tmp_path / "in.jsonl"), "--output",
@@ -182,11 +182,11 @@ def test_an_interrupted_run_goes_on(checkpoint, tmp_path):
         file.write('{"text": "cut o')
     assert not (tmp_path / "out.jsonl").exists()
     result, resumed = generate(checkpoint, tmp_path, code=3)
-    assert f"has the answers to {done} of 4000 lines: going on" in result.stderr
-    assert "out.jsonl: 3999 answers," in result.stdout and "1 of 4000 lines have errors" in result.stderr
+    assert f"has the answers to {done} of 1500 lines: going on" in result.stderr
+    assert "out.jsonl: 1499 answers," in result.stdout and "1 of 1500 lines have errors" in result.stderr
     (tmp_path / "out.jsonl").unlink()
     _, whole = generate(checkpoint, tmp_path, code=3)
-    assert resumed == whole and len(whole) == 4000
+    assert resumed == whole and len(whole) == 1500
 
 
 def test_input_without_output(checkpoint, tmp_path):

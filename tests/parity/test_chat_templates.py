@@ -103,7 +103,7 @@ def test_a_tokenizers_template_is_recognized(tmp_path, name, where):
 
 def test_other_templates_are_refused_with_the_list(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}"}))
-    error = ours("--tokenizer-model", tmp_path, lines=[], code=3)
+    error = ours("--tokenizer-model", tmp_path, lines=[], code=2)
     assert all(name in error for name in TEMPLATES) and "--chat-template NAME" in error
     assert "'vicuna' is not a known chat template" in ours("--chat-template", "vicuna", lines=[], code=2)
     assert "no chat template" in ours(lines=[], code=2)
