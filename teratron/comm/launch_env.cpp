@@ -150,6 +150,10 @@ LaunchEnv read_launch_env(const Environment& environment) {
   return LaunchEnvReader(environment).read();
 }
 
+int64_t share_of_cores(const LaunchEnv& env, int64_t cores) {
+  return std::max<int64_t>(1, cores / env.local_size);
+}
+
 std::string first_host(const std::string& list) {
   const size_t end = list.find_first_of(",[");
   if (end == std::string::npos || list[end] == ',') return list.substr(0, end);

@@ -50,6 +50,9 @@ constexpr size_t kMinSecretLength = 16;
 /// Throws UserError(config) if variables are missing, invalid or contradictory.
 LaunchEnv read_launch_env(const Environment& environment);
 
+/// The threads that a rank computes with on a node of so many cores: they are divided among its ranks.
+int64_t share_of_cores(const LaunchEnv& env, int64_t cores);
+
 /// First host of a Slurm node list: "node[03-05,9],login" -> "node03".
 std::string first_host(const std::string& list);
 

@@ -98,6 +98,36 @@ TEST(LaunchEnv, RejectsContradictoryVariables) {
             std::string::npos);
 }
 
+/// 64 cores, under each launcher: by the ranks of this machine, not by those of the job.
+TEST(LaunchEnv, CoresAreDividedAmongTheRanksOfThisMachine) {
+  const std::vector<Variables> eight_a_host = {
+      {{"RANK", "9"}, {"WORLD_SIZE", "16384"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "8"}},
+      {{"OMPI_COMM_WORLD_RANK", "9"},
+       {"OMPI_COMM_WORLD_SIZE", "16384"},
+       {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+       {"OMPI_COMM_WORLD_LOCAL_SIZE", "8"}},
+      {{"PMI_RANK", "9"},
+       {"PMI_SIZE", "16384"},
+       {"MPI_LOCALRANKID", "1"},
+       {"MPI_LOCALNRANKS", "8"},
+       {"MASTER_ADDR", "n1"}},
+      {{"SLURM_PROCID", "9"},
+       {"SLURM_STEP_NUM_TASKS", "16384"},
+       {"SLURM_LOCALID", "1"},
+       {"SLURM_NTASKS_PER_NODE", "8"}}};
+  for (const Variables& variables : eight_a_host) {
+    const LaunchEnv env = env_of(variables);
+    EXPECT_EQ(env.local_size, 8) << variables.begin()->first;
+    EXPECT_EQ(share_of_cores(env, 64), 8);
+    EXPECT_EQ(share_of_cores(env, 20), 2);
+    EXPECT_EQ(share_of_cores(env, 4), 1);
+    EXPECT_EQ(share_of_cores(env, 0), 1) << "a system that does not know";
+  }
+  EXPECT_EQ(share_of_cores(env_of({}), 64), 64);
+  const Variables unknown = {{"RANK", "1"}, {"WORLD_SIZE", "4"}};
+  EXPECT_EQ(share_of_cores(env_of(unknown), 64), 16) << "all ranks may be here";
+}
+
 TEST(LaunchEnv, FindsTheFirstHostOfANodeList) {
   for (const auto& [list, first] : Variables{{"a", "a"},
                                              {"a,b", "a"},

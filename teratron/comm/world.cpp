@@ -1,6 +1,5 @@
 #include "teratron/comm/world.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <thread>
 
@@ -47,8 +46,7 @@ bool uses_mpi(const LaunchEnv& env, Backend backend) {
 /// Divides the cores among the ranks of this machine, unless OMP_NUM_THREADS is set.
 void divide_cores(const LaunchEnv& env) {
   if (std::getenv("OMP_NUM_THREADS")) return;
-  const int64_t cores = std::thread::hardware_concurrency();
-  at::set_num_threads(static_cast<int>(std::max<int64_t>(1, cores / env.local_size)));
+  at::set_num_threads(static_cast<int>(share_of_cores(env, std::thread::hardware_concurrency())));
 }
 
 }  // namespace
