@@ -11,6 +11,7 @@
 #include "teratron/comm/host/process_group.h"
 #include "teratron/comm/host/process_world.h"
 #include "teratron/comm/transport/socket_transport.h"
+#include "teratron/testing/sockets.h"
 #include "teratron/testing/worlds.h"
 
 namespace teratron {
@@ -207,7 +208,7 @@ TEST(SocketTransport, NamesRanksThatDidNotConnect) {
   FileDescriptor listener = listen_on("127.0.0.1", 0);
   const SocketAddress own{"127.0.0.1", port_of(listener)};
   // Connections without the key are ignored.
-  EXPECT_GE(connect_to("127.0.0.1", port_of(listener)).get(), 0);
+  EXPECT_GE(connect_to("127.0.0.1", port_of(listener), in(5s)).get(), 0);
   try {
     connect_sockets({.size = 3, .addresses = {{0, own}, {1, own}, {2, own}}, .key = "key"},
                     std::move(listener), 300ms);
@@ -217,6 +218,19 @@ TEST(SocketTransport, NamesRanksThatDidNotConnect) {
                  "rank 0 could not connect to ranks 1, 2 within 0.3 s. Other connections to this port were "
                  "refused, from 127.0.0.1: 1 said nothing that a rank says");
   }
+}
+
+/// As behind a firewall between two machines.
+TEST(SocketTransport, AParentThatDropsPacketsIsGivenUpInTime) {
+  const SilentListener parent;
+  const auto begin = std::chrono::steady_clock::now();
+  const std::string fault = fault_of([&] {
+    connect_sockets({.rank = 1, .size = 2, .addresses = {{0, {"127.0.0.1", parent.port()}}}, .key = "key"},
+                    listen_on("127.0.0.1", 0), 300ms);
+  });
+  EXPECT_EQ(fault,
+            fmt::format("rank 1 could not connect to rank 0 at 127.0.0.1:{} within 0.3 s", parent.port()));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 60s) << "the kernel alone would try for two minutes";
 }
 
 TEST(SocketTransport, NamesAPortInUse) {

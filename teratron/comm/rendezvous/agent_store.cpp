@@ -73,7 +73,7 @@ struct StoreClient {
   }
 
   void join() {
-    while (connect_to(point.address, point.env.master_port).get() < 0) {
+    while (connect_to(point.address, point.env.master_port, point.deadline).get() < 0) {
       if (Clock::now() >= point.deadline) {
         point.fail(fmt::format("rank {} could not connect to {}: rank 0 is not there", point.env.rank,
                                point.endpoint()));

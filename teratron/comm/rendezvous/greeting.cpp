@@ -79,26 +79,12 @@ std::string hello_of(const Greeting& greeting) {
                         .nonce = make_nonce()});
 }
 
-/// Ready for `events`, or closed; false at the deadline.
-bool ready_for(const FileDescriptor& connection, short events, SteadyTime deadline) {
-  pollfd polled{connection.get(), events, 0};
-  do {
-    if (poll(&polled, 1, milliseconds_until(deadline)) > 0) return true;
-  } while (Clock::now() < deadline);
-  return false;
-}
-
 }  // namespace
-
-int milliseconds_until(SteadyTime deadline) {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-  return static_cast<int>(std::clamp<int64_t>(left, 0, 1000));
-}
 
 bool read_exactly(const FileDescriptor& connection, void* data, size_t size, SteadyTime deadline) {
   auto* to = static_cast<char*>(data);
   while (size > 0) {
-    if (!ready_for(connection, POLLIN, deadline)) return false;
+    if (!wait_for_events(connection, POLLIN, deadline)) return false;
     const ssize_t got = recv(connection.get(), to, size, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) continue;
     if (got <= 0) return false;
@@ -111,7 +97,7 @@ bool read_exactly(const FileDescriptor& connection, void* data, size_t size, Ste
 bool write_exactly(const FileDescriptor& connection, const void* data, size_t size, SteadyTime deadline) {
   const auto* from = static_cast<const char*>(data);
   while (size > 0) {
-    if (!ready_for(connection, POLLOUT, deadline)) return false;
+    if (!wait_for_events(connection, POLLOUT, deadline)) return false;
     const ssize_t sent = send(connection.get(), from, size, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent < 0 && (errno == EAGAIN || errno == EINTR)) continue;
     if (sent < 0) return false;
@@ -235,6 +221,8 @@ void Reception::accept_waiting() {
     const int error = connection.get() < 0 ? errno : 0;
     const bool too_many = error == EMFILE || error == ENFILE;
     if (error != 0 && !too_many) return;
+    // accept4() asks for a descriptor first, even if nobody calls.
+    if (too_many && !wait_for_events(listener_, POLLIN, Clock::now())) return;
     if (too_many && visitors_.empty()) check_descriptors(error, "a connection from another rank");
     if (too_many || visitors_.size() >= options_.max_waiting) make_room();
     if (too_many) return;

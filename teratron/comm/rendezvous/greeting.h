@@ -22,8 +22,6 @@
 
 namespace teratron {
 
-using SteadyTime = std::chrono::steady_clock::time_point;
-
 constexpr int64_t kMaxGreetingRanks = int64_t{1} << 20;
 constexpr size_t kMaxGreetingText = 4096;
 
@@ -136,7 +134,5 @@ class Reception {
 /// Reads or writes exactly `size` bytes; false if the connection closes or `deadline` passes before.
 bool read_exactly(const FileDescriptor& connection, void* data, size_t size, SteadyTime deadline);
 bool write_exactly(const FileDescriptor& connection, const void* data, size_t size, SteadyTime deadline);
-/// Milliseconds for poll(), at most one second.
-int milliseconds_until(SteadyTime deadline);
 
 }  // namespace teratron

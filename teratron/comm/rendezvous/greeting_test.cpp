@@ -7,6 +7,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "teratron/testing/sockets.h"
+
 namespace teratron {
 namespace {
 
@@ -14,10 +16,6 @@ using namespace std::chrono_literals;
 using Purpose = Greeting::Purpose;
 
 const std::string kKey(32, 'k');
-
-SteadyTime in(std::chrono::milliseconds time) {
-  return std::chrono::steady_clock::now() + time;
-}
 
 class ReceptionTest : public testing::Test {
  protected:
@@ -29,7 +27,7 @@ class ReceptionTest : public testing::Test {
             {.purpose = Purpose::transport, .called = 1, .key = kKey, .max_waiting = max_waiting}};
   }
 
-  FileDescriptor connect() const { return connect_to("127.0.0.1", port_); }
+  FileDescriptor connect() const { return connect_to("127.0.0.1", port_, in(5s)); }
 
   /// A caller on another thread; its connection stays open.
   void call(const Greeting& greeting, const std::string& key, const std::string& text) {
@@ -200,7 +198,7 @@ TEST(Call, AProgramThatSaysAnythingElseIsNotARank) {
   const FileDescriptor listener = listen_on("127.0.0.1", 0);
   for (const std::string& words :
        {std::string(), std::string("HTTP/1.1 400 Bad Request"), std::string(500, 'x')}) {
-    Call call(connect_to("127.0.0.1", port_of(listener)), kRank3, kKey);
+    Call call(connect_to("127.0.0.1", port_of(listener), in(5s)), kRank3, kKey);
     const FileDescriptor answering(accept(listener.get(), nullptr, nullptr));
     write_exactly(answering, words.data(), words.size(), in(5s));
     EXPECT_EQ(call.greet(in(200ms)), Call::Answer::nothing) << words;

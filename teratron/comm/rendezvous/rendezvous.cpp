@@ -204,7 +204,7 @@ class RendezvousGuest final : public Rendezvous {
   void call_host() {
     bool listening = false;
     while (true) {
-      FileDescriptor connection = connect_to(point_.address, point_.env.master_port);
+      FileDescriptor connection = connect_to(point_.address, point_.env.master_port, point_.deadline);
       listening = connection.get() >= 0;
       if (listening && greet(std::move(connection))) return;
       if (Clock::now() >= point_.deadline) break;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -6,7 +7,9 @@
 #include <utility>
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netdb.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -17,6 +20,7 @@
 namespace teratron {
 namespace {
 
+using Clock = std::chrono::steady_clock;
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
 Addresses look_up(const std::string& host, const char* port, const addrinfo& hints) {
@@ -55,6 +59,7 @@ FileDescriptor listen_on(const std::string& address, int port) {
   const Addresses found = numeric(address, port, SOCK_STREAM);
   if (!found) throw Fault(fmt::format("'{}' is not a numeric address", printable(address)));
   FileDescriptor listener(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (listener.get() < 0) check_descriptors(errno, fmt::format("listening on {}:{}", address, port));
   const int yes = 1;
   const bool bound =
       listener.get() >= 0 && setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) == 0 &&
@@ -91,6 +96,7 @@ std::string own_address_towards(const std::string& address) {
   const Addresses found = numeric(address, 9, SOCK_DGRAM);
   if (!found) return "";
   const FileDescriptor probe(socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (probe.get() < 0) check_descriptors(errno, fmt::format("finding the route to {}", address));
   sockaddr_storage storage{};
   socklen_t length = sizeof(storage);
   auto* own = reinterpret_cast<sockaddr*>(&storage);
@@ -109,12 +115,28 @@ std::string peer_address(const FileDescriptor& connection) {
   return name.empty() ? "?" : name;
 }
 
-FileDescriptor connect_to(const std::string& address, int port) {
-  const Addresses found = numeric(address, port, SOCK_STREAM);
-  if (!found) return {};
-  FileDescriptor connection(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (connection.get() < 0) check_descriptors(errno, fmt::format("a connection to {}:{}", address, port));
-  if (connection.get() < 0 || connect(connection.get(), found->ai_addr, found->ai_addrlen) != 0) return {};
+int milliseconds_until(SteadyTime deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+  return static_cast<int>(std::clamp<int64_t>(left, 0, 1000));
+}
+
+bool wait_for_events(const FileDescriptor& connection, short events, SteadyTime deadline) {
+  pollfd polled{connection.get(), events, 0};
+  do {
+    if (poll(&polled, 1, milliseconds_until(deadline)) > 0) return true;
+  } while (Clock::now() < deadline);
+  return false;
+}
+
+/// Where packets are dropped, connect() alone would wait for minutes.
+FileDescriptor connect_to(const std::string& address, int port, SteadyTime deadline) {
+  FileDescriptor connection = begin_connecting(address, port);
+  if (connection.get() < 0 || !wait_for_events(connection, POLLOUT, deadline)) return {};
+  int error = 0;
+  socklen_t length = sizeof(error);
+  getsockopt(connection.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+  if (error != 0) return {};
+  fcntl(connection.get(), F_SETFL, 0);
   return connection;
 }
 

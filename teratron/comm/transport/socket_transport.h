@@ -13,6 +13,8 @@
 
 namespace teratron {
 
+using SteadyTime = std::chrono::steady_clock::time_point;
+
 /// Owns a file descriptor.
 class FileDescriptor {
  public:
@@ -39,11 +41,17 @@ std::vector<std::string> resolve(const std::string& host);
 std::string own_address_towards(const std::string& address);
 /// The numeric address of the other end; "?" if it is gone.
 std::string peer_address(const FileDescriptor& connection);
-/// Connects to a numeric address; an empty descriptor if nothing listens there.
-FileDescriptor connect_to(const std::string& address, int port);
+/// Connects to a numeric address; an empty descriptor if nothing listens there, or answers by `deadline`.
+/// Blocking.
+FileDescriptor connect_to(const std::string& address, int port, SteadyTime deadline);
 
 /// The same without waiting: the connection is writable when it is there or has failed. Nonblocking.
 FileDescriptor begin_connecting(const std::string& address, int port);
+
+/// Waits until a connection is ready for `events` (of poll()) or has ended; false at the deadline.
+bool wait_for_events(const FileDescriptor& connection, short events, SteadyTime deadline);
+/// Milliseconds for poll(), at most one second.
+int milliseconds_until(SteadyTime deadline);
 
 /// A rank's listening socket, as text "address port".
 struct SocketAddress {

@@ -47,12 +47,12 @@ class TreeConnector {
                             .called = parent,
                             .size = peers_.size};
     while (true) {
-      FileDescriptor connection = connect_to(to.address, to.port);
+      FileDescriptor connection = connect_to(to.address, to.port, deadline_);
       const bool open = connection.get() >= 0;
       Call call(std::move(connection), greeting, peers_.key);
       const bool greeted = open && call.greet(deadline_) == Call::Answer::greeted;
       if (greeted && call.prove("", deadline_)) return add(parent, std::move(call.connection()));
-      if (Clock::now() >= deadline_) fail({parent}, "");
+      if (Clock::now() >= deadline_) fail(fmt::format("rank {} at {}:{}", parent, to.address, to.port), "");
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
   }
@@ -63,7 +63,7 @@ class TreeConnector {
       std::erase_if(missing, [&](int64_t child) { return tree_.neighbours.contains(child); });
       if (missing.empty()) return;
       std::optional<Reception::Caller> caller = reception_.next(deadline_);
-      if (!caller) fail(missing, reception_.strangers());
+      if (!caller) fail(describe_ranks(missing), reception_.strangers());
       const bool expected = std::find(missing.begin(), missing.end(), caller->rank) != missing.end();
       if (expected) {
         add(caller->rank, std::move(caller->connection));
@@ -107,10 +107,10 @@ class TreeConnector {
     tree_.neighbours[rank] = std::move(connection);
   }
 
-  [[noreturn]] void fail(const std::vector<int64_t>& missing, const std::string& strangers) const {
+  [[noreturn]] void fail(const std::string& missing, const std::string& strangers) const {
     const double seconds = std::chrono::duration<double>(timeout_).count();
-    throw Fault(fmt::format("rank {} could not connect to {} within {:g} s{}{}", peers_.rank,
-                            describe_ranks(missing), seconds, strangers.empty() ? "" : ". ", strangers));
+    throw Fault(fmt::format("rank {} could not connect to {} within {:g} s{}{}", peers_.rank, missing,
+                            seconds, strangers.empty() ? "" : ". ", strangers));
   }
 
   [[noreturn]] void fail_between(int64_t peer) const {
