@@ -51,7 +51,7 @@ class SocketTransport final : public Transport {
   ~SocketTransport() override { stop(); }
 
   int64_t rank() const override { return rank_; }
-  int64_t size() const override { return std::ssize(addresses_); }
+  int64_t size() const override { return addresses_.size(); }
   int64_t connections() const override { return opened_; }
 
   void start(TransportReceiver& receiver) override {
@@ -162,7 +162,8 @@ class SocketTransport final : public Transport {
 
   void call(int64_t rank) {
     peer_of(rank).calling = true;
-    FileDescriptor connection = begin_connecting(addresses_[rank].address, addresses_[rank].port);
+    const SocketAddress address = addresses_.at(rank);
+    FileDescriptor connection = begin_connecting(address.address, address.port);
     const int fd = connection.get();
     if (fd < 0) return lose(rank);
     const Greeting greeting{
@@ -311,7 +312,7 @@ class SocketTransport final : public Transport {
 
   const int64_t rank_;
   const std::string key_;
-  const std::vector<SocketAddress> addresses_;
+  const AddressTable addresses_;
   const std::unique_ptr<Reception> reception_;
   const FileDescriptor wake_, epoll_;
   std::mutex mutex_;  // guards the next two

@@ -4,13 +4,11 @@
 #include <thread>
 #include <utility>
 
-#include <fmt/ranges.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include "teratron/base/error.h"
-#include "teratron/base/strings.h"
 #include "teratron/comm/host/flight_recorder.h"
 #include "teratron/comm/host/tree.h"
 
@@ -28,10 +26,10 @@ class TreeConnector {
   SocketTree connect() {
     if (peers_.rank > 0) call_parent();
     accept_children();
-    std::string table = peers_.rank > 0 ? receive_table() : own_table();
+    const std::string table = peers_.rank > 0 ? receive_table() : own_table();
     send_table(table);
-    for (const std::string& line : split(table, '\n')) tree_.addresses.push_back(parse_socket_address(line));
-    if (std::ssize(tree_.addresses) != peers_.size) {
+    tree_.addresses = AddressTable::decode(table);
+    if (tree_.addresses.size() != peers_.size) {
       throw Fault(fmt::format("{} addresses of {} ranks arrived: is it the same version of the program?",
                               tree_.addresses.size(), peers_.size));
     }
@@ -74,9 +72,9 @@ class TreeConnector {
   }
 
   std::string own_table() const {
-    std::vector<std::string> lines;
-    for (const auto& [rank, address] : peers_.addresses) lines.push_back(to_string(address));
-    return fmt::format("{}", fmt::join(lines, "\n"));
+    AddressTable table;
+    for (const auto& [rank, address] : peers_.addresses) table.add(address);
+    return table.encode();
   }
 
   std::string receive_table() {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "teratron/comm/rendezvous/greeting.h"
+#include "teratron/comm/transport/address_table.h"
 #include "teratron/comm/transport/socket_transport.h"
 
 namespace teratron {
@@ -14,7 +15,7 @@ namespace teratron {
 struct SocketTree {
   std::map<int64_t, FileDescriptor> neighbours;            // by rank
   std::vector<std::pair<int64_t, FileDescriptor>> others;  // ranks that have called already
-  std::vector<SocketAddress> addresses;                    // of all ranks
+  AddressTable addresses;
 };
 
 Reception::Options reception_options(const SocketPeers& peers);
