@@ -1,7 +1,7 @@
 // One rank of a job without a model: the host side of a start, of agreements and of barriers, and what it
 // cost. tests/scale/test_scale.py starts many.
 //
-//   scale_rank [--barriers N] [--timeout SECONDS]
+//   scale_rank [--barriers N] [--start-timeout SECONDS] [--timeout SECONDS (of what follows)]
 //
 // Prints "joined SECONDS" when all ranks are connected, then a JSON object with the costs, and passes N - 1
 // more barriers, ten a second.
@@ -96,9 +96,15 @@ Record settings() {
   return record;
 }
 
-void run(const LaunchEnv& env, int64_t barriers, std::chrono::milliseconds timeout) {
+struct Options {
+  int64_t barriers = 1;
+  std::chrono::seconds start_timeout{60}, timeout{60};
+};
+
+void run(const LaunchEnv& env, const Options& options) {
   const Clock::time_point begin = Clock::now();
-  ProcessBackend backend(connect_ranks(env, *join_rendezvous(env, timeout), timeout), timeout);
+  const std::chrono::milliseconds limit = options.start_timeout;
+  ProcessBackend backend(connect_ranks(env, *join_rendezvous(env, limit), limit), options.timeout);
   const double joined = seconds_since(begin);
   std::cout << fmt::format("joined {:.3f}\n", joined) << std::flush;
   try {
@@ -113,7 +119,7 @@ void run(const LaunchEnv& env, int64_t barriers, std::chrono::milliseconds timeo
     report["descriptors"] = open_files();
     report["resident_kib"] = resident_kib();
     std::cout << report.dump() << std::endl;
-    for (int64_t i = 1; i < barriers; ++i) {
+    for (int64_t i = 1; i < options.barriers; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
       ranks.barrier();
     }
@@ -125,15 +131,16 @@ void run(const LaunchEnv& env, int64_t barriers, std::chrono::milliseconds timeo
 }
 
 int main_of(std::span<char*> args) {
-  int64_t barriers = 1;
-  std::chrono::seconds timeout{60};
+  Options options;
   for (size_t i = 1; i + 1 < args.size(); i += 2) {
     const std::string flag = args[i];
-    if (flag == "--barriers") barriers = std::stoll(args[i + 1]);
-    if (flag == "--timeout") timeout = std::chrono::seconds(std::stoll(args[i + 1]));
+    const int64_t value = std::stoll(args[i + 1]);
+    if (flag == "--barriers") options.barriers = value;
+    if (flag == "--start-timeout") options.start_timeout = std::chrono::seconds(value);
+    if (flag == "--timeout") options.timeout = std::chrono::seconds(value);
   }
   try {
-    run(read_launch_env(process_environment), barriers, timeout);
+    run(read_launch_env(process_environment), options);
     return 0;
   } catch (const Fault& fault) {
     std::cout << "fault: " << fault.what() << std::endl;

@@ -9,38 +9,50 @@ import math
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "cli"))
-from program import BINARY, environment, free_port
+from program import BINARY, environment
 
 SCALE_RANK = os.path.join(os.path.dirname(BINARY or ""), "..", "..", "tests", "scale_rank")
 pytestmark = pytest.mark.skipif(not BINARY or not os.path.exists(SCALE_RANK), reason="scale_rank is not built")
 LONG = bool(os.environ.get("TERATRON_LONG_TESTS"))
 RANKS_PER_HOST = 8
+STARTING = threading.Lock()  # one job after the other
 
 
 class Job:
-    """Ranks as processes on this machine; `absent` are never started."""
+    """Ranks as processes on this machine; `absent` are never started. `descriptors`: how many a rank may open."""
 
-    def __init__(self, folder, ranks, *flags, absent=(), restarts=lambda rank: 0):
-        self.port, self.ranks, self.folder = free_port(), ranks, folder
-        self.flags, self.processes = [str(flag) for flag in flags], {}
+    def __init__(self, folder, ranks, *flags, absent=(), restarts=lambda rank: 0, descriptors=None):
+        self.ranks, self.folder = ranks, folder
+        self.listener = socket.create_server(("127.0.0.1", 0))  # rank 0's: no other job can take the port
+        self.flags, self.descriptors, self.processes = [str(flag) for flag in flags], descriptors or {}, {}
         self.begin = time.monotonic()
         for rank in range(ranks):
             if rank not in absent:
                 self.start(rank, restarts(rank))
+        self.listener.close()
 
     def start(self, rank, restarts=0):
         variables = {"RANK": rank, "WORLD_SIZE": self.ranks, "LOCAL_RANK": rank % RANKS_PER_HOST,
-                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.port, "TERATRON_JOB_SECRET": "s" * 32,
+                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.listener.getsockname()[1], "TERATRON_JOB_SECRET": "s" * 32,
                      "TORCHELASTIC_RESTART_COUNT": restarts}
+        if rank == 0:
+            variables["TERATRON_STORE_LISTENER"] = self.listener.fileno()
+        command = [SCALE_RANK, *self.flags]
+        if rank in self.descriptors:
+            command = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(self.descriptors[rank]), *command]
         with open(self.folder / f"{rank}.txt", "w", encoding="utf-8") as output:
-            self.processes[rank] = subprocess.Popen([SCALE_RANK, *self.flags], stdout=output, stderr=output,
+            self.processes[rank] = subprocess.Popen(command, stdout=output, stderr=output, pass_fds=[self.listener.fileno()] if rank == 0 else [],
                                                     env=environment() | {k: str(v) for k, v in variables.items()})
 
     def output(self, rank):
@@ -80,19 +92,29 @@ class Job:
                 process.wait()
 
 
-@pytest.fixture(name="start")
-def fixture_start(tmp_path):
+@contextlib.contextmanager
+def started_jobs(folder):
+    """A function that starts jobs, which end with the context."""
     jobs = []
 
     def start(*args, **options):
-        folder = tmp_path / str(len(jobs))
-        folder.mkdir()
-        jobs.append(Job(folder, *args, **options))
+        own = folder / str(len(jobs))
+        own.mkdir()
+        with STARTING:
+            jobs.append(Job(own, *args, **options))
         return jobs[-1]
 
-    yield start
-    for job in jobs:
-        job.close()
+    try:
+        yield start
+    finally:
+        for job in jobs:
+            job.close()
+
+
+@pytest.fixture(name="start")
+def fixture_start(tmp_path):
+    with started_jobs(tmp_path) as start:
+        yield start
 
 
 def check_costs(reports):
@@ -141,8 +163,7 @@ def fault_of(job, survivors, seconds):
     return {re.sub(r"\(pid \d+ on [^)]*\)", "(pid)", faults[rank]) for rank in survivors}
 
 
-@pytest.mark.parametrize("ranks, victim", [(4, 2), (64, 0), (64, 24), (64, 63)])
-def test_a_rank_that_is_killed(start, ranks, victim):
+def killed(start, ranks, victim):
     job = start(ranks, "--barriers", 1000)
     job.wait_for("{")
     job.processes[victim].kill()
@@ -150,8 +171,7 @@ def test_a_rank_that_is_killed(start, ranks, victim):
     assert faults == {f"rank {victim} (pid) has died: its connection was closed unexpectedly"}
 
 
-@pytest.mark.parametrize("ranks, victim", [(4, 2), (64, 0), (64, 24), (64, 63)])
-def test_a_rank_that_is_stopped(start, ranks, victim):
+def stopped(start, ranks, victim):
     job = start(ranks, "--barriers", 1000, "--timeout", 3)
     job.wait_for("{")
     job.processes[victim].send_signal(signal.SIGSTOP)
@@ -161,13 +181,13 @@ def test_a_rank_that_is_stopped(start, ranks, victim):
         assert fault.count("does not answer") == 1, fault
 
 
-def test_a_rank_that_never_comes(start):
-    job = start(64, "--timeout", 4, absent=[41])
-    faults = fault_of(job, job.processes, 12)
+def absent(start):
+    job = start(64, "--start-timeout", 8, absent=[41])
+    faults = fault_of(job, job.processes, 16)
     assert len(faults) == 1 and "rank 41 of 64 did not join" in faults.pop()
 
 
-def test_a_machine_that_is_replaced(start):
+def replaced(start):
     """Its launcher counts restarts from 0, beside others at 1."""
     job = start(64, "--barriers", 1000)
     job.wait_for("{")
@@ -179,3 +199,52 @@ def test_a_machine_that_is_replaced(start):
     assert set(again.end(15).values()) == {0}
     told = "restarted different numbers of times, as after a machine was replaced (ranks 0-15, 24-63: 1; ranks 16, 17, 18, 19, 20, 21, 22, 23: 0)"
     assert told in again.output(0)
+
+
+def without_descriptors(start):
+    """Rank 2 of 4, which calls rank 0 and is called by rank 3, may open a few files: more in each job, until it starts."""
+    rank, limits = 2, range(4, 14)
+    jobs = {limit: start(4, "--start-timeout", 8, descriptors={rank: limit}) for limit in limits}
+    lacking = []
+    for limit, job in jobs.items():
+        codes, output = job.end(30), job.output(rank)
+        if "joined" in output:
+            continue
+        assert set(codes.values()) == {5}, codes
+        found = re.fullmatch(rf"fault: no file descriptor for ([a-z ]*)[0-9.:]*: this process may open {limit}\. Raise the hard limit: .*\n", output)
+        assert found, output
+        lacking.append(found[1].strip())
+    assert lacking == ["listening on", "waiting for connections", "a connection to", "a connection from another rank",
+                       *["messages of other ranks"] * (len(lacking) - 4)]
+    assert 4 < len(lacking) < len(limits)
+
+
+def too_few_descriptors_on_rank_0(start):
+    """It knows before others join how many it needs."""
+    job = start(4, absent=[1, 2, 3], descriptors={0: 40})
+    assert job.end(30) == {0: 2}
+    assert job.output(0).startswith("error: ulimit -n: rank 0 of 4 may open 40 files and sockets, but needs 68 while the job starts. Raise")
+
+
+VICTIMS = [(64, 0), (64, 24), (64, 63), (4, 2)]
+FAULTS = {"without descriptors": without_descriptors, "absent": absent}
+FAULTS |= {f"stopped {victim} of {ranks}": partial(stopped, ranks=ranks, victim=victim) for ranks, victim in VICTIMS}
+FAULTS |= {"replaced": replaced, "too few descriptors on rank 0": too_few_descriptors_on_rank_0}
+FAULTS |= {f"killed {victim} of {ranks}": partial(killed, ranks=ranks, victim=victim) for ranks, victim in VICTIMS}
+
+
+def run_fault(fault, folder):
+    with started_jobs(folder) as start:
+        fault(start)
+
+
+@pytest.fixture(name="results", scope="module")
+def fixture_results(tmp_path_factory):
+    """Their ranks spend most of the time waiting: several faults at once."""
+    with ThreadPoolExecutor(7) as pool:
+        yield {name: pool.submit(run_fault, fault, tmp_path_factory.mktemp("fault")) for name, fault in FAULTS.items()}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault(results, fault):
+    results[fault].result()
