@@ -227,9 +227,9 @@ def too_few_descriptors_on_rank_0(start):
 
 
 VICTIMS = [(64, 0), (64, 24), (64, 63), (4, 2)]
-FAULTS = {"without descriptors": without_descriptors, "absent": absent}
-FAULTS |= {f"stopped {victim} of {ranks}": partial(stopped, ranks=ranks, victim=victim) for ranks, victim in VICTIMS}
-FAULTS |= {"replaced": replaced, "too few descriptors on rank 0": too_few_descriptors_on_rank_0}
+FAULTS = {f"stopped {victim} of {ranks}": partial(stopped, ranks=ranks, victim=victim) for ranks, victim in VICTIMS}
+FAULTS |= {"without descriptors": without_descriptors, "absent": absent, "replaced": replaced,
+           "too few descriptors on rank 0": too_few_descriptors_on_rank_0}
 FAULTS |= {f"killed {victim} of {ranks}": partial(killed, ranks=ranks, victim=victim) for ranks, victim in VICTIMS}
 
 
@@ -241,7 +241,7 @@ def run_fault(fault, folder):
 @pytest.fixture(name="results", scope="module")
 def fixture_results(tmp_path_factory):
     """Their ranks spend most of the time waiting: several faults at once."""
-    with ThreadPoolExecutor(7) as pool:
+    with ThreadPoolExecutor(9) as pool:
         yield {name: pool.submit(run_fault, fault, tmp_path_factory.mktemp("fault")) for name, fault in FAULTS.items()}
 
 
