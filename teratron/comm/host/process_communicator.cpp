@@ -7,6 +7,7 @@
 
 #include "teratron/comm/host/process_group.h"
 #include "teratron/comm/host/tensor_fingerprint.h"
+#include "teratron/comm/part_communicator.h"
 
 namespace teratron {
 namespace {
@@ -31,7 +32,7 @@ std::byte* data_of(const at::Tensor& tensor) {
   return static_cast<std::byte*>(tensor.data_ptr());
 }
 
-class ProcessCommunicator final : public Communicator {
+class ProcessCommunicator final : public Communicator, public PartRecorder {
  public:
   ProcessCommunicator(std::shared_ptr<ProcessBackend> backend, const std::vector<int64_t>& ranks)
       : backend_(std::move(backend)), group_(backend_->group(ranks)) {}
@@ -41,7 +42,7 @@ class ProcessCommunicator final : public Communicator {
 
   /// Large tensors: a reduce-scatter (rank r reduces the r-th part), then an all-gather.
   Work all_reduce(at::Tensor tensor, ReduceOp op) override {
-    const CollectiveFingerprint fingerprint = cpu_fingerprint_of(reduce_name("all_reduce", op), tensor);
+    const CollectiveFingerprint fingerprint = call_of(reduce_name("all_reduce", op), tensor);
     const Reduction reduction{reducible_dtype(tensor.scalar_type()), op};
     const ByteSpan all = bytes_of(tensor);
     if (tensor.nbytes() <= kSmall) {
@@ -69,7 +70,7 @@ class ProcessCommunicator final : public Communicator {
   }
 
   Work reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
-    const CollectiveFingerprint fingerprint = cpu_fingerprint_of(reduce_name("reduce_scatter", op), output);
+    const CollectiveFingerprint fingerprint = call_of(reduce_name("reduce_scatter", op), output);
     check_parts(input, output, size());
     const Parts parts = split(input);
     const ByteBuffers buffers = group_->all_to_all(fingerprint, parts);
@@ -79,7 +80,7 @@ class ProcessCommunicator final : public Communicator {
   }
 
   Work all_gather(at::Tensor output, at::Tensor input) override {
-    const CollectiveFingerprint fingerprint = cpu_fingerprint_of("all_gather", input);
+    const CollectiveFingerprint fingerprint = call_of("all_gather", input);
     check_parts(output, input, size());
     concat(output, bytes_of(input), group_->all_to_all(fingerprint, Parts(size(), bytes_of(input))));
     return {};
@@ -88,8 +89,7 @@ class ProcessCommunicator final : public Communicator {
   /// All ranks exchange messages, though only the root sends data, to detect mismatches.
   Work broadcast(at::Tensor tensor, int64_t root) override {
     TERATRON_ASSERT(root >= 0 && root < size(), "root {} of {}", root, size());
-    const CollectiveFingerprint fingerprint =
-        cpu_fingerprint_of(fmt::format("broadcast(root {})", root), tensor);
+    const CollectiveFingerprint fingerprint = call_of(fmt::format("broadcast(root {})", root), tensor);
     const ByteBuffers buffers =
         group_->all_to_all(fingerprint, Parts(size(), rank() == root ? bytes_of(tensor) : ByteSpan()));
     if (rank() != root) copy_bytes(data_of(tensor), part_of(buffers, root, tensor.nbytes()));
@@ -97,7 +97,7 @@ class ProcessCommunicator final : public Communicator {
   }
 
   Work all_to_all(at::Tensor output, at::Tensor input) override {
-    const CollectiveFingerprint fingerprint = cpu_fingerprint_of("all_to_all", input);
+    const CollectiveFingerprint fingerprint = call_of("all_to_all", input);
     check_all_to_all(output, input, size());
     const Parts parts = split(input);
     concat(output, parts[rank()], group_->all_to_all(fingerprint, parts));
@@ -108,12 +108,12 @@ class ProcessCommunicator final : public Communicator {
     // All sends first: they are buffered, and a peer may wait for one of them.
     for (const P2POp& op : ops) {
       TERATRON_ASSERT(op.peer >= 0 && op.peer < size(), "peer {} of {}", op.peer, size());
-      const CollectiveFingerprint fingerprint = cpu_fingerprint_of("message", op.tensor);
+      const CollectiveFingerprint fingerprint = call_of("message", op.tensor);
       if (op.send) group_->send(op.peer, fingerprint, bytes_of(op.tensor));
     }
     for (const P2POp& op : ops) {
       if (op.send) continue;
-      const ByteBuffer buffer = group_->receive(op.peer, cpu_fingerprint_of("message", op.tensor));
+      const ByteBuffer buffer = group_->receive(op.peer, call_of("message", op.tensor));
       check_size(buffer, op.peer, op.tensor.nbytes());
       copy_bytes(data_of(op.tensor), buffer.bytes());
     }
@@ -138,6 +138,10 @@ class ProcessCommunicator final : public Communicator {
   void abort(const std::string& reason) override { backend_->fail(reason, ExitCode::retryable); }
 
  private:
+  CollectiveFingerprint call_of(std::string operation, const at::Tensor& tensor) const {
+    return of_part(cpu_fingerprint_of(std::move(operation), tensor));
+  }
+
   struct Share {
     ByteSpan own;       // what this rank brings
     std::byte* output;  // may be own's concat

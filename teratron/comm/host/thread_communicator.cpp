@@ -7,6 +7,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/comm/host/tensor_fingerprint.h"
+#include "teratron/comm/part_communicator.h"
 
 namespace teratron {
 namespace {
@@ -34,7 +35,7 @@ std::vector<const void*> inputs_of(All all) {
   return inputs;
 }
 
-class ThreadCommunicator final : public Communicator {
+class ThreadCommunicator final : public Communicator, public PartRecorder {
  public:
   ThreadCommunicator(std::shared_ptr<ThreadBackend> backend, ThreadGroup& group, int64_t rank)
       : backend_(std::move(backend)), group_(group), rank_(rank) {}
@@ -47,28 +48,26 @@ class ThreadCommunicator final : public Communicator {
     const Reduction reduction{reducible_dtype(tensor.scalar_type()), op};
     const int64_t item = tensor.element_size();
     const int64_t begin = tensor.numel() * rank_ / size(), end = tensor.numel() * (rank_ + 1) / size();
-    return collective(cpu_fingerprint_of(reduce_name("all_reduce", op), tensor), tensor, tensor,
-                      [&](All all) {
-                        void* mine = bytes_at(all[rank_].output, begin * item);
-                        reduce(reduction, inputs_of(all), begin, end - begin, mine);
-                        for (const Buffers& other : all)
-                          copy_bytes(bytes_at(other.output, begin * item), mine, (end - begin) * item);
-                      });
+    return collective(call_of(reduce_name("all_reduce", op), tensor), tensor, tensor, [&](All all) {
+      void* mine = bytes_at(all[rank_].output, begin * item);
+      reduce(reduction, inputs_of(all), begin, end - begin, mine);
+      for (const Buffers& other : all)
+        copy_bytes(bytes_at(other.output, begin * item), mine, (end - begin) * item);
+    });
   }
 
   Work reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
     check_parts(input, output, size());
     const Reduction reduction{reducible_dtype(output.scalar_type()), op};
-    return collective(
-        cpu_fingerprint_of(reduce_name("reduce_scatter", op), output), input, output, [&](All all) {
-          reduce(reduction, inputs_of(all), rank_ * output.numel(), output.numel(), all[rank_].output);
-        });
+    return collective(call_of(reduce_name("reduce_scatter", op), output), input, output, [&](All all) {
+      reduce(reduction, inputs_of(all), rank_ * output.numel(), output.numel(), all[rank_].output);
+    });
   }
 
   Work all_gather(at::Tensor output, at::Tensor input) override {
     check_parts(output, input, size());
     const auto bytes = static_cast<int64_t>(input.nbytes());
-    return collective(cpu_fingerprint_of("all_gather", input), input, output, [&](All all) {
+    return collective(call_of("all_gather", input), input, output, [&](All all) {
       for (int64_t r = 0; r < size(); ++r)
         copy_bytes(bytes_at(all[rank_].output, r * bytes), all[r].input, bytes);
     });
@@ -76,14 +75,14 @@ class ThreadCommunicator final : public Communicator {
 
   Work broadcast(at::Tensor tensor, int64_t root) override {
     TERATRON_ASSERT(root >= 0 && root < size(), "root {} of {}", root, size());
-    return collective(cpu_fingerprint_of(fmt::format("broadcast(root {})", root), tensor), tensor, tensor,
+    return collective(call_of(fmt::format("broadcast(root {})", root), tensor), tensor, tensor,
                       [&](All all) { copy_bytes(all[rank_].output, all[root].input, tensor.nbytes()); });
   }
 
   Work all_to_all(at::Tensor output, at::Tensor input) override {
     check_all_to_all(output, input, size());
     const auto bytes = static_cast<int64_t>(input.nbytes()) / size();
-    return collective(cpu_fingerprint_of("all_to_all", input), input, output, [&](All all) {
+    return collective(call_of("all_to_all", input), input, output, [&](All all) {
       for (int64_t r = 0; r < size(); ++r) {
         copy_bytes(bytes_at(all[rank_].output, r * bytes), bytes_at(all[r].input, rank_ * bytes), bytes);
       }
@@ -94,7 +93,7 @@ class ThreadCommunicator final : public Communicator {
     // All sends first: they are buffered, and a peer may wait for one of them.
     for (const P2POp& op : ops) {
       TERATRON_ASSERT(op.peer >= 0 && op.peer < size(), "peer {} of {}", op.peer, size());
-      const CollectiveFingerprint fingerprint = cpu_fingerprint_of("message", op.tensor);
+      const CollectiveFingerprint fingerprint = call_of("message", op.tensor);
       if (!op.send) continue;
       const auto* bytes = static_cast<const std::byte*>(op.tensor.const_data_ptr());
       group_.send(rank_, op.peer, fingerprint, {bytes, op.tensor.nbytes()});
@@ -102,7 +101,7 @@ class ThreadCommunicator final : public Communicator {
     for (const P2POp& op : ops) {
       if (op.send) continue;
       auto* bytes = static_cast<std::byte*>(op.tensor.data_ptr());
-      group_.receive(op.peer, rank_, cpu_fingerprint_of("message", op.tensor), {bytes, op.tensor.nbytes()});
+      group_.receive(op.peer, rank_, call_of("message", op.tensor), {bytes, op.tensor.nbytes()});
     }
     return {};
   }
@@ -152,6 +151,10 @@ class ThreadCommunicator final : public Communicator {
   void abort(const std::string& reason) override { group_.abort(reason); }
 
  private:
+  CollectiveFingerprint call_of(std::string operation, const at::Tensor& tensor) const {
+    return of_part(cpu_fingerprint_of(std::move(operation), tensor));
+  }
+
   Work collective(CollectiveFingerprint fingerprint, const at::Tensor& input, const at::Tensor& output,
                   const ThreadGroup::LocalWork& work) {
     group_.collective(rank_, std::move(fingerprint), {input.const_data_ptr(), output.data_ptr()}, work);

@@ -104,7 +104,7 @@ Work NcclCommunicator::collective(const CollectiveFingerprint& fingerprint, std:
 
 Work NcclCommunicator::all_reduce(at::Tensor tensor, ReduceOp op) {
   if (tensor.is_cpu()) return host_->all_reduce(tensor, op);
-  return collective(fingerprint_of(reduce_name("all_reduce", op), tensor), {tensor},
+  return collective(call_of(reduce_name("all_reduce", op), tensor), {tensor},
                     [=](ncclComm_t comm, cudaStream_t stream) {
                       return ncclAllReduce(tensor.data_ptr(), tensor.data_ptr(), tensor.numel(),
                                            nccl_type(tensor.scalar_type()), nccl_op(op, tensor.scalar_type()),
@@ -151,7 +151,7 @@ CopyEngineReduceScatter* NcclCommunicator::copy_engine_reduce_scatter(const at::
 Work NcclCommunicator::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) {
   if (output.is_cpu()) return host_->reduce_scatter(output, input, op);
   check_parts(input, output, size());
-  const CollectiveFingerprint fingerprint = fingerprint_of(reduce_name("reduce_scatter", op), output);
+  const CollectiveFingerprint fingerprint = call_of(reduce_name("reduce_scatter", op), output);
   if (CopyEngineReduceScatter* const copy_engines = copy_engine_reduce_scatter(output, op)) {
     return collective(fingerprint, {output, input}, [&](ncclComm_t, cudaStream_t) {
       return copy_engines->reduce_scatter(output, input, op, group_comm_->stream());
@@ -161,7 +161,7 @@ Work NcclCommunicator::reduce_scatter(at::Tensor output, at::Tensor input, Reduc
 }
 
 Work NcclCommunicator::nccl_reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) {
-  return collective(fingerprint_of(reduce_name("reduce_scatter", op), output), {output, input},
+  return collective(call_of(reduce_name("reduce_scatter", op), output), {output, input},
                     [=](ncclComm_t comm, cudaStream_t stream) {
                       return ncclReduceScatter(input.const_data_ptr(), output.data_ptr(), output.numel(),
                                                nccl_type(output.scalar_type()),
@@ -173,7 +173,7 @@ Work NcclCommunicator::reduce_scatter_pipelined(at::Tensor output, at::Tensor in
                                                 const ProduceParts& produce) {
   if (output.is_cpu()) return host_->reduce_scatter_pipelined(output, input, op, produce);
   check_parts(input, output, size());
-  const CollectiveFingerprint fingerprint = fingerprint_of(reduce_name("reduce_scatter", op), output);
+  const CollectiveFingerprint fingerprint = call_of(reduce_name("reduce_scatter", op), output);
   if (CopyEngineReduceScatter* const copy_engines = copy_engine_reduce_scatter(output, op)) {
     return collective(fingerprint, {output, input}, [&](ncclComm_t, cudaStream_t) {
       const c10::cuda::CUDAStream& stream = group_comm_->stream();
@@ -191,11 +191,9 @@ Work NcclCommunicator::reduce_scatter_pipelined(at::Tensor output, at::Tensor in
 Work NcclCommunicator::all_gather(at::Tensor output, at::Tensor input) {
   if (output.is_cpu()) return host_->all_gather(output, input);
   check_parts(output, input, size());
-  return collective(fingerprint_of("all_gather", input), {output, input},
-                    [=](ncclComm_t comm, cudaStream_t stream) {
-                      return ncclAllGather(input.const_data_ptr(), output.data_ptr(), input.nbytes(),
-                                           ncclUint8, comm, stream);
-                    });
+  return collective(call_of("all_gather", input), {output, input}, [=](ncclComm_t comm, cudaStream_t stream) {
+    return ncclAllGather(input.const_data_ptr(), output.data_ptr(), input.nbytes(), ncclUint8, comm, stream);
+  });
 }
 
 at::Tensor NcclCommunicator::alloc_symmetric(at::IntArrayRef sizes, const at::TensorOptions& options) {
@@ -209,7 +207,7 @@ at::Tensor NcclCommunicator::alloc_symmetric(at::IntArrayRef sizes, const at::Te
 Work NcclCommunicator::broadcast(at::Tensor tensor, int64_t root) {
   if (tensor.is_cpu()) return host_->broadcast(tensor, root);
   TERATRON_ASSERT(root >= 0 && root < size(), "root {} of {}", root, size());
-  return collective(fingerprint_of(fmt::format("broadcast(root {})", root), tensor), {tensor},
+  return collective(call_of(fmt::format("broadcast(root {})", root), tensor), {tensor},
                     [=](ncclComm_t comm, cudaStream_t stream) {
                       return ncclBroadcast(tensor.data_ptr(), tensor.data_ptr(), tensor.nbytes(), ncclUint8,
                                            static_cast<int>(root), comm, stream);
@@ -220,9 +218,9 @@ Work NcclCommunicator::all_to_all(at::Tensor output, at::Tensor input) {
   if (output.is_cpu()) return host_->all_to_all(output, input);
   const int64_t n = size();
   check_all_to_all(output, input, n);
-  return collective(
-      fingerprint_of("all_to_all", input), {output, input},
-      [=](ncclComm_t comm, cudaStream_t stream) { return send_receive_all(output, input, n, comm, stream); });
+  return collective(call_of("all_to_all", input), {output, input}, [=](ncclComm_t comm, cudaStream_t stream) {
+    return send_receive_all(output, input, n, comm, stream);
+  });
 }
 
 namespace {
@@ -260,7 +258,7 @@ Work NcclCommunicator::batch_isend_irecv(std::vector<P2POp> ops) {
     const auto enqueue = [&](ncclComm_t comm, cudaStream_t stream) {
       return enqueue_p2p(op, op.send ? 1 : 0, comm, stream);
     };
-    events.push_back(issue(link, {.fingerprint = p2p_fingerprint(op)}, enqueue));
+    events.push_back(issue(link, {.fingerprint = of_part(p2p_fingerprint(op))}, enqueue));
   }
   if (!others.empty()) {
     // In one NCCL group: separately, a send could wait for a receive behind it.
@@ -271,7 +269,7 @@ Work NcclCommunicator::batch_isend_irecv(std::vector<P2POp> ops) {
       }
       return ncclGroupEnd();
     };
-    events.push_back(issue(*group_comm_, {.fingerprint = p2p_fingerprint(others.front())}, enqueue));
+    events.push_back(issue(*group_comm_, {.fingerprint = of_part(p2p_fingerprint(others.front()))}, enqueue));
   }
   return Work([events, backend = backend_, keep = std::move(ops)] {
     backend->check();
@@ -299,6 +297,15 @@ std::vector<std::string> NcclCommunicator::all_gather_bytes(const std::string& b
   return host_->all_gather_bytes(bytes);
 }
 
+void NcclCommunicator::set_part(const std::string& part) {
+  PartRecorder::set_part(part);
+  dynamic_cast<PartRecorder&>(*host_).set_part(part);
+}
+
+CollectiveFingerprint NcclCommunicator::call_of(std::string operation, const at::Tensor& tensor) const {
+  return of_part(fingerprint_of(std::move(operation), tensor));
+}
+
 void NcclCommunicator::barrier() {
   host_->barrier();
 }
@@ -309,7 +316,8 @@ void NcclCommunicator::abort(const std::string& reason) {
 }
 
 std::string NcclCommunicator::describe(const PendingWork& work) const {
-  return work.sequence ? group_->describe(work.fingerprint, *work.sequence) : to_string(work.fingerprint);
+  if (work.sequence) return group_->describe(work.fingerprint, *work.sequence);
+  return fmt::format("{} in {}", to_string(work.fingerprint), describe_group(group_->ranks()));
 }
 
 std::optional<NcclCommunicator::PendingWork> NcclCommunicator::oldest() {

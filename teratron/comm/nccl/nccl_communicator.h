@@ -13,6 +13,7 @@
 #include "teratron/comm/host/process_group.h"
 #include "teratron/comm/nccl/copy_engine_reduce_scatter.h"
 #include "teratron/comm/nccl/nccl_comm.h"
+#include "teratron/comm/part_communicator.h"
 
 namespace teratron {
 
@@ -22,7 +23,7 @@ namespace teratron {
 /// message, which all ranks of the group must issue. In a group of two ranks, as pipeline links are, a
 /// direction is opened by the first batch that uses it: such ranks must not first send to each other in
 /// separate batches.
-class NcclCommunicator final : public Communicator {
+class NcclCommunicator final : public Communicator, public PartRecorder {
  public:
   NcclCommunicator(std::shared_ptr<ProcessBackend> backend, const std::vector<int64_t>& ranks);
 
@@ -42,6 +43,7 @@ class NcclCommunicator final : public Communicator {
   std::vector<std::string> all_gather_bytes(const std::string& bytes) override;
   std::vector<std::string> gather_bytes(const std::string& bytes) override;
   std::string broadcast_bytes(const std::string& bytes) override;
+  void set_part(const std::string& part) override;
   void barrier() override;
   void abort(const std::string& reason) override;
 
@@ -65,6 +67,7 @@ class NcclCommunicator final : public Communicator {
   Work collective(const CollectiveFingerprint& fingerprint, std::vector<at::Tensor> tensors,
                   const Enqueue& enqueue);
   Event issue(const NcclComm& comm, PendingWork work, const Enqueue& enqueue);
+  CollectiveFingerprint call_of(std::string operation, const at::Tensor& tensor) const;
   std::string describe(const PendingWork& work) const;
   /// The oldest work that has not completed.
   std::optional<PendingWork> oldest();
