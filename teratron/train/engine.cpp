@@ -348,9 +348,11 @@ StepResult TrainEngine::evaluate(const MicroBatches& microbatches, int64_t count
 
 std::optional<TrainEngine::NonFinite> TrainEngine::find_nonfinite(const PendingStep& step) {
   std::optional<NonFinite> found;
-  const auto look = [&found](const std::string& part, const at::Tensor& output,
-                             const at::Tensor& sample_ids_B) {
-    if (!found && !is_finite(output)) found = {.part = part, .sample_ids_B = sample_ids_B};
+  int64_t outputs = 0;
+  const auto look = [&](const std::string& part, const at::Tensor& output, const at::Tensor& sample_ids_B) {
+    if (!found && !is_finite(output))
+      found = {.part = part, .sample_ids_B = sample_ids_B, .position = outputs};
+    ++outputs;
   };
   for (const auto& chunk : chunks_) chunk->set_activation_hook(look);
   buffers_->zero_grad();

@@ -105,6 +105,7 @@ class TrainEngine {
     std::string part;              // submodule with the first such output, or parameter with such a gradient
     bool gradient = false;         // all outputs are finite
     at::Tensor sample_ids_B = {};  // of the micro-batch; undefined where unknown
+    int64_t position = 0;          // of the output among those of the rank
   };
   /// Repeats forward and backward over the saved micro-batches of a step and checks the output of every
   /// submodule of this rank, then, if all are finite, the gradients in the order of backward. Updates

@@ -1,8 +1,10 @@
 #include "teratron/train/guards/nonfinite.h"
 
+#include <algorithm>
 #include <optional>
 
 #include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
 
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
@@ -36,18 +38,31 @@ std::string lines_of(const MicroBatch& batch) {
   return lines;
 }
 
-// The finding computed first: an output of the first stage that has one, else a gradient of the last.
+// A rank's finding, to be compared: outputs come before gradients, of a stage in their order.
+struct Finding {
+  bool gradient = false;
+  int64_t stage = 0, position = 0, rank = 0;
+  std::string text;
+  auto operator<=>(const Finding&) const = default;
+};
+
+// The finding computed first: an output of the first stage that has one, else a gradient of the last. Ranks
+// of a stage have as many outputs, of which only those that hold an expert see the expert's.
 std::string first_finding(TrainEngine& engine, const PendingStep& step) {
+  const Mesh& mesh = engine.mesh();
   const std::optional<TrainEngine::NonFinite> found = engine.find_nonfinite(step);
-  const std::string mine = found ? describe(*found, engine.mesh().rank()) : "";
-  HostGroup& world = *engine.mesh().world().communicator;
-  const std::string output = first_nonempty(world, found && !found->gradient ? mine : "");
-  if (!output.empty()) return output;
-  std::string last_gradient;
-  for (const std::string& gradient : world.all_gather_bytes(mine)) {
-    if (!gradient.empty()) last_gradient = gradient;
+  nlohmann::json mine;
+  if (found) {
+    const int64_t stage = mesh.group(Axis::pp).rank;
+    mine = {found->gradient, found->gradient ? -stage : stage, found->position, mesh.rank(),
+            describe(*found, mesh.rank())};
   }
-  return last_gradient;
+  std::vector<Finding> all;
+  for (const std::string& bytes : mesh.world().communicator->all_gather_bytes(mine.dump())) {
+    const nlohmann::json other = nlohmann::json::parse(bytes);
+    if (!other.is_null()) all.push_back({other[0], other[1], other[2], other[3], other[4]});
+  }
+  return all.empty() ? "" : std::ranges::min(all).text;
 }
 
 // Returns the file's name, or nothing on ranks without tokens.
