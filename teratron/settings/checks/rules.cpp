@@ -60,6 +60,7 @@ constexpr Rule rules[] = {
     {"--expert-model-parallel-size > 1", needs, "--num-experts"},
     {"--expert-tensor-parallel-size > 1", needs, "--num-experts"},
     {"--moe-shared-expert-gate", needs, "--moe-shared-expert-intermediate-size"},
+    {"--moe-shared-expert-overlap", needs, "--moe-shared-expert-intermediate-size"},
     {"--moe-layer-recompute", excludes, "--recompute-granularity full", "Whole layers are recomputed"},
     {"--num-experts", excludes, "--fp8-format", "Experts have no FP8 GEMMs"},
     {"--num-experts", excludes, "--cuda-graph-impl local", "Numbers of tokens per expert are not fixed"},

@@ -93,10 +93,12 @@ void check_balancing(Validation& v) {
       v.reject("moe_aux_loss_coeff", fmt::format("moe_router_load_balancing_type = {} has no loss", alone),
                "Leave --moe-aux-loss-coeff out");
   }
-  if (has_type(a, "sinkhorn") && (a.moe_router_score_function != "softmax" || a.moe_router_num_groups)) {
+  if (has_type(a, "sinkhorn") && (a.moe_router_score_function != "softmax" || a.moe_router_num_groups ||
+                                  a.moe_router_pre_softmax || a.moe_router_topk_scaling_factor)) {
     v.reject("moe_router_load_balancing_type",
-             "sinkhorn chooses experts by itself, without scores and groups",
-             "Leave --moe-router-score-function and --moe-router-num-groups out");
+             "sinkhorn chooses experts by itself, without scores, groups and a scaling factor",
+             "Leave --moe-router-score-function, --moe-router-pre-softmax, --moe-router-num-groups and "
+             "--moe-router-topk-scaling-factor out");
   }
   for (size_t i = 0; i < types.size(); ++i) {
     if (std::find(types.begin(), types.begin() + static_cast<long>(i), types[i]) ==
@@ -150,16 +152,6 @@ void check_expert_widths(Validation& v) {
   }
 }
 
-// The texts come from the training's own weights.
-void check_generation(Validation& v) {
-  const Arguments& a = v.args;
-  const int64_t tp = a.tensor_model_parallel_size;
-  if (!a.generate_interval) return;
-  if (a.expert_model_parallel_size == 1 && a.expert_tensor_parallel_size.value_or(tp) == tp) return;
-  v.reject("generate_interval", "texts are not generated with expert parallelism",
-           "Leave it out, and use `teratron generate` on checkpoints");
-}
-
 }  // namespace
 
 void check_experts(Validation& v) {
@@ -170,7 +162,6 @@ void check_experts(Validation& v) {
   check_balancing(v);
   check_capacity(v);
   check_expert_widths(v);
-  check_generation(v);
 }
 
 }  // namespace teratron
