@@ -12,6 +12,8 @@ std::string inference_help(const std::string& usage, const std::function<bool(co
                                              "fp16",
                                              "tensor_model_parallel_size",
                                              "pipeline_model_parallel_size",
+                                             "expert_model_parallel_size",
+                                             "expert_tensor_parallel_size",
                                              "device",
                                              "num_threads",
                                              "config_file"};

@@ -28,6 +28,7 @@ struct LogitsOptions {
   std::string output;
   std::string device = "auto";
   int64_t context_parallel_size = 1;
+  std::optional<int64_t> tensor_parallel_size, expert_parallel_size, expert_tensor_parallel_size;
   std::vector<std::string> cp_comm_type = {"p2p"};
   bool bert_embeddings = false;
 };
@@ -173,11 +174,24 @@ int logits_command(std::span<const std::string> args) {
                  "ranks that share the tokens of each sequence");
   app.add_option("--cp-comm-type", options.cp_comm_type,
                  "communication of attention between them: p2p, all_gather or a2a, or one per layer");
+  app.add_option("--tensor-model-parallel-size", options.tensor_parallel_size,
+                 "ranks that share each dense layer; by default all, but context-parallel ones");
+  app.add_option("--expert-model-parallel-size", options.expert_parallel_size,
+                 "ranks that experts are divided over");
+  app.add_option("--expert-tensor-parallel-size", options.expert_tensor_parallel_size,
+                 "ranks that share each expert; by default the rest of the tensor-parallel ones");
   if (!parse_command(app, args)) return 0;
 
   std::vector<std::string> flags = {"--device", options.device, "--context-parallel-size",
                                     std::to_string(options.context_parallel_size), "--cp-comm-type"};
   flags.insert(flags.end(), options.cp_comm_type.begin(), options.cp_comm_type.end());
+  const std::pair<const char*, std::optional<int64_t>> sizes[] = {
+      {"--tensor-model-parallel-size", options.tensor_parallel_size},
+      {"--expert-model-parallel-size", options.expert_parallel_size},
+      {"--expert-tensor-parallel-size", options.expert_tensor_parallel_size}};
+  for (const auto& [flag, size] : sizes) {
+    if (size) flags.insert(flags.end(), {flag, std::to_string(*size)});
+  }
   if (!options.load.empty()) flags.insert(flags.end(), {"--load", options.load});
   if (!options.hf.empty()) flags.insert(flags.end(), {"--hf", options.hf});
   if (!options.lora.empty()) flags.insert(flags.end(), {"--lora", options.lora});

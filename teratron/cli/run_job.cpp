@@ -136,10 +136,62 @@ std::string ranks_text(int64_t ranks) {
   return ranks == 1 ? "1 rank" : fmt::format("{} ranks", ranks);
 }
 
-// Sizes of the ranks beside the tensor-parallel ones.
+// Sizes of the ranks beside those of a stage.
 struct OtherRanks {
   int64_t pp = 1, cp = 1;
 };
+
+// The ranks of a stage: those of dense layers and of experts.
+struct StageRanks {
+  int64_t tp = 1, ep = 1, etp = 1;
+  int64_t size() const { return std::max(tp, ep * etp); }
+};
+
+bool divides_experts(const Arguments& args) {
+  return args.expert_model_parallel_size > 1 || args.expert_tensor_parallel_size;
+}
+
+// Experts take the tensor-parallel ranks, or as many more as they need.
+StageRanks stage_ranks(const Arguments& args, int64_t tp) {
+  if (!divides_experts(args)) return {.tp = tp, .etp = tp};
+  constexpr int64_t most = int64_t{1} << 30;  // so that products fit
+  const int64_t ep = std::min(args.expert_model_parallel_size, most);
+  const int64_t etp =
+      std::min(args.expert_tensor_parallel_size.value_or(std::max<int64_t>(1, tp / ep)), most);
+  if (std::max(tp, ep * etp) % std::min(tp, ep * etp) == 0) return {.tp = tp, .ep = ep, .etp = etp};
+  throw config_error(
+      {.what = fmt::format("expert_model_parallel_size = {} x expert_tensor_parallel_size = {} and "
+                           "tensor_model_parallel_size = {} do not divide each other",
+                           ep, etp, tp),
+       .where = "--expert-model-parallel-size",
+       .fix = "Use sizes of which one is a multiple of the other"});
+}
+
+void check_stage(const StageRanks& stage, int64_t ranks, const OtherRanks& others) {
+  if (others.cp > 1 && stage.ep * stage.etp > stage.tp) {
+    throw config_error(
+        {.what = fmt::format("expert_model_parallel_size = {} x expert_tensor_parallel_size = {} are more "
+                             "than tensor_model_parallel_size = {}, but context-parallel ranks have "
+                             "different tokens",
+                             stage.ep, stage.etp, stage.tp),
+         .where = "--expert-model-parallel-size",
+         .fix = "Divide experts over the tensor-parallel ranks, or leave --context-parallel-size out"});
+  }
+  if (stage.size() == ranks) return;
+  const int64_t needed = stage.size() * others.pp * others.cp;
+  throw config_error(
+      {.what = fmt::format("tensor_model_parallel_size = {} and expert_model_parallel_size = {} x "
+                           "expert_tensor_parallel_size = {} take {}, but {} {}",
+                           stage.tp, stage.ep, stage.etp, ranks_text(stage.size()),
+                           others.pp > 1 ? "a stage has" : "there are", ranks),
+       .where = "--expert-model-parallel-size",
+       .fix = fmt::format("Start {} with `teratron launch --nproc-per-node {} -- ...`, or change the sizes",
+                          ranks_text(needed), needed)});
+}
+
+MeshOptions inference_mesh(const StageRanks& stage, const OtherRanks& others) {
+  return {.tp = stage.tp, .pp = others.pp, .cp = others.cp, .ep = stage.ep, .etp = stage.etp};
+}
 
 void run_model(const ParsedArguments& parsed, const OtherRanks& others,
                const std::function<void(const Mesh&)>& body) {
@@ -155,7 +207,8 @@ void run_model(const ParsedArguments& parsed, const OtherRanks& others,
          .fix = fmt::format("Start {} ranks, or a multiple", stages)});
   }
   const int64_t rest = launch.size / stages;
-  if (parsed.sources.contains("tensor_model_parallel_size") && size != rest) {
+  const bool given = parsed.sources.contains("tensor_model_parallel_size");
+  if (given && size != rest && !divides_experts(parsed.args)) {
     throw config_error(
         {.what = fmt::format("tensor_model_parallel_size = {}, but the job has {} ranks{}", size, launch.size,
                              others.pp > 1   ? fmt::format(" for {} stages", stages)
@@ -165,9 +218,10 @@ void run_model(const ParsedArguments& parsed, const OtherRanks& others,
          .fix = fmt::format("Start {} with `teratron launch --nproc-per-node {} -- ...`",
                             size * stages == 1 ? "one rank" : "as many ranks", size * stages)});
   }
-  run_world(launch, world_options(parsed.args, launch), [&](World& world) {
-    body(Mesh({.tp = rest, .pp = others.pp, .cp = others.cp, .dp = 1}, world));
-  });
+  const StageRanks stage = stage_ranks(parsed.args, given ? size : rest);
+  check_stage(stage, rest, others);
+  run_world(launch, world_options(parsed.args, launch),
+            [&](World& world) { body(Mesh(inference_mesh(stage, others), world)); });
 }
 
 }  // namespace
@@ -184,16 +238,23 @@ void run_replicas(const ParsedArguments& parsed, const std::function<void(const 
   const LaunchEnv launch = read_launch_env(process_environment);
   const Arguments& args = parsed.args;
   const int64_t tp = args.tensor_model_parallel_size, pp = args.pipeline_model_parallel_size;
-  if (tp > launch.size / pp || launch.size % (tp * pp) != 0) {
+  const StageRanks stage = stage_ranks(args, tp);
+  if (stage.size() > launch.size / pp || launch.size % (stage.size() * pp) != 0) {
+    const bool experts = stage.size() > tp;
     throw config_error(
-        {.what = fmt::format("tensor_model_parallel_size = {} x pipeline_model_parallel_size = {} "
-                             "does not divide the {} ranks of the job",
-                             tp, pp, launch.size),
-         .where = tp > 1 ? "--tensor-model-parallel-size" : "--pipeline-model-parallel-size",
+        {.what = fmt::format("{} x pipeline_model_parallel_size = {} does not divide the {} of the job",
+                             experts ? fmt::format("expert_model_parallel_size = {} x "
+                                                   "expert_tensor_parallel_size = {}",
+                                                   stage.ep, stage.etp)
+                                     : fmt::format("tensor_model_parallel_size = {}", tp),
+                             pp, ranks_text(launch.size)),
+         .where = experts  ? "--expert-model-parallel-size"
+                  : tp > 1 ? "--tensor-model-parallel-size"
+                           : "--pipeline-model-parallel-size",
          .fix = "Start a multiple of their product with `teratron launch --nproc-per-node N -- ...`"});
   }
   run_world(launch, world_options(args, launch),
-            [&](World& world) { body(Mesh({.tp = tp, .pp = pp, .dp = launch.size / (tp * pp)}, world)); });
+            [&](World& world) { body(Mesh(inference_mesh(stage, {.pp = pp}), world)); });
 }
 
 }  // namespace teratron

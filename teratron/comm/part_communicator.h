@@ -10,9 +10,9 @@
 namespace teratron {
 
 /// The same group, whose calls are recorded as those of a part of the model: "all_gather of
-/// decoder.layers.3.mlp". A time-out then names the part on all ranks, on GPUs too. A Fault that does not name
-/// it (a peer died, another rank failed) is thrown with the operation, part and group in which it met this
-/// rank. Tests break a call at the fault point "comm." + part (base/fault_point.h).
+/// decoder.layers.3.mlp". A time-out then names the part on all ranks, on GPUs too. A Fault that does not
+/// name it (a peer died, another rank failed) is thrown with the operation, part and group in which it met
+/// this rank. Tests break a call at the fault point "comm." + part (base/fault_point.h).
 Group of_part(const Group& group, const std::string& part);
 
 /// A communicator whose recorded calls can be those of a part.

@@ -75,8 +75,8 @@ TEST(PartCommunicator, ATimeoutNamesOperationPartAndGroupOnAllRanks) {
   }
 }
 
-// What failed is told by rank 1; where rank 0 was, by rank 0.
-TEST(PartCommunicator, AFailureElsewhereIsToldWithThePartThatItWasMetIn) {
+// Rank 1 says what failed, rank 0 where it was.
+TEST(PartCommunicator, AFailureElsewhereIsReportedWithThePart) {
   const auto all = faults([](World& world, Communicator& group) {
     sum(group, at::ones({2}));
     if (world.rank() == 1) throw Fault("the GPU is lost");

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "teratron/comm/host/thread_world.h"
+#include "teratron/generate/model_ranks.h"
 #include "teratron/models/gpt/gpt_family.h"
 #include "teratron/pipeline/pipeline_layout.h"
 #include "teratron/testing/ranked_answers.h"
@@ -222,6 +223,12 @@ TEST(Engine, ScoresPromptsBesideTexts) {
   }
 }
 
+InferencePipeline pipeline_on(const Mesh& mesh, int64_t chunks = 1) {
+  const Group& pipeline = mesh.group(Axis::pp);
+  const PipelineLayout layout = pipeline_layout({.layers = 4, .stages = pipeline.size, .chunks = chunks});
+  return {.chunks = layout.chunks_of_stage(pipeline.rank), .group = pipeline, .links = mesh.pipeline_links()};
+}
+
 TEST(Engine, RanksOfEveryLayoutGenerateTheSameTexts) {
   std::mt19937 random(3);
   const std::vector<GenerationRequest> requests = random_requests(random, 8);
@@ -236,12 +243,60 @@ TEST(Engine, RanksOfEveryLayoutGenerateTheSameTexts) {
   for (const auto& [options, virtual_stages] : layouts) {
     run_ranks(options, [&, chunks = virtual_stages](const Mesh& mesh) {
       ParameterSet parameters({.dtype = at::kDouble, .seed = 9});
-      const Group& pipeline = mesh.group(Axis::pp);
-      const PipelineLayout layout = pipeline_layout({.layers = 4, .stages = pipeline.size, .chunks = chunks});
-      const LanguageModel model = language_model(gpt_plan(config(), {}), parameters, mesh.group(Axis::tp),
-                                                 {.chunks = layout.chunks_of_stage(pipeline.rank),
-                                                  .group = pipeline,
-                                                  .links = mesh.pipeline_links()});
+      const LanguageModel model =
+          language_model(gpt_plan(config(), {}), parameters,
+                         {.tensor_parallel = mesh.group(Axis::tp), .pipeline = pipeline_on(mesh, chunks)});
+      for (const GenerationResult& result : ranked_answers(model, mesh, requests))
+        expect_same(result.choices, expected.at(result.id), result.id);
+    });
+  }
+}
+
+GPTConfig expert_config() {
+  GPTConfig config = small_expert_config();
+  config.max_positions = 48;
+  config.position = PositionEmbedding::rope;
+  config.tied_embeddings = false;
+  return config;
+}
+
+LanguageModel model_with_experts(const Mesh& mesh, ParameterSet& parameters) {
+  return language_model(gpt_plan(expert_config(), {}), parameters,
+                        {.tensor_parallel = mesh.group(Axis::tp),
+                         .pipeline = pipeline_on(mesh),
+                         .mesh = mesh,
+                         .copies = ModelRanks(mesh).copies});
+}
+
+TEST(Engine, RanksThatShareExpertsGenerateTheSameTexts) {
+  std::mt19937 random(31);
+  const std::vector<GenerationRequest> requests = random_requests(random, 8);
+  const OwnModel own(expert_config());
+  const Answers expected = run(own.model, requests, {.max_rows = 5});
+  for (const MeshOptions& layout : expert_layouts()) {
+    run_ranks(layout, [&](const Mesh& mesh) {
+      ParameterSet parameters({.dtype = at::kDouble, .seed = 9});
+      const LanguageModel model = model_with_experts(mesh, parameters);
+      EXPECT_EQ(parameters.find("decoder.layers.1.mlp.experts.0.linear_fc1.weight") != nullptr,
+                mesh.group(Axis::ep).rank == 0 && mesh.group(Axis::pp).rank == 0);
+      for (const GenerationResult& result : ranked_answers(model, mesh, requests))
+        expect_same(result.choices, expected.at(result.id), result.id);
+    });
+  }
+}
+
+// A rank whose output layer differs, as if its GPU rounded differently.
+TEST(Engine, RanksThatShareExpertsTakeTheTokensOfTheFirst) {
+  std::mt19937 random(37);
+  const std::vector<GenerationRequest> requests = random_requests(random, 6);
+  const OwnModel own(expert_config());
+  const Answers expected = run(own.model, requests, {.max_rows = 5});
+  for (const MeshOptions& layout : {MeshOptions{.ep = 2, .dp = 2}, MeshOptions{.pp = 2, .ep = 2, .dp = 2}}) {
+    run_ranks(layout, [&](const Mesh& mesh) {
+      ParameterSet parameters({.dtype = at::kDouble, .seed = 9});
+      const LanguageModel model = model_with_experts(mesh, parameters);
+      Parameter* const output = parameters.find("output_layer.weight");
+      if (output && mesh.group(Axis::ep).rank == 1) output->tensor.detach().neg_();
       for (const GenerationResult& result : ranked_answers(model, mesh, requests))
         expect_same(result.choices, expected.at(result.id), result.id);
     });

@@ -8,25 +8,28 @@
 
 namespace teratron {
 
-LanguageModel language_model(const ModelPlan& plan, ParameterSet& parameters, const Group& tensor_parallel,
-                             const InferencePipeline& pipeline) {
+LanguageModel language_model(const ModelPlan& plan, ParameterSet& parameters, const InferenceRanks& ranks) {
+  InferencePipeline pipeline = ranks.pipeline;
+  if (pipeline.chunks.empty()) pipeline.chunks = {{.layers = plan.layers()}};
   std::vector<std::unique_ptr<Model>> chunks;
-  for (const StageSpec& stage : pipeline.chunks)
-    chunks.push_back(plan.build({parameters, stage, TensorParallel{tensor_parallel}}));
+  for (const StageSpec& stage : pipeline.chunks) {
+    chunks.push_back(plan.build({.parameters = parameters,
+                                 .stage = stage,
+                                 .parallel = TensorParallel{ranks.tensor_parallel},
+                                 .mesh = ranks.mesh,
+                                 .same_tokens = true}));
+  }
   return {.chunks = std::move(chunks),
           .vocabulary = plan.vocabulary,
           .max_positions = plan.max_positions,
           .inference = plan.inference,
-          .tensor_parallel = tensor_parallel,
+          .tensor_parallel = ranks.tensor_parallel,
+          .copies = ranks.copies,
           .device = parameters.options().device,
           .dtype = parameters.options().dtype,
           .channels = plan.channels,
           .encodes = plan.encodes,
           .pipeline = pipeline};
-}
-
-LanguageModel language_model(const ModelPlan& plan, ParameterSet& parameters, const Group& tensor_parallel) {
-  return language_model(plan, parameters, tensor_parallel, {.chunks = {{.layers = plan.layers()}}});
 }
 
 MicroBatch token_batch(const at::Tensor& tokens_T, const at::Tensor& positions_T) {

@@ -16,6 +16,16 @@ struct InferencePipeline {
   PipelineLinks links = {};
 };
 
+/// The ranks of a model; by default one. All those of a stage have the same tokens.
+struct InferenceRanks {
+  Group tensor_parallel = {};
+  InferencePipeline pipeline = {};
+  Mesh mesh = {};  // of the experts
+  /// Ranks with copies of this one's dense layers, which share experts with it and must take the same steps:
+  /// all take the tokens that the first one chose.
+  Group copies = {};
+};
+
 /// The chunks of a pipeline rank, on the ranks of one tensor-parallel group.
 struct LanguageModel {
   std::vector<std::unique_ptr<Model>> chunks;
@@ -23,6 +33,7 @@ struct LanguageModel {
   int64_t max_positions = 0;
   Inference inference = {};
   Group tensor_parallel = {};
+  Group copies = {};            // see InferenceRanks
   Group context_parallel = {};  // whose ranks share the tokens of logits_of() and outputs_of()
   at::Device device = at::kCPU;
   at::ScalarType dtype = at::kFloat;
@@ -35,11 +46,9 @@ struct LanguageModel {
   /// Of a model of one stage.
   Model& whole() const { return *chunks.front(); }
 };
-/// Its parameters are created in `parameters`. One stage with all layers.
-LanguageModel language_model(const ModelPlan& plan, ParameterSet& parameters, const Group& tensor_parallel);
-/// The chunks of `pipeline`.
-LanguageModel language_model(const ModelPlan& plan, ParameterSet& parameters, const Group& tensor_parallel,
-                             const InferencePipeline& pipeline);
+/// Its parameters are created in `parameters`. Without chunks in the pipeline: one stage with all layers.
+LanguageModel language_model(const ModelPlan& plan, ParameterSet& parameters,
+                             const InferenceRanks& ranks = {});
 
 /// Tokens [T, 1] at these positions of their sequences, those of a decoder if the model has one.
 MicroBatch token_batch(const at::Tensor& tokens_T, const at::Tensor& positions_T);

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "teratron/generate/model_ranks.h"
 #include "teratron/hf/hf_checkpoint.h"
 #include "teratron/hf/peft.h"
 #include "teratron/models/classifier/classifier_families.h"
@@ -46,22 +47,29 @@ void check_divisible(const Arguments& args, int64_t ranks) {
        .fix = "Use a number of ranks that divides all of them"});
 }
 
-void check_experts_divisible(const Arguments& args, int64_t ranks) {
-  if (args.expert_model_parallel_size > 1 || args.expert_tensor_parallel_size.value_or(ranks) != ranks) {
-    throw config_error({.what = "texts are generated with all experts on every tensor-parallel group",
-                        .where = "--expert-model-parallel-size",
-                        .fix = "Leave it and --expert-tensor-parallel-size out"});
+void check_experts_divisible(const Arguments& args) {
+  const int64_t ep = args.expert_model_parallel_size, etp = args.expert_tensor_parallel_size.value();
+  const int64_t tp = args.tensor_model_parallel_size, experts = args.num_experts.value_or(0);
+  std::vector<Problem> problems;
+  if (ep > 1 && experts == 0) {
+    problems.push_back({"the model has no experts", "--expert-model-parallel-size", "Leave it out"});
+  } else if (experts % ep != 0) {
+    problems.push_back({fmt::format("{} experts are not divisible by {} expert-parallel ranks", experts, ep),
+                        "--expert-model-parallel-size", "Use a number that divides them"});
   }
-  if (!args.num_experts) return;
-  const int64_t own = args.moe_ffn_hidden_size.value_or(0);
-  const int64_t shared = args.moe_shared_expert_intermediate_size.value_or(0);
-  if (own % ranks == 0 && shared % ranks == 0) return;
-  throw config_error(
-      {.what = fmt::format("experts of width {} and shared experts of width {} are not divisible "
-                           "by {} tensor-parallel ranks",
-                           own, shared, ranks),
-       .where = "--tensor-model-parallel-size",
-       .fix = "Use a number of ranks that divides both"});
+  const int64_t width = args.moe_ffn_hidden_size.value_or(0),
+                shared = args.moe_shared_expert_intermediate_size.value_or(0);
+  if (experts > 0 && width % etp != 0) {
+    problems.push_back(
+        {fmt::format("experts of width {} are not divisible by {} expert tensor-parallel ranks", width, etp),
+         "--expert-tensor-parallel-size", "Use a number that divides it"});
+  }
+  if (experts > 0 && shared % tp != 0) {
+    problems.push_back(
+        {fmt::format("shared experts of width {} are not divisible by {} tensor-parallel ranks", shared, tp),
+         "--tensor-model-parallel-size", "Use a number that divides it"});
+  }
+  if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
 }
 
 // The settings of the checkpoint, overridden by those that the user gave.
@@ -197,9 +205,11 @@ LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOpti
   const Group& tp = mesh.group(Axis::tp);
   loaded.args.tensor_model_parallel_size = tp.size;
   loaded.args.pipeline_model_parallel_size = mesh.group(Axis::pp).size;
+  loaded.args.expert_model_parallel_size = mesh.group(Axis::ep).size;
+  loaded.args.expert_tensor_parallel_size = mesh.group(Axis::etp).size;
   const SavedModel saved = saved_model(loaded.checkpoint, loaded.args);
   check_divisible(loaded.args, tp.size);
-  check_experts_divisible(loaded.args, tp.size);
+  check_experts_divisible(loaded.args);
   loaded.parameters = std::make_unique<ParameterSet>(
       ParameterSet::Options{.dtype = options.dtype, .device = options.device, .seed = 0});
   const Family& family = find_saved_family(saved.family);
@@ -210,7 +220,11 @@ LoadedModel load_for_inference(const ParsedArguments& given, const InferenceOpti
                         .where = loaded.checkpoint.path.string(),
                         .fix = "Use a GPT or T5"});
   }
-  loaded.model = language_model(plan, *loaded.parameters, tp, pipeline_of(loaded.args, plan, mesh));
+  loaded.model = language_model(plan, *loaded.parameters,
+                                {.tensor_parallel = tp,
+                                 .pipeline = pipeline_of(loaded.args, plan, mesh),
+                                 .mesh = mesh,
+                                 .copies = ModelRanks(mesh).copies});
   loaded.model.context_parallel = mesh.group(Axis::cp);
   load_with_adapters(given.args, loaded, folder.get(), world);
   return loaded;

@@ -270,6 +270,15 @@ at::Tensor StageRunner::target_logprobs(const StepInput& part, const Activations
   return at::cat(values);
 }
 
+// The first of the ranks that compute the same dense layers decides: their GPUs may round differently.
+at::Tensor StageRunner::agreed(const at::Tensor& values) const {
+  const Group& copies = model_.copies;
+  if (copies.size == 1 || values.numel() == 0) return values;
+  at::Tensor first = values.contiguous();
+  copies.communicator->broadcast(first, 0).wait();
+  return first;
+}
+
 // Tokens that follow a choice, or a target, in the output.
 int64_t StageRunner::tokens_of(const StepInput& step, const StepChoice& choice) const {
   return choice.best > 0 ? std::min(choice.best, model_.vocabulary)
@@ -307,7 +316,7 @@ StepOutput StageRunner::decode(const StepInput& step) {
       [&](const at::Tensor& tokens, const at::Tensor& positions, const at::Tensor& parameters,
           const SamplingNeeds& needs) {
         const Activations output = model_.whole().forward({}, token_batch(tokens, positions), &states_[0]);
-        return sample_rows(gathered_logits(model_, output), parameters, needs);
+        return agreed(sample_rows(gathered_logits(model_, output), parameters, needs));
       });
   return unpack(step, output_NR.narrow(1, 0, rows).t().contiguous());
 }
@@ -329,7 +338,7 @@ StepOutput StageRunner::run(const StepInput& step) {
   at::Tensor result;
   if (model_.has_head()) {
     choices.insert(choices.end(), targets.begin(), targets.end());
-    result = at::cat(choices).contiguous();
+    result = agreed(at::cat(choices));
   } else {
     result = at::empty({values}, at::TensorOptions().dtype(at::kDouble).device(model_.device));
   }

@@ -56,6 +56,7 @@ class StageRunner {
   MicroBatch batch_of(const StepInput& part) const;
   at::Tensor next_tokens(const StepInput& part, const Activations& output) const;
   at::Tensor target_logprobs(const StepInput& part, const Activations& output) const;
+  at::Tensor agreed(const at::Tensor& values) const;
   int64_t tokens_of(const StepInput& step, const StepChoice& choice) const;
   StepOutput unpack(const StepInput& step, const at::Tensor& values) const;
 

@@ -172,10 +172,11 @@ TEST(T5Engine, RanksOfEveryLayoutGenerateTheSameTexts) {
         if (pipeline.size > 1)
           options.split = PipelineSplit{.layers = variant.encoder.layers, .stages = layout.encoder_stages};
         const LanguageModel model =
-            language_model(t5_plan(variant, {}), parameters, mesh.group(Axis::tp),
-                           {.chunks = pipeline_layout(options).chunks_of_stage(pipeline.rank),
-                            .group = pipeline,
-                            .links = mesh.pipeline_links()});
+            language_model(t5_plan(variant, {}), parameters,
+                           {.tensor_parallel = mesh.group(Axis::tp),
+                            .pipeline = {.chunks = pipeline_layout(options).chunks_of_stage(pipeline.rank),
+                                         .group = pipeline,
+                                         .links = mesh.pipeline_links()}});
         for (const GenerationResult& result : ranked_answers(model, mesh, requests))
           expect_same_answers(result.choices, expected.at(result.id), where);
       });

@@ -79,6 +79,19 @@ std::vector<Prompt> prompts_of(const nlohmann::json& requests, const Trainer& tr
   return prompts;
 }
 
+// Replicas that share experts generate in step.
+InferenceRanks ranks_of(const Trainer& trainer) {
+  const Mesh& mesh = trainer.mesh();
+  const Group& stages = mesh.group(Axis::pp);
+  const bool shared = mesh.group(Axis::tp).size % mesh.group({Axis::etp, Axis::ep}).size != 0;
+  return {.tensor_parallel = mesh.group(Axis::tp),
+          .pipeline = {.chunks = trainer.engine().options().parallel.pipeline.chunks_of_stage(stages.rank),
+                       .group = stages,
+                       .links = mesh.pipeline_links()},
+          .mesh = mesh,
+          .copies = shared ? mesh.replicas() : Group()};
+}
+
 class TrainingTexts {
  public:
   TrainingTexts(Trainer& trainer, const nlohmann::json& requests)
@@ -89,8 +102,7 @@ class TrainingTexts {
                      .device = trainer.device(),
                      .seed = 0,
                      .aliases = true}),
-        model_(language_model(trainer.model(), parameters_, trainer.mesh().group(Axis::tp),
-                              pipeline_of(trainer))) {
+        model_(language_model(trainer.model(), parameters_, ranks_of(trainer))) {
     parameters_.alias(trainer.engine().parameters());
   }
 
@@ -107,13 +119,6 @@ class TrainingTexts {
   }
 
  private:
-  static InferencePipeline pipeline_of(const Trainer& trainer) {
-    const Group& stages = trainer.mesh().group(Axis::pp);
-    return {.chunks = trainer.engine().options().parallel.pipeline.chunks_of_stage(stages.rank),
-            .group = stages,
-            .links = trainer.mesh().pipeline_links()};
-  }
-
   // One engine for each time: between them it holds no memory.
   std::vector<SampleText> texts() {
     int64_t longest = 1, longest_source = 1, rows = 0;

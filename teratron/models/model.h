@@ -83,7 +83,8 @@ struct StageContext {
   ParameterSet& parameters;
   const StageSpec& stage;
   const TensorParallel& parallel;
-  Mesh mesh = {};  // for layers that are sharded over other axes than the tensor-parallel one
+  Mesh mesh = {};            // for layers that are sharded over other axes than the tensor-parallel one
+  bool same_tokens = false;  // on all ranks of a stage, as when text is generated
 };
 
 /// Called with the output of each submodule. `sample_ids_B` is the micro-batch's and may be undefined.

@@ -1,5 +1,7 @@
 #include "teratron/nn/parameter.h"
 
+#include <algorithm>
+
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "teratron/base/error.h"
@@ -145,6 +147,12 @@ void ParameterSet::alias(ParameterSet& other) {
                         source->tensor.scalar_type() == parameter.tensor.scalar_type(),
                     "parameter {} has no counterpart", parameter.name);
     parameter.tensor = source->tensor.detach();
+  }
+  for (Buffer& buffer : buffers_) {
+    const auto source = std::find_if(other.buffers_.begin(), other.buffers_.end(),
+                                     [&](const Buffer& b) { return b.name == buffer.name; });
+    TERATRON_ASSERT(source != other.buffers_.end(), "buffer {} has no counterpart", buffer.name);
+    buffer.tensor.set_(source->tensor);  // layers hold the tensor
   }
 }
 

@@ -97,12 +97,13 @@ std::vector<RequestOutcome> deserialize(const std::string& bytes) {
 
 std::vector<RequestOutcome> answer_requests(const ReplicatedModel& model, const RequestList& requests,
                                             const std::function<void(int64_t)>& on_progress) {
-  const Group& replicas = model.mesh.data_parallel();
+  const ModelRanks ranks = model.ranks();
+  const Group& replicas = ranks.replicas;
   std::string mine;
   {
-    Engine local(model.model, model.settings, model.ranks());
-    RankedEngine engine(local, model.ranks());
-    if (model.ranks().rank() == 0) {
+    Engine local(model.model, model.settings, *ranks.all.communicator);
+    RankedEngine engine(local, *ranks.all.communicator);
+    if (ranks.all.rank == 0) {
       mine = serialize(
           Share(engine, requests, replicas.rank, replicas.size).run(model.settings.tokenizer, on_progress));
       engine.stop();

@@ -1,5 +1,5 @@
-// Requests to a language model, shared by the replicas of a job: each data-parallel rank has the whole model
-// on its tensor- and pipeline-parallel ranks, and an engine (generate/engine.h) that batches its requests.
+// Requests to a language model, shared by the replicas of a job: each has the whole model on its ranks
+// (generate/model_ranks.h), and an engine (generate/engine.h) that batches its requests.
 #pragma once
 
 #include <functional>
@@ -8,6 +8,7 @@
 
 #include "teratron/comm/mesh/mesh.h"
 #include "teratron/generate/engine.h"
+#include "teratron/generate/model_ranks.h"
 
 namespace teratron {
 
@@ -16,8 +17,7 @@ struct ReplicatedModel {
   const LanguageModel& model;  // this rank's part of its replica
   EngineSettings settings = {};
 
-  /// The ranks of this replica.
-  HostGroup& ranks() const { return *mesh.group({Axis::tp, Axis::pp}).communicator; }
+  ModelRanks ranks() const { return ModelRanks(mesh); }
 };
 
 /// Requests by number, the same on all ranks.

@@ -14,8 +14,8 @@
 namespace teratron {
 namespace {
 
-GPTConfig small_gpt() {
-  GPTConfig config = small_config();
+GPTConfig small_gpt(bool experts = false) {
+  GPTConfig config = experts ? small_expert_config() : small_config();
   config.max_positions = 24;
   config.init_std = 0.3;
   return config;
@@ -51,26 +51,28 @@ RequestOutcome expected_outcome(const LanguageModel& model, const GenerationRequ
   return outcome;
 }
 
-LanguageModel own_part(const Mesh& mesh, ParameterSet& parameters) {
+LanguageModel own_part(const GPTConfig& config, const Mesh& mesh, ParameterSet& parameters) {
   const Group& pipeline = mesh.group(Axis::pp);
   const PipelineLayout layout = pipeline_layout({.layers = 4, .stages = pipeline.size, .chunks = 1});
-  return language_model(
-      gpt_plan(small_gpt(), {}), parameters, mesh.group(Axis::tp),
-      {.chunks = layout.chunks_of_stage(pipeline.rank), .group = pipeline, .links = mesh.pipeline_links()});
+  return language_model(gpt_plan(config, {}), parameters,
+                        {.tensor_parallel = mesh.group(Axis::tp),
+                         .pipeline = {.chunks = layout.chunks_of_stage(pipeline.rank),
+                                      .group = pipeline,
+                                      .links = mesh.pipeline_links()},
+                         .mesh = mesh,
+                         .copies = ModelRanks(mesh).copies});
 }
 
-TEST(Replicas, EveryLayoutScoresAsOneForward) {
+void expect_outcomes_of_one_forward(const GPTConfig& config, const std::vector<MeshOptions>& layouts) {
   const std::vector<GenerationRequest> requests = scored_requests();
   ParameterSet parameters({.dtype = at::kDouble, .device = at::kCPU, .seed = 9});
-  const LanguageModel whole = language_model(gpt_plan(small_gpt(), {}), parameters, {});
+  const LanguageModel whole = language_model(gpt_plan(config, {}), parameters, {});
   std::vector<RequestOutcome> expected;
   for (const GenerationRequest& request : requests) expected.push_back(expected_outcome(whole, request));
-  const std::vector<MeshOptions> layouts = {
-      {}, {.dp = 2}, {.dp = 3}, {.tp = 2, .dp = 2}, {.pp = 2, .dp = 2}, {.tp = 2, .pp = 2}};
   for (const MeshOptions& layout : layouts) {
     run_ranks(layout, [&](const Mesh& mesh) {
       ParameterSet own({.dtype = at::kDouble, .seed = 9});
-      const LanguageModel model = own_part(mesh, own);
+      const LanguageModel model = own_part(config, mesh, own);
       const ReplicatedModel replicated{
           .mesh = mesh, .model = model, .settings = {.max_rows = 3, .prompt_tokens = 7}};
       int64_t answered = 0;
@@ -84,11 +86,25 @@ TEST(Replicas, EveryLayoutScoresAsOneForward) {
         EXPECT_EQ(outcomes[i].tokens, expected[i].tokens) << i;
         EXPECT_EQ(outcomes[i].most_probable, expected[i].most_probable) << i;
       }
-      if (replicated.ranks().rank() == 0) {
+      if (replicated.ranks().all.rank == 0) {
         EXPECT_GT(answered, 0);
       }
     });
   }
+}
+
+TEST(Replicas, EveryLayoutScoresAsOneForward) {
+  expect_outcomes_of_one_forward(
+      small_gpt(), {{}, {.dp = 2}, {.dp = 3}, {.tp = 2, .dp = 2}, {.pp = 2, .dp = 2}, {.tp = 2, .pp = 2}});
+}
+
+TEST(Replicas, OfRanksThatShareExpertsScoreAsOneForward) {
+  std::vector<MeshOptions> layouts = expert_layouts();
+  layouts.push_back({.ep = 2, .dp = 4});  // two replicas
+  layouts.push_back({.tp = 2, .ep = 4, .dp = 4});
+  layouts.push_back({.pp = 2, .ep = 2, .dp = 6});
+  layouts.push_back({.tp = 2, .ep = 2, .dp = 2});
+  expect_outcomes_of_one_forward(small_gpt(true), layouts);
 }
 
 TEST(Replicas, GreedyContinuationsAreMostProbable) {

@@ -25,7 +25,7 @@ POSITIONS = 2048
 DEVICE = os.environ.get("TERATRON_SERVE_DEVICE", "cpu")  # cuda: the same tests with the engine of GPUs
 
 
-def make_model(folder):
+def make_model(folder, *flags):
     """A checkpoint whose tokenizer is byte-level BPE with ChatML's marks, trained for two steps."""
     (folder / "text.txt").write_text(TEXT)
     tokenizer = folder / "tokenizer"
@@ -35,7 +35,7 @@ def make_model(folder):
     train("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "32", "--max-position-embeddings",
           POSITIONS, "--position-embedding-type", "rope", "--micro-batch-size", "2", "--global-batch-size", "2", "--lr", "1e-2", "--init-method-std",
           "0.4", "--eval-iters", "0", "--device", "cpu", "--num-threads", "1", "--mock-data", "--train-iters", "2", "--tokenizer-type", "HuggingFaceTokenizer",
-          "--tokenizer-model", tokenizer, "--save", folder / "run")
+          "--tokenizer-model", tokenizer, "--save", folder / "run", *flags)
     return folder / "run"
 
 

@@ -11,7 +11,7 @@ import subprocess
 import time
 
 import pytest
-from server import BINARY, POSITIONS, ROOT, documented, needs_binary, serving, teratron, wait_for
+from server import BINARY, POSITIONS, ROOT, documented, make_model, needs_binary, serving, teratron, wait_for
 
 pytestmark = needs_binary
 
@@ -216,6 +216,17 @@ def test_ranks_give_the_same_texts(server, run, tmp_path, layout):
         time.sleep(2.5)  # the other rank waits longer than the interval at which it hears from rank 0
         assert "".join(event["choices"][0]["text"] for event in several.stream(prompt="The", seed=1, max_tokens=9)) == \
             server.completion(prompt="The", seed=1, max_tokens=9).json["choices"][0]["text"]
+
+
+def test_ranks_that_share_experts_give_the_same_texts(tmp_path):
+    run = make_model(tmp_path, "--num-experts", "4", "--moe-ffn-hidden-size", "32")
+    request = {"prompt": ["The cat", "dog"], "seed": 3, "max_tokens": 12}
+    with serving(run) as one:
+        expected = one.completion(**request).json["choices"]
+    launch = ["launch", "--nproc-per-node", "4", "--log-dir", tmp_path / "logs", "--"]
+    with serving(run, "--tp", "2", "--ep", "4", launch=launch) as several:
+        assert several.completion(**request).json["choices"] == expected
+        assert several.completion(**request).json["choices"] == expected
 
 
 def test_a_hugging_face_folder(server, run, tmp_path):

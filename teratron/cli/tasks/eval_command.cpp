@@ -72,11 +72,12 @@ void evaluate_lines(const ParsedArguments& parsed, const Mesh& mesh) {
                                              .encodes = model.encodes}});
   const RequestList requests{.size = static_cast<int64_t>(data.requests.size()),
                              .get = [&](int64_t i) { return data.requests.at(i); }};
+  const ReplicatedModel replicated = replicated_model(job);
   const auto show = [&](int64_t answered) {
     if (has_status_line() && mesh.rank() == 0)
-      status_line(fmt::format("{}/{} requests", answered * mesh.data_parallel().size, requests.size));
+      status_line(fmt::format("{}/{} requests", answered * replicated.ranks().replicas.size, requests.size));
   };
-  const std::vector<RequestOutcome> outcomes = answer_requests(replicated_model(job), requests, show);
+  const std::vector<RequestOutcome> outcomes = answer_requests(replicated, requests, show);
   if (mesh.rank() != 0) return;
   status_line("");
   std::vector<SampleScore> scores;

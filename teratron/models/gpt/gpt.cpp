@@ -19,6 +19,11 @@ VocabularyOptions vocabulary_options(const GPTConfig& config) {
 
 }  // namespace
 
+GPTConfig stage_config(GPTConfig config, const StageContext& part) {
+  if (part.same_tokens) config.experts.options.dispatch = TokenDispatch::none;
+  return config;
+}
+
 GPT::GPT(ParameterSet& parameters, const GPTConfig& config, const StageSpec& stage,
          const TensorParallel& parallel, const Mesh& mesh)
     : Model(stage), config_(config), parallel_(parallel) {

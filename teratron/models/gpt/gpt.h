@@ -14,6 +14,9 @@
 
 namespace teratron {
 
+/// For a stage: without dispatch of tokens to experts where its ranks have the same ones.
+GPTConfig stage_config(GPTConfig config, const StageContext& part);
+
 /// Columns: tokens, labels and loss_mask [S, B]; sequence_index or position_ids [S, B]; cu_seqlens, if
 /// attention stays within documents (gpt_schema()).
 class GPT : public Model {

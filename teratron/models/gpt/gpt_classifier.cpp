@@ -22,7 +22,8 @@ GPTClassifier::GPTClassifier(const GPTConfig& config, const ClassifierOptions& o
     : Model(part.stage),
       options_(options),
       parallel_(part.parallel),
-      decoder_(part.parameters, without_logits(config), part.stage, part.parallel, part.mesh) {
+      decoder_(part.parameters, stage_config(without_logits(config), part), part.stage, part.parallel,
+               part.mesh) {
   if (!part.stage.head) return;
   // Every tensor-parallel rank computes the head on the same rows, so that gradients agree without a sum.
   head_ = &(Scope(part.parameters) / "classification_head")

@@ -98,8 +98,8 @@ ModelPlan gpt_plan(const GPTConfig& config, const BatchSchema& batch) {
           .max_positions = config.max_positions,
           .build =
               [config](const StageContext& context) {
-                return std::make_unique<GPT>(context.parameters, config, context.stage, context.parallel,
-                                             context.mesh);
+                return std::make_unique<GPT>(context.parameters, stage_config(config, context), context.stage,
+                                             context.parallel, context.mesh);
               },
           .inference = token_inference(config.vocabulary),
           .operators = gpt_operators(config),

@@ -1,10 +1,14 @@
 // Layers with experts in every layout against one rank with the same micro-batches: losses, loads, every
 // gradient, and weights and expert biases after some steps.
+#include <mutex>
+#include <set>
+
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "teratron/testing/layouts.h"
 #include "teratron/testing/models.h"
+#include "teratron/train/guards/nonfinite.h"
 
 namespace teratron {
 namespace {
@@ -183,24 +187,36 @@ TEST(MoeLayouts, TrainTheSameWeights) {
   }
 }
 
-std::string first_nonfinite(const std::string& parameter, int64_t row) {
-  std::string part;
-  run_layout({}, [&](const Mesh& mesh) {
-    EngineOptions options = engine_options(moe_config(), {}, at::kFloat);
+// What training says of a parameter that has a NaN, on all ranks.
+std::set<std::string> nonfinite_message(const Layout& layout, const std::string& parameter, int64_t row) {
+  std::set<std::string> messages;
+  std::mutex mutex;
+  run_layout(layout, [&](const Mesh& mesh) {
+    EngineOptions options = engine_options(moe_config(), layout, at::kFloat);
     options.save_batches = true;
     TrainEngine engine(options, mesh);
-    engine.parameters().find(parameter)->tensor.detach()[row].fill_(NAN);
-    const PendingStep step = train_step(engine, {}, {}, 0, {.lr = 1e-2});
-    part = engine.find_nonfinite(step).value_or(TrainEngine::NonFinite{.part = "nothing"}).part;
+    if (Parameter* const found = engine.parameters().find(parameter)) found->tensor.detach()[row].fill_(NAN);
+    const PendingStep step = train_step(engine, layout, {}, 0, {.lr = 1e-2});
+    const std::string message = diagnose_nonfinite(engine, step, 1, {});
+    const std::lock_guard lock(mutex);
+    messages.insert(message);
   });
-  return part;
+  return messages;
 }
 
 TEST(MoeNonFinite, IsNamedWithLayerAndExpert) {
-  EXPECT_EQ(first_nonfinite("decoder.layers.2.mlp.router.weight", 5),
-            "decoder.layers.2.mlp.router, expert 5");
-  EXPECT_EQ(first_nonfinite("decoder.layers.3.mlp.experts.6.linear_fc2.weight", 0),
-            "decoder.layers.3.mlp.experts.6");
+  for (const Layout& layout :
+       {Layout{}, Layout{.dp = 2, .ep = 2}, Layout{.tp = 2, .etp = 2, .sequence_parallel = true},
+        Layout{.tp = 2, .pp = 2, .dp = 2, .ep = 4, .microbatches = 2, .sequence_parallel = true}}) {
+    SCOPED_TRACE(to_string(layout));
+    const std::string router = "the output of decoder.layers.2.mlp.router, expert 5 is the first";
+    const std::string expert = "the output of decoder.layers.3.mlp.experts.6 is the first";
+    for (const std::string& message : nonfinite_message(layout, "decoder.layers.2.mlp.router.weight", 5))
+      EXPECT_NE(message.find(router), std::string::npos) << message;
+    for (const std::string& message :
+         nonfinite_message(layout, "decoder.layers.3.mlp.experts.6.linear_fc2.weight", 0))
+      EXPECT_NE(message.find(expert), std::string::npos) << message;
+  }
 }
 
 Layout random_expert_layout(GPTConfig& config, std::mt19937& random) {

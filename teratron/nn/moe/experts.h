@@ -16,8 +16,9 @@ namespace teratron {
 
 /// The groups of ranks that experts are divided over.
 struct ExpertParallel {
-  Group experts;  // Axis::ep
-  Group tensor;   // Axis::etp
+  Group experts;    // Axis::ep
+  Group tensor;     // Axis::etp
+  Group both = {};  // for TokenDispatch::none
 
   /// Those of this rank.
   ExpertRange local(int64_t experts_in_all) const {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "teratron/comm/part_communicator.h"
 #include "teratron/nn/recompute.h"
 
 namespace teratron {
@@ -13,8 +14,12 @@ bool replicates_tokens(const TensorParallel& parallel) {
   return parallel.group.size > 1 && !parallel.sequence_parallel;
 }
 
-ExpertParallel expert_groups(const TensorParallel& parallel, const Mesh& mesh) {
-  return {mesh.group(Axis::ep), replicates_tokens(parallel) ? parallel.group : mesh.group(Axis::etp)};
+ExpertParallel expert_groups(const std::string& layer, TokenDispatch dispatch, const TensorParallel& parallel,
+                             const Mesh& mesh) {
+  const bool replicated = dispatch != TokenDispatch::none && replicates_tokens(parallel);
+  return {.experts = of_part(mesh.group(Axis::ep), layer),
+          .tensor = of_part(replicated ? parallel.group : mesh.group(Axis::etp), layer),
+          .both = of_part(mesh.group({Axis::ep, Axis::etp}), layer)};
 }
 
 }  // namespace
@@ -23,15 +28,16 @@ MoeLayer::MoeLayer(const Scope& scope, const MoeOptions& options, const TensorPa
                    const Mesh& mesh)
     : name_(scope.prefix()),
       recompute_(options.recompute),
-      first_expert_(expert_groups(parallel, mesh).local(options.experts.experts).first),
+      parallel_(expert_groups(name_, options.dispatch, parallel, mesh)),
+      first_expert_(parallel_.local(options.experts.experts).first),
       dispatcher_({.experts = options.experts.experts,
                    .kind = options.dispatch,
                    .replicated = replicates_tokens(parallel)},
-                  expert_groups(parallel, mesh)) {
+                  parallel_) {
   const std::deque<Parameter>& all = scope.set().all();
   const size_t before = all.size();
   router_ = std::make_unique<Router>(scope / "router", options.router, parallel, mesh);
-  experts_ = std::make_unique<Experts>(scope, options.experts, expert_groups(parallel, mesh));
+  experts_ = std::make_unique<Experts>(scope, options.experts, parallel_);
   if (options.shared)
     shared_ = std::make_unique<SharedExperts>(scope / "shared_experts", *options.shared, parallel);
   for (size_t i = before; i < all.size(); ++i) parameters_.push_back(&scope.set().all()[i]);

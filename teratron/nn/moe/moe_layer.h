@@ -24,8 +24,9 @@ struct MoeOptions {
 
 class MoeLayer : public FeedForward {
  public:
-  /// `scope`: "...mlp". Experts are divided over the mesh's expert-parallel and expert tensor-parallel
-  /// groups, of which under tensor parallelism without sequence parallelism the latter is the layer's.
+  /// `scope`: "...mlp", which failures of these groups name. Experts are divided over the mesh's
+  /// expert-parallel and expert tensor-parallel groups, of which under tensor parallelism without sequence
+  /// parallelism the latter is the layer's, unless tokens are not dispatched.
   MoeLayer(const Scope& scope, const MoeOptions& options, const TensorParallel& parallel, const Mesh& mesh);
   at::Tensor forward(const at::Tensor& x_SBH, const LayerContext& context) override;
 
@@ -36,6 +37,7 @@ class MoeLayer : public FeedForward {
 
   std::string name_;
   bool recompute_;
+  ExpertParallel parallel_;
   int64_t first_expert_;
   std::vector<Parameter*> parameters_;
   std::unique_ptr<Router> router_;

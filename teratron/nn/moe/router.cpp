@@ -5,6 +5,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/comm/collectives.h"
+#include "teratron/comm/part_communicator.h"
 #include "teratron/nn/autograd.h"
 #include "teratron/nn/moe/load_balancing.h"
 #include "teratron/nn/moe/random.h"
@@ -56,8 +57,9 @@ Router::Router(const Scope& scope, const RouterOptions& options, const TensorPar
     : options_(options),
       name_(scope.prefix()),
       parallel_(parallel),
-      shards_(parallel.sequence_parallel ? mesh.group({Axis::tp, Axis::cp}) : mesh.group(Axis::cp)),
-      data_parallel_(mesh.data_parallel()),
+      shards_(of_part(parallel.sequence_parallel ? mesh.group({Axis::tp, Axis::cp}) : mesh.group(Axis::cp),
+                      name_)),
+      data_parallel_(of_part(mesh.data_parallel(), name_)),
       weight_(scope.parameter("weight", {.shard = Shard::replicated({options.experts, options.hidden}),
                                          .init = options.init,
                                          .grad_sum = parallel.grad_sum()})) {

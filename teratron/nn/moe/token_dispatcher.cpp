@@ -22,6 +22,12 @@ at::Tensor gather_bools(const at::Tensor& x, const Group& group) {
 
 at::Tensor TokenDispatcher::forward(const at::Tensor& x_TH, const Routing& routing, const at::Tensor& kept_TK,
                                     const LocalExperts& experts) const {
+  if (options_.kind == TokenDispatch::none) {
+    const Group& both = parallel_.both;
+    const Routing same{routing.experts_TK, copy_to(routing.probs_TK, both)};
+    return reduce_from(local_forward({copy_to(x_TH, both), same, kept_TK}, experts), both)
+        .to(x_TH.scalar_type());
+  }
   const auto dispatch = [&](const Tokens& tokens) {
     if (parallel_.experts.size == 1) return local_forward(tokens, experts);
     return options_.kind == TokenDispatch::all_to_all ? all_to_all_forward(tokens, experts)
@@ -42,7 +48,7 @@ at::Tensor TokenDispatcher::forward(const at::Tensor& x_TH, const Routing& routi
 at::Tensor TokenDispatcher::local_forward(const Tokens& tokens, const LocalExperts& experts) const {
   const Routing& routing = tokens.routing;
   std::optional<int64_t> rows;
-  if (!tokens.kept_TK.defined()) rows = routing.experts_TK.numel();
+  if (!tokens.kept_TK.defined() && parallel_.experts.size == 1) rows = routing.experts_TK.numel();
   const Permutation permutation =
       make_permutation(routing.experts_TK, tokens.kept_TK, parallel_.local(options_.experts), rows);
   const at::Tensor y_RH =

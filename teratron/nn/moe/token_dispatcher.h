@@ -8,6 +8,9 @@
 //   all_gather   every rank gets all tokens and computes those of its experts; results are reduce-scattered
 //   all_to_all   a token's row goes to the ranks of its experts, once per choice, and comes back
 //
+// When text is generated, all ranks of both groups have the same tokens (none): each computes its part of its
+// experts' outputs for them, and the parts are summed over both groups. No rank waits for its host.
+//
 // Sums over experts are in fp32 (fp64). With all_to_all, and on one rank, a token's rows are added in
 // ascending order of its experts, with all_gather first those of a rank.
 #pragma once
@@ -19,7 +22,7 @@
 
 namespace teratron {
 
-enum class TokenDispatch : uint8_t { all_gather, all_to_all };
+enum class TokenDispatch : uint8_t { all_gather, all_to_all, none };
 
 struct DispatcherOptions {
   int64_t experts = 0;  // of all ranks
@@ -38,7 +41,7 @@ class TokenDispatcher {
 
   /// The sums over each token's experts, of x [T, H], the same T on all ranks. `kept_TK`, bool: choices that
   /// were not dropped; undefined: all. Differentiable; collective over both groups. Waits for the device if
-  /// there are several expert-parallel ranks.
+  /// tokens are dispatched between expert-parallel ranks.
   at::Tensor forward(const at::Tensor& x_TH, const Routing& routing, const at::Tensor& kept_TK,
                      const LocalExperts& experts) const;
 

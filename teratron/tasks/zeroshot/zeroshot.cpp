@@ -172,7 +172,7 @@ ZeroShotSums ZeroShotTask::sums_of(const std::vector<RequestOutcome>& outcomes) 
 ZeroShotSums run_zeroshot(const ReplicatedModel& model, const ZeroShotTask& task,
                           const ZeroShotOptions& options) {
   const RequestList requests = task.requests();
-  const int64_t replicas = model.mesh.data_parallel().size, batch = options.micro_batch_size * replicas;
+  const int64_t replicas = model.ranks().replicas.size, batch = options.micro_batch_size * replicas;
   const int64_t iterations = (requests.size + batch - 1) / batch;
   int64_t iteration = 0;
   const auto on_progress = [&](int64_t answered) {
