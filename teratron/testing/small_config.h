@@ -32,11 +32,9 @@ inline GPTConfig small_expert_config() {
 
 /// Layouts in which ranks share its experts.
 inline std::vector<MeshOptions> expert_layouts() {
-  return {{.ep = 2, .dp = 2},           {.ep = 4, .dp = 4},
-          {.ep = 2, .etp = 2, .dp = 4}, {.tp = 2, .ep = 2},
-          {.tp = 2, .etp = 2},          {.tp = 2, .ep = 2, .etp = 2, .dp = 2},
-          {.tp = 2, .ep = 4, .dp = 2},  {.pp = 2, .ep = 2, .dp = 2},
-          {.tp = 2, .pp = 2, .ep = 2},  {.tp = 2, .pp = 2, .ep = 4, .dp = 2}};
+  return {{.ep = 2, .dp = 2},         {.ep = 2, .etp = 2, .dp = 4}, {.tp = 2, .ep = 2},
+          {.tp = 2, .etp = 2},        {.tp = 2, .ep = 4, .dp = 2},  {.tp = 2, .pp = 2, .ep = 2},
+          {.pp = 2, .ep = 2, .dp = 2}};
 }
 
 }  // namespace teratron

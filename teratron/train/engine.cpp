@@ -363,7 +363,7 @@ std::optional<TrainEngine::NonFinite> TrainEngine::find_nonfinite(const PendingS
       scalars, batches,
       {.microbatches = step.inputs.microbatches, .scale = loss_scale(step.inputs), .reduces = false});
   for (const auto& chunk : chunks_) chunk->set_activation_hook(nullptr);
-  if (!found && !is_finite(scalars.total_loss())) found = {.part = "the loss"};
+  if (!found && !is_finite(scalars.total_loss())) found = {.part = "the loss", .position = outputs};
   for (const Parameter& parameter : parameters_.all() | std::views::reverse) {  // in the order of backward
     if (found) break;
     if (parameter.options.trainable && !parameter.grad_is_stale && !is_finite(parameter.main_grad))
