@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
@@ -180,13 +181,15 @@ TEST(CheckpointScale, costs_of_a_rank) {
   }
 }
 
-// Writing, checking and reading the metadata of one rank.
-TEST(CheckpointScale, a_file_of_the_manifest_takes_little_time) {
+// Writing, checking and reading the metadata of a tensor that is cut over 16,384 ranks, which one rank does:
+// some hundred bytes for each of them.
+TEST(CheckpointScale, a_file_of_the_manifest_takes_little_time_and_memory) {
+  constexpr int64_t ranks = 16384;
   ManifestFragment fragment;
   ManifestTensor& tensor = fragment.tensors["experts.weight"];
-  tensor.shape = {1, 16384 * 256};
+  tensor.shape = {1, ranks * 256};
   tensor.dtype = Dtype::f32;
-  for (int64_t i = 0; i < 16384; ++i) {
+  for (int64_t i = 0; i < ranks; ++i) {
     const std::string file = fmt::format("shard-{:05d}.safetensors", i);
     fragment.shards.push_back({.file = file, .bytes = 2000, .header_bytes = 100, .header_hash = 5});
     tensor.chunks.push_back({.shard = i,
@@ -199,8 +202,18 @@ TEST(CheckpointScale, a_file_of_the_manifest_takes_little_time) {
   const auto start = std::chrono::steady_clock::now();
   const std::string text = checked_text(fragment);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  print("{} bytes of metadata: {:.3f} s to write and check", text.size(), seconds.count());
+  const auto allocated = [] {
+    const struct mallinfo2 all = ::mallinfo2();
+    return static_cast<int64_t>(all.uordblks + all.hblkhd);
+  };
+  const int64_t before = allocated();
+  const ManifestFragment parsed = parse_fragment(text, "m", Chunks::all);
+  const int64_t held = allocated() - before;
+  print("{} bytes of metadata, {} a rank: {:.3f} s to write and check; {} bytes a rank in memory",
+        text.size(), text.size() / ranks, seconds.count(), held / ranks);
   EXPECT_LT(seconds.count(), 5) << "also with sanitizers";
+  EXPECT_LT(static_cast<int64_t>(text.size()), 400 * ranks);
+  EXPECT_LT(held, 1000 * ranks);
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "teratron/ckpt/checkpoint_source.h"
 #include "teratron/ckpt/manifest.h"
 #include "teratron/testing/checkpoint_world.h"
+#include "teratron/testing/mixed_checkpoints.h"
 
 namespace teratron {
 namespace {
@@ -23,75 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-class DividedManifest : public testing::Test {
- protected:
-  // Weights that all ranks hold, parts of others, optimizer state in flat ranges, overlaps, nothing at all.
-  static TestTensors tensors(int64_t rank, int64_t ranks) {  // lint: allow(global-state): a function
-    TestTensors tensors;
-    for (int i = 0; i < 5; ++i) {
-      const std::string name = fmt::format("layers.{}.weight", i);
-      tensors.add(name, Shard::replicated({7, 5 + i}), Dtype::bf16);
-      const int64_t numel = 7 * (5 + i);
-      if (numel * (rank + 1) / ranks > numel * rank / ranks)
-        tensors.add_range("optimizer." + name, Shard::replicated({7, 5 + i}), numel * rank / ranks,
-                          numel * (rank + 1) / ranks);
-    }
-    tensors.add("embedding.weight", Shard::split_padded({11, 3}, 0, 12 * ranks, ranks, rank));
-    tensors.add("columns.weight", Shard::split({4, 12 * ranks}, 1, 1, 0));
-    tensors.add("nothing", Shard::replicated({0, 3}));
-    return tensors;
-  }
-
-  fs::path save(int64_t iteration, int64_t ranks, int64_t file_bytes = 400) {
-    run_host_group(ranks, [&](HostGroup& group) {
-      TestTensors own = tensors(group.rank(), ranks);
-      own.fill(static_cast<uint32_t>(iteration));
-      const SaveRequest request{.directory = directory_.path(),
-                                .iteration = iteration,
-                                .tensors = own.list(),
-                                .config = R"({"hidden_size":6})",
-                                .min_file_bytes = 200,
-                                .manifest_file_bytes = file_bytes};
-      const SavedCheckpoint saved = save_checkpoint(request, group);
-      EXPECT_EQ(saved.bytes, open_checkpoint(saved.path).bytes);
-    });
-    return directory_ / fmt::format("iter_{:07d}", iteration);
-  }
-
-  int64_t load(int64_t ranks, std::optional<int64_t> iteration = {}) {
-    std::atomic<int64_t> loaded = -1;
-    run_host_group(ranks, [&](HostGroup& group) {
-      TestTensors own = tensors_of_saved(group.rank(), ranks);
-      const auto info = load_checkpoint(
-          {.directory = directory_.path(), .iteration = iteration, .tensors = own.list()}, group);
-      EXPECT_EQ(own.difference(static_cast<uint32_t>(info->iteration)), "");
-      loaded = info->iteration;
-    });
-    return loaded;
-  }
-
-  // The columns and the padding depend on the ranks that saved; here they are of 4.
-  static TestTensors tensors_of_saved(int64_t rank, int64_t ranks) {
-    TestTensors tensors;
-    for (int i = 0; i < 5; ++i) {
-      const std::string name = fmt::format("layers.{}.weight", i);
-      tensors.add(name, Shard::replicated({7, 5 + i}), Dtype::bf16);
-      tensors.add("optimizer." + name, Shard::replicated({7, 5 + i}));
-    }
-    tensors.add("embedding.weight", Shard::split_padded({11, 3}, 0, 12 * ranks, ranks, rank));
-    tensors.add("columns.weight", Shard::split({4, 48}, 1, ranks, rank));
-    tensors.add("nothing", Shard::replicated({0, 3}));
-    return tensors;
-  }
-
-  std::vector<std::string> manifests(const fs::path& checkpoint) const {
-    std::vector<std::string> names = list_directory(checkpoint, ExitCode::data);
-    std::erase_if(names, [](const std::string& name) { return !name.starts_with("manifest"); });
-    return names;
-  }
-
-  TemporaryDirectory directory_;
-};
+class DividedManifest : public MixedCheckpoints {};
 
 TEST_F(DividedManifest, any_ranks_load_what_any_other_layout_saved) {
   const fs::path path = save(1, 4);
@@ -263,21 +196,45 @@ TEST_F(DividedManifest, fault_17_hostile_indices_and_files) {
     bad.erase(key);
     EXPECT_NE(error_of(bad), "") << "without " << key;
   }
-  // A file that lacks a tensor of the index, or has another.
+  // A file that lacks a tensor of the index, has another, or one more.
   json index = json::parse(text);
   const int64_t file = index["tensors"]["columns.weight"]["file"];
   const std::string name = index["files"][file]["file"];
-  for (const bool removed : {true, false}) {
+  const auto forge = [](json& tensors, const std::string& change) {
+    if (change == "without") tensors.erase("columns.weight");
+    if (change == "other") tensors["columns.weight"]["parts"].erase(0);
+    if (change == "more") tensors["not.listed"] = tensors["columns.weight"];
+    if (change == "of another file")
+      tensors["nothing"] = {{"dtype", "F32"}, {"shape", {0, 3}}, {"parts", json::array()}};
+  };
+  ASSERT_NE(index["tensors"]["nothing"]["file"], file) << "else the last change is none";
+  for (const std::string change : {"without", "other", "more", "of another file"}) {
     json part = json::parse(read_text(path / name, {}));
-    if (removed) part["tensors"].erase("columns.weight");
-    if (!removed) part["tensors"]["columns.weight"]["parts"].erase(0);
+    forge(part["tensors"], change);
     const std::string forged = part.dump();
     Manifest manifest = parse_manifest(text, "m");
     manifest.files[file] = {
         .file = "forged", .bytes = static_cast<int64_t>(forged.size()), .hash = hash_text(forged)};
     write_text(path / "forged", forged, ExitCode::data);
-    EXPECT_THROW(read_manifest_file(path, manifest, file), CorruptCheckpoint) << removed;
+    EXPECT_THROW(read_manifest_file(path, manifest, file), CorruptCheckpoint) << change;
   }
+}
+
+// Each rank must learn of it where the next collective would otherwise wait for the one that failed.
+TEST_F(DividedManifest, what_fails_while_a_rank_answers_the_others_fails_on_all) {
+  const fs::path path = save(1, 4);
+  const ScopedFaults faults("ckpt.load_answer@rank=1:throw");
+  std::atomic<int> told = 0;
+  run_host_group(4, [&](HostGroup& group) {
+    set_fault_context(group.rank(), 1);
+    TestTensors own = tensors_of_saved(group.rank(), 4);
+    const std::string said = message_of<Fault>([&] { load_tensors(path, own.list(), {}, group); });
+    EXPECT_NE(said.find("ckpt.load_answer"), std::string::npos) << said;
+    EXPECT_NE(said.find("(rank 1)"), std::string::npos) << said;
+    ++told;
+    EXPECT_EQ(group.all_gather_bytes("here").size(), 4U) << "the ranks still agree";
+  });
+  EXPECT_EQ(told, 4);
 }
 
 // A load opens the shards that hold what it needs and looks at no other; finding one for inference checks
@@ -327,73 +284,6 @@ TEST_F(DividedManifest, fault_08_a_full_disk_while_files_of_the_manifest_are_wri
     EXPECT_EQ(list_directory(directory_.path(), ExitCode::data), before) << fault;
     EXPECT_EQ(load(2), 1);
   }
-}
-
-// The folder's entries may be stale, the tracker file unwritable, an old checkpoint in use: the save is good.
-TEST_F(DividedManifest, nothing_after_the_commit_fails_the_save) {
-  save(1, 2, 1);
-  for (const char* fault : {"ckpt.after_commit:throw", "ckpt.after_tracker:throw", "ckpt.end:throw",
-                            "ckpt.before_prune:throw", "ckpt.pruning:throw"}) {
-    const ScopedFaults faults(fault);
-    testing::internal::CaptureStderr();
-    std::atomic<int> saved = 0;
-    run_host_group(2, [&](HostGroup& group) {
-      TestTensors own = tensors(group.rank(), 2);
-      own.fill(2);
-      save_checkpoint({.directory = directory_.path(),
-                       .iteration = 2,
-                       .tensors = own.list(),
-                       .retain = {.last = 1},
-                       .manifest_file_bytes = 1},
-                      group);
-      ++saved;
-    });
-    EXPECT_EQ(saved, 2) << fault;
-    const std::string said = testing::internal::GetCapturedStderr();
-    EXPECT_NE(said.find("is saved, but updating its folder failed"), std::string::npos) << fault << said;
-    EXPECT_GT(verify_checkpoint(directory_ / "iter_0000002"), 0);
-    fs::remove_all(directory_ / "iter_0000002");
-    save(1, 2, 1);
-  }
-}
-
-// A network file system may show a new folder to other hosts late. The ranks have separate working
-// directories, and the second sees the folder after a while.
-TEST_F(DividedManifest, a_folder_that_another_host_shows_late_is_waited_for) {
-  bool possible = false;
-  std::thread([&possible] { possible = ::unshare(CLONE_FS) == 0; }).join();
-  if (!possible) GTEST_SKIP() << "threads cannot have separate working directories here";
-  const TemporaryDirectory elsewhere;
-  const fs::path name = directory_.path().filename();
-  std::thread shows([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(400));
-    fs::create_directory_symlink(directory_.path(), elsewhere / name.string());
-  });
-  run_host_group(2, [&](HostGroup& group) {
-    ::unshare(CLONE_FS);
-    fs::current_path(group.rank() == 0 ? directory_.path().parent_path() : elsewhere.path());
-    TestTensors own = tensors(group.rank(), 2);
-    own.fill(1);
-    save_checkpoint({.directory = name, .iteration = 1, .tensors = own.list()}, group);
-  });
-  shows.join();
-  EXPECT_GT(verify_checkpoint(directory_ / "iter_0000001"), 0);
-}
-
-// Earlier releases wrote manifests of any size in one file and took those above 1 GiB for damaged.
-TEST_F(DividedManifest, a_manifest_above_one_gib_is_sound) {
-  if (!std::getenv("TERATRON_LONG_TESTS")) GTEST_SKIP() << "needs 6 GB of memory and TERATRON_LONG_TESTS";
-  const fs::path path = save(1, 2, 1 << 20);
-  {
-    json manifest = json::parse(read_text(path / "manifest.json", {}));
-    manifest["state"]["long"] = std::string((size_t{1} << 30) + 5, 'x');
-    manifest.erase("hash");
-    manifest["hash"] = hash_to_hex(hash_text(manifest.dump()));
-    write_text(path / "manifest.json", manifest.dump(), ExitCode::data);
-  }
-  ASSERT_GT(fs::file_size(path / "manifest.json"), uintmax_t{1} << 30);
-  EXPECT_EQ(open_checkpoint(path).iteration, 1);
-  EXPECT_EQ(list_directory(directory_.path(), ExitCode::data).front(), "iter_0000001");
 }
 
 }  // namespace

@@ -16,7 +16,8 @@
 #include "teratron/ckpt/shard_reader.h"
 #include "teratron/ckpt/shared_manifest.h"
 
-// Fault points: ckpt.load_begin, ckpt.load_block (each; a bitflip damages what was read), ckpt.load_end.
+// Fault points: [that of shared_manifest.h,] ckpt.load_begin, ckpt.load_block (each; a bitflip damages what
+// was read), ckpt.load_end.
 
 namespace teratron {
 

@@ -34,6 +34,11 @@ void check_described(const ManifestFragment& fragment, const Manifest& index, in
     if (found->second.dtype != tensor.dtype || found->second.shape != tensor.shape)
       fail(fmt::format("tensor \"{}\" is another one in manifest.json", printable(name)));
   }
+  for (const auto& [name, tensor] : fragment.tensors) {
+    const auto listed = index.tensors.find(name);
+    if (listed == index.tensors.end() || listed->second.file != file)
+      fail(fmt::format("manifest.json does not list tensor \"{}\" in this file", printable(name)));
+  }
 }
 
 }  // namespace

@@ -1,15 +1,16 @@
 #include "teratron/ckpt/shared_manifest.h"
 
+#include <functional>
 #include <set>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
+#include "teratron/base/fault_point.h"
 #include "teratron/ckpt/collective_errors.h"
 #include "teratron/ckpt/directory.h"
 #include "teratron/ckpt/save_plan.h"
 #include "teratron/ckpt/shard_reader.h"
-#include "teratron/comm/host/rank_exchange.h"
 
 namespace teratron {
 
@@ -140,7 +141,7 @@ int64_t SharedManifest::keeper(int64_t file) const {
   return file * group_.size() / static_cast<int64_t>(index_.files.size()) % group_.size();
 }
 
-SharedManifest::Selection SharedManifest::select(const std::vector<LocalTensor>& tensors) const {
+RankBytes SharedManifest::requests_for(const std::vector<LocalTensor>& tensors) const {
   std::map<int64_t, json> wanted;
   for (const auto& [name, extent] : extents_of(tensors, index_)) {
     wanted[keeper(index_.tensors.at(name).file)].push_back({name, extent.begin, extent.end});
@@ -150,19 +151,37 @@ SharedManifest::Selection SharedManifest::select(const std::vector<LocalTensor>&
     const std::vector<uint8_t> bytes = json::to_cbor(list);
     requests[rank] = {bytes.begin(), bytes.end()};
   }
-  ChunkFinder finder(files_);
-  RankBytes answers;
-  for (const auto& [rank, text] : exchange_bytes(group_, requests))
-    answers[rank] = finder.find(wanted_from(text));
-  FragmentBuilder received;
-  const std::string where = printable(path_.string(), 4096);
-  for (const auto& [rank, text] : exchange_bytes(group_, answers))
-    received.add(parse_fragment(text, where, Chunks::some));
-  Selection selection{.manifest = index_, .unused = finder.unused()};
-  ManifestFragment fragment = received.take();
-  selection.manifest.shards = std::move(fragment.shards);
-  for (auto& [name, tensor] : fragment.tensors)
-    selection.manifest.tensors.at(name).chunks = std::move(tensor.chunks);
+  return requests;
+}
+
+// A rank on which a step fails sends nothing from then on, so that the others do not wait for it; at the end
+// all throw its error.
+SharedManifest::Selection SharedManifest::select(const std::vector<LocalTensor>& tensors) const {
+  std::string outcome = "+";
+  const auto step = [&outcome](const std::function<void()>& work) {
+    if (outcome == "+") outcome = capture([&] { return work(), ""; });
+  };
+  RankBytes requests, answers;
+  Selection selection{.manifest = index_, .unused = {}};
+  step([&] { requests = requests_for(tensors); });
+  const RankBytes asked = exchange_bytes(group_, requests);
+  step([&] {
+    fault_point("ckpt.load_answer");
+    ChunkFinder finder(files_);
+    for (const auto& [rank, text] : asked) answers[rank] = finder.find(wanted_from(text));
+    selection.unused = finder.unused();
+  });
+  const RankBytes told = exchange_bytes(group_, outcome == "+" ? answers : RankBytes());
+  step([&] {
+    FragmentBuilder received;
+    for (const auto& [rank, text] : told)
+      received.add(parse_fragment(text, printable(path_.string(), 4096), Chunks::some));
+    ManifestFragment fragment = received.take();
+    selection.manifest.shards = std::move(fragment.shards);
+    for (auto& [name, tensor] : fragment.tensors)
+      selection.manifest.tensors.at(name).chunks = std::move(tensor.chunks);
+  });
+  combine_outcomes(outcome, group_, [](const std::vector<std::string>&) { return ""; });
   return selection;
 }
 

@@ -1,6 +1,6 @@
 // The manifest of a checkpoint on the ranks that load it: every file of it is read, hashed and checked by one
 // rank, and each rank keeps what the others ask it for: chunks of its files. Nothing here looks at shards
-// unless asked to.
+// unless asked to. Fault point: ckpt.load_answer, before a rank answers the others.
 #pragma once
 
 #include <filesystem>
@@ -10,6 +10,7 @@
 
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/manifest.h"
+#include "teratron/comm/host/rank_exchange.h"
 
 namespace teratron {
 
@@ -33,6 +34,8 @@ class SharedManifest {
 
  private:
   int64_t keeper(int64_t file) const;
+  /// By the rank that keeps their files.
+  RankBytes requests_for(const std::vector<LocalTensor>& tensors) const;
 
   std::filesystem::path path_;
   HostGroup& group_;

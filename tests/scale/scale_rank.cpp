@@ -2,9 +2,10 @@
 // cost. tests/scale/test_scale.py starts many.
 //
 //   scale_rank [--barriers N] [--start-timeout SECONDS] [--timeout SECONDS (of what follows)]
+//              [--checkpoint FOLDER]
 //
 // Prints "joined SECONDS" when all ranks are connected, then a JSON object with the costs, and passes N - 1
-// more barriers, ten a second.
+// more barriers, ten a second. With a folder, a checkpoint is saved, found and loaded there.
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +13,8 @@
 #include <numeric>
 #include <thread>
 
+#include "tests/scale/checkpoint_trial.h"
+#include "tests/scale/file_calls.h"
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -63,13 +66,13 @@ int64_t open_files() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
 }
 
-/// VmRSS of /proc/self/status.
-int64_t resident_kib() {
+/// A line of /proc/self/status: "VmRSS:", the memory now, or "VmHWM:", the most so far.
+int64_t memory_kib(const std::string& line) {
   std::ifstream file("/proc/self/status");
   std::string word;
   int64_t kib = 0;
   while (file >> word) {
-    if (word == "VmRSS:") file >> kib;
+    if (word == line) file >> kib;
   }
   return kib;
 }
@@ -85,9 +88,12 @@ nlohmann::json cost(const HostTraffic& before, const HostTraffic& after, double 
 void measure(nlohmann::json& report, const ProcessBackend& backend, const std::string& name,
              const std::function<void()>& work) {
   const HostTraffic before = backend.traffic();
+  const FileCalls files = file_calls();
   const Clock::time_point begin = Clock::now();
   work();
   report[name] = cost(before, backend.traffic(), seconds_since(begin));
+  report[name]["opened"] = file_calls().opened - files.opened;
+  report[name]["looked_at"] = file_calls().looked_at - files.looked_at;
 }
 
 Record settings() {
@@ -99,6 +105,7 @@ Record settings() {
 struct Options {
   int64_t barriers = 1;
   std::chrono::seconds start_timeout{60}, timeout{60};
+  std::string checkpoint = {};  // the folder
 };
 
 void run(const LaunchEnv& env, const Options& options) {
@@ -114,10 +121,17 @@ void run(const LaunchEnv& env, const Options& options) {
     measure(report, backend, "consensus", [&] { compare_records(ranks, settings()); });
     measure(report, backend, "gather", [&] { ranks.gather_bytes(std::string(256, 'x')); });
     measure(report, backend, "broadcast", [&] { ranks.broadcast_bytes(std::string(256, 'x')); });
+    if (!options.checkpoint.empty()) {
+      CheckpointTrial trial(options.checkpoint, ranks);
+      measure(report, backend, "save", [&] { trial.save(); });
+      measure(report, backend, "find", [&] { trial.find(); });
+      measure(report, backend, "load", [&] { trial.load(); });
+    }
     ranks.barrier();
     report["connections"] = backend.traffic().connections;
     report["descriptors"] = open_files();
-    report["resident_kib"] = resident_kib();
+    report["resident_kib"] = memory_kib("VmRSS:");
+    report["peak_kib"] = memory_kib("VmHWM:");
     std::cout << report.dump() << std::endl;
     for (int64_t i = 1; i < options.barriers; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -134,7 +148,8 @@ int main_of(std::span<char*> args) {
   Options options;
   for (size_t i = 1; i + 1 < args.size(); i += 2) {
     const std::string flag = args[i];
-    const int64_t value = std::stoll(args[i + 1]);
+    if (flag == "--checkpoint") options.checkpoint = args[i + 1];
+    const int64_t value = flag == "--checkpoint" ? 0 : std::stoll(args[i + 1]);
     if (flag == "--barriers") options.barriers = value;
     if (flag == "--start-timeout") options.start_timeout = std::chrono::seconds(value);
     if (flag == "--timeout") options.timeout = std::chrono::seconds(value);

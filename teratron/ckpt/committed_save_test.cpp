@@ -1,0 +1,168 @@
+// What a save commits can be loaded, and nothing after the commit makes it fail.
+#include <atomic>
+#include <cstdlib>
+#include <thread>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <sched.h>
+
+#include "teratron/base/fault_point.h"
+#include "teratron/base/file.h"
+#include "teratron/base/hash.h"
+#include "teratron/ckpt/checkpoint.h"
+#include "teratron/ckpt/manifest.h"
+#include "teratron/testing/checkpoint_world.h"
+#include "teratron/testing/mixed_checkpoints.h"
+
+namespace teratron {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+class CommittedSave : public MixedCheckpoints {};
+
+// The folder's entries may be stale, the tracker file unwritable, an old checkpoint in use: the save is good.
+TEST_F(CommittedSave, nothing_after_the_commit_fails_the_save) {
+  save(1, 2, 1);
+  for (const char* fault : {"ckpt.after_commit:throw", "ckpt.after_tracker:throw", "ckpt.end:throw",
+                            "ckpt.before_prune:throw", "ckpt.pruning:throw"}) {
+    const ScopedFaults faults(fault);
+    testing::internal::CaptureStderr();
+    std::atomic<int> saved = 0;
+    run_host_group(2, [&](HostGroup& group) {
+      TestTensors own = tensors(group.rank(), 2);
+      own.fill(2);
+      save_checkpoint({.directory = directory_.path(),
+                       .iteration = 2,
+                       .tensors = own.list(),
+                       .retain = {.last = 1},
+                       .manifest_file_bytes = 1},
+                      group);
+      ++saved;
+    });
+    EXPECT_EQ(saved, 2) << fault;
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_NE(said.find("is saved, but updating its folder failed"), std::string::npos) << fault << said;
+    EXPECT_GT(verify_checkpoint(directory_ / "iter_0000002"), 0);
+    fs::remove_all(directory_ / "iter_0000002");
+    save(1, 2, 1);
+  }
+}
+
+// What a network file system still lists of folders that are gone, and files that go while they are listed.
+TEST_F(CommittedSave, stale_entries_of_the_folder_do_not_fail_the_save) {
+  fs::create_directory_symlink("gone", directory_ / "iter_0000001");
+  fs::create_directory(directory_ / "iter_0000002");
+  fs::create_symlink("gone", directory_ / "iter_0000002/manifest.json");
+  fs::create_symlink("gone", directory_ / "iter_0000009.partial-0123456789abcdef");
+  fs::create_symlink("gone", directory_ / "latest_checkpointed_iteration.txt");
+  for (const bool vanishes : {false, true}) {
+    // The commit is followed by a pause, in which the entry of a file of the new checkpoint becomes stale.
+    const ScopedFaults faults(vanishes ? "ckpt.after_commit@times=1:delay=300" : "");
+    std::thread other([&] {
+      const fs::path shard = directory_ / "iter_0000003/shard-00001.safetensors";
+      while (vanishes && !fs::exists(shard)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (vanishes) fs::remove(shard);
+      if (vanishes) fs::remove(shard.parent_path() / "manifest-00000.json");
+    });
+    std::atomic<int> saved = 0;
+    testing::internal::CaptureStderr();
+    run_host_group(2, [&](HostGroup& group) {
+      TestTensors own = tensors(group.rank(), 2);
+      own.fill(2);
+      save_checkpoint({.directory = directory_.path(),
+                       .iteration = 3,
+                       .tensors = own.list(),
+                       .retain = {.last = 1},
+                       .manifest_file_bytes = 400},
+                      group);
+      ++saved;
+    });
+    other.join();
+    EXPECT_EQ(saved, 2);
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(said.find("is saved, but updating its folder failed") != said.npos, vanishes) << said;
+    EXPECT_TRUE(vanishes || verify_checkpoint(directory_ / "iter_0000003") > 0);
+    fs::remove_all(directory_ / "iter_0000003");
+  }
+}
+
+// A network file system may show a new folder to other hosts late. The ranks have separate working
+// directories, and the second sees the folder after a while.
+TEST_F(CommittedSave, a_folder_that_another_host_shows_late_is_waited_for) {
+  bool possible = false;
+  std::thread([&possible] { possible = ::unshare(CLONE_FS) == 0; }).join();
+  if (!possible) GTEST_SKIP() << "threads cannot have separate working directories here";
+  const TemporaryDirectory elsewhere;
+  const fs::path name = directory_.path().filename();
+  std::thread shows([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    fs::create_directory_symlink(directory_.path(), elsewhere / name.string());
+  });
+  run_host_group(2, [&](HostGroup& group) {
+    ::unshare(CLONE_FS);
+    fs::current_path(group.rank() == 0 ? directory_.path().parent_path() : elsewhere.path());
+    TestTensors own = tensors(group.rank(), 2);
+    own.fill(1);
+    save_checkpoint({.directory = name, .iteration = 1, .tensors = own.list()}, group);
+  });
+  shows.join();
+  EXPECT_GT(verify_checkpoint(directory_ / "iter_0000001"), 0);
+}
+
+// What a load would not read is not committed.
+TEST_F(CommittedSave, a_manifest_is_read_before_it_is_committed) {
+  save(1, 2);
+  const auto before = list_directory(directory_.path(), ExitCode::data);
+  for (const int64_t file_bytes : {1, 1 << 20}) {
+    const std::string said = message_of<std::exception>([&] {
+      run_host_group(2, [&](HostGroup& group) {
+        TestTensors own;
+        own.add("a", Shard::replicated(std::vector<int64_t>(33, 1)));
+        own.add("b", Shard::replicated({2}));
+        own.fill(2);
+        save_checkpoint({.directory = directory_.path(),
+                         .iteration = 2,
+                         .tensors = own.list(),
+                         .manifest_file_bytes = file_bytes},
+                        group);
+      });
+    });
+    EXPECT_NE(said.find("too many dimensions"), std::string::npos) << said;
+    EXPECT_EQ(list_directory(directory_.path(), ExitCode::data), before);
+  }
+}
+
+// Early manifests of format 1.0 have no "ranks": each rank wrote one shard then.
+TEST_F(CommittedSave, a_manifest_that_does_not_say_how_many_ranks_wrote_it) {
+  const fs::path path = save(1, 4, 1 << 20);
+  const auto shards = static_cast<int64_t>(read_manifest(path).shards.size());
+  json manifest = json::parse(read_text(path / "manifest.json", {}));
+  manifest.erase("ranks");
+  manifest.erase("hash");
+  manifest["hash"] = hash_to_hex(hash_text(manifest.dump()));
+  write_text(path / "manifest.json", manifest.dump() + "\n", ExitCode::data);
+  EXPECT_EQ(open_checkpoint(path).ranks, shards);
+  for (const int64_t ranks : {1, 2, 4}) EXPECT_EQ(load(ranks), 1);
+}
+
+// Earlier releases wrote manifests of any size in one file and took those above 1 GiB for damaged.
+TEST_F(CommittedSave, a_manifest_above_one_gib_is_sound) {
+  if (!std::getenv("TERATRON_LONG_TESTS")) GTEST_SKIP() << "needs 6 GB of memory and TERATRON_LONG_TESTS";
+  const fs::path path = save(1, 2, 1 << 20);
+  {
+    json manifest = json::parse(read_text(path / "manifest.json", {}));
+    manifest["state"]["long"] = std::string((size_t{1} << 30) + 5, 'x');
+    manifest.erase("hash");
+    manifest["hash"] = hash_to_hex(hash_text(manifest.dump()));
+    write_text(path / "manifest.json", manifest.dump(), ExitCode::data);
+  }
+  ASSERT_GT(fs::file_size(path / "manifest.json"), uintmax_t{1} << 30);
+  EXPECT_EQ(open_checkpoint(path).iteration, 1);
+  EXPECT_EQ(list_directory(directory_.path(), ExitCode::data).front(), "iter_0000001");
+}
+
+}  // namespace
+}  // namespace teratron

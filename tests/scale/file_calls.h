@@ -1,0 +1,16 @@
+// Counts the files that this process opens and looks at, whichever library does it.
+#pragma once
+
+#include <cstdint>
+
+namespace teratron {
+
+struct FileCalls {
+  int64_t opened = 0;
+  int64_t looked_at = 0;  // by stat() and its kin
+};
+
+/// Since the start of the process.
+FileCalls file_calls();
+
+}  // namespace teratron
