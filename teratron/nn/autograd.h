@@ -8,6 +8,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/kernels/pointwise/dropout.h"
+#include "teratron/nn/offload/saved_tensors.h"
 
 namespace teratron {
 
@@ -21,18 +22,35 @@ T* saved_pointer(torch::autograd::AutogradContext* context, const char* key) {
   return reinterpret_cast<T*>(context->saved_data[key].toInt());
 }
 
+/// A tensor as autograd would save it.
+class ReleasableTensor : public torch::CustomClassHolder {
+ public:
+  explicit ReleasableTensor(at::Tensor x) {
+    if (x.defined()) hooks_ = SavedTensorScope::make_hooks();
+    if (hooks_) {
+      hooks_->call_pack_hook(x);
+    } else {
+      x_ = std::move(x);
+    }
+  }
+  at::Tensor unpack() const { return hooks_ ? hooks_->call_unpack_hook() : x_; }
+
+ private:
+  at::Tensor x_;
+  std::unique_ptr<SavedTensorScope::Hooks> hooks_;
+};
+
 /// Saves x until release(); save_for_backward() would hold it until the end of backward.
-inline void save_releasable(torch::autograd::AutogradContext* context, const std::string& key,
-                            const at::Tensor& x) {
-  context->saved_data[key] = x;
+inline void save_releasable(torch::autograd::AutogradContext* context, const std::string& key, at::Tensor x) {
+  context->saved_data[key] = c10::IValue::make_capsule(c10::make_intrusive<ReleasableTensor>(std::move(x)));
 }
 
 inline at::Tensor release(torch::autograd::AutogradContext* context, const std::string& key) {
   const auto entry = context->saved_data.find(key);
   TERATRON_ASSERT(entry != context->saved_data.end(), "{} was released: backward ran twice", key);
-  at::Tensor x = entry->second.toTensor();
+  const auto holder = entry->second.toCapsule();
   context->saved_data.erase(entry);
-  return x;
+  return static_cast<const ReleasableTensor&>(*holder).unpack();
 }
 
 /// Rate and key of a dropout; its rows are a saved variable.

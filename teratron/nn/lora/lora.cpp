@@ -117,10 +117,10 @@ void Lora::register_uses() const {
 
 void Lora::Use::save(torch::autograd::AutogradContext* context, const std::string& key) const {
   auto& to = context->saved_data;
-  to[key + "x"] = x_TI;
+  save_releasable(context, key + "x", x_TI);
+  save_releasable(context, key + "u", u_TP);
+  save_releasable(context, key + "b", b_OP);
   to[key + "shape"] = shape;
-  to[key + "u"] = u_TP;
-  to[key + "b"] = b_OP;
   if (!drops) return;
   to[key + "drops"] = drops->where.rows;
   to[key + "rate"] = drops->p;

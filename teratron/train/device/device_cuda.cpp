@@ -5,8 +5,8 @@
 #include <dlfcn.h>
 
 #include "teratron/base/error.h"
+#include "teratron/nn/offload/available_memory.h"
 #include "teratron/train/device/device.h"
-#include "teratron/train/device/host_memory.h"
 
 namespace teratron {
 

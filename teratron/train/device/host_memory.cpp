@@ -2,29 +2,19 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <fstream>
-#include <limits>
 #include <string>
 
 #include <sys/mman.h>
 
 #include "teratron/base/error.h"
 #include "teratron/base/fault_point.h"
+#include "teratron/nn/offload/available_memory.h"
 
 namespace teratron {
 
 namespace {
 
 constexpr int64_t reserve_bytes = int64_t{1} << 30;  // that others may need
-
-// The number after `name` in a file of lines "name number"; without a name the first; -1: none.
-int64_t number_in(const std::string& path, std::string_view name) {
-  std::ifstream file(path);
-  std::string word;
-  while (!name.empty() && file >> word && word != name) file.ignore(1000, '\n');
-  int64_t number = -1;
-  return file >> number ? number : -1;
-}
 
 // Makes pages resident; kernels before 5.14 do that at the first write to each.
 void populate(std::byte* data, size_t bytes) {
@@ -36,15 +26,6 @@ void populate(std::byte* data, size_t bytes) {
 }
 
 }  // namespace
-
-int64_t available_host_memory() {
-  const int64_t kilobytes = number_in("/proc/meminfo", "MemAvailable:");
-  int64_t available = kilobytes < 0 ? std::numeric_limits<int64_t>::max() : kilobytes * 1024;
-  const int64_t limit = number_in("/sys/fs/cgroup/memory.max", "");
-  const int64_t used = number_in("/sys/fs/cgroup/memory.stat", "anon");
-  if (limit >= 0 && used >= 0) available = std::min(available, limit - used);
-  return available;
-}
 
 HostMemory::HostMemory(int64_t bytes, CopyStream& stream) : bytes_(bytes), stream_(stream) {
   if (bytes == 0) return;

@@ -14,9 +14,6 @@
 
 namespace teratron {
 
-/// Bytes of the machine, or of the container that the process runs in. Page cache counts as available.
-int64_t available_host_memory();
-
 class HostMemory {
  public:
   static constexpr int64_t slab_bytes = 32 << 20;
