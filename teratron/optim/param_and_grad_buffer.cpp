@@ -3,8 +3,10 @@
 #include <algorithm>
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include "teratron/base/error.h"
+#include "teratron/comm/part_communicator.h"
 #include "teratron/kernels/optimizer/optimizer_step.h"
 
 namespace teratron {
@@ -55,8 +57,14 @@ void ParamAndGradBuffer::close_bucket(size_t end) {
       round_up(entries_[end - 1].range.end - begin, optimizer_block * replicas_.group.size);
   const FlatRange range{begin, begin + length};
   bucket_of_entry_.resize(end, buckets_.size());
-  buckets_.push_back({.range = range, .parameters = end - first});
+  const std::string part = fmt::format("bucket {} ({})", buckets_.size(), names_between(first, end));
+  buckets_.push_back({.range = range, .group = of_part(replicas_.group, part), .parameters = end - first});
   owned_.push_back(options_.sharded ? slice(range) : range);
+}
+
+std::string ParamAndGradBuffer::names_between(size_t first, size_t end) const {
+  const std::string& last = entries_[first].parameter->name;  // entries are in reverse order
+  return first + 1 == end ? last : fmt::format("{} to {}", entries_[end - 1].parameter->name, last);
 }
 
 void ParamAndGradBuffer::allocate(const at::TensorOptions& storage) {
@@ -139,7 +147,7 @@ void ParamAndGradBuffer::start_reduction(Bucket& bucket) {
       finalize_grad(*entry.parameter);
     }
   }
-  const Group& group = replicas_.group;
+  const Group& group = bucket.group;
   if (options_.average_in_collective && replicas_.share != 1.0) {
     bucket.range.of(gradients_).mul_(replicas_.share);
   }
@@ -172,12 +180,11 @@ void ParamAndGradBuffer::finish_grad_sync() {
 }
 
 void ParamAndGradBuffer::gather_params() {
-  const Group& group = replicas_.group;
-  if (!options_.sharded || group.size == 1) return;
+  if (!options_.sharded || replicas_.group.size == 1) return;
   // Last bucket first: it holds the first layers.
   for (auto bucket = buckets_.rbegin(); bucket != buckets_.rend(); ++bucket) {
-    bucket->gather =
-        group.communicator->all_gather(bucket->range.of(parameters_), slice(bucket->range).of(parameters_));
+    bucket->gather = bucket->group.communicator->all_gather(bucket->range.of(parameters_),
+                                                            slice(bucket->range).of(parameters_));
   }
   if (!options_.overlap_param_gather) finish_param_gather();
 }

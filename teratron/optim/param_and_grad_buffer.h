@@ -9,10 +9,13 @@
 // group of one.
 //
 // Parameters tied over pipeline stages have separate buckets, so that the ranks of these stages own the same
-// slices of them. A parameter without a gradient in some step has a gradient of zero.
+// slices of them. A parameter without a gradient in some step has a gradient of zero. Collectives are
+// recorded with the bucket's number and parameters: ranks whose models differ fail instead of summing
+// different buckets.
 #pragma once
 
 #include <deque>
+#include <string>
 #include <vector>
 
 #include "teratron/comm/mesh/mesh.h"
@@ -92,6 +95,7 @@ class ParamAndGradBuffer {
  private:
   struct Bucket {
     FlatRange range;
+    Group group;  // of the replicas; ledgers of collectives name the bucket
     size_t parameters = 0;
     size_t ready = 0;
     at::Tensor result;  // of the reduction, in bf16 if reduce_in_bf16
@@ -100,6 +104,7 @@ class ParamAndGradBuffer {
   };
   void assign_ranges();
   void close_bucket(size_t end);
+  std::string names_between(size_t first, size_t end) const;
   void allocate(const at::TensorOptions& storage);
   void on_grad_ready(size_t entry);
   void start_reduction(Bucket& bucket);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "teratron/kernels/optimizer/optimizer_step.h"
+#include "teratron/testing/worlds.h"
 
 namespace teratron {
 
@@ -219,6 +220,38 @@ TEST(ParamAndGradBuffer, GathersInTheOrderOfForward) {
     const Notes before{"gather 256+256", "gather 0+256", "wait: gather 0+256", "wait: gather 256+256",
                        "forward"};
     EXPECT_EQ(recorder->notes, overlap ? overlapped : before);
+  }
+}
+
+// The second rank has skipped a layer: buckets of one size must not be summed.
+TEST(ParamAndGradBuffer, RanksWithDifferentModelsFailByBucket) {
+  for (const bool sharded : {false, true}) {
+    const std::string fault = fault_over_sockets(2, [&](World& world, Communicator&) {
+      ParameterSet parameters;
+      const Scope scope(parameters);
+      std::vector<ParamAndGradBuffer::Entry> entries;
+      const int64_t skipped = world.rank() == 0 ? -1 : 1;
+      for (int64_t layer = 0; layer < 3; ++layer) {
+        if (layer == skipped) continue;
+        Parameter& parameter =
+            scope.parameter(fmt::format("layers.{}.weight", layer),
+                            {.shard = Shard::replicated({128}), .init = Init::normal(1.0)});
+        entries.push_back({.parameter = &parameter});
+      }
+      const ParamAndGradBuffer::Replicas replicas{
+          .group = {.rank = world.rank(), .size = 2, .ranks = {0, 1}, .communicator = world.group({0, 1})}};
+      ParamAndGradBuffer buffer(entries, replicas, at::TensorOptions(at::kFloat),
+                                {.sharded = sharded, .bucket_size = 128});
+      buffer.zero_grad();
+      buffer.set_last_microbatch();
+      buffer.finish_grad_sync();
+    });
+    const std::string call = sharded ? "reduce_scatter(sum)" : "all_reduce(sum)";
+    const std::string shape = sharded ? "Float [64]" : "Float [128]";
+    EXPECT_EQ(fault,
+              fmt::format("the ranks of group [0 1] differ at their collective 2: rank 0: {0} of bucket 1 "
+                          "(layers.1.weight) {1}; rank 1: {0} of bucket 1 (layers.0.weight) {1}",
+                          call, shape));
   }
 }
 
