@@ -223,18 +223,20 @@ TEST(WorldsCommunicator, FlagsAreReducedAsOrAndAnd) {
   });
 }
 
-/// Large and small tensors, with sums that depend on the rank order.
-TEST(ThreadCommunicator, SumsAreBitwiseReproducible) {
+/// Large and small tensors, with sums that depend on the rank order. In this process under any launcher.
+TEST(HostCommunicators, SumsAreBitwiseReproducible) {
   for (const int64_t count : {7, 10007}) {
     std::mutex mutex;
     std::vector<at::Tensor> results;
+    const auto add = [&](World& world) {
+      at::Tensor x = input_of(world.rank(), count, at::kFloat) * std::pow(10.0, world.rank());
+      world.group({0, 1, 2, 3})->all_reduce(x, ReduceOp::sum).wait();
+      const std::lock_guard lock(mutex);
+      results.push_back(x);
+    };
     for (int run = 0; run < 3; ++run) {
-      on_worlds({.dp = 4}, [&](const Mesh& mesh) {
-        at::Tensor x = input_of(mesh.rank(), count, at::kFloat) * std::pow(10.0, mesh.rank());
-        mesh.world().communicator->all_reduce(x, ReduceOp::sum).wait();
-        const std::lock_guard lock(mutex);
-        results.push_back(x);
-      });
+      run_ranks(4, add);
+      run_over_sockets(4, add);
     }
     EXPECT_EQ(results.size(), 24U);
     for (const at::Tensor& result : results) EXPECT_TRUE(at::equal(result, results[0]));
