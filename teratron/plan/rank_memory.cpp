@@ -95,6 +95,7 @@ void add_activations(RankMemory& memory, const ModelPlan& model, const Arguments
   for (const StageSpec& chunk : chunks) {
     const ActivationMemory one = activation_memory(model.operators(rank_batch(a, chunk)));
     memory.activations += one.saved * in_flight / static_cast<double>(chunks.size());
+    memory.host += one.host * in_flight / static_cast<double>(chunks.size());
     memory.temporary = std::max(memory.temporary, one.peak - one.saved);
   }
 }

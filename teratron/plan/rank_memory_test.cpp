@@ -74,6 +74,25 @@ TEST(RankMemory, CountsActivations) {
             4 * layer + 2 * hidden + norm + logits);
 }
 
+TEST(RankMemory, CountsOffloadedActivationsOnTheHost) {
+  // Large enough that no operator's activations stay.
+  const Args large = {
+      "--hidden-size",    "512", "--seq-length",        "1024", "--max-position-embeddings", "1024", "--bf16",
+      "--hidden-dropout", "0",   "--attention-dropout", "0"};
+  const auto memory = [&](Args more, int64_t ranks = 1) {
+    more.insert(more.begin(), large.begin(), large.end());
+    return memory_of(more, ranks);
+  };
+  const RankMemory none = memory({}), two = memory({"--cpu-offloading-num-layers", "2"});
+  EXPECT_EQ(none.host, 0.0);
+  EXPECT_GT(two.host, 0.0);
+  EXPECT_NEAR(none.activations - two.activations, two.host, 1.0);
+  EXPECT_LT(two.peak(), none.peak() - 0.9 * two.host);
+  EXPECT_NEAR(memory({"--cpu-offloading-num-layers", "4"}).host, 2.0 * two.host, 1.0);
+  const Args stages = {"--pp", "4", "--num-micro-batches", "8", "--cpu-offloading-num-layers", "1"};
+  EXPECT_NEAR(memory(stages, 4).host, 4.0 * two.host / 2.0, 1.0) << "four micro-batches in flight";
+}
+
 TEST(RankMemory, CountsTheMicroBatchesInFlight) {
   const auto activations = [](int64_t stage, const char* micro_batches) {
     return memory_of({"--pp", "4", "--num-micro-batches", micro_batches}, 4, stage).activations;

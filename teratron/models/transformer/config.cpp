@@ -174,6 +174,7 @@ TransformerConfig transformer_config(const Arguments& args) {
           .adapter_dropout = args.lora_rank ? args.lora_dropout : 0.0,
           .dropout_seed = static_cast<uint64_t>(args.seed),
           .recompute = recompute_config(args),
+          .offload = {.layers = args.cpu_offloading_num_layers},
           .experts = experts_config(args),
           .bf16_layers_at_start = args.first_last_layers_bf16 ? args.num_layers_at_start_in_bf16 : 0,
           .bf16_layers_at_end = args.first_last_layers_bf16 ? args.num_layers_at_end_in_bf16 : 0};
