@@ -34,6 +34,7 @@ struct RankBatch {
   int64_t tensor_parallel = 1;
   bool sequence_parallel = false;
   int64_t context_parallel = 1;
+  int64_t expert_parallel = 1;
   int64_t expert_tensor_parallel = 1;
 };
 

@@ -86,6 +86,7 @@ RankBatch rank_batch(const Arguments& a, const StageSpec& chunk) {
           .tensor_parallel = a.tensor_model_parallel_size,
           .sequence_parallel = tensor_parallel(a).sequence_parallel,
           .context_parallel = a.context_parallel_size,
+          .expert_parallel = a.expert_model_parallel_size,
           .expert_tensor_parallel = a.expert_tensor_parallel_size.value_or(a.tensor_model_parallel_size)};
 }
 

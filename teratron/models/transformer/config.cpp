@@ -113,7 +113,8 @@ RouterOptions router_options(const Arguments& args) {
           .global_aux_loss = coefficient(args, "global_aux_loss"),
           .z_loss = args.moe_z_loss_coeff.value_or(0.0),
           .capacity_factor = std::max(args.moe_expert_capacity_factor.value_or(0.0), 0.0),
-          .drop_policy = args.moe_token_drop_policy == "probs" ? DropPolicy::probs : DropPolicy::position};
+          .drop_policy = args.moe_token_drop_policy == "probs" ? DropPolicy::probs : DropPolicy::position,
+          .pad_to_capacity = args.moe_pad_expert_input_to_capacity};
 }
 
 ExpertsConfig experts_config(const Arguments& args) {

@@ -39,6 +39,16 @@ class LayerOperators {
         kv_(sizes_.tokens * groups_ * number(config.kv_channels) * sizes_.element) {}
 
   std::vector<Operator> all() const {
+    std::vector<Operator> operators = with_dense_mlp();
+    if (!config_.experts.in(layer_)) return operators;
+    const auto found = std::ranges::find(operators, prefix_ + ".mlp", &Operator::name);
+    const std::vector<Operator> experts = experts_operators(prefix_ + ".mlp", config_, batch_, layer_);
+    operators.insert(operators.erase(found), experts.begin(), experts.end());
+    return operators;
+  }
+
+ private:
+  std::vector<Operator> with_dense_mlp() const {
     const Operator attention_norm = norm_operator(prefix_ + ".input_layernorm", config_, sizes_);
     Operator mlp_norm = norm_operator(prefix_ + ".pre_mlp_layernorm", config_, sizes_);
     if (config_.norm_outputs)
@@ -51,7 +61,6 @@ class LayerOperators {
     return {attention_norm, mlp_norm, qkv(), split_qkv(), core_attention(), projection(), mlp()};
   }
 
- private:
   // The backends of nn/attention/attention.cpp by what they save of queries, keys, values and the output.
   enum class Backend : uint8_t {
     fused,      // as they are
@@ -203,7 +212,6 @@ class LayerOperators {
   }
 
   Operator mlp() const {
-    if (config_.experts.in(layer_)) return experts_operator(prefix_ + ".mlp", config_, batch_);
     const double ffn = number(config_.ffn_hidden) / sizes_.shards;
     const double wide = ffn * number(parts_of(config_.activation));
     Operator op = gemm_operator(prefix_ + ".mlp", sizes_, gemm_in(), wide);
