@@ -79,7 +79,7 @@ constexpr IgnoredFlags ignored_flags[] = {
     {"eval_interval", with, "--eval-iters 0"},
     {"lora_alpha lora_dropout lora_targets lora_out", without, "--lora-rank or --lora"},
     {"sft_tokenizer_prompt_format sft_packing sft_overlong", without, "--sft"},
-    {"reset_position_ids reset_attention_mask eod_mask_loss data_cache_path mid_level_dataset_surplus", with, "--sft"},
+    {"reset_position_ids reset_attention_mask eod_mask_loss mid_level_dataset_surplus", with, "--sft"},
     // Checkpoints
     {"save_interval save_retain_interval keep_last no_save_optim async_save log_progress", without, "--save"},
     {"ckpt_step", without, "--load"},
