@@ -38,10 +38,9 @@ DataSources data_sources(const DataRequest& request) {
   return sources;
 }
 
-IndexCache index_cache(const DataRequest& request) {
-  const Arguments& args = request.args;
-  if (args.data_cache_path) return {IndexCache::Place::folder, *args.data_cache_path, request.stop};
-  return {IndexCache::Place::near_data, args.save ? *args.save + "/index_cache" : "", request.stop};
+IndexCache index_cache(const Arguments& args) {
+  if (args.data_cache_path) return {IndexCache::Place::folder, *args.data_cache_path};
+  return {IndexCache::Place::near_data, args.save ? *args.save + "/index_cache" : ""};
 }
 
 const Family& find_family(std::string_view name, std::span<const Family> more) {
