@@ -34,6 +34,7 @@ TEST(Attention, MatchesExplicitMasks) {
 }
 
 TEST(Attention, AddsBiasesByDistance) {
+  at::manual_seed(5);  // bf16 is close to its tolerance: the samples must not depend on other tests
   for (const AttentionCase& c : attention_cases(8)) {
     for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
       SCOPED_TRACE(fmt::format("{}, {}", at::toString(type), c.name()));
