@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "teratron/comm/host/thread_world.h"
+#include "teratron/kernels/gemm/gemm_cpu.h"
 #include "teratron/models/gpt/gpt_operators.h"
 #include "teratron/plan/operator_costs.h"
 #include "teratron/testing/memory_meter.h"
@@ -136,9 +137,19 @@ std::vector<Case> cases() {
   return all;
 }
 
+// Attention then saves f32 copies of its inputs, which GPUs do not have.
+bool is_emulated(at::ScalarType dtype) {
+  return cpu::upcast_if_emulated(at::zeros({1}, dtype)).scalar_type() != dtype;
+}
+
 TEST(Operators, SaveWhatTheModelSaves) {
   at::set_num_threads(1);  // the tensors are tiny
+  bool all_run = true;
   for (const Case& test : cases()) {
+    if (is_emulated(test.dtype)) {
+      all_run = false;
+      continue;
+    }
     const StageSpec whole{.layers = test.config.layers};
     const Bytes real = allocated(test, whole, {});
     const ActivationMemory declared = activation_memory(gpt_operators(test.config)(rank_batch(test, whole)));
@@ -147,6 +158,7 @@ TEST(Operators, SaveWhatTheModelSaves) {
     const bool exact = test.dtype == at::kFloat && test.config.attention_dropout == 0.0;
     EXPECT_NEAR(declared.peak / real.peak, 1.0, exact ? 0.01 : 0.07) << test.name;
   }
+  if (!all_run) GTEST_SKIP() << "this processor emulates bf16; all other cases were compared";
 }
 
 TEST(Operators, SaveTheirStageAndShard) {
