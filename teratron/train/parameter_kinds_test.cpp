@@ -153,6 +153,8 @@ class ParameterKinds : public testing::Test {
 
 TEST_F(ParameterKinds, TrainLikeOneRank) {
   const Outcome initial = visit({}), serial = visit({.steps = 3});
+  const GPTConfig config = four_layers();
+  const auto key_biases = static_cast<double>(config.layers * config.hidden);
   for (const Layout& layout : parallel_layouts) {
     SCOPED_TRACE(to_string(layout));
     const Outcome parallel = visit({.layout = layout, .steps = 3});
@@ -161,7 +163,8 @@ TEST_F(ParameterKinds, TrainLikeOneRank) {
       EXPECT_NEAR(a.losses.at(0), e.losses.at(0), 1e-10);
       EXPECT_NEAR(a.grad_norm, e.grad_norm, 1e-10);
       EXPECT_NEAR(a.parameter_norm, e.parameter_norm, 1e-10);
-      EXPECT_EQ(a.num_zeros, e.num_zeros);
+      // Gradients of key biases are rounding errors and may be zero.
+      EXPECT_NEAR(static_cast<double>(a.num_zeros), static_cast<double>(e.num_zeros), key_biases);
     }
     ASSERT_EQ(parallel.tensors.size(), serial.tensors.size());
     for (const auto& [name, tensor] : serial.tensors) {
