@@ -36,6 +36,8 @@ RUNS = {
     "loss-chunks": PLAIN + "--micro-batch-size 32 --vocab-size 131071 --loss-chunks 8",
     "fp8": PLAIN + "--micro-batch-size 32 --vocab-size 50256 --fp8-format hybrid",
     "fp8-output": PLAIN + "--micro-batch-size 16 --vocab-size 131071 --fp8-format hybrid --fp8-output-proj",
+    "offload": PLAIN + "--micro-batch-size 32 --vocab-size 50256 --cpu-offloading-num-layers 16",
+    "offload-all-full": PLAIN + FULL + "--micro-batch-size 64 --vocab-size 8191 --cpu-offloading-num-layers 24",
     "full-large": PLAIN + FULL + "--micro-batch-size 64 --vocab-size 8191",
 }
 

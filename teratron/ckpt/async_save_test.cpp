@@ -6,7 +6,7 @@
 
 #include "teratron/base/fault_point.h"
 #include "teratron/base/file.h"
-#include "teratron/ckpt/collective_errors.h"
+#include "teratron/comm/collective_errors.h"
 #include "teratron/testing/checkpoint_world.h"
 
 namespace teratron {

@@ -36,8 +36,8 @@
 #include <vector>
 
 #include "teratron/base/dtype.h"
-#include "teratron/base/error.h"
 #include "teratron/base/shard.h"
+#include "teratron/comm/collective_errors.h"
 #include "teratron/comm/host/host_group.h"
 
 namespace teratron {
@@ -59,13 +59,6 @@ struct LocalTensor {
   /// The same in pieces of at most Manifest::block_bytes: elements [begin, end), counted from flat_begin.
   /// Called by several threads at once.
   std::function<std::shared_ptr<const void>(int64_t begin, int64_t end)> read = nullptr;
-};
-
-/// Corrupt, incomplete or mixed-up files, as opposed to a checkpoint of another model: an older one may load.
-class CorruptCheckpoint : public UserError {
- public:
-  explicit CorruptCheckpoint(std::vector<Problem> problems)
-      : UserError(ExitCode::checkpoint, std::move(problems)) {}
 };
 
 // ---- Saving ----

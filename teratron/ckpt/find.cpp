@@ -8,10 +8,10 @@
 #include "teratron/base/file.h"
 #include "teratron/base/log.h"
 #include "teratron/ckpt/checkpoint.h"
-#include "teratron/ckpt/collective_errors.h"
 #include "teratron/ckpt/directory.h"
 #include "teratron/ckpt/manifest.h"
 #include "teratron/ckpt/shared_manifest.h"
+#include "teratron/comm/collective_errors.h"
 
 // Fault points: ckpt.before_quarantine, ckpt.quarantined.
 

@@ -9,12 +9,12 @@
 #include "teratron/base/fault_point.h"
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/checkpoint_source.h"
-#include "teratron/ckpt/collective_errors.h"
 #include "teratron/ckpt/directory.h"
 #include "teratron/ckpt/safetensors.h"
 #include "teratron/ckpt/save_plan.h"
 #include "teratron/ckpt/shard_reader.h"
 #include "teratron/ckpt/shared_manifest.h"
+#include "teratron/comm/collective_errors.h"
 
 // Fault points: [that of shared_manifest.h,] ckpt.load_begin, ckpt.load_block (each; a bitflip damages what
 // was read), ckpt.load_end.

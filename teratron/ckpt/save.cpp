@@ -11,12 +11,12 @@
 #include "teratron/base/log.h"
 #include "teratron/ckpt/async_save.h"
 #include "teratron/ckpt/checkpoint.h"
-#include "teratron/ckpt/collective_errors.h"
 #include "teratron/ckpt/directory.h"
 #include "teratron/ckpt/manifest.h"
 #include "teratron/ckpt/save_plan.h"
 #include "teratron/ckpt/saved_metadata.h"
 #include "teratron/ckpt/write_shards.h"
+#include "teratron/comm/collective_errors.h"
 
 // Fault points, in order: ckpt.begin, ckpt.partial_created, those of write_shards.h, [those of
 // saved_metadata.h,] ckpt.before_manifest, ckpt.manifest_written, ckpt.before_commit, [ckpt.exchanged],

@@ -7,10 +7,10 @@
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/fault_point.h"
-#include "teratron/ckpt/collective_errors.h"
 #include "teratron/ckpt/directory.h"
 #include "teratron/ckpt/save_plan.h"
 #include "teratron/ckpt/shard_reader.h"
+#include "teratron/comm/collective_errors.h"
 
 namespace teratron {
 

@@ -237,8 +237,8 @@ class MappingWriter {
     if (!blend_) return;
     const BlendIndex& index = dynamic_cast<const BlendedDataset&>(*dataset).index();
     print("blend of {} samples", dataset->size());
-    write_array("dataset_index", IndexArray(index.dataset_index), flags_.part);
-    write_array("dataset_sample_index", IndexArray(index.dataset_sample_index), flags_.part);
+    write_array("dataset_index", index.dataset_index, flags_.part);
+    write_array("dataset_sample_index", index.dataset_sample_index, flags_.part);
   }
 
  private:

@@ -1,7 +1,10 @@
+#include <algorithm>
+
 #include "teratron/base/log.h"
 #include "teratron/cli/commands.h"
 #include "teratron/cli/plan_flags.h"
 #include "teratron/comm/mesh/rank_grid.h"
+#include "teratron/nn/offload/available_memory.h"
 #include "teratron/pipeline/schedule.h"
 #include "teratron/plan/rank_memory.h"
 #include "teratron/settings/component_options.h"
@@ -82,6 +85,22 @@ void print_stages(const Arguments& a, const ModelPlan& model, const std::optiona
           gpu ? fmt::format("  {:>8.3f}  {:>4}", on_gpu, on_gpu <= gpu->gib ? "yes" : "no") : "",
           layers_text(layout.chunks_of_stage(stage)));
   }
+}
+
+// What offloaded activations need of the host, and whether this one has it.
+void print_host_memory(const Arguments& a, const ModelPlan& model) {
+  double largest = 0.0;
+  for (int64_t stage = 0; stage < a.pipeline_model_parallel_size; ++stage)
+    largest = std::max(largest, rank_memory(a, model, stage).host);
+  if (largest == 0.0) return;
+  const double available = static_cast<double>(available_host_memory()) / gib;
+  print("Offloaded activations: up to {:.3f} GiB of pinned host memory for each rank of a host.",
+        largest / gib);
+  if (largest / gib <= available) return;
+  notice(
+      "this machine has {:.1f} GiB of host memory available, less than a rank offloads: decrease "
+      "--cpu-offloading-num-layers, or train where there is more",
+      available);
 }
 
 // Whether all stages fit, what to change if not, and a bound of the speed.
@@ -194,6 +213,7 @@ int plan_command(std::span<const std::string> args, const Registry& registry) {
   if (a.micro_batch_size) {
     const ModelPlan model = family.plan(a, planned_vocabulary(a));
     print_stages(a, model, options.gpu);
+    print_host_memory(a, model);
     if (options.gpu) print_fit(family, a, model, *options.gpu);
   }
   if (options.show_schedule) print_schedule(a);

@@ -2,15 +2,17 @@
 #pragma once
 
 #include <functional>
+#include <stop_token>
 
 #include "teratron/comm/host/host_group.h"
 
 namespace teratron {
 
 /// Runs `work` on every rank and returns when all have finished it, however long that takes: meanwhile the
-/// ranks meet several times a second, so that no collective times out and a rank that dies ends the job.
-/// `work` runs in another thread and must not use the group. Collective. Rethrows what `work` threw on this
-/// rank.
-void run_without_timeout(HostGroup& group, const std::function<void()>& work);
+/// ranks meet several times a second, so that no collective times out. `work` runs in another thread and must
+/// not use the group. When the work of a rank fails or a rank dies, the others' is asked to stop and should
+/// soon throw Stopped (comm/stopped.h) or return; then all ranks throw what went wrong, as those of
+/// run_on_all_ranks() do (collective_errors.h), or that a rank has died. Collective.
+void run_without_timeout(HostGroup& group, const std::function<void(const std::stop_token&)>& work);
 
 }  // namespace teratron

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 
@@ -41,6 +42,49 @@ double pairwise_sum(std::span<const double> values) {
   double sum = ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
   for (; i < n; ++i) sum += values[i];
   return sum;
+}
+
+/// Collects the samples of a blend.
+class BlendWriter {
+ public:
+  BlendWriter(size_t datasets, int64_t size, IndexProgress* progress)
+      : counts_(datasets), size_(size), progress_(progress) {
+    dataset_index_.reserve(static_cast<size_t>(size));
+    dataset_sample_index_.reserve(static_cast<size_t>(size));
+  }
+
+  int64_t count(size_t dataset) const { return counts_[dataset]; }
+  /// The next sample of this dataset.
+  void add(size_t dataset) {
+    const auto done = static_cast<int64_t>(dataset_index_.size());
+    if (progress_ && done % (1 << 20) == 0) progress_->set("blend", done, size_);
+    dataset_index_.push_back(static_cast<int16_t>(dataset));
+    dataset_sample_index_.push_back(counts_[dataset]++);
+  }
+  BlendIndex take() {
+    return {IndexArray(std::move(dataset_index_)), IndexArray(std::move(dataset_sample_index_)),
+            std::move(counts_)};
+  }
+
+ private:
+  std::vector<int16_t> dataset_index_;
+  std::vector<int64_t> dataset_sample_index_;
+  std::vector<int64_t> counts_;
+  int64_t size_;
+  IndexProgress* progress_;
+};
+
+BlendIndex cached_blend(const IndexSource& source, const IndexCache& cache, nlohmann::json description,
+                        const std::function<BlendIndex(IndexProgress&)>& build) {
+  const IndexCacheKey key{.kind = "blend",
+                          .description = std::move(description),
+                          .arrays = {"dataset_index", "dataset_sample_index"}};
+  const CachedIndex index = cached_index(source, key, cache, [&build](IndexProgress& progress) {
+    const BlendIndex built = build(progress);
+    return CachedIndex{.numbers = {{"counts", built.counts}},
+                       .arrays = {built.dataset_index, built.dataset_sample_index}};
+  });
+  return {index.arrays[0], index.arrays[1], index.numbers.at("counts").get<std::vector<int64_t>>()};
 }
 
 UserError bad_path(std::string what, std::string fix) {
@@ -115,65 +159,72 @@ int64_t samples_with_surplus(int64_t num_samples, double weight, double surplus)
   return static_cast<int64_t>(std::ceil(samples * (1 + surplus)));
 }
 
-BlendIndex build_blending_indices(std::span<const double> weights, int64_t size) {
+BlendIndex build_blending_indices(std::span<const double> weights, int64_t size, IndexProgress* progress) {
   TERATRON_ASSERT(!weights.empty() && weights.size() <= 32767 && size >= 0);
-  BlendIndex index;
-  index.dataset_index.reserve(static_cast<size_t>(size));
-  index.dataset_sample_index.reserve(static_cast<size_t>(size));
-  std::vector<int64_t> counts(weights.size());
+  BlendWriter blend(weights.size(), size, progress);
   for (int64_t i = 0; i < size; ++i) {
     const double position = std::max(static_cast<double>(i), 1.0);
     size_t chosen = 0;
-    double largest = weights[0] * position - static_cast<double>(counts[0]);
+    double largest = weights[0] * position - static_cast<double>(blend.count(0));
     for (size_t d = 1; d < weights.size(); ++d) {
-      const double error = weights[d] * position - static_cast<double>(counts[d]);
+      const double error = weights[d] * position - static_cast<double>(blend.count(d));
       if (error > largest) {
         largest = error;
         chosen = d;
       }
     }
-    index.dataset_index.push_back(static_cast<int16_t>(chosen));
-    index.dataset_sample_index.push_back(counts[chosen]++);
+    blend.add(chosen);
   }
-  return index;
+  return blend.take();
 }
 
-BlendIndex build_exhaustive_blending_indices(std::span<const int64_t> sizes) {
+BlendIndex build_exhaustive_blending_indices(std::span<const int64_t> sizes, IndexProgress* progress) {
   TERATRON_ASSERT(!sizes.empty() && sizes.size() <= 32767);
   const int64_t total = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   std::vector<double> weights;
   for (const int64_t size : sizes) weights.push_back(static_cast<double>(size) / static_cast<double>(total));
-  BlendIndex index;
-  std::vector<int64_t> counts(sizes.size());
+  BlendWriter blend(sizes.size(), total, progress);
   for (int64_t i = 0; i < total; ++i) {
     const double position = std::max(static_cast<double>(i), 1.0);
     std::optional<size_t> chosen;
     double largest = 0;
     for (size_t d = 0; d < sizes.size(); ++d) {
-      const double error = weights[d] * position - static_cast<double>(counts[d]);
-      if (counts[d] < sizes[d] && (!chosen || error > largest)) {
+      const double error = weights[d] * position - static_cast<double>(blend.count(d));
+      if (blend.count(d) < sizes[d] && (!chosen || error > largest)) {
         largest = error;
         chosen = d;
       }
     }
-    index.dataset_index.push_back(static_cast<int16_t>(*chosen));
-    index.dataset_sample_index.push_back(counts[*chosen]++);
+    blend.add(*chosen);
   }
-  return index;
+  return blend.take();
+}
+
+BlendIndex cached_blending_indices(const IndexSource& source, const IndexCache& cache,
+                                   std::span<const double> weights, int64_t size) {
+  const nlohmann::json description = {{"weights", std::vector(weights.begin(), weights.end())},
+                                      {"size", size}};
+  return cached_blend(source, cache, description, [&](IndexProgress& progress) {
+    return build_blending_indices(weights, size, &progress);
+  });
+}
+
+BlendIndex cached_exhaustive_blending_indices(const IndexSource& source, const IndexCache& cache,
+                                              std::span<const int64_t> sizes) {
+  const nlohmann::json description = {{"sizes", std::vector(sizes.begin(), sizes.end())}};
+  return cached_blend(source, cache, description, [&](IndexProgress& progress) {
+    return build_exhaustive_blending_indices(sizes, &progress);
+  });
 }
 
 BlendedDataset::BlendedDataset(Parts parts, BlendIndex index)
     : parts_(std::move(parts)), index_(std::move(index)) {
-  TERATRON_ASSERT(!parts_.empty() && index_.dataset_index.size() == index_.dataset_sample_index.size());
-  std::vector<int64_t> needed(parts_.size());
-  for (size_t i = 0; i < index_.dataset_index.size(); ++i) {
-    int64_t& last = needed[static_cast<size_t>(index_.dataset_index[i])];
-    last = std::max(last, index_.dataset_sample_index[i] + 1);
-  }
+  TERATRON_ASSERT(!parts_.empty() && index_.counts.size() == parts_.size() &&
+                  index_.dataset_index.rows() == index_.dataset_sample_index.rows());
   for (size_t d = 0; d < parts_.size(); ++d) {
-    if (needed[d] <= parts_[d]->size()) continue;
-    throw config_error({.what = fmt::format("the blend needs {} samples of [{}], more than it has", needed[d],
-                                            parts_[d]->describe()),
+    if (index_.counts[d] <= parts_[d]->size()) continue;
+    throw config_error({.what = fmt::format("the blend needs {} samples of [{}], more than it has",
+                                            index_.counts[d], parts_[d]->describe()),
                         .where = "--data-path",
                         .fix = "Raise --mid-level-dataset-surplus (0.005 by default)"});
   }
@@ -181,7 +232,15 @@ BlendedDataset::BlendedDataset(Parts parts, BlendIndex index)
 
 void BlendedDataset::get(int64_t i, const Sample& sample) const {
   TERATRON_ASSERT(i >= 0 && i < size(), "sample {} of {}", i, size());
-  parts_[static_cast<size_t>(index_.dataset_index[i])]->get(index_.dataset_sample_index[i], sample);
+  const int64_t dataset = index_.dataset_index.at(i), part = index_.dataset_sample_index.at(i);
+  if (dataset < 0 || dataset >= std::ssize(parts_) || part < 0 ||
+      part >= parts_[static_cast<size_t>(dataset)]->size()) {
+    throw data_error({.what = fmt::format("sample {} of the blend is sample {} of dataset {}, which there is "
+                                          "not: the cached index is damaged",
+                                          i, part, dataset),
+                      .fix = "Remove the files blend-* from the cache folder; they are built again"});
+  }
+  parts_[static_cast<size_t>(dataset)]->get(part, sample);
 }
 
 std::string BlendedDataset::describe() const {

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "teratron/data/dataset.h"
+#include "teratron/data/indexed/index_array.h"
+#include "teratron/data/indexed/index_cache.h"
 
 namespace teratron {
 
@@ -36,14 +38,24 @@ int64_t samples_with_surplus(int64_t num_samples, double weight, double surplus)
 
 /// Sample i of the blend is sample dataset_sample_index[i] of dataset dataset_index[i].
 struct BlendIndex {
-  std::vector<int16_t> dataset_index;
-  std::vector<int64_t> dataset_sample_index;
+  IndexArray dataset_index;         // i16
+  IndexArray dataset_sample_index;  // i64
+  std::vector<int64_t> counts;      // samples of each dataset
+  int64_t samples() const { return dataset_index.rows(); }
 };
 
 /// Sample i goes to the first dataset d with the largest weight[d] x max(i, 1) - count[d].
-BlendIndex build_blending_indices(std::span<const double> weights, int64_t size);
+BlendIndex build_blending_indices(std::span<const double> weights, int64_t size,
+                                  IndexProgress* progress = nullptr);
 /// As build_blending_indices with weights size / total, without datasets that are exhausted, until all are.
-BlendIndex build_exhaustive_blending_indices(std::span<const int64_t> sizes);
+BlendIndex build_exhaustive_blending_indices(std::span<const int64_t> sizes,
+                                             IndexProgress* progress = nullptr);
+
+/// These through a cache (cached_index()); `source`: the datasets, whose content does not matter.
+BlendIndex cached_blending_indices(const IndexSource& source, const IndexCache& cache,
+                                   std::span<const double> weights, int64_t size);
+BlendIndex cached_exhaustive_blending_indices(const IndexSource& source, const IndexCache& cache,
+                                              std::span<const int64_t> sizes);
 
 /// A blend of datasets.
 class BlendedDataset : public Dataset {
@@ -52,7 +64,8 @@ class BlendedDataset : public Dataset {
   /// Throws UserError(config) if the index refers to a sample that a dataset does not have.
   BlendedDataset(Parts parts, BlendIndex index);
 
-  int64_t size() const override { return static_cast<int64_t>(index_.dataset_index.size()); }
+  int64_t size() const override { return index_.samples(); }
+  /// UserError(data) if the index is damaged.
   void get(int64_t i, const Sample& sample) const override;
   std::string describe() const override;
 

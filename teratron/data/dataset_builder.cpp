@@ -100,16 +100,22 @@ std::shared_ptr<const Dataset> SplitBuilder::build_blend(const Blend& blend, siz
     if (part == nullptr) return nullptr;
     parts.push_back(std::move(part));
   }
+  const IndexSource source{
+      .name = fmt::format("the blend of {} datasets ({} split)", parts.size(), kSplitNames[split]),
+      .folder = open(blend.prefixes[0])->prefix() + "/cache"};
   if (!blend.weights) {
     std::vector<int64_t> sizes;
     for (const auto& part : parts) sizes.push_back(part->size());
-    if (!num_samples)
-      return std::make_shared<BlendedDataset>(std::move(parts), build_exhaustive_blending_indices(sizes));
+    if (!num_samples) {
+      return std::make_shared<BlendedDataset>(
+          std::move(parts), cached_exhaustive_blending_indices(source, factory_.cache, sizes));
+    }
     weights = normalize_weights(std::vector<double>(sizes.begin(), sizes.end()));
     for (const int64_t part : sizes) size += part;
     size = std::min(size, *num_samples);
   }
-  return std::make_shared<BlendedDataset>(std::move(parts), build_blending_indices(weights, size));
+  return std::make_shared<BlendedDataset>(std::move(parts),
+                                          cached_blending_indices(source, factory_.cache, weights, size));
 }
 
 std::shared_ptr<const Dataset> SplitBuilder::build(const Blend& blend, size_t split,

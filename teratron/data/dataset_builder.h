@@ -11,6 +11,7 @@
 
 #include "teratron/base/error.h"
 #include "teratron/data/dataset.h"
+#include "teratron/data/indexed/index_cache.h"
 #include "teratron/data/indexed/indexed_dataset.h"
 #include "teratron/data/splits.h"
 
@@ -51,6 +52,7 @@ struct DatasetFactory {
   SplitUnit unit = SplitUnit::sequences;
   std::function<std::shared_ptr<const Dataset>(const DatasetPart&)> make;
   std::function<std::shared_ptr<const Dataset>(size_t split, int64_t samples)> make_mock;
+  IndexCache cache = {};  // of blends
 };
 
 /// The datasets of Megatron-LM's builder:

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <random>
 #include <span>
 #include <utility>
@@ -28,10 +29,13 @@ class NumpyRandom {
   /// Number of trials up to the first success, >= 1; 0 < p < 1.
   int64_t geometric(double p);
 
-  /// Fisher-Yates from the end, in place.
+  /// Fisher-Yates from the end, in place. `report` is called about every million values.
   template <typename T>
-  void shuffle(std::span<T> values) {
-    for (size_t i = values.size(); i-- > 1;) std::swap(values[i], values[interval(i)]);
+  void shuffle(std::span<T> values, const std::function<void(size_t left)>& report = nullptr) {
+    for (size_t i = values.size(); i-- > 1;) {
+      if (report && i % (size_t{1} << 20) == 0) report(i);
+      std::swap(values[i], values[interval(i)]);
+    }
   }
 
  private:

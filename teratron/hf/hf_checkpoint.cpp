@@ -7,10 +7,10 @@
 #include <system_error>
 
 #include "teratron/base/file.h"
-#include "teratron/ckpt/collective_errors.h"
 #include "teratron/ckpt/directory.h"
 #include "teratron/ckpt/index_ranges.h"
 #include "teratron/ckpt/save_plan.h"
+#include "teratron/comm/collective_errors.h"
 #include "teratron/hf/placement.h"
 #include "teratron/hf/tokenizer_files.h"
 #include "teratron/hf/transpose.h"

@@ -60,7 +60,8 @@ constexpr const char* taken_over_of_experts[] = {"moe_router_topk",
                                                  "moe_z_loss_coeff",
                                                  "moe_input_jitter_eps",
                                                  "moe_expert_capacity_factor",
-                                                 "moe_token_drop_policy"};
+                                                 "moe_token_drop_policy",
+                                                 "moe_pad_expert_input_to_capacity"};
 
 // Models that a conversion of these tensors would change.
 constexpr const char* refused[] = {"multi_latent_attention", "retro_add_retriever",

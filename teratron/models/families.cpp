@@ -38,9 +38,10 @@ DataSources data_sources(const DataRequest& request) {
   return sources;
 }
 
-IndexCache index_cache(const Arguments& args) {
-  if (args.data_cache_path) return {IndexCache::Place::folder, *args.data_cache_path};
-  return {IndexCache::Place::near_data, args.save ? *args.save + "/index_cache" : ""};
+IndexCache index_cache(const DataRequest& request) {
+  const Arguments& args = request.args;
+  if (args.data_cache_path) return {IndexCache::Place::folder, *args.data_cache_path, request.stop};
+  return {IndexCache::Place::near_data, args.save ? *args.save + "/index_cache" : "", request.stop};
 }
 
 const Family& find_family(std::string_view name, std::span<const Family> more) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,12 +24,13 @@ struct DataRequest {
   const Arguments& args;
   const Tokenizer& tokenizer;
   std::array<std::optional<int64_t>, 3> samples = {};
+  std::stop_token stop = {};  // asks the building of an index to end early (comm/long_work.h)
 };
 
 /// What the data flags select.
 DataSources data_sources(const DataRequest& request);
 /// Where the indices of the data are kept: --data-cache-path, else near the data or the run.
-IndexCache index_cache(const Arguments& args);
+IndexCache index_cache(const DataRequest& request);
 
 struct Family {
   std::string_view name;     // "gpt": of the command line, and in checkpoints

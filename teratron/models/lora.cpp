@@ -7,16 +7,14 @@ namespace teratron {
 
 namespace {
 
-// Experts multiply grouped rows, beside which there are no adapters.
-void check_no_experts(const Arguments& args, const LoraOptions& options) {
-  if (!args.num_experts) return;
+// The rows of an expert are on other ranks than the tokens by which dropout is keyed.
+void check_expert_adapters(const Arguments& args, const LoraOptions& options) {
+  if (!args.num_experts || options.dropout == 0.0) return;
   for (const std::string& target : options.targets) {
     if (!target.starts_with("linear_fc")) continue;
-    throw config_error(
-        {.what = fmt::format("{} is a layer of experts, which have no adapters", target),
-         .where = "--lora-targets",
-         .fix = "Use linear_qkv, or linear_q, linear_k and linear_v, and linear_proj; with experts "
-                "these are the default"});
+    throw config_error({.what = fmt::format("{} is a layer of experts, whose adapters drop no inputs", target),
+                        .where = "--lora-dropout",
+                        .fix = "Leave it out, or use --lora-targets of the attention alone"});
   }
 }
 
@@ -50,7 +48,7 @@ std::optional<LoraOptions> lora_options(const Arguments& args, const ModelPlan& 
                             "Use linear_qkv, or linear_q, linear_k and linear_v, linear_proj, linear_fc1, or "
                             "linear_fc1_gate and linear_fc1_up, and linear_fc2"});
   }
-  check_no_experts(args, options);
+  check_expert_adapters(args, options);
   if (options.targets.empty()) options.targets = default_targets(args, model);
   return options;
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "teratron/base/dtype.h"
+#include "teratron/nn/offload/offload_schedule.h"
 #include "teratron/pipeline/stage_spec.h"
 
 namespace teratron {
@@ -33,10 +34,18 @@ struct RankBatch {
   int64_t tensor_parallel = 1;
   bool sequence_parallel = false;
   int64_t context_parallel = 1;
+  int64_t expert_parallel = 1;
   int64_t expert_tensor_parallel = 1;
 };
 
 /// A kernel, or some that share tensors. Numbers are of one rank.
+/// A step of a stack of layers whose saved activations are offloaded (nn/offload).
+struct OffloadStep {
+  OffloadSchedule schedule;
+  int64_t step = 0;
+  bool offloaded() const { return step < schedule.offloaded; }
+};
+
 struct Operator {
   enum class Kind : uint8_t { gemm, attention, normalization, pointwise, embedding, loss };
 
@@ -53,6 +62,8 @@ struct Operator {
   double backward_peak = 0.0;
   /// Neighbours of equal unit save nothing in forward: backward runs them again, together. -1: none.
   int64_t recompute_unit = -1;
+  std::optional<OffloadStep> offload = {};
+  double kept = 0.0;  // of `saved`, bytes that stay on the device where the step is offloaded
 };
 
 using OperatorsOf = std::function<std::vector<Operator>(const RankBatch&)>;

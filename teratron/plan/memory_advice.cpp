@@ -69,6 +69,13 @@ std::vector<Change> recomputation(const Arguments& a) {
                          x.recompute_num_layers = 1;
                        }});
   }
+  const int64_t layers = a.num_layers.value_or(0) / a.pipeline_model_parallel_size /
+                         a.num_virtual_stages_per_pipeline_rank.value_or(1);
+  if (a.cpu_offloading_num_layers < layers && a.cuda_graph_impl != "local" && a.device != "cpu") {
+    changes.push_back({fmt::format("--cpu-offloading-num-layers {}", layers),
+                       "activations are copied to host memory and back",
+                       [layers](Arguments& x) { x.cpu_offloading_num_layers = layers; }});
+  }
   if (a.loss_chunks == 1) {
     changes.push_back({"--loss-chunks 8", "logits are computed in parts, again in backward",
                        [](Arguments& x) { x.loss_chunks = 8; }});

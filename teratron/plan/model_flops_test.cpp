@@ -78,6 +78,41 @@ TEST(ModelFlops, MatchMegatronsNumberOfExperts) {
   EXPECT_EQ(flops(model, {.samples = 6, .sequence_length = 128}), 1283457024.0);
 }
 
+// Megatron-LM's number is that of a model with one multi-token prediction layer, which is taken as a fifth
+// layer with a head and a projection of its own.
+TEST(ModelFlops, MatchMegatronsNumberOfSharedExperts) {
+  GPTConfig model = gpt2_config({.hidden = 64, .ffn_hidden = 256, .heads = 4, .positions = 128});
+  model.layers = 5;
+  model.padded_vocabulary = 512;
+  model.activation = Activation::swiglu;
+  model.experts.layers = {0, 1, 1, 1, 1};
+  model.experts.options.router = {.experts = 8, .routing = {.topk = 4}};
+  model.experts.options.experts = {.experts = 8, .ffn_hidden = 32};
+  model.experts.options.shared = {.mlp = {.ffn_hidden = 64}, .gate = false};
+  const double tokens = 6 * 128, head = 64 * 512, projection = 2 * 64 * 64 + 3 * 64;
+  EXPECT_EQ(flops(model, {.samples = 6, .sequence_length = 128}) + 6 * tokens * (head + projection),
+            1812824064.0);
+}
+
+// Ranks share the FLOPs of experts, whichever ranks see a token.
+TEST(ModelFlops, AreSharedByRanksOfExperts) {
+  GPTConfig model = llama3();
+  model.experts.layers.assign(32, 1);
+  model.experts.options.router = {.experts = 8, .routing = {.topk = 2}};
+  model.experts.options.experts = {.experts = 8, .ffn_hidden = 4096};
+  const OperatorsOf operators = gpt_plan(model, {}).operators;
+  RankBatch batch{.batch = {.samples = 4, .sequence_length = 512}, .stage = {.layers = 32}};
+  const double one = training_flops(operators(batch));
+  batch.expert_parallel = 4;
+  EXPECT_EQ(training_flops(operators(batch)), one) << "each rank has tokens of its own";
+  batch.tensor_parallel = 2;
+  batch.sequence_parallel = true;
+  for (const int64_t etp : {1, 2}) {
+    batch.expert_tensor_parallel = etp;
+    EXPECT_NEAR(2.0 * training_flops(operators(batch)) / one, 1.0, 1e-12) << etp;
+  }
+}
+
 TEST(ModelFlops, MatchThePublishedFormulaOfGpt3) {
   // 72 B L l h^2 (1 + L / 6h + V / 12lh), Narayanan et al. 2021 (arXiv:2104.04473) without recomputation.
   const double b = 1536, l = 2048, h = 12288, n = 96, v = 51200;

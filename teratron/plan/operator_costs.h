@@ -9,8 +9,9 @@ namespace teratron {
 
 /// In bytes.
 struct ActivationMemory {
-  double saved = 0.0;  // between forward and backward
-  double peak = 0.0;   // of both, with what is saved
+  double saved = 0.0;  // between forward and backward, on the device
+  double host = 0.0;   // the same in host memory
+  double peak = 0.0;   // of forward and backward on the device, with what is saved
 };
 
 /// Of one micro-batch: forward in order, backward in reverse, recomputed units again in backward.

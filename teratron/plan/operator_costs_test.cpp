@@ -32,6 +32,31 @@ TEST(ActivationMemory, RecomputesUnitsOneAfterTheOther) {
   EXPECT_EQ(activation_memory(together).peak, 3.0 + 30.0 + 12.0);
 }
 
+// Five steps of 10 + 2, of which 2 of the first two stay; without offloading 60 are saved and 62 the peak.
+TEST(ActivationMemory, MovesOffloadedStepsToTheHost) {
+  const auto steps = [](int64_t offloaded) {
+    std::vector<Operator> all;
+    for (int64_t step = 0; step < 5; ++step) {
+      for (const double saved : {10.0, 2.0}) {
+        Operator one = op(saved, saved + 1, saved + 2);
+        if (offloaded > 0) one.offload = OffloadStep{{5, offloaded}, step};
+        one.kept = saved == 2.0 ? 2.0 : 0.0;
+        all.push_back(one);
+      }
+    }
+    return activation_memory(all);
+  };
+  EXPECT_EQ(steps(0).saved, 60.0);
+  EXPECT_EQ(steps(0).host, 0.0);
+  EXPECT_EQ(steps(0).peak, 62.0);
+  EXPECT_EQ(steps(2).saved, 40.0);
+  EXPECT_EQ(steps(2).host, 20.0);
+  EXPECT_EQ(steps(2).peak, 42.0) << "copies are done before the last kept step ends";
+  EXPECT_EQ(steps(5).saved, 10.0);
+  EXPECT_EQ(steps(5).host, 50.0);
+  EXPECT_EQ(steps(5).peak, 30.0 + 2.0) << "the last step's copy is in flight, and the one before returns";
+}
+
 TEST(Roofline, TakesTheSlowerOfComputeAndMemory) {
   const Gpu gpu{.name = "test", .fp32 = 1.0, .half = 10.0, .fp8 = 20.0, .bandwidth = 5.0, .memory = 1.0};
   Operator gemm{.kind = Operator::Kind::gemm, .flops = 100.0, .bytes = 5.0};

@@ -86,6 +86,7 @@ RankBatch rank_batch(const Arguments& a, const StageSpec& chunk) {
           .tensor_parallel = a.tensor_model_parallel_size,
           .sequence_parallel = tensor_parallel(a).sequence_parallel,
           .context_parallel = a.context_parallel_size,
+          .expert_parallel = a.expert_model_parallel_size,
           .expert_tensor_parallel = a.expert_tensor_parallel_size.value_or(a.tensor_model_parallel_size)};
 }
 
@@ -95,6 +96,7 @@ void add_activations(RankMemory& memory, const ModelPlan& model, const Arguments
   for (const StageSpec& chunk : chunks) {
     const ActivationMemory one = activation_memory(model.operators(rank_batch(a, chunk)));
     memory.activations += one.saved * in_flight / static_cast<double>(chunks.size());
+    memory.host += one.host * in_flight / static_cast<double>(chunks.size());
     memory.temporary = std::max(memory.temporary, one.peak - one.saved);
   }
 }

@@ -19,6 +19,7 @@ struct RankMemory {
   double gradients = 0.0;
   double optimizer = 0.0;    // moments and master weights
   double activations = 0.0;  // saved for backward by the micro-batches in flight
+  double host = 0.0;         // activations in host memory instead, pinned
   double temporary = 0.0;    // most that forward and backward need meanwhile, and windows to push gradients
 
   double state() const { return weights + gradients + optimizer; }

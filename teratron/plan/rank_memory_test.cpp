@@ -46,6 +46,30 @@ TEST(RankMemory, CountsTheWindowsThatPushGradients) {
   EXPECT_EQ(temporary({"--use-distributed-optimizer"}, 1), temporary({}, 1));
 }
 
+// Experts are divided over expert-parallel ranks, and their optimizer state over the others.
+TEST(RankMemory, CountsTheExpertsOfARank) {
+  const Args flags = {"--num-experts",         "8",        "--moe-ffn-hidden-size",      "32",
+                      "--disable-bias-linear", "--swiglu", "--use-distributed-optimizer"};
+  const auto memory = [&flags](const Args& more) {
+    Args all = flags;
+    all.insert(all.end(), more.begin(), more.end());
+    return memory_of(all, 4);
+  };
+  const double expert = 3.0 * 64 * 32, layers = 4.0;
+  const RankMemory one = memory({}), two = memory({"--ep", "2"}), four = memory({"--ep", "4"});
+  EXPECT_EQ(static_cast<double>(one.parameters - two.parameters), layers * 4 * expert);
+  EXPECT_EQ(static_cast<double>(two.parameters - four.parameters), layers * 2 * expert);
+  EXPECT_EQ(one.weights - two.weights, 4.0 * layers * 4 * expert);
+  EXPECT_EQ(one.gradients - two.gradients, 4.0 * layers * 4 * expert);
+  // Each rank's share of all experts is the same: 8 / 4, 4 / 2 and 2.
+  EXPECT_EQ(one.optimizer, two.optimizer);
+  EXPECT_EQ(one.optimizer, four.optimizer);
+  const double activations = one.activations;
+  EXPECT_LT(memory({"--moe-layer-recompute"}).activations, activations);
+  EXPECT_GT(memory({"--moe-expert-capacity-factor", "2", "--moe-pad-expert-input-to-capacity"}).activations,
+            activations);
+}
+
 TEST(RankMemory, CountsTheCopiesInFp8) {
   // Four layers of hidden size 64: QKV, projection, fc1 and fc2 are 3, 1, 4 and 4 squares.
   EXPECT_EQ(memory_of({"--bf16", "--fp8-format", "hybrid"}).weights - memory_of({"--bf16"}).weights,
@@ -72,6 +96,25 @@ TEST(RankMemory, CountsActivations) {
   const double logits = 2.0 * 64 * 128;
   EXPECT_EQ(memory_of({"--bf16", "--hidden-dropout", "0", "--attention-dropout", "0"}).activations,
             4 * layer + 2 * hidden + norm + logits);
+}
+
+TEST(RankMemory, CountsOffloadedActivationsOnTheHost) {
+  // Large enough that no operator's activations stay.
+  const Args large = {
+      "--hidden-size",    "512", "--seq-length",        "1024", "--max-position-embeddings", "1024", "--bf16",
+      "--hidden-dropout", "0",   "--attention-dropout", "0"};
+  const auto memory = [&](Args more, int64_t ranks = 1) {
+    more.insert(more.begin(), large.begin(), large.end());
+    return memory_of(more, ranks);
+  };
+  const RankMemory none = memory({}), two = memory({"--cpu-offloading-num-layers", "2"});
+  EXPECT_EQ(none.host, 0.0);
+  EXPECT_GT(two.host, 0.0);
+  EXPECT_NEAR(none.activations - two.activations, two.host, 1.0);
+  EXPECT_LT(two.peak(), none.peak() - 0.9 * two.host);
+  EXPECT_NEAR(memory({"--cpu-offloading-num-layers", "4"}).host, 2.0 * two.host, 1.0);
+  const Args stages = {"--pp", "4", "--num-micro-batches", "8", "--cpu-offloading-num-layers", "1"};
+  EXPECT_NEAR(memory(stages, 4).host, 4.0 * two.host / 2.0, 1.0) << "four micro-batches in flight";
 }
 
 TEST(RankMemory, CountsTheMicroBatchesInFlight) {

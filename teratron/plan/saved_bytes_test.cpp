@@ -84,6 +84,26 @@ Case with_recompute(Case test, const std::string& name, const RecomputeConfig& r
   return test;
 }
 
+Case with_offload(Case test, int64_t layers) {
+  test.name += fmt::format(", {} layers offloaded", layers);
+  test.config.offload = {.layers = layers, .min_bytes = 0};
+  return test;
+}
+
+std::vector<Case> offloaded_cases(const Case& gpt2, const Case& grouped) {
+  std::vector<Case> all = {with_offload(grouped, 1)};
+  const RecomputeConfig each{.granularity = Granularity::layers};
+  const RecomputeConfig pairs{.granularity = Granularity::layers, .layers = 2};
+  const RecomputeConfig block{.granularity = Granularity::layers, .method = Method::block, .layers = 2};
+  for (const int64_t layers : {1, 2, 4}) {
+    all.push_back(with_offload(gpt2, layers));
+    all.push_back(with_offload(with_recompute(gpt2, "uniform 1", each), layers));
+    all.push_back(with_offload(with_recompute(gpt2, "uniform 2", pairs), layers));
+    all.push_back(with_offload(with_recompute(gpt2, "block", block), layers));
+  }
+  return all;
+}
+
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (TestVariant& variant : all_variants(sizes)) {
@@ -107,6 +127,7 @@ std::vector<Case> cases() {
     all.push_back(with_recompute(base, "block",
                                  {.granularity = Granularity::layers, .method = Method::block, .layers = 2}));
   }
+  for (Case& test : offloaded_cases(gpt2, grouped)) all.push_back(std::move(test));
   Case hidden = gpt2;
   hidden.name = "hidden dropout";
   hidden.config.hidden_dropout = 0.1;
@@ -161,9 +182,14 @@ TEST(Operators, SaveWhatTheModelSaves) {
   if (!all_run) GTEST_SKIP() << "this processor emulates bf16; all other cases were compared";
 }
 
-TEST(Operators, SaveTheirStageAndShard) {
+class StageOperators : public testing::TestWithParam<int64_t> {};  // layers that are offloaded
+
+INSTANTIATE_TEST_SUITE_P(Offloaded, StageOperators, testing::Values(0, 1, 2));
+
+TEST_P(StageOperators, SaveTheirStageAndShard) {
   Case test{"llama", llama_config(sizes)};
   test.config.layers = 6;
+  test.config.offload = {.layers = GetParam(), .min_bytes = 0};
   const std::vector<StageSpec> stages = {{.layers = 2, .head = false},
                                          {.first_layer = 2, .layers = 3, .embedding = false, .head = false},
                                          {.first_layer = 5, .layers = 1, .embedding = false}};

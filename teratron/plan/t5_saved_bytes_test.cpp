@@ -63,7 +63,15 @@ T5Bytes allocated(const T5Config& config) {
 
 TEST(T5Operators, SaveWhatTheModelSaves) {
   at::set_num_threads(1);  // the tensors are tiny
-  for (const T5Variant& variant : t5_variants()) {
+  std::vector<T5Variant> variants = t5_variants();
+  for (size_t i = 0, count = variants.size(); i < count; ++i) {
+    T5Variant offloaded = variants[i];
+    offloaded.name += ", offloaded";
+    offloaded.config.encoder.offload = {.layers = 1, .min_bytes = 0};
+    offloaded.config.decoder.offload = {.layers = 1, .min_bytes = 0};
+    variants.push_back(offloaded);
+  }
+  for (const T5Variant& variant : variants) {
     const T5Config config = wide(variant.config);
     const T5Bytes real = allocated(config);
     const BatchSchema schema = t5_schema({.encoder_length = source_rows, .decoder_length = target_rows});

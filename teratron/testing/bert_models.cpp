@@ -59,6 +59,7 @@ BertConfig random_bert_config(std::mt19937& random) {
   config.hidden_dropout = coin() ? 0.0 : 0.2;
   config.attention_dropout = coin() ? 0.0 : 0.1;
   config.recompute.granularity = static_cast<RecomputeConfig::Granularity>(random() % 3);
+  config.offload = random_offload(random);
   return config;
 }
 

@@ -349,6 +349,10 @@ void add_context_parallel(TransformerConfig& config, Layout& layout, int64_t ran
   }
 }
 
+OffloadConfig random_offload(std::mt19937& random) {
+  return {.layers = static_cast<int64_t>(random() % 4), .min_bytes = pick(random, {0, 2000})};
+}
+
 RandomCase random_case(std::mt19937& random, int64_t ranks) {
   GPTConfig config = random_config(random);
   config.layers = pick(random, {3, 4, 6});
@@ -363,6 +367,7 @@ RandomCase random_case(std::mt19937& random, int64_t ranks) {
       .method = coin(random) ? RecomputeConfig::Method::uniform : RecomputeConfig::Method::block,
       .layers = pick(random, {1, 2}),
       .distribute_inputs = layout.tp > 1 && !layout.sequence_parallel && coin(random)};
+  config.offload = random_offload(random);
   config.loss_chunks = pick(random, {1, 1, 2, 3});
   return {config, layout, {.documents = coin(random)}};
 }

@@ -121,6 +121,8 @@ RandomCase random_case(std::mt19937& random, int64_t ranks);
 /// Adds context-parallel ranks where `ranks` and the samples' length leave room for them, and a communication
 /// for each layer that its heads and window allow.
 void add_context_parallel(TransformerConfig& config, Layout& layout, int64_t ranks, std::mt19937& random);
+/// None, or the first layers of each stage, with or without the small tensors.
+OffloadConfig random_offload(std::mt19937& random);
 /// Another layout for the same model.
 Layout random_layout(const TransformerConfig& config, std::mt19937& random, int64_t ranks);
 

@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <gtest/gtest.h>
 
 #include "teratron/comm/host/thread_world.h"
 #include "teratron/optim/param_and_grad_buffer.h"
@@ -222,6 +223,15 @@ LossAndGrads run_step(const TestStep& step) {
               [&](const Mesh& mesh) { run_rank(step, mesh, mutex, result); });
   }
   return result;
+}
+
+void expect_same_bits(const TestStep& actual, const TestStep& expected, const std::string& name) {
+  const LossAndGrads a = run_step(actual), e = run_step(expected);
+  EXPECT_EQ(a.loss, e.loss) << name;
+  ASSERT_EQ(a.gradients.size(), e.gradients.size());
+  for (const auto& [parameter, gradient] : e.gradients) {
+    EXPECT_TRUE(at::equal(a.gradients.at(parameter), gradient)) << name << " " << parameter;
+  }
 }
 
 void place(const Shard& shard, const at::Tensor& local, const at::Tensor& global) {

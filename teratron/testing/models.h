@@ -69,6 +69,9 @@ struct LossAndGrads {
 /// Forward and backward of one global batch.
 LossAndGrads run_step(const TestStep& step);
 
+/// Loss and every gradient of the two are bitwise equal.
+void expect_same_bits(const TestStep& actual, const TestStep& expected, const std::string& name);
+
 /// Copies one rank's part of a tensor into the global tensor.
 void place(const Shard& shard, const at::Tensor& local, const at::Tensor& global);
 

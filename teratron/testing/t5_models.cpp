@@ -88,6 +88,7 @@ T5Config random_t5_config(std::mt19937& random) {
   set_both(config, &TransformerConfig::attention_dropout, coin() ? 0.0 : 0.1);
   const auto granularity = static_cast<RecomputeConfig::Granularity>(random() % 3);
   set_both(config, &TransformerConfig::recompute, RecomputeConfig{.granularity = granularity});
+  set_both(config, &TransformerConfig::offload, random_offload(random));
   return config;
 }
 

@@ -4,7 +4,11 @@
 #include <array>
 #include <filesystem>
 
+#include <fmt/ranges.h>
+
 #include "teratron/base/error.h"
+#include "teratron/base/file.h"
+#include "teratron/base/hash.h"
 #include "teratron/tokenizer/bert/bert_vocab.h"
 #include "teratron/tokenizer/bpe/gpt2_tokenizer.h"
 #include "teratron/tokenizer/bpe/tiktoken_tokenizer.h"
@@ -131,6 +135,25 @@ std::unique_ptr<Tokenizer> build_tokenizer(const TokenizerOptions& options) {
   throw config_error({.what = fmt::format("unknown tokenizer type '{}'", printable(options.type)),
                       .where = "--tokenizer-type",
                       .fix = fmt::format("use one of {}", fmt::join(kTypes, ", "))});
+}
+
+std::string tokenizer_fingerprint(const TokenizerOptions& options) {
+  namespace fs = std::filesystem;
+  const fs::path model = options.tokenizer_model;
+  std::vector<fs::path> files = {options.vocab_file, options.merge_file, model};
+  const fs::path folder = fs::is_directory(model) ? model : model.parent_path();
+  for (const char* name : {"tokenizer.json", "special_tokens_map.json", "tokenizer_config.json"}) {
+    if (!model.empty()) files.push_back(folder / name);
+  }
+  std::string text =
+      fmt::format("{} {} {} {} {} {} {} {}", options.type, options.vocab_size, options.vocab_extra_ids,
+                  options.include_special_tokens, options.compat_version, options.tiktoken_pattern,
+                  options.tiktoken_num_special_tokens, fmt::join(options.special_tokens, " "));
+  for (const fs::path& file : files) {
+    const bool is_there = fs::is_regular_file(file);
+    text += " " + (is_there ? hash_to_hex(hash_text(read_text(file, {.kind = ExitCode::data}))) : "-");
+  }
+  return text;
 }
 
 std::map<std::string, std::string> hf_tokenizer_contents(const TokenizerOptions& options) {

@@ -62,6 +62,9 @@ struct TokenizerOptions {
 /// UserError(config) for a missing or unknown option, UserError(data) for an invalid file.
 std::unique_ptr<Tokenizer> build_tokenizer(const TokenizerOptions& options);
 
+/// What tells the tokenizer of `options` from others: the options, and the content of its files.
+std::string tokenizer_fingerprint(const TokenizerOptions& options);
+
 /// What transformers reads the tokenizer from, file name -> contents, where its own files do not serve:
 /// BERT's vocab.txt, SentencePiece and tiktoken. Empty for other types. Errors are build_tokenizer()'s, and
 /// UserError(data) for a SentencePiece model that tokenizer.json cannot hold.

@@ -54,7 +54,7 @@ int64_t graphs_after(const Arguments& args, at::Device device) {
   const bool can_be_captured = args.cuda_graph_impl == "auto" && device.is_cuda() &&
                                args.remove_padding != "always" && args.tensor_model_parallel_size == 1 &&
                                args.pipeline_model_parallel_size == 1 && args.context_parallel_size == 1 &&
-                               args.timing_log_level < 2;
+                               args.cpu_offloading_num_layers == 0 && args.timing_log_level < 2;
   return can_be_captured ? args.cuda_graph_warmup_steps : 0;
 }
 

@@ -6,9 +6,9 @@
 #include <ATen/ATen.h>
 
 #include "teratron/base/log.h"
-#include "teratron/ckpt/collective_errors.h"
 #include "teratron/ckpt/directory.h"
 #include "teratron/ckpt/index_ranges.h"
+#include "teratron/comm/collective_errors.h"
 #include "teratron/hf/convert.h"
 #include "teratron/hf/peft.h"
 #include "teratron/settings/component_options.h"

@@ -52,6 +52,14 @@ TEST(NoWait, TrainStepNeverSynchronizes) {
   }
 }
 
+TEST(NoWait, OffloadingNeverSynchronizes) {
+  if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
+  for (TestVariant& variant : family_variants({.hidden = 64, .ffn_hidden = 256, .positions = 64})) {
+    variant.config.offload = {.layers = 2, .min_bytes = 0};
+    expect_no_wait(variant, 0, false, 1);
+  }
+}
+
 TEST(NoWait, TimesStepsThatAreReadTogether) {
   if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
   const TestVariant variant = family_variants({.hidden = 64, .ffn_hidden = 256, .positions = 64}).front();

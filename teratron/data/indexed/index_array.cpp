@@ -97,6 +97,25 @@ int64_t IndexArray::at(int64_t row, int64_t column) const {
   return file_->read_value<int64_t>(offset);
 }
 
+std::vector<int64_t> IndexArray::values(int64_t first, int64_t count) const {
+  TERATRON_ASSERT(columns_ == 0 && first >= 0 && count >= 0 && count <= rows_ - first, "[{}, + {}) of {}",
+                  first, count, rows_);
+  const auto from = [&](const auto& type) -> std::vector<int64_t> {
+    using T = std::decay_t<decltype(type)>;
+    std::vector<T> read(static_cast<size_t>(count));
+    file_->read_values(data_offset_ + first * static_cast<int64_t>(sizeof(T)), std::span(read));
+    return {read.begin(), read.end()};
+  };
+  if (file_ != nullptr) {
+    if (descr_ == "<i2") return from(int16_t{});
+    if (descr_ == "<i4") return from(int32_t{});
+    return descr_ == "<u4" ? from(uint32_t{}) : from(int64_t{});
+  }
+  return std::visit(
+      [&](const auto& all) { return std::vector<int64_t>(all.begin() + first, all.begin() + first + count); },
+      values_);
+}
+
 void IndexArray::save(const std::string& path) const {
   TERATRON_ASSERT(file_ == nullptr, "{} is already a file", path);
   BinaryWriter file(path);

@@ -32,6 +32,8 @@ class IndexArray {
   int64_t columns() const { return columns_; }
   const std::string& descr() const { return descr_; }
   int64_t at(int64_t row, int64_t column = 0) const;
+  /// `count` rows of an array of one dimension.
+  std::vector<int64_t> values(int64_t first, int64_t count) const;
 
   /// Writes a .npy file, atomically.
   void save(const std::string& path) const;

@@ -3,19 +3,23 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <future>
 #include <optional>
 #include <span>
+#include <thread>
 #include <utility>
 
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "teratron/base/error.h"
+#include "teratron/base/fault_point.h"
 #include "teratron/base/file.h"
 #include "teratron/base/file_lock.h"
 #include "teratron/base/hash.h"
 #include "teratron/base/json.h"
 #include "teratron/base/log.h"
+#include "teratron/comm/stopped.h"
 #include "teratron/data/indexed/indexed_dataset.h"
 
 namespace teratron {
@@ -24,18 +28,6 @@ namespace {
 
 using nlohmann::json;
 namespace fs = std::filesystem;
-
-/// Size, modification time and a hash of the first and last MiB: enough to detect a replaced file.
-std::string fingerprint(const BinaryReader& file) {
-  constexpr int64_t kPart = 1 << 20;
-  std::vector<std::byte> part(static_cast<size_t>(std::min(kPart, file.size())));
-  Hasher hasher;
-  for (const int64_t offset : {int64_t{0}, file.size() - static_cast<int64_t>(part.size())}) {
-    file.read_values(offset, std::span(part));
-    hasher.update(part.data(), part.size());
-  }
-  return fmt::format("{} bytes, {} ns, {}", file.size(), file.modified_ns(), hash_to_hex(hasher.digest()));
-}
 
 json shapes_of(const CachedIndex& index) {
   json shapes = json::array();
@@ -119,120 +111,161 @@ fs::path temporary_folder() {
   return is_mine ? folder : fs::path();
 }
 
-std::vector<fs::path> folders_of(const IndexedDataset& dataset, const IndexCache& cache) {
+std::vector<fs::path> folders_of(const IndexSource& source, const IndexCache& cache) {
   if (cache.place == IndexCache::Place::memory) return {};
   if (cache.place == IndexCache::Place::folder) return {cache.folder};
-  std::vector<fs::path> folders = {fs::path(dataset.prefix()) / "cache", cache.folder, temporary_folder()};
+  std::vector<fs::path> folders = {source.folder, cache.folder, temporary_folder()};
   std::erase(folders, fs::path());
   return folders;
 }
 
-/// Waits for the lock of an index, saying so: the process that holds it builds.
-FileLock wait_for_builder(const CacheEntry& entry, const std::string& prefix) {
-  if (auto lock = FileLock::try_acquire(entry.lock())) return *std::move(lock);
-  std::optional<FileLock> reporter;  // of all that wait, one reports
-  const PeriodicReport report(kReportInterval, [&](int64_t seconds) {
-    if (!reporter) reporter = FileLock::try_acquire(entry.lock().string() + ".wait");
-    if (reporter)
-      notice("waiting for the index of {} that another process builds in {} ({} s)", printable(prefix, 1000),
-             printable(entry.folder().string(), 1000), seconds);
-  });
-  return FileLock::acquire(entry.lock());
+/// Waits for a lock in another thread, since nothing else ends such a wait; if the caller is asked to stop,
+/// that thread is left to itself and releases the lock when it gets it.
+FileLock acquire(const fs::path& path, const std::stop_token& stop) {
+  std::promise<FileLock> promise;
+  std::future<FileLock> lock = promise.get_future();
+  std::thread([path, promise = std::move(promise)]() mutable {
+    try {
+      promise.set_value(FileLock::acquire(path));
+    } catch (...) {
+      promise.set_exception(std::current_exception());
+    }
+  }).detach();
+  constexpr std::chrono::milliseconds interval(100);
+  while (lock.wait_for(interval) != std::future_status::ready) throw_if_stopped(stop);
+  return lock.get();
 }
-
-CachedIndex build_reported(const std::string& prefix,
-                           const std::function<CachedIndex(IndexProgress&)>& build) {
-  IndexProgress progress;
-  const PeriodicReport report(kReportInterval, [&](int64_t seconds) {
-    const std::string text = progress.text();
-    notice("building the index of {} ({} s){}{}", printable(prefix, 1000), seconds, text.empty() ? "" : ": ",
-           text);
-  });
-  return build(progress);
-}
-
-/// Where an index can be kept: a folder in which it can be locked.
-struct LockedEntry {
-  const CacheEntry* entry;
-  FileLock lock;
-};
 
 /// Whether the user chose the folder: then it is an error if it cannot be used.
 bool is_chosen(const IndexCache& cache) {
   return cache.place == IndexCache::Place::folder;
 }
 
-/// Locks the index in the first folder that can be written.
-std::optional<LockedEntry> lock_first(std::span<const CacheEntry> entries, const IndexCache& cache,
-                                      const std::string& prefix) {
-  for (const CacheEntry& entry : entries) {
-    try {
-      make_directories(entry.folder(), ExitCode::data);
-      return LockedEntry{&entry, wait_for_builder(entry, prefix)};
-    } catch (const UserError&) {
-      if (is_chosen(cache)) throw;
-    } catch (const Fault&) {  // no locks on this file system, or an I/O error
-      if (is_chosen(cache)) throw;
+/// An index in the folders where it may be.
+class IndexFolders {
+ public:
+  IndexFolders(std::string name, std::vector<CacheEntry> entries, const IndexCache& cache)
+      : name_(printable(name, 1000)), entries_(std::move(entries)), cache_(cache) {}
+
+  std::optional<CachedIndex> load() const {
+    for (const CacheEntry& entry : entries_) {
+      if (auto index = entry.load()) return index;
     }
+    return {};
   }
-  return std::nullopt;
-}
 
-std::optional<CachedIndex> load_any(std::span<const CacheEntry> entries) {
-  for (const CacheEntry& entry : entries) {
-    if (auto index = entry.load()) return index;
+  /// Locks the index in the next folder that can be written, the first at first. Locks are held until this
+  /// object ends: who waits for one must find the index that is kept in a later folder.
+  bool lock_next() {
+    while (next_ < entries_.size()) {
+      const CacheEntry& entry = entries_[next_++];
+      try {
+        make_directories(entry.folder(), ExitCode::data);
+        locks_.push_back(wait_for_builder(entry));
+        return true;
+      } catch (const UserError&) {
+        if (is_chosen(cache_)) throw;
+      } catch (const Fault&) {  // no locks on this file system, or an I/O error
+        if (is_chosen(cache_)) throw;
+      }
+    }
+    return false;
   }
-  return {};
-}
 
-/// Keeps a new index in the locked folder or, if that fails (a full disk), in a later one, and returns it
-/// without its memory; with it if no folder has room.
-CachedIndex keep(CachedIndex built, LockedEntry locked, std::span<const CacheEntry> entries,
-                 const IndexCache& cache, const std::string& prefix) {
-  while (true) {
+  /// Keeps a new index in the locked folder or, if that fails (a full disk), in a later one, and returns it
+  /// without its memory; with it if no folder has room.
+  CachedIndex keep(CachedIndex built) {
     std::string reason;
-    try {
-      locked.entry->save(built, prefix);
-      if (auto stored = locked.entry->load()) return *std::move(stored);
-    } catch (const std::exception& error) {
-      if (is_chosen(cache)) throw;
-      reason = error.what();
+    for (bool is_first = true; is_first || lock_next(); is_first = false) {
+      const CacheEntry& entry = entries_[next_ - 1];
+      try {
+        if (!is_first) {  // another process may have kept it there while this one waited
+          if (auto stored = entry.load()) return *std::move(stored);
+        }
+        entry.save(built, name_);
+        if (auto stored = entry.load()) return *std::move(stored);
+      } catch (const std::exception& error) {
+        if (is_chosen(cache_)) throw;
+        reason = error.what();
+      }
     }
-    entries = entries.subspan(static_cast<size_t>(locked.entry - entries.data()) + 1);
-    auto next = lock_first(entries, cache, prefix);
-    if (next) {
-      locked = *std::move(next);
-      continue;
-    }
-    warn("the index of {} is kept in the memory of each process that reads it: {}", printable(prefix, 1000),
-         reason);
+    warn("the index of {} is kept in the memory of each process that reads it: {}", name_, reason);
     return built;
   }
+
+ private:
+  /// Waits for the lock of an index, saying so: the process that holds it builds.
+  FileLock wait_for_builder(const CacheEntry& entry) const {
+    if (auto lock = FileLock::try_acquire(entry.lock())) return *std::move(lock);
+    std::optional<FileLock> reporter;  // of all that wait, one reports
+    const PeriodicReport report(kReportInterval, [&](int64_t seconds) {
+      if (!reporter) reporter = FileLock::try_acquire(entry.lock().string() + ".wait");
+      if (reporter)
+        notice("waiting for the index of {} that another process builds in {} ({} s)", name_,
+               printable(entry.folder().string(), 1000), seconds);
+    });
+    return acquire(entry.lock(), cache_.stop);
+  }
+
+  std::string name_;
+  std::vector<CacheEntry> entries_;
+  const IndexCache& cache_;
+  size_t next_ = 0;
+  std::vector<FileLock> locks_;
+};
+
+CachedIndex build_reported(const std::string& name, const IndexCache& cache,
+                           const std::function<CachedIndex(IndexProgress&)>& build) {
+  IndexProgress progress(cache.stop);
+  const PeriodicReport report(kReportInterval, [&](int64_t seconds) {
+    const std::string text = progress.text();
+    notice("building the index of {} ({} s){}{}", printable(name, 1000), seconds, text.empty() ? "" : ": ",
+           text);
+  });
+  fault_point("data.build_index");
+  return build(progress);
 }
 
 }  // namespace
 
-CachedIndex cached_index(const IndexedDataset& dataset, const IndexCacheKey& key, const IndexCache& cache,
+std::string fingerprint(const BinaryReader& file) {
+  constexpr int64_t kPart = 1 << 20;
+  std::vector<std::byte> part(static_cast<size_t>(std::min(kPart, file.size())));
+  Hasher hasher;
+  for (const int64_t offset : {int64_t{0}, file.size() - static_cast<int64_t>(part.size())}) {
+    file.read_values(offset, std::span(part));
+    hasher.update(part.data(), part.size());
+  }
+  return fmt::format("{} bytes, {} ns, {}", file.size(), file.modified_ns(), hash_to_hex(hasher.digest()));
+}
+
+IndexSource index_source(const IndexedDataset& dataset) {
+  return {.name = dataset.prefix(),
+          .folder = dataset.prefix() + "/cache",
+          .content = {{"idx", fingerprint(dataset.idx())}, {"bin", fingerprint(dataset.bin())}}};
+}
+
+CachedIndex cached_index(const IndexSource& source, const IndexCacheKey& key, const IndexCache& cache,
                          const std::function<CachedIndex(IndexProgress&)>& build) {
-  const std::string prefix = dataset.prefix();
   json description = key.description;
-  description.update(
-      {{"format", 2}, {"idx", fingerprint(dataset.idx())}, {"bin", fingerprint(dataset.bin())}});
+  description["format"] = 2;
+  if (source.content.is_object()) description.update(source.content);
   std::vector<CacheEntry> entries;
-  for (const fs::path& folder : folders_of(dataset, cache)) entries.emplace_back(folder, key, description);
-  if (auto index = load_any(entries)) return *std::move(index);
-  auto locked = lock_first(entries, cache, prefix);
-  if (locked) {
-    if (auto index = load_any(entries)) return *std::move(index);
+  for (const fs::path& folder : folders_of(source, cache)) entries.emplace_back(folder, key, description);
+  IndexFolders folders(source.name, std::move(entries), cache);
+  if (auto index = folders.load()) return *std::move(index);
+  const bool is_locked = folders.lock_next();
+  if (is_locked) {
+    if (auto index = folders.load()) return *std::move(index);
   } else if (cache.place == IndexCache::Place::near_data) {
     warn(
         "no folder for the index of {} can be written: every process that reads it builds its own. "
         "--data-cache-path names a folder",
-        printable(prefix, 1000));
+        printable(source.name, 1000));
   }
-  CachedIndex built = build_reported(prefix, build);
+  CachedIndex built = build_reported(source.name, cache, build);
   TERATRON_ASSERT(built.arrays.size() == key.arrays.size(), "{} arrays", built.arrays.size());
-  return locked ? keep(std::move(built), *std::move(locked), entries, cache, prefix) : built;
+  return is_locked ? folders.keep(std::move(built)) : built;
 }
 
 }  // namespace teratron

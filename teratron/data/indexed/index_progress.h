@@ -7,16 +7,24 @@
 #include <filesystem>
 #include <functional>
 #include <mutex>
+#include <stop_token>
 #include <string>
 #include <thread>
+#include <utility>
+
+#include "teratron/comm/stopped.h"
 
 namespace teratron {
 
 /// How far a build has come. Set by the builder, read by a reporter.
 class IndexProgress {
  public:
-  /// `step`: "samples"; `done` of `total` units.
+  IndexProgress() = default;
+  explicit IndexProgress(std::stop_token stop) : stop_(std::move(stop)) {}
+
+  /// `step`: "samples"; `done` of `total` units. Throws Stopped if the build is asked to stop.
   void set(const char* step, int64_t done, int64_t total) {
+    throw_if_stopped(stop_);
     step_ = step;
     done_ = done;
     total_ = total;
@@ -25,6 +33,7 @@ class IndexProgress {
   std::string text() const;
 
  private:
+  std::stop_token stop_;
   std::atomic<const char*> step_ = nullptr;
   std::atomic<int64_t> done_ = 0;
   std::atomic<int64_t> total_ = 0;

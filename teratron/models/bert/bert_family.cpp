@@ -95,7 +95,7 @@ BertDataOptions bert_data_options(const DataRequest& request) {
                       .classification_head = args.bert_binary_head},
           .short_sequence_probability = args.short_seq_prob,
           .tokenizer = args.tokenizer_type.value_or(""),
-          .cache = index_cache(args)};
+          .cache = index_cache(request)};
 }
 
 }  // namespace teratron

@@ -89,9 +89,9 @@ at::Tensor GPT::embed(const MicroBatch& batch, const LayerContext& context) {
 
 Activations GPT::forward(const Activations& input, const MicroBatch& batch, LayerStates* states) {
   const LayerContext context = layer_context(batch, config_, rope_.get());
-  const at::Tensor x_SBH = stage().embedding ? embed(batch, context) : input["hidden"];
+  at::Tensor x_SBH = stage().embedding ? embed(batch, context) : input["hidden"];
   notify(stage().embedding ? "embedding" : "the previous stage", x_SBH, batch);
-  const Hidden y = layers_->forward(x_SBH, context, states);
+  const Hidden y = layers_->forward(std::move(x_SBH), context, states);
   if (!final_norm_) return {{"hidden", apply_bias_grad(y)}};
   const at::Tensor normed_SBH = final_norm_->forward_with_residual(y).normed;
   notify("decoder.final_layernorm", normed_SBH, batch);

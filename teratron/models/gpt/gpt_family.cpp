@@ -6,6 +6,7 @@
 #include "teratron/models/gpt/gpt_operators.h"
 #include "teratron/models/gpt/sft/sft_dataset.h"
 #include "teratron/models/transformer/expert_metrics.h"
+#include "teratron/settings/component_options.h"
 
 namespace teratron {
 
@@ -70,7 +71,9 @@ Datasets sft_datasets(const DataRequest& request) {
                                                    : OverlongConversations::error,
        .learned = learns_all ? LearnedTokens::all : LearnedTokens::answers,
        .chat = chat,
-       .tokenizer = request.tokenizer});
+       .tokenizer = request.tokenizer,
+       .cache = index_cache(request),
+       .tokenizer_fingerprint = tokenizer_fingerprint(tokenizer_options(args))});
 }
 
 }  // namespace
@@ -119,7 +122,7 @@ GPTDataOptions gpt_data_options(const DataRequest& request) {
           .sequence_length = args.seq_length.value(),
           .seed = static_cast<uint32_t>(args.seed),
           .masks = masks,
-          .cache = index_cache(args)};
+          .cache = index_cache(request)};
 }
 
 }  // namespace teratron

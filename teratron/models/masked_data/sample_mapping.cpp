@@ -78,12 +78,14 @@ class MappingBuilder {
 
 template <typename T>
 IndexArray build(const IndexedDataset& dataset, std::span<const int64_t> starts,
-                 const SampleMappingOptions& options) {
+                 const SampleMappingOptions& options, IndexProgress* progress) {
   const auto lengths = dataset.lengths(starts.front(), starts.back() - starts.front());
   MappingBuilder<T> builder(options);
   for (int64_t epoch = 0; epoch < options.max_epochs && builder.size() < options.max_samples; ++epoch) {
     const int64_t before = builder.size();
     for (size_t i = 0; i + 1 < starts.size(); ++i) {
+      if (progress && i % (size_t{1} << 20) == 0)
+        progress->set("samples", builder.size(), std::max(builder.size(), options.max_samples));
       const auto offset = static_cast<size_t>(starts[i] - starts.front());
       builder.add_document(
           starts[i], std::span(lengths).subspan(offset, static_cast<size_t>(starts[i + 1] - starts[i])));
@@ -104,11 +106,12 @@ SampleMappingRow row_at(const IndexArray& mapping, int64_t i) {
 }
 
 IndexArray build_sample_mapping(const IndexedDataset& dataset, SequenceRange documents,
-                                const SampleMappingOptions& options) {
+                                const SampleMappingOptions& options, IndexProgress* progress) {
   TERATRON_ASSERT(documents.first >= 0 && documents.last <= dataset.documents() && options.max_length > 1);
   const auto starts = dataset.document_starts(documents.first, documents.size() + 1);
   const bool is_wide = starts.back() > std::numeric_limits<uint32_t>::max();
-  return is_wide ? build<int64_t>(dataset, starts, options) : build<uint32_t>(dataset, starts, options);
+  return is_wide ? build<int64_t>(dataset, starts, options, progress)
+                 : build<uint32_t>(dataset, starts, options, progress);
 }
 
 IndexArray cached_sample_mapping(const IndexedDataset& dataset, SequenceRange documents,
@@ -123,10 +126,11 @@ IndexArray cached_sample_mapping(const IndexedDataset& dataset, SequenceRange do
                                           {"seed", options.seed},
                                           {"min_sentences", options.min_sentences}},
                           .arrays = {"sample_index"}};
-  return cached_index(dataset, key, cache,
-                      [&](IndexProgress&) {
-                        return CachedIndex{.arrays = {build_sample_mapping(dataset, documents, options)}};
-                      })
+  return cached_index(
+             index_source(dataset), key, cache,
+             [&](IndexProgress& progress) {
+               return CachedIndex{.arrays = {build_sample_mapping(dataset, documents, options, &progress)}};
+             })
       .arrays.front();
 }
 

@@ -38,7 +38,7 @@ SampleMappingRow row_at(const IndexArray& mapping, int64_t i);
 /// used and per row. u32 with three columns, as Megatron-LM stores it; i64 for more than 2^32 sentences.
 /// UserError(data) if an epoch yields no samples.
 IndexArray build_sample_mapping(const IndexedDataset& dataset, SequenceRange documents,
-                                const SampleMappingOptions& options);
+                                const SampleMappingOptions& options, IndexProgress* progress = nullptr);
 /// The same through a cache (cached_index()).
 IndexArray cached_sample_mapping(const IndexedDataset& dataset, SequenceRange documents,
                                  const SampleMappingOptions& options, const IndexCache& cache);

@@ -160,7 +160,7 @@ at::Tensor T5::encode(const at::Tensor& hidden_SBH, const MicroBatch& batch) {
   if (!encoder_.layers) return x_SBH;
   if (encoder_.positions)
     context.distance_bias = encoder_.positions->by_distance(context.positions_SB.size(0));
-  const Hidden y = encoder_.layers->forward(x_SBH, context, nullptr);
+  const Hidden y = encoder_.layers->forward(std::move(x_SBH), context, nullptr);
   if (!encoder_.norm) return apply_bias_grad(y);
   const at::Tensor normed_SBH = encoder_.norm->forward_with_residual(y).normed;
   notify("encoder.final_layernorm", normed_SBH, batch);
@@ -180,7 +180,8 @@ at::Tensor T5::decode(const at::Tensor& hidden_SBH, const at::Tensor& encoder_ou
     context.distance_bias =
         decoder_.positions->by_distance(decoder_length(context.positions_SB.size(0), states));
   }
-  const Hidden y = decoder_.layers ? decoder_.layers->forward(x_SBH, context, states) : Hidden{x_SBH};
+  const Hidden y =
+      decoder_.layers ? decoder_.layers->forward(std::move(x_SBH), context, states) : Hidden{x_SBH};
   if (!decoder_.norm) return apply_bias_grad(y);
   const at::Tensor normed_SBH = decoder_.norm->forward_with_residual(y).normed;
   notify("decoder.final_layernorm", normed_SBH, batch);

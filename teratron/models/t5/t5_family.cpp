@@ -142,7 +142,7 @@ T5DataOptions t5_data_options(const DataRequest& request) {
                       .sentinel_ids = {special.additional.begin(), special.additional.end()}},
           .short_sequence_probability = args.short_seq_prob,
           .tokenizer = args.tokenizer_type.value_or(""),
-          .cache = index_cache(args)};
+          .cache = index_cache(request)};
 }
 
 }  // namespace teratron

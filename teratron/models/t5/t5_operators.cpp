@@ -85,6 +85,7 @@ std::vector<Operator> decoder_operators(const CrossSizes& s, const LayerRange& l
     if (op.name.ends_with(mlp)) {
       for (Operator& cross : cross_operators(op.name.substr(0, op.name.size() - mlp.size()), s)) {
         cross.recompute_unit = op.recompute_unit;
+        cross.offload = op.offload;
         all.push_back(std::move(cross));
       }
     }

@@ -113,7 +113,8 @@ RouterOptions router_options(const Arguments& args) {
           .global_aux_loss = coefficient(args, "global_aux_loss"),
           .z_loss = args.moe_z_loss_coeff.value_or(0.0),
           .capacity_factor = std::max(args.moe_expert_capacity_factor.value_or(0.0), 0.0),
-          .drop_policy = args.moe_token_drop_policy == "probs" ? DropPolicy::probs : DropPolicy::position};
+          .drop_policy = args.moe_token_drop_policy == "probs" ? DropPolicy::probs : DropPolicy::position,
+          .pad_to_capacity = args.moe_pad_expert_input_to_capacity};
 }
 
 ExpertsConfig experts_config(const Arguments& args) {
@@ -174,6 +175,7 @@ TransformerConfig transformer_config(const Arguments& args) {
           .adapter_dropout = args.lora_rank ? args.lora_dropout : 0.0,
           .dropout_seed = static_cast<uint64_t>(args.seed),
           .recompute = recompute_config(args),
+          .offload = {.layers = args.cpu_offloading_num_layers},
           .experts = experts_config(args),
           .bf16_layers_at_start = args.first_last_layers_bf16 ? args.num_layers_at_start_in_bf16 : 0,
           .bf16_layers_at_end = args.first_last_layers_bf16 ? args.num_layers_at_end_in_bf16 : 0};

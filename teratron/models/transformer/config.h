@@ -31,6 +31,12 @@ struct RecomputeConfig {
   bool distribute_inputs = false;  // each tensor-parallel rank saves its shard of a unit's input
 };
 
+/// Offloading of saved activations to host memory (nn/offload).
+struct OffloadConfig {
+  int64_t layers = 0;                    // the first ones of each pipeline stage, at most all
+  int64_t min_bytes = int64_t{1} << 20;  // smaller tensors stay on the device
+};
+
 /// Experts instead of an MLP (nn/moe).
 struct ExpertsConfig {
   std::vector<int64_t> layers;  // 1: has experts, 0: an MLP; empty: no layer has experts
@@ -84,6 +90,7 @@ struct TransformerConfig {
   uint64_t first_dropout_site =
       0;  // of the stack, this one its embedding's; stacks of a model differ by 2^32
   RecomputeConfig recompute;
+  OffloadConfig offload;
   ExpertsConfig experts;
   /// Layers of an FP8 model that stay in bf16.
   int64_t bf16_layers_at_start = 0;

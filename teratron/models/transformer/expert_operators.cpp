@@ -1,54 +1,162 @@
 #include "teratron/models/transformer/expert_operators.h"
 
+#include <algorithm>
+#include <cmath>
+
 namespace teratron {
 
 namespace {
 
-struct Sizes {
-  double hidden, wide, ffn;  // of a token, a row of fc1's output on this rank, of fc2's input
-  double tokens, rows;       // of this rank before dispatch, of its experts
-};
+constexpr double index_bytes = 8.0;
 
-Sizes sizes_of(const TransformerConfig& config, const RankBatch& batch, const RankSizes& sizes) {
-  const MoeOptions& options = config.experts.options;
-  const auto shards = static_cast<double>(batch.expert_tensor_parallel);
-  const double ffn = static_cast<double>(options.experts.ffn_hidden) / shards;
-  // Ranks of the expert tensor-parallel group see each other's tokens, unless all have the same.
-  const double seen = batch.sequence_parallel || batch.tensor_parallel == 1 ? shards : 1.0;
-  return {.hidden = static_cast<double>(config.hidden),
-          .wide = ffn * static_cast<double>(parts_of(config.activation)),
-          .ffn = ffn,
-          .tokens = sizes.local_tokens,
-          .rows = sizes.local_tokens * static_cast<double>(options.router.routing.topk) * seen};
+double as_real(int64_t n) {
+  return static_cast<double>(n);
 }
 
-Operator routed(const TransformerConfig& config, const RankBatch& batch, const RankSizes& sizes) {
-  const Sizes n = sizes_of(config, batch, sizes);
-  const double element = sizes.element, slots = n.rows;
-  const auto experts = static_cast<double>(config.experts.options.router.experts);
-  Operator op{.kind = Operator::Kind::gemm, .flops = 2.0 * n.rows * n.hidden * (n.wide + n.ffn)};
-  op.bytes = n.rows * (3.0 * n.hidden + n.wide + n.ffn) * element + n.tokens * n.hidden * element;
-  // The router's input and scores, rows and pre-activations of the experts, and where rows come from.
-  const double scores = n.tokens * experts * sizes.statistic, places = 6.0 * slots * 8.0;
-  op.saved = n.tokens * n.hidden * element + 3.0 * scores + n.rows * (n.hidden + n.wide) * element + places;
-  const double out = n.rows * n.hidden * element, sums = n.tokens * n.hidden * 4.0;
-  op.forward_peak = op.saved + n.rows * n.ffn * element + out + sums;
-  op.backward_peak = op.saved + out + n.rows * (n.wide + 2.0 * n.ffn) * element + out + sums;
+// One layer on a rank; [T] its tokens, [G] those whose choices its experts' rows are sorted from, [R] rows.
+class ExpertBytes {
+ public:
+  ExpertBytes(const TransformerConfig& config, const RankBatch& batch, const RankSizes& sizes);
+
+  /// Of the router's scores.
+  double scores() const;
+  /// Where rows come from and go to.
+  double places() const;
+  double rows() const { return rows_ * hidden_; }
+  double pre_activations() const { return rows_ * wide_; }
+  double activations() const { return rows_ * ffn_; }
+  double probabilities() const { return rows_ * logit_; }
+  double input() const { return tokens_ * hidden_; }
+  /// Inputs before they are sorted by expert, if they are not the layer's own.
+  double arrived() const;
+  /// Sums over a token's experts, fp32, and the part that is added.
+  double sums() const { return gathered_ * hidden_ * (1.0 + std::max(4.0 / element_, 1.0)); }
+  double weights() const;
+  double flops() const;
+
+ private:
+  void choose_rows(const RankBatch& batch, double tokens_of_microbatch);
+
+  const TransformerConfig& config_;
+  const MoeOptions& options_;
+  double element_, logit_, score_;  // bytes of an activation, a logit, a score
+  double hidden_, wide_, ffn_;      // bytes of a token; of a row of fc1's output, and of fc2's input
+  double experts_, topk_, expert_ranks_;
+  double tokens_, seen_, gathered_;  // T; those of the expert tensor-parallel group; G
+  double rows_ = 0, sent_ = 0;       // R; rows that go to other ranks and come from them
+  bool exchanges_, pads_, drops_;
+};
+
+ExpertBytes::ExpertBytes(const TransformerConfig& config, const RankBatch& batch, const RankSizes& sizes)
+    : config_(config),
+      options_(config.experts.options),
+      element_(sizes.element),
+      logit_(element_),
+      score_(sizes.statistic),
+      hidden_(as_real(config.hidden) * element_),
+      experts_(as_real(options_.router.experts)),
+      topk_(as_real(options_.router.routing.topk)),
+      expert_ranks_(as_real(batch.expert_parallel)),
+      tokens_(sizes.local_tokens),
+      exchanges_(batch.expert_parallel > 1 && options_.dispatch == TokenDispatch::all_to_all),
+      pads_(options_.router.pad_to_capacity),
+      drops_(options_.router.capacity_factor > 0.0) {
+  if (options_.router.dtype) logit_ = *options_.router.dtype == at::kDouble ? 8.0 : 4.0;
+  score_ = std::max(score_, logit_ == 8.0 ? 8.0 : 4.0);
+  const auto shards = as_real(batch.expert_tensor_parallel);
+  ffn_ = as_real(options_.experts.ffn_hidden) / shards * element_;
+  wide_ = ffn_ * as_real(parts_of(config.activation));
+  // Ranks of the expert tensor-parallel group see each other's tokens, unless all have the same.
+  seen_ = tokens_ * (batch.sequence_parallel || batch.tensor_parallel == 1 ? shards : 1.0);
+  gathered_ = seen_ * (exchanges_ ? 1.0 : expert_ranks_);
+  choose_rows(batch, as_real(batch.batch.samples * batch.batch.sequence_length));
+}
+
+void ExpertBytes::choose_rows(const RankBatch& batch, double tokens_of_microbatch) {
+  const double factor = options_.router.capacity_factor;
+  rows_ = sent_ = seen_ * topk_;
+  if (drops_ && expert_ranks_ > 1.0) rows_ = sent_ = rows_ * std::min(factor, 1.0);
+  if (!pads_) return;
+  const double capacity = std::ceil(tokens_of_microbatch * topk_ / experts_ * factor);
+  const double ranks_of_microbatch = as_real(batch.tensor_parallel * batch.context_parallel);
+  const auto rows_of = [&](double tokens) {
+    const double ranks = as_real(batch.expert_tensor_parallel) * tokens / seen_;
+    return std::min(capacity * std::ceil(ranks / ranks_of_microbatch), tokens);
+  };
+  sent_ = experts_ * rows_of(seen_);
+  rows_ = exchanges_ ? sent_ : experts_ / expert_ranks_ * rows_of(gathered_);
+}
+
+double ExpertBytes::scores() const {
+  const RouterOptions& router = options_.router;
+  const bool softmax = router.routing.score == RouterScore::softmax;
+  const bool wide = logit_ == score_;  // logits are used as they are
+  const double all = tokens_ * experts_ * score_, chosen = tokens_ * topk_ * score_, one = tokens_ * score_;
+  const double unnormalized = router.routing.score == RouterScore::sqrtsoftplus ? 2.0 * all : all;
+  double bytes = router.sinkhorn ? all : unnormalized;
+  bool has_logits =
+      !router.sinkhorn && wide &&
+      (router.routing.score == RouterScore::sqrtsoftplus || (softmax && !router.routing.pre_softmax));
+  if (!router.sinkhorn && softmax && !router.routing.pre_softmax) bytes += chosen;
+  if (!router.sinkhorn && !softmax && topk_ > 1.0) bytes += chosen + one;
+  if (router.aux_loss + router.seq_aux_loss + router.global_aux_loss > 0.0) {
+    bytes += softmax ? all : unnormalized + one;
+    if (router.routing.score == RouterScore::sqrtsoftplus && wide) bytes -= all;  // of the same logits
+  }
+  if (router.z_loss > 0.0) bytes += one + (has_logits ? 0.0 : all);
+  return bytes + tokens_ * topk_ * index_bytes;
+}
+
+double ExpertBytes::places() const {
+  const double slots = gathered_ * topk_;
+  const bool all = expert_ranks_ == 1.0 || exchanges_ ? !drops_ : false;
+  const double rows = exchanges_ ? sent_ : rows_;
+  double bytes = slots * index_bytes + (pads_ ? rows : slots) * index_bytes + (all ? 0.0 : slots);
+  if (exchanges_) bytes += 2.0 * rows_ * index_bytes;
+  return bytes;
+}
+
+double ExpertBytes::arrived() const {
+  if (exchanges_) return rows();
+  return gathered_ > tokens_ ? gathered_ * hidden_ : 0.0;
+}
+
+double ExpertBytes::weights() const {
+  return experts_ / expert_ranks_ * as_real(config_.hidden) * (wide_ + ffn_);
+}
+
+// Padding does not count.
+double ExpertBytes::flops() const {
+  return 2.0 * seen_ * topk_ * as_real(config_.hidden) * (wide_ + ffn_) / element_;
+}
+
+Operator routed(const ExpertBytes& n, double jitter) {
+  Operator op{.kind = Operator::Kind::gemm, .flops = n.flops()};
+  op.bytes =
+      3.0 * n.rows() + n.pre_activations() + n.activations() + n.input() + n.weights() + 2.0 * n.arrived();
+  op.saved =
+      n.input() + jitter + n.scores() + n.places() + n.probabilities() + n.rows() + n.pre_activations();
+  const double computing = n.activations() + n.rows(), combining = n.rows() + n.sums();
+  op.forward_peak = op.saved + n.arrived() + std::max(computing, combining);
+  op.backward_peak =
+      op.saved + std::max(2.0 * n.rows() + 2.0 * n.activations() + n.pre_activations(), combining);
   return op;
 }
 
 void add_shared(Operator& op, const TransformerConfig& config, const RankSizes& sizes) {
   const std::optional<SharedExpertsOptions>& shared = config.experts.options.shared;
   if (!shared) return;
-  const double hidden = static_cast<double>(config.hidden);
-  const double ffn = static_cast<double>(shared->mlp.ffn_hidden) / sizes.shards;
-  const double wide = ffn * static_cast<double>(parts_of(config.activation));
+  const double hidden = as_real(config.hidden), ffn = as_real(shared->mlp.ffn_hidden) / sizes.shards;
+  const double wide = ffn * as_real(parts_of(config.activation));
   for (const Operator& gemm :
        {gemm_operator("", sizes, hidden, wide), gemm_operator("", sizes, ffn, hidden)}) {
     op.flops += gemm.flops;
     op.bytes += gemm.bytes;
   }
-  const double saved = sizes.column_input(hidden, false) + sizes.tokens * (wide + ffn) * sizes.element;
+  // The input is the router's, unless that has jitter.
+  const bool own_input = config.experts.options.router.jitter > 0.0;
+  double saved = sizes.tokens * (wide + ffn) * sizes.element + (own_input ? sizes.hidden : 0.0);
+  if (shared->gate) saved += sizes.hidden + sizes.local_tokens * sizes.element;
   op.saved += saved;
   op.forward_peak += saved;
   op.backward_peak += saved + sizes.tokens * wide * sizes.element;
@@ -56,16 +164,22 @@ void add_shared(Operator& op, const TransformerConfig& config, const RankSizes& 
 
 }  // namespace
 
-Operator experts_operator(std::string name, const TransformerConfig& config, const RankBatch& batch) {
+std::vector<Operator> experts_operators(const std::string& name, const TransformerConfig& config,
+                                        const RankBatch& batch, int64_t layer) {
+  const MoeOptions& options = config.experts.options;
   const RankSizes sizes(config, batch);
-  Operator op = routed(config, batch, sizes);
-  op.name = std::move(name);
+  Operator op = routed({config, batch, sizes}, options.router.jitter > 0.0 ? sizes.hidden : 0.0);
+  op.name = name;
   add_shared(op, config, sizes);
   op.forward_peak += sizes.gemm_workspace + sizes.hidden;
   op.backward_peak += sizes.gemm_workspace + 2.0 * sizes.residual_stream;
-  if (!config.experts.options.recompute) return op;
-  op.saved = sizes.hidden;
-  return op;
+  if (!options.recompute) return {op};
+  const bool reads_input = options.router.jitter == 0.0 || options.shared;
+  for (double* bytes : {&op.saved, &op.forward_peak, &op.backward_peak})
+    *bytes -= reads_input ? sizes.hidden : 0.0;
+  op.recompute_unit = layer;
+  Operator input{.name = name + ".input", .saved = sizes.hidden, .forward_peak = sizes.hidden};
+  return {input, op};
 }
 
 }  // namespace teratron

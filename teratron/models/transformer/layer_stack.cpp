@@ -4,6 +4,8 @@
 #include <array>
 #include <utility>
 
+#include <ATen/core/grad_mode.h>
+
 #include "teratron/nn/recompute.h"
 
 namespace teratron {
@@ -21,10 +23,31 @@ std::array<at::Tensor*, 2> differentiable(LayerContext& context) {
 
 }  // namespace
 
+std::vector<LayerUnit> layer_units(const RecomputeConfig& recompute, int64_t count) {
+  using Method = RecomputeConfig::Method;
+  const bool recomputes = recompute.granularity == RecomputeConfig::Granularity::layers;
+  std::vector<LayerUnit> units;
+  for (int64_t i = 0; i < count; i += units.back().layers.count) {
+    const bool in_block = recomputes && recompute.method == Method::block && i < recompute.layers;
+    const bool uniform = recomputes && recompute.method == Method::uniform;
+    units.push_back({{i, uniform ? std::min(recompute.layers, count - i) : 1}, uniform || in_block});
+  }
+  return units;
+}
+
+OffloadSchedule offload_schedule(const std::vector<LayerUnit>& units, int64_t layers) {
+  const auto offloaded = std::count_if(
+      units.begin(), units.end(), [layers](const LayerUnit& unit) { return unit.layers.first < layers; });
+  return {.steps = std::ssize(units), .offloaded = offloaded};
+}
+
 LayerStack::LayerStack(const Scope& scope, const TransformerConfig& config, const LayerRange& layers,
                        const TensorParallel& parallel, const LayerFactory& make_layer)
-    : recompute_(config.recompute) {
-  if (recompute_.distribute_inputs) shared_by_ = parallel.group;
+    : units_(layer_units(config.recompute, layers.count)) {
+  if (config.recompute.distribute_inputs) shared_by_ = parallel.group;
+  const OffloadSchedule schedule = offload_schedule(units_, config.offload.layers);
+  if (schedule.offloaded > 0)
+    offload_ = std::make_unique<ActivationOffload>(OffloadOptions{schedule, config.offload.min_bytes});
   std::deque<Parameter>& all = scope.set().all();
   for (int64_t layer = layers.first; layer < layers.first + layers.count; ++layer) {
     const Scope own = scope / std::to_string(layer);
@@ -33,13 +56,6 @@ LayerStack::LayerStack(const Scope& scope, const TransformerConfig& config, cons
         Entry{own.prefix(), make_layer(stays_in_bf16(config, layer) ? own : own.with_fp8(), layer), {}});
     for (size_t i = before; i < all.size(); ++i) entry.parameters.push_back(&all[i]);
   }
-}
-
-size_t LayerStack::unit_size(size_t i) const {
-  if (recompute_.granularity != RecomputeConfig::Granularity::layers) return 0;
-  const auto layers = static_cast<size_t>(recompute_.layers);
-  if (recompute_.method == RecomputeConfig::Method::block) return i < layers ? 1 : 0;
-  return std::min(layers, layers_.size() - i);
 }
 
 Hidden LayerStack::forward_layer(size_t i, const Hidden& x, const LayerContext& context, LayerState* state) {
@@ -53,16 +69,26 @@ Hidden LayerStack::forward_layer(size_t i, const Hidden& x, const LayerContext& 
   return y;
 }
 
-Hidden LayerStack::forward(const at::Tensor& x_SBH, const LayerContext& context, LayerStates* states) {
-  Hidden x{x_SBH};
-  for (size_t i = 0; i < layers_.size();) {
-    const size_t unit = states ? 0 : unit_size(i);
-    if (unit > 0) {
-      x = recompute_unit(x, context, {static_cast<int64_t>(i), static_cast<int64_t>(unit)});
-    } else {
-      x = forward_layer(i, x, context, states ? &states->at(i) : nullptr);
+Hidden LayerStack::forward(at::Tensor x_SBH, const LayerContext& context, LayerStates* states) {
+  Hidden x{std::move(x_SBH)};
+  if (!states) {
+    const bool offloads = offload_ && at::GradMode::is_enabled();
+    const auto pass = offloads ? offload_->begin_pass(x.x_SBH.device()) : nullptr;
+    return forward_units(std::move(x), context, pass.get());
+  }
+  for (size_t i = 0; i < layers_.size(); ++i) x = forward_layer(i, x, context, &states->at(i));
+  return x;
+}
+
+Hidden LayerStack::forward_units(Hidden x, const LayerContext& context, ActivationOffload::Pass* offload) {
+  for (int64_t step = 0; const auto& [layers, recomputed] : units_) {
+    {
+      const auto scope = offload ? offload->save_step(step) : nullptr;
+      x = recomputed ? recompute_unit(x, context, layers)
+                     : forward_layer(static_cast<size_t>(layers.first), x, context, nullptr);
     }
-    i += std::max<size_t>(unit, 1);
+    if (offload) offload->end_step(step, x.x_SBH);
+    ++step;
   }
   return x;
 }

@@ -1,4 +1,5 @@
-// Consecutive layers of a model, such as an encoder or a decoder, with activation recomputation.
+// Consecutive layers of a model, such as an encoder or a decoder, with activation recomputation and
+// offloading of saved activations.
 #pragma once
 
 #include <functional>
@@ -9,8 +10,19 @@
 #include "teratron/models/model.h"
 #include "teratron/models/transformer/config.h"
 #include "teratron/nn/layer.h"
+#include "teratron/nn/offload/activation_offload.h"
 
 namespace teratron {
+
+/// Layers of a stage that run forward and backward together.
+struct LayerUnit {
+  LayerRange layers;  // counted from the stage's first
+  bool recomputed = false;
+};
+/// Those of a stage with `count` layers, in order.
+std::vector<LayerUnit> layer_units(const RecomputeConfig& recompute, int64_t count);
+/// How the first `layers` layers of units are offloaded; a unit with its first layer.
+OffloadSchedule offload_schedule(const std::vector<LayerUnit>& units, int64_t layers);
 
 /// Creates a layer, whose number counts from 0 through the whole stack, with the parameters of `scope`.
 using LayerFactory = std::function<std::unique_ptr<Layer>(const Scope& scope, int64_t layer)>;
@@ -18,11 +30,13 @@ using LayerFactory = std::function<std::unique_ptr<Layer>(const Scope& scope, in
 class LayerStack {
  public:
   /// `layers`: those of this stage. Parameters of layer i are named `scope`.i ("decoder.layers.3"). Of
-  /// `config` the stack uses the number of layers, which of them stay in bf16, and what is recomputed.
+  /// `config` the stack uses the number of layers, which of them stay in bf16, and what is recomputed and
+  /// offloaded.
   LayerStack(const Scope& scope, const TransformerConfig& config, const LayerRange& layers,
              const TensorParallel& parallel, const LayerFactory& make_layer);
-  /// `states`: one per layer, or null. With states (generation) nothing is recomputed.
-  Hidden forward(const at::Tensor& x_SBH, const LayerContext& context, LayerStates* states);
+  /// `states`: one per layer, or null. With states (generation) nothing is recomputed. Offloading frees x_SBH
+  /// unless the caller keeps it.
+  Hidden forward(at::Tensor x_SBH, const LayerContext& context, LayerStates* states);
   /// Called with the output of each layer and its name; recomputed layers call it again in backward.
   void set_activation_hook(const ActivationHook& hook) { hook_ = hook; }
 
@@ -32,15 +46,15 @@ class LayerStack {
     std::unique_ptr<Layer> layer;
     std::vector<Parameter*> parameters;
   };
-  /// Number of layers from `i` on that are recomputed together; 0: layer `i` keeps its activations.
-  size_t unit_size(size_t i) const;
+  Hidden forward_units(Hidden x, const LayerContext& context, ActivationOffload::Pass* offload);
   Hidden forward_layer(size_t i, const Hidden& x, const LayerContext& context, LayerState* state);
   Hidden recompute_unit(const Hidden& x, const LayerContext& context, const LayerRange& unit);
 
   ActivationHook hook_;
-  RecomputeConfig recompute_;
   Group shared_by_;
   std::vector<Entry> layers_;
+  std::vector<LayerUnit> units_;
+  std::unique_ptr<ActivationOffload> offload_;  // null: nothing is offloaded
 };
 
 }  // namespace teratron

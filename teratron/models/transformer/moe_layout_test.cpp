@@ -68,6 +68,26 @@ const std::vector<MoeCase> moe_cases = {
        router_of(c).capacity_factor = 0.5;
        router_of(c).drop_policy = DropPolicy::position;
      }},
+    {"padded",
+     [](GPTConfig& c) {
+       router_of(c).routing.score = RouterScore::sqrtsoftplus;
+       router_of(c).capacity_factor = 1.25;
+       router_of(c).pad_to_capacity = true;
+     }},
+    {"padded_first_tokens",
+     [](GPTConfig& c) {
+       router_of(c).capacity_factor = 0.75;
+       router_of(c).drop_policy = DropPolicy::position;
+       router_of(c).pad_to_capacity = true;
+       c.experts.options.shared = {.mlp = {.ffn_hidden = 8}, .gate = true};
+     }},
+    {"random_experts", [](GPTConfig& c) { router_of(c).force_balance = true; }},
+    {"sinkhorn_of_two",
+     [](GPTConfig& c) {
+       router_of(c).sinkhorn = true;
+       router_of(c).aux_loss = 0.0;
+       router_of(c).z_loss = 0.05;
+     }},
     {"sinkhorn",
      [](GPTConfig& c) {
        router_of(c).sinkhorn = true;
@@ -138,6 +158,63 @@ TEST_P(MoeLayout, GradientsMatchOneRank) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, MoeLayout, ::testing::Range(size_t{0}, moe_cases.size()),
                          [](const auto& info) { return moe_cases[info.param].name; });
+
+// It counts the choices of the micro-batches so far, which are those of one rank if there is one replica.
+TEST(MoeLayouts, LossOfAllMicroBatchesMatchesOneRank) {
+  GPTConfig config = moe_config();
+  router_of(config).global_aux_loss = 0.3;
+  for (const Layout& layout :
+       {Layout{.tp = 2, .microbatches = 4, .sequence_parallel = true},
+        Layout{.tp = 2, .pp = 2, .ep = 2, .microbatches = 4, .sequence_parallel = true},
+        Layout{.tp = 2, .cp = 2, .ep = 4, .microbatches = 2, .sequence_parallel = true, .sharded = true}}) {
+    SCOPED_TRACE(to_string(layout));
+    const Gradients actual = gradients_of(config, layout, {}, at::kDouble);
+    const Gradients expected = gradients_of(config, one_rank(layout), {}, at::kDouble);
+    expect_same(actual, expected, 1e-10);
+    expect_same_sums(actual.step, expected.step);
+  }
+}
+
+void expect_equal(const Gradients& actual, const Gradients& expected) {
+  EXPECT_EQ(actual.step.loss, expected.step.loss);
+  EXPECT_EQ(actual.step.grad_norm, expected.step.grad_norm);
+  ASSERT_EQ(actual.tensors.size(), expected.tensors.size());
+  for (const auto& [name, tensor] : expected.tensors)
+    EXPECT_TRUE(at::equal(actual.tensors.at(name), tensor)) << name;
+}
+
+TEST(MoeLayouts, RecomputationChangesNoBit) {
+  const std::vector<Layout> layouts = {
+      {.microbatches = 2},
+      {.dp = 2, .ep = 2},
+      {.tp = 2, .ep = 2, .sequence_parallel = true},
+      {.tp = 2, .dp = 2, .ep = 2, .etp = 2, .sequence_parallel = true, .sharded = true},
+      {.tp = 2, .pp = 2, .cp = 2, .ep = 4, .microbatches = 2, .sequence_parallel = true}};
+  for (size_t number = 0; number < 2 * moe_cases.size(); ++number) {
+    const MoeCase& c = moe_cases[number / 2];
+    const Layout& layout = layouts[(number + number / 2) % layouts.size()];
+    SCOPED_TRACE(fmt::format("{}, {}", c.name, to_string(layout)));
+    GPTConfig config = config_of(c, number % 2 == 0 ? TokenDispatch::all_gather : TokenDispatch::all_to_all);
+    config.hidden_dropout = 0.1;
+    config.experts.options.recompute = false;
+    config.recompute = {};
+    const Gradients plain = gradients_of(config, layout, {}, at::kFloat);
+    config.experts.options.recompute = true;
+    expect_equal(gradients_of(config, layout, {}, at::kFloat), plain);
+    config.experts.options.recompute = false;
+    config.recompute = {.granularity = RecomputeConfig::Granularity::layers, .layers = 1};
+    expect_equal(gradients_of(config, layout, {}, at::kFloat), plain);
+  }
+}
+
+TEST(MoeLayouts, PaddingChangesNoGradient) {
+  GPTConfig config = moe_config();
+  use_biases(config);
+  router_of(config).capacity_factor = 0.9;
+  const Gradients plain = gradients_of(config, {}, {}, at::kDouble);
+  router_of(config).pad_to_capacity = true;
+  expect_same(gradients_of(config, {}, {}, at::kDouble), plain, 1e-12);
+}
 
 TEST(MoeLayouts, MatchOneRankInSinglePrecision) {
   const Layout layout{.tp = 2, .dp = 2, .ep = 4, .sequence_parallel = true};
@@ -238,6 +315,8 @@ TEST(MoeLayouts, RandomOnesMatchOneRank) {
                   (*random)() % 2 == 0 ? TokenDispatch::all_gather : TokenDispatch::all_to_all);
     if ((*random)() % 4 == 0) use_biases(config);
     config.hidden_dropout = (*random)() % 4 == 0 ? 0.1 : 0.0;
+    router_of(config).pad_to_capacity = router_of(config).capacity_factor > 0.0 && (*random)() % 2 == 0;
+    config.experts.options.recompute = (*random)() % 4 == 0;
     const Layout layout = random_expert_layout(config, *random);
     SCOPED_TRACE(fmt::format("seed {}: {}", random_cases.seed(), to_string(layout)));
     const Gradients actual = gradients_of(config, layout, {}, at::kDouble);

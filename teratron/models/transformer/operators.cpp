@@ -1,11 +1,13 @@
 #include "teratron/models/transformer/operators.h"
 
 #include <algorithm>
+#include <span>
 
 #include <fmt/format.h>
 
 #include "teratron/kernels/gemm/launchers.h"
 #include "teratron/models/transformer/expert_operators.h"
+#include "teratron/models/transformer/layer_stack.h"
 #include "teratron/nn/qkv.h"
 
 namespace teratron {
@@ -37,6 +39,16 @@ class LayerOperators {
         kv_(sizes_.tokens * groups_ * number(config.kv_channels) * sizes_.element) {}
 
   std::vector<Operator> all() const {
+    std::vector<Operator> operators = with_dense_mlp();
+    if (!config_.experts.in(layer_)) return operators;
+    const auto found = std::ranges::find(operators, prefix_ + ".mlp", &Operator::name);
+    const std::vector<Operator> experts = experts_operators(prefix_ + ".mlp", config_, batch_, layer_);
+    operators.insert(operators.erase(found), experts.begin(), experts.end());
+    return operators;
+  }
+
+ private:
+  std::vector<Operator> with_dense_mlp() const {
     const Operator attention_norm = norm_operator(prefix_ + ".input_layernorm", config_, sizes_);
     Operator mlp_norm = norm_operator(prefix_ + ".pre_mlp_layernorm", config_, sizes_);
     if (config_.norm_outputs)
@@ -49,7 +61,6 @@ class LayerOperators {
     return {attention_norm, mlp_norm, qkv(), split_qkv(), core_attention(), projection(), mlp()};
   }
 
- private:
   // The backends of nn/attention/attention.cpp by what they save of queries, keys, values and the output.
   enum class Backend : uint8_t {
     fused,      // as they are
@@ -201,7 +212,6 @@ class LayerOperators {
   }
 
   Operator mlp() const {
-    if (config_.experts.in(layer_)) return experts_operator(prefix_ + ".mlp", config_, batch_);
     const double ffn = number(config_.ffn_hidden) / sizes_.shards;
     const double wide = ffn * number(parts_of(config_.activation));
     Operator op = gemm_operator(prefix_ + ".mlp", sizes_, gemm_in(), wide);
@@ -234,13 +244,6 @@ class LayerOperators {
   double q_, kv_;          // bytes of queries, and of keys or values
 };
 
-// Number of layers from the stage's layer `i` on that are recomputed together; 0: none (layer_stack.cpp).
-int64_t unit_size(const RecomputeConfig& recompute, int64_t i, int64_t count) {
-  if (recompute.granularity != RecomputeConfig::Granularity::layers) return 0;
-  if (recompute.method == RecomputeConfig::Method::block) return i < recompute.layers ? 1 : 0;
-  return std::min(recompute.layers, count - i);
-}
-
 // The saved input of a unit: the first norm's, unless ranks share it.
 void share_input(Operator& input, Operator& norm, const RankSizes& sizes, bool distributed) {
   input.saved = sizes.residual_stream / (distributed ? sizes.shards : 1.0);
@@ -256,6 +259,45 @@ Operator dropout_rows(const std::string& prefix, const TransformerConfig& config
   if (config.attention_dropout > 0.0) op.saved += sizes.tokens * heads * row_id;
   op.forward_peak = op.backward_peak = op.saved;
   return op;
+}
+
+std::vector<Operator> unit_operators(const std::string& prefix, const TransformerConfig& config,
+                                     const RankBatch& batch, const LayerUnit& unit) {
+  const RankSizes sizes(config, batch);
+  std::vector<Operator> all;
+  for (int64_t layer = unit.layers.first; layer < unit.layers.first + unit.layers.count; ++layer) {
+    const std::string name = fmt::format("{}.{}", prefix, layer);
+    std::vector<Operator> operators = LayerOperators(name, config, batch, layer).all();
+    if (unit.recomputed && layer == unit.layers.first) {
+      all.push_back({.name = name + ".input"});
+      share_input(all.back(), operators.front(), sizes,
+                  config.recompute.distribute_inputs && sizes.shards > 1.0);
+    }
+    for (Operator& op : operators) {
+      if (unit.recomputed) {
+        op.recompute_unit = unit.layers.first;
+        op.backward_peak += sizes.residual_stream;  // the unit's output, computed again
+      }
+      all.push_back(std::move(op));
+    }
+  }
+  return all;
+}
+
+// Whether the stack's first input on the stage is a message, which the pipeline holds for its gradient.
+bool is_received(const StageSpec& stage, int64_t first) {
+  return first > 0 || (!stage.embedding && stage.first_layer == 0);
+}
+
+// `held`: bytes that the step saves and something else holds.
+void set_offload(std::span<Operator> operators, const OffloadStep& step, double min_bytes, double held) {
+  for (Operator& op : operators) {
+    op.offload = step;
+    op.kept = op.saved < min_bytes ? op.saved : 0.0;
+    const double input = std::min(held, op.saved);  // the first operators'
+    op.kept = std::max(op.kept, input);
+    held -= input;
+  }
 }
 
 }  // namespace
@@ -343,27 +385,18 @@ Operator output_layer_operator(const RankBatch& batch, const RankSizes& sizes,
 std::vector<Operator> stack_operators(const std::string& prefix, const TransformerConfig& config,
                                       const RankBatch& batch, int64_t first, int64_t count) {
   const RankSizes sizes(config, batch);
-  const RecomputeConfig& recompute = config.recompute;
+  const std::vector<LayerUnit> units = layer_units(config.recompute, count);
+  const OffloadSchedule schedule = offload_schedule(units, config.offload.layers);
   std::vector<Operator> all = {dropout_rows(prefix, config, sizes)};
-  for (int64_t i = 0, unit_end = 0, unit = -1; i < count; ++i) {
-    const std::string name = fmt::format("{}.{}", prefix, first + i);
-    std::vector<Operator> layer = LayerOperators(name, config, batch, first + i).all();
-    if (i >= unit_end) {
-      const int64_t layers = unit_size(recompute, i, count);
-      unit = layers > 0 ? first + i : -1;
-      unit_end = i + std::max<int64_t>(layers, 1);
-      if (unit >= 0) {
-        all.push_back({.name = name + ".input"});
-        share_input(all.back(), layer.front(), sizes, recompute.distribute_inputs && sizes.shards > 1.0);
-      }
+  for (int64_t step = 0; LayerUnit unit : units) {
+    unit.layers.first += first;
+    std::vector<Operator> operators = unit_operators(prefix, config, batch, unit);
+    if (schedule.offloaded > 0) {
+      const double held = step == 0 && is_received(batch.stage, first) ? sizes.residual_stream : 0.0;
+      set_offload(operators, {schedule, step}, static_cast<double>(config.offload.min_bytes), held);
     }
-    for (Operator& op : layer) {
-      if (unit >= 0) {
-        op.recompute_unit = unit;
-        op.backward_peak += sizes.residual_stream;  // the unit's output, computed again
-      }
-      all.push_back(std::move(op));
-    }
+    for (Operator& op : operators) all.push_back(std::move(op));
+    ++step;
   }
   return all;
 }

@@ -37,11 +37,6 @@ std::vector<int64_t> rows_of(const Shard& shard) {
   return rows;
 }
 
-// As PyTorch initializes A: the variance of a uniform distribution within 1 / sqrt(in).
-Init init_a(int64_t in) {
-  return Init::normal(1.0 / std::sqrt(3.0 * static_cast<double>(in)));
-}
-
 }  // namespace
 
 LoraParts lora_parts(const LoraOptions& options, const std::string& layer,
@@ -70,6 +65,18 @@ std::vector<int64_t> part_of_rows(const LoraParts& chosen, const std::vector<Lin
   return result;
 }
 
+Init lora_a_init(int64_t in) {
+  return Init::normal(1.0 / std::sqrt(3.0 * static_cast<double>(in)));
+}
+
+at::Tensor lora_part_mask(const LoraParts& chosen, const std::vector<LinearPart>& parts, const Parameter& b) {
+  if (chosen.shared) return {};
+  const std::vector<int64_t> part_O = part_of_rows(chosen, parts, rows_of(b.options.shard));
+  const at::Tensor part = at::tensor(part_O, at::kLong).to(b.tensor.device());
+  const at::Tensor numbers = at::arange(std::ssize(chosen.names), part.options());
+  return part.unsqueeze(1).eq(numbers.unsqueeze(0)).unsqueeze(2).to(b.tensor.scalar_type());
+}
+
 std::shared_ptr<Lora> Lora::make(const Scope& scope, Kind kind, const LoraShape& shape,
                                  const TensorParallel& parallel) {
   const auto& options = scope.options().lora;
@@ -90,7 +97,7 @@ Lora::Lora(const Scope& scope, Kind kind, const LoraShape& shape, const TensorPa
   const int64_t rank = options.rank;
   const Group& group = parallel.group;
   const int64_t out = shape.weight.global_shape.at(0);
-  ParameterOptions a{.init = init_a(in_)}, b{.init = Init::zeros()};
+  ParameterOptions a{.init = lora_a_init(in_)}, b{.init = Init::zeros()};
   if (kind == Kind::column) {
     a.shard = Shard::replicated({parts * rank, in_});
     a.grad_sum = parallel.grad_sum();
@@ -103,11 +110,7 @@ Lora::Lora(const Scope& scope, Kind kind, const LoraShape& shape, const TensorPa
   }
   a_ = &scope.parameter("lora_A", a);
   b_ = &scope.parameter("lora_B", b);
-  if (chosen.shared) return;
-  const std::vector<int64_t> part_O = part_of_rows(chosen, shape.parts, rows_of(b.shard));
-  const at::Tensor part = at::tensor(part_O, at::kLong).to(b_->tensor.device());
-  const at::Tensor is_of_part = part.unsqueeze(1).eq(at::arange(parts, part.options()).unsqueeze(0));
-  part_mask_OP1_ = is_of_part.unsqueeze(2).to(b_->tensor.scalar_type());
+  part_mask_OP1_ = lora_part_mask(chosen, shape.parts, *b_);
 }
 
 void Lora::register_uses() const {

@@ -46,6 +46,11 @@ LoraParts lora_parts(const LoraOptions& options, const std::string& layer,
 std::vector<int64_t> part_of_rows(const LoraParts& chosen, const std::vector<LinearPart>& parts,
                                   const std::vector<int64_t>& rows);
 
+/// As PyTorch initializes A: the variance of a uniform distribution within 1 / sqrt(in).
+Init lora_a_init(int64_t in);
+/// [out, parts, 1] of this rank's rows of B: 1 where a row belongs to a part; undefined if one is shared.
+at::Tensor lora_part_mask(const LoraParts& chosen, const std::vector<LinearPart>& parts, const Parameter& b);
+
 class Lora {
  public:
   enum class Kind : uint8_t { column, row };

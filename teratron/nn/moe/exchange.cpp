@@ -77,6 +77,9 @@ Exchange::Exchange(const at::Tensor& counts, const Group& group) : group_(group)
   received_ = as_vector(received);
 }
 
+Exchange::Exchange(int64_t rows_per_rank, const Group& group)
+    : sent_(static_cast<size_t>(group.size), rows_per_rank), received_(sent_), group_(group) {}
+
 at::Tensor Exchange::forward(const at::Tensor& x_RH) const {
   return ExchangeFunction::apply(x_RH, Route{sent_, received_, group_});
 }

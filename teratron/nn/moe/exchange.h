@@ -12,6 +12,8 @@ class Exchange {
  public:
   /// `counts`: i64 [ranks], rows that this rank sends to each. Collective; waits for the device.
   Exchange(const at::Tensor& counts, const Group& group);
+  /// As many rows between all. Not collective, does not wait.
+  Exchange(int64_t rows_per_rank, const Group& group);
 
   int64_t sent_rows() const { return std::accumulate(sent_.begin(), sent_.end(), int64_t{0}); }
   /// x [sent rows, H], sorted by destination -> [received rows, H], sorted by source. Differentiable.

@@ -55,12 +55,14 @@ struct GroupedMlp : torch::autograd::Function<GroupedMlp> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x_RH, const at::Tensor& probs_R,
                             const at::Tensor& /*anchor*/, const at::Tensor& ends_E, const Experts* experts) {
     const GroupedGemm gemm(ends_E, x_RH);
-    const auto& [fc1, fc2] = std::pair(experts->fc1(), experts->fc2());
+    const Experts::Layer &fc1 = experts->fc1(), &fc2 = experts->fc2();
     at::Tensor z = gemm.forward(x_RH, fc1.weight);
     if (!fc1.bias.empty()) z.add_(bias_of_rows(fc1.bias, ends_E, z.size(0)));
+    if (fc1.lora) fc1.lora->add_(z, x_RH, gemm);
     const at::Tensor p = probs_R.to(x_RH.scalar_type()).unsqueeze(1);
-    at::Tensor y_RH =
-        gemm.forward(activation_forward(z, at::Tensor(), experts->activation()).mul_(p), fc2.weight);
+    const at::Tensor h = activation_forward(z, at::Tensor(), experts->activation()).mul_(p);
+    at::Tensor y_RH = gemm.forward(h, fc2.weight);
+    if (fc2.lora) fc2.lora->add_(y_RH, h, gemm);
     if (experts->adds_output_bias()) y_RH.add_(bias_of_rows(fc2.bias, ends_E, y_RH.size(0)) * p);
     context->save_for_backward({x_RH, probs_R, ends_E});
     save_releasable(context, "z", z);
@@ -78,6 +80,7 @@ struct GroupedMlp : torch::autograd::Function<GroupedMlp> {
     const at::Tensor p = probs_R.to(x_RH.scalar_type()).unsqueeze(1);
     at::Tensor a = activation_forward(z, at::Tensor(), experts.activation());
     at::Tensor da = gemm.input_grad(dy_RH, experts.fc2().weight);
+    if (experts.fc2().lora) experts.fc2().lora->backward_(da, dy_RH, a * p, gemm);
     at::Tensor dp_R = (da.to(wide) * a.to(wide)).sum(1);
     gemm.accumulate_weight_grad(dy_RH, a.mul_(p), experts.fc2().weight);
     if (experts.adds_output_bias()) {
@@ -91,6 +94,7 @@ struct GroupedMlp : torch::autograd::Function<GroupedMlp> {
     if (!experts.fc1().bias.empty()) accumulate_bias_grad(dz, experts.fc1().bias, ends_E);
     gemm.accumulate_weight_grad(dz, x_RH, experts.fc1().weight);
     const at::Tensor dx_RH = gemm.input_grad(dz, experts.fc1().weight);
+    if (experts.fc1().lora) experts.fc1().lora->backward_(dx_RH, dz, x_RH, gemm);
     return {dx_RH, probability_grad(dp_R, ends_E).to(probs_R.scalar_type()), at::Tensor(), at::Tensor(),
             at::Tensor()};
   }
@@ -128,6 +132,20 @@ Experts::Experts(const Scope& scope, const ExpertsOptions& options, const Expert
       create("linear_fc2", "weight",
              {.shard = expert_shard({options.hidden, options.ffn_hidden}, 1, options.ffn_hidden, tensor),
               .init = options.fc2_init});
+  if (const auto& lora = scope.options().lora) {
+    const auto adapters = [&](const char* layer, const ExpertsLora::Options& adapter) {
+      return ExpertsLora::make(adapter, tensor, [&](const char* name, const ParameterOptions& parameter) {
+        return create(layer, name, parameter);
+      });
+    };
+    std::vector<LinearPart> parts;
+    if (is_gated(options.activation))
+      parts = {{"linear_fc1_gate", options.ffn_hidden}, {"linear_fc1_up", options.ffn_hidden}};
+    fc1_.lora = adapters("linear_fc1",
+                         {*lora, {"linear_fc1", fc1_.weight[0]->options.shard, parts}, Lora::Kind::column});
+    fc2_.lora =
+        adapters("linear_fc2", {*lora, {"linear_fc2", fc2_.weight[0]->options.shard}, Lora::Kind::row});
+  }
   if (!options.bias) return;
   const auto bias = [](const Shard& shard, AxisSet grad_sum) {
     return ParameterOptions{.shard = shard, .param_group = ParamGroup::no_weight_decay, .grad_sum = grad_sum};

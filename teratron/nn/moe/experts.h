@@ -9,6 +9,7 @@
 
 #include "teratron/comm/mesh/mesh.h"
 #include "teratron/kernels/pointwise/activation_kind.h"
+#include "teratron/nn/moe/experts_lora.h"
 #include "teratron/nn/moe/grouped_gemm.h"
 #include "teratron/nn/moe/permutation.h"
 
@@ -49,7 +50,8 @@ class Experts {
   // For the autograd function.
   struct Layer {
     ExpertParameters weight;
-    ExpertParameters bias;  // empty: none
+    ExpertParameters bias;              // empty: none
+    std::unique_ptr<ExpertsLora> lora;  // null: none
   };
   const Layer& fc1() const { return fc1_; }
   const Layer& fc2() const { return fc2_; }

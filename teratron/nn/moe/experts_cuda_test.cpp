@@ -43,7 +43,7 @@ Results run_experts(const Place& place, bool drops) {
   const at::Tensor kept = drops ? (normal({tokens, topk}, 4) > -0.84).to(place.device) : at::Tensor();
   const TokenDispatcher dispatcher({.experts = count}, {});
   const at::Tensor y = dispatcher.forward(
-      x, {chosen, p}, kept,
+      x, {chosen, p}, {kept},
       [&](const at::Tensor& rows, const at::Tensor& probs, const Permutation& permutation) {
         return experts.forward(rows, probs, permutation);
       });

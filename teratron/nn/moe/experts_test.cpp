@@ -11,7 +11,7 @@
 namespace teratron {
 namespace {
 
-constexpr int64_t tokens = 11, hidden = 6, width = 5, experts_count = 4, topk = 2;
+constexpr int64_t tokens = 11, hidden = 6, width = 5, experts_count = 4, topk = 2, capacity = 9;
 
 at::Tensor random(at::IntArrayRef sizes, uint64_t seed) {
   return at::randn(sizes, at::make_generator<at::CPUGeneratorImpl>(seed), at::kDouble);
@@ -22,6 +22,7 @@ struct Case {
   Activation activation;
   bool bias;
   bool drops;
+  bool pads = false;
 };
 
 at::Tensor activate(const at::Tensor& z, Activation activation) {
@@ -90,13 +91,18 @@ TEST_P(ExpertsTest, EqualALoopOverTokens) {
   // Expert 2 has no tokens.
   at::Tensor chosen = at::arange(tokens, at::kLong).remainder(2).unsqueeze(1).mul(3);
   chosen = at::cat({at::minimum(chosen, at::ones_like(chosen)), at::full({tokens, 1}, 3, at::kLong)}, 1);
-  const at::Tensor kept = c.drops ? random({tokens, topk}, 5) > -0.5 : at::Tensor();
+  at::Tensor kept = c.drops ? random({tokens, topk}, 5) > -0.5 : at::Tensor();
+  if (c.pads) kept[0].fill_(false);  // so that no expert has more than its capacity
   const at::Tensor weight = random({tokens, hidden}, 6);
 
   const TokenDispatcher dispatcher({.experts = experts_count}, {});
   const at::Tensor y = dispatcher.forward(
-      x, {chosen, p}, kept,
+      x, {chosen, p}, {kept, c.pads ? capacity : 0},
       [&](const at::Tensor& rows, const at::Tensor& probs, const Permutation& permutation) {
+        if (c.pads) {
+          EXPECT_EQ(rows.size(0), experts_count * capacity);
+          EXPECT_TRUE(at::equal(permutation.ends_E, at::arange(1, experts_count + 1, at::kInt) * capacity));
+        }
         return experts.forward(rows, probs, permutation);
       });
   (y * weight).sum().backward();
@@ -123,7 +129,9 @@ INSTANTIATE_TEST_SUITE_P(Cases, ExpertsTest,
                          ::testing::Values(Case{"swiglu", Activation::swiglu, false, false},
                                            Case{"swiglu_drops", Activation::swiglu, false, true},
                                            Case{"bias", Activation::squared_relu, true, false},
-                                           Case{"bias_drops", Activation::squared_relu, true, true}),
+                                           Case{"bias_drops", Activation::squared_relu, true, true},
+                                           Case{"padded", Activation::swiglu, false, true, true},
+                                           Case{"bias_padded", Activation::squared_relu, true, true, true}),
                          [](const auto& info) { return info.param.name; });
 
 // Rows are sorted by expert, then token; outputs come back as weighted sums (tests/fixtures/moe).

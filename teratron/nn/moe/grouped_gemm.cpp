@@ -15,28 +15,50 @@ at::Tensor GroupedGemm::rows_of(const at::Tensor& x, size_t expert) const {
   return x.narrow(0, begin, ends_[expert] - begin);
 }
 
-at::Tensor GroupedGemm::forward(const at::Tensor& x_RI, const ExpertParameters& weight) const {
+ExpertWeights weights_of(const ExpertParameters& parameters) {
+  ExpertWeights weights;
+  for (const Parameter* parameter : parameters) weights.push_back(parameter->tensor.detach());
+  return weights;
+}
+
+at::Tensor GroupedGemm::forward(const at::Tensor& x_RI, const ExpertWeights& weight) const {
   if (ends_.empty()) return at::_grouped_mm(x_RI, as_block(weight).transpose(1, 2), ends_E_);
-  const at::Tensor y_RO = at::empty({x_RI.size(0), weight[0]->tensor.size(0)}, x_RI.options());
+  const at::Tensor y_RO = at::empty({x_RI.size(0), weight[0].size(0)}, x_RI.options());
   for (size_t e = 0; e < weight.size(); ++e) {
     const at::Tensor x = rows_of(x_RI, e);
-    if (x.size(0) > 0) linear_forward(x, weight[e]->tensor, at::Tensor(), rows_of(y_RO, e));
+    if (x.size(0) > 0) linear_forward(x, weight[e], at::Tensor(), rows_of(y_RO, e));
   }
   return y_RO;
 }
 
-at::Tensor GroupedGemm::input_grad(const at::Tensor& dy_RO, const ExpertParameters& weight) const {
+at::Tensor GroupedGemm::input_grad(const at::Tensor& dy_RO, const ExpertWeights& weight) const {
   if (ends_.empty()) return at::_grouped_mm(dy_RO, as_block(weight), ends_E_);
-  const at::Tensor dx_RI = at::empty({dy_RO.size(0), weight[0]->tensor.size(1)}, dy_RO.options());
+  const at::Tensor dx_RI = at::empty({dy_RO.size(0), weight[0].size(1)}, dy_RO.options());
   for (size_t e = 0; e < weight.size(); ++e) {
     const at::Tensor dy = rows_of(dy_RO, e);
-    if (dy.size(0) > 0) linear_input_gradient(dy, weight[e]->tensor, rows_of(dx_RI, e));
+    if (dy.size(0) > 0) linear_input_gradient(dy, weight[e], rows_of(dx_RI, e));
   }
   return dx_RI;
 }
 
+at::Tensor GroupedGemm::weight_grads(const at::Tensor& dy_RO, const at::Tensor& x_RI, int64_t experts) const {
+  const at::ScalarType wide = main_grad_dtype(x_RI.scalar_type());
+  if (ends_.empty()) return at::_grouped_mm(dy_RO.t(), x_RI, ends_E_).to(wide);
+  const at::Tensor dw_EOI = at::zeros({experts, dy_RO.size(1), x_RI.size(1)}, x_RI.options().dtype(wide));
+  for (size_t e = 0; e < static_cast<size_t>(experts); ++e) {
+    const at::Tensor dy = rows_of(dy_RO, e);
+    if (dy.size(0) > 0)
+      linear_weight_gradient_(dw_EOI.select(0, static_cast<int64_t>(e)), dy, rows_of(x_RI, e), /*add=*/false);
+  }
+  return dw_EOI;
+}
+
 void GroupedGemm::accumulate_weight_grad(const at::Tensor& dy_RO, const at::Tensor& x_RI,
                                          const ExpertParameters& weight) const {
+  if (!weight.front()->options.trainable) {
+    for (Parameter* parameter : weight) accumulate_grad(*parameter, [](const at::Tensor&, bool) {});
+    return;
+  }
   if (ends_.empty()) {
     const at::Tensor dw_EOI = at::_grouped_mm(dy_RO.t(), x_RI, ends_E_);
     for (size_t e = 0; e < weight.size(); ++e)
@@ -55,21 +77,18 @@ void GroupedGemm::accumulate_weight_grad(const at::Tensor& dy_RO, const at::Tens
   }
 }
 
-at::Tensor as_block(const ExpertParameters& parameters) {
-  const at::Tensor first = parameters.front()->tensor.detach();
-  std::vector<at::Tensor> tensors;
+at::Tensor as_block(const ExpertWeights& weights) {
+  const at::Tensor& first = weights.front();
   std::vector<int64_t> sizes = first.sizes().vec(), strides = first.strides().vec();
   const int64_t step =
-      parameters.size() > 1 ? parameters[1]->tensor.storage_offset() - first.storage_offset() : first.numel();
+      weights.size() > 1 ? weights[1].storage_offset() - first.storage_offset() : first.numel();
   bool even = step >= first.numel() && first.is_contiguous();
-  for (const Parameter* parameter : parameters) {
-    const at::Tensor tensor = parameter->tensor.detach();
-    even = even && tensor.is_alias_of(first) &&
-           tensor.storage_offset() == first.storage_offset() + step * static_cast<int64_t>(tensors.size());
-    tensors.push_back(tensor);
+  for (size_t e = 0; e < weights.size(); ++e) {
+    even = even && weights[e].is_alias_of(first) &&
+           weights[e].storage_offset() == first.storage_offset() + step * static_cast<int64_t>(e);
   }
-  if (!even) return at::stack(tensors);
-  sizes.insert(sizes.begin(), static_cast<int64_t>(parameters.size()));
+  if (!even) return at::stack(weights);
+  sizes.insert(sizes.begin(), std::ssize(weights));
   strides.insert(strides.begin(), step);
   return first.as_strided(sizes, strides);
 }

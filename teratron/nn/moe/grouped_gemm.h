@@ -14,17 +14,27 @@
 
 namespace teratron {
 
-/// One parameter per local expert, all of the same shape.
+/// One parameter, or weight, per local expert, all of the same shape.
 using ExpertParameters = std::vector<Parameter*>;
+using ExpertWeights = std::vector<at::Tensor>;
+ExpertWeights weights_of(const ExpertParameters& parameters);
 
 class GroupedGemm {
  public:
   /// Of operands like `rows` with these ends, i32 [E].
   GroupedGemm(const at::Tensor& ends_E, const at::Tensor& rows);
 
-  at::Tensor forward(const at::Tensor& x_RI, const ExpertParameters& weight) const;
-  at::Tensor input_grad(const at::Tensor& dy_RO, const ExpertParameters& weight) const;
-  /// Into main_grad; experts without rows have a gradient of zero.
+  at::Tensor forward(const at::Tensor& x_RI, const ExpertWeights& weight) const;
+  at::Tensor forward(const at::Tensor& x_RI, const ExpertParameters& weight) const {
+    return forward(x_RI, weights_of(weight));
+  }
+  at::Tensor input_grad(const at::Tensor& dy_RO, const ExpertWeights& weight) const;
+  at::Tensor input_grad(const at::Tensor& dy_RO, const ExpertParameters& weight) const {
+    return input_grad(dy_RO, weights_of(weight));
+  }
+  /// [E, O, I], of main_grad's dtype.
+  at::Tensor weight_grads(const at::Tensor& dy_RO, const at::Tensor& x_RI, int64_t experts) const;
+  /// Into main_grad; experts without rows have a gradient of zero. Frozen weights have none.
   void accumulate_weight_grad(const at::Tensor& dy_RO, const at::Tensor& x_RI,
                               const ExpertParameters& weight) const;
 
@@ -36,6 +46,9 @@ class GroupedGemm {
 };
 
 /// [E, ...] of all experts: a view of a gradient buffer's parameters where they are evenly spaced.
-at::Tensor as_block(const ExpertParameters& parameters);
+at::Tensor as_block(const ExpertWeights& weights);
+inline at::Tensor as_block(const ExpertParameters& parameters) {
+  return as_block(weights_of(parameters));
+}
 
 }  // namespace teratron

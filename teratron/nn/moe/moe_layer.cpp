@@ -1,5 +1,7 @@
 #include "teratron/nn/moe/moe_layer.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "teratron/comm/part_communicator.h"
@@ -22,6 +24,30 @@ ExpertParallel expert_groups(const std::string& layer, TokenDispatch dispatch, c
           .both = of_part(mesh.group({Axis::ep, Axis::etp}), layer)};
 }
 
+// To which the tokens of this rank's group along `axes` belong.
+int64_t count_microbatches(const std::vector<Axis>& axes, const Mesh& mesh) {
+  const auto has = [](const std::vector<int64_t>& ranks, int64_t rank) {
+    return std::ranges::find(ranks, rank) != ranks.end();
+  };
+  const RankGroups groups = mesh.grid().groups(axes);
+  const auto own = std::ranges::find_if(groups, [&](const auto& group) { return has(group, mesh.rank()); });
+  return std::ranges::count_if(
+      mesh.grid().groups({Axis::tp, Axis::cp, Axis::pp}), [&](const std::vector<int64_t>& same) {
+        return std::ranges::any_of(*own, [&](int64_t rank) { return has(same, rank); });
+      });
+}
+
+DispatcherOptions dispatcher_options(const MoeOptions& options, const TensorParallel& parallel,
+                                     const Mesh& mesh) {
+  DispatcherOptions result{.experts = options.experts.experts,
+                           .kind = options.dispatch,
+                           .replicated = replicates_tokens(parallel)};
+  if (!options.router.pad_to_capacity) return result;
+  result.tensor_microbatches = count_microbatches({Axis::etp}, mesh);
+  result.microbatches = count_microbatches({Axis::etp, Axis::ep}, mesh);
+  return result;
+}
+
 }  // namespace
 
 MoeLayer::MoeLayer(const Scope& scope, const MoeOptions& options, const TensorParallel& parallel,
@@ -30,10 +56,7 @@ MoeLayer::MoeLayer(const Scope& scope, const MoeOptions& options, const TensorPa
       recompute_(options.recompute),
       parallel_(expert_groups(name_, options.dispatch, parallel, mesh)),
       first_expert_(parallel_.local(options.experts.experts).first),
-      dispatcher_({.experts = options.experts.experts,
-                   .kind = options.dispatch,
-                   .replicated = replicates_tokens(parallel)},
-                  parallel_) {
+      dispatcher_(dispatcher_options(options, parallel, mesh), parallel_) {
   const std::deque<Parameter>& all = scope.set().all();
   const size_t before = all.size();
   router_ = std::make_unique<Router>(scope / "router", options.router, parallel, mesh);
@@ -64,7 +87,7 @@ at::Tensor MoeLayer::run(const at::Tensor& x_SBH, const LayerContext& context) {
     return y_RH;
   };
   const at::Tensor y_TH =
-      dispatcher_.forward(as_rows(x_SBH.contiguous()), routed.routing, routed.kept_TK, experts);
+      dispatcher_.forward(as_rows(x_SBH.contiguous()), routed.routing, routed.kept, experts);
   const at::Tensor y_SBH = y_TH.view_as(x_SBH);
   return shared_ ? y_SBH + shared_->forward(x_SBH) : y_SBH;
 }

@@ -75,7 +75,8 @@ struct PermuteSlots : torch::autograd::Function<PermuteSlots> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x_TK,
                             const Permutation& permutation) {
     save(context, permutation);
-    return x_TK.flatten().index_select(0, permutation.slot_of_row);
+    at::Tensor x_R = x_TK.flatten().index_select(0, permutation.slot_of_row);
+    return permutation.filled_R.defined() ? x_R.masked_fill_(permutation.filled_R.logical_not(), 0.0) : x_R;
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const Permutation permutation = saved(context);
@@ -85,25 +86,53 @@ struct PermuteSlots : torch::autograd::Function<PermuteSlots> {
   }
 };
 
+// Slots sorted by expert; those without a row come after the last one.
+struct SortedSlots {
+  at::Tensor has_row_TK;
+  at::Tensor keys;    // of slots: their expert, counted from the first one
+  at::Tensor order;   // slots
+  at::Tensor counts;  // of experts, and of slots without a row
+
+  SortedSlots(const at::Tensor& experts_TK, const at::Tensor& kept_TK, const ExpertRange& experts) {
+    const at::Tensor local_TK = experts_TK - experts.first;
+    has_row_TK = (local_TK >= 0).logical_and_(local_TK < experts.count);
+    if (kept_TK.defined()) has_row_TK = has_row_TK.logical_and_(kept_TK);
+    keys = local_TK.masked_fill(has_row_TK.logical_not(), experts.count).flatten();
+    order = std::get<1>(at::sort(keys, /*stable=*/true, 0, /*descending=*/false));
+    counts = at::zeros({experts.count + 1}, keys.options()).scatter_add_(0, keys, at::ones_like(keys));
+  }
+  at::Tensor places() const { return at::arange(keys.numel(), keys.options()); }
+};
+
 }  // namespace
 
 Permutation make_permutation(const at::Tensor& experts_TK, const at::Tensor& kept_TK,
                              const ExpertRange& experts, std::optional<int64_t> rows) {
-  const at::Tensor local_TK = experts_TK - experts.first;
-  at::Tensor has_row = (local_TK >= 0).logical_and_(local_TK < experts.count);
-  if (kept_TK.defined()) has_row = has_row.logical_and_(kept_TK);
-  // Others are sorted behind the last expert.
-  const at::Tensor keys = local_TK.masked_fill(has_row.logical_not(), experts.count).flatten();
-  const at::Tensor order = std::get<1>(at::sort(keys, /*stable=*/true, 0, /*descending=*/false));
-  const at::Tensor places = at::arange(keys.numel(), keys.options());
-  const at::Tensor counts = at::zeros({experts.count + 1}, keys.options())
-                                .scatter_add_(0, keys, at::ones_like(keys))
-                                .narrow(0, 0, experts.count);
-  const bool all = rows && *rows == keys.numel();
+  const SortedSlots slots(experts_TK, kept_TK, experts);
+  const at::Tensor& order = slots.order;
+  const bool all = rows && *rows == order.numel();
   return {.slot_of_row = rows ? order.narrow(0, 0, *rows) : order,
-          .row_of_slot = at::empty_like(order).scatter_(0, order, places).view_as(experts_TK),
-          .kept_TK = all ? at::Tensor() : has_row,
-          .ends_E = counts.cumsum(0).to(at::kInt)};
+          .row_of_slot = at::empty_like(order).scatter_(0, order, slots.places()).view_as(experts_TK),
+          .kept_TK = all ? at::Tensor() : slots.has_row_TK,
+          .ends_E = slots.counts.narrow(0, 0, experts.count).cumsum(0).to(at::kInt)};
+}
+
+Permutation make_padded_permutation(const at::Tensor& experts_TK, const at::Tensor& kept_TK,
+                                    const ExpertRange& experts, int64_t rows_per_expert) {
+  const SortedSlots slots(experts_TK, kept_TK, experts);
+  const int64_t rows = experts.count * rows_per_expert;
+  const at::Tensor keys = slots.keys.index_select(0, slots.order);
+  const at::Tensor starts = slots.counts.cumsum(0) - slots.counts;
+  // Slots without a row go to one after all, which is cut off.
+  const at::Tensor row =
+      (keys * rows_per_expert + slots.places() - starts.index_select(0, keys)).clamp_max(rows);
+  const at::Tensor filled = at::zeros({rows + 1}, keys.options().dtype(at::kBool)).scatter_(0, row, true);
+  const at::Tensor slot_of_row = at::zeros({rows + 1}, keys.options()).scatter_(0, row, slots.order);
+  return {.slot_of_row = slot_of_row.narrow(0, 0, rows),
+          .row_of_slot = at::empty_like(row).scatter_(0, slots.order, row).view_as(experts_TK),
+          .kept_TK = slots.has_row_TK,
+          .filled_R = filled.narrow(0, 0, rows),
+          .ends_E = at::arange(1, experts.count + 1, keys.options().dtype(at::kInt)) * rows_per_expert};
 }
 
 at::Tensor permute(const at::Tensor& x_TH, const Permutation& permutation) {

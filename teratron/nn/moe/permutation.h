@@ -19,6 +19,9 @@ struct Permutation {
   /// bool [T, K]: slots that have a row of an expert; undefined: all. Other rows come after those of all
   /// experts, and what they hold is not read.
   at::Tensor kept_TK;
+  /// bool [R]: rows of a slot; undefined: all before the last end. Others have a probability of 0, and so no
+  /// part in any result or gradient.
+  at::Tensor filled_R = {};
   at::Tensor ends_E;  // i32: the end of each expert's rows
 
   int64_t topk() const { return row_of_slot.size(1); }
@@ -36,11 +39,16 @@ struct ExpertRange {
 Permutation make_permutation(const at::Tensor& experts_TK, const at::Tensor& kept_TK,
                              const ExpertRange& experts, std::optional<int64_t> rows = std::nullopt);
 
+/// Every expert has `rows_per_expert` rows, of which the last ones are padding: shapes do not depend on the
+/// choices, no more of which may be kept.
+Permutation make_padded_permutation(const at::Tensor& experts_TK, const at::Tensor& kept_TK,
+                                    const ExpertRange& experts, int64_t rows_per_expert);
+
 /// x [T, H] -> [R, H]. Differentiable.
 at::Tensor permute(const at::Tensor& x_TH, const Permutation& permutation);
 /// The sums of each token's rows [R, H] -> [T, H], of the rows' dtype or wider. Differentiable.
 at::Tensor unpermute(const at::Tensor& x_RH, const Permutation& permutation, at::ScalarType dtype);
-/// A number of each slot [T, K] -> [R]. Differentiable.
+/// A number of each slot [T, K] -> [R], 0 for padding. Differentiable.
 at::Tensor permute_slots(const at::Tensor& x_TK, const Permutation& permutation);
 
 }  // namespace teratron

@@ -137,7 +137,7 @@ Routing Router::choose(const at::Tensor& logits_TE, const LayerContext& context)
 }
 
 // In the order of the whole sequences, by which the first tokens are kept and ties are decided.
-at::Tensor Router::kept(const Routing& routing, const LayerContext& context) const {
+KeptChoices Router::kept(const Routing& routing, const LayerContext& context) const {
   if (options_.capacity_factor <= 0.0) return {};
   const ContextCut* const cut = context.context_parallel.cut.get();
   const auto gathered = [&](const at::Tensor& x_TK) {
@@ -149,7 +149,8 @@ at::Tensor Router::kept(const Routing& routing, const LayerContext& context) con
   const int64_t capacity = expert_capacity(all.experts_TK.size(0), options_.routing.topk, options_.experts,
                                            options_.capacity_factor);
   const at::Tensor kept_TK = kept_within_capacity(all, {options_.experts, capacity, options_.drop_policy});
-  return own_shard(cut ? kept_TK.index_select(0, cut->inverse_order) : kept_TK);
+  return {own_shard(cut ? kept_TK.index_select(0, cut->inverse_order) : kept_TK),
+          options_.pad_to_capacity ? capacity : 0};
 }
 
 Router::Losses Router::losses(const at::Tensor& logits_TE, int64_t batch) {
@@ -186,7 +187,7 @@ void Router::record(const Losses& losses, const Output& output, const LayerConte
   const bool measured = context.auxiliary.sums.defined() && context.auxiliary.sums.numel() > 0;
   if (!measured && !step_counts_E_.defined()) return;
   const at::NoGradGuard no_grad;
-  const at::Tensor counts_E = expert_counts(output.routing.experts_TK, options_.experts, output.kept_TK);
+  const at::Tensor counts_E = expert_counts(output.routing.experts_TK, options_.experts, output.kept.kept_TK);
   const auto numbers = counts_E.options().dtype(at::kDouble);
   const at::Tensor all = at::zeros({S::columns(options_.experts)}, numbers);
   const auto choices = static_cast<double>(output.routing.experts_TK.numel());
@@ -212,7 +213,7 @@ Router::Output Router::forward(const at::Tensor& x_SBH, const LayerContext& cont
   for (int64_t e = 0; context.notify && e < options_.experts; ++e)
     context.notify(fmt::format("{}, expert {}", name_, e), logits_TE.select(1, e));
   Output output{choose(logits_TE, context), {}};
-  if (context.training) output.kept_TK = kept(output.routing, context);
+  if (context.training) output.kept = kept(output.routing, context);
   if (!records(context)) return output;
   const Losses own = losses(logits_TE, x_SBH.size(1));
   const std::pair<double, const at::Tensor*> weighted[] = {{options_.aux_loss, &own.aux},

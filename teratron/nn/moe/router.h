@@ -38,6 +38,7 @@ struct RouterOptions {
   double z_loss = 0.0;
   double capacity_factor = 0.0;  // 0: nothing is dropped
   DropPolicy drop_policy = DropPolicy::probs;
+  bool pad_to_capacity = false;
   uint64_t random_site = 0;  // numbered through the whole model, as those of dropout
   int64_t first_sum = 0;     // of the layer, in AuxiliaryLosses::sums
 };
@@ -49,7 +50,7 @@ class Router {
 
   struct Output {
     Routing routing;
-    at::Tensor kept_TK;  // bool; undefined: nothing was dropped
+    KeptChoices kept;
   };
   /// Of x [S, B, H], S local under sequence parallelism.
   Output forward(const at::Tensor& x_SBH, const LayerContext& context);
@@ -60,7 +61,7 @@ class Router {
   at::Tensor logits(const at::Tensor& x_SBH, const LayerContext& context);
   at::Tensor random_rows(const at::Tensor& x_SBH, const LayerContext& context, int64_t columns) const;
   Routing choose(const at::Tensor& logits_TE, const LayerContext& context) const;
-  at::Tensor kept(const Routing& routing, const LayerContext& context) const;
+  KeptChoices kept(const Routing& routing, const LayerContext& context) const;
   Losses losses(const at::Tensor& logits_TE, int64_t batch);
   void record(const Losses& losses, const Output& output, const LayerContext& context);
   at::Tensor own_shard(const at::Tensor& all) const;

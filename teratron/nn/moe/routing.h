@@ -61,6 +61,12 @@ struct Capacity {
   int64_t per_expert = 0;
   DropPolicy policy = DropPolicy::probs;
 };
+/// Which choices a capacity leaves.
+struct KeptChoices {
+  at::Tensor kept_TK;  // bool [T, K]; undefined: all
+  /// Rows of a micro-batch that an expert has at most, if its input is padded to them. 0: it is not padded.
+  int64_t padded_capacity = 0;
+};
 /// ceil(tokens * topk / experts * factor).
 int64_t expert_capacity(int64_t tokens, int64_t topk, int64_t experts, double factor);
 /// bool [T, K]: which choices are kept, of all tokens that share the capacity, in their global order.

@@ -44,6 +44,7 @@ constexpr IgnoredFlags ignored_flags[] = {
      "moe_router_topk_scaling_factor moe_router_num_groups moe_router_group_topk moe_router_enable_expert_bias "
      "moe_router_bias_update_rate moe_router_dtype moe_router_load_balancing_type moe_aux_loss_coeff moe_z_loss_coeff "
      "moe_input_jitter_eps moe_router_force_load_balancing moe_expert_capacity_factor moe_token_drop_policy "
+     "moe_pad_expert_input_to_capacity "
      "moe_shared_expert_intermediate_size moe_token_dispatcher_type moe_layer_recompute", without, "--num-experts"},
     {"moe_router_bias_update_rate", without, "--moe-router-enable-expert-bias"},
     {"moe_token_drop_policy", without, "--moe-expert-capacity-factor"},
@@ -78,7 +79,7 @@ constexpr IgnoredFlags ignored_flags[] = {
     {"eval_interval", with, "--eval-iters 0"},
     {"lora_alpha lora_dropout lora_targets lora_out", without, "--lora-rank or --lora"},
     {"sft_tokenizer_prompt_format sft_packing sft_overlong", without, "--sft"},
-    {"reset_position_ids reset_attention_mask eod_mask_loss data_cache_path mid_level_dataset_surplus", with, "--sft"},
+    {"reset_position_ids reset_attention_mask eod_mask_loss mid_level_dataset_surplus", with, "--sft"},
     // Checkpoints
     {"save_interval save_retain_interval keep_last no_save_optim async_save log_progress", without, "--save"},
     {"ckpt_step", without, "--load"},

@@ -71,6 +71,7 @@ constexpr Rule rules[] = {
     {"--distribute-saved-activations", excludes, "--sequence-parallel", "Sequence parallelism already shards activations"},
     {"seq_length", divisible_by, tp, "Saved activations are split over tensor-parallel ranks", "--distribute-saved-activations"},
     // Precision and execution
+    {"--cuda-graph-impl local", excludes, "--cpu-offloading-num-layers", "Copies to the host are not captured"},
     {"--fp16", excludes, "--bf16"},
     {"--fp8-format", needs, "--bf16", "Only the GEMMs of linear layers run in FP8"},
     {"--overlap-param-gather", needs, "--use-distributed-optimizer"},

@@ -24,6 +24,12 @@ INSTANTIATE_TEST_SUITE_P(
                                    "--cuda-graph-impl",
                                    "needs --tensor-model-parallel-size 1",
                                    "--tensor-model-parallel-size 1"},
+                    BadCombination{
+                        {"--cpu-offloading-num-layers", "1"},
+                        1,
+                        "--cuda-graph-impl",
+                        "--cuda-graph-impl local and --cpu-offloading-num-layers 1 are mutually exclusive",
+                        "Set only one of them"},
                     BadCombination{{"--pipeline-model-parallel-size", "2"},
                                    2,
                                    "--cuda-graph-impl",

@@ -1,4 +1,6 @@
 // Layout of the ranks, and the pipeline schedule.
+#include <algorithm>
+
 #include "teratron/settings/checks/validate.h"
 #include "teratron/settings/component_options.h"
 
@@ -107,6 +109,29 @@ void check_interleaving(Validation& v, const PipelineLayout& layout) {
                        a.microbatch_group_size_per_vp_stage.value_or(layout.stages), *a.num_micro_batches));
 }
 
+/// Layers of the largest stack on a virtual stage: T5's encoder and decoder are stacks.
+int64_t largest_stack(const PipelineLayout& layout, int64_t first_tower) {
+  int64_t largest = 0;
+  for (const StageSpec& stage : layout.virtual_stages) {
+    const int64_t in_first = std::clamp<int64_t>(first_tower - stage.first_layer, 0, stage.layers);
+    largest = std::max({largest, in_first, stage.layers - in_first});
+  }
+  return largest;
+}
+
+void check_offloading(Validation& v, const PipelineLayout& layout) {
+  const int64_t offloaded = v.args.cpu_offloading_num_layers;
+  const int64_t largest = largest_stack(layout, *v.args.num_layers);
+  if (offloaded <= largest) return;
+  v.reject("cpu_offloading_num_layers",
+           fmt::format("cpu_offloading_num_layers = {}, but a {} has at most {} layers", offloaded,
+                       layout.chunks > 1   ? "virtual pipeline stage"
+                       : layout.stages > 1 ? "pipeline stage"
+                                           : "stack of the model",
+                       largest),
+           fmt::format("Use at most {}", largest));
+}
+
 }  // namespace
 
 void check_parallel(Validation& v, int64_t world_size) {
@@ -137,7 +162,9 @@ void check_parallel(Validation& v, int64_t world_size) {
 void check_pipeline(Validation& v) {
   if (!v.args.num_layers) return;
   try {
-    check_interleaving(v, pipeline_layout(layout_options(v.args)));
+    const PipelineLayout layout = pipeline_layout(layout_options(v.args));
+    check_offloading(v, layout);
+    check_interleaving(v, layout);
   } catch (const UserError& error) {
     for (const Problem& problem : error.problems()) v.reject(problem.where, problem.what, problem.fix);
   }

@@ -73,9 +73,9 @@ int64_t samples_per_epoch(const Registry::Context& context, const Family& family
                           std::shared_ptr<const ResizableDataset>& epoch) {
   std::string mine;
   HostGroup& ranks = *context.mesh.world().communicator;
-  run_without_timeout(ranks, [&] {
+  run_without_timeout(ranks, [&](const std::stop_token& stop) {
     if (context.mesh.group(Axis::tp).rank != 0) return;
-    const Datasets built = family.datasets({context.args, context.tokenizer, {std::nullopt, 0, 0}});
+    const Datasets built = family.datasets({context.args, context.tokenizer, {std::nullopt, 0, 0}, stop});
     mine = std::to_string(built.train ? built.train->size() : 0);
     epoch = std::dynamic_pointer_cast<const ResizableDataset>(built.train);
   });
@@ -84,10 +84,11 @@ int64_t samples_per_epoch(const Registry::Context& context, const Family& family
 
 // Mock data has no end.
 std::shared_ptr<const Dataset> whole_valid(const Registry::Context& context, const Family& family,
-                                           const std::shared_ptr<const Dataset>& part) {
+                                           const std::shared_ptr<const Dataset>& part,
+                                           const std::stop_token& stop) {
   if (context.args.mock_data) return part;
   if (const auto data = std::dynamic_pointer_cast<const ResizableDataset>(part)) return data->resized({});
-  return family.datasets({context.args, context.tokenizer, {0, std::nullopt, 0}}).valid;
+  return family.datasets({context.args, context.tokenizer, {0, std::nullopt, 0}, stop}).valid;
 }
 
 void print_reports(const Splits& datasets) {
@@ -135,8 +136,8 @@ TrainData::TrainData(const Registry::Context& context, const Family& family, con
     : args_(context.args), source_(source), mesh_(context.mesh) {
   const bool reads = mesh_.group(Axis::tp).rank == 0 && uses_data(source.schema, mesh_);
   // An index may take minutes to build, on one rank for all.
-  run_without_timeout(*mesh_.world().communicator, [&] {
-    if (reads) build(context, family);
+  run_without_timeout(*mesh_.world().communicator, [&](const std::stop_token& stop) {
+    if (reads) build(context, family, stop);
   });
   if (reads && mesh_.rank() == 0) print_reports(datasets_);
   check_same_data(reads ? &datasets_ : nullptr, source.schema, *mesh_.world().communicator);
@@ -156,14 +157,14 @@ TrainData::TrainData(const Registry::Context& context, const Family& family, con
   }
 }
 
-void TrainData::build(const Registry::Context& context, const Family& family) {
+void TrainData::build(const Registry::Context& context, const Family& family, const std::stop_token& stop) {
   const auto& [train, valid, test] = source_.samples;
   const int64_t new_train = source_.epoch ? 0 : train;
-  Datasets built = family.datasets({args_, context.tokenizer, {new_train, valid, test}});
+  Datasets built = family.datasets({args_, context.tokenizer, {new_train, valid, test}, stop});
   if (source_.epoch && train > 0) built.train = source_.epoch->resized(train);
   datasets_ = {std::move(built.train), std::move(built.valid), std::move(built.test)};
   if ((args_.num_train_epochs || args_.full_validation) && valid > 0)
-    whole_valid_ = whole_valid(context, family, datasets_[1]);
+    whole_valid_ = whole_valid(context, family, datasets_[1], stop);
 }
 
 std::unique_ptr<BatchSource> TrainData::open(Split split, int64_t consumed_samples) const {

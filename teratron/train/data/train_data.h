@@ -3,6 +3,7 @@
 
 #include <array>
 #include <memory>
+#include <stop_token>
 
 #include "teratron/data/resizable_dataset.h"
 #include "teratron/train/data/batch_source.h"
@@ -52,7 +53,7 @@ class TrainData {
   std::unique_ptr<BatchSource> open_whole_valid() const;
 
  private:
-  void build(const Registry::Context& context, const Family& family);
+  void build(const Registry::Context& context, const Family& family, const std::stop_token& stop);
   std::unique_ptr<BatchSource> make_source(Split split, std::shared_ptr<const Dataset> dataset,
                                            const BatchSamplerOptions& sampler) const;
 

@@ -59,8 +59,9 @@ Datasets build_bert_datasets(const BertDataOptions& options) {
     own.seed += static_cast<uint32_t>(split);
     return std::make_shared<MockBertDataset>(samples, own);
   };
-  return build_datasets(options.sources,
-                        {.unit = SplitUnit::documents, .make = make, .make_mock = make_mock});
+  return build_datasets(
+      options.sources,
+      {.unit = SplitUnit::documents, .make = make, .make_mock = make_mock, .cache = options.cache});
 }
 
 }  // namespace teratron

@@ -39,7 +39,7 @@ Datasets build_gpt_datasets(const GPTDataOptions& options) {
                                 .vocab_size = options.masks.vocab_size,
                                 .seed = options.seed + split});
   };
-  return build_datasets(options.sources, {.make = make, .make_mock = make_mock});
+  return build_datasets(options.sources, {.make = make, .make_mock = make_mock, .cache = options.cache});
 }
 
 }  // namespace teratron

@@ -50,16 +50,25 @@ IndexSizes index_sizes(int64_t tokens_per_epoch, const GPTIndexOptions& options)
   return sizes;
 }
 
-std::vector<int32_t> build_document_index(SequenceRange range, const IndexSizes& sizes, NumpyRandom& random) {
+/// Of shuffles of `total` values.
+std::function<void(size_t)> shuffle_report(IndexProgress* progress, const char* step, size_t total) {
+  return [=](size_t left) {
+    if (progress) progress->set(step, static_cast<int64_t>(total - left), static_cast<int64_t>(total));
+  };
+}
+
+std::vector<int32_t> build_document_index(SequenceRange range, const IndexSizes& sizes, NumpyRandom& random,
+                                          IndexProgress* progress) {
   const auto count = static_cast<size_t>(range.size());
   std::vector<int32_t> index(count * static_cast<size_t>(sizes.epochs));
   for (size_t i = 0; i < index.size(); ++i)
     index[i] = static_cast<int32_t>(range.first + static_cast<int64_t>(i % count));
+  const auto report = shuffle_report(progress, "document index", index.size());
   if (sizes.before_last_epoch) {
-    random.shuffle(std::span(index).first(index.size() - count));
-    random.shuffle(std::span(index).last(count));
+    random.shuffle(std::span(index).first(index.size() - count), report);
+    random.shuffle(std::span(index).last(count), report);
   } else {
-    random.shuffle(std::span(index));
+    random.shuffle(std::span(index), report);
   }
   return index;
 }
@@ -103,12 +112,13 @@ std::vector<T> sample_index_rows(const DocumentOrder& order, const GPTIndexOptio
 }
 
 template <typename T>
-std::vector<T> build_shuffle_index(const IndexSizes& sizes, NumpyRandom& random) {
+std::vector<T> build_shuffle_index(const IndexSizes& sizes, NumpyRandom& random, IndexProgress* progress) {
   std::vector<T> index(static_cast<size_t>(sizes.samples));
   std::iota(index.begin(), index.end(), T{0});
   const auto first = static_cast<size_t>(sizes.before_last_epoch.value_or(sizes.samples));
-  random.shuffle(std::span(index).first(first));
-  random.shuffle(std::span(index).subspan(first));
+  const auto report = shuffle_report(progress, "shuffle index", index.size());
+  random.shuffle(std::span(index).first(first), report);
+  random.shuffle(std::span(index).subspan(first), report);
   return index;
 }
 
@@ -141,15 +151,15 @@ GPTIndex build_gpt_index(SequenceRange range, std::span<const int32_t> lengths,
   index.epochs = sizes.epochs;
   NumpyRandom random(options.seed);
   if (progress) progress->set("document index", 0, 1);
-  auto documents = build_document_index(range, sizes, random);
+  auto documents = build_document_index(range, sizes, random, progress);
   index.sample_index =
       build_sample_index({documents, lengths, range.first}, options, sizes.samples, progress);
   if (progress) progress->set("shuffle index", 0, 1);
   index.document_index = IndexArray(std::move(documents));
   if (sizes.samples >= int64_t{std::numeric_limits<uint32_t>::max()} - 1) {
-    index.shuffle_index = IndexArray(build_shuffle_index<int64_t>(sizes, random));
+    index.shuffle_index = IndexArray(build_shuffle_index<int64_t>(sizes, random, progress));
   } else {
-    index.shuffle_index = IndexArray(build_shuffle_index<uint32_t>(sizes, random));
+    index.shuffle_index = IndexArray(build_shuffle_index<uint32_t>(sizes, random, progress));
   }
   return index;
 }

@@ -15,7 +15,7 @@ GPTIndex cached_gpt_index(const IndexedDataset& dataset, SequenceRange range, co
                                     {"drop_last", options.drop_last}},
                     .arrays = {"document_index", "sample_index", "shuffle_index"}};
   if (options.samples) key.description["samples"] = *options.samples;
-  const CachedIndex index = cached_index(dataset, key, cache, [&](IndexProgress& progress) {
+  const CachedIndex index = cached_index(index_source(dataset), key, cache, [&](IndexProgress& progress) {
     const GPTIndex built =
         build_gpt_index(range, dataset.lengths(range.first, range.size()), options, &progress);
     return CachedIndex{.numbers = {{"tokens_per_epoch", built.tokens_per_epoch}, {"epochs", built.epochs}},

@@ -1,17 +1,19 @@
 // The cache of indices: where it is, several processes that need the same one, builders that die, full disks.
 #include <csignal>
 #include <fstream>
+#include <future>
 #include <thread>
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "teratron/base/fault_point.h"
 #include "teratron/base/file.h"
+#include "teratron/comm/stopped.h"
 #include "teratron/data/indexed/index_cache.h"
 #include "teratron/data/indexed/indexed_dataset.h"
 #include "teratron/models/gpt/data/gpt_index.h"
+#include "teratron/testing/child_process.h"
 #include "teratron/testing/fixtures.h"
 
 namespace teratron {
@@ -19,6 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using testing::fixture;
+using testing::run_child;
 
 constexpr SequenceRange kRange{0, 39};
 constexpr int kFiles = 4;  // of an index
@@ -66,22 +69,6 @@ class NearDataCache : public ::testing::Test {
   testing::TemporaryFolder data_, other_;
   GPTIndexOptions options_{.sequence_length = 16, .seed = 1234, .samples = 60};
 };
-
-// What a child process ends with.
-int run_child(const std::function<int()>& body) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    try {
-      std::_Exit(body());
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "%s\n", error.what());  // lint: allow(output): of a test's child
-      std::_Exit(99);
-    }
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
 
 TEST_F(NearDataCache, is_beside_the_data_and_read_from_files) {
   EXPECT_TRUE(is_right(cached(near_data())));
@@ -154,7 +141,7 @@ TEST_F(NearDataCache, is_built_once_by_processes_that_need_it_at_once) {
   const IndexCacheKey key{.kind = "test", .description = {{"a", 1}}, .arrays = {"numbers"}};
   const auto one = [&] {
     const CachedIndex index =
-        cached_index(IndexedDataset(prefix()), key, near_data(), [&](IndexProgress& progress) {
+        cached_index(index_source(IndexedDataset(prefix())), key, near_data(), [&](IndexProgress& progress) {
           progress.set("numbers", 0, 1);
           std::ofstream(builds, std::ios::app) << "x";
           std::this_thread::sleep_for(std::chrono::milliseconds(300));
@@ -199,6 +186,68 @@ TEST_F(NearDataCache, is_in_memory_or_elsewhere_if_the_disk_is_full) {
   const ScopedFaults faults("file.write@times=1:errno=ENOSPC");
   EXPECT_TRUE(is_right(cached(near_data(other_ / "run"))));
   EXPECT_EQ(files_in(other_ / "run"), kFiles);
+}
+
+// The first folder is full, and the second one slow: a process that waits for the lock of the first finds
+// the index in the second.
+TEST_F(NearDataCache, is_built_once_where_the_first_folder_is_full) {
+  const std::string builds = other_ / "builds", started = other_ / "started";
+  const IndexCacheKey key{.kind = "test", .description = {{"a", 1}}, .arrays = {"numbers"}};
+  const auto one = [&](const char* faults) {
+    arm_faults(faults);
+    const IndexedDataset data(prefix());
+    const CachedIndex index =
+        cached_index(index_source(data), key, near_data(other_ / "run"), [&](IndexProgress&) {
+          std::ofstream(builds, std::ios::app) << "x";
+          std::ofstream(started) << "x";
+          std::this_thread::sleep_for(std::chrono::milliseconds(500));
+          return CachedIndex{.arrays = {IndexArray(std::vector<int32_t>{4, 5, 6})}};
+        });
+    return index.arrays.at(0).at(2) == 6 ? 0 : 1;
+  };
+  const testing::ChildProcess builder(
+      [&] { return one("file.write@times=1:errno=ENOSPC;file.rename@times=1:delay=500"); });
+  while (!fs::exists(started) && builder.is_running())
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_EQ(run_child([&] { return one(""); }), 0);
+  EXPECT_EQ(builder.exit_code(), 0);
+  EXPECT_EQ(testing::read_bytes(builds), "x");
+  EXPECT_EQ(files_in(cache()), 0);
+  EXPECT_EQ(files_in(other_ / "run"), 2) << "no lock is left";
+}
+
+TEST_F(NearDataCache, building_and_waiting_end_early_when_asked_to) {
+  std::stop_source builder, waiter;
+  std::promise<void> building;
+  const auto endless = [&](IndexProgress& progress) -> CachedIndex {
+    building.set_value();
+    while (true) {
+      progress.set("numbers", 0, 1);
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  };
+  const IndexCacheKey key{.kind = "test", .description = {{"a", 1}}, .arrays = {"numbers"}};
+  const auto run = [&](const std::stop_source& stop) {
+    return std::async(std::launch::async, [&, token = stop.get_token()] {
+      const IndexedDataset data(prefix());
+      const IndexCache cache{IndexCache::Place::near_data, "", token};
+      EXPECT_THROW(cached_index(index_source(data), key, cache, endless), Stopped);
+    });
+  };
+  const std::future<void> built = run(builder);
+  building.get_future().wait();
+  const std::future<void> waited = run(waiter);
+  EXPECT_EQ(waited.wait_for(std::chrono::milliseconds(200)), std::future_status::timeout);
+  waiter.request_stop();
+  waited.wait();  // the builder goes on
+  EXPECT_EQ(built.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+  builder.request_stop();
+  built.wait();
+  const GPTIndexOptions options{.sequence_length = 16, .samples = 60};
+  builder.request_stop();
+  IndexProgress stopped(builder.get_token());
+  const IndexedDataset data(prefix());
+  EXPECT_THROW(build_gpt_index(kRange, data.lengths(0, 39), options, &stopped), Stopped);
 }
 
 TEST_F(NearDataCache, is_rebuilt_where_it_is_damaged) {

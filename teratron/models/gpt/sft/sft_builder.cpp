@@ -5,6 +5,7 @@
 #include "teratron/base/error.h"
 #include "teratron/base/log.h"
 #include "teratron/data/blend.h"
+#include "teratron/data/text/line_reader.h"
 #include "teratron/data/torch_randperm.h"
 #include "teratron/models/gpt/sft/sft_dataset.h"
 #include "teratron/models/labelled_data/json_lines.h"
@@ -42,9 +43,13 @@ TokenizedLine tokenize_line(const JsonLine& line, const SftDataOptions& options)
   return result;
 }
 
-std::vector<TokenizedLine> tokenize_lines(std::span<const JsonLine> lines, const SftDataOptions& options) {
+std::vector<TokenizedLine> tokenize_lines(std::span<const JsonLine> lines, const SftDataOptions& options,
+                                          IndexProgress& progress) {
   std::vector<TokenizedLine> all(lines.size());
-  for_each_in_parallel(lines.size(), [&](size_t i) { all[i] = tokenize_line(lines[i], options); });
+  for_each_in_parallel(lines.size(), [&](size_t i) {
+    progress.set("conversations", static_cast<int64_t>(i), std::ssize(lines));
+    all[i] = tokenize_line(lines[i], options);
+  });
   std::vector<Problem> problems;
   for (const TokenizedLine& each : all)
     problems.insert(problems.end(), each.problems.begin(), each.problems.end());
@@ -68,14 +73,13 @@ class RowBuilder {
  public:
   explicit RowBuilder(const SftDataOptions& options) : options_(options) {}
 
-  SftRows build(std::vector<TokenizedLine> lines) {
+  CachedIndex build(std::vector<TokenizedLine> lines) {
     for (TokenizedLine& line : lines) {
       options_.packing == SftPacking::lines ? add_line(line) : add_conversations(line);
     }
     if (!problems_.empty()) throw UserError(ExitCode::data, std::move(problems_));
     if (options_.packing == SftPacking::best_fit) pack();
-    report();
-    return std::move(result_);
+    return {.numbers = {{"report", report()}}, .arrays = arrays()};
   }
 
  private:
@@ -84,10 +88,10 @@ class RowBuilder {
     int64_t length = 0;
     for (const TokenizedConversation& each : line.conversations) length += std::ssize(each.tokens);
     if (!fits(length, line.where)) return;
-    std::vector<int64_t>& row = result_.rows.emplace_back();
+    std::vector<int64_t>& row = rows_.emplace_back();
     for (TokenizedConversation& each : line.conversations) {
-      row.push_back(std::ssize(result_.conversations));
-      result_.conversations.push_back(std::move(each));
+      row.push_back(std::ssize(conversations_));
+      conversations_.push_back(std::move(each));
     }
     tokens_ += std::min(length, options_.sequence_length);
   }
@@ -104,7 +108,7 @@ class RowBuilder {
         }
       }
       tokens_ += std::ssize(each.tokens);
-      result_.conversations.push_back(std::move(each));
+      conversations_.push_back(std::move(each));
     }
   }
 
@@ -124,24 +128,41 @@ class RowBuilder {
 
   void pack() {
     std::vector<int64_t> lengths;
-    for (const TokenizedConversation& each : result_.conversations)
-      lengths.push_back(std::ssize(each.tokens));
+    for (const TokenizedConversation& each : conversations_) lengths.push_back(std::ssize(each.tokens));
     const std::vector<int64_t> order = torch_randperm(std::ssize(lengths), options_.seed);
-    result_.rows = pack_best_fit(order, lengths, options_.sequence_length);
+    rows_ = pack_best_fit(order, lengths, options_.sequence_length);
   }
 
-  void report() {
-    const int64_t rows = std::ssize(result_.rows);
+  std::string report() const {
+    const int64_t rows = std::ssize(rows_);
     const double room = static_cast<double>(std::max<int64_t>(rows * options_.sequence_length, 1));
-    result_.report = fmt::format("{} conversations in {} rows of {} tokens, {:.1f}% of which are used",
-                                 result_.conversations.size(), rows, options_.sequence_length,
-                                 100.0 * static_cast<double>(tokens_) / room);
-    if (truncated_ > 0) result_.report += fmt::format("; {} longer ones were truncated", truncated_);
-    if (dropped_ > 0) result_.report += fmt::format("; {} longer ones were dropped", dropped_);
+    std::string text = fmt::format("{} conversations in {} rows of {} tokens, {:.1f}% of which are used",
+                                   conversations_.size(), rows, options_.sequence_length,
+                                   100.0 * static_cast<double>(tokens_) / room);
+    if (truncated_ > 0) text += fmt::format("; {} longer ones were truncated", truncated_);
+    if (dropped_ > 0) text += fmt::format("; {} longer ones were dropped", dropped_);
+    return text;
+  }
+
+  // Those of SftRows.
+  std::vector<IndexArray> arrays() const {
+    std::vector<int32_t> tokens;
+    std::vector<int64_t> starts = {0}, rows = {0};
+    for (const std::vector<int64_t>& row : rows_) {
+      for (const int64_t i : row) {
+        const TokenizedConversation& each = conversations_[static_cast<size_t>(i)];
+        for (size_t t = 0; t < each.tokens.size(); ++t)
+          tokens.push_back(each.is_learned[t] != 0 ? each.tokens[t] : -1 - each.tokens[t]);
+        starts.push_back(std::ssize(tokens));
+      }
+      rows.push_back(std::ssize(starts) - 1);
+    }
+    return {IndexArray(std::move(tokens)), IndexArray(std::move(starts)), IndexArray(std::move(rows))};
   }
 
   const SftDataOptions& options_;
-  SftRows result_;
+  std::vector<TokenizedConversation> conversations_;
+  std::vector<std::vector<int64_t>> rows_;  // indices of conversations
   std::vector<Problem> problems_;
   int64_t tokens_ = 0, truncated_ = 0, dropped_ = 0;
 };
@@ -154,10 +175,62 @@ int32_t pad_id(const ChatTemplate& chat, const Tokenizer& tokenizer) {
   return special.pad.value_or(special.eod.value_or(0));
 }
 
-std::shared_ptr<const Dataset> build_split(std::span<const JsonLine> lines, size_t split,
+/// The lines of some files that one split or several share, read when the first needs them.
+class SplitLines {
+ public:
+  explicit SplitLines(std::vector<std::string> files) : files_(expand_patterns(files)) {}
+
+  std::span<const JsonLine> all() {
+    if (!lines_) lines_ = read_json_lines(files_);
+    return *lines_;
+  }
+  /// Those of a split with a share.
+  std::span<const JsonLine> part(const std::array<double, 3>& shares, size_t split) {
+    const SequenceRange range = split_ranges(shares, std::ssize(all()))[split].value();
+    return all().subspan(static_cast<size_t>(range.first), static_cast<size_t>(range.size()));
+  }
+  IndexSource source(size_t split) const {
+    nlohmann::json files = nlohmann::json::array();
+    for (const std::string& file : files_) files.push_back(fingerprint(BinaryReader(file)));
+    return {.name = fmt::format("the conversations of {} ({} split)", files_.front(), kSplitNames[split]),
+            .folder = files_.front() + ".cache",
+            .content = {{"files", std::move(files)}}};
+  }
+
+ private:
+  std::vector<std::string> files_;
+  std::optional<std::vector<JsonLine>> lines_;
+};
+
+/// All that the rows depend on besides the files. The template shows itself by what it writes.
+nlohmann::json describe(const SftDataOptions& options) {
+  return {{"sequence_length", options.sequence_length},
+          {"seed", options.seed},
+          {"packing", static_cast<int>(options.packing)},
+          {"overlong", static_cast<int>(options.overlong)},
+          {"learned", static_cast<int>(options.learned)},
+          {"chat", options.chat.name()},
+          {"chat_text", options.chat.text({{"user", "a"}, {"assistant", "b"}}, false)},
+          {"tokenizer", options.tokenizer_fingerprint}};
+}
+
+/// `shares`: of the splits, if they share the files.
+std::shared_ptr<const Dataset> build_split(SplitLines& lines, size_t split,
+                                           const std::optional<std::array<double, 3>>& shares,
                                            const SftDataOptions& options) {
-  SftRows rows = RowBuilder(options).build(tokenize_lines(lines, options));
-  if (rows.rows.empty()) {
+  IndexCacheKey key{
+      .kind = "sft", .description = describe(options), .arrays = {"tokens", "conversations", "rows"}};
+  if (shares) key.description["part"] = {*shares, split};
+  const CachedIndex index =
+      cached_index(lines.source(split), key, options.cache, [&](IndexProgress& progress) {
+        return RowBuilder(options).build(
+            tokenize_lines(shares ? lines.part(*shares, split) : lines.all(), options, progress));
+      });
+  SftRows rows{.tokens = index.arrays[0],
+               .conversations = index.arrays[1],
+               .rows = index.arrays[2],
+               .report = index.numbers.at("report")};
+  if (rows.size() == 0) {
     const std::string what = fmt::format("the {} split has no conversations", kSplitNames[split]);
     if (split == 0)
       throw data_error({.what = what, .where = "--data-path", .fix = "Add data or change --split"});
@@ -180,19 +253,16 @@ Datasets build_sft_datasets(const SftDataOptions& options) {
   std::vector<Problem> problems = source_problems(sources);
   if (!problems.empty()) throw UserError(ExitCode::config, std::move(problems));
   std::array<std::shared_ptr<const Dataset>, 3> built;
-  const bool shared = !sources.data_path.empty();
-  const std::vector<JsonLine> all =
-      shared ? read_json_lines(files_of(sources.data_path)) : std::vector<JsonLine>();
-  const auto ranges = split_ranges(parse_split(sources.split), std::ssize(all));
+  std::optional<SplitLines> shared;
+  if (!sources.data_path.empty()) shared.emplace(files_of(sources.data_path));
+  const std::array<double, 3> shares = parse_split(sources.split);
   for (size_t split = 0; split < built.size(); ++split) {
     if (sources.samples[split] == 0) continue;
-    if (shared && ranges[split]) {
-      const auto [first, last] = *ranges[split];
-      const std::span lines =
-          std::span(all).subspan(static_cast<size_t>(first), static_cast<size_t>(last - first));
-      built[split] = build_split(lines, split, options);
+    if (shared && shares[split] != 0) {
+      built[split] = build_split(*shared, split, shares, options);
     } else if (!shared && !sources.split_data_path[split].empty()) {
-      built[split] = build_split(read_json_lines(files_of(sources.split_data_path[split])), split, options);
+      SplitLines lines(files_of(sources.split_data_path[split]));
+      built[split] = build_split(lines, split, {}, options);
     }
   }
   return {built[0], built[1], built[2]};

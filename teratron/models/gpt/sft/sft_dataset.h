@@ -6,8 +6,12 @@
 #pragma once
 
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "teratron/data/dataset_builder.h"
+#include "teratron/data/indexed/index_array.h"
+#include "teratron/data/indexed/index_cache.h"
 #include "teratron/data/resizable_dataset.h"
 #include "teratron/models/gpt/sft/tokens.h"
 
@@ -28,13 +32,20 @@ struct SftDataOptions {
   LearnedTokens learned = LearnedTokens::answers;
   const ChatTemplate& chat;
   const Tokenizer& tokenizer;
+  IndexCache cache = {};                   // of rows; near the data: FILE.cache, of the first file
+  std::string tokenizer_fingerprint = {};  // what tells the tokenizer from others in a cache
 };
 
 /// The conversations of a split, in rows.
 struct SftRows {
-  std::vector<TokenizedConversation> conversations;
-  std::vector<std::vector<int64_t>> rows;  // indices of conversations
-  std::string report;                      // one sentence on rows, tokens and what was cut or left out
+  IndexArray tokens;         // i32: of all rows, one after the other; -1 - token where it is not learned
+  IndexArray conversations;  // i64: where each begins in `tokens`, then the end
+  IndexArray rows;           // i64: the first conversation of each row, then the end
+  std::string report;        // one sentence on rows, tokens and what was cut or left out
+
+  int64_t size() const { return rows.rows() - 1; }
+  /// UserError(data) if the arrays are damaged.
+  std::vector<TokenizedConversation> row(int64_t i) const;
 };
 
 class SftDataset : public ResizableDataset {

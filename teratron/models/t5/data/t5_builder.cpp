@@ -76,8 +76,9 @@ Datasets build_t5_datasets(const T5DataOptions& options) {
     own.seed += static_cast<uint32_t>(split);
     return std::make_shared<MockT5Dataset>(samples, own);
   };
-  return build_datasets(options.sources,
-                        {.unit = SplitUnit::documents, .make = make, .make_mock = make_mock});
+  return build_datasets(
+      options.sources,
+      {.unit = SplitUnit::documents, .make = make, .make_mock = make_mock, .cache = options.cache});
 }
 
 }  // namespace teratron

@@ -1,13 +1,10 @@
-#include "teratron/ckpt/collective_errors.h"
+#include "teratron/comm/collective_errors.h"
 
 #include <algorithm>
 #include <map>
 #include <new>
 
 #include <nlohmann/json.hpp>
-
-#include "teratron/base/error.h"
-#include "teratron/ckpt/checkpoint.h"
 
 namespace teratron {
 

@@ -4,11 +4,20 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "teratron/base/error.h"
 #include "teratron/comm/host/host_group.h"
 
 namespace teratron {
+
+/// Corrupt, incomplete or mixed-up files, as opposed to a checkpoint of another model: an older one may load.
+class CorruptCheckpoint : public UserError {
+ public:
+  explicit CorruptCheckpoint(std::vector<Problem> problems)
+      : UserError(ExitCode::checkpoint, std::move(problems)) {}
+};
 
 /// Every rank runs `work`. If some throw, all throw the same: the problems of all (UserError,
 /// CorruptCheckpoint) or the first Fault, with the ranks named unless all have it.
