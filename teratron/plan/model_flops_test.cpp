@@ -79,7 +79,7 @@ TEST(ModelFlops, MatchMegatronsNumberOfExperts) {
 }
 
 // Megatron-LM's number is that of a model with one multi-token prediction layer, which is taken as a fifth
-// layer with a head and a projection of its own.
+// layer with its own head and projection.
 TEST(ModelFlops, MatchMegatronsNumberOfSharedExperts) {
   GPTConfig model = gpt2_config({.hidden = 64, .ffn_hidden = 256, .heads = 4, .positions = 128});
   model.layers = 5;
@@ -104,7 +104,7 @@ TEST(ModelFlops, AreSharedByRanksOfExperts) {
   RankBatch batch{.batch = {.samples = 4, .sequence_length = 512}, .stage = {.layers = 32}};
   const double one = training_flops(operators(batch));
   batch.expert_parallel = 4;
-  EXPECT_EQ(training_flops(operators(batch)), one) << "each rank has tokens of its own";
+  EXPECT_EQ(training_flops(operators(batch)), one) << "each rank has its own tokens";
   batch.tensor_parallel = 2;
   batch.sequence_parallel = true;
   for (const int64_t etp : {1, 2}) {
