@@ -20,11 +20,14 @@ endforeach()
 target_link_libraries(teratron_libtorch INTERFACE -Wl,--push-state,--no-as-needed stdc++ -Wl,--pop-state
   ${TERATRON_TORCH}/torch/lib/libtorch.so ${TERATRON_TORCH}/torch/lib/libtorch_cpu.so
   ${TERATRON_TORCH}/torch/lib/libc10.so)
+# kernels/common/cuda_libraries.cpp stands in for the functions of all but libcudart, and loads the libraries where
+# there is a driver: a program needs them at its start only for a function that is missing there.
 if(EXISTS ${TERATRON_TORCH}/torch/lib/libtorch_cuda.so)
   target_link_libraries(teratron_libtorch INTERFACE
-    -Wl,--no-as-needed ${TERATRON_TORCH}/torch/lib/libtorch_cuda.so ${TERATRON_TORCH}/torch/lib/libc10_cuda.so
-    -Wl,--as-needed ${nvidia}/cu13/lib/libcudart.so.13 ${nvidia}/cu13/lib/libcublasLt.so.13
-    ${nvidia}/nccl/lib/libnccl.so.2 ${nvidia}/cudnn/lib/libcudnn.so.9)
+    -Wl,--push-state,--as-needed ${nvidia}/cu13/lib/libcudart.so.13
+    ${TERATRON_TORCH}/torch/lib/libtorch_cuda.so ${TERATRON_TORCH}/torch/lib/libc10_cuda.so
+    ${nvidia}/cu13/lib/libcublasLt.so.13 ${nvidia}/nccl/lib/libnccl.so.2 ${nvidia}/cudnn/lib/libcudnn.so.9
+    -Wl,--pop-state ${CMAKE_DL_LIBS})
 endif()
 # at::parallel_for is a plain loop without OpenMP; with it, it shares libtorch's threads. ThreadSanitizer sees races in them.
 if(NOT TERATRON_SANITIZE MATCHES thread)

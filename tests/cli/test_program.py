@@ -91,5 +91,6 @@ def test_environment_names_versions_and_devices():
     assert {"teratron", "built", "torch", "MPI", "system", "CPU", "GPUs"} <= lines.keys()
     assert lines["torch"].startswith("2.11")
     if not lines["GPU"].startswith("kernels   none"):
-        assert re.match(r"13\.\d+ \(driver: ", lines["CUDA"]) and re.match(r"\d+\.\d+\.\d+$", lines["cuDNN"])
-        assert re.match(r"\d+\.\d+\.\d+$", lines["NCCL"])
+        assert re.match(r"13\.\d+ \(driver: ", lines["CUDA"])
+        for library in ("cuDNN", "NCCL"):  # loaded where there is a driver
+            assert "driver: none" in lines["CUDA"] or re.match(r"\d+\.\d+\.\d+$", lines[library])

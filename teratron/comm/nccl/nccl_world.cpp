@@ -6,6 +6,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 
 #include "teratron/comm/nccl/nccl_watchdog.h"
+#include "teratron/kernels/common/cuda_libraries.h"
 
 namespace teratron {
 namespace {
@@ -55,6 +56,7 @@ class NcclWorld final : public World {
 }  // namespace
 
 std::optional<std::string> nccl_version() {
+  if (!has_cuda_libraries()) return std::nullopt;
   int version = 0;
   if (ncclGetVersion(&version) != ncclSuccess) return "unknown";
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);

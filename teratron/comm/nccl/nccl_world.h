@@ -16,7 +16,7 @@ struct NcclOptions {
   std::function<void(const Fault&)> on_hang;  // see WorldOptions
 };
 
-/// E.g. "2.28.9"; nullopt in a build without CUDA.
+/// E.g. "2.28.9"; nullopt in a build without CUDA and on a machine without a driver.
 std::optional<std::string> nccl_version();
 
 /// A World of tensors on GPU `gpu`, which becomes the current device. CPU tensors, barriers and bytes use the

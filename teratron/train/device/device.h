@@ -20,8 +20,8 @@ int64_t compute_capability(at::Device device);
 int64_t gpu_count();
 /// The current GPU of this process; 0 unless its World chose another.
 at::Device current_gpu();
-/// Versions of the GPU libraries in use, and the newest CUDA that the driver supports; empty in a build
-/// without CUDA.
+/// Versions of the GPU libraries that are loaded, and the newest CUDA that the driver supports; empty in a
+/// build without CUDA.
 std::vector<std::pair<std::string, std::string>> gpu_libraries();
 /// Of PyTorch's caching allocator; nullopt on CPU.
 std::optional<MemoryUse> device_memory(at::Device device);

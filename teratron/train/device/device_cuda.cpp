@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 
 #include "teratron/base/error.h"
+#include "teratron/kernels/common/cuda_libraries.h"
 #include "teratron/nn/offload/available_memory.h"
 #include "teratron/train/device/device.h"
 
@@ -77,9 +78,13 @@ std::vector<std::pair<std::string, std::string>> gpu_libraries() {
   cudaRuntimeGetVersion(&runtime);
   cudaDriverGetVersion(&driver);
   const std::string driver_text = driver == 0 ? "none" : cuda_text(driver);
-  const int64_t cudnn = at::detail::getCUDAHooks().versionRuntimeCuDNN();
-  return {{"CUDA", fmt::format("{} (driver: {})", cuda_text(runtime), driver_text)},
-          {"cuDNN", fmt::format("{}.{}.{}", cudnn / 10000, cudnn / 100 % 100, cudnn % 100)}};
+  std::vector<std::pair<std::string, std::string>> versions{
+      {"CUDA", fmt::format("{} (driver: {})", cuda_text(runtime), driver_text)}};
+  if (has_cuda_libraries()) {
+    const int64_t cudnn = at::detail::getCUDAHooks().versionRuntimeCuDNN();
+    versions.emplace_back("cuDNN", fmt::format("{}.{}.{}", cudnn / 10000, cudnn / 100 % 100, cudnn % 100));
+  }
+  return versions;
 }
 
 std::optional<MemoryUse> device_memory(at::Device device) {
