@@ -12,9 +12,10 @@ void check_expert_adapters(const Arguments& args, const LoraOptions& options) {
   if (!args.num_experts || options.dropout == 0.0) return;
   for (const std::string& target : options.targets) {
     if (!target.starts_with("linear_fc")) continue;
-    throw config_error({.what = fmt::format("{} is a layer of experts, whose adapters drop no inputs", target),
-                        .where = "--lora-dropout",
-                        .fix = "Leave it out, or use --lora-targets of the attention alone"});
+    throw config_error(
+        {.what = fmt::format("{} is a layer of experts, whose adapters drop no inputs", target),
+         .where = "--lora-dropout",
+         .fix = "Leave it out, or use --lora-targets of the attention alone"});
   }
 }
 
