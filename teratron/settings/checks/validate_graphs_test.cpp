@@ -28,7 +28,7 @@ INSTANTIATE_TEST_SUITE_P(
                         {"--cpu-offloading-num-layers", "1"},
                         1,
                         "--cuda-graph-impl",
-                        "--cuda-graph-impl local and --cpu-offloading-num-layers 1 are mutually exclusive",
+                        "--cuda-graph-impl local and --cpu-offloading-num-layers are mutually exclusive",
                         "Set only one of them"},
                     BadCombination{{"--pipeline-model-parallel-size", "2"},
                                    2,
