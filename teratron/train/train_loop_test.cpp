@@ -129,6 +129,25 @@ TEST_F(Loop, FinetunesFromAPretrainedCheckpointOnlyOnce) {
   EXPECT_LT(log("tuned").steps[0].losses[0].second, log("base").steps[0].losses[0].second);
   std::vector<std::string> nowhere = flags("other", {"--pretrained-checkpoint", (folder_ / "none").string()});
   EXPECT_THROW(train(nowhere), UserError);
+  std::vector<std::string> again = first;
+  again.emplace_back("--fresh");
+  EXPECT_NE(stderr_of(again).find("finetuning from the weights"), std::string::npos) << "it starts over";
+}
+
+TEST_F(Loop, WarnsOfFinetuningRandomWeights) {
+  const std::string random = "warning: finetuning starts from random weights";
+  const auto output = [](std::vector<std::string> args, const std::string& flag) {
+    args.insert(args.end(), {"--train-iters", "1", "--lr-warmup-iters", "0", flag});
+    return stderr_of(args);
+  };
+  const std::vector<std::string> alone = without(flags("run"), {"--load", "--save"});
+  EXPECT_EQ(count_of(output(alone, "--finetune"), random + ": name a model with --pretrained-checkpoint"),
+            1U);
+  EXPECT_EQ(count_of(output(alone, "--fresh"), "random weights"), 0U) << "a pretraining";
+  EXPECT_EQ(count_of(output(flags("run"), "--finetune"), "warning: no checkpoint in"), 1U);
+  EXPECT_EQ(count_of(output(flags("run"), "--finetune"), "random weights"), 0U) << "now it has one";
+  std::vector<std::string> fresh = flags("run", {"--finetune"});
+  EXPECT_EQ(count_of(output(fresh, "--fresh"), random + ": --fresh leaves out --load"), 1U);
 }
 
 TEST_F(Loop, ReportsChangedSettingsOnResume) {

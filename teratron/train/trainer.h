@@ -128,6 +128,9 @@ class Trainer {
   void archive_previous_run();
   void warn_of_previous_run() const;
   bool load_hf();
+  bool load_pretrained();
+  /// `reads_load`: although --load was searched for a checkpoint.
+  void tell_random_weights(bool reads_load) const;
   /// Those of --lora.
   void load_adapters();
   /// use(folder) on rank 0, with an iter_* folder that has the weights as they are: the saved one, or one

@@ -86,14 +86,24 @@ bool Trainer::load_hf() {
   return true;
 }
 
+bool Trainer::load_pretrained() {
+  const std::string& directory = *args_.pretrained_checkpoint;
+  if (!load_from(directory, true)) {
+    throw checkpoint_error(
+        {.what = "no checkpoint found",
+         .where = directory,
+         .fix = "Correct --pretrained-checkpoint, or leave it out to start from random weights"});
+  }
+  if (is_first_rank()) notice("finetuning from the weights of {}", directory);
+  load_adapters();
+  return true;
+}
+
 bool Trainer::load() {
   if (args_.fresh && args_.save) archive_previous_run();
   if (args_.save && !args_.fresh && !args_.load) warn_of_previous_run();
-  if (args_.fresh || !args_.load) {
-    if (args_.hf) return load_hf();
-    if (args_.fresh || !args_.pretrained_checkpoint) return false;
-  }
-  if (const auto info = args_.load ? load_from(*args_.load, false) : std::nullopt) {
+  const bool reads_load = args_.load && !args_.fresh;
+  if (const auto info = reads_load ? load_from(*args_.load, false) : std::nullopt) {
     if (args_.hf && is_first_rank())
       notice("--load holds a checkpoint, which goes before --hf: the weights of {} are not loaded",
              printable(*args_.hf, 4096));
@@ -112,29 +122,28 @@ bool Trainer::load() {
     return true;
   }
   if (args_.hf) return load_hf();
-  if (args_.pretrained_checkpoint) {
-    if (load_from(*args_.pretrained_checkpoint, true)) {
-      if (is_first_rank()) notice("finetuning from the weights of {}", *args_.pretrained_checkpoint);
-      load_adapters();
-      return true;
-    }
-    throw checkpoint_error(
-        {.what = "no checkpoint found",
-         .where = *args_.pretrained_checkpoint,
-         .fix = "Correct --pretrained-checkpoint, or leave it out to start from random weights"});
-  }
-  reject_hf_folder(*args_.load);
-  if (args_.exit_on_missing_checkpoint) {
+  if (args_.pretrained_checkpoint) return load_pretrained();
+  if (reads_load) reject_hf_folder(*args_.load);
+  if (reads_load && args_.exit_on_missing_checkpoint) {
     throw checkpoint_error(
         {.what = "no checkpoint found",
          .where = *args_.load,
          .fix = "Correct --load, or leave out --exit-on-missing-checkpoint to start from random weights"});
   }
-  if (is_first_rank()) {
-    (args_.load == args_.save ? notice_line : warning_line)(
-        fmt::format("no checkpoint in {}: starting from random weights", *args_.load));
-  }
+  if (is_first_rank()) tell_random_weights(reads_load);
   return false;
+}
+
+void Trainer::tell_random_weights(bool reads_load) const {
+  const bool finetunes = args_.finetune || !finetuning_.family.empty();
+  if (reads_load) {
+    const std::string line = fmt::format("no checkpoint in {}: starting from random weights", *args_.load);
+    args_.load == args_.save && !finetunes ? notice_line(line) : warning_line(line);
+  } else if (finetunes) {
+    warn("finetuning starts from random weights: {}",
+         args_.load ? "--fresh leaves out --load; name a model with --pretrained-checkpoint or --hf"
+                    : "name a model with --pretrained-checkpoint, --load or --hf");
+  }
 }
 
 void Trainer::prepare_saves() {

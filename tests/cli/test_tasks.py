@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from program import BINARY, MOCK, environment, message, needs_binary, teratron, train
+from program import BINARY, MOCK, TINY, VOCABULARY, environment, message, needs_binary, teratron, train
 
 pytestmark = needs_binary
 ROOT = Path(__file__).resolve().parents[2]
@@ -15,6 +15,7 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 COUNT = 18
 NUMBERS = [f"p{i}" for i in range(COUNT)] + [f"h{i}" for i in range(COUNT)]
 FILLERS = ["the", "a", "cat", "dog", "sat", "ran", "on", "mat"]
+SMALL = ["--num-layers", 2, "--hidden-size", 32, "--num-attention-heads", 4, "--device", "cpu", "--fp16=false", "--num-threads", 1]
 CLASSES = ["contradiction", "entailment", "neutral"]
 
 
@@ -133,6 +134,19 @@ def test_settings_come_from_the_checkpoint_and_epochs_are_saved(bert, tmp_path):
     assert len((run / "epochs.jsonl").read_text().splitlines()) == 3
 
 
+@pytest.mark.parametrize("family, texts", [("gpt", ["1 2", "3"]), ("bert", ["the cat", "a dog"])])
+def test_finetuning_random_weights_is_told(gpt, bert, tmp_path, family, texts):
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"text": text, "label": i}) + "\n" for i, text in enumerate(texts)))
+    pretrained = {"gpt": gpt, "bert": bert}[family]
+    model = [*TINY, *VOCABULARY] if family == "gpt" else [
+        *SMALL, "--seq-length", 24, "--max-position-embeddings", 32, "--micro-batch-size", 2, "--lr", "1e-4", "--eval-iters", 0,
+        "--tokenizer-type", "BertWordPieceLowerCase", "--vocab-file", bert.parent / "vocab.txt"]
+    command = ["finetune", family, "--task", "classification", "--num-classes", 2, "--train-data", tmp_path / "train.jsonl", "--train-iters", 1, *model]
+    told = "warning: finetuning starts from random weights: name a model with --pretrained-checkpoint"
+    assert teratron(*command).stderr.count(told) == 1
+    assert "random weights" not in teratron(*command, "--pretrained-checkpoint", pretrained).stderr
+
+
 def test_wrong_labels_and_flags_write_nothing(bert, tmp_path):
     data = small_mnli(tmp_path)
     text = Path(data[1]).read_text()
@@ -152,9 +166,6 @@ def test_wrong_labels_and_flags_write_nothing(bert, tmp_path):
 def example(name, folder, **more):
     return subprocess.run([ROOT / "examples" / name, *map(str, more.pop("flags"))], capture_output=True, text=True, timeout=120, cwd=folder,
                           env={**environment(), "TERATRON": BINARY, "GPUS_PER_NODE": "2", **{key: str(value) for key, value in more.items()}})
-
-
-SMALL = ["--num-layers", 2, "--hidden-size", 32, "--num-attention-heads", 4, "--device", "cpu", "--fp16=false", "--num-threads", 1]
 
 
 def test_scripts_of_finetuning(bert, tmp_path):

@@ -83,7 +83,6 @@ constexpr IgnoredFlags ignored_flags[] = {
     // Checkpoints
     {"save_interval save_retain_interval keep_last no_save_optim async_save log_progress", without, "--save"},
     {"ckpt_step", without, "--load"},
-    {"finetune", without, "--load or --pretrained-checkpoint or --hf"},
     {"no_load_optim exit_on_missing_checkpoint use_checkpoint_args override_opt_param_scheduler "
      "use_checkpoint_opt_param_scheduler", without, "--load or --pretrained-checkpoint"},
     // Data and tokenizer

@@ -170,8 +170,8 @@ TEST(Validate, NamesEverythingThatIsMissing) {
 
 TEST(Validate, SettingsWithNothingToActOnAreNoted) {
   for (const Args& args :
-       {Args{"--hysteresis", "3"}, Args{"--finetune"}, Args{"--save-interval", "5"},
-        Args{"--rotary-base", "500"}, Args{"--loss-scale", "8"}, Args{"--override-opt-param-scheduler"}}) {
+       {Args{"--hysteresis", "3"}, Args{"--save-interval", "5"}, Args{"--rotary-base", "500"},
+        Args{"--loss-scale", "8"}, Args{"--override-opt-param-scheduler"}}) {
     const ParsedArguments p = validated(args);
     ASSERT_EQ(p.notices.size(), 1u) << args[0];
     EXPECT_TRUE(p.notices[0].starts_with(args[0] + " has no effect without")) << p.notices[0];
