@@ -64,7 +64,8 @@ def test_bad_lines_are_errors_and_the_others_are_answered(checkpoint, tmp_path):
            ({"tokens": [61], "top_k": 2, "top_p": 0.5, "temperature": 0}, "token 61 is not in the vocabulary of 61 tokens"),
            ({"tokens": [1], "temperature": "hot"}, "temperature is not a number"), ({"prompt": "one"}, "one"),
            ({"tokens": [1] * 16}, "16 tokens and the model 16 positions"), ({"tokens": [1], "num_beams": 3, "top_k": 4}, "does not sample"),
-           ({"prompt": "1", "tokens": [1]}, "both given"), ({"tokens": [1], "encoder_tokens": [2]}, "encoder_tokens")]
+           ({"prompt": "1", "tokens": [1]}, "both given"), ({"tokens": [1], "encoder_tokens": [2]}, "encoder_tokens"),
+           ({"tokens": "1 2"}, "tokens is not a list of token ids"), ({}, "neither prompt nor tokens")]
     write_lines(tmp_path / "in.jsonl", [LINES[0], *[line for line, _ in bad], LINES[0]])
     result, lines = generate(checkpoint, tmp_path, code=3)
     assert "out.jsonl: 2 answers," in result.stdout
@@ -72,6 +73,8 @@ def test_bad_lines_are_errors_and_the_others_are_answered(checkpoint, tmp_path):
     for number, ((_, says), answer) in enumerate(zip(bad, lines[1:-1]), start=2):
         assert says in answer["error"] and f"in.jsonl:{number}: " in result.stderr, (answer, result.stderr)
     assert "temperature = 0" in lines[4]["error"] and "exclude each other" in lines[4]["error"], "all that is wrong"
+    for number in (6, 11):
+        assert "neither" not in lines[number]["error"] and result.stderr.count(f"in.jsonl:{number + 1}: ") == 1, "one problem, one message"
     assert f"{len(bad)} of {len(lines)} lines have errors" in result.stderr
 
 
@@ -129,11 +132,15 @@ def test_t5_refuses_bad_sources(t5, tmp_path):
     bad = [({"tokens": [1]}, "neither prompt nor encoder_tokens"), ({"encoder_tokens": [5]}, "no token with which the decoder begins"),
            ({"encoder_tokens": [5], "prompt": "5", "tokens": [1]}, "both given"), ({"encoder_tokens": [], "tokens": [1]}, "no tokens"),
            ({"encoder_tokens": [5] * 17, "tokens": [1]}, "17 tokens and the model 16 positions"),
-           ({"encoder_tokens": [500], "tokens": [1]}, "token 500 is not in the vocabulary"), ({"encoder_token": [5]}, "encoder_tokens?")]
+           ({"encoder_tokens": [500], "tokens": [1]}, "token 500 is not in the vocabulary"), ({"encoder_token": [5]}, "encoder_tokens?"),
+           ({"encoder_tokens": 5, "tokens": [1]}, "encoder_tokens is not a list of token ids"),
+           ({"encoder_tokens": [5], "tokens": "1"}, "tokens is not a list of token ids")]
     write_lines(tmp_path / "in.jsonl", [line for line, _ in bad])
     result, lines = generate(t5, tmp_path, code=3)
     for (_, says), answer in zip(bad, lines):
         assert says in answer["error"], answer
+    for answer in lines[-2:]:
+        assert "neither" not in answer["error"] and "begins" not in answer["error"], "one problem, one message"
     launch = ["launch", "--nproc-per-node", 2, "--log-dir", tmp_path / "logs", "--"]
     message(teratron(*launch, "generate", "--load", t5, "--device", "cpu", "--prompt", "1", "--pp", "2", code=2),
             "--pipeline-model-parallel-split-rank")

@@ -9,10 +9,14 @@ namespace teratron {
 
 using nlohmann::json;
 
+bool RequestFields::has(const char* name) const {
+  const auto found = value_.find(name);
+  return found != value_.end() && !found->is_null();
+}
+
 const json* RequestFields::find(const char* name) {
   known_.emplace_back(name);
-  const auto found = value_.find(name);
-  return found == value_.end() || found->is_null() ? nullptr : &*found;
+  return has(name) ? &value_[name] : nullptr;
 }
 
 void RequestFields::wrong_type(const char* name, const char* type, const json& value) {

@@ -41,6 +41,8 @@ class RequestFields {
   /// A field that is not supported unless it is null or one of the values that change nothing.
   void unsupported(const char* name, const std::vector<nlohmann::json>& neutral, std::string fix);
 
+  /// Whether it is there, with whatever value but null.
+  bool has(const char* name) const;
   void problem(const std::string& name, std::string what, std::string fix);
   /// UserError(data) with all problems, unknown fields among them.
   void finish();

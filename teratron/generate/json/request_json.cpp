@@ -46,12 +46,12 @@ void read_source(RequestFields& fields, const RequestReader& reader, GenerationR
              start = read_ids(fields, "tokens");
   if (text && source)
     fields.problem("encoder_tokens", "prompt and encoder_tokens are both given", "Use one of them");
-  if (!text && !source)
+  if (!fields.has("prompt") && !fields.has("encoder_tokens"))
     fields.problem("prompt", "there is neither prompt nor encoder_tokens", "Add one of them");
   set_prompt(reader, text.value_or(std::vector<int32_t>{}), request);
   if (source) request.encoder_tokens = *source;
   if (start) request.prompt = *start;
-  if (request.prompt.empty())
+  if (request.prompt.empty() && (start || !fields.has("tokens")))
     fields.problem("tokens", "there is no token with which the decoder begins", "Put it into tokens");
 }
 
@@ -61,7 +61,8 @@ void read_prompt(RequestFields& fields, const RequestReader& reader, bool add_bo
   const auto text = read_text(fields, reader), ids = read_ids(fields, "tokens");
   fields.unsupported("encoder_tokens", {}, "Leave it out: this model has no encoder");
   if (text && ids) fields.problem("tokens", "prompt and tokens are both given", "Use one of them");
-  if (!text && !ids) fields.problem("prompt", "there is neither prompt nor tokens", "Add one of them");
+  if (!fields.has("prompt") && !fields.has("tokens"))
+    fields.problem("prompt", "there is neither prompt nor tokens", "Add one of them");
   request.prompt = ids ? *ids : text.value_or(std::vector<int32_t>{});
   if (add_bos && reader.document_end < 0) {
     fields.problem("add_BOS", "add_BOS needs a tokenizer with an end-of-document token",
