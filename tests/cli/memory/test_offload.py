@@ -1,6 +1,7 @@
 """--cpu-offloading-num-layers: the losses and weights of training without it, what plan says, and what is refused."""
 
 import re
+from pathlib import Path
 
 import pytest
 from program import VOCABULARY, assert_bitwise, losses, message, needs_binary, teratron, train, weights
@@ -48,6 +49,25 @@ def test_plan_moves_activations_to_the_host():
     assert host == 0.0
     less, two_layers = planned(*OFFLOAD)
     assert two_layers > 0.01 and device - less == pytest.approx(two_layers, abs=0.002)
+
+
+def test_the_table_of_long_sequences_is_planned():
+    """docs/long-sequences.md: peaks of all, offloaded, recomputed and both, with the host's memory; bold: it fits."""
+    text = (Path(__file__).resolve().parents[3] / "docs" / "long-sequences.md").read_text()
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if re.match(r"\| [\d,]+ \|", line) and line.count("|") == 8]
+    assert len(rows) == 5
+    for tokens, kept, offloaded, host, recomputed, both, both_host in [[cell.strip() for cell in row] for row in rows]:
+        length = int(tokens.replace(",", ""))
+        command = ["plan", "gpt", "--model-preset", "llama3-8b", "--num-layers", 12, "--seq-length", length, "--max-position-embeddings", length,
+                   "--micro-batch-size", 1, "--bf16", "--mock-data", "--loss-chunks", length // 2048, "--gpu-memory", "H100"]
+        offload, full = ["--cpu-offloading-num-layers", 10], ["--recompute-granularity", "full"]
+        for cell, on_host, flags in [(kept, "0", []), (offloaded, host, offload), (recomputed, "0", full), (both, both_host, [*offload, *full])]:
+            said = teratron(*command, *flags).stdout
+            row = next(line.split() for line in said.splitlines() if line.split()[:1] == ["0"])
+            assert float(row[7]) == pytest.approx(float(cell.strip("*")), abs=0.051), (tokens, flags)
+            assert (row[9] == "yes") == cell.startswith("**"), (tokens, flags)
+            pinned = re.search(r"up to (\S+) GiB of pinned host memory", said)
+            assert float(pinned[1] if pinned else 0) == pytest.approx(float(on_host), abs=0.051), (tokens, flags)
 
 
 def test_buffers_are_always_retained():
