@@ -19,6 +19,8 @@ std::string tasks_help() {
               "--pretrained-checkpoint DIR [FLAGS]",
               "tasks"}) +
          "\nArchitecture and tokenizer come from the checkpoint where they are not given.\n"
+         "On several ranks (teratron launch --nproc-per-node N -- tasks ...) those beyond one model's are "
+         "replicas, which share the texts.\n"
          "--epochs N is --num-train-epochs N, --epochs 0 is --skip-train, --keep-last is "
          "--keep-last-batch.\n";
 }
