@@ -151,6 +151,8 @@ const Layout layouts[] = {{.tp = 2},
                           {.dp = 2, .sharded = true, .overlap_param_gather = true},
                           {.pp = 2, .microbatches = 2},
                           {.microbatches = 4},
+                          {.cp = 2},
+                          {.tp = 2, .cp = 2, .sequence_parallel = true},
                           {.tp = 2, .dp = 2, .microbatches = 2, .sequence_parallel = true}};
 
 // With delayed scaling, all ranks use one rank's scales and round the same values, except where fp32 rounding

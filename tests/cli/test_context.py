@@ -113,6 +113,19 @@ def test_logits_are_those_of_one_rank(tmp_path, one_rank):
             "--context-parallel-size", "only training")
 
 
+def test_texts_during_training_are_those_of_one_rank(tmp_path):
+    (tmp_path / "prompts").write_text("1 2 3\n4\n")
+
+    def texts(name, *launch):
+        flags = ["--mock-data", "--eval-iters", "0", "--generate-interval", "2", "--generate-prompts", tmp_path / "prompts", "--run-dir", tmp_path / name]
+        run(tmp_path / "logs", *launch[:2], [*flags, *launch[2]], 4)
+        events = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+        return [(event["iteration"], event["prompt"], event["text"]) for event in events if event["type"] == "sample"]
+
+    expected = texts("one", 1, "", [])
+    assert len(expected) == 4 and texts("two", *LAYOUTS["p2p"]) == expected
+
+
 def activations(*flags):
     text = teratron("plan", "gpt", *RUN, "--mock-data", "--train-iters", "4", *flags).stdout
     row = next(line.split() for line in text.splitlines() if re.match(r"\s+0 ", line))

@@ -105,5 +105,7 @@ def test_bad_texts(tmp_path):
     assert not list((tmp_path / "run").glob("iter_*"))
     assert "no texts to train on" in run(*flags, code=2)
     assert "one class leaves nothing to learn" in run(*flags, "--train-data", data, "--num-classes", 1, code=2)
+    said = run(*flags, "--train-data", data, "--context-parallel-size", 2, "--calculate-per-token-loss", code=2)
+    assert "the head needs whole texts on a rank" in said and "the loss is one of texts, not of tokens" in said
     assert "t5 has no classification head" in run("finetune", "t5", "--task", "classification", code=2)
     assert "`teratron tasks`" in run("finetune", "bert", "--task", "RACE", code=2)

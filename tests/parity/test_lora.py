@@ -52,7 +52,7 @@ def reference(folder, chats):
     return (loss / count).item(), {name.replace(".default", ""): p.grad for name, p in model.named_parameters() if p.requires_grad}
 
 
-LAYOUTS = [[], ["--tp", 2], ["--tp", 2, "--sequence-parallel"], ["--pp", 2], ["--use-distributed-optimizer"]]
+LAYOUTS = [[], ["--tp", 2], ["--tp", 2, "--sequence-parallel"], ["--pp", 2], ["--cp", 2], ["--use-distributed-optimizer"]]
 
 
 @pytest.mark.parametrize("name, targets, layout", [
