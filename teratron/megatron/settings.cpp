@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include <fmt/ranges.h>
-
 #include "teratron/base/config/layer_pattern.h"
 #include "teratron/base/error.h"
 #include "teratron/megatron/structure.h"
@@ -192,8 +190,7 @@ std::string take_experts(const Shapes& shapes, const std::string& stack, json& s
   const json given = settings.value("moe_layer_freq", json());
   const auto count = static_cast<int64_t>(experts.size());
   if (!given.is_string() || parse_layer_pattern(given.get<std::string>(), count) != experts)
-    settings["moe_layer_freq"] =
-        std::ranges::count(experts, 0) == 0 ? "1" : fmt::format("[{}]", fmt::join(experts, ","));
+    settings["moe_layer_freq"] = to_layer_pattern(experts);
   return std::ranges::count(experts, 0) == 0 ? expert : mlp;
 }
 

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "teratron/base/attention_windows.h"
+#include "teratron/base/config/layer_pattern.h"
 #include "teratron/base/strings.h"
 #include "teratron/ckpt/checkpoint.h"
 #include "teratron/ckpt/directory.h"
@@ -33,6 +34,12 @@ void canonicalize_windows(Arguments& a) {
   a.window_attn_skip_freq = fmt::format("[{}]", fmt::join(windowed, ","));
 }
 
+void canonicalize_expert_layers(Arguments& a) {
+  if (!a.num_experts || !a.num_layers || a.moe_layer_freq == "1") return;
+  if (const auto layers = parse_layer_pattern(a.moe_layer_freq, *a.num_layers))
+    a.moe_layer_freq = to_layer_pattern(*layers);
+}
+
 void canonicalize(Arguments& a) {
   if (a.num_query_groups == a.num_attention_heads) a.group_query_attention = false;
   if (a.add_bias_linear) a.add_qkv_bias = false;  // implied
@@ -40,6 +47,7 @@ void canonicalize(Arguments& a) {
   a.openai_gelu = false;
   if (a.rotary_seq_len_interpolation_factor == 1) a.rotary_seq_len_interpolation_factor.reset();
   canonicalize_windows(a);
+  canonicalize_expert_layers(a);
 }
 
 // The latest with a readable manifest; loading reports the errors of the others.

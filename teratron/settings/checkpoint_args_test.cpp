@@ -37,7 +37,11 @@ TEST(CheckpointArgs, EquivalentSettingsAreEqual) {
       {{"--window-attn-skip-freq", "2"}, {}},
       {{"--window-size", "7,0", "--window-attn-skip-freq", "2"},
        {"--window-size", "7,0", "--window-attn-skip-freq", "[1, 0, 1, 0]"}},
-      {{"--window-size", "7,0", "--window-attn-skip-freq", "5"}, {"--window-size", "7,0"}}};
+      {{"--window-size", "7,0", "--window-attn-skip-freq", "5"}, {"--window-size", "7,0"}},
+      {{"--moe-layer-freq", "2"}, {}},
+      {{"--num-experts", "4", "--moe-layer-freq", "([1]*4)"}, {"--num-experts", "4"}},
+      {{"--num-experts", "4", "--moe-layer-freq", "2"},
+       {"--num-experts", "4", "--moe-layer-freq", "[1, 0]*2"}}};
   for (const auto& [a, b] : same) {
     EXPECT_EQ(difference(a, b), "") << a[0];
     EXPECT_EQ(difference(b, a), "") << a[0];
@@ -71,7 +75,8 @@ TEST(CheckpointArgs, DifferentModelsDiffer) {
       {{"--window-size", "7,0"}, {"--window-size", "8,0"}, "window_size"},
       {{"--window-size", "7,0", "--window-attn-skip-freq", "2"},
        {"--window-size", "7,0"},
-       "window_attn_skip_freq"}};
+       "window_attn_skip_freq"},
+      {{"--num-experts", "4", "--moe-layer-freq", "2"}, {"--num-experts", "4"}, "moe_layer_freq"}};
   for (const auto& [saved, current, field] : others) {
     EXPECT_EQ(difference(saved, current), field);
     EXPECT_EQ(difference(current, saved), field);

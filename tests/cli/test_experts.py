@@ -219,10 +219,18 @@ def test_a_nan_of_an_expert_is_named_with_layer_and_expert(hf_folder, tmp_path, 
     state = load_file(path)
     state[f"model.layers.2.{tensor}.weight"][5] = math.nan
     save_file(state, path, metadata={"format": "pt"})
-    pattern = RUN.index("--moe-layer-freq")  # the folder writes it as a list
-    result = launch(2, *RUN[:pattern], *RUN[pattern + 2:], *QWEN, "--hf", tmp_path / "hf", "--train-iters", "3", "--expert-model-parallel-size", "2", code=6,
+    result = launch(2, *RUN, *QWEN, "--hf", tmp_path / "hf", "--train-iters", "3", "--expert-model-parallel-size", "2", code=6,
                     flags=["--backend", "threads", "--log-dir", tmp_path])
     message(result, f"the output of decoder.layers.2.mlp.{names} is the first that is not finite")
+
+
+def test_a_folder_beside_the_pattern_of_its_layers(hf_folder):
+    """The folder writes it as a list; another spelling is no contradiction."""
+    command = ["pretrain", "gpt", *RUN, *QWEN, "--hf", hf_folder, "--train-iters", "1"]
+    same = [losses(teratron(*command, "--moe-layer-freq", pattern).stdout) for pattern in ("[0,1,1,1]", "[0] + [1]*3")]
+    assert same[0] == same[1] and len(same[0]) == 1
+    for pattern in ("1", "([1]*3+[0])"):
+        message(teratron(*command, "--moe-layer-freq", pattern, code=2), "moe_layer_freq is", "[0,1,1,1]", "--moe-layer-freq")
 
 
 def test_bad_combinations():

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <charconv>
 
+#include <fmt/ranges.h>
+
 namespace teratron {
 
 namespace {
@@ -102,6 +104,11 @@ std::optional<std::vector<int64_t>> parse_layer_pattern(std::string_view text, i
   const bool valid = list && static_cast<int64_t>(list->size()) == layers &&
                      std::all_of(list->begin(), list->end(), [](int64_t x) { return x == 0 || x == 1; });
   return valid ? list : std::nullopt;
+}
+
+std::string to_layer_pattern(const std::vector<int64_t>& layers) {
+  const bool all = std::find(layers.begin(), layers.end(), 0) == layers.end();
+  return all ? "1" : fmt::format("[{}]", fmt::join(layers, ","));
 }
 
 }  // namespace teratron

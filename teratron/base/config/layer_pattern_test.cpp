@@ -19,6 +19,12 @@ TEST(LayerPattern, EqualsPython) {
   EXPECT_EQ(parse_layer_pattern("[1,0,1]", 3), (List{1, 0, 1}));
 }
 
+TEST(LayerPattern, HasOneSpelling) {
+  EXPECT_EQ(to_layer_pattern({1, 1, 1}), "1");
+  EXPECT_EQ(to_layer_pattern({0, 1, 1}), "[0,1,1]");
+  EXPECT_EQ(parse_layer_pattern(to_layer_pattern({0, 0, 1}), 3), (List{0, 0, 1}));
+}
+
 TEST(LayerPattern, RefusesOthers) {
   for (const char* text : {"", "0", "-1", "[1,0]", "[1,0,1", "[2,0,1]", "1,0,1", "[1]*3;", "[1]*", "[1]*-3",
                            "[1]*99999999999999", "([1]*3", "[0]*2+", "os.system", "3*3"}) {

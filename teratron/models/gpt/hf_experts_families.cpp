@@ -1,8 +1,6 @@
 // GPT's model_types of Hugging Face with experts: Mixtral, Qwen2-MoE, Qwen3-MoE. Attention is as in Llama.
 #include <algorithm>
 
-#include <fmt/ranges.h>
-
 #include "teratron/base/config/layer_pattern.h"
 #include "teratron/models/gpt/hf_keys.h"
 
@@ -69,8 +67,7 @@ void read_sparse_layers(std::string_view key, HfConfig& config) {
   for (int64_t layer = 0; layer < layers; ++layer)
     pattern.push_back((layer + 1) % step == 0 && std::ranges::find(only, json(layer)) == only.end() ? 1 : 0);
   if (std::ranges::find(pattern, 1) == pattern.end()) return config.problem("no layer has experts");
-  const bool all = std::ranges::find(pattern, 0) == pattern.end();
-  config.settings["moe_layer_freq"] = all ? "1" : fmt::format("[{}]", fmt::join(pattern, ","));
+  config.settings["moe_layer_freq"] = to_layer_pattern(pattern);
 }
 
 std::vector<int64_t> pattern_of(HfConfig& config) {

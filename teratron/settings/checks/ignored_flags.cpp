@@ -44,8 +44,8 @@ constexpr IgnoredFlags ignored_flags[] = {
      "moe_router_topk_scaling_factor moe_router_num_groups moe_router_group_topk moe_router_enable_expert_bias "
      "moe_router_bias_update_rate moe_router_dtype moe_router_load_balancing_type moe_aux_loss_coeff moe_z_loss_coeff "
      "moe_input_jitter_eps moe_router_force_load_balancing moe_expert_capacity_factor moe_token_drop_policy "
-     "moe_pad_expert_input_to_capacity "
-     "moe_shared_expert_intermediate_size moe_token_dispatcher_type moe_layer_recompute", without, "--num-experts"},
+     "moe_pad_expert_input_to_capacity moe_shared_expert_intermediate_size moe_shared_expert_gate "
+     "moe_token_dispatcher_type moe_layer_recompute", without, "--num-experts"},
     {"moe_router_bias_update_rate", without, "--moe-router-enable-expert-bias"},
     {"moe_token_drop_policy", without, "--moe-expert-capacity-factor"},
     {"moe_token_dispatcher_type", with, "--expert-model-parallel-size 1"},
