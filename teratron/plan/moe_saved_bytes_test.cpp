@@ -128,14 +128,20 @@ RankBatch moe_rank_batch(const GPTConfig& config, at::ScalarType dtype) {
 
 TEST(MoeOperators, SaveWhatTheModelSaves) {
   at::set_num_threads(1);  // the tensors are tiny
+  bool all_run = true;
   for (const MoeBytesCase& c : moe_bytes_cases()) {
+    if (is_emulated(c.dtype)) {
+      all_run = false;
+      continue;
+    }
     const GPTConfig config = moe_bytes_config(c);
     const MoeBytes real = allocated_with_experts(config, c.dtype, {}, {});
     const ActivationMemory declared =
         activation_memory(gpt_operators(config)(moe_rank_batch(config, c.dtype)));
-    EXPECT_NEAR(declared.saved / real.saved, 1.0, 0.003) << c.name;
-    EXPECT_NEAR(declared.peak / real.peak, 1.0, c.dtype == at::kFloat ? 0.03 : 0.1) << c.name;
+    EXPECT_NEAR(declared.saved / real.saved, 1.0, 0.001) << c.name;
+    EXPECT_NEAR(declared.peak / real.peak, 1.0, 0.015) << c.name;
   }
+  if (!all_run) GTEST_SKIP() << "this processor emulates bf16; all other cases were compared";
 }
 
 TEST(MoeOperators, SaveLessWhereLayersAreRecomputed) {
@@ -180,7 +186,7 @@ TEST(MoeOperators, SaveTheirShareOfExperts) {
         batch.expert_parallel = layout.ep;
         batch.expert_tensor_parallel = layout.etp;
         const ActivationMemory declared = activation_memory(gpt_operators(config)(batch));
-        EXPECT_NEAR(declared.saved / sum, 1.0, 0.005)
+        EXPECT_NEAR(declared.saved / sum, 1.0, 0.001)
             << "tp " << layout.tp << ", ep " << layout.ep << ", etp " << layout.etp << ", padded " << padded
             << (dispatch == TokenDispatch::all_to_all ? ", all-to-all" : ", all-gather");
       }

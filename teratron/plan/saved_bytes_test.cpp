@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include "teratron/comm/host/thread_world.h"
-#include "teratron/kernels/gemm/gemm_cpu.h"
 #include "teratron/models/gpt/gpt_operators.h"
 #include "teratron/plan/operator_costs.h"
 #include "teratron/testing/memory_meter.h"
@@ -164,11 +163,6 @@ std::vector<Case> cases() {
   fp8.fp8->weight_gradients = false;
   all.push_back(fp8);
   return all;
-}
-
-// Attention then saves f32 copies of its inputs, which GPUs do not have.
-bool is_emulated(at::ScalarType dtype) {
-  return cpu::upcast_if_emulated(at::zeros({1}, dtype)).scalar_type() != dtype;
 }
 
 TEST(Operators, SaveWhatTheModelSaves) {

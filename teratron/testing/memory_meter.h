@@ -4,8 +4,11 @@
 #include <algorithm>
 #include <memory>
 
+#include <ATen/ops/zeros.h>
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+
+#include "teratron/kernels/gemm/gemm_cpu.h"
 
 namespace teratron {
 
@@ -28,5 +31,11 @@ class MemoryMeter {
   std::shared_ptr<Counter> counter_ = std::make_shared<Counter>();
   c10::DebugInfoGuard guard_{c10::DebugInfoKind::PROFILER_STATE, counter_};
 };
+
+/// Whether this processor computes in another dtype: attention then saves copies of its inputs, which GPUs do
+/// not have.
+inline bool is_emulated(at::ScalarType dtype) {
+  return cpu::upcast_if_emulated(at::zeros({1}, dtype)).scalar_type() != dtype;
+}
 
 }  // namespace teratron

@@ -25,6 +25,8 @@ class ExpertBytes {
   double rows() const { return rows_ * hidden_; }
   double pre_activations() const { return rows_ * wide_; }
   double activations() const { return rows_ * ffn_; }
+  /// Terms of the probabilities' gradient: products in fp32 of what is converted to it.
+  double products() const { return activations() * (element_ < 4.0 ? 3.0 * 4.0 / element_ : 1.0); }
   double probabilities() const { return rows_ * logit_; }
   double input() const { return tokens_ * hidden_; }
   /// Inputs before they are sorted by expert, if they are not the layer's own.
@@ -138,11 +140,13 @@ Operator routed(const ExpertBytes& n, double jitter) {
       n.input() + jitter + n.scores() + n.places() + n.probabilities() + n.rows() + n.pre_activations();
   const double computing = n.activations() + n.rows(), combining = n.rows() + n.sums();
   op.forward_peak = op.saved + n.arrived() + std::max(computing, combining);
+  const double gradients = n.rows() + 2.0 * n.activations();
   op.backward_peak =
-      op.saved + std::max(2.0 * n.rows() + 2.0 * n.activations() + n.pre_activations(), combining);
+      op.saved + std::max({gradients + n.products(), gradients + n.pre_activations() + n.rows(), combining});
   return op;
 }
 
+// They run after the routed experts, and in backward before them.
 void add_shared(Operator& op, const TransformerConfig& config, const RankSizes& sizes) {
   const std::optional<SharedExpertsOptions>& shared = config.experts.options.shared;
   if (!shared) return;
@@ -158,8 +162,9 @@ void add_shared(Operator& op, const TransformerConfig& config, const RankSizes& 
   double saved = sizes.tokens * (wide + ffn) * sizes.element + (own_input ? sizes.hidden : 0.0);
   if (shared->gate) saved += sizes.hidden + sizes.local_tokens * sizes.element;
   op.saved += saved;
-  op.forward_peak += saved;
-  op.backward_peak += saved + sizes.tokens * wide * sizes.element;
+  op.forward_peak = std::max(op.forward_peak, op.saved + 2.0 * sizes.hidden);
+  op.backward_peak =
+      std::max(op.backward_peak + sizes.hidden, op.saved + sizes.tokens * wide * sizes.element);
 }
 
 }  // namespace
